@@ -463,7 +463,7 @@ class Grads(CommandTest):
                              out, "--tp", "2")
         self.assertEqual((result["tool"], result["schema"], result["command"], result["result"]), ("anyrank", 1, "grads", "same"))
         self.assertRegex(result["outputs_hash"], "^[0-9a-f]{64}$")
-        self.assertEqual(sorted(os.listdir(out)), ["grads.safetensors", "outputs.safetensors"])
+        self.assertEqual(sorted(os.listdir(out)), ["grads.safetensors", "model.json", "outputs.safetensors"])
         self.assertEqual([pathlib.Path(f).name for f in result["files"]], ["outputs.safetensors", "grads.safetensors"])
         outputs, grads = (tensor_files.read(out / f"{name}.safetensors") for name in ("outputs", "grads"))
         self.assertEqual(set(outputs), {"logits", "loss", "hidden_states.0", "hidden_states.1", "hidden_states.2"})

@@ -80,7 +80,8 @@ class Grads(DumpTest):
 
     def test_without_activations_the_ranks_have_weights_gradients_and_outputs(self):
         self.grads("--per-rank", "--tp", "2", model="gpt2-tiny")
-        self.assertEqual(sorted(os.listdir(self.folder / "out")), ["grads.safetensors", "outputs.safetensors", "ranks"])
+        self.assertEqual(sorted(os.listdir(self.folder / "out")),
+                         ["grads.safetensors", "model.json", "outputs.safetensors", "ranks"])
         held = names(self.folder / "out/ranks/rank-00000.safetensors")
         self.assertEqual({name.rsplit(":", 1)[1] for name in held}, {"init", "grad", "fwd"})
         outputs = ["lm_head:fwd", "loss:fwd", "transformer.drop:fwd", "transformer.h.0:fwd", "transformer.ln_f:fwd"]
@@ -92,10 +93,11 @@ class Grads(DumpTest):
         self.grads("--per-rank", "--tp", "4")
         self.grads("--per-rank", "--dp", "2")
         self.assertEqual(sorted(os.listdir(self.folder / "out/ranks")),
-                         ["rank-00000.safetensors", "rank-00001.safetensors"])
+                         ["model.json", "rank-00000.safetensors", "rank-00001.safetensors"])
         facts = header(self.folder / "out/ranks/rank-00001.safetensors")["__metadata__"]
         self.assertEqual((facts["layout"], facts["numerics"], facts["num_key_value_heads"]), ("dp=2", "exact", "2"))
-        self.assertEqual(sorted(os.listdir(self.folder / "out")), ["grads.safetensors", "outputs.safetensors", "ranks"])
+        self.assertEqual(sorted(os.listdir(self.folder / "out")),
+                         ["grads.safetensors", "model.json", "outputs.safetensors", "ranks"])
 
     def test_packed_documents_are_named(self):
         result = self.folder / "documents"
@@ -115,7 +117,7 @@ class Grads(DumpTest):
     def test_a_folder_with_something_else_in_it_stays_as_it_is(self):
         golden, ranks = GOLDEN / "gpt2-tiny", self.folder / "out/ranks"
         ranks.mkdir(parents=True)
-        for name in ("mine.txt", "rank-0.safetensors", "rank-00000.safetensors.part", "rank-00000-.safetensors"):
+        for name in ("mine.txt", "model.json", "rank-0.safetensors", "rank-00000.safetensors.part", "rank-00000-.safetensors"):
             with self.subTest(name=name):
                 (ranks / name).write_text("mine", encoding="utf-8")
                 self.refused("grads", golden, "--input", golden / "batch.safetensors", "--out", self.folder / "out",
@@ -143,7 +145,7 @@ class Grads(DumpTest):
         os.close(held)
         self.grads("--per-rank")
         self.assertEqual(sorted(os.listdir(out)), before)
-        self.assertEqual(os.listdir(out / "ranks"), ["rank-00000.safetensors"])
+        self.assertEqual(sorted(os.listdir(out / "ranks")), ["model.json", "rank-00000.safetensors"])
 
     def test_a_block_is_dumped_too_and_takes_tensor_and_context_parallel_ranks_alone(self):
         block = GOLDEN / "block-gqa"
@@ -255,7 +257,8 @@ class Check(DumpTest):
         told = self.check("--sweep", "3")
         self.assertEqual(told["dump"], str(self.folder / "dump/reference.safetensors"))
         folders = [pathlib.Path(one["dump"]).name for one in told["runs"]]
-        self.assertEqual(sorted(os.listdir(self.folder / "dump")), sorted([*folders, "reference.safetensors"]))
+        self.assertEqual(sorted(os.listdir(self.folder / "dump")),
+                         sorted([*folders, "model.json", "reference.safetensors"]))
         self.assertLessEqual({"tp1", "tp2", "tp2-sp", "dp2", "dp2-zero1", "micro-batches2"}, set(folders))
         for one in told["runs"][::3]:
             with self.subTest(layout=one["dump"]):
@@ -285,6 +288,32 @@ class Check(DumpTest):
         self.verify(told["dump"], told["runs"][0]["dump"], "--sensitivity", allowed)
         self.check("--tp", "2")
         self.assertFalse(allowed.exists())
+
+    def test_what_the_run_was_is_written_beside(self):
+        told = self.check("--micro-batches", "2", "--tp", "2", "--steps", "2", "--optimizer", "adamw", "--lr", "0.01")
+        (one,) = told["runs"]
+        runs = [json.loads((pathlib.Path(path) / "model.json").read_text(encoding="utf-8"))
+                for path in (self.folder / "dump", one["dump"])]
+        for run in runs:
+            self.assertEqual((run["format"], run["version"], run["by"]), ("anyrank model", 1, "anyrank"))
+            self.assertEqual((run["config"]["config"]["name"], run["config"]["run"]["seq"]), ("gpt2-tiny", 8))
+            (optimizer,) = run["optimizers"]
+            self.assertEqual((optimizer["class"], optimizer["groups"][0]["options"]["lr"]), ("adamw", 0.01))
+            self.assertEqual(run["learning_rates"], {"1": [[0.01]], "2": [[0.01]]})
+            self.assertEqual(run["ranks"]["steps"], [2] * run["world"])
+        self.assertEqual([(run["world"], run["ranks"]["micro_batches"]) for run in runs], [(1, [1]), (2, [2, 2])])
+        self.assertEqual(runs[1]["mesh"]["tp"], 2)
+        self.grads("--per-rank", "--tp", "2")
+        runs = [json.loads((self.folder / "out" / path / "model.json").read_text(encoding="utf-8"))
+                for path in (".", "ranks")]
+        self.assertEqual(runs[0], runs[1])
+        self.assertEqual((runs[0]["mesh"]["tp"], "optimizers" in runs[0]), (2, False))
+
+    def test_a_file_of_that_name_that_is_somebodys_stays(self):
+        (self.folder / "out").mkdir()
+        (self.folder / "out/model.json").write_text("{}", encoding="utf-8")
+        self.grads()
+        self.assertEqual((self.folder / "out/model.json").read_text(encoding="utf-8"), "{}")
 
     def test_the_text_names_what_was_written(self):
         out = self.passes("check", GOLDEN / "gpt2-tiny", *SMALL, "--tp", "2", "--dump", self.folder / "dump")

@@ -156,6 +156,10 @@ static ar_status dump_reference(ar_check_report *r, const ar_check_options *o, c
     AR_TRY(ari_dump_facts_of(&facts, &r->config, NULL, b->batch));
     ari_dump_fact(&facts, "cu_seqlens", b->documents_text);
     AR_TRY(ari_dump_reference_write(&b->ref, r->dump, &facts));
+    ar_run one = o->run;
+    one.parallel = (ar_parallel){.tp = 1};
+    one.numerics = AR_NUMERICS_EXACT;
+    AR_TRY(ari_dump_model_write(o->dump, &r->config, &one));
     return o->run.numerics == AR_NUMERICS_NATIVE ? dump_allowed(r, o, b) : AR_OK;
 }
 

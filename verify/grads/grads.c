@@ -116,6 +116,7 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
                              const ari_reference *sensitive)
 {
     ari_gatherer *g = taps->outputs;
+    ar_run run = o->run;
     const char *path[ARI_GATHER_FILES] = {NULL}, *placement[ARI_GATHER_FILES] = {NULL};
     ARI_OWNED char *order = NULL, *documents = NULL;
     AR_TRY(check_complete(g, o->run.fault));
@@ -137,9 +138,12 @@ static ar_status write_files(ar_grads_result *result, ari_grads_taps *taps, cons
     }
     AR_TRY(ari_folder_make(o->out));
     AR_TRY(ari_gather_write(g, ari_dump_targets(cluster->batch), files + (o->activations ? 1 : 0), path, placement));
+    run.batch = cluster->batch->batch;
+    run.seq = cluster->batch->seq;
+    AR_TRY(ari_dump_model_write(o->out, cluster->config, &run));
     if (o->per_rank) {
         ari_dump_facts facts;
-        AR_TRY(ari_dump_facts_of(&facts, cluster->config, &o->run, cluster->batch));
+        AR_TRY(ari_dump_facts_of(&facts, cluster->config, &run, cluster->batch));
         AR_TRY(ari_documents_text(&documents, cluster->batch, 1));
         ari_dump_fact(&facts, "cu_seqlens", documents);
         AR_TRY(file_path(result, ARI_RANKS_FOLDER, o, RANKS_NAME));

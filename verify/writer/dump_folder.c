@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Folders that hold the files of ranks and nothing else may be replaced; all others are somebody's. */
+/* Folders that hold the files of ranks, and what is known of their run, may be replaced; all others are somebody's. */
 #include "verify/writer/dump_ranks.h"
 
 #include <dirent.h>
@@ -31,6 +31,11 @@ static bool is_rank_file(const char *name)
     return strcmp(rest, ".safetensors") == 0;
 }
 
+static bool is_model_file(const char *name, const char *path)
+{
+    return strcmp(name, ARI_DUMP_MODEL) == 0 && ari_dump_model_is(path);
+}
+
 ar_status ari_folder_path(char *path, size_t cap, const char *folder, const char *name)
 {
     const int n = snprintf(path, cap, "%s/%s", folder, name);
@@ -44,7 +49,7 @@ static ar_status expect_rank_file(const char *folder, const char *name)
     char path[2048];
     struct stat s;
     AR_TRY(ari_folder_path(path, sizeof path, folder, name));
-    if (is_rank_file(name) && lstat(path, &s) == 0 && S_ISREG(s.st_mode))
+    if (lstat(path, &s) == 0 && S_ISREG(s.st_mode) && (is_rank_file(name) || is_model_file(name, path)))
         return AR_OK;
     return ar_error_set(AR_ERR_IO,
                         "%s: holds '%s', which is no file of a rank: it cannot be replaced by a dump; remove it, or "
@@ -116,9 +121,10 @@ static bool is_empty(const char *folder)
     return visit_folder(folder, &there, count_entry) == AR_OK;
 }
 
-static bool is_dump_file(const char *name, mode_t mode)
+static bool is_dump_file(const char *name, const char *path, mode_t mode)
 {
-    return S_ISREG(mode) && (strcmp(name, ARI_DUMP_REFERENCE) == 0 || strcmp(name, ARI_DUMP_ALLOWED) == 0);
+    return S_ISREG(mode) &&
+           (strcmp(name, ARI_DUMP_REFERENCE) == 0 || strcmp(name, ARI_DUMP_ALLOWED) == 0 || is_model_file(name, path));
 }
 
 static ar_status expect_dump(const char *folder, const char *name)
@@ -128,7 +134,7 @@ static ar_status expect_dump(const char *folder, const char *name)
     AR_TRY(ari_folder_path(path, sizeof path, folder, name));
     if (lstat(path, &s) != 0)
         return ari_io_fail("look at", path);
-    if (is_dump_file(name, s.st_mode))
+    if (is_dump_file(name, path, s.st_mode))
         return AR_OK;
     if (S_ISDIR(s.st_mode))
         return is_empty(path) ? AR_OK : ari_dump_folder_check(path);
@@ -145,7 +151,7 @@ static ar_status remove_dump(const char *folder, const char *name)
     AR_TRY(ari_folder_path(path, sizeof path, folder, name));
     if (lstat(path, &s) != 0)
         return ari_io_fail("look at", path);
-    if (is_dump_file(name, s.st_mode))
+    if (is_dump_file(name, path, s.st_mode))
         return remove_file(folder, name);
     return is_empty(path) ? AR_OK : ari_dump_folder_remove(path);
 }

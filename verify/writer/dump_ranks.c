@@ -74,7 +74,7 @@ size_t ari_dump_targets(const ar_batch *b)
 
 ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run, const ar_batch *first)
 {
-    *f = (ari_dump_facts){.n = 0};
+    *f = (ari_dump_facts){.config = c, .run = run};
     ari_dump_fact(f, "model", c->name);
     snprintf(f->heads, sizeof f->heads, "%zu", c->heads);
     snprintf(f->kv_heads, sizeof f->kv_heads, "%zu", c->kv_heads);
@@ -134,7 +134,7 @@ static ar_status write_all(const ari_dump_ranks *d, const char *folder, const ar
         const ar_dump_place place = ar_dump_place_of(&d->parallel, r);
         AR_TRY(ar_dump_listener_write(d->rank[r], folder, &place, f->pair, f->n));
     }
-    return AR_OK;
+    return ari_dump_model_write(folder, f->config, f->run);
 }
 
 /* An empty folder beside the one that it is to replace, of one name, so that the next run takes what a killed one left.

@@ -25,6 +25,8 @@ AR_NODISCARD ar_status ari_dump_folder_remove(const char *folder);
 /* A check's folder: a file of the reference, one of what it may differ by, and a folder of ranks for each layout. */
 #define ARI_DUMP_REFERENCE "reference.safetensors"
 #define ARI_DUMP_ALLOWED "allowed.safetensors"
+/* Beside any of them, what the run was (dump_model.c). */
+#define ARI_DUMP_MODEL "model.json"
 /** Refuses a folder that holds anything but an earlier check's dump, and a disk without room for about so many bytes
  *  where no dump is yet. A folder that is not there is fine. Errors: AR_ERR_IO. */
 AR_NODISCARD ar_status ari_dump_check_folder_check(const char *folder, size_t bytes);
@@ -71,21 +73,29 @@ typedef struct ari_dump_facts {
     char layout[96], heads[24], kv_heads[24], targets[24], plan[ARI_PRINTABLE + 128];
     const char *pair[2 * 11];
     size_t n;
+    const ar_config *config; /* all zero: of a block */
+    const ar_run *run;       /* NULL: of full tensors */
 } ari_dump_facts;
 /** Adds a pair; at most eleven have room, and a value that is NULL is left out. Borrows. */
 void ari_dump_fact(ari_dump_facts *f, const char *key, const char *value);
 /** The number of targets of a batch; 0 of a block's, which has no tokens. */
 size_t ari_dump_targets(const ar_batch *b);
 /** The model's name and heads, the first batch's number of targets, and of a run its numerics, layout, plan and fault;
- *  run NULL: of full tensors in exact numerics. Borrows the name; do not copy. Errors: AR_ERR_MEMORY. */
+ *  run NULL: of full tensors in exact numerics. Borrows; do not copy. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run,
                                          const ar_batch *first);
+
+/** Writes config, layout, optimizer, seed, steps and numerics of a run to model.json in a folder, which is there. One
+ *  that no dump has written stays as it is. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_dump_model_write(const char *folder, const ar_config *c, const ar_run *r);
+/** True if a dump has written this file. */
+bool ari_dump_model_is(const char *path);
 
 /** Boundaries of the documents of every row of these batches as JSON: "[[0,5,14],[0,14]]". NULL if the first has none.
  *  Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_documents_text(char **gives, const ar_batch *batch, size_t batches);
 
-/** Writes all ranks' files to a folder beside, which then takes the place of `folder`: a folder never holds ranks of
+/** Writes all ranks' files, and model.json, to a folder beside, which then takes the place of `folder`: a folder never holds ranks of
  * two runs. Its parent is there. Errors: those of ar_dump_write, AR_ERR_IO; `folder` is as it was, or gone. */
 AR_NODISCARD ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char *folder, const ari_dump_facts *f);
 

@@ -23,6 +23,7 @@ from anyrank._errors import AnyrankError, path_name
 from anyrank.capture import _patches
 from anyrank.capture._engines import Engine, engine_of, is_divided
 from anyrank.capture._exchange import Alone, Store
+from anyrank.capture._facts import Facts
 from anyrank.capture._files import rank_file
 from anyrank.capture._listen import (Listener, Pass, has_no_values, in_backward, in_transform, is_index, is_loss_scale,
                                      is_scaled, leaves_of, local_of, loss_of, named_loss_of, parts_of, reached_of,
@@ -132,6 +133,7 @@ class Capture:
             self._spec.check(self._spec.mesh)
         self._record: Record | None = None
         self._listener: Listener | None = None
+        self._facts = Facts(first_step)
         self._handles: list[typing.Any] = []
         self._exchange: Alone | Store | None = None
         self._running, self._step = False, first_step
@@ -247,6 +249,7 @@ class Capture:
     def _let_go(self) -> None:
         atexit.unregister(self._at_exit)
         self._running, self._pass = False, None
+        self._facts.remove()
         if self._listener is not None:
             self._listener.remove()
         for handle in self._handles:
@@ -274,6 +277,9 @@ class Capture:
                        f"{self._rounding.failed}")
         elif self._rounding is not None and self._record.magnitudes is not None:
             self._rounding.write(self._folder / "allowed.safetensors", self._record.magnitudes)
+        made = self._step - self._first_step
+        self._facts.finish(self._exchange, self._folder, self._record.groups.mesh, made, self._micro_batches,
+                           self._optimizers)
         self._exchange.end()
         self.without_backward = self._differentiable and not any(
             name.endswith((":bwd", ":grad")) for name in self._record.seen)
@@ -339,6 +345,7 @@ class Capture:
         if self._exchange is None:
             self._exchange = Store(rank, world, self._timeout, str(self._folder)) if several else Alone()
         self._listener = Listener(self._model, self._parameters, self)
+        self._facts.begin(self._model, wrapper, self._parameters)
         self._open_record()
 
     def _hear_engine(self, engine: Engine | None) -> None:
@@ -444,6 +451,7 @@ class Capture:
 
     def _begin_again(self) -> None:
         """What came before the first training step was none: nothing of it is kept. Wrappers may have come since."""
+        self._facts.remove()
         if self._listener is not None:
             self._listener.remove()
         if self._record is not None:
@@ -461,6 +469,7 @@ class Capture:
         self._trained = self._trained or torch.is_grad_enabled()
         if self._passes == 0 and self._step in self._chosen and self._listener is not None:
             self._listener.install()
+            self._facts.install()
             if self._step > self._first_step and self._step - 1 not in self._chosen:
                 self._keep_parameters("new", self._step - 1)
         self._passes += 1
@@ -551,6 +560,7 @@ class Capture:
             if of.output is not None:
                 self._take_output(of, of.output, loss_of(of.output))
         self._keep_gradients(unseen=True)
+        self._facts.on_step(self._step, self._passes, self._without_gradient())
         last = any(of.chunk.stage.is_last if of.chunk is not None else self._record.groups.mesh.is_last("pp")
                    for of in self._of_step)
         if last and (self._has_gradients or self._given_gradients) and not any(of.loss for of in self._of_step):
@@ -590,6 +600,7 @@ class Capture:
                 {id(p) for o in divided for p in _tensors_of(_share_of(o))})
 
     def _next_step(self) -> None:
+        self._facts.remove()
         if self._listener is not None:
             self._listener.remove()
         self._step, self._pass = self._step + 1, None
@@ -685,10 +696,11 @@ class Capture:
             local = local / (over * scale) if over * scale != 1.0 else local
         self._record.add(name, self._at(name, self._step), local, whole, samples, of.number, of.batch)
 
-    def on_scaled(self, outputs: typing.Any, scale: float) -> None:
+    def on_scaled(self, outputs: typing.Any, scaler: typing.Any) -> None:
         """A GradScaler has multiplied losses, of which it gives out these."""
         for t in [outputs] if isinstance(outputs, torch.Tensor) else []:
-            self._scales[id(t)] = scale
+            self._scales[id(t)] = scaler.get_scale()
+        self._facts.on_scaler(scaler)
 
     def on_backward(self, loss: torch.Tensor) -> None:
         """The loss of the open passes that it is computed from: a schedule may run several before they go backward. One
@@ -766,6 +778,8 @@ class Capture:
         if not any(optimizer is known for known in self._with_state()):
             self._optimizers.append(optimizer)
         self._over = True
+        if self._step in self._chosen:
+            self._facts.on_update(self._optimizers, self._step)
         self._keep_gradients({id(p) for p in parameters})
 
     def on_closure(self, again: bool) -> None:
@@ -851,6 +865,14 @@ class Capture:
             if unseen and not self._optimizers:
                 self._record.unread.add(self._at(f"{name}:grad", self._step))
             self._keep(f"{name}:grad", grad, whole_of(grad))
+
+    def _without_gradient(self) -> list[str] | None:
+        """Parameters to which none came in this step, of those that require one; None: no backward pass was seen."""
+        if not self._has_gradients or self._given_gradients:
+            return None
+        elsewhere = self._of_other_ranks()
+        return [name for name, p in self._parameters if p.requires_grad and name not in self._has_gradients and
+                id(p) not in elsewhere and local_of(p).numel()]
 
     # --- updates that nothing shows -----------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ except ImportError:  # before PyTorch 2.6
     FSDPModule = getattr(composable, "FSDPModule", None) or getattr(composable, "FSDP", ())
 
 __all__ = ["DTensor", "FSDPModule", "Groups", "Replicate", "Shard", "divided", "gathered_over", "groups_of",
-           "modules_of", "parameters_of", "plain", "roots_of", "unwrapped", "wrapped_in"]
+           "modules_of", "parameters_of", "plain", "roots_of", "tied_of", "unwrapped", "wrapped_in"]
 
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 SAMPLES = ("dp", "ddp", "fsdp", "hsdp", "data", "replicate", "shard")  # names of dimensions that share out samples
@@ -152,8 +152,9 @@ def _fsdp_groups(model: nn.Module) -> typing.Iterator[typing.Any]:
             yield from (group for group in groups if group is not None)
 
 
-def parameters_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Parameters by plain name, each once; those of FSDP2 as the shards that the optimizer has."""
+def _named_parameters(model: nn.Module) -> typing.Iterator[tuple[str, torch.Tensor]]:
+    """Parameters by plain name, those that are tied by each of theirs; those of FSDP2 as the shards that the optimizer
+    has."""
     shards = {}
     for group in _fsdp_groups(model):
         for p in group.fsdp_params:
@@ -162,12 +163,28 @@ def parameters_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
             info = p._module_info
             for m, name in zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]):
                 shards[(id(m), name)] = p.sharded_param
-    found: dict[int, tuple[str, torch.Tensor]] = {}
     for path, m in _named_modules(model):
         for key, own in m.named_parameters(recurse=False):
-            p = shards.get((id(m), key), own)
-            found.setdefault(id(p), (plain(f"{path}.{key}" if path else key), p))
+            yield plain(f"{path}.{key}" if path else key), shards.get((id(m), key), own)
+
+
+def parameters_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters by plain name, each once."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, p in _named_parameters(model):
+        found.setdefault(id(p), (name, p))
     return list(found.values())
+
+
+def tied_of(model: nn.Module) -> list[list[str]]:
+    """The names of parameters that share their memory, those of each tensor together."""
+    found: dict[typing.Any, list[str]] = {}
+    for name, p in _named_parameters(model):
+        local = p.to_local() if isinstance(p, DTensor) else p
+        where = local.data_ptr() if local.numel() and not local.is_meta else 0
+        names = found.setdefault((where, tuple(local.shape)) if where else id(p), [])
+        names += [name] if name not in names else []
+    return [names for names in found.values() if len(names) > 1]
 
 
 def router_biases_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:

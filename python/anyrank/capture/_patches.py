@@ -28,7 +28,7 @@ class Watcher(typing.Protocol):
 
     def on_norm(self, norm: typing.Any, norm_type: float) -> None: ...
 
-    def on_scaled(self, outputs: typing.Any, scale: float) -> None: ...
+    def on_scaled(self, outputs: typing.Any, scaler: typing.Any) -> None: ...
 
     def before_update(self, optimizer: typing.Any) -> None: ...  # by gradients that are complete
 
@@ -178,7 +178,7 @@ def _scaling(function: typing.Any) -> typing.Any:
     def heard(scaler: typing.Any, outputs: typing.Any) -> typing.Any:
         scaled = function(scaler, outputs)
         for watcher in list(_watchers) if scaler.is_enabled() else []:
-            watcher.on_scaled(scaled, scaler.get_scale())
+            watcher.on_scaled(scaled, scaler)
         return scaled
     return heard
 

@@ -110,7 +110,7 @@ def adamw(model: typing.Any, **options: typing.Any) -> typing.Any:
 class CaptureCase(FolderCase):
     def files(self, folder: str = "dump") -> dict[str, Entry]:
         found: dict[str, Entry] = {}
-        for path in sorted((self.path / folder).iterdir()):
+        for path in sorted((self.path / folder).glob("*.safetensors")):
             found.update(read(path)[0])
         return found
 
@@ -684,7 +684,7 @@ class Written(CaptureCase):
     def test_micro_batches_follow_one_another(self) -> None:
         self.captured(Model, folder="one", steps=1)
         self.captured(Model, steps=1, micro=2)
-        paths = sorted((self.path / "dump").iterdir())
+        paths = sorted((self.path / "dump").glob("*.safetensors"))
         self.assertEqual([p.name for p in paths], ["rank-00000-2.safetensors", "rank-00000.safetensors"])
         rows = [read(path)[0]["embed:fwd"] for path in reversed(paths)]
         self.assertEqual(b"".join(bytes(e.data) for e in rows), bytes(self.files("one")["embed:fwd"].data))
@@ -840,7 +840,7 @@ class Written(CaptureCase):
                 "os.waitpid(child, 0)\n")
         ended, raised = self.path / "ended", self.path / "raised"
         run_python(code, str(ended), str(raised))
-        self.assertEqual([p.name for p in ended.iterdir()], ["rank-00000.safetensors"])
+        self.assertEqual({p.name for p in ended.iterdir()}, {"model.json", "rank-00000.safetensors"})
         self.assertEqual([p.name for p in raised.iterdir()], [])
 
 
@@ -935,7 +935,8 @@ class LeftBehind(CaptureCase):
         for name in ("rank-00000-3", "rank-00007", "rank-00000", "mine"):
             (folder / f"{name}.safetensors").write_bytes(b"old")
         self.captured(Model, steps=1)
-        self.assertEqual({p.name for p in folder.iterdir()}, {"rank-00000.safetensors", "mine.safetensors"})
+        self.assertEqual({p.name for p in folder.iterdir()},
+                         {"model.json", "rank-00000.safetensors", "mine.safetensors"})
 
     def test_two_models_at_once_keep_apart(self) -> None:
         one, two = Model(), Model()

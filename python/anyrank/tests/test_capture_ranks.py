@@ -512,7 +512,7 @@ class Placed(FolderCase):
         ranks.spawn(2, run, self.path / "many")
         report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-5)
         self.assertTrue(report.ok, str(report))
-        held = [set(read(path)[0]) for path in sorted((self.path / "many").iterdir())]
+        held = [set(read(path)[0]) for path in sorted((self.path / "many").glob("*.safetensors"))]
         self.assertTrue(any(name.endswith(":m") for name in held[0] - held[1]))
         self.assertTrue(any(name.endswith(":m") for name in held[1] - held[0]))
 
@@ -659,7 +659,7 @@ class Placed(FolderCase):
         report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-4, atol=1e-6)
         self.assertTrue(report.ok, str(report))
         self.assertIn("each with its own layers in it", str(report))
-        names = {name for path in sorted((self.path / "many").iterdir()) for name in read(path)[0]}
+        names = {name for path in sorted((self.path / "many").glob("*.safetensors")) for name in read(path)[0]}
         self.assertIn("body.layers.1.weight:grad", names)
 
     def test_the_outermost_of_several_wrappers_counts(self) -> None:
@@ -889,7 +889,7 @@ class Placed(FolderCase):
         with unittest.mock.patch("anyrank.capture._files.MOST_ENTRIES", 20):
             torch.manual_seed(0)
             train(Model(), self.path / "many", None, micro=2)
-        self.assertGreater(len(list((self.path / "many").iterdir())), 7)
+        self.assertGreater(len(list((self.path / "many").glob("*.safetensors"))), 7)
         report = anyrank.verify(self.path / "one", self.path / "many")
         self.assertTrue(report.ok, str(report))
         try:
@@ -927,7 +927,7 @@ class Bits(FolderCase):
             plain = ranks.spawn(2, run, self.path / "none", wrap, {99})
             for mine, other in zip(captured, plain):
                 self.assertTrue(all(torch.equal(p, q) for p, q in zip(mine, other)))
-        self.assertFalse([path for path in (self.path / "none").iterdir() if read(path)[0]])
+        self.assertFalse([path for path in (self.path / "none").glob("*.safetensors") if read(path)[0]])
 
 
 @needs("torch")
@@ -995,7 +995,7 @@ class Failing(FolderCase):
                 dist.barrier()  # else another rank may still be joining
                 dist.destroy_process_group()
         ranks.spawn(2, run, self.path / "dump")
-        self.assertEqual(len(list((self.path / "dump").iterdir())), 2)
+        self.assertEqual(len(list((self.path / "dump").glob("*.safetensors"))), 2)
 
     def test_a_mesh_that_does_not_fit_is_said(self) -> None:
         def run(_rank: int, folder: pathlib.Path) -> list[str]:

@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a run besides its tensors, written once, as model.json in the dump's folder (pytorch.md).
+
+Nothing here may fail a capture: what cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections.abc
+import contextlib
+import dataclasses
+import enum
+import functools
+import gc
+import inspect
+import json
+import math
+import os
+import pathlib
+import platform
+import re
+import sys
+import types
+import typing
+import zlib
+
+import torch
+from torch import nn
+
+from anyrank._names import folded
+from anyrank._version import __version__
+from anyrank.capture._exchange import Alone, Store
+from anyrank.capture._listen import inputs_of, leaves_of, untraced
+from anyrank.capture._mesh import Mesh
+from anyrank.capture._model import WRAPPERS, FSDPModule, modules_of, tied_of
+
+FILE = "model.json"
+FORMAT, VERSION = "anyrank model", 1
+MOST_BYTES = 100_000
+MOST_CONFIGS, MOST_ITEMS, MOST_TEXT = 8, 64, 200
+# Names of dictionaries that are a model's settings, and packages whose version is written.
+SETTINGS = ("config", "cfg", "args", "params", "hparams")
+PACKAGES = ("transformers", "accelerate", "peft", "trl", "deepspeed", "megatron.core", "lightning", "torchtitan")
+_PLACE = re.compile(r"(layer|block|stage)?_?(idx|index|id|number|num)")
+_NONE = object()  # no plain data
+_F = typing.TypeVar("_F", bound=typing.Callable[..., typing.Any])
+Json = typing.Dict[str, typing.Any]
+
+
+def _tolerant(function: _F) -> _F:
+    """The function, which does nothing where it would raise: a model's own code may be at work in it."""
+    @functools.wraps(function)
+    def tried(self: Facts, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        try:
+            return function(self, *args, **kwargs)
+        except Exception as error:
+            self.failed.setdefault(function.__name__.lstrip("_"), f"{type(error).__name__}: {error}"[:MOST_TEXT])
+            return None
+    return typing.cast(_F, tried)
+
+
+# --- plain data -------------------------------------------------------------------------------------------------------
+
+
+def plain_of(value: typing.Any, depth: int = 4) -> typing.Any:
+    """A value as JSON has it; _NONE for what is no plain data."""
+    if value is None or isinstance(value, (bool, str)):
+        return value[:MOST_TEXT] if isinstance(value, str) else value
+    if isinstance(value, enum.Enum):
+        return str(value.name)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else "NaN" if value != value else f"{'-' * (value < 0)}Infinity"
+    if isinstance(value, (torch.dtype, torch.device)):
+        return str(value).replace("torch.", "")
+    if depth and isinstance(value, (list, tuple, set, frozenset)) and len(value) <= MOST_ITEMS:
+        items = [plain_of(item, depth - 1) for item in (sorted(value, key=str) if isinstance(value, (set, frozenset))
+                                                        else value)]
+        return _NONE if any(item is _NONE for item in items) else items
+    inner = _settings_of(value) if depth else None
+    if inner is None:
+        return _NONE
+    pairs = {str(key): plain_of(item, depth - 1) for key, item in inner.items() if not str(key).startswith("_")}
+    return {key: item for key, item in pairs.items() if item is not _NONE}
+
+
+def _settings_of(value: typing.Any) -> collections.abc.Mapping[typing.Any, typing.Any] | None:
+    """The items of a dictionary, dataclass, namespace, or a config of transformers; None: it is none of them."""
+    if isinstance(value, (nn.Module, torch.Tensor, type)):
+        return None
+    if isinstance(value, collections.abc.Mapping):
+        return value
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name, _NONE) for field in dataclasses.fields(value)}
+    if isinstance(value, (types.SimpleNamespace, argparse.Namespace)):
+        return vars(value)
+    if "Config" in type(value).__name__ and callable(getattr(value, "to_dict", None)):
+        attention = getattr(value, "_attn_implementation", None)
+        return {**value.to_dict(), **({"attn_implementation": attention} if attention else {})}
+    return None
+
+
+def _attributes_of(path: str, module: nn.Module) -> Json:
+    """Attributes that are plain numbers, words or short tuples of them; not a layer's number, which its path has."""
+    numbers = {int(part) for part in path.split(".") if part.isdecimal()}
+    found: Json = {}
+    for key, value in vars(module).items():
+        short = not isinstance(value, (list, tuple)) or len(value) <= 8
+        plain = _NONE
+        if not key.startswith("_") and short and isinstance(
+                value, (int, float, str, type(None), list, tuple, torch.dtype, enum.Enum)):
+            with contextlib.suppress(Exception):  # of a class of numbers of the model's own
+                plain = plain_of(value, 2)
+        own = _PLACE.fullmatch(key) and isinstance(plain, int) and {plain, plain - 1} & numbers
+        if plain is not _NONE and not own:
+            found[key] = plain
+    return found
+
+
+def _configs_of(modules: list[tuple[str, nn.Module]]) -> Json:
+    """Settings that modules hold, outermost first, by the attributes that hold them; each once."""
+    found: Json = {}
+    seen: set[int] = set()
+    for path, module in modules:
+        for key, value in vars(module).items():
+            mapped = isinstance(value, collections.abc.Mapping)
+            if key.startswith("_") or id(value) in seen or (mapped and key not in SETTINGS):
+                continue
+            seen.add(id(value))
+            plain = None
+            with contextlib.suppress(Exception):  # of a config's own code
+                plain = plain_of(value) if _settings_of(value) is not None else None
+            if plain and plain not in found.values() and len(found) < MOST_CONFIGS:
+                found[f"{path}.{key}" if path else key] = plain
+    return found
+
+
+# --- modules ----------------------------------------------------------------------------------------------------------
+
+
+def _own_module(module: nn.Module) -> nn.Module:
+    """The module within those of checkpointing and compilation."""
+    for key in WRAPPERS * 2:
+        inner = getattr(module, key, None)
+        module = inner if isinstance(inner, nn.Module) else module
+    return module
+
+
+def _class_of(module: nn.Module) -> str:
+    """The class that the program gave it, which fully_shard replaces."""
+    kinds = [kind for kind in type(module).__mro__ if not FSDPModule or not issubclass(kind, FSDPModule)]
+    return str(kinds[0].__name__)
+
+
+def _arguments_of(module: nn.Module) -> list[str]:
+    forward = type(module).forward
+    return _parameters_of(forward) if forward is not nn.Module.forward else []  # of a container
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters_of(forward: typing.Callable[..., typing.Any]) -> list[str]:
+    return list(inspect.signature(forward).parameters)[1:]
+
+
+def _described(t: torch.Tensor) -> str:
+    return f"{str(t.dtype).replace('torch.', '')} {list(t.shape)}"
+
+
+def _autocast() -> dict[str, str]:
+    """The devices on which operations are cast now, and to which type."""
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    return {device: str(torch.get_autocast_dtype(device)).replace("torch.", "") for device in devices
+            if torch.is_autocast_enabled(device)}
+
+
+# --- a run ------------------------------------------------------------------------------------------------------------
+
+
+class Facts:
+    """What one rank knows of its run, from begin() to finish()."""
+
+    def __init__(self, first_step: int) -> None:
+        self.first_step = first_step
+        self._clear()
+
+    def _clear(self) -> None:
+        self.failed: dict[str, str] = {}
+        self.parameters: list[tuple[str, torch.Tensor]] = []
+        self.names: dict[int, str] = {}
+        self.handles: list[typing.Any] = []
+        self.modules: list[tuple[str, nn.Module]] = []
+        self.calls: dict[nn.Module, Json] = {}  # the first of each module
+        self.run: Json = {}
+        self.stage: Json = {}  # what a pipeline's stages have apart
+        self.rates: dict[int, list[typing.Any]] = {}  # of each optimizer's groups, by the step from which on
+        self.optimizers: dict[int, Json] = {}
+        self.by_step: dict[str, dict[int, typing.Any]] = {"calls": {}, "without_gradient": {}}  # from that step on
+
+    def begin(self, model: nn.Module, wrapper: typing.Any, parameters: list[tuple[str, torch.Tensor]]) -> None:
+        """The first step is about to begin. parameters: as the optimizer has them, by name."""
+        self.remove()
+        self._clear()
+        self.parameters, self.names = parameters, {id(p): name for name, p in parameters}
+        self.seed = int(torch.initial_seed())
+        self.run["wrapper"] = type(wrapper).__name__ if wrapper is not None else None
+        self._describe(model)
+
+    @_tolerant
+    def _describe(self, model: nn.Module) -> None:
+        self.modules = modules_of(model)
+        self.run["config"] = _configs_of([(path, _own_module(module)) for path, module in self.modules])
+        dtypes: dict[str, list[str]] = {}
+        for name, p in self.parameters:
+            dtypes.setdefault(str(p.dtype).replace("torch.", ""), []).append(name)
+        self.stage = {"dtypes": {dtype: folded(names) for dtype, names in dtypes.items()},
+                      "frozen": folded(name for name, p in self.parameters if not p.requires_grad),
+                      "tied": tied_of(model)}
+        device = next((p.device for _, p in self.parameters), torch.device("cpu"))
+        self.run["numerics"] = {
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            "default_dtype": str(torch.get_default_dtype()).replace("torch.", ""),
+            "matmul_precision": torch.get_float32_matmul_precision(),
+            "deterministic": torch.are_deterministic_algorithms_enabled()}
+
+    # --- as it goes on ------------------------------------------------------------------------------------------------
+
+    @_tolerant
+    def install(self) -> None:
+        """Hears the first call of each module."""
+        if self.handles or self.calls:
+            return
+        self.run["autocast"], hook = _autocast(), untraced(self._called)
+        self.handles = [module.register_forward_hook(hook, with_kwargs=True) for _, module in self.modules]
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+    @_tolerant
+    def _called(self, module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any],
+                output: typing.Any) -> None:
+        if module in self.calls:
+            return
+        self.calls[module] = {}
+        names = _arguments_of(_own_module(module))
+        given = {**dict(zip([*names, *map(str, range(len(names), len(args)))], args)), **kwargs}
+        found = {name: _described(t) for name, t in list(inputs_of((), given).items())[:MOST_ITEMS]}
+        autocast = _autocast()
+        self.calls[module] = {"in": found, "out": [_described(t) for t in leaves_of(output)][:MOST_ITEMS],
+                              **({"autocast": autocast} if autocast != self.run["autocast"] else {})}
+
+    @_tolerant
+    def on_update(self, optimizers: list[typing.Any], step: int) -> None:
+        """These have updated parameters, or are about to: what they do it by in this step."""
+        for optimizer in optimizers:
+            if id(optimizer) not in self.optimizers:
+                self.optimizers[id(optimizer)] = self._described_optimizer(optimizer)
+        rates = [[plain_of(_number(group.get("lr"))) for group in optimizer.param_groups] for optimizer in optimizers]
+        if rates and step not in self.rates and (not self.rates or rates != next(reversed(self.rates.values()))):
+            self.rates[step] = rates
+
+    def _described_optimizer(self, optimizer: typing.Any) -> Json:
+        groups = []
+        for group in optimizer.param_groups:
+            plain = {key: plain_of(_number(value), 2) for key, value in group.items() if key != "params"}
+            names = [self.names[id(p)] for p in group["params"] if id(p) in self.names]
+            groups.append({"options": {key: value for key, value in plain.items() if value is not _NONE},
+                           "parameters": folded(names), "others": len(group["params"]) - len(names)})
+        return {"class": type(optimizer).__name__, "groups": groups}
+
+    @_tolerant
+    def on_scaler(self, scaler: typing.Any) -> None:
+        if "scaler" not in self.run:
+            self.run["scaler"] = {key.lstrip("_"): plain_of(value) for key, value in scaler.state_dict().items()}
+
+    @_tolerant
+    def on_step(self, step: int, calls: int, missing: list[str] | None) -> None:
+        """A captured step is over. missing: parameters to which no gradient came; None: no backward pass was seen."""
+        for key, value in (("calls", calls), ("without_gradient", None if missing is None else folded(missing))):
+            known = self.by_step[key]
+            if value is not None and (not known or next(reversed(known.values())) != value):
+                known[step] = value
+
+    # --- at the end ---------------------------------------------------------------------------------------------------
+
+    def finish(self, exchange: Alone | Store, folder: pathlib.Path, mesh: Mesh, steps: int, micro_batches: int,
+               optimizers: list[typing.Any]) -> None:
+        """The first rank writes what all know. Of parts of the model that several ranks have, as stages of a pipeline,
+        the lowest of them describes them."""
+        of_ranks: list[Json | None] = exchange.tell(self._of_rank(steps, micro_batches, optimizers))
+        parts = [said["parts"] if said else 0 for said in of_ranks]
+        stages = [self.stage]
+        if len({*parts}) > 1:
+            lowest = parts.index(parts[mesh.rank]) == mesh.rank
+            stages = list(filter(None, exchange.tell(self.stage if lowest else None)))
+        if mesh.rank == 0:
+            self._write(folder, mesh, of_ranks, stages)
+        self._clear()
+
+    @_tolerant
+    def _of_rank(self, steps: int, micro_batches: int, optimizers: list[typing.Any]) -> Json:
+        """What this rank alone knows. "parts" is the same on ranks that have the same part of the model."""
+        for optimizer in optimizers:
+            self.optimizers.setdefault(id(optimizer), self._described_optimizer(optimizer))
+        self.stage["optimizers"] = list(self.optimizers.values())
+        self.stage["modules"] = self._described_modules()
+        self.run["schedulers"] = _schedulers_of(optimizers)
+        return {"seed": self.seed, "steps": steps, "micro_batches": micro_batches, **self.by_step,
+                "parts": zlib.crc32("\n".join([*(path for path, _ in self.modules), *self.names.values()]).encode())}
+
+    def _described_modules(self) -> list[Json]:
+        """Modules that are alike but for their paths together."""
+        alike: dict[str, tuple[Json, list[str]]] = {}
+        for path, module in self.modules:
+            own = _own_module(module)
+            try:
+                found = {"class": _class_of(own), "arguments": _arguments_of(own), **self.calls.get(module, {}),
+                         "attributes": _attributes_of(path, own)}
+            except Exception:  # of a module's own code
+                found = {"class": type(own).__name__}
+            alike.setdefault(json.dumps(found), (found, []))[1].append(path)
+        return [{"paths": folded(paths), **found} for found, paths in alike.values()]
+
+    @_tolerant
+    def _write(self, folder: pathlib.Path, mesh: Mesh, of_ranks: list[Json | None], stages: list[Json]) -> None:
+        keys = ("seed", "steps", "micro_batches", "calls", "without_gradient")
+        packages = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
+        whole: Json = {"format": FORMAT, "version": VERSION, "by": "anyrank.capture", "versions": {
+            "anyrank": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
+            **{name: str(version) for name, version in packages.items() if version}}}
+        whole.update(world=mesh.world, mesh=mesh.sizes, first_step=self.first_step, **self.run)
+        whole["learning_rates"] = self.rates
+        whole["ranks"] = {key: [said[key] if said else None for said in of_ranks] for key in keys}
+        whole.update(_joined(stages))
+        if self.failed:
+            whole["left_out"] = self.failed
+        (folder / FILE).unlink(missing_ok=True)
+        half = folder / f".anyrank-{os.getpid()}.tmp"
+        half.write_text(bounded(whole), encoding="utf-8")
+        os.replace(half, folder / FILE)
+
+
+def _number(value: typing.Any) -> typing.Any:
+    """A hyper-parameter that is kept as a tensor as its number."""
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+
+
+def _schedulers_of(optimizers: list[typing.Any]) -> list[Json]:
+    """Learning rate schedulers, which alone know of their optimizers: those that refer to them."""
+    found: dict[int, Json] = {}
+    # A scheduler marks the groups. Where none did, a search, which takes a tenth of a second, finds none.
+    marked = [one for one in optimizers if any("initial_lr" in group for group in one.param_groups)]
+    holders = gc.get_referrers(*marked) if marked else []
+    tables = [holder for holder in holders if type(holder) is dict and "last_epoch" in holder]
+    for holder in [*holders, *(gc.get_referrers(*tables) if tables else [])]:
+        if isinstance(holder, torch.optim.lr_scheduler.LRScheduler):
+            state = {key: plain_of(value, 2) for key, value in vars(holder).items() if not key.startswith("_")}
+            found[id(holder)] = {"class": type(holder).__name__,
+                                 "options": {key: value for key, value in state.items() if value is not _NONE}}
+    return sorted(found.values(), key=lambda one: json.dumps(one, sort_keys=True))
+
+
+def _joined(stages: list[Json]) -> Json:
+    """Parts of one model as that of the whole."""
+    modules: dict[str, Json] = {}
+    dtypes: dict[str, list[str]] = {}
+    optimizers: list[Json] = []
+    for stage in stages:
+        for module in stage.get("modules", ()):
+            known = modules.setdefault(json.dumps({**module, "paths": []}), {**module, "paths": []})
+            known["paths"] += [path for path in module["paths"] if path not in known["paths"]]
+        for dtype, names in stage.get("dtypes", {}).items():
+            dtypes.setdefault(dtype, []).extend(name for name in names if name not in dtypes.get(dtype, ()))
+        for at, optimizer in enumerate(stage.get("optimizers", ())):
+            if at == len(optimizers):
+                optimizers.append({"class": optimizer["class"], "groups": []})
+            for group in optimizer["groups"]:
+                same = next((one for one in optimizers[at]["groups"] if one["options"] == group["options"]), None)
+                if same is None or stage is stages[0]:
+                    optimizers[at]["groups"].append({**group, "parameters": list(group["parameters"])})
+                else:
+                    same["parameters"] += [name for name in group["parameters"] if name not in same["parameters"]]
+    return {"frozen": list(dict.fromkeys(name for stage in stages for name in stage.get("frozen", ()))),
+            "tied": [names for stage in stages for names in stage.get("tied", ())],
+            "dtypes": dtypes, "optimizers": optimizers, "modules": list(modules.values())}
+
+
+def bounded(whole: Json) -> str:
+    """As text of at most MOST_BYTES: of a model that is larger without some of it, and then "truncated": true."""
+    text = json.dumps(whole, allow_nan=False)
+    steps: list[typing.Callable[[], object]] = [
+        *(functools.partial(_drop, whole.get("modules", ()), key) for key in ("attributes", "in", "out", "arguments")),
+        *(functools.partial(whole.pop, key, None) for key in ("modules", "config", "tied", "learning_rates", "ranks",
+                                                              "dtypes", "frozen", "optimizers", "schedulers", "mesh"))]
+    for drop in steps:
+        if len(text) <= MOST_BYTES:
+            break
+        drop()
+        text = json.dumps({**whole, "truncated": True}, allow_nan=False)
+    return text
+
+
+def _drop(modules: typing.Iterable[Json], key: str) -> None:
+    for module in modules:
+        module.pop(key, None)
