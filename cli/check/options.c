@@ -58,8 +58,9 @@ static const ari_option options[] = {
                       "of its own, for 'anyrank verify'",
                       .more = "A layout's folder is named as in DIR/tp4-sp or DIR/dp2-tp2-zero1; of two models each "
                               "has a folder in DIR. Names are those of --list-tensors, with @N behind them from step "
-                              "2 on. An earlier dump is replaced, anything else in the way is an error, and a run "
-                              "that ended in an error leaves no ranks."),
+                              "2 on. Beside them model.json says what the run was. An earlier dump is replaced, "
+                              "anything else in the way is an error, and a run that ended in an error leaves no "
+                              "ranks."),
     ARI_OPTION_GROUP(ari_transport_options, transport),
     ARI_OPTION_GROUP(ari_watch_options, watch),
     ARI_OPTION_STRING("schedule", schedule, "SEED",

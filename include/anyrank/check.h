@@ -27,8 +27,8 @@ typedef struct ar_check_options {
     bool strict_predictions; /* a wrong prediction fails the check: ar_check_passes */
     bool skip_f64;           /* do not run the binary64 baseline (max_error_vs_f64 is NaN) */
     const char *dump; /* folder, made if it is not there: the baseline's tensors as reference.safetensors, each layout's
-                         ranks as a folder of its own (pytorch.md); replaces an earlier dump, and nothing else. NULL:
-                         none */
+                         ranks as a folder of its own (pytorch.md), and beside them model.json; replaces an earlier
+                         dump, and nothing else. NULL: none */
     void (*progress)(void *user, double fraction, const char *phase); /* NULL: nobody listens */
     void *progress_user;
 } ar_check_options;

@@ -50,9 +50,9 @@ typedef struct ar_grads_result {
 /** Model: out/outputs.safetensors (logits [b,s,V], loss [1], hidden_states.i [b,s,h]: 0 the embedding's output, i the
  *  output of block i-1, the last one after the final norm) and out/grads.safetensors (every parameter, Hugging Face
  * names and shapes). Block: out/block.safetensors (y, dx, d<parameter>). In the exact numerics these are the same bytes
- * for every layout. With per_rank, out/ranks holds a file of each rank (pytorch.md) with its weights, gradients and
- * outputs under the names of models.md; it replaces the ranks of an earlier run, and no folder that holds anything
- * else. With sensitivity, out/allowed.safetensors holds an F64 for each tensor of these files and of models.md
+ * for every layout. Beside them model.json says what the run was (pytorch.md), unless there is another's. With
+ * per_rank, out/ranks holds a file of each rank with its weights, gradients and outputs under the names of models.md;
+ * it replaces the ranks of an earlier run, and no folder that holds anything else. With sensitivity, out/allowed.safetensors holds an F64 for each tensor of these files and of models.md
  * (numerics.md, section 7). Errors: everything wrong with the inputs, by name; AR_ERR_ARG (a fault that could not
  * matter in this run); AR_ERR_IO. A file that could not be written whole does not appear.
  *  With logprobs, of each sequence, a row or a document without its padding, at its own length: logprob_t =

@@ -287,7 +287,8 @@ def _add_plain(state: State, folder: str, names: typing.Sequence[str], placehold
                     value = json.load(text)
             except (ValueError, RecursionError) as error:
                 raise AnyrankError(f"{file}: not JSON: {error}") from None
-            _flatten(state, name[:-5] if prefix is None else prefix, value)
+            if not isinstance(value, dict) or value.get("format") != "anyrank model":  # a dump's, of its run
+                _flatten(state, name[:-5] if prefix is None else prefix, value)
         else:
             state.notes.append(f"{file}: not read, and not compared")
 

@@ -163,6 +163,13 @@ class Resumed(FolderCase):
         (b / "rng_state.pth").unlink()
         self.assertIn("rng_state.cpu", self.causes(a, b)["missing"].names)
 
+    def test_what_a_dump_says_of_its_run_is_no_state(self) -> None:
+        a, b = self.saved("a", trainer=True), self.saved("b", trainer=True)
+        (b / "model.json").write_text('{"format": "anyrank model", "world": 2}', encoding="utf-8")
+        self.assertEqual(self.causes(a, b), {})
+        (b / "model.json").write_text('{"world": 2}', encoding="utf-8")
+        self.assertNotEqual(self.causes(a, b), {})
+
     def test_a_trainer_under_fsdp(self) -> None:
         import torch
         import torch.distributed.checkpoint as dcp
