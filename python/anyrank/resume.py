@@ -32,6 +32,7 @@ from anyrank._safetensors import SIZES
 from anyrank._safetensors import read as read_safetensors
 from anyrank.convert import _find_all, _pickles, _pieces, _read, dcp, several, shards
 from anyrank.convert._tensors import View
+from anyrank.explain.facts import FORMAT
 
 Path = typing.Union[str, "os.PathLike[str]"]
 Data = typing.Union[bytes, memoryview]
@@ -287,7 +288,7 @@ def _add_plain(state: State, folder: str, names: typing.Sequence[str], placehold
                     value = json.load(text)
             except (ValueError, RecursionError) as error:
                 raise AnyrankError(f"{file}: not JSON: {error}") from None
-            if not isinstance(value, dict) or value.get("format") != "anyrank model":  # a dump's, of its run
+            if not isinstance(value, dict) or value.get("format") != FORMAT:  # a dump's, of its run
                 _flatten(state, name[:-5] if prefix is None else prefix, value)
         else:
             state.notes.append(f"{file}: not read, and not compared")

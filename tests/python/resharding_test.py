@@ -432,10 +432,12 @@ class Unusual(ReshardTest):
     def test_small_files_are_taken_along(self):
         model = self.model(LLAMA, llama(LLAMA))
         (model / "tokenizer.json").write_text("{}")
+        (model / "model.json").write_text('{"format": "anyrank model"}')
         (model / "tokenizer.model").write_bytes(b"\0\1")
         (model / "pytorch_model.bin").write_bytes(b"weights")
         result = self.result(model, "--tp", 2, "--out", self.folder / "out")
         self.assertTrue((self.folder / "out/tokenizer.json").exists())
+        self.assertFalse((self.folder / "out/model.json").exists())
         self.assertEqual(result["notes"], ["not read and not taken along, for the model's tensors are in other files: "
                                            "pytorch_model.bin"])
         self.assertEqual((self.folder / "out/tokenizer.model").read_bytes(), b"\0\1")

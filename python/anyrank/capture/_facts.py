@@ -34,9 +34,8 @@ from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._listen import inputs_of, leaves_of, untraced
 from anyrank.capture._mesh import Mesh
 from anyrank.capture._model import WRAPPERS, FSDPModule, modules_of, tied_of
+from anyrank.explain.facts import FILE, FORMAT, VERSION
 
-FILE = "model.json"
-FORMAT, VERSION = "anyrank model", 1
 MOST_BYTES = 100_000
 MOST_CONFIGS, MOST_ITEMS, MOST_TEXT = 8, 64, 200
 # Names of dictionaries that are a model's settings, and packages whose version is written.

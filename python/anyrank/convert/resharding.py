@@ -15,6 +15,7 @@ import fnmatch
 import json
 import math
 import os
+import pathlib
 import shutil
 import typing
 
@@ -24,6 +25,7 @@ from anyrank.convert._layout import Box, Layout, Parameter, parameter_of
 from anyrank.convert._pieces import new_folder
 from anyrank.convert._tensors import View, row_major
 from anyrank.dump import Dump, open_dump
+from anyrank.explain.facts import FILE, FORMAT
 
 Path = typing.Union[str, "os.PathLike[str]"]
 _STATE = "optimizer.safetensors"
@@ -333,6 +335,8 @@ def _take_along(source: str, out: str, read: set[str], config: str | None, notes
         if name.endswith(_WEIGHTS):
             if name not in read and not name.endswith(".index.json"):
                 notes.append(f"not read and not taken along, for the model's tensors are in other files: {name}")
+        elif name == FILE and f'"{FORMAT}"' in pathlib.Path(path).read_text(encoding="utf-8", errors="replace")[:99]:
+            continue  # what a dump says of its run, which had another layout
         elif os.path.getsize(path) > _SMALL:
             notes.append(f"not taken along, for its size: {name}")
         else:
