@@ -26,7 +26,8 @@ static inline void make_folder(char path[64])
 static inline void remove_folder(const char *path)
 {
     static const char *const files[] = {"config.json",       "outputs.safetensors", "grads.safetensors",
-                                        "block.safetensors", "allowed.safetensors", "text"};
+                                        "block.safetensors", "allowed.safetensors", "text",
+                                        "model.json"};
     char file[600];
     for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
         snprintf(file, sizeof file, "%s/%s", path, files[i]);

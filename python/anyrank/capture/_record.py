@@ -295,8 +295,7 @@ class Record:
         return found
 
     def _blocks_of_inputs(self) -> list[int]:
-        """Where the spec joins several batches in one (chosen and rejected): the ends of their blocks in a rank's samples,
-        of the last; one block: [1]."""
+        """The ends of the blocks that the spec joins in one batch (chosen and rejected), in parts; one block: [1]."""
         given = [self._spec_of(name) for name in self.values if name.startswith("input.")]
         blocks = next((rule["blocks"] for rule in given if rule.get("blocks") and 0 in rule.values()), [1])
         return list(itertools.accumulate(blocks))

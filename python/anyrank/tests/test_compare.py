@@ -154,7 +154,8 @@ class Compare(FolderCase):
             import torch
 
             model = torch.nn.Sequential(torch.nn.Linear(8, 4))
-            return torch.nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group("dp")) if mesh else model
+            group = mesh.get_group("dp") if mesh else None
+            return torch.nn.parallel.DistributedDataParallel(model, process_group=group) if mesh else model
 
         def step(model: typing.Any, mesh: typing.Any) -> None:
             import torch
