@@ -300,7 +300,7 @@ static ar_status normalise_padded(ar_ctx *ctx, ar_norm_kind kind, double eps, co
                       ar_const(wide_bias.data), eps));
     const ar_tensor from = ar_tensor_slice(&made, 1, 0, y->shape[1]);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, y, &from));
-    ARI_RELEASE(ctx, &wide_bias, &wide_weight, &made, &wide);
+    ARI_RELEASE(ctx, &wide_bias, &wide_weight, &made);
     return AR_OK;
 }
 
