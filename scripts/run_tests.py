@@ -479,6 +479,7 @@ def source_checks(build, extended):
     checks = [
         ("check/includes", lambda name: simple_check(name, [python, "scripts/check_includes.py", "."])),
         ("check/numbers", lambda name: simple_check(name, [python, "scripts/check_numbers.py", "."])),
+        ("check/measures", lambda name: simple_check(name, [python, "scripts/measures.py", "--check"])),
         ("check/format", check_format),
         ("check/scripts_parse", check_scripts_parse),
         ("check/types", check_types),
@@ -578,8 +579,9 @@ def lacks_arm():
 
 # What plain ./test leaves to ./test --all, which continuous integration runs, and to ./test NAME.
 HELD = {
-    "format, types, clang, kernels' PTX, the wheel, the site and the project's own scripts":
-        "check/format check/types check/clang darwin/compiled gpu/ptx_test gpu/device_check_test python/wheel_test "
+    "format, measures, types, clang, kernels' PTX, the wheel, the site and the project's own scripts":
+        "check/format check/measures check/types check/clang darwin/compiled gpu/ptx_test gpu/device_check_test "
+        "python/wheel_test "
         "install/install_test "
         "pages/site_test scripts/*",
     "the command with the CUDA device": "gpu/cuda_command_test",

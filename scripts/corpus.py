@@ -1,0 +1,176 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The corpus of differences: every case that the explaining engine of BASE saw, with what it answered.
+
+    scripts/corpus.py make FOLDER [test|faults|trial ..]   builds BASE in FOLDER/tree and collects into FOLDER/corpus:
+                                                           from the tests, the faults and the PyTorch trials (all three)
+    scripts/corpus.py truths FOLDER                        writes tests/corpus/truths.tsv from BASE's own lists
+    scripts/corpus.py manifest FOLDER                      writes tests/corpus/manifest.tsv
+    scripts/corpus.py compare FOLDER                       tells how much of the manifest a corpus holds
+
+A case is a JSON file in corpus/cases, named by its SHA-256. Kind "verify": the files of two dumps (in corpus/files, by
+SHA-256), options and report. Without a kind: one tensor's full reference and its ranks' copies (in corpus/arrays, raw
+fp32) with the facts of the run and the answer; `check` and the engine's own tests make these. A label names what was
+done: "fault:NAME", or the folders of the other dump, of which the last is a trial's case. truths.tsv gives a label's
+right causes; a case without a truth counts as right.
+
+tests/corpus/cases.patch makes BASE write the second kind; tests/corpus/keep_verify.py, which stands in the command's
+place, keeps the first. An engine that replaces BASE's is run over the corpus and must keep its right answers.
+"""
+
+import csv
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HERE = ROOT / "tests/corpus"
+BASE = "d540d0c8ccae7dab83317bc6c83063c5c2fb7b44"  # the last commit before faults went
+FOLDERS = ("cases", "files", "arrays")
+
+
+def run(words, **more):
+    print("+", *map(str, words), flush=True)
+    return subprocess.run(list(map(str, words)), check=False, **more).returncode
+
+
+def build(tree):
+    """BASE with the patch, its command behind the wrapper."""
+    if not tree.exists():
+        subprocess.run(["git", "-C", ROOT, "worktree", "add", "--detach", tree, BASE], check=True)
+        subprocess.run(["git", "-C", tree, "apply", HERE / "cases.patch"], check=True)
+    real = tree / "build/anyrank.real"
+    if real.exists():
+        real.rename(tree / "build/anyrank")
+    subprocess.run([tree / "scripts/build.sh", "release"], check=True)
+    (tree / "build/anyrank").rename(real)
+    (tree / "build/anyrank").write_bytes((HERE / "keep_verify.py").read_bytes())
+    (tree / "build/anyrank").chmod(0o755)
+
+
+def python_with_torch():
+    """Of the environment that the tests make for themselves."""
+    venv = pathlib.Path.home() / ".cache/anyrank/python-venv/bin/python"
+    return venv if venv.exists() else sys.executable
+
+
+def make(folder, stages):
+    tree, corpus = folder / "tree", folder / "corpus"
+    for name in FOLDERS:
+        (corpus / name).mkdir(parents=True, exist_ok=True)
+    build(tree)
+    os.environ |= {"ANYRANK_CASES": str(corpus), "ANYRANK": str(tree / "build/anyrank"), "OMP_NUM_THREADS": "1",
+                   "PYTHONPATH": str(tree / "python"), "DS_ACCELERATOR": "cpu"}
+    for stage in stages or ("faults", "trial", "test"):
+        before = len(list((corpus / "cases").iterdir()))
+        if stage == "faults":
+            cases = ["^grads-faults", "^spoiled", "^faults$", "^check-inject"]
+            words = ["record", tree / "build/anyrank", folder / "frozen", *cases]
+            status = run([sys.executable, tree / "scripts/frozen.py", *words], cwd=tree)
+            for name in faults_of(tree):
+                run([tree / "build/anyrank", "check", "--inject", name, "-q"], cwd=tree, stdout=subprocess.DEVNULL)
+        elif stage == "trial":
+            words = ["--anyrank", tree / "build/anyrank", "--jobs", 2, "--folder", folder / "trial"]
+            status = run([python_with_torch(), tree / "tests/pytorch/trial.py", *words], cwd=tree)
+        else:  # the release tree is built; its command must not be built again over the wrapper
+            status = run_tests(tree)
+        print(f"{stage}: status {status}, {len(list((corpus / 'cases').iterdir())) - before} cases", flush=True)
+
+
+def run_tests(tree):
+    """The programs that explain differences, and the tests of the command and of Python that verify."""
+    status = 0
+    for suite in ("verify", "dump", "check"):
+        for program in sorted((tree / "build/tests").glob(f"{suite}*")):
+            if program.is_file() and os.access(program, os.X_OK):
+                status |= run([program, "-j2"], cwd=tree, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for test in sorted([*(tree / "tests/cli").glob("*_test.py"), *(tree / "tests/verify").glob("*_test.py"),
+                        *(tree / "tests/pytorch").glob("*_test.py"), *(tree / "tests/python").glob("*_test.py")]):
+        if test.name != "trial_test.py":
+            status |= run([python_with_torch(), test], cwd=tree, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    status |= run([python_with_torch(), "-m", "pytest", "-q", "-n", "2", tree / "python/anyrank/tests"], cwd=tree,
+                  stdout=subprocess.DEVNULL)
+    return status
+
+
+def faults_of(tree):
+    words = [tree / "build/anyrank.real", "bugs", "--json", "-"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return [fault["name"] for fault in json.loads(done.stdout)["faults"]]
+
+
+def truths(folder):
+    """{label: (right causes, partly right ones)} of the faults' table of expectations and of the trials' lists."""
+    tree = folder / "tree"
+    paths = sorted((tree / "tests/verify").glob("fault*.[ch]"))
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
+    rows = {}
+    for row in re.split(r"\{F\(", text)[1:]:
+        cause = re.search(r',\s*-?\d+,\s*"([a-z_0-9]+)', row)  # after the first tensor and its rank
+        if cause:
+            rows.setdefault("fault:" + row.split(")")[0], (set(), set()))[0].add(cause.group(1))
+    listing = """import sys, json
+sys.path[:0] = ["tests/pytorch", "python"]
+import trial as t
+lists = (t.cases, t.blind_cases, t.blind2_cases, t.blind3_cases, t.experts_cases, t.other_kinds_cases)
+rows = [[c.name, list(c.causes), list(c.partly)] if c.bug else [c.name, [], []] for l in lists for c in l.CASES]
+print(json.dumps(rows))
+"""
+    done = subprocess.run([python_with_torch(), "-c", listing], cwd=tree, capture_output=True, text=True, check=True)
+    for name, right, partly in json.loads(done.stdout.splitlines()[-1]):
+        rows[name] = (set(right), set(partly))
+    with open(HERE / "truths.tsv", "w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file, delimiter="\t", lineterminator="\n")
+        out.writerow(("label", "right", "partly"))
+        out.writerows((label, " ".join(sorted(right)), " ".join(sorted(partly)))
+                      for label, (right, partly) in sorted(rows.items()))
+    print(f"{len(rows)} labels")
+
+
+def rows_of(folder):
+    """(SHA-256, kind, label, the answer's cause) of each case."""
+    for path in sorted((folder / "corpus/cases").glob("*.json")):
+        data = path.read_bytes()
+        assert hashlib.sha256(data).hexdigest() == path.stem, path
+        case = json.loads(data)
+        if case.get("kind") == "verify":
+            cause = (case["report"].get("first") or {}).get("cause")
+        else:
+            cause = case["answer"]["cause"]
+        yield path.stem, case.get("kind", "tensor"), case["label"], cause or ""
+
+
+def manifest(folder):
+    rows = list(rows_of(folder))
+    with open(HERE / "manifest.tsv", "w", encoding="utf-8", newline="") as file:
+        out = csv.writer(file, delimiter="\t", lineterminator="\n")
+        out.writerow(("sha256", "kind", "label", "cause"))
+        out.writerows(rows)
+    print(f"{len(rows)} cases, {sum(kind == 'verify' for _, kind, _, _ in rows)} of two dumps")
+
+
+def compare(folder):
+    with open(HERE / "manifest.tsv", encoding="utf-8", newline="") as file:
+        known = {row["sha256"] for row in csv.DictReader(file, delimiter="\t")}
+    there = {name for name, *_ in rows_of(folder)}
+    print(f"{len(known & there)} of the manifest's {len(known)} cases are here, and {len(there - known)} others")
+    return 0 if known <= there else 1
+
+
+def main():
+    verb, *rest = sys.argv[1:] or [""]
+    if verb == "make" and rest:
+        return make(pathlib.Path(rest[0]).resolve(), rest[1:]) or 0
+    verbs = {"truths": truths, "manifest": manifest, "compare": compare}
+    if verb not in verbs or len(rest) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    return verbs[verb](pathlib.Path(rest[0]).resolve()) or 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
