@@ -5,7 +5,7 @@
     scripts/corpus.py make FOLDER [test|faults|trial ..]   builds BASE in FOLDER/tree and collects into FOLDER/corpus:
                                                            from the tests, the faults and the PyTorch trials (all three)
     scripts/corpus.py truths FOLDER                        writes tests/corpus/truths.tsv from BASE's own lists
-    scripts/corpus.py manifest FOLDER                      writes tests/corpus/manifest.tsv
+    scripts/corpus.py manifest FOLDER                      writes tests/corpus/manifest.tsv.xz
     scripts/corpus.py compare FOLDER                       tells how much of the manifest a corpus holds
 
 A case is a JSON file in corpus/cases, named by its SHA-256. Kind "verify": the files of two dumps (in corpus/files, by
@@ -21,6 +21,7 @@ place, keeps the first. An engine that replaces BASE's is run over the corpus an
 import csv
 import hashlib
 import json
+import lzma
 import os
 import pathlib
 import re
@@ -30,6 +31,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests/corpus"
 BASE = "d540d0c8ccae7dab83317bc6c83063c5c2fb7b44"  # the last commit before faults went
+MANIFEST, DIGITS = HERE / "manifest.tsv.xz", 16
 FOLDERS = ("cases", "files", "arrays")
 
 
@@ -146,17 +148,17 @@ def rows_of(folder):
 
 def manifest(folder):
     rows = list(rows_of(folder))
-    with open(HERE / "manifest.tsv", "w", encoding="utf-8", newline="") as file:
+    with lzma.open(MANIFEST, "wt", encoding="utf-8", newline="") as file:
         out = csv.writer(file, delimiter="\t", lineterminator="\n")
         out.writerow(("sha256", "kind", "label", "cause"))
-        out.writerows(rows)
+        out.writerows((name[:DIGITS], *row) for name, *row in rows)
     print(f"{len(rows)} cases, {sum(kind == 'verify' for _, kind, _, _ in rows)} of two dumps")
 
 
 def compare(folder):
-    with open(HERE / "manifest.tsv", encoding="utf-8", newline="") as file:
+    with lzma.open(MANIFEST, "rt", encoding="utf-8", newline="") as file:
         known = {row["sha256"] for row in csv.DictReader(file, delimiter="\t")}
-    there = {name for name, *_ in rows_of(folder)}
+    there = {name[:DIGITS] for name, *_ in rows_of(folder)}
     print(f"{len(known & there)} of the manifest's {len(known)} cases are here, and {len(there - known)} others")
     return 0 if known <= there else 1
 
