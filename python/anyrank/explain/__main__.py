@@ -11,7 +11,7 @@ from anyrank.explain import facts
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status 0 where nothing differs, 1, or 2 for what cannot be read, as of the command."""
+    """Exit status 0 where nothing differs, 1, or 2 for what cannot be read or compared, as of the command."""
     parser = argparse.ArgumentParser(prog="python -m anyrank.explain", description="Prints what differs between two "
                                      "runs, as their dumps record it.")
     parser.add_argument("reference", metavar="REFERENCE", help="the dump that is right: a folder, or a file in it")
@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif run.truncated:
             print(f"{path}: the model is large, and {facts.FILE} records a part of it")
     if not (a.recorded and b.recorded):
-        return 0
+        return 2
     found = facts.differences(a, b)
     for difference in found:
         print(difference.text)

@@ -143,9 +143,11 @@ def _modules(value: typing.Any) -> dict[str, Module]:
 
 
 def read(path: str | os.PathLike[str]) -> Facts:
-    """What the dump in a folder, or that of a file, records. Errors: AnyrankError for a file that is not whole, or of a
-    later version."""
+    """What the dump in a folder, or that of a file, records. Errors: AnyrankError for a dump that is not there, or a
+    model.json that is not whole or of a later version."""
     folder = pathlib.Path(path_name(path))
+    if not folder.exists():
+        raise AnyrankError(f"{folder}: there is no such file or folder")
     file = (folder if folder.is_dir() else folder.parent) / FILE
     if not file.is_file():
         return Facts()

@@ -262,6 +262,16 @@ class Differences(FolderCase):
                          ["ranks differ in the other run: rank 0 made 3 steps, rank 1 made 2 steps",
                           "2 parameters have no gradient in the other run on rank 1, in step 1: 0.bias, 0.weight"])
 
+    def test_runs_of_which_nothing_is_recorded_are_not_called_the_same(self) -> None:
+        run(self.path / "one")
+        (self.path / "bare").mkdir()
+        said = io.StringIO()
+        for other in ("bare", "missing"):
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                self.assertEqual(main([str(self.path / "one"), str(self.path / other), "--facts"]), 2)
+        for text in ("bare: has no model.json", "missing: there is no such file or folder"):
+            self.assertIn(text, said.getvalue())
+
     def test_the_command_prints_them(self) -> None:
         run(self.path / "one")
         run(self.path / "other", lr=0.2)
