@@ -297,7 +297,8 @@ class Record:
     def _blocks_of_inputs(self) -> list[int]:
         """The ends of the blocks that the spec joins in one batch (chosen and rejected), in parts; one block: [1]."""
         given = [self._spec_of(name) for name in self.values if name.startswith("input.")]
-        blocks = next((rule["blocks"] for rule in given if rule.get("blocks") and 0 in rule.values()), [1])
+        cut = [rule for rule in given if any(rule.get(n) == 0 for n in self.groups.data)]
+        blocks = next((rule["blocks"] for rule in cut if rule.get("blocks")), [1])
         return list(itertools.accumulate(blocks))
 
     def _samples_of(self, rank: int, of_all: list[dict[str, list[list[int]]]], step: str) -> list[list[int]]:

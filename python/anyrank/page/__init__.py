@@ -51,5 +51,10 @@ def write(found: Json, path: str | os.PathLike[str]) -> pathlib.Path:
     """Writes the page or picture, in the form of the file's name, and returns its path."""
     out = pathlib.Path(path)
     text = text_of(found, out.suffix)
-    out.write_text(text, encoding="utf-8")
+    half = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        half.write_text(text, encoding="utf-8")
+        half.replace(out)
+    finally:
+        half.unlink(missing_ok=True)
     return out
