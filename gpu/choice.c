@@ -17,20 +17,22 @@ ar_status ari_device_choice_parse(ar_device_choice *c, const char *text)
         if (strlen(name) != length || strncmp(text, name, length) != 0)
             continue;
         char *end = NULL;
-        const long index = colon ? strtol(colon + 1, &end, 10) : 0;
+        const long index = colon ? strtol(colon + 1, &end, 10) : i == AR_DEVICE_CUDA ? AR_GPU_EACH : 0;
         if (colon && (i != AR_DEVICE_CUDA || end == colon + 1 || *end || index < 0 || index > 1023))
             break;
         *c = (ar_device_choice){(ar_device_kind)i, (int)index};
         return AR_OK;
     }
-    return ar_error_set(AR_ERR_ARG, "device '%.40s': cpu, cuda, cuda:N (GPU N) or emulated", text);
+    return ar_error_set(
+        AR_ERR_ARG, "device '%.40s': cpu, cuda (a GPU for each rank, if there are as many), cuda:N (GPU N) or emulated",
+        text);
 }
 
 ar_status ar_device_create(ar_device **gives, const ar_device_choice *which, int threads)
 {
     switch (which->kind) {
     case AR_DEVICE_CUDA:
-        return ari_device_cuda_create(gives, which->index);
+        return ari_device_cuda_create(gives, ari_gpu_index(which));
     case AR_DEVICE_EMULATED:
         return ari_device_emulated_create(gives);
     case AR_DEVICE_CPU:
@@ -38,6 +40,11 @@ ar_status ar_device_create(ar_device **gives, const ar_device_choice *which, int
         break;
     }
     return ar_device_cpu_create(gives, threads);
+}
+
+int ari_gpu_index(const ar_device_choice *c)
+{
+    return c->index == AR_GPU_EACH ? 0 : c->index;
 }
 
 void ar_device_destroy(ar_device *d)

@@ -7,7 +7,7 @@
 
 AR_BEGIN_DECLS
 
-/** Reads "cpu", "cuda", "cuda:1", "emulated". Errors: AR_ERR_ARG, naming what would be right. */
+/** Reads "cpu", "cuda" (AR_GPU_EACH), "cuda:1", "emulated". Errors: AR_ERR_ARG, naming what would be right. */
 AR_NODISCARD ar_status ari_device_choice_parse(ar_device_choice *c, const char *text);
 /** The CUDA device on one GPU, which any number of ranks may share, each with a device and streams of its own.
  *  Its exact products are of int8 digits, 16 or 10 of them by the number of terms, or as the environment variable
@@ -26,6 +26,8 @@ AR_NODISCARD ar_status ari_device_cuda_create(ar_device **gives, int index);
 AR_NODISCARD ar_status ari_device_emulated_create(ar_device **gives);
 /** Describes CUDA in this build and on this machine: versions and libraries, or why there is none. Truncates. */
 void ari_gpu_describe(char *text, size_t size);
+/** The GPU of ranks that share one: c->index; 0 for AR_GPU_EACH. */
+int ari_gpu_index(const ar_device_choice *c);
 /** Number of GPUs; 0 where there is none, or no CUDA. */
 int ari_gpu_count(void);
 /** Errors: AR_ERR_ARG (no such GPU), AR_ERR_UNSUPPORTED. */

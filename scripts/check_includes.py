@@ -64,7 +64,7 @@ ALLOWED = {
     "gpu/cluster/mpi": ["ref/core", "ref/comm", "gpu/cluster/process"],
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/cluster/nccl": ["ref/core", "ref/comm", "gpu/cluster/process", "gpu"],
-    "verify/run": ["ref/core", "ref/context", "ref/comm", "gpu/cluster/process", "ref/numerics", "ref/dry", "ref/placement", "ref/layers", "ref/io",
+    "verify/run": ["ref/core", "ref/context", "ref/comm", "gpu/cluster/process", "gpu/cluster/process/transport", "ref/numerics", "ref/dry", "ref/placement", "ref/layers", "ref/io",
             "ref/models", "ref/train", "sim/plan"],
     "verify/lint": ["ref/core", "ref/io", "ref/models", "sim/plan"],
     "verify/plan": ["ref/core", "ref/io", "ref/models", "ref/pipeline", "sim/plan", "verify/run"],

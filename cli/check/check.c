@@ -253,6 +253,8 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     o->parallel = p;
     if (o->run.process && !given)
         AR_TRY(keep_fitting(o, p));
+    for (size_t i = 0; i < o->layouts; i++)
+        AR_TRY(ari_transport_fits(&v->common, &o->run, ar_parallel_world(&p[i])));
     return check_fault(o, c, folder);
 }
 
@@ -498,7 +500,7 @@ ar_status ari_command_check(void *values, int *exit_code)
         return list_models(v, models, n);
     ari_checked checked[MOST_MODELS] = {0};
     ari_watch watch = {0};
-    AR_TRY(ari_transport_begin(&v->common.process, &v->transport, &ari_check_spec, v, v->r.timeout, true));
+    AR_TRY(ari_transport_begin(&v->common, &v->transport, &ari_check_spec, v->r.timeout, true));
     ar_status st = ari_watch_begin(&watch, &v->watch);
     if (st == AR_OK)
         st = complete_values(v);

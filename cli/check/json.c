@@ -181,6 +181,16 @@ static json_t *json_model(const ari_checked *c)
     return model;
 }
 
+static int largest_world(const ar_check_report *r)
+{
+    int world = 1;
+    for (size_t i = 0; r && i < r->runs; i++) {
+        const int ranks = ar_parallel_world(&r->run[i].parallel);
+        world = ranks > world ? ranks : world;
+    }
+    return world;
+}
+
 json_t *ari_check_json(const ari_checked *checked, size_t n)
 {
     char hash[65];
@@ -194,7 +204,7 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
         json_object_set_new(o, "precision", json_string(ari_precision_name(checked[0].report->precision)));
     if (n > 0)
         ari_device_json(o, &checked[0].run.device);
-    ari_transport_json(o, checked[0].run.process);
+    ari_transport_json(o, &checked[0].run, largest_world(checked[0].report));
     json_object_set_new(o, "result", json_string(result_names[ari_check_worst(checked, n)]));
     json_object_set_new(o, "hash", ari_check_hash(hash, checked, n) ? json_string(hash) : json_null());
     if (n > 0 && checked[0].has_net_fault) {

@@ -57,8 +57,8 @@ const ari_option ari_movement_options[] = {
 const ari_option ari_device_options[] = {
     ARI_OPTION_SECTION("numerics"),
     ARI_OPTION_STRING("device", device, "DEVICE",
-                      "what the ranks compute on: cpu, cuda (cuda:N: GPU N, which they share) or emulated, the CUDA "
-                      "device's kernels on the host (default cpu)",
+                      "what the ranks compute on: cpu, cuda (a GPU for each rank, if there are as many; cuda:N: "
+                      "GPU N, which they share) or emulated, the CUDA device's kernels on the host (default cpu)",
                       .choices = ari_device_kind_names),
     {0},
 };
@@ -179,6 +179,8 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
     run.ddp.zero = p->zero;
     run.ddp.bucket_bytes = run.ddp.bucket_bytes == ARI_NOT_GIVEN ? AR_BUCKET_BYTES : run.ddp.bucket_bytes;
     run.device = device_of(v);
+    if (common->nccl_threads)
+        run.device.index = AR_GPU_EACH;
     run.process = common->process;
     run.threads = common->threads;
     run.sim.algorithm = v->collectives == 0 ? AR_SIM_DIRECT : AR_SIM_RING;
@@ -263,8 +265,8 @@ void ari_device_json(json_t *o, const ar_device_choice *c)
 {
     ar_gpu_info gpu = {0};
     json_object_set_new(o, "device", json_string(ari_device_kind_name(c->kind)));
-    if (c->kind == AR_DEVICE_CUDA && ari_gpu_info_get(&gpu, c->index) == AR_OK)
-        json_object_set_new(o, "gpu", json_pack("{s:i, s:s}", "index", c->index, "name", gpu.name));
+    if (c->kind == AR_DEVICE_CUDA && ari_gpu_info_get(&gpu, ari_gpu_index(c)) == AR_OK)
+        json_object_set_new(o, "gpu", json_pack("{s:i, s:s}", "index", ari_gpu_index(c), "name", gpu.name));
 }
 
 static ar_status load_plan(const ari_run_values *v, ar_run *run)

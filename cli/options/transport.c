@@ -8,12 +8,15 @@
 #include <unistd.h>
 
 #include "gpu/cluster/process/process_private.h"
+#include "gpu/cluster/process/transport/process_private.h"
 #include "gpu/device_private.h"
 #include "ref/core/names.h"
 #include "ref/core/os/os.h"
 #include "ref/core/process_private.h"
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "verify/run/process_run.h"
+#include "verify/run/run.h"
 
 /* For a silent process: the original descriptor of its errors, and the one that keeps them; -1: not silent. */
 static int errors_fd = -1, kept_fd = -1;
@@ -26,7 +29,8 @@ const ari_option ari_transport_options[] = {
     ARI_OPTION_SECTION("cluster"),
     ARI_OPTION_ENUM("transport", transport, ari_transport_names,
                     "sim: ranks are threads of this process; mpi, nccl: each process that mpirun, srun or torchrun "
-                    "starts is a rank (default sim)",
+                    "starts is a rank; nccl without a launcher: threads, a GPU each (default sim; with --device cuda "
+                    "and a GPU for each rank: nccl)",
                     .more = "With mpi, MPI moves what is in the hosts' memory. With nccl, each process is a rank on "
                             "the GPU of its number on its machine, and NCCL moves what is there. Layouts have as "
                             "many ranks as there are processes; process 0 alone prints and writes."),
@@ -36,16 +40,27 @@ const ari_option ari_transport_options[] = {
 };
 #undef ARI_VALUES
 
-/* As Open MPI, MPICH and Slurm's PMI, torchrun and srun tell it. */
-static bool is_another(void)
+/* This process's rank, as Open MPI, MPICH and Slurm's PMI, torchrun and srun tell it; NULL: none has started it. */
+static const char *launched_rank(void)
 {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *rank = getenv(names[i]);
         if (rank && *rank)
-            return strtol(rank, NULL, 10) > 0;
+            return rank;
     }
-    return false;
+    return NULL;
+}
+
+static bool is_launched(void)
+{
+    return launched_rank() || getenv("WORLD_SIZE") || getenv("ANYRANK_NCCL_ID_FILE");
+}
+
+static bool is_another(void)
+{
+    const char *rank = launched_rank();
+    return rank && strtol(rank, NULL, 10) > 0;
 }
 
 /* --- watching over the launcher ----------------------------------------------------------------------------------- */
@@ -182,23 +197,45 @@ static void tell_of_alone(const ari_common *common)
                 processes_started());
 }
 
-ar_status ari_transport_begin(ar_process **gives, const ari_transport_values *v, const ari_args_spec *spec,
-                              const void *values, double timeout_s, bool check_calls)
+ar_status ari_transport_begin(ari_common *common, const ari_transport_values *v, const ari_args_spec *spec,
+                              double timeout_s, bool check_calls)
 {
     const ar_process_options o = {.transport = (ar_transport)v->transport,
                                   .timeout_ns = (uint64_t)(timeout_s * 1e9),
                                   .share_gpus = v->share_gpus,
                                   .check_calls = check_calls};
-    *gives = NULL;
+    common->process = NULL;
     if (v->share_gpus && o.transport != AR_TRANSPORT_NCCL)
         return ar_error_set(AR_ERR_ARG, "--share-gpus is for processes that NCCL connects: give --transport nccl");
     if (o.transport == AR_TRANSPORT_SIM) {
         AR_TRY(refuse_several());
-        tell_of_alone(values);
+        tell_of_alone(common);
         return AR_OK;
     }
-    AR_TRY(join_process(gives, &o, timeout_s));
-    return agree_on_options(*gives, spec, values);
+    common->nccl_threads = o.transport == AR_TRANSPORT_NCCL && !v->share_gpus && !is_launched();
+    if (common->nccl_threads)
+        return AR_OK;
+    AR_TRY(join_process(&common->process, &o, timeout_s));
+    return agree_on_options(common->process, spec, common);
+}
+
+ar_status ari_transport_fits(const ari_common *common, const ar_run *run, int ranks)
+{
+    char nccl[512];
+    const int gpus = ari_gpu_count();
+    if (!common->nccl_threads || ranks == 1 || ari_run_by_nccl(run, ranks))
+        return AR_OK;
+    if (run->device.kind == AR_DEVICE_CPU)
+        return ar_error_set(AR_ERR_UNSUPPORTED,
+                            "--transport nccl with --device cpu: NCCL moves what lies on GPUs; give "
+                            "--device cuda, or leave --transport nccl out");
+    if (!ari_transport_describe(AR_TRANSPORT_NCCL, nccl, sizeof nccl))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s", nccl);
+    return ar_error_set(
+        AR_ERR_ARG,
+        "--transport nccl in one process takes a GPU for each rank: %d ranks, and this machine has %d "
+        "GPU%s; start a process for each rank by mpirun, srun or torchrun, or leave --transport nccl out",
+        ranks, gpus, ARI_PLURAL(gpus));
 }
 
 void ari_transport_end(ar_process *p, ar_status st)
@@ -229,24 +266,33 @@ void ari_ranks_print(FILE *to, const ar_run *run, int world)
     ar_gpu_info gpu = {0};
     if (run->device.kind == AR_DEVICE_EMULATED)
         fprintf(to, "device: on the emulated device, the kernels of cuda on the host\n");
-    if (run->device.kind == AR_DEVICE_CUDA && ari_gpu_info_get(&gpu, run->device.index) == AR_OK) {
-        if (p)
+    if (!p && ari_run_by_nccl(run, world) && run->device.kind == AR_DEVICE_EMULATED)
+        fprintf(to, "ranks: threads, each on a device of its own, connected by NCCL\n");
+    const int index = ari_gpu_index(&run->device);
+    if (run->device.kind == AR_DEVICE_CUDA && ari_gpu_info_get(&gpu, index) == AR_OK) {
+        if (!p && world == 0 && run->device.index == AR_GPU_EACH && ari_gpu_count() > 1)
+            fprintf(to, "device: a GPU for each rank, connected by NCCL, or one for all (here %d x %s)\n",
+                    ari_gpu_count(), gpu.name);
+        else if (!p && ari_run_by_nccl(run, world))
+            fprintf(to, "device: a GPU for each rank (%d x %s), connected by NCCL\n", world, gpu.name);
+        else if (p)
             fprintf(to, "device: each rank on the GPU of its number on its machine (here %s)\n", gpu.name);
         else if (world == 1)
-            fprintf(to, "device: on GPU %d (%s)\n", run->device.index, gpu.name);
+            fprintf(to, "device: on GPU %d (%s)\n", index, gpu.name);
         else if (world == 0)
-            fprintf(to, "device: all ranks share GPU %d (%s)\n", run->device.index, gpu.name);
+            fprintf(to, "device: all ranks share GPU %d (%s)\n", index, gpu.name);
         else
-            fprintf(to, "device: %d ranks share GPU %d (%s)\n", world, run->device.index, gpu.name);
+            fprintf(to, "device: %d ranks share GPU %d (%s)\n", world, index, gpu.name);
     }
     if (p)
         fprintf(to, "ranks: %d process%s, connected by %s\n", ari_process_size(p), ari_process_size(p) == 1 ? "" : "es",
                 ari_process_transport(p) == AR_TRANSPORT_MPI ? "MPI" : "NCCL");
 }
 
-void ari_transport_json(json_t *o, const ar_process *p)
+void ari_transport_json(json_t *o, const ar_run *run, int world)
 {
-    json_object_set_new(o, "transport", json_string(ari_transport_name(ari_process_transport(p))));
+    const ar_transport t = ari_run_by_nccl(run, world) ? AR_TRANSPORT_NCCL : ari_process_transport(run->process);
+    json_object_set_new(o, "transport", json_string(ari_transport_name(t)));
 }
 
 /* --- silence ------------------------------------------------------------------------------------------------------ */

@@ -26,6 +26,7 @@ typedef struct ari_common {
     char *const *argv;
     const char *repeated;       /* an option that is given twice, of which the last value counts; NULL: none */
     struct ar_process *process; /* this one's place, once a run has begun whose ranks are processes; NULL: threads */
+    bool nccl_threads;          /* the ranks of that run are threads that NCCL is to connect */
 } ari_common;
 
 /* As diff has them. */

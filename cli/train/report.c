@@ -222,7 +222,7 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     json_object_set_new(j, "result", json_string(result_name(r)));
     json_object_set_new(j, "numerics", json_string(ari_numerics_names[o->run.numerics]));
     ari_device_json(j, &o->run.device);
-    ari_transport_json(j, o->run.process);
+    ari_transport_json(j, &o->run, ar_parallel_world(&o->run.parallel));
     json_object_set_new(j, "model", ari_json_text(r->config.name));
     json_object_set_new(j, "parameters", json_integer((json_int_t)r->parameters));
     json_object_set_new(j, "weights", json_string(origin(r, o)));

@@ -328,8 +328,7 @@ ar_status ari_command_train(void *values, int *exit_code)
     ar_status st = AR_OK;
     catch_signals();
     AR_TRY(check_values(v));
-    AR_TRY_TO(done, st,
-              ari_transport_begin(&v->common.process, &v->transport, &ari_train_spec, v, v->r.timeout, false));
+    AR_TRY_TO(done, st, ari_transport_begin(&v->common, &v->transport, &ari_train_spec, v->r.timeout, false));
     AR_TRY_TO(done, st, ari_watch_begin(&watch, &v->watch));
     if (v->resume)
         AR_TRY_TO(done, st, ari_checkpoint_open(&resume, v->resume));

@@ -421,8 +421,11 @@ typedef enum ar_device_kind {
 /* Which device. */
 typedef struct ar_device_choice {
     ar_device_kind kind;
-    int index; /* of the GPU, as CUDA counts them; others: 0 */
+    int index; /* of the GPU, as CUDA counts them; AR_GPU_EACH; other kinds: 0 */
 } ar_device_choice;
+/* Index of a device choice for several ranks that are threads: rank r takes GPU r, and NCCL connects the ranks, where
+ * the machine has as many GPUs and NCCL; else all ranks share GPU 0. */
+#define AR_GPU_EACH (-1)
 /** A device; threads: of the host, for a kernel of the CPU device. Gives; ar_device_destroy. Errors: those of
  *  ar_device_cpu_create and ari_device_cuda_create; AR_ERR_UNSUPPORTED: this build has no such device, and why. */
 AR_NODISCARD ar_status ar_device_create(ar_device **out, const ar_device_choice *which, int threads);

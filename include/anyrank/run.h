@@ -38,8 +38,8 @@ typedef struct ar_run {
     ar_declared_check placements; /* of values that nobody listens to and no fault changes; else they are trusted */
     uint64_t seed;                /* of fresh weights, of dropout, and of the place in the data */
     ar_fault fault;
-    ar_device_choice device; /* of the ranks: those of one process share it, ranks of processes take the GPU of their
-                                local number. The baseline runs on the host */
+    ar_device_choice device; /* of the ranks: those of one process share it, unless its index is AR_GPU_EACH; ranks of
+                                processes take the GPU of their local number. The baseline runs on the host */
     ar_process *process;     /* ranks are processes, and this is one of them: all of them make the same calls, a layout
                                 has as many ranks, and process 0 gets the results. NULL: threads of this one */
     int threads;             /* of the whole process, shared by the ranks; 0: the cores of the machine */

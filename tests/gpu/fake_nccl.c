@@ -6,7 +6,7 @@
  * here: calls that do not fit each other. Reductions have the order of a ring. A communicator that was destroyed or
  * aborted must not be used any more, nor be aborted while a thread is inside of a call with it: that ends the process.
  *
- * FAKE_NCCL_GPU        the bus id of this process's GPU
+ * FAKE_NCCL_GPU        the bus id of this process's GPU; unset: each thread that asks has another one
  * FAKE_NCCL_VERSION    what ncclGetVersion gives
  * FAKE_NCCL_LAZY       a file that all processes have: the first call of a communicator waits until no other one of
  *                      the process is under way, as where memory or a kernel is made for it (lazy.h); a circle of such
@@ -526,9 +526,9 @@ const char *ncclGetLastError(void *comm)
 
 const char *ari_nccl_emulated_gpu(void)
 {
-    static char own[32];
+    static _Thread_local char own[32];
     const char *is = getenv("FAKE_NCCL_GPU");
-    snprintf(own, sizeof own, "0000:%04lx:00.0", (long)getpid() & 0xffff);
+    snprintf(own, sizeof own, "0000:%04lx:00.0", (long)gettid() & 0xffff);
     return is ? is : own;
 }
 

@@ -17,11 +17,11 @@ enum { LAZY_ENTRIES = 1024 };
 
 typedef enum lazy_state { LAZY_IDLE, LAZY_WAITS, LAZY_RUNS } lazy_state;
 
-/* A communicator of a process. */
+/* A communicator of a process, or of a rank that is a thread. */
 typedef struct lazy_entry {
-    pid_t process;
-    uint64_t id; /* the same in all processes */
-    int call;    /* its last */
+    pid_t process; /* the thread's */
+    uint64_t id;   /* the same in all processes */
+    int call;      /* its last */
     lazy_state state;
     bool can_end; /* of the search for a circle */
 } lazy_entry;
@@ -72,7 +72,7 @@ static inline lazy_comm lazy_create(const char *path, uint64_t id)
     if (b->n == LAZY_ENTRIES)
         abort();
     c.own = &b->entry[b->n++];
-    *c.own = (lazy_entry){.process = getpid(), .id = id};
+    *c.own = (lazy_entry){.process = gettid(), .id = id};
     lazy_unlock(b);
     c.board = b;
     return c;

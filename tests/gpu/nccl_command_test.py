@@ -134,6 +134,50 @@ class NcclTest(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(json.loads(done.stdout)["result"], "same")
 
+    def ranks_as_threads(self, *arguments, **extra):
+        done = run(*map(str, arguments), *NCCL, "--json", "-", env={**clean_environment(), **extra})
+        return done, json.loads(done.stdout) if done.stdout.startswith("{") else {}
+
+    def test_without_a_launcher_ranks_are_threads_with_a_device_each(self):
+        for layout in (("--tp", 2), ("--dp", 2, "--tp", 2, "--zero", 1), ("--pp", 2, "--micro-batches", 2)):
+            with self.subTest(layout=layout):
+                arguments = ("check", GOLDEN / "gpt2-tiny", *map(str, layout), *SMALL)
+                done, ours = self.ranks_as_threads(*arguments)
+                self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+                theirs = self.threads(*arguments)
+                self.assertEqual((ours["transport"], theirs["transport"]), ("nccl", "sim"))
+                run, other = (result["models"][0]["runs"][0] for result in (ours, theirs))
+                for key in ("result", "tensors", "gradients_hash", "weights_hash", "collectives", "loss"):
+                    self.assertEqual(run[key], other[key], key)
+                self.assertEqual(run["bytes"]["counted"], other["bytes"]["predicted"])
+
+    def test_a_thread_that_fails_ends_all_with_one_message(self):
+        swapped, told = self.ranks_as_threads("check", GOLDEN / "gpt2-tiny", "--dp", "2", *SMALL, "--inject",
+                                              "collective_order_swapped")
+        self.assertEqual(swapped.returncode, 1)
+        self.assertIn("ranks 0 and 1 disagree in collective #1 of ranks 0-1: rank 0 calls all_reduce(",
+                      json.dumps(told))
+        broken, _ = self.ranks_as_threads("check", GOLDEN / "gpt2-tiny", "--dp", "3", "--batch", "3", "--seq", "8",
+                                          FAKE_NCCL_ERROR="init")
+        self.assertEqual(broken.returncode, 3)
+        self.assertEqual((broken.stdout + broken.stderr).count("NCCL cannot make a communicator"), 1)
+        refused = run("check", str(GOLDEN / "gpt2-tiny"), "--dp", "2", *SMALL, "--transport", "nccl",
+                      env=clean_environment())
+        self.assertEqual(refused.returncode, 2)
+        self.assertIn("--transport nccl with --device cpu: NCCL moves what lies on GPUs", refused.stderr)
+
+    def test_a_run_of_threads_is_saved_and_resumed(self):
+        train = ("train", "stack-demo", "--dp", "2", "--batch", "2", "--seq", "8", "--seed", "5")
+        with tempfile.TemporaryDirectory() as folder:
+            text = pathlib.Path(folder, "text.txt")
+            text.write_text("the quick brown fox jumps over the lazy dog; " * 200, encoding="utf-8")
+            data, saved = ("--data", str(text)), ("--save", f"{folder}/saved")
+            whole = run(*train, *data, "--steps", "4", "--json", "-")
+            first, _ = self.ranks_as_threads(*train, *data, *saved, "--steps", "4", "--stop-after", "2")
+            rest, told = self.ranks_as_threads("train", "--resume", f"{folder}/saved", *data, "--dp", "2")
+        self.assertEqual([done.returncode for done in (whole, first, rest)], [0, 0, 0], first.stderr + rest.stderr)
+        self.assertEqual(told["weights_hash"], json.loads(whole.stdout)["weights_hash"])
+
     def test_a_trained_trajectory_is_that_of_threads(self):
         hashes = []
         train = ("train", "stack-demo", "--dp", 2, "--steps", 2, "--batch", 2, "--seq", 8, "--seed", 5)

@@ -161,7 +161,9 @@ static ar_status train_rank(ar_ctx *ctx, const ari_cluster_options *o, rank_resu
     return st;
 }
 
-static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_options *o, rank_result *result)
+/* apart: a failure does not reach the other ranks by itself, as it does in the simulated cluster. */
+static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_options *o, bool apart,
+                          rank_result *result)
 {
     const int r = ar_comm_rank(world);
     const bool compared = o->tap || o->run.fault != AR_FAULT_NONE || o->dry; /* what is wrong has to show in numbers */
@@ -200,18 +202,18 @@ static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_o
     size_t now = 0;
     ari_ctx_memory(ctx, &now, &result->memory.rank.peak);
 done:
-    if (st != AR_OK && o->run.process)
+    if (st != AR_OK && apart)
         st = ari_process_fail(world, st);
     ar_ctx_destroy(ctx);
     ar_parallel_groups_end(&groups);
     return st;
 }
 
-/* One rank on its device. */
-static ar_status rank_on(ar_comm *world, ar_device *device, void *arg)
+/* A rank of a transport's. */
+static ar_status rank_apart(ar_comm *world, ar_device *device, void *arg)
 {
     const job *j = arg;
-    return run_rank(world, device, j->o, &j->rank[ar_comm_rank(world)]);
+    return run_rank(world, device, j->o, true, &j->rank[ar_comm_rank(world)]);
 }
 
 static int threads_of(const ari_cluster_options *o, int ranks)
@@ -224,11 +226,23 @@ static ar_status rank_main(ar_comm *world, void *arg)
     const job *j = arg;
     ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
     AR_TRY(ar_device_create(&device, &j->o->run.device, threads_of(j->o, ar_comm_size(world))));
-    return rank_on(world, device, arg);
+    return run_rank(world, device, j->o, false, &j->rank[ar_comm_rank(world)]);
+}
+
+/* Threads that NCCL connects, a GPU each. Calls are compared before data move, but where a step is all that counts. */
+static ar_status run_nccl_threads(job *j, int ranks)
+{
+    const ar_sim_options *sim = &j->o->run.sim;
+    const ar_process_options o = {.transport = AR_TRANSPORT_NCCL,
+                                  .timeout_ns = sim->timeout_ns ? sim->timeout_ns : LONGEST_WAIT_NS,
+                                  .check_calls = j->o->tap != NULL};
+    return ari_process_run_threads(ranks, &o, &j->o->run.device, threads_of(j->o, ranks), rank_apart, j);
 }
 
 static ar_status run_threads(ari_cluster_result *result, job *j, int ranks)
 {
+    if (ari_run_by_nccl(&j->o->run, ranks))
+        return run_nccl_threads(j, ranks);
     ar_sim_options sim = j->o->run.sim;
     ARI_OWNED_BY(ar_trace_destroy) ar_trace *own = NULL;
     sim.timeout_ns = sim.timeout_ns ? sim.timeout_ns : LONGEST_WAIT_NS;
@@ -295,7 +309,7 @@ static ar_status run_processes(job *j, int ranks, float *losses)
     AR_TRY(check_processes(j->o, ranks));
     /* Those of a process are its one rank's. Where nothing is said others may be on the same cores. */
     const int threads = j->o->run.threads > 0 ? j->o->run.threads : threads_of(j->o, ranks);
-    AR_TRY(ari_process_run(j->o->run.process, &j->o->run.device, threads, rank_on, j));
+    AR_TRY(ari_process_run(j->o->run.process, &j->o->run.device, threads, rank_apart, j));
     return share_results(j, ranks, losses);
 }
 
@@ -325,7 +339,7 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
     rank_result result = {.loss = losses};
     AR_TRY(ari_dry_comm_create(&world, rank, ar_parallel_world(&o->run.parallel)));
     AR_TRY(ari_dry_device_create(&device, like));
-    AR_TRY(run_rank(world, device, &own, &result));
+    AR_TRY(run_rank(world, device, &own, false, &result));
     *m = result.memory;
     m->bytes = result.read + result.written;
     m->routed = result.routed;
@@ -371,8 +385,8 @@ ar_status ari_cluster_run(ari_cluster_result *result, const ari_cluster_options 
     const uint64_t start = ari_now_ns();
     const ar_status st = o->run.process ? run_processes(&j, (int)n, losses) : run_threads(result, &j, (int)n);
     result->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    /* Of processes the words have the table of ranks, and nothing else is known of the others. */
-    if (st == AR_OK || o->run.process) {
+    /* NCCL's and MPI's words have the table of ranks, and nothing else is known of the others. */
+    if (st == AR_OK || o->run.process || ari_run_by_nccl(&o->run, (int)n)) {
         free(result->reports);
         result->reports = NULL;
     }

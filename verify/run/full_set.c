@@ -10,6 +10,7 @@
 #include "ref/context/context.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/queue_impl.h"
+#include "ref/core/queue_private.h"
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
 #include "ref/layers/parts.h"
@@ -228,6 +229,7 @@ ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status own)
     const unsigned row = me->turn++ % 2;
     me->said[row] = ari_outcome_of(own);
     AR_TRY(ar_comm_barrier(ctx->world, ctx->queue, "full tensors"));
+    AR_TRY(ari_queue_sync(ctx->queue, 0)); /* NCCL's barrier is on the stream */
     for (int r = 0; r < ranks; r++)
         AR_TRY(ari_outcome_status(&s->members[r].said[row]));
     return AR_OK;

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/run/process_run.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "gpu/cluster/process/process.h"
 #include "gpu/cluster/process/process_private.h"
+#include "gpu/cluster/process/transport/process_private.h"
 #include "gpu/device_private.h"
 #include "ref/comm/comm_impl.h"
 #include "ref/comm/comm_private.h"
 #include "ref/core/device_private.h"
+#include "ref/core/os/threads.h"
 #include "ref/core/process_private.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
@@ -80,6 +83,70 @@ ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int thre
     ari_comm_destroy(world);
     ar_device_destroy(d);
     return st;
+}
+
+/* --- ranks as threads --------------------------------------------------------------------------------------------- */
+
+typedef struct thread_rank {
+    pthread_t thread;
+    ari_thread_ranks *ranks;
+    int rank;
+    const ar_process_options *options;
+    const ar_device_choice *which;
+    int threads;
+    ar_status (*fn)(ar_comm *world, ar_device *d, void *arg);
+    void *arg;
+    ari_outcome outcome;
+} thread_rank;
+
+static void *thread_rank_main(void *user)
+{
+    thread_rank *t = user;
+    ar_process *p = NULL;
+    ar_error_clear();
+    ar_status st = ari_process_thread_create(&p, t->ranks, t->rank, t->options);
+    if (st == AR_OK)
+        st = ari_process_run(p, t->which, t->threads, t->fn, t->arg);
+    t->outcome = ari_outcome_of(st);
+    if (!p)
+        ari_thread_rank_ended(t->ranks, t->rank, t->outcome.message);
+    ar_process_destroy(p);
+    return NULL;
+}
+
+/* The first rank's that says more than that another one failed. */
+static ar_status outcome_of_all(const thread_rank *rank, int n)
+{
+    const ari_outcome *first = NULL;
+    for (int r = 0; r < n; r++) {
+        const ari_outcome *o = &rank[r].outcome;
+        if (o->status != AR_OK && (!first || (first->status == AR_ERR_ABORTED && o->status != AR_ERR_ABORTED)))
+            first = o;
+    }
+    return first ? ari_outcome_status(first) : AR_OK;
+}
+
+ar_status ari_process_run_threads(int ranks, const ar_process_options *o, const ar_device_choice *which, int threads,
+                                  ar_status (*fn)(ar_comm *world, ar_device *d, void *arg), void *arg)
+{
+    ARI_OWNED thread_rank *rank = NULL;
+    ari_thread_ranks *all = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&rank, (size_t)ranks, "ranks"));
+    AR_TRY(ari_thread_ranks_create(&all, ranks));
+    int started = 0, rc = 0;
+    for (; started < ranks && rc == 0; started += rc == 0) {
+        rank[started] = (thread_rank){
+            .ranks = all, .rank = started, .options = o, .which = which, .threads = threads, .fn = fn, .arg = arg};
+        rc = ari_thread_create(&rank[started].thread, thread_rank_main, &rank[started]);
+    }
+    for (int r = started; r < ranks; r++)
+        ari_thread_rank_ended(all, r, strerror(rc));
+    for (int r = 0; r < started; r++)
+        pthread_join(rank[r].thread, NULL);
+    ari_thread_ranks_destroy(all);
+    if (started < ranks)
+        return ar_error_set(AR_ERR_MEMORY, "no thread for rank %d of %d: %s", started, ranks, strerror(rc));
+    return outcome_of_all(rank, ranks);
 }
 
 /* --- agreement ---------------------------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "gpu/cluster/process/transport/process_private.h"
 #include "gpu/device_private.h"
 #include "ref/core/context_private.h"
 #include "ref/core/size.h"
@@ -71,11 +72,23 @@ ar_status ari_run_check_training(const ar_run *r, const char *name)
     return ari_loss_options_check(&r->loss, name);
 }
 
+bool ari_run_by_nccl(const ar_run *r, int ranks)
+{
+    char nccl[256];
+    const ar_sim_options *s = &r->sim;
+    if (r->process || ranks <= 1 || r->device.index != AR_GPU_EACH || s->fault_count > 0 || s->verify_transfers ||
+        s->explore || s->trace || s->cluster)
+        return false;
+    return r->device.kind == AR_DEVICE_EMULATED || (r->device.kind == AR_DEVICE_CUDA && ari_gpu_count() >= ranks &&
+                                                    ari_transport_describe(AR_TRANSPORT_NCCL, nccl, sizeof nccl));
+}
+
 /* Before minutes of work. A present GPU is not touched: each of several processes has another one. */
 static ar_status check_device(const ar_device_choice *c)
 {
     ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
-    const bool present = c->kind == AR_DEVICE_CUDA && c->index >= 0 && c->index < ari_gpu_count();
+    const int gpu = ari_gpu_index(c);
+    const bool present = c->kind == AR_DEVICE_CUDA && gpu >= 0 && gpu < ari_gpu_count();
     return present ? AR_OK : ar_device_create(&device, c, 1);
 }
 

@@ -10,6 +10,10 @@ static inline size_t ari_run_steps(const ar_run *r)
 {
     return r->steps > 1 ? (size_t)r->steps : 1;
 }
+/** Whether NCCL connects the run's ranks, threads of this process with a GPU each: what device.index AR_GPU_EACH asks
+ *  for, where it can be had. Never for what is the simulated cluster's: faults and checks of transfers, schedules,
+ *  traces, virtual time. */
+bool ari_run_by_nccl(const ar_run *r, int ranks);
 /** Finds a run's model, and reads its config, shrunk if the run asks for that; then folder[cap] is the config's file,
  *  beside which no weights are looked for. Errors: those of ar_model_path, ar_config_load and ari_config_shrink. */
 AR_NODISCARD ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const ar_run *r);

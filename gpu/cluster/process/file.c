@@ -294,21 +294,6 @@ static ar_status read_place(ar_process *p)
 
 /* --- the process -------------------------------------------------------------------------------------------------- */
 
-static void abort_process(ar_process *p, ar_status st, const char *why)
-{
-    char text[1024];
-    snprintf(text, sizeof text, "rank %d aborted: %s", p->rank, why);
-    ari_store_fail(p->store, st, text);
-}
-
-static void destroy_process(ar_process *p)
-{
-    ari_store_destroy(p->store);
-    free(p);
-}
-
-static const ari_process_ops process_ops = {.abort = abort_process, .destroy = destroy_process};
-
 /* One process alone needs no file. */
 static ar_status make_link(ari_link **gives, const ar_process *p)
 {
@@ -368,7 +353,7 @@ ar_status ari_process_file_create(ar_process **gives, const ar_process_options *
     ARI_OWNED ar_process *memory = NULL;
     ari_link *link = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&memory, 1, "a process"));
-    *memory = (ar_process){.ops = &process_ops, .options = *o};
+    *memory = (ar_process){.ops = &ari_process_store_ops, .options = *o};
     AR_TRY(read_place(memory));
     AR_TRY(make_link(&link, memory));
     AR_TRY(ari_store_create(&memory->store, link, o->timeout_ns));
@@ -380,6 +365,6 @@ ar_status ari_process_file_create(ar_process **gives, const ar_process_options *
         return AR_OK;
     }
     const ari_outcome kept = ari_outcome_of(st);
-    destroy_process(p);
+    ar_process_destroy(p);
     return ari_outcome_status(&kept);
 }

@@ -60,6 +60,21 @@ void ari_process_abort(ar_process *p, ar_status st, const char *why)
     p->ops->abort(p, st, why);
 }
 
+static void abort_by_store(ar_process *p, ar_status st, const char *why)
+{
+    char text[1024];
+    snprintf(text, sizeof text, "rank %d aborted: %s", p->rank, why);
+    ari_store_fail(p->store, st, text);
+}
+
+static void destroy_with_store(ar_process *p)
+{
+    ari_store_destroy(p->store);
+    free(p);
+}
+
+const ari_process_ops ari_process_store_ops = {.abort = abort_by_store, .destroy = destroy_with_store};
+
 /* --- what is moved for the host: values of the store -------------------------------------------------------------- */
 
 static ar_status get(ar_process *p, uint64_t group, const int *rank, int n, const void *bytes, size_t size,

@@ -11,4 +11,10 @@ AR_BEGIN_DECLS
  *  Returns whether there is one. AR_TRANSPORT_SIM needs none. */
 bool ari_transport_describe(ar_transport t, char *text, size_t size);
 
+struct ari_thread_ranks; /* gpu/cluster/process/process.h */
+/** The process of one of the ranks that are threads of this process, which NCCL connects. That rank's thread creates it,
+ *  uses it, and destroys it with ar_process_destroy. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_process_thread_create(ar_process **out, struct ari_thread_ranks *t, int rank,
+                                                 const ar_process_options *o);
+
 AR_END_DECLS

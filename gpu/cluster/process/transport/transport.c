@@ -24,6 +24,13 @@ bool ari_transport_describe(ar_transport t, char *text, size_t size)
     return true;
 }
 
+ar_status ari_process_thread_create(ar_process **out, ari_thread_ranks *t, int rank, const ar_process_options *o)
+{
+    AR_TRY(ari_process_thread_begin(out, t, rank, o));
+    (*out)->comm = ari_nccl_comm_create;
+    return AR_OK;
+}
+
 ar_status ar_process_create(ar_process **gives, const ar_process_options *o)
 {
     if (!gives || !o || (o->transport != AR_TRANSPORT_MPI && o->transport != AR_TRANSPORT_NCCL))
