@@ -84,26 +84,10 @@ typedef struct ar_bucket_array {
 } ar_bucket_array;
 #define AR_BUCKET_ARRAYS 3
 
-/* Elements [start, start + count) of a bucket. */
-typedef struct ar_bucket_run {
-    size_t start, count;
-} ar_bucket_run;
-
-/* The ranks of a group are of so many kinds, as many of each, and an element has terms on the ranks of one kind alone
- * (ar_param.sliced): those of kind k are run[first[k]] to run[first[k + 1] - 1]. */
-typedef struct ar_bucket_slices {
-    size_t kinds;
-    const int *kind; /* [ranks] */
-    const size_t *first;
-    const ar_bucket_run *run;
-} ar_bucket_slices;
-
 /* Of how many values an element of a bucket can be the sum: on each rank before the bucket is summed over a group, and
- * afterwards, where other sums follow; 0: none do, and ranks may get the sums as they are stored. slices: borrowed;
- * NULL: every rank can have terms of every element. */
+ * afterwards, where other sums follow; 0: none do, and ranks may get the sums as they are stored. */
 typedef struct ar_most_terms {
     size_t before, after;
-    const ar_bucket_slices *slices;
 } ar_most_terms;
 
 /* What a parameter is multiplied by, as the B of a contraction. */

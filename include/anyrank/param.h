@@ -57,10 +57,7 @@ typedef struct ar_param {
     } adds;      /* how many values an element of its gradient is the sum of: not known; at most one a sample, and
                     depth of further tokens; one a place of a sample with that position, which is one unless positions
                     restart or are given; one a token; of a tied table as many as both */
-    bool sliced; /* exact numerics: in this step each rank that shares its sequences computes a slice of the rows of its
-                           gradient (ari_comm_slice), for all positions; else all, for some */
-    double token_share; /* of the tokens that meet it: an expert's of its layer's; 0: all */
-    bool expert;        /* of the data-parallel ranks those of a group have others in its place (ar_expert_groups): its
+    bool expert; /* of the data-parallel ranks those of a group have others in its place (ar_expert_groups): its
                            copies are over `copies` alone */
     bool ends; /* a tied weight in a pipeline, of which the first and the last stage hold a copy: its gradient is summed
                   over both (ar_context_pipeline.ends), and where each parameter counts once the first stage's does */

@@ -66,16 +66,11 @@ static inline bool ari_exact_grad_begins(ar_param_grad *g)
 
 /** Zeros, where nothing was added: for whoever adds to what is there, or writes a part of it. */
 AR_NODISCARD ar_status ari_exact_grad_zeros(ar_ctx *ctx, ar_queue *q, ar_param_grad *g);
-/** The first of the rows of `in` elements that this rank computes of a matrix's gradient, its t and H; fresh: they are
- *  to become zero first. There is a value from here on. */
-AR_NODISCARD ar_status ari_exact_grad_begin_rows(ar_ctx *ctx, ar_param *p, size_t in, ar_buf *t, ar_buf *hl,
-                                                 bool *fresh);
-
 /* Rows of blocks, each of which one rank of a group is to have whole. */
 typedef struct ari_row_blocks {
     ar_comm *over;
     size_t blocks;
-    const int *owner;   /* [blocks], the rank; NULL: every rank is to have all of them */
+    const int *owner;   /* [blocks], the rank */
     const size_t *rows; /* [ranks, blocks], what each has, block after block */
 } ari_row_blocks;
 
@@ -83,7 +78,6 @@ typedef struct ari_row_blocks {
 typedef struct ari_moved_rows {
     ar_ctx *ctx;
     ar_comm *over;
-    bool sliced;             /* each rank has all rows, and a slice of a gradient */
     size_t rows;             /* that come here, or are here, of the blocks that are this rank's */
     size_t *sent;            /* rows that go to each rank, then rows that come from each; owned */
     ar_tensor leave, arrive; /* int64, of the step */
@@ -93,12 +87,6 @@ AR_NODISCARD ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const
 void ari_moved_rows_end(ari_moved_rows *m);
 /** y [m->rows, n], of the step = the rows of x [rows, n] of this rank's blocks, block after block. Collective. */
 AR_NODISCARD ar_status ari_move_rows(ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m, const char *tag);
-/** Adds the terms that the ranks which share a sequence have of a table's rows (row_of, int64 [terms], -1: none) to this
- *  rank's slice of their sum. Collective. */
-AR_NODISCARD ar_status ari_exact_add_sliced(ar_ctx *ctx, const ar_row_sum *sum, size_t rows, const ar_tensor *terms,
-                                            ar_cbuf row_of, const char *tag);
-/** The same of dy, of which only the columns of this rank's slice of the gradient are needed. */
-AR_NODISCARD ar_status ari_move_terms(ar_tensor *y, const ar_tensor *dy, const ari_moved_rows *m, const char *tag);
 
 /* --- the two widths (numerics.md, section 2) ---------------------------------------------------------------------- */
 

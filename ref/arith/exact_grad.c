@@ -65,19 +65,6 @@ failed:
     return st;
 }
 
-ar_status ari_exact_grad_begin_rows(ar_ctx *ctx, ar_param *p, size_t in, ar_buf *t, ar_buf *hl, bool *fresh)
-{
-    size_t start = 0, count = 0;
-    if (p->sliced) {
-        AR_TRY(ari_exact_grad_zeros(ctx, ctx->queue, p->grad));
-        ari_comm_slice(p->grad->n / in, ar_comm_size(ctx->sequence), ar_comm_rank(ctx->sequence), &start, &count);
-    }
-    *t = ar_buf_at(p->grad->t, start * in);
-    *hl = ar_buf_at(p->grad->hl, start * in * sizeof(int64_t));
-    *fresh = ari_exact_grad_begins(p->grad);
-    return AR_OK;
-}
-
 static size_t rows_of(const ar_param *p)
 {
     return p->value.ndim > 1 ? ari_param_matrix(p).shape[0] : 1;
@@ -128,14 +115,13 @@ typedef struct contractions {
 static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k, const ar_packed *b, ar_buf e)
 {
     ar_packed *a = NULL;
-    ar_buf t, hl;
-    bool fresh = false;
-    AR_TRY(ari_exact_grad_begin_rows(ctx, p, k->b.shape[1], &t, &hl, &fresh));
+    const bool fresh = ari_exact_grad_begins(p->grad);
     ar_status st = ARI_KERNEL(ctx, row_exponents, e, &k->a, k->c, +1, false, k->narrow);
     if (st == AR_OK)
         st = quantise_gradient(ctx, &a, &k->a, k->c, +1, k->e, k->narrow);
     if (st == AR_OK)
-        st = ARI_KERNEL(ctx, gemm_acc, t, hl, p->grad->n, p->grad->narrow, a, b, k->e, k->f, NULL, fresh);
+        st = ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, p->grad->n, p->grad->narrow, a, b, k->e, k->f, NULL,
+                        fresh);
     ari_exact_end_packed(ctx, a);
     return st;
 }
@@ -172,8 +158,8 @@ static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, const
 
 /* --- samples whose tokens are on several ranks -------------------------------------------------------------------- */
 
-/* The rows of every part of every sample (ari_gradient_parts), and whose it is; sliced: every rank's. */
-static ar_status shared_parts(ari_moved_rows *m, ar_ctx *ctx, size_t samples, size_t seq, bool sliced)
+/* The rows of every part of every sample (ari_gradient_parts), and whose it is. */
+static ar_status shared_parts(ari_moved_rows *m, ar_ctx *ctx, size_t samples, size_t seq)
 {
     const size_t parts = ari_gradient_parts(seq), blocks = samples * parts, ranks = (size_t)ar_comm_size(ctx->sequence);
     ARI_OWNED int *owner = NULL;
@@ -185,10 +171,10 @@ static ar_status shared_parts(ari_moved_rows *m, ar_ctx *ctx, size_t samples, si
         for (size_t r = 0; r < ranks; r++)
             rows[r * blocks + b] = ari_gradient_part_rows(&ctx->layout, seq, b % parts, (int)r);
     }
-    return ari_moved_rows_init(m, ctx, &(ari_row_blocks){ctx->sequence, blocks, sliced ? NULL : owner, rows});
+    return ari_moved_rows_init(m, ctx, &(ari_row_blocks){ctx->sequence, blocks, owner, rows});
 }
 
-/* The same contractions where each part is one rank's, or each has its slice of all parts' dY. */
+/* The same contractions where each part is one rank's. */
 static ar_status add_moved(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, const ar_tensor *c,
                            const ari_moved_rows *m, size_t samples, const char *tag)
 {
@@ -198,7 +184,7 @@ static ar_status add_moved(ar_ctx *ctx, const ar_grad_terms *terms, int n, const
     AR_TRY(ari_move_rows(&x_all, x, m, tag));
     for (int i = 0; i < n; i++) {
         moved[i] = terms[i];
-        AR_TRY(ari_move_terms(&moved[i].dy, &terms[i].dy, m, terms[i].to->name));
+        AR_TRY(ari_move_rows(&moved[i].dy, &terms[i].dy, m, terms[i].to->name));
     }
     AR_TRY(add_whole(ctx, moved, n, &x_all, ar_const(c_all.data), samples));
     for (int i = 0; i < n; i++)
@@ -212,7 +198,7 @@ static ar_status add_shared(ar_ctx *ctx, const ar_grad_terms *terms, int n, cons
 {
     const size_t seq = x->shape[0] / samples * (size_t)ar_comm_size(ctx->sequence);
     ARI_ENDED(ari_moved_rows_end) ari_moved_rows m = {.ctx = NULL};
-    AR_TRY(shared_parts(&m, ctx, samples, seq, terms->to->sliced));
+    AR_TRY(shared_parts(&m, ctx, samples, seq));
     return add_moved(ctx, terms, n, x, c, &m, m.rows / (seq / ari_gradient_parts(seq)), tag);
 }
 
@@ -222,8 +208,8 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
     const size_t tokens = x->shape[0];
     const ar_tensor x_t = ari_tensor_transposed(x);
     const char *tag = terms->to->name;
-    ar_grad_terms trained[2][AR_MAX_PARTS]; /* [1]: of those that are sliced */
-    int of[2] = {0};
+    ar_grad_terms trained[AR_MAX_PARTS];
+    int count = 0;
     ar_tensor c; /* int32, of numbers that a kernel moves */
     size_t parts = 0;
     if (samples == 0 || tokens % samples != 0)
@@ -232,22 +218,19 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
         bool begins = false;
         AR_TRY(ari_grad_begin(ctx, &begins, terms[i].to, &terms[i].dy, x));
         if (begins)
-            trained[terms[i].to->sliced][of[terms[i].to->sliced]++] = terms[i];
+            trained[count++] = terms[i];
     }
-    if (of[0] + of[1] == 0)
+    if (count == 0)
         return AR_OK;
     AR_TRY(ari_new_rows(ctx, &c, AR_F32, tokens, 1));
     AR_TRY(ARI_KERNEL(ctx, col_exponents, c.data, &x_t, false));
     AR_TRY(ari_exact_max(ctx, x_rows_over, c.data, tokens, tag));
     const bool moves =
         ari_gradient_moves(&ctx->layout, tokens / samples * (size_t)ar_comm_size(ctx->sequence), &parts) > 0;
-    for (int k = 0; k < 2; k++) {
-        if (of[k] > 0)
-            AR_TRY(k == 1 || moves ? add_shared(ctx, trained[k], of[k], x, &c, samples, tag)
-                                   : add_whole(ctx, trained[k], of[k], x, ar_const(c.data), samples * parts));
-        for (int i = 0; i < of[k]; i++)
-            ari_work_of_gradient(trained[k][i].dy.shape[1], x->shape[1], tokens);
-    }
+    AR_TRY(moves ? add_shared(ctx, trained, count, x, &c, samples, tag)
+                 : add_whole(ctx, trained, count, x, ar_const(c.data), samples * parts));
+    for (int i = 0; i < count; i++)
+        ari_work_of_gradient(trained[i].dy.shape[1], x->shape[1], tokens);
     ar_ctx_release(ctx, &c);
     return AR_OK;
 }
@@ -274,8 +257,7 @@ ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, 
     if (terms->ndim != 2 || terms->shape[1] * rows != p->grad->n)
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient terms of %zu columns for %zu x %zu elements", p->name,
                             terms->ndim == 2 ? terms->shape[1] : 0, rows, p->grad->n / (rows ? rows : 1));
-    return p->sliced ? ari_exact_add_sliced(ctx, &sum, rows, terms, row_of, p->name)
-                     : ARI_KERNEL(ctx, acc_add, sum.t, sum.hl, sum.narrow, rows, terms, row_of);
+    return ARI_KERNEL(ctx, acc_add, sum.t, sum.hl, sum.narrow, rows, terms, row_of);
 }
 
 ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)

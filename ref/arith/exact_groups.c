@@ -222,12 +222,10 @@ static ar_status add_runs(ar_ctx *ctx, ar_param *const *to, int n, const run_ope
         const size_t rows = g->first[i + 1] - g->first[i], run = i * g->samples;
         ar_param *p = to[i * (size_t)n];
         ari_work_of_gradient(dy->t.shape[0], x->t.shape[0], rows);
-        ar_buf t, hl;
-        bool fresh = false;
         if (!p->requires_grad || rows == 0)
             continue;
-        AR_TRY(ari_exact_grad_begin_rows(ctx, p, x->t.shape[0], &t, &hl, &fresh));
-        AR_TRY(ARI_KERNEL(ctx, gemm_acc, t, hl, p->grad->n, p->grad->narrow, dy->packed, x->packed,
+        const bool fresh = ari_exact_grad_begins(p->grad);
+        AR_TRY(ARI_KERNEL(ctx, gemm_acc, p->grad->t, p->grad->hl, p->grad->n, p->grad->narrow, dy->packed, x->packed,
                           run_exponents(dy, run), run_exponents(x, run), &runs, fresh));
     }
     return AR_OK;
@@ -281,7 +279,7 @@ static ar_status tell_runs(ar_ctx *ctx, size_t *rows, const ar_groups *g, const 
 }
 
 /* The groups of the runs that come here; the others have no rows in them. */
-static void own_groups(shared_runs *s, const ar_groups *g, bool sliced)
+static void own_groups(shared_runs *s, const ar_groups *g)
 {
     const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over);
     s->g = (ar_groups){.n = g->n, .samples = g->samples, .longest = g->longest, .first = s->first, .sample = s->sample};
@@ -290,15 +288,15 @@ static void own_groups(shared_runs *s, const ar_groups *g, bool sliced)
         for (size_t k = 0; k < g->samples; k++) {
             const size_t run = i * g->samples + k;
             sample[k + 1] = sample[k];
-            for (size_t r = 0; r < ranks && (sliced || s->owner[run] == ar_comm_rank(g->over)); r++)
+            for (size_t r = 0; r < ranks && s->owner[run] == ar_comm_rank(g->over); r++)
                 sample[k + 1] += s->rows[r * runs + run];
         }
         s->first[i + 1] = s->first[i] + sample[g->samples];
     }
 }
 
-/* A run is that rank's which its group's and its sample's numbers add up to, in turn; sliced: every rank's. */
-static ar_status shared_runs_make(shared_runs *s, ar_ctx *ctx, const ar_groups *g, bool sliced, const char *tag)
+/* A run is that rank's which its group's and its sample's numbers add up to, in turn. */
+static ar_status shared_runs_make(shared_runs *s, ar_ctx *ctx, const ar_groups *g, const char *tag)
 {
     const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over);
     AR_TRY(ARI_TAKE(&s->rows, &s->memory, ranks * runs, "rows of samples"));
@@ -308,8 +306,8 @@ static ar_status shared_runs_make(shared_runs *s, ar_ctx *ctx, const ar_groups *
     AR_TRY(tell_runs(ctx, s->rows, g, tag));
     for (size_t run = 0; run < runs; run++)
         s->owner[run] = (int)((run / g->samples + run % g->samples) % ranks);
-    own_groups(s, g, sliced);
-    return ari_moved_rows_init(&s->moved, ctx, &(ari_row_blocks){g->over, runs, sliced ? NULL : s->owner, s->rows});
+    own_groups(s, g);
+    return ari_moved_rows_init(&s->moved, ctx, &(ari_row_blocks){g->over, runs, s->owner, s->rows});
 }
 
 static ar_status add_moved(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
@@ -321,7 +319,7 @@ static ar_status add_moved(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy
     AR_TRY(ari_move_rows(&c_all, c, &s->moved, tag));
     AR_TRY(ari_move_rows(&x_all, x, &s->moved, tag));
     for (int j = 0; j < n; j++)
-        AR_TRY(ari_move_terms(&dy_all[j], &dy[j], &s->moved, tag));
+        AR_TRY(ari_move_rows(&dy_all[j], &dy[j], &s->moved, tag));
     AR_TRY(add_groups(ctx, to, dy_all, n, &x_all, ar_const(c_all.data), &s->g));
     for (int j = 0; j < n; j++)
         ar_ctx_release(ctx, &dy_all[j]);
@@ -329,20 +327,11 @@ static ar_status add_moved(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy
     return AR_OK;
 }
 
-static bool any_sliced(ar_param *const *to, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        if (to[i]->requires_grad && to[i]->sliced)
-            return true;
-    }
-    return false;
-}
-
 static ar_status add_shared(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
                             const ar_tensor *c, const ar_groups *g, const char *tag)
 {
     ARI_ENDED(shared_runs_end) shared_runs s = {.rows = NULL};
-    AR_TRY(shared_runs_make(&s, ctx, g, any_sliced(to, g->n * (size_t)n), tag));
+    AR_TRY(shared_runs_make(&s, ctx, g, tag));
     return add_moved(ctx, to, dy, n, x, c, &s, tag);
 }
 

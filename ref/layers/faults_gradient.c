@@ -14,16 +14,6 @@ static ar_status every_row(ar_ctx *ctx, ar_tensor *rows, size_t n)
     return ari_numbers(ctx, rows, AR_I64, n, host);
 }
 
-/* Every rank's own g is all that it has of it. */
-static ar_status add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *g, ar_cbuf row_of)
-{
-    const bool sliced = p->sliced;
-    p->sliced = false;
-    const ar_status st = ctx->arith->grad_rows(ctx, p, g, row_of);
-    p->sliced = sliced;
-    return st;
-}
-
 /* grad(p) += g, fp32, of the shape of the layer's matrix, or of p. */
 static ar_status add_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *g)
 {
@@ -31,10 +21,10 @@ static ar_status add_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *g)
     if (g->ndim < 2) {
         const size_t shape[2] = {1, ar_tensor_count(g)};
         AR_TRY(ar_tensor_view(&terms, AR_F32, 2, shape, g->data));
-        return add_rows(ctx, p, &terms, (ar_cbuf){NULL});
+        return ctx->arith->grad_rows(ctx, p, &terms, (ar_cbuf){NULL});
     }
     AR_TRY(every_row(ctx, &rows, g->shape[0]));
-    AR_TRY(add_rows(ctx, p, &terms, ar_const(rows.data)));
+    AR_TRY(ctx->arith->grad_rows(ctx, p, &terms, ar_const(rows.data)));
     ar_ctx_release(ctx, &rows);
     return AR_OK;
 }

@@ -99,7 +99,6 @@ ARI_FN void ari_acc_put(uint8_t *t, int64_t *h, int64_t *l, float x, bool narrow
 }
 
 #define ARI_SENT_WORD 8u       /* the most bytes of a state that is one word */
-#define ARI_SENT_COMPLETE 2u   /* bytes of a state to which nothing is added: its value, as it is stored */
 #define ARI_SENT_TOP 5u        /* bits of t in it */
 #define ARI_SENT_NONFINITE 31u /* what stands there for ARI_ACC_NONFINITE */
 
@@ -112,13 +111,11 @@ ARI_FN size_t ari_sent_state_bytes(size_t values)
     return values <= (size_t)1 << 15 ? ARI_SENT_WORD : values <= (size_t)1 << 26 ? 11 : 13;
 }
 
-/** The state in so many bytes, and one that is merged with it, which a complete one replaces. */
+/** The state in so many bytes, and one that is merged with it. */
 ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, size_t width)
 {
     const size_t each = width / 2;
-    if (width == ARI_SENT_COMPLETE) {
-        ari_sent_write(to, ari_bf16_of_f32(ari_acc_sum(t, h, l, true)), width);
-    } else if (width == sizeof(float)) {
+    if (width == sizeof(float)) {
         ari_sent_write(to, (int64_t)ari_bits32(ari_acc_sum(t, h, l, true)), width);
     } else if (width <= ARI_SENT_WORD) {
         const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2;
@@ -135,9 +132,7 @@ ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, s
 ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8_t *from, size_t width)
 {
     const size_t each = width / 2;
-    if (width == ARI_SENT_COMPLETE) {
-        ari_acc_put(t, h, l, ari_f32_of_bf16((uint16_t)ari_sent_read(from, width)), true);
-    } else if (width == sizeof(float)) {
+    if (width == sizeof(float)) {
         ari_acc_add(t, h, l, ari_float32((uint32_t)ari_sent_read(from, width)), true);
     } else if (width <= ARI_SENT_WORD) {
         const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2, above = 64 - bits;

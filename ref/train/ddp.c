@@ -436,7 +436,6 @@ static ar_status init_ddp(ar_ddp *d)
     AR_TRY(ari_units_init(d));
     AR_TRY(ddp_agree(d));
     AR_TRY(ari_buckets_plan(d));
-    AR_TRY(ari_buckets_slice(d));
     AR_TRY(ARI_TAKE(&d->used, &d->lists, d->trained, "used parameters"));
     AR_TRY(ARI_TAKE(&d->unused, &d->lists, d->trained, "names of unused parameters"));
     AR_TRY(ari_buckets_alloc(d));
@@ -528,7 +527,6 @@ void ar_ddp_destroy(ar_ddp *d)
         ar_param *p = d->slots[i].param;
         ar_param_remove_hook(p, (ar_param_hook){ready, &d->slots[i]});
         p->share = p->share == &d->slots[i].share ? NULL : p->share;
-        p->sliced = false;
     }
     ari_units_free(d);
     ari_buckets_free(d);
@@ -572,7 +570,6 @@ ar_status ar_ddp_start(ar_ddp *d)
     AR_TRY(finish_launched(d));
     AR_TRY(zero_gradients(d));
     d->step = (ari_ddp_step){0};
-    ari_ddp_choose_slices(d);
     d->sync = true;
     d->unused_count = 0;
     if (ari_faulty(d->ctx, AR_FAULT_bucket_stale_done) && d->waited)

@@ -21,11 +21,9 @@ typedef struct ari_ddp_slot {
 typedef struct ari_bucket {
     ar_bucket_info info;
     ar_ddp *ddp;
-    ari_ddp_slot *slot;      /* [info.params], of ar_ddp.slots */
-    bool expert;             /* of parameters that the expert-parallel ranks do not share */
-    ar_bucket_slices slices; /* of which its gradients can be made; no kinds: they cannot */
-    bool sliced;             /* they are, in this step */
-    bool moves;              /* there are peers, or gradients are kept as shares: its storage exists */
+    ari_ddp_slot *slot; /* [info.params], of ar_ddp.slots */
+    bool expert;        /* of parameters that the expert-parallel ranks do not share */
+    bool moves;         /* there are peers, or gradients are kept as shares: its storage exists */
     ar_buf storage;
     ar_buf shard;       /* the own slice, as a bucket of so many elements; ptr NULL: it is nowhere apart */
     ar_buf weights;     /* of the own slice: ZeRO-3 */
@@ -140,11 +138,6 @@ AR_NODISCARD ar_status ari_buckets_alloc(ar_ddp *d);
 void ari_buckets_free(ar_ddp *d);
 /** The way of bucket `b` (an ari_bucket) on the queue that carries it. */
 AR_NODISCARD ar_status ari_bucket_run(void *b, ar_queue *on);
-/** The slices of each bucket in which its gradients can be made; and whether they are in this step. */
-AR_NODISCARD ar_status ari_buckets_slice(ar_ddp *d);
-void ari_ddp_choose_slices(ar_ddp *d);
-/** True if a step adds nothing to what ranks sum up of their shares: of those buckets of which slices can be made. */
-bool ari_shares_complete(const ar_ddp *d);
 extern const ar_module_ops ari_ddp_ops;
 /** Refuses a hook that the numerics do not have. */
 AR_NODISCARD ar_status ari_ddp_check_hook(const ar_ctx *ctx, const ar_ddp_options *o);

@@ -359,7 +359,6 @@ static ar_status start_ddp(const ari_trained *what, const ar_batch *global, cons
     step->pass_samples = step->samples;
     if (ari_passes_apart(&o->parallel))
         ari_parallel_rows(&o->parallel, global->batch, 0, 0, &start, &step->pass_samples);
-    ari_ddp_choose_slices(o->ddp);
     return AR_OK;
 }
 

@@ -277,9 +277,6 @@ static inline bool ari_outside_layers(const ar_config *c, size_t layer)
 }
 /** True if a step goes forward twice, first to count the routes (ar_router_losses). */
 bool ari_step_counts(const ari_step_case *c);
-/** True if the gradients of a layer's experts are made in slices (ar_param.sliced): each rank of those that share a
- *  sequence has all of their rows then. */
-bool ari_step_slices_experts(const ari_step_case *c, size_t layer);
 /** How often the rows of a layer's experts are exchanged for the tokens of a pass and its gradients. */
 size_t ari_routed_exchanges(const ari_step_case *c, size_t layer);
 

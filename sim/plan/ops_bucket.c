@@ -222,62 +222,6 @@ static size_t fitting(const ari_op_builder *w, const ari_one_param *p, size_t by
     return empty && fit == 0 ? 1 : fit < run ? fit : run;
 }
 
-/* True if the gradients of a bucket can be made in slices. */
-static bool can_slice(int kind)
-{
-    return (kind & ARI_KIND_NARROW) && !(kind & (ARI_KIND_EXPERT | ARI_KIND_ENDS | ARI_KIND_SPREAD));
-}
-
-static bool is_sliced(const ari_op_builder *w, int kind)
-{
-    return can_slice(kind) && (kind & ARI_KIND_TABLE ? w->tables : w->sliced);
-}
-
-/* As collectives have it: the first (n mod ranks) have one more. */
-static void split_evenly(size_t n, size_t ranks, size_t r, size_t *start, size_t *count)
-{
-    const size_t longer = n % ranks;
-    *start = r * (n / ranks) + (r < longer ? r : longer);
-    *count = n / ranks + (r < longer);
-}
-
-/* Of a matrix at an offset in a bucket of n elements, those that the ranks have in their slices of it and in their shares
- * of the bucket. */
-static size_t kept_of(const ari_op_builder *w, size_t n, size_t offset, const ari_op_value *matrix)
-{
-    const size_t ranks = w->sharing[false], cp = ari_op_builder_cp(w), cols = matrix->local[1],
-                 end = offset + matrix->local[0] * cols;
-    size_t kept = 0, at = 0, share = 0;
-    for (size_t r = offset / (n / ranks + 1); r < ranks; r++) {
-        size_t row = 0, rows = 0, start = 0, both = 0;
-        split_evenly(n, ranks, r, &at, &share);
-        if (at >= end)
-            break;
-        split_evenly(matrix->local[0], cp, r % cp, &row, &rows);
-        kept += ari_overlap(&start, &both, offset + row * cols, rows * cols, at, share) ? both : 0;
-    }
-    return kept;
-}
-
-/* Each rank's slice, but for what it keeps. begin: the place before the bucket. */
-static size_t sent_of(ari_op_builder *w, const ari_params *all, const unit_span *s, const ari_op_builder_bucket *b,
-                      const ari_bucket_place *begin)
-{
-    const size_t copies = w->sharing[false] / ari_op_builder_cp(w);
-    size_t kept = 0, offset = 0, params = 0;
-    ari_bucket_place at, last;
-    ari_one_param p;
-    for (bool more = next_param(w, all, s, b->kind, begin, &p, &at); more && params < b->params;
-         more = next_param(w, all, s, b->kind, &last, &p, &at)) {
-        const size_t alike = run_of(w, &p), left = b->params - params, n = alike < left ? alike : left;
-        for (size_t i = 0; i < n; i++, offset += p.elements)
-            kept += kept_of(w, b->elements, offset, &p.value);
-        last = (ari_bucket_place){at.major, at.minor + n - 1};
-        params += n;
-    }
-    return ari_op_builder_mul(w, b->elements, copies) - kept;
-}
-
 /* Next fit: parameters are added until one does not fit. */
 static bool next_bucket(ari_op_builder *w, const ari_params *all, const unit_span *s, int kind,
                         ari_op_builder_bucket *b)
@@ -302,9 +246,6 @@ static bool next_bucket(ari_op_builder *w, const ari_params *all, const unit_spa
         const ari_op_param here = {p.layer, p.of.role, p.of.bias};
         b->latest = made_after(w, &here, &b->latest) ? here : b->latest;
     } while (next_param(w, all, s, kind, &b->last, &p, &at));
-    b->sliced = ari_op_builder_zero(w) > 0 && is_sliced(w, kind) && w->st == AR_OK;
-    if (b->sliced)
-        b->sent = sent_of(w, all, s, b, more ? &begin : NULL);
     return true;
 }
 
@@ -404,69 +345,6 @@ void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t
     each_of(w, all, k, first_of(w, all, k), f);
 }
 
-size_t ari_op_builder_terms_on(const ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over)
-{
-    const bool sliced = w->c->run.parallel.zero == 0 && is_sliced(w, b->kind);
-    return ari_op_builder_ranks(w, over) / (sliced ? ari_op_builder_cp(w) : 1);
-}
-
-bool ari_op_builder_is_sliced(const ari_op_builder *w, const ari_op_value *param)
-{
-    return is_sliced(w, kind_of_value(w, param));
-}
-
-bool ari_op_builder_sends_values(const ari_op_builder *w)
-{
-    const ar_parallel *p = &w->c->run.parallel;
-    return w->summing[false] == ari_op_builder_cp(w) && (p->zero < 2 || p->micro_batches <= 1);
-}
-
-/* By states of five bytes, to all; to shares, from ZeRO-2 on in each pass, all of them, and in slices a rank's, or its
- * values. */
-static double more_for_sums(const ari_op_builder *w, double cp, double passes)
-{
-    const int zero = w->c->run.parallel.zero;
-    if (zero > 0 && ari_op_builder_sends_values(w))
-        return 5.0 * cp - 2.0;
-    return 5.0 * (zero == 0 ? cp : cp - cp / (double)w->sharing[false]) * (zero < 2 ? 1.0 : passes);
-}
-
-/* Where the sums over the ranks of cp would take more bytes than all rows of x, or all terms of tables and their rows'
- * numbers; of experts, of whose rows nobody knows the number, the ranks have equal slices. */
-void ari_op_builder_slices(ari_op_builder *w)
-{
-    const ar_run *run = &w->c->run;
-    const ar_experts *e = &w->config->experts;
-    const double cp = (double)ari_op_builder_cp(w);
-    double elements[2] = {0.0}, inputs[2] = {0.0}; /* [1]: of tables */
-    size_t start = 0, samples = 0, of_pass = 0, parts = 0;
-    bool even = true;
-    if (w->st != AR_OK || !w->form.exact || w->form.matrices != AR_BF16 || w->c->forward_only || cp < 2.0)
-        return;
-    const ari_params all = ari_op_builder_all_params(w);
-    for (size_t i = 0; i < all.n && w->st == AR_OK; i++) {
-        const ari_one_param p = ari_op_builder_param_at(w, &all, i);
-        const int kind = kind_of(w, &p);
-        const bool expert = ari_is_expert_part(p.of.role), table = is_table(p.of.role);
-        const double in = (double)p.value.local[1];
-        if (kind < 0 || !can_slice(kind))
-            continue;
-        even = even && (!expert || p.value.local[0] % ari_op_builder_cp(w) == 0);
-        elements[table] += (double)p.value.local[0] * in;
-        inputs[table] += in * (expert ? (double)e->per_token / (double)e->n : 1.0) + (table ? 4.0 : 0.0);
-    }
-    ari_op_builder_layer(w, ARI_NO_LAYER);
-    ari_parallel_rows(&(ar_parallel){.dp = run->parallel.dp}, run->batch, 0, 0, &start, &samples);
-    of_pass = samples;
-    if (ari_passes_apart(&run->parallel))
-        ari_parallel_rows(&run->parallel, run->batch, 0, 0, &start, &of_pass);
-    const double sums = more_for_sums(w, cp, (double)samples / (double)of_pass);
-    const double moved = 2.0 * (cp - 1.0) * (double)samples * (double)run->seq;
-    w->sliced =
-        even && ari_gradient_moves(&run->parallel, run->seq, &parts) > 0 && sums * elements[0] > moved * inputs[0];
-    w->tables = w->config->tied && w->stages == 1 ? w->sliced : sums * elements[1] > moved * inputs[1];
-}
-
 size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,
                                   ari_call_often often)
 {
@@ -485,8 +363,6 @@ size_t ari_op_builder_state_bytes(size_t values)
     static const int bits[] = {0, 3, 7, 15, 26}; /* the last bytes hold any number */
     static const size_t bytes[] = {4, 5, 6, 8, 11, 13};
     int i = 0;
-    if (values == 0)
-        return sizeof(uint16_t);
     while (i < 5 && values > (size_t)1 << bits[i])
         i++;
     return bytes[i];

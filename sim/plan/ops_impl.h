@@ -70,7 +70,6 @@ typedef struct ari_op_builder {
     size_t ep;                    /* who share out the experts */
     size_t experts, first_expert; /* of this rank, of each layer that has any */
     ari_unit_place unit_at;       /* of the parameter before */
-    bool sliced, tables;          /* gradients of matrices, and of tables, that can be are made in slices */
     bool whole, apart;            /* these are not cut over tp; they have groups of their own */
     /* 1 + the kind of a role's weight, and bias, where layers are split alike; 0: not known yet. */
     unsigned char kind[ARI_ROLES][2];
@@ -143,10 +142,9 @@ void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, s
                          ari_call_often often, ari_role role, const char *tag);
 /** True if the integers of a sum over so many positions have fewer bits, as those of products with a weight do. */
 bool ari_op_builder_is_narrow(const ari_op_builder *w, size_t terms);
-/** An all-to-all in which each rank gets its share of n sums from the others of those `ranks` that have terms of them, in
- *  so many bits each. */
-void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t ranks, size_t n, size_t bits,
-                              ari_call_often often, ari_role role, const char *tag);
+/** An all-to-all in which each rank gets its share of n sums from the others, in so many bits each. */
+void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t bits, ari_call_often often,
+                              ari_role role, const char *tag);
 /** The way back: an all-gather of n sums, each of at most so many values; 0: as bf16 numbers. */
 void ari_op_builder_gather_sums(ari_op_builder *w, ari_over over, size_t n, size_t values, ari_call_often often,
                                 ari_role role, const char *tag);
@@ -227,10 +225,9 @@ void ari_op_builder_exchange(ari_op_builder *w, ar_placement from, ar_placement 
 /** A call of the pass over values of a weight, in experts of theirs. */
 void ari_op_builder_call_for(ari_op_builder *w, ari_call_kind kind, ari_over over, size_t elements, ar_dtype dtype,
                              ari_role role);
-/** Of a weight's gradient, and of a table's, what ranks that share a sequence send each other (ops_rows.c). */
+/** Of a weight's gradient, what ranks that share a sequence send each other (ops_rows.c). */
 void ari_op_builder_share_rows(ari_op_builder *w, const ari_op_value *weight, const ari_op_value *x,
                                const ari_op_value *dy, ari_role role);
-void ari_op_builder_share_terms(ari_op_builder *w, const ari_op_value *table, const ari_op_value *dy, ari_role role);
 
 /* --- latent attention (ops_latent.c) ------------------------------------------------------------------------------ */
 /** From the attention's input, redistributed and then placed as `first` takes it, to queries, keys and values as ari_op_builder_qkv has them; and back, to
@@ -338,8 +335,6 @@ typedef struct ari_op_builder_bucket {
     size_t elements, params;
     ari_bucket_place last; /* of its last parameter in the order of packing */
     ari_op_param latest;   /* in that of the backward pass, of this bucket and those before it */
-    bool sliced;           /* shared out, of gradients in slices: */
-    size_t sent;           /* the terms that ranks have of others' shares */
     bool by_token;         /* an element can be the sum of a value a token */
 } ari_op_builder_bucket;
 
@@ -367,16 +362,8 @@ void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t
  *  tokens its experts have; two for each token of a table whose rows a sample can have several times. */
 size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,
                                   ari_call_often often);
-/** True if the gradients of a parameter are made in slices (ar_param.sliced). */
-bool ari_op_builder_is_sliced(const ari_op_builder *w, const ari_op_value *param);
-/** The ranks of a group that have terms of an element of a bucket. */
-size_t ari_op_builder_terms_on(const ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over);
-/** True if values of slices go to shares: to what one rank has nobody adds. */
-bool ari_op_builder_sends_values(const ari_op_builder *w);
-/** Finds which are in a step. The walk is at no layer then. */
-void ari_op_builder_slices(ari_op_builder *w);
 /** Bytes of a bf16 gradient's state, the sum of at most so many values, on its way: the one value that there is, or an
- *  index and two numbers that have 32 bits of each value; 0: rounded. */
+ *  index and two numbers that have 32 bits of each value. */
 size_t ari_op_builder_state_bytes(size_t values);
 
 /* --- outside of the passes (ops_step.c) --------------------------------------------------------------------------- */

@@ -68,7 +68,6 @@ static ari_op_builder walk_of(const ari_step_case *c, int rank, ari_operation_vi
     w.form.overlaps = w.form.sp && p->overlap > 1 && ari_op_builder_positions(&w) > 1;
     if (w.st == AR_OK)
         w.st = ari_plan_outer(&c->run.plan, c->config, w.form.by_tokens, &w.outer);
-    ari_op_builder_slices(&w);
     return w;
 }
 
@@ -242,19 +241,6 @@ static ar_status all_of(ari_op_builder *w, bool each, bool alone)
     all_passes(w, each);
     outside(w, alone ? NULL : ari_op_builder_after);
     return w->st;
-}
-
-bool ari_step_slices_experts(const ari_step_case *c, size_t layer)
-{
-    const int pp = ari_at_least_one(c->run.parallel.pp), each = ar_parallel_world(&c->run.parallel) / pp;
-    ari_op_builder w = walk_of(c, 0, NULL, NULL);
-    size_t begin = 0, end = 0;
-    for (size_t stage = 0; stage < w.stages && layer >= end; stage++) {
-        ari_op_builder_stage_blocks(&w, stage, &begin, &end);
-        if (layer < end)
-            w = walk_of(c, (int)stage % pp * each, NULL, NULL);
-    }
-    return w.sliced && !w.apart;
 }
 
 ar_status ari_operations(const ari_step_case *c, ari_op_extent which, int rank, ari_operation_visitor visit, void *user)

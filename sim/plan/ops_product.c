@@ -8,10 +8,10 @@ enum { TERMS_OF_ONE_INT64 = 8191, NARROW_TERMS = 16384 };
 
 static const char weight_tag[] = ".weight";
 
-void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t ranks, size_t n, size_t bits,
-                              ari_call_often often, ari_role role, const char *tag)
+void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t bits, ari_call_often often,
+                              ari_role role, const char *tag)
 {
-    const size_t sent = bits * (ranks - 1); /* of each sum, by all but the rank that adds it */
+    const size_t sent = bits * (ari_op_builder_ranks(w, over) - 1); /* of each sum, by all but the rank that adds it */
     if (sent == 0)
         return;
     ari_op_builder_call(w, ARI_CALL_ALL_TO_ALL, over, ari_op_builder_mul(w, n, sent) / 8, AR_U8, often, role, tag);
@@ -46,7 +46,7 @@ void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, siz
     const size_t limbs = narrow || terms <= TERMS_OF_ONE_INT64 ? 1 : 2, ranks = ari_op_builder_ranks(w, over);
     const size_t bits = sum_bits(terms, narrow, cols % (8 * ranks) == 0);
     if (bits > 0)
-        ari_op_builder_send_sums(w, over, ranks, n, bits, ARI_EACH_PASS, role, tag);
+        ari_op_builder_send_sums(w, over, n, bits, ARI_EACH_PASS, role, tag);
     else
         ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, over, ari_op_builder_mul(w, n, limbs), AR_I64, ARI_EACH_PASS,
                             role, tag);
@@ -408,8 +408,6 @@ void ari_op_builder_weight_gradient(ari_op_builder *w, ari_role role, bool bias,
         if (ari_op_builder_same(x->at[ARI_AXIS_TP], ari_by_features) && !w->x_scaled)
             share_exponents(w, ari_op_builder_rows(w), ARI_EACH_PASS, role);
         ari_op_builder_share_rows(w, &param, x, dy, role);
-    } else if (role == ARI_TOKENS || role == ARI_POSITIONS) {
-        ari_op_builder_share_terms(w, &param, dy, role);
     }
     ari_op_builder_visit(w);
 }

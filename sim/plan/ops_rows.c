@@ -8,7 +8,7 @@
 /* The rows that ranks send each other of what several have a part of, and in how many blocks they are. */
 typedef struct shared_rows {
     ari_over over;
-    size_t own, rows, blocks; /* own: that a rank has */
+    size_t rows, blocks;
 } shared_rows;
 
 /* Parts of samples, or the rows of each expert of each, as if all had as many. */
@@ -17,31 +17,13 @@ static shared_rows shared_rows_of(ari_op_builder *w, size_t experts)
     const size_t seq = w->c->run.seq;
     size_t parts = 0;
     if (!w->in_experts)
-        return (shared_rows){ARI_OVER_CP, ari_op_builder_mul(w, w->own, seq / ari_op_builder_cp(w)),
+        return (shared_rows){ARI_OVER_CP,
                              ari_op_builder_mul(w, w->own, ari_gradient_moves(&w->c->run.parallel, seq, &parts)),
                              ari_op_builder_mul(w, w->own, ari_gradient_parts(seq))};
     const ari_over over = w->apart ? ARI_OVER_EXPERT_CP : ARI_OVER_CP;
     const size_t own = ari_op_builder_rows(w) / (w->whole ? w->ranks[ARI_AXIS_TP] : 1);
-    return (shared_rows){over, own, ari_op_builder_mul(w, own, ari_op_builder_ranks(w, over) - 1),
+    return (shared_rows){over, ari_op_builder_mul(w, own, ari_op_builder_ranks(w, over) - 1),
                          ari_op_builder_mul(w, w->own, experts)};
-}
-
-/* All ranks get all rows: each has as many. */
-static void gather_rows(ari_op_builder *w, const shared_rows *s, size_t features, ar_dtype dtype, ari_role role)
-{
-    const size_t rows = ari_op_builder_mul(w, s->own, ari_op_builder_ranks(w, s->over));
-    ari_op_builder_call_for(w, ARI_CALL_ALL_GATHER, s->over, ari_op_builder_mul(w, rows, features), dtype, role);
-    w->op.call[w->op.calls - 1].routed = w->in_experts;
-}
-
-/* Of all rows they get a slice of the features. */
-static void slice_rows(ari_op_builder *w, const shared_rows *s, size_t features, ar_dtype dtype, ari_role role)
-{
-    const size_t rows = ari_op_builder_mul(w, s->own, ari_op_builder_ranks(w, s->over) - 1);
-    ari_op_builder_call_for(w, ARI_CALL_ALL_TO_ALL, s->over, ari_op_builder_mul(w, rows, features), dtype, role);
-    ari_op_call *call = &w->op.call[w->op.calls - 1];
-    call->routed = w->in_experts;
-    call->row = w->in_experts ? 0 : s->own;
 }
 
 static void move_rows(ari_op_builder *w, const shared_rows *s, size_t features, ar_dtype dtype, ari_role role)
@@ -54,31 +36,19 @@ static void move_rows(ari_op_builder *w, const shared_rows *s, size_t features, 
 
 /* Within a part of a sample dW is one sum over all positions: of those that share them one rank has the others' rows of
  * dY, and of X and its exponents, which go with the first weight that it meets. Of experts they tell each other first
- * how many rows each has. In slices all have all rows of X, and of dY their columns. */
+ * how many rows each has. */
 void ari_op_builder_share_rows(ari_op_builder *w, const ari_op_value *weight, const ari_op_value *x,
                                const ari_op_value *dy, ari_role role)
 {
     const shared_rows s = shared_rows_of(w, weight->experts);
-    const bool sliced = ari_op_builder_is_sliced(w, weight);
     if (!w->form.exact || s.rows == 0 || s.blocks == 0)
         return;
     if (!w->x_scaled && w->in_experts)
         ari_op_builder_call_for(w, ARI_CALL_ALL_GATHER, s.over,
                                 ari_op_builder_mul(w, s.blocks, ari_op_builder_ranks(w, s.over)), AR_I64, role);
     if (!w->x_scaled) {
-        (sliced ? gather_rows : move_rows)(w, &s, 1, AR_F32, role);
-        (sliced ? gather_rows : move_rows)(w, &s, x->local[2], x->dtype, role);
+        move_rows(w, &s, 1, AR_F32, role);
+        move_rows(w, &s, x->local[2], x->dtype, role);
     }
-    (sliced ? slice_rows : move_rows)(w, &s, dy->local[2], dy->dtype, role);
-}
-
-/* Of a table in slices all have the terms of all rows, and the numbers of these. */
-void ari_op_builder_share_terms(ari_op_builder *w, const ari_op_value *table, const ari_op_value *dy, ari_role role)
-{
-    const size_t rows = ari_op_builder_mul(w, ari_op_builder_rows(w), ari_op_builder_cp(w));
-    if (!ari_op_builder_is_sliced(w, table))
-        return;
-    ari_op_builder_call_for(w, ARI_CALL_ALL_GATHER, ARI_OVER_CP, ari_op_builder_mul(w, rows, dy->local[2]), dy->dtype,
-                            role);
-    ari_op_builder_call_for(w, ARI_CALL_ALL_GATHER, ARI_OVER_CP, rows, AR_I64, role);
+    move_rows(w, &s, dy->local[2], dy->dtype, role);
 }

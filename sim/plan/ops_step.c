@@ -37,15 +37,15 @@ static ari_over replicate_group(bool experts)
 
 /* A sum of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the
  * index is needed whole, as own terms are raised to it before they are added. A matrix's gradient in bf16, of at most so
- * many values before, on `ranks`, goes to shares (0: rounded), and to all rounded or, where sums follow, as so many. */
-static void call_sum(ari_op_builder *w, ari_over over, size_t ranks, size_t n, ar_dtype dtype, bool shares,
-                     size_t before, size_t after, ari_call_often often, ari_role role, const char *tag)
+ * many values before, goes to shares, and to all rounded or, where sums follow, as so many. */
+static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype, bool shares, size_t before,
+                     size_t after, ari_call_often often, ari_role role, const char *tag)
 {
     const ari_call_kind kind = shares ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE;
     if (!w->form.exact) {
         ari_op_builder_call(w, kind, over, n, dtype, often, role, tag);
     } else if (dtype == AR_BF16) {
-        ari_op_builder_send_sums(w, over, ranks, n, 8 * ari_op_builder_state_bytes(before), often, role, tag);
+        ari_op_builder_send_sums(w, over, n, 8 * ari_op_builder_state_bytes(before), often, role, tag);
         if (!shares)
             ari_op_builder_gather_sums(w, over, n, after, often, role, tag);
     } else {
@@ -144,8 +144,8 @@ static void sum_over(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over
     const int first = w->op.calls;
     const size_t n = slices ? own_slice(w, b->elements, of_experts(b)) : b->elements;
     if (n > 0 || !slices)
-        call_sum(w, over, ari_op_builder_terms_on(w, b, over), n, stored_as(b), false, before, after, ARI_EACH_STEP,
-                 b->first.of.role, suffix_of(b->first.of));
+        call_sum(w, over, n, stored_as(b), false, before, after, ARI_EACH_STEP, b->first.of.role,
+                 suffix_of(b->first.of));
     for (int i = first; i < w->op.calls && slices; i++)
         w->op.call[i].sliced = w->op.call[i].elements / n * b->elements;
 }
@@ -172,10 +172,8 @@ static void sum_before(ari_op_builder *w, const ari_op_builder_bucket *b, ari_ov
 static void share_out(ari_op_builder *w, const ari_op_builder_bucket *b, ari_call_often often)
 {
     const ari_over over = sharing_group(w, of_experts(b));
-    const bool complete = b->sliced && ari_op_builder_sends_values(w);
-    call_sum(w, over, b->sliced ? 2 : ari_op_builder_ranks(w, over), b->sliced ? b->sent : b->elements, stored_as(b),
-             true, complete ? 0 : ari_op_builder_most_values(w, b, over, often), 0, often, b->first.of.role,
-             suffix_of(b->first.of));
+    call_sum(w, over, b->elements, stored_as(b), true, ari_op_builder_most_values(w, b, over, often), 0, often,
+             b->first.of.role, suffix_of(b->first.of));
 }
 
 /* Moves of a bucket, or of its completion, are operations of the step. */
@@ -393,7 +391,7 @@ void ari_op_builder_counts(ari_op_builder *w)
 
 static void sum_terms(ari_op_builder *w, ari_over over)
 {
-    call_sum(w, over, 1, 1, AR_F32, false, 0, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+    call_sum(w, over, 1, AR_F32, false, 0, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
 }
 
 static void sum_router_losses(ari_op_builder *w)
@@ -424,9 +422,9 @@ static void sum_loss(ari_op_builder *w)
     w->op.input[0].at[ARI_AXIS_TP] = spread ? partial : ari_whole;
     w->op.input[0].at[ARI_AXIS_PP] = partial;
     if (spread)
-        call_sum(w, ARI_OVER_TP, 1, 1, AR_F32, false, 0, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+        call_sum(w, ARI_OVER_TP, 1, AR_F32, false, 0, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     if (w->last)
-        call_sum(w, ARI_OVER_DP, 1, 1, AR_F32, false, 0, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+        call_sum(w, ARI_OVER_DP, 1, AR_F32, false, 0, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     ari_op_builder_call(w, ARI_CALL_BROADCAST, ARI_OVER_PP, 1, AR_F32, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     visit_if_moved(w);
 }

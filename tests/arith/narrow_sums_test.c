@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A bucket of bf16 gradients that is summed over one group and then over another: nothing is rounded in between; and one
- * of whose elements some ranks alone have terms. */
+/* A bucket of bf16 gradients that is summed over one group and then over another: nothing is rounded in between. */
 #include "ref/context/context.h"
 #include "ref/numerics/accumulator.h"
 #include "support/rank_run.h"
@@ -102,61 +101,5 @@ Test(narrow_sums, are_not_rounded_where_others_follow)
                              after[k], r, i, (double)j.sum[r][i], (double)sum);
         }
         cr_expect_gt(told_apart, LENGTH / 10);
-    }
-}
-
-/* --- slices ------------------------------------------------------------------------------------------------------- */
-
-enum { KINDS = 2 };
-static const int kind_of[RANKS] = {0, 1, 0, 1};
-static const ar_bucket_run slice[] = {{0, 7}, {1000, 1500}, {7, 993}, {2500, 1500}};
-static const size_t first_slice[KINDS + 1] = {0, 2, 4};
-
-static int kind_at(size_t i)
-{
-    int kind = 0;
-    for (size_t k = 0; k < sizeof slice / sizeof *slice; k++)
-        kind = i >= slice[k].start && i - slice[k].start < slice[k].count ? k >= first_slice[1] : kind;
-    return kind;
-}
-
-/* What a rank has of the other kind's elements is not asked for. */
-static ar_status sum_slices(ar_ctx *ctx, void *user)
-{
-    sum_job *j = user;
-    const int rank = ar_comm_rank(ctx->tp);
-    const size_t shape[] = {LENGTH};
-    const ar_bucket_slices slices = {KINDS, kind_of, first_slice, slice};
-    const ar_most_terms most = {.before = 2, .slices = &slices};
-    float own[LENGTH];
-    ar_tensor x;
-    ar_buf bucket;
-    for (size_t i = 0; i < LENGTH; i++)
-        own[i] = kind_at(i) == kind_of[rank] ? value_of(rank, i) : 12345.0f;
-    AR_TRY(rank_upload(ctx, &x, 1, shape, own));
-    AR_TRY(ari_ctx_alloc(ctx, &bucket, ctx->arith->bucket_bytes(LENGTH, AR_BF16)));
-    AR_TRY(ctx->arith->bucket_put(ctx, ctx->queue, bucket, ar_const(x.data), LENGTH, AR_BF16));
-    AR_TRY(ctx->arith->bucket_reduce(ctx, ctx->queue, bucket, LENGTH, AR_BF16, ctx->tp, NULL, &most, "slices"));
-    AR_TRY(ctx->arith->bucket_take(ctx, ctx->queue, x.data, ar_const(bucket), LENGTH, 0, LENGTH, AR_BF16));
-    ctx->device->ops->free(ctx->device, ctx->queue, bucket);
-    return ar_ctx_download(ctx, j->sum[rank], &x);
-}
-
-Test(narrow_sums, of_slices_are_those_of_the_ranks_that_have_them)
-{
-    const ar_run o = {.parallel.tp = RANKS};
-    sum_job j = {.first = {1, 0}};
-    cr_assert_ok(rank_run(&o, sum_slices, &j));
-    for (size_t i = 0; i < LENGTH; i++) {
-        uint8_t t = 0;
-        int64_t h = 0, l = 0;
-        for (int r = 0; r < RANKS; r++) {
-            if (kind_of[r] == kind_at(i))
-                ari_acc_add(&t, &h, &l, value_of(r, i), true);
-        }
-        const float sum = ari_acc_value(t, h, l, true);
-        for (int r = 0; r < RANKS; r++)
-            cr_assert_eq(ari_bits32(j.sum[r][i]), ari_bits32(sum), "rank %d, element %zu: %a, not %a", r, i,
-                         (double)j.sum[r][i], (double)sum);
     }
 }

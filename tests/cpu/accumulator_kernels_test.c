@@ -317,34 +317,6 @@ Test(accumulator_kernels, states_that_ranks_send_are_those_of_all_values)
     }
 }
 
-/* A state to which nothing is added goes as its value, and takes the place of what is there. */
-Test(accumulator_kernels, a_complete_state_is_sent_as_its_value)
-{
-    enum { n = 400 };
-    OWNED(ar_device_destroy) ar_device *d = device(2);
-    SCOPED(state_destroy) state from = state_create(n, true), to = state_create(n, true);
-    uint8_t sent[n * ARI_SENT_COMPLETE];
-    uint64_t random = 9;
-    for (size_t i = 0; i < n; i++) {
-        state_of_many(&from, i,
-                      i == 0   ? NAN
-                      : i == 1 ? 0x1.fep127f
-                      : i == 2 ? -0x1p-140f
-                               : case_any_finite(&random),
-                      8, i % 3 == 1 ? 1 : 0);
-        state_of_many(&to, i, case_any_finite(&random), 8, 0);
-    }
-    cr_assert_ok(d->ops->states_narrow(d, NULL, (ar_buf){sent}, (ar_cbuf){from.t}, (ar_cbuf){from.hl},
-                                       (ar_cbuf){from.hl + n}, n, ARI_SENT_COMPLETE));
-    cr_assert_ok(d->ops->states_merge(d, NULL, (ar_buf){to.t}, (ar_buf){to.hl}, (ar_buf){to.hl + n}, (ar_cbuf){sent}, 1,
-                                      n, ARI_SENT_COMPLETE));
-    for (size_t i = 0; i < n; i++) {
-        const float want = ari_acc_value(from.t[i], from.hl[i], from.hl[n + i], true);
-        const float got = ari_acc_value(to.t[i], to.hl[i], to.hl[n + i], true);
-        cr_assert(ari_bits32(want) == ari_bits32(got), "element %zu: %a, expected %a", i, (double)got, (double)want);
-    }
-}
-
 /* A value that is put into a state is its value, also an infinity, to which a sum overflowed; where sums are stored as
  * bf16, rounded to it, and what was put comes back when it is put again. */
 Test(accumulator_kernels, a_value_put_into_a_state_is_read_back)

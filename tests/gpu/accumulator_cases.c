@@ -204,7 +204,7 @@ static void states_case(device_pair *p, size_t n, size_t width, bool merge)
 
 static void states_cases(device_pair *p, bool merge)
 {
-    static const size_t widths[] = {ARI_SENT_COMPLETE, 4, 5, 6, 8, 11, 13};
+    static const size_t widths[] = {4, 5, 6, 8, 11, 13};
     size_t n;
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
         for (size_t w = 0; w < sizeof widths / sizeof *widths && pair_goes_on(p); w++)

@@ -148,29 +148,22 @@ static uint64_t expect_bytes(const char *model, size_t batch, size_t seq, size_t
     return r->run[n - 1].bytes_counted;
 }
 
-static const char *const of_slices[] = {LLAMA(96, 16, 12, 1, 4, 2, 4, false), LLAMA(96, 16, 12, 1, 4, 2, 4, true),
-                                        GPT2(96, 16, 24, 1, 4)};
+static const char *const with_tables[] = {LLAMA(96, 16, 12, 1, 4, 2, 4, false), LLAMA(96, 16, 12, 1, 4, 2, 4, true),
+                                          GPT2(96, 16, 24, 1, 4)};
 
-/* Of 256 tokens the matrices' gradients are summed over cp; where ranks make slices, it is of tables that are not tied. */
-Test(steps, tables_are_in_slices_where_matrices_are_not)
+/* Tables that are tied or not, and positions, in either order of buckets. */
+Test(steps, bytes_of_gradients_in_bf16_over_ranks_of_a_sequence_are_predicted)
 {
-    for (size_t m = 0; m < sizeof of_slices / sizeof *of_slices; m++)
-        expect_bytes(of_slices[m], 8, 32, 1, AR_BUCKETS_REVERSE);
+    for (size_t m = 0; m < sizeof with_tables / sizeof *with_tables; m++)
+        expect_bytes(with_tables[m], 2, 8, 1, AR_BUCKETS_BY_SIZE);
 }
 
-/* With ZeRO it depends on the order in a bucket what of a slice is in the rank's own share. */
-Test(steps, matrices_are_in_slices_in_any_order_of_buckets)
-{
-    for (size_t m = 0; m < sizeof of_slices / sizeof *of_slices; m++)
-        expect_bytes(of_slices[m], 2, 8, 1, AR_BUCKETS_BY_SIZE);
-}
-
-/* A row of the table of positions then is the sum of eight values, which move in five bytes; of up to 512, in eight,
+/* A row of the table of positions is the sum of eight values, which move in five bytes; of up to 512, in eight,
  * where documents begin anew at position 0. */
 Test(steps, rows_of_positions_are_sums_of_one_value_a_sample_unless_positions_repeat)
 {
-    const uint64_t once = expect_bytes(of_slices[2], 8, 32, 1, AR_BUCKETS_REVERSE);
-    const uint64_t repeated = expect_bytes(of_slices[2], 8, 32, 4, AR_BUCKETS_REVERSE);
+    const uint64_t once = expect_bytes(with_tables[2], 8, 32, 1, AR_BUCKETS_REVERSE);
+    const uint64_t repeated = expect_bytes(with_tables[2], 8, 32, 4, AR_BUCKETS_REVERSE);
     cr_expect_lt(once, repeated);
 }
 

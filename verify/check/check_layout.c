@@ -19,7 +19,6 @@
 /* The ranks that route the tokens of a batch, of those that share out the experts or have copies. */
 typedef struct token_ranks {
     int ep, sharers; /* of these ranks; that have copies of an expert and tokens of one sample */
-    bool sliced;     /* these ranks each have a slice of the experts' gradients */
     int *rank;       /* of each token [batch, seq] */
     size_t *sample;  /* [batch]: of those whose rows come together, its number */
     size_t *rows;    /* [experts, sharers]: room for a sample's */
@@ -57,7 +56,7 @@ static ar_status ranks_of_tokens(token_ranks *t, const ar_run *run, size_t exper
 }
 
 /* Adds what moves of a sample: the rows of tokens for experts of other ranks, and, of the ranks with copies of an expert,
- * the rows that the one that computes its gradient has not, or that each has not. */
+ * the rows that the one that computes its gradient has not. */
 static void count_sample(ari_routed *routed, const token_ranks *t, size_t sample, size_t seq, const float *expert,
                          size_t tokens, const ar_experts *x)
 {
@@ -73,9 +72,7 @@ static void count_sample(ari_routed *routed, const token_ranks *t, size_t sample
     }
     for (size_t e = 0; e < x->n; e++) {
         for (size_t r = 0; r < sharers; r++)
-            routed->gradients += t->sliced ? (sharers - 1) * t->rows[e * sharers + r]
-                                 : r == (e % each + t->sample[sample]) % sharers ? 0
-                                                                                 : t->rows[e * sharers + r];
+            routed->gradients += r == (e % each + t->sample[sample]) % sharers ? 0 : t->rows[e * sharers + r];
     }
 }
 
@@ -107,7 +104,6 @@ static ar_status check_routed(ari_routed *routed, const ari_reference *ref, cons
         const ari_ref_tensor *t = &ref->tensor[i];
         const size_t layer = routed_layer(t, c->config);
         ari_routed sent = {.rows = 0};
-        of.sliced = layer != SIZE_MAX && ari_step_slices_experts(c, layer);
         for (size_t row = 0; layer != SIZE_MAX && row < c->run.batch; row++) /* rows of padding are copies */
             count_sample(&sent, &of, row, c->run.seq, t->values, t->count / x->per_token, x);
         routed->rows += layer == SIZE_MAX ? 0 : sent.rows * alike * ari_routed_exchanges(c, layer);

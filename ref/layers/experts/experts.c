@@ -427,7 +427,6 @@ static void experts_destroy(ar_module *base)
 static void set_copies(const experts_module *m, const ar_ctx *ctx, ar_param *p)
 {
     p->expert = ctx->edp != ctx->dp;
-    p->token_share = (double)m->o.per_token / (double)m->o.n;
     if (ari_placed_whole(m->at))
         return;
     p->layout.replica = 0;
