@@ -181,22 +181,6 @@ ar_status acc_put(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, siz
     return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { ari_acc_put(&to.t[i], &to.h[i], &to.l[i], v[i], narrow); });
 }
 
-ar_status sums_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf s, size_t n, size_t bits)
-{
-    uint8_t *sent = dev<uint8_t>(to);
-    const int64_t *sums = dev<int64_t>(s);
-    return launch_each(d, q, ceil_div(n, ARI_SENT_GROUP),
-                       [=] ARI_ON_GPU(size_t i) { ari_sent_write_group(sent, sums, i, n, bits); });
-}
-
-ar_status sums_widen(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t bits)
-{
-    const uint8_t *sent = dev<uint8_t>(from);
-    int64_t *sums = dev<int64_t>(s);
-    return launch_each(d, q, ceil_div(n, ARI_SENT_GROUP),
-                       [=] ARI_ON_GPU(size_t i) { ari_sent_sum_group(sums, i, sent, ranks, n, bits); });
-}
-
 ar_status states_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width)
 {
     uint8_t *sent = dev<uint8_t>(to);

@@ -201,17 +201,11 @@ typedef struct ar_device_ops {
     /* t, hl: states whose values are x, fp32 [n], contiguous (narrow: rounded to bf16); -0 becomes +0, an infinity stays
      * one. */
     ar_status (*acc_put)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow);
-    /* packed [n*bits/8] = the `bits` lowest bits of s, int64 [n], 8 <= bits <= 64, a multiple of 8 unless n is one; or of
-     * s, int64 [n, 2], sums of two limbs, in 9 to 12 bytes. Whole bytes first, the lowest first: of each 8 integers the
-     * bits above them follow as one number. */
-    ar_status (*sums_narrow)(ar_device *d, ar_queue *q, ar_buf packed, ar_cbuf s, size_t n, size_t bits);
-    /* s = the sums over the ranks of received [ranks, n*bits/8], whose highest bits are signs. */
-    ar_status (*sums_widen)(ar_device *d, ar_queue *q, ar_buf s, ar_cbuf received, size_t ranks, size_t n, size_t bits);
-    /* packed [n, width] = narrow states t, h, l [n]: t, then the lowest bytes of h and of l, (width - 1)/2 each; width 6 or 8:
-     * h and l of as many bits each above five bits of t; width 4: the sum, fp32; width 2: as bf16. */
+    /* packed [n, width] = narrow states t, h, l [n]: t, then the lowest bytes of h and of l, (width - 1)/2 each; width 5, 6, 8:
+     * h and l of as many bits each above five bits of t; width 4: the sum, fp32. */
     ar_status (*states_narrow)(ar_device *d, ar_queue *q, ar_buf packed, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
                                size_t width);
-    /* t, h, l [n] are merged with the states of received [ranks, n, width], or with width 2 replaced. */
+    /* t, h, l [n] are merged with the states of received [ranks, n, width]. */
     ar_status (*states_merge)(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf received, size_t ranks,
                               size_t n, size_t width);
     /* fp32 sums for native numerics: acc_f32[row_of[r]] += terms[r] in row order; the same conventions as acc_add. */
@@ -387,7 +381,7 @@ typedef struct ar_device_ops {
     X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided)                          \
     X(gemm_f32) X(bias_act) X(col_exponents) X(row_exponents) X(packed_create) X(packed_part) X(packed_destroy) \
     X(packed_bytes) X(packed_room) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) \
-    X(acc_raise) X(acc_value) X(acc_put) X(sums_narrow) X(sums_widen) X(states_narrow) X(states_merge) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
+    X(acc_raise) X(acc_value) X(acc_put) X(states_narrow) X(states_merge) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
     X(act_backward) X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward)       \
     X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(sinks_backward) X(route) X(route_backward)           \
     X(route_losses) X(route_terms)                                                                       \

@@ -315,63 +315,22 @@ ar_status ari_exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, c
     return AR_OK;
 }
 
-/* Each rank sends the others their slices of what the slot sums_narrow made, and gets what all have of its own one: came
- * [ranks, bytes of own], for sums_widen. */
-static ar_status send_sums(ar_queue *q, ar_buf came, ar_buf sent, const size_t *counts, size_t bits, ar_comm *over,
-                           const char *tag)
-{
-    const size_t n = (size_t)ar_comm_size(over), own = counts[ar_comm_rank(over)];
-    ARI_OWNED size_t *bytes = NULL; /* what goes to each rank, then what comes from it */
-    AR_TRY(ARI_ALLOC(&bytes, 2 * n, "bytes of sums"));
-    for (size_t r = 0; r < n; r++) {
-        bytes[r] = counts[r] * bits / 8;
-        bytes[n + r] = own * bits / 8;
-    }
-    return ar_comm_all_to_all(over, q, came, ar_const(sent), bytes, bytes + n, AR_U8, tag);
-}
-
-/* What goes on its way instead of a slice's sums, which end, and room for what comes. */
-static ar_status narrow_slice(ar_ctx *ctx, ari_sum_slice *s, size_t total, size_t ranks)
-{
-    const ar_buf partial = s->s;
-    AR_TRY(ari_step_alloc(ctx, &s->sent, total * s->bits / 8));
-    AR_TRY(ARI_KERNEL(ctx, sums_narrow, s->sent, ar_const(partial), total, s->bits));
-    ari_step_free(ctx, partial);
-    return ari_step_alloc(ctx, &s->s, ranks * s->count * s->bits / 8);
-}
-
-ar_status ari_exact_arrived(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over)
-{
-    const ar_buf came = s->s;
-    ari_step_free(ctx, s->sent);
-    s->sent.ptr = NULL;
-    if (s->bits == 0)
-        return AR_OK;
-    AR_TRY(ari_step_alloc(ctx, &s->s, s->count * (size_t)s->limbs * sizeof(int64_t)));
-    AR_TRY(ARI_KERNEL(ctx, sums_widen, s->s, ar_const(came), (size_t)ar_comm_size(over), s->count, s->bits));
-    ari_step_free(ctx, came);
-    return AR_OK;
-}
-
 ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *over, const char *tag)
 {
     const size_t total = s->count, limbs = (size_t)s->limbs;
+    const ar_buf partial = s->s;
     ARI_OWNED size_t *counts = NULL;
-    ar_status st = AR_OK;
-    s->sent = s->s;
-    s->bits = ari_exact_bits(s->narrow, s->terms, s->cols, (size_t)ar_comm_size(over));
-    AR_TRY(ari_slice_counts(&counts, over, total, s->bits > 0 ? 1 : limbs));
+    AR_TRY(ari_slice_counts(&counts, over, total, limbs));
     ari_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
-    AR_TRY(s->bits > 0 ? narrow_slice(ctx, s, total, (size_t)ar_comm_size(over))
-                       : ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
+    AR_TRY(ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
     AR_TRY(ari_queue_follow(q, ctx->queue, reduced));
-    AR_TRY(s->bits > 0 ? send_sums(q, s->s, s->sent, counts, s->bits, over, tag)
-                       : ar_comm_reduce_scatter(over, q, s->s, ar_const(s->sent), counts, AR_I64, AR_SUM, tag));
-    if (q != ctx->queue)
-        st = ar_event_record(reduced, q);
-    else
-        st = ari_exact_arrived(ctx, s, over);
-    return st;
+    AR_TRY(ar_comm_reduce_scatter(over, q, s->s, ar_const(partial), counts, AR_I64, AR_SUM, tag));
+    if (q != ctx->queue) {
+        s->sent = partial;
+        return ar_event_record(reduced, q);
+    }
+    ari_step_free(ctx, partial);
+    return AR_OK;
 }
 
 ar_status ari_exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_fold how, const char *tag)
@@ -381,8 +340,6 @@ ar_status ari_exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_
     const ari_extents *a = &s->a->x, *b = &s->b->x;
     size_t bytes = 0;
     s->own = (ari_sum_slice){.limbs = s->limbs,
-                             .narrow = s->b->narrow,
-                             .terms = s->b->k_full,
                              .count = a->batch * a->rows * b->rows,
                              .rows = a->rows,
                              .cols = b->rows,
@@ -484,7 +441,7 @@ ar_status ari_exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_e
     const ar_epilogue *ep = epilogue ? epilogue : &none;
     if (s->reduced) {
         AR_TRY(ari_queue_wait(ctx->queue, s->reduced));
-        AR_TRY(ari_exact_arrived(ctx, &s->own, s->over));
+        ari_step_free(ctx, s->own.sent);
     }
     if (s->over) {
         AR_TRY(round_folded(ctx, y, s, ep));
@@ -614,8 +571,6 @@ ar_status ari_exact_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar
     ar_comm *over = replicas != AR_KEEP && ari_has_peers(s->o.replicas) ? s->o.replicas : NULL;
     ari_sum_slice own = {.s = s->s,
                          .limbs = s->limbs,
-                         .narrow = s->b->narrow,
-                         .terms = s->o.k_full,
                          .count = total,
                          .rows = s->o.rows / places,
                          .cols = s->b->x.rows,

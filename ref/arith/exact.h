@@ -22,10 +22,7 @@ struct ar_operand {
 typedef struct ari_sum_slice {
     ar_buf s; /* int64 [count] of `limbs` */
     int limbs;
-    bool narrow;
-    size_t terms; /* that each of the sums has on all ranks */
-    size_t bits;  /* in which ari_exact_slice sent them, ari_exact_bits; 0: their int64 */
-    ar_buf sent;  /* what it sent on another queue, until round */
+    ar_buf sent; /* what ari_exact_slice sent on another queue, until round */
     size_t start, count, rows, cols;
     ar_cbuf e, f;  /* int32, of matrix 0 */
     size_t e_step; /* from one matrix's row exponents to the next's */
@@ -34,11 +31,10 @@ typedef struct ari_sum_slice {
 /** Elements [at, at + s->count) of y = the slice rounded, matrix by matrix. y F32 or BF16, contiguous. */
 AR_NODISCARD ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, size_t at, const ari_sum_slice *s);
 /** Sums over the group of all `s->count` elements: each rank keeps a slice. `s->s` was memory of the step, and is the
- *  slice's afterwards. Done on q, where `reduced` is recorded; unless that is the context's queue, ari_exact_arrived
- *  follows once it is. */
+ *  slice's afterwards. Done on q, where `reduced` is recorded unless that is the context's queue; `s->sent` ends
+ *  once it is. */
 AR_NODISCARD ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *over,
                                        const char *tag);
-AR_NODISCARD ar_status ari_exact_arrived(ar_ctx *ctx, ari_sum_slice *s, ar_comm *over);
 /** y = all ranks' rounded slices; the own one is at its place. */
 AR_NODISCARD ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *over);
 /** e = the maximum over a group, of n exponents; NULL: nothing to do. */
@@ -108,21 +104,6 @@ static inline unsigned ari_exact_form(bool left, bool narrow)
 static inline int ari_exact_limbs(bool narrow, size_t terms)
 {
     return narrow ? 1 : ari_contract_limbs(terms);
-}
-
-/** Bits in which a sum of so many products goes between ranks: 31 of narrow integers, else 51, and those of the number
- *  of terms, whatever part of them a rank has. Whole bytes, unless each rank's slice of a row of `cols` is in groups of
- *  8. 0: as it is. */
-static inline size_t ari_exact_bits(bool narrow, size_t terms, size_t cols, size_t ranks)
-{
-    size_t bits = 31;
-    if (!narrow)
-        return terms <= ARI_CONTRACT_BLOCK || terms > (size_t)1 << 21 ? 0 : 72;
-    for (size_t most = 1; most < terms && bits <= 48; most *= 2)
-        bits++;
-    if (bits > 48)
-        return 0;
-    return cols % (8 * ranks) == 0 ? bits : bits <= 40 ? 40 : 48;
 }
 
 #define ARI_DECLARE_EXACT(slot) extern __typeof__(*((ar_arith_ops *)0)->slot) ari_exact_##slot;

@@ -82,8 +82,6 @@ static ar_status begin_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, bool 
     if (!fold)
         return ari_wide_begin(ctx, &o->y, y);
     o->s = (ari_sum_slice){.limbs = ari_exact_limbs(b->narrow, b->k_full),
-                           .narrow = b->narrow,
-                           .terms = b->k_full,
                            .count = ar_tensor_count(y),
                            .rows = y->shape[0],
                            .cols = y->shape[1]};

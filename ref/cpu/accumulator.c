@@ -474,26 +474,6 @@ ar_status ari_cpu_acc_put(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, ar_cbu
     return AR_OK;
 }
 
-/** Slot sums_narrow. Errors: none. */
-ar_status ari_cpu_sums_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf s, size_t n, size_t bits)
-{
-    uint8_t *sent = to.ptr;
-    const int64_t *sums = s.ptr;
-    ARI_PARALLEL_FOR (i, ari_ceil_div(n, ARI_SENT_GROUP), d, n)
-        ari_sent_write_group(sent, sums, i, n, bits);
-    return AR_OK;
-}
-
-/** Slot sums_widen. Errors: none. */
-ar_status ari_cpu_sums_widen(ar_device *d, ARI_AT_ONCE, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t bits)
-{
-    const uint8_t *sent = from.ptr;
-    int64_t *sums = s.ptr;
-    ARI_PARALLEL_FOR (i, ari_ceil_div(n, ARI_SENT_GROUP), d, n * ranks)
-        ari_sent_sum_group(sums, i, sent, ranks, n, bits);
-    return AR_OK;
-}
-
 /** Slot states_narrow. Errors: none. */
 ar_status ari_cpu_states_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
                                 size_t width)

@@ -203,8 +203,6 @@ NOTHING(acc_add, ar_buf t, ar_buf hl, bool narrow, size_t rows, tensor terms, ar
 NOTHING(acc_raise, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)
 NOTHING(acc_value, tensor y, ar_cbuf t, ar_cbuf hl, size_t n, bool narrow)
 NOTHING(acc_put, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow)
-NOTHING(sums_narrow, ar_buf to, ar_cbuf s, size_t n, size_t bits)
-NOTHING(sums_widen, ar_buf s, ar_cbuf from, size_t ranks, size_t n, size_t bits)
 NOTHING(states_narrow, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width)
 NOTHING(states_merge, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks, size_t n, size_t width)
 NOTHING(sum_rows_f32, ar_buf acc, size_t rows, tensor terms, ar_cbuf row_of)

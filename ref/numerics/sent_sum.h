@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Exact sums on their way between ranks (numerics.md, "In bf16"): integers of `width` bytes, the lowest first, whose
- * highest bit is the sign; or of `bits`, of more than 64 those of two int64 (numerics.md, section 2). Where 8 do not
- * divide these, 8 integers lie together: their whole bytes, then the bits above of all of them as one number. */
+/* Gradients' exact sums on their way between ranks (numerics.md, "In bf16"): integers of `width` bytes, the lowest first,
+ * whose highest bit is the sign. */
 #include <stddef.h>
 
 #include "ref/numerics/accumulator.h"
@@ -14,75 +13,13 @@ ARI_FN void ari_sent_write(uint8_t *to, int64_t v, size_t width)
         to[b] = (uint8_t)((uint64_t)v >> 8 * b);
 }
 
-ARI_FN uint64_t ari_sent_word(const uint8_t *from, size_t width)
+ARI_FN int64_t ari_sent_read(const uint8_t *from, size_t width)
 {
+    const size_t above = 64 - 8 * width;
     uint64_t v = 0;
     for (size_t b = 0; b < width; b++)
         v |= (uint64_t)from[b] << 8 * b;
-    return v;
-}
-
-/** v, of which the highest of 0 < bits <= 64 is the sign. */
-ARI_FN int64_t ari_signed_of(uint64_t v, size_t bits)
-{
-    return (int64_t)(v << (64 - bits)) >> (64 - bits);
-}
-
-ARI_FN int64_t ari_sent_read(const uint8_t *from, size_t width)
-{
-    return ari_signed_of(ari_sent_word(from, width), 8 * width);
-}
-
-#define ARI_SENT_LOW 4u            /* bytes of the lower limb where a sum has two */
-#define ARI_SENT_GROUP ((size_t)8) /* integers that lie together */
-
-/** How many of n integers a group has: all it can, unless it is the last and 8 divide the bits. */
-ARI_FN size_t ari_sent_in_group(size_t group, size_t n)
-{
-    const size_t left = n - group * ARI_SENT_GROUP;
-    return left < ARI_SENT_GROUP ? left : ARI_SENT_GROUP;
-}
-
-/** A group of s, n integers: int64 or, with more than 64 bits, [2]: hi*2^32 + lo, lo >= 0. */
-ARI_FN void ari_sent_write_group(uint8_t *to, const int64_t *s, size_t group, size_t n, size_t bits)
-{
-    const size_t from = group * ARI_SENT_GROUP, count = ari_sent_in_group(group, n);
-    const size_t width = bits / 8, rest = bits % 8;
-    const uint64_t mask = ((uint64_t)1 << rest) - 1;
-    uint8_t *at = to + group * bits;
-    uint64_t above = 0;
-    for (size_t i = 0; i < count; i++, at += width) {
-        if (bits > 64) {
-            const int64_t hi = s[2 * (from + i)], lo = s[2 * (from + i) + 1];
-            ari_sent_write(at, lo, ARI_SENT_LOW);
-            ari_sent_write(at + ARI_SENT_LOW, ari_add64(hi, lo >> 32), width - ARI_SENT_LOW);
-        } else {
-            ari_sent_write(at, s[from + i], width);
-            above |= rest > 0 ? ((uint64_t)s[from + i] >> 8 * width & mask) << rest * i : 0;
-        }
-    }
-    ari_sent_write(at, (int64_t)above, rest);
-}
-
-/** The group of s = the sums of what so many ranks wrote for it. */
-ARI_FN void ari_sent_sum_group(int64_t *s, size_t group, const uint8_t *sent, size_t ranks, size_t n, size_t bits)
-{
-    const size_t from = group * ARI_SENT_GROUP, count = ari_sent_in_group(group, n);
-    const size_t width = bits / 8, rest = bits % 8, low = bits > 64 ? ARI_SENT_LOW : 0, limbs = low > 0 ? 2 : 1;
-    const uint64_t mask = ((uint64_t)1 << rest) - 1;
-    for (size_t i = from * limbs; i < (from + count) * limbs; i++)
-        s[i] = 0;
-    for (size_t r = 0; r < ranks; r++) {
-        const uint8_t *at = sent + r * n * bits / 8 + group * bits;
-        const uint64_t above = ari_sent_word(at + count * width, rest);
-        for (size_t i = 0; i < count; i++, at += width) {
-            const uint64_t top = rest > 0 ? (above >> rest * i & mask) << 8 * width : 0;
-            int64_t *to = s + (from + i) * limbs;
-            *to = ari_add64(*to, ari_signed_of(ari_sent_word(at + low, width - low) | top, bits - 8 * low));
-            if (low > 0)
-                to[1] += (int64_t)ari_sent_word(at, low);
-        }
-    }
+    return (int64_t)(v << above) >> above;
 }
 
 /** A state of the accumulator whose value is v, rounded to bf16 where such are: an infinity, to which a sum overflowed,

@@ -298,9 +298,8 @@ static void sum_over_queries(ari_op_builder *w)
         ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over[i % 2], exponents[i / 2], AR_I32, ARI_EACH_PASS, ARI_ATTENTION,
                             "");
     for (int i = 0; i < 2 && w->form.exact; i++) {
-        const size_t cols = own[i].local[2] / heads;
-        ari_op_builder_scatter_sums(w, ARI_OVER_RING, all[i], cols, terms, narrow, ARI_ATTENTION, "");
-        ari_op_builder_scatter_sums(w, ARI_OVER_COPIES, n[i], cols, terms, narrow, ARI_ATTENTION, "");
+        ari_op_builder_scatter_sums(w, ARI_OVER_RING, all[i], terms, narrow, ARI_ATTENTION, "");
+        ari_op_builder_scatter_sums(w, ARI_OVER_COPIES, n[i], terms, narrow, ARI_ATTENTION, "");
         ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_COPIES, n[i], w->form.activations, ARI_EACH_PASS,
                             ARI_NO_ROLE, "rounded sums");
     }

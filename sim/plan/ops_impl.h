@@ -142,16 +142,15 @@ void ari_op_builder_call(ari_op_builder *w, ari_call_kind kind, ari_over over, s
                          ari_call_often often, ari_role role, const char *tag);
 /** True if the integers of a sum over so many positions have fewer bits, as those of products with a weight do. */
 bool ari_op_builder_is_narrow(const ari_op_builder *w, size_t terms);
-/** An all-to-all in which each rank gets its share of n sums from the others, in so many bits each. */
-void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t bits, ari_call_often often,
+/** An all-to-all in which each rank gets its share of n sums from the others, in so many bytes each. */
+void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t width, ari_call_often often,
                               ari_role role, const char *tag);
 /** The way back: an all-gather of n sums, each of at most so many values; 0: as bf16 numbers. */
 void ari_op_builder_gather_sums(ari_op_builder *w, ari_over over, size_t n, size_t values, ari_call_often often,
                                 ari_role role, const char *tag);
-/** A reduce-scatter of n exact sums, in rows of `cols`, of so many products. narrow: of bf16 numbers, whose sums each
- *  rank gets in as few bits as hold them from all others, and adds up. */
-void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, size_t cols, size_t terms, bool narrow,
-                                 ari_role role, const char *tag);
+/** A reduce-scatter of n exact sums of so many products; narrow: of bf16 numbers, whose sums fit one int64. */
+void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, size_t terms, bool narrow, ari_role role,
+                                 const char *tag);
 /** The collective that has been added last happens so many times. */
 void ari_op_builder_repeat(ari_op_builder *w, size_t times);
 

@@ -90,8 +90,7 @@ static void sum_over_heads(ari_op_builder *w, const latent_ops *o)
     }
     ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, w->own, AR_I32, ARI_EACH_PASS, ARI_ATTENTION, "");
     ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n, AR_I32, ARI_EACH_PASS, ARI_ATTENTION, "");
-    ari_op_builder_scatter_sums(w, ARI_OVER_TP, n, 1, w->config->heads, w->form.activations == AR_BF16, ARI_ATTENTION,
-                                "");
+    ari_op_builder_scatter_sums(w, ARI_OVER_TP, n, w->config->heads, w->form.activations == AR_BF16, ARI_ATTENTION, "");
     ari_op_builder_call(w, ARI_CALL_ALL_GATHER, ARI_OVER_TP, n, w->form.activations, ARI_EACH_PASS, ARI_NO_ROLE,
                         "rounded sums");
 }

@@ -327,8 +327,7 @@ void ari_op_builder_muon_cut(ari_op_builder *w, ari_role role, size_t m, size_t 
         if (w->form.exact) {
             call_cut(w, ARI_CALL_ALL_REDUCE, m, AR_I32, muon);
             call_cut(w, ARI_CALL_ALL_REDUCE, m, AR_I32, muon);
-            ari_op_builder_scatter_sums(w, ARI_OVER_TP, square, m, n, ari_op_builder_is_narrow(w, n), ARI_NO_ROLE,
-                                        muon);
+            ari_op_builder_scatter_sums(w, ARI_OVER_TP, square, n, ari_op_builder_is_narrow(w, n), ARI_NO_ROLE, muon);
             call_cut(w, ARI_CALL_ALL_GATHER, square, AR_F32, "rounded sums");
             call_cut(w, ARI_CALL_ALL_REDUCE, m, AR_I32, muon);
         } else {

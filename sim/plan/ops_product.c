@@ -8,14 +8,14 @@ enum { TERMS_OF_ONE_INT64 = 8191, NARROW_TERMS = 16384 };
 
 static const char weight_tag[] = ".weight";
 
-void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t bits, ari_call_often often,
+void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t width, ari_call_often often,
                               ari_role role, const char *tag)
 {
-    const size_t sent = bits * (ari_op_builder_ranks(w, over) - 1); /* of each sum, by all but the rank that adds it */
+    const size_t sent = width * (ari_op_builder_ranks(w, over) - 1); /* of each sum, by all but the rank that adds it */
     if (sent == 0)
         return;
-    ari_op_builder_call(w, ARI_CALL_ALL_TO_ALL, over, ari_op_builder_mul(w, n, sent) / 8, AR_U8, often, role, tag);
-    w->op.call[w->op.calls - 1].row = bits % 8 == 0 ? sent / 8 : sent;
+    ari_op_builder_call(w, ARI_CALL_ALL_TO_ALL, over, ari_op_builder_mul(w, n, sent), AR_U8, often, role, tag);
+    w->op.call[w->op.calls - 1].row = sent;
 }
 
 void ari_op_builder_gather_sums(ari_op_builder *w, ari_over over, size_t n, size_t values, ari_call_often often,
@@ -29,27 +29,12 @@ void ari_op_builder_gather_sums(ari_op_builder *w, ari_over over, size_t n, size
         w->op.call[calls].row = bytes;
 }
 
-/* 31 or 51 bits, and those of the terms; where a rank's part of a row is in groups of 8, no more than these. */
-static size_t sum_bits(size_t terms, bool narrow, bool in_groups)
+void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, size_t terms, bool narrow, ari_role role,
+                                 const char *tag)
 {
-    size_t of_terms = 0;
-    while (of_terms < 22 && terms > (size_t)1 << of_terms)
-        of_terms++;
-    if (!narrow)
-        return terms > TERMS_OF_ONE_INT64 && of_terms < 22 ? 72 : 0;
-    return of_terms > 17 ? 0 : in_groups ? 31 + of_terms : of_terms <= 9 ? 40 : 48;
-}
-
-void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, size_t cols, size_t terms, bool narrow,
-                                 ari_role role, const char *tag)
-{
-    const size_t limbs = narrow || terms <= TERMS_OF_ONE_INT64 ? 1 : 2, ranks = ari_op_builder_ranks(w, over);
-    const size_t bits = sum_bits(terms, narrow, cols % (8 * ranks) == 0);
-    if (bits > 0)
-        ari_op_builder_send_sums(w, over, n, bits, ARI_EACH_PASS, role, tag);
-    else
-        ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, over, ari_op_builder_mul(w, n, limbs), AR_I64, ARI_EACH_PASS,
-                            role, tag);
+    const size_t limbs = narrow || terms <= TERMS_OF_ONE_INT64 ? 1 : 2;
+    ari_op_builder_call(w, ARI_CALL_REDUCE_SCATTER, over, ari_op_builder_mul(w, n, limbs), AR_I64, ARI_EACH_PASS, role,
+                        tag);
 }
 
 bool ari_op_builder_is_narrow(const ari_op_builder *w, size_t terms)
@@ -215,7 +200,7 @@ static void fold(ari_op_builder *w, const ari_linear_ops *l, size_t cols, size_t
     if (w->form.exact) {
         share_exponents(w, cols, ARI_EACH_VERSION, role);
         share_exponents(w, rows, ARI_EACH_PASS, role);
-        ari_op_builder_scatter_sums(w, ARI_OVER_TP, n, cols, terms, narrow, w->in_experts ? ARI_EXPERTS : role,
+        ari_op_builder_scatter_sums(w, ARI_OVER_TP, n, terms, narrow, w->in_experts ? ARI_EXPERTS : role,
                                     w->in_experts ? "" : weight_tag);
     } else {
         ari_op_builder_call_for(w, is_shard(to) ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, ARI_OVER_TP, n,

@@ -45,7 +45,7 @@ static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype,
     if (!w->form.exact) {
         ari_op_builder_call(w, kind, over, n, dtype, often, role, tag);
     } else if (dtype == AR_BF16) {
-        ari_op_builder_send_sums(w, over, n, 8 * ari_op_builder_state_bytes(before), often, role, tag);
+        ari_op_builder_send_sums(w, over, n, ari_op_builder_state_bytes(before), often, role, tag);
         if (!shares)
             ari_op_builder_gather_sums(w, over, n, after, often, role, tag);
     } else {

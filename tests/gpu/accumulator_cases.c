@@ -136,52 +136,13 @@ void acc_put_cases(device_pair *p)
         }
 }
 
-/* Integers of every length and both signs; of pairs the second ones have none. */
-static pair_buf numbers(device_pair *p, const char *name, size_t n, bool pairs)
+/* Integers of every length and both signs. */
+static pair_buf numbers(device_pair *p, const char *name, size_t n)
 {
     const pair_buf x = pair_integers(p, name, PAIR_W64, n, 0, 1);
-    for (size_t k = 0; k < n && x.host; k++) {
-        const int64_t v = (int64_t)pair_random(p) >> pair_below(p, 64);
-        ((int64_t *)x.host)[k] = pairs && k % 2 != 0 ? v & INT64_MAX >> 8 : v;
-    }
+    for (size_t k = 0; k < n && x.host; k++)
+        ((int64_t *)x.host)[k] = (int64_t)pair_random(p) >> pair_below(p, 64);
     return x;
-}
-
-static void sums_case(device_pair *p, size_t n, size_t bits, bool widen)
-{
-    const size_t ranks = 1 + pair_below(p, 5), bytes = n * bits / 8;
-    PAIR_CASE(p, "n %zu, %zu bits, %zu ranks", n, bits, ranks);
-    const pair_buf sent = widen ? pair_bytes(p, "from", ranks * bytes, 0) : pair_zeros(p, "to", PAIR_W8, bytes);
-    const pair_buf sums = numbers(p, "s", bits > 64 ? 2 * n : n, bits > 64);
-    for (size_t k = 0; widen && k < ranks * bytes && sent.host; k++)
-        ((uint8_t *)sent.host)[k] = (uint8_t)pair_below(p, 256);
-    if (widen) {
-        PAIR_RUN(p, sums_widen, sums.at[s], ar_const(sent.at[s]), ranks, n, bits);
-    } else {
-        PAIR_RUN(p, sums_narrow, sent.at[s], ar_const(sums.at[s]), n, bits);
-    }
-}
-
-/* Some numbers of bits, all of whole bytes and all others: the latter in groups. */
-static void sums_cases(device_pair *p, bool widen)
-{
-    size_t n;
-    for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
-        for (size_t bits = 8; bits <= 96 && pair_goes_on(p); bits += i == 3 ? 8 : 32) {
-            sums_case(p, n, bits, widen);
-            if (bits <= 48)
-                sums_case(p, n / 8 * 8, bits + 1 + i % 7, widen);
-        }
-}
-
-void sums_narrow_cases(device_pair *p)
-{
-    sums_cases(p, false);
-}
-
-void sums_widen_cases(device_pair *p)
-{
-    sums_cases(p, true);
 }
 
 /* Bytes that ranks have sent: an index that there is, or a value, and any bytes after it. */
@@ -190,7 +151,7 @@ static void states_case(device_pair *p, size_t n, size_t width, bool merge)
     const size_t ranks = 1 + pair_below(p, 5);
     PAIR_CASE(p, "n %zu, %zu bytes, %zu ranks", n, width, ranks);
     const pair_buf sent = merge ? pair_bytes(p, "from", ranks * n * width, 0) : pair_zeros(p, "to", PAIR_W8, n * width);
-    const pair_buf t = pair_bytes(p, "t", n, 0), h = numbers(p, "h", n, false), l = numbers(p, "l", n, false);
+    const pair_buf t = pair_bytes(p, "t", n, 0), h = numbers(p, "h", n), l = numbers(p, "l", n);
     for (size_t k = 0; merge && k < ranks * n * width && sent.host; k++)
         ((uint8_t *)sent.host)[k] = (uint8_t)pair_below(p, k % width == 0 && width > ARI_SENT_WORD ? 9 : 256);
     for (size_t k = 0; k < n && t.host; k++)

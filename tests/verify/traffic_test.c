@@ -20,11 +20,11 @@ static ari_step_case exact_of(const ar_config *c, ar_parallel parallel, size_t b
 
 /* Exact numerics, for a stack of one block: N ranks, T tokens, hidden h, ffn f, q heads' features q, k and v together
  * 2k. Everything times N-1. A sum over the ranks of [T, cols]: exponents of B's rows (cols) and of A's (T), each an
- * all-reduce of 4 bytes; partial sums scattered in 8 or 9 bytes; rounded values gathered in 4, unless each rank keeps
+ * all-reduce of 4 bytes; partial sums scattered in 8 or 16 bytes; rounded values gathered in 4, unless each rank keeps
  * its own positions. */
 static uint64_t scatter(uint64_t rows, uint64_t cols, uint64_t terms)
 {
-    return 8 * cols + 8 * rows + (terms > 8191 ? 9 : 8) * rows * cols;
+    return 8 * cols + 8 * rows + (terms > 8191 ? 16 : 8) * rows * cols;
 }
 
 static uint64_t fold(uint64_t rows, uint64_t cols, uint64_t terms)
@@ -42,14 +42,14 @@ static uint64_t head_bytes(const char *llama, ar_parallel parallel)
     return predicted(&with) - predicted(&without);
 }
 
-CLAIM(more_than_8191_terms_are_scattered_in_9_bytes)
+CLAIM(more_than_8191_terms_are_scattered_in_16_bytes)
 {
     const uint64_t t = 12, h = 12, head = 8 * h + 8 * t + 16 * t + 8 * t;
     const ar_parallel tp = {.tp = 2}, sp = {.tp = 2, .sp = true};
     const char *one = LLAMA(8191, 12, 24, 1, 12, 12, 2, false), *two = LLAMA(8192, 12, 24, 1, 12, 12, 2, false);
     cr_expect_eq(head_bytes(one, tp), head + fold(t, h, 8191));
     cr_expect_eq(head_bytes(two, tp), head + fold(t, h, 8192));
-    cr_expect_eq(fold(t, h, 8192) - fold(t, h, 8191), t * h);
+    cr_expect_eq(fold(t, h, 8192) - fold(t, h, 8191), 8 * t * h);
     /* Its input gathered twice; the stack's loss, which moves 2*(1 + 16), is not there. */
     cr_expect_eq(head_bytes(two, sp) + 2 * (1 + 16), head + scatter(t, h, 8192) + 2 * 4 * t * h);
 }
@@ -75,7 +75,7 @@ CLAIM(replicas_of_a_kv_head_fold_its_gradients)
                  2 * 3 * 2 * (8 * b * s * d));
     /* 12 query heads a KV head times 683 queries: 8196 terms. */
     cr_expect_eq(stack_of_kv(few, AR_NUMERICS_EXACT, 1, 683) - stack_of_kv(enough, AR_NUMERICS_EXACT, 1, 683),
-                 2 * 3 * 2 * (8 * 683 + 8 * d + 9 * 683 * d + 4 * 683 * d));
+                 2 * 3 * 2 * (8 * 683 + 8 * d + 16 * 683 * d + 4 * 683 * d));
 }
 
 CLAIM(one_rank_moves_nothing_and_absurd_sizes_are_refused)
