@@ -8,11 +8,13 @@
 
 AR_BEGIN_DECLS
 
-/* The interface of libanyrank_abi for other languages: functions of opaque handles, sizes and UTF-8 text, with no type
- * that a later version could change. Python's package calls them by ctypes. The shared library has these symbols alone.
+/* The C interface of the shared library libanyrank_abi for other languages; the library exports these symbols only.
+ * Functions take opaque handles, sizes and UTF-8 text, so that no struct layout can change under a caller. Python's
+ * package calls them through ctypes.
  *
- * Functions that can fail return a status of anyrank/status.h, 0 or negative, or NULL; ar_abi_error has the message.
- * Threads: a handle may be read by many threads; messages belong to the thread whose call failed. */
+ * Functions that return int return an ar_status (anyrank/status.h): 0 on success, negative on failure. Functions that
+ * return a pointer return NULL on failure. After a failure ar_abi_error returns the message.
+ * Threads: many threads may read one handle at once; each thread has its own error message. */
 
 #if defined(__GNUC__)
 #define AR_ABI_EXPORT __attribute__((visibility("default")))
@@ -20,54 +22,66 @@ AR_BEGIN_DECLS
 #define AR_ABI_EXPORT
 #endif
 
-/** The number of this interface: it changes when a function is removed or means something else. */
+/** Version number of this interface. It changes when a function is removed or changes its meaning. */
 #define AR_ABI_NUMBER 1
+/** Returns the AR_ABI_NUMBER that the loaded library was built with. */
 AR_ABI_EXPORT int ar_abi_number(void);
-/** "0.2.0": the project's version. Static storage. */
+/** Returns the project's version, such as "0.2.0". Static storage. */
 AR_ABI_EXPORT const char *ar_abi_version(void);
-/** The message of this thread's last failure, "" if there was none; valid until the next one. */
+/** Returns the message of the calling thread's last failure, "" if there was none. Valid until its next failure. */
 AR_ABI_EXPORT const char *ar_abi_error(void);
-/** Frees a text that a function of this header gave. Accepts NULL. */
+/** Frees a string that a function of this header allocated. Accepts NULL. */
 AR_ABI_EXPORT void ar_abi_free(char *text);
 
 /* --- dumps -------------------------------------------------------------------------------------------------------- */
 
+/* A dump: named tensors that a training run wrote to files. A tensor may be sharded over the files of several ranks;
+ * functions here present the full tensor. anyrank/dump.h has the C interface with all details. */
 typedef struct ar_dump ar_abi_dump;
-typedef struct ar_dump_tensor ar_abi_tensor; /* borrowed from its dump */
+typedef struct ar_dump_tensor ar_abi_tensor; /* a tensor of an open dump; valid until the dump is closed */
 
-/** Opens a file, sharded checkpoint or folder of ranks (ar_dump_open says which). map: a mapping file; NULL: none.
- *  Gives; ar_abi_dump_close. Errors: those of ar_dump_open; AR_ERR_ARG (gives or path is NULL). */
-AR_ABI_EXPORT int ar_abi_dump_open(ar_abi_dump **out, const char *path, const char *map);
-/** Ends every tensor of it. Accepts NULL. */
-AR_ABI_EXPORT void ar_abi_dump_close(ar_abi_dump *d);
-/** {"path": "..", "tensors": 47, "ranks": 4, "mesh": [["dp", 2], ["tp", 2]]}; ranks 0: the dump is no rank's; mesh []:
- *  not told. Gives; ar_abi_free. NULL: no memory. */
-AR_ABI_EXPORT char *ar_abi_dump_json(const ar_abi_dump *d);
-/** A value of the files' __metadata__ that all of them agree on, borrowed; NULL: there is none. */
-AR_ABI_EXPORT const char *ar_abi_dump_metadata(const ar_abi_dump *d, const char *key);
-/** Tensors in byte order of their names. NULL: i is out of range. */
-AR_ABI_EXPORT size_t ar_abi_dump_count(const ar_abi_dump *d);
-AR_ABI_EXPORT const ar_abi_tensor *ar_abi_dump_at(const ar_abi_dump *d, size_t i);
-/** NULL: there is none of that name. */
-AR_ABI_EXPORT const ar_abi_tensor *ar_abi_dump_find(const ar_abi_dump *d, const char *name);
+/** Opens a dump: a safetensors or .npy file, a sharded checkpoint, or a folder with one file for each rank
+ *  (ar_dump_open lists the forms). mapping_file: path of a file that says how the ranks' parts form full tensors
+ *  (pytorch.md); NULL: none. The caller closes *out with ar_abi_dump_close. Errors: those of ar_dump_open; AR_ERR_ARG
+ *  (out or path is NULL). */
+AR_ABI_EXPORT int ar_abi_dump_open(ar_abi_dump **out, const char *path, const char *mapping_file);
+/** Closes a dump and invalidates all of its ar_abi_tensor pointers. Accepts NULL. */
+AR_ABI_EXPORT void ar_abi_dump_close(ar_abi_dump *dump);
+/** Returns JSON text about the dump: {"path": "..", "tensors": 47, "ranks": 4, "mesh": [["dp", 2], ["tp", 2]]}. ranks
+ *  is 0 if the files belong to no rank; mesh is [] if the files do not record the device mesh. The caller frees the
+ *  text with ar_abi_free. Returns NULL if out of memory. */
+AR_ABI_EXPORT char *ar_abi_dump_json(const ar_abi_dump *dump);
+/** Returns the value of `key` in the safetensors __metadata__ of the dump's files, valid until the dump is closed.
+ *  Returns NULL if no file has the key or the files disagree about its value. */
+AR_ABI_EXPORT const char *ar_abi_dump_metadata(const ar_abi_dump *dump, const char *key);
+/** Returns the number of tensors in the dump. */
+AR_ABI_EXPORT size_t ar_abi_dump_count(const ar_abi_dump *dump);
+/** Returns tensor number `index` when tensors are sorted by the bytes of their names; NULL if index >= the count. */
+AR_ABI_EXPORT const ar_abi_tensor *ar_abi_dump_at(const ar_abi_dump *dump, size_t index);
+/** Returns the tensor called `name`; NULL if the dump has no such tensor. */
+AR_ABI_EXPORT const ar_abi_tensor *ar_abi_dump_find(const ar_abi_dump *dump, const char *name);
 
-/** Borrowed. */
-AR_ABI_EXPORT const char *ar_abi_tensor_name(const ar_abi_tensor *t);
-/** Its place in execution order; SIZE_MAX: the dump does not say. */
-AR_ABI_EXPORT size_t ar_abi_tensor_order(const ar_abi_tensor *t);
-/** Bytes of all its elements, as ar_abi_tensor_read writes them; 0 also where an element has less than a byte. */
-AR_ABI_EXPORT size_t ar_abi_tensor_bytes(const ar_abi_tensor *t);
-/** {"name": "..", "dtype": "F32", "shape": [4, 2], "parts": [{"rank": 0, "file": "..", "replica": 0, "replicas": 2,
- *  "partial": false, "boxes": [{"global": [0, 0], "extent": [2, 2]}]}, ..]}; rank null: the file is no rank's. Gives;
- *  ar_abi_free. NULL: no memory. */
-AR_ABI_EXPORT char *ar_abi_tensor_json(const ar_abi_tensor *t);
-/** All elements of the full tensor, row-major, in its own dtype, from the first copy of each part; of partial parts the
- *  sum. bytes: of out, ar_abi_tensor_bytes. Errors: AR_ERR_ARG (another number of bytes), those of ar_dump_read. */
-AR_ABI_EXPORT int ar_abi_tensor_read(const ar_abi_tensor *t, void *out, size_t bytes);
-/** Compares the copies of every part. *out: "null" where all have the same bits, else {"ranks": [0, 1], "index": 5,
- *  "elements": 3, "count": 64, "values": [1.0, 2.0]}: the two ranks, the lowest element (row-major in the full tensor)
- *  and how many elements of the part's `count` differ. Gives; ar_abi_free. Errors: those of ar_dump_replicas. */
-AR_ABI_EXPORT int ar_abi_tensor_replicas(const ar_abi_tensor *t, char **out);
+/** Returns the tensor's name, valid until the dump is closed. */
+AR_ABI_EXPORT const char *ar_abi_tensor_name(const ar_abi_tensor *tensor);
+/** Returns the tensor's position in the run's execution order; SIZE_MAX if the dump does not record an order. */
+AR_ABI_EXPORT size_t ar_abi_tensor_order(const ar_abi_tensor *tensor);
+/** Returns the number of bytes that ar_abi_tensor_read writes; 0 if it is empty or its dtype has less than 8 bits. */
+AR_ABI_EXPORT size_t ar_abi_tensor_bytes(const ar_abi_tensor *tensor);
+/** Returns JSON text about a tensor and the part of it that each file holds: {"name": "..", "dtype": "F32", "shape":
+ *  [4, 2], "parts": [{"rank": 0, "file": "..", "replica": 0, "replicas": 2, "partial": false, "boxes": [{"global": [0,
+ *  0], "extent": [2, 2]}]}, ..]}. rank is null if the file belongs to no rank; partial: the full value is the sum of
+ *  such parts. The caller frees the text with ar_abi_free. Returns NULL if out of memory. */
+AR_ABI_EXPORT char *ar_abi_tensor_json(const ar_abi_tensor *tensor);
+/** Writes all elements of the full tensor to out[0, bytes), row-major, in the tensor's own dtype. Where ranks hold
+ *  copies of a part, the first copy is read; partial parts are summed. Errors: AR_ERR_ARG (bytes is not
+ *  ar_abi_tensor_bytes), those of ar_dump_read. */
+AR_ABI_EXPORT int ar_abi_tensor_read(const ar_abi_tensor *tensor, void *out, size_t bytes);
+/** Compares the ranks' copies (replicas) of every part of a tensor bit by bit. *out becomes the JSON text "null" if all
+ *  copies are equal, else {"ranks": [0, 1], "index": 5, "elements": 3, "count": 64, "values": [1.0, 2.0]}: two ranks
+ *  whose copies differ, the lowest differing element (row-major in the full tensor), how many of the part's `count`
+ *  elements differ, both values at `index`. The caller frees *out with ar_abi_free. Errors: those of
+ *  ar_dump_replicas. */
+AR_ABI_EXPORT int ar_abi_tensor_replicas(const ar_abi_tensor *tensor, char **out);
 
 AR_END_DECLS
 #endif

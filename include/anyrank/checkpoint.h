@@ -7,58 +7,59 @@
 
 AR_BEGIN_DECLS
 
-/* Checkpoints of a training run, independent of the layout that wrote them: full tensors on disk, train.md.
- *   FOLDER/step-00000057/  config.json, model.safetensors     Hugging Face's layout and names
- *                          optimizer.safetensors              "<parameter>.<state>"
- *                          training.json                      what ar_checkpoint_state has, and hashes
- *   FOLDER/latest          a symbolic link to the newest
- * A checkpoint appears whole, by one rename, or not at all. */
+/* Checkpoints of a training run. They hold full tensors, so that a run can resume under another parallel layout
+ * (train.md).
+ *   FOLDER/step-00000057/  config.json, model.safetensors     Hugging Face's format and names
+ *                          optimizer.safetensors              tensors "<parameter>.<state>"
+ *                          training.json                      the ar_checkpoint_state, and hashes
+ *   FOLDER/latest          a symbolic link to the newest checkpoint
+ * A checkpoint is written atomically, by one rename. */
 
-#define AR_CHECKPOINT_LOSSES ((size_t)1 << 20)
-/** Progress of a run. Borrows its arrays and strings. */
+#define AR_CHECKPOINT_LOSSES ((size_t)1 << 20) /* most losses that a checkpoint stores */
+/** Progress and options of a run, as a checkpoint stores them. The struct does not own its arrays and strings. */
 typedef struct ar_checkpoint_state {
-    const char *model;        /* its name, for reports; NULL: none */
+    const char *model;        /* the model's name, for reports; NULL: none */
     uint64_t step;            /* steps done; the next is step + 1 */
-    uint64_t optimizer_steps; /* updates done (fewer, where loss scaling has left some out) */
-    uint64_t steps;           /* that the run shall have in all; 0: not said */
-    uint64_t seed;
+    uint64_t optimizer_steps; /* updates done; fewer than `step` if loss scaling skipped some */
+    uint64_t steps;           /* total steps planned; 0: not given */
+    uint64_t seed;            /* ar_run.seed */
     ar_optimizer_options optimizer;
-    double clip, dropout;
+    double clip, dropout; /* largest gradient norm; dropout probability */
     ar_loss_options loss_options;
     ar_numerics numerics;
     ar_precision precision;    /* of native numerics */
-    ar_dtype storage;          /* of the matrices: AR_F32, AR_BF16 */
-    double loss_scale;         /* 0: no loss scaling */
-    uint64_t loss_scale_steps; /* since it last changed */
-    bool loss_scale_static;    /* it never does */
-    size_t batch, seq;         /* of a global batch; 0: no ar_loader */
-    bool in_order;             /* of the loader */
-    ar_packing packing;        /* of the loader */
-    const char *data_hash;     /* of ari_data_hash; NULL: no data, and the three below mean nothing */
+    ar_dtype storage;          /* of 2-D parameters: AR_F32, AR_BF16 */
+    double loss_scale;         /* current scale; 0: no loss scaling */
+    uint64_t loss_scale_steps; /* updates since the scale last changed */
+    bool loss_scale_static;    /* static loss scaling */
+    size_t batch, seq;         /* of the global batch; 0: no ar_loader (data.h) */
+    bool in_order;             /* ar_loader_options.in_order */
+    ar_packing packing;        /* ar_loader_options.packing */
+    const char *data_hash;     /* hash of the training data; NULL: no data, and the next three fields are unused */
     const char *data_path;     /* NULL: the bundled text */
     ar_data_format data_format;
-    size_t data_tokens;
-    const float *loss; /* [losses], of the last `losses` steps up to `step`; a checkpoint keeps AR_CHECKPOINT_LOSSES */
-    size_t losses;
+    size_t data_tokens; /* tokens of the data */
+    const float *loss;  /* [losses], of the last `losses` steps up to `step` */
+    size_t losses;      /* at most AR_CHECKPOINT_LOSSES are stored */
 } ar_checkpoint_state;
 
 /* --- writing ------------------------------------------------------------------------------------------------------ */
-/** One per run, shared by all its ranks. */
+/** Writes the checkpoints of a run; shared by all of its ranks. */
 typedef struct ar_checkpoint_writer ar_checkpoint_writer;
+/** Options of an ar_checkpoint_writer. */
 typedef struct ar_checkpoint_options {
-    const char *folder; /* made where it is missing */
-    const char *config; /* what ar_config_load read: its config.json is copied into every checkpoint as it is now; NULL:
-                           a model without one */
-    size_t keep;        /* how many stay, the new one included; 0: all. An older one goes only when `latest` names a
-                           newer one, and only if it holds nothing but what was written here */
-    bool fresh;         /* a new run, not a resumed one: a folder with checkpoints in it is refused */
-    struct ar_process *process; /* ranks are processes: each has a writer, and process 0's alone touches the folder.
-                                   NULL: threads. Borrowed until destroy */
-    const ar_config *changed;   /* what the model has otherwise than its config.json, which is written; NULL: nothing */
+    const char *folder; /* created if missing */
+    const char *config; /* path that ar_config_load read; its config.json is copied to every checkpoint; NULL: none */
+    size_t keep;        /* number of newest checkpoints to keep; 0: all. An older one is deleted only after `latest`
+                           points to a newer one, and only if it contains no foreign files */
+    bool fresh;         /* a new run, not a resumed one: a folder that contains checkpoints is an error */
+    struct ar_process *process; /* if each rank is a process: this process; each has a writer, and only process 0
+                                   writes. Borrowed until the writer is destroyed. NULL: ranks are threads */
+    const ar_config *changed;   /* config whose deviations from config.json are written to the copy; NULL: none */
 } ar_checkpoint_options;
 
 /* --- reading ------------------------------------------------------------------------------------------------------ */
-typedef struct ar_checkpoint ar_checkpoint;
+typedef struct ar_checkpoint ar_checkpoint; /* an open checkpoint, to resume from */
 
 AR_END_DECLS
 #endif

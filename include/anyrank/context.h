@@ -10,147 +10,155 @@
 
 AR_BEGIN_DECLS
 
-/* A rank's context: its device, its groups, its arithmetic, its memory for one step, who listens. One per rank, used by
- * that rank's thread alone. Nothing of it is global. */
+/* A rank's context: its device, communicators, arithmetic, tap, and its step memory. Step memory is device memory for
+ * activations, gradients of activations and temporaries; it is freed when the training step ends. Each rank has one
+ * context, which only the rank's own thread uses. There is no global state. */
 typedef struct ar_ctx ar_ctx;
 typedef struct ar_arith_ops ar_arith_ops;
 
+/* The arithmetic. EXACT: sums are order-independent, so that every parallel layout gives the same bits. NATIVE: the
+ * usual fp32 or bf16 arithmetic of the device, whose rounding depends on the layout. numerics.md explains both. */
 typedef enum ar_numerics { AR_NUMERICS_EXACT, AR_NUMERICS_NATIVE } ar_numerics;
 
-/* ar_precision: what the native numerics multiply. Whatever it is, products are added up in fp32, and updates are made
- * of fp32 weights. AR_PRECISION_TF32: operands are rounded to 11 bits of significand. AR_PRECISION_BF16: activations
- * and parameters of two dimensions, and the gradients of both, lie in memory as bf16 numbers, 2 bytes each, and move so
- * between ranks; what has one dimension (biases, norms' gains), statistics of rows and the loss are fp32. */
+/* ar_precision (device.h): the number format of native matrix products. With all of them products are accumulated in
+ * fp32, and the optimizer updates fp32 weights. AR_PRECISION_TF32: operands are rounded to 11 bits of significand.
+ * AR_PRECISION_BF16: activations, 2-D parameters, and the gradients of both are stored and communicated as bf16; 1-D
+ * parameters (biases, gains of norms), row statistics and the loss are fp32. */
 
 /* The part of a block's forward pass that the backward pass recomputes instead of saving its activations. */
 typedef enum ar_recompute {
     AR_RECOMPUTE_NONE,
-    AR_RECOMPUTE_SELECTIVE, /* the attention: from its input on all but its last layer, whose input is kept no more; and
-                               modules of one's own that say so (ar_module_ops.selective) */
-    AR_RECOMPUTE_FULL,      /* all of a block, from its input (Chen et al. 2016, arXiv:1604.06174) */
+    AR_RECOMPUTE_SELECTIVE, /* attention except its output projection, and modules with ar_module_ops.selective; the
+                               attention's input is saved, the output projection's input is not */
+    AR_RECOMPUTE_FULL,      /* the whole block; only its input is saved (Chen et al. 2016, arXiv:1604.06174) */
     AR_RECOMPUTES
 } ar_recompute;
+/** Which blocks recompute what. */
 typedef struct ar_recomputation {
     ar_recompute what;
-    int every; /* of every so many blocks, counted from block 0, the first is computed again; 0 counts as 1 */
+    int every; /* blocks 0, every, 2*every, .. recompute, the others save all activations; 0 counts as 1 */
 } ar_recomputation;
 
-/** A complete value (never a partial sum) of a rank, at the moment it exists. `local`, fp32, lies in the host's memory
- * (a copy, where the host does not reach the device's, or the value has 16 bits) as `layout` says: box k copies
- * local[box.local ..] <-> global[box.global ..]. Valid during the call only. */
+/** A complete value (never a partial sum) that a rank reports to its tap as soon as it is computed. The pointers are
+ *  valid during the call only. */
 typedef struct ar_tap_event {
-    const char *name; /* models.md, without the pass */
-    char pass;        /* 'i' initial, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' clipping, 'n' new,
-                       * 'm', 'v' an optimizer's moments */
-    uint32_t step;    /* of ari_ctx_begin_step; 1 before the first */
-    const ar_tensor *local;
-    const ar_layout *layout;
+    const char *name; /* Hugging Face path of the module or parameter (models.md), without a suffix for the pass */
+    char pass;        /* 'i' initial parameter, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' gradient
+                         norm * for clipping, 'n' updated parameter, 'm' and 'v' the optimizer's moments */
+    uint32_t step;    /* 1 for the first training step, and before it */
+    const ar_tensor *local;  /* this rank's part, fp32, in host memory (a copy if needed) */
+    const ar_layout *layout; /* which elements of the full value `local` holds */
 } ar_tap_event;
-/** Called on the rank's own thread; may copy, must not wait for a peer. A failure ends the rank. */
+/** A tap: a user's callback for each reported value, on the rank's thread. It may not wait for ranks. An error ends the
+ *  rank. */
 typedef ar_status (*ar_tap_fn)(void *user, const ar_tap_event *event);
 
-/** The context-parallel ranks of a sequence (ar_parallel), borrowed; NULL: this one alone. ar_parallel_groups_begin
- *  makes them and the other groups of a layout; examples/train_dp.c uses it. */
+/** The context-parallel groups of a rank (ar_parallel.cp): each rank has some positions of the same sequences. The
+ *  communicators are borrowed; all NULL: no context parallelism. ar_parallel_groups_begin creates these and all other
+ *  groups of a layout; examples/train_dp.c uses it. */
 typedef struct ar_context_groups {
-    ar_comm *all;
-    ar_comm *ring;  /* of them, those that pass keys and values on; NULL: a group of one */
-    ar_comm *inner; /* of them, those that exchange heads for positions; NULL: a group of one */
-    bool zigzag;
+    ar_comm *all;   /* all context-parallel ranks */
+    ar_comm *ring;  /* the subgroup of ring attention, which passes keys and values around; NULL: a group of one */
+    ar_comm *inner; /* the subgroup of all-to-all attention, heads against positions; NULL: a group of one */
+    bool zigzag;    /* ar_parallel.zigzag */
 } ar_context_groups;
 
-/** How tokens reach the experts of other ranks. The experts' rows come back by an all-to-all either way: a
- *  reduce-scatter would add the rows of a token rank by rank, in an order that depends on ep. */
+/** The collective that sends tokens to the experts of other ranks. The experts' outputs always return by an all-to-all:
+ *  a reduce-scatter would add a token's outputs in an order that depends on the number of expert-parallel ranks. */
 typedef enum ar_dispatch {
-    AR_DISPATCH_ALL_TO_ALL, /* each row, a token's for one of its experts, goes to the rank that has the expert */
-    AR_DISPATCH_ALL_GATHER, /* each token goes to all ranks of the group once: fewer bytes where it has more experts
-                               than the group has ranks */
+    AR_DISPATCH_ALL_TO_ALL, /* sends a token's row once for each of its k experts, to the rank that holds the expert */
+    AR_DISPATCH_ALL_GATHER, /* sends each token's row once to every rank of the group: fewer bytes if a token has more
+                               experts than the group has ranks */
     AR_DISPATCHES
 } ar_dispatch;
 
-/** The expert-parallel ranks (ar_parallel.ep), borrowed; all NULL: every rank has all experts. */
+/** The expert-parallel groups of a rank (ar_parallel.ep). Communicators are borrowed; NULL: every rank has all
+ *  experts. */
 typedef struct ar_expert_groups {
-    ar_comm *all;       /* who share out the experts; its rank says which ones this rank has */
-    ar_comm *copies;    /* who have the same experts: their gradients are summed over it, in place of dp */
-    ar_comm *shard;     /* of copies, those that share out what ZeRO does not keep whole; NULL: all of them */
-    ar_comm *replicate; /* of copies, those that have the same share; NULL: this one alone */
-    ar_comm *sequence;  /* of copies, those that have tokens of the same samples; NULL: this one alone */
+    ar_comm *all;       /* the expert-parallel group: its ranks hold equal runs of each layer's experts, in rank
+                           order */
+    ar_comm *copies;    /* the ranks that hold the same experts; their gradients are summed over it instead of dp */
+    ar_comm *shard;     /* the subgroup of `copies` over which ZeRO shards; NULL: all of `copies` */
+    ar_comm *replicate; /* the subgroup of `copies` that holds the same ZeRO shard; NULL: this rank alone */
+    ar_comm *sequence;  /* the subgroup of `copies` that holds tokens of the same samples; NULL: this rank alone */
     ar_dispatch dispatch;
-    bool whole; /* experts are not cut over the tensor-parallel ranks, which are among these (ar_parallel.etp) */
+    bool whole; /* experts are not sharded over the tensor-parallel ranks, which belong to `all` (ar_parallel.etp 1) */
 } ar_expert_groups;
 
-/** Number of layers of each stage of a pipeline. Plain data; n = 0: evenly (ari_stage_layers). */
+/** Number of layers of each pipeline stage. Plain data. n = 0: equal numbers; if the stages do not divide the layers,
+ *  the first and the last stage get fewer. */
 typedef struct ar_stages {
-    int n;
-    uint16_t layers[AR_MAX_STAGES];
+    int n;                          /* entries of layers[] */
+    uint16_t layers[AR_MAX_STAGES]; /* layers of stage 0, 1, .. */
 } ar_stages;
-/** The pipeline that a rank is in, borrowed: who has the other stages of the same samples. Stage s of the S = ranks *
- *  virtual_stages is rank s mod ranks's. All zero: no pipeline. */
+/** The pipeline of a rank: the ranks that hold the other stages for the same samples. Of the P * virtual_stages stages
+ *  rank r of P has stages r, r + P, .. The communicators are borrowed. All zero: no pipeline. */
 typedef struct ar_context_pipeline {
-    ar_comm *all;       /* its rank is the pipeline rank; NULL: a group of one */
-    ar_comm *ends;      /* of them, those of the first and the last stage; NULL elsewhere, and without a pipeline */
-    int virtual_stages; /* that each rank has; 0 counts as 1 */
+    ar_comm *all;       /* all pipeline ranks, in stage order; NULL: a group of one */
+    ar_comm *ends;      /* the ranks of the first and the last stage, on these two; NULL: on others, or no pipeline */
+    int virtual_stages; /* stages of each rank; 0 counts as 1 */
     ar_stages stages;
 } ar_context_pipeline;
 
-/* Whether a value that is not placed over the tensor-parallel ranks as an operator or a layer declares it ends the pass
- * with AR_ERR_DATA, naming module, rank and both placements. What a module makes by itself is known by its reports. */
+/* Whether a forward or backward pass checks that each value is placed over the tensor-parallel ranks (placement.h) as
+ * the layer or operator that uses it declares. A failed check ends the pass with AR_ERR_DATA, whose message names
+ * module, rank and both placements. The placement of values of a user's module is known when it reports them. */
 typedef enum ar_declared_check {
-    AR_DECLARED_BY_BUILD, /* it does where the library was built without NDEBUG, as by the preset debug */
-    AR_DECLARED_CHECKED,  /* it does: placements are kept of every value of the step */
-    AR_DECLARED_TRUSTED   /* a wrong one is a difference of numbers */
+    AR_DECLARED_BY_BUILD, /* checked if the library was built without NDEBUG (the preset debug) */
+    AR_DECLARED_CHECKED,  /* checked: the placement of every value of a step is recorded */
+    AR_DECLARED_TRUSTED   /* not checked: a wrong placement gives wrong numbers */
 } ar_declared_check;
 
+/** Options of a context. Communicators are borrowed until ar_ctx_destroy; NULL is a group of one. */
 typedef struct ar_ctx_options {
     ar_device *device;      /* borrowed until ar_ctx_destroy */
-    ar_comm *tp;            /* tensor-parallel group, borrowed; NULL: a group of one */
-    ar_comm *dp;            /* the group over which gradients are summed: the data-parallel ranks, and with them the
-                          context-parallel ones, who are neighbours in it; borrowed; NULL: a group of one */
-    ar_comm *shard;         /* of dp, the ranks that share out what ZeRO does not keep whole; NULL: all of them */
-    ar_comm *replicate;     /* of dp, those that have the same share; NULL: this one alone */
-    ar_context_groups cp;   /* who share a sequence; all zero: nobody */
-    ar_expert_groups ep;    /* who share the experts; all NULL: nobody */
-    ar_context_pipeline pp; /* who share the layers; all zero: this one has them all */
-    ar_comm *world;         /* all ranks, borrowed; NULL: the tensor-parallel group, where neither cp.inner
-                             nor pp has peers */
+    ar_comm *tp;            /* tensor-parallel group */
+    ar_comm *dp;            /* the group that sums gradients: data-parallel and (adjacent) context-parallel ranks */
+    ar_comm *shard;         /* the subgroup of dp over which ZeRO shards; NULL: all of dp */
+    ar_comm *replicate;     /* the subgroup of dp that holds the same ZeRO shard */
+    ar_context_groups cp;   /* all zero: no context parallelism */
+    ar_expert_groups ep;    /* all NULL: every rank holds all experts */
+    ar_context_pipeline pp; /* all zero: this rank holds all layers */
+    ar_comm *world;         /* all ranks; NULL (allowed if cp.inner and pp are groups of one): tp */
     ar_numerics numerics;
-    ar_precision precision; /* of the native numerics; exact ones have F32 only */
-    ar_dtype storage;       /* of the parameters of two dimensions and their gradients: AR_F32, or AR_BF16, in native
-                         numerics: 2 bytes each, the fp32 ones are the optimizer's. 0: what the precision says */
-    bool sp;                /* sequence parallelism over tp (ar_parallel); layers ask when they are made */
-    bool keep_gathered;     /* of ar_parallel */
-    int overlap;            /* of ar_parallel; below 2: not */
-    ar_recomputation recompute; /* of ar_parallel; blocks ask when they are made */
-    double dropout;             /* probability, below 1; 0: none */
-    uint64_t seed;              /* of the dropout masks */
-    ar_loss_options loss;       /* of every cross-entropy made in it: LM heads, ar_cross_entropy_create */
-    ar_declared_check placements;
-    ar_fault fault;   /* AR_FAULT_NONE */
-    uint64_t attempt; /* of how many runs alike this is: what a fault does may differ from run to run */
-    ar_tap_fn tap;    /* NULL: nobody listens */
-    void *tap_user;
+    ar_precision precision;       /* of native numerics; exact numerics have AR_PRECISION_F32 only */
+    ar_dtype storage;             /* dtype of 2-D parameters and their gradients: AR_F32, or with native numerics
+                                     AR_BF16, where the optimizer holds the fp32 weights; 0: chosen by `precision` */
+    bool sp;                      /* sequence parallelism over tp (ar_parallel.sp); read when layers are created */
+    bool keep_gathered;           /* ar_parallel.keep_gathered */
+    int overlap;                  /* ar_parallel.overlap; below 2: none */
+    ar_recomputation recompute;   /* activation recomputation; read when blocks are created */
+    double dropout;               /* probability in [0, 1) */
+    uint64_t seed;                /* of the dropout masks */
+    ar_loss_options loss;         /* of every cross-entropy created in this context */
+    ar_declared_check placements; /* whether declared placements are checked */
+    ar_fault fault;               /* a bug to inject; AR_FAULT_NONE: none */
+    uint64_t attempt;             /* number of this run among repeated runs; some faults depend on it */
+    ar_tap_fn tap;                /* called for each reported value; NULL: none */
+    void *tap_user;               /* first argument of tap */
 } ar_ctx_options;
 
-/** Gives a context; ar_ctx_destroy. Borrows the device and the group of the options until then; the options themselves
- *  until return. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), ari_loss_options_check, a storage or a
- *  precision that the numerics do not have), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_ctx_create(ar_ctx **out, const ar_ctx_options *o);
-/** Frees all memory of the step too. Accepts NULL. */
-void ar_ctx_destroy(ar_ctx *c);
+/** Creates a context. The caller releases *out with ar_ctx_destroy. The options are copied; device and communicators
+ *  must outlive the context. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), loss options out of range, a
+ *  storage or precision that the numerics do not support), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_ctx_create(ar_ctx **out, const ar_ctx_options *options);
+/** Frees a context and its step memory. Accepts NULL. */
+void ar_ctx_destroy(ar_ctx *ctx);
 
-/** A fresh contiguous tensor, contents undefined, that lives until ari_ctx_end_step or ar_ctx_release.
- *  Errors: AR_ERR_ARG (ndim), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_ctx_tensor(ar_ctx *c, ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape);
-/** Gives memory back before the end of the step. `t` may be a view of the whole; t->data must be what ar_ctx_tensor
- *  gave. NULL data is fine. */
-void ar_ctx_release(ar_ctx *c, ar_tensor *t);
-/** Copies all elements of a contiguous `t` from or to the host, where they have its size, row-major. Borrows `host`
- *  until return. Errors: those of the device. */
-AR_NODISCARD ar_status ar_ctx_upload(ar_ctx *c, const ar_tensor *t, const void *host);
-AR_NODISCARD ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t);
-/** The same of a `t` of AR_F32 or AR_BF16 and fp32 numbers on the host: what goes to AR_BF16 is rounded to nearest,
- *  ties to even. Errors: also AR_ERR_DTYPE, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_ctx_upload_floats(ar_ctx *c, const ar_tensor *t, const float *host);
-AR_NODISCARD ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t);
+/** Allocates a contiguous tensor of `shape` [ndim] in step memory; its contents are undefined. It is freed when the
+ *  step ends, or earlier by ar_ctx_release. Errors: AR_ERR_ARG (ndim), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_ctx_tensor(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape);
+/** Frees the step memory of a tensor before the step ends. t may be a view with another shape, but t->data must be the
+ *  pointer that ar_ctx_tensor set; a NULL pointer is ignored. */
+void ar_ctx_release(ar_ctx *ctx, ar_tensor *t);
+/** ar_ctx_upload copies row-major host memory of t's dtype into the contiguous tensor t, ar_ctx_download copies t into
+ *  host memory. `host` is borrowed until return. Errors: those of the device. */
+AR_NODISCARD ar_status ar_ctx_upload(ar_ctx *ctx, const ar_tensor *t, const void *host);
+AR_NODISCARD ar_status ar_ctx_download(ar_ctx *ctx, void *host, const ar_tensor *t);
+/** As ar_ctx_upload and ar_ctx_download, with fp32 numbers on the host and a tensor t of AR_F32 or AR_BF16. Numbers are
+ *  rounded to AR_BF16 to nearest, ties to even. Errors: also AR_ERR_DTYPE, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_ctx_upload_floats(ar_ctx *ctx, const ar_tensor *t, const float *host);
+AR_NODISCARD ar_status ar_ctx_download_floats(ar_ctx *ctx, float *host, const ar_tensor *t);
 
 AR_END_DECLS
 #endif

@@ -10,45 +10,47 @@
 
 AR_BEGIN_DECLS
 
-/* Tokens to train on, and the global batch of any step of a run: a function of the data, the seed and the step alone,
- * never of ranks, layouts, micro-batches or of what was read before. */
-typedef struct ar_data ar_data;
+/* Training data. The global batch of a step is a function of the data, the seed and the step number alone: it does not
+ * depend on ranks, parallel layout, micro-batches or earlier reads. */
+typedef struct ar_data ar_data; /* an open file of tokens */
 
+/* Format of a training data file. */
 typedef enum ar_data_format {
-    AR_DATA_AUTO, /* by the end of the name: .safetensors, .jsonl, .u16, .u32; anything else: bytes, but for .bin, .npy,
-                      .gz and .zst, which do not say what they hold and are refused */
-    AR_DATA_BYTES, /* one byte is one token: any file will do */
-    AR_DATA_U16,   /* little-endian, without a header */
-    AR_DATA_U32,
-    AR_DATA_SAFETENSORS, /* a tensor `input_ids` or `tokens`, I32 or I64: [n], or [rows, s] */
-    AR_DATA_JSONL        /* an object a line, with a string `text`, whose bytes are tokens, or a list `input_ids`: a
-                            document each, one row in all. Held in memory; the other formats are read as needed */
+    /* Chosen by the file name's suffix: .safetensors, .jsonl, .u16, .u32, else bytes. Names ending in .bin, .npy, .gz
+     * or .zst are refused, because these suffixes do not determine the contents. */
+    AR_DATA_AUTO,
+    AR_DATA_BYTES,       /* each byte is a token; any file */
+    AR_DATA_U16,         /* token ids as little-endian 16-bit integers, without a header */
+    AR_DATA_U32,         /* token ids as little-endian 32-bit integers, without a header */
+    AR_DATA_SAFETENSORS, /* a tensor `input_ids` or `tokens` of I32 or I64, [n] or [rows, s] */
+    /* Each line is a JSON object and one document: either a string `text`, whose bytes are the tokens, or a list
+     * `input_ids`. The documents form one row. The file is held in memory; other formats are read on demand. */
+    AR_DATA_JSONL
 } ar_data_format;
 
-#define AR_NO_SEPARATOR SIZE_MAX
-/** Packed samples: windows run on over the ends of documents, each sample says which documents it holds
- *  (ar_batch.documents), and attention, positions and predictions keep to them. A document that a window's end cuts
- *  goes on in the next window as a document of its own, whose positions begin at 0; nothing is padded, and nothing is
- *  left out but what is too short for a window at the end of the data. So Megatron-LM packs with --reset-position-ids,
- *  --reset-attention-mask and --eod-mask-loss. */
+#define AR_NO_SEPARATOR SIZE_MAX /* no separator token */
+/** Options of sample packing. A packed sample is a window of `seq` tokens that may cross the ends of documents;
+ *  ar_batch.documents says which document each token belongs to, and attention, positions and predictions stay inside a
+ *  document. A document that a window's end cuts continues in the next window as a separate document whose positions
+ *  start at 0. Nothing is padded; only a remainder shorter than a window at the end of the data is dropped. Megatron-LM
+ *  packs the same way with --reset-position-ids, --reset-attention-mask and --eod-mask-loss. */
 typedef struct ar_packing {
-    bool on;          /* false: samples know of no documents, and none crosses the end of a row of the data */
-    size_t separator; /* a token that ends a document, as its last token, besides those of which the data itself tells
-                         (ari_data_documents); AR_NO_SEPARATOR: there is none */
+    bool on;          /* false: ar_batch.documents is NULL, and no sample crosses the end of a row of the data */
+    size_t separator; /* id of a token that ends a document and is its last token, in addition to the data's own
+                         document ends (lines of JSON, else rows); AR_NO_SEPARATOR: none */
 } ar_packing;
 
-/* Samples are the data's windows of `seq` tokens, one after another without overlap from the start of each row (packed:
- * of the data); the last tokens of a row, too few for a window, are left out. An epoch is all windows once, in an order
- * of its own: the Fisher-Yates shuffle of (seed, epoch), numerics.md, section 5. The batch of step t = 1, 2, .. is
- * samples (t - 1)*batch .. t*batch - 1 of the epochs 0, 1, .. one after another, so a batch may hold the end of one and
- * the start of the next. */
+/* A loader cuts data into samples: consecutive windows of `seq` tokens without overlap, from the start of each row
+ * (with packing: of the data); a remainder shorter than a window is dropped. Each epoch contains every window once, in
+ * the order of the Fisher-Yates shuffle of (seed, epoch) (numerics.md, section 5). Step t = 1, 2, .. uses samples (t -
+ * 1)*batch to t*batch - 1 of the concatenated epochs 0, 1, .., so a batch may span two epochs. */
 typedef struct ar_loader ar_loader;
 typedef struct ar_loader_options {
-    size_t batch, seq; /* samples of the global batch, tokens of a sample; from 1 */
-    size_t vocab;      /* checked; 0: not */
-    uint64_t seed;
-    bool in_order; /* no shuffle: every epoch has the windows in the data's order */
-    ar_packing packing;
+    size_t batch, seq;  /* samples of the global batch, tokens of a sample; each at least 1 */
+    size_t vocab;       /* vocabulary size; larger token ids are an error; 0: not checked */
+    uint64_t seed;      /* of the shuffles */
+    bool in_order;      /* no shuffle: every epoch has the windows in the data's order */
+    ar_packing packing; /* of documents into samples */
 } ar_loader_options;
 
 AR_END_DECLS

@@ -6,135 +6,141 @@
 
 AR_BEGIN_DECLS
 
-/* Distributed data parallelism (Li et al. 2020, arXiv:2006.15704): every rank of the data-parallel group holds the same
- * weights and goes through its own samples; the gradients are then summed over the group, several at a time, in
- * buckets. A bucket is reduced when ALL its gradients are ready, in one fixed order on every rank: bucket 0 first.
+/* Distributed data parallelism (DDP: Li et al. 2020, arXiv:2006.15704). Every rank of the data-parallel group holds the
+ * same weights and processes its own samples; gradients are then summed over the group in buckets of several
+ * parameters. A bucket is reduced when all of its gradients are ready; all ranks reduce buckets in the same order,
+ * bucket 0 first.
  *
- * A step:  ar_ddp_start -> [ar_ddp_set_sync(false): forward and backward of all micro-batches but the last] ->
- *          ar_ddp_set_sync(true): the last one, whose backward pass makes gradients ready -> ar_ddp_wait -> update.
+ * A training step calls
+ *   ar_ddp_start; ar_ddp_set_sync(false), forward and backward passes of all micro-batches but the last;
+ *   ar_ddp_set_sync(true), forward and backward pass of the last micro-batch, during which gradients become ready;
+ *   ar_ddp_wait; the optimizer.
  *
- * A parameter that got no gradient on this rank counts as zero. With find_unused the ranks agree (an all-reduce(max) of
- * a bitmap) which parameters got one anywhere; one that did not keeps no gradient (ar_param.has_grad), so that an
- * optimizer leaves it and its state alone. Without, every parameter must get a gradient on every rank that has samples:
- * ar_ddp_wait is then an error that names those without. (A rank none of whose parameters got one has no samples.)
+ * A parameter without gradient on a rank contributes zero. With find_unused the ranks agree, by an all-reduce(max) of a
+ * bitmap, which parameters have a gradient on any rank; the others keep ar_param.has_grad false, so that the optimizer
+ * updates neither them nor their state. Without find_unused every parameter must get a gradient on every rank with
+ * samples, else ar_ddp_wait fails and names the parameters. (A rank on which no parameter got a gradient counts as
+ * without samples.)
  *
- * ZeRO-2 and ZeRO-3 (Rajbhandari et al. 2020, arXiv:1910.02054; Zhao et al. 2023, arXiv:2304.11277) know units: what a
- * unit's backward pass has added is reduced when that pass ends, in every micro-batch, each rank getting its share of
- * the sum, and the whole gradients are freed (overlap: on the communication queue, while the next unit goes backward;
- * eager: after the pass through the stage). ZeRO-3 gathers a unit's weights before each of its passes and gives them
- * back after it (overlap: those of the next unit on another queue in the meantime); the root unit's from ar_ddp_start
- * to ar_ddp_wait. So the ranks meet in every pass, and one without samples has to take part: ar_train_step does. A
- * bucket is of one unit. A parameter that requires no gradient when the object is made stays whole.
+ * ZeRO-2 and ZeRO-3 (Rajbhandari et al. 2020, arXiv:1910.02054; FSDP: Zhao et al. 2023, arXiv:2304.11277) work by units
+ * (ar_unit), each with its own buckets. At the end of a unit's backward pass, in every micro-batch, its gradients are
+ * reduce-scattered and the unsharded gradients freed (AR_BUCKETS_OVERLAP: on the communication queue during the next
+ * unit's backward pass; AR_BUCKETS_EAGER: after the backward pass of the pipeline stage). ZeRO-3 also all-gathers a
+ * unit's weights before its forward and backward pass and frees them afterwards (overlap: prefetches the next unit's
+ * weights on another queue). Parameters outside of all units form the root unit, which stays gathered from ar_ddp_start
+ * to ar_ddp_wait. Every pass is therefore collective, and a rank without samples must take part, as ar_train_step does.
+ * A parameter that is frozen when the ar_ddp is created is not sharded.
  *
- * Objects of one context share its communication queue, in which the ranks must launch all their buckets in one order:
- * with several objects, no rank may be without samples. Buckets of a pipeline's tied weights are the last ones: until
- * the first stage has gone backward, they would hold up the others on the last.
+ * All ar_ddp of one context share a communication queue, on which all ranks must launch buckets in the same order; so
+ * with several ar_ddp every rank needs samples. The buckets of a pipeline's tied weights come last, because they wait
+ * for the first stage's backward pass.
  *
- * All functions with a context inside are collective over the data-parallel group, and where a parameter is `spread`
- * over the tensor-parallel one too, at the `ends` of a pipeline over these. One thread calls them. */
+ * Functions that communicate are collective over the data-parallel group; for parameters with ar_param.spread over the
+ * tensor-parallel group too, and for those with ar_param.ends over the first and last pipeline rank. One thread may use
+ * an ar_ddp. */
 typedef struct ar_ddp ar_ddp;
 
+/* When buckets are reduced. Both give the same bits. */
 typedef enum ar_bucket_mode {
-    AR_BUCKETS_OVERLAP, /* on a communication queue, while the backward pass goes on */
-    AR_BUCKETS_EAGER    /* all of them after the backward pass, on the main queue; the same bits */
+    AR_BUCKETS_OVERLAP, /* during the backward pass, on a communication queue */
+    AR_BUCKETS_EAGER    /* after the backward pass, on the main queue */
 } ar_bucket_mode;
+/* The order in which parameters are assigned to buckets. */
 typedef enum ar_bucket_order {
-    AR_BUCKETS_REVERSE, /* the last parameter registered first, since its gradient is ready first */
-    AR_BUCKETS_BY_SIZE  /* the largest first, equal ones as registered */
+    AR_BUCKETS_REVERSE, /* reverse order of registration, in which gradients become ready */
+    AR_BUCKETS_BY_SIZE  /* largest first, equal sizes in order of registration */
 } ar_bucket_order;
 
 struct ar_bucket_info;
-/** Plain data. */
+/** Options of an ar_ddp. Plain data. */
 typedef struct ar_ddp_options {
-    size_t bucket_bytes; /* capacity: bytes of the parameters' fp32 gradients, in either numerics; 0: one bucket for
-                            each parameter. Parameters are put into a bucket one after another; a new one begins with
-                            the first that does not fit. One larger than the capacity has a bucket of its own.
-                            Parameters of different storage, or summed over different groups, never share one */
+    size_t bucket_bytes; /* capacity, counted as bytes of fp32 gradients; 0: one bucket for each parameter. Buckets are
+                            filled in order; a parameter that does not fit begins a new bucket, and one larger than the
+                            capacity has a bucket to itself. Parameters of different dtypes or groups share none */
     ar_bucket_mode mode;
     ar_bucket_order order;
-    bool mean; /* of the ranks' gradients, their sum times fl32(1/N); false: the sum, of a globally normalised loss */
-    bool find_unused;
-    bool
-        matrices_apart; /* matrices (ar_param.matrix) never share a bucket with others: an optimizer keeps other numbers
-                            of them (Muon) */
-    /* NULL, or what may replace a gradient, which ar_ddp_wait then gives: g[0, n) are elements [start, start + n) of p's
-     * part on this rank, those of which it has the sum, before the mean's factor. Called for each parameter of a bucket
-     * that has a gradient, on the thread of the rank; an error ends the step. hook_terms: before they are summed, this
-     * rank's terms, as they become ready (compression; native numerics alone). A hook of sums leaves exact numerics
-     * exact: the sum is the same under every layout, so that what is made of each element by itself is too;
-     * ar_check_module finds one that looks at others. State between steps (error feedback of a compression) is the
-     * object's, with hook_state, and b->hook_state[0, n) is that of these elements: 0 at first, and as long as it is changed by
-     * its own element of g alone, once a step, exact numerics stay exact. State behind `user` is not: ranks, layouts and
-     * runs share it. With ZeRO-2 and -3 terms are those of each micro-batch */
+    bool mean;           /* gradients become the mean over the N ranks, sum times fl32(1/N); false: the sum, for a loss
+                            that is divided by the global number of targets */
+    bool find_unused;    /* parameters may be without gradient; see above */
+    bool matrices_apart; /* matrices (ar_param.matrix) share no bucket with other parameters, for Muon */
+    /* A communication hook, which may modify gradients; NULL: none. g[0, n) are elements [start, start + n) of
+     * parameter p on this rank. Called on the rank's thread for each parameter of bucket b that has a gradient; an
+     * error ends the step. By default g is the reduced gradient (of this rank's shard, before the factor of `mean`).
+     * With hook_terms g is the rank's own gradient before the reduction (for compression; native numerics only; with
+     * ZeRO-2 and -3 once per micro-batch). A hook that maps each reduced element by itself keeps exact numerics
+     * independent of the layout; ar_check_module detects one that mixes elements. */
     ar_status (*hook)(void *user, const struct ar_bucket_info *b, const ar_param *p, size_t start, float *g, size_t n);
-    void *hook_user; /* borrowed */
-    bool hook_terms;
-    bool hook_state;   /* one fp32 number on the host for each element of this rank; not in checkpoints */
-    bool keep_weights; /* create does not broadcast: the ranks have the same weights already (ari_model_set and
-                          ar_model_fresh have seen to it) */
-    int zero; /* 1: each rank gets the sum of its share of each bucket only (ari_optimizer_create_sharded); 2: and gives
-                 the rest back as soon as it is reduced; 3: and has its share of the weights alone between their uses */
-    /* zero 2, 3: */
-    const ar_unit *unit; /* [units], borrowed during creation, the modules until ar_ddp_destroy: each runs by
-                            ar_module_forward and ar_module_backward, in this order and the opposite one within its
-                            stage. Of parameters that none of them has, or several, is the root unit */
-    size_t units;
-    int root_stage; /* of the root unit's parameters */
+    void *hook_user;   /* first argument of hook; borrowed; shared by all ranks and runs: not for per-element state */
+    bool hook_terms;   /* hook runs before the reduction instead of after it */
+    bool hook_state;   /* allocates b->hook_state[0, n), fp32 state that the hook keeps between steps for these elements
+                          (error feedback), initially 0, in host memory, not saved in checkpoints. Exact numerics stay
+                          exact if each state is updated once a step from its own element of g only */
+    bool keep_weights; /* ar_ddp_create does not broadcast weights, because all ranks hold the same weights already */
+    int zero;          /* ZeRO stage. 1: each rank gets the reduced gradients of its shard of each bucket only; 2: and
+                          frees other gradients after their reduction; 3: and keeps only its shard of the weights
+                          between uses; 0: none */
+    const ar_unit *unit; /* [units], for zero 2 and 3: borrowed during creation, the modules until ar_ddp_destroy.
+                            Within a stage, forward passes run the units in this order and backward passes in reverse,
+                            by ar_module_forward and ar_module_backward. Parameters of no unit or of several units
+                            belong to the root unit */
+    size_t units;        /* number of units */
+    int root_stage;      /* pipeline stage of the root unit, as ar_unit.stage */
 } ar_ddp_options;
-#define AR_BUCKET_BYTES ((size_t)26214400)
-/** 25 MiB, overlapped, in reverse order, sum, every parameter used, no ZeRO. */
+#define AR_BUCKET_BYTES ((size_t)26214400) /* default bucket_bytes: 25 MiB */
+/** Returns the default options: 25 MiB, overlapped, reverse order, sum, find_unused false, no ZeRO. */
 ar_ddp_options ar_ddp_defaults(void);
 
-/** Wraps a module: its parameters get the values of the group's rank 0 (ari_params_broadcast) and hooks; those that
- *  require no gradient now are left out of the buckets. Borrows ctx and module until ar_ddp_destroy. The ranks' lists
- * of parameters must agree. Gives; ar_ddp_destroy. Errors: AR_ERR_ARG (options), AR_ERR_MISMATCH (names the first
- * parameter that another rank has not, or of another shape), AR_ERR_MEMORY, what the communicator gives. */
+/** Creates an ar_ddp for a module: broadcasts its parameters from rank 0 of the data-parallel group and adds hooks to
+ *  them. Parameters that are frozen now are in no bucket. All ranks must have the same list of parameters. Borrows ctx
+ *  and module until ar_ddp_destroy, with which the caller releases *out. Errors: AR_ERR_ARG (options), AR_ERR_MISMATCH
+ *  (names the first parameter that another rank lacks or has with another shape), AR_ERR_MEMORY, those of the
+ *  communicator. */
 AR_NODISCARD ar_status ar_ddp_create(ar_ddp **out, ar_ctx *ctx, ar_module *module, const ar_ddp_options *o);
-/** The same for a list of parameters in the order of their registration, each once (a model's): there is no module
- * then, and forward and backward are the caller's. `name` is copied. */
+/** Creates an ar_ddp for a list of n different parameters in order of registration, without a module: the caller runs
+ *  the forward and backward passes. `name` is copied. Otherwise as ar_ddp_create. */
 AR_NODISCARD ar_status ar_ddp_create_params(ar_ddp **out, ar_ctx *ctx, const char *name, ar_param *const *params,
                                             size_t n, const ar_ddp_options *o);
-/** Waits for what is in flight, and takes the hooks away. ZeRO-3: the parameters have no values then, unless they were
- *  gathered. Accepts NULL. */
+/** Waits for reductions in flight, removes the hooks and frees. With ZeRO-3 the parameters' values are lost unless they
+ *  are gathered. Accepts NULL. */
 void ar_ddp_destroy(ar_ddp *d);
 
-/** The object as a module, of its module's name, parameters and values, which may be a child of others: gradients
- *  become ready as its backward pass goes. Whoever destroys it destroys the object, and not the module that it wraps.
- *  NULL where a list was wrapped. */
+/** Returns the ar_ddp as a module with the wrapped module's name, parameters, forward and backward pass. It may be a
+ *  child of another module. Destroying it destroys the ar_ddp, not the wrapped module. NULL if the ar_ddp was created
+ *  from a list of parameters. */
 ar_module *ar_ddp_as_module(ar_ddp *d);
 
-/** Begins a step: zero gradients, all buckets filling, gradients synchronised. Errors: also AR_ERR_ARG (a parameter
- *  requires a gradient now that did not when the object was made). */
+/** Begins a step: zeroes the gradients, resets the buckets and turns synchronisation on. Errors: AR_ERR_ARG (a
+ *  parameter is trainable that was frozen when the ar_ddp was created), those of the device. */
 AR_NODISCARD ar_status ar_ddp_start(ar_ddp *d);
-/** false: backward passes only add to the gradients (PyTorch's no_sync); true: the next one makes them ready. */
+/** Turns synchronisation on or off. With sync false backward passes only accumulate gradients (PyTorch's no_sync); with
+ *  true the next backward pass starts the reductions. */
 void ar_ddp_set_sync(ar_ddp *d, bool sync);
-/** Reduces what has not been reduced yet, waits for all, copies back: every gradient is then complete. Once after the
- *  last backward pass of a step. Errors: the first of any rank and bucket; AR_ERR_DATA (a parameter without gradient,
- *  without find_unused). */
+/** Reduces the remaining buckets, waits for all reductions and copies the results to the parameters' gradients. Call it
+ *  once in each step, after the last backward pass. Errors: the first error of any rank and bucket; AR_ERR_DATA (a
+ *  parameter without gradient, if find_unused is false). */
 AR_NODISCARD ar_status ar_ddp_wait(ar_ddp *d);
 
+/* State of a bucket within a step: not all gradients are ready; its reduction has been launched; it is reduced. */
 typedef enum ar_bucket_state { AR_BUCKET_FILLING, AR_BUCKET_IN_FLIGHT, AR_BUCKET_REDUCED } ar_bucket_state;
-/** One bucket; arrays are borrowed until ar_ddp_destroy. */
+/** Description of a bucket. The ar_ddp owns all arrays. */
 typedef struct ar_bucket_info {
-    size_t index;
-    size_t capacity;      /* bytes of fp32 gradients; that of a parameter larger than the option: its own */
-    size_t bytes;         /* of fp32 gradients, filled */
-    size_t storage_bytes; /* that it takes, in the arithmetic's own form */
-    size_t elements;
-    size_t params;
-    ar_param *const *param; /* [params] */
-    const size_t *offset;   /* [params]: the first element of each */
-    size_t ready;           /* parameters that are */
-    bool spread;            /* summed over the tensor-parallel group first */
-    bool ends;              /* summed over the ends of the pipeline first (ar_param.ends) */
-    ar_dtype storage;
-    size_t own_start, own_count; /* zero: this rank's elements; else all */
+    size_t index;                /* number of the bucket, in reduction order */
+    size_t capacity;             /* bytes of fp32 gradients that it can hold */
+    size_t bytes;                /* bytes of fp32 gradients that it holds */
+    size_t storage_bytes;        /* actual bytes, in the arithmetic's format (arith.h) */
+    size_t elements;             /* gradient elements of all its parameters */
+    size_t params;               /* number of its parameters */
+    ar_param *const *param;      /* [params] */
+    const size_t *offset;        /* [params]: index in the bucket of each parameter's first element */
+    size_t ready;                /* number of parameters whose gradient is ready */
+    bool spread;                 /* also summed over the tensor-parallel group (ar_param.spread), first */
+    bool ends;                   /* also summed over the first and last pipeline stage (ar_param.ends), first */
+    ar_dtype storage;            /* of the gradients: AR_F32 or AR_BF16 */
+    size_t own_start, own_count; /* elements whose sum this rank gets: with ZeRO its shard, else all */
     ar_bucket_state state;
-    float *hook_state; /* during a hook, with that option; else NULL */
-    ar_buf memory;     /* [storage_bytes] on the device; ptr NULL: without peers, and with ZeRO-2 and -3 */
-    ar_event
-        *reduced; /* after its reduction, on the queue that carries it: for ari_queue_wait or ar_event_sync. Not with
-                          ZeRO-2 and -3 */
+    float *hook_state; /* during a call of ar_ddp_options.hook, with option hook_state; else NULL */
+    ar_buf memory;     /* [storage_bytes] on the device; ptr NULL if the group has one rank, and with ZeRO-2 and -3 */
+    ar_event *reduced; /* recorded after the reduction, for ar_event_sync; unused with ZeRO-2 and -3 */
 } ar_bucket_info;
 
 AR_END_DECLS

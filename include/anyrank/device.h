@@ -10,372 +10,393 @@
 
 AR_BEGIN_DECLS
 
-/* A device: memory and leaf kernels. It knows no group of ranks and no choice of numerics. Every kernel is enqueued on
- * `q` (the CPU runs it at once; it takes inline queues only).
+/* A device: memory and compute kernels for one rank. It knows neither groups of ranks nor the choice of numerics. Its
+ * function table is ar_device_ops. Every kernel is enqueued on q; the CPU runs it at once and accepts inline queues
+ * only.
  *
- * Matrices are ar_tensor views of 2 to 4 dimensions: the last two are rows and columns, the ones before are batch
- * dimensions, "batch" below is their product in row-major order. Strides are free unless a slot says "contiguous".
- * Activations, their gradients and what is added up of them are F32 or, in native numerics, BF16: the tensors of a call
- * have one dtype, unless a slot says otherwise. Kernels compute in fp32, as if they had been given these numbers in
- * fp32, and round what they store as BF16 once, to nearest, ties to even. Arrays of exponents are int32 and contiguous.
- * Exponents: the smallest integer e with |x| < 2^e for all x of a group; AR_EXP_ZERO where all are zero,
- * AR_EXP_NONFINITE where one is NaN or infinite; so they combine by integer max. Element-wise definitions stand once,
- * in ref/numerics; numerics.md explains them. */
+ * Conventions of the kernels below. Matrices are ar_tensor views of 2 to 4 dimensions: the last two are rows and
+ * columns, the others batch dimensions; "batch" is the product of the latter, in row-major order. Strides are arbitrary
+ * unless a comment says "contiguous". Activations and gradients are F32 or, in native numerics, BF16; the tensors of a
+ * call have one dtype unless a comment says otherwise. Kernels compute in fp32 and round results that are stored as
+ * BF16 once, to nearest, ties to even. fl32 is rounding to fp32; exp32, act32 and sigmoid32 are fp32 functions of
+ * ref/numerics. A row sum is the fixed-point sum of numerics.md, section 4. "Terms" of a product are the addends of its
+ * sums over k. An exponent of a set of numbers x is the smallest integer e with |x| < 2^e for all x; AR_EXP_ZERO if all
+ * are zero, AR_EXP_NONFINITE if one is NaN or infinite; exponents of sets combine by integer max. Arrays of exponents
+ * are int32 and contiguous. numerics.md explains all this. */
 #define AR_EXP_ZERO INT32_MIN
 #define AR_EXP_NONFINITE INT32_MAX
 
 typedef struct ar_device ar_device;
-struct ari_optimizer_constants; /* what the updates of one step share: ref/numerics/optimizer.h */
+struct ari_optimizer_constants; /* constants of an optimizer step: ref/numerics/optimizer.h */
 
-/* Quantised rows in the device's own form: [batch, rows, k] of 26-bit signed integers, or 16-bit ones (narrow). */
+/* A packed matrix operand of exact products: [batch, rows, k] signed integers in the device's own format, of 26 bits,
+ * or of 16 bits ("narrow") for bf16 numbers. */
 typedef struct ar_packed ar_packed;
+/* Flags of a packed operand. */
 enum ar_packed_form {
-    AR_PACKED_LEFT = 1,  /* the A of gemm_i64 and gemm_round */
-    AR_PACKED_NARROW = 2 /* of 15 bits and a sign, for products of bf16 numbers */
+    AR_PACKED_LEFT = 1,  /* it is operand A of products, not B */
+    AR_PACKED_NARROW = 2 /* 15 bits and a sign, for products of bf16 numbers */
 };
 
-/* A block of attention's scores. All scores of a rank are the matrices [b, kv_heads], each [group * rows, seq]: row r
- * is query r mod rows, of query head r / rows of the KV head's group, and a column is a key, by its position. The part
- * lies contiguous in memory, [matrices, rows, cols]; where a slot needs what belongs to whole rows, all keys that its
- * queries see are in it. */
+/* A block of attention scores. The scores of a rank form matrices [b, kv_heads], each [group * rows, seq]: row r
+ * belongs to query position r mod rows of query head r / rows in the KV head's group; a column is a key position. The
+ * block `part` is contiguous in memory, [matrices, rows, cols]. Kernels that need whole rows take blocks with all
+ * visible keys. */
 typedef struct ar_scores {
-    size_t kv_heads, group, rows, seq;
-    ar_part part;
+    size_t kv_heads, group, rows, seq; /* group: query heads per KV head; rows: query positions; seq: key positions */
+    ar_part part;                      /* the block within the matrices */
 } ar_scores;
 
-/* The band of a product: row r is limited to the range [first, end) of row r mod rows. A range of columns: the rest of
- * the result does not matter. A range of terms: A is zero elsewhere. */
+/* A band of a matrix product: row r has the range [first, end) = edges[r mod rows]. of_terms false: only columns in the
+ * range are needed in the result. of_terms true: row r of A is zero outside of the range. */
 typedef struct ar_band {
-    const int32_t *edges; /* of the host: [rows, 2], first and end */
+    const int32_t *edges; /* host memory, [rows, 2]: first, end */
     size_t rows;
     bool of_terms;
 } ar_band;
 
-/* Run i of a product's terms is [first + cut[i], first + cut[i + 1]), of the host. */
+/* A product's terms divided into n runs, each rounded separately: run i is [first + cut[i], first + cut[i + 1]). */
 typedef struct ar_runs {
     size_t n, first;
-    const size_t *cut; /* [n + 1] */
+    const size_t *cut; /* host memory, [n + 1] */
 } ar_runs;
 
-/* Which keys the queries see. */
+/* An attention mask; a key must pass all of its parts. */
 typedef struct ar_mask {
-    ar_cbuf visible;               /* int32 [b, rows, 2]: keys [first, end), of which the others may mask some */
-    ar_cbuf padding;               /* u8 [b, seq], 0 = masked key; ptr NULL: none */
-    ar_cbuf additive;              /* f32 [mask_batch, mask_heads, rows, seq]; ptr NULL: none; -inf = masked */
-    size_t mask_batch, mask_heads; /* b or 1; ALL query heads or 1 */
-    size_t head_start;             /* global number of local head 0 */
+    ar_cbuf visible;               /* int32 [b, rows, 2]: each query sees keys [first, end) at most */
+    ar_cbuf padding;               /* u8 [b, seq]: 0 masks the key; ptr NULL: none */
+    ar_cbuf additive;              /* f32 [mask_batch, mask_heads, rows, seq], added to scores, -inf masks; ptr NULL:
+                                      none */
+    size_t mask_batch, mask_heads; /* b or 1; number of query heads of all ranks, or 1 */
+    size_t head_start;             /* index of this rank's first query head among those of all ranks */
 } ar_mask;
 
-/* Which elements of a local value dropout drops: element (i_0, i_1, ..) is number first + sum of i_d * stride[d] of the
- * full value, whose bits are those of the stream `key` in step `step` (ref/numerics/philox.h). The last stride is 1. */
+/* Dropout of a rank's part of a value. Element (i_0, i_1, ..) of the part has number first + sum of i_d * stride[d] in
+ * the full value; it is dropped if its random bits, from the counter-based generator (ref/numerics/philox.h) with
+ * `key`, `step` and this number, are below `threshold`. The last stride is 1. */
 typedef struct ar_dropout {
     uint64_t key;
-    uint32_t step, threshold; /* dropped where the bits are below it */
-    float scale;              /* of what is kept */
+    uint32_t step, threshold;
+    float scale; /* factor of kept elements: 1/(1 - probability) */
     uint64_t first, stride[AR_MAX_DIMS];
 } ar_dropout;
 
-/* The sum over rows of a parameter of one row, [n], to which a kernel adds the terms that it makes: an
- * order-independent accumulator, t u8 [n] and hl int64 [2n] (all H, then all L), narrow or not, or f32 [n], to which it
- * adds in the order of the rows. The other has ptr NULL; if both do, no sum is wanted. */
+/* The accumulator of a sum over rows, [n], such as a bias gradient, to which a kernel adds its terms. Exact numerics:
+ * the order-independent accumulator (see below) t u8 [n] and hl int64 [2n]. Native numerics: f32 [n], added in the
+ * order of the rows. The buffers of the other kind are NULL; if all are NULL no sum is computed. */
 typedef struct ar_row_sum {
     ar_buf t, hl;
-    bool narrow;
+    bool narrow; /* format of t and hl */
     ar_buf f32;
 } ar_row_sum;
 
-/* Precision of a native product's operands. */
-/* How a router chooses. */
+/* How a mixture-of-experts router chooses experts (ar_route_scores in config.h). */
 typedef struct ar_route_rule {
     size_t k;            /* experts of a token */
-    ar_cbuf bias;        /* f32 [E]: of sigmoids, added to them for the choice alone; ptr NULL: of a softmax */
-    size_t groups, kept; /* of E/groups experts each, two or more if several of sigmoids; kept*E/groups >= k */
-    bool normalised;     /* a token's weights are divided by the sum of their scores */
-    float scale;         /* and multiplied by this; 1 where a softmax's are normalised */
+    ar_cbuf bias;        /* f32 [E]: scores are sigmoids, plus bias for the choice only; ptr NULL: softmax */
+    size_t groups, kept; /* groups of E/groups experts; kept*E/groups >= k. Several groups of sigmoid scores: E/groups
+                            >= 2 */
+    bool normalised;     /* a token's weights are divided by the sum of its chosen scores */
+    float scale;         /* factor of the weights; 1 for normalised softmax weights */
 } ar_route_rule;
 
+/* Number format of the operands of native matrix products. */
 typedef enum ar_precision {
     AR_PRECISION_F32,
-    AR_PRECISION_TF32, /* numbers of 11 bits of significand */
-    AR_PRECISION_BF16, /* bf16 numbers */
+    AR_PRECISION_TF32, /* significands of 11 bits */
+    AR_PRECISION_BF16,
     AR_PRECISION_COUNT
 } ar_precision;
 
+/* The function table of a kind of device. */
 typedef struct ar_device_ops {
     const char *name;  /* "cpu", "cuda", "emulated" */
-    bool host_reaches; /* the host may read and write the device's memory; where not, `copy` is the only way */
+    bool host_reaches; /* the host can access the device's memory directly; false: only through `copy` */
 
-    /* A queue whose work this device does in order: see ar_queue_create. Gives; ar_queue_destroy, before the device. */
+    /* Creates a queue on this device, as ar_queue_create; the caller destroys *out before the device. */
     ar_status (*queue_create)(ar_device *d, ar_queue **out, ar_queue_kind kind, const char *name);
+    /* Frees the device. */
     void (*destroy)(ar_device *d);
 
     /* --- memory --------------------------------------------------------------------------------------------------- */
-    /* Memory is taken and given back in the order of q, an inline queue of the device: what is enqueued there from now
-     * on may use it, until it is freed. Another queue may use it after an event that was recorded on q since, and q
-     * waits for that queue before it is freed. What q is still to do with it is done before the memory is taken again.
-     * 64-byte aligned, contents undefined. Errors: AR_ERR_MEMORY; AR_ERR_ARG (another queue, as a kernel's). */
+    /* Allocates 64-byte aligned memory with undefined contents, in the order of q, an inline queue of the device: work
+     * that is enqueued on q between alloc and free may use it. Another queue may use it after waiting for an event
+     * recorded on q after alloc, and q must wait for that queue before free. Errors: AR_ERR_MEMORY; AR_ERR_ARG (not an
+     * inline queue of the device; kernels check this too). */
     ar_status (*alloc)(ar_device *d, ar_queue *q, ar_buf *out, size_t bytes);
-    /* q NULL, where none is at hand: the host waits for all queues of d first. The same where q is no inline queue of
-     * the device. b NULL: nothing. */
+    /* Frees memory in the order of q. If q is NULL or not an inline queue of the device, the host first waits for all
+     * queues of d. Ignores a NULL pointer. */
     void (*free)(ar_device *d, ar_queue *q, ar_buf b);
-    /* Also from and to the host: what is copied from there is borrowed until return; what is copied to there has come
-     * when the queue is waited for. */
+    /* Copies bytes within device memory, or from or to host memory. Host memory as source is borrowed until return; as
+     * destination it is valid after waiting for q. */
     ar_status (*copy)(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes);
+    /* Sets bytes to zero. */
     ar_status (*zero)(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes);
-    /* dst = src, element by element; one dtype (of whole bytes), or F32 and BF16: rounded to nearest, ties to even,
-     * where dst is BF16. One shape, any strides, no overlap. */
+    /* Copies src to dst element by element: same shape, any strides, no overlap; one dtype of whole bytes, or a
+     * conversion between F32 and BF16, rounded to nearest, ties to even. */
     ar_status (*copy_strided)(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src);
 
-    /* --- contraction, native: c[..,m,n] (+)= a[..,m,k] b[..,n,k]^T, F32 or BF16 each, summed in fp32 ------------ */
-    /* Rounded once, when all terms (and c) are added up. fp32 words of a and b hold numbers of `operands` alone, whose
-     * products are exact in fp32: a device may multiply them so. */
+    /* --- native matrix product ------------------------------------------------------------------------------------ */
+    /* Computes c[..,m,n] = a[..,m,k] b[..,n,k]^T (add: plus the old c), each F32 or BF16, accumulated in fp32 and
+     * rounded once at the end. Values of a and b are representable in the format `operands`, so that a device may use
+     * its hardware products for that format. */
     ar_status (*gemm_f32)(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tensor *a, const ar_tensor *b,
                           bool add, ar_precision operands);
-    /* y[i,j] = fl32(y[i,j] + bias[j]), then act (AR_ACT_NONE: z is not written) z = act32(y), of y as it is stored.
-     * y, z contiguous [rows, cols]; bias f32, ptr NULL: none. One pass. */
+    /* Computes in one pass y[i,j] = fl32(y[i,j] + bias[j]) in place and z = act32(y), from y as stored (AR_ACT_NONE: z
+     * is not written). y, z contiguous [rows, cols]; bias f32 [cols], ptr NULL: none. */
     ar_status (*bias_act)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf bias, ar_activation act,
                           const ar_tensor *z);
 
-    /* --- contraction, exact --------------------------------------------------------------------------------------- */
-    /* c[batch, k] = exponent over rows j of b[.., j, k]. max_into: the maximum with what c holds. */
+    /* --- exact matrix product: pack the operands as integers, multiply, round ------------------------------------- */
+    /* Computes exponents of columns: c[batch, k] = exponent of b[.., :, k]. max_into: maximum with the old c. */
     ar_status (*col_exponents)(ar_device *d, ar_queue *q, ar_buf c, const ar_tensor *b, bool max_into);
-    /* e[batch, rows] = exponent over k of a[i,k]*2^(sign*c[k]); c ptr NULL: no scaling. sign = +1 (operand A): columns
-     * with c = AR_EXP_ZERO take no part, though a non-finite a there still flags its row; c = AR_EXP_NONFINITE counts
-     * as 0. sign = -1 (operand B): likewise. max_into: the maximum with what e holds (parts concatenated along k).
-     * narrow: of a narrow operand, 10 + the smallest integer e with |x| < (1 - 2^-8 - 2^-16)*2^e. */
+    /* Computes exponents of rows: e[batch, rows] = exponent over k of a[i,k]*2^(sign*c[k]), sign +1 for operand A, -1
+     * for operand B; c ptr NULL: no scaling. Columns with c = AR_EXP_ZERO are skipped, except that a non-finite a there
+     * still flags its row; c = AR_EXP_NONFINITE counts as 0. max_into: maximum with the old e (parts along k). narrow:
+     * for a narrow operand, 10 + the smallest integer e with |x| < (1 - 2^-8 - 2^-16)*2^e. */
     ar_status (*row_exponents)(ar_device *d, ar_queue *q, ar_buf e, const ar_tensor *a, ar_cbuf c, int sign,
                                bool max_into, bool narrow);
-    /* Storage for [batch, rows, k], taken and given back like alloc's. form: of ar_packed_form; both operands of a
-     * product are narrow, or none is. */
+    /* Allocates a packed operand [batch, rows, k] in the order of q, like alloc. form: flags of ar_packed_form. The
+     * operands of a product must both be narrow, or neither. */
     ar_status (*packed_create)(ar_device *d, ar_queue *q, ar_packed **out, size_t batch, size_t rows, size_t k,
                                unsigned form);
-    /* Part of what was packed, for the products below; `whole` is not packed again, and outlives it. It shares its
-     * memory where the device can. */
+    /* Creates a packed operand that is a block of `full`, sharing its memory if the device can. `full` must outlive it
+     * and may not be packed again. */
     ar_status (*packed_part)(ar_device *d, ar_queue *q, ar_packed **out, const ar_packed *full, const ar_part *part);
-    void (*packed_destroy)(ar_device *d, ar_queue *q, ar_packed *p); /* p NULL: nothing */
-    size_t (*packed_bytes)(const ar_packed *p); /* of the device's memory that it takes for itself */
-    /* The same before it is made: of packed_create, or (part not NULL, inside of it) of packed_part of that. Errors:
-     * AR_ERR_OVERFLOW. */
+    /* Frees a packed operand in the order of q. Accepts NULL. */
+    void (*packed_destroy)(ar_device *d, ar_queue *q, ar_packed *p);
+    /* Returns the bytes of device memory that a packed operand has allocated. */
+    size_t (*packed_bytes)(const ar_packed *p);
+    /* Computes in advance the bytes that packed_create with these arguments would allocate; with part not NULL those of
+     * packed_part of the result. Errors: AR_ERR_OVERFLOW. */
     ar_status (*packed_room)(const ar_device *d, size_t *bytes, size_t batch, size_t rows, size_t k, unsigned form,
                              const ar_part *part);
-    /* q[i, k_at + k] = clamp(rint(a[i,k]*2^(sign*c[k] + 25 - e[i])), +-(2^25 - 1), of a narrow operand +-32639), 0 where
-     * e or c says all zero or e says non-finite. Rows [row_at, row_at + a's rows), columns [k_at, k_at + a's k). e: [batch, ALL rows of p]; c:
-     * [batch, k of a] or NULL. */
+    /* Packs a into rows [row_at, row_at + a's rows) and columns [k_at, k_at + a's k) of p: element [row_at + i, k_at +
+     * k] = rint(a[i,k]*2^(sign*c[k] + 25 - e[row_at + i])), clamped to +-(2^25 - 1), if narrow to +-32639; 0 if e or c
+     * is AR_EXP_ZERO, or e is AR_EXP_NONFINITE. e [batch, all rows of p]; c [batch, a's k], ptr NULL: no scaling. */
     ar_status (*pack)(ar_device *d, ar_queue *q, ar_packed *p, size_t row_at, size_t k_at, const ar_tensor *a,
                       ar_cbuf c, int sign, ar_cbuf e);
-    /* s[batch, m, n] = exact integer sums over k of qA*qB. limbs = 1: one int64 an element, k <= 8191 unless narrow; limbs = 2: two,
-     * side by side, the sums of S_b >> 32 and of S_b & 0xffffffff over blocks b of the terms, which each device cuts
-     * for itself, at most one for every 8191 terms begun: the sum is the first times 2^32 plus the second. add: to what
-     * s holds. */
+    /* Computes s[batch, m, n] = the exact integer sums over k of products of packed a and b. limbs 1: one int64 per
+     * element, which needs k <= 8191 unless narrow. limbs 2: two int64 per element, hi and lo, with the sum hi*2^32 +
+     * lo; they are the sums of S_b >> 32 and S_b & 0xffffffff over blocks b of at most 8191 terms, which the device
+     * chooses. add: adds to the old s. */
     ar_status (*gemm_i64)(ar_device *d, ar_queue *q, ar_buf s, const ar_packed *a, const ar_packed *b, int limbs,
                           bool add);
-    /* y[batch, m, n] = the contraction rounded once to fp32, without storing the integers: e [batch, m], f [batch, n].
-     * y: rows are contiguous runs of n (stride 1 along n), other strides free. Then bias [n] (fl32(y + bias)) and act
-     * into z (same shape and strides rules) as in bias_act; batch 1 for those. band: NULL, all; else the device may
-     * leave out what is outside of it: those elements of y are undefined. */
+    /* Computes y[batch, m, n] = the product of packed a and b rounded once to fp32, without storing the integers; e
+     * [batch, m] and f [batch, n] are the row exponents of a and b. y and z have stride 1 along n and arbitrary other
+     * strides. bias [n], act and z as in bias_act, with batch 1. band: y is undefined outside of it; NULL: all of y. */
     ar_status (*gemm_round)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_packed *a, const ar_packed *b,
                             ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z,
                             const ar_band *band);
-    /* Every matrix of the batch (runs NULL), or every run of the terms of one, rounded as by gemm_round with exponents
-     * of its own, is added to [m, n] of an accumulator: t u8, and H and L in hl, int64, where L begins `low` after H (m*n,
-     * or more where these are some of its rows). Runs without terms add nothing; one has some. fresh: to zeros, whatever
-     * these hold. */
+    /* Adds products to [m, n] elements of an order-independent accumulator (see below), t u8 and hl int64, where L
+     * begins `low` elements after H (m*n, or more if these are some rows of a larger accumulator). Each matrix of the
+     * batch, or with runs each run of the terms of a single matrix, is rounded as by gemm_round with its own exponents
+     * e, f, and then added. At least one run is not empty. fresh: the accumulator counts as zero before. */
     ar_status (*gemm_acc)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t low, bool narrow, const ar_packed *a,
                           const ar_packed *b, ar_cbuf e, ar_cbuf f, const ar_runs *runs, bool fresh);
-    /* y[i] (fp32, contiguous, count elements) = rounded value of elements [start, start + count) of the row-major [m,
-     * n] matrix of sums; s points at the first of them. */
+    /* Rounds integer sums of gemm_i64 with row exponents e [m], f [n]: y[i], fp32 [count], contiguous, is the value of
+     * element start + i of the row-major [m, n] matrix of sums; s points to element `start`. */
     ar_status (*round_i64)(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count,
                            size_t n, ar_cbuf e, ar_cbuf f);
 
-    /* --- the order-independent accumulator: t u8 [n], hl int64 [2n] (all H, then all L) --------------------------- */
-    /* narrow: of slices of 13 bits, and the value is rounded to bf16. */
-    /* Adds terms[r, 0..cols) to row row_of[r] (int64, negative: skip; ptr NULL: r itself if rows_in_acc > 1, else row
-     * 0) of an accumulator of [rows_in_acc, cols]. terms: 2-D fp32 view, any strides. */
+    /* --- the order-independent accumulator ------------------------------------------------------------------------ */
+    /* A sum of fp32 numbers whose bits do not depend on their order (numerics.md, section 3). Its state for n elements
+     * is t u8 [n], an exponent, and hl int64 [2n], the integer sums H of all elements, then the integer sums L. narrow:
+     * a format with slices of 13 bits whose value is rounded to bf16. */
+    /* Adds row r of terms [.., cols], a 2-D fp32 view, to row row_of[r] of an accumulator [rows_in_acc, cols]. row_of
+     * int64, negative: skip the row; ptr NULL: row r if rows_in_acc > 1, else row 0. */
     ar_status (*acc_add)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, size_t rows_in_acc,
                          const ar_tensor *terms, ar_cbuf row_of);
-    /* Raises each element to t_new[i] >= t[i]. */
+    /* Changes the representation of each element to the larger exponent t_new[i] >= t[i]. */
     ar_status (*acc_raise)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n);
-    /* y = value of as many elements as it has, at most n, the first ones; y: fp32 view in row-major order of its shape,
-     * any strides. n: where L begins. */
+    /* Rounds the first elements of an accumulator of n elements to y, an fp32 view, in row-major order of y's shape. */
     ar_status (*acc_value)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n, bool narrow);
-    /* t, hl: states whose values are x, fp32 [n], contiguous (narrow: rounded to bf16); -0 becomes +0, an infinity stays
-     * one. */
+    /* Sets an accumulator to x, fp32 [n], contiguous (narrow: rounded to bf16); -0 becomes +0; infinities remain. */
     ar_status (*acc_put)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow);
-    /* packed [n, width] = narrow states t, h, l [n]: t, then the lowest bytes of h and of l, (width - 1)/2 each; width 5, 6, 8:
-     * h and l of as many bits each above five bits of t; width 4: the sum, fp32. */
+    /* Packs a narrow accumulator t, h, l [n] for communication in `width` bytes per element, packed [n, width]: t and
+     * then the lowest (width - 1)/2 bytes each of h and l; width 5, 6 or 8: h and l with equally many bits above five
+     * bits of t; width 4: the rounded sum in fp32. */
     ar_status (*states_narrow)(ar_device *d, ar_queue *q, ar_buf packed, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
                                size_t width);
-    /* t, h, l [n] are merged with the states of received [ranks, n, width]. */
+    /* Adds all ranks' packed accumulators, received [ranks, n, width], to t, h, l [n]. */
     ar_status (*states_merge)(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf received, size_t ranks,
                               size_t n, size_t width);
-    /* fp32 sums for native numerics: acc_f32[row_of[r]] += terms[r] in row order; the same conventions as acc_add. */
+    /* For native numerics: fp32 sums acc[row_of[r]] += terms[r] in row order; arguments as for acc_add. */
     ar_status (*sum_rows_f32)(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
                               ar_cbuf row_of);
 
-    /* --- element-wise: contiguous, of one number of elements ------------------------------------------------------ */
-    /* y = fl32(a + b), y = fl32(a * b), all of one dtype; y may be a or b */
+    /* --- element-wise kernels: contiguous tensors of equal size --------------------------------------------------- */
+    /* Sum y = fl32(a + b), product y = fl32(a * b); y may be a or b. */
     ar_status (*add)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
     ar_status (*mul)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b);
+    /* Sets all elements of y to value. */
     ar_status (*fill)(ar_device *d, ar_queue *q, const ar_tensor *y, float value);
-    /* y = fl32(cap*tanh(fl32(x*scale)/cap)), cap > 0; y may be x */
+    /* Soft cap: y = fl32(cap*tanh(fl32(x*scale)/cap)), cap > 0; y may be x. */
     ar_status (*softcap)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float scale, double cap);
-    /* dx = fl32(fl32(dy*(1 - t*t))*scale), t that tanh of x; +0 where dy is 0, also of an x that is undefined. dx may
-     * be dy or x. */
+    /* Backward of softcap: dx = fl32(fl32(dy*(1 - t*t))*scale), t = tanh(fl32(x*scale)/cap); +0 where dy is 0, even if
+     * x is undefined there. dx may be dy or x. */
     ar_status (*softcap_backward)(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy,
                                   const ar_tensor *x, float scale, double cap);
-    /* dx = fl32(dy * act'(x)), and dbias[j] += dx[.., j], as it is stored, over all rows, in one pass. Contiguous, of
-     * one shape; dx may be dy or x. */
+    /* Backward of an activation: dx = fl32(dy * act'(x)); adds dx's rows, as stored, to dbias. dx may be dy or x. */
     ar_status (*act_backward)(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                               ar_activation act, const ar_row_sum *dbias);
-    /* 2-D views (rows may be strided, columns contiguous): y = fl32(act(gate)*up) */
+    /* Gated activation: y = fl32(act(gate)*up), 2-D views with contiguous columns and arbitrary row strides. */
     ar_status (*gated_forward)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *gate,
                                const ar_tensor *up, ar_activation act);
-    /* Likewise, dgate = fl32(fl32(dy*up)*act'(gate)), dup = fl32(dy*act(gate)), and the sums of their rows. dgate may
-     * be gate, dup may be up, either may be dy. */
+    /* Backward of gated_forward: dgate = fl32(fl32(dy*up)*act'(gate)), dup = fl32(dy*act(gate)), and adds the rows of
+     * each to dgate_bias and dup_bias. dgate may be gate, dup may be up, either may be dy. */
     ar_status (*gated_backward)(ar_device *d, ar_queue *q, const ar_tensor *dgate, const ar_tensor *dup,
                                 const ar_tensor *dy, const ar_tensor *gate, const ar_tensor *up, ar_activation act,
                                 const ar_row_sum *dgate_bias, const ar_row_sum *dup_bias);
 
-    /* y = fl32(x*scale) where the element is kept, +0 where it is dropped; sum = fl32(residual + y) in the same pass if
-     * residual is given (NULL: sum is not written). y NULL: not written. Contiguous, of one shape; y may be x, sum may
-     * be residual. */
+    /* Dropout: y = fl32(x*scale) for kept elements, +0 for dropped ones (y NULL: not written), and sum = fl32(residual
+     * + y) if residual is not NULL. y may be x, sum may be residual. */
     ar_status (*dropout)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *sum, const ar_tensor *x,
                          const ar_tensor *residual, const ar_dropout *which);
 
-    /* --- norms: x, y [.., h] contiguous, a row along the last dimension. gamma, beta f32 [h]. mean f64 [rows]
-     * (LayerNorm only) and rstd f32 [rows] are saved --------------------------------------------------------------- */
+    /* --- norms ---------------------------------------------------------------------------------------------------- */
+    /* Norm over the last dimension of x, y [.., h], contiguous. gamma f32 [h]; beta f32 [h], ptr NULL: none, as for
+     * RMSNorm. Saves mean f64 [rows] (LayerNorm only) and rstd f32 [rows] for the backward pass. */
     ar_status (*norm_forward)(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *y, ar_buf mean,
-                              ar_buf rstd, const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta,
-                              double eps); /* beta NULL: none, as of RMS */
-    /* dx = the norm's own gradient; sum = fl32(residual + dx) if residual is given (NULL: sum is not written); over all
-     * rows dgamma[j] += fl32(dy*xhat), dbeta[j] += dy. One pass. Tensors contiguous, of one number of elements; h is
-     * x's last extent. dx may be dy or x, sum may be residual. */
+                              ar_buf rstd, const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta, double eps);
+    /* Backward of norm_forward in one pass: dx; sum = fl32(residual + dx) if residual is not NULL; adds fl32(dy*xhat)
+     * and dy of all rows to dgamma and dbeta. Tensors are contiguous. dx may be dy or x, sum may be residual. */
     ar_status (*norm_backward)(ar_device *d, ar_queue *q, ar_norm_kind kind, const ar_tensor *dx, const ar_tensor *sum,
                                const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
                                const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta);
 
     /* --- attention ------------------------------------------------------------------------------------------------ */
-    /* cos, sin [positions, n/2] fp32 of the n features of a head that turn, times the attention factor. Of longrope the
-     * short factors, of dynamic theta as it is. */
+    /* Computes RoPE tables cos, sin [positions, n/2], fp32, for the n rotated features of a head, times the attention
+     * factor. LongRoPE uses the short factors, dynamic NTK the given theta. */
     ar_status (*rope_tables)(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
                              const ar_rope *rope);
-    /* y, x: views [b, s, heads, d] (d contiguous), y may have other strides than x, or be x. direction +1 forward, -1
-     * backward (sin negated). Position of row s is s. */
+    /* Applies RoPE: rotates x to y, views [b, s, heads, d] with d contiguous; y may be x. Sequence index s uses row s
+     * of the tables. direction: +1 forward, -1 backward (sin negated). */
     ar_status (*rope)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, ar_cbuf cos, ar_cbuf sin,
                       int direction);
-    /* probs from a block of scores (may be the same memory): s = fl32(score*scale), + additive mask; m = row max over
-     * visible keys; p = exp32(fl32(s - m)); l = row sum of seq terms, exponent 1; fl32(p/l). Masked +0; no visible key:
-     * all +0. A NaN score among the visible ones makes the row NaN. max (int32) and sum (f64) [b, kv_heads, group *
-     * rows]: of each row the order-preserving key of m (INT32_MIN: no visible key, INT32_MAX: one that is not finite)
-     * and l (undefined with those two): written, or (known) read, and then the block may have some of the keys only.
-     * sinks f32 [kv_heads * group] (ptr NULL: none): the logit of one more key for each head, in m and, as one more
-     * term, in l alone; no additive mask moves it. */
+    /* Softmax of a block of scores; probs may be the same memory. s = fl32(score*scale) + additive mask; m = row
+     * maximum over visible keys; p = exp32(fl32(s - m)); l = row sum of p; probs = fl32(p/l). Masked keys give
+     * +0, and a row without visible keys is +0. A visible NaN score makes the row NaN. max (int32) and sum (f64), [b,
+     * kv_heads, group * rows], are row statistics: m as an integer that sorts like m (INT32_MIN: no visible key,
+     * INT32_MAX: not finite), and l (undefined in these two cases). known false: they are computed and written; true:
+     * they are read, and the block need not contain all keys. sinks f32 [kv_heads * group], ptr NULL: none: the logit
+     * of an extra key per head, which counts in m and l only and is not masked. */
     ar_status (*softmax_forward)(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, ar_cbuf sinks, ar_buf max,
                                  ar_buf sum, bool known, float scale, const ar_scores *block, const ar_mask *mask);
-    /* D = row sum of seq terms probs*dprobs; ds = fl32(fl32(probs*(dprobs - D))*scale), masked +0. dprobs at masked
-     * keys is set to +0 in place first. ds may be dprobs only if the caller no longer needs dprobs. dot (f64) [b,
-     * kv_heads, group * rows]: D, written, or (known) read, as above. */
+    /* Backward of softmax_forward: D = row sum of probs*dprobs; ds = fl32(fl32(probs*(dprobs - D))*scale), +0 for
+     * masked keys, at which dprobs is set to +0 first. ds may be dprobs. dot (f64) [b, kv_heads, group * rows] is D:
+     * written, or if `known` read. */
     ar_status (*softmax_backward)(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot,
                                   bool known, float scale, const ar_scores *block, const ar_mask *mask);
-    /* terms [b, rows, heads], f32, any strides = fl32(-p*D) in binary64 with p = fl32(exp32(fl32(sink - m))/l): the
-     * gradient of a head's sink, of every row; of one without a visible key +0, of one that is not finite NaN. max,
+    /* Gradients of sinks for every row: terms [b, rows, heads], f32, any strides = fl32(-p*D), computed in binary64,
+     * with p = fl32(exp32(fl32(sink - m))/l); +0 for rows without visible keys, NaN for rows that are not finite. max,
      * sum and dot as above, [b, heads, rows]. */
     ar_status (*sinks_backward)(ar_device *d, ar_queue *q, const ar_tensor *terms, ar_cbuf sinks, ar_cbuf max,
                                 ar_cbuf sum, ar_cbuf dot);
 
-    /* --- experts: n tokens, E experts, k slots a token, 0 < k <= E ------------------------------------------------ */
-    /* Slot i = t*k + j is token t's j-th expert. Rows of slots are in an order of the caller's: place[i] is the row of
-     * slot i, slot_of[r] the slot of row r. Tensors are contiguous; p, weight, g and value are f32 whatever the
-     * activations are, expert int32 in [0, E), place and slot_of int64. */
-    /* Of a softmax, p [n, E] = that of each row of z [.., E] as softmax_forward has it, nothing masked, and it chooses by
-     * c = z; of sigmoids (DeepSeek-V3) p = sigmoid(z) and c = fl32(p + bias). Of several groups of consecutive experts
-     * each has the score fl32(x + y), x >= y its two largest c, of a softmax (DeepSeek-V2) x; the `kept` groups of the
-     * largest score stay, the lower number where two are equal, and of their experts, ascending in expert [n, k], the k
-     * of the largest c, the lower number where two are equal (-0 is +0). weight [n, k] = fl32(scale*p), or (normalised)
-     * fl32(scale*fl32(p / s)): s the sum of their p in slot order, each step rounded, of sigmoids fl32(that + 1e-20). A
-     * row of which c[i] is a NaN, or of sigmoids no finite number, i the first: expert is -1 - i in all slots, weight is
-     * NaN. Of a softmax p is NaN then, and p and weight of a row with an infinity, whose experts are chosen as others
-     * are. lse [n], f32 (ptr NULL: not wanted; of a softmax alone): fl32(m + log l), m the largest z, l the softmax's
-     * denominator; NaN where p is. groups <= AR_ROUTE_GROUPS. */
+    /* --- experts -------------------------------------------------------------------------------------------------- */
+    /* n tokens, E experts, k experts per token, 0 < k <= E. Slot t*k + j is the j-th expert of token t. Rows of slots
+     * may be permuted: place[i] (int64) is the row of slot i. Tensors are contiguous; p, weight and g are f32 even if
+     * activations are BF16; expert is int32.
+     *
+     * Routes tokens by the logits z [.., E]:
+     *   scores   softmax: p [n, E] = softmax of each row of z, choice value c = z; sigmoids (DeepSeek-V3; rule->bias is
+     *            set): p = sigmoid(z), c = fl32(p + bias)
+     *   groups   of several groups of consecutive experts the `kept` ones with the largest scores remain; a group's
+     *   score
+     *            is fl32(x + y) of its two largest c, x >= y, for softmax x (DeepSeek-V2)
+     *   choice   expert [n, k] = the k remaining experts with the largest c, in ascending order. Ties, here and between
+     *            groups, go to the lower number; -0 equals +0
+     *   weights  weight [n, k] = fl32(scale*p), normalised: fl32(scale*fl32(p/s)), s = sum of the token's k p in slot
+     *            order, rounded after each addition, for sigmoids fl32(s + 1e-20)
+     *   lse      softmax only: lse [n] = fl32(m + log l), m the largest z, l the softmax's denominator; ptr NULL: none
+     * If c[i] is NaN, or not finite with sigmoids (i the first such expert), expert is -1 - i in all slots of the row
+     * and weight, for softmax also p and lse, NaN. An infinite z with softmax makes p, weight and lse NaN, but not the
+     * choice. groups <= AR_ROUTE_GROUPS. */
     ar_status (*route)(ar_device *d, ar_queue *q, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse,
                        const ar_tensor *z, const ar_route_rule *rule);
-    /* dz [.., E] from g [n, k], the weights' gradient; sums are over a row's experts, from +0, each step rounded. Of a
-     * softmax with v = w (normalised), else p, and h = fl32(scale*g): r = the sum of fl32(v*h), dz = fl32(v*fl32(h - r))
-     * of those, of the others +0 (normalised), else fl32(p*-r). Of sigmoids with t = fl32(p / fl32(s + 1e-20)): r = the
-     * sum of fl32(t*g), or 0 where they are not normalised, dz = fl32(fl32(w*fl32(1 - p))*fl32(g - r)) of those, of the
-     * others +0. */
+    /* Backward of route: dz [.., E] from g [n, k], the gradient of the weights w. Sums over a token's k chosen experts
+     * start at +0 and are rounded after each addition.
+     *   softmax   v = w if normalised, else p; h = fl32(scale*g); r = sum of fl32(v*h); dz = fl32(v*fl32(h - r)) for
+     *             chosen experts, for others +0 if normalised, else fl32(p*-r)
+     *   sigmoids  t = fl32(p / fl32(s + 1e-20)); r = sum of fl32(t*g) if normalised, else 0; dz = fl32(fl32(w*fl32(1 -
+     *             p))*fl32(g - r)) for chosen experts, +0 for others */
     ar_status (*route_backward)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert,
                                 ar_cbuf weight, const ar_route_rule *rule);
-    /* dz [.., E] += the gradients of the router's own losses, but of rows whose valid (u8 [n], ptr NULL: all) is 0. The
-     * balance: of row t with c = balance[t / tokens, :] (f32 [n / tokens, E], ptr NULL: none) fl32(p*fl32(c - r)), r = the
-     * sum over E of fl32(p*c), from +0, each step rounded. Then, with lse of route (ptr NULL: none), the z-loss:
-     * fl32(p*fl32(z*lse)), z*lse in binary64. Each is added in fp32 and rounded. */
+    /* Adds the gradients of the router's auxiliary losses (ar_router_losses) to dz [.., E], except for rows with
+     * valid[t] (u8 [n], ptr NULL: all rows are valid) 0. Balancing loss: fl32(p*fl32(c - r)) with the coefficients c =
+     * balance[t / tokens, :] (f32 [n / tokens, E], ptr NULL: no such loss), r = sum over E of fl32(p*c), from +0,
+     * rounded after each addition. Then the z-loss: fl32(p*fl32(z*lse)), z*lse in binary64, lse from route (ptr NULL:
+     * no z-loss). Each is added in fp32 and rounded. */
     ar_status (*route_losses)(ar_device *d, ar_queue *q, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t tokens,
                               ar_cbuf lse, double z, ar_cbuf valid);
-    /* terms [n], f32: what these losses of each row are, of p [n, E]: r, plus fl32(z*lse*lse), computed in binary64 from
-     * left to right; +0 of rows that are not valid. */
+    /* Computes the auxiliary losses of each row, terms f32 [n] = r + fl32(z*lse*lse), the latter in binary64 from left
+     * to right, from p [n, E] and arguments as for route_losses; +0 for rows that are not valid. */
     ar_status (*route_terms)(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *p, ar_cbuf balance,
                              size_t tokens, ar_cbuf lse, double z, ar_cbuf valid);
-    /* y[t, :] = the sum over j, ascending, of rows[place[t*k + j], :], or (weight not NULL) of fl32(weight[t*k + j] *
-     * that), in fp32 from the first term on, each step rounded. */
+    /* Combines the outputs of a token's experts: y[t, :] = the sum over j, ascending, of rows[place[t*k + j], :], each
+     * times weight[t*k + j] and rounded unless weight.ptr is NULL; in fp32, rounded after each addition. */
     ar_status (*combine_rows)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *rows, ar_cbuf weight,
                               ar_cbuf place, size_t k);
-    /* g[t*k + j] = fl32(row sum of the products dy[t, c]*rows[place[t*k + j], c]), as D of softmax_backward is one. */
+    /* Gradient of combine_rows' weights: g[t*k + j] = fl32(row sum over c of dy[t, c]*rows[place[t*k + j], c]). */
     ar_status (*dot_rows)(ar_device *d, ar_queue *q, ar_buf g, const ar_tensor *dy, const ar_tensor *rows,
                           ar_cbuf place, size_t k);
-    /* y[t, :] = fl32(y[t, :] + fl32(s*x[t, :])), s = sigmoid32(logit[t]); logit [.., 1] */
+    /* Adds a gated expert: y[t, :] = fl32(y[t, :] + fl32(s*x[t, :])), s = sigmoid32(logit[t]); logit [.., 1]. */
     ar_status (*add_gated)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, const ar_tensor *logit);
-    /* dx[t, :] = fl32(s*dy[t, :]); dlogit[t] = fl32(D*(s*(1 - s))) in binary64, D = fl32(row sum of the products dy*x).
-     * dx may be dy or x. */
+    /* Backward of add_gated: dx[t, :] = fl32(s*dy[t, :]); dlogit[t] = fl32(D*(s*(1 - s))), computed in binary64, D =
+     * fl32(row sum of dy*x). dx may be dy or x. */
     ar_status (*add_gated_backward)(ar_device *d, ar_queue *q, const ar_tensor *dx, const ar_tensor *dlogit,
                                     const ar_tensor *dy, const ar_tensor *x, const ar_tensor *logit);
 
     /* --- embedding and loss --------------------------------------------------------------------------------------- */
-    /* row_of[t] = ids[t] - start if ids[t] in [start, start + count), else -1 */
+    /* Maps n token ids to rows of a vocabulary shard: row_of[t] = ids[t] - start if in [0, count), else -1. */
     ar_status (*rows_in_range)(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start,
                                int64_t count);
-    /* y[t, :] ([.., cols] contiguous, row t of n) = w[i / k, :], i = row_of[t], or (weight not NULL) fl32(weight[i] *
-     * that); all zero bits where i < 0. Without weights it copies bits. w: 2-D view with contiguous columns, of y's
-     * dtype. */
+    /* Gathers rows: y[t, :] = w[i / k, :] with i = row_of[t], times weight[i] and rounded unless weight.ptr is NULL
+     * (then bits are copied); zero bits if i < 0. y [.., cols] contiguous, n rows; w 2-D with contiguous columns. */
     ar_status (*gather_rows)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *w, ar_cbuf row_of,
                              ar_cbuf weight, size_t k);
-    /* Vocab-parallel cross-entropy. logits: [.., v_local] contiguous, row t of n. v: the whole vocabulary's size.
-     * key[t] int32 = order-preserving key of the largest local logit (INT32_MIN where v_local = 0). */
+    /* Vocabulary-parallel cross-entropy. logits [.., v_local], contiguous, n rows t; v is the size of the full
+     * vocabulary; the caller reduces key, sum and bits over the shards. Computes key[t] int32 = the row's largest local
+     * logit as an integer that sorts like it (INT32_MIN if v_local is 0). */
     ar_status (*ce_max)(ar_device *d, ar_queue *q, ar_buf key, const ar_tensor *logits);
-    /* sum[t] int64 = row sum, exponent 1, of exp32(fl32(x - m)), m = value of key[t]; +0 for a NaN key. */
+    /* Computes sum[t] int64 = row sum of exp32(fl32(x - m)), m = value of key[t]; 0 for a NaN key. */
     ar_status (*ce_sum)(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf key, size_t v);
-    /* sum[t] int64 = row sum of the logits, of the exponent e[t] int32 (row_exponents, the maximum over all shards), 0
-     * where that says non-finite. For their mean, which label smoothing needs. */
+    /* Computes sum[t] int64 = row sum of the logits relative to the exponent e[t] int32 (row_exponents, maximum over
+     * all shards), 0 if e[t] is AR_EXP_NONFINITE. Label smoothing needs it for the mean logit. */
     ar_status (*ce_logits)(ar_device *d, ar_queue *q, ar_buf sum, const ar_tensor *logits, ar_cbuf e, size_t v);
-    /* bits[t] int32 = bit pattern of logits[t, row_of[t]] as fp32, 0 where row_of[t] < 0 */
+    /* Gets the target's logit: bits[t] int32 = bit pattern of logits[t, row_of[t]] as fp32, 0 if row_of[t] < 0. */
     ar_status (*ce_target)(ar_device *d, ar_queue *q, ar_buf bits, const ar_tensor *logits, ar_cbuf row_of);
-    /* terms[t] fp32 = the loss of ar_loss_options, lse = m + log l; +0 where valid[t] (u8) is 0. e, logits: exponents
-     * and sums of ce_logits, over all shards; ptr NULL without label smoothing. */
+    /* Computes terms[t] fp32 = the token's loss (ar_loss_options) with lse = m + log l from key (m), sum (l) and bits
+     * (target's logit) of all shards; +0 if valid[t] (u8) is 0. e, logits: exponents and sums of ce_logits over all
+     * shards; ptr NULL without label smoothing. */
     ar_status (*ce_terms)(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits,
                           ar_cbuf valid, ar_cbuf e, ar_cbuf logits, const ar_loss_options *o, size_t n, size_t v);
-    /* dlogits[t, j] = fl32(fl32(p*weight - label)/targets), p = fl32(exp/l), weight = 1 + 2*c*lse, label = (1 - e)*(j
-     * == row_of[t]) + e/v; +0 where valid[t] is 0 or targets is 0. dlogits may be logits. */
+    /* Backward: dlogits[t, j] = fl32(fl32(p*weight - label)/targets), p = fl32(exp32(fl32(x - m))/l), weight = 1 +
+     * 2*c*lse, label = (1 - e)*(j == row_of[t]) + e/v, with c, e of ar_loss_options; +0 if valid[t] or targets is 0.
+     * dlogits may be logits. */
     ar_status (*ce_backward)(ar_device *d, ar_queue *q, const ar_tensor *dlogits, const ar_tensor *logits, ar_cbuf key,
                              ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid, const ar_loss_options *o, double targets,
                              size_t v);
 
-    /* --- gradients and weights: contiguous ------------------------------------------------------------------------ */
-    /* sums (int64 [2]) += the sums over g of q >> 30 and of q & (2^30 - 1), q = rint((g*2^-e)^2*2^60), e (int32 [1])
-     * at least the exponent of g; nothing where e says all zero or non-finite. */
+    /* --- gradients and weights: contiguous tensors ---------------------------------------------------------------- */
+    /* Adds the squared norm of g as integers to sums, int64 [2]: the sums over g's elements of s >> 30 and s & (2^30 -
+     * 1), s = rint((g*2^-e)^2*2^60), where e (int32 [1]) is at least the exponent of g; adds nothing if e is
+     * AR_EXP_ZERO or AR_EXP_NONFINITE. */
     ar_status (*sum_squares)(ar_device *d, ar_queue *q, ar_buf sums, const ar_tensor *g, ar_cbuf e);
-    /* y = fl32(x*factor); y may be x */
+    /* Scales: y = fl32(x*factor); y may be x. */
     ar_status (*scale)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, float factor);
-    /* y = x rounded to the nearest number of `bits` bits of significand (1 < bits < 24; bf16: 8, TF32: 11), ties to
-     * even; the exponents are fp32's. One shape, any strides; y may be x. */
+    /* Rounds: y = x rounded to significands of `bits` bits (1 < bits < 24; bf16: 8, TF32: 11), ties to even, with
+     * fp32's exponent range. Same shape, any strides; y may be x. */
     ar_status (*round_bits)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, int bits);
-    /* One step of w from its gradient g, and of the moments (f32): m where SGD has a momentum, m and v for Adam and
-     * AdamW; a moment that the kind does not have: ptr NULL. master (f32 [n]), if w is BF16 and a copy of it: the step
-     * updates master, and w is master rounded. An element of w that differs from rounded master was set since, and is
-     * copied to master first. No two may overlap. */
+    /* Updates weights w and moments (f32) from the gradient g by one optimizer step with constants k: m for SGD with
+     * momentum, m and v for Adam and AdamW; unused moments have ptr NULL. If w is BF16, master (f32 [n]) holds the fp32
+     * weights: the step updates master and rounds it to w; elements of w that differ from the rounded master were set
+     * by the caller and are copied to master first. No buffers may overlap. */
     ar_status (*optimizer_step)(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,
                                 const ar_tensor *g, const struct ari_optimizer_constants *k);
 } ar_device_ops;
-/* The functions of that table by name, for macros. */
+/* The names of all functions of ar_device_ops, for macros: X(name). */
 /* clang-format off */
 #define AR_DEVICE_SLOTS(X)                                                                               \
     X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided)                          \
@@ -391,67 +412,69 @@ typedef struct ar_device_ops {
     X(round_bits) X(optimizer_step)
 /* clang-format on */
 
-/** An instance: its table, how many threads of the host a kernel may use, and how many bytes of a value that several
- *  kernels pass on to each other are worked on at a time: its cache holds a few such pieces. Hollow: its memory has no
- *  contents and its kernels do nothing (ref/dry); thin: nor does it want all pieces of a value, but those that need
- *  most memory. Of one rank; ranks may share a GPU. */
+/** A device of one rank; several ranks may use the same GPU. */
 struct ar_device {
-    const ar_device_ops *ops;
-    int threads;
-    size_t block_bytes;
-    bool hollow, thin;
+    const ar_device_ops *ops; /* its functions */
+    int threads;              /* host threads that a kernel may use */
+    size_t block_bytes; /* layers process values in blocks of this size if several kernels work on them in turn, so that
+                           a few blocks fit into the device's cache */
+    bool hollow;        /* a device for dry runs (ref/dry): its memory has no contents, and kernels do nothing */
+    bool thin;          /* with hollow: layers need run only those blocks of a value that use the most memory */
 };
 
-/* The CPU device's block_bytes. A second cache level alone would hold too few rows to be worth their packing: measured
- * at sequences of 4,096. */
+/* block_bytes of the CPU device, measured at sequences of 4,096: blocks that fit into the second-level cache alone
+ * would have too few rows to be worth packing. */
 #define AR_CPU_BLOCK_BYTES ((size_t)2 << 20)
 
+/* Kind of device. */
 typedef enum ar_device_kind {
     AR_DEVICE_CPU,
     AR_DEVICE_CUDA,
-    AR_DEVICE_EMULATED, /* the CUDA device's own kernels, compiled for the host: slow, and needs no GPU */
+    AR_DEVICE_EMULATED, /* the CUDA kernels compiled for the host: slow, needs no GPU */
     AR_DEVICE_KINDS
 } ar_device_kind;
-/* Which device. */
+/* Selects a device. */
 typedef struct ar_device_choice {
     ar_device_kind kind;
-    int index; /* of the GPU, as CUDA counts them; AR_GPU_EACH; other kinds: 0 */
+    int index; /* CUDA's number of the GPU, or AR_GPU_EACH; 0 for other kinds */
 } ar_device_choice;
-/* Index of a device choice for several ranks that are threads: rank r takes GPU r, and NCCL connects the ranks, where
- * the machine has as many GPUs and NCCL; else all ranks share GPU 0. */
+/* Index for several ranks that are threads: rank r uses GPU r, and NCCL connects the ranks, if the machine has as many
+ * GPUs and NCCL; else all ranks share GPU 0. */
 #define AR_GPU_EACH (-1)
-/** A device; threads: of the host, for a kernel of the CPU device. Gives; ar_device_destroy. Errors: those of
- *  ar_device_cpu_create and ari_device_cuda_create; AR_ERR_UNSUPPORTED: this build has no such device, and why. */
-AR_NODISCARD ar_status ar_device_create(ar_device **out, const ar_device_choice *which, int threads);
+/** Creates a device. threads: host threads for a kernel of the CPU device. The caller releases *out with
+ *  ar_device_destroy. Errors: AR_ERR_UNSUPPORTED (this build has no such device; the message says why), those of
+ *  ar_device_cpu_create and of CUDA. */
+AR_NODISCARD ar_status ar_device_create(ar_device **out, const ar_device_choice *choice, int threads);
 
-/* A GPU, for `anyrank info`. */
+/* Description of a GPU, for the command `anyrank info`. */
 typedef struct ar_gpu_info {
-    char name[96];
-    int major, minor; /* compute capability */
-    int processors;
-    size_t memory, free_memory;
+    char name[96];              /* the vendor's name of the model */
+    int major, minor;           /* compute capability */
+    int processors;             /* streaming multiprocessors */
+    size_t memory, free_memory; /* bytes */
 } ar_gpu_info;
 
-/** The CPU device, with `threads` threads a kernel (a rank's share of the cores). Gives; ar_device_destroy.
- *  Its exact products take the fastest path that CPUID offers, or the one that the environment variable
- *  ANYRANK_EXACT_PATH ("portable", "avx2", ...) names: the same bits either way.
- *  Errors: AR_ERR_ARG (threads < 1, another value of that variable), AR_ERR_UNSUPPORTED (a path that this processor
- *  lacks; an OpenBLAS that cannot be used, dependencies.md), AR_ERR_DATA (flush-to-zero is on in this thread),
+/** Creates a CPU device whose kernels use `threads` threads (a rank's share of the cores). The caller releases *out
+ *  with ar_device_destroy. Exact matrix products use the fastest code path that the processor supports, or the one
+ *  named by the environment variable ANYRANK_EXACT_PATH ("portable", "avx2", ..); all give the same bits.
+ *  Errors: AR_ERR_ARG (threads < 1, an unknown path in that variable), AR_ERR_UNSUPPORTED (the processor lacks the
+ *  path; the OpenBLAS library cannot be used, dependencies.md), AR_ERR_DATA (flush-to-zero is on in this thread),
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_device_cpu_create(ar_device **out, int threads);
-void ar_device_destroy(ar_device *d);
+/** Frees a device. */
+void ar_device_destroy(ar_device *device);
 
-/** Processor and libraries of the CPU device, for `anyrank info`. */
+/** Description of the processor and libraries of the CPU device, for the command `anyrank info`. */
 typedef struct ar_cpu_info {
     char cpu[64];           /* "AMD EPYC 9B45", "Arm Neoverse N1" */
-    char features[128];     /* "avx2 fma avx_vnni avx512f avx512_vnni": names of /proc/cpuinfo */
-    char blas[32];          /* the library that multiplies: "BLIS", "OpenBLAS", or "CBLAS" */
+    char features[128];     /* supported extensions, named as in /proc/cpuinfo: "avx2 fma avx_vnni avx512f" */
+    char blas[32];          /* library of native matrix products: "BLIS", "OpenBLAS" or "CBLAS" */
     char blas_version[32];  /* "0.9.0" */
-    char blas_kernels[32];  /* as the library calls them: "skx", "SkylakeX", ... */
-    char blas_reason[112];  /* why these */
-    char exact_path[32];    /* "portable", "avx2", ...; "refused": ANYRANK_EXACT_PATH asks for what is not there */
-    char exact_reason[192]; /* why this one, or what refused it */
-    int cores;
+    char blas_kernels[32];  /* the library's name of the kernels it uses: "skx", "SkylakeX", .. */
+    char blas_reason[112];  /* why it uses these */
+    char exact_path[32];    /* code path of exact products: "portable", "avx2", ..; "refused": not available */
+    char exact_reason[192]; /* why it is used, or why it was refused */
+    int cores;              /* number of cores */
 } ar_cpu_info;
 
 AR_END_DECLS

@@ -8,7 +8,7 @@
 
 AR_BEGIN_DECLS
 
-/* Collects the values that a rank reports to taps, and writes them as that rank's file of a dump (pytorch.md):
+/* Collects the values that a rank reports to its tap (context.h) and writes them as the rank's file of a dump (dump.h):
  *
  *     ar_dump_listener *listener;
  *     AR_TRY(ar_dump_listener_create(&listener, NULL));
@@ -18,35 +18,36 @@ AR_BEGIN_DECLS
  *     AR_TRY(ar_dump_listener_write(listener, "dump", &place, NULL, 0));
  *     ar_dump_listener_destroy(listener);
  *
- * One for each rank. */
+ * Each rank has its own listener. */
 typedef struct ar_dump_listener ar_dump_listener;
 
+/** Which reported values a listener collects. */
 typedef struct ar_dump_listener_options {
-    const char *passes; /* those to keep, as "fb": the letters of ar_tap_event; NULL: all */
-    bool first_copies;  /* of replicated values the first copy alone; false: each rank keeps its own */
-    /* True if a reported value is to be kept; NULL: all are. */
+    const char *passes; /* passes to collect, as letters of ar_tap_event.pass, such as "fb"; NULL: all */
+    bool first_copies;  /* collects only the first copy of replicated values; false: every rank collects its own */
+    /* Callback that returns true if a reported value is to be collected; NULL: all are. */
     bool (*wants)(void *user, const ar_tap_event *event);
     void *wants_user; /* borrowed until ar_dump_listener_destroy */
 } ar_dump_listener_options;
 
-/** Gives; ar_dump_listener_destroy. options NULL: everything. */
+/** Creates a listener; the caller releases *out with ar_dump_listener_destroy. options NULL: collects everything. */
 AR_NODISCARD ar_status ar_dump_listener_create(ar_dump_listener **out, const ar_dump_listener_options *options);
-/** Accepts NULL. */
+/** Frees a listener. Accepts NULL. */
 void ar_dump_listener_destroy(ar_dump_listener *l);
-/** An ar_tap_fn; user: the rank's ar_dump_listener. Copies what the rank holds: name and suffix ("lm_head:fwd"), with
- *  "@N" behind it from step 2 on. A rank that goes through its samples in micro-batches reports a tensor once for each;
- *  neighbouring rows become one part. Elements of the local tensor that stand in no box (a share of a gradient) are
- *  left out, or zero where others lie around them. Errors: AR_ERR_DTYPE (not fp32), AR_ERR_UNSUPPORTED (reports that
- *  make more than AR_MAX_BOXES boxes), AR_ERR_MEMORY. */
+/** The tap function (ar_tap_fn) of a listener; user: the rank's ar_dump_listener. Copies the rank's part of the value
+ *  under its name with a suffix for the pass ("lm_head:fwd"), followed by "@N" in steps N >= 2. The parts that a rank
+ *  reports for several micro-batches are merged if their rows are adjacent. Elements of the local tensor outside of all
+ *  boxes (the rest of a ZeRO shard) are omitted, or zero if boxes lie around them. Errors: AR_ERR_DTYPE (not fp32),
+ *  AR_ERR_UNSUPPORTED (more than AR_MAX_BOXES boxes after merging), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_dump_listener_tap(void *user, const ar_tap_event *event);
-/** Writes the rank's file into a folder that is there: ar_dump_write. metadata: n_meta pairs beside the placement's.
- *  Errors: those of ar_dump_write. */
+/** Writes the rank's file to an existing folder, with ar_dump_write. metadata: n_meta further key-value pairs,
+ *  [2*n_meta]. Errors: those of ar_dump_write. */
 AR_NODISCARD ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, const ar_dump_place *place,
                                               const char *const *metadata, size_t n_meta);
 
-/** Position of a rank in a layout, whose extents form a mesh in the order of ar_parallel_rank; of the extents of one
- *  rank it has dp and tp alone. */
-ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank);
+/** Returns the place of a rank in a layout: the mesh has the layout's extents as dimensions, in the order of
+ *  ar_parallel_rank; extents of 1 are left out, except dp and tp. */
+ar_dump_place ar_dump_place_of(const ar_parallel *parallel, int rank);
 
 AR_END_DECLS
 #endif

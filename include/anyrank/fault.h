@@ -6,7 +6,7 @@
 
 AR_BEGIN_DECLS
 
-/* Mistakes that real systems have made, each of which can be switched on. name, what it does. */
+/* Bugs of real training systems that can be injected into a run (ar_ctx_options.fault), X(name, effect). */
 #define AR_FAULT_TABLE(X)                                                                                              \
     X(column_dx_not_reduced, "the input gradient of a column-parallel layer is left partial")                          \
     X(row_bias_every_rank, "every rank adds the row-parallel bias before the reduction")                               \
@@ -122,7 +122,7 @@ AR_BEGIN_DECLS
     X(ep_grads_times_ep, "experts: gradients are divided as if there were only the ranks with copies: ep times")
 
 typedef enum ar_fault {
-    AR_FAULT_NONE,
+    AR_FAULT_NONE, /* no bug is injected */
 #define AR_FAULT_ENUM(name, text) AR_FAULT_##name,
     AR_FAULT_TABLE(AR_FAULT_ENUM)
 #undef AR_FAULT_ENUM

@@ -6,72 +6,76 @@
 
 AR_BEGIN_DECLS
 
-/* The gradients of a list of parameters over all tensor- and data-parallel ranks, and of those of a pipeline, each of
- * which has a list of its own: which train, made zero, summed, and verified: modules.md. Everything but the
- * queries is collective over the groups of the context, and a rank goes through all of its collectives whatever it
- * finds. One thread calls it. */
+/* Manages and verifies the gradients of a list of parameters across the ranks of all parallel groups (modules.md). In a
+ * pipeline each rank has the list of its own stages. Functions that take an ar_gradients are collective over the groups
+ * of the context, except ar_gradients_destroy; a rank takes part in all collectives even if it finds a problem. Only
+ * one thread may use it. */
 typedef struct ar_gradients ar_gradients;
 
-/** Borrows ctx and the parameters until ar_gradients_destroy. The ranks' lists must be the same parameters in the same
- *  order, each once. Gives; ar_gradients_destroy. Errors: AR_ERR_ARG (a parameter twice), AR_ERR_MEMORY. */
+/** Creates an ar_gradients for n parameters. All ranks must list the same parameters in the same order, each once.
+ *  Borrows ctx and the parameters until ar_gradients_destroy, with which the caller releases *out. Errors: AR_ERR_ARG
+ *  (a parameter is listed twice), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_gradients_create(ar_gradients **out, ar_ctx *ctx, ar_param *const *params, size_t n);
-/** The same for a module's parameters and its children's. */
+/** Creates an ar_gradients for the parameters of a module and its children; otherwise as ar_gradients_create. */
 AR_NODISCARD ar_status ar_gradients_create_module(ar_gradients **out, ar_ctx *ctx, ar_module *m);
-/** Accepts NULL. */
+/** Frees an ar_gradients. Accepts NULL. */
 void ar_gradients_destroy(ar_gradients *g);
 
-/** Every gradient becomes zero, those of parameters that require none too. */
+/** Sets all gradients to zero, those of frozen parameters too. */
 AR_NODISCARD ar_status ar_gradients_zero(ar_gradients *g);
-/** Completes the gradients of the trainable parameters after the last backward pass: sums them over the data-parallel
- * group, partial ones over the tensor-parallel group first. ddp given: ar_ddp_wait of it, which holds them all. */
+/** Reduces the gradients of the trainable parameters after the last backward pass of a step: over the data-parallel
+ *  group, those of ar_param.spread over the tensor-parallel group first. ddp: an ar_ddp that holds all of them, on
+ *  which ar_ddp_wait is called instead; NULL: none. */
 AR_NODISCARD ar_status ar_gradients_sync(ar_gradients *g, ar_ddp *ddp);
 
-/** Values to verify. Plain data; {.gradients = true} is the usual one. */
+/** What ar_gradients_verify checks; usually {.gradients = true}. Plain data. */
 typedef struct ar_gradients_verify_options {
-    bool gradients; /* synchronised: there, finite, copies equal */
-    bool values;    /* copies of the parameters are equal, of frozen ones too */
-    ar_optimizer
-        *optimizer;    /* copies of its state are equal, and all ranks have taken as many steps; NULL: not asked */
-    bool allow_unused; /* a trainable parameter without gradient on any rank is a warning */
+    bool gradients;          /* reduced gradients exist, are finite, and are equal on ranks that hold copies */
+    bool values;             /* values are equal on ranks that hold copies of a parameter, frozen ones included */
+    ar_optimizer *optimizer; /* its state is equal on ranks that hold copies, and all ranks have taken the same number
+                                of steps; NULL: not checked */
+    bool allow_unused;       /* a trainable parameter without gradient on all ranks is a warning, not an error */
 } ar_gradients_verify_options;
 
+/* Kind of problem that the verification found. */
 typedef enum ar_finding_kind {
-    AR_FOUND_MISSING,    /* a trainable parameter without gradient */
-    AR_FOUND_FROZEN,     /* one that is trainable on other ranks only */
-    AR_FOUND_NOT_FINITE, /* NaN or infinities in a gradient */
-    AR_FOUND_ZERO,       /* a gradient whose elements are all 0, on every rank: a warning */
-    AR_FOUND_VALUE,      /* copies of the parameter differ */
-    AR_FOUND_GRADIENT,   /* copies of its gradient differ */
-    AR_FOUND_STATE,      /* copies of its optimizer state differ */
-    AR_FOUND_STEPS       /* the optimizers have not taken as many steps */
+    AR_FOUND_MISSING,    /* a trainable parameter has no gradient */
+    AR_FOUND_FROZEN,     /* a parameter is frozen on these ranks and trainable on others */
+    AR_FOUND_NOT_FINITE, /* a gradient has NaN or infinite elements */
+    AR_FOUND_ZERO,       /* all elements of a gradient are 0 on every rank; a warning */
+    AR_FOUND_VALUE,      /* copies of a parameter's value differ */
+    AR_FOUND_GRADIENT,   /* copies of a gradient differ */
+    AR_FOUND_STATE,      /* copies of an optimizer state differ */
+    AR_FOUND_STEPS       /* the ranks' optimizers have taken different numbers of steps */
 } ar_finding_kind;
-#define AR_FINDING_RANKS 64
-/** Ranks are numbered as in the world (ar_parallel_rank). */
+#define AR_FINDING_RANKS 64 /* most ranks that a finding lists */
+/** A problem with one parameter. Ranks are numbered as in the world (ar_parallel_rank). */
 typedef struct ar_finding {
     ar_finding_kind kind;
-    bool warning;
-    char param[128]; /* "" with AR_FOUND_STEPS */
-    char state[24];  /* AR_FOUND_STATE: "exp_avg" */
-    size_t ranks;    /* on which it is so; of more than AR_FINDING_RANKS the first are listed */
-    int rank[AR_FINDING_RANKS];
-    int against;     /* where copies differ: a rank with the copy that most have, and where no copy has most of them, or
-                        of two, the lowest rank; else -1 */
-    double value;    /* AR_FOUND_NOT_FINITE: the first such element; AR_FOUND_STEPS: of rank[0]; else 0 */
-    size_t elements; /* AR_FOUND_NOT_FINITE: how many on those ranks together */
+    bool warning;               /* false: an error */
+    char param[128];            /* the parameter's name; "" with AR_FOUND_STEPS */
+    char state[24];             /* AR_FOUND_STATE: the state's name, such as "exp_avg" */
+    size_t ranks;               /* number of ranks with the problem */
+    int rank[AR_FINDING_RANKS]; /* the first of these ranks */
+    int against;     /* if copies differ: a rank with the copy that the majority holds (without a majority, or of two
+                        copies: the lowest rank); else -1 */
+    double value;    /* AR_FOUND_NOT_FINITE: the first such element; AR_FOUND_STEPS: the steps of rank[0]; else 0 */
+    size_t elements; /* AR_FOUND_NOT_FINITE: number of such elements on all these ranks */
 } ar_finding;
 
-/** The same on every rank. */
+/** Result of a verification, equal on every rank. */
 typedef struct ar_verdict {
-    bool ok; /* no errors */
-    size_t errors, warnings, findings;
-    const ar_finding *finding; /* [findings], by parameter in the order of the list, one pipeline rank after the other;
-                                  borrowed until the next verdict of the same ar_gradients, or its end */
+    bool ok;                           /* errors == 0 */
+    size_t errors, warnings, findings; /* findings: errors + warnings */
+    const ar_finding *finding; /* [findings], in the order of the parameter list, one pipeline rank after the other;
+                                  valid until the next verification by the same ar_gradients, or its destruction */
 } ar_verdict;
-/** Asks all ranks and gives them one verdict. A hash of each copy travels, 8 bytes and which elements it is a copy of,
- *  not the copies. Under ZeRO what ranks share out is no copy, and is not compared. Errors (not findings):
- *  AR_ERR_MISMATCH (lists of parameters that differ), AR_ERR_MEMORY, those of the device and the communicators. */
-AR_NODISCARD ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_gradients_verify_options *o);
-/** AR_OK, or AR_ERR_DATA with the first error's text and the number of those that follow. */
+/** Verifies what the options select on all ranks and writes the same verdict on each to *verdict. Ranks exchange an
+ *  8-byte hash of each copy, not the copies; what ZeRO shards has no copies and is not compared. Problems are findings,
+ *  not errors. Errors: AR_ERR_MISMATCH (parameter lists differ), AR_ERR_MEMORY, those of device and communicators. */
+AR_NODISCARD ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *verdict,
+                                           const ar_gradients_verify_options *options);
+/** Returns AR_OK if the verdict has no errors; else AR_ERR_DATA; the message has the first and counts the others. */
 AR_NODISCARD ar_status ar_verdict_status(const ar_verdict *v);
 
 AR_END_DECLS

@@ -8,57 +8,63 @@
 
 AR_BEGIN_DECLS
 
-/* One forward and backward on given inputs, on N simulated ranks; outputs and gradients as safetensors files. */
+/* One forward and backward pass on given inputs on N simulated ranks, with outputs and gradients written to safetensors
+ * files: reference values for other implementations. It runs a model, or a single transformer block. */
 typedef struct ar_grads_options {
-    ar_run run; /* model: NULL with `block`, whose layout is tp alone. batch and seq are the input's, 0 here, as are
-                   steps, clip and dropout; storage fp32, ranks that are threads. fault: one that acts in a forward or
-                   backward pass of such a run */
-    const char *block;    /* folder with case.json and inputs.safetensors of a single block; NULL with a model */
-    const char *input;    /* safetensors: input_ids [b, s]; optional attention_mask, labels. Not with `block` */
-    const char *out;      /* folder, made if it is not there; NULL with `logprobs` */
-    const char *logprobs; /* a safetensors file of log-probabilities, by forward passes alone, in place of all else;
-                             NULL: none. A model's, without a fault, a trace, label smoothing or z-loss */
-    bool logits;          /* it has the logits of each label too */
-    bool binary64; /* its numbers in AR_MODE_F64 of the baseline: one rank of the CPU, exact numerics, precision f32 */
-    bool stacked;  /* grads.safetensors has the names and shapes of transformers 5 in memory: of each layer's experts
-                      gate_up_proj [E, 2F, h] and down_proj [E, h, F], where checkpoints have a tensor of each expert */
-    bool per_rank; /* out/ranks: what each rank holds, as a dump of ranks */
-    bool activations; /* out/activations.safetensors: every tensor of models.md; the ranks' files have them too */
-    bool sensitivity; /* out/allowed.safetensors: what rounding alone may change in each tensor */
-    ar_sensitivity sensitivity_of;                                    /* in which arithmetic */
-    void (*progress)(void *user, double fraction, const char *phase); /* of the sensitivity; NULL: nobody listens */
-    void *progress_user;
+    ar_run run; /* model: NULL with `block`, whose layout may have tp only. batch, seq, steps, clip and dropout must be
+                   0 (batch and seq are the input's), storage fp32, ranks threads. fault: one with an effect in a
+                   forward or backward pass */
+    const char *block;    /* folder with case.json and inputs.safetensors of a single block; NULL: a model is run */
+    const char *input;    /* safetensors file: input_ids [b, s], optionally attention_mask, labels. NULL with `block` */
+    const char *out;      /* output folder, created if missing; NULL with `logprobs` */
+    const char *logprobs; /* output file for log-probabilities of a model's labels, computed by forward passes; then
+                             nothing else is written. Needs no fault, trace, label smoothing and z-loss. NULL: none */
+    bool logits;          /* with logprobs: the file also contains each label's logit */
+    bool binary64;    /* with logprobs: computed in binary64 (AR_MODE_F64 of the baseline), which needs one CPU rank,
+                         exact numerics, precision F32 */
+    bool stacked;     /* grads.safetensors has the names and shapes that transformers 5 uses in memory for experts,
+                         gate_up_proj [E, 2F, h] and down_proj [E, h, F], instead of a tensor for each expert */
+    bool per_rank;    /* also writes out/ranks, a dump with a file for each rank's part */
+    bool activations; /* also writes out/activations.safetensors with all tensors of models.md (out/ranks has them
+                         too) */
+    bool sensitivity; /* also writes out/allowed.safetensors: how much rounding alone may change each tensor */
+    ar_sensitivity sensitivity_of;                                    /* the arithmetic whose rounding that is */
+    void (*progress)(void *user, double fraction, const char *phase); /* progress of the sensitivity; NULL: none */
+    void *progress_user;                                              /* first argument of progress */
 } ar_grads_options;
 
+/** Results of ar_grads. */
 typedef struct ar_grads_result {
-    ar_config config;  /* as it was read; with `block` all zero */
-    float loss;        /* 0 with `block`; minus the mean of log-probabilities */
-    char note[4][320]; /* what somebody may not expect of the input; "" */
-    bool fresh;        /* the folder has no weights: they were drawn by the seed */
-    double seconds;
-    bool has_predicted;         /* with a cluster */
-    ar_trace_summary predicted; /* by the virtual clock */
-    uint64_t bytes;             /* moved between ranks, all ranks together */
+    ar_config config;           /* of the model; all zero with `block` */
+    float loss;                 /* 0 with `block`; with `logprobs` minus the mean log-probability */
+    char note[4][320];          /* remarks on surprising properties of the input; "": unused */
+    bool fresh;                 /* the model has no weights; they were initialised from the seed */
+    double seconds;             /* wall time */
+    bool has_predicted;         /* `predicted` is set: a cluster was given */
+    ar_trace_summary predicted; /* times by the cluster's virtual clock */
+    uint64_t bytes;             /* bytes moved between ranks, all ranks together */
     size_t batch;               /* samples of the input */
-    size_t tensors;             /* of outputs and gradients */
-    size_t activations;         /* tensors of activations.safetensors */
-    char outputs_hash[65];      /* over outputs and gradients */
-    char file[5][600]; /* what was written: outputs and gradients, or a block or log-probabilities and ""; activations,
-                          or ""; the folder of the ranks' files, or ""; allowances, or "" */
+    size_t tensors;             /* number of outputs and gradients */
+    size_t activations;         /* tensors in activations.safetensors */
+    char outputs_hash[65];      /* SHA-256 of outputs and gradients */
+    char file[5][600]; /* paths written, "" if not: [0] outputs (or block, or log-probabilities), [1] gradients, [2]
+                          activations, [3] folder of the ranks' files, [4] allowed.safetensors */
 } ar_grads_result;
 
-/** Model: out/outputs.safetensors (logits [b,s,V], loss [1], hidden_states.i [b,s,h]: 0 the embedding's output, i the
- *  output of block i-1, the last one after the final norm) and out/grads.safetensors (every parameter, Hugging Face
- * names and shapes). Block: out/block.safetensors (y, dx, d<parameter>). In the exact numerics these are the same bytes
- * for every layout. Beside them model.json says what the run was (pytorch.md), unless there is another's. With
- * per_rank, out/ranks holds a file of each rank with its weights, gradients and outputs under the names of models.md;
- * it replaces the ranks of an earlier run, and no folder that holds anything else. With sensitivity, out/allowed.safetensors holds an F64 for each tensor of these files and of models.md
- * (numerics.md, section 7). Errors: everything wrong with the inputs, by name; AR_ERR_ARG (a fault that could not
- * matter in this run); AR_ERR_IO. A file that could not be written whole does not appear.
- *  With logprobs, of each sequence, a row or a document without its padding, at its own length: logprob_t =
- *  fl32(z_(t-1)[x] - lse(z_(t-1))), natural logarithms, of the label x of place t >= 1, or the id without labels, with
- *  lse as in the cross-entropy (numerics.md, section 4). In binary64 nothing is rounded to fp32. The file's tensors:
- *  anyrank-grads(1). */
+/** Runs the forward and backward pass and writes the files:
+ *    model:  out/outputs.safetensors: logits [b,s,V], loss [1], hidden_states.i [b,s,h] (0: output of the embedding; i:
+ *            output of block i-1, the last one after the final norm); out/grads.safetensors: the gradient of every
+ *            parameter, with Hugging Face names and shapes
+ *    block:  out/block.safetensors: y, dx, d<parameter>
+ *  In exact numerics these files have the same bytes for every layout. out/model.json describes the run (pytorch.md),
+ *  unless the folder has another program's. With per_rank, out/ranks has a file for each rank with its weights,
+ *  gradients and outputs under the names of models.md; it replaces only such a folder of an earlier run. With
+ *  sensitivity, out/allowed.safetensors has an F64 for each tensor of these files and of models.md (numerics.md,
+ *  section 7). With logprobs, for each sequence (a row or document without padding) and each position t >= 1 with label
+ *  x (without labels: the token id): logprob_t = fl32(z_(t-1)[x] - lse(z_(t-1))), a natural logarithm, with lse as in
+ *  the cross-entropy (numerics.md, section 4); with binary64 nothing is rounded to fp32. anyrank-grads(1) lists the
+ *  file's tensors. Files are written atomically. Errors: those of reading model and input, by name; AR_ERR_ARG (a fault
+ *  without effect in this run); AR_ERR_IO. */
 AR_NODISCARD ar_status ar_grads(ar_grads_result *result, const ar_grads_options *o);
 
 AR_END_DECLS

@@ -6,12 +6,12 @@
 
 AR_BEGIN_DECLS
 
-/* A layout judged without a number: every value of a training step gets a type along each axis of the mesh
- * (anyrank/placement.h), and every operation a rule that says which types it takes and makes. planner.md has both.
- * Sources: spmd_types (github.com/meta-pytorch/spmd_types, DESIGN.md), whose replicate, invariant, varying and partial
- * are R, I, S(d) and P(sum) here; JAX's varying manual axes (jax.shard_map, check_vma). */
+/* The lint: a static check of a parallel layout. Every value of a training step gets a placement (placement.h) along
+ * each axis of the device mesh as its type, and every operation a typing rule; planner.md lists them. Nothing is
+ * computed. Sources: spmd_types (github.com/meta-pytorch/spmd_types, DESIGN.md), whose replicate, invariant, varying
+ * and partial are R, I, S(d) and P(sum) here; JAX's varying manual axes (jax.shard_map, check_vma). */
 
-/* Rule, and what breaks it. */
+/* The rules, X(name, how a step violates it). */
 /* clang-format off */
 #define AR_LINT_RULE_TABLE(X)                                                                                         \
     X(missing_reduction, "terms of a sum are used as if they were the sum")                                           \
@@ -43,23 +43,25 @@ typedef enum ar_lint_rule {
         AR_LINT_RULES
 } ar_lint_rule;
 
-enum { AR_LINT_MODULE = 240, AR_LINT_PLACED = 48, AR_LINT_REPAIR = 200 }; /* bytes, each with the final 0 */
+enum { AR_LINT_MODULE = 240, AR_LINT_PLACED = 48, AR_LINT_REPAIR = 200 }; /* bytes of the texts below, with final 0 */
+/** A violation of a rule. */
 typedef struct ar_lint_finding {
     ar_lint_rule rule;
-    char module[AR_LINT_MODULE];  /* "model.layers.*.mlp.down_proj.bias": * stands for all layers; "" of no part */
-    const char *operation, *pass; /* "product", "backward". Static storage */
-    size_t first_layer, layers;   /* that have it; 0 layers: outside of the blocks */
-    const char *axis;             /* "tp", "dp", "KV copies"; "": every rank. Static storage */
-    char has[AR_LINT_PLACED];     /* "P(sum)", or a shape; "V": different on every rank, and no part of anything */
-    char needs[AR_LINT_PLACED];
-    char repair[AR_LINT_REPAIR]; /* "all-reduce over tp" */
+    char module[AR_LINT_MODULE];  /* "model.layers.*.mlp.down_proj.bias", * for all layers; "": no particular module */
+    const char *operation, *pass; /* such as "product", "backward". Static storage */
+    size_t first_layer, layers;   /* first layer with the violation; number of them; 0: outside of the blocks */
+    const char *axis;             /* mesh axis "tp", "dp", "KV copies", ..; "": all ranks. Static storage */
+    char has[AR_LINT_PLACED];     /* the value's placement, "P(sum)", or its shape; "V": different on every rank without
+                                     being a shard or partial sum */
+    char needs[AR_LINT_PLACED];   /* the placement or shape that the operation needs */
+    char repair[AR_LINT_REPAIR];  /* suggested repair, "all-reduce over tp" */
 } ar_lint_finding;
 
+/** Result of the lint. */
 typedef struct ar_lint_report {
-    size_t operations, values; /* that were typed: those of one rank, or of all stages of a pipeline;
-                                  equal micro-batches once */
-    size_t count;
-    ar_lint_finding *finding; /* [count], in the order in which a step comes to them */
+    size_t operations, values; /* checked: of one rank, or of one per pipeline stage; equal micro-batches once */
+    size_t count;              /* number of findings */
+    ar_lint_finding *finding;  /* [count], in execution order */
 } ar_lint_report;
 
 AR_END_DECLS

@@ -6,41 +6,44 @@
 
 AR_BEGIN_DECLS
 
-/* The loss of a module's output: the terms of all rows, micro-batches and data-parallel ranks, summed and divided by T,
- * the targets of the whole global batch. The sum is the arithmetic's gradient accumulator, so that in the exact
- * numerics it has the same bits however the rows are shared out. */
+/* A loss function of a module's output y. The loss is the sum of the terms of all rows, micro-batches and data-parallel
+ * ranks, divided by T, the number of targets of the global batch. Terms are summed like gradients, so that in exact
+ * numerics the loss has the same bits however rows are distributed over ranks and micro-batches. */
 typedef struct ar_loss ar_loss;
+/* The functions of a user-written loss; all are required. batch->labels and batch->target are those of the positions
+ * that this rank holds; without labels the next ids are the labels, AR_IGNORE_INDEX at the end. */
 typedef struct ar_loss_ops {
-    const char *kind; /* static storage: "cross_entropy" */
-    /* required: what these rows of the batch add to T. Of all three, batch->labels and ->target are those of the positions
-     * that the rank has, and without labels the labels are the next ids: AR_IGNORE_INDEX for the last position */
+    const char *kind; /* name of the class, such as "cross_entropy"; static storage */
+    /* Returns the number of targets in the rows of `batch`, their contribution to T. */
     size_t (*targets)(const void *self, const ar_batch *batch);
-    /* required: gives the terms of y to ari_loss_add_terms, and keeps with ar_saved_push what backward needs. saved NULL: none
-     * will follow */
+    /* Computes the terms from y and adds them to the loss; saves what backward needs with ar_saved_push. saved NULL: no
+     * backward pass will follow. */
     ar_status (*forward)(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y,
                          const ar_batch *batch);
-    /* required: *dy, a tensor of the step, is the gradient of the sum of all terms over t (of 0: zero), which is T, or
-     * with loss scaling T over the scale */
+    /* Computes *dy, a tensor in step memory: the gradient of (sum of all terms)/t with respect to y; zero if t is 0. t
+     * is T, or T divided by the loss scale. */
     ar_status (*backward)(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch,
                           double t);
-    void (*destroy)(void *self); /* required; frees self */
+    void (*destroy)(void *self); /* frees self */
 } ar_loss_ops;
 
-/** A loss of one's own; `self` is passed to its functions. It belongs to the loss even where this fails. Gives;
- *  ar_loss_destroy. Errors: AR_ERR_ARG, AR_ERR_MEMORY. */
+/** Creates a user-written loss. `self` is passed to the functions of ops; the loss owns it and destroys it even if the
+ *  creation fails. The caller releases *out with ar_loss_destroy. Errors: AR_ERR_ARG, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_loss_create(ar_loss **out, ar_ctx *ctx, const char *name, const ar_loss_ops *ops, void *self);
-/** Softmax cross-entropy, as the context's ar_loss_options have it, of logits [.., classes] with batch->labels, one for
- *  each row of logits: batch->batch * batch->seq of them (seq 1: one for each sample), from 0 to classes - 1 or
- *  AR_IGNORE_INDEX, which does not count; of a batch of ids without labels, with the next id (ari_batch_target). T counts
- *  the others. held: AR_HELD_WHOLE, every rank has all logits;
- *  AR_HELD_SHARD, its block of the classes, as ar_logits_create leaves them: no logit then crosses ranks. Taps:
- *  name.logits:bwd. Errors: of forward AR_ERR_SHAPE, AR_ERR_DATA (a label that is no class). */
+/** Creates a softmax cross-entropy with the context's ar_loss_options, of logits [.., classes]. batch->labels has one
+ *  label for each row of logits (batch->batch * batch->seq; seq is 1 for one label per sample), in [0, classes) or
+ *  AR_IGNORE_INDEX, which does not count; a batch of token ids without labels has each position's next token as label.
+ *  T is the number of labels that count. placement: AR_HELD_WHOLE if every rank has all logits; AR_HELD_SHARD if each
+ *  has a block of the classes, as from ar_logits_create, in which case the logits are not gathered. Reports the
+ *  gradient of the logits to the tap as name.logits:bwd. The caller releases *out with ar_loss_destroy. Errors of its
+ *  forward pass: AR_ERR_SHAPE, AR_ERR_DATA (a label out of range). */
 AR_NODISCARD ar_status ar_cross_entropy_create(ar_loss **out, ar_ctx *ctx, const char *name, size_t classes,
                                                ar_held placement);
-/** (y - t)^2 of every element of y [b, ..] with batch->target [b, target_width]; T counts elements, so that this is
- *  their mean. y is whole on every rank. Taps: name.output:bwd. Errors: of forward AR_ERR_SHAPE. */
+/** Creates a mean squared error: the mean of (y - batch->target)^2 over all elements of y [b, ..], which every rank has
+ *  whole; batch->target is [b, target_width], T the number of elements. Reports dy to the tap as name.output:bwd. The
+ *  caller releases *out with ar_loss_destroy. Errors of its forward pass: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ar_squared_error_create(ar_loss **out, ar_ctx *ctx, const char *name);
-/** Accepts NULL. */
+/** Frees a loss. Accepts NULL. */
 void ar_loss_destroy(ar_loss *loss);
 
 AR_END_DECLS

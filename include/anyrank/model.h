@@ -7,19 +7,22 @@
 
 AR_BEGIN_DECLS
 
-/* Whole models out of layers, from a config. Names and numbers of parameters are Hugging Face's. */
-typedef struct ar_model ar_model;
+/* A complete language model, built from a config. Parameters have Hugging Face's names and shapes. Functions with a
+ * context are collective over its groups. */
+typedef struct ar_model ar_model; /* one rank's part of the model */
 
-/** Builds this rank's part; collective over the context's group. Values undefined until ar_model_fresh or ari_model_set.
- *  plan NULL: the default. Gives; ar_model_destroy. */
-AR_NODISCARD ar_status ar_model_create(ar_model **out, ar_ctx *ctx, const ar_config *c, const ar_plan *plan);
-/** Accepts NULL. */
-void ar_model_destroy(ar_model *m);
-/** The model as a list of modules, of which a rank of a pipeline has its own: its parameters are in the order of their first
- *  use; each block is a unit of a data-parallel object (ddp.h). Borrowed. */
-ar_module *ar_model_module(ar_model *m);
-/** Fresh weights by name, made equal over the data-parallel group, then a tap ':init' of each. */
-AR_NODISCARD ar_status ar_model_fresh(ar_model *m, ar_ctx *ctx, uint64_t seed);
+/** Builds this rank's part of a model. Weights are undefined until they are initialised (ar_model_fresh) or loaded.
+ *  plan: how modules are sharded over the tensor-parallel ranks; NULL: the architecture's default. The caller releases
+ *  *out with ar_model_destroy. */
+AR_NODISCARD ar_status ar_model_create(ar_model **out, ar_ctx *ctx, const ar_config *config, const ar_plan *plan);
+/** Frees a model. Accepts NULL. */
+void ar_model_destroy(ar_model *model);
+/** Returns the model as a sequential module (in a pipeline: this rank's stages), owned by the model. Its parameters are
+ *  in the order of first use; each block is a unit for ZeRO (ddp.h). */
+ar_module *ar_model_module(ar_model *model);
+/** Initialises all weights randomly, from `seed` and the parameter's name, broadcasts them over the data-parallel
+ *  group, and reports each to the tap with pass 'i'. */
+AR_NODISCARD ar_status ar_model_fresh(ar_model *model, ar_ctx *ctx, uint64_t seed);
 
 AR_END_DECLS
 #endif

@@ -7,49 +7,50 @@
 
 AR_BEGIN_DECLS
 
-/** A rank's groups of a mesh, one communicator for each dimension; its rank there is its coordinate. */
+/** A mesh and this rank's communicator along each dimension, in which its rank is its coordinate. */
 typedef struct ar_mesh_groups {
-    ar_mesh mesh;
-    int at[AR_MESH_DIMS];        /* the rank's coordinates */
-    ar_comm *comm[AR_MESH_DIMS]; /* owned */
+    ar_mesh mesh;                /* the device mesh */
+    int at[AR_MESH_DIMS];        /* this rank's coordinates in the mesh */
+    ar_comm *comm[AR_MESH_DIMS]; /* owned by the struct */
 } ar_mesh_groups;
 
-/** Splits a world into the groups of a mesh. Collective over `world`, with the same mesh on every rank; runs in the
- *  calling thread, as ari_comm_split does. ar_mesh_groups_fini, before the rank's function returns; also after an error
- *  it may be called. Errors: those of ari_mesh_check; AR_ERR_MISMATCH (other ranks have another mesh); those of
- *  ari_comm_split. */
-AR_NODISCARD ar_status ar_mesh_groups_init(ar_mesh_groups *g, const ar_mesh *mesh, ar_comm *world);
-void ar_mesh_groups_fini(ar_mesh_groups *g);
+/** Creates the communicators of a mesh by splitting `world`. Collective over world, with the same mesh on every rank,
+ *  in the calling thread: no work may be enqueued on world. The caller releases *groups with ar_mesh_groups_fini before
+ *  the rank's function returns. Errors: AR_ERR_ARG (an invalid mesh), AR_ERR_INDIVISIBLE (the mesh does not have
+ *  world's number of ranks), AR_ERR_MISMATCH (another rank has another mesh), AR_ERR_MEMORY, those of the
+ *  communicator. */
+AR_NODISCARD ar_status ar_mesh_groups_init(ar_mesh_groups *groups, const ar_mesh *mesh, ar_comm *world);
+/** Destroys the communicators; allowed also after ar_mesh_groups_init has failed. */
+void ar_mesh_groups_fini(ar_mesh_groups *groups);
 
-/** y = the same tensor as x, otherwise placed, by the steps of ari_redistribution_steps; a copy where there are none.
- *  For the backward pass call it with the gradient and ar_redistribution_backward.
+/** Redistributes a tensor: y is the same full tensor as x, placed as r->to instead of r->from; a copy if both are
+ *  equal. For the backward pass call it with the gradient and the result of ar_redistribution_backward.
  *  Source:   PyTorch's DTensor.redistribute; the conjugate operators of Shoeybi et al. 2019, arXiv:1909.08053 (f, f*),
  *            and Korthikanti et al. 2022, arXiv:2205.05198 (g, g*) are cases of it (parallelism.md).
- *  Shapes:   x, contiguous, is the rank's part by r->from, as ar_placements_region says with uneven parts; y,
- *            contiguous and of x's dtype, a fresh tensor of the step that is the part by r->to. y may be x.
- *  Numerics: what is not summed keeps its bits, of any dtype of whole bytes. P(sum) of I32 and I64: integers, which
- *            wrap. P(sum) of F32 in exact numerics: the order-independent accumulator (numerics.md, section 3),
- *            rounded once though several dimensions be summed, so that neither the mesh's shape nor the order of the
- *            ranks decides a bit; -0 becomes +0, also over one rank. F32, F64, BF16 and F16 in native numerics: the
- *            communicator's order. P(max): any dtype that reductions have (anyrank/comm.h).
- *  Bytes:    of all ranks of a group of N together, for a value of D bytes that the group has: all-gather and
- *            reduce-scatter (N-1)*D, all-reduce 2*(N-1)*D, all-to-all D less what stays on its rank; in a sum by
- *            accumulators D is 18 bytes an element for a reduce-scatter (16 and twice 1), 17 for an all-reduce.
- *  Collective over the groups of the dimensions that change, in the same order on every rank. tag: as in
- *  anyrank/comm.h.
- *  Errors:   AR_ERR_SHAPE (x is not the part, or not contiguous; names both shapes), AR_ERR_ARG (a placement),
- *            AR_ERR_DTYPE (a sum or maximum that the dtype or the numerics do not have, and why), AR_ERR_OVERFLOW,
- *            AR_ERR_MEMORY, what the communicator gives. On error y is not written. */
+ *  Shapes:   x is the rank's part under r->from, contiguous (ar_placements_region with `uneven` gives its shape);
+ *            y becomes the part under r->to, contiguous, of x's dtype, in step memory (context.h). y may be x.
+ *  Numerics: without a reduction elements keep their bits, for all dtypes of whole bytes. P(sum) of I32 and I64 wraps.
+ *            P(sum) of F32 in exact numerics uses the order-independent accumulator (numerics.md, section 3) and rounds
+ *            once even if several mesh dimensions are summed, so that the bits depend neither on the mesh nor on the
+ *            order of ranks; -0 becomes +0, also over one rank. P(sum) of F32, F64, BF16 and F16 in native numerics
+ *            adds in the communicator's order. P(max): any dtype that reductions support (comm.h).
+ *  Bytes:    sent by all N ranks of a group together, for a value of D bytes: all-gather and reduce-scatter (N-1)*D,
+ *            all-reduce 2*(N-1)*D, all-to-all D minus what stays on its rank. For exact sums D is 18 bytes an element
+ *            for a reduce-scatter, 17 for an all-reduce.
+ *  Collective over the groups of the mesh dimensions that change, in the same order on every rank. tag: as in comm.h.
+ *  Errors:   AR_ERR_SHAPE (x does not have the part's shape, or is not contiguous; names both shapes), AR_ERR_ARG (an
+ *            invalid placement), AR_ERR_DTYPE (a sum or maximum that the dtype or the numerics do not support),
+ *            AR_ERR_OVERFLOW, AR_ERR_MEMORY, those of the communicator. On error y is not written. */
 AR_NODISCARD ar_status ar_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, const ar_tensor *x,
                                        const ar_redistribution *r, const char *tag);
 
-/** A tensor that knows where it is: a rank's part of it, what PyTorch's use_local_output gives, with the whole's shape,
- *  the mesh and a placement for each of its dimensions. Plain data. */
+/** A distributed tensor, like PyTorch's DTensor: a rank's local part with the full shape, the mesh and the placements.
+ *  Plain data. */
 typedef struct ar_placed {
-    ar_tensor local;
-    size_t shape[AR_MAX_DIMS];    /* of the whole, of local.ndim dimensions */
-    const ar_mesh_groups *groups; /* borrowed */
-    ar_placement at[AR_MESH_DIMS];
+    ar_tensor local;               /* this rank's part */
+    size_t shape[AR_MAX_DIMS];     /* of the full tensor, [local.ndim] */
+    const ar_mesh_groups *groups;  /* borrowed */
+    ar_placement at[AR_MESH_DIMS]; /* placement for each mesh dimension */
 } ar_placed;
 
 AR_END_DECLS

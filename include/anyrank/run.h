@@ -12,60 +12,61 @@
 
 AR_BEGIN_DECLS
 
-/** A run: what is trained, how a step is split over ranks, in which arithmetic, and on what the ranks run. A check, a
- *  training run, a file of gradients and the estimate of any of them take one, and a few fields of their own. All zero
- *  is one forward and backward on one rank in exact numerics. Strings and pointers are borrowed. */
+/** A run: the model, the parallel layout, the arithmetic and the devices of a training run or a single step. Options of
+ *  checks (check.h), training (training.h) and gradient files (grads.h) contain one. All zero means one forward and
+ *  backward pass on one rank in exact numerics (ar_numerics in context.h). Strings and pointers are borrowed. */
 typedef struct ar_run {
-    const char *model; /* folder, .json file or bundled name */
-    size_t shrink; /* n: the model becomes about 1/n in each size (ari_config_shrink), with fresh weights; 0 or 1: it
-                          is as it is */
-    size_t mtp;    /* blocks for further tokens in place of the file's, as of `num_nextn_predict_layers`; 0: the
-                          file's */
-    double mtp_weight; /* of their losses; 0: 0.1 */
-    ar_plan plan;
-    ar_parallel parallel;
-    size_t batch, seq; /* of a step, all ranks together: sequences, and tokens of each */
-    uint64_t steps;    /* of training; 0: one forward and backward, no update */
+    const char *model;    /* folder, .json file or name of a bundled model (ar_model_path) */
+    size_t shrink;        /* n > 1: layers, widths and vocabulary become about 1/n, with fresh weights */
+    size_t mtp;           /* number of multi-token-prediction blocks, overriding num_nextn_predict_layers of
+                             config.json; 0: that of the file */
+    double mtp_weight;    /* factor of their losses; 0: 0.1 */
+    ar_plan plan;         /* how modules are sharded over tensor-parallel ranks */
+    ar_parallel parallel; /* the parallel layout */
+    size_t batch, seq;    /* global batch of a step: sequences, and tokens of each */
+    uint64_t steps;       /* training steps; 0: one forward and backward pass without update */
     ar_optimizer_options optimizer;
-    double clip;          /* largest gradient norm; 0: none */
+    double clip;          /* largest gradient norm; 0: no clipping */
     double dropout;       /* probability; 0: none */
-    ar_loss_options loss; /* of a model with logits */
-    ar_ddp_options ddp; /* how gradients are summed over dp; its `zero` comes from the layout. {0}: one bucket for each
-                           parameter */
+    ar_loss_options loss; /* of models with logits */
+    ar_ddp_options ddp;   /* how gradients are reduced over the data-parallel ranks; `zero` is ignored in favour of
+                             parallel.zero. {0}: one bucket for each parameter */
     ar_numerics numerics;
-    ar_precision precision;       /* of exact numerics: AR_PRECISION_F32, AR_PRECISION_BF16 */
-    ar_dtype storage;             /* of ar_ctx_options: alone AR_BF16 in native numerics; 0: what the precision says */
-    ar_declared_check placements; /* of values that nobody listens to and no fault changes; else they are trusted */
-    uint64_t seed;                /* of fresh weights, of dropout, and of the place in the data */
-    ar_fault fault;
-    ar_device_choice device; /* of the ranks: those of one process share it, unless its index is AR_GPU_EACH; ranks of
-                                processes take the GPU of their local number. The baseline runs on the host */
-    ar_process *process;     /* ranks are processes, and this is one of them: all of them make the same calls, a layout
-                                has as many ranks, and process 0 gets the results. NULL: threads of this one */
-    int threads;             /* of the whole process, shared by the ranks; 0: the cores of the machine */
-    ar_sim_options sim;      /* how they communicate. timeout_ns 0: 60 s; algorithm AR_SIM_AUTO: direct */
+    ar_precision precision;       /* exact numerics: AR_PRECISION_F32 or AR_PRECISION_BF16 */
+    ar_dtype storage;             /* ar_ctx_options.storage: AR_BF16 with native numerics; 0: chosen by the precision */
+    ar_declared_check placements; /* ar_ctx_options.placements; checked only without tap and fault */
+    uint64_t seed;                /* of fresh weights, dropout masks and the choice of training data */
+    ar_fault fault;               /* a bug to inject; AR_FAULT_NONE: none */
+    ar_device_choice device; /* device of the ranks: shared by ranks that are threads unless index is AR_GPU_EACH; with
+                                one process per rank, each process uses the GPU of its local rank. The baseline
+                                (baseline.h) runs on the CPU */
+    ar_process *process;     /* this process, if each rank is a process: all processes make the same calls, the layout
+                                has as many ranks as there are processes, and process 0 gets the results. NULL: ranks
+                                are threads */
+    int threads;             /* compute threads of this process, shared by its ranks; 0: number of cores */
+    ar_sim_options sim;      /* communication of ranks that are threads. timeout_ns 0: 60 s; AR_SIM_AUTO: DIRECT */
 } ar_run;
 
-/** Refuses a run that no model with this config could take: sizes, optimizer, clipping, dropout, arithmetic, positions,
- *  layout. Errors: AR_ERR_ARG, AR_ERR_SHAPE (a sequence longer than the model's), AR_ERR_CONFIG (rotary angles out of
- *  range), AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED (the layout). */
-AR_NODISCARD ar_status ar_run_check(const ar_run *r, const ar_config *c);
+/** Checks that a model with this config can be run as r says: sizes, optimizer, clipping, dropout, arithmetic,
+ *  positions, layout. Errors: AR_ERR_ARG, AR_ERR_SHAPE (sequences longer than the model's maximum), AR_ERR_CONFIG (RoPE
+ *  angles out of range), AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED (the layout). */
+AR_NODISCARD ar_status ar_run_check(const ar_run *r, const ar_config *config);
 
-/* Kinds of a rank's memory: field, name in JSON, name in tables. */
+/* Kinds of a rank's memory, X(field, name in JSON, name in tables). */
 /* clang-format off */
 #define AR_RANK_MEMORY_TABLE(X)                                                                               \
-    X(weights, "weights", "weights")       /* 4 bytes an element, of BF16 matrices 2 */                       \
-    X(operands, "operands", "kept operands") /* exact: weights as integers with their exponents, kept for     \
-                                                products until the weights change */                          \
-    X(gradients, "gradients", "gradients") /* exact: accumulators, 17 bytes an element; native: as weights */ \
-    X(optimizer, "optimizer", "optimizer") /* its state, and fp32 weights beside those of 16 bits */          \
-    X(buckets, "buckets", "buckets")       /* gradients on their way between ranks */                         \
-    X(stored, "activations_stored", "kept for backward") /* of a step: what forward passes leave */           \
-    X(peak, "activations_peak", "most of a step")        /* of a step: the most at once, with the integers of \
-                                                            its products */
+    X(weights, "weights", "weights")       /* parameters: 4 bytes an element, 2 of BF16 matrices */           \
+    X(operands, "operands", "kept operands") /* exact: cached integer forms of the weights for matrix         \
+                                                products */                                                   \
+    X(gradients, "gradients", "gradients") /* exact: accumulators of 17 bytes an element; native: as weights */ \
+    X(optimizer, "optimizer", "optimizer") /* state, and fp32 copies of BF16 weights */                       \
+    X(buckets, "buckets", "buckets")       /* buffers of gradient reductions */                               \
+    X(stored, "activations_stored", "kept for backward") /* step memory saved for backward passes */          \
+    X(peak, "activations_peak", "most of a step")        /* peak step memory, integer forms of matrix products \
+                                                            included */
 /* clang-format on */
 
-/** Bytes that a rank of a run holds: of parameters what outlives the steps, of a step the most. */
+/** Bytes of memory that a rank uses, by kind. Kinds of step memory are the maximum over a step. */
 typedef struct ar_rank_memory {
 #define AR_RANK_MEMORY_FIELD(field, json, title) size_t field;
     AR_RANK_MEMORY_TABLE(AR_RANK_MEMORY_FIELD)

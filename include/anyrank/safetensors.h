@@ -6,9 +6,9 @@
 
 AR_BEGIN_DECLS
 
-#define AR_ST_MAX_DIMS 8
+#define AR_ST_MAX_DIMS 8 /* most dimensions of a tensor in a file */
 
-/** One tensor of an open file. Borrows everything from the file. */
+/** A tensor of an open safetensors file, which owns name and data. */
 typedef struct ar_st_entry {
     const char *name;
     ar_dtype dtype;
@@ -17,18 +17,17 @@ typedef struct ar_st_entry {
     size_t count; /* elements */
     size_t bytes;
     const void *data; /* read-only, NOT necessarily aligned: copy out with memcpy */
-    bool mapped;      /* data are pages of the file: whoever streams through may give them back (MADV_DONTNEED) */
+    bool mapped;      /* data is a memory map of the file: pages may be released with MADV_DONTNEED */
 } ar_st_entry;
 
-typedef struct ar_st_file ar_st_file;
+typedef struct ar_st_file ar_st_file; /* an open safetensors file */
 
-/** Opens MODEL/model.safetensors, or the shards that MODEL/model.safetensors.index.json lists, as one collection.
- *  *out = NULL with AR_OK if the folder has neither. Errors: as ari_st_open; AR_ERR_FORMAT, "InvalidIndex: ..." (a
- * file name with a / or .., a tensor unlisted or in two shards) or "TensorNotFound: ..." (listed, but not in its
- * shard). */
+/** The open weights of a model folder as one collection of tensors: model.safetensors, or all shards that
+ *  model.safetensors.index.json lists. An index is invalid if it names a file outside of the folder, or if a tensor is
+ *  not listed, is in two shards, or is missing in its shard. */
 typedef struct ar_st_model ar_st_model;
 
-/** A tensor to write. Borrows. */
+/** A tensor to write; name and data are borrowed. */
 typedef struct ar_st_tensor {
     const char *name;
     ar_dtype dtype;
@@ -37,11 +36,11 @@ typedef struct ar_st_tensor {
     const void *data; /* row-major */
 } ar_st_tensor;
 
-/** A file whose tensors are written piece by piece, so that none has to be in memory as a whole. The header comes first
- *  and is that of ari_st_write: `data` of the tensors is not used. The file appears with ari_st_writer_commit. Gives; end
- *  with ari_st_writer_commit or ari_st_writer_discard. Errors: as ari_st_write. */
+/** Writes a safetensors file piece by piece, so that no tensor must be in memory as a whole. The header is written
+ *  first, from a list of ar_st_tensor whose data is unused. The file appears, complete, when the writer is
+ *  committed. */
 typedef struct ar_st_writer ar_st_writer;
 
-#define AR_ST_SHARD_NAME 64
+#define AR_ST_SHARD_NAME 64 /* bytes of a shard's file name, with the final 0 */
 AR_END_DECLS
 #endif

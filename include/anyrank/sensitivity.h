@@ -8,16 +8,16 @@
 
 AR_BEGIN_DECLS
 
-/* The change that rounding alone may cause in a tensor: derived from the model and the inputs at hand, for an
- * arithmetic that rounds in a given way (numerics.md, section 7). */
+/* The arithmetic for which a sensitivity analysis estimates how much rounding alone may change each tensor of a model's
+ * forward and backward pass on given inputs (numerics.md, section 7). */
 typedef enum ar_sensitivity {
-    AR_SENSITIVITY_F32,
-    AR_SENSITIVITY_TF32,      /* products of TF32 numbers, all else fp32 */
-    AR_SENSITIVITY_BF16,      /* mixed precision, as autocast: products of bf16 numbers, and what lies between two
-                                 products is bf16; parameters, the residual stream and norms fp32 */
-    AR_SENSITIVITY_BF16_PURE, /* every tensor is stored in bf16: parameters, activations, gradients */
-    AR_SENSITIVITY_F16,       /* the same two with fp16, for numbers that stay in its normal range */
-    AR_SENSITIVITY_F16_PURE,
+    AR_SENSITIVITY_F32,       /* everything in fp32 */
+    AR_SENSITIVITY_TF32,      /* matrix products of TF32 numbers, everything else in fp32 */
+    AR_SENSITIVITY_BF16,      /* mixed precision as in torch.autocast: matrix products and the activations between them
+                                 in bf16; parameters, residual stream and norms in fp32 */
+    AR_SENSITIVITY_BF16_PURE, /* parameters, activations and gradients are all stored in bf16 */
+    AR_SENSITIVITY_F16,       /* as AR_SENSITIVITY_BF16 with fp16, for values in fp16's normal range */
+    AR_SENSITIVITY_F16_PURE,  /* as AR_SENSITIVITY_BF16_PURE with fp16, for values in fp16's normal range */
     AR_SENSITIVITY_COUNT
 } ar_sensitivity;
 

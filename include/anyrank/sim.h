@@ -7,148 +7,152 @@
 
 AR_BEGIN_DECLS
 
-/* The simulated cluster: N ranks as threads of this process, collectives through shared memory.
+/* The simulated cluster: N ranks run as threads of this process, with collectives through shared memory. The group of
+ * all N ranks is the world.
  *
- * All algorithms give the same bits. Bytes are counted where they move, as what each rank's thread reads and writes of
- * other ranks' memory: over all ranks together the ring's total in each of them; over one rank the ring's share in ring
- * and direct, while in `last` the rank that happened to come last moved everything, and with more ranks than cores
- * `auto` lets those that have a core move what the others would.
+ * The algorithm of the collectives changes neither bits nor the total number of bytes, which is that of a ring. Each
+ * rank counts the bytes of other ranks' memory that its thread reads and writes: with RING and DIRECT every rank counts
+ * a ring's share; with LAST the last rank to arrive counts everything; with AUTO and more ranks than cores, running
+ * ranks move data for waiting ones.
  *
- * Where a call's queue stands on a device's stream its buffers are that device's memory, which all ranks of the group
- * share (else AR_ERR_MISMATCH): every algorithm is then work on the ranks' streams, moved as `direct` moves it, and the
- * host does not wait for it. With faults, verification or somebody who listens to a ring's steps the data go through
- * the host's memory, which then does wait. */
+ * If a call's queue is a device stream (CUDA), the buffers are memory of that device, which all ranks of the group must
+ * share (else AR_ERR_MISMATCH). Then every algorithm moves data as DIRECT does, as work on the ranks' streams, without
+ * blocking the host. With faults, verify_transfers or ring_trace, data go through host memory, and the host blocks. */
 typedef enum ar_sim_algorithm {
-    AR_SIM_AUTO,   /* last for short messages, else direct; two ranks with a core each swap the shortest sums */
-    AR_SIM_DIRECT, /* rank r reduces slice r of N inputs into N outputs: two barriers */
-    AR_SIM_RING,   /* 2(N-1) steps, each rank reads its left neighbour only */
-    AR_SIM_LAST    /* the last rank to arrive does the work of all: one barrier */
+    AR_SIM_AUTO,   /* LAST for short messages, else DIRECT; two ranks with a core each swap the shortest ones */
+    AR_SIM_DIRECT, /* rank r reduces slice r of all N inputs and writes it to all N outputs; two barriers */
+    AR_SIM_RING,   /* a ring: 2(N-1) steps, in which each rank reads from its left neighbour only */
+    AR_SIM_LAST    /* the last rank to arrive moves the data of all ranks; one barrier */
 } ar_sim_algorithm;
 
-/* One step of a ring, as the trace sees it. phase 0: reduce-scatter, 1: all-gather. A reduce is a chain of phase 0, a
- * broadcast one of phase 1, whose chunks are segments of the whole buffer. */
+/* One step of a rank in a ring collective, for ar_sim_options.ring_trace. phase: 0 reduce-scatter, 1 all-gather. A
+ * reduce is a chain of phase 0 and a broadcast a chain of phase 1, whose chunks are segments of the whole buffer. */
 typedef struct ar_ring_step {
     int rank, phase, step;
-    int chunk;      /* the chunk that `rank` sends in this step; -1: none, in a chain */
-    int read_from;  /* the rank whose memory was read to receive */
-    int read_chunk; /* the chunk received */
-    size_t bytes;   /* received */
+    int chunk;      /* the chunk that `rank` sends in this step; -1: none, possible in a chain */
+    int read_from;  /* the rank from whose memory `rank` receives */
+    int read_chunk; /* the chunk that it receives */
+    size_t bytes;   /* bytes received */
 } ar_ring_step;
 
 /* --- transport faults --------------------------------------------------------------------------------------------- */
 
-/* Faults between ranks. A collective's number counts what the rank takes part in, over all its communicators, splits
- * included, in the order in which it begins them: 1, 2, ... A transfer's number counts the pieces of other ranks'
- * memory that the rank's thread moves in that collective: 0, 1, ... */
+/* Faults that the simulated transport injects. Collectives are numbered 1, 2, .. by each rank in the order in which it
+ * begins them, over all its communicators, splits included. Transfers are the pieces of other ranks' memory that the
+ * rank's thread moves in a collective, numbered 0, 1, .. */
 typedef enum ar_sim_fault_kind {
-    AR_SIM_DELAY,     /* the rank comes `ns` later to the collective */
-    AR_SIM_STALL,     /* it stands still, before the collective (transfer 0) or in its middle, before that transfer; its
-                         thread goes on when the world has failed. Others miss it after the timeout */
-    AR_SIM_KILL,      /* it dies, at one of the same places. As where a launcher watches its processes, everybody hears
-                         of it at once: AR_ERR_ABORTED, "rank 2 was killed ..." on every rank, its own included */
-    AR_SIM_CORRUPT,   /* one bit of one element of a transfer arrives inverted */
-    AR_SIM_DUPLICATE, /* a transfer arrives a second time, in place of the next one */
-    AR_SIM_DROP,      /* a transfer never arrives: the receiver's memory stays as it was */
-    AR_SIM_SLOW,      /* from that collective on, each takes the rank `ns` longer */
+    AR_SIM_DELAY,     /* the rank joins the collective `ns` nanoseconds late */
+    AR_SIM_STALL,     /* the rank hangs before the given transfer (0: before the collective) until the world has failed;
+                         other ranks get AR_ERR_TIMEOUT */
+    AR_SIM_KILL,      /* the rank dies before the given transfer. All ranks learn of it at once, as from a launcher, and
+                         get AR_ERR_ABORTED, "rank 2 was killed ..", the dead one included */
+    AR_SIM_CORRUPT,   /* one bit of the transfer is flipped */
+    AR_SIM_DUPLICATE, /* the transfer's data arrive again instead of the next transfer's */
+    AR_SIM_DROP,      /* the transfer does not arrive; the receiver's memory is unchanged */
+    AR_SIM_SLOW,      /* every collective from this one on takes the rank `ns` nanoseconds longer */
     AR_SIM_FAULT_KINDS
 } ar_sim_fault_kind;
+/* A fault to inject: what happens to which rank, and when. */
 typedef struct ar_sim_fault {
     ar_sim_fault_kind kind;
-    int rank;            /* in the world */
-    uint64_t collective; /* 1, 2, ... */
-    uint64_t transfer;   /* all but DELAY, SLOW; past the last of the collective: nothing happens */
-    uint64_t bit;        /* CORRUPT: of the transfer, modulo its bits */
-    uint64_t ns;         /* DELAY, SLOW */
+    int rank;            /* the faulty rank, numbered in the world */
+    uint64_t collective; /* number of the rank's collective */
+    uint64_t transfer;   /* number of the transfer, except for DELAY and SLOW; no effect if the collective has fewer */
+    uint64_t bit;        /* CORRUPT: number of the bit in the transfer, modulo its length */
+    uint64_t ns;         /* DELAY, SLOW: nanoseconds */
 } ar_sim_fault;
 
-/* --- the cluster that virtual time pretends ----------------------------------------------------------------------- */
+/* --- the modelled cluster of virtual time ------------------------------------------------------------------------- */
 
+/* Speed of a link between two ranks. */
 typedef struct ar_sim_link {
-    double latency_s;   /* alpha: of one step of a ring */
-    double bytes_per_s; /* beta: of one rank in one direction */
+    double latency_s;   /* latency of one step of a ring, in seconds */
+    double bytes_per_s; /* bandwidth of one rank in one direction */
 } ar_sim_link;
-/* Ranks r and q share a node iff r / ranks_per_node == q / ranks_per_node. A collective takes what a ring over its
- * group takes, step by step, whatever algorithm moves the data here; the bytes are those that really move. */
+/* A cluster whose speed the virtual clock models. Ranks r and q are on one node if r / ranks_per_node == q /
+ * ranks_per_node. A collective takes the time of a ring over its group, step by step, whatever algorithm really moves
+ * the data. Rates may be infinite: then the work takes no time. */
 typedef struct ar_sim_cluster {
-    int ranks_per_node;          /* 0: all ranks share one node */
-    ar_sim_link inside, between; /* between: not looked at while all ranks share one node */
-    double flops;                /* of one rank, per second */
-    double peak_flops;           /* what utilization (MFU) is a share of; 0: flops */
-    double memory_bytes;         /* of one rank; 0: not given. Virtual time has no use for it */
-    int gpu;                     /* whose operations and collectives are timed by their shapes and sizes:
-                                    ar_sim_cluster_names[gpu - 1]; 0: each product at `flops` */
-} ar_sim_cluster;                /* rates may be infinite: then it takes no time */
-/** Reads a cluster from words with spaces or commas between them, as
+    int ranks_per_node;          /* 0: all ranks are on one node */
+    ar_sim_link inside, between; /* links inside a node, and between nodes (unused if all ranks are on one node) */
+    double flops;                /* FLOP/s that one rank achieves */
+    double peak_flops;           /* FLOP/s that utilization (MFU) refers to; 0: flops */
+    double memory_bytes;         /* memory of one rank; 0: not given. Does not affect time */
+    int gpu;                     /* i > 0: the GPU ar_sim_cluster_names[i - 1], which times operations and collectives
+                                    by their shapes and sizes; 0: matrix products run at `flops` */
+} ar_sim_cluster;
+/** Parses a cluster from words separated by spaces or commas, such as
  *      8x inside=2us:300GB/s between=5us:25GB/s flops=400T
- *  RANKSx: ranks of a node (left out: all share one, and there is no `between`); LINK: LATENCY:RATE or one of nvlink3,
- *  nvlink4, nvlink5, pcie4, pcie5, hdr, ndr, roce100; `nvlink` and `net` are other words for `inside` and `between`;
- *  peak=RATE and memory=80GB may be left out. Latencies in ns, us, ms, s; rates in B/s to TB/s or Mbit/s to Tbit/s;
- *  flops and peak bare or with G, T, P; memory in MB, GB, TB (powers of 1000), MiB, GiB. A machine's name in front,
- *  a100, h100, h200, b200 or gb200-nvl72, stands for the vendor's peak rates, which the words after it change: "h100
- *  flops=400T", with which every product runs at that rate. Errors: AR_ERR_ARG, naming the word and what would be right; *c is as it was. */
+ *  RANKSx is the number of ranks per node (omitted: one node, without `between`). A link is LATENCY:RATE or one of
+ *  nvlink3, nvlink4, nvlink5, pcie4, pcie5, hdr, ndr, roce100; `nvlink` and `net` are synonyms of `inside` and
+ *  `between`. peak=RATE and memory=80GB are optional. Latencies are in ns, us, ms, s; link rates in B/s to TB/s or
+ *  Mbit/s to Tbit/s; flops and peak are plain or with G, T, P; memory is in MB, GB, TB (powers of 1000), MiB, GiB. A
+ *  first word a100, h100, h200, b200 or gb200-nvl72 sets that machine's peak rates, which further words override: with
+ *  "h100 flops=400T" every matrix product runs at 400 TFLOP/s. Errors: AR_ERR_ARG (the message names the wrong word and
+ *  valid ones; *c is unchanged). */
 AR_NODISCARD ar_status ar_sim_cluster_parse(ar_sim_cluster *c, const char *text);
-/** The machines that have names; ends with NULL. */
+/** The machine names that ar_sim_cluster_parse knows, NULL-terminated. */
 extern const char *const ar_sim_cluster_names[];
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
-/* Figures of a deterministic schedule: equal for equal runs. */
+/* Fingerprint of a deterministic thread schedule (ar_sim_options.explore); equal runs have equal ones. */
 typedef struct ar_sim_schedule {
-    uint64_t choices; /* how often it was decided who goes on */
-    uint64_t hash;    /* of all who did, in this order */
+    uint64_t choices; /* number of times that the next thread was chosen */
+    uint64_t hash;    /* of the chosen threads in order */
 } ar_sim_schedule;
 
+/* Options of ar_sim_run. */
 typedef struct ar_sim_options {
-    ar_sim_algorithm algorithm;
-    uint64_t timeout_ns; /* longest wait for a peer; 0: 10 s */
-    /* Called by the receiving rank's thread in each step of AR_SIM_RING; NULL: nobody listens. */
+    ar_sim_algorithm algorithm; /* of the collectives */
+    uint64_t timeout_ns;        /* longest wait for a peer, in nanoseconds; 0: 10 s */
+    /* Callback in each step of an AR_SIM_RING collective, on the receiving rank's thread; NULL: none. */
     void (*ring_trace)(void *user, const ar_ring_step *step);
-    void *ring_trace_user;
-    /* Every transfer carries its number, length and a checksum, which the receiver compares: what the transport does
-     * wrong becomes AR_ERR_DATA with both ranks, collective and element named, instead of a wrong result. Slower. */
+    void *ring_trace_user; /* its first argument */
+    /* Adds number, length and checksum to each transfer, which the receiver checks: a transport error becomes
+     * AR_ERR_DATA, naming both ranks, collective and element, instead of a wrong result. Slower. */
     bool verify_transfers;
-    const ar_sim_fault *faults; /* [fault_count]; borrowed */
+    const ar_sim_fault *faults; /* faults to inject, [fault_count]; borrowed */
     size_t fault_count;
-    /* The threads of all ranks run one at a time; wherever one could wait or another overtake it, `schedule_seed`
-     * decides who runs next. Time stands still except where all wait. The same seed, the same run. */
+    /* Deterministic scheduling: the ranks' threads run one at a time, and at each point where a thread could wait or be
+     * overtaken a random generator with schedule_seed chooses the next one. Time advances only if all wait. Runs with
+     * equal seeds are equal. */
     bool explore;
     uint64_t schedule_seed;
-    ar_sim_schedule *schedule;     /* explore: what became of it, when the run has ended; NULL: nobody asks. Borrowed */
-    ar_trace *trace;               /* empty: records the run; NULL: nothing does. Borrowed */
-    const ar_sim_cluster *cluster; /* virtual time; NULL: none. Borrowed */
-    bool paced; /* with a cluster: a collective takes on this machine too what its links take by virtual time, from when
-                   its last member came, at most the timeout; its ranks sleep meanwhile, so that a schedule can be
-                   measured, not the links */
+    ar_sim_schedule *schedule;     /* with explore: output, the schedule that was run; borrowed; NULL: not wanted */
+    ar_trace *trace;               /* an empty trace that records the run; borrowed; NULL: no trace */
+    const ar_sim_cluster *cluster; /* turns on virtual time, by this cluster; borrowed; NULL: none */
+    bool paced; /* with a cluster: makes each collective take its virtual time in real time too (at most the timeout),
+                   from the arrival of the last rank on; ranks sleep meanwhile. For measuring a schedule's overlap */
 } ar_sim_options;
 
-/** The world's failure as one rank saw it: the last collective it finished and the one it was in. */
+/** The state of one rank when the world failed. */
 typedef struct ar_sim_rank_report {
     int rank;
-    char status[32];  /* AR_OK, or the name of its own error */
-    char last[96];    /* "all_reduce #12 layers.0.mlp.down_proj" or "none" */
-    char current[96]; /* the same for the one it is in; "returned" if its function returned, "running" between two */
-    double waiting_s; /* how long it had been there */
+    char status[32];  /* "AR_OK", or the name of the rank's own error */
+    char last[96];    /* last collective that it completed, "all_reduce #12 layers.0.mlp.down_proj"; "none" */
+    char current[96]; /* collective that it was in; "running" if in none, "returned" if its function had returned */
+    double waiting_s; /* seconds that it had been in this state */
 } ar_sim_rank_report;
 
-typedef ar_status (*ar_rank_fn)(ar_comm *world, void *arg); /* runs once per rank, on that rank's thread */
+/* A rank's function; it runs once for each rank, on that rank's thread. world: the rank's communicator of all ranks. */
+typedef ar_status (*ar_rank_fn)(ar_comm *world, void *arg);
 
-/** Runs fn on `ranks` threads, each with its communicator over the whole world, and joins them all. Returns AR_OK if
- *  every rank did; otherwise the first error, with its message in ar_error_message of the calling thread: one line that
- *  says what happened, then the table of ranks. A rank that returns an error, or returns while others wait for it in a
- *  collective, ends the world; nobody waits longer than the timeout.
- *  reports: NULL, or `ranks` entries, filled when the result is not AR_OK (a world that succeeds leaves them zeroed).
- *  Errors: AR_ERR_ARG (ranks < 1 or > 4096; options that make no sense), AR_ERR_MEMORY, or the first rank's.
- *  Ownership: borrows options and arg until return. */
+/** Runs fn(world, arg) on `ranks` threads, one for each rank, and joins them. Returns AR_OK if every rank returned it;
+ *  else the first error, with a message (ar_error_message) of one line about the cause and a table of all ranks. A rank
+ *  that returns an error, or returns while others wait for it in a collective, fails the world; no rank waits longer
+ *  than the timeout. reports: [ranks], filled if the result is not AR_OK, else zeroed; NULL: not wanted. Borrows
+ *  options and arg until return. Errors: AR_ERR_ARG (ranks < 1 or > 4096, contradictory options), AR_ERR_MEMORY, the
+ *  first failing rank's. */
 AR_NODISCARD ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, void *arg,
                                   ar_sim_rank_report *reports);
 
-/** Runs fn under schedules seed, seed + 1, ..., at most `seeds` of them, until one run is not AR_OK; that one's status
- *  is returned, its seed is in *failing, and the message ends with a line that names it: `explore` with that
- *  schedule_seed replays the run. begin (NULL: nothing) is called before each run, to set up what arg points to; its
- *  error ends the exploration as a run's does.
- *  Errors: as ar_sim_run; AR_ERR_ARG also for no seeds, more than there are from `seed` on, no place for the failing
- *  one, and a trace for more than one run. options: NULL, or the rest of the options (explore and schedule_seed are set
- *  here). */
+/** Runs fn as ar_sim_run does under the deterministic schedules seed, seed + 1, .., at most `seeds` of them, until a
+ *  run fails. Then it returns the run's status, sets *failing to its seed, and ends the message with that seed;
+ *  ar_sim_run with `explore` and this schedule_seed repeats the run. begin: called before each run to prepare *arg;
+ *  NULL: none; its error ends the exploration like a failed run. options: further options (explore and schedule_seed
+ *  are ignored); NULL: none. Errors: as ar_sim_run; AR_ERR_ARG also if seeds is 0 or seed + seeds overflows, failing is
+ *  NULL, or a trace is given for more than one run. */
 AR_NODISCARD ar_status ar_sim_explore(int ranks, const ar_sim_options *options, ar_rank_fn fn, void *arg,
                                       ar_status (*begin)(void *arg), uint64_t seed, uint64_t seeds, uint64_t *failing);
 

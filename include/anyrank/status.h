@@ -2,7 +2,7 @@
 #ifndef ANYRANK_STATUS_H
 #define ANYRANK_STATUS_H
 
-/* Around the declarations of every header, which have C linkage in C++ too. */
+/* Every header wraps its declarations in this pair of macros, which gives them C linkage in C++. */
 #ifdef __cplusplus
 #define AR_BEGIN_DECLS extern "C" {
 #define AR_END_DECLS }
@@ -11,6 +11,8 @@
 #define AR_END_DECLS
 #endif
 
+/* AR_NODISCARD: the compiler warns if a caller ignores the returned status. AR_PRINTF: the compiler checks arguments
+ * against a printf format, which is parameter number format_at; the arguments begin at number first_at. */
 #if defined(__GNUC__)
 #define AR_NODISCARD __attribute__((warn_unused_result))
 #define AR_PRINTF(format_at, first_at) __attribute__((format(printf, format_at, first_at)))
@@ -21,7 +23,7 @@
 
 AR_BEGIN_DECLS
 
-/* One table: code, name, text. Errors are negative. */
+/* The status codes, X(code, name, description): AR_OK is 0, errors are negative. */
 #define AR_STATUS_TABLE(X)                                    \
     X(0, OK, "no error")                                      \
     X(-1, ERR_ARG, "invalid argument")                        \
@@ -42,25 +44,28 @@ AR_BEGIN_DECLS
     X(-16, ERR_INTERNAL, "broken internal invariant")         \
     X(-17, ERR_DEVICE, "the device failed")
 
+/* Result of a function: AR_OK or AR_ERR_.. */
 typedef enum ar_status {
 #define AR_STATUS_ENUM(code, name, text) AR_##name = (code),
     AR_STATUS_TABLE(AR_STATUS_ENUM)
 #undef AR_STATUS_ENUM
 } ar_status;
 
-/** The enumerator's name, "AR_ERR_SHAPE". Static storage; "AR_?" for an unknown code. */
+/** Returns the name of a status, such as "AR_ERR_SHAPE"; "AR_?" for an unknown code. Static storage. */
 const char *ar_status_name(ar_status st);
 
-/** The detail of this thread's last failure: what, where, expected and actual. Thread-local storage, valid until the
- *  next failing call on this thread; "" if none. */
+/** Returns the message of the calling thread's last failure: what failed, where, the expected and the actual value; ""
+ *  if there was none. Thread-local storage, valid until the next call that fails on this thread. */
 const char *ar_error_message(void);
-/** Forgets this thread's detail. */
+/** Resets the calling thread's error message to "". */
 void ar_error_clear(void);
-/** Records a detail (replacing the previous one) and returns `st`, so that a module of a user can fail like ours:
+/** Sets the calling thread's error message (replacing the previous one) from a printf format and returns `st`.
+ *  User-written modules use it to return an error with a message:
  *  `return ar_error_set(AR_ERR_SHAPE, "my_layer: x has %zu columns, expected %zu", got, want);` */
 ar_status ar_error_set(ar_status st, const char *format, ...) AR_PRINTF(2, 3);
 
-/* Propagation: return on failure, or store and jump to a cleanup label. */
+/* Error propagation. AR_TRY evaluates a call and returns its status if it is not AR_OK; AR_TRY_TO stores the status in
+ * `st` and jumps to `label` if it is not AR_OK. */
 #define AR_TRY(call)                             \
     do {                                         \
         const ar_status ar_try_status_ = (call); \

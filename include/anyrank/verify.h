@@ -9,180 +9,189 @@
 
 AR_BEGIN_DECLS
 
-/* Two dumps of tensors side by side: which differ, how much, where, and what kind of mistake leaves such a trace. */
+/* Compares two dumps of tensors (dump.h), a reference and another one: which tensors differ, how much and where, and
+ * which bug may cause it. */
 
+/* When an element of the other dump counts as equal to the reference's. */
 typedef enum ar_verify_rule {
-    AR_VERIFY_BITS,       /* equal bits or different */
-    AR_VERIFY_ULP,        /* at most so many steps of the reference's dtype apart */
+    AR_VERIFY_BITS,       /* equal bits */
+    AR_VERIFY_ULP,        /* at most `ulp` representable numbers of the reference's dtype apart */
     AR_VERIFY_TOLERANCE,  /* |other - reference| <= atol + rtol*|reference| */
-    AR_VERIFY_SENSITIVITY /* |other - reference| <= what a file of ar_grads' sensitivity allows the tensor */
+    AR_VERIFY_SENSITIVITY /* |other - reference| <= the tensor's bound in the file `allowed`
+                             (ar_grads_options.sensitivity) */
 } ar_verify_rule;
 
+/** Options of a comparison. */
 typedef struct ar_verify_options {
-    const char *reference, *other; /* what ar_dump_open takes */
-    const char *map;               /* for `other`; NULL: none */
-    const char *reference_map;     /* for `reference` */
+    const char *reference, *other; /* paths of the dumps, as for ar_dump_open */
+    const char *map;               /* mapping file of `other`; NULL: none */
+    const char *reference_map;     /* mapping file of `reference`; NULL: none */
     ar_verify_rule rule;
-    uint64_t ulp;
-    double rtol, atol;
-    const char *allowed;      /* with AR_VERIFY_SENSITIVITY */
-    const char *const *only;  /* [only_count] globs of names; none: all */
-    const char *const *leave; /* [leave_count] globs of names that are left out */
+    uint64_t ulp;             /* for AR_VERIFY_ULP */
+    double rtol, atol;        /* for AR_VERIFY_TOLERANCE */
+    const char *allowed;      /* path of allowed.safetensors, for AR_VERIFY_SENSITIVITY */
+    const char *const *only;  /* [only_count] globs of the names to compare; none: all */
+    const char *const *leave; /* [leave_count] globs of names to leave out */
     size_t only_count, leave_count;
-    bool
-        common; /* what one dump lacks is left out, and counted; else a difference, as are lost gradients in any case */
-    bool all_matched; /* a tensor that one dump lacks, or a map rule without a match, is an error; not with common */
-    bool nan_differs; /* NaN against NaN is a difference too; else equal by every rule but bits, whose payloads count */
-    int tp, cp, dp; /* ranks of the other run, where its dump does not tell: for the explanation alone; 0: not known */
-    size_t heads, kv_heads; /* of the model, for the explanation alone; 0: not known */
-    size_t explain;         /* how many of the tensors that differ are explained: the first in execution order, then the
-                               worst; 0: 8 */
-    int threads;            /* 0: the machine's cores */
-    void (*progress)(void *user, double fraction, const char *phase); /* NULL: nobody listens */
-    void *progress_user;
+    bool common;      /* tensors that only one dump has are skipped and counted; false: they are differences. Lost
+                         gradients (ar_verify_row) always are */
+    bool all_matched; /* a tensor that only one dump has, or an unused mapping rule, is an error; not with common */
+    bool nan_differs; /* two NaNs are different; false: equal, except by AR_VERIFY_BITS if their payloads differ */
+    /* Hints for the explanation of differences, used if the other dump does not record them; 0: not known. */
+    int tp, cp, dp;         /* parallel ranks of the other run */
+    size_t heads, kv_heads; /* of the model */
+    size_t explain; /* number of differing tensors to explain: the first in execution order, then the worst; 0: 8 */
+    int threads;    /* 0: number of cores */
+    void (*progress)(void *user, double fraction, const char *phase); /* progress callback; NULL: none */
+    void *progress_user;                                              /* first argument of progress */
 } ar_verify_options;
 
+/* Result of the comparison of one tensor. */
 typedef enum ar_verify_state {
-    AR_VERIFY_SAME, /* by the rule */
-    AR_VERIFY_DIFFERENT,
-    AR_VERIFY_SHAPE,      /* another shape: values are not compared */
-    AR_VERIFY_DTYPE,      /* another dtype, and the rule asks for bits or ulps */
+    AR_VERIFY_SAME,       /* equal by the rule */
+    AR_VERIFY_DIFFERENT,  /* different by the rule */
+    AR_VERIFY_SHAPE,      /* shapes differ; values are not compared */
+    AR_VERIFY_DTYPE,      /* dtypes differ, and the rule is AR_VERIFY_BITS or AR_VERIFY_ULP */
     AR_VERIFY_MISSING,    /* only in the reference */
-    AR_VERIFY_UNEXPECTED, /* only in the other */
-    AR_VERIFY_REPLICAS    /* copies of one part differ from each other, in either dump; both have the tensor */
+    AR_VERIFY_UNEXPECTED, /* only in the other dump */
+    AR_VERIFY_REPLICAS    /* in both dumps, but in one of them ranks hold unequal copies of a part */
 } ar_verify_state;
 
-#define AR_VERIFY_ULP_BINS 34
+#define AR_VERIFY_ULP_BINS 34 /* bins of the histogram ar_verify_row.ulp_bins */
+/* An element of a tensor. */
 typedef struct ar_verify_element {
     size_t index;    /* row-major */
-    double value[2]; /* in the reference, in the other */
+    double value[2]; /* in the reference; in the other dump */
 } ar_verify_element;
 
-/* For a picture: the largest |difference| over what is allowed (over the reference's rms without a tolerance) in each
- * cell of a grid over the tensor as a matrix. */
+/* A heat map of a tensor's differences: the tensor, as a matrix, is divided into a grid, and each cell has the largest
+ * |difference| / allowed difference (without a tolerance: / rms of the reference). */
 typedef struct ar_verify_map {
-    float *cell;                     /* [rows, cols]; NULL where nothing differs */
-    size_t rows, cols;               /* at most 48 by 96 */
-    size_t matrix_rows, matrix_cols; /* of the tensor: all dimensions but the last, the last */
+    float *cell;                     /* [rows, cols]; NULL if nothing differs */
+    size_t rows, cols;               /* of the grid, at most 48 by 96 */
+    size_t matrix_rows, matrix_cols; /* of the matrix: product of all extents but the last; the last extent */
 } ar_verify_map;
 
-/** Results for one tensor. Differences are those of all elements, also of those that the rule lets pass. For a tensor
- *  with the same bytes in both only nan and inf are counted; the other figures are 0. Complex numbers are pairs of F32,
- *  along a last dimension of 2. */
+/** Comparison of one tensor. Statistics cover all elements, also those that are equal by the rule. If all bytes are
+ *  equal, only nan and inf are counted, and other statistics are 0. Complex numbers are pairs of F32. */
 typedef struct ar_verify_row {
     const char *name;
     ar_verify_state state;
-    char
-        pass; /* 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' 's' 'u' 'k' as in models.md, by name or file; 'w' weights; '?' not known */
-    int step;     /* 1, 2, .. */
-    size_t order; /* place in execution order, as far as it is known or can be told by the name */
-    ar_dtype dtype, other_dtype;
+    /* Kind of tensor: 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' 's' 'u' 'k' as in models.md; 'w' weights; '?' not known. */
+    char pass;
+    int step;                    /* training step 1, 2, .. */
+    size_t order;                /* position in execution order, recorded or inferred from the name */
+    ar_dtype dtype, other_dtype; /* in the reference; in the other dump (likewise below) */
     int ndim, other_ndim;
     size_t shape[AR_ST_MAX_DIMS], other_shape[AR_ST_MAX_DIMS];
     size_t elements;
-    size_t elements_different; /* by the rule */
-    size_t bits_different;     /* whose bits differ */
-    size_t nan[2], inf[2];     /* in the reference, in the other */
-    double max_abs, rms;       /* of other - reference, over finite elements */
-    double max_rel; /* of |other - reference|/|reference| where the reference is not 0; infinite: only where it is */
-    double rms_reference, max_reference;
-    uint64_t max_ulp;      /* in steps of the reference's dtype, of which -0 to +0 is one; NaN apart */
-    double cosine;         /* of the two as vectors; NaN: one is all zero, or the bytes are the same */
-    double scale;          /* the factor that fits best: sum(other*reference) / sum(reference^2) */
-    double factor_allowed; /* |scale - 1| that rounding explains, or the rule allows; 0: not judged */
-    bool off_by_factor;    /* each element is the same by the rule, and the factor is not */
-    bool unjudged;         /* the same by an allowance that is as large as what the tensor shows: nothing is said */
-    double allowed;        /* that the rule allows the worst element; 0: nothing */
-    double ratio;          /* worst |difference| over what is allowed; infinity where nothing is */
-    ar_verify_element first,
-        worst; /* the first that differs by the rule, the one with the largest ratio or difference */
-    uint64_t
-        ulp_bins[AR_VERIFY_ULP_BINS]; /* elements by distance: 0, 1, 2..3, 4..7, .., the last: NaN against a number */
-    size_t drift; /* elements of two copies, in either dump, that differ in bits and are the same by the rule */
-    size_t elements_doubted; /* weights after a step that differ no more than their gradients' differences explain */
-    bool copies_differ;      /* AR_VERIFY_REPLICAS, or so are the copies of a tensor that only one dump has; then
-                           elements_different and first are those of the copies */
-    bool in_reference;       /* copies_differ: of the reference */
-    bool lost_gradient;      /* that one dump lacks, which has the parameter and other gradients of the step */
-    int ranks[2];            /* copies_differ: the two that differ; else ranks[0] the rank that holds `first`, -1 */
-    char pattern[256], hint[512]; /* "" where it was not explained */
-    ar_evidence evidence;
+    size_t elements_different; /* number of elements that differ by the rule */
+    size_t bits_different;     /* number of elements whose bits differ */
+    size_t nan[2], inf[2];     /* number of NaN and infinite elements in the reference; in the other dump */
+    double max_abs, rms;       /* largest and root mean square of other - reference, over finite elements */
+    double max_rel; /* largest |other - reference|/|reference| where the reference is not 0; infinite: only where it
+                       is */
+    double rms_reference, max_reference; /* root mean square and largest magnitude of the reference */
+    uint64_t max_ulp;      /* largest distance in representable numbers of the reference's dtype (-0 to +0 is 1),
+                              without NaN */
+    double cosine;         /* cosine similarity of the two tensors; NaN: one is all zero, or all bytes are equal */
+    double scale;          /* best-fitting factor: sum(other*reference) / sum(reference^2) */
+    double factor_allowed; /* largest |scale - 1| that rounding or the rule explains; 0: not judged */
+    bool off_by_factor;    /* each element is equal by the rule, but |scale - 1| > factor_allowed */
+    bool unjudged;         /* equal, but the allowed difference is as large as the values: no evidence */
+    double allowed;        /* difference that the rule allows for `worst`; 0: none */
+    double ratio;          /* largest |difference| / allowed difference; infinity if none is allowed */
+    ar_verify_element first, worst;        /* first differing element by the rule; the worst one */
+    uint64_t ulp_bins[AR_VERIFY_ULP_BINS]; /* elements by distance: 0, 1, 2..3, 4..7, ..; last: NaN against number */
+    size_t drift;            /* elements whose copies on ranks of a dump differ in bits but are equal by the rule */
+    size_t elements_doubted; /* updated weights that differ no more than the differences of their gradients explain */
+    bool copies_differ;      /* ranks of one dump hold different copies: state AR_VERIFY_REPLICAS, or a tensor that only
+                                one dump has; then elements_different and first compare the copies */
+    bool in_reference;       /* with copies_differ: in the reference dump */
+    bool lost_gradient;      /* a gradient that is missing in one dump, although that dump has the parameter and other
+                                gradients of the step */
+    int ranks[2];            /* with copies_differ: the two ranks; else [0] the rank that holds `first`, -1: unknown */
+    char pattern[256], hint[512]; /* explanation: which elements differ; likely cause. "": not explained */
+    ar_evidence evidence;         /* of the hint */
     ar_verify_map map;
 } ar_verify_row;
 
-/* The other over the reference as p/q, both at most 16, or p the reference's targets; q 0: no such ratio, or not known. */
+/* A common ratio of other to reference values, p/q: both at most 16, or p the number of targets; q 0: none found. */
 typedef struct ar_verify_ratio {
     unsigned p, q;
-    size_t count, among; /* tensors that have it, of so many looked at */
+    size_t count, among; /* number of tensors with this ratio; number of tensors examined */
 } ar_verify_ratio;
 
-/* Facts about the two runs that the dumps give before anything is explained, and on which explanations rely. */
+/* Facts about the two runs, taken from the dumps, on which explanations rely. */
 typedef struct ar_verify_facts {
-    int steps;                      /* the last one; 0: none is told */
-    size_t batch, seq;              /* tokens of a step; 0: not known */
+    int steps;                      /* last training step; 0: none recorded */
+    size_t batch, seq;              /* samples of a step, tokens of a sample; 0: not known */
     size_t heads, kv_heads;         /* 0: not known */
-    size_t targets;                 /* of the reference's first step; 0: not known */
-    int micro_batches;              /* of each of the other run's ranks; 0: not known */
-    int dp;                         /* its data-parallel ranks; 0: not known */
-    bool exact_numerics;            /* of both */
-    bool sp;                        /* ranks hold different positions between the tensor-parallel regions */
-    size_t exact;                   /* tensors with the same bits in both */
-    ar_verify_ratio loss, norm;     /* of the first step that has it */
-    ar_verify_ratio gradients;      /* of most parameters' gradients of the first step that has any */
-    size_t copies_apart;            /* tensors of the other of which copies differ */
-    bool apart_along[AR_MESH_DIMS]; /* dimensions of the mesh along which some of them do */
-    bool has_m, has_v, has_new;     /* the optimizer's moments, weights after a step */
+    size_t targets;                 /* targets of the reference's first step; 0: not known */
+    int micro_batches;              /* micro-batches of each rank of the other run; 0: not known */
+    int dp;                         /* data-parallel ranks of the other run; 0: not known */
+    bool exact_numerics;            /* both runs used exact numerics */
+    bool sp;                        /* the other run used sequence parallelism */
+    size_t exact;                   /* number of tensors with equal bits in both dumps */
+    ar_verify_ratio loss, norm;     /* of the losses and gradient norms in the first step that has them */
+    ar_verify_ratio gradients;      /* of most parameters' gradients in the first step that has any */
+    size_t copies_apart;            /* number of tensors of the other dump whose copies differ */
+    bool apart_along[AR_MESH_DIMS]; /* mesh dimensions along which such copies differ */
+    bool has_m, has_v, has_new;     /* the dumps contain first moments, second moments, updated weights */
 } ar_verify_facts;
 
+/** Report of a comparison. */
 typedef struct ar_verify_report {
-    bool same;                     /* the verdict */
-    const char *reference, *other; /* paths */
+    bool same;                     /* the verdict: no tensor differs */
+    const char *reference, *other; /* paths of the dumps */
     ar_verify_rule rule;
     uint64_t ulp;
     double rtol, atol;
-    char allows[32];    /* of the sensitivity: what arithmetic its file was made for, as it says; "": it does not */
-    ar_verify_row *row; /* [rows] in execution order */
+    char allows[32];    /* AR_VERIFY_SENSITIVITY: arithmetic that the bounds in `allowed` are for; "": not recorded */
+    ar_verify_row *row; /* [rows], in execution order */
     size_t rows;
-    size_t compared, different, missing,
-        unexpected;        /* tensors; different: with those of another shape or dtype or unequal copies */
-    size_t lost_gradients; /* of the missing and the unexpected */
-    size_t unjudged;       /* tensors; where all else is the same, that is no verdict */
-    size_t left_out[2];    /* tensors that only the reference, only the other has, where those are not compared */
-    size_t ragged;         /* values and gradients without a place in a full tensor: left out */
-    char ragged_first[288];
-    size_t reordered; /* activations whose samples are in another order in the other: compared sample by sample */
-    size_t routed;    /* tensors within experts of tokens that a router chose, of which each rank has other rows than
-                              the reference: not compared */
-    size_t renamed;   /* tensors of the other that are compared under the reference's name, from which only .. */
-    char wrappers[2][128]; /* .. these components tell theirs apart, in the reference's and in the other's: "module." */
-    char unwritten[2][256]; /* what of the reference's and the other's run is in no file, as its capture says */
-    size_t drift;           /* tensors of which copies differ in bits, within the rule */
-    size_t elements, elements_different, elements_doubted;
-    size_t first_different; /* row of the first in execution order that is not the same; SIZE_MAX */
-    size_t first;           /* the same or, if explanations found one, the first that is more than rounding */
-    size_t rounded;         /* tensors before `first` that differ by rounding alone */
-    size_t worst;           /* row with the largest ratio, or difference relative to the reference; SIZE_MAX */
-    size_t *worst_order;    /* [different] rows that differ, worst first */
-    int ranks;              /* of the other dump */
-    ar_mesh mesh;           /* its mesh; of no dimensions: not told */
-    bool explained;         /* or nothing differs; else facts are zero, and no row has a pattern or hint */
-    char unexplained[160];  /* why not, if the caller knows: "SIGSEGV" */
-    ar_verify_facts facts;  /* of dumps that differ */
-    size_t bytes;           /* read of both */
-    double seconds;
-    struct ari_verifying *comparison; /* private: the open dumps, until ari_verify_explain */
+    /* Numbers of tensors; `different` includes differing shapes, dtypes and copies. */
+    size_t compared, different, missing, unexpected;
+    size_t lost_gradients;  /* how many of the missing and unexpected tensors are lost gradients */
+    size_t unjudged;        /* number of unjudged tensors, about which `same` says nothing */
+    size_t left_out[2];     /* with `common`: number of tensors only in the reference; only in the other dump */
+    size_t ragged;          /* number of tensors skipped because their place in a full tensor is unknown */
+    char ragged_first[288]; /* name of the first of these, and why */
+    size_t reordered;       /* number of activations whose samples are ordered differently; compared sample by sample */
+    size_t routed;          /* number of experts' activations, skipped: ranks hold other tokens' rows than the
+                               reference */
+    size_t renamed; /* number of tensors that match the reference's although names differ by components of wrappers */
+    char wrappers[2][128];  /* the components in the reference's names; in the other's names: "module." */
+    char unwritten[2][256]; /* what the reference's run, and the other run, did not write to files, as their dumps
+                               say */
+    size_t drift;           /* number of tensors whose copies differ in bits but are equal by the rule */
+    size_t elements, elements_different, elements_doubted; /* sums over the rows */
+    size_t first_different;           /* row of the first tensor in execution order that differs; SIZE_MAX: none */
+    size_t first;                     /* as first_different; after the explanation the first beyond rounding */
+    size_t rounded;                   /* number of tensors before `first` that differ by rounding only */
+    size_t worst;                     /* row with the largest ratio, or relative difference; SIZE_MAX: none */
+    size_t *worst_order;              /* [different], differing rows, worst first */
+    int ranks;                        /* of the other dump */
+    ar_mesh mesh;                     /* device mesh of the other dump; no dimensions: not recorded */
+    bool explained;                   /* nothing differs, or facts, patterns and hints are set */
+    char unexplained[160];            /* reason if the explanation failed and the caller knows it, such as "SIGSEGV" */
+    ar_verify_facts facts;            /* of dumps that differ */
+    size_t bytes;                     /* bytes read from both dumps */
+    double seconds;                   /* wall time */
+    struct ari_verifying *comparison; /* private: the open dumps, until the report is explained */
 } ar_verify_report;
 
-/** Compares, and explains nothing yet: the verdict and all figures are final. Gives the report;
- *  ar_verify_report_destroy. Keeps what the options point to, and the dumps open, until the report is explained or
- *  destroyed. Memory: some kilobytes a tensor and the maps, whatever the tensors' size.
- *  Errors (no report): those of opening, AR_ERR_ARG (options), AR_ERR_NOT_FOUND (globs that match nothing, an allowed
- *  file that lacks a tensor), AR_ERR_DTYPE, AR_ERR_DATA (equal, and that proves nothing: all gradients are zero,
- *  the loss is ln V in all steps, or all activations are those of the first step). */
+/** Compares two dumps without explaining differences; the verdict and all figures are final. The caller releases *out
+ *  with ar_verify_report_destroy. The dumps stay open, and the memory that the options point to must stay valid, until
+ *  the report is explained or destroyed. Memory: some kilobytes per tensor, whatever its size. Errors (without report):
+ *  those of ar_dump_open, AR_ERR_ARG (options), AR_ERR_NOT_FOUND (a glob matches nothing, `allowed` lacks a tensor),
+ *  AR_ERR_DTYPE, AR_ERR_DATA (the dumps are equal but prove nothing: all gradients are zero, the loss is ln V in all
+ *  steps, or all activations equal those of the first step). */
 AR_NODISCARD ar_status ar_verify_compare(ar_verify_report **out, const ar_verify_options *o);
-/** Both, one after the other. Errors (no report): those of both. */
+/** Compares two dumps, as ar_verify_compare, and explains the differences. Errors (without report): those of
+ *  ar_verify_compare, AR_ERR_MEMORY and read errors of the explanation. */
 AR_NODISCARD ar_status ar_verify(ar_verify_report **out, const ar_verify_options *o);
-/** Accepts NULL. */
+/** Frees a report and closes its dumps. Accepts NULL. */
 void ar_verify_report_destroy(ar_verify_report *r);
 
 AR_END_DECLS
