@@ -43,9 +43,9 @@ typedef struct ar_recomputation {
  *  valid during the call only. */
 typedef struct ar_tap_event {
     const char *name; /* Hugging Face path of the module or parameter (models.md), without a suffix for the pass */
-    char pass;        /* 'i' initial parameter, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' gradient
-                         norm * for clipping, 'n' updated parameter, 'm' and 'v' the optimizer's moments */
-    uint32_t step;    /* 1 for the first training step, and before it */
+    char pass;     /* 'i' initial parameter, 'f' forward, 'b' backward, 'g' gradient of a parameter, 'c' the gradients'
+                       * norm, 'n' updated parameter, 'm' and 'v' the optimizer's moments */
+    uint32_t step; /* 1 for the first training step, and before it */
     const ar_tensor *local;  /* this rank's part, fp32, in host memory (a copy if needed) */
     const ar_layout *layout; /* which elements of the full value `local` holds */
 } ar_tap_event;
