@@ -115,7 +115,7 @@ typedef struct ar_gradcheck_module_report {
  *  and the tensor's root mean square.
  *
  *  An error in elements that are not probed singly shows in the probe that moves all; errors below fp32's rounding do
- *  not show. The caller releases *out. Errors: AR_ERR_ARG, AR_ERR_MEMORY, those of the case's functions and the
+ *  not show. The caller releases *out with free(). Errors: AR_ERR_ARG, AR_ERR_MEMORY, those of the case's functions and the
  *  module. */
 AR_NODISCARD ar_status ar_gradcheck_module(ar_gradcheck_module_report **out, const ar_module_case *c,
                                            const ar_check_module_options *o);

@@ -55,10 +55,11 @@ typedef struct ar_finding {
     bool warning;               /* false: an error */
     char param[128];            /* the parameter's name; "" with AR_FOUND_STEPS */
     char state[24];             /* AR_FOUND_STATE: the state's name, such as "exp_avg" */
-    size_t ranks;               /* number of ranks with the problem */
+    size_t ranks;               /* number of ranks with the problem: where copies or step counts differ, those that
+                                   differ from `against` */
     int rank[AR_FINDING_RANKS]; /* the first of these ranks */
-    int against;     /* if copies differ: a rank with the copy that the majority holds (without a majority, or of two
-                        copies: the lowest rank); else -1 */
+    int against;     /* where copies or step counts differ: a rank with what the majority has (without a majority, or of
+                        two ranks: the lowest one); else -1 */
     double value;    /* AR_FOUND_NOT_FINITE: the first such element; AR_FOUND_STEPS: the steps of rank[0]; else 0 */
     size_t elements; /* AR_FOUND_NOT_FINITE: number of such elements on all these ranks */
 } ar_finding;

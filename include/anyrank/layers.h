@@ -187,7 +187,8 @@ typedef enum ar_mlp_order {
 typedef struct ar_mlp_options {
     size_t hidden, ffn; /* width of the input and output; width between the layers */
     ar_activation activation;
-    bool gated, bias;             /* act(gate)*up instead of act(fc1); layers have biases */
+    bool gated;                   /* act(gate)*up instead of act(fc1) */
+    bool bias;                    /* every linear layer has a bias */
     bool transposed;              /* weights stored [in, out] (GPT-2) */
     bool fused;                   /* gate and up are one parameter [2*ffn, hidden], `first`, without a bias (Phi-3) */
     const ar_branch_split *split; /* borrowed until return; NULL: column-parallel, then row-parallel */
@@ -195,8 +196,10 @@ typedef struct ar_mlp_options {
      * "up" */
     const char *first, *second, *up;
 } ar_mlp_options;
-/** Creates an MLP: Y = act(X W1^T + b1) W2^T + b2, or gated: Y = (act(X Wg^T) * (X Wu^T)) W2^T. X, Y [.., hidden] are
- *  placed as options->split says; without a split replicated, with sequence parallelism each rank's own positions. */
+/** Creates an MLP: Y = act(X W1^T + b1) W2^T + b2, or gated: Y = (act(X Wg^T + bg) * (X Wu^T + bu)) W2^T + b2, without
+ *  the biases unless options->bias. X, Y [.., hidden] are placed as options->split says; without a split replicated,
+ *  with sequence parallelism each rank's own positions. Parameters and taps are those of its linear layers; the tap
+ *  "act" has the activation. The caller releases *out with ar_module_destroy. Errors: AR_ERR_ARG, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_mlp_create(ar_module **out, ar_ctx *ctx, const char *name, const ar_mlp_options *o);
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */

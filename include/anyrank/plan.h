@@ -29,7 +29,6 @@ typedef struct ar_plan_value {
 } ar_plan_value;
 
 /** One rule: modules whose paths match `glob` get `style`. */
-
 typedef struct ar_plan_rule {
     char glob[AR_PLAN_GLOB]; /* "model.layers.*.mlp.down_proj" */
     ar_style style;

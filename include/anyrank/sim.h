@@ -28,9 +28,10 @@ typedef enum ar_sim_algorithm {
 /* One step of a rank in a ring collective, for ar_sim_options.ring_trace. phase: 0 reduce-scatter, 1 all-gather. A
  * reduce is a chain of phase 0 and a broadcast a chain of phase 1, whose chunks are segments of the whole buffer. */
 typedef struct ar_ring_step {
-    int rank, phase, step;
+    int rank, phase;
+    int step;       /* from 0 in each phase */
     int chunk;      /* the chunk that `rank` sends in this step; -1: none, possible in a chain */
-    int read_from;  /* the rank from whose memory `rank` receives */
+    int read_from;  /* the rank from whose memory `rank` receives: a step without a receive is not traced */
     int read_chunk; /* the chunk that it receives */
     size_t bytes;   /* bytes received */
 } ar_ring_step;

@@ -84,8 +84,8 @@ typedef struct ar_part {
 typedef struct ar_box {
     size_t global[AR_MAX_DIMS], local[AR_MAX_DIMS], extent[AR_MAX_DIMS];
 } ar_box;
-/** The part of a full (global) tensor that one rank holds, k|v or gate|up needs several boxes.|as boxes: several for
- *  packed tensors such as q|k|v or gate|up.|k|v or gate|up needs several boxes. */
+/** The part of a full (global) tensor that one rank holds, as boxes: one, or several of a packed tensor such as q|k|v
+ *  or gate|up. */
 typedef struct ar_layout {
     int ndim;
     size_t shape[AR_MAX_DIMS]; /* of the full tensor */

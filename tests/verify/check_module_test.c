@@ -10,7 +10,6 @@
 #include "tests/support/test.h"
 #include "verify/check/check_module_private.h"
 
-OWNER(ar_gradcheck_module_report, ari_gradcheck_module_report_destroy)
 
 enum { SAMPLES = 7, WIDTH = 8, CLASSES = 4, MOST = 10 };
 
@@ -329,7 +328,7 @@ Test(check_module, right_gradients_agree_with_differences_whatever_the_seed)
     const uint64_t seeds = (uint64_t)by_scale(4, 8, 24);
     for (uint64_t seed = 0; seed < seeds; seed++) {
         given g = {.mistake = OWN_RIGHT, .twice = seed % 2 == 1, .act = (ar_activation)(seed % AR_ACT_NONE)};
-        OWNED(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = gradcheck(&g, seed);
+        OWNED(free) ar_gradcheck_module_report *r = gradcheck(&g, seed);
         char text[4096];
         ari_gradcheck_module_text(r, text, sizeof text);
         cr_expect(r->ok, "seed %d: %s", (int)seed, text);
@@ -351,7 +350,7 @@ Test(check_module, a_wrong_backward_pass_disagrees_and_the_tensor_is_named)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         for (uint64_t seed = 0; seed < (uint64_t)by_scale(1, 2, 4); seed++) {
             given g = {.mistake = rows[i].mistake};
-            OWNED(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = gradcheck(&g, seed);
+            OWNED(free) ar_gradcheck_module_report *r = gradcheck(&g, seed);
             cr_expect(!r->ok, "mistake %zu", i);
             cr_expect_gt(tensor_of(r, rows[i].wrong).wrong, 0u, "mistake %zu, seed %d", i, (int)seed);
             cr_expect_eq(tensor_of(r, rows[i].right).wrong, 0u, "mistake %zu, seed %d", i, (int)seed);
@@ -364,7 +363,7 @@ Test(check_module, a_frozen_parameter_keeps_its_bits_and_is_not_asked_for_its_gr
     given right = {.mistake = OWN_RIGHT, .frozen = true}, g = {.mistake = OWN_FORGETS_GRADIENT, .frozen = true};
     OWNED(ar_check_report_destroy) ar_check_report *same = check_one(&right, (ar_parallel){.dp = 2, .zero = 1});
     cr_expect_eq(same->result, AR_CHECK_SAME, "%s", same->run[0].first.tensor);
-    OWNED(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = gradcheck(&g, 1);
+    OWNED(free) ar_gradcheck_module_report *r = gradcheck(&g, 1);
     cr_expect(r->ok);
     cr_expect_eq(tensor_of(r, "own.scale").probes, 0u);
 }

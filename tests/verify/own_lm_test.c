@@ -11,7 +11,6 @@
 #include "tests/support/test.h"
 #include "verify/check/check_module_private.h"
 
-OWNER(ar_gradcheck_module_report, ari_gradcheck_module_report_destroy)
 
 static ar_check_module_options options(const ar_parallel *layouts, size_t n)
 {
@@ -166,7 +165,7 @@ Test(own_lm, gradients_that_cannot_be_seen_are_no_verdict_and_the_text_says_what
     bool told = true;
     const ar_module_case c = {.name = "tiny", .build = build_tiny, .batch = batch_of_halves, .user = &told};
     const ar_check_module_options o = options(NULL, 0);
-    OWNED(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = NULL;
+    OWNED(free) ar_gradcheck_module_report *r = NULL;
     char text[2048];
     cr_assert_ok(ar_gradcheck_module(&r, &c, &o));
     ari_gradcheck_module_text(r, text, sizeof text);
@@ -500,7 +499,7 @@ Test(own_lm, gradients_agree_with_differences)
     const own_lm lm = {.tied = true};
     const ar_module_case c = own_lm_case(&lm);
     const ar_check_module_options o = options(NULL, 0);
-    OWNED(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = NULL;
+    OWNED(free) ar_gradcheck_module_report *r = NULL;
     char text[4096];
     cr_assert_ok(ar_gradcheck_module(&r, &c, &o));
     ari_gradcheck_module_text(r, text, sizeof text);

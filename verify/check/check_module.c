@@ -245,7 +245,7 @@ ar_status ar_prove_module(bool *right, char *text, size_t cap, const ar_module_c
                           const ar_check_module_options *o)
 {
     ARI_OWNED_BY(ar_check_report_destroy) ar_check_report *same = NULL;
-    ARI_OWNED_BY(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *gradients = NULL;
+    ARI_OWNED ar_gradcheck_module_report *gradients = NULL;
     AR_TRY(ar_check_module(&same, c, o));
     AR_TRY(ar_gradcheck_module(&gradients, c, o));
     ar_check_module_text(same, text, cap);

@@ -7,8 +7,6 @@
 
 AR_BEGIN_DECLS
 
-/** Accepts NULL. */
-void ari_gradcheck_module_report_destroy(ar_gradcheck_module_report *r);
 /** The report in words, a line for each tensor. Truncates to cap. */
 void ari_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, size_t cap);
 

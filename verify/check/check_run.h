@@ -14,7 +14,6 @@
 #include "verify/run/run.h"
 
 ARI_OWNER(ar_check_report, ar_check_report_destroy)
-ARI_OWNER(ar_gradcheck_module_report, ari_gradcheck_module_report_destroy)
 
 /** Estimates a whole check by its largest layout. Errors: those of ari_parallel_check, of ari_estimate_check. */
 AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);

@@ -321,6 +321,19 @@ static void fini(checking *k)
     ar_module_destroy(k->module);
 }
 
+/* The report in one block with its tensors. */
+static ar_status make_room(ar_gradcheck_module_report **r, checking *k)
+{
+    const size_t bytes = sizeof **r + k->n * sizeof *(*r)->tensor;
+    ar_gradcheck_module_report *larger = realloc(k->report, bytes);
+    if (!larger)
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %zu results", k->n);
+    larger->tensor = (ar_gradcheck_tensor *)(larger + 1);
+    memset(larger->tensor, 0, k->n * sizeof *larger->tensor);
+    *r = k->report = larger;
+    return AR_OK;
+}
+
 static ar_status rank_body(void *user, ar_ctx *ctx)
 {
     checking *k = user;
@@ -332,7 +345,7 @@ static ar_status rank_body(void *user, ar_ctx *ctx)
     k->batch.first_sample = 0;
     AR_TRY_TO(done, st, ari_loss_targets(&k->batch.targets, k->loss, ctx, &k->batch));
     AR_TRY_TO(done, st, take_gradients(k));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&r->tensor, k->n, "results"));
+    AR_TRY_TO(done, st, make_room(&r, k));
     for (size_t i = 0; i < k->n; i++)
         AR_TRY_TO(done, st, check_subject(k, &k->of[i]));
     sum_up(r);
@@ -344,7 +357,7 @@ done:
 ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_module_case *c,
                               const ar_check_module_options *o)
 {
-    ARI_OWNED_BY(ari_gradcheck_module_report_destroy) ar_gradcheck_module_report *r = NULL;
+    ar_gradcheck_module_report *r = NULL;
     ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
     AR_TRY(ari_module_case_check(c));
     AR_TRY(ari_module_run_check(&o->run, c->name));
@@ -356,7 +369,7 @@ ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_modul
     AR_TRY(ARI_ALLOC_ZERO(&r, 1, "a report"));
     snprintf(r->name, sizeof r->name, "%s", c->name);
     checking k = {.c = c, .o = o, .report = r};
-    AR_TRY(c->batch(c->user, 1, &k.batch));
+    ar_status st = c->batch(c->user, 1, &k.batch);
     r->batch = k.batch.batch;
     const ari_cluster_options cluster = {.batch = &k.batch,
                                          .run.dropout = o->run.dropout,
@@ -369,15 +382,11 @@ ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_modul
                                          .run.fault = o->run.fault,
                                          .body = rank_body,
                                          .body_user = &k};
-    AR_TRY(ari_cluster_run(&result, &cluster));
-    ARI_GIVE(gives, r);
-    return AR_OK;
-}
-
-void ari_gradcheck_module_report_destroy(ar_gradcheck_module_report *r)
-{
-    if (!r)
-        return;
-    free(r->tensor);
-    free(r);
+    if (st == AR_OK)
+        st = ari_cluster_run(&result, &cluster);
+    if (st == AR_OK)
+        *gives = k.report;
+    else
+        free(k.report);
+    return st;
 }
