@@ -10,7 +10,6 @@
 #include "tests/support/test.h"
 #include "verify/check/check_module_private.h"
 
-
 enum { SAMPLES = 7, WIDTH = 8, CLASSES = 4, MOST = 10 };
 
 /* What is built, and what stands in the data. */

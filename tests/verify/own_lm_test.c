@@ -11,7 +11,6 @@
 #include "tests/support/test.h"
 #include "verify/check/check_module_private.h"
 
-
 static ar_check_module_options options(const ar_parallel *layouts, size_t n)
 {
     ar_check_module_options o = {.parallel = layouts, .layouts = n, .run = {.steps = 2, .clip = 1.0, .threads = 1}};
