@@ -137,24 +137,6 @@ ARI_FOR_DTYPES(sum_rows_f32, terms, (acc, rows_in_acc, terms, row_of), ar_buf ac
     return rows_in_acc > 1 ? add_apart(d, q, sums, in) : add_all(d, q, {{nullptr}, {nullptr}, false, acc}, in);
 }
 
-ar_status acc_raise(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)
-{
-    const exact_sums sums = exact_sums_of(t, hl, n, false);
-    const uint8_t *to = dev<uint8_t>(t_new);
-    const bool wide = aligned<ROW_LANES>(sums.t, to) && aligned<ROW_LANES>(sums.h, sums.l);
-    return launch_vectors<ROW_LANES>(d, q, n, wide, [=] ARI_ON_GPU(auto lanes, size_t i) {
-        auto slices = read_vector<lanes>(sums.t + i);
-        auto high = read_vector<lanes>(sums.h + i), low = read_vector<lanes>(sums.l + i);
-        const auto raised = read_vector<lanes>(to + i);
-#pragma unroll
-        for (size_t k = 0; k < lanes; k++)
-            ari_acc_raise(&slices.at[k], &high.at[k], &low.at[k], raised.at[k]);
-        write_vector(sums.t + i, slices);
-        write_vector(sums.h + i, high);
-        write_vector(sums.l + i, low);
-    });
-}
-
 ar_status acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n, bool narrow)
 {
     const view<float> to = view_of<float>(y);
@@ -181,25 +163,26 @@ ar_status acc_put(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, siz
     return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { ari_acc_put(&to.t[i], &to.h[i], &to.l[i], v[i], narrow); });
 }
 
-ar_status states_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width)
+ar_status states_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width,
+                        bool narrow)
 {
     uint8_t *sent = dev<uint8_t>(to);
     const uint8_t *slices = dev<uint8_t>(t);
     const int64_t *high = dev<int64_t>(h), *low = dev<int64_t>(l);
     return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) {
-        ari_sent_write_state(sent + i * width, slices[i], high[i], low[i], width);
+        ari_sent_write_state(sent + i * width, slices[i], high[i], low[i], width, narrow);
     });
 }
 
 ar_status states_merge(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks, size_t n,
-                       size_t width)
+                       size_t width, bool narrow)
 {
     const uint8_t *sent = dev<uint8_t>(from);
     uint8_t *slices = dev<uint8_t>(t);
     int64_t *high = dev<int64_t>(h), *low = dev<int64_t>(l);
     return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) {
         for (size_t r = 0; r < ranks; r++)
-            ari_sent_merge_state(&slices[i], &high[i], &low[i], sent + (r * n + i) * width, width);
+            ari_sent_merge_state(&slices[i], &high[i], &low[i], sent + (r * n + i) * width, width, narrow);
     });
 }
 

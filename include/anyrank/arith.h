@@ -192,11 +192,15 @@ struct ar_arith_ops {
                              const ar_param *p);
     /* Sets all elements of a bucket to zero. */
     ar_status (*bucket_zero)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage);
+    /* Returns the bytes of the room that bucket_reduce over this group needs; 0: none. With counts NULL as many on each
+     * rank. */
+    size_t (*bucket_room)(size_t n, ar_dtype storage, const ar_comm *group, const size_t *counts);
     /* Sums a bucket over a group. counts NULL: all-reduce. Otherwise counts [ranks] has sum n and rank r gets only the
      * sums of elements [offset, offset + counts[r]), offset = counts[0] + .. + counts[r-1], in place; the others become
-     * undefined. terms: bounds that let exact numerics with AR_BF16 storage send fewer bytes; NULL: not known. */
-    ar_status (*bucket_reduce)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *group,
-                               const size_t *counts, const ar_most_terms *terms, const char *tag);
+     * undefined. room: device memory of at least bucket_room bytes, whose contents are lost. terms: bounds that let
+     * exact numerics send fewer bytes; NULL: not known. */
+    ar_status (*bucket_reduce)(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_buf room, size_t n, ar_dtype storage,
+                               ar_comm *group, const size_t *counts, const ar_most_terms *terms, const char *tag);
     /* Copies bucket elements [offset, offset + elements of p) to p's gradient; grad_ensure must come first. */
     ar_status (*bucket_unpack)(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t offset,
                                ar_dtype storage);

@@ -207,20 +207,18 @@ typedef struct ar_device_ops {
      * int64, negative: skip the row; ptr NULL: row r if rows_in_acc > 1, else row 0. */
     ar_status (*acc_add)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, bool narrow, size_t rows_in_acc,
                          const ar_tensor *terms, ar_cbuf row_of);
-    /* Changes the representation of each element to the larger exponent t_new[i] >= t[i]. */
-    ar_status (*acc_raise)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n);
     /* Rounds the first elements of an accumulator of n elements to y, an fp32 view, in row-major order of y's shape. */
     ar_status (*acc_value)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n, bool narrow);
     /* Sets an accumulator to x, fp32 [n], contiguous (narrow: rounded to bf16); -0 becomes +0; infinities remain. */
     ar_status (*acc_put)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow);
-    /* Packs a narrow accumulator t, h, l [n] for communication in `width` bytes per element, packed [n, width]: t and
-     * then the lowest (width - 1)/2 bytes each of h and l; width 5, 6 or 8: h and l with equally many bits above five
-     * bits of t; width 4: the rounded sum in fp32. */
+    /* Packs an accumulator t, h, l [n] for communication in `width` bytes per element, packed [n, width]: t and then
+     * the lowest (width - 1)/2 bytes each of h and l; width 5, 6 or 8, narrow only: h and l with equally many bits above
+     * five bits of t; width 4: the rounded sum in fp32. */
     ar_status (*states_narrow)(ar_device *d, ar_queue *q, ar_buf packed, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
-                               size_t width);
+                               size_t width, bool narrow);
     /* Adds all ranks' packed accumulators, received [ranks, n, width], to t, h, l [n]. */
     ar_status (*states_merge)(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf received, size_t ranks,
-                              size_t n, size_t width);
+                              size_t n, size_t width, bool narrow);
     /* For native numerics: fp32 sums acc[row_of[r]] += terms[r] in row order; arguments as for acc_add. */
     ar_status (*sum_rows_f32)(ar_device *d, ar_queue *q, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
                               ar_cbuf row_of);
@@ -402,7 +400,7 @@ typedef struct ar_device_ops {
     X(queue_create) X(destroy) X(alloc) X(free) X(copy) X(zero) X(copy_strided)                          \
     X(gemm_f32) X(bias_act) X(col_exponents) X(row_exponents) X(packed_create) X(packed_part) X(packed_destroy) \
     X(packed_bytes) X(packed_room) X(pack) X(gemm_i64) X(gemm_round) X(gemm_acc) X(round_i64) X(acc_add) \
-    X(acc_raise) X(acc_value) X(acc_put) X(states_narrow) X(states_merge) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
+    X(acc_value) X(acc_put) X(states_narrow) X(states_merge) X(sum_rows_f32) X(add) X(mul) X(fill) X(softcap) X(softcap_backward)       \
     X(act_backward) X(gated_forward) X(gated_backward) X(dropout) X(norm_forward) X(norm_backward)       \
     X(rope_tables) X(rope) X(softmax_forward) X(softmax_backward) X(sinks_backward) X(route) X(route_backward)           \
     X(route_losses) X(route_terms)                                                                       \

@@ -35,8 +35,7 @@ void ar_mesh_groups_fini(ar_mesh_groups *groups);
  *            order of ranks; -0 becomes +0, also over one rank. P(sum) of F32, F64, BF16 and F16 in native numerics
  *            adds in the communicator's order. P(max): any dtype that reductions support (comm.h).
  *  Bytes:    sent by all N ranks of a group together, for a value of D bytes: all-gather and reduce-scatter (N-1)*D,
- *            all-reduce 2*(N-1)*D, all-to-all D minus what stays on its rank. For exact sums D is 18 bytes an element
- *            for a reduce-scatter, 17 for an all-reduce.
+ *            all-reduce 2*(N-1)*D, all-to-all D minus what stays on its rank. For exact sums D is 17 bytes an element.
  *  Collective over the groups of the mesh dimensions that change, in the same order on every rank. tag: as in comm.h.
  *  Errors:   AR_ERR_SHAPE (x does not have the part's shape, or is not contiguous; names both shapes), AR_ERR_ARG (an
  *            invalid placement), AR_ERR_DTYPE (a sum or maximum that the dtype or the numerics do not support),

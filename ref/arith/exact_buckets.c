@@ -9,24 +9,22 @@
 #include "ref/core/size.h"
 #include "ref/numerics/sent_sum.h"
 
-/* A bucket holds the accumulators of its elements, each kind in a run of its own, and room for the largest t of all
- * ranks, to which H and L are raised before they are added. hl, int64 [2n] (all H, then all L), comes first, so that
- * everything is aligned. */
+/* A bucket holds the accumulators of its elements, each kind in a run of its own. hl, int64 [2n] (all H, then all L),
+ * comes first, so that everything is aligned. */
 typedef struct runs {
-    ar_buf hl, t, most; /* t, most: u8 [n] */
+    ar_buf hl, t; /* t: u8 [n] */
     bool narrow;
 } runs;
 
 static runs runs_of(ar_buf bucket, size_t n, ar_dtype storage)
 {
-    const size_t hl = 2 * n * sizeof(int64_t);
-    return (runs){bucket, ar_buf_at(bucket, hl), ar_buf_at(bucket, hl + n), storage == AR_BF16};
+    return (runs){bucket, ar_buf_at(bucket, 2 * n * sizeof(int64_t)), storage == AR_BF16};
 }
 
 size_t ari_exact_bucket_bytes(size_t n, ar_dtype storage)
 {
     (void)storage;
-    const size_t each = 2 * sizeof(int64_t) + 2;
+    const size_t each = 2 * sizeof(int64_t) + 1;
     return n > SIZE_MAX / each ? SIZE_MAX : n * each;
 }
 
@@ -63,24 +61,27 @@ static ar_status states_narrow(ar_ctx *ctx, ar_queue *q, ar_buf to, const runs *
                                size_t width)
 {
     const ar_cbuf h = ar_cbuf_at(ar_const(r->hl), from * sizeof(int64_t)), l = ar_cbuf_at(h, n * sizeof(int64_t));
-    return ctx->device->ops->states_narrow(ctx->device, q, to, ar_cbuf_at(ar_const(r->t), from), h, l, count, width);
+    return ctx->device->ops->states_narrow(ctx->device, q, to, ar_cbuf_at(ar_const(r->t), from), h, l, count, width,
+                                           r->narrow);
 }
 
-/* The values of all elements, each summed up on one rank. room: 6n bytes. */
+/* The values of all elements, each summed up on one rank. room: n in fp32 and n as they are stored. */
 static ar_status gather_values(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *shares,
                                ar_buf room, const char *tag)
 {
     const ar_device_ops *dev = ctx->device->ops;
     const size_t start = ari_share_start(over, shares), own = shares[ar_comm_rank(over)];
-    const ar_buf rounded = ar_buf_at(room, n * sizeof(float)), mine = ar_buf_at(rounded, start * sizeof(uint16_t));
-    const ar_tensor values = one_row(AR_F32, room, own), stored = one_row(AR_BF16, mine, own);
-    const ar_tensor wide = one_row(AR_F32, room, n), all = one_row(AR_BF16, rounded, n);
+    const ar_dtype dtype = r->narrow ? AR_BF16 : AR_F32;
+    const ar_buf rounded = ar_buf_at(room, n * sizeof(float));
+    const ar_buf mine = ar_buf_at(rounded, start * ar_dtype_bytes(dtype));
+    const ar_tensor values = one_row(AR_F32, room, own), stored = one_row(dtype, mine, own);
+    const ar_tensor wide = one_row(AR_F32, room, n), all = one_row(dtype, rounded, n);
     AR_TRY(dev->acc_value(ctx->device, q, &values, ar_cbuf_at(ar_const(r->t), start),
-                          ar_cbuf_at(ar_const(r->hl), start * sizeof(int64_t)), n, true));
+                          ar_cbuf_at(ar_const(r->hl), start * sizeof(int64_t)), n, r->narrow));
     AR_TRY(dev->copy_strided(ctx->device, q, &stored, &values));
-    AR_TRY(ar_comm_all_gather(over, q, rounded, ar_const(mine), shares, AR_BF16, tag));
+    AR_TRY(ar_comm_all_gather(over, q, rounded, ar_const(mine), shares, dtype, tag));
     AR_TRY(dev->copy_strided(ctx->device, q, &wide, &all));
-    return dev->acc_put(ctx->device, q, r->t, r->hl, ar_const(room), n, true);
+    return dev->acc_put(ctx->device, q, r->t, r->hl, ar_const(room), n, r->narrow);
 }
 
 /* The states of all elements, in `width` bytes each. room: n of them. */
@@ -98,7 +99,7 @@ static ar_status gather_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n
     AR_TRY(ar_comm_all_gather(over, q, room, ar_const(mine), bytes, AR_U8, tag));
     AR_TRY(dev->zero(ctx->device, q, r->t, n));
     AR_TRY(dev->zero(ctx->device, q, r->hl, 2 * n * sizeof(int64_t)));
-    return dev->states_merge(ctx->device, q, r->t, r->hl, l, ar_const(room), 1, n, width);
+    return dev->states_merge(ctx->device, q, r->t, r->hl, l, ar_const(room), 1, n, width, r->narrow);
 }
 
 /* Each rank sends the others its states of their shares, in `width` bytes each, and merges those that come with its own
@@ -119,53 +120,44 @@ static ar_status exchange_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t
     AR_TRY(states_narrow(ctx, q, ar_buf_at(room, start * width), r, n, end, n - end, width));
     AR_TRY(ar_comm_all_to_all(over, q, came, ar_const(room), bytes, bytes + ranks, AR_U8, tag));
     return ctx->device->ops->states_merge(ctx->device, q, ar_buf_at(r->t, start), h, ar_buf_at(h, n * sizeof(int64_t)),
-                                          ar_const(came), ranks - 1, own, width);
+                                          ar_const(came), ranks - 1, own, width, r->narrow);
 }
 
-/* Of narrow states, in the bytes that so many values need. If all ranks need all (gathers) their values are gathered
- * then, or their states where more is added to them. No memory of the step: another queue has it. */
-static ar_status reduce_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *shares,
-                               bool gathers, const ar_most_terms *most, const char *tag)
+/* What leaves and arrives in the widest form, where the own share is as large as any; what comes back is no more. */
+size_t ari_exact_bucket_room(size_t n, ar_dtype storage, const ar_comm *over, const size_t *counts)
 {
-    const ar_device_ops *dev = ctx->device->ops;
-    const size_t width = ari_sent_state_bytes(most->before), wider = ari_sent_state_bytes(most->after);
-    const size_t own = shares[ar_comm_rank(over)], peers = (size_t)ar_comm_size(over) - 1;
-    const size_t there = (n - own + peers * own) * width;
-    const size_t back = n * (most->after > 0 ? wider : sizeof(float) + sizeof(uint16_t));
-    ar_buf room = {NULL};
-    AR_TRY(dev->alloc(ctx->device, q, &room, ari_larger(there, back)));
-    ar_status st = exchange_states(ctx, q, r, n, over, shares, room, width, tag);
-    if (st == AR_OK && gathers)
-        st = most->after > 0 ? gather_states(ctx, q, r, n, over, shares, room, wider, tag)
-                             : gather_values(ctx, q, r, n, over, shares, room, tag);
-    dev->free(ctx->device, q, room);
-    return st;
+    const size_t ranks = over ? (size_t)ar_comm_size(over) : 1,
+                 width = ari_sent_state_bytes(SIZE_MAX, storage == AR_BF16);
+    const size_t own = counts ? counts[ar_comm_rank(over)] : n / ranks + (n % ranks != 0);
+    if (ranks == 1)
+        return 0;
+    const size_t most = SIZE_MAX / width;
+    return n > most || (ranks > 2 && own > (most - n) / (ranks - 2)) ? SIZE_MAX : (n + (ranks - 2) * own) * width;
 }
 
-/* The one sum of gradients: of a bucket's runs, or of a gradient's own. counts and most as of bucket_reduce. */
-static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *counts,
-                             const ar_most_terms *most, const char *tag)
+/* The one sum of gradients, of a bucket's runs or of a gradient's own: states, in the bytes that so many values need.
+ * If all ranks need all (counts NULL) their values are gathered then, or their states where more is added to them.
+ * room, counts and most as of bucket_reduce. */
+static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, ar_buf room, size_t n, ar_comm *over,
+                             const size_t *counts, const ar_most_terms *most, const char *tag)
 {
-    if (r->narrow && most) {
-        ARI_OWNED size_t *equal = NULL;
-        AR_TRY(ari_slice_counts(&equal, over, n, 1));
-        return reduce_states(ctx, q, r, n, over, counts ? counts : equal, !counts, most, tag);
-    }
-    AR_TRY(ar_comm_all_reduce(over, q, r->most, ar_const(r->t), n, AR_U8, AR_MAX, tag));
-    AR_TRY(ctx->device->ops->acc_raise(ctx->device, q, r->t, r->hl, ar_const(r->most), n));
-    if (!counts)
-        return ar_comm_all_reduce(over, q, r->hl, ar_const(r->hl), 2 * n, AR_I64, AR_SUM, tag);
-    const ar_buf l = ar_buf_at(r->hl, n * sizeof(int64_t));
-    const size_t own = ari_share_start(over, counts) * sizeof(int64_t);
-    AR_TRY(ar_comm_reduce_scatter(over, q, ar_buf_at(r->hl, own), ar_const(r->hl), counts, AR_I64, AR_SUM, tag));
-    return ar_comm_reduce_scatter(over, q, ar_buf_at(l, own), ar_const(l), counts, AR_I64, AR_SUM, tag);
+    const size_t before = most ? most->before : SIZE_MAX, after = most ? most->after : SIZE_MAX;
+    const size_t width = ari_sent_state_bytes(before, r->narrow), wider = ari_sent_state_bytes(after, r->narrow);
+    ARI_OWNED size_t *equal = NULL;
+    AR_TRY(ari_slice_counts(&equal, over, n, 1));
+    const size_t *shares = counts ? counts : equal;
+    AR_TRY(exchange_states(ctx, q, r, n, over, shares, room, width, tag));
+    if (counts)
+        return AR_OK;
+    return after > 0 ? gather_states(ctx, q, r, n, over, shares, room, wider, tag)
+                     : gather_values(ctx, q, r, n, over, shares, room, tag);
 }
 
-ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage, ar_comm *over,
-                                  const size_t *counts, const ar_most_terms *most, const char *tag)
+ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_buf room, size_t n, ar_dtype storage,
+                                  ar_comm *over, const size_t *counts, const ar_most_terms *most, const char *tag)
 {
     const runs r = runs_of(bucket, n, storage);
-    return ari_has_peers(over) ? reduce_runs(ctx, q, &r, n, over, counts, most, tag) : AR_OK;
+    return ari_has_peers(over) ? reduce_runs(ctx, q, &r, room, n, over, counts, most, tag) : AR_OK;
 }
 
 ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag)
@@ -174,10 +166,12 @@ ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const c
         return AR_OK;
     AR_TRY(ari_exact_grad_ensure(ctx, p));
     AR_TRY(ari_exact_grad_zeros(ctx, ctx->queue, p->grad));
-    runs r = {.hl = p->grad->hl, .t = p->grad->t, .narrow = p->grad->narrow};
-    AR_TRY(ari_step_alloc(ctx, &r.most, p->grad->n));
-    AR_TRY(reduce_runs(ctx, ctx->queue, &r, p->grad->n, over, NULL, NULL, tag));
-    ari_step_free(ctx, r.most);
+    const size_t n = p->grad->n;
+    const runs r = {p->grad->hl, p->grad->t, p->grad->narrow};
+    ar_buf room;
+    AR_TRY(ari_step_alloc(ctx, &room, ari_exact_bucket_room(n, r.narrow ? AR_BF16 : AR_F32, over, NULL)));
+    AR_TRY(reduce_runs(ctx, ctx->queue, &r, room, n, over, NULL, NULL, tag));
+    ari_step_free(ctx, room);
     return AR_OK;
 }
 

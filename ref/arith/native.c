@@ -483,11 +483,16 @@ static ar_status native_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bucket, siz
     return ctx->device->ops->zero(ctx->device, q, bucket, native_bucket_bytes(n, storage));
 }
 
-static ar_status native_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage,
+static size_t native_bucket_room(size_t n, ar_dtype storage, const ar_comm *over, const size_t *counts)
+{
+    (void)n, (void)storage, (void)over, (void)counts;
+    return 0;
+}
+
+static ar_status native_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_buf room, size_t n, ar_dtype storage,
                                       ar_comm *over, const size_t *counts, const ar_most_terms *most, const char *tag)
 {
-    (void)ctx;
-    (void)most;
+    (void)ctx, (void)room, (void)most;
     if (!ari_has_peers(over))
         return AR_OK;
     if (!counts)
@@ -502,7 +507,8 @@ static ar_status native_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, con
         return AR_OK;
     AR_TRY(native_grad_ensure(ctx, p));
     const ar_tensor *sum = &p->grad->sum;
-    return native_bucket_reduce(ctx, ctx->queue, sum->data, ar_tensor_count(sum), sum->dtype, over, NULL, NULL, tag);
+    return native_bucket_reduce(ctx, ctx->queue, sum->data, (ar_buf){NULL}, ar_tensor_count(sum), sum->dtype, over,
+                                NULL, NULL, tag);
 }
 
 static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,

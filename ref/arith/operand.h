@@ -10,8 +10,8 @@
     X(operand_b) X(operand_a) X(param_operand) X(operand_bytes) X(operand_part) X(contract) X(fold) X(round) \
     X(blocks_begin) X(blocks_measure) X(blocks_measured) X(blocks_add) X(blocks_end) X(grad_contract) X(grad_rows) \
     X(grad_sum) X(grad_reduce) X(grad_value) X(grad_zero) X(bucket_bytes) X(bucket_pack) X(bucket_zero) \
-    X(bucket_reduce) X(bucket_unpack) X(bucket_take) X(grad_ensure) X(grad_bytes) X(grad_release) X(operand_release) \
-    X(param_release)
+    X(bucket_room) X(bucket_reduce) X(bucket_unpack) X(bucket_take) X(grad_ensure) X(grad_bytes) X(grad_release) \
+    X(operand_release) X(param_release)
 /* clang-format on */
 
 /* The extents of a contraction's operand; both arithmetics check them alike. */

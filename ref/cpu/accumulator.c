@@ -407,20 +407,6 @@ ar_status ari_cpu_sum_rows_f32(ar_device *d, ARI_AT_ONCE, ar_buf acc, size_t row
     return AR_OK;
 }
 
-/** Slot acc_raise. Errors: none. */
-ar_status ari_cpu_acc_raise(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, ar_cbuf t_new, size_t n)
-{
-    uint8_t *top = t.ptr;
-    int64_t *h = hl.ptr, *l = h + n;
-    const uint8_t *to = t_new.ptr;
-    const size_t chunks = (n + CHUNK - 1) / CHUNK;
-    ARI_PARALLEL_FOR (i, chunks, d, n) {
-        const size_t from = i * CHUNK;
-        raise_run(top + from, h + from, l + from, to + from, n - from < CHUNK ? n - from : CHUNK);
-    }
-    return AR_OK;
-}
-
 /* Writes values[0..n), elements [from, from + n) in row-major order, through the strides of y, a run along the last
  * dimension at a time. */
 static void scatter(const ar_tensor *y, size_t from, const float *values, size_t n)
@@ -476,25 +462,25 @@ ar_status ari_cpu_acc_put(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, ar_cbu
 
 /** Slot states_narrow. Errors: none. */
 ar_status ari_cpu_states_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
-                                size_t width)
+                                size_t width, bool narrow)
 {
     uint8_t *sent = to.ptr;
     const uint8_t *top = t.ptr;
     const int64_t *high = h.ptr, *low = l.ptr;
     ARI_PARALLEL_FOR (i, n, d, n)
-        ari_sent_write_state(sent + i * width, top[i], high[i], low[i], width);
+        ari_sent_write_state(sent + i * width, top[i], high[i], low[i], width, narrow);
     return AR_OK;
 }
 
 /** Slot states_merge. Errors: none. */
 ar_status ari_cpu_states_merge(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks,
-                               size_t n, size_t width)
+                               size_t n, size_t width, bool narrow)
 {
     const uint8_t *sent = from.ptr;
     uint8_t *top = t.ptr;
     int64_t *high = h.ptr, *low = l.ptr;
     ARI_PARALLEL_FOR (i, n, d, n * ranks)
         for (size_t r = 0; r < ranks; r++)
-            ari_sent_merge_state(&top[i], &high[i], &low[i], sent + (r * n + i) * width, width);
+            ari_sent_merge_state(&top[i], &high[i], &low[i], sent + (r * n + i) * width, width, narrow);
     return AR_OK;
 }

@@ -39,21 +39,25 @@ ARI_FN void ari_acc_put(uint8_t *t, int64_t *h, int64_t *l, float x, bool narrow
 #define ARI_SENT_TOP 5u        /* bits of t in it */
 #define ARI_SENT_NONFINITE 31u /* what stands there for ARI_ACC_NONFINITE */
 
-/** Bytes of a narrow state that is the sum of at most so many values: of one value that value, fp32; of few one word: t
- *  in 5 bits and both sums in 17, 21 or 29; else t, H and L. */
-ARI_FN size_t ari_sent_state_bytes(size_t values)
+/** Bytes of a state that is the sum of at most so many values: of one value that value, fp32; of few narrow ones one
+ *  word: t in 5 bits and both sums in 17, 21 or 29; else t, H and L. */
+ARI_FN size_t ari_sent_state_bytes(size_t values, bool narrow)
 {
+    if (values == 1)
+        return sizeof(float);
+    if (!narrow)
+        return values <= (size_t)1 << 7 ? 11 : values <= (size_t)1 << 15 ? 13 : values <= (size_t)1 << 23 ? 15 : 17;
     if (values <= (size_t)1 << 7)
-        return values == 1 ? sizeof(float) : values <= 8 ? 5 : 6;
+        return values <= 8 ? 5 : 6;
     return values <= (size_t)1 << 15 ? ARI_SENT_WORD : values <= (size_t)1 << 26 ? 11 : 13;
 }
 
 /** The state in so many bytes, and one that is merged with it. */
-ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, size_t width)
+ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, size_t width, bool narrow)
 {
     const size_t each = width / 2;
     if (width == sizeof(float)) {
-        ari_sent_write(to, (int64_t)ari_bits32(ari_acc_sum(t, h, l, true)), width);
+        ari_sent_write(to, (int64_t)ari_bits32(ari_acc_sum(t, h, l, narrow)), width);
     } else if (width <= ARI_SENT_WORD) {
         const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2;
         const uint64_t top = t == ARI_ACC_NONFINITE ? ARI_SENT_NONFINITE : t;
@@ -66,11 +70,11 @@ ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, s
     }
 }
 
-ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8_t *from, size_t width)
+ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8_t *from, size_t width, bool narrow)
 {
     const size_t each = width / 2;
     if (width == sizeof(float)) {
-        ari_acc_add(t, h, l, ari_float32((uint32_t)ari_sent_read(from, width)), true);
+        ari_acc_add(t, h, l, ari_float32((uint32_t)ari_sent_read(from, width)), narrow);
     } else if (width <= ARI_SENT_WORD) {
         const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2, above = 64 - bits;
         const int64_t word = ari_sent_read(from, width);

@@ -262,12 +262,24 @@ static ar_op op_of(const joint *j)
     return j->step->from.kind == AR_PARTIAL_MAX ? AR_MAX : AR_SUM;
 }
 
+/* Of a bucket that is ours, in place; the parts: counts, as of bucket_reduce. */
+static ar_status reduce_bucket(const joint *j, const value *v, const size_t *counts)
+{
+    const walk *w = j->w;
+    ar_buf room;
+    AR_TRY(ari_step_alloc(w->ctx, &room, w->sums->bucket_room(v->count, AR_F32, j->over, counts)));
+    AR_TRY(
+        w->sums->bucket_reduce(w->ctx, w->ctx->queue, v->data, room, v->count, AR_F32, j->over, counts, NULL, w->tag));
+    ari_step_free(w->ctx, room);
+    return AR_OK;
+}
+
 static ar_status all_reduce(const joint *j, value *out, value *in)
 {
     const walk *w = j->w;
     if (in->arrays > 1) {
-        *out = *in; /* in place: a bucket is ours */
-        return w->sums->bucket_reduce(w->ctx, w->ctx->queue, in->data, in->count, AR_F32, j->over, NULL, NULL, w->tag);
+        *out = *in;
+        return reduce_bucket(j, in, NULL);
     }
     AR_TRY(new_value(w, out, in, in->extent));
     return ar_comm_all_reduce(j->over, w->ctx->queue, out->data, ar_const(in->data), in->count, w->dtype, op_of(j),
@@ -285,8 +297,7 @@ static ar_status scatter_bucket(const joint *j, value *out, value *in, const ari
         for (int i = 0; i < in->arrays; i++)
             AR_TRY(ari_axis_pack(w->ctx, array_of(&packed, i), ar_const(array_of(in, i)), a, in->array[i].dtype));
     }
-    AR_TRY(w->sums->bucket_reduce(w->ctx, w->ctx->queue, packed.data, in->count, AR_F32, j->over, j->counts, NULL,
-                                  w->tag));
+    AR_TRY(reduce_bucket(j, &packed, j->counts));
     for (int i = 0; i < j->rank; i++)
         start += j->counts[i];
     for (int i = 0; i < in->arrays; i++) {

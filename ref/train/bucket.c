@@ -8,6 +8,35 @@
 #include "ref/placement/parallel_private.h"
 #include "ref/train/faults.h"
 
+/* --- groups, on the queue that carries buckets -------------------------------------------------------------------- */
+
+/* All that have a parameter. */
+static ar_comm *data_of(const ari_bucket *b)
+{
+    return ari_ddp_group(b->ddp, b->expert ? ARI_OVER_EDP : ARI_OVER_DP);
+}
+
+static ar_comm *replicate_of(const ari_bucket *b)
+{
+    if (ar_comm_size(b->ddp->ctx->replicate) == 1)
+        return ari_ctx_replicate(b->ddp->ctx, b->expert);
+    return ari_ddp_group(b->ddp, b->expert ? ARI_OVER_EXPERT_REPLICATE : ARI_OVER_REPLICATE);
+}
+
+/* The ranks that share buckets out: without replicas all that have data. */
+static ar_comm *shard_of(const ari_bucket *b)
+{
+    if (ar_comm_size(b->ddp->ctx->replicate) == 1)
+        return data_of(b);
+    return ari_ddp_group(b->ddp, b->expert ? ARI_OVER_EXPERT_SHARD : ARI_OVER_SHARD);
+}
+
+/* Those over which a bucket is summed first: each gets it, or its share. */
+static ar_comm *reduced_over(const ari_bucket *b)
+{
+    return b->ddp->stage > 0 ? shard_of(b) : data_of(b);
+}
+
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
 /* Room for this rank's slice, in the form of a bucket of as many elements: what is summed on its own. */
@@ -59,10 +88,29 @@ static ar_status alloc_one(ar_ddp *d, ari_bucket *b)
     return ctx->arith->bucket_zero(ctx, ctx->queue, b->storage, b->info.elements, b->info.storage);
 }
 
+/* For every group over which the bucket may be summed. */
+static size_t room_of(const ari_bucket *b)
+{
+    const ar_ddp *d = b->ddp;
+    const ar_arith_ops *arith = d->ctx->arith;
+    const size_t n = b->info.elements;
+    const ar_dtype storage = b->info.storage;
+    size_t most = arith->bucket_room(n, storage, reduced_over(b), NULL);
+    if (b->info.spread)
+        most = ari_larger(most, arith->bucket_room(n, storage, ari_ddp_group(d, ARI_OVER_TP), NULL));
+    if (b->info.ends)
+        most = ari_larger(most, arith->bucket_room(n, storage, ari_ddp_group(d, ARI_OVER_ENDS), NULL));
+    return d->stage == 0 ? most
+                         : ari_larger(most, arith->bucket_room(b->info.own_count, storage, replicate_of(b), NULL));
+}
+
 ar_status ari_buckets_alloc(ar_ddp *d)
 {
-    for (size_t i = 0; i < d->count; i++)
+    for (size_t i = 0; i < d->count; i++) {
         AR_TRY(alloc_one(d, &d->buckets[i]));
+        d->exchange_bytes = ari_larger(d->exchange_bytes, room_of(&d->buckets[i]));
+    }
+    AR_TRY(ari_ctx_alloc(d->ctx, &d->exchange, d->exchange_bytes));
     if (!d->options.find_unused || !ari_ddp_has_peers(d))
         return AR_OK;
     return ari_ctx_alloc(d->ctx, &d->used_device, d->trained);
@@ -78,6 +126,7 @@ void ari_buckets_free(ar_ddp *d)
             dev->free(d->ctx->device, d->ctx->queue, d->buckets[i].storage);
         dev->free(d->ctx->device, d->ctx->queue, d->buckets[i].shard);
     }
+    dev->free(d->ctx->device, d->ctx->queue, d->exchange);
     dev->free(d->ctx->device, d->ctx->queue, d->used_device);
 }
 
@@ -96,29 +145,6 @@ void ari_bucket_share(const ari_bucket *b)
 {
     for (size_t i = 0; i < b->info.params; i++)
         own_part(b, b->info.param[i], &b->info, b->info.offset[i]);
-}
-
-/* --- groups, on the queue that carries buckets -------------------------------------------------------------------- */
-
-/* All that have a parameter. */
-static ar_comm *data_of(const ari_bucket *b)
-{
-    return ari_ddp_group(b->ddp, b->expert ? ARI_OVER_EDP : ARI_OVER_DP);
-}
-
-static ar_comm *replicate_of(const ari_bucket *b)
-{
-    if (ar_comm_size(b->ddp->ctx->replicate) == 1)
-        return ari_ctx_replicate(b->ddp->ctx, b->expert);
-    return ari_ddp_group(b->ddp, b->expert ? ARI_OVER_EXPERT_REPLICATE : ARI_OVER_REPLICATE);
-}
-
-/* The ranks that share buckets out: without replicas all that have data. */
-static ar_comm *shard_of(const ari_bucket *b)
-{
-    if (ar_comm_size(b->ddp->ctx->replicate) == 1)
-        return data_of(b);
-    return ari_ddp_group(b->ddp, b->expert ? ARI_OVER_EXPERT_SHARD : ARI_OVER_SHARD);
 }
 
 /* --- pack, reduce, copy back -------------------------------------------------------------------------------------- */
@@ -186,7 +212,8 @@ static ar_status sum_data(const ari_bucket *b, ar_queue *q, ar_buf storage, size
 {
     ar_ctx *ctx = b->ddp->ctx;
     const ar_most_terms most = {.before = most_values(b, group, samples)};
-    return ctx->arith->bucket_reduce(ctx, q, storage, n, b->info.storage, group, counts, &most, b->tag);
+    return ctx->arith->bucket_reduce(ctx, q, storage, b->ddp->exchange, n, b->info.storage, group, counts, &most,
+                                     b->tag);
 }
 
 /* What is spread over tp, or over the ends of the pipeline, is complete after these. Buckets have other numbers at the
@@ -195,16 +222,18 @@ static ar_status sum_spread(const ari_bucket *b, ar_queue *q, ar_buf storage, si
 {
     ar_ctx *ctx = b->ddp->ctx;
     const ar_arith_ops *arith = ctx->arith;
+    const ar_buf room = b->ddp->exchange;
     const bool ends = b->info.ends && !ari_faulty(ctx, AR_FAULT_pp_tied_not_summed);
     ar_comm *tp = ari_ddp_group(b->ddp, ARI_OVER_TP), *both = ari_ddp_group(b->ddp, ARI_OVER_ENDS);
     ar_most_terms most = {.before = most_values(b, data, b->ddp->step.samples)};
     if (b->info.spread) {
         most.after = is_alone(data) && !b->info.ends ? 0 : times(most.before, size_of(tp));
-        AR_TRY(arith->bucket_reduce(ctx, q, storage, n, b->info.storage, tp, NULL, &most, b->tag));
+        AR_TRY(arith->bucket_reduce(ctx, q, storage, room, n, b->info.storage, tp, NULL, &most, b->tag));
         most.before = most.after;
     }
     most.after = is_alone(data) ? 0 : times(most.before, size_of(both));
-    return ends ? arith->bucket_reduce(ctx, q, storage, n, b->info.storage, both, NULL, &most, b->info.param[0]->name)
+    return ends ? arith->bucket_reduce(ctx, q, storage, room, n, b->info.storage, both, NULL, &most,
+                                       b->info.param[0]->name)
                 : AR_OK;
 }
 
@@ -262,7 +291,7 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
 static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
-    ar_comm *over = d->stage > 0 ? shard_of(b) : data_of(b);
+    ar_comm *over = reduced_over(b);
     if (d->stage >= 2)
         return sum_data(b, q, b->storage, b->info.elements, over, b->counts, d->step.pass_samples);
     AR_TRY(sum_spread(b, q, b->storage, b->info.elements, data_of(b)));

@@ -675,7 +675,7 @@ ar_bucket_info ari_ddp_bucket(const ar_ddp *d, size_t i)
 
 size_t ari_ddp_bytes(const ar_ddp *d)
 {
-    size_t bytes = 0;
+    size_t bytes = d->exchange_bytes;
     for (size_t i = 0; i < d->count; i++)
         bytes += d->buckets[i].info.storage_bytes;
     return bytes;

@@ -94,6 +94,8 @@ struct ar_ddp {
     ari_unit *in_flight; /* whose gradients are being reduced; NULL: none */
     ar_buf room;         /* where; ptr NULL: none are */
     size_t room_bytes;
+    ar_buf exchange; /* of the sums over ranks, one after the other, which take it as their room */
+    size_t exchange_bytes;
     const ari_communication *gathers;       /* borrowed; NULL: weights are gathered on the main queue */
     const ari_communication *communication; /* borrowed; NULL: buckets go through the main queue */
     ari_ddp_step step;

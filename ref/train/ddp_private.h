@@ -26,7 +26,8 @@ ar_bucket_info ari_ddp_bucket(const ar_ddp *d, size_t i);
 /** Enqueues the reduction of all buckets that are still filling, ready or not, in order. Errors: AR_ERR_ARG (with ZeRO-2
  *  and -3). */
 AR_NODISCARD ar_status ari_ddp_reduce_all(ar_ddp *d);
-/** Bytes of all buckets' storage, which with ZeRO-2 and -3 exists during reductions alone: then none. */
+/** Bytes of all buckets' storage, which with ZeRO-2 and -3 exists during reductions alone, and of the room of their sums
+ *  over ranks. */
 size_t ari_ddp_bytes(const ar_ddp *d);
 
 AR_END_DECLS

@@ -241,6 +241,7 @@ static bool next_bucket(ari_op_builder *w, const ari_params *all, const unit_spa
         filled = ari_op_builder_add(w, filled, ari_op_builder_mul(w, n, bytes));
         b->elements = ari_op_builder_add(w, b->elements, ari_op_builder_mul(w, n, p.elements));
         b->params += n;
+        b->by_any = b->by_any || (p.value.ndim < 2);
         b->by_token = b->by_token || p.of.role == ARI_TOKENS || (p.of.role == ARI_POSITIONS && w->c->repeats);
         b->last = (ari_bucket_place){at.major, at.minor + n - 1};
         const ari_op_param here = {p.layer, p.of.role, p.of.bias};
@@ -351,6 +352,8 @@ size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket
     const ar_parallel *p = &w->c->run.parallel;
     const size_t before = w->summing[0] / ari_op_builder_ranks(w, over);
     size_t start = 0, samples = 0, parts = 0;
+    if (b->by_any)
+        return SIZE_MAX;
     ari_gradient_moves(p, w->c->run.seq, &parts);
     const size_t each = ari_op_builder_mul(w, 1 + w->config->mtp, b->by_token ? 2 * w->c->run.seq : parts);
     const bool apart = often == ARI_EACH_MICRO && ari_passes_apart(p);
@@ -358,12 +361,14 @@ size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket
     return ari_op_builder_mul(w, ari_op_builder_mul(w, samples, each), before > 1 ? before : 1);
 }
 
-size_t ari_op_builder_state_bytes(size_t values)
+size_t ari_op_builder_state_bytes(size_t values, bool narrow)
 {
-    static const int bits[] = {0, 3, 7, 15, 26}; /* the last bytes hold any number */
-    static const size_t bytes[] = {4, 5, 6, 8, 11, 13};
+    /* The last bytes hold any number. */
+    static const int bits[2][6] = {{0, 7, 15, 23, 31}, {0, 3, 7, 15, 26, 31}};
+    static const size_t bytes[2][6] = {{4, 11, 13, 15, 17}, {4, 5, 6, 8, 11, 13}};
+    const int last = narrow ? 5 : 4;
     int i = 0;
-    while (i < 5 && values > (size_t)1 << bits[i])
+    while (i < last && values > (size_t)1 << bits[narrow][i])
         i++;
-    return bytes[i];
+    return bytes[narrow][i];
 }

@@ -145,9 +145,9 @@ bool ari_op_builder_is_narrow(const ari_op_builder *w, size_t terms);
 /** An all-to-all in which each rank gets its share of n sums from the others, in so many bytes each. */
 void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t width, ari_call_often often,
                               ari_role role, const char *tag);
-/** The way back: an all-gather of n sums, each of at most so many values; 0: as bf16 numbers. */
-void ari_op_builder_gather_sums(ari_op_builder *w, ari_over over, size_t n, size_t values, ari_call_often often,
-                                ari_role role, const char *tag);
+/** The way back: an all-gather of n sums, of so many elements each. */
+void ari_op_builder_gather_sums(ari_op_builder *w, ari_over over, size_t n, size_t width, ar_dtype dtype,
+                                ari_call_often often, ari_role role, const char *tag);
 /** A reduce-scatter of n exact sums of so many products; narrow: of bf16 numbers, whose sums fit one int64. */
 void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, size_t terms, bool narrow, ari_role role,
                                  const char *tag);
@@ -334,7 +334,8 @@ typedef struct ari_op_builder_bucket {
     size_t elements, params;
     ari_bucket_place last; /* of its last parameter in the order of packing */
     ari_op_param latest;   /* in that of the backward pass, of this bucket and those before it */
-    bool by_token;         /* an element can be the sum of a value a token */
+    bool by_token;         /* an element can be the sum of a value a token, */
+    bool by_any;           /* or of any number of values */
 } ari_op_builder_bucket;
 
 ari_params ari_op_builder_all_params(ari_op_builder *w);
@@ -358,12 +359,13 @@ typedef void (*ari_bucket_fn)(ari_op_builder *w, const ari_op_builder_bucket *b,
 void ari_op_builder_each_bucket(ari_op_builder *w, const ari_params *all, size_t unit, ari_bucket_fn f);
 /** The most values of which a rank's element of the bucket is the sum, where it is summed over a group: one for each
  *  part of the samples that it has, of a micro-batch or of the step, or that those ranks have whose sums it got or whose
- *  tokens its experts have; two for each token of a table whose rows a sample can have several times. */
+ *  tokens its experts have; two for each token of a table whose rows a sample can have several times; SIZE_MAX:
+ *  any number. */
 size_t ari_op_builder_most_values(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over over,
                                   ari_call_often often);
-/** Bytes of a bf16 gradient's state, the sum of at most so many values, on its way: the one value that there is, or an
+/** Bytes of a gradient's state, the sum of at most so many values, on its way: the one value that there is, or an
  *  index and two numbers that have 32 bits of each value. */
-size_t ari_op_builder_state_bytes(size_t values);
+size_t ari_op_builder_state_bytes(size_t values, bool narrow);
 
 /* --- outside of the passes (ops_step.c) --------------------------------------------------------------------------- */
 

@@ -18,15 +18,13 @@ void ari_op_builder_send_sums(ari_op_builder *w, ari_over over, size_t n, size_t
     w->op.call[w->op.calls - 1].row = sent;
 }
 
-void ari_op_builder_gather_sums(ari_op_builder *w, ari_over over, size_t n, size_t values, ari_call_often often,
-                                ari_role role, const char *tag)
+void ari_op_builder_gather_sums(ari_op_builder *w, ari_over over, size_t n, size_t width, ar_dtype dtype,
+                                ari_call_often often, ari_role role, const char *tag)
 {
     const int calls = w->op.calls;
-    const size_t bytes = values > 0 ? ari_op_builder_state_bytes(values) : 1;
-    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, over, ari_op_builder_mul(w, n, bytes), values > 0 ? AR_U8 : AR_BF16,
-                        often, role, tag);
-    if (w->op.calls > calls && values > 0)
-        w->op.call[calls].row = bytes;
+    ari_op_builder_call(w, ARI_CALL_ALL_GATHER, over, ari_op_builder_mul(w, n, width), dtype, often, role, tag);
+    if (w->op.calls > calls && width > 1)
+        w->op.call[calls].row = width;
 }
 
 void ari_op_builder_scatter_sums(ari_op_builder *w, ari_over over, size_t n, size_t terms, bool narrow, ari_role role,

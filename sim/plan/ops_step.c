@@ -35,25 +35,22 @@ static ari_over replicate_group(bool experts)
     return experts ? ARI_OVER_EXPERT_REPLICATE : ARI_OVER_REPLICATE;
 }
 
-/* A sum of n terms. Exact: the accumulator's index and its two int64. To a share of them on each rank (shares): the
- * index is needed whole, as own terms are raised to it before they are added. A matrix's gradient in bf16, of at most so
- * many values before, goes to shares, and to all rounded or, where sums follow, as so many. */
+/* A sum of n terms. Exact: states of at most so many values before go to shares, and to all as values or, where sums
+ * follow, as states of so many. */
 static void call_sum(ari_op_builder *w, ari_over over, size_t n, ar_dtype dtype, bool shares, size_t before,
                      size_t after, ari_call_often often, ari_role role, const char *tag)
 {
-    const ari_call_kind kind = shares ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE;
+    const bool narrow = dtype == AR_BF16;
     if (!w->form.exact) {
-        ari_op_builder_call(w, kind, over, n, dtype, often, role, tag);
-    } else if (dtype == AR_BF16) {
-        ari_op_builder_send_sums(w, over, n, ari_op_builder_state_bytes(before), often, role, tag);
-        if (!shares)
-            ari_op_builder_gather_sums(w, over, n, after, often, role, tag);
-    } else {
-        ari_op_builder_call(w, ARI_CALL_ALL_REDUCE, over, n, AR_U8, often, role, tag);
-        ari_op_builder_call(w, kind, over, shares ? n : ari_op_builder_mul(w, 2, n), AR_I64, often, role, tag);
-        if (shares)
-            ari_op_builder_call(w, kind, over, n, AR_I64, often, role, tag);
+        ari_op_builder_call(w, shares ? ARI_CALL_REDUCE_SCATTER : ARI_CALL_ALL_REDUCE, over, n, dtype, often, role,
+                            tag);
+        return;
     }
+    ari_op_builder_send_sums(w, over, n, ari_op_builder_state_bytes(before, narrow), often, role, tag);
+    if (!shares && after == 0)
+        ari_op_builder_gather_sums(w, over, n, 1, dtype, often, role, tag);
+    else if (!shares)
+        ari_op_builder_gather_sums(w, over, n, ari_op_builder_state_bytes(after, narrow), AR_U8, often, role, tag);
 }
 
 /* Places a value over all axes along which gradients are summed. */
@@ -155,18 +152,24 @@ static void sum_last(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over
     sum_over(w, b, over, slices, ari_op_builder_most_values(w, b, over, ARI_EACH_STEP), 0);
 }
 
+/* SIZE_MAX: nobody knows how many. */
+static size_t values_on(size_t values, size_t ranks)
+{
+    return values <= SIZE_MAX / ranks ? values * ranks : SIZE_MAX;
+}
+
 /* A spread value is complete before it is summed over `next`, or shared out, if it is. */
 static void sum_before(ari_op_builder *w, const ari_op_builder_bucket *b, ari_over next, bool slices)
 {
     const bool ends = (b->kind & ARI_KIND_ENDS) != 0, alone = ari_op_builder_ranks(w, next) == 1;
     size_t before = ari_op_builder_most_values(w, b, next, ARI_EACH_STEP);
     if (b->kind & ARI_KIND_SPREAD) {
-        const size_t after = ari_op_builder_mul(w, before, ari_op_builder_ranks(w, ARI_OVER_TP));
+        const size_t after = values_on(before, ari_op_builder_ranks(w, ARI_OVER_TP));
         sum_over(w, b, ARI_OVER_TP, slices, before, alone && !ends ? 0 : after);
         before = after;
     }
     if (ends)
-        sum_over(w, b, ARI_OVER_ENDS, slices, before, alone ? 0 : ari_op_builder_mul(w, before, 2));
+        sum_over(w, b, ARI_OVER_ENDS, slices, before, alone ? 0 : values_on(before, 2));
 }
 
 static void share_out(ari_op_builder *w, const ari_op_builder_bucket *b, ari_call_often often)
@@ -391,7 +394,7 @@ void ari_op_builder_counts(ari_op_builder *w)
 
 static void sum_terms(ari_op_builder *w, ari_over over)
 {
-    call_sum(w, over, 1, AR_F32, false, 0, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+    call_sum(w, over, 1, AR_F32, false, SIZE_MAX, SIZE_MAX, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
 }
 
 static void sum_router_losses(ari_op_builder *w)
@@ -422,9 +425,9 @@ static void sum_loss(ari_op_builder *w)
     w->op.input[0].at[ARI_AXIS_TP] = spread ? partial : ari_whole;
     w->op.input[0].at[ARI_AXIS_PP] = partial;
     if (spread)
-        call_sum(w, ARI_OVER_TP, 1, AR_F32, false, 0, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+        call_sum(w, ARI_OVER_TP, 1, AR_F32, false, SIZE_MAX, SIZE_MAX, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     if (w->last)
-        call_sum(w, ARI_OVER_DP, 1, AR_F32, false, 0, 0, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
+        call_sum(w, ARI_OVER_DP, 1, AR_F32, false, SIZE_MAX, SIZE_MAX, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     ari_op_builder_call(w, ARI_CALL_BROADCAST, ARI_OVER_PP, 1, AR_F32, ARI_EACH_STEP, ARI_NO_ROLE, "loss");
     visit_if_moved(w);
 }

@@ -51,15 +51,16 @@ typedef struct sum_job {
     float sum[RANKS][LENGTH];
 } sum_job;
 
-static ar_status add_up(ar_ctx *ctx, ar_buf bucket, const ar_tensor *x, const ar_tensor *y, const sum_job *j)
+static ar_status add_up(ar_ctx *ctx, ar_buf bucket, ar_buf room, const ar_tensor *x, const ar_tensor *y,
+                        const sum_job *j)
 {
     const ar_arith_ops *ops = ctx->arith;
     const ar_most_terms last = {.before = j->first.after};
     AR_TRY(ops->bucket_put(ctx, ctx->queue, bucket, ar_const(x->data), LENGTH, AR_BF16));
-    AR_TRY(ops->bucket_reduce(ctx, ctx->queue, bucket, LENGTH, AR_BF16, ctx->tp, NULL, &j->first, "first"));
+    AR_TRY(ops->bucket_reduce(ctx, ctx->queue, bucket, room, LENGTH, AR_BF16, ctx->tp, NULL, &j->first, "first"));
     if (ar_comm_rank(ctx->tp) > 0)
         AR_TRY(ops->bucket_put(ctx, ctx->queue, bucket, ar_const(y->data), LENGTH, AR_BF16));
-    AR_TRY(ops->bucket_reduce(ctx, ctx->queue, bucket, LENGTH, AR_BF16, ctx->tp, NULL, &last, "last"));
+    AR_TRY(ops->bucket_reduce(ctx, ctx->queue, bucket, room, LENGTH, AR_BF16, ctx->tp, NULL, &last, "last"));
     return ops->bucket_take(ctx, ctx->queue, x->data, ar_const(bucket), LENGTH, 0, LENGTH, AR_BF16);
 }
 
@@ -70,7 +71,7 @@ static ar_status sum_twice(ar_ctx *ctx, void *user)
     const size_t shape[] = {LENGTH};
     float own[2][LENGTH];
     ar_tensor x, y;
-    ar_buf bucket;
+    ar_buf bucket, room;
     for (size_t i = 0; i < LENGTH; i++) {
         own[0][i] = value_of(rank, i);
         own[1][i] = second_value_of(rank, i);
@@ -78,7 +79,9 @@ static ar_status sum_twice(ar_ctx *ctx, void *user)
     AR_TRY(rank_upload(ctx, &x, 1, shape, own[0]));
     AR_TRY(rank_upload(ctx, &y, 1, shape, own[1]));
     AR_TRY(ari_ctx_alloc(ctx, &bucket, ctx->arith->bucket_bytes(LENGTH, AR_BF16)));
-    ar_status st = add_up(ctx, bucket, &x, &y, j);
+    AR_TRY(ari_ctx_alloc(ctx, &room, ctx->arith->bucket_room(LENGTH, AR_BF16, ctx->tp, NULL)));
+    ar_status st = add_up(ctx, bucket, room, &x, &y, j);
+    ctx->device->ops->free(ctx->device, ctx->queue, room);
     ctx->device->ops->free(ctx->device, ctx->queue, bucket);
     if (st == AR_OK)
         st = ar_ctx_download(ctx, j->sum[rank], &x);

@@ -219,12 +219,12 @@ class Mismatches(ClusterTest):
         self.assertIn("AR_ERR_MISMATCH", [rank["status"] for rank in one["error"]["ranks"]])
 
     def test_each_ends_a_layout_that_is_given(self):
-        for fault, layout in (("collective_order_swapped", ("--dp", "2", "--tp", "2")),
-                              ("collective_size_mismatch", ("--tp", "2", "--sp")),
-                              ("collective_dtype_mismatch", ("--dp", "2", "--tp", "2"))):
+        for fault, layout, says in (("collective_order_swapped", ("--dp", "2", "--tp", "2"), "which expects"),
+                                    ("collective_size_mismatch", ("--tp", "2", "--sp"), "against"),
+                                    ("collective_dtype_mismatch", ("--dp", "2", "--tp", "2"), "against")):
             with self.subTest(fault=fault):
                 arguments = (GOLDEN, *layout, *SMALL, "--inject", fault)
-                self.expect(self.run_of(*arguments, code=1), "against")
+                self.expect(self.run_of(*arguments, code=1), says)
                 said = self.passes("check", *arguments, code=1)
                 self.assertIn("last finished", said)
                 self.assertIn("1 of 1 run ended in an ERROR", said.strip().splitlines()[-1])

@@ -233,7 +233,8 @@ class Plan(Case):
     def test_the_bytes_are_those_that_check_counts(self):
         layout = ("--tp", 2, "--dp", 2, "--sp", "--batch", 5, "--seq", 16)
         predicted = self.flow("stack-demo", *layout, "--backward")["bytes"]["predicted"]
-        done = run("check", "stack-demo", *layout, "--steps", 1, "--strict-predictions", "--json", "-")
+        done = run("check", "stack-demo", *layout, "--bucket-bytes", "25MiB", "--steps", 1, "--strict-predictions",
+                   "--json", "-")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(json.loads(done.stdout)["models"][0]["runs"][0]["bytes"]["counted"], predicted)
 

@@ -3,7 +3,7 @@
 #include "tests/cpu/acc_state.h"
 #include "tests/cpu/contract_paths.h"
 
-/* The array kernels of the accumulator against ari_acc_add, ari_acc_raise and ari_acc_value, element by element: the
+/* The array kernels of the accumulator against ari_acc_add and ari_acc_value, element by element: the
  * whole state is compared, not just its value. */
 
 /* Values of every slice, with a NaN here and there. */
@@ -134,29 +134,6 @@ Test(accumulator_kernels, rows_are_scattered_by_row_of)
     }
 }
 
-Test(accumulator_kernels, raising_is_ari_acc_raise)
-{
-    enum { n = 3000 };
-    const bool narrow = false;
-    OWNED(ar_device_destroy) ar_device *d = device(2);
-    SCOPED(state_destroy) state got = state_create(n, narrow), want = state_create(n, narrow);
-    uint8_t to[n];
-    uint64_t random = 8;
-    for (size_t i = 0; i < n; i++)
-        for (int j = 0; j < 5; j++) {
-            const float v = case_any_finite(&random);
-            add_one(&got, i, v);
-            add_one(&want, i, v);
-        }
-    for (size_t i = 0; i < n; i++) {
-        const unsigned int up = case_random(&random) % 5;
-        to[i] = (uint8_t)(up == 4 ? ARI_ACC_NONFINITE : got.t[i] + up);
-        ari_acc_raise(&want.t[i], &want.hl[i], &want.hl[n + i], to[i]);
-    }
-    cr_assert_ok(d->ops->acc_raise(d, NULL, (ar_buf){got.t}, (ar_buf){got.hl}, (ar_cbuf){to}, n));
-    same_state(&got, &want, "raise");
-}
-
 /* Values, into a contiguous tensor and into a permuted view of four dimensions. */
 static void values_through_strides(bool narrow)
 {
@@ -209,15 +186,14 @@ static void state_of_many(state *s, size_t i, float x, size_t times, int extreme
 
 /* States of so many values go between ranks in as many bytes as hold them: what is merged is the state of all values.
  * The extremes of both slices, with as many values as the width is said to hold. */
-static void send_states(size_t times)
+static void send_states(size_t times, bool narrow)
 {
     enum { n = 400, ranks = 3 };
-    const bool narrow = true;
     OWNED(ar_device_destroy) ar_device *d = device(2);
     SCOPED(state_destroy)
     state own = state_create(n, narrow), part = state_create(n, narrow), want = state_create(n, narrow);
-    const size_t width = ari_sent_state_bytes(times);
-    uint8_t sent[ranks * n * 13];
+    const size_t width = ari_sent_state_bytes(times, narrow);
+    uint8_t sent[ranks * n * 17];
     uint64_t random = 7;
     for (size_t r = 0; r <= ranks; r++) {
         for (size_t i = 0; i < n; i++) {
@@ -233,10 +209,10 @@ static void send_states(size_t times)
         }
         if (r > 0)
             cr_assert_ok(d->ops->states_narrow(d, NULL, (ar_buf){sent + (r - 1) * n * width}, (ar_cbuf){part.t},
-                                               (ar_cbuf){part.hl}, (ar_cbuf){part.hl + n}, n, width));
+                                               (ar_cbuf){part.hl}, (ar_cbuf){part.hl + n}, n, width, narrow));
     }
     cr_assert_ok(d->ops->states_merge(d, NULL, (ar_buf){own.t}, (ar_buf){own.hl}, (ar_buf){own.hl + n}, (ar_cbuf){sent},
-                                      ranks, n, width));
+                                      ranks, n, width, narrow));
     for (size_t i = 0; i < n; i++)
         cr_assert(own.t[i] == want.t[i] && own.hl[i] == want.hl[i] && own.hl[n + i] == want.hl[n + i],
                   "%zu values in %zu bytes, element %zu", times, width, i);
@@ -244,10 +220,10 @@ static void send_states(size_t times)
 
 Test(accumulator_kernels, states_that_ranks_send_are_those_of_all_values)
 {
-    static const int bits[] = {0, 1, 3, 7, 15, 26};
-    for (size_t v = 0; v < sizeof bits / sizeof *bits; v++) {
-        send_states((size_t)1 << bits[v]);
-        send_states(((size_t)1 << bits[v]) + 1);
+    static const int bits[] = {0, 1, 3, 7, 15, 23, 26};
+    for (size_t v = 0; v < 2 * sizeof bits / sizeof *bits; v++) {
+        send_states((size_t)1 << bits[v / 2], v % 2 == 0);
+        send_states(((size_t)1 << bits[v / 2]) + 1, v % 2 == 0);
     }
 }
 

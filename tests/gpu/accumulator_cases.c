@@ -83,24 +83,6 @@ void acc_add_cases(device_pair *p)
     acc_add_case(p, 1, 2000, 3, PAIR_ROW_MAJOR, ITSELF);
 }
 
-void acc_raise_cases(device_pair *p)
-{
-    size_t n;
-    for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
-        for (int v = 0; v < PAIR_VALUE_KINDS && pair_goes_on(p); v += 3) {
-            PAIR_CASE(p, "n %zu, states of %s values", n, pair_values_name((pair_values)v));
-            const acc a = new_acc(p, n, (pair_values)v);
-            const pair_buf to = pair_bytes(p, "t_new", n, 0);
-            for (size_t k = 0; k < n && to.host && a.t.host; k++) {
-                const uint8_t t = ((uint8_t *)a.t.host)[k];
-                const size_t up = pair_below(p, 4);
-                const bool flag = t == ARI_ACC_NONFINITE || pair_below(p, 12) == 0;
-                ((uint8_t *)to.host)[k] = (uint8_t)(flag ? ARI_ACC_NONFINITE : t + up > 8 ? 8 : t + up);
-            }
-            PAIR_RUN(p, acc_raise, a.t.at[s], a.hl.at[s], ar_const(to.at[s]), n);
-        }
-}
-
 /* Sums of states of many values, whose H and L have both signs and more than 32 bits. */
 void acc_value_cases(device_pair *p)
 {
@@ -149,6 +131,7 @@ static pair_buf numbers(device_pair *p, const char *name, size_t n)
 static void states_case(device_pair *p, size_t n, size_t width, bool merge)
 {
     const size_t ranks = 1 + pair_below(p, 5);
+    const bool narrow = width <= ARI_SENT_WORD && (width > 4 || pair_below(p, 2) != 0);
     PAIR_CASE(p, "n %zu, %zu bytes, %zu ranks", n, width, ranks);
     const pair_buf sent = merge ? pair_bytes(p, "from", ranks * n * width, 0) : pair_zeros(p, "to", PAIR_W8, n * width);
     const pair_buf t = pair_bytes(p, "t", n, 0), h = numbers(p, "h", n), l = numbers(p, "l", n);
@@ -157,15 +140,16 @@ static void states_case(device_pair *p, size_t n, size_t width, bool merge)
     for (size_t k = 0; k < n && t.host; k++)
         ((uint8_t *)t.host)[k] = (uint8_t)pair_below(p, 9);
     if (merge) {
-        PAIR_RUN(p, states_merge, t.at[s], h.at[s], l.at[s], ar_const(sent.at[s]), ranks, n, width);
+        PAIR_RUN(p, states_merge, t.at[s], h.at[s], l.at[s], ar_const(sent.at[s]), ranks, n, width, narrow);
     } else {
-        PAIR_RUN(p, states_narrow, sent.at[s], ar_const(t.at[s]), ar_const(h.at[s]), ar_const(l.at[s]), n, width);
+        PAIR_RUN(p, states_narrow, sent.at[s], ar_const(t.at[s]), ar_const(h.at[s]), ar_const(l.at[s]), n, width,
+                 narrow);
     }
 }
 
 static void states_cases(device_pair *p, bool merge)
 {
-    static const size_t widths[] = {4, 5, 6, 8, 11, 13};
+    static const size_t widths[] = {4, 5, 6, 8, 11, 13, 15, 17};
     size_t n;
     for (size_t i = 0; (n = pair_size(p, i)) != SIZE_MAX; i++)
         for (size_t w = 0; w < sizeof widths / sizeof *widths && pair_goes_on(p); w++)

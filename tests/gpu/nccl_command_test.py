@@ -155,7 +155,7 @@ class NcclTest(unittest.TestCase):
         swapped, told = self.ranks_as_threads("check", GOLDEN / "gpt2-tiny", "--dp", "2", *SMALL, "--inject",
                                               "collective_order_swapped")
         self.assertEqual(swapped.returncode, 1)
-        self.assertIn("ranks 0 and 1 disagree in collective #1 of ranks 0-1: rank 0 calls all_reduce(",
+        self.assertIn("ranks 0 and 1 disagree in collective #1 of ranks 0-1: rank 0 calls all_to_all(",
                       json.dumps(told))
         broken, _ = self.ranks_as_threads("check", GOLDEN / "gpt2-tiny", "--dp", "3", "--batch", "3", "--seq", "8",
                                           FAKE_NCCL_ERROR="init")
@@ -196,7 +196,7 @@ class NcclTest(unittest.TestCase):
         ended = finish(start(("check", GOLDEN / "gpt2-tiny", "--dp", 2, *SMALL, "--inject",
                                "collective_order_swapped", *NCCL), 2))
         self.assertEqual([status for status, _, _ in ended], [1, 1])
-        self.assertIn("ranks 0 and 1 disagree in collective #1 of ranks 0-1: rank 0 calls all_reduce(", ended[0][1])
+        self.assertIn("ranks 0 and 1 disagree in collective #1 of ranks 0-1: rank 0 calls all_to_all(", ended[0][1])
 
     def test_two_processes_on_one_gpu_are_refused_unless_meant(self):
         arguments = ("check", GOLDEN / "gpt2-tiny", "--tp", 2, *SMALL, *NCCL)

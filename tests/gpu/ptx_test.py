@@ -20,7 +20,7 @@ SPELL_FMA = {"attention.cu", "elementwise.cu", "experts.cu", "gemm_exact.cu", "l
 DIVIDE = {"accumulate", "combine_each", "contract", "copy_digits", "give_to", "multiply_tile", "narrowed", "pack_tile",
           "round_i64"}
 # Those that move several elements at once.
-MOVE_VECTORS = {"acc_raise", "acc_value", "act_backward_of", "add_gated_backward_of", "add_gated_of", "add_of",
+MOVE_VECTORS = {"acc_value", "act_backward_of", "add_gated_backward_of", "add_gated_of", "add_of",
                 "along_lines", "bias_act_of", "ce_backward_of", "ce_logits_of", "ce_max_of", "ce_sum_of",
                 "combine_rows_of", "dot_rows_of", "dropout_block", "fill_of", "forward_of",
                 "gated_backward_of", "gated_forward_of", "gather_rows_of", "input_gradient", "mul_of", "optimizer_element", "scale_of",

@@ -266,8 +266,8 @@ static uint64_t expected_bytes(const move_case *c, bool native)
     if (from < AR_PARTIAL_SUM || from == to)
         return 0;
     if (to == AR_SHARD)
-        return links * n * (accumulated ? 2 * 1 + 16 : width);
-    return 2 * links * n * (accumulated ? 1 + 16 : width);
+        return links * n * (accumulated ? 17 : width);
+    return 2 * links * n * (accumulated ? 17 : width);
 }
 
 static void check_pairs(int ranks, bool native)

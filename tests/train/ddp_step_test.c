@@ -116,7 +116,7 @@ Test(ddp_step, gives_the_sum_and_the_mean_in_both_numerics_and_storages)
 
 /* --- counts, bytes, memory ---------------------------------------------------------------------------------------- */
 
-Test(ddp_step, buckets_make_fewer_all_reduces_of_the_same_bytes)
+Test(ddp_step, buckets_make_fewer_collectives_of_the_same_bytes)
 {
     toy each = seven((ar_parallel){.dp = 2}), one = each, plain = each;
     each.ddp.bucket_bytes = 0;
@@ -125,21 +125,21 @@ Test(ddp_step, buckets_make_fewer_all_reduces_of_the_same_bytes)
     run(&each);
     run(&one);
     run(&plain);
-    cr_expect_eq(each.rank[0].all_reduces, 14, "of t, and of H and L, for each of 7 parameters");
-    cr_expect_eq(one.rank[0].all_reduces, 2);
-    cr_expect_eq(plain.rank[0].all_reduces, 15, "and one of which parameters got a gradient");
+    cr_expect_eq(each.rank[0].collectives, 14, "an all-to-all and an all-gather for each of 7 parameters");
+    cr_expect_eq(one.rank[0].collectives, 2);
+    cr_expect_eq(plain.rank[0].collectives, 15, "and one of which parameters got a gradient");
     uint64_t moved[3] = {0};
     for (int r = 0; r < 2; r++) {
         moved[0] += each.rank[r].moved;
         moved[1] += one.rank[r].moved;
         moved[2] += plain.rank[r].moved;
     }
-    cr_expect_eq(moved[0], 2 * 700 * 17, "%llu", (unsigned long long)moved[0]);
+    cr_expect_eq(moved[0], 700 * (17 + 4), "%llu", (unsigned long long)moved[0]);
     cr_expect_eq(moved[1], moved[0]);
-    cr_expect_eq(moved[2], moved[0] + 2 * 7);
+    cr_expect_eq(moved[2], 700 * (17 + 17) + 2 * 7, "sums that others may follow come back as they went");
     one.run.numerics = AR_NUMERICS_NATIVE;
     run(&one);
-    cr_expect_eq(one.rank[0].all_reduces, 1);
+    cr_expect_eq(one.rank[0].collectives, 1);
     cr_expect_eq(one.rank[0].moved + one.rank[1].moved, 2 * 700 * 4);
 }
 
@@ -150,7 +150,7 @@ Test(ddp_step, one_rank_moves_nothing_and_has_no_storage)
     run(&t);
     run(&plain);
     expect_same(&t, &plain, "one rank");
-    cr_expect_eq(t.rank[0].all_reduces, 0);
+    cr_expect_eq(t.rank[0].collectives, 0);
     cr_expect_eq(t.rank[0].moved, 0);
     cr_expect_eq(t.rank[0].bytes, 0);
     cr_expect(t.rank[0].has[0] && t.rank[0].has[6]);
@@ -225,7 +225,7 @@ Test(ddp_step, accumulation_reduces_once_and_gives_one_big_batchs_bits)
     toy one = seven((ar_parallel){.dp = 2});
     one.ddp.bucket_bytes = 400;
     run(&one);
-    cr_expect_eq(t.rank[0].all_reduces, one.rank[0].all_reduces);
+    cr_expect_eq(t.rank[0].collectives, one.rank[0].collectives);
     expect_same(&t, &hand, "by hand");
     toy plain = seven((ar_parallel){.dp = 2, .micro_batches = 3});
     plain.plain = true;

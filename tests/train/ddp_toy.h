@@ -20,7 +20,7 @@ typedef struct toy_result {
     char buckets[256]; /* "[p2 p1] [p0]" */
     char unused[128];  /* "p0 p3" */
     size_t bytes;      /* of the buckets' storage */
-    uint64_t all_reduces, moved;
+    uint64_t collectives, moved;
     int how; /* the toy's own, for its body */
 } toy_result;
 
@@ -147,18 +147,24 @@ static inline ar_status toy_gradients(toy_result *out, ar_ctx *ctx, const toy *t
     return AR_OK;
 }
 
+/* Of those that sum gradients. */
+static inline uint64_t toy_collectives(const ar_ctx *ctx)
+{
+    return ari_ctx_calls(ctx, "all_reduce") + ari_ctx_calls(ctx, "all_to_all") + ari_ctx_calls(ctx, "all_gather");
+}
+
 static inline ar_status toy_work(ar_ctx *ctx, const toy *t, ar_param **params, ar_ddp *d, toy_result *out)
 {
     uint64_t read = 0, written = 0, read_before = 0, written_before = 0;
     if (t->body)
         return t->body(ctx, d, params, t->n, out);
-    const uint64_t calls = ari_ctx_calls(ctx, "all_reduce");
+    const uint64_t calls = toy_collectives(ctx);
     ari_ctx_counted(ctx, &read_before, &written_before);
     for (int s = 0; s < (t->steps > 1 ? t->steps : 1); s++)
         AR_TRY(toy_step(ctx, t, params, d, s));
     ari_ctx_counted(ctx, &read, &written);
     out->moved = read + written - read_before - written_before;
-    out->all_reduces = ari_ctx_calls(ctx, "all_reduce") - calls;
+    out->collectives = toy_collectives(ctx) - calls;
     AR_TRY(toy_gradients(out, ctx, t, params));
     if (d)
         toy_describe(out, d);

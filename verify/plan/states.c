@@ -7,17 +7,18 @@
 #include "verify/plan/planner.h"
 
 static const double FLOAT = 4.0;
-/* An accumulator (t, H, L); the same in a bucket, with the t that the ranks agree on. */
-static const double ACCUMULATOR = 17.0, BUCKETED = 18.0;
+/* An accumulator (t, H, L), also in a bucket; and at most between ranks, of bf16 numbers fewer bytes. */
+static const double ACCUMULATOR = 17.0, SENT = 17.0, NARROW_SENT = 13.0;
 
 typedef struct held {
     const ari_step_case *c;
     ari_memory *m;
     bool exact;
     int zero;
-    double states; /* of the optimizer, numbers an element */
-    bool shares;   /* of them each data-parallel rank has a part: by bucket */
-    bool replicas; /* and others have the same */
+    double states;   /* of the optimizer, numbers an element */
+    bool shares;     /* of them each data-parallel rank has a part: by bucket */
+    bool replicas;   /* and others have the same */
+    double exchange; /* the largest sum of a bucket between ranks, in bytes */
 } held;
 
 static double bytes_of(const ari_op_value *v)
@@ -50,6 +51,13 @@ static ar_status add_param(void *user, size_t layer, const ari_op_value *v)
     return AR_OK;
 }
 
+/* A rank has the states that it sends, and those that others send of its share. */
+static double exchanged(const ari_op_call *c, ar_dtype storage)
+{
+    const double n = (double)(c->elements / c->row), ranks = (double)c->ranks;
+    return (n + (ranks - 2.0) * ceil(n / ranks)) * (storage == AR_BF16 ? NARROW_SENT : SENT);
+}
+
 /* One that is moved has memory of its own, and with replicas one for the own slice. ZeRO-2 keeps that alone, of
  * gradients, ZeRO-3 of weights too. */
 static ar_status add_bucket(void *user, const ari_operation *op)
@@ -57,11 +65,15 @@ static ar_status add_bucket(void *user, const ari_operation *op)
     held *h = user;
     const ari_op_value *all = &op->input[0], *own = &op->output[0];
     const double n = ari_op_elements(all), share = ari_op_elements(own);
-    const double each = h->exact ? BUCKETED : (double)ar_dtype_bytes(all->dtype);
+    const double each = h->exact ? ACCUMULATOR : (double)ar_dtype_bytes(all->dtype);
     if (h->zero >= 2)
         h->m->of[ARI_MEMORY_GRADIENTS] += each * share;
     else if (op->calls > 0)
         h->m->of[ARI_MEMORY_BUCKETS] += each * (n + (h->replicas ? share : 0.0));
+    for (int i = 0; i < op->calls; i++) {
+        if (op->call[i].kind == ARI_CALL_ALL_TO_ALL)
+            h->exchange = fmax(h->exchange, exchanged(&op->call[i], all->dtype));
+    }
     if (h->zero == 3)
         h->m->of[ARI_MEMORY_WEIGHTS] += bytes_of(own);
     if (h->shares)
@@ -80,5 +92,8 @@ ar_status ari_memory_states(ari_memory *m, const ari_step_case *c, int rank)
         h.zero = h.shares; /* nobody to share with */
     *m = (ari_memory){{0}};
     AR_TRY(ari_operations_params(c, rank, add_param, &h));
-    return c->forward_only ? AR_OK : ari_operations(c, ARI_OPS_BUCKETS, rank, add_bucket, &h);
+    if (!c->forward_only)
+        AR_TRY(ari_operations(c, ARI_OPS_BUCKETS, rank, add_bucket, &h));
+    m->of[ARI_MEMORY_BUCKETS] += h.exchange;
+    return AR_OK;
 }
