@@ -96,7 +96,7 @@ class Causes(Case):
                 ("bias_added_twice", {**qwen, "attention_bias": True}, "--tp 2 --batch 2 --precision bf16", "bias_counted_again", ""),
                 ("column_dx_not_reduced", qwen, "--tp 2 --batch 2 --precision bf16", "missing_all_reduce", "add up"),
                 ("bucket_reduced_twice", qwen, "--dp 2 --zero 2 --batch 4 --precision bf16", "reduced_again", "second time"),
-                ("zero_shards_misaligned", gpt2, "--cp 2 --zero 1 --batch 4", "shares_misaligned", "no rank"),
+                ("zero_shards_misaligned", gpt2, "--cp 2 --zero 1 --batch 4", "shares_misaligned", "do not line up"),
                 ("dp_group_missing", qwen, "--dp 2 --zero 1 --batch 4", "missing_reduce_scatter", "(ZeRO)"),
                 ("sinks_left_out", sinks, "--dp 2 --batch 4", "row_statistic", ""),
                 ("router_weights_not_normalised", sinks, "--dp 2 --batch 4", "routing_weights_not_normalised", ""),
