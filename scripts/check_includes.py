@@ -80,7 +80,7 @@ ALLOWED = {
     "verify/dumps": VERIFY + ["verify/reference", "verify/diagnose"],
     "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/faults"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
-    "python/abi": ["ref/core", "ref/io", "verify/dump"],
+    "python/abi": ["ref/core", "ref/io", "verify/dump", "verify/dumps"],
     "cli/shared": COMMAND,
     "cli/options": COMMAND + ["cli/shared"],
     **{room: COMMAND + ["cli/shared", "cli/options"] for room in SUBCOMMANDS},

@@ -20,7 +20,7 @@ typedef struct verify_values {
     ari_common common;
     ar_verify_options o; /* but for the rule and what it allows, and the globs */
     const char *html;
-    bool bits, normal, rounding;
+    bool bits, normal, rounding, unexplained;
     size_t ulp;        /* SIZE_MAX: not given */
     double rtol, atol; /* below 0: not given */
     ari_strings only, leave;
@@ -61,6 +61,7 @@ static const ari_option options[] = {
     ARI_OPTION_FILE("html", html, "FILE.html", "write the report as a page too, which needs no network",
                     .written = true),
     ARI_OPTION_SIZE("max-report", max_report, 0, 0, "N", "print at most N rows of a table (default 20)"),
+    ARI_OPTION_FLAG("no-explain", unexplained, "do not look for the cause of a difference"),
     ARI_OPTION_SECTION("hints"),
     ARI_OPTION_INT("tp", o.tp, 1, 4096, "N",
                    "tensor-parallel ranks of OTHER's run, where its files do not tell: for the hints alone"),
@@ -208,7 +209,8 @@ static ar_status run_comparison(int *exit_code, const verify_values *v, ar_verif
     *exit_code = (normal ? judged.normal : r->same && r->unjudged == 0) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
     if (ari_wants_text(&v->common))
         AR_TRY(print_verdict(r, normal));
-    ari_verify_explain_apart(r);
+    if (!v->unexplained)
+        ari_verify_explain_apart(r);
     ari_progress_end(&progress);
     return write_results(v, r, normal);
 }

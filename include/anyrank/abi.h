@@ -45,6 +45,10 @@ typedef struct ar_dump_tensor ar_abi_tensor; /* a tensor of an open dump; valid 
  *  (pytorch.md); NULL: none. The caller closes *out with ar_abi_dump_close. Errors: those of ar_dump_open; AR_ERR_ARG
  *  (out or path is NULL). */
 AR_ABI_EXPORT int ar_abi_dump_open(ar_abi_dump **out, const char *path, const char *mapping_file);
+/** Gives tensors of the other dump the reference's names and parts, as `anyrank verify` compares them: without the names
+ *  of wrappers ("module."), experts one by one if one of the dumps has a layer's experts in one tensor. Invalidates
+ *  earlier ar_abi_tensor pointers of both dumps. Errors: AR_ERR_MEMORY. */
+AR_ABI_EXPORT int ar_abi_dump_align(ar_abi_dump *reference, ar_abi_dump *other);
 /** Closes a dump and invalidates all of its ar_abi_tensor pointers. Accepts NULL. */
 AR_ABI_EXPORT void ar_abi_dump_close(ar_abi_dump *dump);
 /** Returns JSON text about the dump: {"path": "..", "tensors": 47, "ranks": 4, "mesh": [["dp", 2], ["tp", 2]]}. ranks
@@ -76,6 +80,10 @@ AR_ABI_EXPORT char *ar_abi_tensor_json(const ar_abi_tensor *tensor);
  *  copies of a part, the first copy is read; partial parts are summed. Errors: AR_ERR_ARG (bytes is not
  *  ar_abi_tensor_bytes), those of ar_dump_read. */
 AR_ABI_EXPORT int ar_abi_tensor_read(const ar_abi_tensor *tensor, void *out, size_t bytes);
+/** Writes the elements of part number `part` of ar_abi_tensor_json's list to out[0, count) as fp32: the part's boxes one
+ *  after the other, each row-major. count: the elements of all its boxes. Errors: AR_ERR_ARG (no such part, another
+ *  count), those of ar_dump_read_f32. */
+AR_ABI_EXPORT int ar_abi_tensor_read_part(const ar_abi_tensor *tensor, size_t part, float *out, size_t count);
 /** Compares the ranks' copies (replicas) of every part of a tensor bit by bit. *out becomes the JSON text "null" if all
  *  copies are equal, else {"ranks": [0, 1], "index": 5, "elements": 3, "count": 64, "values": [1.0, 2.0]}: two ranks
  *  whose copies differ, the lowest differing element (row-major in the full tensor), how many of the part's `count`

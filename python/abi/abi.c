@@ -7,6 +7,8 @@
 #include "anyrank/dump.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
+#include "verify/dump/dump_private.h"
+#include "verify/dumps/verify_private.h"
 
 #if !defined(ANYRANK_VERSION)
 #error "the version is to be defined"
@@ -55,6 +57,11 @@ int ar_abi_dump_open(ar_abi_dump **gives, const char *path, const char *map)
 void ar_abi_dump_close(ar_abi_dump *d)
 {
     ar_dump_close(d);
+}
+
+int ar_abi_dump_align(ar_abi_dump *reference, ar_abi_dump *other)
+{
+    return ari_verify_align(reference, other);
 }
 
 char *ar_abi_dump_json(const ar_abi_dump *d)
@@ -157,6 +164,19 @@ int ar_abi_tensor_read(const ar_abi_tensor *t, void *out, size_t bytes)
     for (size_t i = 0; i < t->parts; i++) /* the files' pages would count as memory of this process */
         ari_pages_drop(t->part[i].entry->data, t->part[i].entry->bytes);
     return st;
+}
+
+int ar_abi_tensor_read_part(const ar_abi_tensor *t, size_t i, float *out, size_t count)
+{
+    size_t elements = 0;
+    if (i >= t->parts)
+        return ar_error_set(AR_ERR_ARG, "tensor '%s': part %zu of %zu", t->name, i, t->parts);
+    for (size_t k = 0; k < t->part[i].boxes; k++)
+        elements += ari_volume(t->part[i].box[k].extent, t->ndim);
+    if (elements != count || (out == NULL && count > 0))
+        return ar_error_set(AR_ERR_ARG, "tensor '%s': room for %zu elements of part %zu, expected %zu", t->name, count,
+                            i, elements);
+    return count == 0 ? AR_OK : ari_dump_part_f32(t, &t->part[i], out);
 }
 
 int ar_abi_tensor_replicas(const ar_abi_tensor *t, char **gives)

@@ -32,7 +32,9 @@ _FUNCTIONS: dict[str, tuple[typing.Any, list[typing.Any]]] = {  # result, argume
     "tensor_order": (_SIZE, [_HANDLE]),
     "tensor_bytes": (_SIZE, [_HANDLE]),
     "tensor_json": (_GIVEN, [_HANDLE]),
+    "dump_align": (ctypes.c_int, [_HANDLE, _HANDLE]),
     "tensor_read": (ctypes.c_int, [_HANDLE, _HANDLE, _SIZE]),
+    "tensor_read_part": (ctypes.c_int, [_HANDLE, _SIZE, _HANDLE, _SIZE]),
     "tensor_replicas": (ctypes.c_int, [_HANDLE, ctypes.POINTER(_GIVEN)]),
 }
 

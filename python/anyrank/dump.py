@@ -7,6 +7,7 @@ import collections.abc
 import ctypes
 import dataclasses
 import importlib.util
+import math
 import os
 import typing
 
@@ -99,17 +100,28 @@ class Dump(collections.abc.Mapping[str, typing.Any]):
 
     def __init__(self, path: str | os.PathLike[str], map: str | os.PathLike[str] | None = None) -> None:
         self._open: _Handle | None = _Handle(path, map)
-        handle = self._handle
-        call = handle.functions
-        about = _library.given_json(call["dump_json"](handle.pointer))
+        about = _library.given_json(self._handle.functions["dump_json"](self._handle.pointer))
         self.path: str = os.fspath(path)
         self.ranks: int = about["ranks"]
         """Ranks whose files were found; 0: the dump is no rank's."""
         self.mesh: dict[str, int] = dict(about["mesh"])
         """Sizes by name, outermost first; empty: not told."""
+        self._list()
+
+    def _list(self) -> None:
+        handle = self._handle
+        call = handle.functions
         tensors = [call["dump_at"](handle.pointer, i) for i in range(call["dump_count"](handle.pointer))]
         named = [(call["tensor_order"](tensor), os.fsdecode(call["tensor_name"](tensor)), tensor) for tensor in tensors]
         self._tensors = {name: tensor for _, name, tensor in sorted(named)}
+
+    def align(self, reference: Dump) -> None:
+        """Gives tensors the reference's names and parts, as `anyrank verify` compares them: without the names of
+        wrappers, experts one by one where one of the dumps has a layer's together."""
+        handles = (reference._handle, self._handle)
+        _library.checked(handles[0].functions["dump_align"](*(handle.pointer for handle in handles)))
+        reference._list()
+        self._list()
 
     # --- a mapping ---
 
@@ -152,6 +164,18 @@ class Dump(collections.abc.Mapping[str, typing.Any]):
         address = (ctypes.c_char * len(room)).from_buffer(room)
         _library.checked(handle.functions["tensor_read"](tensor, address, len(room)))
         return Entry(about.dtype, about.shape, memoryview(room))
+
+    def part(self, name: str, i: int) -> list[typing.Any]:
+        """What part i of `tensor(name).parts` holds, as fp32: an array of numpy for each of its boxes."""
+        import numpy as np
+
+        handle, tensor = self._find(name)
+        extents = [box.extent for box in self.tensor(name).parts[i].boxes]
+        sizes = [math.prod(extent) for extent in extents]
+        room: typing.Any = np.empty(sum(sizes), np.float32)
+        _library.checked(handle.functions["tensor_read_part"](tensor, i, room.ctypes.data, room.size))
+        ends = np.cumsum([0, *sizes])
+        return [room[start:end].reshape(extent) for start, end, extent in zip(ends, ends[1:], extents)]
 
     def tensor(self, name: str) -> Tensor:
         """Its dtype, shape and place in execution order, and what each rank holds of it; reads no values."""

@@ -107,6 +107,9 @@ Test(abi, an_error_is_a_status_and_a_message)
     cr_expect_eq(ar_abi_tensor_read(ar_abi_dump_find(d, "a"), x, 12), AR_ERR_ARG);
     cr_expect_not_null(strstr(ar_abi_error(), "room for 12 bytes, expected 16"), "%s", ar_abi_error());
     cr_expect_eq(ar_abi_tensor_read(ar_abi_dump_find(d, "a"), NULL, 16), AR_ERR_ARG);
+    cr_expect_eq(ar_abi_tensor_read_part(ar_abi_dump_find(d, "a"), 1, x, 4), AR_ERR_ARG);
+    cr_expect_eq(ar_abi_tensor_read_part(ar_abi_dump_find(d, "a"), 0, x, 3), AR_ERR_ARG);
+    cr_expect_not_null(strstr(ar_abi_error(), "room for 3 elements of part 0, expected 4"), "%s", ar_abi_error());
     ar_abi_dump_close(d);
     path = in_folder("no-map.json");
     cr_expect_eq(ar_abi_dump_open(&d, folder, path), AR_ERR_IO);

@@ -330,6 +330,14 @@ static ar_status verify_unstack(ari_verifying *v)
     return AR_OK;
 }
 
+ar_status ari_verify_align(ar_dump *reference, ar_dump *other)
+{
+    ar_verify_report report = {.same = false};
+    ari_verifying v = {.dump = {reference, other}, .report = &report};
+    AR_TRY(ari_verify_unwrap(&v));
+    return verify_unstack(&v);
+}
+
 /* --- verify ------------------------------------------------------------------------------------------------------- */
 
 enum { MOST_THREADS = 16 }; /* memory hands out no more to more threads */

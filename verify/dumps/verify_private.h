@@ -7,6 +7,9 @@
 
 AR_BEGIN_DECLS
 
+/** Gives tensors of the other dump the reference's names and parts, as a comparison does: without the names of wrappers
+ *  ("module.", "_orig_mod."), experts one by one where one of the dumps has a layer's together. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_align(ar_dump *reference, ar_dump *other);
 /** Explains a report that differs: fills `facts` and, of some rows, `pattern`, `hint` and `evidence`; `first` may move
  *  past rounding. The verdict does not depend on it. Errors: AR_ERR_ARG (no report, or one that was tried before),
  *  AR_ERR_MEMORY, those of reading; then `explained` stays false. */

@@ -64,6 +64,13 @@ class Ranks(FolderCase):
         self.assertEqual((norm.replicas, [part.replica for part in norm.parts], norm.partial), (2, [0, 1], False))
         self.assertTrue(s.partial)
 
+    @needs("numpy")
+    def test_a_part_is_read_alone(self) -> None:
+        dump = anyrank.open_dump(self.path)
+        self.assertEqual([box.tolist() for box in dump.part("w", 1)], [[[5, 6], [7, 8]]])
+        self.assertEqual([dump.part("s", i)[0].tolist() for i in (0, 1)], [[1], [2]])
+        self.assertEqual(dump.part("norm", 1)[0].tolist(), [[1, 1, 1], [1, 3, 1]])
+
     def test_copies_that_differ_are_told_with_ranks_place_and_values(self) -> None:
         dump = anyrank.open_dump(self.path)
         self.assertIsNone(dump.disagreement("w"))
@@ -113,6 +120,16 @@ class Files(FolderCase):
         map.write_text('{"version": 1, "tensors": [{"match": "a", "renam": "b"}]}')
         with self.assertRaisesRegex(anyrank.AnyrankError, "InvalidMapping: .*rename"):
             anyrank.open_dump(path, map=map)
+
+    def test_names_are_aligned_with_a_reference(self) -> None:
+        wrapped = self.path / "wrapped.safetensors"
+        _safetensors.write(wrapped, {"module.a.weight": Entry("F32", (1,), floats(1)),
+                                     "module.b.weight": Entry("F32", (1,), floats(2))})
+        plain = self.write(**{"a.weight": Entry("F32", (1,), floats(1)), "b.weight": Entry("F32", (1,), floats(2))})
+        reference, other = anyrank.open_dump(plain), anyrank.open_dump(wrapped)
+        other.align(reference)
+        self.assertEqual(list(other), ["a.weight", "b.weight"])
+        self.assertEqual(other.entry("b.weight"), Entry("F32", (1,), floats(2)))
 
     def test_what_is_no_dump_is_an_error(self) -> None:
         bad = self.path / "bad.safetensors"
