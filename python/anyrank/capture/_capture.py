@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules import module as modules_home
 
 from anyrank._errors import AnyrankError, path_name
-from anyrank.capture import _patches
+from anyrank.capture import _inputs, _patches
 from anyrank.capture._engines import Engine, engine_of, is_divided
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._facts import Facts
@@ -90,6 +90,8 @@ class Capture:
                repeating each captured pass with errors; ranks of a parallel run measure nothing
     ema        averaged weights: a module (AveragedModel), or tensors in the order of the model's parameters
     only       globs of the names to keep; default: all
+    keep_inputs  globs of modules' paths: what these read in the first captured step is written to FOLDER/inputs,
+               besides what leaf modules read; False: nothing is
     values     which kinds: any of "init", "fwd", "bwd", "grad", "new", "m", "v", "state", "buffer", "clip",
                "count"
     timeout    seconds to wait at the end for ranks that are still running
@@ -101,7 +103,8 @@ class Capture:
     def __init__(self, model: typing.Any, folder: str | os.PathLike[str], optimizer: typing.Any = None, *,
                  rank: int | None = None, spec: typing.Any = None, steps: Steps = None, first_step: int = 1,
                  rounding: bool = False, ema: typing.Any = None, only: str | typing.Sequence[str] | None = None,
-                 values: typing.Sequence[str] = VALUES, timeout: float = 600) -> None:
+                 keep_inputs: str | typing.Sequence[str] | bool = (), values: typing.Sequence[str] = VALUES,
+                 timeout: float = 600) -> None:
         unknown = set(values) - set(VALUES)
         if unknown:
             raise AnyrankError(f"values: {sorted(unknown)} are none of {list(VALUES)}")
@@ -123,6 +126,8 @@ class Capture:
         self._optimizers, self._timeout, self._given_rank = _optimizers(optimizer), timeout, rank
         self._chosen, self._values = Chosen(steps), set(values)
         self._only = [only] if isinstance(only, str) else only
+        self._inputs_of = _inputs.check(keep_inputs)
+        self._inputs: _inputs.Inputs | None = None
         self._rounding_wanted = rounding
         self._rounding: Rounding | None = None
         self._replay: Replay | None = None  # a pass that is repeated now
@@ -233,6 +238,8 @@ class Capture:
         self._let_go()
         if self._record is not None:
             self._record.files.discard()
+        if self._inputs is not None:
+            self._inputs.discard()
         if self._exchange is None and self._ranks()[1] > 1 and dist.is_initialized():
             self._exchange = Store(*self._ranks(), self._timeout, str(self._folder))
         if self._exchange is not None:
@@ -252,6 +259,8 @@ class Capture:
         self._facts.remove()
         if self._listener is not None:
             self._listener.remove()
+        if self._inputs is not None:
+            self._inputs.remove()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -272,6 +281,13 @@ class Capture:
         self._record.finish(self._exchange, metadata,
                             self._step - 1 if self._chosen.last is None and "count" in self._values else 0)
         self._record.files.remove_older(self._record.groups.mesh.world)
+        if self._inputs is not None:
+            failed = self._inputs.finish(self._exchange, self._record)
+            self._facts.stage["inputs"] = self._inputs.references
+            if failed:
+                self._warn(f"{self._folder}: what modules read could not be written: {failed}")
+        elif self._record.groups.mesh.rank == 0:
+            _inputs.remove(self._folder)
         if self._rounding is not None and self._rounding.failed:
             self._warn(f"{self._folder}: rounding=True: what rounding does could not be measured: "
                        f"{self._rounding.failed}")
@@ -378,6 +394,8 @@ class Capture:
                        "its gradients elsewhere")
         elif self._rounding_wanted and self._groups.mesh.world == 1:
             self._rounding, self._record.magnitudes = Rounding(self._parameters, self._model), {}
+        if self._inputs_of is not None and "fwd" in self._values:
+            self._inputs = _inputs.Inputs(self._folder, self._groups, self._spec, self._inputs_of, SMALL, self._wanted)
         self._micro_batches, self._targets = 1, 0
         if self._step in self._chosen:
             kind, step = ("init", 1) if self._step == 1 else ("new", self._step - 1)
@@ -456,6 +474,8 @@ class Capture:
             self._listener.remove()
         if self._record is not None:
             self._record.files.discard()
+        if self._inputs is not None:
+            self._inputs.discard()
         self._record, self._step, self._pass, self.passes = None, self._first_step, None, 0
         self._begin()
         self._prepare()
@@ -470,6 +490,8 @@ class Capture:
         if self._passes == 0 and self._step in self._chosen and self._listener is not None:
             self._listener.install()
             self._facts.install()
+            if self._inputs is not None:
+                self._inputs.install(self._model, self._reading, self._step)
             if self._step > self._first_step and self._step - 1 not in self._chosen:
                 self._keep_parameters("new", self._step - 1)
         self._passes += 1
@@ -601,6 +623,8 @@ class Capture:
 
     def _next_step(self) -> None:
         self._facts.remove()
+        if self._inputs is not None:
+            self._inputs.remove()
         if self._listener is not None:
             self._listener.remove()
         self._step, self._pass = self._step + 1, None
@@ -661,6 +685,10 @@ class Capture:
             return self._replay.of
         return None if self._deaf or self._again or in_transform() else self._pass
 
+    def _reading(self) -> Pass | None:
+        """The pass to which what a module reads belongs: none while one is repeated."""
+        return self.current() if self._replay is None else None
+
     def wants(self, kind: str) -> bool:
         return kind in self._values
 
@@ -686,6 +714,8 @@ class Capture:
         self._record.seen.add(name)
         if not self._wanted(name):
             return
+        if self._inputs is not None:
+            of.written(tensor, self._at(name, self._step))
         local, spec = local_of(tensor), self._spec.dims_of(name)
         if set(spec) - {"dp"} and not isinstance(tensor, DTensor):
             whole = None  # was worked out from a DTensor that it was made of, and the spec knows better

@@ -384,7 +384,8 @@ def _joined(stages: list[Json]) -> Json:
                     same["parameters"] += [name for name in group["parameters"] if name not in same["parameters"]]
     return {"frozen": list(dict.fromkeys(name for stage in stages for name in stage.get("frozen", ()))),
             "tied": [names for stage in stages for names in stage.get("tied", ())],
-            "dtypes": dtypes, "optimizers": optimizers, "modules": list(modules.values())}
+            "dtypes": dtypes, "optimizers": optimizers, "modules": list(modules.values()),
+            "inputs": {path: names for stage in stages for path, names in stage.get("inputs", {}).items()}}
 
 
 def bounded(whole: Json) -> str:
@@ -392,8 +393,9 @@ def bounded(whole: Json) -> str:
     text = json.dumps(whole, allow_nan=False)
     steps: list[typing.Callable[[], object]] = [
         *(functools.partial(_drop, whole.get("modules", ()), key) for key in ("attributes", "in", "out", "arguments")),
-        *(functools.partial(whole.pop, key, None) for key in ("modules", "config", "tied", "learning_rates", "ranks",
-                                                              "dtypes", "frozen", "optimizers", "schedulers", "mesh"))]
+        *(functools.partial(whole.pop, key, None) for key in (
+            "inputs", "modules", "config", "tied", "learning_rates", "ranks", "dtypes", "frozen", "optimizers",
+            "schedulers", "mesh"))]
     for drop in steps:
         if len(text) <= MOST_BYTES:
             break

@@ -12,6 +12,7 @@ import math
 import re
 import sys
 import typing
+import weakref
 
 import torch
 from torch import nn
@@ -325,12 +326,22 @@ class Pass:
         self.given = {local_of(x).untyped_storage().data_ptr() for x in given}
         self.first = self.last = torch._C._autograd._get_sequence_nr()  # the numbers of the nodes that it makes
         self.loss = ""  # the name under which its loss is written
+        self.produced: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}  # what is written, by id: its name
 
     def name(self, path: str, kind: str) -> str:
         """PATH:KIND, or PATH.call2:KIND where it was called before."""
         name = f"{path}:{kind}"
         self.calls[name] = self.calls.get(name, 0) + 1
         return name if self.calls[name] == 1 else f"{path}.call{self.calls[name]}:{kind}"
+
+    def written(self, t: torch.Tensor, name: str) -> None:
+        """A tensor of this pass is written under a name."""
+        self.produced[id(t)] = weakref.ref(t), version_of(t), name
+
+    def produced_as(self, t: torch.Tensor) -> str:
+        """The name under which this very tensor is written, as it is now; "": it is not."""
+        known, version, name = self.produced.get(id(t), (None, 0, ""))
+        return name if known is not None and known() is t and version == version_of(t) else ""
 
     def of_module(self, path: str, t: torch.Tensor) -> str:
         """The name of what a module gives out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import struct
 import sys
@@ -54,6 +55,17 @@ class InPlace(Module):  # type: ignore[misc]
 
     def forward(self, x: typing.Any) -> typing.Any:
         return x.mul_(2).relu_()
+
+
+class Doubled(Module):  # type: ignore[misc]
+    """What it reads is not what its own module reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x: typing.Any) -> typing.Any:
+        return self.inner(2 * x)
 
 
 class Model(Module):  # type: ignore[misc]
@@ -733,7 +745,8 @@ class Written(CaptureCase):
         optimizer = adamw(model)
         with anyrank.capture(model, self.path / "dump", steps={2, 3}, only=["head*", "loss:*"]):
             train(model, optimizer, 3)
-            self.assertEqual([p.name for p in (self.path / "dump").iterdir()], ["rank-00000.safetensors.part"])
+            there = {p.name for p in (self.path / "dump").iterdir()} - {"inputs"}
+            self.assertEqual(there, {"rank-00000.safetensors.part"})
             train(model, optimizer, 1)
             names = self.files()
         self.assertEqual(names.keys(), self.files().keys())
@@ -936,7 +949,24 @@ class LeftBehind(CaptureCase):
             (folder / f"{name}.safetensors").write_bytes(b"old")
         self.captured(Model, steps=1)
         self.assertEqual({p.name for p in folder.iterdir()},
-                         {"model.json", "rank-00000.safetensors", "mine.safetensors"})
+                         {"model.json", "inputs", "rank-00000.safetensors", "mine.safetensors"})
+
+    def test_what_modules_read_is_written_once(self) -> None:
+        model = self.captured(lambda: nn.Sequential(nn.Embedding(11, 6), Doubled(), nn.Linear(6, 11)), steps=2)
+        self.assertEqual(self.files("dump/inputs").keys(), {"1.inner.in:fwd"})
+        references = json.loads((self.path / "dump/model.json").read_text(encoding="utf-8"))["inputs"]
+        self.assertEqual(references, {"0": {"0": "input.0:fwd"}, "2": {"0": "1:fwd"}})
+        twice = 2.0 * self.value("0:fwd")
+        self.assertTrue(torch.equal(self.value("1.inner.in:fwd", "dump/inputs"), twice))
+        self.captured(lambda: nn.Sequential(nn.Embedding(11, 6), Doubled(), nn.Linear(6, 11)), "named", steps=1,
+                      keep_inputs="1", only=["1*", "2*"])
+        self.assertEqual(self.files("named/inputs").keys(), {"1.in:fwd", "1.inner.in:fwd"})
+        self.untouched(model)
+
+    def test_inputs_of_an_earlier_run_do_not_stay(self) -> None:
+        self.captured(Model, steps=1)
+        self.captured(Model, steps=1, keep_inputs=False)
+        self.assertFalse((self.path / "dump/inputs").exists())
 
     def test_two_models_at_once_keep_apart(self) -> None:
         one, two = Model(), Model()

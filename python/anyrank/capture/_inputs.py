@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What modules read in the first captured step: in a dump of its own, inputs/ in the folder of the run's. A value that
+is another module's output is written once, as that, and named in model.json."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import pathlib
+import typing
+
+import torch
+from torch import nn
+
+from anyrank._errors import AnyrankError
+from anyrank.capture._exchange import Alone, Store
+from anyrank.capture._listen import (Pass, _samples_of_states, _whole_by_weight, in_backward, inputs_of, is_index,
+                                     local_of, untraced, whole_of)
+from anyrank.capture._model import Groups, modules_of
+from anyrank.capture._record import Record
+from anyrank.capture._spec import Spec
+
+FOLDER = "inputs"
+
+
+class Inputs:
+    """The inputs of leaf modules, and of those that globs of paths name. most: elements of one up to which it is
+    written. wanted: whether a name is."""
+
+    def __init__(self, folder: pathlib.Path, groups: Groups, spec: Spec, globs: typing.Sequence[str], most: int,
+                 wanted: typing.Callable[[str], bool]) -> None:
+        self.folder, self.groups, self.globs, self.most, self.wanted = folder / FOLDER, groups, globs, most, wanted
+        self.record = Record(self.folder, groups, spec, None, 256)
+        self.references: dict[str, dict[str, str]] = {}  # of each module: the output that an argument is
+        self.failed = ""
+        self.handles: list[typing.Any] = []
+        self.over = False  # the step is
+
+    def install(self, model: nn.Module, current: typing.Callable[[], Pass | None], step: int) -> None:
+        """Hears what modules are called with, in this step."""
+        for path, module in modules_of(model) if not (self.handles or self.over) else ():
+            leaf = not any(True for _ in module.children())
+            if path and (leaf or any(fnmatch.fnmatchcase(path, glob) for glob in self.globs)):
+                hook = untraced(self._hook(path, current, step))
+                self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    def remove(self) -> None:
+        self.over = self.over or bool(self.handles)
+        for handle in self.handles:
+            handle.remove()
+        self.handles = []
+
+    def _hook(self, path: str, current: typing.Callable[[], Pass | None], step: int) -> typing.Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
+            now = current()
+            if now is None or in_backward() or self.failed:
+                return
+            try:
+                for key, t in inputs_of(args, kwargs, 1).items():
+                    self._take(now, path, module, key, t, step)
+            except Exception as error:  # what is read is an extra: the run goes on without it
+                self.failed = f"{path}: {type(error).__name__}: {error}"
+        return hook
+
+    def _take(self, now: Pass, path: str, module: nn.Module, key: str, t: torch.Tensor, step: int) -> None:
+        base = f"{path}.in" if key == "0" else f"{path}.in.{key}"
+        made = now.produced_as(t)
+        if made:
+            self.references.setdefault(path, {}).setdefault(key, made)
+            return
+        if isinstance(t, nn.Parameter) or t.is_meta or not t.dim() or not self.wanted(f"{base}:fwd"):
+            return
+        whole = whole_of(t) or (_whole_by_weight(module, tuple(t.shape), 1) if key == "0" else None)
+        if t.numel() > self.most:
+            self.record.left_out("inputs of modules that are large", f"{base}:fwd")
+        elif is_index(local_of(t)) or (whole is None and not self._is_placed()):
+            self.record.left_out("inputs of modules without a place", f"{base}:fwd")
+        else:
+            recurrent = isinstance(module, nn.RNNBase)
+            samples = _samples_of_states(module, key == "0", t.dim()) if recurrent else now.samples_dim(t, "fwd", path)
+            name = now.name(base, "fwd")
+            self.record.add(name, name if step == 1 else f"{name}@{step}", local_of(t), whole, samples, now.number,
+                            now.batch)
+
+    def _is_placed(self) -> bool:
+        """Whether ranks share out samples alone, so that a plain tensor is all of those that its rank has."""
+        return all(n == 1 or name in self.groups.data for name, n in self.groups.mesh.sizes.items())
+
+    def finish(self, exchange: Alone | Store, of: Record) -> str:
+        """Completes the files, of all ranks or of none. of: what else was written of the run. Why there are none."""
+        failed: list[str] = exchange.tell(self.failed)
+        why = next((text for text in failed if text), "")
+        if why or not any(exchange.tell(bool(self.record.values))):
+            self.discard()
+            return why
+        self.record.inputs, self.record.samples = of.inputs, of.samples
+        self.record.finish(exchange, {}, 0)
+        self.record.files.remove_older(self.groups.mesh.world)
+        return ""
+
+    def discard(self) -> None:
+        self.remove()
+        self.record.files.discard()
+        if self.groups.mesh.rank == 0:
+            remove(self.folder.parent)
+
+
+def remove(folder: pathlib.Path) -> None:
+    """Removes what an earlier run left of its inputs."""
+    for path in (folder / FOLDER).glob("rank-*.safetensors*"):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # there is none, or it has files of the user's
+        (folder / FOLDER).rmdir()
+
+
+def check(globs: typing.Any) -> tuple[str, ...] | None:
+    """What keep_inputs is given: globs of paths; None: nothing is to be kept."""
+    if globs is False:
+        return None
+    if globs is True or not isinstance(globs, (str, list, tuple, set, frozenset)):
+        raise AnyrankError(f"keep_inputs: {globs!r} has to be globs of modules' paths, or False")
+    return (globs,) if isinstance(globs, str) else tuple(globs)
