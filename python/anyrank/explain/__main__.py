@@ -1,30 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python -m anyrank.explain REFERENCE OTHER --facts: what differs between two runs, as their dumps record it."""
+"""python -m anyrank.explain REFERENCE OTHER: what is wrong with the other run."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import typing
 
+from anyrank import _command
 from anyrank._errors import AnyrankError
+from anyrank.dump import Dump
 from anyrank.explain import facts
 
+RULES = ("rtol", "atol", "ulp", "sensitivity", "map", "reference-map")
 
-def main(arguments: list[str] | None = None) -> int:
-    """Exit status 0 where nothing differs, 1, or 2 for what cannot be read or compared, as of the command."""
-    parser = argparse.ArgumentParser(prog="python -m anyrank.explain", description="Prints what differs between two "
-                                     "runs, as their dumps record it.")
-    parser.add_argument("reference", metavar="REFERENCE", help="the dump that is right: a folder, or a file in it")
-    parser.add_argument("other", metavar="OTHER", help="the dump of the other run")
-    parser.add_argument("--facts", action="store_true", required=True,
-                        help="print differences of configuration, optimizer, steps and the like")
-    given = parser.parse_args(arguments)
-    try:
-        a, b = facts.read(given.reference), facts.read(given.other)
-    except AnyrankError as error:
-        print(f"anyrank.explain: {error}", file=sys.stderr)
-        return 2
-    for path, run in ((given.reference, a), (given.other, b)):
+
+def _facts(reference: str, other: str) -> int:
+    a, b = facts.read(reference), facts.read(other)
+    for path, run in ((reference, a), (other, b)):
         if not run.recorded:
             print(f"{path}: has no {facts.FILE}: nothing is recorded of this run besides its tensors")
         elif run.truncated:
@@ -38,6 +31,52 @@ def main(arguments: list[str] | None = None) -> int:
     if not found:
         print("what is recorded of the two runs is the same")
     return 1 if found else 0
+
+
+def _explain(given: argparse.Namespace) -> int:
+    from anyrank.explain import text
+    from anyrank.explain.run import Run, explain_run
+
+    rule = [f"--{name}={value}" for name in RULES if (value := getattr(given, name.replace("-", "_"))) is not None]
+    done = _command.run_words("verify", ["--no-explain", *rule, *(["--common"] if given.common else []), "--",
+                                         given.reference, given.other])
+    if done.exit_status == 0:
+        print("the runs are the same: there is nothing to explain")
+        return 0
+    reference, other = Dump(given.reference, given.reference_map), Dump(given.other, given.map)
+    other.align(reference)
+    finding = explain_run(reference, other, done.data)
+    case = Run(reference, other, done.data).case(finding.tensor) if finding.tensor else None
+    print("\n".join(text.lines(case, finding.answer) if case else text.without_arrays(finding.tensor, finding.answer)))
+    if given.module is not None and case is not None:
+        from anyrank.explain import own_module
+
+        print("\n".join(f"  {said}" for said in own_module.replay(own_module.load(given.module), case).sentences))
+    if finding.differences:
+        print("recorded differences:")
+        print("\n".join(f"  {difference.text}" for difference in finding.differences))
+    return 1
+
+
+def main(arguments: typing.Sequence[str] | None = None) -> int:
+    """Exit status 0 where nothing differs, 1, or 2 for what cannot be read or compared, as of the command."""
+    parser = argparse.ArgumentParser(prog="python -m anyrank.explain",
+                                     description="Says what is wrong with a run, by the dumps of it and a reference.")
+    parser.add_argument("reference", metavar="REFERENCE", help="the dump that is right: a folder, or a file in it")
+    parser.add_argument("other", metavar="OTHER", help="the dump of the other run")
+    parser.add_argument("--facts", action="store_true", help="print only differences of configuration, optimizer, "
+                        "steps and the like, as the dumps record them")
+    parser.add_argument("--common", action="store_true", help="leave out tensors that only one dump has")
+    parser.add_argument("--module", metavar="FILE.py:FUNCTION", help="what makes the reference's model, of which "
+                        "modules are run on what the other run's read")
+    for name in RULES:
+        parser.add_argument(f"--{name}", help=f"as of anyrank verify --{name}")
+    given = parser.parse_args(arguments)
+    try:
+        return _facts(given.reference, given.other) if given.facts else _explain(given)
+    except AnyrankError as error:
+        print(f"anyrank.explain: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -68,6 +68,8 @@ class Facts:
     mesh: typing.Mapping[str, int] = dataclasses.field(default_factory=dict)  # dimensions of more than one rank
     config: Options = dataclasses.field(default_factory=dict)  # by dotted names
     modules: typing.Mapping[str, Module] = dataclasses.field(default_factory=dict)
+    # Of each module, by position or name: arguments of its first forward pass that are outputs of others.
+    inputs: typing.Mapping[str, typing.Mapping[str, str]] = dataclasses.field(default_factory=dict)
     dtypes: typing.Mapping[str, str] = dataclasses.field(default_factory=dict)  # of parameters, by name
     frozen: frozenset[str] = frozenset()
     tied: frozenset[frozenset[str]] = frozenset()
@@ -170,6 +172,8 @@ def _facts(told: dict[str, typing.Any]) -> Facts:
         world if isinstance(world, int) and world > 0 else 1,
         {name: n for name, n in _dict(told.get("mesh")).items() if isinstance(n, int) and n > 1},
         flat(told["config"]) if _dict(told.get("config")) else {}, _modules(told.get("modules")),
+        {path: {key: name for key, name in _dict(names).items() if isinstance(name, str)}
+         for path, names in _dict(told.get("inputs")).items()},
         {name: dtype for dtype, names in _dict(told.get("dtypes")).items() for name in _texts(names)},
         frozenset(_texts(told.get("frozen"))),
         frozenset(frozenset(map(str, names)) for names in map(_list, _list(told.get("tied")))),

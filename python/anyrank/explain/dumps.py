@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cases of two dumps: what `anyrank verify` reports of them, and the arrays of the tensors that differ."""
+
+from __future__ import annotations
+
+import collections
+import math
+import pathlib
+import typing
+
+import numpy as np
+
+from anyrank.dump import Dump
+from anyrank.explain import facts
+from anyrank.explain.tensors import UNITS, Array, Case, Copy, Name, Runs, Tensors, parts_of, thinned
+
+Report = typing.Mapping[str, typing.Any]
+INPUTS = "inputs"  # a folder of a capture, with what modules read
+IDS = ("input_ids", "ids", "tokens")
+HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "nhead", "heads", "num_query_heads")
+KV_HEADS = ("num_key_value_heads", "n_kv_heads", "num_kv_heads", "num_query_groups", "kv_heads")
+
+
+def samples_of(dump: Dump) -> tuple[int, int]:
+    """Samples and tokens of a step: those of the ids, else what most activations begin with; 0: not known."""
+    leading: collections.Counter[tuple[int, int]] = collections.Counter()
+    for name in dump:
+        about = dump.tensor(name)
+        shape, own = about.shape, Name.of(name)
+        if len(shape) == 2 and about.dtype in ("I64", "I32") and (own.kind == "fwd" or own.stem in IDS):
+            return shape[0], shape[1]
+        if own.kind == "fwd" and len(shape) >= 2:
+            leading[(shape[0], shape[1] if len(shape) == 3 else 0)] += 1
+    return leading.most_common(1)[0][0] if leading else (0, 0)
+
+
+def heads_of(run: facts.Facts) -> tuple[int, int]:
+    """Attention's query and key-value heads, as the configuration or the modules say; 0: not known."""
+    numbers = {key.rpartition(".")[2]: n for key, n in run.config.items() if isinstance(n, int)}
+    for module in run.modules.values():
+        numbers |= {key: n for key, n in module.attributes.items() if isinstance(n, int) and "head" in key}
+    heads = next((numbers[key] for key in HEADS if numbers.get(key)), 0)
+    return heads, next((numbers[key] for key in KV_HEADS if numbers.get(key)), heads)
+
+
+def runs_of(reference: Dump, other: Dump, report: Report) -> Runs:
+    """What the dumps and the report say of both runs."""
+    known = report.get("facts") or {}
+    both = tuple(facts.read(dump.path) for dump in (reference, other))
+    mesh = {name: n for name, n in other.mesh.items() if n > 1} or dict(both[1].mesh)
+    differ = {row["tensor"] for row in report.get("worst", ())}
+    batch, seq = samples_of(reference)
+    heads, kv_heads = heads_of(both[0])
+    told = other.metadata("micro_batches")
+    inputs = [inputs_of(dump) for dump in (reference, other)]
+    if inputs[0] is not None and inputs[1] is not None:
+        inputs[1].align(inputs[0])
+    return Runs(Tensors(reference, inputs[0]), Tensors(other, inputs[1]), (both[0], both[1]), mesh, batch, seq,
+                heads or known.get("heads", 0), kv_heads or known.get("kv_heads", 0),
+                _one(both[1].micro_batches) or (int(told) if told else 1),
+                all(dump.metadata("numerics") == "exact" for dump in (reference, other)), report,
+                {name for name in reference if name not in differ and name in other})
+
+
+def inputs_of(dump: Dump) -> Dump | None:
+    """What modules read, as a capture has written it in a folder of its own."""
+    folder = pathlib.Path(dump.path, INPUTS)
+    return Dump(folder) if folder.is_dir() and any(folder.glob("*.safetensors")) else None
+
+
+def _one(numbers: typing.Sequence[int | None]) -> int | None:
+    return numbers[0] if numbers and all(n == numbers[0] for n in numbers) else None
+
+
+def _allowed(report: Report, row: Report, reference: Array) -> Array | float:
+    rule = report.get("rule") or {}
+    if rule.get("name") == "tolerance":
+        result: Array = float(rule.get("atol", 0.0)) + float(rule.get("rtol", 0.0)) * np.abs(
+            reference.astype(np.float64))
+        return result
+    return float(row.get("allowed") or 0.0)
+
+
+def _unit_of_rule(report: Report, row: Report) -> float:
+    """The unit roundoff of what a sensitivity file allows: values may be computed in 16 bits and kept in more."""
+    rule = report.get("rule") or {}
+    largest = float(row.get("max_reference") or 0.0)
+    of_halves = rule.get("name") == "sensitivity" and float(row.get("allowed") or 0.0) > UNITS["F16"] * largest > 0.0
+    return UNITS["BF16"] if of_halves else UNITS["F32"]
+
+
+def copies_of(dump: Dump, name: str) -> tuple[Copy, ...]:
+    """Each rank's part; the whole tensor where the dump is of no ranks, or its parts are summands."""
+    about = dump.tensor(name)
+    whole = tuple(slice(0, n) for n in about.shape)
+    if about.partial or not about.parts or len(about.parts) == 1:
+        return (Copy(about.parts[0].rank if about.parts else None, (whole,), (np.asarray(dump[name]),)),)
+    return parts_of(dump, name)
+
+
+def worst_of(reference: Array, copies: typing.Sequence[Copy]) -> Array:
+    """A full array: of each element the copy that is furthest from the reference."""
+    result: Array = np.array(reference, np.float64 if reference.dtype == np.float64 else np.float32)
+    furthest = np.full(reference.shape, -1.0)
+    for copy in copies:
+        for box, values in zip(copy.boxes, copy.values):
+            with np.errstate(invalid="ignore", over="ignore"):
+                apart = np.abs(values.astype(np.float64) - reference[box])
+            apart = np.where(np.isnan(apart), math.inf, apart)
+            further = apart > furthest[box]
+            result[box] = np.where(further, values, result[box])
+            furthest[box] = np.where(further, apart, furthest[box])
+    return result
+
+
+def case_of(runs: Runs, other: Dump, name: str) -> Case | None:
+    """The case of one tensor that both dumps have in the same shape, or the reference once for all samples; or None."""
+    if name not in runs.reference or name not in other:
+        return None
+    reference = runs.reference[name]
+    row = runs.row(name)
+    shape = other.tensor(name).shape
+    if reference.dtype.kind not in "fiub" or len(reference.shape) != len(shape) or any(
+            n not in (1, extent) for n, extent in zip(reference.shape, shape)):
+        return None
+    reference = np.broadcast_to(reference, shape)
+    copies = copies_of(other, name)
+    unit = max(_unit_of_rule(runs.report, row),
+               *(UNITS.get(str(row.get(key)), UNITS["F32"]) for key in ("dtype", "other_dtype")))
+    return thinned(Case(Name.of(name), reference, worst_of(reference, copies), copies, runs,
+                        _allowed(runs.report, row, reference), unit,
+                        float((runs.report.get("rule") or {}).get("rtol", 0.0))))

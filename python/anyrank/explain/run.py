@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The explanation of a run: what is recorded to differ, and the first tensor that differs, explained."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import typing
+
+import numpy as np
+
+from anyrank.dump import Dump
+from anyrank.explain import facts
+from anyrank.explain.dumps import Report, case_of, runs_of
+from anyrank.explain.explain import UNKNOWN, Answer, explain
+from anyrank.explain.tensors import Case, Name, Runs
+from anyrank.explain.words import both_of, counted, some
+
+MOST_PASSED = 32  # rows that are rounding
+MOST_ASKED, MOST_READ = 4, 256  # tensors that may say more than the first; weights that are looked at for that
+BACKWARD = ("bwd", "grad")
+AFTER_BACKWARD = (*BACKWARD, "clip", "new", "m", "v", "state")
+# Recorded options of an optimizer, and what it is that they explain.
+OPTIONS = {"lr": "other_learning_rate", "weight_decay": "weight_decay", "betas": "other_betas", "eps": "adam_eps",
+           "nesterov": "nesterov", "dampening": "sgd_dampening", "maximize": "update_sign", "momentum": "other_betas"}
+# What the gradient of a loss says of the loss itself; anything else may be a mistake further on.
+OF_LOSSES = {"mean_of_means", "sum_of_local_means", "sum_for_mean", "reduced_again", "averaged_again",
+             "divisor_of_other_count", "counted_twice", "sum_over_tokens", "mean_over_tokens", "samples_weighted",
+             "micro_batches_weighted", "loss_scale", "target_count", "wrong_scalar",
+             "ignored_labels", "balancing_loss"}
+
+
+# What an update says where the moments may say more.
+OF_UPDATES = {"update_scaled", "adam_eps", "wrong_scalar", "other_learning_rate", "update_of_ranks_apart"}
+
+
+VAGUE = {*OF_UPDATES, UNKNOWN}  # where a recorded difference says more
+STRUCTURE = {"no_gradient", "frozen_trained", "tied_weight"}  # recorded ones that no array can contradict
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """differences: what is recorded of the runs and differs, that which concerns the first tensor first. tensor: the
+    first one that differs; "": none. answer: its explanation. asked: the tensor that said so, where it is another."""
+
+    differences: tuple[facts.Difference, ...]
+    tensor: str
+    answer: Answer
+    asked: str = ""
+
+
+class Run:
+    """Two dumps and what is reported of them."""
+
+    def __init__(self, reference: Dump, other: Dump, report: Report) -> None:
+        self.reference, self.other, self.report = reference, other, report
+        self.runs = runs_of(reference, other, report)
+        differing = {row["tensor"] for row in report.get("worst", ())}
+        self.rows = [name for name in reference if name in differing]  # in execution order
+        self.missing, self.unexpected = list(report.get("missing", ())), list(report.get("unexpected", ()))
+
+    def case(self, name: str, within: bool = False) -> Case | None:
+        """within: also what the report's rule allows is a difference."""
+        case = case_of(self.runs, self.other, name)
+        return dataclasses.replace(case, allowed=0.0) if case is not None and within else case
+
+    def answer(self, name: str, within: bool = False) -> Answer:
+        case = self.case(name, within)
+        return explain(case) if case is not None and case.off.any() else Answer(UNKNOWN)
+
+
+# --- what is recorded -------------------------------------------------------------------------------------------------
+
+
+def _sure(cause: str, sentence: str, look: str = "") -> Answer:
+    return Answer(cause, sentence, look, "sure")
+
+
+def recorded(runs: Runs, name: Name) -> typing.Iterator[Answer]:
+    """Recorded differences that a tensor follows from."""
+    a, b = runs.facts
+    if not (a.recorded and b.recorded):
+        return
+    if name.kind in ("new", "m", "v", "state"):
+        yield from _of_optimizer(runs, name)
+    if name.kind in AFTER_BACKWARD:
+        for kind, cause in (("frozen", "no_gradient"), ("without_gradient", "no_gradient"), ("tied", "tied_weight")):
+            for difference in facts.differences(a, b):
+                if difference.kind == kind:
+                    less = kind == "frozen" and set(difference.reference) - set(difference.other)
+                    yield _sure("frozen_trained" if less else cause, difference.text)
+    if name.kind in ("fwd", "buffer") and name.module in a.modules and name.module in b.modules:
+        x, y = a.modules[name.module].attributes, b.modules[name.module].attributes
+        for key in x:
+            if key in y and x[key] != y[key] and a.world == b.world:
+                yield _sure("other_configuration", both_of(f"{key} of {name.module}", x[key], y[key]))
+
+
+def _of_optimizer(runs: Runs, name: Name) -> typing.Iterator[Answer]:
+    options = []
+    for one in runs.facts:
+        groups = [group for optimizer in one.optimizers for group in optimizer.groups]
+        options.append(next((g.options for g in groups if name.stem in g.parameters or len(groups) == 1), {}))
+    rates = all(one.learning_rates for one in runs.facts)
+    for key, cause in OPTIONS.items():
+        x, y = (of.get(key) for of in options)
+        if x is not None and y is not None and x != y and not (key == "lr" and rates) and (
+                name.kind == "new" or key in ("betas", "momentum", "dampening", "weight_decay", "maximize")):
+            yield _sure(cause, both_of(f"the optimizer's {key}", x, y))
+    by_step = [one.learning_rates for one in runs.facts]
+    apart = rates and any(by_step[0].get(t) != by_step[1].get(t) for t in {*by_step[0], *by_step[1]} if t <= name.step)
+    for difference in facts.differences(*runs.facts) if apart and name.kind == "new" else ():
+        if difference.kind == "learning_rates":
+            yield _sure("other_learning_rate", difference.text)
+
+
+def of_count(runs: Runs, name: Name) -> Answer | None:
+    """The number of steps, of which each run keeps its own."""
+    if name.kind != "count" or name.stem != "steps" or str(name) not in runs.reference or str(name) not in runs.other:
+        return None
+    x, y = (int(np.asarray(of[str(name)]).ravel()[0]) for of in (runs.reference, runs.other))
+    told = [difference.text for difference in facts.differences(*runs.facts) if difference.kind == "steps"]
+    text = told[0] if told else f"{counted(x, 'step')} in the reference, {y} in the other run"
+    return _sure("number_of_steps", text, "calls of `optimizer.step()`, of clipping and of what else ends a step, for "
+                 "each micro-batch in place of once; batches that one run has more of")
+
+
+# --- what one run lacks -----------------------------------------------------------------------------------------------
+
+
+def lacking(run: Run, first: Name) -> Answer | None:
+    """Gradients that one run alone has, where the first tensor follows from them or is one."""
+    steps = {name: Name.of(name) for name in (*run.missing, *run.unexpected) if Name.of(name).step <= first.step}
+    if first.kind not in AFTER_BACKWARD and not (first.kind == "fwd" and any(
+            n.step < first.step and n.kind in BACKWARD for n in steps.values())):
+        return None
+    both = {Name.of(name).stem for name in run.reference} & {Name.of(name).stem for name in run.other}
+    lost = [name for name in run.missing if name in steps and steps[name].kind in BACKWARD]
+    if lost and not any(Name.of(name).kind in BACKWARD for name in run.unexpected):
+        parameters = [name for name in lost if steps[name].kind == "grad" and steps[name].stem in both]
+        return _without(run, lost, parameters)
+    trained = [name for name in run.report.get("lost_gradients", ()) if name in steps and name in run.unexpected]
+    if trained and not lost:
+        said = counted(len(trained), "parameter", ("has", "have"))
+        return _sure("frozen_trained", f"{said} a gradient in the other run alone: "
+                     f"{some(steps[name].stem for name in trained)}",
+                     "`requires_grad` of frozen weights, set before wrapping")
+    return None
+
+
+def _without(run: Run, lost: list[str], parameters: list[str]) -> Answer | None:
+    there = {Name.of(name).kind for name in run.other} & {*BACKWARD}
+    if not there:
+        return None
+    if parameters and "grad" not in there:
+        return _sure("no_gradient", "the other run went backward and has no gradient of any parameter",
+                     "a reduction that did not run (`set_requires_gradient_sync(False)`, `no_sync`); gradients that "
+                     "were set to None too early")
+    branch = len(parameters) < len(lost)
+    said = counted(len(parameters), "parameter", ("has", "have"))
+    return _sure("no_backward" if branch else "no_gradient", f"{said} no gradient in the other run"
+                 f"{', and modules no backward pass' if branch else ''}: "
+                 f"{some(Name.of(name).stem for name in parameters or lost)}",
+                 "what is frozen, detached, under no_grad or not used (a reentrant checkpoint of inputs that require "
+                 "no gradient)")
+
+
+# --- the first tensor -------------------------------------------------------------------------------------------------
+
+
+def is_rounding(case: Case) -> bool:
+    """Whether nothing is further off than another order of sums takes it."""
+    if case.runs.exact or case.reference.dtype.kind != "f" or not case.off.any():
+        return False
+    return bool((np.abs(case.val - case.ref) <= case.rounding(case.ref)).all())
+
+
+def first_of(run: Run) -> str:
+    """The report's first tensor or, where it and others are rounding, the first that is more."""
+    first = str((run.report.get("first") or {}).get("tensor") or "")
+    if first not in run.rows:
+        return first
+    for name in run.rows[run.rows.index(first):][:MOST_PASSED]:
+        case = run.case(name)
+        if case is None or not is_rounding(case):
+            return name
+    return first
+
+
+def others_of(run: Run, first: str) -> typing.Iterator[tuple[str, bool]]:
+    """Tensors that may say more than the first, and whether what is allowed of them counts."""
+    name = Name.of(first)
+    alike = [row for row in run.rows if Name.of(row).step == name.step]
+    if name.kind == "fwd" and run.reference.tensor(first).shape in ((), (1,)):
+        backward = [row for row in alike if Name.of(row).kind == "bwd"]
+        yield from ((row, False) for row in backward or alike if Name.of(row).kind in BACKWARD)
+    elif name.kind == "bwd":  # rows of its weight's gradient are parts of its output
+        yield from ((row, False) for row in alike if Name.of(row).kind == "grad" and Name.of(row).module == name.stem)
+    elif name.kind == "grad":
+        yield from ((row, False) for row in alike if Name.of(row).kind == "bwd" and Name.of(row).stem == name.module)
+        if len(run.reference.tensor(first).shape) == 1:  # a bias: the weight beside it has more elements
+            yield from ((row, False) for row in alike if (n := Name.of(row)).kind == "grad" and row != first
+                        and n.module == name.module and len(run.reference.tensor(row).shape) == 2)
+    elif name.kind == "new":
+        moments = [name.with_kind(kind) for kind in ("m", "v", "state")]
+        yield from ((moment, True) for moment in moments if moment in run.reference)
+    if name.kind in ("init", "new", "m", "v"):
+        yield from ((row, False) for row in alike if Name.of(row).kind == name.kind and row != first)
+    if name.kind == "fwd" and name.step > 1:
+        yield from ((row, True) for row in _weights_off_as_much(run, first))
+
+
+def _weights_off_as_much(run: Run, first: str) -> typing.Iterator[str]:
+    """Updated weights of the step before that are off by as much, in proportion, within what is allowed of them."""
+    row = run.runs.row(first)
+    least = 0.3 * float(row.get("rms") or 0.0) / (float(row.get("rms_reference") or 0.0) or 1.0)
+    names = [name for name in run.reference if (n := Name.of(name)).kind == "new" and n.step + 1 == Name.of(first).step]
+    for name in names[:MOST_READ] if least > 0.0 else ():
+        case = run.case(name, True)
+        if case is not None and float(np.sqrt(np.mean((case.val - case.ref) ** 2))) > least * float(
+                np.sqrt(np.mean(case.ref ** 2))):
+            yield name
+
+
+def of_shape(run: Run, first: str) -> Answer | None:
+    """A tensor of another shape: the reference's, several times along one axis."""
+    if first not in run.reference or first not in run.other:
+        return None
+    ref, val = run.runs.reference[first], run.runs.other[first]
+    if ref.ndim != val.ndim or ref.shape == val.shape or ref.size == 0:
+        return None
+    for axis, (x, y) in enumerate(zip(ref.shape, val.shape)):
+        repeats = [1] * ref.ndim
+        repeats[axis] = y // x
+        if y % x == 0 and np.array_equal(np.tile(ref, repeats), val):
+            if axis == 0 and first.startswith("input"):
+                return _sure("same_samples", f"the other run has each of {x} samples {y // x} times: every rank got "
+                             "the whole batch", "each rank's part of the batch (DistributedSampler, a slice by its "
+                             "rank), or the capture's spec where that is meant")
+            return Answer("slices_repeated", f"dimension {axis} has {y} instead of {x}: the reference's, {y // x} "
+                          "times", "", "likely")
+    return None
+
+
+def ask(run: Run, first: str) -> tuple[str, Answer]:
+    """The answer of the first tensor or, where it has none, of others that say more."""
+    answer = of_shape(run, first) or run.answer(first)
+    name = Name.of(first)
+    vague = name.kind == "new" and answer.cause in OF_UPDATES
+    if answer.cause != UNKNOWN and not vague:
+        return "", answer
+    scalar = first in run.reference and run.reference.tensor(first).shape in ((), (1,)) and Name.of(first).kind == "fwd"
+    for other, within in itertools.islice(others_of(run, first) if first in run.reference else (), MOST_ASKED):
+        said = run.answer(other, within)
+        if vague and Name.of(other).kind == "new":
+            break
+        if said.cause in (UNKNOWN, "rounding") or name.kind == "bwd" and said.cause != "no_gradient":
+            continue
+        if not scalar or said.cause in OF_LOSSES:
+            confidence = "possible" if said.confidence != "sure" else "likely"
+            return other, dataclasses.replace(said, sentence=f"{other} says: {said.sentence}", confidence=confidence)
+    return "", (of_loss(run, name) or answer) if scalar and answer.cause == UNKNOWN else answer
+
+
+def of_loss(run: Run, name: Name) -> Answer | None:
+    """A loss that is off, where the first gradient of the backward pass is right."""
+    gradients = [n for n in run.reference if (own := Name.of(n)).kind in BACKWARD and own.step == name.step]
+    first = next((n for n in gradients if Name.of(n).kind == "bwd"), "")
+    if name.stem != "loss" or not first or first not in run.runs.same:
+        return None
+    x, y = (float(np.asarray(of[str(name)]).ravel()[0]) for of in (run.runs.reference, run.runs.other))
+    off = [n for n in gradients if n in run.rows]
+    if any(Name.of(n).kind == "bwd" for n in off):
+        return None
+    says = f"the loss is off by {y - x:.6g}, and the backward pass through all modules is right: "
+    if not off:
+        return Answer("loss_term", says + "the loss that is reported is not that of the backward pass, or a term "
+                      "has no gradient", "what is reported as the loss, and its mean or sum over ranks", "possible")
+    return Answer("loss_term", f"{says}a term is made of parameters alone, whose gradients differ ({some(off)})",
+                  "penalties of weights in the loss, beside or in place of the optimizer's weight decay", "likely")
+
+
+def explain_run(reference: Dump, other: Dump, report: Report) -> Finding:
+    """Explains what `anyrank verify --json` reports of two dumps."""
+    run = Run(reference, other, report)
+    differences = tuple(facts.differences(*run.runs.facts))
+    first = first_of(run)
+    if not first:
+        return Finding(differences, "", Answer(UNKNOWN))
+    told = list(recorded(run.runs, Name.of(first)))
+    if of_steps := of_count(run.runs, Name.of(first)):
+        return Finding(tuple(sorted(differences, key=lambda difference: difference.kind != "steps")), first, of_steps)
+    texts = {answer.sentence for answer in told}
+    differences = tuple(sorted(differences, key=lambda difference: difference.text not in texts))
+    lack = next((answer for answer in told if answer.cause in STRUCTURE), None) or lacking(run, Name.of(first))
+    if lack:
+        return Finding(differences, first, lack)
+    asked, answer = ask(run, first)
+    if told and (answer.cause in VAGUE or answer.cause in {one.cause for one in told}):
+        return Finding(differences, first, next((one for one in told if one.cause == answer.cause), told[0]))
+    return Finding(differences, first, answer, asked)

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The finding of a run: what one run lacks comes before what follows from it, and others are asked that say more."""
+
+from __future__ import annotations
+
+import pathlib
+import typing
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from anyrank.dump import Box, Part, Tensor  # noqa: E402
+from anyrank.explain.run import explain_run  # noqa: E402
+from anyrank.tests.test_explain_steps import Arrays, adam, rounded  # noqa: E402
+
+
+class Held(dict[str, typing.Any]):
+    """A dump in memory, of no ranks."""
+
+    mesh: typing.ClassVar[dict[str, int]] = {}
+
+    def __init__(self, arrays: Arrays, path: pathlib.Path) -> None:
+        super().__init__(rounded(arrays))
+        self.path = str(path)
+
+    def metadata(self, key: str) -> str | None:
+        return None
+
+    def tensor(self, name: str) -> Tensor:
+        shape = self[name].shape
+        box = Box((0,) * len(shape), shape)
+        return Tensor(name, "F32", shape, None, (Part(None, "", (box,), 0, 1, False),))
+
+
+def finding(folder: pathlib.Path, first: str, reference: Arrays, other: Arrays) -> tuple[str, str, str]:
+    """The cause, its confidence and the tensor that said so, as of a report by a tolerance of 1e-5."""
+    a, b = Held(reference, folder), Held(other, folder)
+    worst = [{"tensor": name, "allowed": 1e-5} for name in a if name in b and (
+        a[name].shape != b[name].shape or np.abs(a[name] - b[name]).max() > 1e-5)]
+    report = {"first": {"tensor": first}, "worst": worst, "missing": [name for name in a if name not in b],
+              "unexpected": [name for name in b if name not in a],
+              "lost_gradients": [name for name in {*a} ^ {*b} if name.endswith(":grad")]}
+    found = explain_run(typing.cast(typing.Any, a), typing.cast(typing.Any, b), report)
+    return found.answer.cause, found.answer.confidence, found.asked
+
+
+def test_gradients_of_one_run_alone(tmp_path: pathlib.Path) -> None:
+    whole = {**adam(), "q:grad": np.ones(4), "q:init": np.ones(4), "norm:clip": np.array(2.0)}
+    less = {name: array for name, array in whole.items() if name != "q:grad"} | {"norm:clip": np.array(1.0)}
+    assert finding(tmp_path, "norm:clip", whole, less)[:2] == ("no_gradient", "sure")
+    assert finding(tmp_path, "norm:clip", less, whole)[:2] == ("frozen_trained", "sure")
+    forward = {**whole, "a:fwd": np.arange(6.0)}  # before the backward pass: not from its gradients
+    cause = finding(tmp_path, "a:fwd", forward, {**less, "a:fwd": np.array([0.0, 1.0, 7.0, 3.0, 4.5, 5.0])})[0]
+    assert cause == "unknown"
+
+
+def test_moments_are_asked(tmp_path: pathlib.Path) -> None:
+    spoiled = adam(scale=0.3, eps=1e-3)
+    assert finding(tmp_path, "p:new", adam(eps=1e-3), spoiled) == ("clip_factor", "possible", "p:m")
+
+
+def test_a_whole_batch_on_each_rank(tmp_path: pathlib.Path) -> None:
+    ids = np.arange(12).reshape(4, 3)
+    name = "input.0:fwd"
+    assert finding(tmp_path, name, {name: ids}, {name: np.tile(ids, (2, 1))})[:2] == ("same_samples", "sure")
+
+
+def test_the_number_of_steps_comes_first(tmp_path: pathlib.Path) -> None:
+    steps = {"steps:count": np.array(2), "a:fwd": np.ones(4)}
+    assert finding(tmp_path, "steps:count", steps, {**steps, "steps:count": np.array(4)})[:2] == (
+        "number_of_steps", "sure")
+
+
+def test_a_loss_whose_backward_pass_is_right(tmp_path: pathlib.Path) -> None:
+    right = {"loss:fwd": np.array(1.0), "a:bwd": np.arange(6.0), "a.weight:grad": np.arange(12.0)}
+    of_weights = {**right, "loss:fwd": np.array(1.5), "a.weight:grad": right["a.weight:grad"] ** 2}
+    assert finding(tmp_path, "loss:fwd", right, of_weights)[0] == "loss_term"
+    elsewhere = {**of_weights, "a:bwd": np.arange(6.0) ** 2}
+    assert finding(tmp_path, "loss:fwd", right, elsewhere)[0] == "unknown"

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Explanations of a step: updates, moments, norms, initial values, losses and data, of arrays that are spoiled."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+from anyrank.explain import facts  # noqa: E402
+from anyrank.explain.dumps import worst_of  # noqa: E402
+from anyrank.explain.explain import UNKNOWN, explain  # noqa: E402
+from anyrank.explain.run import recorded  # noqa: E402
+from anyrank.explain.tensors import Case, Copy, Name, Runs, Tensors  # noqa: E402
+
+Arrays = dict[str, typing.Any]
+SHAPE, RATE, BETAS, EPS, DECAY = (24, 16), 1e-2, (0.9, 0.999), 1e-8, 0.1
+WHOLE = (slice(0, SHAPE[0]), slice(0, SHAPE[1]))
+
+
+def rounded(arrays: Arrays) -> Arrays:
+    return {name: np.asarray(array, np.float32 if np.asarray(array).dtype.kind == "f" else np.int64)
+            for name, array in arrays.items()}
+
+
+def case_of(name: str, reference: Arrays, other: Arrays, copies: typing.Any = None, **known: typing.Any) -> Case:
+    """other: the whole tensor, unless there are copies: (box, values) of each rank."""
+    a, b = rounded(reference), rounded(other)
+    whole = tuple(slice(0, n) for n in a[name].shape)
+    held = tuple(Copy(rank, (box,), (np.asarray(values, np.float32),)) for rank, (box, values) in enumerate(
+        copies if copies is not None else [(whole, b[name])]))
+    same = {key for key in a if key != name and key in b and np.array_equal(a[key], b[key])}
+    runs = Runs(a, b, same=same, **known)
+    return Case(Name.of(name), a[name], worst_of(a[name], held), held, runs)
+
+
+def cause_of(*given: typing.Any, **known: typing.Any) -> str:
+    return explain(case_of(*given, **known)).cause
+
+
+# --- updates ----------------------------------------------------------------------------------------------------------
+
+
+def adam(rate: float = RATE, betas: tuple[float, float] = BETAS, eps: float = EPS, decay: float = DECAY,
+         scale: float = 1.0, t: int = 1, gradient: typing.Any = None, in_gradient: float = 0.0) -> Arrays:
+    """A first step of AdamW, from gradients times `scale`, corrected as step t."""
+    random = np.random.default_rng(1)
+    w, g = random.normal(size=SHAPE), random.normal(size=SHAPE) * 1e-2
+    used = scale * (g if gradient is None else gradient(g)) + in_gradient * w
+    m, v = (1.0 - betas[0]) * used, (1.0 - betas[1]) * used ** 2
+    root = np.sqrt(v / (1.0 - betas[1] ** t)) + eps
+    new = w - rate * (m / (1.0 - betas[0] ** t) / root + decay * w)
+    return {"p:init": w, "p:grad": g, "p:new": new, "p:m": m, "p:v": v}
+
+
+UPDATES: list[tuple[str, str, Arrays, Arrays]] = [
+    ("no_update", "p:new", adam(), {**adam(), "p:new": adam()["p:init"]}),
+    ("other_learning_rate", "p:new", adam(), adam(rate=3 * RATE)),
+    ("update_sign", "p:new", adam(decay=0.0), adam(rate=-RATE, decay=0.0)),
+    ("adam_step_counter", "p:new", adam(), adam(t=2)),
+    ("weight_decay", "p:new", adam(), adam(decay=0.0)),
+    ("adam_eps", "p:new", adam(), adam(eps=1e-3)),
+    ("clip_factor", "p:m", adam(), adam(scale=0.3)),
+    ("loss_scale", "p:m", adam(), adam(scale=1024.0)),
+    ("update_sign", "p:m", adam(), adam(scale=-1.0)),
+    ("other_betas", "p:m", adam(), adam(betas=(0.99, 0.99))),
+    ("other_betas", "p:v", adam(), adam(betas=(0.9, 0.95))),
+    ("decay_in_gradient", "p:m", adam(), adam(in_gradient=0.01)),
+    ("clipped", "p:m", adam(), adam(gradient=lambda g: np.clip(g, -5e-3, 5e-3))),
+    ("zeros_for_gradient", "p:m", adam(), adam(scale=0.0)),
+    (UNKNOWN, "p:m", adam(), adam(gradient=lambda g: np.random.default_rng(5).normal(size=SHAPE))),
+    (UNKNOWN, "p:new", adam(), {**adam(), "p:new": np.random.default_rng(6).normal(size=SHAPE)}),
+]
+
+
+def test_updates() -> None:
+    for cause, name, reference, other in UPDATES:
+        assert cause_of(name, reference, other) == cause
+
+
+def test_a_moment_with_a_history() -> None:
+    first, second = adam(), adam(gradient=lambda g: g[::-1])
+    g, m = second["p:grad"][::-1], first["p:m"]
+    reference = {"p:init": first["p:init"], "p:m": m, "p:v": first["p:v"], "p:grad@2": g, "p:grad": first["p:grad"],
+                 "p:v@2": BETAS[1] * first["p:v"] + (1.0 - BETAS[1]) * g ** 2,
+                 "p:m@2": BETAS[0] * m + (1.0 - BETAS[0]) * g}
+    lost = {**reference, "p:m@2": (1.0 - BETAS[0]) * g}
+    stale = {**reference, "p:m@2": BETAS[0] * m + (1.0 - BETAS[0]) * first["p:grad"]}
+    assert cause_of("p:m@2", reference, lost) == "optimizer_state_lost"
+    assert cause_of("p:m@2", reference, stale) == "gradient_of_last_step"
+    assert cause_of("p:grad@2", reference, {**reference, "p:grad@2": first["p:grad"]}) == "gradient_of_last_step"
+
+
+def test_updates_of_ranks() -> None:
+    right, before = adam()["p:new"], adam()["p:init"]
+    halves = np.array(before), np.array(before)
+    halves[0][:12], halves[1][12:] = right[:12], right[12:]
+    of_copies = {"shares_not_gathered": [(WHOLE, halves[0]), (WHOLE, halves[1])],
+                 "no_update": [(WHOLE, right), (WHOLE, before)],
+                 "decay_of_ranks_apart": [(WHOLE, right), (WHOLE, adam(decay=0.0)["p:new"])],
+                 "update_of_ranks_apart": [(WHOLE, right), (WHOLE, adam(rate=2 * RATE)["p:new"])],
+                 "adam_step_not_synced": [(WHOLE, right), (WHOLE, adam(t=2)["p:new"])]}
+    for cause, copies in of_copies.items():
+        assert cause_of("p:new", adam(), adam(), copies, mesh={"dp": 2}) == cause
+
+
+class OnRanks(Tensors):
+    """Tensors of which each rank has a copy of its own."""
+
+    def __init__(self, ranks: typing.Sequence[Arrays]) -> None:
+        super().__init__(rounded(ranks[0]))
+        self._ranks = [rounded(arrays) for arrays in ranks]
+
+    def parts(self, name: str) -> tuple[Copy, ...]:
+        return tuple(Copy(rank, (WHOLE,), (arrays[name],)) for rank, arrays in enumerate(self._ranks))
+
+
+def test_updates_that_stay_with_their_owners() -> None:
+    right, before = adam()["p:new"], adam()["p:init"]
+    reference = {**adam(), "q:init": before[::-1], "q:new": right[::-1]}
+    for kept_by, cause in ((1, "shares_not_gathered"), (0, "no_update")):
+        ranks = [{"p:new": before, "q:new": right[::-1]}, {"p:new": right, "q:new": right[::-1]}]
+        ranks[kept_by]["q:new"] = before[::-1]
+        case = case_of("p:new", reference, adam(), [(WHOLE, before), (WHOLE, right)], mesh={"dp": 2})
+        runs = dataclasses.replace(case.runs, other=OnRanks(ranks))
+        assert explain(dataclasses.replace(case, runs=runs)).cause == cause
+
+
+def test_sgd_without_decay() -> None:
+    w, g = adam()["p:init"], adam()["p:grad"]
+    reference = {"p:init": w, "p:grad": g, "p:new": w - RATE * (g + DECAY * w)}
+    assert cause_of("p:new", reference, {**reference, "p:new": w - RATE * g}) == "weight_decay"
+    assert cause_of("p:new", reference, {**reference, "p:new": w - 1.9 * RATE * (g + DECAY * w)}) == "nesterov"
+    assert cause_of("p:new", reference, {**reference, "p:new": w - 1.7 * RATE * (g + DECAY * w)}) == "update_scaled"
+
+
+def test_recorded_differences() -> None:
+    def run(rate: float, decay: float) -> facts.Facts:
+        group = facts.Group({"weight_decay": decay, "lr": rate}, ("p",))
+        return facts.Facts(True, optimizers=(facts.Optimizer("AdamW", (group,)),), learning_rates={1: [[rate]]})
+
+    runs = Runs(facts=(run(0.1, 0.0), run(0.2, 0.0)))
+    found = list(recorded(runs, Name.of("p:new")))
+    assert [(answer.cause, answer.confidence) for answer in found] == [("other_learning_rate", "sure")]
+    assert not list(recorded(runs, Name.of("p:fwd")))
+    runs = dataclasses.replace(runs, facts=(run(0.1, 0.0), run(0.1, 0.1)))
+    assert [answer.cause for answer in recorded(runs, Name.of("p:new"))] == ["weight_decay"]
+
+
+# --- norms and initial values -----------------------------------------------------------------------------------------
+
+
+def test_norms() -> None:
+    random = np.random.default_rng(2)
+    gradients = {f"layers.{i}.{name}:grad": random.normal(size=shape) * size for i in range(2)
+                 for name, shape, size in (("up.weight", (8, 8), 1.0), ("up.bias", (8,), 1.3),
+                                           ("norm.weight", (8,), 0.7))}
+    squares = {name: float((np.float32(array).astype(np.float64) ** 2).sum()) for name, array in gradients.items()}
+    total = sum(squares.values())
+    biases = sum(square for name, square in squares.items() if "bias" in name)
+    values = {"norm_not_rooted": total, "norm_leaves_out": (total - biases) ** 0.5,
+              "norm_of_own_shards": (total / 2) ** 0.5,
+              "norm_counts_twice": (total + squares["layers.1.up.weight:grad"]) ** 0.5, UNKNOWN: 1.2345 * total ** 0.5,
+              "norm_other_order": sum(float(np.abs(np.float32(array)).sum()) for array in gradients.values())}
+    reference = {**gradients, "norm:clip": np.array(total ** 0.5)}
+    for cause, value in values.items():
+        assert cause_of("norm:clip", reference, {**gradients, "norm:clip": np.array(value)}, mesh={"dp": 2}) == cause
+
+
+def test_initial_values() -> None:
+    def drawn(seed: int, size: float = 1.0) -> typing.Any:
+        return np.random.default_rng(seed).normal(size=SHAPE) * size
+
+    reference = {"p:init": drawn(1), "q:init": drawn(2)}
+    boxes = [(slice(0, 12), WHOLE[1]), (slice(12, 24), WHOLE[1])]
+    draw = drawn(3)
+    assert cause_of("p:init", reference, {**reference, "p:init": draw}) == "other_initial_values"
+    assert cause_of("p:init", reference, {**reference, "p:init": drawn(3, 0.1)}) == "weight_not_loaded"
+    assert cause_of("p:init", reference, {**reference, "p:init": reference["q:init"]}) == "other_module"  # no draw
+    assert cause_of("p:init", reference, reference, [(box, draw[:12]) for box in boxes], mesh={"tp": 2}
+                    ) == "shards_seeded_alike"
+    assert cause_of("p:init", reference, reference, [(WHOLE, reference["p:init"]), (WHOLE, draw)], mesh={"dp": 2}
+                    ) == "replicas_apart"
+
+
+# --- the loss ---------------------------------------------------------------------------------------------------------
+
+
+def entropy(x: typing.Any, labels: typing.Any, by: int = 1) -> typing.Any:
+    x, y = (x[:, :-by], labels[:, by:]) if by else (x, labels)
+    counted = y >= 0
+    taken = np.take_along_axis(x, np.where(counted, y, 0)[..., None], 2)[..., 0]
+    return np.where(counted, np.log(np.exp(x).sum(-1)) - taken, 0.0), counted
+
+
+def test_losses() -> None:
+    random = np.random.default_rng(3)
+    x, labels = random.normal(size=(4, 10, 32)), random.integers(0, 32, (4, 10))
+    labels[0, 2:8] = labels[3, 7:] = -100
+    x[:2] *= 2.0
+    x = np.float32(x).astype(np.float64)
+    each, counted = entropy(x, labels)
+    ranks = [each[:2].sum() / counted[:2].sum(), each[2:].sum() / counted[2:].sum()]
+    mean, lse = each.sum() / counted.sum(), np.log(np.exp(x[:, :-1]).sum(-1))
+    smooth = ((lse - x[:, :-1].mean(-1)) * counted).sum() / counted.sum()
+    twice, there = entropy(x, labels, 2)
+    values = {"mean_of_means": sum(ranks) / 2, "one_micro_batch": ranks[0], "sum_for_mean": each.sum(),
+              "labels_shifted": twice.sum() / there.sum(), "target_count": each.sum() / counted.size,
+              "label_smoothing": 0.9 * mean + 0.1 * smooth,
+              "logits_scale": entropy(2.0 * x, labels)[0].sum() / counted.sum(),
+              "z_loss": mean + 1e-3 * (lse ** 2 * counted).sum() / counted.sum(),
+              "loss_of_all_vocabularies": mean + np.log(2.0), "loss_term": mean - 0.25, UNKNOWN: 1.2345 * mean}
+    reference = {"input.ids:fwd": labels, "aux:fwd": np.array(0.25), "head:fwd": x, "loss:fwd": np.array(mean)}
+    micro = {"mean_of_means", "one_micro_batch"}
+    for cause, value in values.items():
+        other = {**reference, "loss:fwd": np.array(value)}
+        assert cause_of("loss:fwd", reference, other, mesh={"tp": 2}, micro_batches=2 if cause in micro else 1) == cause
+
+
+def test_labels_from_gradients() -> None:
+    random = np.random.default_rng(4)
+    h, w, labels = random.normal(size=(4, 8, 12)), random.normal(size=(20, 12)), random.integers(0, 20, (4, 8))
+    x = np.float32(h @ w.T).astype(np.float64)
+
+    def run(counted: typing.Any, labels: typing.Any) -> Arrays:
+        p = np.exp(x - np.log(np.exp(x).sum(-1))[..., None])
+        gradient = (p - np.eye(20)[labels]) * counted[..., None] / counted.sum()
+        each = -np.log(np.take_along_axis(p, labels[..., None], 2)[..., 0])
+        return {"head.weight:init": w, "head:fwd": x, "loss:fwd": np.array((each * counted).sum() / counted.sum()),
+                "head:bwd": gradient @ w}
+
+    counted = np.ones((4, 8), bool)
+    counted[:, :3] = False
+    reference = run(counted, labels)
+    assert cause_of("loss:fwd", reference, run(np.ones((4, 8), bool), labels)) == "ignored_labels"
+    assert cause_of("loss:fwd", reference, run(counted, np.roll(labels, -1, 1))) == "labels_shifted"
+    assert cause_of("loss:fwd", reference, run(counted, (7 * labels + 1) % 20)) == "other_labels"
+
+
+# --- data -------------------------------------------------------------------------------------------------------------
+
+
+def test_samples() -> None:
+    ids = np.random.default_rng(5).integers(0, 99, (8, 12))
+    others = np.random.default_rng(6).integers(0, 99, (8, 12))
+    causes = {"same_samples": np.concatenate([ids[:4], ids[:4]]), "batch_order": ids[[3, 1, 2, 0, 4, 5, 6, 7]],
+              "samples_dealt_out": ids[[0, 4, 1, 5, 2, 6, 3, 7]], "ids_off_by_one": ids + 1, "batch_again": others,
+              "other_samples": np.random.default_rng(7).integers(0, 99, (8, 12))}
+    reference = {"input.0:fwd@2": ids, "input.0:fwd": others}
+    for cause, value in causes.items():
+        assert cause_of("input.0:fwd@2", reference, {**reference, "input.0:fwd@2": value}, mesh={"dp": 2}) == cause
+
+
+def test_gradients() -> None:
+    a, b = adam()["p:grad"], np.random.default_rng(8).normal(size=SHAPE)
+    assert cause_of("p:grad", {"p:grad": a + b}, {"p:grad": a, "q:grad": b}) == "tied_weight"
+    assert cause_of("p:grad", {"p:grad": a}, {"p:grad": np.zeros(SHAPE)}) == "no_gradient"
