@@ -7,6 +7,8 @@
     scripts/corpus.py truths FOLDER                        writes tests/corpus/truths.tsv from BASE's own lists
     scripts/corpus.py manifest FOLDER                      writes tests/corpus/manifest.tsv.xz
     scripts/corpus.py compare FOLDER                       tells how much of the manifest a corpus holds
+    scripts/corpus.py judge FOLDER [GLOB ..]               explains the cases, those whose labels or old causes match,
+                                                           by anyrank.explain: writes build/judged.tsv
 
 A case is a JSON file in corpus/cases, named by its SHA-256. Kind "verify": the files of two dumps (in corpus/files, by
 SHA-256), options and report. Without a kind: one tensor's full reference and its ranks' copies (in corpus/arrays, raw
@@ -15,7 +17,8 @@ done: "fault:NAME", or the folders of the other dump, of which the last is a tri
 right causes; a case without a truth counts as right.
 
 tests/corpus/cases.patch makes BASE write the second kind; tests/corpus/keep_verify.py, which stands in the command's
-place, keeps the first. An engine that replaces BASE's is run over the corpus and must keep its right answers.
+place, keeps the first. An engine that replaces BASE's is run over the corpus and must keep its right answers; where it
+has another name for a cause, tests/corpus/renamed.tsv has both.
 """
 
 import csv
@@ -27,6 +30,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import warnings
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HERE = ROOT / "tests/corpus"
@@ -163,10 +167,150 @@ def compare(folder):
     return 0 if known <= there else 1
 
 
+# --- the engine that replaces BASE's ----------------------------------------------------------------------------------
+
+
+def _open(case, folder, scratch):
+    """The dumps of a case of two dumps."""
+    from anyrank.dump import Dump
+    paths = []
+    for side, told in zip(("reference", "other"), case["inputs"]):
+        root = pathlib.Path(scratch, side)
+        for name, digest in told["files"].items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).symlink_to(folder / "corpus/files" / digest)
+        paths.append(root / next(iter(told["files"])) if told["is_file"] else root)
+    maps = {}
+    for option, value in zip(case["options"], case["options"][1:]):
+        if option in ("--map", "--reference-map"):
+            side = next(s for s in case["inputs"][2:] if s["path"] == value)
+            maps[option] = folder / "corpus/files" / next(iter(side["files"].values()))
+    return Dump(paths[0], maps.get("--reference-map")), Dump(paths[1], maps.get("--map"))
+
+
+def _tensor_case(case, folder):
+    """The engine's case of one tensor, as the patch wrote it."""
+    import numpy as np
+    from anyrank.explain import tensors
+
+    def array(digest, shape, dtype=np.float32):
+        return digest and np.fromfile(folder / "corpus/arrays" / digest, dtype).reshape(shape)
+
+    shape = tuple(case["shape"])
+    kinds = {"i": "init", "f": "fwd", "b": "bwd", "g": "grad", "c": "clip", "n": "new", "w": "weight", "?": "weight"}
+    name = tensors.Name(case["name"].split(":")[0], kinds[chr(case["pass"])], max(case["step"], 1))
+    reference = array(case["reference"], shape)
+    copies = []
+    for rank, copy in enumerate(case["copies"]):
+        layout, boxes, values = copy["layout"], [], []
+        if copy["data"] is None:
+            continue
+        if tuple(layout["shape"]) != shape:
+            return None  # heads apart from their features: the patch keeps the layout of another shape
+        local = array(copy["data"], tuple(copy["shape"]))
+        for box in layout["boxes"]:
+            boxes.append(tuple(slice(o, o + n) for o, n in zip(box["global"], box["extent"])))
+            values.append(local[tuple(slice(o, o + n) for o, n in zip(box["local"], box["extent"]))])
+        copies.append(tensors.Copy(case["first_rank"] + rank, tuple(boxes), tuple(values)))
+    around = {}
+    for told in case["dump"]:
+        if told["data"]:
+            around[told["name"]] = array(told["data"], tuple(told["shape"]))
+    for key, text in (("before", name.with_kind("new", name.step - 1) if name.step > 1 else name.with_kind("init")),
+                      ("last", name.with_kind("grad", name.step - 1))):
+        if case[key]:
+            around.setdefault(text, array(case[key], shape))
+    axes = [n for n in case["mesh"]]
+    mesh = {label: n for label, n in zip(AXES, axes) if n > 1}
+    runs = tensors.Runs(around, {}, mesh=mesh, batch=case["batch"], seq=case["seq"],
+                        micro_batches=max(case["micro_batches"], 1), exact=case["flags"]["exact"])
+    from anyrank.explain.dumps import worst_of
+    return tensors.thinned(tensors.Case(name, reference, worst_of(reference, copies), tuple(copies), runs,
+                                        float(case["allowed"] or 0.0)))
+
+
+AXES = ("pp", "dp", "cp", "cp_inner", "tp")  # ARI_AXIS_PP, .. (outermost first)
+
+
+def judge_one(job):
+    path, folder = job
+    import tempfile
+    import traceback
+    from anyrank.explain import explain
+    from anyrank.explain.run import explain_run
+    warnings.filterwarnings("error", ".* ended at ", RuntimeWarning)  # a generator that fails
+    case = json.loads(path.read_bytes())
+    try:
+        if case.get("kind") == "verify":
+            old = (case["report"].get("first") or {}).get("cause") or ""
+            with tempfile.TemporaryDirectory() as scratch:
+                reference, other = _open(case, folder, scratch)
+                answer = explain_run(reference, other, case["report"]).answer
+        else:
+            old = case["answer"]["cause"] or ""
+            built = _tensor_case(case, folder)
+            answer = explain.explain(built) if built else explain.Answer("not_tried")
+    except Exception as error:  # noqa: BLE001  a defect of the engine, which is counted
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
+        return path.stem, case["label"], "", "error", f"{where}: {error!r}"[:300]
+    return path.stem, case["label"], old, answer.cause, answer.sentence[:300]
+
+
+def judge(folder, globs):
+    import concurrent.futures
+    import fnmatch
+    import collections
+    sys.path.insert(0, str(ROOT / "python"))
+    with open(HERE / "truths.tsv", encoding="utf-8") as file:
+        known = {row["label"]: (row["right"].split(), row["partly"].split())
+                 for row in csv.DictReader(file, delimiter="\t")}
+    names = dict(line.split("\t") for line in (HERE / "renamed.tsv").read_text(encoding="utf-8").splitlines())
+
+    def of(label, cause):
+        """How a cause is judged: right, partly, unknown or wrong; "": there is no truth."""
+        right, partly = known.get(label) or known.get(label.rpartition("/")[2]) or (None, None)
+        if right is None:
+            return ""
+        for verdict, causes in (("right", right), ("partly", partly)):
+            if any(fnmatch.fnmatchcase(cause, glob) for old in causes for glob in (old, names.get(old, old))):
+                return verdict
+        return "unknown" if cause in ("unknown", "") else "wrong"
+
+    jobs = [(path, folder) for path in sorted((folder / "corpus/cases").glob("*.json"))]
+    if globs:
+        jobs = [job for job in jobs
+                if any(fnmatch.fnmatchcase(text, glob) for glob in globs for text in texts_of(job[0]))]
+    counts, kept = collections.Counter(), collections.Counter()
+    judged = ROOT / "build/judged.tsv"
+    with concurrent.futures.ProcessPoolExecutor(2) as pool, open(judged, "w", encoding="utf-8") as out:
+        print("sha256", "label", "old", "old_is", "new", "new_is", "sentence", sep="\t", file=out)
+        for name, label, old, new, sentence in pool.map(judge_one, jobs, chunksize=4):
+            before, now = of(label, old), of(label, new)
+            counts[f"old {before}"] += 1
+            counts[f"new {now if new != 'error' else 'error'}"] += 1
+            if before == "right":
+                kept[now == "right"] += 1
+            plain = sentence.replace("\t", " ").replace("\n", " ")
+            print(name, label, old, before, new, now, plain, sep="\t", file=out)
+    print(", ".join(f"{key}: {n}" for key, n in sorted(counts.items())))
+    print(f"right answers kept: {kept[True]} of {kept.total()}")
+    return 0
+
+
+def texts_of(path):
+    case = json.loads(path.read_bytes())
+    is_verify = case.get("kind") == "verify"
+    old = (case["report"].get("first") or {}).get("cause") if is_verify else case["answer"]["cause"]
+    return case["label"], old or "", "kind:" + case.get("kind", "tensor")
+
+
 def main():
     verb, *rest = sys.argv[1:] or [""]
     if verb == "make" and rest:
         return make(pathlib.Path(rest[0]).resolve(), rest[1:]) or 0
+    if verb == "judge" and rest:
+        return judge(pathlib.Path(rest[0]).resolve(), rest[1:])
     verbs = {"truths": truths, "manifest": manifest, "compare": compare}
     if verb not in verbs or len(rest) != 1:
         print(__doc__, file=sys.stderr)
