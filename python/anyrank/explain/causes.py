@@ -46,7 +46,8 @@ def parameter(case: Case, pattern: Pattern) -> bool:
 class Cause:
     """name: as it is printed and judged. kinds: of the patterns that it leaves. sentence: what happened, with the
     pattern's numbers in braces. look: what to look at. when: whether the facts fit; of the causes of a pattern the
-    first that fits is meant, so a special one stands before a general one. sure: the facts, not the pattern alone, say so."""
+    first that fits is meant, so a special one stands before a general one. sure: the facts, not the pattern alone, say
+    so."""
 
     name: str
     kinds: tuple[str, ...]

@@ -7,8 +7,13 @@ Exit status: 0 all passed, 1 otherwise.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import inspect
 import pathlib
 import sys
+import tempfile
+import types
 import typing
 import unittest
 
@@ -16,7 +21,33 @@ import unittest
 def load(names: list[str]) -> unittest.TestSuite:
     loader = unittest.TestLoader()
     found = sorted(path.stem for path in pathlib.Path(__file__).parent.glob("test_*.py"))
-    return loader.loadTestsFromNames([f"anyrank.tests.{name}" for name in names or found])
+    suites = [of_functions(name) or loader.loadTestsFromName(f"anyrank.tests.{name}") for name in names or found]
+    return unittest.TestSuite(suites)
+
+
+def of_functions(name: str) -> unittest.TestSuite | None:
+    """The tests of a module that are functions, as pytest runs them: an argument tmp_path is a folder of its own. All
+    are skipped where there is no numpy or torch, which such a module imports. None: it has none."""
+    try:
+        module = importlib.import_module(f"anyrank.tests.{name}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("numpy", "torch"):
+            return None
+        skipped = unittest.skip(f"no {error.name} here")(types.FunctionType((lambda: None).__code__, {}, name))
+        return unittest.TestSuite([unittest.FunctionTestCase(skipped)])
+    except ImportError:
+        return None
+    tests = [value for key, value in vars(module).items() if key.startswith("test_") and inspect.isfunction(value)]
+    return unittest.TestSuite(unittest.FunctionTestCase(in_folder(test)) for test in tests) if tests else None
+
+
+def in_folder(test: typing.Callable[..., None]) -> typing.Callable[[], None]:
+    @functools.wraps(test)
+    def run() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            test(*([pathlib.Path(folder)] if "tmp_path" in inspect.signature(test).parameters else []))
+
+    return run
 
 
 class Result(unittest.TextTestResult):

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import typing
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-
-from anyrank.explain import text  # noqa: E402
-from anyrank.explain.around import around  # noqa: E402
-from anyrank.explain.explain import UNKNOWN, Answer  # noqa: E402
-from anyrank.tests.explained import case_of, values  # noqa: E402
+from anyrank.explain import text
+from anyrank.explain.around import around
+from anyrank.explain.explain import UNKNOWN, Answer
+from anyrank.tests.explained import case_of, values
 
 X, Y = values(4, 8), values(4, 8, seed=1)
 WITH_INPUT = ["a:fwd", "b.in:fwd", "b.weight:init", "b:fwd"]

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import typing
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-
-from anyrank.explain.tensors import Array, Runs  # noqa: E402
-from anyrank.tests.explained import cause, values  # noqa: E402
+from anyrank.explain.tensors import Array, Runs
+from anyrank.tests.explained import cause, values
 
 BATCH, SEQ, WIDTH = 4, 8, 16
 EMBEDDED, BRANCH, INNER = (values(BATCH, SEQ, WIDTH, seed=i) for i in range(3))

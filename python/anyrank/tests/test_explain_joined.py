@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import typing
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-
-from anyrank.explain.explain import UNKNOWN, explain  # noqa: E402
-from anyrank.tests.explained import case_of, values  # noqa: E402
+from anyrank.explain.explain import UNKNOWN, explain
+from anyrank.tests.explained import case_of, values
 
 Array = typing.Any
 A, B, C, D = (values(6, 5, n, seed=i) for i, n in enumerate((8, 4, 8, 8)))

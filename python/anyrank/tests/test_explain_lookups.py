@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import typing
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-
-from anyrank.explain.explain import UNKNOWN, explain  # noqa: E402
-from anyrank.tests import explained  # noqa: E402
-from anyrank.tests.explained import case_of, copies, values  # noqa: E402
+from anyrank.explain.explain import UNKNOWN, explain
+from anyrank.tests import explained
+from anyrank.tests.explained import case_of, copies, values
 
 Array = typing.Any
 TABLE = values(40, 8)

@@ -6,13 +6,11 @@ from __future__ import annotations
 import dataclasses
 import typing
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-
-from anyrank.explain.mapped import FUNCTIONS, rounded  # noqa: E402
-from anyrank.explain.tensors import Array, Runs  # noqa: E402
-from anyrank.tests.explained import cause, values  # noqa: E402
+from anyrank.explain.mapped import FUNCTIONS, rounded
+from anyrank.explain.tensors import Array, Runs
+from anyrank.tests.explained import cause, values
 
 X = values(32, 64)
 
@@ -61,8 +59,9 @@ ACTIVATIONS: tuple[tuple[typing.Callable[[Array, Array], Array], typing.Callable
 
 def test_activations() -> None:
     for right, wrong, expected in ACTIVATIONS:
-        gate, up = GATE.astype(np.float64), UP.astype(np.float64)
-        reference = right(gate, up).astype(np.float32)
+        gate: typing.Any = GATE.astype(np.float64)
+        up: typing.Any = UP.astype(np.float64)
+        reference: typing.Any = right(gate, up).astype(np.float32)
         runs = Runs({"down.weight:init": DOWN, "gate:fwd": GATE, "up:fwd": UP, "down:fwd": reference}, batch=4, seq=8)
         assert cause("down:fwd", reference, wrong(gate, up), runs) == expected
 

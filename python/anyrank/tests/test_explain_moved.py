@@ -6,14 +6,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-
-from anyrank.explain import inputs, moved, shards, transposed  # noqa: E402
-from anyrank.explain.explain import UNKNOWN, explain  # noqa: E402
-from anyrank.tests import explained  # noqa: E402
-from anyrank.tests.explained import case_of, values  # noqa: E402
+from anyrank.explain import inputs, moved, shards, transposed
+from anyrank.explain.explain import UNKNOWN, explain
+from anyrank.tests import explained
+from anyrank.tests.explained import case_of, values
 
 W, A = values(32, 24), values(4, 16, 24)  # a weight; an activation of 4 samples of 16 tokens
 BATCH: dict[str, Any] = {"batch": 4, "seq": 16}

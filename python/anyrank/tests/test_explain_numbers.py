@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import types
 import typing
+import unittest.mock
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-
-from anyrank.explain import explain as engine  # noqa: E402
-from anyrank.explain import facts  # noqa: E402
-from anyrank.explain.causes import Cause  # noqa: E402
-from anyrank.explain.contradictions import contradicted  # noqa: E402
-from anyrank.explain.explain import UNKNOWN, explain  # noqa: E402
-from anyrank.explain.patterns import Pattern  # noqa: E402
-from anyrank.tests.test_explain_steps import SHAPE, Arrays, case_of, cause_of  # noqa: E402
+from anyrank.explain import explain as engine
+from anyrank.explain import facts
+from anyrank.explain.causes import Cause
+from anyrank.explain.contradictions import contradicted
+from anyrank.explain.explain import UNKNOWN, explain
+from anyrank.explain.patterns import Pattern
+from anyrank.tests.test_explain_steps import SHAPE, Arrays, case_of, cause_of
 
 
 def drawn(seed: int, *shape: int) -> typing.Any:
@@ -132,18 +131,18 @@ def test_what_is_equal_in_both_runs_is_no_cause() -> None:
     assert not says("tied_weight", tied, facts.Facts(True))
 
 
-def test_another_cause_or_a_simpler_map_makes_it_possible_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_cause_or_a_simpler_map_makes_it_possible_only() -> None:
     case = case_of("p:grad", {"p:grad": drawn(17)}, {"p:grad": drawn(18)})
 
     def answer(*kinds: str) -> tuple[str, str, tuple[str, ...]]:
         """Of patterns that all fit; a digit is the number of fitted numbers."""
         found = [Pattern(kind[0], case.val, fitted=int(kind[1:])) for kind in kinds]
-        monkeypatch.setattr(engine, "MODULES", (types.SimpleNamespace(patterns=lambda case: iter(found)),))
-        told = explain(case)
+        module = types.SimpleNamespace(patterns=lambda case: iter(found))
+        with unittest.mock.patch.multiple(engine, MODULES=(module,), causes=lambda: causes):
+            told = explain(case)
         return told.cause, told.confidence, told.others
 
     causes = (Cause("a", ("A",), "a", "x", sure=True), Cause("b", ("B",), "b", "y"), Cause("c", ("C",), "c", "x"))
-    monkeypatch.setattr(engine, "causes", lambda: causes)
     assert answer("A0") == answer("A0", "B1") == answer("A0", "C0") == answer("A0", "D0") == ("a", "sure", ())
     assert answer("A1", "B1") == ("a", "possible", ("b",))
     assert answer("B1", "D0") == ("b", "possible", ())  # D has no cause
@@ -185,7 +184,8 @@ def test_a_micro_batch_that_was_clipped() -> None:
 
 
 def test_other_tokens_are_targets() -> None:
-    back, mask = drawn(33, 4, 12, 6), np.zeros((4, 12), bool)
+    back = drawn(33, 4, 12, 6)
+    mask: typing.Any = np.zeros((4, 12), bool)
     for i, start in enumerate((1, 3, 2, 5)):
         mask[i, start:start + 5] = True
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 
 import pathlib
 import typing
+import unittest
 
-import pytest
+import numpy as np
+import torch
 
-torch = pytest.importorskip("torch")
-np = pytest.importorskip("numpy")
-
-import anyrank  # noqa: E402  after the checks for torch and numpy
-from anyrank import AnyrankError  # noqa: E402
-from anyrank.dump import Dump  # noqa: E402
-from anyrank.explain import own_module  # noqa: E402
-from anyrank.explain.dumps import case_of, runs_of  # noqa: E402
-from anyrank.explain.own_module import RIGHT, UNTRIED, WRONG  # noqa: E402
+import anyrank
+from anyrank import AnyrankError
+from anyrank.dump import Dump
+from anyrank.explain import own_module
+from anyrank.explain.dumps import case_of, runs_of
+from anyrank.explain.own_module import RIGHT, UNTRIED, WRONG
 
 nn = torch.nn
 
@@ -119,5 +118,5 @@ def test_a_module_comes_from_a_function_of_the_users(tmp_path: pathlib.Path) -> 
     file.write_text("from torch import nn\n\ndef build(mesh):\n    return nn.Linear(2, 2), None\n", encoding="utf-8")
     assert isinstance(own_module.load(f"{file}:build"), nn.Linear)
     for where, words in ((f"{file}:other", "has no function other"), ("no.py:build", "has to be FILE.py:FUNCTION")):
-        with pytest.raises(AnyrankError, match=words):
+        with unittest.TestCase().assertRaisesRegex(AnyrankError, words):
             own_module.load(where)

@@ -6,15 +6,13 @@ from __future__ import annotations
 import dataclasses
 import typing
 
-import pytest
-
-np = pytest.importorskip("numpy")
+import numpy as np
 
 from anyrank.explain import replay  # noqa: E402  after the check for numpy
-from anyrank.explain.explain import Answer, explain  # noqa: E402
-from anyrank.explain.replay import attention as a  # noqa: E402
-from anyrank.explain.replay import changes, norms  # noqa: E402
-from anyrank.explain.tensors import Array, Case, Copy, Name, Runs  # noqa: E402
+from anyrank.explain.explain import Answer, explain
+from anyrank.explain.replay import attention as a
+from anyrank.explain.replay import changes, norms
+from anyrank.explain.tensors import Array, Case, Copy, Name, Runs
 
 B, S, H, K, D = 3, 16, 4, 2, 8
 WIDTH = H * D
@@ -42,7 +40,7 @@ BASE = a.Recipe(D ** -0.5, a.mask(S, S, 0), ROPE)
 ATTENTION = {"b.0.attn.q_proj:fwd": Q, "b.0.attn.k_proj:fwd": KEYS, "b.0.attn.v_proj:fwd": VALUES,
              "b.0.attn.out.weight:init": WEIGHT, "b.0.attn.out.bias:init": BIAS}
 DOCUMENTS = np.where(np.arange(S) < 6, 0, 6)[None].repeat(B, 0)
-PART = np.arange(S) // (S // 2)
+PART: typing.Any = np.arange(S) // (S // 2)
 
 
 def attention(recipe: a.Recipe, heads: a.Heads = HEADS) -> Array:
@@ -140,13 +138,13 @@ def test_padding_that_is_attended_to() -> None:
 def test_tables_of_angles() -> None:
     places, frequencies = np.arange(S), np.tile(ROPE.frequencies, 2)
     slow = np.where(frequencies < 0.05, 0.125, 1.0) * frequencies
-    wrongs = (("rope_theta", places, frequencies / 4), ("rope_theta", places, slow),
+    wrongs: typing.Any = (("rope_theta", places, frequencies / 4), ("rope_theta", places, slow),
               ("rope_offset", places + 5, frequencies),
               ("rope_theta", places, np.tile(5e5 ** (-np.arange(0, D, 2) / D), 2)),
               ("rope_restarts", places % 8, frequencies))
-    right = np.outer(places, frequencies)[None].astype(np.float32)
+    right: typing.Any = np.outer(places, frequencies)[None].astype(np.float32)
     for cause, at, by in wrongs:
-        wrong = np.outer(at, by)[None].astype(np.float32)
+        wrong: typing.Any = np.outer(at, by)[None].astype(np.float32)
         case = case_of("rope:fwd", np.cos(right), np.cos(wrong), {})
         case.runs.reference = {"rope:fwd": np.cos(right), "rope.1:fwd": np.sin(right)}
         case.runs.other = {"rope:fwd": np.cos(wrong), "rope.1:fwd": np.sin(wrong)}

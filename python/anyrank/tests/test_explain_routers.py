@@ -6,16 +6,14 @@ from __future__ import annotations
 import dataclasses
 import typing
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-
-from anyrank.explain.explain import explain  # noqa: E402
-from anyrank.explain.experts import Experts, Mixture  # noqa: E402
-from anyrank.explain.routers import Form, Router, chosen_by, halves, layer_of, router_of, view_of  # noqa: E402
-from anyrank.explain.routers import weights_by  # noqa: E402
-from anyrank.explain.tensors import Array, Runs  # noqa: E402
-from anyrank.tests.explained import case_of, cause, copies, values  # noqa: E402
+from anyrank.explain.explain import explain
+from anyrank.explain.experts import Experts, Mixture
+from anyrank.explain.routers import Form, Router, chosen_by, halves, layer_of, router_of, view_of
+from anyrank.explain.routers import weights_by
+from anyrank.explain.tensors import Array, Runs
+from anyrank.tests.explained import case_of, cause, copies, values
 
 BATCH, SEQ, WIDTH, INNER, EXPERTS, K = 4, 12, 24, 10, 8, 2
 TOKENS = BATCH * SEQ
@@ -131,7 +129,8 @@ def test_sums_of_experts() -> None:
     right: Array = mixture(SOFT).sum(mixture(SOFT).weights).reshape(X.shape).astype(np.float32)
     names = around()
     del names["m.gate.bias:init"]
-    for dumped in ({}, {"m.gate:fwd": Z.astype(np.float32)}):  # the router's form by its logits and the sums alone
+    forms: list[dict[str, typing.Any]] = [{}, {"m.gate:fwd": Z.astype(np.float32)}]
+    for dumped in forms:  # the router's form by its logits and the sums alone
         for what, other, expected in spoilt():
             said = cause("m:fwd", right, other.reshape(X.shape), runs({**names, **dumped}))
             assert said == expected, (what, said)
@@ -165,7 +164,7 @@ def gradient(p: Array, c: Array) -> Array:
 
 def test_gradients_of_the_router() -> None:
     p: Array = np.exp(Z) / np.exp(Z).sum(axis=1, keepdims=True)
-    g = values(TOKENS, EXPERTS, seed=10).astype(np.float64)
+    g: typing.Any = values(TOKENS, EXPERTS, seed=10).astype(np.float64)
     lse = np.log(np.exp(Z).sum(axis=1, keepdims=True))
     for form, name in ((SOFT, "shares"), (SCORES, "scores")):
         router = routed(form)

@@ -6,13 +6,11 @@ from __future__ import annotations
 import pathlib
 import typing
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-
-from anyrank.dump import Box, Part, Tensor  # noqa: E402
-from anyrank.explain.run import explain_run  # noqa: E402
-from anyrank.tests.test_explain_steps import Arrays, adam, rounded  # noqa: E402
+from anyrank.dump import Box, Part, Tensor
+from anyrank.explain.run import explain_run
+from anyrank.tests.test_explain_steps import Arrays, adam, rounded
 
 
 class Held(dict[str, typing.Any]):

@@ -6,12 +6,10 @@ from __future__ import annotations
 import dataclasses
 import typing
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-
-from anyrank.explain.tensors import Runs  # noqa: E402
-from anyrank.tests.explained import cause, values  # noqa: E402
+from anyrank.explain.tensors import Runs
+from anyrank.tests.explained import cause, values
 
 RUNS = Runs(mesh={"dp": 4}, batch=8, seq=16, micro_batches=2)
 X = values(8, 16, 24)
@@ -56,7 +54,7 @@ def test_factors_of_slices() -> None:
 
 
 def test_factors_of_a_shard() -> None:
-    shards = np.repeat([0.9, 1.2, 1.05, 0.7], 12)[:, None]
+    shards: typing.Any = np.repeat([0.9, 1.2, 1.05, 0.7], 12)[:, None]
     assert cause("h.weight:grad", WEIGHT, WEIGHT * shards, RUNS, parts=4) == "scaled_by_rank"
     part = np.where(np.arange(48) < 12, 4.0, 1.0)[:, None]
     assert cause("h.weight:grad", WEIGHT, WEIGHT * part, RUNS) == "part_reduced_again"

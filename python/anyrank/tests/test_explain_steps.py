@@ -6,15 +6,13 @@ from __future__ import annotations
 import dataclasses
 import typing
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-
-from anyrank.explain import facts  # noqa: E402
-from anyrank.explain.dumps import worst_of  # noqa: E402
-from anyrank.explain.explain import UNKNOWN, explain  # noqa: E402
-from anyrank.explain.run import recorded  # noqa: E402
-from anyrank.explain.tensors import Case, Copy, Name, Runs, Tensors  # noqa: E402
+from anyrank.explain import facts
+from anyrank.explain.dumps import worst_of
+from anyrank.explain.explain import UNKNOWN, explain
+from anyrank.explain.run import recorded
+from anyrank.explain.tensors import Case, Copy, Name, Runs, Tensors
 
 Arrays = dict[str, typing.Any]
 SHAPE, RATE, BETAS, EPS, DECAY = (24, 16), 1e-2, (0.9, 0.999), 1e-8, 0.1
@@ -232,7 +230,7 @@ def test_labels_from_gradients() -> None:
         return {"head.weight:init": w, "head:fwd": x, "loss:fwd": np.array((each * counted).sum() / counted.sum()),
                 "head:bwd": gradient @ w}
 
-    counted = np.ones((4, 8), bool)
+    counted: typing.Any = np.ones((4, 8), bool)
     counted[:, :3] = False
     reference = run(counted, labels)
     assert cause_of("loss:fwd", reference, run(np.ones((4, 8), bool), labels)) == "ignored_labels"

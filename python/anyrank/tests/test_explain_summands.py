@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import pytest
+import numpy as np
 
-np = pytest.importorskip("numpy")
-
-from anyrank.explain.tensors import Array, Runs  # noqa: E402
-from anyrank.tests.explained import cause, values  # noqa: E402
+from anyrank.explain.tensors import Array, Runs
+from anyrank.tests.explained import cause, values
 
 BATCH, SEQ, WIDTH, VOCABULARY = 4, 6, 8, 20
 HIDDEN, HEAD = values(BATCH, SEQ, WIDTH), values(VOCABULARY, WIDTH, seed=1)
