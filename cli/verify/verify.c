@@ -201,7 +201,7 @@ static ar_status run_comparison(int *exit_code, const verify_values *v, ar_verif
     ari_progress_begin(&progress, &v->common);
     o->progress = ari_progress_show;
     o->progress_user = &progress;
-    const ar_status st = ar_verify_compare(&r, o);
+    const ar_status st = ari_verify_compare(&r, o);
     ari_progress_clear(&progress);
     AR_TRY(st);
     if (normal)

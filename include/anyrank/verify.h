@@ -181,15 +181,12 @@ typedef struct ar_verify_report {
     struct ari_verifying *comparison; /* private: the open dumps, until the report is explained */
 } ar_verify_report;
 
-/** Compares two dumps without explaining differences; the verdict and all figures are final. The caller releases *out
- *  with ar_verify_report_destroy. The dumps stay open, and the memory that the options point to must stay valid, until
- *  the report is explained or destroyed. Memory: some kilobytes per tensor, whatever its size. Errors (without report):
- *  those of ar_dump_open, AR_ERR_ARG (options), AR_ERR_NOT_FOUND (a glob matches nothing, `allowed` lacks a tensor),
- *  AR_ERR_DTYPE, AR_ERR_DATA (the dumps are equal but prove nothing: all gradients are zero, the loss is ln V in all
- *  steps, or all activations equal those of the first step). */
-AR_NODISCARD ar_status ar_verify_compare(ar_verify_report **out, const ar_verify_options *o);
-/** Compares two dumps, as ar_verify_compare, and explains the differences. Errors (without report): those of
- *  ar_verify_compare, AR_ERR_MEMORY and read errors of the explanation. */
+/** Compares two dumps and explains the differences. The caller releases *out with ar_verify_report_destroy. The dumps
+ *  stay open, and the memory that the options point to must stay valid, until then. Memory: some kilobytes per tensor,
+ *  whatever its size. Errors (without report): those of ar_dump_open and of reading, AR_ERR_ARG (options),
+ *  AR_ERR_NOT_FOUND (a glob matches nothing, `allowed` lacks a tensor), AR_ERR_MEMORY, AR_ERR_DTYPE, AR_ERR_DATA (the
+ *  dumps are equal but prove nothing: all gradients are zero, the loss is ln V in all steps, or all activations equal
+ *  those of the first step). */
 AR_NODISCARD ar_status ar_verify(ar_verify_report **out, const ar_verify_options *o);
 /** Frees a report and closes its dumps. Accepts NULL. */
 void ar_verify_report_destroy(ar_verify_report *r);

@@ -520,7 +520,7 @@ static void comparison_end(ari_verifying *v)
     free(v);
 }
 
-ar_status ar_verify_compare(ar_verify_report **gives, const ar_verify_options *o)
+ar_status ari_verify_compare(ar_verify_report **gives, const ar_verify_options *o)
 {
     AR_TRY(check_options(o));
     const int threads = ari_threads(o->threads);
@@ -564,7 +564,7 @@ ar_status ari_verify_explain(ar_verify_report *r)
 ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
 {
     ar_verify_report *r = NULL;
-    AR_TRY(ar_verify_compare(&r, o));
+    AR_TRY(ari_verify_compare(&r, o));
     const ar_status st = ari_verify_explain(r);
     if (st == AR_OK)
         *gives = r;

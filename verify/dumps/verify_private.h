@@ -7,6 +7,10 @@
 
 AR_BEGIN_DECLS
 
+/** ar_verify without the explanation: verdict and figures are final, and ari_verify_explain may follow. Errors: those of
+ *  ar_verify, but for the explanation's. */
+AR_NODISCARD ar_status ari_verify_compare(ar_verify_report **out, const ar_verify_options *o);
+
 /** Gives tensors of the other dump the reference's names and parts, as a comparison does: without the names of wrappers
  *  ("module.", "_orig_mod."), experts one by one where one of the dumps has a layer's together. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_align(ar_dump *reference, ar_dump *other);
