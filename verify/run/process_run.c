@@ -129,8 +129,12 @@ static ar_status outcome_of_all(const thread_rank *rank, int n)
 ar_status ari_process_run_threads(int ranks, const ar_process_options *o, const ar_device_choice *which, int threads,
                                   ar_status (*fn)(ar_comm *world, ar_device *d, void *arg), void *arg)
 {
+    char nccl[1024];
     ARI_OWNED thread_rank *rank = NULL;
     ari_thread_ranks *all = NULL;
+    /* Loaded before there are threads: it sets variables of the environment, which they read. */
+    if (!ari_transport_describe(AR_TRANSPORT_NCCL, nccl, sizeof nccl))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "%s", nccl);
     AR_TRY(ARI_ALLOC_ZERO(&rank, (size_t)ranks, "ranks"));
     AR_TRY(ari_thread_ranks_create(&all, ranks));
     int started = 0, rc = 0;
