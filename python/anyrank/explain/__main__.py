@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 import typing
 
@@ -73,6 +74,8 @@ def main(arguments: typing.Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name}", help=f"as of anyrank verify --{name}")
     given = parser.parse_args(arguments)
     try:
+        if not given.facts and importlib.util.find_spec("numpy") is None:
+            raise AnyrankError("explaining needs numpy, which is not installed; --facts does without")
         return _facts(given.reference, given.other) if given.facts else _explain(given)
     except AnyrankError as error:
         print(f"anyrank.explain: {error}", file=sys.stderr)

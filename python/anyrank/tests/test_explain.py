@@ -8,16 +8,17 @@ import dataclasses
 import io
 import typing
 import unittest
+import unittest.mock
 
 from anyrank import _safetensors
 from anyrank._safetensors import Entry
+from anyrank.explain.__main__ import main as command
 from anyrank.tests import FolderCase, needs
 
 try:
     import numpy as np
 
     from anyrank.explain import explain, patterns, tensors, text
-    from anyrank.explain.__main__ import main
 except ImportError:
     np = typing.cast(typing.Any, None)  # tests of arrays are skipped
 
@@ -33,6 +34,14 @@ def case(reference: typing.Any, *copies: typing.Any, name: str = "layers.0.fc:fw
 
 def drawn(*shape: int, seed: int = 0) -> typing.Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+class WithoutNumpy(unittest.TestCase):
+    def test_the_command_says_what_is_missing(self) -> None:
+        with unittest.mock.patch("importlib.util.find_spec", return_value=None):
+            with contextlib.redirect_stderr(io.StringIO()) as errors:
+                self.assertEqual(command(["a", "b"]), 2)
+        self.assertIn("explaining needs numpy", errors.getvalue())
 
 
 @needs("numpy")
@@ -118,10 +127,10 @@ class Answers(FolderCase):
         for paths, status, says in (((a, b), 1, "fc:fwd: off by 200 % of its size: the sign is flipped"),
                                     ((a, a), 0, "there is nothing to explain")):
             with contextlib.redirect_stdout(io.StringIO()) as out:
-                self.assertEqual(main(paths), status)
+                self.assertEqual(command(paths), status)
             self.assertIn(says, out.getvalue())
         with contextlib.redirect_stderr(io.StringIO()) as errors:
-            self.assertEqual(main((a, str(self.path / "none"))), 2)
+            self.assertEqual(command((a, str(self.path / "none"))), 2)
         self.assertIn("none", errors.getvalue())
 
 
