@@ -27,7 +27,7 @@ SAMPLE = 8  # tokens on which forms are tried
 MOST_GUESSED, MOST_TURNED = 8, 64
 
 Act = typing.Callable[[Array, Array], Array]
-Stack = typing.Sequence[Array] | Array  # an array for each expert
+Stack = typing.Union[typing.Sequence[Array], Array]  # an array for each expert
 
 
 def _sigmoid(x: Array) -> Array:

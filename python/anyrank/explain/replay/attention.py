@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 import re
 import typing
@@ -561,7 +560,7 @@ def tables(case: Case) -> dict[int, Array]:
     """Frequencies by width, of dumped cosines and sines of positions: [.., positions, width]."""
     found: dict[int, Array] = {}
     names = [name for name in earlier(case) if case.runs.reference[name].ndim >= 2]
-    for a, b in itertools.pairwise(names):
+    for a, b in zip(names, names[1:]):
         x, y = case.runs.reference[a], case.runs.reference[b]
         if x.shape != y.shape or x.shape[-2] < 2 or x.shape[-1] % 2 or x.dtype.kind != "f":
             continue
