@@ -10,7 +10,7 @@ import typing
 import numpy as np
 
 from anyrank.explain.causes import Cause
-from anyrank.explain.known import at_elements, earlier, full_shape, sample_of, sampled, said, shape_of
+from anyrank.explain.known import earlier, full_shape, sample_of, shape_of
 from anyrank.explain.patterns import Pattern
 from anyrank.explain.tensors import MOST, Array, Case, Name
 

@@ -5,7 +5,6 @@ which of the summands the other run has."""
 from __future__ import annotations
 
 import itertools
-import math
 import typing
 
 import numpy as np

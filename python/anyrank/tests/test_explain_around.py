@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import typing
 
-import numpy as np
-
 from anyrank.explain import text
 from anyrank.explain.around import around
 from anyrank.explain.explain import UNKNOWN, Answer
