@@ -36,7 +36,7 @@ def _facts(reference: str, other: str) -> int:
 
 def _explain(given: argparse.Namespace) -> int:
     from anyrank.explain import text
-    from anyrank.explain.run import Run, explain_run
+    from anyrank.explain.run import Run, finding_of
 
     rule = [f"--{name}={value}" for name in RULES if (value := getattr(given, name.replace("-", "_"))) is not None]
     done = _command.run_words("verify", ["--no-explain", *rule, *(["--common"] if given.common else []), "--",
@@ -46,10 +46,13 @@ def _explain(given: argparse.Namespace) -> int:
         return 0
     reference, other = Dump(given.reference, given.reference_map), Dump(given.other, given.map)
     other.align(reference)
-    finding = explain_run(reference, other, done.data)
-    case = Run(reference, other, done.data).case(finding.tensor) if finding.tensor else None
+    run = Run(reference, other, done.data)
+    finding = finding_of(run)
+    case = run.case(finding.tensor) if finding.tensor else None
     print("\n".join(text.lines(case, finding.answer) if case else text.without_arrays(finding.tensor, finding.answer)))
-    if given.module is not None and case is not None:
+    if given.module is not None and case is None:
+        print("  --module: no module was run, since the first difference is not one of a tensor's values")
+    elif given.module is not None and case is not None:
         from anyrank.explain import own_module
 
         print("\n".join(f"  {said}" for said in own_module.replay(own_module.load(given.module), case).sentences))
@@ -73,6 +76,8 @@ def main(arguments: typing.Sequence[str] | None = None) -> int:
     for name in RULES:
         parser.add_argument(f"--{name}", help=f"as of anyrank verify --{name}")
     given = parser.parse_args(arguments)
+    if given.facts and (given.common or given.module or any(getattr(given, name.replace("-", "_")) for name in RULES)):
+        parser.error("--facts compares what is recorded: it takes no other option")
     try:
         if not given.facts and importlib.util.find_spec("numpy") is None:
             raise AnyrankError("explaining needs numpy, which is not installed; --facts does without")

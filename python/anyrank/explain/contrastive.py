@@ -11,6 +11,7 @@ import numpy as np
 
 from anyrank.explain.causes import Cause, has
 from anyrank.explain.entropy import NEAR, log_sum
+from anyrank.explain.known import loss_of
 from anyrank.explain.patterns import Pattern
 from anyrank.explain.tensors import Array, Case, Name
 
@@ -98,11 +99,10 @@ def _changed(case: Case, kind: str, logits: Array) -> typing.Iterator[tuple[str,
 
 
 def patterns(case: Case) -> typing.Iterator[Pattern]:
-    if case.name.kind != "fwd" or case.reference.size != 1 or case.reference.dtype.kind != "f":
+    pair = loss_of(case)
+    if pair is None:
         return
-    reference, value = float(case.ref.ravel()[0]), float(case.val.ravel()[0])
-    if not (math.isfinite(reference) and math.isfinite(value)):
-        return
+    reference, value = pair
     with np.errstate(invalid="ignore", over="ignore"):
         for (a, b, kind, scale, offset), logits in _wanted(case, reference):
             changed = list(_changed(case, kind, logits))

@@ -24,6 +24,14 @@ def order(case: Case) -> dict[str, int]:
     return _order(tuple(case.runs.reference))
 
 
+def loss_of(case: Case) -> tuple[float, float] | None:
+    """The reference's and the other run's value of a case that is one finite number of a forward pass; else None."""
+    if case.name.kind != "fwd" or case.reference.size != 1 or case.reference.dtype.kind != "f":
+        return None
+    reference, value = float(case.ref.ravel()[0]), float(case.val.ravel()[0])
+    return (reference, value) if math.isfinite(reference) and math.isfinite(value) else None
+
+
 def earlier(case: Case) -> list[str]:
     """Names of what was computed before the case's tensor, the latest first."""
     names = list(case.runs.reference)

