@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <limits.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "gpu/cluster/mpi/mpi_impl.h"
 #include "ref/core/size.h"
@@ -40,7 +39,7 @@ static bool link_send(ari_link *base, const int *to, int n, const ari_message *m
 {
     mpi_link *l = (mpi_link *)base;
     const size_t bytes = sizeof *m + (size_t)m->bytes;
-    ari_message *copy = bytes <= INT_MAX ? ari_message_create(m->kind, m->from_rank, m->bytes) : NULL;
+    ari_message *copy = bytes <= INT_MAX ? ari_message_copy(m) : NULL;
     sent *x = copy ? calloc(1, sizeof *x + (size_t)n * sizeof *x->request) : NULL;
     if (!x || !ari_mpi_enter(l->p)) {
         (void)ar_error_set(AR_ERR_IO, "a message of %zu bytes between processes", bytes);
@@ -48,7 +47,6 @@ static bool link_send(ari_link *base, const int *to, int n, const ari_message *m
         free(x);
         return false;
     }
-    memcpy(copy, m, bytes);
     x->message = copy;
     bool ok = true;
     while (x->n < n && ok) {

@@ -121,12 +121,8 @@ static bool file_send(ari_link *l, const int *to, int n, const ari_message *m)
     off_t at;
     pthread_mutex_lock(&f->lock);
     bool ok = f->heard && f->fd >= 0 && append(f, to, n, m, &at);
-    if (!f->heard && !f->hello && (f->hello = ari_message_create(m->kind, m->from_rank, m->bytes))) {
-        f->hello->group = m->group;
-        f->hello->seq = m->seq;
-        ari_copy_bytes(f->hello->data, m->data, (size_t)m->bytes);
-        ok = true;
-    }
+    if (!f->heard && !f->hello)
+        ok = (f->hello = ari_message_copy(m)) != NULL;
     pthread_mutex_unlock(&f->lock);
     return ok;
 }

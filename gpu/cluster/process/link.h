@@ -35,3 +35,5 @@ struct ari_link {
 };
 /** Memory for a message with room for its data; free(). NULL: no memory. */
 ari_message *ari_message_create(int kind, int from_rank, uint64_t bytes);
+/** The same message, in no list; free(). NULL: no memory. */
+ari_message *ari_message_copy(const ari_message *m);

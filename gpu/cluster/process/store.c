@@ -73,6 +73,17 @@ ari_message *ari_message_create(int kind, int from_rank, uint64_t bytes)
     return m;
 }
 
+ari_message *ari_message_copy(const ari_message *m)
+{
+    ari_message *copy = ari_message_create(m->kind, m->from_rank, m->bytes);
+    if (!copy)
+        return NULL;
+    copy->group = m->group;
+    copy->seq = m->seq;
+    ari_copy_bytes(copy->data, m->data, (size_t)m->bytes);
+    return copy;
+}
+
 static ari_message *new_message(const ari_store *s, message_kind kind, const void *bytes, size_t size)
 {
     ari_message *m = ari_message_create((int)kind, s->link->rank, size);

@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "gpu/cluster/process/process.h"
-#include "ref/comm/comm_impl.h"
 #include "ref/core/size.h"
 
 typedef struct inbox {
@@ -25,23 +24,12 @@ typedef struct thread_link {
     ari_thread_ranks *ranks;
 } thread_link;
 
-static ari_message *copy_message(const ari_message *m)
-{
-    ari_message *copy = ari_message_create(m->kind, m->from_rank, m->bytes);
-    if (!copy)
-        return NULL;
-    copy->group = m->group;
-    copy->seq = m->seq;
-    ari_copy_bytes(copy->data, m->data, (size_t)m->bytes);
-    return copy;
-}
-
 static bool thread_send(ari_link *l, const int *to, int n, const ari_message *m)
 {
     ari_thread_ranks *t = ((thread_link *)l)->ranks;
     for (int i = 0; i < n; i++) {
         inbox *b = &t->inbox[to[i]];
-        ari_message *copy = copy_message(m);
+        ari_message *copy = ari_message_copy(m);
         if (!copy)
             return false;
         pthread_mutex_lock(&t->lock);
