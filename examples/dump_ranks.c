@@ -76,7 +76,8 @@ int main(void)
                      !ar_verify(&report, &(ar_verify_options){.reference = runs[0].folder, .other = runs[1].folder});
     const bool found = ran && !report->same && report->first < report->rows;
     if (found)
-        printf("first: %s\n%s\n", report->row[report->first].name, report->row[report->first].pattern);
+        printf("first: %s, %zu of %zu elements\n", report->row[report->first].name,
+               report->row[report->first].elements_different, report->row[report->first].elements);
     else
         printf("%s\n", ran ? "the same" : ar_error_message());
     ar_verify_report_destroy(report);

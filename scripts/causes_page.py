@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of causes.md, from the command: build/anyrank causes --json - | scripts/causes_page.py --write
+"""The table of causes.md, from the command: build/anyrank causes --json - | scripts/causes_page.py --write
 
-Without --write it prints the page. The text before the page's first section is written by hand and stays.
+Without --write it prints the page. The text before the table is written by hand and stays.
 """
 
 import json
@@ -11,7 +11,7 @@ import re
 import sys
 
 PAGE = pathlib.Path(__file__).resolve().parent.parent / "docs/reference/causes.md"
-WORDS = 8  # of a sentence, on the page
+HEAD = "|cause|what happened|look at|"
 
 
 def cell(text):
@@ -21,33 +21,19 @@ def cell(text):
                    for i, part in enumerate(parts))
 
 
-def short(gist, look):
-    """A sentence that is short; of a longer one that nothing stands beside, its beginning."""
-    words = gist.split()
-    if len(words) <= WORDS:
-        return gist
-    return "" if look else " ".join(words[:WORDS]).rstrip(",:") + " …"
-
-
 def row(cause, rows):
-    """The line of an identifier: its first sentence, and what to look at for any of them."""
+    """The line of a cause: its first sentence, and what to look at for any of them."""
     look = dict.fromkeys(part for one in rows for part in one["look_at"].split("; ") if part)
-    return f"|`{cause}`|{cell(short(rows[0]['gist'], look))}|{cell('; '.join(look))}|"
-
-
-def sections(table):
-    """A cause is in the section of its first row."""
-    causes = {}
-    for one in table:
-        causes.setdefault(one["cause"], []).append(one)
-    for title in dict.fromkeys(rows[0]["section"] for rows in causes.values()):
-        lines = [row(cause, rows) for cause, rows in causes.items() if rows[0]["section"] == title]
-        yield "\n".join([f"## {title}", "", "|cause|what the values show|look at|", "|---|---|---|", *lines])
+    return f"|`{cause}`|{cell(rows[0]['gist'])}|{cell('; '.join(look))}|"
 
 
 def page(table, old):
     """The page, after the part of the old one that is written by hand."""
-    return "\n\n".join([old[:old.index("\n## ")].rstrip("\n"), *sections(table)]) + "\n"
+    causes = {}
+    for one in table:
+        causes.setdefault(one["cause"], []).append(one)
+    lines = [HEAD, "|---|---|---|", *(row(cause, rows) for cause, rows in causes.items())]
+    return "\n".join([old[:re.search(r"\n\|cause\||\n## ", old).start()].rstrip("\n"), "", *lines, ""])
 
 
 def main():

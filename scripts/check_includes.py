@@ -34,7 +34,7 @@ PUBLIC = "include/anyrank"
 VERIFY = ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
           "ref/baseline", "sim/plan", "verify/plan", "verify/run", "verify/dump"]
 ROOMS = ["verify/" + room for room in
-         ("reference", "writer", "diagnose", "gradcheck", "check", "dumps", "grads", "faults")]
+         ("reference", "writer", "explain", "gradcheck", "check", "dumps", "grads", "faults")]
 COMMAND = ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
            "sim/plan", "verify/lint", "verify/plan", "verify/run", "verify/dump", "verify", *ROOMS]
 SUBCOMMANDS = ["cli/" + room for room in ("bugs", "check", "plan", "train", "verify")]
@@ -73,12 +73,12 @@ ALLOWED = {
     "verify": VERIFY,
     "verify/reference": VERIFY,
     "verify/writer": VERIFY + ["verify/reference"],
-    "verify/diagnose": VERIFY,
+    "verify/explain": ["ref/core", "ref/io"],
     "verify/gradcheck": VERIFY + ["verify/reference"],
-    "verify/check": VERIFY + ["ref/comm", "ref/placement", "verify/lint", "verify/reference", "verify/writer", "verify/diagnose",
-                              "verify/gradcheck"],
-    "verify/dumps": VERIFY + ["verify/reference", "verify/diagnose"],
-    "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/diagnose", "verify/faults"],
+    "verify/check": VERIFY + ["ref/comm", "ref/placement", "verify/lint", "verify/reference", "verify/writer",
+                              "verify/gradcheck", "verify/dumps", "verify/explain"],
+    "verify/dumps": VERIFY + ["verify/reference"],
+    "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/faults"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
     "python/abi": ["ref/core", "ref/io", "verify/dump", "verify/dumps"],
     "cli/shared": COMMAND,
@@ -105,7 +105,6 @@ CALLS = {
     "verify/lint": ["ref/placement", "verify/run"],
     "verify/plan": ["ref/placement"],
     "verify/dump": ["ref/placement"],
-    "verify/diagnose": ["ref/placement"],
     "verify/check": ["ref/placement", "gpu/cluster/process", "gpu"],
     "verify/grads": ["ref/comm"],
     "verify/faults": ["ref/comm"],

@@ -9,6 +9,8 @@
     scripts/corpus.py compare FOLDER                       tells how much of the manifest a corpus holds
     scripts/corpus.py judge FOLDER [GLOB ..]               explains the cases, those whose labels or old causes match,
                                                            by anyrank.explain: writes build/judged.tsv
+    scripts/corpus.py reliability                          of build/judged.tsv: how often each cause was right, into the
+                                                           package, which prints it beside the cause
 
 A case is a JSON file in corpus/cases, named by its SHA-256. Kind "verify": the files of two dumps (in corpus/files, by
 SHA-256), options and report. Without a kind: one tensor's full reference and its ranks' copies (in corpus/arrays, raw
@@ -265,7 +267,13 @@ def judge(folder, globs):
     with open(HERE / "truths.tsv", encoding="utf-8") as file:
         known = {row["label"]: (row["right"].split(), row["partly"].split())
                  for row in csv.DictReader(file, delimiter="\t")}
-    names = dict(line.split("\t") for line in (HERE / "renamed.tsv").read_text(encoding="utf-8").splitlines())
+    names = collections.defaultdict(set)
+    for line in (HERE / "renamed.tsv").read_text(encoding="utf-8").splitlines():
+        old, new = line.split("\t")
+        names[old].add(new)
+
+    def today(cause):
+        return {cause}.union(*map(today, names[cause])) if cause in names else {cause}
 
     def of(label, cause):
         """How a cause is judged: right, partly, unknown or wrong; "": there is no truth."""
@@ -273,7 +281,7 @@ def judge(folder, globs):
         if right is None:
             return ""
         for verdict, causes in (("right", right), ("partly", partly)):
-            if any(fnmatch.fnmatchcase(cause, glob) for old in causes for glob in (old, names.get(old, old))):
+            if any(fnmatch.fnmatchcase(cause, glob) for old in causes for glob in today(old)):
                 return verdict
         return "unknown" if cause in ("unknown", "") else "wrong"
 
@@ -298,6 +306,19 @@ def judge(folder, globs):
     return 0
 
 
+def reliability():
+    import collections
+    stated, right = collections.Counter(), collections.Counter()
+    with open(ROOT / "build/judged.tsv", encoding="utf-8") as file:
+        for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE):
+            if row["new_is"] in ("right", "partly", "wrong"):
+                stated[row["new"]] += 1
+                right[row["new"]] += row["new_is"] == "right"
+    lines = ["cause\tright\tstated", *(f"{cause}\t{right[cause]}\t{n}" for cause, n in sorted(stated.items()))]
+    (ROOT / "python/anyrank/explain/reliability.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0
+
+
 def texts_of(path):
     case = json.loads(path.read_bytes())
     is_verify = case.get("kind") == "verify"
@@ -311,6 +332,8 @@ def main():
         return make(pathlib.Path(rest[0]).resolve(), rest[1:]) or 0
     if verb == "judge" and rest:
         return judge(pathlib.Path(rest[0]).resolve(), rest[1:])
+    if [verb, *rest] == ["reliability"]:
+        return reliability()
     verbs = {"truths": truths, "manifest": manifest, "compare": compare}
     if verb not in verbs or len(rest) != 1:
         print(__doc__, file=sys.stderr)

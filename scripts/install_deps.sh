@@ -88,6 +88,13 @@ int main(void) { json_decref(json_object()); }' $(from_pkg_config jansson) -ljan
 }
 has_pkg_config() { have pkg-config; }
 has_python() { have python3 && python3 -c 'import sys; sys.exit(sys.version_info < (3, 8))' >/dev/null 2>&1; }
+# Any python3 on the PATH, as the command looks for it (verify/explain/explain.c).
+has_numpy() {
+    for python in $(printf '%s' "$PATH" | tr ':' '\n'); do
+        if [ -x "$python/python3" ] && "$python/python3" -I -c 'import numpy' >/dev/null 2>&1; then return 0; fi
+    done
+    return 1
+}
 # shellcheck disable=SC2046
 has_criterion() {
     # No header of it has its version.
@@ -131,6 +138,7 @@ cmake|CMake 3.25 or newer|cmake
 make|make or ninja|make
 blis|BLIS, with its headers|libblis-openmp-dev
 jansson|jansson 2.13 or newer, with its headers|libjansson-dev
+numpy|a python3 with numpy, which tells the causes of differences|python3-numpy
 TABLE
     if [ $tests = yes ]; then
         echo "python|Python 3.8 or newer, for the test runner and the checks|python3"

@@ -554,6 +554,15 @@ MUTANTS = [
      "html.escape(_NO_XML.sub(\"?\", text), quote=False)", "_NO_XML.sub(\"?\", text)", "python/test_page"),
     ("text of others ends the data of a page of Python", "python/anyrank/page/_parts.py",
      ".replace(\"<\", \"\\\\u003c\")", "", "python/test_page cli/plan_page_test"),
+    # --- verify/explain
+    ("a module of the working folder is imported", "verify/explain/explain.c", "\"-I\", \"-B\"", "\"-B\"",
+     "cli/explain_test"),
+    ("an interrupt ends the command with the explanation", "verify/explain/explain.c", ".sa_handler = SIG_IGN",
+     ".sa_handler = SIG_DFL", "cli/explain_test"),
+    ("a Python in the working folder is started", "verify/explain/explain.c", "if (*folder == '/' && length", "if (length",
+     "cli/explain_test"),
+    ("values that change from run to run are explained", "verify/check/check_cause.c",
+     "(!native && !same_difference(&run->first, &again.first))", "false", "verify/check_module_test"),
     # --- verify/dump
     ("(3) passes as a shape of one dimension", "verify/dump/npy.c",
      "return e->ndim == 1 && !comma ?", "return e->ndim == 0 && !comma ?", "dump/npy_test"),
@@ -574,8 +583,6 @@ MUTANTS = [
     # --- verify
     ("a row's first token and the next one are one document", "verify/grads/input_batch.c",
      ": documents[i - 1] + begins[i];", ": documents[i - 1] + (begins[i] && i % s > 1);", "verify/golden_test"),
-    ("a z-loss is taken for part of the label smoothing", "verify/diagnose/replay/extra.c",
-     "2.0 * s->lse[i] * p, d[k]};", "s->lse[i] * p, d[k]};", "verify/replay_loss_test"),
     ("a rank's own boxes may overlap", "verify/check/compare.c",
      "for (int other = 0; other <= r; other++) {", "for (int other = 0; other < r; other++) {", "verify/compare_test"),
     ("the first difference is the first that was visited", "verify/check/compare.c",
@@ -689,7 +696,7 @@ MUTANTS = [
      "enough = 3 * pp + micro % pp;", "enough = 2 + 0 * pp;", "planner/memory_test"),
     ("blocks for two further tokens are computed again at once", "verify/plan/production.c",
      "(op->layer == a->layer ? a->again : 0.0)", "a->again", "planner/production_test"),
-    ("a block for a further token is compared as a layer", "verify/diagnose/order.c",
+    ("a block for a further token is compared as a layer", "verify/dump/order.c",
      "runs_backward(key) ? -FURTHER : FURTHER;", "key->section;", "verify/execution_order_test verify/verify_rules_test"),
     ("tall blocks of scores go where one of as many keys follows", "ref/layers/attention/blocks.c",
      "a->rows >= other->rows && keys", "keys", "planner/memory_test"),
@@ -721,8 +728,6 @@ MUTANTS = [
     ("memory that a layout does not predict is no difference", "verify/check/check_run.c",
      "run->memory_difference[0] == '\\0' && ", "", "verify/compare_test"),
     # --- cli
-    ("text of others ends the data of a page", "ref/io/json.c",
-     "strcspn(json, \"<", "strcspn(json, \"", "verify/html_test"),
     ("bars of memory leave out the GPU's room", "python/anyrank/page/_plan.py",
      "memory._replace(most=room)", "memory", "cli/plan_page_test"),
     ("a layout that is not shown in depth says that it runs", "cli/plan/json.c",

@@ -189,11 +189,13 @@ static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
 static ar_status run_faults(ari_bug_run *run, int first, int n, const bugs_values *v)
 {
     const ari_common *common = &v->common;
-    session s = {
-        .common = common,
-        .curves = v->curves,
-        .bases = {
-            .threads = common->threads, .seed = common->seed, .numerics = v->numerics, .precision = v->precision}};
+    session s = {.common = common,
+                 .curves = v->curves,
+                 .bases = {.threads = common->threads,
+                           .seed = common->seed,
+                           .explain = true,
+                           .numerics = v->numerics,
+                           .precision = v->precision}};
     ari_progress line;
     ar_status st = AR_OK;
     AR_TRY(ari_alloc_zero((void **)&s.clean, (size_t)n, sizeof *s.clean, "clean runs"));

@@ -227,10 +227,9 @@ static json_t *json_first(const ari_bug_run *r)
     const ar_first_difference *f = &r->with.first;
     if (!r->with.has_difference)
         return json_null();
-    return json_pack("{s:i, s:s, s:s, s:i, s:i, s:s, s:s, s:s?, s:o, s:o}", "step", f->step, "pass", f->pass, "tensor",
+    return json_pack("{s:i, s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:s}", "step", f->step, "pass", f->pass, "tensor",
                      f->tensor, "layer", f->layer, "rank", f->rank, "pattern", f->pattern, "hint", f->hint, "cause",
-                     f->evidence.cause, "evidence", ari_json_evidence(&f->evidence), "considered",
-                     ari_json_considered(&f->evidence));
+                     f->cause[0] ? json_string(f->cause) : json_null(), "look_at", f->look);
 }
 
 static json_t *json_curve(const ari_bug_run *r)

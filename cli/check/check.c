@@ -224,6 +224,7 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
 {
     char folder[512];
     *o = v->o;
+    o->explain = true;
     o->run = ari_run_of(&v->r, &v->common);
     o->run.model = model;
     const ar_status found = ari_run_config(c, folder, sizeof folder, &o->run);
@@ -462,7 +463,8 @@ static ar_status run_module(const ari_check_values *v, int *exit_code)
     ar_check_report *r = NULL;
     char text[4096];
     AR_TRY(check_for_module(v));
-    AR_TRY(ari_fault_module_check(&r, &f, fault, v->common.threads, v->common.seed));
+    const ari_fault_bases options = {.threads = v->common.threads, .seed = v->common.seed, .explain = true};
+    AR_TRY(ari_fault_module_check(&r, &f, fault, &options));
     const ari_checked checked = {.report = r,
                                  .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
                                  .run.clip = f.run.clip,

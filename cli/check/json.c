@@ -16,14 +16,13 @@ static json_t *json_difference(const ar_check_run *u)
     const ar_first_difference *f = &u->first;
     if (!u->has_difference)
         return json_null();
-    return json_pack("{s:i, s:s, s:s, s:i, s:o, s:o, s:o, s:I, s:i, s:o, s:I, s:I, s:s, s:s, s:s?, s:o, s:o}", "step",
-                     f->step, "pass", f->pass, "tensor", f->tensor, "layer", f->layer, "index",
-                     ari_json_sizes(f->index, (size_t)(f->ndim)), "reference", ari_json_number((double)f->reference),
-                     "actual", ari_json_number((double)f->actual), "ulp", (json_int_t)f->ulp, "rank", f->rank,
-                     "local_index", ari_json_sizes(f->local_index, (size_t)(f->local_ndim)), "elements",
-                     (json_int_t)f->elements, "elements_different", (json_int_t)f->elements_different, "pattern",
-                     f->pattern, "hint", f->hint, "cause", f->evidence.cause, "evidence",
-                     ari_json_evidence(&f->evidence), "considered", ari_json_considered(&f->evidence));
+    return json_pack(
+        "{s:i, s:s, s:s, s:i, s:o, s:o, s:o, s:I, s:i, s:o, s:I, s:I, s:s, s:s, s:o, s:s}", "step", f->step, "pass",
+        f->pass, "tensor", f->tensor, "layer", f->layer, "index", ari_json_sizes(f->index, (size_t)(f->ndim)),
+        "reference", ari_json_number((double)f->reference), "actual", ari_json_number((double)f->actual), "ulp",
+        (json_int_t)f->ulp, "rank", f->rank, "local_index", ari_json_sizes(f->local_index, (size_t)(f->local_ndim)),
+        "elements", (json_int_t)f->elements, "elements_different", (json_int_t)f->elements_different, "pattern",
+        f->pattern, "hint", f->hint, "cause", f->cause[0] ? json_string(f->cause) : json_null(), "look_at", f->look);
 }
 
 static json_t *json_error(const ar_check_run *u)

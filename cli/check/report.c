@@ -295,8 +295,12 @@ static void print_difference(FILE *to, const ar_check_report *r, const ar_check_
         fprintf(to, "    pattern   %s\n", f->pattern);
     if (f->hint[0])
         fprintf(to, "    hint      %s\n", f->hint);
-    if (ari_cause_known(&f->evidence))
-        fprintf(to, "    cause     %s\n", f->evidence.cause);
+    if (ari_cause_known(f->cause))
+        fprintf(to, "    cause     %s\n", f->cause);
+    if (f->look[0])
+        fprintf(to, "    look at   %s\n", f->look);
+    if (f->unexplained[0])
+        fprintf(to, "    no cause  %s\n", f->unexplained);
 }
 
 /* Prints a layout's message, and the coordinates of the ranks that it names. */

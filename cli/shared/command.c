@@ -16,9 +16,9 @@
 #define ANYRANK_BUILD_TYPE "unnamed build"
 #endif
 
-bool ari_cause_known(const ar_evidence *e)
+bool ari_cause_known(const char *cause)
 {
-    return e->cause && strcmp(e->cause, "unknown") != 0;
+    return cause[0] && strcmp(cause, "unknown") != 0;
 }
 
 int ari_exit_code(ar_status st)

@@ -6,7 +6,6 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "anyrank/cause.h"
 #include "anyrank/config.h"
 #include "anyrank/status.h"
 #include "ref/io/file.h"
@@ -37,8 +36,8 @@ typedef enum ari_exit {
     ARI_EXIT_MACHINE = 3    /* the machine failed */
 } ari_exit;
 
-/** True if a cause is known, which `anyrank causes NAME` then explains. */
-bool ari_cause_known(const ar_evidence *e);
+/** True if a cause is known (ar_first_difference), which `anyrank causes NAME` then explains. */
+bool ari_cause_known(const char *cause);
 /** The exit code for a status: AR_OK 0; 3 for what the caller cannot put right (no memory, a rank that was late or
  * ended, a broken invariant); any other 2. A difference is no status: 1 is the caller's. */
 int ari_exit_code(ar_status st);

@@ -44,9 +44,8 @@ ar_status ari_verify_print_normal(FILE *to, const ari_normal *n)
     return has_unusual(n) ? print_unusual(to, n) : AR_OK;
 }
 
-void ari_verify_print_not_normal(FILE *to, const ar_verify_report *r, const ari_normal *n)
+void ari_verify_print_not_normal(FILE *to, const ari_normal *n, const ari_verify_cause *cause)
 {
-    if (has_unusual(n) && !n->normal && r->first != SIZE_MAX && r->row[r->first].hint[0])
-        fprintf(to, "first in execution order that differs: %s: %s\n", ARI_SHOW(r->row[r->first].name),
-                r->row[r->first].hint);
+    if (has_unusual(n) && !n->normal)
+        ari_verify_print_cause(to, cause);
 }

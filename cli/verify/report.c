@@ -100,12 +100,18 @@ static bool has_ratio(const ar_verify_report *r)
 
 /* --- tables ------------------------------------------------------------------------------------------------------- */
 
+/* What is printed of. */
+typedef struct printed {
+    const ar_verify_report *r;
+    const ari_verify_cause *cause;
+} printed;
+
 /* Rows of one kind, under a title. */
 typedef struct section {
     const char *title;
     unsigned states; /* a bit each; 0: rows whose copies differ */
     bool or_none;    /* without --max-report's rows it is not there at all */
-    void (*add)(ari_table *t, const ar_verify_report *r, const ar_verify_row *row);
+    void (*add)(ari_table *t, const printed *p, const ar_verify_row *row);
 } section;
 
 static bool is_in(const section *s, const ar_verify_row *row)
@@ -113,12 +119,13 @@ static bool is_in(const section *s, const ar_verify_row *row)
     return s->states ? (s->states >> row->state & 1u) != 0 : row->copies_differ;
 }
 
-static ar_status print_section(FILE *to, const ar_verify_report *r, size_t most, const section *s, ari_table *t)
+static ar_status print_section(FILE *to, const printed *p, size_t most, const section *s, ari_table *t)
 {
+    const ar_verify_report *r = p->r;
     size_t n = 0;
     for (size_t i = 0; i < r->rows; i++) {
         if (is_in(s, &r->row[i]) && n++ < most)
-            s->add(t, r, &r->row[i]);
+            s->add(t, p, &r->row[i]);
     }
     if (n == 0 || (most == 0 && s->or_none))
         return ari_table_end(t, NULL, 2);
@@ -129,20 +136,20 @@ static ar_status print_section(FILE *to, const ar_verify_report *r, size_t most,
     return st;
 }
 
-static void add_difference(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
+static void add_difference(ari_table *t, const printed *p, const ar_verify_row *row)
 {
     const bool same_dtype = row->dtype == row->other_dtype;
     ari_table_row(t, "%s\t%s%s%s %s\t%s of %s\t%s\t%.2e\t%s", ARI_SHOW(row->name), ar_dtype_name(row->dtype),
                   same_dtype ? "" : "/", same_dtype ? "" : ar_dtype_name(row->other_dtype),
                   ARI_SHOW_SHAPE(row->ndim, row->shape), ARI_COUNT(row->elements_different), ARI_COUNT(row->elements),
                   SIZE(row), row->max_rel, ARI_COUNT(row->max_ulp));
-    if (has_ratio(r))
+    if (has_ratio(p->r))
         ari_table_cell(t, "%.3g", row->ratio);
     ari_table_row(t, "%s\t%s\t%s\t%s", COSINE(row, 6), INDEX(row, row->worst.index),
                   VALUE(row->dtype, row->worst.value[0]), VALUE(row->other_dtype, row->worst.value[1]));
 }
 
-static ar_status print_differences(FILE *to, const ar_verify_report *r, size_t most)
+static ar_status print_differences(FILE *to, const printed *p, size_t most)
 {
     static const section differences = {"values that differ, in execution order", 1u << AR_VERIFY_DIFFERENT, true,
                                         add_difference};
@@ -152,40 +159,40 @@ static ar_status print_differences(FILE *to, const ar_verify_report *r, size_t m
     const ari_column rest[] = {
         {"cosine", ARI_RIGHT}, {"worst at", ARI_LEFT}, {"reference", ARI_RIGHT}, {"other", ARI_RIGHT}};
     size_t width = 6;
-    if (has_ratio(r))
+    if (has_ratio(p->r))
         columns[width++] = ratio;
     memcpy(&columns[width], rest, sizeof rest);
     ari_table t = {.columns = columns, .n = width + sizeof rest / sizeof *rest};
-    return print_section(to, r, most, &differences, &t);
+    return print_section(to, p, most, &differences, &t);
 }
 
-static void add_other_kind(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
+static void add_other_kind(ari_table *t, const printed *p, const ar_verify_row *row)
 {
-    (void)r;
+    const char *told = json_string_value(json_object_get(json_object_get(p->cause->answer, "shapes"), row->name));
     ari_table_row(t, "%s\t%s\t%s %s in the reference, %s %s in the other%s%s",
                   row->state == AR_VERIFY_SHAPE ? "SHAPE" : "DTYPE", ARI_SHOW(row->name), ar_dtype_name(row->dtype),
                   ARI_SHOW_SHAPE(row->ndim, row->shape), ar_dtype_name(row->other_dtype),
-                  ARI_SHOW_SHAPE(row->other_ndim, row->other_shape), row->pattern[0] ? ": " : "", row->pattern);
+                  ARI_SHOW_SHAPE(row->other_ndim, row->other_shape), told ? ": " : "", told ? told : "");
 }
 
-static ar_status print_other_kind(FILE *to, const ar_verify_report *r, size_t most)
+static ar_status print_other_kind(FILE *to, const printed *p, size_t most)
 {
     static const section kinds = {"another shape or dtype, values not compared",
                                   1u << AR_VERIFY_SHAPE | 1u << AR_VERIFY_DTYPE, true, add_other_kind};
     static const ari_column columns[] = {{NULL, ARI_LEFT}, {NULL, ARI_LEFT}, {NULL, ARI_LEFT}};
     ari_table t = ARI_TABLE(columns);
     bool dtypes = false;
-    for (size_t i = 0; i < r->rows; i++)
-        dtypes = dtypes || r->row[i].state == AR_VERIFY_DTYPE;
-    const ar_status st = print_section(to, r, most, &kinds, &t);
+    for (size_t i = 0; i < p->r->rows; i++)
+        dtypes = dtypes || p->r->row[i].state == AR_VERIFY_DTYPE;
+    const ar_status st = print_section(to, p, most, &kinds, &t);
     if (dtypes && most > 0)
         fprintf(to, "  (--rtol with --atol, and --sensitivity, compare values of different dtypes)\n");
     return st;
 }
 
-static void add_copies(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
+static void add_copies(ari_table *t, const printed *p, const ar_verify_row *row)
 {
-    (void)r;
+    (void)p;
     ari_table_cell(t, "COPIES %s (%s): rank %d and rank %d in %s element%s, first at %s: %s and %s",
                    ARI_SHOW(row->name), row->in_reference ? "reference" : "other", row->ranks[0], row->ranks[1],
                    ARI_COUNT(row->elements_different), ARI_PLURAL(row->elements_different),
@@ -193,18 +200,18 @@ static void add_copies(ari_table *t, const ar_verify_report *r, const ar_verify_
                    VALUE(row->dtype, row->first.value[1]));
 }
 
-static void add_name(ari_table *t, const ar_verify_report *r, const ar_verify_row *row)
+static void add_name(ari_table *t, const printed *p, const ar_verify_row *row)
 {
-    (void)r;
+    (void)p;
     ari_table_cell(t, "%s %s %s %s", row->state == AR_VERIFY_MISSING ? "MISSING" : "UNEXPECTED", ARI_SHOW(row->name),
                    ar_dtype_name(row->dtype), ARI_SHOW_SHAPE(row->ndim, row->shape));
 }
 
-static ar_status print_lines(FILE *to, const ar_verify_report *r, size_t most, const section *s)
+static ar_status print_lines(FILE *to, const printed *p, size_t most, const section *s)
 {
     static const ari_column columns[] = {{NULL, ARI_LEFT}};
     ari_table t = ARI_TABLE(columns);
-    return print_section(to, r, most, s, &t);
+    return print_section(to, p, most, s, &t);
 }
 
 /* --- one tensor in detail ----------------------------------------------------------------------------------------- */
@@ -275,15 +282,6 @@ static void print_detail(FILE *to, const ar_verify_report *r, const ar_verify_ro
                 VALUE(row->dtype, row->first.value[0]), row->ranks[0], VALUE(row->dtype, row->first.value[1]),
                 row->ranks[1], row->in_reference ? "of the reference" : "of the other",
                 ARI_COUNT(row->elements_different));
-    if (row->pattern[0])
-        fprintf(to, "    pattern   %s\n", row->pattern);
-    // A later step has other weights: a hint there would explain the consequence and not the cause.
-    if (row->step > r->row[r->first].step)
-        return;
-    if (row->hint[0])
-        fprintf(to, "    hint      %s\n", row->hint);
-    if (ari_cause_known(&row->evidence))
-        fprintf(to, "    cause     %s\n", row->evidence.cause);
 }
 
 /* --- around it ---------------------------------------------------------------------------------------------------- */
@@ -298,77 +296,67 @@ static void print_lost_gradients(FILE *to, const ar_verify_report *r)
                 ARI_PLURAL(r->lost_gradients), ARI_SHOW(row->name));
 }
 
-void ari_verify_print_head(FILE *to, const ar_verify_report *r)
+/* The row that is explained: the first that differs, or the first of those that are more than rounding. NULL: none. */
+static const ar_verify_row *explained_row(const ar_verify_report *r, const ari_verify_cause *cause)
+{
+    const char *name = json_string_value(json_object_get(cause->answer, "tensor"));
+    for (size_t i = 0; name && i < r->rows; i++) {
+        if (strcmp(r->row[i].name, name) == 0)
+            return &r->row[i];
+    }
+    return r->different > 0 ? &r->row[r->first] : NULL;
+}
+
+/* "lm_head:bwd, from rank 1 on: off by 12.5 % of its size, all of it by the factor 0.5". */
+static void print_first(FILE *to, const ar_verify_report *r, const ar_verify_row *row)
+{
+    const double whole = row->rms_reference;
+    fprintf(to, "%s", ARI_SHOW(row->name));
+    if (row->state == AR_VERIFY_DIFFERENT && row->ranks[0] >= 0 && r->ranks > 1)
+        fprintf(to, ", first on rank %d of %d", row->ranks[0], r->ranks);
+    if (row->state != AR_VERIFY_DIFFERENT)
+        fprintf(to, ": not the same");
+    else if (row->nan[1] + row->inf[1] > row->nan[0] + row->inf[0])
+        fprintf(to, ": %s element%s not finite", ARI_COUNT(row->nan[1] + row->inf[1]),
+                row->nan[1] + row->inf[1] == 1 ? " is" : "s are");
+    else if (whole > 0.0)
+        fprintf(to, ": off by %.3g %% of its size", 100.0 * row->rms / whole);
+    else
+        fprintf(to, ": not zero, as it is in the reference");
+    if (row->state == AR_VERIFY_DIFFERENT && row->cosine >= 1.0 - 1e-9)
+        fprintf(to, ", all of it by the factor %.6g", row->scale);
+    fprintf(to, "\n");
+}
+
+void ari_verify_print_cause(FILE *to, const ari_verify_cause *cause)
+{
+    size_t i;
+    const json_t *line;
+    json_array_foreach(json_object_get(cause->answer, "lines"), i, line)
+        fprintf(to, "%s\n", ARI_SHOW(json_string_value(line)));
+    if (!cause->answer && cause->failure[0])
+        fprintf(to, "note: no cause: %s\n", cause->failure);
+}
+
+void ari_verify_print_head(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause)
 {
     const char *space = "";
     if (r->same)
         return;
+    if (!cause->answer && r->different > 0)
+        print_first(to, r, &r->row[r->first]);
+    ari_verify_print_cause(to, cause);
     fprintf(to, "different: %zu of %zu tensor%s", r->different, r->compared, ARI_PLURAL(r->compared));
     if (r->missing > 0)
         fprintf(to, ", %zu missing", r->missing);
     if (r->unexpected > 0)
         fprintf(to, ", %zu unexpected", r->unexpected);
     print_lost_gradients(to, r);
-    if (r->different > 0)
-        fprintf(to, "; first in execution order: %s", ARI_SHOW(r->row[r->first_different].name));
     fprintf(to, "\n  reference  %s\n  other      %s", ARI_SHOW(r->reference), ARI_SHOW(r->other));
     if (r->ranks > 0)
         fprintf(to, ", %d rank%s", r->ranks, ARI_PLURAL(r->ranks));
     for (int d = 0; d < r->mesh.ndim; d++, space = " ")
         fprintf(to, "%s%s=%d", d ? space : ": ", r->mesh.dim[d].name, r->mesh.dim[d].size);
-    fprintf(to, "\n");
-}
-
-static void print_ratio(FILE *to, const char *what, const ar_verify_report *r, const ar_verify_ratio *x)
-{
-    if (x->q == 0)
-        return;
-    fprintf(to, "  %-9s  ", what);
-    fprintf(to,
-            x->p == x->q ? "the reference's"
-            : x->q > 1   ? "%u/%u times the reference's"
-                         : "%u times the reference's",
-            x->p, x->q);
-    if (r->facts.steps > 1)
-        fprintf(to, " in step 1");
-    if (x->p == r->facts.targets && x->q > 16)
-        fprintf(to, ": divided by %u, and it has %u targets", x->q, x->p);
-    if (x->among > 1)
-        fprintf(to, ", of %zu of %zu", x->count, x->among);
-    for (int d = 0; d < r->mesh.ndim; d++) {
-        const unsigned size = (unsigned)r->mesh.dim[d].size;
-        if (size > 1 && x->p * x->q == size && (x->p == 1 || x->q == 1))
-            fprintf(to, "; %s is %u", r->mesh.dim[d].name, size);
-    }
-    fprintf(to, "\n");
-}
-
-/* What the dumps say of the two runs, which explanations rely on: at most seven lines. */
-static void print_facts(FILE *to, const ar_verify_report *r)
-{
-    const ar_verify_facts *f = &r->facts;
-    if (r->first != r->first_different)
-        fprintf(to, "  first      %s", ARI_SHOW(r->row[r->first].name));
-    if (r->first != r->first_different && r->rounded > 0)
-        fprintf(to, " (%zu before it: rounding alone)", r->rounded);
-    if (r->first != r->first_different)
-        fprintf(to, "\n");
-    fprintf(to, "  run        %d step%s", f->steps, ARI_PLURAL((size_t)f->steps));
-    if (f->batch > 0 && f->seq > 0)
-        fprintf(to, " of %zu x %zu tokens", f->batch, f->seq);
-    if (f->has_m || f->has_v || f->has_new)
-        fprintf(to, ", with%s%s%s", f->has_m ? " :m" : "", f->has_v ? " :v" : "", f->has_new ? " :new" : "");
-    fprintf(to, "\n  the same   %zu of %zu tensor%s in every bit\n", f->exact, r->compared, ARI_PLURAL(r->compared));
-    print_ratio(to, "loss", r, &f->loss);
-    print_ratio(to, "norm", r, &f->norm);
-    print_ratio(to, "gradients", r, &f->gradients);
-    if (f->copies_apart == 0)
-        return;
-    fprintf(to, "  copies     of %zu tensor%s differ", f->copies_apart, ARI_PLURAL(f->copies_apart));
-    for (int d = 0, n = 0; d < r->mesh.ndim; d++) {
-        if (f->apart_along[d])
-            fprintf(to, "%s%s", n++ ? ", " : " along ", r->mesh.dim[d].name);
-    }
     fprintf(to, "\n");
 }
 
@@ -427,7 +415,7 @@ static void print_doubted(FILE *to, const ar_verify_report *r)
 /* By bits, of other programs, whose sums are in no order that a layout keeps. */
 static void print_rule_note(FILE *to, const ar_verify_report *r)
 {
-    if (r->rule == AR_VERIFY_BITS && r->different > 0 && r->explained && !r->facts.exact_numerics)
+    if (r->rule == AR_VERIFY_BITS && r->different > 0 && !r->exact_numerics)
         fprintf(to,
                 "note: bits were compared, which rounding alone changes in other programs' sums; --rtol 1e-4 --atol "
                 "1e-5 lets it pass, --normal judges it\n");
@@ -472,18 +460,6 @@ static void print_renamed(FILE *to, const ar_verify_report *r)
                 "note: no name stands in both; a file for --map says which tensor is which (docs/guide/pytorch.md)\n");
 }
 
-/* Explains the first tensor missing in one dump for which there is an explanation. */
-static void print_one_sided(FILE *to, const ar_verify_report *r)
-{
-    for (size_t i = 0; i < r->rows; i++) {
-        const ar_verify_row *row = &r->row[i];
-        if ((row->state != AR_VERIFY_MISSING && row->state != AR_VERIFY_UNEXPECTED) || !row->hint[0])
-            continue;
-        fprintf(to, "note: %s: %s\n", ARI_SHOW(row->name), row->hint);
-        return;
-    }
-}
-
 static void print_unjudged(FILE *to, const ar_verify_report *r)
 {
     const ar_verify_row *row = r->row;
@@ -498,28 +474,25 @@ static void print_unjudged(FILE *to, const ar_verify_report *r)
 
 enum { FEW_NAMES = 5 }; /* of each dump, where no tensor stands in both */
 
-ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most)
+ar_status ari_verify_print(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause, size_t most)
 {
     static const section copies = {"copies of one tensor that differ from each other", 0, false, add_copies},
                          missing = {"only in the reference", 1u << AR_VERIFY_MISSING, false, add_name},
                          unexpected = {"only in the other", 1u << AR_VERIFY_UNEXPECTED, false, add_name};
+    const printed p = {r, cause};
+    const ar_verify_row *explained = explained_row(r, cause);
     if (r->same && r->unjudged > 0)
         print_unjudged(to, r);
-    if (!r->same && r->explained)
-        print_facts(to, r);
     print_renamed(to, r);
     if (r->compared == 0 && most > FEW_NAMES && r->missing + r->unexpected > 2 * most)
         most = FEW_NAMES; /* two dumps of different things */
-    AR_TRY(print_lines(to, r, most, &copies));
-    AR_TRY(print_differences(to, r, most));
-    AR_TRY(print_other_kind(to, r, most));
-    if (r->different > 0)
-        print_detail(to, r, &r->row[r->first], r->rounded ? "first that is no rounding" : "first in execution order");
-    if (r->different > 0 && r->worst != r->first)
-        print_detail(to, r, &r->row[r->worst], "worst, which includes what earlier differences cause");
-    AR_TRY(print_lines(to, r, most, &missing));
-    AR_TRY(print_lines(to, r, most, &unexpected));
-    print_one_sided(to, r);
+    AR_TRY(print_lines(to, &p, most, &copies));
+    AR_TRY(print_differences(to, &p, most));
+    AR_TRY(print_other_kind(to, &p, most));
+    if (explained)
+        print_detail(to, r, explained, "first in execution order");
+    AR_TRY(print_lines(to, &p, most, &missing));
+    AR_TRY(print_lines(to, &p, most, &unexpected));
     print_nan(to, r);
     print_drift(to, r);
     print_doubted(to, r);
@@ -543,6 +516,8 @@ static double one_digit_up(double x)
 static void print_rounding(FILE *to, const ar_verify_report *r)
 {
     enum { MOST_ULP = 1000 };
+    if (r->exact_numerics)
+        return;
     uint64_t ulp = 0;
     double most = 0.0;
     for (size_t i = 0; i < r->rows; i++) {
@@ -596,13 +571,13 @@ void ari_verify_print_verdict(FILE *to, const ar_verify_report *r)
         fprintf(to, ", %zu missing, %zu unexpected", r->missing, r->unexpected);
     if (count_copies(r) > 0)
         fprintf(to, "; ranks hold different copies of %zu tensor%s", count_copies(r), ARI_PLURAL(count_copies(r)));
-    if (r->worst != SIZE_MAX && r->row[r->worst].state == AR_VERIFY_DIFFERENT) {
-        const ar_verify_row *w = &r->row[r->worst];
-        fprintf(to, "; worst %s: ", ARI_SHOW(w->name));
+    if (r->different > 0 && r->row[r->first].state == AR_VERIFY_DIFFERENT) {
+        const ar_verify_row *first = &r->row[r->first];
+        fprintf(to, "; first %s: ", ARI_SHOW(first->name));
         if (has_ratio(r))
-            fprintf(to, "%.3g times what is allowed", w->ratio);
+            fprintf(to, "%.3g times what is allowed", first->ratio);
         else
-            fprintf(to, "max|d| %s at %s", SIZE(w), INDEX(w, w->worst.index));
+            fprintf(to, "max|d| %s at %s", SIZE(first), INDEX(first, first->worst.index));
     }
     print_lost_gradients(to, r);
     if (r->compared > 0 && r->different == 0 && r->lost_gradients == 0)

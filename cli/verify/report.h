@@ -1,24 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include <jansson.h>
 #include <stdio.h>
 
 #include "anyrank/verify.h"
 #include "verify/dumps/normal.h"
 
-/** The verdict in the first line, and the two dumps: all that is known before anything is explained. Nothing where
- *  nothing differs. */
-void ari_verify_print_head(FILE *to, const ar_verify_report *r);
+/* --- the cause (explain.c) ---------------------------------------------------------------------------------------- */
+
+/* What anyrank.explain says of a report. */
+typedef struct ari_verify_cause {
+    json_t *answer;    /* python/anyrank/explain/answers.py lists its fields; NULL: there is none */
+    char failure[400]; /* why; "": it was not asked for */
+} ari_verify_cause;
+/** Asks why the first tensor of a report differs, if `explain`, and writes the report as a page, if `page` is a path.
+ *  report: its JSON. End with ari_verify_cause_fini, also after an error. Errors: AR_ERR_MEMORY, AR_ERR_IO,
+ *  AR_ERR_UNSUPPORTED (a page, and Python or numpy cannot be had). */
+AR_NODISCARD ar_status ari_verify_ask(ari_verify_cause *cause, const ar_verify_report *r, const ar_verify_options *o,
+                                      const json_t *report, const char *page, bool explain);
+void ari_verify_cause_fini(ari_verify_cause *cause);
+
+/* --- for people (report.c, normal.c) ------------------------------------------------------------------------------ */
+
+/** The first tensor that differs and its cause; then the verdict and the two dumps. Nothing where nothing differs. */
+void ari_verify_print_head(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause);
+/** The lines of the answer; without one why there is none. */
+void ari_verify_print_cause(FILE *to, const ari_verify_cause *cause);
 /** What follows, up to the last line: nothing where nothing differs and nothing is odd. `most`: rows of a table. Errors:
  *  AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_verify_print(FILE *to, const ar_verify_report *r, size_t most);
+AR_NODISCARD ar_status ari_verify_print(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause,
+                                        size_t most);
 /** The last line: the key fact. */
 void ari_verify_print_verdict(FILE *to, const ar_verify_report *r);
 /** The answer to --normal, what it was found by, and the ten most unusual tensors. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_print_normal(FILE *to, const ari_normal *n);
 /** The explanation of the first that differs, if the difference is not normal. */
-void ari_verify_print_not_normal(FILE *to, const ar_verify_report *r, const ari_normal *n);
-
-/** Explains a report in a child process, so that an explanation that crashes, hangs or is interrupted leaves the report
- *  as it was: `unexplained` says why, and a note on stderr. */
-void ari_verify_explain_apart(ar_verify_report *r);
+void ari_verify_print_not_normal(FILE *to, const ari_normal *n, const ari_verify_cause *cause);

@@ -11,6 +11,7 @@
 #include "cli/verify/report.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
+#include "ref/io/json.h"
 #include "verify/dumps/report.h"
 #include "verify/dumps/verify_private.h"
 
@@ -143,76 +144,60 @@ static ar_status globs_init(globs *g, const ari_strings *s, const char *option)
 
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
-/* The stable JSON: verify.md lists its fields. Gives; NULL without memory. */
-static json_t *row_json(const ar_verify_row *r)
+/* Adds to the report's JSON what was found besides. Takes the report; NULL without memory. */
+static json_t *whole_json(json_t *report, const ari_verify_cause *cause, const ari_normal *normal)
 {
-    return ari_verify_row_json(r, r->state == AR_VERIFY_DIFFERENT || r->copies_differ);
+    json_t *o = ari_json_begin("verify"), *first = json_object_get(cause->answer, "first");
+    if (normal)
+        json_object_set_new(report, "normal", ari_normal_json(normal));
+    if (first)
+        json_object_set(report, "first", first);
+    json_object_set(report, "explanation", cause->answer ? cause->answer : json_null());
+    json_object_set_new(report, "unexplained", cause->failure[0] ? ari_json_text(cause->failure) : json_null());
+    return ari_json_whole(o, report);
 }
 
-static json_t *report_json(const ar_verify_report *r, const ari_normal *normal)
+static ar_status print_report(const verify_values *v, const ar_verify_report *r, const ari_verify_cause *cause,
+                              const ari_normal *normal)
 {
-    json_t *o = ari_json_begin("verify"), *worst = json_array();
-    for (size_t i = 0; i < r->different; i++)
-        json_array_append_new(worst, row_json(&r->row[r->worst_order[i]]));
-    ari_verify_set_facts(o, r);
-    if (normal)
-        json_object_set_new(o, "normal", ari_normal_json(normal));
-    json_object_set_new(o, "first", r->first == SIZE_MAX ? json_null() : row_json(&r->row[r->first]));
-    if (json_object_set_new(o, "worst", worst) != 0) {
-        json_decref(o);
-        return NULL;
-    }
-    return o;
-}
-
-/* The verdict, which is printed before anything is explained. */
-static ar_status print_verdict(const ar_verify_report *r, const ari_normal *normal)
-{
-    if (normal)
+    if (normal) {
         AR_TRY(ari_verify_print_normal(stdout, normal));
-    else
-        ari_verify_print_head(stdout, r);
-    fflush(stdout);
-    return AR_OK;
-}
-
-static ar_status write_results(const verify_values *v, const ar_verify_report *r, const ari_normal *normal)
-{
-    const bool text = ari_wants_text(&v->common);
+        ari_verify_print_not_normal(stdout, normal, cause);
+    } else {
+        ari_verify_print_head(stdout, r, cause);
+        AR_TRY(ari_verify_print(stdout, r, cause, v->max_report));
+    }
     if (v->html)
-        AR_TRY(ari_verify_html(r, v->html));
-    if (text && normal)
-        ari_verify_print_not_normal(stdout, r, normal);
-    else if (text)
-        AR_TRY(ari_verify_print(stdout, r, v->max_report));
-    if (v->html && text)
         printf("%s: the report as a page\n", ARI_SHOW(v->html));
-    if (text && !normal)
+    if (!normal)
         ari_verify_print_verdict(stdout, r);
-    return v->common.json ? ari_json_end(report_json(r, normal), &v->common) : AR_OK;
+    return AR_OK;
 }
 
 static ar_status run_comparison(int *exit_code, const verify_values *v, ar_verify_options *o)
 {
     ARI_OWNED_BY(ar_verify_report_destroy) ar_verify_report *r = NULL;
     ARI_ENDED(ari_normal_fini) ari_normal judged = {0};
+    ARI_ENDED(ari_verify_cause_fini) ari_verify_cause cause = {.answer = NULL};
     ARI_ENDED(ari_progress_end) ari_progress progress;
     const ari_normal *normal = v->normal ? &judged : NULL;
     ari_progress_begin(&progress, &v->common);
     o->progress = ari_progress_show;
     o->progress_user = &progress;
-    const ar_status st = ari_verify_compare(&r, o);
+    const ar_status st = ar_verify(&r, o);
     ari_progress_clear(&progress);
     AR_TRY(st);
     if (normal)
         AR_TRY(ari_normal_judge(&judged, r, o->allowed));
     *exit_code = (normal ? judged.normal : r->same && r->unjudged == 0) ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
-    if (ari_wants_text(&v->common))
-        AR_TRY(print_verdict(r, normal));
-    if (!v->unexplained)
-        ari_verify_explain_apart(r);
+    json_auto_t *report = ari_verify_report_json(r);
+    const bool explain = !v->unexplained && !r->same;
+    if (explain || v->html)
+        AR_TRY(ari_verify_ask(&cause, r, o, report, v->html, explain));
     ari_progress_end(&progress);
-    return write_results(v, r, normal);
+    if (ari_wants_text(&v->common))
+        AR_TRY(print_report(v, r, &cause, normal));
+    return v->common.json ? ari_json_end(whole_json(json_incref(report), &cause, normal), &v->common) : AR_OK;
 }
 
 static ar_status run_verify(void *values, int *exit_code)

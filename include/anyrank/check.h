@@ -2,7 +2,6 @@
 #ifndef ANYRANK_CHECK_H
 #define ANYRANK_CHECK_H
 
-#include "anyrank/cause.h"
 #include "anyrank/run.h"
 
 AR_BEGIN_DECLS
@@ -26,6 +25,7 @@ typedef struct ar_check_options {
      * run.sim.schedule_seed on, until one gives a difference. 0: one run under the system's scheduler. */
     uint64_t schedules;
     bool strict_predictions; /* mispredicted bytes or shapes fail the check (ar_check_passes) */
+    bool explain;            /* ask the Python package for the cause of each difference, which runs the layout again */
     bool skip_f64;           /* do not run the binary64 baseline; max_error_vs_f64 is then NaN */
     const char *dump; /* output folder, created if missing: reference.safetensors with the baseline's tensors, a folder
                          with one file per rank for each layout (pytorch.md), and model.json. Replaces an earlier dump
@@ -67,8 +67,12 @@ typedef struct ar_first_difference {
     uint64_t ulp;                                        /* distance of the two values in units in the last place */
     int rank; /* the rank with the element (of replicas the lowest wrong one); -1: no rank reported the tensor */
     size_t elements, elements_different; /* of this tensor: all elements; those that differ */
-    char pattern[256], hint[512];        /* a sentence about which elements differ; one about the likely cause */
-    ar_evidence evidence;                /* of the hint */
+    /* The explanation, if it was asked for; "": not known. */
+    char pattern[256];     /* which elements differ */
+    char cause[48];        /* identifier in causes.md; "unknown": no known cause fits */
+    char hint[512];        /* what happened, in a sentence */
+    char look[512];        /* what to look at in the program */
+    char unexplained[400]; /* why nothing could be asked: no Python, no numpy */
 } ar_first_difference;
 
 /** Results of one layout. */

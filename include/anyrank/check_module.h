@@ -23,6 +23,7 @@ typedef struct ar_check_module_options {
     const ar_parallel *parallel; /* the layouts to check, [layouts] */
     size_t layouts;              /* number of layouts */
     const ar_ddp_options *ddp;   /* NULL: gradients are reduced one by one (with ZeRO: in default buckets) */
+    bool explain;                /* as in ar_check_options */
 } ar_check_module_options;
 
 /** Checks a module: runs it on one rank as reference, then under every layout, and compares the initial parameters, the

@@ -4,13 +4,12 @@
 
 #include <stdbool.h>
 
-#include "anyrank/cause.h"
 #include "anyrank/dump.h"
 
 AR_BEGIN_DECLS
 
-/* Compares two dumps of tensors (dump.h), a reference and another one: which tensors differ, how much and where, and
- * which bug may cause it. */
+/* Compares two dumps of tensors (dump.h), a reference and another one: which tensors differ, how much and where. The
+ * command `anyrank verify` explains the first difference besides. */
 
 /* When an element of the other dump counts as equal to the reference's. */
 typedef enum ar_verify_rule {
@@ -37,11 +36,10 @@ typedef struct ar_verify_options {
                          gradients (ar_verify_row) always are */
     bool all_matched; /* a tensor that only one dump has, or an unused mapping rule, is an error; not with common */
     bool nan_differs; /* two NaNs are different; false: equal, except by AR_VERIFY_BITS if their payloads differ */
-    /* Hints for the explanation of differences, used if the other dump does not record them; 0: not known. */
-    int tp, cp, dp;         /* parallel ranks of the other run */
-    size_t heads, kv_heads; /* of the model */
-    size_t explain; /* number of differing tensors to explain: the first in execution order, then the worst; 0: 8 */
-    int threads;    /* 0: number of cores */
+    /* What the command tells the explanation, if the other dump does not record it; 0: not known. */
+    int tp, cp, dp;                                                   /* parallel ranks of the other run */
+    size_t heads, kv_heads;                                           /* of the model */
+    int threads;                                                      /* 0: number of cores */
     void (*progress)(void *user, double fraction, const char *phase); /* progress callback; NULL: none */
     void *progress_user;                                              /* first argument of progress */
 } ar_verify_options;
@@ -111,34 +109,8 @@ typedef struct ar_verify_row {
     bool lost_gradient;      /* a gradient that is missing in one dump, although that dump has the parameter and other
                                 gradients of the step */
     int ranks[2];            /* with copies_differ: the two ranks; else [0] the rank that holds `first`, -1: unknown */
-    char pattern[256], hint[512]; /* explanation: which elements differ; likely cause. "": not explained */
-    ar_evidence evidence;         /* of the hint */
     ar_verify_map map;
 } ar_verify_row;
-
-/* A common ratio of other to reference values, p/q: both at most 16, or p the number of targets; q 0: none found. */
-typedef struct ar_verify_ratio {
-    unsigned p, q;
-    size_t count, among; /* number of tensors with this ratio; number of tensors examined */
-} ar_verify_ratio;
-
-/* Facts about the two runs, taken from the dumps, on which explanations rely. */
-typedef struct ar_verify_facts {
-    int steps;                      /* last training step; 0: none recorded */
-    size_t batch, seq;              /* samples of a step, tokens of a sample; 0: not known */
-    size_t heads, kv_heads;         /* 0: not known */
-    size_t targets;                 /* targets of the reference's first step; 0: not known */
-    int micro_batches;              /* micro-batches of each rank of the other run; 0: not known */
-    int dp;                         /* data-parallel ranks of the other run; 0: not known */
-    bool exact_numerics;            /* both runs used exact numerics */
-    bool sp;                        /* the other run used sequence parallelism */
-    size_t exact;                   /* number of tensors with equal bits in both dumps */
-    ar_verify_ratio loss, norm;     /* of the losses and gradient norms in the first step that has them */
-    ar_verify_ratio gradients;      /* of most parameters' gradients in the first step that has any */
-    size_t copies_apart;            /* number of tensors of the other dump whose copies differ */
-    bool apart_along[AR_MESH_DIMS]; /* mesh dimensions along which such copies differ */
-    bool has_m, has_v, has_new;     /* the dumps contain first moments, second moments, updated weights */
-} ar_verify_facts;
 
 /** Report of a comparison. */
 typedef struct ar_verify_report {
@@ -166,22 +138,18 @@ typedef struct ar_verify_report {
                                say */
     size_t drift;           /* number of tensors whose copies differ in bits but are equal by the rule */
     size_t elements, elements_different, elements_doubted; /* sums over the rows */
-    size_t first_different;           /* row of the first tensor in execution order that differs; SIZE_MAX: none */
-    size_t first;                     /* as first_different; after the explanation the first beyond rounding */
-    size_t rounded;                   /* number of tensors before `first` that differ by rounding only */
+    size_t first;                     /* row of the first tensor in execution order that differs; SIZE_MAX: none */
     size_t worst;                     /* row with the largest ratio, or relative difference; SIZE_MAX: none */
     size_t *worst_order;              /* [different], differing rows, worst first */
     int ranks;                        /* of the other dump */
     ar_mesh mesh;                     /* device mesh of the other dump; no dimensions: not recorded */
-    bool explained;                   /* nothing differs, or facts, patterns and hints are set */
-    char unexplained[160];            /* reason if the explanation failed and the caller knows it, such as "SIGSEGV" */
-    ar_verify_facts facts;            /* of dumps that differ */
+    bool exact_numerics;              /* both runs used exact numerics: no difference is rounding */
     size_t bytes;                     /* bytes read from both dumps */
     double seconds;                   /* wall time */
-    struct ari_verifying *comparison; /* private: the open dumps, until the report is explained */
+    struct ari_verifying *comparison; /* private: the open dumps */
 } ar_verify_report;
 
-/** Compares two dumps and explains the differences. The caller releases *out with ar_verify_report_destroy. The dumps
+/** Compares two dumps. The caller releases *out with ar_verify_report_destroy. The dumps
  *  stay open, and the memory that the options point to must stay valid, until then. Memory: some kilobytes per tensor,
  *  whatever its size. Errors (without report): those of ar_dump_open and of reading, AR_ERR_ARG (options),
  *  AR_ERR_NOT_FOUND (a glob matches nothing, `allowed` lacks a tensor), AR_ERR_MEMORY, AR_ERR_DTYPE, AR_ERR_DATA (the

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import sys
 
-from anyrank._command import own_command
+from anyrank._command import environment, own_command
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     if command is None:
         sys.exit("anyrank: the package has no program: it was not installed from a wheel, and ./quickstart was not run")
     try:
-        os.execv(command, ["anyrank", *sys.argv[1:]])
+        os.execve(command, ["anyrank", *sys.argv[1:]], environment())
     except OSError as error:
         sys.exit(f"anyrank: {command} cannot be started: {error}")
 

@@ -7,12 +7,14 @@ its own arithmetic (flushing denormals, OpenMP's threads) does not reach them.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import typing
 
@@ -38,6 +40,12 @@ def find_command() -> str:
         raise AnyrankError("there is no anyrank command: install the wheel, run ./quickstart in the sources, or set "
                            "ANYRANK to its path")
     return found
+
+
+def environment() -> dict[str, str]:
+    """The command's: it asks this Python for causes, if it has numpy."""
+    own = {"ANYRANK_PYTHON": sys.executable} if sys.executable and importlib.util.find_spec("numpy") else {}
+    return {**own, **os.environ}
 
 
 class Finished(typing.NamedTuple):
@@ -90,7 +98,7 @@ def _wait(program: str, words: list[str], folder: str, progress: Progress) -> tu
                 # Its own session: Ctrl-C of a terminal reaches it once, by way of this process.
                 child = subprocess.Popen([program, words[0], f"--progress-fd={write_end}", *words[1:]],
                                          stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=(write_end,),
-                                         start_new_session=True)
+                                         start_new_session=True, env=environment())
         except OSError as error:
             raise AnyrankError(f"{program}: {error.strerror}: this is what ANYRANK, the wheel or the tree names as the "
                                "anyrank command") from None

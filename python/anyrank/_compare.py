@@ -314,8 +314,8 @@ def explain(report: VerifyReport, layout: Layout, seed: int, repeat: str, verify
         return f"{name_of(layout)} do not compute what one rank does:\n{report}"
     lines = [f"{first.tensor} {_KINDS[_state(first)].replace('%', name_of(layout))}"
             + (f": {_short(first.hint)}" if first.hint else "")]
-    for label, text in [("cause", _cause(first)), *_facts(first, report, layout), ("seed", str(seed)),
-                        ("repeat", repeat), ("look", verifying + " --html report.html")]:
+    for label, text in [("cause", _cause(first)), ("check", first.look), *_facts(first, report, layout),
+                        ("seed", str(seed)), ("repeat", repeat), ("look", verifying + " --html report.html")]:
         if text:
             wrap = label not in ("repeat", "look")
             parts = textwrap.wrap(text, WIDTH - 11, break_long_words=False, break_on_hyphens=False) if wrap else [text]
@@ -339,7 +339,8 @@ def _short(hint: str) -> str:
 
 
 def _cause(first: Difference) -> str:
-    known = f" [{first.cause}]" if first.cause and first.cause != "unknown" else ""
+    sure = f" ({first.confidence})" if first.confidence else ""
+    known = f"{sure} [{first.cause}]" if first.cause and first.cause != "unknown" else ""
     return first.hint + known if first.hint else ""
 
 
@@ -349,7 +350,7 @@ def _facts(first: Difference, report: VerifyReport, layout: Layout) -> typing.It
     yield "tensor", f"{first.tensor} ({_meaning(first)}){which}; {report.compared:,} are compared"
     state = _state(first)
     if state == "different":
-        alone = f"rank {first.rank} only" in first.pattern
+        alone = f"on rank {first.rank} alone" in first.pattern
         yield "rank", str(first.rank) if alone else ""
         yield _judged(first, report, f"on rank {first.rank}" if alone else "here")
     elif state == "replicas":

@@ -98,8 +98,9 @@ class Difference:
     pattern: str = _field(make=_verbatim, default="")
     hint: str = _field(make=_verbatim, default="")
     cause: str | None = _field(make=_verbatim)  #: of causes.md
+    confidence: str = _field(make=_verbatim, default="")  #: sure, likely or possible
+    look: str = _field("look_at", make=_verbatim, default="")  #: what to look at in the program
     evidence: Json = _field(make=dict, default=None)
-    considered: tuple[Json, ...] = _field(default=())  #: cause, and the share of the differences that it would explain
     data: Json = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -190,6 +191,7 @@ class VerifyReport(Report):
     ranks: int = _field(default=0)
     seconds: float | None = _field()
     first: Difference | None = _field(make=_row(Difference))  #: in execution order: nearest to the fault
+    explanation: Json | None = _field(make=dict)  #: of the first: confidence, look, ranks, lines, .. (verify.md)
     tensors: tuple[Difference, ...] = _field("worst", make=_many(_row(Difference)), default=())  #: the worst first
 
     def html(self, path: str | os.PathLike[str]) -> pathlib.Path:

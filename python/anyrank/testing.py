@@ -320,6 +320,7 @@ def _details(row: Difference) -> typing.Iterator[tuple[str, str]]:
     yield "pattern", row.pattern
     yield "cause", "" if row.cause in (None, "unknown") else str(row.cause)
     yield "hint", row.hint
+    yield "look at", row.look
 
 
 def _values(row: Difference, index: tuple[int, ...], reference: object, actual: object) -> str:

@@ -18,5 +18,8 @@ AR_NODISCARD ar_status ari_config_shrink(ar_config *c, size_t n);
  *  one, beside the running program's folder (../share/anyrank) or where the library was configured to be installed.
  *  Borrowed: environment, static or thread-local storage, valid until this thread calls it again. */
 const char *ari_data_dir(void);
+/** Finds a file of the Python package that came with the running program, and writes its absolute path without links to
+ *  path. False: there is none, or it does not fit. */
+bool ari_package_path(char *path, size_t cap, const char *file);
 
 AR_END_DECLS

@@ -47,11 +47,9 @@ static const char *bundled_path(const char *program, size_t i)
     return n > 0 && (size_t)n < sizeof bundled ? bundled : "";
 }
 
-const char *ari_data_dir(void)
+/* The data that came with this program or library. */
+static const char *own_data_dir(void)
 {
-    const char *set = getenv("ANYRANK_DATA");
-    if (set != NULL && set[0] != '\0')
-        return set;
     char program[PATH_MAX];
     if (!ari_program_path(program, sizeof program))
         return has_data(ANYRANK_INSTALLED_DATA) ? ANYRANK_INSTALLED_DATA : ANYRANK_SOURCE_DATA;
@@ -64,6 +62,28 @@ const char *ari_data_dir(void)
             return realpath(bundled, program) != NULL ? memcpy(bundled, program, strlen(program) + 1) : bundled;
     }
     return ANYRANK_INSTALLED_DATA;
+}
+
+const char *ari_data_dir(void)
+{
+    const char *set = getenv("ANYRANK_DATA");
+    return set != NULL && set[0] != '\0' ? set : own_data_dir();
+}
+
+bool ari_package_path(char *path, size_t cap, const char *file)
+{
+    /* In the sources, in an installation, in a wheel. */
+    static const char *const from_data[] = {"../../python/anyrank", "python/anyrank", "../.."};
+    char joined[PATH_MAX];
+    for (size_t i = 0; i < sizeof from_data / sizeof *from_data; i++) {
+        const int n = snprintf(joined, sizeof joined, "%s/%s/%s", own_data_dir(), from_data[i], file);
+        char *real = n > 0 && (size_t)n < sizeof joined ? realpath(joined, NULL) : NULL;
+        const bool found = real != NULL && (size_t)snprintf(path, cap, "%s", real) < cap;
+        free(real);
+        if (found)
+            return true;
+    }
+    return false;
 }
 
 ar_status ari_data_dir_check(void)

@@ -71,47 +71,6 @@ ar_status ari_json_save(const json_t *value, const char *path)
     return ari_file_write(path, line, (size_t)length);
 }
 
-/* JSON inside a script element, to be shown: a text that holds "</script>" must not end it, nor another turn the
- * direction of what the page writes behind it. */
-static ar_status write_escaped(ari_atomic_file *out, const char *json)
-{
-    for (size_t bytes = 0; *json; json += bytes) {
-        bytes = strcspn(json, "<\xC2\xD8\xE2"); /* and what a character in question begins with */
-        const bool plain = bytes > 0;
-        bytes = plain ? bytes : ari_utf8_length(json, strnlen(json, 4));
-        if (*json == '<' && !plain)
-            AR_TRY(ari_atomic_file_write(out, "\\u003c", 6));
-        else if (!plain && ari_utf8_control(json, bytes))
-            AR_TRY(ari_atomic_file_write(out, "?", 1));
-        else
-            AR_TRY(ari_atomic_file_write(out, json, bytes));
-    }
-    return AR_OK;
-}
-
-static ar_status write_page(const char *json, const unsigned char *page, size_t bytes, const char *path)
-{
-    static const char place[] = "@DATA@";
-    const char *start = (const char *)page, *data = strstr(start, place);
-    ARI_OWNED_BY(ari_atomic_file_discard) ari_atomic_file *out = NULL;
-    if (data == NULL)
-        return ar_error_set(AR_ERR_INTERNAL, "%s: the page has no place for its data", ARI_SHOW(path));
-    const char *rest = data + sizeof place - 1;
-    AR_TRY(ari_atomic_file_create(&out, path));
-    AR_TRY(ari_atomic_file_write(out, start, (size_t)(data - start)));
-    AR_TRY(write_escaped(out, json));
-    AR_TRY(ari_atomic_file_write(out, rest, bytes - (size_t)(rest - start)));
-    return ari_atomic_file_commit(out);
-}
-
-ar_status ari_json_save_page(const json_t *value, const unsigned char *page, size_t bytes, const char *path)
-{
-    ARI_OWNED char *json = value == NULL ? NULL : json_dumps(value, JSON_COMPACT);
-    if (json == NULL)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its data", ARI_SHOW(path));
-    return write_page(json, page, bytes, path);
-}
-
 /* --- text --------------------------------------------------------------------------------------------------------- */
 
 bool ari_utf8_valid(const char *text, size_t length)
@@ -169,23 +128,6 @@ const char *ari_json_unknown_key(const json_t *object, const char *const *known,
             return key;
     }
     return NULL;
-}
-
-json_t *ari_json_evidence(const ar_evidence *e)
-{
-    json_t *numbers = json_object();
-    for (size_t i = 0; i < e->numbers && numbers; i++)
-        json_object_set_new(numbers, e->number[i].name, ari_json_number(e->number[i].value));
-    return numbers;
-}
-
-json_t *ari_json_considered(const ar_evidence *e)
-{
-    json_t *list = json_array();
-    for (size_t i = 0; i < e->considered && list; i++)
-        append_value(&list, json_pack("{s:s, s:o}", "cause", e->consider[i].cause, "explained",
-                                      ari_json_number(e->consider[i].explained)));
-    return list;
 }
 
 json_t *ari_json_floats(const float *x, size_t n)

@@ -6,7 +6,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "anyrank/cause.h"
 #include "anyrank/status.h"
 
 /* Bounds on JSON that others wrote. A tree takes up to about 250 bytes for the three of "{}," so it is the number of
@@ -26,11 +25,6 @@ bool ari_json_no_memory(const json_error_t *error);
 /** Writes `value` and a newline to `path` by way of a temporary file, or to stdout for "-". Borrows. Errors: AR_ERR_IO,
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_json_save(const json_t *value, const char *path);
-/** Writes a page of HTML with `value` where it has "@DATA@", inside a script element, which no text of `value` can end.
- *  page: [bytes], and a 0 after them. A NULL value is one for which there was no memory. Errors: AR_ERR_IO,
- *  AR_ERR_MEMORY, AR_ERR_INTERNAL (no such place). */
-AR_NODISCARD ar_status ari_json_save_page(const json_t *value, const unsigned char *page, size_t bytes,
-                                          const char *path);
 /** A JSON number, or one of the strings "NaN", "Infinity", "-Infinity", which JSON cannot spell as numbers. Gives;
  *  NULL without memory, which json_object_set_new and json_array_append_new report. */
 json_t *ari_json_number(double x);
@@ -43,10 +37,6 @@ bool ari_utf8_valid(const char *text, size_t length);
 /** Lists of numbers: of sizes (a shape, an index) and of fp32 numbers. Give; NULL without memory. */
 json_t *ari_json_sizes(const size_t *x, size_t n);
 json_t *ari_json_floats(const float *x, size_t n);
-/** The numbers of a cause by name: {"factor": 3.0, ..}. Gives; NULL without memory. */
-json_t *ari_json_evidence(const ar_evidence *e);
-/** The causes that were considered: [{"cause": "..", "explained": 0.62}, ..]. Gives; NULL without memory. */
-json_t *ari_json_considered(const ar_evidence *e);
 /** The first key of an object that is none of the n known ones; NULL: there is none. Borrowed from the object. */
 const char *ari_json_unknown_key(const json_t *object, const char *const *known, size_t n);
 

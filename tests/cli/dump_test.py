@@ -161,7 +161,8 @@ class Grads(DumpTest):
         self.grads("--activations", "--per-rank", "--tp", "2", "--inject", "column_dx_not_reduced", out="wrong")
         told = self.verify(self.folder / "right/activations.safetensors", self.folder / "wrong/ranks", code=1)
         self.assertEqual(told["first"]["tensor"], "lm_head:bwd")
-        self.assertIn("all-reduce over tp", told["first"]["hint"])
+        self.assertEqual(told["first"]["cause"], "missing_all_reduce")
+        self.assertIn("over tp", told["first"]["hint"])
         facts = header(self.folder / "wrong/ranks/rank-00000.safetensors")["__metadata__"]
         self.assertEqual(facts["fault"], "column_dx_not_reduced")
         self.verify(self.folder / "right/grads.safetensors", self.folder / "wrong/grads.safetensors", code=1)
@@ -274,8 +275,8 @@ class Check(DumpTest):
 
     def test_a_dump_alone_names_what_the_ranks_share(self):
         for fault, layout, cause, says in (
-                ("zero_shards_misaligned", "--dp 2 --zero 1 --steps 1", "shares_misaligned", "first moment"),
-                ("dp_averaged_again", "--dp 2 --cp 2", "averaged_again", "1/dp*cp")):
+                ("column_dx_not_reduced", "--tp 2", "missing_all_reduce", "over tp"),
+                ("dp_averaged_again", "--dp 2 --cp 2", "averaged_again", "1/4")):
             told = self.check(*layout.split(), "--inject", fault, code=1)
             first = self.verify(told["dump"], told["runs"][0]["dump"], code=1)["first"]
             with self.subTest(fault=fault):

@@ -142,6 +142,13 @@ class Install(unittest.TestCase):
         self.assertTrue(needed)
         self.assertEqual([name for name in needed if "stdc++" in name or "c++" in name], [])
 
+    def test_causes_come_from_the_package_that_was_installed(self):
+        done = run([prefix / "bin/anyrank", "causes", "missing_all_reduce"], cwd="/")
+        if "numpy" in done.stderr:
+            self.skipTest("no numpy here")
+        self.assertEqual((done.returncode, done.stdout.splitlines()[0]), (0, "missing_all_reduce"), done.stderr)
+        self.assertFalse((prefix / "share/anyrank/python/anyrank/tests").exists())
+
     def test_licence_and_documents_are_there(self):
         for name in ("LICENSE", "README.md", "docs/guide/check.md"):
             self.assertEqual((prefix / "share/doc/anyrank" / name).read_bytes(), (ROOT / name).read_bytes())

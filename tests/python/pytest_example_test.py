@@ -72,18 +72,18 @@ BUGS = {
     "the backward pass of a column-parallel layer does not sum": (
         [(LAYERS, "        return summed(grad, ctx.group), None\n", "        return grad, None\n")],
         "test_tensor_parallel[tp4]",
-        r"^anyrank.RanksDiffer: blocks.1.up:bwd has copies that differ.*: looks like a missing all-reduce over tp",
+        r"^anyrank.RanksDiffer: blocks.1.up:bwd has copies that differ.*: a missing sum over tp",
         ["[missing_all_reduce]"]),
     "the output of a row-parallel layer is not summed": (
         [(LAYERS, "    def forward(ctx, x, group):\n        return summed(x, group)",
           "    def forward(ctx, x, group):\n        return x.clone()")],
         "test_tensor_parallel[tp2]",
-        r"^anyrank.RanksDiffer: blocks.0.down:fwd .*: looks like a missing all-reduce over tp", []),
+        r"^anyrank.RanksDiffer: blocks.0.down:fwd .*: a missing sum over tp", []),
     "every rank adds the bias before the sum": (
         [(LAYERS, "y = functional.linear(x, self.weight)", "y = functional.linear(x, self.weight, self.bias)"),
          (LAYERS, "return y + self.bias", "return y if self.group is not None else y")],
-        "test_tensor_parallel[tp4]", r"^anyrank.RanksDiffer: blocks.0.down:fwd differs.*: a bias counted more than once",
-        ["3 times blocks.0.down.bias:init"]),
+        "test_tensor_parallel[tp4]", r"^anyrank.RanksDiffer: blocks.0.down:fwd differs.*: the bias is added 4 times",
+        ["[bias_counted_again]"]),
     "every rank has the first rank's rows": (
         [(LAYERS, "self.weight = nn.Parameter(part(full.weight.detach(), group))",
           "self.weight = nn.Parameter(part(full.weight.detach(), group) if group is None else "
@@ -93,12 +93,12 @@ BUGS = {
         [(TESTS, "        model(batch()).square().mean().backward()\n\n    anyrank_compare(build, step, spec=TENSOR",
           "        model(batch()).square().mean().backward()\n        if mesh and mesh.get_rank() == 1:\n"
           "            model.blocks[0].up.weight.grad *= 1.001\n\n    anyrank_compare(build, step, spec=TENSOR")],
-        "test_tensor_parallel[tp4]", r"^anyrank.RanksDiffer: blocks.0.up.weight:grad differs.* times 1.001",
+        "test_tensor_parallel[tp4]", r"^anyrank.RanksDiffer: blocks.0.up.weight:grad differs.*the reference times a number of its own",
         ["rank 1 element", "the only one"]),
     "the norm's gradient is that of a rank's own tokens": (
         [(LAYERS, "for p in (*block.norm.parameters(), block.down.bias)", "for p in (block.down.bias,)")],
         "test_sequence_parallel[tp2-seed0]",
-        r"^anyrank.RanksDiffer: blocks.1.norm.\w+:grad .*missing all-reduce over tp", ["seed 0"]),
+        r"^anyrank.RanksDiffer: blocks.1.norm.\w+:grad .*a missing sum over tp", ["seed 0"]),
     "the parts of the sequence are gathered in the wrong order": (
         [(LAYERS, "    return torch.cat(parts, dim)", "    return torch.cat(parts[::-1], dim)")],
         "test_sequence_parallel[tp4-seed1]", r"^anyrank.RanksDiffer: blocks.0.\w+:[fb]wd differs",
@@ -108,7 +108,7 @@ BUGS = {
         "test_data_parallel[dp2]", r"^anyrank.RanksDiffer: \S+:grad ", []),
     "every data-parallel rank has the first rank's samples": (
         [(TESTS, 'part(batch(), mesh and mesh.get_group("dp"))', "batch()[:2 if mesh else 4]")],
-        "test_data_parallel[dp2]", r"^anyrank.RanksDiffer: input.0:fwd differs .*ranks worked on the same samples", ["rank 1"]),
+        "test_data_parallel[dp2]", r"^anyrank.RanksDiffer: input.0:fwd differs .*samples", ["rank 1"]),
     "a plan that leaves out a layer's partner": (
         [(TESTS, '"3": RowwiseParallel()', '"3": ColwiseParallel()')],
         "test_parallelize_module[tp2]", r"^anyrank.RanksFailed: 2 ranks \(tp=2\): ranks? .* of 2 raised ", []),

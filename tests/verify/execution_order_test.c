@@ -3,7 +3,7 @@
 #include <limits.h>
 
 #include "support/together.h"
-#include "verify/diagnose/roles.h"
+#include "verify/dump/roles.h"
 
 static int compare(const void *a, const void *b)
 {

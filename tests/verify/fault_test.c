@@ -124,15 +124,6 @@ static ar_check_run run_case(const expected *e, ar_fault fault, place *p, const 
     return run;
 }
 
-/* "missing_all_reduce: over tp": the cause, and words of the hint; words alone where no cause is named. */
-static void expect_cause(const ar_first_difference *f, const char *told, const char *what)
-{
-    const size_t n = strcspn(told, ":");
-    const char *cause = f->evidence.cause, *words = !cause ? told : told[n] ? told + n + 2 : "";
-    cr_expect(!cause || (strlen(cause) == n && strncmp(cause, told, n) == 0), "%s: %s, expected %s", what, cause, told);
-    cr_expect(strstr(f->hint, words) && !strchr(f->hint, '{'), "%s: no \"%s\" in \"%s\"", what, words, f->hint);
-}
-
 /* Of a tensor's name: "transformer.h.3.ln_2:bwd", "layers.0.attn.v:bwd", "grad_norm:clip". */
 static const char *pass_of(const char *tensor)
 {
@@ -167,8 +158,6 @@ static void expect_caught(const expected *e, place *p)
     cr_expect(f->layer == layer_of(e->tensor) && f->step == (e->at.steps ? e->at.steps : 1), "%s: layer %d, not %d",
               what, f->layer, layer_of(e->tensor));
     cr_expect_eq(f->rank, e->rank, "%s: rank %d, expected %d", what, f->rank, e->rank);
-    expect_cause(f, e->cause, what);
-    cr_expect(f->pattern[0] && f->hint[0], "%s: says nothing", what);
     const bool loss_alone = run->tensors_different == 1 && strcmp(f->tensor, "loss:fwd") == 0;
     /* Gradients that are twice as large have the same bits when they are clipped; those of a wrong norm were right. And
      * of copies the first one's are hashed. */
@@ -325,12 +314,10 @@ Test(fault, those_that_no_transformer_shows_are_caught_in_a_module)
             OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
             const ar_fault fault = with ? c.fault : AR_FAULT_NONE;
             cr_assert(c.module && c.fault == modules[i].fault, "%s has another case", name);
-            cr_assert_ok(ari_fault_module_check(&r, &c, fault, 1, 0));
+            cr_assert_ok(ari_fault_module_check(&r, &c, fault, &(ari_fault_bases){.threads = 1}));
             const ar_check_run *run = &r->run[0];
             cr_expect_eq(r->result, with ? AR_CHECK_DIFFERENT : AR_CHECK_SAME, "%s: %s", name, first_of(run));
             cr_expect(!with || strcmp(run->first.tensor, modules[i].tensor) == 0, "%s: %s", name, run->first.tensor);
-            if (with)
-                expect_cause(&run->first, modules[i].cause, name);
         }
     }
 }

@@ -88,16 +88,3 @@ Test(limits, rotary_angles_of_two_to_the_twenty_are_refused)
     const ar_config without = config_of(tiny_models[TINY_STACK]);
     cr_expect_ok(ari_run_check_positions(&without, 1u << 24));
 }
-
-/* 257 ids over 2, 3 or 4 ranks: the last rank has fewer, and its rows are the first ones of rank 0. */
-Test(limits, shards_of_different_sizes_that_were_seeded_alike_are_recognised)
-{
-    OWNED(end_folder) char *folder = new_model(tiny_models[TINY_LLAMA]);
-    for (int tp = 2; tp <= 4; tp++) {
-        ar_check_options o = check_of(folder, &tp, 1, 1, 4);
-        o.run.fault = AR_FAULT_init_per_shard_seed;
-        OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
-        cr_expect_str_eq(r->run[0].first.tensor, "model.embed_tokens.weight:init");
-        cr_expect(strstr(r->run[0].first.hint, "seeded alike"), "tp=%d: %s", tp, r->run[0].first.hint);
-    }
-}

@@ -190,12 +190,12 @@ Test(steps, native_numerics_do_not_hide_a_fault)
         ar_fault fault;
         int model;
         const ar_parallel *layout;
-        const char *tensor, *hint;
+        const char *tensor;
     } cases[] = {
-        {AR_FAULT_row_bias_every_rank, TINY_GPT2, two, "transformer.h.0.attn.c_proj:fwd", "bias"},
-        {AR_FAULT_column_dx_not_reduced, TINY_LLAMA, two, "lm_head:bwd", "missing all-reduce over tp"},
-        {AR_FAULT_sp_norm_grad_local, TINY_LLAMA, shared, "model.norm.weight:grad", "missing all-reduce over tp"},
-        {AR_FAULT_dp_group_missing, TINY_LLAMA, over, "lm_head.weight:grad", "missing all-reduce over dp"},
+        {AR_FAULT_row_bias_every_rank, TINY_GPT2, two, "transformer.h.0.attn.c_proj:fwd"},
+        {AR_FAULT_column_dx_not_reduced, TINY_LLAMA, two, "lm_head:bwd"},
+        {AR_FAULT_sp_norm_grad_local, TINY_LLAMA, shared, "model.norm.weight:grad"},
+        {AR_FAULT_dp_group_missing, TINY_LLAMA, over, "lm_head.weight:grad"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i += small_only() ? 3 : 1) {
         OWNED(end_folder) char *folder = new_model(tiny_models[cases[i].model]);
@@ -203,7 +203,6 @@ Test(steps, native_numerics_do_not_hide_a_fault)
         const ar_check_run *run = &r->run[0];
         cr_expect(run->result == AR_CHECK_DIFFERENT && run->max_ratio > 1.0, "case %zu: ratio %g", i, run->max_ratio);
         cr_expect_str_eq(run->first.tensor, cases[i].tensor);
-        cr_expect(strstr(run->first.hint, cases[i].hint), "%s: %s", cases[i].tensor, run->first.hint);
     }
 }
 
@@ -232,7 +231,7 @@ Test(steps, a_run_that_ends_at_a_norm_that_is_no_number_still_names_where_it_beg
     cr_assert(run->result == AR_CHECK_ERROR && run->error && run->has_difference);
     cr_expect(strstr(run->error, "norm is not finite"), "%s", run->error);
     cr_expect_str_eq(run->first.tensor, "lm_head:fwd");
-    cr_expect(run->first.rank == 2 && isinf(run->first.actual) && run->first.pattern[0], "rank %d", run->first.rank);
+    cr_expect(run->first.rank == 2 && isinf(run->first.actual), "rank %d", run->first.rank);
 }
 
 /* A rank that ends before it has reported half of the tensors: those say nothing. */

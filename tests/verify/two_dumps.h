@@ -2,12 +2,12 @@
 #pragma once
 
 /* Two dumps, made of tensors that are equal until a test spoils one, and what is said of them. */
+#include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
 #include "ref/io/safetensors_private.h"
 #include "tests/support/noise.h"
 #include "tests/support/test.h"
 #include "tests/verify/verify_support.h"
-#include "verify/diagnose/diagnose.h"
 
 enum { MOST = 40 };
 enum { B = 2, S = 12, H = 24, IDS = 21 }; /* samples, tokens, width, vocabulary */
@@ -80,22 +80,6 @@ static inline void made_free(made *m)
     m->n = 0;
 }
 
-/* What is said of the last tensor. */
-static inline ar_verify_row look(made *m, ari_explain_case c)
-{
-    SCOPED(two_files_end) const two_files f = two_files_make();
-    ar_verify_row row = {.name = m->tensor[0][m->n - 1].name};
-    OWNED(ar_dump_close) ar_dump *reference = NULL, *other = NULL;
-    made_write(m, &f);
-    cr_assert_ok(ar_dump_open(&reference, f.reference, NULL));
-    cr_assert_ok(ar_dump_open(&other, f.other, NULL));
-    c.reference = reference;
-    c.other = other;
-    cr_assert_ok(ari_explain(&row, ar_dump_find(reference, row.name), ar_dump_find(other, row.name), &c));
-    made_free(m);
-    return row;
-}
-
 /* The report on both dumps, which is the caller's. */
 static inline ar_verify_report *judge(made *m, ar_verify_options o)
 {
@@ -107,49 +91,6 @@ static inline ar_verify_report *judge(made *m, ar_verify_options o)
     cr_assert_ok(ar_verify(&r, &o));
     made_free(m);
     return r;
-}
-
-/* The cause, or another one where a ! precedes it, and words of the hint, which may be NULL; number: the case. */
-static inline void expect_row(const ar_verify_row *row, const char *cause, const char *words, size_t number)
-{
-    const bool not = cause[0] == '!';
-    const char *said = row->evidence.cause ? row->evidence.cause : "none";
-    cr_expect((strcmp(said, cause + not ) == 0) != not &&(!words || strstr(row->hint, words)),
-              "case %zu, %s: expected %s, '%s'\n  cause   %s\n  pattern %s\n  hint    %s", number, row->name, cause,
-              words ? words : "", said, row->pattern, row->hint);
-}
-
-#define ONE_RANK .mesh = {{1, 1, 1, 1, 1}}
-
-/* The cause of the last tensor's difference to a run on so many tensor-parallel ranks. */
-static inline void expect_cause_on(int ranks, made *m, const char *cause, const char *words, size_t number)
-{
-    const ar_verify_row row = look(m, (ari_explain_case){.mesh = ari_ranks_of(&(ar_parallel){.tp = ranks})});
-    expect_row(&row, cause, words, number);
-}
-
-static inline void expect_cause(made *m, const char *cause, const char *words, size_t number)
-{
-    expect_cause_on(1, m, cause, words, number);
-}
-
-/* out = w x, w [outs, ins]. */
-static inline void multiply(float *out, const float *w, const double *x, size_t outs, size_t ins)
-{
-    for (size_t i = 0; i < outs; i++) {
-        double sum = 0.0;
-        for (size_t k = 0; k < ins; k++)
-            sum += x[k] * (double)w[i * ins + k];
-        out[i] = (float)sum;
-    }
-}
-
-/* The cause of the first difference in such a report. */
-static inline void expect_first(made *m, ar_verify_options o, const char *cause, const char *words, size_t number)
-{
-    OWNED(ar_verify_report_destroy) ar_verify_report *r = judge(m, o);
-    cr_assert(!r->same, "case %zu: expected %s", number, cause);
-    expect_row(&r->row[r->first], cause, words, number);
 }
 
 /* The report on one vector against another by `o`. */

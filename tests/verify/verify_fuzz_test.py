@@ -375,13 +375,14 @@ class Fuzz(Case):
             why = None
             if done.returncode not in (0, 1, 2):
                 why = f"exit status {done.returncode}"
-            elif any(text in done.stderr for text in ("explaining ended", "Sanitizer", "runtime error")):
+            elif any(text in done.stdout + done.stderr for text in ("explaining ended", "Warning: ", "Sanitizer",
+                                                                    "runtime error")):
                 why = "a crash"
             if why and KEEP:
                 kept = pathlib.Path(KEEP) / f"case{SEED}-{number}"
                 shutil.copytree(folder, kept, dirs_exist_ok=True)
                 (kept / "stderr").write_text(f"{rule} {options}\n{done.stderr}")
-            return why and f"case {number}: {why}: {rule} {options}\n{done.stderr[:3000]}", done.returncode
+            return why and f"case {number}: {why}: {rule} {options}\n{done.stderr[:3000]}{done.stdout[:1000]}", done.returncode
 
     @staticmethod
     def rule(draw, dumps, folder):

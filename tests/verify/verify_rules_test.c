@@ -139,7 +139,6 @@ CLAIM(a_gradient_that_one_dump_lost_is_a_difference_whatever_is_common)
         cr_expect(!r->same && r->lost_gradients == 1 && r->missing + r->unexpected == 1);
         cr_expect_str_eq(r->row[r->first].name, "x:grad");
         cr_expect_eq(r->row[r->first].state, in_reference ? AR_VERIFY_MISSING : AR_VERIFY_UNEXPECTED);
-        cr_expect(strstr(r->row[r->first].hint, "of this parameter"), "'%s'", r->row[r->first].hint);
         ar_verify_report_destroy(r);
         r = verify_lost(common, zero, in_reference == 1, true);
         cr_expect(r->same, "a gradient of zeros is as good as none");
@@ -183,7 +182,7 @@ CLAIM(a_factor_on_all_elements_is_seen_beneath_their_errors)
     const ar_verify_row *row = &r->row[0];
     cr_expect(!r->same && row->off_by_factor && row->state == AR_VERIFY_DIFFERENT, "factor %g, allowed %g", row->scale,
               row->factor_allowed);
-    cr_expect(strstr(row->hint, "the reference times 1.005"), "'%s'", row->hint);
+    cr_expect_float_eq(row->scale, 1.005, 1e-4);
     /* errors of 0.01 relative to the rms, 8 deviations, and a third of the elements by their size */
     cr_expect_float_eq(row->factor_allowed, 8.0 * 0.01 / sqrt(4096.0 / 3.0), 2e-4);
     ar_verify_report_destroy(r);
@@ -257,36 +256,6 @@ CLAIM(globs_choose_and_slips_are_refused)
         OWNED(ar_verify_report_destroy) ar_verify_report *r = verify_tensors(o, t);
         cr_expect_eq(r->rows, cases[i].rows, "case %zu: %zu rows", i, r->rows);
     }
-}
-
-static void expect_shape(const ar_st_tensor *a, const ar_st_tensor *b, const char *words)
-{
-    OWNED(ar_verify_report_destroy)
-    ar_verify_report *r = verify_tensors((ar_verify_options){0}, (files){a, b, 1, 1, NULL, 0});
-    cr_expect(!r->same && r->different == 1 && r->row[0].state == AR_VERIFY_SHAPE);
-    cr_expect(strstr(r->row[0].pattern, words), "'%s' is not in '%s'", words, r->row[0].pattern);
-    cr_expect(r->row[0].hint[0], "'%s' has no hint", r->row[0].pattern);
-}
-
-CLAIM(another_shape_is_told_by_what_it_has_in_common)
-{
-    float a[8][4], turned[4][8], longer[16][4] = {{0}};
-    for (int i = 0; i < 8; i++) {
-        for (int k = 0; k < 4; k++)
-            a[i][k] = turned[k][i] = longer[i][k] = (float)(10 * i + k + 1);
-    }
-    const ar_st_tensor whole = {.name = "w", .dtype = AR_F32, .ndim = 2, .shape = {8, 4}, .data = a};
-    ar_st_tensor other = whole;
-    other.shape[0] = 4, other.shape[1] = 8, other.data = turned;
-    expect_shape(&whole, &other, "the reference's, transposed");
-    other.shape[0] = 4, other.shape[1] = 8, other.data = a;
-    expect_shape(&whole, &other, "not the reference's transposed");
-    other.shape[0] = 2, other.shape[1] = 4, other.data = &a[4][0];
-    expect_shape(&whole, &other, "1/4 of the reference along dimension 0: shard 2 of 4 (from 0)");
-    other.shape[0] = 16, other.shape[1] = 4, other.data = longer;
-    expect_shape(&whole, &other, "dimension 0 is 8 longer in the other; the first 8 are the same");
-    other.shape[0] = 2, other.shape[1] = 16, other.data = a;
-    expect_shape(&whole, &other, "in row-major order they are the same");
 }
 
 CLAIM(tensors_without_elements_and_without_dimensions_are_tensors)

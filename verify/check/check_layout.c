@@ -184,24 +184,6 @@ static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_
     return AR_OK;
 }
 
-/* A difference as small as rounding: the exact numerics have none, so the layout runs once more, to see whether the
- * values are the same again. */
-static ar_status run_again(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
-                           ari_dump_ranks *dump)
-{
-    const ar_first_difference earlier = run->first;
-    const uint64_t predicted = run->bytes_predicted;
-    ari_cluster_options again = *o;
-    if (!run->has_difference || run->error || o->run.numerics == AR_NUMERICS_NATIVE || o->run.sim.explore ||
-        o->run.sim.trace || !earlier.evidence.cause || strcmp(earlier.evidence.cause, "small_change") != 0)
-        return AR_OK;
-    again.attempt++;
-    ari_check_run_fini(run);
-    ari_dump_ranks_clear(dump);
-    run->bytes_predicted = predicted;
-    return ari_check_run_after(run, ref, &again, &earlier);
-}
-
 /* Other bytes, and all values right: the same run with its collectives recorded says which is another one. */
 static ar_status explain_bytes(ar_check_run *run, const ari_cluster_options *o)
 {
@@ -290,7 +272,8 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
         cluster.tap_user = dump.user;
     }
     AR_TRY(run_schedules(run, &b->ref, &cluster, o->run.sim.schedule_seed, o->schedules, &dump));
-    AR_TRY(run_again(run, &b->ref, &cluster, &dump));
+    if (o->explain)
+        AR_TRY(ari_check_explain(run, &b->ref, &cluster));
     AR_TRY(explain_bytes(run, &cluster));
     AR_TRY(traffic_in_bf16(&run->bytes_bf16, &traffic));
     return o->dump ? write_dump(run, b, o, &dump) : AR_OK;

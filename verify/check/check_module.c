@@ -130,6 +130,8 @@ static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const
                                                                 : ari_check_run_failed(&r->run[i]));
         if (r->run[i].has_difference)
             AR_TRY(explain_by_lint(&r->run[i].first, given->c, &options));
+        if (o->explain)
+            AR_TRY(ari_check_explain(&r->run[i], ref, &options));
         r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
     }
     return AR_OK;

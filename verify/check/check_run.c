@@ -11,7 +11,6 @@
 #include "ref/core/context_private.h"
 #include "ref/core/text.h"
 #include "ref/models/parallel_private.h"
-#include "verify/diagnose/diagnose.h"
 #include "verify/dump/dump.h"
 #include "verify/run/process_run.h"
 #include "verify/writer/dump_ranks.h"
@@ -25,7 +24,6 @@ typedef struct comparison {
     float **gathered;       /* [ref->count]: the run's own final weights and gradients; NULL for the others */
     ar_rank_memory *memory; /* [ranks] */
     ari_arena arena;        /* of these */
-    const ar_first_difference *earlier; /* of a run alike; NULL: none */
 } comparison;
 
 static void comparison_fini(comparison *c)
@@ -68,200 +66,6 @@ static int layer_of(const char *name)
     return -1;
 }
 
-/* Whether a tensor's block is recomputed in the backward pass; of one's own module it may be any. */
-static bool is_recomputed(const ari_cluster_options *o, const char *name)
-{
-    const ar_recomputation *r = &o->run.parallel.recompute;
-    const int layer = layer_of(name);
-    return r->what != AR_RECOMPUTE_NONE && (!o->config || (layer >= 0 && layer % ari_at_least_one(r->every) == 0));
-}
-
-/* The layout of a rank that reported nothing: no part of the tensor. */
-static ar_layout nothing_of(const comparison *c, size_t tensor)
-{
-    for (int r = 0; r < c->ranks; r++) {
-        const ari_finding *f = &c->rank[r].finding[tensor];
-        if (!f->seen)
-            continue;
-        ar_layout none = f->layout;
-        none.nbox = 0;
-        return none;
-    }
-    return (ar_layout){0};
-}
-
-/* Context of a tensor that differs: the reference's tensors as a dump would hold them and, for a wrong norm, the
- * gradients that it is the norm of. */
-typedef struct context {
-    char (*name)[ARI_REFERENCE_NAME]; /* [ref->count] */
-    ar_dump *dump, *here;             /* here: the run's own gradients of its last step */
-    const float *was;                 /* the values of the step before */
-    ari_gradient *gradient;
-    double *held; /* [gradients, tp] */
-    size_t gradients;
-    ari_arena arena; /* of these, but for the dumps */
-} context;
-
-static void context_fini(context *b)
-{
-    ar_dump_close(b->dump);
-    ar_dump_close(b->here);
-    ari_arena_end(&b->arena, NULL);
-}
-
-static ar_status list_tensors(context *b, const ari_reference *ref, float *const *gathered)
-{
-    ar_dump_tensor *tensor = NULL;
-    size_t gradients = 0;
-    AR_TRY(ARI_TAKE(&b->name, &b->arena, ref->count, "names of tensors"));
-    AR_TRY(ARI_TAKE(&tensor, &b->arena, ref->count, "tensors of the reference"));
-    for (size_t i = 0; i < ref->count; i++) {
-        const ari_ref_tensor *t = &ref->tensor[i];
-        if (!ari_dump_name(b->name[i], t->name, t->pass, (uint32_t)t->step))
-            return ar_error_set(AR_ERR_INTERNAL, "the name %s is too long for a dump", t->name);
-        tensor[i] = (ar_dump_tensor){
-            .name = b->name[i], .dtype = AR_F32, .ndim = t->ndim, .count = t->count, .whole = t->values};
-        memcpy(tensor[i].shape, t->shape, (size_t)t->ndim * sizeof *t->shape);
-    }
-    AR_TRY(ari_dump_of_tensors(&b->dump, "the reference", tensor, ref->count));
-    for (size_t i = 0; i < ref->count; i++) {
-        if (!ari_reference_is_gradient(ref, i))
-            continue;
-        tensor[gradients] = tensor[i];
-        tensor[gradients++].whole = gathered[i];
-    }
-    return ari_dump_of_tensors(&b->here, "the run", tensor, gradients);
-}
-
-static double squares_of(const float *values, size_t n)
-{
-    double sum = 0.0;
-    for (size_t i = 0; values && i < n; i++)
-        sum += (double)values[i] * (double)values[i];
-    return sum;
-}
-
-/* Of the first stage that has the parameter. */
-static ar_status add_gradient(context *b, const comparison *c, size_t tensor, int tp, int stage)
-{
-    const ari_ref_tensor *t = &c->ref->tensor[tensor];
-    double *held = &b->held[b->gradients * (size_t)tp];
-    bool has = false;
-    for (int r = 0; r < c->ranks && (r % stage != 0 || !has); r++) {
-        float *local = NULL;
-        AR_TRY(ari_comparator_copy(&local, &c->rank[r], tensor, &b->arena));
-        held[r % tp] += squares_of(local, ari_finding_count(&c->rank[r].finding[tensor]));
-        has = has || held[r % tp] > 0.0;
-    }
-    b->gradient[b->gradients++] =
-        (ari_gradient){.name = t->name, .ndim = t->ndim, .square = squares_of(t->values, t->count), .held = held};
-    return AR_OK;
-}
-
-/* Call context_fini, also after a failure. */
-static ar_status context_init(context *b, const comparison *c, const ari_ref_tensor *of, const ar_parallel *p)
-{
-    const int tp = ari_at_least_one(p->tp), stage = c->ranks / ari_at_least_one(p->pp);
-    size_t n = 0;
-    AR_TRY(list_tensors(b, c->ref, c->gathered));
-    const ar_dump_tensor *before = ari_tensor_before(b->dump, of->name, of->pass, of->step);
-    b->was = before ? before->whole : NULL;
-    if (of->pass != 'c')
-        return AR_OK;
-    for (size_t i = 0; i < c->ref->count; i++)
-        n += c->ref->tensor[i].pass == 'g' && c->ref->tensor[i].step == of->step;
-    AR_TRY(ARI_TAKE(&b->gradient, &b->arena, n, "gradients"));
-    AR_TRY(ARI_TAKE(&b->held, &b->arena, n * (size_t)tp, "gradients"));
-    for (size_t i = 0; i < c->ref->count; i++) {
-        if (c->ref->tensor[i].pass == 'g' && c->ref->tensor[i].step == of->step)
-            AR_TRY(add_gradient(b, c, i, tp, stage));
-    }
-    return AR_OK;
-}
-
-static bool adam(const ari_cluster_options *o)
-{
-    return o->run.optimizer.kind != AR_OPTIMIZER_SGD;
-}
-
-/* True if two equal runs have the same first difference. */
-static bool same_difference(const ar_first_difference *a, const ar_first_difference *b)
-{
-    return a->step == b->step && strcmp(a->tensor, b->tensor) == 0 && a->rank == b->rank &&
-           memcmp(a->index, b->index, sizeof a->index) == 0 && memcmp(&a->actual, &b->actual, sizeof a->actual) == 0 &&
-           a->elements_different == b->elements_different;
-}
-
-/* Every rank's part of a tensor, in the arena. */
-static ar_status copy_parts(ari_rank_copy *copy, ari_arena *arena, const comparison *c, size_t tensor,
-                            const ar_layout *nothing)
-{
-    for (int r = 0; r < c->ranks; r++) {
-        const ari_finding *found = &c->rank[r].finding[tensor];
-        float *local = NULL;
-        AR_TRY(ari_comparator_copy(&local, &c->rank[r], tensor, arena));
-        copy[r] = (ari_rank_copy){.local = local, .ndim = found->ndim, .layout = &found->layout};
-        if (!found->seen)
-            copy[r] = (ari_rank_copy){.ndim = nothing->ndim, .layout = nothing};
-        memcpy(copy[r].shape, found->shape, sizeof copy[r].shape);
-    }
-    return AR_OK;
-}
-
-/* The pattern and what it looks like, from all ranks' copies of one tensor. */
-static ar_status explain(ar_first_difference *f, const comparison *c, size_t tensor, const ari_cluster_options *o)
-{
-    const ari_ref_tensor *t = &c->ref->tensor[tensor];
-    const ar_layout nothing = nothing_of(c, tensor);
-    ari_rank_copy *copy = NULL;
-    ARI_ENDED(context_fini) context b = {.name = NULL};
-    AR_TRY(context_init(&b, c, t, &o->run.parallel));
-    AR_TRY(ARI_TAKE(&copy, &b.arena, (size_t)c->ranks, "copies of a tensor"));
-    AR_TRY(copy_parts(copy, &b.arena, c, tensor, &nothing));
-    const ari_difference d = {.name = t->name,
-                              .pass = t->pass,
-                              .step = t->step,
-                              .ndim = t->ndim,
-                              .shape = t->shape,
-                              .reference = t->values,
-                              .ranks = c->ranks,
-                              .copy = copy,
-                              .allowed = t->allowed,
-                              .beside = t->allowed_each,
-                              .mesh = ari_ranks_of(&o->run.parallel),
-                              .micro_batches = o->run.parallel.micro_batches,
-                              .forward_first = o->run.parallel.forward_first,
-                              .recomputed = is_recomputed(o, t->name),
-                              .sp = o->run.parallel.sp && o->run.parallel.tp > 1,
-                              .batch = o->batch->batch - c->ref->padding,
-                              .seq = o->batch->seq,
-                              .ids = o->batch[t->step - 1].input_ids,
-                              .documents = o->batch[t->step - 1].documents,
-                              .head_dim = o->config ? o->config->head_dim : 0,
-                              .before = t->pass == 'n' ? b.was : NULL,
-                              .last = t->pass == 'g' ? b.was : NULL,
-                              .gradient = b.gradient,
-                              .gradients = b.gradients,
-                              .dump = b.dump,
-                              .dump_tensor = ar_dump_find(b.dump, b.name[tensor]),
-                              .gradients_here = b.here,
-                              .beta1 = adam(o) ? o->run.optimizer.beta1 : 0.0,
-                              .beta2 = adam(o) ? o->run.optimizer.beta2 : 0.0,
-                              .zero = o->run.parallel.zero > 0,
-                              .gathers = o->run.parallel.zero > 2,
-                              .exact = o->run.numerics == AR_NUMERICS_EXACT,
-                              .unsteady = c->earlier && !same_difference(c->earlier, f)};
-    ari_diagnosis p = {.hint = ""};
-    const ar_status st = ari_diagnose(&p, &d);
-    /* Ranks of a module may report parts of another tensor than one rank's: that is the difference. */
-    const bool unfit = st == AR_ERR_ARG && o->module;
-    AR_TRY(unfit ? AR_OK : st);
-    snprintf(f->pattern, sizeof f->pattern, "%s", p.pattern);
-    snprintf(f->hint, sizeof f->hint, "%s", unfit ? ar_error_message() : p.hint);
-    f->evidence = p.evidence;
-    return AR_OK;
-}
-
 /* --- reports that do not make a whole ----------------------------------------------------------------------------- */
 
 /* True if two ranks hold the very same boxes of the same copy. */
@@ -292,7 +96,7 @@ static bool explain_same_part(ar_first_difference *f, const ari_comparator *rank
                 f->hint, sizeof f->hint,
                 "two ranks have the same place in their groups: the tensor- and data-parallel groups do not form a "
                 "mesh (wrong stride or order of the ranks, or the two swapped)");
-            f->evidence.cause = "wrong_group";
+            snprintf(f->cause, sizeof f->cause, "wrong_group");
             return true;
         }
     }
@@ -352,8 +156,7 @@ void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, i
 
 /* --- the first difference ----------------------------------------------------------------------------------------- */
 
-static ar_status describe_first(ar_check_run *run, const comparison *c, size_t tensor, const ari_verdict *v,
-                                const ari_cluster_options *o)
+static void describe_first(ar_check_run *run, const comparison *c, size_t tensor, const ari_verdict *v)
 {
     const ari_ref_tensor *t = &c->ref->tensor[tensor];
     ar_first_difference *f = &run->first;
@@ -364,7 +167,7 @@ static ar_status describe_first(ar_check_run *run, const comparison *c, size_t t
     if (!v->complete && run->result != AR_CHECK_ERROR) /* a run that ended early had no time to report all of it */
         ari_explain_coverage(f, c->rank, c->ranks, tensor);
     if (v->rank < 0)
-        return AR_OK;
+        return;
     f->ndim = t->ndim;
     ari_coordinates(f->index, v->first, t->ndim, t->shape);
     const ari_finding *owner = &c->rank[v->rank].finding[tensor];
@@ -374,7 +177,6 @@ static ar_status describe_first(ar_check_run *run, const comparison *c, size_t t
     f->actual = v->actual;
     f->ulp = ari_ulp_distance(f->reference, f->actual);
     f->elements_different = v->different;
-    return v->complete ? explain(f, c, tensor, o) : AR_OK;
 }
 
 static ar_status expect_no_more(ar_check_run *run, const comparison *c)
@@ -412,21 +214,22 @@ static ar_status sum_up(ar_check_run *run, const comparison *c, const ari_cluste
             continue;
         }
         if (run->tensors_different++ == 0)
-            AR_TRY(describe_first(run, c, i, &v, o));
+            describe_first(run, c, i, &v);
     }
     return expect_no_more(run, c);
 }
 
 /* A mistake often ends the run: a NaN that it made is refused as a gradient norm. What the ranks had reported until
  * then still shows where it began. */
-static ar_status describe_before_error(ar_check_run *run, const comparison *c, const ari_cluster_options *o)
+static void describe_before_error(ar_check_run *run, const comparison *c)
 {
     for (size_t i = 0; i < c->ref->count; i++) {
         const ari_verdict v = ari_verdict_of(c->rank, c->ranks, i);
-        if (v.different > 0)
-            return describe_first(run, c, i, &v, o);
+        if (v.different > 0) {
+            describe_first(run, c, i, &v);
+            return;
+        }
     }
-    return AR_OK;
 }
 
 ar_status ari_check_run_failed(ar_check_run *run)
@@ -464,8 +267,7 @@ static ar_status share_verdict(ar_check_run *run, ar_process *p, ar_status st)
     return ari_process_broadcast(p, &run->result, sizeof run->result);
 }
 
-ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
-                              const ar_first_difference *earlier)
+ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
 {
     comparison c;
     ari_cluster_result result = {0};
@@ -474,7 +276,6 @@ ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const
     run->parallel = o->run.parallel;
     ar_status st = AR_OK, ended = AR_OK;
     AR_TRY_TO(done, st, comparison_init(&c, ref, world, o));
-    c.earlier = earlier;
     options.tap = ari_tap_both;
     options.tap_user = c.user;
     options.memory = c.memory;
@@ -491,7 +292,7 @@ ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const
     run->seconds = result.seconds;
     if (ended != AR_OK) {
         AR_TRY_TO(done, st, keep_error(run, &result));
-        st = describe_before_error(run, &c, o);
+        describe_before_error(run, &c);
         goto done;
     }
     keep_counts(run, &result, o);
@@ -520,11 +321,6 @@ done:
     comparison_fini(&c);
     /* After a failure of the ranks, which all have heard of, there is nobody left to agree with. */
     return o->run.process && ended == AR_OK ? share_verdict(run, o->run.process, st) : st;
-}
-
-ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
-{
-    return ari_check_run_after(run, ref, o, NULL);
 }
 
 ar_status ari_check_describe(ar_check_report *r, const ari_reference *ref)

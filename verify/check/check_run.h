@@ -79,10 +79,11 @@ AR_NODISCARD ar_status ari_check_base_run(ar_check_run *run, const ari_check_bas
  * (AR_CHECK_ERROR), not a failure; but for AR_ERR_MEMORY, which is the machine's and not the layout's. Errors:
  * AR_ERR_MEMORY, of a rank or of the comparing itself. */
 AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
-/** The same of a run that an earlier one was alike: what differs is compared with what differed then (NULL: there was
- *  none), so that values which change from run to run are told. */
-AR_NODISCARD ar_status ari_check_run_after(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
-                                           const ar_first_difference *earlier);
+/** Asks why a run differs: runs the layout once more, writes its dumps and the reference's to a temporary folder, and
+ *  fills cause, hint, look and pattern of run->first, or `unexplained`. Nothing to ask of a run that ended in an error,
+ *  whose ranks are processes, or of which a hint is there. Errors: those of ari_check_run and of writing dumps,
+ *  AR_ERR_IO. */
+AR_NODISCARD ar_status ari_check_explain(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
 /** Fills the memory of `run`. counted: [world]. Errors: those of ari_cluster_dry, of ari_memory_states, of a device. */
 AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
                                         const ar_rank_memory *counted);

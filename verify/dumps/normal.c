@@ -84,9 +84,15 @@ typedef struct pool {
     ari_arena arena;           /* of these */
 } pool;
 
+static int by_value(const void *a, const void *b)
+{
+    ARI_ASCENDING(*(const double *)a, *(const double *)b);
+    return 0;
+}
+
 static double median_of(double *x, size_t n)
 {
-    qsort(x, n, sizeof *x, ari_by_value);
+    qsort(x, n, sizeof *x, by_value);
     return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2.0;
 }
 

@@ -5,12 +5,13 @@
 
 #include "anyrank/verify.h"
 
-/* A report for programs, as the command prints it and the page reads it: verify.md lists the fields. */
+/* A report for programs: docs/guide/verify.md lists the fields. */
 
-/** Sets what is said of the whole. */
-void ari_verify_set_facts(json_t *o, const ar_verify_report *r);
-/** A row; places: where it differs too. Gives. */
-json_t *ari_verify_row_json(const ar_verify_row *r, bool places);
+/** The whole: the facts, the first tensor that differs, and all that do, the worst first. For the caller to json_decref;
+ *  NULL without memory. */
+json_t *ari_verify_report_json(const ar_verify_report *r);
+/** A list of all rows in execution order, with histograms and heat maps, for a page. For the caller to json_decref. */
+json_t *ari_verify_rows_json(const ar_verify_report *r);
 
 /** True if a tensor differs by so little that another order of sums explains it. The rms difference is then a few
  *  round-offs, the largest some hundred; for short formats less is accepted, as so many would be a large part. */

@@ -114,7 +114,7 @@ ar_status ari_verify_reorder(ari_verifying *v, ari_sides *s, char pass, int step
     if (!found || !t || !s->of[0] || !strchr("fb", pass) || t->sample_rows == 0 || t->ndim == 0 ||
         t->shape[0] != found->samples * t->sample_rows)
         return AR_OK;
-    ari_sample *reordered = NULL;
+    ari_rearranged *reordered = NULL;
     AR_TRY(ARI_TAKE(&reordered, &v->arena, 1, "pairs of tensors"));
     AR_TRY(ari_reordered_init(reordered, t, found->place, &v->arena));
     s->of[1] = &reordered->tensor;
@@ -335,7 +335,8 @@ ar_status ari_verify_align(ar_dump *reference, ar_dump *other)
     ar_verify_report report = {.same = false};
     ari_verifying v = {.dump = {reference, other}, .report = &report};
     AR_TRY(ari_verify_unwrap(&v));
-    return verify_unstack(&v);
+    AR_TRY(verify_unstack(&v));
+    return ari_verify_name_by_meaning(&v);
 }
 
 /* --- verify ------------------------------------------------------------------------------------------------------- */
@@ -453,8 +454,9 @@ static ar_status count_rows(ari_verifying *v)
         if (r->row[i].state != AR_VERIFY_SAME)
             r->first = i;
     }
-    r->first_different = r->first;
-    r->same = r->explained = r->first == SIZE_MAX;
+    r->same = r->first == SIZE_MAX;
+    if (!r->same)
+        ari_verify_begin_with_lost(r);
     for (size_t i = 0; i < v->pairs; i++) {
         for (int k = 0; k < 2; k++)
             r->bytes += v->pair[i].side[k]->count * ari_dtype_bits(v->pair[i].side[k]->dtype) / 8;
@@ -466,6 +468,12 @@ static ar_status count_rows(ari_verifying *v)
 }
 
 /* --- the report --------------------------------------------------------------------------------------------------- */
+
+static bool is_exact(const ar_dump *d)
+{
+    const char *numerics = ar_dump_metadata(d, "numerics");
+    return numerics && strcmp(numerics, "exact") == 0;
+}
 
 static ar_status begin_report(ari_verifying *v)
 {
@@ -487,6 +495,7 @@ static ar_status begin_report(ari_verifying *v)
         const char *unwritten = ar_dump_metadata(v->dump[k], "anyrank.left_out");
         ari_printable(r->unwritten[k], sizeof r->unwritten[k], unwritten ? unwritten : "");
     }
+    r->exact_numerics = is_exact(v->dump[0]) && is_exact(v->dump[1]);
     r->ranks = ar_dump_ranks(v->dump[1]);
     r->mesh = *ar_dump_mesh(v->dump[1]);
     return AR_OK;
@@ -520,7 +529,7 @@ static void comparison_end(ari_verifying *v)
     free(v);
 }
 
-ar_status ari_verify_compare(ar_verify_report **gives, const ar_verify_options *o)
+ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
 {
     AR_TRY(check_options(o));
     const int threads = ari_threads(o->threads);
@@ -542,35 +551,6 @@ ar_status ari_verify_compare(ar_verify_report **gives, const ar_verify_options *
     r->comparison = v;
     *gives = r;
     return AR_OK;
-}
-
-ar_status ari_verify_explain(ar_verify_report *r)
-{
-    if (!r)
-        return ar_error_set(AR_ERR_ARG, "ari_verify_explain: no report");
-    if (r->explained)
-        return AR_OK;
-    if (!r->comparison)
-        return ar_error_set(AR_ERR_ARG, "ari_verify_explain: a report is explained once");
-    const uint64_t start_ns = ari_now_ns();
-    const ar_status st = ari_verify_explain_rows(r->comparison);
-    comparison_end(r->comparison);
-    r->comparison = NULL;
-    r->explained = st == AR_OK;
-    r->seconds += (double)(ari_now_ns() - start_ns) / 1e9;
-    return st;
-}
-
-ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
-{
-    ar_verify_report *r = NULL;
-    AR_TRY(ari_verify_compare(&r, o));
-    const ar_status st = ari_verify_explain(r);
-    if (st == AR_OK)
-        *gives = r;
-    else
-        ar_verify_report_destroy(r);
-    return st;
 }
 
 /* Frees text that the report owns and its readers see as const. */

@@ -4,7 +4,6 @@
 #include <math.h>
 
 #include "ref/core/size.h"
-#include "verify/diagnose/hypothesis.h"
 #include "verify/dumps/verify_impl.h"
 
 /* A tensor of which copy `copy` is read instead of the first. In the arena. */

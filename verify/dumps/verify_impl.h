@@ -4,8 +4,8 @@
 #include <stdatomic.h>
 
 #include "anyrank/verify.h"
-#include "verify/diagnose/diagnose.h"
-#include "verify/diagnose/roles.h"
+#include "ref/core/size.h"
+#include "verify/dump/roles.h"
 #include "verify/reference/tasks.h"
 
 /* The parts of ar_verify.
@@ -54,6 +54,71 @@ double ari_exact_difference(const ari_format *fa, const unsigned char *a, const 
                             size_t i);
 /** The pages of what was read go back to the system. */
 void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, size_t n);
+
+/* --- tensors of dumps (doubt.c, rearranged.c) --------------------------------------------------------------------- */
+
+enum { ARI_MOST_BESIDE = 2, ARI_BESIDE_AT_ONCE = 512 };
+/* A walk over elements [from, from + n) of up to ARI_MOST_BESIDE tensors; of one that is NULL all are 0. */
+typedef struct ari_beside {
+    const ar_dump_tensor *const *tensor;
+    int tensors;
+    size_t from, n;
+    size_t at;                 /* of the n, which element it is */
+    double x[ARI_MOST_BESIDE]; /* x[k] of the k-th tensor */
+    ar_status status;          /* of reading, which ends the walk where it fails */
+    double read[ARI_MOST_BESIDE][ARI_BESIDE_AT_ONCE];
+} ari_beside;
+/** Before the first: ari_beside b = ari_beside_of(..); while (ari_beside_next(&b)) .. AR_TRY(b.status); */
+ari_beside ari_beside_of(const ar_dump_tensor *const *tensor, int tensors, size_t from, size_t n);
+bool ari_beside_next(ari_beside *b);
+/** A tensor of a step by what its name begins with, n bytes, and its kind ("grad"); NULL. */
+const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, size_t n, const char *kind, int step);
+/** A parameter before the step, by what its name begins with, n bytes; NULL. */
+const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size_t n, int step);
+
+/* Adam divides a gradient by its own size: if a gradient is rounding, its weight moves by a whole step either way. The
+ * difference of two runs' gradients bounds that of their weights (numerics.md, section 7), whatever the decay rates of
+ * the moments: with y the largest |other - reference|/|reference| of an element's gradients so far, each step separates
+ * it by at most 2 R min(1, y/(1 - y)), where R is the most that any weight moved in that step. */
+enum { ARI_DOUBT_STEPS = 64 };
+typedef struct ari_doubt {
+    const ar_dump_tensor *grad[ARI_DOUBT_STEPS][2]; /* of the reference, of the other */
+    double reach[ARI_DOUBT_STEPS];                  /* R */
+    int steps;
+    /* Of an output of a later step: |db_j|, and |dw_j| times the size of the input in parts of that of the output's row,
+     * of the weights that it is made with; NULL: none. And what is explained of tensors before it, of all elements. */
+    double *bias, *weight; /* [width] */
+    double *row;           /* [rows] sizes */
+    double all, most;      /* most: of an element, by the weights */
+    size_t width;          /* 0: of weights */
+} ari_doubt;
+/** The reference's R of a step; 0 if it lacks the weights before or after it. Errors: those of reading. */
+AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step);
+/** The largest root mean square of a gradient of the reference in a step; 0: it has none. Errors: those of reading. */
+AR_NODISCARD ar_status ari_doubt_gradient(double *rms, const ar_dump *reference, int step);
+/** Of an output y = W x + b of a later step, whose weights are those of both dumps before it; NULL: none. In the arena.
+ *  Errors: those of reading; AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,
+                                        const ar_dump_tensor *const *bias, ari_arena *arena);
+/** beside[i]: the amount that element start + i may be off because of what is known. Errors: those of reading. */
+AR_NODISCARD ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n);
+
+/* A dump's tensor read in another arrangement. */
+typedef struct ari_rearranged {
+    ar_dump_tensor tensor;
+    ar_dump_part *part;
+    ar_dump_box *box;
+} ari_rearranged;
+/** The tensor with its dimensions of one index repeated until it has this shape. Borrows the tensor, which has parts. In
+ *  the arena. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_repeated_init(ari_rearranged *s, const ar_dump_tensor *t, const size_t *shape,
+                                         ari_arena *arena);
+/** The tensor with its samples, t->sample_rows rows along dimension 0 each, in another order: sample i becomes sample
+ *  place[i]. Borrows likewise. In the arena. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_reordered_init(ari_rearranged *s, const ar_dump_tensor *t, const size_t *place,
+                                          ari_arena *arena);
+/** True if two tensors have the same shape. */
+bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b);
 
 /* --- statistics (verify_stats.c) ---------------------------------------------------------------------------------- */
 
@@ -161,6 +226,9 @@ void ari_verify_progress(const ari_verifying *v, double fraction, const char *wh
 /** Gives tensors of the other dump the reference's names where only wrappers' components tell them apart ("module.",
  *  "_orig_mod."), and reports which; nothing where two names of a dump would become one. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_unwrap(ari_verifying *v);
+/** Gives tensors of the other dump the reference's names where both mean the same: "x.weight" in a file of gradients and
+ *  "x.weight:grad" in a dump of ranks. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_name_by_meaning(ari_verifying *v);
 /** Makes the rows, in execution order, and the pairs of which values are compared. Errors: AR_ERR_NOT_FOUND (globs that
  * match nothing, an allowed file that lacks a tensor), AR_ERR_DATA (what it allows is no number or negative),
  * AR_ERR_MEMORY. */
@@ -206,11 +274,3 @@ AR_NODISCARD ar_status ari_verify_refuse_dead(const ari_verifying *v);
 /** *equal: both have one shape and the same bits; *varies: not all elements that were compared are one number. Errors:
  *  those of reading. */
 AR_NODISCARD ar_status ari_are_equal(bool *equal, bool *varies, const ar_dump_tensor *a, const ar_dump_tensor *b);
-/** Adds to the report's facts, which are those of ari_facts_of, what its rows say. */
-void ari_verify_learn(ar_verify_report *r);
-/** Fills what explanations find in the rows, and the facts; `first` moves past rounding. Errors: AR_ERR_MEMORY, those of
- *  reading. */
-AR_NODISCARD ar_status ari_verify_explain_rows(ari_verifying *v);
-/** Says of a tensor of another shape, of the dump `of`, what the two shapes have in common. */
-AR_NODISCARD ar_status ari_verify_shape(ar_verify_row *row, const ar_dump *of, const ar_dump_tensor *reference,
-                                        const ar_dump_tensor *other);

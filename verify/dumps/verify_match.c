@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/core/axis.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "verify/dump/dump.h"
@@ -156,6 +157,30 @@ static size_t join_by_meaning(found *all, size_t n)
             all[kept++] = all[k];
     }
     return kept;
+}
+
+ar_status ari_verify_name_by_meaning(ari_verifying *v)
+{
+    const size_t n = ar_dump_count(v->dump[1]);
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
+    found *all = NULL;
+    const char **name = NULL;
+    bool renamed = false;
+    AR_TRY(ARI_TAKE(&all, &arena, ar_dump_count(v->dump[0]) + n, "names of tensors"));
+    AR_TRY(ARI_TAKE(&name, &arena, n, "names of tensors"));
+    for (size_t i = 0; i < n; i++)
+        name[i] = ar_dump_at(v->dump[1], i)->name;
+    const size_t kept = join_by_meaning(all, join_names(all, v));
+    for (size_t i = 0; i < kept; i++) {
+        const ari_sides *s = &all[i].sides;
+        if (!s->of[0] || !s->of[1] || strcmp(s->of[0]->name, s->of[1]->name) == 0)
+            continue;
+        size_t place = 0;
+        ARI_BISECT(place, n, k, strcmp(ar_dump_at(v->dump[1], k)->name, s->of[1]->name) < 0)
+        name[place] = s->of[0]->name;
+        renamed = true;
+    }
+    return renamed ? ari_dump_rename(v->dump[1], name) : AR_OK;
 }
 
 static bool is_in_both(const found *f)
@@ -319,7 +344,7 @@ static ar_status repeat_side(ari_verifying *v, ari_sides *s, char pass)
     AR_TRY(ari_verify_repeats(&which, s->of[0], s->of[1]));
     if (which < 0)
         return AR_OK;
-    ari_sample *repeated = NULL; /* the side that is the other's along a dimension of one index */
+    ari_rearranged *repeated = NULL; /* the side that is the other's along a dimension of one index */
     AR_TRY(ARI_TAKE(&repeated, &v->arena, 1, "pairs of tensors"));
     AR_TRY(ari_repeated_init(repeated, s->of[which], s->of[1 - which]->shape, &v->arena));
     s->of[which] = &repeated->tensor;
@@ -372,20 +397,26 @@ static bool is_ragged(const ari_verifying *v, const char *name)
     return true;
 }
 
+/* True for the run of a pipeline: its mesh begins with the stages. */
+static bool has_stages(const ar_dump *d)
+{
+    const char *name = ari_layout_axes[ARI_LAYOUT_PP].name;
+    const ar_mesh *m = ar_dump_mesh(d);
+    return m && m->ndim > 0 && m->dim[0].size > 1 && strncmp(m->dim[0].name, name, strlen(name)) == 0;
+}
+
 /* A further call of a module, in one dump alone, where the other, of a pipeline, has no first call that is one tensor:
  * several stages call the module, and each counts its own calls. */
 static bool is_uncounted_call(const ari_verifying *v, const found *f)
 {
     char first[200], why[160];
-    ari_ranks mesh = {0};
     const ar_dump *other = v->dump[f->sides.of[0] ? 1 : 0];
     const char *call = strstr(f->name, ".call"), *number = call ? call + strlen(".call") : NULL;
     const size_t digits = number ? strspn(number, "0123456789") : 0;
     if (digits == 0 || number[digits] != ':' || is_in_both(f))
         return false;
     snprintf(first, sizeof first, "%.*s%s", (int)(call - f->name), f->name, number + digits);
-    ari_mesh_of(&mesh, other);
-    return ari_ranks_along(&mesh, ARI_CUTS_LAYERS) > 1 && ari_dump_is_ragged(other, first, why) && is_ragged(v, first);
+    return has_stages(other) && ari_dump_is_ragged(other, first, why) && is_ragged(v, first);
 }
 
 /* True if the model is given as many tokens in a batch of another shape, as where each rank packs its own samples into

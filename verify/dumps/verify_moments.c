@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Moments that the other run's optimizer keeps in bf16, in a file of fp32: within a tolerance, of another optimizer. */
 #include "ref/core/float_bits.h"
-#include "verify/diagnose/hypothesis.h"
 #include "verify/dumps/verify_impl.h"
 
 /* One fp32 number in 2^16 has the bits of bf16, but tiny ones, and zeros, come in many tensors of right runs: a tensor

@@ -7,7 +7,6 @@
 
 #include "ref/core/float_bits.h"
 #include "ref/core/size.h"
-#include "verify/diagnose/hypothesis.h"
 #include "verify/dump/dump_private.h"
 #include "verify/dumps/report.h"
 #include "verify/dumps/verify_impl.h"
@@ -75,14 +74,6 @@ static void verify_judge_factor(const ari_verifying *v, const ari_pair *pair)
     r->off_by_factor = true;
     r->elements_different = r->elements;
     r->ratio = off / r->factor_allowed;
-    snprintf(r->pattern, sizeof r->pattern,
-             "all %zu elements together; each is within the rule, and rounding leaves a factor within %.1e of 1",
-             r->elements, r->factor_allowed);
-    snprintf(
-        r->hint, sizeof r->hint,
-        "as a whole the reference times %.6g: one wrong scalar that the errors of single elements hide (a divisor, "
-        "a scale, a number of tokens or ranks)",
-        r->scale);
 }
 
 /* --- an allowance that says nothing ------------------------------------------------------------------------------- */

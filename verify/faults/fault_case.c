@@ -361,8 +361,10 @@ bool ari_fault_case_is_exact(const ari_fault_case *f, ar_precision precision)
 
 static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault_case *f, ar_fault fault)
 {
-    ar_check_options o = {
-        .run = ari_fault_run_of(f, fault, bases->threads, bases->seed), .documents = f->documents, .skip_f64 = true};
+    ar_check_options o = {.run = ari_fault_run_of(f, fault, bases->threads, bases->seed),
+                          .documents = f->documents,
+                          .explain = bases->explain,
+                          .skip_f64 = true};
     const bool exact = bases->numerics == AR_NUMERICS_EXACT;
     if (exact ? !f->module && !f->in_f32 : !ari_fault_case_is_exact(f, bases->precision)) {
         o.run.numerics = bases->numerics;
@@ -402,7 +404,7 @@ ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ar
     *run = (ar_check_run){.parallel = f->run.parallel};
     if (f->module) {
         ar_check_report *r = NULL;
-        AR_TRY(ari_fault_module_check(&r, f, fault, bases->threads, bases->seed));
+        AR_TRY(ari_fault_module_check(&r, f, fault, bases));
         *run = r->run[0];
         r->run[0] = (ar_check_run){.error = NULL};
         ar_check_report_destroy(r);

@@ -51,6 +51,7 @@ typedef struct ari_fault_base {
 typedef struct ari_fault_bases {
     int threads; /* 0: the machine's cores */
     uint64_t seed;
+    bool explain;         /* as in ar_check_options */
     ar_numerics numerics; /* of all but those that ari_fault_case_is_exact names */
     ar_precision precision;
     ari_fault_base base[ARI_FAULT_BASES];
@@ -69,9 +70,10 @@ void ari_fault_bases_fini(ari_fault_bases *bases);
 /* --- a module ----------------------------------------------------------------------------------------------------- */
 
 /** Compares a module under the case's layout with the same on one rank: y = x W^T beside a matrix that it has and does
- *  not use, with squared errors. `fault` is on in the layout. Gives; ar_check_report_destroy. Errors: those of ar_check_module. */
+ *  not use, with squared errors. `fault` is on in the layout. bases: for threads, seed and
+ *  explain. Gives; ar_check_report_destroy. Errors: those of ar_check_module. */
 AR_NODISCARD ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *f, ar_fault fault,
-                                              int threads, uint64_t seed);
+                                              const ari_fault_bases *bases);
 
 /* --- a loss curve ------------------------------------------------------------------------------------------------- */
 

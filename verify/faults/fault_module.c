@@ -66,16 +66,17 @@ static ar_status give_batch(void *user, int step, ar_batch *b)
     return AR_OK;
 }
 
-ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *f, ar_fault fault, int threads,
-                                 uint64_t seed)
+ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *f, ar_fault fault,
+                                 const ari_fault_bases *bases)
 {
     samples s = {.of = f};
     const size_t n = f->run.batch * WIDTH;
     const ar_module_case c = {.name = f->run.model, .build = build_pair, .batch = give_batch, .user = &s};
-    const ar_check_module_options o = {.run = ari_fault_run_of(f, fault, threads, seed),
+    const ar_check_module_options o = {.run = ari_fault_run_of(f, fault, bases->threads, bases->seed),
                                        .parallel = &f->run.parallel,
                                        .layouts = 1,
-                                       .ddp = &f->run.ddp};
+                                       .ddp = &f->run.ddp,
+                                       .explain = bases->explain};
     AR_TRY(ARI_ALLOC(&s.x, 2 * n, "samples"));
     for (size_t i = 0; i < n; i++) {
         s.x[i] = (float)((i * 7919 + 104729) % 1000) / 500.0f - 1.0f;

@@ -10,7 +10,6 @@ import typing
 
 from anyrank import _command
 from anyrank._errors import AnyrankError
-from anyrank.dump import Dump
 from anyrank.explain import facts
 
 RULES = ("rtol", "atol", "ulp", "sensitivity", "map", "reference-map")
@@ -35,8 +34,8 @@ def _facts(reference: str, other: str) -> int:
 
 
 def _explain(given: argparse.Namespace) -> int:
-    from anyrank.explain import text
-    from anyrank.explain.run import Run, finding_of
+    from anyrank.explain import answers
+    from anyrank.explain.run import finding_of
 
     rule = [f"--{name}={value}" for name in RULES if (value := getattr(given, name.replace("-", "_"))) is not None]
     done = _command.run_words("verify", ["--no-explain", *rule, *(["--common"] if given.common else []), "--",
@@ -44,21 +43,16 @@ def _explain(given: argparse.Namespace) -> int:
     if done.exit_status == 0:
         print("the runs are the same: there is nothing to explain")
         return 0
-    reference, other = Dump(given.reference, given.reference_map), Dump(given.other, given.map)
-    other.align(reference)
-    run = Run(reference, other, done.data)
+    run = answers.run_of(done.data, given.reference_map, given.map)
     finding = finding_of(run)
-    case = run.case(finding.tensor) if finding.tensor else None
-    print("\n".join(text.lines(case, finding.answer) if case else text.without_arrays(finding.tensor, finding.answer)))
+    print("\n".join(answers.lines_of(run, finding)))
+    case = run.case(finding.tensor) if given.module is not None and finding.tensor else None
     if given.module is not None and case is None:
         print("  --module: no module was run, since the first difference is not one of a tensor's values")
-    elif given.module is not None and case is not None:
+    elif case is not None:
         from anyrank.explain import own_module
 
         print("\n".join(f"  {said}" for said in own_module.replay(own_module.load(given.module), case).sentences))
-    if finding.differences:
-        print("recorded differences:")
-        print("\n".join(f"  {difference.text}" for difference in finding.differences))
     return 1
 
 

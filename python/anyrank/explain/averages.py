@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import typing
 
 import numpy as np
@@ -16,8 +15,6 @@ from anyrank.explain.tensors import Array, Case, Name
 WEIGHTS, STATISTICS = "average of weights", "average of statistics"
 BUFFERS = (0.0, 1.0)  # what running statistics begin with
 
-
-# --- weights ----------------------------------------------------------------------------------------------------------
 
 
 def averaged(case: Case) -> str:
@@ -62,54 +59,35 @@ def _weights(case: Case) -> typing.Iterator[Pattern]:
         yield Pattern(WEIGHTS, kept + other * (now - kept), numbers | {"how": "decay", "other": 1.0 - other}, fitted=1)
 
 
-# --- statistics -------------------------------------------------------------------------------------------------------
-
-
-def _momenta(case: Case) -> tuple[float, float] | None:
-    """What both runs record of the module's momentum."""
-    found = [run.modules[case.name.module].attributes.get("momentum") if case.name.module in run.modules else None
-             for run in case.runs.facts]
-    a, b = found
-    return (float(a), float(b)) if isinstance(a, (int, float)) and isinstance(b, (int, float)) else None
-
-
 def _statistics(case: Case) -> typing.Iterator[Pattern]:
     """Both take a part of the batch's statistics, of which the other run takes another."""
-    step, momenta = case.name.step, _momenta(case)
+    step = case.name.step
     kept = case.beside(case.name.with_kind("buffer", step - 1)) if step > 1 else None
     for base in (kept,) if kept is not None else tuple(np.full(case.shape, x) for x in BUFFERS) if step == 1 else ():
         times = _share(case, case.val - base, case.ref - base, np.abs(case.ref) + np.abs(base))
-        if times is None or not times > 0.0 or near(times, 1.0):
-            continue
-        told = momenta is not None and momenta[0] > 0.0 and near(times, momenta[1] / momenta[0])
-        numbers = {"times": times, "own": momenta[0] if momenta else math.nan, "told": told,
-                   "other": momenta[1] if momenta else math.nan}
-        yield Pattern(STATISTICS, base + times * (case.ref - base), numbers,
-                      fitted=0 if told or ratio_of(times, 16) else 1)
+        if times is not None and times > 0.0 and not near(times, 1.0):
+            yield Pattern(STATISTICS, base + times * (case.ref - base), {"times": times},
+                          fitted=0 if ratio_of(times, 16) else 1)
 
 
 def patterns(case: Case) -> typing.Iterator[Pattern]:
-    if case.reference.dtype.kind != "f" or not (np.isfinite(case.ref).all() and np.isfinite(case.val).all()):
-        return
-    if case.name.kind == "new":
-        yield from _weights(case)
-    if case.name.kind == "buffer" and "running" in case.name.stem.rpartition(".")[2]:
-        yield from _statistics(case)
+    if case.reference.dtype.kind == "f" and np.isfinite(case.ref).all() and np.isfinite(case.val).all():
+        if case.name.kind == "new":
+            yield from _weights(case)
+        elif case.name.kind == "buffer" and "running" in case.name.stem.rpartition(".")[2]:
+            yield from _statistics(case)
 
 
 CAUSES = (
     Cause("other_point_of_step", (WEIGHTS,), "the average of {stem} takes the weights of before the step, where the "
           "reference keeps {decay} of the average and takes the rest of the updated weights", "the update of the "
           "average: after `optimizer.step()`", has(how="before")),
-    Cause("average_left_out", (WEIGHTS,), "this is {stem} after the step, of which the reference keeps an average "
+    Cause("average_of_weights", (WEIGHTS,), "this is {stem} after the step, of which the reference keeps an average "
           "(decay {decay})", "the update of the average, and what is saved as such", has(how="none")),
-    Cause("average_decay", (WEIGHTS,), "the average of {stem} keeps {other} of itself, {decay} in the reference",
+    Cause("average_of_weights", (WEIGHTS,), "the average of {stem} keeps {other} of itself, {decay} in the reference",
           "the decay of the average, its warm-up by the number of steps, and how often it is updated",
           has(how="decay")),
-    Cause("statistics_momentum", (STATISTICS,), "running statistics take {other} of each batch's, {own} in the "
-          "reference", "`momentum` of the normalisation, which other frameworks count the other way round (1 - m)",
-          has(told=True), sure=True),
     Cause("statistics_momentum", (STATISTICS,), "running statistics take {times} times as much of the batch's as the "
-          "reference: another momentum, or several updates", "`momentum` of the normalisation; a forward pass that is "
-          "made again (recomputation, evaluation)"),
+          "reference: another momentum, or several updates", "`momentum` of the normalisation, which other frameworks "
+          "count the other way round (1 - m); a forward pass that is made again (recomputation, evaluation)"),
 )

@@ -10,11 +10,13 @@ import typing
 import numpy as np
 
 from anyrank.explain.causes import Cause, has
+from anyrank.explain.joined import parameter
 from anyrank.explain.known import earlier, full_shape, said, sample_of, shape_of, snapped
 from anyrank.explain.patterns import Pattern
 from anyrank.explain.tensors import Array, Case, Name
+from anyrank.explain.words import RUNS
 
-BRANCH = "branch"
+BRANCH, UNTIED = "branch", "sum of two parameters"
 NEAREST = 4       # gradients that are looked at
 MOST_PRODUCTS = 1 << 28  # multiplications of one product with a weight
 LEAST = 1e-2      # of the gradient, that the rest has to be
@@ -23,26 +25,16 @@ MOST_AXES = 4
 
 def _orders(array: Array, shape: tuple[int, ...]) -> typing.Iterator[Array]:
     """An array in this shape: as it lies, or with its dimensions in another order."""
-    if array.size == math.prod(shape):
-        yield array.reshape(shape)
-    if array.ndim == len(shape) <= MOST_AXES and sorted(array.shape) == sorted(shape):
-        for order in itertools.permutations(range(array.ndim)):
-            if order != tuple(range(array.ndim)) and tuple(array.shape[i] for i in order) == shape:
-                yield array.transpose(order)
-
-
-def _weight(case: Case) -> Array | None:
-    """That of the linear layer whose input's gradient this is."""
-    step = case.name.step
-    own = Name(f"{case.name.stem}.weight", "new" if step > 1 else "init", max(step - 1, 1))
-    weight = case.runs.reference.get(str(own))
-    return weight.astype(np.float64) if weight is not None and weight.ndim == 2 and (
-        weight.shape[1:] == case.shape[-1:]) else None
+    yield array.reshape(shape)
+    for order in [*itertools.permutations(range(array.ndim))][1:] if array.ndim == len(shape) <= MOST_AXES else ():
+        if tuple(array.shape[i] for i in order) == shape:
+            yield array.transpose(order)
 
 
 def _branches(case: Case) -> typing.Iterator[tuple[str, Array]]:
     """What comes back through one branch alone: an earlier gradient that is right, or that through the layer itself."""
-    weight, size, found = _weight(case), case.reference.size, 0
+    weight, size, found = parameter(case, "weight"), case.reference.size, 0
+    weight = weight if weight is not None and weight.shape[1:] == case.shape[-1:] else None
     for name in earlier(case):
         own = Name.of(name)
         if own.kind != "bwd" or own.step != case.name.step or name not in case.runs.same or found == NEAREST:
@@ -69,7 +61,21 @@ def _apart(case: Case) -> bool:
     return any(len(of) > 1 for of in held.values()) or any(axis > 0 for axis, _ in case.cuts)
 
 
+def _untied(case: Case) -> typing.Iterator[Pattern]:
+    """One parameter here and two there: the gradient of one is the sum of both."""
+    runs = case.runs.reference, case.runs.other
+    stems = [{Name.of(name).stem for name in run} for run in runs]
+    for i, said in enumerate(RUNS):  # which has two
+        for name in (name for name in runs[i] if Name.of(name).stem not in stems[1 - i]):
+            own = Name.of(name)
+            extra = case.beside(name, i == 1) if (own.kind, own.step) == ("grad", case.name.step) else None
+            if extra is not None and extra.any():
+                yield Pattern(UNTIED, case.ref - extra if i else case.ref + extra, {"name": own.stem, "run": said})
+
+
 def patterns(case: Case) -> typing.Iterator[Pattern]:
+    if case.name.kind == "grad" and case.runs.other:
+        yield from _untied(case)
     if case.name.kind != "bwd" or not case.shape or case.shape != full_shape(case) or not case.runs.other or not (
             np.isfinite(case.ref).all() and np.isfinite(case.val).all()):
         return
@@ -93,6 +99,8 @@ def patterns(case: Case) -> typing.Iterator[Pattern]:
 
 
 CAUSES = (
+    Cause("tied_weight", (UNTIED,), "a weight that is tied in one run alone: {run} has {name} besides, and the "
+          "gradients of both add up to the other's", "the tie of both weights after loading, wrapping or moving"),
     Cause("no_backward", (BRANCH,), "this is {branch} alone: what comes back another way in the reference is lost",
           "`detach`, `torch.no_grad`, a second derivative without `create_graph`, a collective without a backward",
           has(how="alone")),

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import pathlib
 import typing
 
 from anyrank.explain.patterns import Pattern
@@ -58,6 +60,14 @@ class Cause:
 
     def text(self, pattern: Pattern) -> str:
         return self.sentence.format_map(_Shown(pattern.numbers))
+
+
+@functools.cache
+def reliability() -> typing.Mapping[str, tuple[int, int]]:
+    """By cause: how often it was right, and how often it was stated, where the truth was known (the corpus)."""
+    table = pathlib.Path(__file__).with_name("reliability.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    rows = [line.split("\t") for line in table]
+    return {cause: (int(right), int(stated)) for cause, right, stated in rows}
 
 
 class _Shown(dict[str, typing.Any]):

@@ -44,13 +44,6 @@ def equal_attributes(*keys: str) -> Contradicts:
     return contradicts
 
 
-def _tied_alike(case: Case) -> bool:
-    """Whether the parameter is one tensor with the same others in both runs; stages of a pipeline tie no tensors."""
-    a, b = case.runs.facts
-    sets = [{names for names in run.tied if case.name.stem in names} for run in (a, b)]
-    return a.recorded and b.recorded and not {"pp"} & {*a.mesh, *b.mesh, *case.runs.mesh} and sets[0] == sets[1]
-
-
 def _one_micro_batch(case: Case) -> bool:
     """Whether neither run had several micro-batches."""
     counts = [n for run in case.runs.facts for n in (run.micro_batches or (None,))]
@@ -76,7 +69,6 @@ CONTRADICTIONS: typing.Mapping[str, Contradicts] = {
     "update_sign": equal_options("maximize"),
     "norm_epsilon": equal_attributes("eps", "variance_epsilon", "epsilon"),
     "statistics_momentum": equal_attributes("momentum"),
-    "tied_weight": _tied_alike,
     **dict.fromkeys(_MICRO, _one_micro_batch),
     **dict.fromkeys(_RANKS, _alone),
     "rounding": lambda case: case.runs.exact,  # exact numerics have the same bits in any order of their sums

@@ -15,14 +15,15 @@ import typing
 import numpy as np
 
 from anyrank.explain.causes import Cause, every, has, kinds
+from anyrank.explain.known import shape_of
 from anyrank.explain.patterns import Pattern
-from anyrank.explain.tensors import Array, Case, Copy, positional
+from anyrank.explain.tensors import Array, Case, Name, positional
 from anyrank.explain.words import ranks_of
 
-SUM, MEAN, SUM_AND_VECTOR, SUM_AND_TENSOR, OTHER_GROUP, SHARDS_ADDED = (
-    "copies_sum", "copies_mean", "sum_and_vector", "sum_and_tensor", "summed_over_shards", "shards_added")
-SOME_RIGHT, ONE_RIGHT, OWN_PART, RANK_FACTORS, EQUAL_BITS, EXTREME = (
-    "some_copies_right", "one_copy_right", "own_part", "rank_factors", "equal_bits", "extreme")
+SUM, MEAN, SUM_AND_MORE, OTHER_GROUP, SHARDS_ADDED = (
+    "copies_sum", "copies_mean", "sum_and_more", "summed_over_shards", "shards_added")
+SOME_RIGHT, ONE_RIGHT, OWN_PART, RANK_FACTORS, EQUAL_BITS = (
+    "some_copies_right", "one_copy_right", "own_part", "rank_factors", "equal_bits")
 LEAST = 8  # elements, or rows, that are no accident
 MOST_TENSORS = 24  # of the same shape that are tried as what was counted on every rank
 SAMPLED = 256
@@ -31,10 +32,6 @@ Group = tuple[int, ...]  # numbers of copies
 
 
 # --- groups of ranks --------------------------------------------------------------------------------------------------
-
-
-def _same_box(a: Copy, b: Copy) -> bool:
-    return a.boxes == b.boxes
 
 
 def _meshes(case: Case) -> typing.Iterator[tuple[str, int, list[Group]]]:
@@ -54,14 +51,15 @@ def _meshes(case: Case) -> typing.Iterator[tuple[str, int, list[Group]]]:
                 tuple(group) for group in groups.values()]
 
 
+Lack = typing.Callable[[Array, Array, Array], Array]  # of (reference, sum of copies, holders) what copies lack
+
+
 class Fold:
-    """Sums of copies in groups. total, holders: by group, of the full shape."""
+    """Sums of copies in groups. parts: (copies, their sum, how many hold an element, which differ), of full shapes."""
 
     def __init__(self, case: Case, groups: list[Group]) -> None:
-        self.case, self.groups, self.difference = case, groups, 0.0
-        self.total: list[Array] = []
-        self.holders: list[Array] = []
-        self.off: list[Array] = []
+        self.case, self.difference = case, 0.0
+        self.parts: list[tuple[Group, Array, Array, Array]] = []
         for group in groups:
             total, holders = np.zeros(case.shape), np.zeros(case.shape)
             off: Array = np.zeros(case.shape, bool)
@@ -72,25 +70,23 @@ class Fold:
                     out = case.stands_out(values, box)
                     off[box] |= out
                     self.difference += float(((values - case.ref[box])[out] ** 2).sum())
-            self.total.append(total)
-            self.holders.append(holders)
-            self.off.append(off)
+            self.parts.append((group, total, holders, off))
 
     @property
     def shared(self) -> bool:
         """Whether every element that differs has several copies in its group."""
-        return all((holders[off] > 1.0).all() for holders, off in zip(self.holders, self.off))
+        return all((holders[off] > 1.0).all() for _, _, holders, off in self.parts)
 
-    def lacks(self, of: typing.Callable[[Array, Array, Array], Array]) -> float:
+    def lacks(self, of: Lack) -> float:
         """What `of` leaves, in parts of what copies differ by."""
         left = sum(float((holders * of(self.case.ref, total, np.maximum(holders, 1.0)) ** 2)[off].sum())
-                   for total, holders, off in zip(self.total, self.holders, self.off))
+                   for _, total, holders, off in self.parts)
         return math.sqrt(left / self.difference) if self.difference > 0.0 else math.inf
 
-    def expect(self, of: typing.Callable[[Array, Array, Array], Array]) -> list[list[Array]]:
-        """Each copy plus what a group's values lack of the reference: `of` (reference, total, holders)."""
+    def expect(self, of: Lack) -> list[list[Array]]:
+        """Each copy plus what a group's values lack of the reference."""
         parts: list[list[Array]] = [[] for _ in self.case.copies]
-        for group, total, holders, off in zip(self.groups, self.total, self.holders, self.off):
+        for group, total, holders, off in self.parts:
             lacks = np.where(off, of(self.case.ref, total, np.maximum(holders, 1.0)), 0.0)
             for i in group:
                 parts[i] = [values.astype(np.float64) + lacks[box] if off[box].any() else self.case.ref[box]
@@ -98,19 +94,13 @@ class Fold:
         return parts
 
 
+def _ranks(case: Case, which: typing.Iterable[int]) -> str:
+    return ranks_of(case.copies[i].rank or 0 for i in which)
+
+
 def _right(case: Case) -> list[bool]:
     return [not any(case.stands_out(values, box).any() for box, values in zip(copy.boxes, copy.values))
             for copy in case.copies]
-
-
-def _less_sum(ref: Array, total: Array, holders: Array) -> Array:
-    result: Array = ref - total
-    return result
-
-
-def _less_mean(ref: Array, total: Array, holders: Array) -> Array:
-    result: Array = ref - total / holders
-    return result
 
 
 # --- sums and means ---------------------------------------------------------------------------------------------------
@@ -121,7 +111,7 @@ def _apart(case: Case, groups: list[Group]) -> bool:
     for group in groups:
         for i, j in zip(group, group[1:]):
             a, b = case.copies[i], case.copies[j]
-            if _same_box(a, b) and any(case.stands_out(x, box).any() and np.abs(
+            if a.boxes == b.boxes and any(case.stands_out(x, box).any() and np.abs(
                     x.astype(np.float64) - y).max(initial=0.0) > 1e-5 * max(case.scale, 1e-300)
                     for box, x, y in zip(a.boxes, a.values, b.values)):
                 return True
@@ -132,16 +122,15 @@ def _sums(case: Case) -> typing.Iterator[Pattern]:
     if not np.isfinite(case.val).all():
         return
     for name, n, groups in _meshes(case):
-        if not _apart(case, groups):
-            continue
         fold = Fold(case, groups)
-        if not fold.shared:
+        if not _apart(case, groups) or not fold.shared:
             continue
-        right = [case.copies[i].rank or 0 for i, fine in enumerate(_right(case)) if fine]
-        numbers = {"over": f" over {name}" if name else "", "dimensions": name, "n": n,
-                   "ranks": ranks_of(copy.rank or 0 for copy in case.copies),
-                   "who": f"{ranks_of(right)} alone has the value" if right else "no rank has the value"}
-        for kind, of in ((SUM, _less_sum), (MEAN, _less_mean)):
+        right = [i for i, fine in enumerate(_right(case)) if fine]
+        numbers = {"over": f" over {name}" if name else "", "ranks": _ranks(case, range(len(case.copies))),
+                   "who": f"{_ranks(case, right)} alone has the value" if right else "no rank has the value"}
+        lacks: tuple[tuple[str, Lack], ...] = ((SUM, lambda ref, total, holders: ref - total),
+                                               (MEAN, lambda ref, total, holders: ref - total / holders))
+        for kind, of in lacks:
             if fold.lacks(of) < LIKE:
                 yield Pattern(kind, fold.expect(of), numbers)
         yield from _sums_and_more(case, fold, numbers)
@@ -150,85 +139,62 @@ def _sums(case: Case) -> typing.Iterator[Pattern]:
 def _sums_and_more(case: Case, fold: Fold, numbers: dict[str, typing.Any]) -> typing.Iterator[Pattern]:
     """What every rank has, and is counted as often as there are ranks: a vector (a bias), or tensors of the run."""
     more = np.concatenate([(total - case.ref)[off] / np.maximum(holders[off] - 1.0, 1.0)
-                           for total, holders, off in zip(fold.total, fold.holders, fold.off)])
+                           for _, total, holders, off in fold.parts])
+    found: list[tuple[str, Array, int]] = []
     if len(case.shape) > 1 and more.size == case.reference.size and case.reference.size // case.shape[-1] >= LEAST:
         extra = more.reshape(-1, case.shape[-1])
-        vector = extra.mean(axis=0)
+        vector: Array = extra.mean(axis=0)
         if np.abs(extra - vector).max() <= 1e-3 * np.abs(vector).max():
-            yield Pattern(SUM_AND_VECTOR, fold.expect(
-                lambda ref, total, holders: ref + (holders - 1.0) * vector - total), numbers, fitted=2)
-    for names, tensors in _tensors_in(case, fold, more):
-        yield Pattern(SUM_AND_TENSOR, fold.expect(
-            lambda ref, total, holders: ref + (holders - 1.0) * tensors - total),
-            {**numbers, "names": names}, fitted=1 + names.count(" and "))
+            found.append(("for one vector that each rank adds: a bias", vector, 2))
+    off = np.flatnonzero(np.logical_or.reduce([part[3] for part in fold.parts]))
+    if len(off) == more.size >= LEAST:
+        found += _tensors_in(case, off[::max(1, len(off) // SAMPLED)], more[::max(1, len(off) // SAMPLED)])
+    for text, counted, fitted in found:
+        yield Pattern(SUM_AND_MORE, fold.expect(lambda ref, total, holders: ref + (holders - 1.0) * counted - total),
+                      {**numbers, "but": text}, fitted)
 
 
-def _tensors_in(case: Case, fold: Fold, more: Array) -> typing.Iterator[tuple[str, Array]]:
+def _tensors_in(case: Case, at: Array, wanted: Array) -> typing.Iterator[tuple[str, Array, int]]:
     """Up to three tensors of the reference, of the same kind and step, that add up to this."""
-    off = fold.off[0]
-    for other in fold.off[1:]:
-        off = off | other
-    if int(off.sum()) != more.size or more.size < LEAST:
-        return
-    at = np.flatnonzero(off)
-    step = max(1, len(at) // SAMPLED)
-    wanted = more[::step]
-    known: list[tuple[str, Array]] = []
-    for text in case.runs.reference:
-        if len(known) < MOST_TENSORS and text != str(case.name) and f":{case.name.kind}" in text and (
-                text.partition("@")[2] or "1") == str(case.name.step):
-            array = case.runs.reference[text]
-            if array.shape == case.shape or array.size == case.reference.size:
-                known.append((text, array))
-    near = 1e-3 * float(np.abs(wanted).max(initial=0.0))
-    sampled = [array.ravel()[at[::step]].astype(np.float64) for _, array in known]
+    known = case.runs.reference
+    names = [text for text in known if (n := Name.of(text)).kind == case.name.kind and n.step == case.name.step
+             and text != str(case.name) and math.prod(shape_of(known, text)) == case.reference.size][:MOST_TENSORS]
+    sampled: list[Array] = [known[text].ravel()[at].astype(np.float64) for text in names]
     for count in (1, 2, 3):
-        for some in itertools.combinations(range(len(known)), count):
-            if np.abs(sum(sampled[i] for i in some) - wanted).max(initial=0.0) <= near:
-                total: typing.Any = sum(known[i][1].astype(np.float64).reshape(case.shape) for i in some)
-                yield " and ".join(known[i][0] for i in some), np.asarray(total)
+        for some in itertools.combinations(range(len(names)), count):
+            if np.abs(sum(sampled[i] for i in some) - wanted).max() <= 1e-3 * np.abs(wanted).max():
+                yield (f"for {' and '.join(names[i] for i in some)}, which each rank has in full", np.sum(
+                    [known[names[i]].astype(np.float64).reshape(case.shape) for i in some], axis=0), count)
                 return
 
 
 # --- other groups -----------------------------------------------------------------------------------------------------
 
 
-def _shards(case: Case) -> list[list[int]]:
-    """Copies by part, where each has one box, all of one extent; []: it is not so."""
-    parts: dict[tuple[int, ...], list[int]] = {}
-    for i, copy in enumerate(case.copies):
-        if len(copy.boxes) != 1 or copy.values[0].shape != case.copies[0].values[0].shape:
-            return []
-        parts.setdefault(tuple(s.start for s in copy.boxes[0]), []).append(i)
-    return list(parts.values()) if len(parts) > 1 else []
-
-
 def _other_groups(case: Case) -> typing.Iterator[Pattern]:
     """Sums over ranks that hold other parts, in place of those that share one, or besides them."""
-    shards = _shards(case)
-    if not shards or any(_right(case)) or not np.isfinite(case.val).all():
-        return
-    values: list[Array] = [copy.values[0].astype(np.float64) for copy in case.copies]
-    boxes = [case.copies[part[0]].boxes[0] for part in shards]
-    whole = np.sum([case.ref[box] for box in boxes], axis=0)
-    for factor in (1.0, 1.0 / len(shards)):
-        yield Pattern(SHARDS_ADDED, [[factor * whole] for _ in case.copies],
-                      {"shards": len(shards), "mean": factor != 1.0})
+    shards: dict[tuple[int, ...], list[int]] = {}  # copies by part, each of one box, all of one extent
     bits: dict[bytes, list[int]] = {}
     for i, copy in enumerate(case.copies):
+        shards.setdefault(tuple(s.start for s in copy.boxes[0]), []).append(i)
         bits.setdefault(copy.values[0].tobytes(), []).append(i)
-    groups = "; ".join(ranks_of(case.copies[i].rank or 0 for i in group) for group in bits.values())
-    part_of = {i: k for k, part in enumerate(shards) for i in part}
-    if not all(len({part_of[i] for i in group}) > 1 for group in bits.values()):
+    if len(shards) < 2 or any(_right(case)) or not np.isfinite(case.val).all() or any(
+            len(copy.boxes) != 1 or copy.values[0].shape != case.copies[0].values[0].shape for copy in case.copies):
         return
-    alike = np.ptp([case.ref[box] for box in boxes], axis=0)
-    numbers = {"groups": groups, "alike": int((alike == 0.0).sum()), "all": alike.size, "one": len(bits) == 1,
-               "axis": next((case.axes[a] for a in range(len(case.shape))
-                             if len({box[a].start for box in boxes}) > 1), "")}
+    values: list[Array] = [copy.values[0].astype(np.float64) for copy in case.copies]
+    refs = np.stack([case.ref[case.copies[part[0]].boxes[0]] for part in shards.values()])
+    for factor in (1.0, 1.0 / len(shards)):
+        yield Pattern(SHARDS_ADDED, [[factor * refs.sum(axis=0)] for _ in case.copies],
+                      {"shards": len(shards), "mean": factor != 1.0})
+    if any(len(group) < 2 or all(case.copies[i].boxes == case.copies[group[0]].boxes for i in group)
+           for group in bits.values()):
+        return
+    numbers = {"groups": "; ".join(_ranks(case, group) for group in bits.values()), "axis": next(
+        (axis for axis, starts in zip(case.axes, zip(*shards)) if len({*starts}) > 1), "")}
     if len(bits) > 1:
-        lacks = whole - np.sum([values[group[0]] for group in bits.values()], axis=0)
+        lacks = refs.sum(axis=0) - np.sum([values[group[0]] for group in bits.values()], axis=0)
         yield Pattern(OTHER_GROUP, [[v + lacks] for v in values], numbers)
-    if case.activation and 2 * numbers["alike"] < alike.size and np.ptp(values[0]) > 0.0:
+    if case.activation and 2 * (np.ptp(refs, axis=0) == 0.0).sum() < refs[0].size and np.ptp(values[0]) > 0.0:
         yield Pattern(EQUAL_BITS, [[v] for v in values], numbers, fitted=6)
 
 
@@ -237,47 +203,32 @@ def _other_groups(case: Case) -> typing.Iterator[Pattern]:
 
 def _copies_right(case: Case) -> typing.Iterator[Pattern]:
     """Of each part that differs, some copies are right and others are not: zeros, or others."""
-    right = _right(case)
-    wrong = [i for i, fine in enumerate(right) if not fine]
-    if not any(right) or any(not any(right[j] and _same_box(case.copies[i], case.copies[j])
-                                     for j in range(len(right))) for i in wrong):
-        return
-    numbers = {"right": ranks_of(case.copies[i].rank or 0 for i, fine in enumerate(right) if fine),
-               "wrong": ranks_of(case.copies[i].rank or 0 for i in wrong)}
-    zero = sum(right) == 1 and all(not v.any() for i in wrong for v in case.copies[i].values)
-    kind, fitted = (ONE_RIGHT, 0) if zero else (SOME_RIGHT, 8)
-    yield Pattern(kind, [list(copy.values) for copy in case.copies], numbers, fitted)
+    fine = _right(case)
+    right, wrong = ([i for i, of in enumerate(fine) if of == wanted] for wanted in (True, False))
+    if right and all(any(case.copies[i].boxes == case.copies[j].boxes for j in right) for i in wrong):
+        zero = len(right) == 1 and all(not v.any() for i in wrong for v in case.copies[i].values)
+        yield Pattern(ONE_RIGHT if zero else SOME_RIGHT, [list(copy.values) for copy in case.copies],
+                      {"right": _ranks(case, right), "wrong": _ranks(case, wrong)}, 0 if zero else 8)
 
 
 def _own_parts(case: Case) -> typing.Iterator[Pattern]:
     """Of copies of one value, each has its own block right along an axis, and zeros elsewhere."""
-    for name, n, groups in _meshes(case):
-        if n < 2 or any(_right(case)) or any(len(group) != n for group in groups) or any(
-                len(copy.boxes) != 1 or copy.values[0].shape != case.copies[0].values[0].shape for copy in case.copies):
+    if any(_right(case)) or any(len(copy.boxes) != 1 for copy in case.copies):
+        return
+    refs = [case.ref[copy.boxes[0]] for copy in case.copies]
+    size = sum(ref.size for ref in refs)
+    filled = sum(int(np.count_nonzero(copy.values[0])) for copy in case.copies)
+    for (name, n, groups), axis in itertools.product(_meshes(case), range(len(case.shape))):
+        if n < 2 or filled > 1.5 / n * size or any(len(group) != n or len(
+                {case.copies[i].boxes[0][axis].start for i in group}) > 1 for group in groups):
             continue
-        filled = sum(int(np.count_nonzero(copy.values[0])) for copy in case.copies)
-        if filled > 1.5 / n * sum(copy.values[0].size for copy in case.copies):
-            continue
-        for axis in range(len(case.shape)):
-            if any(len({case.copies[i].boxes[0][axis].start for i in group}) > 1 for group in groups):
-                continue
-            parts: list[list[Array]] = [[] for _ in case.copies]
-            held = lost = 0
-            for group in groups:
-                for k, i in enumerate(group):
-                    ref = case.ref[case.copies[i].boxes[0]]
-                    edges = np.linspace(0, ref.shape[axis], n + 1).astype(int)
-                    own = [slice(None)] * ref.ndim
-                    own[axis] = slice(edges[k], edges[k + 1])
-                    expected = np.zeros_like(ref)
-                    expected[tuple(own)] = ref[tuple(own)]
-                    parts[i] = [expected]
-                    held += int(np.count_nonzero(expected))
-                    lost += int(np.count_nonzero(ref)) - int(np.count_nonzero(expected))
-            most = (n - 1) / n * sum(copy.values[0].size for copy in case.copies)
-            if held >= LEAST and lost >= max(LEAST, most / 4):
-                yield Pattern(OWN_PART, parts, {"n": n, "axis": case.axes[axis] or f"dimension {axis}",
-                                                "over": f" over {name}" if name else "", "dimensions": name})
+        parts: list[list[Array]] = [[] for _ in case.copies]
+        for k, i in ((k, i) for group in groups for k, i in enumerate(group)):
+            own = np.arange(refs[i].shape[axis]) * n // refs[i].shape[axis] == k
+            parts[i] = [np.where(own.reshape([-1 if a == axis else 1 for a in range(refs[i].ndim)]), refs[i], 0.0)]
+        held, whole = (sum(map(np.count_nonzero, arrays)) for arrays in ((part[0] for part in parts), refs))
+        if held >= LEAST and whole - held >= max(LEAST, (n - 1) / n * size / 4):
+            yield Pattern(OWN_PART, parts, {"n": n, "axis": case.axes[axis] or f"dimension {axis}"})
 
 
 def _rank_factors(case: Case) -> typing.Iterator[Pattern]:
@@ -296,33 +247,17 @@ def _rank_factors(case: Case) -> typing.Iterator[Pattern]:
         difference += float((val - ref) @ (val - ref))
     different = len({round(f, 5) for f in factors})
     if different > 1 and left < LIKE ** 2 * difference:
-        said = ", ".join(f"{f:.4g} on {ranks_of([copy.rank or 0])}" for f, copy in zip(factors[:4], case.copies))
-        numbers = {"factors": said + (" .." if len(factors) > 4 else ""), "right": any(_right(case))}
+        said = ", ".join(f"{f:.4g} on {_ranks(case, [i])}" for i, f in enumerate(factors[:4]))
+        off = [i for i, f in enumerate(factors) if abs(f - 1.0) > 1e-5]
+        text = (f"what {_ranks(case, off)} has is the reference times {factors[off[0]]:.6g}" if len(off) == 1 else
+                f"each rank has the reference times a number of its own: {said}")
+        numbers = {"factors": said + (" .." if len(factors) > 4 else ""), "right": any(_right(case)), "text": text}
         parts = [[f * case.ref[box] for box in copy.boxes] for f, copy in zip(factors, case.copies)]
         yield Pattern(RANK_FACTORS, parts, numbers, fitted=min(different, 5))
 
 
-def _extremes(case: Case) -> typing.Iterator[Pattern]:
-    """The largest or the smallest of ranks' summands: never below, or above, their mean, and no sum by its sign."""
-    ref, val = case.ref[case.seen], case.val[case.seen]
-    if case.name.kind != "grad" or ref.size < 8 * LEAST or not np.isfinite(val).all():
-        return
-    above = float((val > ref).mean())
-    if not 0.02 < above < 0.98 or np.ptp([ref.min(), ref.max()]) == 0.0:
-        return
-    for n in case.runs.group_sizes:
-        for op, limit in (("max", np.maximum), ("min", np.minimum)):
-            signs = (val > 0.0)[ref < 0.0] if op == "max" else (val < 0.0)[ref > 0.0]
-            if (limit(val, ref / n) == val).all() and signs.size and 0.02 < signs.mean() < 0.98:
-                yield Pattern(EXTREME, limit(case.val, case.ref / n), {
-                    "op": op, "n": n, "word": "largest" if op == "max" else "smallest"}, fitted=4)
-
-
 def patterns(case: Case) -> typing.Iterator[Pattern]:
-    if not case.seen.any():
-        return
-    yield from _extremes(case)
-    if case.by_rank:
+    if case.by_rank and case.seen.any():
         for found in (_own_parts, _sums, _other_groups, _copies_right, _rank_factors):
             yield from found(case)
 
@@ -332,7 +267,7 @@ def patterns(case: Case) -> typing.Iterator[Pattern]:
 
 _REDUCE = ("the all-reduce after a row-parallel forward and after the input's gradient of a column-parallel layer; "
            "hooks of DDP; gradients of parameters that every rank has, of whose tokens it has a part")
-_SUMS = "each rank has only its own part of the sum{over}: the copies of {ranks} add up to the reference; {who}"
+_SUMS = "a missing sum{over}: each rank has its own part, the copies of {ranks} add up to the reference, and {who}"
 _MEAN = "the average did not run: `no_sync`, the module inside called, a parameter without a gradient, `ReduceOp.AVG`"
 
 CAUSES = (
@@ -342,21 +277,19 @@ CAUSES = (
     Cause("collective_without_backward", (OWN_PART,),
           "each of {n} ranks has the gradient of its own part along {axis}, and zeros elsewhere",
           "a collective whose backward does not gather", every(kinds("bwd"), has(axis="token"))),
-    Cause("missing_all_gather", (OWN_PART,), "each of {n} ranks has its own part along {axis}, and zeros elsewhere",
-          "`all_gather_into_tensor`, `redistribute` of a DTensor"),
-    Cause("missing_broadcast", (ONE_RIGHT,), "{right} has the value, and {wrong} zeros",
+    Cause("missing_all_gather", (OWN_PART,), "a missing all-gather: each of {n} ranks has its own part along {axis}, "
+          "and zeros elsewhere", "`all_gather_into_tensor`, `redistribute` of a DTensor"),
+    Cause("replicas_apart", (ONE_RIGHT,), "{right} has the value, and {wrong} zeros",
           "`dist.broadcast` of initial values and state; `sync_module_states`",
           kinds("init", "new", "m", "v", "state", "buffer", "weight")),
     Cause("missing_all_reduce", (ONE_RIGHT,),
           "{right} has the value, and {wrong} zeros: the sum over these ranks is missing", _REDUCE),
     Cause("missing_all_reduce", (SUM,), _SUMS, _REDUCE, kinds("fwd", "bwd", "grad", "clip", "count", "weight")),
     Cause("missing_average", (MEAN,),
-          "each rank has its own value{over}: the mean of the copies of {ranks} is the reference", _MEAN,
+          "a missing average{over}: each rank has its own value, and the mean of the copies of {ranks} is the "
+          "reference", _MEAN,
           lambda case, pattern: not case.activation or case.reference.size >= LEAST),
-    Cause("missing_all_reduce", (SUM_AND_VECTOR,), _SUMS + ", but for one vector that each rank adds: a bias",
-          _REDUCE, kinds("fwd")),
-    Cause("missing_all_reduce", (SUM_AND_TENSOR,), _SUMS + ", but for {names}, which each rank has in full", _REDUCE,
-          kinds("fwd", "bwd")),
+    Cause("missing_all_reduce", (SUM_AND_MORE,), _SUMS + ", but {but}", _REDUCE, kinds("fwd", "bwd")),
     Cause("reduced_again", (SHARDS_ADDED,), "each rank's shard is the sum of all {shards} shards",
           "an all-reduce over the world, or over ranks that hold other parts", has(mean=False)),
     Cause("wrong_group", (SHARDS_ADDED,),
@@ -368,8 +301,6 @@ CAUSES = (
     Cause("same_samples", (EQUAL_BITS,), "ranks that have other samples have the same values bit for bit ({groups})",
           "the slice of the batch that a rank takes; `DistributedSampler` with its rank and its set_epoch",
           lambda case, pattern: pattern.numbers["axis"] == "batch" and not positional(case)),
-    Cause("reduction_operator", (EXTREME,), "the {word} of {n} ranks' parts in place of their sum, an all-reduce by "
-          "{op}: no element is beyond the mean of the {n} parts", "`ReduceOp`"),
     Cause("scaled_by_rank", (RANK_FACTORS,), "each rank has the reference times a number of its own: {factors}",
           "a norm, count or size of a rank's own part in place of the group's",
           lambda case, pattern: not case.activation and not pattern.numbers["right"]),

@@ -15,6 +15,8 @@ from anyrank.explain import facts
 from anyrank.explain.tensors import UNITS, Array, Case, Copy, Name, Runs, Tensors, parts_of, thinned
 
 Report = typing.Mapping[str, typing.Any]
+PASSES = {"g": "grad", "i": "init", "n": "new", "f": "fwd", "b": "bwd"}
+ENOUGH = 16  # numbers of bf16, which one fp32 number in 65,536 is by chance
 INPUTS = "inputs"  # a folder of a capture, with what modules read
 IDS = ("input_ids", "ids", "tokens")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "nhead", "heads", "num_query_heads")
@@ -44,10 +46,10 @@ def heads_of(run: facts.Facts) -> tuple[int, int]:
 
 
 def runs_of(reference: Dump, other: Dump, report: Report) -> Runs:
-    """What the dumps and the report say of both runs."""
-    known = report.get("facts") or {}
+    """What the dumps and the report say of both runs. What the report says under "known" holds where they do not."""
+    known = report.get("known") or {}
     both = tuple(facts.read(dump.path) for dump in (reference, other))
-    mesh = {name: n for name, n in other.mesh.items() if n > 1} or dict(both[1].mesh)
+    mesh = {name: n for name, n in other.mesh.items() if n > 1} or dict(both[1].mesh) or dict(known.get("mesh", {}))
     differ = {row["tensor"] for row in report.get("worst", ())}
     batch, seq = samples_of(reference)
     heads, kv_heads = heads_of(both[0])
@@ -56,8 +58,8 @@ def runs_of(reference: Dump, other: Dump, report: Report) -> Runs:
     if inputs[0] is not None and inputs[1] is not None:
         inputs[1].align(inputs[0])
     return Runs(Tensors(reference, inputs[0]), Tensors(other, inputs[1]), (both[0], both[1]), mesh, batch, seq,
-                heads or known.get("heads", 0), kv_heads or known.get("kv_heads", 0),
-                _one(both[1].micro_batches) or (int(told) if told else 1),
+                heads or known.get("heads", 0), kv_heads or known.get("kv_heads", 0) or known.get("heads", 0),
+                _one(both[1].micro_batches) or _number(told) or 1, _number(reference.metadata("targets")),
                 all(dump.metadata("numerics") == "exact" for dump in (reference, other)), report,
                 {name for name in reference if name not in differ and name in other})
 
@@ -66,6 +68,11 @@ def inputs_of(dump: Dump) -> Dump | None:
     """What modules read, as a capture has written it in a folder of its own."""
     folder = pathlib.Path(dump.path, INPUTS)
     return Dump(folder) if folder.is_dir() and any(folder.glob("*.safetensors")) else None
+
+
+def _number(text: str | None) -> int:
+    """Of a dump's metadata; 0: none, or no number."""
+    return int(text) if text and text.isdecimal() else 0
 
 
 def _one(numbers: typing.Sequence[int | None]) -> int | None:
@@ -87,6 +94,13 @@ def _unit_of_rule(report: Report, row: Report) -> float:
     largest = float(row.get("max_reference") or 0.0)
     of_halves = rule.get("name") == "sensitivity" and float(row.get("allowed") or 0.0) > UNITS["F16"] * largest > 0.0
     return UNITS["BF16"] if of_halves else UNITS["F32"]
+
+
+def _is_of_bf16(values: Array) -> bool:
+    """Whether numbers that are kept in fp32 were computed in bf16: beyond chance, all of them are numbers of it."""
+    if values.dtype != np.float32 or values.size < ENOUGH:
+        return False
+    return not (values.view(np.uint32) & 0xffff).any() and len(np.unique(values.ravel()[:1 << 16])) >= ENOUGH
 
 
 def copies_of(dump: Dump, name: str) -> tuple[Copy, ...]:
@@ -127,6 +141,11 @@ def case_of(runs: Runs, other: Dump, name: str) -> Case | None:
     copies = copies_of(other, name)
     unit = max(_unit_of_rule(runs.report, row),
                *(UNITS.get(str(row.get(key)), UNITS["F32"]) for key in ("dtype", "other_dtype")))
-    return thinned(Case(Name.of(name), reference, worst_of(reference, copies), copies, runs,
+    if unit < UNITS["BF16"] and _is_of_bf16(reference):
+        unit = UNITS["BF16"]
+    own = Name.of(name)
+    if own.kind == "weight":  # of a file whose name says what its tensors are
+        own = Name(own.stem, PASSES.get(str(row.get("pass")), own.kind), own.step)
+    return thinned(Case(own, reference, worst_of(reference, copies), copies, runs,
                         _allowed(runs.report, row, reference), unit,
                         float((runs.report.get("rule") or {}).get("rtol", 0.0))))

@@ -10,21 +10,20 @@ import warnings
 
 import numpy as np
 
-from anyrank.explain import (averages, balance, branches, combined, contrastive, copies, data, experts, factors,
-                             gains, inputs, joined, lookups, losses, mapped, masked, masks, mixtures, moments, moved,
-                             norms, pooled, products, replay, routers, samples, scaled, shards, summands, transposed,
-                             updates)
-from anyrank.explain.causes import Cause
+from anyrank.explain import (averages, balance, branches, combined, contrastive, copies, experts, factors, joined,
+                             lookups, losses, mapped, masked, mixtures, moments, moved, muon, norms, pooled, products,
+                             replay, routers, samples, scaled, shards, updates)
+from anyrank.explain.causes import Cause, reliability
 from anyrank.explain.contradictions import contradicted
 from anyrank.explain.patterns import Fit, Pattern, fit
 from anyrank.explain.tensors import Case
 
 Generator = typing.Callable[[Case], typing.Iterator[Pattern]]
-MODULES: tuple[typing.Any, ...] = (lookups, data, routers, balance, experts, samples, products, updates, averages,
-                                   moments, norms, losses, contrastive, replay, shards, moved, transposed, inputs,
-                                   joined, pooled, masks, masked, copies, gains, scaled, factors, summands, combined,
-                                   mixtures, branches, mapped)
+MODULES: tuple[typing.Any, ...] = (lookups, samples, routers, balance, experts, products, branches, updates, averages,
+                                   moments, muon, norms, losses, contrastive, replay, shards, moved, joined, pooled,
+                                   masked, copies, scaled, factors, combined, mixtures, mapped)
 UNKNOWN = "unknown"
+LEAST_RIGHT = 0.9  # of the known cases of a cause, so that it is more than possible
 LIKE = 0.5  # of a difference that a pattern leaves at most unexplained to be named as what it looks like
 
 
@@ -58,8 +57,12 @@ def fits_of(case: Case) -> typing.Iterator[Fit]:
     warned of, and the others stand."""
     for module in MODULES:
         try:
-            for pattern in module.patterns(case):
-                yield dataclasses.replace(fit(case, pattern), pattern=dataclasses.replace(pattern, expected=()))
+            with np.errstate(all="ignore"):
+                found = [dataclasses.replace(fit(case, pattern), pattern=dataclasses.replace(pattern, expected=()))
+                         for pattern in module.patterns(case)]
+            yield from found
+        except np.linalg.LinAlgError:
+            continue  # of values that are not finite, of which the generator has nothing to say
         except Exception as error:  # noqa: BLE001  a defect, which must not hide what other generators find
             warnings.warn(f"{module.__name__} ended at {case.name}: {error!r}", RuntimeWarning, stacklevel=2)
 
@@ -80,10 +83,13 @@ def explain(case: Case) -> Answer:
     meant = [(f, cause) for f in exact if (cause := cause_of(case, f.pattern)) is not None]
     if not meant:
         near = sorted((f for f in fits if f.unexplained < LIKE), key=lambda f: f.unexplained)
-        return Answer(UNKNOWN, fits=(*exact, *(f for f in near if not f.exact))[:2])
+        told = str(exact[0].pattern.numbers.get("text", "")) if exact else ""
+        return Answer(UNKNOWN, told, fits=(*exact, *(f for f in near if not f.exact))[:2])
     best, cause = meant[0]
     others = rivals(best, cause, meant)
     unsaid = exact[0].pattern.fitted < best.pattern.fitted  # a simpler map fits, which has no cause
     few = 2 * best.pattern.fitted > count
-    confidence = "possible" if others or unsaid or few else "sure" if cause.sure else "likely"
+    right, stated = reliability().get(cause.name, (0, 0))
+    weak = right < LEAST_RIGHT * stated
+    confidence = "possible" if others or unsaid or few or weak else "sure" if cause.sure else "likely"
     return Answer(cause.name, cause.text(best.pattern), cause.look, confidence, tuple(f for f, _ in meant), others)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which elements differ, as a set: zeros, one value or NaN in place of values, single elements.
+"""Which elements differ, as a set: zeros, dropout's masks, one value or NaN in place of values, single elements.
 
-Zeros and masks say what stands where values differ. A set alone (one rank's part, tokens from some position on) is a
-pattern without a cause.
+A set alone (one rank's part, tokens from some position on) is a pattern without a cause.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import typing
 
 import numpy as np
@@ -21,12 +21,14 @@ from anyrank.explain.words import counted, ranks_of
 
 ZERO_ALL, ZERO_RANKS, ZERO_TAIL, ZERO_ROWS, ZERO_BLOCK, ZERO_SOME = (
     "zero", "zero_ranks", "zero_tail", "zero_rows", "zero_block", "zero_some")
-FILLED, NAN, BIT, EXCHANGED, FEW, BORDERS, PLACE, UNWRITTEN = (
-    "one_value", "not_finite", "bit", "two_exchanged", "few", "borders", "place", "unwritten")
+DROPPED, MASK = "dropped", "mask"
+FILLED, NAN, FEW, BORDERS, PLACE, UNWRITTEN = "one_value", "not_finite", "few", "borders", "place", "unwritten"
 LEAST = 8  # elements of one value that are no accident
 MOST_FEW = 4  # elements that differ by accident of memory
+LEAST_MASK, MOST_DROPPED = 16, 0.6  # scattered zeros that are a mask; share of values that it leaves out at most
 NOUNS = {"batch": "samples", "token": "tokens", "head": "heads", "feature": "features", "out": "rows", "in": "columns",
          "vocab": "ids", "expert": "experts"}
+Numbers = dict[str, typing.Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,27 +36,24 @@ class Wrong:
     """The boxes of copies that differ somewhere, with which of their elements do. parts: (copy, box)."""
 
     case: Case
-    parts: tuple[tuple[int, int], ...]
-    off: tuple[Array, ...]
+    parts: dict[tuple[int, int], Array]
 
     @classmethod
     def of(cls, case: Case) -> Wrong:
-        found = [((i, k), case.stands_out(values, box)) for i, copy in enumerate(case.copies)
-                 for k, (box, values) in enumerate(zip(copy.boxes, copy.values))]
-        found = [(part, off) for part, off in found if off.any()]
-        return cls(case, tuple(part for part, _ in found), tuple(off for _, off in found))
+        return cls(case, {(i, k): off for i, copy in enumerate(case.copies) for k, box in enumerate(copy.boxes)
+                          if (off := case.stands_out(copy.values[k], box)).any()})
 
     def values(self) -> typing.Iterator[tuple[Array, Array, Array]]:
         """(reference, value, differs) of each box."""
-        for (i, k), off in zip(self.parts, self.off):
+        for (i, k), off in self.parts.items():
             copy = self.case.copies[i]
             yield self.case.ref[copy.boxes[k]], copy.values[k].astype(np.float64), off
 
     @functools.cached_property
     def joined(self) -> tuple[Array, Array, Array]:
         """The same of all boxes, in a row."""
-        columns = [[x.ravel() for x in row] for row in self.values()]
-        return tuple(np.concatenate(column) for column in zip(*columns))
+        ref, val, off = zip(*([x.ravel() for x in row] for row in self.values()))
+        return np.concatenate(ref), np.concatenate(val), np.concatenate(off)
 
     @property
     def of_all(self) -> bool:
@@ -71,11 +70,11 @@ class Wrong:
             parts[i][k] = of(*row)
         return parts
 
-    def where(self, mask: Array, value: float) -> list[list[Array]]:
-        """A value at the places of a mask of the full tensor."""
-        parts = [[self.case.ref[box] for box in copy.boxes] for copy in self.case.copies]
+    def zero(self, mask: Array) -> list[list[Array]]:
+        """Zeros at the places of a mask of the full tensor."""
+        parts = self.expect(lambda ref, val, off: ref)
         for i, k in self.parts:
-            parts[i][k] = np.where(mask[self.case.copies[i].boxes[k]], value, parts[i][k])
+            parts[i][k] = np.where(mask[self.case.copies[i].boxes[k]], 0.0, parts[i][k])
         return parts
 
     def own(self) -> list[list[Array]]:
@@ -87,62 +86,50 @@ class Wrong:
 
 def _hits(off: Array) -> list[Array]:
     """Of each axis the indices at which something differs."""
-    axes = range(off.ndim)
-    return [np.flatnonzero(off.any(axis=tuple(a for a in axes if a != axis))) for axis in axes]
+    return [np.flatnonzero(off.any(axis=tuple(a for a in range(off.ndim) if a != axis))) for axis in range(off.ndim)]
 
 
-def _spans(hits: Array) -> tuple[int, int] | None:
-    """The range that these indices fill, but for a tenth."""
-    start, end = int(hits[0]), int(hits[-1]) + 1
-    return (start, end) if 10 * len(hits) >= 9 * (end - start) else None
+def _is_span(hits: Array) -> bool:
+    """Whether these indices fill a range, but for a tenth."""
+    return bool(10 * len(hits) >= 9 * (hits[-1] + 1 - hits[0]))
 
 
-def _tail(case: Case, axis: int, hits: Array) -> dict[str, typing.Any] | None:
-    """The last part of each of n shards along an axis, and no more."""
+def _tail(case: Case, axis: int, hits: Array) -> str:
+    """What is said of the last part of each of n shards along an axis, and no more; ""."""
     extent = case.shape[axis]
-    seen = [n for a, n in case.cuts if a == axis]
-    for n in seen or case.runs.group_sizes or range(2, 17):
+    for n in [n for a, n in case.cuts if a == axis] or case.runs.group_sizes or range(2, 17):
         size = extent // n
-        if extent % n or size < 2 or len(hits) % n:
-            continue
         cut = size - len(hits) // n
-        if 0 < cut < size and np.array_equal(hits, np.add.outer(np.arange(n) * size, np.arange(cut, size)).ravel()):
-            return {"n": n, "cut": cut, "extent": size, "seen": bool(seen),
-                    "twice": cut * n == size or (size % n > 0 and cut == size // n)}
-    return None
+        if extent % n == 0 and len(hits) % n == 0 and size > 1 and 0 < cut < size and np.array_equal(
+                hits, np.add.outer(np.arange(n) * size, np.arange(cut, size)).ravel()):
+            twice = f": {cut} is {size} / {n}, so a local size was divided by the ranks twice"
+            return (f"of each of {n} shards only the first {cut} of {size} {_noun(case, axis)} are there, and the rest "
+                    f"is zero{twice if cut * n == size or size % n > 0 and cut == size // n else ''}")
+    return ""
 
 
 def _noun(case: Case, axis: int) -> str:
     return NOUNS.get(case.axes[axis], f"slices of dimension {axis}")
 
 
-def _one_is_right(case: Case, wrong: Wrong) -> bool:
-    """Whether one rank alone has the value, and all others, which hold the same part, have none of it."""
-    zero = {i for i, _ in wrong.parts}
-    return len(zero) == len(case.copies) - 1 and all(copy.boxes == case.copies[0].boxes for copy in case.copies)
-
-
 def are_by_value(ref: Array, zero: Array) -> bool:
     """Whether zeros are where the reference is below, or above, some value: a clamp, an activation or underflow."""
     some, others = ref[zero], ref[~zero & (ref != 0.0)]
-    if not some.size or not others.size:
-        return False
-    return any(x.max() < y.min() or x.min() > y.max() for x, y in ((some, others), (np.abs(some), np.abs(others))))
+    return bool(some.size and others.size) and any(
+        x.max() < y.min() or x.min() > y.max() for x, y in ((some, others), (np.abs(some), np.abs(others))))
 
 
 def _zeros(case: Case, wrong: Wrong) -> typing.Iterator[Pattern]:
-    _, val, off = wrong.joined
-    count = int(case.seen.sum())
+    ref, val, off = wrong.joined
+    count, all_of_it = int(case.seen.sum()), case.reference.size
     if val[off].any() or not count or case.reference.dtype.kind != "f":  # zero is a number as others among integers
         return
-    numbers = {"wrong": count, "all": case.reference.size, "ranks": ranks_of(wrong.ranks), "wrong_ranks": wrong.ranks,
-               "axis": "", "block": False}
     if not val.any():
-        kind = ZERO_ALL if wrong.of_all else ZERO_RANKS
-        yield Pattern(kind, wrong.expect(lambda ref, val, off: np.zeros_like(ref)), {
-            **numbers, "one_right": _one_is_right(case, wrong)})
+        one_right = len({i for i, _ in wrong.parts}) == len(case.copies) - 1 and all(
+            copy.boxes == case.copies[0].boxes for copy in case.copies)
+        yield Pattern(ZERO_ALL if wrong.of_all else ZERO_RANKS, wrong.expect(lambda ref, val, off: 0.0 * val), {
+            "ranks": ranks_of(wrong.ranks), "one_right": one_right, "wrong_ranks": wrong.ranks})
         return
-    ref = wrong.joined[0]
     if count >= MOST_FEW and are_by_value(ref, off):
         return
     hits = _hits(case.seen)
@@ -150,55 +137,113 @@ def _zeros(case: Case, wrong: Wrong) -> typing.Iterator[Pattern]:
     mask[np.ix_(*hits)] = True
     cut = [axis for axis, at in enumerate(hits) if len(at) < case.shape[axis]]
     filled = count >= 0.25 * mask.sum()
-    if len(cut) == 1 and filled and (case.seen.ndim > 1 or _spans(hits[0])):
-        axis = cut[0]
-        numbers |= {"axis": case.axes[axis], "noun": _noun(case, axis), "rows": len(hits[axis]),
-                    "extent": case.shape[axis], "first": int(hits[axis][0]), "dimension": axis,
-                    "end": int(hits[axis][-1]) + 1, "block": len(hits[axis]) > 1 and _spans(hits[axis]) is not None}
-        if (tail := _tail(case, axis, hits[axis])) is not None:
-            yield Pattern(ZERO_TAIL, wrong.where(mask, 0.0), {**numbers, **tail})
-        yield Pattern(ZERO_ROWS, wrong.where(mask, 0.0), numbers)
-    elif cut and filled and all(_spans(at) for at in hits):
-        yield Pattern(ZERO_BLOCK, wrong.where(mask, 0.0), numbers)
+    if len(cut) == 1 and filled and (case.seen.ndim > 1 or _is_span(hits[0])):
+        axis, at = cut[0], hits[cut[0]]
+        first, extent, noun = int(at[0]), case.shape[axis], _noun(case, axis)
+        if tail := _tail(case, axis, at):
+            yield Pattern(ZERO_TAIL, wrong.zero(mask), {"how": tail})
+        elif case.axes[axis] == "token" and int(at[-1]) + 1 == extent and len(at) > 1 and any(
+                first == extent // (2 * n) * (2 * n) for n in case.runs.group_sizes):
+            yield Pattern(ZERO_TAIL, wrong.zero(mask), {
+                "how": f"the last tokens have nothing: {first} is {extent} rounded down to a multiple of twice the "
+                "context-parallel ranks"})
+        how = (f"the {noun} {first} to {int(at[-1]) + 1} (exclusive) of {extent}" if len(at) > 1 and _is_span(at)
+               else f"{len(at)} of {extent} {noun}")
+        yield Pattern(ZERO_ROWS, wrong.zero(mask), {"how": how, "axis": case.axes[axis]})
+    elif cut and filled and all(map(_is_span, hits)):
+        yield Pattern(ZERO_BLOCK, wrong.zero(mask), {"how": f"{count} elements, which make up one block,"})
     rows = np.asarray(case.seen.any(axis=-1))
     if case.seen.ndim > 2 and not rows.all():  # whole rows of all leading dimensions
-        whole = np.broadcast_to(rows[..., None], case.shape)
-        yield Pattern(ZERO_ROWS, wrong.where(whole, 0.0), {
-            **numbers, "axis": "token" if "token" in case.axes else "",
-            "noun": "tokens" if "token" in case.axes else "rows", "rows": int(rows.sum()), "extent": rows.size,
-            "block": False, "dimension": -1})
-    yield Pattern(ZERO_SOME, wrong.expect(lambda ref, val, off: np.where(off, 0.0, ref)), numbers, fitted=1)
+        noun = "tokens" if "token" in case.axes else "rows"
+        yield Pattern(ZERO_ROWS, wrong.zero(np.broadcast_to(rows[..., None], case.shape)), {
+            "how": f"{int(rows.sum())} of {rows.size} {noun}", "axis": noun})
+    if count > LEAST:
+        yield Pattern(ZERO_SOME, wrong.expect(lambda ref, val, off: np.where(off, 0.0, ref)), {
+            "how": f"{count} of {all_of_it} elements"}, fitted=1)
+
+
+# --- dropout ----------------------------------------------------------------------------------------------------------
+
+
+def _is_scattered(zero: Array, alive: Array) -> bool:
+    """Whether the elements that became zero are spread over those that were not as chance does, along every axis."""
+    share = float(zero.sum()) / max(1, int(alive.sum()))
+    for axis in range(zero.ndim):
+        others = tuple(a for a in range(zero.ndim) if a != axis)
+        counts, room = zero.sum(axis=others), alive.sum(axis=others)
+        counts, room = counts[room > 0], room[room > 0]
+        apart = float((((counts - room * share) ** 2) / (room * share * (1.0 - share) + 1e-300)).sum())  # chi squared
+        even = len(counts) >= LEAST_MASK and int(room.min()) >= LEAST_MASK and apart < len(counts) / 4
+        if even or apart > 2.0 * len(counts) + 20.0:
+            return False
+    return True
+
+
+def _dropout(case: Case, wrong: Wrong) -> typing.Iterator[Pattern]:
+    """Zeros where the reference has none, and the other way round; what neither drops has one factor."""
+    ref, val, off = wrong.joined
+    lost, gained = off & (val == 0.0) & (ref != 0.0), off & (ref == 0.0) & (val != 0.0)
+    kept = (ref != 0.0) & (val != 0.0) & np.isfinite(val)
+    if case.reference.dtype.kind != "f" or kept.sum() < LEAST_MASK or not (
+            LEAST_MASK <= lost.sum() <= MOST_DROPPED * (ref != 0.0).sum()) or not all(
+            _is_scattered((v == 0.0) & (r != 0.0), r != 0.0) for r, v, _ in wrong.values()) or are_by_value(ref, lost):
+        return
+    factor = float((ref[kept] * val[kept]).sum() / (ref[kept] ** 2).sum())
+    factor = 1.0 if abs(factor - 1.0) < 1e-5 + case.rtol / 4.0 else factor
+    shares = [float((x != 0.0).mean()) for x in (ref, val)]
+    numbers: Numbers = {
+        "lost": int(lost.sum()), "gained": int(gained.sum()), "factor": factor, "kept": shares[1],
+        "percent": 100.0 * lost.sum() / max(1, int((ref != 0.0).sum())),
+        "ranks": "" if wrong.of_all else f" on {ranks_of(wrong.ranks)}"}
+    if not gained.any():
+        scaled = factor > 1.0 and abs(factor * shares[1] / shares[0] - 1.0) <= 5.0 / math.sqrt(kept.sum())
+        yield Pattern(DROPPED, wrong.expect(lambda r, v, o: np.where(v == 0.0, 0.0, factor * r)), {
+            **numbers, "scaled": scaled, "p": 1.0 - 1.0 / factor}, fitted=int(factor != 1.0))
+    elif min(lost.sum(), gained.sum()) * 20 >= off.sum() or factor != 1.0:
+        rate = factor != 1.0 and abs(factor * shares[1] / shares[0] - 1.0) < 0.05
+        yield Pattern(MASK, wrong.expect(lambda r, v, o: np.where((v == 0.0) | (r == 0.0), v, factor * r)), {
+            **numbers, "rate": rate, "whose": _whose_mask(case)}, fitted=3)
+
+
+def _whose_mask(case: Case) -> str:
+    """Whether copies of one part have other masks, parts have one mask, or another tensor of the reference has it."""
+    masks: dict[str, list[tuple[Array, Array]]] = {}
+    for copy in case.copies:
+        for box, values in zip(copy.boxes, copy.values):
+            masks.setdefault(str(box), []).append((values == 0, case.reference[box] == 0))
+    if any(not np.array_equal(mine, other[0][0]) for other in masks.values() for mine, _ in other):
+        return "the copies of one value have different masks"
+    parts = [some[0] for some in masks.values()]
+    if len(parts) > 1 and all(np.array_equal(x, parts[0][0]) for x, _ in parts) and not all(
+            np.array_equal(y, parts[0][1]) for _, y in parts):
+        return f"all {len(parts)} parts have the same mask, that of an element's index in its part"
+    zero = case.other == 0
+    layer = next((text for text in case.runs.reference if (own := Name.of(text)).kind == case.name.kind
+                  and own.stem != case.name.stem and (x := case.runs.reference[text]).shape == zero.shape
+                  and np.array_equal(x == 0, zero)), "another seed, step or layer")
+    return f"it is the mask of {layer}"
 
 
 # --- one value, no value ----------------------------------------------------------------------------------------------
 
 
-def _left_over(case: Case) -> int:
-    """Of how many shards the last indices of the last axis, which alone differ, are what is left over; 0: of none."""
-    extent, hits = case.shape[-1], _hits(case.seen)[-1]
-    counts = case.runs.group_sizes or range(2, 17)
-    return next((n for n in counts if len(hits) == extent % n and len(hits) == extent - int(hits[0])), 0)
-
-
-def _idle_experts(case: Case) -> bool:
-    """Whether all that differs is of experts of which the reference has nothing."""
-    return case.axes[:1] == ("expert",) and not case.ref[case.seen.reshape(len(case.seen), -1).any(axis=1)].any()
-
-
 def _values(case: Case, wrong: Wrong) -> typing.Iterator[Pattern]:
     ref, val, off = wrong.joined
-    if (not ref.any() or _idle_experts(case)) and np.isfinite(val).all():
-        yield Pattern(UNWRITTEN, wrong.own(), {"wrong": int(off.sum())}, fitted=6)
-    value, count = float(val[off][0]), int(off.sum())
+    count, last = int(off.sum()), _hits(case.seen)[-1]
+    idle = case.axes[:1] == ("expert",) and not case.ref[case.seen.reshape(len(case.seen), -1).any(axis=1)].any()
+    if (idle or not ref.any()) and np.isfinite(val).all():
+        yield Pattern(UNWRITTEN, wrong.own(), {"wrong": count}, fitted=6)
+    value, extent = float(val[off][0]), case.shape[-1]
     lost = off & ~np.isfinite(val) & np.isfinite(ref)
     if np.isnan(val[lost]).any():
-        own = wrong.expect(lambda ref, val, off: val)
-        yield Pattern(NAN, own, {"nan": int(lost.sum()), "wrong": count}, 1 if lost.sum() == count else 6)
-    elif count >= LEAST and value != 0.0 and (val[off] == value).all():
-        beyond = abs(value) > case.scale and count < off.size
-        yield Pattern(FILLED, wrong.expect(lambda ref, val, off: np.where(off, value, ref)),
-                      {"value": value, "wrong": count, "beyond": beyond, "shards": _left_over(case),
-                       "extent": case.shape[-1], "left": len(_hits(case.seen)[-1])}, fitted=2)
+        yield Pattern(NAN, wrong.expect(lambda ref, val, off: val), {"nan": int(lost.sum()), "wrong": count},
+                      1 if lost.sum() == count else 6)
+    elif count >= LEAST and value != 0.0 and (val[off] == value).all() and abs(value) > case.scale and count < off.size:
+        over = next((n for n in case.runs.group_sizes or range(2, 17)
+                     if len(last) == extent % n and len(last) == extent - int(last[0])), 0)
+        yield Pattern(FILLED, wrong.expect(lambda ref, val, off: np.where(off, value, ref)), {
+            "value": value, "wrong": count, "over": over, "how": f"the last {len(last)} of {extent} ids are {value:.4g}"
+            f": {extent} over {over} ranks, rounded down, leaves them out"}, fitted=2)
 
 
 # --- few elements, borders, places ------------------------------------------------------------------------------------
@@ -215,15 +260,17 @@ def _few(case: Case, wrong: Wrong) -> typing.Iterator[Pattern]:
         return
     ref, val = case.ref[tuple(at.T)], case.val[tuple(at.T)]
     places = ", ".join(str(tuple(map(int, row))) for row in at)
-    numbers = {"places": places, "all": counted(len(at), "element", ("differs", "differ")), "ref": float(ref[0]),
-               "val": float(val[0]), "large": bool((np.abs(val - ref) > 0.1 * case.scale).all()), "bit": 0}
+    how, trials = "", 64
+    if (np.abs(val - ref) > 0.1 * case.scale).all():
+        how = f"only {counted(len(at), 'element', ('differs', 'differ'))}: {places}, where {ref[0]:.4g} is {val[0]:.4g}"
     if len(at) == 2 and (np.abs(val[::-1] - ref) <= case.rounding(ref)).all():
-        yield Pattern(EXCHANGED, wrong.own(), numbers, fitted=1)
-    if len(at) == 1 and case.reference.dtype == np.float32 and not ref[0].is_integer():  # one of 32 values
+        how, trials = f"two elements are exchanged: {places}", 1
+    if len(at) == 1 and case.reference.dtype == np.float32 and not ref[0].is_integer():  # counts are no bits
         bits = int(np.float32(ref[0]).view(np.uint32)) ^ int(np.float32(val[0]).view(np.uint32))
-        if bits and bits & (bits - 1) == 0 and not (ref[0].is_integer() and val[0].is_integer()):  # counts are no bits
-            yield Pattern(BIT, wrong.own(), {**numbers, "bit": bits.bit_length() - 1}, trials=32)
-    yield Pattern(FEW, wrong.own(), numbers, min(1, len(at) - 1), trials=64)  # of their values it says nothing
+        if bits and bits & (bits - 1) == 0:
+            how = f"bit {bits.bit_length() - 1} of one element is flipped: {ref[0]:.4g} is {val[0]:.4g} at {places}"
+            trials = 32
+    yield Pattern(FEW, wrong.own(), {"how": how}, min(1, len(at) - 1), trials)  # of their values it says nothing
 
 
 def _borders(case: Case, wrong: Wrong) -> typing.Iterator[Pattern]:
@@ -252,29 +299,17 @@ def _places(case: Case, wrong: Wrong) -> typing.Iterator[Pattern]:
         yield Pattern(PLACE, wrong.own(), {"text": f"only what {ranks_of(wrong.ranks)} has differs"}, fitted=9)
     elif len(cut) == 1:
         at, noun = hits[cut[0]], _noun(case, cut[0])
-        span = _spans(at)
-        listed = ", ".join(map(str, at[:6])) + (" .." if len(at) > 6 else "")
-        where = f"{int(at[0])} to {int(at[-1])}" if span else listed
+        where = f"{at[0]} to {at[-1]}" if _is_span(at) else ", ".join(map(str, at[:6])) + (" .." if len(at) > 6 else "")
         yield Pattern(PLACE, wrong.own(), {"text": f"only {noun} {where} of {case.shape[cut[0]]} differ"}, fitted=9)
 
 
 def patterns(case: Case) -> typing.Iterator[Pattern]:
     wrong = Wrong.of(case)
-    if not wrong.parts or not case.reference.ndim:
-        return
-    for found in (_zeros, _values, _few, _borders, _places):
+    for found in (_dropout, _zeros, _values, _few, _borders, _places) if wrong.parts and case.reference.ndim else ():
         yield from found(case, wrong)
 
 
 # --- causes -----------------------------------------------------------------------------------------------------------
-
-
-def _floored(case: Case, pattern: Pattern) -> bool:
-    """Whether the tokens that are left are as many as twice the ranks divide."""
-    numbers = pattern.numbers
-    first, extent = (numbers.get(key, 0) for key in ("first", "extent"))
-    return bool(numbers["axis"] == "token" and numbers["block"]) and numbers["end"] == extent and any(
-        first == extent // (2 * n) * (2 * n) for n in case.runs.group_sizes)
 
 
 def _first_group(case: Case, pattern: Pattern) -> bool:
@@ -285,14 +320,6 @@ def _first_group(case: Case, pattern: Pattern) -> bool:
     return any(right == set(range(n)) and len(ranks) >= 2 * n for n in (inner[0], 1)) and looked_up(case)
 
 
-def _not_of_loss(case: Case, pattern: Pattern) -> bool:
-    """Not tokens that have no gradient where the backward pass begins: the loss leaves those out."""
-    tokens = "token" in case.axes and bool((case.seen.any(-1) == case.seen.all(-1)).all())
-    return case.name.kind != "bwd" or not tokens or starts_right(case)
-
-
-_TAIL = "of each of {n} shards only the first {cut} of {extent} {noun} are there, and the rest is zero"
-
 def _part_detached(case: Case, pattern: Pattern) -> bool:
     """Whether the gradient that the parameter's module passes back differs as well."""
     back = str(Name(case.name.module, "bwd", case.name.step))
@@ -301,76 +328,63 @@ def _part_detached(case: Case, pattern: Pattern) -> bool:
 
 
 def _of_tensor(case: Case, pattern: Pattern) -> bool:
-    """Whether rows of zeros are missing in the tensor itself: of the first gradient, tokens without one are no
-    targets."""
+    """Whether zeros are missing in the tensor itself: of the first gradient, tokens without one are no targets."""
     return case.name.kind != "bwd" or starts_right(case)
 
 
-_TAIL = "of each of {n} shards only the first {cut} of {extent} {noun} are there, and the rest is zero"
+def _written(case: Case, pattern: Pattern) -> bool:
+    return case.name.kind not in ("m", "v") or case.beside(case.name.with_kind("grad")) is None
+
+
+_SEEDS = ("seeds of dropout: one for replicated regions, one for each rank of a sharded region; layers that are "
+          "counted from 0 in each stage, one stream of random numbers for several layers")
+_DROP = "`model.eval()` against `model.train()`; p"
+_DETACHED = "`detach`, `torch.no_grad`, an in-place write, or a part that is not used or not copied back"
+_BLOCK = Cause("block_not_written", (ZERO_ROWS, ZERO_BLOCK), "{how} are zero, and all others are right",
+               "what a mask, an index or a loop leaves out; a part that is not sent, gathered or computed", _of_tensor)
 CAUSES = (
+    Cause("dropout_without_scale", (DROPPED,), "{lost} elements ({percent} %), anywhere{ranks}, are zero, and all "
+          "others are right: a mask of dropout without its scale 1/(1-p)", "the scale of the dropout",
+          every(activation, has(factor=1.0))),
+    Cause("dropout", (DROPPED,), "{lost} elements ({percent} %), anywhere{ranks}, are zero, and all others are "
+          "{factor} times the reference: dropout with p = {p}, which the reference does not have", _DROP,
+          every(activation, has(scaled=True))),
+    Cause("dropout", (MASK,), "dropout with another rate{ranks}: {kept} of the values are kept, and what both keep "
+          "is {factor} times the reference", _DROP, has(rate=True)),
+    Cause("dropout_mask", (MASK,), "another mask{ranks}: {lost} values are zero where the reference is not, {gained} "
+          "the other way round, all others are right; {whose}", _SEEDS, every(activation, has(factor=1.0))),
     Cause("world_rank_in_group", (ZERO_RANKS,), "zeros from {ranks}: the rank in the world was used where the rank "
           "in the group belongs, so no rank has their ids", "`dist.get_rank()` where `get_rank(group)` belongs",
           _first_group),
     Cause("zeros_of_ranks", (ZERO_RANKS,), "zeros from {ranks} alone", "work that these ranks skip: parameters "
-          "without use, `no_sync`, an empty micro-batch; a buffer that is not copied back",
-          lambda case, pattern: not pattern.numbers["one_right"]),
-    Cause("no_gradient", (ZERO_ALL,), "this parameter has no gradient: it is zero",
-          "a parameter that is not used, is detached or frozen, or whose gradient is not copied back",
-          kinds("grad", "clip")),
+          "without use, `no_sync`, an empty micro-batch; a buffer that is not copied back", has(one_right=False)),
+    Cause("no_gradient", (ZERO_ALL,), "this parameter has no gradient: it is zero", _DETACHED, kinds("grad", "clip")),
     Cause("no_backward", (ZERO_ALL,), "no gradient flows through this module: it is zero",
           "`detach`, `torch.no_grad`, a collective without a backward", kinds("bwd")),
-    Cause("no_head_computed", (ZERO_ALL,), "no head was computed: all are zero",
-          "a local number of heads that is divided by the number of ranks once more",
-          lambda case, pattern: case.name.kind == "fwd" and "head" in case.axes),
-    Cause("never_written", (ZERO_ALL,), "this value was never written: it is zero",
-          "a buffer that is cleared and whose producer does not run; a weight that is not loaded",
-          lambda case, pattern: case.name.kind not in ("m", "v") or case.beside(case.name.with_kind("grad")) is None),
-    Cause("sequence_floored", (ZERO_ROWS,), "the last tokens have nothing: {first} is {extent} rounded down to a "
-          "multiple of twice the context-parallel ranks", "pad the sequence, or refuse its length", _floored),
-    Cause("divided_twice", (ZERO_TAIL,), _TAIL +
-          ": {cut} is {extent} / {n}, so a local size was divided by the ranks twice",
-          "`num_heads // tp` of a number that is local already", has(twice=True)),
-    Cause("shard_tail_missing", (ZERO_TAIL,), _TAIL, "a size that is rounded down, or a loop that ends early"),
-    Cause("ids_of_other_shards", (ZERO_ROWS,),
-          "{rows} of {extent} {noun} are zero as a whole, all others are right: ids whose rows another rank holds",
-          "the all-reduce after an embedding whose vocabulary is sharded, and the range of ids of a rank",
-          lambda case, pattern: pattern.numbers["axis"] != "feature" and looked_up(case)),
-    Cause("no_gradient", (ZERO_ROWS,), "{rows} of {extent} {noun} have no gradient, all others are right, and what the "
-          "module passes back is wrong: a part of its output got no gradient", "`detach`, `torch.no_grad` or an "
-          "in-place write of a part of what the module gives", _part_detached),
-    Cause("block_not_written", (ZERO_ROWS,),
-          "the {noun} {first} to {end} (exclusive) of {extent} are zero, all others are right",
-          "a part that is not sent, gathered or computed; a size that is rounded down",
-          every(has(block=True), _not_of_loss, _of_tensor)),
-    Cause("rows_left_out", (ZERO_ROWS,), "{rows} of {extent} {noun} are zero as a whole, all others are right",
-          "what a mask, an index or a loop leaves out", every(_not_of_loss, _of_tensor)),
-    Cause("block_not_written", (ZERO_BLOCK,),
-          "a block of zeros: the {wrong} different elements are zero and make up one block",
-          "a part that is not sent, gathered or computed; a size that is rounded down",
-          every(_not_of_loss, _of_tensor)),
-    Cause("partly_written", (ZERO_SOME,), "{wrong} of {all} elements are zero, and those around them are right",
-          "what is added or copied in parts",
-          lambda case, pattern: case.name.kind not in ("grad", "bwd") and pattern.numbers["wrong"] > 8),
-    Cause("no_gradient", (ZERO_SOME,), "{wrong} of {all} elements have no gradient, and those around them are right",
-          "a part of the parameter that is detached or not used",
-          lambda case, pattern: case.name.kind == "grad" and pattern.numbers["wrong"] > 8),
+    Cause("never_written", (ZERO_ALL,), "this value was never written: it is zero", "a buffer that is cleared and "
+          "whose producer does not run; a weight that is not loaded; a number of heads that is 0", _written),
+    Cause("size_rounded_down", (ZERO_TAIL,), "{how}", "a size that is rounded down or divided by the ranks twice "
+          "(`num_heads // tp` of a number that is local already), a loop that ends early"),
+    Cause("ids_of_other_shards", (ZERO_ROWS,), "{how} are zero as a whole, all others are right: ids whose rows "
+          "another rank holds", "the all-reduce after an embedding whose vocabulary is sharded, and the range of ids "
+          "of a rank", lambda case, pattern: pattern.numbers["axis"] != "feature" and looked_up(case)),
+    Cause("no_gradient", (ZERO_ROWS,), "{how} have no gradient, all others are right, and what the module passes back "
+          "is wrong: a part of its output got no gradient", _DETACHED, _part_detached),
+    _BLOCK,
+    dataclasses.replace(_BLOCK, kinds=(ZERO_SOME,), when=lambda case, pattern: case.name.kind not in ("grad", "bwd")),
+    Cause("no_gradient", (ZERO_SOME,), "{how} have no gradient, and those around them are right", _DETACHED,
+          kinds("grad")),
     Cause("not_a_number", (NAN,), "{nan} of the {wrong} different values are not finite",
           "memory that is read before it is written, an overflow, 0/0 in a row that is masked altogether"),
-    Cause("never_written", (UNWRITTEN,),
-          "the reference is zero here, where nothing came: {wrong} elements hold what the memory held before",
-          "`torch.empty` for gradients; a product over no rows writes nothing", kinds("grad")),
-    Cause("ids_of_nobody", (FILLED,),
-          "the last {left} of {extent} ids are {value}: {extent} over {shards} ranks, rounded down, leaves them out",
-          "pad the vocabulary and mask it, or cut unevenly",
-          every(activation, has(beyond=True, shards=lambda n: n > 0))),
-    Cause("filled", (FILLED,),
-          "all {wrong} different elements are {value}, which is larger than all of the reference",
-          "the fill of a mask or of padding that is used", has(beyond=True)),
-    Cause("two_exchanged", (EXCHANGED,), "two elements are exchanged: {places}", "indices of single elements"),
-    Cause("bit_flipped", (BIT,), "bit {bit} of one element is flipped: {ref} is {val} at {places}",
-          "memory or storage, not arithmetic"),
-    Cause("few_elements", (FEW,), "only {all}: {places}, where {ref} is {val}", "a write to a wrong place",
-          has(large=True)),
+    Cause("never_written", (UNWRITTEN,), "the reference is zero here, where nothing came: {wrong} elements hold what "
+          "the memory held before", "`torch.empty` for gradients; a product over no rows writes nothing",
+          kinds("grad")),
+    Cause("size_rounded_down", (FILLED,), "{how}", "pad the vocabulary and mask it, or cut unevenly",
+          every(activation, has(over=lambda n: n > 0))),
+    Cause("filled", (FILLED,), "all {wrong} different elements are {value}, which is larger than all of the reference",
+          "the fill of a mask or of padding that is used"),
+    Cause("few_elements", (FEW,), "{how}", "memory or storage, a write to a wrong place, indices of single elements",
+          has(how=bool)),
     Cause("halo_missing", (BORDERS,),
           "all that differs is up to {before} {noun} before and {behind} behind the borders of {n} ranks' parts",
           "the exchange of edges before convolutions, windows and shifts"),

@@ -17,7 +17,7 @@ from torch import nn
 
 from anyrank._errors import AnyrankError
 from anyrank.explain.facts import Facts
-from anyrank.explain.tensors import Array, Case, Name, Runs
+from anyrank.explain.tensors import Array, Case, Name
 
 RIGHT, WRONG, UNTRIED = "right", "wrong", "not tried"
 _Values = typing.Mapping[str, Array]
@@ -40,7 +40,8 @@ class Untried(Exception):
 
 
 def load(where: str) -> nn.Module:
-    """The module that FILE.py:FUNCTION makes, called without arguments or with None for the mesh, as `build` is."""
+    """The module that FILE.py:FUNCTION makes, called without arguments or with None for the mesh, as `build` is; or the
+    first of a tuple that it returns."""
     file, _, name = where.rpartition(":")
     path = pathlib.Path(file)
     if not name.isidentifier() or path.suffix != ".py" or not path.is_file():
@@ -54,11 +55,7 @@ def load(where: str) -> nn.Module:
     if not callable(function):
         raise AnyrankError(f"module: {file} has no function {name}")
     required = function.__code__.co_argcount - len(function.__defaults__ or ()) if hasattr(function, "__code__") else 0
-    return model_of(function(None) if required == 1 else function())
-
-
-def model_of(built: typing.Any) -> nn.Module:
-    """The module, of a function that returns it or (module, optimizer)."""
+    built = function(None) if required == 1 else function()
     model = built[0] if isinstance(built, tuple) and built else built
     if not isinstance(model, nn.Module):
         raise AnyrankError(f"module: a {type(model).__name__} is no torch.nn.Module")
@@ -68,53 +65,32 @@ def model_of(built: typing.Any) -> nn.Module:
 # --- what a run's module had ------------------------------------------------------------------------------------------
 
 
-def path_of(name: Name) -> str:
-    """The module of an activation, or the one that has a parameter."""
-    stem = name.stem if name.kind in ("fwd", "bwd") else name.stem.rpartition(".")[0]
-    parts = stem.split(".")
-    return ".".join(parts[:-1]) if parts[-1].startswith("call") and parts[-1][4:].isdecimal() else stem
-
-
-def output_index(model: nn.Module, path: str) -> tuple[str, int]:
-    """The path of a module and which of its outputs PATH.1 is."""
-    try:
-        model.get_submodule(path)
-        return path, 0
-    except AttributeError:
-        outer, _, number = path.rpartition(".")
-        if number.isdecimal():
-            return output_index(model, outer)[0], int(number)
-        raise Untried(f"the module that was given has no {path}") from None
+def module_of(model: nn.Module, name: Name) -> tuple[str, nn.Module, int]:
+    """The path and the module of an activation or a parameter, and which of its outputs PATH.1 is."""
+    parts = name.module.split(".")
+    parts = parts[:-1] if parts[-1].startswith("call") and parts[-1][4:].isdecimal() else parts
+    for path, index in ((parts, 0), (parts[:-1], int(parts[-1]) if parts[-1].isdecimal() else -1)):
+        try:
+            if index >= 0:
+                return ".".join(path), model.get_submodule(".".join(path)), index
+        except AttributeError:
+            continue
+    raise Untried(f"the module that was given has no {'.'.join(parts)}")
 
 
 def inputs_of(values: _Values, facts: Facts, path: str, step: int) -> dict[str, str]:
     """Names of what a module read, by the argument's position or name."""
-    read = facts.inputs.get(path, {})
-    found = {key: str(dataclasses.replace(Name.of(name), step=step)) for key, name in read.items()}
+    found = {key: str(dataclasses.replace(Name.of(name), step=step))
+             for key, name in facts.inputs.get(path, {}).items()}
     prefix = f"{path}.in"
     for text in values:
         name = Name.of(text)
-        if name.kind == "fwd" and name.step == step and (name.stem == prefix or name.stem.startswith(prefix + ".")):
-            key = name.stem[len(prefix) + 1:] or "0"
-            if not key.startswith("call"):
-                found[key] = text
-    missing = [name for name in found.values() if name not in values]
-    if missing:
-        raise Untried(f"{missing[0]}, which {path} read, is not in the dump")
+        key = name.stem[len(prefix) + 1:] or "0"
+        if name.kind == "fwd" and name.step == step and f"{name.stem}.".startswith(f"{prefix}.") and (
+                not key.startswith("call")):
+            found[key] = text
     if not found:
         raise Untried(f"the dump does not have what {path} read in step {step} (capture's keep_inputs)")
-    return found
-
-
-def weights_of(values: _Values, module: nn.Module, path: str, step: int) -> dict[str, str]:
-    """Names of a module's parameters, as they were in the step."""
-    found = {}
-    for name, _ in module.named_parameters():
-        stem = f"{path}.{name}"
-        text = str(Name(stem, "new", step - 1) if step > 1 else Name(stem, "init", 1))
-        if text not in values:
-            raise Untried(f"{text} is not in the dump")
-        found[name] = text
     return found
 
 
@@ -139,70 +115,61 @@ class Run:
     values: _Values
     inputs: dict[str, str]
     weights: dict[str, str]
-    gradient: str = ""
+    gradient: dict[str, str]
 
-    def _load(self) -> None:
-        for name, p in self.module.named_parameters():
-            value = self.values[self.weights[name]]
-            if tuple(value.shape) != tuple(p.shape):
-                raise Untried(f"{self.weights[name]} has the shape {list(value.shape)}, the module's parameter "
+    def __post_init__(self) -> None:
+        for name in (*self.inputs.values(), *self.weights.values()):
+            if name not in self.values:
+                raise Untried(f"{name} is not in the dump")
+
+    def _value(self, name: str) -> torch.Tensor:
+        return torch.from_numpy(np.array(self.values[name]))
+
+    def result(self, name: Name, training: bool) -> Array:
+        """What the module gives for a tensor of the dump: an output, or a gradient."""
+        parameters = dict(self.module.named_parameters())
+        for own, p in parameters.items():
+            value = self._value(self.weights[own])
+            if value.shape != p.shape:
+                raise Untried(f"{self.weights[own]} has the shape {list(value.shape)}, the module's parameter "
                               f"{list(p.shape)}")
             with torch.no_grad():
-                p.copy_(torch.from_numpy(np.array(value)))
-
-    def _call(self, grad: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The output, and the first input that a gradient flows to."""
-        given = {key: torch.from_numpy(np.array(self.values[name])) for key, name in self.inputs.items()}
-        first = None
-        for key, t in given.items():
-            if grad and t.is_floating_point() and first is None:
-                given[key] = first = t.requires_grad_()
+                p.copy_(value)
+        self.module.train(training).zero_grad()
+        given = {key: self._value(text) for key, text in self.inputs.items()}
         positions = sorted((key for key in given if key.isdecimal()), key=int)
         if positions != [str(i) for i in range(len(positions))]:
             raise Untried("some of its arguments are no tensors, or are not in the dump")
-        output = self.module(*(given[key] for key in positions),
-                             **{key: t for key, t in given.items() if not key.isdecimal()})
+        first = next((t for t in given.values() if t.is_floating_point()), None)
+        with torch.set_grad_enabled(name.kind != "fwd"):
+            if first is not None and name.kind != "fwd":
+                first.requires_grad_()
+            output = self.module(*(given[key] for key in positions),
+                                 **{key: t for key, t in given.items() if not key.isdecimal()})
         parts = list(output.values()) if isinstance(output, dict) else output
         output = parts[self.index] if isinstance(parts, (tuple, list)) else parts
         if not isinstance(output, torch.Tensor):
             raise Untried(f"it gives out a {type(output).__name__}")
-        return output, first
-
-    def result(self, name: Name, training: bool) -> Array:
-        """What the module gives for a tensor of the dump: an output, or a gradient."""
-        self._load()
-        self.module.train(training)
-        self.module.zero_grad()
-        if name.kind == "fwd":
-            with torch.no_grad():
-                return _array(self._call(False)[0])
-        output, first = self._call(True)
-        wanted: typing.Any = first if name.kind == "bwd" else dict(self.module.named_parameters()).get(
-            name.stem.rpartition(".")[2])
-        if wanted is None:
-            raise Untried(f"{name} is no gradient of this module alone")
-        given = torch.from_numpy(np.array(self.values[self.gradient])).reshape(output.shape).to(output.dtype)
-        return _array(torch.autograd.grad(output, wanted, given)[0])
-
-
-def _array(t: torch.Tensor) -> Array:
-    result: Array = t.detach().to(torch.float64).numpy()
-    return result
+        if name.kind != "fwd":
+            wanted = first if name.kind == "bwd" else parameters.get(name.stem.rpartition(".")[2])
+            if wanted is None:
+                raise Untried(f"{name} is no gradient of this module alone")
+            back = self._value(self.gradient[""]).reshape(output.shape).to(output.dtype)
+            output = torch.autograd.grad(output, wanted, back)[0]
+        result: Array = output.detach().to(torch.float64).numpy()
+        return result
 
 
 def _same(case: Case, found: Array, wanted: Array) -> bool:
     """Whether both are the same up to rounding."""
-    if found.shape != wanted.shape:
-        found = found.reshape(wanted.shape) if found.size == wanted.size else found
-    if found.shape != wanted.shape:
+    if found.size != wanted.size:
         return False
     with np.errstate(invalid="ignore"):
-        apart = np.abs(found - wanted.astype(np.float64))
-    allowed = float(np.max(case.allowed)) if np.size(case.allowed) else 0.0
-    return bool((apart <= case.rounding(wanted.astype(np.float64)) + allowed).all())
+        apart = np.abs(found.reshape(wanted.shape) - wanted.astype(np.float64))
+    return bool((apart <= case.rounding(wanted.astype(np.float64)) + float(np.max(case.allowed))).all())
 
 
-def _differ(a: _Values, b: _Values, names: dict[str, str], others: dict[str, str], case: Case) -> tuple[str, ...]:
+def _differ(case: Case, a: _Values, b: _Values, names: dict[str, str], others: dict[str, str]) -> tuple[str, ...]:
     """Those of the names whose values differ between the runs."""
     found = []
     for key, name in names.items():
@@ -219,40 +186,28 @@ def _differ(a: _Values, b: _Values, names: dict[str, str], others: dict[str, str
 
 def replay(model: nn.Module, case: Case) -> Replay:
     """Runs the module of a tensor that differs as both runs had it. The model's parameters and mode change."""
-    path = path_of(case.name)
+    path = case.name.module
     try:
         if case.name.kind not in ("fwd", "bwd", "grad"):
             raise Untried(f"{case.name} is not what a module gives out, and no gradient")
-        path, index = output_index(model, path) if case.name.kind == "fwd" else (path, 0)
-        return _verdict(_both(model, path, index, case), case, path)
+        path, module, index = module_of(model, case.name)
+        runs = []
+        for values, facts in zip((case.runs.reference, case.runs.other), case.runs.facts):
+            step = case.name.step
+            weights = {name: str(Name(f"{path}.{name}", *(("new", step - 1) if step > 1 else ("init", 1))))
+                       for name, _ in module.named_parameters()}
+            gradient = {} if case.name.kind == "fwd" else {"": gradient_of(values, facts, path, step)}
+            runs.append(Run(module, index, values, inputs_of(values, facts, path, step), weights, gradient))
+        return _verdict(runs[0], runs[1], case, path)
     except Untried as error:
-        return _untried(path, str(error))
+        why = str(error)
     except Exception as error:  # of the user's module
-        return _untried(path, f"{type(error).__name__}: {error}")
+        why = f"{type(error).__name__}: {error}"
+    return Replay(path, UNTRIED, sentences=(
+        f"the module {path} was not run on what the other run's read, because {why}",))
 
 
-def _untried(path: str, why: str) -> Replay:
-    said = f"the module {path} was not run on what the other run's read, because {why}"
-    return Replay(path, UNTRIED, sentences=(said,))
-
-
-def _both(model: nn.Module, path: str, index: int, case: Case) -> tuple[Run, Run]:
-    runs: Runs = case.runs
-    try:
-        module = model.get_submodule(path)
-    except AttributeError:
-        raise Untried(f"the module that was given has no {path}") from None
-    found = []
-    for values, facts in zip((runs.reference, runs.other), runs.facts):
-        step = case.name.step
-        gradient = "" if case.name.kind == "fwd" else gradient_of(values, facts, path, step)
-        found.append(Run(module, index, values, inputs_of(values, facts, path, step),
-                         weights_of(values, module, path, step), gradient))
-    return found[0], found[1]
-
-
-def _verdict(both: tuple[Run, Run], case: Case, path: str) -> Replay:
-    right, other = both
+def _verdict(right: Run, other: Run, case: Case, path: str) -> Replay:
     recorded = case.runs.facts[0].modules.get(path)
     modes = [recorded.attributes["training"]] if recorded and "training" in recorded.attributes else [True, False]
     # Twice: numbers that are drawn may be the reference's once.
@@ -262,18 +217,16 @@ def _verdict(both: tuple[Run, Run], case: Case, path: str) -> Replay:
         raise Untried("it does not give the reference's own values again: it draws numbers (dropout), has state, or is "
                       "given what is no tensor")
     found = other.result(case.name, bool(training))
-    inputs = _differ(right.values, other.values, right.inputs, other.inputs, case)
-    if right.gradient:
-        inputs += _differ(right.values, other.values, {"": right.gradient}, {"": other.gradient}, case)
-    weights = _differ(right.values, other.values, right.weights, other.weights, case)
+    inputs, weights, back = (_differ(case, right.values, other.values, a, b) for a, b in (
+        (right.inputs, other.inputs), (right.weights, other.weights), (right.gradient, other.gradient)))
+    inputs += back
     said = f"the reference's {type(right.module).__name__} {path}, with the other run's weights and inputs,"
+    differ = " and ".join(f"{name} differs" for name in (*inputs[:1], *weights[:1]))
     if _same(case, found, case.other):
-        what = [f"its input {name} differs" for name in inputs[:1]]
-        what += [f"its weight {name} differs" for name in weights[:1]]
-        reason = " and ".join(what) or "neither differs beyond rounding"
-        return Replay(path, RIGHT, inputs, weights, (f"{said} gives what the other run has: the module is right, and "
-                                                     f"{reason}: look at what comes before it",))
-    equal = "its weights and inputs are the reference's" if not inputs + weights else ", ".join(
-        (*inputs, *weights)) + (" differ too" if len(inputs + weights) > 1 else " differs too")
-    return Replay(path, WRONG, inputs, weights, (f"{said} gives other values than the other run has: what this module "
-                                                 f"computes, or a collective in it, is wrong ({equal})",))
+        return Replay(path, RIGHT, inputs, weights, (
+            f"{said} gives what the other run has: the module is right, and {differ or 'what it reads is the same'}: "
+            "look at what comes before it",))
+    equal = "its weights and inputs are the reference's"
+    return Replay(path, WRONG, inputs, weights, (
+        f"{said} gives other values than the other run has: what this module computes, or a collective in it, is wrong "
+        f"({differ or equal})",))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routers of mixtures of experts: scores of logits, the experts chosen by them, their weights, the gradients of these,
-losses of balance, and the bias of the choice.
+"""Routers of mixtures of experts: scores of logits, the experts chosen by them, and their weights.
 
 A router's form is searched until the reference's own values come out of its logits; then with one thing changed, until
 the other run's do.
@@ -49,7 +48,6 @@ class Layer:
     [tokens, features]."""
 
     prefix: str
-    experts: int
     weights: dict[str, list[str]]
     gate: Array
     router: str  # the stem of the router's weight
@@ -59,117 +57,92 @@ class Layer:
     inputs: list[Array]
     moves: list[tuple[Array, Array]]  # a bias before the step and after it
 
+    @property
+    def experts(self) -> int:
+        return len(self.gate)
 
-def _of_experts(case: Case, prefix: str) -> tuple[int, dict[str, list[str]], list[str]] | None:
-    """How many experts there are below a prefix, names of their parameters, and names of others."""
-    numbered: dict[str, dict[int, str]] = {}
-    stacked: dict[str, list[str]] = {}
-    others = []
-    for name in case.runs.reference:
-        own = Name.of(name)
-        if not own.stem.startswith(prefix) or own.kind not in ("init", "weight", "buffer"):
-            continue
-        match = re.fullmatch(r"((?:.*?\.)?)(\d+)\.(.+)", own.stem[len(prefix):])
-        if match and own.kind != "buffer":
-            numbered.setdefault(f"{match[1]}*.{match[3]}", {})[int(match[2])] = name
-        elif len(shape_of(case.runs.reference, name)) == 3:
-            stacked[own.stem[len(prefix):]] = [name]
-        else:
-            others.append(name)
+
+def _of_experts(case: Case, prefix: str) -> tuple[dict[str, list[str]], str, list[str]] | None:
+    """Names of the experts' parameters below a prefix, of the router's weight, and of other parameters."""
     known = case.runs.reference
-    stems = tuple(leaf.removesuffix("weight") for leaf in stacked)
-    for name in [name for name in others if len(shape_of(known, name)) == 2]:
-        leaf = Name.of(name).stem[len(prefix):]
-        if leaf.startswith(stems):  # biases of stacked experts
-            stacked[leaf] = [name]
-            others.remove(name)
-    sizes = {len(names) for names in numbered.values()} | {shape_of(known, names[0])[0] for names in stacked.values()}
-    for n in sorted(n for n in sizes if 2 <= n <= MOST_EXPERTS):
-        if any(n in shape_of(known, name) and len(shape_of(known, name)) == 2 for name in others):
-            of = {leaf: [names[i] for i in range(n)] for leaf, names in numbered.items()
-                  if sorted(names) == [*range(n)]}
-            return n, of | {leaf: names for leaf, names in stacked.items() if shape_of(known, names[0])[0] == n}, others
+    by_leaf: dict[str, dict[int, str]] = {}
+    others: dict[str, str] = {}
+    for name in known:
+        own = Name.of(name)
+        if own.stem.startswith(prefix) and own.kind in ("init", "weight", "buffer"):
+            leaf = own.stem[len(prefix):]
+            match = re.fullmatch(r"((?:.*?\.)?)(\d+)\.(.+)", leaf)
+            if match and own.kind != "buffer":
+                by_leaf.setdefault(f"{match[1]}*.{match[3]}", {})[int(match[2])] = name
+            elif len(shape_of(known, name)) == 3:
+                by_leaf[leaf] = {0: name}
+            else:
+                others.setdefault(leaf, name)  # the first is of before the step
+    stems = tuple(leaf.removesuffix("weight") for leaf in by_leaf)
+    for leaf in [leaf for leaf, name in others.items() if leaf.startswith(stems) and len(shape_of(known, name)) == 2]:
+        by_leaf[leaf] = {0: others.pop(leaf)}  # biases of stacked experts
+    sizes = {leaf: len(names) if "*" in leaf else shape_of(known, names[0])[0] for leaf, names in by_leaf.items()
+             if sorted(names) == [*range(len(names))]}
+    for n in sorted(n for n in {*sizes.values()} if 2 <= n <= MOST_EXPERTS):
+        gates = [name for name in others.values() if len(shape := shape_of(known, name)) == 2 and n in shape]
+        if gates:
+            of = {leaf: [by_leaf[leaf][i] for i in sorted(by_leaf[leaf])] for leaf in sizes if sizes[leaf] == n}
+            return of, min(gates, key=lambda name: shape_of(known, name)[0] != n), [*others.values()]
     return None
 
 
 def layer_of(case: Case) -> Layer | None:
     """The nearest layer with experts and a router that a tensor belongs to."""
-    known, parts = case.runs.reference, case.name.stem.split(".")
+    parts = case.name.stem.split(".")
     for depth in range(len(parts), max(len(parts) - 4, -1), -1):
         prefix = ".".join(parts[:depth]) + "." * (depth > 0)
         found = _of_experts(case, prefix)
-        if not found:
-            continue
-        n, of, others = found
-        two = [name for name in others if len(shape := shape_of(known, name)) == 2 and n in shape]
-        router = min(two, key=lambda name: shape_of(known, name)[0] != n)
-        gate: Array = known[in_step(case, router)].astype(np.float64)
-        gate = gate if gate.shape[0] == n else gate.T
-        return _read(case, prefix, of, gate, Name.of(router).stem, others)
+        if found:
+            return _read(case, prefix, *found)
     return None
 
 
-def _read(case: Case, prefix: str, weights: dict[str, list[str]], gate: Array, router: str, others: list[str]
-          ) -> Layer | None:
+def _read(case: Case, prefix: str, weights: dict[str, list[str]], router: str, others: list[str]) -> Layer | None:
     """What the step's dump has of the layer."""
-    runs, n = case.runs, len(gate)
-    tokens = math.prod(case.shape[:-1]) if case.name.kind in ACTIVATIONS else _tokens(case, prefix, n)
+    known, of_one = case.runs.reference, next(iter(weights.values()))
+    n = len(of_one) if len(of_one) > 1 else shape_of(known, of_one[0])[0]
+    gate: Array = known[in_step(case, router)].astype(np.float64)
+    gate = gate if len(gate) == n else gate.T
+    step = [name for name in known if (own := Name.of(name)).kind == "fwd" and own.step == case.name.step]
+    of_router = (math.prod(shape[:-1]) for name in step if Name.of(name).stem.startswith(prefix)
+                 and (shape := shape_of(known, name))[-1:] == (n,))
+    tokens = math.prod(case.shape[:-1]) if case.name.kind in ACTIVATIONS else next(
+        of_router, case.runs.batch * max(case.runs.seq, 1))
     if case.every and any(s.step not in (None, 1) for s in case.every) or not tokens:
         return None
-    names = [name for name in runs.reference if (own := Name.of(name)).kind == "fwd" and own.step == case.name.step
-             and len(shape := shape_of(runs.reference, name)) >= 2 and math.prod(shape[:-1]) == tokens]
-    inside = [name for name in names if Name.of(name).stem.startswith(prefix) or Name.of(name).stem == prefix[:-1]]
-    dumped = [(name, rows_of(runs.reference[name])) for name in inside
-              if runs.reference[name].dtype.kind in "fiu"]
-    parts = (router.rpartition(".")[0], *(leaf_of(prefix, own) for own in weights.values()))
-    first = next((i for i, name in enumerate(names) if Name.of(name).stem.startswith(tuple(filter(None, parts)))),
+    names = [name for name in step if len(shape := shape_of(known, name)) >= 2 and math.prod(shape[:-1]) == tokens]
+    inside = [name for name in names if f"{Name.of(name).stem}.".startswith(prefix)]
+    dumped = [(name, rows_of(known[name])) for name in inside if known[name].dtype.kind in "fiu"]
+    stem = Name.of(router).stem
+    first = next((i for i, name in enumerate(names) if Name.of(name).stem.startswith(stem.rpartition(".")[0])),
                  names.index(inside[0]) if inside else len(names))
-    read = [name for name in names if shape_of(runs.reference, name)[-1] == gate.shape[1] and name != str(case.name)]
+    read = [name for name in names if shape_of(known, name)[-1] == gate.shape[1] and name != str(case.name)]
     wide = [name for name in names[:first][::-1] if name in read]
     beside = sorted((name for name in read if name not in inside and name not in wide),
                     key=lambda name: "norm" not in name)
-    inputs = [rows_of(runs.reference[name]) for name in (*wide[:2], *beside[:2])]
-    moves = _moves(case, others, n)
-    vectors = [before for before, _ in moves if before.any()]
+    inputs = [rows_of(known[name]) for name in (*wide[:2], *beside[:2])]
+    moves: list[tuple[Array, Array]] = []
+    for name in (name for name in others if shape_of(known, name) == (n,)):
+        before: Array = known[in_step(case, name)].astype(np.float64)
+        after: Array = known.get(Name.of(name).with_kind("new", case.name.step), before).astype(np.float64)
+        moves.append((before, after))
+    vectors = [x for x, _ in moves if x.any()]
     made = [x @ gate.T for x in inputs] if tokens * gate.size <= MOST_WORK else []
     dense = [z for _, z in dumped if z.shape[1] == n and (z < 0.0).any() and (z != 0.0).all()]
-    zs = [*dense, *made, *(z + v for z in made for v in vectors)]
-    return Layer(prefix, n, weights, gate, router, tokens, dumped,
-                 [(z, bias) for z in zs for bias in (np.zeros(n), *vectors)], inputs, moves)
+    logits = [(z, bias) for z in (*dense, *made, *(z + v for z in made for v in vectors))
+              for bias in (np.zeros(n), *vectors)]
+    return Layer(prefix, weights, gate, stem, tokens, dumped, logits, inputs, moves)
 
 
 def in_step(case: Case, name: str) -> str:
     """The name of a parameter as it is in the case's step."""
     after = Name.of(name).with_kind("new", case.name.step - 1)
     return after if case.name.step > 1 and after in case.runs.reference else name
-
-
-def _tokens(case: Case, prefix: str, n: int) -> int:
-    """Of a step: those that the layer has scores of."""
-    known = case.runs.reference
-    rows = (math.prod(shape_of(known, name)[:-1]) for name in known if Name.of(name).kind == "fwd"
-            and Name.of(name).stem.startswith(prefix) and shape_of(known, name)[-1:] == (n,))
-    return next(rows, case.runs.batch * max(case.runs.seq, 1))
-
-
-def leaf_of(prefix: str, names: list[str]) -> str:
-    """The module that holds parameters of the experts."""
-    stem = Name.of(names[0]).stem
-    cut = stem.find(".0.", len(prefix)) if len(names) > 1 else stem.rfind(".")
-    return stem[:max(cut, 0)]
-
-
-def _moves(case: Case, others: list[str], n: int) -> list[tuple[Array, Array]]:
-    """Of each vector with one number for each expert, what it is before the step and after it."""
-    found: dict[str, tuple[Array, Array]] = {}
-    known, step = case.runs.reference, case.name.step
-    for name in others:
-        own = Name.of(name)
-        if shape_of(known, name) == (n,) and (own.kind != "buffer" or own.stem not in found):
-            before = known[in_step(case, name)]
-            after = known.get(own.with_kind("new", step), before)
-            found[own.stem] = before.astype(np.float64), after.astype(np.float64)
-    return list(found.values())
 
 
 def halves(x: Array) -> Array:
@@ -202,12 +175,26 @@ class Form:
     function: str = "shares"
     factor: float = 1.0
 
+    @property
+    def weights(self) -> str:
+        times = f"{self.factor:.4g} times " if self.factor != 1.0 else ""
+        return f"{times}{FUNCTIONS[self.function]} of a {'softmax' if self.softmax else 'sigmoid'}"
 
-FUNCTIONS = {"shares": "shares of the sum over the experts chosen", "scores": "the scores, not normalised",
+    @property
+    def choice(self) -> str:
+        of = f"{self.kept} of {self.groups} groups{' of experts dealt round' if self.dealt else ''}, ranked by " + (
+            "their best score" if self.best else "the sum of their two best") if self.groups > 1 else "all experts"
+        return "".join((of, " (the other scores become 0)" if self.zeros else "",
+                        f" by a {'softmax' if self.softmax else 'sigmoid'}",
+                        " of logits with the bias" if self.shifted else " with the bias" if self.biased else "",
+                        ", of rounded logits" if self.rounded else "", ", of equal ones the last" if self.last else ""))
+
+
+FUNCTIONS = {"shares": "shares of the sum over the experts chosen", "scores": "the scores, not normalised,",
              "shares of all": "shares of the sum over all experts", "biased shares": "shares of biased scores",
-             "biased scores": "biased scores", "softmax again": "a second softmax, over the experts chosen",
-             "softmax of all": "a second softmax, over all experts", "equal": "one equal share for each",
-             "logits": "the logits"}
+             "biased scores": "biased scores", "softmax again": "a second softmax, over the experts chosen,",
+             "softmax of all": "a second softmax, over all experts,", "equal": "equal shares, in place of scores",
+             "logits": "the logits, in place"}
 
 
 def softmax(x: Array) -> Array:
@@ -234,9 +221,8 @@ def chosen_by(z: Array, bias: Array, k: int, form: Form) -> Array:
         np.put_along_axis(stays, np.argsort(-rank, axis=1, kind="stable")[:, :form.kept], True, axis=1)
         c = np.where(stays[:, group], c, 0.0 if form.zeros else -np.inf)
     order = np.argsort(-c[:, ::-1] if form.last else -c, axis=1, kind="stable")
-    order = n - 1 - order if form.last else order
     mask: Array = np.zeros(c.shape, bool)
-    np.put_along_axis(mask, order[:, :k], True, axis=1)
+    np.put_along_axis(mask, (n - 1 - order if form.last else order)[:, :k], True, axis=1)
     return mask
 
 
@@ -252,38 +238,32 @@ def weights_by(z: Array, bias: Array, mask: Array, form: Form) -> Array:
     return result
 
 
-def choices(n: int, k: int, biased: bool) -> typing.Iterator[Form]:
+def _choices(n: int, k: int, biased: bool) -> typing.Iterator[Form]:
     """Ways to choose that a reference may have, the simplest first."""
-    for soft in (True, False):
-        yield Form(soft)
-    for soft in (False, True) if biased else ():
-        yield Form(soft, True)
-    for (groups, kept), soft, best in itertools.product(groups_of(n, k), (False, True), (False, True)):
+    yield from map(Form, (True, False))
+    yield from (Form(soft, True) for soft in (False, True) if biased)
+    for (groups, kept), soft, best in itertools.product(_groups_of(n, k), (False, True), (False, True)):
         yield from (Form(soft, bias, groups, kept, best) for bias in ((True, False) if biased else (False,)))
 
 
-def groups_of(n: int, k: int) -> list[tuple[int, int]]:
+def _groups_of(n: int, k: int) -> list[tuple[int, int]]:
     """Into how many groups experts are cut, and how many of these stay."""
     return [(groups, kept) for groups in range(2, min(n // 2, MOST_GROUPS) + 1) if n % groups == 0
             for kept in range(1, groups) if kept * (n // groups) >= k and (groups <= 8 or kept & (kept - 1) == 0)]
 
 
-def changed(form: Form, n: int, k: int, biased: bool) -> typing.Iterator[tuple[Form, int]]:
-    """A form with one thing changed, and among how many."""
-    replace = dataclasses.replace
-    yield from ((replace(form, function=name), len(FUNCTIONS)) for name in FUNCTIONS if name != form.function and (
+def _changed(form: Form, n: int, k: int, biased: bool) -> typing.Iterator[tuple[int, dict[str, typing.Any]]]:
+    """What may be changed of a form, and among how many."""
+    yield from ((1, {"factor": x}) for x in (1.0, form.factor ** 2, 1.0 / form.factor))
+    yield from ((len(FUNCTIONS), {"function": name}) for name in FUNCTIONS if (
         biased or not name.startswith("biased")) and not (form.softmax and name == "shares of all"))
-    yield from ((replace(form, softmax=not form.softmax, function=name), 2)
-                for name in (form.function, "scores", "shares"))
-    yield from ((other, 8) for other in (replace(form, last=True), replace(form, groups=1, kept=1)) if other != form)
-    yield from ((replace(form, rounded=how, last=last), 8) for how in (1, 2) for last in (False, True))
-    if biased:
-        yield from ((replace(form, biased=not form.biased), 8), (replace(form, shifted=True, biased=True), 8))
+    yield from ((2, {"softmax": not form.softmax, "function": name}) for name in (form.function, "scores", "shares"))
+    yield from ((8, {"rounded": how, "last": last}) for how in (0, 1, 2) for last in (False, True))
+    yield from ((8, other) for other in ({"biased": not form.biased}, {"shifted": True, "biased": True}) if biased)
     if form.groups > 1:
-        yield from ((replace(form, **{what: not getattr(form, what)}), 8) for what in ("best", "dealt", "zeros"))
-    for groups, kept in groups_of(n, k):
-        if (groups, kept) != (form.groups, form.kept):
-            yield replace(form, groups=groups, kept=kept, best=form.best and form.groups > 1), 64
+        yield from ((8, {what: not getattr(form, what)}) for what in ("best", "dealt", "zeros"))
+    for groups, kept in ((1, 1), *_groups_of(n, k)):
+        yield 8 if groups == 1 else 64, {"groups": groups, "kept": kept, "best": form.best and groups > 1}
 
 
 # --- what a tensor has of a router ------------------------------------------------------------------------------------
@@ -303,9 +283,8 @@ class View:
             return weights
         index = np.nonzero(mask)[1].reshape(len(mask), self.k)
         values = index.astype(float) if self.kind == "numbers" else np.take_along_axis(weights, index, axis=1)
-        values = np.sort(values, axis=1)
         result: Array = np.empty(values.shape)
-        np.put_along_axis(result, np.argsort(like, axis=1, kind="stable"), values, axis=1)
+        np.put_along_axis(result, np.argsort(like, axis=1, kind="stable"), np.sort(values, axis=1), axis=1)
         return result
 
 
@@ -332,7 +311,7 @@ class Router:
     k: int
     form: Form
     mask: Array
-    weights: Array | None  # None: the reference has numbers of experts alone
+    weights: Array
     product: Array | None = None  # of rounded factors
 
     def with_form(self, form: Form) -> tuple[Array, Array]:
@@ -342,101 +321,68 @@ class Router:
         mask = chosen_by(z, self.bias, self.k, form)
         return mask, weights_by(z, self.bias, mask, form)
 
+    def changed(self) -> typing.Iterator[tuple[Form, Array, Array, int]]:
+        """Forms with one thing changed, with choice and weights, and among how many they are."""
+        for trials, one in _changed(self.form, self.z.shape[1], self.k, bool(np.ptp(self.bias))):
+            form = dataclasses.replace(self.form, **one)
+            mask, weights = self.with_form(form)
+            if np.isfinite(weights).all() and not (np.array_equal(mask, self.mask) and close(
+                    weights, self.weights, 2.0 ** -24)):
+                yield form, mask, weights, trials
+
+    def said(self, form: Form, mask: Array) -> dict[str, typing.Any]:
+        rows = int((mask != self.mask).any(axis=1).sum())
+        change = "rounded" if form.rounded else "choice" if form.choice != self.form.choice and rows else "weights"
+        return {"change": change, "is": form.choice if change != "weights" else form.weights, "rows": rows, "k": self.k,
+                "was": self.form.choice if change != "weights" else self.form.weights}
+
 
 def router_of(layer: Layer, array: Array, view: View, unit: float) -> Router | None:
     """The router's form by what the reference has of it, [tokens, columns]."""
     for z, bias in layer.logits:
         n, biased = z.shape[1], bool(np.ptp(bias))
-        first = slice(0, 8)
-        for form in (dataclasses.replace(form, function=name) for form in choices(n, view.k, biased)
+        for form in (dataclasses.replace(form, function=name) for form in _choices(n, view.k, biased)
                      for name in (("shares",) if view.kind == "numbers" else ("shares", "scores"))):
-            for part in (first, slice(None)):
+            for part in (slice(0, 8), slice(None)):
                 mask = chosen_by(z[part], bias, view.k, form)
-                weights, shown = weights_by(z[part], bias, mask, form), array[part]
-                expected = view.shown(weights, mask, shown)
+                expected = view.shown(weights_by(z[part], bias, mask, form), mask, array[part])
                 square = float((expected ** 2).sum())
-                factor = 1.0 if view.kind == "numbers" or not square else float((expected * shown).sum()) / square
-                if not factor > 0.0 or not close(factor * expected, shown, unit):
+                factor = 1.0 if view.kind == "numbers" or not square else float((expected * array[part]).sum()) / square
+                if not factor > 0.0 or not close(factor * expected, array[part], unit):
                     break
             else:
                 ratio = ratio_of(factor, 64, 1e-4)
                 form = dataclasses.replace(form, factor=ratio[0] / ratio[1] if ratio else factor)
-                return Router(z, bias, view.k, form, mask, None if view.kind == "numbers" else form.factor * weights,
-                              next((halves(x) @ halves(layer.gate).T for x in layer.inputs
-                                    if close(x @ layer.gate.T, z, unit)), None))
+                mask = chosen_by(z, bias, view.k, form)
+                return Router(z, bias, view.k, form, mask, weights_by(z, bias, mask, form), next((
+                    halves(x) @ halves(layer.gate).T for x in layer.inputs if close(x @ layer.gate.T, z, unit)), None))
     return None
 
 
 def known_router(layer: Layer, unit: float) -> Router | None:
     """The router of a layer by any of its dumped tensors: weights first."""
     views = [(array, view) for _, array in layer.dumped if (view := view_of(array, layer.experts))]
-    for array, view in sorted(views, key=lambda pair: ("all", "chosen", "numbers").index(pair[1].kind)):
-        router = router_of(layer, array, view, unit)
-        if router:
-            return router
-    return None
+    views.sort(key=lambda pair: ("all", "chosen", "numbers").index(pair[1].kind))
+    return next((router for array, view in views if (router := router_of(layer, array, view, unit))), None)
 
 
-def meaning(base: Form, is_: Form) -> str:
-    """What is changed between two forms."""
-    if base.function != is_.function and dataclasses.replace(base, function=is_.function) == is_:
-        return {"scores": "not normalised", "shares": "normalised", "biased shares": "biased",
-                "biased scores": "biased"}.get(is_.function, "function")
-    if is_.rounded:
-        return "rounded"
-    if base.factor != is_.factor:
-        return "factor"
-    return "function" if base.softmax != is_.softmax and base.biased == is_.biased and not base.biased else "choice"
-
-
-def choice_text(form: Form) -> str:
-    of = f"{form.kept} of {form.groups} groups{' of experts dealt round' if form.dealt else ''}, ranked by " + (
-        "their best score" if form.best else "the sum of their two best") if form.groups > 1 else "all experts"
-    return "".join((of, " (the other scores become 0)" if form.zeros else "",
-                    f" by a {'softmax' if form.softmax else 'sigmoid'}",
-                    " of logits with the bias" if form.shifted else " with the bias" if form.biased else "",
-                    ", of rounded logits" if form.rounded else "", ", of equal ones the last" if form.last else ""))
-
-
-def forms_changed(router: Router) -> typing.Iterator[tuple[Form, Array, Array, int, int]]:
-    """Forms with one thing changed: with choice and weights, how many numbers are fitted, and among how many."""
-    form, factor = router.form, router.form.factor
-    for x in {1.0, factor * factor, 1.0 / factor} - {factor}:
-        yield dataclasses.replace(form, factor=x), *router.with_form(dataclasses.replace(form, factor=x)), 0, 1
-    for other, trials in changed(form, router.z.shape[1], router.k, bool(np.ptp(router.bias))):
-        mask, weights = router.with_form(other)
-        if np.isfinite(weights).all() and not (np.array_equal(mask, router.mask) and router.weights is not None
-                                               and close(weights, router.weights, 2.0 ** -24)):
-            yield other, mask, weights, 0, trials
-
-
-def said(router: Router, form: Form, mask: Array) -> dict[str, typing.Any]:
-    moved = int((mask != router.mask).any(axis=1).sum())
-    return {"change": meaning(router.form, form), "is": choice_text(form), "was": choice_text(router.form),
-            "rows": moved, "k": router.k, "factor": form.factor, "factor_was": router.form.factor,
-            "function": FUNCTIONS[form.function], "function_was": FUNCTIONS[router.form.function],
-            "scores": "softmax" if form.softmax else "sigmoid",
-            "scores_was": "softmax" if router.form.softmax else "sigmoid"}
-
-
-def _of_values(case: Case, layer: Layer) -> typing.Iterator[Pattern]:
+def patterns(case: Case) -> typing.Iterator[Pattern]:
     """Weights or numbers of experts in another form."""
+    if case.name.kind != "fwd" or len(case.shape) < 2 or case.reference.size < 8:
+        return
+    layer = layer_of(case)
+    if layer is None or case.shape[-1] > layer.experts:
+        return
     ref, val = rows_of(case.ref), rows_of(case.val)
-    view = view_of(ref, layer.experts) or (View("all", layer.experts) if ref.shape[1] == layer.experts and (
-        ref > 0.0).all() else None)  # the scores of all
+    scores = ref.shape[1] == layer.experts and (ref > 0.0).all()
+    view = view_of(ref, layer.experts) or (View("all", layer.experts) if scores else None)
     router = router_of(layer, ref, view, case.unit) if view else None
     if router is None or view is None:
         return
-    for form, mask, weights, fitted, trials in forms_changed(router):
-        if view.kind == "numbers" and (mask != router.mask).any(axis=1).sum() < LEAST and not (
+    for form, mask, weights, trials in router.changed():
+        if view.kind != "numbers" or (mask != router.mask).any(axis=1).sum() >= LEAST or (
                 form.last or form.rounded or form.groups > 1):
-            continue
-        expected = view.shown(weights, mask, val)
-        factor = float((expected * val).sum() / max(float((expected ** 2).sum()), 1e-300))
-        yield Pattern(FORM, expected.reshape(case.shape), said(router, form, mask), fitted, trials)
-        if view.kind != "numbers" and form.factor == router.form.factor != 1.0 and (
-                abs(factor * form.factor - 1.0) < 1e-4):
-            yield Pattern(FORM, (factor * expected).reshape(case.shape), said(router, form, mask), 1, trials)
+            yield Pattern(FORM, view.shown(weights, mask, val).reshape(case.shape), router.said(form, mask), 0, trials)
     for before, after in layer.moves:
         if np.array_equal(before, router.bias):
             yield from _moved_bias(case, router, view, float(np.abs(after - before).max()))
@@ -454,51 +400,27 @@ def _moved_bias(case: Case, router: Router, view: View, by: float) -> typing.Ite
     mask = np.concatenate(parts)
     weights = weights_by(router.z, router.bias, mask, router.form)
     yield Pattern(FORM, view.shown(weights, mask, rows_of(case.val)).reshape(case.shape),
-                  {"change": "bias moves", "by": by, "first": len(router.z) // pieces,
-                   "rows": int((mask != router.mask).any(axis=1).sum())})
-
-
-def patterns(case: Case) -> typing.Iterator[Pattern]:
-    if case.name.kind != "fwd" or len(case.shape) < 2 or case.reference.size < 8:
-        return
-    layer = layer_of(case)
-    if layer is not None and case.shape[-1] <= layer.experts:
-        yield from _of_values(case, layer)
+                  {**router.said(router.form, mask), "change": "bias moves", "by": by})
 
 
 # --- causes -----------------------------------------------------------------------------------------------------------
 
-_AGAIN = "the router computed again from its logits: "
+WEIGHTS = Cause("routing_weights", (FORM,), "the router computed again from its logits: the weights of a token's "
+                "experts are {is}, where the reference has {was}", "`norm_topk_prob`, `scoring_func` and "
+                "`routed_scaling_factor`: a factor left out or applied twice, the order of softmax and `topk`, the sum "
+                "that weights are divided by, the scores that they are taken from (without the bias of the choice)",
+                has(change="weights"))
 _CHOSEN = "{rows} tokens have other experts, and of the same logits: "
-CHANGES = (
-    Cause("routing_weights_scaled", (FORM,), _AGAIN + "the weights of a token's experts are multiplied by {factor}, "
-          "where the reference has a factor of {factor_was}", "`routed_scaling_factor` "
-          "(`moe_router_topk_scaling_factor`): left out, or applied twice", has(change="factor")),
-    Cause("routing_normalisation", (FORM,), _AGAIN + "the weights are not normalised: each is its expert's score, and "
-          "not divided by the sum of the token's", "`norm_topk_prob`; a softmax over all experts where one over those "
-          "chosen belongs", has(change="not normalised")),
-    Cause("routing_normalisation", (FORM,), _AGAIN + "the weights are normalised: each score is divided by the sum of "
-          "the token's, which the reference does not do", "`norm_topk_prob`; a softmax over those chosen",
-          has(change="normalised")),
-    Cause("router_bias_in_weights", (FORM,), _AGAIN + "the weights are of the scores with the bias of the choice "
-          "added, which is for the choice alone", "which scores `gather` takes the weights from",
-          has(change="biased")),
-    Cause("routing_weights_function", (FORM,), _AGAIN + "the weights are {function} of a {scores}, where the "
-          "reference has {function_was} of a {scores_was}", "`scoring_func`, the order of softmax and `topk`, a "
-          "softmax that is applied again, the sum that weights are divided by", has(change="function")),
-)
 CAUSES = (
-    *CHANGES,
-    Cause("router_bias_update", (FORM,), _CHOSEN + "those of a bias that has moved by {by} after the first {first} "
-          "tokens: it is updated within the step, after each micro-batch", "where the update is called: once, in the "
-          "optimizer's step", has(change="bias moves")),
+    WEIGHTS,
+    Cause("router_bias_update", (FORM,), _CHOSEN + "those of a bias that moves by {by} after each micro-batch, within "
+          "the step", "where the update is called: once, in the optimizer's step", has(change="bias moves")),
     Cause("other_experts_chosen", (FORM,), _CHOSEN + "the {k} largest of {is}, where the reference takes them of "
           "{was}", "`n_group` and `topk_group`, how groups are ranked and masked, the bias of the choice, equal "
           "logits", has(change="choice")),
-    Cause("other_experts_chosen", (FORM,), "the router's logits are rounded to bfloat16 before the choice ({is}): "
-          "{rows} tokens have other experts", "the dtype of the router's logits at `topk`, which promises no order of "
-          "equal values; a router in autocast",
-          lambda case, pattern: has(change="rounded")(case, pattern) and pattern.numbers["rows"] > 0),
+    Cause("other_experts_chosen", (FORM,), _CHOSEN + "those of logits that are rounded to bfloat16 ({is})",
+          "the dtype of the router's logits at `topk`, which promises no order of equal values; a router in autocast",
+          has(change="rounded", rows=bool)),
     Cause("low_precision", (FORM,), "the weights of the experts are those of logits that are rounded to bfloat16",
           "the dtype of the router: its product, or its logits", has(change="rounded")),
 )

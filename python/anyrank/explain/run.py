@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import typing
 
 import numpy as np
 
 from anyrank.dump import Dump
-from anyrank.explain import facts
+from anyrank.explain import facts, shapes
 from anyrank.explain.dumps import Report, case_of, runs_of
 from anyrank.explain.explain import UNKNOWN, Answer, explain
 from anyrank.explain.tensors import Case, Name, Runs
@@ -24,10 +25,8 @@ AFTER_BACKWARD = (*BACKWARD, "clip", "new", "m", "v", "state")
 OPTIONS = {"lr": "other_learning_rate", "weight_decay": "weight_decay", "betas": "other_betas", "eps": "adam_eps",
            "nesterov": "nesterov", "dampening": "sgd_dampening", "maximize": "update_sign", "momentum": "other_betas"}
 # What the gradient of a loss says of the loss itself; anything else may be a mistake further on.
-OF_LOSSES = {"mean_of_means", "sum_of_local_means", "sum_for_mean", "reduced_again", "averaged_again",
-             "divisor_of_other_count", "counted_twice", "sum_over_tokens", "mean_over_tokens", "samples_weighted",
-             "micro_batches_weighted", "loss_scale", "target_count", "wrong_scalar",
-             "ignored_labels", "balancing_loss"}
+OF_LOSSES = {"mean_of_means", "sum_for_mean", "reduced_again", "averaged_again", "counted_twice", "samples_weighted",
+             "micro_batches_weighted", "loss_scale", "target_count", "wrong_scalar", "balancing_loss"}
 
 
 # What an update says where the moments may say more.
@@ -66,7 +65,23 @@ class Run:
 
     def answer(self, name: str, within: bool = False) -> Answer:
         case = self.case(name, within)
-        return explain(case) if case is not None and case.off.any() else Answer(UNKNOWN)
+        if case is None:
+            return Answer(UNKNOWN)
+        if not case.off.any() and self.runs.row(name).get("state") == "different":
+            return self._together(name)
+        return explain(case) if case.off.any() else Answer(UNKNOWN)
+
+    def _together(self, name: str) -> Answer:
+        """A tensor whose elements are each within the rule, and all together are not."""
+        row = self.runs.row(name)
+        scale, near = float(row.get("scale") or 0.0), float(row.get("factor_allowed") or 0.0)
+        within = self.case(name, True)
+        answer = explain(within) if within is not None and within.off.any() else Answer(UNKNOWN)
+        if answer.cause not in (UNKNOWN, "rounding", "low_precision") or not near or abs(scale - 1.0) <= near:
+            return answer
+        return Answer("wrong_scalar", f"as a whole the reference times {scale:.6g}: each element is within the rule, "
+                      f"and rounding leaves a factor within {near:.1e} of 1", "a divisor, a scale, a number of tokens "
+                      "or ranks", "likely")
 
 
 # --- what is recorded -------------------------------------------------------------------------------------------------
@@ -134,11 +149,9 @@ def lacking(run: Run, first: Name) -> Answer | None:
     if first.kind not in AFTER_BACKWARD and not (first.kind == "fwd" and any(
             n.step < first.step and n.kind in BACKWARD for n in steps.values())):
         return None
-    both = {Name.of(name).stem for name in run.reference} & {Name.of(name).stem for name in run.other}
     lost = [name for name in run.missing if name in steps and steps[name].kind in BACKWARD]
     if lost and not any(Name.of(name).kind in BACKWARD for name in run.unexpected):
-        parameters = [name for name in lost if steps[name].kind == "grad" and steps[name].stem in both]
-        return _without(run, lost, parameters)
+        return _without(run, lost, [name for name in lost if steps[name].kind == "grad"])
     trained = [name for name in run.report.get("lost_gradients", ()) if name in steps and name in run.unexpected]
     if trained and not lost:
         said = counted(len(trained), "parameter", ("has", "have"))
@@ -148,15 +161,40 @@ def lacking(run: Run, first: Name) -> Answer | None:
     return None
 
 
+FLAT = ("FSDP1's flat parameter: all parameters of a wrapped module in one vector, padded and cut over the ranks, "
+        "instead of tensors that have names")
+TWINS = 64  # tensors of its shape that are held against one that only one run has
+
+
+def of_one_run(run: Run, first: str) -> Answer | None:
+    """A tensor that only one run has: a flat parameter, or a weight that is tied in the other run."""
+    one = run.reference if first in run.missing else run.other if first in run.unexpected else None
+    flat = next((name for name in (*run.missing, *run.unexpected) if Name.of(name).stem.endswith("flat_param")), "")
+    if flat:
+        return Answer(UNKNOWN, f"{flat}: {FLAT}", "wrap with `fully_shard` (FSDP2), or dump what "
+                      "`FullyShardedDataParallel.summon_full_params` gives")
+    if one is None or Name.of(first).kind not in ("init", "weight"):
+        return None
+    values = np.asarray(one[first])
+    alike = [name for name in one if name not in (*run.missing, *run.unexpected)
+             and Name.of(name).kind == Name.of(first).kind and one.tensor(name).shape == values.shape]
+    twin = next((name for name in alike[:TWINS] if np.array_equal(np.asarray(one[name]), values)), "")
+    if not twin or values.size < 8 or np.ptp(values) == 0.0:
+        return None
+    where = "the reference" if first in run.missing else "the other run"
+    return _sure("tied_weight", f"only {where} has this tensor, with the values of {twin}: it is not tied there",
+                 "both uses belong to one parameter and one gradient")
+
+
 def _without(run: Run, lost: list[str], parameters: list[str]) -> Answer | None:
     there = {Name.of(name).kind for name in run.other} & {*BACKWARD}
     if not there:
         return None
-    if parameters and "grad" not in there:
+    branch = len(parameters) < len(lost)
+    if parameters and not branch and "grad" not in there:
         return _sure("no_gradient", "the other run went backward and has no gradient of any parameter",
                      "a reduction that did not run (`set_requires_gradient_sync(False)`, `no_sync`); gradients that "
                      "were set to None too early")
-    branch = len(parameters) < len(lost)
     said = counted(len(parameters), "parameter", ("has", "have"))
     return _sure("no_backward" if branch else "no_gradient", f"{said} no gradient in the other run"
                  f"{', and modules no backward pass' if branch else ''}: "
@@ -187,6 +225,19 @@ def first_of(run: Run) -> str:
     return first
 
 
+def of_format(run: Run, first: str) -> tuple[str, Answer] | None:
+    """The report's first tensor, where it has fewer bits and the one after it that is more than rounding is not off by
+    more, in proportion, than those between them: roundings that add up."""
+    reported = str((run.report.get("first") or {}).get("tensor") or "")
+    if reported == first or reported not in run.rows or first not in run.rows:
+        return None
+    rows = run.rows[run.rows.index(reported):run.rows.index(first) + 1]
+    off = [float(row.get("rms") or 0.0) / (float(row.get("rms_reference") or 0.0) or 1.0)
+           for row in map(run.runs.row, rows)]
+    said = run.answer(reported) if off[-1] <= 2.0 * max(off[:-1]) else None
+    return (reported, said) if said is not None and said.cause == "fewer_bits" else None
+
+
 def others_of(run: Run, first: str) -> typing.Iterator[tuple[str, bool]]:
     """Tensors that may say more than the first, and whether what is allowed of them counts."""
     name = Name.of(first)
@@ -201,50 +252,38 @@ def others_of(run: Run, first: str) -> typing.Iterator[tuple[str, bool]]:
         if len(run.reference.tensor(first).shape) == 1:  # a bias: the weight beside it has more elements
             yield from ((row, False) for row in alike if (n := Name.of(row)).kind == "grad" and row != first
                         and n.module == name.module and len(run.reference.tensor(row).shape) == 2)
+        elif not any(Name.of(row).kind == "bwd" for row in alike):  # what differs is how gradients are added up
+            yield from ((row, False) for row in alike if Name.of(row).kind == "grad" and len(
+                run.reference.tensor(row).shape) == 1)
     elif name.kind == "new":
         moments = [name.with_kind(kind) for kind in ("m", "v", "state")]
         yield from ((moment, True) for moment in moments if moment in run.reference)
     if name.kind in ("init", "new", "m", "v"):
         yield from ((row, False) for row in alike if Name.of(row).kind == name.kind and row != first)
-    if name.kind == "fwd" and name.step > 1:
-        yield from ((row, True) for row in _weights_off_as_much(run, first))
+    if name.kind == "fwd":
+        yield from ((row, True) for row in _off_as_much(run, first))
 
 
-def _weights_off_as_much(run: Run, first: str) -> typing.Iterator[str]:
-    """Updated weights of the step before that are off by as much, in proportion, within what is allowed of them."""
-    row = run.runs.row(first)
+def _off_as_much(run: Run, first: str) -> typing.Iterator[str]:
+    """Updated weights of the step before and outputs just before that are off by as much, in proportion, within what
+    is allowed of them."""
+    row, own = run.runs.row(first), Name.of(first)
     least = 0.3 * float(row.get("rms") or 0.0) / (float(row.get("rms_reference") or 0.0) or 1.0)
-    names = [name for name in run.reference if (n := Name.of(name)).kind == "new" and n.step + 1 == Name.of(first).step]
-    for name in names[:MOST_READ] if least > 0.0 else ():
+    before = list(itertools.takewhile(lambda name: name != first, run.reference))
+    outputs = [name for name in before if (n := Name.of(name)).kind == "fwd" and n.step == own.step][::-1]
+    names = [name for name in before if (n := Name.of(name)).kind == "new" and n.step + 1 == own.step]
+    for name in (*names[:MOST_READ], *outputs[:2 * MOST_ASKED][::-1]) if least > 0.0 else ():
         case = run.case(name, True)
         if case is not None and float(np.sqrt(np.mean((case.val - case.ref) ** 2))) > least * float(
                 np.sqrt(np.mean(case.ref ** 2))):
             yield name
 
 
-def of_shape(run: Run, first: str) -> Answer | None:
-    """A tensor of another shape: the reference's, several times along one axis."""
-    if first not in run.reference or first not in run.other:
-        return None
-    ref, val = run.runs.reference[first], run.runs.other[first]
-    if ref.ndim != val.ndim or ref.shape == val.shape or ref.size == 0:
-        return None
-    for axis, (x, y) in enumerate(zip(ref.shape, val.shape)):
-        repeats = [1] * ref.ndim
-        repeats[axis] = y // x
-        if y % x == 0 and np.array_equal(np.tile(ref, repeats), val):
-            if axis == 0 and first.startswith("input"):
-                return _sure("same_samples", f"the other run has each of {x} samples {y // x} times: every rank got "
-                             "the whole batch", "each rank's part of the batch (DistributedSampler, a slice by its "
-                             "rank), or the capture's spec where that is meant")
-            return Answer("slices_repeated", f"dimension {axis} has {y} instead of {x}: the reference's, {y // x} "
-                          "times", "", "likely")
-    return None
-
-
 def ask(run: Run, first: str) -> tuple[str, Answer]:
     """The answer of the first tensor or, where it has none, of others that say more."""
-    answer = of_shape(run, first) or run.answer(first)
+    if of_shape := shapes.answer(run, first):
+        return "", of_shape
+    answer = run.answer(first)
     name = Name.of(first)
     vague = name.kind == "new" and answer.cause in OF_UPDATES
     if answer.cause != UNKNOWN and not vague:
@@ -285,20 +324,35 @@ def explain_run(reference: Dump, other: Dump, report: Report) -> Finding:
     return finding_of(Run(reference, other, report))
 
 
+BITS = "the values are equal, and only their bits differ: signs of zeros, or kinds of NaN"
+SMALL = "no element is further off than another order of sums, in its format, takes it"
+
+
 def finding_of(run: Run) -> Finding:
     differences = tuple(facts.differences(*run.runs.facts))
     first = first_of(run)
     if not first:
         return Finding(differences, "", Answer(UNKNOWN))
+    case = run.case(first)
+    row = run.runs.row(first)
+    apart = abs(float(row.get("scale") or 1.0) - 1.0) > float(row.get("factor_allowed") or math.inf)
+    if case is not None and case.off.any() and np.array_equal(case.val, case.ref, equal_nan=True):
+        return Finding(differences, first, Answer(UNKNOWN, BITS))
+    if case is not None and not apart and is_rounding(case):
+        return Finding(differences, first, Answer("rounding", SMALL, confidence="likely"))
     told = list(recorded(run.runs, Name.of(first)))
     if of_steps := of_count(run.runs, Name.of(first)):
         return Finding(tuple(sorted(differences, key=lambda difference: difference.kind != "steps")), first, of_steps)
     texts = {answer.sentence for answer in told}
     differences = tuple(sorted(differences, key=lambda difference: difference.text not in texts))
-    lack = next((answer for answer in told if answer.cause in STRUCTURE), None) or lacking(run, Name.of(first))
+    lack = (next((answer for answer in told if answer.cause in STRUCTURE), None) or lacking(run, Name.of(first))
+            or of_one_run(run, first))
     if lack:
-        return Finding(differences, first, lack)
+        lost = [name for name in run.reference if name in run.missing and Name.of(name).kind in BACKWARD]
+        return Finding(differences, lost[0] if lost and Name.of(first).kind not in BACKWARD else first, lack)
     asked, answer = ask(run, first)
+    if answer.cause == UNKNOWN and (coarse := of_format(run, first)):
+        first, answer = coarse
     if told and (answer.cause in VAGUE or answer.cause in {one.cause for one in told}):
         return Finding(differences, first, next((one for one in told if one.cause == answer.cause), told[0]))
     return Finding(differences, first, answer, asked)

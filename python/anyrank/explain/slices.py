@@ -143,11 +143,6 @@ class Move:
         return {EXCHANGED: 1, REPEATED: 2, REORDERED: 2, SHIFTED: 1}.get(self.kind, 0)
 
 
-def _zigzags(n: int) -> tuple[Array, Array]:
-    ends = np.stack((np.arange(n // 2), n - 1 - np.arange(n // 2)), axis=1).ravel()
-    return ends, np.argsort(ends)
-
-
 def _rules(period: int, first: Array) -> typing.Iterator[tuple[str, Array, dict[str, typing.Any]]]:
     """Orders of so many blocks of which `first` may be one."""
     at = np.arange(period)
@@ -165,8 +160,9 @@ def _rules(period: int, first: Array) -> typing.Iterator[tuple[str, Array, dict[
             yield DEALT, np.concatenate((at[:start], start + at[:many] % p * (many // p) + at[:many] // p,
                                          at[start + many:])), {"p": p, "q": many // p}
     if period % 2 == 0 and period >= 4:
-        for order in _zigzags(period):
-            yield ZIGZAG, order, {}
+        ends = np.stack((at, at[::-1]), axis=1).ravel()[:period]
+        yield ZIGZAG, ends, {}
+        yield ZIGZAG, np.argsort(ends), {}
 
 
 def _ruled(s: Slices, blocks: Array, size: int) -> Move | None:

@@ -10,19 +10,22 @@ import typing
 import numpy as np
 
 from anyrank.explain.patterns import Parts
-from anyrank.explain.tensors import Array, Case
+from anyrank.explain.tensors import Array, Case, Name
 from anyrank.explain.words import ranks_of
 
 SAMPLED = 1 << 16  # elements by which numbers are fitted; the pattern is held against all
 NEAR = 1e-3  # of a fitted factor: as far apart as two that mean the same
 USUAL_BETAS = ((0.9, 0.999), (0.9, 0.95), (0.9, 0.98), (0.95, 0.95), (0.9, 0.99), (0.5, 0.999), (0.0, 0.99))
-USUAL_MOMENTA = (0.9, 0.99, 0.95, 0.5)
+
+
+def last(name: Name) -> str:
+    """A parameter's name before the step."""
+    return name.with_kind("new", name.step - 1) if name.step > 1 else name.with_kind("init", 1)
 
 
 def before(case: Case, other: bool = False) -> Array | None:
     """The weights before the step."""
-    step = case.name.step
-    return case.beside(case.name.with_kind("new", step - 1) if step > 1 else case.name.with_kind("init", 1), other)
+    return case.beside(last(case.name), other)
 
 
 def options(case: Case) -> typing.Mapping[str, typing.Any]:
@@ -56,11 +59,6 @@ def betas_of(case: Case) -> tuple[tuple[float, float], ...]:
     first, second = sum_of(m, (kept[0], g)), sum_of(v, (kept[1], g ** 2))
     return tuple(b for b in USUAL_BETAS if first is not None and second is not None
                  and abs(first.numbers[0] - b[0]) < 1e-3 and abs(second.numbers[0] - b[1]) < 1e-4)
-
-
-def momenta_of(case: Case) -> tuple[float, ...]:
-    told = options(case).get("momentum")
-    return (float(told),) if isinstance(told, (int, float)) else USUAL_MOMENTA
 
 
 def rates_of(case: Case) -> tuple[float, float] | None:
@@ -133,8 +131,3 @@ def sum_of(y: Array, columns: typing.Sequence[Array]) -> Sum | None:
     numbers = np.zeros(len(columns))
     numbers[used] = x / sizes[used]
     return Sum(tuple(map(float, numbers)), math.sqrt(float(((b - a @ numbers) ** 2).sum())) / total)
-
-
-def right_moments(case: Case) -> bool:
-    kinds = [kind for kind in ("m", "v") if case.name.with_kind(kind) in case.runs.reference]
-    return bool(kinds) and all(case.name.with_kind(kind) in case.runs.same for kind in kinds)

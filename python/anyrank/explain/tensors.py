@@ -74,7 +74,7 @@ def parts_of(dump: Dump, name: str) -> tuple[Copy, ...]:
 
 
 class Tensors(collections.abc.Mapping[str, Array]):
-    """Full tensors of a dump, as arrays, read when they are asked for."""
+    """Full tensors of a dump, as arrays, read when they are asked for. Those without elements are left out."""
 
     def __init__(self, source: Dump | typing.Mapping[str, Array], more: Dump | None = None) -> None:
         self._sources = (source,) if more is None else (source, more)
@@ -88,14 +88,18 @@ class Tensors(collections.abc.Mapping[str, Array]):
     def _source_of(self, name: str) -> Dump | typing.Mapping[str, Array]:
         return next((source for source in self._sources if name in source), self._sources[0])
 
+    @functools.cached_property
+    def _names(self) -> dict[str, None]:
+        return {name: None for name in itertools.chain(*self._sources) if 0 not in self.shape(name)}
+
     def __iter__(self) -> typing.Iterator[str]:
-        return itertools.chain(*self._sources)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return sum(map(len, self._sources))
+        return len(self._names)
 
     def __contains__(self, name: object) -> bool:
-        return any(name in source for source in self._sources)
+        return name in self._names
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Its shape, of a dump's tensor without reading it."""
@@ -126,6 +130,7 @@ class Runs:
     heads: int = 0
     kv_heads: int = 0
     micro_batches: int = 1
+    targets: int = 0  # tokens of the first step that have one; 0: not known
     exact: bool = False  # both runs have exact numerics: nothing is rounding
     report: typing.Mapping[str, typing.Any] = dataclasses.field(default_factory=dict)  # of `anyrank verify --json`
     same: typing.Collection[str] = ()  # names that are the same in both runs

@@ -8,12 +8,14 @@ import textwrap
 import typing
 
 from anyrank.explain.around import around
+from anyrank.explain.causes import reliability
 from anyrank.explain.explain import UNKNOWN, Answer
 from anyrank.explain.patterns import Fit
 from anyrank.explain.tensors import Case
 from anyrank.explain.words import counted, ranks_of
 
 WIDTH = 116
+MOST_RECORDED = 4  # differences of configuration, steps and the like that are printed
 
 
 def wrong_ranks(case: Case) -> tuple[list[int], list[int]]:
@@ -44,7 +46,9 @@ def size(case: Case) -> str:
     rms, whole = row.get("rms"), row.get("rms_reference")
     if not isinstance(rms, float) or not isinstance(whole, float):
         rms, whole = math.sqrt(float(((case.val - case.ref) ** 2).mean())), math.sqrt(float((case.ref ** 2).mean()))
-    return f"off by {_share(rms / whole)} of its size" if whole > 0.0 else "not zero, as it is in the reference"
+    if whole > 0.0 or rms == 0.0:
+        return f"off by {_share(rms / whole if whole else 0.0)} of its size"
+    return "not zero, as it is in the reference"
 
 
 def _finite(array: typing.Any) -> typing.Any:
@@ -57,6 +61,12 @@ def _share(x: float) -> str:
     return f"{100 * x:.3g} %" if 1e-4 <= x < 10.0 else f"{x:.2g}"
 
 
+def pattern(case: Case) -> str:
+    """Where the tensor differs: how many elements, on which ranks."""
+    wrong, right = wrong_ranks(case)
+    return f"{extent(case)}{f', on {ranks_of(wrong)} alone' if wrong and right else ''}"
+
+
 def extent(case: Case) -> str:
     """How many elements differ."""
     n, all_of_it = int(case.off.sum()), case.reference.size
@@ -64,16 +74,34 @@ def extent(case: Case) -> str:
 
 
 def _looks(fit: Fit) -> str:
+    told = fit.pattern.numbers.get("text")
     numbers = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
                         for key, value in fit.pattern.numbers.items())
-    left = f"{100 * fit.unexplained:.2g} % of the difference is left"
-    return f"{fit.pattern.kind.replace('_', ' ')}{f' ({numbers})' if numbers else ''}: {left}"
+    kind = fit.pattern.kind.replace("_", " ")
+    said = f"{kind}: {told}" if told else f"{kind} ({numbers})" if numbers else kind
+    return f"{said}; {100 * fit.unexplained:.2g} % of the difference is left"
 
 
 def without_arrays(tensor: str, answer: Answer) -> list[str]:
     """The same of a tensor that one run alone has, or has in another shape; "": of none."""
-    said = f"{answer.sentence} ({answer.confidence})" if answer.sentence else "the runs have no tensor to compare here"
-    return [f"{tensor}: {said}" if tensor else said]
+    sure = f" ({answer.confidence})" if answer.confidence else ""
+    said = f"{answer.sentence}{sure}" if answer.sentence else "the runs have no tensor to compare here"
+    return _wrapped([("", f"{tensor}: {said}" if tensor else said), *_reasons(answer)])
+
+
+def _reasons(answer: Answer) -> list[tuple[str, str]]:
+    right, stated = reliability().get(answer.cause, (0, 0))
+    known = f" (right in {right} of {counted(stated, 'known case')})" if stated else ""
+    rows = [("cause", answer.cause + known)] if answer.cause != UNKNOWN else []
+    rows += [("look at", answer.look)] if answer.look else []
+    return rows + ([("or", ", ".join(answer.others[:3]))] if answer.others else [])
+
+
+def _wrapped(rows: list[tuple[str, str]]) -> list[str]:
+    head = textwrap.wrap(rows[0][1], WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+    return head + [line for name, text in rows[1:] for line in textwrap.wrap(
+        text, WIDTH, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13, break_on_hyphens=False,
+        break_long_words=False)]
 
 
 def lines(case: Case, answer: Answer) -> list[str]:
@@ -85,11 +113,4 @@ def lines(case: Case, answer: Answer) -> list[str]:
     if answer.cause == UNKNOWN:
         rows += [("looks like", _looks(fit)) for fit in answer.fits[:2]]
         rows += [("known", known)] if (known := around(case)) else []
-    else:
-        rows += [("cause", answer.cause)]
-        rows += [("look at", answer.look)] if answer.look else []
-        rows += [("or", ", ".join(answer.others[:3]))] if answer.others else []
-    head = textwrap.wrap(rows[0][1], WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
-    return head + [line for name, text in rows[1:] for line in textwrap.wrap(
-        text, WIDTH, initial_indent=f"  {name:<11}", subsequent_indent=" " * 13, break_on_hyphens=False,
-        break_long_words=False)]
+    return _wrapped([*rows, *_reasons(answer)])

@@ -3,151 +3,145 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import typing
 
 import numpy as np
 
-from anyrank.explain.causes import Cause, When
+from anyrank.explain.causes import Cause, has
 from anyrank.explain.patterns import Pattern, ratio_of
-from anyrank.explain.steps import (NEAR, USUAL_BETAS, before, betas_of, copied, flat, momenta_of, near, options, own_of,
-                                   ranks_named, rates_of, right_moments, sum_of)
-from anyrank.explain.tensors import Array, Case, Name, Tensors
+from anyrank.explain.steps import (NEAR, USUAL_BETAS, before, betas_of, copied, flat, last, near, options, own_of,
+                                   ranks_named, rates_of, sum_of)
+from anyrank.explain.tensors import Array, Case, Name
 
-KEPT, UPDATE, UPDATE_OF_RANKS, DECAY = "weights of before", "update scaled", "update scaled by rank", "weight added"
-MOST_OWNED = 24  # other weights that are looked at
-EPSILON, SIGNS, STEPPED, FIRST = "epsilon", "steps up and down", "one step apart", "a first step again"
-MOST_PARAMETERS = 24  # whose updates are looked at besides
+KEPT, UPDATE, DECAY = "weights of before", "update scaled", "weight added"
+EPSILON, STEPPED, FIRST = "epsilon", "one step apart", "a first step again"
+MOST_PARAMETERS = 24  # that are looked at besides
 LARGEST_STEP = 0.1  # of Adam's first: any larger one is another thing
 LEAST_RMS = 1e-3  # of a parameter, below which relative steps are those of this
+USUAL_MOMENTA = (0.9, 0.99, 0.95, 0.5)
 
 
-@dataclasses.dataclass(frozen=True)
-class Scaled:
+# --- updates that are multiples of what they should be, and weights that are added to them ----------------------------
+
+
+class Change(typing.NamedTuple):
     """A copy's update: the expected times `factor`, and `decay` of the weight besides; unsure: how far off the factor
     may be by the weights' own rounding."""
 
     factor: float
     decay: float
-    unsure: float
+    unsure: float = 0.0
 
 
-def _scaled(case: Case, i: int, w: Array, silent: Array | None = None) -> Scaled | None:
+def _change(case: Case, i: int, w: Array, silent: Array) -> Change | None:
     """None: it is no multiple, or the weights' rounding hides it."""
-    told = np.ones(case.shape) if silent is None else ~silent
-    base = flat(case, i, w) * flat(case, i, told)
-    own, expected = flat(case, i) * flat(case, i, told) - base, flat(case, i, case.ref) * flat(case, i, told) - base
-    noise = 4.0 * float(((case.unit * base) ** 2).sum())
-    square = float((expected ** 2).sum())
-    if not square > 100.0 * noise or not np.isfinite(own).all():
+    told = flat(case, i, ~silent)
+    base = flat(case, i, w)
+    own, expected = flat(case, i) - base, flat(case, i, case.ref) - base
+    if not np.isfinite(own).all():
+        return None
+    noise, apart = 4.0 * float(((case.unit * base) ** 2).sum()), own - expected
+    size = float(base @ base)
+    part = float(apart @ base) / size if size > 0.0 else 0.0
+    if abs(part) <= 0.5 and float(((apart - part * base) ** 2).sum()) <= 2.0 * noise + 1e-6 * float(apart @ apart):
+        return Change(1.0, part if part ** 2 * size > 16.0 * noise else 0.0)
+    own, expected, base = own * told, expected * told, base * told
+    square, least = float(expected @ expected), 2.0 * noise + 1e-8 * float(own @ own)
+    if not square > 100.0 * noise:
         return None
     unsure = math.sqrt(noise / square) + 1e-6
-    factor = float((own * expected).sum()) / square
-    least = 2.0 * noise + 1e-8 * float((own ** 2).sum())
+    factor = float(own @ expected) / square
     if float(((own - factor * expected) ** 2).sum()) <= least:
-        return Scaled(factor, 0.0, unsure)
+        return Change(factor, 0.0, unsure)
     both = sum_of(own, (expected, base))
-    if both is None or (both.left ** 2) * float((own ** 2).sum()) > least:
+    if both is None or (both.left ** 2) * float(own @ own) > least or both.numbers[0] == 1.0:
         return None
-    factor, more = both.numbers
-    decay = more / (factor - 1.0) if factor != 1.0 else math.inf  # the decay is not scaled with the rest
-    return Scaled(factor, more, unsure) if 0.0 < decay < 0.1 else None
+    factor, more = both.numbers  # the decay is not scaled with the rest
+    return Change(factor, more, unsure) if 0.0 < more / (factor - 1.0) < 0.1 else None
 
 
 def _silent(case: Case) -> Array:
     """Elements of small gradients, in whose update Adam's epsilon has a part; none where that would be many."""
+    none: Array = np.zeros(case.shape, bool)
     v = case.beside(case.name.with_kind("v"))
-    if v is None:
-        return np.zeros(case.shape, bool)
+    if v is None or not (v > 0.0).any():
+        return none
     root = np.sqrt(np.maximum(v, 0.0))
     used = root[root > 0.0]
-    silent = (root > 0.0) & (root < 0.03 * math.sqrt(float((used ** 2).mean()))) if used.size else root > 0.0
-    return silent if silent.sum() < 0.3 * used.size else np.zeros(case.shape, bool)
+    silent: Array = (root > 0.0) & (root < 0.03 * math.sqrt(float((used ** 2).mean())))
+    return silent if silent.sum() < 0.3 * used.size else none
 
 
-def _may_be_correction(case: Case, factor: float, decays: bool) -> bool:
-    """Whether a factor may be one of Adam's correction: a simple one is the learning rate's where no decay, which the
-    correction leaves as it is, tells them apart."""
-    names = [case.name.with_kind(kind) for kind in ("m", "v")]
-    same = not any(name in case.runs.other and name not in case.runs.same for name in names)
-    return same and (decays or ratio_of(factor, 20, 1e-4) is None)
+def _correction(case: Case, factor: float, unsure: float, decays: bool) -> str:
+    """Which step's correction of Adam's moments a factor is in place of this one's, or that they have none; "": it is
+    none, or, as a simple one, the learning rate's where no decay, which the correction leaves as it is, tells."""
+    step, close = case.name.step, 1e-4 + 2.0 * unsure
+    names = {case.name.with_kind(kind) for kind in ("m", "v")}
+    if any(name in case.runs.other and name not in case.runs.same for name in names) or (
+            options(case) and "betas" not in options(case)) or (not decays and ratio_of(factor, 20, 1e-4) is not None):
+        return ""
 
-
-def _correction(case: Case, factor: float, unsure: float) -> tuple[int, int] | None:
-    """The steps t and s, if the factor is Adam's correction of step t over that of step s, which is this one."""
     def correction(b: tuple[float, float], t: int) -> float:
         return math.sqrt(1.0 - b[1] ** t) / (1.0 - b[0] ** t)
 
-    if options(case) and "betas" not in options(case):
-        return None
-    if not {case.name.with_kind(kind) for kind in ("m", "v")} & {*case.runs.reference}:
-        nearest = itertools.product(USUAL_BETAS[:2], (case.name.step,), (case.name.step + 1, case.name.step - 1))
-        return next(((t, s) for b, s, t in nearest if t > 0 and near(
-            factor, correction(b, t) / correction(b, s), 1e-4 + 2.0 * unsure)), None)
-    betas = betas_of(case)
+    dumped = bool(names & {*case.runs.reference})
+    betas = betas_of(case) if dumped else USUAL_BETAS[:2]
     # Of a resumed run whose history is not dumped, the number of the step is not known.
-    steps = range(1, 16) if len(betas) == len(USUAL_BETAS) else (case.name.step,)
-    return next(((t, s) for b, s, t in itertools.product(betas, steps, range(1, 16)) if t != s and near(
-        factor, correction(b, t) / correction(b, s), 1e-4 + 2.0 * unsure)), None)
+    steps = range(1, 16) if len(betas) == len(USUAL_BETAS) else (step,)
+    others = range(1, 16) if dumped else (step + 1, step - 1)
+    for b, s, t in itertools.product(betas, steps, others):
+        if 0 < t != s and near(factor, correction(b, t) / correction(b, s), close):
+            return f"as that of step {t} would be in step {s}"
+    of_none = [x for b in betas for x in (1.0 - b[0] ** step, 1.0 / math.sqrt(1.0 - b[1] ** step),
+                                          1.0 / correction(b, step))] if dumped else []
+    return "moments that were not corrected" if any(near(factor, x, close) for x in of_none) else ""
 
 
-def _among_replicas(case: Case, moved: list[int]) -> bool:
-    """Whether others hold the same elements, and hold them right."""
-    right = {str(copy.boxes) for i, copy in enumerate(case.copies) if i not in moved}
-    return any(str(case.copies[i].boxes) in right for i in moved)
-
-
-def _updates(case: Case, w: Array) -> typing.Iterator[Pattern]:
+def _changes(case: Case, w: Array) -> typing.Iterator[Pattern]:
     silent = _silent(case)
-    found = [_scaled(case, i, w, silent) for i in range(len(case.copies))]
-    scaled = [s for s in found if s is not None]
-    if len(scaled) < len(found):
+    found = [change for i in range(len(case.copies)) if (change := _change(case, i, w, silent)) is not None]
+    if len(found) < len(case.copies):
         return
-    moved = [i for i, s in enumerate(scaled) if abs(s.factor - 1.0) > NEAR + s.unsure]
+    moved = [i for i, s in enumerate(found) if abs(s.factor - 1.0) > NEAR + s.unsure]
+    decays = [i for i, s in enumerate(found) if s.decay != 0.0]
     if not moved:
+        parts = [found[i].decay for i in decays]
+        if parts and max(parts) - min(parts) <= NEAR * max(map(abs, parts)):
+            part = sum(parts) / len(parts)
+            yield Pattern(DECAY, copied(case, [case.ref + (part * w if i in decays else 0.0)
+                                               for i in range(len(found))]),
+                          {"part": abs(part), "ranks": ranks_named(case, decays), "what": "left out" if part > 0.0
+                           else "taken that the reference does not take", "still": "" if (case.ref != w).any() else
+                           ": the reference leaves it as it was"}, 1)
         return
-    factors = [scaled[i].factor for i in moved]
-    low, high, unsure = min(factors), max(factors), max(s.unsure for s in scaled)
+    factors, unsure = [found[i].factor for i in moved], max(s.unsure for s in found)
+    low, high, mean = min(factors), max(factors), sum(factors) / len(factors)
     one = high - low <= NEAR * abs(high) + 2.0 * unsure
-    mean = sum(factors) / len(factors)
-    ratio = ratio_of(mean, 16, max(1e-5, 2.0 * unsure))
-    numbers: dict[str, typing.Any] = {
-        "factor": mean, "low": low, "high": high, "unsure": unsure, "ranks": ranks_named(case, moved),
-        "decays": any(s.decay for s in scaled), "replicas": _among_replicas(case, moved), "as": 0, "step": 0}
-    numbers |= _among(case)
-    numbers["of_adam"] = one and _may_be_correction(case, mean, numbers["decays"])
-    if numbers["of_adam"] and (found_steps := _correction(case, mean, unsure)):
-        numbers["as"], numbers["step"] = found_steps
-    if not one or len(moved) < len(scaled):
-        arrays = [np.where(silent, own_of(case, i), w + s.factor * (case.ref - w) + s.decay * w)
-                  for i, s in enumerate(scaled)]
-        yield Pattern(UPDATE_OF_RANKS if not one else UPDATE, copied(case, arrays), numbers,
-                      fitted=len(moved) if not one else 0 if ratio else 1)
-        return
-    exact = ratio[0] / ratio[1] if ratio else mean
-    expected = w + exact * (case.ref - w) + scaled[0].decay * w
-    arrays = [np.where(silent, own_of(case, i), expected) for i in range(len(scaled))]
-    yield Pattern(UPDATE, copied(case, arrays), numbers, fitted=0 if ratio else 1)
+    ratio = ratio_of(mean, 16, max(1e-5, 2.0 * unsure)) if one else None
+    exact = ratio[0] / ratio[1] if ratio else None
+    arrays = [np.where(silent, own_of(case, i), w + (exact if exact and i in moved else s.factor) * (case.ref - w)
+                       + s.decay * w) for i, s in enumerate(found)]
+    numbers = {"factor": mean, "times": f"{mean:.4g}" if one else f"{low:.4g} to {high:.4g}", "one": one,
+               "unsure": unsure, "ranks": ranks_named(case, moved), "decays": bool(decays), **_among(case),
+               "correction": _correction(case, mean, unsure, bool(decays)) if one else ""}
+    yield Pattern(UPDATE, copied(case, arrays), numbers, 0 if ratio else 1 if one else len(moved))
 
 
 def _factor_of(case: Case, name: str) -> tuple[float, float] | None:
     """By what another parameter's update is off, and the root mean square of its weights before; None: by no factor."""
-    own = Name.of(name)
-    start = own.with_kind("new", own.step - 1) if own.step > 1 else own.with_kind("init")
-    tensors = (case.runs.reference.get(start), case.runs.reference.get(name), case.runs.other.get(name))
-    if any(x is None for x in tensors) or len({np.shape(x) for x in tensors}) > 1:
+    w = case.runs.reference.get(last(Name.of(name)))
+    val = case.runs.other.get(name)
+    if w is None or val is None or w.shape != val.shape:
         return None
-    w, ref, val = (np.asarray(x, np.float64).ravel()[:1 << 16] for x in tensors)
-    expected, found = ref - w, val - w
-    square = float((expected ** 2).sum())
-    if not square > 100.0 * float(((case.unit * w) ** 2).sum()):
+    w, ref, val = (np.asarray(x, np.float64).ravel()[:1 << 16] for x in (w, case.runs.reference[name], val))
+    found = sum_of(val - w, (ref - w,))
+    noise = case.unit * float(np.linalg.norm(w))
+    if found is None or not np.linalg.norm(ref - w) > 10.0 * noise or found.left > max(
+            1e-3, 3.0 * noise / float(np.linalg.norm(val - w))):
         return None
-    factor = float((found * expected).sum()) / square
-    left = float(((found - factor * expected) ** 2).sum())
-    least = 1e-6 * float((found ** 2).sum()) + 8.0 * float(((case.unit * w) ** 2).sum())
-    return (factor, math.sqrt(float((w ** 2).mean()))) if left <= least else None
+    return found.numbers[0], max(math.sqrt(float((w ** 2).mean())), LEAST_RMS)
 
 
 def _among(case: Case) -> dict[str, typing.Any]:
@@ -155,16 +149,19 @@ def _among(case: Case) -> dict[str, typing.Any]:
     parameter."""
     names = [name for name in case.runs.reference if (n := Name.of(name)).kind == "new" and n.step == case.name.step]
     found = [pair for name in names[:MOST_PARAMETERS] if (pair := _factor_of(case, name))]
-    numbers: dict[str, typing.Any] = {"parameters": len(found), "law": "", "constant": 0.0, "alike": True}
     if len(found) < 3:
-        return numbers
-    factors = np.array([factor for factor, _ in found])
-    sizes = np.array([max(rms, LEAST_RMS) for _, rms in found])
-    numbers["alike"] = bool(np.ptp(factors) <= 1e-2 * np.abs(factors).max())
+        return {"beside": "", "alike": True}
+    factors, sizes = np.array(found).T
+    if np.ptp(factors) <= 1e-2 * np.abs(factors).max():
+        return {"beside": f", as that of all {len(found)} parameters that were looked at", "alike": True}
     for law, x in (("over", factors * sizes), ("times", factors / sizes)):
-        if not numbers["alike"] and np.ptp(x) <= 1e-3 * np.abs(x).max():
-            numbers |= {"law": law, "constant": float(x.mean())}
-    return numbers
+        if np.ptp(x) <= 1e-3 * np.abs(x).max():
+            return {"alike": False, "beside": f", and that of each of {len(found)} parameters {x.mean():.4g} {law} the "
+                    "root mean square of its weights: in one of the runs alone the step is relative to that"}
+    return {"beside": "", "alike": False}
+
+
+# --- other updates ----------------------------------------------------------------------------------------------------
 
 
 def _again(case: Case, w: Array) -> typing.Iterator[Pattern]:
@@ -186,7 +183,7 @@ def _again(case: Case, w: Array) -> typing.Iterator[Pattern]:
 
 def _kept(case: Case, w: Array) -> typing.Iterator[Pattern]:
     """What differs has the value of before: everywhere, on some ranks or in shares of them."""
-    arrays, shares, held = [], [], case.ref == w
+    arrays, wrong, held = [], [], case.ref == w
     kept, updated, partly = 0, 0, True
     for i, copy in enumerate(case.copies):
         off: Array = np.zeros(case.shape, bool)
@@ -195,91 +192,52 @@ def _kept(case: Case, w: Array) -> typing.Iterator[Pattern]:
         moved = own_of(case, i) != w
         held |= moved & ~off
         arrays.append(np.where(off, w, case.ref))
-        shares.append(bool(off.any()))
+        wrong += [i] if off.any() else []
         kept += int(off.sum())
         updated += int(flat(case, i, moved).sum())
         partly &= not off.any() or bool(flat(case, i, moved).any())
     yield Pattern(KEPT, copied(case, arrays), {
-        "ranks": ranks_named(case, [i for i, off in enumerate(shares) if off]), "kept": kept, "updated": updated,
-        "everywhere": bool(held.all()), "partly": partly, "total": kept + updated})
-
-
-def _decay(case: Case, w: Array) -> typing.Iterator[Pattern]:
-    """The difference is a part of the weight before."""
-    parts = []
-    for i in range(len(case.copies)):
-        base = flat(case, i, w)
-        apart = flat(case, i) - flat(case, i, case.ref)
-        square, noise = float((base ** 2).sum()), 4.0 * float(((case.unit * base) ** 2).sum())
-        part = float((apart * base).sum()) / square if square > 0.0 else 0.0
-        left = float(((apart - part * base) ** 2).sum())
-        if not np.isfinite(left) or left > 2.0 * noise + 1e-6 * float((apart ** 2).sum()) or abs(part) > 0.5:
-            return
-        parts.append(part if part ** 2 * square > 16.0 * noise else 0.0)
-    moved = [i for i, part in enumerate(parts) if part != 0.0]
-    if not moved or max(parts[i] for i in moved) - min(parts[i] for i in moved) > NEAR * max(map(abs, parts)):
-        return
-    part = sum(parts[i] for i in moved) / len(moved)
-    numbers = {"part": abs(part), "what": "left out" if part > 0.0 else "taken that the reference does not take",
-               "ranks": ranks_named(case, moved), "still": bool((case.ref == w).all())}
-    arrays = [case.ref + (part * w if i in moved else 0.0) for i in range(len(parts))]
-    yield Pattern(DECAY, copied(case, arrays), numbers, fitted=1)
-
-
-def _signs(case: Case, w: Array) -> typing.Iterator[Pattern]:
-    """What is moved by the same step up or down, some elements the other way, or not at all: a balancing bias."""
-    own, expected = case.val - w, case.ref - w
-    size = float(np.abs(expected).max(initial=0.0))
-    steps = np.rint(own / size) if size > 0.0 else own
-    noise = 8.0 * case.unit * (float(np.abs(w).max(initial=0.0)) + size)
-    in_steps = size > 0.0 and bool((np.abs(np.rint(expected / size) * size - expected) <= noise).all())
-    if in_steps and np.abs(steps).max() <= 1.0:
-        yield Pattern(SIGNS, w + steps * size, {"size": size, "other": int((steps != np.rint(expected / size)).sum()),
-                                                "total": steps.size}, fitted=1)
+        "ranks": ranks_named(case, wrong), "kept": kept, "total": kept + updated, "partly": partly,
+        "gathers": len(case.copies) > 1 and partly and bool(held.all()), "few": kept < 8 and updated >= 64})
 
 
 def _epsilon(case: Case, w: Array) -> typing.Iterator[Pattern]:
     """One update is the other's over 1 + epsilon/root, or over the root of 1 + epsilon/root^2."""
     v, g = case.beside(case.name.with_kind("v")), case.beside(case.name.with_kind("grad"))
-    if v is not None and right_moments(case):
+    if v is not None and _right_moments(case):
         root = np.sqrt(np.maximum(v, 0.0))
     elif v is None and g is not None and case.name.step == 1:
         root = np.abs(g)
     else:
         return
     ref, val, off = case.ref - w, case.val - w, case.off
-    for here in (True, False):
+    for here, inside in itertools.product((True, False), (False, True)):
         small, large = (val, ref) if here else (ref, val)
-        for inside in (False, True):
-            y = (large ** 2 - small ** 2) * root ** 2 if inside else (large - small) * root
-            columns = (small ** 2,) if inside else (small, w)  # a decay of d w is in both updates
-            least = sum_of(y[off], tuple(column[off] for column in columns))
-            if least is None or least.left > 2e-2 or not least.numbers[0] > 0.0:
-                continue
-            eps = least.numbers[0]
-            decay = 0.0 if inside else -least.numbers[1] / eps * w
-            with np.errstate(divide="ignore", invalid="ignore"):
-                ratio = np.sqrt(1.0 + eps / root ** 2) if inside else 1.0 + eps / root
-                expected = w + decay + ((ref - decay) / ratio if here else (ref - decay) * ratio)
-            yield Pattern(EPSILON, np.where(root > 0.0, expected, case.ref), {
-                "epsilon": eps, "where": "here" if here else "in the reference",
-                "how": "inside of the root" if inside else "beside the root"}, fitted=2, trials=4)
+        y = (large ** 2 - small ** 2) * root ** 2 if inside else (large - small) * root
+        columns = (small ** 2,) if inside else (small, w)  # a decay of d w is in both updates
+        least = sum_of(y[off], tuple(column[off] for column in columns))
+        if least is None or least.left > 2e-2 or not least.numbers[0] > 0.0:
+            continue
+        eps = least.numbers[0]
+        decay = 0.0 if inside else -least.numbers[1] / eps * w
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.sqrt(1.0 + eps / root ** 2) if inside else 1.0 + eps / root
+            expected = w + decay + ((ref - decay) / ratio if here else (ref - decay) * ratio)
+        yield Pattern(EPSILON, np.where(root > 0.0, expected, case.ref), {
+            "epsilon": eps, "where": "here" if here else "in the reference",
+            "how": "inside of the root" if inside else "beside the root"}, fitted=2, trials=4)
 
 
 def _one_step(case: Case) -> typing.Iterator[Pattern]:
     """Initial values that are one of Adam's first steps apart."""
     off = case.off
     apart = (case.val - case.ref)[off]
-    if apart.size * 4 < off.size or apart.size < 8:
-        return
     up = int((apart > 0.0).sum())
-    found = sum_of(apart, (np.sign(apart), case.ref[off]))
-    if found is None or found.left > 1e-2 or not apart.size < 4 * up < 3 * apart.size or abs(found.numbers[1]) > 0.1:
-        return
-    if not found.numbers[0] <= LARGEST_STEP:
-        return
-    expected = case.ref + found.numbers[0] * np.sign(case.val - case.ref) + found.numbers[1] * case.ref
-    yield Pattern(STEPPED, np.where(off, expected, case.ref), {"size": found.numbers[0]}, fitted=3)
+    found = sum_of(apart, (np.sign(apart), case.ref[off])) if apart.size >= max(8, off.size / 4) else None
+    if found is not None and found.left <= 1e-2 and apart.size < 4 * up < 3 * apart.size and (
+            abs(found.numbers[1]) <= 0.1 and found.numbers[0] <= LARGEST_STEP):
+        expected = case.ref + found.numbers[0] * np.sign(case.val - case.ref) + found.numbers[1] * case.ref
+        yield Pattern(STEPPED, np.where(off, expected, case.ref), {"size": found.numbers[0]}, fitted=3)
 
 
 def patterns(case: Case) -> typing.Iterator[Pattern]:
@@ -287,139 +245,67 @@ def patterns(case: Case) -> typing.Iterator[Pattern]:
         yield from _one_step(case)
     w = before(case) if case.name.kind == "new" else None
     if w is not None:
-        for looks in (_kept, _updates, _decay, _signs, _epsilon, _again):
+        for looks in (_kept, _changes, _epsilon, _again):
             yield from looks(case, w)
 
 
 # --- causes -----------------------------------------------------------------------------------------------------------
 
 
-def _of(key: str, value: typing.Any) -> When:
-    return lambda case, pattern: bool(pattern.numbers[key] == value)
+def _right_moments(case: Case) -> bool:
+    kinds = [kind for kind in ("m", "v") if case.name.with_kind(kind) in case.runs.reference]
+    return bool(kinds) and all(case.name.with_kind(kind) in case.runs.same for kind in kinds)
 
 
-def _uncorrected(case: Case, pattern: Pattern) -> bool:
-    """Whether the factor is that of moments without correction: of the first, the second, or both."""
-    step, factor = case.name.step, pattern.numbers["factor"]
-    return pattern.numbers["of_adam"] and any(
-        near(factor, of, 1e-4 + 2.0 * pattern.numbers["unsure"]) for b in betas_of(case)
-        for of in (1.0 - b[0] ** step, 1.0 / math.sqrt(1.0 - b[1] ** step),
-                   (1.0 - b[0] ** step) / math.sqrt(1.0 - b[1] ** step)))
-
-
-def _nesterov(case: Case, pattern: Pattern) -> bool:
+def _is_nesterov(case: Case, pattern: Pattern) -> bool:
     """A first step of Nesterov's is 1 + momentum times as large."""
-    factor = pattern.numbers["factor"]
+    told = options(case).get("momentum")
+    momenta = (float(told),) if isinstance(told, (int, float)) else USUAL_MOMENTA
     return case.name.step == 1 and case.name.with_kind("v") not in case.runs.reference and any(
-        near(factor, x, 1e-4) for momentum in momenta_of(case) if momentum > 0.0
+        near(pattern.numbers["factor"], x, 1e-4) for momentum in momenta if momentum > 0.0
         for x in (1.0 + momentum, 1.0 / (1.0 + momentum)))
 
 
 def _other_rate(case: Case, pattern: Pattern) -> bool:
     """Two rates that are recorded and have this ratio, or right moments with an update that its decay follows."""
-    rates = rates_of(case)
+    rates, numbers = rates_of(case), pattern.numbers
     if rates is not None and rates[0] != rates[1] and rates[0]:
-        return near(pattern.numbers["factor"], rates[1] / rates[0])
-    return (rates is None and right_moments(case) and pattern.numbers["alike"] and not pattern.numbers["decays"]
-            and not pattern.numbers["ranks"])
+        return near(numbers["factor"], rates[1] / rates[0])
+    return (rates is None and _right_moments(case) and numbers["alike"] and not numbers["decays"]
+            and not numbers["ranks"])
 
 
-def _recorded_rate(case: Case, pattern: Pattern) -> bool:
-    rates = rates_of(case)
-    return rates is not None and rates[0] != rates[1] and _other_rate(case, pattern)
+def _is_negative(case: Case, pattern: Pattern) -> bool:
+    return bool(abs(pattern.numbers["factor"] + 1.0) < 1e-4 + 2.0 * pattern.numbers["unsure"])
 
 
-def _factor(value: float) -> When:
-    return lambda case, pattern: abs(pattern.numbers["factor"] - value) < 1e-4 + 2.0 * pattern.numbers["unsure"]
-
-
-def _without_gradient(case: Case, pattern: Pattern) -> bool:
-    gradients = [name for name in case.runs.reference if Name.of(name).kind == "grad"]
-    return bool(gradients) and case.name.with_kind("grad") not in case.runs.reference
-
-
-def _of_owners(case: Case, pattern: Pattern) -> bool:
-    """Whether some ranks have not updated this weight, and others another: each updates what it owns."""
-    other, step = case.runs.other, case.name.step
-    if not pattern.numbers["ranks"] or not isinstance(other, Tensors):
-        return False
-    own = {copy.rank for copy in case.copies if any(case.differs(v, b).any() for b, v in zip(copy.boxes, copy.values))}
-    names = [name for name in case.runs.reference if (n := Name.of(name)).kind == "new" and n.step == step
-             and name in other and name not in case.runs.same]
-    for name in names[:MOST_OWNED]:
-        last = Name.of(name).with_kind("new", step - 1) if step > 1 else Name.of(name).with_kind("init", 1)
-        w, ref = case.runs.reference.get(last), case.runs.reference[name]
-        if w is None or w.shape != ref.shape or w.shape != other.shape(name) or np.array_equal(w, ref):
-            continue
-        kept = {copy.rank for copy in other.parts(name) if copy.rank is not None and all(
-            np.array_equal(values, w[box]) for box, values in zip(copy.boxes, copy.values))}
-        if kept and not kept & own:
-            return True
-    return False
-
-
-def _gathers(case: Case, pattern: Pattern) -> bool:
-    """Every rank keeps a part and has updated another, and together they have updated all."""
-    numbers = pattern.numbers
-    return len(case.copies) > 1 and bool(numbers["everywhere"] and numbers["partly"])
-
-
+_TIMES = "the update is {times} times the expected"
 CAUSES = (
-    Cause("share_off_by_one", (KEPT,), "{kept} of {total} elements have the value before the step, bit for bit, and "
-          "all others are updated: no rank's share of the optimizer has them", "edges of the optimizer's shares "
-          "(ZeRO): `//`, padding of flat buffers",
-          lambda case, pattern: pattern.numbers["kept"] < 8 and pattern.numbers["updated"] >= 64),
-    Cause("shares_not_gathered", (KEPT,), "each rank has updated a share of this weight, and the rest is that of "
-          "before the step", "the all-gather after a ZeRO step", _gathers),
-    Cause("shares_not_gathered", (KEPT,), "no update{ranks}, whose updates of other weights the other ranks lack: each "
-          "rank updates what it owns, and the updated weights are not gathered", "the all-gather or broadcast after a "
-          "step of ZeRO or Muon", _of_owners),
+    Cause("no_update", (KEPT,), "{kept} of {total} elements have the value before the step, bit for bit, and all "
+          "others are updated: no rank's share of the optimizer has them", "edges of the optimizer's shares (ZeRO): "
+          "`//`, padding of flat buffers", has(few=True)),
+    Cause("no_update", (KEPT,), "each rank has updated a share of this weight, and the rest is that of before the step",
+          "the all-gather after a ZeRO step", has(gathers=True)),
     Cause("no_update", (KEPT,), "no update{ranks}: {kept} elements have the values of before the step",
-          "the optimizer's parameter groups; a step that is skipped; the gather or broadcast of its result",
-          _of("partly", False)),
-    Cause("router_bias_update", (SIGNS,), "this has no gradient and moves by {size} up or down, as a router's "
-          "balancing bias: {other} of {total} elements move another way", "the counts of tokens that the bias is moved "
-          "by: summed over all ranks, of this step", _without_gradient),
-    Cause("router_bias_update", (UPDATE,), "this has no gradient, as a router's balancing bias, and moves {factor} "
-          "times the expected", "the sign and the counts that the bias is moved by",
-          lambda case, pattern: _without_gradient(case, pattern) and _factor(-1.0)(case, pattern)),
+          "the optimizer's parameter groups; a step that is skipped; the all-gather or broadcast of what each rank "
+          "updates (ZeRO, Muon)", has(partly=False)),
     Cause("update_sign", (UPDATE,), "the update has the wrong sign{ranks}: the step goes up the gradient",
-          "`maximize`, the sign of the step", _factor(-1.0)),
-    Cause("other_learning_rate", (UPDATE,), "another learning rate, as both runs record: the update is {factor} times "
-          "the expected{ranks}", "the learning rate or its schedule", _recorded_rate, sure=True),
-    Cause("adam_step_not_synced", (UPDATE,), "Adam's correction of another step{ranks}: the update is {factor} times "
-          "the expected, as that of step {as} would be in step {step}", "`state[\"step\"]` of each rank",
-          lambda case, pattern: bool(pattern.numbers["replicas"] and pattern.numbers["as"])),
-    Cause("adam_step_counter", (UPDATE,), "Adam's correction of another step{ranks}: the update is {factor} times the "
-          "expected, as that of step {as} would be in step {step}", "`state[\"step\"]` after loading or skipping",
-          lambda case, pattern: bool(pattern.numbers["as"])),
-    Cause("adam_not_corrected", (UPDATE,), "the update is {factor} times the expected: moments that were not corrected",
-          "the bias correction of this optimizer", _uncorrected),
-    Cause("nesterov", (UPDATE,), "the update is {factor} times the expected: Nesterov's momentum in one run alone",
-          "`nesterov=`", _nesterov),
-    Cause("update_of_ranks_apart", (UPDATE,), "the update is {factor} times the expected{ranks}, and right on the "
-          "others", "the learning rate and the clip factor of these ranks",
-          lambda case, pattern: bool(pattern.numbers["ranks"])),
-    Cause("other_learning_rate", (UPDATE,), "another learning rate: the moments are right, and the update is {factor} "
-          "times the expected", "the learning rate or its schedule", _other_rate),
-    Cause("update_scaled", (UPDATE,), "the update is {factor} times the expected, and that of each of {parameters} "
-          "parameters {constant} {law} the root mean square of its weights: in one of the runs "
-          "alone the step is relative to the parameter's size", "the step relative to the parameter's size "
-          "(`scale_parameter`, trust ratios)",
-          lambda case, pattern: bool(pattern.numbers["law"])),
-    Cause("update_scaled", (UPDATE,), "the update is {factor} times the expected, as that of all {parameters} "
-          "parameters that were looked at, and otherwise right", "the learning rate, the clip factor",
-          lambda case, pattern: pattern.numbers["parameters"] > 2 and pattern.numbers["alike"]),
-    Cause("update_scaled", (UPDATE,), "the update is {factor} times the expected, and otherwise right", "the learning "
-          "rate, the clip factor, a gradient that is scaled on its way to the optimizer"),
-    Cause("update_of_ranks_apart", (UPDATE_OF_RANKS,), "each rank's update is the expected times a number of its own, "
-          "from {low} to {high}", "each rank's clip factor and learning rate"),
-    Cause("decay_without_gradient", (DECAY,), "{part} of the weight was taken by decay, which the reference leaves as "
-          "it was: a parameter without gradient", "`grad is None` against a gradient of zero", _of("still", True)),
+          "`maximize`, the sign of the step", _is_negative),
+    Cause("other_learning_rate", (UPDATE,), "another learning rate, as both runs record: " + _TIMES + "{ranks}",
+          "the learning rate or its schedule", lambda case, pattern: (
+              rates := rates_of(case)) is not None and rates[0] != rates[1] and _other_rate(case, pattern), sure=True),
+    Cause("adam_step_counter", (UPDATE,), "Adam's correction of another step{ranks}: " + _TIMES + ", {correction}",
+          "`state[\"step\"]` of each rank, after loading or skipping; the bias correction",
+          has(correction=bool)),
+    Cause("nesterov", (UPDATE,), _TIMES + ": Nesterov's momentum in one run alone", "`nesterov=`", _is_nesterov),
+    Cause("other_learning_rate", (UPDATE,), "another learning rate: the moments are right, and " + _TIMES,
+          "the learning rate or its schedule", _other_rate),
+    Cause("update_scaled", (UPDATE,), _TIMES + "{ranks}, and otherwise right{beside}", "the learning rate, the clip "
+          "factor, of each rank; a step relative to the parameter's size (`scale_parameter`, trust ratios)"),
     Cause("decay_of_ranks_apart", (DECAY,), "weight decay of {part} of the weight {what}{ranks} alone",
-          "the weight decay of these ranks", lambda case, pattern: bool(pattern.numbers["ranks"])),
-    Cause("weight_decay", (DECAY,), "weight decay of {part} of the weight {what}: the rest of the update is right",
-          "`weight_decay`, the parameter's group"),
+          "the weight decay of these ranks", has(ranks=bool)),
+    Cause("weight_decay", (DECAY,), "weight decay of {part} of the weight {what}{still}", "`weight_decay`, the "
+          "parameter's group; `grad is None` against a gradient of zero"),
     Cause("adam_eps", (EPSILON,), "another epsilon in Adam: {where} the update is divided by more, as by an epsilon of "
           "{epsilon} {how}", "`eps` of the optimizer, whether it is inside of the root"),
     Cause("optimizer_state_lost", (FIRST,), "the update is {rate} times the sign of each gradient, as Adam's first "

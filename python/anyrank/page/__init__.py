@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages and pictures of what the command writes as JSON: a trace, a plan, a training run. Each is one file that reaches
-for nothing outside.
+"""Pages and pictures of what the command writes as JSON: a trace, a plan, a training run, a comparison. Each is one
+file that reaches for nothing outside.
 
     python -m anyrank.page FILE.json [--out FILE.html|FILE.svg]
 """
@@ -12,7 +12,7 @@ import pathlib
 import typing
 
 from anyrank._errors import AnyrankError
-from anyrank.page import _losses, _plan, _timeline
+from anyrank.page import _losses, _plan, _timeline, _verify
 from anyrank.page._parts import Json, filled
 
 Form = typing.Callable[[Json], str]
@@ -21,6 +21,7 @@ FORMS: dict[str, dict[str, Form]] = {
     "trace": {".html": lambda trace: filled("timeline.html", _timeline.data_of(trace))},
     "plan": {".html": lambda plan: filled("plan.html", plan), ".svg": _plan.picture},
     "training run": {".svg": _losses.picture},
+    "comparison": {".html": lambda report: filled("verify.html", _verify.data_of(report))},
 }
 
 
@@ -33,6 +34,8 @@ def kind_of(found: Json) -> str:
         return "training run"
     if command == "plan" and "layouts" in found:
         return "plan"
+    if command == "verify" and "rows" in found:
+        return "comparison"
     what = f"the JSON of anyrank {command}" if command else "a file that anyrank did not write"
     raise AnyrankError(f"{what} has no page: expected that of --trace, of anyrank plan about layouts, or of anyrank "
                        "train")

@@ -19,6 +19,8 @@ STYLE = ("text{font:12px system-ui,sans-serif;fill:#333}.title{font-size:15px;fo
          "@media (prefers-color-scheme:dark){text{fill:#ddd}.quiet{fill:#999}.paper{fill:#16181c}.grid{stroke:#2c3036}"
          ".axis{stroke:#777}.faint{stroke:#47678c}.bold{stroke:#7db4f0}.aside{stroke:#d9b14a}.mark{stroke:#777}}")
 _PART = re.compile(r"^@([\w.]+\.(?:css|js))@\n", re.MULTILINE)
+# Characters that turn the direction of what a page shows behind them.
+_TURNS = re.compile(r"\\u(?:061c|200[ef]|202[a-e]|206[6-9])")
 _NO_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -31,7 +33,7 @@ def filled(template: str, data: Json) -> str:
     """A page with the parts that it names, and its data: without '<', so that no text in it ends the element. Errors:
     ValueError for a number that JSON does not have."""
     page = _PART.sub(lambda found: part(found[1]), part(template))
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    text = _TURNS.sub("?", json.dumps(data, separators=(",", ":"), allow_nan=False)).replace("<", "\\u003c")
     return page.replace("@DATA@", text, 1)
 
 

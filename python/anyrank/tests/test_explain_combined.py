@@ -14,6 +14,7 @@ BATCH, SEQ, WIDTH = 4, 8, 16
 EMBEDDED, BRANCH, INNER = (values(BATCH, SEQ, WIDTH, seed=i) for i in range(3))
 BIAS, GAIN = values(WIDTH, seed=3), 1.0 + 0.1 * values(WIDTH, seed=4)
 WEIGHT, HEAD = values(WIDTH, WIDTH, seed=5), values(12, WIDTH, seed=6)
+GATE = values(BATCH, SEQ, 1, seed=7)
 
 
 def normed(x: Array) -> Array:
@@ -22,7 +23,7 @@ def normed(x: Array) -> Array:
 
 def _runs(**more: Array) -> Runs:
     names = {"l.0.bias:init": BIAS, "n.weight:init": GAIN, "head.weight:init": HEAD, "embed:fwd": EMBEDDED,
-             "l.0.b:fwd": BRANCH, "l.1.inner:fwd": INNER}
+             "l.0.b:fwd": BRANCH, "l.1.inner:fwd": INNER, "gate:fwd": GATE}
     return Runs({**names, **{name.replace("__", ":").replace("_at_", "@"): x for name, x in more.items()}},
                 batch=BATCH, seq=SEQ)
 
@@ -32,9 +33,9 @@ ADDENDS = (
     ("l.0:fwd", BRANCH, BRANCH + BIAS, "bias_counted_again"),
     ("l.0:fwd", BRANCH, BRANCH - 0.5 * BIAS, "bias_counted_again"),
     ("l.1:fwd", SUM, SUM + 0.25, "constant_added"), ("l.1:fwd", SUM, SUM + EMBEDDED, "residual"),
-    ("l.1:bwd", SUM, SUM + values(WIDTH, seed=9), "vector_added"),
+    ("l.1:bwd", SUM, SUM + values(WIDTH, seed=9), "constant_added"),
     ("l.1:fwd", SUM, BRANCH, "residual"), ("l.1:fwd", SUM, EMBEDDED + 0.5 * BRANCH, "residual_scale"),
-    ("l.1:fwd", SUM, 4.0 * EMBEDDED + BRANCH, "embedding_scale"), ("l.1:fwd", SUM, SUM + 0.7 * INNER, "residual"),
+    ("l.1:fwd", SUM, 4.0 * EMBEDDED + BRANCH, "residual_scale"), ("l.1:fwd", SUM, SUM + 0.7 * INNER, "residual"),
     ("n:fwd", normed(SUM), normed(BRANCH), "residual"),
     ("n:fwd", normed(SUM), normed(EMBEDDED + 0.5 * BRANCH), "residual_scale"),
     ("n:fwd", normed(SUM), SUM, "norm_missing"),  # its norm is the reference
@@ -43,6 +44,7 @@ ADDENDS = (
     ("head:fwd", SUM @ HEAD.T, (EMBEDDED + 3.0 * BRANCH) @ HEAD.T, "residual_scale"),
     ("l.2:fwd", values(BATCH, SEQ, WIDTH, seed=10), EMBEDDED, "other_tensor"),
     ("l.1:fwd", SUM, SUM + np.roll(EMBEDDED, 1, 0), "unknown"),
+    ("l.2:fwd", EMBEDDED + BRANCH / (1.0 + np.exp(-GATE)), SUM, "tensor_added"),
 )
 
 
@@ -54,9 +56,11 @@ def test_activations() -> None:
 def test_other_layers_and_steps() -> None:
     first, second, third = (values(WIDTH, WIDTH, seed=20 + i) for i in range(3))
     runs = Runs({"l.0.w:init": first, "l.1.w:init": second, "k.w:init": third, "l.0.w:grad": first, "l.1.w:grad": third,
-                 "x:bwd": third, "l.0.w:grad@2": second, "x:bwd@2": first})
-    cases = (("l.0.w:init", first, second, "other_layer"), ("l.0.w:init", first, third, "other_module"),
-             ("l.0.w:grad@2", second, first, "gradient_of_last_step"), ("x:bwd@2", first, third, "stale_value"),
+                 "x:bwd": third, "l.0.w:grad@2": second, "x:bwd@2": first, "l.experts.0.w:init": HEAD,
+                 "l.experts.1.w:init": -WEIGHT[:12]})
+    cases = (("l.experts.1.w:init", -WEIGHT[:12], HEAD, "shards_seeded_alike"),
+             ("l.0.w:init", first, second, "other_tensor"), ("l.0.w:init", first, third, "other_tensor"),
+             ("l.0.w:grad@2", second, first, "stale_value"), ("x:bwd@2", first, third, "stale_value"),
              ("l.0.w:grad@2", second, second + 0.223 * first, "gradient_not_zeroed"))
     for name, reference, other, expected in cases:
         assert cause(name, reference, other, runs) == expected, name
@@ -68,7 +72,7 @@ def test_a_tied_weight_has_two_uses() -> None:
     assert cause("embed.weight:grad", one + two, one, runs) == "tied_weight"
 
 
-def test_a_later_value_is_one_buffer_for_two() -> None:
+def test_a_later_value() -> None:
     runs = _runs(late__fwd=INNER[::-1].copy())
     reference = runs.reference["l.0.b:fwd"]
-    assert cause("l.0.b:fwd", reference, INNER[::-1], runs) == "one_buffer_for_two"
+    assert cause("l.0.b:fwd", reference, INNER[::-1], runs) == "other_tensor"

@@ -30,12 +30,13 @@ def with_other_shard(row_of: typing.Callable[[Array], Array]) -> Array:
 
 def test_rows_of_a_table() -> None:
     for cause, ids, other in (
-            ("other_id", IDS, TABLE[np.where(IDS == 0, 1, IDS)]),
-            ("ids_off_by_one", IDS, TABLE[IDS + 1]),
+            ("other_ids", IDS, TABLE[np.where(IDS == 0, 1, IDS)]),
+            ("other_ids", IDS, TABLE[IDS + 1]),
             ("other_ids", IDS, TABLE[np.random.default_rng(2).permutation(40)[IDS]]),
             ("positions", PLACES, TABLE[np.broadcast_to(np.arange(12), (4, 12))]),
-            ("position_offset", PLACES, TABLE[PLACES + 2]),
+            ("positions", PLACES, TABLE[PLACES + 2]),
             ("embedding_mask", IDS, with_other_shard(np.zeros_like)),
+            ("ids_at_shard_edge", IDS, TABLE[IDS] + (IDS == 20)[..., None] * values(4, 12, 8, seed=9)),
             ("embedding_mask", IDS, with_other_shard(lambda ids: ids)),
             ("embedding_mask", IDS, with_other_shard(lambda ids: 7 * ids + 3)),
             (UNKNOWN, IDS, np.where((IDS == 0)[..., None], values(4, 12, 8, seed=3), TABLE[IDS]))):
@@ -43,19 +44,19 @@ def test_rows_of_a_table() -> None:
     old = values(40, 8, seed=30)
     around = {"e.weight:init": old, "e.weight:new": TABLE}
     places, x = values(20, 8, seed=31), values(4, 12, 8, seed=32)
-    for cause, other in (("position_offset", places[1:13]), ("positions", np.tile(places[:6], (2, 1)))):
+    for cause, other in (("positions", places[1:13]), ("positions", np.tile(places[:6], (2, 1)))):
         shifted = case_of("h:fwd", x + places[:12], x + other, reference={"e.weight:init": TABLE, "p:init": places},
                           batch=4, seq=12)
         assert explain(shifted).cause == cause
     stale = case_of("e:fwd@2", TABLE[IDS], old[IDS], reference=around, batch=4, seq=12)
     assert explain(stale).cause == "stale_weights"
-    assert table_cause("e.call2", IDS, TABLE[np.where(IDS == 0, 1, IDS)]) == "other_id"
+    assert table_cause("e.call2", IDS, TABLE[np.where(IDS == 0, 1, IDS)]) == "other_ids"
 
 
 def test_samples() -> None:
     images, new = values(8, 3, 6), values(8, 3, 6, seed=1)
     flipped = np.where(np.arange(8)[:, None, None] % 2 == 0, images[:, :, ::-1], np.roll(images, 2, axis=1))
-    for cause, other in (("other_augmentation", flipped), ("other_samples", new),
+    for cause, other in (("other_samples", flipped), ("other_samples", new),
                          ("same_samples", np.concatenate((new[:4], new[:4]))),
                          ("other_samples", np.concatenate((images[1:5], new[:4])))):
         held = explained.shards(images, other, 2)
@@ -84,8 +85,8 @@ def product(reference: Array, other: typing.Any, mesh: typing.Any = None, **fact
 
 def test_parts_of_a_gradient() -> None:
     assert product(GRADIENT, [EACH[2:].sum(0)], micro_batches=2) == "one_micro_batch"
-    assert product(GRADIENT, [EACH[0]]) == "one_sample"
-    assert product(GRADIENT, [EACH[[0, 2]].sum(0)] * 2, {"dp": 2}) == "one_sample"
+    assert product(GRADIENT, [EACH[0]]) == "part_of_tokens"
+    assert product(GRADIENT, [EACH[[0, 2]].sum(0)] * 2, {"dp": 2}) == "part_of_tokens"
     assert product(GRADIENT, [EACH[[0, 1, 3]].sum(0)]) == "part_of_tokens"
     assert product(GRADIENT, [GRADIENT, EACH[2:].sum(0)], {"dp": 2}) == "missing_all_reduce"
     assert product(GRADIENT, [GRADIENT, 2.0 * EACH[2:].sum(0)], {"dp": 2}) == "missing_average"
@@ -95,7 +96,7 @@ def test_parts_of_a_gradient() -> None:
         crossed = np.einsum("bto,bti->oi", OUT, IN[order])
         assert product(GRADIENT, [crossed], micro_batches=2) == "input_of_other_micro_batch"
     other = np.einsum("bto,bti->oi", OUT, values(4, 6, 10, seed=6))
-    assert product(GRADIENT, [other]) == "input_overwritten"
+    assert product(GRADIENT, [other]) == "other_saved_input"
     assert product(GRADIENT, [values(16, 10, seed=7)]) == UNKNOWN
 
 

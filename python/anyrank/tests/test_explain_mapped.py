@@ -28,8 +28,8 @@ MAPS: tuple[tuple[str, typing.Callable[[Array], Array], str], ...] = (
     ("w:grad", lambda x: rounded(x * (1.0 + 2e-3 * values(32, 64, seed=1)), "bf16"), "fewer_bits"),
     ("w:init", lambda x: _steps(x, 8), "quantised"), ("w:init", lambda x: _steps(x, 4), "quantised"),
     ("w:init", lambda x: _steps(x.reshape(-1, 16), 8).reshape(x.shape), "quantised"),
-    ("w:grad", lambda x: np.clip(x, -1.5, 1.5), "clipped"), ("w:fwd", lambda x: np.minimum(x, 0.5), "values_limited"),
-    ("w:fwd", np.abs, "other_function"), ("w:fwd", lambda x: x + 1e-7 * values(32, 64, seed=1), "rounding"),
+    ("w:grad", lambda x: np.clip(x, -1.5, 1.5), "clipped"), ("w:fwd", lambda x: np.minimum(x, 0.5), "clipped"),
+    ("w:fwd", np.abs, "activation_function"), ("w:fwd", lambda x: x + 1e-7 * values(32, 64, seed=1), "rounding"),
     ("w:fwd", lambda x: x + 2e-3 * values(32, 64, seed=1), "unknown"),
 )
 
@@ -49,10 +49,10 @@ ACTIVATIONS: tuple[tuple[typing.Callable[[Array, Array], Array], typing.Callable
     (lambda g, u: silu(g), lambda g, u: gelu(g), "activation_function"),
     (lambda g, u: gelu(g), lambda g, u: tanh(g), "activation_function"),
     (lambda g, u: silu(g) * u, lambda g, u: g * u, "activation_function"),
-    (lambda g, u: silu(g) * u, lambda g, u: g * silu(u), "activation_arguments"),
+    (lambda g, u: silu(g) * u, lambda g, u: g * silu(u), "activation_function"),
     (lambda g, u: (silu(g) * u) @ DOWN.T, lambda g, u: (gelu(g) * u) @ DOWN.T,
      "activation_function"),
-    (lambda g, u: (silu(g) * u) @ DOWN.T, lambda g, u: (g * silu(u)) @ DOWN.T, "activation_arguments"),
+    (lambda g, u: (silu(g) * u) @ DOWN.T, lambda g, u: (g * silu(u)) @ DOWN.T, "activation_function"),
     (lambda g, u: (silu(g) * u) @ DOWN.T, lambda g, u: (silu(g) + u) @ DOWN.T, "unknown"),
 )
 
@@ -73,3 +73,9 @@ def test_the_norm_of_clipped_gradients() -> None:
     runs = dataclasses.replace(Runs(), reference=grads)
     assert cause("grad_norm:clip", np.float32(norm[0]).reshape(()), np.asarray(norm[1]), runs) == "clipped"
     assert cause("grad_norm:clip", np.float32(norm[0]).reshape(()), np.asarray(0.9137 * norm[0]), runs) == "unknown"
+
+
+def test_a_smooth_limit() -> None:
+    x = 5.0 * values(4, 8, 16)
+    runs = Runs({"x:fwd": x, "y:fwd": 6.0 * np.tanh(x / 6.0)}, same=("x:fwd",), batch=4, seq=8)
+    assert cause("y:fwd", runs.reference["y:fwd"], 30.0 * np.tanh(x / 30.0), runs) == "softcap"

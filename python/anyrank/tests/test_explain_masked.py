@@ -43,24 +43,24 @@ CASES = [
     ("no_backward", "a:bwd", A, A * 0),
     ("block_not_written", "w:init", W, put(W, slice(8, 16), 0.0)),
     ("block_not_written", "w:init", W, put(W, (slice(8, 16), slice(3, 9)), 0.0)),
-    ("rows_left_out", "w:init", W, put(W, [1, 5, 6, 20], 0.0)),
-    ("rows_left_out", "a:fwd", A, put(A, ([0, 1, 3], [4, 9, 2]), 0.0)),
-    ("divided_twice", "a:fwd", A, tails(A, 2, 6, 2)),
-    ("shard_tail_missing", "a:fwd", A, tails(A, 2, 10, 2)),
-    ("sequence_floored", "a:fwd", values(4, 18, 24), put(values(4, 18, 24), (slice(None), slice(16, None)), 0.0)),
+    ("block_not_written", "w:init", W, put(W, [1, 5, 6, 20], 0.0)),
+    ("block_not_written", "a:fwd", A, put(A, ([0, 1, 3], [4, 9, 2]), 0.0)),
+    ("size_rounded_down", "a:fwd", A, tails(A, 2, 6, 2)),
+    ("size_rounded_down", "a:fwd", A, tails(A, 2, 10, 2)),
+    ("size_rounded_down", "a:fwd", values(4, 18, 24), put(values(4, 18, 24), (slice(None), slice(16, None)), 0.0)),
     ("filled", "w:init", W, put(W, slice(3, 5), -1e4)),
     ("filled", "a:fwd", A, put(A, (slice(None), 4), -np.inf)),
     ("not_a_number", "a:fwd", A, put(A, (1, 2), np.nan)),
     ("dropout", "a:fwd", A, dropped(A, 0.1, 1)),
     ("dropout_without_scale", "a:fwd", A, dropped(A, 0.1, 1, 1.0)),
     ("dropout", "a:fwd", dropped(A, 0.1, 1), dropped(A, 0.3, 2)),
-    ("mask_of_other_seed", "a:fwd", dropped(A, 0.2, 1), dropped(A, 0.2, 2)),
-    ("partly_written", "w:init", W, dropped(W, 0.1, 1, 1.0)),
-    ("bit_flipped", "w:init", W, flipped(W, (3, 4), 27)),
-    ("two_exchanged", "w:init", W, put(W, ([3, 9], [4, 2]), [W[9, 2], W[3, 4]])),
+    ("dropout_mask", "a:fwd", dropped(A, 0.2, 1), dropped(A, 0.2, 2)),
+    ("block_not_written", "w:init", W, dropped(W, 0.1, 1, 1.0)),
+    ("few_elements", "w:init", W, flipped(W, (3, 4), 27)),
+    ("few_elements", "w:init", W, put(W, ([3, 9], [4, 2]), [W[9, 2], W[3, 4]])),
     ("few_elements", "w:init", W, put(W, ([3, 9], [4, 2]), [W[3, 4] + 3.0, W[9, 2] - 5.0])),
     # Zeros by the sign or the size of a value are no mask.
-    ("other_function", "a:fwd", A, np.maximum(A, 0.0)),
+    ("activation_function", "a:fwd", A, np.maximum(A, 0.0)),
     (UNKNOWN, "w:init", W, np.where(np.abs(W) < 0.2, np.float32(0.0), W)),
     # Sets alone: a range of tokens, some rows, one sample.
     (UNKNOWN, "a:fwd", A, put(A, (slice(None), slice(5, None)), values(4, 11, 24, seed=2))),
@@ -93,12 +93,12 @@ def test_masks_by_rank() -> None:
     half = dropped(A[..., :12], 0.2, 3)  # one mask in both ranks' parts
     other = np.concatenate((half, np.where(half != 0, A[..., 12:] / np.float32(0.8), np.float32(0.0))), axis=2)
     case = case_of("a:fwd", reference, explained.shards(reference, other, 2, 2), {"tp": 2}, **BATCH)
-    assert explain(case).cause == "mask_of_shard_index"
+    assert explain(case).cause == "dropout_mask"
     case = case_of("a:fwd", reference, explained.copies(reference, dropped(A, 0.2, 4)), {"tp": 2}, **BATCH)
-    assert explain(case).cause == "mask_differs_in_replica"
+    assert explain(case).cause == "dropout_mask"
     other = dropped(A, 0.2, 5)
     case = case_of("l.1.drop:fwd", reference, other, **BATCH, reference={"l.0.drop:fwd": other * 3})
-    assert explain(case).cause == "mask_of_other_layer"
+    assert explain(case).cause == "dropout_mask"
 
 
 def test_halo() -> None:

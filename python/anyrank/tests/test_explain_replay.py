@@ -57,36 +57,37 @@ def recipe(**fields: typing.Any) -> a.Recipe:
 
 
 ATTENTIONS = (
-    ("causal_mask_missing", recipe(seen=a.mask(S, S, None))),
+    ("causal_mask", recipe(seen=a.mask(S, S, None))),
     ("causal_mask", recipe(seen=a.mask(S, S, 1))),
     ("attention_window", recipe(seen=a.mask(S, S, 0, 5))),
     ("document_boundaries", recipe(seen=a.mask(S, S, 0, 0, DOCUMENTS))),
-    ("mask_after_softmax", recipe(softmax="after")),
-    ("masked_with_zero", recipe(softmax="zero")),
-    ("softmax_axis", recipe(softmax="queries")),
-    ("mask_inverted", recipe(softmax="inverted")),
+    ("attention_softmax", recipe(softmax="after")),
+    ("attention_softmax", recipe(softmax="zero")),
+    ("attention_softmax", recipe(softmax="queries")),
+    ("keys_masked", recipe(softmax="inverted")),
     ("softmax_scale", recipe(scale=1.0)),
     ("softmax_scale", recipe(scale=0.777)),
     ("softcap", recipe(cap=1.5)),
     ("alibi_slopes", recipe(slopes=changes.slopes_of(H))),
-    ("rope_missing", recipe(turn=None)),
-    ("rope_missing", turned(sides=(1, 0, 0))),
-    ("rope_on_values", turned(sides=(1, 1, 1))),
-    ("rope_direction", turned(sides=(-1, -1, 0))),
+    ("rope_turn", recipe(turn=None)),
+    ("rope_turn", turned(sides=(1, 0, 0))),
+    ("rope_turn", turned(sides=(1, 1, 1))),
+    ("rope_turn", turned(sides=(-1, -1, 0))),
     ("rope_pairing", turned(halves=(False, False))),
-    ("rope_theta", turned(frequencies=5e5 ** (-np.arange(0, D, 2) / D))),
-    ("rope_theta", turned(frequencies=777.0 ** (-np.arange(0, D, 2) / D))),
-    ("rope_width", turned(frequencies=1e4 ** (-np.arange(0, 6, 2) / 6))),
-    ("rope_positions", turned(frequencies=2.0 * ROPE.frequencies)),
-    ("rope_offset", turned(q_positions=np.arange(S) + 3)),
-    ("rope_restarts", turned(q_positions=np.arange(S) % 8, k_positions=np.arange(S) % 8)),
-    ("wrong_kv_head", recipe(dealt=True)),
-    ("heads_reversed", recipe(order=(3, 2, 1, 0))),
+    ("rope_settings", turned(frequencies=5e5 ** (-np.arange(0, D, 2) / D))),
+    ("rope_settings", turned(frequencies=777.0 ** (-np.arange(0, D, 2) / D))),
+    ("rope_settings", turned(frequencies=1e4 ** (-np.arange(0, 6, 2) / 6))),
+    ("positions", turned(frequencies=2.0 * ROPE.frequencies)),
+    ("positions", turned(q_positions=np.arange(S) + 3)),
+    ("positions", turned(q_positions=np.arange(S) % 8, k_positions=np.arange(S) % 8)),
+    ("slices_reordered", recipe(order=(3, 2, 1, 0))),
+    ("slices_reordered", recipe(order=(0, 2, 1, 3))),
+    ("keys_masked", recipe(seen=a.mask(S, S, 0, hidden=np.isin(np.arange(S), (4, 5))[None]))),
     ("dimension_flattened", recipe(joined="lanes")),
-    ("heads_and_tokens_exchanged", recipe(joined="unmoved")),
-    ("ring_own_keys", recipe(seen=a.mask(S, S, 0) & (PART[:, None] == PART[None, :])[None])),
-    ("ring_own_keys", recipe(softmax="home", chunks=PART)),
-    ("softmax_of_own_keys", recipe(softmax="apart", chunks=PART)),
+    ("transposed", recipe(joined="unmoved")),
+    ("ring_attention", recipe(seen=a.mask(S, S, 0) & (PART[:, None] == PART[None, :])[None])),
+    ("ring_attention", recipe(softmax="home", chunks=PART)),
+    ("ring_attention", recipe(softmax="apart", chunks=PART)),
 )
 
 
@@ -103,10 +104,8 @@ def test_attention() -> None:
 def test_attention_with_other_values() -> None:
     exchanged = a.Heads(HEADS.q, HEADS.v, HEADS.k)
     assert of_attention(attention(BASE, exchanged)).cause == "other_module"
-    mine = a.Target(Case(Name("", "fwd", 1), X, X, (), Runs()), None)
-    context = a.everything(mine, HEADS, BASE)
-    context[..., D:2 * D] = 0.0
-    assert of_attention(context @ WEIGHT.T + BIAS).cause == "heads_missing"
+    tiled = a.Heads(HEADS.q, HEADS.k[:, :, [0, 1, 0, 1]], HEADS.v[:, :, [0, 1, 0, 1]])
+    assert of_attention(attention(BASE, tiled)).cause == "wrong_kv_head"
 
 
 def test_attention_that_no_change_explains_is_unknown() -> None:
@@ -114,6 +113,29 @@ def test_attention_that_no_change_explains_is_unknown() -> None:
     assert of_attention(attention(two)).cause == "unknown"
     noise = attention(BASE) + 0.1 * RANDOM.normal(size=(B, S, WIDTH))
     assert of_attention(noise).cause == "unknown"
+
+
+def test_gradients_of_own_queries() -> None:
+    """The gradient of a bias of k or v is what the output's sum changes by, as all keys' or values' feature does."""
+    given, step = RANDOM.normal(size=(B, S, WIDTH)), 1e-5
+    identity = a.Target(Case(Name("", "fwd", 1), X, X, (), Runs()), np.eye(WIDTH))
+
+    def gradient(role: str, tokens: Array) -> Array:
+        found = []
+        for i in range(K * D):
+            way = step * np.outer(tokens, np.eye(K * D)[i]).reshape(S, K, D)
+            ends = [a.everything(identity, dataclasses.replace(HEADS, **{role: getattr(HEADS, role) + by}), BASE)
+                    for by in (way, -way)]
+            found.append(((ends[0] - ends[1]) * given)[:, tokens].sum() / (2.0 * step))
+        result: Array = np.array(found)
+        return result
+
+    around = {**ATTENTION, "b.0.attn.out:fwd": attention(BASE), "b.0.attn.out:bwd": given.astype(np.float32)}
+    for role in ("k", "v"):
+        name, whole = f"b.0.attn.{role}_proj.bias:grad", gradient(role, np.ones(S, bool))
+        own = gradient(role, PART == 0) + gradient(role, PART == 1)
+        assert explain(case_of(name, whole, own, around, {"cp": 2})).cause == "missing_reduce_scatter"
+        assert explain(case_of(name, whole, gradient(role, PART == 0), around, {"cp": 2})).cause == "unknown"
 
 
 def test_packed_heads_cut_otherwise() -> None:
@@ -138,10 +160,10 @@ def test_padding_that_is_attended_to() -> None:
 def test_tables_of_angles() -> None:
     places, frequencies = np.arange(S), np.tile(ROPE.frequencies, 2)
     slow = np.where(frequencies < 0.05, 0.125, 1.0) * frequencies
-    wrongs: typing.Any = (("rope_theta", places, frequencies / 4), ("rope_theta", places, slow),
-              ("rope_offset", places + 5, frequencies),
-              ("rope_theta", places, np.tile(5e5 ** (-np.arange(0, D, 2) / D), 2)),
-              ("rope_restarts", places % 8, frequencies))
+    wrongs: typing.Any = (("rope_settings", places, frequencies / 4), ("rope_settings", places, slow),
+              ("positions", places + 5, frequencies),
+              ("rope_settings", places, np.tile(5e5 ** (-np.arange(0, D, 2) / D), 2)),
+              ("positions", places % 8, frequencies))
     right: typing.Any = np.outer(places, frequencies)[None].astype(np.float32)
     for cause, at, by in wrongs:
         wrong: typing.Any = np.outer(at, by)[None].astype(np.float32)
@@ -151,6 +173,13 @@ def test_tables_of_angles() -> None:
         assert explain(case).cause == cause, cause
 
 
+def test_features_that_are_turned() -> None:
+    turn = dataclasses.replace(ROPE, q_positions=np.maximum(np.arange(S) - 5, 0))
+    whole = [np.stack([a.turned(x.astype(np.float64), t, 0, 0, np.arange(S)) for x in HEADS.q]).reshape(B, S, -1)
+             for t in (ROPE, turn)]
+    assert explain(case_of("q:fwd", whole[0], whole[1], {})).cause == "positions"
+
+
 # --- norms ------------------------------------------------------------------------------------------------------------
 
 ROWS = norms.units_of(X.shape, (-1,))
@@ -158,10 +187,11 @@ NORM = norms.Recipe(0.05 * X.astype(np.float64), ROWS, GAIN.astype(np.float64), 
 NORMS: tuple[tuple[str, dict[str, typing.Any]], ...] = (
     ("norm_epsilon", {"eps": 1e-6}),
     ("norm_epsilon", {"how": "outside", "eps": 1e-3}),
-    ("norm_mean", {"centred": True}),
-    ("gain_offset", {"plus": 1.0}),
-    ("gain_twice_or_missing", {"power": 0}),
+    ("norm_statistic", {"centred": True}),
+    ("norm_gain", {"plus": 1.0}),
+    ("norm_gain", {"power": 0}),
     ("norm_statistic", {"less": 1.0}),
+    ("norm_statistic", {"padding": 32}),
     ("norm_statistic", {"how": "largest", "eps": 0.0}),
     ("norm_statistic", {"units": norms.units_of(X.shape, (-1,), 2)}),
     ("norm_missing", {"how": "skipped"}),
@@ -193,6 +223,20 @@ def test_residual_sums_before_a_norm() -> None:
     for cause, x in (("residual", X), ("residual", branch), ("residual_scale", X + 0.3 * branch)):
         wrong = norms.output(dataclasses.replace(NORM, x=x))
         assert explain(case_of("norm:fwd", right, wrong, around)).cause == cause
+    after = norms.output(dataclasses.replace(NORM, x=NORM.x + branch))
+    behind = case_of("norm:fwd", norms.output(NORM), after, {"embed:fwd": NORM.x.astype(np.float32),
+                                                             "norm.weight:init": GAIN})
+    later = {"b.0.attn:fwd": branch.astype(np.float32)}
+    behind.runs.reference, behind.runs.other = {**behind.runs.reference, **later}, later
+    assert explain(behind).cause == "other_input"
+
+
+def test_a_statistic_without_a_gradient() -> None:
+    d, y = RANDOM.normal(size=X.shape), (norms.output(NORM) - NORM.shift) / GAIN
+    right = d - y * (d * y).sum(-1, keepdims=True) / (y * y).sum(-1, keepdims=True)
+    around = {"norm.weight:init": GAIN, "norm:fwd": norms.output(NORM).astype(np.float32)}
+    for cause, other in (("norm_statistic_detached", d), ("unknown", right + RANDOM.normal(size=X.shape))):
+        assert explain(case_of("norm:bwd", right, other, around)).cause == cause
 
 
 # --- products and tables ----------------------------------------------------------------------------------------------
@@ -204,22 +248,13 @@ RIGHT = X @ WEIGHT.T + BIAS
 
 PRODUCTS = (
     ("bias_counted_again", RIGHT + BIAS), ("bias_counted_again", RIGHT - BIAS),
-    ("weight_transposed", X @ WEIGHT + BIAS), ("other_module", X @ LINEAR["gate.weight:init"].T + BIAS),
+    ("transposed", X @ WEIGHT + BIAS), ("other_module", X @ LINEAR["gate.weight:init"].T + BIAS),
     ("other_input", Q @ WEIGHT.T + BIAS), ("unknown", Q @ WEIGHT + BIAS))
 
 
 def test_products() -> None:
     for cause, wrong in PRODUCTS:
         assert explain(case_of("fc:fwd", RIGHT, wrong, LINEAR)).cause == cause
-
-
-def test_partial_products() -> None:
-    half = WIDTH // 2
-    parts = [X[..., i * half:(i + 1) * half] @ WEIGHT[:, i * half:(i + 1) * half].T + BIAS for i in range(2)]
-    whole = tuple(slice(0, n) for n in RIGHT.shape)
-    copies = tuple(Copy(i, (whole,), (part.astype(np.float32),)) for i, part in enumerate(parts))
-    case = case_of("fc:fwd", RIGHT, parts[0], LINEAR, {"tp": 2}, copies)
-    assert explain(case).cause == "partial_sum"
 
 
 def test_stale_weights_of_a_product() -> None:

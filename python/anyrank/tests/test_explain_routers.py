@@ -9,7 +9,7 @@ import typing
 import numpy as np
 
 from anyrank.explain.explain import explain
-from anyrank.explain.experts import Experts, Mixture
+from anyrank.explain.experts import ACTS, Experts, Mixture
 from anyrank.explain.routers import Form, Router, chosen_by, halves, layer_of, router_of, view_of
 from anyrank.explain.routers import weights_by
 from anyrank.explain.tensors import Array, Runs
@@ -21,7 +21,6 @@ X, GATE = values(BATCH, SEQ, WIDTH), values(EXPERTS, WIDTH, seed=1) / 4.0
 BIAS = values(EXPERTS, seed=2) / 8.0
 FIRST, SECOND = values(EXPERTS, 2 * INNER, WIDTH, seed=3) / 4.0, values(EXPERTS, WIDTH, INNER, seed=4) / 4.0
 LAST = values(EXPERTS, WIDTH, seed=5) / 4.0
-SHARED, SHARED_GATE = values(BATCH, SEQ, WIDTH, seed=6), values(BATCH, SEQ, 1, seed=7)
 ROWS: Array = X.reshape(TOKENS, WIDTH).astype(np.float64)
 Z: Array = ROWS @ GATE.astype(np.float64).T
 
@@ -46,11 +45,11 @@ def runs(names: dict[str, Array], **facts: typing.Any) -> Runs:
 SOFT, GROUPED = Form(), Form(False, True, 4, 2, factor=2.5)
 SCORES = Form(function="scores")
 FORMS = (
-    (SOFT, {"function": "scores"}, "routing_normalisation"), (SCORES, {"function": "shares"}, "routing_normalisation"),
-    (SOFT, {"function": "softmax again"}, "routing_weights_function"),
-    (SOFT, {"softmax": False}, "routing_weights_function"),
-    (GROUPED, {"factor": 1.0}, "routing_weights_scaled"), (GROUPED, {"factor": 6.25}, "routing_weights_scaled"),
-    (GROUPED, {"function": "biased shares"}, "router_bias_in_weights"),
+    (SOFT, {"function": "scores"}, "routing_weights"), (SCORES, {"function": "shares"}, "routing_weights"),
+    (SOFT, {"function": "softmax again"}, "routing_weights"),
+    (SOFT, {"softmax": False}, "routing_weights"),
+    (GROUPED, {"factor": 1.0}, "routing_weights"), (GROUPED, {"factor": 6.25}, "routing_weights"),
+    (GROUPED, {"function": "biased shares"}, "routing_weights"),
     (GROUPED, {"best": True}, "other_experts_chosen"), (GROUPED, {"groups": 1, "kept": 1}, "other_experts_chosen"),
     (GROUPED, {"biased": False}, "other_experts_chosen"),
     (SOFT, {"rounded": 2}, "low_precision"),
@@ -63,10 +62,8 @@ def test_weights_of_another_form() -> None:
         base, other = routed(form), dataclasses.replace(form, **change)
         z = halves(halves(ROWS) @ halves(GATE).T) if other.rounded else Z
         is_ = routed(other, z)
-        assert base.weights is not None and is_.weights is not None
         for kind in ("all", "chosen"):
             def shown(router: Router, kind: str = kind) -> Array:
-                assert router.weights is not None
                 index = np.argsort(-router.weights, axis=1)[:, :K]
                 return typing.cast(Array, np.asarray(router.weights if kind == "all" else np.take_along_axis(
                     router.weights, index, axis=1)).astype(np.float32))
@@ -91,42 +88,39 @@ def test_numbers_of_experts() -> None:
     assert cause("m.routes:fwd", numbers, odd, runs(around())) != "other_experts_chosen"
 
 
-def mixture(form: Form) -> Mixture:
-    router = routed(form, bias=np.zeros(EXPERTS))
-    assert router.weights is not None
-    slots = np.nonzero(router.mask)[1].reshape(TOKENS, K)
-    experts = Experts((FIRST,), SECOND, (None, LAST), False, np.arange(2 * INNER), "silu(gate)*up")
-    m = Mixture(experts, router, ROWS, slots, np.take_along_axis(router.weights, slots, axis=1),
-                np.zeros((TOKENS, K, 1)), np.zeros((TOKENS, WIDTH)))
-    return dataclasses.replace(m, made=m.made_by())
+def mixture(form: Form, **other: typing.Any) -> Mixture:
+    experts = Experts((FIRST,), SECOND, (None, LAST), False, np.arange(2 * INNER), ACTS[0])
+    experts = dataclasses.replace(experts, **other)
+    return Mixture(experts, ROWS, experts.all(ROWS), routed(form, bias=np.zeros(EXPERTS)).weights, np.zeros(ROWS.shape))
 
 
 def spoilt() -> typing.Iterator[tuple[str, Array, str]]:
     """What is wrong, the values, and the cause."""
     m = mixture(SOFT)
-    w, one = m.weights, np.ones(m.weights.shape)
-    yield "unweighted", m.sum(one), "expert_weights_applied"
-    yield "squared", m.sum(w * w), "expert_weights_applied"
-    yield "input", m.sum(one, m.made_by(weighted=True)), "expert_weights_applied"
-    bare = m.made_by(biased=False)
-    yield "bias", m.sum(w, bare) + LAST[m.slots].sum(axis=1), "expert_weights_applied"
-    yield "one left out", m.sum(np.where(m.slots == 3, 0.0, w)), "experts_left_out"
-    yield "some dropped", m.sum(np.where((np.arange(TOKENS) > 40)[:, None], [0.0, 1.0], 1.0) * w), "experts_left_out"
-    yield "turned", m.made_otherwise(np.arange(2 * INNER).reshape(INNER, 2).T.reshape(-1)), "packed_cut_as_one"
-    yield "exchanged", m.made_otherwise(np.roll(np.arange(2 * INNER), INNER)), "activation_arguments"
-    yield "relu", m.made_otherwise(act="relu(gate)*up"), "activation_function"
-    yield "dealt", m.made_otherwise(experts=np.arange(EXPERTS).reshape(2, -1).T.reshape(-1)), "expert_rows_misplaced"
-    flat = m.made.reshape(TOKENS * K, -1)
-    yield "rows", m.sum(w, flat[np.argsort(m.slots.reshape(-1), kind="stable")].reshape(m.made.shape)), (
+    w, on, turned = m.weights, m.weights != 0.0, np.arange(2 * INNER).reshape(INNER, 2).T.reshape(-1)
+    yield "unweighted", m.sum(on.astype(float)), "routing_weights"
+    yield "squared", m.sum(w * w), "routing_weights"
+    yield "input", m.sum(on.astype(float), m.experts.all(ROWS, w)), "routing_weights"
+    bare = mixture(SOFT, biases=(None, None))
+    yield "bias", bare.sum(w) + on @ LAST, "routing_weights"
+    yield "one left out", m.sum(np.where(np.arange(EXPERTS) == 3, 0.0, w)), "experts_left_out"
+    yield "some dropped", m.sum(np.where((np.arange(TOKENS) > 40)[:, None] & (w > 0.5), 0.0, w)), "experts_left_out"
+    yield "turned", mixture(SOFT, columns=turned).sum(w), "packed_cut_as_one"
+    yield "exchanged", mixture(SOFT, columns=np.roll(np.arange(2 * INNER), INNER)).sum(w), "activation_arguments"
+    yield "dealt", m.sum(w[:, np.arange(EXPERTS).reshape(2, -1).T.reshape(-1)]), "expert_rows_misplaced"
+    rows = m.y[on]  # in the order of slots, two of each token
+    yield "rows", np.einsum("tk,tkf->tf", w[on].reshape(TOKENS, K), np.roll(rows, 1, axis=0).reshape(TOKENS, K, -1)), (
         "expert_rows_misplaced")
-    yield "weights", m.sum(np.roll(w.reshape(-1), 1).reshape(w.shape)), "expert_rows_misplaced"
-    yield "scores", m.sum(np.take_along_axis(mixture(SCORES).router.with_form(SCORES)[1], m.slots, axis=1)), (
-        "routing_normalisation")
+    moved: Array = np.zeros(w.shape)
+    moved[on] = np.roll(w[on], 1)
+    yield "weights", m.sum(moved), "expert_rows_misplaced"
+    yield "scores", m.sum(mixture(SCORES).weights), "routing_weights"
     yield "noise", m.sum(w) + values(TOKENS, WIDTH, seed=9), "unknown"
 
 
 def test_sums_of_experts() -> None:
-    right: Array = mixture(SOFT).sum(mixture(SOFT).weights).reshape(X.shape).astype(np.float32)
+    m = mixture(SOFT)
+    right: Array = m.sum(m.weights).reshape(X.shape).astype(np.float32)
     names = around()
     del names["m.gate.bias:init"]
     forms: list[dict[str, typing.Any]] = [{}, {"m.gate:fwd": Z.astype(np.float32)}]
@@ -134,27 +128,18 @@ def test_sums_of_experts() -> None:
         for what, other, expected in spoilt():
             said = cause("m:fwd", right, other.reshape(X.shape), runs({**names, **dumped}))
             assert said == expected, (what, said)
-    m, later = mixture(SOFT), {name.replace(":init", ":new"): array for name, array in names.items() if ":init" in name}
+    later = {name.replace(":init", ":new"): array for name, array in names.items() if ":init" in name}
     stale = {name: array + 1.0 if ":init" in name else array for name, array in names.items()}
-    turned = m.made_otherwise(experts=np.roll(np.arange(EXPERTS), -4)).reshape(X.shape)
+    turned = m.sum(np.roll(m.weights, 4, axis=1)).reshape(X.shape)
     for name, known in (("m:fwd", names), ("m:fwd@2", {**stale, **later, "norm:fwd@2": X})):
         assert cause(name, right + X, turned + X, runs(known)) == "expert_rows_misplaced"
 
 
 def test_scores_of_all_experts() -> None:
     soft: Array = (np.exp(Z) / np.exp(Z).sum(axis=1, keepdims=True)).astype(np.float32)
-    for other, expected in ((1.0 / (1.0 + np.exp(-Z)), "routing_weights_function"),
+    for other, expected in ((1.0 / (1.0 + np.exp(-Z)), "routing_weights"),
                             (1.0 / (1.0 + np.exp(-2.0 * Z)), "unknown")):
         assert cause("m.scores:fwd", soft, other, runs(around(m__scores=soft))) == expected
-
-
-def test_shared_expert() -> None:
-    made = values(BATCH, SEQ, WIDTH, seed=8)
-    gate: Array = 1.0 / (1.0 + np.exp(-SHARED_GATE))
-    names = {**around(), "m.experts:fwd": made, "m.shared:fwd": SHARED, "m.shared_gate:fwd": SHARED_GATE}
-    for other, expected in ((made, "shared_expert_left_out"), (made + SHARED, "shared_gate_left_out"),
-                            (made + SHARED_GATE * SHARED, "shared_gate_left_out"), (gate * SHARED, "experts_left_out")):
-        assert cause("m:fwd", made + gate * SHARED, other, runs(names)) == expected
 
 
 def gradient(p: Array, c: Array) -> Array:
@@ -168,7 +153,6 @@ def test_gradients_of_the_router() -> None:
     lse = np.log(np.exp(Z).sum(axis=1, keepdims=True))
     for form, name in ((SOFT, "shares"), (SCORES, "scores")):
         router = routed(form)
-        assert router.weights is not None
         w = router.weights
         inner = (w * g).sum(axis=1, keepdims=True)
         soft, over = w * (g - inner), w * g - p * inner
@@ -176,8 +160,7 @@ def test_gradients_of_the_router() -> None:
         whole = gradient(p, router.mask.mean(axis=0, keepdims=True))
         each: Array = np.repeat(router.mask.reshape(BATCH, SEQ, EXPERTS).mean(axis=1), SEQ, axis=0)
         cases = [(right + 0.1 * whole, "balancing_loss"), (right + 0.1 * (gradient(p, each) - whole), "balancing_loss"),
-                 (right + 0.01 * p * lse, "balancing_loss"), (0.1 * whole, "routing_weights_detached"),
-                 (right + 0.1 * gradient(p, values(1, EXPERTS, seed=11)), "balancing_loss"),
+                 (right + 0.01 * p * lse, "balancing_loss"), (0.1 * whole, "router_backward"),
                  (right + 0.1 * gradient(p, values(TOKENS, EXPERTS, seed=11)), "unknown"),
                  (over if name == "shares" else soft, "router_backward")]
         names = around(m__logits=Z, **{"m__weights:fwd": w, "m__weights:bwd": g})
@@ -188,18 +171,16 @@ def test_gradients_of_the_router() -> None:
             if expected == "balancing_loss":
                 assert cause("m.gate:bwd", at_input[0].astype(np.float32), at_input[1], runs(names)) == expected
     router = routed(SOFT)
-    assert router.weights is not None
     w32 = values(TOKENS, EXPERTS, seed=12) * router.mask
     own = np.where(np.arange(EXPERTS) // 4 == router.mask.argmax(axis=1)[:, None] // 4, w32, 0.0)
     names = around(**{"m__weights:fwd": router.weights})
     for other in (0.0 * w32, own):
-        assert cause("m.weights:bwd", w32, other, runs(names)) == "routing_weights_detached"
+        assert cause("m.weights:bwd", w32, other, runs(names)) == "router_backward"
 
 
 def test_update_of_the_bias() -> None:
     form = Form(False, True)
     router = routed(form)
-    assert router.weights is not None
 
     def after(*masks: Array) -> Array:
         return typing.cast(Array, (BIAS + 0.01 * sum(np.sign(m.sum() - EXPERTS * m.sum(axis=0)) for m in masks)).astype(

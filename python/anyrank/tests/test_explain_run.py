@@ -76,3 +76,14 @@ def test_a_loss_whose_backward_pass_is_right(tmp_path: pathlib.Path) -> None:
     assert finding(tmp_path, "loss:fwd", right, of_weights)[0] == "loss_term"
     elsewhere = {**of_weights, "a:bwd": np.arange(6.0) ** 2}
     assert finding(tmp_path, "loss:fwd", right, elsewhere)[0] == "unknown"
+
+
+def test_vectors_are_asked_how_gradients_are_added_up(tmp_path: pathlib.Path) -> None:
+    random = np.random.default_rng(1)
+    back, weights = random.normal(size=(4, 6, 8)), np.array([1.0, 2.0, 1.0, 1.0])[:, None, None]
+    reference = {"ids:fwd": np.ones((4, 6)), "a:bwd": back, "a.weight:grad": random.normal(size=(8, 5)),
+                 "b.bias:grad": back.sum((0, 1))}
+    other = {**reference, "a.weight:grad": random.normal(size=(8, 5)), "b.bias:grad": (weights * back).sum((0, 1))}
+    assert finding(tmp_path, "a.weight:grad", reference, other) == ("counted_twice", "possible", "b.bias:grad")
+    elsewhere = {**other, "a:bwd": random.normal(size=(4, 6, 8))}  # the gradients follow from this one
+    assert finding(tmp_path, "a.weight:grad", reference, elsewhere)[0] == "unknown"

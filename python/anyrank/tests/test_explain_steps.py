@@ -12,7 +12,7 @@ from anyrank.explain import facts
 from anyrank.explain.dumps import worst_of
 from anyrank.explain.explain import UNKNOWN, explain
 from anyrank.explain.run import recorded
-from anyrank.explain.tensors import Case, Copy, Name, Runs, Tensors
+from anyrank.explain.tensors import Case, Copy, Name, Runs
 
 Arrays = dict[str, typing.Any]
 SHAPE, RATE, BETAS, EPS, DECAY = (24, 16), 1e-2, (0.9, 0.999), 1e-8, 0.1
@@ -66,9 +66,9 @@ UPDATES: list[tuple[str, str, Arrays, Arrays]] = [
     ("update_sign", "p:m", adam(), adam(scale=-1.0)),
     ("other_betas", "p:m", adam(), adam(betas=(0.99, 0.99))),
     ("other_betas", "p:v", adam(), adam(betas=(0.9, 0.95))),
-    ("decay_in_gradient", "p:m", adam(), adam(in_gradient=0.01)),
+    ("weight_decay", "p:m", adam(), adam(in_gradient=0.01)),
     ("clipped", "p:m", adam(), adam(gradient=lambda g: np.clip(g, -5e-3, 5e-3))),
-    ("zeros_for_gradient", "p:m", adam(), adam(scale=0.0)),
+    ("clip_factor", "p:m", adam(), adam(scale=0.0)),
     (UNKNOWN, "p:m", adam(), adam(gradient=lambda g: np.random.default_rng(5).normal(size=SHAPE))),
     (UNKNOWN, "p:new", adam(), {**adam(), "p:new": np.random.default_rng(6).normal(size=SHAPE)}),
 ]
@@ -80,51 +80,29 @@ def test_updates() -> None:
 
 
 def test_a_moment_with_a_history() -> None:
-    first, second = adam(), adam(gradient=lambda g: g[::-1])
-    g, m = second["p:grad"][::-1], first["p:m"]
+    first, g = adam(), 1e-2 * np.random.default_rng(9).normal(size=SHAPE)
+    m = first["p:m"]
     reference = {"p:init": first["p:init"], "p:m": m, "p:v": first["p:v"], "p:grad@2": g, "p:grad": first["p:grad"],
                  "p:v@2": BETAS[1] * first["p:v"] + (1.0 - BETAS[1]) * g ** 2,
                  "p:m@2": BETAS[0] * m + (1.0 - BETAS[0]) * g}
     lost = {**reference, "p:m@2": (1.0 - BETAS[0]) * g}
     stale = {**reference, "p:m@2": BETAS[0] * m + (1.0 - BETAS[0]) * first["p:grad"]}
     assert cause_of("p:m@2", reference, lost) == "optimizer_state_lost"
-    assert cause_of("p:m@2", reference, stale) == "gradient_of_last_step"
-    assert cause_of("p:grad@2", reference, {**reference, "p:grad@2": first["p:grad"]}) == "gradient_of_last_step"
+    assert cause_of("p:m@2", reference, stale) == "stale_value"
+    assert cause_of("p:grad@2", reference, {**reference, "p:grad@2": first["p:grad"]}) == "stale_value"
 
 
 def test_updates_of_ranks() -> None:
     right, before = adam()["p:new"], adam()["p:init"]
     halves = np.array(before), np.array(before)
     halves[0][:12], halves[1][12:] = right[:12], right[12:]
-    of_copies = {"shares_not_gathered": [(WHOLE, halves[0]), (WHOLE, halves[1])],
-                 "no_update": [(WHOLE, right), (WHOLE, before)],
+    of_copies = {"no_update": [(WHOLE, halves[0]), (WHOLE, halves[1])],
                  "decay_of_ranks_apart": [(WHOLE, right), (WHOLE, adam(decay=0.0)["p:new"])],
-                 "update_of_ranks_apart": [(WHOLE, right), (WHOLE, adam(rate=2 * RATE)["p:new"])],
-                 "adam_step_not_synced": [(WHOLE, right), (WHOLE, adam(t=2)["p:new"])]}
+                 "update_scaled": [(WHOLE, right), (WHOLE, adam(rate=2 * RATE)["p:new"])],
+                 "adam_step_counter": [(WHOLE, right), (WHOLE, adam(t=2)["p:new"])]}
+    assert cause_of("p:new", adam(), adam(), [(WHOLE, right), (WHOLE, before)], mesh={"dp": 2}) == "no_update"
     for cause, copies in of_copies.items():
         assert cause_of("p:new", adam(), adam(), copies, mesh={"dp": 2}) == cause
-
-
-class OnRanks(Tensors):
-    """Tensors of which each rank has a copy of its own."""
-
-    def __init__(self, ranks: typing.Sequence[Arrays]) -> None:
-        super().__init__(rounded(ranks[0]))
-        self._ranks = [rounded(arrays) for arrays in ranks]
-
-    def parts(self, name: str) -> tuple[Copy, ...]:
-        return tuple(Copy(rank, (WHOLE,), (arrays[name],)) for rank, arrays in enumerate(self._ranks))
-
-
-def test_updates_that_stay_with_their_owners() -> None:
-    right, before = adam()["p:new"], adam()["p:init"]
-    reference = {**adam(), "q:init": before[::-1], "q:new": right[::-1]}
-    for kept_by, cause in ((1, "shares_not_gathered"), (0, "no_update")):
-        ranks = [{"p:new": before, "q:new": right[::-1]}, {"p:new": right, "q:new": right[::-1]}]
-        ranks[kept_by]["q:new"] = before[::-1]
-        case = case_of("p:new", reference, adam(), [(WHOLE, before), (WHOLE, right)], mesh={"dp": 2})
-        runs = dataclasses.replace(case.runs, other=OnRanks(ranks))
-        assert explain(dataclasses.replace(case, runs=runs)).cause == cause
 
 
 def test_sgd_without_decay() -> None:
@@ -146,6 +124,10 @@ def test_recorded_differences() -> None:
     assert not list(recorded(runs, Name.of("p:fwd")))
     runs = dataclasses.replace(runs, facts=(run(0.1, 0.0), run(0.1, 0.1)))
     assert [answer.cause for answer in recorded(runs, Name.of("p:new"))] == ["weight_decay"]
+    sides = [facts.Facts(True, modules={"norm": facts.Module("LayerNorm", attributes={"eps": eps})})
+             for eps in (1e-5, 1e-6)]
+    found = list(recorded(Runs(facts=(sides[0], sides[1])), Name.of("norm:fwd")))
+    assert [answer.cause for answer in found] == ["other_configuration"]
 
 
 # --- norms and initial values -----------------------------------------------------------------------------------------
@@ -159,13 +141,18 @@ def test_norms() -> None:
     squares = {name: float((np.float32(array).astype(np.float64) ** 2).sum()) for name, array in gradients.items()}
     total = sum(squares.values())
     biases = sum(square for name, square in squares.items() if "bias" in name)
-    values = {"norm_not_rooted": total, "norm_leaves_out": (total - biases) ** 0.5,
-              "norm_of_own_shards": (total / 2) ** 0.5,
-              "norm_counts_twice": (total + squares["layers.1.up.weight:grad"]) ** 0.5, UNKNOWN: 1.2345 * total ** 0.5,
-              "norm_other_order": sum(float(np.abs(np.float32(array)).sum()) for array in gradients.values())}
+    values = (("norm_other_order", total), ("norm_leaves_out", (total - biases) ** 0.5),
+              ("norm_of_own_shards", (total / 2) ** 0.5),
+              ("norm_counts_twice", (total + squares["layers.1.up.weight:grad"]) ** 0.5),
+              ("norm_other_order", sum(float(np.abs(np.float32(array)).sum()) for array in gradients.values())),
+              (UNKNOWN, 1.2345 * total ** 0.5))
     reference = {**gradients, "norm:clip": np.array(total ** 0.5)}
-    for cause, value in values.items():
+    for cause, value in values:
         assert cause_of("norm:clip", reference, {**gradients, "norm:clip": np.array(value)}, mesh={"dp": 2}) == cause
+    for shared in (0.0, biases):
+        of_ranks = [((), (0.3 * (total - shared) + shared) ** 0.5), ((), (0.7 * (total - shared) + shared) ** 0.5)]
+        assert cause_of("norm:clip", reference, reference, of_ranks, mesh={"tp": 2}) == "norm_of_own_shards"
+    assert cause_of("norm:clip", reference, reference, [((), 0.5), ((), 0.6)], mesh={"tp": 2}) == UNKNOWN
 
 
 def test_initial_values() -> None:
@@ -177,7 +164,7 @@ def test_initial_values() -> None:
     draw = drawn(3)
     assert cause_of("p:init", reference, {**reference, "p:init": draw}) == "other_initial_values"
     assert cause_of("p:init", reference, {**reference, "p:init": drawn(3, 0.1)}) == "weight_not_loaded"
-    assert cause_of("p:init", reference, {**reference, "p:init": reference["q:init"]}) == "other_module"  # no draw
+    assert cause_of("p:init", reference, {**reference, "p:init": reference["q:init"]}) == "other_tensor"  # no draw
     assert cause_of("p:init", reference, reference, [(box, draw[:12]) for box in boxes], mesh={"tp": 2}
                     ) == "shards_seeded_alike"
     assert cause_of("p:init", reference, reference, [(WHOLE, reference["p:init"]), (WHOLE, draw)], mesh={"dp": 2}
@@ -208,14 +195,28 @@ def test_losses() -> None:
     values = {"mean_of_means": sum(ranks) / 2, "one_micro_batch": ranks[0], "sum_for_mean": each.sum(),
               "labels_shifted": twice.sum() / there.sum(), "target_count": each.sum() / counted.size,
               "label_smoothing": 0.9 * mean + 0.1 * smooth,
-              "logits_scale": entropy(2.0 * x, labels)[0].sum() / counted.sum(),
-              "z_loss": mean + 1e-3 * (lse ** 2 * counted).sum() / counted.sum(),
-              "loss_of_all_vocabularies": mean + np.log(2.0), "loss_term": mean - 0.25, UNKNOWN: 1.2345 * mean}
-    reference = {"input.ids:fwd": labels, "aux:fwd": np.array(0.25), "head:fwd": x, "loss:fwd": np.array(mean)}
+              "loss_term": mean + 1e-3 * (lse ** 2 * counted).sum() / counted.sum(),
+              "vocabulary_parallel_loss": mean + np.log(2.0), UNKNOWN: 1.2345 * mean}
+    reference = {"input.ids:fwd": labels, "head:fwd": x, "loss:fwd": np.array(mean)}
     micro = {"mean_of_means", "one_micro_batch"}
     for cause, value in values.items():
         other = {**reference, "loss:fwd": np.array(value)}
         assert cause_of("loss:fwd", reference, other, mesh={"tp": 2}, micro_batches=2 if cause in micro else 1) == cause
+
+
+def test_losses_over_ranks() -> None:
+    random = np.random.default_rng(9)
+    x, labels = random.normal(size=(4, 12, 32)), random.integers(0, 32, (4, 12))
+    x = np.float32(x).astype(np.float64)
+    lse, moved = np.log(np.exp(x[:, :-1]).sum(-1)), labels[:, 1:]
+    nearest = sum(np.take_along_axis(x[:, :-1], np.clip(moved, low, low + 15)[..., None], 2)[..., 0] for low in (0, 16))
+    blocks = np.concatenate([moved, np.full((4, 1), -100)], axis=1).reshape(4, 4, 3)[:, [0, 3, 1, 2]].reshape(4, 12)
+    there = blocks >= 0
+    each = np.log(np.exp(x).sum(-1)) - np.take_along_axis(x, np.maximum(blocks, 0)[..., None], 2)[..., 0]
+    reference = {"input.ids:fwd": labels, "head:fwd": x, "loss:fwd": np.array(entropy(x, labels)[0].mean())}
+    values = {"vocabulary_parallel_loss": (lse - nearest).mean(), "zigzag_order": each[there].mean()}
+    for cause, value in values.items():
+        assert cause_of("loss:fwd", reference, {**reference, "loss:fwd": np.array(value)}, mesh={"tp": 2}) == cause
 
 
 def test_labels_from_gradients() -> None:
@@ -233,7 +234,7 @@ def test_labels_from_gradients() -> None:
     counted: typing.Any = np.ones((4, 8), bool)
     counted[:, :3] = False
     reference = run(counted, labels)
-    assert cause_of("loss:fwd", reference, run(np.ones((4, 8), bool), labels)) == "ignored_labels"
+    assert cause_of("loss:fwd", reference, run(np.ones((4, 8), bool), labels)) == "target_count"
     assert cause_of("loss:fwd", reference, run(counted, np.roll(labels, -1, 1))) == "labels_shifted"
     assert cause_of("loss:fwd", reference, run(counted, (7 * labels + 1) % 20)) == "other_labels"
 
@@ -245,7 +246,9 @@ def test_samples() -> None:
     ids = np.random.default_rng(5).integers(0, 99, (8, 12))
     others = np.random.default_rng(6).integers(0, 99, (8, 12))
     causes = {"same_samples": np.concatenate([ids[:4], ids[:4]]), "batch_order": ids[[3, 1, 2, 0, 4, 5, 6, 7]],
-              "samples_dealt_out": ids[[0, 4, 1, 5, 2, 6, 3, 7]], "ids_off_by_one": ids + 1, "batch_again": others,
+              "slices_repeated": ids[[0, 1, 2, 3, 4, 5, 6, 1]],
+              "samples_dealt_out": ids[[0, 4, 1, 5, 2, 6, 3, 7]], "ids_off_by_one": ids + 1,
+              "batch_of_other_step": others,
               "other_samples": np.random.default_rng(7).integers(0, 99, (8, 12))}
     reference = {"input.0:fwd@2": ids, "input.0:fwd": others}
     for cause, value in causes.items():
@@ -256,3 +259,46 @@ def test_gradients() -> None:
     a, b = adam()["p:grad"], np.random.default_rng(8).normal(size=SHAPE)
     assert cause_of("p:grad", {"p:grad": a + b}, {"p:grad": a, "q:grad": b}) == "tied_weight"
     assert cause_of("p:grad", {"p:grad": a}, {"p:grad": np.zeros(SHAPE)}) == "no_gradient"
+
+
+# --- Muon -------------------------------------------------------------------------------------------------------------
+
+
+def orthogonal(u: typing.Any, norm: float = 0.0) -> typing.Any:
+    x = (u.T if len(u) > len(u.T) else u) / (norm or np.linalg.norm(u))
+    for _ in range(5):
+        gram = x @ x.T
+        x = 3.4445 * x + (2.0315 * gram @ gram - 4.775 * gram) @ x
+    return x.T if len(u) > len(u.T) else x
+
+
+def muon(parts: typing.Any, momentum: str = "nesterov") -> Arrays:
+    """A second step: `parts` makes orthogonal what it is given."""
+    random = np.random.default_rng(3)
+    w, kept, g = (random.normal(size=SHAPE) for _ in range(3))
+    m = 0.9 * kept + 0.1 * g
+    u = {"nesterov": 0.9 * m + 0.1 * g, "plain": m}[momentum]
+    return {"p:init": w, "p:new": w, "p:m": kept, "p:grad@2": g, "p:m@2": m,
+            "p:new@2": w - RATE * (parts(u) + DECAY * w)}
+
+
+def test_muon() -> None:
+    def halves(u: typing.Any) -> typing.Any:
+        return np.concatenate([orthogonal(u[:12]), orthogonal(u[12:])])
+
+    def norm(u: typing.Any) -> float:
+        return float(np.linalg.norm(u))
+
+    def by_own_norm(u: typing.Any) -> typing.Any:
+        return np.concatenate([orthogonal(u, norm(u[:12]))[:12], orthogonal(u, norm(u[12:]))[12:]])
+
+    whole = muon(orthogonal)
+    for cause, reference, other in (("muon_by_parts", whole, muon(halves)), ("muon_by_parts", muon(halves), whole),
+                                    ("muon_scale", whole, muon(by_own_norm)),
+                                    ("muon_input", whole, muon(orthogonal, "plain")),
+                                    ("update_misplaced", whole, muon(lambda u: np.roll(orthogonal(u), 12, 0))),
+                                    (UNKNOWN, whole, muon(lambda u: u))):
+        assert cause_of("p:new@2", reference, other, mesh={"tp": 2}) == cause
+    vector = {name: array[:, 0] for name, array in adam().items()}
+    steepest = {**vector, "p:new": vector["p:init"] - RATE * vector["p:grad"]}
+    assert cause_of("p:new", vector, steepest) == "muon_input"

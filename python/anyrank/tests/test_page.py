@@ -217,3 +217,40 @@ class Command(FolderCase):
         trace["traceEvents"][12]["args"]["flops"] = math.nan
         with self.assertRaises((ValueError, AnyrankError)):
             page.text_of(trace)
+
+
+def comparison() -> Json:
+    """A report with all its rows: a difference, one that is the same, one of a name that would end the script."""
+    head: Json = {"pass": "g", "step": 1, "dtype": "F32", "other_dtype": "F32", "shape": [2, 3], "other_shape": [2, 3]}
+    off = {**head, "tensor": "a.weight:grad", "state": "different", "ratio": "Infinity", "bins": [0] * 33 + [3],
+           "map": [0.0, 2.5, "Infinity", 0.0, 1.0, 0.0], "map_shape": [2, 3], "matrix": [2, 3]}
+    rows = [off, {**head, "tensor": "b", "state": "same"}, {**head, "tensor": HOSTILE, "state": "missing"},
+            {**head, "tensor": "model.\u202ereyal\u2069.w", "state": "unexpected"}]
+    return {"command": "verify", "result": "different", "rule": {"name": "bits"}, "rows": rows, "worst": [off],
+            "first": {**off, "pattern": "3 of 6 elements", "hint": "a missing all-reduce"},
+            "explanation": {"ranks": [1]}, "ranks": 4, "mesh": [["tp", 4]]}
+
+
+class Comparison(unittest.TestCase):
+    def test_the_page_has_the_report(self) -> None:
+        data = data_of(page.text_of(comparison()))
+        first = data["rows"][0]
+        self.assertEqual((data["first"], data["worst"], len(data["rows"])), (0, 0, 4))
+        self.assertEqual((first["hint"], first["ratio"]), ("a missing all-reduce", "Infinity"))
+        self.assertEqual((first["map"], first["map_range"]), ("0yz010", [1.0, 2.5]))  # highest, not finite, lowest
+        self.assertEqual(data["explanation"]["ranks"], [1])
+
+    def test_names_of_others_neither_leave_the_data_nor_turn_it(self) -> None:
+        text = page.text_of(comparison())
+        self.assertNotIn("<script>alert(1)", text)
+        self.assertIn("model.?reyal?.w", text)
+        self.assertEqual(data_of(text)["rows"][2]["tensor"], HOSTILE)
+
+    def test_maps_of_many_tensors_are_coarse(self) -> None:
+        report = comparison()
+        cells, size = [1.0] * (48 * 96), [48, 96]
+        report["rows"] += [{**report["rows"][0], "tensor": f"t.{i}", "map": cells, "map_shape": size}
+                           for i in range(300)]
+        rows = data_of(page.text_of(report))["rows"]
+        self.assertEqual((len(rows[10]["map"]), rows[10]["map_shape"]), (48 * 96, size))
+        self.assertLess(sum(len(row.get("map", "")) for row in rows[40:]), 400_000)

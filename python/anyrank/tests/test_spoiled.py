@@ -164,21 +164,22 @@ def spoil_roll(reference: Dump, rank: int) -> dict[str, Array]:
 
 
 MUON: dict[str, object] = {"optimizer": "muon"}
-CASES: list[tuple[str, str, str, dict[str, object], Spoil]] = [
-    ("muon_norm_of_shards", "2 parts along its rows", "llama-demo", {**MUON, "tp": 2},
+CASES: list[tuple[str, str, str, str, dict[str, object], Spoil]] = [
+    ("norm of shards", "muon_scale", "the norm of each of 2 parts along the rows", "llama-demo", {**MUON, "tp": 2},
      spoil_matrix(norm_of_shards, QUERIES)),
-    ("muon_shards_gram_local", "cut along its columns", "llama-demo", {**MUON, "tp": 2},
+    ("product of shards", "unknown", "", "llama-demo", {**MUON, "tp": 2},
      spoil_matrix(lambda u: orthogonal(u, last_shards=2), OUTPUT)),
-    ("muon_shards_misplaced", "in another order", "llama-demo", {**MUON, "tp": 2}, spoil_matrix(rolled, QUERIES)),
-    ("muon_packed_as_one", "its 3 matrices", "gpt2-demo", {**MUON, "tp": 2}, spoil_packed(orthogonal)),
-    ("muon_stale_heads", "one of 2 ranks", "gpt2-demo", {**MUON, "tp": 2},
+    ("shards misplaced", "update_misplaced", "the update of the part 1 further on", "llama-demo", {**MUON, "tp": 2},
+     spoil_matrix(rolled, QUERIES)),
+    ("packed as one", "muon_by_parts", "each of 3 matrices", "gpt2-demo", {**MUON, "tp": 2}, spoil_packed(orthogonal)),
+    ("heads of one rank", "muon_by_parts", "[96, 96, 384] columns", "gpt2-demo", {**MUON, "tp": 2},
      spoil_packed(lambda u: blocks(u, [96, 96, 384]))),
-    ("muon_of_vector", "times one number", "gpt2-demo", {**MUON, "tp": 2}, spoil_vector),
-    ("qk_clip_local", "the ranks have other numbers", "llama-demo", {**MUON, "dp": 2}, spoil_heads),
-    ("share_off_by_one", "one element off", "llama-demo", {"dp": 2, "zero": 2}, spoil_share),
-    ("mtp_use_lost", "are missing", "mtp-demo", {"pp": 2, "micro_batches": 2}, spoil_uses(-1)),
-    ("mtp_use_twice", "count 2 times", "mtp-demo", {"pp": 2, "micro_batches": 2}, spoil_uses(1)),
-    ("mtp_rolled_elsewhere", "ids of a further token", "mtp-demo", {"cp": 2}, spoil_roll),
+    ("vector", "muon_input", "times 0.02", "gpt2-demo", {**MUON, "tp": 2}, spoil_vector),
+    ("heads clipped", "unknown", "a number of its own: 0.8", "llama-demo", {**MUON, "dp": 2}, spoil_heads),
+    ("share", "no_update", "no rank's share of the optimizer", "llama-demo", {"dp": 2, "zero": 2}, spoil_share),
+    ("use lost", "tied_weight", "one use is lost", "mtp-demo", {"pp": 2, "micro_batches": 2}, spoil_uses(-1)),
+    ("use twice", "tied_weight", "counts again", "mtp-demo", {"pp": 2, "micro_batches": 2}, spoil_uses(1)),
+    ("rolled", "tokens_shifted", "the last tokens of ranks' parts alone", "mtp-demo", {"cp": 2}, spoil_roll),
 ]
 
 
@@ -193,9 +194,9 @@ class Spoiled(FolderCase):
         return folder
 
     def test_each_mistake_is_named(self) -> None:
-        for cause, words, model, options, spoil in CASES:
-            with self.subTest(cause):
-                folder = self.path / cause
+        for mistake, cause, words, model, options, spoil in CASES:
+            with self.subTest(mistake):
+                folder = self.path / mistake
                 shutil.copytree(self.dump_of(model, options), folder)
                 reference = folder / "reference.safetensors"
                 right = read(reference)

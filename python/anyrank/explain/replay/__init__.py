@@ -6,12 +6,12 @@ from __future__ import annotations
 import typing
 
 from anyrank.explain.patterns import Pattern
-from anyrank.explain.replay import angles, changes, norms, products
+from anyrank.explain.replay import angles, changes, gradients, norms, products
 from anyrank.explain.tensors import Case
 
-CAUSES = (*angles.CAUSES, *changes.CAUSES, *norms.CAUSES, *products.CAUSES)
+CAUSES = (*angles.CAUSES, *changes.CAUSES, *gradients.CAUSES, *norms.CAUSES, *products.CAUSES)
 
 
 def patterns(case: Case) -> typing.Iterator[Pattern]:
-    for module in (angles, products, norms, changes):
+    for module in (angles, products, norms, changes, gradients):
         yield from module.patterns(case)

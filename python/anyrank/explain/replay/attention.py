@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention computed again from q, k and v: first the recipe that gives the reference's output is found, then the one
-change of it that gives the other run's."""
+"""Attention computed again from q, k and v: its recipe, what it may have read, and what its queries may see."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 import typing
 
 import numpy as np
 
-from anyrank.explain.replay.sources import earlier, left, parameter, thinned, valid
+from anyrank.explain.replay.sources import earlier, left, parameter, valid
 from anyrank.explain.tensors import Array, Case, Name
 
 BASES = (1e4, 1e6, 5e5, 1e5, 1e3, 2.5e5, 5e6, 1e7, 500.0)
 MOST_SCORES = 1 << 24  # of a whole output
+MOST_FEATURES = 256  # of a head, where their number is not recorded
+MOST_KEYS = 128  # of which any run may be hidden, and not one at an end alone
 SMALL = 0.12  # of the difference that a change may leave on the rows that are tried, before it is held against all
 _ROLE = re.compile(r"(?:^|[_.])(?:to_?|w|lin_?|in_?)?(kv|[qkv])(?:uery|ueries|ey|eys|alue|alues)?(?:$|[_.\d])")
 
@@ -36,7 +38,7 @@ class Turn:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """seen: [1 or samples, queries, keys]. softmax: "seen", or what is wrong with it. parts: of ranks, 0: none."""
+    """seen: [1 or samples, queries, keys]. softmax: "seen", or what is wrong with it."""
 
     scale: float
     seen: Array
@@ -45,7 +47,6 @@ class Recipe:
     slopes: Array | None = None
     sinks: Array | None = None
     softmax: str = "seen"
-    dealt: bool = False  # query heads are dealt out to KV heads in turn
     order: tuple[int, ...] = ()  # of heads in the output
     joined: str = "heads"  # side by side; "lanes": features of all heads in turn; "unmoved": heads before tokens
     chunks: Array | None = None  # the rank's part of each token
@@ -53,7 +54,8 @@ class Recipe:
 
 @dataclasses.dataclass(frozen=True)
 class Heads:
-    """q: [samples, queries, heads, features]; k, v: [samples, keys, KV heads, features]."""
+    """q: [samples, queries, heads, features]; k, v: [samples, keys, KV heads, features]. packed: how they lie in one
+    tensor."""
 
     q: Array
     k: Array
@@ -74,42 +76,32 @@ class Target:
         """[samples, queries, ..] of an array of the case's shape."""
         return array.swapaxes(1, 2) if self.probabilities else array.reshape(array.shape[0], array.shape[1], -1)
 
-    def takes(self, heads: Heads) -> bool:
-        """Whether the matrix is one of as many inputs as the heads have features together."""
-        return self.matrix is None or self.matrix.shape[0] == heads.q.shape[2] * heads.v.shape[3]
-
     def shaped(self, rows: Array) -> Array:
         return rows.swapaxes(1, 2) if self.probabilities else rows.reshape(self.case.shape)
 
-
-def role_of(name: str) -> str:
-    last = name.rpartition(".")[2]
-    found = _ROLE.search(last) or _ROLE.search(name)
-    return found[1] if found and not ("query" in last and "key" in last) else ""
+    def of(self, context: Array) -> Array:
+        result: Array = context if self.matrix is None else context @ self.matrix + self.bias
+        return result
 
 
 # --- what it computes -------------------------------------------------------------------------------------------------
 
 
-def turned(x: Array, turn: Turn, side: int, positions: Array | None, rows: Array) -> Array:
+def turned(x: Array, turn: Turn, side: int, sample: int, rows: Array) -> Array:
     """x: [rows, heads, features]."""
-    sign = turn.sides[side]
-    if sign == 0:
+    if not turn.sides[side]:
         return x
-    n = len(turn.frequencies)
+    n, positions = len(turn.frequencies), turn.k_positions if side else turn.q_positions
+    if positions is not None and positions.ndim > 1:
+        positions = positions[sample % len(positions)]
     at: Array = (rows if positions is None else positions[rows]).astype(np.float64)
-    angles = sign * at[:, None, None] * turn.frequencies
+    angles = turn.sides[side] * at[:, None, None] * turn.frequencies
     cos, sin = np.cos(angles), np.sin(angles)
     result: Array = np.array(x, np.float64)
     part = result[..., -2 * n:] if turn.last else result[..., :2 * n]
-    halves = turn.halves[min(side, 1)]
-    a, b = (part[..., :n], part[..., n:]) if halves else (part[..., 0::2], part[..., 1::2])
+    a, b = (part[..., :n], part[..., n:]) if turn.halves[min(side, 1)] else (part[..., 0::2], part[..., 1::2])
     a[...], b[...] = a * cos - b * sin, b * cos + a * sin
     return result
-
-
-def _positions(positions: Array | None, sample: int) -> Array | None:
-    return positions if positions is None or positions.ndim == 1 else positions[sample % len(positions)]
 
 
 def scores(heads: Heads, r: Recipe, sample: int, rows: Array) -> Array:
@@ -117,17 +109,14 @@ def scores(heads: Heads, r: Recipe, sample: int, rows: Array) -> Array:
     q, k = heads.q[sample][rows], heads.k[sample]
     keys = np.arange(k.shape[0])
     if r.turn is not None:
-        q = turned(q, r.turn, 0, _positions(r.turn.q_positions, sample), rows)
-        k = turned(k, r.turn, 1, _positions(r.turn.k_positions, sample), keys)
-    groups = k.shape[1]
-    shared = q.shape[1] // groups
-    q = q.reshape(len(rows), shared, groups, -1).swapaxes(1, 2) if r.dealt else q.reshape(len(rows), groups, shared, -1)
+        q, k = turned(q, r.turn, 0, sample, rows), turned(k, r.turn, 1, sample, keys)
+    groups, shared = k.shape[1], q.shape[1] // k.shape[1]
+    q = q.reshape(len(rows), groups, shared, -1)
     s: Array = np.matmul(q.transpose(1, 2, 0, 3), k.transpose(1, 2, 0)[:, None]) * r.scale
     if r.cap > 0.0:
         s = r.cap * np.tanh(s / r.cap)
     if r.slopes is not None:
-        by = r.slopes.reshape(shared, groups).T if r.dealt else r.slopes.reshape(groups, shared)
-        s = s + by[:, :, None, None] * (keys[None, :] - rows[:, None])
+        s = s + r.slopes.reshape(groups, shared, 1, 1) * (keys[None, :] - rows[:, None])
     return s
 
 
@@ -136,17 +125,11 @@ def weights(s: Array, r: Recipe, seen: Array) -> Array:
     masked scores are the least number of their format."""
     none = ~seen.any(-1, keepdims=True)
     s, seen = np.where(none, 0.0, s), seen | none
-    if r.softmax in ("zero", "capped"):  # unseen scores are 0, or the least that a cap leaves
-        s = np.where(seen, s, 0.0 if r.softmax == "zero" else -r.cap)
-    elif r.softmax == "inverted":
-        s = np.where(seen, -np.inf, s)
-    elif r.softmax not in ("after",):
-        s = np.where(seen, s, -np.inf)
+    if r.softmax != "after":  # of "zero" and "capped" unseen scores are 0, or the least that a cap leaves
+        s = np.where(seen ^ (r.softmax == "inverted"), s, {"zero": 0.0, "capped": -r.cap}.get(r.softmax, -np.inf))
     axis = -2 if r.softmax == "queries" else -1
-    most = s.max(axis, keepdims=True)
-    if r.sinks is not None:
-        sinks = r.sinks.reshape(*s.shape[:2], 1, 1)
-        most = np.maximum(most, sinks)
+    sinks = None if r.sinks is None else r.sinks.reshape(*s.shape[:2], 1, 1)
+    most = s.max(axis, keepdims=True) if sinks is None else np.maximum(s.max(axis, keepdims=True), sinks)
     most = np.where(np.isfinite(most), most, 0.0)
     e = np.exp(s - most)
     if r.softmax in ("apart", "two") and r.chunks is not None:  # each part's own: their mean, or weighted by 2^ln(sum)
@@ -160,9 +143,7 @@ def weights(s: Array, r: Recipe, seen: Array) -> Array:
             weight += share
         mean: Array = added / np.where(weight > 0.0, weight, 1.0)
         return mean
-    total = e.sum(axis, keepdims=True)
-    if r.sinks is not None:
-        total = total + np.exp(sinks - most)
+    total = e.sum(axis, keepdims=True) + (0.0 if sinks is None else np.exp(sinks - most))
     p = np.divide(e, total, out=np.zeros_like(e), where=total > 0.0)
     result: Array = np.where(seen, p, 0.0) if r.softmax == "after" else p
     return result
@@ -181,29 +162,20 @@ def at_home(p: Array, chunks: Array, rows: Array) -> Array:
 
 def output(target: Target, heads: Heads, r: Recipe, sample: int, rows: Array) -> Array:
     """The case's rows of one sample: [rows, features], or of probabilities [rows, heads, keys]."""
-    everything = r.softmax == "queries" or r.joined == "unmoved"
-    own = np.arange(heads.q.shape[1]) if everything else rows
-    seen = r.seen[sample if r.seen.shape[0] > 1 else 0][own]
-    p = weights(scores(heads, r, sample, own), r, seen)
+    own = np.arange(heads.q.shape[1]) if r.softmax == "queries" or r.joined == "unmoved" else rows
+    p = weights(scores(heads, r, sample, own), r, r.seen[sample if r.seen.shape[0] > 1 else 0][own])
     p = p[:, :, rows] if r.softmax == "queries" else p
     if target.probabilities:
-        joined = p.swapaxes(0, 1) if r.dealt else p
-        rows_first: Array = joined.reshape(-1, *p.shape[2:]).swapaxes(0, 1)
-        return rows_first
+        return np.moveaxis(p.reshape(-1, *p.shape[2:]), 0, 1)
     p = at_home(p, r.chunks, rows) if r.softmax == "home" and r.chunks is not None else p
     v = heads.v[sample]
-    if r.turn is not None and r.turn.sides[2]:
-        v = turned(v, r.turn, 2, _positions(r.turn.k_positions, sample), np.arange(v.shape[0]))
-    context = np.matmul(p, v.transpose(1, 0, 2)[:, None])  # [groups, shared, rows, features]
-    context = context.swapaxes(0, 1) if r.dealt else context
-    context = context.reshape(-1, *context.shape[2:])
+    v = v if r.turn is None else turned(v, r.turn, 2, sample, np.arange(v.shape[0]))
+    context = np.matmul(p, v.transpose(1, 0, 2)[:, None]).reshape(-1, p.shape[2], v.shape[2])  # [heads, rows, features]
     context = context[list(r.order)] if r.order else context
     if r.joined == "unmoved":
-        flat = context.reshape(context.shape[1], -1)[rows]
-    else:
-        flat = (context.transpose(1, 2, 0) if r.joined == "lanes" else context.swapaxes(0, 1)).reshape(len(rows), -1)
-    result: Array = flat if target.matrix is None else flat @ target.matrix + target.bias
-    return result
+        return target.of(context.reshape(context.shape[1], -1)[rows])
+    return target.of((context.transpose(1, 2, 0) if r.joined == "lanes" else context.swapaxes(0, 1)).reshape(
+        len(rows), -1))
 
 
 def everything(target: Target, heads: Heads, r: Recipe) -> Array:
@@ -215,132 +187,93 @@ def everything(target: Target, heads: Heads, r: Recipe) -> Array:
 
 
 def targets(case: Case) -> typing.Iterator[Target]:
-    if case.name.kind != "fwd" or case.reference.dtype.kind != "f" or len(case.shape) not in (3, 4):
-        return
-    if len(case.shape) == 4:
-        yield Target(case, None, probabilities=True)
+    if case.name.kind != "fwd" or case.reference.dtype.kind != "f" or len(case.shape) not in (3, 4) or case.every:
         return
     weight, bias = (parameter(case, f"{case.name.stem}.{part}") for part in ("weight", "bias"))
-    if weight is None or weight.ndim != 2:
-        yield Target(case, None)
+    if len(case.shape) == 4 or weight is None or weight.ndim != 2:
+        yield Target(case, None, probabilities=len(case.shape) == 4)
         return
-    added: Array | float = 0.0 if bias is None else bias.astype(np.float64)
-    for matrix in (weight.T, weight) if weight.shape[0] == weight.shape[1] else (
-            (weight.T,) if weight.shape[0] == case.shape[-1] else (weight,)):
+    for matrix in (weight.T, weight):
         if matrix.shape[1] == case.shape[-1]:
-            yield Target(case, matrix.astype(np.float64), added)
+            yield Target(case, matrix.astype(np.float64), 0.0 if bias is None else bias.astype(np.float64))
+
+
+def role_of(name: str) -> str:
+    last = name.rpartition(".")[2]
+    found = _ROLE.search(last) or _ROLE.search(name)
+    return found[1] if found and not ("query" in last and "key" in last) else ""
 
 
 def _siblings(case: Case) -> typing.Iterator[dict[str, str]]:
     """{role: name} of tensors near by that are q, k and v by their names, or all in one (""): the last of each."""
-    names, stem = earlier(case), case.name.stem
-    tried: list[dict[str, str]] = []
-    for named in _named(case, names, stem):
-        if named not in tried:
-            tried.append(named)
-            yield named
+    known, tried = earlier(case), list[dict[str, str]]()
+    for names, up in itertools.product(([n for n in known if n in case.runs.other], known), (0, 1)):
+        own = f"{case.name.stem}."
+        stems = [own] * any(n.startswith(own) for n in names) + [
+            ".".join([*case.name.stem.split(".")[:-n], ""]) for n in (1, 2)]
+        prefix = stems[up]
+        roles = {n: role_of(Name.of(n).stem[len(prefix):]) for n in names if n.startswith(prefix)
+                 and ".in" not in n[len(prefix):] and n[len(prefix):].count(".") <= 2}
+        found = {role: n for n, role in roles.items()}
+        for named in [*({role: found[role] for role in some} for some in (("q", "k", "v"), ("q", "kv"))
+                        if {*some} <= found.keys()), *({"": n} for n in reversed(roles) if not roles[n])]:
+            if named not in tried:
+                tried.append(named)
+                yield named
 
 
-def _named(case: Case, names: list[str], stem: str) -> typing.Iterator[dict[str, str]]:
-    for _ in range(2):
-        prefix = stem + "." if stem == case.name.stem and any(n.startswith(stem + ".") for n in names) else (
-            stem.rpartition(".")[0] + "." if "." in stem else "")
-        stem = prefix[:-1]
-        inside = [n for n in names if n.startswith(prefix) and ".in" not in n[len(prefix):]]
-        found = {role_of(Name.of(n).stem[len(prefix):]): n for n in inside}
-        if {"q", "k", "v"} <= found.keys():
-            yield {role: found[role] for role in "qkv"}
-        if {"q", "kv"} <= found.keys():
-            yield {role: found[role] for role in ("q", "kv")}
-        for n in reversed(inside):
-            if not role_of(Name.of(n).stem[len(prefix):]):
-                yield {"": n}
-
-
-def _split(x: Array, size: int, queries: int) -> Array | None:
-    """[samples, tokens, heads, features], in binary64."""
+def _apart(x: Array, size: int, queries: int) -> Array:
+    """[samples, tokens, heads, features]"""
     if x.ndim == 4:
-        moved = x if x.shape[1] == queries and x.shape[2] != queries else x.swapaxes(1, 2)
-        return moved.astype(np.float64) if moved.shape[-1] == size else None
-    if x.ndim != 3 or x.shape[-1] % size:
-        return None
-    return x.reshape(*x.shape[:2], -1, size).astype(np.float64)
+        return x if x.shape[1] == queries != x.shape[2] else x.swapaxes(1, 2)
+    return x.reshape(*x.shape[:2], -1, size)
 
 
-def _packed(x: Array, heads: int, size: int) -> typing.Iterator[Heads]:
-    """One tensor: q|k|v, or KV heads each with their queries."""
-    if x.ndim != 3 or x.shape[-1] % size or (x.shape[-1] // size - heads) % 2 or x.shape[-1] // size <= heads:
-        return
-    groups = (x.shape[-1] // size - heads) // 2
-    if heads % groups:
-        return
-    apart: Array = x.reshape(*x.shape[:2], -1, size).astype(np.float64)
-    cut = heads + groups
-    yield Heads(apart[:, :, :heads], apart[:, :, heads:cut], apart[:, :, cut:], "one after the other")
-    together: Array = x.reshape(*x.shape[:2], groups, -1, size).astype(np.float64)
-    if groups > 1:
-        q = together[:, :, :, :-2].reshape(*x.shape[:2], heads, size)
-        yield Heads(q, together[:, :, :, -2], together[:, :, :, -1], "by KV heads")
-
-
-def _paired(q: Array, kv: Array, size: int) -> typing.Iterator[Heads]:
-    """k and v in one tensor: k|v, or each head's k and v."""
-    if q.ndim != 3 or kv.ndim != 3 or q.shape[-1] % size or kv.shape[-1] % (2 * size):
-        return
-    own: Array = q.reshape(*q.shape[:2], -1, size).astype(np.float64)
-    both: Array = kv.reshape(*kv.shape[:2], -1, size).astype(np.float64)
-    groups = both.shape[2] // 2
-    if own.shape[2] % groups == 0:
-        yield Heads(own, both[:, :, :groups], both[:, :, groups:])
-        if groups > 1:
-            yield Heads(own, both[:, :, ::2], both[:, :, 1::2])
-
-
-def _sizes(case: Case, width: int) -> list[int]:
-    """Features of a head: of the recorded number of heads alone, or any."""
-    if case.runs.heads and width % case.runs.heads == 0:
-        return [width // case.runs.heads]
-    return [d for d in (64, 128, 32, 16, 8, 96, 80, 256, 48, 24, 12, 4, 2) if width % d == 0]
+def _cut(arrays: dict[str, Array], size: int, heads: int, queries: int) -> typing.Iterator[Heads]:
+    """Ways to take the tensors for q, k and v: of one for all q|k|v, or KV heads each with their queries; of k and v in
+    one k|v, or each head's k and v."""
+    apart = {role: _apart(x, size, queries) for role, x in arrays.items()}
+    if "v" in apart:
+        yield Heads(apart["q"], apart["k"], apart["v"])
+    elif "kv" in apart:
+        both, groups = apart["kv"], apart["kv"].shape[2] // 2
+        yield Heads(apart["q"], both[:, :, :groups], both[:, :, groups:])
+        yield Heads(apart["q"], both[:, :, ::2], both[:, :, 1::2])
+    elif (groups := (apart[""].shape[2] - heads) // 2) > 0 and apart[""].shape[2] == heads + 2 * groups:
+        x, cut = apart[""], heads + groups
+        yield Heads(x[:, :, :heads], x[:, :, heads:cut], x[:, :, cut:], "one after the other")
+        if groups > 1 and heads % groups == 0:
+            x = x.reshape(*x.shape[:2], groups, -1, size)
+            yield Heads(x[:, :, :, :-2].reshape(*x.shape[:2], heads, size), x[..., -2, :], x[..., -1, :], "by KV heads")
 
 
 def readings(target: Target) -> typing.Iterator[Heads]:
     """q, k and v as the output may have read them."""
-    case = target.case
-    width = case.shape[-1] if target.matrix is None else target.matrix.shape[0]
-    queries = case.shape[-2]
-    for named in _siblings(case) if not thinned(case) else ():
-        arrays = {role: case.runs.reference[name] for role, name in named.items()}
-        if any(x.ndim not in (3, 4) or x.shape[0] != case.shape[0] for x in arrays.values()):
+    case, queries = target.case, target.case.shape[-2]
+    for named in _siblings(case):
+        arrays: dict[str, Array] = {role: case.runs.reference[name] for role, name in named.items()}
+        if any(x.ndim not in (3, 4) or x.shape[0] != case.shape[0] or role == "" and x.ndim == 4
+               for role, x in arrays.items()):
             continue
-        if target.probabilities:
-            width = case.shape[1] * (arrays["q"].shape[-1] if arrays["q"].ndim == 4 else
-                                     arrays["q"].shape[-1] // case.shape[1]) if "q" in arrays else 0
-        for size in [arrays["q"].shape[-1]] if "q" in arrays and arrays["q"].ndim == 4 else (
-                [width // case.shape[1]] if target.probabilities else _sizes(case, width)):
-            if "" in arrays and width and arrays[""].shape[1] == queries:
-                yield from (h for h in _packed(arrays[""], width // size, size)
-                            if math.prod(h.q.shape[:3]) * queries <= MOST_SCORES)
-            elif "kv" in arrays and size:
-                yield from _paired(arrays["q"], arrays["kv"], size)
-            elif "q" in arrays and size:
-                split = [_split(arrays[role], size, queries if role == "q" else _tokens(arrays["k"], queries))
-                         for role in "qkv"]
-                if _fit_together(split, width, queries):
-                    q, k, v = typing.cast(list[Array], split)
-                    yield Heads(q, k, v)
+        first, count = next(iter(arrays.values())), case.shape[1]
+        width = case.shape[-1] if target.matrix is None else target.matrix.shape[0]
+        sizes = [width // case.runs.heads] if case.runs.heads and width % case.runs.heads == 0 else [
+            d for d in range(2, MOST_FEATURES + 1, 2) if width % d == 0]
+        if "q" in arrays and (target.probabilities or first.ndim == 4):
+            sizes = [first.shape[-1] if first.ndim == 4 else first.shape[-1] // count]
+        elif target.probabilities:
+            sizes = [first.shape[-1] // (count + 2 * n) for n in range(1, count + 1) if count % n == 0]
+        for size in sizes:
+            if size and all(x.shape[-1] % size == 0 for x in arrays.values()):
+                own = count * size if target.probabilities else width
+                yield from (Heads(h.q.astype(np.float64), h.k.astype(np.float64), h.v.astype(np.float64), h.packed)
+                            for h in _cut(arrays, size, own // size, queries) if _fits(h, own, queries))
 
 
-def _tokens(x: Array, queries: int) -> int:
-    return int(x.shape[1] if x.ndim == 3 or x.shape[1] == queries else x.shape[2])
-
-
-def _fit_together(split: list[Array | None], width: int, queries: int) -> bool:
-    q, k, v = split
-    if q is None or k is None or v is None:
-        return False
-    return bool(q.shape[2] * v.shape[3] == width and q.shape[1] == queries and k.shape[:3] == v.shape[:3]
-                and q.shape[2] % k.shape[2] == 0 and q.shape[0] == k.shape[0]
-                and math.prod(q.shape[:3]) * k.shape[1] <= MOST_SCORES)
+def _fits(h: Heads, width: int, queries: int) -> bool:
+    return bool(h.q.shape[2] * h.v.shape[3] == width and h.q.shape[1] == queries and h.k.shape[:3] == h.v.shape[:3]
+                and h.k.shape[2] and h.q.shape[2] % h.k.shape[2] == 0 and h.q.shape[::3] == h.k.shape[::3]
+                and math.prod(h.q.shape[:3]) * h.k.shape[1] <= MOST_SCORES)
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -351,76 +284,73 @@ def mask(queries: int, keys: int, ahead: int | None = 0, window: int = 0, starts
     """[1 or samples, queries, keys]. ahead: of its own position a query sees; None: all. starts: each query's first
     key, hidden: keys that are not seen, by sample."""
     i, j = np.arange(queries)[None, :, None], np.arange(keys)[None, None, :]
-    seen: Array = np.ones((1, queries, keys), bool)
-    if ahead is not None:
-        seen = seen & (j <= i + ahead)
+    seen: Array = np.ones((1, queries, keys), bool) if ahead is None else j <= i + ahead
     if window:
         seen = seen & (j > i - window)
     if starts is not None:
-        seen = seen & (j >= starts[:, :, None]) if ahead is not None else seen & (
-            starts[:, :, None] == starts[:, None, :])
-    if hidden is not None:
-        seen = seen & ~hidden[:, None, :]
-    return seen
+        seen = seen & (j >= starts[:, :, None] if ahead is not None else starts[:, :, None] == starts[:, None, :])
+    return seen if hidden is None else seen & ~hidden[:, None, :]
 
 
-def interval(target: Target, heads: Heads, r: Recipe, sample: int, row: int, wanted: Array) -> tuple[int, int, float]:
-    """The first and last key of a query, and how much they leave unexplained, if it sees all keys between."""
-    own = np.array([row])
-    s = scores(heads, r, sample, own)[:, :, 0]  # [groups, shared, keys]
+def interval(target: Target, heads: Heads, r: Recipe, sample: int, row: int, wanted: Array,
+             seen: int = 0) -> tuple[int, int, float]:
+    """The first and last key of a query, and how much they leave unexplained, if it sees all keys between; or, of so
+    many keys that it may see, those that it does not."""
+    s = scores(heads, r, sample, np.array([row]))[:, :, 0]  # [groups, shared, keys]
     e = np.exp(s - s.max(-1, keepdims=True))
     v = heads.v[sample].transpose(1, 0, 2)[:, None]
-    sums, totals = np.cumsum(e[..., None] * v, 2), np.cumsum(e, 2)  # [groups, shared, keys, features]
-    pad = [(0, 0), (0, 0), (1, 0)]
-    sums, totals = np.pad(sums, [*pad, (0, 0)]), np.pad(totals, pad)
+    sums, totals = (np.insert(np.cumsum(x, 2), 0, 0.0, 2) for x in (e[..., None] * v, e))
     n = s.shape[-1]
     lasts = sorted({row, n - 1, max(row - 1, 0), min(row + 1, n - 1)})
-    pairs = [(0, last) for last in range(n)] + [(first, last) for last in lasts for first in range(1, last + 1)]
-    first, last = np.array(pairs).T
+    if seen:
+        n, lasts = seen, list(range(seen)) if seen <= MOST_KEYS else [seen - 1]
+    first, last = np.array([(0, last) for last in range(-1 if seen else 0, n)] + [
+        (first, last) for last in lasts for first in range(1, last + 1)]).T
     with np.errstate(divide="ignore", invalid="ignore"):
-        context = (sums[:, :, last + 1] - sums[:, :, first]) / (totals[:, :, last + 1] - totals[:, :, first])[..., None]
-    context = context.swapaxes(0, 1) if r.dealt else context
-    flat = context.reshape(-1, *context.shape[2:]).swapaxes(0, 1).reshape(len(pairs), -1)
-    made = flat if target.matrix is None else flat @ target.matrix + target.bias
+        up, down = ((x[:, :, last + 1] - x[:, :, first]) if not seen else (
+            x[:, :, [seen]] - x[:, :, last + 1] + x[:, :, first]) for x in (sums, totals))
+        context = up / down[..., None]
+    made = target.of(np.moveaxis(context, 2, 0).reshape(len(first), -1))
     apart = np.linalg.norm(made - wanted, axis=-1) / (np.linalg.norm(wanted) + 1e-300)
-    at = int(np.nanargmin(apart))
+    at = int(np.argmin(np.where(np.isfinite(apart), apart, np.inf)))
     return int(first[at]), int(last[at]), float(apart[at])
 
 
-def masks(probe: Probe, r: Recipe) -> typing.Iterator[tuple[str, Array, dict[str, typing.Any]]]:
-    """What else queries may see: by keys that explain some rows."""
+def masks(probe: Probe, r: Recipe) -> typing.Iterator[tuple[str, Array, int]]:
+    """What else queries may see: by keys that explain some rows. The number: how far ahead, the window, or what a
+    sentence says."""
     target, heads = probe.target, probe.heads
     queries, keys = r.seen.shape[1:]
     square = queries == keys
-    yield "open", mask(queries, keys, None), {}
-    if square:
-        for ahead in (0, 1, -1, -2):
-            seen = mask(queries, keys, ahead)
-            yield "ahead", seen | (np.eye(queries, dtype=bool) & ~seen.any(-1, keepdims=True)), {"ahead": ahead}
-    else:
-        for ahead in (0, keys - queries):
-            yield "ahead", r.seen & mask(queries, keys, ahead), {"ahead": ahead}
+    yield "open", mask(queries, keys, None), 0
+    for ahead in (0, 1, -1, -2) if square else (0, keys - queries):
+        seen = mask(queries, keys, ahead) & (True if square else r.seen)
+        yield "ahead", seen | (np.eye(queries, dtype=bool) & ~seen.any(-1, keepdims=True)) if square else seen, ahead
     for n in {len(r.seen), *(len(r.seen) // n for n in target.case.runs.group_sizes)} if len(r.seen) > 1 else ():
-        yield "first", r.seen[np.arange(len(r.seen)) // n * n], {"samples": n}
+        yield "first", r.seen[np.arange(len(r.seen)) // n * n], n
     for kind, seen in given(target.case, queries, keys):
         for own in (seen, seen & mask(queries, keys, 0)) if square else (seen,):
-            yield kind, own, {"keys": int((~own.any(1)).sum(-1).max())}
+            yield kind, own, int((~own.any(1)).sum(-1).max())
     if target.probabilities:
+        yield "found", shown(probe.whole), 0
         return
-    found = [(b, t, *interval(target, heads, r, b, t, probe.whole[b, t])) for b, t in probe.places]
-    near = [(b, t, first, last) for b, t, first, last, apart in found if apart < 0.02]
-    for window in sorted({t - first + 1 for _, t, first, last in near if first > 0 and last == t} if square else ()):
-        yield "window", r.seen & mask(queries, keys, 0, window), {"window": window}
-        yield "window", mask(queries, keys, 0, window), {"window": window}
-    starts = probe.starts
-    if square and starts is not None:
-        yield "found", mask(queries, keys, 0, 0, starts), {}
-        yield "found", mask(queries, keys, None, 0, starts), {}
+    found = [(t, *interval(target, heads, r, b, t, probe.whole[b, t])) for b, t in probe.places]
+    for window in sorted({t - first + 1 for t, first, last, apart in found if apart < 0.02 and 0 < first <= last == t}
+                         if square else ()):
+        yield "window", r.seen & mask(queries, keys, 0, window), window
+        yield "window", mask(queries, keys, 0, window), window
+    for ahead in (0, None) if square and probe.starts is not None else ():
+        yield "found", mask(queries, keys, ahead, 0, probe.starts), 0
     hidden = _hidden(probe, r)
+    base = mask(queries, keys, 0 if is_causal(r.seen) else None)
     if hidden is not None:
-        base = mask(queries, keys, 0) if square and is_causal(r.seen) else mask(queries, keys, None)
-        for own in {id(base): base, id(r.seen): r.seen}.values():
-            yield "hidden", own & ~hidden[:, None, :], {"keys": int(hidden.sum(1).max())}
+        yield from (("hidden", own & ~hidden[:, None, :], int(hidden.sum(1).max())) for own in (base, r.seen))
+
+
+def shown(rows: Array) -> Array:
+    """What queries see, by the rows of probabilities, [samples, queries, heads, keys]."""
+    result: Array = (rows != 0.0).any(2)
+    return result
 
 
 def given(case: Case, queries: int, keys: int) -> typing.Iterator[tuple[str, Array]]:
@@ -432,10 +362,9 @@ def given(case: Case, queries: int, keys: int) -> typing.Iterator[tuple[str, Arr
             continue
         values: Array = array.astype(np.int64)
         found, counts = np.unique(values, return_counts=True)
-        for value in found[np.argsort(-counts, kind="stable")[:12]] if 2 < len(found) else ():  # a word that is padding
+        for value in found[np.argsort(-counts, kind="stable")[:12]] if 2 < len(found) else [0][:int(
+                found[0] == 0 and found[-1] == 1)]:  # a word that is padding
             yield "hidden", np.broadcast_to((values != value)[:, None, :], (len(values), queries, keys))
-        if values.min() == 0 and values.max() == 1:
-            yield "hidden", np.broadcast_to((values == 1)[:, None, :], (len(values), queries, keys))
         if queries == keys:
             changes = np.diff(values, axis=1)
             if (values[:, 1:][changes != 0] != 0).all() and 0.0 < (changes != 0).mean() < 0.5:
@@ -447,10 +376,9 @@ def given(case: Case, queries: int, keys: int) -> typing.Iterator[tuple[str, Arr
 
 def first_keys(positions: Array) -> Array | None:
     """The first key of each query's document, by positions that count from 0 in each; None: they do not."""
-    at = np.arange(positions.shape[1])[None]
-    starts = at - positions
+    starts: Array = np.arange(positions.shape[1])[None] - positions
     known = (starts >= 0).all() and (np.diff(starts, axis=1) >= 0).all() and (positions[:, 1:] == 0).any()
-    return np.asarray(starts) if known else None
+    return starts if known else None
 
 
 def counted(probe: Probe) -> typing.Iterator[Array]:
@@ -469,20 +397,18 @@ def is_causal(seen: Array) -> bool:
 
 
 def _hidden(probe: Probe, r: Recipe) -> Array | None:
-    """Keys at an end of each sample that its last queries do not see."""
-    heads, causal = probe.heads, is_causal(r.seen)
-    samples, keys = heads.k.shape[:2]
-    hidden = np.zeros((samples, keys), bool)
-    for b in range(samples):
-        row = heads.q.shape[1] - 1
-        first, last, apart = interval(probe.target, heads, r, b, row, probe.whole[b, row])
+    """A run of keys of each sample that its last query does not see."""
+    hidden: Array = np.zeros(probe.heads.k.shape[:2], bool)
+    row, keys = probe.heads.q.shape[1] - 1, probe.heads.k.shape[1]
+    for b in range(len(hidden)):
+        first, last, apart = interval(probe.target, probe.heads, r, b, row, probe.whole[b, row], keys)
         if apart > 0.02:
             return None
-        hidden[b, :first], hidden[b, last + 1:] = True, True
+        hidden[b, first:last + 1] = True
     return hidden if hidden.any() else None
 
 
-# --- the search -------------------------------------------------------------------------------------------------------
+# --- rows that are tried ----------------------------------------------------------------------------------------------
 
 
 class Probe:
@@ -500,14 +426,11 @@ class Probe:
         result: Array = np.concatenate([rows[b][own].reshape(len(own), -1) for b, own in self.samples.items()])
         return result
 
-    def made(self, r: Recipe) -> Array:
-        result: Array = np.concatenate([output(self.target, self.heads, r, b, rows).reshape(len(rows), -1)
-                               for b, rows in self.samples.items()])
-        return result
-
     def left(self, r: Recipe) -> float:
         with np.errstate(all="ignore"):
-            found = left(self.made(r), self.wanted, self.against)
+            made = np.concatenate([output(self.target, self.heads, r, b, rows).reshape(len(rows), -1)
+                                   for b, rows in self.samples.items()])
+            found = left(made, self.wanted, self.against)
         return found if math.isfinite(found) else math.inf
 
     @functools.cached_property
@@ -517,16 +440,13 @@ class Probe:
         heads, whole = self.heads, self.whole
         if self.target.probabilities or heads.q.shape[1] != heads.k.shape[1]:
             return None
-        shared = heads.q.shape[2] // heads.k.shape[2]
-        alone = np.repeat(heads.v, shared, axis=2).reshape(*heads.v.shape[:2], -1)
-        alone = alone if self.target.matrix is None else alone @ self.target.matrix + self.target.bias
-        size = np.linalg.norm(whole, axis=-1)
-        begins = np.linalg.norm(alone - whole, axis=-1) <= valid(self.target.case) * size
+        alone = np.repeat(heads.v, heads.q.shape[2] // heads.k.shape[2], axis=2)
+        apart = np.linalg.norm(self.target.of(alone.reshape(*alone.shape[:2], -1)) - whole, axis=-1)
+        begins = apart <= 0.02 * np.linalg.norm(whole, axis=-1)
         begins[:, 0] = True
         if not begins[:, 1:].any() or begins.mean() > 0.5:
             return None
-        at = np.where(begins, np.arange(begins.shape[1]), 0)
-        result: Array = np.maximum.accumulate(at, axis=1)
+        result: Array = np.maximum.accumulate(np.where(begins, np.arange(begins.shape[1]), 0), axis=1)
         return result
 
 
@@ -534,26 +454,21 @@ def places(case: Case, target: Target, of_difference: bool) -> list[tuple[int, i
     """Rows to try: early, middle and late ones; of a difference, those that differ, and one that does not."""
     rows = target.rows(case.off)
     samples, queries = rows.shape[:2]
-    off: Array = np.asarray(rows.reshape(samples, queries, -1).any(-1))
     if not of_difference:
-        found = {(b, t) for b in {0, samples - 1} for t in {1, 2, queries // 2, queries - 1} if t < queries}
-        return sorted(found)
-    wrong = np.argwhere(off)
+        return sorted({(b, t) for b in {0, samples - 1} for t in {1, 2, queries // 2, queries - 1} if t < queries})
+    off: Array = np.asarray(rows.reshape(samples, queries, -1).any(-1))
+    wrong, right = np.argwhere(off), np.argwhere(~off)
     some = wrong[np.unique(np.linspace(0, len(wrong) - 1, 7).astype(int))]
-    right = np.argwhere(~off)
     return sorted({(int(b), int(t)) for b, t in [*some, *right[:1], *right[-1:]]})
 
 
 def turns(case: Case, size: int) -> list[Turn]:
     """RoPE as a reference may have it: by a dumped table of cosines and sines, or by the usual bases."""
-    found = []
     known = tables(case)
-    for n in sorted({*known, *(size * k // m for m in (2, 3, 4) for k in range(1, m + 1))}):
-        if n < 2 or n % 2 or n > size:
-            continue
-        for frequencies in [known[n]] if n in known else [base ** (-np.arange(0, n, 2) / n) for base in BASES]:
-            found += [Turn(frequencies, (True, True)), Turn(frequencies, (False, False))]
-    return found
+    widths = sorted(n for n in {*known, *(size * k // m for m in (2, 3, 4) for k in range(1, m + 1))}
+                    if n % 2 == 0 and 2 <= n <= size)
+    return [Turn(frequencies, (halves, halves)) for n in widths for halves in (True, False) for frequencies in (
+        [known[n]] if n in known else [base ** (-np.arange(0, n, 2) / n) for base in BASES])]
 
 
 def tables(case: Case) -> dict[int, Array]:
@@ -567,30 +482,18 @@ def tables(case: Case) -> dict[int, Array]:
         x, y = (z.reshape(-1, *z.shape[-2:])[0, :2].astype(np.float64) for z in (x, y))
         square = x ** 2 + y ** 2
         if square[0, 0] > 0 and np.allclose(square, square[0, 0], rtol=0.02) and np.allclose(y[0], 0.0, atol=1e-6):
-            n = x.shape[-1]
-            angles = np.arctan2(y[1], x[1])
+            n, angles = x.shape[-1], np.arctan2(y[1], x[1])
             found[n] = angles[:n // 2] if np.allclose(angles[:n // 2], angles[n // 2:]) else angles[::2]
     return found
 
 
-def golden(error: typing.Callable[[float], float], low: float, high: float) -> tuple[float, float]:
-    """The best factor between two, by a grid of logarithms and golden sections: (factor, error)."""
-    grid = np.exp(np.linspace(math.log(low), math.log(high), 40))
-    tried = [error(x) for x in grid]
-    at = int(np.argmin(tried))
-    if tried[at] > 0.6:
-        return float(grid[at]), tried[at]
-    a, b = math.log(grid[max(at - 1, 0)]), math.log(grid[min(at + 1, 39)])
-    share = (math.sqrt(5.0) - 1.0) / 2.0
-    one, two = b - share * (b - a), a + share * (b - a)
-    left, right = error(math.exp(one)), error(math.exp(two))
-    for _ in range(30):
-        if left < right:
-            b, two, right = two, one, left
-            one = b - share * (b - a)
-            left = error(math.exp(one))
-        else:
-            a, one, left = one, two, right
-            two = a + share * (b - a)
-            right = error(math.exp(two))
-    return math.exp((a + b) / 2.0), min(left, right)
+def best_of(error: typing.Callable[[float], float], low: float, high: float) -> tuple[float, float]:
+    """The best number between two, by ever finer grids of logarithms: (number, error)."""
+    grid = np.linspace(math.log(low), math.log(high), 40)
+    for _ in range(12):
+        tried = [error(math.exp(x)) for x in grid]
+        at = int(np.argmin(tried))
+        if tried[at] > 0.6:
+            break
+        grid = np.linspace(grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)], 9)
+    return math.exp(float(grid[at] if tried[at] > 0.6 else grid[4])), tried[at]

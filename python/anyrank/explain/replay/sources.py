@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import numpy as np
 
+from anyrank.explain import known
 from anyrank.explain.patterns import Parts
 from anyrank.explain.tensors import Array, Case, Name
 
@@ -15,37 +17,29 @@ _INPUT = re.compile(r"(.+)\.in(\.\w+)?")
 
 
 def earlier(case: Case) -> list[str]:
-    """Outputs of modules that ran before the case's in its step, in the dump's order, of those that are the same in
-    both runs. A dump that does not keep its order by execution has those of later modules too."""
-    found = []
-    for text in case.runs.reference:
-        name = Name.of(text)
-        if text == str(case.name):
-            break
-        if name.kind == "fwd" and name.step == case.name.step and (not case.runs.same or text in case.runs.same):
-            found.append(text)
-    return found
+    """Outputs of modules that ran before the case's in its step, in the dump's order, but for those that differ between
+    the runs. A dump that does not keep its order by execution has those of later modules too."""
+    return [text for text in known.earlier(case)[::-1] if (name := Name.of(text)).kind == "fwd"
+            and name.step == case.name.step and (not case.runs.same or text in case.runs.same
+                                                 or text not in case.runs.other)]
+
+
+def parameter_names(case: Case, stem: str) -> list[str]:
+    """Names under which a parameter's value in the case's step may be dumped."""
+    step = case.name.step
+    return [str(Name(stem, "new", step - 1))] if step > 1 else [str(Name(stem, kind, 1)) for kind in ("init", "weight")]
 
 
 def parameter(case: Case, stem: str) -> Array | None:
     """The reference's value of a parameter in the case's step."""
-    step = case.name.step
-    names = [Name(stem, "new", step - 1)] if step > 1 else [Name(stem, "init", 1), Name(stem, "weight", 1)]
-    for name in map(str, names):
-        if name in case.runs.reference:
-            return case.runs.reference[name]
-    return None
+    return next((case.runs.reference[name] for name in parameter_names(case, stem) if name in case.runs.reference),
+                None)
 
 
 def parameters(case: Case, module: str) -> list[str]:
     """Names of a module's own parameters, without their kinds."""
-    prefix = module + "."
-    found: dict[str, None] = {}
-    for text in case.runs.reference:
-        name = Name.of(text)
-        if name.kind in ("init", "weight") and name.stem.startswith(prefix) and "." not in name.stem[len(prefix):]:
-            found[name.stem] = None
-    return list(found)
+    return list(dict.fromkeys(name.stem for name in map(Name.of, case.runs.reference)
+                              if name.kind in ("init", "weight") and name.module == module and "." in name.stem))
 
 
 def inputs(case: Case, width: int = 0, most: int = 12) -> list[Named]:
@@ -59,30 +53,15 @@ def inputs(case: Case, width: int = 0, most: int = 12) -> list[Named]:
         if name in reference:
             return [(name, reference[name])]
     size = int(np.prod(case.shape[:-1])) * width if width else case.reference.size
-    found = []
-    for name in reversed(earlier(case)):
-        array = reference[name]
-        fits = array.dtype.kind == "f" and array.ndim and array.size == size
-        if fits and array.shape[-1] == (width or array.shape[-1]) and not _INPUT.fullmatch(Name.of(name).stem):
-            found.append((name, array))
-            if len(found) == most:
-                break
-    return found
+    arrays = ((name, reference[name]) for name in reversed(earlier(case)) if not _INPUT.fullmatch(Name.of(name).stem))
+    return list(itertools.islice(((name, x) for name, x in arrays if x.dtype.kind == "f" and x.ndim and x.size == size
+                                  and x.shape[-1] == (width or x.shape[-1])), most))
 
 
 def where_wrong(case: Case, expected: Array) -> Parts:
     """What each copy is expected to be where only some ranks have a fault: those of which something differs."""
-    found = []
-    for copy in case.copies:
-        differs = any(case.differs(values, box).any() for box, values in zip(copy.boxes, copy.values))
-        found.append([(expected if differs else case.ref)[box] for box in copy.boxes])
-    return found
-
-
-def thinned(case: Case) -> bool:
-    """Whether the case has a part of its tensor's elements alone, which other tensors do not match."""
-    whole = case.runs.reference.get(str(case.name))
-    return whole is not None and whole.size > case.reference.size
+    return [[(expected if any(case.differs(values, b).any() for b, values in zip(copy.boxes, copy.values))
+              else case.ref)[box] for box in copy.boxes] for copy in case.copies]
 
 
 def rows_of(array: Array) -> Array:

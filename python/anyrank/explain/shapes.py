@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What two shapes of one tensor have to do with each other: a transposition, a part, copies, padding, a reshape. What
+the shapes suggest is tested on the values."""
+
+from __future__ import annotations
+
+import typing
+
+import numpy as np
+
+from anyrank.explain.explain import UNKNOWN, Answer
+from anyrank.explain.tensors import Array, Name
+
+if typing.TYPE_CHECKING:
+    from anyrank.explain.run import Run
+
+MOST_PARTS, MOST_TOLD = 1024, 64
+LACKING = "; or ranks without a part of it: a module that they did not call, or to which no gradient came"
+KV_HEADS = ("k_proj", "v_proj", ".k", ".v", "key", "value")
+VOCABULARY = ("embed", "wte", "lm_head", "logits", "head")
+NOT_GATHERED = ("looks like: one rank's shard over {} ranks, not gathered; give the folder with all ranks' files, or "
+                "say how they fit, in a map or the shard of capture's spec")
+SAME_SAMPLES = ("every data-parallel rank worked on the whole batch: each needs a part of its own (DistributedSampler, "
+                "or a slice by its rank); if that is meant, \"dp\": null in the shard of capture's spec says so")
+ONE_MICRO_BATCH = ("each step is of one micro-batch: gradients are clipped, or a step is taken, within the loop over "
+                   "micro-batches, and not once after it")
+COPIES = ("looks like: {}: neighbouring ranks hold copies, which were put together as parts; a rule {{\"shard\": "
+          "{{\"tp\": {}}}, \"blocks\": [{}], \"unit\": {}}} in a map, or \"copies\": {} in the shard of capture's "
+          "spec, says so")
+
+
+def agree(x: Array, y: Array) -> bool:
+    """Whether nearly all values are the same up to rounding."""
+    if x.shape != y.shape or x.size == 0:
+        return False
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(np.subtract(y, x, dtype=np.float64)) > 1e-3 * np.abs(x.astype(np.float64))
+    return 16 * int(apart.sum()) <= x.size
+
+
+class Told(typing.NamedTuple):
+    """pattern: how the shapes and values are related. hint: what that looks like, or the cause's sentence."""
+
+    pattern: str
+    hint: str
+    cause: str = UNKNOWN
+
+
+def _transposed(a: Array, b: Array) -> Told | None:
+    if a.ndim < 2 or a.ndim != b.ndim or a.shape[:-2] != b.shape[:-2] or a.shape[-2:] != b.shape[-2:][::-1]:
+        return None
+    same = agree(a.swapaxes(-1, -2), b)
+    values = f"the values are {'' if same else 'not '}the reference's, transposed"
+    return Told(f"the reference's shape with its last two dimensions exchanged; {values}",
+                "looks like: a weight stored [in, out] against [out, in], as GPT-2's Conv1D and a Linear are; a rule "
+                '{"match": ..., "transpose": true} in a map transposes it')
+
+
+def _part_of(a: Array, b: Array, axis: int) -> int | None:
+    """Which of the equal parts along the axis it is."""
+    n = a.shape[axis] // b.shape[axis]
+    parts = np.split(a, n, axis) if n <= MOST_PARTS else []
+    return next((i for i, part in enumerate(parts) if agree(part, b)), None)
+
+
+def _divided(a: Array, b: Array, axis: int, later: Array | None, ranks: bool) -> Told | None:
+    whole, has = a.shape[axis], b.shape[axis]
+    if has == 0 or whole % has or whole == has:
+        return None
+    n, part = whole // has, _part_of(a, b, axis)
+    if axis == 0 and part == 0 and later is not None and later.shape == b.shape and _part_of(a, later, axis) == 1:
+        return Told(f"the first of {n} parts of the reference's samples; the next step has the second",
+                    ONE_MICRO_BATCH, "one_micro_batch")
+    which = f"1/{n} of the reference along dimension {axis}: shard {part} of {n} (from 0)" if part is not None else (
+        f"1/{n} of the reference's dimension {axis}, but no such part has these values")
+    return Told(which, NOT_GATHERED.format(n) + LACKING * ranks)
+
+
+def _copied(a: Array, b: Array, axis: int, name: Name) -> Told | None:
+    """Blocks along the axis, each several times one after the other."""
+    whole, has = a.shape[axis], b.shape[axis]
+    if whole == 0 or has % whole or has == whole:
+        return None
+    n = has // whole
+    blocks = [count for count in range(1, min(whole, MOST_PARTS)) if whole % count == 0]
+    unit = next((whole // count for count in blocks if agree(
+        np.concatenate([block for block in np.split(a, count, axis) for _ in range(n)], axis), b)), 0)
+    if unit == 0:
+        return None
+    if axis == 0 and unit == whole and (name.kind in ("fwd", "bwd") or name.stem.startswith("input")):
+        return Told(f"the reference's samples {n} times, one after the other", SAME_SAMPLES, "same_samples")
+    is_kv = any(word in name.stem for word in KV_HEADS)
+    heads = "KV heads copied, fewer than tensor-parallel ranks" if is_kv else "parts copied"
+    return Told(f"every {unit} of the reference's dimension {axis} stand {n} times one after the other",
+                COPIES.format(heads, axis, whole // unit, unit, n))
+
+
+def _padded(a: Array, b: Array, axis: int, name: Name, ranks: bool) -> Told | None:
+    whole, has = a.shape[axis], b.shape[axis]
+    least, most = sorted((whole, has))
+    if least == 0:
+        return None
+    first = (slice(None),) * axis + (slice(least),)
+    same = agree(a[first], b[first])
+    pattern = (f"dimension {axis} is {most - least} longer in the {'other' if has > whole else 'reference'}; the first "
+               f"{least} {'are the same' if same else 'have other values'}")
+    if has > whole and most % 8 == 0 and any(word in name.stem for word in VOCABULARY):
+        return Told(pattern, f"looks like: a vocabulary of {least} padded to {most}; a rule with \"shape\" in a map "
+                    "drops the padding")
+    if has > whole and same:
+        return Told(pattern, f"looks like: a dimension padded from {least} to {most}")
+    if has > whole and has % whole == 0:
+        return Told(pattern, f"looks like: {has // whole} times as many: each rank's whole tensor taken for its own "
+                    "part, such as KV heads of which ranks hold copies; or another model")
+    said = "a dimension cut short" if same else "another model"
+    return Told(pattern, f"looks like: {said}{LACKING if has < whole and ranks else ''}")
+
+
+def _aside(a: Array, b: Array) -> Told | None:
+    """Parts along one dimension that stand side by side along another, as where a spec names the wrong one."""
+    axes = [d for d in range(a.ndim) if a.shape[d] != b.shape[d]]
+    if len(axes) != 2 or a.size != b.size:
+        return None
+    cut, side = sorted(axes, key=lambda d: a.shape[d] < b.shape[d])
+    n, odd = divmod(b.shape[side], a.shape[side]) if a.shape[side] else (0, 1)
+    if odd or n < 2 or a.shape[cut] % n or not agree(np.concatenate(np.split(a, n, cut), side), b):
+        return None
+    return Told(f"the reference's {n} parts along dimension {cut}, side by side along dimension {side}",
+                "looks like: another dimension is divided than the files say: in the shard of capture's spec (the "
+                f"first glob that matches counts), or in a map, it is dimension {cut} of this tensor, not {side}")
+
+
+def _reshaped(a: Array, b: Array) -> Told | None:
+    if a.size != b.size or a.size == 0:
+        return None
+    same = agree(a.reshape(-1), b.reshape(-1))
+    said = ("a reshape: dimensions folded together or apart, no value moved" if same else
+            "dimensions in another order, or another tensor")
+    order = "they are the same" if same else "they are others"
+    return Told(f"as many elements in another shape; in row-major order {order}", f"looks like: {said}")
+
+
+def compare(a: Array, b: Array, name: Name, later: Array | None = None, ranks: bool = False) -> Told | None:
+    """reference, other, the other of the next step; ranks: whether the other is of ranks."""
+    axes = [d for d in range(a.ndim) if a.shape[d] != b.shape[d]] if a.ndim == b.ndim else []
+    found = _transposed(a, b)
+    if found is None and len(axes) == 1:
+        found = (_divided(a, b, axes[0], later, ranks) or _copied(a, b, axes[0], name)
+                 or _padded(a, b, axes[0], name, ranks))
+    return found or (_aside(a, b) if a.ndim == b.ndim else None) or _reshaped(a, b)
+
+
+def of_tensor(run: Run, name: str) -> Told | None:
+    """A tensor of numbers that both runs have, in other shapes."""
+    if name not in run.reference or name not in run.other:
+        return None
+    a, b, own = run.runs.reference[name], run.runs.other[name], Name.of(name)
+    if a.shape == b.shape or 0 in (a.size, b.size) or a.dtype.kind not in "fiub" or b.dtype.kind not in "fiub":
+        return None
+    if a.ndim == b.ndim and all(n in (m, 1) for n, m in zip(a.shape, b.shape)) and own.kind == "fwd" and all(
+            n == m or np.ptp(b, axis=d).max() == 0.0 for d, (n, m) in enumerate(zip(a.shape, b.shape))):
+        return None  # once for all samples, and once for each
+    following = str(Name(own.stem, own.kind, own.step + 1))
+    later = run.runs.other[following] if own.kind == "fwd" and following in run.other else None
+    return compare(a, b, own, later, run.runs.world > 1)
+
+
+def answer(run: Run, name: str) -> Answer | None:
+    told = of_tensor(run, name)
+    if told is None:
+        return None
+    if told.cause == UNKNOWN:
+        return Answer(UNKNOWN, f"{told.hint}; {told.pattern}")
+    sentence, _, look = told.hint.partition(": ")
+    return Answer(told.cause, f"{told.pattern}: {sentence}", look, "sure")
+
+
+def of_report(run: Run) -> dict[str, str]:
+    """The pattern of each tensor that the report has with another shape."""
+    rows = [row["tensor"] for row in run.report.get("worst", ()) if row.get("state") == "shape"]
+    told = {name: of_tensor(run, name) for name in rows[:MOST_TOLD]}
+    return {name: one.pattern for name, one in told.items() if one is not None}

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A report for programs. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "ref/core/size.h"
+#include "ref/io/json.h"
+#include "verify/dump/placement.h"
+#include "verify/dumps/report.h"
+#include "verify/dumps/verify_private.h"
+
+static const char *const states[] = {
+    [AR_VERIFY_SAME] = "same",        [AR_VERIFY_DIFFERENT] = "different", [AR_VERIFY_SHAPE] = "shape",
+    [AR_VERIFY_DTYPE] = "dtype",      [AR_VERIFY_MISSING] = "missing",     [AR_VERIFY_UNEXPECTED] = "unexpected",
+    [AR_VERIFY_REPLICAS] = "replicas"};
+
+static json_t *whole(uint64_t n)
+{
+    return json_integer(n > INT64_MAX ? INT64_MAX : (json_int_t)n);
+}
+
+static json_t *index_of(const ar_verify_row *r, size_t element)
+{
+    size_t at[AR_ST_MAX_DIMS] = {0};
+    ari_coordinates(at, element, r->ndim, r->shape);
+    return ari_json_sizes(at, (size_t)r->ndim);
+}
+
+static void set(json_t *o, const char *key, double x)
+{
+    json_object_set_new(o, key, ari_json_number(x));
+}
+
+static void set_measures(json_t *o, const ar_verify_row *r)
+{
+    set(o, "max_abs", r->max_abs);
+    set(o, "max_rel", r->max_rel);
+    json_object_set_new(o, "max_ulp", whole(r->max_ulp));
+    set(o, "rms", r->rms);
+    set(o, "rms_reference", r->rms_reference);
+    set(o, "max_reference", r->max_reference);
+    set(o, "cosine", r->cosine);
+    set(o, "scale", r->scale);
+    set(o, "factor_allowed", r->factor_allowed);
+    json_object_set_new(o, "nan", json_pack("[o,o]", whole(r->nan[0]), whole(r->nan[1])));
+    json_object_set_new(o, "inf", json_pack("[o,o]", whole(r->inf[0]), whole(r->inf[1])));
+    set(o, "allowed", r->allowed);
+    set(o, "ratio", r->ratio);
+}
+
+static void set_places(json_t *o, const ar_verify_row *r)
+{
+    json_object_set_new(o, "index", index_of(r, r->worst.index));
+    set(o, "reference", r->worst.value[0]);
+    set(o, "actual", r->worst.value[1]);
+    json_object_set_new(o, "first_index", index_of(r, r->first.index));
+    set(o, "first_reference", r->first.value[0]);
+    set(o, "first_actual", r->first.value[1]);
+    if (r->copies_differ) {
+        json_object_set_new(o, "ranks", json_pack("[i,i]", r->ranks[0], r->ranks[1]));
+        json_object_set_new(o, "copies_of", json_string(r->in_reference ? "reference" : "other"));
+    } else {
+        json_object_set_new(o, "rank", r->ranks[0] < 0 ? json_null() : json_integer(r->ranks[0]));
+    }
+}
+
+/* Fields common to all rows. */
+static json_t *row_head(const ar_verify_row *r)
+{
+    const char pass[] = {r->pass, '\0'};
+    json_t *o = json_object();
+    json_object_set_new(o, "tensor", ari_json_text(r->name));
+    json_object_set_new(o, "state", json_string(states[r->state]));
+    json_object_set_new(o, "pass", r->pass == '?' ? json_null() : json_string(pass));
+    json_object_set_new(o, "step", json_integer(r->step));
+    json_object_set_new(o, "dtype", json_string(ar_dtype_name(r->dtype)));
+    json_object_set_new(o, "other_dtype", json_string(ar_dtype_name(r->other_dtype)));
+    json_object_set_new(o, "shape", ari_json_sizes(r->shape, (size_t)r->ndim));
+    json_object_set_new(o, "other_shape", ari_json_sizes(r->other_shape, (size_t)r->other_ndim));
+    json_object_set_new(o, "elements", whole(r->elements));
+    json_object_set_new(o, "elements_different", whole(r->elements_different));
+    json_object_set_new(o, "bits_different", whole(r->bits_different));
+    return o;
+}
+
+static json_t *row_json(const ar_verify_row *r)
+{
+    json_t *o = row_head(r);
+    set_measures(o, r);
+    if (r->state == AR_VERIFY_DIFFERENT || r->copies_differ)
+        set_places(o, r);
+    return o;
+}
+
+static json_t *names_of(const ar_verify_report *r, ar_verify_state state)
+{
+    json_t *a = json_array();
+    for (size_t i = 0; i < r->rows; i++) {
+        if (r->row[i].state == state)
+            json_array_append_new(a, ari_json_text(r->row[i].name));
+    }
+    return a;
+}
+
+static json_t *lost_gradients(const ar_verify_report *r)
+{
+    json_t *a = json_array();
+    for (size_t i = 0; i < r->rows; i++) {
+        if (r->row[i].lost_gradient)
+            json_array_append_new(a, ari_json_text(r->row[i].name));
+    }
+    return a;
+}
+
+static json_t *unjudged(const ar_verify_report *r)
+{
+    json_t *a = json_array();
+    for (size_t i = 0; i < r->rows; i++) {
+        if (r->row[i].unjudged)
+            json_array_append_new(a, ari_json_text(r->row[i].name));
+    }
+    return a;
+}
+
+static json_t *rule_json(const ar_verify_report *r)
+{
+    switch (r->rule) {
+    case AR_VERIFY_ULP:
+        return json_pack("{s:s, s:o}", "name", "ulp", "ulp", whole(r->ulp));
+    case AR_VERIFY_TOLERANCE:
+        return json_pack("{s:s, s:f, s:f}", "name", "tolerance", "rtol", r->rtol, "atol", r->atol);
+    case AR_VERIFY_SENSITIVITY:
+        return json_pack("{s:s, s:o}", "name", "sensitivity", "allows", ari_json_text(r->allows));
+    case AR_VERIFY_BITS:
+        break;
+    }
+    return json_pack("{s:s}", "name", "bits");
+}
+
+static void set_facts(json_t *o, const ar_verify_report *r)
+{
+    size_t copies = 0;
+    for (size_t i = 0; i < r->rows; i++)
+        copies += r->row[i].copies_differ;
+    json_object_set_new(o, "result", json_string(!r->same ? "different" : r->unjudged > 0 ? "unjudged" : "same"));
+    json_object_set_new(o, "reference", ari_json_text(r->reference));
+    json_object_set_new(o, "other", ari_json_text(r->other));
+    json_object_set_new(o, "rule", rule_json(r));
+    json_object_set_new(o, "tensors", whole(r->compared));
+    json_object_set_new(o, "tensors_different", whole(r->different));
+    json_object_set_new(o, "elements", whole(r->elements));
+    json_object_set_new(o, "elements_different", whole(r->elements_different));
+    json_object_set_new(o, "missing", names_of(r, AR_VERIFY_MISSING));
+    json_object_set_new(o, "unexpected", names_of(r, AR_VERIFY_UNEXPECTED));
+    json_object_set_new(o, "lost_gradients", lost_gradients(r));
+    json_object_set_new(o, "unjudged", unjudged(r));
+    json_object_set_new(o, "tensors_with_different_copies", whole(copies));
+    json_object_set_new(o, "left_out", ari_json_sizes(r->left_out, 2));
+    json_object_set_new(o, "tensors_routed", whole(r->routed));
+    json_object_set_new(o, "tensors_ragged", whole(r->ragged));
+    json_object_set_new(o, "tensors_reordered", whole(r->reordered));
+    json_object_set_new(o, "unwritten",
+                        json_pack("[o, o]", ari_json_text(r->unwritten[0]), ari_json_text(r->unwritten[1])));
+    json_object_set_new(o, "tensors_renamed", whole(r->renamed));
+    json_object_set_new(o, "wrappers",
+                        json_pack("[o, o]", ari_json_text(r->wrappers[0]), ari_json_text(r->wrappers[1])));
+    json_object_set_new(o, "tensors_drifting", whole(r->drift));
+    json_object_set_new(o, "elements_doubted", whole(r->elements_doubted));
+    json_object_set_new(o, "ranks", json_integer(r->ranks));
+    json_object_set_new(o, "exact_numerics", json_boolean(r->exact_numerics));
+    json_object_set_new(o, "bytes", whole(r->bytes));
+    set(o, "seconds", r->seconds);
+}
+
+/* --- the whole ---------------------------------------------------------------------------------------------------- */
+
+static json_t *bins_of(const ar_verify_row *r)
+{
+    json_t *list = json_array();
+    for (size_t i = 0; i < AR_VERIFY_ULP_BINS; i++)
+        json_array_append_new(list, json_integer((json_int_t)r->ulp_bins[i]));
+    return list;
+}
+
+/* A row as a page shows it, with its histogram and heat map. A line in the table is enough for the many equal tensors. */
+static json_t *page_row(const ar_verify_row *r)
+{
+    const ar_verify_map *m = &r->map;
+    if (r->state == AR_VERIFY_SAME && r->bits_different == 0)
+        return row_head(r);
+    json_t *o = row_json(r), *cells = json_array();
+    json_object_set_new(o, "bins", bins_of(r));
+    for (size_t i = 0; m->cell && i < m->rows * m->cols; i++)
+        json_array_append_new(cells, ari_json_number((double)m->cell[i]));
+    json_object_set_new(o, "map", cells);
+    json_object_set_new(o, "map_shape", ari_json_sizes((const size_t[]){m->rows, m->cols}, 2));
+    json_object_set_new(o, "matrix", ari_json_sizes((const size_t[]){m->matrix_rows, m->matrix_cols}, 2));
+    return o;
+}
+
+json_t *ari_verify_report_json(const ar_verify_report *r)
+{
+    json_t *o = json_object(), *worst = json_array();
+    set_facts(o, r);
+    json_object_set_new(o, "mesh", ari_mesh_json(&r->mesh));
+    json_object_set_new(o, "first", r->first == SIZE_MAX ? json_null() : row_json(&r->row[r->first]));
+    for (size_t i = 0; i < r->different; i++)
+        json_array_append_new(worst, row_json(&r->row[r->worst_order[i]]));
+    json_object_set_new(o, "worst", worst);
+    return o;
+}
+
+json_t *ari_verify_rows_json(const ar_verify_report *r)
+{
+    json_t *rows = json_array();
+    for (size_t i = 0; i < r->rows; i++)
+        json_array_append_new(rows, page_row(&r->row[i]));
+    return rows;
+}
