@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import json
 import math
 import os
@@ -120,10 +122,12 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
         said += _ranks(run, kept / "ranks", start)
         for text in dict.fromkeys(said):
             warnings.warn(text, stacklevel=2)
-        report = verify(kept / "one", kept / "ranks", ignore=ignore or [], common=common, **rule)
+        judge = functools.partial(verify, kept / "one", kept / "ranks", ignore=ignore or [], common=common, **rule)
+        report = judge()
         if report.unjudged:
             raise AnyrankError(cannot_judge(report, allowed))
         if not report.ok:
+            report = _with_operations(run, kept, start, judge, report)
             words = ["anyrank", "verify", str(kept / "one"), str(kept / "ranks"), *_words(rule, ignore, common)]
             raise RanksDiffer(explain(report, sizes, seed, repeat, shlex.join(words)), report)
     except RanksDiffer:
@@ -249,6 +253,29 @@ def _ranks(run: _Run, folder: pathlib.Path, start: dict[str, typing.Any]) -> lis
     return [text for said in of_all for text in said]
 
 
+def _with_operations(run: _Run, kept: pathlib.Path, start: dict[str, typing.Any],
+                     verify: typing.Callable[[], VerifyReport], report: VerifyReport) -> VerifyReport:
+    """The report, once both runs have been made again with a record of their operations, by which the first wrong one
+    is found; as it is where they cannot be."""
+    from anyrank.capture._operations import FOLDER
+
+    again = run._replace(capture={**run.capture, "operations": True})
+    try:
+        for name, of in (("one", _one_rank), ("ranks", _ranks)):
+            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), (
+                    contextlib.redirect_stderr(io.StringIO())):  # what was printed and warned of already
+                warnings.simplefilter("ignore")
+                of(again, kept / f"{name}-again", start)
+            shutil.rmtree(kept / name / FOLDER, ignore_errors=True)
+            (kept / f"{name}-again" / FOLDER).rename(kept / name / FOLDER)
+        return verify()
+    except (OSError, AnyrankError, ranks.RanksFailed):
+        return report
+    finally:
+        for name in ("one", "ranks"):
+            shutil.rmtree(kept / f"{name}-again", ignore_errors=True)
+
+
 def _allowances(run: _Run, kept: pathlib.Path, start: dict[str, typing.Any]) -> dict[str, typing.Any]:
     """Measures what rounding explains, and writes it to allowed.safetensors."""
     __tracebackhide__ = True
@@ -314,7 +341,9 @@ def explain(report: VerifyReport, layout: Layout, seed: int, repeat: str, verify
         return f"{name_of(layout)} do not compute what one rank does:\n{report}"
     lines = [f"{first.tensor} {_KINDS[_state(first)].replace('%', name_of(layout))}"
             + (f": {_short(first.hint)}" if first.hint else "")]
-    for label, text in [("cause", _cause(first)), ("check", first.look), *_facts(first, report, layout),
+    operation = [("at" if i == 0 else "", text) for i, text in enumerate(
+        (report.explanation or {}).get("operation", ()))]
+    for label, text in [("cause", _cause(first)), *operation, ("check", first.look), *_facts(first, report, layout),
                         ("seed", str(seed)), ("repeat", repeat), ("look", verifying + " --html report.html")]:
         if text:
             wrap = label not in ("repeat", "look")
@@ -334,8 +363,9 @@ def _state(first: Difference) -> str:
 
 
 def _short(hint: str) -> str:
-    """The hint's first clause."""
-    return re.split("(?<!looks like): |; ", hint, maxsplit=1)[0]
+    """The hint's first clause. Code in it is kept whole."""
+    match = re.match("(?:`[^`]*`|(?!(?<!looks like): |; ).)*", hint)
+    return match[0] if match else hint
 
 
 def _cause(first: Difference) -> str:

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.modules import module as modules_home
 
 from anyrank._errors import AnyrankError, path_name
-from anyrank.capture import _inputs, _patches
+from anyrank.capture import _inputs, _operations, _patches
 from anyrank.capture._engines import Engine, engine_of, is_divided
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._facts import Facts
@@ -92,6 +92,8 @@ class Capture:
     only       globs of the names to keep; default: all
     keep_inputs  globs of modules' paths: what these read in the first captured step is written to FOLDER/inputs,
                besides what leaf modules read; False: nothing is
+    operations  each operation and what it gives is written to FOLDER/operations, so that the first wrong one can be
+               named (verify.md); up to 256 MB of a rank
     values     which kinds: any of "init", "fwd", "bwd", "grad", "new", "m", "v", "state", "buffer", "clip",
                "count"
     timeout    seconds to wait at the end for ranks that are still running
@@ -103,8 +105,8 @@ class Capture:
     def __init__(self, model: typing.Any, folder: str | os.PathLike[str], optimizer: typing.Any = None, *,
                  rank: int | None = None, spec: typing.Any = None, steps: Steps = None, first_step: int = 1,
                  rounding: bool = False, ema: typing.Any = None, only: str | typing.Sequence[str] | None = None,
-                 keep_inputs: str | typing.Sequence[str] | bool = (), values: typing.Sequence[str] = VALUES,
-                 timeout: float = 600) -> None:
+                 keep_inputs: str | typing.Sequence[str] | bool = (), operations: bool = False,
+                 values: typing.Sequence[str] = VALUES, timeout: float = 600) -> None:
         unknown = set(values) - set(VALUES)
         if unknown:
             raise AnyrankError(f"values: {sorted(unknown)} are none of {list(VALUES)}")
@@ -128,6 +130,8 @@ class Capture:
         self._only = [only] if isinstance(only, str) else only
         self._inputs_of = _inputs.check(keep_inputs)
         self._inputs: _inputs.Inputs | None = None
+        self._operations_wanted = operations
+        self._operations: _operations.Operations | None = None
         self._rounding_wanted = rounding
         self._rounding: Rounding | None = None
         self._replay: Replay | None = None  # a pass that is repeated now
@@ -195,6 +199,9 @@ class Capture:
         _captured.update(self._roots)
         _patches.watch(self)
         self._parts = {id(m) for m in self._model.modules()}
+        if self._operations_wanted:
+            self._operations = _operations.Operations(self._model, self._folder, self._ranks()[0])
+            self._operations.__enter__()
         # The first is called before any hook of the model's own, so that FSDP's parameters are the shards.
         self._handles = [modules_home.register_module_forward_pre_hook(untraced(self._first_pass))]
         for root in self._roots:
@@ -217,6 +224,8 @@ class Capture:
             self._abandon(f"{type(error).__name__}: {error}")
             raise
         self._let_go()
+        if self._operations is not None and (failed := self._operations.write()):
+            self._warn(f"{self._folder}: operations=True: they could not be recorded: {failed}")
         if self.passes == 0:
             made = self._step - self._first_step
             count = f"{made} step{'s' if made > 1 else ''}"
@@ -256,6 +265,8 @@ class Capture:
     def _let_go(self) -> None:
         atexit.unregister(self._at_exit)
         self._running, self._pass = False, None
+        if self._operations is not None:
+            self._operations.__exit__(None, None, None)
         self._facts.remove()
         if self._listener is not None:
             self._listener.remove()
@@ -288,6 +299,8 @@ class Capture:
                 self._warn(f"{self._folder}: what modules read could not be written: {failed}")
         elif self._record.groups.mesh.rank == 0:
             _inputs.remove(self._folder)
+        if self._record.groups.mesh.rank == 0:
+            _operations.remove(self._folder)
         if self._rounding is not None and self._rounding.failed:
             self._warn(f"{self._folder}: rounding=True: what rounding does could not be measured: "
                        f"{self._rounding.failed}")

@@ -51,7 +51,8 @@ def _row_of(report: typing.Mapping[str, typing.Any], tensor: str) -> Json:
 
 def lines_of(run: Run, finding: Finding) -> list[str]:
     case = run.case(finding.tensor) if finding.tensor else None
-    said = text.lines(case, finding.answer) if case else text.without_arrays(finding.tensor, finding.answer)
+    said = (text.lines(case, finding.answer, finding.operation) if case else
+            text.without_arrays(finding.tensor, finding.answer))
     more = [f"  {'recorded' if i == 0 else '':<10} {difference.text}"
             for i, difference in enumerate(finding.differences[:text.MOST_RECORDED])]
     return said + more
@@ -63,7 +64,7 @@ def _of_tensor(run: Run, finding: Finding) -> Json:
     best = answer.fits[0] if answer.fits else None
     return {
         "tensor": finding.tensor, "cause": answer.cause, "confidence": answer.confidence, "hint": answer.sentence,
-        "look": answer.look, "asked": finding.asked, "pattern": text.pattern(case) if case else "",
+        "look": answer.look, "asked": finding.asked, "operation": list(finding.operation), "pattern": text.pattern(case) if case else "",
         "ranks": text.wrong_ranks(case)[0] if case else [],
         "evidence": _numbers(best.pattern.numbers)
         if best and answer.cause != UNKNOWN else {},

@@ -10,8 +10,9 @@ import typing
 
 import numpy as np
 
+from anyrank._errors import AnyrankError
 from anyrank.dump import Dump
-from anyrank.explain import facts, shapes
+from anyrank.explain import facts, operations, shapes
 from anyrank.explain.dumps import Report, case_of, runs_of
 from anyrank.explain.explain import UNKNOWN, Answer, explain
 from anyrank.explain.tensors import Case, Name, Runs
@@ -46,6 +47,7 @@ class Finding:
     tensor: str
     answer: Answer
     asked: str = ""
+    operation: tuple[str, ...] = ()  # the first operation that is wrong, where each was recorded
 
 
 class Run:
@@ -319,6 +321,46 @@ def of_loss(run: Run, name: Name) -> Answer | None:
                   "penalties of weights in the loss, beside or in place of the optimizer's weight decay", "likely")
 
 
+# What a value lacks of which each rank has its own.
+REDUCED = {operations.MEAN: "missing_average", operations.SUM: "missing_all_reduce"}
+
+
+def _with_operation(run: Run, finding: Finding) -> Finding:
+    """The finding with the first wrong operation, which is all that is said where no cause is known."""
+    case = run.case(finding.tensor) if finding.tensor else None
+    if case is None:
+        return finding
+    try:
+        search = operations.search_of(run.reference.path, run.other.path, run.runs.mesh)
+        wrong = search.wrong(case) if search is not None else None
+    except (AnyrankError, LookupError, OSError, TypeError, ValueError) as error:
+        why = f"the record of operations cannot be read: {type(error).__name__}: {error}"
+        return dataclasses.replace(finding, operation=(why,))
+    if wrong is None:
+        return finding
+    answer = finding.answer
+    if answer.cause != UNKNOWN:
+        return dataclasses.replace(finding, operation=(wrong.sentence, *wrong.inputs_said, *wrong.alone_said))
+    said = _of_result(wrong)
+    sentence = "; ".join((f"{wrong.sentence}{f': {said.sentence}' if said.sentence else ''}", *wrong.inputs_said))
+    own = next((one for one in REDUCED if wrong.takes(one)), "")
+    if own and said.cause == UNKNOWN:
+        said = Answer(REDUCED[own], look="the all-reduce that this value needs before it is used")
+    known = said.cause != UNKNOWN
+    answer = dataclasses.replace(said if known else answer, sentence=sentence, fits=(),
+                                 confidence="likely" if known else "")
+    return dataclasses.replace(finding, answer=answer, operation=wrong.alone_said)
+
+
+def _of_result(wrong: operations.Wrong) -> Answer:
+    """What a map that has no number to fit says of the result, which is of no known kind; not of another operation."""
+    if wrong.case is None or not wrong.case.off.any() or wrong.is_another:
+        return Answer(UNKNOWN)
+    said = explain(wrong.case)
+    simple = said.cause != UNKNOWN and said.confidence != "possible" and said.fits[0].pattern.fitted == 0
+    return said if simple else Answer(UNKNOWN)
+
+
 def explain_run(reference: Dump, other: Dump, report: Report) -> Finding:
     """Explains what `anyrank verify --json` reports of two dumps."""
     return finding_of(Run(reference, other, report))
@@ -329,6 +371,10 @@ SMALL = "no element is further off than another order of sums, in its format, ta
 
 
 def finding_of(run: Run) -> Finding:
+    return _with_operation(run, _by_arrays(run))
+
+
+def _by_arrays(run: Run) -> Finding:
     differences = tuple(facts.differences(*run.runs.facts))
     first = first_of(run)
     if not first:

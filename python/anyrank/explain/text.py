@@ -104,12 +104,13 @@ def _wrapped(rows: list[tuple[str, str]]) -> list[str]:
         break_long_words=False)]
 
 
-def lines(case: Case, answer: Answer) -> list[str]:
-    """The first line, and at most five that give reasons."""
+def lines(case: Case, answer: Answer, operation: typing.Sequence[str] = ()) -> list[str]:
+    """The first line, those of the first wrong operation, and at most five that give reasons."""
     said = answer.sentence or "no simple map explains it"
     sure = f" ({answer.confidence})" if answer.cause != UNKNOWN else ""
     rows = [("", f"{case.name}{place(case)}: {size(case)}: {said}{sure}")]
     rows += [("where", f"step {case.name.step}, {extent(case)}")]
+    rows += [("operation" if i == 0 else "", line) for i, line in enumerate(operation)]
     if answer.cause == UNKNOWN:
         rows += [("looks like", _looks(fit)) for fit in answer.fits[:2]]
         rows += [("known", known)] if (known := around(case)) else []
