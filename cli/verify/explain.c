@@ -48,8 +48,15 @@ ar_status ari_verify_ask(ari_verify_cause *cause, const ar_verify_report *r, con
         json_decref(cause->answer);
         cause->answer = NULL;
     }
-    if (page && !cause->answer)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "--html: %s", cause->failure);
+    if (!page || cause->answer)
+        return AR_OK;
+    char failure[sizeof cause->failure];
+    json_object_set_new(request, "explain", json_false()); /* the page alone needs no numpy */
+    json_auto_t *written = NULL;
+    AR_TRY(ari_explain(&written, failure, sizeof failure, request));
+    if (!written || json_object_get(written, "error"))
+        return ar_error_set(AR_ERR_UNSUPPORTED, "--html: %s",
+                            written ? json_string_value(json_object_get(written, "error")) : failure);
     return AR_OK;
 }
 

@@ -397,6 +397,8 @@ def _facts(first: Difference, report: VerifyReport, layout: Layout) -> typing.It
     elif state in ("missing", "unexpected"):
         yield "note", "common=True compares the tensors that both have; a module in both runs needs the same name"
     yield "pattern", first.pattern
+    yield "recorded", "; ".join((report.explanation or {}).get("differences", [])[:NAMES]) if (
+        first.cause == "unknown") else ""
     lost = [name for name in report.lost_gradients if name != first.tensor]
     yield "lost", f"gradients of parameters that both have: {', '.join(lost[:NAMES])}" + (
         f", and {len(lost) - NAMES:,} more" if len(lost) > NAMES else "") if lost else ""

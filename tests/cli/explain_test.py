@@ -70,6 +70,13 @@ class Explain(Case):
         self.assertEqual((done.returncode, (self.folder / "page.html").exists()), (2, False))
         self.assertIn("--html: ", done.stderr)
 
+    def test_a_page_needs_no_numpy(self):
+        page = self.folder / "page.html"
+        done = self.broken(f'exec {sys.executable} -S "$@"', "--html", page)  # without site-packages
+        self.assertEqual((done.returncode, done.stderr), (1, ""))
+        self.assertRegex(done.stdout.splitlines()[1], "^note: no cause: .* has no numpy")
+        self.assertIn("layers.0.mlp:fwd", page.read_text())
+
     def test_an_interrupt_ends_the_explanation_alone(self):
         """Tests that a shell runs in the background ignore interrupts; the command here does not."""
         ready = self.folder / "ready"

@@ -40,7 +40,7 @@ def answer_of(report: typing.Mapping[str, typing.Any], reference_map: str | None
     said = _of_tensor(run, finding)
     row = {**_row_of(report, finding.tensor), "look_at": said["look"],
            **{key: said[key] for key in ("pattern", "hint", "cause", "confidence", "evidence")}}
-    return {**said, "first": row, "differences": [difference.text for difference in finding.differences],
+    return {**said, "first": row, "differences": _recorded(finding),
             "shapes": shapes.of_report(run), "lines": lines_of(run, finding)}
 
 
@@ -53,9 +53,14 @@ def lines_of(run: Run, finding: Finding) -> list[str]:
     case = run.case(finding.tensor) if finding.tensor else None
     said = (text.lines(case, finding.answer, finding.operation) if case else
             text.without_arrays(finding.tensor, finding.answer))
-    more = [f"  {'recorded' if i == 0 else '':<10} {difference.text}"
-            for i, difference in enumerate(finding.differences[:text.MOST_RECORDED])]
-    return said + more
+    return said + [f"  {'recorded' if i == 0 else '':<10} {difference}"
+                   for i, difference in enumerate(_recorded(finding)[:text.MOST_RECORDED])]
+
+
+def _recorded(finding: Finding) -> list[str]:
+    """What is recorded to differ. Seeds do in runs that set none, and say nothing where the cause is known."""
+    return [difference.text for difference in finding.differences
+            if difference.kind != "seeds" or finding.answer.cause == UNKNOWN]
 
 
 def _of_tensor(run: Run, finding: Finding) -> Json:
@@ -64,7 +69,8 @@ def _of_tensor(run: Run, finding: Finding) -> Json:
     best = answer.fits[0] if answer.fits else None
     return {
         "tensor": finding.tensor, "cause": answer.cause, "confidence": answer.confidence, "hint": answer.sentence,
-        "look": answer.look, "asked": finding.asked, "operation": list(finding.operation), "pattern": text.pattern(case) if case else "",
+        "look": answer.look, "asked": finding.asked, "operation": list(finding.operation),
+        "pattern": text.pattern(case) if case else "",
         "ranks": text.wrong_ranks(case)[0] if case else [],
         "evidence": _numbers(best.pattern.numbers)
         if best and answer.cause != UNKNOWN else {},

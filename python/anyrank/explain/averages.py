@@ -16,7 +16,6 @@ WEIGHTS, STATISTICS = "average of weights", "average of statistics"
 BUFFERS = (0.0, 1.0)  # what running statistics begin with
 
 
-
 def averaged(case: Case) -> str:
     """The parameter whose average this is: of the same name below another module; "": there is none."""
     names, rest = case.runs.reference, case.name.stem

@@ -175,13 +175,13 @@ def _place(case: Case, layer: Layer) -> Place | None:
 
 
 def patterns(case: Case) -> typing.Iterator[Pattern]:
-    if case.name.kind not in ("bwd", "grad", "new") or not case.shape or case.reference.size < 3:
+    if case.name.kind not in ("bwd", "grad", "new", "buffer") or not case.shape or case.reference.size < 3:
         return
     layer = layer_of(case)
     if layer is None:
         return
     router = known_router(layer, case.unit)
-    if case.name.kind == "new":
+    if case.name.kind in ("new", "buffer"):
         yield from _updates(case, layer, router) if router else ()
         return
     views = [view_of(array, layer.experts) for name, array in layer.dumped if name == case.name.with_kind("fwd")

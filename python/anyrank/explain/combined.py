@@ -227,16 +227,6 @@ def patterns(case: Case) -> typing.Iterator[Pattern]:
 # --- causes -----------------------------------------------------------------------------------------------------------
 
 
-def is_embedding(case: Case, name: str) -> bool:
-    """Whether a tensor is what an embedding gives: by the module's class, or as the first of the step."""
-    stem = Name.of(name).stem
-    classes = [facts.modules[stem].kind for facts in case.runs.facts if stem in facts.modules]
-    if classes:
-        return any("mbedding" in kind for kind in classes)
-    first = next((n for n in case.runs.reference if Name.of(n).kind == "fwd" and not n.startswith("input")), "")
-    return name == first
-
-
 def _scaled(case: Case, pattern: Pattern) -> bool:
     """Whether a term has another coefficient, neither left out nor counted again as a whole."""
     if pattern.kind == ADDED:

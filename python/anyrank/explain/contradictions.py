@@ -56,9 +56,9 @@ def _alone(case: Case) -> bool:
     return other.recorded and other.world == 1 and case.runs.world == 1
 
 
-_RANKS = ("missing_all_reduce", "missing_average", "missing_reduce_scatter", "missing_all_gather", "missing_broadcast",
-          "wrong_group", "partial_sum", "replicas_apart", "shards_seeded_alike", "one_shard_on_all_ranks")
-_MICRO = ("one_micro_batch", "input_of_other_micro_batch", "micro_batches_weighted", "accumulation_divided")
+_RANKS = ("missing_all_reduce", "missing_average", "missing_reduce_scatter", "missing_all_gather", "wrong_group",
+          "replicas_apart", "shards_seeded_alike", "overflow_of_rank", "second_moment_by_parts")
+_MICRO = ("one_micro_batch", "input_of_other_micro_batch", "micro_batches_weighted")
 CONTRADICTIONS: typing.Mapping[str, Contradicts] = {
     "other_learning_rate": _equal_rates,
     "weight_decay": equal_options("weight_decay"),

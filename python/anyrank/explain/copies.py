@@ -17,13 +17,14 @@ import numpy as np
 from anyrank.explain.causes import Cause, every, has, kinds
 from anyrank.explain.known import shape_of
 from anyrank.explain.patterns import Pattern
+from anyrank.explain.steps import own_of, sum_of
 from anyrank.explain.tensors import Array, Case, Name, positional
-from anyrank.explain.words import ranks_of
+from anyrank.explain.words import counted, ranks_of, some
 
 SUM, MEAN, SUM_AND_MORE, OTHER_GROUP, SHARDS_ADDED = (
     "copies_sum", "copies_mean", "sum_and_more", "summed_over_shards", "shards_added")
-SOME_RIGHT, ONE_RIGHT, OWN_PART, RANK_FACTORS, EQUAL_BITS = (
-    "some_copies_right", "one_copy_right", "own_part", "rank_factors", "equal_bits")
+SOME_RIGHT, ONE_RIGHT, OWN_PART, RANK_FACTORS, EQUAL_BITS, IN_STAGES = (
+    "some_copies_right", "one_copy_right", "own_part", "rank_factors", "equal_bits", "summed_in_stages")
 LEAST = 8  # elements, or rows, that are no accident
 MOST_TENSORS = 24  # of the same shape that are tried as what was counted on every rank
 SAMPLED = 256
@@ -118,6 +119,48 @@ def _apart(case: Case, groups: list[Group]) -> bool:
     return False
 
 
+def _rows_off(fold: Fold) -> str:
+    """Which rows alone differ, in words; "": all of those that are not zero, or no run of rows."""
+    off, axes = np.logical_or.reduce([part[3] for part in fold.parts]), tuple(range(1, len(fold.case.shape)))
+    rows = np.flatnonzero(off.any(axis=axes)) if axes else np.zeros(0, int)
+    run = rows.size and rows[-1] - rows[0] + 1 == rows.size < np.count_nonzero(fold.case.ref.any(axis=axes))
+    return f" in rows {rows[0]} to {rows[-1]} of {len(off)} alone" if run else ""
+
+
+def _among(case: Case) -> str:
+    """Of a gradient, after a backward pass that is right: which of the step's are right and which are not; "": none."""
+    runs = case.runs
+    of_step = [(name, n) for name in runs.reference if (n := Name.of(name)).kind in ("bwd", "grad")
+               and n.step == case.name.step and name in runs.other]
+    passed = {name in runs.same for name, n in of_step if n.kind == "bwd"} == {True} and case.name.kind == "grad"
+    right = [n.stem for name, n in of_step if n.kind == "grad" and name in runs.same and np.any(runs.reference[name])]
+    wrong = [n.stem for name, n in of_step if n.kind == "grad" and name not in runs.same]
+    differ = counted(len(wrong), "gradient", ("differs", "differ"))
+    return f"; {differ} ({some(wrong)}), others are right ({some(right)})" if passed and right else ""
+
+
+def _stages(case: Case) -> typing.Iterator[Pattern]:
+    """Copies of one value have sums or means over groups of ranks, which together are that of all; some may have it."""
+    fine, boxes = _right(case), {str(copy.boxes) for copy in case.copies}
+    by_value: dict[tuple[bytes, ...], list[int]] = {}
+    for i, copy in enumerate(case.copies):
+        if not fine[i]:
+            by_value.setdefault(tuple(v.tobytes() for v in copy.values), []).append(i)
+    if len(boxes) > 1 or len(by_value) < 2 or len(by_value) == len(fine) or not np.isfinite(case.val).all():
+        return
+    held = [own_of(case, group[0]) for group in by_value.values()]
+    multiple = sum_of(held[0], (case.ref,))  # as where each rank has another factor
+    if len({*map(len, by_value.values())}) > 1 or multiple is None or multiple.left < 0.05:
+        return
+    total = np.sum(held, axis=0)
+    right, groups = [i for i, of in enumerate(fine) if of], "; ".join(_ranks(case, g) for g in by_value.values())
+    for times, what in ((1.0, "add up to it"), (1.0 / len(by_value), "have it as their mean")):
+        lacks = case.ref - times * total
+        yield Pattern(IN_STAGES, [[values if fine[i] else values + lacks[box] for box, values in zip(
+            copy.boxes, copy.values)] for i, copy in enumerate(case.copies)], {
+                "who": _ranks(case, right) if right else "no rank", "groups": groups, "what": what})
+
+
 def _sums(case: Case) -> typing.Iterator[Pattern]:
     if not np.isfinite(case.val).all():
         return
@@ -127,11 +170,12 @@ def _sums(case: Case) -> typing.Iterator[Pattern]:
             continue
         right = [i for i, fine in enumerate(_right(case)) if fine]
         numbers = {"over": f" over {name}" if name else "", "ranks": _ranks(case, range(len(case.copies))),
-                   "who": f"{_ranks(case, right)} alone has the value" if right else "no rank has the value"}
+                   "who": f"{_ranks(case, right)} alone has the value" if right else "no rank has the value",
+                   "rows": _rows_off(fold), "among": _among(case)}
         lacks: tuple[tuple[str, Lack], ...] = ((SUM, lambda ref, total, holders: ref - total),
                                                (MEAN, lambda ref, total, holders: ref - total / holders))
         for kind, of in lacks:
-            if fold.lacks(of) < LIKE:
+            if fold.lacks(of) < LIKE and not (kind == MEAN and right):
                 yield Pattern(kind, fold.expect(of), numbers)
         yield from _sums_and_more(case, fold, numbers)
 
@@ -258,7 +302,7 @@ def _rank_factors(case: Case) -> typing.Iterator[Pattern]:
 
 def patterns(case: Case) -> typing.Iterator[Pattern]:
     if case.by_rank and case.seen.any():
-        for found in (_own_parts, _sums, _other_groups, _copies_right, _rank_factors):
+        for found in (_own_parts, _sums, _stages, _other_groups, _copies_right, _rank_factors):
             yield from found(case)
 
 
@@ -267,7 +311,10 @@ def patterns(case: Case) -> typing.Iterator[Pattern]:
 
 _REDUCE = ("the all-reduce after a row-parallel forward and after the input's gradient of a column-parallel layer; "
            "hooks of DDP; gradients of parameters that every rank has, of whose tokens it has a part")
-_SUMS = "a missing sum{over}: each rank has its own part, the copies of {ranks} add up to the reference, and {who}"
+_SUMS = ("a missing sum{over}{rows}: each rank has its own part, the copies of {ranks} add up to the reference, and "
+         "{who}")
+_MEANS = ("a missing average{over}{rows}: each rank has its own value, and the mean of the copies of {ranks} is the "
+          "reference{among}")
 _MEAN = "the average did not run: `no_sync`, the module inside called, a parameter without a gradient, `ReduceOp.AVG`"
 
 CAUSES = (
@@ -284,12 +331,18 @@ CAUSES = (
           kinds("init", "new", "m", "v", "state", "buffer", "weight")),
     Cause("missing_all_reduce", (ONE_RIGHT,),
           "{right} has the value, and {wrong} zeros: the sum over these ranks is missing", _REDUCE),
-    Cause("missing_all_reduce", (SUM,), _SUMS, _REDUCE, kinds("fwd", "bwd", "grad", "clip", "count", "weight")),
-    Cause("missing_average", (MEAN,),
-          "a missing average{over}: each rank has its own value, and the mean of the copies of {ranks} is the "
-          "reference", _MEAN,
+    Cause("missing_all_reduce", (SUM,), _SUMS + "{among}", _REDUCE, kinds(
+        "fwd", "bwd", "grad", "clip", "count", "weight")),
+    Cause("missing_average", (MEAN,), _MEANS, "what averages these parameters' gradients: DDP knows those alone that "
+          "are there and require a gradient when it wraps the module (none added or unfrozen later, as adapters), and "
+          "none that it is told to ignore", has(among=bool)),
+    Cause("missing_average", (MEAN,), _MEANS, _MEAN,
           lambda case, pattern: not case.activation or case.reference.size >= LEAST),
     Cause("missing_all_reduce", (SUM_AND_MORE,), _SUMS + ", but {but}", _REDUCE, kinds("fwd", "bwd")),
+    Cause("missing_all_reduce", (IN_STAGES,), "a part of the sum over ranks is missing: of groups of ranks ({groups}) "
+          "each has its own part, these {what}, and it is whole on {who}", "a reduction in stages (in a machine, "
+          "between machines): its last stage, what hands the whole sum to all ranks; a reduction over a smaller group",
+          kinds("grad", "fwd", "bwd", "clip")),
     Cause("reduced_again", (SHARDS_ADDED,), "each rank's shard is the sum of all {shards} shards",
           "an all-reduce over the world, or over ranks that hold other parts", has(mean=False)),
     Cause("wrong_group", (SHARDS_ADDED,),

@@ -29,11 +29,12 @@ def answer_of(request: typing.Mapping[str, typing.Any]) -> Answer:
         rows = catalogue.rows(name)
         return {"causes": rows, "nearest": "" if rows else catalogue.nearest(name)}
     from anyrank import page
-    from anyrank.explain import answers
 
     report = request["report"]
     answer: Answer = {}
     if request.get("explain", True):
+        from anyrank.explain import answers
+
         answer = answers.answer_of(report, request.get("reference_map"), request.get("map"))
     if request.get("page"):
         page.write({"command": "verify", **report, "first": answer.get("first", report["first"]),
@@ -44,7 +45,7 @@ def answer_of(request: typing.Mapping[str, typing.Any]) -> Answer:
 def main() -> int:
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
     request = json.load(sys.stdin)
-    if importlib.util.find_spec("numpy") is None:
+    if request.get("explain", True) and importlib.util.find_spec("numpy") is None:  # a page alone needs none
         return NO_NUMPY
     output, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no part of the answer
     from anyrank._errors import AnyrankError

@@ -127,11 +127,11 @@ def worst_of(reference: Array, copies: typing.Sequence[Copy]) -> Array:
     return result
 
 
-def case_of(runs: Runs, other: Dump, name: str) -> Case | None:
+def case_of(runs: Runs, name: str) -> Case | None:
     """The case of one tensor that both dumps have in the same shape, or the reference once for all samples; or None."""
-    if name not in runs.reference or name not in other:
+    if name not in runs.reference or name not in runs.other or not isinstance(runs.other, Tensors):
         return None
-    reference = runs.reference[name]
+    reference, other = runs.reference[name], typing.cast(Dump, runs.other.source_of(name))
     row = runs.row(name)
     shape = other.tensor(name).shape
     if reference.dtype.kind not in "fiub" or len(reference.shape) != len(shape) or any(

@@ -350,7 +350,8 @@ def _optimizers(a: Facts, b: Facts) -> Found:
     for step in sorted({*rates[0], *rates[1]}) if all(rates) else ():
         p, q = (_rates_at(by_step, step) for by_step in rates)
         if p != q:
-            yield Difference("learning_rates", both_of(f"the learning rates differ from step {step} on", p, q), p, q)
+            text = both_of(f"the learning rates differ from step {step} on", p, q)
+            yield Difference("learning_rates", text + _scheduled(a, b), p, q)
             break
     x, y = ([one.kind for one in facts.schedulers] for facts in (a, b))
     if x != y and a.by == b.by:
@@ -363,6 +364,17 @@ def _optimizers(a: Facts, b: Facts) -> Found:
         text = both_of("gradient scaler", a.scaler or "none", b.scaler or "none")
         yield Difference("scaler", text, a.scaler, b.scaler)
     yield from _options("scaler", "gradient scaler's ", a.scaler, b.scaler, a, b)
+
+
+def _scheduled(a: Facts, b: Facts) -> str:
+    """How often schedulers stepped, where that differs in as many steps of the optimizer; else ""."""
+    x, y = (next((one.groups[0].options.get("last_epoch") for one in run.schedulers), None) for run in (a, b))
+    steps, micro = _one(a.steps), _one(b.micro_batches) or 1
+    if not isinstance(x, int) or not isinstance(y, int) or x == y or not steps or steps != _one(b.steps):
+        return ""
+    each = f", as where it steps in each of {micro} micro-batches" if y - x == steps * (micro - 1) else ""
+    return (f": the scheduler is at step {x} in {RUNS[0]} and at {y} in {RUNS[1]}, after as many steps of the "
+            f"optimizer ({steps} recorded){each}")
 
 
 def _rates_at(by_step: typing.Mapping[int, typing.Any], step: int) -> typing.Any:

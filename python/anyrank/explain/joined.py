@@ -16,7 +16,8 @@ from anyrank.explain.patterns import Pattern
 from anyrank.explain.slices import near
 from anyrank.explain.tensors import Array, Case, Name
 
-JOINED = "joined"
+JOINED, PADDED = "joined", "padded"
+PADS = {"wrap": "values of the other end", "edge": "values at the end itself", "reflect": "mirrored values"}
 MOST_TENSORS, MOST_PARTS, MOST_STEPS = 24, 16, 600
 MOST_WORK = 1 << 33
 SAMPLED = 96  # places of the output by which an order is found
@@ -113,6 +114,24 @@ def _parts(case: Case, reader: Reader) -> typing.Iterator[tuple[str, Array]]:
                 yield name, x
 
 
+def _padded(case: Case, reader: Reader, x: Array) -> typing.Iterator[Pattern]:
+    """A convolution with other values than zeros around what it reads, of which only its ends know."""
+    reach = (0, 0, *(k // 2 for k in reader.weight.shape[2:]))
+    axes = tuple(a for a, k in enumerate(reach) if 0 < k < x.shape[a])
+    edge: Array = np.zeros((reader.shape[0], *reader.shape[2:]), bool)
+    for a in axes:
+        np.moveaxis(edge, a - 1, 0)[[*range(reach[a]), *range(-reach[a], 0)]] = True
+    if not axes or (case.seen.any(axis=1) & ~edge).any():
+        return
+    zeros = reader.gives(x, at := np.nonzero(edge))
+    for mode, some in itertools.product(PADS, {axes, *((a,) for a in axes)}):
+        more = [k * (a in some) for a, k in enumerate(reach)]
+        wider = np.pad(x, [(k, k) for k in more], mode)  # type: ignore[call-overload]  # a key of PADS
+        expected = np.array(case.ref)
+        np.moveaxis(expected, 1, -1)[at] += reader.gives(wider, (at[0], *map(np.add, at[1:], more[2:]))) - zeros
+        yield Pattern(PADDED, expected, {"how": PADS[mode], "axes": " and ".join(map(str, some))})
+
+
 def patterns(case: Case) -> typing.Iterator[Pattern]:
     if case.name.kind != "fwd" or case.every or case.reference.dtype.kind != "f" or not case.seen.any() or not (
             np.isfinite(case.val).all()):
@@ -128,6 +147,7 @@ def patterns(case: Case) -> typing.Iterator[Pattern]:
     if order is None:
         return
     wanted, sizes = [known[i] for i in order], case.runs.group_sizes
+    yield from _padded(case, reader, np.concatenate([x for _, x in wanted], axis=1))
     counts = {2, 3, 4, case.runs.heads, case.runs.kv_heads, *sizes, *(2 * n for n in sizes)}
     name, x = wanted[0]
     ways = [wanted] if len(wanted) > 1 else [
@@ -153,4 +173,7 @@ CAUSES = (
           "`torch.cat`, of gathered parts and of packed features in front of this module", has(once=True)),
     Cause("slices_repeated", (JOINED,), "what this module reads has a part twice and another not at all: " + _OTHER,
           "what is joined in front of this module"),
+    Cause("padding", (PADDED,), "the convolution, computed again, gives these values if {how} stand beyond the ends of "
+          "dimension {axes}, and not zeros", "the first and the last rank in an exchange of edges, which have no "
+          "neighbour there; `padding_mode`, and what pads in front of this convolution"),
 )

@@ -14,14 +14,16 @@ import typing
 import numpy as np
 
 from anyrank.explain.causes import Cause, activation, every, has, kinds
+from anyrank.explain.known import earlier, listed
 from anyrank.explain.patterns import Pattern
+from anyrank.explain.replay.attention import documents
 from anyrank.explain.scaled import starts_right
 from anyrank.explain.tensors import Array, Case, Name, looked_up
 from anyrank.explain.words import counted, ranks_of
 
 ZERO_ALL, ZERO_RANKS, ZERO_TAIL, ZERO_ROWS, ZERO_BLOCK, ZERO_SOME = (
     "zero", "zero_ranks", "zero_tail", "zero_rows", "zero_block", "zero_some")
-DROPPED, MASK = "dropped", "mask"
+DROPPED, MASK, DOCUMENTS, CARRIED = "dropped", "mask", "starts_of_documents", "carried"
 FILLED, NAN, FEW, BORDERS, PLACE, UNWRITTEN = "one_value", "not_finite", "few", "borders", "place", "unwritten"
 LEAST = 8  # elements of one value that are no accident
 MOST_FEW = 4  # elements that differ by accident of memory
@@ -291,21 +293,54 @@ def _borders(case: Case, wrong: Wrong) -> typing.Iterator[Pattern]:
                                                  "noun": _noun(case, axis)}, fitted=5)
 
 
+def _documents(case: Case, wrong: Wrong) -> typing.Iterator[Pattern]:
+    """All that differs is the first tokens of documents that begin within a row, each of them."""
+    if case.axes[:2] != ("batch", "token") or not _is_sharp(case):
+        return
+    off = np.asarray(case.seen.reshape(*case.shape[:2], -1).any(axis=2))
+    for name in (name for name in earlier(case) if name in case.runs.same):
+        values = case.runs.reference[name]
+        starts = documents(values) if values.dtype.kind in "iu" and values.shape == off.shape else None
+        if starts is not None and not off[starts == 0].any():
+            since = (np.arange(off.shape[1]) - starts)[starts > 0]
+            reach = int(since[off[starts > 0]].max()) + 1
+            if off[starts > 0][since == 0].all() and (since >= reach).any():
+                yield Pattern(DOCUMENTS, wrong.own(), {"reach": reach, "name": name}, fitted=5)
+
+
+def _carried(case: Case, wrong: Wrong) -> typing.Iterator[Pattern]:
+    """Parts of the tokens on ranks, of which all but the first two differ, most at their first token, then less."""
+    axis = case.axes.index("token") if "token" in case.axes else -1
+    n = dict(case.cuts).get(axis, 0)
+    if case.name.kind != "fwd" or n < 4 or case.shape[axis] < 4 * n:
+        return
+    size = np.moveaxis(np.where(case.seen, case.val - case.ref, 0.0) ** 2, axis, 0).reshape(case.shape[axis], -1).sum(1)
+    parts = [[float(some.mean()) for some in np.array_split(part, 4)] for part in np.array_split(size, n)]
+    if not np.any(parts[:2]) and np.all(np.diff(np.array(parts[2:])) < 0.0):
+        yield Pattern(CARRIED, wrong.own(), {"n": n}, fitted=5)
+
+
 def _places(case: Case, wrong: Wrong) -> typing.Iterator[Pattern]:
-    """One axis' indices that differ alone, or one rank's part: what it looks like."""
-    hits = _hits(case.seen)
-    cut = [axis for axis, at in enumerate(hits) if len(at) < case.shape[axis]]
+    """Which ranks' parts differ and, of each dimension, where in them: what it looks like."""
+    said = []
+    for axis in range(case.ref.ndim):
+        hits = sorted({tuple(_hits(off)[axis].tolist()) for off in wrong.parts.values()})
+        size = next(iter(wrong.parts.values())).shape[axis]
+        if len(hits) <= 2 and min(map(len, hits)) < size:
+            spans = (f"{x[0]} to {x[-1]}" if len(x) > 1 and _is_span(np.array(x)) else listed(x, 6) for x in hits)
+            said.append(f"{_noun(case, axis)} {' or '.join(spans)} of {size}")
+    there, whose = " and ".join(said), " in each rank's part" * (len(wrong.parts) > 1)
     if not wrong.of_all:
-        yield Pattern(PLACE, wrong.own(), {"text": f"only what {ranks_of(wrong.ranks)} has differs"}, fitted=9)
-    elif len(cut) == 1:
-        at, noun = hits[cut[0]], _noun(case, cut[0])
-        where = f"{at[0]} to {at[-1]}" if _is_span(at) else ", ".join(map(str, at[:6])) + (" .." if len(at) > 6 else "")
-        yield Pattern(PLACE, wrong.own(), {"text": f"only {noun} {where} of {case.shape[cut[0]]} differ"}, fitted=9)
+        has = "has" if len(wrong.ranks) == 1 else "have"
+        there = f"what {ranks_of(wrong.ranks)} {has} differs{f', there {there}' if said else ''}"
+    if said or not wrong.of_all:
+        yield Pattern(PLACE, wrong.own(), {"text": f"only {there}{f' differ{whose}' * wrong.of_all}"}, fitted=9)
 
 
 def patterns(case: Case) -> typing.Iterator[Pattern]:
     wrong = Wrong.of(case)
-    for found in (_dropout, _zeros, _values, _few, _borders, _places) if wrong.parts and case.reference.ndim else ():
+    ways = (_dropout, _zeros, _values, _few, _borders, _documents, _carried, _places)
+    for found in ways if wrong.parts and case.reference.ndim else ():
         yield from found(case, wrong)
 
 
@@ -330,6 +365,15 @@ def _part_detached(case: Case, pattern: Pattern) -> bool:
 def _of_tensor(case: Case, pattern: Pattern) -> bool:
     """Whether zeros are missing in the tensor itself: of the first gradient, tokens without one are no targets."""
     return case.name.kind != "bwd" or starts_right(case)
+
+
+def _begins(case: Case, pattern: Pattern) -> bool:
+    """Whether an activation of the first step of a run that began before is zero, and not in the step after it."""
+    then = case.runs.other.get(case.name.with_kind("fwd", case.name.step + 1))
+    names = [(name, Name.of(name)) for name in case.runs.reference]
+    loaded = all(name in case.runs.same for name, own in names if (own.kind, own.step) == ("new", case.name.step - 1))
+    return loaded and case.name.kind == "fwd" and then is not None and bool(np.any(then)) and 1 < case.name.step == min(
+        own.step for _, own in names if own.kind == "fwd")
 
 
 def _written(case: Case, pattern: Pattern) -> bool:
@@ -361,6 +405,9 @@ CAUSES = (
     Cause("no_gradient", (ZERO_ALL,), "this parameter has no gradient: it is zero", _DETACHED, kinds("grad", "clip")),
     Cause("no_backward", (ZERO_ALL,), "no gradient flows through this module: it is zero",
           "`detach`, `torch.no_grad`, a collective without a backward", kinds("bwd")),
+    Cause("state_not_resumed", (ZERO_ALL,), "zero in this step, the first recorded, and not in the next: what a step "
+          "leaves to the next one begins anew", "what a checkpoint has besides weights and the optimizer's state: "
+          "recurrent states, caches, buffers that are not persistent", _begins),
     Cause("never_written", (ZERO_ALL,), "this value was never written: it is zero", "a buffer that is cleared and "
           "whose producer does not run; a weight that is not loaded; a number of heads that is 0", _written),
     Cause("size_rounded_down", (ZERO_TAIL,), "{how}", "a size that is rounded down or divided by the ranks twice "
@@ -388,4 +435,10 @@ CAUSES = (
     Cause("halo_missing", (BORDERS,),
           "all that differs is up to {before} {noun} before and {behind} behind the borders of {n} ranks' parts",
           "the exchange of edges before convolutions, windows and shifts"),
+    Cause("document_boundaries", (DOCUMENTS,), "all that differs is the first {reach} tokens of each document that "
+          "begins within a row ({name}): what stands before it in its row reaches into it", "convolutions, shifts and "
+          "states over tokens: whether they end, or are set back, where a document begins"),
+    Cause("carried_state", (CARRIED,), "the first 2 of {n} ranks' parts of the tokens are right, the others off most "
+          "at their first token: what comes from the part before is right, what comes from further back is not",
+          "the state that a rank hands on: its own, and what was handed to it times the product of its decays"),
 )

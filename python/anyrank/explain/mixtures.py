@@ -114,13 +114,28 @@ def _linear(case: Case, weight: Array, bias: Array, rows: Array) -> typing.Itera
         has.append({i: snapped(float(c), 1e-4) for i, c in zip(*found)})
     if max(map(len, has)) > 1:
         expected = (_sum(named, has[1]) @ right + bias).reshape(case.shape)
-        yield _pattern("the product of the weight with", expected, named, has[0], has[1], is_scaled(*has))
+        yield _pattern("the product of the weight with", expected, named, has[0], has[1], is_scaled(*has),
+                       _modulated(case, named, *has))
 
 
-def _pattern(what: str, expected: Array, named: Named, wanted: Mixture, found: Mixture, kept: bool) -> Pattern:
+def _modulated(case: Case, named: Named, wanted: Mixture, found: Mixture) -> str:
+    """Of x and x - t or x + t: what is said where x is t times a number of each sample and feature, plus another."""
+    more = [k for k in found if k not in wanted]
+    if (len(wanted), len(found), len(more)) != (1, 2, 1) or abs(found[more[0]]) != 1.0 or case.shape[-2] < 4:
+        return ""
+    x, t = (y - y.mean(1, keepdims=True) for y in (
+        named[k][1].reshape(case.shape[0], case.shape[-2], -1) for k in (*wanted, *more)))
+    along = np.abs((x * t).sum(1)) >= 0.9999 * np.sqrt((x * x).sum(1) * (t * t).sum(1))
+    now, was = ("s", "1 + s")[::int(-found[more[0]])]
+    said = f"{now} times {named[more[0]][0]} plus a shift, where the reference has {was} times it"
+    return said if along.all() else ""
+
+
+def _pattern(what: str, expected: Array, named: Named, wanted: Mixture, found: Mixture, kept: bool,
+             scale: str = "") -> Pattern:
     names = [name for name, _ in named]
     numbers = {"what": what, "reference": sum_text(wanted, names), "other": sum_text(found, names), "kept": kept,
-               "wanted": [names[i] for i in wanted], "shared": bool({*wanted} & {*found}),
+               "wanted": [names[i] for i in wanted], "shared": bool({*wanted} & {*found}), "scale": scale,
                "later": any(names[i].endswith(OF_THIS_RUN) for i in found),
                "more": all(found.get(i) == x for i, x in wanted.items())}
     return Pattern(READS, expected, numbers, sum(not float(12 * x).is_integer() for x in found.values()), 2)
@@ -150,6 +165,8 @@ def _norm_left_out(case: Case, pattern: Pattern) -> bool:
 
 _OTHER = "{what} {other}, where the reference reads {reference}: "
 CAUSES = (
+    Cause("norm_gain", (READS,), "what the module reads is {scale}, with numbers s of each sample and feature",
+          "the 1 in `x * (1 + scale) + shift`, where a condition modulates a norm", has(scale=bool)),
     Cause("other_input", (READS,), _OTHER + "it comes after this branch and not before it", "pre-norm against "
           "post-norm: where the norm is called", has(later=True, more=True)),
     Cause("residual_scale", (READS,), _OTHER + "a term has another factor", "the scale of the branch or of the "

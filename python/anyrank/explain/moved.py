@@ -12,11 +12,12 @@ import typing
 import numpy as np
 
 from anyrank.explain.causes import Cause, activation, every, has, parameter
+from anyrank.explain.known import earlier, shape_of
 from anyrank.explain.patterns import Pattern
 from anyrank.explain.replay.sources import parameter as value_of
 from anyrank.explain.slices import (DEALT, EXCHANGED, LEAST, PROBED, REORDERED, REPEATED, REVERSED, ROTATED, ROWS,
                                     SHIFTED, ZIGZAG, Move, applied, dimensions, divisors, moves, near)
-from anyrank.explain.tensors import Array, Case, Copy, looked_up, positional
+from anyrank.explain.tensors import Array, Case, Copy, Name, looked_up, positional
 from anyrank.explain.words import ranks_of
 
 TRANSPOSED, SPLIT, MEMORY = "transposed", "transposed_parts", "in_memory"
@@ -51,8 +52,18 @@ def _numbers(case: Case, axis: int, move: Move, n: int, where: str) -> Numbers:
     moved: Array = np.flatnonzero(move.source != np.arange(n)) + 1
     return {"how": how, "axis": names[axis] if axis != ROWS else "rows", "dimension": axis, "size": move.size,
             "period": move.period, "blocks": n // move.size, "p": move.p, "q": move.q, "whole": whole,
-            "lone": len(moved) == move.size,
+            "sorted": axis == 0 and sorting(case, move.source), "lone": len(moved) == move.size,
             "ends": any(n % k == 0 and (moved % (n // k) == 0).all() for k in case.runs.group_sizes)}
+
+
+def sorting(case: Case, order: Array) -> str:
+    """What both runs have one number of for each sample, and this order of samples sorts; "": there is nothing."""
+    known = case.runs.reference
+    for name in (name for name in known if name in case.runs.same and shape_of(known, name) == order.shape):
+        ways = [{*np.sign(np.diff(x.astype(np.float64)))} - {0.0} for x in (known[name], known[name][order])]
+        if len(ways[0]) == 2 and len(ways[1]) == 1 and order.min() >= 0:
+            return name
+    return ""
 
 
 def of_tensor(case: Case) -> typing.Iterator[Pattern]:
@@ -232,6 +243,23 @@ def _by_shards(case: Case, pattern: Pattern) -> bool:
     return hidden or pattern.numbers["blocks"] in case.runs.group_sizes
 
 
+def _ordered_before(case: Case, pattern: Pattern) -> bool:
+    """Whether an activation of the step that comes before is the same in both runs, sample for sample."""
+    return case.name.kind == "fwd" and any(
+        (own := Name.of(name)).kind == "fwd" and own.step == case.name.step and name in case.runs.same
+        and shape_of(case.runs.reference, name)[:1] == case.shape[:1] for name in earlier(case))
+
+
+def _strided(case: Case, pattern: Pattern) -> bool:
+    """Whether ranks have as many parts, and another tensor, of another size, is dealt out to them in the same way."""
+    axis, n, runs = pattern.numbers["dimension"], pattern.numbers["q"], case.runs
+    names = [name for name in runs.reference if Name.of(name).kind == case.name.kind and name not in runs.same
+             and len(shape := shape_of(runs.reference, name)) > axis and shape[axis] != case.shape[axis]]
+    return (axis, n) in case.cuts and any(np.array_equal(runs.other.get(name, ()), np.concatenate(
+        [runs.reference[name].take(range(r, shape_of(runs.reference, name)[axis], n), axis) for r in range(n)], axis))
+        for name in names[:MOST_SHARDS])
+
+
 def _packed(case: Case, pattern: Pattern) -> bool:
     """Two or three parts of a parameter, dealt out in as many blocks as a group has ranks or a module has heads."""
     p, q, hidden = pattern.numbers["p"], pattern.numbers["q"], case.copies[0].rank is None
@@ -277,6 +305,12 @@ CAUSES = (
           "has ended", every(_SAMPLES, lambda case, pattern: case.runs.micro_batches > 1)),
     Cause("slices_repeated", (REPEATED,), "{how}", "how the last batch is filled up; a buffer that is used again",
           every(_SAMPLES, has(lone=True))),
+    Cause("batch_order", _REORDERINGS, "the samples are in the order of sorted {sorted}, which is not undone: {how}",
+          "what sorts the samples inside of the model, and the inverse of that order (`order.argsort()`) for all that "
+          "it gives", every(_SAMPLES, has(sorted=bool))),
+    Cause("batch_order", _REORDERINGS, "the samples are in another order here, and not in what was computed before: "
+          "{how}", "what orders samples by length or expert, or gathers them, and puts them back: `sort` and its "
+          "inverse, `unsorted_indices`, the order of gathered parts", every(_SAMPLES, _ordered_before)),
     Cause("batch_order", _REORDERINGS, "the samples are in another order: {how}", _ORDER, _SAMPLES),
     Cause("other_ids", (ROTATED, SHIFTED), "the rows of the table are {how}",
           "ids that are counted from another start, and the special tokens before them", _table),
@@ -293,6 +327,9 @@ CAUSES = (
           "exchanged", _GATHERED, every(_ROWS, has(whole=True))),
     Cause("zigzag_order", (DEALT, ZIGZAG), "{how}", "how the sequence is cut: in contiguous parts, in turn, or in a "
           "zigzag for balanced ring attention", _TOKENS),
+    Cause("shards_misplaced", (DEALT,), "{how}: of {q} ranks each has one of every {q} in turn, not a contiguous part",
+          "which part of the full tensor a rank's shard is filled with: `[rank::n]` in place of contiguous ones",
+          every(parameter, has(size=1, whole=True), _strided)),
     Cause("packed_cut_as_one", (DEALT,), "{how}: a packed tensor (q|k|v, gate|up) was cut as one block, or put "
           "together shard by shard", "split each part on its own, then concatenate a rank's shares", _packed),
     Cause("rope_pairing", (DEALT,), "{how}: the pairs of RoPE are neighbours in one run, and halves in the other",

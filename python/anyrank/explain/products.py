@@ -306,10 +306,22 @@ def _cells_pattern(case: Case, use: Use, cells: Array, chunks: int, found: list[
         "what": {0: "micro-batches", 1: "samples"}.get(chunks, f"parts of samples ({chunks} of each sequence)"),
         "values": listed(w.tolist(), 16), "weights": weights, "micro": _micro(case, weights),
         "ranks": ranks_of(case.copies[i].rank or 0 for i in wrong), "near": 0.5 * _near(case),
+        "unreduced": _unreduced(case, found) if chunks == 1 else "",
         "is_sum": factors == {1.0}, "is_mean": factors == {kept.size / max(1, int(kept.sum()))},
         "of_ranks": chunks > 0 and not alike and all(_group_part(case, found[i].reshape(-1, chunks)) for i in wrong)}
     fitted = 0 if numbers["of_ranks"] else sum(not (16.0 * x).is_integer() for x in {*w.tolist()})
-    return Pattern(CELLS, parts, numbers, fitted, trials=2)  # a sum or mean of the copies says it more simply
+    # A sum or mean of the copies says it more simply, but not of which micro-batches.
+    return Pattern(CELLS, parts, numbers, fitted, 0 if numbers["unreduced"] else 2)
+
+
+def _unreduced(case: Case, found: list[Array]) -> str:
+    """Micro-batches of which each copy has some samples alone, where all have all of the others', in words."""
+    table = np.stack(found)
+    common, most = (table == 1.0).all(axis=0), float(table.max())
+    lone = ((table == 0.0) | (table == most)).all(axis=0) & (np.ptp(table, axis=0) > 0.0)
+    micro = _micro(case, common.astype(float))
+    own = [str(i + 1) for i, w in enumerate(micro) if w == 0.0] if micro is not None and (common | lone).all() else []
+    return f"{', '.join(own)} of {len(micro)}" if 0 < len(own) < len(micro) else ""
 
 
 def _group_part(case: Case, w: Array) -> bool:
@@ -411,6 +423,9 @@ CAUSES = (
     Cause("tied_weight", (USES,), "a weight that is used twice: the gradient is {what} (of {gradient} and {given}), so "
           "one use is lost or counts again", "the sum of both uses' gradients: `tie_weights()` after wrapping, the "
           "all-reduce over the stages or ranks that share the weight"),
+    Cause("missing_average", (CELLS,), _MADE + ", of micro-batches {unreduced} each rank has its own samples alone, "
+          "and of the others those of all ranks: gradients are reduced before all are there", "`no_sync`: around all "
+          "micro-batches but the last; a reduction that each backward pass starts", has(unreduced=bool)),
     Cause("missing_all_reduce", (CELLS,), _MADE + ", the gradient on {ranks} is what the samples or tokens of one rank "
           "give alone ({kept} of {all} {what}), not the sum over all",
           "the all-reduce of gradients: hooks of DDP, `no_sync`, a reduction into another buffer",

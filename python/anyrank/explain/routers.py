@@ -130,6 +130,9 @@ def _read(case: Case, prefix: str, weights: dict[str, list[str]], router: str, o
     for name in (name for name in others if shape_of(known, name) == (n,)):
         before: Array = known[in_step(case, name)].astype(np.float64)
         after: Array = known.get(Name.of(name).with_kind("new", case.name.step), before).astype(np.float64)
+        if case.name.kind == "buffer" and Name.of(name).stem == case.name.stem:  # dumped after each step, zero at first
+            kept = case.beside(case.name.with_kind("buffer", case.name.step - 1)) if case.name.step > 1 else None
+            before, after = np.zeros(n) if kept is None else kept, case.ref
         moves.append((before, after))
     vectors = [x for x, _ in moves if x.any()]
     made = [x @ gate.T for x in inputs] if tokens * gate.size <= MOST_WORK else []

@@ -15,7 +15,7 @@ from anyrank.dump import Dump
 from anyrank.explain import facts, operations, shapes
 from anyrank.explain.dumps import Report, case_of, runs_of
 from anyrank.explain.explain import UNKNOWN, Answer, explain
-from anyrank.explain.tensors import Case, Name, Runs
+from anyrank.explain.tensors import Case, Name, Runs, parts_of
 from anyrank.explain.words import both_of, counted, some
 
 MOST_PASSED = 32  # rows that are rounding
@@ -25,15 +25,14 @@ AFTER_BACKWARD = (*BACKWARD, "clip", "new", "m", "v", "state")
 # Recorded options of an optimizer, and what it is that they explain.
 OPTIONS = {"lr": "other_learning_rate", "weight_decay": "weight_decay", "betas": "other_betas", "eps": "adam_eps",
            "nesterov": "nesterov", "dampening": "sgd_dampening", "maximize": "update_sign", "momentum": "other_betas"}
+OF_NO_LAYOUT = ("training", "eps", "p", "momentum")  # attributes of modules that no layout changes
 # What the gradient of a loss says of the loss itself; anything else may be a mistake further on.
 OF_LOSSES = {"mean_of_means", "sum_for_mean", "reduced_again", "averaged_again", "counted_twice", "samples_weighted",
              "micro_batches_weighted", "loss_scale", "target_count", "wrong_scalar", "balancing_loss"}
-
-
 # What an update says where the moments may say more.
-OF_UPDATES = {"update_scaled", "adam_eps", "wrong_scalar", "other_learning_rate", "update_of_ranks_apart"}
-
-
+OF_UPDATES = {"update_scaled", "adam_eps", "wrong_scalar", "other_learning_rate"}
+# What the gradient of a linear module's weight says of that of its output, of which that of its input is made.
+OF_OUTPUTS = {"no_gradient", "missing_all_reduce", "missing_average"}
 VAGUE = {*OF_UPDATES, UNKNOWN}  # where a recorded difference says more
 STRUCTURE = {"no_gradient", "frozen_trained", "tied_weight"}  # recorded ones that no array can contradict
 
@@ -62,7 +61,7 @@ class Run:
 
     def case(self, name: str, within: bool = False) -> Case | None:
         """within: also what the report's rule allows is a difference."""
-        case = case_of(self.runs, self.other, name)
+        case = case_of(self.runs, name)
         return dataclasses.replace(case, allowed=0.0) if case is not None and within else case
 
     def answer(self, name: str, within: bool = False) -> Answer:
@@ -109,7 +108,7 @@ def recorded(runs: Runs, name: Name) -> typing.Iterator[Answer]:
     if name.kind in ("fwd", "buffer") and name.module in a.modules and name.module in b.modules:
         x, y = a.modules[name.module].attributes, b.modules[name.module].attributes
         for key in x:
-            if key in y and x[key] != y[key] and a.world == b.world:
+            if key in y and x[key] != y[key] and (a.world == b.world or key in OF_NO_LAYOUT):
                 yield _sure("other_configuration", both_of(f"{key} of {name.module}", x[key], y[key]))
 
 
@@ -128,7 +127,8 @@ def _of_optimizer(runs: Runs, name: Name) -> typing.Iterator[Answer]:
     apart = rates and any(by_step[0].get(t) != by_step[1].get(t) for t in {*by_step[0], *by_step[1]} if t <= name.step)
     for difference in facts.differences(*runs.facts) if apart and name.kind == "new" else ():
         if difference.kind == "learning_rates":
-            yield _sure("other_learning_rate", difference.text)
+            yield _sure("other_learning_rate", difference.text, "`scheduler.step()`: once for each `optimizer.step()`, "
+                        "not for each micro-batch or rank; its total, its warm-up; what a resume restores")
 
 
 def of_count(runs: Runs, name: Name) -> Answer | None:
@@ -262,8 +262,10 @@ def others_of(run: Run, first: str) -> typing.Iterator[tuple[str, bool]]:
         yield from ((moment, True) for moment in moments if moment in run.reference)
     if name.kind in ("init", "new", "m", "v"):
         yield from ((row, False) for row in alike if Name.of(row).kind == name.kind and row != first)
-    if name.kind == "fwd":
-        yield from ((row, True) for row in _off_as_much(run, first))
+    if name.kind == "fwd":  # what the module reads says what was made of it before, without its weight
+        case = run.case(read := str(Name(f"{name.stem}.in", "fwd", name.step)), True)
+        yield from ((row, True) for row in (*[read] * (case is not None and bool(case.seen.any())),
+                                            *_off_as_much(run, first)))
 
 
 def _off_as_much(run: Run, first: str) -> typing.Iterator[str]:
@@ -284,23 +286,41 @@ def _off_as_much(run: Run, first: str) -> typing.Iterator[str]:
 def ask(run: Run, first: str) -> tuple[str, Answer]:
     """The answer of the first tensor or, where it has none, of others that say more."""
     if of_shape := shapes.answer(run, first):
-        return "", of_shape
+        return of_replicas(run, first) or ("", of_shape)
     answer = run.answer(first)
     name = Name.of(first)
     vague = name.kind == "new" and answer.cause in OF_UPDATES
-    if answer.cause != UNKNOWN and not vague:
+    unsaid = name.kind == "grad" and answer.cause in OF_OUTPUTS and run.runs.micro_batches > 1  # of which of these
+    if answer.cause != UNKNOWN and not (vague or unsaid):
         return "", answer
     scalar = first in run.reference and run.reference.tensor(first).shape in ((), (1,)) and Name.of(first).kind == "fwd"
     for other, within in itertools.islice(others_of(run, first) if first in run.reference else (), MOST_ASKED):
         said = run.answer(other, within)
         if vague and Name.of(other).kind == "new":
             break
-        if said.cause in (UNKNOWN, "rounding") or name.kind == "bwd" and said.cause != "no_gradient":
+        if said.cause in (UNKNOWN, "rounding") or name.kind == "bwd" and said.cause not in OF_OUTPUTS:
             continue
-        if not scalar or said.cause in OF_LOSSES:
+        more = not unsaid or any(fit.pattern.numbers.get("unreduced") for fit in said.fits[:1])
+        if more and (not scalar or said.cause in OF_LOSSES):
             confidence = "possible" if said.confidence != "sure" else "likely"
             return other, dataclasses.replace(said, sentence=f"{other} says: {said.sentence}", confidence=confidence)
     return "", (of_loss(run, name) or answer) if scalar and answer.cause == UNKNOWN else answer
+
+
+def of_replicas(run: Run, first: str) -> tuple[str, Answer] | None:
+    """What gradients say of ranks that the layout takes for copies, and that together have the reference's samples."""
+    parts = parts_of(run.other, first) if Name.of(first).kind == "fwd" and run.runs.world > 1 else ()
+    values = [np.concatenate(part.values) for part in parts if part.values[0].ndim]
+    if len({x.shape[1:] for x in values}) != 1 or not shapes.agree(
+            run.runs.reference[first], np.concatenate(values)):
+        return None
+    step = Name.of(first).step
+    row = next((row for row in run.rows if (own := Name.of(row)).kind == "grad" and own.step == step), "")
+    said = run.answer(row) if row else Answer(UNKNOWN)
+    return (row, dataclasses.replace(
+        said, sentence=f"{row} says: {said.sentence}; ranks that hold the same weights have samples of their own, "
+        "which this layout takes for copies", look="the mesh that `fully_shard` or DDP is given: all dimensions by "
+        "which samples are shared out, that of the replicas too")) if said.cause in OF_OUTPUTS else None
 
 
 def of_loss(run: Run, name: Name) -> Answer | None:

@@ -9,11 +9,14 @@ import typing
 import numpy as np
 
 from anyrank.explain.causes import Cause, every, has
+from anyrank.explain.lookups import IDS
 from anyrank.explain.patterns import Pattern
+from anyrank.explain.replay.attention import first_keys
+from anyrank.explain.slices import near
 from anyrank.explain.tensors import Array, Case, Name
 from anyrank.explain.words import counted, ranks_of
 
-SAMPLES, OTHER_STEP, OFFSET, SHIFTED = "samples", "input of another step", "ids offset", "ids shifted"
+SAMPLES, OTHER_STEP, OFFSET, SHIFTED, NOISE = "samples", "input of another step", "ids offset", "ids shifted", "noise"
 MOST_SAMPLES = 4096
 LEAST = 8  # values of a sample, by which it is told from others
 SHOWN = 3
@@ -111,6 +114,24 @@ def _samples(case: Case) -> typing.Iterator[Pattern]:
         yield Pattern(SAMPLES, [list(copy.values) for copy in case.copies], numbers, fitted=7)
 
 
+def _same_noise(case: Case) -> typing.Iterator[Pattern]:
+    """What differs on ranks goes with what another rank has of its own samples, in turn, and with no others of its."""
+    n = len(case.copies)
+    if case.cuts[:1] != ((0, n),) or case.reference.dtype.kind != "f" or case.shape[0] % n or case.shape[0] < 2 * n:
+        return
+    ref, apart = (x.reshape(n, case.shape[0] // n, -1) for x in (case.ref, case.val - case.ref))
+    is_wrong = np.abs(apart).max(axis=(1, 2)) > near(case)
+    if is_wrong.all() or not is_wrong.any():
+        return
+    right, size = int(np.argmin(is_wrong)), ref.shape[1]  # of parts
+    table = np.mean([np.corrcoef(x, ref[right])[:size, size:] for x in apart[is_wrong]], axis=0)
+    means = [float(np.diagonal(np.roll(table, by, axis=1)).mean()) for by in range(size)]
+    if means[0] > max(6.0 / math.sqrt(apart[is_wrong].size), 3.0 * max(map(abs, means[1:]))):
+        yield Pattern(NOISE, [list(copy.values) for copy in case.copies], {
+            "wrong": ranks_of(_rank_of(case, i * size) or 0 for i in np.flatnonzero(is_wrong)),
+            "right": _rank_of(case, right * size), "goes": means[0]}, fitted=7)
+
+
 def _listed(texts: list[str]) -> str:
     return ", ".join(texts[:SHOWN]) + (", .." if len(texts) > SHOWN else "")
 
@@ -124,6 +145,10 @@ def _inputs(case: Case) -> typing.Iterator[Pattern]:
         array = case.beside(name) if own.stem == case.name.stem and own.kind == case.name.kind else None
         if array is not None and own.step != case.name.step:
             yield Pattern(OTHER_STEP, array, {"step": case.name.step, "of": own.step}, trials=4)
+    if len(case.shape) == 2 and case.reference.dtype.kind in "iu" and first_keys(case.reference) is not None and not (
+            any(name.startswith("output") for name in case.runs.same)):
+        yield Pattern(IDS, np.broadcast_to(np.arange(case.shape[1]), case.shape), {"positions": True, "how": (
+            "positions run on through each row, where the reference's start again at 0 in each document")})
     apart = (case.val - case.ref)[case.off]
     if case.reference.dtype.kind not in "iu" or not apart.size:
         return
@@ -140,6 +165,7 @@ def _inputs(case: Case) -> typing.Iterator[Pattern]:
 def patterns(case: Case) -> typing.Iterator[Pattern]:
     if _is_input(case.name):
         yield from _inputs(case)
+        yield from _same_noise(case)
     if case.shape and 2 <= case.shape[0] <= MOST_SAMPLES and case.reference.size >= 2 * case.shape[0] and (
             _is_input(case.name) or case.name.kind == "fwd" and case.axes[:1] == ("batch",)) and case.seen.any():
         yield from _samples(case)
@@ -168,6 +194,9 @@ CAUSES = (
           has(right=False, new=0)),
     Cause("other_samples", (SAMPLES,), _SAID, "the sampler of each rank (its seed, `set_epoch`); random flips, shifts "
           "and orders: what their seed depends on", has(right=False), sure=True),
+    Cause("shards_seeded_alike", (NOISE,), "what differs on {wrong} goes with what rank {right} has of its own "
+          "samples, element by element (correlation {goes}): the same random numbers on both", "noise, masks and "
+          "augmentation that each rank draws by the same seed, in place of its part of what the whole batch draws"),
     Cause("batch_of_other_step", (OTHER_STEP,), "the input of step {step} is the reference's of step {of}: batches "
           "come again or are left out", "what a resume skips, the state of the data loader"),
     Cause("ids_off_by_one", (OFFSET,), "ids are off by {by}", "the ids of special tokens, the offset of a tokeniser",

@@ -98,10 +98,14 @@ def _shards(case: Case) -> typing.Iterator[Pattern]:
     firsts = [row[0] for row in rows.values()]
     rule, said = _rule_of(case, firsts, not mixed and len({p.rank for p in firsts}) == len(firsts))
     pairs = ", ".join(f"rank {p.rank} has rank {owner[p.source]}'s" for p in moved[:4])
+    same_rank = all(p.rank == owner[p.source] for p in moved)
+    if same_rank:
+        said, pairs = "parts of one rank are at others' places", ", ".join(
+            f"part {place[p.box] + 1} has part {place[p.source] + 1}'s" for p in sorted(moved, key=lambda p: p.box)[:4])
     varies = {axis for axis in range(len(case.shape)) if len({box[axis].start for box in boxes}) > 1}
     yield Pattern(SHARDS, [[case.ref[tuple(slice(*s) for s in p.source)] for p in row] for row in found], {
         "how": f"{said}: {pairs}", "rule": rule, "axis": case.axes[min(varies)] if len(varies) == 1 else "",
-        "mixed": mixed, "same_rank": all(p.rank == owner[p.source] for p in moved)})
+        "mixed": mixed, "same_rank": same_rank})
 
 
 def _cut_as_one(case: Case) -> typing.Iterator[Pattern]:
@@ -143,7 +147,8 @@ CAUSES = (
           "position ids; where a rank's part of the sequence starts; padding on the left",
           lambda case, pattern: positional(case)),
     Cause("input_of_other_micro_batch", (SHARDS,), "a micro-batch has the values of another one: {how}",
-          "buffers that are used again, or read before a transfer has ended", every(_SAMPLES, has(same_rank=True))),
+          "the order in which micro-batches are sent and received, forward and backward; buffers that are used again, "
+          "or read before a transfer has ended", every(_SAMPLES, has(same_rank=True))),
     Cause("world_rank_in_group", (SHARDS,), "samples by the rank in the world: {how}",
           "ranks that share a layer need the samples of their data-parallel rank", every(_SAMPLES, _MODULO)),
     Cause("same_samples", (SHARDS,), "ranks worked on the same samples: {how}",

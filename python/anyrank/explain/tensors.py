@@ -19,6 +19,7 @@ from anyrank.explain.facts import Facts
 Array = np.ndarray[typing.Any, typing.Any]
 KINDS = ("init", "fwd", "bwd", "grad", "clip", "new", "m", "v", "state", "buffer", "count")
 _NAME = re.compile(rf"(.*?)(?::({'|'.join(KINDS)}))?(?:@(\d+))?")
+READ = re.compile(r"\.in(\..*)?$")  # of the name of what a module reads
 ACTIVATIONS, PARAMETERS = ("fwd", "bwd"), ("init", "grad", "new", "m", "v", "weight")
 # Unit roundoffs of formats, by the names of safetensors.
 UNITS = {"F64": 2.0 ** -53, "F32": 2.0 ** -24, "F16": 2.0 ** -11, "BF16": 2.0 ** -8, "F8_E4M3": 2.0 ** -4,
@@ -74,7 +75,8 @@ def parts_of(dump: Dump, name: str) -> tuple[Copy, ...]:
 
 
 class Tensors(collections.abc.Mapping[str, Array]):
-    """Full tensors of a dump, as arrays, read when they are asked for. Those without elements are left out."""
+    """Full tensors of a dump, as arrays, read when they are asked for. Those without elements are left out. more: what
+    modules read, each of which is listed before what its module gives."""
 
     def __init__(self, source: Dump | typing.Mapping[str, Array], more: Dump | None = None) -> None:
         self._sources = (source,) if more is None else (source, more)
@@ -82,15 +84,19 @@ class Tensors(collections.abc.Mapping[str, Array]):
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._read:
-            self._read[name] = np.asarray(self._source_of(name)[name])
+            self._read[name] = np.asarray(self.source_of(name)[name])
         return self._read[name]
 
-    def _source_of(self, name: str) -> Dump | typing.Mapping[str, Array]:
+    def source_of(self, name: str) -> Dump | typing.Mapping[str, Array]:
         return next((source for source in self._sources if name in source), self._sources[0])
 
     @functools.cached_property
     def _names(self) -> dict[str, None]:
-        return {name: None for name in itertools.chain(*self._sources) if 0 not in self.shape(name)}
+        places = dict[str, float](zip(self._sources[0], itertools.count()))
+        for name in itertools.chain(*self._sources[1:]):
+            module = str(dataclasses.replace(Name.of(name), stem=READ.sub("", Name.of(name).stem)))
+            places.setdefault(name, places.get(module, len(places)) - 0.5)
+        return {name: None for name in sorted(places, key=places.__getitem__) if 0 not in self.shape(name)}
 
     def __iter__(self) -> typing.Iterator[str]:
         return iter(self._names)
@@ -103,12 +109,12 @@ class Tensors(collections.abc.Mapping[str, Array]):
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Its shape, of a dump's tensor without reading it."""
-        source = self._source_of(name)
+        source = self.source_of(name)
         return source.tensor(name).shape if isinstance(source, Dump) else tuple(np.shape(source[name]))
 
     def parts(self, name: str) -> tuple[Copy, ...]:
         """What each rank holds; the whole tensor where that is not known."""
-        source = self._source_of(name)
+        source = self.source_of(name)
         held = parts_of(source, name) if isinstance(source, Dump) else ()
         return held or (Copy(None, (tuple(slice(0, n) for n in self[name].shape),), (self[name],)),)
 

@@ -9,14 +9,16 @@ import typing
 
 import numpy as np
 
-from anyrank.explain.causes import Cause, has
+from anyrank.explain.causes import Cause, has, kinds
 from anyrank.explain.patterns import Pattern, ratio_of
 from anyrank.explain.steps import (NEAR, USUAL_BETAS, before, betas_of, copied, flat, last, near, options, own_of,
                                    ranks_named, rates_of, sum_of)
-from anyrank.explain.tensors import Array, Case, Name
+from anyrank.explain.tensors import Array, Case, Name, Tensors
+from anyrank.explain.words import ranks_of
 
 KEPT, UPDATE, DECAY = "weights of before", "update scaled", "weight added"
 EPSILON, STEPPED, FIRST = "epsilon", "one step apart", "a first step again"
+FACTORED, OVERFLOW, ELSEWHERE = "second moment of own part", "step left out", "update of other weights"
 MOST_PARAMETERS = 24  # that are looked at besides
 LARGEST_STEP = 0.1  # of Adam's first: any larger one is another thing
 LEAST_RMS = 1e-3  # of a parameter, below which relative steps are those of this
@@ -145,19 +147,26 @@ def _factor_of(case: Case, name: str) -> tuple[float, float] | None:
 
 
 def _among(case: Case) -> dict[str, typing.Any]:
-    """How the updates of the step's other parameters are off: by one factor, or by one over, or times, the size of the
-    parameter."""
+    """How the updates of the step's other parameters are off: by one factor, or by one over, or times, the parameter's
+    size or, of matrices, what follows from the shape."""
     names = [name for name in case.runs.reference if (n := Name.of(name)).kind == "new" and n.step == case.name.step]
-    found = [pair for name in names[:MOST_PARAMETERS] if (pair := _factor_of(case, name))]
-    if len(found) < 3:
+    known = {name: pair for name in names[:MOST_PARAMETERS] if (pair := _factor_of(case, name))}
+    if len(known) < 3:
         return {"beside": "", "alike": True}
-    factors, sizes = np.array(found).T
+    factors, sizes = np.array([*known.values()]).T
     if np.ptp(factors) <= 1e-2 * np.abs(factors).max():
-        return {"beside": f", as that of all {len(found)} parameters that were looked at", "alike": True}
-    for law, x in (("over", factors * sizes), ("times", factors / sizes)):
-        if np.ptp(x) <= 1e-3 * np.abs(x).max():
-            return {"alike": False, "beside": f", and that of each of {len(found)} parameters {x.mean():.4g} {law} the "
-                    "root mean square of its weights: in one of the runs alone the step is relative to that"}
+        return {"beside": f", as that of all {len(known)} parameters that were looked at", "alike": True}
+    matrices = [(pair[0], *case.runs.reference[name].shape) for name, pair in known.items()
+                if case.runs.reference[name].ndim == 2 and abs(pair[0] - 1.0) > NEAR]
+    off, rows, columns = np.array(matrices).T if matrices else np.ones((3, 1))
+    for found, size, text in (
+            (factors, sizes, "root mean square of its weights: in one of the runs alone the step is relative to that"),
+            (off, np.sqrt(rows / columns), "root of rows / columns"),
+            (off, np.sqrt(np.maximum(rows, columns)), "root of its larger dimension")):
+        for law, x in (("over", found * size), ("times", found / size)):
+            if len(x) > 2 and np.ptp(size) > 1e-3 * size.max() and np.ptp(x) <= 1e-3 * np.abs(x).max():
+                return {"alike": False, "shape": text if found is off else "", "beside": f", and that of each of "
+                        f"{len(x)} {'matrices' if found is off else 'parameters'} {x.mean():.4g} {law} the {text}"}
     return {"beside": "", "alike": False}
 
 
@@ -228,6 +237,54 @@ def _epsilon(case: Case, w: Array) -> typing.Iterator[Pattern]:
             "how": "inside of the root" if inside else "beside the root"}, fitted=2, trials=4)
 
 
+def _factored(case: Case, w: Array) -> typing.Iterator[Pattern]:
+    """A first step is divided by means of squared gradients, along the dimension that is cut, over each rank's part in
+    place of all of it; beside them the mean of all, or of the part, may be in it."""
+    g, axes = case.beside(case.name.with_kind("grad")), {axis for axis, _ in case.cuts}
+    if g is None or len(case.shape) != 2 or len(axes) != 1 or any(len(copy.boxes) != 1 for copy in case.copies):
+        return
+    square: Array = g ** 2
+    axis, ratio = axes.pop(), np.ones(case.shape)
+    of_all = ratio * square.mean(axis, keepdims=True)
+    for beside in (False, True):
+        for box in (copy.boxes[0] for copy in case.copies):
+            own = square[box].mean(axis, keepdims=True)
+            more = (square[box].mean() / square.mean()) ** beside
+            ratio[box] = np.where(own > 0.0, np.sqrt(of_all[box] / own * more), 1.0)
+        found = sum_of(case.val - w, ((case.ref - w) * ratio,))
+        if found is not None and found.left < 0.05:
+            yield Pattern(FACTORED, w + found.numbers[0] * (case.ref - w) * ratio, {
+                "along": ("columns", "rows")[axis], "over": ("rows", "columns")[axis]}, fitted=1)
+
+
+def _overflow(case: Case, w: Array) -> typing.Iterator[Pattern]:
+    """The reference leaves the step out, as some ranks do, which have a gradient that is not finite; others make it."""
+    made = {copy.rank or 0 for i, copy in enumerate(case.copies) if (flat(case, i) != flat(case, i, case.ref)).any()}
+    known = case.runs.other
+    if not isinstance(known, Tensors) or len(made) == len(case.copies) or (case.ref != w).any():
+        return
+    for name in known:
+        own = Name.of(name)
+        if (own.kind, own.step) == ("grad", case.name.step) and not np.isfinite(case.runs.reference.get(name, 0)).all():
+            odd = {part.rank or 0 for part in known.parts(name) if not all(np.isfinite(x).all() for x in part.values)}
+            if odd and not odd & made:
+                yield Pattern(OVERFLOW, [list(copy.values) for copy in case.copies], {
+                    "name": name, "made": ranks_of(made), "odd": ranks_of(odd)})
+                return
+
+
+def _elsewhere(case: Case, w: Array) -> typing.Iterator[Pattern]:
+    """The new weights have nothing to do with those before, as the reference's have; a later step goes on from them."""
+    then = case.beside(case.name.with_kind("new", case.name.step + 1), True)
+    if w.size < 64 or then is None or not np.ptp(w) > 0.0:
+        return
+    apart, moved, on = (float(np.sqrt(((x - y) ** 2).mean())) for x, y in (
+        (case.val, w), (case.ref, w), (then, case.val)))
+    along = float(np.corrcoef(case.val.ravel(), w.ravel())[0, 1])
+    if apart > 0.5 * float(np.std(w)) and max(moved, on) < 0.1 * apart and abs(along) < 5.0 / math.sqrt(w.size):
+        yield Pattern(ELSEWHERE, case.val, {"apart": apart, "moved": moved}, fitted=8)
+
+
 def _one_step(case: Case) -> typing.Iterator[Pattern]:
     """Initial values that are one of Adam's first steps apart."""
     off = case.off
@@ -245,7 +302,7 @@ def patterns(case: Case) -> typing.Iterator[Pattern]:
         yield from _one_step(case)
     w = before(case) if case.name.kind == "new" else None
     if w is not None:
-        for looks in (_kept, _changes, _epsilon, _again):
+        for looks in (_kept, _changes, _epsilon, _again, _factored, _overflow, _elsewhere):
             yield from looks(case, w)
 
 
@@ -281,6 +338,16 @@ def _is_negative(case: Case, pattern: Pattern) -> bool:
 
 _TIMES = "the update is {times} times the expected"
 CAUSES = (
+    Cause("overflow_of_rank", (OVERFLOW,), "{made} made this step, which the reference and all other ranks left out: "
+          "{name} is not finite on {odd} alone", "whether a gradient overflowed, decided for all ranks together: "
+          "`found_inf` reduced (max) over every group that shares the model out", kinds("new")),
+    Cause("second_moment_by_parts", (FACTORED,), "the update is divided by means of squared gradients over each rank's "
+          "own {over}, one for each of the {along}, in place of all {over}", "factored second moments "
+          "(Adafactor) of a sharded matrix: their means over the dimension that is sharded, averaged over the ranks"),
+    Cause("stale_weights_updated", (ELSEWHERE,), "the step began from other weights than those before it, as from an "
+          "old copy: the new ones are {apart} from these, where the reference's are {moved}, and the next step goes on "
+          "from them", "the copy that the optimizer keeps and updates (fp32 master weights): made before weights were "
+          "loaded, and not renewed; what else writes weights within a step"),
     Cause("no_update", (KEPT,), "{kept} of {total} elements have the value before the step, bit for bit, and all "
           "others are updated: no rank's share of the optimizer has them", "edges of the optimizer's shares (ZeRO): "
           "`//`, padding of flat buffers", has(few=True)),
@@ -300,6 +367,8 @@ CAUSES = (
     Cause("nesterov", (UPDATE,), _TIMES + ": Nesterov's momentum in one run alone", "`nesterov=`", _is_nesterov),
     Cause("other_learning_rate", (UPDATE,), "another learning rate: the moments are right, and " + _TIMES,
           "the learning rate or its schedule", _other_rate),
+    Cause("muon_scale", (UPDATE,), _TIMES + "{ranks}, and otherwise right{beside}", "the factor of an update for its "
+          "matrix's shape (Muon: `max(1, rows / columns) ** 0.5`): in one run alone, or of a shard", has(shape=bool)),
     Cause("update_scaled", (UPDATE,), _TIMES + "{ranks}, and otherwise right{beside}", "the learning rate, the clip "
           "factor, of each rank; a step relative to the parameter's size (`scale_parameter`, trust ratios)"),
     Cause("decay_of_ranks_apart", (DECAY,), "weight decay of {part} of the weight {what}{ranks} alone",

@@ -39,12 +39,17 @@ CASES = [
     ("missing_all_reduce", "w:grad", W, own_blocks(W, 4, 0), {"tp": 4}),
     ("missing_all_gather", "a:fwd", A, own_blocks(A, 2, 2), {"tp": 2}),
     ("collective_without_backward", "a:bwd", A, own_blocks(A, 2, 1), {"tp": 2}),
+    ("missing_all_reduce", "w:grad", W, [W, a + b, W, c + d], {"dp": 4}),
+    ("missing_all_reduce", "w:grad", W, [W, 2 * (a + b), W, 2 * (c + d)], {"dp": 4}),
+    ("missing_all_reduce", "w:grad", W, [a + b, a + b, c + d, c + d], {"dp": 4}),
+    ("scaled_by_rank", "w:grad", W, [W * np.float32(f) for f in (0.7, 1.3, 1.3)], {"dp": 3}),
     ("replicas_apart", "w:init", W, [W, 0 * W], {"dp": 2}),
     ("replicas_apart", "w:init", W, [W, values(16, 24, seed=5)], {"dp": 2}),
     ("scaled_by_rank", "w:grad", W, [W * np.float32(0.7), W * np.float32(1.9)], {"dp": 2}),
     # Copies that have nothing to do with each other, and a right copy beside a wrong one of a gradient.
     (UNKNOWN, "w:grad", W, [values(16, 24, seed=5), values(16, 24, seed=6)], {"dp": 2}),
     (UNKNOWN, "w:grad", W, [W, values(16, 24, seed=5)], {"dp": 2}),
+    (UNKNOWN, "w:grad", W, [W, a + b, W, c], {"dp": 4}),
     (UNKNOWN, "w:grad", W, [a, b, c, d + (np.arange(24) == 2) * np.float32(9)], {"dp": 4}),
 ]
 
@@ -58,6 +63,20 @@ def test_copies() -> None:
 def test_the_group_is_named() -> None:
     answer = explain(case_of("w:grad", W, copies(a + b, a + b, c + d, c + d), {"dp": 2, "tp": 2}))
     assert "over dp" in answer.sentence and "add up to the reference" in answer.sentence
+
+
+def test_gradients_that_some_parameters_alone_lack() -> None:
+    known = {"l:bwd": A, "w:grad": W, "q:grad": W + 1}
+    for back, said in (({"l:bwd"}, "1 gradient differs (w), others are right (q)"), (set(), "")):
+        answer = explain(case_of("w:grad", W, copies(2 * a, 2 * (W - a)), {"dp": 2}, reference=known, other=known,
+                                 same={*back, "q:grad"}))
+        assert answer.cause == "missing_average" and said in answer.sentence and ("DDP" in answer.look) == bool(said)
+
+
+def test_rows_that_lack_a_sum() -> None:
+    held = [np.concatenate([W[:12], part[12:]]) for part in (a, W - a)]
+    answer = explain(case_of("w:grad", W, copies(*held), {"tp": 2}))
+    assert answer.cause == "missing_all_reduce" and "in rows 12 to 15 of 16 alone" in answer.sentence
 
 
 def test_branch_that_every_rank_adds() -> None:

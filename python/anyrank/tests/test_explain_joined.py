@@ -8,7 +8,7 @@ import typing
 import numpy as np
 
 from anyrank.explain.explain import UNKNOWN, explain
-from anyrank.tests.explained import case_of, values
+from anyrank.tests.explained import case_of, shards, values
 
 Array = typing.Any
 A, B, C, D = (values(6, 5, n, seed=i) for i, n in enumerate((8, 4, 8, 8)))
@@ -43,8 +43,8 @@ def test_blocks_of_one_tensor() -> None:
     assert answer.cause == "slices_reordered" and "block 2 of 4" in answer.sentence
 
 
-def convolved(x: Array) -> Array:
-    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+def convolved(x: Array, rows: typing.Any = "constant") -> Array:
+    padded = np.pad(np.pad(x, ((0, 0), (0, 0), (1, 1), (0, 0)), rows), ((0, 0), (0, 0), (0, 0), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))
     return np.einsum("nchwij,ocij->nohw", windows, KERNEL).astype(np.float32)
 
@@ -54,6 +54,23 @@ def test_convolution_of_a_tensor_that_is_scaled_up() -> None:
     around = {"skip:fwd": LARGE, "up:fwd": SMALL, "m.weight:init": KERNEL}
     reference, other = (convolved(np.concatenate(pair, 1)) for pair in ((up, LARGE), (LARGE, up)))
     assert explain(case_of("m:fwd", reference, other, reference=around, batch=2)).cause == "slices_reordered"
+
+
+def test_padding_of_a_convolution() -> None:
+    around = {"x:fwd": values(2, 8, 6, 6, seed=12), "m.weight:init": KERNEL}
+    reference = convolved(around["x:fwd"])
+    for mode, said in (("wrap", "other end"), ("edge", "the end itself"), ("reflect", "mirrored")):
+        held = shards(reference, convolved(around["x:fwd"], mode), 2, 2)
+        answer = explain(case_of("m:fwd", reference, held, {"sp": 2}, reference=around, batch=2))
+        assert answer.cause == "padding" and said in answer.sentence
+
+
+def test_modulation() -> None:
+    x, s, shift, w = A[:, :5], values(6, 1, 8, seed=20), values(6, 1, 8, seed=21), values(12, 8, seed=22)
+    read = x * (1.0 + s) + shift
+    around = {"x:fwd": x, "m.in:fwd": read, "m.weight:init": w}
+    answer = explain(case_of("m:fwd", read @ w.T, (read - x) @ w.T, reference=around, batch=6, seq=5))
+    assert answer.cause == "norm_gain" and "s times x:fwd" in answer.sentence
 
 
 def test_pooled() -> None:

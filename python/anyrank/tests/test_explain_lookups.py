@@ -69,6 +69,22 @@ def test_samples() -> None:
     assert explain(case_of("input.0:fwd", images, padded, batch=8)).cause != "other_samples"
 
 
+def test_noise_of_another_rank() -> None:
+    images, noise = values(8, 300, seed=7), values(8, 300, seed=8)
+    alike = np.concatenate((noise[:4], noise[:4]))
+    for cause, other in (("shards_seeded_alike", images + alike), ("other_samples", images + values(8, 300, seed=9))):
+        other[:4] = images[:4] + noise[:4]
+        held = explained.shards(images, other, 2)
+        assert explain(case_of("input.0:fwd", images + noise, held, {"dp": 2}, batch=8)).cause == cause
+
+
+def test_positions_that_run_on() -> None:
+    own, other = np.array([[0, 1, 2, 0, 1, 2], [0, 1, 0, 1, 2, 3]]), np.arange(6)[None].repeat(2, axis=0)
+    assert explain(case_of("input.1:fwd", own, other, batch=2, seq=6)).cause == "positions"
+    same = {"output:fwd"}  # turning depends on distances alone
+    assert explain(case_of("input.1:fwd", own, other, batch=2, seq=6, same=same)).cause != "positions"
+
+
 # --- gradients as products --------------------------------------------------------------------------------------------
 
 OUT, IN = values(4, 6, 16, seed=4), values(4, 6, 10, seed=5)

@@ -75,6 +75,32 @@ def test_whole_tensor() -> None:
         assert answer.cause == cause, (index, answer)
 
 
+def test_state_that_is_not_resumed() -> None:
+    then = {"a:fwd@3": A * 0, "a:fwd@4": A}
+    for same, step, expected in (({"w:new@2"}, 3, "state_not_resumed"), (set(), 3, "never_written"),
+                                 ({"w:new@2"}, 4, "never_written")):
+        case = case_of(f"a:fwd@{step}", A, A * 0, **BATCH, reference={"w:new@2": W, "a:fwd@3": A, "a:fwd@4": A},
+                       other={**then, "a:fwd@5": A}, same=same)
+        assert explain(case).cause == expected
+
+
+def test_starts_of_documents() -> None:
+    numbers = np.repeat([[0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2]], 4, axis=0)
+    runs: dict[str, Any] = {**BATCH, "reference": {"input.1:fwd": numbers, "a:fwd": A}, "same": {"input.1:fwd"}}
+    for cause, tokens in (("document_boundaries", [4, 5, 10, 11]), (UNKNOWN, [4, 5, 10, 11, 1]), (UNKNOWN, [4, 5])):
+        other = put(A, (slice(None), tokens), values(4, len(tokens), 24, seed=3))
+        assert explain(case_of("a:fwd", A, other, **runs)).cause == cause
+
+
+def test_a_state_that_is_carried_over_one_border_alone() -> None:
+    fades = np.tile(0.5 ** np.arange(4), 4)[None, :, None] * values(4, 1, 24, seed=4)
+    for cause, first in (("carried_state", 8), (UNKNOWN, 12)):
+        held = explained.shards(A, np.where(np.arange(16)[:, None] >= first, A + fades, A).astype(np.float32), 4, 1)
+        answer = explain(case_of("a:fwd", A, held, {"cp": 4}, **BATCH))
+        assert answer.cause == cause
+    assert "only what rank 3 has differs" in answer.sentence
+
+
 def test_zeros_of_one_rank() -> None:
     answer = explain(case_of("w:new", W, explained.shards(W, put(W, slice(16, 24), 0.0), 4), {"dp": 4}))
     assert answer.cause == "zeros_of_ranks" and "rank 2 alone" in answer.sentence

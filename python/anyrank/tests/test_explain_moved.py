@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
 
 from anyrank.explain import moved, shards
 from anyrank.explain.explain import UNKNOWN, explain
+from anyrank.explain.tensors import Copy
 from anyrank.tests import explained
 from anyrank.tests.explained import case_of, values
 
@@ -99,9 +101,41 @@ SHARDS = [
 ]
 
 
+def test_samples_that_stay_sorted() -> None:
+    lengths, x = np.array([5, 9, 2, 7, 3, 8]), values(6, 10)
+    runs: dict[str, Any] = {"batch": 6, "reference": {"input.1:fwd": lengths}, "same": {"input.1:fwd"}}
+    answer = explain(case_of("m:fwd", x, x[np.argsort(-lengths)], **runs))
+    assert answer.cause == "batch_order" and "sorted input.1:fwd" in answer.sentence
+
+
 def test_shards() -> None:
     for cause, name, reference, order, axis, facts in SHARDS:
         assert explain(on_ranks(name, reference, order, 4, axis, **facts)).cause == cause
+
+
+def test_strided_shards() -> None:
+    other = values(8, 24)
+    strided = [np.concatenate([x[rank::4] for rank in range(4)]) for x in (W, other)]
+    for n, beside, expected in ((4, strided[1], "shards_misplaced"), (2, strided[1], "dimension_flattened"),
+                                (4, other, "dimension_flattened")):
+        known: dict[str, Any] = {"reference": {"w:init": W, "v:init": other}, "other": {"v:init": beside}}
+        case = case_of("w:init", W, explained.shards(W, strided[0], n), {"dp": n}, **known)
+        assert explain(case).cause == expected
+
+
+def test_samples_in_order_before() -> None:
+    for name, said in (("b:fwd", "not in what was computed before"), ("c:fwd", "in another order: ")):
+        case = case_of("a:fwd", A, A[[1, 2, 3, 0]], **BATCH, reference={name: A + 1, "a:fwd": A}, same={"b:fwd"})
+        answer = explain(case)
+        assert answer.cause == "batch_order" and said in answer.sentence
+
+
+def test_micro_batches_in_another_order() -> None:
+    case = case_of("a:bwd", A, explained.shards(A, A[::-1], 4), **BATCH, micro_batches=4)
+    held = Copy(0, tuple(box for copy in case.copies for box in copy.boxes),
+                tuple(part for copy in case.copies for part in copy.values))
+    answer = explain(dataclasses.replace(case, copies=(held,)))
+    assert answer.cause == "input_of_other_micro_batch" and "part 1 has part 4's" in answer.sentence
 
 
 def test_tokens_rolled_after_the_cut() -> None:

@@ -57,7 +57,7 @@ def run(folder: pathlib.Path, wrong: str = "", drop: float = 0.0) -> pathlib.Pat
 def verdict(path: pathlib.Path, wrong: str, name: str, drop: float = 0.0) -> own_module.Replay:
     reference, other = Dump(run(path / "one", drop=drop)), Dump(run(path / "two", wrong, drop))
     runs = runs_of(reference, other, {})
-    case = case_of(runs, other, name)
+    case = case_of(runs, name)
     assert case is not None
     return own_module.replay(build(drop), case)
 
@@ -107,7 +107,7 @@ def test_a_backward_pass_by_itself(tmp_path: pathlib.Path) -> None:
     runs = runs_of(reference, other, {})
     torch.manual_seed(1)
     mine = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
-    weight = case_of(runs, other, "0.weight:grad")
+    weight = case_of(runs, "0.weight:grad")
     assert weight is not None
     found = own_module.replay(mine, weight)
     assert (found.verdict, found.inputs) == (RIGHT, ("1:bwd",)), found

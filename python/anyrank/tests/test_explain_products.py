@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 
 import numpy as np
 
+from anyrank.explain.explain import explain
 from anyrank.explain.tensors import Array, Runs
-from anyrank.tests.explained import cause, values
+from anyrank.tests.explained import case_of, cause, copies, values
 
 BATCH, SEQ, WIDTH, VOCABULARY = 4, 6, 8, 20
 HIDDEN, HEAD = values(BATCH, SEQ, WIDTH), values(VOCABULARY, WIDTH, seed=1)
@@ -45,6 +47,15 @@ def test_samples() -> None:
     for weights, expected in WEIGHTS:
         other = np.tensordot(np.array(weights), SUMMANDS, 1)
         assert cause("head.weight:grad", REFERENCE, other, RUNS) == expected
+
+
+def test_micro_batches_that_are_not_reduced() -> None:
+    for first, second, said in (((1, 1), (2, 0), "micro-batches 2 of 2"), ((2, 0), (1, 1), "micro-batches 1 of 2")):
+        held = [np.tensordot(np.array([*first[::way], *second[::way]]), SUMMANDS, 1).astype(np.float32)
+                for way in (1, -1)]
+        case = case_of("head.weight:grad", REFERENCE, copies(*held))
+        answer = explain(dataclasses.replace(case, runs=RUNS))
+        assert answer.cause == "missing_average" and said in answer.sentence
 
 
 def test_another_gradient_is_no_sum_of_these() -> None:

@@ -86,6 +86,7 @@ ATTENTIONS = (
     ("dimension_flattened", recipe(joined="lanes")),
     ("transposed", recipe(joined="unmoved")),
     ("ring_attention", recipe(seen=a.mask(S, S, 0) & (PART[:, None] == PART[None, :])[None])),
+    ("ring_attention", recipe(seen=(a.mask(S, S, 0) & (PART[:, None] == PART)) | (PART[:, None] < PART))),
     ("ring_attention", recipe(softmax="home", chunks=PART)),
     ("ring_attention", recipe(softmax="apart", chunks=PART)),
 )
@@ -136,6 +137,37 @@ def test_gradients_of_own_queries() -> None:
         own = gradient(role, PART == 0) + gradient(role, PART == 1)
         assert explain(case_of(name, whole, own, around, {"cp": 2})).cause == "missing_reduce_scatter"
         assert explain(case_of(name, whole, gradient(role, PART == 0), around, {"cp": 2})).cause == "unknown"
+
+
+    x = RANDOM.normal(size=(B, S, 3)).astype(np.float32)
+
+    def of_weight(x: Array) -> Array:
+        def end(by: Array) -> Array:
+            return a.everything(identity, dataclasses.replace(HEADS, v=HEADS.v + by.reshape(HEADS.v.shape)), BASE)
+
+        ways = (step * x[..., None, c] * np.eye(K * D)[i] for i in range(K * D) for c in range(3))
+        found: Array = np.array([((end(way) - end(-way)) * given).sum() for way in ways]).reshape(K * D, 3)
+        found /= 2.0 * step
+        return found
+
+    around = {"x:fwd": x, **around}
+    hops = of_weight(np.roll(x, S // 2, axis=1))  # the gradients of the other rank's values, for its own
+    case = case_of("b.0.attn.v_proj.weight:grad", of_weight(x), hops, around, {"cp": 2})
+    assert explain(case).cause == "ring_attention"
+
+
+def test_latent_attention() -> None:
+    q, kv, shared = (RANDOM.normal(size=(B, S, n)).astype(np.float32) for n in (H * 10, H * 12, 6))
+    k = np.concatenate([kv.reshape(B, S, H, 12)[..., :4], np.repeat(shared[:, :, None], H, 2)], -1)
+    heads = a.Heads(q.reshape(B, S, H, 10), k, kv.reshape(B, S, H, 12)[..., 4:])
+    around = {"m.q_proj:fwd": q, "m.kv_proj:fwd": kv, "m.shared:fwd": shared, "m.out.weight:init": WEIGHT,
+              "m.out.bias:init": BIAS}
+    turn = a.Turn(300.0 ** (-np.arange(0, 6, 2) / 6), last=True)
+    right = a.Recipe(10 ** -0.5, a.mask(S, S, 0), turn)
+    for cause, wrong in (("softmax_scale", dataclasses.replace(right, scale=0.5)), ("rope_pairing", dataclasses.replace(
+            right, turn=dataclasses.replace(turn, halves=(True, False))))):
+        case = case_of("m.out:fwd", attention(right, heads), attention(wrong, heads), around)
+        assert explain(case).cause == cause
 
 
 def test_packed_heads_cut_otherwise() -> None:
@@ -210,10 +242,12 @@ def test_batch_norm_of_own_samples() -> None:
     x = RANDOM.normal(size=(4, 6, 5, 5))
     gain = np.arange(1.0, 7.0).reshape(1, 6, 1, 1)
     right = norms.Recipe(x, norms.units_of(x.shape, (0, 2, 3)), gain, np.zeros(1), 1e-5, True)
-    own = dataclasses.replace(right, units=norms.units_of(x.shape, (2, 3), 2, 0))
-    case = case_of("bn:fwd", norms.output(right), norms.output(own), {
-        "conv:fwd": x.astype(np.float32), "bn.weight:init": gain.reshape(-1).astype(np.float32)}, {"dp": 2})
-    assert explain(case).cause == "statistic_of_own_samples"
+    own = norms.units_of(x.shape, (2, 3), 2, 0)
+    for cause, way in (("statistic_of_own_samples", dataclasses.replace(right, units=own)),
+                       ("norm_statistic", dataclasses.replace(right, parts=own))):
+        case = case_of("bn:fwd", norms.output(right), norms.output(way), {
+            "conv:fwd": x.astype(np.float32), "bn.weight:init": gain.reshape(-1).astype(np.float32)}, {"dp": 2})
+        assert explain(case).cause == cause
 
 
 def test_residual_sums_before_a_norm() -> None:

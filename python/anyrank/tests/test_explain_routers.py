@@ -193,3 +193,15 @@ def test_update_of_the_bias() -> None:
                         (after(chosen_by(Z, BIAS, K, Form(False))), {})):
         case = case_of("m.gate.bias:new", right, held, batch=BATCH, seq=SEQ, reference=names, **facts)
         assert explain(case).cause == "router_bias_update"
+
+
+def test_update_of_a_bias_that_is_a_buffer() -> None:
+    router = routed(Form(False, True), bias=np.zeros(EXPERTS))
+    right, *halves_ = (np.float32(0.01) * np.sign(m.sum() - EXPERTS * m.sum(axis=0)).astype(np.float32)
+                       for m in (router.mask, *np.split(router.mask, 2)))
+    names = {**around(**{"m__weights:fwd": router.weights}), "m.gate.bias:buffer": right}
+    del names["m.gate.bias:init"]
+    for held in ([halves_[0]] * 2, halves_):
+        case = case_of("m.gate.bias:buffer", right, copies(*held), {"dp": 2}, batch=BATCH, seq=SEQ, reference=names)
+        answer = explain(case)
+        assert answer.cause == "router_bias_update" and "each rank's own tokens" in answer.sentence

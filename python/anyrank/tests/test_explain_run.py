@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import typing
 
 import numpy as np
+import pytest
 
 from anyrank.dump import Box, Part, Tensor
-from anyrank.explain.run import explain_run
+from anyrank.explain import dumps
+from anyrank.explain.run import Finding, explain_run
 from anyrank.tests.test_explain_steps import Arrays, adam, rounded
 
 
@@ -21,6 +24,9 @@ class Held(dict[str, typing.Any]):
     def __init__(self, arrays: Arrays, path: pathlib.Path) -> None:
         super().__init__(rounded(arrays))
         self.path = str(path)
+
+    def align(self, reference: Held) -> None:
+        pass
 
     def metadata(self, key: str) -> str | None:
         return None
@@ -43,6 +49,50 @@ def finding(folder: pathlib.Path, first: str, reference: Arrays, other: Arrays) 
     return found.answer.cause, found.answer.confidence, found.asked
 
 
+class OfRanks(Held):
+    """A dump of two ranks: of each tensor two copies, or one that both have."""
+
+    mesh: typing.ClassVar[dict[str, int]] = {"tp": 2}
+
+    def __init__(self, arrays: dict[str, typing.Any], path: pathlib.Path) -> None:
+        super().__init__({name: held[0] if isinstance(held, list) else held for name, held in arrays.items()}, path)
+        self.held = {name: held if isinstance(held, list) else [held] * 2 for name, held in arrays.items()}
+
+    def tensor(self, name: str) -> Tensor:
+        whole = super().tensor(name)
+        return dataclasses.replace(whole, parts=tuple(dataclasses.replace(whole.parts[0], rank=r) for r in range(2)))
+
+    def part(self, name: str, i: int) -> typing.Any:
+        return [np.asarray(self.held[name][i], np.float32)]
+
+
+def of_ranks(folder: pathlib.Path, reference: Arrays, other: dict[str, typing.Any], differ: list[str]) -> Finding:
+    report = {"first": {"tensor": differ[0]}, "worst": [{"tensor": name, "allowed": 1e-5} for name in differ]}
+    a, b = Held(reference, folder), OfRanks(other, folder)
+    return explain_run(typing.cast(typing.Any, a), typing.cast(typing.Any, b), report)
+
+
+def test_ranks_with_parts_of_a_sum(tmp_path: pathlib.Path) -> None:
+    random = np.random.default_rng(2)
+    w, x, dy = (random.normal(size=shape) for shape in ((6, 8), (20, 8), (20, 6)))
+    own = dy * (np.arange(6) < 4) + random.normal(size=dy.shape) * (np.arange(6) >= 4)  # of the last two, a summand
+    dys = [own, np.where(np.arange(6) < 4, dy, dy - own)]
+    reference = {"l.weight:init": w, "x:fwd": x, "l:bwd": dy @ w, "l.weight:grad": dy.T @ x}
+    other = {**reference, "l:bwd": [d @ w for d in dys], "l.weight:grad": [d.T @ x for d in dys]}
+    found = of_ranks(tmp_path, reference, other, ["l:bwd", "l.weight:grad"])
+    assert (found.answer.cause, found.asked) == ("missing_all_reduce", "l.weight:grad")
+
+
+def test_copies_that_have_samples_of_their_own(tmp_path: pathlib.Path) -> None:
+    random = np.random.default_rng(3)
+    x, a, b = random.normal(size=(4, 8)), random.normal(size=(6, 8)), random.normal(size=(6, 8))
+    reference = {"x:fwd": x, "w:grad": (a + b) / 2}
+    found = of_ranks(tmp_path, reference, {"x:fwd": [x[:2], x[2:]], "w:grad": [a, b]}, ["x:fwd", "w:grad"])
+    assert (found.answer.cause, found.asked) == ("missing_average", "w:grad")
+    found = of_ranks(tmp_path, reference, {"x:fwd": [x[:2], x[:2]], "w:grad": [a, b]}, ["x:fwd", "w:grad"])
+    assert found.answer.cause == "unknown"
+
+
 def test_gradients_of_one_run_alone(tmp_path: pathlib.Path) -> None:
     whole = {**adam(), "q:grad": np.ones(4), "q:init": np.ones(4), "norm:clip": np.array(2.0)}
     less = {name: array for name, array in whole.items() if name != "q:grad"} | {"norm:clip": np.array(1.0)}
@@ -51,6 +101,18 @@ def test_gradients_of_one_run_alone(tmp_path: pathlib.Path) -> None:
     forward = {**whole, "a:fwd": np.arange(6.0)}  # before the backward pass: not from its gradients
     cause = finding(tmp_path, "a:fwd", forward, {**less, "a:fwd": np.array([0.0, 1.0, 7.0, 3.0, 4.5, 5.0])})[0]
     assert cause == "unknown"
+
+
+def test_what_a_module_reads_is_asked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, w = np.random.default_rng(1).standard_normal((6, 40)), np.random.default_rng(2).standard_normal((3, 40))
+    drop = np.random.default_rng(3).random((6, 40)) < 0.2
+    reads = [{"m.in:fwd": x} for x in (read, np.where(drop, 0.0, read))]
+    given = [{"m.weight:init": w, "m:fwd": x["m.in:fwd"] @ w.T} for x in reads]
+    assert finding(tmp_path, "m:fwd", *given)[2] == ""
+    sides = iter(reads)
+    monkeypatch.setattr(dumps, "inputs_of", lambda dump: Held(next(sides), tmp_path))
+    cause, _, asked = finding(tmp_path, "m:fwd", *given)
+    assert (cause, asked) == ("dropout_without_scale", "m.in:fwd")
 
 
 def test_moments_are_asked(tmp_path: pathlib.Path) -> None:

@@ -12,7 +12,7 @@ from anyrank.explain import facts
 from anyrank.explain.dumps import worst_of
 from anyrank.explain.explain import UNKNOWN, explain
 from anyrank.explain.run import recorded
-from anyrank.explain.tensors import Case, Copy, Name, Runs
+from anyrank.explain.tensors import Case, Copy, Name, Runs, Tensors
 
 Arrays = dict[str, typing.Any]
 SHAPE, RATE, BETAS, EPS, DECAY = (24, 16), 1e-2, (0.9, 0.999), 1e-8, 0.1
@@ -105,6 +105,58 @@ def test_updates_of_ranks() -> None:
         assert cause_of("p:new", adam(), adam(), copies, mesh={"dp": 2}) == cause
 
 
+def test_second_moments_of_parts() -> None:
+    w, g = adam()["p:init"], adam()["p:grad"]
+
+    def step(parts: int, beside: bool, axis: int = 0) -> Arrays:
+        new = []
+        for v, x in zip(np.split(w, parts, axis), np.split(g, parts, axis)):
+            rows, columns = (x ** 2).mean(1, keepdims=True), (x ** 2).mean(0, keepdims=True)
+            of_all = [(g ** 2).mean(1, keepdims=True), (g ** 2).mean(0, keepdims=True)]
+            mean = rows.mean() if beside else (g ** 2).mean()
+            new.append(v - RATE * x / np.sqrt((rows if axis == 0 else of_all[0][:len(x)]) * columns / mean))
+        return {"p:init": w, "p:grad": g, "p:new": np.concatenate(new, axis)}
+
+    for beside in (False, True):
+        whole, parts = step(1, False)["p:new"], step(2, beside)["p:new"]
+        boxes = [(slice(0, 12), WHOLE[1]), (slice(12, 24), WHOLE[1])]
+        assert cause_of("p:new", step(1, False), step(2, beside), [(box, parts[box]) for box in boxes],
+                        mesh={"dp": 2}) == "second_moment_by_parts"
+        other = whole + RATE * np.random.default_rng(7).normal(size=SHAPE)
+        assert cause_of("p:new", step(1, False), step(1, False), [(box, other[box]) for box in boxes],
+                        mesh={"dp": 2}) == UNKNOWN
+
+
+def test_a_step_that_a_rank_leaves_out() -> None:
+    copies = [(WHOLE, adam()["p:init"]), (WHOLE, adam()["p:new"])]
+    for gradient, expected in ((np.inf, "overflow_of_rank"), (1.0, "replicas_apart")):
+        still = {**adam(), "p:new": adam()["p:init"], "q:grad": np.array([1.0, gradient])}
+        case = case_of("p:new", still, still, copies, mesh={"tp": 2})
+        other = Tensors({"q:grad": np.array([1.0, gradient])})
+        assert explain(dataclasses.replace(case, runs=dataclasses.replace(case.runs, other=other))).cause == expected
+
+
+def test_a_step_of_other_weights() -> None:
+    old, random = adam(), np.random.default_rng(8)
+    stale = {**old, "p:new": random.normal(size=SHAPE)}
+    later = {**stale, "p:new@2": stale["p:new"] + RATE * random.normal(size=SHAPE)}
+    assert cause_of("p:new", old, later) == "stale_weights_updated"
+    assert cause_of("p:new", old, {**later, "p:new@2": random.normal(size=SHAPE)}) == UNKNOWN
+
+
+def test_updates_by_the_shape() -> None:
+    random, shapes = np.random.default_rng(4), {"p": (24, 16), "q": (32, 8), "r": (20, 10), "s": (8, 16)}
+    w, u = ({name: random.normal(size=shape) for name, shape in shapes.items()} for _ in range(2))
+
+    def step(by: typing.Callable[[int, int], float]) -> Arrays:
+        return {**{f"{name}:init": w[name] for name in w},
+                **{f"{name}:new": w[name] - RATE * by(*shapes[name]) * u[name] for name in w}}
+
+    reference = step(lambda rows, columns: max(1.0, rows / columns) ** 0.5)
+    assert cause_of("p:new", reference, step(lambda rows, columns: 1.0)) == "muon_scale"
+    assert cause_of("p:new", reference, step(lambda rows, columns: rows / 7.0)) == "update_scaled"
+
+
 def test_sgd_without_decay() -> None:
     w, g = adam()["p:init"], adam()["p:grad"]
     reference = {"p:init": w, "p:grad": g, "p:new": w - RATE * (g + DECAY * w)}
@@ -122,6 +174,11 @@ def test_recorded_differences() -> None:
     found = list(recorded(runs, Name.of("p:new")))
     assert [(answer.cause, answer.confidence) for answer in found] == [("other_learning_rate", "sure")]
     assert not list(recorded(runs, Name.of("p:fwd")))
+    stepped = [dataclasses.replace(one, steps=(3,), micro_batches=(2,), schedulers=(facts.Optimizer(
+        "LambdaLR", (facts.Group({"last_epoch": last}, ()),)),)) for one, last in zip(runs.facts, (3, 6))]
+    answer = next(recorded(dataclasses.replace(runs, facts=(stepped[0], stepped[1])), Name.of("p:new")))
+    assert "at step 3 in the reference and at 6 in the other run" in answer.sentence
+    assert "in each of 2 micro-batches" in answer.sentence
     runs = dataclasses.replace(runs, facts=(run(0.1, 0.0), run(0.1, 0.1)))
     assert [answer.cause for answer in recorded(runs, Name.of("p:new"))] == ["weight_decay"]
     sides = [facts.Facts(True, modules={"norm": facts.Module("LayerNorm", attributes={"eps": eps})})

@@ -19,7 +19,7 @@ from unittest import mock
 import anyrank
 from anyrank import _arguments, _command, _options
 from anyrank.report import LintReport, Report
-from anyrank.tests import FolderCase, run_python
+from anyrank.tests import FolderCase, needs, run_python
 
 COMMANDS = ("check", "grads", "train", "verify", "plan", "lint")
 
@@ -76,6 +76,7 @@ class Results(FolderCase):
         self.assertEqual((report.result, report.ok, report.exit_status), ("mispredicted", False, 1))
         self.assertEqual((report.runs[0].result, report.runs[0].ok), ("mispredicted", False))
 
+    @needs("numpy")
     def test_a_check_that_finds_a_fault(self) -> None:
         report = anyrank.check("llama-demo", tp=2, steps=0, batch=2, seq=8, skip_f64=True,
                                inject="column_dx_not_reduced")

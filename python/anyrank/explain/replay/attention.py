@@ -55,12 +55,13 @@ class Recipe:
 @dataclasses.dataclass(frozen=True)
 class Heads:
     """q: [samples, queries, heads, features]; k, v: [samples, keys, KV heads, features]. packed: how they lie in one
-    tensor."""
+    tensor. last: how many features, the last ones, RoPE is for, of latent attention; 0: it is not known."""
 
     q: Array
     k: Array
     v: Array
     packed: str = ""
+    last: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,6 +248,24 @@ def _cut(arrays: dict[str, Array], size: int, heads: int, queries: int) -> typin
             yield Heads(x[:, :, :, :-2].reshape(*x.shape[:2], heads, size), x[..., -2, :], x[..., -1, :], "by KV heads")
 
 
+def _latent(case: Case, named: dict[str, str], width: int) -> typing.Iterator[Heads]:
+    """Latent attention: the last features of k, for which RoPE is, are one vector for all heads, with which the output
+    of another module near by ends."""
+    arrays = {role: case.runs.reference[name] for role, name in named.items()}
+    parent = next(iter(named.values())).rpartition(".")[0]
+    beside = [case.runs.reference[n] for n in earlier(case) if n.rpartition(".")[0] == parent][-8:]
+    common = math.gcd(width, *(x.shape[-1] for x in arrays.values()))
+    for count in (n for n in range(1, common + 1) if common % n == 0):
+        q, k, v = (x.reshape(*x.shape[:2], count, -1) for x in (arrays[role if role in arrays else "kv"]
+                                                                for role in "qkv"))
+        k, v = (k, v) if "v" in arrays else np.split(k, [max(k.shape[-1] - width // count, 0)], axis=-1)
+        last = q.shape[-1] - k.shape[-1]
+        for x in beside if last > 0 == last % 2 and k.shape[-1] and v.shape[-1] == width // count else ():
+            if x.shape[:-1] == q.shape[:2] and x.shape[-1] >= last and x.shape[-1] % (count * last):
+                shared = np.broadcast_to(x[:, :, None, -last:], (*k.shape[:3], last))
+                yield Heads(q, np.concatenate([k, shared], -1), v, "", last)
+
+
 def readings(target: Target) -> typing.Iterator[Heads]:
     """q, k and v as the output may have read them."""
     case, queries = target.case, target.case.shape[-2]
@@ -268,6 +287,8 @@ def readings(target: Target) -> typing.Iterator[Heads]:
                 own = count * size if target.probabilities else width
                 yield from (Heads(h.q.astype(np.float64), h.k.astype(np.float64), h.v.astype(np.float64), h.packed)
                             for h in _cut(arrays, size, own // size, queries) if _fits(h, own, queries))
+        if "q" in arrays and first.ndim == 3 and not target.probabilities:
+            yield from (h for h in _latent(case, named, width) if _fits(h, width, queries))
 
 
 def _fits(h: Heads, width: int, queries: int) -> bool:
@@ -365,13 +386,18 @@ def given(case: Case, queries: int, keys: int) -> typing.Iterator[tuple[str, Arr
         for value in found[np.argsort(-counts, kind="stable")[:12]] if 2 < len(found) else [0][:int(
                 found[0] == 0 and found[-1] == 1)]:  # a word that is padding
             yield "hidden", np.broadcast_to((values != value)[:, None, :], (len(values), queries, keys))
-        if queries == keys:
-            changes = np.diff(values, axis=1)
-            if (values[:, 1:][changes != 0] != 0).all() and 0.0 < (changes != 0).mean() < 0.5:
-                yield "documents", values[:, :, None] == values[:, None, :]
-            starts = first_keys(values)
-            if starts is not None:
-                yield "documents", mask(queries, keys, 0, 0, starts)
+        if queries == keys and (starts := documents(values)) is not None:
+            yield "documents", starts[:, :, None] == starts[:, None, :]
+
+
+def documents(values: Array) -> Array | None:
+    """The first token of each token's document, where numbers of tokens, [samples, tokens], are documents' numbers or
+    positions in them; None: they are neither, or there is one document."""
+    changes = np.diff(values, axis=1) != 0
+    if not (values[:, 1:][changes] != 0).all() or not 0.0 < changes.mean() < 0.5:
+        return first_keys(values)
+    starts: Array = np.maximum.accumulate(np.pad(changes, ((0, 0), (1, 0))) * np.arange(values.shape[1]), axis=1)
+    return starts
 
 
 def first_keys(positions: Array) -> Array | None:
@@ -462,13 +488,13 @@ def places(case: Case, target: Target, of_difference: bool) -> list[tuple[int, i
     return sorted({(int(b), int(t)) for b, t in [*some, *right[:1], *right[-1:]]})
 
 
-def turns(case: Case, size: int) -> list[Turn]:
+def turns(case: Case, heads: Heads) -> list[Turn]:
     """RoPE as a reference may have it: by a dumped table of cosines and sines, or by the usual bases."""
-    known = tables(case)
-    widths = sorted(n for n in {*known, *(size * k // m for m in (2, 3, 4) for k in range(1, m + 1))}
-                    if n % 2 == 0 and 2 <= n <= size)
-    return [Turn(frequencies, (halves, halves)) for n in widths for halves in (True, False) for frequencies in (
-        [known[n]] if n in known else [base ** (-np.arange(0, n, 2) / n) for base in BASES])]
+    known, size = tables(case), heads.q.shape[-1]
+    usual = {*known, *(size * k // m for m in (2, 3, 4) for k in range(1, m + 1))}
+    widths = [heads.last] if heads.last else sorted(n for n in usual if n % 2 == 0 and 2 <= n <= size)
+    return [Turn(frequencies, (halves, halves), last=heads.last > 0) for n in widths for halves in (True, False)
+            for frequencies in ([known[n]] if n in known else [base ** (-np.arange(0, n, 2) / n) for base in BASES])]
 
 
 def tables(case: Case) -> dict[int, Array]:

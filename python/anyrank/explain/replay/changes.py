@@ -16,6 +16,7 @@ from anyrank.explain.patterns import Pattern
 from anyrank.explain.replay import attention as a
 from anyrank.explain.replay.sources import USABLE, parameter, parameters, valid, where_wrong
 from anyrank.explain.tensors import Array, Case
+from anyrank.explain.words import ranks_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ def _of_turn(probe: a.Probe, r: a.Recipe) -> Changes:
     """Of RoPE: other frequencies, pairs, sides and width."""
     turn, size = r.turn, probe.heads.q.shape[-1]
     if turn is None:
-        for other in a.turns(probe.target.case, size):
+        for other in a.turns(probe.target.case, probe.heads):
             yield Change("rope_turn", "q and k turned by RoPE, which the reference does not do", _with(r, turn=other))
         return
 
@@ -59,7 +60,7 @@ def _of_turn(probe: a.Probe, r: a.Recipe) -> Changes:
         return _with(r, turn=_with(turn, **fields))
 
     yield Change("rope_turn", "q and k not turned by RoPE", _with(r, turn=None))
-    for how, sides in SIDES.items():
+    for how, sides in ((how, of) for how, of in SIDES.items() if not of[2] or probe.heads.v.shape[-1] == size):
         yield Change("rope_turn", how, turned(sides=sides))
     both = turn.halves[0]
     for halves in ((not both, not both), (both, not both), (not both, both)):
@@ -91,7 +92,7 @@ def _of_scale(probe: a.Probe, r: a.Recipe) -> Changes:
     size, count = probe.heads.q.shape[-1], probe.heads.q.shape[2]
     known = {1.0: "1", size ** -0.5: f"1/sqrt({size})", 1.0 / size: f"1/{size}", float(size) ** 0.5: f"sqrt({size})"}
     for n in (1, *probe.target.case.runs.group_sizes):
-        for of in (size * count // n, count // n, size // n):
+        for of in (size * count // n, count // n, size // n, probe.heads.v.shape[-1]):
             known.setdefault(max(of, 1) ** -0.5, f"1/sqrt({of})")
     was = f", {known.get(r.scale, f'{r.scale:.4g}')} in the reference"
     for scale, text in known.items():
@@ -211,11 +212,6 @@ def _of_parts(probe: a.Probe, r: a.Recipe) -> Changes:
         for layout, part, place in parts_of(keys, n):
             own, gathered = part[:, None] == part[None, :], np.argsort(part * keys + place)
             there = np.argsort(gathered)
-            for m in range(1, n):
-                near = (part[:, None] - part[None, :]) % n < m
-                more = f" and of the {m - 1} before it" if m > 1 else ""
-                yield Change("ring_attention", f"each query seeing the keys of its own rank{more} alone, of {n}",
-                             _with(r, seen=r.seen & near))
             for softmax, how in (
                     ("apart", f"a softmax over the keys of each of {n} ranks alone and the mean of what they give"),
                     ("two", f"a softmax over the keys of each of {n} ranks alone and their outputs weighted by powers "
@@ -236,6 +232,29 @@ def _of_parts(probe: a.Probe, r: a.Recipe) -> Changes:
             for how, positions in ((f"start again from 0 in each of {n} parts", place), (
                     f"take the tokens of {n} ranks as contiguous parts, which are a zigzag", there)):
                 yield from _placed(r, how, positions)
+
+
+def _of_blocks(probe: a.Probe, r: a.Recipe) -> Changes:
+    """Ranks that share the tokens, of which each sees the keys of some others: what the reference sees of these, or all
+    of them where that is nothing."""
+    target, (queries, keys), differs = probe.target, r.seen.shape[1:], probe.target.rows(probe.target.case.off)
+    off = np.argwhere(differs.reshape(*differs.shape[:2], -1).any(-1)).tolist()
+    for n in (n for n in token_parts(target.case) if queries == keys and n <= MOST_RANKS):
+        for layout, part, _ in parts_of(keys, n):
+            whole, sees = r.seen, dict[int, tuple[int, ...]]()
+            for rank, (b, t) in {int(part[t]): (b, t) for b, t in off}.items():  # one row of each rank
+                none, own = ~np.isin(part, part[r.seen[:, part == rank].any((0, 1))]), r.seen[b % len(r.seen), t]
+                rows = {on: np.where(part == rank, own, np.isin((part - rank) % n, on) & (own | none))
+                        for k in range(n) for on in itertools.combinations(range(1, n), k)}  # so many ranks on
+                left = {on: float(np.linalg.norm(a.output(target, probe.heads, _with(r, seen=np.broadcast_to(
+                    row, (1, queries, keys))), b, np.array([t])) - probe.whole[b, t])) for on, row in rows.items()}
+                best = sees[rank] = min(left, key=left.__getitem__)
+                seen = np.isin((part - rank) % n, best) & (r.seen | none)
+                whole = np.where((part == rank)[:, None] & (part != rank), seen, whole)
+            said = [f"rank {i} those of {ranks_of({(i + by) % n for by in (0, *on)})}" for i, on in sees.items()]
+            was = ", in the reference those of the ranks up to its own" * a.is_causal(r.seen)
+            yield Change("ring_attention", f"ranks that see the keys of others ({layout} parts of {n} ranks{was}): "
+                         f"{', '.join(said)}", _with(r, seen=whole), len({*sees.values()}) - 1)
 
 
 def _placed(r: a.Recipe, how: str, positions: Array, sides: typing.Sequence[str] = ("q and k", "q", "k")) -> Changes:
@@ -273,9 +292,9 @@ def _of_heads(probe: a.Probe, r: a.Recipe) -> Changes:
             which = (np.arange(n)[:, None] * (groups // n) + np.arange(count // n) % (groups // n)).ravel()
             yield Change("wrong_kv_head", "query heads dealt out to the KV heads in turn, not in blocks", r,
                          heads=a.Heads(heads.q, heads.k[:, :, which], heads.v[:, :, which]))
-    square = heads.q.shape == heads.k.shape
+    square, alike = heads.q.shape == heads.k.shape == heads.v.shape, heads.k.shape == heads.v.shape
     for what, (q, k, v) in (("q and k", "kqv"), ("k and v", "qvk"), ("q and v", "vkq")):
-        if square or what == "k and v":
+        if square or alike and what == "k and v":
             yield Change("other_module", f"{what} exchanged", r, heads=a.Heads(*(getattr(heads, x) for x in (q, k, v))))
     at = np.arange(count)
     orders = {"in reverse order": at[::-1], **{f"moved on by {by}": (at + by) % count for by in range(1, count)},
@@ -313,9 +332,9 @@ def _repacked(probe: a.Probe, r: a.Recipe) -> Changes:
 
 
 TABLE = (_of_mask, _of_softmax, _of_sinks, _of_scale, _of_turn, _of_slopes, _of_positions, _of_documents, _of_parts,
-         _of_heads)
+         _of_blocks, _of_heads)
 TABLE_OF_REFERENCE = (_of_mask, _of_scale, _of_turn, _of_slopes, _of_sinks)  # what a reference may have
-BEAM = 4  # recipes that are changed further
+BEAM, MOST_RANKS = 4, 8  # recipes that are changed further; ranks of which each may see any others' keys
 READINGS, FAR = 3, 0.9  # ways to read q, k and v that are looked at closely, of which plain recipes leave less
 
 
@@ -334,7 +353,7 @@ def starts_of(target: a.Target, heads: a.Heads) -> list[tuple[float, a.Recipe]]:
     square = queries == keys
     masks = [a.mask(queries, keys, ahead) for ahead in ((0, None) if square else (None,))]
     masks += [a.shown(target.rows(target.case.ref))] if target.probabilities else []
-    turns = [None, *(a.turns(target.case, size) if square else ())]
+    turns = [None, *(a.turns(target.case, heads) if square else ())]
     recipes = [a.Recipe(size ** -0.5, own, turn) for own in masks for turn in turns]
     return _search(_early(target, heads), recipes, (), valid(target.case))
 
@@ -421,8 +440,8 @@ LOOKS = {
     "rope_pairing": "rotate_half against complex pairs, and the order of the rows of q and k in a converted checkpoint",
     "rope_settings": SETTINGS,
     "positions": POSITIONS,
-    "ring_attention": "what the ring sends round (k and v together), and partial outputs, which are weighted by their "
-                      "sums of exponentials",
+    "ring_attention": "whose keys and values a rank has at each hop of the ring (after i hops those of rank - i) and "
+                      "its mask; k and v together; partial outputs, weighted by their sums of exponentials",
     "gathered_in_rank_order": "the order in which gathered parts are put together",
     "wrong_kv_head": "repeat against repeat_interleave of k and v",
     "other_module": "the order in which q, k and v are cut, named or passed",

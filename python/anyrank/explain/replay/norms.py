@@ -26,7 +26,7 @@ MOST = 1 << 20  # elements of a norm that is computed again
 class Recipe:
     """units: which statistic each element has. power: of the gain, plus: what is added to it. less: subtracted from the
     number of elements that squares are divided by. padding: zeros that are counted with each unit. how: scaled
-    otherwise."""
+    otherwise. parts: of a unit, of whose variances the mean is taken."""
 
     x: Array
     units: Array
@@ -40,6 +40,7 @@ class Recipe:
     less: float = 0.0
     padding: int = 0
     how: str = "root"
+    parts: Array | None = None
 
 
 def statistics(r: Recipe) -> tuple[Array, Array]:
@@ -48,7 +49,9 @@ def statistics(r: Recipe) -> tuple[Array, Array]:
     counts = np.maximum(np.bincount(units), 1) + r.padding
     mean = np.bincount(units, x) / counts * r.centred
     x = x - mean[units]
-    square = (np.bincount(units, x * x) + r.padding * mean ** 2) / (counts - r.less)
+    own = r.units.reshape(-1) if r.parts is None else r.parts.reshape(-1)
+    spread = x - (np.bincount(own, x) / np.maximum(np.bincount(own), 1))[own] * (r.parts is not None)
+    square = (np.bincount(units, spread * spread) + r.padding * mean ** 2) / (counts - r.less)
     if r.how == "largest":
         square[:] = 0.0
         np.maximum.at(square, units, x * x)
@@ -225,6 +228,9 @@ def _other_units(case: Case, r: Recipe) -> Changes:
         for axis in (axis for axis in range(ndim) if shape[axis] % parts == 0):
             units = r.units * parts + along(np.arange(shape[axis]) * parts // shape[axis], axis, ndim)
             of = "the samples" if axis == 0 else f"dimension {axis}"
+            if r.centred:
+                how = f"the mean of the variances of {parts} parts of {of}, without how far their means are apart"
+                yield "norm_statistic", how, _with(r, parts=units), 0
             yield "norm_statistic" if axis else "statistic_of_own_samples", (
                 f"statistics of each of {parts} parts of {of} alone"), _with(
                 r, units=np.unique(units, return_inverse=True)[1].reshape(shape)), 0
@@ -284,7 +290,7 @@ def _other_scales(case: Case, r: Recipe) -> typing.Iterator[Pattern]:
 LOOKS = {
     "norm_epsilon": "eps of this norm, and whether it is added under the root",
     "norm_statistic": "LayerNorm against RMSNorm, torch.var with its correction of 1, the shape that is normalised, "
-                      "the all-reduce of a norm's statistics over shards, padding among what is normalised",
+                      "padding in it, the all-reduce of statistics over shards (of x and x^2, not of variances)",
     "norm_gain": "the norm's weight, which some store less 1 (Gemma, Megatron's apply_layernorm_1p), in conversion and "
                  "in forward",
     "fewer_bits": "the format in which the norm's weight is kept, and 1 is added to it",

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import itertools
-import re
 
 import numpy as np
 
 from anyrank.explain import known
 from anyrank.explain.patterns import Parts
-from anyrank.explain.tensors import Array, Case, Name
+from anyrank.explain.tensors import READ, Array, Case, Name
 
 Named = tuple[str, Array]
-_INPUT = re.compile(r"(.+)\.in(\.\w+)?")
 
 
 def earlier(case: Case) -> list[str]:
@@ -53,7 +51,7 @@ def inputs(case: Case, width: int = 0, most: int = 12) -> list[Named]:
         if name in reference:
             return [(name, reference[name])]
     size = int(np.prod(case.shape[:-1])) * width if width else case.reference.size
-    arrays = ((name, reference[name]) for name in reversed(earlier(case)) if not _INPUT.fullmatch(Name.of(name).stem))
+    arrays = ((name, reference[name]) for name in reversed(earlier(case)) if not READ.search(Name.of(name).stem))
     return list(itertools.islice(((name, x) for name, x in arrays if x.dtype.kind == "f" and x.ndim and x.size == size
                                   and x.shape[-1] == (width or x.shape[-1])), most))
 
