@@ -221,7 +221,7 @@ class GitLab(Job):
         status, out = self.shell("\n".join(self.job["script"]))
         self.assertEqual(status, 1, out)
         self.assertIn("the first tensor that differs is model.layers.0.mlp.down_proj:fwd", out)
-        self.assertIn("looks like a missing all-reduce over tp", out)
+        self.assertIn("a missing sum over tp", out)
         # The baseline has the right bits, which is what explain compares: it says so.
         status, out = self.shell("\n".join(self.job["after_script"]), CI_JOB_STATUS="failed")
         self.assertIn("== plan: the baseline's tensors in that revision, and here", out)

@@ -23,9 +23,12 @@ from anyrank._safetensors import Entry, write
 from anyrank.capture._model import modules_of, parameters_of
 
 FOLDER = "operations"
+GIVEN, READ = "memory.given", "memory.read"  # no operations: a tensor from before, and one that others wrote
 MOST_BYTES = 1 << 28  # of values that are kept
-# Folders whose code is no program's: torch's, of which the engine goes backward, and capture's.
-_TORCH, _OWN = (str(pathlib.Path(path).parent) for path in (torch.__file__, __file__))
+MOST_CALLS = 3  # expressions that called another one, by which operations of a helper function are told apart
+# Folders whose code is no program's: torch's, of which the engine goes backward, and this package's but its tests.
+_TORCH, _OWN = str(pathlib.Path(torch.__file__).parent), str(pathlib.Path(__file__).parent.parent)
+_TESTS = str(pathlib.Path(_OWN, "tests"))
 _CALLING = tuple(str(pathlib.Path(_TORCH, *path)) for path in (("nn", "modules"), ("optim",)))
 _ENGINE = str(pathlib.Path("torch", "autograd", "graph.py"))
 # Results that are not there when the call returns, and what says when they are.
@@ -33,11 +36,12 @@ _COLLECTIVES = ("allreduce", "allgather", "reduce_scatter", "alltoall", "broadca
 
 
 class Place(typing.NamedTuple):
-    """Where in the program: the expression and its statement's first line."""
+    """Where in the program: the expression and its statement's first line, and the expressions that called it."""
 
     file: str
     line: int
     code: str
+    calls: tuple[str, ...] = ()
 
 
 class Operations(TorchDispatchMode):  # type: ignore[misc]
@@ -53,6 +57,7 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
         self.results: dict[int, int] = {}  # of each tensor that was seen: the result that it is, by its id
         self.kept: list[typing.Any] = []  # so that ids are of one tensor each
         self.awaited: dict[int, torch.Tensor] = {}  # results that are read when an operation takes them
+        self.written: dict[int, list[tuple[int, int, int]]] = {}  # of each storage: first and last byte, result
         self.nodes: dict[int, int] = {}  # of each node of the backward pass: the operation it is of
         self.names = {id(p): name for name, p in parameters_of(model)}
         self.path: list[str] = []  # of modules that run now
@@ -82,19 +87,54 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
         if any(hasattr(t, "__tensor_flatten__") for t in types):  # a DTensor, whose operations are those of its parts
             return NotImplemented
         place, backward = (None, False) if self.failed else _place(sys._getframe(1))
-        inputs = [] if place is None else [self._input(t) for t in tensors_of((args, given))]
+        inputs: list[int | str] = []
+        try:
+            inputs = [] if place is None else [self._input(t, place, backward) for t in tensors_of((args, given))]
+        except Exception as error:  # noqa: BLE001  what is recorded is an extra
+            self.failed = f"{func}: {type(error).__name__}: {error}"
         result = func(*args, **given)
-        if place is not None and not self.failed:
-            try:
+        try:
+            if place is not None and not self.failed:
                 self._take(func, args, given, result, inputs, place, backward)
-            except Exception as error:  # noqa: BLE001  what is recorded is an extra
-                self.failed = f"{func}: {type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001
+            self.failed = f"{func}: {type(error).__name__}: {error}"
         return result
 
-    def _input(self, t: torch.Tensor) -> int | str:
+    def _input(self, t: torch.Tensor, place: Place, backward: bool) -> int | str:
+        """What an operation takes: a result, a parameter, or a tensor from before; of memory that was written by way of
+        another tensor, what that left there."""
         if id(t) in self.awaited:
             self._keep(self.results[id(t)], self.awaited.pop(id(t)))
-        return self.results.get(id(t), self.names.get(id(t), ""))
+        known = self.results.get(id(t))
+        storage, first, last = _memory(t)
+        writers = [n for low, high, n in self.written.get(storage, ()) if n > (-1 if known is None else known)
+                   and low < last and first < high]
+        if not writers and (known is not None or id(t) in self.names):
+            return self.names[id(t)] if known is None else known
+        if t.is_meta or t.is_sparse:
+            return ""
+        self._add(READ if writers else GIVEN, place, [*([] if known is None else [known]), *writers], backward)
+        return self._result(t)
+
+    def _add(self, name: str, place: Place, inputs: list[int | str], backward: bool) -> dict[str, typing.Any]:
+        row: dict[str, typing.Any] = {
+            "name": name, "module": self.path[-1] if self.path else "", "file": place.file, "line": place.line,
+            "code": place.code, "calls": place.calls, "inputs": inputs, "backward": backward, "numbers": {},
+            "results": []}
+        self.rows.append(row)
+        return row
+
+    def _result(self, t: torch.Tensor, later: bool = False) -> int:
+        """A result of the last operation. later: its values are not there yet."""
+        number = len(self.kept)
+        self.kept.append(t)
+        self.results[id(t)] = number
+        self.rows[-1]["results"].append(number)
+        if later:
+            self.awaited[id(t)] = t
+        else:
+            self._keep(number, t)
+        return number
 
     def _take(self, func: typing.Any, args: typing.Any, kwargs: dict[str, typing.Any], result: typing.Any,
               inputs: list[int | str], place: Place, backward: bool) -> None:
@@ -105,31 +145,25 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
             result[-1].wait()
         given = [args[i] for i, a in enumerate(func._schema.arguments[:len(args)])
                  if a.alias_info is not None and a.alias_info.is_write or collective]
-        row: dict[str, typing.Any] = {
-            "name": f"{func.namespace}.{name}", "module": self.path[-1] if self.path else "", "file": place.file,
-            "line": place.line, "code": place.code, "inputs": inputs, "backward": backward,
-            "numbers": _numbers(func, args, kwargs), "results": []}
+        row = self._add(f"{func.namespace}.{name}", place, inputs, backward)
+        row["numbers"] = _numbers(func, args, kwargs)
         sequence = torch.autograd._get_sequence_nr() - 1
         node = torch._C._current_autograd_node() if backward else None
         of = self.nodes.get(node._sequence_nr()) if node is not None else None
         if of is not None:
             row.update(of=of, module=self.rows[of]["module"], file=self.rows[of]["file"], line=self.rows[of]["line"],
-                       code=self.rows[of]["code"])
+                       code=self.rows[of]["code"], calls=self.rows[of]["calls"])
         elif not backward:
-            self.nodes.setdefault(sequence, len(self.rows))
-        self.rows.append(row)
+            self.nodes.setdefault(sequence, len(self.rows) - 1)
         seen: set[int] = set()
+        writes = {id(t) for t in tensors_of(given)}
         for t in (*tensors_of(result), *tensors_of(given)):
             if id(t) not in seen and not t.is_meta and not t.is_sparse:
                 seen.add(id(t))
-                number = len(self.kept)
-                self.kept.append(t)
-                self.results[id(t)] = number
-                row["results"].append(number)
-                if collective and not waited:
-                    self.awaited[id(t)] = t
-                else:
-                    self._keep(number, t)
+                number = self._result(t, collective and not waited)
+                if id(t) in writes:
+                    storage, first, last = _memory(t)
+                    self.written.setdefault(storage, []).append((first, last, number))
 
     def _keep(self, number: int, t: torch.Tensor) -> None:
         self.bytes += t.numel() * t.element_size()
@@ -146,6 +180,15 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
             text = json.dumps({"format": "anyrank operations", "version": 1, "operations": self.rows})
             (self.folder / f"rank-{self.rank:05d}.json").write_text(text + "\n", encoding="utf-8")
         return self.failed
+
+
+def _memory(t: torch.Tensor) -> tuple[int, int, int]:
+    """A tensor's storage, and the bytes of it from the first to the last that the tensor has."""
+    if t.is_meta or t.is_sparse or not t.numel():
+        return 0, 0, 0
+    first, size = t.storage_offset(), t.element_size()
+    last = first + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride())) + 1
+    return t.untyped_storage().data_ptr(), first * size, last * size
 
 
 def tensors_of(value: typing.Any) -> list[torch.Tensor]:
@@ -174,16 +217,27 @@ def _place(frame: types.FrameType | None) -> tuple[Place | None, bool]:
     backward = within = False
     while frame is not None:
         file = frame.f_code.co_filename
-        if file.startswith(_OWN):
+        if file.startswith(_OWN) and not file.startswith(_TESTS):
             if not within:
                 return None, False
         elif file.startswith(_TORCH):
             backward = backward or file.endswith(_ENGINE)
             within = within or backward or file.startswith(_CALLING)  # this package only passes a call on
         elif not file.startswith("<") and not file.endswith("contextlib.py"):
-            return _place_of(frame), backward
+            return _place_of(frame)._replace(calls=tuple(_calls(frame.f_back))), backward
         frame = frame.f_back
     return None, False
+
+
+def _calls(frame: types.FrameType | None) -> typing.Iterator[str]:
+    """The program's expressions that called a frame, the innermost first."""
+    for _ in range(MOST_CALLS):
+        while frame is not None and frame.f_code.co_filename.startswith((_TORCH, _OWN, "<")):
+            frame = frame.f_back
+        if frame is None:
+            return
+        yield _place_of(frame).code
+        frame = frame.f_back
 
 
 def _place_of(frame: types.FrameType) -> Place:

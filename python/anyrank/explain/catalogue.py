@@ -9,6 +9,7 @@ import typing
 
 from anyrank.explain.causes import Cause
 from anyrank.explain.explain import causes
+from anyrank.explain.operations import OWN_PART
 
 # Causes that no generator has: of what is recorded, of shapes, of what only one run has (run.py, shapes.py), and of
 # what `check` counts itself (verify/check).
@@ -32,13 +33,15 @@ OF_RUNS = tuple(Cause(name, (), sentence, look) for name, sentence, look in (
     ("tied_weight", "a weight is tied in one run alone", "both uses belong to one parameter and one gradient"),
     ("loss_term", "the loss is off, and the backward pass through all modules is right", "what is reported as the "
      "loss; penalties of weights"),
+    ("average_after_use", "each rank has its own gradient, and the update is made of all of them", "the order of "
+     "the average, clipping, unscaling, norms and the update"),
     ("same_samples", "every rank got the whole batch", "each rank's part of the batch (DistributedSampler)"),
     ("one_micro_batch", "each step is of one micro-batch", "clipping or steps inside the loop over micro-batches"),
     ("unordered_sum", "the same run has other values the second time", "buffers that are reused before a "
      "transfer ends"),
     ("collective_repeated", "a collective is made more often than the layout needs", ""),
     ("collective_added", "a collective is made that the layout does not need", ""),
-    ("collective_left_out", "a collective that the layout needs is not made", "")))
+    ("collective_left_out", "a collective that the layout needs is not made", ""))) + (OWN_PART,)
 
 Row = typing.Dict[str, str]
 SHORT = 72

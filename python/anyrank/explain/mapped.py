@@ -189,7 +189,8 @@ def _simple(case: Case, index: Array) -> typing.Iterator[Pattern]:
             if _near(case, f(ref), val):
                 yield Pattern(FUNCTION, f(case.ref), {"how": f"these values are the reference's {name}"})
             elif _near(case, f(val), ref) and np.ptp(val) > 0.0:
-                yield Pattern(FUNCTION, case.val, {"how": f"the reference has these values' {name}"}, fitted=2)
+                yield Pattern(FUNCTION, case.val + (case.ref - f(case.val)), {
+                    "how": f"the reference has these values' {name}"}, fitted=2)
 
 
 Gates = typing.Callable[[Map, bool, slice], Array]  # of a function, with its arguments exchanged or not, of rows

@@ -433,6 +433,11 @@ CAUSES = (
     Cause("few_elements", (FEW,), "{how}", "memory or storage, a write to a wrong place, indices of single elements",
           has(how=bool)),
     Cause("halo_missing", (BORDERS,),
+          "all that differs is up to {before} {noun} before and {behind} behind the borders of {n} ranks' parts: the "
+          "gradients of edges that a rank had from its neighbour do not come back to it, and are not added",
+          "the backward pass of the exchange of edges: as all that a rank sends forward, its gradient comes back",
+          kinds("bwd", "grad")),
+    Cause("halo_missing", (BORDERS,),
           "all that differs is up to {before} {noun} before and {behind} behind the borders of {n} ranks' parts",
           "the exchange of edges before convolutions, windows and shifts"),
     Cause("document_boundaries", (DOCUMENTS,), "all that differs is the first {reach} tokens of each document that "

@@ -19,21 +19,29 @@ import numpy as np
 
 from anyrank._arrays import numpy_of
 from anyrank._safetensors import read as read_values
+from anyrank.explain.causes import Cause
+from anyrank.explain.explain import UNKNOWN, Answer, explain
 from anyrank.explain.tensors import Array, Case, Copy, Name, Runs, Tensors
 from anyrank.explain.words import RUNS, ranks_of
 
 FOLDER = "operations"
 NEAR = 2.0 ** -14  # of a result's largest element: what is less is rounding, of its inputs too
 MOST_TOLD, MOST_CODE = 3, 90  # operations of one run alone that are told; characters of one
-# How ranks have a value that is right, if not as parts of it.
-SUM, MEAN = (f"of which each rank has its own, and the {kind} over ranks is the reference's"
-             for kind in ("sum", "mean"))
-ROWS = "which has the reference's rows in another order"
+MOST_RUNS = 6  # of rows
+SUM, MEAN = "sum", "mean"  # of ranks' values, that is the reference's
 Box = typing.Tuple[slice, ...]
 # Operations whose results are their inputs, in another shape or memory: no mistake is in them alone.
 VIEWS = {f"aten.{name}" for name in (
     "view", "_unsafe_view", "t", "transpose", "permute", "detach", "alias", "expand", "clone", "unsqueeze", "squeeze",
-    "_to_copy", "reshape", "contiguous", "copy_", "empty", "empty_like", "new_empty_strided", "lift_fresh")}
+    "_to_copy", "reshape", "contiguous", "copy_", "empty", "empty_like", "new_empty_strided",
+    "lift_fresh")} | {"memory.read"}
+COLLECTIVES = "c10d.", "_c10d_functional."
+GIVEN = "memory.given"  # what an operation takes from before the record
+# Operations that make one value of several, over dimensions that they are told, or over all.
+REDUCTIONS = {f"aten.{name}" for name in (
+    "sum", "mean", "linalg_vector_norm", "norm", "var", "var_mean", "std", "std_mean", "amax", "amin", "max", "min",
+    "prod", "logsumexp", "_softmax", "_log_softmax", "cumsum", "cumprod", "sort", "topk", "argmax", "argmin", "argsort",
+    "any", "all", "count_nonzero", "median")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +54,7 @@ class Operation:
     file: str
     line: int
     code: str
+    calls: tuple[str, ...]
     inputs: tuple[int | str, ...]
     results: tuple[int, ...]
     numbers: dict[str, typing.Any]
@@ -57,9 +66,13 @@ class Operation:
         short = code if len(code) <= MOST_CODE else f"{code[:MOST_CODE]} .."
         return f"`{short}` ({pathlib.Path(self.file).name}:{self.line})"
 
+    @property
+    def back(self) -> str:
+        return "the backward pass of " if self.backward else ""
+
     def key(self, exact: bool) -> tuple[typing.Any, ...]:
         """What operations of both runs have in common that are the same one."""
-        return (self.backward, self.module, self.name, *((self.code,) if exact else ()))
+        return (self.backward, self.module, self.name, *((self.code, *self.calls) if exact else ()))
 
 
 class Stream:
@@ -69,22 +82,24 @@ class Stream:
         stem = folder / FOLDER / f"rank-{rank:05d}"
         rows = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))["operations"]
         self.operations = [Operation(i, row["name"], row["module"], row["file"], row["line"], row["code"],
-                                     tuple(row["inputs"]), tuple(row["results"]), row["numbers"], row["backward"])
+                                     tuple(row["calls"]), tuple(row["inputs"]), tuple(row["results"]), row["numbers"],
+                                     row["backward"])
                            for i, row in enumerate(rows)]
         self.entries = read_values(stem.with_suffix(".safetensors"))[0]
         self.makers = {result: one.number for one in self.operations for result in one.results}
 
-    def value(self, result: int) -> Array | None:
+    def value(self, result: int | str) -> Array | None:
         entry = self.entries.get(str(result))
         array: Array | None = None if entry is None else numpy_of(entry)
         return array
 
     def maker_of(self, values: Array, backward: bool, sizes: typing.Iterable[int]) -> int | None:
-        """The first operation of a pass that gives these values, or these times one of the sizes: a mean over ranks is
-        recorded as summands."""
-        results = [(one.number, array) for one in self.operations if one.backward or not backward
-                   for result in one.results if (array := self.value(result)) is not None
-                   and array.size == values.size and array.dtype.kind == values.dtype.kind]
+        """The first operation that gives these values, or these times one of the sizes, as a mean over ranks is
+        recorded as summands; of a gradient's one of the backward pass, if any is."""
+        results = [(one.number, array) for one in self.operations for result in one.results
+                   if (array := self.value(result)) is not None and array.size == values.size
+                   and array.dtype.kind == values.dtype.kind]
+        results.sort(key=lambda one: backward and not self.operations[one[0]].backward)
         for size in (1, *sizes) if values.dtype.kind == "f" else (1,):
             wanted: Array = values.ravel() * size
             allowed = 2.0 ** -20 * float(np.abs(wanted).max(initial=0.0))
@@ -93,16 +108,20 @@ class Stream:
                     return number
         return None
 
-    def before(self, number: int, ends: typing.Callable[[int], bool]) -> list[int]:
-        """The operations that one follows from, up to those at which the way back ends."""
-        found, todo = set(), [number]
+    def before(self, number: int, ends: typing.Callable[[int], bool]) -> dict[int, set[int]]:
+        """The operations that one follows from, in order, with the results that are on the way; up to results at which
+        the way back ends."""
+        found: dict[int, set[int]] = {}
+        todo = [number]
         while todo:
             for result in self.operations[todo.pop()].inputs:
                 maker = self.makers.get(result) if isinstance(result, int) else None
-                if maker is not None and maker not in found and not ends(maker):
-                    found.add(maker)
+                if maker is None or not isinstance(result, int) or ends(result):
+                    continue
+                if maker not in found:
                     todo.append(maker)
-        return sorted(found)
+                found.setdefault(maker, set()).add(result)
+        return dict(sorted(found.items()))
 
 
 def paired(reference: Stream, other: Stream) -> dict[int, int]:
@@ -126,28 +145,41 @@ def _pair(a: list[Operation], b: list[Operation], exact: bool, pairs: dict[int, 
 # --- which results are right ------------------------------------------------------------------------------------------
 
 
-def places(whole: tuple[int, ...], part: tuple[int, ...], mesh: typing.Mapping[str, int]) -> typing.Iterator[list[Box]]:
-    """Each rank's box, for each way in which dimensions of the mesh may cut the whole into such parts."""
-    if len(whole) != len(part) or any(n == 0 or m % n for m, n in zip(whole, part)):
+def places(whole: tuple[int, ...], parts: typing.Sequence[tuple[int, ...]],
+           mesh: typing.Mapping[str, int] | None) -> typing.Iterator[list[Box]]:
+    """Each rank's box, for each way in which dimensions of the mesh may cut the whole into parts of these shapes, of
+    which the last may be padded."""
+    if mesh is None or any(len(part) != len(whole) for part in parts) or 0 in whole:
         return
     sizes = list(mesh.values())
     groups = [group for k in range(1, len(sizes) + 1) for group in itertools.combinations(range(len(sizes)), k)]
-    cuts = [d for d, (m, n) in enumerate(zip(whole, part)) if m != n]
+    cuts = [d for d in range(len(whole)) if any(part[d] != whole[d] for part in parts)]
     ranks = list(np.ndindex(*sizes))
-    for chosen in itertools.product(*([g for g in groups if math.prod(sizes[i] for i in g) == whole[d] // part[d]]
-                                      for d in cuts)):
-        if len(set().union(*chosen)) != sum(map(len, chosen)):
+
+    def lines(d: int, group: tuple[int, ...]) -> list[slice] | None:
+        """Each rank's part of a dimension that this group cuts."""
+        index = [functools.reduce(lambda i, axis: i * sizes[axis] + rank[axis], group, 0) for rank in ranks]
+        lengths: dict[int, int] = {}
+        if any(lengths.setdefault(i, part[d]) != part[d] for i, part in zip(index, parts)):
+            return None
+        ends = list(itertools.accumulate((lengths[i] for i in sorted(lengths)), initial=0))
+        padded = len(set(lengths.values())) == 1 and ends[-2] < whole[d] <= ends[-1]
+        return [slice(ends[i], min(ends[i + 1], whole[d])) for i in index] if padded or ends[-1] == whole[d] else None
+
+    ways = [[(group, cut) for group in groups if (cut := lines(d, group)) is not None] for d in cuts]
+    for chosen in itertools.product(*ways):
+        if len(set().union(*(group for group, _ in chosen))) != sum(len(group) for group, _ in chosen):
             continue
-        boxes = []
-        for rank in ranks:
-            box = [slice(0, n) for n in whole]
-            for d, group in zip(cuts, chosen):
-                index = 0
-                for i in group:
-                    index = index * sizes[i] + rank[i]
-                box[d] = slice(index * part[d], (index + 1) * part[d])
-            boxes.append(tuple(box))
-        yield boxes
+        boxes = [[slice(0, n) for n in whole] for _ in ranks]
+        for d, (_, cut) in zip(cuts, chosen):
+            for box, line in zip(boxes, cut):
+                box[d] = line
+        yield [tuple(box) for box in boxes]
+
+
+def unpadded(part: Array, box: Box) -> Array:
+    """The part that its box has."""
+    return part[tuple(slice(0, line.stop - line.start) for line in box)]
 
 
 def near(x: Array, y: Array) -> bool:
@@ -162,58 +194,113 @@ def near(x: Array, y: Array) -> bool:
 @dataclasses.dataclass(frozen=True)
 class Judgement:
     """right: None where the ranks' parts cannot be put together. boxes: of each rank's part, as far as it is known.
-    said: how ranks have it that do not have parts of it."""
+    made: SUM or MEAN, where each rank has its own value, and over which dimensions of the mesh. order: of each rank,
+    which of the reference's rows along a dimension it has, where that is not one piece of them; cut: whether it has a
+    part of these."""
 
     right: bool | None
-    boxes: tuple[Box, ...] = ()
-    said: str = ""
+    boxes: typing.Mapping[int, Box] = dataclasses.field(default_factory=dict)
+    made: str = ""
+    over: tuple[str, ...] = ()
+    order: typing.Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    dim: int = 0
+    cut: bool = False
 
 
 def judge(reference: Array, parts: typing.Mapping[int, Array], mesh: typing.Mapping[str, int],
           factors: typing.Sequence[int] = (1,)) -> Judgement:
     """Whether the ranks together have the reference: parts of it, summands of it or of its parts, means, or its rows
     in another order. factors: how many times the reference ranks may all have."""
-    shapes = {part.shape for part in parts.values()}
-    found: list[list[Box]] = []
-    if len(shapes) == 1 and len(parts) == math.prod(mesh.values()):
-        found = list(places(reference.shape, next(iter(shapes)), mesh))
+    ranks = sorted(parts)
+    found = list(places(reference.shape, [parts[rank].shape for rank in ranks], part_of(mesh, ranks)))
     for boxes in found:
+        own = [unpadded(parts[rank], box) for rank, box in zip(ranks, boxes)]
         groups: dict[str, list[int]] = {}
-        for rank, box in enumerate(boxes):
-            groups.setdefault(str(box), []).append(rank)
+        for i, box in enumerate(boxes):
+            groups.setdefault(str(box), []).append(i)
         wholes = [reference[boxes[group[0]]] for group in groups.values()]
-        if any(all(near(whole * n if n > 1 else whole, parts[r]) for whole, group in zip(wholes, groups.values())
-                   for r in group) for n in factors):
-            return Judgement(True, tuple(boxes))
-        if reference.dtype.kind == "f" and all(len(group) > 1 for group in groups.values()):
-            sums = [np.asarray(sum(parts[r].astype(np.float64) for r in group)) for group in groups.values()]
-            for said, n in ((SUM, 1), (MEAN, len(next(iter(groups.values()))))):
-                if all(near(x.astype(np.float64), np.asarray(y / n)) for x, y in zip(wholes, sums)):
-                    return Judgement(True, tuple(boxes), said)
-    if _same_rows(reference, list(parts.values())):
-        return Judgement(True, (), ROWS)
-    return Judgement(False, tuple(found[0])) if found else Judgement(None)
+        if any(all(near(whole * n if n > 1 else whole, own[i]) for whole, group in zip(wholes, groups.values())
+                   for i in group) for n in factors):
+            return Judgement(True, dict(zip(ranks, boxes)))
+        for over in lines_of(part_of(mesh, ranks) or {}) if reference.dtype.kind == "f" else ():
+            if made := summands(list(zip(wholes, groups.values())), own, over.ranks):
+                return Judgement(True, dict(zip(ranks, boxes)), made, over.names)
+    for dim in range(min(reference.ndim, 3)) if len(parts) > 1 else ():
+        if order := _rows(reference, [parts[rank] for rank in ranks], dim):
+            cut = any(part.shape != reference.shape for part in parts.values())
+            return Judgement(True, {}, "", (), dict(zip(ranks, order)), dim, cut)
+    return Judgement(False, dict(zip(ranks, found[0]))) if found else Judgement(None)
 
 
-def _same_rows(reference: Array, parts: list[Array]) -> bool:
-    """Whether each row of the reference is one of a part, and each of a part one of the reference."""
-    if reference.ndim < 2 or any(part.ndim < 2 or part.shape[-1] != reference.shape[-1] for part in parts):
-        return False
-    weights = np.random.default_rng(0).standard_normal(reference.shape[-1])
+def part_of(mesh: typing.Mapping[str, int], ranks: typing.Sequence[int]) -> dict[str, int] | None:
+    """The mesh that some of its ranks are, as those of one stage; None: they are none."""
+    sizes = tuple(mesh.values())
+    lines = [len(set(line)) for line in zip(*(np.unravel_index(rank, sizes) for rank in ranks))]
+    return dict(zip(mesh, lines)) if math.prod(lines) == len(ranks) else None
+
+
+class Lines(typing.NamedTuple):
+    """Dimensions of a mesh, and its ranks by where they are in the others."""
+
+    names: tuple[str, ...]
+    ranks: list[list[int]]
+
+
+def lines_of(mesh: typing.Mapping[str, int]) -> typing.Iterator[Lines]:
+    """All choices of dimensions, the fewest first."""
+    number = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+    names = [name for name, n in mesh.items() if n > 1]
+    for chosen in (one for k in range(1, len(names) + 1) for one in itertools.combinations(names, k)):
+        axes = [list(mesh).index(name) for name in chosen]
+        size = math.prod(mesh[name] for name in chosen)
+        yield Lines(chosen, np.moveaxis(number, axes, range(-len(axes), 0)).reshape(-1, size).tolist())
+
+
+def summands(wholes: list[tuple[Array, list[int]]], own: list[Array], lines: list[list[int]]) -> str:
+    """SUM or MEAN, where that of the values along each line is the whole that its ranks have; "": it is not so."""
+    for made in (SUM, MEAN):
+        for whole, group in wholes:
+            within = [line for line in lines if set(line) & set(group)]
+            sums = (sum(own[i].astype(np.float64) for i in line) / (1 if made == SUM else len(line)) for line in within)
+            if not all(set(line) <= set(group) for line in within) or not all(
+                    near(whole.astype(np.float64), np.asarray(one)) for one in sums):
+                break
+        else:
+            return made
+    return ""
+
+
+def _rows(reference: Array, parts: list[Array], dim: int) -> tuple[tuple[int, ...], ...]:
+    """Which of the reference's rows along a dimension each part has, where each is there as often as each other; (): it
+    is not so, or most rows are alike and say nothing."""
+    shapes = {(*part.shape[:dim], *part.shape[dim + 1:]) for part in (reference, *parts) if part.ndim == reference.ndim}
+    if len(shapes) != 1 or any(part.ndim != reference.ndim for part in parts) or reference.shape[dim] < 2:
+        return ()
     with np.errstate(all="ignore"):
-        one = np.sort(reference.reshape(-1, reference.shape[-1]).astype(np.float64) @ weights)
-        all_of = np.sort(np.concatenate([part.reshape(-1, part.shape[-1]).astype(np.float64) @ weights
-                                         for part in parts]))
-    if not (np.isfinite(one).all() and np.isfinite(all_of).all() and one.size):
-        return False
-    allowed = NEAR * float(np.abs(reference).max())
-    return all(_all_in(x, y, allowed) for x, y in ((one, all_of), (all_of, one)))
+        rows, *of_parts = (np.nan_to_num(np.moveaxis(one, dim, 0).reshape(one.shape[dim], -1).astype(np.float64),
+                                         nan=7.0, posinf=3.0, neginf=-3.0) for one in (reference, *parts))
+        weights = np.random.default_rng(0).standard_normal(rows.shape[1])
+        keys, of_parts = rows @ weights, [one @ weights for one in of_parts]
+    by_key = np.argsort(keys, kind="stable")
+    allowed = NEAR * float(np.abs(rows).max(initial=0.0)) * math.sqrt(max(rows.shape[1], 1))
+    if 2 * np.count_nonzero(np.diff(keys[by_key]) <= 2.0 * allowed) > len(keys):
+        return ()
+    order = []
+    for one in of_parts:
+        after = np.clip(np.searchsorted(keys[by_key], one), 1, len(keys) - 1)
+        nearest = np.where(one - keys[by_key[after - 1]] < keys[by_key[after]] - one, after - 1, after)
+        if (np.abs(keys[by_key[nearest]] - one) > allowed).any():
+            return ()
+        order.append(by_key[nearest])
+    counts = np.bincount(np.concatenate(order), minlength=len(keys))
+    return tuple(tuple(map(int, one)) for one in order) if counts.min() == counts.max() else ()
 
 
-def _all_in(x: Array, y: Array, allowed: float) -> bool:
-    after = np.clip(np.searchsorted(y, x), 0, len(y) - 1)
-    apart = np.minimum(np.abs(y[after] - x), np.abs(y[np.maximum(after - 1, 0)] - x))
-    return bool((apart <= allowed).all())
+def rows_said(order: typing.Sequence[int]) -> str:
+    """Row numbers, those in a row as first to last."""
+    ends = [0, *(i for i in range(1, len(order)) if order[i] != order[i - 1] + 1), len(order)]
+    runs = [f"{order[i]}" if j == i + 1 else f"{order[i]} to {order[j - 1]}" for i, j in zip(ends, ends[1:])]
+    return ", ".join(runs[:MOST_RUNS]) + (" .." if len(runs) > MOST_RUNS else "")
 
 
 # --- the search -------------------------------------------------------------------------------------------------------
@@ -222,31 +309,47 @@ def _all_in(x: Array, y: Array, allowed: float) -> bool:
 @dataclasses.dataclass(frozen=True)
 class Wrong:
     """The first wrong operation: as the reference and as a rank has it; reference None: it has none in its place.
-    alone: what each run alone does on the way to it from results that are right. case: its result, None where the
-    ranks' parts cannot be put together."""
+    alone: what each run alone does on the way to it from results that are right. after: where the other run alone
+    communicates on the way from it, so that it may be meant to be a rank's own. inputs: what it takes that is not
+    simply the reference's, each in words. takes: how ranks have it. reduced: operations that reduce a dimension of
+    which a rank has a part, and the dimension. sure: all that it takes is right. case: its result, None where the
+    ranks' parts cannot be put together. cause: what a map may explain: the result or, where it is not right, what
+    it takes."""
 
     reference: Operation | None
     other: Operation
     ranks: tuple[int, ...] = ()
     alone: tuple[tuple[Operation, ...], tuple[Operation, ...]] = ((), ())
-    inputs: tuple[tuple[str, str], ...] = ()
+    after: Operation | None = None
+    inputs: tuple[str, ...] = ()
+    takes: frozenset[str] = frozenset()
+    reduced: tuple[tuple[Operation, int], ...] = ()
+    sure: bool = False
     case: Case | None = None
+    cause: Case | None = None
 
     @property
     def sentence(self) -> str:
         """What it does, on the ranks that have it wrong, and in the reference where that is something else."""
         one, two = self.reference, self.other
         where = f" in {two.module}" if two.module else ""
-        back = "the backward pass of " if two.backward else ""
         if one is None:
-            return f"{back}{two.text}{where}, which the reference does not do, gives other values"
+            return f"{two.back}{two.text}{where}, which the reference does not do, gives other values"
         some = self.case is not None and 0 < len(self.ranks) < len(self.case.copies)
         on = f" on {ranks_of(self.ranks)}" if some else ""
-        said = f"{back}{two.text}{where} is the first operation that gives other values{on}"
+        said = (f"what {two.text}{where} takes from before the step is another value{on}" if two.name == GIVEN else
+                f"{two.back}{two.text}{where} is the first operation that gives other values{on}")
         if one.code != two.code:
             said += f", in the reference {one.text}"
+        if self.is_perhaps_meant and self.after is not None:
+            said += f", before {self.after.text}, which may be meant to put it right"
         return said + "".join(f"; its {'number' if key == 'other' else key} is {x}, in the reference {y}"
                               for key, (x, y) in self._numbers.items())
+
+    @property
+    def is_perhaps_meant(self) -> bool:
+        """Whether nothing but its values is another, and what the other run communicates later may put them right."""
+        return self.after is not None and not self.is_another and not self.inputs
 
     @property
     def is_another(self) -> bool:
@@ -261,14 +364,15 @@ class Wrong:
         return {key: (x, one[key]) for key, x in self.other.numbers.items() if key in one and one[key] != x
                 and not (part and type(x) is int and key not in ("dim", "reduction"))}
 
-    def takes(self, said: str) -> bool:
-        """Whether it takes a value that the ranks have so."""
-        return any(one == said for _, one in self.inputs)
+    @property
+    def gathered(self) -> bool:
+        """Whether the other run alone communicates on the way to it."""
+        return any(one.name.startswith(COLLECTIVES) for one in self.alone[1])
 
     @property
     def inputs_said(self) -> tuple[str, ...]:
-        """What it takes that is not simply the reference's."""
-        return tuple(f"it takes {code}, {said}" for code, said in self.inputs)
+        return (*(f"{one.text} goes over dimension {dim}, of which each rank has a part" for one, dim in self.reduced),
+                *self.inputs)
 
     @property
     def alone_said(self) -> tuple[str, ...]:
@@ -293,27 +397,42 @@ class Search:
         self.back = [{a: b for b, a in pairs.items()} for pairs in self.pairs]
 
     @functools.cache
-    def judgement(self, number: int) -> Judgement:
-        """Of the results of an operation of the reference."""
-        found = Judgement(None)
-        if any(len(stream.operations[back[number]].results) != len(self.reference.operations[number].results)
-               for stream, back in zip(self.others, self.back) if number in back):
-            return found  # as many parts as there are ranks
-        for k, result in enumerate(self.reference.operations[number].results):
-            whole = self.reference.value(result)
-            parts = {}
-            for rank, (stream, numbers) in enumerate(zip(self.others, self.back)):
-                own = stream.operations[numbers[number]].results if number in numbers else ()
-                value = stream.value(own[k]) if k < len(own) else None
-                if value is not None:
-                    parts[rank] = value
-            if whole is None or not parts:
-                continue
-            back = self.reference.operations[number].backward and whole.dtype.kind == "f"
-            found = judge(whole, parts, self.mesh, self.factors if back else (1,))
-            if found.right is False:
-                return found
-        return found
+    def judgement(self, result: int) -> Judgement:
+        """Of a result of the reference."""
+        maker = self.reference.operations[self.reference.makers[result]]
+        own: dict[int, int | str] = {}
+        for rank, (stream, numbers) in enumerate(zip(self.others, self.back)):
+            results = stream.operations[numbers[maker.number]].results if maker.number in numbers else ()
+            if results and len(results) != len(maker.results):
+                return Judgement(None)  # as many parts as there are ranks
+            if results:
+                own[rank] = results[maker.results.index(result)]
+        return self._of_values(result, own, maker.backward)
+
+    @functools.cache
+    def of_input(self, number: int, k: int) -> Judgement:
+        """Of what an operation of the reference takes, wherever the ranks have it from."""
+        one = self.reference.operations[number]
+        own = {rank: inputs[k] for rank, (stream, back) in enumerate(zip(self.others, self.back)) if number in back
+               and len(inputs := stream.operations[back[number]].inputs) == len(one.inputs)}
+        return self._of_values(one.inputs[k], own, one.backward)
+
+    def _of_values(self, result: int | str, own: typing.Mapping[int, int | str], backward: bool) -> Judgement:
+        whole = self.reference.value(result)
+        values = {rank: self.others[rank].value(number) for rank, number in own.items()}
+        parts = {rank: value for rank, value in values.items() if value is not None}
+        if whole is None or not parts:
+            return Judgement(None)
+        return judge(whole, parts, self.mesh, self.factors if backward and whole.dtype.kind == "f" else (1,))
+
+    def judged(self, rank: int, result: int | str) -> Judgement:
+        """Of a result of a rank."""
+        stream = self.others[rank]
+        one = stream.operations[stream.makers[result]] if result in stream.makers else None
+        pair = self.pairs[rank].get(one.number) if one is not None else None
+        if one is None or pair is None or len(self.reference.operations[pair].results) != len(one.results):
+            return Judgement(None)
+        return self.judgement(self.reference.operations[pair].results[one.results.index(typing.cast(int, result))])
 
     @functools.cached_property
     def _alike(self) -> list[collections.Counter[tuple[typing.Any, ...]]]:
@@ -328,10 +447,9 @@ class Search:
         one, two = self.reference.operations[pair].key(True), self.others[rank].operations[number].key(True)
         return self._alike[0][one] == self._alike[1 + rank][two]
 
-    def right(self, rank: int, number: int) -> bool:
-        """Whether the results of a rank's operation are the reference's."""
-        pair = self.pairs[rank].get(number)
-        return pair is not None and self.judgement(pair).right is True
+    def right(self, rank: int, result: int) -> bool:
+        """Whether a rank's result is the reference's."""
+        return self.judged(rank, result).right is True
 
     def wrong(self, case: Case) -> Wrong | None:
         """The first wrong operation on the way to what a rank has of a tensor."""
@@ -345,13 +463,16 @@ class Search:
                 continue
             values = copy.values[0] if len(copy.values) == 1 else np.concatenate([v.ravel() for v in copy.values])
             for end in self._ends(case, rank, values):
-                for number in sorted((*self.others[rank].before(end, functools.partial(self.right, rank)), end)):
-                    if self.is_wrong(rank, number):
-                        return self._of(case, rank, number, self.pairs[rank][number])
+                before = self.others[rank].before(end, functools.partial(self.right, rank))
+                for number, results in {**before, end: set(self.others[rank].operations[end].results)}.items():
+                    if self.is_wrong(rank, number, results):
+                        after = [one for i in before if i > number and i not in self.pairs[rank]
+                                 and (one := self.others[rank].operations[i]).name.startswith(COLLECTIVES)]
+                        return self._of(case, rank, number, next(iter(after), None))
                 one = self.others[rank].operations[end]
+                makers = self.others[rank].makers
                 if end not in self.pairs[rank] and one.name.startswith("aten.") and one.name not in VIEWS and all(
-                        self.right(rank, maker) for r in one.inputs
-                        if isinstance(r, int) and (maker := self.others[rank].makers.get(r)) is not None):
+                        self.right(rank, r) for r in one.inputs if isinstance(r, int) and r in makers):
                     return Wrong(None, one)
         return None
 
@@ -366,59 +487,144 @@ class Search:
         if of is not None and of in self.back[rank]:
             yield self.back[rank][of]
 
-    def is_wrong(self, rank: int, number: int) -> bool:
-        """Whether it gives other values than in the reference, and is no part of what that does at once."""
-        pair = self.pairs[rank].get(number)
-        return pair is not None and self.others[rank].operations[number].name not in VIEWS and (
-            self.judgement(pair).right is False) and self.once(rank, number)
+    def is_wrong(self, rank: int, number: int, results: set[int]) -> bool:
+        """Whether these results of an operation are others than in the reference, and it is no part of what that does
+        at once."""
+        return (number in self.pairs[rank] and self.others[rank].operations[number].name not in VIEWS
+                and any(self.judged(rank, result).right is False for result in results) and self.once(rank, number))
 
-    def _of(self, case: Case, rank: int, number: int, pair: int) -> Wrong:
-        stream, back = self.others[rank], self.back[rank]
+    def _of(self, case: Case, rank: int, number: int, after: Operation | None) -> Wrong:
+        stream, back, pair = self.others[rank], self.back[rank], self.pairs[rank][number]
         own = [i for i in (*stream.before(number, functools.partial(self.right, rank)), number)
                if i not in self.pairs[rank]]
-        others = [i for i in self.reference.before(pair, lambda i: self.judgement(i).right is True)
+        others = [i for i in self.reference.before(pair, lambda result: self.judgement(result).right is True)
                   if i not in back]
         alone = tuple(tuple(of.operations[i] for i in numbers if of.operations[i].name not in VIEWS)
                       for of, numbers in ((self.reference, others), (stream, own)))
-        found, ranks = self._case(case, pair)
-        inputs = dict.fromkeys(filter(None, (self._taken(rank, r) for r in stream.operations[number].inputs)))
-        return Wrong(self.reference.operations[pair], stream.operations[number], ranks, (alone[0], alone[1]),
-                     tuple(inputs), found)
+        found = self._case(case, pair)
+        ranks = tuple(copy.rank or 0 for copy in found.copies if found.differs(
+            copy.values[0], copy.boxes[0]).any()) if found is not None else ()
+        taken = [self._taken(rank, number, k) for k in range(len(stream.operations[number].inputs))]
+        other = [k for k, (_, one) in enumerate(taken) if not one.right]
+        reduced = [(stream.operations[i], dim) for i in (*own, number)
+                   if (dim := self._reduced(rank, i, case.runs)) is not None]
+        return Wrong(self.reference.operations[pair], stream.operations[number], ranks, (alone[0], alone[1]), after,
+                     tuple(dict.fromkeys(filter(None, (self._told(rank, pair, k, one, taken)
+                                                       for k, one in enumerate(taken))))),
+                     frozenset(one.made for _, one in taken if one.made), tuple(reduced),
+                     not other, found, found if not other else self._case(case, pair, other[0]) if len(other) == 1 else
+                     None)
 
-    def _taken(self, rank: int, result: int | str) -> tuple[str, str] | None:
-        """An operation's input, and how ranks have it where that is not simply as parts of the reference's."""
+    def _origin(self, stream: Stream, result: int | str) -> Operation | None:
+        """The operation that made a value, whatever its shape is now."""
+        one = None
+        while isinstance(result, int) and result in stream.makers:
+            one = stream.operations[stream.makers[result]]
+            result = one.inputs[0] if one.name in VIEWS and len(one.inputs) == 1 else ""
+        return one
+
+    def _taken(self, rank: int, number: int, k: int) -> tuple[Operation | None, Judgement]:
+        """What made an operation's input, and how the ranks have it; of a parameter nothing is known to be wrong."""
         stream = self.others[rank]
-        while (maker := stream.makers.get(result) if isinstance(result, int) else None) is not None:
-            one = stream.operations[maker]
-            judged = self.judgement(self.pairs[rank][maker]) if maker in self.pairs[rank] else Judgement(None)
-            if judged.said or one.name not in VIEWS or len(one.inputs) != 1:
-                return (one.text, judged.said) if judged.said else None
-            result = one.inputs[0]
-        return None
+        result = stream.operations[number].inputs[k]
+        if result not in stream.makers:
+            return None, Judgement(True)
+        pair = self.pairs[rank][number]
+        known = len(self.reference.operations[pair].inputs) == len(stream.operations[number].inputs)
+        origin, found = self._origin(stream, result), self.of_input(pair, k) if known else self.judged(rank, result)
+        while not (found.made or found.order) and result in stream.makers:
+            one = stream.operations[stream.makers[result]]
+            result = one.inputs[0] if one.name in VIEWS and len(one.inputs) == 1 else ""
+            judged = self.judged(rank, result)
+            found = judged if found.right is None or judged.made or judged.order else found
+        return origin, found
 
-    def _case(self, of: Case, number: int) -> tuple[Case | None, tuple[int, ...]]:
-        """The result as a tensor of its own, with what it is made of beside it; and the ranks that have it wrong."""
-        one, boxes = self.reference.operations[number], self.judgement(number).boxes
-        if not boxes:
-            return None, ()
-        whole = self.reference.value(one.results[0])
-        assert whole is not None  # it has been judged
-        copies = []
-        for rank, (stream, back) in enumerate(zip(self.others, self.back)):
-            value = stream.value(stream.operations[back[number]].results[0])
-            assert value is not None
-            copies.append(Copy(rank, (boxes[rank],), (value,)))
-        inputs = {f"input {i} of it:fwd": value for i, result in enumerate(one.inputs) if isinstance(result, int)
-                  and (value := self.reference.value(result)) is not None and value.dtype.kind == "f"}
+    def _told(self, rank: int, pair: int, k: int, one: tuple[Operation | None, Judgement],
+              taken: list[tuple[Operation | None, Judgement]]) -> str:
+        """What is to be said of an input: how ranks have it, the order of its rows where no other input has it, and
+        what the reference takes in its place where it is not known to be right."""
+        origin, judged = one
+        if origin is None:
+            return ""
+        if judged.made:
+            return (f"it takes {origin.text}, of which each rank has its own, and the {judged.made} over "
+                    f"{', '.join(judged.over)} is the reference's")
+        if judged.right and origin.name.startswith(COLLECTIVES) and any(other.made for _, other in taken):
+            return f"it takes {origin.text}, which is the reference's already"
+        orders = {tuple(other.order.items()) for _, other in taken if other.order}
+        if judged.order and (not judged.cut or all(other.cut for _, other in taken if other.order) and len(orders) > 1):
+            own = judged.order[rank]
+            return (f"it takes {origin.text}, whose rows of dimension {judged.dim} are the reference's "
+                    f"{rows_said(own)} on rank {rank}")
+        inputs = self.reference.operations[pair].inputs
+        of = self._origin(self.reference, inputs[k]) if k < len(inputs) else None
+        said = f"it takes {origin.back}{origin.text}{self._shape(self.others[rank], origin)}, where the reference takes"
+        if of is None and not judged.right and k < len(inputs) and isinstance(inputs[k], str) and inputs[k]:
+            return f"{said} {inputs[k]}"
+        if of is None or judged.right and self.pairs[rank].get(origin.number) in (of.number, None):
+            return ""
+        if of.code != origin.code:
+            return f"{said} {of.back}{of.text}{self._shape(self.reference, of)}"
+        if self.judged(rank, origin.results[0]).right:
+            return f"it takes a result of {origin.back}{origin.text} that the reference takes elsewhere"
+        again = origin.number not in self.pairs[rank] and not origin.backward and of.number in self.back[rank]
+        if again and self.back[rank][of.number] < origin.number:
+            return f"it takes a new result of {origin.text}, where the reference takes an earlier one again"
+        return ""
+
+    @staticmethod
+    def _shape(stream: Stream, one: Operation) -> str:
+        value = stream.value(one.results[0]) if one.results else None
+        return f" {list(value.shape)}" if value is not None else ""
+
+    def _reduced(self, rank: int, number: int, runs: Runs) -> int | None:
+        """The dimension that an operation reduces and of which the ranks have parts."""
+        one = self.others[rank].operations[number]
+        boxes = self._boxes(rank, one.inputs[0], runs) if one.name in REDUCTIONS and one.inputs else ()
+        if len({str(box) for box in boxes}) < 2:
+            return None
+        given = one.numbers.get("dim")
+        ndim = len(boxes[0])
+        dims = range(ndim) if given in (None, []) else given if isinstance(given, list) else [given]
+        return next((dim % ndim for dim in dims if len({str(box[dim]) for box in boxes}) > 1), None)
+
+    def _boxes(self, rank: int, result: int | str, runs: Runs) -> tuple[Box, ...]:
+        """Of each rank's part of a value that is right, or of a parameter."""
+        stream = self.others[rank]
+        while isinstance(result, int) and not self.right(rank, result) and result in stream.makers:
+            one, value = stream.operations[stream.makers[result]], stream.value(result)
+            before = stream.value(one.inputs[0]) if one.inputs and isinstance(one.inputs[0], int) else None
+            if one.name not in VIEWS or len(one.inputs) != 1 or (before is not None and value is not None
+                                                                 and before.shape != value.shape):
+                return ()
+            result = one.inputs[0]
+        if isinstance(result, int):
+            return tuple(self.judged(rank, result).boxes.values())
+        parts = runs.other.parts(f"{result}:init") if result and isinstance(runs.other, Tensors) else ()
+        return tuple(part.boxes[0] for part in parts if len(part.boxes) == 1)
+
+    def _case(self, of: Case, pair: int, k: int | None = None) -> Case | None:
+        """The result of an operation, or what it takes, as a tensor of its own, with what it is made of beside it."""
+        one = self.reference.operations[pair]
+        result = one.results[0] if k is None else one.inputs[k]
+        boxes = (self.judgement(one.results[0]) if k is None else self.of_input(pair, k)).boxes
+        whole, copies = self.reference.value(result), []
+        for rank, box in boxes.items() if whole is not None else ():
+            own = self.others[rank].operations[self.back[rank][pair]]
+            value = self.others[rank].value(own.results[0] if k is None else own.inputs[k])
+            assert value is not None  # it has been judged
+            copies.append(Copy(rank, (box,), (unpadded(value, box),)))
+        if whole is None or not copies:
+            return None
+        inputs = {f"input {i} of it:fwd": value for i, other in enumerate(one.inputs if k is None else ())
+                  if isinstance(other, int) and (value := self.reference.value(other)) is not None
+                  and value.dtype.kind == "f"}
         runs = Runs(inputs, mesh=of.runs.mesh, same=tuple(inputs))
-        kind = "bwd" if one.backward else "fwd"
         from anyrank.explain.dumps import worst_of  # which reads dumps, too
 
         allowed = NEAR * float(np.abs(whole.astype(np.float64)).max(initial=0.0)) if whole.dtype.kind == "f" else 0.0
-        case = Case(Name("the operation", kind, of.name.step), whole, worst_of(whole, copies), tuple(copies), runs,
-                    allowed)
-        ranks = tuple(copy.rank or 0 for copy in copies if case.differs(copy.values[0], copy.boxes[0]).any())
-        return case, ranks
+        name = Name("the operation", "bwd" if one.backward else "fwd", of.name.step)
+        return Case(name, whole, worst_of(whole, copies), tuple(copies), runs, allowed)
 
 
 def search_of(reference: str, other: str, mesh: typing.Mapping[str, int]) -> Search | None:
@@ -427,3 +633,27 @@ def search_of(reference: str, other: str, mesh: typing.Mapping[str, int]) -> Sea
     if not all((path / FOLDER / "rank-00000.json").is_file() for path in paths):
         return None
     return Search(paths[0], paths[1], mesh)
+
+
+# What a value lacks of which each rank has its own.
+LACKING = {SUM: "missing_all_reduce", MEAN: "missing_average"}
+OWN_PART = Cause("own_part_reduced", (), "an operation goes over a dimension of which each rank has a part",
+                 "an all-reduce of the sum, the maximum or the mean (of a softmax of its maximum and of its sum), or "
+                 "the gathered tensor")
+
+
+def answer(wrong: Wrong) -> Answer:
+    """The cause that the operation itself says; its sentence is what is said of the result besides."""
+    if wrong.is_perhaps_meant:
+        return Answer(UNKNOWN)
+    if wrong.reduced and not wrong.gathered:
+        return Answer(OWN_PART.name, look=OWN_PART.look)
+    lacks = next((cause for said, cause in LACKING.items() if said in wrong.takes and not wrong.gathered), "")
+    if lacks:
+        return Answer(lacks, look="the all-reduce that this value needs before it is used")
+    case = wrong.cause
+    if wrong.sure and wrong.is_another or case is None or not case.off.any():
+        return Answer(UNKNOWN)
+    said = explain(case)  # a map that has no number to fit
+    simple = said.cause != UNKNOWN and said.confidence != "possible" and said.fits[0].pattern.fitted == 0
+    return said if simple else Answer(UNKNOWN)

@@ -33,44 +33,50 @@ class Pattern:
 class Fit:
     """How well a pattern fits. unexplained: root mean square of what is left, in parts of the difference's. wrong: the
     share of the differing elements that are not as expected. harmed: how many elements that are right are expected to
-    be others. exact: all is as expected, up to rounding."""
+    be others. beside: what unexplained is where those count too that are right and that the pattern changes. exact:
+    all is as expected, up to rounding."""
 
     pattern: Pattern
     unexplained: float
     wrong: float
     harmed: int
+    beside: float = 0.0
 
     @property
     def exact(self) -> bool:
-        return self.wrong == 0.0 and self.harmed == 0 and self.unexplained <= MOST_UNEXPLAINED
+        return (self.wrong == 0.0 and self.harmed == 0 and self.unexplained <= MOST_UNEXPLAINED
+                and self.beside <= MOST_BESIDE)
 
 
 # A pattern explains a difference only if it leaves a tenth of it at most: below, the tolerance itself would explain it.
-MOST_UNEXPLAINED = 0.1
+MOST_UNEXPLAINED, MOST_BESIDE = 0.1, 0.5
 
 
 def fit(case: Case, pattern: Pattern) -> Fit:
     """Holds a pattern against every copy."""
     off = wrong = harmed = 0
-    left = difference = 0.0
+    left, difference = [0.0, 0.0], [0.0, 0.0]  # of the elements that differ; of all that differ or are changed
     whole = pattern.expected if isinstance(pattern.expected, np.ndarray) else None
     for i, copy in enumerate(case.copies):
         for k, (box, values) in enumerate(zip(copy.boxes, copy.values)):
             is_off = case.differs(values, box)
             expected = whole[box] if whole is not None else typing.cast(Parts, pattern.expected)[i][k]
             allowed = case.allowed[box] if isinstance(case.allowed, np.ndarray) else case.allowed
+            rounding, reference = case.rounding(expected), case.ref[box]
             with np.errstate(invalid="ignore", over="ignore"):
-                apart = np.abs(values.astype(np.float64) - expected)
-                is_wrong = ~(apart <= allowed + case.rounding(expected)) & (values != expected)
+                apart, before = np.abs(values.astype(np.float64) - expected), values.astype(np.float64) - reference
+                is_wrong = ~(apart <= allowed + rounding) & (values != expected)
+                changed = is_off | (np.abs(expected - reference) > rounding)
             is_wrong &= ~(np.isnan(values) & np.isnan(expected))
             off += int(is_off.sum())
             wrong += int((is_wrong & is_off).sum())
             harmed += int((is_wrong & ~is_off).sum())
-            finite = is_off & np.isfinite(apart) & np.isfinite(case.ref[box])
-            left += float((apart[finite] ** 2).sum())
-            difference += float(((values[finite].astype(np.float64) - case.ref[box][finite]) ** 2).sum())
-    share = math.sqrt(left / difference) if difference > 0.0 else math.inf if left > 0.0 else 0.0
-    return Fit(pattern, share, wrong / off if off else 0.0, harmed)
+            for j, mask in enumerate((is_off, changed)):
+                finite = mask & np.isfinite(apart) & np.isfinite(reference)
+                left[j] += float((apart[finite] ** 2).sum())
+                difference[j] += float((before[finite] ** 2).sum())
+    shares = [math.sqrt(x / y) if y > 0.0 else math.inf if x > 0.0 else 0.0 for x, y in zip(left, difference)]
+    return Fit(pattern, shares[0], wrong / off if off else 0.0, harmed, shares[1])
 
 
 def ratio_of(x: float, most: int = 64, near: float = 1e-5) -> tuple[int, int] | None:

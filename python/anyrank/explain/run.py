@@ -104,12 +104,25 @@ def recorded(runs: Runs, name: Name) -> typing.Iterator[Answer]:
             for difference in facts.differences(a, b):
                 if difference.kind == kind:
                     less = kind == "frozen" and set(difference.reference) - set(difference.other)
-                    yield _sure("frozen_trained" if less else cause, difference.text)
+                    zero = _of_zeros(runs, name, difference)
+                    yield _sure("frozen_trained" if less else cause, difference.text + zero, ZEROED if zero else "")
     if name.kind in ("fwd", "buffer") and name.module in a.modules and name.module in b.modules:
         x, y = a.modules[name.module].attributes, b.modules[name.module].attributes
         for key in x:
             if key in y and x[key] != y[key] and (a.world == b.world or key in OF_NO_LAYOUT):
                 yield _sure("other_configuration", both_of(f"{key} of {name.module}", x[key], y[key]))
+
+
+ZEROED = ("`zero_grad(set_to_none=False)`, and gradients that are made by hand: an optimizer leaves a parameter alone "
+          "only if its gradient is None")
+
+
+def _of_zeros(runs: Runs, name: Name, difference: facts.Difference) -> str:
+    """What is to be said of gradients that the reference lacks and that are zero in the other run."""
+    grad = str(name.with_kind("grad"))
+    zero = difference.kind == "without_gradient" and name.stem in difference.reference and grad in runs.other and not (
+        runs.other[grad].any())
+    return "; in the other run they are zero, and momentum and weight decay move the weights" if zero else ""
 
 
 def _of_optimizer(runs: Runs, name: Name) -> typing.Iterator[Answer]:
@@ -323,6 +336,44 @@ def of_replicas(run: Run, first: str) -> tuple[str, Answer] | None:
         "which samples are shared out, that of the replicas too")) if said.cause in OF_OUTPUTS else None
 
 
+# Gradients of which each rank has its own.
+OF_OWN = {"missing_average", "missing_all_reduce"}
+
+
+def of_order(run: Run, name: Name, answer: Answer) -> Answer:
+    """Ranks' own gradients that come together after all: the momentum or the update is a sum of all of theirs."""
+    kinds, last = ("m", "new"), name.step - 1
+    texts = {kind: (str(name.with_kind(kind)), str(name.with_kind(kind, last) if last else name.with_kind("init")))
+             for kind in kinds}
+    kind = next((kind for kind in kinds if texts[kind][0] in run.other), "")
+    if name.kind != "grad" or answer.cause not in OF_OWN or not kind or str(name) not in run.other:
+        return answer
+    held: dict[str, typing.Any] = {}  # by the part of the tensor
+    copies = parts_of(run.other, texts[kind][0])
+    if any(not np.array_equal(held.setdefault(str(box), values), values) for part in copies
+           for box, values in zip(part.boxes, part.values)):
+        return answer
+    parts = [part for part in parts_of(run.other, str(name)) if len(part.values) == 1]
+    update, before = np.asarray(run.other[texts[kind][0]]).ravel(), texts[kind][1]
+    known = [np.asarray(run.other[before]).ravel()] if before in run.other and (kind == "new" or last) else []
+    columns = [*(part.values[0].ravel() for part in parts), *known]
+    if len(parts) < 2 or any(column.shape != update.shape or np.array_equal(column, update) for column in columns):
+        return answer
+    made, left, *_ = np.linalg.lstsq(np.stack(columns, 1).astype(np.float64), update.astype(np.float64), rcond=None)
+    own = np.abs(made[:len(parts)])
+    if not left.size or update.size < len(columns) + 4 or float(left[0]) > 1e-6 * float((update ** 2).sum()) or (
+            own.min() < 0.1 * own.max()):
+        return answer
+    clips = [n for n in run.other if (own := Name.of(n)).kind == "clip" and own.step == name.step]
+    norm = next((n for n in clips if len({float(part.values[0].flat[0]) for part in parts_of(run.other, n)}) > 1), "")
+    read = f"each rank has another {norm}, made of its own" if norm else "what reads them before has each rank's own"
+    sentence = ("each rank has its own gradient here, and the update is made of all of them: the average comes later, "
+                f"and {read}")
+    return dataclasses.replace(answer, cause="average_after_use", confidence="likely", sentence=sentence,
+                               look="the order of the average, clipping, unscaling, norms and the update: the average "
+                               "is first")
+
+
 def of_loss(run: Run, name: Name) -> Answer | None:
     """A loss that is off, where the first gradient of the backward pass is right."""
     gradients = [n for n in run.reference if (own := Name.of(n)).kind in BACKWARD and own.step == name.step]
@@ -341,10 +392,6 @@ def of_loss(run: Run, name: Name) -> Answer | None:
                   "penalties of weights in the loss, beside or in place of the optimizer's weight decay", "likely")
 
 
-# What a value lacks of which each rank has its own.
-REDUCED = {operations.MEAN: "missing_average", operations.SUM: "missing_all_reduce"}
-
-
 def _with_operation(run: Run, finding: Finding) -> Finding:
     """The finding with the first wrong operation, which is all that is said where no cause is known."""
     case = run.case(finding.tensor) if finding.tensor else None
@@ -358,27 +405,16 @@ def _with_operation(run: Run, finding: Finding) -> Finding:
         return dataclasses.replace(finding, operation=(why,))
     if wrong is None:
         return finding
-    answer = finding.answer
-    if answer.cause != UNKNOWN:
+    answer, said = finding.answer, operations.answer(wrong)
+    fitted = answer.cause in VAGUE or any(fit.pattern.fitted for fit in answer.fits[:1])
+    more = said.cause != UNKNOWN and fitted or answer.cause in VAGUE and (wrong.is_another or wrong.inputs)
+    if answer.cause != UNKNOWN and not more:
         return dataclasses.replace(finding, operation=(wrong.sentence, *wrong.inputs_said, *wrong.alone_said))
-    said = _of_result(wrong)
-    sentence = "; ".join((f"{wrong.sentence}{f': {said.sentence}' if said.sentence else ''}", *wrong.inputs_said))
-    own = next((one for one in REDUCED if wrong.takes(one)), "")
-    if own and said.cause == UNKNOWN:
-        said = Answer(REDUCED[own], look="the all-reduce that this value needs before it is used")
-    known = said.cause != UNKNOWN
-    answer = dataclasses.replace(said if known else answer, sentence=sentence, fits=(),
-                                 confidence="likely" if known else "")
-    return dataclasses.replace(finding, answer=answer, operation=wrong.alone_said)
-
-
-def _of_result(wrong: operations.Wrong) -> Answer:
-    """What a map that has no number to fit says of the result, which is of no known kind; not of another operation."""
-    if wrong.case is None or not wrong.case.off.any() or wrong.is_another:
-        return Answer(UNKNOWN)
-    said = explain(wrong.case)
-    simple = said.cause != UNKNOWN and said.confidence != "possible" and said.fits[0].pattern.fitted == 0
-    return said if simple else Answer(UNKNOWN)
+    own = [answer.sentence] if answer.cause == UNKNOWN and answer.sentence else []
+    sentence = "; ".join((f"{wrong.sentence}{f': {said.sentence}' if said.sentence else ''}", *wrong.inputs_said, *own))
+    confidence = "likely" if said.cause != UNKNOWN else ""
+    return dataclasses.replace(finding, answer=dataclasses.replace(said, sentence=sentence, confidence=confidence,
+                                                                   fits=()), operation=wrong.alone_said)
 
 
 def explain_run(reference: Dump, other: Dump, report: Report) -> Finding:
@@ -417,6 +453,7 @@ def _by_arrays(run: Run) -> Finding:
         lost = [name for name in run.reference if name in run.missing and Name.of(name).kind in BACKWARD]
         return Finding(differences, lost[0] if lost and Name.of(first).kind not in BACKWARD else first, lack)
     asked, answer = ask(run, first)
+    answer = of_order(run, Name.of(asked or first), answer)
     if answer.cause == UNKNOWN and (coarse := of_format(run, first)):
         first, answer = coarse
     if told and (answer.cause in VAGUE or answer.cause in {one.cause for one in told}):

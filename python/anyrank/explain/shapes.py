@@ -160,6 +160,14 @@ def of_tensor(run: Run, name: str) -> Told | None:
     if a.ndim == b.ndim and all(n in (m, 1) for n, m in zip(a.shape, b.shape)) and own.kind == "fwd" and all(
             n == m or np.ptp(b, axis=d).max() == 0.0 for d, (n, m) in enumerate(zip(a.shape, b.shape))):
         return None  # once for all samples, and once for each
+    output = str(own.with_kind("fwd"))
+    times, rest = divmod(b.shape[0], a.shape[0]) if a.ndim == b.ndim > 0 else (0, 0)
+    if own.kind == "bwd" and times > 1 and not rest and b.shape[1:] == a.shape[1:] and (
+            output in run.reference and output in run.other and run.reference.tensor(output).shape == run.other.tensor(
+                output).shape):
+        return Told(f"{times} gradients of the module's output, where the reference has one, and the "
+                    "output has one shape", "looks like: the backward pass goes through the module more often: through "
+                    "calls of it that the reference detaches or makes under no_grad")
     following = str(Name(own.stem, own.kind, own.step + 1))
     later = run.runs.other[following] if own.kind == "fwd" and following in run.other else None
     return compare(a, b, own, later, run.runs.world > 1)

@@ -113,5 +113,5 @@ def lines(case: Case, answer: Answer, operation: typing.Sequence[str] = ()) -> l
     rows += [("operation" if i == 0 else "", line) for i, line in enumerate(operation)]
     if answer.cause == UNKNOWN:
         rows += [("looks like", _looks(fit)) for fit in answer.fits[:2]]
-        rows += [("known", known)] if (known := around(case)) else []
+        rows += [("known", known)] if not operation and (known := around(case)) else []
     return _wrapped([*rows, *_reasons(answer)])

@@ -6,9 +6,9 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import typing
+import unittest.mock
 
 import numpy as np
-import pytest
 
 from anyrank.dump import Box, Part, Tensor
 from anyrank.explain import dumps
@@ -103,15 +103,15 @@ def test_gradients_of_one_run_alone(tmp_path: pathlib.Path) -> None:
     assert cause == "unknown"
 
 
-def test_what_a_module_reads_is_asked(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_module_reads_is_asked(tmp_path: pathlib.Path) -> None:
     read, w = np.random.default_rng(1).standard_normal((6, 40)), np.random.default_rng(2).standard_normal((3, 40))
     drop = np.random.default_rng(3).random((6, 40)) < 0.2
     reads = [{"m.in:fwd": x} for x in (read, np.where(drop, 0.0, read))]
     given = [{"m.weight:init": w, "m:fwd": x["m.in:fwd"] @ w.T} for x in reads]
     assert finding(tmp_path, "m:fwd", *given)[2] == ""
     sides = iter(reads)
-    monkeypatch.setattr(dumps, "inputs_of", lambda dump: Held(next(sides), tmp_path))
-    cause, _, asked = finding(tmp_path, "m:fwd", *given)
+    with unittest.mock.patch.object(dumps, "inputs_of", lambda dump: Held(next(sides), tmp_path)):
+        cause, _, asked = finding(tmp_path, "m:fwd", *given)
     assert (cause, asked) == ("dropout_without_scale", "m.in:fwd")
 
 
