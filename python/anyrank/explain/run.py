@@ -55,13 +55,15 @@ class Run:
     def __init__(self, reference: Dump, other: Dump, report: Report) -> None:
         self.reference, self.other, self.report = reference, other, report
         self.runs = runs_of(reference, other, report)
+        self._cases: dict[str, Case | None] = {}
         differing = {row["tensor"] for row in report.get("worst", ())}
         self.rows = [name for name in reference if name in differing]  # in execution order
         self.missing, self.unexpected = list(report.get("missing", ())), list(report.get("unexpected", ()))
 
     def case(self, name: str, within: bool = False) -> Case | None:
         """within: also what the report's rule allows is a difference."""
-        case = case_of(self.runs, name)
+        case = self._cases[name] if name in self._cases else case_of(self.runs, name)
+        self._cases = {name: case}  # the last one, which others ask for again
         return dataclasses.replace(case, allowed=0.0) if case is not None and within else case
 
     def answer(self, name: str, within: bool = False) -> Answer:
@@ -394,12 +396,10 @@ def of_loss(run: Run, name: Name) -> Answer | None:
 
 def _with_operation(run: Run, finding: Finding) -> Finding:
     """The finding with the first wrong operation, which is all that is said where no cause is known."""
-    case = run.case(finding.tensor) if finding.tensor else None
-    if case is None:
-        return finding
     try:
-        search = operations.search_of(run.reference.path, run.other.path, run.runs.mesh)
-        wrong = search.wrong(case) if search is not None else None
+        search = operations.search_of(run.reference.path, run.other.path, run.runs.mesh) if finding.tensor else None
+        case = run.case(finding.tensor) if search is not None else None
+        wrong = search.wrong(case) if search is not None and case is not None else None
     except (AnyrankError, LookupError, OSError, TypeError, ValueError) as error:
         why = f"the record of operations cannot be read: {type(error).__name__}: {error}"
         return dataclasses.replace(finding, operation=(why,))

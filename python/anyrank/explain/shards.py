@@ -121,14 +121,14 @@ def _cut_as_one(case: Case) -> typing.Iterator[Pattern]:
     for some in (names[i: i + count] for count in (2, 3) for i in range(len(names) - count + 1)):
         if str(name) not in some:
             continue
-        arrays = [case.ref if text == str(name) else case.runs.reference[text].astype(np.float64) for text in some]
-        packed, start = np.concatenate(arrays), sum(map(len, arrays[:some.index(str(name))]))
+        arrays = [case.ref if text == str(name) else case.runs.reference[text] for text in some]
+        first, start = np.concatenate([a[:, :1] for a in arrays]), sum(map(len, arrays[:some.index(str(name))]))
         for n in case.runs.group_sizes or (2, 3, 4, 8):
             if all(len(a) % n == 0 for a in arrays):
-                rows = np.concatenate([np.arange(shape[0] // n) + (r * len(packed) + start) // n for r in range(n)])
-                if np.allclose(packed[rows, :1], case.val[:, :1], rtol=0.0, atol=near(case)):
+                rows = np.concatenate([np.arange(shape[0] // n) + (r * len(first) + start) // n for r in range(n)])
+                if np.allclose(first[rows], case.val[:, :1], rtol=0.0, atol=near(case)):
                     how = f"{', '.join(some)} are packed one after the other and cut in {n} blocks as one"
-                    yield Pattern(CUT_AS_ONE, packed[rows], {"how": how})
+                    yield Pattern(CUT_AS_ONE, np.concatenate(arrays)[rows].astype(np.float64), {"how": how})
 
 
 def patterns(case: Case) -> typing.Iterator[Pattern]:
