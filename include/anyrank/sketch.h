@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef ANYRANK_SKETCH_H
+#define ANYRANK_SKETCH_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "anyrank/dump.h"
+
+AR_BEGIN_DECLS
+
+/* A sketch: a few kilobytes that stand for a tensor. Every element enters with its index in the full tensor, so the
+ * sketches of ranks' parts add up to the sketch of the full tensor, whatever the layout (docs/design/sketches.md).
+ *
+ * Let n be the number of elements of the full tensor, i an element's row-major index, x its value and u its bits.
+ *   digest     sum over i of mix(i, u) modulo 2^64; equal for two tensors if all bits are, else with probability 2^-64
+ *              (2^-32 where just two elements differ, each in its sign alone)
+ *   buckets    block b has the elements [b*B, (b+1)*B), B = ceil(n/64) rounded up to a multiple of 64. In each block
+ *              bucket[c(i)] += s(i)*x, with a bucket c of 32 and a sign s drawn by a hash of i: a count sketch (Charikar,
+ *              Chen, Farach-Colton 2002, doi:10.1007/3-540-45465-9_59). It is linear, and the sum of the squares of
+ *              a block's buckets estimates the sum of the squares of its elements without bias, with a standard
+ *              deviation of at most sqrt(2/32) of it (Alon, Matias, Szegedy 1996, doi:10.1145/237814.237823)
+ *   rows       of a tensor with two dimensions or more, a digest of 32 bits for each row (all dimensions but the last),
+ *              or for groups of as many neighbouring rows as leave at most 1,024
+ * Sums are in binary64 and do not depend on the processor. An element that is infinite or NaN counts as 0 in them. */
+#define AR_SKETCH_BLOCKS 64
+#define AR_SKETCH_BUCKETS 32
+#define AR_SKETCH_GROUP 64 /* elements for which one hash is computed */
+#define AR_SKETCH_ROWS 1024
+
+typedef struct ar_sketch {
+    ar_dtype dtype;
+    int ndim;
+    size_t shape[AR_ST_MAX_DIMS]; /* of the full tensor */
+    size_t elements;              /* of the full tensor */
+    size_t block;                 /* elements of a block, but the last */
+    size_t row;                   /* elements that have one row digest; 0: there are none */
+    size_t blocks, rows;
+    uint64_t digest;
+    uint64_t count, zeros, nan, inf; /* elements that have entered; of these, how many are 0, NaN, infinite */
+    uint64_t first, last;            /* smallest and largest index that is not 0; first > last: all are 0 */
+    double sum, sum_squares, max_abs;
+    double *bucket;       /* [blocks * AR_SKETCH_BUCKETS] */
+    uint32_t *row_digest; /* [rows] */
+} ar_sketch;
+
+/** Starts the sketch of a tensor of this shape, without elements. ndim: 0 .. AR_ST_MAX_DIMS. Errors: AR_ERR_DTYPE (of 4,
+ *  6 bits, F8 or complex), AR_ERR_OVERFLOW, AR_ERR_MEMORY; ar_sketch_fini in any case. */
+AR_NODISCARD ar_status ar_sketch_init(ar_sketch *s, ar_dtype dtype, int ndim, const size_t *shape);
+void ar_sketch_fini(ar_sketch *s);
+/** Adds the elements of a box; values: the tensor that the box describes, as a file has it. Borrows. Errors:
+ *  AR_ERR_SHAPE (the box reaches out of the full tensor). */
+AR_NODISCARD ar_status ar_sketch_add(ar_sketch *s, const void *values, const ar_dump_box *box);
+/** Adds the sketch of other elements of the same tensor or, with `summand`, of another summand of it, whose digests mean
+ *  nothing after that. Errors: AR_ERR_SHAPE, AR_ERR_DTYPE (another tensor). */
+AR_NODISCARD ar_status ar_sketch_merge(ar_sketch *s, const ar_sketch *part, bool summand);
+
+/** Two sketches of a tensor, compared. */
+typedef struct ar_sketch_difference {
+    bool same_bits;     /* by their digests; false where one of them has none */
+    double norm;        /* estimated root of the sum of squares of b - a */
+    double norm_error;  /* standard deviation of the estimate, relative to it */
+    double norm_a;      /* the root of a's sum of squares */
+    double factor;      /* the f for which f*a is nearest to b; NaN: a is 0 */
+    double factor_left; /* norm of b - f*a, in parts of that of b - a */
+    size_t blocks;      /* that differ: by more than 1e-3 of the largest */
+    size_t block;       /* which of them differs most */
+    double block_share; /* of the sum of squares of b - a that is this block's */
+    size_t rows, row;   /* row digests that differ, and the first of them; 0 and SIZE_MAX where there are none */
+} ar_sketch_difference;
+/** Errors: AR_ERR_SHAPE (another shape). */
+AR_NODISCARD ar_status ar_sketch_compare(ar_sketch_difference *d, const ar_sketch *a, const ar_sketch *b);
+
+AR_END_DECLS
+#endif

@@ -1,0 +1,402 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/sketch.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "ref/core/float_bits.h"
+#include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
+
+/* Elements enter in groups of 64 whose first index is a multiple of 64: one hash of the group's number gives all signs,
+ * the rotation of the buckets and the keys, which constants of each lane vary. */
+enum { GROUP = AR_SKETCH_GROUP, BUCKETS = AR_SKETCH_BUCKETS };
+/* Into each of the clones of ARI_SIMD. */
+#define INLINED static inline __attribute__((always_inline))
+
+/* Random bits of a number: SplitMix64 (Steele, Lea, Flood 2014, doi:10.1145/2660193.2660195). */
+INLINED uint64_t random_bits(uint64_t x)
+{
+    x += UINT64_C(0x9e3779b97f4a7c15);
+    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+    return x ^ x >> 31;
+}
+
+/* The keys of a group: key[0] is added to an element's bits, the others are the halves of what they are multiplied by. */
+typedef struct keys {
+    uint32_t key[3];
+    uint32_t turn; /* of the buckets, by exclusive or */
+    uint64_t signs;
+} keys;
+
+static keys keys_of(uint64_t group)
+{
+    const uint64_t a = random_bits(group), b = random_bits(a), c = random_bits(b);
+    return (keys){{(uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b}, (uint32_t)(b >> 32) % BUCKETS, c};
+}
+
+/* Lane j's constants: random_bits(2^32 + j), and of that. */
+typedef struct lanes {
+    uint32_t key[3][GROUP];
+} lanes;
+
+static void lanes_init(lanes *l)
+{
+    for (uint64_t j = 0; j < GROUP; j++) {
+        const uint64_t a = random_bits((UINT64_C(1) << 32) + j), b = random_bits(a);
+        l->key[0][j] = (uint32_t)a;
+        l->key[1][j] = (uint32_t)(a >> 32);
+        l->key[2][j] = (uint32_t)b;
+    }
+}
+
+/* A group's elements: their bits, the upper half of those of 64 bits, and their values, 0 where they are not finite. */
+typedef struct group {
+    uint32_t bits[GROUP], high[GROUP];
+    float value[GROUP];
+    double wide[GROUP]; /* the values of types that are no float */
+} group;
+
+/* Sums over groups of one block and row. */
+typedef struct sums {
+    uint64_t digest, row, zeros;
+    double sum, squares, largest;
+} sums;
+
+/* mix(i, u) of lanes [first, end), and of that the upper halves for the row. The multiplier is odd, so that an element's
+ * other bits give another product; the shift spreads the sign. */
+INLINED void mix(sums *s, const uint32_t *bits, const lanes *l, const uint32_t *key, int first, int end)
+{
+    uint64_t digest = 0, row = 0;
+    for (int j = first; j < end; j++) {
+        const uint32_t u = (bits[j] ^ bits[j] >> 16) ^ (l->key[0][j] ^ key[0]);
+        const uint64_t low = (uint64_t)u * ((l->key[1][j] ^ key[1]) | 1u);
+        const uint64_t f = low + ((uint64_t)(uint32_t)(u * (l->key[2][j] ^ key[2])) << 32);
+        digest += f;
+        row += f >> 32;
+    }
+    s->digest += digest;
+    s->row += row;
+}
+
+/* Sums of floats. Lane j of 32 enters bucket j ^ turn, with lane j + 32. */
+INLINED void add_floats(sums *s, double *bucket, const float *value, const keys *k)
+{
+    uint32_t largest = 0, zeros = 0; /* of the bits without the sign, which are ordered as the magnitudes are */
+    double sum[8] = {0}, squares[8] = {0}, signed_pair[BUCKETS];
+    const uint32_t low = (uint32_t)k->signs, high = (uint32_t)(k->signs >> 32);
+    float turned[GROUP];
+    for (int j = 0; j < BUCKETS; j++) {
+        turned[j] = ari_float32(ari_bits32(value[j]) ^ (low << (31 - j) & 0x80000000u));
+        turned[j + BUCKETS] = ari_float32(ari_bits32(value[j + BUCKETS]) ^ (high << (31 - j) & 0x80000000u));
+    }
+    for (int j = 0; j < BUCKETS; j++)
+        signed_pair[j] = (double)turned[j] + (double)turned[j + BUCKETS];
+    for (int j = 0; j < GROUP; j += 8) {
+        for (int i = 0; i < 8; i++) {
+            const double x = (double)value[j + i];
+            sum[i] += x;
+            squares[i] += x * x;
+        }
+    }
+    for (int j = 0; j < GROUP; j++) {
+        const uint32_t magnitude = ari_bits32(value[j]) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+        zeros += magnitude == 0;
+    }
+    for (int j = 0; j < BUCKETS; j++)
+        bucket[j ^ (int)k->turn] += signed_pair[j];
+    for (int i = 0; i < 8; i++) {
+        s->sum += sum[i];
+        s->squares += squares[i];
+    }
+    s->zeros += zeros;
+    const double most = (double)ari_float32(largest);
+    s->largest = most > s->largest ? most : s->largest;
+}
+
+/* The same of values that no float has. */
+static void add_wide(sums *s, double *bucket, const double *value, const keys *k)
+{
+    for (int j = 0; j < GROUP; j++) {
+        const double x = value[j];
+        bucket[(j % BUCKETS) ^ (int)k->turn] += k->signs >> j & 1 ? -x : x;
+        s->sum += x;
+        s->squares += x * x;
+        s->zeros += x == 0.0;
+        s->largest = fabs(x) > s->largest ? fabs(x) : s->largest;
+    }
+}
+
+/* The bits and values of a whole group of short floats, and whether all are finite. */
+INLINED bool load_floats(uint32_t *bits, float *value, const unsigned char *p, ar_dtype t)
+{
+    uint16_t half[GROUP];
+    uint32_t largest = 0;
+    if (t == AR_F32) {
+        memcpy(bits, p, GROUP * sizeof *bits);
+        memcpy(value, p, GROUP * sizeof *value);
+    } else {
+        memcpy(half, p, sizeof half);
+        for (int j = 0; j < GROUP; j++) {
+            bits[j] = half[j];
+            value[j] = t == AR_F16 ? ari_f32_of_f16(half[j]) : ari_f32_of_bf16(half[j]);
+        }
+    }
+    for (int j = 0; j < GROUP; j++) {
+        const uint32_t magnitude = ari_bits32(value[j]) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    return largest < 0x7f800000u;
+}
+
+/* Up to n whole groups, as long as they are finite; how many. */
+INLINED size_t add_groups_of(sums *s, double *bucket, const lanes *l, const unsigned char *p, ar_dtype t,
+                             uint64_t number, size_t n)
+{
+    const size_t bytes = GROUP * (t == AR_F32 ? sizeof(float) : sizeof(uint16_t));
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits[GROUP];
+        float value[GROUP];
+        if (!load_floats(bits, value, p + i * bytes, t))
+            return i;
+        const keys k = keys_of(number + i);
+        mix(s, bits, l, k.key, 0, GROUP);
+        add_floats(s, bucket, value, &k);
+    }
+    return n;
+}
+
+ARI_SIMD static size_t add_groups(sums *s, double *bucket, const lanes *l, const unsigned char *p, ar_dtype t,
+                                  uint64_t number, size_t n)
+{
+    switch (t) {
+    case AR_F32:
+        return add_groups_of(s, bucket, l, p, AR_F32, number, n);
+    case AR_BF16:
+        return add_groups_of(s, bucket, l, p, AR_BF16, number, n);
+    case AR_F16:
+        return add_groups_of(s, bucket, l, p, AR_F16, number, n);
+    default:
+        return 0;
+    }
+}
+
+#define LOAD_INTEGERS(type)                              \
+    do {                                                 \
+        type number;                                     \
+        memcpy(&number, p, sizeof number);               \
+        g->bits[j] = (uint32_t)(uint64_t)number;         \
+        g->high[j] = (uint32_t)((uint64_t)number >> 32); \
+        g->wide[j] = (double)number;                     \
+    } while (0)
+
+/* Element j of a group, from memory. */
+static void load(group *g, int j, ar_dtype t, const unsigned char *p)
+{
+    uint16_t half;
+    double x;
+    switch (t) {
+    case AR_F32:
+        memcpy(&g->bits[j], p, sizeof g->bits[j]);
+        g->value[j] = ari_float32(g->bits[j]);
+        break;
+    case AR_BF16:
+    case AR_F16:
+        memcpy(&half, p, sizeof half);
+        g->bits[j] = half;
+        g->value[j] = t == AR_F16 ? ari_f32_of_f16(half) : ari_f32_of_bf16(half);
+        break;
+    case AR_F64:
+        memcpy(&x, p, sizeof x);
+        g->bits[j] = (uint32_t)ari_bits64(x);
+        g->high[j] = (uint32_t)(ari_bits64(x) >> 32);
+        g->wide[j] = x;
+        break;
+    case AR_I8:
+        LOAD_INTEGERS(int8_t);
+        break;
+    case AR_I16:
+        LOAD_INTEGERS(int16_t);
+        break;
+    case AR_U16:
+        LOAD_INTEGERS(uint16_t);
+        break;
+    case AR_I32:
+        LOAD_INTEGERS(int32_t);
+        break;
+    case AR_U32:
+        LOAD_INTEGERS(uint32_t);
+        break;
+    case AR_I64:
+        LOAD_INTEGERS(int64_t);
+        break;
+    case AR_U64:
+        LOAD_INTEGERS(uint64_t);
+        break;
+    default:
+        LOAD_INTEGERS(uint8_t);
+        break;
+    }
+}
+
+static bool is_short_float(ar_dtype t)
+{
+    return t == AR_F32 || t == AR_BF16 || t == AR_F16;
+}
+
+static bool has_high_bits(ar_dtype t)
+{
+    return t == AR_F64 || t == AR_I64 || t == AR_U64;
+}
+
+/* Lanes [first, end) of a group, of any type and any values. */
+static void add_group(ar_sketch *s, sums *sum, double *bucket, const lanes *l, group *g, uint64_t number, int first,
+                      int end)
+{
+    const keys k = keys_of(number);
+    mix(sum, g->bits, l, k.key, first, end);
+    if (has_high_bits(s->dtype)) { /* by other keys, as another group's */
+        const keys other = keys_of(~number);
+        mix(sum, g->high, l, other.key, first, end);
+    }
+    for (int j = first; j < end; j++) {
+        double x = is_short_float(s->dtype) ? (double)g->value[j] : g->wide[j];
+        if (isfinite(x))
+            continue;
+        s->nan += isnan(x) != 0;
+        s->inf += isinf(x) != 0;
+        g->value[j] = 0.0f;
+        g->wide[j] = 0.0;
+        sum->zeros--;
+    }
+    sum->zeros -= (uint64_t)(GROUP - (end - first)); /* lanes without an element */
+    if (is_short_float(s->dtype))
+        add_floats(sum, bucket, g->value, &k);
+    else
+        add_wide(sum, bucket, g->wide, &k);
+}
+
+static size_t smaller(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* A run: neighbouring elements of the full tensor within one block and one row digest, `stride` elements apart. */
+typedef struct run {
+    const unsigned char *values;
+    size_t stride, bytes; /* of one element */
+    uint64_t index;
+    size_t n;
+} run;
+
+/* Whether element i of a run is zero. */
+static bool is_zero(const ar_sketch *s, const run *r, size_t i)
+{
+    group g = {0};
+    load(&g, 0, s->dtype, r->values + i * r->stride * r->bytes);
+    return is_short_float(s->dtype) ? g.value[0] == 0.0f : g.wide[0] == 0.0;
+}
+
+/* The first and the last index that is not zero, of a run that has one. */
+static void note_ends(ar_sketch *s, const run *r)
+{
+    const bool none = s->first > s->last;
+    size_t i = 0, end = r->n;
+    if (none || r->index < s->first) {
+        while (is_zero(s, r, i))
+            i++;
+        s->first = none || r->index + i < s->first ? r->index + i : s->first;
+    }
+    if (none || r->index + end - 1 > s->last) {
+        while (is_zero(s, r, end - 1))
+            end--;
+        s->last = none || r->index + end - 1 > s->last ? r->index + end - 1 : s->last;
+    }
+}
+
+static void add_run(ar_sketch *s, const lanes *l, const run *r)
+{
+    sums sum = {0};
+    double *bucket = s->bucket + r->index / s->block * BUCKETS;
+    size_t i = 0;
+    while (i < r->n) {
+        const uint64_t number = (r->index + i) / GROUP;
+        const int first = (int)((r->index + i) % GROUP);
+        const size_t whole = first == 0 && r->stride == 1 ? (r->n - i) / GROUP : 0;
+        const size_t done = add_groups(&sum, bucket, l, r->values + i * r->bytes, s->dtype, number, whole);
+        if (done > 0) {
+            i += done * GROUP;
+            continue;
+        }
+        group g = {0};
+        const int end = r->n - i < (size_t)(GROUP - first) ? first + (int)(r->n - i) : GROUP;
+        for (int j = first; j < end; j++)
+            load(&g, j, s->dtype, r->values + (i + (size_t)(j - first)) * r->stride * r->bytes);
+        add_group(s, &sum, bucket, l, &g, number, first, end);
+        i += (size_t)(end - first);
+    }
+    s->digest += sum.digest;
+    if (s->rows > 0)
+        s->row_digest[r->index / s->row] += (uint32_t)sum.row;
+    s->count += r->n;
+    s->zeros += sum.zeros;
+    s->sum += sum.sum;
+    s->sum_squares += sum.squares;
+    s->max_abs = sum.largest > s->max_abs ? sum.largest : s->max_abs;
+    if (sum.zeros < r->n)
+        note_ends(s, r);
+}
+
+/* The elements of one row of a box, or of several that follow on each other, split where a block or a row digest ends. */
+static void add_line(ar_sketch *s, const lanes *l, run line)
+{
+    while (line.n > 0) {
+        size_t n = smaller(line.n, s->block - line.index % s->block);
+        if (s->rows > 0)
+            n = smaller(n, s->row - line.index % s->row);
+        const run part = {line.values, line.stride, line.bytes, line.index, n};
+        add_run(s, l, &part);
+        line.values += n * line.stride * line.bytes;
+        line.index += n;
+        line.n -= n;
+    }
+}
+
+ar_status ar_sketch_add(ar_sketch *s, const void *values, const ar_dump_box *box)
+{
+    size_t n = 1, line = 1, weight[AR_ST_MAX_DIMS], index[AR_ST_MAX_DIMS] = {0};
+    int outer = s->ndim; /* dimensions [outer, ndim) are one line */
+    for (int d = s->ndim; d-- > 0; n *= s->shape[d]) {
+        weight[d] = n;
+        if (box->global[d] > s->shape[d] || box->extent[d] > s->shape[d] - box->global[d])
+            return ar_error_set(AR_ERR_SHAPE, "sketch: a box has elements [%zu, %zu) of dimension %d, which has %zu",
+                                box->global[d], box->global[d] + box->extent[d], d, s->shape[d]);
+        const bool whole = outer == s->ndim || (box->extent[d + 1] == s->shape[d + 1] && outer == d + 1 &&
+                                                box->stride[d] == box->stride[d + 1] * box->extent[d + 1]);
+        if (whole) {
+            outer = d;
+            line *= box->extent[d];
+        }
+    }
+    size_t lines = 1;
+    for (int d = 0; d < outer; d++)
+        lines *= box->extent[d];
+    if (line == 0 || lines == 0)
+        return AR_OK;
+    const size_t bytes = ari_dtype_bits(s->dtype) / 8, stride = s->ndim > 0 ? box->stride[s->ndim - 1] : 1;
+    lanes l;
+    lanes_init(&l);
+    for (size_t k = 0; k < lines; k++) {
+        run r = {(const unsigned char *)values + box->at * bytes, stride, bytes, 0, line};
+        for (int d = 0; d < s->ndim; d++) {
+            r.index += (uint64_t)((box->global[d] + index[d]) * weight[d]);
+            r.values += index[d] * box->stride[d] * bytes;
+        }
+        add_line(s, &l, r);
+        for (int d = outer; d-- > 0 && ++index[d] == box->extent[d];)
+            index[d] = 0;
+    }
+    return AR_OK;
+}

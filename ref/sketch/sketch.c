@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/sketch.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
+
+enum { BUCKETS = AR_SKETCH_BUCKETS };
+
+static bool has_sketch(ar_dtype t)
+{
+    switch (t) {
+    case AR_BOOL:
+    case AR_U8:
+    case AR_I8:
+    case AR_I16:
+    case AR_U16:
+    case AR_F16:
+    case AR_BF16:
+    case AR_I32:
+    case AR_U32:
+    case AR_F32:
+    case AR_F64:
+    case AR_I64:
+    case AR_U64:
+        return true;
+    default:
+        return false;
+    }
+}
+
+static size_t parts_of(size_t n, size_t part)
+{
+    return n / part + (n % part != 0);
+}
+
+ar_status ar_sketch_init(ar_sketch *s, ar_dtype dtype, int ndim, const size_t *shape)
+{
+    *s = (ar_sketch){.dtype = dtype, .ndim = ndim, .elements = 1, .first = UINT64_MAX};
+    if (!has_sketch(dtype))
+        return ar_error_set(AR_ERR_DTYPE, "sketch: %s has none", ar_dtype_name(dtype));
+    for (int d = 0; d < ndim; d++) {
+        s->shape[d] = shape[d];
+        AR_TRY(ari_mul_size(&s->elements, s->elements, shape[d]));
+    }
+    const size_t block = parts_of(s->elements, AR_SKETCH_BLOCKS);
+    s->block = parts_of(block > 0 ? block : 1, AR_SKETCH_GROUP) * AR_SKETCH_GROUP;
+    s->blocks = parts_of(s->elements, s->block);
+    if (ndim > 1 && s->elements > 0) {
+        s->row = shape[ndim - 1] * parts_of(s->elements / shape[ndim - 1], AR_SKETCH_ROWS);
+        s->rows = parts_of(s->elements, s->row);
+    }
+    AR_TRY(ARI_ALLOC_ZERO(&s->bucket, s->blocks * BUCKETS, "a sketch's buckets"));
+    return ARI_ALLOC_ZERO(&s->row_digest, s->rows, "a sketch's row digests");
+}
+
+void ar_sketch_fini(ar_sketch *s)
+{
+    free(s->bucket);
+    free(s->row_digest);
+    *s = (ar_sketch){0};
+}
+
+static ar_status check_shapes(const ar_sketch *a, const ar_sketch *b)
+{
+    const bool same = a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+    return same ? AR_OK : ar_error_set(AR_ERR_SHAPE, "sketch: the tensors have other shapes");
+}
+
+ar_status ar_sketch_merge(ar_sketch *s, const ar_sketch *part, bool summand)
+{
+    AR_TRY(check_shapes(s, part));
+    if (s->dtype != part->dtype)
+        return ar_error_set(AR_ERR_DTYPE, "sketch: %s and %s", ar_dtype_name(s->dtype), ar_dtype_name(part->dtype));
+    for (size_t i = 0; i < s->blocks * BUCKETS; i++)
+        s->bucket[i] += part->bucket[i];
+    for (size_t i = 0; i < s->rows; i++)
+        s->row_digest[i] += part->row_digest[i];
+    s->digest += part->digest;
+    s->nan += part->nan;
+    s->inf += part->inf;
+    s->sum += part->sum;
+    if (summand) /* other figures of a sum do not follow from those of its summands */
+        return AR_OK;
+    s->count += part->count;
+    s->zeros += part->zeros;
+    s->sum_squares += part->sum_squares;
+    s->max_abs = part->max_abs > s->max_abs ? part->max_abs : s->max_abs;
+    if (part->first <= part->last) {
+        const bool none = s->first > s->last;
+        s->first = none || part->first < s->first ? part->first : s->first;
+        s->last = none || part->last > s->last ? part->last : s->last;
+    }
+    return AR_OK;
+}
+
+/* Sums of squares and products of a block's buckets. */
+typedef struct products {
+    double aa, ab, dd;
+} products;
+
+static products block_products(const ar_sketch *a, const ar_sketch *b, size_t block)
+{
+    products p = {0};
+    for (size_t i = block * BUCKETS; i < (block + 1) * BUCKETS; i++) {
+        const double x = a->bucket[i], y = b->bucket[i];
+        p.aa += x * x;
+        p.ab += x * y;
+        p.dd += (y - x) * (y - x);
+    }
+    return p;
+}
+
+ar_status ar_sketch_compare(ar_sketch_difference *d, const ar_sketch *a, const ar_sketch *b)
+{
+    AR_TRY(check_shapes(a, b));
+    *d = (ar_sketch_difference){.same_bits = a->dtype == b->dtype && a->digest == b->digest && a->count == b->count,
+                                .row = SIZE_MAX,
+                                .norm_a = sqrt(a->sum_squares)};
+    double aa = 0.0, ab = 0.0, dd = 0.0, fourth = 0.0, largest = 0.0, left = 0.0;
+    for (size_t i = 0; i < a->blocks; i++) {
+        const products p = block_products(a, b, i);
+        aa += p.aa;
+        ab += p.ab;
+        dd += p.dd;
+        fourth += p.dd * p.dd;
+        d->block = p.dd > largest ? i : d->block;
+        largest = p.dd > largest ? p.dd : largest;
+    }
+    d->norm = sqrt(dd);
+    d->factor = aa > 0.0 ? ab / aa : (double)NAN;
+    d->block_share = dd > 0.0 ? largest / dd : 0.0;
+    /* var(dd) <= sum over blocks of 2/32 dd_b^2, and a root has half the relative error of its square. */
+    d->norm_error = dd > 0.0 ? 0.5 * sqrt(2.0 / BUCKETS * fourth) / dd : 0.0;
+    for (size_t i = 0; i < a->blocks; i++)
+        d->blocks += block_products(a, b, i).dd > 1e-6 * largest;
+    for (size_t i = 0; i < a->blocks * BUCKETS && aa > 0.0; i++) {
+        const double x = b->bucket[i] - d->factor * a->bucket[i];
+        left += x * x;
+    }
+    d->factor_left = dd > 0.0 ? sqrt(left / dd) : 0.0;
+    for (size_t i = a->rows; i-- > 0 && a->dtype == b->dtype;) {
+        if (a->row_digest[i] != b->row_digest[i]) {
+            d->rows++;
+            d->row = i;
+        }
+    }
+    return AR_OK;
+}
