@@ -52,7 +52,7 @@ ALLOWED = {
     "ref/dry": ["ref/core", "ref/comm", "ref/cpu"],
     "ref/arith": ["ref/core", "ref/context", "ref/placement", "ref/numerics"],
     "ref/io": ["ref/core"],
-    "ref/sketch": ["ref/core"],
+    "ref/sketch": ["ref/core", "ref/io"],
     "ref/layers": ["ref/core", "ref/context", "ref/placement", "ref/numerics", "ref/arith"],
     "ref/pipeline": ["ref/core", "ref/io"],
     "ref/models": ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io"],

@@ -16,7 +16,7 @@ AR_BEGIN_DECLS
  * Let n be the number of elements of the full tensor, i an element's row-major index, x its value and u its bits.
  *   digest     sum over i of mix(i, u) modulo 2^64; equal for two tensors if all bits are, else with probability 2^-64
  *              (2^-32 where just two elements differ, each in its sign alone)
- *   buckets    block b has the elements [b*B, (b+1)*B), B = ceil(n/64) rounded up to a multiple of 64. In each block
+ *   buckets    block b has the elements [b*B, (b+1)*B), B = max(4096, ceil(n/64) rounded up to 64). In each block
  *              bucket[c(i)] += s(i)*x, with a bucket c of 32 and a sign s drawn by a hash of i: a count sketch (Charikar,
  *              Chen, Farach-Colton 2002, doi:10.1007/3-540-45465-9_59). It is linear, and the sum of the squares of
  *              a block's buckets estimates the sum of the squares of its elements without bias, with a standard
@@ -25,6 +25,7 @@ AR_BEGIN_DECLS
  *              or for groups of as many neighbouring rows as leave at most 1,024
  * Sums are in binary64 and do not depend on the processor. An element that is infinite or NaN counts as 0 in them. */
 #define AR_SKETCH_BLOCKS 64
+#define AR_SKETCH_LEAST 4096 /* elements of a block, so that the sketch of a small tensor is small */
 #define AR_SKETCH_BUCKETS 32
 #define AR_SKETCH_GROUP 64 /* elements for which one hash is computed */
 #define AR_SKETCH_ROWS 1024
@@ -71,6 +72,50 @@ typedef struct ar_sketch_difference {
 } ar_sketch_difference;
 /** Errors: AR_ERR_SHAPE (another shape). */
 AR_NODISCARD ar_status ar_sketch_compare(ar_sketch_difference *d, const ar_sketch *a, const ar_sketch *b);
+
+/* --- files -------------------------------------------------------------------------------------------------------- */
+
+/* A rank's sketches, FOLDER/rank-NNNNN.sketch: the 16 bytes "anyrank sketch 1", then a record for each captured step.
+ * A record is appended whole; what a killed run left of its last one is not read. Numbers are little-endian:
+ *   u64 bytes of the rest; u64 hash of the rest (ar_sketch_hash); u64 bytes of the text
+ *   text, JSON: {"step": 1, "rank": 0, "world": 2, "mesh": [["dp", 2]], "tensors": [{"name": "x.weight:grad", "dtype":
+ *     "F32", "shape": [8, 4], "part": "0:8,0:4", "term": "", "left_out": ""}, ..]}, in execution order. Ranks whose part
+ *     and term are equal have copies; other parts of one term are other elements; other terms are other summands
+ *   figures of each tensor, one after the other (ar_sketch_encode) */
+#define AR_SKETCH_MAGIC "anyrank sketch 1"
+
+/** Bytes of a sketch's figures in a file. */
+size_t ar_sketch_bytes(const ar_sketch *s);
+/** Writes them: u64 digest, count, zeros, nan, inf, first, last; f64 sum, sum_squares, max_abs, bucket[..]; u32
+ *  row_digest[..]. */
+void ar_sketch_encode(unsigned char *out, const ar_sketch *s);
+/** Reads them into an initialised sketch; data: ar_sketch_bytes(s) bytes. */
+void ar_sketch_decode(ar_sketch *s, const unsigned char *data);
+/** Hash of a record: FNV-1a of its 64-bit words, the last one filled up with zeros. */
+uint64_t ar_sketch_hash(const unsigned char *data, size_t n);
+
+/** A tensor of a run of sketches, put together from all ranks. */
+typedef struct ar_sketch_tensor {
+    const char *name;     /* as in a dump: "x.weight:grad@3" */
+    int step;             /* the record's */
+    size_t order;         /* position in the record of the first rank that has it */
+    ar_sketch sketch;     /* of the full tensor */
+    bool summed;          /* from summands: digests mean nothing, nor do counts */
+    int copies;           /* largest number of ranks that have one part */
+    int differing;        /* the first rank whose copy has another digest; -1: none */
+    const char *left_out; /* why it cannot be compared; "": it can */
+} ar_sketch_tensor;
+
+typedef struct ar_sketch_run ar_sketch_run;
+/** Opens FOLDER with its rank-NNNNN.sketch files, and adds up the ranks' parts. A step counts if all ranks have its
+ *  record. Errors: AR_ERR_NOT_FOUND (no such file), AR_ERR_FORMAT (the file, the record and what is wrong), AR_ERR_IO,
+ *  AR_ERR_MEMORY. The caller closes *out. */
+AR_NODISCARD ar_status ar_sketch_run_open(ar_sketch_run **out, const char *folder);
+void ar_sketch_run_close(ar_sketch_run *run);
+/** Tensors in execution order, by step. */
+size_t ar_sketch_run_count(const ar_sketch_run *run);
+const ar_sketch_tensor *ar_sketch_run_tensor(const ar_sketch_run *run, size_t index);
+int ar_sketch_run_ranks(const ar_sketch_run *run);
 
 AR_END_DECLS
 #endif

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ref/core/float_bits.h"
+#include "ref/core/scheduler.h"
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
 
@@ -14,13 +15,10 @@ enum { GROUP = AR_SKETCH_GROUP, BUCKETS = AR_SKETCH_BUCKETS };
 /* Into each of the clones of ARI_SIMD. */
 #define INLINED static inline __attribute__((always_inline))
 
-/* Random bits of a number: SplitMix64 (Steele, Lea, Flood 2014, doi:10.1145/2660193.2660195). */
+/* Random bits of a number. */
 INLINED uint64_t random_bits(uint64_t x)
 {
-    x += UINT64_C(0x9e3779b97f4a7c15);
-    x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
-    return x ^ x >> 31;
+    return ari_splitmix(&x);
 }
 
 /* The keys of a group: key[0] is added to an element's bits, the others are the halves of what they are multiplied by. */

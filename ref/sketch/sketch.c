@@ -46,7 +46,8 @@ ar_status ar_sketch_init(ar_sketch *s, ar_dtype dtype, int ndim, const size_t *s
         AR_TRY(ari_mul_size(&s->elements, s->elements, shape[d]));
     }
     const size_t block = parts_of(s->elements, AR_SKETCH_BLOCKS);
-    s->block = parts_of(block > 0 ? block : 1, AR_SKETCH_GROUP) * AR_SKETCH_GROUP;
+    s->block = parts_of(block, AR_SKETCH_GROUP) * AR_SKETCH_GROUP;
+    s->block = s->block < AR_SKETCH_LEAST ? AR_SKETCH_LEAST : s->block;
     s->blocks = parts_of(s->elements, s->block);
     if (ndim > 1 && s->elements > 0) {
         s->row = shape[ndim - 1] * parts_of(s->elements / shape[ndim - 1], AR_SKETCH_ROWS);

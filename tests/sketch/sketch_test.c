@@ -235,7 +235,7 @@ typedef struct counts {
 
 static void draw_difference(counts *c, kind k)
 {
-    const size_t shape[] = {256 + draw(256), 256 + draw(512)}, n = shape[0] * shape[1];
+    const size_t shape[] = {300 + draw(256), 300 + draw(512)}, n = shape[0] * shape[1];
     const double size = pow(10.0, -1.0 - (double)draw(6)),
                  factor = 1.0 + pow(10.0, -(double)draw(4)) * (double)(1 + draw(9));
     OWNED(free) double *a = malloc(n * sizeof *a), *b = malloc(n * sizeof *b);

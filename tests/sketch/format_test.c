@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files of sketches: what ranks append adds up to the full tensors, whatever was cut off or changed is refused or left
+ * out. */
+#include "anyrank/sketch.h"
+#include "ref/io/file.h"
+#include "tests/support/folder.h"
+#include "tests/support/test.h"
+
+enum { ROWS = 6, COLUMNS = 40 };
+
+static void append(unsigned char *out, size_t *used, const char *text, const ar_sketch *s)
+{
+    const size_t n = strlen(text), bytes = s != NULL ? ar_sketch_bytes(s) : 0, rest = 8 + n + bytes;
+    unsigned char *body = out + *used + 16;
+    for (int i = 0; i < 8; i++) {
+        out[*used + (size_t)i] = (unsigned char)(rest >> 8 * i);
+        body[i] = (unsigned char)(n >> 8 * i);
+    }
+    memcpy(body + 8, text, n);
+    if (s != NULL)
+        ar_sketch_encode(body + 8 + n, s);
+    const uint64_t hash = ar_sketch_hash(body, rest);
+    for (int i = 0; i < 8; i++)
+        out[*used + 8 + (size_t)i] = (unsigned char)(hash >> 8 * i);
+    *used += 16 + rest;
+}
+
+/* Rank r's file of two ranks: a step with its half of the rows of "x", or all of them as a copy. */
+static size_t rank_file(unsigned char *out, int rank, const char *part, const float *x, size_t first, size_t rows)
+{
+    char text[512];
+    ar_sketch s;
+    const ar_dump_box box = {.global = {first, 0}, .extent = {rows, COLUMNS}, .stride = {COLUMNS, 1}, .replicas = 1};
+    cr_assert_ok(ar_sketch_init(&s, AR_F32, 2, (size_t[]){ROWS, COLUMNS}));
+    cr_assert_ok(ar_sketch_add(&s, x + first * COLUMNS, &box));
+    snprintf(text, sizeof text,
+             "{\"step\": 1, \"rank\": %d, \"world\": 2, \"mesh\": [[\"tp\", 2]], \"tensors\": [{\"name\": \"x:fwd\", "
+             "\"dtype\": \"F32\", \"shape\": [%d, %d], \"part\": \"%s\", \"term\": \"\"}]}",
+             rank, ROWS, COLUMNS, part);
+    size_t used = 16;
+    memcpy(out, AR_SKETCH_MAGIC, 16);
+    append(out, &used, text, &s);
+    ar_sketch_fini(&s);
+    return used;
+}
+
+static void write_rank(int rank, const unsigned char *data, size_t n)
+{
+    cr_assert_ok(ari_file_write(in_folder(rank ? "rank-00001.sketch" : "rank-00000.sketch"), data, n));
+}
+
+static void fill(float *x)
+{
+    for (int i = 0; i < ROWS * COLUMNS; i++)
+        x[i] = (float)(i % 7) - 2.5f;
+}
+
+TestSuite(sketch_format, .init = folder_begin, .fini = folder_end);
+
+Test(sketch_format, ranks_parts_add_up_and_copies_are_compared)
+{
+    float x[ROWS * COLUMNS], y[ROWS * COLUMNS];
+    unsigned char file[2][8192];
+    fill(x);
+    fill(y);
+    y[5] = 1e-3f;
+    for (int copies = 0; copies < 2; copies++) {
+        for (int rank = 0; rank < 2; rank++) {
+            const size_t n = copies ? rank_file(file[rank], rank, "all", rank ? y : x, 0, ROWS)
+                                    : rank_file(file[rank], rank, rank ? "low" : "high", x, rank ? 3 : 0, 3);
+            write_rank(rank, file[rank], n);
+        }
+        ar_sketch_run *run = NULL;
+        cr_assert_ok(ar_sketch_run_open(&run, folder));
+        cr_assert_eq(ar_sketch_run_count(run), 1);
+        const ar_sketch_tensor *t = ar_sketch_run_tensor(run, 0);
+        cr_expect_str_eq(t->name, "x:fwd");
+        cr_expect_str_eq(t->left_out, "");
+        cr_expect(t->copies == 1 + copies && t->differing == (copies ? 1 : -1), "%d copies, %d", t->copies,
+                  t->differing);
+        ar_sketch whole;
+        const ar_dump_box box = {.extent = {ROWS, COLUMNS}, .stride = {COLUMNS, 1}, .replicas = 1};
+        cr_assert_ok(ar_sketch_init(&whole, AR_F32, 2, (size_t[]){ROWS, COLUMNS}));
+        cr_assert_ok(ar_sketch_add(&whole, x, &box));
+        ar_sketch_difference d;
+        cr_assert_ok(ar_sketch_compare(&d, &whole, &t->sketch));
+        cr_expect(d.same_bits && d.norm < 1e-12);
+        ar_sketch_fini(&whole);
+        ar_sketch_run_close(run);
+    }
+}
+
+/* A killed run leaves a part of its last record: the steps before it are read. */
+Test(sketch_format, what_is_cut_off_is_left_out_and_what_is_changed_is_refused)
+{
+    float x[ROWS * COLUMNS];
+    unsigned char file[2][16384];
+    size_t n[2];
+    fill(x);
+    for (int rank = 0; rank < 2; rank++)
+        n[rank] = rank_file(file[rank], rank, "all", x, 0, ROWS);
+    write_rank(1, file[1], n[1]);
+    for (size_t cut = 0; cut < n[0] - 16; cut += 97) { /* a second record, and what is left of it */
+        memcpy(file[0] + n[0], file[0] + 16, n[0] - 16);
+        write_rank(0, file[0], n[0] + cut);
+        ar_sketch_run *run = NULL;
+        cr_assert_ok(ar_sketch_run_open(&run, folder));
+        cr_expect_eq(ar_sketch_run_count(run), 1);
+        cr_expect_str_eq(ar_sketch_run_tensor(run, 0)->left_out, "");
+        ar_sketch_run_close(run);
+    }
+    ar_sketch_run *run = NULL;
+    file[0][n[0] / 2] ^= 1; /* not in the last record */
+    write_rank(0, file[0], 2 * n[0] - 16);
+    cr_expect_refused(ar_sketch_run_open(&run, folder), AR_ERR_FORMAT, "record 1: its hash is another");
+    file[0][3] ^= 1;
+    write_rank(0, file[0], n[0]);
+    cr_expect_refused(ar_sketch_run_open(&run, folder), AR_ERR_FORMAT, "does not begin with \"anyrank sketch 1\"");
+    cr_assert_eq(remove(in_folder("rank-00001.sketch")), 0);
+    n[0] = rank_file(file[0], 0, "all", x, 0, ROWS);
+    write_rank(0, file[0], n[0]);
+    cr_expect_refused(ar_sketch_run_open(&run, folder), AR_ERR_NOT_FOUND, "has no rank-00001.sketch");
+    cr_expect_null(run);
+}
+
+Test(sketch_format, records_of_other_forms_are_refused)
+{
+    static const char *const texts[][2] = {
+        {"{", "expected"},
+        {"{\"step\": 1}", "is missing"},
+        {"{\"step\": 1, \"rank\": 1, \"world\": 2, \"tensors\": []}", "not the file's"},
+        {"{\"step\": 1, \"rank\": 0, \"world\": 1, \"tensors\": [{}]}", "without \"name\""},
+        {"{\"step\": 1, \"rank\": 0, \"world\": 1, \"tensors\": [{\"name\": \"x:fwd\", \"part\": \"\", \"term\": \"\"}]}",
+         "without \"dtype\""},
+        {"{\"step\": 1, \"rank\": 0, \"world\": 1, \"tensors\": [{\"name\": \"x:fwd\", \"part\": \"\", \"term\": \"\", "
+         "\"dtype\": \"F32\", \"shape\": [-1]}]}",
+         "no list of sizes"},
+        {"{\"step\": 1, \"rank\": 0, \"world\": 1, \"tensors\": [{\"name\": \"x:fwd\", \"part\": \"\", \"term\": \"\", "
+         "\"dtype\": \"F4\", \"shape\": [2]}]}",
+         "F4"},
+        {"{\"step\": 1, \"rank\": 0, \"world\": 1, \"tensors\": [{\"name\": \"x:fwd\", \"part\": \"\", \"term\": \"\", "
+         "\"dtype\": \"F32\", \"shape\": [2]}]}",
+         "end too early"},
+        {"{\"step\": 1, \"rank\": 0, \"world\": 1, \"tensors\": [{\"name\": \"x:fwd\", \"part\": \"\", \"term\": \"\", "
+         "\"dtype\": \"F32\", \"shape\": [4294967296, 4294967296]}]}",
+         "does not fit a size"}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        unsigned char file[2048];
+        size_t used = 16;
+        memcpy(file, AR_SKETCH_MAGIC, 16);
+        append(file, &used, texts[i][0], NULL);
+        append(file, &used, "{}", NULL);
+        write_rank(0, file, used);
+        ar_sketch_run *run = NULL;
+        cr_expect(ar_sketch_run_open(&run, folder) != AR_OK && error_says(texts[i][1]), "%zu: %s", i,
+                  ar_error_message());
+    }
+}
