@@ -34,7 +34,7 @@ PUBLIC = "include/anyrank"
 VERIFY = ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
           "ref/baseline", "sim/plan", "verify/plan", "verify/run", "verify/dump"]
 ROOMS = ["verify/" + room for room in
-         ("reference", "writer", "explain", "gradcheck", "check", "dumps", "grads", "faults")]
+         ("reference", "writer", "explain", "sketches", "gradcheck", "check", "dumps", "grads", "faults")]
 COMMAND = ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
            "sim/plan", "verify/lint", "verify/plan", "verify/run", "verify/dump", "verify", *ROOMS]
 SUBCOMMANDS = ["cli/" + room for room in ("bugs", "check", "plan", "train", "verify")]
@@ -75,13 +75,14 @@ ALLOWED = {
     "verify/reference": VERIFY,
     "verify/writer": VERIFY + ["verify/reference"],
     "verify/explain": ["ref/core", "ref/io"],
+    "verify/sketches": ["ref/core", "ref/io", "ref/sketch", "verify/dump"],
     "verify/gradcheck": VERIFY + ["verify/reference"],
     "verify/check": VERIFY + ["ref/comm", "ref/placement", "verify/lint", "verify/reference", "verify/writer",
                               "verify/gradcheck", "verify/dumps", "verify/explain"],
     "verify/dumps": VERIFY + ["verify/reference"],
     "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/faults"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
-    "python/abi": ["ref/core", "ref/io", "verify/dump", "verify/dumps"],
+    "python/abi": ["ref/core", "ref/io", "ref/sketch", "verify/dump", "verify/dumps"],
     "cli/shared": COMMAND,
     "cli/options": COMMAND + ["cli/shared"],
     **{room: COMMAND + ["cli/shared", "cli/options"] for room in SUBCOMMANDS},

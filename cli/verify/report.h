@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "anyrank/verify.h"
+#include "cli/options/args.h"
 #include "verify/dumps/normal.h"
 
 /* --- the cause (explain.c) ---------------------------------------------------------------------------------------- */
@@ -20,6 +21,13 @@ typedef struct ari_verify_cause {
 AR_NODISCARD ar_status ari_verify_ask(ari_verify_cause *cause, const ar_verify_report *r, const ar_verify_options *o,
                                       const json_t *report, const char *page, bool explain);
 void ari_verify_cause_fini(ari_verify_cause *cause);
+
+/* --- sketches (sketches.c) ---------------------------------------------------------------------------------------- */
+
+/** Compares two runs of which one at least has sketches in place of tensors, and prints the report. most: rows of a table.
+ *  Errors: those of ari_sketches_compare. */
+AR_NODISCARD ar_status ari_verify_sketches(int *exit_code, const ar_verify_options *o, const ari_common *common,
+                                           size_t most);
 
 /* --- for people (report.c, normal.c) ------------------------------------------------------------------------------ */
 

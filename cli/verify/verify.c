@@ -14,6 +14,7 @@
 #include "ref/io/json.h"
 #include "verify/dumps/report.h"
 #include "verify/dumps/verify_private.h"
+#include "verify/sketches/sketches.h"
 
 ARI_OWNER(ar_verify_report, ar_verify_report_destroy)
 
@@ -216,6 +217,11 @@ static ar_status run_verify(void *values, int *exit_code)
     o.only_count = only.n;
     o.leave = leave.glob;
     o.leave_count = leave.n;
+    bool sketched[2] = {false, false};
+    AR_TRY(ari_is_sketched(&sketched[0], o.reference));
+    AR_TRY(ari_is_sketched(&sketched[1], o.other));
+    if (sketched[0] || sketched[1])
+        return ari_verify_sketches(exit_code, &o, &v->common, v->max_report);
     return run_comparison(exit_code, v, &o);
 }
 

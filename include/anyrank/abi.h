@@ -3,6 +3,7 @@
 #define ANYRANK_ABI_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #include "anyrank/status.h"
 
@@ -90,6 +91,30 @@ AR_ABI_EXPORT int ar_abi_tensor_read_part(const ar_abi_tensor *tensor, size_t pa
  *  elements differ, both values at `index`. The caller frees *out with ar_abi_free. Errors: those of
  *  ar_dump_replicas. */
 AR_ABI_EXPORT int ar_abi_tensor_replicas(const ar_abi_tensor *tensor, char **out);
+
+/* --- sketches ----------------------------------------------------------------------------------------------------- */
+
+/* What stands for a tensor whose parts ranks have: anyrank/sketch.h has all figures and the form of their files. */
+typedef struct ar_sketch ar_abi_sketch;
+
+/** Starts the sketch of a full tensor: a safetensors dtype ("F32"), ndim extents. The caller destroys *out. Errors:
+ *  AR_ERR_DTYPE (it has no sketch), AR_ERR_SHAPE (more than 8 dimensions), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+AR_ABI_EXPORT int ar_abi_sketch_create(ar_abi_sketch **out, const char *dtype, size_t ndim, const size_t *shape);
+AR_ABI_EXPORT void ar_abi_sketch_destroy(ar_abi_sketch *sketch);
+/** Adds elements [global, global + extent) of the full tensor. Element (i0, i1, ..) of them is number
+ *  first + i0*stride[0] + i1*stride[1] + .. of `values`. Errors: AR_ERR_SHAPE (out of the tensor). */
+AR_ABI_EXPORT int ar_abi_sketch_add(ar_abi_sketch *sketch, const void *values, size_t first, const size_t *stride,
+                                    const size_t *global, const size_t *extent);
+/** Adds the sketch of other elements of the same tensor. Errors: AR_ERR_SHAPE, AR_ERR_DTYPE. */
+AR_ABI_EXPORT int ar_abi_sketch_merge(ar_abi_sketch *sketch, const ar_abi_sketch *part);
+/** Bytes of its figures as a file has them, and these; hash: of a record (ar_sketch_hash). */
+AR_ABI_EXPORT size_t ar_abi_sketch_bytes(const ar_abi_sketch *sketch);
+AR_ABI_EXPORT void ar_abi_sketch_encode(const ar_abi_sketch *sketch, unsigned char *out);
+AR_ABI_EXPORT uint64_t ar_abi_sketch_hash(const unsigned char *data, size_t n);
+/** JSON of a folder of sketches: {"ranks": 2, "tensors": [{"name": "x:grad@3", "step": 3, "dtype": "F32", "shape": [..],
+ *  "digest": "16 hex digits", "zeros", "nan", "inf", "sum", "sum_squares", "max_abs", "summed": false, "copies": 2,
+ *  "differing": -1, "left_out": ""}, ..]}. The caller frees it. NULL: those of ar_sketch_run_open. */
+AR_ABI_EXPORT char *ar_abi_sketches_json(const char *folder);
 
 AR_END_DECLS
 #endif

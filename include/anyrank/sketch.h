@@ -104,6 +104,7 @@ typedef struct ar_sketch_tensor {
     int copies;           /* largest number of ranks that have one part */
     int differing;        /* the first rank whose copy has another digest; -1: none */
     const char *left_out; /* why it cannot be compared; "": it can */
+    bool by_run;          /* the run says so itself */
 } ar_sketch_tensor;
 
 typedef struct ar_sketch_run ar_sketch_run;

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 
 #include "anyrank/dump.h"
+#include "anyrank/sketch.h"
+#include "ref/core/tensor_private.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "verify/dump/dump_private.h"
@@ -193,4 +195,90 @@ int ar_abi_tensor_replicas(const ar_abi_tensor *t, char **gives)
         return AR_ERR_MEMORY;
     *gives = text;
     return AR_OK;
+}
+
+/* --- sketches ----------------------------------------------------------------------------------------------------- */
+
+int ar_abi_sketch_create(ar_abi_sketch **gives, const char *dtype, size_t ndim, const size_t *shape)
+{
+    ar_dtype t;
+    ar_sketch *s = NULL;
+    *gives = NULL;
+    if (ndim > AR_ST_MAX_DIMS)
+        return ar_error_set(AR_ERR_SHAPE, "sketch: %zu dimensions, at most %d", ndim, AR_ST_MAX_DIMS);
+    AR_TRY(ari_dtype_parse(&t, dtype));
+    AR_TRY(ARI_ALLOC_ZERO(&s, 1, "a sketch"));
+    const ar_status st = ar_sketch_init(s, t, (int)ndim, shape);
+    if (st != AR_OK)
+        ar_abi_sketch_destroy(s);
+    else
+        *gives = s;
+    return st;
+}
+
+void ar_abi_sketch_destroy(ar_abi_sketch *s)
+{
+    if (s != NULL)
+        ar_sketch_fini(s);
+    free(s);
+}
+
+int ar_abi_sketch_add(ar_abi_sketch *s, const void *values, size_t first, const size_t *stride, const size_t *global,
+                      const size_t *extent)
+{
+    ar_dump_box box = {.at = first, .replicas = 1};
+    for (int d = 0; d < s->ndim; d++) {
+        box.stride[d] = stride[d];
+        box.global[d] = global[d];
+        box.extent[d] = extent[d];
+    }
+    return ar_sketch_add(s, values, &box);
+}
+
+int ar_abi_sketch_merge(ar_abi_sketch *s, const ar_abi_sketch *part)
+{
+    return ar_sketch_merge(s, part, false);
+}
+
+size_t ar_abi_sketch_bytes(const ar_abi_sketch *s)
+{
+    return ar_sketch_bytes(s);
+}
+
+void ar_abi_sketch_encode(const ar_abi_sketch *s, unsigned char *out)
+{
+    ar_sketch_encode(out, s);
+}
+
+uint64_t ar_abi_sketch_hash(const unsigned char *data, size_t n)
+{
+    return ar_sketch_hash(data, n);
+}
+
+static json_t *sketch_json(const ar_sketch_tensor *t)
+{
+    const ar_sketch *s = &t->sketch;
+    char digest[17];
+    snprintf(digest, sizeof digest, "%016llx", (unsigned long long)s->digest);
+    return json_pack("{ss si ss so ss sI sI sI so so so sb si si ss}", "name", t->name, "step", t->step, "dtype",
+                     ar_dtype_name(s->dtype), "shape", ari_json_sizes(s->shape, (size_t)s->ndim), "digest", digest,
+                     "zeros", (json_int_t)s->zeros, "nan", (json_int_t)s->nan, "inf", (json_int_t)s->inf, "sum",
+                     ari_json_number(s->sum), "sum_squares", ari_json_number(s->sum_squares), "max_abs",
+                     ari_json_number(s->max_abs), "summed", (int)t->summed, "copies", t->copies, "differing",
+                     t->differing, "left_out", t->left_out);
+}
+
+char *ar_abi_sketches_json(const char *folder)
+{
+    ar_sketch_run *run = NULL;
+    if (ar_sketch_run_open(&run, folder) != AR_OK)
+        return NULL;
+    json_t *tensors = json_array();
+    bool whole = tensors != NULL;
+    for (size_t i = 0; i < ar_sketch_run_count(run) && whole; i++)
+        whole = json_array_append_new(tensors, sketch_json(ar_sketch_run_tensor(run, i))) == 0;
+    json_t *all = whole ? json_pack("{si sO}", "ranks", ar_sketch_run_ranks(run), "tensors", tensors) : NULL;
+    json_decref(tensors);
+    ar_sketch_run_close(run);
+    return text_of(all);
 }

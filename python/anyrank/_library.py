@@ -17,6 +17,7 @@ NUMBER = 1  # AR_ABI_NUMBER that this file was written for
 NO_ORDER = ctypes.c_size_t(-1).value
 
 _TEXT, _HANDLE, _SIZE, _GIVEN = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
+_SIZES = ctypes.POINTER(ctypes.c_size_t)
 _FUNCTIONS: dict[str, tuple[typing.Any, list[typing.Any]]] = {  # result, arguments
     "number": (ctypes.c_int, []),
     "version": (_TEXT, []),
@@ -35,6 +36,14 @@ _FUNCTIONS: dict[str, tuple[typing.Any, list[typing.Any]]] = {  # result, argume
     "dump_align": (ctypes.c_int, [_HANDLE, _HANDLE]),
     "tensor_read": (ctypes.c_int, [_HANDLE, _HANDLE, _SIZE]),
     "tensor_read_part": (ctypes.c_int, [_HANDLE, _SIZE, _HANDLE, _SIZE]),
+    "sketch_create": (ctypes.c_int, [ctypes.POINTER(_HANDLE), _TEXT, _SIZE, _SIZES]),
+    "sketch_destroy": (None, [_HANDLE]),
+    "sketch_add": (ctypes.c_int, [_HANDLE, _GIVEN, _SIZE, _SIZES, _SIZES, _SIZES]),
+    "sketch_merge": (ctypes.c_int, [_HANDLE, _HANDLE]),
+    "sketch_bytes": (_SIZE, [_HANDLE]),
+    "sketch_encode": (None, [_HANDLE, _GIVEN]),
+    "sketch_hash": (ctypes.c_uint64, [_GIVEN, _SIZE]),
+    "sketches_json": (_GIVEN, [_TEXT]),
     "tensor_replicas": (ctypes.c_int, [_HANDLE, ctypes.POINTER(_GIVEN)]),
 }
 

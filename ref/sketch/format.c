@@ -212,6 +212,7 @@ static ar_status entry_read(ar_sketch_run *run, const record *r, const json_t *e
         char *copy = NULL;
         AR_TRY(ari_arena_text(&run->arena, &copy, left_out, "a reason"));
         t->left_out = copy;
+        t->by_run = true;
     }
     return t->left_out[0] != '\0' ? AR_OK : piece_add(t, slot, r, entry, &s);
 }

@@ -35,11 +35,13 @@ from anyrank.capture._pipelines import Chunk, chunk_now, group_of_stages
 from anyrank.capture._places import Whole
 from anyrank.capture._record import Record
 from anyrank.capture._rounding import Replay, Rounding
+from anyrank.capture._sketches import SketchFiles
 from anyrank.capture._spec import Spec
 from anyrank.capture._states import states_of
 from anyrank.capture._steps import Chosen, Steps
 
 VALUES = ("init", "fwd", "bwd", "grad", "new", "m", "v", "state", "buffer", "clip", "count")
+KEPT = ("tensors", "sketch")
 SMALL = 1 << 18  # elements of an input or a buffer up to which it is written
 _captured: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
@@ -96,6 +98,9 @@ class Capture:
                named (verify.md); up to 256 MB of a rank
     values     which kinds: any of "init", "fwd", "bwd", "grad", "new", "m", "v", "state", "buffer", "clip",
                "count"
+    keep       "sketch": a few kilobytes stand for each tensor, in FOLDER/rank-00000.sketch and so on, to which each
+               captured step is appended
+    every      captures the first step, and then every n-th
     timeout    seconds to wait at the end for ranks that are still running
 
     A step is its forward passes, until the next one after an optimizer's step. Programs whose steps cannot be seen so
@@ -106,7 +111,8 @@ class Capture:
                  rank: int | None = None, spec: typing.Any = None, steps: Steps = None, first_step: int = 1,
                  rounding: bool = False, ema: typing.Any = None, only: str | typing.Sequence[str] | None = None,
                  keep_inputs: str | typing.Sequence[str] | bool = (), operations: bool = False,
-                 values: typing.Sequence[str] = VALUES, timeout: float = 600) -> None:
+                 values: typing.Sequence[str] = VALUES, keep: str = "tensors", every: int | None = None,
+                 timeout: float = 600) -> None:
         unknown = set(values) - set(VALUES)
         if unknown:
             raise AnyrankError(f"values: {sorted(unknown)} are none of {list(VALUES)}")
@@ -114,6 +120,14 @@ class Capture:
             raise AnyrankError(f"only: {only!r} has to be a glob, or several")
         if not isinstance(first_step, int) or isinstance(first_step, bool) or first_step < 1:
             raise AnyrankError(f"first_step: {first_step!r} has to be the number of a step, which count from 1")
+        if keep not in KEPT:
+            raise AnyrankError(f"keep: {keep!r} is none of {list(KEPT)}")
+        if every is not None and (steps is not None or not isinstance(every, int) or every < 1):
+            raise AnyrankError(f"every: {every!r} has to be a number of steps, without steps=")
+        if keep == "sketch" and (rounding or operations):
+            raise AnyrankError("keep=\"sketch\": rounding= and operations= need the tensors")
+        if every is not None:
+            steps = lambda step: (step - first_step) % every == 0  # noqa: E731
         if not isinstance(timeout, (int, float)) or not timeout > 0:
             raise AnyrankError(f"timeout: {timeout!r} has to be more than 0 seconds")
         if not path_name(folder):
@@ -130,7 +144,7 @@ class Capture:
         self._only = [only] if isinstance(only, str) else only
         self._inputs_of = _inputs.check(keep_inputs)
         self._inputs: _inputs.Inputs | None = None
-        self._operations_wanted = operations
+        self._operations_wanted, self._sketched = operations, keep == "sketch"
         self._operations: _operations.Operations | None = None
         self._rounding_wanted = rounding
         self._rounding: Rounding | None = None
@@ -141,6 +155,7 @@ class Capture:
             groups_of(self._model, None, *self._ranks(), self._spec.mesh, None)
             self._spec.check(self._spec.mesh)
         self._record: Record | None = None
+        self._of_last: SketchFiles | None = None  # what was sketched of the last captured step
         self._listener: Listener | None = None
         self._facts = Facts(first_step)
         self._handles: list[typing.Any] = []
@@ -289,9 +304,10 @@ class Capture:
         formats = {**self._formats, "orthogonal": [name for name, p in self._parameters if id(p) in updated]}
         if any(formats.values()):
             metadata["anyrank.formats"] = json.dumps(formats)
-        self._record.finish(self._exchange, metadata,
-                            self._step - 1 if self._chosen.last is None and "count" in self._values else 0)
-        self._record.files.remove_older(self._record.groups.mesh.world)
+        if not self._sketched:
+            self._record.finish(self._exchange, metadata,
+                                self._step - 1 if self._chosen.last is None and "count" in self._values else 0)
+            self._record.files.remove_older(self._record.groups.mesh.world)
         if self._inputs is not None:
             failed = self._inputs.finish(self._exchange, self._record)
             self._facts.stage["inputs"] = self._inputs.references
@@ -312,7 +328,7 @@ class Capture:
         self._exchange.end()
         self.without_backward = self._differentiable and not any(
             name.endswith((":bwd", ":grad")) for name in self._record.seen)
-        for text in self._record.notes:
+        for text in dict.fromkeys(self._record.notes):
             self._warn(text)
         self._record = None
 
@@ -401,13 +417,14 @@ class Capture:
         """The run begins with the first step: its files, and the weights that it begins with."""
         steps = min(self._chosen.last or 8, 8)
         entries = (6 * len(self._parameters) + 2 * len(list(self._model.modules())) + 8) * steps
-        self._record = Record(self._folder, self._groups, self._spec, self._only, entries)
+        files = SketchFiles(self._folder, self._groups.mesh.rank, self._step, self._of_last) if self._sketched else None
+        self._record = Record(self._folder, self._groups, self._spec, self._only, entries, files)
         if self._rounding_wanted and self._groups.mesh.world == 1 and self._engine is not None:
             self._warn(f"{self._folder}: rounding=True: what rounding does is not measured under an engine, which has "
                        "its gradients elsewhere")
         elif self._rounding_wanted and self._groups.mesh.world == 1:
             self._rounding, self._record.magnitudes = Rounding(self._parameters, self._model), {}
-        if self._inputs_of is not None and "fwd" in self._values:
+        if self._inputs_of is not None and "fwd" in self._values and not self._sketched:
             self._inputs = _inputs.Inputs(self._folder, self._groups, self._spec, self._inputs_of, SMALL, self._wanted)
         self._micro_batches, self._targets = 1, 0
         if self._step in self._chosen:
@@ -613,7 +630,24 @@ class Capture:
         self._record.end_step()
         if self._rounding is not None:
             self._rounding.end_step(lambda name: self._at(name, self._step), self._optimizers)
+        if self._sketched:
+            self._append_step()
         self._next_step()
+
+    def _append_step(self) -> None:
+        """Ends the record of a step, which is complete whatever becomes of the run."""
+        if self._record is None or self._exchange is None:
+            return
+        ended = self._record
+        assert isinstance(ended.files, SketchFiles)
+        ended.files.step = self._step
+        ended.finish(self._exchange, {}, 0)
+        if self._of_last is None:
+            ended.files.remove_older(ended.groups.mesh.world)
+        self._of_last = ended.files
+        self._record = Record(self._folder, self._groups, self._spec, self._only, 0, SketchFiles(
+            self._folder, self._groups.mesh.rank, self._step + 1, self._of_last))
+        self._record.carry(ended)
 
     def _take_scalars(self, of: Pass, loss: torch.Tensor | None) -> None:
         """Writes the scalars that modules gave out, but for the loss itself, which is written once, as what it is."""

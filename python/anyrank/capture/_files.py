@@ -37,6 +37,7 @@ class Placed(typing.NamedTuple):
     replicas: int
     left_out: str = ""  # why it is a part of no tensor
     sample_rows: int = 0  # rows of dimension 0 that each sample has
+    apart: bool = False  # other ranks may have copies of some of its boxes
 
 
 class RankFiles:
@@ -60,7 +61,7 @@ class RankFiles:
         self.current[part] = len(self.writers) - 1
         return self.current[part]
 
-    def add(self, name: str, tensor: typing.Any, part: int) -> int:
+    def add(self, name: str, tensor: typing.Any, part: int, _placed: Placed | None = None) -> int:
         """Writes a tensor, which is micro-batch `part` of its name. Returns the number of its file."""
         number = self.current.get(part, -1)
         if number < 0 or len(self.held[number]) >= self.entries:

@@ -25,6 +25,7 @@ from anyrank.capture._model import Groups
 from anyrank.capture._places import (ROUTED, Box, Part, Rule, Shape, Whole, boxes_of_blocks, boxes_of_runs,
                                      check_packed, check_spec, dealt_boxes, part_of, sample_starts, spread,
                                      zigzag_boxes)
+from anyrank.capture._sketches import SketchFiles
 from anyrank.capture._spec import EXTRAS, Spec
 
 
@@ -74,9 +75,9 @@ class Record:
     """The tensors of a rank, in its files."""
 
     def __init__(self, folder: pathlib.Path, groups: Groups, spec: Spec, only: typing.Sequence[str] | None,
-                 entries: int) -> None:
+                 entries: int, files: SketchFiles | None = None) -> None:
         self.groups, self.spec, self.only = groups, spec, only or ()
-        self.files = RankFiles(folder, groups.mesh.rank, entries)
+        self.files = files or RankFiles(folder, groups.mesh.rank, entries)
         self.values: dict[str, Value] = {}
         self.order: dict[str, None] = {}
         self.scalars: dict[str, list[torch.Tensor]] = {}
@@ -90,6 +91,11 @@ class Record:
         self.unread: set[str] = set()  # gradients of a program whose update is not seen to read them
         self.inputs = 0  # a digest of what the model was given
         self.samples: dict[int, list[list[int]]] = {}  # of each step's micro-batches: a digest of each sample's inputs
+
+    def carry(self, before: Record) -> None:
+        """What is known from the record of the step before; its warnings were given."""
+        self.seen, self.not_written, self.notes = before.seen, before.not_written, before.notes
+        self.unread, self.inputs = before.unread, before.inputs
 
     # --- as they come -------------------------------------------------------------------------------------------------
 
@@ -162,9 +168,20 @@ class Record:
                     tensor = tensor / size
         if self.magnitudes is not None:
             self.magnitudes[name] = max(self.magnitudes.get(name, (0.0, 0.0)), magnitude_of(tensor))
-        number = self.files.add(name, tensor.detach().cpu(), part)
+        placed = self._place_at_once(name, value, tuple(tensor.shape))
+        number = self.files.add(name, tensor.detach().cpu(), part, placed)
         value.parts[part] = (number, tuple(tensor.shape))
         self.values[name] = value
+
+    def _place_at_once(self, name: str, value: Value, shape: Shape) -> Placed | None:
+        """Where a parameter or what belongs to one is, if no other rank has to be asked."""
+        if name.split("@")[0].endswith((":fwd", ":bwd")) or value.part is None and self._rule(value.base, value).dims:
+            return None
+        boxes = (boxes_of_runs(value.part.runs, name) if value.part is not None else
+                 [Box((0,) * value.ndim, (0,) * value.ndim, shape)])
+        partial = self.groups.mesh.ordered([*(value.part.partial if value.part else ()),
+                                            *self.spec.partial_of(value.base)])
+        return Placed(value.part.shape if value.part is not None else shape, boxes, partial, False, 0, 0)
 
     def add_norm(self, name: str, norm: torch.Tensor, whole: Whole | None, norm_type: float) -> None:
         """A norm; of a DTensor that is still to be put together, the ranks' own parts until they tell them."""
@@ -264,7 +281,7 @@ class Record:
             boxes = boxes or [Box((0,) * value.ndim, (0,) * value.ndim, local)]
             assumed = not (value.whole or rule.dims or partial or self.spec.dims_of(name))
             sample_rows = value.units[0] if value.samples is not None else 0
-            out[number] = Placed(tuple(shape), boxes, partial, assumed, 0, 0, "", sample_rows)
+            out[number] = Placed(tuple(shape), boxes, partial, assumed, 0, 0, "", sample_rows, bool(rule.unit))
         return out
 
     # --- samples ------------------------------------------------------------------------------------------------------
@@ -390,6 +407,9 @@ class Record:
                 "unmatched": self.spec.unmatched(self.seen),
                 "unused": [glob for glob in self.only if not fnmatch.filter(self.seen, glob)]}
         of_all = exchange.tell(mine)
+        ended = next((rank for rank, other in enumerate(of_all) if "mesh" not in other), None)
+        if ended is not None:
+            raise AnyrankError(f"rank {ended} has ended its run, and rank {mesh.rank} captures a further step")
         alone = len(of_all) < mesh.world  # then the others are taken to have as much
         of_all = [mine] * mesh.world if alone else of_all
         for rank, other in enumerate(of_all):

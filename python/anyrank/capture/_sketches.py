@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A rank's sketches in place of its tensors: of each captured step a record, appended to one file.
+
+A sketch needs to know where its elements are in the full tensor, which is known once all ranks have said how much they
+have. Tensors whose place is known at once, or was the same in the step before, are sketched as they come; of others a
+copy is kept until the step's end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pathlib
+import re
+import typing
+
+from anyrank._arrays import entry_of
+from anyrank._errors import AnyrankError
+from anyrank._library import checked, library
+from anyrank._safetensors import Entry
+from anyrank.capture._files import Placed
+from anyrank.capture._places import Box
+
+MAGIC = b"anyrank sketch 1"
+UNFORESEEN = "its place in the full tensor is another than in the step before"
+
+
+def sketch_file(rank: int) -> str:
+    return f"rank-{rank:05d}.sketch"
+
+
+def _sizes(values: typing.Sequence[int]) -> typing.Any:
+    return (ctypes.c_size_t * max(len(values), 1))(*values)
+
+
+class Sketch:
+    """A sketch of a full tensor of this dtype, a safetensors name, and shape."""
+
+    def __init__(self, dtype: str, shape: typing.Sequence[int]) -> None:
+        self.dtype, self.shape = dtype, tuple(shape)
+        self._handle = ctypes.c_void_p()
+        checked(library()["sketch_create"](ctypes.byref(self._handle), dtype.encode(), len(shape), _sizes(shape)))
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            library()["sketch_destroy"](self._handle)
+
+    def add(self, entry: Entry, boxes: typing.Sequence[Box]) -> None:
+        """Adds boxes of a rank's tensor, which is row-major."""
+        stride: list[int] = []
+        n = 1
+        for extent in reversed(entry.shape):
+            stride.insert(0, n)
+            n *= extent
+        data = (ctypes.c_ubyte * entry.data.nbytes).from_buffer(entry.data) if not entry.data.readonly and (
+            entry.data.nbytes) else bytes(entry.data)
+        for box in boxes:
+            first = sum(offset * step for offset, step in zip(box.local, stride))
+            checked(library()["sketch_add"](self._handle, data, first, _sizes(stride), _sizes(box.full),
+                                            _sizes(box.extent)))
+
+    def merge(self, part: Sketch) -> None:
+        checked(library()["sketch_merge"](self._handle, part._handle))
+
+    def encoded(self) -> bytes:
+        out = ctypes.create_string_buffer(library()["sketch_bytes"](self._handle))
+        library()["sketch_encode"](self._handle, out)
+        return out.raw
+
+
+class Piece:
+    """A tensor, or a micro-batch of one: its sketches and the place that they are of, or a copy of its values."""
+
+    def __init__(self, entry: Entry, foreseen: Placed | None) -> None:
+        self.dtype, self.shape, self.foreseen = entry.dtype, entry.shape, foreseen
+        self.kept = Entry(entry.dtype, entry.shape, memoryview(bytearray(entry.data))) if foreseen is None else None
+        self.made = _sketches_of(entry, foreseen) if foreseen is not None else {}
+
+    def sketches(self, placed: Placed) -> dict[str, Sketch]:
+        """By the part of the full tensor that they have."""
+        if self.kept is not None:
+            self.made, self.kept = _sketches_of(self.kept, placed), None
+        return self.made
+
+
+def _sketches_of(entry: Entry, placed: Placed) -> dict[str, Sketch]:
+    found = {}
+    for boxes in [[box] for box in placed.boxes] if placed.apart else [placed.boxes]:
+        sketch = Sketch(entry.dtype, placed.shape)
+        sketch.add(entry, boxes)
+        found[" ".join(f"{','.join(map(str, box.full))}+{','.join(map(str, box.extent))}" for box in boxes)] = sketch
+    return found
+
+
+class SketchFiles:
+    """The file of one rank, in place of RankFiles; of one step, after those of `before`."""
+
+    def __init__(self, folder: pathlib.Path, rank: int, step: int, before: SketchFiles | None = None) -> None:
+        self.folder, self.rank, self.step = folder, rank, step
+        self.path = folder / sketch_file(rank)
+        self.first = before is None
+        self.known: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = before.places if before else {}
+        self.places: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = {}
+        self.pieces: list[dict[str, Piece]] = []  # by micro-batch
+        self.writers: list[dict[str, Piece]] = self.pieces  # as many as a list of places is wanted of
+
+    def add(self, name: str, tensor: typing.Any, part: int, placed: Placed | None = None) -> int:
+        """Takes a tensor, which is micro-batch `part` of its name, at this place if it is known. Its number."""
+        while len(self.pieces) <= part:
+            self.pieces.append({})
+        try:
+            entry = entry_of(tensor)
+        except TypeError as error:
+            raise AnyrankError(f"{name}: {error}") from None
+        before = self.known.get((name.split("@")[0], part))
+        if placed is None and before is not None and before[:2] == (entry.shape, entry.dtype):
+            placed = before[2]
+        self.pieces[part][name] = Piece(entry, placed)
+        return part
+
+    def close(self, rank: dict[str, typing.Any], places: list[dict[str, Placed]], order: list[str],
+              _metadata: dict[str, str]) -> list[pathlib.Path]:
+        """Appends the step. rank: what each record says of it; places: of each micro-batch's tensors."""
+        entries, figures = [], []
+        for name in order:
+            parts = [(part, here[name]) for part, here in enumerate(self.pieces) if name in here]
+            found = [(piece, places[part][name]) for part, piece in parts]
+            moved = any(piece.foreseen and _place(piece.foreseen) != _place(placed) for piece, placed in found)
+            why = next((placed.left_out for _, placed in found if placed.left_out), UNFORESEEN if moved else "")
+            for (part, piece), (_, placed) in zip(parts, found):
+                if not placed.left_out:
+                    self.places[name.split("@")[0], part] = (piece.shape, piece.dtype, placed)
+            at = dict(zip((axis for axis, _ in rank["mesh"]), rank["at"]))
+            term = " ".join(f"{axis}{at[axis]}" for axis in found[0][1].partial)
+            pieces = {"": Sketch(found[0][0].dtype, ())} if why else _sum(found)
+            for where, sketch in pieces.items():
+                entries.append({"name": name, "dtype": sketch.dtype, "shape": list(sketch.shape), "part": _short(where),
+                                "term": term, "left_out": why})
+                figures.append(sketch.encoded())
+        self._append({"step": self.step, "rank": self.rank, "world": rank["world"], "mesh": rank["mesh"],
+                      "tensors": entries}, figures)
+        return [self.path]
+
+    def _append(self, text: dict[str, typing.Any], figures: list[bytes]) -> None:
+        said = json.dumps(text, separators=(",", ":")).encode()
+        rest = b"".join((len(said).to_bytes(8, "little"), said, *figures))
+        head = len(rest).to_bytes(8, "little") + int(library()["sketch_hash"](rest, len(rest))).to_bytes(8, "little")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "wb" if self.first else "ab") as file:
+                file.write((MAGIC if self.first else b"") + head + rest)
+        except OSError as error:
+            raise AnyrankError(f"{self.path}: {error.strerror}") from error
+
+    def remove_older(self, world: int) -> None:
+        """Removes what an earlier run left of this rank, and the first rank what ranks left that this run has not."""
+        for path in self.folder.glob("rank-*"):
+            match = re.fullmatch(r"rank-(\d{5,})(-\d+)?\.(safetensors(\.part)?|sketch)", path.name)
+            rank = int(match[1]) if match else -1
+            if path != self.path and (rank == self.rank or self.rank == 0 and rank >= world):
+                os.remove(path)
+
+    def discard(self) -> None:
+        """The steps before stay."""
+        self.pieces.clear()
+
+
+def _sum(found: list[tuple[Piece, Placed]]) -> dict[str, Sketch]:
+    """A tensor's micro-batches as one sketch of each part."""
+    by_batch = [piece.sketches(placed) for piece, placed in found]
+    if len(by_batch) == 1:
+        return by_batch[0]
+    parts = [(part, sketch) for one in by_batch for part, sketch in one.items()]
+    for _, sketch in parts[1:]:
+        parts[0][1].merge(sketch)
+    return {" ".join(part for part, _ in parts): parts[0][1]}
+
+
+def _place(placed: Placed) -> typing.Any:
+    return placed.shape, placed.boxes, placed.partial
+
+
+def _short(text: str) -> str:
+    """A text, or what stands for one that is long."""
+    import hashlib
+
+    return text if len(text) <= 64 else hashlib.sha256(text.encode()).hexdigest()[:32]

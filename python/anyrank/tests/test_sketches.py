@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs whose tensors are sketched are compared like those that are kept, whatever divides them."""
+
+from __future__ import annotations
+
+import pathlib
+import typing
+
+import anyrank
+from anyrank import AnyrankError, ranks
+from anyrank._command import find_command
+from anyrank.tests import FolderCase, needs
+from anyrank.tests.test_capture_ranks import Model, Wrap, both, ddp, fsdp, hybrid, tensor_parallel, train
+
+try:
+    import torch
+except ImportError:
+    torch = typing.cast(typing.Any, None)  # every test here is skipped
+
+
+@needs("torch")
+class Sketched(FolderCase):
+    def setUp(self) -> None:
+        super().setUp()
+        try:
+            find_command()
+        except AnyrankError as error:
+            self.skipTest(str(error))
+
+    def run_one(self, folder: str, **options: typing.Any) -> None:
+        torch.manual_seed(0)
+        train(Model(), self.path / folder, None, **options)
+
+    def run_many(self, folder: str, world: int, wrap: Wrap, groups: int, spoil: float = 1.0,
+                 **options: typing.Any) -> None:
+        def run(rank: int, path: pathlib.Path, wrap: Wrap) -> None:
+            def spoiled(model: typing.Any) -> typing.Any:
+                model.blocks[1][3].weight.register_hook(lambda grad: grad * spoil)
+                return wrap(model)
+            torch.manual_seed(0)
+            train(Model(), path, spoiled if spoil != 1.0 else wrap, (rank * groups // world, groups), **options)
+        ranks.spawn(world, run, self.path / folder, wrap)
+
+    def compared(self, reference: str, other: str, **options: typing.Any) -> typing.Any:
+        return anyrank.verify(self.path / reference, self.path / other, rtol=1e-4, atol=1e-6, **options)
+
+    def test_any_layout_has_the_sketches_of_one_rank_and_of_its_tensors(self) -> None:
+        self.run_one("one", keep="sketch", clip=False)
+        self.run_one("tensors", clip=False)
+        self.assertTrue(anyrank.verify(self.path / "tensors", self.path / "one").ok)  # by bits
+        for i, (world, wrap, groups, options) in enumerate((
+                (2, ddp, 2, {}), (2, ddp, 2, {"micro": 2}), (2, tensor_parallel, 1, {}), (3, tensor_parallel, 1, {}),
+                (4, fsdp, 4, {}), (4, hybrid, 4, {}), (4, both, 2, {"micro": 2}))):
+            with self.subTest(i):
+                self.run_many(f"many-{i}", world, wrap, groups, keep="sketch", clip=False, **options)
+                for reference in ("one", "tensors"):
+                    report = self.compared(reference, f"many-{i}")
+                    self.assertTrue(report.ok, str(report))
+                self.assertFalse(list((self.path / f"many-{i}").glob("*.safetensors")))
+                self.assertNotIn("not compared", str(report))
+        report = self.compared("many-2", "many-6")  # tp 2 against fsdp 2 with tp 2
+        self.assertTrue(report.ok, str(report))
+
+    def test_a_difference_has_its_tensor_its_step_and_its_factor(self) -> None:
+        self.run_one("one", keep="sketch", clip=False)
+        self.run_many("many", 2, ddp, 2, keep="sketch", spoil=1.5, clip=False)
+        text = str(self.compared("one", "many"))
+        self.assertIn("blocks.1.3.weight:grad: off by 50 % of its size, as a whole the reference times 1.5", text)
+        self.assertIn('only=["blocks.1.3.weight:grad"], steps={1}', text)
+
+    def test_every_nth_step(self) -> None:
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with anyrank.capture(model, self.path / "run", optimizer, keep="sketch", every=3):
+            for _ in range(8):
+                model(torch.randint(0, 13, (4, 3))).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        from anyrank._library import given_json, library
+        run = given_json(library()["sketches_json"](str(self.path / "run").encode()))
+        self.assertEqual(sorted({t["step"] for t in run["tensors"]}), [1, 4, 7])
+        self.assertEqual({t["left_out"] for t in run["tensors"]}, {""})
+        for options, says in (({"keep": "sketches"}, "none of"), ({"every": 0}, "every"),
+                              ({"every": 2, "steps": 3}, "every"),
+                              ({"keep": "sketch", "rounding": True}, "need the tensors")):
+            with self.assertRaisesRegex(AnyrankError, says):
+                anyrank.capture(model, self.path / "no", **options)

@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <fnmatch.h>
+#include <math.h>
+#include <string.h>
+
+#include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
+#include "ref/io/file.h"
+#include "ref/io/json.h"
+#include "verify/sketches/sketches.h"
+
+ARI_OWNER(ar_dump, ar_dump_close)
+
+ar_status ari_is_sketched(bool *is, const char *folder)
+{
+    *is = false;
+    return ari_is_folder(folder) ? ari_file_is_in(is, folder, "rank-00000.sketch") : AR_OK;
+}
+
+/* The sketch of a dump's tensor: the first copy of each part, summand by summand. */
+static ar_status dump_sketch(ar_sketch *s, const ar_dump_tensor *t)
+{
+    AR_TRY(ar_sketch_init(s, t->dtype, t->ndim, t->shape));
+    for (size_t i = 0; i < t->parts; i++) {
+        const ar_dump_part *p = &t->part[i];
+        ARI_ENDED(ar_sketch_fini) ar_sketch summand = {0};
+        ar_sketch *own = p->partial ? &summand : s;
+        if (p->partial)
+            AR_TRY(ar_sketch_init(own, t->dtype, t->ndim, t->shape));
+        for (size_t b = 0; b < p->boxes; b++) {
+            if (p->box[b].replica == 0)
+                AR_TRY(ar_sketch_add(own, p->entry->data, &p->box[b]));
+        }
+        if (p->partial)
+            AR_TRY(ar_sketch_merge(s, &summand, i > 0));
+    }
+    return AR_OK;
+}
+
+/* A tensor of one side; NULL: it has none of this name. */
+typedef struct side {
+    const ar_sketch *sketch;
+    const char *unjudged; /* why it cannot be compared; "": it can */
+    int differing;
+    bool summed, left_out; /* left_out: by the run itself, which says so */
+} side;
+
+/* Tensors of a run by name. */
+typedef struct by_name {
+    const char *name;
+    const ar_sketch_tensor *tensor;
+} by_name;
+
+typedef struct names {
+    by_name *list; /* [n], sorted */
+    size_t n;
+} names;
+
+static ar_status names_init(names *all, const ar_sketch_run *run, ari_arena *arena)
+{
+    all->n = ar_sketch_run_count(run);
+    AR_TRY(ARI_TAKE(&all->list, arena, all->n, "names of sketches"));
+    for (size_t i = 0; i < all->n; i++)
+        all->list[i] = (by_name){ar_sketch_run_tensor(run, i)->name, ar_sketch_run_tensor(run, i)};
+    qsort(all->list, all->n, sizeof *all->list, ari_by_name);
+    return AR_OK;
+}
+
+static ar_status side_of(side *s, ari_sketch_report *r, int k, const names *all, const char *name)
+{
+    *s = (side){.unjudged = "", .differing = -1};
+    if (r->run[k] != NULL) {
+        const by_name key = {name, NULL}, *found = bsearch(&key, all->list, all->n, sizeof key, ari_by_name);
+        if (found != NULL)
+            *s = (side){&found->tensor->sketch, found->tensor->left_out, found->tensor->differing,
+                        found->tensor->summed, found->tensor->by_run};
+        return AR_OK;
+    }
+    const ar_dump_tensor *t = ar_dump_find(r->dump[k], name);
+    if (t == NULL)
+        return AR_OK;
+    ar_sketch *made = NULL;
+    AR_TRY(ARI_TAKE(&made, &r->arena, 1, "a sketch"));
+    const ar_status st = dump_sketch(made, t);
+    s->sketch = made;
+    for (size_t i = 0; i < t->parts; i++)
+        s->summed = s->summed || t->part[i].partial;
+    if (st == AR_ERR_DTYPE)
+        s->unjudged = "its dtype has no sketch";
+    return st == AR_ERR_DTYPE ? AR_OK : st;
+}
+
+/* The norm of a difference that the rule allows: elements that each differ by at most rtol*|a| + atol differ together by
+ * at most rtol*|a| + atol*sqrt(n) in norm. */
+static ar_status allowed_norm(double *allowed, const ar_verify_options *o, const ar_dump *allowances, const char *name,
+                              const ar_sketch *a)
+{
+    const double root = sqrt((double)a->elements);
+    *allowed = o->rtol * sqrt(a->sum_squares) + o->atol * root;
+    if (o->rule != AR_VERIFY_SENSITIVITY)
+        return AR_OK;
+    const ar_dump_tensor *t = ar_dump_find(allowances, name);
+    float each = 0.0f;
+    if (t == NULL || t->count != 1)
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s: allows %s nothing", o->allowed, name);
+    AR_TRY(ar_dump_read_f32(t, 0, 1, &each));
+    *allowed = (double)each * root;
+    return AR_OK;
+}
+
+static ar_status judge_pair(ari_sketch_row *row, const side *s, const ar_verify_options *o, const ar_dump *allowances)
+{
+    const ar_sketch *a = s[0].sketch, *b = s[1].sketch;
+    row->side[0] = a;
+    row->side[1] = b;
+    row->differing = s[1].differing >= 0 ? s[1].differing : s[0].differing;
+    row->unjudged = s[0].unjudged[0] != '\0' ? s[0].unjudged : s[1].unjudged;
+    if (row->unjudged[0] != '\0')
+        return AR_OK;
+    if (a == NULL || b == NULL) {
+        row->state = a != NULL ? AR_VERIFY_MISSING : AR_VERIFY_UNEXPECTED;
+        return AR_OK;
+    }
+    if (a->ndim != b->ndim || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0) {
+        row->state = AR_VERIFY_SHAPE;
+        return AR_OK;
+    }
+    AR_TRY(ar_sketch_compare(&row->d, a, b));
+    row->first = row->d.block * a->block;
+    row->elements = a->elements - row->first < a->block ? a->elements - row->first : a->block;
+    row->d.same_bits = row->d.same_bits && !s[0].summed && !s[1].summed;
+    AR_TRY(allowed_norm(&row->allowed, o, allowances, row->name, a));
+    if (o->rule == AR_VERIFY_BITS && (s[0].summed || s[1].summed))
+        row->unjudged = "it is a sum over ranks, whose bits a sketch does not have";
+    else if (o->rule == AR_VERIFY_BITS && a->dtype != b->dtype)
+        row->state = AR_VERIFY_DTYPE;
+    else if (s[0].differing >= 0 || s[1].differing >= 0)
+        row->state = AR_VERIFY_REPLICAS;
+    else if (!row->d.same_bits && (o->rule == AR_VERIFY_BITS || a->nan != b->nan || a->inf != b->inf ||
+                                   row->d.norm * (1.0 - 3.0 * row->d.norm_error) > row->allowed))
+        row->state = AR_VERIFY_DIFFERENT;
+    return AR_OK;
+}
+
+static bool is_wanted(const ar_verify_options *o, const char *name)
+{
+    bool wanted = o->only_count == 0;
+    for (size_t i = 0; i < o->only_count && !wanted; i++)
+        wanted = fnmatch(o->only[i], name, 0) == 0;
+    for (size_t i = 0; i < o->leave_count && wanted; i++)
+        wanted = fnmatch(o->leave[i], name, 0) != 0;
+    return wanted;
+}
+
+/* Whether a run of sketches has a step; a dump has those that it has. */
+static bool has_step(const ar_sketch_run *run, int step)
+{
+    if (run == NULL)
+        return true;
+    for (size_t i = 0; i < ar_sketch_run_count(run); i++) {
+        if (ar_sketch_run_tensor(run, i)->step == step)
+            return true;
+    }
+    return false;
+}
+
+/* Rows of the tensors of run k that are wanted; of those of the second run only what the first one has not. */
+static ar_status add_rows(ari_sketch_report *r, const ar_verify_options *o, const ar_dump *allowances, const names *all,
+                          int k)
+{
+    int step = 0;
+    bool common = false;
+    for (size_t i = 0; r->run[k] != NULL && i < ar_sketch_run_count(r->run[k]); i++) {
+        const ar_sketch_tensor *t = ar_sketch_run_tensor(r->run[k], i);
+        if (i == 0 || t->step != step)
+            common = has_step(r->run[1 - k], t->step);
+        step = t->step;
+        if (!common || !is_wanted(o, t->name))
+            continue;
+        ari_sketch_row row = {.name = t->name, .step = t->step, .unjudged = "", .differing = -1};
+        side s[2];
+        AR_TRY(side_of(&s[0], r, 0, &all[0], t->name));
+        AR_TRY(side_of(&s[1], r, 1, &all[1], t->name));
+        if (k == 1 && s[0].sketch != NULL && r->run[0] != NULL)
+            continue;
+        if (o->common && (s[0].sketch == NULL || s[1].sketch == NULL))
+            continue;
+        if (s[0].left_out || s[1].left_out) {
+            r->left_out++;
+            continue;
+        }
+        AR_TRY(judge_pair(&row, s, o, allowances));
+        r->different += row.state != AR_VERIFY_SAME;
+        r->unjudged += row.unjudged[0] != '\0';
+        r->row[r->rows++] = row;
+    }
+    return AR_OK;
+}
+
+ar_status ari_sketches_compare(ari_sketch_report *r, const ar_verify_options *o)
+{
+    const char *const path[2] = {o->reference, o->other}, *const map[2] = {o->reference_map, o->map};
+    names all[2] = {{0}, {0}};
+    ARI_OWNED_BY(ar_dump_close) ar_dump *allowances = NULL;
+    *r = (ari_sketch_report){0};
+    if (o->rule == AR_VERIFY_ULP)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "--ulp needs elements, and sketches have none: use --rtol with --atol");
+    if (o->rule == AR_VERIFY_SENSITIVITY)
+        AR_TRY(ar_dump_open(&allowances, o->allowed, NULL));
+    for (int k = 0; k < 2; k++) {
+        bool sketched = false;
+        AR_TRY(ari_is_sketched(&sketched, path[k]));
+        if (sketched) {
+            AR_TRY(ar_sketch_run_open(&r->run[k], path[k]));
+            AR_TRY(names_init(&all[k], r->run[k], &r->arena));
+        } else {
+            AR_TRY(ar_dump_open(&r->dump[k], path[k], &(ar_dump_options){.map = map[k]}));
+        }
+    }
+    AR_TRY(ARI_TAKE(&r->row, &r->arena, all[0].n + all[1].n, "rows"));
+    for (int k = 0; k < 2; k++)
+        AR_TRY(add_rows(r, o, allowances, all, k));
+    for (r->first = 0; r->first < r->rows && r->row[r->first].state == AR_VERIFY_SAME;)
+        r->first++;
+    return AR_OK;
+}
+
+void ari_sketch_report_fini(ari_sketch_report *r)
+{
+    for (size_t i = 0; i < r->rows; i++) {
+        for (int k = 0; k < 2; k++) {
+            if (r->run[k] == NULL && r->row[i].side[k] != NULL) {
+                ar_sketch made = *r->row[i].side[k]; /* of a dump's tensor */
+                ar_sketch_fini(&made);
+            }
+        }
+    }
+    for (int k = 0; k < 2; k++) {
+        ar_sketch_run_close(r->run[k]);
+        ar_dump_close(r->dump[k]);
+    }
+    ari_arena_free(&r->arena);
+    *r = (ari_sketch_report){0};
+}
+
+static const char *const states[] = {"same", "different", "shape", "dtype", "missing", "unexpected", "replicas"};
+
+static json_t *row_json(const ari_sketch_row *row)
+{
+    const ar_sketch *a = row->side[0] != NULL ? row->side[0] : row->side[1];
+    json_t *o = json_pack("{ss si ss ss si}", "tensor", row->name, "step", row->step, "state", states[row->state],
+                          "unjudged", row->unjudged, "differing_rank", row->differing);
+    if (o == NULL || row->side[0] == NULL || row->side[1] == NULL || row->state == AR_VERIFY_SHAPE)
+        return o;
+    const ar_sketch_difference *d = &row->d;
+    json_object_set_new(o, "shape", ari_json_sizes(a->shape, (size_t)a->ndim));
+    json_object_set_new(o, "norm", ari_json_number(d->norm));
+    json_object_set_new(o, "norm_error", ari_json_number(d->norm_error));
+    json_object_set_new(o, "norm_reference", ari_json_number(d->norm_a));
+    json_object_set_new(o, "allowed", ari_json_number(row->allowed));
+    json_object_set_new(o, "factor", ari_json_number(d->factor));
+    json_object_set_new(o, "factor_left", ari_json_number(d->factor_left));
+    json_object_set_new(o, "blocks", json_integer((json_int_t)d->blocks));
+    json_object_set_new(o, "block",
+                        json_pack("[II]", (json_int_t)row->first, (json_int_t)(row->first + row->elements)));
+    json_object_set_new(o, "block_share", ari_json_number(d->block_share));
+    json_object_set_new(o, "rows", json_integer((json_int_t)d->rows));
+    return o;
+}
+
+json_t *ari_sketch_report_json(const ari_sketch_report *r, const ar_verify_options *o)
+{
+    json_t *rows = json_array(), *first = json_null();
+    for (size_t i = 0; i < r->rows && rows != NULL; i++) {
+        if (r->row[i].state != AR_VERIFY_SAME || r->row[i].unjudged[0] != '\0')
+            json_array_append_new(rows, row_json(&r->row[i]));
+    }
+    if (r->first < r->rows)
+        first = row_json(&r->row[r->first]);
+    return json_pack("{ss ss ss sb sI sI sI so so}", "result",
+                     r->different > 0  ? "different"
+                     : r->unjudged > 0 ? "unjudged"
+                                       : "same",
+                     "reference", o->reference, "other", o->other, "sketches", 1, "tensors", (json_int_t)r->rows,
+                     "tensors_different", (json_int_t)r->different, "tensors_unjudged", (json_int_t)r->unjudged,
+                     "first", first, "rows", rows);
+}
