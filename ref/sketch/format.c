@@ -330,7 +330,8 @@ ar_status ar_sketch_run_open(ar_sketch_run **out, const char *folder)
         ar_sketch_run_close(run);
         return st;
     }
-    qsort(run->tensor, run->count, sizeof *run->tensor, in_order);
+    if (run->count > 0)
+        qsort(run->tensor, run->count, sizeof *run->tensor, in_order);
     *out = run;
     return AR_OK;
 }

@@ -4,6 +4,7 @@
 #include "anyrank/sketch.h"
 #include "ref/io/file.h"
 #include "tests/support/folder.h"
+#include "tests/support/fuzz.h"
 #include "tests/support/test.h"
 
 enum { ROWS = 6, COLUMNS = 40 };
@@ -155,4 +156,40 @@ Test(sketch_format, records_of_other_forms_are_refused)
         cr_expect(ar_sketch_run_open(&run, folder) != AR_OK && error_says(texts[i][1]), "%zu: %s", i,
                   ar_error_message());
     }
+}
+
+/* Bytes of a valid file that are changed, cut or written twice, with a hash that fits: an error or a run, and no fault that
+ * a sanitizer sees. */
+Test(sketch_format, changed_files_are_read_or_refused, .timeout = 120)
+{
+    float x[ROWS * COLUMNS];
+    fuzz_input valid = fuzz_input_of(16384), changed = fuzz_input_of(16384);
+    fill(x);
+    valid.n = rank_file(valid.bytes, 0, "all", x, 0, ROWS);
+    write_rank(1, valid.bytes, rank_file(valid.bytes, 1, "all", x, 0, ROWS));
+    valid.n = rank_file(valid.bytes, 0, "all", x, 0, ROWS);
+    uint64_t seed = 1;
+    size_t read = 0;
+    for (int round = 0; round < 3000; round++) {
+        fuzz_copy(&changed, &valid);
+        for (size_t k = fuzz_below(&seed, 4); k-- > 0;)
+            changed.bytes[32 + fuzz_below(&seed, changed.n - 32)] = (unsigned char)fuzz_below(&seed, 256);
+        if (fuzz_below(&seed, 4) == 0)
+            changed.n = 32 + fuzz_below(&seed, changed.n - 32);
+        if (fuzz_below(&seed, 4) == 0)
+            fuzz_splice(&changed, 40 + fuzz_below(&seed, 200), fuzz_below(&seed, 8), "-1e99[{", fuzz_below(&seed, 8));
+        const size_t rest = changed.n - 32;
+        const uint64_t hash = ar_sketch_hash(changed.bytes + 32, rest);
+        for (int i = 0; i < 8; i++) {
+            changed.bytes[16 + i] = (unsigned char)(rest >> 8 * i);
+            changed.bytes[24 + i] = (unsigned char)(hash >> 8 * i);
+        }
+        write_rank(0, changed.bytes, changed.n);
+        ar_sketch_run *run = NULL;
+        read += ar_sketch_run_open(&run, folder) == AR_OK;
+        ar_sketch_run_close(run);
+    }
+    cr_expect(read > 100 && read < 2900, "%zu of 3,000 are read", read);
+    free(valid.bytes);
+    free(changed.bytes);
 }

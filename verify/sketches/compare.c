@@ -62,7 +62,8 @@ static ar_status names_init(names *all, const ar_sketch_run *run, ari_arena *are
     AR_TRY(ARI_TAKE(&all->list, arena, all->n, "names of sketches"));
     for (size_t i = 0; i < all->n; i++)
         all->list[i] = (by_name){ar_sketch_run_tensor(run, i)->name, ar_sketch_run_tensor(run, i)};
-    qsort(all->list, all->n, sizeof *all->list, ari_by_name);
+    if (all->n > 0)
+        qsort(all->list, all->n, sizeof *all->list, ari_by_name);
     return AR_OK;
 }
 
@@ -70,7 +71,8 @@ static ar_status side_of(side *s, ari_sketch_report *r, int k, const names *all,
 {
     *s = (side){.unjudged = "", .differing = -1};
     if (r->run[k] != NULL) {
-        const by_name key = {name, NULL}, *found = bsearch(&key, all->list, all->n, sizeof key, ari_by_name);
+        const by_name key = {name, NULL},
+                      *found = all->n == 0 ? NULL : bsearch(&key, all->list, all->n, sizeof key, ari_by_name);
         if (found != NULL)
             *s = (side){&found->tensor->sketch, found->tensor->left_out, found->tensor->differing,
                         found->tensor->summed, found->tensor->by_run};
