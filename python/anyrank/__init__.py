@@ -33,6 +33,7 @@ if typing.TYPE_CHECKING:
     from anyrank.runs import plan as plan
     from anyrank.runs import train as train
     from anyrank.runs import verify as verify
+    from anyrank.watch import watch as watch
 
 _HOME = {
     "AnyrankError": "_errors",
@@ -47,6 +48,7 @@ _HOME = {
     "plan": "runs",
     "train": "runs",
     "verify": "runs",
+    "watch": "watch",
     "__version__": "_version",
     "Compared": "_compare",
     "RanksDiffer": "_compare",

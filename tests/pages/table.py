@@ -18,7 +18,7 @@ SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"
 
 # Pages that take more than some seconds of processor time: long_test.py runs their commands, in ./test --all.
 LONG = {"README.md", "by-looking.md", "check.md", "clusters.md", "find-a-bug.md", "models.md", "planner.md",
-        "pytest.md", "python.md", "simulated-cluster.md", "train.md"}
+        "pytest.md", "python.md", "simulated-cluster.md", "train.md", "watch.md"}
 
 # What differs between machines and runs, on both sides: of all pages, and of one.
 DIFFERS = {

@@ -17,6 +17,46 @@ ar_status ari_is_sketched(bool *is, const char *folder)
     return ari_is_folder(folder) ? ari_file_is_in(is, folder, "rank-00000.sketch") : AR_OK;
 }
 
+/* Adds the boxes of a part of which it has the first copy or, with `copies`, the others. */
+static ar_status part_add(ar_sketch *s, const ar_dump_part *p, bool copies)
+{
+    for (size_t b = 0; b < p->boxes; b++) {
+        if ((p->box[b].replica > 0) == copies)
+            AR_TRY(ar_sketch_add(s, p->entry->data, &p->box[b]));
+    }
+    return AR_OK;
+}
+
+static bool same_boxes(const ar_dump_part *a, const ar_dump_part *b)
+{
+    bool same = a->boxes == b->boxes;
+    for (size_t i = 0; i < a->boxes && same; i++)
+        same = memcmp(a->box[i].global, b->box[i].global, sizeof a->box[i].global) == 0 &&
+               memcmp(a->box[i].extent, b->box[i].extent, sizeof a->box[i].extent) == 0;
+    return same;
+}
+
+/* The first rank that has another copy of a part than the part's first rank; -1: none. */
+static ar_status differing_rank(int *rank, const ar_dump_tensor *t)
+{
+    *rank = -1;
+    for (size_t i = 1; i < t->parts && *rank < 0; i++) {
+        size_t first = 0;
+        while (first < i && !same_boxes(&t->part[first], &t->part[i]))
+            first++;
+        if (first == i || t->part[i].replica == 0 || t->part[first].replica > 0)
+            continue;
+        ARI_ENDED(ar_sketch_fini) ar_sketch a = {0};
+        ARI_ENDED(ar_sketch_fini) ar_sketch b = {0};
+        AR_TRY(ar_sketch_init(&a, t->dtype, t->ndim, t->shape));
+        AR_TRY(ar_sketch_init(&b, t->dtype, t->ndim, t->shape));
+        AR_TRY(part_add(&a, &t->part[first], false));
+        AR_TRY(part_add(&b, &t->part[i], true));
+        *rank = a.digest != b.digest ? t->part[i].rank : -1;
+    }
+    return AR_OK;
+}
+
 /* The sketch of a dump's tensor: the first copy of each part, summand by summand. */
 static ar_status dump_sketch(ar_sketch *s, const ar_dump_tensor *t)
 {
@@ -24,15 +64,13 @@ static ar_status dump_sketch(ar_sketch *s, const ar_dump_tensor *t)
     for (size_t i = 0; i < t->parts; i++) {
         const ar_dump_part *p = &t->part[i];
         ARI_ENDED(ar_sketch_fini) ar_sketch summand = {0};
-        ar_sketch *own = p->partial ? &summand : s;
-        if (p->partial)
-            AR_TRY(ar_sketch_init(own, t->dtype, t->ndim, t->shape));
-        for (size_t b = 0; b < p->boxes; b++) {
-            if (p->box[b].replica == 0)
-                AR_TRY(ar_sketch_add(own, p->entry->data, &p->box[b]));
+        if (!p->partial) {
+            AR_TRY(part_add(s, p, false));
+            continue;
         }
-        if (p->partial)
-            AR_TRY(ar_sketch_merge(s, &summand, i > 0));
+        AR_TRY(ar_sketch_init(&summand, t->dtype, t->ndim, t->shape));
+        AR_TRY(part_add(&summand, p, false));
+        AR_TRY(ar_sketch_merge(s, &summand, i > 0));
     }
     return AR_OK;
 }
@@ -83,8 +121,10 @@ static ar_status side_of(side *s, ari_sketch_report *r, int k, const names *all,
         return AR_OK;
     ar_sketch *made = NULL;
     AR_TRY(ARI_TAKE(&made, &r->arena, 1, "a sketch"));
-    const ar_status st = dump_sketch(made, t);
+    ar_status st = dump_sketch(made, t);
     s->sketch = made;
+    if (st == AR_OK)
+        st = differing_rank(&s->differing, t);
     for (size_t i = 0; i < t->parts; i++)
         s->summed = s->summed || t->part[i].partial;
     if (st == AR_ERR_DTYPE)

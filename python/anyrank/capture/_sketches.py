@@ -99,7 +99,7 @@ class SketchFiles:
     def __init__(self, folder: pathlib.Path, rank: int, step: int, before: SketchFiles | None = None) -> None:
         self.folder, self.rank, self.step = folder, rank, step
         self.path = folder / sketch_file(rank)
-        self.first = before is None
+        self.first = before is None  # else it is appended
         self.known: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = before.places if before else {}
         self.places: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = {}
         self.pieces: list[dict[str, Piece]] = []  # by micro-batch

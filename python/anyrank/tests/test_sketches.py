@@ -68,6 +68,21 @@ class Sketched(FolderCase):
         self.assertIn("blocks.1.3.weight:grad: off by 50 % of its size, as a whole the reference times 1.5", text)
         self.assertIn('only=["blocks.1.3.weight:grad"], steps={1}', text)
 
+    def test_copies_that_differ_are_a_difference_in_sketches_and_in_dumps(self) -> None:
+        def run(rank: int, path: pathlib.Path, keep: str) -> None:
+            torch.manual_seed(0)
+            model = ddp(Model())
+            if rank == 1:
+                with torch.no_grad():
+                    model.module.head.bias[3] += 0.5
+            with anyrank.capture(model, path, keep=keep):
+                model(torch.zeros(2, 3, dtype=torch.long)).square().mean().backward()
+        self.run_one("one", keep="sketch", clip=False)
+        for keep in ("sketch", "tensors"):
+            ranks.spawn(2, run, self.path / keep, keep)
+            text = str(self.compared("one", keep))
+            self.assertIn("head.bias:init: rank 1 has another copy than the ranks before it", text)
+
     def test_every_nth_step(self) -> None:
         torch.manual_seed(0)
         model = Model()

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of right runs: each is broken once, and none is found where nothing is wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pathlib
+import typing
+import warnings
+
+import anyrank
+from anyrank import AnyrankError, ranks
+from anyrank.tests import FolderCase, needs
+from anyrank.tests.test_capture_ranks import Model, both, ddp, fsdp, hybrid
+from anyrank.watch import STALE, Watched, findings_of, main
+
+try:
+    import torch
+    from torch import nn
+except ImportError:
+    torch = nn = typing.cast(typing.Any, None)
+
+
+def entry(name: str, digest: str = "1", **further: typing.Any) -> dict[str, typing.Any]:
+    return {"name": name, "digest": digest, "shape": [4], "zeros": 0, "nan": 0, "inf": 0, "differing": -1,
+            "left_out": "", **further}
+
+
+class Rules(FolderCase):
+    def of(self, step: typing.Callable[[int], list[dict[str, typing.Any]]], steps: int = 4,
+           **facts: typing.Any) -> list[tuple[str, str, int]]:
+        watched = Watched(facts)
+        def named(i: int) -> list[dict[str, typing.Any]]:
+            return [{**one, "name": f"{one['name']}@{i}" if i > 1 else one["name"]} for one in step(i)
+                    if i == 1 or not one["name"].endswith(":init")]
+        return [(one.rule, one.tensor, one.step) for i in range(1, steps + 1) for one in watched.step(i, named(i))]
+
+    def right(self, i: int) -> list[dict[str, typing.Any]]:
+        return [entry("w:init", "0"), entry("w:grad"), entry("w:new", str(i)), entry("mask:fwd", inf=2)]
+
+    def test_a_right_run_breaks_none(self) -> None:
+        self.assertEqual(self.of(self.right, ranks={"steps": [4, 4]}), [])
+
+    def test_each_rule_is_broken(self) -> None:
+        last = STALE
+        for steps, facts, expected in (
+                (lambda i: [*self.right(i), entry("w:m", differing=1)], {}, [("copies", "w:m", 1)]),
+                (lambda i: [*self.right(i), entry("a:fwd", nan=int(i > 1)), entry("b:fwd", nan=1)], {},
+                 [("not_finite", "b:fwd", 1)]),
+                (lambda i: [*self.right(i), entry("loss:fwd", inf=1)], {}, [("not_finite", "loss:fwd", 1)]),
+                (lambda i: [*self.right(i), entry("v:new", str(i))], {}, [("no_gradient", "v:grad", last)]),
+                (lambda i: [*self.right(i), entry("v:grad", zeros=4), entry("v:new", "1")], {},
+                 [("zero_gradient", "v:grad", last)]),
+                (lambda i: [*self.right(i), entry("v:init", "5"), entry("v:grad"), entry("v:new", "5")], {},
+                 [("not_updated", "v:new", last)]),
+                (self.right, {"ranks": {"steps": [4, 3]}}, [("steps_agree", "steps", 1)])):
+            self.assertEqual(self.of(typing.cast(typing.Any, steps), **typing.cast(typing.Any, facts)), expected)
+
+    def test_what_is_frozen_or_waits_is_left_alone(self) -> None:
+        still = [entry("v:init", "5"), entry("v:new", "5")]
+        self.assertEqual(self.of(lambda i: [*self.right(i), *still], frozen=["v"]), [])
+        waiting = [*still, entry("v:grad")]
+        self.assertEqual(self.of(lambda i: [*self.right(i), *waiting], learning_rates={"1": [[0.0]]}), [])
+
+
+@needs("torch")
+class Runs(FolderCase):
+    def train(self, folder: pathlib.Path, watched: typing.Any, bug: str = "") -> None:
+        model = Model()
+        parameters = list(model.parameters())
+        optimizer = torch.optim.AdamW(parameters[1:] if bug == "group" else parameters, lr=0.01)
+        with watched(model, folder, optimizer):
+            for i in range(8):
+                ids = torch.randint(0, 13, (4, 3))
+                nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+                if bug == "nan" and i == 2:
+                    model.head.weight.grad[1, 1] = float("nan")
+                optimizer.step()
+                optimizer.zero_grad()
+
+    def test_a_run_and_what_it_left(self) -> None:
+        def captured(model: typing.Any, folder: pathlib.Path, optimizer: typing.Any) -> typing.Any:
+            return anyrank.capture(model, folder, optimizer, keep="sketch", every=2)
+        for bug, rule in (("", ""), ("group", "not_updated"), ("nan", "not_finite")):
+            found: list[typing.Any] = []
+            self.train(self.path / "live", lambda model, folder, optimizer: anyrank.watch(
+                model, optimizer, every=2, folder=folder, on_finding=found.append), bug)
+            self.train(self.path / "kept", captured, bug)
+            for said in (found, findings_of(self.path / "kept")):
+                self.assertEqual([one.rule for one in said], [rule] if rule else [], said)
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                self.assertEqual(main([str(self.path / "kept")]), int(bool(rule)))
+            self.assertIn(f"[{rule}]\n1 finding in" if rule else "0 findings in", out.getvalue())
+        with self.assertRaises(AnyrankError), contextlib.redirect_stderr(io.StringIO()):
+            self.assertEqual(main([str(self.path)]), 2)
+            findings_of(self.path)
+
+    def test_ranks(self) -> None:
+        def run(rank: int, folder: pathlib.Path, wrap: typing.Any, groups: int, world: int, bug: str) -> list[str]:
+            torch.manual_seed(0)
+            model = wrap(Model())
+            if bug == "seed" and rank == 1:
+                with torch.no_grad():
+                    model.module.head.weight[0, 0] += 1.0
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            with warnings.catch_warnings(record=True), anyrank.watch(model, optimizer, every=1, folder=folder) as watch:
+                for i in range(4):
+                    ids = torch.randint(0, 13, (8, 3), generator=torch.Generator().manual_seed(i))
+                    own = ids.chunk(groups)[rank * groups // world]
+                    nn.functional.cross_entropy(model(own).flatten(0, 1), own.flatten()).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return [str(one) for one in watch.findings]
+        for i, (world, wrap, groups, bug) in enumerate(((2, ddp, 2, ""), (4, fsdp, 4, ""), (4, hybrid, 4, ""),
+                                                        (4, both, 2, ""), (2, ddp, 2, "seed"))):
+            said = ranks.spawn(world, run, self.path / str(i), wrap, groups, world, bug)
+            self.assertEqual(said[1:], [[]] * (world - 1))
+            if bug:
+                self.assertTrue(said[0][0].startswith("step 1: head.weight:init: rank 1 has another copy"), said[0])
+            else:
+                self.assertEqual(said[0], [])
