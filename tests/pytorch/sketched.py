@@ -92,4 +92,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["verify"]:
         sys.path.insert(0, str(ROOT / "python"))
         sys.exit(verify(sys.argv[1:]))
+    if not sys.argv[1:2] or not sys.argv[1].endswith(".json"):
+        os.execv(COMMAND, [COMMAND, *sys.argv[1:]])
     compare(*sys.argv[1:3])

@@ -23,8 +23,9 @@ typedef struct ari_sketch_row {
 typedef struct ari_sketch_report {
     ari_sketch_row *row; /* [rows] in the reference's order */
     size_t rows, different, unjudged,
-        left_out; /* left_out: tensors that a run has written of itself as not comparable */
-    size_t first; /* the first row that differs; rows: none */
+        left_out;    /* left_out: tensors that a run has written of itself as not comparable */
+    size_t first;    /* the first row that differs; rows: none */
+    double roundoff; /* the largest of the runs' formats */
     ari_arena arena;
     ar_sketch_run *run[2]; /* NULL: a dump */
     ar_dump *dump[2];      /* NULL: sketches */
