@@ -103,6 +103,7 @@ typedef struct ar_sketch_tensor {
     bool summed;          /* from summands: digests mean nothing, nor do counts */
     int copies;           /* largest number of ranks that have one part */
     int differing;        /* the first rank whose copy has another digest; -1: none */
+    double copy_norm;     /* norm of that copy less the first one; NaN: not known, of a tensor in several parts */
     const char *left_out; /* why it cannot be compared; "": it can */
     bool by_run;          /* the run says so itself */
 } ar_sketch_tensor;

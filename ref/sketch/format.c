@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <jansson.h>
+#include <math.h>
 #include <string.h>
 
 #include "anyrank/sketch.h"
@@ -175,8 +176,13 @@ static ar_status piece_add(ar_sketch_tensor *t, json_t *slot, const record *r, c
         const int n = (int)json_integer_value(copies) + 1;
         (void)json_integer_set(copies, n);
         t->copies = n > t->copies ? n : t->copies;
-        if ((uint64_t)json_integer_value(json_array_get(first, 0)) != s->digest && t->differing < 0)
-            t->differing = r->rank;
+        if ((uint64_t)json_integer_value(json_array_get(first, 0)) == s->digest || t->differing >= 0)
+            return AR_OK;
+        ar_sketch_difference d = {.norm = (double)NAN};
+        t->differing = r->rank;
+        if (json_object_size(held) == 1) /* the first copy is all that has been added */
+            AR_TRY(ar_sketch_compare(&d, &t->sketch, s));
+        t->copy_norm = d.norm;
         return AR_OK;
     }
     t->copies = t->copies > 0 ? t->copies : 1;

@@ -38,14 +38,15 @@ static bool same_boxes(const ar_dump_part *a, const ar_dump_part *b)
 }
 
 /* The first rank that has another copy of a part than the part's first rank; -1: none. */
-static ar_status differing_rank(int *rank, const ar_dump_tensor *t)
+static ar_status differing_rank(int *rank, double *norm, const ar_dump_tensor *t)
 {
     *rank = -1;
     for (size_t i = 1; i < t->parts && *rank < 0; i++) {
         size_t first = 0;
         while (first < i && !same_boxes(&t->part[first], &t->part[i]))
             first++;
-        if (first == i || t->part[i].replica == 0 || t->part[first].replica > 0)
+        const bool summand = t->part[i].partial; /* whose copies are those of one summand, which is not told */
+        if (first == i || summand || t->part[i].replica == 0 || t->part[first].replica > 0)
             continue;
         ARI_ENDED(ar_sketch_fini) ar_sketch a = {0};
         ARI_ENDED(ar_sketch_fini) ar_sketch b = {0};
@@ -53,7 +54,10 @@ static ar_status differing_rank(int *rank, const ar_dump_tensor *t)
         AR_TRY(ar_sketch_init(&b, t->dtype, t->ndim, t->shape));
         AR_TRY(part_add(&a, &t->part[first], false));
         AR_TRY(part_add(&b, &t->part[i], true));
+        ar_sketch_difference d;
+        AR_TRY(ar_sketch_compare(&d, &a, &b));
         *rank = a.digest != b.digest ? t->part[i].rank : -1;
+        *norm = d.norm;
     }
     return AR_OK;
 }
@@ -81,6 +85,7 @@ typedef struct side {
     const ar_sketch *sketch;
     const char *unjudged; /* why it cannot be compared; "": it can */
     int differing;
+    double copy_norm;      /* of the differing copy less the first one */
     bool summed, left_out; /* left_out: by the run itself, which says so */
 } side;
 
@@ -113,8 +118,8 @@ static ar_status side_of(side *s, ari_sketch_report *r, int k, const names *all,
         const by_name key = {name, NULL},
                       *found = all->n == 0 ? NULL : bsearch(&key, all->list, all->n, sizeof key, ari_by_name);
         if (found != NULL)
-            *s = (side){&found->tensor->sketch, found->tensor->left_out, found->tensor->differing,
-                        found->tensor->summed, found->tensor->by_run};
+            *s = (side){&found->tensor->sketch,   found->tensor->left_out, found->tensor->differing,
+                        found->tensor->copy_norm, found->tensor->summed,   found->tensor->by_run};
         return AR_OK;
     }
     const ar_dump_tensor *t = ar_dump_find(r->dump[k], name);
@@ -125,7 +130,7 @@ static ar_status side_of(side *s, ari_sketch_report *r, int k, const names *all,
     ar_status st = dump_sketch(made, t);
     s->sketch = made;
     if (st == AR_OK)
-        st = differing_rank(&s->differing, t);
+        st = differing_rank(&s->differing, &s->copy_norm, t);
     for (size_t i = 0; i < t->parts; i++)
         s->summed = s->summed || t->part[i].partial;
     if (st == AR_ERR_DTYPE)
@@ -149,6 +154,12 @@ static ar_status allowed_norm(double *allowed, const ar_verify_options *o, const
     AR_TRY(ar_dump_read_f32(t, 0, 1, &each));
     *allowed = (double)each * root;
     return AR_OK;
+}
+
+/* Whether copies differ: in a bit, or by more than the rule allows. */
+static bool copies_differ(const side *s, const ar_verify_options *o, double allowed)
+{
+    return s->differing >= 0 && (o->rule == AR_VERIFY_BITS || s->copy_norm > allowed);
 }
 
 /* As verify judges a tensor of which each element is within the rule (verify/dumps/verify_scan.c, "a factor"): the best
@@ -197,7 +208,7 @@ static ar_status judge_pair(ari_sketch_row *row, const side *s, const ar_verify_
         row->unjudged = "it is a sum over ranks, whose bits a sketch does not have";
     else if (o->rule == AR_VERIFY_BITS && a->dtype != b->dtype)
         row->state = AR_VERIFY_DTYPE;
-    else if (s[0].differing >= 0 || s[1].differing >= 0)
+    else if (copies_differ(&s[0], o, row->allowed) || copies_differ(&s[1], o, row->allowed))
         row->state = AR_VERIFY_REPLICAS;
     else if (!row->d.same_bits &&
              (o->rule == AR_VERIFY_BITS || a->nan != b->nan || a->inf != b->inf ||
