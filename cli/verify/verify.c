@@ -201,6 +201,29 @@ static ar_status run_comparison(int *exit_code, const verify_values *v, ar_verif
     return v->common.json ? ari_json_end(whole_json(json_incref(report), &cause, normal), &v->common) : AR_OK;
 }
 
+/* Options that need elements, which sketches do not have. */
+static ar_status check_sketched(const verify_values *v, const bool *sketched)
+{
+    const struct {
+        const char *name;
+        bool given;
+    } needing[] = {
+        {"--html", v->html != NULL},
+        {"--normal", v->normal},
+        {"--no-equal-nan", v->o.nan_differs},
+        {"--all-matched", v->o.all_matched},
+        {"--map", sketched[1] && v->o.map != NULL},
+        {"--reference-map", sketched[0] && v->o.reference_map != NULL},
+        {"--tp, --cp, --dp, --heads and --kv-heads", v->o.tp || v->o.cp || v->o.dp || v->o.heads || v->o.kv_heads}};
+    for (size_t i = 0; i < sizeof needing / sizeof *needing; i++) {
+        if (needing[i].given)
+            return ar_error_set(AR_ERR_UNSUPPORTED,
+                                "%s: one of the runs has sketches in place of tensors: compare dumps, or leave it out",
+                                needing[i].name);
+    }
+    return AR_OK;
+}
+
 static ar_status run_verify(void *values, int *exit_code)
 {
     const verify_values *v = values;
@@ -220,8 +243,10 @@ static ar_status run_verify(void *values, int *exit_code)
     bool sketched[2] = {false, false};
     AR_TRY(ari_is_sketched(&sketched[0], o.reference));
     AR_TRY(ari_is_sketched(&sketched[1], o.other));
-    if (sketched[0] || sketched[1])
+    if (sketched[0] || sketched[1]) {
+        AR_TRY(check_sketched(v, sketched));
         return ari_verify_sketches(exit_code, &o, &v->common, v->max_report);
+    }
     return run_comparison(exit_code, v, &o);
 }
 

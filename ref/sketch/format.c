@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "anyrank/sketch.h"
+#include "ref/core/float_bits.h"
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
 #include "ref/core/text.h"
@@ -34,20 +35,6 @@ static uint64_t get(const unsigned char *data, int bytes)
     return x;
 }
 
-static uint64_t bits_of(double x)
-{
-    uint64_t u;
-    memcpy(&u, &x, sizeof u);
-    return u;
-}
-
-static double double_of(uint64_t u)
-{
-    double x;
-    memcpy(&x, &u, sizeof x);
-    return x;
-}
-
 void ar_sketch_encode(unsigned char *out, const ar_sketch *s)
 {
     const uint64_t word[WORDS] = {s->digest,
@@ -57,13 +44,13 @@ void ar_sketch_encode(unsigned char *out, const ar_sketch *s)
                                   s->inf,
                                   s->first,
                                   s->last,
-                                  bits_of(s->sum),
-                                  bits_of(s->sum_squares),
-                                  bits_of(s->max_abs)};
+                                  ari_bits64(s->sum),
+                                  ari_bits64(s->sum_squares),
+                                  ari_bits64(s->max_abs)};
     for (size_t i = 0; i < WORDS; i++, out += sizeof *word)
         put(out, word[i], sizeof *word);
     for (size_t i = 0; i < s->blocks * AR_SKETCH_BUCKETS; i++, out += sizeof(double))
-        put(out, bits_of(s->bucket[i]), sizeof(double));
+        put(out, ari_bits64(s->bucket[i]), sizeof(double));
     for (size_t i = 0; i < s->rows; i++, out += sizeof(uint32_t))
         put(out, s->row_digest[i], sizeof(uint32_t));
 }
@@ -80,11 +67,11 @@ void ar_sketch_decode(ar_sketch *s, const unsigned char *data)
     s->inf = word[4];
     s->first = word[5];
     s->last = word[6];
-    s->sum = double_of(word[7]);
-    s->sum_squares = double_of(word[8]);
-    s->max_abs = double_of(word[9]);
+    s->sum = ari_float64(word[7]);
+    s->sum_squares = ari_float64(word[8]);
+    s->max_abs = ari_float64(word[9]);
     for (size_t i = 0; i < s->blocks * AR_SKETCH_BUCKETS; i++, data += sizeof(double))
-        s->bucket[i] = double_of(get(data, sizeof(double)));
+        s->bucket[i] = ari_float64(get(data, sizeof(double)));
     for (size_t i = 0; i < s->rows; i++, data += sizeof(uint32_t))
         s->row_digest[i] = (uint32_t)get(data, sizeof(uint32_t));
 }

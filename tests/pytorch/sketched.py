@@ -24,9 +24,8 @@ COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
 def sketch(dump, folder):
     """Writes a dump's full tensors as the sketches of a run on one rank, a record for each step."""
     from anyrank._arrays import entry_of
-    from anyrank._library import library
     from anyrank.capture._places import Box
-    from anyrank.capture._sketches import MAGIC, Sketch, sketch_file
+    from anyrank.capture._sketches import MAGIC, Sketch, record, sketch_file
     from anyrank.dump import Dump
     steps = {}
     opened = Dump(dump)
@@ -45,9 +44,7 @@ def sketch(dump, folder):
             one.add(entry, [Box(zeros, zeros, entry.shape)])
             entries.append({"name": name, "dtype": entry.dtype, "shape": list(entry.shape), "part": "", "term": ""})
             figures.append(one.encoded())
-        said = json.dumps({"step": step, "rank": 0, "world": 1, "mesh": [], "tensors": entries}).encode()
-        rest = len(said).to_bytes(8, "little") + said + b"".join(figures)
-        out += len(rest).to_bytes(8, "little") + library()["sketch_hash"](rest, len(rest)).to_bytes(8, "little") + rest
+        out += record({"step": step, "rank": 0, "world": 1, "mesh": [], "tensors": entries}, figures)
     folder.mkdir()
     (folder / sketch_file(0)).write_bytes(out)
 

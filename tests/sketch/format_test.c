@@ -158,6 +158,53 @@ Test(sketch_format, records_of_other_forms_are_refused)
     }
 }
 
+/* A tensor that a rank leaves out, one that has a step which another rank lacks, and one of which a part is missing. */
+Test(sketch_format, what_cannot_be_compared_has_its_reason)
+{
+    float x[ROWS * COLUMNS];
+    unsigned char file[2][16384];
+    size_t n[2];
+    fill(x);
+    for (int rank = 0; rank < 2; rank++)
+        n[rank] = rank_file(file[rank], rank, "high", x, 0, 3);
+    append(
+        file[0], &n[0],
+        "{\"step\": 2, \"rank\": 0, \"world\": 2, \"tensors\": [{\"name\": \"s:fwd@2\", \"dtype\": \"F32\", \"shape\": [0], "
+        "\"part\": \"\", \"term\": \"\"}, {\"name\": \"y:fwd@2\", \"dtype\": \"F32\", \"shape\": [0], \"part\": \"\", "
+        "\"term\": \"\", \"left_out\": \"no place\"}]}",
+        NULL);
+    const size_t head = n[0]; /* the figures of two empty tensors belong into the record */
+    n[0] = rank_file(file[0], 0, "high", x, 0, 3);
+    ar_sketch none;
+    cr_assert_ok(ar_sketch_init(&none, AR_F32, 1, (size_t[]){0}));
+    unsigned char figures[2][128];
+    const size_t bytes = ar_sketch_bytes(&none);
+    cr_assert(bytes <= sizeof figures[0] && head > n[0]);
+    const size_t rest = head - n[0] - 16 + 2 * bytes;
+    unsigned char *record = file[0] + n[0];
+    for (int k = 0; k < 2; k++) {
+        ar_sketch_encode(figures[k], &none);
+        memcpy(file[0] + head + (size_t)k * bytes, figures[k], bytes);
+    }
+    const uint64_t hash = ar_sketch_hash(record + 16, rest);
+    for (int i = 0; i < 8; i++) {
+        record[i] = (unsigned char)(rest >> 8 * i);
+        record[8 + i] = (unsigned char)(hash >> 8 * i);
+    }
+    ar_sketch_fini(&none);
+    write_rank(0, file[0], n[0] + 16 + rest);
+    write_rank(1, file[1], n[1]);
+    ar_sketch_run *run = NULL;
+    cr_assert_ok(ar_sketch_run_open(&run, folder));
+    cr_assert_eq(ar_sketch_run_count(run), 3);
+    const ar_sketch_tensor *t[3] = {ar_sketch_run_tensor(run, 0), ar_sketch_run_tensor(run, 1),
+                                    ar_sketch_run_tensor(run, 2)};
+    cr_expect(strcmp(t[0]->left_out, "the ranks have 120 of 240 elements") == 0 && !t[0]->by_run, "%s", t[0]->left_out);
+    cr_expect(strcmp(t[1]->left_out, "1 of 2 ranks have step 2") == 0 && !t[1]->by_run, "%s", t[1]->left_out);
+    cr_expect(strcmp(t[2]->left_out, "no place") == 0 && t[2]->by_run, "%s", t[2]->left_out);
+    ar_sketch_run_close(run);
+}
+
 /* Bytes of a valid file that are changed, cut or written twice, with a hash that fits: an error or a run, and no fault that
  * a sanitizer sees. */
 Test(sketch_format, changed_files_are_read_or_refused, .timeout = 120)

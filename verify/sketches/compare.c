@@ -125,8 +125,7 @@ static ar_status side_of(side *s, ari_sketch_report *r, int k, const names *all,
     const ar_dump_tensor *t = ar_dump_find(r->dump[k], name);
     if (t == NULL)
         return AR_OK;
-    ar_sketch *made = NULL;
-    AR_TRY(ARI_TAKE(&made, &r->arena, 1, "a sketch"));
+    ar_sketch *made = &r->made[r->made_count++];
     ar_status st = dump_sketch(made, t);
     s->sketch = made;
     if (st == AR_OK)
@@ -299,6 +298,7 @@ ar_status ari_sketches_compare(ari_sketch_report *r, const ar_verify_options *o)
             r->roundoff = fmax(r->roundoff, ari_roundoff_of(ar_sketch_run_tensor(r->run[k], i)->sketch.dtype));
     }
     AR_TRY(ARI_TAKE(&r->row, &r->arena, all[0].n + all[1].n, "rows"));
+    AR_TRY(ARI_TAKE(&r->made, &r->arena, all[0].n + all[1].n, "sketches of a dump"));
     for (int k = 0; k < 2; k++)
         AR_TRY(add_rows(r, o, allowances, all, k));
     for (r->first = 0; r->first < r->rows && r->row[r->first].state == AR_VERIFY_SAME;)
@@ -308,14 +308,8 @@ ar_status ari_sketches_compare(ari_sketch_report *r, const ar_verify_options *o)
 
 void ari_sketch_report_fini(ari_sketch_report *r)
 {
-    for (size_t i = 0; i < r->rows; i++) {
-        for (int k = 0; k < 2; k++) {
-            if (r->run[k] == NULL && r->row[i].side[k] != NULL) {
-                ar_sketch made = *r->row[i].side[k]; /* of a dump's tensor */
-                ar_sketch_fini(&made);
-            }
-        }
-    }
+    for (size_t i = 0; i < r->made_count; i++)
+        ar_sketch_fini(&r->made[i]);
     for (int k = 0; k < 2; k++) {
         ar_sketch_run_close(r->run[k]);
         ar_dump_close(r->dump[k]);
@@ -358,11 +352,11 @@ json_t *ari_sketch_report_json(const ari_sketch_report *r, const ar_verify_optio
     }
     if (r->first < r->rows)
         first = row_json(&r->row[r->first]);
-    return json_pack("{ss ss ss sb sI sI sI so so}", "result",
+    return json_pack("{ss ss ss sb sI sI sI sI so so}", "result",
                      r->different > 0  ? "different"
                      : r->unjudged > 0 ? "unjudged"
                                        : "same",
                      "reference", o->reference, "other", o->other, "sketches", 1, "tensors", (json_int_t)r->rows,
                      "tensors_different", (json_int_t)r->different, "tensors_unjudged", (json_int_t)r->unjudged,
-                     "first", first, "rows", rows);
+                     "tensors_left_out", (json_int_t)r->left_out, "first", first, "rows", rows);
 }

@@ -27,6 +27,8 @@ typedef struct ari_sketch_report {
     size_t first;    /* the first row that differs; rows: none */
     double roundoff; /* the largest of the runs' formats */
     ari_arena arena;
+    ar_sketch *made; /* [made_count] of a dump's tensors */
+    size_t made_count;
     ar_sketch_run *run[2]; /* NULL: a dump */
     ar_dump *dump[2];      /* NULL: sketches */
 } ari_sketch_report;

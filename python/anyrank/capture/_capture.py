@@ -124,8 +124,8 @@ class Capture:
             raise AnyrankError(f"keep: {keep!r} is none of {list(KEPT)}")
         if every is not None and (steps is not None or not isinstance(every, int) or every < 1):
             raise AnyrankError(f"every: {every!r} has to be a number of steps, without steps=")
-        if keep == "sketch" and (rounding or operations):
-            raise AnyrankError("keep=\"sketch\": rounding= and operations= need the tensors")
+        if keep == "sketch" and (rounding or operations or keep_inputs):
+            raise AnyrankError("keep=\"sketch\": rounding=, operations= and keep_inputs= need the tensors")
         if every is not None:
             steps = lambda step: (step - first_step) % every == 0  # noqa: E731
         if not isinstance(timeout, (int, float)) or not timeout > 0:

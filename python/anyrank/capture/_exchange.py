@@ -105,6 +105,8 @@ class Store:
                                    f"that of {self.name} (folder#number): every rank has to make the same captures, "
                                    "into folders that it names alike")
             heard.append(said["value"])
+        if now > 0:  # each rank has said this round's, so it has read the one before
+            self.store.delete_key(self._key(now - 1, self.rank))
         return heard
 
     def failed(self, why: str) -> None:

@@ -143,13 +143,10 @@ class SketchFiles:
         return [self.path]
 
     def _append(self, text: dict[str, typing.Any], figures: list[bytes]) -> None:
-        said = json.dumps(text, separators=(",", ":")).encode()
-        rest = b"".join((len(said).to_bytes(8, "little"), said, *figures))
-        head = len(rest).to_bytes(8, "little") + int(library()["sketch_hash"](rest, len(rest))).to_bytes(8, "little")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with open(self.path, "wb" if self.first else "ab") as file:
-                file.write((MAGIC if self.first else b"") + head + rest)
+                file.write((MAGIC if self.first else b"") + record(text, figures))
         except OSError as error:
             raise AnyrankError(f"{self.path}: {error.strerror}") from error
 
@@ -164,6 +161,13 @@ class SketchFiles:
     def discard(self) -> None:
         """The steps before stay."""
         self.pieces.clear()
+
+
+def record(text: dict[str, typing.Any], figures: typing.Iterable[bytes]) -> bytes:
+    """A step's record as sketch.h has it."""
+    said = json.dumps(text, separators=(",", ":")).encode()
+    rest = b"".join((len(said).to_bytes(8, "little"), said, *figures))
+    return len(rest).to_bytes(8, "little") + int(library()["sketch_hash"](rest, len(rest))).to_bytes(8, "little") + rest
 
 
 def _sum(found: list[tuple[Piece, Placed]]) -> dict[str, Sketch]:

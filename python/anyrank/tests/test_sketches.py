@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pathlib
+import subprocess
 import typing
 
 import anyrank
@@ -83,6 +84,18 @@ class Sketched(FolderCase):
             text = str(self.compared("one", keep))
             self.assertIn("head.bias:init: rank 1 has another copy than the ranks before it", text)
 
+    def test_options_that_need_elements_are_refused(self) -> None:
+        self.run_one("one", keep="sketch")
+        self.run_one("tensors")
+        for options, name in ((["--normal"], "--normal"), (["--html", str(self.path / "a.html")], "--html"),
+                              (["--dp", "2"], "--tp, --cp, --dp"), (["--no-equal-nan"], "--no-equal-nan"),
+                              (["--ulp", "1"], "--ulp"), (["--reference-map", "m.json"], "--reference-map")):
+            done = subprocess.run([find_command(), "verify", self.path / "one", self.path / "tensors", *options],
+                                  capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, 2, options)
+            self.assertIn(f"{name}", done.stderr)
+        self.assertFalse((self.path / "a.html").exists())
+
     def test_every_nth_step(self) -> None:
         torch.manual_seed(0)
         model = Model()
@@ -98,6 +111,7 @@ class Sketched(FolderCase):
         self.assertEqual({t["left_out"] for t in run["tensors"]}, {""})
         for options, says in (({"keep": "sketches"}, "none of"), ({"every": 0}, "every"),
                               ({"every": 2, "steps": 3}, "every"),
-                              ({"keep": "sketch", "rounding": True}, "need the tensors")):
+                              ({"keep": "sketch", "rounding": True}, "need the tensors"),
+                              ({"keep": "sketch", "keep_inputs": "*"}, "need the tensors")):
             with self.assertRaisesRegex(AnyrankError, says):
                 anyrank.capture(model, self.path / "no", **options)
