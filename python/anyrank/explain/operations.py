@@ -322,7 +322,7 @@ class Wrong:
     alone: tuple[tuple[Operation, ...], tuple[Operation, ...]] = ((), ())
     after: Operation | None = None
     inputs: tuple[str, ...] = ()
-    takes: frozenset[str] = frozenset()
+    takes: tuple[Judgement, ...] = ()
     reduced: tuple[tuple[Operation, int], ...] = ()
     sure: bool = False
     case: Case | None = None
@@ -511,7 +511,7 @@ class Search:
         return Wrong(self.reference.operations[pair], stream.operations[number], ranks, (alone[0], alone[1]), after,
                      tuple(dict.fromkeys(filter(None, (self._told(rank, pair, k, one, taken)
                                                        for k, one in enumerate(taken))))),
-                     frozenset(one.made for _, one in taken if one.made), tuple(reduced),
+                     tuple(one for _, one in taken if one.made), tuple(reduced),
                      not other, found, found if not other else self._case(case, pair, other[0]) if len(other) == 1 else
                      None)
 
@@ -648,9 +648,9 @@ def answer(wrong: Wrong) -> Answer:
         return Answer(UNKNOWN)
     if wrong.reduced and not wrong.gathered:
         return Answer(OWN_PART.name, look=OWN_PART.look)
-    lacks = next((cause for said, cause in LACKING.items() if said in wrong.takes and not wrong.gathered), "")
-    if lacks:
-        return Answer(lacks, look="the all-reduce that this value needs before it is used")
+    for taken in wrong.takes if not wrong.gathered else ():
+        return Answer(LACKING[taken.made], f"a missing {taken.made} over {', '.join(taken.over)}",
+                      "the all-reduce that this value needs before it is used")
     case = wrong.cause
     if wrong.sure and wrong.is_another or case is None or not case.off.any():
         return Answer(UNKNOWN)

@@ -411,7 +411,8 @@ def _with_operation(run: Run, finding: Finding) -> Finding:
     if answer.cause != UNKNOWN and not more:
         return dataclasses.replace(finding, operation=(wrong.sentence, *wrong.inputs_said, *wrong.alone_said))
     own = [answer.sentence] if answer.cause == UNKNOWN and answer.sentence else []
-    sentence = "; ".join((f"{wrong.sentence}{f': {said.sentence}' if said.sentence else ''}", *wrong.inputs_said, *own))
+    first = f"{said.sentence}: {wrong.sentence}" if said.sentence else wrong.sentence
+    sentence = "; ".join((first, *wrong.inputs_said, *own))
     confidence = "likely" if said.cause != UNKNOWN else ""
     return dataclasses.replace(finding, answer=dataclasses.replace(said, sentence=sentence, confidence=confidence,
                                                                    fits=()), operation=wrong.alone_said)
