@@ -33,7 +33,8 @@ from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of
                                     roots_of, router_biases_of, unwrapped, wrapped_in)
 from anyrank.capture._pipelines import Chunk, chunk_now, group_of_stages
 from anyrank.capture._places import Whole
-from anyrank.capture._record import Record
+from anyrank.capture._rank_state import RankState
+from anyrank.capture._record import RanksEnded, Record
 from anyrank.capture._rounding import Replay, Rounding
 from anyrank.capture._sketches import SketchFiles
 from anyrank.capture._spec import Spec
@@ -155,6 +156,8 @@ class Capture:
             groups_of(self._model, None, *self._ranks(), self._spec.mesh, None)
             self._spec.check(self._spec.mesh)
         self._record: Record | None = None
+        self._state = RankState()
+        self._ended = False  # another rank has ended its run before this one
         self._of_last: SketchFiles | None = None  # what was sketched of the last captured step
         self._listener: Listener | None = None
         self._facts = Facts(first_step)
@@ -520,6 +523,7 @@ class Capture:
         if self._passes == 0 and self._step in self._chosen and self._listener is not None:
             self._listener.install()
             self._facts.install()
+            self._state.begin()
             if self._inputs is not None:
                 self._inputs.install(self._model, self._reading, self._step)
             if self._step > self._first_step and self._step - 1 not in self._chosen:
@@ -641,7 +645,14 @@ class Capture:
         ended = self._record
         assert isinstance(ended.files, SketchFiles)
         ended.files.step = self._step
-        ended.finish(self._exchange, {}, 0)
+        ended.files.state = self._state.of(ended, self._step, self._optimizers, self._facts.rates_now(),
+                                           self._parameters)
+        try:
+            ended.finish(self._exchange, {}, 0)
+        except RanksEnded as error:
+            self._warn(f"{self._folder}: {error}: the steps from {self._step} on are not sketched")
+            self._ended, self._chosen = True, Chosen(lambda _: False)
+            return
         if self._of_last is None:
             ended.files.remove_older(ended.groups.mesh.world)
         self._of_last = ended.files
@@ -776,7 +787,7 @@ class Capture:
     def on_scaled(self, outputs: typing.Any, scaler: typing.Any) -> None:
         """A GradScaler has multiplied losses, of which it gives out these."""
         for t in [outputs] if isinstance(outputs, torch.Tensor) else []:
-            self._scales[id(t)] = scaler.get_scale()
+            self._scales[id(t)] = self._state.scale = scaler.get_scale()
         self._facts.on_scaler(scaler)
 
     def on_backward(self, loss: torch.Tensor) -> None:
@@ -829,7 +840,12 @@ class Capture:
         ours = self._is_ours(parameters)
         if ours:
             self._keep_gradients()
+            self._state.clipped += len(parameters)
         return ours
+
+    def on_saved(self, saved: typing.Any) -> None:
+        if self._sketched and self._record is not None and self._engine is None:
+            self._state.on_saved(saved, self._parameters)
 
     def on_norm(self, norm: typing.Any, norm_type: float) -> None:
         if not self._passes:

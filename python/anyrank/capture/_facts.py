@@ -261,6 +261,10 @@ class Facts:
         if rates and step not in self.rates and (not self.rates or rates != next(reversed(self.rates.values()))):
             self.rates[step] = rates
 
+    def rates_now(self) -> list[typing.Any]:
+        """The learning rates of the last update, of each optimizer's groups."""
+        return next(reversed(self.rates.values()), [])
+
     def _described_optimizer(self, optimizer: typing.Any) -> Json:
         groups = []
         for group in optimizer.param_groups:
@@ -289,7 +293,10 @@ class Facts:
                optimizers: list[typing.Any]) -> None:
         """The first rank writes what all know. Of parts of the model that several ranks have, as stages of a pipeline,
         the lowest of them describes them."""
-        of_ranks: list[Json | None] = exchange.tell(self._of_rank(steps, micro_batches, optimizers))
+        own = self._of_rank(steps, micro_batches, optimizers)
+        of_ranks: list[Json | None] = exchange.tell(own)
+        while any(said and "shapes" in said for said in of_ranks):  # a rank sketches a further step, and hears of this
+            of_ranks = exchange.tell(own)
         parts = [said["parts"] if said else 0 for said in of_ranks]
         stages = [self.stage]
         if len({*parts}) > 1:
@@ -309,6 +316,11 @@ class Facts:
         self.run["schedulers"] = _schedulers_of(optimizers)
         return {"seed": self.seed, "steps": steps, "micro_batches": micro_batches, **self.by_step,
                 "parts": zlib.crc32("\n".join([*(path for path, _ in self.modules), *self.names.values()]).encode())}
+
+    def known(self) -> Json:
+        """What is known already of what model.json will have."""
+        return {"frozen": self.stage.get("frozen", ()), "modules": self._described_modules(),
+                "learning_rates": self.rates}
 
     def _described_modules(self) -> list[Json]:
         """Modules that are alike but for their paths together."""

@@ -240,6 +240,7 @@ class Groups(typing.NamedTuple):
     data: list[str]
     mean: list[str]
     assumed: bool = False
+    unsaid: tuple[str, ...] = ()  # dimensions of the mesh of which nothing says what they are for
 
 
 def shares_samples(name: str | None) -> bool:
@@ -293,4 +294,7 @@ def groups_of(model: nn.Module, wrapper: typing.Any, rank: int, world: int, give
     data = [name for name in mesh.sizes if shares_samples(name) or
             (name in covered and name.split("_")[0] not in OTHERS)]
     assumed = given is None and world > 1 and not [line for line in [*lines, *averaged] if len(line.ranks) > 1]
-    return Groups(mesh, data, mesh.ordered(covered if mean is None else mean), assumed)
+    said = {name for line in lines if len(line.ranks) > 1 for name in mesh.covered(line.ranks, "a mesh of DTensors")}
+    unsaid = [name for name, size in mesh.sizes.items() if size > 1 and name not in said | {*covered}]
+    return Groups(mesh, data, mesh.ordered(covered if mean is None else mean), assumed,
+                  tuple(unsaid) if given is None else ())

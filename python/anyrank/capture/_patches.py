@@ -38,6 +38,8 @@ class Watcher(typing.Protocol):
 
     def after_call(self, output: typing.Any) -> None: ...
 
+    def on_saved(self, saved: typing.Any) -> None: ...  # to a checkpoint
+
 
 _watchers: list[Watcher] = []
 _undo: list[typing.Callable[[], None]] = []
@@ -79,6 +81,9 @@ def _install() -> None:
     scaler = torch.amp.GradScaler
     _undo.append(functools.partial(setattr, scaler, "scale", scaler.scale))
     scaler.scale = _scaling(scaler.scale)
+    for home in filter(None, (torch, sys.modules.get("torch.distributed.checkpoint"))):
+        _undo.append(functools.partial(setattr, home, "save", home.save))
+        setattr(home, "save", _saving(home.save))
     _undo.append(functools.partial(setattr, torch.nn.Module, "__call__", torch.nn.Module.__call__))
     torch.nn.Module.__call__ = _calling(torch.nn.Module.__call__)
     _hear_megatron()
@@ -180,6 +185,15 @@ def _scaling(function: typing.Any) -> typing.Any:
         for watcher in list(_watchers) if scaler.is_enabled() else []:
             watcher.on_scaled(scaled, scaler)
         return scaled
+    return heard
+
+
+def _saving(function: typing.Any) -> typing.Any:
+    @functools.wraps(function)
+    def heard(saved: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        for watcher in list(_watchers):
+            watcher.on_saved(saved)
+        return function(saved, *args, **kwargs)
     return heard
 
 

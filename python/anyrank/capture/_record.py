@@ -34,6 +34,10 @@ UNREAD = "ranks have other gradients of it and update it alike: hand in those th
 MOST_SAMPLES = 16384  # of a micro-batch, and of all steps together, whose digests are written
 
 
+class RanksEnded(AnyrankError):
+    """Another rank makes no further step."""
+
+
 class Value:
     """A tensor of which a part or more is written."""
 
@@ -409,7 +413,7 @@ class Record:
         of_all = exchange.tell(mine)
         ended = next((rank for rank, other in enumerate(of_all) if "mesh" not in other), None)
         if ended is not None:
-            raise AnyrankError(f"rank {ended} has ended its run, and rank {mesh.rank} captures a further step")
+            raise RanksEnded(f"rank {ended} has ended its run, and rank {mesh.rank} captures a further step")
         alone = len(of_all) < mesh.world  # then the others are taken to have as much
         of_all = [mine] * mesh.world if alone else of_all
         for rank, other in enumerate(of_all):

@@ -100,6 +100,7 @@ class SketchFiles:
         self.folder, self.rank, self.step = folder, rank, step
         self.path = folder / sketch_file(rank)
         self.first = before is None  # else it is appended
+        self.state: dict[str, typing.Any] = {}  # what the rank says of itself
         self.known: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = before.places if before else {}
         self.places: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = {}
         self.pieces: list[dict[str, Piece]] = []  # by micro-batch
@@ -139,7 +140,7 @@ class SketchFiles:
                                 "term": term, "left_out": why})
                 figures.append(sketch.encoded())
         self._append({"step": self.step, "rank": self.rank, "world": rank["world"], "mesh": rank["mesh"],
-                      "tensors": entries}, figures)
+                      "at": rank["at"], "state": self.state, "tensors": entries}, figures)
         return [self.path]
 
     def _append(self, text: dict[str, typing.Any], figures: list[bytes]) -> None:

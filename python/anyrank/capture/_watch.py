@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import typing
 import warnings
 
+from anyrank._errors import AnyrankError
 from anyrank._library import given_json, library
 from anyrank.capture._capture import Capture
 from anyrank.capture._sketches import SketchFiles
-from anyrank.watch import Finding, Watched
+from anyrank.explain.facts import FILE
+from anyrank.watch import states_of
+from anyrank.watch_rules import Finding, Step, Watched, steps_agree
 
 VALUES = ("init", "fwd", "bwd", "grad", "new", "m", "v", "buffer", "clip")
 
@@ -24,7 +28,10 @@ class Watch(Capture):
     on_finding  is called with each Finding, on the first rank; default: warns
     further arguments  as of anyrank.capture
 
-    findings: all of them, on the first rank; metrics(): what of them a logger takes.
+    findings: all of them, on the first rank; metrics(): what of them a logger takes; notes: warnings, and what is odd
+    and right in some runs.
+
+    Where a step cannot be watched, as ranks have left, the run goes on without the watch, which says so once.
     """
 
     def __init__(self, model: typing.Any, optimizer: typing.Any = None, *, every: int = 100,
@@ -40,21 +47,44 @@ class Watch(Capture):
         return self
 
     def _append_step(self) -> None:
-        step = self._step
+        try:
+            self._watch_step(self._step)
+        except AnyrankError as error:
+            self._warn(f"anyrank.watch: the run goes on without it: {error}")
+            self._abandon(str(error))
+
+    def _watch_step(self, step: int) -> None:
         super()._append_step()
-        if self._exchange is None or self._record is None:
+        if self._exchange is None or self._record is None or self._ended:
             return
         assert isinstance(self._record.files, SketchFiles)
         self._record.files.first = True  # written over this step's
         self._exchange.tell(None)  # all ranks have written
         if self._ranks()[0] == 0:
-            frozen = [name for name, p in self._parameters if not p.requires_grad]
-            self._watched.facts = {"learning_rates": self._facts.rates, "frozen": frozen}
-            run = given_json(library()["sketches_json"](os.fsencode(pathlib.Path(self._folder))))
-            for found in self._watched.step(step, [entry for entry in run["tensors"] if entry["step"] == step]):
-                self.findings.append(found)
-                self._on_finding(found)
+            if not self._watched.facts:
+                self._watched.learn(self._facts.known())
+            folder = pathlib.Path(self._folder)
+            run = given_json(library()["sketches_json"](os.fsencode(folder)))
+            self._tell(self._watched.step(step, [entry for entry in run["tensors"] if entry["step"] == step],
+                                          states_of(folder).get(step, ())))
         self._exchange.tell(None)  # no rank writes again before they are read
+
+    def _tell(self, found: typing.Iterable[Finding]) -> None:
+        for one in found:
+            self.findings.append(one)
+            self._on_finding(one)
+        self.notes += [text for text in self._watched.notes if text not in self.notes]
+
+    def stop(self) -> None:
+        last = self._step
+        try:
+            super().stop()
+        except AnyrankError as error:
+            self._warn(f"anyrank.watch: {error}")
+        path = pathlib.Path(self._folder) / FILE
+        if self._ended and self._ranks()[0] == 0 and path.is_file():
+            self._watched.learn(json.loads(path.read_text(encoding="utf-8")))
+            self._tell(steps_agree(self._watched, Step(last, {}, {})))
 
     def metrics(self) -> dict[str, typing.Any]:
         """For W&B, TensorBoard and the like."""

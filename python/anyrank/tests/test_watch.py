@@ -13,7 +13,8 @@ import anyrank
 from anyrank import AnyrankError, ranks
 from anyrank.tests import FolderCase, needs
 from anyrank.tests.test_capture_ranks import Model, both, ddp, fsdp, hybrid
-from anyrank.watch import STALE, Watched, findings_of, main
+from anyrank.watch import main, watched_of
+from anyrank.watch_rules import STALE, UNUSED, Watched
 
 try:
     import torch
@@ -28,13 +29,16 @@ def entry(name: str, digest: str = "1", **further: typing.Any) -> dict[str, typi
 
 
 class Rules(FolderCase):
-    def of(self, step: typing.Callable[[int], list[dict[str, typing.Any]]], steps: int = 4,
-           **facts: typing.Any) -> list[tuple[str, str, int]]:
+    def of(self, step: typing.Callable[[int], list[dict[str, typing.Any]]], steps: int = 6,
+           states: typing.Callable[[int], list[dict[str, typing.Any]]] = lambda i: [], **facts: typing.Any) -> list[tuple[str, str, int]]:
         watched = Watched(facts)
         def named(i: int) -> list[dict[str, typing.Any]]:
             return [{**one, "name": f"{one['name']}@{i}" if i > 1 else one["name"]} for one in step(i)
                     if i == 1 or not one["name"].endswith(":init")]
-        return [(one.rule, one.tensor, one.step) for i in range(1, steps + 1) for one in watched.step(i, named(i))]
+        found = [(one.rule, one.tensor, one.step) for i in range(1, steps + 1)
+                 for one in watched.step(i, named(i), states(i))]
+        self.notes = watched.notes
+        return found
 
     def right(self, i: int) -> list[dict[str, typing.Any]]:
         return [entry("w:init", "0"), entry("w:grad"), entry("w:new", str(i)), entry("mask:fwd", inf=2)]
@@ -43,7 +47,7 @@ class Rules(FolderCase):
         self.assertEqual(self.of(self.right, ranks={"steps": [4, 4]}), [])
 
     def test_each_rule_is_broken(self) -> None:
-        last = STALE
+        last = UNUSED
         for steps, facts, expected in (
                 (lambda i: [*self.right(i), entry("w:m", differing=1)], {}, [("copies", "w:m", 1)]),
                 (lambda i: [*self.right(i), entry("a:fwd", nan=int(i > 1)), entry("b:fwd", nan=1)], {},
@@ -53,9 +57,43 @@ class Rules(FolderCase):
                 (lambda i: [*self.right(i), entry("v:grad", zeros=4), entry("v:new", "1")], {},
                  [("zero_gradient", "v:grad", last)]),
                 (lambda i: [*self.right(i), entry("v:init", "5"), entry("v:grad"), entry("v:new", "5")], {},
-                 [("not_updated", "v:new", last)]),
+                 [("not_updated", "v:new", STALE)]),
                 (self.right, {"ranks": {"steps": [4, 3]}}, [("steps_agree", "steps", 1)])):
             self.assertEqual(self.of(typing.cast(typing.Any, steps), **typing.cast(typing.Any, facts)), expected)
+
+    def test_what_ranks_say_of_themselves(self) -> None:
+        def said(i: int, rank: int, **further: typing.Any) -> dict[str, typing.Any]:
+            return {"rank": rank, "at": {"dp": rank}, "data": ["dp"], "parts": 1, "rates": [[0.1]], "updates": [i],
+                    "scale": 8.0, "samples": 10 * i + rank, "clipped": 1, "weights": i, "saved": [i], **further}
+        def of(change: typing.Callable[[int], dict[str, typing.Any]], **norm: typing.Any) -> list[tuple[str, str, int]]:
+            def entries(i: int) -> list[dict[str, typing.Any]]:
+                return [entry("w:init", "0"), entry("w:grad", sum_squares=4.0), entry("w:new", str(i)),
+                        entry("grad_norm:clip", **{"sum": 2.0, **norm})]
+            return self.of(entries, states=lambda i: [said(i, 0), {**said(i, 1), **change(i)}])
+        self.assertEqual(of(lambda i: {}), [])
+        for change, rule, tensor, step in (
+                (lambda i: {"rates": [[0.2 if i == 2 else 0.1]]}, "states_agree", "learning rates", 2),
+                (lambda i: {"scale": 4.0 if i == 3 else 8.0}, "states_agree", "scale of the loss", 3),
+                (lambda i: {"updates": [2 * i]}, "states_agree", "counts of updates", 1),
+                (lambda i: {"samples": 10 * i}, "samples_of_ranks", "samples of rank 1", STALE),
+                (lambda i: {"samples": 7}, "samples_of_ranks", "samples of rank 1", STALE + 1),
+                (lambda i: {"saved": [1], "weights": i}, "checkpoints", "checkpoint", 3)):
+            self.assertEqual(of(typing.cast(typing.Any, change))[:1], [(rule, tensor, step)])
+        self.assertEqual(of(lambda i: {"updates": [1] if i == 2 else [i]})[-1][0], "counts_updates")
+        self.assertEqual(of(lambda i: {}, sum=1.9), [("norm_of_gradients", "grad_norm:clip", 1)])
+        again = self.of(self.right, states=lambda i: [{**said(i, rank), "samples": rank} for rank in (0, 1)])
+        self.assertEqual(again, [("samples_of_ranks", "samples", UNUSED)])
+        self.assertEqual(self.of(self.right, states=lambda i: [{**said(i, 0), "samples": 3}]), [])
+        self.assertEqual(self.notes, [f"the samples of the first {UNUSED} steps are the same"])
+
+    def test_parts_that_nothing_tells(self) -> None:
+        """Experts, of which each rank has its own; not copies that were not broadcast, whose gradients are the same."""
+        def step(gradient: int) -> typing.Callable[[int], list[dict[str, typing.Any]]]:
+            return lambda i: [entry("w:init", "0", differing=1), entry("w:grad", differing=gradient),
+                              entry("w:new", str(i), differing=1)]
+        self.assertEqual(self.of(step(1)), [])
+        self.assertIn("1 parameters are other ones on each rank", self.notes[0])
+        self.assertEqual(self.of(step(-1)), [("copies", "w:init", 1)])
 
     def test_what_is_frozen_or_waits_is_left_alone(self) -> None:
         still = [entry("v:init", "5"), entry("v:new", "5")]
@@ -87,14 +125,14 @@ class Runs(FolderCase):
             self.train(self.path / "live", lambda model, folder, optimizer: anyrank.watch(
                 model, optimizer, every=2, folder=folder, on_finding=found.append), bug)
             self.train(self.path / "kept", captured, bug)
-            for said in (found, findings_of(self.path / "kept")):
+            for said in (found, watched_of(self.path / "kept")[0]):
                 self.assertEqual([one.rule for one in said], [rule] if rule else [], said)
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 self.assertEqual(main([str(self.path / "kept")]), int(bool(rule)))
             self.assertIn(f"[{rule}]\n1 finding in" if rule else "0 findings in", out.getvalue())
         with self.assertRaises(AnyrankError), contextlib.redirect_stderr(io.StringIO()):
             self.assertEqual(main([str(self.path)]), 2)
-            findings_of(self.path)
+            watched_of(self.path)
 
     def test_ranks(self) -> None:
         def run(rank: int, folder: pathlib.Path, wrap: typing.Any, groups: int, world: int, bug: str) -> list[str]:
@@ -105,18 +143,21 @@ class Runs(FolderCase):
                     model.module.head.weight[0, 0] += 1.0
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
             with warnings.catch_warnings(record=True), anyrank.watch(model, optimizer, every=1, folder=folder) as watch:
-                for i in range(4):
+                for i in range(3 if bug == "steps" and rank == 1 else 4):
                     ids = torch.randint(0, 13, (8, 3), generator=torch.Generator().manual_seed(i))
-                    own = ids.chunk(groups)[rank * groups // world]
-                    nn.functional.cross_entropy(model(own).flatten(0, 1), own.flatten()).backward()
+                    own = ids.chunk(groups)[0 if bug == "samples" else rank * groups // world]
+                    nn.functional.cross_entropy((model.module if bug == "steps" and i == 3 else model)(own).flatten(0, 1), own.flatten()).backward()
                     optimizer.step()
                     optimizer.zero_grad()
             return [str(one) for one in watch.findings]
         for i, (world, wrap, groups, bug) in enumerate(((2, ddp, 2, ""), (4, fsdp, 4, ""), (4, hybrid, 4, ""),
-                                                        (4, both, 2, ""), (2, ddp, 2, "seed"))):
+                                                        (4, both, 2, ""), (2, ddp, 2, "seed"), (2, ddp, 2, "steps"),
+                                                        (2, ddp, 2, "samples"))):
             said = ranks.spawn(world, run, self.path / str(i), wrap, groups, world, bug)
             self.assertEqual(said[1:], [[]] * (world - 1))
-            if bug:
-                self.assertTrue(said[0][0].startswith("step 1: head.weight:init: rank 1 has another copy"), said[0])
-            else:
-                self.assertEqual(said[0], [])
+            begin = {"seed": "step 1: head.weight:init, and [0-9]+ others?: rank 1 has another copy",
+                     "steps": "step 4: steps: ranks have other numbers of them: rank 0: 4, rank 1: 3",
+                     "samples": "step 3: samples of rank 1: are those of rank 0"}.get(bug)
+            self.assertEqual(len(said[0]), int(bool(bug)))
+            if begin:
+                self.assertRegex(said[0][0], begin)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a rank says of itself in a captured step, beside its tensors: what ranks are to have alike, and what not."""
+
+from __future__ import annotations
+
+import random
+import sys
+import typing
+import zlib
+
+import torch
+
+from anyrank._names import folded
+from anyrank.capture._listen import local_of
+from anyrank.capture._model import plain
+from anyrank.capture._record import Record, digest_of
+
+MOST_DEPTH = 3  # of dictionaries in what is saved
+Parameters = typing.Sequence[typing.Tuple[str, torch.Tensor]]
+
+
+class RankState:
+    """Of one rank, through a run."""
+
+    def __init__(self) -> None:
+        self.scale: float | None = None  # of the losses
+        self.clipped = 0  # parameters whose gradients were clipped in this step
+        self._saved: list[int] = []
+        self._random = 0
+
+    def begin(self) -> None:
+        """A captured step begins."""
+        self._random, self.clipped = _random_state(), 0
+
+    def on_saved(self, saved: typing.Any, parameters: Parameters) -> None:
+        """The program writes this to a checkpoint."""
+        self._saved += [_fingerprint(found) for found in _weights_in(saved, dict(parameters))]
+
+    def of(self, record: Record, step: int, optimizers: typing.Sequence[typing.Any], rates: typing.Any,
+           parameters: Parameters) -> dict[str, typing.Any]:
+        """As the record of a step has it."""
+        samples = [digest for part in record.samples.get(step, ()) for digest in part]
+        still = {id(p) for o in optimizers for group in o.param_groups if group.get("lr") == 0 for p in group["params"]}
+        said = {
+            "parts": zlib.crc32("\n".join(name for name, _ in parameters).encode()),
+            "rates": rates, "still": folded(name for name, p in parameters if id(p) in still),
+            "updates": [_updates_of(optimizer) for optimizer in optimizers], "scale": self.scale,
+            "samples": zlib.crc32(repr(sorted(samples)).encode()) if samples else None,
+            "random": self._random if _random_state() != self._random else None,  # None: nothing was drawn
+            "clipped": self.clipped, "weights": _fingerprint(dict(parameters)), "saved": self._saved,
+            "data": record.groups.data, "unsaid": record.groups.unsaid}
+        self._saved = []
+        return said
+
+
+def _random_state() -> int:
+    """A number for the states of the generators."""
+    numpy: typing.Any = sys.modules.get("numpy")
+    states = [torch.get_rng_state().numpy().tobytes(), repr(random.getstate()).encode()]
+    if numpy is not None:
+        states.append(repr([*map(str, numpy.random.get_state()[1:3])]).encode() +
+                      numpy.random.get_state()[1].tobytes())
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state().numpy().tobytes())
+    return zlib.crc32(b"".join(states))
+
+
+def _updates_of(optimizer: typing.Any) -> int | None:
+    """How many it has made, by its own count; None: it does not count."""
+    steps = [states.get("step") for states in optimizer.state.values() if isinstance(states, dict)]
+    counts = [int(step) for step in steps if isinstance(step, (int, float)) or (
+        isinstance(step, torch.Tensor) and step.numel() == 1)]
+    return max(counts) if counts else None
+
+
+def _weights_in(saved: typing.Any, parameters: dict[str, torch.Tensor], depth: int = 0
+                ) -> typing.Iterator[dict[str, torch.Tensor]]:
+    """The dictionaries in it that have all of the model's parameters, as this rank has them."""
+    if not isinstance(saved, typing.Mapping) or depth > MOST_DEPTH:
+        return
+    tensors = {plain(str(name)).replace("module.", ""): t for name, t in saved.items() if isinstance(t, torch.Tensor)}
+    if all(name in tensors and tensors[name].shape == p.shape for name, p in parameters.items()):
+        yield {name: tensors[name] for name in parameters}
+    for value in saved.values():
+        yield from _weights_in(value, parameters, depth + 1)
+
+
+def _fingerprint(tensors: typing.Mapping[str, torch.Tensor]) -> int:
+    return zlib.crc32(" ".join(str(digest_of(local_of(tensors[name]).detach())) for name in sorted(tensors)).encode())

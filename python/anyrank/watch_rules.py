@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules that hold in every right run, held against what is sketched of its steps and what its ranks say of themselves.
+
+A rule is a function that gives the findings of a step. watch.md has the rules for users.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import typing
+
+from anyrank._names import unfolded
+from anyrank.explain.words import counted
+
+STALE = 3  # captured steps in a row in which something never happens
+UNUSED = 5  # likewise, of what a part of a model may do without for a while
+NORM_NEAR = 2.0 ** -6  # of a norm, which is computed in whatever format the gradients have
+OWN_STATISTICS = ("BatchNorm", "InstanceNorm", "LazyBatchNorm")  # modules whose buffers are of a rank's own samples
+Entry = typing.Mapping[str, typing.Any]
+State = typing.Mapping[str, typing.Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A rule that the run breaks: which, at what, in which step, and what it means."""
+
+    rule: str
+    tensor: str
+    step: int
+    says: str
+    others: tuple[str, ...] = ()  # further tensors of which the same is to be said
+
+    def __str__(self) -> str:
+        more = f", and {counted(len(self.others), 'other')}" if self.others else ""
+        return f"step {self.step}: {self.tensor}{more}: {self.says} [{self.rule}]"
+
+
+@dataclasses.dataclass
+class Step:
+    """What is sketched of a step: by name without the step; the parameters of before it, and the ranks' states."""
+
+    number: int
+    entries: dict[str, Entry]
+    before: dict[str, Entry]
+    states: typing.Sequence[State] = ()
+
+    def of_kind(self, *kinds: str) -> typing.Iterator[tuple[str, Entry]]:
+        for name, entry in self.entries.items():
+            if name.rpartition(":")[2] in kinds and not entry["left_out"]:
+                yield name, entry
+
+    def said(self, key: str, apart: typing.Collection[str] = ()) -> typing.Iterator[list[State]]:
+        """The states of ranks that have the same place in these dimensions of the mesh, and that say something."""
+        groups: dict[typing.Any, list[State]] = {}
+        for state in self.states:
+            if state.get(key) is not None:
+                place = tuple(i for name, i in state["at"].items() if name in apart)
+                groups.setdefault(place, []).append(state)
+        yield from groups.values()
+
+
+Rule = typing.Callable[["Watched", Step], typing.Iterator[Finding]]
+
+
+class Watched:
+    """The rules over the steps of a run, in order. facts: as model.json has them."""
+
+    def __init__(self, facts: typing.Mapping[str, typing.Any] | None = None) -> None:
+        self.learn(facts or {})
+        self.last: dict[str, Entry] = {}  # the parameters as they were last seen
+        self.idle: dict[tuple[str, str], int] = {}  # steps in a row, by rule and tensor
+        self.found: set[tuple[str, str]] = set()
+        self.seen: set[tuple[str, str]] = set()  # what has happened once: by rule and tensor
+        self.own: set[str] = set()  # parameters of which each rank has its own part, which nothing says
+        self.of_ranks: dict[str, dict[int, typing.Any]] = {}  # what each rank said in the step before, by rule
+        self.before = 0  # the number of that step
+        self.saved: dict[int, int] = {}  # checkpoints by their fingerprints: the step
+        self.notes: list[str] = []  # what is odd, and right in some runs
+
+    def learn(self, facts: typing.Mapping[str, typing.Any]) -> None:
+        self.facts = facts
+        self.frozen = set(unfolded(facts.get("frozen", ())))
+        self.statistics = {path for module in facts.get("modules", ())
+                           if str(module.get("class", "")).startswith(OWN_STATISTICS)
+                           for path in unfolded(module.get("paths", ()))}
+
+    def step(self, number: int, entries: typing.Iterable[Entry], states: typing.Sequence[State] = ()) -> list[Finding]:
+        """The findings of a step, each rule's of a tensor once."""
+        own: dict[str, Entry] = {}
+        before = dict(self.last)
+        for entry in entries:
+            base, _, at = str(entry["name"]).partition("@")
+            stem, _, kind = base.rpartition(":")
+            if kind == "init" or kind == "new" and int(at or 1) < number:
+                before[stem] = entry
+            if kind != "new" or int(at or 1) == number:
+                own[base] = entry
+        step = Step(number, own, before, states)
+        findings = [one for rule in RULES for one in rule(self, step)]
+        self.last = {**before, **{name.rpartition(":")[0]: e for name, e in step.of_kind("new")}}
+        self.before = number
+        new = [one for one in findings if (one.rule, one.tensor) not in self.found]
+        self.found.update((one.rule, one.tensor) for one in new)
+        alike: dict[tuple[str, str], list[Finding]] = {}
+        for one in new:
+            alike.setdefault((one.rule, one.says), []).append(one)
+        return [dataclasses.replace(ones[0], others=tuple(one.tensor for one in ones[1:])) for ones in alike.values()]
+
+    def lasts(self, rule: str, tensor: str, holds: bool, steps: int = STALE) -> bool:
+        """Whether this has been so for so many captured steps."""
+        self.idle[rule, tensor] = self.idle.get((rule, tensor), 0) + 1 if holds else 0
+        return self.idle[rule, tensor] >= steps
+
+    def never(self, rule: str, tensor: str, happened: bool) -> bool:
+        """Whether this has not happened in any captured step, of which there were UNUSED."""
+        if happened:
+            self.seen.add((rule, tensor))
+        return self.lasts(rule, tensor, True, UNUSED) and (rule, tensor) not in self.seen
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def learning_rate(self, step: int) -> float | None:
+        """The largest of a step; None: it is not recorded."""
+        rates = {int(at): groups for at, groups in self.facts.get("learning_rates", {}).items() if int(at) <= step}
+        groups = rates[max(rates)] if rates else []
+        numbers = [x for group in groups for x in group if isinstance(x, (int, float))]
+        return max(numbers) if numbers else None
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def copies(run: Watched, step: Step) -> typing.Iterator[Finding]:
+    """Ranks that hold the same part of a tensor have the same bits. The first step alone in which they have not is
+    told: what comes later follows from it."""
+    _find_own(run, step)
+    if any(rule == "copies" for rule, _ in run.found):
+        return
+    unsaid = any(state.get("unsaid") for state in step.states)
+    for name, entry in step.entries.items():
+        stem, _, kind = name.rpartition(":")
+        if entry["differing"] < 0 or entry["left_out"] or stem in run.own or stem.removeprefix("ema.") in run.own:
+            continue
+        if kind == "buffer" and stem.rpartition(".")[0] in run.statistics:
+            continue
+        if unsaid and kind in ("fwd", "bwd", "buffer", "clip"):
+            continue  # ranks may have other samples
+        yield Finding("copies", name, step.number, f"rank {entry['differing']} has another copy of it than the ranks "
+                      "before it: an all-reduce, a broadcast or a seed is missing, or ranks take other steps")
+
+
+def _find_own(run: Watched, step: Step) -> None:
+    """Parameters that ranks have apart from the start, and their gradients too, are parts of which nothing tells."""
+    for stem, entry in step.before.items() if not run.last else ():
+        gradient = step.entries.get(f"{stem}:grad")
+        if entry["differing"] >= 0 and gradient is not None and gradient["differing"] >= 0:
+            run.own.add(stem)
+    if run.own:
+        run.note(f"{len(run.own)} parameters are other ones on each rank from the start, as are their gradients, first "
+                 f"{min(run.own)}: they are taken for parts, and not judged; where they are meant to be copies, neither "
+                 "the parameters nor the gradients are synchronised")
+
+
+def not_finite(run: Watched, step: Step) -> typing.Iterator[Finding]:
+    """No tensor has a NaN, and no gradient, weight, moment or loss an infinity. The run's first one alone is told. Of
+    a loss that is scaled gradients may overflow, until the scale is small enough."""
+    if any(rule == "not_finite" for rule, _ in run.found):
+        return
+    scaled = any(state.get("scale") not in (None, 1.0) for state in step.states)
+    for name, entry in step.entries.items():
+        kind = name.rpartition(":")[2]
+        infinite = entry["inf"] if kind in ("grad", "new", "m", "v") or name.startswith("loss") else 0
+        wrong = (entry["nan"] or infinite) and not entry["left_out"]
+        if scaled and kind in ("grad", "bwd", "clip"):
+            wrong = run.lasts("not_finite", name, bool(wrong), 4 * UNUSED)
+        if wrong:
+            said = f"{entry['nan']} NaN" if entry["nan"] else f"{infinite} infinite elements"
+            yield Finding("not_finite", name, step.number, f"{said}; what was computed before it is finite")
+            return
+
+
+def no_gradient(run: Watched, step: Step) -> typing.Iterator[Finding]:
+    """Each parameter that others' gradients say is trained gets one in some step; one that is zero for long is none."""
+    gradients = dict(step.of_kind("grad"))
+    for name, _ in step.of_kind("new") if gradients else ():
+        stem = name.rpartition(":")[0]
+        gradient = gradients.get(f"{stem}:grad")
+        if stem in run.frozen or stem.startswith("ema."):
+            continue
+        if run.never("no_gradient", stem, gradient is not None):
+            yield Finding("no_gradient", f"{stem}:grad", step.number, f"none in {UNUSED} captured steps: the parameter "
+                          "is detached, not used, or left out of the backward pass")
+        if gradient is not None and run.never("zero_gradient", stem, gradient["zeros"] < _elements(gradient)):
+            yield Finding("zero_gradient", f"{stem}:grad", step.number, f"zero everywhere in {UNUSED} captured steps")
+
+
+def not_updated(run: Watched, step: Step) -> typing.Iterator[Finding]:
+    """A parameter that has a gradient moves, unless its learning rate is 0; and an average of it with it."""
+    still = set(unfolded(name for state in step.states for name in state.get("still", ())))
+    if run.learning_rate(step.number) == 0.0:
+        return
+    gradients = dict(step.of_kind("grad"))
+    for name, entry in step.of_kind("new"):
+        stem = name.rpartition(":")[0]
+        gradient = gradients.get(f"{stem.removeprefix('ema.')}:grad")
+        same = stem in step.before and step.before[stem]["digest"] == entry["digest"]
+        held = (gradient is not None and gradient["zeros"] < _elements(gradient) and same and stem not in still
+                and not gradient["nan"] and not gradient["inf"])
+        if stem.startswith("ema."):
+            of = step.entries.get(f"{stem[4:]}:new")
+            held = same and of is not None and step.before.get(stem[4:], of)["digest"] != of["digest"]
+        if run.lasts("not_updated", stem, held):
+            yield Finding("not_updated", name, step.number, f"the same bits after {STALE} captured steps in which it "
+                          "had a gradient: it is in no optimizer's group, its update is written to a copy, or is too "
+                          "small for its format")
+
+
+def norm_of_gradients(_run: Watched, step: Step) -> typing.Iterator[Finding]:
+    """The norm that gradients are clipped by is theirs, where all of them are clipped at once."""
+    norm = step.entries.get("grad_norm:clip")
+    gradients = list(step.of_kind("grad"))
+    clipped = {state.get("clipped") for state in step.states}
+    if norm is None or norm["left_out"] or clipped != {len(gradients)}:
+        return
+    whole = math.sqrt(sum(entry["sum_squares"] for _, entry in gradients))
+    known = all(math.isfinite(x) for x in (whole, norm["sum"])) and not any(e["inf"] or e["nan"] for _, e in gradients)
+    if known and abs(norm["sum"] - whole) > NORM_NEAR * whole:
+        yield Finding("norm_of_gradients", "grad_norm:clip", step.number, f"is {norm['sum']:.6g}, and that of the "
+                      f"gradients {whole:.6g}: of a rank's own part, of other gradients, or of another kind")
+
+
+# --- ranks ------------------------------------------------------------------------------------------------------------
+
+
+def steps_agree(run: Watched, step: Step) -> typing.Iterator[Finding]:
+    """Ranks make as many steps, of as many micro-batches."""
+    for what in ("steps", "micro_batches"):
+        numbers = [n for n in run.facts.get("ranks", {}).get(what, ()) if isinstance(n, int)]
+        if len(set(numbers)) > 1:
+            said = ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(numbers[:8]))
+            yield Finding("steps_agree", what, step.number, f"ranks have other numbers of them: {said}")
+
+
+def states_agree(_run: Watched, step: Step) -> typing.Iterator[Finding]:
+    """Ranks that have the same parameters update them at the same learning rates and as often; all scale alike."""
+    for key, what in (("rates", "learning rates"), ("updates", "counts of updates"), ("scale", "scale of the loss")):
+        first: dict[int, State] = {}
+        for state in step.states:
+            of = first.setdefault(0 if key == "scale" else state.get("parts", 0), state)
+            if state.get(key) != of.get(key):
+                yield Finding("states_agree", what, step.number, f"rank {state['rank']} has {_short(state.get(key))}, "
+                              f"rank {of['rank']} {_short(of.get(key))}")
+                break
+
+
+def counts_updates(run: Watched, step: Step) -> typing.Iterator[Finding]:
+    """An optimizer counts one update for each step, or less where it skips one, and never backwards."""
+    before, now = run.of_ranks.get("updates", {}), {state["rank"]: state.get("updates") for state in step.states}
+    run.of_ranks["updates"] = now
+    for rank, counts in now.items():
+        known = before.get(rank) or []
+        for one, two in zip(known, counts or []) if len(known) == len(counts or []) else ():
+            if one is not None and two is not None and not 0 <= two - one <= step.number - run.before:
+                yield Finding("counts_updates", "counts of updates", step.number, f"rank {rank} goes from {one} to "
+                              f"{two} in {step.number - run.before} steps")
+                return
+
+
+def samples_of_ranks(run: Watched, step: Step) -> typing.Iterator[Finding]:
+    """Ranks that share out the samples have other ones, and others than in the step before."""
+    names = {name for state in step.states for name in (*state.get("data", ()),
+                                                        *(() if run.own else state.get("unsaid", ())))}
+    others = {name for state in step.states for name in state["at"] if name not in names}
+    before = run.of_ranks.get("samples", {}) if run.before == step.number - 1 else {}
+    now = {state["rank"]: state["samples"] for state in step.states if state.get("samples") is not None}
+    run.of_ranks["samples"] = now
+    for group in step.said("samples", others):
+        known: dict[int, int] = {}
+        for state in group:
+            rank, other = state["rank"], known.setdefault(state["samples"], state["rank"])
+            if run.lasts("samples_of_ranks", f"{other} {rank}", other != rank):
+                yield Finding("samples_of_ranks", f"samples of rank {rank}", step.number, f"are those of rank {other} "
+                              f"in {STALE} captured steps: a sampler without the rank, or the same seed; ranks that "
+                              "are meant to work on the same samples need a mesh that says so (spec=)")
+        again = [state["rank"] for state in group if before.get(state["rank"]) == state["samples"]]
+        for state in group:
+            stuck = state["rank"] in again and len(again) < len(group)
+            if run.lasts("samples_again", str(state["rank"]), stuck):
+                yield Finding("samples_of_ranks", f"samples of rank {state['rank']}", step.number, f"are the same "
+                              f"in {STALE + 1} steps, while other ranks go on")
+    constant = bool(before) and before == now
+    if run.lasts("samples_constant", "", constant, UNUSED - 1) and not ("constant", "") in run.seen:
+        if len(step.states) > 1:
+            yield Finding("samples_of_ranks", "samples", step.number, f"are the same in {UNUSED} steps, on all ranks: "
+                          "an iterator that begins anew, or one batch for all steps")
+        else:
+            run.note(f"the samples of the first {UNUSED} steps are the same")
+    if before and not constant:
+        run.seen.add(("constant", ""))
+
+
+def random_states(run: Watched, step: Step) -> typing.Iterator[Finding]:
+    """Ranks with other samples draw other random numbers: a note, as many programs give all ranks one seed."""
+    names = {name for state in step.states for name in state.get("data", ())}
+    others = {name for state in step.states for name in state["at"] if name not in names}
+    for group in step.said("random", others) if names else ():
+        if len(group) > 1 and len({state["random"] for state in group}) < len(group):
+            run.note("ranks with other samples draw the same random numbers, as for dropout: they have one seed")
+    yield from ()
+
+
+def checkpoints(run: Watched, step: Step) -> typing.Iterator[Finding]:
+    """What is saved is not what was saved before, if the weights have moved since and are not saved as well."""
+    for state in step.states:
+        saved = state.get("saved", ())
+        now = {state.get("weights"), run.of_ranks.get("weights", {}).get(state["rank"])}
+        for one in saved:
+            since = run.saved.get(one, step.number)
+            if since < step.number and not now & {*saved}:
+                yield Finding("checkpoints", "checkpoint", step.number, f"rank {state['rank']} saves the weights that "
+                              f"it saved in step {since}, and not those that it has now")
+                return
+        run.saved.update({one: run.saved.get(one, step.number) for one in saved})
+    run.of_ranks["weights"] = {state["rank"]: state.get("weights") for state in step.states}
+
+
+# What makes others differ comes first.
+RULES: tuple[Rule, ...] = (steps_agree, states_agree, counts_updates, samples_of_ranks, random_states, not_finite, copies,
+                           no_gradient, not_updated, norm_of_gradients, checkpoints)
+
+
+def _elements(entry: Entry) -> int:
+    return math.prod(entry["shape"])
+
+
+def _short(value: typing.Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}.."
