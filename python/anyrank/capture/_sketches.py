@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import re
+import tempfile
 import typing
 
 from anyrank._arrays import entry_of
@@ -23,6 +24,7 @@ from anyrank.capture._files import Placed
 from anyrank.capture._places import Box
 
 MAGIC = b"anyrank sketch 1"
+MOST_IN_MEMORY = 256 << 20  # of copies
 UNFORESEEN = "its place in the full tensor is another than in the step before"
 
 
@@ -69,19 +71,56 @@ class Sketch:
         return out.raw
 
 
+class Spool:
+    """Copies of tensors until a step's end: in memory, or in a file without a name once they are too many for that."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder, self.in_memory = folder, 0
+        self.file: typing.IO[bytes] | None = None
+
+    def keep(self, data: memoryview) -> typing.Callable[[], memoryview]:
+        """What gives the copy back, once."""
+        self.in_memory += data.nbytes
+        if self.in_memory <= MOST_IN_MEMORY:
+            copy = memoryview(bytearray(data))
+            return lambda: copy
+        try:
+            if self.file is None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self.file = tempfile.TemporaryFile(dir=self.folder, buffering=0)
+            first, n, file = self.file.seek(0, os.SEEK_END), data.nbytes, self.file
+            for at in range(0, n, 1 << 30):  # a call writes 2 GB at most
+                self.file.write(data[at:at + (1 << 30)])
+        except OSError as error:
+            raise AnyrankError(f"{self.folder}: {error.strerror}") from error
+        return lambda: _read(file, first, n)
+
+
 class Piece:
     """A tensor, or a micro-batch of one: its sketches and the place that they are of, or a copy of its values."""
 
-    def __init__(self, entry: Entry, foreseen: Placed | None) -> None:
+    def __init__(self, entry: Entry, foreseen: Placed | None, spool: Spool) -> None:
         self.dtype, self.shape, self.foreseen = entry.dtype, entry.shape, foreseen
-        self.kept = Entry(entry.dtype, entry.shape, memoryview(bytearray(entry.data))) if foreseen is None else None
+        self.kept = spool.keep(entry.data) if foreseen is None else None
         self.made = _sketches_of(entry, foreseen) if foreseen is not None else {}
 
     def sketches(self, placed: Placed) -> dict[str, Sketch]:
         """By the part of the full tensor that they have."""
         if self.kept is not None:
-            self.made, self.kept = _sketches_of(self.kept, placed), None
+            self.made, self.kept = _sketches_of(Entry(self.dtype, self.shape, self.kept()), placed), None
         return self.made
+
+
+def _read(file: typing.IO[bytes], first: int, n: int) -> memoryview:
+    data = memoryview(bytearray(n))
+    file.seek(first)
+    done = 0
+    while done < n:
+        some = file.readinto(data[done:]) or 0  # type: ignore[attr-defined]
+        if not some:
+            raise AnyrankError("a copy of a tensor cannot be read back")
+        done += some
+    return data
 
 
 def _sketches_of(entry: Entry, placed: Placed) -> dict[str, Sketch]:
@@ -100,6 +139,7 @@ class SketchFiles:
         self.folder, self.rank, self.step = folder, rank, step
         self.path = folder / sketch_file(rank)
         self.first = before is None  # else it is appended
+        self.spool = Spool(folder)
         self.state: dict[str, typing.Any] = {}  # what the rank says of itself
         self.known: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = before.places if before else {}
         self.places: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = {}
@@ -117,7 +157,7 @@ class SketchFiles:
         before = self.known.get((name.split("@")[0], part))
         if placed is None and before is not None and before[:2] == (entry.shape, entry.dtype):
             placed = before[2]
-        self.pieces[part][name] = Piece(entry, placed)
+        self.pieces[part][name] = Piece(entry, placed, self.spool)
         return part
 
     def close(self, rank: dict[str, typing.Any], places: list[dict[str, Placed]], order: list[str],

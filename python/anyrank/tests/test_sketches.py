@@ -6,10 +6,12 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import typing
+import unittest.mock
 
 import anyrank
 from anyrank import AnyrankError, ranks
 from anyrank._command import find_command
+from anyrank.capture import _sketches
 from anyrank.tests import FolderCase, needs
 from anyrank.tests.test_capture_ranks import Model, Wrap, both, ddp, fsdp, hybrid, tensor_parallel, train
 
@@ -69,6 +71,28 @@ class Sketched(FolderCase):
         self.assertIn("blocks.1.3.weight:grad: off by 50 % of its size, as a whole the reference times 1.5", text)
         self.assertIn('only=["blocks.1.3.weight:grad"], steps={1}', text)
 
+    def test_weights_that_a_rounded_gradient_moves(self) -> None:
+        """A key's bias has no effect behind a softmax: its gradient is rounding, of which Adam makes whole steps."""
+        def run(folder: str, seed: int, rate: float = 1e-3) -> None:
+            model = torch.nn.Linear(8, 64)
+            optimizer = torch.optim.Adam([model.bias], lr=rate, eps=1e-12)
+            with torch.no_grad():
+                model.bias.fill_(1.0)
+            model.weight.requires_grad_(False)
+            rounding = 1e-9 * torch.randn(64, generator=torch.Generator().manual_seed(seed))
+            with anyrank.capture(model, self.path / folder, optimizer, keep="sketch", values=["init", "grad", "new"]):
+                (0.0 * model(torch.ones(1, 8))).sum().backward()
+                model.bias.grad += rounding
+                optimizer.step()
+        torch.manual_seed(0)
+        run("one", 0)
+        torch.manual_seed(0)
+        run("other", 1)
+        self.assertTrue(self.compared("one", "other").ok)
+        torch.manual_seed(0)
+        run("further", 0, 4e-3)
+        self.assertIn("bias:new", str(self.compared("one", "further")))
+
     def test_copies_that_differ_are_a_difference_in_sketches_and_in_dumps(self) -> None:
         def run(rank: int, path: pathlib.Path, keep: str) -> None:
             torch.manual_seed(0)
@@ -95,6 +119,14 @@ class Sketched(FolderCase):
             self.assertEqual(done.returncode, 2, options)
             self.assertIn(f"{name}", done.stderr)
         self.assertFalse((self.path / "a.html").exists())
+
+    def test_copies_of_tensors_that_do_not_fit_into_memory(self) -> None:
+        self.run_one("one", keep="sketch", clip=False)
+        with unittest.mock.patch.object(_sketches, "MOST_IN_MEMORY", 1000):
+            self.run_many("many", 2, ddp, 2, keep="sketch", clip=False)
+        report = self.compared("one", "many")
+        self.assertTrue(report.ok, str(report))
+        self.assertFalse([path.name for path in (self.path / "many").iterdir() if path.name.startswith("tmp")])
 
     def test_every_nth_step(self) -> None:
         torch.manual_seed(0)
