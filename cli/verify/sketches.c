@@ -95,8 +95,10 @@ ar_status ari_verify_sketches(int *exit_code, const ar_verify_options *o, const 
             if (r.row[i].unjudged[0] != '\0' && n++ < most)
                 printf("  not compared: %s: %s\n", ARI_SHOW(r.row[i].name), r.row[i].unjudged);
         }
-        if (r.left_out > 0)
-            printf("  left out: %zu tensors that a run says have no place in a full one\n", r.left_out);
+        if (r.left_out > r.reordered)
+            printf("  left out: %zu tensors that a run says have no place in a full one\n", r.left_out - r.reordered);
+        if (r.reordered > 0)
+            printf("  left out: %zu activations, as the runs have the same samples in other orders\n", r.reordered);
         if (r.different > 0)
             printf("different: %zu of %zu tensors, by their sketches\n", r.different, r.rows);
         else

@@ -140,6 +140,8 @@ static ar_status tensor_add(ar_sketch_run *run, json_t **slot, const record *r, 
     char *name = NULL;
     AR_TRY(ari_arena_text(&run->arena, &name, json_string_value(json_object_get(entry, "name")), "a tensor's name"));
     t->name = name;
+    for (size_t i = 0; i < 2; i++)
+        t->samples[i] = (uint32_t)json_integer_value(json_array_get(json_object_get(r->text, "samples"), i));
     AR_TRY(sketch_of(&t->sketch, r, entry));
     *slot = json_pack("{sI s{} ss}", "tensor", (json_int_t)run->count++, "held", "term",
                       json_string_value(json_object_get(entry, "term")));

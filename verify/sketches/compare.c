@@ -86,8 +86,9 @@ typedef struct side {
     const ar_sketch *sketch;
     const char *unjudged; /* why it cannot be compared; "": it can */
     int differing;
-    double copy_norm;      /* of the differing copy less the first one */
-    bool summed, left_out; /* left_out: by the run itself, which says so */
+    double copy_norm;           /* of the differing copy less the first one */
+    bool summed, left_out;      /* left_out: by the run itself, which says so */
+    const ar_sketch_tensor *of; /* NULL: of a dump */
 } side;
 
 /* Tensors of a run by name. */
@@ -119,8 +120,13 @@ static ar_status side_of(side *s, ari_sketch_report *r, int k, const names *all,
         const by_name key = {name, NULL},
                       *found = all->n == 0 ? NULL : bsearch(&key, all->list, all->n, sizeof key, ari_by_name);
         if (found != NULL)
-            *s = (side){&found->tensor->sketch,   found->tensor->left_out, found->tensor->differing,
-                        found->tensor->copy_norm, found->tensor->summed,   found->tensor->by_run};
+            *s = (side){&found->tensor->sketch,
+                        found->tensor->left_out,
+                        found->tensor->differing,
+                        found->tensor->copy_norm,
+                        found->tensor->summed,
+                        found->tensor->by_run,
+                        found->tensor};
         return AR_OK;
     }
     const ar_dump_tensor *t = ar_dump_find(r->dump[k], name);
@@ -268,6 +274,15 @@ static ar_status excuse(ari_sketch_row *row, const ar_verify_options *o, const a
     return AR_OK;
 }
 
+/* Whether an activation's rows are samples that one run has in another order than the other. */
+static bool is_reordered(const side *s, const char *name)
+{
+    const char *kind = strrchr(name, ':');
+    const ar_sketch_tensor *a = s[0].of, *b = s[1].of;
+    return a != NULL && b != NULL && kind != NULL && strncmp(kind + 2, "wd", 2) == 0 && a->sketch.ndim > 0 &&
+           a->samples[0] != b->samples[0] && a->samples[1] == b->samples[1] && a->samples[1] != 0;
+}
+
 static bool is_wanted(const ar_verify_options *o, const char *name)
 {
     bool wanted = o->only_count == 0;
@@ -311,8 +326,10 @@ static ar_status add_rows(ari_sketch_report *r, const ar_verify_options *o, cons
             continue;
         if (o->common && (s[0].sketch == NULL || s[1].sketch == NULL))
             continue;
-        if (s[0].left_out || s[1].left_out) {
+        const bool reordered = is_reordered(s, t->name);
+        if (reordered || s[0].left_out || s[1].left_out) {
             r->left_out++;
+            r->reordered += reordered;
             continue;
         }
         AR_TRY(judge_pair(&row, s, o, allowances, r));
@@ -405,11 +422,12 @@ json_t *ari_sketch_report_json(const ari_sketch_report *r, const ar_verify_optio
     }
     if (r->first < r->rows)
         first = row_json(&r->row[r->first]);
-    return json_pack("{ss ss ss sb sI sI sI sI so so}", "result",
+    return json_pack("{ss ss ss sb sI sI sI sI sI so so}", "result",
                      r->different > 0  ? "different"
                      : r->unjudged > 0 ? "unjudged"
                                        : "same",
                      "reference", o->reference, "other", o->other, "sketches", 1, "tensors", (json_int_t)r->rows,
                      "tensors_different", (json_int_t)r->different, "tensors_unjudged", (json_int_t)r->unjudged,
-                     "tensors_left_out", (json_int_t)r->left_out, "first", first, "rows", rows);
+                     "tensors_left_out", (json_int_t)r->left_out, "tensors_reordered", (json_int_t)r->reordered,
+                     "first", first, "rows", rows);
 }

@@ -22,10 +22,11 @@ typedef struct ari_sketch_row {
 
 typedef struct ari_sketch_report {
     ari_sketch_row *row; /* [rows] in the reference's order */
-    size_t rows, different, unjudged,
-        left_out;    /* left_out: tensors that a run has written of itself as not comparable */
-    size_t first;    /* the first row that differs; rows: none */
-    double roundoff; /* the largest of the runs' formats */
+    size_t rows, different, unjudged;
+    size_t left_out;  /* tensors that a run has written of itself as not comparable, or whose samples are reordered */
+    size_t reordered; /* of these: activations of samples that come in another order */
+    size_t first;     /* the first row that differs; rows: none */
+    double roundoff;  /* the largest of the runs' formats */
     ari_arena arena;
     ar_sketch *made; /* [made_count] of a dump's tensors */
     size_t made_count;

@@ -449,6 +449,9 @@ class Record:
         order = [name for name in self.order if name in self.values]
         said = {"rank": mesh.rank, "world": mesh.world, "mesh": list(mesh.sizes.items()), "at": mesh.at(mesh.rank)}
         samples = self._samples_in_order([other["samples"] for other in of_all])
+        in_order = [digest for step in samples.values() for digest in step]
+        if isinstance(self.files, SketchFiles) and in_order:
+            self.files.samples = [zlib.crc32(repr(some).encode()) for some in (in_order, sorted(in_order))]
         if samples:
             metadata = {**metadata, "anyrank.samples": json.dumps(samples, separators=(",", ":"))}
         if self.not_written:

@@ -95,6 +95,10 @@ class Spool:
             raise AnyrankError(f"{self.folder}: {error.strerror}") from error
         return lambda: _read(file, first, n)
 
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
 
 class Piece:
     """A tensor, or a micro-batch of one: its sketches and the place that they are of, or a copy of its values."""
@@ -140,6 +144,7 @@ class SketchFiles:
         self.path = folder / sketch_file(rank)
         self.first = before is None  # else it is appended
         self.spool = Spool(folder)
+        self.samples: list[int] = []  # digests of the step's samples, in their order and without it
         self.state: dict[str, typing.Any] = {}  # what the rank says of itself
         self.known: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = before.places if before else {}
         self.places: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = {}
@@ -180,7 +185,8 @@ class SketchFiles:
                                 "term": term, "left_out": why})
                 figures.append(sketch.encoded())
         self._append({"step": self.step, "rank": self.rank, "world": rank["world"], "mesh": rank["mesh"],
-                      "at": rank["at"], "state": self.state, "tensors": entries}, figures)
+                      "at": rank["at"], "samples": self.samples, "state": self.state, "tensors": entries}, figures)
+        self.discard()
         return [self.path]
 
     def _append(self, text: dict[str, typing.Any], figures: list[bytes]) -> None:
@@ -202,6 +208,7 @@ class SketchFiles:
     def discard(self) -> None:
         """The steps before stay."""
         self.pieces.clear()
+        self.spool.close()
 
 
 def record(text: dict[str, typing.Any], figures: typing.Iterable[bytes]) -> bytes:

@@ -120,6 +120,18 @@ class Sketched(FolderCase):
             self.assertIn(f"{name}", done.stderr)
         self.assertFalse((self.path / "a.html").exists())
 
+    def test_the_same_samples_in_another_order(self) -> None:
+        def run(folder: str, flip: bool, factor: float = 1.0) -> str:
+            torch.manual_seed(0)
+            model, ids = Model(), torch.arange(12).reshape(4, 3)
+            with anyrank.capture(model, self.path / folder, keep="sketch"):
+                (factor * model(ids.flip(0) if flip else ids).square().mean()).backward()
+            return folder
+        report = self.compared(run("one", False), run("other", True))
+        self.assertTrue(report.ok, str(report))
+        self.assertIn("activations, as the runs have the same samples in other orders", str(report))
+        self.assertFalse(self.compared("one", run("further", True, 1.01)).ok)
+
     def test_copies_of_tensors_that_do_not_fit_into_memory(self) -> None:
         self.run_one("one", keep="sketch", clip=False)
         with unittest.mock.patch.object(_sketches, "MOST_IN_MEMORY", 1000):
