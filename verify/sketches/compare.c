@@ -2,6 +2,7 @@
 #include <fnmatch.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/size.h"
@@ -144,21 +145,23 @@ static ar_status side_of(side *s, ari_sketch_report *r, int k, const names *all,
     return st == AR_ERR_DTYPE ? AR_OK : st;
 }
 
-/* The norm of a difference that the rule allows: elements that each differ by at most rtol*|a| + atol differ together by
- * at most rtol*|a| + atol*sqrt(n) in norm. */
-static ar_status allowed_norm(double *allowed, const ar_verify_options *o, const ar_dump *allowances, const char *name,
-                              const ar_sketch *a)
+/* What the rule allows an element, rtol times it besides, and the norm of the difference: elements that each differ by at
+ * most rtol*|a| + e differ together by at most rtol*|a| + e*sqrt(n) in norm. */
+static ar_status set_allowed(ari_sketch_row *row, const ar_verify_options *o, const ar_dump *allowances)
 {
-    const double root = sqrt((double)a->elements);
-    *allowed = o->rtol * sqrt(a->sum_squares) + o->atol * root;
-    if (o->rule != AR_VERIFY_SENSITIVITY)
-        return AR_OK;
-    const ar_dump_tensor *t = ar_dump_find(allowances, name);
-    float each = 0.0f;
-    if (t == NULL || t->count != 1)
-        return ar_error_set(AR_ERR_NOT_FOUND, "%s: allows %s nothing", o->allowed, name);
-    AR_TRY(ar_dump_read_f32(t, 0, 1, &each));
-    *allowed = (double)each * root;
+    const ar_sketch *a = row->side[0];
+    row->each = o->atol;
+    row->rtol = o->rtol;
+    if (o->rule == AR_VERIFY_SENSITIVITY) {
+        const ar_dump_tensor *t = ar_dump_find(allowances, row->name);
+        float each = 0.0f;
+        if (t == NULL || t->count != 1)
+            return ar_error_set(AR_ERR_NOT_FOUND, "%s: allows %s nothing", o->allowed, row->name);
+        AR_TRY(ar_dump_read_f32(t, 0, 1, &each));
+        row->each = (double)each;
+        row->rtol = 0.0;
+    }
+    row->allowed = row->rtol * sqrt(a->sum_squares) + row->each * sqrt((double)a->elements);
     return AR_OK;
 }
 
@@ -166,6 +169,26 @@ static ar_status allowed_norm(double *allowed, const ar_verify_options *o, const
 static bool copies_differ(const side *s, const ar_verify_options *o, double allowed)
 {
     return s->differing >= 0 && (o->rule == AR_VERIFY_BITS || s->copy_norm > allowed);
+}
+
+/* Whether elements that are few differ by more than the rule: a bucket sums up a 32nd of a block's with random signs, and
+ * errors of at most `each` that are independent come together to each times the root of their number. */
+static bool off_in_bucket(const ari_sketch_row *row, double excused)
+{
+    const ar_sketch *a = row->side[0], *b = row->side[1];
+    for (size_t block = 0; block < a->blocks; block++) {
+        const size_t first = block * a->block, left = a->elements - first, n = left < a->block ? left : a->block;
+        const double *x = a->bucket + block * AR_SKETCH_BUCKETS, *y = b->bucket + block * AR_SKETCH_BUCKETS;
+        double squares = 0.0, most = 0.0;
+        for (size_t i = 0; i < AR_SKETCH_BUCKETS; i++) {
+            squares += x[i] * x[i];
+            most = fmax(most, fabs(y[i] - x[i]));
+        }
+        const double root = sqrt(fmax(1.0, (double)n / AR_SKETCH_BUCKETS));
+        if (most > row->each * root + row->rtol * sqrt(squares) + excused)
+            return true;
+    }
+    return false;
 }
 
 /* As verify judges a tensor of which each element is within the rule (verify/dumps/verify_scan.c, "a factor"): the best
@@ -206,12 +229,15 @@ static const ari_sketch_row *row_of(const ari_sketch_report *r, const char *name
  * is off by a part y of it moves by min(2, 2y) of its step besides. Let d be the norm of the gradients' difference, in
  * parts of theirs, and elements as dense near zero as at their root mean square: the steps' squares sum up to at most
  * the whole step's times the mean of min(2, 2d/z)^2 over z, which is 8 d. Of gradients that are rounding alone. */
-static ar_status excused_norm(double *excused, const ari_sketch_report *r, const char *name, int last)
+static ar_status excused_norm(double *excused, const ari_sketch_report *r, const ari_sketch_row *row)
 {
+    const char *number = strrchr(row->name, '@');
+    const int last = number != NULL ? (int)strtol(number + 1, NULL, 10) : 1;
     *excused = 0.0;
     for (int step = 1; step <= last; step++) {
-        const ari_sketch_row *gradient = row_of(r, name, "grad", step), *after = row_of(r, name, "new", step),
-                             *before = row_of(r, name, step > 1 ? "new" : "init", step > 1 ? step - 1 : 1);
+        const ari_sketch_row *gradient = row_of(r, row->name, "grad", step),
+                             *after = step < last ? row_of(r, row->name, "new", step) : row,
+                             *before = row_of(r, row->name, step > 1 ? "new" : "init", step > 1 ? step - 1 : 1);
         const bool known = gradient != NULL && before != NULL && gradient->state == AR_VERIFY_SAME;
         const ar_sketch *to = after != NULL ? after->side[0] : NULL;
         if (!known || to == NULL)
@@ -221,6 +247,21 @@ static ar_status excused_norm(double *excused, const ari_sketch_report *r, const
         const double part = gradient->d.norm_a > 0.0 ? fmin(gradient->d.norm / gradient->d.norm_a, 0.5) : 0.0;
         *excused += moved.norm * sqrt(8.0 * part);
     }
+    return AR_OK;
+}
+
+/* Whether values differ by more than the rule allows, and new weights besides by what their gradients excuse. */
+static ar_status judge_values(ari_sketch_row *row, const ari_sketch_report *r)
+{
+    const ar_sketch *a = row->side[0], *b = row->side[1];
+    const char *kind = strrchr(row->name, ':');
+    double excused = 0.0;
+    if (kind != NULL && strncmp(kind, ":new", 4) == 0)
+        AR_TRY(excused_norm(&excused, r, row));
+    row->allowed += excused;
+    if (a->nan != b->nan || a->inf != b->inf || row->d.norm * (1.0 - 3.0 * row->d.norm_error) > row->allowed ||
+        off_in_bucket(row, excused) || off_by_factor(row, r->roundoff, row->rtol))
+        row->state = AR_VERIFY_DIFFERENT;
     return AR_OK;
 }
 
@@ -246,31 +287,18 @@ static ar_status judge_pair(ari_sketch_row *row, const side *s, const ar_verify_
     row->first = row->d.block * a->block;
     row->elements = a->elements - row->first < a->block ? a->elements - row->first : a->block;
     row->d.same_bits = row->d.same_bits && !s[0].summed && !s[1].summed;
-    AR_TRY(allowed_norm(&row->allowed, o, allowances, row->name, a));
-    if (o->rule == AR_VERIFY_BITS && (s[0].summed || s[1].summed))
+    AR_TRY(set_allowed(row, o, allowances));
+    const bool bits = o->rule == AR_VERIFY_BITS;
+    if (bits && (s[0].summed || s[1].summed))
         row->unjudged = "it is a sum over ranks, whose bits a sketch does not have";
-    else if (o->rule == AR_VERIFY_BITS && a->dtype != b->dtype)
+    else if (bits && a->dtype != b->dtype)
         row->state = AR_VERIFY_DTYPE;
     else if (copies_differ(&s[0], o, row->allowed) || copies_differ(&s[1], o, row->allowed))
         row->state = AR_VERIFY_REPLICAS;
-    else if (!row->d.same_bits &&
-             (o->rule == AR_VERIFY_BITS || a->nan != b->nan || a->inf != b->inf ||
-              row->d.norm * (1.0 - 3.0 * row->d.norm_error) > row->allowed || off_by_factor(row, r->roundoff, o->rtol)))
+    else if (bits && !row->d.same_bits)
         row->state = AR_VERIFY_DIFFERENT;
-    return AR_OK;
-}
-
-static ar_status excuse(ari_sketch_row *row, const ar_verify_options *o, const ari_sketch_report *r)
-{
-    const char *kind = strrchr(row->name, ':');
-    if (row->state != AR_VERIFY_DIFFERENT || o->rule == AR_VERIFY_BITS || kind == NULL || strncmp(kind, ":new", 4) != 0)
-        return AR_OK;
-    double excused = 0.0;
-    AR_TRY(excused_norm(&excused, r, row->name, row->step));
-    row->allowed += excused;
-    const ar_sketch *a = row->side[0], *b = row->side[1];
-    if (a->nan == b->nan && a->inf == b->inf && row->d.norm * (1.0 - 3.0 * row->d.norm_error) <= row->allowed)
-        row->state = AR_VERIFY_SAME;
+    else if (!row->d.same_bits)
+        return judge_values(row, r);
     return AR_OK;
 }
 
@@ -333,10 +361,9 @@ static ar_status add_rows(ari_sketch_report *r, const ar_verify_options *o, cons
             continue;
         }
         AR_TRY(judge_pair(&row, s, o, allowances, r));
-        r->row[r->rows++] = row;
-        AR_TRY(excuse(&r->row[r->rows - 1], o, r));
-        r->different += r->row[r->rows - 1].state != AR_VERIFY_SAME;
+        r->different += row.state != AR_VERIFY_SAME;
         r->unjudged += row.unjudged[0] != '\0';
+        r->row[r->rows++] = row;
     }
     return AR_OK;
 }

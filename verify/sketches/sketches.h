@@ -16,6 +16,7 @@ typedef struct ari_sketch_row {
     int differing;            /* a rank whose copy differs from the first, of OTHER; -1: none */
     ar_sketch_difference d;   /* of tensors of one shape */
     double allowed;           /* of the norm of the difference */
+    double each, rtol;        /* of an element: an amount, and a part of it */
     size_t first, elements;   /* the block that differs most */
     const ar_sketch *side[2]; /* NULL: that run has no such tensor */
 } ari_sketch_row;
