@@ -250,6 +250,11 @@ void ar_abi_sketch_encode(const ar_abi_sketch *s, unsigned char *out)
     ar_sketch_encode(out, s);
 }
 
+void ar_abi_sketch_decode(ar_abi_sketch *s, const unsigned char *data)
+{
+    ar_sketch_decode(s, data);
+}
+
 uint64_t ar_abi_sketch_hash(const unsigned char *data, size_t n)
 {
     return ar_sketch_hash(data, n);

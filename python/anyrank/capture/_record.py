@@ -173,7 +173,7 @@ class Record:
         if self.magnitudes is not None:
             self.magnitudes[name] = max(self.magnitudes.get(name, (0.0, 0.0)), magnitude_of(tensor))
         placed = self._place_at_once(name, value, tuple(tensor.shape))
-        number = self.files.add(name, tensor.detach().cpu(), part, placed)
+        number = self.files.add(name, tensor.detach(), part, placed)
         value.parts[part] = (number, tuple(tensor.shape))
         self.values[name] = value
 

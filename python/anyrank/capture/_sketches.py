@@ -16,7 +16,7 @@ import re
 import tempfile
 import typing
 
-from anyrank._arrays import entry_of
+from anyrank._arrays import NAMES, entry_of
 from anyrank._errors import AnyrankError
 from anyrank._library import checked, library
 from anyrank._safetensors import Entry
@@ -24,6 +24,7 @@ from anyrank.capture._files import Placed
 from anyrank.capture._places import Box
 
 MAGIC = b"anyrank sketch 1"
+ON_DEVICE = ("cuda",)  # where torch's operations sketch what is there; elsewhere it is copied first
 MOST_IN_MEMORY = 256 << 20  # of copies
 UNFORESEEN = "its place in the full tensor is another than in the step before"
 
@@ -61,6 +62,15 @@ class Sketch:
             first = sum(offset * step for offset, step in zip(box.local, stride))
             checked(library()["sketch_add"](self._handle, data, first, _sizes(stride), _sizes(box.full),
                                             _sizes(box.extent)))
+
+    def add_on_device(self, tensor: typing.Any, boxes: typing.Sequence[Box]) -> None:
+        """The same of a tensor of torch, by its device, to a sketch that is empty."""
+        from anyrank.capture._sketch_torch import Figures
+
+        figures = Figures(self.shape, tensor.device)
+        for box in boxes:
+            figures.add(tensor, box)
+        library()["sketch_decode"](self._handle, figures.encoded())
 
     def merge(self, part: Sketch) -> None:
         checked(library()["sketch_merge"](self._handle, part._handle))
@@ -103,10 +113,10 @@ class Spool:
 class Piece:
     """A tensor, or a micro-batch of one: its sketches and the place that they are of, or a copy of its values."""
 
-    def __init__(self, entry: Entry, foreseen: Placed | None, spool: Spool) -> None:
+    def __init__(self, entry: Entry, foreseen: Placed | None, spool: Spool, on_device: typing.Any = None) -> None:
         self.dtype, self.shape, self.foreseen = entry.dtype, entry.shape, foreseen
         self.kept = spool.keep(entry.data) if foreseen is None else None
-        self.made = _sketches_of(entry, foreseen) if foreseen is not None else {}
+        self.made = _sketches_of(entry, foreseen, on_device) if foreseen is not None else {}
 
     def sketches(self, placed: Placed) -> dict[str, Sketch]:
         """By the part of the full tensor that they have."""
@@ -127,11 +137,14 @@ def _read(file: typing.IO[bytes], first: int, n: int) -> memoryview:
     return data
 
 
-def _sketches_of(entry: Entry, placed: Placed) -> dict[str, Sketch]:
+def _sketches_of(entry: Entry, placed: Placed, on_device: typing.Any = None) -> dict[str, Sketch]:
     found = {}
     for boxes in [[box] for box in placed.boxes] if placed.apart else [placed.boxes]:
         sketch = Sketch(entry.dtype, placed.shape)
-        sketch.add(entry, boxes)
+        if on_device is None:
+            sketch.add(entry, boxes)
+        else:
+            sketch.add_on_device(on_device, boxes)
         found[" ".join(f"{','.join(map(str, box.full))}+{','.join(map(str, box.extent))}" for box in boxes)] = sketch
     return found
 
@@ -155,14 +168,16 @@ class SketchFiles:
         """Takes a tensor, which is micro-batch `part` of its name, at this place if it is known. Its number."""
         while len(self.pieces) <= part:
             self.pieces.append({})
+        dtype = NAMES.get(str(tensor.dtype).replace("torch.", ""), "")
+        before = self.known.get((name.split("@")[0], part))
+        if placed is None and before is not None and before[:2] == (tuple(tensor.shape), dtype):
+            placed = before[2]
         try:
-            entry = entry_of(tensor)
+            on_device = placed is not None and tensor.device.type in ON_DEVICE and not tensor.is_complex()
+            entry = Entry(dtype, tuple(tensor.shape), memoryview(b"")) if on_device else entry_of(tensor)
         except TypeError as error:
             raise AnyrankError(f"{name}: {error}") from None
-        before = self.known.get((name.split("@")[0], part))
-        if placed is None and before is not None and before[:2] == (entry.shape, entry.dtype):
-            placed = before[2]
-        self.pieces[part][name] = Piece(entry, placed, self.spool)
+        self.pieces[part][name] = Piece(entry, placed, self.spool, tensor if on_device else None)
         return part
 
     def close(self, rank: dict[str, typing.Any], places: list[dict[str, Placed]], order: list[str],

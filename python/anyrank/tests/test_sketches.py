@@ -11,7 +11,8 @@ import unittest.mock
 import anyrank
 from anyrank import AnyrankError, ranks
 from anyrank._command import find_command
-from anyrank.capture import _sketches
+from anyrank._arrays import entry_of
+from anyrank.capture import _places, _sketches
 from anyrank.tests import FolderCase, needs
 from anyrank.tests.test_capture_ranks import Model, Wrap, both, ddp, fsdp, hybrid, tensor_parallel, train
 
@@ -139,6 +140,42 @@ class Sketched(FolderCase):
         report = self.compared("one", "many")
         self.assertTrue(report.ok, str(report))
         self.assertFalse([path.name for path in (self.path / "many").iterdir() if path.name.startswith("tmp")])
+
+    def test_a_device_has_the_figures_of_the_kernel(self) -> None:
+        """By torch's operations on the CPU: bits alike, but for sums, whose order is the device's."""
+        words = (7 + 3) * 8
+        for dtype, shape in ((torch.float32, (70, 1000)), (torch.bfloat16, (3, 9, 7)), (torch.float16, (5000,)),
+                             (torch.float64, (33, 65)), (torch.int64, (40, 4)), (torch.uint8, (2, 300, 70)),
+                             (torch.float32, ())):
+            with self.subTest(dtype=dtype, shape=shape):
+                torch.manual_seed(0)
+                full = (torch.randn(shape) * 50).to(dtype)
+                if full.is_floating_point() and full.numel() > 9:
+                    full.view(-1)[[1, 2, 3, 4]] = torch.tensor([float("nan"), float("-inf"), 0.0, -0.0]).to(dtype)
+                half = full.shape[0] // 2 if shape else 0
+                boxes = [_places.Box((0,) * full.dim(), (0,) * full.dim(), shape)] if not shape else [
+                    _places.Box((a, *[0] * (full.dim() - 1)), (a, *[0] * (full.dim() - 1)), (n, *shape[1:]))
+                    for a, n in ((0, half), (half, full.shape[0] - half))]
+                entry = entry_of(full)
+                one, two = (_sketches.Sketch(entry.dtype, shape) for _ in range(2))
+                one.add(entry, boxes)
+                with unittest.mock.patch("anyrank.capture._sketch_torch.AT_ONCE", 777):
+                    two.add_on_device(full, boxes)
+                a, b = one.encoded(), two.encoded()
+                self.assertEqual(a[:7 * 8], b[:7 * 8])
+                floats = torch.frombuffer(bytearray(a[7 * 8:]), dtype=torch.uint8), torch.frombuffer(
+                    bytearray(b[7 * 8:]), dtype=torch.uint8)
+                rows = len(a) - words - 8 * 32 * (-(-full.numel() // 4096))
+                self.assertEqual(a[len(a) - rows:], b[len(b) - rows:])
+                sums = [x[:len(x) - rows].view(torch.float64) for x in floats]
+                torch.testing.assert_close(sums[0], sums[1], rtol=1e-12, atol=1e-9)
+
+    def test_a_run_that_its_device_sketches(self) -> None:
+        self.run_one("one", keep="sketch", clip=False)
+        with unittest.mock.patch.object(_sketches, "ON_DEVICE", ("cpu",)):
+            self.run_many("many", 4, both, 2, keep="sketch", clip=False)
+        report = self.compared("one", "many")
+        self.assertTrue(report.ok, str(report))
 
     def test_every_nth_step(self) -> None:
         torch.manual_seed(0)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A sketch's figures by torch operations, where the tensor is: on a GPU nothing but these few kilobytes are copied.
+
+sketch.h defines the figures. Digests and counts are those of the C kernel, bit for bit; sums may differ in their last
+bits, as a device adds up in an order of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+import typing
+
+import torch
+
+from anyrank.capture._places import Box
+
+GROUP, BUCKETS, BLOCKS, LEAST, ROWS = 64, 32, 64, 4096, 1024  # as sketch.h has them
+AT_ONCE = 1 << 22  # elements, so that what is computed of each fits beside the model
+M32 = 0xffffffff
+_OF_BYTES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _right(x: torch.Tensor, shift: int) -> torch.Tensor:
+    """A shift of 64 bits without a sign."""
+    return (x >> shift) & ((1 << (64 - shift)) - 1)
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
+
+
+def _random(x: torch.Tensor) -> torch.Tensor:
+    """SplitMix64 of each number."""
+    x = x + _signed(0x9e3779b97f4a7c15)
+    x = (x ^ _right(x, 30)) * _signed(0xbf58476d1ce4e5b9)
+    x = (x ^ _right(x, 27)) * _signed(0x94d049bb133111eb)
+    return x ^ _right(x, 31)
+
+
+@functools.lru_cache(maxsize=8)
+def _lanes(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    a = _random((1 << 32) + torch.arange(GROUP, dtype=torch.int64, device=device))
+    return a & M32, _right(a, 32), _random(a) & M32
+
+
+class Figures:
+    """Of a full tensor of this shape, of which boxes are added."""
+
+    def __init__(self, shape: typing.Sequence[int], device: torch.device) -> None:
+        self.shape, self.device = tuple(shape), device
+        n, last = math.prod(self.shape), self.shape[-1] if self.shape else 1
+        self.block = max(LEAST, -(-(-(-n // BLOCKS)) // GROUP) * GROUP)
+        blocks = -(-n // self.block)
+        lines = n // last if last else 0
+        self.row = last * -(-lines // ROWS) if len(self.shape) > 1 and n else 0
+        rows = -(-n // self.row) if self.row else 0
+        self.numbers = torch.zeros(5, dtype=torch.int64, device=device)  # digest, count, zeros, nan, inf
+        self.ends = torch.tensor([(1 << 63) - 1, -1], device=device)
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # sum, squares, largest
+        self.bucket = torch.zeros(blocks * BUCKETS, dtype=torch.float64, device=device)
+        self.rows = torch.zeros(rows, dtype=torch.int64, device=device)
+
+    def add(self, tensor: torch.Tensor, box: Box) -> None:
+        """The elements of a rank's tensor that a box says the place of."""
+        part = tensor.detach()[tuple(slice(at, at + n) for at, n in zip(box.local, box.extent))].reshape(-1)
+        for first in range(0, part.numel(), AT_ONCE):
+            some = part[first:first + AT_ONCE]
+            left = torch.arange(first, first + some.numel(), dtype=torch.int64, device=self.device)
+            index, weight = torch.zeros_like(left), 1
+            for extent, start, full in reversed(list(zip(box.extent, box.full, self.shape))):
+                index += (left % extent + start) * weight
+                left, weight = left // extent, weight * full
+            self._add(some, index)
+
+    def _add(self, values: torch.Tensor, index: torch.Tensor) -> None:
+        group, lane = index >> 6, index & (GROUP - 1)
+        a = _random(group)
+        b = _random(a)
+        word = values.view(_OF_BYTES[values.element_size()]).to(torch.int64)
+        if values.element_size() == 2 and values.dtype != torch.int16:
+            word = word & 0xffff
+        mixed = self._mixed(word & M32, lane, a, b)
+        upper = _right(mixed, 32)
+        if values.element_size() == 8:
+            other = _random(~group)
+            high = self._mixed(_right(word, 32), lane, other, _random(other))
+            mixed, upper = mixed + high, upper + _right(high, 32)
+        wide = values.to(torch.float64)
+        nan, inf, zero = wide.isnan(), wide.isinf(), wide == 0
+        finite = torch.where(nan | inf, 0.0, wide)
+        self.numbers += torch.stack([mixed.sum(), torch.tensor(values.numel(), device=self.device), zero.sum(),
+                                     nan.sum(), inf.sum()])
+        places = index[~zero]
+        if places.numel():
+            self.ends = torch.stack([torch.minimum(self.ends[0], places.min()),
+                                     torch.maximum(self.ends[1], places.max())])
+        self.sums = torch.stack([self.sums[0] + finite.sum(), self.sums[1] + finite.square().sum(),
+                                 torch.maximum(self.sums[2], finite.abs().max())])
+        sign = 1.0 - 2.0 * ((_random(b) >> lane) & 1).to(torch.float64)
+        turn = _right(b, 32) % BUCKETS
+        self.bucket.index_add_(0, index // self.block * BUCKETS + ((lane % BUCKETS) ^ turn), sign * finite)
+        if self.row:
+            self.rows.index_add_(0, index // self.row, upper)
+
+    def _mixed(self, word: torch.Tensor, lane: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        key, half, high = _lanes(self.device)
+        u = (word ^ (word >> 16)) ^ (key[lane] ^ (a & M32))
+        return u * ((half[lane] ^ _right(a, 32)) | 1) + (((u * (high[lane] ^ (b & M32))) & M32) << 32)
+
+    def encoded(self) -> bytes:
+        """As ar_sketch_encode writes them."""
+        digest, *counts = self.numbers.tolist()
+        first, last = self.ends.tolist()
+        empty = first > last
+        words = [digest & ((1 << 64) - 1), *counts, (1 << 64) - 1 if empty else first, 0 if empty else last]
+        rows: bytes = (self.rows & M32).cpu().numpy().astype("<u4").tobytes()
+        bucket: bytes = self.bucket.cpu().numpy().tobytes()
+        return struct.pack("<7Q3d", *words, *self.sums.tolist()) + bucket + rows
