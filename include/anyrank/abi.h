@@ -107,10 +107,11 @@ AR_ABI_EXPORT int ar_abi_sketch_add(ar_abi_sketch *sketch, const void *values, s
                                     const size_t *global, const size_t *extent);
 /** Adds the sketch of other elements of the same tensor. Errors: AR_ERR_SHAPE, AR_ERR_DTYPE. */
 AR_ABI_EXPORT int ar_abi_sketch_merge(ar_abi_sketch *sketch, const ar_abi_sketch *part);
-/** Bytes of its figures as a file has them, and these; decode: replaces them; hash: of a record (ar_sketch_hash). */
+/** Bytes of its figures as a file has them, and these. Hash: of a record (ar_sketch_hash). */
 AR_ABI_EXPORT size_t ar_abi_sketch_bytes(const ar_abi_sketch *sketch);
 AR_ABI_EXPORT void ar_abi_sketch_encode(const ar_abi_sketch *sketch, unsigned char *out);
-AR_ABI_EXPORT void ar_abi_sketch_decode(ar_abi_sketch *sketch, const unsigned char *data);
+/** Replaces the figures by those of n bytes. Errors: AR_ERR_FORMAT (they are too few, or of another tensor). */
+AR_ABI_EXPORT int ar_abi_sketch_decode(ar_abi_sketch *sketch, const unsigned char *data, size_t n);
 AR_ABI_EXPORT uint64_t ar_abi_sketch_hash(const unsigned char *data, size_t n);
 /** JSON of a folder of sketches: {"ranks": 2, "tensors": [{"name": "x:grad@3", "step": 3, "dtype": "F32", "shape": [..],
  *  "digest": "16 hex digits", "zeros", "nan", "inf", "sum", "sum_squares", "max_abs", "summed": false, "copies": 2,

@@ -86,11 +86,13 @@ AR_NODISCARD ar_status ar_sketch_compare(ar_sketch_difference *d, const ar_sketc
 
 /** Bytes of a sketch's figures in a file. */
 size_t ar_sketch_bytes(const ar_sketch *s);
-/** Writes them: u64 digest, count, zeros, nan, inf, first, last; f64 sum, sum_squares, max_abs, bucket[..]; u32
- *  row_digest[..]. */
+/** Writes them: u64 digest, count, zeros, nan, inf, first, last; f64 sum, sum_squares, max_abs; u64 blocks, a bit for each
+ *  whose buckets are not all +0; u32 first row, rows; f64 bucket[..] of these blocks; u32 row_digest[..] of these rows,
+ *  before and after which all are 0. */
 void ar_sketch_encode(unsigned char *out, const ar_sketch *s);
-/** Reads them into an initialised sketch; data: ar_sketch_bytes(s) bytes. */
-void ar_sketch_decode(ar_sketch *s, const unsigned char *data);
+/** Reads them into an initialised sketch; *used: how many of the n bytes they are. Errors: AR_ERR_FORMAT (n is too few,
+ *  or they are of another tensor). */
+AR_NODISCARD ar_status ar_sketch_decode(ar_sketch *s, const unsigned char *data, size_t n, size_t *used);
 /** Hash of a record: FNV-1a of its 64-bit words, the last one filled up with zeros. */
 uint64_t ar_sketch_hash(const unsigned char *data, size_t n);
 

@@ -250,9 +250,10 @@ void ar_abi_sketch_encode(const ar_abi_sketch *s, unsigned char *out)
     ar_sketch_encode(out, s);
 }
 
-void ar_abi_sketch_decode(ar_abi_sketch *s, const unsigned char *data)
+int ar_abi_sketch_decode(ar_abi_sketch *s, const unsigned char *data, size_t n)
 {
-    ar_sketch_decode(s, data);
+    size_t used = 0;
+    return ar_sketch_decode(s, data, n, &used);
 }
 
 uint64_t ar_abi_sketch_hash(const unsigned char *data, size_t n)

@@ -42,7 +42,7 @@ _FUNCTIONS: dict[str, tuple[typing.Any, list[typing.Any]]] = {  # result, argume
     "sketch_merge": (ctypes.c_int, [_HANDLE, _HANDLE]),
     "sketch_bytes": (_SIZE, [_HANDLE]),
     "sketch_encode": (None, [_HANDLE, _GIVEN]),
-    "sketch_decode": (None, [_HANDLE, _GIVEN]),
+    "sketch_decode": (ctypes.c_int, [_HANDLE, _GIVEN, _SIZE]),
     "sketch_hash": (ctypes.c_uint64, [_GIVEN, _SIZE]),
     "sketches_json": (_GIVEN, [_TEXT]),
     "tensor_replicas": (ctypes.c_int, [_HANDLE, ctypes.POINTER(_GIVEN)]),

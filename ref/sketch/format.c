@@ -11,14 +11,44 @@
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 
-enum { WORDS = 10, MAGIC = 16, HEAD = 24, MOST_RANKS = 1 << 20 };
+enum { WORDS = 12, MAGIC = 16, HEAD = 24, MOST_RANKS = 1 << 20 };
 #define MOST_BYTES ((size_t)1 << 40) /* of a rank's file */
 
 /* --- figures ------------------------------------------------------------------------------------------------------ */
 
+/* What of a sketch is written: the blocks that are not zero, a bit for each, and the rows from the first that is not to
+ * the last. A rank has few of both. */
+typedef struct extent {
+    uint64_t blocks;
+    size_t written; /* blocks */
+    size_t row, rows;
+} extent;
+
+static extent extent_of(const ar_sketch *s)
+{
+    extent e = {0};
+    for (size_t i = 0; i < s->blocks * AR_SKETCH_BUCKETS; i++)
+        e.blocks |= (uint64_t)(ari_bits64(s->bucket[i]) != 0) << i / AR_SKETCH_BUCKETS;
+    for (size_t b = 0; b < s->blocks; b++)
+        e.written += e.blocks >> b & 1;
+    size_t end = s->rows;
+    while (end > 0 && s->row_digest[end - 1] == 0)
+        end--;
+    while (e.row < end && s->row_digest[e.row] == 0)
+        e.row++;
+    e.rows = end - e.row;
+    return e;
+}
+
+static size_t bytes_of(const extent *e)
+{
+    return (WORDS + e->written * AR_SKETCH_BUCKETS) * sizeof(uint64_t) + e->rows * sizeof(uint32_t);
+}
+
 size_t ar_sketch_bytes(const ar_sketch *s)
 {
-    return (WORDS + s->blocks * AR_SKETCH_BUCKETS) * sizeof(uint64_t) + s->rows * sizeof(uint32_t);
+    const extent e = extent_of(s);
+    return bytes_of(&e);
 }
 
 static void put(unsigned char *out, uint64_t x, int bytes)
@@ -37,6 +67,7 @@ static uint64_t get(const unsigned char *data, int bytes)
 
 void ar_sketch_encode(unsigned char *out, const ar_sketch *s)
 {
+    const extent e = extent_of(s);
     const uint64_t word[WORDS] = {s->digest,
                                   s->count,
                                   s->zeros,
@@ -46,20 +77,34 @@ void ar_sketch_encode(unsigned char *out, const ar_sketch *s)
                                   s->last,
                                   ari_bits64(s->sum),
                                   ari_bits64(s->sum_squares),
-                                  ari_bits64(s->max_abs)};
+                                  ari_bits64(s->max_abs),
+                                  e.blocks,
+                                  (uint64_t)e.row | (uint64_t)e.rows << 32};
     for (size_t i = 0; i < WORDS; i++, out += sizeof *word)
         put(out, word[i], sizeof *word);
-    for (size_t i = 0; i < s->blocks * AR_SKETCH_BUCKETS; i++, out += sizeof(double))
-        put(out, ari_bits64(s->bucket[i]), sizeof(double));
-    for (size_t i = 0; i < s->rows; i++, out += sizeof(uint32_t))
-        put(out, s->row_digest[i], sizeof(uint32_t));
+    for (size_t i = 0; i < s->blocks * AR_SKETCH_BUCKETS; i++) {
+        if (e.blocks >> i / AR_SKETCH_BUCKETS & 1) {
+            put(out, ari_bits64(s->bucket[i]), sizeof(double));
+            out += sizeof(double);
+        }
+    }
+    for (size_t i = 0; i < e.rows; i++, out += sizeof(uint32_t))
+        put(out, s->row_digest[e.row + i], sizeof(uint32_t));
 }
 
-void ar_sketch_decode(ar_sketch *s, const unsigned char *data)
+ar_status ar_sketch_decode(ar_sketch *s, const unsigned char *data, size_t n, size_t *used)
 {
-    uint64_t word[WORDS];
-    for (size_t i = 0; i < WORDS; i++, data += sizeof *word)
-        word[i] = get(data, sizeof *word);
+    uint64_t word[WORDS] = {0};
+    for (size_t i = 0; i < WORDS && (i + 1) * sizeof *word <= n; i++)
+        word[i] = get(data + i * sizeof *word, sizeof *word);
+    extent e = {.blocks = word[10], .row = (size_t)(word[11] & UINT32_MAX), .rows = (size_t)(word[11] >> 32)};
+    for (size_t b = 0; b < s->blocks; b++)
+        e.written += e.blocks >> b & 1;
+    const bool beyond = s->blocks < 64 && e.blocks >> s->blocks != 0;
+    if (n < WORDS * sizeof *word || beyond || e.row > s->rows || e.rows > s->rows - e.row || bytes_of(&e) > n)
+        return ar_error_set(AR_ERR_FORMAT, "sketch: its figures end too early, or are of another tensor");
+    *used = bytes_of(&e);
+    data += sizeof word;
     s->digest = word[0];
     s->count = word[1];
     s->zeros = word[2];
@@ -70,10 +115,14 @@ void ar_sketch_decode(ar_sketch *s, const unsigned char *data)
     s->sum = ari_float64(word[7]);
     s->sum_squares = ari_float64(word[8]);
     s->max_abs = ari_float64(word[9]);
-    for (size_t i = 0; i < s->blocks * AR_SKETCH_BUCKETS; i++, data += sizeof(double))
-        s->bucket[i] = ari_float64(get(data, sizeof(double)));
-    for (size_t i = 0; i < s->rows; i++, data += sizeof(uint32_t))
-        s->row_digest[i] = (uint32_t)get(data, sizeof(uint32_t));
+    for (size_t i = 0; i < s->blocks * AR_SKETCH_BUCKETS; i++) {
+        const bool written = e.blocks >> i / AR_SKETCH_BUCKETS & 1;
+        s->bucket[i] = written ? ari_float64(get(data, sizeof(double))) : 0.0;
+        data += written ? sizeof(double) : 0;
+    }
+    for (size_t i = 0; i < e.rows; i++, data += sizeof(uint32_t))
+        s->row_digest[e.row + i] = (uint32_t)get(data, sizeof(uint32_t));
+    return AR_OK;
 }
 
 uint64_t ar_sketch_hash(const unsigned char *data, size_t n)
@@ -122,10 +171,10 @@ static ar_status sketch_of(ar_sketch *s, const record *r, const json_t *entry)
     if (dtype == NULL || !json_is_array(extents) || ndim > AR_ST_MAX_DIMS)
         return wrong(r, "a tensor without \"dtype\", or without a \"shape\" of at most 8 dimensions");
     for (size_t d = 0; d < ndim; d++) {
-        const json_t *extent = json_array_get(extents, d);
-        if (!json_is_integer(extent) || json_integer_value(extent) < 0)
+        const json_t *n = json_array_get(extents, d);
+        if (!json_is_integer(n) || json_integer_value(n) < 0)
             return wrong(r, "a tensor whose \"shape\" is no list of sizes");
-        shape[d] = (size_t)json_integer_value(extent);
+        shape[d] = (size_t)json_integer_value(n);
     }
     AR_TRY(ari_dtype_parse(&t, dtype));
     return ar_sketch_init(s, t, (int)ndim, shape);
@@ -191,10 +240,9 @@ static ar_status entry_read(ar_sketch_run *run, const record *r, const json_t *e
         return wrong(r, "a tensor without \"name\", \"part\" or \"term\"");
     ARI_ENDED(ar_sketch_fini) ar_sketch s = {0};
     AR_TRY(sketch_of(&s, r, entry));
-    const size_t bytes = ar_sketch_bytes(&s);
-    if (bytes > r->bytes - *offset)
-        return wrong(r, "its figures end too early");
-    ar_sketch_decode(&s, r->figures + *offset);
+    size_t bytes = 0;
+    if (ar_sketch_decode(&s, r->figures + *offset, r->bytes - *offset, &bytes) != AR_OK)
+        return wrong(r, "its figures end too early, or are of another tensor");
     *offset += bytes;
     char key[1024];
     if ((size_t)snprintf(key, sizeof key, "%d %s", r->step, name) >= sizeof key)

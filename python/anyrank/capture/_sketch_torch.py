@@ -115,6 +115,11 @@ class Figures:
         first, last = self.ends.tolist()
         empty = first > last
         words = [digest & ((1 << 64) - 1), *counts, (1 << 64) - 1 if empty else first, 0 if empty else last]
-        rows: bytes = (self.rows & M32).cpu().numpy().astype("<u4").tobytes()
-        bucket: bytes = self.bucket.cpu().numpy().tobytes()
-        return struct.pack("<7Q3d", *words, *self.sums.tolist()) + bucket + rows
+        blocks = self.bucket.view(-1, BUCKETS)
+        written = (blocks.view(torch.int64) != 0).any(1)
+        held = (self.rows != 0).nonzero()
+        start, end = (int(held[0]), int(held[-1]) + 1) if held.numel() else (0, 0)
+        mask = sum(1 << i for i in written.nonzero().flatten().tolist())
+        bucket: bytes = blocks[written].cpu().numpy().tobytes()
+        rows: bytes = (self.rows[start:end] & M32).cpu().numpy().astype("<u4").tobytes()
+        return struct.pack("<7Q3dQII", *words, *self.sums.tolist(), mask, start, end - start) + bucket + rows

@@ -70,7 +70,8 @@ class Sketch:
         figures = Figures(self.shape, tensor.device)
         for box in boxes:
             figures.add(tensor, box)
-        library()["sketch_decode"](self._handle, figures.encoded())
+        data = figures.encoded()
+        checked(library()["sketch_decode"](self._handle, data, len(data)))
 
     def merge(self, part: Sketch) -> None:
         checked(library()["sketch_merge"](self._handle, part._handle))
