@@ -349,6 +349,7 @@ def bits_on_arm(build):
 LONG = ["python/wheel_test", "fuzz/run", "pages/long_test", "darwin/compiled", "gpu/cuda_command_test",
         "verify/pytorch_page_test", "pytorch/trial_test", "pytorch/frameworks_test",
         "python/pytest_example_test", "python/test_pytest_plugin", "check/clang", "python/logprobs_test", "python/test_capture_ranks",
+        "python/test_callbacks",
         "verify/fault_test", "cli/command_test", "gpu/ptx_test", "install/install_test", "cli/process_test",
         "verify/check_test", "verify/steps_test", "cli/cluster_test", "check/format",
         "sim/collectives_test", "cli/device_test", "gpu/nccl_command_test", "verify/pages_test", "sim/trace_main",

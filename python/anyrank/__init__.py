@@ -22,6 +22,7 @@ if typing.TYPE_CHECKING:
     from anyrank._errors import AnyrankError as AnyrankError
     from anyrank._info import info as info
     from anyrank._version import __version__ as __version__
+    from anyrank.callbacks import Callback as Callback
     from anyrank.capture import capture as capture
     from anyrank.ranks import RanksFailed as RanksFailed
     from anyrank.reference import Reference as Reference
@@ -37,6 +38,7 @@ if typing.TYPE_CHECKING:
 
 _HOME = {
     "AnyrankError": "_errors",
+    "Callback": "callbacks",
     "Reference": "reference",
     "Dump": "dump",
     "capture": "capture",
