@@ -69,6 +69,7 @@ class Watched:
     def __init__(self, facts: typing.Mapping[str, typing.Any] | None = None) -> None:
         self.learn(facts or {})
         self.last: dict[str, Entry] = {}  # the parameters as they were last seen
+        self.first: dict[str, Entry] = {}  # and as they were first
         self.idle: dict[tuple[str, str], int] = {}  # steps in a row, by rule and tensor
         self.found: set[tuple[str, str]] = set()
         self.seen: set[tuple[str, str]] = set()  # what has happened once: by rule and tensor
@@ -81,6 +82,7 @@ class Watched:
     def learn(self, facts: typing.Mapping[str, typing.Any]) -> None:
         self.facts = facts
         self.frozen = set(unfolded(facts.get("frozen", ())))
+        self.sends_buffers = facts.get("wrapper") == "DistributedDataParallel"  # before each forward pass
         self.statistics = {path for module in facts.get("modules", ())
                            if str(module.get("class", "")).startswith(OWN_STATISTICS)
                            for path in unfolded(module.get("paths", ()))}
@@ -144,7 +146,7 @@ def copies(run: Watched, step: Step) -> typing.Iterator[Finding]:
         stem, _, kind = name.rpartition(":")
         if entry["differing"] < 0 or entry["left_out"] or stem in run.own or stem.removeprefix("ema.") in run.own:
             continue
-        if kind == "buffer" and stem.rpartition(".")[0] in run.statistics:
+        if kind == "buffer" and (run.sends_buffers or stem.rpartition(".")[0] in run.statistics):
             continue
         if unsaid and kind in ("fwd", "bwd", "buffer", "clip"):
             continue  # ranks may have other samples
@@ -160,8 +162,8 @@ def _find_own(run: Watched, step: Step) -> None:
             run.own.add(stem)
     if run.own:
         run.note(f"{len(run.own)} parameters are other ones on each rank from the start, as are their gradients, first "
-                 f"{min(run.own)}: they are taken for parts, and not judged; where they are meant to be copies, neither "
-                 "the parameters nor the gradients are synchronised")
+                 f"{min(run.own)}: they are taken for parts, and not judged; where they are meant to be copies, "
+                 "neither the parameters nor the gradients are synchronised")
 
 
 def not_finite(run: Watched, step: Step) -> typing.Iterator[Finding]:
@@ -190,7 +192,9 @@ def no_gradient(run: Watched, step: Step) -> typing.Iterator[Finding]:
         gradient = gradients.get(f"{stem}:grad")
         if stem in run.frozen or stem.startswith("ema."):
             continue
-        if run.never("no_gradient", stem, gradient is not None):
+        first = run.first.setdefault(stem, step.before.get(stem, step.entries[name]))
+        moved = stem in step.before and step.before[stem]["digest"] != first["digest"]
+        if run.never("no_gradient", stem, gradient is not None or moved):
             yield Finding("no_gradient", f"{stem}:grad", step.number, f"none in {UNUSED} captured steps: the parameter "
                           "is detached, not used, or left out of the backward pass")
         if gradient is not None and run.never("zero_gradient", stem, gradient["zeros"] < _elements(gradient)):
@@ -328,8 +332,8 @@ def checkpoints(run: Watched, step: Step) -> typing.Iterator[Finding]:
 
 
 # What makes others differ comes first.
-RULES: tuple[Rule, ...] = (steps_agree, states_agree, counts_updates, samples_of_ranks, random_states, not_finite, copies,
-                           no_gradient, not_updated, norm_of_gradients, checkpoints)
+RULES: tuple[Rule, ...] = (steps_agree, states_agree, counts_updates, samples_of_ranks, random_states, not_finite,
+                           copies, no_gradient, not_updated, norm_of_gradients, checkpoints)
 
 
 def _elements(entry: Entry) -> int:

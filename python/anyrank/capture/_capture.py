@@ -157,6 +157,7 @@ class Capture:
             self._spec.check(self._spec.mesh)
         self._record: Record | None = None
         self._state = RankState()
+        self._told_optimizers = bool(self._optimizers)
         self._ended = False  # another rank has ended its run before this one
         self._of_last: SketchFiles | None = None  # what was sketched of the last captured step
         self._listener: Listener | None = None
@@ -491,7 +492,9 @@ class Capture:
         chunk = chunk_now()
         probe = has_no_values(args) or (chunk is not None and chunk.probe)
         self._deaf = probe or (not training and (self._trained or bool(self._optimizers)))
-        if self._passes and (self._is_over() or not (training or self._trained)):
+        # Ranks exchange what they sketch where a step ends, and may evaluate without the others.
+        waits = self._sketched and self._deaf and self._trained
+        if self._passes and not waits and (self._is_over() or not (training or self._trained)):
             self._end_step()
         if self._deaf or not self._running:
             return
@@ -873,7 +876,11 @@ class Capture:
         self._over = True
         if self._step in self._chosen:
             self._facts.on_update(self._optimizers, self._step)
-        self._keep_gradients({id(p) for p in parameters})
+        updated = {id(p) for p in parameters}
+        if self._told_optimizers:  # then those that none of them has, which zero_grad() may remove, are complete too
+            others = {id(p) for one in self._optimizers for p in _tensors_of(one)}
+            updated |= {id(p) for _, p in self._parameters if id(p) not in others}
+        self._keep_gradients(updated)
 
     def on_closure(self, again: bool) -> None:
         """An optimizer calls its closure. From the second time on the step's passes are those of the first."""

@@ -320,7 +320,7 @@ class Facts:
     def known(self) -> Json:
         """What is known already of what model.json will have."""
         return {"frozen": self.stage.get("frozen", ()), "modules": self._described_modules(),
-                "learning_rates": self.rates}
+                "learning_rates": self.rates, "wrapper": self.run.get("wrapper")}
 
     def _described_modules(self) -> list[Json]:
         """Modules that are alike but for their paths together."""

@@ -30,7 +30,8 @@ def entry(name: str, digest: str = "1", **further: typing.Any) -> dict[str, typi
 
 class Rules(FolderCase):
     def of(self, step: typing.Callable[[int], list[dict[str, typing.Any]]], steps: int = 6,
-           states: typing.Callable[[int], list[dict[str, typing.Any]]] = lambda i: [], **facts: typing.Any) -> list[tuple[str, str, int]]:
+           states: typing.Callable[[int], list[dict[str, typing.Any]]] = lambda i: [],
+           **facts: typing.Any) -> list[tuple[str, str, int]]:
         watched = Watched(facts)
         def named(i: int) -> list[dict[str, typing.Any]]:
             return [{**one, "name": f"{one['name']}@{i}" if i > 1 else one["name"]} for one in step(i)
@@ -53,7 +54,8 @@ class Rules(FolderCase):
                 (lambda i: [*self.right(i), entry("a:fwd", nan=int(i > 1)), entry("b:fwd", nan=1)], {},
                  [("not_finite", "b:fwd", 1)]),
                 (lambda i: [*self.right(i), entry("loss:fwd", inf=1)], {}, [("not_finite", "loss:fwd", 1)]),
-                (lambda i: [*self.right(i), entry("v:new", str(i))], {}, [("no_gradient", "v:grad", last)]),
+                (lambda i: [*self.right(i), entry("v:init", "5"), entry("v:new", "5")], {},
+                 [("no_gradient", "v:grad", last)]),
                 (lambda i: [*self.right(i), entry("v:grad", zeros=4), entry("v:new", "1")], {},
                  [("zero_gradient", "v:grad", last)]),
                 (lambda i: [*self.right(i), entry("v:init", "5"), entry("v:grad"), entry("v:new", "5")], {},
@@ -146,7 +148,8 @@ class Runs(FolderCase):
                 for i in range(3 if bug == "steps" and rank == 1 else 4):
                     ids = torch.randint(0, 13, (8, 3), generator=torch.Generator().manual_seed(i))
                     own = ids.chunk(groups)[0 if bug == "samples" else rank * groups // world]
-                    nn.functional.cross_entropy((model.module if bug == "steps" and i == 3 else model)(own).flatten(0, 1), own.flatten()).backward()
+                    called = model.module if bug == "steps" and i == 3 else model
+                    nn.functional.cross_entropy(called(own).flatten(0, 1), own.flatten()).backward()
                     optimizer.step()
                     optimizer.zero_grad()
             return [str(one) for one in watch.findings]
@@ -161,3 +164,56 @@ class Runs(FolderCase):
             self.assertEqual(len(said[0]), int(bool(bug)))
             if begin:
                 self.assertRegex(said[0][0], begin)
+
+    def test_ranks_that_do_something_alone(self) -> None:
+        """One evaluates while the others wait for it, and a buffer is a rank's own until DDP sends the first one's."""
+        def run(rank: int, folder: pathlib.Path) -> list[str]:
+            class Centred(nn.Module):  # type: ignore[misc]
+                def __init__(self) -> None:
+                    super().__init__()
+                    self.net = nn.Linear(8, 4)
+                    self.register_buffer("mean", torch.zeros(8))
+
+                def forward(self, x: typing.Any) -> typing.Any:
+                    if self.training:
+                        self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
+                    return self.net(x - self.mean)
+            torch.manual_seed(0)
+            inner = Centred()
+            model = nn.parallel.DistributedDataParallel(inner)
+            optimizer = torch.optim.AdamW(model.parameters())
+            torch.manual_seed(rank)
+            with anyrank.watch(model, optimizer, every=1, folder=folder, timeout=20) as watch:
+                for _ in range(4):
+                    model(torch.randn(4, 8)).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    if rank == 0:
+                        with torch.no_grad():
+                            inner(torch.ones(1, 8))
+                    torch.distributed.barrier()
+            return [*map(str, watch.findings), *watch.notes]
+        self.assertEqual(ranks.spawn(2, run, self.path / "run"), [[], []])
+
+    def test_optimizers_in_turns(self) -> None:
+        """An even number of steps meets one of two alone; model.zero_grad() takes a gradient that none of them has."""
+        class Both(nn.Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 1)
+
+            def forward(self, x: typing.Any, through: bool) -> typing.Any:
+                return self.two(self.one(x) if through else x)
+        for left_out, expected in ((0, []), (1, ["one.bias:new"])):
+            torch.manual_seed(0)
+            model = Both()
+            parts = [[*model.one.parameters()], [*model.two.parameters()]]
+            parts = [[parts[0][0], *parts[1]]] if left_out else parts
+            optimizers = [torch.optim.Adam(part) for part in parts]
+            with warnings.catch_warnings(record=True), anyrank.watch(
+                    model, optimizers, every=1 if left_out else 2, folder=self.path / str(left_out)) as watch:
+                for step in range(30):
+                    model(torch.randn(4, 8), bool(step % 2 or left_out)).square().mean().backward()
+                    optimizers[0 if step % 2 or left_out else 1].step()
+                    model.zero_grad()
+            self.assertEqual([one.tensor for one in watch.findings], expected)
