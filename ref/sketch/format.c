@@ -251,6 +251,9 @@ static ar_status entry_read(ar_sketch_run *run, const record *r, const json_t *e
     if (slot == NULL)
         AR_TRY(tensor_add(run, &slot, r, entry, key));
     ar_sketch_tensor *t = &run->tensor[json_integer_value(json_object_get(slot, "tensor"))];
+    if (t->sketch.dtype != s.dtype || t->sketch.ndim != s.ndim ||
+        memcmp(t->sketch.shape, s.shape, (size_t)s.ndim * sizeof *s.shape) != 0)
+        left_out = "ranks have tensors of other shapes or types under its name";
     if (left_out != NULL && left_out[0] != '\0' && t->left_out[0] == '\0') {
         char *copy = NULL;
         AR_TRY(ari_arena_text(&run->arena, &copy, left_out, "a reason"));

@@ -159,7 +159,8 @@ class Capture:
         self._state = RankState()
         self._told_optimizers = bool(self._optimizers)
         self._ended = False  # another rank has ended its run before this one
-        self._of_last: SketchFiles | None = None  # what was sketched of the last captured step
+        self._announced: Record | None = None  # a step whose sketches are not written yet
+        self._written = 0  # the last step whose sketches are
         self._listener: Listener | None = None
         self._facts = Facts(first_step)
         self._handles: list[typing.Any] = []
@@ -238,6 +239,8 @@ class Capture:
                                    "it the model that the program calls, or a copy of it? Calls under torch.func are "
                                    "not seen")
             self._end_step()
+            if not self._running:
+                return  # it could not be ended, as was said
             self._complete()
         except BaseException as error:
             self._abandon(f"{type(error).__name__}: {error}")
@@ -308,6 +311,7 @@ class Capture:
         formats = {**self._formats, "orthogonal": [name for name, p in self._parameters if id(p) in updated]}
         if any(formats.values()):
             metadata["anyrank.formats"] = json.dumps(formats)
+        self._write_announced()
         if not self._sketched:
             self._record.finish(self._exchange, metadata,
                                 self._step - 1 if self._chosen.last is None and "count" in self._values else 0)
@@ -421,7 +425,7 @@ class Capture:
         """The run begins with the first step: its files, and the weights that it begins with."""
         steps = min(self._chosen.last or 8, 8)
         entries = (6 * len(self._parameters) + 2 * len(list(self._model.modules())) + 8) * steps
-        files = SketchFiles(self._folder, self._groups.mesh.rank, self._step, self._of_last) if self._sketched else None
+        files = SketchFiles(self._folder, self._groups.mesh.rank, self._step) if self._sketched else None
         self._record = Record(self._folder, self._groups, self._spec, self._only, entries, files)
         if self._rounding_wanted and self._groups.mesh.world == 1 and self._engine is not None:
             self._warn(f"{self._folder}: rounding=True: what rounding does is not measured under an engine, which has "
@@ -513,6 +517,7 @@ class Capture:
         if self._inputs is not None:
             self._inputs.discard()
         self._record, self._step, self._pass, self.passes = None, self._first_step, None, 0
+        self._announced, self._written = None, 0
         self._begin()
         self._prepare()
 
@@ -610,6 +615,8 @@ class Capture:
 
     def _end_step(self) -> None:
         """The next pass is another step's: gradients that nobody asked for yet, and what the update made."""
+        if self._passes:
+            self._write_announced()
         if self._record is None or not self._passes or self._step not in self._chosen:
             if self._passes:
                 self._next_step()
@@ -642,7 +649,8 @@ class Capture:
         self._next_step()
 
     def _append_step(self) -> None:
-        """Ends the record of a step, which is complete whatever becomes of the run."""
+        """Ends the record of a step, which is complete once all ranks have said what they have of it: one that waited
+        for it here might be what another waits for in its own forward pass, as stages of a pipeline do."""
         if self._record is None or self._exchange is None:
             return
         ended = self._record
@@ -650,18 +658,38 @@ class Capture:
         ended.files.step = self._step
         ended.files.state = self._state.of(ended, self._step, self._optimizers, self._facts.rates_now(),
                                            self._parameters)
+        ended.announce(self._exchange)
+        self._announced = ended
+        self._record = Record(self._folder, self._groups, self._spec, self._only, 0, SketchFiles(
+            self._folder, self._groups.mesh.rank, self._step + 1, ended.files))
+        self._record.carry(ended)
+        if self._exchange.at_once:
+            self._write_announced()
+
+    def _write_announced(self) -> None:
+        """Writes the step that was announced before."""
+        ended, self._announced = self._announced, None
+        if ended is None or self._exchange is None:
+            return
+        assert isinstance(ended.files, SketchFiles)
+        ended.files.first = self._written == 0 or self._is_read()
         try:
             ended.finish(self._exchange, {}, 0)
         except RanksEnded as error:
-            self._warn(f"{self._folder}: {error}: the steps from {self._step} on are not sketched")
+            self._warn(f"{self._folder}: {error}: the steps from {ended.files.step} on are not sketched")
             self._ended, self._chosen = True, Chosen(lambda _: False)
             return
-        if self._of_last is None:
+        if self._written == 0:
             ended.files.remove_older(ended.groups.mesh.world)
-        self._of_last = ended.files
-        self._record = Record(self._folder, self._groups, self._spec, self._only, 0, SketchFiles(
-            self._folder, self._groups.mesh.rank, self._step + 1, self._of_last))
-        self._record.carry(ended)
+        self._written = ended.files.step
+        self._on_written()
+
+    def _is_read(self) -> bool:
+        """Whether nobody needs what is in the file any more."""
+        return False
+
+    def _on_written(self) -> None:
+        """The sketches of a step are in this rank's file."""
 
     def _take_scalars(self, of: Pass, loss: torch.Tensor | None) -> None:
         """Writes the scalars that modules gave out, but for the loss itself, which is written once, as what it is."""

@@ -24,8 +24,22 @@ _ended: weakref.WeakKeyDictionary[typing.Any, set[str]] = weakref.WeakKeyDiction
 class Alone:
     """One rank, or one that cannot reach the others."""
 
+    at_once = True  # what is said is heard
+
+    def say(self, value: typing.Any) -> None:
+        self.said = value
+
+    def hear(self) -> list[typing.Any]:
+        return [self.said]
+
     def tell(self, value: typing.Any) -> list[typing.Any]:
         return [value]
+
+    def leave(self, what: str, value: int) -> None:
+        pass
+
+    def left(self, what: str, value: int, ranks: typing.Iterable[int]) -> bool:
+        return True
 
     def failed(self, why: str) -> None:
         pass
@@ -37,6 +51,8 @@ class Alone:
 class Store:
     """The exchange of one capture, which all ranks know by its folder, as they spell it, and how many there were into
     it before: what a rank makes alone does not speak in another's."""
+
+    at_once = False
 
     def __init__(self, rank: int, world: int, timeout: float, folder: str) -> None:
         from torch.distributed.distributed_c10d import _get_default_store
@@ -89,8 +105,16 @@ class Store:
 
     def tell(self, value: typing.Any) -> list[typing.Any]:
         """What every rank says, in the order of ranks."""
-        now, self.round = self.round, self.round + 1
-        self._say(self._key(now, self.rank), {"value": value})
+        self.say(value)
+        return self.hear()
+
+    def say(self, value: typing.Any) -> None:
+        """The first half of tell(): others may not have come so far, and nothing waits for them until hear()."""
+        self._say(self._key(self.round, self.rank), {"value": value})
+        self.round += 1
+
+    def hear(self) -> list[typing.Any]:
+        now = self.round - 1
         self._stand(self.name)
         heard = []
         for rank in range(self.world):
@@ -109,6 +133,15 @@ class Store:
             self.store.delete_key(self._key(now - 1, self.rank))
         return heard
 
+    def leave(self, what: str, value: int) -> None:
+        """Leaves a number that others may look at."""
+        self.store.set(self._key(what, self.rank), str(value))
+
+    def left(self, what: str, value: int, ranks: typing.Iterable[int]) -> bool:
+        """Whether these ranks have left this number or a larger one; waits for none."""
+        keys = [self._key(what, rank) for rank in ranks]
+        return bool(self.store.check(keys)) and all(int(self.store.get(key)) >= value for key in keys)
+
     def failed(self, why: str) -> None:
         """Says to those that come to their end that this rank has no file, after what it said before."""
         try:
@@ -123,6 +156,6 @@ class Store:
         self.store.set(self._key("end", self.rank), b"1")
         for rank in range(self.world if self.rank == 0 else 0):
             self._get(self._key("end", rank), rank)
-        for kind in (*range(self.round), "end") if self.rank == 0 else ():
+        for kind in (*range(self.round), "written", "read", "end") if self.rank == 0 else ():
             for rank in range(self.world):
                 self.store.delete_key(self._key(kind, rank))

@@ -94,6 +94,7 @@ class Record:
         self.magnitudes: dict[str, tuple[float, float]] | None = None  # largest value and step of what is written
         self.unread: set[str] = set()  # gradients of a program whose update is not seen to read them
         self.inputs = 0  # a digest of what the model was given
+        self.mine: dict[str, typing.Any] | None = None  # what the others are to know of it, once it is said
         self.samples: dict[int, list[list[int]]] = {}  # of each step's micro-batches: a digest of each sample's inputs
 
     def carry(self, before: Record) -> None:
@@ -397,10 +398,10 @@ class Record:
             norm = max(parts) if kind == float("inf") else sum(x ** kind for x in parts) ** (1 / kind)
             self._write(name, Value(name, None, 0), torch.tensor(norm, dtype=dtype), 0)
 
-    def finish(self, exchange: Alone | Store, metadata: dict[str, str], steps: int) -> list[pathlib.Path]:
-        """Places everything and completes the files. steps: how many the rank made; 0: not all were to be seen."""
+    def announce(self, exchange: Alone | Store, steps: int = 0) -> None:
+        """Tells the other ranks what this one has, and waits for none of them."""
         mesh = self.groups.mesh
-        mine = {"mesh": list(mesh.sizes.items()), "norms": {name: norm[0] for name, norm in self.norms.items()},
+        self.mine = {"mesh": list(mesh.sizes.items()), "norms": {name: norm[0] for name, norm in self.norms.items()},
                 "steps": steps, "inputs": self.inputs, "samples": self._few_samples(),
                 "ragged": [name for name, value in self.values.items() if value.is_ragged()],
                 "units": {name: value.units for name, value in self.values.items() if set(value.units) - {1}},
@@ -410,7 +411,15 @@ class Record:
                 "rows": {name: value.rows() for name, value in self.values.items() if max(value.parts) > 0},
                 "unmatched": self.spec.unmatched(self.seen),
                 "unused": [glob for glob in self.only if not fnmatch.filter(self.seen, glob)]}
-        of_all = exchange.tell(mine)
+        exchange.say(self.mine)
+
+    def finish(self, exchange: Alone | Store, metadata: dict[str, str], steps: int) -> list[pathlib.Path]:
+        """Places everything and completes the files, when all ranks have announced theirs. steps: how many the rank
+        made; 0: not all were to be seen."""
+        mesh = self.groups.mesh
+        if self.mine is None:
+            self.announce(exchange, steps)
+        mine, of_all = self.mine or {}, exchange.hear()
         ended = next((rank for rank, other in enumerate(of_all) if "mesh" not in other), None)
         if ended is not None:
             raise RanksEnded(f"rank {ended} has ended its run, and rank {mesh.rank} captures a further step")
@@ -441,7 +450,7 @@ class Record:
                             if name in without else self._place(name, value, of_ranks, rows))
             for number, placed in placed_parts.items():
                 places[number][name] = placed
-        if not alone:
+        if not alone and not isinstance(self.files, SketchFiles):
             self._count_copies(exchange, places)
         for rank, names in self.lacking.items():
             self.notes.append(f"rank {rank} has no part of {len(names)} tensors, of modules that it did not call or to "

@@ -160,8 +160,8 @@ class SketchFiles:
         self.spool = Spool(folder)
         self.samples: list[int] = []  # digests of the step's samples, in their order and without it
         self.state: dict[str, typing.Any] = {}  # what the rank says of itself
-        self.known: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = before.places if before else {}
-        self.places: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = {}
+        # Places of the last step that is complete, which those of the run's steps have together.
+        self.known: dict[tuple[str, int], tuple[tuple[int, ...], str, Placed]] = before.known if before else {}
         self.pieces: list[dict[str, Piece]] = []  # by micro-batch
         self.writers: list[dict[str, Piece]] = self.pieces  # as many as a list of places is wanted of
 
@@ -184,6 +184,7 @@ class SketchFiles:
     def close(self, rank: dict[str, typing.Any], places: list[dict[str, Placed]], order: list[str],
               _metadata: dict[str, str]) -> list[pathlib.Path]:
         """Appends the step. rank: what each record says of it; places: of each micro-batch's tensors."""
+        self.known.clear()
         entries, figures = [], []
         for name in order:
             parts = [(part, here[name]) for part, here in enumerate(self.pieces) if name in here]
@@ -192,7 +193,7 @@ class SketchFiles:
             why = next((placed.left_out for _, placed in found if placed.left_out), UNFORESEEN if moved else "")
             for (part, piece), (_, placed) in zip(parts, found):
                 if not placed.left_out:
-                    self.places[name.split("@")[0], part] = (piece.shape, piece.dtype, placed)
+                    self.known[name.split("@")[0], part] = (piece.shape, piece.dtype, placed)
             at = dict(zip((axis for axis, _ in rank["mesh"]), rank["at"]))
             term = " ".join(f"{axis}{at[axis]}" for axis in found[0][1].partial)
             pieces = {"": Sketch(found[0][0].dtype, ())} if why else _sum(found)

@@ -12,7 +12,6 @@ import warnings
 from anyrank._errors import AnyrankError
 from anyrank._library import given_json, library
 from anyrank.capture._capture import Capture
-from anyrank.capture._sketches import SketchFiles
 from anyrank.explain.facts import FILE
 from anyrank.watch import states_of
 from anyrank.watch_rules import Finding, Step, Watched, steps_agree
@@ -41,33 +40,41 @@ class Watch(Capture):
         self.findings: list[Finding] = []
         self._on_finding = on_finding or (lambda found: warnings.warn(f"anyrank.watch: {found}", stacklevel=2))
         self._watched = Watched()
+        self._unread: list[int] = []  # steps that are written and not judged, on the first rank
 
     def __enter__(self) -> Watch:
         self.start()
         return self
 
-    def _append_step(self) -> None:
+    def _end_step(self) -> None:
         try:
-            self._watch_step(self._step)
+            super()._end_step()
+            if self._exchange is not None:
+                while self._unread and self._exchange.left("written", self._unread[0], range(self._ranks()[1])):
+                    self._judge(self._unread.pop(0))
         except AnyrankError as error:
             self._warn(f"anyrank.watch: the run goes on without it: {error}")
             self._abandon(str(error))
 
-    def _watch_step(self, step: int) -> None:
-        super()._append_step()
-        if self._exchange is None or self._record is None or self._ended:
-            return
-        assert isinstance(self._record.files, SketchFiles)
-        self._record.files.first = True  # written over this step's
-        self._exchange.tell(None)  # all ranks have written
+    def _on_written(self) -> None:
+        if self._exchange is not None:
+            self._exchange.leave("written", self._written)
         if self._ranks()[0] == 0:
+            self._unread.append(self._written)
             if not self._watched.facts:
                 self._watched.learn(self._facts.known())
-            folder = pathlib.Path(self._folder)
-            run = given_json(library()["sketches_json"](os.fsencode(folder)))
-            self._tell(self._watched.step(step, [entry for entry in run["tensors"] if entry["step"] == step],
-                                          states_of(folder).get(step, ())))
-        self._exchange.tell(None)  # no rank writes again before they are read
+
+    def _is_read(self) -> bool:
+        return self._exchange is not None and self._exchange.left("read", self._written, [0])
+
+    def _judge(self, step: int) -> None:
+        """Holds a step, which all ranks have written, against the rules."""
+        folder = pathlib.Path(self._folder)
+        run = given_json(library()["sketches_json"](os.fsencode(folder)))
+        self._tell(self._watched.step(step, [entry for entry in run["tensors"] if entry["step"] == step],
+                                      states_of(folder).get(step, ())))
+        if self._exchange is not None:
+            self._exchange.leave("read", step)
 
     def _tell(self, found: typing.Iterable[Finding]) -> None:
         for one in found:
@@ -76,9 +83,13 @@ class Watch(Capture):
         self.notes += [text for text in self._watched.notes if text not in self.notes]
 
     def stop(self) -> None:
-        last = self._step
+        last, running = self._step, self._is_running()
         try:
             super().stop()
+            exchange, self._exchange = self._exchange, None  # whose ranks have all come to their end
+            while running and self._unread:
+                self._judge(self._unread.pop(0))
+            self._exchange = exchange
         except AnyrankError as error:
             self._warn(f"anyrank.watch: {error}")
         path = pathlib.Path(self._folder) / FILE

@@ -217,3 +217,26 @@ class Runs(FolderCase):
                     optimizers[0 if step % 2 or left_out else 1].step()
                     model.zero_grad()
             self.assertEqual([one.tensor for one in watch.findings], expected)
+
+    def test_stages_of_a_pipeline_wait_for_each_other_alone(self) -> None:
+        """The second stage's forward pass needs the first one's: a rank that waits where its step ends stops both."""
+        def run(rank: int, folder: pathlib.Path, watched: bool, every: int) -> list[str]:
+            from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+            torch.manual_seed(0)
+            stages = [nn.Sequential(nn.Embedding(13, 8), nn.Linear(8, 8)), nn.Sequential(nn.ReLU(), nn.Linear(8, 13))]
+            optimizer = torch.optim.AdamW(stages[rank].parameters(), lr=0.01)
+            schedule = ScheduleGPipe(PipelineStage(stages[rank], rank, 2, torch.device("cpu")), 2, loss_fn=lambda y, t: (
+                nn.functional.cross_entropy(y.flatten(0, 1), t.flatten())))
+            capture = (anyrank.watch(schedule, optimizer, every=every, folder=folder, timeout=20) if watched else
+                       anyrank.capture(schedule, folder, optimizer, keep="sketch", every=every, timeout=20))
+            with capture:
+                for i in range(5):
+                    ids = torch.randint(0, 13, (4, 3), generator=torch.Generator().manual_seed(i))
+                    schedule.step(*([ids] if rank == 0 else []), **({"target": ids} if rank == 1 else {}))
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return [*map(str, getattr(capture, "findings", ())), *capture.notes]
+        for watched, every in ((True, 1), (True, 2), (False, 1)):
+            folder = self.path / f"{watched}{every}"
+            self.assertEqual(ranks.spawn(2, run, folder, watched, every), [[], []])
+        self.assertEqual(watched_of(self.path / "False1")[0], [])
