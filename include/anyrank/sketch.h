@@ -79,7 +79,7 @@ AR_NODISCARD ar_status ar_sketch_compare(ar_sketch_difference *d, const ar_sketc
  * A record is appended whole; what a killed run left of its last one is not read. Numbers are little-endian:
  *   u64 bytes of the rest; u64 hash of the rest (ar_sketch_hash); u64 bytes of the text
  *   text, JSON: {"step": 1, "rank": 0, "world": 2, "mesh": [["dp", 2]], "tensors": [{"name": "x.weight:grad", "dtype":
- *     "F32", "shape": [8, 4], "part": "0:8,0:4", "term": "", "left_out": ""}, ..], "samples": [1, 2]}, in execution order. Ranks whose part
+ *     "F32", "shape": [8, 4], "part": "0:8,0:4", "term": "", "tiny": 0, "left_out": ""}, ..], "samples": [1, 2]}, in execution order. Ranks whose part
  *     and term are equal have copies; other parts of one term are other elements; other terms are other summands
  *   figures of each tensor, one after the other (ar_sketch_encode) */
 #define AR_SKETCH_MAGIC "anyrank sketch 1"
@@ -108,6 +108,7 @@ typedef struct ar_sketch_tensor {
     double copy_norm;     /* norm of that copy less the first one; NaN: not known, of a tensor in several parts */
     const char *left_out; /* why it cannot be compared; "": it can */
     bool by_run;          /* the run says so itself */
+    size_t tiny;          /* elements that are not 0 and below 2^-18 of their rank's largest; of gradients */
     uint32_t samples[2];  /* digests of the step's samples: in their order, and whatever that is; 0: not known */
 } ar_sketch_tensor;
 

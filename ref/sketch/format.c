@@ -226,6 +226,7 @@ static ar_status piece_add(ar_sketch_tensor *t, json_t *slot, const record *r, c
     t->copies = t->copies > 0 ? t->copies : 1;
     if (json_object_set_new(held, key, json_pack("[Ii]", (json_int_t)s->digest, 1)) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no memory for the sketches of a run");
+    t->tiny += (size_t)json_integer_value(json_object_get(entry, "tiny"));
     const bool summand = strcmp(term, json_string_value(json_object_get(slot, "term"))) != 0;
     t->summed = t->summed || summand;
     return ar_sketch_merge(&t->sketch, s, summand);

@@ -23,9 +23,10 @@ COMMAND = os.environ.get("ANYRANK", str(ROOT / "build/anyrank"))
 
 def sketch(dump, folder):
     """Writes a dump's full tensors as the sketches of a run on one rank, a record for each step."""
+    import torch
     from anyrank._arrays import entry_of
     from anyrank.capture._places import Box
-    from anyrank.capture._sketches import MAGIC, Sketch, record, sketch_file
+    from anyrank.capture._sketches import MAGIC, Sketch, record, sketch_file, tiny_of
     from anyrank.dump import Dump
     steps = {}
     opened = Dump(dump)
@@ -42,7 +43,8 @@ def sketch(dump, folder):
                 continue
             zeros = (0,) * len(entry.shape)
             one.add(entry, [Box(zeros, zeros, entry.shape)])
-            entries.append({"name": name, "dtype": entry.dtype, "shape": list(entry.shape), "part": "", "term": ""})
+            entries.append({"name": name, "dtype": entry.dtype, "shape": list(entry.shape), "part": "", "term": "",
+                            "tiny": tiny_of(torch.as_tensor(opened[name])) if ":grad" in name else 0})
             figures.append(one.encoded())
         out += record({"step": step, "rank": 0, "world": 1, "mesh": [], "tensors": entries}, figures)
     folder.mkdir()

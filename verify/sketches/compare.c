@@ -225,10 +225,31 @@ static const ari_sketch_row *row_of(const ari_sketch_report *r, const char *name
     return NULL;
 }
 
+/* Whether b's step is a's times a factor, which signs that rounding has turned are not: they leave a rest that is larger
+ * than what they take from the factor. */
+static bool is_scaled_step(const ari_sketch_row *before, const ari_sketch_row *after)
+{
+    const double *from[2], *to[2];
+    double aa = 0.0, ab = 0.0, bb = 0.0;
+    for (int k = 0; k < 2; k++) {
+        from[k] = before->side[k]->bucket;
+        to[k] = after->side[k]->bucket;
+    }
+    for (size_t i = 0; i < after->side[0]->blocks * AR_SKETCH_BUCKETS; i++) {
+        const double a = to[0][i] - from[0][i], b = to[1][i] - from[1][i];
+        aa += a * a;
+        ab += a * b;
+        bb += b * b;
+    }
+    const double off = aa > 0.0 ? ab / aa - 1.0 : 0.0, rest = aa > 0.0 ? bb / aa - (1.0 + off) * (1.0 + off) : 0.0;
+    return rest < 0.25 * off * off;
+}
+
 /* The norm by which new weights may differ as optimizers divide by the size of the gradient: an element whose gradient
- * is off by a part y of it moves by min(2, 2y) of its step besides. Let d be the norm of the gradients' difference, in
- * parts of theirs, and elements as dense near zero as at their root mean square: the steps' squares sum up to at most
- * the whole step's times the mean of min(2, 2d/z)^2 over z, which is 8 d. Of gradients that are rounding alone. */
+ * is off by a part y of it moves by min(2, 2y) of its step besides. Tiny elements may be off by all of it. Of the others
+ * let d be the norm of the gradients' difference, in parts of theirs, and elements as dense near zero as at their root
+ * mean square: the steps' squares sum up to at most the whole step's times the mean of min(2, 2d/z)^2 over z, which is
+ * 8 d. Of gradients that are rounding alone. */
 static ar_status excused_norm(double *excused, const ari_sketch_report *r, const ari_sketch_row *row)
 {
     const char *number = strrchr(row->name, '@');
@@ -240,12 +261,13 @@ static ar_status excused_norm(double *excused, const ari_sketch_report *r, const
                              *before = row_of(r, row->name, step > 1 ? "new" : "init", step > 1 ? step - 1 : 1);
         const bool known = gradient != NULL && before != NULL && gradient->state == AR_VERIFY_SAME;
         const ar_sketch *to = after != NULL ? after->side[0] : NULL;
-        if (!known || to == NULL)
+        if (!known || to == NULL || (step == last && is_scaled_step(before, after)))
             continue;
         ar_sketch_difference moved;
         AR_TRY(ar_sketch_compare(&moved, before->side[0], to));
         const double part = gradient->d.norm_a > 0.0 ? fmin(gradient->d.norm / gradient->d.norm_a, 0.5) : 0.0;
-        *excused += moved.norm * sqrt(8.0 * part);
+        const double tiny = (double)gradient->tiny / (double)to->elements;
+        *excused += moved.norm * (1.0 + 3.0 * moved.norm_error) * sqrt(8.0 * part + 4.0 * fmin(tiny, 1.0));
     }
     return AR_OK;
 }
@@ -354,6 +376,8 @@ static ar_status add_rows(ari_sketch_report *r, const ar_verify_options *o, cons
             continue;
         if (o->common && (s[0].sketch == NULL || s[1].sketch == NULL))
             continue;
+        for (int of = 0; of < 2; of++)
+            row.tiny = s[of].of != NULL && s[of].of->tiny > row.tiny ? s[of].of->tiny : row.tiny;
         const bool reordered = is_reordered(s, t->name);
         if (reordered || s[0].left_out || s[1].left_out) {
             r->left_out++;
@@ -393,6 +417,8 @@ ar_status ari_sketches_compare(ari_sketch_report *r, const ar_verify_options *o)
     for (int k = 0; k < 2; k++) {
         for (size_t i = 0; r->run[k] != NULL && i < ar_sketch_run_count(r->run[k]); i++)
             r->roundoff = fmax(r->roundoff, ari_roundoff_of(ar_sketch_run_tensor(r->run[k], i)->sketch.dtype));
+        for (size_t i = 0; r->dump[k] != NULL && i < ar_dump_count(r->dump[k]); i++)
+            r->roundoff = fmax(r->roundoff, ari_roundoff_of(ar_dump_at(r->dump[k], i)->dtype));
     }
     AR_TRY(ARI_TAKE(&r->row, &r->arena, all[0].n + all[1].n, "rows"));
     AR_TRY(ARI_TAKE(&r->made, &r->arena, all[0].n + all[1].n, "sketches of a dump"));

@@ -17,6 +17,7 @@ typedef struct ari_sketch_row {
     ar_sketch_difference d;   /* of tensors of one shape */
     double allowed;           /* of the norm of the difference */
     double each, rtol;        /* of an element: an amount, and a part of it */
+    size_t tiny;              /* elements of a gradient that may be rounding alone */
     size_t first, elements;   /* the block that differs most */
     const ar_sketch *side[2]; /* NULL: that run has no such tensor */
 } ari_sketch_row;

@@ -158,6 +158,7 @@ class SketchFiles:
         self.path = folder / sketch_file(rank)
         self.first = before is None  # else it is appended
         self.spool = Spool(folder)
+        self.tiny: dict[str, int] = {}  # elements of gradients that may be rounding alone
         self.samples: list[int] = []  # digests of the step's samples, in their order and without it
         self.state: dict[str, typing.Any] = {}  # what the rank says of itself
         # Places of the last step that is complete, which those of the run's steps have together.
@@ -179,6 +180,8 @@ class SketchFiles:
         except TypeError as error:
             raise AnyrankError(f"{name}: {error}") from None
         self.pieces[part][name] = Piece(entry, placed, self.spool, tensor if on_device else None)
+        if name.split("@")[0].endswith(":grad"):
+            self.tiny[name] = self.tiny.get(name, 0) + tiny_of(tensor)
         return part
 
     def close(self, rank: dict[str, typing.Any], places: list[dict[str, Placed]], order: list[str],
@@ -199,7 +202,8 @@ class SketchFiles:
             pieces = {"": Sketch(found[0][0].dtype, ())} if why else _sum(found)
             for where, sketch in pieces.items():
                 entries.append({"name": name, "dtype": sketch.dtype, "shape": list(sketch.shape), "part": _short(where),
-                                "term": term, "left_out": why})
+                                "term": term, "left_out": why,
+                                **({"tiny": self.tiny.pop(name)} if self.tiny.get(name) else {})})
                 figures.append(sketch.encoded())
         self._append({"step": self.step, "rank": self.rank, "world": rank["world"], "mesh": rank["mesh"],
                       "at": rank["at"], "samples": self.samples, "state": self.state, "tensors": entries}, figures)
@@ -233,6 +237,14 @@ def record(text: dict[str, typing.Any], figures: typing.Iterable[bytes]) -> byte
     said = json.dumps(text, separators=(",", ":")).encode()
     rest = b"".join((len(said).to_bytes(8, "little"), said, *figures))
     return len(rest).to_bytes(8, "little") + int(library()["sketch_hash"](rest, len(rest))).to_bytes(8, "little") + rest
+
+
+def tiny_of(t: typing.Any) -> int:
+    """Elements that are not 0, and so small beside the largest that rounding may have made them."""
+    if not t.numel() or not t.is_floating_point():
+        return 0
+    sizes = t.detach().abs()
+    return int(((sizes <= sizes.max() * 2.0 ** -18) & (sizes > 0)).sum())
 
 
 def _sum(found: list[tuple[Piece, Placed]]) -> dict[str, Sketch]:

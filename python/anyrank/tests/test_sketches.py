@@ -73,7 +73,8 @@ class Sketched(FolderCase):
         self.assertIn('only=["blocks.1.3.weight:grad"], steps={1}', text)
 
     def test_weights_that_a_rounded_gradient_moves(self) -> None:
-        """A key's bias has no effect behind a softmax: its gradient is rounding, of which Adam makes whole steps."""
+        """A key's bias has no effect behind a softmax: its gradient is rounding, of which Adam makes whole steps; also
+        beside that of a value's bias, which is none."""
         def run(folder: str, seed: int, rate: float = 1e-3) -> None:
             model = torch.nn.Linear(8, 64)
             optimizer = torch.optim.Adam([model.bias], lr=rate, eps=1e-12)
@@ -84,15 +85,15 @@ class Sketched(FolderCase):
             with anyrank.capture(model, self.path / folder, optimizer, keep="sketch", values=["init", "grad", "new"]):
                 (0.0 * model(torch.ones(1, 8))).sum().backward()
                 model.bias.grad += rounding
+                if beside:
+                    model.bias.grad[::2] += 0.1
                 optimizer.step()
-        torch.manual_seed(0)
-        run("one", 0)
-        torch.manual_seed(0)
-        run("other", 1)
-        self.assertTrue(self.compared("one", "other").ok)
-        torch.manual_seed(0)
-        run("further", 0, 4e-3)
-        self.assertIn("bias:new", str(self.compared("one", "further")))
+        for beside in (False, True):
+            for folder, seed, rate in (("one", 0, 1e-3), ("other", 1, 1e-3), ("further", 0, 4e-3)):
+                torch.manual_seed(0)
+                run(folder, seed, rate)
+            self.assertTrue(self.compared("one", "other").ok)
+            self.assertIn("bias:new", str(self.compared("one", "further")))
 
     def test_copies_that_differ_are_a_difference_in_sketches_and_in_dumps(self) -> None:
         def run(rank: int, path: pathlib.Path, keep: str) -> None:

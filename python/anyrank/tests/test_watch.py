@@ -225,7 +225,8 @@ class Runs(FolderCase):
             torch.manual_seed(0)
             stages = [nn.Sequential(nn.Embedding(13, 8), nn.Linear(8, 8)), nn.Sequential(nn.ReLU(), nn.Linear(8, 13))]
             optimizer = torch.optim.AdamW(stages[rank].parameters(), lr=0.01)
-            schedule = ScheduleGPipe(PipelineStage(stages[rank], rank, 2, torch.device("cpu")), 2, loss_fn=lambda y, t: (
+            stage = PipelineStage(stages[rank], rank, 2, torch.device("cpu"))
+            schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, t: (
                 nn.functional.cross_entropy(y.flatten(0, 1), t.flatten())))
             capture = (anyrank.watch(schedule, optimizer, every=every, folder=folder, timeout=20) if watched else
                        anyrank.capture(schedule, folder, optimizer, keep="sketch", every=every, timeout=20))
