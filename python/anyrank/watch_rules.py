@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import typing
 
 from anyrank._names import unfolded
@@ -15,6 +16,7 @@ from anyrank.explain.words import counted
 
 STALE = 3  # captured steps in a row in which something never happens
 UNUSED = 5  # likewise, of what a part of a model may do without for a while
+TINY = 2.0 ** -18  # beside the model's largest gradient
 NORM_NEAR = 2.0 ** -6  # of a norm, which is computed in whatever format the gradients have
 OWN_STATISTICS = ("BatchNorm", "InstanceNorm", "LazyBatchNorm")  # modules whose buffers are of a rank's own samples
 Entry = typing.Mapping[str, typing.Any]
@@ -146,7 +148,7 @@ def copies(run: Watched, step: Step) -> typing.Iterator[Finding]:
         stem, _, kind = name.rpartition(":")
         if entry["differing"] < 0 or entry["left_out"] or stem in run.own or stem.removeprefix("ema.") in run.own:
             continue
-        if kind == "buffer" and (run.sends_buffers or stem.rpartition(".")[0] in run.statistics):
+        if kind == "buffer" and (run.sends_buffers or _is_in(stem.rpartition(".")[0], run.statistics)):
             continue
         if unsaid and kind in ("fwd", "bwd", "buffer", "clip"):
             continue  # ranks may have other samples
@@ -190,7 +192,7 @@ def no_gradient(run: Watched, step: Step) -> typing.Iterator[Finding]:
     for name, _ in step.of_kind("new") if gradients else ():
         stem = name.rpartition(":")[0]
         gradient = gradients.get(f"{stem}:grad")
-        if stem in run.frozen or stem.startswith("ema."):
+        if _is_in(stem, run.frozen) or stem.startswith("ema."):
             continue
         first = run.first.setdefault(stem, step.before.get(stem, step.entries[name]))
         moved = stem in step.before and step.before[stem]["digest"] != first["digest"]
@@ -198,7 +200,11 @@ def no_gradient(run: Watched, step: Step) -> typing.Iterator[Finding]:
             yield Finding("no_gradient", f"{stem}:grad", step.number, f"none in {UNUSED} captured steps: the parameter "
                           "is detached, not used, or left out of the backward pass")
         if gradient is not None and run.never("zero_gradient", stem, gradient["zeros"] < _elements(gradient)):
-            yield Finding("zero_gradient", f"{stem}:grad", step.number, f"zero everywhere in {UNUSED} captured steps")
+            if len(gradient["shape"]) > 1:
+                yield Finding("zero_gradient", f"{stem}:grad", step.number, "zero everywhere in "
+                              f"{UNUSED} captured steps")
+            else:  # as of a bias that the next norm takes out again
+                run.note(f"{stem} has no effect: its gradient is zero in {UNUSED} captured steps")
 
 
 def not_updated(run: Watched, step: Step) -> typing.Iterator[Finding]:
@@ -207,11 +213,13 @@ def not_updated(run: Watched, step: Step) -> typing.Iterator[Finding]:
     if run.learning_rate(step.number) == 0.0:
         return
     gradients = dict(step.of_kind("grad"))
+    # A key's bias, or one that a norm takes out again, has a gradient that is rounding alone.
+    rounding = TINY * max((e["max_abs"] for e in gradients.values() if math.isfinite(e["max_abs"])), default=0.0)
     for name, entry in step.of_kind("new"):
         stem = name.rpartition(":")[0]
         gradient = gradients.get(f"{stem.removeprefix('ema.')}:grad")
         same = stem in step.before and step.before[stem]["digest"] == entry["digest"]
-        held = (gradient is not None and gradient["zeros"] < _elements(gradient) and same and stem not in still
+        held = (gradient is not None and gradient["max_abs"] > rounding and same and not _is_in(stem, still)
                 and not gradient["nan"] and not gradient["inf"])
         if stem.startswith("ema."):
             of = step.entries.get(f"{stem[4:]}:new")
@@ -334,6 +342,11 @@ def checkpoints(run: Watched, step: Step) -> typing.Iterator[Finding]:
 # What makes others differ comes first.
 RULES: tuple[Rule, ...] = (steps_agree, states_agree, counts_updates, samples_of_ranks, random_states, not_finite,
                            copies, no_gradient, not_updated, norm_of_gradients, checkpoints)
+
+
+def _is_in(stem: str, names: typing.Collection[str]) -> bool:
+    """Whether a module or parameter is in a list, which does not tell stages that name their layers alike."""
+    return stem in names or re.sub(r"^stage\d+\.", "", stem) in names
 
 
 def _elements(entry: Entry) -> int:

@@ -22,7 +22,7 @@ from torch.nn.modules import module as modules_home
 from anyrank._errors import AnyrankError, path_name
 from anyrank.capture import _inputs, _operations, _patches
 from anyrank.capture._engines import Engine, engine_of, is_divided
-from anyrank.capture._exchange import Alone, Store
+from anyrank.capture._exchange import MOST_SAID, Alone, Store
 from anyrank.capture._facts import Facts
 from anyrank.capture._files import rank_file
 from anyrank.capture._listen import (Listener, Pass, has_no_values, in_backward, in_transform, is_index, is_loss_scale,
@@ -159,7 +159,7 @@ class Capture:
         self._state = RankState()
         self._told_optimizers = bool(self._optimizers)
         self._ended = False  # another rank has ended its run before this one
-        self._announced: Record | None = None  # a step whose sketches are not written yet
+        self._announced: list[Record] = []  # steps whose sketches are not written yet
         self._written = 0  # the last step whose sketches are
         self._listener: Listener | None = None
         self._facts = Facts(first_step)
@@ -311,7 +311,7 @@ class Capture:
         formats = {**self._formats, "orthogonal": [name for name, p in self._parameters if id(p) in updated]}
         if any(formats.values()):
             metadata["anyrank.formats"] = json.dumps(formats)
-        self._write_announced()
+        self._write_announced(wait=True)
         if not self._sketched:
             self._record.finish(self._exchange, metadata,
                                 self._step - 1 if self._chosen.last is None and "count" in self._values else 0)
@@ -517,7 +517,7 @@ class Capture:
         if self._inputs is not None:
             self._inputs.discard()
         self._record, self._step, self._pass, self.passes = None, self._first_step, None, 0
-        self._announced, self._written = None, 0
+        self._announced, self._written = [], 0
         self._begin()
         self._prepare()
 
@@ -649,8 +649,8 @@ class Capture:
         self._next_step()
 
     def _append_step(self) -> None:
-        """Ends the record of a step, which is complete once all ranks have said what they have of it: one that waited
-        for it here might be what another waits for in its own forward pass, as stages of a pipeline do."""
+        """Ends the record of a step, which is complete once all ranks have said what they have of it. Nothing waits for
+        that here: another rank may wait for this one in its forward pass, as a pipeline's stage, or in a collective."""
         if self._record is None or self._exchange is None:
             return
         ended = self._record
@@ -659,30 +659,34 @@ class Capture:
         ended.files.state = self._state.of(ended, self._step, self._optimizers, self._facts.rates_now(),
                                            self._parameters)
         ended.announce(self._exchange)
-        self._announced = ended
+        self._announced.append(ended)
         self._record = Record(self._folder, self._groups, self._spec, self._only, 0, SketchFiles(
             self._folder, self._groups.mesh.rank, self._step + 1, ended.files))
         self._record.carry(ended)
-        if self._exchange.at_once:
-            self._write_announced()
-
-    def _write_announced(self) -> None:
-        """Writes the step that was announced before."""
-        ended, self._announced = self._announced, None
-        if ended is None or self._exchange is None:
-            return
-        assert isinstance(ended.files, SketchFiles)
-        ended.files.first = self._written == 0 or self._is_read()
-        try:
-            ended.finish(self._exchange, {}, 0)
-        except RanksEnded as error:
-            self._warn(f"{self._folder}: {error}: the steps from {ended.files.step} on are not sketched")
+        self._write_announced()
+        if len(self._announced) == MOST_SAID:
+            self._warn(f"{self._folder}: other ranks are {MOST_SAID} captured steps behind rank {self._ranks()[0]}: it "
+                       "sketches no further ones")
             self._ended, self._chosen = True, Chosen(lambda _: False)
-            return
-        if self._written == 0:
-            ended.files.remove_older(ended.groups.mesh.world)
-        self._written = ended.files.step
-        self._on_written()
+
+    def _write_announced(self, wait: bool = False) -> None:
+        """Writes steps that all ranks have announced."""
+        while self._announced and self._exchange is not None and (
+                wait or self._exchange.is_said(self._announced[0].round)):
+            ended = self._announced.pop(0)
+            assert isinstance(ended.files, SketchFiles)
+            ended.files.first = self._written == 0 or self._is_read()
+            try:
+                ended.finish(self._exchange, {}, 0)
+            except RanksEnded as error:
+                self._warn(f"{self._folder}: {error}: the steps from {ended.files.step} on are not sketched")
+                self._ended, self._chosen = True, Chosen(lambda _: False)
+                self._announced.clear()
+                return
+            if self._written == 0:
+                ended.files.remove_older(ended.groups.mesh.world)
+            self._written = ended.files.step
+            self._on_written()
 
     def _is_read(self) -> bool:
         """Whether nobody needs what is in the file any more."""

@@ -15,6 +15,7 @@ import zlib
 
 from anyrank._errors import AnyrankError
 
+MOST_SAID = 4  # rounds that a rank may say before it hears the first of them
 LONGEST_PAUSE = 0.25  # seconds between two looks for what another rank has to say
 # Of each process group's store: how many captures into each folder this rank has made, and those that it has ended.
 _made: weakref.WeakKeyDictionary[typing.Any, dict[str, int]] = weakref.WeakKeyDictionary()
@@ -24,13 +25,19 @@ _ended: weakref.WeakKeyDictionary[typing.Any, set[str]] = weakref.WeakKeyDiction
 class Alone:
     """One rank, or one that cannot reach the others."""
 
-    at_once = True  # what is said is heard
+    def __init__(self) -> None:
+        self.said: list[typing.Any] = []
 
-    def say(self, value: typing.Any) -> None:
-        self.said = value
+    def say(self, value: typing.Any) -> int:
+        self.said.append(value)
+        return len(self.said) - 1
 
-    def hear(self) -> list[typing.Any]:
-        return [self.said]
+    def hear(self, number: int) -> list[typing.Any]:
+        value, self.said[number] = self.said[number], None
+        return [value]
+
+    def is_said(self, number: int) -> bool:
+        return True
 
     def tell(self, value: typing.Any) -> list[typing.Any]:
         return [value]
@@ -51,8 +58,6 @@ class Alone:
 class Store:
     """The exchange of one capture, which all ranks know by its folder, as they spell it, and how many there were into
     it before: what a rank makes alone does not speak in another's."""
-
-    at_once = False
 
     def __init__(self, rank: int, world: int, timeout: float, folder: str) -> None:
         from torch.distributed.distributed_c10d import _get_default_store
@@ -105,16 +110,20 @@ class Store:
 
     def tell(self, value: typing.Any) -> list[typing.Any]:
         """What every rank says, in the order of ranks."""
-        self.say(value)
-        return self.hear()
+        return self.hear(self.say(value))
 
-    def say(self, value: typing.Any) -> None:
-        """The first half of tell(): others may not have come so far, and nothing waits for them until hear()."""
+    def say(self, value: typing.Any) -> int:
+        """The first half of tell(), which waits for nobody: the number by which the others are heard. What is not heard
+        may be MOST_SAID."""
         self._say(self._key(self.round, self.rank), {"value": value})
         self.round += 1
+        return self.round - 1
 
-    def hear(self) -> list[typing.Any]:
-        now = self.round - 1
+    def is_said(self, now: int) -> bool:
+        """Whether hear() has nothing to wait for."""
+        return bool(self.store.check([self._key(now, rank) for rank in range(self.world)]))
+
+    def hear(self, now: int) -> list[typing.Any]:
         self._stand(self.name)
         heard = []
         for rank in range(self.world):
@@ -129,8 +138,8 @@ class Store:
                                    f"that of {self.name} (folder#number): every rank has to make the same captures, "
                                    "into folders that it names alike")
             heard.append(said["value"])
-        if now > 0:  # each rank has said this round's, so it has read the one before
-            self.store.delete_key(self._key(now - 1, self.rank))
+        if now > MOST_SAID:  # each rank has said this round's, and has heard all but the last ones before it
+            self.store.delete_key(self._key(now - MOST_SAID - 1, self.rank))
         return heard
 
     def leave(self, what: str, value: int) -> None:

@@ -95,6 +95,7 @@ class Record:
         self.unread: set[str] = set()  # gradients of a program whose update is not seen to read them
         self.inputs = 0  # a digest of what the model was given
         self.mine: dict[str, typing.Any] | None = None  # what the others are to know of it, once it is said
+        self.round = 0  # the number by which they are heard
         self.samples: dict[int, list[list[int]]] = {}  # of each step's micro-batches: a digest of each sample's inputs
 
     def carry(self, before: Record) -> None:
@@ -359,6 +360,18 @@ class Record:
         output = re.sub(r"\.call\d+:", ":", name.replace(":bwd", ":fwd"))
         return sum(output in of_all[rank]["shapes"] for rank in self.groups.mesh.along(["pp"])[0]) > 1
 
+    def _names_of_stages(self, of_all: list[dict[str, typing.Any]]) -> bool:
+        """Whether stages of a pipeline name their layers alike, each from its own first one on: of one model that was
+        cut they have other names, but for what is tied."""
+        mesh = self.groups.mesh
+        if "pp" not in mesh.sizes:
+            return False
+        where = list(mesh.sizes).index("pp")
+        names = [{name for name in other["shapes"] if name.split("@")[0].endswith((":grad", ":new", ":init"))}
+                 for other in of_all]
+        return any(mesh.at(i)[where] != mesh.at(k)[where] and 2 * len(a & b) >= min(len(a), len(b)) > 0
+                   for (i, a), (k, b) in itertools.combinations(enumerate(names), 2))
+
     def _has_lengths(self, value: Value, shapes: list[typing.Any]) -> bool:
         """Whether ranks that have other samples of an activation have other extents, beyond how many samples."""
         if not value.base.endswith((":fwd", ":bwd")) or value.part is not None or value.said:
@@ -411,7 +424,7 @@ class Record:
                 "rows": {name: value.rows() for name, value in self.values.items() if max(value.parts) > 0},
                 "unmatched": self.spec.unmatched(self.seen),
                 "unused": [glob for glob in self.only if not fnmatch.filter(self.seen, glob)]}
-        exchange.say(self.mine)
+        self.round = exchange.say(self.mine)
 
     def finish(self, exchange: Alone | Store, metadata: dict[str, str], steps: int) -> list[pathlib.Path]:
         """Places everything and completes the files, when all ranks have announced theirs. steps: how many the rank
@@ -419,7 +432,7 @@ class Record:
         mesh = self.groups.mesh
         if self.mine is None:
             self.announce(exchange, steps)
-        mine, of_all = self.mine or {}, exchange.hear()
+        mine, of_all = self.mine or {}, exchange.hear(self.round)
         ended = next((rank for rank, other in enumerate(of_all) if "mesh" not in other), None)
         if ended is not None:
             raise RanksEnded(f"rank {ended} has ended its run, and rank {mesh.rank} captures a further step")
@@ -459,6 +472,8 @@ class Record:
         said = {"rank": mesh.rank, "world": mesh.world, "mesh": list(mesh.sizes.items()), "at": mesh.at(mesh.rank)}
         samples = self._samples_in_order([other["samples"] for other in of_all])
         in_order = [digest for step in samples.values() for digest in step]
+        if isinstance(self.files, SketchFiles) and self._names_of_stages(of_all):
+            self.files.stage = dict(zip(mesh.sizes, mesh.at(mesh.rank)))["pp"]
         if isinstance(self.files, SketchFiles) and in_order:
             self.files.samples = [zlib.crc32(repr(some).encode()) for some in (in_order, sorted(in_order))]
         if samples:

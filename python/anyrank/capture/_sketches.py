@@ -159,6 +159,7 @@ class SketchFiles:
         self.first = before is None  # else it is appended
         self.spool = Spool(folder)
         self.tiny: dict[str, int] = {}  # elements of gradients that may be rounding alone
+        self.stage: int | None = None  # of a pipeline, whose stages name their layers alike
         self.samples: list[int] = []  # digests of the step's samples, in their order and without it
         self.state: dict[str, typing.Any] = {}  # what the rank says of itself
         # Places of the last step that is complete, which those of the run's steps have together.
@@ -201,8 +202,9 @@ class SketchFiles:
             term = " ".join(f"{axis}{at[axis]}" for axis in found[0][1].partial)
             pieces = {"": Sketch(found[0][0].dtype, ())} if why else _sum(found)
             for where, sketch in pieces.items():
-                entries.append({"name": name, "dtype": sketch.dtype, "shape": list(sketch.shape), "part": _short(where),
-                                "term": term, "left_out": why,
+                of_stage = self.stage is not None and not name.startswith(("loss:", "grad_norm", "input.", "output"))
+                entries.append({"name": f"stage{self.stage}.{name}" if of_stage else name, "dtype": sketch.dtype,
+                                "shape": list(sketch.shape), "part": _short(where), "term": term, "left_out": why,
                                 **({"tiny": self.tiny.pop(name)} if self.tiny.get(name) else {})})
                 figures.append(sketch.encoded())
         self._append({"step": self.step, "rank": self.rank, "world": rank["world"], "mesh": rank["mesh"],

@@ -25,7 +25,7 @@ except ImportError:
 
 def entry(name: str, digest: str = "1", **further: typing.Any) -> dict[str, typing.Any]:
     return {"name": name, "digest": digest, "shape": [4], "zeros": 0, "nan": 0, "inf": 0, "differing": -1,
-            "left_out": "", **further}
+            "left_out": "", "max_abs": 1.0, **further}
 
 
 class Rules(FolderCase):
@@ -56,7 +56,8 @@ class Rules(FolderCase):
                 (lambda i: [*self.right(i), entry("loss:fwd", inf=1)], {}, [("not_finite", "loss:fwd", 1)]),
                 (lambda i: [*self.right(i), entry("v:init", "5"), entry("v:new", "5")], {},
                  [("no_gradient", "v:grad", last)]),
-                (lambda i: [*self.right(i), entry("v:grad", zeros=4), entry("v:new", "1")], {},
+                (lambda i: [*self.right(i), entry("v:grad", zeros=4, max_abs=0.0, shape=[2, 2]),
+                            entry("v:new", "1")], {},
                  [("zero_gradient", "v:grad", last)]),
                 (lambda i: [*self.right(i), entry("v:init", "5"), entry("v:grad"), entry("v:new", "5")], {},
                  [("not_updated", "v:new", STALE)]),
@@ -223,7 +224,9 @@ class Runs(FolderCase):
         def run(rank: int, folder: pathlib.Path, watched: bool, every: int) -> list[str]:
             from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
             torch.manual_seed(0)
-            stages = [nn.Sequential(nn.Embedding(13, 8), nn.Linear(8, 8)), nn.Sequential(nn.ReLU(), nn.Linear(8, 13))]
+            stages = [nn.Sequential(nn.Embedding(13, 8), nn.Linear(8, 8), nn.LayerNorm(8)),  # named alike: 1.weight
+                      nn.Sequential(nn.ReLU(), nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 13))]
+            stages[0][1].bias.requires_grad_(False)
             optimizer = torch.optim.AdamW(stages[rank].parameters(), lr=0.01)
             stage = PipelineStage(stages[rank], rank, 2, torch.device("cpu"))
             schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, t: (
@@ -231,7 +234,7 @@ class Runs(FolderCase):
             capture = (anyrank.watch(schedule, optimizer, every=every, folder=folder, timeout=20) if watched else
                        anyrank.capture(schedule, folder, optimizer, keep="sketch", every=every, timeout=20))
             with capture:
-                for i in range(5):
+                for i in range(7):
                     ids = torch.randint(0, 13, (4, 3), generator=torch.Generator().manual_seed(i))
                     schedule.step(*([ids] if rank == 0 else []), **({"target": ids} if rank == 1 else {}))
                     optimizer.step()
