@@ -471,6 +471,9 @@ class Capture:
         self._called(module, args, kwargs)
         return True
 
+    def hears_calls(self) -> bool:
+        return not (self._whole and self._trained)
+
     def _called(self, module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
         if self._rounding is not None and self._pass is not None and not self._deaf:
             self._rounding.called(self._pass, module, args, kwargs)
@@ -722,6 +725,8 @@ class Capture:
             self._listener.remove()
         self._step, self._pass = self._step + 1, None
         self._begin()
+        if not self.hears_calls():
+            _patches.hear_calls()
         self._parts = {id(m) for m in self._model.modules()}
         if self._trained and self._chosen.over(self._step):
             self.stop()

@@ -38,6 +38,8 @@ class Watcher(typing.Protocol):
 
     def after_call(self, output: typing.Any) -> None: ...
 
+    def hears_calls(self) -> bool: ...  # whether on_call() may still say so
+
     def on_saved(self, saved: typing.Any) -> None: ...  # to a checkpoint
 
 
@@ -51,6 +53,7 @@ def watch(watcher: Watcher) -> None:
     if not _watchers:
         _install()
     _watchers.append(watcher)
+    hear_calls()
 
 
 def unwatch(watcher: Watcher) -> None:
@@ -85,7 +88,6 @@ def _install() -> None:
         _undo.append(functools.partial(setattr, home, "save", home.save))
         setattr(home, "save", _saving(home.save))
     _undo.append(functools.partial(setattr, torch.nn.Module, "__call__", torch.nn.Module.__call__))
-    torch.nn.Module.__call__ = _calling(torch.nn.Module.__call__)
     _hear_megatron()
 
 
@@ -188,6 +190,16 @@ def _scaling(function: typing.Any) -> typing.Any:
     return heard
 
 
+def hear_calls() -> None:
+    """Calls of modules are heard while a watcher needs them: torch.compile compiles those that are apart."""
+    now = torch.nn.Module.__call__
+    own = getattr(now, "_of_anyrank", None)
+    if any(watcher.hears_calls() for watcher in _watchers):
+        torch.nn.Module.__call__ = now if own else _calling(now)
+    elif own:
+        torch.nn.Module.__call__ = own
+
+
 def _saving(function: typing.Any) -> typing.Any:
     @functools.wraps(function)
     def heard(saved: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
@@ -211,6 +223,7 @@ def _calling(function: typing.Any) -> typing.Any:
             for watcher in concerned:
                 watcher.after_call(output)
         return output
+    setattr(heard, "_of_anyrank", function)
     return heard
 
 

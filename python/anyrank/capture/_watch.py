@@ -9,6 +9,8 @@ import pathlib
 import typing
 import warnings
 
+import torch
+
 from anyrank._errors import AnyrankError
 from anyrank._library import given_json, library
 from anyrank.capture._capture import Capture
@@ -40,6 +42,7 @@ class Watch(Capture):
         self.findings: list[Finding] = []
         self._on_finding = on_finding or (lambda found: warnings.warn(f"anyrank.watch: {found}", stacklevel=2))
         self._watched = Watched()
+        self._eager = False
         self._unread: list[int] = []  # steps that are written and not judged, on the first rank
 
     def __enter__(self) -> Watch:
@@ -55,6 +58,32 @@ class Watch(Capture):
         except AnyrankError as error:
             self._warn(f"anyrank.watch: the run goes on without it: {error}")
             self._abandon(str(error))
+
+    def start(self) -> Watch:
+        super().start()
+        self._stand()
+        return self
+
+    def before_update(self, optimizer: typing.Any) -> None:
+        super().before_update(optimizer)
+        self._stand()
+
+    def _next_step(self) -> None:
+        super()._next_step()
+        self._stand()
+
+    def _let_go(self) -> None:
+        super()._let_go()
+        self._stand()
+
+    def _stand(self) -> None:
+        """Lets a model under torch.compile run as it is written in the next pass if that is captured, so that others
+        stay compiled: what was compiled with hooks in it keeps them. From PyTorch 2.6 on."""
+        set_stance = getattr(torch.compiler, "set_stance", None)
+        eager = self._running and self._step + int(self._over) in self._chosen
+        if set_stance is not None and eager != self._eager:
+            set_stance("force_eager" if eager else "default")
+            self._eager = eager
 
     def _on_written(self) -> None:
         if self._exchange is not None:

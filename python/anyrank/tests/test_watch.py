@@ -11,6 +11,7 @@ import warnings
 
 import anyrank
 from anyrank import AnyrankError, ranks
+from anyrank._library import given_json, library
 from anyrank.tests import FolderCase, needs
 from anyrank.tests.test_capture_ranks import Model, both, ddp, fsdp, hybrid
 from anyrank.watch import main, watched_of
@@ -244,3 +245,24 @@ class Runs(FolderCase):
             folder = self.path / f"{watched}{every}"
             self.assertEqual(ranks.spawn(2, run, folder, watched, every), [[], []])
         self.assertEqual(watched_of(self.path / "False1")[0], [])
+
+    def test_a_compiled_model_stays_compiled(self) -> None:
+        if not hasattr(torch.compiler, "set_stance"):
+            self.skipTest("torch.compile cannot be put off before PyTorch 2.6")
+        graphs: list[int] = []
+
+        def backend(graph: typing.Any, _inputs: typing.Any) -> typing.Any:
+            graphs.append(len(graph.graph.find_nodes(op="call_function", target=nn.functional.linear)))
+            return graph.forward
+        model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
+        compiled = torch.compile(model, backend=backend)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with anyrank.watch(compiled, optimizer, every=3, folder=self.path / "run"):
+            for _ in range(7):
+                compiled(torch.randn(4, 8)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        torch._dynamo.reset()
+        self.assertEqual(graphs, [2])  # both layers in one
+        read = given_json(library()["sketches_json"](str(self.path / "run").encode()))
+        self.assertIn("2:fwd@7", [tensor["name"] for tensor in read["tensors"]])
