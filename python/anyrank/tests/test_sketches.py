@@ -12,12 +12,13 @@ import anyrank
 from anyrank import AnyrankError, ranks
 from anyrank._command import find_command
 from anyrank._arrays import entry_of
-from anyrank.capture import _places, _sketches
 from anyrank.tests import FolderCase, needs
 from anyrank.tests.test_capture_ranks import Model, Wrap, both, ddp, fsdp, hybrid, tensor_parallel, train
 
 try:
     import torch
+
+    from anyrank.capture import _places, _sketches
 except ImportError:
     torch = typing.cast(typing.Any, None)  # every test here is skipped
 
