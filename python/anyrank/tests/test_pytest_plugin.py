@@ -229,8 +229,9 @@ def test_row(anyrank_compare):
         self.assertIn("1 failed, 1 passed", text)
         message = words_of(text)
         self.assertRegex(message, r"^anyrank.RanksDiffer: bias:grad differs between one rank and 2 ranks \(tp=2\): "
-                                  r"`model.bias.grad \*= 1 \+ 1e-3` \(test_it.py:\d+\), which the reference does not do, "
-                                  r"gives other values cause .*; every element is the reference times 1.001 tensor ")
+                                  r"`model.bias.grad \*= 1 \+ 1e-3` \(test_it.py:\d+\), which the reference "
+                                  r"does not do, gives other values cause .*; every element is the reference "
+                                  r"times 1.001 tensor ")
         for words in ("tensor bias:grad (a parameter's gradient), the only one", "times what rounding explains",
                       "pattern all 5 elements", "seed 1", "repeat pytest 'test_it.py::test_row[seed1]'",
                       "look anyrank verify "):
