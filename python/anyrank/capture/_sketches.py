@@ -243,10 +243,11 @@ def record(text: dict[str, typing.Any], figures: typing.Iterable[bytes]) -> byte
 
 def tiny_of(t: typing.Any) -> int:
     """Elements that are not 0, and so small beside the largest that rounding may have made them."""
-    if not t.numel() or not t.is_floating_point():
+    if not t.numel() or not t.is_floating_point() or t.element_size() < 2:
         return 0
-    sizes = t.detach().abs()
-    return int(((sizes <= sizes.max() * 2.0 ** -18) & (sizes > 0)).sum())
+    limit = max(abs(float(x)) for x in t.detach().aminmax()) * 2.0 ** -18
+    sizes = (some.abs() for some in t.detach().reshape(-1).split(1 << 24))  # parts, so that no copy is as large
+    return sum(int(((some <= limit) & (some > 0)).sum()) for some in sizes)
 
 
 def _sum(found: list[tuple[Piece, Placed]]) -> dict[str, Sketch]:
