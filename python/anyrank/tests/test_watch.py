@@ -185,7 +185,7 @@ class Runs(FolderCase):
             model = nn.parallel.DistributedDataParallel(inner)
             optimizer = torch.optim.AdamW(model.parameters())
             torch.manual_seed(rank)
-            with anyrank.watch(model, optimizer, every=1, folder=folder, timeout=20) as watch:
+            with anyrank.watch(model, optimizer, every=1, folder=folder, timeout=120) as watch:
                 for _ in range(4):
                     model(torch.randn(4, 8)).square().mean().backward()
                     optimizer.step()
@@ -232,8 +232,8 @@ class Runs(FolderCase):
             stage = PipelineStage(stages[rank], rank, 2, torch.device("cpu"))
             schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, t: (
                 nn.functional.cross_entropy(y.flatten(0, 1), t.flatten())))
-            capture = (anyrank.watch(schedule, optimizer, every=every, folder=folder, timeout=20) if watched else
-                       anyrank.capture(schedule, folder, optimizer, keep="sketch", every=every, timeout=20))
+            capture = (anyrank.watch(schedule, optimizer, every=every, folder=folder, timeout=120) if watched else
+                       anyrank.capture(schedule, folder, optimizer, keep="sketch", every=every, timeout=120))
             with capture:
                 for i in range(7):
                     ids = torch.randint(0, 13, (4, 3), generator=torch.Generator().manual_seed(i))
