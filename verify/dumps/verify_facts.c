@@ -20,6 +20,19 @@ double ari_roundoff_of(ar_dtype t)
     return f.is_float && f.bits >= 16 ? ldexp(0.5, -f.mantissa) : 0.0;
 }
 
+double ari_roundoff_allowed(const char *allows)
+{
+    static const struct {
+        const char *begin;
+        double roundoff;
+    } arithmetics[] = {{"bf16", 0x1p-8}, {"f16", 0x1p-11}, {"tf32", 0x1p-11}};
+    for (size_t i = 0; i < sizeof arithmetics / sizeof *arithmetics; i++) {
+        if (strncmp(allows, arithmetics[i].begin, strlen(arithmetics[i].begin)) == 0)
+            return arithmetics[i].roundoff;
+    }
+    return 0.0;
+}
+
 bool ari_is_by_rounding(const ar_verify_row *row)
 {
     const double u = ari_roundoff_of(row->dtype);

@@ -255,6 +255,8 @@ typedef struct ari_step_size {
 AR_NODISCARD ar_status ari_verify_find_short_moments(bool *found, const ari_verifying *v);
 /** The round-off of a format; 0 of one below 16 bits, a value of which says too little, and of integers. */
 double ari_roundoff_of(ar_dtype t);
+/** Unit round-off of the arithmetic that a file of allowances says that it is of ("bf16 .."); 0: it names none. */
+double ari_roundoff_allowed(const char *allows);
 /** Where copies of a tensor of the other dump differ in bits, lets its pair compare the one that is furthest from the
  *  reference. Of complex numbers and those of less than a byte it stays the first. Errors: AR_ERR_MEMORY, those of
  *  reading. */

@@ -20,17 +20,9 @@
  *  run in mixed precision rounds by it. */
 static double verify_roundoff(const ari_verifying *v)
 {
-    static const struct {
-        const char *allows; /* as it begins */
-        double roundoff;
-    } arithmetics[] = {{"bf16", 0x1p-8}, {"f16", 0x1p-11}, {"tf32", 0x1p-11}};
-    double most = 0.0;
+    double most = ari_roundoff_allowed(v->report->allows);
     for (size_t i = 0; i < 2 * v->pairs; i++)
         most = fmax(most, ari_roundoff_of(v->pair[i / 2].format[i % 2].dtype));
-    for (size_t i = 0; i < sizeof arithmetics / sizeof *arithmetics; i++) {
-        if (strncmp(v->report->allows, arithmetics[i].allows, strlen(arithmetics[i].allows)) == 0)
-            most = fmax(most, arithmetics[i].roundoff);
-    }
     return most;
 }
 

@@ -87,15 +87,16 @@ typedef struct side {
     const ar_sketch *sketch;
     const char *unjudged; /* why it cannot be compared; "": it can */
     int differing;
-    double copy_norm;           /* of the differing copy less the first one */
-    bool summed, left_out;      /* left_out: by the run itself, which says so */
-    const ar_sketch_tensor *of; /* NULL: of a dump */
+    double copy_norm;               /* of the differing copy less the first one */
+    bool summed, left_out;          /* left_out: by the run itself, which says so */
+    const ar_sketch_tensor *tensor; /* NULL: of a dump */
 } side;
 
 /* Tensors of a run by name. */
 typedef struct by_name {
     const char *name;
     const ar_sketch_tensor *tensor;
+    const ari_sketch_row *row; /* once it is compared; NULL: it is not, or cannot be */
 } by_name;
 
 typedef struct names {
@@ -108,18 +109,23 @@ static ar_status names_init(names *all, const ar_sketch_run *run, ari_arena *are
     all->n = ar_sketch_run_count(run);
     AR_TRY(ARI_TAKE(&all->list, arena, all->n, "names of sketches"));
     for (size_t i = 0; i < all->n; i++)
-        all->list[i] = (by_name){ar_sketch_run_tensor(run, i)->name, ar_sketch_run_tensor(run, i)};
+        all->list[i] = (by_name){ar_sketch_run_tensor(run, i)->name, ar_sketch_run_tensor(run, i), NULL};
     if (all->n > 0)
         qsort(all->list, all->n, sizeof *all->list, ari_by_name);
     return AR_OK;
+}
+
+static by_name *names_find(const names *all, const char *name)
+{
+    const by_name key = {.name = name};
+    return all->n == 0 ? NULL : bsearch(&key, all->list, all->n, sizeof key, ari_by_name);
 }
 
 static ar_status side_of(side *s, ari_sketch_report *r, int k, const names *all, const char *name)
 {
     *s = (side){.unjudged = "", .differing = -1};
     if (r->run[k] != NULL) {
-        const by_name key = {name, NULL},
-                      *found = all->n == 0 ? NULL : bsearch(&key, all->list, all->n, sizeof key, ari_by_name);
+        const by_name *found = names_find(all, name);
         if (found != NULL)
             *s = (side){&found->tensor->sketch,
                         found->tensor->left_out,
@@ -173,7 +179,7 @@ static bool copies_differ(const side *s, const ar_verify_options *o, double allo
 
 /* Whether elements that are few differ by more than the rule: a bucket sums up a 32nd of a block's with random signs, and
  * errors of at most `each` that are independent come together to each times the root of their number. */
-static bool off_in_bucket(const ari_sketch_row *row, double excused)
+static bool off_in_bucket(const ari_sketch_row *row)
 {
     const ar_sketch *a = row->side[0], *b = row->side[1];
     for (size_t block = 0; block < a->blocks; block++) {
@@ -185,7 +191,7 @@ static bool off_in_bucket(const ari_sketch_row *row, double excused)
             most = fmax(most, fabs(y[i] - x[i]));
         }
         const double root = sqrt(fmax(1.0, (double)n / AR_SKETCH_BUCKETS));
-        if (most > row->each * root + row->rtol * sqrt(squares) + excused)
+        if (most > row->each * root + row->rtol * sqrt(squares) + row->excused)
             return true;
     }
     return false;
@@ -210,19 +216,15 @@ static bool off_by_factor(const ari_sketch_row *row, double roundoff, double rto
     return rest <= most_rest && off > allowed;
 }
 
-/* A row of the tensors that were compared before; NULL: there is none of this kind and step, or not in both runs. */
-static const ari_sketch_row *row_of(const ari_sketch_report *r, const char *name, const char *kind, int step)
+/* The row of the same stem, of this kind and step; NULL: none was compared. */
+static const ari_sketch_row *row_find(const names *all, const char *name, const char *kind, int step)
 {
     const int stem = (int)(strrchr(name, ':') - name);
     char wanted[512];
     const int n = step > 1 ? snprintf(wanted, sizeof wanted, "%.*s:%s@%d", stem, name, kind, step)
                            : snprintf(wanted, sizeof wanted, "%.*s:%s", stem, name, kind);
-    for (size_t i = 0; i < r->rows && n > 0 && (size_t)n < sizeof wanted; i++) {
-        const ari_sketch_row *row = &r->row[i];
-        if (strcmp(row->name, wanted) == 0)
-            return row->side[0] != NULL && row->side[1] != NULL && row->unjudged[0] == '\0' ? row : NULL;
-    }
-    return NULL;
+    const by_name *found = n > 0 && (size_t)n < sizeof wanted ? names_find(all, wanted) : NULL;
+    return found != NULL ? found->row : NULL;
 }
 
 /* Whether b's step is a's times a factor, which signs that rounding has turned are not: they leave a rest that is larger
@@ -250,45 +252,39 @@ static bool is_scaled_step(const ari_sketch_row *before, const ari_sketch_row *a
  * let d be the norm of the gradients' difference, in parts of theirs, and elements as dense near zero as at their root
  * mean square: the steps' squares sum up to at most the whole step's times the mean of min(2, 2d/z)^2 over z, which is
  * 8 d. Of gradients that are rounding alone. */
-static ar_status excused_norm(double *excused, const ari_sketch_report *r, const ari_sketch_row *row)
+static ar_status set_excused(ari_sketch_row *row, const names *all, int last_step)
 {
-    const char *number = strrchr(row->name, '@');
-    const int last = number != NULL ? (int)strtol(number + 1, NULL, 10) : 1;
-    *excused = 0.0;
-    for (int step = 1; step <= last; step++) {
-        const ari_sketch_row *gradient = row_of(r, row->name, "grad", step),
-                             *after = step < last ? row_of(r, row->name, "new", step) : row,
-                             *before = row_of(r, row->name, step > 1 ? "new" : "init", step > 1 ? step - 1 : 1);
-        const bool known = gradient != NULL && before != NULL && gradient->state == AR_VERIFY_SAME;
-        const ar_sketch *to = after != NULL ? after->side[0] : NULL;
-        if (!known || to == NULL || (step == last && is_scaled_step(before, after)))
-            continue;
-        ar_sketch_difference moved;
-        AR_TRY(ar_sketch_compare(&moved, before->side[0], to));
-        const double part = gradient->d.norm_a > 0.0 ? fmin(gradient->d.norm / gradient->d.norm_a, 0.5) : 0.0;
-        const double tiny = (double)gradient->tiny / (double)to->elements;
-        *excused += moved.norm * (1.0 + 3.0 * moved.norm_error) * sqrt(8.0 * part + 4.0 * fmin(tiny, 1.0));
-    }
+    const char *kind = strrchr(row->name, ':'), *number = strrchr(row->name, '@');
+    const int step = number != NULL ? (int)strtol(number + 1, NULL, 10) : 1;
+    if (kind == NULL || strncmp(kind, ":new", 4) != 0)
+        return AR_OK;
+    const ari_sketch_row *gradient = row_find(all, row->name, "grad", step),
+                         *before = row_find(all, row->name, step > 1 ? "new" : "init", step > 1 ? step - 1 : 1),
+                         *earlier = before != NULL ? before : row_find(all, row->name, "new", last_step);
+    row->excused = earlier != NULL ? earlier->excused : 0.0;
+    if (row->d.same_bits || gradient == NULL || before == NULL || gradient->state != AR_VERIFY_SAME ||
+        is_scaled_step(before, row))
+        return AR_OK;
+    ar_sketch_difference moved;
+    AR_TRY(ar_sketch_compare(&moved, before->side[0], row->side[0]));
+    const double part = gradient->d.norm_a > 0.0 ? fmin(gradient->d.norm / gradient->d.norm_a, 0.5) : 0.0;
+    const double tiny = (double)gradient->tiny / (double)row->side[0]->elements;
+    row->excused += moved.norm * (1.0 + 3.0 * moved.norm_error) * sqrt(8.0 * part + 4.0 * fmin(tiny, 1.0));
     return AR_OK;
 }
 
 /* Whether values differ by more than the rule allows, and new weights besides by what their gradients excuse. */
-static ar_status judge_values(ari_sketch_row *row, const ari_sketch_report *r)
+static void judge_values(ari_sketch_row *row, double roundoff)
 {
     const ar_sketch *a = row->side[0], *b = row->side[1];
-    const char *kind = strrchr(row->name, ':');
-    double excused = 0.0;
-    if (kind != NULL && strncmp(kind, ":new", 4) == 0)
-        AR_TRY(excused_norm(&excused, r, row));
-    row->allowed += excused;
+    row->allowed += row->excused;
     if (a->nan != b->nan || a->inf != b->inf || row->d.norm * (1.0 - 3.0 * row->d.norm_error) > row->allowed ||
-        off_in_bucket(row, excused) || off_by_factor(row, r->roundoff, row->rtol))
+        off_in_bucket(row) || off_by_factor(row, roundoff, row->rtol))
         row->state = AR_VERIFY_DIFFERENT;
-    return AR_OK;
 }
 
 static ar_status judge_pair(ari_sketch_row *row, const side *s, const ar_verify_options *o, const ar_dump *allowances,
-                            const ari_sketch_report *r)
+                            const names *all, const ari_sketch_report *r)
 {
     const ar_sketch *a = s[0].sketch, *b = s[1].sketch;
     row->side[0] = a;
@@ -311,6 +307,8 @@ static ar_status judge_pair(ari_sketch_row *row, const side *s, const ar_verify_
     row->d.same_bits = row->d.same_bits && !s[0].summed && !s[1].summed;
     AR_TRY(set_allowed(row, o, allowances));
     const bool bits = o->rule == AR_VERIFY_BITS;
+    if (!bits)
+        AR_TRY(set_excused(row, all, r->last_step));
     if (bits && (s[0].summed || s[1].summed))
         row->unjudged = "it is a sum over ranks, whose bits a sketch does not have";
     else if (bits && a->dtype != b->dtype)
@@ -320,7 +318,7 @@ static ar_status judge_pair(ari_sketch_row *row, const side *s, const ar_verify_
     else if (bits && !row->d.same_bits)
         row->state = AR_VERIFY_DIFFERENT;
     else if (!row->d.same_bits)
-        return judge_values(row, r);
+        judge_values(row, r->roundoff);
     return AR_OK;
 }
 
@@ -328,7 +326,7 @@ static ar_status judge_pair(ari_sketch_row *row, const side *s, const ar_verify_
 static bool is_reordered(const side *s, const char *name)
 {
     const char *kind = strrchr(name, ':');
-    const ar_sketch_tensor *a = s[0].of, *b = s[1].of;
+    const ar_sketch_tensor *a = s[0].tensor, *b = s[1].tensor;
     return a != NULL && b != NULL && kind != NULL && strncmp(kind + 2, "wd", 2) == 0 && a->sketch.ndim > 0 &&
            a->samples[0] != b->samples[0] && a->samples[1] == b->samples[1] && a->samples[1] != 0;
 }
@@ -363,6 +361,8 @@ static ar_status add_rows(ari_sketch_report *r, const ar_verify_options *o, cons
     bool common = false;
     for (size_t i = 0; r->run[k] != NULL && i < ar_sketch_run_count(r->run[k]); i++) {
         const ar_sketch_tensor *t = ar_sketch_run_tensor(r->run[k], i);
+        if (common && t->step != step)
+            r->last_step = step;
         if (i == 0 || t->step != step)
             common = has_step(r->run[1 - k], t->step);
         step = t->step;
@@ -376,18 +376,22 @@ static ar_status add_rows(ari_sketch_report *r, const ar_verify_options *o, cons
             continue;
         if (o->common && (s[0].sketch == NULL || s[1].sketch == NULL))
             continue;
-        for (int of = 0; of < 2; of++)
-            row.tiny = s[of].of != NULL && s[of].of->tiny > row.tiny ? s[of].of->tiny : row.tiny;
+        for (int run = 0; run < 2; run++)
+            row.tiny = s[run].tensor != NULL && s[run].tensor->tiny > row.tiny ? s[run].tensor->tiny : row.tiny;
         const bool reordered = is_reordered(s, t->name);
         if (reordered || s[0].left_out || s[1].left_out) {
             r->left_out++;
             r->reordered += reordered;
             continue;
         }
-        AR_TRY(judge_pair(&row, s, o, allowances, r));
+        AR_TRY(judge_pair(&row, s, o, allowances, &all[k], r));
         r->different += row.state != AR_VERIFY_SAME;
         r->unjudged += row.unjudged[0] != '\0';
-        r->row[r->rows++] = row;
+        r->row[r->rows] = row;
+        by_name *found = names_find(&all[k], t->name);
+        if (found != NULL && row.side[0] != NULL && row.side[1] != NULL && row.unjudged[0] == '\0')
+            found->row = &r->row[r->rows];
+        r->rows++;
     }
     return AR_OK;
 }
@@ -413,7 +417,7 @@ ar_status ari_sketches_compare(ari_sketch_report *r, const ar_verify_options *o)
         }
     }
     const char *allows = allowances != NULL ? ar_dump_metadata(allowances, "anyrank.allows") : NULL;
-    r->roundoff = allows != NULL && strncmp(allows, "bf16", 4) == 0 ? 0x1p-8 : 0.0;
+    r->roundoff = allows != NULL ? ari_roundoff_allowed(allows) : 0.0;
     for (int k = 0; k < 2; k++) {
         for (size_t i = 0; r->run[k] != NULL && i < ar_sketch_run_count(r->run[k]); i++)
             r->roundoff = fmax(r->roundoff, ari_roundoff_of(ar_sketch_run_tensor(r->run[k], i)->sketch.dtype));

@@ -17,6 +17,7 @@ typedef struct ari_sketch_row {
     ar_sketch_difference d;   /* of tensors of one shape */
     double allowed;           /* of the norm of the difference */
     double each, rtol;        /* of an element: an amount, and a part of it */
+    double excused;           /* of new weights: what their gradients so far explain of the norm */
     size_t tiny;              /* elements of a gradient that may be rounding alone */
     size_t first, elements;   /* the block that differs most */
     const ar_sketch *side[2]; /* NULL: that run has no such tensor */
@@ -29,6 +30,7 @@ typedef struct ari_sketch_report {
     size_t reordered; /* of these: activations of samples that come in another order */
     size_t first;     /* the first row that differs; rows: none */
     double roundoff;  /* the largest of the runs' formats */
+    int last_step;    /* that was compared before the one that is compared now; 0: none */
     ari_arena arena;
     ar_sketch *made; /* [made_count] of a dump's tensors */
     size_t made_count;
