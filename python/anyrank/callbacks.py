@@ -53,13 +53,9 @@ class Callback:
 
     def _begin(self, model: typing.Any, optimizer: typing.Any, steps: int) -> None:
         """A run begins, after this many steps that an earlier one has made."""
-        from anyrank.capture._watch import VALUES  # which needs torch
-
         self._end(RuntimeError("another run began"))  # transformers calls no callback after an exception
-        # No buffers: DDP makes those of the ranks equal in the next forward pass, and steps end before it.
-        values = [kind for kind in VALUES if kind != "buffer"]
         self._steps, self._told = steps, False
-        self._watch = watch(model, optimizer, **{"first_step": steps + 1, "values": values, **self._options})
+        self._watch = watch(model, optimizer, **{"first_step": steps + 1, **self._options})
         self._watch.start()
 
     def _end(self, error: BaseException | None = None) -> None:
@@ -70,10 +66,6 @@ class Callback:
 
     def on_train_begin(self, _args: typing.Any, state: typing.Any, _control: typing.Any, **given: typing.Any) -> None:
         self._begin(given["model"], given.get("optimizer"), state.global_step)
-
-    def on_pre_optimizer_step(self, *_given: typing.Any, **_further: typing.Any) -> None:
-        if self._watch is not None:
-            self._watch.gradients()  # before zero_grad() of those that no optimizer has
 
     def on_step_end(self, *_given: typing.Any, **_further: typing.Any) -> None:
         if self._watch is not None:

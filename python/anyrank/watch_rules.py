@@ -75,7 +75,7 @@ class Watched:
         self.idle: dict[tuple[str, str], int] = {}  # steps in a row, by rule and tensor
         self.found: set[tuple[str, str]] = set()
         self.seen: set[tuple[str, str]] = set()  # what has happened once: by rule and tensor
-        self.own: set[str] = set()  # parameters of which each rank has its own part, which nothing says
+        self.parts: set[str] = set()  # parameters of which each rank has its own part, which nothing says
         self.of_ranks: dict[str, dict[int, typing.Any]] = {}  # what each rank said in the step before, by rule
         self.before = 0  # the number of that step
         self.saved: dict[int, int] = {}  # checkpoints by their fingerprints: the step
@@ -91,7 +91,7 @@ class Watched:
 
     def step(self, number: int, entries: typing.Iterable[Entry], states: typing.Sequence[State] = ()) -> list[Finding]:
         """The findings of a step, each rule's of a tensor once."""
-        own: dict[str, Entry] = {}
+        current: dict[str, Entry] = {}
         before = dict(self.last)
         for entry in entries:
             base, _, at = str(entry["name"]).partition("@")
@@ -99,8 +99,8 @@ class Watched:
             if kind == "init" or kind == "new" and int(at or 1) < number:
                 before[stem] = entry
             if kind != "new" or int(at or 1) == number:
-                own[base] = entry
-        step = Step(number, own, before, states)
+                current[base] = entry
+        step = Step(number, current, before, states)
         findings = [one for rule in RULES for one in rule(self, step)]
         self.last = {**before, **{name.rpartition(":")[0]: e for name, e in step.of_kind("new")}}
         self.before = number
@@ -140,13 +140,13 @@ class Watched:
 def copies(run: Watched, step: Step) -> typing.Iterator[Finding]:
     """Ranks that hold the same part of a tensor have the same bits. The first step alone in which they have not is
     told: what comes later follows from it."""
-    _find_own(run, step)
+    _find_parts(run, step)
     if any(rule == "copies" for rule, _ in run.found):
         return
     unsaid = any(state.get("unsaid") for state in step.states)
     for name, entry in step.entries.items():
         stem, _, kind = name.rpartition(":")
-        if entry["differing"] < 0 or entry["left_out"] or stem in run.own or stem.removeprefix("ema.") in run.own:
+        if entry["differing"] < 0 or entry["left_out"] or stem in run.parts or stem.removeprefix("ema.") in run.parts:
             continue
         if kind == "buffer" and (run.sends_buffers or _is_in(stem.rpartition(".")[0], run.statistics)):
             continue
@@ -156,16 +156,16 @@ def copies(run: Watched, step: Step) -> typing.Iterator[Finding]:
                       "before it: an all-reduce, a broadcast or a seed is missing, or ranks take other steps")
 
 
-def _find_own(run: Watched, step: Step) -> None:
+def _find_parts(run: Watched, step: Step) -> None:
     """Parameters that ranks have apart from the start, and their gradients too, are parts of which nothing tells."""
     for stem, entry in step.before.items() if not run.last else ():
         gradient = step.entries.get(f"{stem}:grad")
         if entry["differing"] >= 0 and gradient is not None and gradient["differing"] >= 0:
-            run.own.add(stem)
-    if run.own:
-        run.note(f"{len(run.own)} parameters are other ones on each rank from the start, as are their gradients, first "
-                 f"{min(run.own)}: they are taken for parts, and not judged; where they are meant to be copies, "
-                 "neither the parameters nor the gradients are synchronised")
+            run.parts.add(stem)
+    if run.parts:
+        run.note(f"{len(run.parts)} parameters are other ones on each rank from the start, as are their gradients, "
+                 f"first {min(run.parts)}: they are taken for parts, and not judged; where they are meant to be "
+                 "copies, neither the parameters nor the gradients are synchronised")
 
 
 def not_finite(run: Watched, step: Step) -> typing.Iterator[Finding]:
@@ -209,7 +209,7 @@ def no_gradient(run: Watched, step: Step) -> typing.Iterator[Finding]:
 
 def not_updated(run: Watched, step: Step) -> typing.Iterator[Finding]:
     """A parameter that has a gradient moves, unless its learning rate is 0; and an average of it with it."""
-    still = set(unfolded(name for state in step.states for name in state.get("still", ())))
+    unmoved = set(unfolded(name for state in step.states for name in state.get("zero_rate", ())))
     if run.learning_rate(step.number) == 0.0:
         return
     gradients = dict(step.of_kind("grad"))
@@ -219,11 +219,11 @@ def not_updated(run: Watched, step: Step) -> typing.Iterator[Finding]:
         stem = name.rpartition(":")[0]
         gradient = gradients.get(f"{stem.removeprefix('ema.')}:grad")
         same = stem in step.before and step.before[stem]["digest"] == entry["digest"]
-        held = (gradient is not None and gradient["max_abs"] > rounding and same and not _is_in(stem, still)
+        held = (gradient is not None and gradient["max_abs"] > rounding and same and not _is_in(stem, unmoved)
                 and not gradient["nan"] and not gradient["inf"])
         if stem.startswith("ema."):
-            of = step.entries.get(f"{stem[4:]}:new")
-            held = same and of is not None and step.before.get(stem[4:], of)["digest"] != of["digest"]
+            weight = step.entries.get(f"{stem[4:]}:new")
+            held = same and weight is not None and step.before.get(stem[4:], weight)["digest"] != weight["digest"]
         if run.lasts("not_updated", stem, held):
             yield Finding("not_updated", name, step.number, f"the same bits after {STALE} captured steps in which it "
                           "had a gradient: it is in no optimizer's group, its update is written to a copy, or is too "
@@ -261,10 +261,10 @@ def states_agree(_run: Watched, step: Step) -> typing.Iterator[Finding]:
     for key, what in (("rates", "learning rates"), ("updates", "counts of updates"), ("scale", "scale of the loss")):
         first: dict[int, State] = {}
         for state in step.states:
-            of = first.setdefault(0 if key == "scale" else state.get("parts", 0), state)
-            if state.get(key) != of.get(key):
+            other = first.setdefault(0 if key == "scale" else state.get("parts", 0), state)
+            if state.get(key) != other.get(key):
                 yield Finding("states_agree", what, step.number, f"rank {state['rank']} has {_short(state.get(key))}, "
-                              f"rank {of['rank']} {_short(of.get(key))}")
+                              f"rank {other['rank']} {_short(other.get(key))}")
                 break
 
 
@@ -284,7 +284,7 @@ def counts_updates(run: Watched, step: Step) -> typing.Iterator[Finding]:
 def samples_of_ranks(run: Watched, step: Step) -> typing.Iterator[Finding]:
     """Ranks that share out the samples have other ones, and others than in the step before."""
     names = {name for state in step.states for name in (*state.get("data", ()),
-                                                        *(() if run.own else state.get("unsaid", ())))}
+                                                        *(() if run.parts else state.get("unsaid", ())))}
     others = {name for state in step.states for name in state["at"] if name not in names}
     before = run.of_ranks.get("samples", {}) if run.before == step.number - 1 else {}
     now = {state["rank"]: state["samples"] for state in step.states if state.get("samples") is not None}

@@ -40,10 +40,11 @@ class RankState:
            parameters: Parameters) -> dict[str, typing.Any]:
         """As the record of a step has it."""
         samples = [digest for part in record.samples.get(step, ()) for digest in part]
-        still = {id(p) for o in optimizers for group in o.param_groups if group.get("lr") == 0 for p in group["params"]}
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        zero_rate = {id(p) for group in groups if group.get("lr") == 0 for p in group["params"]}
         said = {
             "parts": zlib.crc32("\n".join(name for name, _ in parameters).encode()),
-            "rates": rates, "still": folded(name for name, p in parameters if id(p) in still),
+            "rates": rates, "zero_rate": folded(name for name, p in parameters if id(p) in zero_rate),
             "updates": [_updates_of(optimizer) for optimizer in optimizers], "scale": self.scale,
             "samples": zlib.crc32(repr(sorted(samples)).encode()) if samples else None,
             "random": self._random if _random_state() != self._random else None,  # None: nothing was drawn
