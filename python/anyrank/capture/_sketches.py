@@ -246,8 +246,8 @@ def tiny_of(t: typing.Any) -> int:
     if not t.numel() or not t.is_floating_point() or t.element_size() < 2:
         return 0
     limit = max(abs(float(x)) for x in t.detach().aminmax()) * 2.0 ** -18
-    sizes = (some.abs() for some in t.detach().reshape(-1).split(1 << 24))  # parts, so that no copy is as large
-    return sum(int(((some <= limit) & (some > 0)).sum()) for some in sizes)
+    parts = t.detach().reshape(-1).split(1 << 18)  # that fit into a cache
+    return int(sum(((part.abs() <= limit) & (part != 0)).sum() for part in parts))
 
 
 def _sum(found: list[tuple[Piece, Placed]]) -> dict[str, Sketch]:
