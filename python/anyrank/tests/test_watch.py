@@ -246,6 +246,25 @@ class Runs(FolderCase):
             self.assertEqual(ranks.spawn(2, run, folder, watched, every), [[], []])
         self.assertEqual(watched_of(self.path / "False1")[0], [])
 
+    def test_a_rank_that_skips_steps_holds_nobody_up(self) -> None:
+        """It ends fewer steps than the others, which wait for it in the backward pass alone."""
+        def run(rank: int, folder: pathlib.Path) -> list[str]:
+            torch.manual_seed(0)
+            model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4))
+            optimizer = torch.optim.AdamW(model.parameters())
+            with warnings.catch_warnings(record=True), anyrank.watch(model, optimizer, every=1, folder=folder,
+                                                                     timeout=120) as watch:
+                for i in range(9):
+                    samples = torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * i + rank))
+                    model(samples).square().mean().backward()
+                    if rank == 0 or i == 0:
+                        optimizer.step()
+                    optimizer.zero_grad()
+            return [*map(str, watch.findings), *watch.notes]
+        said = ranks.spawn(2, run, self.path / "run")
+        self.assertIn("captured steps behind rank 0", str(said[0]))
+        self.assertRegex(str(said[0]), "steps: ranks have other numbers of them: rank 0: 9, rank 1: [12]")
+
     def test_a_compiled_model_stays_compiled(self) -> None:
         if not hasattr(torch.compiler, "set_stance"):
             self.skipTest("torch.compile cannot be put off before PyTorch 2.6")
