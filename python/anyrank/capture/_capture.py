@@ -499,9 +499,7 @@ class Capture:
         chunk = chunk_now()
         probe = has_no_values(args) or (chunk is not None and chunk.probe)
         self._deaf = probe or (not training and (self._trained or bool(self._optimizers)))
-        # Ranks exchange what they sketch where a step ends, and may evaluate without the others.
-        waits = self._sketched and self._deaf and self._trained
-        if self._passes and not waits and (self._is_over() or not (training or self._trained)):
+        if self._passes and (self._is_over() or not (training or self._trained)):
             self._end_step()
         if self._deaf or not self._running:
             return

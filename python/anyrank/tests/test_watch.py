@@ -102,6 +102,8 @@ class Rules(FolderCase):
     def test_what_is_frozen_or_waits_is_left_alone(self) -> None:
         still = [entry("v:init", "5"), entry("v:new", "5")]
         self.assertEqual(self.of(lambda i: [*self.right(i), *still], frozen=["v"]), [])
+        noise = [*still, entry("v:grad", max_abs=1e-9)]
+        self.assertEqual(self.of(lambda i: [*self.right(i), *noise]), [])
         waiting = [*still, entry("v:grad")]
         self.assertEqual(self.of(lambda i: [*self.right(i), *waiting], learning_rates={"1": [[0.0]]}), [])
 
