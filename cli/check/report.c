@@ -193,7 +193,7 @@ static void print_shapes(FILE *to, const ar_check_report *r)
     for (size_t i = 0; i < r->runs; i++) {
         const ar_check_run *u = &r->run[i];
         if (u->shapes > 0 && !u->shape_difference[0])
-            fprintf(to, "  %s: all %s parts of weights and outputs have the layout's shapes\n", LAYOUT_OF(u, r),
+            fprintf(to, "  %s: all %s parts of tensors have the layout's shapes\n", LAYOUT_OF(u, r),
                     ARI_COUNT(u->shapes));
     }
 }

@@ -416,7 +416,7 @@ struct ar_device {
     int threads;              /* host threads that a kernel may use */
     size_t block_bytes; /* layers process values in blocks of this size if several kernels work on them in turn, so that
                            a few blocks fit into the device's cache */
-    bool hollow;        /* a device for dry runs (ref/dry): its memory has no contents, and kernels do nothing */
+    bool hollow;        /* a device for dry runs (ref/record): its memory has no contents, and kernels do nothing */
     bool thin;          /* with hollow: layers need run only those blocks of a value that use the most memory */
 };
 

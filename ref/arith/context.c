@@ -4,7 +4,7 @@
 #include "anyrank/arith.h"
 #include "ref/arith/arith_private.h"
 #include "ref/core/text.h"
-#include "ref/placement/ledger.h"
+#include "ref/record/ledger.h"
 
 #ifdef NDEBUG
 static const ar_declared_check by_build = AR_DECLARED_TRUSTED;

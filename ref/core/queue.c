@@ -289,6 +289,11 @@ void ar_queue_destroy(ar_queue *q)
     queue_release(q);
 }
 
+const char *ari_queue_name(const ar_queue *q)
+{
+    return q->name;
+}
+
 bool ari_queue_is_inline(const ar_queue *q)
 {
     return q->kind == AR_QUEUE_INLINE;

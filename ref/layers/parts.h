@@ -9,7 +9,7 @@
 #include "anyrank/param.h"
 #include "ref/context/context.h"
 #include "ref/core/size.h"
-#include "ref/placement/ledger.h"
+#include "ref/record/ledger.h"
 
 ARI_OWNER(ar_loss, ar_loss_destroy)
 ARI_OWNER(ar_module, ar_module_destroy)

@@ -414,7 +414,7 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
     AR_TRY(ari_reference_hashes(weights, gradients, ref, NULL));
     AR_TRY(judge_run(&run, weights, gradients));
     AR_TRY(judge_losses(run.loss, losses, &d->run));
-    return ari_recorded_calls(&(const char *){NULL}, &step, trace);
+    return ari_recorded_calls(&(const char *){NULL}, ref, &o, trace);
 }
 
 static ar_status run_steps(const layout_draw *d)

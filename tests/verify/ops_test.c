@@ -38,7 +38,7 @@ static ar_status run_and_compare(const ar_config *c, ar_run run, bool forward_on
     const ar_status st = ari_cluster_run(&result, &o);
     free(result.loss);
     AR_TRY(st);
-    AR_TRY(ari_recorded_calls(&(const char *){NULL}, &t, trace));
+    AR_TRY(ari_recorded_calls(&(const char *){NULL}, NULL, &o, trace));
     AR_TRY(ari_traffic_bytes(&bytes, &t));
     return result.bytes == bytes
                ? AR_OK

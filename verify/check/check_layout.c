@@ -185,10 +185,8 @@ static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_
 }
 
 /* Other bytes, and all values right: the same run with its collectives recorded says which is another one. */
-static ar_status explain_bytes(ar_check_run *run, const ari_cluster_options *o)
+static ar_status explain_bytes(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
 {
-    const ari_step_case listed = {
-        .run = o->run, .config = o->config, .repeats = o->batch->documents || o->batch->position_ids};
     ari_cluster_options again = *o;
     ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
     ARI_OWNED_BY(ar_trace_destroy) ar_trace *own = NULL;
@@ -200,7 +198,7 @@ static ar_status explain_bytes(ar_check_run *run, const ari_cluster_options *o)
         again.run.sim.trace = own;
         AR_TRY(ari_cluster_run(&result, &again));
     }
-    const ar_status st = ari_recorded_calls(&run->call_cause, &listed, again.run.sim.trace);
+    const ar_status st = ari_recorded_calls(&run->call_cause, ref, &again, again.run.sim.trace);
     if (st != AR_ERR_DATA)
         return st;
     snprintf(run->call_difference, sizeof run->call_difference, "%s", ar_error_message());
@@ -274,7 +272,7 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
     AR_TRY(run_schedules(run, &b->ref, &cluster, o->run.sim.schedule_seed, o->schedules, &dump));
     if (o->explain)
         AR_TRY(ari_check_explain(run, &b->ref, &cluster));
-    AR_TRY(explain_bytes(run, &cluster));
+    AR_TRY(explain_bytes(run, &b->ref, &cluster));
     AR_TRY(traffic_in_bf16(&run->bytes_bf16, &traffic));
     return o->dump ? write_dump(run, b, o, &dump) : AR_OK;
 }

@@ -4,7 +4,7 @@
 
 #include "anyrank/check_module.h"
 #include "anyrank/trace.h"
-#include "ref/placement/ledger.h"
+#include "ref/record/ledger.h"
 #include "sim/plan/ops.h"
 #include "verify/check/check_module_private.h"
 #include "verify/check/compare.h"
@@ -84,12 +84,12 @@ AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref
  *  whose ranks are processes, or of which a hint is there. Errors: those of ari_check_run and of writing dumps,
  *  AR_ERR_IO. */
 AR_NODISCARD ar_status ari_check_explain(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
-/** Fills the memory of `run`. counted: [world]. Errors: those of ari_cluster_dry, of ari_memory_states, of a device. */
-AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o,
+/** Fills memory and shapes of `run`: what the ranks counted and reported beside a dry run of each. ranks, counted:
+ *  [world]. Errors: those of ari_cluster_dry, of ari_memory_states, of a device, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o,
                                         const ar_rank_memory *counted);
-/** Fills the shapes of `run`: what the ranks found, all of them, beside the list of operations; nothing of a module.
- *  Errors: those of ari_operations, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_check_shapes(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o);
+/** Makes each kind of memory the larger of the two. */
+void ari_memory_raise(ar_rank_memory *most, const ar_rank_memory *m);
 /** The run ended, or did not begin, with what ar_error_message says. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_run_failed(ar_check_run *run);
 /** Frees what it holds. */
@@ -129,12 +129,12 @@ AR_NODISCARD ar_status ari_module_options_check(const ar_module_case *c, const a
 /** "mlp.down.weight, linear (forward): has P(sum), needs R, missing_reduction: all-reduce over tp". Returns text. */
 const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding *f);
 
-/** AR_OK: on every rank and queue the collectives of the run are those of the list, in its order, each with kind,
- *  ranks, elements, dtype and tag; and, where the trace has virtual time, the flops of all products are 2 a
- *  multiply-add. The run is of max(steps, 1) steps. Errors: AR_ERR_DATA with the first that differs in the message,
- *  *cause is then one of ari_call_causes, or NULL where the products differ; AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ari_recorded_calls(const char **cause, const ari_step_case *c, const ar_trace *t);
-
+/** AR_OK: on every rank and queue the run has made the collectives of a dry run without a fault, in its order, each
+ *  with kind, ranks, elements, dtype and tag. ref: whose routes the experts had; NULL: experts in turn. Errors:
+ *  AR_ERR_DATA with the first that differs in the message, *cause is then one of ari_call_causes; those of
+ *  ari_cluster_dry. */
+AR_NODISCARD ar_status ari_recorded_calls(const char **cause, const ari_reference *ref, const ari_cluster_options *o,
+                                          const ar_trace *t);
 /* Causes of a difference in calls alone: identifiers of causes.md for runs whose values all agree. */
 typedef enum ari_call_cause { ARI_CALL_REPEATED, ARI_CALL_ADDED, ARI_CALL_LEFT_OUT, ARI_CALL_CAUSES } ari_call_cause;
 extern const char *const ari_call_causes[ARI_CALL_CAUSES];

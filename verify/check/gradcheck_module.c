@@ -340,7 +340,7 @@ static ar_status rank_body(void *user, ar_ctx *ctx)
     ar_gradcheck_module_report *r = k->report;
     ar_status st = AR_OK;
     k->ctx = ctx;
-    AR_TRY(ari_module_build(k->c, k->o->run.seed, false, ctx, &k->module, &k->loss));
+    AR_TRY(ari_module_build(k->c, k->o->run.seed, ctx, &k->module, &k->loss));
     k->batch.global_batch = k->batch.batch;
     k->batch.first_sample = 0;
     AR_TRY_TO(done, st, ari_loss_targets(&k->batch.targets, k->loss, ctx, &k->batch));

@@ -9,12 +9,12 @@
 #include "ref/context/context_private.h"
 #include "ref/core/clock.h"
 #include "ref/core/wait.h"
-#include "ref/dry/dry.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
 #include "ref/models/model_private.h"
 #include "ref/models/stages.h"
-#include "ref/placement/ledger.h"
+#include "ref/record/dry.h"
+#include "ref/record/ledger.h"
 #include "ref/train/ddp_private.h"
 #include "ref/train/train_private.h"
 #include "verify/run/process_run.h"
@@ -53,12 +53,12 @@ static ar_status create_model(ari_trainer *t, ar_ctx *ctx, const ari_cluster_opt
     AR_TRY(ari_module_list(&t->params, &t->n, t->module));
     if (o->weights)
         return ari_model_set(t->model, ctx, o->weights, o->weights_user);
-    return o->dry ? AR_OK : ar_model_fresh(t->model, ctx, o->run.seed);
+    return ar_model_fresh(t->model, ctx, o->run.seed);
 }
 
 static ar_status create_module(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
 {
-    AR_TRY(ari_module_build(o->module, o->run.seed, o->dry, ctx, &t->module, &t->loss));
+    AR_TRY(ari_module_build(o->module, o->run.seed, ctx, &t->module, &t->loss));
     return ari_module_list(&t->params, &t->n, t->module);
 }
 
@@ -328,16 +328,18 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
     ARI_OWNED float *losses = NULL;
     ARI_OWNED_BY(ari_comm_destroy) ar_comm *world = NULL;
     ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
-    own.run.steps = o->routes || o->module ? o->run.steps : o->run.steps > 0;
+    own.run.steps = o->routes || o->module || o->ledger ? o->run.steps : o->run.steps > 0;
     own.run.fault = AR_FAULT_NONE;
     own.run.process = NULL;
     own.dry = true;
     own.weights = NULL;
-    own.tap = o->tap ? ignore : NULL;
-    own.tap_user = NULL;
+    if (!o->dry) {
+        own.tap = o->tap ? ignore : NULL;
+        own.tap_user = NULL;
+    }
     AR_TRY(ARI_ALLOC(&losses, ari_run_steps(&own.run), "losses"));
     rank_result result = {.loss = losses};
-    AR_TRY(ari_dry_comm_create(&world, rank, ar_parallel_world(&o->run.parallel)));
+    AR_TRY(ari_dry_comm_create(&world, rank, ar_parallel_world(&o->run.parallel), o->ledger));
     AR_TRY(ari_dry_device_create(&device, like));
     AR_TRY(run_rank(world, device, &own, false, &result));
     *m = result.memory;

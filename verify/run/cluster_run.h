@@ -20,13 +20,13 @@ typedef struct ari_cluster_options {
     void *weights_user;
     uint64_t attempt;               /* which of several runs alike this is, from 0 */
     bool forward_only;              /* neither a DDP object nor an optimizer */
-    bool dry;                       /* on a device without contents: parameters get no values */
+    bool dry;                       /* on a device without contents: parameters get no values, and `tap` hears zeros */
     const ari_known_routes *routes; /* of a dry run; NULL: experts get equally many rows */
     ar_tap_fn tap;                  /* NULL: nobody listens */
     void **tap_user;                /* [world] */
     ar_rank_memory *memory;         /* [world], written where the run succeeds; NULL: not asked for */
     const ar_module_case *module;   /* trained in place of config's model; its batches are `batch`. NULL: that model */
-    struct ari_ledger *ledger;      /* of a dry run of a module: its ranks' operations; NULL: not asked for */
+    struct ari_ledger *ledger;      /* record of a dry run: operations and collectives; NULL: not asked for */
     bool each_alone;                /* of a module: no DDP object without zero, each gradient is summed on its own */
     /* A rank's work instead of the model's step: NULL, or called on every rank. */
     ar_status (*body)(void *user, ar_ctx *ctx);
@@ -65,6 +65,7 @@ typedef struct ari_dry_memory {
 
 /** The memory of one rank, by one step of it on nothing, or of a module and where routes are known all of them: no rank
  *  runs, no weight is drawn, no value is computed, and no memory of the model's size is taken. A fault is not looked at.
+ *  Where o->dry is set already, o->tap listens to it; else to the run alone.
  *  like: whose operands and blocks are counted; NULL: the CPU device's. Errors: those of a rank that runs, but for what
  *  its values say. */
 AR_NODISCARD ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int rank,
@@ -98,10 +99,10 @@ AR_NODISCARD ar_status ari_trainer_step(ar_train_result *result, ari_trainer *t,
 AR_NODISCARD ar_status ari_module_case_check(const ar_module_case *c);
 /** The batches of all n steps. Gives; free(). Errors: the case's, AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_module_batches(ar_batch **gives, const ar_module_case *c, size_t n);
-/** Builds the module and the loss of a case, and unless it is dry gives the parameters their first values. On error both
+/** Builds the module and the loss of a case, and gives the parameters their first values. On error both
  *  are NULL. */
-AR_NODISCARD ar_status ari_module_build(const ar_module_case *c, uint64_t seed, bool dry, ar_ctx *ctx,
-                                        ar_module **module, ar_loss **loss);
+AR_NODISCARD ar_status ari_module_build(const ar_module_case *c, uint64_t seed, ar_ctx *ctx, ar_module **module,
+                                        ar_loss **loss);
 
 /** Builds a case's module whole, on one rank on nothing, and calls with its parameters. Errors: the case's, fn's. */
 AR_NODISCARD ar_status ari_module_look(const ar_module_case *c, const ar_run *run,

@@ -30,8 +30,7 @@ ar_status ari_module_batches(ar_batch **gives, const ar_module_case *c, size_t n
     return AR_OK;
 }
 
-ar_status ari_module_build(const ar_module_case *c, uint64_t seed, bool dry, ar_ctx *ctx, ar_module **module,
-                           ar_loss **loss)
+ar_status ari_module_build(const ar_module_case *c, uint64_t seed, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
     *module = NULL;
     *loss = NULL;
@@ -40,7 +39,7 @@ ar_status ari_module_build(const ar_module_case *c, uint64_t seed, bool dry, ar_
     AR_TRY(c->build(c->user, ctx, &m, &l));
     if (!m || !l)
         return ar_error_set(AR_ERR_ARG, "%s: build gave no %s", c->name, m ? "loss" : "module");
-    if (!c->own_weights && !dry)
+    if (!c->own_weights)
         AR_TRY(ar_module_fresh(m, ctx, seed));
     ARI_GIVE(module, m);
     ARI_GIVE(loss, l);
@@ -60,7 +59,7 @@ static ar_status look(void *user, ar_ctx *ctx)
     ARI_OWNED_BY(ar_loss_destroy) ar_loss *loss = NULL;
     ARI_OWNED ar_param **params = NULL;
     size_t n = 0;
-    AR_TRY(ari_module_build(k->c, 0, true, ctx, &module, &loss));
+    AR_TRY(ari_module_build(k->c, 0, ctx, &module, &loss));
     AR_TRY(ari_module_list(&params, &n, module));
     return k->fn(k->user, params, n);
 }

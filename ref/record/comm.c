@@ -5,7 +5,8 @@
 #include "ref/comm/comm_private.h"
 #include "ref/comm/moves.h"
 #include "ref/core/size.h"
-#include "ref/dry/dry.h"
+#include "ref/record/dry.h"
+#include "ref/record/ledger.h"
 
 /* Elements of a sum that this rank makes: it reads them of every other rank. */
 static size_t combined_count(const ar_comm *c, const ari_call *call)
@@ -16,6 +17,12 @@ static size_t combined_count(const ar_comm *c, const ari_call *call)
     ari_comm_slice(call->count, c->size, c->rank, &start, &count);
     return 2 * count; /* once more to all of them */
 }
+
+/* A rank's communicator, and those made of it. */
+typedef struct dry_comm {
+    ar_comm base;
+    ari_ledger *ledger; /* borrowed; NULL: no calls are recorded */
+} dry_comm;
 
 /* The bytes that would move are counted on who sends them, or makes a part of a sum: all ranks together count each
  * once. */
@@ -32,8 +39,10 @@ static ar_status dry_run(ar_comm *c, const ari_call *call)
         while (ari_next_part(&sent, &part))
             count += part.peer != c->rank ? part.count : 0;
     }
-    ari_moved_add(&c->moved, 0, count * ar_dtype_bytes(call->dtype));
-    return AR_OK;
+    const uint64_t bytes = count * ar_dtype_bytes(call->dtype);
+    ari_ledger *ledger = ((dry_comm *)c)->ledger;
+    ari_moved_add(&c->moved, 0, bytes);
+    return ledger && c->size > 1 ? ari_ledger_call_add(ledger, call, c->size, bytes) : AR_OK;
 }
 
 static ar_status dry_split(ar_comm **gives, ar_comm *c, int color, int key)
@@ -44,8 +53,7 @@ static ar_status dry_split(ar_comm **gives, ar_comm *c, int color, int key)
 
 static ar_status dry_join(ar_comm **gives, ar_comm *c, int rank, int size)
 {
-    (void)c;
-    return ari_dry_comm_create(gives, rank, size);
+    return ari_dry_comm_create(gives, rank, size, ((dry_comm *)c)->ledger);
 }
 
 static ar_status dry_error(const ar_comm *c, const char **message)
@@ -66,7 +74,7 @@ static void dry_destroy(ar_comm *c)
     free(c);
 }
 
-ar_status ari_dry_comm_create(ar_comm **gives, int rank, int size)
+ar_status ari_dry_comm_create(ar_comm **gives, int rank, int size, ari_ledger *ledger)
 {
     static const ari_comm_ops ops = {.run = dry_run,
                                      .split = dry_split,
@@ -74,7 +82,10 @@ ar_status ari_dry_comm_create(ar_comm **gives, int rank, int size)
                                      .error = dry_error,
                                      .abort = dry_abort,
                                      .destroy = dry_destroy};
-    AR_TRY(ARI_ALLOC_ZERO(gives, 1, "a communicator"));
-    ari_comm_init(*gives, &ops, rank, size);
+    dry_comm *c = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&c, 1, "a communicator"));
+    ari_comm_init(&c->base, &ops, rank, size);
+    c->ledger = ledger;
+    *gives = &c->base;
     return AR_OK;
 }

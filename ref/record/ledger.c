@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/placement/ledger.h"
+#include "ref/record/ledger.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "ref/comm/call.h"
 #include "ref/context/context.h"
 #include "ref/context/context_private.h"
+#include "ref/core/queue_private.h"
 #include "ref/core/size.h"
 #include "ref/placement/placement_private.h"
 
@@ -21,6 +23,7 @@ void ari_ledger_fini(ari_ledger *f)
 {
     free(f->value);
     free(f->record);
+    free(f->call);
 }
 
 static void destroy(ari_ledger *f)
@@ -90,6 +93,23 @@ ar_status ari_ledger_check(ar_ctx *c)
     l->strict = true;
     ari_ledger_use(c, l);
     c->end_ledger = destroy;
+    return AR_OK;
+}
+
+/* --- collectives -------------------------------------------------------------------------------------------------- */
+
+ar_status ari_ledger_call_add(ari_ledger *l, const ari_call *call, int ranks, uint64_t bytes)
+{
+    const bool counts = call->counts && call->kind != ARI_ALL_TO_ALL;
+    ari_ledger_call c = {.kind = call->kind,
+                         .dtype = call->dtype,
+                         .ranks = ranks,
+                         .count = counts ? ari_counts_before(call->counts, ranks) : call->count,
+                         .bytes = bytes};
+    snprintf(c.tag, sizeof c.tag, "%s", call->tag);
+    snprintf(c.queue, sizeof c.queue, "%s", call->on ? ari_queue_name(call->on) : "");
+    AR_TRY(ARI_GROW(&l->call, &l->call_room, l->calls, "collectives"));
+    l->call[l->calls++] = c;
     return AR_OK;
 }
 

@@ -34,6 +34,16 @@ typedef struct ari_ledger_record {
     uint64_t bytes; /* that this rank sends until the next operation */
 } ari_ledger_record;
 
+/* A collective of more than one rank, as the rank called it. */
+typedef struct ari_ledger_call {
+    unsigned kind; /* ari_kind (ref/comm/call.h) */
+    ar_dtype dtype;
+    int ranks;      /* of the group */
+    size_t count;   /* elements of the call: of a v-form, of all ranks together; of an all-to-all 0 */
+    uint64_t bytes; /* that this rank sends */
+    char tag[160], queue[24];
+} ari_ledger_call;
+
 typedef struct ari_ledger {
     bool strict; /* a value that is not placed as declared ends the pass */
     const char *module;
@@ -43,7 +53,9 @@ typedef struct ari_ledger {
     size_t values, value_room;
     ari_ledger_record *record; /* [records]; none where it is strict */
     size_t records, record_room;
-    size_t first; /* record of the rank that runs */
+    size_t first;          /* record of the rank that runs */
+    ari_ledger_call *call; /* [calls], in the order of the calls; none where it is strict */
+    size_t calls, call_room;
 } ari_ledger;
 /** c writes into it from now on; l must outlive the context. NULL: nothing. */
 void ari_ledger_use(ar_ctx *c, ari_ledger *l);
@@ -51,6 +63,9 @@ void ari_ledger_use(ar_ctx *c, ari_ledger *l);
 AR_NODISCARD ar_status ari_ledger_check(ar_ctx *c);
 /** Frees what it holds. */
 void ari_ledger_fini(ari_ledger *f);
+struct ari_call;
+/** Adds a collective of `ranks` ranks in which this rank sends so many bytes. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_ledger_call_add(ari_ledger *l, const struct ari_call *call, int ranks, uint64_t bytes);
 
 /* The innermost module that runs, and its pass. */
 typedef struct ari_ledger_place {

@@ -7,7 +7,7 @@
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
 #include "ref/cpu/device.h"
-#include "ref/dry/dry.h"
+#include "ref/record/dry.h"
 
 /* No process has memory there; whoever reads it ends. */
 #define FIRST ((uintptr_t)1 << 62)
