@@ -157,7 +157,7 @@ class Runs(LaunchTest):
         """What a run of two machines' ranks has printed and written is right."""
         self.assertIn(f": rank 0 of {ranks}\n", out)
         self.assertIn("check: the same bits: every tensor equals the one-rank baseline", out)
-        self.assertRegex(out, rf"{layout}: all [\d,]+ parts of weights and outputs have the layout's shapes")
+        self.assertRegex(out, rf"{layout}: all [\d,]+ parts of tensors have the layout's shapes")
         self.assertRegex(out, r"outputs of the last step: one hash, \w{12}, on one rank and in this layout")
         self.assertIn("the weights have the hash that was expected", out)
         run = json.loads((self.folder / "out/check.json").read_text(encoding="utf-8"))["models"][0]["runs"][0]
