@@ -11,8 +11,9 @@ typedef struct sorting {
     size_t slots;                /* of each rank */
     size_t samples, own_samples; /* of all those whose rows come here, of one rank */
     size_t first_expert;         /* of this rank's, of which there are groups.n */
-    int32_t *expert;             /* [ranks, slots] */
-    bool gathered;               /* the tokens of all ranks come here */
+    int32_t *expert;             /* [ranks, slots]; NULL: the experts in turn */
+    size_t experts;
+    bool gathered; /* the tokens of all ranks come here */
     int64_t *place, *slot_of, *arrived, *departed;
     size_t *next; /* of each expert, or of each expert's samples: rows that have their slot */
     ari_arena *memory;
@@ -38,17 +39,28 @@ static ar_status check_experts(const int32_t *expert, size_t slots, size_t k, co
  * same samples, whose they are. */
 static ar_status read_experts(sorting *s, ar_ctx *ctx, const ari_routing *of, int sharer)
 {
+    if (ctx->device->hollow && !ctx->routes)
+        return AR_OK;
+    if (!s->expert)
+        AR_TRY(ARI_TAKE(&s->expert, s->memory, s->ranks * s->slots, "the experts of tokens"));
     AR_TRY(ar_ctx_download(ctx, s->expert, of->all));
-    if (ctx->device->hollow && ctx->routes)
+    if (ctx->device->hollow)
         AR_TRY(ctx->routes->read(ctx->routes->user, ctx, s->expert, of->all->shape, of->name, sharer));
-    for (size_t i = 0; i < s->ranks * s->slots && ctx->device->hollow && !ctx->routes; i++)
-        s->expert[i] = (int32_t)(i % of->experts);
     return check_experts(s->expert, s->ranks * s->slots, s->k, of->name);
 }
 
-/* The rows that this rank sends: its slots by expert. next: [experts + 1], zero. */
-static void sort_sent(sorting *s, size_t experts)
+/* Where the experts come in turn, slot i of all ranks' being expert i mod `experts`: how many of the slots in
+ * [first, first + count) are of an expert. */
+static size_t count_in_turn(const sorting *s, size_t expert, size_t first, size_t count)
 {
+    const size_t before = (first + s->experts - 1 - expert) / s->experts;
+    return (first + count + s->experts - 1 - expert) / s->experts - before;
+}
+
+/* The rows that this rank sends: its slots by expert. next: [experts + 1], zero. */
+static void sort_sent(sorting *s)
+{
+    const size_t experts = s->experts;
     const int32_t *expert = s->expert + s->me * s->slots;
     for (size_t i = 0; i < s->slots; i++)
         s->next[expert[i] + 1]++;
@@ -79,11 +91,17 @@ static size_t sample_of(const sorting *s, size_t rank, size_t i)
 /* rows of run [expert, sample], e * width + k, += the rows of each expert that are of each sample. */
 static void count_runs(size_t *rows, size_t width, const ari_routes *r, const sorting *s)
 {
+    const size_t each = s->own_samples > 0 ? s->slots / s->own_samples : 1; /* slots of a sample */
     size_t e = 0;
     for (size_t rank = 0; rank < s->ranks; rank++) {
-        for (size_t i = 0; i < s->slots; i++) {
+        for (size_t i = 0; i < s->slots && s->expert; i++) {
             if (comes_here(&e, r, s, rank, i))
                 rows[e * width + sample_of(s, rank, i)]++;
+        }
+        for (size_t i = 0; i < s->slots && !s->expert; i += each) {
+            for (e = 0; e < r->groups.n; e++)
+                rows[e * width + sample_of(s, rank, i)] +=
+                    count_in_turn(s, s->first_expert + e, rank * s->slots + i, each);
         }
     }
 }
@@ -138,11 +156,15 @@ static void count_moved(ari_routes *r, const sorting *s)
 {
     size_t e = 0;
     for (size_t rank = 0; rank < s->ranks; rank++) {
-        for (size_t i = 0; i < s->slots; i++)
+        for (size_t i = 0; i < s->slots && s->expert; i++)
             r->receives[rank] += comes_here(&e, r, s, rank, i);
+        for (e = 0; e < r->groups.n && !s->expert; e++)
+            r->receives[rank] += count_in_turn(s, s->first_expert + e, rank * s->slots, s->slots);
     }
-    for (size_t i = 0; i < s->slots; i++)
+    for (size_t i = 0; i < s->slots && s->expert; i++)
         r->sends[(size_t)s->expert[s->me * s->slots + i] / r->groups.n]++;
+    for (e = 0; e < s->experts && !s->expert; e++)
+        r->sends[e / r->groups.n] += count_in_turn(s, e, s->me * s->slots, s->slots);
 }
 
 /* all [ranks, tokens, n] from each rank's own [tokens, n]. */
@@ -201,12 +223,12 @@ ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expe
 
 static ar_status make_sent(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_routing *of)
 {
-    AR_TRY(ARI_TAKE(&s->expert, s->memory, s->ranks * s->slots, "the experts of tokens"));
     AR_TRY(read_experts(s, ctx, of, ar_comm_rank(ctx->expert_sequence)));
     AR_TRY(ARI_TAKE(&s->place, s->memory, s->slots, "rows of experts"));
     AR_TRY(ARI_TAKE(&s->slot_of, s->memory, s->slots, "slots of tokens"));
     AR_TRY(ARI_TAKE(&s->next, s->memory, of->experts + 1, "rows of experts"));
-    sort_sent(s, of->experts);
+    if (s->expert)
+        sort_sent(s);
     AR_TRY(ari_numbers(ctx, &r->place, AR_I64, s->slots, s->place));
     return ari_numbers(ctx, &r->slot_of, AR_I64, s->slots, s->slot_of);
 }
@@ -245,7 +267,8 @@ static ar_status make_moved(ari_routes *r, sorting *s, ar_ctx *ctx)
     AR_TRY(ARI_TAKE(&s->next, s->memory, r->groups.n * (s->samples + 1), "rows of samples"));
     AR_TRY(ARI_TAKE(&s->arrived, s->memory, r->rows, "received rows"));
     AR_TRY(ARI_TAKE(&s->departed, s->memory, r->rows, "received rows"));
-    AR_TRY(sort_received(r, s));
+    if (s->expert)
+        AR_TRY(sort_received(r, s));
     AR_TRY(ari_numbers(ctx, &r->arrived, AR_I64, r->rows, s->arrived));
     return ari_numbers(ctx, &r->departed, AR_I64, r->rows, s->departed);
 }
@@ -261,6 +284,7 @@ ar_status ari_routes_make(ari_routes *r, ar_ctx *ctx, const ari_routing *of)
                  .ranks = ranks,
                  .me = (size_t)ar_comm_rank(ctx->ep),
                  .k = of->all->shape[2],
+                 .experts = of->experts,
                  .slots = tokens * of->all->shape[2],
                  .samples = ranks > 1 ? ranks / sharers * of->samples : of->samples,
                  .own_samples = of->samples,
