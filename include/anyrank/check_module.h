@@ -44,7 +44,7 @@ void ar_check_module_text(const ar_check_report *r, char *text, size_t cap);
  *  result is unknown until the module reports or redistributes it. */
 typedef struct ar_module_operation {
     char name[128];             /* of the module or parameter */
-    const char *operation;      /* "linear", "contract", "norm", "sum", "enter_region", ..; static storage */
+    const char *operation;      /* "product", "contract", "norm", "sum", "enter_region", ..; static storage */
     const char *pass;           /* "forward", "backward" */
     char takes[AR_LINT_PLACED]; /* placement of its input over the tensor-parallel ranks; "?": unknown */
     char makes[AR_LINT_PLACED]; /* placement of its output; "": no output */
@@ -57,9 +57,9 @@ typedef struct ar_module_operation {
 typedef struct ar_module_inspection {
     char name[96];                  /* of the module */
     ar_parallel parallel;           /* the layout */
-    ar_lint_report *lint;           /* problems with placements over the tensor-parallel ranks */
+    ar_lint_report *lint;           /* problems with placements along every axis */
     ar_module_operation *operation; /* [operations] of one step on rank 0 (in a pipeline: on the first rank of each
-                                       stage, one after the other); none without tensor parallelism */
+                                       stage, one after the other) */
     size_t operations;
     uint64_t bytes;        /* bytes that all ranks send in run->steps steps */
     ar_rank_memory memory; /* of each kind the maximum over ranks */

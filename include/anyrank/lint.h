@@ -32,7 +32,6 @@ AR_BEGIN_DECLS
     X(repeated_operation, "the same operation is there twice")                                                        \
     X(local_count, "the loss is divided by another number than the targets of all samples")                           \
     X(missing_broadcast, "ranks use weights that each has drawn for itself")                                          \
-    X(wrong_extent, "a rank's part is not as long as the placement makes it")                                         \
     X(unmatched_message, "a stage of a pipeline sends what no other receives, or waits for what no other sends")      \
     X(wrong_stage, "an operation is on a stage of the pipeline that does not have its layer")
 /* clang-format on */

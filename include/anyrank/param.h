@@ -40,6 +40,7 @@ typedef struct ar_param {
     bool transposed;             /* stored [in, out] (GPT-2's Conv1D); the layer uses the transposed view [out, in] */
     bool requires_grad;          /* false: frozen; no gradient is computed, no update made */
     uint64_t version;            /* counts changes of value; cached operands of an older version are computed again */
+    size_t recorded;             /* its number in a record of operations; 0: it is in none */
     int uses;                    /* number of modules of the model that use it; 2 for a tied weight */
     bool spread;                 /* replicated over the tensor-parallel ranks, each of which computes a part of the
                                     gradient (with sequence parallelism: for its own tokens): reduced over this group

@@ -15,6 +15,7 @@ void ari_comm_init(ar_comm *c, const ari_comm_ops *ops, int rank, int size)
     c->ops = ops;
     c->rank = rank;
     c->size = size;
+    c->over = -1;
     atomic_init(&c->moved.read, 0);
     atomic_init(&c->moved.written, 0);
     for (int k = 0; k < ARI_KIND_COUNT; k++)
@@ -186,11 +187,20 @@ ar_status ari_comm_split(ar_comm **gives, ar_comm *c, int color, int key)
     return AR_OK;
 }
 
+void ari_comm_name_group(ar_comm *c, int over)
+{
+    if (c)
+        c->over = over;
+}
+
 ar_status ari_comm_join(ar_comm **gives, ar_comm *c, int color, int rank, int size)
 {
     if (gives && c && c->ops->join) {
         *gives = NULL;
-        return color < 0 ? AR_OK : c->ops->join(gives, c, rank, size);
+        AR_TRY(color < 0 ? AR_OK : c->ops->join(gives, c, rank, size));
+        if (*gives)
+            (*gives)->over = c->over;
+        return AR_OK;
     }
     AR_TRY(ari_comm_split(gives, c, color, rank));
     if (!*gives || ((*gives)->rank == rank && (*gives)->size == size))

@@ -36,6 +36,7 @@ typedef struct ari_comm_ops {
 struct ar_comm {
     const ari_comm_ops *ops;
     int rank, size;
+    int over; /* of a context's groups: an ari_over (ref/core/axis.h), which groups made of it have too; else -1 */
     ari_moved moved;
     _Atomic uint64_t calls[ARI_KIND_COUNT];
 };

@@ -18,6 +18,8 @@ AR_NODISCARD ar_status ari_comm_split(ar_comm **gives, ar_comm *c, int color, in
 /** The same of ranks that know what comes of it: `size` of them give this color, and this one becomes number `rank`.
  *  Errors: also AR_ERR_MISMATCH (it does not). */
 AR_NODISCARD ar_status ari_comm_join(ar_comm **gives, ar_comm *c, int color, int rank, int size);
+/** Says which of a context's groups it is (ref/core/axis.h), for a record. Accepts NULL. */
+void ari_comm_name_group(ar_comm *c, int over);
 /** Ends the world, with `st` and this reason (copied): wakes every other rank of every group of it with
  *  AR_ERR_ABORTED. First call wins. From any thread. Accepts NULL. */
 void ari_comm_abort(ar_comm *c, ar_status st, const char *why);

@@ -196,6 +196,7 @@ ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_t
     if (made->heads == 0) {
         ar_comm *all = inner == 1 ? c->tp : c->replicas.stage ? c->replicas.stage : c->world;
         AR_TRY(ari_comm_join(&made->comm, all, (inner > 1 ? team * kv_heads : 0) + place / each, place % each, each));
+        ari_comm_name_group(made->comm, ARI_OVER_COPIES);
         made->heads = kv_heads;
     }
     if (made->heads != kv_heads)

@@ -244,3 +244,11 @@ size_t ari_layout_local(const ar_layout *o, int dim)
     }
     return end;
 }
+
+size_t ari_tensor_span(const ar_tensor *t)
+{
+    ptrdiff_t last = 0;
+    for (int d = 0; d < t->ndim; d++)
+        last += t->shape[d] > 0 ? (ptrdiff_t)(t->shape[d] - 1) * t->stride[d] : 0;
+    return ((size_t)last + 1) * ar_dtype_bytes(t->dtype);
+}

@@ -15,6 +15,8 @@ AR_NODISCARD ar_status ari_dtype_parse(ar_dtype *t, const char *name);
 ar_tensor ari_tensor_flat(ar_dtype dtype, ar_buf data, size_t n);
 /** True if the elements lie in row-major order without gaps. */
 bool ari_tensor_is_contiguous(const ar_tensor *t);
+/** Bytes from its first element to the end of its last one. */
+size_t ari_tensor_span(const ar_tensor *t);
 /** The 2-D view [rows, cols] of a contiguous tensor, cols its last extent. */
 ar_tensor ari_tensor_rows(const ar_tensor *t);
 /** The same elements with the last two dimensions swapped (ndim >= 2). */

@@ -29,6 +29,7 @@ static ar_status add_residual(const branch *b, ar_ctx *ctx, ar_tensor *y, const 
     if (b->scale != 0.0f)
         AR_TRY(ARI_KERNEL(ctx, scale, x, x, b->scale));
     AR_TRY(ari_dropout_on(ctx) ? ari_drop_add_tokens(d, ctx, y, residual, x) : ARI_KERNEL(ctx, add, y, residual, x));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .in = {x, residual}, .out = {y}));
     ar_ctx_release(ctx, x);
     ari_work_moves(ARI_GPU_MOVES_RESIDUAL, false, ar_tensor_count(y));
     return AR_OK;
@@ -110,6 +111,7 @@ static ar_status drop_backward(const branch *b, ar_ctx *ctx, ar_tensor *dropped,
 ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *more)
 {
     AR_TRY(ARI_KERNEL(ctx, add, dx, dx, more));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .in = {more, dx}, .out = {dx}));
     ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(dx));
     ar_ctx_release(ctx, more);
     return AR_OK;
@@ -140,6 +142,7 @@ static ar_status back_past(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_ten
     if (!b->part[BEFORE]) {
         AR_TRY(ari_like(ctx, dx, dy, dy->shape[dy->ndim - 1]));
         AR_TRY(ARI_KERNEL(ctx, add, dx, dy, din));
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .in = {din, dy}, .out = {dx}));
         ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(dx));
         ar_ctx_release(ctx, din);
         return AR_OK;

@@ -121,6 +121,7 @@ ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar
 {
     AR_TRY(drop_tokens(d, ctx, &(dropped){.y = y, .x = x}));
     ari_work_moves(ARI_GPU_MOVES_DROPOUT, pass == 'b', ar_tensor_count(y));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_DROPOUT, .in = {x}, .out = {y}));
     return pass ? ari_tap_tokens(ctx, d->name, NULL, pass, y) : AR_OK;
 }
 

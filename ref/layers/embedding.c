@@ -189,6 +189,16 @@ static ar_status as_activation(ar_ctx *ctx, ar_tensor *y, ar_tensor *x)
     return AR_OK;
 }
 
+static ar_status note_rows(embedding *e, ar_ctx *ctx, const ar_tensor *row_of, const ar_tensor *y, ar_placement makes)
+{
+    static const ar_placement rows = {AR_SHARD, 0}, columns = {AR_SHARD, 1}; /* also of a table of one row */
+    const ar_placement *placed = e->split == AR_EMBEDDING_VOCAB    ? &rows
+                                 : e->split == AR_EMBEDDING_HIDDEN ? &columns
+                                                                   : NULL;
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_EMBEDDING, .name = e->token.name, .in = {row_of}, .out = {y},
+                    .param = &(ar_param *){&e->token}, .params = 1, .placed = placed, .makes = &makes);
+}
+
 /* The tokens' rows, [b, s, h] of the positions that this rank has between the regions. */
 static ar_status token_rows(embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *row_of, const ar_batch *batch)
 {
@@ -198,12 +208,14 @@ static ar_status token_rows(embedding *e, ar_ctx *ctx, ar_tensor *token, const a
     AR_TRY(ari_fault_token_rows(ctx, &rows, &e->token, e->start, e->rows, batch));
     AR_TRY(as_activation(ctx, &all, &rows));
     if (e->split == AR_EMBEDDING_HIDDEN)
+        AR_TRY(note_rows(e, ctx, row_of, &all, ari_shard_features));
+    if (e->split == AR_EMBEDDING_HIDDEN)
         AR_TRY(ari_features_to_stream(ctx, token, &all, e->token.name));
     else
         AR_TRY(e->split == AR_EMBEDDING_VOCAB ? select_rows(e, ctx, token, &all) : own_rows_of(e, ctx, token, &all));
     ari_release_placed(ctx, &all, token);
     ari_work_moves(ARI_GPU_MOVES_EMBEDDING, false, ar_tensor_count(token));
-    return AR_OK;
+    return e->split == AR_EMBEDDING_HIDDEN ? AR_OK : note_rows(e, ctx, row_of, token, ari_placed_stream(ctx));
 }
 
 /* Learned positions come after the selection, so that each rank adds those it holds. Ends `token`. */
@@ -217,6 +229,8 @@ static ar_status add_positions(embedding *e, ar_ctx *ctx, ar_saved *saved, ar_te
     AR_TRY(ari_like(ctx, y, token, e->h));
     AR_TRY(ARI_KERNEL(ctx, add, y, token, &position));
     ari_work_moves(ARI_GPU_MOVES_POSITIONS, false, ar_tensor_count(y));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_POSITIONS, .name = e->position.name, .in = {token}, .out = {y},
+                    .param = &(ar_param *){&e->position}, .params = 1));
     ARI_RELEASE(ctx, &position, token);
     return ar_saved_push(saved, e, SAVED_POSITION_ROWS, &at);
 }
@@ -264,10 +278,13 @@ static ar_status token_gradient(embedding *e, ar_ctx *ctx, const ar_tensor *dy, 
         terms = ari_tensor_rows(&own);
     } else if (ari_ctx_sp(ctx)) {
         AR_TRY(ari_gather_rank_major(ctx, &terms, dy, e->token.name));
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = e->token.name, .in = {dy}, .out = {&terms},
+                        .needs = &ari_shard_tokens, .makes = &ari_replicated));
     }
     if (e->scale > 0.0f)
         AR_TRY(scale_terms(e, ctx, &terms, dy));
     AR_TRY(ctx->arith->grad_rows(ctx, &e->token, &terms, ar_const(row_of->data)));
+    AR_TRY(ari_note_gradient(ctx, &e->token, row_of, &terms));
     ari_release_placed(ctx, &terms, dy);
     return AR_OK;
 }
@@ -302,7 +319,8 @@ ar_status ari_embedding_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
         return AR_OK;
     const ar_tensor terms = ari_tensor_rows(&dsum);
     AR_TRY(ar_saved_pop(saved, e, SAVED_POSITION_ROWS, &at));
-    return ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data));
+    AR_TRY(ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data)));
+    return ari_note_gradient(ctx, &e->position, NULL, &dsum);
 }
 
 /* --- as a module -------------------------------------------------------------------------------------------------- */

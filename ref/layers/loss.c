@@ -36,6 +36,7 @@ ar_status ari_loss_total(ar_param *sum, ar_ctx *ctx, float *total)
     if (sum->spread)
         AR_TRY(ctx->arith->grad_reduce(ctx, sum, ctx->tp, "loss"));
     AR_TRY(ctx->arith->grad_reduce(ctx, sum, ctx->dp, "loss"));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS_SUM, .name = "loss"));
     sum->has_grad = true; /* also where this rank added nothing: there is something to make zero now */
     AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 1, &one));
     AR_TRY(ctx->arith->grad_value(ctx, &value, sum));
@@ -53,6 +54,7 @@ ar_status ari_loss_share(ar_ctx *ctx, float *loss)
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, 0, NULL));
     AR_TRY(ar_ctx_upload(ctx, &t, loss));
     AR_TRY(ar_comm_broadcast(ctx->pipeline, ctx->queue, t.data, 1, AR_F32, ranks - 1, "loss"));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS_SUM, .name = "loss"));
     if (ar_comm_rank(ctx->pipeline) + 1 < ranks)
         AR_TRY(ari_tap_world(ctx, "loss", 'f', &t));
     AR_TRY(ar_ctx_download(ctx, loss, &t));
@@ -128,8 +130,10 @@ ar_status ari_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar
     ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream, loss->next);
     ari_ctx_place_batch(ctx, batch);
     ari_span_begin("%s:fwd", loss->name);
+    const ari_ledger_place outer = ari_ledger_enter(ctx, loss->name, 'f');
     if (st == AR_OK)
         st = loss->ops->forward(loss->self, loss, ctx, saved, y, &own.batch);
+    ari_ledger_leave(ctx, outer);
     ari_own_batch_fini(&own);
     return ari_span_end(st);
 }
@@ -143,8 +147,10 @@ ar_status ari_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tens
     ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream, loss->next);
     ari_ctx_place_batch(ctx, batch);
     ari_span_begin("%s:bwd", loss->name);
+    const ari_ledger_place outer = ari_ledger_enter(ctx, loss->name, 'b');
     if (st == AR_OK)
         st = loss->ops->backward(loss->self, loss, ctx, saved, dy, &own.batch, (double)t / ctx->loss_scale);
+    ari_ledger_leave(ctx, outer);
     ari_own_batch_fini(&own);
     return ari_span_end(st);
 }
@@ -313,6 +319,7 @@ static ar_status cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_sa
         AR_TRY(ari_like(ctx, dlogits, &logits, c->rows));
     AR_TRY(ARI_KERNEL(ctx, ce_backward, dlogits, &logits, ar_const(key.data), ar_const(sum.data), ar_const(row_of.data),
                       ar_const(valid.data), &c->options, targets, c->classes));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .in = {&logits}, .out = {dlogits}));
     ari_work_moves(ARI_GPU_MOVES_LOSS, true, ar_tensor_count(dlogits));
     ar_tensor *const used[] = {&key, &sum, &row_of, &valid};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
@@ -405,10 +412,11 @@ static ar_status classifier_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_s
     classifier *c = self;
     const ar_placement held = placed(c, loss);
     ar_tensor terms, logits = *y;
-    AR_TRY(ari_ledger_takes(ctx, c->name, "cross-entropy", y, held, NULL, held));
     AR_TRY(form_logits(c, loss, ctx, saved, &logits));
     AR_TRY(check_labels(c, ctx, loss, y, batch));
     AR_TRY(cross_entropy_forward(&c->loss, ctx, saved, &terms, &logits, batch->labels, labels_of(batch)));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "cross-entropy", .name = c->name, .in = {&logits},
+                    .out = {&terms}, .needs = &held));
     AR_TRY(ari_loss_add_terms(loss, ctx, &terms));
     ar_ctx_release(ctx, &terms);
     return AR_OK;
@@ -487,7 +495,9 @@ static ar_status sum_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *s
                              const ar_batch *batch)
 {
     (void)self, (void)saved, (void)batch;
+    const ar_placement held = loss->stream ? ari_shard_tokens : ari_replicated;
     ari_work_moves(ARI_GPU_MOVES_LOSS, false, ar_tensor_count(y));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "sum", .in = {y}, .needs = &held));
     return ari_loss_add(&loss->sum, ctx, y);
 }
 
@@ -495,10 +505,12 @@ static ar_status sum_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *
                               const ar_batch *batch, double t)
 {
     const size_t *width = self, shape[3] = {batch->batch, batch->seq, *width};
-    (void)loss, (void)saved, (void)t;
+    const ar_placement held = loss->stream ? ari_shard_tokens : ari_replicated;
+    (void)saved, (void)t;
     ctx->use = ARI_USE_BETWEEN;
     AR_TRY(ar_ctx_tensor(ctx, dy, ctx->activations, 3, shape));
     ari_work_moves(ARI_GPU_MOVES_LOSS, true, ar_tensor_count(dy));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "sum", .out = {dy}, .makes = &held));
     return ARI_KERNEL(ctx, fill, dy, (float)ctx->loss_scale);
 }
 
@@ -538,7 +550,6 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
     const size_t n = ar_tensor_count(y);
     const ar_placement held = loss->stream ? ari_shard_tokens : ari_replicated;
     ar_tensor minus_t, difference, terms;
-    AR_TRY(ari_ledger_takes(ctx, s->name, "squared error", y, held, NULL, held));
     if (y->ndim < 1 || !ari_tensor_is_contiguous(y) || y->shape[0] != batch->batch || n != squared_targets(s, batch))
         return ar_error_set(AR_ERR_SHAPE,
                             "%s: %zu elements (%d dimensions) and %zu targets of %zu samples, expected one for each",
@@ -551,6 +562,8 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
     AR_TRY(ar_mul(ctx, &terms, &difference, &difference));
     AR_TRY(ari_loss_add_terms(loss, ctx, &terms));
     ARI_RELEASE(ctx, &terms, &minus_t);
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "squared error", .name = s->name, .in = {y},
+                    .out = {&difference}, .needs = &held));
     return ar_saved_push(saved, self, 0, &difference);
 }
 
@@ -562,6 +575,7 @@ static ar_status squared_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_sav
     AR_TRY(ar_saved_pop(saved, self, 0, &difference));
     AR_TRY(ar_ctx_tensor(ctx, dy, ctx->activations, difference.ndim, difference.shape));
     AR_TRY(ARI_KERNEL(ctx, scale, dy, &difference, t > 0.0 ? (float)(2.0 / t) : 0.0f));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "squared error", .in = {&difference}, .out = {dy}));
     return ar_tap_value(ctx, ((const squared_error *)self)->name, 'b', dy, AR_HELD_WHOLE);
 }
 

@@ -48,6 +48,7 @@ static ar_status first_half(mlp_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
         const ar_tensor gate_rows = half_of(m, &rows, 0);
         const ar_tensor up_rows = half_of(m, &rows, 1);
         AR_TRY(ARI_KERNEL(ctx, gated_forward, &y, &gate_rows, &up_rows, m->o.activation));
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_GATE, .in = {&gate, &up}, .out = {act}));
     }
     ari_work_moves(m->o.gated ? ARI_GPU_MOVES_GATE : ARI_GPU_MOVES_ACTIVATION, false, ar_tensor_count(act));
     AR_TRY(ar_saved_push(saved, m, SAVED_PRE, &pre));
@@ -95,12 +96,14 @@ static ar_status middle_backward(mlp_module *m, ar_ctx *ctx, ar_tensor *dpre, co
     AR_TRY(ari_like(ctx, dpre, pre, pre->shape[pre->ndim - 1]));
     if (!m->o.gated) {
         AR_TRY(ARI_KERNEL(ctx, act_backward, dpre, dact, pre, m->o.activation, &sums[0]));
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .in = {dact}, .out = {dpre}));
         return tap_middle(m, ctx, m->base.name, "fc", 'b', dpre);
     }
     const ar_tensor d = ari_tensor_rows(dpre), p = ari_tensor_rows(pre), dy = ari_tensor_rows(dact);
     const ar_tensor dgate = half_of(m, &d, 0), dup = half_of(m, &d, 1);
     const ar_tensor gate = half_of(m, &p, 0), up = half_of(m, &p, 1);
     AR_TRY(ARI_KERNEL(ctx, gated_backward, &dgate, &dup, &dy, &gate, &up, m->o.activation, &sums[0], &sums[1]));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_GATE, .in = {dact}, .out = {dpre}));
     const ar_tensor tap_gate = half_of(m, dpre, 0), tap_up = half_of(m, dpre, 1);
     AR_TRY(tap_middle(m, ctx, m->base.name, "gate", 'b', &tap_gate));
     return tap_middle(m, ctx, m->base.name, "up", 'b', &tap_up);

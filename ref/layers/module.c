@@ -116,7 +116,8 @@ ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor
 {
     if (held == AR_HELD_UNKNOWN)
         return AR_OK;
-    AR_TRY(ari_ledger_declares(ctx, name, t, held == AR_HELD_WHOLE ? ari_placed_stream(ctx) : ari_shard_features));
+    const ar_placement placed = held == AR_HELD_WHOLE ? ari_placed_stream(ctx) : ari_shard_features;
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_REPORT, .name = name, .in = {t}, .needs = &placed, .pass = pass));
     if (!ari_tapped(ctx))
         return AR_OK;
     if (held == AR_HELD_WHOLE || t->ndim < 1)

@@ -85,18 +85,18 @@ static ar_status combine_inputs(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, c
     AR_TRY(ari_unsummed_refuse(ctx, b, what));
     const ar_tensor left = *a, right = *b; /* y may be a or b */
     AR_TRY(ar_like(ctx, y, &left));
-    AR_TRY(ari_ledger_rows(ctx, what, kind, &left, &right, y));
+    AR_TRY(ARI_NOTE(ctx, .kind = kind, .operation = what, .in = {&left, &right}, .out = {y}));
     return kernel(ctx->device, ctx->queue, y, &left, &right);
 }
 
 ar_status ar_add(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    return combine_inputs(ctx, y, a, b, "sum", ARI_LEDGER_ADDS, ctx->device->ops->add);
+    return combine_inputs(ctx, y, a, b, "sum", ARI_LEDGER_SUM, ctx->device->ops->add);
 }
 
 ar_status ar_mul(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b)
 {
-    return combine_inputs(ctx, y, a, b, "product", ARI_LEDGER_MULTIPLIES, ctx->device->ops->mul);
+    return combine_inputs(ctx, y, a, b, "product", ARI_LEDGER_MULTIPLY, ctx->device->ops->mul);
 }
 
 /* --- rows -------------------------------------------------------------------------------------------------------- */
@@ -108,7 +108,7 @@ ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms)
         return ar_error_set(AR_ERR_SHAPE, "%s: terms of %zu features, expected %zu, contiguous", p->name,
                             terms->ndim > 0 ? terms->shape[terms->ndim - 1] : 0, ar_tensor_count(&p->value));
     const ar_tensor rows = ari_tensor_rows(terms);
-    AR_TRY(ari_ledger_parameter(ctx, p, terms));
+    AR_TRY(ari_note_gradient(ctx, p, NULL, terms));
     return ctx->arith->grad_rows(ctx, p, &rows, (ar_cbuf){NULL});
 }
 
@@ -151,7 +151,10 @@ ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ar_
                             "bias, which the backward pass takes");
     AR_TRY(ari_unsummed_refuse(ctx, x, "an activation"));
     AR_TRY(ar_like(ctx, y, x));
-    AR_TRY(ari_ledger_rows(ctx, "activation", ARI_LEDGER_ELEMENTWISE, x, NULL, y));
+    if (bias)
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_BIAS, .name = bias->name, .in = {x}, .out = {x},
+                        .param = &(ar_param *){(ar_param *)(uintptr_t)bias}, .params = 1));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .in = {x}, .out = {y}));
     const ar_tensor from = ari_tensor_rows(x), to = ari_tensor_rows(y);
     return ARI_KERNEL(ctx, bias_act, &from, bias ? ar_const(bias->value.data) : (ar_cbuf){NULL}, act, &to);
 }
@@ -165,9 +168,9 @@ ar_status ar_bias_act_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, 
     AR_TRY(ari_unsummed_refuse(ctx, dy, "an activation's gradient"));
     const ar_tensor gradient = *dy, input = *x; /* dx may be dy or x */
     AR_TRY(ar_like(ctx, dx, &input));
-    AR_TRY(ari_ledger_rows(ctx, "activation", ARI_LEDGER_MULTIPLIES, &gradient, NULL, dx));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .in = {&gradient}, .out = {dx}));
     if (bias)
-        AR_TRY(ari_ledger_parameter(ctx, bias, dx));
+        AR_TRY(ari_note_gradient(ctx, bias, NULL, dx));
     if (bias)
         AR_TRY(ctx->arith->grad_sum(ctx, bias, &sum));
     return ARI_KERNEL(ctx, act_backward, dx, &gradient, &input, act, &sum);

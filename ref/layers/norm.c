@@ -39,7 +39,6 @@ ar_status ari_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm
         return ar_error_set(AR_ERR_ARG, "%s: y is one of the saved tensors, expected another", gain->name);
     AR_TRY(ari_unsummed_refuse(ctx, x, "a norm"));
     AR_TRY(ar_like(ctx, y, &input));
-    AR_TRY(ari_ledger_rows(ctx, "norm", ARI_LEDGER_ALONG, &input, NULL, y));
     AR_TRY(ar_ctx_tensor(ctx, &saved->mean, AR_F64, 1, &rows));
     AR_TRY(ar_ctx_tensor(ctx, &saved->rstd, AR_F32, 1, &rows));
     ar_tensor by;
@@ -48,7 +47,9 @@ ar_status ari_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm
                       offset ? ar_const(offset->value.data) : (ar_cbuf){NULL}, eps));
     ari_release_placed(ctx, &by, &gain->value);
     ari_work_moves(ARI_GPU_MOVES_NORM, false, ar_tensor_count(y));
-    return AR_OK;
+    ar_param *const params[2] = {(ar_param *)(uintptr_t)gain, (ar_param *)(uintptr_t)offset};
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_NORM, .name = gain->name, .in = {&input}, .out = {y}, .param = params,
+                    .params = offset ? 2 : 1);
 }
 
 static ar_status check_saved(const ar_norm_saved *s, const ar_tensor *x, const char *name)
@@ -82,9 +83,14 @@ ar_status ari_norm_gradients(ar_ctx *ctx, ar_norm_kind kind, const ar_tensor *dx
                       ar_const(by.data), residual, &of_gain, &of_offset));
     ari_release_placed(ctx, &by, &gain->value);
     ari_work_moves(ARI_GPU_MOVES_NORM, true, ar_tensor_count(dy));
-    if (residual)
-        ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(residual));
-    return AR_OK;
+    AR_TRY(ari_note_gradient(ctx, gain, NULL, dy)); /* dx may be dy */
+    if (offset)
+        AR_TRY(ari_note_gradient(ctx, offset, NULL, dy));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_NORM, .name = gain->name, .in = {dy}, .out = {dx}));
+    if (!residual)
+        return AR_OK;
+    ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(residual));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .in = {dx, residual}, .out = {sum});
 }
 
 ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_tensor *sum, const ar_tensor *dy,
@@ -99,8 +105,6 @@ ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_ten
     AR_TRY(ar_like(ctx, dx, &input));
     if (residual)
         AR_TRY(ar_like(ctx, sum, &input));
-    AR_TRY(ari_ledger_rows(ctx, "norm", ARI_LEDGER_ALONG, &gradient, NULL, dx));
-    AR_TRY(ari_ledger_parameter(ctx, gain, &gradient));
     return ari_norm_gradients(ctx, kind, dx, sum, &gradient, &input, &rows, gain, offset, residual ? &past : NULL,
                               true);
 }
@@ -133,9 +137,7 @@ static ar_status norm_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *sav
         return ar_error_set(AR_ERR_SHAPE, "%s: input's last dimension must be %zu, contiguous", base->name, m->h);
     ar_tensor in;
     ar_norm_saved rows;
-    AR_TRY(ari_ledger_takes(ctx, NULL, "norm", x, m->change.from, NULL, m->change.to));
     AR_TRY(ari_tp_redistribute(ctx, &in, x, &(ari_features){1, {m->h}}, m->change, base->name, false));
-    AR_TRY(ari_ledger_made(ctx, &in, m->change.to));
     AR_TRY(ari_norm_forward(ctx, m->kind, y, &rows, &in, &m->param[0], offset_of(m), m->eps));
     const ar_tensor x_rows = ari_tensor_rows(&in), y_rows = ari_tensor_rows(y);
     AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->param[0], offset_of(m), &y_rows, &rows.mean, &rows.rstd,
@@ -172,7 +174,6 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
     AR_TRY(gradients(m, ctx, saved, &made, sum, dy, moved ? NULL : residual));
     AR_TRY(ari_tp_redistribute(ctx, dx, &made, &(ari_features){1, {m->h}}, ari_tp_redistribution_backward(m->change),
                                base->name, true));
-    AR_TRY(ari_ledger_made(ctx, dx, m->change.from));
     if (moved && residual)
         AR_TRY(ar_add(ctx, sum, residual, dx));
     return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->h, m->change.from);

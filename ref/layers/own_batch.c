@@ -128,5 +128,7 @@ ar_status ari_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)
             AR_SAMPLE_DIMS, batch->input ? "input" : "none", batch->sample_ndim);
     AR_TRY(own_positions(&own, ctx, batch, true));
     AR_TRY(batch->input ? number_input(ctx, x, batch, &own) : ids_input(ctx, x, batch, &own));
-    return batch->input ? ari_ledger_declares(ctx, "input", x, ari_placed_stream(ctx)) : AR_OK;
+    const ar_placement placed = ari_placed_stream(ctx);
+    return batch->input ? ARI_NOTE(ctx, .kind = ARI_LEDGER_REPORT, .name = "input", .in = {x}, .needs = &placed)
+                        : AR_OK;
 }

@@ -143,7 +143,6 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs,
     for (size_t i = 0; i < n; i++) {
         AR_TRY(ari_check_features(ws[i]->name, back ? "gradient" : "input", &xs[i], ws[i]->value.shape[k]));
         AR_TRY(ari_unsummed_refuse(ctx, &xs[i], "a product"));
-        AR_TRY(ari_ledger_takes(ctx, ws[i]->name, "contract", &xs[i], takes, NULL, makes));
         parts.part[i] = ari_tensor_rows(&xs[i]);
         if (scattered)
             AR_TRY(ari_rank_major(ctx, &parts.part[i], &xs[i]));
@@ -154,7 +153,9 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs,
                                      rows_over));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, w->name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
-    AR_TRY(ari_ledger_made(ctx, y, makes));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_PRODUCT, .operation = "contract", .name = w->name,
+                    .in = {x, n > 1 ? &xs[1] : NULL, n > 2 ? &xs[2] : NULL}, .out = {y}, .param = ws, .params = n,
+                    .needs = &takes, .makes = &makes));
     if (over)
         return unsummed_begin(ctx, w->name, y, s, a, scattered);
     const ar_tensor rows = ari_tensor_rows(y);
@@ -185,8 +186,9 @@ static ar_status add_gradient(ar_ctx *ctx, const ar_tensor *dy, const ar_tensor 
     ar_tensor x_all, dy_all;
     AR_TRY(all_positions(ctx, &x_all, x, w));
     AR_TRY(all_positions(ctx, &dy_all, dy, w));
-    if (alone)
-        AR_TRY(ari_ledger_gradient(ctx, w->name, &dy_all, cut_over(w, ctx, 0) ? ari_shard_features : ari_replicated));
+    const ar_placement needs = cut_over(w, ctx, 0) ? ari_shard_features : ari_replicated;
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GRADIENT, .name = w->name, .in = {&dy_all, &x_all}, .param = &w,
+                    .params = 1, .needs = alone ? &needs : NULL));
     const ar_grad_terms terms = {w, ari_tensor_rows(&dy_all)};
     const ar_tensor x_rows = ari_tensor_rows(&x_all);
     AR_TRY(ctx->arith->grad_contract(ctx, &terms, 1, &x_rows, ari_ctx_samples(ctx, &x_all), cut_over(w, ctx, 1)));

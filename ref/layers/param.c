@@ -118,7 +118,7 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->ends, p->name));
     if (!ari_faulty(ctx, AR_FAULT_dp_group_missing))
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ari_ctx_data(ctx, p->expert), p->name));
-    return AR_OK;
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_GRADIENT_SUM, .name = p->name, .param = &p, .params = 1);
 }
 
 /* Which parameters got a gradient on any rank of a group: one that got none is left alone by an optimizer, as it is on
@@ -132,6 +132,7 @@ static ar_status agree_used(ar_param *const *params, size_t n, ar_ctx *ctx, ar_c
     for (size_t i = 0; i < n; i++)
         used[i] = params[i]->has_grad;
     AR_TRY(ari_combine(ctx, over, used, n, AR_U8, AR_MAX, "used parameters"));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_UNUSED, .name = ""));
     for (size_t i = 0; i < n && ctx->device->hollow; i++) /* no peer has answered */
         used[i] = params[i]->has_grad;
     for (size_t i = 0; i < n; i++)
@@ -200,8 +201,10 @@ static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
 ar_status ari_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)
 {
     for (size_t i = 0; i < n; i++) {
-        if (ar_comm_size(ari_ctx_data(ctx, params[i]->expert)) > 1)
-            AR_TRY(broadcast_one(params[i], ctx));
+        if (ar_comm_size(ari_ctx_data(ctx, params[i]->expert)) == 1)
+            continue;
+        AR_TRY(broadcast_one(params[i], ctx));
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_BROADCAST, .name = params[i]->name, .param = &params[i], .params = 1));
     }
     return AR_OK;
 }

@@ -89,6 +89,10 @@ size_t ari_features_sum(const ari_features *f);
  *  AR_ERR_INDIVISIBLE (positions), what the communicator gives. */
 AR_NODISCARD ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
                                            ar_tp_redistribution change, const char *tag, bool ends);
+/** The same under a name of its own in a record of operations; NULL: that of the module that runs. */
+AR_NODISCARD ar_status ari_tp_redistribute_of(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
+                                              ar_tp_redistribution change, const char *tag, bool ends,
+                                              const char *name);
 /* The same of a module's hidden features, under its name. */
 #define ARI_REDISTRIBUTE(m, ctx, y, x, change, ends) \
     ari_tp_redistribute(ctx, y, x, &(ari_features){1, {(m)->o.hidden}}, change, (m)->base.name, ends)
@@ -98,8 +102,8 @@ AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char 
                                       size_t features, ar_placement p);
 
 /** Rows of terms are added up to p's gradient: complete if every rank has all of them or, where p says so (spread), its
- *  own positions of them. Errors: those of ari_ledger_gradient. */
-AR_NODISCARD ar_status ari_ledger_parameter(ar_ctx *ctx, const ar_param *p, const ar_tensor *terms);
+ *  own positions of them. Errors: those of ari_ledger_note. */
+AR_NODISCARD ar_status ari_note_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *x, const ar_tensor *dy);
 
 /* --- sequence parallelism ----------------------------------------------------------------------------------------- */
 

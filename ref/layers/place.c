@@ -76,13 +76,12 @@ ar_tp_redistribution ari_tp_redistribution_backward(ar_tp_redistribution change)
     return (ar_tp_redistribution){ari_placed_gradient(change.to), ari_placed_gradient(change.from)};
 }
 
-ar_status ari_ledger_parameter(ar_ctx *ctx, const ar_param *p, const ar_tensor *terms)
+ar_status ari_note_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *x, const ar_tensor *dy)
 {
     const bool cut = p->value.ndim == 1 && p->value.shape[0] != p->layout.shape[0];
-    return ari_ledger_gradient(ctx, p->name, terms,
-                               cut         ? ari_shard_features
-                               : p->spread ? ari_shard_tokens
-                                           : ari_replicated);
+    const ar_placement needs = cut ? ari_shard_features : p->spread ? ari_shard_tokens : ari_replicated;
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GRADIENT, .name = p->name, .in = {dy, x}, .param = &p, .params = 1,
+                    .needs = p->value.ndim == 1 ? &needs : NULL);
 }
 
 /* --- features ----------------------------------------------------------------------------------------------------- */
@@ -210,9 +209,10 @@ static ar_status take_part(ar_ctx *ctx, ar_tensor *y, const ar_tensor *whole, co
 }
 
 /* The value between the two steps is released with the second. */
-ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
-                              ar_tp_redistribution change, const char *tag, bool ends)
+ar_status ari_tp_redistribute_of(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
+                                 ar_tp_redistribution change, const char *tag, bool ends, const char *name)
 {
+    const ar_tensor from = *x; /* y may be x */
     ar_tensor first = *x, whole;
     *y = *x;
     if (ar_comm_size(ctx->tp) == 1 || ari_placed_alike(change.from, change.to))
@@ -223,7 +223,14 @@ ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, con
     AR_TRY(take_part(ctx, y, &whole, f, change.to));
     if (ends || whole.data.ptr != x->data.ptr)
         ari_release_placed(ctx, &whole, y);
-    return AR_OK;
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = name, .in = {&from}, .out = {y},
+                    .needs = &change.from, .makes = &change.to);
+}
+
+ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
+                              ar_tp_redistribution change, const char *tag, bool ends)
+{
+    return ari_tp_redistribute_of(ctx, y, x, f, change, tag, ends, tag);
 }
 
 /* --- taps --------------------------------------------------------------------------------------------------------- */
@@ -348,7 +355,7 @@ ar_status ari_tap_number(ar_ctx *ctx, const char *name, char pass, float value)
 ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                          size_t features, ar_placement p)
 {
-    AR_TRY(ari_ledger_declares(ctx, base, t, p));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_REPORT, .name = base, .in = {t}, .needs = &p, .pass = pass));
     if (ari_placed_by_features(p))
         return ari_tap_copies(ctx, base, part, pass, t, t->ndim - 1, features, 1);
     if (ari_placed_by_tokens(p) && t->ndim > 1)

@@ -16,17 +16,17 @@ static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *
     ar_redistribution r = {.ndim = x->ndim, .from = {from}, .to = {to}};
     size_t part[AR_MAX_DIMS];
     bool taken = false;
-    AR_TRY(ari_ledger_takes(ctx, NULL, operation, x, from, NULL, to));
     if (from.kind == AR_PARTIAL_SUM)
         AR_TRY(ari_unsummed_take(&taken, ctx, y, &input, to, tag));
-    if (taken)
-        return ari_ledger_made(ctx, y, to);
-    for (int d = 0; d < x->ndim; d++)
+    for (int d = 0; d < x->ndim && !taken; d++)
         r.shape[d] =
             x->shape[d] * (from.kind == AR_SHARD && d == from.dim + (from.dim < 0 ? x->ndim : 0) ? (size_t)n : 1);
-    AR_TRY(ar_placements_region(NULL, part, &over.mesh, over.at, &to, x->ndim, r.shape, false));
-    AR_TRY(ari_redistribute(ctx, &over, y, &input, &r, ari_arith_native(AR_PRECISION_F32), tag));
-    return ari_ledger_made(ctx, y, to);
+    if (!taken) {
+        AR_TRY(ar_placements_region(NULL, part, &over.mesh, over.at, &to, x->ndim, r.shape, false));
+        AR_TRY(ari_redistribute(ctx, &over, y, &input, &r, ari_arith_native(AR_PRECISION_F32), tag));
+    }
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .operation = operation, .in = {&input}, .out = {y},
+                    .needs = &from, .makes = &to);
 }
 
 static ar_status redistribute_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, ar_placement from,

@@ -196,6 +196,7 @@ ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_p
             AR_TRY(ari_comm_join(groups[over], world, rank / summed, rank % summed, summed));
         else if (has_group(p, (ari_over)over))
             AR_TRY((ari_over_experts((ari_over)over) ? split_experts : split)(groups[over], world, p, (ari_over)over));
+        ari_comm_name_group(*groups[over], over);
     }
     return AR_OK;
 }

@@ -42,7 +42,7 @@ static ar_status dry_run(ar_comm *c, const ari_call *call)
     const uint64_t bytes = count * ar_dtype_bytes(call->dtype);
     ari_ledger *ledger = ((dry_comm *)c)->ledger;
     ari_moved_add(&c->moved, 0, bytes);
-    return ledger && c->size > 1 ? ari_ledger_call_add(ledger, call, c->size, bytes) : AR_OK;
+    return ledger && c->size > 1 ? ari_ledger_call_add(ledger, call, c->over, c->size, bytes) : AR_OK;
 }
 
 static ar_status dry_split(ar_comm **gives, ar_comm *c, int color, int key)

@@ -16,7 +16,8 @@
 typedef struct dry_device {
     ar_device base;
     const ar_device *like;
-    uintptr_t next; /* address */
+    ari_ledger *ledger; /* hears of copies; NULL: nothing does */
+    uintptr_t next;     /* address */
 } dry_device;
 
 /* --- queues ------------------------------------------------------------------------------------------------------- */
@@ -101,10 +102,11 @@ static void dry_free(ar_device *d, ar_queue *q, ar_buf b)
 /* To the host. */
 static ar_status dry_copy(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes)
 {
-    (void)d, (void)q, (void)src;
+    ari_ledger *ledger = ((dry_device *)d)->ledger;
+    (void)q;
     if ((uintptr_t)dst.ptr < FIRST && bytes > 0)
         memset(dst.ptr, 0, bytes);
-    return AR_OK;
+    return ledger && (uintptr_t)dst.ptr >= FIRST ? ari_ledger_copy(ledger, dst.ptr, bytes, src.ptr) : AR_OK;
 }
 
 static void dry_destroy(ar_device *d)
@@ -187,7 +189,6 @@ typedef const ar_row_sum *row_sum;
 typedef const struct ari_optimizer_constants *constants;
 
 NOTHING(zero, ar_buf to, size_t bytes)
-NOTHING(copy_strided, tensor to, tensor from)
 NOTHING(gemm_f32, tensor c, tensor a, tensor b, bool add, ar_precision operands)
 NOTHING(bias_act, tensor y, ar_cbuf bias, ar_activation act, tensor z)
 NOTHING(col_exponents, ar_buf c, tensor b, bool max_into)
@@ -208,8 +209,6 @@ NOTHING(sum_rows_f32, ar_buf acc, size_t rows, tensor terms, ar_cbuf row_of)
 NOTHING(add, tensor y, tensor a, tensor b)
 NOTHING(mul, tensor y, tensor a, tensor b)
 NOTHING(fill, tensor y, float value)
-NOTHING(softcap, tensor y, tensor x, float scale, double cap)
-NOTHING(softcap_backward, tensor dx, tensor dy, tensor x, float scale, double cap)
 NOTHING(act_backward, tensor dx, tensor dy, tensor x, ar_activation act, row_sum dbias)
 NOTHING(gated_forward, tensor y, tensor gate, tensor up, ar_activation act)
 NOTHING(gated_backward, tensor dgate, tensor dup, tensor dy, tensor gate, tensor up, ar_activation act,
@@ -245,13 +244,40 @@ NOTHING(ce_terms, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits, ar_cbuf 
 NOTHING(ce_backward, tensor dlogits, tensor logits, ar_cbuf key, ar_cbuf sum, ar_cbuf row_of, ar_cbuf valid,
         const ar_loss_options *o, double targets, size_t v)
 NOTHING(sum_squares, ar_buf sums, tensor g, ar_cbuf e)
-NOTHING(scale, tensor y, tensor x, float factor)
 NOTHING(round_bits, tensor y, tensor x, int bits)
 NOTHING(optimizer_step, tensor w, ar_buf master, ar_buf m, ar_buf v, tensor g, constants k)
 
+/* Values that stay what they are, or become functions of their elements that no operation notes. */
+static ar_status copy_value(ar_device *device, const ar_tensor *to, const ar_tensor *from)
+{
+    ari_ledger *ledger = ((dry_device *)device)->ledger;
+    return ledger ? ari_ledger_copy(ledger, to->data.ptr, ari_tensor_span(to), from->data.ptr) : AR_OK;
+}
+
+static ar_status dry_copy_strided(ar_device *device, ar_queue *q, tensor to, tensor from)
+{
+    return copy_value(device, to, from);
+}
+
+static ar_status dry_softcap(ar_device *device, ar_queue *q, tensor y, tensor x, float scale, double cap)
+{
+    return copy_value(device, y, x);
+}
+
+static ar_status dry_softcap_backward(ar_device *device, ar_queue *q, tensor dx, tensor dy, tensor x, float scale,
+                                      double cap)
+{
+    return copy_value(device, dx, dy);
+}
+
+static ar_status dry_scale(ar_device *device, ar_queue *q, tensor y, tensor x, float factor)
+{
+    return copy_value(device, y, x);
+}
+
 /* --- the device --------------------------------------------------------------------------------------------------- */
 
-ar_status ari_dry_device_create(ar_device **gives, const ar_device *like)
+ar_status ari_dry_device_create(ar_device **gives, const ar_device *like, ari_ledger *ledger)
 {
 #define SLOT(slot) .slot = dry_##slot,
     static const ar_device_ops reached = {.name = "dry", .host_reaches = true, AR_DEVICE_SLOTS(SLOT)};
@@ -266,6 +292,7 @@ ar_status ari_dry_device_create(ar_device **gives, const ar_device *like)
                                .hollow = true,
                                .thin = like->ops->host_reaches},
                       .like = like,
+                      .ledger = ledger && !ledger->strict ? ledger : NULL,
                       .next = FIRST};
     *gives = &d->base;
     return AR_OK;

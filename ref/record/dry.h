@@ -9,8 +9,9 @@
 #include "ref/record/ledger.h"
 
 /** A device whose buffers, operands and blocks are as large as those of `like`, which is borrowed; NULL: the CPU
- *  device. Its queues are inline, whatever is asked for. Gives; ar_device_destroy. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_dry_device_create(ar_device **gives, const ar_device *like);
+ *  device. ledger: records copies, borrowed; NULL: nothing does. Its queues are inline, whatever is asked for. Gives;
+ *  ar_device_destroy. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_dry_device_create(ar_device **gives, const ar_device *like, ari_ledger *ledger);
 
 /** Rank `rank` of `size`, alone: the others answer whatever lets it go on. Groups are made of it by ari_comm_join.
  *  ledger: records their calls, borrowed; NULL: nothing does. Gives; ari_comm_destroy. Errors: AR_ERR_MEMORY. */

@@ -7,76 +7,136 @@
 
 #include "ref/comm/call.h"
 #include "ref/context/context.h"
-#include "ref/context/context_private.h"
 #include "ref/core/queue_private.h"
 #include "ref/core/size.h"
+#include "ref/core/tensor_private.h"
 #include "ref/placement/placement_private.h"
 
+/* A value in memory [begin, begin + bytes). */
 typedef struct ari_ledger_memory {
-    const void *ptr;
-    ar_placement at;
+    const char *begin;
+    size_t bytes, id;
+    bool placed; /* strict: over tp as `placement` */
+    ar_placement placement;
 } ledger_memory;
 
-static const ar_placement whole = {AR_REPLICATE, 0};
-
-void ari_ledger_fini(ari_ledger *f)
+const char *ari_ledger_kind_name(ari_ledger_kind k)
 {
-    free(f->value);
-    free(f->record);
-    free(f->call);
+    static const char *const names[] = {
+#define LEDGER_NAME(name, text) text,
+        ARI_LEDGER_TABLE(LEDGER_NAME)
+#undef LEDGER_NAME
+    };
+    return (unsigned)k < ARI_LEDGER_KINDS ? names[k] : "?";
 }
 
-static void destroy(ari_ledger *f)
+void ari_ledger_fini(ari_ledger *l)
 {
-    ari_ledger_fini(f);
-    free(f);
+    free(l->memory);
+    free(l->operation);
+    free(l->param);
+    free(l->use);
+    free(l->call);
 }
 
-static bool is_on(const ar_ctx *c)
+static void destroy(ari_ledger *l)
 {
-    return c->ledger && ar_comm_size(c->tp) > 1;
+    ari_ledger_fini(l);
+    free(l);
 }
 
-/* --- values ------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------------- */
 
-static ar_placement from_end(ar_placement p, int ndim)
+/* The index of the first entry that begins behind `at`. */
+static size_t behind(const ari_ledger *l, const char *at)
 {
-    if (p.kind == AR_INVARIANT)
-        return whole;
-    return p.kind == AR_SHARD && p.dim >= 0 ? (ar_placement){AR_SHARD, p.dim - ndim} : p;
-}
-
-static void forget(ari_ledger *f, const void *ptr)
-{
-    for (size_t i = f->values; i-- > 0;) {
-        if (!ptr || f->value[i].ptr == ptr)
-            f->value[i] = f->value[--f->values];
+    size_t low = 0, high = l->memories;
+    while (low < high) {
+        const size_t middle = low + (high - low) / 2;
+        if (l->memory[middle].begin <= at)
+            low = middle + 1;
+        else
+            high = middle;
     }
+    return low;
 }
 
-static ari_ledger_value value_of(const ari_ledger *f, const ar_tensor *t)
+/* The value at an address: the one that begins there, or else is around it. NULL: none. */
+static ledger_memory *memory_at(const ari_ledger *l, const void *address)
 {
-    ari_ledger_value v = {.ndim = t ? t->ndim : 0};
-    for (int d = 0; d < v.ndim; d++)
-        v.shape[d] = t->shape[d];
-    for (size_t i = f->values; t && !v.known && i-- > 0;) {
-        if (f->value[i].ptr == t->data.ptr)
-            v = (ari_ledger_value){.known = true, .at = f->value[i].at, .ndim = v.ndim};
+    const char *at = address;
+    for (size_t i = at ? behind(l, at) : 0; i-- > 0;) {
+        ledger_memory *m = &l->memory[i];
+        if (at < m->begin + m->bytes || at == m->begin)
+            return m;
     }
-    for (int d = 0; d < v.ndim; d++)
-        v.shape[d] = t->shape[d];
-    return v;
+    return NULL;
 }
 
-static ar_status place_value(ari_ledger *f, const ar_tensor *t, ar_placement at)
+/* Removes entries [first, last). */
+static void remove_memory(ari_ledger *l, size_t first, size_t last)
 {
-    if (!t || !t->data.ptr)
-        return AR_OK;
-    forget(f, t->data.ptr);
-    AR_TRY(ARI_GROW(&f->value, &f->value_room, f->values, "placements"));
-    f->value[f->values++] = (ledger_memory){t->data.ptr, from_end(at, t->ndim)};
+    memmove(&l->memory[first], &l->memory[last], (l->memories - last) * sizeof *l->memory);
+    l->memories -= last - first;
+}
+
+/* Puts a value where others may have begun. */
+static ar_status put_memory(ari_ledger *l, ledger_memory m)
+{
+    size_t first = behind(l, m.begin), last = first;
+    while (first > 0 && l->memory[first - 1].begin == m.begin)
+        first--;
+    while (last < l->memories && l->memory[last].begin < m.begin + m.bytes)
+        last++;
+    remove_memory(l, first, last);
+    AR_TRY(ARI_GROW(&l->memory, &l->memory_room, l->memories, "values of a record"));
+    memmove(&l->memory[first + 1], &l->memory[first], (l->memories - first) * sizeof *l->memory);
+    l->memory[first] = m;
+    l->memories++;
     return AR_OK;
 }
+
+/* Memory gets another value; NULL: all of it ends. */
+static void forget(ari_ledger *l, const void *address)
+{
+    const char *at = address;
+    size_t last = at ? behind(l, at) : l->memories, first = at ? last : 0;
+    while (at && first > 0 && l->memory[first - 1].begin == at)
+        first--;
+    remove_memory(l, first, last);
+}
+
+ar_status ari_ledger_copy(ari_ledger *l, const void *to, size_t bytes, const void *from)
+{
+    const ledger_memory *m = memory_at(l, from);
+    if (!m || m->begin == to)
+        return AR_OK;
+    ledger_memory copy = *m;
+    copy.begin = to;
+    copy.bytes = bytes;
+    return put_memory(l, copy);
+}
+
+/* --- collectives -------------------------------------------------------------------------------------------------- */
+
+ar_status ari_ledger_call_add(ari_ledger *l, const ari_call *call, int over, int ranks, uint64_t bytes)
+{
+    const bool counts = call->counts && call->kind != ARI_ALL_TO_ALL;
+    ari_ledger_call c = {.kind = call->kind,
+                         .dtype = call->dtype,
+                         .over = over,
+                         .ranks = ranks,
+                         .peer = call->peer,
+                         .count = counts ? ari_counts_before(call->counts, ranks) : call->count,
+                         .bytes = bytes};
+    snprintf(c.tag, sizeof c.tag, "%s", call->tag);
+    snprintf(c.queue, sizeof c.queue, "%s", call->on ? ari_queue_name(call->on) : "");
+    AR_TRY(ARI_GROW(&l->call, &l->call_room, l->calls, "collectives"));
+    l->call[l->calls++] = c;
+    return AR_OK;
+}
+
+/* --- use ---------------------------------------------------------------------------------------------------------- */
 
 void ari_ledger_use(ar_ctx *c, ari_ledger *l)
 {
@@ -91,33 +151,15 @@ ar_status ari_ledger_check(ar_ctx *c)
         return AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&l, 1, "placements"));
     l->strict = true;
+    l->pass = 's';
     ari_ledger_use(c, l);
     c->end_ledger = destroy;
     return AR_OK;
 }
 
-/* --- collectives -------------------------------------------------------------------------------------------------- */
-
-ar_status ari_ledger_call_add(ari_ledger *l, const ari_call *call, int ranks, uint64_t bytes)
-{
-    const bool counts = call->counts && call->kind != ARI_ALL_TO_ALL;
-    ari_ledger_call c = {.kind = call->kind,
-                         .dtype = call->dtype,
-                         .ranks = ranks,
-                         .count = counts ? ari_counts_before(call->counts, ranks) : call->count,
-                         .bytes = bytes};
-    snprintf(c.tag, sizeof c.tag, "%s", call->tag);
-    snprintf(c.queue, sizeof c.queue, "%s", call->on ? ari_queue_name(call->on) : "");
-    AR_TRY(ARI_GROW(&l->call, &l->call_room, l->calls, "collectives"));
-    l->call[l->calls++] = c;
-    return AR_OK;
-}
-
-/* --- operations --------------------------------------------------------------------------------------------------- */
-
 ari_ledger_place ari_ledger_enter(ar_ctx *c, const char *module, char pass)
 {
-    const ari_ledger_place outer = {c->ledger ? c->ledger->module : NULL, c->ledger ? c->ledger->pass : 'f'};
+    const ari_ledger_place outer = {c->ledger ? c->ledger->module : NULL, c->ledger ? c->ledger->pass : 's'};
     if (c->ledger) {
         c->ledger->module = module;
         c->ledger->pass = pass;
@@ -133,83 +175,158 @@ void ari_ledger_leave(ar_ctx *c, ari_ledger_place outer)
     c->ledger->pass = outer.pass;
 }
 
-static ar_status keep(ar_ctx *c, const char *name, ari_ledger_record *r)
+/* --- operations --------------------------------------------------------------------------------------------------- */
+
+static ar_placement from_end(ar_placement p, int ndim)
 {
-    ari_ledger *f = c->ledger;
-    uint64_t read, written;
-    char has[AR_PLACEMENT_TEXT], needs[AR_PLACEMENT_TEXT];
-    const char *of = name ? name : f->module ? f->module : "the batch";
-    if (f->strict && r->kind == ARI_LEDGER_TAKES && r->in[0].known &&
-        !ari_placement_same(r->in[0].at, r->needs, r->in[0].ndim))
-        return ar_error_set(AR_ERR_DATA, "rank %d: %s, %s (%s): the value is %s, and is declared %s",
-                            ar_comm_rank(c->world), of, r->operation, f->pass == 'b' ? "backward" : "forward",
-                            ari_placement_name(has, r->in[0].at), ari_placement_name(needs, r->needs));
-    if (f->strict || c->recomputing)
-        return AR_OK;
-    ari_ctx_counted(c, &read, &written);
-    snprintf(r->name, sizeof r->name, "%s", of);
-    r->pass = f->pass;
-    if (f->records > f->first)
-        f->record[f->records - 1].bytes = read + written - f->sent;
-    f->sent = read + written;
-    AR_TRY(ARI_GROW(&f->record, &f->record_room, f->records, "operations"));
-    f->record[f->records++] = *r;
+    return p.kind == AR_SHARD && p.dim >= 0 ? (ar_placement){AR_SHARD, p.dim - ndim} : p;
+}
+
+/* The placement of a parameter, [out, in] where a layer has it so, over the tensor-parallel ranks, by what of it this
+ * rank has. */
+static ar_placement placement_of(const ar_param *p)
+{
+    for (int d = 0; d < p->value.ndim && d < p->layout.ndim; d++) {
+        if (p->value.shape[d] != p->layout.shape[d])
+            return (ar_placement){AR_SHARD, p->transposed ? 1 - d : d};
+    }
+    return (ar_placement){AR_REPLICATE, 0};
+}
+
+static ar_status use_param(ari_ledger *l, ar_param *p, const ar_placement *placed)
+{
+    if (p->recorded == 0) {
+        AR_TRY(ARI_GROW(&l->param, &l->param_room, l->params, "parameters of a record"));
+        ari_ledger_param *made = &l->param[l->params++];
+        *made = (ari_ledger_param){.placement = placement_of(p),
+                                   .ndim = p->value.ndim,
+                                   .trained = p->requires_grad,
+                                   .expert = p->expert,
+                                   .ends = p->ends};
+        snprintf(made->name, sizeof made->name, "%s", p->name);
+        memcpy(made->shape, p->layout.shape, sizeof made->shape);
+        memcpy(made->local, p->value.shape, sizeof made->local);
+        p->recorded = l->params;
+    }
+    AR_TRY(ARI_GROW(&l->use, &l->use_room, l->uses, "parameters of a record"));
+    if (placed)
+        l->param[p->recorded - 1].placement = *placed;
+    l->use[l->uses++] = p->recorded - 1;
     return AR_OK;
 }
 
-ar_status ari_ledger_takes(ar_ctx *c, const char *name, const char *operation, const ar_tensor *x, ar_placement needs,
-                           const ar_tensor *y, ar_placement makes)
+static ari_ledger_value value_of(const ari_ledger *l, const ar_tensor *t)
 {
-    if (!is_on(c))
-        return AR_OK;
-    ari_ledger_record r = {.operation = operation, .kind = ARI_LEDGER_TAKES, .needs = from_end(needs, x ? x->ndim : 0)};
-    r.in[0] = value_of(c->ledger, x);
-    AR_TRY(place_value(c->ledger, y, makes));
-    r.out = value_of(c->ledger, y);
-    return keep(c, name, &r);
+    ari_ledger_value v = {.dtype = t->dtype, .ndim = t->ndim};
+    const ledger_memory *m = memory_at(l, t->data.ptr);
+    memcpy(v.shape, t->shape, sizeof v.shape);
+    v.id = m ? m->id : 0;
+    return v;
 }
 
-ar_status ari_ledger_made(ar_ctx *c, const ar_tensor *y, ar_placement at)
+/* Gives a value of this number its place. placement NULL: it is not known. */
+static ar_status place_value(ari_ledger *l, const ar_tensor *t, size_t id, const ar_placement *placement)
 {
-    if (!is_on(c))
-        return AR_OK;
-    AR_TRY(place_value(c->ledger, y, at));
-    if (c->ledger->records > 0)
-        c->ledger->record[c->ledger->records - 1].out = value_of(c->ledger, y);
+    ledger_memory m = {.begin = t->data.ptr, .bytes = ari_tensor_span(t), .id = id, .placed = placement != NULL};
+    if (placement)
+        m.placement = from_end(*placement, t->ndim);
+    return m.begin ? put_memory(l, m) : AR_OK;
+}
+
+/* Of a value that is placed otherwise than declared. */
+static ar_status refuse_placement(const ar_ctx *c, const ari_note *n, const char *name, ar_placement has,
+                                  ar_placement needs)
+{
+    char text[2][AR_PLACEMENT_TEXT];
+    return ar_error_set(AR_ERR_DATA, "rank %d: %s, %s (%s): the value is %s, and is declared %s",
+                        ar_comm_rank(c->world), name, n->operation ? n->operation : ari_ledger_kind_name(n->kind),
+                        c->ledger->pass == 'b' ? "backward" : "forward", ari_placement_name(text[0], has),
+                        ari_placement_name(text[1], needs));
+}
+
+static ar_placement replicated(ar_placement p)
+{
+    return p.kind == AR_INVARIANT ? (ar_placement){AR_REPLICATE, 0} : p;
+}
+
+/* In a context that checks: compares the first input with what is needed, and gives the outputs their placement. */
+static ar_status check_note(const ar_ctx *c, const ari_note *n, const char *name)
+{
+    ari_ledger *l = c->ledger;
+    const ledger_memory *m = n->in[0] ? memory_at(l, n->in[0]->data.ptr) : NULL;
+    const ledger_memory *other = n->in[0] && n->in[1] ? memory_at(l, n->in[1]->data.ptr) : NULL;
+    const ar_placement *makes = n->makes;
+    ar_placement kept;
+    if (n->needs && m && m->placed) {
+        const ar_placement has = replicated(m->placement), needs = replicated(from_end(*n->needs, n->in[0]->ndim));
+        if (!ari_placement_same(has, needs, n->in[0]->ndim))
+            return refuse_placement(c, n, name, has, needs);
+    }
+    if (!makes && ((m && m->placed) || (other && other->placed))) {
+        kept = m && m->placed ? m->placement : other->placement;
+        makes = &kept;
+    }
+    for (int i = 0; makes && i < ARI_LEDGER_VALUES && n->out[i]; i++)
+        AR_TRY(place_value(l, n->out[i], 0, makes));
+    if (n->kind == ARI_LEDGER_REPORT && n->needs && !m)
+        AR_TRY(place_value(l, n->in[0], 0, n->needs));
     return AR_OK;
 }
 
-ar_status ari_ledger_rows(ar_ctx *c, const char *operation, ari_ledger_kind kind, const ar_tensor *x,
-                          const ar_tensor *b, const ar_tensor *y)
+static ar_status record_note(const ar_ctx *c, const ari_note *n, const char *name)
 {
-    if (!is_on(c))
-        return AR_OK;
-    ari_ledger_record r = {.operation = operation, .kind = kind};
-    r.in[0] = value_of(c->ledger, x);
-    r.in[1] = value_of(c->ledger, b);
-    const ari_ledger_value *of = r.in[0].known ? &r.in[0] : &r.in[1];
-    if (of->known)
-        AR_TRY(place_value(c->ledger, y, of->at));
-    r.out = value_of(c->ledger, y);
-    return keep(c, NULL, &r);
+    ari_ledger *l = c->ledger;
+    ari_ledger_operation op = {.kind = n->kind,
+                               .operation = n->operation ? n->operation : ari_ledger_kind_name(n->kind),
+                               .pass = n->pass ? n->pass : l->pass,
+                               .again = c->recomputing,
+                               .sample = c->first_sample,
+                               .first_use = l->uses,
+                               .uses = n->params,
+                               .needs_so = n->needs,
+                               .makes_so = n->makes,
+                               .copies = n->copies ? ar_comm_size(n->copies) : 1,
+                               .first_call = l->noted,
+                               .calls = l->calls - l->noted};
+    snprintf(op.name, sizeof op.name, "%s", name);
+    for (; op.inputs < ARI_LEDGER_VALUES && n->in[op.inputs]; op.inputs++) {
+        const ar_tensor *t = n->in[op.inputs];
+        op.in[op.inputs] = value_of(l, t);
+        if (n->kind == ARI_LEDGER_REPORT && op.in[0].id == 0) {
+            op.in[0].id = ++l->ids;
+            AR_TRY(place_value(l, t, op.in[0].id, NULL));
+        }
+    }
+    if (n->needs)
+        op.needs = from_end(*n->needs, n->in[0] ? n->in[0]->ndim : 0);
+    if (n->makes)
+        op.makes = from_end(*n->makes, n->out[0] ? n->out[0]->ndim : 0);
+    for (; op.outputs < ARI_LEDGER_VALUES && n->out[op.outputs]; op.outputs++) {
+        AR_TRY(place_value(l, n->out[op.outputs], ++l->ids, NULL));
+        op.out[op.outputs] = value_of(l, n->out[op.outputs]);
+    }
+    for (size_t i = 0; i < n->params; i++)
+        AR_TRY(use_param(l, n->param[i], n->placed));
+    l->noted = l->calls;
+    AR_TRY(ARI_GROW(&l->operation, &l->operation_room, l->operations, "operations"));
+    l->operation[l->operations++] = op;
+    return AR_OK;
 }
 
-ar_status ari_ledger_gradient(ar_ctx *c, const char *name, const ar_tensor *terms, ar_placement needs)
+ar_status ari_ledger_note(const ar_ctx *c, const ari_note *n)
 {
-    if (!is_on(c))
-        return AR_OK;
-    ari_ledger_record r = {.operation = "gradient", .kind = ARI_LEDGER_GRADIENT, .needs = from_end(needs, terms->ndim)};
-    r.in[0] = value_of(c->ledger, terms);
-    return keep(c, name, &r);
+    char name[128];
+    const char *module = c->ledger->module ? c->ledger->module : "";
+    snprintf(name, sizeof name, "%s", n->name ? n->name : module);
+    return (c->ledger->strict ? check_note : record_note)(c, n, name);
 }
 
-ar_status ari_ledger_declares(ar_ctx *c, const char *name, const ar_tensor *t, ar_placement as)
+void ari_ledger_module(char *out, size_t cap, const ari_ledger_operation *op)
 {
-    if (!is_on(c))
-        return AR_OK;
-    ari_ledger_record r = {.operation = "report", .kind = ARI_LEDGER_TAKES, .needs = from_end(as, t->ndim)};
-    r.in[0] = r.out = value_of(c->ledger, t);
-    if (!r.in[0].known)
-        return place_value(c->ledger, t, as);
-    return ari_placement_same(r.in[0].at, r.needs, t->ndim) ? AR_OK : keep(c, name, &r);
+    static const char suffix[] = ".weight";
+    const size_t n = strlen(op->name), end = sizeof suffix - 1;
+    const bool of_param = op->kind == ARI_LEDGER_WEIGHT_GRADIENT || op->kind == ARI_LEDGER_GRADIENT_SUM ||
+                          op->kind == ARI_LEDGER_BROADCAST || op->kind == ARI_LEDGER_WEIGHT_GATHER;
+    const bool cut = !of_param && n > end && strcmp(op->name + n - end, suffix) == 0;
+    snprintf(out, cap, "%.*s", (int)(cut ? n - end : n), op->name);
 }

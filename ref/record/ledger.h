@@ -1,71 +1,141 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Placements of a rank's values over the tensor-parallel ranks, as the operations that make them say, and what the
- * operations that take them need: a lint judges it, and a context that checks placements refuses what does not fit. A
- * value is known by its memory. Whole values are R and I alike, shards S(-1) and S(-2). */
+/* The record of a rank's steps: what each operation takes and makes, its parameters, its collectives. Layers note their
+ * operations, the dry communicator its calls; lint and flow table read it. Values have numbers: an operation that takes
+ * what another one has made has the number that this one gave it, and a copy has the number of what is copied.
+ * In a context that checks placements nothing is recorded: a value that is not placed over the tensor-parallel ranks as
+ * an operation needs it ends the pass. */
 #pragma once
 
 #include "anyrank/context.h"
+#include "anyrank/param.h"
 #include "anyrank/placement.h"
 
-/* How an operation looks at what it takes. */
+/* Kinds of operations, and their names in reports. */
+/* clang-format off */
+#define ARI_LEDGER_TABLE(X)                                                                                           \
+    X(BROADCAST, "broadcast")             /* a parameter made equal over dp */                                        \
+    X(AGREEMENT, "agreement")             /* that ranks have the same parameters */                                   \
+    X(TARGETS, "targets")                 /* the number that the loss is divided by */                                \
+    X(COUNTS, "router sum")               /* a layer's routes or losses of its router */                              \
+    X(LOGITS_MAX, "logits maximum")       /* a layer's heads, for QK-Clip */                                          \
+    X(EMBEDDING, "embedding")             /* rows of the table of tokens */                                           \
+    X(POSITIONS, "positions")             /* learned ones, added */                                                   \
+    X(NORM, "norm")                                                                                                   \
+    X(REDISTRIBUTE, "redistribute")       /* the same value, placed otherwise */                                      \
+    X(PRODUCT, "product")                 /* Y = X W^T of weights that share X; backward: the dX that they share */   \
+    X(BIAS, "bias")                       /* added to the product */                                                  \
+    X(JOIN, "join")                       /* latent attention: queries, keys with what all heads share, values */    \
+    X(ROPE, "rope")                                                                                                   \
+    X(HEADS, "heads for positions")       /* among neighbours: fewer heads, of all their positions; and back */       \
+    X(RING, "keys and values round")      /* of all positions, from place to place */                                 \
+    X(ATTENTION, "attention")             /* scores, softmax, probabilities times values */                           \
+    X(ACTIVATION, "activation")                                                                                       \
+    X(GATE, "gate product")               /* act(gate) * up */                                                        \
+    X(ROUTE, "route")                     /* a token's experts, and their weights, by its logits */                   \
+    X(DISPATCH, "dispatch")               /* tokens to the rows of their experts */                                   \
+    X(COMBINE, "combine")                 /* rows of a token weighted and added up */                                 \
+    X(DROPOUT, "dropout")                                                                                             \
+    X(RESIDUAL, "residual")                                                                                           \
+    X(SUM, "sum")                         /* two values, element by element */                                        \
+    X(MULTIPLY, "product of elements")                                                                                \
+    X(LOSS, "loss")                       /* its terms, one a token */                                                \
+    X(WEIGHT_GRADIENT, "weight gradient") /* a parameter's, of the rank's own samples */                              \
+    X(SEND, "send")                       /* between stages of a pipeline */                                          \
+    X(RECEIVE, "receive")                                                                                             \
+    X(REPORT, "report")                   /* a value that a module reports as placed so */                            \
+    X(LOSS_SUM, "loss sum")                                                                                           \
+    X(GRADIENT_SUM, "gradient sum")       /* a bucket's, or a parameter's */                                          \
+    X(UNUSED, "unused parameters")        /* parameters that got no gradient on any rank */                           \
+    X(GRADIENT_NORM, "gradient norm")                                                                                 \
+    X(MATRIX, "matrix update")            /* a matrix that Muon updates */                                            \
+    X(UPDATE, "update")                   /* of the weights by the optimizer */                                       \
+    X(WEIGHT_GATHER, "weight gather")     /* ZeRO: of a bucket */
+/* clang-format on */
 typedef enum ari_ledger_kind {
-    ARI_LEDGER_TAKES,       /* placed as `needs` */
-    ARI_LEDGER_ELEMENTWISE, /* as it comes, by a function that is not linear */
-    ARI_LEDGER_ALONG,       /* all features of a row together */
-    ARI_LEDGER_ADDS,        /* two values, element by element */
-    ARI_LEDGER_MULTIPLIES,
-    ARI_LEDGER_GRADIENT /* rows are added up to the gradient of a parameter; needs: what makes it complete */
+#define ARI_LEDGER_ENUM(name, text) ARI_LEDGER_##name,
+    ARI_LEDGER_TABLE(ARI_LEDGER_ENUM)
+#undef ARI_LEDGER_ENUM
+        ARI_LEDGER_KINDS
 } ari_ledger_kind;
+/** "gradient sum". Static storage. */
+const char *ari_ledger_kind_name(ari_ledger_kind k);
 
-/* An operation. A placement that is not known is that of an opaque value. */
+/* A value as an operation takes or makes it on this rank. */
 typedef struct ari_ledger_value {
-    bool known;
-    ar_placement at;
+    size_t id; /* its number; 0: no operation has made it */
+    ar_dtype dtype;
     int ndim;
     size_t shape[AR_MAX_DIMS];
 } ari_ledger_value;
-typedef struct ari_ledger_record {
-    char name[128];        /* module, or parameter */
-    const char *operation; /* static storage */
-    char pass;             /* 'f', 'b' */
-    ari_ledger_kind kind;
-    ari_ledger_value in[2], out; /* in[1]: of two values */
-    ar_placement needs;
-    uint64_t bytes; /* that this rank sends until the next operation */
-} ari_ledger_record;
+
+typedef struct ari_ledger_param {
+    char name[128];
+    ar_placement placement; /* over the tensor-parallel ranks */
+    int ndim;
+    size_t shape[AR_MAX_DIMS], local[AR_MAX_DIMS]; /* of all ranks together; of this one */
+    bool trained;
+    bool expert; /* has its copies on other ranks than what is no expert's */
+    bool ends;   /* of both ends of a pipeline, which have terms of its gradient */
+} ari_ledger_param;
 
 /* A collective of more than one rank, as the rank called it. */
 typedef struct ari_ledger_call {
     unsigned kind; /* ari_kind (ref/comm/call.h) */
     ar_dtype dtype;
-    int ranks;      /* of the group */
-    size_t count;   /* elements of the call: of a v-form, of all ranks together; of an all-to-all 0 */
-    uint64_t bytes; /* that this rank sends */
+    int over, ranks; /* its group, an ari_over (ref/core/axis.h), or -1; and how many ranks that has */
+    int peer;        /* send, recv */
+    size_t count;    /* elements of the call: of a v-form, of all ranks together; of an all-to-all 0 */
+    uint64_t bytes;  /* that this rank sends */
     char tag[160], queue[24];
 } ari_ledger_call;
+
+enum { ARI_LEDGER_VALUES = 3 };
+typedef struct ari_ledger_operation {
+    ari_ledger_kind kind;
+    char name[128];        /* module, or parameter */
+    const char *operation; /* static storage: the kind's name, or a library function's */
+    char pass;             /* 'f', 'b'; 's': outside of both */
+    bool again;            /* in a backward pass, an operation of the forward pass once more */
+    size_t sample;         /* the first of its micro-batch */
+    int inputs, outputs;
+    ari_ledger_value in[ARI_LEDGER_VALUES], out[ARI_LEDGER_VALUES];
+    size_t first_use, uses;    /* its parameters: ari_ledger.use */
+    bool needs_so, makes_so;   /* the next two are declared */
+    ar_placement needs, makes; /* over tp: of the first input, of the outputs. Dimensions count from the end */
+    int copies;                /* of attention: ranks that have a copy of its KV heads */
+    size_t first_call, calls;  /* since the operation before it: ari_ledger.call */
+} ari_ledger_operation;
 
 typedef struct ari_ledger {
     bool strict; /* a value that is not placed as declared ends the pass */
     const char *module;
     char pass;
-    uint64_t sent; /* until the last operation */
-    struct ari_ledger_memory *value;
-    size_t values, value_room;
-    ari_ledger_record *record; /* [records]; none where it is strict */
-    size_t records, record_room;
-    size_t first;          /* record of the rank that runs */
-    ari_ledger_call *call; /* [calls], in the order of the calls; none where it is strict */
+    size_t ids;
+    struct ari_ledger_memory *memory; /* where values are */
+    size_t memories, memory_room;
+    ari_ledger_operation *operation;
+    size_t operations, operation_room;
+    ari_ledger_param *param;
+    size_t params, param_room;
+    size_t *use; /* indices of parameters */
+    size_t uses, use_room;
+    ari_ledger_call *call; /* in the order of the calls */
     size_t calls, call_room;
+    size_t noted; /* calls that operations have */
 } ari_ledger;
 /** c writes into it from now on; l must outlive the context. NULL: nothing. */
 void ari_ledger_use(ar_ctx *c, ari_ledger *l);
 /** From now on a value of c that is not placed as declared ends the pass. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ledger_check(ar_ctx *c);
 /** Frees what it holds. */
-void ari_ledger_fini(ari_ledger *f);
+void ari_ledger_fini(ari_ledger *l);
+
 struct ari_call;
 /** Adds a collective of `ranks` ranks in which this rank sends so many bytes. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_ledger_call_add(ari_ledger *l, const struct ari_call *call, int ranks, uint64_t bytes);
+AR_NODISCARD ar_status ari_ledger_call_add(ari_ledger *l, const struct ari_call *call, int over, int ranks,
+                                           uint64_t bytes);
+/** Memory [to, to + bytes) has become a copy of the value at `from`. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_ledger_copy(ari_ledger *l, const void *to, size_t bytes, const void *from);
 
 /* The innermost module that runs, and its pass. */
 typedef struct ari_ledger_place {
@@ -75,18 +145,23 @@ typedef struct ari_ledger_place {
 ari_ledger_place ari_ledger_enter(ar_ctx *c, const char *module, char pass);
 void ari_ledger_leave(ar_ctx *c, ari_ledger_place outer);
 
-/* All below do nothing in a context that does not watch, or of one tensor-parallel rank. name NULL: the module that runs.
- * Errors: AR_ERR_DATA (strict: names module, rank and both placements), AR_ERR_MEMORY. */
+/** The operation's module, "layers.0.q_proj", or the parameter of a gradient, "layers.0.q_proj.weight". */
+void ari_ledger_module(char *out, size_t cap, const ari_ledger_operation *op);
 
-/** y (NULL: none), placed as `makes`, of an x that has to be placed as `needs`. */
-AR_NODISCARD ar_status ari_ledger_takes(ar_ctx *c, const char *name, const char *operation, const ar_tensor *x,
-                                        ar_placement needs, const ar_tensor *y, ar_placement makes);
-/** y is placed so, as the operation before has said. */
-AR_NODISCARD ar_status ari_ledger_made(ar_ctx *c, const ar_tensor *y, ar_placement at);
-/** y (NULL: none) placed as x, and b (NULL: none), are. */
-AR_NODISCARD ar_status ari_ledger_rows(ar_ctx *c, const char *operation, ari_ledger_kind kind, const ar_tensor *x,
-                                       const ar_tensor *b, const ar_tensor *y);
-/** Rows of terms go into the gradient of a parameter of this name. */
-AR_NODISCARD ar_status ari_ledger_gradient(ar_ctx *c, const char *name, const ar_tensor *terms, ar_placement needs);
-/** t is reported as placed so: it is, where nothing else is known. */
-AR_NODISCARD ar_status ari_ledger_declares(ar_ctx *c, const char *name, const ar_tensor *t, ar_placement as);
+/* An operation that is done, as its layer notes it. */
+typedef struct ari_note {
+    ari_ledger_kind kind;
+    const char *name;      /* of a module or parameter, whose "weight" is left out; NULL: the module that runs */
+    const char *operation; /* NULL: the kind's name */
+    const ar_tensor *in[ARI_LEDGER_VALUES], *out[ARI_LEDGER_VALUES]; /* up to the first NULL */
+    ar_param *const *param;                                          /* [params] */
+    size_t params;
+    const ar_placement *placed;        /* over tp: of the parameters, which may be copies; NULL: as their shapes say */
+    const ar_placement *needs, *makes; /* over tp, of in[0] and of all outputs; NULL: as it comes */
+    char pass;                         /* 0: that of the module that runs */
+    const ar_comm *copies;             /* of attention: who has copies of its KV heads; NULL: nobody */
+} ari_note;
+/** Errors: AR_ERR_DATA (strict: names module, rank and both placements), AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_ledger_note(const ar_ctx *c, const ari_note *n);
+/** ARI_NOTE(ctx, .kind = ARI_LEDGER_NORM, .in = {&x}, .out = {&y}): nothing in a context that does not watch. */
+#define ARI_NOTE(ctx, ...) ((ctx)->ledger ? ari_ledger_note((ctx), &(ari_note){__VA_ARGS__}) : AR_OK)

@@ -6,6 +6,7 @@
 #include "ref/core/record.h"
 #include "ref/core/tensor_private.h"
 #include "ref/placement/parallel_private.h"
+#include "ref/record/ledger.h"
 #include "ref/train/faults.h"
 
 /* --- groups, on the queue that carries buckets -------------------------------------------------------------------- */
@@ -323,6 +324,8 @@ static ar_status carry(const ari_bucket *b, ar_queue *q)
     AR_TRY(reduce_bucket(b, q));
     if (ari_faulty(ctx, AR_FAULT_bucket_reduced_twice))
         AR_TRY(reduce_bucket(b, q));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_GRADIENT_SUM, .name = b->info.param[0]->name, .param = b->info.param,
+                    .params = b->info.params, .pass = 's'));
     return b->ddp->stage >= 2 ? keep_slice(b, q) : copy_back(b, q);
 }
 

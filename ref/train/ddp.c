@@ -15,6 +15,7 @@
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
 #include "ref/numerics/philox.h"
+#include "ref/record/ledger.h"
 #include "ref/train/ddp.h"
 #include "ref/train/ddp_private.h"
 #include "ref/train/faults.h"
@@ -38,6 +39,7 @@ static ar_status exchange_messages(void **gives, ar_ctx *ctx, const void *own, s
     AR_TRY(ari_alloc_zero((void **)&said, ranks, each, "hashes of parameters"));
     memcpy(said + me * words, own, each);
     AR_TRY(ari_gather_words(ctx, ctx->dp, said, words, "parameters of data parallelism"));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_AGREEMENT, .name = ""));
     *gives = said;
     said = NULL;
     return AR_OK;
@@ -203,6 +205,8 @@ static ar_status combine_messages(void *arg, ar_queue *on)
     if (st == AR_OK)
         st = ar_comm_all_reduce(ari_ddp_group(d, ARI_OVER_DP), on, d->used_device, ar_const(d->used_device), d->trained,
                                 AR_U8, AR_MAX, "used parameters");
+    if (st == AR_OK)
+        st = ARI_NOTE(d->ctx, .kind = ARI_LEDGER_UNUSED, .name = "", .pass = 's');
     if (st == AR_OK)
         st = device->ops->copy(device, on, host, ar_const(d->used_device), d->trained);
     if (st == AR_OK)

@@ -8,6 +8,7 @@
 #include "ref/context/context_private.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/parts.h"
+#include "ref/record/ledger.h"
 #include "ref/train/optimizer.h"
 
 ar_optimizer_kind ari_update_kind(const ar_optimizer_options *o, const ar_param *p)
@@ -104,7 +105,9 @@ static ar_status gather_matrix(const ar_tensor *full, const ar_optimizer *o, ar_
     AR_TRY(lay_out(full, ctx, s, run, stays_cut(o, p)));
     if (is_split(p) && !stays_cut(o, p))
         AR_TRY(add_parts(full, ctx, p, ctx->tp));
-    return is_shared(o, ctx, p) ? add_parts(full, ctx, p, ari_ctx_shard(ctx, p->expert)) : AR_OK;
+    if (is_shared(o, ctx, p))
+        AR_TRY(add_parts(full, ctx, p, ari_ctx_shard(ctx, p->expert)));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_MATRIX, .name = p->name);
 }
 
 static ar_status take_own(ar_ctx *ctx, const ar_tensor *full, const ari_state *s, ar_buf run, bool cut)
@@ -203,7 +206,7 @@ static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *ove
         AR_TRY(combine(ctx, x, ARI_MUON_A, &product, 1.0f));
     }
     ARI_RELEASE(ctx, &product, &power, &gram);
-    return AR_OK;
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_MATRIX, .name = tag);
 }
 
 /* muon_padding_rows: each tensor-parallel rank's rows end with zeros, up to a multiple of 16. X X^T and the norm do not

@@ -5,6 +5,7 @@
 #include "ref/context/context_private.h"
 #include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
+#include "ref/record/ledger.h"
 #include "ref/train/optimizer.h"
 #include "ref/train/train_private.h"
 
@@ -116,6 +117,7 @@ ar_status ari_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, s
     AR_TRY(reduce_norm(&s, ctx, &s.squares, AR_SUM));
     AR_TRY(ar_ctx_download(ctx, &e, &s.exponent));
     AR_TRY(ar_ctx_download(ctx, squares, &s.squares));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_GRADIENT_NORM, .name = "", .param = params, .params = n));
     ARI_RELEASE(ctx, &s.squares, &s.exponent);
     *norm = ari_norm_value(squares[0], squares[1], e);
     if (ari_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks)) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/train/optimizer.h"
+#include "ref/record/ledger.h"
 
 #include <fnmatch.h>
 #include <math.h>
@@ -369,6 +370,7 @@ static ar_status check_whole(const ar_optimizer *o)
 
 ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
 {
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_UPDATE, .name = ""));
     if (o->ddp)
         return ari_zero_step(o, ctx, scale);
     AR_TRY(check_whole(o));

@@ -10,6 +10,7 @@
 #include "ref/layers/parts.h"
 #include "ref/models/parallel_private.h"
 #include "ref/pipeline/schedule_private.h"
+#include "ref/record/ledger.h"
 #include "ref/train/faults.h"
 #include "ref/train/step.h"
 #include "ref/train/units.h"
@@ -82,6 +83,11 @@ static const char *tag_of(ari_transfer w)
     return w == ARI_SEND_ACTIVATION || w == ARI_RECV_ACTIVATION ? "activation" : "gradient";
 }
 
+static char pass_of(ari_transfer w)
+{
+    return w == ARI_SEND_ACTIVATION || w == ARI_RECV_ACTIVATION ? 'f' : 'b';
+}
+
 static flow *flow_of(const pipeline *p, const ar_pp_operation *op, ari_transfer w)
 {
     return &p->slots[slot_of(p, op)].flow[w == ARI_SEND_ACTIVATION || w == ARI_RECV_ACTIVATION ? FORWARD : BACKWARD];
@@ -99,6 +105,9 @@ static ar_status start_receive(pipeline *p, const ar_pp_operation *op)
     AR_TRY(ari_queue_follow(from->queue, ctx->queue, f->ready));
     AR_TRY(
         ar_comm_recv(from->comm, from->queue, f->input.data, ar_tensor_count(&f->input), f->input.dtype, 0, tag_of(w)));
+    const ar_placement stream = ari_placed_stream(ctx);
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RECEIVE, .name = tag_of(w), .out = {&f->input}, .makes = &stream,
+                    .pass = pass_of(w)));
     return ar_event_record(f->ready, from->queue);
 }
 
@@ -153,6 +162,7 @@ static ar_status start_send(pipeline *p, const ar_pp_operation *op)
     AR_TRY(ari_queue_follow(to->queue, p->ctx->queue, s->sent));
     AR_TRY(ar_comm_send(to->comm, to->queue, ar_const(f->output.data), ar_tensor_count(&f->output), f->output.dtype, 1,
                         tag_of(w)));
+    AR_TRY(ARI_NOTE(p->ctx, .kind = ARI_LEDGER_SEND, .name = tag_of(w), .in = {&f->output}, .pass = pass_of(w)));
     return ar_event_record(s->sent, to->queue);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One training step on one rank. */
 #include "ref/train/step.h"
+#include "ref/record/ledger.h"
 
 #include <math.h>
 #include <string.h>
@@ -156,6 +157,8 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
     }
     if (st == AR_OK)
         st = ari_combine(ctx, ctx->dp, sum, counts, AR_I64, AR_SUM, "targets");
+    if (st == AR_OK)
+        st = ARI_NOTE(ctx, .kind = ARI_LEDGER_TARGETS, .name = "");
     for (size_t k = 0; k < counts; k++)
         all[k] = (size_t)sum[ari_faulty(ctx, AR_FAULT_mtp_mean_over_all) ? 0 : k];
     *targets = all[0];

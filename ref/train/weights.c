@@ -6,6 +6,7 @@
 #include "ref/core/queue_private.h"
 #include "ref/core/record.h"
 #include "ref/layers/parts.h"
+#include "ref/record/ledger.h"
 #include "ref/train/ddp_private.h"
 #include "ref/train/faults.h"
 #include "ref/train/units.h"
@@ -68,6 +69,9 @@ static ar_status gather_weights(void *user, ar_queue *on)
         ar_comm *over = groups[b->expert ? ARI_OVER_EXPERT_SHARD : ARI_OVER_SHARD];
         st = ar_comm_all_gather(over, on, ar_buf_at(u->room, at), ar_const(b->weights), b->shares, b->info.storage,
                                 b->tag);
+        if (st == AR_OK)
+            st = ARI_NOTE(d->ctx, .kind = ARI_LEDGER_WEIGHT_GATHER, .name = b->info.param[0]->name,
+                          .param = b->info.param, .params = b->info.params);
         at += b->info.elements * ar_dtype_bytes(b->info.storage);
     }
     return ari_ddp_fail_in_flight(d, ari_span_end(st));

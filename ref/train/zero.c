@@ -7,6 +7,7 @@
 #include "ref/core/tensor_private.h"
 #include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
+#include "ref/record/ledger.h"
 #include "ref/train/ddp.h"
 #include "ref/train/ddp_private.h"
 #include "ref/train/optimizer.h"
@@ -158,7 +159,9 @@ static ar_status gather_slices(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_i
     const size_t *counts = ddp->buckets[b->index].shares;
     const ar_buf own = ar_buf_at(w->weights, b->own_start * ar_dtype_bytes(b->storage));
     ar_comm *over = ari_ctx_shard(ctx, b->param[0]->expert);
-    return ar_comm_all_gather(over, ctx->queue, w->weights, ar_const(own), counts, b->storage, ari_ddp_name(ddp));
+    AR_TRY(ar_comm_all_gather(over, ctx->queue, w->weights, ar_const(own), counts, b->storage, ari_ddp_name(ddp)));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GATHER, .name = b->param[0]->name, .param = b->param,
+                    .params = b->params);
 }
 
 /* The bucket's weights back into the parameters; own: only this rank's slice. */

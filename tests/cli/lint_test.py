@@ -20,25 +20,42 @@ LLAMA, GPT2 = "model.layers.*.", "transformer.h.*."
 QKV = ("layers.*.self_attn.[qkv]_proj", "colwise", None, None)
 EXPECTED = [
     ("llama-demo", "--tp 2", [QKV, ("layers.*.self_attn.o_proj", "rowwise", None, "P(sum)")],
-     [("missing_reduction", LLAMA + "self_attn.o_proj, product", "forward", "P(sum)", "I")]),
+     [("missing_reduction", LLAMA + "self_attn.o_proj, product", "forward", "P(sum)", "R")]),
     ("llama-demo", "--pp 2 --dp 2 --tp 2 --micro-batches 2 --recompute full",
      [("layers.1.self_attn.[qkv]_proj", "colwise", None, None),
       ("layers.1.self_attn.o_proj", "rowwise", None, "P(sum)")],
-     [("missing_reduction", "model.layers.1.self_attn.o_proj, product", computed, "P(sum)", "I") for computed in
+     [("missing_reduction", "model.layers.1.self_attn.o_proj, product", computed, "P(sum)", "R") for computed in
       ("forward", "backward")]),
     ("llama-demo", "--tp 2", [("layers.*.self_attn", "prepare", [["P(sum)", "R"], None], None)],
-     [("redundant_reduction", LLAMA + "self_attn, redistribute", "forward", "I", "I")]),
+     [("redundant_reduction", LLAMA + "self_attn, redistribute", "forward", "R", "P(sum)")]),
     ("llama-demo", "--tp 2 --dp 3", [("layers.0.mlp", "prepare", None, ["P(sum)", "R"]),
                                      ("layers.1.mlp.down_proj", "replicate", "P(sum)", None)],
-     [("redundant_reduction", f"model.layers.{module}, redistribute", "forward", "I", "I") for module in
+     [("redundant_reduction", f"model.layers.{module}, redistribute", "forward", "R", "P(sum)") for module in
       ("0.mlp", "1.mlp.down_proj")]),
     ("gpt2-demo", "--tp 2 --cp 2", [("h.*.attn.c_attn", "colwise", None, "R"), ("h.*.attn.c_proj", "rowwise", "R", None)],
      []),  # queries, keys and values are parts of one value
     ("phi-3-mini-4k", "--tp 2", [("layers.*.mlp.gate_up_proj", "colwise", None, "R"),
                                  ("layers.*.mlp.down_proj", "rowwise", "R", None)], []),  # gate and up too
     ("gpt2-demo", "--tp 4", [("h.*.mlp.c_fc", "rowwise", "R", "P(sum)")],
-     [("whole_added_to_partial", GPT2 + "mlp.c_fc, bias", "forward", "P(sum)", "I"),
-      ("missing_reduction", GPT2 + "mlp.c_fc, product", "forward", "P(sum)", "I")]),
+     [("whole_added_to_partial", GPT2 + "mlp.c_fc, bias", "forward", "P(sum)", "R"),
+      ("missing_reduction", GPT2 + "mlp.c_fc, product", "forward", "P(sum)", "R")]),
+]
+
+
+# Model, layout, injected bug; then rule, module and axis of the first finding.
+FAULTS = [
+    ("llama-demo", "--tp 2", "column_dx_not_reduced", "missing_reduction", "lm_head", "tp"),
+    ("llama-demo", "--tp 2 --sp", "sp_norm_grad_local", "unsummed_gradient", "model.norm.weight", "tp"),
+    ("llama-demo", "--tp 8", "kv_replica_grad_local", "missing_reduction", LLAMA + "self_attn", "KV copies"),
+    ("llama-demo", "--dp 2", "dp_group_missing", "unsummed_gradient", "model.embed_tokens.weight", "dp"),
+    ("llama-demo", "--tp 2 --dp 2", "dp_broadcast_over_world", "wrong_group", "model.embed_tokens.weight", "dp"),
+    ("llama-demo", "--dp 2", "bucket_reduced_twice", "redundant_reduction", "lm_head.weight", "dp"),
+    ("llama-demo", "--dp 2 --zero 1", "zero_gather_missing", "missing_gather", "model.embed_tokens.weight", "dp"),
+    ("llama-demo", "--tp 2", "gradnorm_local_clip", "missing_reduction", None, "tp"),
+    ("gpt2-demo", "--pp 2 --micro-batches 2", "pp_tied_not_summed", "unsummed_gradient", "transformer.wte.weight", "pp"),
+    ("gpt2-demo", "", "embedding_tied_once", "missing_gradient", "transformer.wte.weight", None),
+    ("mixtral-demo", "--tp 2", "experts_not_reduced", "missing_reduction", LLAMA + "block_sparse_moe.experts", "tp"),
+    ("deepseek-demo", "--tp 2", "latent_key_grad_local", "missing_reduction", LLAMA + "self_attn", "tp"),
 ]
 
 
@@ -78,6 +95,14 @@ class Lint(Case):
                 self.assertLessEqual({f["axis"] for f in result["findings"]}, {"tp"})
                 self.assertIsNone(result["fault"])
 
+    def test_bugs_of_running_code_are_found(self):
+        for model, layout, fault, rule, module, axis in FAULTS:
+            with self.subTest(fault=fault):
+                result = self.lint(model, *layout.split(), "--inject", fault, status=1)
+                first = result["findings"][0]
+                self.assertEqual((first["rule"], first["module"], first["axis"]), (rule, module, axis))
+                self.assertEqual(result["fault"], fault)
+
     def test_the_pages_rules_are_the_headers(self):
         header = (ROOT / "include/anyrank/lint.h").read_text(encoding="utf-8")
         rules = re.findall(r'X\((\w+), "(.*?)"\)', header)
@@ -95,7 +120,6 @@ class Lint(Case):
     def test_what_makes_no_sense_is_refused(self):
         self.refused(says="MODEL is missing")
         self.refused("llama-demo", "--tp", 5, says="5")
-        self.refused("llama-demo", "--inject", "column_dx_not_reduced", says="--inject")
         self.refused("nowhere", says="nowhere")
         self.refused("llama-demo", "--tp", 2, "--sp", "--seq", 63, says="63")
 

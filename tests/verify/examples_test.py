@@ -63,7 +63,7 @@ class ExamplesTest(unittest.TestCase):
         self.assertEqual(status, 0, text)
         self.assertEqual(text.count("the same bits in all"), 3, text)
         self.assertIn("they agree", text)
-        self.assertIn("no f* under tp=2: 2 findings in 11 operations", text)
+        self.assertIn("no f* under tp=2: 2 findings in 12 operations", text)
         self.assertRegex(text, r"forward +mlp.down +contract +S\(-1\) -> P\(sum\)")
         self.assertIn("mlp, report (forward): has P(sum), needs R, missing_reduction: all-reduce over tp", text)
 

@@ -223,7 +223,7 @@ static const struct {
     {DX_SUMMED_TWICE, false, AR_LINT_redundant_reduction, "layer", "backward", "R", "P(sum)"},
     {HELD_AS_SHARD, false, AR_LINT_missing_slice, "layer", "forward", "R", "S(-1)"},
     {PART_HELD_AS_WHOLE, false, AR_LINT_missing_gather, "layer.up", "forward", "S(-1)", "R"},
-    {FUNCTION_OF_TERMS, false, AR_LINT_nonlinear_of_partial, "layer", "forward", "P(sum)", "I"},
+    {FUNCTION_OF_TERMS, false, AR_LINT_nonlinear_of_partial, "layer", "forward", "P(sum)", "R"},
     {ADDED_TO_TERMS, false, AR_LINT_whole_added_to_partial, "layer", "forward", "P(sum)", "R"},
     {PRODUCT_OF_TERMS, false, AR_LINT_product_of_partials, "layer", "forward", "P(sum)", "P(sum)"},
     {GRADIENT_OF_OWN_POSITIONS, true, AR_LINT_unsummed_gradient, "layer.scale", "backward", "S(-2)", "R"},
@@ -246,7 +246,7 @@ Test(module_lint, what_is_right_has_no_finding)
             OWNED(ar_module_inspection_destroy) ar_module_inspection *m = inspect(&of[k], &run);
             ar_inspect_module_text(m, true, text, sizeof text);
             cr_expect_eq(m->lint->count, 0u, "%s", text);
-            cr_expect_eq(m->operations > 10, layouts[i].tp > 1, "%s", text);
+            cr_expect_gt(m->operations, 10, "%s", text);
             cr_expect(m->memory.peak > 0);
         }
     }

@@ -336,7 +336,7 @@ ar_status ari_recorded_calls(const char **cause, const ari_reference *ref, const
     if (ref && has_experts(o))
         use_routes(&routes, &own, ref);
     for (int rank = 0; rank < ar_parallel_world(&o->run.parallel); rank++) {
-        ARI_ENDED(ari_ledger_fini) ari_ledger ledger = {.pass = 'f'};
+        ARI_ENDED(ari_ledger_fini) ari_ledger ledger = {.pass = 's'};
         ari_dry_memory unused;
         routes.rank.rank = rank;
         own.ledger = &ledger;

@@ -11,90 +11,9 @@
 #include "verify/check/check_run.h"
 #include "verify/lint/lint_private.h"
 
-/* --- judging ------------------------------------------------------------------------------------------------------ */
-
-/* The rules of types on the operations of a user's module. */
-
-enum { ACTIVATION_DIMS = 3 }; /* [b, s, features] */
-
-/* Dimensions of records count from the end. */
-static ar_placement from_start(ar_placement p)
-{
-    return p.kind == AR_SHARD && p.dim < 0 ? (ar_placement){AR_SHARD, p.dim + ACTIVATION_DIMS} : p;
-}
-
-static ar_placement from_end(ar_placement p)
-{
-    return p.kind == AR_SHARD ? (ar_placement){AR_SHARD, p.dim - ACTIVATION_DIMS} : p;
-}
-
-static bool broken(ari_lint_verdict *v, ar_lint_rule rule, ar_placement has, ar_placement needs)
-{
-    *v = (ari_lint_verdict){.broken = true, .rule = rule, .makes = needs, .has = has, .needs = needs};
-    return true;
-}
-
-/* Taken as `needs`, and is not. */
-static bool misplaced(ari_lint_verdict *v, ar_placement has, ar_placement needs)
-{
-    const bool sums = ari_lint_partial(needs);
-    if (ari_lint_same(has, needs))
-        return false;
-    if (sums && !ari_lint_partial(has))
-        return broken(v, ari_lint_whole(has) ? AR_LINT_redundant_reduction : AR_LINT_wrong_reduction, has, needs);
-    *v = ari_lint_mismatch(has, needs);
-    return true;
-}
-
-static bool incomplete(ari_lint_verdict *v, ar_placement has, ar_placement needs)
-{
-    if (ari_lint_same(has, needs))
-        return false;
-    if (ari_lint_whole(has))
-        return broken(v, AR_LINT_redundant_reduction, has, needs);
-    return broken(v, AR_LINT_unsummed_gradient, has, needs);
-}
-
-/* The verdict on an operation of a module, as a ledger has it. False: there is none, or what it takes is not
- *  known. */
-static bool lint_noted(ari_lint_verdict *v, const ari_ledger_record *r)
-{
-    const ar_placement a = from_start(r->in[0].at), b = from_start(r->in[1].at), needs = from_start(r->needs);
-    const bool both = r->in[0].known && r->in[1].known;
-    bool found = false;
-    if (r->kind == ARI_LEDGER_ADDS || r->kind == ARI_LEDGER_MULTIPLIES) {
-        if (!both)
-            return false;
-        *v = ari_lint_add(a, b);
-        found = v->broken;
-        if (r->kind == ARI_LEDGER_MULTIPLIES)
-            found = ari_lint_partial(a) && ari_lint_partial(b) && broken(v, AR_LINT_product_of_partials, a, b);
-    } else if (!r->in[0].known) {
-        return false;
-    } else if (r->kind == ARI_LEDGER_TAKES) {
-        found = misplaced(v, a, needs);
-    } else if (r->kind == ARI_LEDGER_GRADIENT) {
-        found = incomplete(v, a, needs);
-    } else {
-        *v = r->kind == ARI_LEDGER_ALONG ? ari_lint_along(a, ACTIVATION_DIMS - 1, false)
-                                         : ari_lint_elementwise(a, false);
-        found = v->broken;
-    }
-    if (found) {
-        v->has = from_end(v->has);
-        v->needs = from_end(v->needs);
-    }
-    return found;
-}
-
 /* --- inspect module ----------------------------------------------------------------------------------------------- */
 
 ARI_OWNER(ar_module_inspection, ar_module_inspection_destroy)
-
-static const char *pass_of(const ari_ledger_record *r)
-{
-    return r->pass == 'b' ? "backward" : "forward";
-}
 
 /* --- findings ----------------------------------------------------------------------------------------------------- */
 
@@ -105,98 +24,79 @@ const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding 
     return text;
 }
 
-/* One that is there already, of another micro-batch or stage. */
-static bool is_known(const ar_lint_report *r, const ar_lint_finding *f)
-{
-    for (size_t i = 0; i < r->count; i++) {
-        const ar_lint_finding *k = &r->finding[i];
-        if (k->rule == f->rule && k->pass == f->pass && strcmp(k->operation, f->operation) == 0 &&
-            strcmp(k->module, f->module) == 0 && strcmp(k->has, f->has) == 0)
-            return true;
-    }
-    return false;
-}
-
-static ar_status judge(ar_lint_report *r, size_t *room, const ari_ledger_record *op)
-{
-    ari_lint_verdict v;
-    ar_lint_finding f = {.operation = op->operation, .pass = pass_of(op), .axis = ari_lint_axis_name(ARI_AXIS_TP)};
-    r->operations++;
-    r->values += op->out.known;
-    if (!lint_noted(&v, op))
-        return AR_OK;
-    f.rule = v.rule;
-    snprintf(f.module, sizeof f.module, "%s", op->name);
-    ari_placement_name(f.has, v.has);
-    ari_placement_name(f.needs, v.needs);
-    ari_lint_repair_text(f.repair, sizeof f.repair, &v, ARI_AXIS_TP);
-    if (is_known(r, &f))
-        return AR_OK;
-    AR_TRY(ARI_GROW(&r->finding, room, r->count, "the findings of lint"));
-    r->finding[r->count++] = f;
-    return AR_OK;
-}
-
 /* --- operations --------------------------------------------------------------------------------------------------- */
 
-static void placed_text(char out[AR_LINT_PLACED], const ari_ledger_value *v)
+enum { ACTIVATION_DIMS = 3 }; /* [b, s, features], from whose end dimensions are counted */
+
+static void placed_text(char out[AR_LINT_PLACED], bool known, const ari_lint_type *type)
 {
     char text[AR_PLACEMENT_TEXT];
-    snprintf(out, AR_LINT_PLACED, "%s", v->known ? ari_placement_name(text, v->at) : "?");
+    ar_placement p = type->at[ARI_AXIS_TP];
+    if (p.kind == AR_SHARD)
+        p.dim -= ACTIVATION_DIMS;
+    if (p.kind == AR_INVARIANT)
+        p.kind = AR_REPLICATE;
+    snprintf(out, AR_LINT_PLACED, "%s", known ? ari_placement_name(text, p) : "?");
 }
 
-static void describe(ar_module_operation *o, const ari_ledger_record *r)
+static void describe(ar_module_operation *o, const ari_ledger *l, const ari_ledger_operation *op,
+                     const ari_lint_placed *placed)
 {
-    *o = (ar_module_operation){.operation = r->operation, .pass = pass_of(r), .ndim = r->out.ndim, .bytes = r->bytes};
-    snprintf(o->name, sizeof o->name, "%s", r->name);
-    memcpy(o->shape, r->out.shape, sizeof o->shape);
-    placed_text(o->takes, &r->in[0]);
-    if (r->out.ndim > 0)
-        placed_text(o->makes, &r->out);
+    *o = (ar_module_operation){
+        .operation = op->operation, .pass = op->pass == 'b' ? "backward" : "forward", .ndim = op->out[0].ndim};
+    ari_ledger_module(o->name, sizeof o->name, op);
+    memcpy(o->shape, op->out[0].shape, sizeof o->shape);
+    placed_text(o->takes, placed->takes_known[0], &placed->takes[0]);
+    if (op->outputs > 0)
+        placed_text(o->makes, placed->makes_known[0], &placed->makes[0]);
+    for (size_t i = 0; i < op->calls; i++)
+        o->bytes += l->call[op->first_call + i].bytes;
 }
 
-static ar_status take_operations(ar_module_inspection *m, const ari_ledger *w)
+/* Operations of the passes, but for reports of what is placed as it is reported. */
+static ar_status take_operations(ar_module_inspection *m, const ari_ledger *l, const ari_lint_placed *placed)
 {
-    size_t room = 0;
-    AR_TRY(ARI_ALLOC_ZERO(&m->operation, w->records, "operations"));
-    for (size_t i = 0; i < w->records; i++) {
-        describe(&m->operation[m->operations++], &w->record[i]);
-        AR_TRY(judge(m->lint, &room, &w->record[i]));
+    size_t room = m->operations;
+    for (size_t i = 0; i < l->operations; i++) {
+        const ari_ledger_operation *op = &l->operation[i];
+        if (op->pass == 's' || op->again || op->kind == ARI_LEDGER_REPORT)
+            continue;
+        AR_TRY(ARI_GROW(&m->operation, &room, m->operations, "operations"));
+        describe(&m->operation[m->operations++], l, op, &placed[i]);
     }
     return AR_OK;
 }
 
 /* --- dry runs ----------------------------------------------------------------------------------------------------- */
 
-/* One step of the first rank of each rank of the pipeline, whose samples go through it at once where they can. */
-static ar_status note_ranks(ari_ledger *w, const ari_cluster_options *o)
+/* One step of the first rank of each stage, whose samples go through it at once where they can. record: [stages]. */
+static ar_status record_stages(ari_ledger *record, const ari_cluster_options *o)
 {
     const ar_parallel *p = &o->run.parallel;
-    const int stage = ar_parallel_world(p) / ari_at_least_one(p->pp);
+    const int stages = ari_at_least_one(p->pp), ranks = ar_parallel_world(p) / stages;
     ari_cluster_options own = *o;
     ari_dry_memory unused;
     own.run.steps = o->run.steps > 0;
-    own.ledger = w;
+    own.run.numerics = AR_NUMERICS_NATIVE; /* one collective where exact sums have several */
     own.tap = NULL;
-    if (p->pp <= 1)
+    if (stages == 1)
         own.run.parallel.micro_batches = 1;
-    for (int i = 0; i < ari_at_least_one(p->pp); i++) {
-        w->first = w->records;
-        AR_TRY(ari_cluster_dry(&unused, &own, i * stage, NULL));
-        w->values = 0;
+    for (int i = 0; i < stages; i++) {
+        record[i].pass = 's';
+        own.ledger = &record[i];
+        AR_TRY(ari_cluster_dry(&unused, &own, i * ranks, NULL));
     }
     return AR_OK;
 }
 
-/* A context that notes operations lets a mistake pass. */
+/* A context that records operations lets a mistake pass. */
 static ar_status count_ranks(ar_module_inspection *m, const ari_cluster_options *o)
 {
     ari_cluster_options own = *o;
-    ARI_ENDED(ari_ledger_fini) ari_ledger unread = {.pass = 'f'};
-    own.ledger = &unread;
     for (int r = 0; r < ar_parallel_world(&m->parallel); r++) {
+        ARI_ENDED(ari_ledger_fini) ari_ledger unread = {.pass = 's'};
         ari_dry_memory dry;
-        unread.values = unread.records = 0;
+        own.ledger = &unread;
         AR_TRY(ari_cluster_dry(&dry, &own, r, NULL));
         m->bytes += dry.bytes;
         ari_memory_raise(&m->memory, &dry.rank);
@@ -204,12 +104,33 @@ static ar_status count_ranks(ar_module_inspection *m, const ari_cluster_options 
     return AR_OK;
 }
 
+static ar_status lint_stages(ar_module_inspection *m, const ari_cluster_options *o, ari_arena *memory)
+{
+    const size_t stages = (size_t)ari_at_least_one(m->parallel.pp);
+    const ari_lint_layout layout = ari_lint_layout_of(&m->parallel);
+    ari_ledger *record = NULL;
+    ari_lint_placed **placed = NULL;
+    AR_TRY(ARI_TAKE(&record, memory, stages, "records"));
+    AR_TRY(ARI_TAKE(&placed, memory, stages, "placements"));
+    ar_status st = record_stages(record, o);
+    for (size_t i = 0; i < stages && st == AR_OK; i++)
+        st = ARI_TAKE(&placed[i], memory, record[i].operations, "placements");
+    if (st == AR_OK)
+        st = ari_lint_records(m->lint, placed, record, stages, &layout);
+    for (size_t i = 0; i < stages; i++) {
+        if (st == AR_OK)
+            st = take_operations(m, &record[i], placed[i]);
+        ari_ledger_fini(&record[i]);
+    }
+    return st;
+}
+
 ar_status ar_inspect_module(ar_module_inspection **gives, const ar_module_case *c, const ar_run *run)
 {
     const ar_check_module_options o = {.run = *run, .parallel = &run->parallel, .layouts = 1};
     ARI_OWNED_BY(ar_module_inspection_destroy) ar_module_inspection *m = NULL;
     ARI_OWNED ar_batch *batch = NULL;
-    ARI_ENDED(ari_ledger_fini) ari_ledger w = {.pass = 'f'};
+    ARI_ENDED(ari_arena_free) ari_arena memory = {0};
     AR_TRY(ari_module_options_check(c, &o));
     AR_TRY(ari_parallel_check_ranks(&run->parallel));
     AR_TRY(ARI_ALLOC_ZERO(&m, 1, "an inspection"));
@@ -218,8 +139,7 @@ ar_status ar_inspect_module(ar_module_inspection **gives, const ar_module_case *
     snprintf(m->name, sizeof m->name, "%s", c->name);
     m->parallel = run->parallel;
     const ari_cluster_options cluster = {.run = *run, .batch = batch, .module = c};
-    AR_TRY(note_ranks(&w, &cluster));
-    AR_TRY(take_operations(m, &w));
+    AR_TRY(lint_stages(m, &cluster, &memory));
     AR_TRY(count_ranks(m, &cluster));
     ARI_GIVE(gives, m);
     return AR_OK;

@@ -6,9 +6,11 @@
 
 #include "ref/core/fault_private.h"
 #include "ref/core/size.h"
+#include "ref/models/parallel_private.h"
 #include "ref/placement/placement_private.h"
 #include "verify/lint/lint.h"
 #include "verify/lint/lint_private.h"
+#include "verify/run/cluster_run.h"
 
 ARI_OWNER(ar_lint_report, ari_lint_report_destroy)
 
@@ -42,14 +44,20 @@ const char *ari_lint_axis_name(int axis)
     return axis == ARI_LINT_NO_AXIS ? "" : ari_over_name(ari_lint_groups[axis]);
 }
 
-/* "S(0)", "V". Returns out. */
-static char *placed_text(char out[AR_PLACEMENT_TEXT], ar_placement p)
+/* --- layouts ------------------------------------------------------------------------------------------------------ */
+
+ari_lint_layout ari_lint_layout_of(const ar_parallel *p)
 {
-    if (p.kind == AR_SHARD && p.dim == ARI_LINT_BY_EXPERT)
-        snprintf(out, AR_PLACEMENT_TEXT, "V");
-    else
-        (void)ari_placement_name(out, p);
-    return out;
+    ari_lint_layout l = {.apart = ari_experts_apart(p),
+                         .expert_axes = ari_expert_axes(p),
+                         .zero = p->zero > 0,
+                         .replicates = ari_at_least_one(p->dp_replicate) > 1};
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
+        l.size[axis] = ari_axis_ranks(p, axis);
+    l.size[ARI_LINT_COPIES] = l.size[ARI_AXIS_TP] * l.size[ARI_AXIS_INNER];
+    l.size[ARI_LINT_EP] = l.apart ? (size_t)ari_at_least_one(p->ep) : 1;
+    l.size[ARI_LINT_EDP] = l.apart ? (size_t)ari_extent(p, l.expert_axes) / l.size[ARI_LINT_EP] : 1;
+    return l;
 }
 
 /* --- repairs ------------------------------------------------------------------------------------------------------ */
@@ -110,101 +118,68 @@ void ari_lint_repair_text(char *out, size_t cap, const ari_lint_verdict *v, int 
     }
 }
 
-/* --- findings ----------------------------------------------------------------------------------------------------- */
-
-/* A finding of op's layer is one with that of the layers next to it. */
-static bool joins(ari_lint_found *have, const ari_operation *op, const ari_lint_found *new)
-{
-    const ari_operation *first = &have->row.op;
-    if (have->is.rule != new->is.rule || have->axis != new->axis || first->kind != op->kind ||
-        first->pass != op->pass || first->recomputed != op->recomputed || first->role != op->role ||
-        first->output[0].bias != op->output[0].bias || strcmp(have->is.has, new->is.has) != 0 ||
-        strcmp(have->is.needs, new->is.needs) != 0 || strcmp(have->is.repair, new->is.repair) != 0)
-        return false;
-    if (op->layer == ARI_NO_LAYER || first->layer == ARI_NO_LAYER)
-        return op->layer == first->layer;
-    if (op->layer + 1 == first->layer) {
-        have->row.op.layer--;
-        have->row.layers++;
-    } else if (op->layer == first->layer + have->row.layers) {
-        have->row.layers++;
-    }
-    return op->layer >= have->row.op.layer && op->layer < have->row.op.layer + have->row.layers;
-}
-
-void ari_lint_find(ari_lint_findings *f, const ari_operation *op, int axis, ar_lint_rule rule, const char *has,
-                   const char *needs, const char *repair)
-{
-    ari_lint_found new = {.row = {.op = *op, .layers = 1}, .is = {.rule = rule}, .axis = axis};
-    snprintf(new.is.has, sizeof new.is.has, "%s", has);
-    snprintf(new.is.needs, sizeof new.is.needs, "%s", needs);
-    snprintf(new.is.repair, sizeof new.is.repair, "%s", repair);
-    for (size_t i = 0; i < f->count; i++) {
-        if (joins(&f->found[i], op, &new))
-            return;
-    }
-    if (f->st == AR_OK)
-        f->st = ARI_GROW(&f->found, &f->capacity, f->count, "the findings of lint");
-    if (f->st == AR_OK)
-        f->found[f->count++] = new;
-}
-
-void ari_lint_find_placed(ari_lint_findings *f, const ari_operation *op, int axis, const ari_lint_verdict *v)
-{
-    char has[AR_PLACEMENT_TEXT], needs[AR_PLACEMENT_TEXT], repair[AR_LINT_REPAIR];
-    ari_lint_repair_text(repair, sizeof repair, v, axis);
-    ari_lint_find(f, op, axis, v->rule, placed_text(has, v->has), placed_text(needs, v->needs), repair);
-}
-
 /* --- the call ----------------------------------------------------------------------------------------------------- */
 
-static void complete(ar_lint_finding *out, const ari_lint_found *found, const ar_config *config)
+/* The step that is recorded: placements do not depend on what sums are made of, on when shares are reduced and gathered
+ * (what ZeRO's stages differ in), on overlap, on samples or, as far as ranks divide them, on positions. */
+static void simplify(ar_run *r, const ar_config *config)
 {
-    const ari_operation *op = &found->row.op;
-    *out = found->is;
-    ari_flow_title(out->module, sizeof out->module, config, &found->row);
-    out->operation = ari_operation_name(op->kind);
-    out->pass = ari_operation_pass_name(op->pass);
-    out->axis = ari_lint_axis_name(found->axis);
-    out->first_layer = op->layer == ARI_NO_LAYER ? 0 : op->layer;
-    out->layers = op->layer == ARI_NO_LAYER ? 0 : found->row.layers;
+    ar_parallel *p = &r->parallel;
+    const int pp = ari_at_least_one(p->pp), stages = ari_at_least_one(p->virtual_stages);
+    r->numerics = AR_NUMERICS_NATIVE;
+    r->precision = AR_PRECISION_F32;
+    r->steps = r->steps > 0;
+    p->zero = p->zero > 0;
+    p->dp_replicate = 1;
+    p->overlap = 0;
+    const int enough = pp == 1 ? 1 : stages > 1 ? pp : 2;
+    if (!p->own_schedule && ari_at_least_one(p->micro_batches) > enough)
+        p->micro_batches = enough;
+    ar_run shorter = *r;
+    shorter.batch = (size_t)ari_at_least_one(p->dp) * (size_t)ari_at_least_one(p->micro_batches);
+    shorter.seq = 2 * (size_t)ari_at_least_one(p->cp) * (size_t)p->tp + (size_t)config->mtp;
+    shorter.seq += r->seq % 2 == shorter.seq % 2 ? 0 : 1;
+    if (shorter.seq < r->seq && ar_run_check(&shorter, config) == AR_OK)
+        *r = shorter;
 }
 
-static ar_status report_of(ar_lint_report *r, const ari_step_case *c)
+ar_status ari_lint_record(ari_ledger *record, ar_run *run, const ar_config *config)
 {
-    ari_lint_findings f = {.st = AR_OK};
-    ari_lint_state l;
-    ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ari_lint_begin(&l, &f, r, c));
-    AR_TRY_TO(done, st, ari_operations(c, ARI_OPS_PIPELINE, 0, ari_lint_visit, &l));
-    AR_TRY_TO(done, st, ari_lint_end(&l));
-    AR_TRY_TO(done, st, ARI_ALLOC(&r->finding, f.count, "the findings of lint"));
-    for (r->count = 0; r->count < f.count; r->count++)
-        complete(&r->finding[r->count], &f.found[r->count], c->config);
-done:
-    ari_lint_fini(&l);
-    free(f.found);
-    return st;
+    simplify(run, config);
+    const int stages = ari_at_least_one(run->parallel.pp), ranks = ar_parallel_world(&run->parallel) / stages;
+    ARI_OWNED int64_t *ids = NULL;
+    size_t n = 0;
+    AR_TRY(ari_mul_size(&n, run->batch, run->seq));
+    AR_TRY(ARI_ALLOC_ZERO(&ids, n, "the tokens of a dry run"));
+    const ar_batch batch = {.batch = run->batch, .seq = run->seq, .input_ids = ids};
+    ari_cluster_options o = {.run = *run, .config = config, .batch = &batch, .faulty = true};
+    for (int i = 0; i < stages; i++) {
+        ari_dry_memory unused;
+        record[i].pass = 's';
+        o.ledger = &record[i];
+        AR_TRY(ari_cluster_dry(&unused, &o, i * ranks, NULL));
+    }
+    return AR_OK;
 }
 
 ar_status ari_lint(ar_lint_report **gives, const ar_run *run, const ar_config *config)
 {
-    /* Types do not depend on what a sum is made of: native numerics have one collective where exact ones have four. */
-    ari_step_case c = {.run = *run, .config = config};
     ARI_OWNED_BY(ari_lint_report_destroy) ar_lint_report *r = NULL;
-    c.run.numerics = AR_NUMERICS_NATIVE;
-    c.run.precision = AR_PRECISION_F32;
-    c.run.steps = run->steps > 0 ? 1 : 0;
-    /* Nor on when shares are reduced and gathered, which is what ZeRO's stages differ in. */
-    c.run.parallel.zero = run->parallel.zero > 0;
-    c.run.parallel.dp_replicate = 1;
-    if (run->fault != AR_FAULT_NONE)
-        return ar_error_set(AR_ERR_UNSUPPORTED,
-                            "lint types the list of operations, which has no faults; a check with %s injected shows it",
-                            ari_fault_name(run->fault));
-    AR_TRY(ar_run_check(&c.run, config));
+    ARI_ENDED(ari_arena_free) ari_arena memory = {0};
+    ar_run own = *run;
+    ari_ledger *record = NULL;
+    AR_TRY(ar_run_check(&own, config));
+    const size_t stages = (size_t)ari_at_least_one(own.parallel.pp);
+    ari_lint_layout layout = ari_lint_layout_of(&own.parallel);
+    layout.complete = true;
     AR_TRY(ARI_ALLOC_ZERO(&r, 1, "the report of lint"));
-    AR_TRY(report_of(r, &c));
+    AR_TRY(ARI_TAKE(&record, &memory, stages, "records"));
+    ar_status st = ari_lint_record(record, &own, config);
+    if (st == AR_OK)
+        st = ari_lint_records(r, NULL, record, stages, &layout);
+    for (size_t i = 0; i < stages; i++)
+        ari_ledger_fini(&record[i]);
+    AR_TRY(st);
     ARI_GIVE(gives, r);
     return AR_OK;
 }

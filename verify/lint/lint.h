@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of ari_lint: types and their rules (lint_rules.c), the walk that gives every value its type (lint_walk.c),
- * operation by operation (lint_pass.c, lint_step.c), and what it finds (lint.c). */
+/* The parts of ari_lint: types and their rules (lint_rules.c), the walk through a record that gives every value its type
+ * (lint_record.c), operation by operation (lint_kinds.c), and its findings (lint_find.c). */
 #pragma once
 
 #include "anyrank/lint.h"
+#include "ref/record/ledger.h"
 #include "verify/lint/flow.h"
 
 /* --- types -------------------------------------------------------------------------------------------------------- */
@@ -59,126 +60,37 @@ ari_lint_verdict ari_lint_by_routes(ar_placement x, ar_placement routes);
 ari_lint_verdict ari_lint_lookup(ar_placement ids, ar_placement table);
 ari_lint_verdict ari_lint_lookup_gradient(ar_placement dy, ar_placement table);
 
-/* --- findings ----------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------------ */
 
-/* A finding, the operation it is about (of the first of its layers), and the layers. */
-typedef struct ari_lint_found {
-    ari_flow_row row;
-    ar_lint_finding is;
-    int axis;
-} ari_lint_found;
+/* A layout as the lint looks at it. */
+typedef struct ari_lint_layout {
+    size_t size[ARI_LINT_AXES]; /* ranks along each axis; along one of 1 nothing is judged */
+    ari_axes expert_axes;       /* along which ranks have other experts */
+    bool apart;                 /* experts have copies on other ranks than what else there is */
+    bool zero;                  /* ranks with copies of a parameter update a share of it each */
+    bool replicates;            /* and several of them have each share */
+    bool complete;              /* every operation is noted: a bundled model's, not a user's module's */
+} ari_lint_layout;
+ari_lint_layout ari_lint_layout_of(const ar_parallel *p);
+/** Records a step of the first rank of each stage: record [stages], zeroed before and ended by ari_ledger_fini after an
+ *  error too. The run becomes a simpler one with the same placements. Errors: those of ari_cluster_dry, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_lint_record(ari_ledger *record, ar_run *run, const ar_config *config);
 
-typedef struct ari_lint_findings {
-    ari_lint_found *found;
-    size_t count, capacity;
-    ar_status st; /* of the first that could not be kept */
-} ari_lint_findings;
+/* The placements of what an operation takes and makes. */
+typedef struct ari_lint_placed {
+    bool takes_known[ARI_LEDGER_VALUES], makes_known[ARI_LEDGER_VALUES];
+    ari_lint_type takes[ARI_LEDGER_VALUES], makes[ARI_LEDGER_VALUES];
+} ari_lint_placed;
+/** Adds the findings of the records of the first rank of each stage, in the order of the stages. placed: for each
+ *  record an array of as many as it has operations; NULL: not asked for. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_lint_records(ar_lint_report *r, ari_lint_placed *const *placed, const ari_ledger *records,
+                                        size_t n, const ari_lint_layout *layout);
+
+/* --- repairs ------------------------------------------------------------------------------------------------------ */
 
 /** What puts a broken rule right along an axis: "all-reduce over tp". */
 void ari_lint_repair_text(char *out, size_t cap, const ari_lint_verdict *v, int along);
-/** Adds one; the same of a neighbouring layer, or of another micro-batch, is one with it. `repair` may be NULL: then
- *  the rule's own. */
-void ari_lint_find(ari_lint_findings *f, const ari_operation *op, int axis, ar_lint_rule rule, const char *has,
-                   const char *needs, const char *repair);
-void ari_lint_find_placed(ari_lint_findings *f, const ari_operation *op, int axis, const ari_lint_verdict *v);
-/* The groups along those that are no axes of the mesh. */
+/* The groups along axes that are no axes of the mesh. */
 extern const ari_over ari_lint_groups[ARI_LINT_AXES];
 /** "tp". Static storage. */
 const char *ari_lint_axis_name(int axis);
-
-/* --- the walk ----------------------------------------------------------------------------------------------------- */
-
-/* A value of a pass, by its number: its type as the operation that made it has stated it. */
-typedef struct ari_lint_value {
-    ari_lint_type is;
-    unsigned parts;  /* that have been made (ari_op_parts) */
-    bool recomputed; /* once more, in the backward pass */
-    size_t stage;    /* of the pipeline, that has it */
-    bool terms;      /* of a sum, which the product `maker` has made and nothing but linear operations has taken yet */
-} ari_lint_value;
-
-/* A parameter: where it is used, and what came back. */
-typedef struct ari_lint_param {
-    bool known;
-    size_t layer;
-    ari_role role;
-    bool bias;
-    int uses, gradients; /* in the pass */
-    size_t broadcast[2]; /* of so many, equal over dp since the start: on the first rank of a pipeline, on another */
-    bool seen[ARI_LINT_AXES]; /* its gradient has terms along the axis, and is counted */
-    ari_lint_type is;         /* where it was met first */
-} ari_lint_param;
-
-/* Types of values that outlive the passes. */
-typedef struct ari_lint_step {
-    ari_lint_type targets, loss, weights;
-    ar_placement summed;           /* gradients over dp, after their sums */
-    size_t partial[ARI_LINT_AXES]; /* parameters whose gradients are terms along the axis, each rank's */
-    size_t reduced[ARI_LINT_AXES]; /* those that buckets sum */
-    size_t gathers;                /* parameters whose shares are gathered */
-} ari_lint_step;
-
-typedef struct ari_lint_state {
-    const ari_step_case *c;
-    ari_lint_findings *f;
-    ar_lint_report *counts;
-    size_t size[ARI_LINT_AXES]; /* ranks along it; along one of 1 nothing has a type */
-    bool head;                  /* the loss is divided by a number of targets */
-    bool apart;                 /* experts have copies on other ranks than what else there is */
-    ari_operation_pass pass;    /* of the operation before */
-    size_t micro;
-    ari_lint_value *value; /* [ari_operations_values], of the micro-batch */
-    ari_operation maker;
-    ari_lint_param *param; /* [places], by layer and role */
-    size_t params;         /* that are known, and that several ranks have */
-    ari_lint_step step;
-} ari_lint_state;
-
-/** Before the first operation. Gives what ari_lint_fini frees, also after an error. Errors: AR_ERR_OVERFLOW,
- *  AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_lint_begin(ari_lint_state *l, ari_lint_findings *f, ar_lint_report *counts,
-                                      const ari_step_case *c);
-/** Types an operation; a visitor, whose user is the state. Errors: AR_ERR_MEMORY. */
-ar_status ari_lint_visit(void *user, const ari_operation *op);
-/** After the last one: what must be so by then. */
-AR_NODISCARD ar_status ari_lint_end(ari_lint_state *l);
-void ari_lint_fini(ari_lint_state *l);
-
-/** Places a value along all axes over which gradients are summed. */
-void ari_lint_over_dp(ari_lint_type *v, ar_placement p);
-/** The first of those axes that has more than one rank; ARI_LINT_NO_AXIS: none. */
-int ari_lint_dp_axis(const ari_lint_state *l);
-/** The type that the list states for a value. */
-ari_lint_type ari_lint_stated(const ari_op_value *v);
-/** The value that an operation takes or makes as `v` of the list, of which `has` is known: what the list says where
- *  that is the same, else a finding. */
-ari_lint_type ari_lint_agree(ari_lint_state *l, const ari_operation *op, const ari_op_value *v, ari_lint_type has);
-/** Keeps a verdict of a rule: what it makes, and a finding where it is broken. */
-void ari_lint_judge(ari_lint_state *l, const ari_operation *op, int axis, ari_lint_type *out, ari_lint_verdict v);
-/** Applies the operation's collectives to n values that are reduced one after the other; tags, unless NULL, say which
- *  call is which value's. `to`: what comes out according to the list. */
-void ari_lint_collectives(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n, const char *const *tags,
-                          const ari_op_value *to);
-/** The same, of which the list says `end`. */
-void ari_lint_collectives_to(ari_lint_state *l, const ari_operation *op, ari_lint_type *v, int n,
-                             const char *const *tags, const ari_lint_type *end);
-/** The axis along which a parameter's copies are; ARI_LINT_NO_AXIS: it has none. */
-int ari_lint_axis_of_copies(const ari_lint_state *l, const ari_op_value *v);
-/** Parameters of a role in a layer: as many as the rank's experts, or one. */
-size_t ari_lint_like(const ari_lint_state *l, ari_role role);
-/** The parameter, with its first placement kept; of an expert's role all of them. */
-ari_lint_param *ari_lint_parameter(ari_lint_state *l, size_t layer, const ari_op_value *v);
-
-/** The value of that number in the micro-batch that the walk is in; of number 0 one that is never made. */
-ari_lint_value *ari_lint_value_of(const ari_lint_state *l, size_t id);
-/** Input i as it has been made; where it has not, a finding, and what the list says. */
-ari_lint_type ari_lint_input(ari_lint_state *l, const ari_operation *op, int i);
-/** Makes output i, of which the rules say that it is `is`. */
-void ari_lint_output(ari_lint_state *l, const ari_operation *op, int i, ari_lint_type is);
-
-/** Types one operation of a pass (lint_pass.c), and one outside of the passes (lint_step.c). */
-void ari_lint_pass_operation(ari_lint_state *l, const ari_operation *op);
-void ari_lint_step_operation(ari_lint_state *l, const ari_operation *op);
-/** Checks at the end of a micro-batch's two passes, and of the step. */
-void ari_lint_end_of_passes(ari_lint_state *l);
-void ari_lint_end_of_step(ari_lint_state *l);

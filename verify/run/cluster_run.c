@@ -329,7 +329,7 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
     ARI_OWNED_BY(ari_comm_destroy) ar_comm *world = NULL;
     ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
     own.run.steps = o->routes || o->module || o->ledger ? o->run.steps : o->run.steps > 0;
-    own.run.fault = AR_FAULT_NONE;
+    own.run.fault = o->faulty ? o->run.fault : AR_FAULT_NONE;
     own.run.process = NULL;
     own.dry = true;
     own.weights = NULL;
@@ -340,7 +340,7 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
     AR_TRY(ARI_ALLOC(&losses, ari_run_steps(&own.run), "losses"));
     rank_result result = {.loss = losses};
     AR_TRY(ari_dry_comm_create(&world, rank, ar_parallel_world(&o->run.parallel), o->ledger));
-    AR_TRY(ari_dry_device_create(&device, like));
+    AR_TRY(ari_dry_device_create(&device, like, o->ledger));
     AR_TRY(run_rank(world, device, &own, false, &result));
     *m = result.memory;
     m->bytes = result.read + result.written;

@@ -20,6 +20,7 @@ typedef struct ari_cluster_options {
     void *weights_user;
     uint64_t attempt;               /* which of several runs alike this is, from 0 */
     bool forward_only;              /* neither a DDP object nor an optimizer */
+    bool faulty;                    /* of a dry run: with the fault of `run` */
     bool dry;                       /* on a device without contents: parameters get no values, and `tap` hears zeros */
     const ari_known_routes *routes; /* of a dry run; NULL: experts get equally many rows */
     ar_tap_fn tap;                  /* NULL: nobody listens */
@@ -64,7 +65,8 @@ typedef struct ari_dry_memory {
 } ari_dry_memory;
 
 /** The memory of one rank, by one step of it on nothing, or of a module and where routes are known all of them: no rank
- *  runs, no weight is drawn, no value is computed, and no memory of the model's size is taken. A fault is not looked at.
+ *  runs, no weight is drawn, no value is computed, and no memory of the model's size is taken. The fault is not
+ *  looked at, unless o->faulty.
  *  Where o->dry is set already, o->tap listens to it; else to the run alone.
  *  like: whose operands and blocks are counted; NULL: the CPU device's. Errors: those of a rank that runs, but for what
  *  its values say. */

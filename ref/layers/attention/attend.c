@@ -150,9 +150,10 @@ static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *to, const ar_
 {
     AR_TRY(new_heads(ctx, to, from->dtype, from->shape[0], from->shape[2], from->shape[1], from->shape[3]));
     const ar_tensor view = swapped(to);
-    if (m->o.rope.kind && r)
-        return rotate(m, ctx, &view, from, r, +1);
-    return ARI_KERNEL(ctx, copy_strided, &view, from);
+    if (!m->o.rope.kind || !r)
+        return ARI_KERNEL(ctx, copy_strided, &view, from);
+    AR_TRY(rotate(m, ctx, &view, from, r, +1));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_ROPE, .in = {from}, .out = {to});
 }
 
 /* This rank's part of the attention: its tensor-parallel rank's heads, or its share of them among inner neighbours. */
@@ -254,6 +255,8 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     if (ari_faulty(ctx, AR_FAULT_attention_over_documents))
         seen.documents = NULL;
     AR_TRY(ari_core_forward(&core, ctx, saved, m, &o, &x[0], &all[0], &all[1], &seen));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ATTENTION, .in = {&x[0], &all[0], &all[1]}, .out = {&o},
+                    .param = &core.sinks, .params = core.sinks ? 1 : 0));
     AR_TRY(ari_fault_tail(ctx, &o, &core.rows, batch->seq));
     ari_ring_release(ctx, all, &x[1]);
     AR_TRY(ari_heads_together(ctx, &o, heads, 1, m->base.name));
@@ -280,6 +283,8 @@ static ar_status collect_head_gradients(ari_attention *m, ar_ctx *ctx, ar_saved 
         if (turned)
             AR_TRY(ari_tap_heads(m, ctx, i, turned_names[i], 'b', &from));
         AR_TRY(turned ? rotate(m, ctx, &to[i], &from, r, -1) : ARI_KERNEL(ctx, copy_strided, &to[i], &from));
+        if (turned)
+            AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ROPE, .in = {&from}, .out = {&to[i]}));
     }
     if (m->o.rope.kind)
         ari_work_moves(ARI_GPU_MOVES_ROPE, true, ar_tensor_count(&g[0]) + ar_tensor_count(&g[1]));
@@ -316,6 +321,10 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(ari_ring_gather(ctx, all, &x[1], seq, &m->hops));
     AR_TRY(ari_fault_ring_keys(ctx, all, &x[1]));
     AR_TRY(ari_core_backward(&core, ctx, saved, m, g, &dout, &x[0], &all[0], &all[1]));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ATTENTION, .in = {&dout}, .out = {&g[0], &g[1], &g[2]},
+                    .copies = core.replicas));
+    if (core.sinks)
+        AR_TRY(ari_note_gradient(ctx, core.sinks, NULL, &dout));
     ari_ring_release(ctx, all, &x[1]);
     ar_ctx_release(ctx, &dout);
     for (int i = 2; i >= 0; i--)

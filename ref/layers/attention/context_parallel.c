@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/comm/comm_private.h"
 #include "ref/layers/faults.h"
@@ -129,13 +130,18 @@ static ar_status exchange_value(exchange *e, ar_ctx *ctx, ar_tensor *x, const ch
 static ar_status exchange_heads(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, bool together, const char *tag)
 {
     exchange e;
+    ar_tensor before[3] = {{0}};
     if (ar_comm_size(ctx->inner) == 1)
         return AR_OK;
+    memcpy(before, x, (size_t)n * sizeof *x);
     ar_status st = exchange_init(&e, ctx, heads, n, together);
     if (st == AR_OK)
         st = exchange_value(&e, ctx, x, tag);
     exchange_fini(&e, ctx);
-    return st;
+    AR_TRY(st);
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_HEADS, .name = tag,
+                    .in = {&before[0], n > 1 ? &before[1] : NULL, n > 2 ? &before[2] : NULL},
+                    .out = {&x[0], n > 1 ? &x[1] : NULL, n > 2 ? &x[2] : NULL});
 }
 
 ar_status ari_heads_apart(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag)
@@ -239,7 +245,7 @@ ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2],
     }
     for (int i = 0; i < 4; i++)
         ar_ctx_release(ctx, &chunk[i / 2][i % 2]);
-    return AR_OK;
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_RING, .in = {&own[0], &own[1]}, .out = {&all[0], &all[1]});
 }
 
 void ari_ring_release(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])

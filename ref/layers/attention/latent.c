@@ -114,7 +114,8 @@ static ar_status join(ari_attention *m, ar_ctx *ctx, ar_tensor *qkv, const ar_te
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to.q, q));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to.k, &to.up_k));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &to.k_rope, &shared));
-    return ARI_KERNEL(ctx, copy_strided, &to.v, &to.up_v);
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to.v, &to.up_v));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_JOIN, .in = {q, up, low}, .out = {qkv});
 }
 
 ar_status ari_latent_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *qkv, const ar_tensor *x)
@@ -172,7 +173,7 @@ static ar_status sum_over_heads(const ari_attention *m, ar_ctx *ctx, ar_tensor *
     ctx->arith->operand_done(ctx, a);
     ctx->arith->operand_done(ctx, b);
     ARI_RELEASE(ctx, &turned, &ones);
-    return AR_OK;
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_JOIN, .in = {x}, .out = {y});
 }
 
 /* Features [first, first + rank) of dlow from the gradient of what the path has made. */

@@ -82,6 +82,7 @@ static ar_status prepare(ari_attention *m, ar_ctx *ctx, double bound)
         AR_TRY(ARI_ALLOC(&m->clip, own + features_of(m, n, m->o.kv_heads), "factors of QK-Clip"));
     AR_TRY(ari_combine(ctx, ctx->tp, largest, n, AR_I32, AR_MAX, m->base.name));
     AR_TRY(ari_combine(ctx, ctx->dp, largest, n, AR_I32, AR_MAX, m->base.name));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOGITS_MAX, .name = m->base.name));
     if (!ctx->device->hollow) {
         fill(m->clip, m, (size_t)(ar_comm_rank(ctx->tp) / m->copies) * m->heads, m->heads, m->kv_heads, bound);
         fill(m->clip + own, m, 0, n, m->o.kv_heads, bound);

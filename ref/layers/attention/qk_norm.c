@@ -122,6 +122,13 @@ static ar_tensor own_heads(const normed *n, const ar_ctx *ctx, const ar_tensor *
     return ari_heads_view(all, first, n->heads, 1, n->d);
 }
 
+/* This rank's heads are taken out of what every rank has. */
+static ar_status note_own(const ari_attention *m, ar_ctx *ctx, int which, const ar_tensor *all, const ar_tensor *own)
+{
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = m->norm.name[which], .in = {all}, .out = {own},
+                    .needs = &ari_replicated, .makes = &ari_shard_features);
+}
+
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
 static ar_status save_rows(const normed *n, ar_saved *saved, const ar_tensor *x, const ar_norm_saved *rows)
@@ -143,7 +150,7 @@ ar_status ari_qk_norm_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, in
     AR_TRY(ari_norm_forward(ctx, AR_NORM_RMS, memory, &rows, &in, &m->norm.gain[which], NULL, m->o.norm_eps));
     AR_TRY(save_rows(&n, saved, &in, &rows));
     *y = by_head ? *memory : own_heads(&n, ctx, memory);
-    return AR_OK;
+    return by_head || !n.cut ? AR_OK : note_own(m, ctx, which, memory, y);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -163,6 +170,8 @@ ar_status ari_qk_norm_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, i
     AR_TRY(ari_norm_gradients(ctx, AR_NORM_RMS, &d, NULL, &d, &x, &rows, &m->norm.gain[which], NULL, NULL, counts));
     const ar_tensor own = by_head ? d : own_heads(&n, ctx, &d);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, g, &own));
+    if (!by_head && n.cut)
+        AR_TRY(note_own(m, ctx, which, &d, g));
     ARI_RELEASE(ctx, &d, &rows.rstd, &rows.mean, &x);
     return AR_OK;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/layers/experts/balance.h"
+#include "ref/record/ledger.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -105,6 +106,7 @@ static ar_status weigh_samples(float *c, size_t samples, const ari_balance *b, a
     AR_TRY(ari_combine(ctx, ctx->sequence, counts, n, AR_I64, AR_SUM, b->name));
     if (b->spread)
         AR_TRY(ari_combine(ctx, ctx->tp, counts, n, AR_I64, AR_SUM, b->name));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_COUNTS, .name = b->name));
     for (size_t i = 0; i < samples; i++) {
         const double slots = (double)sum_of(counts + i * b->experts, b->experts);
         weigh_counts(c + i * b->experts, b, counts + i * b->experts,
@@ -262,6 +264,7 @@ static ar_status share_counts(void *user, ar_module *m)
     if (b->spread)
         AR_TRY(ari_combine(all->ctx, all->ctx->tp, b->counts, b->experts, AR_I64, AR_SUM, b->name));
     AR_TRY(ari_combine(all->ctx, all->ctx->dp, b->counts, b->experts, AR_I64, AR_SUM, b->name));
+    AR_TRY(ARI_NOTE(all->ctx, .kind = ARI_LEDGER_COUNTS, .name = b->name));
     const double slots = (double)sum_of(b->counts, b->experts);
     b->divisor = slots * slots / (double)b->per_token;
     b->counted = true;
@@ -313,6 +316,7 @@ static ar_status add_layers(totals *all, ar_module *m, const ari_stages *s, cons
         of[at[i].layer] += (float)one.value;
     }
     AR_TRY(ari_combine(all->ctx, all->ctx->pipeline, of, s->layers, AR_F32, AR_SUM, "routers"));
+    AR_TRY(ARI_NOTE(all->ctx, .kind = ARI_LEDGER_COUNTS, .name = "routers"));
     for (size_t i = 0; i < s->layers; i++)
         all->value += (double)of[i];
     return AR_OK;
@@ -341,5 +345,6 @@ ar_status ari_balance_share(ar_module *m, ar_ctx *ctx)
     AR_TRY(ari_module_each(m, share_counts, &all));
     if (r.experts > 0)
         AR_TRY(ari_combine(ctx, ctx->pipeline, all.counts, r.experts, AR_I64, AR_SUM, "routers"));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_COUNTS, .name = "routers"));
     return ari_module_each(m, set_totals, &all);
 }

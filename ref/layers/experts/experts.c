@@ -94,6 +94,7 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     const ari_chosen made = {&p, &expert, weight};
     AR_TRY(ari_scores_route(&m->scores, ctx, &made, &lse, &z));
     ari_work_moves(ARI_GPU_MOVES_ROUTE, false, ar_tensor_count(weight));
+    const ar_tensor logits = z;
     ar_ctx_release(ctx, &z);
     AR_TRY(tap_slots(m, ctx, 'f', NULL, &expert, x));
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
@@ -102,6 +103,8 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     if (ari_faulty(ctx, AR_FAULT_ep_outputs_not_returned))
         AR_TRY(ari_fault_clear_remote(ctx, weight, &expert, m->from, m->own));
     AR_TRY(ari_routes_gather(ctx, routes, &expert, m->router_name));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ROUTE, .in = {&logits}, .out = {weight, routes},
+                    .param = &(ar_param *){&m->scores.bias}, .params = m->scores.bias.device ? 1 : 0));
     AR_TRY(ar_saved_push(saved, m, SAVED_P, &p));
     AR_TRY(ar_saved_push(saved, m, SAVED_ROUTES, routes));
     return ar_saved_push(saved, m, SAVED_WEIGHT, weight);
@@ -142,8 +145,10 @@ static ar_status multiply(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const p
     const bool folded = p->second != p->back && !p->alone && !ari_faulty(ctx, not_reduced);
     ar_comm *over = folded ? cutting(p->m, ctx) : NULL;
     AR_TRY(ari_new_rows(ctx, y, x->dtype, x->shape[0], p->columns));
-    return ctx->arith->contract_groups(ctx, y, x, &(ar_group_operands){make_operand, p}, &r->groups, over,
-                                       p->m->experts_name);
+    AR_TRY(ctx->arith->contract_groups(ctx, y, x, &(ar_group_operands){make_operand, p}, &r->groups, over,
+                                       p->m->experts_name));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_PRODUCT, .name = p->m->experts_name, .in = {x}, .out = {y},
+                    .param = p->second ? p->m->second : p->m->first, .params = p->m->own * (p->second ? 1 : 2));
 }
 
 /* An expert's bias of a product. */
@@ -168,9 +173,13 @@ static ar_status add_biases(const experts_module *m, ar_ctx *ctx, const ar_tenso
     AR_TRY(ari_step_alloc(ctx, &joined, n * width * sizeof(float)));
     for (size_t i = 0; i < m->own; i++) {
         const ar_tensor rows = rows_of_expert(y, r, i);
-        for (size_t k = 0; k < n; k++)
-            AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(joined, k * width * sizeof(float)),
-                              ar_const(bias_of(m, i, from + (int)k)->value.data), width * sizeof(float)));
+        for (size_t k = 0; k < n; k++) {
+            ar_param *bias = bias_of(m, i, from + (int)k);
+            AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(joined, k * width * sizeof(float)), ar_const(bias->value.data),
+                              width * sizeof(float)));
+            AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_BIAS, .name = bias->name, .in = {y}, .out = {y}, .param = &bias,
+                            .params = 1));
+        }
         AR_TRY(ARI_KERNEL(ctx, bias_act, &rows, ar_const(joined), AR_ACT_NONE, NULL));
     }
     ari_step_free(ctx, joined);
@@ -185,6 +194,7 @@ static ar_status add_bias_gradients(const experts_module *m, ar_ctx *ctx, const 
         for (int k = 0; k < n; k++) {
             const ar_tensor rows = rows_of_expert(&d[k], r, i);
             AR_TRY(ctx->arith->grad_rows(ctx, bias_of(m, i, from + k), &rows, (ar_cbuf){NULL}));
+            AR_TRY(ari_note_gradient(ctx, bias_of(m, i, from + k), NULL, &d[k]));
         }
     }
     return AR_OK;
@@ -195,7 +205,39 @@ static ar_status activate(const experts_module *m, ar_ctx *ctx, ar_tensor *act, 
     const ar_tensor gate = ar_tensor_slice(pre, 1, 0, m->width), up = ar_tensor_slice(pre, 1, m->width, m->width);
     AR_TRY(ari_new_rows(ctx, act, pre->dtype, pre->shape[0], m->width));
     ari_work_moves(ARI_GPU_MOVES_GATE, false, ar_tensor_count(act));
-    return ARI_KERNEL(ctx, gated_forward, act, &gate, &up, m->o.activation);
+    AR_TRY(ARI_KERNEL(ctx, gated_forward, act, &gate, &up, m->o.activation));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_GATE, .in = {pre}, .out = {act});
+}
+
+/* --- rows, as a record has them ------------------------------------------------------------------------------------ */
+
+static ar_status send_rows(const experts_module *m, ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x,
+                           const ar_tensor *weight, const ari_routes *r)
+{
+    AR_TRY(ari_routes_send(ctx, rows, x, weight, r, m->experts_name));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_DISPATCH, .in = {x, weight}, .out = {rows});
+}
+
+static ar_status return_rows(const experts_module *m, ar_ctx *ctx, ar_tensor *made, ar_tensor *rows,
+                             const ari_routes *r)
+{
+    const ar_tensor from = *rows;
+    AR_TRY(ari_routes_return(ctx, made, rows, r, m->experts_name));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_DISPATCH, .operation = "return", .in = {&from}, .out = {made});
+}
+
+static ar_status combine_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *rows, const ar_tensor *weight,
+                              const ari_routes *r, const ar_tensor *x)
+{
+    AR_TRY(ari_routes_combine(ctx, y, rows, weight, r, x));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_COMBINE, .in = {rows, weight}, .out = {y});
+}
+
+static ar_status note_gradients(const experts_module *m, ar_ctx *ctx, ar_param *const *param, size_t params,
+                                const ar_tensor *x, const ar_tensor *dy)
+{
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GRADIENT, .name = m->experts_name, .in = {dy, x}, .param = param,
+                    .params = params);
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
@@ -214,7 +256,7 @@ static ar_status take_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_t
 {
     if (m->own < m->o.n)
         return ar_saved_pop(saved, m, SAVED_ROWS, rows);
-    AR_TRY(ari_routes_send(ctx, rows, x, NULL, r, m->experts_name));
+    AR_TRY(send_rows(m, ctx, rows, x, NULL, r));
     ari_work_moves(ARI_GPU_MOVES_DISPATCH, false, ar_tensor_count(rows));
     return AR_OK;
 }
@@ -224,7 +266,7 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
                              const ari_routes *r)
 {
     ar_tensor rows, pre, act, own;
-    AR_TRY(ari_routes_send(ctx, &rows, x, NULL, r, m->experts_name));
+    AR_TRY(send_rows(m, ctx, &rows, x, NULL, r));
     ari_work_moves(ARI_GPU_MOVES_DISPATCH, false, ar_tensor_count(&rows));
     AR_TRY(multiply(ctx, &pre, &rows, &(product){.m = m, .columns = 2 * m->width}, r));
     AR_TRY(add_biases(m, ctx, &pre, r, GATE, 2, m->width));
@@ -233,11 +275,11 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(ar_saved_push(saved, m, SAVED_PRE, &pre));
     AR_TRY(multiply(ctx, &own, &act, &(product){.m = m, .second = true, .columns = m->o.hidden}, r));
     AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
-    AR_TRY(ari_routes_return(ctx, made, &own, r, m->experts_name));
+    AR_TRY(return_rows(m, ctx, made, &own, r));
     ar_tensor kept = *made;
     if (ari_faulty(ctx, AR_FAULT_router_grad_local)) {
         AR_TRY(multiply(ctx, &own, &act, &(product){.m = m, .second = true, .columns = m->o.hidden, .alone = true}, r));
-        AR_TRY(ari_routes_return(ctx, &kept, &own, r, m->experts_name));
+        AR_TRY(return_rows(m, ctx, &kept, &own, r));
     }
     ar_ctx_release(ctx, &act);
     return ar_saved_push(saved, m, SAVED_MADE, &kept);
@@ -257,7 +299,7 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     if (st == AR_OK)
         st = expert_rows(m, ctx, saved, &rows, &in, &r);
     if (st == AR_OK)
-        st = ari_routes_combine(ctx, &made, &rows, &weight, &r, &in);
+        st = combine_rows(ctx, &made, &rows, &weight, &r, &in);
     ari_routes_end(&r, ctx);
     AR_TRY(st);
     ari_work_moves(ARI_GPU_MOVES_COMBINE, false, ctx->recomputing && m->own == m->o.n ? 0 : ar_tensor_count(&made));
@@ -277,6 +319,7 @@ static ar_status second_backward(experts_module *m, ar_ctx *ctx, ar_tensor *dact
     AR_TRY(multiply(ctx, dact, dmade, &(product){.m = m, .second = true, .back = true, .columns = m->width}, r));
     AR_TRY(activate(m, ctx, &act, pre));
     AR_TRY(ctx->arith->grad_groups(ctx, m->second, dmade, 1, &act, &r->groups, cutting(m, ctx), m->experts_name));
+    AR_TRY(note_gradients(m, ctx, m->second, m->own, &act, dmade));
     AR_TRY(add_bias_gradients(m, ctx, dmade, r, DOWN, 1));
     ar_ctx_release(ctx, &act);
     return AR_OK;
@@ -292,10 +335,12 @@ static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved,
     AR_TRY(ari_new_rows(ctx, &dpre, pre->dtype, pre->shape[0], 2 * w));
     const ar_tensor d[2] = {ar_tensor_slice(&dpre, 1, 0, w), ar_tensor_slice(&dpre, 1, w, w)};
     AR_TRY(ARI_KERNEL(ctx, gated_backward, &d[0], &d[1], dact, &gate, &up, m->o.activation, &none, &none));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_GATE, .in = {dact}, .out = {&dpre}));
     ari_work_moves(ARI_GPU_MOVES_GATE, true, ar_tensor_count(dact));
     AR_TRY(multiply(ctx, drows, &dpre, &(product){.m = m, .back = true, .columns = m->o.hidden}, r));
     AR_TRY(take_rows(m, ctx, saved, &rows, x, r));
     AR_TRY(ctx->arith->grad_groups(ctx, m->first, d, 2, &rows, &r->groups, NULL, m->experts_name));
+    AR_TRY(note_gradients(m, ctx, m->first, 2 * m->own, &rows, &dpre));
     AR_TRY(add_bias_gradients(m, ctx, d, r, GATE, 2));
     ARI_RELEASE(ctx, &rows, &dpre);
     return AR_OK;
@@ -311,15 +356,16 @@ static ar_status experts_gradient(experts_module *m, ar_ctx *ctx, ar_saved *save
     const ar_tensor dy_rows = ari_tensor_rows(dy);
     AR_TRY(ARI_KERNEL(ctx, dot_rows, g->data, &dy_rows, &made, ar_const(r->place.data), m->o.per_token));
     ari_work_moves(ARI_GPU_MOVES_COMBINE, true, ar_tensor_count(dy));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_COMBINE, .in = {dy, &made}, .out = {g}));
     ar_ctx_release(ctx, &made);
-    AR_TRY(ari_routes_send(ctx, &dmade, dy, weight, r, m->experts_name));
+    AR_TRY(send_rows(m, ctx, &dmade, dy, weight, r));
     AR_TRY(second_backward(m, ctx, &dact, &dmade, &pre, r));
     ar_ctx_release(ctx, &dmade);
     AR_TRY(first_backward(m, ctx, saved, &drows, &dact, &pre, x, r));
     ARI_RELEASE(ctx, &dact, &pre);
     ari_work_moves(ARI_GPU_MOVES_DISPATCH, true, ar_tensor_count(&drows) + ar_tensor_count(g));
-    AR_TRY(ari_routes_return(ctx, &dx_rows, &drows, r, m->experts_name));
-    AR_TRY(ari_routes_combine(ctx, dx, &dx_rows, NULL, r, x));
+    AR_TRY(return_rows(m, ctx, &dx_rows, &drows, r));
+    AR_TRY(combine_rows(ctx, dx, &dx_rows, NULL, r, x));
     ar_ctx_release(ctx, &dx_rows);
     return tap_own(m, ctx, "experts", 'b', dx);
 }
@@ -337,6 +383,7 @@ static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
     AR_TRY(ari_like(ctx, &dz, dx, m->o.n));
     const ari_chosen of = {&p, expert, weight};
     AR_TRY(ari_scores_backward(&m->scores, ctx, &dz, &of, g));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ROUTE, .in = {g}, .out = {&dz}));
     ari_work_moves(ARI_GPU_MOVES_ROUTE, true, ar_tensor_count(g));
     AR_TRY(ari_balance_backward(&m->balance, ctx, saved, &dz, &p, t));
     ar_ctx_release(ctx, &p);

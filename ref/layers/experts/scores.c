@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/layers/experts/scores.h"
+#include "ref/record/ledger.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -153,6 +154,7 @@ static ar_status change_bias(ari_scores *s, ar_ctx *ctx)
         AR_TRY(ari_combine(ctx, ctx->tp, s->counts, n, AR_I64, AR_SUM, s->tokens->name));
     if (!own)
         AR_TRY(ari_combine(ctx, ctx->dp, s->counts, n, AR_I64, AR_SUM, s->tokens->name));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_COUNTS, .name = s->tokens->name));
     AR_TRY(ARI_ALLOC(&host, n, "a router's bias"));
     ar_status st = ar_ctx_download(ctx, host, &s->bias.value);
     if (st == AR_OK && !ctx->device->hollow)

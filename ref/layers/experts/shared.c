@@ -69,6 +69,7 @@ ar_status ari_shared_forward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const 
         ari_work_moves(ARI_GPU_MOVES_RESIDUAL, false, ar_tensor_count(y));
     if (!s->gate) {
         AR_TRY(ARI_KERNEL(ctx, add, y, y, &made));
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .in = {&made, y}, .out = {y}));
         ar_ctx_release(ctx, &made);
         return AR_OK;
     }
@@ -77,7 +78,8 @@ ar_status ari_shared_forward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const 
         ari_work_moves(ARI_GPU_MOVES_GATE, false, ar_tensor_count(y));
     AR_TRY(ar_saved_push(saved, s, SAVED_SHARED, &made));
     AR_TRY(ar_saved_push(saved, s, SAVED_LOGIT, &logit));
-    return ARI_KERNEL(ctx, add_gated, y, &made, &logit);
+    AR_TRY(ARI_KERNEL(ctx, add_gated, y, &made, &logit));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .in = {&made, y, &logit}, .out = {y});
 }
 
 ar_status ari_shared_backward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dx, const ar_tensor *dy,
@@ -95,6 +97,8 @@ ar_status ari_shared_backward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const
     AR_TRY(ari_like(ctx, &dmade, dy, s->hidden));
     AR_TRY(ari_like(ctx, &dlogit, &logit, 1));
     AR_TRY(ARI_KERNEL(ctx, add_gated_backward, &dmade, &dlogit, dy, &made, &logit));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_GATE, .in = {dy}, .out = {&dmade}));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_GATE, .in = {dy}, .out = {&dlogit}));
     ari_work_moves(ARI_GPU_MOVES_GATE, true, ar_tensor_count(dy));
     ARI_RELEASE(ctx, &made, &logit);
     AR_TRY(ar_module_backward(s->expert, ctx, saved, &more, &dmade, batch));

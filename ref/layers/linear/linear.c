@@ -22,6 +22,12 @@ ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i)
     return columns_of(l->output_width, y, i);
 }
 
+/* Its name in a record: the one weight's; NULL: of several, the module's. */
+static const char *name_of(const ari_linear *l)
+{
+    return l->n == 1 ? l->weight[0]->name : NULL;
+}
+
 /* The group that cuts W's columns, over which Y is a sum; NULL: every rank has all of them. */
 static ar_comm *column_group(const ari_linear *l, const ar_ctx *ctx)
 {
@@ -85,7 +91,7 @@ static bool comes_in_chunks(ari_chunks *c, const ar_ctx *ctx, const ar_tensor *x
 static ar_status place_input(const ari_linear *l, ar_ctx *ctx, ar_tensor *in, const ar_tensor *x, bool ends)
 {
     const ar_tp_redistribution change = {l->split.from, consumed_as(l)};
-    return ari_tp_redistribute(ctx, in, x, &l->in, change, l->weight[0]->name, ends);
+    return ari_tp_redistribute_of(ctx, in, x, &l->in, change, l->weight[0]->name, ends, name_of(l));
 }
 
 /* --- gathers overlapped with products ----------------------------------------------------------------------------- */
@@ -218,6 +224,23 @@ static ar_status new_outputs(ari_linear *l, ar_ctx *ctx, ari_output *o, const ar
     return AR_OK;
 }
 
+/* The product, the biases and the activation as a record has them. */
+static ar_status note_output(const ari_linear *l, ar_ctx *ctx, const ari_output *o, const ar_tensor *in, bool chunks)
+{
+    static const ar_placement rows = {AR_SHARD, 0}; /* KV heads of which each rank has a copy are cut too */
+    const ar_placement needs = chunks ? l->split.from : consumed_as(l), makes = produced_as(l);
+    const ar_placement *placed = ari_is_colwise(&l->split) ? &rows : NULL;
+    ar_param *bias[AR_MAX_PARTS];
+    for (int i = 0; i < l->n; i++)
+        bias[i] = (ar_param *)(uintptr_t)&l->bias[i];
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_PRODUCT, .name = l->weight[0]->name, .in = {in}, .out = {&o->y},
+                    .param = l->weight, .params = (size_t)l->n, .placed = placed, .needs = &needs, .makes = &makes));
+    if (l->has_bias)
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_BIAS, .name = l->weight[0]->name, .in = {&o->y}, .out = {&o->y},
+                        .param = bias, .params = (size_t)l->n, .placed = placed));
+    return o->act == AR_ACT_NONE ? AR_OK : ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .in = {&o->y}, .out = {&o->z});
+}
+
 /* o from x, in chunks (NULL: as it comes); *kept = what the backward pass wants of it. */
 static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor *kept, const ar_tensor *x,
                            const ari_chunks *c)
@@ -231,6 +254,7 @@ static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor 
     AR_TRY(output_product(l, ctx, &p, in.shape[in.ndim - 1]));
     const overlapped b = {.product = &p, .output = o, .whole = regathers ? NULL : &all};
     AR_TRY(c ? gather_chunks(ctx, &b, c, x, p.tag) : multiply_rows(ctx, &p, o, &in));
+    AR_TRY(note_output(l, ctx, o, c ? x : &in, c));
     AR_TRY(ari_fault_linear_output(ctx, ari_is_rowwise(&l->split), o, &in));
     *kept = regathers ? *x : c ? all : in;
     if (regathers)
@@ -244,7 +268,8 @@ static ar_status apply_activation(ar_ctx *ctx, ar_tensor *z, const ar_tensor *y,
 {
     AR_TRY(ari_like(ctx, z, y, y->shape[y->ndim - 1]));
     const ar_tensor rows = ari_tensor_rows(y), z_rows = ari_tensor_rows(z);
-    return ARI_KERNEL(ctx, bias_act, &rows, (ar_cbuf){NULL}, act, &z_rows);
+    AR_TRY(ARI_KERNEL(ctx, bias_act, &rows, (ar_cbuf){NULL}, act, &z_rows));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .in = {y}, .out = {z});
 }
 
 ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -257,20 +282,16 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
     ari_chunks c;
     ar_tensor kept;
     AR_TRY(ari_check_features(l->weight[0]->name, "input", x, features));
-    AR_TRY(ari_ledger_takes(ctx, l->weight[0]->name, "linear", x, l->split.from, NULL, l->split.to));
     const bool chunks = comes_in_chunks(&c, ctx, x, l->split.from, consumed_as(l));
     AR_TRY(output_of(l, ctx, &o, &kept, x, chunks ? &c : NULL));
     if (l->n > 1)
         ari_step_free(ctx, (ar_buf){(void *)(uintptr_t)o.bias.ptr});
     if (o.act != AR_ACT_NONE)
         *z = o.z;
-    AR_TRY(ari_tp_redistribute(ctx, y, &o.y, &l->out, (ar_tp_redistribution){produced_as(l), l->split.to},
-                               l->weight[0]->name, true));
-    AR_TRY(ari_ledger_made(ctx, y, l->split.to));
+    AR_TRY(ari_tp_redistribute_of(ctx, y, &o.y, &l->out, (ar_tp_redistribution){produced_as(l), l->split.to},
+                                  l->weight[0]->name, true, name_of(l)));
     if (moved && act != AR_ACT_NONE)
         AR_TRY(apply_activation(ctx, z, y, act));
-    if (act != AR_ACT_NONE)
-        AR_TRY(ari_ledger_rows(ctx, "activation", ARI_LEDGER_ELEMENTWISE, y, NULL, z));
     return save_input(l, ctx, saved, &kept);
 }
 
@@ -338,8 +359,9 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
     ari_chunks c;
     const bool chunks = !gathers_nothing(l, ctx) && comes_in_chunks(&c, ctx, dy, change.from, change.to);
     if (!chunks) {
-        AR_TRY(gathers_nothing(l, ctx) ? ari_fault_own_gradient(ctx, all, dy)
-                                       : ari_tp_redistribute(ctx, all, dy, &l->out, change, l->weight[0]->name, false));
+        AR_TRY(gathers_nothing(l, ctx)
+                   ? ari_fault_own_gradient(ctx, all, dy)
+                   : ari_tp_redistribute_of(ctx, all, dy, &l->out, change, l->weight[0]->name, false, name_of(l)));
         AR_TRY(gather_next(ctx, next));
     }
     if (dx) {
@@ -348,9 +370,17 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
         *dx = o.y;
     }
     const overlapped b = {.product = dx ? &p : NULL, .output = &o, .whole = all, .next = next};
-    if (chunks)
-        return gather_chunks(ctx, &b, &c, dy, l->weight[0]->name);
-    return dx ? multiply_rows(ctx, &p, &o, all) : AR_OK;
+    if (chunks) {
+        AR_TRY(gather_chunks(ctx, &b, &c, dy, l->weight[0]->name));
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = name_of(l), .in = {dy}, .out = {all},
+                        .needs = &change.from, .makes = &change.to));
+    } else if (dx) {
+        AR_TRY(multiply_rows(ctx, &p, &o, all));
+    }
+    const ar_placement needs = gradient_consumed_as(l), makes = gradient_produced_as(l);
+    return dx ? ARI_NOTE(ctx, .kind = ARI_LEDGER_PRODUCT, .name = l->weight[0]->name, .in = {all}, .out = {dx},
+                         .param = l->weight, .params = (size_t)l->n, .needs = &needs, .makes = &makes)
+              : AR_OK;
 }
 
 /* dx as X came. */
@@ -360,7 +390,7 @@ static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
     if (ari_is_rowwise(&l->split) && ari_placed_whole(change.to) &&
         ari_faulty(ctx, AR_FAULT_row_input_grad_not_gathered))
         return ari_fault_narrow_dx(ctx, dx, made_dx);
-    return ari_tp_redistribute(ctx, dx, made_dx, &l->in, change, l->weight[0]->name, true);
+    return ari_tp_redistribute_of(ctx, dx, made_dx, &l->in, change, l->weight[0]->name, true, name_of(l));
 }
 
 /* --- gradients of the parameters ---------------------------------------------------------------------------------- */
@@ -422,7 +452,10 @@ static ar_status weight_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *x
         else if (l->weight[i]->uses == 1 || !ari_faulty(ctx, AR_FAULT_tied_weight_untied))
             terms[n++] = (ar_grad_terms){l->weight[i], dy_i};
     }
-    return ctx->arith->grad_contract(ctx, terms, n, &x_rows, samples, column_group(l, ctx));
+    AR_TRY(ctx->arith->grad_contract(ctx, terms, n, &x_rows, samples, column_group(l, ctx)));
+    for (int i = 0; i < n; i++)
+        AR_TRY(ari_note_gradient(ctx, terms[i].to, x, &terms[i].dy));
+    return AR_OK;
 }
 
 static ar_status run_weight_job(ar_ctx *ctx, const void *job)
@@ -446,20 +479,20 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
     ar_tensor x, made_dx, all_dy;
     AR_TRY(ar_saved_pop(saved, l, 0, &x));
     AR_TRY(ari_check_features(l->weight[0]->name, "gradient", dy, l->output_total));
-    AR_TRY(ari_ledger_takes(ctx, l->weight[0]->name, "linear", dy, ari_placed_gradient(l->split.to), NULL,
-                            ari_placed_gradient(l->split.from)));
     const next_gathers next = {
         .own = prefetched ? prefetch : &late, .x = &x, .after = prefetched ? NULL : prefetch, .saved = saved};
     AR_TRY(gradient_of(l, ctx, dx ? &made_dx : NULL, &all_dy, dy, &next));
     if (dx) {
         AR_TRY(place_gradient(l, ctx, dx, &made_dx));
-        AR_TRY(ari_ledger_made(ctx, dx, ari_placed_gradient(l->split.from)));
         if (name)
             AR_TRY(ari_tap_placed(ctx, name, NULL, 'b', dx, l->in.width[0], ari_placed_gradient(l->split.from)));
     }
     AR_TRY(ari_fault_latents(ctx, l->shared, &all_dy));
     if (!prefetched || !prefetch->biases_summed)
         AR_TRY(bias_gradients(l, ctx, biases_meet_own(l) ? dy : &all_dy));
+    for (int i = 0; i < l->n && l->has_bias; i++)
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GRADIENT, .name = l->bias[i].name,
+                        .in = {biases_meet_own(l) ? dy : &all_dy}, .param = &(ar_param *){&l->bias[i]}, .params = 1));
     const weight_job job = {l, x, all_dy, next.own->gathering};
     if (ctx->deferred && l->weight[0]->ends && ari_faulty(ctx, AR_FAULT_zb_tied_counted_twice))
         AR_TRY(run_weight_job(ctx, &job));

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the walk through a record knows. */
+#pragma once
+
+#include "verify/lint/lint.h"
+
+/* A value: its placement, and whether an operation or a report has said it. */
+typedef struct ari_lint_value {
+    ari_lint_type type;
+    bool known, made;
+    size_t receive; /* 1 + the operation that receives it, until it is there */
+    size_t maker;   /* 1 + the operation that made it, if it is a layer's product whose terms nothing has added up */
+} ari_lint_value;
+
+typedef struct ari_lint_param {
+    ari_lint_type type;
+    bool broadcast, used, judged, gathered;
+    int uses, gradients;            /* in the passes of all micro-batches */
+    bool partial[ARI_LINT_AXES];    /* ranks along the axis have terms of its gradient */
+    unsigned summed[ARI_LINT_AXES]; /* groups that have summed them: a bit for each ari_over */
+} ari_lint_param;
+
+/* A value on its way between two stages. */
+typedef struct ari_lint_message {
+    char pass;
+    size_t from, to; /* ranks of records */
+    ari_lint_type type;
+    size_t count; /* elements */
+} ari_lint_message;
+
+typedef struct ari_lint_rank {
+    const ari_ledger *ledger;
+    size_t next;             /* operation */
+    ari_lint_value *value;   /* [ledger->ids + 1] */
+    ari_lint_param *param;   /* [ledger->params] */
+    ari_lint_type tokens;    /* of what went to experts last, as which it comes back */
+    bool updated;            /* the optimizer has changed the weights */
+    int losses;              /* forward passes of a loss less backward ones */
+    ari_lint_placed *placed; /* [ledger->operations]; NULL: nobody asks */
+} ari_lint_rank;
+
+typedef struct ari_lint_walk {
+    const ari_lint_layout *layout;
+    ar_lint_report *report;
+    size_t room;
+    ari_lint_rank *rank; /* [ranks] */
+    size_t ranks, now;
+    ari_lint_message *message; /* [messages], the oldest first */
+    size_t messages, message_room;
+    size_t *layer_rank; /* [layers]: 1 + the rank that has it; 0: none yet */
+    size_t layers;
+} ari_lint_walk;
+
+static inline size_t ari_lint_size(const ari_lint_walk *w, int axis)
+{
+    return w->layout->size[axis];
+}
+
+static inline ari_lint_rank *ari_lint_walked(const ari_lint_walk *w)
+{
+    return &w->rank[w->now];
+}
+
+static inline ari_lint_value *ari_lint_value_of(const ari_lint_walk *w, const ari_ledger_value *v)
+{
+    return &ari_lint_walked(w)->value[v->id];
+}
+
+static inline bool ari_lint_is_known(const ari_lint_walk *w, const ari_ledger_value *v)
+{
+    return v->id > 0 && ari_lint_value_of(w, v)->known;
+}
+
+/** The number of a module's layer; SIZE_MAX: it is in none. */
+size_t ari_lint_layer(const char *name);
+
+/* --- findings (lint_find.c) --------------------------------------------------------------------------------------- */
+
+/** Adds a finding at an operation; the same of another layer, micro-batch or stage is one with it. Errors:
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_lint_find(ari_lint_walk *w, const ari_ledger_operation *op, int axis,
+                                     const ari_lint_verdict *v);
+/** The same in words of its own. */
+AR_NODISCARD ar_status ari_lint_find_in_words(ari_lint_walk *w, const ari_ledger_operation *op, int axis,
+                                              ar_lint_rule rule, const char *has, const char *needs,
+                                              const char *repair);
+
+/* --- operations (lint_kinds.c) ------------------------------------------------------------------------------------ */
+
+/** Places the parameters of the rank that is walked. */
+void ari_lint_place_params(ari_lint_walk *w);
+/** Takes the messages that an operation's inputs wait for. False: one has not been sent yet. */
+bool ari_lint_await_inputs(ari_lint_walk *w, const ari_ledger_operation *op);
+/** True if a call's ranks differ along an axis. */
+bool ari_lint_goes_along(const ari_lint_walk *w, const ari_ledger_call *call, int axis);
+/** The axis along which a parameter's copies are; ARI_LINT_NO_AXIS: it has none. */
+int ari_lint_copies_axis(const ari_lint_walk *w, const ari_ledger_param *p);
+/** Judges an operation by the rule of its kind, and places what it makes. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_lint_operation(ari_lint_walk *w, const ari_ledger_operation *op);

@@ -1,0 +1,869 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The operations of a step, each by the rule of its kind (lint_rules.c), and its collectives by what they do. Where an
+ * operation declares another placement than the operations before it have made, that is the finding, and the walk goes on
+ * with what is declared: one bug is one finding. */
+#include <stdio.h>
+#include <string.h>
+
+#include "ref/comm/call.h"
+#include "ref/core/size.h"
+#include "verify/lint/lint_impl.h"
+
+static const ar_placement whole = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0}, samples = {AR_SHARD, 0},
+                          positions = {AR_SHARD, 1}, by_expert = {AR_SHARD, ARI_LINT_BY_EXPERT};
+enum { FEATURES = 2, ACTIVATION_DIMS = 3 }; /* [b, s, features] */
+
+/* Takes a rule's verdict along an axis: what it makes, and a finding if it is broken. */
+static ar_status judge(ari_lint_walk *w, const ari_ledger_operation *op, int axis, ar_placement *made,
+                       ari_lint_verdict v)
+{
+    *made = v.makes;
+    return v.broken && ari_lint_size(w, axis) > 1 ? ari_lint_find(w, op, axis, &v) : AR_OK;
+}
+/* --- values ------------------------------------------------------------------------------------------------------- */
+
+/* An activation of this rank's samples and positions, over tp as said. */
+static ari_lint_type activation(ar_placement over_tp)
+{
+    ari_lint_type t;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        t.at[axis] = whole;
+    t.at[ARI_AXIS_DP] = samples;
+    t.at[ARI_AXIS_RING] = t.at[ARI_AXIS_INNER] = positions;
+    t.at[ARI_AXIS_TP] = over_tp;
+    return t;
+}
+
+/* Placements of a record count dimensions from the end. */
+static ar_placement from_start(ar_placement p)
+{
+    return p.kind == AR_SHARD && p.dim < 0 ? (ar_placement){AR_SHARD, p.dim + ACTIVATION_DIMS} : p;
+}
+
+static void make_value(ari_lint_walk *w, const ari_ledger_value *v, const ari_lint_type *type)
+{
+    ari_lint_value *value = ari_lint_value_of(w, v);
+    *value = (ari_lint_value){.type = *type, .known = true, .made = value->made};
+}
+
+/* True if a call's ranks differ along an axis. */
+bool ari_lint_goes_along(const ari_lint_walk *w, const ari_ledger_call *call, int axis)
+{
+    const bool experts = call->over == ARI_OVER_EP || ari_over_experts((ari_over)call->over);
+    if (call->over < 0 || ari_lint_size(w, axis) == 1)
+        return false;
+    if (axis == ARI_LINT_COPIES)
+        return call->over == ARI_OVER_COPIES;
+    if (axis == ARI_LINT_EP)
+        return call->over == ARI_OVER_EP;
+    if (axis == ARI_LINT_EDP)
+        return experts && call->over != ARI_OVER_EP;
+    return !experts && call->over != ARI_OVER_COPIES && ari_over_axes((ari_over)call->over) >> axis & 1;
+}
+
+static const ari_ledger_call *call_of(const ari_lint_walk *w, const ari_ledger_operation *op, size_t i)
+{
+    return &ari_lint_walked(w)->ledger->call[op->first_call + i];
+}
+
+static size_t calls_along(const ari_lint_walk *w, const ari_ledger_operation *op, int axis)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < op->calls; i++)
+        n += ari_lint_goes_along(w, call_of(w, op, i), axis);
+    return n;
+}
+
+/* What a collective makes of a placement along its axis; `wanted`: what the operation declares it to make. False: the
+ * collective does not suit it. */
+static bool moved(ar_placement *p, const ari_ledger_call *call, ar_placement wanted)
+{
+    const bool partial = ari_lint_partial(*p), cut = p->kind == AR_SHARD;
+    if ((call->kind == ARI_ALL_REDUCE || call->kind == ARI_BROADCAST) && partial)
+        *p = whole;
+    else if (call->kind == ARI_REDUCE_SCATTER && partial)
+        *p = wanted.kind == AR_SHARD ? wanted : samples;
+    else if ((call->kind == ARI_ALL_GATHER || call->kind == ARI_EXCHANGE) && cut)
+        *p = whole;
+    else if (call->kind == ARI_ALL_TO_ALL && cut && wanted.kind == AR_SHARD)
+        *p = wanted;
+    else
+        return false;
+    return true;
+}
+
+/* A collective that does not suit the value that it moves. */
+static ar_status refuse_call(ari_lint_walk *w, const ari_ledger_operation *op, const ari_ledger_call *call, int axis,
+                             ar_placement has, ar_placement wanted)
+{
+    ari_lint_verdict v = {.broken = true, .has = has, .needs = wanted};
+    if (call->kind == ARI_ALL_GATHER || call->kind == ARI_EXCHANGE)
+        v.rule = ari_lint_whole(has) ? AR_LINT_redundant_gather : AR_LINT_missing_reduction;
+    else if (call->kind == ARI_ALL_TO_ALL)
+        v.rule = ari_lint_partial(has) ? AR_LINT_missing_reduction : AR_LINT_wrong_placement;
+    else
+        v.rule = ari_lint_whole(has) ? AR_LINT_redundant_reduction : AR_LINT_wrong_reduction;
+    if (!ari_lint_partial(v.needs) && v.rule == AR_LINT_redundant_reduction)
+        v.needs = term;
+    return ari_lint_find(w, op, axis, &v);
+}
+
+/* Applies the operation's collectives to a value, and compares what comes out with what the operation declares. A rank may
+ * take its part of what is whole without one. Of several outputs each has a collective of its own. */
+static ar_status move_value(ari_lint_walk *w, const ari_ledger_operation *op, ari_lint_type *type,
+                            const ari_lint_type *wanted)
+{
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+        ar_placement *p = &type->at[axis], to = wanted->at[axis];
+        bool done = false;
+        for (size_t i = 0; i < op->calls; i++) {
+            const ari_ledger_call *call = call_of(w, op, i);
+            if (!ari_lint_goes_along(w, call, axis) || (done && op->outputs > 1))
+                continue;
+            if (!(done && call->kind == ARI_EXCHANGE) && !moved(p, call, to))
+                AR_TRY(refuse_call(w, op, call, axis, *p, to));
+            done = true;
+        }
+        if (ari_lint_whole(*p) && to.kind == AR_SHARD) /* takes its own part */
+            *p = to;
+        if (ari_lint_size(w, axis) > 1 && !ari_lint_same(*p, to)) {
+            const ari_lint_verdict v = ari_lint_mismatch(*p, to);
+            AR_TRY(ari_lint_find(w, op, axis, &v));
+        }
+        *p = to;
+    }
+    return AR_OK;
+}
+
+/* An input that an operation declares to be placed so over tp. */
+static ar_status take_declared(ari_lint_walk *w, const ari_ledger_operation *op, ari_lint_type *type)
+{
+    ar_placement *has = &type->at[ARI_AXIS_TP], needs = from_start(op->needs);
+    if (!op->needs_so || ari_lint_size(w, ARI_AXIS_TP) == 1 || ari_lint_same(*has, needs))
+        return AR_OK;
+    ari_lint_verdict v = ari_lint_mismatch(*has, needs);
+    if (ari_lint_partial(needs) && !ari_lint_partial(*has))
+        v.rule = ari_lint_whole(*has) ? AR_LINT_redundant_reduction : AR_LINT_wrong_reduction;
+    AR_TRY(ari_lint_find(w, op, ARI_AXIS_TP, &v));
+    *has = needs;
+    return AR_OK;
+}
+
+/* The outputs of an operation are `type`, or over tp as it declares. */
+static ar_status make_outputs(ari_lint_walk *w, const ari_ledger_operation *op, const ari_lint_type *type)
+{
+    for (int i = 0; i < op->outputs; i++)
+        make_value(w, &op->out[i], type);
+    return AR_OK;
+}
+
+/* --- parameters --------------------------------------------------------------------------------------------------- */
+
+static ari_lint_param *param_of(const ari_lint_walk *w, const ari_ledger_operation *op, size_t i)
+{
+    return &ari_lint_walked(w)->param[ari_lint_walked(w)->ledger->use[op->first_use + i]];
+}
+
+static const ari_ledger_param *recorded_param(const ari_lint_walk *w, const ari_ledger_operation *op, size_t i)
+{
+    return &ari_lint_walked(w)->ledger->param[ari_lint_walked(w)->ledger->use[op->first_use + i]];
+}
+
+void ari_lint_place_params(ari_lint_walk *w)
+{
+    ari_lint_rank *r = ari_lint_walked(w);
+    for (size_t i = 0; i < r->ledger->params; i++) {
+        const ari_ledger_param *p = &r->ledger->param[i];
+        ari_lint_type *t = &r->param[i].type;
+        for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+            t->at[axis] = whole;
+        for (int axis = 0; axis < ARI_PLACED_AXES && p->expert && w->layout->apart; axis++)
+            t->at[axis] = w->layout->expert_axes >> axis & 1 ? by_expert : whole;
+        if (p->expert && w->layout->apart)
+            t->at[ARI_LINT_EP] = by_expert;
+        if (p->placement.kind == AR_SHARD)
+            t->at[ARI_AXIS_TP] = p->placement;
+    }
+}
+
+/* The axis along which a parameter's copies are. */
+int ari_lint_copies_axis(const ari_lint_walk *w, const ari_ledger_param *p)
+{
+    if (p->expert && w->layout->apart)
+        return ARI_LINT_EDP;
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+        if (ARI_CUTS_DATA >> axis & 1 && ari_lint_size(w, axis) > 1)
+            return axis;
+    }
+    return ARI_LINT_NO_AXIS;
+}
+
+/* Parameters that ranks share are the same on all of them before they are used. */
+static ar_status use_params(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    for (size_t i = 0; i < op->uses && op->pass != 's'; i++) {
+        ari_lint_param *p = param_of(w, op, i);
+        const int axis = ari_lint_copies_axis(w, recorded_param(w, op, i));
+        if (!p->used && !p->broadcast && w->layout->complete && axis != ARI_LINT_NO_AXIS && ari_lint_size(w, axis) > 1)
+            AR_TRY(ari_lint_find_in_words(w, op, axis, AR_LINT_missing_broadcast, "V", "R",
+                                          "broadcast the parameter over dp from rank 0 before the first step"));
+        p->used = true;
+        p->uses += op->pass == 'f' && !op->again;
+    }
+    return AR_OK;
+}
+
+/* --- operations of the passes ------------------------------------------------------------------------------------- */
+
+static bool is_backward(const ari_ledger_operation *op)
+{
+    return op->pass == 'b' && !op->again;
+}
+
+/* Terms of a layer's product are needed as their sum: the finding is at the product, where the repair belongs. */
+static ar_status settle_terms(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    for (int i = 0; i < op->inputs; i++) {
+        ari_lint_value *v = ari_lint_value_of(w, &op->in[i]);
+        for (int axis = 0; axis < ARI_LINT_AXES && op->in[i].id > 0 && v->maker > 0; axis++) {
+            if (ari_lint_partial(v->type.at[axis]))
+                AR_TRY(judge(w, &ari_lint_walked(w)->ledger->operation[v->maker - 1], axis, &v->type.at[axis],
+                             ari_lint_mismatch(v->type.at[axis], whole)));
+        }
+        v->maker = 0;
+    }
+    return AR_OK;
+}
+
+/* Declared placements of the outputs, over tp; `type` over all other axes. */
+static ari_lint_type declared(const ari_ledger_operation *op, const ari_lint_type *type)
+{
+    ari_lint_type t = *type;
+    if (op->makes_so)
+        t.at[ARI_AXIS_TP] = from_start(op->makes);
+    return t;
+}
+
+static ar_status lint_product(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    ari_lint_type in = ari_lint_value_of(w, &op->in[0])->type, out = in;
+    AR_TRY(take_declared(w, op, &in));
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+        for (size_t i = 0; i < op->uses; i++)
+            AR_TRY(judge(w, op, axis, &out.at[axis],
+                         (is_backward(op) ? ari_lint_product_dx
+                                          : ari_lint_product)(in.at[axis], param_of(w, op, i)->type.at[axis])));
+    }
+    ari_lint_type wanted = declared(op, &out);
+    for (int axis = 0; axis < ARI_LINT_AXES && !op->makes_so; axis++) {
+        if (ari_lint_partial(wanted.at[axis]))
+            wanted.at[axis] = whole;
+    }
+    AR_TRY(move_value(w, op, &out, &wanted));
+    AR_TRY(make_outputs(w, op, &out));
+    for (int i = 0; i < op->outputs; i++)
+        ari_lint_value_of(w, &op->out[i])->maker = strcmp(op->operation, ari_ledger_kind_name(op->kind)) == 0 &&
+                                                           ari_lint_partial(out.at[ARI_AXIS_TP]) && !is_backward(op)
+                                                       ? ari_lint_walked(w)->next + 1
+                                                       : 0;
+    return AR_OK;
+}
+
+static ar_status lint_redistribute(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
+    AR_TRY(take_declared(w, op, &type));
+    const ari_lint_type wanted = declared(op, &type);
+    AR_TRY(move_value(w, op, &type, &wanted));
+    return make_outputs(w, op, &type);
+}
+
+static ar_status lint_add_parameter(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
+    const size_t maker = ari_lint_value_of(w, &op->in[0])->maker;
+    for (size_t i = 0; i < op->uses; i++) {
+        const int features = recorded_param(w, op, i)->ndim - 1;
+        for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+            AR_TRY(judge(w, op, axis, &type.at[axis],
+                         ari_lint_add_parameter(type.at[axis], param_of(w, op, i)->type.at[axis], features)));
+    }
+    AR_TRY(make_outputs(w, op, &type));
+    for (int i = 0; i < op->outputs; i++)
+        ari_lint_value_of(w, &op->out[i])->maker = maker;
+    return AR_OK;
+}
+
+/* A function of each element of the first input; the other inputs are placed alike. What a function has made of terms is
+ * not known. */
+static ar_status lint_elementwise(ari_lint_walk *w, const ari_ledger_operation *op, bool linear)
+{
+    const ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
+    const size_t maker = ari_lint_value_of(w, &op->in[0])->maker;
+    bool broken = false;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+        const ari_lint_verdict v = ari_lint_elementwise(type.at[axis], linear);
+        ar_placement made;
+        broken = broken || (v.broken && ari_lint_size(w, axis) > 1);
+        AR_TRY(judge(w, op, axis, &made, v));
+    }
+    if (broken)
+        return AR_OK;
+    AR_TRY(make_outputs(w, op, &type));
+    for (int i = 0; i < op->outputs && linear; i++)
+        ari_lint_value_of(w, &op->out[i])->maker = maker;
+    return AR_OK;
+}
+
+static ar_status lint_linear(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    return lint_elementwise(w, op, true);
+}
+
+static ar_status lint_function(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    return lint_elementwise(w, op, is_backward(op));
+}
+
+/* A norm of heads takes each head as a row of its own. */
+static ar_status lint_norm(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
+    const bool of_heads = op->in[0].ndim == 4;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        AR_TRY(judge(w, op, axis, &type.at[axis],
+                     of_heads ? ari_lint_elementwise(type.at[axis], is_backward(op))
+                              : ari_lint_along(type.at[axis], FEATURES, is_backward(op))));
+    return make_outputs(w, op, &type);
+}
+
+/* Two values, element by element, of which one may not be known. */
+static ar_status lint_two(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    const bool multiplies = op->kind == ARI_LEDGER_MULTIPLY;
+    const bool both = ari_lint_is_known(w, &op->in[0]) && ari_lint_is_known(w, &op->in[1]);
+    const ari_lint_type a = ari_lint_value_of(w, &op->in[!ari_lint_is_known(w, &op->in[0])])->type,
+                        b = ari_lint_value_of(w, &op->in[1])->type;
+    ari_lint_type type = a;
+    for (int axis = 0; axis < ARI_LINT_AXES && both; axis++) {
+        ari_lint_verdict v = ari_lint_add(a.at[axis], b.at[axis]);
+        if (multiplies)
+            v = (ari_lint_verdict){.broken = ari_lint_partial(a.at[axis]) && ari_lint_partial(b.at[axis]),
+                                   .rule = AR_LINT_product_of_partials,
+                                   .makes = a.at[axis],
+                                   .has = a.at[axis],
+                                   .needs = b.at[axis]};
+        AR_TRY(judge(w, op, axis, &type.at[axis], v));
+    }
+    return make_outputs(w, op, &type);
+}
+
+/* What a value of the whole sequence, or of some heads, becomes among context-parallel neighbours. */
+static ar_status lint_travel(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    const bool ring = op->kind == ARI_LEDGER_RING;
+    const int axis = ring ? ARI_AXIS_RING : ARI_AXIS_INNER;
+    for (int i = 0; i < op->inputs && i < op->outputs; i++) {
+        ari_lint_type type = ari_lint_value_of(w, &op->in[i])->type, wanted = type;
+        const bool together = type.at[axis].kind == AR_SHARD && type.at[axis].dim == FEATURES;
+        wanted.at[axis] = ring ? whole : together ? positions : (ar_placement){AR_SHARD, FEATURES};
+        AR_TRY(move_value(w, op, &type, &wanted));
+        make_value(w, &op->out[i], &type);
+    }
+    return AR_OK;
+}
+
+/* What every rank along an axis has a part of is reduced over it, so many times. */
+static ar_status expect_calls(ari_lint_walk *w, const ari_ledger_operation *op, int axis, size_t calls)
+{
+    const ari_lint_verdict few = ari_lint_mismatch(term, whole);
+    const ari_lint_verdict many = {.broken = true, .rule = AR_LINT_redundant_reduction, .has = whole, .needs = term};
+    const size_t made = calls_along(w, op, axis);
+    if (ari_lint_size(w, axis) == 1 || made == calls)
+        return AR_OK;
+    return ari_lint_find(w, op, axis, made < calls ? &few : &many);
+}
+
+/* Every query sees the keys and values of all tokens; backward, keys and values get terms of the queries of each place of
+ * a ring, and of each rank that has a copy of their head. */
+static ar_status lint_attention(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
+    if (!is_backward(op)) {
+        for (int i = 1; i < op->inputs; i++) {
+            for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+                AR_TRY(judge(w, op, axis, &type.at[axis],
+                             ari_lint_attend(type.at[axis], ari_lint_value_of(w, &op->in[i])->type.at[axis])));
+        }
+        return make_outputs(w, op, &type);
+    }
+    for (int axis = ARI_AXIS_RING; axis < ARI_LINT_AXES; axis++) {
+        const bool sums = axis == ARI_AXIS_RING || (axis == ARI_LINT_COPIES && op->copies > 1);
+        if (sums && op->outputs == 3) /* of keys, and of values */
+            AR_TRY(expect_calls(w, op, axis, 2));
+    }
+    for (int i = 0; i < op->outputs; i++) {
+        ari_lint_type made = type;
+        if (i > 0) {
+            made.at[ARI_AXIS_RING] = ari_lint_size(w, ARI_AXIS_RING) > 1 ? term : made.at[ARI_AXIS_RING];
+            made.at[ARI_LINT_COPIES] = op->copies > 1 ? term : whole;
+            AR_TRY(move_value(w, op, &made, &type));
+        }
+        make_value(w, &op->out[i], &made);
+    }
+    return AR_OK;
+}
+
+static ar_status lint_embedding(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    const ari_lint_type ids = activation(whole);
+    ari_lint_type type = ids;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        AR_TRY(judge(w, op, axis, &type.at[axis], ari_lint_lookup(ids.at[axis], param_of(w, op, 0)->type.at[axis])));
+    const ari_lint_type wanted = declared(op, &type);
+    AR_TRY(move_value(w, op, &type, &wanted));
+    return make_outputs(w, op, &type);
+}
+
+/* Keys with what all heads share; backward, the gradient of that is a sum over the heads. */
+static ar_status lint_join(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
+    if (is_backward(op)) {
+        ari_lint_type wanted = type;
+        for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+            if (type.at[axis].kind == AR_SHARD && type.at[axis].dim == FEATURES) {
+                type.at[axis] = term;
+                wanted.at[axis] = whole;
+            }
+        }
+        AR_TRY(move_value(w, op, &type, &wanted));
+    }
+    return make_outputs(w, op, &type);
+}
+
+/* A softmax over shards takes a maximum, a sum of exponentials and the target's logit of all of them. */
+static ar_status lint_loss(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    enum { REDUCTIONS = 3 };
+    ari_lint_type type = op->inputs > 0 ? ari_lint_value_of(w, &op->in[0])->type : activation(from_start(op->makes));
+    ari_lint_walked(w)->losses += is_backward(op) ? -1 : 1;
+    if (is_backward(op))
+        return make_outputs(w, op, &type);
+    AR_TRY(take_declared(w, op, &type));
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+        const bool cut = type.at[axis].kind == AR_SHARD && type.at[axis].dim == FEATURES;
+        if (ari_lint_size(w, axis) == 1 || (!cut && !ari_lint_partial(type.at[axis])))
+            continue;
+        if (!cut || calls_along(w, op, axis) < REDUCTIONS) {
+            ari_lint_verdict v = ari_lint_mismatch(cut ? term : type.at[axis], whole);
+            AR_TRY(ari_lint_find(w, op, axis, &v));
+        }
+        type.at[axis] = whole;
+    }
+    return make_outputs(w, op, &type);
+}
+
+static ar_status lint_report(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    ari_lint_value *v = ari_lint_value_of(w, &op->in[0]);
+    if (!v->known) {
+        const ari_lint_type type = activation(from_start(op->needs));
+        make_value(w, &op->in[0], &type);
+        return AR_OK;
+    }
+    ari_lint_type type = v->type;
+    const bool terms = ari_lint_partial(type.at[ARI_AXIS_TP]) || ari_lint_partial(op->needs);
+    if (terms && w->layout->complete) /* bundled models report terms as what they are taken for */
+        return AR_OK;
+    return take_declared(w, op, &type);
+}
+
+/* --- experts ------------------------------------------------------------------------------------------------------ */
+
+/* Rows of tokens on their way to the ranks of their experts, and back. */
+static ar_status lint_dispatch(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type, wanted = type;
+    if (!w->layout->apart)
+        return make_outputs(w, op, &type);
+    const bool back = type.at[ARI_LINT_EP].kind == AR_SHARD && type.at[ARI_LINT_EP].dim == ARI_LINT_BY_EXPERT;
+    if (!back) {
+        ari_lint_walked(w)->tokens = type;
+        type.at[ARI_LINT_EP] = samples;
+    }
+    wanted.at[ARI_LINT_EP] = back ? samples : by_expert;
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+        if (axis != ARI_LINT_EP)
+            type.at[axis] = wanted.at[axis];
+    }
+    const bool gathered = !back && op->calls > 0 && call_of(w, op, 0)->kind == ARI_ALL_GATHER;
+    if (gathered) { /* each takes the rows of its experts out of the tokens of all, by their weights */
+        type.at[ARI_LINT_EP] = by_expert;
+        AR_TRY(expect_calls(w, op, ARI_LINT_EP, (size_t)op->inputs));
+    }
+    if (!gathered)
+        AR_TRY(move_value(w, op, &type, &wanted));
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+        if (w->layout->expert_axes >> axis & 1)
+            type.at[axis] = back ? ari_lint_walked(w)->tokens.at[axis] : by_expert;
+    }
+    type.at[ARI_LINT_EP] = back ? whole : by_expert;
+    type.at[ARI_LINT_EDP] = back ? whole : samples;
+    return make_outputs(w, op, &type);
+}
+
+/* The rows of a token by its weights, of which each rank has those of its tokens. */
+static ar_status lint_combine(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
+    const bool weighted = op->inputs > 1 && ari_lint_is_known(w, &op->in[1]) && !is_backward(op);
+    for (int axis = 0; axis < ARI_LINT_AXES && weighted; axis++)
+        AR_TRY(judge(w, op, axis, &type.at[axis],
+                     ari_lint_by_routes(type.at[axis], ari_lint_value_of(w, &op->in[1])->type.at[axis])));
+    return make_outputs(w, op, &type);
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+static ari_lint_verdict gradient_along(const ari_lint_walk *w, const ari_ledger_operation *op,
+                                       const ari_ledger_param *p, const ari_lint_type *of_param, int axis)
+{
+    const ar_placement dy = ari_lint_value_of(w, &op->in[0])->type.at[axis];
+    const bool of_heads = op->in[0].ndim == 4 && p->ndim == 1 && dy.kind == AR_SHARD && dy.dim == FEATURES;
+    if (p->ndim == 1 || op->inputs == 1)
+        return ari_lint_sum_over_tokens(of_heads && of_param->at[axis].kind != AR_SHARD ? positions : dy, p->ndim - 1);
+    if (op->in[1].dtype == AR_I64)
+        return ari_lint_lookup_gradient(dy, of_param->at[axis]);
+    return ari_lint_is_known(w, &op->in[1]) ? ari_lint_product_dw(ari_lint_value_of(w, &op->in[1])->type.at[axis], dy)
+                                            : (ari_lint_verdict){.makes = of_param->at[axis]};
+}
+
+/* A vector's gradient is complete where its terms are placed over tp as its layer declares: whole, or the rank's own
+ * tokens, which are summed. */
+static ar_status check_declared_sum(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    const ar_placement has = ari_lint_value_of(w, &op->in[0])->type.at[ARI_AXIS_TP], needs = from_start(op->needs);
+    const ari_lint_verdict v = {.broken = true,
+                                .rule = ari_lint_whole(has) ? AR_LINT_redundant_reduction : AR_LINT_unsummed_gradient,
+                                .has = has,
+                                .needs = needs};
+    if (!op->needs_so || op->in[0].ndim == 4 || recorded_param(w, op, 0)->expert ||
+        ari_lint_size(w, ARI_AXIS_TP) == 1 || ari_lint_same(has, needs))
+        return AR_OK;
+    param_of(w, op, 0)->judged = true;
+    return ari_lint_find(w, op, ARI_AXIS_TP, &v);
+}
+
+/* A gradient of a parameter has its placement, or is terms that are summed once all are there. */
+static ar_status lint_weight_gradient(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    for (size_t i = 0; i < op->uses; i++)
+        param_of(w, op, i)->gradients++;
+    if (!ari_lint_is_known(w, &op->in[0]))
+        return AR_OK;
+    const ari_ledger_param *recorded = recorded_param(w, op, 0);
+    AR_TRY(check_declared_sum(w, op));
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+        ar_placement made;
+        const ari_lint_type *of_param = &param_of(w, op, 0)->type;
+        AR_TRY(judge(w, op, axis, &made, gradient_along(w, op, recorded, of_param, axis)));
+        const bool of_ends = axis == ARI_AXIS_PP && recorded->ends;
+        const bool partial = (ari_lint_partial(made) || of_ends) && ari_lint_size(w, axis) > 1;
+        if (!partial && ari_lint_size(w, axis) > 1 && !ari_lint_same(made, of_param->at[axis])) {
+            const ari_lint_verdict v = ari_lint_mismatch(made, of_param->at[axis]);
+            AR_TRY(ari_lint_find(w, op, axis, &v));
+        }
+        for (size_t i = 0; i < op->uses; i++)
+            param_of(w, op, i)->partial[axis] = param_of(w, op, i)->partial[axis] || partial;
+    }
+    return AR_OK;
+}
+
+/* A sum of gradients over groups: every parameter's over all axes along which ranks have terms of it, once. */
+static ar_status lint_gradient_sum(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    for (size_t i = 0; i < op->uses; i++) {
+        ari_lint_param *p = param_of(w, op, i);
+        ari_ledger_operation of = *op;
+        snprintf(of.name, sizeof of.name, "%s", recorded_param(w, op, i)->name);
+        for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
+            for (size_t k = 0; k < op->calls; k++) {
+                const ari_ledger_call *call = call_of(w, op, k);
+                const bool sums = call->kind == ARI_ALL_REDUCE || call->kind == ARI_REDUCE_SCATTER;
+                if (!sums || !ari_lint_goes_along(w, call, axis))
+                    continue;
+                const ari_lint_verdict v = {.broken = true,
+                                            .rule = AR_LINT_redundant_reduction,
+                                            .has = p->partial[axis] ? term : whole,
+                                            .needs = term};
+                if ((!p->partial[axis] && !p->judged && w->layout->complete) || p->summed[axis] >> call->over & 1)
+                    AR_TRY(ari_lint_find(w, &of, axis, &v));
+                p->judged = p->judged || !p->partial[axis];
+                p->summed[axis] |= 1u << call->over;
+            }
+        }
+    }
+    return AR_OK;
+}
+
+static ar_status lint_broadcast(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    ari_lint_param *p = param_of(w, op, 0);
+    const int axis = ari_lint_copies_axis(w, recorded_param(w, op, 0));
+    p->broadcast = op->calls > 0;
+    for (size_t i = 0; i < op->calls; i++) {
+        const ari_ledger_call *call = call_of(w, op, i);
+        char has[AR_LINT_PLACED], needs[AR_LINT_PLACED];
+        if (axis == ARI_LINT_NO_AXIS || ari_lint_goes_along(w, call, axis))
+            continue;
+        snprintf(has, sizeof has, "%d ranks of %s", call->ranks,
+                 call->over < 0 ? "the world" : ari_over_name((ari_over)call->over));
+        snprintf(needs, sizeof needs, "%zu ranks of %s", ari_lint_size(w, axis), ari_lint_axis_name(axis));
+        AR_TRY(ari_lint_find_in_words(w, op, axis, AR_LINT_wrong_group, has, needs,
+                                      "broadcast over the ranks that have copies of the parameter"));
+    }
+    return AR_OK;
+}
+
+static ar_status lint_update(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    (void)op;
+    ari_lint_walked(w)->updated = true;
+    return AR_OK;
+}
+
+static ar_status lint_targets(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+        char repair[AR_LINT_REPAIR];
+        snprintf(repair, sizeof repair, "all-reduce the number of targets over %s, and divide by the sum",
+                 ari_axis_name(axis));
+        if (ARI_CUTS_DATA >> axis & 1 && ari_lint_size(w, axis) > 1 && calls_along(w, op, axis) == 0)
+            AR_TRY(ari_lint_find_in_words(w, op, axis, AR_LINT_local_count, "P(sum)", "I", repair));
+    }
+    return AR_OK;
+}
+
+/* The exponent, then the squares, of what each rank has. */
+static ar_status lint_norm_of_gradients(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    enum { SUMS = 2 };
+    AR_TRY(expect_calls(w, op, ARI_AXIS_TP, SUMS));
+    AR_TRY(expect_calls(w, op, ARI_AXIS_PP, SUMS));
+    const bool shared = w->layout->zero || w->layout->apart;
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+        if (ARI_CUTS_DATA >> axis & 1)
+            AR_TRY(expect_calls(w, op, axis, shared ? SUMS : 0));
+    }
+    return AR_OK;
+}
+
+static ar_status lint_unused(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+        if (ARI_CUTS_DATA >> axis & 1 && calls_along(w, op, ARI_AXIS_TP) == 0)
+            AR_TRY(expect_calls(w, op, axis, 1));
+    }
+    return AR_OK;
+}
+
+/* ZeRO: shares of parameters that every rank has updated its own of. */
+static ar_status lint_weight_gather(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    for (size_t i = 0; i < op->uses; i++) {
+        for (size_t k = 0; k < op->calls; k++) {
+            const int axis = ari_lint_copies_axis(w, recorded_param(w, op, i));
+            param_of(w, op, i)->gathered |= axis != ARI_LINT_NO_AXIS &&
+                                            ari_lint_goes_along(w, call_of(w, op, k), axis) &&
+                                            call_of(w, op, k)->kind == ARI_ALL_GATHER;
+        }
+    }
+    return AR_OK;
+}
+
+/* The largest logits of a token are those of all experts; ranks that share experts out know the routes of all. */
+static ar_status lint_route(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
+    for (int axis = 0; axis < ARI_LINT_AXES && ari_lint_is_known(w, &op->in[0]); axis++)
+        AR_TRY(judge(w, op, axis, &type.at[axis], ari_lint_along(type.at[axis], FEATURES, is_backward(op))));
+    if (op->pass == 'f' && ari_lint_size(w, ARI_LINT_EP) > 1 && calls_along(w, op, ARI_LINT_EP) == 0) {
+        const ari_lint_verdict v = ari_lint_mismatch(samples, whole);
+        AR_TRY(ari_lint_find(w, op, ARI_LINT_EP, &v));
+    }
+    return ari_lint_is_known(w, &op->in[0]) ? make_outputs(w, op, &type) : AR_OK;
+}
+
+/* The loss is a sum over all samples and, in sequence parallelism, over the positions of each rank. */
+static ar_status lint_loss_sum(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    const bool shared = calls_along(w, op, ARI_AXIS_PP) > 0; /* with the stages that have no loss */
+    for (int axis = 0; axis < ARI_PLACED_AXES && !shared; axis++) {
+        if (ARI_CUTS_DATA >> axis & 1 && ari_lint_size(w, axis) > 1 && calls_along(w, op, axis) == 0)
+            AR_TRY(
+                ari_lint_find_in_words(w, op, axis, AR_LINT_missing_reduction, "P(sum)", "I", "all-reduce the loss"));
+    }
+    return AR_OK;
+}
+
+/* --- messages ----------------------------------------------------------------------------------------------------- */
+
+static size_t elements_of(const ari_ledger_value *v)
+{
+    size_t n = 1;
+    for (int d = 0; d < v->ndim; d++)
+        n *= v->shape[d];
+    return n;
+}
+
+/* The rank of records that a message goes to, or comes from. */
+static size_t peer_of(const ari_lint_walk *w, char pass, bool sends)
+{
+    const size_t n = w->ranks, forward = (pass == 'f') == sends;
+    return (w->now + (forward ? 1 : n - 1)) % n;
+}
+
+/* A message is one call between two stages. */
+static ar_status check_message(ari_lint_walk *w, const ari_ledger_operation *op, unsigned kind)
+{
+    size_t calls = 0;
+    for (size_t i = 0; i < op->calls; i++)
+        calls += call_of(w, op, i)->kind == kind && call_of(w, op, i)->over == ARI_OVER_PP;
+    if (calls == 1 || !w->layout->complete)
+        return AR_OK;
+    char has[AR_LINT_PLACED];
+    snprintf(has, sizeof has, "%zu calls", calls);
+    return ari_lint_find_in_words(w, op, ARI_AXIS_PP, AR_LINT_unmatched_message, has, "one call",
+                                  "move it from the one stage to the other, once");
+}
+
+static ar_status lint_send(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    AR_TRY(check_message(w, op, ARI_SEND));
+    const ari_lint_message m = {.pass = op->pass,
+                                .from = w->now,
+                                .to = peer_of(w, op->pass, true),
+                                .type = ari_lint_value_of(w, &op->in[0])->type,
+                                .count = elements_of(&op->in[0])};
+    AR_TRY(ARI_GROW(&w->message, &w->message_room, w->messages, "messages of lint"));
+    w->message[w->messages++] = m;
+    return AR_OK;
+}
+
+/* A receive may begin long before what it receives is sent: whoever takes the value waits. A stage alone gets what a
+ * stage gets. */
+static ar_status lint_receive(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    const ari_lint_type type = activation(from_start(op->makes));
+    AR_TRY(check_message(w, op, ARI_RECV));
+    make_value(w, &op->out[0], &type);
+    ari_lint_value_of(w, &op->out[0])->receive = w->ranks > 1 ? ari_lint_walked(w)->next + 1 : 0;
+    return AR_OK;
+}
+
+/* False: nothing has been sent yet. */
+static bool receive(ari_lint_walk *w, const ari_ledger_operation *op, ari_lint_type *type)
+{
+    for (size_t i = 0; i < w->messages; i++) {
+        const ari_lint_message m = w->message[i];
+        if (m.pass != op->pass || m.to != w->now || m.from != peer_of(w, op->pass, false))
+            continue;
+        *type = m.type;
+        memmove(&w->message[i], &w->message[i + 1], (--w->messages - i) * sizeof *w->message);
+        return true;
+    }
+    return false;
+}
+
+/* --- all ---------------------------------------------------------------------------------------------------------- */
+
+/* The rule of each kind; NULL: it has no value that is placed. opaque: also of an input that is not known. */
+static const struct {
+    ar_status (*judge)(ari_lint_walk *w, const ari_ledger_operation *op);
+    bool opaque, takes_terms;
+} rules[ARI_LEDGER_KINDS] = {
+    [ARI_LEDGER_BROADCAST] = {lint_broadcast, true, true},
+    [ARI_LEDGER_TARGETS] = {lint_targets, true, true},
+    [ARI_LEDGER_EMBEDDING] = {lint_embedding, true, true},
+    [ARI_LEDGER_POSITIONS] = {lint_add_parameter, false, false},
+    [ARI_LEDGER_NORM] = {lint_norm, false, false},
+    [ARI_LEDGER_REDISTRIBUTE] = {lint_redistribute, false, true},
+    [ARI_LEDGER_PRODUCT] = {lint_product, false, false},
+    [ARI_LEDGER_BIAS] = {lint_add_parameter, false, true},
+    [ARI_LEDGER_JOIN] = {lint_join, false, false},
+    [ARI_LEDGER_ROPE] = {lint_linear, false, false},
+    [ARI_LEDGER_HEADS] = {lint_travel, false, false},
+    [ARI_LEDGER_RING] = {lint_travel, false, false},
+    [ARI_LEDGER_ATTENTION] = {lint_attention, false, false},
+    [ARI_LEDGER_ACTIVATION] = {lint_function, false, false},
+    [ARI_LEDGER_GATE] = {lint_function, false, false},
+    [ARI_LEDGER_ROUTE] = {lint_route, true, false},
+    [ARI_LEDGER_GRADIENT_NORM] = {lint_norm_of_gradients, true, true},
+    [ARI_LEDGER_UPDATE] = {lint_update, true, true},
+    [ARI_LEDGER_UNUSED] = {lint_unused, true, true},
+    [ARI_LEDGER_WEIGHT_GATHER] = {lint_weight_gather, true, true},
+    [ARI_LEDGER_DISPATCH] = {lint_dispatch, false, false},
+    [ARI_LEDGER_COMBINE] = {lint_combine, false, false},
+    [ARI_LEDGER_DROPOUT] = {lint_linear, false, true},
+    [ARI_LEDGER_RESIDUAL] = {lint_two, true, false},
+    [ARI_LEDGER_SUM] = {lint_two, true, false},
+    [ARI_LEDGER_MULTIPLY] = {lint_two, true, false},
+    [ARI_LEDGER_LOSS] = {lint_loss, false, false},
+    [ARI_LEDGER_WEIGHT_GRADIENT] = {lint_weight_gradient, true, true},
+    [ARI_LEDGER_SEND] = {lint_send, false, false},
+    [ARI_LEDGER_RECEIVE] = {lint_receive, true, true},
+    [ARI_LEDGER_REPORT] = {lint_report, true, true},
+    [ARI_LEDGER_LOSS_SUM] = {lint_loss_sum, true, true},
+    [ARI_LEDGER_GRADIENT_SUM] = {lint_gradient_sum, true, true},
+};
+
+/* True if something is known of what the operation takes. */
+static bool takes_known(const ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    bool known = false;
+    for (int i = 0; i < op->inputs; i++)
+        known = known || ari_lint_is_known(w, &op->in[i]);
+    return op->kind == ARI_LEDGER_RESIDUAL || op->kind == ARI_LEDGER_SUM || op->kind == ARI_LEDGER_MULTIPLY
+               ? known
+               : rules[op->kind].opaque || op->inputs == 0 || ari_lint_is_known(w, &op->in[0]);
+}
+
+/* Values that operations make of what is not known are placed as they declare. */
+static void make_opaque(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    const ari_lint_type type = activation(from_start(op->makes));
+    for (int i = 0; i < op->outputs && op->makes_so; i++)
+        make_value(w, &op->out[i], &type);
+}
+
+ar_status ari_lint_operation(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    w->report->operations++;
+    w->report->values += (size_t)(op->inputs + op->outputs);
+    AR_TRY(use_params(w, op));
+    if (!rules[op->kind].judge)
+        return AR_OK;
+    if (!takes_known(w, op)) {
+        make_opaque(w, op);
+        return AR_OK;
+    }
+    if (!rules[op->kind].takes_terms)
+        AR_TRY(settle_terms(w, op));
+    return rules[op->kind].judge(w, op);
+}
+
+/* Takes the messages that an operation's inputs wait for. False: one has not been sent yet. */
+bool ari_lint_await_inputs(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    for (int i = 0; i < op->inputs; i++) {
+        ari_lint_value *v = ari_lint_value_of(w, &op->in[i]);
+        ari_lint_type type;
+        if (v->receive == 0)
+            continue;
+        if (!receive(w, &ari_lint_walked(w)->ledger->operation[v->receive - 1], &type))
+            return false;
+        make_value(w, &op->in[i], &type);
+    }
+    return true;
+}
