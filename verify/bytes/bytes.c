@@ -60,15 +60,17 @@ typedef struct prediction {
     wide tokens, element, matrix; /* of a step, at the positions of one cp rank; bytes of an activation's, a matrix's */
     wide steps, forwards, back;   /* passes of a step; forwards: 2 where the first counts routes */
     wide full, attention;         /* passes again of the block, of its attention up to the last layer */
+    wide samples, part;           /* of the first dp rank, which has most: all, those that one sum has in ZeRO-2 */
     wide micro, all_micro, versions; /* micro-batches of the first dp rank, of all; exchanges of weights' exponents */
-    bool exact, sp, whole, apart;    /* whole: experts are not cut over tp; apart: they have groups of their own */
+    spread stream;                   /* between the branches of blocks */
+    bool exact, whole, apart;        /* whole: experts are not cut over tp; apart: they have groups of their own */
     bool first, last;                /* of the pipeline */
     int zero;                        /* 1 where one rank has all shares */
     wide moved, by_ep, by_copies;    /* bytes; of all ranks instead of groups: over ep, over copies of experts */
     wide routed_row, routed_linears; /* bytes of an expert's row in so many linear layers */
     ar_outer_split outer;
-    size_t unit, n, frozen;
-    parameter *parameters; /* [n], of a pipeline rank */
+    size_t unit, n, frozen, blocks, routers; /* of the block; numbers of a pipeline rank's parameters and so on */
+    parameter *parameters;                   /* [n], of a pipeline rank */
     ar_status st;
 } prediction;
 
@@ -78,18 +80,13 @@ static void add(wide *sum, collective kind, wide ranks, wide calls, wide element
     *sum += times * calls * elements * width;
 }
 
-/* In passes: each cp rank has a tp group, and the elements are those of all dp ranks. */
-static void over_tp(prediction *p, collective kind, wide passes, wide elements, wide width)
+/* Each cp rank has a tp group. In passes the elements are those of all dp ranks; in a step each of these has a call. */
+static void over_tp(prediction *p, collective kind, wide calls, wide elements, wide width)
 {
-    add(&p->moved, kind, p->tp, p->cp * p->steps * passes, elements, width);
+    add(&p->moved, kind, p->tp, p->cp * p->steps * calls, elements, width);
 }
 
-/* In a step: over each tp group of a pipeline rank, or over each of its dp groups. */
-static void tp_step(prediction *p, collective kind, wide elements, wide width)
-{
-    add(&p->moved, kind, p->tp, p->steps * p->cp * p->dp, elements, width);
-}
-
+/* In a step: over each dp group of a pipeline rank. */
 static void dp_step(prediction *p, collective kind, wide elements, wide width)
 {
     add(&p->moved, kind, p->summing[0], p->steps * p->tp, elements, width);
@@ -114,17 +111,10 @@ static wide terms_of(const prediction *p, wide terms, wide room)
     return p->element < sizeof(float) && terms <= room ? 1 : terms;
 }
 
-/* --- placements over tp ------------------------------------------------------------------------------------------- */
-
 static spread spread_of(ar_placement s)
 {
     const spread cut = s.dim == 2 || s.dim == -1 ? BY_FEATURES : BY_TOKENS;
     return s.kind == AR_SHARD ? cut : s.kind == AR_PARTIAL_SUM ? SUM : WHOLE;
-}
-
-static spread stream(const prediction *p)
-{
-    return p->sp ? BY_TOKENS : WHOLE;
 }
 
 /* The gradient of a partial sum is whole, as that of a whole value is. */
@@ -146,8 +136,6 @@ static void change(prediction *p, wide passes, spread source, spread target)
     redistribute(p, passes, source, target, p->config->hidden);
     redistribute(p, p->back, gradient_of(target), gradient_of(source), p->config->hidden);
 }
-
-/* --- parameters ----------------------------------------------------------------------------------------------------- */
 
 /* [rows, cols], or a vector (cols 0), cut over tp along a dimension (-1: none), and its broadcast at the start. */
 static void add_parameter(prediction *p, wide rows, wide cols, int cut, wide copies, unsigned flags)
@@ -185,11 +173,11 @@ static void update_matrix(prediction *p, const wide *block, int blocks, wide col
     for (int i = 0; i < blocks; rows += block[i++])
         stays = stays && (block[i] > cols) == (cut == 0);
     const wide n = rows * cols / (stays ? p->tp : 1);
-    tp_step(p, ALL_REDUCE, is_cut && !stays ? n : 0, sizeof(int32_t));
+    over_tp(p, ALL_REDUCE, p->dp, is_cut && !stays ? n : 0, sizeof(int32_t));
     add(&p->moved, ALL_REDUCE, ranks, p->layout->zero > 0 ? calls * p->tp / ranks : 0, n, sizeof(int32_t));
     for (int i = 0; stays && i < blocks; i++) {
         const wide longer = block[i] > cols ? block[i] : cols, m = block[i] + cols - longer;
-        tp_step(p, ALL_REDUCE, 1, sizeof(int32_t) + 2 * sizeof(int64_t));
+        over_tp(p, ALL_REDUCE, p->dp, 1, sizeof(int32_t) + 2 * sizeof(int64_t));
         fold(p, p->tp, 5 * calls, 3 * m, m * m, terms_of(p, longer, 16384), sizeof(float), false);
     }
 }
@@ -240,7 +228,7 @@ static void share_rows(prediction *p, const linear *l, bool cut_x, bool cut_y)
 /* Y = X W^T, dX = dY W and dW = dY^T X. input_again: recomputation ends with the input. A gathered input is not kept for
  * dW unless asked for. Exact numerics exchange the exponents of a weight that is summed over, once a version of it: with
  * ZeRO-3, which gathers weights anew, in every pass of every micro-batch. */
-static void pass_through(prediction *p, const linear *l, wide forwards, wide input_again)
+static void add_linear(prediction *p, const linear *l, wide forwards, wide input_again)
 {
     const spread from = spread_of(l->split.from), to = spread_of(l->split.to), dx = gradient_of(from);
     const wide outputs = l->outputs[0] + l->outputs[1] + l->outputs[2], calls = p->cp * p->steps;
@@ -251,6 +239,10 @@ static void pass_through(prediction *p, const linear *l, wide forwards, wide inp
     const spread y = local ? from : rows_cut ? BY_FEATURES : columns_cut ? SUM : WHOLE;
     const bool again = !columns_cut && (from == BY_TOKENS || from == BY_FEATURES) && !p->layout->keep_gathered;
     const wide rows = p->tokens * (experts ? p->config->experts.per_token : 1);
+    if (!(l->flags & SHARED))
+        add_weights(p, l);
+    if (forwards == 0)
+        return;
     redistribute(p, forwards + (again ? p->back : input_again), from, x, l->inputs);
     redistribute(p, p->back, gradient_of(to), gradient_of(y), outputs);
     if (folds)
@@ -274,18 +266,10 @@ static void pass_through(prediction *p, const linear *l, wide forwards, wide inp
     share_rows(p, l, x == BY_FEATURES, y == BY_FEATURES);
 }
 
-static void add_linear(prediction *p, const linear *l, wide forwards, wide input_again)
-{
-    if (forwards > 0)
-        pass_through(p, l, forwards, input_again);
-    if (!(l->flags & SHARED))
-        add_weights(p, l);
-}
-
 static void add_norm(prediction *p, wide passes, spread input)
 {
     const bool bias = p->config->norm == AR_NORM_LAYER && !p->config->norm_no_bias;
-    change(p, passes, stream(p), input);
+    change(p, passes, p->stream, input);
     for (int i = 0; i <= bias; i++)
         add_vector(p, p->config->hidden, input == BY_TOKENS);
 }
@@ -436,8 +420,6 @@ static void feed_forward(prediction *p, const ar_branch_split *s, bool experts)
     change(p, whole, output, spread_of(s->leave.to));
 }
 
-/* --- a block, and the ends of a model ------------------------------------------------------------------------------------ */
-
 static void add_block(prediction *p, size_t layer)
 {
     const ar_config *c = p->config;
@@ -445,7 +427,7 @@ static void add_block(prediction *p, size_t layer)
     const ar_recomputation *r = &p->layout->recompute;
     const bool before = c->norm_place != AR_NORM_AFTER, after = c->norm_place != AR_NORM_BEFORE;
     const bool again = p->back > 0 && layer % (size_t)ari_at_least_one(r->every) == 0, further = layer >= c->layers;
-    const ar_placement here = p->sp ? (ar_placement){AR_SHARD, 1} : (ar_placement){AR_INVARIANT, 0};
+    const ar_placement here = {p->stream == BY_TOKENS ? AR_SHARD : AR_INVARIANT, 1};
     ar_block_split s;
     if (p->st == AR_OK)
         p->st = ari_plan_block(plan, c, layer, ari_plan_by_tokens(plan, (int)p->tp, p->layout->sp), &s);
@@ -455,7 +437,7 @@ static void add_block(prediction *p, size_t layer)
     p->full = again && r->what == AR_RECOMPUTE_FULL;
     p->attention = p->full || (again && r->what == AR_RECOMPUTE_SELECTIVE);
     for (int i = 0; i < 2 && further; i++) /* for one more token: DeepSeek-AI 2024, arXiv:2412.19437, section 2.2 */
-        add_norm(p, 0, stream(p));
+        add_norm(p, 0, p->stream);
     if (further)
         add_linear(p, &(linear){{AR_STYLE_REPLICATE, here, here}, 2 * (wide)c->hidden, {c->hidden}, .flags = MATRIX},
                    p->forwards, 0);
@@ -463,14 +445,16 @@ static void add_block(prediction *p, size_t layer)
         add_norm(p, p->forwards + p->full, spread_of(s.norm1));
     attention(p, &s.attention);
     if (after)
-        add_norm(p, 0, stream(p));
+        add_norm(p, 0, p->stream);
     if (before && c->residual != AR_RESIDUAL_PARALLEL_ONE_NORM)
         add_norm(p, p->forwards + p->full, spread_of(s.norm2));
     feed_forward(p, &s.mlp, ar_config_has_experts(c, layer));
     for (int i = 0; i < after + further; i++)
-        add_norm(p, 0, stream(p));
+        add_norm(p, 0, p->stream);
     p->unit = ROOT;
     p->full = p->attention = 0;
+    p->routers += ar_config_has_experts(c, layer);
+    p->blocks++;
 }
 
 static void add_tokens(prediction *p)
@@ -487,10 +471,11 @@ static void embed(prediction *p)
     const wide tables = 1 + p->config->mtp, all = p->tokens * p->config->hidden, forwards = p->forwards * tables;
     const bool features = p->outer.tokens == AR_EMBEDDING_HIDDEN, vocab = p->outer.tokens == AR_EMBEDDING_VOCAB;
     const wide others = all / p->tp * (p->tp - 1);
-    over_tp(p, p->sp ? REDUCE_SCATTER : ALL_REDUCE, vocab ? forwards : 0, all, p->element);
-    over_tp(p, ALL_TO_ALL, features && p->sp ? forwards + p->back * tables : 0, others, p->element);
-    over_tp(p, ALL_GATHER, features && !p->sp ? forwards : 0, all, p->element);
-    over_tp(p, ALL_GATHER, !features && p->sp ? p->back * tables : 0, all, p->element);
+    const bool sp = p->stream == BY_TOKENS;
+    over_tp(p, sp ? REDUCE_SCATTER : ALL_REDUCE, vocab ? forwards : 0, all, p->element);
+    over_tp(p, ALL_TO_ALL, features && sp ? forwards + p->back * tables : 0, others, p->element);
+    over_tp(p, ALL_GATHER, features && !sp ? forwards : 0, all, p->element);
+    over_tp(p, ALL_GATHER, !features && sp ? p->back * tables : 0, all, p->element);
 }
 
 /* Over logits cut by vocabulary a maximum, a denominator and a target a token; label smoothing: two of the former. All
@@ -538,12 +523,11 @@ static void sum_states(prediction *p, wide ranks, wide n, bool narrow, bool scat
  * a micro-batch or the step; two for each token of a table. */
 static wide values_before(const prediction *p, unsigned flags, wide ranks, bool micro)
 {
-    const ar_parallel whole = {.dp = p->layout->dp}, *cut = micro && ari_passes_apart(p->layout) ? p->layout : &whole;
-    size_t start = 0, samples = 0, parts = 0;
+    size_t parts = 0;
     ari_gradient_moves(p->layout, p->c->run.seq, &parts);
-    ari_parallel_rows(cut, p->c->run.batch, 0, 0, &start, &samples);
     const wide each = (1 + p->config->mtp) * (flags & BY_TOKEN ? 2 * p->c->run.seq : parts);
-    return flags & VECTOR ? ANY : samples * each * (p->summing[0] > ranks ? p->summing[0] / ranks : 1);
+    return flags & VECTOR ? ANY
+                          : (micro ? p->part : p->samples) * each * (p->summing[0] > ranks ? p->summing[0] / ranks : 1);
 }
 
 /* ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054; replicas: Zhao et al. 2023, arXiv:2304.11277): gradients are scattered
@@ -613,22 +597,22 @@ static void sum_number(prediction *p, wide ranks, wide groups)
 
 /* Of routers counts for balancing and biases, and losses; of attentions the largest logits (QK-Clip); and of routers sums
  * over the pipeline. */
-static void sum_routers(prediction *p, wide routers, wide attentions)
+static void sum_routers(prediction *p)
 {
     const ar_config *c = p->config;
     const ar_loss_options *loss = &p->c->run.loss;
     const bool updates = p->c->run.steps > 0 && p->back > 0, losses = ar_config_router_losses(c, loss);
     const wide biases = updates && loss->router.bias_update > 0.0,
                once = p->first ? p->steps * p->tp * p->cp * p->dp : 0;
-    const wide counts = routers * (p->forwards - 1 + biases) * c->experts.n * sizeof(int64_t);
-    const wide logits = updates && p->c->run.optimizer.qk_clip > 0.0 ? attentions * c->heads * sizeof(int32_t) : 0;
+    const wide counts = p->routers * (p->forwards - 1 + biases) * c->experts.n * sizeof(int64_t);
+    const wide logits = updates && p->c->run.optimizer.qk_clip > 0.0 ? p->blocks * (wide)c->heads * sizeof(int32_t) : 0;
     const bool together = ar_config_balance(c, loss) == AR_BALANCE_LAYERS;
     dp_step(p, ALL_REDUCE, counts + logits, 1);
-    tp_step(p, ALL_REDUCE, (p->whole ? counts : 0) + logits, 1);
+    over_tp(p, ALL_REDUCE, p->dp, (p->whole ? counts : 0) + logits, 1);
     add(&p->moved, ALL_REDUCE, p->pp, once, together ? c->experts.n : 0, sizeof(int64_t));
     add(&p->moved, ALL_REDUCE, p->pp, once, losses ? ar_config_blocks(c) : 0, sizeof(float));
-    sum_number(p, p->summing[0], losses ? routers * p->tp : 0);
-    sum_number(p, p->whole ? p->tp : 1, losses ? routers * p->cp * p->dp : 0);
+    sum_number(p, p->summing[0], losses ? p->routers * p->tp : 0);
+    sum_number(p, p->whole ? p->tp : 1, losses ? p->routers * p->cp * p->dp : 0);
 }
 
 /* --verify-every: claims about each parameter and each rank go over tp, over dp, and over the pipeline (modules.md). */
@@ -649,20 +633,20 @@ static void clip(prediction *p)
 {
     const wide width = sizeof(int32_t) + 2 * sizeof(int64_t), calls = p->steps * p->tp * p->cp * p->dp,
                shards = p->shards[0];
-    tp_step(p, ALL_REDUCE, 1, width);
+    over_tp(p, ALL_REDUCE, p->dp, 1, width);
     add(&p->moved, ALL_REDUCE, p->pp, p->first ? calls : 0, 1, width);
     add(&p->moved, ALL_REDUCE, shards, p->layout->zero > 0 || p->apart ? calls / shards : 0, 1, width);
 }
 
 /* Targets, losses (without a head each rank adds those of its own tokens) and all that belongs to the parameters. */
-static void take_step(prediction *p, wide routers, wide attentions)
+static void take_step(prediction *p)
 {
     const wide ends = 1 + p->config->mtp;
     const bool head = p->config->arch != AR_ARCH_STACK;
     dp_step(p, ALL_REDUCE, ends, sizeof(int64_t));
-    sum_routers(p, routers, attentions);
+    sum_routers(p);
     sum_number(p, p->last ? p->summing[0] : 1, ends * p->tp);
-    sum_number(p, p->last && p->sp && !head ? p->tp : 1, p->cp * p->dp);
+    sum_number(p, p->last && p->stream == BY_TOKENS && !head ? p->tp : 1, p->cp * p->dp);
     if (p->back == 0)
         return;
     add(&p->moved, ALL_GATHER, p->summing[0], p->tp, 2 * p->summing[0], sizeof(int64_t)); /* equal parameters? */
@@ -673,29 +657,23 @@ static void take_step(prediction *p, wide routers, wide attentions)
     sum_gradients(p);
 }
 
-/* --- all of it --------------------------------------------------------------------------------------------------------------- */
-
 static void add_pipeline_rank(prediction *p, size_t rank, size_t stages)
 {
     const ar_config *c = p->config;
     const bool head = c->arch != AR_ARCH_STACK;
-    wide attentions = 0, routers = 0;
+    size_t layer = 0, n = 0;
     p->first = rank == 0;
     p->last = rank + 1 == p->pp;
-    p->n = p->frozen = 0;
+    p->n = p->frozen = p->blocks = p->routers = 0;
     if (p->first)
         add_tokens(p);
     if (p->first && c->learned_positions)
         add_parameter(p, c->max_positions, c->hidden, -1, 1,
-                      TABLE | (p->sp ? SPREAD : 0u) | (p->c->repeats ? BY_TOKEN : 0u));
+                      TABLE | (p->stream == BY_TOKENS ? SPREAD : 0u) | (p->c->repeats ? BY_TOKEN : 0u));
     for (size_t stage = rank; stage < stages; stage += (size_t)p->pp) {
-        size_t begin = 0, n = 0;
-        ari_stage_layers(&begin, &n, &p->layout->stages, c->layers, stages, stage);
-        for (size_t layer = begin; layer < begin + n; layer++) {
+        ari_stage_layers(&layer, &n, &p->layout->stages, c->layers, stages, stage);
+        for (size_t end = layer + n; layer < end; layer++)
             add_block(p, layer);
-            routers += ar_config_has_experts(c, layer);
-            attentions++;
-        }
     }
     if (p->last && c->final_norm)
         add_norm(p, c->mtp > 0 ? p->forwards : 1, spread_of(p->outer.final_norm));
@@ -703,27 +681,12 @@ static void add_pipeline_rank(prediction *p, size_t rank, size_t stages)
         add_tokens(p);
     if (p->last && head)
         add_heads(p);
-    for (size_t layer = c->layers; p->last && layer < ar_config_blocks(c); layer++) {
+    for (layer = c->layers; p->last && layer < ar_config_blocks(c); layer++)
         add_block(p, layer);
-        routers += ar_config_has_experts(c, layer);
-        attentions++;
-    }
     if (p->last && !p->first && c->mtp > 0 && !c->tied)
         add_tokens(p);
     if (p->st == AR_OK)
-        take_step(p, routers, attentions);
-}
-
-/* Micro-batches with samples: of the first dp rank, which has most, and of all. */
-static void count_micro_batches(prediction *p)
-{
-    const size_t pieces = (size_t)ari_at_least_one(p->layout->micro_batches);
-    for (int r = 0; r < ari_at_least_one(p->layout->dp); r++) {
-        size_t start = 0, samples = 0;
-        ari_parallel_rows(&(ar_parallel){.dp = p->layout->dp}, p->c->run.batch, r, 0, &start, &samples);
-        p->all_micro += samples < pieces ? samples : pieces;
-        p->micro = r == 0 ? p->all_micro : p->micro;
-    }
+        take_step(p);
 }
 
 static prediction prediction_of(const ari_bytes_case *c)
@@ -754,12 +717,18 @@ static prediction prediction_of(const ari_bytes_case *c)
                     .back = !c->forward_only,
                     .versions = (c->forward_only ? 1 : steps) * (dp < c->run.batch ? dp : c->run.batch),
                     .exact = c->run.numerics == AR_NUMERICS_EXACT,
-                    .sp = l->sp && l->tp > 1,
+                    .stream = l->sp && l->tp > 1 ? BY_TOKENS : WHOLE,
                     .whole = ari_experts_whole(l),
                     .apart = ari_experts_apart(l),
                     .unit = ROOT};
     p.zero = c->forward_only ? 0 : l->zero > 1 && p.shards[0] == 1 ? 1 : l->zero;
-    count_micro_batches(&p);
+    const wide fewest = c->run.batch / dp, longer = c->run.batch % dp,
+               pieces = (wide)ari_at_least_one(l->micro_batches);
+    const wide least = fewest < pieces ? fewest : pieces; /* micro-batches of the last dp ranks */
+    p.samples = fewest + (longer > 0);
+    p.micro = p.samples < pieces ? p.samples : pieces;
+    p.all_micro = longer * p.micro + (dp - longer) * least;
+    p.part = ari_passes_apart(l) ? (p.samples + pieces - 1) / pieces : p.samples;
     return p;
 }
 
@@ -786,7 +755,7 @@ ar_status ari_bytes_predict(uint64_t *bytes, const ari_bytes_case *c)
     ARI_OWNED parameter *all = NULL;
     AR_TRY(ARI_ALLOC(&all, (ar_config_blocks(c->config) + 1) * most, "parameters"));
     p.parameters = all;
-    p.moved += (stages - 1) * p.steps * (p.forwards + p.back) * (p.sp ? 1 : p.tp) * p.cp * p.tokens *
+    p.moved += (stages - 1) * p.steps * (p.forwards + p.back) * (p.stream == BY_TOKENS ? 1 : p.tp) * p.cp * p.tokens *
                c->config->hidden * p.element;                           /* messages between stages */
     add(&p.moved, ALL_GATHER, p.pp, p.steps * ranks, 1, sizeof(float)); /* the loss, to all stages */
     embed(&p);
