@@ -137,22 +137,27 @@ static void change(prediction *p, wide passes, spread source, spread target)
     redistribute(p, p->back, gradient_of(target), gradient_of(source), p->config->hidden);
 }
 
+/* The order of packing: by unit, then the last registered first, or the largest first and equal ones as registered. */
+static wide packing_key(const prediction *p, wide most)
+{
+    const wide unit = p->zero >= 2 ? p->unit : 0, last = ((wide)1 << 40) - 1, largest = ((wide)1 << 60) - 1;
+    const bool by_size = p->c->run.ddp.order == AR_BUCKETS_BY_SIZE;
+    return (unit << 100) + (by_size ? ((largest - most) << 40) + p->n : last - p->n);
+}
+
 /* [rows, cols], or a vector (cols 0), cut over tp along a dimension (-1: none), and its broadcast at the start. */
 static void add_parameter(prediction *p, wide rows, wide cols, int cut, wide copies, unsigned flags)
 {
     const wide parts = cut < 0 ? 1 : p->tp / copies, along = cut == 1 ? cols : rows, width = cols > 0 ? p->matrix : 4;
-    const wide whole = rows * (cols > 0 ? cols : 1),
-               most = (along + parts - 1) / parts * (along > 0 ? whole / along : 0);
-    const wide all = whole * (p->tp / parts), last = ((wide)1 << 40) - 1;
-    const bool by_size = p->c->run.ddp.order == AR_BUCKETS_BY_SIZE,
-               muon = p->c->run.optimizer.kind == AR_OPTIMIZER_MUON;
-    flags &=
-        ~((p->apart ? 0u : OF_EXPERTS) | (p->tp > 1 ? 0u : SPREAD) | (muon ? 0u : MATRIX) | (width < 4 ? 0u : TABLE));
+    const wide whole = rows * (cols > 0 ? cols : 1), all = whole * (p->tp / parts);
+    const wide most = (along + parts - 1) / parts * (along > 0 ? whole / along : 0);
+    const bool muon = p->c->run.optimizer.kind == AR_OPTIMIZER_MUON;
+    const unsigned apart = p->apart ? 0 : OF_EXPERTS, spreads = p->tp > 1 ? 0 : SPREAD, table = width < 4 ? 0 : TABLE;
+    flags &= ~(apart | spreads | table | (muon ? 0u : MATRIX));
     flags |= (width < 4 ? NARROW : 0u) | (along % parts > 0 ? UNEVEN : 0u) | (cols > 0 ? 0u : VECTOR);
-    const wide ranks = p->summing[flags & OF_EXPERTS], unit = p->zero >= 2 ? p->unit : 0;
+    const wide ranks = p->summing[flags & OF_EXPERTS];
     add(&p->moved, ALL_GATHER, ranks, 1, all * p->cp * p->dp / ranks, width);
-    const wide place = by_size ? ((((wide)1 << 60) - 1 - most) << 40) + p->n : last - p->n;
-    p->parameters[p->n] = (parameter){(unit << 100) + place, most, all, flags};
+    p->parameters[p->n] = (parameter){packing_key(p, most), most, all, flags};
     p->frozen += (flags & FROZEN) > 0;
     p->n += !(flags & FROZEN);
 }
@@ -209,8 +214,8 @@ static void add_weights(prediction *p, const linear *l)
 static void share_rows(prediction *p, const linear *l, bool cut_x, bool cut_y)
 {
     const wide k = l->copies > 0 ? l->copies : 1, y = l->outputs[0] + (cut_y ? k : 1) * (l->outputs[1] + l->outputs[2]);
-    const wide features = (cut_x ? 1 : p->tp) * l->inputs + (cut_y ? 1 : p->tp) * y,
-               row = p->tp * 4 + features * p->element;
+    const wide features = (cut_x ? 1 : p->tp) * l->inputs + (cut_y ? 1 : p->tp) * y; /* of all tp ranks */
+    const wide row = p->tp * sizeof(int32_t) + features * p->element;
     const wide copies = p->apart ? (wide)ari_expert_sequence(p->layout) : p->cp, passes = p->steps * p->back;
     size_t parts = 0;
     if (!(l->flags & OF_EXPERTS)) {
@@ -257,12 +262,11 @@ static void add_linear(prediction *p, const linear *l, wide forwards, wide input
         redistribute(p, p->back, BY_FEATURES, dx, l->inputs);
     if (!p->exact)
         return;
-    const wide times = p->zero < 3 || l->flags & HEAD
-                           ? p->versions * ((rows_cut || folds ? 1 : 0) + p->back)
-                           : calls / p->cp * p->all_micro * ((rows_cut || folds ? forwards : 0) + p->back);
+    const bool anew = p->zero == 3 && !(l->flags & HEAD);
+    const wide times = (anew ? p->steps * p->all_micro : p->versions) * (experts ? p->experts : 1) * p->cp;
+    const wide exponents = rows_cut ? l->inputs : columns_cut ? outputs : 0, once = anew ? forwards : 1;
+    add(&p->moved, ALL_REDUCE, p->tp, times * ((rows_cut || folds ? once : 0) + p->back), exponents, sizeof(int32_t));
     over_tp(p, ALL_REDUCE, columns_cut ? p->back : 0, rows, sizeof(int32_t)); /* exponents of X for dW */
-    add(&p->moved, ALL_REDUCE, p->tp, rows_cut || columns_cut ? p->cp * times * (experts ? p->experts : 1) : 0,
-        rows_cut ? l->inputs : outputs, sizeof(int32_t));
     share_rows(p, l, x == BY_FEATURES, y == BY_FEATURES);
 }
 
@@ -353,10 +357,9 @@ static void dispatch(prediction *p, wide passes)
 {
     const ar_config *c = p->config;
     const bool gathers = p->layout->dispatch == AR_DISPATCH_ALL_GATHER;
-    const wide tokens = p->tokens / (p->whole ? p->tp : 1), slots = tokens * c->experts.per_token,
-               both = passes + p->back;
-    const wide calls = p->tp * p->cp * p->steps,
-               rows = p->c->routed || p->ep == 1 ? 0 : slots * c->hidden * (p->ep - 1);
+    const wide tokens = p->tokens / (p->whole ? p->tp : 1), slots = tokens * c->experts.per_token;
+    const wide calls = p->tp * p->cp * p->steps, both = passes + p->back;
+    const wide rows = p->c->routed ? 0 : slots * c->hidden * (p->ep - 1);
     const bool balances = ar_config_balance(c, &p->c->run.loss) == AR_BALANCE_SEQUENCE;
     const wide counts = balances ? p->c->run.batch * (wide)c->experts.n : 0;
     add(&p->by_ep, ALL_GATHER, p->ep, calls * passes, slots * p->ep, sizeof(int32_t));
@@ -372,11 +375,10 @@ static void add_mlp(prediction *p, const ar_linear_split *first, const ar_linear
                     bool bias, unsigned flags, wide whole)
 {
     const wide passes = p->forwards + p->full, hidden = p->config->hidden;
-    for (size_t i = 0; i < (flags & OF_EXPERTS ? p->experts : 1);
-         i++) { /* all experts' passes are those of the first */
-        add_linear(p, &(linear){*first, hidden, {ffn, gated ? ffn : 0}, 1, bias, flags}, i == 0 ? passes : 0, 0);
-        add_linear(p, &(linear){*second, ffn, {hidden}, 1, bias, flags & ~(unsigned)PACKED}, i == 0 ? whole : 0,
-                   passes - whole);
+    const wide each = flags & OF_EXPERTS ? p->experts : 1;
+    for (wide i = 0, once = 1; i < each; i++, once = 0) { /* the first layer's passes are those of all experts */
+        add_linear(p, &(linear){*first, hidden, {ffn, gated ? ffn : 0}, 1, bias, flags}, once * passes, 0);
+        add_linear(p, &(linear){*second, ffn, {hidden}, 1, bias, flags}, once * whole, passes - whole);
     }
 }
 
@@ -385,21 +387,20 @@ static void add_experts(prediction *p, const ar_branch_split *s)
 {
     const ar_experts *e = &p->config->experts;
     const wide passes = p->forwards + p->full, hidden = p->config->hidden;
-    const ar_placement all = {AR_INVARIANT, 0}, tokens = {AR_SHARD, 1}, features = {AR_SHARD, 2},
-                       input = p->whole ? tokens : all;
-    const ar_placement inside = s->first.style == AR_STYLE_COLWISE ? features : all;
+    const bool cut = s->first.style == AR_STYLE_COLWISE;
+    const ar_placement input = {p->whole ? AR_SHARD : AR_INVARIANT, 1}, inside = {cut ? AR_SHARD : AR_INVARIANT, 2};
     const ar_linear_split none = {AR_STYLE_REPLICATE, input, input};
     const ar_linear_split first = {s->first.style, input, inside}, second = {s->second.style, inside, input};
-    const bool shared_whole = s->shared_whole;
+    const ar_linear_split *const up = p->whole ? &none : &first, *const down = p->whole ? &none : &second;
+    const ar_linear_split *const wide_up = s->shared_whole ? &none : &first;
+    const ar_linear_split *const wide_down = s->shared_whole ? &none : &second;
     add_linear(p, &(linear){none, hidden, {e->n}, 1, e->bias, 0}, passes, 0);
     if (ar_config_router_bias(p->config))
         add_parameter(p, e->n, 0, -1, 1, FROZEN);
     dispatch(p, passes);
-    add_mlp(p, p->whole ? &none : &first, p->whole ? &none : &second, e->ffn, true, e->bias, MATRIX | OF_EXPERTS,
-            passes);
+    add_mlp(p, up, down, e->ffn, true, e->bias, MATRIX | OF_EXPERTS, passes);
     if (e->shared > 0)
-        add_mlp(p, shared_whole ? &none : &first, shared_whole ? &none : &second, e->shared, true, false, MATRIX,
-                passes);
+        add_mlp(p, wide_up, wide_down, e->shared, true, false, MATRIX, passes);
     if (e->shared > 0 && !e->ungated)
         add_linear(p, &(linear){none, hidden, {1}, 1, false, 0}, passes, 0);
 }
@@ -526,8 +527,8 @@ static wide values_before(const prediction *p, unsigned flags, wide ranks, bool 
     size_t parts = 0;
     ari_gradient_moves(p->layout, p->c->run.seq, &parts);
     const wide each = (1 + p->config->mtp) * (flags & BY_TOKEN ? 2 * p->c->run.seq : parts);
-    return flags & VECTOR ? ANY
-                          : (micro ? p->part : p->samples) * each * (p->summing[0] > ranks ? p->summing[0] / ranks : 1);
+    const wide sums = p->summing[0] > ranks ? p->summing[0] / ranks : 1;
+    return flags & VECTOR ? ANY : (micro ? p->part : p->samples) * each * sums;
 }
 
 /* ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054; replicas: Zhao et al. 2023, arXiv:2304.11277): gradients are scattered
@@ -602,9 +603,9 @@ static void sum_routers(prediction *p)
     const ar_config *c = p->config;
     const ar_loss_options *loss = &p->c->run.loss;
     const bool updates = p->c->run.steps > 0 && p->back > 0, losses = ar_config_router_losses(c, loss);
-    const wide biases = updates && loss->router.bias_update > 0.0,
-               once = p->first ? p->steps * p->tp * p->cp * p->dp : 0;
+    const wide biases = updates && loss->router.bias_update > 0.0;
     const wide counts = p->routers * (p->forwards - 1 + biases) * c->experts.n * sizeof(int64_t);
+    const wide once = p->first ? p->steps * p->tp * p->cp * p->dp : 0;
     const wide logits = updates && p->c->run.optimizer.qk_clip > 0.0 ? p->blocks * (wide)c->heads * sizeof(int32_t) : 0;
     const bool together = ar_config_balance(c, loss) == AR_BALANCE_LAYERS;
     dp_step(p, ALL_REDUCE, counts + logits, 1);
@@ -631,8 +632,8 @@ static void verify(prediction *p)
 /* An exponent and two int64 for the norm of all gradients, over the ranks that have different ones. */
 static void clip(prediction *p)
 {
-    const wide width = sizeof(int32_t) + 2 * sizeof(int64_t), calls = p->steps * p->tp * p->cp * p->dp,
-               shards = p->shards[0];
+    const wide width = sizeof(int32_t) + 2 * sizeof(int64_t), shards = p->shards[0];
+    const wide calls = p->steps * p->tp * p->cp * p->dp;
     over_tp(p, ALL_REDUCE, p->dp, 1, width);
     add(&p->moved, ALL_REDUCE, p->pp, p->first ? calls : 0, 1, width);
     add(&p->moved, ALL_REDUCE, shards, p->layout->zero > 0 || p->apart ? calls / shards : 0, 1, width);
@@ -722,9 +723,8 @@ static prediction prediction_of(const ari_bytes_case *c)
                     .apart = ari_experts_apart(l),
                     .unit = ROOT};
     p.zero = c->forward_only ? 0 : l->zero > 1 && p.shards[0] == 1 ? 1 : l->zero;
-    const wide fewest = c->run.batch / dp, longer = c->run.batch % dp,
-               pieces = (wide)ari_at_least_one(l->micro_batches);
-    const wide least = fewest < pieces ? fewest : pieces; /* micro-batches of the last dp ranks */
+    const wide fewest = c->run.batch / dp, longer = c->run.batch % dp; /* samples of the last dp ranks; the others */
+    const wide pieces = (wide)ari_at_least_one(l->micro_batches), least = fewest < pieces ? fewest : pieces;
     p.samples = fewest + (longer > 0);
     p.micro = p.samples < pieces ? p.samples : pieces;
     p.all_micro = longer * p.micro + (dp - longer) * least;
@@ -755,8 +755,8 @@ ar_status ari_bytes_predict(uint64_t *bytes, const ari_bytes_case *c)
     ARI_OWNED parameter *all = NULL;
     AR_TRY(ARI_ALLOC(&all, (ar_config_blocks(c->config) + 1) * most, "parameters"));
     p.parameters = all;
-    p.moved += (stages - 1) * p.steps * (p.forwards + p.back) * (p.stream == BY_TOKENS ? 1 : p.tp) * p.cp * p.tokens *
-               c->config->hidden * p.element;                           /* messages between stages */
+    const wide messages = (stages - 1) * p.steps * (p.forwards + p.back) * (p.stream == BY_TOKENS ? 1 : p.tp) * p.cp;
+    p.moved += messages * p.tokens * c->config->hidden * p.element;     /* between stages */
     add(&p.moved, ALL_GATHER, p.pp, p.steps * ranks, 1, sizeof(float)); /* the loss, to all stages */
     embed(&p);
     for (size_t rank = 0; rank < p.pp; rank++)
