@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Elements, width, ranks, groups and times of every collective of a run. A rank's parameters are gone through in the order
- * of their registration, and with each layer what its passes move; then what a step moves besides. */
+/* Elements, width, ranks, groups and times of every collective of a run. A rank's parameters are gone through in the
+ * order of their registration, and with each layer what its passes move; then what a step moves besides. */
 #include "verify/bytes/bytes.h"
 
 #include <stdlib.h>
@@ -92,8 +92,8 @@ static void dp_step(prediction *p, collective kind, wide elements, wide width)
     add(&p->moved, kind, p->summing[0], p->steps * p->tp, elements, width);
 }
 
-/* A sum of n terms on each of the ranks, scattered or to all. Exact (numerics.md, section 2): its exponents, sums in one
- * int64 or, of more than 8191 terms with more bits than bf16, two, and rounded values. */
+/* A sum of n terms on each of the ranks, scattered or to all. Exact (numerics.md, section 2): its exponents, sums in
+ * one int64 or, of more than 8191 terms with more bits than bf16, two, and rounded values. */
 static void fold(prediction *p, wide ranks, wide calls, wide exponents, wide n, wide terms, wide width, bool scatter)
 {
     if (!p->exact) {
@@ -167,8 +167,9 @@ static void add_vector(prediction *p, wide n, bool spreads)
     add_parameter(p, n, 0, -1, 1, spreads ? SPREAD : 0);
 }
 
-/* Muon (Jordan et al. 2024) needs whole matrices: ranks lay their parts into zeros and add them. On request matrices whose
- * longer side is cut stay so: their norms, and five times the terms of X X^T and exponents of rows, are summed. */
+/* Muon (Jordan et al. 2024) needs whole matrices: ranks lay their parts into zeros and add them. On request matrices
+ * whose longer side is cut stay so: their norms, and five times the terms of X X^T and exponents of rows, are
+ * summed. */
 static void update_matrix(prediction *p, const wide *block, int blocks, wide cols, int cut, wide copies, bool experts)
 {
     const bool is_cut = cut >= 0 && p->tp > copies;
@@ -206,11 +207,11 @@ static void add_weights(prediction *p, const linear *l)
     }
 }
 
-/* --- linear layers (Shoeybi et al. 2019, arXiv:1909.08053; by tokens Korthikanti et al. 2022, arXiv:2205.05198) ------ */
+/* --- linear layers (Shoeybi et al. 2019, arXiv:1909.08053; by tokens Korthikanti et al. 2022, arXiv:2205.05198) --- */
 
-/* Exact numerics (numerics.md, section 3): the gradient of a weight is one sum over each part of a sample, so one of the
- * cp ranks gets the others' rows of dY, of X and of X's exponents. Ranks with copies of an expert first tell each other
- * how many rows each has. */
+/* Exact numerics (numerics.md, section 3): the gradient of a weight is one sum over each part of a sample, so one of
+ * the cp ranks gets the others' rows of dY, of X and of X's exponents. Ranks with copies of an expert first tell
+ * each other how many rows each has. */
 static void share_rows(prediction *p, const linear *l, bool cut_x, bool cut_y)
 {
     const wide k = l->copies > 0 ? l->copies : 1, y = l->outputs[0] + (cut_y ? k : 1) * (l->outputs[1] + l->outputs[2]);
@@ -230,9 +231,9 @@ static void share_rows(prediction *p, const linear *l, bool cut_x, bool cut_y)
     }
 }
 
-/* Y = X W^T, dX = dY W and dW = dY^T X. input_again: recomputation ends with the input. A gathered input is not kept for
- * dW unless asked for. Exact numerics exchange the exponents of a weight that is summed over, once a version of it: with
- * ZeRO-3, which gathers weights anew, in every pass of every micro-batch. */
+/* Y = X W^T, dX = dY W and dW = dY^T X. input_again: recomputation ends with the input. A gathered input is not kept
+ * for dW unless asked for. Exact numerics exchange the exponents of a weight that is summed over, once a version of
+ * it: with ZeRO-3, which gathers weights anew, in every pass of every micro-batch. */
 static void add_linear(prediction *p, const linear *l, wide forwards, wide input_again)
 {
     const spread from = spread_of(l->split.from), to = spread_of(l->split.to), dx = gradient_of(from);
@@ -278,11 +279,11 @@ static void add_norm(prediction *p, wide passes, spread input)
         add_vector(p, p->config->hidden, input == BY_TOKENS);
 }
 
-/* --- attention: heads for positions among neighbours (Jacobs et al. 2023, arXiv:2309.14509), keys and values round a ring
- *     (Liu et al. 2023, arXiv:2310.01889) ----------------------------------------------------------------------------- */
+/* --- attention: all-to-all (Jacobs et al. 2023, arXiv:2309.14509), ring (Liu et al. 2023, arXiv:2310.01889) ------- */
 
-/* Each KV head is on `copies` of the ranks that share heads; backward these share out whom they send to. dK and dV [s, d]
- * are sums over the queries of all heads that share them, on the ring and on the copies. */
+/* Neighbours exchange heads for positions; keys and values go round the ring, in either pass. Each KV head is on
+ * `copies` of the ranks that share heads; backward these share out whom they send to. dK and dV [s, d] are sums over
+ * the queries of all heads that share them, on the ring and on the copies. */
 static void attend(prediction *p, bool by_heads, wide passes)
 {
     const ar_config *c = p->config;
@@ -301,8 +302,8 @@ static void attend(prediction *p, bool by_heads, wide passes)
     fold(p, copies, calls * p->cp * p->tp / copies, exponents, n / p->ring, terms, p->element, false);
 }
 
-/* Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434, section 2.1): small whole matrices, norms, matrices cut
- * by heads. The gradient of the features of keys that all heads share is a sum over heads. */
+/* Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434, section 2.1): small whole matrices, norms,
+ * matrices cut by heads. The gradient of the features of keys that all heads share is a sum over heads. */
 static void latent(prediction *p, const ar_linear_split *first, bool by_heads, wide passes)
 {
     const ar_config *c = p->config;
@@ -349,10 +350,10 @@ static void attention(prediction *p, const ar_branch_split *s)
     change(p, p->forwards + p->full, spread_of(s->leave.from), spread_of(s->leave.to));
 }
 
-/* --- MLP and experts (GShard: Lepikhin et al. 2020, arXiv:2006.16668) ------------------------------------------------- */
+/* --- MLP and experts (GShard: Lepikhin et al. 2020, arXiv:2006.16668) --------------------------------------------- */
 
-/* Tokens go to their experts and come back, in either pass, and backward with their weights; each pass routes anew. Rows
- * are as many as if every expert had as many tokens, unless the routes are given. */
+/* Tokens go to their experts and come back, in either pass, and backward with their weights; each pass routes anew.
+ * Rows are as many as if every expert had as many tokens, unless the routes are given. */
 static void dispatch(prediction *p, wide passes)
 {
     const ar_config *c = p->config;
@@ -465,8 +466,8 @@ static void add_tokens(prediction *p)
     add_parameter(p, p->config->vocab, p->config->hidden, cut, 1, TABLE | BY_TOKEN | (ends ? AT_ENDS : 0u));
 }
 
-/* By vocabulary one rank has a token's row, and the others zeros; shards along features and along tokens change into each
- * other by an all-to-all. Blocks for further tokens have an embedding too. */
+/* By vocabulary one rank has a token's row, and the others zeros; shards along features and along tokens change into
+ * each other by an all-to-all. Blocks for further tokens have an embedding too. */
 static void embed(prediction *p)
 {
     const wide tables = 1 + p->config->mtp, all = p->tokens * p->config->hidden, forwards = p->forwards * tables;
@@ -479,8 +480,8 @@ static void embed(prediction *p)
     over_tp(p, ALL_GATHER, !features && sp ? p->back * tables : 0, all, p->element);
 }
 
-/* Over logits cut by vocabulary a maximum, a denominator and a target a token; label smoothing: two of the former. All
- * heads have one matrix. */
+/* Over logits cut by vocabulary a maximum, a denominator and a target a token; label smoothing: two of the former.
+ * All heads have one matrix. */
 static void add_heads(prediction *p)
 {
     const ar_config *c = p->config;
@@ -495,10 +496,10 @@ static void add_heads(prediction *p)
     p->versions = versions;
 }
 
-/* --- sums of gradients ---------------------------------------------------------------------------------------------------- */
+/* --- sums of gradients -------------------------------------------------------------------------------------------- */
 
-/* Bytes of the state of an exact sum of at most so many values (numerics.md, section 2): one value itself, else an index
- * and two numbers that have 32 bits of each value. */
+/* Bytes of the state of an exact sum of at most so many values (numerics.md, section 2): one value itself, else an
+ * index and two numbers that have 32 bits of each value. */
 static wide state_bytes(wide values, bool narrow)
 {
     static const int bits[2][6] = {{0, 7, 15, 23, 127}, {0, 3, 7, 15, 26, 127}};
@@ -509,8 +510,8 @@ static wide state_bytes(wide values, bool narrow)
     return bytes[narrow][i];
 }
 
-/* An all-reduce, or a reduce-scatter. Exact: states of `before` values go to the ranks that add them; results come back
- * as values or, where another sum follows, as states of `after` values. */
+/* An all-reduce, or a reduce-scatter. Exact: states of `before` values go to the ranks that add them; results come
+ * back as values or, where another sum follows, as states of `after` values. */
 static void sum_states(prediction *p, wide ranks, wide n, bool narrow, bool scatter, wide before, wide after)
 {
     const wide width = narrow ? 2 : 4, back = scatter ? 0 : after > 0 ? state_bytes(after, narrow) : width;
@@ -520,8 +521,8 @@ static void sum_states(prediction *p, wide ranks, wide n, bool narrow, bool scat
         add(&p->moved, scatter ? REDUCE_SCATTER : ALL_REDUCE, ranks, p->steps, n, width);
 }
 
-/* The most values that an element is the sum of before it is summed over so many ranks: one for each part of a sample, of
- * a micro-batch or the step; two for each token of a table. */
+/* The most values that an element is the sum of before it is summed over so many ranks: one for each part of a
+ * sample, of a micro-batch or the step; two for each token of a table. */
 static wide values_before(const prediction *p, unsigned flags, wide ranks, bool micro)
 {
     size_t parts = 0;
@@ -531,9 +532,9 @@ static wide values_before(const prediction *p, unsigned flags, wide ranks, bool 
     return flags & VECTOR ? ANY : (micro ? p->part : p->samples) * each * sums;
 }
 
-/* ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054; replicas: Zhao et al. 2023, arXiv:2304.11277): gradients are scattered
- * to shares, from stage 2 on in every micro-batch; weights are gathered after the update or (3) before the passes. Terms
- * on tp ranks, and on both ends of a pipeline, are summed before what follows. */
+/* ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054; replicas: Zhao et al. 2023, arXiv:2304.11277): gradients are
+ * scattered to shares, from stage 2 on in every micro-batch; weights are gathered after the update or (3) before the
+ * passes. Terms on tp ranks, and on both ends of a pipeline, are summed before what follows. */
 static void sum_bucket(prediction *p, const parameter *b)
 {
     const bool narrow = b->flags & NARROW, micro = p->zero >= 2, ends = b->flags & AT_ENDS, spreads = b->flags & SPREAD;
@@ -588,7 +589,7 @@ static void sum_gradients(prediction *p)
     }
 }
 
-/* --- what else a step moves ------------------------------------------------------------------------------------------------ */
+/* --- what else a step moves --------------------------------------------------------------------------------------- */
 
 /* Over so many groups a number of which each rank has a term. */
 static void sum_number(prediction *p, wide ranks, wide groups)
@@ -596,8 +597,8 @@ static void sum_number(prediction *p, wide ranks, wide groups)
     sum_states(p, ranks, groups, false, false, ANY, ANY);
 }
 
-/* Of routers counts for balancing and biases, and losses; of attentions the largest logits (QK-Clip); and of routers sums
- * over the pipeline. */
+/* Of routers counts for balancing and biases, and losses; of attentions the largest logits (QK-Clip); and of routers
+ * sums over the pipeline. */
 static void sum_routers(prediction *p)
 {
     const ar_config *c = p->config;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bytes that a run moves between its ranks, by closed formulas of the model's sizes, the plan and the layout. A check
- * compares the sum with the bytes that a run counts, so nothing here may use the code that makes the collectives. */
+/* The bytes that a run moves between its ranks, by closed formulas of the model's sizes, the plan and the layout. A
+ * check compares the sum with the bytes that a run counts, so nothing here may use the code that makes the
+ * collectives. */
 #pragma once
 
 #include "anyrank/config.h"
@@ -17,10 +18,10 @@ typedef struct ari_bytes_case {
     bool repeats; /* a position may come several times in a sample: packed documents, or the batch's own positions */
 } ari_bytes_case;
 
-/** Predicts the bytes of all ranks together, from the first weight to the last of max(steps, 1) steps: the sum, over all
- *  collectives of N ranks and D bytes, of 2(N-1)D (all-reduce), (N-1)D (reduce-scatter, all-gather, broadcast), D
- *  (all-to-all, send), ND (a hop of a ring).
- *  Source:  docs/design/parallelism.md, "Communication volume"; each formula has its own beside it.
+/** Predicts the bytes of all ranks together, from the first weight to the last of max(steps, 1) steps: over all
+ *  collectives of N ranks and D bytes the sum of 2(N-1)D (all-reduce), (N-1)D (reduce-scatter, all-gather, broadcast),
+ *  D (all-to-all, send) and ND (a hop of a ring).
+ *  Source:  docs/design/parallelism.md, "Bytes"; each formula names its own.
  *  Errors:  AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. The case is one that ar_run_check accepts.
  *  Threads: safe. */
 AR_NODISCARD ar_status ari_bytes_predict(uint64_t *bytes, const ari_bytes_case *c);
