@@ -3,9 +3,11 @@
  * list: nothing else of the tests of verify/bytes needs it. */
 #include <glob.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/optimizer_private.h"
 #include "ref/models/parallel_private.h"
+#include "ref/models/plan_private.h"
 #include "sim/plan/ops.h"
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
@@ -78,6 +80,8 @@ Test(bytes_oracle, draws_have_the_bytes_of_the_list)
 
 /* --- models of real sizes, and plans of files -------------------------------------------------------------------- */
 
+/* Of each model or plan; thousands were compared when the formulas were written. */
+#define LAYOUTS of_environment("ANYRANK_TEST_LAYOUTS", 3)
 #define PICK(seed, list) (list)[plan_draw_below(seed, (unsigned)(sizeof(list) / sizeof *(list)))]
 
 static void draw_parallel(ar_parallel *p, uint64_t *seed)
@@ -138,7 +142,7 @@ static void compare_layouts(const char *model, const char *plan, size_t n)
     ari_step_case s = {.config = &c};
     if (plan)
         cr_assert_ok(ar_plan_load(&s.run.plan, plan));
-    for (size_t tries = 0; tries < 200 * n && legal < n; tries++) {
+    for (size_t tries = 0; tries < 10000 && legal < n; tries++) {
         const uint64_t begin = seed;
         draw_run(&s, &seed);
         c.mtp = !plan && c.arch != AR_ARCH_STACK && plan_draw_below(&seed, 4) == 0; /* the list knows none of a stack */
@@ -158,7 +162,7 @@ Test(bytes_oracle, bundled_models_have_the_bytes_of_the_list)
     glob_t models;
     cr_assert_eq(glob(TEST_DATA_DIR "/*/config.json", 0, NULL, &models), 0);
     for (size_t i = 0; i < models.gl_pathc; i++)
-        compare_layouts(models.gl_pathv[i], NULL, of_environment("ANYRANK_TEST_DRAWS", 300) / 30 + 1);
+        compare_layouts(models.gl_pathv[i], NULL, LAYOUTS);
     cr_expect_gt(models.gl_pathc, 20);
     globfree(&models);
 }
@@ -190,6 +194,38 @@ Test(bytes_oracle, plans_of_files_have_the_bytes_of_the_list)
         char model[600], plan[600];
         snprintf(model, sizeof model, "%s%s/config.json", TEST_DATA_DIR, all[i].model);
         snprintf(plan, sizeof plan, "%s%s", TEST_SOURCE_DIR, all[i].plan);
-        compare_layouts(model, plan, of_environment("ANYRANK_TEST_DRAWS", 300) / 30 + 1);
+        compare_layouts(model, plan, LAYOUTS);
     }
+}
+
+/* Redistributions that a module declares around its layers, and layers that take or leave something else. */
+Test(bytes_oracle, declared_modules_have_the_bytes_of_the_list)
+{
+#define USUAL \
+    "{\"modules\": \"*.[qkv]_proj\", \"style\": \"colwise\"}, {\"modules\": \"*.o_proj\", \"style\": \"rowwise\"}"
+    static const char *const all[] = {
+        USUAL ", {\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"output\": [\"P(sum)\", \"R\"]}",
+        USUAL ", {\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"input\": [[\"S(1)\", \"R\"]]}",
+        USUAL ", {\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"input\": [[\"R\", \"S(1)\"]]}",
+        USUAL ", {\"modules\": \"*.self_attn\", \"style\": \"prepare\", \"output\": [\"S(1)\", \"R\"]}",
+        USUAL ", {\"modules\": \"*.mlp\", \"style\": \"prepare\", \"output\": [\"P(sum)\", \"R\"]}"};
+    ar_config c;
+    size_t legal = 0;
+    cr_assert_ok(ar_config_load(&c, TEST_DATA_DIR "/llama-demo/config.json"));
+    for (size_t i = 0; i < 8 * sizeof all / sizeof *all; i++) {
+        char text[600];
+        ari_step_case s = {.config = &c, .run = {.parallel = {.tp = 2}, .batch = 2, .seq = 32}};
+        s.run.parallel.sp = i % 2;
+        s.run.numerics = (ar_numerics)(i / 2 % 2);
+        s.run.parallel.recompute.what = i / 4 % 2 ? AR_RECOMPUTE_FULL : AR_RECOMPUTE_NONE;
+        snprintf(text, sizeof text, "{\"rules\": [%s]}", all[i / 8]);
+        cr_assert_ok(ar_plan_parse(&s.run.plan, text, strlen(text), "p"));
+        if (ari_plan_check(&s.run.plan, &c, s.run.parallel.sp) == AR_OK) {
+            legal++;
+            same(&s, text, i);
+        }
+        ar_plan_fini(&s.run.plan);
+    }
+    ar_error_clear();
+    cr_expect_geq(legal, 12);
 }
