@@ -55,22 +55,28 @@ typedef struct prediction {
     const ari_bytes_case *c;
     const ar_config *config;
     const ar_parallel *layout;
-    wide tp, dp, cp, ring, inner, pp, ep, experts; /* experts: of a rank, of each layer */
-    wide summing[2], shards[2];                    /* ranks that sum gradients, that share them out; [1] of experts */
-    wide tokens, element, matrix; /* of a step, at the positions of one cp rank; bytes of an activation's, a matrix's */
-    wide steps, forwards, back;   /* passes of a step; forwards: 2 where the first counts routes */
-    wide full, attention;         /* passes again of the block, of its attention up to the last layer */
-    wide samples, part;           /* of the first dp rank, which has most: all, those that one sum has in ZeRO-2 */
-    wide micro, all_micro, versions; /* micro-batches of the first dp rank, of all; exchanges of weights' exponents */
-    spread stream;                   /* between the branches of blocks */
-    bool exact, whole, apart;        /* whole: experts are not cut over tp; apart: they have groups of their own */
-    bool first, last;                /* of the pipeline */
-    int zero;                        /* 1 where one rank has all shares */
-    wide moved, by_ep, by_copies;    /* bytes; of all ranks instead of groups: over ep, over copies of experts */
-    wide routed_row, routed_linears; /* bytes of an expert's row in so many linear layers */
     ar_outer_split outer;
-    size_t unit, n, frozen, blocks, routers; /* of the block; numbers of a pipeline rank's parameters and so on */
-    parameter *parameters;                   /* [n], of a pipeline rank */
+    wide tp, dp, cp, ring, inner, pp, ep;
+    wide experts;                    /* of a rank, of each layer that has some */
+    wide summing[2], shards[2];      /* ranks that sum gradients, that share them out; [1] of experts */
+    wide tokens;                     /* of a step: of all dp ranks, at the positions of one cp rank */
+    wide element, matrix;            /* bytes of one of an activation, of a matrix */
+    wide steps, forwards, back;      /* passes of a step; forwards: 2 where the first counts routes */
+    wide full, attention;            /* passes again of the block, of its attention up to the last layer */
+    wide samples, summed;            /* of the first dp rank, which has most: all, and those of one sum with ZeRO-2 */
+    wide micro, all_micro;           /* micro-batches with samples: of the first dp rank, of all */
+    wide versions;                   /* exchanges of a weight's exponents: one for each version and dp rank */
+    spread stream;                   /* of values between the branches of blocks */
+    bool exact, whole, apart;        /* whole: experts are not cut over tp; apart: they have groups of their own */
+    int zero;                        /* 1 where one rank has all shares */
+    wide moved;                      /* bytes */
+    wide by_ep, by_copies;           /* bytes of all ranks instead of groups: over ep, over copies of experts */
+    wide routed_row, routed_linears; /* bytes of an expert's row in so many linear layers */
+    /* Of the pipeline rank: its place, its parameters by their registration, and how many it has of what. */
+    bool first, last;
+    parameter *parameters; /* [n] */
+    size_t n, frozen, blocks, routers;
+    size_t unit; /* that the next parameter belongs to */
     ar_status st;
 } prediction;
 
@@ -131,7 +137,7 @@ static void redistribute(prediction *p, wide passes, spread source, spread targe
 }
 
 /* Of a value of the model's width, and backward the transpose, of its gradient. */
-static void change(prediction *p, wide passes, spread source, spread target)
+static void redistribute_hidden(prediction *p, wide passes, spread source, spread target)
 {
     redistribute(p, passes, source, target, p->config->hidden);
     redistribute(p, p->back, gradient_of(target), gradient_of(source), p->config->hidden);
@@ -152,8 +158,8 @@ static void add_parameter(prediction *p, wide rows, wide cols, int cut, wide cop
     const wide whole = rows * (cols > 0 ? cols : 1), all = whole * (p->tp / parts);
     const wide most = (along + parts - 1) / parts * (along > 0 ? whole / along : 0);
     const bool muon = p->c->run.optimizer.kind == AR_OPTIMIZER_MUON;
-    const unsigned apart = p->apart ? 0 : OF_EXPERTS, spreads = p->tp > 1 ? 0 : SPREAD, table = width < 4 ? 0 : TABLE;
-    flags &= ~(apart | spreads | table | (muon ? 0u : MATRIX));
+    const unsigned absent = (p->apart ? 0u : OF_EXPERTS) | (p->tp > 1 ? 0u : SPREAD) | (muon ? 0u : MATRIX);
+    flags &= ~(absent | (width < 4 ? 0u : TABLE));
     flags |= (width < 4 ? NARROW : 0u) | (along % parts > 0 ? UNEVEN : 0u) | (cols > 0 ? 0u : VECTOR);
     const wide ranks = p->summing[flags & OF_EXPERTS];
     add(&p->moved, ALL_GATHER, ranks, 1, all * p->cp * p->dp / ranks, width);
@@ -274,7 +280,7 @@ static void add_linear(prediction *p, const linear *l, wide forwards, wide input
 static void add_norm(prediction *p, wide passes, spread input)
 {
     const bool bias = p->config->norm == AR_NORM_LAYER && !p->config->norm_no_bias;
-    change(p, passes, p->stream, input);
+    redistribute_hidden(p, passes, p->stream, input);
     for (int i = 0; i <= bias; i++)
         add_vector(p, p->config->hidden, input == BY_TOKENS);
 }
@@ -334,7 +340,7 @@ static void attention(prediction *p, const ar_branch_split *s)
     const bool packed = c->arch == AR_ARCH_GPT2 || c->arch == AR_ARCH_PHI3 || c->arch == AR_ARCH_GPT_NEOX;
     const wide q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, passes = p->forwards + p->attention;
     const wide copies = by_heads && p->tp > c->kv_heads ? p->tp / c->kv_heads : 1;
-    change(p, passes, spread_of(s->enter.from), spread_of(s->enter.to));
+    redistribute_hidden(p, passes, spread_of(s->enter.from), spread_of(s->enter.to));
     if (c->latent.kv_rank > 0)
         latent(p, &s->first, by_heads, passes);
     else
@@ -347,7 +353,7 @@ static void attention(prediction *p, const ar_branch_split *s)
     attend(p, by_heads, passes);
     add_linear(p, &(linear){s->second, c->heads * ar_config_value_dim(c), {c->hidden}, 1, c->out_bias, MATRIX},
                p->forwards + p->full, p->attention - p->full);
-    change(p, p->forwards + p->full, spread_of(s->leave.from), spread_of(s->leave.to));
+    redistribute_hidden(p, p->forwards + p->full, spread_of(s->leave.from), spread_of(s->leave.to));
 }
 
 /* --- MLP and experts (GShard: Lepikhin et al. 2020, arXiv:2006.16668) --------------------------------------------- */
@@ -414,12 +420,12 @@ static void feed_forward(prediction *p, const ar_branch_split *s, bool experts)
     const spread input = !experts ? spread_of(s->enter.to) : p->whole ? BY_TOKENS : WHOLE;
     const spread output = !experts ? spread_of(s->leave.from) : input;
     const wide whole = p->forwards + (c->norm_place == AR_NORM_BEFORE ? 0 : p->full);
-    change(p, p->forwards + p->full, spread_of(s->enter.from), input);
+    redistribute_hidden(p, p->forwards + p->full, spread_of(s->enter.from), input);
     if (experts)
         add_experts(p, s);
     else
         add_mlp(p, &s->first, &s->second, c->ffn, c->gated, c->mlp_bias, MATRIX | (packed ? PACKED : 0u), whole);
-    change(p, whole, output, spread_of(s->leave.to));
+    redistribute_hidden(p, whole, output, spread_of(s->leave.to));
 }
 
 static void add_block(prediction *p, size_t layer)
@@ -529,7 +535,7 @@ static wide values_before(const prediction *p, unsigned flags, wide ranks, bool 
     ari_gradient_moves(p->layout, p->c->run.seq, &parts);
     const wide each = (1 + p->config->mtp) * (flags & BY_TOKEN ? 2 * p->c->run.seq : parts);
     const wide sums = p->summing[0] > ranks ? p->summing[0] / ranks : 1;
-    return flags & VECTOR ? ANY : (micro ? p->part : p->samples) * each * sums;
+    return flags & VECTOR ? ANY : (micro ? p->summed : p->samples) * each * sums;
 }
 
 /* ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054; replicas: Zhao et al. 2023, arXiv:2304.11277): gradients are
@@ -729,7 +735,7 @@ static prediction prediction_of(const ari_bytes_case *c)
     p.samples = fewest + (longer > 0);
     p.micro = p.samples < pieces ? p.samples : pieces;
     p.all_micro = longer * p.micro + (dp - longer) * least;
-    p.part = ari_passes_apart(l) ? (p.samples + pieces - 1) / pieces : p.samples;
+    p.summed = ari_passes_apart(l) ? (p.samples + pieces - 1) / pieces : p.samples;
     return p;
 }
 
