@@ -32,11 +32,11 @@ SUFFIXES = {".c", ".cc", ".h", ".cu", ".cuh", ".inc"}
 PUBLIC = "include/anyrank"
 
 VERIFY = ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
-          "ref/baseline", "sim/plan", "verify/plan", "verify/run", "verify/dump"]
+          "ref/baseline", "sim/plan", "verify/bytes", "verify/plan", "verify/run", "verify/dump"]
 ROOMS = ["verify/" + room for room in
          ("reference", "writer", "explain", "sketches", "gradcheck", "check", "dumps", "grads", "faults")]
 COMMAND = ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-           "sim/plan", "verify/lint", "verify/plan", "verify/run", "verify/dump", "verify", *ROOMS]
+           "sim/plan", "verify/bytes", "verify/lint", "verify/plan", "verify/run", "verify/dump", "verify", *ROOMS]
 SUBCOMMANDS = ["cli/" + room for room in ("bugs", "check", "plan", "train", "verify")]
 
 # Folder -> the folders it may include, besides itself and the public headers. A file belongs to the longest folder here
@@ -65,8 +65,9 @@ ALLOWED = {
     "gpu/cluster/mpi": ["ref/core", "ref/comm", "gpu/cluster/process"],
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/cluster/nccl": ["ref/core", "ref/comm", "gpu/cluster/process", "gpu"],
+    "verify/bytes": ["ref/core"],  # as sim/plan: it predicts what the layers and collectives make
     "verify/run": ["ref/core", "ref/context", "ref/comm", "gpu/cluster/process", "gpu/cluster/process/transport", "ref/numerics", "ref/record", "ref/placement", "ref/layers", "ref/io",
-            "ref/models", "ref/train", "sim/plan"],
+            "ref/models", "ref/train", "sim/plan", "verify/bytes"],
     "verify/lint": ["ref/core", "ref/comm", "ref/context", "ref/io", "ref/models", "ref/record", "sim/plan", "verify/run"],
     "verify/plan": ["ref/core", "ref/io", "ref/models", "ref/pipeline", "sim/plan", "verify/run"],
     "verify/dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
@@ -103,6 +104,7 @@ CALLS = {
     "ref/train": ["ref/comm", "ref/placement", "ref/pipeline"],
     "ref/baseline": ["ref/core", "ref/numerics"],  # those of BASELINE_HEADERS
     "sim/plan": ["ref/placement", "ref/pipeline", "ref/models"],
+    "verify/bytes": ["ref/placement", "ref/models"],
     "gpu": ["ref/cpu"],
     "verify/run": ["ref/arith", "sim", "gpu"],
     "verify/lint": ["ref/placement", "verify/run"],

@@ -8,6 +8,7 @@
 #include "ref/core/text.h"
 #include "ref/io/json.h"
 #include "ref/placement/placement_private.h"
+#include "verify/bytes/bytes.h"
 #include "verify/lint/flow.h"
 
 static const char *const often_names[] = {
@@ -287,7 +288,7 @@ ar_status ari_plan_flow(const ari_plan_values *v)
     AR_TRY(flow_options(&o, v, &c.run.parallel));
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &config));
-    AR_TRY(ari_traffic_bytes(&bytes, &c));
+    AR_TRY(ari_bytes_predict(&bytes, &(ari_bytes_case){.run = c.run, .config = c.config}));
     AR_TRY(ari_flow_init(&f, &c, &o));
     if (ari_wants_text(&v->common))
         AR_TRY(print_flow(stdout, v, &f, &c, bytes));

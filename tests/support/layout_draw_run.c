@@ -10,6 +10,7 @@
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
 #include "tests/support/temporary.h"
+#include "verify/bytes/bytes.h"
 #include "verify/check/check_run.h"
 #include "verify/run/run.h"
 
@@ -409,7 +410,8 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
     o.run.sim.trace = trace;
     o.run.sim.cluster = &timed;
     const ari_step_case step = {.run = o.run, .config = &d->config, .repeats = d->packed || d->positions};
-    AR_TRY(ari_traffic_bytes(&run.bytes_predicted, &step));
+    const ari_bytes_case moved = {.run = o.run, .config = &d->config, .repeats = step.repeats};
+    AR_TRY(ari_bytes_predict(&run.bytes_predicted, &moved));
     AR_TRY(ari_check_run(&run, ref, &o));
     AR_TRY(ari_reference_hashes(weights, gradients, ref, NULL));
     AR_TRY(judge_run(&run, weights, gradients));

@@ -10,6 +10,7 @@
 #include "ref/models/family.h"
 #include "ref/models/parallel_private.h"
 #include "ref/placement/parallel_private.h"
+#include "verify/bytes/bytes.h"
 #include "verify/check/check_run.h"
 #include "verify/dump/dump.h"
 #include "verify/writer/dump_ranks.h"
@@ -91,7 +92,7 @@ static size_t routed_layer(const ari_ref_tensor *t, const ar_config *c)
 
 /* What moves in a run as the routes say, from the baseline's ones and the layout alone: each token's experts, and where
  *  they and the token are. */
-static ar_status check_routed(ari_routed *routed, const ari_reference *ref, const ari_step_case *c)
+static ar_status check_routed(ari_routed *routed, const ari_reference *ref, const ari_bytes_case *c)
 {
     const uint64_t alike = ari_experts_whole(&c->run.parallel) ? 1 : (uint64_t)ari_at_least_one(c->run.parallel.tp);
     const ar_experts *x = &c->config->experts;
@@ -106,7 +107,7 @@ static ar_status check_routed(ari_routed *routed, const ari_reference *ref, cons
         ari_routed sent = {.rows = 0};
         for (size_t row = 0; layer != SIZE_MAX && row < c->run.batch; row++) /* rows of padding are copies */
             count_sample(&sent, &of, row, c->run.seq, t->values, t->count / x->per_token, x);
-        routed->rows += layer == SIZE_MAX ? 0 : sent.rows * alike * ari_routed_exchanges(c, layer);
+        routed->rows += layer == SIZE_MAX ? 0 : sent.rows * alike * ari_bytes_routed_exchanges(c, layer);
         routed->gradients += c->forward_only ? 0 : 2 * sent.gradients * alike; /* of two products */
     }
     return AR_OK;
@@ -238,12 +239,12 @@ static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar
     return ari_dump_ranks_write(dump, run->dump, &facts);
 }
 
-static ar_status traffic_in_bf16(uint64_t *bytes, const ari_step_case *exact)
+static ar_status traffic_in_bf16(uint64_t *bytes, const ari_bytes_case *exact)
 {
-    ari_step_case c = *exact;
+    ari_bytes_case c = *exact;
     c.run.numerics = AR_NUMERICS_NATIVE;
     c.run.precision = AR_PRECISION_BF16;
-    return ari_traffic_bytes(bytes, &c);
+    return ari_bytes_predict(bytes, &c);
 }
 
 ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
@@ -257,12 +258,12 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
     cluster.run.parallel = *p;
     cluster.run.batch += o->padding;
     ari_routed routed = {0, 0};
-    const ari_step_case traffic = {
+    const ari_bytes_case traffic = {
         .run = cluster.run, .config = &b->config, .routed = &routed, .repeats = b->documents};
     *run = (ar_check_run){.parallel = *p};
     if (o->run.numerics == AR_NUMERICS_EXACT) /* else ranks may route otherwise than the baseline, by rounding */
         AR_TRY(check_routed(&routed, &b->ref, &traffic));
-    AR_TRY(ari_traffic_bytes(&run->bytes_predicted, &traffic));
+    AR_TRY(ari_bytes_predict(&run->bytes_predicted, &traffic));
     ARI_ENDED(ari_dump_ranks_fini) ari_dump_ranks dump = {.ranks = 0};
     if (o->dump) {
         AR_TRY(ari_dump_ranks_create(&dump, p, NULL));

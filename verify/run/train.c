@@ -13,7 +13,7 @@
 #include "ref/models/parallel_private.h"
 #include "ref/train/optimizer_private.h"
 #include "ref/train/train_private.h"
-#include "sim/plan/ops.h"
+#include "verify/bytes/bytes.h"
 #include "verify/run/checkpoint.h"
 #include "verify/run/checkpoint_private.h"
 #include "verify/run/data_private.h"
@@ -258,17 +258,17 @@ static ar_status predict_bytes(const ari_training *j)
     ar_training_report *r = j->report;
     const ar_training_options *o = j->o;
     const uint64_t taken = r->steps - r->first;
-    ari_step_case traffic = {.run = o->run,
-                             .config = &r->config,
-                             .verified = verified_steps(r, o),
-                             .routed = &j->routed,
-                             .repeats = o->packing.on};
+    ari_bytes_case traffic = {.run = o->run,
+                              .config = &r->config,
+                              .verified = verified_steps(r, o),
+                              .routed = &j->routed,
+                              .repeats = o->packing.on};
     traffic.run.steps = taken;
     if (taken == 0 || taken > INT_MAX || o->scale_loss || ended_early(r))
         return AR_OK;
     if (o->module && (o->verify_every > 0 || o->listener.stop))
         return AR_OK;
-    AR_TRY(o->module ? dry_bytes(&r->bytes_predicted, j) : ari_traffic_bytes(&r->bytes_predicted, &traffic));
+    AR_TRY(o->module ? dry_bytes(&r->bytes_predicted, j) : ari_bytes_predict(&r->bytes_predicted, &traffic));
     r->bytes_differ = r->bytes != r->bytes_predicted;
     if (r->bytes_differ && !r->message[0])
         snprintf(r->message, sizeof r->message,
