@@ -68,7 +68,7 @@ ALLOWED = {
     "verify/bytes": ["ref/core"],  # as sim/plan: it predicts what the layers and collectives make
     "verify/run": ["ref/core", "ref/context", "ref/comm", "gpu/cluster/process", "gpu/cluster/process/transport", "ref/numerics", "ref/record", "ref/placement", "ref/layers", "ref/io",
             "ref/models", "ref/train", "sim/plan", "verify/bytes"],
-    "verify/lint": ["ref/core", "ref/comm", "ref/context", "ref/io", "ref/models", "ref/record", "sim/plan", "verify/run"],
+    "verify/lint": ["ref/core", "ref/comm", "ref/context", "ref/io", "ref/models", "ref/record", "verify/run"],
     "verify/plan": ["ref/core", "ref/io", "ref/models", "ref/pipeline", "sim/plan", "verify/run"],
     "verify/dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
     # Its rooms: VERIFY and, of one another, what follows.
@@ -88,6 +88,7 @@ ALLOWED = {
     "cli/shared": COMMAND,
     "cli/options": COMMAND + ["cli/shared"],
     **{room: COMMAND + ["cli/shared", "cli/options"] for room in SUBCOMMANDS},
+    "cli/plan": COMMAND + ["cli/shared", "cli/options", "ref/comm", "ref/record"],
     "cli": COMMAND + ["cli/shared", "cli/options", *SUBCOMMANDS],
     "bench": ["ref/core", "gpu", "gpu/cluster/nccl", "ref/arith", "ref/layers", "ref/io", "verify/run"],
     "examples": [],

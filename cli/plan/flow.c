@@ -1,84 +1,549 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `anyrank plan --flow`: the operations of one rank, as text, Markdown, JSON. */
+/* `anyrank plan --flow`: the operations of one rank, as a step without data records them, as text, Markdown, JSON. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
+#include "ref/comm/call.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
+#include "ref/models/parallel_private.h"
 #include "ref/placement/placement_private.h"
+#include "ref/record/ledger.h"
 #include "verify/bytes/bytes.h"
-#include "verify/lint/flow.h"
+#include "verify/lint/lint.h"
+#include "verify/run/cluster_run.h"
 
-static const char *const often_names[] = {
-    [ARI_AT_START] = "at the start",  [ARI_EACH_PASS] = "micro-batch", [ARI_EACH_VERSION] = "weight version",
-    [ARI_EACH_MICRO] = "micro-batch", [ARI_EACH_STEP] = "step",        [ARI_EACH_VERIFIED_STEP] = "verified step"};
+enum { CELL = 400, TITLE = 240 };
+typedef enum flow_pass { FLOW_START, FLOW_FORWARD, FLOW_BACKWARD, FLOW_STEP, FLOW_PASSES } flow_pass;
+static const char *const pass_names[FLOW_PASSES] = {"start", "forward", "backward", "step"};
 
-enum { CELL = 400 };
+/* An operation, and the layers that do the same, one after the other. */
+typedef struct flow_row {
+    const ari_ledger_operation *op;
+    const ari_lint_placed *placed;
+    size_t first_layer, layers; /* layers 0: it is in none */
+    size_t alike;               /* such operations: broadcasts of as many experts */
+} flow_row;
 
-/* --- cells -------------------------------------------------------------------------------------------------------- */
+typedef struct flow_total {
+    size_t calls;
+    double bytes, multiply_adds;
+} flow_total;
 
-/* The axes that have more than one rank, in the order of the placements. */
-static int axes_of(int axis[ARI_PLACED_AXES], const ari_step_case *c)
+typedef struct flow {
+    const ari_step_case *c;
+    ari_ledger ledger;
+    ari_lint_placed *placed; /* [ledger.operations] */
+    flow_row *row;
+    size_t rows, room;
+    size_t micro_batches; /* of the rank with most */
+    flow_total total[FLOW_PASSES];
+} flow;
+
+static void flow_fini(flow *f)
 {
-    int n = 0;
-    for (int i = 0; i < ARI_PLACED_AXES; i++) {
-        if (ari_axis_ranks(&c->run.parallel, i) > 1)
-            axis[n++] = i;
+    ari_ledger_fini(&f->ledger);
+    free(f->placed);
+    free(f->row);
+}
+
+/* --- recording ---------------------------------------------------------------------------------------------------- */
+
+/* The step of the first micro-batch alone: the others do the same. */
+static void take_first(ar_run *r)
+{
+    ar_parallel *p = &r->parallel;
+    const int pieces = ari_at_least_one(p->micro_batches), dp = ari_at_least_one(p->dp);
+    const int few = ari_at_least_one(p->virtual_stages) > 1 ? ari_at_least_one(p->pp) : 1;
+    size_t start = 0, count = 0, batch = 0;
+    if (p->own_schedule || pieces <= few)
+        return;
+    for (int d = 0; d < dp; d++) {
+        for (int i = 0; i < few; i++) {
+            ari_parallel_rows(p, r->batch, d, i, &start, &count);
+            batch += count;
+        }
     }
+    p->micro_batches = few;
+    r->batch = batch;
+}
+
+static ar_status record(flow *f, const ari_step_case *c, int rank)
+{
+    ar_run run = c->run;
+    ar_config config = *c->config;
+    ARI_OWNED int64_t *ids = NULL;
+    size_t n = 0;
+    ari_dry_memory unused;
+    ar_lint_report found = {0};
+    take_first(&run);
+    config.max_positions = config.learned_positions || config.max_positions > run.seq ? config.max_positions : run.seq;
+    AR_TRY(ari_mul_size(&n, run.batch, run.seq));
+    AR_TRY(ARI_ALLOC_ZERO(&ids, n, "the tokens of a dry run"));
+    const ar_batch batch = {.batch = run.batch, .seq = run.seq, .input_ids = ids};
+    const ari_cluster_options o = {.run = run, .config = &config, .batch = &batch, .ledger = &f->ledger};
+    const ari_lint_layout layout = ari_lint_layout_of(&run.parallel);
+    f->c = c;
+    f->ledger.pass = 's';
+    f->micro_batches = (size_t)ari_at_least_one(c->run.parallel.micro_batches);
+    AR_TRY(ari_cluster_dry(&unused, &o, rank, NULL));
+    AR_TRY(ARI_ALLOC_ZERO(&f->placed, f->ledger.operations, "placements"));
+    const ar_status st = ari_lint_records(&found, &f->placed, &f->ledger, 1, &layout);
+    free(found.finding); /* plan shows what lint judges */
+    return st;
+}
+
+/* --- rows --------------------------------------------------------------------------------------------------------- */
+
+static flow_pass pass_of(const ari_ledger_operation *op)
+{
+    if (op->kind == ARI_LEDGER_BROADCAST || op->kind == ARI_LEDGER_AGREEMENT)
+        return FLOW_START;
+    return op->pass == 'b' || op->again ? FLOW_BACKWARD : op->pass == 'f' ? FLOW_FORWARD : FLOW_STEP;
+}
+
+static const ari_ledger_call *call_of(const flow *f, const ari_ledger_operation *op, size_t i)
+{
+    return &f->ledger.call[op->first_call + i];
+}
+
+static const ari_ledger_param *param_of(const flow *f, const ari_ledger_operation *op, size_t i)
+{
+    return &f->ledger.param[f->ledger.use[op->first_use + i]];
+}
+
+static double elements_of(int ndim, const size_t *shape)
+{
+    double n = 1.0;
+    for (int d = 0; d < ndim; d++)
+        n *= (double)shape[d];
     return n;
 }
 
-/* "[4, 256, 768] S(1)": what the rank holds, and how the ranks hold the whole. */
-static void say_value(ari_text *cell, const ari_op_value *v, const ari_step_case *c)
+static double width_of(const ari_ledger_value *v)
 {
-    int axis[ARI_PLACED_AXES];
-    const int axes = axes_of(axis, c);
-    char text[AR_PLACEMENT_TEXT];
-    if (v->experts > 0)
-        ari_say(cell, "%zu of ", v->experts);
-    for (int d = 0; d < v->ndim; d++)
-        ari_say(cell, "%s%zu", d == 0 ? "[" : ", ", v->local[d]);
-    ari_say(cell, "]");
-    for (int i = 0; i < axes; i++) {
-        if (axis[i] != ARI_AXIS_PP || v->at[axis[i]].kind != AR_INVARIANT) /* a value of one stage */
-            ari_say(cell, " %s", ari_placed_along(text, v, axis[i]));
+    return v->ndim > 0 ? (double)v->shape[v->ndim - 1] : 1.0;
+}
+
+/* Of Y = X W^T and dX = dY W: the rows of X, its width and Y's. Of dW = dY^T X: the rows and both widths. */
+static double multiply_adds(const ari_ledger_operation *op)
+{
+    const ari_ledger_value *x = &op->in[0];
+    if (op->kind == ARI_LEDGER_PRODUCT)
+        return elements_of(x->ndim, x->shape) * width_of(&op->out[0]);
+    if (op->kind == ARI_LEDGER_WEIGHT_GRADIENT && op->inputs == 2 && op->in[1].dtype != AR_I64)
+        return elements_of(x->ndim, x->shape) * width_of(&op->in[1]);
+    return op->multiply_adds;
+}
+
+/* Bytes that all ranks of the group move together: (N-1)*D for a reduce-scatter, an all-gather or a broadcast of D bytes,
+ * twice that for an all-reduce; D for a message; of exchanges as many times what this rank sends. */
+static double group_bytes(const ari_ledger_call *c)
+{
+    const double whole = (double)c->count * (double)ar_dtype_bytes(c->dtype), others = (double)(c->ranks - 1);
+    switch ((ari_kind)c->kind) {
+    case ARI_ALL_REDUCE:
+        return 2.0 * others * whole;
+    case ARI_REDUCE_SCATTER:
+    case ARI_ALL_GATHER:
+    case ARI_BROADCAST:
+        return others * whole;
+    case ARI_SEND:
+        return whole;
+    default:
+        return (double)c->bytes * (double)c->ranks;
     }
 }
 
-static void values_cell(char cell[CELL], const ari_op_value *v, int n, const ari_step_case *c)
+/* The rank's share of them. */
+static double sent_bytes(const ari_ledger_call *c)
+{
+    return c->kind == ARI_SEND ? group_bytes(c) : group_bytes(c) / (double)c->ranks;
+}
+
+/* The place of a module's layer in its name: the first number between dots. SIZE_MAX: there is none. */
+static size_t layer_at(const char *name, size_t *at, size_t *digits)
+{
+    const size_t layer = ari_lint_layer(name);
+    char number[32];
+    snprintf(number, sizeof number, ".%zu", layer);
+    const char *found = layer == SIZE_MAX ? NULL : strstr(name, number);
+    *at = found ? (size_t)(found - name) + 1 : strlen(name);
+    *digits = found ? strlen(number) - 1 : 0;
+    return layer;
+}
+
+/* A name with its layers, "*" of all of a model. */
+static void say_path(ari_text *out, const flow *f, const flow_row *row, const char *name)
+{
+    size_t at, digits;
+    const size_t layer = layer_at(name, &at, &digits);
+    ari_say(out, "%.*s", (int)at, name);
+    if (layer == SIZE_MAX)
+        return;
+    if (row->layers == f->c->config->layers && row->layers > 1)
+        ari_say(out, "*");
+    else if (row->layers > 1)
+        ari_say(out, "%zu-%zu", row->first_layer, row->first_layer + row->layers - 1);
+    else
+        ari_say(out, "%zu", row->first_layer);
+    ari_say(out, "%s", name + at + digits);
+}
+
+/* The parameter's module, or the parameter itself; an expert's for all experts. */
+static void name_param(char out[TITLE], const ari_ledger_operation *op, const ari_ledger_param *p)
+{
+    ari_ledger_operation named = {.kind = op->kind};
+    char name[TITLE];
+    snprintf(named.name, sizeof named.name, "%s", p->name);
+    ari_ledger_module(name, sizeof name, &named);
+    const char *experts = strstr(name, "experts.");
+    const size_t before = experts ? (size_t)(experts - name) + strlen("experts.") : 0;
+    const size_t digits = experts ? strspn(name + before, "0123456789") : 0;
+    if (digits > 0)
+        snprintf(out, TITLE, "%.*s*%s", (int)before, name, name + before + digits);
+    else
+        snprintf(out, TITLE, "%s", name);
+}
+
+static bool sums_parameters(const ari_ledger_operation *op)
+{
+    return op->kind == ARI_LEDGER_GRADIENT_SUM || op->kind == ARI_LEDGER_WEIGHT_GATHER;
+}
+
+/* "layers.*.self_attn.q_proj, k_proj", "lm_head.weight and 3 more". */
+static void title_of(char out[TITLE], const flow *f, const flow_row *row)
+{
+    const ari_ledger_operation *op = row->op;
+    ari_text title = ari_plain_text_in(out, TITLE);
+    char name[TITLE], first[TITLE] = "";
+    if (op->uses == 0 || op->kind == ARI_LEDGER_GRADIENT_NORM || op->kind == ARI_LEDGER_ATTENTION) {
+        ari_ledger_module(name, sizeof name, op);
+        say_path(&title, f, row, name);
+        return;
+    }
+    const size_t shown = sums_parameters(op) ? 1 : op->uses;
+    for (size_t i = 0; i < shown; i++) {
+        name_param(name, op, param_of(f, op, i));
+        if (i == 0)
+            say_path(&title, f, row, name);
+        else if (strcmp(name, first) == 0) /* another expert's */
+            break;
+        else
+            ari_say(&title, ", %s", strrchr(name, '.') ? strrchr(name, '.') + 1 : name);
+        if (i == 0)
+            memcpy(first, name, sizeof first);
+    }
+    if (op->uses > shown)
+        ari_say(&title, " and %zu more", op->uses - shown);
+}
+
+static bool same_values(int n, const ari_ledger_value *a, const ari_ledger_value *b)
+{
+    for (int i = 0; i < n; i++) {
+        if (a[i].dtype != b[i].dtype || a[i].ndim != b[i].ndim || memcmp(a[i].shape, b[i].shape, sizeof a->shape) != 0)
+            return false;
+    }
+    return true;
+}
+
+static bool same_types(const flow *f, int n, const ari_lint_type *a, const ari_lint_type *b)
+{
+    for (int i = 0; i < n; i++) {
+        for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
+            if (ari_extent(&f->c->run.parallel, 1u << axis) == 1)
+                continue;
+            if (a[i].at[axis].kind != b[i].at[axis].kind || !ari_lint_same(a[i].at[axis], b[i].at[axis]))
+                return false;
+        }
+    }
+    return true;
+}
+
+static bool same_calls(const flow *f, const ari_ledger_operation *a, const ari_ledger_operation *b)
+{
+    for (size_t i = 0; i < a->calls; i++) {
+        const ari_ledger_call *x = call_of(f, a, i), *y = call_of(f, b, i);
+        if (x->kind != y->kind || x->over != y->over || x->ranks != y->ranks || x->count != y->count ||
+            x->dtype != y->dtype || x->bytes != y->bytes || strcmp(x->queue, y->queue) != 0)
+            return false;
+    }
+    return true;
+}
+
+static bool same_names(const flow *f, const flow_row *a, const flow_row *b)
+{
+    char title[2][TITLE];
+    flow_row one[2] = {*a, *b};
+    one[0].first_layer = one[1].first_layer = 0;
+    one[0].layers = one[1].layers = 1;
+    title_of(title[0], f, &one[0]);
+    title_of(title[1], f, &one[1]);
+    return strcmp(title[0], title[1]) == 0;
+}
+
+/* True if two rows are one but for their layer. */
+static bool same_rows(const flow *f, const flow_row *a, const flow_row *b)
+{
+    const ari_ledger_operation *x = a->op, *y = b->op;
+    if (x->kind != y->kind || x->pass != y->pass || x->again != y->again || x->inputs != y->inputs ||
+        x->outputs != y->outputs || x->uses != y->uses || x->calls != y->calls)
+        return false;
+    for (size_t i = 0; i < x->uses && i < 4; i++) {
+        const ari_ledger_param *p = param_of(f, x, i), *q = param_of(f, y, i);
+        if (p->ndim != q->ndim || memcmp(p->local, q->local, sizeof p->local) != 0)
+            return false;
+    }
+    return same_values(x->inputs, x->in, y->in) && same_values(x->outputs, x->out, y->out) && same_calls(f, x, y) &&
+           same_types(f, x->inputs, a->placed->takes, b->placed->takes) &&
+           same_types(f, x->outputs, a->placed->makes, b->placed->makes) && same_names(f, a, b);
+}
+
+/* Rows [*before, first) and [first, rows) are two layers' ones, next to each other: if they are the same, the first stand
+ * for both. */
+static void end_layer(flow *f, size_t *before, size_t *first)
+{
+    const size_t n = f->rows - *first;
+    bool equal = n > 0 && n == *first - *before && f->row[*first].layers > 0 && f->row[*before].layers > 0;
+    for (size_t i = 0; equal && i < n; i++)
+        equal = same_rows(f, &f->row[*before + i], &f->row[*first + i]);
+    if (!equal) {
+        *before = *first;
+        *first = f->rows;
+        return;
+    }
+    for (size_t i = 0; i < n; i++) {
+        flow_row *row = &f->row[*before + i];
+        const size_t layer = f->row[*first + i].first_layer;
+        row->first_layer = layer < row->first_layer ? layer : row->first_layer;
+        row->layers++;
+    }
+    f->rows = *first;
+}
+
+static void add_total(flow *f, const ari_ledger_operation *op)
+{
+    flow_total *t = &f->total[pass_of(op)];
+    t->multiply_adds += multiply_adds(op);
+    for (size_t i = 0; i < op->calls; i++, t->calls++)
+        t->bytes += sent_bytes(call_of(f, op, i));
+}
+
+/* True of a row of the table: of the first micro-batch; reports and updates of single parameters are none. */
+static bool is_shown(const ari_ledger_operation *op, size_t sample)
+{
+    const bool silent = op->kind == ARI_LEDGER_REPORT || op->kind == ARI_LEDGER_UPDATE;
+    return !silent && !op->counting && (op->pass == 's' || op->sample == sample);
+}
+
+static bool is_experts(const ari_ledger_param *p)
+{
+    return strstr(p->name, "experts.") != NULL;
+}
+
+/* Broadcasts of the experts' parameters come expert by expert; those of a part are one row. first: row of the layer. */
+static bool joins_row(flow *f, const flow_row *row, size_t first)
+{
+    enum { PARTS_OF_EACH = 6 };
+    char title[2][TITLE];
+    if (row->op->kind != ARI_LEDGER_BROADCAST || !is_experts(param_of(f, row->op, 0)))
+        return false;
+    title_of(title[0], f, row);
+    for (size_t i = f->rows; i > first && f->rows - i < PARTS_OF_EACH; i--) {
+        flow_row *before = &f->row[i - 1];
+        title_of(title[1], f, before);
+        if (strcmp(title[0], title[1]) != 0)
+            continue;
+        before->alike++;
+        return true;
+    }
+    return false;
+}
+
+static ar_status make_rows(flow *f, bool passes_only, bool each_layer)
+{
+    size_t before = 0, first = 0, sample = SIZE_MAX, layer = SIZE_MAX;
+    for (size_t i = 0; i < f->ledger.operations; i++) {
+        const ari_ledger_operation *op = &f->ledger.operation[i];
+        const size_t own = ari_lint_layer(op->uses > 0 ? param_of(f, op, 0)->name : op->name);
+        if (passes_only && pass_of(op) != FLOW_FORWARD)
+            continue;
+        sample = sample == SIZE_MAX && op->pass == 'f' ? op->sample : sample;
+        if (op->kind != ARI_LEDGER_REPORT)
+            add_total(f, op);
+        if (!is_shown(op, sample))
+            continue;
+        if (own != layer && !each_layer)
+            end_layer(f, &before, &first);
+        layer = own;
+        const flow_row row = {op, &f->placed[i], own == SIZE_MAX ? 0 : own, own != SIZE_MAX, 1};
+        if (joins_row(f, &row, first))
+            continue;
+        AR_TRY(ARI_GROW(&f->row, &f->room, f->rows, "the rows of a flow table"));
+        f->row[f->rows++] = row;
+    }
+    if (!each_layer)
+        end_layer(f, &before, &first);
+    return AR_OK;
+}
+
+/* --- cells -------------------------------------------------------------------------------------------------------- */
+
+/* Heads of features, [b, s, heads, d], are shown side by side. */
+static int shown_shape(size_t out[AR_MAX_DIMS], const ari_ledger_value *v)
+{
+    memcpy(out, v->shape, sizeof v->shape);
+    if (v->ndim != 4)
+        return v->ndim;
+    out[2] *= out[3];
+    return 3;
+}
+
+/* "S(1)"; "V" of what belongs to each rank's own experts. */
+static const char *placement_text(char out[AR_PLACEMENT_TEXT], ar_placement p)
+{
+    if (p.kind == AR_SHARD && p.dim == ARI_LINT_BY_EXPERT)
+        snprintf(out, AR_PLACEMENT_TEXT, "V");
+    else
+        (void)ari_placement_name(out, p);
+    return out;
+}
+
+/* Placements along the axes of more than one rank. */
+static void say_type(ari_text *cell, const ari_lint_type *type, const ar_parallel *p)
+{
+    char text[AR_PLACEMENT_TEXT];
+    for (int axis = ARI_AXIS_DP; axis < ARI_PLACED_AXES; axis++) {
+        if (ari_extent(p, 1u << axis) > 1)
+            ari_say(cell, " %s", placement_text(text, type->at[axis]));
+    }
+}
+
+static void say_shape(ari_text *cell, int ndim, const size_t *shape)
+{
+    for (int d = 0; d < ndim; d++)
+        ari_say(cell, "%s%zu", d == 0 ? "[" : ", ", shape[d]);
+    ari_say(cell, ndim > 0 ? "]" : "[]");
+}
+
+static void values_cell(char cell[CELL], const flow *f, const ari_ledger_value *v, int n, const ari_lint_type *type,
+                        const bool *known)
 {
     char last[CELL] = "";
     ari_text all = ari_plain_text_in(cell, CELL);
     for (int i = 0; i < n; i++) {
         char one[CELL];
+        size_t shape[AR_MAX_DIMS];
         ari_text text = ari_plain_text_in(one, CELL);
-        say_value(&text, &v[i], c);
+        const int ndim = shown_shape(shape, &v[i]);
+        say_shape(&text, ndim, shape);
+        if (known[i])
+            say_type(&text, &type[i], &f->c->run.parallel);
         if (strcmp(one, last) != 0) /* equal ones once */
             ari_say(&all, "%s%s", i > 0 ? "; " : "", one);
         memcpy(last, one, sizeof last);
     }
 }
 
-/* "2 all_reduce tp 10.2 kB, 4 reduce_scatter tp 3.1 MB beside": bytes that the rank sends; calls of one kind together;
- * those that go beside products. */
-static void calls_cell(char cell[CELL], const ari_operation *op)
+static ari_lint_type type_of(const flow *f, const ari_ledger_param *p)
 {
+    const ari_lint_layout layout = ari_lint_layout_of(&f->c->run.parallel);
+    ari_lint_type type;
+    ari_lint_place_param(&type, p, &layout);
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        type.at[axis].kind = type.at[axis].kind == AR_INVARIANT ? AR_REPLICATE : type.at[axis].kind;
+    return type;
+}
+
+/* Parameters of one name: of so many experts. */
+static size_t experts_of(const flow *f, const flow_row *row)
+{
+    char name[2][TITLE];
+    size_t names = 0;
+    if (row->op->uses < 2)
+        return row->alike;
+    name_param(name[0], row->op, param_of(f, row->op, 0));
+    for (size_t i = 0; i < row->op->uses; i++) {
+        name_param(name[1], row->op, param_of(f, row->op, i));
+        names += i == 0 || strcmp(name[0], name[1]) != 0;
+        if (i > 0 && strcmp(name[0], name[1]) == 0)
+            break;
+    }
+    return row->op->uses / names;
+}
+
+/* Parameters with their placements; as many experts' of one shape once. */
+static void weights_cell(char cell[CELL], const flow *f, const flow_row *row)
+{
+    const ari_ledger_operation *op = row->op;
+    const size_t experts = op->uses > 0 && is_experts(param_of(f, op, 0)) ? experts_of(f, row) : 1;
+    char last[CELL] = "";
     ari_text all = ari_plain_text_in(cell, CELL);
-    for (int i = 0; i < op->calls;) {
-        const ari_op_call *first = &op->call[i];
-        double sent = 0.0;
-        int n = 0;
-        for (; i < op->calls && op->call[i].kind == first->kind && op->call[i].over == first->over; i++) {
-            sent += ari_call_sent(&op->call[i]);
-            n += (int)(op->call[i].repeats * ari_call_chunks(&op->call[i]));
-        }
-        ari_say(&all, "%s", cell[0] ? ", " : "");
-        if (n > 1)
-            ari_say(&all, "%d ", n);
-        ari_say(&all, "%s %s %s%s", ari_call_name(first->kind), ari_over_name(first->over), ARI_BYTES((uint64_t)sent),
-                first->queue == ARI_ON_TP ? " beside" : "");
+    cell[0] = '\0';
+    for (size_t i = 0; i < op->uses && !sums_parameters(op) && op->kind != ARI_LEDGER_GRADIENT_NORM; i++) {
+        const ari_ledger_param *p = param_of(f, op, i);
+        const ari_lint_type type = type_of(f, p);
+        char one[CELL];
+        ari_text text = ari_plain_text_in(one, CELL);
+        if (experts > 1)
+            ari_say(&text, "%zu of ", experts);
+        say_shape(&text, p->ndim, p->local);
+        say_type(&text, &type, &f->c->run.parallel);
+        if (strcmp(one, last) != 0)
+            ari_say(&all, "%s%s", i > 0 ? "; " : "", one);
+        memcpy(last, one, sizeof last);
+    }
+}
+
+/* How many of the operation's calls from i on are of one kind, group and queue; their elements and bytes. */
+typedef struct alike {
+    const ari_ledger_call *first;
+    size_t calls, elements;
+    double bytes, sent;
+} alike;
+
+static alike calls_alike(const flow *f, const ari_ledger_operation *op, size_t i, bool tags)
+{
+    alike a = {.first = call_of(f, op, i)};
+    for (; i < op->calls; i++, a.calls++) {
+        const ari_ledger_call *c = call_of(f, op, i);
+        if (c->kind != a.first->kind || c->over != a.first->over || strcmp(c->queue, a.first->queue) != 0 ||
+            (tags && (c->dtype != a.first->dtype || strcmp(c->tag, a.first->tag) != 0)))
+            break;
+        a.elements += c->kind == ARI_ALL_TO_ALL ? (size_t)group_bytes(c) / ar_dtype_bytes(c->dtype) : c->count;
+        a.bytes += group_bytes(c);
+        a.sent += sent_bytes(c);
+    }
+    return a;
+}
+
+static const char *group_name(const ari_ledger_call *c)
+{
+    return c->over < 0 ? "world" : ari_over_name((ari_over)c->over);
+}
+
+static bool is_beside(const ari_ledger_call *c)
+{
+    return strcmp(c->queue, "tp") == 0;
+}
+
+/* "2 all_reduce tp 10.2 kB, 4 reduce_scatter tp 3.1 MB beside": bytes that the rank sends; beside products. */
+static void calls_cell(char cell[CELL], const flow *f, const flow_row *row)
+{
+    const ari_ledger_operation *op = row->op;
+    ari_text all = ari_plain_text_in(cell, CELL);
+    cell[0] = '\0';
+    for (size_t i = 0; i < op->calls;) {
+        const alike a = calls_alike(f, op, i, false);
+        ari_say(&all, "%s", i > 0 ? ", " : "");
+        if (a.calls * row->alike > 1)
+            ari_say(&all, "%zu ", a.calls * row->alike);
+        ari_say(&all, "%s %s %s%s", ari_kind_name((ari_kind)a.first->kind), group_name(a.first),
+                ARI_BYTES((uint64_t)a.sent * row->alike), is_beside(a.first) ? " beside" : "");
+        i += a.calls;
     }
 }
 
@@ -89,149 +554,160 @@ static const ari_column columns[COLUMNS] = {
     {"module", ARI_LEFT}, {"operation", ARI_LEFT},     {"input", ARI_LEFT},         {"weight", ARI_LEFT},
     {"output", ARI_LEFT}, {"communication", ARI_LEFT}, {"multiply-adds", ARI_RIGHT}};
 
-static void cells_of(char cell[COLUMNS][CELL], const ari_flow_row *row, const ari_step_case *c)
+static void cells_of(char cell[COLUMNS][CELL], const flow *f, const flow_row *row)
 {
-    const ari_operation *op = &row->op;
-    ari_flow_title(cell[0], CELL, c->config, row);
-    snprintf(cell[1], CELL, "%s%s", ari_operation_name(op->kind),
-             op->recomputed                                                       ? " (again)"
-             : op->kind == ARI_OPERATION_PRODUCT && op->pass == ARI_PASS_BACKWARD ? " (dX)"
-                                                                                  : "");
-    values_cell(cell[2], op->input, op->inputs, c);
-    values_cell(cell[3], op->weight, op->weights, c);
-    values_cell(cell[4], op->output, op->outputs, c);
-    calls_cell(cell[5], op);
-    snprintf(cell[6], CELL, "%s", op->multiply_adds > 0.0 ? ARI_COUNT((uint64_t)op->multiply_adds) : "");
+    const ari_ledger_operation *op = row->op;
+    const double products = multiply_adds(op);
+    title_of(cell[0], f, row);
+    snprintf(cell[1], CELL, "%s%s", op->operation,
+             op->again                                           ? " (again)"
+             : op->kind == ARI_LEDGER_PRODUCT && op->pass == 'b' ? " (dX)"
+                                                                 : "");
+    values_cell(cell[2], f, op->in, op->inputs, row->placed->takes, row->placed->takes_known);
+    weights_cell(cell[3], f, row);
+    values_cell(cell[4], f, op->out, op->outputs, row->placed->makes, row->placed->makes_known);
+    calls_cell(cell[5], f, row);
+    snprintf(cell[6], CELL, "%s", products > 0.0 ? ARI_COUNT((uint64_t)products) : "");
 }
 
 /* Explains the placements shown after shapes. */
 static void print_legend(FILE *to, const ari_step_case *c)
 {
-    int axis[ARI_PLACED_AXES];
-    const int axes = axes_of(axis, c);
-    if (axes == 0)
-        return;
-    fprintf(to, "Behind a rank's shape, how the ranks of");
-    for (int i = 0; i < axes; i++)
-        fprintf(to, "%s %s", i > 0 ? "," : "", ari_axis_name(axis[i]));
-    fprintf(to, " hold the whole: R each all of it, I as well (its gradient is whole too), S(d) cut along dimension d, "
+    const ar_parallel *p = &c->run.parallel;
+    bool any = false;
+    for (int axis = ARI_AXIS_DP; axis < ARI_PLACED_AXES; axis++) {
+        if (ari_extent(p, 1u << axis) == 1)
+            continue;
+        fprintf(to, any ? ", %s" : "Behind a rank's shape, how the ranks of %s", ari_axis_name(axis));
+        any = true;
+    }
+    if (any)
+        fprintf(to,
+                " hold the whole: R each all of it, I as well (its gradient is whole too), S(d) cut along dimension d, "
                 "P each a term of the sum.\n");
-    if (ari_experts_routed(&c->run.parallel) || ari_experts_whole(&c->run.parallel))
+    if (ari_experts_apart(p))
         fprintf(to, "V: each rank its own experts, and the rows that come for them.\n");
 }
 
-static void print_totals(FILE *to, const ari_flow *f)
+static void print_totals(FILE *to, const flow *f)
 {
-    for (int i = 0; i <= ARI_PASS_STEP; i++) {
-        const ari_flow_total *t = &f->total[i];
+    for (int i = 0; i < FLOW_PASSES; i++) {
+        const flow_total *t = &f->total[i];
         if (t->calls > 0 || t->multiply_adds > 0.0)
-            fprintf(to, "%s: %s multiply-adds, %zu collective%s in which the rank sends %s\n",
-                    ari_operation_pass_name((ari_operation_pass)i), ARI_COUNT((uint64_t)t->multiply_adds), t->calls,
-                    ARI_PLURAL(t->calls), ARI_BYTES((uint64_t)t->bytes));
+            fprintf(to, "%s: %s multiply-adds, %zu collective%s in which the rank sends %s\n", pass_names[i],
+                    ARI_COUNT((uint64_t)t->multiply_adds), t->calls, ARI_PLURAL(t->calls),
+                    ARI_BYTES((uint64_t)t->bytes));
     }
 }
 
-/* Rows [from, to) of one pass. */
-static ar_status print_pass(FILE *out, const ari_flow *f, const ari_step_case *c, size_t from, size_t to, bool markdown)
+/* Rows [first, end) of one pass. */
+static ar_status print_pass(FILE *out, const flow *f, size_t first, size_t end, bool markdown)
 {
     ari_table table = {.columns = columns, .n = COLUMNS};
-    for (size_t i = from; i < to; i++) {
+    for (size_t i = first; i < end; i++) {
         char cell[COLUMNS][CELL];
-        cells_of(cell, &f->row[i], c);
+        cells_of(cell, f, &f->row[i]);
         for (int k = 0; k < COLUMNS; k++)
             ari_table_cell(&table, "%s", cell[k]);
     }
-    fprintf(out, markdown ? "**%s**\n\n" : "%s\n", ari_operation_pass_name(f->row[from].op.pass));
+    fprintf(out, markdown ? "**%s**\n\n" : "%s\n", pass_names[pass_of(f->row[first].op)]);
     AR_TRY(markdown ? ari_table_markdown(&table, out) : ari_table_end(&table, out, 2));
     fprintf(out, "\n");
     return AR_OK;
 }
 
-static ar_status print_rows(FILE *to, const ari_flow *f, const ari_step_case *c, bool markdown)
+static ar_status print_rows(FILE *to, const flow *f, bool markdown)
 {
-    for (size_t from = 0, end; from < f->count; from = end) {
-        for (end = from; end < f->count && f->row[end].op.pass == f->row[from].op.pass; end++)
+    for (size_t first = 0, end; first < f->rows; first = end) {
+        for (end = first; end < f->rows && pass_of(f->row[end].op) == pass_of(f->row[first].op); end++)
             ;
-        AR_TRY(print_pass(to, f, c, from, end, markdown));
+        AR_TRY(print_pass(to, f, first, end, markdown));
     }
     if (f->micro_batches > 1)
-        fprintf(to, "The passes are those of the first of %zu micro-batches.\n", f->micro_batches);
-    if (ari_step_counts(c))
-        fprintf(to, "Before them a step goes forward once, to count the routes of all tokens; totals have that too.\n");
-    print_legend(to, c);
+        fprintf(to, "The passes are those of the first of %zu micro-batches, and so are their totals.\n",
+                f->micro_batches);
+    print_legend(to, f->c);
     print_totals(to, f);
     return AR_OK;
 }
 
 /* --- JSON --------------------------------------------------------------------------------------------------------- */
 
-/* By axis. */
-static json_t *placement_json(const ari_op_value *v)
+/* By axis; null where it is not known. */
+static json_t *placement_json(const ari_lint_type *type, bool known)
 {
-    json_t *o = json_object();
+    json_t *o = known ? json_object() : json_null();
     char text[AR_PLACEMENT_TEXT];
-    for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
-        json_object_set_new(o, ari_axis_name(axis), json_string(ari_placed_along(text, v, axis)));
+    for (int axis = 0; axis < ARI_PLACED_AXES && known; axis++)
+        json_object_set_new(o, ari_axis_name(axis), json_string(placement_text(text, type->at[axis])));
     return o;
 }
 
-static json_t *values_json(const ari_op_value *v, int n)
+static json_t *values_json(const ari_ledger_value *v, int n, const ari_lint_type *type, const bool *known)
 {
     json_t *a = json_array();
-    for (int i = 0; i < n; i++)
-        json_array_append_new(
-            a, json_pack("{s:o, s:o, s:s, s:o, s:I}", "shape", ari_json_sizes(v[i].shape, (size_t)v[i].ndim), "local",
-                         ari_json_sizes(v[i].local, (size_t)v[i].ndim), "dtype", ar_dtype_name(v[i].dtype), "placement",
-                         placement_json(&v[i]), "copies", (json_int_t)v[i].copies));
-    return a;
-}
-
-static json_t *calls_json(const ari_operation *op, const ar_config *config)
-{
-    json_t *a = json_array();
-    for (int i = 0; i < op->calls; i++) {
-        const ari_op_call *call = &op->call[i];
-        char tag[240];
-        size_t bytes = 0;
-        const ar_status st = ari_call_bytes(&bytes, call);
-        (void)st; /* the walk has multiplied the same */
-        ari_operation_tag(tag, sizeof tag, config, op, call, ARI_EVERY_EXPERT);
-        json_array_append_new(a, json_pack("{s:s, s:s, s:I, s:I, s:s, s:I, s:I, s:s, s:I, s:o, s:s, s:o}", "collective",
-                                           ari_call_name(call->kind), "group", ari_over_name(call->over), "ranks",
-                                           (json_int_t)call->ranks, "elements", (json_int_t)call->elements, "dtype",
-                                           ar_dtype_name(call->dtype), "repeats", (json_int_t)call->repeats, "chunks",
-                                           (json_int_t)ari_call_chunks(call), "queue", ari_call_queue_name(call->queue),
-                                           "bytes", (json_int_t)bytes, "bytes_per_rank",
-                                           ari_json_number(ari_call_sent(call)), "each", often_names[call->often],
-                                           "tag", ari_json_text(tag)));
+    for (int i = 0; i < n; i++) {
+        size_t shape[AR_MAX_DIMS];
+        const int ndim = shown_shape(shape, &v[i]);
+        json_array_append_new(a, json_pack("{s:o, s:s, s:o}", "local", ari_json_sizes(shape, (size_t)ndim), "dtype",
+                                           ar_dtype_name(v[i].dtype), "placement", placement_json(&type[i], known[i])));
     }
     return a;
 }
 
-static json_t *row_json(const ari_flow_row *row, const ari_step_case *c)
+static json_t *weights_json(const flow *f, const ari_ledger_operation *op)
 {
-    const ari_operation *op = &row->op;
-    char title[CELL], made[AR_PLACEMENT_TEXT];
-    ari_flow_title(title, sizeof title, c->config, row);
-    json_t *layers = op->layer == ARI_NO_LAYER
-                         ? json_null()
-                         : json_pack("[I, I]", (json_int_t)op->layer, (json_int_t)(op->layer + row->layers - 1));
-    return json_pack("{s:s, s:b, s:o, s:s, s:o, s:o, s:o, s:s, s:o, s:o, s:o}", "pass",
-                     ari_operation_pass_name(op->pass), "recomputed", op->recomputed, "module",
-                     ari_json_text_or_null(title), "operation", ari_operation_name(op->kind), "layers", layers,
-                     "inputs", values_json(op->input, op->inputs), "weights", values_json(op->weight, op->weights),
-                     "made", ari_placement_name(made, op->produced_as), "outputs", values_json(op->output, op->outputs),
-                     "communication", calls_json(op, c->config), "multiply_adds", ari_json_number(op->multiply_adds));
+    json_t *a = json_array();
+    for (size_t i = 0; i < op->uses; i++) {
+        const ari_ledger_param *p = param_of(f, op, i);
+        const ari_lint_type type = type_of(f, p);
+        json_array_append_new(
+            a, json_pack("{s:s, s:o, s:o, s:o}", "name", p->name, "shape", ari_json_sizes(p->shape, (size_t)p->ndim),
+                         "local", ari_json_sizes(p->local, (size_t)p->ndim), "placement", placement_json(&type, true)));
+    }
+    return a;
+}
+
+static json_t *calls_json(const flow *f, const ari_ledger_operation *op)
+{
+    json_t *a = json_array();
+    for (size_t i = 0; i < op->calls;) {
+        const alike c = calls_alike(f, op, i, true);
+        json_array_append_new(a, json_pack("{s:s, s:s, s:i, s:I, s:I, s:s, s:s, s:o, s:o, s:o}", "collective",
+                                           ari_kind_name((ari_kind)c.first->kind), "group", group_name(c.first),
+                                           "ranks", c.first->ranks, "calls", (json_int_t)c.calls, "elements",
+                                           (json_int_t)c.elements, "dtype", ar_dtype_name(c.first->dtype), "queue",
+                                           c.first->queue, "bytes", ari_json_number(c.bytes), "bytes_per_rank",
+                                           ari_json_number(c.sent), "tag", ari_json_text(c.first->tag)));
+        i += c.calls;
+    }
+    return a;
+}
+
+static json_t *row_json(const flow *f, const flow_row *row)
+{
+    const ari_ledger_operation *op = row->op;
+    char title[TITLE];
+    title_of(title, f, row);
+    json_t *layers = row->layers == 0 ? json_null()
+                                      : json_pack("[I, I]", (json_int_t)row->first_layer,
+                                                  (json_int_t)(row->first_layer + row->layers - 1));
+    return json_pack(
+        "{s:s, s:b, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "pass", pass_names[pass_of(op)], "recomputed",
+        (int)op->again, "module", ari_json_text_or_null(title), "operation", op->operation, "layers", layers, "inputs",
+        values_json(op->in, op->inputs, row->placed->takes, row->placed->takes_known), "weights", weights_json(f, op),
+        "outputs", values_json(op->out, op->outputs, row->placed->makes, row->placed->makes_known), "communication",
+        calls_json(f, op), "multiply_adds", ari_json_number(multiply_adds(op)));
 }
 
 /* "flow", an array of operations, and "totals". */
-static json_t *flow_json(const ari_flow *f, const ari_step_case *c)
+static json_t *flow_json(const flow *f)
 {
     json_t *rows = json_array(), *totals = json_object();
-    for (size_t i = 0; i < f->count; i++)
-        json_array_append_new(rows, row_json(&f->row[i], c));
-    for (int i = 0; i <= ARI_PASS_STEP; i++)
-        json_object_set_new(totals, ari_operation_pass_name((ari_operation_pass)i),
+    for (size_t i = 0; i < f->rows; i++)
+        json_array_append_new(rows, row_json(f, &f->row[i]));
+    for (int i = 0; i < FLOW_PASSES; i++)
+        json_object_set_new(totals, pass_names[i],
                             json_pack("{s:o, s:I, s:o}", "multiply_adds", ari_json_number(f->total[i].multiply_adds),
                                       "collectives", (json_int_t)f->total[i].calls, "bytes_per_rank",
                                       ari_json_number(f->total[i].bytes)));
@@ -240,36 +716,25 @@ static json_t *flow_json(const ari_flow *f, const ari_step_case *c)
 
 /* --- the command -------------------------------------------------------------------------------------------------- */
 
-static ar_status flow_options(ari_flow_options *o, const ari_plan_values *v, const ar_parallel *p)
+static json_t *as_json(const ari_plan_values *v, const flow *f, uint64_t bytes)
 {
-    const int world = ar_parallel_world(p);
-    if (v->rank >= world)
-        return ar_error_set(AR_ERR_ARG, "--rank %d: the layout has %d rank%s, numbered from 0", v->rank, world,
-                            ARI_PLURAL(world));
-    *o = (ari_flow_options){.rank = v->rank, .passes_only = !v->backward, .each_layer = v->each_layer};
-    return AR_OK;
-}
-
-static json_t *as_json(const ari_plan_values *v, const ari_flow *f, const ari_step_case *c, uint64_t bytes)
-{
-    const ar_run *run = &c->run;
-    json_t *o = ari_planned_json("plan", c);
+    const ar_run *run = &f->c->run;
+    json_t *o = ari_planned_json("plan", f->c);
     json_object_set_new(o, "numerics", json_string(ari_numerics_names[run->numerics]));
     ari_loss_json(o, &run->loss);
     json_object_set_new(o, "rank", json_integer(v->rank));
     json_object_set_new(o, "bytes", json_pack("{s:I}", "predicted", (json_int_t)bytes));
-    return ari_json_whole(o, flow_json(f, c));
+    return ari_json_whole(o, flow_json(f));
 }
 
-static ar_status print_flow(FILE *to, const ari_plan_values *v, const ari_flow *f, const ari_step_case *c,
-                            uint64_t bytes)
+static ar_status print_flow(FILE *to, const ari_plan_values *v, const flow *f, uint64_t bytes)
 {
-    const ar_run *run = &c->run;
-    AR_TRY(print_rows(to, f, c, v->markdown));
+    const ar_run *run = &f->c->run;
+    AR_TRY(print_rows(to, f, v->markdown));
     ari_plan_print(to, &run->plan);
     if (v->backward)
         fprintf(to, "all ranks together, start and step: %s\n", ARI_BYTES(bytes));
-    fprintf(to, "%s, %s, %s numerics, %zu x %zu tokens: rank %d of %d\n", c->config->name,
+    fprintf(to, "%s, %s, %s numerics, %zu x %zu tokens: rank %d of %d\n", f->c->config->name,
             ARI_LAYOUT(&run->parallel, run->batch), ari_numerics_names[run->numerics], run->batch, run->seq, v->rank,
             ar_parallel_world(&run->parallel));
     return AR_OK;
@@ -279,18 +744,21 @@ ar_status ari_plan_flow(const ari_plan_values *v)
 {
     ar_config config;
     ARI_ENDED(ari_planned_end) ari_step_case c = {.run.plan = {0}};
-    ari_flow_options o;
-    ARI_ENDED(ari_flow_fini) ari_flow f = {.row = NULL};
+    ARI_ENDED(flow_fini) flow f = {.rows = 0};
     ari_run_values r = v->r;
     uint64_t bytes = 0;
     ari_planned_one(&r.run.parallel);
     AR_TRY(ari_planned_case(&c, &config, &r, &v->common));
-    AR_TRY(flow_options(&o, v, &c.run.parallel));
+    const int world = ar_parallel_world(&c.run.parallel);
+    if (v->rank >= world)
+        return ar_error_set(AR_ERR_ARG, "--rank %d: the layout has %d rank%s, numbered from 0", v->rank, world,
+                            ARI_PLURAL(world));
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &config));
     AR_TRY(ari_bytes_predict(&bytes, &(ari_bytes_case){.run = c.run, .config = c.config}));
-    AR_TRY(ari_flow_init(&f, &c, &o));
+    AR_TRY(record(&f, &c, v->rank));
+    AR_TRY(make_rows(&f, !v->backward, v->each_layer));
     if (ari_wants_text(&v->common))
-        AR_TRY(print_flow(stdout, v, &f, &c, bytes));
-    return v->common.json ? ari_json_end(as_json(v, &f, &c, bytes), &v->common) : AR_OK;
+        AR_TRY(print_flow(stdout, v, &f, bytes));
+    return v->common.json ? ari_json_end(as_json(v, &f, bytes), &v->common) : AR_OK;
 }

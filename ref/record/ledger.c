@@ -157,6 +157,12 @@ ar_status ari_ledger_check(ar_ctx *c)
     return AR_OK;
 }
 
+void ari_ledger_work(const ar_ctx *c, double multiply_adds)
+{
+    if (c->ledger)
+        c->ledger->work += multiply_adds;
+}
+
 ari_ledger_place ari_ledger_enter(ar_ctx *c, const char *module, char pass)
 {
     const ari_ledger_place outer = {c->ledger ? c->ledger->module : NULL, c->ledger ? c->ledger->pass : 's'};
@@ -204,8 +210,8 @@ static ar_status use_param(ari_ledger *l, ar_param *p, const ar_placement *place
                                    .expert = p->expert,
                                    .ends = p->ends};
         snprintf(made->name, sizeof made->name, "%s", p->name);
-        memcpy(made->shape, p->layout.shape, sizeof made->shape);
-        memcpy(made->local, p->value.shape, sizeof made->local);
+        memcpy(made->shape, p->layout.shape, (size_t)p->layout.ndim * sizeof *made->shape);
+        memcpy(made->local, p->value.shape, (size_t)p->value.ndim * sizeof *made->local);
         p->recorded = l->params;
     }
     AR_TRY(ARI_GROW(&l->use, &l->use_room, l->uses, "parameters of a record"));
@@ -219,7 +225,7 @@ static ari_ledger_value value_of(const ari_ledger *l, const ar_tensor *t)
 {
     ari_ledger_value v = {.dtype = t->dtype, .ndim = t->ndim};
     const ledger_memory *m = memory_at(l, t->data.ptr);
-    memcpy(v.shape, t->shape, sizeof v.shape);
+    memcpy(v.shape, t->shape, (size_t)t->ndim * sizeof *v.shape);
     v.id = m ? m->id : 0;
     return v;
 }
@@ -280,6 +286,8 @@ static ar_status record_note(const ar_ctx *c, const ari_note *n, const char *nam
                                .operation = n->operation ? n->operation : ari_ledger_kind_name(n->kind),
                                .pass = n->pass ? n->pass : l->pass,
                                .again = c->recomputing,
+                               .counting = c->counting,
+                               .multiply_adds = l->work,
                                .sample = c->first_sample,
                                .first_use = l->uses,
                                .uses = n->params,
@@ -308,6 +316,7 @@ static ar_status record_note(const ar_ctx *c, const ari_note *n, const char *nam
     for (size_t i = 0; i < n->params; i++)
         AR_TRY(use_param(l, n->param[i], n->placed));
     l->noted = l->calls;
+    l->work = 0.0;
     AR_TRY(ARI_GROW(&l->operation, &l->operation_room, l->operations, "operations"));
     l->operation[l->operations++] = op;
     return AR_OK;

@@ -103,6 +103,8 @@ typedef struct ari_ledger_operation {
     bool needs_so, makes_so;   /* the next two are declared */
     ar_placement needs, makes; /* over tp: of the first input, of the outputs. Dimensions count from the end */
     int copies;                /* of attention: ranks that have a copy of its KV heads */
+    bool counting;             /* in a pass that comes first, to count the routes */
+    double multiply_adds;      /* of attention: 2mnk of them are flops */
     size_t first_call, calls;  /* since the operation before it: ari_ledger.call */
 } ari_ledger_operation;
 
@@ -111,6 +113,7 @@ typedef struct ari_ledger {
     const char *module;
     char pass;
     size_t ids;
+    double work;                      /* multiply-adds of attention since the last operation */
     struct ari_ledger_memory *memory; /* where values are */
     size_t memories, memory_room;
     ari_ledger_operation *operation;
@@ -136,6 +139,9 @@ AR_NODISCARD ar_status ari_ledger_call_add(ari_ledger *l, const struct ari_call 
                                            uint64_t bytes);
 /** Memory [to, to + bytes) has become a copy of the value at `from`. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ledger_copy(ari_ledger *l, const void *to, size_t bytes, const void *from);
+
+/** The rank has computed these products of attention. Nothing in a context that does not watch. */
+void ari_ledger_work(const ar_ctx *c, double multiply_adds);
 
 /* The innermost module that runs, and its pass. */
 typedef struct ari_ledger_place {

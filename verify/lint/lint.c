@@ -53,7 +53,7 @@ ari_lint_layout ari_lint_layout_of(const ar_parallel *p)
                          .zero = p->zero > 0,
                          .replicates = ari_at_least_one(p->dp_replicate) > 1};
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
-        l.size[axis] = ari_axis_ranks(p, axis);
+        l.size[axis] = (size_t)ari_extent(p, 1u << axis);
     l.size[ARI_LINT_COPIES] = l.size[ARI_AXIS_TP] * l.size[ARI_AXIS_INNER];
     l.size[ARI_LINT_EP] = l.apart ? (size_t)ari_at_least_one(p->ep) : 1;
     l.size[ARI_LINT_EDP] = l.apart ? (size_t)ari_extent(p, l.expert_axes) / l.size[ARI_LINT_EP] : 1;

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "anyrank/lint.h"
+#include "ref/core/axis.h"
 #include "ref/record/ledger.h"
-#include "verify/lint/flow.h"
 
 /* --- types -------------------------------------------------------------------------------------------------------- */
 
@@ -85,6 +85,11 @@ typedef struct ari_lint_placed {
  *  record an array of as many as it has operations; NULL: not asked for. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lint_records(ar_lint_report *r, ari_lint_placed *const *placed, const ari_ledger *records,
                                         size_t n, const ari_lint_layout *layout);
+
+/** The placement of a parameter along each axis. */
+void ari_lint_place_param(ari_lint_type *type, const ari_ledger_param *p, const ari_lint_layout *layout);
+/** The number of a module's layer; SIZE_MAX: it is in none. */
+size_t ari_lint_layer(const char *name);
 
 /* --- repairs ------------------------------------------------------------------------------------------------------ */
 

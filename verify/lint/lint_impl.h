@@ -71,9 +71,6 @@ static inline bool ari_lint_is_known(const ari_lint_walk *w, const ari_ledger_va
     return v->id > 0 && ari_lint_value_of(w, v)->known;
 }
 
-/** The number of a module's layer; SIZE_MAX: it is in none. */
-size_t ari_lint_layer(const char *name);
-
 /* --- findings (lint_find.c) --------------------------------------------------------------------------------------- */
 
 /** Adds a finding at an operation; the same of another layer, micro-batch or stage is one with it. Errors:
@@ -87,8 +84,6 @@ AR_NODISCARD ar_status ari_lint_find_in_words(ari_lint_walk *w, const ari_ledger
 
 /* --- operations (lint_kinds.c) ------------------------------------------------------------------------------------ */
 
-/** Places the parameters of the rank that is walked. */
-void ari_lint_place_params(ari_lint_walk *w);
 /** Takes the messages that an operation's inputs wait for. False: one has not been sent yet. */
 bool ari_lint_await_inputs(ari_lint_walk *w, const ari_ledger_operation *op);
 /** True if a call's ranks differ along an axis. */

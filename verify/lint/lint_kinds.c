@@ -169,21 +169,16 @@ static const ari_ledger_param *recorded_param(const ari_lint_walk *w, const ari_
     return &ari_lint_walked(w)->ledger->param[ari_lint_walked(w)->ledger->use[op->first_use + i]];
 }
 
-void ari_lint_place_params(ari_lint_walk *w)
+void ari_lint_place_param(ari_lint_type *type, const ari_ledger_param *p, const ari_lint_layout *layout)
 {
-    ari_lint_rank *r = ari_lint_walked(w);
-    for (size_t i = 0; i < r->ledger->params; i++) {
-        const ari_ledger_param *p = &r->ledger->param[i];
-        ari_lint_type *t = &r->param[i].type;
-        for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-            t->at[axis] = whole;
-        for (int axis = 0; axis < ARI_PLACED_AXES && p->expert && w->layout->apart; axis++)
-            t->at[axis] = w->layout->expert_axes >> axis & 1 ? by_expert : whole;
-        if (p->expert && w->layout->apart)
-            t->at[ARI_LINT_EP] = by_expert;
-        if (p->placement.kind == AR_SHARD)
-            t->at[ARI_AXIS_TP] = p->placement;
-    }
+    for (int axis = 0; axis < ARI_LINT_AXES; axis++)
+        type->at[axis] = whole;
+    for (int axis = 0; axis < ARI_PLACED_AXES && p->expert && layout->apart; axis++)
+        type->at[axis] = layout->expert_axes >> axis & 1 ? by_expert : whole;
+    if (p->expert && layout->apart)
+        type->at[ARI_LINT_EP] = by_expert;
+    if (p->placement.kind == AR_SHARD)
+        type->at[ARI_AXIS_TP] = p->placement;
 }
 
 /* The axis along which a parameter's copies are. */

@@ -213,7 +213,8 @@ ar_status ari_lint_records(ar_lint_report *r, ari_lint_placed *const *placed, co
         rank->placed = placed ? placed[w.now] : NULL;
         AR_TRY(ARI_TAKE(&rank->value, &memory, rank->ledger->ids + 1, "the values of lint"));
         AR_TRY(ARI_TAKE(&rank->param, &memory, rank->ledger->params, "the parameters of lint"));
-        ari_lint_place_params(&w);
+        for (size_t i = 0; i < rank->ledger->params; i++)
+            ari_lint_place_param(&rank->param[i].type, &rank->ledger->param[i], layout);
     }
     for (size_t i = 0; i < n; i++) {
         for (size_t k = 0; k < records[i].operations; k++) {

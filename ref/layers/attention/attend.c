@@ -153,7 +153,7 @@ static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *to, const ar_
     if (!m->o.rope.kind || !r)
         return ARI_KERNEL(ctx, copy_strided, &view, from);
     AR_TRY(rotate(m, ctx, &view, from, r, +1));
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_ROPE, .in = {from}, .out = {to});
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_ROPE, .in = {from}, .out = {&view});
 }
 
 /* This rank's part of the attention: its tensor-parallel rank's heads, or its share of them among inner neighbours. */
@@ -255,8 +255,9 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     if (ari_faulty(ctx, AR_FAULT_attention_over_documents))
         seen.documents = NULL;
     AR_TRY(ari_core_forward(&core, ctx, saved, m, &o, &x[0], &all[0], &all[1], &seen));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ATTENTION, .in = {&x[0], &all[0], &all[1]}, .out = {&o},
-                    .param = &core.sinks, .params = core.sinks ? 1 : 0));
+    const ar_tensor seen_as[4] = {swapped(&x[0]), swapped(&all[0]), swapped(&all[1]), swapped(&o)};
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ATTENTION, .in = {&seen_as[0], &seen_as[1], &seen_as[2]},
+                    .out = {&seen_as[3]}, .param = &core.sinks, .params = core.sinks ? 1 : 0));
     AR_TRY(ari_fault_tail(ctx, &o, &core.rows, batch->seq));
     ari_ring_release(ctx, all, &x[1]);
     AR_TRY(ari_heads_together(ctx, &o, heads, 1, m->base.name));
@@ -321,8 +322,9 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(ari_ring_gather(ctx, all, &x[1], seq, &m->hops));
     AR_TRY(ari_fault_ring_keys(ctx, all, &x[1]));
     AR_TRY(ari_core_backward(&core, ctx, saved, m, g, &dout, &x[0], &all[0], &all[1]));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ATTENTION, .in = {&dout}, .out = {&g[0], &g[1], &g[2]},
-                    .copies = core.replicas));
+    const ar_tensor seen_as[4] = {swapped(&dout), swapped(&g[0]), swapped(&g[1]), swapped(&g[2])};
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ATTENTION, .in = {&seen_as[0]},
+                    .out = {&seen_as[1], &seen_as[2], &seen_as[3]}, .copies = core.replicas));
     if (core.sinks)
         AR_TRY(ari_note_gradient(ctx, core.sinks, NULL, &dout));
     ari_ring_release(ctx, all, &x[1]);

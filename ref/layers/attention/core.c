@@ -179,14 +179,16 @@ static double pairs_of(const ari_order *o)
     return pairs;
 }
 
-/* The work of `n` products each over features of keys and of values that order leaves, for virtual time: what a block computes besides at its
- * edge, and what it computes again, is the device's own business. */
+/* The work of `n` products each over features of keys and of values that order leaves, for virtual time and a record:
+ * what a block computes besides at its edge, and what it computes again, is the device's own business. */
 static void count_work(const pass *p, double n)
 {
-    if (!ari_lane_is_virtual(ari_lane_self()))
+    if (!ari_lane_is_virtual(ari_lane_self()) && !p->ctx->ledger)
         return;
     const double heads = (double)(p->matrices * p->group), width = (double)(p->key_dim + p->value_dim);
-    ari_work_scores(&(ari_gpu_scores){.flops = 2.0 * n * heads * pairs_of(&p->blocks.order) * width,
+    const double multiply_adds = n * heads * pairs_of(&p->blocks.order) * width;
+    ari_ledger_work(p->ctx, multiply_adds);
+    ari_work_scores(&(ari_gpu_scores){.flops = 2.0 * multiply_adds,
                                       .positions = (double)ari_positions_count(&p->blocks.order.rows),
                                       .head = width / 2.0,
                                       .backward = n > 1.0});

@@ -215,7 +215,7 @@ static ar_status send_rows(const experts_module *m, ar_ctx *ctx, ar_tensor *rows
                            const ar_tensor *weight, const ari_routes *r)
 {
     AR_TRY(ari_routes_send(ctx, rows, x, weight, r, m->experts_name));
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_DISPATCH, .in = {x, weight}, .out = {rows});
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_DISPATCH, .name = m->experts_name, .in = {x, weight}, .out = {rows});
 }
 
 static ar_status return_rows(const experts_module *m, ar_ctx *ctx, ar_tensor *made, ar_tensor *rows,
@@ -223,7 +223,8 @@ static ar_status return_rows(const experts_module *m, ar_ctx *ctx, ar_tensor *ma
 {
     const ar_tensor from = *rows;
     AR_TRY(ari_routes_return(ctx, made, rows, r, m->experts_name));
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_DISPATCH, .operation = "return", .in = {&from}, .out = {made});
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_DISPATCH, .name = m->experts_name, .operation = "return", .in = {&from},
+                    .out = {made});
 }
 
 static ar_status combine_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *rows, const ar_tensor *weight,
