@@ -124,7 +124,7 @@ def flow(anyrank, folder, name, title, options):
                 x += width + 6
         for call in op["communication"]:
             name_of = call["collective"].replace("_", "-")
-            times = f"{call['repeats']} x " if call["repeats"] > 1 else ""
+            times = f"{call['calls']} x " if call["calls"] > 1 else ""
             out.append(text(CALL, y + 20, f"{times}{name_of}, {amount(call['bytes_per_rank'])}", "commtext"))
             y += 15 * (call is not op["communication"][-1])
         y += ROW

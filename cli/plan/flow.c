@@ -40,6 +40,7 @@ typedef struct flow {
     flow_row *row;
     size_t rows, room;
     size_t micro_batches; /* of the rank with most */
+    size_t samples;       /* of the first of them, of all ranks */
     flow_total total[FLOW_PASSES];
 } flow;
 
@@ -87,6 +88,7 @@ static ar_status record(flow *f, const ari_step_case *c, int rank)
     const ari_cluster_options o = {.run = run, .config = &config, .batch = &batch, .ledger = &f->ledger};
     const ari_lint_layout layout = ari_lint_layout_of(&run.parallel);
     f->c = c;
+    f->samples = run.batch / (size_t)ari_at_least_one(run.parallel.micro_batches);
     f->ledger.pass = 's';
     f->micro_batches = (size_t)ari_at_least_one(c->run.parallel.micro_batches);
     AR_TRY(ari_cluster_dry(&unused, &o, rank, NULL));
@@ -643,14 +645,32 @@ static json_t *placement_json(const ari_lint_type *type, bool known)
     return o;
 }
 
-static json_t *values_json(const ari_ledger_value *v, int n, const ari_lint_type *type, const bool *known)
+/* The shape of all ranks together, whose parts are equally long but for samples. */
+static void whole_shape(size_t out[AR_MAX_DIMS], const flow *f, const ari_lint_type *type)
+{
+    for (int axis = ARI_AXIS_DP; axis < ARI_PLACED_AXES; axis++) {
+        const ar_placement p = type->at[axis];
+        const size_t ranks = (size_t)ari_extent(&f->c->run.parallel, 1u << axis);
+        if (p.kind != AR_SHARD || p.dim >= AR_MAX_DIMS || ranks == 1)
+            continue;
+        out[p.dim] = axis == ARI_AXIS_DP && p.dim == 0 ? f->samples : out[p.dim] * ranks;
+    }
+}
+
+static json_t *values_json(const flow *f, const ari_ledger_value *v, int n, const ari_lint_type *type,
+                           const bool *known)
 {
     json_t *a = json_array();
     for (int i = 0; i < n; i++) {
-        size_t shape[AR_MAX_DIMS];
+        size_t shape[AR_MAX_DIMS], whole[AR_MAX_DIMS];
         const int ndim = shown_shape(shape, &v[i]);
-        json_array_append_new(a, json_pack("{s:o, s:s, s:o}", "local", ari_json_sizes(shape, (size_t)ndim), "dtype",
-                                           ar_dtype_name(v[i].dtype), "placement", placement_json(&type[i], known[i])));
+        memcpy(whole, shape, sizeof whole);
+        if (known[i])
+            whole_shape(whole, f, &type[i]);
+        json_array_append_new(a, json_pack("{s:o, s:o, s:s, s:o}", "shape",
+                                           known[i] ? ari_json_sizes(whole, (size_t)ndim) : json_null(), "local",
+                                           ari_json_sizes(shape, (size_t)ndim), "dtype", ar_dtype_name(v[i].dtype),
+                                           "placement", placement_json(&type[i], known[i])));
     }
     return a;
 }
@@ -692,12 +712,13 @@ static json_t *row_json(const flow *f, const flow_row *row)
     json_t *layers = row->layers == 0 ? json_null()
                                       : json_pack("[I, I]", (json_int_t)row->first_layer,
                                                   (json_int_t)(row->first_layer + row->layers - 1));
-    return json_pack(
-        "{s:s, s:b, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "pass", pass_names[pass_of(op)], "recomputed",
-        (int)op->again, "module", ari_json_text_or_null(title), "operation", op->operation, "layers", layers, "inputs",
-        values_json(op->in, op->inputs, row->placed->takes, row->placed->takes_known), "weights", weights_json(f, op),
-        "outputs", values_json(op->out, op->outputs, row->placed->makes, row->placed->makes_known), "communication",
-        calls_json(f, op), "multiply_adds", ari_json_number(multiply_adds(op)));
+    return json_pack("{s:s, s:b, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "pass", pass_names[pass_of(op)],
+                     "recomputed", (int)op->again, "module", ari_json_text_or_null(title), "operation", op->operation,
+                     "layers", layers, "inputs",
+                     values_json(f, op->in, op->inputs, row->placed->takes, row->placed->takes_known), "weights",
+                     weights_json(f, op), "outputs",
+                     values_json(f, op->out, op->outputs, row->placed->makes, row->placed->makes_known),
+                     "communication", calls_json(f, op), "multiply_adds", ari_json_number(multiply_adds(op)));
 }
 
 /* "flow", an array of operations, and "totals". */

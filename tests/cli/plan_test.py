@@ -201,8 +201,8 @@ class Plan(Case):
         def norm(rank):
             flow = self.flow("llama-demo", "--dp", 2, "--tp", 4, "--batch", 5, "--rank", rank)
             (row,) = [r for r in flow["flow"] if r["module"] == "model.norm"]
-            return row["inputs"][0]["local"][0]
-        self.assertEqual([norm(0), norm(4)], [3, 2])
+            return row["inputs"][0]["local"][0], row["inputs"][0]["shape"][0]
+        self.assertEqual([norm(0), norm(4)], [(3, 5), (2, 5)])
         config = json.loads((self.folder / "paper/config.json").read_text(encoding="utf-8"))
         self.model("uneven", {**config, "vocab_size": 31})
         heads = [self.flow("uneven", "--tp", 4, "--seq", 8, "--rank", r)["flow"][-2]["weights"][0]["local"]
