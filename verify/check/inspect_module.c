@@ -112,22 +112,6 @@ static void compare_rank(ar_check_run *run, int rank, const ar_rank_memory *coun
 #undef COMPARE
 }
 
-/* The same of what the list says. */
-static ar_status compare_states(ar_check_run *run, const ari_cluster_options *o, int rank,
-                                const ar_rank_memory *counted)
-{
-    ari_step_case c = {.run = o->run, .config = o->config, .forward_only = o->forward_only};
-    ar_rank_memory listed = *counted;
-    ari_memory m;
-    AR_TRY(ari_memory_states(&m, &c, rank));
-    listed.weights = (size_t)m.of[ARI_MEMORY_WEIGHTS];
-    listed.gradients = (size_t)m.of[ARI_MEMORY_GRADIENTS];
-    listed.optimizer = (size_t)(m.of[ARI_MEMORY_MASTER] + m.of[ARI_MEMORY_OPTIMIZER]);
-    listed.buckets = (size_t)m.of[ARI_MEMORY_BUCKETS];
-    compare_rank(run, rank, counted, &listed);
-    return AR_OK;
-}
-
 /* Nobody predicts what is no model, batches of several sizes, masks, positions and documents of a batch's own. */
 static bool is_predicted(const ari_cluster_options *o)
 {
@@ -171,8 +155,6 @@ static ar_status check_ranks(ar_check_run *run, const ari_reference *ref, const 
             run->has_memory_predicted = false;
         else if (o->module)
             run->bytes_predicted += dry.bytes;
-        else
-            AR_TRY(compare_states(run, o, r, &counted[r]));
     }
     if (routed && !known)
         run->has_memory_predicted = false;
