@@ -77,4 +77,24 @@ CLAIM(unusual_is_what_few_would_take)
     }
 }
 
+/* Published: Llama 3 405B with tp=8 pp=16 and 4 stages of a rank, DeepSeek-V3 with pp=16; none of 2 billion parameters. */
+CLAIM(published_is_what_differs_in_one_axis)
+{
+    static const struct {
+        double parameters;
+        ari_choice choice;
+        bool is;
+    } cases[] = {
+        {405e9, {.tp = 8, .cp = 1, .pp = 16, .virtual_stages = 4, .zero = 1, .schedule = AR_PP_INTERLEAVED}, true},
+        {405e9, {.tp = 8, .cp = 1, .pp = 16, .virtual_stages = 16, .zero = 2, .schedule = AR_PP_INTERLEAVED}, true},
+        {405e9, {.tp = 8, .cp = 1, .pp = 2, .virtual_stages = 32, .zero = 1, .schedule = AR_PP_INTERLEAVED}, false},
+        {671e9, {.tp = 1, .cp = 1, .pp = 16, .zero = 1, .schedule = AR_PP_ZERO_BUBBLE}, true},
+        {671e9, {.tp = 1, .cp = 1, .pp = 1, .zero = 3}, false},
+        {70e9, {.tp = 8, .cp = 1, .pp = 2, .virtual_stages = 20, .zero = 2, .schedule = AR_PP_INTERLEAVED}, false},
+        {2e9, {.tp = 8, .cp = 8, .pp = 8, .zero = 3}, true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        cr_expect_eq(ari_choice_is_published(&cases[i].choice, cases[i].parameters), cases[i].is, "case %zu", i);
+}
+
 EVERY_CLAIM(preferred)

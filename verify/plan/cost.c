@@ -218,6 +218,20 @@ static void save_input(model *m, const linear *l, double rows, double in, double
         m->part->deferred.bytes[m->in_end ? ARI_MEMORY_OUTER : m->kind] += bytes + VALUE * rows * outputs;
 }
 
+/* X once more for dW: beside the products before it where chunks are overlapped. */
+static void gather_again(model *m, const linear *l, double products)
+{
+    const double elements = l->rows * l->in;
+    if (m->tp.ranks <= 1.0)
+        return;
+    const double seconds = ari_links_call(&m->tp, ARI_MOVES_ALL_GATHER, elements, VALUE);
+    const double exposed = m->chunks > 1.0 ? fmax(0.0, seconds - (l->earlier > 0.0 ? l->earlier : products)) : seconds;
+    m->part->pass[ARI_BACKWARD].seconds[ARI_TIME_TP] += exposed;
+    m->part->hidden += seconds - exposed;
+    ari_traffic_count(m->traffic, ARI_TIME_TP, &m->tp, ARI_MOVES_ALL_GATHER, 1.0,
+                      ari_links_sent(&m->tp, ARI_MOVES_ALL_GATHER, elements, VALUE), seconds);
+}
+
 /* Forward: X is gathered or already as the layer takes it, and a row-parallel layer's terms are summed. Backward:
  * dX = dY W with the transposed collectives, then dW = dY^T X, for which a gathered X is gathered again. Returns the
  * seconds of dW. */
@@ -232,24 +246,23 @@ static double linear_layer(model *m, const linear *l)
         all += out[i];
         whole += l->out[i];
     }
-    const ari_collective fold = l->output == BY_TOKENS ? ARI_MOVES_REDUCE_SCATTER : ARI_MOVES_ALL_REDUCE;
-    const ari_collective fold_back = l->input == BY_TOKENS ? ARI_MOVES_REDUCE_SCATTER : ARI_MOVES_ALL_REDUCE;
     const bool gathered = gathers(l), again = gathered && !m->planned->step.run.parallel.keep_gathered;
-    const bool sums = by_columns && l->output != SUM;
-    multiply(m, ARI_FORWARD, (ari_gpu_product){experts, rows, all, in, false},
-             gathered ? ARI_MOVES_ALL_GATHER
-             : sums   ? fold
-                      : ARI_MOVES_NOTHING,
-             l->rows * (gathered ? l->in : whole));
+    const ari_collective sum = l->output == BY_TOKENS ? ARI_MOVES_REDUCE_SCATTER : ARI_MOVES_ALL_REDUCE,
+                         sum_back = l->input == BY_TOKENS ? ARI_MOVES_REDUCE_SCATTER : ARI_MOVES_ALL_REDUCE;
+    ari_collective forward = ARI_MOVES_NOTHING, backward = ARI_MOVES_NOTHING;
+    if (gathered)
+        forward = ARI_MOVES_ALL_GATHER;
+    else if (by_columns && l->output != SUM)
+        forward = sum;
     if (by_rows)
-        redistribute_both(m, BY_FEATURES, l->output, l->rows * whole);
-    else if (!by_columns && !l->stays)
-        redistribute_both(m, WHOLE, l->output, l->rows * whole);
-    const bool takes_tokens = by_columns && l->output == BY_TOKENS;
-    const double back = multiply(m, ARI_BACKWARD, (ari_gpu_product){experts, rows, in, all, false},
-                                 by_rows        ? fold_back
-                                 : takes_tokens ? ARI_MOVES_ALL_GATHER
-                                                : ARI_MOVES_NOTHING,
+        backward = sum_back;
+    else if (by_columns && l->output == BY_TOKENS)
+        backward = ARI_MOVES_ALL_GATHER;
+    multiply(m, ARI_FORWARD, (ari_gpu_product){experts, rows, all, in, false}, forward,
+             l->rows * (gathered ? l->in : whole));
+    if (!by_columns && !l->stays)
+        redistribute_both(m, by_rows ? BY_FEATURES : WHOLE, l->output, l->rows * whole);
+    const double back = multiply(m, ARI_BACKWARD, (ari_gpu_product){experts, rows, in, all, false}, backward,
                                  l->rows * (by_rows ? l->in : whole));
     if (by_columns && l->input == WHOLE)
         redistribute(m, ARI_BACKWARD, BY_FEATURES, WHOLE, l->rows * l->in);
@@ -257,14 +270,8 @@ static double linear_layer(model *m, const linear *l)
         weights += ari_rates_product(&m->rates, &(ari_gpu_product){experts, out[i], in, rows, true});
     m->part->pass[ARI_BACKWARD].seconds[ARI_TIME_PRODUCTS] += weights;
     m->part->pass[ARI_BACKWARD].weights += l->experts > 0.0 ? 0.0 : weights;
-    if (again && m->tp.ranks > 1.0) {
-        const double seconds = ari_links_call(&m->tp, ARI_MOVES_ALL_GATHER, l->rows * l->in, VALUE);
-        const double exposed = m->chunks > 1.0 ? fmax(0.0, seconds - (l->earlier > 0.0 ? l->earlier : back)) : seconds;
-        m->part->pass[ARI_BACKWARD].seconds[ARI_TIME_TP] += exposed;
-        m->part->hidden += seconds - exposed;
-        ari_traffic_count(m->traffic, ARI_TIME_TP, &m->tp, ARI_MOVES_ALL_GATHER, 1.0,
-                          ari_links_sent(&m->tp, ARI_MOVES_ALL_GATHER, l->rows * l->in, VALUE), seconds);
-    }
+    if (again)
+        gather_again(m, l, back);
     save_input(m, l, l->rows, in, all);
     work(m, fmax(l->rows * (all + in), l->rows * (all / l->outputs + (again ? l->in : 0.0))), l->rows * (all + in));
     count_weights(m, l, in, out);
@@ -550,34 +557,22 @@ static void mlp(model *m)
     redistribute_both(m, place_of(s->leave.from), place_of(s->leave.to), stream);
 }
 
-/* Rows go to the ranks of their experts, or come back. With sequence parallelism each rank of tp sends its own tokens'
- * rows. */
-static void exchange_rows(model *m, int pass, double rows)
-{
-    call(m, pass, ARI_TIME_EP, &m->ep, ARI_MOVES_ALL_TO_ALL, rows * (double)m->config->hidden * (m->ep.ranks - 1.0),
-         VALUE);
-}
-
-/* Every rank gets all tokens, backward with the weights of their experts. */
-static void gather_tokens(model *m, int pass, double rows)
-{
-    const double all = rows * m->ep.ranks;
-    call(m, pass, ARI_TIME_EP, &m->ep, ARI_MOVES_ALL_GATHER,
-         all / (double)m->config->experts.per_token * (double)m->config->hidden, VALUE);
-    if (pass == ARI_BACKWARD)
-        call(m, pass, ARI_TIME_EP, &m->ep, ARI_MOVES_ALL_GATHER, all, FLOAT);
-}
-
+/* Counts of rows go to all ranks with other experts, then rows to the ranks of their experts and back, in either pass;
+ * with sequence parallelism each rank of tp sends its own tokens' rows. Dispatch by all-gather gives every rank all tokens
+ * instead, backward with the weights of their experts. */
 static void exchange_with_experts(model *m, double rows)
 {
     const bool gathered = m->planned->step.run.parallel.dispatch == AR_DISPATCH_ALL_GATHER;
-    call(m, ARI_FORWARD, ARI_TIME_EP, &m->ep, ARI_MOVES_ALL_GATHER, (double)m->config->experts.n * m->ep.ranks, FLOAT);
+    const double h = (double)m->config->hidden, others = rows * h * (m->ep.ranks - 1.0), all = rows * m->ep.ranks,
+                 tokens = all / (double)m->config->experts.per_token,
+                 counts = (double)m->config->experts.n * m->ep.ranks;
+    call(m, ARI_FORWARD, ARI_TIME_EP, &m->ep, ARI_MOVES_ALL_GATHER, counts, VALUE);
     for (int pass = 0; pass < ARI_PASSES; pass++) {
-        if (gathered)
-            gather_tokens(m, pass, rows);
-        else
-            exchange_rows(m, pass, rows);
-        exchange_rows(m, pass, rows);
+        call(m, pass, ARI_TIME_EP, &m->ep, gathered ? ARI_MOVES_ALL_GATHER : ARI_MOVES_ALL_TO_ALL,
+             gathered ? tokens * h : others, VALUE);
+        if (gathered && pass == ARI_BACKWARD)
+            call(m, pass, ARI_TIME_EP, &m->ep, ARI_MOVES_ALL_GATHER, all, VALUE);
+        call(m, pass, ARI_TIME_EP, &m->ep, ARI_MOVES_ALL_TO_ALL, others, VALUE);
     }
 }
 
@@ -816,6 +811,9 @@ static ar_status begin_model(model *m, const ari_planned *p, const ari_time_opti
 {
     const ar_run *run = &p->step.run;
     const ar_parallel *layout = &run->parallel;
+    size_t elements = 0; /* of the largest value of a step, which has to be a size */
+    AR_TRY(ari_mul_size(&elements, run->batch, run->seq));
+    AR_TRY(ari_mul_size(&elements, elements, p->step.config->hidden));
     const bool sequence = ari_plan_by_tokens(&run->plan, layout->tp, layout->sp);
     *m = (model){.planned = p,
                  .options = o,
