@@ -77,7 +77,8 @@ CLAIM(unusual_is_what_few_would_take)
     }
 }
 
-/* Published: Llama 3 405B with tp=8 pp=16 and 4 stages of a rank, DeepSeek-V3 with pp=16; none of 2 billion parameters. */
+/* Published: Llama 3 405B with tp=8 pp=16 and 4 stages of a rank, DeepSeek-V3 with pp=16; none of 2 billion
+ * parameters. */
 CLAIM(published_is_what_differs_in_one_axis)
 {
     static const struct {

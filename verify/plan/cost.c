@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a micro-batch costs a rank, formula by formula: seconds of GEMMs, attention, element-wise kernels and
- * collectives, bytes that the backward pass needs, and parameters. Letters: T tokens of a rank's micro-batch, t ranks of
- * tensor parallelism, h width. A function is a module of the model: its forward pass, its backward pass and what it
+ * collectives, bytes that the backward pass needs, and parameters. Letters: T tokens of a rank's micro-batch, t ranks
+ * of tensor parallelism, h width. A function is a module of the model: its forward pass, its backward pass and what it
  * saves between them. step.c adds these up to a step.
  *
- * Sources: tensor parallelism Shoeybi et al. 2019 (arXiv:1909.08053); sequence parallelism and saved bytes Korthikanti et
- * al. 2022 (arXiv:2205.05198), table 2; flash attention Dao 2023 (arXiv:2307.08691); rings Liu et al. 2023
- * (arXiv:2310.01889); exchanged heads Jacobs et al. 2023 (arXiv:2309.14509); latent attention DeepSeek-V2
+ * Sources: tensor parallelism Shoeybi et al. 2019 (arXiv:1909.08053); sequence parallelism and saved bytes
+ * Korthikanti et al. 2022 (arXiv:2205.05198), table 2; flash attention Dao 2023 (arXiv:2307.08691); rings Liu et al.
+ * 2023 (arXiv:2310.01889); exchanged heads Jacobs et al. 2023 (arXiv:2309.14509); latent attention DeepSeek-V2
  * (arXiv:2405.04434); experts as Megatron-LM's dispatcher moves them. */
 #include "verify/plan/cost.h"
 
@@ -557,9 +557,9 @@ static void mlp(model *m)
     redistribute_both(m, place_of(s->leave.from), place_of(s->leave.to), stream);
 }
 
-/* Counts of rows go to all ranks with other experts, then rows to the ranks of their experts and back, in either pass;
- * with sequence parallelism each rank of tp sends its own tokens' rows. Dispatch by all-gather gives every rank all tokens
- * instead, backward with the weights of their experts. */
+/* Counts of rows go to all ranks with other experts, then rows to the ranks of their experts and back, in either
+ * pass; with sequence parallelism each rank of tp sends its own tokens' rows. Dispatch by all-gather gives every
+ * rank all tokens instead, backward with the weights of their experts. */
 static void exchange_with_experts(model *m, double rows)
 {
     const bool gathered = m->planned->step.run.parallel.dispatch == AR_DISPATCH_ALL_GATHER;

@@ -78,8 +78,8 @@ typedef struct ari_micro_cost {
     ari_part_cost part[ARI_MODEL_PARTS];
     double shared_table; /* elements of the table of tokens, of which a pipeline has two copies; else 0 */
 } ari_micro_cost;
-/** What a micro-batch costs the rank that computes longest. It depends on tp, cp, sp, experts, overlap and the samples of
- *  a micro-batch alone. traffic: NULL, or a table of each part. Errors: AR_ERR_UNSUPPORTED (the plan). */
+/** What a micro-batch costs the rank that computes longest. It depends on tp, cp, sp, experts, overlap and the
+ *  samples of a micro-batch alone. traffic: NULL, or a table of each part. Errors: AR_ERR_UNSUPPORTED (the plan). */
 AR_NODISCARD ar_status ari_micro_cost_of(ari_micro_cost *m, const ari_planned *p, const ari_time_options *o,
                                          ari_traffic traffic[ARI_MODEL_PARTS]);
 
@@ -124,8 +124,8 @@ typedef struct ari_sync {
  *  but not on the number of micro-batches. */
 ari_sync ari_sync_of(const ari_planned *p, const ari_time_options *o, const ari_micro_cost *m, const ari_pipeline *l,
                      size_t rank_class, ari_traffic *traffic);
-/** Adds up a step. sync: [l->classes]. traffic: NULL, or what a micro-batch moves in each part, of which, and of all else
- *  that moves outside of its passes, t->traffic is the sum; else that is left empty. */
+/** Adds up a step. sync: [l->classes]. traffic: NULL, or what a micro-batch moves in each part, of which, and of all
+ *  else that moves outside of its passes, t->traffic is the sum; else that is left empty. */
 void ari_step_time(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_micro_cost *m,
                    const ari_pipeline *l, const ari_sync *sync, const ari_traffic traffic[ARI_MODEL_PARTS]);
 /** The memory of the rank that has most. */

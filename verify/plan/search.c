@@ -402,7 +402,8 @@ static ar_status add_experts(seeker *k)
     return AR_OK;
 }
 
-/* The ring alone, the all-to-all alone, and both; a ring of causal attention zig-zag where the sequence can be cut so. */
+/* The ring alone, the all-to-all alone, and both; a ring of causal attention zig-zag where the sequence can be cut
+ * so. */
 static ar_status search_mesh(seeker *k)
 {
     const ari_search *s = k->search;

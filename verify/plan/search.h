@@ -108,9 +108,9 @@ typedef enum ari_unusual {
 unsigned ari_unusual_of(const ari_search *s, const ari_choice *c);
 /** Parameters of the model of a search. */
 double ari_search_parameters(const ari_search *s);
-/** True if a layout differs in at most one axis from a published run of a model of about as many parameters, or if there
- *  is no such run: tp, cp, pp and virtual stages by more than a factor of two, ZeRO beyond its first stage, zero bubble
- *  or not. A layout that does not has to be more than ARI_EQUAL faster to come first. */
+/** True if a layout differs in at most one axis from a published run of a model of about as many parameters, or if
+ *  there is no such run: tp, cp, pp and virtual stages by more than a factor of two, ZeRO beyond its first stage,
+ *  zero bubble or not. A layout that does not has to be more than ARI_EQUAL faster to come first. */
 bool ari_choice_is_published(const ari_choice *c, double parameters);
 /** Of layouts that are equal within what is known, where the GPU is known, puts those first that are like published
  *  runs, and of these the simplest; r: ranked by seconds. Errors: those of ari_time_of. */
@@ -149,8 +149,8 @@ typedef struct ari_depth {
     char advice[400], flags[800]; /* flags: of the search's system */
 } ari_depth;
 /** Details of a layout, for the model, batch and cluster of a search, of one for the first alone without its own;
- *  faster: as in ari_advice. Errors: those of ari_planned_check, AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the
- *  plan). */
+ *  faster: as in ari_advice. Errors: those of ari_planned_check, AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED
+ *  (the plan). */
 AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c,
                                     const ari_candidate *faster);
 

@@ -185,8 +185,8 @@ static rank_time rank_time_of(const step *s, const ari_part_counts *parts)
                        dot(parts, s->weights)};
 }
 
-/* ZB-H1: of the wait for the others' F and I the first micro-batch's W fills one part, and those of the next p-1 fill as
- * much again. Equal ranks: (p-1)(F+I-W). */
+/* ZB-H1: of the wait for the others' F and I the first micro-batch's W fills one part, and those of the next p-1
+ * fill as much again. Equal ranks: (p-1)(F+I-W). */
 static double zero_bubble_end(const step *s, const rank_time *t, double others, double transfer)
 {
     const double behind = s->pipeline->ranks - 1.0, filled = (behind + fmin(s->micros - 1.0, behind)) * t->weights;
@@ -256,8 +256,8 @@ static double pipeline_end(const step *s, double transfer)
 
 /* --- sums of gradients -------------------------------------------------------------------------------------------- */
 
-/* Buckets of Megatron-LM: 40 million parameters, or a million for each rank of the sum, so that a long ring's latency is
- * paid seldom. */
+/* Buckets of Megatron-LM: 40 million parameters, or a million for each rank of the sum, so that a long ring's
+ * latency is paid seldom. */
 static double bucket_elements(const ari_planned *p)
 {
     const double ranks = ari_extent(&p->step.run.parallel, ARI_CUTS_DATA);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Seconds of a training step under a planned layout: GEMMs at the rate of a rank, collectives by their closed forms on the
- * links of their group (simulated-cluster.md). planner.md has the formulas. */
+/* Seconds of a training step under a planned layout: GEMMs at the rate of a rank, collectives by their closed forms
+ * on the links of their group (simulated-cluster.md). planner.md has the formulas. */
 #pragma once
 
 #include "ref/core/gpu.h"
