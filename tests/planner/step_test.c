@@ -128,4 +128,22 @@ CLAIM(chunks_hide_collectives_beside_products)
     }
 }
 
+/* GPipe's lists as a schedule of the user's own take and hold what GPipe does. */
+CLAIM(an_own_schedule_is_walked)
+{
+    const ar_config c = shape_llama(6, 256, 1024, 4, 4, 4096);
+    const ari_time_options o = on("inside=300us:1GB/s flops=1T");
+    ari_planned p = planned_of(&c, 4, 1, 6, AR_PP_GPIPE), own = p;
+    OWNED(ari_pipeline_schedule_destroy) ar_pipeline_schedule *schedule = NULL;
+    ari_time t, u;
+    cr_assert_ok(ari_parallel_schedule(&schedule, &p.step.run.parallel));
+    own.step.run.parallel.schedule = AR_PP_1F1B;
+    own.step.run.parallel.own_schedule = schedule;
+    cr_assert_ok(ari_time_of(&t, &p, &o));
+    cr_assert_ok(ari_time_of(&u, &own, &o));
+    cr_expect_float_eq(ari_time_step(&u) / ari_time_step(&t), 1.0, 1e-9, "%.9g", ari_time_step(&u) / ari_time_step(&t));
+    const ari_memory m = shape_memory(&p), n = shape_memory(&own);
+    cr_expect_eq(ari_memory_sum(&m), ari_memory_sum(&n));
+}
+
 EVERY_CLAIM(step)

@@ -102,10 +102,10 @@ static void redistribute_both(model *m, placed from_place, placed to_place, doub
 }
 
 /* An element-wise kernel: elements that it makes in the forward pass, and that come in the backward pass. */
-static void kernel(model *m, ari_gpu_moves what, double made, double come)
+static void kernel(model *m, ari_gpu_moves what, double forward_elements, double backward_elements)
 {
-    m->part->pass[ARI_FORWARD].seconds[ARI_TIME_MEMORY] += ari_rates_kernel(&m->rates, what, false, made);
-    m->part->pass[ARI_BACKWARD].seconds[ARI_TIME_MEMORY] += ari_rates_kernel(&m->rates, what, true, come);
+    m->part->pass[ARI_FORWARD].seconds[ARI_TIME_MEMORY] += ari_rates_kernel(&m->rates, what, false, forward_elements);
+    m->part->pass[ARI_BACKWARD].seconds[ARI_TIME_MEMORY] += ari_rates_kernel(&m->rates, what, true, backward_elements);
 }
 
 static void save(model *m, ari_memory_kind kind, double bytes)

@@ -55,15 +55,15 @@ static bool wanted(int fixed, int value)
     return fixed <= 0 || fixed == value;
 }
 
-/* The divisors of n, rising; at most `most` of them. */
-static int list_divisors(int *list, int most, size_t n)
+/* The divisors of n, rising; at most `limit` of them. */
+static int list_divisors(int *list, int limit, size_t n)
 {
     int count = 0;
-    for (size_t d = 1; d <= n / d && count < most; d++) {
+    for (size_t d = 1; d <= n / d && count < limit; d++) {
         if (n % d == 0)
             list[count++] = (int)d;
     }
-    for (int i = count - 1; i >= 0 && count < most; i--) {
+    for (int i = count - 1; i >= 0 && count < limit; i--) {
         const size_t other = n / (size_t)list[i];
         if (other > (size_t)list[i] && other <= INT_MAX)
             list[count++] = (int)other;
@@ -461,13 +461,13 @@ static ar_status check_tp(seeker *k, int tp, bool *can)
 
 /* The meshes whose extents before the i-th are the seeker's, over the ranks that these leave: its divisors are among
  * those of all ranks, and the last extent takes what is left. */
-static ar_status search_axis(seeker *k, int i, int left, double begin, double end)
+static ar_status search_axis(seeker *k, int i, int ranks, double begin, double end)
 {
     const ari_search *s = k->search;
     const double share = (end - begin) / k->divisors;
     if (i + 1 == ARI_LAYOUT_AXES) {
-        k->mesh.extent[i] = left;
-        if (!wanted(s->fixed.extent[i], left))
+        k->mesh.extent[i] = ranks;
+        if (!wanted(s->fixed.extent[i], ranks))
             return AR_OK;
         report_progress(k, begin);
         return search_mesh(k);
@@ -475,13 +475,13 @@ static ar_status search_axis(seeker *k, int i, int left, double begin, double en
     for (int j = 0; j < k->divisors; j++) {
         const int n = k->divisor[j];
         bool can = true;
-        if (left % n != 0 || !wanted(s->fixed.extent[i], n))
+        if (ranks % n != 0 || !wanted(s->fixed.extent[i], n))
             continue;
         k->mesh.extent[i] = n;
         if (ari_planned_axes[i] == ARI_LAYOUT_TP)
             AR_TRY(check_tp(k, n, &can));
         if (can)
-            AR_TRY(search_axis(k, i + 1, left / n, begin + share * j, begin + share * (j + 1)));
+            AR_TRY(search_axis(k, i + 1, ranks / n, begin + share * j, begin + share * (j + 1)));
     }
     return AR_OK;
 }

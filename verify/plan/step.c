@@ -11,6 +11,7 @@
 
 #include "ref/core/size.h"
 #include "ref/models/parallel_private.h"
+#include "ref/pipeline/schedule.h"
 #include "ref/placement/context_private.h"
 #include "verify/plan/cost.h"
 
@@ -217,7 +218,7 @@ static double schedule_end(const step *s, const rank_time *t, int rank, double b
     if (l->stages > 1)
         return interleaved_end(s, t, before + after, transfer);
     const double behind = after + 2.0 * q * transfer, period = fmax(each, (each + behind) / (q + 1.0));
-    if (l->schedule == AR_PP_GPIPE || m <= q)
+    if (m <= q)
         return before + 2.0 * rank * transfer + m * each + behind;
     return before + 2.0 * rank * transfer + (m - q) * period + fmax(behind, q * t->forward) +
            fmax(behind, q * t->backward);
@@ -234,11 +235,34 @@ static double each_micro(const step *s, size_t rank_class)
     return t.forward + t.backward;
 }
 
+/* A user's own schedule has no closed form: it is walked, operation by operation. 0: there is no memory for that. */
+static double own_schedule_end(const step *s, double transfer)
+{
+    const ari_pipeline *l = s->pipeline;
+    const size_t stages = (size_t)l->ranks * (size_t)l->stages;
+    ar_pp_times times[AR_MAX_STAGES];
+    ar_pp_run run;
+    for (size_t i = 0; i < stages; i++) {
+        const ari_part_counts parts = parts_of_stage(s->planned, stages, i);
+        const rank_time t = rank_time_of(s, &parts);
+        times[i] = (ar_pp_times){.forward = t.forward,
+                                 .backward_input = t.backward - t.weights,
+                                 .backward_weight = t.weights,
+                                 .transfer = transfer};
+    }
+    const ari_pp_timed timed = {times, &(int){0}, 1, transfer == 0.0};
+    const ar_status st = ari_schedule_walk(&run, s->planned->step.run.parallel.own_schedule, &timed, NULL, NULL);
+    return st == AR_OK ? run.makespan : 0.0;
+}
+
 /* Seconds from the first forward to the last backward pass. */
 static double pipeline_end(const step *s, double transfer)
 {
     const ari_pipeline *l = s->pipeline;
+    if (s->planned->step.run.parallel.own_schedule)
+        return own_schedule_end(s, transfer);
     double end = 0.0, all = 0.0, before = 0.0;
+    rank_time longest = {.forward = transfer, .backward = transfer};
     for (size_t i = 0; i < l->classes; i++)
         all += ranks_in(&l->rank_class[i]) * each_micro(s, i);
     for (size_t i = 0; i < l->classes; i++) {
@@ -250,7 +274,12 @@ static double pipeline_end(const step *s, double transfer)
             end = fmax(end, schedule_end(s, &t, rank, earlier, fmax(0.0, all - earlier - each), transfer));
         }
         before += ranks_in(k) * each;
+        longest.forward = fmax(longest.forward, t.forward);
+        longest.backward = fmax(longest.backward, t.backward);
     }
+    if (l->schedule ==
+        AR_PP_GPIPE) /* all forward passes, then all backward passes, each as fast as the slowest rank or link */
+        return all + (s->micros - 1.0) * (longest.forward + longest.backward) + 2.0 * (l->ranks - 1) * transfer;
     return end;
 }
 
@@ -487,7 +516,7 @@ static double rank_seconds(const step *s, const ari_part_counts *parts, double s
 }
 
 /* The rank with most work, and how much longer the pipeline takes: without transfers the bubble, then the transfers. */
-static const ari_rank_class *add_passes(ari_time *t, const step *s, double *end, ari_traffic *traffic)
+static const ari_rank_class *add_passes(ari_time *t, const step *s, ari_traffic *traffic)
 {
     const ari_pipeline *l = s->pipeline;
     const ari_rank_class *busiest = NULL;
@@ -500,7 +529,6 @@ static const ari_rank_class *add_passes(ari_time *t, const step *s, double *end,
         busiest = &l->rank_class[i];
         memcpy(t->seconds, seconds, sizeof seconds);
     }
-    *end = busy;
     for (int i = 0; i < ARI_MODEL_PARTS; i++)
         t->hidden += s->micros * busiest->rank.count[i] * s->micro->part[i].hidden;
     if (l->ranks == 1)
@@ -513,10 +541,10 @@ static const ari_rank_class *add_passes(ari_time *t, const step *s, double *end,
                          (double)s->planned->step.config->hidden;
     const double transfer = ari_links_send(next, bytes), sends = 2.0 * l->stages * s->micros;
     const double alone = fmax(busy, pipeline_end(s, 0.0));
-    *end = fmax(alone, pipeline_end(s, transfer));
+    const double waits = fmax(0.0, pipeline_end(s, transfer) - alone);
     t->seconds[ARI_TIME_BUBBLE] = alone - busy;
-    t->seconds[ARI_TIME_PP] += *end - alone;
-    t->hidden += fmax(0.0, sends * transfer - (*end - alone));
+    t->seconds[ARI_TIME_PP] += waits;
+    t->hidden += fmax(0.0, sends * transfer - waits);
     ari_traffic_count(traffic, ARI_TIME_PP, next, ARI_MOVES_MESSAGE, sends, sends * bytes, sends * transfer);
     return busiest;
 }
@@ -565,11 +593,11 @@ void ari_step_time(ari_time *t, const ari_planned *p, const ari_time_options *o,
 {
     const step s = begin_step(p, o, m, l, sync);
     const ari_rates rates = ari_time_rates(o);
-    double end = 0.0, hidden = 0.0, update = 0.0;
+    double hidden = 0.0, update = 0.0;
     memset(t->seconds, 0, sizeof t->seconds);
     t->hidden = 0.0;
     t->traffic.n = 0;
-    const ari_rank_class *busiest = add_passes(t, &s, &end, traffic ? &t->traffic : NULL);
+    const ari_rank_class *busiest = add_passes(t, &s, traffic ? &t->traffic : NULL);
     if (p->step.run.parallel.zero < 3)
         add_sums(t, &s, &hidden);
     else
@@ -587,6 +615,24 @@ void ari_step_time(ari_time *t, const ari_planned *p, const ari_time_options *o,
 }
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
+
+/* The same of a user's own schedule: the most of the stage, on the fullest of the ranks of a class. */
+static double own_in_flight(const ar_pipeline_schedule *schedule, const ari_rank_class *k, int stage, int ranks)
+{
+    double most = 0.0;
+    for (int rank = k->first; rank <= k->last; rank++) {
+        size_t n = 0;
+        double count = 0.0;
+        const ar_pp_operation *list = ari_pipeline_schedule_rank(schedule, rank, &n);
+        for (size_t i = 0; i < n; i++) {
+            const bool ends = list[i].kind == AR_PP_BACKWARD || list[i].kind == AR_PP_BACKWARD_WEIGHT;
+            if (list[i].stage / ranks == stage)
+                count += list[i].kind == AR_PP_FORWARD ? 1.0 : ends ? -1.0 : 0.0;
+            most = fmax(most, count);
+        }
+    }
+    return most;
+}
 
 /* Micro-batches of a stage that a rank has in flight at its fullest moment, and those whose gradients of weights wait.
  * after_input: just after the gradient of an input, when one more of them waits. */
@@ -683,6 +729,8 @@ static void add_saved_of_rank(ari_memory *memory, const step *s, const ari_rank_
         const ari_part_counts parts = l->stages == 1 ? k->rank : parts_of_rank_stage(s->planned, l, rank, stage);
         double count[2];
         in_flight(count, s, rank, stage, after_input);
+        if (s->planned->step.run.parallel.own_schedule)
+            count[0] = own_in_flight(s->planned->step.run.parallel.own_schedule, k, stage, l->ranks);
         for (int i = 0; i < ARI_MODEL_PARTS; i++) {
             if (parts.count[i] > 0.0)
                 add_saved(memory, s, &s->micro->part[i],
