@@ -5,6 +5,7 @@
 #include "support/together.h"
 #include "tests/planner/shapes.h"
 #include "verify/plan/cost.h"
+#include "verify/run/cluster_run.h"
 
 static ari_time_options on(const char *cluster)
 {
@@ -110,6 +111,44 @@ CLAIM(collectives_use_every_port_of_a_node)
     cr_expect_float_eq(ari_links_call(&l, ARI_MOVES_ALL_GATHER, 1e9, 2.0),
                        1024 * 9.6e-6 + 2e9 * 1023.0 / 1024.0 / (50e9 * g->between), 1e-9);
     cr_expect_float_eq(ari_links_call(&l, ARI_MOVES_ALL_REDUCE, 1.0, 4.0), 2.0 * 10.0 * 9.6e-6, 1e-9);
+}
+
+/* Seconds in virtual time of a step of a few layers on one H100, forward alone or with its backward pass. */
+static double virtual_seconds(size_t layers, bool forward_only)
+{
+    static const int64_t ids[16] = {0};
+    ar_config c = shape_llama(layers, 64, 128, 4, 4, 128);
+    const ar_sim_cluster cluster = on("h100").cluster;
+    const ar_batch batch = {.batch = 1, .seq = 16, .input_ids = ids};
+    const ari_cluster_options o = {.run = {.batch = 1,
+                                           .seq = 16,
+                                           .steps = !forward_only,
+                                           .threads = 1,
+                                           .numerics = AR_NUMERICS_NATIVE,
+                                           .parallel = {.tp = 1},
+                                           .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                           .sim = {.cluster = &cluster, .timeout_ns = UINT64_C(60000000000)}},
+                                   .config = &c,
+                                   .batch = &batch,
+                                   .forward_only = forward_only};
+    ari_cluster_result result;
+    cr_assert_ok(ari_cluster_run(&result, &o));
+    free(result.loss);
+    return result.predicted.seconds;
+}
+
+/* All kernels are as short as a launch, so that virtual time counts them. Forward a layer has four GEMMs, of which those
+ * of an input are one, attention, two norms, rotary positions, an activation and two residuals. Backward the GEMMs are
+ * eleven, one for each gradient of an input and of a weight. */
+CLAIM(virtual_time_has_the_kernels_of_both_passes)
+{
+    const ari_time_options o = on("h100");
+    const ari_rates r = ari_time_rates(&o);
+    const double launch = ari_rates_moves(&r, 1.0);
+    const double forward = virtual_seconds(3, true) - virtual_seconds(2, true);
+    const double both = virtual_seconds(3, false) - virtual_seconds(2, false);
+    cr_expect_eq(round(forward / launch), 4.0 + 1.0 + 6.0, "%g", forward / launch);
+    cr_expect_eq(round((both - forward) / launch), 11.0 + 1.0 + 6.0, "%g", (both - forward) / launch);
 }
 
 EVERY_CLAIM(gpu)
