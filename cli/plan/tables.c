@@ -188,7 +188,7 @@ static void print_notes(FILE *to, ari_plan_table which)
             "one sample; 16P/tp would be right if all were sharded: norms, biases of row-parallel layers "
             "and copies of KV heads are on every rank",
         [ARI_PLAN_SCALING] = "one sample a step, with sp where tp divides the sequence; speed-up over one rank",
-        [ARI_PLAN_DECISION] = "the fastest layout that fits; ZeRO-2 and 3 are planned by formula"};
+        [ARI_PLAN_DECISION] = "the fastest layout that fits"};
     fprintf(to, "%s\n", notes[which]);
 }
 
