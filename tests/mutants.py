@@ -657,7 +657,7 @@ MUTANTS = [
     ("every rank of 1F1B keeps as few micro-batches as the last", "verify/plan/own.c",
      "enough = 3 * pp + micro % pp;", "enough = 2 + 0 * pp;", "planner/memory_test"),
     ("layouts of all micro-batches cost what the first does", "verify/plan/search.c",
-     "samples, even ? 0 : l->dp", "0 * samples, even ? 0 : l->dp", "planner/search_test"),
+     "{.samples = samples,", "{.samples = 0 * samples,", "planner/search_test"),
     ("a search cuts every expert over tp", "verify/plan/search.c",
      "for (int etp = 0; etp <= whole; etp++)", "for (int etp = 0; etp <= 0 * whole; etp++)",
      "planner/experts_test"),

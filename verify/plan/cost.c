@@ -838,11 +838,12 @@ static ar_status begin_model(model *m, const ari_planned *p, const ari_time_opti
     return ari_plan_outer(&run->plan, p->step.config, sequence, &m->outer);
 }
 
+_Static_assert(sizeof(ari_part_cost) % sizeof(double) == 0, "a part's cost has numbers alone");
 /* Divides what the blocks of n layers cost together. The largest workspace stays. */
 static void take_mean(ari_part_cost *part, ari_traffic *traffic, double n)
 {
     const double workspace = part->workspace, forward_workspace = part->forward_workspace;
-    double *numbers = (double *)part; /* nothing else is in it */
+    double *numbers = (double *)part; /* it has nothing else */
     ari_traffic sum = {.n = 0};
     for (size_t i = 0; i < sizeof *part / sizeof *numbers && n > 1.0; i++)
         numbers[i] /= n;

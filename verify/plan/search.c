@@ -23,7 +23,9 @@ enum { MOST_MICRO = 96, MOST_PIPELINES = 18, MOST_DIVISORS = 512, MOST_VARIANTS 
 /* What tells the costs of micro-batches apart among meshes of one tp and cp; dp and their number matter where they do
  * not divide the batch. */
 typedef struct cost_key {
-    int inner, ep, etp, sp, zigzag, samples, dp, micros;
+    size_t samples;
+    int inner, ep, etp, sp, zigzag, dp, micros;
+    int unused; /* so that keys have no padding */
 } cost_key;
 typedef struct known_cost {
     cost_key key;
@@ -197,13 +199,19 @@ static void forget_costs(seeker *k)
 static ar_status find_cost(size_t *found, seeker *k, const ari_planned *p)
 {
     const ar_parallel *l = &p->step.run.parallel;
-    const int batch = (int)p->step.run.batch, samples = batch / (l->dp * l->micro_batches);
-    const bool even = samples * l->dp * l->micro_batches == batch;
-    const cost_key key = {l->cp_inner, l->ep,   l->etp,           l->sp,
-                          l->zigzag,   samples, even ? 0 : l->dp, even ? 0 : l->micro_batches};
-    unsigned hash = 0;
-    for (size_t i = 0; i < sizeof key / sizeof(int); i++)
-        hash = 31 * hash + (unsigned)((const int *)&key)[i];
+    const size_t batch = p->step.run.batch, pieces = (size_t)l->dp * (size_t)l->micro_batches, samples = batch / pieces;
+    const bool even = samples * pieces == batch;
+    const cost_key key = {.samples = samples,
+                          .inner = l->cp_inner,
+                          .ep = l->ep,
+                          .etp = l->etp,
+                          .sp = l->sp,
+                          .zigzag = l->zigzag,
+                          .dp = even ? 0 : l->dp,
+                          .micros = even ? 0 : l->micro_batches};
+    size_t hash = 0;
+    for (size_t i = 0; i < sizeof key; i++)
+        hash = 31 * hash + ((const unsigned char *)&key)[i];
     size_t *first = &k->list[hash % COST_LISTS];
     for (*found = *first; *found; *found = k->cost[*found].next) {
         if (memcmp(&k->cost[*found].key, &key, sizeof key) == 0)

@@ -54,7 +54,7 @@ typedef struct ari_search {
         schedule; /* in place of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
     int system;   /* that is to run them: ari_system_names[system - 1] (system.h); 0: any */
     ari_time_options time;
-    bool first;  /* meshes that are slower than the first of the list needs are left out of it */
+    bool first;  /* only the first of the list is of interest, and not its own account */
     bool chunks; /* so many chunks of tp's collectives as are best for the first of the list */
     bool every;  /* all layouts, also those that cannot be; else the best of each mesh */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: none */
