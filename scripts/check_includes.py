@@ -10,9 +10,9 @@ stands on core, under models; pipeline, the schedules of one, on core and io; co
 core; context, what a rank holds, on both, under placement and arith; dry, a rank on nothing, on core, comm and cpu; the
 baseline on the scalar definitions and the parsed config and nothing else. verify/run stands on ref and sim; verify/dump,
 which reads other people's tensors and per-rank files, on ref's io and models; verify/lint, which says what a plan does,
-on models and sim/plan; python/abi, what other languages load, on core, io and verify/dump. In gpu/cluster, process, how
+on models and record; python/abi, what other languages load, on core, io and verify/dump. In gpu/cluster, process, how
 processes connect and agree, stands on core, comm and io; mpi and nccl on process, nccl also on what gpu tells of a
-device; process/transport, which chooses among these, on them. What predicts or checks collectives (sim/plan, the
+device; process/transport, which chooses among these, on them. What predicts or checks collectives (verify/bytes, the
 baseline, tests/sim/plain*.h) may not reach comm. Calls point the same way, whatever header declares the function. A
 type, function, enumerator or macro ar_* or ari_* is defined in one file. How many functions and types of another folder
 a folder uses, scripts/edges.txt says, which --write writes. A file has at most 900 lines, a function 60. Every folder of
@@ -32,11 +32,11 @@ SUFFIXES = {".c", ".cc", ".h", ".cu", ".cuh", ".inc"}
 PUBLIC = "include/anyrank"
 
 VERIFY = ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
-          "ref/baseline", "sim/plan", "verify/bytes", "verify/plan", "verify/run", "verify/dump"]
+          "ref/baseline", "verify/bytes", "verify/plan", "verify/run", "verify/dump"]
 ROOMS = ["verify/" + room for room in
          ("reference", "writer", "explain", "sketches", "gradcheck", "check", "dumps", "grads", "faults")]
 COMMAND = ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-           "sim/plan", "verify/bytes", "verify/lint", "verify/plan", "verify/run", "verify/dump", "verify", *ROOMS]
+           "verify/bytes", "verify/lint", "verify/plan", "verify/run", "verify/dump", "verify", *ROOMS]
 SUBCOMMANDS = ["cli/" + room for room in ("bugs", "check", "plan", "train", "verify")]
 
 # Folder -> the folders it may include, besides itself and the public headers. A file belongs to the longest folder here
@@ -59,17 +59,16 @@ ALLOWED = {
     "ref/train": ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/record"],
     "ref/baseline": [],
     "sim": ["ref/core", "ref/comm"],
-    "sim/plan": ["ref/core"],  # and not what moves the data: its predictions would check themselves
     "gpu/cluster/process": ["ref/core", "ref/comm", "ref/io"],
     "gpu/cluster/process/transport": ["ref/core", "gpu/cluster/process", "gpu/cluster/mpi", "gpu/cluster/nccl"],
     "gpu/cluster/mpi": ["ref/core", "ref/comm", "gpu/cluster/process"],
     "gpu": ["ref/core", "ref/numerics"],
     "gpu/cluster/nccl": ["ref/core", "ref/comm", "gpu/cluster/process", "gpu"],
-    "verify/bytes": ["ref/core"],  # as sim/plan: it predicts what the layers and collectives make
+    "verify/bytes": ["ref/core"],  # and not what moves the data: it predicts what the layers and collectives make
     "verify/run": ["ref/core", "ref/context", "ref/comm", "gpu/cluster/process", "gpu/cluster/process/transport", "ref/numerics", "ref/record", "ref/placement", "ref/layers", "ref/io",
-            "ref/models", "ref/train", "sim/plan", "verify/bytes"],
+            "ref/models", "ref/train", "verify/bytes"],
     "verify/lint": ["ref/core", "ref/comm", "ref/context", "ref/io", "ref/models", "ref/record", "verify/run"],
-    "verify/plan": ["ref/core", "ref/io", "ref/models", "ref/pipeline", "sim/plan", "verify/run"],
+    "verify/plan": ["ref/core", "ref/io", "ref/models", "ref/pipeline", "verify/bytes", "verify/run"],
     "verify/dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
     # Its rooms: VERIFY and, of one another, what follows.
     "verify": VERIFY,
@@ -104,7 +103,6 @@ CALLS = {
     "ref/models": ["ref/comm", "ref/placement", "ref/pipeline"],
     "ref/train": ["ref/comm", "ref/placement", "ref/pipeline"],
     "ref/baseline": ["ref/core", "ref/numerics"],  # those of BASELINE_HEADERS
-    "sim/plan": ["ref/placement", "ref/pipeline", "ref/models"],
     "verify/bytes": ["ref/placement", "ref/models"],
     "gpu": ["ref/cpu"],
     "verify/run": ["ref/arith", "sim", "gpu"],
@@ -142,7 +140,7 @@ BASELINE_REACHES = BASELINE_HEADERS | {
 
 # Public headers that only some folders may include: what is below the simulator or the baseline does not know of them.
 PUBLIC_FOR = {
-    "include/anyrank/sim.h": {PUBLIC, "sim", "sim/plan", "verify/lint", "verify/plan", "verify/run", "verify", "cli", "bench", "examples",
+    "include/anyrank/sim.h": {PUBLIC, "sim", "verify/lint", "verify/plan", "verify/run", "verify", "cli", "bench", "examples",
                               "tests/sim", "cli/shared", "cli/options"} | set(ROOMS + SUBCOMMANDS),
     "include/anyrank/baseline.h": {PUBLIC, "ref/baseline", "verify", "cli", "bench", "examples"} | set(ROOMS + SUBCOMMANDS),
 }
@@ -167,7 +165,6 @@ FORBIDDEN_SYSTEM = {
     "ref/cpu": re.compile(rf"(?:{CUDA}|mpi\.h)$"),
     "sim": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "gpu/cluster/process": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
-    "sim/plan": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "gpu/cluster/mpi": re.compile(rf"(?:{CUDA}|{LIBRARIES})$"),
     "verify/lint": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "verify/run": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),

@@ -33,7 +33,7 @@ GOOD = {
                           "#include <stdio.h>\n",
     "ref/baseline/own.h": '#include "ref/core/size.h"\n',
     "sim/ring.c": '#include "ref/core/wait.h"\n#include "anyrank/sim.h"\n',
-    "sim/plan/bytes.c": '#include "anyrank/config.h"\n',
+    "verify/bytes/bytes.c": '#include "anyrank/config.h"\n',
     "ref/comm/call.h": '#include "anyrank/status.h"\n',
     "ref/comm/moves.h": '#include "ref/comm/call.h"\n',
     "tests/sim/plain.h": '#include <stdio.h>\n#include "anyrank/sim.h"\n#include "tests/sim/plain_number.h"\n',
@@ -88,13 +88,13 @@ class CheckIncludes(unittest.TestCase):
                 self.assertIn(target, output[0])
 
     def test_communicators_stand_on_core_and_comm_alone(self):
-        for name in ("ref/comm/a.c", "sim/a.c", "gpu/cluster/process/a.c", "gpu/cluster/mpi/a.c", "gpu/cluster/nccl/a.c", "sim/plan/a.c"):
+        for name in ("ref/comm/a.c", "sim/a.c", "gpu/cluster/process/a.c", "gpu/cluster/mpi/a.c", "gpu/cluster/nccl/a.c", "verify/bytes/a.c"):
             with self.subTest(name=name):
                 self.rejects(name, '#include "ref/numerics/rows.h"\n', 1, "ref/numerics/rows.h")
 
     def test_what_predicts_or_checks_collectives_does_not_reach_what_they_move(self):
         for header in ("ref/comm/call.h", "ref/comm/moves.h"):
-            for name in ("sim/plan/bytes.c", "ref/baseline/own.h", "tests/sim/plain.h", "tests/sim/plain_number.h"):
+            for name in ("verify/bytes/bytes.c", "ref/baseline/own.h", "tests/sim/plain.h", "tests/sim/plain_number.h"):
                 with self.subTest(name=name, header=header):
                     self.rejects(name, f'#include "{header}"\n', 1, header)
         self.rejects("ref/core/record.h", '#include "ref/comm/call.h"\n', 1, "ref/comm/call.h")
@@ -163,7 +163,7 @@ class CheckIncludes(unittest.TestCase):
                            ("void (*ari_p)(void) = ar_f;\n", 1)):
             self.assertEqual(self.run_on({**files, "ref/layers/a.c": text})[1],
                              [f"ref/layers/a.c:{line}: ref/layers may not call ar_f (ref/models/f.c)"])
-            for allowed in ("ref/models/a.c", "ref/train/a.c", "sim/plan/a.c", "examples/a.c", "tests/sim/plain.h"):
+            for allowed in ("ref/models/a.c", "ref/train/a.c", "verify/bytes/a.c", "examples/a.c", "tests/sim/plain.h"):
                 self.assertEqual(self.run_on({**files, allowed: text}), (0, []))
         for text in ('const char *s = "ar_f";\n', "/* ar_f */\n", "void ar_free(void);\n", "extern ari_a *a;\n"):
             self.assertEqual(self.run_on({**files, "ref/layers/a.c": text}), (0, []))

@@ -776,7 +776,7 @@ ar_status ari_plan_flow(const ari_plan_values *v)
                             ARI_PLURAL(world));
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &config));
-    AR_TRY(ari_bytes_predict(&bytes, &(ari_bytes_case){.run = c.run, .config = c.config}));
+    AR_TRY(ari_bytes_predict(&bytes, &(ari_step_case){.run = c.run, .config = c.config}));
     AR_TRY(record(&f, &c, v->rank));
     AR_TRY(make_rows(&f, !v->backward, v->each_layer));
     if (ari_wants_text(&v->common))

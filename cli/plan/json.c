@@ -72,10 +72,9 @@ static json_t *whole(double n)
 json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p)
 {
     const bool legal = f->legal == AR_OK;
-    return json_pack("{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o}", "name", name_of(&p->step.run.parallel), "layout",
+    return json_pack("{s:o, s:o, s:b, s:o, s:o, s:o, s:o}", "name", name_of(&p->step.run.parallel), "layout",
                      choice_json(&f->choice, p, ari_layout_of_plan), "legal", legal, "reason",
-                     legal ? json_null() : ari_json_text(f->reason), "by_formula",
-                     legal ? json_boolean(!ari_planned_counted(p)) : json_null(), "fits",
+                     legal ? json_null() : ari_json_text(f->reason), "fits",
                      legal ? json_boolean(f->fits) : json_null(), "seconds",
                      legal ? json_real(f->seconds) : json_null(), "bytes", legal ? whole(f->bytes) : json_null());
 }
@@ -84,7 +83,7 @@ static json_t *memory_json(const ari_memory *m)
 {
     json_t *o = json_pack("{s:o}", "sum", whole(ari_memory_sum(m)));
     for (int k = 0; k < ARI_MEMORY_KINDS && o; k++)
-        json_object_set_new(o, ari_memory_name((ari_memory_kind)k), whole(m->of[k]));
+        json_object_set_new(o, ari_memory_name((ari_memory_kind)k), whole(m->bytes[k]));
     return o;
 }
 
@@ -105,10 +104,10 @@ static json_t *moved_json(const ari_traffic *all)
 static json_t *time_json(const ari_time *t, const ar_config *config)
 {
     json_t *o =
-        json_pack("{s:f, s:f, s:o}", "sum", ari_time_step(t), "hidden", t->hidden, "moved", moved_json(&t->moved));
+        json_pack("{s:f, s:f, s:o}", "sum", ari_time_step(t), "hidden", t->hidden, "moved", moved_json(&t->traffic));
     for (int k = 0; k < ARI_TIME_KINDS && o; k++) {
         if (k != ARI_TIME_EP || config->experts.n > 0)
-            json_object_set_new(o, ari_time_name((ari_time_kind)k), json_real(t->of[k]));
+            json_object_set_new(o, ari_time_name((ari_time_kind)k), json_real(t->seconds[k]));
     }
     return o;
 }
@@ -120,13 +119,10 @@ json_t *ari_depth_json(const ari_depth *d)
         return NULL;
     const ar_config *config = d->planned.step.config;
     const bool own = d->has_own;
-    json_object_set_new(o, "time",
-                        json_pack("{s:o, s:o}", ari_cost_model_names[ARI_COST_PRODUCTION], time_json(&d->time, config),
-                                  ari_cost_model_names[ARI_COST_OWN],
-                                  own ? time_json(&d->own_time, config) : json_null()));
+    json_object_set_new(o, "time", json_pack("{s:o}", "production", time_json(&d->time, config)));
     json_object_set_new(o, "memory",
-                        json_pack("{s:o, s:o}", ari_cost_model_names[ARI_COST_PRODUCTION], memory_json(&d->memory),
-                                  ari_cost_model_names[ARI_COST_OWN], own ? memory_json(&d->own_memory) : json_null()));
+                        json_pack("{s:o, s:o}", "production", memory_json(&d->memory), "own",
+                                  own ? memory_json(&d->own_memory) : json_null()));
     json_object_set_new(o, "tokens_per_second", json_real(d->throughput.tokens));
     json_object_set_new(o, "mfu", json_real(d->throughput.mfu));
     json_object_set_new(o, "hfu", json_real(d->throughput.hfu));
@@ -203,8 +199,8 @@ ar_status ari_ranking_csv(const char *path, const ari_planned *base, const ari_r
     AR_TRY(ari_atomic_file_create(&out, path));
     AR_TRY(write_titles(out, base));
     for (size_t i = 0; i < r->n; i++) {
-        const ari_planned p = ari_choice_planned(base, &r->at[i].choice);
-        AR_TRY(write_row(out, &r->at[i], &p));
+        const ari_planned p = ari_choice_planned(base, &r->layout[i].choice);
+        AR_TRY(write_row(out, &r->layout[i], &p));
     }
     return ari_atomic_file_commit(out);
 }

@@ -198,7 +198,7 @@ static ar_status run_depth(const ari_plan_request *a)
 static ar_status layouts_json(json_t *all, const ari_plan_request *a, const ari_ranking *r)
 {
     for (size_t i = 0; i < r->n; i++) {
-        const ari_candidate *f = &r->at[i];
+        const ari_candidate *f = &r->layout[i];
         const ari_planned p = ari_choice_planned(&a->search.base, &f->choice);
         const bool deep = f->legal == AR_OK && i < ari_ranking_shown(a, r);
         ari_depth d;
@@ -213,12 +213,11 @@ static ar_status save_ranking(const ari_plan_request *a, const ari_ranking *r)
 {
     json_t *o = ari_plan_request_json(a), *layouts = json_array();
     ar_status st = layouts_json(layouts, a, r);
-    if (st == AR_OK && o && r->n > 0 && r->at[0].legal == AR_OK)
+    if (st == AR_OK && o && r->n > 0 && r->layout[0].legal == AR_OK)
         st = ari_why_json(o, a, r);
-    o = ari_json_whole(
-        o, json_pack("{s:{s:I, s:I, s:I, s:I, s:I, s:I}, s:o}", "searched", "equal", (json_int_t)r->equal, "meshes",
-                     (json_int_t)r->meshes, "layouts", (json_int_t)r->layouts, "legal", (json_int_t)r->legal, "bounded",
-                     (json_int_t)(r->legal - r->timed), "fitting", (json_int_t)r->fitting, "layouts", layouts));
+    o = ari_json_whole(o, json_pack("{s:{s:I, s:I, s:I, s:I, s:I}, s:o}", "searched", "equal", (json_int_t)r->equal,
+                                    "meshes", (json_int_t)r->meshes, "layouts", (json_int_t)r->layouts, "legal",
+                                    (json_int_t)r->legal, "fitting", (json_int_t)r->fitting, "layouts", layouts));
     if (st == AR_OK)
         return ari_json_end(o, &a->v->common);
     json_decref(o);

@@ -6,7 +6,7 @@
 
 #include "cli/options/run.h"
 #include "cli/shared/table.h"
-#include "sim/plan/ops.h"
+#include "verify/bytes/bytes.h"
 #include "verify/plan/search.h"
 
 /* A step that is looked at without running it: rows of a table of options, whose ARI_VALUES has an ari_run_values

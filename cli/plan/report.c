@@ -69,18 +69,17 @@ static bool is_tight(const ari_plan_request *a, const ari_candidate *f)
     return !f->fits && f->bytes - a->search.base.reserve <= a->search.time.cluster.memory_bytes;
 }
 
-/* "does not fit, by 3.1 GB", "tight, by 3.1 GB of its reserve", "formula", "KV heads x2". */
-static void note_of(char note[NOTE], const ari_plan_request *a, const ari_candidate *f, const ari_planned *p)
+/* "does not fit, by 3.1 GB", "tight, by 3.1 GB of its reserve", "KV heads x2". */
+static void note_of(char note[NOTE], const ari_plan_request *a, const ari_candidate *f)
 {
     const size_t kv = a->config.kv_heads, tp = (size_t)f->choice.tp;
     int used = 0;
+    note[0] = '\0';
     if (!f->fits)
         used = snprintf(note, NOTE, "%s, by %s", is_tight(a, f) ? "tight" : "does not fit",
                         ARI_BYTES((uint64_t)(f->bytes - a->search.time.cluster.memory_bytes)));
-    else
-        used = snprintf(note, NOTE, "%s", ari_planned_counted(p) ? "operations" : "formula");
     if (kv > 0 && tp > kv)
-        snprintf(note + used, (size_t)(NOTE - used), "; KV heads x%zu", tp / kv);
+        snprintf(note + used, (size_t)(NOTE - used), "%sKV heads x%zu", used > 0 ? "; " : "", tp / kv);
 }
 
 size_t ari_layout_columns(ari_column columns[ARI_LAYOUT_COLUMNS], const ar_config *config)
@@ -116,7 +115,7 @@ ar_status ari_layout_cells(ari_table *t, const ari_plan_request *a, const ari_ca
         return AR_OK;
     }
     AR_TRY(ari_throughput_of(&w, &p, &a->search.time, f->seconds));
-    note_of(note, a, f, &p);
+    note_of(note, a, f);
     ari_table_row(t, "%s\t%.0f\t%.1f %%\t%s\t%s\t%s", ARI_SECONDS(f->seconds), w.tokens / a->search.ranks,
                   100.0 * w.mfu, ARI_BYTES((uint64_t)f->bytes), f->bound, note);
     return AR_OK;
@@ -124,7 +123,7 @@ ar_status ari_layout_cells(ari_table *t, const ari_plan_request *a, const ari_ca
 
 static ar_status print_advice(FILE *to, const ari_plan_request *a, const ari_ranking *r)
 {
-    const ari_candidate *best = &r->at[0];
+    const ari_candidate *best = &r->layout[0];
     const bool matters = !r->fastest.fits && r->fastest.seconds < 0.95 * best->seconds;
     const ari_candidate *faster = matters ? &r->fastest : NULL;
     ari_search s = a->search;
@@ -144,17 +143,16 @@ ar_status ari_ranking_print(FILE *to, const ari_plan_request *a, const ari_ranki
     ar_status st = AR_OK;
     ari_plan_request_print(to, a, a->search.ranks, false);
     for (size_t i = 0; i < shown && st == AR_OK; i++)
-        st = ari_layout_cells(&t, a, &r->at[i]);
+        st = ari_layout_cells(&t, a, &r->layout[i]);
     if (st != AR_OK) {
         AR_TRY(ari_table_end(&t, NULL, 2));
         return st;
     }
     AR_TRY(ari_table_end(&t, to, 2));
     const bool all = r->legal == r->layouts;
-    fprintf(to, "%s layouts of %s mesh%s, %s%s; %s%s%s%zu of %zu listed\n", ARI_COUNT(r->layouts), ARI_COUNT(r->meshes),
+    fprintf(to, "%s layouts of %s mesh%s, %s%s; %s%zu of %zu listed\n", ARI_COUNT(r->layouts), ARI_COUNT(r->meshes),
             r->meshes == 1 ? "" : "es", all ? "all legal" : ARI_COUNT(r->legal), all ? "" : " of them legal",
-            a->v->all ? "" : "the best of each mesh is ranked (--all: every layout), ",
-            a->v->all ? "" : ARI_COUNT(r->legal - r->timed), a->v->all ? "" : " ruled out by bounds; ", shown, r->n);
+            a->v->all ? "" : "the best of each mesh is ranked (--all: every layout); ", shown, r->n);
     return r->legal > 0 ? print_advice(to, a, r) : AR_OK;
 }
 
@@ -173,10 +171,9 @@ static void print_layout(FILE *to, const ari_plan_request *a, const ari_depth *d
                 extent_text((char[EXTENT_WORDS]){0}, c, i));
     if (a->config.experts.n > 0)
         fprintf(to, " ep=%d%s", c->ep, whole_text(c));
-    fprintf(to, "%s%s zero=%d, %d micro-batch%s of %zu%s%s, recompute %s%s\n", c->sp ? " sp" : "", cut, c->zero,
+    fprintf(to, "%s%s zero=%d, %d micro-batch%s of %zu%s%s, recompute %s\n", c->sp ? " sp" : "", cut, c->zero,
             c->micro_batches, c->micro_batches == 1 ? "" : "es", samples / (size_t)c->micro_batches,
-            c->pp > 1 ? ", " : "", PIPELINE_TEXT(c), ari_recompute_names[c->recompute],
-            ari_planned_counted(&d->planned) ? "" : ": gathers and shares by formula");
+            c->pp > 1 ? ", " : "", PIPELINE_TEXT(c), ari_recompute_names[c->recompute]);
     if (kv > 0 && (size_t)c->tp > kv)
         fprintf(to, "  note: %zu ranks hold a copy of each of the %zu KV heads\n", (size_t)c->tp / kv, kv);
 }
@@ -201,17 +198,18 @@ static ar_status print_kinds(FILE *to, const ari_depth *d, bool seconds)
     const ari_column columns[] = {{seconds ? "time of a step" : "memory of a rank", ARI_LEFT},
                                   {"production", ARI_RIGHT},
                                   {"share", ARI_RIGHT},
-                                  {d->has_own ? "anyrank" : "", ARI_RIGHT}};
+                                  {d->has_own && !seconds ? "anyrank" : "", ARI_RIGHT}};
     ari_table t = ARI_TABLE(columns);
-    const double *of = seconds ? d->time.of : d->memory.of, *own = seconds ? d->own_time.of : d->own_memory.of;
+    const double *of = seconds ? d->time.seconds : d->memory.bytes,
+                 *own = d->has_own && !seconds ? d->own_memory.bytes : NULL;
     const double sum = seconds ? ari_time_step(&d->time) : ari_memory_sum(&d->memory),
-                 own_sum = seconds ? ari_time_step(&d->own_time) : ari_memory_sum(&d->own_memory);
+                 own_sum = own ? ari_memory_sum(&d->own_memory) : 0.0;
     for (int k = 0; k < (seconds ? (int)ARI_TIME_KINDS : (int)ARI_MEMORY_KINDS); k++)
         add_kind(&t, seconds, seconds ? ari_time_name((ari_time_kind)k) : ari_memory_name((ari_memory_kind)k), of[k],
-                 sum, d->has_own ? &own[k] : NULL);
-    add_kind(&t, seconds, "sum", sum, sum, d->has_own ? &own_sum : NULL);
+                 sum, own ? &own[k] : NULL);
+    add_kind(&t, seconds, "sum", sum, sum, own ? &own_sum : NULL);
     if (seconds)
-        add_kind(&t, true, "hidden communication", d->time.hidden, sum, d->has_own ? &d->own_time.hidden : NULL);
+        add_kind(&t, true, "hidden communication", d->time.hidden, sum, NULL);
     return ari_table_end(&t, to, 2);
 }
 
@@ -221,8 +219,8 @@ static ar_status print_moved(FILE *to, const ari_depth *d)
                                          {"link", ARI_LEFT},       {"calls", ARI_RIGHT}, {"a rank sends", ARI_RIGHT},
                                          {"alone", ARI_RIGHT}};
     ari_table t = ARI_TABLE(columns);
-    for (int i = 0; i < d->time.moved.n; i++) {
-        const ari_traffic_row *m = &d->time.moved.row[i];
+    for (int i = 0; i < d->time.traffic.n; i++) {
+        const ari_traffic_row *m = &d->time.traffic.row[i];
         ari_table_row(&t, "%s\t%s\t%.0f\t%s\t%s\t%s\t%s", ari_time_name(m->over), m->call, m->ranks,
                       m->between ? "between nodes" : "inside", ARI_COUNT((uint64_t)m->calls),
                       ARI_BYTES((uint64_t)m->bytes), ARI_SECONDS(m->seconds));
@@ -243,7 +241,7 @@ ar_status ari_depth_print(FILE *to, const ari_plan_request *a, const ari_depth *
                                            "fragmentation does it fit"
                                          : "does not fit");
     AR_TRY(print_kinds(to, d, true));
-    if (d->time.moved.n > 0)
+    if (d->time.traffic.n > 0)
         AR_TRY(print_moved(to, d));
     fprintf(to, "%s tokens/s, %s a GPU; MFU %.1f %%, HFU %.1f %% (%s a token)\n", ARI_COUNT((uint64_t)w->tokens),
             ARI_COUNT((uint64_t)(w->tokens / a->search.ranks)), 100.0 * w->mfu, 100.0 * w->hfu,

@@ -32,8 +32,8 @@ static ari_choice choice_of(const ari_plan_request *a, int tp, bool sp, ar_recom
 
 static double states(const ari_memory *m)
 {
-    return m->of[ARI_MEMORY_WEIGHTS] + m->of[ARI_MEMORY_GRADIENTS] + m->of[ARI_MEMORY_MASTER] +
-           m->of[ARI_MEMORY_OPTIMIZER];
+    return m->bytes[ARI_MEMORY_WEIGHTS] + m->bytes[ARI_MEMORY_GRADIENTS] + m->bytes[ARI_MEMORY_MASTER] +
+           m->bytes[ARI_MEMORY_OPTIMIZER];
 }
 
 /* Bytes of activations; -1: there is no such layout, as where tp does not divide the sequence. */
@@ -74,7 +74,7 @@ static ar_status memory_row(ari_table *t, json_t *rows, const ari_plan_request *
     AR_TRY(kept(&plain, a, tp, false, AR_RECOMPUTE_NONE));
     AR_TRY(kept(&sp, a, tp, true, AR_RECOMPUTE_NONE));
     AR_TRY(kept(&full, a, tp, true, AR_RECOMPUTE_FULL));
-    const double parameters = m.of[ARI_MEMORY_WEIGHTS] / 2.0;
+    const double parameters = m.bytes[ARI_MEMORY_WEIGHTS] / 2.0;
     ari_table_row(t, "%d\t%s\t%s\t%s\t%s\t%s\t%s", tp, ARI_COUNT((uint64_t)parameters), GIGABYTES(states(&m)),
                   GIGABYTES(16.0 * (double)a->parameters / tp), GIGABYTES(plain), GIGABYTES(sp), GIGABYTES(full));
     json_array_append_new(rows, json_pack("{s:i, s:f, s:f, s:f, s:o, s:o, s:o}", "tp", tp, "parameters", parameters,
@@ -93,11 +93,11 @@ static ar_status scaling_row(ari_table *t, json_t *rows, const ari_plan_request 
     double bytes = 0.0;
     bool between = false;
     AR_TRY(ari_depth_of(&d, &a->search, &c, NULL));
-    for (int i = 0; i < d.time.moved.n; i++) {
-        bytes += d.time.moved.row[i].bytes;
-        between = between || d.time.moved.row[i].between;
+    for (int i = 0; i < d.time.traffic.n; i++) {
+        bytes += d.time.traffic.row[i].bytes;
+        between = between || d.time.traffic.row[i].between;
     }
-    const double computing = d.found.seconds > 0.0 ? d.time.of[ARI_TIME_PRODUCTS] / d.found.seconds : 1.0;
+    const double computing = d.found.seconds > 0.0 ? d.time.seconds[ARI_TIME_PRODUCTS] / d.found.seconds : 1.0;
     *one_rank = *one_rank > 0.0 ? *one_rank : d.found.seconds * tp;
     const double speed = *one_rank / d.found.seconds;
     ari_table_row(t, "%d\t%s\t%s\t%.0f %%\t%.2f\t%s\t%s\t%s", tp,
@@ -140,9 +140,9 @@ static ar_status decision_row(ari_table *t, json_t *rows, const ari_plan_request
     const ar_status st = ari_search_run(&r, s);
     s->first = false;
     AR_TRY(st);
-    if (r.n == 0 || r.at[0].legal != AR_OK)
+    if (r.n == 0 || r.layout[0].legal != AR_OK)
         return AR_OK;
-    const ari_candidate *best = &r.at[0];
+    const ari_candidate *best = &r.layout[0];
     ari_table_row(t, "%d\t%zu", ranks, seq);
     AR_TRY(ari_layout_cells(t, &one, best));
     if (!a->v->common.json)
@@ -188,7 +188,7 @@ static void print_notes(FILE *to, ari_plan_table which)
             "one sample; 16P/tp would be right if all were sharded: norms, biases of row-parallel layers "
             "and copies of KV heads are on every rank",
         [ARI_PLAN_SCALING] = "one sample a step, with sp where tp divides the sequence; speed-up over one rank",
-        [ARI_PLAN_DECISION] = "the fastest layout that fits; ZeRO-2 and 3 are planned by formula"};
+        [ARI_PLAN_DECISION] = "the fastest layout that fits"};
     fprintf(to, "%s\n", notes[which]);
 }
 

@@ -65,9 +65,9 @@ static ar_status print_beside(FILE *to, const ari_plan_request *a, const ari_can
                                   {"loses", ARI_RIGHT}};
     ari_table t = ARI_TABLE(columns);
     for (int k = 0; k < ARI_TIME_KINDS; k++) {
-        if (d.time.of[k] > 0.0 || e.time.of[k] > 0.0)
-            ari_table_row(&t, "%s\t%s\t%s\t%s", ari_time_name((ari_time_kind)k), ARI_SECONDS(d.time.of[k]),
-                          ARI_SECONDS(e.time.of[k]), SIGNED(e.time.of[k] - d.time.of[k]));
+        if (d.time.seconds[k] > 0.0 || e.time.seconds[k] > 0.0)
+            ari_table_row(&t, "%s\t%s\t%s\t%s", ari_time_name((ari_time_kind)k), ARI_SECONDS(d.time.seconds[k]),
+                          ARI_SECONDS(e.time.seconds[k]), SIGNED(e.time.seconds[k] - d.time.seconds[k]));
     }
     ari_table_row(&t, "sum\t%s\t%s\t%s", ARI_SECONDS(d.found.seconds), ARI_SECONDS(e.found.seconds),
                   SIGNED(e.found.seconds - d.found.seconds));
@@ -83,7 +83,7 @@ static ar_status find_asked(const ari_candidate **found, const ari_plan_request 
     *found = NULL;
     AR_TRY(ari_why_read(&asked, a->v->why, a->search.ranks));
     for (size_t i = r->n; i-- > 0;)
-        *found = r->at[i].legal == AR_OK && has_extents(&r->at[i].choice, &asked) ? &r->at[i] : *found;
+        *found = r->layout[i].legal == AR_OK && has_extents(&r->layout[i].choice, &asked) ? &r->layout[i] : *found;
     return AR_OK;
 }
 
@@ -98,7 +98,7 @@ ar_status ari_why_print(FILE *to, const ari_plan_request *a, const ari_ranking *
         return AR_OK;
     AR_TRY(find_asked(&found, a, r));
     if (found)
-        return print_beside(to, a, &r->at[0], found);
+        return print_beside(to, a, &r->layout[0], found);
     fprintf(to, "why: no layout of %s is legal\n", a->v->why);
     return AR_OK;
 }

@@ -4,7 +4,7 @@
 #include "anyrank/comm.h"
 
 /* A call of a communicator as a value: its kind, which is a row of one table, and its arguments. What checks results or
- * predicts bytes (ref/baseline, sim/plan, tests/sim/plain.h) may not include this: it would check itself. */
+ * predicts bytes (ref/baseline, verify/bytes, tests/sim/plain.h) may not include this: it would check itself. */
 
 typedef enum ari_kind {
     ARI_ALL_REDUCE,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An architecture as a value: the parts of a model that have parameters, one table for each family (family.c). Names,
  * shapes, the default plan, placement and the order of tensors in reports are read from it. A new family is a new
- * table; a new kind of part is a row of the roles' table besides. The baseline and the predictions of sim/plan have
+ * table; a new kind of part is a row of the roles' table besides. The baseline and the byte formulas have
  * their own. */
 #pragma once
 

@@ -17,13 +17,13 @@ static ari_planned planned_of(const layout_draw *d)
 
 static double states(const ari_memory *m)
 {
-    return m->of[ARI_MEMORY_WEIGHTS] + m->of[ARI_MEMORY_GRADIENTS] + m->of[ARI_MEMORY_MASTER] +
-           m->of[ARI_MEMORY_OPTIMIZER];
+    return m->bytes[ARI_MEMORY_WEIGHTS] + m->bytes[ARI_MEMORY_GRADIENTS] + m->bytes[ARI_MEMORY_MASTER] +
+           m->bytes[ARI_MEMORY_OPTIMIZER];
 }
 
 static double kept(const ari_memory *m)
 {
-    return shape_kept(m) + m->of[ARI_MEMORY_OUTER] + m->of[ARI_MEMORY_LOGITS];
+    return shape_kept(m) + m->bytes[ARI_MEMORY_OUTER] + m->bytes[ARI_MEMORY_LOGITS];
 }
 
 /* Elements of fp32 here, of 16 bits there. */
@@ -37,9 +37,10 @@ static void expect_weights_of_both(const ari_planned *p, const char *text)
     for (int r = 0; r < p->step.run.parallel.tp; r++) {
         ari_memory own;
         cr_assert_eq(ari_memory_own(&own, &runs, r), AR_OK, "%s: %s", text, ar_error_message());
-        most = own.of[ARI_MEMORY_WEIGHTS] > most ? own.of[ARI_MEMORY_WEIGHTS] : most;
+        most = own.bytes[ARI_MEMORY_WEIGHTS] > most ? own.bytes[ARI_MEMORY_WEIGHTS] : most;
     }
-    cr_expect_eq(production.of[ARI_MEMORY_WEIGHTS] / 2.0, most / 4.0, "%s", text);
+    cr_expect_eq(production.bytes[ARI_MEMORY_WEIGHTS] / 2.0, most / 4.0, "%.0f, own %.0f: %s",
+                 production.bytes[ARI_MEMORY_WEIGHTS] / 2.0, most / 4.0, text);
 }
 
 static void expect_samples_in_proportion(const ari_planned *p, const char *text)
@@ -83,7 +84,7 @@ static void expect_stages_within(ari_planned p, const char *text)
     if (p.step.run.parallel.pp == 1)
         cr_expect_eq(ari_memory_sum(&stage), ari_memory_sum(&all), "%s", text);
     else
-        cr_expect_lt(stage.of[ARI_MEMORY_WEIGHTS], all.of[ARI_MEMORY_WEIGHTS], "%s", text);
+        cr_expect_lt(stage.bytes[ARI_MEMORY_WEIGHTS], all.bytes[ARI_MEMORY_WEIGHTS], "%s", text);
 }
 
 Test(accounts, random_layouts_keep_what_they_must)

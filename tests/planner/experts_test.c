@@ -5,8 +5,8 @@
 #include "ref/models/plan_private.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
+#include "verify/plan/cost.h"
 #include "verify/plan/search.h"
-#include "verify/plan/time_impl.h"
 
 /* tp 2, pp 8, dp 8 of Mixtral 8x22B: NVIDIA's layout on 128 GPUs, with ep of the 8. */
 static ari_planned planned_of(const ar_config *c, ari_choice choice, size_t batch)
@@ -33,8 +33,8 @@ static const double OTHERS = 7.0 * LAYER + 32000.0 * 6144.0 / 2.0, EXPERT = 3.0 
 
 static double states(const ari_memory *m)
 {
-    return m->of[ARI_MEMORY_WEIGHTS] + m->of[ARI_MEMORY_GRADIENTS] + m->of[ARI_MEMORY_MASTER] +
-           m->of[ARI_MEMORY_OPTIMIZER];
+    return m->bytes[ARI_MEMORY_WEIGHTS] + m->bytes[ARI_MEMORY_GRADIENTS] + m->bytes[ARI_MEMORY_MASTER] +
+           m->bytes[ARI_MEMORY_OPTIMIZER];
 }
 
 /* A rank has its own experts alone, and shares what ZeRO divides of them with the ranks that have the same. */
@@ -48,13 +48,13 @@ CLAIM(experts_are_divided_by_ep_and_their_states_by_their_copies)
         const ari_memory m = shape_memory(&p);
         const double shared = OTHERS / 8.0 + experts / copies, whole = OTHERS + experts;
         cr_assert_ok(ari_planned_check(&p));
-        cr_expect_eq(m.of[ARI_MEMORY_WEIGHTS], 2.0 * (zero >= 3 ? shared : whole), "ep=%d etp=%d zero=%d: %.0f", ep,
-                     etp, zero, m.of[ARI_MEMORY_WEIGHTS]);
-        cr_expect_eq(m.of[ARI_MEMORY_GRADIENTS], 2.0 * (zero >= 2 ? shared : whole), "ep=%d etp=%d zero=%d", ep, etp,
+        cr_expect_eq(m.bytes[ARI_MEMORY_WEIGHTS], 2.0 * (zero >= 3 ? shared : whole), "ep=%d etp=%d zero=%d: %.0f", ep,
+                     etp, zero, m.bytes[ARI_MEMORY_WEIGHTS]);
+        cr_expect_eq(m.bytes[ARI_MEMORY_GRADIENTS], 2.0 * (zero >= 2 ? shared : whole), "ep=%d etp=%d zero=%d", ep, etp,
                      zero);
-        cr_expect_eq(m.of[ARI_MEMORY_MASTER], 4.0 * (zero >= 1 ? shared : whole), "ep=%d etp=%d zero=%d", ep, etp,
+        cr_expect_eq(m.bytes[ARI_MEMORY_MASTER], 4.0 * (zero >= 1 ? shared : whole), "ep=%d etp=%d zero=%d", ep, etp,
                      zero);
-        cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 8.0 * (zero >= 1 ? shared : whole), "ep=%d etp=%d zero=%d", ep, etp,
+        cr_expect_eq(m.bytes[ARI_MEMORY_OPTIMIZER], 8.0 * (zero >= 1 ? shared : whole), "ep=%d etp=%d zero=%d", ep, etp,
                      zero);
     }
 }
@@ -69,7 +69,7 @@ CLAIM(states_of_all_experts_are_what_megatron_says)
     const double parameters = ((56.0 * layer + h) / 8.0 + 32000.0 * h) / 2.0;
     const ari_planned p = mixtral(&c, 1, 0, 1);
     const ari_memory m = shape_memory(&p);
-    const double got = states(&m) + m.of[ARI_MEMORY_GRADIENTS], want = parameters * (6.0 + 12.0 / 8.0);
+    const double got = states(&m) + m.bytes[ARI_MEMORY_GRADIENTS], want = parameters * (6.0 + 12.0 / 8.0);
     cr_expect(fabs(got - want) < 1e-4 * want, "%.0f bytes, Megatron-LM's %.0f", got, want);
 }
 
@@ -126,8 +126,8 @@ CLAIM(a_layer_keeps_as_many_rows_as_its_tokens_have)
     for (int ep = 1; ep <= 8; ep *= 2) {
         const ari_planned p = mixtral(&c, ep, 0, 1), q = mixtral(&c, ep, 1, 1);
         const ari_memory m = shape_memory(&p), n = shape_memory(&q);
-        cr_expect_eq(m.of[ARI_MEMORY_MLP], 8.0 * 7.0 * cut, "ep=%d: %.0f", ep, m.of[ARI_MEMORY_MLP]);
-        cr_expect_eq(n.of[ARI_MEMORY_MLP], 8.0 * 7.0 * whole, "ep=%d, etp=1: %.0f", ep, n.of[ARI_MEMORY_MLP]);
+        cr_expect_eq(m.bytes[ARI_MEMORY_MLP], 8.0 * 7.0 * cut, "ep=%d: %.0f", ep, m.bytes[ARI_MEMORY_MLP]);
+        cr_expect_eq(n.bytes[ARI_MEMORY_MLP], 8.0 * 7.0 * whole, "ep=%d, etp=1: %.0f", ep, n.bytes[ARI_MEMORY_MLP]);
     }
 }
 
@@ -135,7 +135,7 @@ CLAIM(a_layer_keeps_as_many_rows_as_its_tokens_have)
 
 static ari_time time_of(const ari_planned *p)
 {
-    ari_time_options o = {.cost_model = ARI_COST_PRODUCTION};
+    ari_time_options o = {.fp32_sums = false};
     ari_time t;
     cr_assert_ok(ar_sim_cluster_parse(&o.cluster, "h100 flops=989T"));
     cr_assert_ok(ari_planned_check(p));
@@ -145,9 +145,9 @@ static ari_time time_of(const ari_planned *p)
 
 static const ari_traffic_row *row_of(const ari_time *t, const char *call)
 {
-    for (int i = 0; i < t->moved.n; i++) {
-        if (t->moved.row[i].over == ARI_TIME_EP && strcmp(t->moved.row[i].call, call) == 0)
-            return &t->moved.row[i];
+    for (int i = 0; i < t->traffic.n; i++) {
+        if (t->traffic.row[i].over == ARI_TIME_EP && strcmp(t->traffic.row[i].call, call) == 0)
+            return &t->traffic.row[i];
     }
     return NULL;
 }
@@ -172,11 +172,11 @@ CLAIM(rows_go_over_the_links_of_their_group)
         cr_expect_float_eq(all->bytes, calls * (ep - 1.0) * message, 1.0);
         cr_expect_float_eq(all->seconds, calls * each, 1e-9, "ep=%d etp=%d: %g s, by hand %g s", ep, etp, all->seconds,
                            calls * each);
-        cr_expect_geq(t.of[ARI_TIME_EP], 0.999 * all->seconds);
+        cr_expect_geq(t.seconds[ARI_TIME_EP], 0.999 * all->seconds);
     }
     const ari_planned p = mixtral(&c, 1, 0, 1);
     const ari_time t = time_of(&p);
-    cr_expect_eq(t.of[ARI_TIME_EP], 0.0);
+    cr_expect_eq(t.seconds[ARI_TIME_EP], 0.0);
 }
 
 enum { EACH = 3000, MOST_SHARERS = 16 };
@@ -200,8 +200,8 @@ static ar_status exchange_rows(ar_comm *c, void *arg)
 CLAIM(an_all_to_all_takes_as_long_as_in_virtual_time)
 {
     const ar_config c = shape_bundled("mixtral-8x22b");
-    ari_time_options o = {.cost_model = ARI_COST_OWN};
-    cr_assert_ok(ar_sim_cluster_parse(&o.cluster, "h100"));
+    ari_time_options o = {.fp32_sums = false};
+    cr_assert_ok(ar_sim_cluster_parse(&o.cluster, "8x inside=3.4us:450GB/s between=9.6us:50GB/s flops=989T"));
     for (int i = 0; i < 4 * 3; i++) {
         const int ep = 2 << i % 4, nodes = 1 << i / 4;
         ari_planned p = shape_planned(&c, 1, false, 16, 4096);
@@ -211,7 +211,7 @@ CLAIM(an_all_to_all_takes_as_long_as_in_virtual_time)
         p.step.run.parallel = (ar_parallel){.dp = ep, .ep = ep};
         o.cluster.ranks_per_node = ep / nodes;
         const ari_links l = ari_links_of(&p, &o, ARI_OVER_EP);
-        const double want = ari_links_call(&l, ARI_CALL_ALL_TO_ALL, (double)EACH * ep * (ep - 1), sizeof(float));
+        const double want = ari_links_call(&l, ARI_MOVES_ALL_TO_ALL, (double)EACH * ep * (ep - 1), sizeof(float));
         cr_assert_ok(ar_sim_run(ep, &(ar_sim_options){.cluster = &o.cluster}, exchange_rows, &ns, NULL));
         cr_expect(fabs(1e-9 * (double)ns - want) <= 1e-9, "ep=%d on %d nodes: virtual time %g s, planned %g s", ep,
                   nodes, 1e-9 * (double)ns, want);
@@ -227,8 +227,9 @@ CLAIM(gradients_of_experts_are_summed_over_their_copies)
         for (int k = 0; k < 2; k++) {
             const ari_planned p = mixtral(&c, k ? 8 : 4, 0, zero);
             const ari_time t = time_of(&p);
-            for (int i = 0; i < t.moved.n; i++)
-                bytes[k] += t.moved.row[i].over == ARI_TIME_DP && t.moved.row[i].calls > 4 ? t.moved.row[i].bytes : 0;
+            for (int i = 0; i < t.traffic.n; i++)
+                bytes[k] +=
+                    t.traffic.row[i].over == ARI_TIME_DP && t.traffic.row[i].calls > 4 ? t.traffic.row[i].bytes : 0;
         }
         const double times = zero == 3 ? 3.0 * 32.0 : zero == 2 ? 1.0 + 32.0 : 2.0; /* scattered, gathered */
         const double experts = times * 2.0 * 7.0 * 2.0 * EXPERT / 2.0 * (1.0 / 2.0);
@@ -270,72 +271,6 @@ CLAIM(published_layouts_are_legal_and_fit)
     cr_expect_lt(seconds[3], seconds[1]);
 }
 
-/* --- anyrank itself ----------------------------------------------------------------------------------------------- */
-
-/* The dry run of a rank, whose rows are as many for every expert, has what the list says. */
-static void compare_states(const ar_config *c)
-{
-    for (int i = 0; i < 4 * 4; i++) {
-        static const ar_parallel layouts[] = {{.dp = 4, .ep = 2},
-                                              {.tp = 2, .dp = 2, .ep = 2, .sp = true},
-                                              {.tp = 2, .sp = true, .dp = 2, .ep = 4, .etp = 1},
-                                              {.tp = 2, .sp = true, .dp = 3, .ep = 2, .etp = 1}};
-        ari_planned p = shape_planned(c, 1, false, 4, 16);
-        ari_memory own, states;
-        p.step.run.parallel = layouts[i % 4];
-        p.step.run.parallel.zero = i / 4;
-        p.step.run.ddp.bucket_bytes = ARI_BUCKETS_USUAL;
-        for (int r = 0; r < ar_parallel_world(&layouts[i % 4]); r++) {
-            cr_assert_ok(ari_memory_own(&own, &p, r));
-            cr_assert_ok(ari_memory_states(&states, &p.step, r));
-            for (int k = 0; k < ARI_MEMORY_KINDS; k++)
-                cr_expect(states.of[k] == 0.0 || own.of[k] == states.of[k], "layout %d zero=%d rank %d: %s %g, list %g",
-                          i % 4, i / 4, r, ari_memory_name((ari_memory_kind)k), own.of[k], states.of[k]);
-        }
-    }
-}
-
-CLAIM(own_states_are_those_of_a_dry_run)
-{
-    ar_config c = shape_bundled("mixtral-demo");
-    compare_states(&c);
-    c.hidden = 1; /* down_proj has one row, which is no part of a cut one: it is in a bucket with the others */
-    c.experts.n = 4;
-    c.experts.ffn = 2;
-    compare_states(&c);
-}
-
-/* --- blocks of two kinds ------------------------------------------------------------------------------------------- */
-
-/* With rules of a plan, here those of the default, each layer is walked. Layers that are walked for others end when a
- * mean one does, which buckets alone can tell. */
-CLAIM(one_block_with_experts_and_one_without_stand_for_all)
-{
-    const ar_config c = deepseek();
-    ari_time_options o = {.cost_model = ARI_COST_PRODUCTION};
-    cr_assert_ok(ar_sim_cluster_parse(&o.cluster, "h100"));
-    for (int i = 0; i < 4; i++) {
-        ari_choice choice = ROW(.tp = 2, .pp = i & 1 ? 8 : 1, .dp = 64, .cp = 1, .ep = 32, .etp = i & 1, .sp = true,
-                                .micro_batches = 4, .schedule = AR_PP_1F1B);
-        choice.zero = i & 2 ? 3 : 1;
-        ari_planned p = planned_of(&c, choice, 512);
-        ari_time few, each;
-        const ari_memory m = shape_memory(&p);
-        cr_assert_ok(ari_time_of(&few, &p, &o));
-        cr_assert_ok(ari_plan_default(&p.step.run.plan, c.arch));
-        SCOPED(ar_plan_fini) ar_plan plan = p.step.run.plan;
-        const ari_memory n = shape_memory(&p);
-        cr_assert_ok(ari_time_of(&each, &p, &o));
-        cr_expect_eq(ari_walked_of(&p.step, true).n, 61);
-        for (int k = 0; k < ARI_MEMORY_KINDS; k++)
-            cr_expect_eq(m.of[k], n.of[k], "%d: %s: %.0f, walking each %.0f", i, ari_memory_name((ari_memory_kind)k),
-                         m.of[k], n.of[k]);
-        for (int k = 0; k < ARI_TIME_KINDS; k++)
-            cr_expect(fabs(few.of[k] - each.of[k]) <= (k == ARI_TIME_DP ? 1e-3 * ari_time_step(&each) : 1e-9),
-                      "%d: %s: %.9g s, walking each %.9g", i, ari_time_name((ari_time_kind)k), few.of[k], each.of[k]);
-    }
-}
-
 /* --- the search --------------------------------------------------------------------------------------------------- */
 
 static ari_ranking ranking_of(const ar_config *c, ari_choice fixed, bool every)
@@ -361,17 +296,17 @@ CLAIM(searches_go_over_every_ep)
     SCOPED(ari_ranking_fini) ari_ranking given = ranking_of(&experts, (ari_choice){.ep = 4, .etp = 1}, false);
     bool seen[2][9] = {{false}};
     for (size_t i = 0; i < all.n; i++) {
-        const ari_choice *a = &all.at[i].choice;
-        seen[a->etp == 1][a->ep] = seen[a->etp == 1][a->ep] || all.at[i].legal == AR_OK;
+        const ari_choice *a = &all.layout[i].choice;
+        seen[a->etp == 1][a->ep] = seen[a->etp == 1][a->ep] || all.layout[i].legal == AR_OK;
         cr_expect(a->etp != 1 || (a->tp > 1 && a->sp));
     }
     for (int ep = 1; ep <= 8; ep *= 2)
         cr_expect(seen[0][ep] && seen[1][ep], "ep=%d", ep);
     for (size_t i = 0; i < dense.n; i++)
-        cr_expect(dense.at[i].choice.ep == 1 && dense.at[i].choice.etp == 0);
+        cr_expect(dense.layout[i].choice.ep == 1 && dense.layout[i].choice.etp == 0);
     cr_expect_gt(given.n, 2u);
     for (size_t i = 0; i < given.n; i++)
-        cr_expect(given.at[i].choice.ep == 4 && given.at[i].choice.etp == 1);
+        cr_expect(given.layout[i].choice.ep == 4 && given.layout[i].choice.etp == 1);
     SCOPED(ari_ranking_fini) ari_ranking refused = ranking_of(&none, (ari_choice){.ep = 2}, false);
     cr_expect(refused.legal == 0 && strstr(refused.refused, "ep=2 shares out experts"), "%s", refused.refused);
 }

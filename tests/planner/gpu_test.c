@@ -4,11 +4,12 @@
 
 #include "support/together.h"
 #include "tests/planner/shapes.h"
-#include "verify/plan/time_impl.h"
+#include "verify/plan/cost.h"
+#include "verify/run/cluster_run.h"
 
-static ari_time_options on(const char *cluster, ari_cost_model model)
+static ari_time_options on(const char *cluster)
 {
-    ari_time_options o = {.cost_model = model};
+    ari_time_options o = {.fp32_sums = false};
     cr_assert_ok(ar_sim_cluster_parse(&o.cluster, cluster));
     return o;
 }
@@ -28,9 +29,9 @@ static double scores(const ari_rates *r, bool older, double positions, double he
 /* A rate of the caller's knows no shapes; element-wise work is the production account's. */
 CLAIM(a_rate_that_is_given_is_every_products)
 {
-    const ari_time_options named = on("h100 memory=40GB", ARI_COST_PRODUCTION);
-    const ari_time_options given = on("h100 flops=400T", ARI_COST_PRODUCTION);
-    const ari_time_options words = on("inside=1us:10GB/s flops=1T", ARI_COST_PRODUCTION);
+    const ari_time_options named = on("h100 memory=40GB");
+    const ari_time_options given = on("h100 flops=400T");
+    const ari_time_options words = on("inside=1us:10GB/s flops=1T");
     cr_expect_not_null(ari_time_rates(&named).gpu);
     cr_expect_null(ari_time_rates(&given).gpu);
     cr_expect_null(ari_time_rates(&words).gpu);
@@ -39,8 +40,8 @@ CLAIM(a_rate_that_is_given_is_every_products)
     ari_time t, u;
     cr_assert_ok(ari_time_of(&t, &p, &given));
     cr_assert_ok(ari_time_of(&u, &p, &named));
-    cr_expect_eq(t.of[ARI_TIME_MEMORY], 0.0);
-    cr_expect_gt(u.of[ARI_TIME_MEMORY], 0.0);
+    cr_expect_eq(t.seconds[ARI_TIME_MEMORY], 0.0);
+    cr_expect_gt(u.seconds[ARI_TIME_MEMORY], 0.0);
 }
 
 /* Large products reach the share of the peak that the table has, less what the host adds; small ones, short sums and sums
@@ -48,7 +49,7 @@ CLAIM(a_rate_that_is_given_is_every_products)
 CLAIM(products_are_slower_the_smaller_they_are)
 {
     for (size_t i = 0; ar_sim_cluster_names[i]; i++) {
-        const ari_time_options o = on(ar_sim_cluster_names[i], ARI_COST_PRODUCTION);
+        const ari_time_options o = on(ar_sim_cluster_names[i]);
         const ari_rates r = ari_time_rates(&o);
         const ari_gpu *g = r.gpu;
         const double most = g->peak * g->product / g->host, large = rate(&r, 16384, 16384, 16384, false);
@@ -73,17 +74,16 @@ CLAIM(products_are_slower_the_smaller_they_are)
 /* Each micro-batch adds latencies, and its products have fewer rows. */
 CLAIM(more_micro_batches_never_compute_faster)
 {
-    const ari_time_options o = on("h100", ARI_COST_PRODUCTION);
+    const ari_time_options o = on("h100");
     const ar_config c = shape_bundled("llama-3-8b");
     double before = 0.0;
     for (int micro = 1; micro <= 16; micro *= 2) {
         ari_planned p = shape_planned(&c, 2, true, 16, 1024);
-        ari_passes passes;
+        ari_time t;
         p.flash = true;
         p.step.run.parallel.micro_batches = micro;
-        cr_assert_ok(ari_passes_init(&passes, &p, &o));
-        const double now = ari_time_least(&p, &o, &passes);
-        ari_passes_fini(&passes);
+        cr_assert_ok(ari_time_of(&t, &p, &o));
+        const double now = ari_time_step(&t);
         cr_expect_geq(now, before * (1.0 - 1e-12), "%d micro-batches: %g after %g", micro, now, before);
         before = now;
     }
@@ -93,7 +93,7 @@ CLAIM(more_micro_batches_never_compute_faster)
  * the ratio of the links. A short all-reduce of many goes over a tree. */
 CLAIM(collectives_use_every_port_of_a_node)
 {
-    const ari_time_options o = on("h100", ARI_COST_PRODUCTION);
+    const ari_time_options o = on("h100");
     const ar_config c = shape_bundled("llama-3-8b");
     const ari_gpu *g = ari_time_rates(&o).gpu;
     double seconds[3];
@@ -101,16 +101,54 @@ CLAIM(collectives_use_every_port_of_a_node)
         ari_planned p = shape_planned(&c, 1, false, 2048, 64);
         p.step.run.parallel.dp = 8 << i;
         const ari_links l = ari_links_of(&p, &o, ARI_OVER_DP);
-        seconds[i] = ari_links_call(&l, ARI_CALL_ALL_GATHER, 1e9, 2.0);
+        seconds[i] = ari_links_call(&l, ARI_MOVES_ALL_GATHER, 1e9, 2.0);
     }
     cr_expect_float_eq(seconds[0], 8 * 3.4e-6 + 2e9 * 7.0 / 8.0 / (450e9 * g->inside), 1e-9);
     cr_expect_lt(seconds[1], 1.2 * seconds[0]);
     ari_planned p = shape_planned(&c, 8, false, 2048, 64);
     p.step.run.parallel.dp = 1024;
     const ari_links l = ari_links_of(&p, &o, ARI_OVER_DP);
-    cr_expect_float_eq(ari_links_call(&l, ARI_CALL_ALL_GATHER, 1e9, 2.0),
+    cr_expect_float_eq(ari_links_call(&l, ARI_MOVES_ALL_GATHER, 1e9, 2.0),
                        1024 * 9.6e-6 + 2e9 * 1023.0 / 1024.0 / (50e9 * g->between), 1e-9);
-    cr_expect_float_eq(ari_links_call(&l, ARI_CALL_ALL_REDUCE, 1.0, 4.0), 2.0 * 10.0 * 9.6e-6, 1e-9);
+    cr_expect_float_eq(ari_links_call(&l, ARI_MOVES_ALL_REDUCE, 1.0, 4.0), 2.0 * 10.0 * 9.6e-6, 1e-9);
+}
+
+/* Seconds in virtual time of a step of a few layers on one H100, forward alone or with its backward pass. */
+static double virtual_seconds(size_t layers, bool forward_only)
+{
+    static const int64_t ids[16] = {0};
+    ar_config c = shape_llama(layers, 64, 128, 4, 4, 128);
+    const ar_sim_cluster cluster = on("h100").cluster;
+    const ar_batch batch = {.batch = 1, .seq = 16, .input_ids = ids};
+    const ari_cluster_options o = {.run = {.batch = 1,
+                                           .seq = 16,
+                                           .steps = !forward_only,
+                                           .threads = 1,
+                                           .numerics = AR_NUMERICS_NATIVE,
+                                           .parallel = {.tp = 1},
+                                           .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                           .sim = {.cluster = &cluster, .timeout_ns = UINT64_C(60000000000)}},
+                                   .config = &c,
+                                   .batch = &batch,
+                                   .forward_only = forward_only};
+    ari_cluster_result result;
+    cr_assert_ok(ari_cluster_run(&result, &o));
+    free(result.loss);
+    return result.predicted.seconds;
+}
+
+/* All kernels are as short as a launch, so that virtual time counts them. Forward a layer has four GEMMs, of which those
+ * of an input are one, attention, two norms, rotary positions, an activation and two residuals. Backward the GEMMs are
+ * eleven, one for each gradient of an input and of a weight. */
+CLAIM(virtual_time_has_the_kernels_of_both_passes)
+{
+    const ari_time_options o = on("h100");
+    const ari_rates r = ari_time_rates(&o);
+    const double launch = ari_rates_moves(&r, 1.0);
+    const double forward = virtual_seconds(3, true) - virtual_seconds(2, true);
+    const double both = virtual_seconds(3, false) - virtual_seconds(2, false);
+    cr_expect_eq(round(forward / launch), 4.0 + 1.0 + 6.0, "%g", forward / launch);
+    cr_expect_eq(round((both - forward) / launch), 11.0 + 1.0 + 6.0, "%g", (both - forward) / launch);
 }
 
 EVERY_CLAIM(gpu)

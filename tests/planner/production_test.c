@@ -33,7 +33,7 @@ static double kept(const ari_planned *p)
 
 static double held(const ari_planned *p, ari_memory_kind kind)
 {
-    return shape_memory(p).of[kind];
+    return shape_memory(p).bytes[kind];
 }
 
 CLAIM(blocks_keep_what_korthikanti_et_al_count_to_the_byte)
@@ -60,8 +60,8 @@ CLAIM(outside_of_the_blocks_are_mask_norm_projection_and_logits)
     p.step.run.dropout = 0.1;
     const ari_memory m = shape_memory(&p);
     const double sbh = 2048.0 * 2.0 * 12288.0;
-    cr_expect_eq(m.of[ARI_MEMORY_OUTER], sbh / 8.0 * (1.0 + 2.0 + 2.0));
-    cr_expect_eq(m.of[ARI_MEMORY_LOGITS], 4.0 * 2048.0 * 2.0 * 51200.0 / 8.0);
+    cr_expect_eq(m.bytes[ARI_MEMORY_OUTER], sbh / 8.0 * (1.0 + 2.0 + 2.0));
+    cr_expect_eq(m.bytes[ARI_MEMORY_LOGITS], 4.0 * 2048.0 * 2.0 * 51200.0 / 8.0);
 }
 
 /* The first stage of a pipeline has most: the paper's section 4.2.3. */
@@ -119,10 +119,11 @@ CLAIM(states_divide_only_where_they_are_sharded)
         const ari_planned p = shape_planned(&c, ranks[i].tp, true, 2, 4096);
         const ari_memory m = shape_memory(&p);
         const double n = ranks[i].parameters;
-        cr_expect_eq(m.of[ARI_MEMORY_WEIGHTS], 2.0 * n, "tp=%d: %.0f", ranks[i].tp, m.of[ARI_MEMORY_WEIGHTS] / 2.0);
-        cr_expect_eq(m.of[ARI_MEMORY_GRADIENTS], 2.0 * n);
-        cr_expect_eq(m.of[ARI_MEMORY_MASTER], 4.0 * n);
-        cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 8.0 * n);
+        cr_expect_eq(m.bytes[ARI_MEMORY_WEIGHTS], 2.0 * n, "tp=%d: %.0f", ranks[i].tp,
+                     m.bytes[ARI_MEMORY_WEIGHTS] / 2.0);
+        cr_expect_eq(m.bytes[ARI_MEMORY_GRADIENTS], 2.0 * n);
+        cr_expect_eq(m.bytes[ARI_MEMORY_MASTER], 4.0 * n);
+        cr_expect_eq(m.bytes[ARI_MEMORY_OPTIMIZER], 8.0 * n);
     }
 }
 
@@ -136,10 +137,10 @@ CLAIM(zero_divides_states_then_gradients_then_weights_over_dp_and_cp)
         p.step.run.parallel.zero = stage;
         p.step.run.parallel.cp = 4;
         const ari_memory m = shape_memory(&p);
-        cr_expect_eq(m.of[ARI_MEMORY_OPTIMIZER], 8.0 * n / (stage >= 1 ? 32.0 : 1.0));
-        cr_expect_eq(m.of[ARI_MEMORY_MASTER], 4.0 * n / (stage >= 1 ? 32.0 : 1.0));
-        cr_expect_eq(m.of[ARI_MEMORY_GRADIENTS], 2.0 * n / (stage >= 2 ? 32.0 : 1.0));
-        cr_expect_eq(m.of[ARI_MEMORY_WEIGHTS], 2.0 * n / (stage >= 3 ? 32.0 : 1.0));
+        cr_expect_eq(m.bytes[ARI_MEMORY_OPTIMIZER], 8.0 * n / (stage >= 1 ? 32.0 : 1.0));
+        cr_expect_eq(m.bytes[ARI_MEMORY_MASTER], 4.0 * n / (stage >= 1 ? 32.0 : 1.0));
+        cr_expect_eq(m.bytes[ARI_MEMORY_GRADIENTS], 2.0 * n / (stage >= 2 ? 32.0 : 1.0));
+        cr_expect_eq(m.bytes[ARI_MEMORY_WEIGHTS], 2.0 * n / (stage >= 3 ? 32.0 : 1.0));
     }
     ari_planned p = shape_planned(&c, 1, false, 1, 128);
     p.step.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD);
@@ -148,7 +149,7 @@ CLAIM(zero_divides_states_then_gradients_then_weights_over_dp_and_cp)
     cr_expect_eq(held(&p, ARI_MEMORY_OPTIMIZER), 4.0 * n);
     p.step.forward_only = true;
     const ari_memory m = shape_memory(&p);
-    cr_expect_eq(ari_memory_sum(&m), 2.0 * n + m.of[ARI_MEMORY_WORKSPACE]);
+    cr_expect_eq(ari_memory_sum(&m), 2.0 * n + m.bytes[ARI_MEMORY_WORKSPACE]);
 }
 
 /* Of working copies the largest is that of the embedding or the head here: V h parameters, weights and gradients. */
@@ -161,7 +162,7 @@ CLAIM(zero_3_works_on_whole_copies)
     const ari_memory whole = shape_memory(&p);
     p.step.run.parallel.zero = 3;
     const ari_memory divided = shape_memory(&p);
-    cr_expect_eq(divided.of[ARI_MEMORY_WORKSPACE] - whole.of[ARI_MEMORY_WORKSPACE],
+    cr_expect_eq(divided.bytes[ARI_MEMORY_WORKSPACE] - whole.bytes[ARI_MEMORY_WORKSPACE],
                  (2.0 + 2.0) * (128256.0 * 4096.0 + 4096.0));
 }
 
@@ -212,7 +213,7 @@ CLAIM(recomputation_works_on_a_whole_block_at_a_time)
 /* Of a model with two further tokens five blocks are, one at a time. */
 CLAIM(blocks_for_further_tokens_are_recomputed_too)
 {
-    ari_time_options o = {.cost_model = ARI_COST_PRODUCTION};
+    ari_time_options o = {.fp32_sums = false};
     double of[2][AR_RECOMPUTES], works[2][AR_RECOMPUTES], seconds[2][AR_RECOMPUTES];
     ar_config c = shape_bundled("mtp-demo");
     cr_assert_ok(ar_sim_cluster_parse(&o.cluster, "h100 flops=989T"));
@@ -225,8 +226,8 @@ CLAIM(blocks_for_further_tokens_are_recomputed_too)
         const ari_memory m = shape_memory(&p);
         cr_assert_ok(ari_time_of(&t, &p, &o));
         of[further][what] = shape_kept(&m);
-        works[further][what] = m.of[ARI_MEMORY_WORKSPACE];
-        seconds[further][what] = t.of[ARI_TIME_RECOMPUTE];
+        works[further][what] = m.bytes[ARI_MEMORY_WORKSPACE];
+        seconds[further][what] = t.seconds[ARI_TIME_RECOMPUTE];
     }
     for (size_t what = AR_RECOMPUTE_SELECTIVE; what < AR_RECOMPUTES; what++) {
         const double less = of[0][0] - of[0][what];
@@ -238,19 +239,21 @@ CLAIM(blocks_for_further_tokens_are_recomputed_too)
     }
 }
 
-/* A plan that splits one layer otherwise makes that layer alone keep more. */
-CLAIM(a_plan_counts_layer_by_layer)
+/* A plan that splits the MLPs otherwise makes them alone keep more. */
+CLAIM(a_plan_decides_what_is_divided)
 {
     ar_config c = shape_bundled("llama-3-8b");
     c.layers = 4;
     ari_planned p = shape_planned(&c, 4, false, 1, 1024);
     p.flash = true;
     const ari_memory plain = shape_memory(&p);
-    cr_assert_ok(ar_plan_add(&p.step.run.plan, c.arch, "model.layers.2.mlp.*", AR_STYLE_REPLICATE));
+    cr_assert_ok(ar_plan_add(&p.step.run.plan, c.arch, "model.layers.*.mlp.*", AR_STYLE_REPLICATE));
     const ari_memory one = shape_memory(&p);
-    cr_expect_eq(one.of[ARI_MEMORY_MLP] - plain.of[ARI_MEMORY_MLP], 2.0 * 1024.0 * 3.0 * 14336.0 * 3.0 / 4.0);
-    cr_expect_eq(one.of[ARI_MEMORY_WEIGHTS] - plain.of[ARI_MEMORY_WEIGHTS], 2.0 * 3.0 * 4096.0 * 14336.0 * 3.0 / 4.0);
-    cr_expect_eq(one.of[ARI_MEMORY_ATTENTION], plain.of[ARI_MEMORY_ATTENTION]);
+    cr_expect_eq(one.bytes[ARI_MEMORY_MLP] - plain.bytes[ARI_MEMORY_MLP],
+                 4.0 * 2.0 * 1024.0 * 3.0 * 14336.0 * 3.0 / 4.0);
+    cr_expect_eq(one.bytes[ARI_MEMORY_WEIGHTS] - plain.bytes[ARI_MEMORY_WEIGHTS],
+                 4.0 * 2.0 * 3.0 * 4096.0 * 14336.0 * 3.0 / 4.0);
+    cr_expect_eq(one.bytes[ARI_MEMORY_ATTENTION], plain.bytes[ARI_MEMORY_ATTENTION]);
     ar_plan_fini(&p.step.run.plan);
 }
 
@@ -289,13 +292,13 @@ CLAIM(memory_has_all_experts_and_a_token_meets_its_own)
     cr_expect_eq(ari_mlp_matrices(&c, true), 32.0 * 4096.0 * (2.0 * 3.0 * 14336.0 + 8.0));
     for (int k = 0; k < 2; k++) {
         c.experts.per_token = (size_t)k + 1;
-        cr_assert_ok(flops_counted(&model[k], &hardware, &p));
+        flops_counted(&model[k], &hardware, &p);
     }
-    cr_expect_eq(model[1] - model[0], 3.0 * 2.0 * 32.0 * 3.0 * 4096.0 * 14336.0);
+    cr_expect_float_eq((model[1] - model[0]) / (3.0 * 2.0 * 32.0 * 3.0 * 4096.0 * 14336.0), 1.0, 1e-9);
 }
 
 /* In the place of the MLP's values: fp32 probabilities of all experts, and of each of two the row that goes to it, gate,
- * up and their product, and the row that it makes. Of layers with experts and without one each is walked. */
+ * up and their product, and the row that it makes. */
 CLAIM(experts_keep_their_rows)
 {
     ar_config c = mixtral();
@@ -305,10 +308,7 @@ CLAIM(experts_keep_their_rows)
     ari_planned p = shape_planned(&c, 8, false, 2, 8192);
     p.flash = true;
     cr_expect_eq(kept(&p), 32.0 * tokens * (cut / 8.0 + whole));
-    cr_expect_eq(ari_walked_of(&p.step, true).n, 1);
     c.dense[0] = 1;
-    cr_expect_eq(ari_walked_of(&p.step, true).n, 2);
-    cr_expect_eq(ari_walked_of(&p.step, false).n, 32);
     const double mlp = 2.0 * 3.0 * ffn / 8.0 - (2.0 * 2.0 * 3.0 * ffn / 8.0 + 2.0 * 2.0 * 2.0 * h + 4.0 * 8.0);
     cr_expect_eq(kept(&p), 32.0 * tokens * (cut / 8.0 + whole) + tokens * mlp);
 }

@@ -64,5 +64,5 @@ static inline ari_memory shape_memory(const ari_planned *p)
 /* What blocks keep between the passes. */
 static inline double shape_kept(const ari_memory *m)
 {
-    return m->of[ARI_MEMORY_ATTENTION] + m->of[ARI_MEMORY_MLP] + m->of[ARI_MEMORY_BETWEEN];
+    return m->bytes[ARI_MEMORY_ATTENTION] + m->bytes[ARI_MEMORY_MLP] + m->bytes[ARI_MEMORY_BETWEEN];
 }

@@ -70,7 +70,7 @@ CLAIM(searches_for_a_system_leave_out_what_it_lacks)
         cr_assert_ok(ar_sim_cluster_parse(&s.time.cluster, "h100"));
         cr_assert_ok(ari_search_run(&r, &s));
         for (size_t k = 0; k < r.n; k++)
-            cr_expect(r.at[k].legal != AR_OK || !ari_system_lacks(&s, &r.at[k].choice));
+            cr_expect(r.layout[k].legal != AR_OK || !ari_system_lacks(&s, &r.layout[k].choice));
         legal[i] = r.legal;
         ari_ranking_fini(&r);
     }
@@ -138,11 +138,11 @@ CLAIM(systems_gather_and_sum_in_their_own_way)
         s.time.flash_2 = false;
         const ari_planned p = ari_choice_planned(&s.base, &choice);
         cr_assert_ok(ari_time_of(&t[i], &p, &s.time));
-        for (int k = 0; k < t[i].moved.n; k++)
+        for (int k = 0; k < t[i].traffic.n; k++)
             scattered[i] =
-                strcmp(t[i].moved.row[k].call, "reduce_scatter") == 0 ? t[i].moved.row[k].bytes : scattered[i];
+                strcmp(t[i].traffic.row[k].call, "reduce_scatter") == 0 ? t[i].traffic.row[k].bytes : scattered[i];
     }
-    const double late = t[1].hidden - t[2].hidden, exposed = t[2].of[ARI_TIME_DP] - t[1].of[ARI_TIME_DP];
+    const double late = t[1].hidden - t[2].hidden, exposed = t[2].seconds[ARI_TIME_DP] - t[1].seconds[ARI_TIME_DP];
     cr_expect_eq(scattered[1], 2.0 * scattered[0]);
     cr_expect_eq(scattered[2], scattered[1]);
     cr_expect(late > 0.0 && fabs(exposed - (1.0 - 0.12) * late) < 1e-9, "%g s late, %g s more", late, exposed);
@@ -162,11 +162,11 @@ CLAIM(gradients_in_fp32_take_two_bytes_more)
         p.reserve = 4.8e9;
         const ari_memory m = shape_memory(&p);
         const double more = zero < 2 ? 2.0 * n : 0.0;
-        cr_expect_eq(m.of[ARI_MEMORY_GRADIENTS] - half.of[ARI_MEMORY_GRADIENTS], more, "zero=%d", zero);
+        cr_expect_eq(m.bytes[ARI_MEMORY_GRADIENTS] - half.bytes[ARI_MEMORY_GRADIENTS], more, "zero=%d", zero);
         cr_expect_eq(ari_memory_sum(&m) - ari_memory_sum(&half), more + 4.8e9, "zero=%d", zero);
         if (zero == 1)
-            cr_expect_eq(m.of[ARI_MEMORY_WEIGHTS] + m.of[ARI_MEMORY_GRADIENTS] + m.of[ARI_MEMORY_MASTER] +
-                             m.of[ARI_MEMORY_OPTIMIZER],
+            cr_expect_eq(m.bytes[ARI_MEMORY_WEIGHTS] + m.bytes[ARI_MEMORY_GRADIENTS] + m.bytes[ARI_MEMORY_MASTER] +
+                             m.bytes[ARI_MEMORY_OPTIMIZER],
                          n * (6.0 + 12.0 / 8.0));
     }
 }

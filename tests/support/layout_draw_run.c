@@ -5,7 +5,6 @@
 #include "ref/io/safetensors_private.h"
 #include "ref/models/family.h"
 #include "ref/models/parallel_private.h"
-#include "sim/plan/ops.h"
 #include "support/bits.h"
 #include "support/layout_draw.h"
 #include "support/plan_draw.h"
@@ -410,7 +409,7 @@ static ar_status compare_steps(const layout_draw *d, const ari_reference *ref, c
     o.run.sim.trace = trace;
     o.run.sim.cluster = &timed;
     const ari_step_case step = {.run = o.run, .config = &d->config, .repeats = d->packed || d->positions};
-    const ari_bytes_case moved = {.run = o.run, .config = &d->config, .repeats = step.repeats};
+    const ari_step_case moved = {.run = o.run, .config = &d->config, .repeats = step.repeats};
     AR_TRY(ari_bytes_predict(&run.bytes_predicted, &moved));
     AR_TRY(ari_check_run(&run, ref, &o));
     AR_TRY(ari_reference_hashes(weights, gradients, ref, NULL));

@@ -347,7 +347,7 @@ Test(golden, the_order_of_the_mlp_reaches_the_run)
             ar_config c;
             snprintf(folder, sizeof folder, "%s/%s", TEST_GOLDEN_DIR, names[i]);
             cr_assert_ok(ar_config_load(&c, folder));
-            ari_bytes_case t = {.config = &c, .run = {.parallel = {.tp = 2}, .batch = 2, .seq = 32}};
+            ari_step_case t = {.config = &c, .run = {.parallel = {.tp = 2}, .batch = 2, .seq = 32}};
             cr_assert_ok(ari_plan_add_mlp_order(&t.run.plan, c.arch, (ar_mlp_order)order));
             cr_assert_ok(ari_bytes_predict(&expected, &t));
             cr_expect_eq(r[order].bytes, expected, "%s, order %d: %zu bytes, predicted %zu", names[i], order,

@@ -1,21 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The list of a step's operations beside what runs record: collectives and products, in native numerics and under plans.
- * Random layouts are compared with their traces in random_layouts_test; tests/cli/plan_test.py has the shapes and
- * placements of a list by hand, traffic_test.c what a layer moves. */
+/* The record of a step without data, and the bytes that the formulas predict, beside what runs do: collectives and
+ * products, in native numerics and under plans. Random layouts are compared with their traces in random_layouts_test;
+ * tests/cli/plan_test.py has the shapes and placements of a record by hand, traffic_test.c what a layer moves. */
 #include "ref/models/parallel_private.h"
 #include "support/row.h"
 #include "tests/support/plan_draw.h"
-#include "tests/verify/ops_find.h"
+#include "tests/verify/support.h"
+#include "verify/bytes/bytes.h"
 #include "verify/check/check_run.h"
-
-static ari_step_case native_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq)
-{
-    return case_of(c, parallel, batch, seq, AR_NUMERICS_NATIVE);
-}
 
 enum { BATCH = 5, SEQ = 12, STEPS = 2 };
 
-/* The collectives and products that the ranks record are those of the list, and so are the bytes that they count. */
+/* The collectives and products that the ranks record are those of the record, and the bytes that they count those of
+ * the formulas. */
 static ar_status run_and_compare(const ar_config *c, ar_run run, bool forward_only)
 {
     int64_t ids[BATCH * SEQ];
@@ -39,7 +36,7 @@ static ar_status run_and_compare(const ar_config *c, ar_run run, bool forward_on
     free(result.loss);
     AR_TRY(st);
     AR_TRY(ari_recorded_calls(&(const char *){NULL}, NULL, &o, trace));
-    AR_TRY(ari_traffic_bytes(&bytes, &t));
+    AR_TRY(ari_bytes_predict(&bytes, &t));
     return result.bytes == bytes
                ? AR_OK
                : ar_error_set(AR_ERR_DATA, "%zu bytes counted, %zu predicted", (size_t)result.bytes, (size_t)bytes);
@@ -51,7 +48,7 @@ enum { MODELS = sizeof models / sizeof *models };
 
 /* Native numerics, in which sums stay fp32 or bf16; exact ones are compared in random_layouts_test. Samples are uneven,
  * and KV heads have copies. Exponents of weights and what comes before a backward pass, also without one. */
-Test(ops, runs_make_the_collectives_and_products_of_the_list)
+Test(ops, runs_make_the_collectives_and_products_of_the_record)
 {
     static const struct {
         ar_parallel parallel;
@@ -96,7 +93,7 @@ Test(ops, runs_make_the_collectives_and_products_of_the_list)
 }
 
 /* Every collective of every rank under plans of all kinds, which split each layer in its own way, in both numerics. */
-Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
+Test(ops, runs_of_random_plans_make_the_collectives_of_the_record)
 {
     int runs = 0;
     for (uint64_t i = 0; i < (uint64_t)by_scale(12, 24, 200); i++) {
@@ -124,7 +121,7 @@ Test(ops, runs_of_random_plans_make_the_collectives_of_the_list)
     cr_expect_geq(runs, by_scale(8, 14, 100));
 }
 
-/* A list that is told another layout must not pass. */
+/* A record of another layout must not pass. */
 Test(ops, another_step_than_the_runs_is_rejected)
 {
     const ar_config c = config_of(models[0]);
@@ -136,46 +133,36 @@ Test(ops, another_step_than_the_runs_is_rejected)
     cr_expect_eq(run_and_compare(&c, run, false), AR_ERR_DATA);
 }
 
-/* Counts operations, up to a norm where `ends` says so. */
-typedef struct count {
-    size_t visits;
-    bool ends;
-} count;
-
-static ar_status tally(void *user, const ari_operation *op)
+static const char *cause_of_calls(double clip_of_run, double clip_of_record)
 {
-    count *n = user;
-    n->visits++;
-    return n->ends && op->kind == ARI_OPERATION_NORM ? ar_error_set(AR_ERR_DATA, "enough") : AR_OK;
+    const ar_config c = config_of(STACK(31, 24, 36, 1, 24, 4));
+    const int64_t tokens[24] = {0};
+    const ar_batch batch = {.batch = 2, .seq = 12, .input_ids = tokens};
+    const char *cause = NULL;
+    ari_cluster_result result;
+    ari_cluster_options o = ROW(.config = &c, .batch = &batch,
+                                .run = {.parallel = {.tp = 2},
+                                        .batch = 2,
+                                        .seq = 12,
+                                        .steps = 1,
+                                        .clip = clip_of_run,
+                                        .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                        .ddp = ar_ddp_defaults(),
+                                        .threads = 1});
+    cr_assert_ok(ar_trace_create(&o.run.sim.trace));
+    cr_assert_ok(ari_cluster_run(&result, &o));
+    o.run.clip = clip_of_record;
+    cr_expect_eq(ari_recorded_calls(&cause, NULL, &o, o.run.sim.trace) == AR_OK, clip_of_run == clip_of_record);
+    cr_expect(clip_of_run >= clip_of_record || strstr(ar_error_message(), "rank 0: the layout has all_reduce"), "%s",
+              ar_error_message());
+    free(result.loss);
+    ar_trace_destroy(o.run.sim.trace);
+    return cause;
 }
 
-/* Some thousands of operations, whatever the world is. */
-Test(ops, the_list_of_a_rank_does_not_grow_with_the_world)
+Test(ops, a_collective_more_or_less_than_the_records_is_named)
 {
-    const ar_config c = config_of(LLAMA(128256, 16384, 53248, 126, 128, 8, 128, false));
-    size_t visits[2];
-    for (int i = 0; i < 2; i++) {
-        const ar_parallel p = {.tp = 8, .dp = i == 0 ? 1 : 2048, .sp = true, .micro_batches = i == 0 ? 1 : 1000};
-        ari_step_case t = native_of(&c, p, 2048 * 1000, 8192);
-        t.run.ddp = ar_ddp_defaults();
-        count n = {0};
-        uint64_t bytes = 0;
-        cr_assert_ok(ari_operations(&t, ARI_OPS_ONCE, 7, tally, &n));
-        cr_assert_ok(ari_traffic_bytes(&bytes, &t));
-        visits[i] = n.visits;
-    }
-    cr_expect_lt(visits[1], 3 * visits[0]);
-    cr_expect_lt(visits[1], 20000);
-}
-
-Test(ops, a_visitor_ends_the_walk_and_sizes_that_overflow_are_refused)
-{
-    const ar_config c = config_of(STACK(32000, 768, 2048, 2, 12, 12));
-    const ar_parallel tp2 = {.tp = 2};
-    const ari_step_case t = native_of(&c, tp2, 4, 512), huge = native_of(&c, tp2, (size_t)1 << 40, (size_t)1 << 40);
-    count n = {0};
-    cr_expect_eq(ari_operations(&huge, ARI_OPS_STEP, 0, tally, &n), AR_ERR_OVERFLOW);
-    n = (count){.ends = true};
-    cr_expect_eq(ari_operations(&t, ARI_OPS_STEP, 0, tally, &n), AR_ERR_DATA);
-    cr_expect_eq(n.visits, 2); /* the embedding, the first norm */
+    cr_expect_null(cause_of_calls(0.1, 0.1));
+    cr_expect_str_eq(cause_of_calls(0.1, 0.0), "collective_added");
+    cr_expect_str_eq(cause_of_calls(0.0, 0.1), "collective_left_out");
 }

@@ -6,7 +6,7 @@
 #include "tests/verify/support.h"
 #include "verify/bytes/bytes.h"
 
-static uint64_t predicted(const ari_bytes_case *c)
+static uint64_t predicted(const ari_step_case *c)
 {
     uint64_t bytes = 0;
     cr_assert_ok(ari_bytes_predict(&bytes, c));
@@ -14,9 +14,9 @@ static uint64_t predicted(const ari_bytes_case *c)
 }
 
 /* Exact, forward and backward, no update, one micro-batch. */
-static ari_bytes_case exact_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq)
+static ari_step_case exact_of(const ar_config *c, ar_parallel parallel, size_t batch, size_t seq)
 {
-    return (ari_bytes_case){.config = c, .run = {.parallel = parallel, .batch = batch, .seq = seq}};
+    return (ari_step_case){.config = c, .run = {.parallel = parallel, .batch = batch, .seq = seq}};
 }
 
 /* Exact numerics, for a stack of one block: N ranks, T tokens, hidden h, ffn f, q heads' features q, k and v together
@@ -39,7 +39,7 @@ static uint64_t head_bytes(const char *llama, ar_parallel parallel)
     const ar_config c = config_of(llama);
     ar_config body = c;
     body.arch = AR_ARCH_STACK; /* the same blocks, no head */
-    const ari_bytes_case with = exact_of(&c, parallel, 2, 6), without = exact_of(&body, parallel, 2, 6);
+    const ari_step_case with = exact_of(&c, parallel, 2, 6), without = exact_of(&body, parallel, 2, 6);
     return predicted(&with) - predicted(&without);
 }
 
@@ -60,7 +60,7 @@ CLAIM(more_than_8191_terms_are_scattered_in_16_bytes)
 static uint64_t stack_of_kv(const char *model, ar_numerics numerics, size_t batch, size_t seq)
 {
     const ar_config c = config_of(model);
-    ari_bytes_case t = exact_of(&c, (ar_parallel){.tp = 8}, batch, seq);
+    ari_step_case t = exact_of(&c, (ar_parallel){.tp = 8}, batch, seq);
     t.run.numerics = numerics;
     return predicted(&t);
 }
@@ -83,21 +83,21 @@ CLAIM(one_rank_moves_nothing_and_absurd_sizes_are_refused)
 {
     uint64_t bytes = 0;
     const ar_config c = config_of(tiny_models[TINY_LLAMA]);
-    const ari_bytes_case alone = exact_of(&c, (ar_parallel){.tp = 1, .sp = true}, 2, 5);
+    const ari_step_case alone = exact_of(&c, (ar_parallel){.tp = 1, .sp = true}, 2, 5);
     cr_expect_eq(predicted(&alone), 0);
-    const ari_bytes_case huge = exact_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 40, (size_t)1 << 40);
+    const ari_step_case huge = exact_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 40, (size_t)1 << 40);
     cr_expect_eq(ari_bytes_predict(&bytes, &huge), AR_ERR_OVERFLOW);
-    const ari_bytes_case wide = exact_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 30, (size_t)1 << 28);
+    const ari_step_case wide = exact_of(&c, (ar_parallel){.tp = 2}, (size_t)1 << 30, (size_t)1 << 28);
     cr_expect_eq(ari_bytes_predict(&bytes, &wide), AR_ERR_OVERFLOW);
     ar_config many = c;
     many.vocab = (size_t)1 << 62;
-    const ari_bytes_case parameters = exact_of(&many, (ar_parallel){.dp = 2}, 2, 5);
+    const ari_step_case parameters = exact_of(&many, (ar_parallel){.dp = 2}, 2, 5);
     cr_expect_eq(ari_bytes_predict(&bytes, &parameters), AR_ERR_OVERFLOW);
 }
 
 enum { BATCH = 5, SEQ = 12 };
 
-static ari_cluster_result counted(const ari_bytes_case *t, ar_fault fault)
+static ari_cluster_result counted(const ari_step_case *t, ar_fault fault)
 {
     int64_t ids[BATCH * SEQ];
     ari_cluster_result result;
@@ -119,7 +119,7 @@ static ari_cluster_result counted(const ari_bytes_case *t, ar_fault fault)
 CLAIM(smoothed_labels_count_what_is_predicted)
 {
     const ar_config c = config_of(LLAMA(31, 24, 36, 1, 24, 12, 4, false));
-    ari_bytes_case t = exact_of(&c, (ar_parallel){.tp = 4, .dp = 2, .sp = true}, BATCH, SEQ);
+    ari_step_case t = exact_of(&c, (ar_parallel){.tp = 4, .dp = 2, .sp = true}, BATCH, SEQ);
     const uint64_t plain = predicted(&t);
     t.run.loss.z_loss = 0.01;
     cr_expect_eq(predicted(&t), plain);
@@ -145,7 +145,7 @@ CLAIM(a_dropped_collective_shows)
                {AR_FAULT_zero_gather_missing, {.dp = 2, .zero = 1}, 1}};
     const ar_config c = config_of(LLAMA(31, 24, 36, 1, 24, 12, 4, false));
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        ari_bytes_case t = exact_of(&c, all[i].parallel, BATCH, SEQ);
+        ari_step_case t = exact_of(&c, all[i].parallel, BATCH, SEQ);
         t.run.steps = all[i].steps;
         cr_expect_lt(counted(&t, all[i].fault).bytes, predicted(&t), "%s", ari_fault_name(all[i].fault));
         cr_expect_eq(counted(&t, AR_FAULT_NONE).bytes, predicted(&t), "without %s", ari_fault_name(all[i].fault));
@@ -178,7 +178,7 @@ CLAIM(a_layer_makes_as_few_collectives_as_are_known)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         ari_cluster_result r[2];
         for (int n = 0; n < 2; n++) {
-            ari_bytes_case t = exact_of(&layers[n], all[i].parallel, BATCH, SEQ);
+            ari_step_case t = exact_of(&layers[n], all[i].parallel, BATCH, SEQ);
             t.run.numerics = AR_NUMERICS_NATIVE;
             t.run.plan = plan_of(layers[n].arch, all[i].order);
             t.forward_only = all[i].forward_only;

@@ -52,7 +52,7 @@ typedef struct parameter {
 } parameter;
 
 typedef struct prediction {
-    const ari_bytes_case *c;
+    const ari_step_case *c;
     const ar_config *config;
     const ar_parallel *layout;
     ar_outer_split outer;
@@ -697,7 +697,7 @@ static void add_pipeline_rank(prediction *p, size_t rank, size_t stages)
         take_step(p);
 }
 
-static prediction prediction_of(const ari_bytes_case *c)
+static prediction prediction_of(const ari_step_case *c)
 {
     const ar_parallel *l = &c->run.parallel;
     const ari_ranks r = ari_ranks_of(l);
@@ -739,12 +739,12 @@ static prediction prediction_of(const ari_bytes_case *c)
     return p;
 }
 
-bool ari_bytes_counts_routes(const ari_bytes_case *c)
+bool ari_bytes_counts_routes(const ari_step_case *c)
 {
     return ar_config_balance(c->config, &c->run.loss) >= AR_BALANCE_BATCH;
 }
 
-size_t ari_bytes_routed_exchanges(const ari_bytes_case *c, size_t layer)
+size_t ari_bytes_routed_exchanges(const ari_step_case *c, size_t layer)
 {
     const ar_recomputation *r = &c->run.parallel.recompute;
     const bool again = r->what == AR_RECOMPUTE_FULL && layer % (size_t)ari_at_least_one(r->every) == 0;
@@ -752,7 +752,7 @@ size_t ari_bytes_routed_exchanges(const ari_bytes_case *c, size_t layer)
     return ways * ((c->forward_only ? 1u : again ? 3u : 2u) + ari_bytes_counts_routes(c));
 }
 
-ar_status ari_bytes_predict(uint64_t *bytes, const ari_bytes_case *c)
+ar_status ari_bytes_predict(uint64_t *bytes, const ari_step_case *c)
 {
     prediction p = prediction_of(c);
     const size_t stages = (size_t)ari_parallel_stages(p.layout), most = 32 + 6 * (size_t)p.experts; /* of a block */

@@ -92,7 +92,7 @@ static size_t routed_layer(const ari_ref_tensor *t, const ar_config *c)
 
 /* What moves in a run as the routes say, from the baseline's ones and the layout alone: each token's experts, and where
  *  they and the token are. */
-static ar_status check_routed(ari_routed *routed, const ari_reference *ref, const ari_bytes_case *c)
+static ar_status check_routed(ari_routed *routed, const ari_reference *ref, const ari_step_case *c)
 {
     const uint64_t alike = ari_experts_whole(&c->run.parallel) ? 1 : (uint64_t)ari_at_least_one(c->run.parallel.tp);
     const ar_experts *x = &c->config->experts;
@@ -239,9 +239,9 @@ static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar
     return ari_dump_ranks_write(dump, run->dump, &facts);
 }
 
-static ar_status traffic_in_bf16(uint64_t *bytes, const ari_bytes_case *exact)
+static ar_status traffic_in_bf16(uint64_t *bytes, const ari_step_case *exact)
 {
-    ari_bytes_case c = *exact;
+    ari_step_case c = *exact;
     c.run.numerics = AR_NUMERICS_NATIVE;
     c.run.precision = AR_PRECISION_BF16;
     return ari_bytes_predict(bytes, &c);
@@ -258,7 +258,7 @@ ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const a
     cluster.run.parallel = *p;
     cluster.run.batch += o->padding;
     ari_routed routed = {0, 0};
-    const ari_bytes_case traffic = {
+    const ari_step_case traffic = {
         .run = cluster.run, .config = &b->config, .routed = &routed, .repeats = b->documents};
     *run = (ar_check_run){.parallel = *p};
     if (o->run.numerics == AR_NUMERICS_EXACT) /* else ranks may route otherwise than the baseline, by rounding */

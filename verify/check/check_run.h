@@ -5,7 +5,7 @@
 #include "anyrank/check_module.h"
 #include "anyrank/trace.h"
 #include "ref/record/ledger.h"
-#include "sim/plan/ops.h"
+#include "verify/bytes/bytes.h"
 #include "verify/check/check_module_private.h"
 #include "verify/check/compare.h"
 #include "verify/lint/lint.h"
@@ -85,7 +85,7 @@ AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref
  *  AR_ERR_IO. */
 AR_NODISCARD ar_status ari_check_explain(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
 /** Fills memory and shapes of `run`: what the ranks counted and reported beside a dry run of each. ranks, counted:
- *  [world]. Errors: those of ari_cluster_dry, of ari_memory_states, of a device, AR_ERR_MEMORY. */
+ *  [world]. Errors: those of ari_cluster_dry, of a device, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o,
                                         const ar_rank_memory *counted);
 /** Makes each kind of memory the larger of the two. */

@@ -8,7 +8,6 @@
 #include "ref/core/record.h"
 #include "ref/core/text.h"
 #include "verify/check/check_run.h"
-#include "verify/plan/planner.h"
 
 /* --- routes ------------------------------------------------------------------------------------------------------- */
 
@@ -101,22 +100,6 @@ static void compare_memory(ar_check_run *run, int rank, const ar_rank_memory *co
 #undef COMPARE
 }
 
-/* Compares the memory between steps with what parameters and buckets of the layout take. */
-static ar_status compare_states(ar_check_run *run, const ari_cluster_options *o, int rank,
-                                const ar_rank_memory *counted)
-{
-    ari_step_case c = {.run = o->run, .config = o->config, .forward_only = o->forward_only};
-    ar_rank_memory listed = *counted;
-    ari_memory m;
-    AR_TRY(ari_memory_states(&m, &c, rank));
-    listed.weights = (size_t)m.of[ARI_MEMORY_WEIGHTS];
-    listed.gradients = (size_t)m.of[ARI_MEMORY_GRADIENTS];
-    listed.optimizer = (size_t)(m.of[ARI_MEMORY_MASTER] + m.of[ARI_MEMORY_OPTIMIZER]);
-    listed.buckets = (size_t)m.of[ARI_MEMORY_BUCKETS];
-    compare_memory(run, rank, counted, &listed);
-    return AR_OK;
-}
-
 /* True if a dry run has the shapes of the run: it has none of a body that is no model, and knows neither batches of
  * several sizes nor masks, positions and documents of a batch's own. */
 static bool is_predicted(const ari_cluster_options *o)
@@ -155,8 +138,6 @@ static ar_status check_rank(ar_check_run *run, const ari_cluster_options *o, con
         run->has_memory_predicted = false;
     else if (o->module)
         run->bytes_predicted += dry.bytes;
-    else
-        AR_TRY(compare_states(run, o, r, counted));
     return AR_OK;
 }
 

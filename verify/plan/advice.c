@@ -33,8 +33,8 @@ static ari_time_kind bound_kind(const ari_time *t)
 {
     ari_time_kind most = ARI_TIME_RECOMPUTE;
     for (int k = ARI_TIME_RECOMPUTE; k < ARI_TIME_KINDS; k++)
-        most = t->of[k] > t->of[most] ? (ari_time_kind)k : most;
-    return t->of[most] < 0.1 * ari_time_step(t) ? ARI_TIME_PRODUCTS : most;
+        most = t->seconds[k] > t->seconds[most] ? (ari_time_kind)k : most;
+    return t->seconds[most] < 0.1 * ari_time_step(t) ? ARI_TIME_PRODUCTS : most;
 }
 
 const char *ari_bound_of(const ari_time *t)
@@ -45,8 +45,8 @@ const char *ari_bound_of(const ari_time *t)
 
 static const char *link_of(const ari_time *t, ari_time_kind over)
 {
-    for (int i = 0; i < t->moved.n; i++) {
-        if (t->moved.row[i].over == over && t->moved.row[i].between)
+    for (int i = 0; i < t->traffic.n; i++) {
+        if (t->traffic.row[i].over == over && t->traffic.row[i].between)
             return "between nodes";
     }
     return "inside a node";
@@ -71,10 +71,11 @@ static void remedy(char *text, size_t size, const ari_planned *p, const ari_time
     const ar_parallel *layout = &p->step.run.parallel;
     const bool apart = layout->sp && ari_planned_overlap(p) == 1, interleaved = layout->virtual_stages > 1;
     const char *more = k == ARI_TIME_TP && apart ? " overlap of collectives with GEMMs,"
-                       : k == ARI_TIME_CP && ari_axis_ranks(layout, ARI_AXIS_RING) > 1 ? ", more of it within cp-inner"
-                       : k == ARI_TIME_DP && layout->zero >= 3                         ? ", a lower stage of ZeRO"
-                       : k == ARI_TIME_PP && interleaved                               ? "fewer virtual stages or "
-                                                                                       : "";
+                       : k == ARI_TIME_CP && ari_extent(layout, 1u << ARI_AXIS_RING) > 1
+                           ? ", more of it within cp-inner"
+                       : k == ARI_TIME_DP && layout->zero >= 3 ? ", a lower stage of ZeRO"
+                       : k == ARI_TIME_PP && interleaved       ? "fewer virtual stages or "
+                                                               : "";
     ari_text to = ari_text_in(text, size);
     ari_say(&to, "%s%s", remedies[k].before, more);
     if (remedies[k].after)
@@ -120,7 +121,7 @@ void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t
                 const ari_candidate *faster, double memory_bytes)
 {
     const ari_time_kind k = bound_kind(t);
-    const double step = ari_time_step(t), share = step > 0.0 ? 100.0 * t->of[k] / step : 0.0;
+    const double step = ari_time_step(t), share = step > 0.0 ? 100.0 * t->seconds[k] / step : 0.0;
     char what[160], experts[24] = "";
     remedy(what, sizeof what, p, t, k);
     if (faster && faster->choice.ep > 1)

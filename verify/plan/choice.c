@@ -104,19 +104,17 @@ ar_status ari_planned_check(const ari_planned *p)
 
 /* --- in depth ----------------------------------------------------------------------------------------------------- */
 
-/* Adds anyrank's own costs, if it can run the layout. */
-static ar_status add_own(ari_depth *d, const ari_time_options *time)
+/* Adds the memory of anyrank itself, if a dry run of the layout is quick. */
+static ar_status add_own(ari_depth *d)
 {
-    ari_time_options o = *time;
+    const ar_parallel *layout = &d->planned.step.run.parallel;
     ari_planned own = d->planned;
-    o.cost_model = ARI_COST_OWN;
-    d->has_own = ari_planned_counted(&d->planned) && ari_planned_quick(&d->planned);
+    d->has_own = layout->zero <= 1 && ari_at_least_one(layout->dp_replicate) == 1 && ari_planned_quick(&d->planned);
     if (!d->has_own)
         return AR_OK;
     own.flash = false;
     if (own.step.run.ddp.bucket_bytes == ARI_BUCKETS_USUAL)
         own.step.run.ddp.bucket_bytes = AR_BUCKET_BYTES;
-    AR_TRY(ari_time_of(&d->own_time, &own, &o));
     return ari_memory_own_most(&d->own_memory, &own);
 }
 
@@ -137,5 +135,5 @@ ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c, c
     d->found.bytes = ari_memory_sum(&d->memory);
     d->found.fits = room <= 0.0 || d->found.bytes <= room;
     ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->memory, faster, room);
-    return s->first ? AR_OK : add_own(d, &s->time);
+    return s->first ? AR_OK : add_own(d);
 }

@@ -20,7 +20,7 @@ double ari_memory_sum(const ari_memory *m)
 {
     double sum = 0.0;
     for (int k = 0; k < ARI_MEMORY_KINDS; k++)
-        sum += m->of[k];
+        sum += m->bytes[k];
     return sum;
 }
 
@@ -28,7 +28,7 @@ double ari_memory_activations(const ari_memory *m)
 {
     double sum = 0.0;
     for (int k = ARI_MEMORY_ATTENTION; k <= ARI_MEMORY_LOGITS; k++)
-        sum += m->of[k];
+        sum += m->bytes[k];
     return sum;
 }
 
@@ -43,22 +43,6 @@ int ari_planned_overlap(const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;
     return layout->sp && layout->tp > 1 ? ari_at_least_one(layout->overlap) : 1;
-}
-
-ari_step_case ari_planned_whole(const ari_planned *p)
-{
-    ari_step_case c = p->step;
-    ar_parallel *layout = &c.run.parallel;
-    layout->pp = layout->virtual_stages = 1;
-    layout->stages.n = 0;
-    layout->own_schedule = NULL;
-    layout->schedule = AR_PP_1F1B;
-    return c;
-}
-
-bool ari_planned_counted(const ari_planned *p)
-{
-    return p->step.run.parallel.zero <= 1 && ari_at_least_one(p->step.run.parallel.dp_replicate) == 1;
 }
 
 bool ari_planned_quick(const ari_planned *p)
@@ -81,89 +65,6 @@ double ari_planned_expert_shares(const ari_planned *p)
     const ar_parallel *layout = &p->step.run.parallel;
     const double copies = (double)ari_extent(layout, ari_expert_axes(layout)) / ari_at_least_one(layout->ep);
     return ari_experts_apart(layout) ? copies / ari_at_least_one(layout->dp_replicate) : ari_planned_shares(p);
-}
-
-ari_walked ari_walked_of(const ari_step_case *c, bool each_kind)
-{
-    const ar_recomputation *r = &c->run.parallel.recompute;
-    const double experts = ari_experts_share(c->config);
-    const bool windows = !each_kind && c->config->window > 0; /* some layers have none: other keys are seen */
-    const bool alike =
-        !windows && c->run.plan.rules == 0 && (r->what == AR_RECOMPUTE_NONE || ari_at_least_one(r->every) == 1);
-    ari_walked b = {.config = *c->config, .n = c->config->layers};
-    if (alike && (experts == 0.0 || experts == 1.0)) {
-        b.n = 1;
-    } else if (alike && each_kind) {
-        b.n = 2;
-        b.by_experts = true;
-        b.config.dense[0] = 1;
-    }
-    b.config.layers = b.n;
-    return b;
-}
-
-size_t ari_walked_block(const ari_walked *b, const ar_config *c, size_t layer)
-{
-    return b->n == 1 ? 0 : b->by_experts ? ar_config_has_experts(c, layer) : layer;
-}
-
-ari_stage ari_stage_of_layers(const ari_walked *b, const ar_config *c, size_t first, size_t count)
-{
-    ari_stage s = {.share = {[ARI_PART_BLOCKS] = (double)count / (double)c->layers},
-                   .layers = (double)count,
-                   .first = b->n > 1 && !b->by_experts ? first : 0};
-    for (size_t l = first; l < first + count && b->by_experts; l++)
-        s.experts += ar_config_has_experts(c, l);
-    return s;
-}
-
-ari_stage ari_stage_of(const ari_walked *b, const ari_planned *p, size_t i)
-{
-    const ar_parallel *layout = &p->step.run.parallel;
-    const size_t n = (size_t)ari_parallel_stages(layout);
-    size_t first = 0, count = 0;
-    ari_stage_layers(&first, &count, &layout->stages, p->step.config->layers, n, i);
-    ari_stage s = ari_stage_of_layers(b, p->step.config, first, count);
-    s.share[ARI_PART_BEFORE] = i == 0;
-    s.share[ARI_PART_AFTER] = i == n - 1;
-    return s;
-}
-
-ari_stage ari_stage_of_rank(const ari_walked *b, const ari_planned *p, size_t rank)
-{
-    const ar_parallel *layout = &p->step.run.parallel;
-    const size_t stages = (size_t)ari_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
-    ari_stage all = ari_stage_of(b, p, rank);
-    for (size_t i = rank + pp; i < stages; i += pp) {
-        const ari_stage s = ari_stage_of(b, p, i);
-        all.layers += s.layers;
-        all.experts += s.experts;
-        for (int part = 0; part < ARI_MODEL_PARTS; part++)
-            all.share[part] += s.share[part];
-    }
-    return all;
-}
-
-/* Stages with a layer more are in the middle. */
-size_t ari_stage_unlike(const ari_walked *b, const ari_planned *p, size_t i)
-{
-    const ar_parallel *layout = &p->step.run.parallel;
-    const size_t stages = (size_t)ari_parallel_stages(layout), pp = (size_t)ari_at_least_one(layout->pp);
-    const size_t longer = p->step.config->layers % stages, from = (stages - longer) / 2, to = from + longer;
-    const size_t at[] = {1, from % pp, to % pp, pp - 1, pp, from, to, stages - 1};
-    size_t next = stages;
-    for (size_t k = 0; k < sizeof at / sizeof *at; k++)
-        next = at[k] > i && at[k] < next ? at[k] : next;
-    return b->n > 1 || layout->stages.n > 0 ? i + 1 : next;
-}
-
-double ari_stage_times(const ari_walked *b, const ari_stage *s, size_t section)
-{
-    if (section >= b->n)
-        return s->share[section == b->n ? ARI_PART_BEFORE : ARI_PART_AFTER];
-    if (b->by_experts)
-        return section == 1 ? s->experts : s->layers - s->experts;
-    return b->n == 1 ? s->layers : section >= s->first && section < s->first + (size_t)s->layers;
 }
 
 double ari_experts_share(const ar_config *c)

@@ -4,10 +4,19 @@
 #include "anyrank/schedule.h"
 #include "ref/core/size.h"
 #include "ref/models/parallel_private.h"
-#include "verify/plan/planner.h"
+#include "verify/plan/cost.h"
 #include "verify/run/cluster_run.h"
 
 /* --- what is run -------------------------------------------------------------------------------------------------- */
+
+/* Micro-batches of a schedule under which a rank holds as much as under that of all of them: except under GPipe that
+ * does not grow any more when each stage has had a few. Where stages take turns, they do so every pp micro-batches. */
+static int enough_micro_batches(const ar_parallel *layout)
+{
+    const int micro = ari_at_least_one(layout->micro_batches), pp = ari_at_least_one(layout->pp);
+    const int enough = 3 * pp + micro % pp;
+    return layout->schedule != AR_PP_GPIPE && micro > enough ? enough : micro;
+}
 
 /* Leaves out micro-batches of the rank that are alike and take nothing more. */
 static void shorten(ar_run *r, int rank)
@@ -15,7 +24,7 @@ static void shorten(ar_run *r, int rank)
     ar_parallel *p = &r->parallel;
     const int pieces = ari_at_least_one(p->micro_batches), dp = ari_at_least_one(p->dp);
     const ar_parallel_rank at = ari_parallel_rank_of(p, rank);
-    const int enough = ari_memory_micro_batches(p);
+    const int enough = enough_micro_batches(p);
     size_t start = 0, first = 0, last = 0;
     ari_parallel_rows(p, r->batch, at.dp, 0, &start, &first);
     ari_parallel_rows(p, r->batch, at.dp, pieces - 1, &start, &last);
@@ -71,23 +80,20 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank)
     ari_dry_memory dry;
     if (p->flash)
         return ar_error_set(AR_ERR_UNSUPPORTED, "memory of a run of this version: it has no flash attention");
-    AR_TRY(ari_memory_states(m, &p->step, rank));
     AR_TRY(run_dry(&dry, &p->step, rank));
-    const double master = m->of[ARI_MEMORY_MASTER];
     double kept = 0.0;
     *m = (ari_memory){{0}};
-    m->of[ARI_MEMORY_WEIGHTS] = (double)dry.rank.weights;
-    m->of[ARI_MEMORY_OPERANDS] = (double)dry.rank.operands;
-    m->of[ARI_MEMORY_GRADIENTS] = (double)dry.rank.gradients;
-    m->of[ARI_MEMORY_MASTER] = master;
-    m->of[ARI_MEMORY_OPTIMIZER] = (double)dry.rank.optimizer - master;
-    m->of[ARI_MEMORY_BUCKETS] = (double)dry.rank.buckets;
+    m->bytes[ARI_MEMORY_WEIGHTS] = (double)dry.rank.weights;
+    m->bytes[ARI_MEMORY_OPERANDS] = (double)dry.rank.operands;
+    m->bytes[ARI_MEMORY_GRADIENTS] = (double)dry.rank.gradients;
+    m->bytes[ARI_MEMORY_OPTIMIZER] = (double)dry.rank.optimizer; /* master weights too */
+    m->bytes[ARI_MEMORY_BUCKETS] = (double)dry.rank.buckets;
     for (int use = 0; use < ARI_USES; use++) {
-        m->of[kind_of[use]] = (double)dry.stored[use];
+        m->bytes[kind_of[use]] = (double)dry.stored[use];
         kept += (double)dry.stored[use];
     }
-    m->of[ARI_MEMORY_UNITS] = (double)dry.rank.stored - kept;
-    m->of[ARI_MEMORY_WORKSPACE] = (double)(dry.rank.peak - dry.rank.stored);
+    m->bytes[ARI_MEMORY_UNITS] = (double)dry.rank.stored - kept;
+    m->bytes[ARI_MEMORY_WORKSPACE] = (double)(dry.rank.peak - dry.rank.stored);
     return AR_OK;
 }
 
@@ -97,12 +103,14 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank)
 ar_status ari_memory_own_most(ari_memory *m, const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;
-    const ari_walked b = ari_walked_of(&p->step, true);
+    ari_pipeline l;
     const size_t pp = (size_t)ari_at_least_one(layout->pp), each = (size_t)ar_parallel_world(layout) / pp;
     *m = (ari_memory){{0.0}};
-    for (size_t i = 0; i < pp; i = layout->own_schedule ? i + 1 : ari_stage_unlike(&b, p, i)) {
+    ari_pipeline_of(&l, p);
+    for (size_t i = 0; i < (layout->own_schedule ? pp : l.classes); i++) {
+        const size_t stage = layout->own_schedule ? i : (size_t)l.rank_class[i].first;
         ari_memory here;
-        AR_TRY(ari_memory_own(&here, p, (int)(i * each)));
+        AR_TRY(ari_memory_own(&here, p, (int)(stage * each)));
         if (i == 0 || ari_memory_sum(&here) > ari_memory_sum(m))
             *m = here;
     }

@@ -1,28 +1,82 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which of the fastest layouts is advised, and why. Predictions of layouts that differ by less than planner.md's errors
- * say nothing about their order: of those the simplest comes first. */
+/* Which of the fastest layouts is advised, and why, in sentences. Predictions of layouts that differ by less than
+ * planner.md's errors say nothing about their order: of those one that is like a published run comes first, then the
+ * simplest. */
 #include <math.h>
 #include <stdlib.h>
 
+#include "ref/core/schedule_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/models/model_private.h"
 #include "verify/plan/search.h"
 
+/* --- what people run ---------------------------------------------------------------------------------------------- */
+
+/* Published layouts: docs/evidence/planner-runs.tsv, and DeepSeek-V3 (arXiv:2412.19437, section 3.2; its DualPipe fills
+ * waits as zero bubble does). */
+typedef struct published {
+    double parameters;
+    int tp, cp, pp, virtual_stages, zero;
+    bool zero_bubble;
+} published;
+static const published runs[] = {
+    {7e9, 1, 1, 1, 1, 3, false},     {13e9, 1, 1, 1, 1, 3, false},   {15e9, 4, 1, 1, 1, 1, false},
+    {22e9, 8, 1, 1, 1, 0, false},    {30e9, 1, 1, 1, 1, 3, false},   {70e9, 1, 1, 1, 1, 3, false},
+    {70e9, 2, 1, 1, 1, 3, false},    {70e9, 4, 2, 4, 5, 1, false},   {175e9, 8, 1, 8, 3, 0, false},
+    {340e9, 8, 1, 8, 12, 1, false},  {405e9, 8, 1, 16, 4, 2, false}, {405e9, 8, 16, 16, 4, 2, false},
+    {405e9, 8, 2, 9, 7, 1, false},   {530e9, 8, 1, 35, 3, 0, false}, {671e9, 1, 1, 16, 2, 1, true},
+    {1000e9, 8, 1, 64, 1, 0, false},
+};
+enum { RUNS = sizeof runs / sizeof *runs };
+static const double ALIKE = 2.0; /* factor within which sizes and extents are alike */
+
+static bool alike(double a, double b)
+{
+    return fmax(a, b) <= ALIKE * fmin(a, b);
+}
+
+/* Axes in which a layout is unlike a run; ZeRO's first stage is like none. */
+static int unlike_axes(const ari_choice *c, const published *run)
+{
+    const int zero = c->zero > 1 ? c->zero : 1, other = run->zero > 1 ? run->zero : 1;
+    const bool zero_bubble = c->pp > 1 && c->schedule == AR_PP_ZERO_BUBBLE;
+    return !alike(c->tp, run->tp) + !alike(c->cp, run->cp) + !alike(c->pp, run->pp) +
+           !alike(ari_at_least_one(c->virtual_stages), run->virtual_stages) + (zero != other) +
+           (zero_bubble != run->zero_bubble);
+}
+
+bool ari_choice_is_published(const ari_choice *c, double parameters)
+{
+    bool any = false, like = false;
+    for (size_t i = 0; i < RUNS; i++) {
+        any = any || alike(runs[i].parameters, parameters);
+        like = like || (alike(runs[i].parameters, parameters) && unlike_axes(c, &runs[i]) < 2);
+    }
+    return like || !any;
+}
+
+/* --- the order ---------------------------------------------------------------------------------------------------- */
+
 /* Longest sequence that few cut, fewest tokens of a rank, parameters from which tp fills a node, and its memory. */
 static const double SHORT_SEQ = 8192.0, FEW_TOKENS = 1024.0, LARGE = 70e9, USUAL_BYTES = 80e9, USUAL_TP = 8.0;
 
 typedef struct measured {
-    int unusual, parts;
+    int unlike, unusual, parts;
     ari_candidate candidate;
 } measured;
+
+double ari_search_parameters(const ari_search *s)
+{
+    size_t n = 0;
+    return ari_config_parameters(s->base.step.config, &n) == AR_OK ? (double)n : 0.0;
+}
 
 unsigned ari_unusual_of(const ari_search *s, const ari_choice *c)
 {
     const ar_run *run = &s->base.step.run;
     const double memory = s->time.cluster.memory_bytes, samples = ceil((double)run->batch / c->dp / c->micro_batches);
-    size_t n = 0;
-    const bool large = ari_config_parameters(s->base.step.config, &n) == AR_OK && (double)n >= LARGE;
+    const bool large = ari_search_parameters(s) >= LARGE;
     unsigned is = 0;
     if (c->cp > 1 && (double)run->seq <= SHORT_SEQ)
         is |= ARI_UNUSUAL_CP;
@@ -45,9 +99,10 @@ static int parts_of(const ari_choice *c)
            (c->recompute != AR_RECOMPUTE_NONE);
 }
 
-static int by_simplicity(const void *a, const void *b)
+static int by_preference(const void *a, const void *b)
 {
     const measured *x = a, *y = b;
+    ARI_ASCENDING(x->unlike, y->unlike);
     ARI_ASCENDING(x->unusual, y->unusual);
     ARI_ASCENDING(x->parts, y->parts);
     ARI_ASCENDING(x->candidate.choice.cp, y->candidate.choice.cp);
@@ -76,22 +131,43 @@ static ar_status choose_chunks(ari_candidate *f, const ari_search *s)
     return AR_OK;
 }
 
+/* Of a mesh whose fastest layout is unlike published runs another is listed too, which only counts if it is first. */
+static void drop_others(ari_ranking *r)
+{
+    size_t n = 0, equal = 0, fitting = 0;
+    for (size_t i = 0; i < r->n; i++) {
+        if (i > 0 && r->layout[i].other)
+            continue;
+        equal += i < r->equal;
+        fitting += i < r->fitting;
+        r->layout[n++] = r->layout[i];
+    }
+    r->n = n;
+    r->equal = equal;
+    r->fitting = fitting;
+}
+
 ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s)
 {
-    ARI_OWNED measured *of = NULL;
-    if (s->time.cluster.gpu == 0 || r->fitting == 0)
+    ARI_OWNED measured *list = NULL;
+    const double parameters = ari_search_parameters(s);
+    if (s->time.cluster.gpu == 0 || r->fitting == 0) {
+        drop_others(r);
         return AR_OK;
-    while (r->equal < r->fitting && r->at[r->equal].seconds <= (1.0 + ARI_EQUAL) * r->at[0].seconds)
-        r->equal++;
-    AR_TRY(ARI_ALLOC_ZERO(&of, r->equal, "layouts"));
-    for (size_t i = 0; i < r->equal; i++) {
-        const ari_choice *c = &r->at[i].choice;
-        of[i] = (measured){__builtin_popcount(ari_unusual_of(s, c)), parts_of(c), r->at[i]};
     }
-    qsort(of, r->equal, sizeof *of, by_simplicity);
+    while (r->equal < r->fitting && r->layout[r->equal].seconds <= (1.0 + ARI_EQUAL) * r->layout[0].seconds)
+        r->equal++;
+    AR_TRY(ARI_ALLOC_ZERO(&list, r->equal, "layouts"));
+    for (size_t i = 0; i < r->equal; i++) {
+        const ari_choice *c = &r->layout[i].choice;
+        list[i] = (measured){!ari_choice_is_published(c, parameters), __builtin_popcount(ari_unusual_of(s, c)),
+                             parts_of(c), r->layout[i]};
+    }
+    qsort(list, r->equal, sizeof *list, by_preference);
     for (size_t i = 0; i < r->equal; i++)
-        r->at[i] = of[i].candidate;
-    return s->chunks && !s->first && !s->every ? choose_chunks(&r->at[0], s) : AR_OK;
+        r->layout[i] = list[i].candidate;
+    drop_others(r);
+    return s->chunks && !s->first && !s->every ? choose_chunks(&r->layout[0], s) : AR_OK;
 }
 
 /* --- why ---------------------------------------------------------------------------------------------------------- */
@@ -99,34 +175,101 @@ ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s)
 static const double LEAST = 1e-3; /* of the largest difference: less explains nothing, and may be rounding alone */
 
 /* "bubble +910 ms, tp -95 ms": the two kinds of time that differ most. */
-static void differences(ari_text *text, const ari_time *than, const ari_time *t)
+static void say_differences(ari_text *text, const ari_time *than, const ari_time *t)
 {
     int most = 0, next = -1;
     for (int k = 1; k < ARI_TIME_KINDS; k++)
-        most = fabs(t->of[k] - than->of[k]) > fabs(t->of[most] - than->of[most]) ? k : most;
+        most = fabs(t->seconds[k] - than->seconds[k]) > fabs(t->seconds[most] - than->seconds[most]) ? k : most;
     for (int k = 0; k < ARI_TIME_KINDS; k++) {
-        if (k != most && (next < 0 || fabs(t->of[k] - than->of[k]) > fabs(t->of[next] - than->of[next])))
+        if (k != most &&
+            (next < 0 || fabs(t->seconds[k] - than->seconds[k]) > fabs(t->seconds[next] - than->seconds[next])))
             next = k;
     }
     for (int i = 0; i < 2; i++) {
         const int k = i == 0 ? most : next;
-        const double by = t->of[k] - than->of[k];
-        if (i == 0 || fabs(by) > LEAST * fabs(t->of[most] - than->of[most]))
+        const double by = t->seconds[k] - than->seconds[k];
+        if (i == 0 || fabs(by) > LEAST * fabs(t->seconds[most] - than->seconds[most]))
             ari_say(text, "%s%s %+.3g s", i == 0 ? "" : ", ", ari_time_name((ari_time_kind)k), by);
     }
 }
 
-/* "; tp=8 cp=1 pp=16 dp=128 takes 12 % longer (bubble +0.9 s, tp -0.1 s)". */
+/* "tp=8 cp=1 pp=16 dp=128 interleaved x 4 takes 12 % longer (bubble +0.9 s, tp -0.1 s)". */
 static ar_status say_other(ari_text *text, const ari_search *s, const ari_candidate *best, const ari_candidate *other)
 {
     ari_time t, u;
     char layout[ARI_CHOICE_TEXT];
+    const double by = other->seconds / best->seconds - 1.0;
     AR_TRY(time_of(&t, s, best));
     AR_TRY(time_of(&u, s, other));
     ari_choice_text(layout, &other->choice, ARI_LAYOUT_AXES, " ");
-    ari_say(text, "%s takes %.0f %% longer (", layout, 100.0 * (other->seconds / best->seconds - 1.0));
-    differences(text, &t, &u);
+    ari_say(text, "%s", layout);
+    if (other->choice.pp > 1)
+        ari_say(text, " %s", ari_pp_schedule_name(other->choice.schedule));
+    if (other->choice.virtual_stages > 1)
+        ari_say(text, " x %d", other->choice.virtual_stages);
+    ari_say(text, " zero=%d takes %.0f %% %s (", other->choice.zero, 100.0 * fabs(by), by < 0.0 ? "less" : "longer");
+    say_differences(text, &t, &u);
     ari_say(text, ")");
+    return AR_OK;
+}
+
+/* Layouts of another kind use other axes, another schedule, or divide the weights or not. */
+static bool same_kind(const ari_choice *a, const ari_choice *b)
+{
+    return (a->tp > 1) == (b->tp > 1) && (a->cp > 1) == (b->cp > 1) && (a->pp > 1) == (b->pp > 1) &&
+           (a->ep > 1) == (b->ep > 1) && a->schedule == b->schedule && (a->zero == 3) == (b->zero == 3);
+}
+
+/* The fastest of those that fit and that a test accepts; NULL: none. */
+static const ari_candidate *fastest_of(const ari_ranking *r, const ari_choice *other_kind)
+{
+    const ari_candidate *found = NULL;
+    for (size_t i = 0; i < r->fitting; i++) {
+        const ari_candidate *f = &r->layout[i];
+        const bool counts = f != &r->layout[0] && (!other_kind || !same_kind(&f->choice, other_kind));
+        if (counts && (!found || f->seconds < found->seconds))
+            found = f;
+    }
+    return found;
+}
+
+static ar_status say_first(ari_text *text, const ari_search *s, const ari_ranking *r)
+{
+    const ari_candidate *best = &r->layout[0], *next = fastest_of(r, NULL);
+    const double parameters = ari_search_parameters(s);
+    const bool is_published = ari_choice_is_published(&best->choice, parameters);
+    if (!next) {
+        ari_say(text, "it is first because no other mesh has a layout that fits");
+        return AR_OK;
+    }
+    if (r->equal <= 1) {
+        ari_say(text, "it is first because it is the fastest: ");
+        return say_other(text, s, best, next);
+    }
+    ari_say(text, "%zu layouts within 5 %% of the fastest are equal by what is known, and it is the simplest of them%s",
+            r->equal, is_published ? "" : ", none of which is like a published run of this size");
+    if (next->seconds < best->seconds) {
+        ari_say(text, "; ");
+        AR_TRY(say_other(text, s, best, next));
+        if (is_published && !ari_choice_is_published(&next->choice, parameters))
+            ari_say(text, ", but differs from every published run of this size in two axes or more");
+    }
+    return AR_OK;
+}
+
+static ar_status say_bound(ari_text *text, const ari_search *s, const ari_candidate *best)
+{
+    ari_time t;
+    AR_TRY(time_of(&t, s, best));
+    ari_say(text, "its step is bound by %s: ", ari_bound_of(&t));
+    for (int k = 0, n = 0; k < ARI_TIME_KINDS; k++) {
+        if (t.seconds[k] >= 0.005 * best->seconds)
+            ari_say(text, "%s%s %.0f %%", n++ ? ", " : "", ari_time_name((ari_time_kind)k),
+                    100.0 * t.seconds[k] / best->seconds);
+    }
+    const ari_planned p = ari_choice_planned(&s->base, &best->choice);
+    if (ari_planned_overlap(&p) > 1)
+        ari_say(text, " with --overlap %d", ari_planned_overlap(&p));
     return AR_OK;
 }
 
@@ -135,51 +278,35 @@ static ar_status say_unusual(ari_text *text, const ari_search *s, const ari_rank
     static const char *const what[] = {"cp in sequences of at most 8,192 tokens", "tp below 8 of a model this large",
                                        "tp over several nodes", "fewer than 1,024 tokens a rank",
                                        "ZeRO-3 in a pipeline, which gathers weights for every micro-batch"};
-    const ari_candidate *best = &r->at[0];
+    const ari_candidate *best = &r->layout[0];
     size_t i = 1;
-    while (i < r->fitting && ari_unusual_of(s, &r->at[i].choice) & kind)
+    while (i < r->fitting && ari_unusual_of(s, &r->layout[i].choice) & kind)
         i++;
     ari_say(text, "few would take %s: ", what[(int)log2(kind)]);
     if (i < r->fitting)
-        return say_other(text, s, best, &r->at[i]);
+        return say_other(text, s, best, &r->layout[i]);
     ari_say(text, "nothing without it fits");
-    return AR_OK;
-}
-
-static ar_status say_shares(ari_text *text, const ari_search *s, const ari_candidate *best)
-{
-    ari_time t;
-    AR_TRY(time_of(&t, s, best));
-    for (int k = 0, n = 0; k < ARI_TIME_KINDS; k++) {
-        if (t.of[k] >= 0.005 * best->seconds)
-            ari_say(text, "%s%s %.0f %%", n++ ? ", " : "", ari_time_name((ari_time_kind)k),
-                    100.0 * t.of[k] / best->seconds);
-    }
-    const ari_planned p = ari_choice_planned(&s->base, &best->choice);
-    ari_say(text, " of its step");
-    if (ari_planned_overlap(&p) > 1)
-        ari_say(text, " with --overlap %d", ari_planned_overlap(&p));
     return AR_OK;
 }
 
 ar_status ari_ranking_why(char lines[ARI_WHY_LINES][ARI_WHY_TEXT], const ari_search *s, const ari_ranking *r)
 {
-    const ari_candidate *best = &r->at[0];
-    const unsigned unusual = ari_unusual_of(s, &best->choice);
+    const ari_candidate *best = &r->layout[0];
     int n = 0;
     for (int i = 0; i < ARI_WHY_LINES; i++)
         lines[i][0] = '\0';
     if (r->equal == 0)
         return AR_OK;
+    const unsigned unusual = ari_unusual_of(s, &best->choice);
+    const ari_candidate *other = fastest_of(r, &best->choice);
     ari_text text = ari_text_in(lines[n++], ARI_WHY_TEXT);
-    AR_TRY(say_shares(&text, s, best));
+    AR_TRY(say_first(&text, s, r));
     text = ari_text_in(lines[n++], ARI_WHY_TEXT);
-    if (r->equal > 1)
-        ari_say(&text, "%zu layouts within 5 %% of the fastest are equal, the simplest is first; ", r->equal);
-    if (r->equal < r->fitting)
-        AR_TRY(say_other(&text, s, best, &r->at[r->equal]));
-    else
-        ari_say(&text, "no other fits");
+    AR_TRY(say_bound(&text, s, best));
+    text = ari_text_in(lines[n++], ARI_WHY_TEXT);
+    ari_say(&text, other ? "the best of another kind: " : "no layout of another kind fits");
+    if (other)
+        AR_TRY(say_other(&text, s, best, other));
     for (unsigned kind = 1; kind <= ARI_UNUSUAL_ZERO && n < ARI_WHY_LINES; kind <<= 1) {
         text = ari_text_in(lines[n], ARI_WHY_TEXT);
         if (unusual & kind) {

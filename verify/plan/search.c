@@ -1,32 +1,71 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* All layouts of a number of ranks. Those of one mesh share parts of their time. */
+/* How a layout is chosen: every mesh of a number of ranks, every layout of a mesh, of which each legal one's time and
+ * memory are computed, and of each mesh the fastest that fits. preferred.c orders those that are equally fast.
+ *
+ * A mesh is a product tp x cp x pp x dp. A family of its layouts has one way to join the ranks of context parallelism,
+ * to divide experts, and one answer to sequence parallelism; a micro-batch costs all its layouts the same for the same
+ * number of samples. A variant is a stage of ZeRO with its replicas, whose sums of gradients are the same for all
+ * micro-batches. What remains for each layout is a sum of these. */
 #include "verify/plan/search.h"
 
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/size.h"
 #include "ref/models/model_private.h"
-#include "verify/plan/search_impl.h"
+#include "verify/plan/cost.h"
 
-/* --- variants of a mesh ------------------------------------------------------------------------------------------- */
+enum { MOST_MICRO = 96, MOST_PIPELINES = 18, MOST_DIVISORS = 512, MOST_VARIANTS = 5 };
+
+/* What tells the costs of micro-batches apart among meshes of one tp and cp; dp and their number matter where they do
+ * not divide the batch. */
+typedef struct cost_key {
+    size_t samples;
+    int inner, ep, etp, sp, zigzag, dp, micros;
+    int unused; /* so that keys have no padding */
+} cost_key;
+typedef struct known_cost {
+    cost_key key;
+    ari_micro_cost cost;
+    size_t next; /* with the same hash; 0: none */
+} known_cost;
+enum { COST_LISTS = 1024 };
+
+typedef struct seeker {
+    const ari_search *search;
+    ari_ranking *ranking;
+    ari_choice mesh;
+    int micro[MOST_MICRO], micros;
+    ari_pipeline *pipeline; /* [MOST_PIPELINES] */
+    int pipelines;
+    int divisor[MOST_DIVISORS], divisors; /* of the ranks */
+    int tp, cp;                           /* of the costs */
+    known_cost *cost;                     /* [costs]; the first is not used */
+    size_t costs, cost_room, list[COST_LISTS];
+    size_t cost_of[MOST_MICRO]; /* of the family's micro-batches */
+    double parameters;
+    /* Of the mesh: the fastest that fits, the fastest like published runs, and the one that needs least memory. */
+    ari_candidate fastest, usual, lightest;
+    bool has_fastest, has_usual, has_lightest;
+} seeker;
 
 static bool wanted(int fixed, int value)
 {
     return fixed <= 0 || fixed == value;
 }
 
-/* The divisors of n, rising; at most `most` of them. */
-static int list_divisors(int *list, int most, size_t n)
+/* The divisors of n, rising; at most `limit` of them. */
+static int list_divisors(int *list, int limit, size_t n)
 {
     int count = 0;
-    for (size_t d = 1; d <= n / d && count < most; d++) {
+    for (size_t d = 1; d <= n / d && count < limit; d++) {
         if (n % d == 0)
             list[count++] = (int)d;
     }
-    for (int i = count - 1; i >= 0 && count < most; i--) {
+    for (int i = count - 1; i >= 0 && count < limit; i--) {
         const size_t other = n / (size_t)list[i];
         if (other > (size_t)list[i] && other <= INT_MAX)
             list[count++] = (int)other;
@@ -34,29 +73,38 @@ static int list_divisors(int *list, int most, size_t n)
     return count;
 }
 
+/* --- pipelines and micro-batches of a mesh ------------------------------------------------------------------------ */
+
 /* Micro-batches that divide the samples of a rank; of a batch that dp does not divide those of the fullest rank. */
-static void list_micro(ari_seeker *k)
+static void list_micro(seeker *k)
 {
-    const size_t batch = k->s->base.step.run.batch, dp = (size_t)k->mesh.dp, n = (batch + dp - 1) / dp;
+    const size_t batch = k->search->base.step.run.batch, dp = (size_t)k->mesh.dp, n = (batch + dp - 1) / dp;
     k->micros = 1;
-    if (k->s->fixed.micro_batches > 0)
-        k->micro[0] = k->s->fixed.micro_batches;
+    if (k->search->fixed.micro_batches > 0)
+        k->micro[0] = k->search->fixed.micro_batches;
     else
-        k->micros = list_divisors(k->micro, ARI_PARTS_MICRO, n);
+        k->micros = list_divisors(k->micro, MOST_MICRO, n);
 }
 
-static void add_pipeline(ari_seeker *k, int virtual_stages, ar_pp_schedule schedule)
+static void add_pipeline(seeker *k, int virtual_stages, ar_pp_schedule schedule)
 {
-    if (k->pipelines == ARI_PARTS_PIPELINES)
+    ari_choice c = k->mesh;
+    if (k->pipelines == MOST_PIPELINES)
         return;
-    k->pipeline[k->pipelines++] = (ari_seeker_pipeline){virtual_stages, schedule};
+    c.virtual_stages = virtual_stages;
+    c.schedule = schedule;
+    ari_pipeline *l = &k->pipeline[k->pipelines++];
+    const ari_planned p = ari_choice_planned(&k->search->base, &c);
+    *l = (ari_pipeline){.stages = virtual_stages, .schedule = schedule}; /* one that its check refuses has no classes */
+    if ((double)c.pp * virtual_stages <= (double)p.step.config->layers || p.step.run.parallel.stages.n > 0)
+        ari_pipeline_of(l, &p);
 }
 
 /* Virtual stages that cut the layers evenly, or as evenly as if embedding and head were a layer each. */
-static void add_interleaved(ari_seeker *k)
+static void add_interleaved(seeker *k)
 {
-    const size_t layers = k->s->base.step.config->layers, pp = (size_t)k->mesh.pp;
-    const int fixed = k->s->fixed.virtual_stages;
+    const size_t layers = k->search->base.step.config->layers, pp = (size_t)k->mesh.pp;
+    const int fixed = k->search->fixed.virtual_stages;
     for (size_t v = 2; v <= layers / pp || (int)v == fixed; v++) {
         const bool even = layers % (pp * v) == 0 || (layers + 2) % (pp * v) == 0;
         if (fixed > 0 ? (int)v == fixed : even)
@@ -65,9 +113,9 @@ static void add_interleaved(ari_seeker *k)
 }
 
 /* GPipe is looked at where it is asked for: it is never faster than 1F1B, which holds less. */
-static void list_pipelines(ari_seeker *k)
+static void list_pipelines(seeker *k)
 {
-    const int fixed = k->s->fixed.virtual_stages, schedule = k->s->schedule;
+    const int fixed = k->search->fixed.virtual_stages, schedule = k->search->schedule;
     k->pipelines = 0;
     for (int kind = 0; kind < AR_PP_SCHEDULES && k->mesh.pp > 1; kind++) {
         if (schedule >= 0 ? kind != schedule : kind == AR_PP_GPIPE)
@@ -82,253 +130,296 @@ static void list_pipelines(ari_seeker *k)
                      schedule > 0 && k->mesh.pp > 1 ? (ar_pp_schedule)schedule : AR_PP_1F1B);
 }
 
-static ar_status add_variant(ari_seeker *k, const ari_choice *c)
-{
-    AR_TRY(ARI_GROW(&k->variant, &k->room, k->n, "layouts"));
-    ari_candidate *f = &k->variant[k->n++];
-    *f = (ari_candidate){.choice = *c, .reason = ""};
-    return AR_OK;
-}
-
-/* The first reason is kept for the case that nothing is legal. */
-static ar_status refuse(ari_seeker *k, const ari_choice *c, ar_status why)
-{
-    if (k->r->refused[0] == '\0')
-        snprintf(k->r->refused, sizeof k->r->refused, "%s", ar_error_message());
-    if (!k->s->every)
-        return AR_OK;
-    AR_TRY(add_variant(k, c));
-    ari_ranking *r = k->r;
-    AR_TRY(ARI_GROW(&r->why, &r->why_room, r->whys, "reasons"));
-    AR_TRY(ari_alloc((void **)&r->why[r->whys], 1, ARI_REASON, "a reason"));
-    snprintf(r->why[r->whys], ARI_REASON, "%s", ar_error_message());
-    k->variant[k->n - 1].legal = why;
-    k->variant[k->n - 1].reason = r->why[r->whys++];
-    return AR_OK;
-}
+/* --- which are legal ---------------------------------------------------------------------------------------------- */
 
 bool ari_is_verdict(ar_status st)
 {
     return st != AR_ERR_MEMORY && st != AR_ERR_INTERNAL;
 }
 
+static ar_status keep(ari_ranking *r, const ari_candidate *f)
+{
+    AR_TRY(ARI_GROW(&r->layout, &r->room, r->n, "layouts"));
+    r->layout[r->n++] = *f;
+    return AR_OK;
+}
+
+/* The first reason is kept for the case that nothing is legal. */
+static ar_status refuse(seeker *k, const ari_choice *c, ar_status why)
+{
+    ari_ranking *r = k->ranking;
+    if (r->refused[0] == '\0')
+        snprintf(r->refused, sizeof r->refused, "%s", ar_error_message());
+    if (!k->search->every)
+        return AR_OK;
+    AR_TRY(ARI_GROW(&r->why, &r->why_room, r->whys, "reasons"));
+    AR_TRY(ari_alloc((void **)&r->why[r->whys], 1, ARI_REASON, "a reason"));
+    snprintf(r->why[r->whys], ARI_REASON, "%s", ar_error_message());
+    return keep(r, &(ari_candidate){.choice = *c, .legal = why, .reason = r->why[r->whys++]});
+}
+
+/* What is known of a variant's layouts in a pipeline: one that is legal is so with fewer micro-batches, and
+ * recomputation makes no difference. */
+typedef enum verdict { ALL_LEGAL, NONE_LEGAL, EACH_DIFFERS } verdict;
+
+/* The verdict on a layout with so many micro-batches. A failure of the machine is returned. */
+static ar_status check_micro(ar_status *legal, seeker *k, ari_choice c, int micro_batches)
+{
+    c.micro_batches = micro_batches;
+    const ari_planned p = ari_choice_planned(&k->search->base, &c);
+    *legal = ari_planned_check(&p);
+    if (*legal == AR_OK || !ari_is_verdict(*legal))
+        return *legal;
+    return k->search->every ? AR_OK : refuse(k, &c, *legal);
+}
+
+static ar_status judge(verdict *v, seeker *k, const ari_choice *c)
+{
+    ar_status most = AR_ERR_ARG, fewest = AR_ERR_ARG;
+    *v = EACH_DIFFERS;
+    if (k->search->every)
+        return AR_OK;
+    AR_TRY(check_micro(&fewest, k, *c, k->micro[0]));
+    if (fewest == AR_OK)
+        AR_TRY(check_micro(&most, k, *c, k->micro[k->micros - 1]));
+    *v = most == AR_OK ? ALL_LEGAL : fewest == AR_OK ? EACH_DIFFERS : NONE_LEGAL;
+    return AR_OK;
+}
+
+/* --- costs of micro-batches --------------------------------------------------------------------------------------- */
+
+static void forget_costs(seeker *k)
+{
+    memset(k->list, 0, sizeof k->list);
+    k->costs = 1;
+    k->tp = k->mesh.tp;
+    k->cp = k->mesh.cp;
+}
+
+static ar_status find_cost(size_t *found, seeker *k, const ari_planned *p)
+{
+    const ar_parallel *l = &p->step.run.parallel;
+    const size_t batch = p->step.run.batch, pieces = (size_t)l->dp * (size_t)l->micro_batches, samples = batch / pieces;
+    const bool even = samples * pieces == batch;
+    const cost_key key = {.samples = samples,
+                          .inner = l->cp_inner,
+                          .ep = l->ep,
+                          .etp = l->etp,
+                          .sp = l->sp,
+                          .zigzag = l->zigzag,
+                          .dp = even ? 0 : l->dp,
+                          .micros = even ? 0 : l->micro_batches};
+    size_t hash = 0;
+    for (size_t i = 0; i < sizeof key; i++)
+        hash = 31 * hash + ((const unsigned char *)&key)[i];
+    size_t *first = &k->list[hash % COST_LISTS];
+    for (*found = *first; *found; *found = k->cost[*found].next) {
+        if (memcmp(&k->cost[*found].key, &key, sizeof key) == 0)
+            return AR_OK;
+    }
+    AR_TRY(ARI_GROW(&k->cost, &k->cost_room, k->costs, "costs of micro-batches"));
+    *found = k->costs++;
+    k->cost[*found].key = key;
+    k->cost[*found].next = *first;
+    *first = *found;
+    return ari_micro_cost_of(&k->cost[*found].cost, p, &k->search->time, NULL);
+}
+
+/* --- layouts of a family ------------------------------------------------------------------------------------------ */
+
 /* Replicas that share out within a node, where the ranks that sum gradients span nodes; 1: none. */
-static int replicas(const ari_seeker *k, const ari_choice *c)
+static int replicas(const seeker *k, const ari_choice *c)
 {
     ari_choice one = *c;
     one.dp_replicate = 1;
-    const ari_planned p = ari_choice_planned(&k->s->base, &one);
-    const ari_links l = ari_links_of(&p, &k->s->time, ARI_OVER_DP);
-    const double nodes = l.in_node > 1.0 ? l.n / l.in_node : 1.0;
+    const ari_planned p = ari_choice_planned(&k->search->base, &one);
+    const ari_links l = ari_links_of(&p, &k->search->time, ARI_OVER_DP);
+    const double nodes = l.node_ranks > 1.0 ? l.ranks / l.node_ranks : 1.0;
     const int each = ari_extent(&p.step.run.parallel, ari_expert_axes(&p.step.run.parallel)) / (int)nodes;
     const bool whole = nodes == floor(nodes) && c->dp % (int)nodes == 0 && each % ari_at_least_one(c->ep) == 0;
     return whole ? (int)nodes : 1;
 }
 
-/* With flash attention selective recomputation has nothing to compute again. What the system lacks is not looked at. */
-static int add_recomputed(ari_choice of[ARI_MOST_VARIANTS], int n, const ari_seeker *k, ari_choice c)
-{
-    const ari_search *s = k->s;
-    if (ari_system_lacks(s, &c))
-        return n;
-    for (int again = AR_RECOMPUTE_NONE; again <= AR_RECOMPUTE_FULL; again++) {
-        c.recompute = (ar_recompute)again;
-        if (s->recompute >= 0 ? s->recompute == again : again != AR_RECOMPUTE_SELECTIVE || !s->base.flash)
-            of[n++] = c;
-    }
-    return n;
-}
+typedef struct variant {
+    int zero, dp_replicate;
+} variant;
 
-/* ZeRO-3 also shares out within nodes alone. */
-int ari_seeker_variants(ari_choice of[ARI_MOST_VARIANTS], const ari_seeker *k, size_t group)
+/* Stages of ZeRO that the system has; the third also shares out within nodes alone. */
+static int list_variants(variant list[MOST_VARIANTS], const seeker *k, ari_choice c)
 {
-    const size_t pipelines = (size_t)k->pipelines, each = pipelines * (size_t)k->micros;
-    const ari_seeker_pipeline *pipeline = &k->pipeline[group % pipelines];
-    const ari_layout_family *family = &k->family[group / each];
-    const int given = k->s->fixed.dp_replicate, zero = k->s->zero;
-    ari_choice c = family->choice;
+    const ari_search *s = k->search;
+    const ari_planned p = ari_choice_planned(&s->base, &c);
+    const int given = s->fixed.dp_replicate, sharers = ari_extent(&p.step.run.parallel, ARI_CUTS_DATA),
+              hybrid = replicas(k, &c);
     int n = 0;
-    c.micro_batches = k->micro[group % each / pipelines];
-    c.virtual_stages = pipeline->virtual_stages;
-    c.schedule = pipeline->schedule;
     for (c.zero = 0; c.zero <= 3; c.zero++) {
-        if (zero >= 0 ? zero != c.zero : c.zero > 0 && family->sharers == 1)
+        if (s->zero >= 0 ? s->zero != c.zero : c.zero > 0 && sharers == 1)
             continue;
         c.dp_replicate = c.zero > 0 ? ari_at_least_one(given) : 1;
-        n = add_recomputed(of, n, k, c);
-        c.dp_replicate = family->hybrid;
-        if (c.zero == 3 && family->hybrid > 1 && given == 0)
-            n = add_recomputed(of, n, k, c);
+        if (!ari_system_lacks(s, &c))
+            list[n++] = (variant){c.zero, c.dp_replicate};
+        c.dp_replicate = hybrid;
+        if (c.zero == 3 && hybrid > 1 && given == 0 && !ari_system_lacks(s, &c))
+            list[n++] = (variant){c.zero, c.dp_replicate};
     }
     return n;
 }
 
-/* --- which are legal ---------------------------------------------------------------------------------------------- */
-
-/* What a check can distinguish among the variants of a group; recomputation makes no difference to it. */
-static size_t class_of(const ari_choice *c)
+/* With flash attention selective recomputation has nothing to compute again. */
+static int list_recomputed(ar_recompute list[AR_RECOMPUTES], const ari_search *s)
 {
-    return c->zero == 0 ? 0 : c->dp_replicate == 1 ? 1 : 2;
-}
-enum { CLASSES = 3 };
-
-/* What is known of a family's layouts with a pipeline. */
-typedef enum verdict { NOT_ASKED, ALL_LEGAL, NONE_LEGAL, EACH_DIFFERS } verdict;
-
-static ar_status check(const ari_seeker *k, const ari_choice *c)
-{
-    const ari_planned p = ari_choice_planned(&k->s->base, c);
-    return ari_planned_check(&p);
-}
-
-/* True if a layout is legal with so many micro-batches. */
-static ar_status check_micro(bool *legal, ari_seeker *k, ari_choice c, int micro_batches)
-{
-    c.micro_batches = micro_batches;
-    const ar_status st = check(k, &c);
-    *legal = st == AR_OK;
-    return st != AR_OK && ari_is_verdict(st) ? refuse(k, &c, st) : st;
-}
-
-/* A layout that is legal is so with fewer micro-batches. */
-static ar_status judge(verdict *v, ari_seeker *k, const ari_choice *c)
-{
-    bool most = false, fewest = false;
-    if (*v != NOT_ASKED || k->s->every)
-        return AR_OK;
-    AR_TRY(check_micro(&fewest, k, *c, k->micro[0]));
-    if (fewest)
-        AR_TRY(check_micro(&most, k, *c, k->micro[k->micros - 1]));
-    *v = most ? ALL_LEGAL : fewest ? EACH_DIFFERS : NONE_LEGAL;
-    return AR_OK;
-}
-
-/* A rank has this part of all experts. */
-static int parts_of_experts(const ari_choice *c)
-{
-    return ari_at_least_one(c->ep) * (c->etp == 1 ? 1 : c->tp);
-}
-
-/* Positive if a is lighter than b: among those that share and recompute most, the one with the smallest
- * micro-batches. */
-static int lighter(const ari_choice *a, const ari_choice *b)
-{
-    const int sharing = 8 * (a->zero - b->zero) + 4 * ((int)a->recompute - (int)b->recompute) + 2 * (a->sp - b->sp);
-    const int cut = parts_of_experts(a) - parts_of_experts(b), micro = a->micro_batches - b->micro_batches;
-    return sharing != 0 ? sharing : cut != 0 ? cut : micro != 0 ? micro : b->virtual_stages - a->virtual_stages;
-}
-
-static ar_status note_light(ari_seeker *k, const ari_candidate *f)
-{
-    const int than = k->lights > 0 ? lighter(&f->choice, &k->light[0].choice) : 1;
-    if (than < 0)
-        return AR_OK;
-    k->lights = than > 0 ? 0 : k->lights;
-    AR_TRY(ARI_GROW(&k->light, &k->light_room, k->lights, "layouts"));
-    k->light[k->lights++] = *f;
-    return AR_OK;
-}
-
-static ar_status add_legal(ari_seeker *k, const ari_candidate *f)
-{
-    k->r->legal++;
-    if (!k->s->every)
-        return note_light(k, f);
-    AR_TRY(add_variant(k, &f->choice));
-    k->variant[k->n - 1] = *f;
-    return ari_seeker_settle(k, &k->variant[k->n - 1]);
-}
-
-static ar_status add_group(ari_seeker *k, verdict verdicts[CLASSES])
-{
-    ari_choice of[ARI_MOST_VARIANTS];
-    const int n = ari_seeker_variants(of, k, k->groups);
-    uint16_t legal = 0;
-    k->r->layouts += (size_t)n;
-    for (int v = 0; v < n; v++) {
-        verdict *known = &verdicts[class_of(&of[v])];
-        const ari_candidate f = {.choice = of[v], .reason = ""};
-        AR_TRY(judge(known, k, &of[v]));
-        if (*known == NONE_LEGAL)
-            continue;
-        const ar_status st = *known == ALL_LEGAL ? AR_OK : check(k, &of[v]);
-        if (st != AR_OK && !ari_is_verdict(st))
-            return st;
-        AR_TRY(st == AR_OK ? add_legal(k, &f) : refuse(k, &of[v], st));
-        legal |= (uint16_t)(st == AR_OK ? 1u << v : 0u);
+    int n = 0;
+    for (int again = AR_RECOMPUTE_NONE; again <= AR_RECOMPUTE_FULL; again++) {
+        if (s->recompute >= 0 ? s->recompute == again : again != AR_RECOMPUTE_SELECTIVE || !s->base.flash)
+            list[n++] = (ar_recompute)again;
     }
-    AR_TRY(ARI_GROW(&k->legal, &k->legal_room, k->groups, "groups of layouts"));
-    k->legal[k->groups++] = legal;
+    return n;
+}
+
+/* A legal layout's time and memory. Of a mesh only the fastest that fits is of interest, and if none does the one that
+ * needs least. */
+static ar_status weigh(seeker *k, const ari_planned *p, ari_choice c, const ari_micro_cost *cost, const ari_pipeline *l,
+                       const ari_sync *sync)
+{
+    ari_ranking *r = k->ranking;
+    ari_candidate f = {.choice = c, .reason = ""};
+    ari_time t;
+    ari_memory m;
+    ari_step_time(&t, p, &k->search->time, cost, l, sync, NULL);
+    f.seconds = ari_time_step(&t);
+    const bool is_fastest = !r->has_fastest || f.seconds < r->fastest.seconds;
+    const double enough = k->has_usual ? k->usual.seconds : (1.0 + ARI_EQUAL) * k->fastest.seconds;
+    if (!k->search->every && !is_fastest && k->has_fastest && f.seconds >= enough)
+        return AR_OK;
+    ari_step_memory(&m, p, cost, l);
+    f.bytes = ari_memory_sum(&m);
+    f.fits = r->memory_bytes <= 0.0 || f.bytes <= r->memory_bytes;
+    f.bound = ari_bound_of(&t);
+    r->fastest = is_fastest ? f : r->fastest;
+    r->has_fastest = true;
+    if (k->search->every)
+        return keep(r, &f);
+    if (f.fits && (!k->has_fastest || f.seconds < k->fastest.seconds)) {
+        k->fastest = f;
+        k->has_fastest = true;
+    }
+    if (f.fits && (!k->has_usual || f.seconds < k->usual.seconds) && ari_choice_is_published(&c, k->parameters)) {
+        k->usual = f;
+        k->has_usual = true;
+    }
+    if (!k->has_lightest || f.bytes < k->lightest.bytes ||
+        (f.bytes == k->lightest.bytes && f.seconds < k->lightest.seconds))
+        k->lightest = f;
+    k->has_lightest = true;
     return AR_OK;
 }
 
-static ar_status add_family(ari_seeker *k, const ari_choice *c)
+/* All numbers of micro-batches and kinds of recomputation of a variant in a pipeline. p: of the family. */
+static ar_status add_variant(seeker *k, ari_planned *p, ari_choice c, const ari_pipeline *l)
 {
-    verdict verdicts[ARI_PARTS_PIPELINES][CLASSES] = {{NOT_ASKED}};
-    const ari_planned p = ari_choice_planned(&k->s->base, c);
-    AR_TRY(ARI_GROW(&k->family, &k->family_room, k->families, "families of layouts"));
-    k->family[k->families++] = (ari_layout_family){
-        .choice = *c, .hybrid = replicas(k, c), .sharers = ari_extent(&p.step.run.parallel, ARI_CUTS_DATA)};
-    for (int i = 0; i < k->micros * k->pipelines; i++)
-        AR_TRY(add_group(k, verdicts[i % k->pipelines]));
+    ar_parallel *layout = &p->step.run.parallel;
+    ar_recompute recompute[AR_RECOMPUTES];
+    ari_sync sync[AR_MAX_STAGES];
+    verdict v = ALL_LEGAL;
+    const int recomputed = list_recomputed(recompute, k->search);
+    bool synced = false;
+    k->ranking->layouts += (size_t)(k->micros * recomputed);
+    c.recompute = recompute[0];
+    AR_TRY(judge(&v, k, &c));
+    for (int i = 0; i < k->micros && v != NONE_LEGAL; i++) {
+        ar_status legal = AR_OK;
+        c.micro_batches = layout->micro_batches = k->micro[i];
+        if (v == EACH_DIFFERS)
+            AR_TRY(check_micro(&legal, k, c, k->micro[i]));
+        if (legal == AR_OK && k->cost_of[i] == 0)
+            AR_TRY(find_cost(&k->cost_of[i], k, p));
+        const ari_micro_cost *cost = &k->cost[k->cost_of[i]].cost;
+        for (size_t j = 0; j < l->classes && legal == AR_OK && !synced; j++)
+            sync[j] = ari_sync_of(p, &k->search->time, cost, l, j, NULL);
+        synced = synced || legal == AR_OK;
+        for (int j = 0; j < recomputed; j++) {
+            c.recompute = layout->recompute.what = recompute[j];
+            k->ranking->legal += legal == AR_OK;
+            AR_TRY(legal == AR_OK ? weigh(k, p, c, cost, l, sync) : k->search->every ? refuse(k, &c, legal) : AR_OK);
+        }
+    }
     return AR_OK;
 }
 
-/* All layouts of a mesh whose context-parallel ranks are joined in one way, and share experts out in one. */
-static ar_status add_form(ari_seeker *k)
+static ar_status add_family(seeker *k, ari_choice c)
 {
+    variant variants[MOST_VARIANTS];
+    memset(k->cost_of, 0, sizeof k->cost_of);
+    for (int i = 0; i < k->pipelines; i++) {
+        const ari_pipeline *l = &k->pipeline[i];
+        c.virtual_stages = l->stages;
+        c.schedule = l->schedule;
+        const int n = list_variants(variants, k, c);
+        for (int j = 0; j < n; j++) {
+            c.zero = variants[j].zero;
+            c.dp_replicate = variants[j].dp_replicate;
+            ari_planned p = ari_choice_planned(&k->search->base, &c);
+            AR_TRY(add_variant(k, &p, c, l));
+        }
+    }
+    return AR_OK;
+}
+
+/* --- families of a mesh ------------------------------------------------------------------------------------------- */
+
+/* With and without sequence parallelism, which experts that are not cut over tp need. */
+static ar_status add_sequence(seeker *k)
+{
+    const ari_search *s = k->search;
     for (int sp = 0; sp <= (k->mesh.tp > 1); sp++) {
-        const bool given = k->s->sp < 0 || k->s->sp == sp || k->mesh.tp == 1;
-        const bool can = k->mesh.etp != 1 || k->mesh.tp == 1 || sp || k->s->fixed.etp == 1;
+        const bool given = s->sp < 0 || s->sp == sp || k->mesh.tp == 1;
+        const bool can = k->mesh.etp != 1 || k->mesh.tp == 1 || sp || s->fixed.etp == 1;
         ari_choice c = k->mesh;
         c.sp = sp;
         if (given && can)
-            AR_TRY(add_family(k, &c));
+            AR_TRY(add_family(k, c));
     }
     return AR_OK;
 }
 
 /* True if the ranks that have a layer's experts between them can share them out to ep. */
-static bool can_share(const ari_seeker *k, int ep)
+static bool can_share(const seeker *k, int ep)
 {
-    const size_t experts = k->s->base.step.config->experts.n;
+    const size_t experts = k->search->base.step.config->experts.n;
     const int sharers = k->mesh.etp == 1 ? k->mesh.cp * k->mesh.tp : k->mesh.cp;
     return ep == 1 || (experts > 0 && experts % (size_t)ep == 0 && k->mesh.dp * sharers % ep == 0 &&
                        (ep % sharers == 0 || sharers % ep == 0));
 }
 
-static ar_status add_shared(ari_seeker *k)
+/* Experts are cut over tp as all else is, or with sequence parallelism not at all; ep ranks share them out. */
+static ar_status add_experts(seeker *k)
 {
-    const int fixed = k->s->fixed.ep;
-    for (int i = 0; i < k->divisors; i++) {
-        k->mesh.ep = fixed > 0 ? fixed : k->divisor[i];
-        if (fixed > 0 ? i == 0 : can_share(k, k->mesh.ep))
-            AR_TRY(add_form(k));
-    }
-    return AR_OK;
-}
-
-/* Experts are cut over tp as all else is, or with sequence parallelism not at all. */
-static ar_status add_experts(ari_seeker *k)
-{
-    const ari_search *s = k->s;
+    const ari_search *s = k->search;
     const bool whole = s->base.step.config->experts.n > 0 && k->mesh.tp > 1 && s->sp != 0;
+    const int fixed = s->fixed.ep;
     for (int etp = 0; etp <= whole; etp++) {
         k->mesh.etp = s->fixed.etp > 0 ? s->fixed.etp : etp;
-        if (etp == 0 || s->fixed.etp == 0)
-            AR_TRY(add_shared(k));
+        if (etp == 1 && s->fixed.etp > 0)
+            continue;
+        for (int i = 0; i < k->divisors; i++) {
+            k->mesh.ep = fixed > 0 ? fixed : k->divisor[i];
+            if (fixed > 0 ? i == 0 : can_share(k, k->mesh.ep))
+                AR_TRY(add_sequence(k));
+        }
     }
     return AR_OK;
 }
 
-/* The ring alone, the all-to-all alone, and both; a ring of causal attention zig-zag where the sequence can be cut so.
- * */
-static ar_status list_mesh(ari_seeker *k)
+/* The ring alone, the all-to-all alone, and both; a ring of causal attention zig-zag where the sequence can be cut
+ * so. */
+static ar_status search_mesh(seeker *k)
 {
-    const ari_search *s = k->s;
+    const ari_search *s = k->search;
     const int cp = k->mesh.cp;
-    ari_mesh_parts_begin(&k->parts, k->mesh.tp, cp);
-    k->n = k->families = k->groups = k->lights = 0;
+    k->ranking->meshes++;
+    k->has_fastest = k->has_usual = k->has_lightest = false;
+    if (k->tp != k->mesh.tp || k->cp != cp)
+        forget_costs(k);
     list_micro(k);
     list_pipelines(k);
     for (int inner = 1; inner <= cp; inner++) {
@@ -340,193 +431,96 @@ static ar_status list_mesh(ari_seeker *k)
         k->mesh.zigzag = cp > inner && (balanced || s->fixed.zigzag);
         AR_TRY(add_experts(k));
     }
-    return AR_OK;
-}
-
-/* --- of a candidate ----------------------------------------------------------------------------------------------- */
-
-ar_status ari_seeker_settle(ari_seeker *k, ari_candidate *f)
-{
-    const ari_planned p = ari_choice_planned(&k->s->base, &f->choice);
-    ari_time t;
-    AR_TRY(ari_mesh_parts_time(&t, &k->parts, &p, &k->s->time, f->alone));
-    f->seconds = ari_time_step(&t);
-    f->bound = ari_bound_of(&t);
-    f->settled = true;
-    k->r->timed++;
-    return AR_OK;
-}
-
-ar_status ari_seeker_weigh(ari_seeker *k, ari_candidate *f, bool exactly)
-{
-    const double room = k->r->memory_bytes > 0.0 && !exactly ? k->r->memory_bytes : (double)INFINITY;
-    const ari_planned p = ari_choice_planned(&k->s->base, &f->choice);
-    const ari_passes *passes = NULL;
-    ari_memory m;
-    if (!exactly) {
-        AR_TRY(ari_mesh_parts_passes(&passes, &k->parts, &p, &k->s->time));
-        f->bytes = ari_memory_least(&p, passes->parameters[ARI_PART_BLOCKS] / k->mesh.pp,
-                                    passes->experts[ARI_PART_BLOCKS] / k->mesh.pp);
-    }
-    if (exactly || f->bytes <= room) {
-        AR_TRY(ari_mesh_parts_memory(&m, &k->parts, &p, room));
-        f->bytes = ari_memory_sum(&m);
-    }
-    f->weighed = true;
-    f->fits = k->r->memory_bytes <= 0.0 || f->bytes <= k->r->memory_bytes;
-    return AR_OK;
-}
-
-ar_status ari_seeker_keep(ari_ranking *r, const ari_candidate *f)
-{
-    AR_TRY(ARI_GROW(&r->at, &r->room, r->n, "layouts"));
-    r->at[r->n++] = *f;
-    return AR_OK;
-}
-
-void ari_seeker_note(ari_ranking *r, const ari_candidate *f)
-{
-    if (f->legal == AR_OK && f->settled && (!r->has_fastest || f->seconds < r->fastest.seconds))
-        r->fastest = *f;
-    r->has_fastest = r->has_fastest || (f->legal == AR_OK && f->settled);
-}
-
-static int by_seconds(const void *a, const void *b)
-{
-    const ari_candidate *x = a, *y = b;
-    ARI_ASCENDING(x->legal != AR_OK, y->legal != AR_OK);
-    return x->seconds < y->seconds ? -1 : x->seconds > y->seconds;
-}
-
-static ar_status keep_every(ari_seeker *k)
-{
-    if (k->n > 0)
-        qsort(k->variant, k->n, sizeof *k->variant, by_seconds);
-    for (size_t i = 0; i < k->n; i++) {
-        ari_candidate *f = &k->variant[i];
-        ari_seeker_note(k->r, f);
-        if (f->legal == AR_OK)
-            AR_TRY(ari_seeker_weigh(k, f, true));
-        AR_TRY(ari_seeker_keep(k->r, f));
-    }
-    return AR_OK;
+    k->usual.other = true;
+    if (k->has_usual && k->usual.seconds > k->fastest.seconds &&
+        k->usual.seconds <= (1.0 + ARI_EQUAL) * k->fastest.seconds)
+        AR_TRY(keep(k->ranking, &k->usual));
+    return k->has_fastest ? keep(k->ranking, &k->fastest) : k->has_lightest ? keep(k->ranking, &k->lightest) : AR_OK;
 }
 
 /* --- meshes ------------------------------------------------------------------------------------------------------- */
 
-static ar_status search_mesh(ari_seeker *k)
-{
-    k->r->meshes++;
-    AR_TRY(list_mesh(k));
-    return k->s->every ? keep_every(k) : ari_seeker_best(k);
-}
-
-static void report_progress(const ari_seeker *k, double fraction)
+static void report_progress(const seeker *k, double fraction)
 {
     char what[ARI_CHOICE_TEXT];
     ari_choice_text(what, &k->mesh, ARI_LAYOUT_AXES - 1, " ");
-    if (k->s->progress)
-        k->s->progress(k->s->user, fraction, what);
+    if (k->search->progress)
+        k->search->progress(k->search->user, fraction, what);
 }
 
-static ar_status check_tp(ari_seeker *k, int tp, bool *can)
+static ar_status check_tp(seeker *k, int tp, bool *can)
 {
-    const ari_choice alone = {
-        .tp = tp, .cp = 1, .cp_inner = 1, .ep = 1, .pp = 1, .dp = 1, .virtual_stages = 1, .micro_batches = 1};
-    const ar_plan *plan = &k->s->base.step.run.plan;
-    const ar_status st = ari_config_check_ranks(k->s->base.step.config, tp, plan);
+    const ari_choice alone = {.tp = tp,
+                              .cp = 1,
+                              .cp_inner = 1,
+                              .ep = 1,
+                              .pp = 1,
+                              .dp = k->search->ranks / tp,
+                              .virtual_stages = 1,
+                              .micro_batches = 1};
+    const ar_plan *plan = &k->search->base.step.run.plan;
+    const ar_status st = ari_config_check_ranks(k->search->base.step.config, tp, plan);
     *can = st == AR_OK;
     if (st == AR_OK || !ari_is_verdict(st))
         return st;
-    k->n = 0;
-    k->r->layouts++;
-    AR_TRY(refuse(k, &alone, st));
-    if (k->n == 0)
-        return AR_OK;
-    k->variant[0].choice.dp = k->s->ranks / tp;
-    return ari_seeker_keep(k->r, &k->variant[0]);
-}
-
-/* The j-th divisor to try. Where only the first of the list matters, tp of a node's ranks comes first and then fewer:
- * the sooner a good one is found, the more bounds rule out. */
-static int likely(const ari_seeker *k, int axis, int j)
-{
-    int inside = 0;
-    while (inside < k->divisors && k->divisor[inside] <= k->s->time.cluster.ranks_per_node)
-        inside++;
-    return k->s->first && ari_planned_axes[axis] == ARI_LAYOUT_TP && j < inside ? inside - 1 - j : j;
+    k->ranking->layouts++;
+    return refuse(k, &alone, st);
 }
 
 /* The meshes whose extents before the i-th are the seeker's, over the ranks that these leave: its divisors are among
  * those of all ranks, and the last extent takes what is left. */
-static ar_status search_axis(ari_seeker *k, int i, int left, double begin, double end)
+static ar_status search_axis(seeker *k, int i, int ranks, double begin, double end)
 {
-    const ari_search *s = k->s;
+    const ari_search *s = k->search;
     const double share = (end - begin) / k->divisors;
     if (i + 1 == ARI_LAYOUT_AXES) {
-        k->mesh.extent[i] = left;
-        if (!wanted(s->fixed.extent[i], left))
+        k->mesh.extent[i] = ranks;
+        if (!wanted(s->fixed.extent[i], ranks))
             return AR_OK;
         report_progress(k, begin);
         return search_mesh(k);
     }
     for (int j = 0; j < k->divisors; j++) {
-        const int n = k->divisor[likely(k, i, j)];
+        const int n = k->divisor[j];
         bool can = true;
-        if (left % n != 0 || !wanted(s->fixed.extent[i], n))
+        if (ranks % n != 0 || !wanted(s->fixed.extent[i], n))
             continue;
         k->mesh.extent[i] = n;
         if (ari_planned_axes[i] == ARI_LAYOUT_TP)
             AR_TRY(check_tp(k, n, &can));
         if (can)
-            AR_TRY(search_axis(k, i + 1, left / n, begin + share * j, begin + share * (j + 1)));
+            AR_TRY(search_axis(k, i + 1, ranks / n, begin + share * j, begin + share * (j + 1)));
     }
-    return AR_OK;
-}
-
-static ar_status weigh_fastest(ari_ranking *r, const ari_search *s)
-{
-    const ari_planned p = ari_choice_planned(&s->base, &r->fastest.choice);
-    ari_memory m;
-    if (!r->has_fastest)
-        return AR_OK;
-    AR_TRY(ari_memory_production(&m, &p));
-    r->fastest.bytes = ari_memory_sum(&m);
-    r->fastest.weighed = true;
-    r->fastest.fits = r->memory_bytes <= 0.0 || r->fastest.bytes <= r->memory_bytes;
     return AR_OK;
 }
 
 static int by_rank(const void *a, const void *b)
 {
     const ari_candidate *x = a, *y = b;
-    if (x->legal != AR_OK || y->legal != AR_OK || (x->fits && y->fits))
-        return by_seconds(a, b);
+    ARI_ASCENDING(x->legal != AR_OK, y->legal != AR_OK);
     ARI_ASCENDING(y->fits, x->fits);
+    if (x->legal != AR_OK || x->fits)
+        return x->seconds < y->seconds ? -1 : x->seconds > y->seconds;
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
 ar_status ari_search_run(ari_ranking *r, const ari_search *s)
 {
-    ari_seeker k = {.s = s, .r = r, .enough = (double)INFINITY};
+    seeker k = {.search = s, .ranking = r, .parameters = ari_search_parameters(s)};
     *r = (ari_ranking){.memory_bytes = s->time.cluster.memory_bytes};
     if (s->ranks < 1 || s->ranks > ARI_MOST_GPUS)
         return ar_error_set(AR_ERR_ARG, "%d ranks: from 1 to %d are expected", s->ranks, ARI_MOST_GPUS);
-    k.divisors = list_divisors(k.divisor, ARI_MOST_DIVISORS, (size_t)s->ranks);
-    ar_status st = search_axis(&k, 0, s->ranks, 0.0, 1.0);
-    ari_mesh_parts_begin(&k.parts, 0, 0);
-    free(k.variant);
-    free(k.family);
-    free(k.legal);
-    free(k.light);
+    k.divisors = list_divisors(k.divisor, MOST_DIVISORS, (size_t)s->ranks);
+    ar_status st = ARI_ALLOC_ZERO(&k.pipeline, MOST_PIPELINES, "pipelines");
     if (st == AR_OK)
-        st = weigh_fastest(r, s);
-    if (st != AR_OK)
-        return st;
+        st = search_axis(&k, 0, s->ranks, 0.0, 1.0);
+    free(k.pipeline);
+    free(k.cost);
+    AR_TRY(st);
     if (r->n > 0)
-        qsort(r->at, r->n, sizeof *r->at, by_rank);
+        qsort(r->layout, r->n, sizeof *r->layout, by_rank);
     for (size_t i = 0; i < r->n; i++)
-        r->fitting += r->at[i].legal == AR_OK && r->at[i].fits;
+        r->fitting += r->layout[i].legal == AR_OK && r->layout[i].fits;
     return ari_ranking_prefer(r, s);
 }
 
@@ -535,6 +529,6 @@ void ari_ranking_fini(ari_ranking *r)
     for (size_t i = 0; i < r->whys; i++)
         free(r->why[i]);
     free(r->why);
-    free(r->at);
+    free(r->layout);
     *r = (ari_ranking){.n = 0};
 }

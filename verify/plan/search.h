@@ -54,7 +54,7 @@ typedef struct ari_search {
         schedule; /* in place of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
     int system;   /* that is to run them: ari_system_names[system - 1] (system.h); 0: any */
     ari_time_options time;
-    bool first;  /* meshes that are slower than the first of the list needs are left out of it */
+    bool first;  /* only the first of the list is of interest, and not its own account */
     bool chunks; /* so many chunks of tp's collectives as are best for the first of the list */
     bool every;  /* all layouts, also those that cannot be; else the best of each mesh */
     void (*progress)(void *user, double fraction, const char *what); /* NULL: none */
@@ -68,16 +68,14 @@ typedef struct ari_candidate {
     double seconds;     /* of a step */
     const char *bound;  /* ari_bound_of; static storage */
     double bytes;       /* a rank's memory in the production account */
-    bool fits, weighed; /* weighed: bytes and fits are known */
-    bool settled;       /* seconds and bound are; else seconds are those that it takes at least */
-    double alone;       /* seconds of its schedule without transfers; 0: not known */
+    bool fits;
+    bool other; /* its mesh has a faster one, which is unlike what people run */
 } ari_candidate;
 
 typedef struct ari_ranking {
-    ari_candidate *at; /* [n]: those that fit by seconds, then the others by bytes, then those that cannot be */
+    ari_candidate *layout; /* [n]: those that fit by seconds, then the others by bytes, then those that cannot be */
     size_t n, room;
     size_t meshes, layouts, legal; /* looked at: meshes; layouts, of which so many are legal */
-    size_t timed;                  /* legal ones whose time was computed; bounds rule out the others */
     size_t fitting;                /* in the list */
     size_t
         equal; /* of them, first in the list and the simplest before others: too close to the fastest to tell which is
@@ -108,8 +106,14 @@ typedef enum ari_unusual {
  *  80 GB; tp over several nodes; micro-batches of fewer than 1,024 tokens a rank; ZeRO-3 in a pipeline, which gathers
  *  its weights for every micro-batch. */
 unsigned ari_unusual_of(const ari_search *s, const ari_choice *c);
-/** Puts the simplest of those first that are equal within what is known, where the GPU is; r: ranked by seconds. Errors:
- *  those of ari_time_of. */
+/** Parameters of the model of a search. */
+double ari_search_parameters(const ari_search *s);
+/** True if a layout differs in at most one axis from a published run of a model of about as many parameters, or if
+ *  there is no such run: tp, cp, pp and virtual stages by more than a factor of two, ZeRO beyond its first stage,
+ *  zero bubble or not. A layout that does not has to be more than ARI_EQUAL faster to come first. */
+bool ari_choice_is_published(const ari_choice *c, double parameters);
+/** Of layouts that are equal within what is known, where the GPU is known, puts those first that are like published
+ *  runs, and of these the simplest; r: ranked by seconds. Errors: those of ari_time_of. */
 AR_NODISCARD ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s);
 enum { ARI_WHY_LINES = 7, ARI_WHY_TEXT = 320 };
 /** Why the first of a ranking is first: where its time goes, what the next one loses, and of what is unusual what it
@@ -138,15 +142,15 @@ const char *ari_bound_of(const ari_time *t);
 typedef struct ari_depth {
     ari_planned planned;
     ari_candidate found;
-    ari_time time, own_time; /* own: of what this version runs */
-    ari_memory memory, own_memory;
+    ari_time time;
+    ari_memory memory, own_memory; /* own: of what this version runs */
     ari_throughput throughput;
     bool has_own;
     char advice[400], flags[800]; /* flags: of the search's system */
 } ari_depth;
 /** Details of a layout, for the model, batch and cluster of a search, of one for the first alone without its own;
- *  faster: as in ari_advice. Errors: those of ari_planned_check, AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (the
- *  plan). */
+ *  faster: as in ari_advice. Errors: those of ari_planned_check, AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED
+ *  (the plan). */
 AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c,
                                     const ari_candidate *faster);
 

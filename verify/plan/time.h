@@ -1,19 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Seconds of a training step under a planned layout, by the clock of virtual time (simulated-cluster.md): products at
- * the rate of a rank, collectives by their closed forms on the links of their group. planner.md has the formulas. */
+/* Seconds of a training step under a planned layout: GEMMs at the rate of a rank, collectives by their closed forms
+ * on the links of their group (simulated-cluster.md). planner.md has the formulas. */
 #pragma once
 
 #include "ref/core/gpu.h"
 #include "verify/plan/planner.h"
 
-/* Whose bytes and products: those of a production system, 16-bit values and flash attention where that is asked for; or
- * anyrank's own, as the simulator counts them. */
-typedef enum ari_cost_model { ARI_COST_PRODUCTION, ARI_COST_OWN, ARI_COST_MODELS } ari_cost_model;
-extern const char *const ari_cost_model_names[]; /* ends with NULL */
-
 typedef struct ari_time_options {
     ar_sim_cluster cluster;
-    ari_cost_model cost_model;
     bool hierarchical; /* groups that span nodes: reduce-scatter inside, all-reduce between, all-gather inside */
     bool shared_links; /* collectives that are in flight at once on one kind of link share its rate */
     /* Of a system (system.c): gradients are summed in fp32; ZeRO-3 gathers a block's weights for its backward pass when
@@ -27,25 +21,24 @@ static inline ari_rates ari_time_rates(const ari_time_options *o)
     return ari_rates_of(o->cluster.flops, o->cluster.gpu);
 }
 
-/* Default of ar_ddp_options.bucket_bytes in each account's system. */
+/* Megatron-LM's buckets, as ar_ddp_options.bucket_bytes. */
 #define ARI_BUCKETS_USUAL SIZE_MAX
 
-/* Parts of a step's time: GEMMs, and what nothing hides; a call counts in the first row whose axes contain its group.
- * The sum is the step. */
+/* Parts of a step's time: GEMMs, and what nothing hides. The sum is the step. */
 /* clang-format off */
-#define ARI_TIME_TABLE(X)                                                                               \
-    X(PRODUCTS, "products", 0)                                                                          \
-    X(RECOMPUTE, "recomputation", 0)                                                                        \
-    X(MEMORY, "memory-bound", 0) /* element-wise work and the optimizer, where the GPU is known */  \
-    X(TP, "tp", ARI_CUTS_FEATURES)  /* collectives over tp, and over the copies of a KV head */         \
-    X(CP, "cp", ARI_CUTS_POSITIONS) /* keys and values that go round */                                 \
-    X(EP, "ep", 0)                  /* tokens to experts of other ranks, and back */                    \
-    X(DP, "dp", ARI_CUTS_DATA)      /* gradients summed and weights gathered, over dp and cp */         \
-    X(PP, "pp", ARI_CUTS_LAYERS)    /* activations between stages */                                    \
-    X(BUBBLE, "bubble", 0)          /* a stage waits for the others */
+#define ARI_TIME_TABLE(X)                                                                         \
+    X(PRODUCTS, "products")                                                                       \
+    X(RECOMPUTE, "recomputation")                                                                 \
+    X(MEMORY, "memory-bound") /* element-wise work and the optimizer, where the GPU is known */   \
+    X(TP, "tp")               /* collectives over tp, and over the copies of a KV head */         \
+    X(CP, "cp")               /* keys and values that go round, or heads that are exchanged */    \
+    X(EP, "ep")               /* tokens to experts of other ranks, and back */                    \
+    X(DP, "dp")               /* gradients summed and weights gathered, over dp and cp */         \
+    X(PP, "pp")               /* activations between stages */                                    \
+    X(BUBBLE, "bubble")       /* a stage waits for the others */
 /* clang-format on */
 typedef enum ari_time_kind {
-#define ARI_TIME_ENUM(name, text, axes) ARI_TIME_##name,
+#define ARI_TIME_ENUM(name, text) ARI_TIME_##name,
     ARI_TIME_TABLE(ARI_TIME_ENUM)
 #undef ARI_TIME_ENUM
         ARI_TIME_KINDS
@@ -71,9 +64,9 @@ typedef struct ari_traffic {
 } ari_traffic;
 
 typedef struct ari_time {
-    double of[ARI_TIME_KINDS]; /* seconds of a step */
-    double hidden;             /* seconds of communication beside products */
-    ari_traffic moved;
+    double seconds[ARI_TIME_KINDS]; /* of a step */
+    double hidden;                  /* seconds of communication beside products */
+    ari_traffic traffic;
 } ari_time;
 double ari_time_step(const ari_time *t);
 

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Groups of ranks on nodes, and what a collective over one takes: the closed forms of simulated-cluster.md. */
 #include <math.h>
+#include <string.h>
 
+#include "ref/core/axis.h"
 #include "ref/core/size.h"
-#include "verify/plan/time_impl.h"
+#include "verify/plan/cost.h"
 
 /* n ranks a stride apart, of blocks of n * stride neighbours. */
 typedef struct run {
@@ -23,10 +25,11 @@ static ari_links links(const ari_time_options *o, run inner, run outer, double w
 {
     const double node = o->cluster.ranks_per_node,
                  block = outer.n > 1.0 ? outer.n * outer.stride : inner.n * inner.stride;
-    ari_links l = {.o = o, .n = inner.n * outer.n};
-    l.between = l.n > 1.0 && node > 0.0 && world > node && fmod(node, block) > 0.0;
-    l.in_node = l.between ? fmin(neighbours(node, inner, outer), ceil(l.n / 2.0)) : l.n; /* one that spans two */
-    l.inside = !l.between || l.in_node > 1.0;
+    ari_links l = {.options = o, .ranks = inner.n * outer.n};
+    l.between = l.ranks > 1.0 && node > 0.0 && world > node && fmod(node, block) > 0.0;
+    l.node_ranks =
+        l.between ? fmin(neighbours(node, inner, outer), ceil(l.ranks / 2.0)) : l.ranks; /* one that spans two */
+    l.inside = !l.between || l.node_ranks > 1.0;
     return l;
 }
 
@@ -48,64 +51,51 @@ static ari_links links_of_copies(const ari_planned *p, const ari_time_options *o
 /* Ranks that share out what ZeRO does not keep whole are neighbours among those with the same parameters, of which a group
  * has one of each of their groups. So are expert-parallel ranks among those with data, and those of tp with experts of
  * their own; ranks with the same experts are one of each of their groups, or of those of one sequence. */
-static ari_links links_of_parts(const ari_planned *p, const ari_time_options *o, ari_over g, double world)
+static ari_links links_of_parts(const ari_planned *p, const ari_time_options *o, ari_over group, double world)
 {
     const ar_parallel *layout = &p->step.run.parallel;
-    const bool experts = ari_over_experts(g), whole = experts && ari_experts_whole(layout);
+    const bool experts = ari_over_experts(group), whole = experts && ari_experts_whole(layout);
     const double ep = experts ? ari_at_least_one(layout->ep) : 1.0;
     const double all = ranks_along(p, experts ? ari_expert_axes(layout) : ARI_CUTS_DATA);
     const double stride = whole ? 1.0 : ranks_along(p, ARI_CUTS_FEATURES);
     const double replicas = ari_at_least_one(layout->dp_replicate), each = all / ep / replicas;
-    const bool copies = g == ARI_OVER_REPLICATE || g == ARI_OVER_EXPERT_REPLICATE;
-    const bool shares = g == ARI_OVER_SHARD || g == ARI_OVER_EXPERT_SHARD;
-    const run members = g == ARI_OVER_EP          ? (run){stride, ep}
-                        : copies                  ? (run){stride * ep * each, replicas}
-                        : shares                  ? (run){stride * ep, each}
-                        : g == ARI_OVER_EXPERT_CP ? (run){stride * ep, ari_expert_sequence(layout)}
-                                                  : (run){stride * ep, all / ep};
+    const bool copies = group == ARI_OVER_REPLICATE || group == ARI_OVER_EXPERT_REPLICATE;
+    const bool shares = group == ARI_OVER_SHARD || group == ARI_OVER_EXPERT_SHARD;
+    const run members = group == ARI_OVER_EP          ? (run){stride, ep}
+                        : copies                      ? (run){stride * ep * each, replicas}
+                        : shares                      ? (run){stride * ep, each}
+                        : group == ARI_OVER_EXPERT_CP ? (run){stride * ep, ari_expert_sequence(layout)}
+                                                      : (run){stride * ep, all / ep};
     return links(o, members, (run){world, 1.0}, world);
 }
 
 /* The axes of a group follow each other: its members are as far apart as there are ranks along those inside of them. */
-ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over g)
+ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over group)
 {
-    const ari_axes axes = ari_over_axes(g);
+    const ari_axes axes = ari_over_axes(group);
     const double world = ranks_along(p, ARI_ALL_AXES);
     int innermost = ARI_PLACED_AXES - 1;
-    if (g == ARI_OVER_COPIES)
+    if (group == ARI_OVER_COPIES)
         return links_of_copies(p, o, world);
-    if (ari_over_experts(g) || g == ARI_OVER_SHARD || g == ARI_OVER_REPLICATE)
-        return links_of_parts(p, o, g, world);
+    if (ari_over_experts(group) || group == ARI_OVER_SHARD || group == ARI_OVER_REPLICATE)
+        return links_of_parts(p, o, group, world);
     while (!(axes >> innermost & 1))
         innermost--;
     const ari_axes inside = ARI_ALL_AXES & ~((2u << innermost) - 1);
     ari_links l = links(o, (run){ranks_along(p, inside), ranks_along(p, axes)}, (run){world, 1.0}, world);
-    if (g == ARI_OVER_ENDS && l.n > 2.0) { /* of those along the axis the first and the last */
-        l.n = 2.0;
-        l.in_node = l.between ? 1.0 : 2.0;
+    if (group == ARI_OVER_ENDS && l.ranks > 2.0) { /* of those along the axis the first and the last */
+        l.ranks = 2.0;
+        l.node_ranks = l.between ? 1.0 : 2.0;
         l.inside = !l.between;
     }
     return l;
 }
 
-ari_time_kind ari_time_kind_of(ari_over g)
-{
-#define ARI_TIME_AXES(name, text, axes) axes,
-    static const ari_axes of[ARI_TIME_KINDS] = {ARI_TIME_TABLE(ARI_TIME_AXES)};
-#undef ARI_TIME_AXES
-    int k = 0;
-    if (g == ARI_OVER_EP)
-        return ARI_TIME_EP;
-    while (k + 1 < ARI_TIME_KINDS && (of[k] == 0 || ari_over_axes(g) & ~of[k]))
-        k++;
-    return (ari_time_kind)k;
-}
-
 /* A link as collectives find it: a known GPU's reach a share of the rate. */
 static ar_sim_link reached(const ari_links *l, bool between)
 {
-    const ari_gpu *gpu = ari_time_rates(l->o).gpu;
-    const ar_sim_link *of = between ? &l->o->cluster.between : &l->o->cluster.inside;
+    const ari_gpu *gpu = ari_time_rates(l->options).gpu;
+    const ar_sim_link *of = between ? &l->options->cluster.between : &l->options->cluster.inside;
     return (ar_sim_link){of->latency_s, of->bytes_per_s * (!gpu ? 1.0 : between ? gpu->between : gpu->inside)};
 }
 
@@ -125,7 +115,7 @@ static double rings_seconds(const ari_links *l, double bytes, double rings)
 {
     const ar_sim_link near = reached(l, false), far = reached(l, true);
     const ari_ring_links links = {
-        l->n, l->in_node, l->between, {near.latency_s, near.bytes_per_s}, {far.latency_s, far.bytes_per_s}};
+        l->ranks, l->node_ranks, l->between, {near.latency_s, near.bytes_per_s}, {far.latency_s, far.bytes_per_s}};
     return ari_gpu_rings(&links, bytes, rings);
 }
 
@@ -133,7 +123,7 @@ static double rings_seconds(const ari_links *l, double bytes, double rings)
 static double broadcast_seconds(const ari_links *l, double bytes)
 {
     const ar_sim_link inside = reached(l, false), between = reached(l, true);
-    const double far = l->between ? ceil(l->n / l->in_node) - 1.0 : 0.0, near = l->n - 1.0 - far;
+    const double far = l->between ? ceil(l->ranks / l->node_ranks) - 1.0 : 0.0, near = l->ranks - 1.0 - far;
     const double rate = l->between ? between.bytes_per_s : inside.bytes_per_s;
     return near * inside.latency_s + (far > 0.0 ? far * between.latency_s : 0.0) + bytes / rate;
 }
@@ -143,47 +133,98 @@ static double broadcast_seconds(const ari_links *l, double bytes)
 static double all_to_all(const ari_links *l, double bytes)
 {
     const ar_sim_link inside = reached(l, false), between = reached(l, true);
-    const double own = l->between ? l->n - l->in_node * (ceil(l->n / l->in_node) - 1.0) : l->n, far = l->n - own;
+    const double own = l->between ? l->ranks - l->node_ranks * (ceil(l->ranks / l->node_ranks) - 1.0) : l->ranks,
+                 far = l->ranks - own;
     return (l->between ? between.latency_s : inside.latency_s) + (own - 1.0) * bytes / inside.bytes_per_s +
            (far > 0.0 ? far * bytes / between.bytes_per_s : 0.0);
 }
 
-static double ring_steps(ari_call_kind kind)
+static double ring_steps(ari_collective kind)
 {
-    return kind == ARI_CALL_ALL_REDUCE ? 2.0 : 1.0;
+    return kind == ARI_MOVES_ALL_REDUCE ? 2.0 : 1.0;
 }
 
-double ari_links_call(const ari_links *l, ari_call_kind kind, double elements, double element_bytes)
+double ari_links_call(const ari_links *l, ari_collective kind, double elements, double element_bytes)
 {
-    const double m = l->in_node, nodes = l->n / m;
-    if (l->n <= 1.0)
+    const double m = l->node_ranks, nodes = l->ranks / m;
+    if (l->ranks <= 1.0)
         return 0.0;
-    if (kind == ARI_CALL_BROADCAST)
+    if (kind == ARI_MOVES_BROADCAST)
         return broadcast_seconds(l, elements * element_bytes);
-    if (kind == ARI_CALL_ALL_TO_ALL)
-        return all_to_all(l, elements * element_bytes / (l->n * (l->n - 1.0)));
-    if (kind == ARI_CALL_EXCHANGE)
+    if (kind == ARI_MOVES_ALL_TO_ALL)
+        return all_to_all(l, elements * element_bytes / (l->ranks * (l->ranks - 1.0)));
+    if (kind == ARI_MOVES_MESSAGE)
         return ari_links_send(l, elements * element_bytes);
-    if (ari_time_rates(l->o).gpu)
+    if (ari_time_rates(l->options).gpu)
         return rings_seconds(l, elements * element_bytes, ring_steps(kind));
-    if (l->o->hierarchical && l->between && m > 1.0 && nodes == floor(nodes)) {
+    if (l->options->hierarchical && l->between && m > 1.0 && nodes == floor(nodes)) {
         const double inside = seconds_over(reached(l, false), ceil(elements / m) * element_bytes);
-        const double between = seconds_over(reached(l, true), ceil(elements / l->n) * element_bytes);
+        const double between = seconds_over(reached(l, true), ceil(elements / l->ranks) * element_bytes);
         return ring_steps(kind) * ((m - 1.0) * inside + (nodes - 1.0) * between);
     }
-    return ring_steps(kind) * (l->n - 1.0) * ari_links_send(l, ceil(elements / l->n) * element_bytes);
+    return ring_steps(kind) * (l->ranks - 1.0) * ari_links_send(l, ceil(elements / l->ranks) * element_bytes);
 }
 
-double ari_links_elements(const ari_op_call *call)
+double ari_links_sent(const ari_links *l, ari_collective kind, double elements, double element_bytes)
 {
-    const double row = (double)call->row, ranks = (double)call->ranks, n = (double)call->elements;
-    return row > 0.0 ? ranks * row * ceil(n / row / ranks) : n;
-}
-
-double ari_links_sent(const ari_links *l, ari_call_kind kind, double elements, double element_bytes)
-{
-    const double bytes = elements * element_bytes, share = l->n > 1.0 ? (l->n - 1.0) / l->n : 0.0;
-    if (kind == ARI_CALL_EXCHANGE)
+    const double bytes = elements * element_bytes, share = l->ranks > 1.0 ? (l->ranks - 1.0) / l->ranks : 0.0;
+    if (kind == ARI_MOVES_MESSAGE)
         return bytes;
-    return kind == ARI_CALL_ALL_TO_ALL ? bytes / l->n : ring_steps(kind) * share * bytes;
+    return kind == ARI_MOVES_ALL_TO_ALL ? bytes / l->ranks : ring_steps(kind) * share * bytes;
+}
+
+/* --- tables of traffic -------------------------------------------------------------------------------------------- */
+
+static void add_row(ari_traffic *table, const ari_traffic_row *row, double times)
+{
+    int i = 0;
+    while (i < table->n && (table->row[i].over != row->over || strcmp(table->row[i].call, row->call) != 0 ||
+                            table->row[i].between != row->between))
+        i++;
+    if (i == ARI_TRAFFIC_ROWS || row->calls * times == 0.0 || row->ranks <= 1.0)
+        return;
+    ari_traffic_row *sum = &table->row[i];
+    if (i == table->n) {
+        table->n++;
+        *sum = (ari_traffic_row){.over = row->over, .call = row->call, .between = row->between};
+    }
+    sum->ranks = fmax(sum->ranks, row->ranks);
+    sum->calls += times * row->calls;
+    sum->bytes += times * row->bytes;
+    sum->seconds += times * row->seconds;
+}
+
+void ari_traffic_count(ari_traffic *table, ari_time_kind over, const ari_links *l, ari_collective kind, double calls,
+                       double bytes, double seconds)
+{
+    static const char *const names[] = {"",           "all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                        "all_to_all", "send"};
+    if (table)
+        add_row(table, &(ari_traffic_row){over, names[kind], l->ranks, l->between, calls, bytes, seconds}, 1.0);
+}
+
+void ari_traffic_add(ari_traffic *table, const ari_traffic *other, double times)
+{
+    for (int i = 0; i < other->n; i++)
+        add_row(table, &other->row[i], times);
+}
+
+/* --- kinds of time ------------------------------------------------------------------------------------------------ */
+
+const char *ari_time_name(ari_time_kind k)
+{
+    static const char *const names[] = {
+#define ARI_TIME_NAME(name, text) [ARI_TIME_##name] = text,
+        ARI_TIME_TABLE(ARI_TIME_NAME)
+#undef ARI_TIME_NAME
+    };
+    return names[k];
+}
+
+double ari_time_step(const ari_time *t)
+{
+    double sum = 0.0;
+    for (int k = 0; k < ARI_TIME_KINDS; k++)
+        sum += t->seconds[k];
+    return sum;
 }

@@ -258,11 +258,11 @@ static ar_status predict_bytes(const ari_training *j)
     ar_training_report *r = j->report;
     const ar_training_options *o = j->o;
     const uint64_t taken = r->steps - r->first;
-    ari_bytes_case traffic = {.run = o->run,
-                              .config = &r->config,
-                              .verified = verified_steps(r, o),
-                              .routed = &j->routed,
-                              .repeats = o->packing.on};
+    ari_step_case traffic = {.run = o->run,
+                             .config = &r->config,
+                             .verified = verified_steps(r, o),
+                             .routed = &j->routed,
+                             .repeats = o->packing.on};
     traffic.run.steps = taken;
     if (taken == 0 || taken > INT_MAX || o->scale_loss || ended_early(r))
         return AR_OK;

@@ -1,0 +1,132 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The terms of a step's time and memory (cost.c): what one micro-batch costs a rank in each part of a model, how a
+ * pipeline divides the parts, and what the ranks of data parallelism sum. A search computes each term once for all
+ * layouts that share it. */
+#pragma once
+
+#include "verify/plan/time.h"
+
+/* --- groups and links (time_link.c) ------------------------------------------------------------------------------- */
+
+typedef enum ari_collective {
+    ARI_MOVES_NOTHING,
+    ARI_MOVES_ALL_REDUCE,
+    ARI_MOVES_REDUCE_SCATTER,
+    ARI_MOVES_ALL_GATHER,
+    ARI_MOVES_BROADCAST,
+    ARI_MOVES_ALL_TO_ALL,
+    ARI_MOVES_MESSAGE /* to the next rank of a ring or a pipeline */
+} ari_collective;
+
+/* Ranks that call together, and how they lie on the nodes. */
+typedef struct ari_links {
+    const ari_time_options *options;
+    double ranks, node_ranks; /* members; of them neighbours in a node */
+    bool inside, between;
+} ari_links;
+/** Links of a group of a layout. */
+ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over group);
+/** Seconds of a collective of so many elements in full length, all members coming at once. Of an all-to-all the
+ *  elements that all members together send to others. */
+double ari_links_call(const ari_links *l, ari_collective kind, double elements, double element_bytes);
+/** Bytes that a member sends in it. */
+double ari_links_sent(const ari_links *l, ari_collective kind, double elements, double element_bytes);
+/** Seconds of a message between neighbours. */
+double ari_links_send(const ari_links *l, double bytes);
+/** Adds calls of one kind to a table of traffic, if there is one (NULL: none); seconds: of all of them, with nothing to
+ *  hide them. */
+void ari_traffic_count(ari_traffic *table, ari_time_kind over, const ari_links *l, ari_collective kind, double calls,
+                       double bytes, double seconds);
+/** Adds `times` of all rows of `other`, each to that of the same call, group and link. */
+void ari_traffic_add(ari_traffic *table, const ari_traffic *other, double times);
+
+/* --- a micro-batch ------------------------------------------------------------------------------------------------ */
+
+/* What is before the layers, a layer with an MLP, a layer with experts, and what is after the layers. */
+typedef enum ari_model_part {
+    ARI_PART_BEFORE,
+    ARI_PART_DENSE,
+    ARI_PART_EXPERTS,
+    ARI_PART_AFTER,
+    ARI_MODEL_PARTS
+} ari_model_part;
+
+enum { ARI_FORWARD, ARI_BACKWARD, ARI_PASSES };
+/* Seconds of a pass of one micro-batch through a part. */
+typedef struct ari_pass_cost {
+    double seconds[ARI_TIME_KINDS]; /* that nothing hides; products include attention */
+    double attention;               /* of the products */
+    double weights;                 /* of the products, gradients of weights, which a pipeline may defer */
+} ari_pass_cost;
+typedef struct ari_part_cost {
+    ari_pass_cost pass[ARI_PASSES];
+    ari_pass_cost block;      /* of the forward pass, what full recomputation repeats */
+    double hidden;            /* seconds of communication beside products */
+    ari_memory saved;         /* bytes that the backward pass needs */
+    ari_memory deferred;      /* bytes that deferred gradients of weights need: inputs, and gradients of outputs */
+    ari_memory blocks;        /* of the saved bytes, those of blocks: full recomputation keeps their input alone */
+    double input, scores;     /* of the saved bytes: blocks' inputs, and what selective recomputation does not save */
+    double workspace;         /* bytes of the largest operation's values in the backward pass, */
+    double forward_workspace; /* and in the forward pass */
+    double parameters;        /* elements of this rank */
+    double experts, matrices; /* of them, of experts with copies on other ranks than the rest, and what Muon updates */
+    double tensors, expert_tensors; /* weights and biases of linear layers; of experts that are counted apart */
+    double frozen;                  /* elements without a gradient */
+    double muon;                    /* seconds of Muon's products */
+} ari_part_cost;
+typedef struct ari_micro_cost {
+    ari_part_cost part[ARI_MODEL_PARTS];
+    double shared_table; /* elements of the table of tokens, of which a pipeline has two copies; else 0 */
+} ari_micro_cost;
+/** What a micro-batch costs the rank that computes longest. It depends on tp, cp, sp, experts, overlap and the
+ *  samples of a micro-batch alone. traffic: NULL, or a table of each part. Errors: AR_ERR_UNSUPPORTED (the plan). */
+AR_NODISCARD ar_status ari_micro_cost_of(ari_micro_cost *m, const ari_planned *p, const ari_time_options *o,
+                                         ari_traffic traffic[ARI_MODEL_PARTS]);
+
+/* --- a pipeline --------------------------------------------------------------------------------------------------- */
+
+/* How often each part is on a rank, or on a stage. */
+typedef struct ari_part_counts {
+    double count[ARI_MODEL_PARTS];
+} ari_part_counts;
+/* Neighbours in a pipeline that have as many of each part. */
+typedef struct ari_rank_class {
+    int first, last;             /* ranks */
+    ari_part_counts rank, stage; /* of each of the ranks; of its first stage, whose backward pass is its last */
+    ari_part_counts before;      /* of all ranks before the first */
+} ari_rank_class;
+typedef struct ari_pipeline {
+    int ranks, stages; /* stages: of each rank */
+    ar_pp_schedule schedule;
+    size_t classes;
+    ari_rank_class rank_class[AR_MAX_STAGES];
+    ari_part_counts model;
+} ari_pipeline;
+/** The stages of a layout. It depends on pp, virtual stages and given stages alone. */
+void ari_pipeline_of(ari_pipeline *l, const ari_planned *p);
+
+/* --- a step ------------------------------------------------------------------------------------------------------- */
+
+/* Sums of gradients of a rank of the pipeline among the ranks of data parallelism. */
+typedef struct ari_sync {
+    double sums, last;                    /* seconds of all buckets, of the last one */
+    double buckets;                       /* number */
+    double gathers;                       /* seconds in which updated weights are gathered */
+    double unit_gather;                   /* ZeRO-3: seconds in which the weights of a block are gathered, */
+    double unit_scatter;                  /* and its gradients summed */
+    double end_gather[2], end_scatter[2]; /* of what is before and after the blocks */
+    double numbers, stage_numbers;        /* the loss and the norm of gradients, over data and tp, over stages */
+    bool shares_links[2];                 /* buckets wait while tp, and ep, use their kind of link */
+    double shares, expert_shares;         /* ranks that divide the optimizer's states */
+    ari_links next;                       /* to the next rank of the pipeline */
+} ari_sync;
+/** The sums of a class of ranks; traffic: NULL, or a table to which they are added. It depends on ZeRO and replicas,
+ *  but not on the number of micro-batches. */
+ari_sync ari_sync_of(const ari_planned *p, const ari_time_options *o, const ari_micro_cost *m, const ari_pipeline *l,
+                     size_t rank_class, ari_traffic *traffic);
+/** Adds up a step. sync: [l->classes]. traffic: NULL, or what a micro-batch moves in each part, of which, and of all
+ *  else that moves outside of its passes, t->traffic is the sum; else that is left empty. */
+void ari_step_time(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_micro_cost *m,
+                   const ari_pipeline *l, const ari_sync *sync, const ari_traffic traffic[ARI_MODEL_PARTS]);
+/** The memory of the rank that has most. */
+void ari_step_memory(ari_memory *memory, const ari_planned *p, const ari_micro_cost *m, const ari_pipeline *l);
