@@ -76,7 +76,8 @@ static ledger_memory *memory_at(const ari_ledger *l, const void *address)
 /* Removes entries [first, last). */
 static void remove_memory(ari_ledger *l, size_t first, size_t last)
 {
-    memmove(&l->memory[first], &l->memory[last], (l->memories - last) * sizeof *l->memory);
+    if (last > first) /* with none there is no array */
+        memmove(&l->memory[first], &l->memory[last], (l->memories - last) * sizeof *l->memory);
     l->memories -= last - first;
 }
 

@@ -160,7 +160,7 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     }
     AR_TRY_TO(made, st, ar_norm_create(&m[n++], ctx, "norm", AR_NORM_RMS, OWN_LM_HIDDEN, 1e-5));
     AR_TRY_TO(made, st,
-              ar_logits_create(&m[n++], ctx, NULL, "logits", OWN_LM_VOCAB, OWN_LM_HIDDEN,
+              ar_logits_create(&m[n++], ctx, NULL, lm->copied ? "embed" : "logits", OWN_LM_VOCAB, OWN_LM_HIDDEN,
                                lm->tied ? ari_embedding_token(m[0]) : NULL));
 made:
     AR_TRY(ar_sequential_made(module, "lm", m, n, st));

@@ -8,12 +8,9 @@
 
 enum { OWN_LM_SEQ = 8, OWN_LM_BATCH = 4, OWN_LM_HIDDEN = 8, OWN_LM_VOCAB = 13, OWN_LM_BLOCKS = 3 };
 
-/* A wrong declaration or a forgotten operator, each of which a check has to find. */
-typedef enum own_lm_mistake { OWN_LM_RIGHT, OWN_LM_MISTAKES } own_lm_mistake;
-
 typedef struct own_lm {
-    own_lm_mistake mistake;
-    bool tied;
+    bool tied;   /* the head's table is the embedding's */
+    bool copied; /* it has the embedding's name, and nothing says that it is the same: a mistake */
 } own_lm;
 
 /** A case of it on random ids; lm is borrowed. */

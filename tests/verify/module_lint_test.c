@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A user's module judged without a number: what is right has no finding, ten mistakes are named, and the same mistakes
+/* A user's module judged without a number: what is right has no finding, twelve mistakes are named, and the same mistakes
  * are found by their numbers. */
 
 #include "ref/layers/loss_private.h"
@@ -27,6 +27,7 @@ typedef enum mistake {
     PRODUCT_OF_TERMS,
     GRADIENT_OF_OWN_POSITIONS, /* under sequence parallelism a vector's gradient is not summed */
     GRADIENT_SUMMED,           /* without it, it is */
+    MARKED_AS_EXPERTS,         /* a matrix that every rank has */
     MISTAKES
 } mistake;
 
@@ -148,6 +149,7 @@ static ar_status layer_create(ar_module **gives, ar_ctx *ctx, mistake of)
     AR_TRY(ar_param_init_shard(&l->up, ctx, "layer", "up", (size_t[]){FFN, WIDTH}, 0, AR_INIT_XAVIER_NORMAL));
     AR_TRY(ar_param_init_shard(&l->down, ctx, "layer", "down", (size_t[]){WIDTH, FFN}, 1, AR_INIT_XAVIER_NORMAL));
     AR_TRY(ar_param_init_whole(&l->scale, ctx, "layer", "scale", 1, (size_t[]){WIDTH}, AR_INIT_UNIFORM_BIAS));
+    l->up.expert = of == MARKED_AS_EXPERTS;
     l->scale.spread = of == GRADIENT_OF_OWN_POSITIONS ? false : of == GRADIENT_SUMMED || l->scale.spread;
     return AR_OK;
 }
@@ -193,11 +195,11 @@ static ar_module_case case_of(const mistake *m)
     return (ar_module_case){.name = "net", .build = build, .batch = batch, .user = (void *)(uintptr_t)m};
 }
 
-static ar_run run_of(bool sp)
+static ar_run run_of(ar_parallel parallel)
 {
     return (ar_run){.steps = 1,
                     .threads = 1,
-                    .parallel = {.tp = 2, .sp = sp},
+                    .parallel = parallel,
                     .ddp = ar_ddp_defaults(),
                     .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_SGD)};
 }
@@ -213,21 +215,28 @@ static ar_module_inspection *inspect(const ar_module_case *c, const ar_run *run)
 
 static const struct {
     mistake mistake;
-    bool sp;
+    ar_parallel parallel;
     ar_lint_rule rule;
     const char *module, *pass, *has, *needs;
 } expected[] = {
-    {TERMS_LEAVE, false, AR_LINT_whole_added_to_partial, "layer", "forward", "P(sum)", "R"},
-    {SUMMED_TWICE, false, AR_LINT_redundant_reduction, "layer", "forward", "R", "P(sum)"},
-    {DX_NOT_SUMMED, false, AR_LINT_whole_added_to_partial, "layer", "backward", "P(sum)", "R"},
-    {DX_SUMMED_TWICE, false, AR_LINT_redundant_reduction, "layer", "backward", "R", "P(sum)"},
-    {HELD_AS_SHARD, false, AR_LINT_missing_slice, "layer", "forward", "R", "S(-1)"},
-    {PART_HELD_AS_WHOLE, false, AR_LINT_missing_gather, "layer.up", "forward", "S(-1)", "R"},
-    {FUNCTION_OF_TERMS, false, AR_LINT_nonlinear_of_partial, "layer", "forward", "P(sum)", "R"},
-    {ADDED_TO_TERMS, false, AR_LINT_whole_added_to_partial, "layer", "forward", "P(sum)", "R"},
-    {PRODUCT_OF_TERMS, false, AR_LINT_product_of_partials, "layer", "forward", "P(sum)", "P(sum)"},
-    {GRADIENT_OF_OWN_POSITIONS, true, AR_LINT_unsummed_gradient, "layer.scale", "backward", "S(-2)", "R"},
-    {GRADIENT_SUMMED, false, AR_LINT_redundant_reduction, "layer.scale", "backward", "R", "S(-2)"},
+    {TERMS_LEAVE, {.tp = 2}, AR_LINT_whole_added_to_partial, "layer", "forward", "P(sum)", "R"},
+    {SUMMED_TWICE, {.tp = 2}, AR_LINT_redundant_reduction, "layer", "forward", "R", "P(sum)"},
+    {DX_NOT_SUMMED, {.tp = 2}, AR_LINT_whole_added_to_partial, "layer", "backward", "P(sum)", "R"},
+    {DX_SUMMED_TWICE, {.tp = 2}, AR_LINT_redundant_reduction, "layer", "backward", "R", "P(sum)"},
+    {HELD_AS_SHARD, {.tp = 2}, AR_LINT_missing_slice, "layer", "forward", "R", "S(-1)"},
+    {PART_HELD_AS_WHOLE, {.tp = 2}, AR_LINT_missing_gather, "layer.up", "forward", "S(-1)", "R"},
+    {FUNCTION_OF_TERMS, {.tp = 2}, AR_LINT_nonlinear_of_partial, "layer", "forward", "P(sum)", "R"},
+    {ADDED_TO_TERMS, {.tp = 2}, AR_LINT_whole_added_to_partial, "layer", "forward", "P(sum)", "R"},
+    {PRODUCT_OF_TERMS, {.tp = 2}, AR_LINT_product_of_partials, "layer", "forward", "P(sum)", "P(sum)"},
+    {GRADIENT_OF_OWN_POSITIONS,
+     {.tp = 2, .sp = true},
+     AR_LINT_unsummed_gradient,
+     "layer.scale",
+     "backward",
+     "S(-2)",
+     "R"},
+    {GRADIENT_SUMMED, {.tp = 2}, AR_LINT_redundant_reduction, "layer.scale", "backward", "R", "S(-2)"},
+    {MARKED_AS_EXPERTS, {.dp = 2, .ep = 2}, AR_LINT_wrong_placement, "layer.up", "forward", "I", "rows by expert"},
 };
 enum { EXPECTED = sizeof expected / sizeof *expected };
 
@@ -240,9 +249,8 @@ Test(module_lint, what_is_right_has_no_finding)
     const ar_module_case of[] = {case_of(&right), own_lm_case(&lm)};
     for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
         for (size_t k = layouts[i].cp > 1 ? 1 : 0; k < 2; k++) {
-            ar_run run = run_of(false);
+            const ar_run run = run_of(layouts[i]);
             char text[4096];
-            run.parallel = layouts[i];
             OWNED(ar_module_inspection_destroy) ar_module_inspection *m = inspect(&of[k], &run);
             ar_inspect_module_text(m, true, text, sizeof text);
             cr_expect_eq(m->lint->count, 0u, "%s", text);
@@ -256,7 +264,7 @@ Test(module_lint, mistakes_are_named_with_module_placements_and_repair)
 {
     for (size_t i = 0; i < EXPECTED; i++) {
         const ar_module_case c = case_of(&expected[i].mistake);
-        const ar_run run = run_of(expected[i].sp);
+        const ar_run run = run_of(expected[i].parallel);
         char text[4096];
         OWNED(ar_module_inspection_destroy) ar_module_inspection *m = inspect(&c, &run);
         ar_inspect_module_text(m, false, text, sizeof text);
@@ -273,12 +281,28 @@ Test(module_lint, mistakes_are_named_with_module_placements_and_repair)
     }
 }
 
+Test(module_lint, a_table_of_which_two_stages_have_copies_has_an_unsummed_gradient)
+{
+    for (int broken = 0; broken < 2; broken++) {
+        const own_lm lm = {.tied = broken == 0, .copied = broken == 1};
+        const ar_module_case c = own_lm_case(&lm);
+        const ar_run run = run_of((ar_parallel){.pp = 2, .micro_batches = 2});
+        OWNED(ar_module_inspection_destroy) ar_module_inspection *m = inspect(&c, &run);
+        cr_assert_eq(m->lint->count, (size_t)broken);
+        if (!broken)
+            continue;
+        cr_expect_eq(m->lint->finding[0].rule, AR_LINT_unsummed_gradient);
+        cr_expect_str_eq(m->lint->finding[0].module, "embed.weight");
+        cr_expect_str_eq(m->lint->finding[0].axis, "pp");
+    }
+}
+
 Test(module_lint, the_same_mistakes_differ_from_one_rank_and_the_check_says_what_lint_found)
 {
     for (size_t i = 0; i < EXPECTED; i++) {
         const ar_module_case c = case_of(&expected[i].mistake);
         const ar_check_module_options o = {
-            .run = run_of(false), .parallel = &(ar_parallel){.tp = 2, .sp = expected[i].sp}, .layouts = 1};
+            .run = run_of((ar_parallel){.tp = 2}), .parallel = &expected[i].parallel, .layouts = 1};
         OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
         cr_assert_ok(ar_check_module(&r, &c, &o));
         cr_expect_neq(r->run[0].result, AR_CHECK_SAME, "mistake %zu", i);

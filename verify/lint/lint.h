@@ -30,6 +30,7 @@ typedef struct ari_lint_verdict {
 
 bool ari_lint_whole(ar_placement p);
 bool ari_lint_partial(ar_placement p);
+bool ari_lint_by_expert(ar_placement p);
 /** True if the ranks have the same numbers: R and I differ in the gradient alone. */
 bool ari_lint_same(ar_placement a, ar_placement b);
 /** The broken rule of a value that is `has` where `needs` is needed. */

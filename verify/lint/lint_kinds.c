@@ -7,6 +7,7 @@
 
 #include "ref/comm/call.h"
 #include "ref/core/size.h"
+#include "ref/placement/placement_private.h"
 #include "verify/lint/lint_impl.h"
 
 static const ar_placement whole = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0}, samples = {AR_SHARD, 0},
@@ -204,6 +205,29 @@ static ar_status use_params(ari_lint_walk *w, const ari_ledger_operation *op)
                                           "broadcast the parameter over dp from rank 0 before the first step"));
         p->used = true;
         p->uses += op->pass == 'f' && !op->again;
+    }
+    return AR_OK;
+}
+
+/* An expert's parameter takes rows that were sent to their experts. One that takes a rank's tokens instead is judged
+ * from here on as what every rank has. */
+static ar_status check_experts(ari_lint_walk *w, const ari_ledger_operation *op)
+{
+    const ari_lint_type *in = op->inputs > 0 ? &ari_lint_value_of(w, &op->in[0])->type : NULL;
+    for (size_t i = 0; i < op->uses && op->pass == 'f' && op->inputs > 0 && ari_lint_is_known(w, &op->in[0]); i++) {
+        ari_ledger_param copied = *recorded_param(w, op, i);
+        char has[AR_PLACEMENT_TEXT], repair[AR_LINT_REPAIR];
+        if (!ari_lint_by_expert(param_of(w, op, i)->type.at[ARI_LINT_EP]) || ari_lint_by_expert(in->at[ARI_LINT_EP]))
+            continue;
+        ari_placement_name(has, in->at[ARI_LINT_EP]);
+        snprintf(
+            repair, sizeof repair,
+            "send the rows to the ranks of their experts, or, if every rank has a copy of %.80s, do not mark it as an "
+            "expert's",
+            copied.name);
+        AR_TRY(ari_lint_find_in_words(w, op, ARI_LINT_EP, AR_LINT_wrong_placement, has, "rows by expert", repair));
+        copied.expert = false;
+        ari_lint_place_param(&param_of(w, op, i)->type, &copied, w->layout);
     }
     return AR_OK;
 }
@@ -837,6 +861,7 @@ ar_status ari_lint_operation(ari_lint_walk *w, const ari_ledger_operation *op)
     w->report->operations++;
     w->report->values += (size_t)(op->inputs + op->outputs);
     AR_TRY(use_params(w, op));
+    AR_TRY(check_experts(w, op));
     if (!rules[op->kind].judge)
         return AR_OK;
     if (!takes_known(w, op)) {

@@ -2,6 +2,7 @@
 /* The lint's walk through the records of a pipeline's stages: a stage stops where it waits for another one. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/comm/call.h"
 #include "ref/core/size.h"
@@ -154,6 +155,23 @@ static ar_status check_uses(ari_lint_walk *w, const ari_ledger_operation *op, co
                                   "add the gradients of all uses of the parameter");
 }
 
+/* Outside of the layers a parameter can be on two stages, whose terms of its gradient are summed if both know of it. */
+static ar_status check_copies_of_stages(ari_lint_walk *w, const ari_ledger_param *p)
+{
+    ari_ledger_operation op = {
+        .kind = ARI_LEDGER_WEIGHT_GRADIENT, .operation = ari_ledger_kind_name(ARI_LEDGER_WEIGHT_GRADIENT), .pass = 'b'};
+    bool apart = false;
+    for (size_t r = w->now + 1; r < w->ranks && !p->ends && p->trained && ari_lint_layer(p->name) == SIZE_MAX; r++) {
+        for (size_t i = 0; i < w->rank[r].ledger->params; i++)
+            apart = apart || strcmp(w->rank[r].ledger->param[i].name, p->name) == 0;
+    }
+    snprintf(op.name, sizeof op.name, "%s", p->name);
+    return apart
+               ? ari_lint_find_in_words(w, &op, ARI_AXIS_PP, AR_LINT_unsummed_gradient, "P(sum)", "R",
+                                        "mark the parameter as one of both ends: each stage has terms of its gradient")
+               : AR_OK;
+}
+
 /* Gradients that ranks have terms of, and that nothing has summed; shares that nothing has gathered. */
 static ar_status check_sums(ari_lint_walk *w)
 {
@@ -165,6 +183,7 @@ static ar_status check_sums(ari_lint_walk *w)
                                    .pass = 'b'};
         snprintf(op.name, sizeof op.name, "%s", r->ledger->param[i].name);
         AR_TRY(check_uses(w, &op, &r->ledger->param[i], &r->param[i]));
+        AR_TRY(check_copies_of_stages(w, &r->ledger->param[i]));
         if (w->layout->complete && w->layout->zero && r->updated && copies != ARI_LINT_NO_AXIS &&
             ari_lint_size(w, copies) > 1 && !r->param[i].gathered && r->param[i].gradients > 0) {
             const ari_lint_verdict v = ari_lint_mismatch((ar_placement){AR_SHARD, 0}, whole);

@@ -26,7 +26,7 @@ static bool cut_at(ar_placement p, int dim)
     return p.kind == AR_SHARD && p.dim == dim;
 }
 
-static bool by_expert(ar_placement p)
+bool ari_lint_by_expert(ar_placement p)
 {
     return cut_at(p, ARI_LINT_BY_EXPERT);
 }
@@ -64,8 +64,8 @@ static ari_lint_verdict contract(ar_placement x, ar_placement w, int outputs)
         return broken(ari_lint_partial(x) ? AR_LINT_product_of_partials : AR_LINT_missing_reduction, w, whole);
     if (ari_lint_whole(w)) /* and linear in x */
         return cut_at(x, FEATURES) ? ari_lint_mismatch(x, whole) : makes(ari_lint_whole(x) ? whole : x);
-    if (by_expert(w)) /* each rank has the rows of its own */
-        return by_expert(x) ? makes(x) : ari_lint_mismatch(x, w);
+    if (ari_lint_by_expert(w)) /* each rank has the rows of its own */
+        return ari_lint_by_expert(x) ? makes(x) : ari_lint_mismatch(x, w);
     if (cut_at(w, outputs))
         return ari_lint_whole(x) ? makes(part(FEATURES)) : ari_lint_mismatch(x, (ar_placement){AR_REPLICATE, 0});
     return cut_at(x, FEATURES) ? makes(term) : ari_lint_mismatch(x, part(FEATURES));
@@ -92,7 +92,7 @@ ari_lint_verdict ari_lint_product_dw(ar_placement x, ar_placement dy)
     }
     if (ari_lint_whole(x) && ari_lint_whole(dy))
         return makes(whole);
-    if (by_expert(x) && by_expert(dy))
+    if (ari_lint_by_expert(x) && ari_lint_by_expert(dy))
         return makes(x);
     if (cut_at(x, FEATURES) && ari_lint_whole(dy))
         return makes(part(1));
@@ -107,7 +107,7 @@ ari_lint_verdict ari_lint_sum_over_tokens(ar_placement dy, int features)
 {
     if (cut_at(dy, FEATURES))
         return makes(part(features));
-    return makes(by_expert(dy) ? dy : ari_lint_whole(dy) ? whole : term);
+    return makes(ari_lint_by_expert(dy) ? dy : ari_lint_whole(dy) ? whole : term);
 }
 
 ari_lint_verdict ari_lint_add(ar_placement a, ar_placement b)
@@ -130,8 +130,8 @@ ari_lint_verdict ari_lint_add_parameter(ar_placement x, ar_placement w, int feat
         v.makes = x;
         return v;
     }
-    if (by_expert(w))
-        return by_expert(x) ? makes(x) : ari_lint_mismatch(x, w);
+    if (ari_lint_by_expert(w))
+        return ari_lint_by_expert(x) ? makes(x) : ari_lint_mismatch(x, w);
     if (cut_at(w, features))
         return cut_at(x, FEATURES) ? makes(x) : ari_lint_mismatch(w, whole);
     if (w.kind == AR_SHARD)
