@@ -6,11 +6,12 @@
 set -eu
 
 # The C library's memory and strings and its matching of globs, printing to a buffer, the correctly rounded functions of libm (and those that set
-# or read a sign or an exponent), the compiler's conversion of a 128-bit integer, status, checked sizes.
+# or read a sign or an exponent), the compiler's conversion of a 128-bit integer and its parallel loops (OpenMP of GCC, of clang), status, checked sizes.
 allowed='
 calloc malloc free memcpy memmove memset memcmp strcmp strlen strchr snprintf fnmatch
 fma sqrt rint fabs copysign ldexp
-__floattidf
+__floattidf GOMP_parallel omp_get_thread_num omp_get_num_threads
+__kmpc_fork_call __kmpc_for_static_init_8u __kmpc_for_static_fini __kmpc_push_num_threads __kmpc_global_thread_num
 ar_error_set ari_mul_size
 '
 # What a compiler adds on its own: stack protector, fortified forms, the choice of an instruction set, position-independent code, sanitizers, coverage.

@@ -8,8 +8,8 @@
 
 AR_BEGIN_DECLS
 
-/* The baseline: an independent single-threaded implementation of the models with plain loops and without sharding,
- * which shares no kernels with the parallel code and serves as its reference. */
+/* The baseline: an independent implementation of the models with plain loops and without sharding, which shares no
+ * kernels with the parallel code and serves as its reference. */
 /* Arithmetic of the baseline. */
 typedef enum ar_number_mode {
     AR_MODE_EXACT, /* exact numerics (numerics.md), for bit-for-bit comparison with parallel runs */
@@ -78,8 +78,9 @@ typedef struct ar_baseline_options {
      * none. */
     double (*kink)(void *user, const char *argument, const char *gradient, int step);
     double (*kink_slope)(void *user, size_t element); /* returns the slope to use for this element of the gradient */
-    bool (*progress)(void *user, double fraction);    /* callback between layers; false ends the run; NULL: none */
-    void *progress_user;                              /* first argument of progress */
+    int threads; /* that compute values which do not depend on one another; 0: one. None computes a sum with another */
+    bool (*progress)(void *user, double fraction); /* callback between layers; false ends the run; NULL: none */
+    void *progress_user;                           /* first argument of progress */
 } ar_baseline_options;
 
 /** Runs the forward pass, loss and backward pass of a model on a global batch, or `steps` training steps on as many

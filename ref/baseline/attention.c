@@ -51,8 +51,8 @@ static double exponential(const ari_bl_run *run, double x)
     return run->o->mode == AR_MODE_F64 ? ari_bl_fl(run, ari_exp64(x)) : (double)ari_exp32((float)x);
 }
 
-void ari_bl_softmax(const ari_bl_run *run, double *p, const double *x, const uint8_t *visible, size_t n, double *m,
-                    double *l)
+ARI_SIMD __attribute__((flatten)) void ari_bl_softmax(const ari_bl_run *run, double *p, const double *x,
+                                                      const uint8_t *visible, size_t n, double *m, double *l)
 {
     bool any = false, finite = true;
     double max = 0.0;
@@ -220,11 +220,40 @@ static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const ari_bl_no
     return emit_heads(run, names->rope[1], 'f', a->k, groups, d);
 }
 
+/* The heads of all samples, [b, H], which do not depend on one another; backward those of a KV head meet. */
+typedef struct all_heads {
+    const ari_bl_attention *a;
+    const ari_bl_params *p;
+    double *out, *dout, *dq, *dk, *dv, *dp, *ds, *dot; /* head-major, or [b, H, s, s]; dot [b, H, s] */
+} all_heads;
+
+static size_t members_of(const ari_bl_run *run)
+{
+    return run->c->heads / run->c->kv_heads; /* heads of a sample are a multiple: at / members is n*groups + group */
+}
+
+static ar_status probs_of_head(ari_bl_run *run, void *of, size_t at)
+{
+    const all_heads *h = of;
+    const ari_bl_attention *a = h->a;
+    const size_t heads = run->c->heads, s = run->s, d = run->c->head_dim;
+    return head_probs(run, at / heads, at % heads, a->probs + at * s * s, a->bare == NULL ? NULL : a->bare + at * s * s,
+                      a->sunk == NULL ? NULL : a->sunk + at * s, h->p->sinks == NULL ? NULL : h->p->sinks + at % heads,
+                      a->q + at * s * d, a->k + at / members_of(run) * s * d);
+}
+
+static ar_status context_of_head(ari_bl_run *run, void *of, size_t at)
+{
+    const all_heads *h = of;
+    const size_t s = run->s, values = ar_config_value_dim(run->c);
+    const ari_bl_matrix p_rows = {h->a->dropped + at * s * s, s, 1},
+                        v_columns = {h->a->v + at / members_of(run) * s * values, 1, values};
+    return ari_bl_contract(run, h->out + at * s * values, s, values, s, p_rows, v_columns, ARI_BL_SCALED);
+}
+
 ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const ari_bl_params *p, const double *qkv)
 {
     const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
-    const size_t members =
-        heads / groups; /* heads of a sample are a multiple of it: at / members is n*groups + group */
     const size_t values = ar_config_value_dim(run->c);
     a->q = ari_bl_doubles(run, run->tokens, heads * d);
     a->k = ari_bl_doubles(run, run->tokens, groups * d);
@@ -240,19 +269,15 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
     double *out = ari_bl_doubles(run, run->tokens, heads * values);
     AR_TRY(run->memory);
     run->largest = p->largest;
-    for (size_t at = 0; at < run->b * heads; at++)
-        AR_TRY(head_probs(run, at / heads, at % heads, a->probs + at * s * s,
-                          a->bare == NULL ? NULL : a->bare + at * s * s, a->sunk == NULL ? NULL : a->sunk + at * s,
-                          p->sinks == NULL ? NULL : p->sinks + at % heads, a->q + at * s * d,
-                          a->k + at / members * s * d));
+    all_heads all = {.a = a, .p = p, .out = out};
+    for (size_t at = 0; p->largest != NULL && at < run->b * heads; at++) /* which all of them raise */
+        AR_TRY(probs_of_head(run, &all, at));
+    if (p->largest == NULL)
+        AR_TRY(ari_bl_each(run, run->b * heads, probs_of_head, &all));
     AR_TRY(emit_probs(run, 'f', a->probs));
     if (run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 'f', a->dropped, a->probs, heads, s));
-    for (size_t at = 0; at < run->b * heads; at++) {
-        const ari_bl_matrix p_rows = {a->dropped + at * s * s, s, 1},
-                            v_columns = {a->v + at / members * s * values, 1, values};
-        AR_TRY(ari_bl_contract(run, out + at * s * values, s, values, s, p_rows, v_columns, ARI_BL_SCALED));
-    }
+    AR_TRY(ari_bl_each(run, run->b * heads, context_of_head, &all));
     ari_bl_keep_all(run, out, run->tokens * heads * values);
     merge_heads(run, a->context, heads * values, 0, out, heads, values);
     ari_bl_release(run, mark);
@@ -293,16 +318,35 @@ static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, doub
     return AR_OK;
 }
 
-/* The gradients of one KV head of one sample; probs are those that met V. dK and dV are one contraction over (query
- * heads of the group x queries), dQ one per query head. All pointers at the group's first query head, or at the KV
- * head. */
-static ar_status group_backward(ari_bl_run *run, double *dq, double *dk, double *dv, const double *ds,
-                                const double *probs, const double *dout, const double *q, const double *k)
+static ar_status dp_of_head(ari_bl_run *run, void *of, size_t at)
 {
-    const size_t s = run->s, d = run->c->head_dim, members = run->c->heads / run->c->kv_heads;
+    const all_heads *h = of;
+    const size_t s = run->s, values = ar_config_value_dim(run->c);
+    const ari_bl_matrix dout_rows = {h->dout + at * s * values, values, 1},
+                        v_rows = {h->a->v + at / members_of(run) * s * values, values, 1};
+    return ari_bl_contract(run, h->dp + at * s * s, s, s, values, dout_rows, v_rows, ARI_BL_PLAIN);
+}
+
+static ar_status ds_of_head(ari_bl_run *run, void *of, size_t at)
+{
+    const all_heads *h = of;
+    const size_t heads = run->c->heads, s = run->s;
+    return head_backward(run, at / heads, at % heads, h->dp + at * s * s, h->ds + at * s * s, h->dot + at * s,
+                         h->a->probs + at * s * s, h->a->bare == NULL ? NULL : h->a->bare + at * s * s);
+}
+
+/* The gradients of KV head kv of [b, G]. dK and dV are one contraction over (query heads of the group x queries), dQ one
+ * per query head. V met the probabilities after dropout. */
+static ar_status gradients_of_kv_head(ari_bl_run *run, void *of, size_t kv)
+{
+    const all_heads *h = of;
+    const size_t s = run->s, d = run->c->head_dim, members = members_of(run), at = kv * members; /* its first head */
     const size_t values = ar_config_value_dim(run->c);
-    const ari_bl_matrix ds_columns = {ds, 1, s}, p_columns = {probs, 1, s};
-    const ari_bl_matrix q_columns = {q, 1, d}, dout_columns = {dout, 1, values}, k_columns = {k, 1, d};
+    double *dq = h->dq + at * s * d, *dk = h->dk + kv * s * d, *dv = h->dv + kv * s * values;
+    const double *ds = h->ds + at * s * s;
+    const ari_bl_matrix ds_columns = {ds, 1, s}, p_columns = {h->a->dropped + at * s * s, 1, s};
+    const ari_bl_matrix q_columns = {h->a->q + at * s * d, 1, d}, k_columns = {h->a->k + kv * s * d, 1, d};
+    const ari_bl_matrix dout_columns = {h->dout + at * s * values, 1, values};
     for (size_t member = 0; member < members; member++) {
         const ari_bl_matrix ds_rows = {ds + member * s * s, s, 1};
         AR_TRY(ari_bl_contract(run, dq + member * s * d, s, d, s, ds_rows, k_columns, ARI_BL_SCALED));
@@ -363,30 +407,21 @@ ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double 
 {
     ARI_BL_SCOPE(run);
     const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
-    const size_t members = heads / groups, values = ar_config_value_dim(run->c);
+    const size_t values = ar_config_value_dim(run->c);
     double *dout = ari_bl_doubles(run, run->tokens, heads * values), *dq = ari_bl_doubles(run, run->tokens, heads * d);
     double *dk = ari_bl_doubles(run, run->tokens, groups * d), *dv = ari_bl_doubles(run, run->tokens, groups * values);
     double *dp = ari_bl_doubles(run, run->tokens * heads, s), *ds = ari_bl_doubles(run, run->tokens * heads, s);
     double *dot = ari_bl_doubles(run, run->tokens, heads);
     AR_TRY(run->memory);
     split_heads(run, dout, dcontext, heads * values, 0, heads, values);
-    for (size_t at = 0; at < run->b * heads; at++) {
-        const ari_bl_matrix dout_rows = {dout + at * s * values, values, 1},
-                            v_rows = {a->v + at / members * s * values, values, 1};
-        AR_TRY(ari_bl_contract(run, dp + at * s * s, s, s, values, dout_rows, v_rows, ARI_BL_PLAIN));
-    }
+    all_heads all = {.a = a, .dout = dout, .dq = dq, .dk = dk, .dv = dv, .dp = dp, .ds = ds, .dot = dot};
+    AR_TRY(ari_bl_each(run, run->b * heads, dp_of_head, &all));
     if (run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 0, dp, dp, heads, s));
-    for (size_t at = 0; at < run->b * heads; at++)
-        AR_TRY(head_backward(run, at / heads, at % heads, dp + at * s * s, ds + at * s * s, dot + at * s,
-                             a->probs + at * s * s, a->bare == NULL ? NULL : a->bare + at * s * s));
+    AR_TRY(ari_bl_each(run, run->b * heads, ds_of_head, &all));
     AR_TRY(emit_probs(run, 'b', dp));
     if (a->sunk != NULL)
         AR_TRY(sink_gradient(run, a->sunk, dot));
-    for (size_t kv = 0; kv < run->b * groups; kv++) {
-        const size_t at = kv * members; /* the group's first head */
-        AR_TRY(group_backward(run, dq + at * s * d, dk + kv * s * d, dv + kv * s * values, ds + at * s * s,
-                              a->dropped + at * s * s, dout + at * s * values, a->q + at * s * d, a->k + kv * s * d));
-    }
+    AR_TRY(ari_bl_each(run, run->b * groups, gradients_of_kv_head, &all));
     return finish_qkv(run, dqkv, dq, dk, dv, p->qk_norm, a->normed);
 }

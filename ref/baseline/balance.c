@@ -113,7 +113,7 @@ static ar_status add_terms(ari_bl_run *run, ari_bl_sums *sums, const ari_bl_rout
         if (z > 0.0)
             term = ari_bl_fl(run, term + ari_bl_fl(run, z * r->lse[t] * r->lse[t]));
         if (!is_padding(run, t))
-            ari_bl_sums_add(sums, 0, term);
+            ari_bl_sums_add(sums, 0, &term, 1);
     }
     return AR_OK;
 }

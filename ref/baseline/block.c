@@ -74,34 +74,67 @@ static void scale_rows(const ari_bl_run *run, double *y, const double *x)
         y[i] = ari_bl_keep(run, ari_bl_branch(run, x[i] * factor));
 }
 
-void ari_bl_activate(const ari_bl_run *run, double *out, const double *fc, size_t rows, size_t f)
+/* An MLP's rows: f features of each, of a gated one 2f at first. */
+typedef struct activation {
+    double *out, *dfc;
+    const double *fc, *dout;
+    size_t f;
+    double doubt;
+} activation;
+
+/* flatten: all that is called is compiled for each level too. */
+ARI_SIMD __attribute__((flatten)) static void activate_row(const ari_bl_run *run, double *out, const double *fc,
+                                                           size_t f)
 {
-    const size_t ld = run->c->gated ? 2 * f : f;
-    for (size_t t = 0; t < rows; t++)
-        for (size_t i = 0; i < f; i++) {
-            const double a = act(run, fc[t * ld + i]);
-            out[t * f + i] =
-                ari_bl_keep(run, run->c->gated ? ari_bl_branch(run, a * up_of(run, fc[t * ld + f + i])) : a);
-        }
+    for (size_t i = 0; i < f; i++) {
+        const double a = act(run, fc[i]);
+        out[i] = ari_bl_keep(run, run->c->gated ? ari_bl_branch(run, a * up_of(run, fc[f + i])) : a);
+    }
 }
 
-void ari_bl_activate_backward(const ari_bl_run *run, double *dfc, const double *dout, const double *fc, size_t rows,
-                              size_t f, double doubt)
+static ar_status activate(ari_bl_run *run, void *of, size_t t)
 {
-    const size_t ld = run->c->gated ? 2 * f : f;
-    for (size_t t = 0; t < rows; t++)
-        for (size_t i = 0; i < f; i++) {
-            const double dy = dout[t * f + i], x = fc[t * ld + i];
-            if (run->c->gated) {
-                const double up = fc[t * ld + f + i];
-                const double dgate = ari_bl_branch(run, dy * up_of(run, up));
-                dfc[t * ld + i] = ari_bl_keep(run, ari_bl_branch(run, dgate * dact(run, x, doubt, t * f + i)));
-                dfc[t * ld + f + i] =
-                    is_limited(run, up) ? 0.0 : ari_bl_keep(run, ari_bl_branch(run, dy * act(run, x)));
-            } else {
-                dfc[t * ld + i] = ari_bl_keep(run, ari_bl_branch(run, dy * dact(run, x, doubt, t * f + i)));
-            }
+    const activation *a = of;
+    activate_row(run, a->out + t * a->f, a->fc + t * a->f * (run->c->gated ? 2 : 1), a->f);
+    return AR_OK;
+}
+
+ar_status ari_bl_activate(ari_bl_run *run, double *out, const double *fc, size_t rows, size_t f)
+{
+    activation a = {.out = out, .fc = fc, .f = f};
+    return ari_bl_each(run, rows, activate, &a);
+}
+
+/* `first`: the number of the row's first element. */
+ARI_SIMD __attribute__((flatten)) static void activate_row_backward(const ari_bl_run *run, double *dfc,
+                                                                    const double *dout, const double *fc, size_t f,
+                                                                    double doubt, size_t first)
+{
+    for (size_t i = 0; i < f; i++) {
+        const double dy = dout[i], x = fc[i];
+        if (run->c->gated) {
+            const double up = fc[f + i], dgate = ari_bl_branch(run, dy * up_of(run, up));
+            dfc[i] = ari_bl_keep(run, ari_bl_branch(run, dgate * dact(run, x, doubt, first + i)));
+            dfc[f + i] = is_limited(run, up) ? 0.0 : ari_bl_keep(run, ari_bl_branch(run, dy * act(run, x)));
+        } else {
+            dfc[i] = ari_bl_keep(run, ari_bl_branch(run, dy * dact(run, x, doubt, first + i)));
         }
+    }
+}
+
+static ar_status activate_backward(ari_bl_run *run, void *of, size_t t)
+{
+    const activation *a = of;
+    const size_t ld = a->f * (run->c->gated ? 2 : 1);
+    activate_row_backward(run, a->dfc + t * ld, a->dout + t * a->f, a->fc + t * ld, a->f, a->doubt, t * a->f);
+    return AR_OK;
+}
+
+ar_status ari_bl_activate_backward(ari_bl_run *run, double *dfc, const double *dout, const double *fc, size_t rows,
+                                   size_t f, double doubt)
+{
+    activation a = {.dfc = dfc, .dout = dout, .fc = fc, .f = f, .doubt = doubt};
+    return ari_bl_each(run, rows, activate_backward, &a);
 }
 
 /* gate and up, or fc: the columns of [tokens, 2F] or [tokens, F] under their names. */
@@ -138,7 +171,7 @@ static ar_status mlp_forward(ari_bl_run *run, const ari_bl_mlp *mlp, ari_bl_mlp_
     AR_TRY(run->memory);
     AR_TRY(ari_bl_linear_forward(run, &mlp->fc, saved->fc, x, run->tokens));
     AR_TRY(emit_fc(run, names->fc, 'f', saved->fc));
-    ari_bl_activate(run, saved->act, saved->fc, run->tokens, f);
+    AR_TRY(ari_bl_activate(run, saved->act, saved->fc, run->tokens, f));
     AR_TRY(ari_bl_emit_tokens(run, names->act, 'f', saved->act, f, 0, f));
     AR_TRY(ari_bl_linear_forward(run, &mlp->down, y, saved->act, run->tokens));
     return ari_bl_emit_tokens(run, names->down_param, 'f', y, h, 0, h);
@@ -266,7 +299,7 @@ static ar_status mlp_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double *dx
     AR_TRY(ari_bl_linear_backward(run, &mlp->down, dact_out, dy, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, names->down_param, 'b', dact_out, f, 0, f));
     AR_TRY(ari_bl_linear_gradients(run, &mlp->down, dy, saved->act, NULL));
-    ari_bl_activate_backward(run, dfc, dact_out, saved->fc, run->tokens, f, kink_doubt(run));
+    AR_TRY(ari_bl_activate_backward(run, dfc, dact_out, saved->fc, run->tokens, f, kink_doubt(run)));
     AR_TRY(emit_fc(run, names->dfc, 'b', dfc));
     AR_TRY(ari_bl_linear_backward(run, &mlp->fc, dx, dfc, run->tokens));
     AR_TRY(ari_bl_emit_tokens(run, names->dmlp, 'b', dx, h, 0, h));

@@ -196,7 +196,7 @@ size_t ari_bl_position(const ar_batch *batch, size_t sample, size_t t)
 {
     if (batch->position_ids != NULL)
         return (size_t)batch->position_ids[sample * batch->seq + t];
-    size_t first = t;
+    size_t first = batch->documents != NULL ? t : 0;
     while (first > 0 && !ari_bl_apart(batch, sample, first - 1, t))
         first--;
     return t - first;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* C[i,j] = round(sum over k of A[i,k]*B[j,k]): numerics.md section 2, step by step, and two sequential forms. */
+/* C[i,j] = round(sum over k of A[i,k]*B[j,k]): in integers, as numerics.md section 2 has it, or one term after the
+ * other. */
 #include "ref/baseline/run.h"
 
 #include <math.h>
@@ -9,7 +10,27 @@
 
 __extension__ typedef __int128 wide;
 
-enum { BLOCK = 8191, MOST_NARROW = 16384, LANES = 4 };
+/* A tile of C is ROWS x PANEL sums, which are in registers while k runs. Matrices are cut into panels: PANEL rows
+ * beside each other, [k][PANEL], the last one filled up with zeros. BAND panels of B meet all of A. */
+enum { ROWS = 4, PANEL = ARI_BL_PANEL, BAND = 4, BLOCK = 8191, MOST_NARROW = 16384 };
+
+/* sum[i][j] = ((a_i0*b_j0 + a_i1*b_j1) + a_i2*b_j2) + ..: k runs outside, so that each sum has its terms one after the
+ * other, as three nested loops over i, j and k have them. */
+#define TILE(name, number, element)                                                                                    \
+    ARI_SIMD static void name(number sum[ROWS][PANEL], const element *restrict a, const element *restrict b, size_t k) \
+    {                                                                                                                  \
+        number s[ROWS][PANEL] = {{0}};                                                                                 \
+        for (size_t kk = 0; kk < k; kk++)                                                                              \
+            for (size_t j = 0; j < PANEL; j++)                                                                         \
+                for (size_t i = 0; i < ROWS; i++)                                                                      \
+                    s[i][j] += (number)a[kk * PANEL + i] * (number)b[kk * PANEL + j];                                  \
+        memcpy(sum, s, sizeof s);                                                                                      \
+    }
+TILE(tile_of_integers, int64_t, int32_t)
+TILE(tile_of_floats, float, float)
+TILE(tile_of_doubles, double, double)
+
+/* --- exact: numerics.md section 2, step by step ------------------------------------------------------------------- */
 
 /* Step 2: the bits of the integers, and the largest one. */
 typedef struct width {
@@ -23,225 +44,255 @@ static width width_of(const ari_bl_run *run, size_t k, int how)
     return run->o->bf16 && narrow ? of_bf16 : of_fp32;
 }
 
-static int32_t larger_exponent(int32_t a, int32_t b)
+/* |x| as an integer that orders as |x| does; NaN and infinity are the largest. */
+static inline uint64_t magnitude_of(double x)
+{
+    return ari_bits64(x) & 0x7fffffffffffffffu;
+}
+
+static inline uint64_t larger(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
 }
 
-/* Step 0: c[k], the smallest integer with |B[j,k]| < 2^c for all j; ARI_EXP_ZERO where the column is all zero, 0 where
- * it holds a NaN or an infinity, and 0 everywhere without scaling. */
-static void column_exponents(int32_t *c, size_t n, size_t k, ari_bl_matrix b, bool scale)
+/* largest[kk] = max over j of |B[j,kk]|. */
+ARI_SIMD static void column_maxima(uint64_t *restrict largest, size_t n, size_t k, ari_bl_matrix b)
 {
-    for (size_t kk = 0; kk < k; kk++)
-        c[kk] = scale ? ARI_EXP_ZERO : 0;
-    if (!scale)
-        return;
-    for (size_t j = 0; j < n; j++)
+    for (size_t j = 0; b.col == 1 && j < n; j++)
         for (size_t kk = 0; kk < k; kk++)
-            c[kk] = larger_exponent(c[kk], ari_exponent64(b.at[j * b.row + kk * b.col]));
-    for (size_t kk = 0; kk < k; kk++)
+            largest[kk] = larger(largest[kk], magnitude_of(b.at[j * b.row + kk]));
+    for (size_t kk = 0; b.col != 1 && kk < k; kk++)
+        for (size_t j = 0; j < n; j++)
+            largest[kk] = larger(largest[kk], magnitude_of(b.at[j * b.row + kk * b.col]));
+}
+
+/* Step 0: c[kk], the smallest integer with |B[j,kk]| < 2^c for all j; ARI_EXP_ZERO where the column is all zero, 0 where
+ * it holds a NaN or an infinity. */
+static ar_status column_exponents(ari_bl_run *run, int32_t *c, size_t n, size_t k, ari_bl_matrix b)
+{
+    ARI_BL_SCOPE(run);
+    uint64_t *largest = ari_bl_take(run, k, 1, sizeof *largest);
+    AR_TRY(run->memory);
+    column_maxima(largest, n, k, b);
+    for (size_t kk = 0; kk < k; kk++) {
+        c[kk] = ari_exponent64(ari_float64(largest[kk]));
         if (c[kk] == ARI_EXP_NONFINITE)
             c[kk] = 0;
+    }
+    return AR_OK;
 }
 
-/* Steps 0, 1 and 3 for one row x: x' = x*2^(sign*c), its exponent, and q = clamp(rint(x'*2^(p - e))). Against an
- * all-zero column x' is 0, unless x is not finite. Returns e. */
-ARI_SIMD static int32_t quantise(int32_t *q, double *scaled, size_t k, const double *x, size_t col, const int32_t *c,
-                                 int sign, width w)
+/* Steps 0, 1 and 3 for the rows x of a panel: x' = x*2^(sign*c), e with |x'| < 2^e, q = clamp(rint(x'*2^(p - e))), and
+ * unit = 2^(e - p), what a q counts: NaN where a row is not finite. Against an all-zero column x' is 0, unless x is not
+ * finite. The values are those of fp32, so no power of two here leaves the range of binary64. */
+ARI_SIMD static void quantise(int32_t *restrict q, double unit[PANEL], double *restrict x, size_t k,
+                              const int32_t *restrict c, int sign, width w)
 {
-    int32_t e = ARI_EXP_ZERO;
+    uint64_t largest[PANEL] = {0};
+    double scale[PANEL];
     for (size_t kk = 0; kk < k; kk++) {
-        const double value = x[kk * col];
-        const bool finite = ari_exponent64(value) != ARI_EXP_NONFINITE;
-        if (c[kk] == ARI_EXP_ZERO)
-            scaled[kk] = finite ? 0.0 : value;
+        const double factor = c[kk] == ARI_EXP_ZERO ? 0.0 : ari_pow2(sign * c[kk]);
+        for (size_t r = 0; r < PANEL; r++) { /* NaN and infinity times 0 are NaN */
+            x[kk * PANEL + r] *= factor;
+            largest[r] = larger(largest[r], magnitude_of(x[kk * PANEL + r]));
+        }
+    }
+    for (size_t r = 0; r < PANEL; r++) {
+        int32_t e = ari_exponent64(ari_float64(largest[r]));
+        const bool finite = e != ARI_EXP_NONFINITE;
+        e = e == ARI_EXP_ZERO || !finite ? 0 : e;
+        /* With less than 25 bits none is cut off: e is one more where the largest would round to more than the limit. */
+        if (finite && w.p < 25 && ari_float64(largest[r]) * ari_pow2(w.p - e) >= (double)w.limit + 0.5)
+            e++;
+        scale[r] = finite ? ari_pow2(w.p - e) : 0.0;
+        unit[r] = finite ? ari_pow2(e - w.p) : (double)ari_nan32();
+    }
+    for (size_t kk = 0; kk < k; kk++)
+        for (size_t r = 0; r < PANEL; r++) {
+            const double y = scale[r] == 0.0 ? 0.0 : x[kk * PANEL + r] * scale[r], whole = ari_rint(y);
+            q[kk * PANEL + r] = (int32_t)(whole > w.limit ? w.limit : whole < -w.limit ? -w.limit : whole);
+        }
+}
+
+/* Steps 4 and 5. A block of 8191 products below 2^50 stays below 2^63; both conversions round to nearest, so the first is
+ * the correctly rounded binary64 of the exact integer. */
+ARI_SIMD static void exact_values(double value[ROWS][PANEL], const int32_t *a, const int32_t *b, size_t k,
+                                  const double *unit_a, const double *unit_b)
+{
+    int64_t sum[ROWS][PANEL] = {{0}}; /* also where k is 0 */
+    wide all[ROWS][PANEL] = {{0}};
+    for (size_t kk = 0; kk < k; kk += BLOCK) {
+        tile_of_integers(sum, a + kk * PANEL, b + kk * PANEL, k - kk < BLOCK ? k - kk : BLOCK);
+        for (size_t i = 0; k > BLOCK && i < ROWS; i++)
+            for (size_t j = 0; j < PANEL; j++)
+                all[i][j] += sum[i][j];
+    }
+    for (size_t i = 0; i < ROWS; i++)
+        for (size_t j = 0; j < PANEL; j++) {
+            const double x = (k > BLOCK ? (double)all[i][j] : (double)sum[i][j]) * (unit_a[i] * unit_b[j]);
+            value[i][j] = x == x ? (double)(float)x : (double)ari_nan32();
+        }
+}
+
+/* --- one term after the other ------------------------------------------------------------------------------------- */
+
+ARI_SIMD static void double_values(double value[ROWS][PANEL], const double *a, const double *b, size_t k)
+{
+    tile_of_doubles(value, a, b, k);
+    for (size_t i = 0; i < ROWS; i++)
+        for (size_t j = 0; j < PANEL; j++)
+            value[i][j] = value[i][j] == value[i][j] ? value[i][j] : (double)ari_nan32();
+}
+
+static void float_values(double value[ROWS][PANEL], const float *a, const float *b, size_t k)
+{
+    float sum[ROWS][PANEL];
+    tile_of_floats(sum, a, b, k);
+    for (size_t i = 0; i < ROWS; i++)
+        for (size_t j = 0; j < PANEL; j++)
+            value[i][j] = sum[i][j] == sum[i][j] ? (double)sum[i][j] : (double)ari_nan32();
+}
+
+/* --- every mode --------------------------------------------------------------------------------------------------- */
+
+/* Rows [first, first + PANEL) of a matrix of n rows, as a panel. */
+static void fill_panel(double *panel, ari_bl_matrix m, size_t first, size_t n, size_t k)
+{
+    const size_t rows = n - first < PANEL ? n - first : PANEL;
+    const double *x = m.at + first * m.row;
+    for (size_t kk = 0; m.row == 1 && kk < k; kk++)
+        for (size_t r = 0; r < rows; r++)
+            panel[kk * PANEL + r] = x[kk * m.col + r];
+    for (size_t r = 0; m.row != 1 && r < rows; r++)
+        for (size_t kk = 0; kk < k; kk++)
+            panel[kk * PANEL + r] = x[r * m.row + kk * m.col];
+    for (size_t kk = 0; rows < PANEL && kk < k; kk++)
+        for (size_t r = rows; r < PANEL; r++)
+            panel[kk * PANEL + r] = 0.0;
+}
+
+/* Of an operand: double, float or int32. */
+static size_t element_size(const ari_bl_run *run)
+{
+    return run->o->mode == AR_MODE_F64 ? sizeof(double) : sizeof(float);
+}
+
+static void *panel_at(const ari_bl_product *p, void *first, size_t i)
+{
+    return (char *)first + i * p->k * PANEL * element_size(p->run);
+}
+
+/* Panel `i` of A, or that of B behind all of A's. */
+static ar_status make_panel(ari_bl_run *run, void *of, size_t i)
+{
+    ARI_BL_SCOPE(run);
+    const ari_bl_product *p = of;
+    const bool is_b = i >= ari_bl_panels(p->m);
+    const size_t at = is_b ? i - ari_bl_panels(p->m) : i;
+    const ar_number_mode mode = run->o->mode;
+    void *element = panel_at(p, is_b ? p->b : p->a, at);
+    double *values = mode == AR_MODE_F64 ? element : ari_bl_doubles(run, p->k, PANEL);
+    AR_TRY(run->memory);
+    fill_panel(values, is_b ? p->matrix_b : p->matrix_a, at * PANEL, is_b ? p->n : p->m, p->k);
+    if (mode == AR_MODE_EXACT)
+        quantise(element, (is_b ? p->unit_b : p->unit_a) + at * PANEL, values, p->k, p->exponent, is_b ? -1 : +1,
+                 width_of(run, p->k, p->how));
+    for (size_t k = 0; mode == AR_MODE_FP32 && k < p->k * PANEL; k++)
+        ((float *)element)[k] = (float)values[k];
+    return AR_OK;
+}
+
+ar_status ari_bl_product_open(ari_bl_run *run, ari_bl_product *p, size_t m, size_t n, size_t k, ari_bl_matrix a,
+                              ari_bl_matrix b, int how)
+{
+    *p = (ari_bl_product){.run = run, .m = m, .n = n, .k = k, .matrix_a = a, .matrix_b = b, .how = how};
+    p->a = ari_bl_take(run, ari_bl_panels(m) * PANEL, k, element_size(run));
+    p->b = ari_bl_take(run, ari_bl_panels(n) * PANEL, k, element_size(run));
+    p->unit_a = ari_bl_doubles(run, ari_bl_panels(m), PANEL);
+    p->unit_b = ari_bl_doubles(run, ari_bl_panels(n), PANEL);
+    p->exponent = ari_bl_take(run, k, 1, sizeof *p->exponent);
+    AR_TRY(run->memory);
+    if (run->o->mode == AR_MODE_EXACT && how & ARI_BL_SCALED)
+        AR_TRY(column_exponents(run, p->exponent, n, k, b));
+    return ari_bl_each(run, ari_bl_panels(m) + ari_bl_panels(n), make_panel, p);
+}
+
+void ari_bl_product_tile(const ari_bl_product *p, double c[PANEL][PANEL], size_t i, size_t j)
+{
+    const void *a = panel_at(p, p->a, i), *b = panel_at(p, p->b, j);
+    for (size_t r = 0; r < PANEL; r += ROWS) {
+        if (p->run->o->mode == AR_MODE_EXACT)
+            exact_values(c + r, (const int32_t *)a + r, b, p->k, p->unit_a + i * PANEL + r, p->unit_b + j * PANEL);
+        else if (p->run->o->mode == AR_MODE_F64)
+            double_values(c + r, (const double *)a + r, b, p->k);
         else
-            scaled[kk] = ari_scale2(value, sign * c[kk]);
-        e = larger_exponent(e, ari_exponent64(scaled[kk]));
+            float_values(c + r, (const float *)a + r, b, p->k);
     }
-    if (e == ARI_EXP_ZERO || e == ARI_EXP_NONFINITE)
-        return e; /* q stays zero */
+}
+
+/* Of C a band of columns: BAND panels of B meet all of A. */
+static ar_status write_band(ari_bl_run *run, void *of, size_t band)
+{
+    const ari_bl_product *p = of;
+    const size_t end = (band + 1) * BAND < ari_bl_panels(p->n) ? (band + 1) * BAND : ari_bl_panels(p->n);
+    (void)run;
+    for (size_t i = 0; i < ari_bl_panels(p->m); i++)
+        for (size_t j = band * BAND; j < end; j++) {
+            double tile[PANEL][PANEL];
+            const size_t rows = p->m - i * PANEL < PANEL ? p->m - i * PANEL : PANEL;
+            const size_t cols = p->n - j * PANEL < PANEL ? p->n - j * PANEL : PANEL;
+            ari_bl_product_tile(p, tile, i, j);
+            for (size_t r = 0; r < rows; r++)
+                memcpy(p->c + (i * PANEL + r) * p->n + j * PANEL, tile[r], cols * sizeof(double));
+        }
+    return AR_OK;
+}
+
+/* --- binary64 with errors ----------------------------------------------------------------------------------------- */
+
+/* B [n, k] as panels. */
+static double *panels_with_errors(ari_bl_run *run, size_t n, size_t k, ari_bl_matrix b)
+{
+    double *panels = ari_bl_doubles(run, ari_bl_panels(n) * PANEL, k);
+    for (size_t j = 0; panels != NULL && j < n; j += PANEL)
+        fill_panel(panels + j * k, b, j, n, k);
+    if (panels != NULL)
+        ari_bl_shorten(run->noise, panels, ari_bl_panels(n) * PANEL * k, run->noise->unit.operand);
+    return panels;
+}
+
+/* Sums of x against a panel's rows, and of the squares of their partial sums and of their products. */
+ARI_SIMD static void panel_sums(double *restrict sum, double *restrict squares, const double *restrict x,
+                                const double *restrict panel, size_t k)
+{
+    double s[PANEL] = {0.0}, q[PANEL] = {0.0};
     for (size_t kk = 0; kk < k; kk++)
-        if (fabs(ari_scale2(scaled[kk], w.p - e)) >= (double)w.limit + 0.5 && w.p < 25) {
-            e++; /* once: then all are less than half as large */
-            break;
-        }
-    for (size_t kk = 0; kk < k; kk++) {
-        const double r = ari_rint(ari_scale2(scaled[kk], w.p - e));
-        q[kk] = (int32_t)(r > w.limit ? w.limit : r < -w.limit ? -w.limit : r);
-    }
-    return e;
-}
-
-/* Step 4 for LANES columns at once: b holds their rows one after the other. A block of 8191 products below 2^50 stays
- * below 2^63. */
-ARI_SIMD static void dot(wide s[LANES], const int32_t *a, const int32_t *b, size_t k)
-{
-    for (int r = 0; r < LANES; r++)
-        s[r] = 0;
-    for (size_t from = 0; from < k; from += BLOCK) {
-        const size_t to = k - from < BLOCK ? k : from + BLOCK;
-        int64_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-        for (size_t kk = from; kk < to; kk++) {
-            const int64_t x = a[kk];
-            s0 += x * b[kk];
-            s1 += x * b[kk + k];
-            s2 += x * b[kk + 2 * k];
-            s3 += x * b[kk + 3 * k];
-        }
-        s[0] += s0;
-        s[1] += s1;
-        s[2] += s2;
-        s[3] += s3;
-    }
-}
-
-/* Step 5. Both conversions round to nearest, so the first is the correctly rounded binary64 of the exact integer. */
-static double value(wide s, int32_t e, int32_t f, width w)
-{
-    if (e == ARI_EXP_NONFINITE || f == ARI_EXP_NONFINITE)
-        return (double)ari_nan32();
-    if (e == ARI_EXP_ZERO || f == ARI_EXP_ZERO)
-        return 0.0;
-    const double fl64 = s == (int64_t)s ? (double)(int64_t)s : (double)s;
-    return (double)(float)ari_scale2(fl64, e + f - 2 * w.p);
-}
-
-static ar_status exact(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a, ari_bl_matrix b,
-                       int how)
-{
-    const width w = width_of(run, k, how);
-    int32_t *shift = ari_bl_take(run, 1, k, sizeof *shift);
-    int32_t *e = ari_bl_take(run, 1, m, sizeof *e);
-    int32_t *f = ari_bl_take(run, 1, n, sizeof *f);
-    int32_t *qa = ari_bl_take(run, m, k, sizeof *qa);
-    int32_t *qb = ari_bl_take(run, n + LANES - 1, k, sizeof *qb); /* the last lanes may be rows of zeros */
-    double *scaled = ari_bl_doubles(run, 1, k);
-    AR_TRY(run->memory);
-    column_exponents(shift, n, k, b, how & ARI_BL_SCALED);
-    for (size_t i = 0; i < m; i++)
-        e[i] = quantise(qa + i * k, scaled, k, a.at + i * a.row, a.col, shift, +1, w);
-    for (size_t j = 0; j < n; j++)
-        f[j] = quantise(qb + j * k, scaled, k, b.at + j * b.row, b.col, shift, -1, w);
-    for (size_t i = 0; i < m; i++)
-        for (size_t j = 0; j < n; j += LANES) {
-            wide s[LANES];
-            dot(s, qa + i * k, qb + j * k, k);
-            for (size_t r = 0; r < LANES && j + r < n; r++)
-                c[i * n + j + r] = value(s[r], e[i], f[j + r], w);
-        }
-    return AR_OK;
-}
-
-/* c[i,j] = fl32(c[i,j] + fl32(a*b)) for k = 0, 1, ...: k runs outside j, which changes no sum's order. */
-ARI_SIMD static ar_status sequential32(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
-                                       ari_bl_matrix b)
-{
-    float *columns = ari_bl_take(run, k, n, sizeof *columns); /* B transposed: column k of B is contiguous */
-    float *sum = ari_bl_take(run, 1, n, sizeof *sum);
-    AR_TRY(run->memory);
-    for (size_t j = 0; j < n; j++)
-        for (size_t kk = 0; kk < k; kk++)
-            columns[kk * n + j] = (float)b.at[j * b.row + kk * b.col];
-    for (size_t i = 0; i < m; i++) {
-        for (size_t j = 0; j < n; j++)
-            sum[j] = 0.0F;
-        for (size_t kk = 0; kk < k; kk++) {
-            const float x = (float)a.at[i * a.row + kk * a.col];
-            for (size_t j = 0; j < n; j++)
-                sum[j] += x * columns[kk * n + j];
-        }
-        for (size_t j = 0; j < n; j++)
-            c[i * n + j] = ari_bl_fl(run, (double)sum[j]);
-    }
-    return AR_OK;
-}
-
-/* B [n, k] as [k, n] in binary64: column k of B is contiguous. */
-static double *columns_of(ari_bl_run *run, size_t n, size_t k, ari_bl_matrix b)
-{
-    double *columns = ari_bl_doubles(run, k, n);
-    for (size_t j = 0; columns != NULL && j < n; j++)
-        for (size_t kk = 0; kk < k; kk++)
-            columns[kk * n + j] = b.at[j * b.row + kk * b.col];
-    return columns;
-}
-
-/* The same in binary64. Four terms at a time, added one after the other all the same: fewer passes over the sums. */
-ARI_SIMD static ar_status sequential64(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
-                                       ari_bl_matrix b)
-{
-    const double *columns = columns_of(run, n, k, b);
-    AR_TRY(run->memory);
-    for (size_t i = 0; i < m; i++) {
-        double *sum = c + i * n;
-        const double *x = a.at + i * a.row;
-        size_t kk = 0;
-        for (size_t j = 0; j < n; j++)
-            sum[j] = 0.0;
-        for (; kk + 4 <= k; kk += 4) {
-            const double *y = columns + kk * n;
-            const double x0 = x[kk * a.col], x1 = x[(kk + 1) * a.col];
-            const double x2 = x[(kk + 2) * a.col], x3 = x[(kk + 3) * a.col];
-            for (size_t j = 0; j < n; j++)
-                sum[j] = (((sum[j] + x0 * y[j]) + x1 * y[n + j]) + x2 * y[2 * n + j]) + x3 * y[3 * n + j];
-        }
-        for (; kk < k; kk++)
-            for (size_t j = 0; j < n; j++)
-                sum[j] += x[kk * a.col] * columns[kk * n + j];
-        for (size_t j = 0; j < n; j++)
-            sum[j] = ari_bl_fl(run, sum[j]);
-    }
-    return AR_OK;
-}
-
-/* B [n, k] as noisy64 takes it: bands of NOISY rows, each band [k, NOISY]; rows past the n-th are zero. */
-enum { NOISY = 16 };
-
-static double *bands_of(ari_bl_run *run, size_t n, size_t k, ari_bl_matrix b)
-{
-    const size_t bands = (n + NOISY - 1) / NOISY;
-    double *band = ari_bl_doubles(run, bands * NOISY, k);
-    for (size_t j = 0; band != NULL && j < n; j++)
-        for (size_t kk = 0; kk < k; kk++)
-            band[(j / NOISY * k + kk) * NOISY + j % NOISY] = b.at[j * b.row + kk * b.col];
-    if (band != NULL)
-        ari_bl_shorten(run->noise, band, bands * NOISY * k, run->noise->unit.operand);
-    return band;
-}
-
-/* Sums of x against a band's rows, and of the squares of their partial sums and of their products. */
-ARI_SIMD static void band_sums(double *restrict sum, double *restrict squares, const double *restrict x,
-                               const double *restrict band, size_t k)
-{
-    double s[NOISY] = {0.0}, q[NOISY] = {0.0};
-    for (size_t kk = 0; kk < k; kk++)
-        for (size_t r = 0; r < NOISY; r++) {
-            const double product = x[kk] * band[kk * NOISY + r];
-            s[r] += product;
-            q[r] += s[r] * s[r] + product * product;
+        for (size_t r = 0; r < PANEL; r++) {
+            const double term = x[kk] * panel[kk * PANEL + r];
+            s[r] += term;
+            q[r] += s[r] * s[r] + term * term;
         }
     memcpy(sum, s, sizeof s);
     memcpy(squares, q, sizeof q);
 }
 
-/* sequential64 with errors: of the operands, of accumulating, of the result. What accumulating sum j in fp32 would add
+/* Each sum with errors: of the operands, of accumulating, of the result. What accumulating sum j in fp32 would add
  * goes by its expected size: each of the K additions and products errs by up to 2^-24 of its own result, independently
  * of the others. */
 static ar_status noisy64(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a, ari_bl_matrix b)
 {
     const ar_noise_units *unit = &run->noise->unit;
-    const double *band = bands_of(run, n, k, b);
+    const double *panels = panels_with_errors(run, n, k, b);
     double *x = ari_bl_doubles(run, 1, k);
     AR_TRY(run->memory);
     for (size_t i = 0; i < m; i++) {
         for (size_t kk = 0; kk < k; kk++)
             x[kk] = a.at[i * a.row + kk * a.col];
         ari_bl_shorten(run->noise, x, k, unit->operand);
-        for (size_t j = 0; j < n; j += NOISY) {
-            double sum[NOISY], squares[NOISY];
-            band_sums(sum, squares, x, band + j * k, k);
-            for (size_t r = 0; r < NOISY && j + r < n; r++) {
+        for (size_t j = 0; j < n; j += PANEL) {
+            double sum[PANEL], squares[PANEL];
+            panel_sums(sum, squares, x, panels + j * k, k);
+            for (size_t r = 0; r < PANEL && j + r < n; r++) {
                 sum[r] += unit->inner * sqrt(squares[r]) * ari_bl_noise_normal(run->noise);
                 c[i * n + j + r] = ari_bl_round(run, sum[r], ARI_BL_PRODUCT);
             }
@@ -254,13 +305,10 @@ ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t
                           int how)
 {
     ARI_BL_SCOPE(run);
-    if (run->o->mode == AR_MODE_EXACT)
-        AR_TRY(exact(run, c, m, n, k, a, b, how));
-    else if (run->o->mode == AR_MODE_FP32)
-        AR_TRY(sequential32(run, c, m, n, k, a, b));
-    else if (run->noise != NULL)
-        AR_TRY(noisy64(run, c, m, n, k, a, b));
-    else
-        AR_TRY(sequential64(run, c, m, n, k, a, b));
-    return AR_OK;
+    ari_bl_product p;
+    if (run->noise != NULL)
+        return noisy64(run, c, m, n, k, a, b);
+    AR_TRY(ari_bl_product_open(run, &p, m, n, k, a, b, how));
+    p.c = c;
+    return ari_bl_each(run, (ari_bl_panels(n) + BAND - 1) / BAND, write_band, &p);
 }

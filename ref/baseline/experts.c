@@ -244,7 +244,7 @@ static ar_status expert_forward(ari_bl_run *run, const ari_bl_mlp *mlp, const ar
     const size_t f = mlp->down.in;
     double *fc = saved->fc + first * 2 * f, *activated = saved->act + first * f;
     AR_TRY(ari_bl_linear_forward(run, &mlp->fc, fc, x, rows));
-    ari_bl_activate(run, activated, fc, rows, f);
+    AR_TRY(ari_bl_activate(run, activated, fc, rows, f));
     return ari_bl_linear_forward(run, &mlp->down, saved->y + first * run->c->hidden, activated, rows);
 }
 
@@ -329,7 +329,7 @@ static ar_status expert_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double 
     AR_TRY(run->memory);
     AR_TRY(ari_bl_linear_backward(run, &mlp->down, dact, dy, rows));
     AR_TRY(ari_bl_linear_gradients(run, &mlp->down, dy, saved->act + first * f, of));
-    ari_bl_activate_backward(run, dfc, dact, saved->fc + first * 2 * f, rows, f, -1.0);
+    AR_TRY(ari_bl_activate_backward(run, dfc, dact, saved->fc + first * 2 * f, rows, f, -1.0));
     if (of == NULL)
         AR_TRY(emit_shared(run, dact, dfc, f));
     AR_TRY(ari_bl_linear_backward(run, &mlp->fc, dx, dfc, rows));

@@ -86,7 +86,8 @@ static void cross_entropy_row(const ari_bl_run *run, ari_bl_sums *loss, double *
     const double lse = m + ari_log64(l);
     const double mean = e > 0.0 ? ari_bl_row_sum(run, x, v) / (double)v : 0.0;
     const double labels = (1.0 - e) * (lse - x[target]) + e * (lse - mean);
-    ari_bl_sums_add(loss, 0, ari_bl_fl(run, labels + c * lse * lse));
+    const double term = ari_bl_fl(run, labels + c * lse * lse);
+    ari_bl_sums_add(loss, 0, &term, 1);
     for (size_t i = 0; i < v; i++) {
         const double label = (i == target ? 1.0 - e : 0.0) + e / (double)v;
         x[i] = ari_bl_keep(run, ari_bl_branch(run, ari_bl_fl(run, p[i] * (1.0 + 2.0 * c * lse) - label) / t));
@@ -155,7 +156,7 @@ static ar_status output_sum(ari_bl_run *run, const ari_bl_model *m, double *loss
     ari_bl_sums sums;
     AR_TRY(ari_bl_sums_open(run, &sums, 1, false));
     for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
-        ari_bl_sums_add(&sums, 0, m->head_x[i]);
+        ari_bl_sums_add(&sums, 0, &m->head_x[i], 1);
     *loss = ari_bl_sums_value(&sums, 0);
     return AR_OK;
 }

@@ -99,44 +99,67 @@ static void norm_row(const ari_bl_run *run, const ari_bl_norm *norm, double *y, 
     }
 }
 
+/* A norm of rows that do not depend on one another. */
+typedef struct norm_rows {
+    const ari_bl_norm *norm;
+    const ari_bl_norm_saved *saved;
+    const double *x, *dy;
+    double *dx;
+} norm_rows;
+
+static ar_status forward_row(ari_bl_run *run, void *of, size_t t)
+{
+    ARI_BL_SCOPE(run);
+    const norm_rows *r = of;
+    const size_t h = r->norm->width;
+    double *work = ari_bl_doubles(run, 1, h);
+    AR_TRY(run->memory);
+    norm_row(run, r->norm, r->saved->y + t * h, r->saved->xhat + t * h, r->saved->rstd + t, r->x + t * h, work);
+    return AR_OK;
+}
+
 ar_status ari_bl_norm_forward(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved, const double *x)
 {
     const size_t h = norm->width, rows = run->tokens * norm->per_token, features = h * norm->per_token;
     saved->y = ari_bl_doubles(run, rows, h);
     saved->xhat = ari_bl_doubles(run, rows, h);
     saved->rstd = ari_bl_doubles(run, rows, 1);
-    const ari_bl_memory *mark = run->top;
-    double *work = ari_bl_doubles(run, 1, h);
     AR_TRY(run->memory);
-    for (size_t t = 0; t < rows; t++)
-        norm_row(run, norm, saved->y + t * h, saved->xhat + t * h, saved->rstd + t, x + t * h, work);
-    ari_bl_release(run, mark);
+    norm_rows all = {.norm = norm, .saved = saved, .x = x};
+    AR_TRY(ari_bl_each(run, rows, forward_row, &all));
     return ari_bl_emit_tokens(run, norm->name, 'f', saved->y, features, 0, features);
 }
 
-/* sum, where there is one: residual + dx, added before dx is stored. With g = dy*gamma, a = S(g)/h (0 for RMSNorm), b = S(g*xhat)/h: dx = ((g - a) - xhat*b)*rstd. */
+/* With g = dy*gamma, a = S(g)/h (0 for RMSNorm), b = S(g*xhat)/h: dx = ((g - a) - xhat*b)*rstd. */
+static ar_status backward_row(ari_bl_run *run, void *of, size_t t)
+{
+    ARI_BL_SCOPE(run);
+    const norm_rows *r = of;
+    const size_t h = r->norm->width;
+    const double *xhat = r->saved->xhat + t * h;
+    double *g = ari_bl_doubles(run, 2, h), *work = g + h;
+    AR_TRY(run->memory);
+    for (size_t i = 0; i < h; i++) {
+        g[i] = ari_bl_stream(run, r->dy[t * h + i] * gain(run, r->norm, i));
+        work[i] = g[i] * xhat[i];
+    }
+    const double a = run->c->norm == AR_NORM_LAYER ? ari_bl_row_sum(run, g, h) / (double)h : 0.0;
+    const double b = ari_bl_row_sum(run, work, h) / (double)h;
+    for (size_t i = 0; i < h; i++)
+        r->dx[t * h + i] = ari_bl_stream(run, ((g[i] - a) - xhat[i] * b) * r->saved->rstd[t]);
+    return AR_OK;
+}
+
+/* sum, where there is one: residual + dx, added before dx is stored. */
 ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double *dx, double *sum,
                                const double *residual, const double *dy, const ari_bl_norm_saved *saved)
 {
     const size_t h = norm->width, rows = run->tokens * norm->per_token, features = h * norm->per_token;
-    const ari_bl_memory *mark = run->top;
-    double *g = ari_bl_doubles(run, 1, h), *work = ari_bl_doubles(run, 1, h);
-    AR_TRY(run->memory);
-    for (size_t t = 0; t < rows; t++) {
-        const double *xhat = saved->xhat + t * h;
-        for (size_t i = 0; i < h; i++) {
-            g[i] = ari_bl_stream(run, dy[t * h + i] * gain(run, norm, i));
-            work[i] = g[i] * xhat[i];
-        }
-        const double a = run->c->norm == AR_NORM_LAYER ? ari_bl_row_sum(run, g, h) / (double)h : 0.0;
-        const double b = ari_bl_row_sum(run, work, h) / (double)h;
-        for (size_t i = 0; i < h; i++)
-            dx[t * h + i] = ari_bl_stream(run, ((g[i] - a) - xhat[i] * b) * saved->rstd[t]);
-    }
+    norm_rows all = {.norm = norm, .saved = saved, .dy = dy, .dx = dx};
+    AR_TRY(ari_bl_each(run, rows, backward_row, &all));
     for (size_t i = 0; sum != NULL && i < rows * h; i++)
         sum[i] = ari_bl_keep(run, ari_bl_stream(run, residual[i] + dx[i]));
     ari_bl_keep_all(run, dx, rows * h);
-    ari_bl_release(run, mark);
     return ari_bl_emit_tokens(run, norm->name, 'b', dx, features, 0, features);
 }
 

@@ -195,7 +195,7 @@ static bool is_fp32(const ar_noise_units *u)
 ar_status ari_bl_begin(ari_bl_run *run, const ar_config *c, const ar_baseline_options *o, const ar_batch *batch)
 {
     AR_TRY(ari_bl_check(c, o, batch));
-    *run = (ari_bl_run){.c = c, .o = o, .step = 1};
+    *run = (ari_bl_run){.c = c, .o = o, .step = 1, .threads = o->kink == NULL ? o->threads : 1};
     run->names = ari_bl_names_of(c->arch);
     const ar_noise_units fp32 = {.product = 0x1p-24, .branch = 0x1p-24, .stream = 0x1p-24, .inner = 0x1p-24};
     if (o->noise_seed == 0)

@@ -48,6 +48,32 @@ void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark)
     }
 }
 
+ar_status ari_bl_each(ari_bl_run *run, size_t n, ar_status (*task)(ari_bl_run *, void *, size_t), void *of)
+{
+    const size_t most = run->noise != NULL || run->threads < 1 ? 1 : (size_t)run->threads,
+                 threads = n < most ? n : most;
+    bool failed = false;
+    for (size_t i = 0; threads <= 1 && i < n; i++)
+        AR_TRY(task(run, of, i));
+    if (threads <= 1)
+        return AR_OK;
+#pragma omp parallel for num_threads((int)threads) schedule(static, 1)
+    for (size_t t = 0; t < threads; t++) {
+        ari_bl_run copy = *run;
+        ar_status st = AR_OK;
+        copy.top = NULL;
+        copy.threads = 1;
+        for (size_t i = n * t / threads; st == AR_OK && i < n * (t + 1) / threads; i++)
+            st = task(&copy, of, i);
+        ari_bl_release(&copy, NULL);
+        if (st != AR_OK) {
+#pragma omp atomic write
+            failed = true;
+        }
+    }
+    return failed ? ar_error_set(AR_ERR_MEMORY, "baseline: no memory in '%s'", run->prefix) : AR_OK;
+}
+
 void ari_bl_scope_end(const ari_bl_scope *s)
 {
     ari_bl_release(s->run, s->mark);

@@ -59,6 +59,7 @@ typedef struct ari_bl_run {
     const ar_rope *rope;       /* of the block that is running */
     const struct ari_bl_seen *seen;
     double share;       /* of the loss that is being computed in the model's; 0: all of it */
+    int threads;        /* that compute values which do not depend on one another */
     ari_bl_memory *top; /* everything allocated and not yet released, last first */
     ar_status memory;   /* why an allocation failed: kept, since the run ends with it */
 } ari_bl_run;
@@ -148,6 +149,12 @@ AR_NODISCARD ar_status ari_bl_emit(ari_bl_run *run, const char *part, char pass,
 AR_NODISCARD ar_status ari_bl_emit_tokens(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld,
                                           size_t first, size_t features);
 
+/* --- threads ------------------------------------------------------------------------------------------------------ */
+/** task(copy of the run, of, i) for i = 0 .. n-1, each value of which is made by one of these alone. A copy has its own
+ *  memory, which is released at the end of its tasks. With errors that are drawn all are done in order. */
+AR_NODISCARD ar_status ari_bl_each(ari_bl_run *run, size_t n, ar_status (*task)(ari_bl_run *, void *, size_t),
+                                   void *of);
+
 /* --- sums: numerics.md sections 2, 3 and 4 ------------------------------------------------------------------- */
 /* A matrix by strides: element (i, k) is at[i*row + k*col]. */
 typedef struct ari_bl_matrix {
@@ -159,6 +166,29 @@ enum { ARI_BL_PLAIN = 0, ARI_BL_SCALED = 1, ARI_BL_WEIGHT = 2, ARI_BL_PEAKED = 4
 /** c[i,j] = round(sum over k of a(i,k)*b(j,k)); c [m, n] row-major. */
 AR_NODISCARD ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
                                        ari_bl_matrix b, int how);
+/* The same, of which tiles are computed one at a time: its operands as panels of 16 rows beside each other, [k][16], the
+ * last one filled up with zeros; their elements are what the mode multiplies, integers with the unit of each row, fp32 or
+ * binary64. */
+enum { ARI_BL_PANEL = 16 };
+static inline size_t ari_bl_panels(size_t n)
+{
+    return (n + ARI_BL_PANEL - 1) / ARI_BL_PANEL;
+}
+typedef struct ari_bl_product {
+    const ari_bl_run *run;
+    size_t m, n, k;
+    ari_bl_matrix matrix_a, matrix_b;
+    int how;
+    int32_t *exponent;       /* [k]: of step 0 */
+    void *a, *b;             /* panels */
+    double *unit_a, *unit_b; /* [m], [n] */
+    double *c;
+} ari_bl_product;
+/** Without errors that are drawn. */
+AR_NODISCARD ar_status ari_bl_product_open(ari_bl_run *run, ari_bl_product *p, size_t m, size_t n, size_t k,
+                                           ari_bl_matrix a, ari_bl_matrix b, int how);
+/** Rows 16i.. and columns 16j.. of C, rounded. */
+void ari_bl_product_tile(const ari_bl_product *p, double c[ARI_BL_PANEL][ARI_BL_PANEL], size_t i, size_t j);
 /** Sum of x[0..n) as section 4 has it, in binary64. */
 double ari_bl_row_sum(const ari_bl_run *run, const double *x, size_t n);
 /** The same with the exponent known: |x| < 2^e for all of x. */
@@ -167,16 +197,17 @@ double ari_bl_row_sum_below(const ari_bl_run *run, const double *x, size_t n, in
 /* Sums over samples and tokens, whose length nobody knows in advance: one per element of a gradient. */
 typedef struct ari_bl_sums {
     const ari_bl_run *run;
-    int bits;       /* exact: of a slice of |v|*2^149 */
-    size_t slices;  /* and their number */
-    int64_t *slice; /* [n, slices]: the sums of each, with v's sign */
+    size_t n;       /* sums */
     int place;      /* of the additions' roundings */
-    int8_t *top;    /* exact: the highest slice that was not zero in any value; NONFINITE_TOP: a value was NaN or inf */
+    int bits;       /* exact: of a slice of |v|*2^149 */
+    int64_t *slice; /* [slices, n]: the sums of each, with v's sign */
+    int64_t *top;   /* exact: the highest slice that was not zero in any value; NONFINITE_TOP: a value was NaN or inf */
     double *plain;  /* the other modes */
 } ari_bl_sums;
 /** matrix: the sums are a matrix's gradient, which may be stored as bf16. */
 AR_NODISCARD ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n, bool matrix);
-void ari_bl_sums_add(ari_bl_sums *sums, size_t i, double v);
+/** Adds v[0..n) to the sums first, first + 1, .. */
+void ari_bl_sums_add(const ari_bl_sums *sums, size_t first, const double *v, size_t n);
 double ari_bl_sums_value(const ari_bl_sums *sums, size_t i);
 
 /* Terms of a gradient [rows, cols]; either source may be absent. */
@@ -376,11 +407,11 @@ typedef struct ari_bl_mlp_saved {
     double *fc, *act, *y;
 } ari_bl_mlp_saved;
 /* out [rows, F] from fc [rows, F], or from gate | up [rows, 2F]: act(gate)*up. */
-void ari_bl_activate(const ari_bl_run *run, double *out, const double *fc, size_t rows, size_t f);
+AR_NODISCARD ar_status ari_bl_activate(ari_bl_run *run, double *out, const double *fc, size_t rows, size_t f);
 /* dfc from dout: dfc = dout*act'(fc), or dgate = (dout*up)*act'(gate) and dup = dout*act(gate). doubt: about the
  * argument of a function with a kink; negative: none. */
-void ari_bl_activate_backward(const ari_bl_run *run, double *dfc, const double *dout, const double *fc, size_t rows,
-                              size_t f, double doubt);
+AR_NODISCARD ar_status ari_bl_activate_backward(ari_bl_run *run, double *dfc, const double *dout, const double *fc,
+                                                size_t rows, size_t f, double doubt);
 
 /* Where each token goes, and what its experts make of it. The k slots of a token are its experts, ascending; row
  * place[t*k + j] of the experts' activations is token t's slot j. Rows are sorted by expert, then by token. */

@@ -4,7 +4,7 @@
 
 #include "ref/numerics/scalar.h"
 
-enum { SLICES = 9, NARROW_SLICES = 22, NONFINITE_TOP = NARROW_SLICES, BAND = 256 };
+enum { SLICES = 9, NARROW_SLICES = 22, NONFINITE_TOP = NARROW_SLICES, CHUNK = 256 };
 
 /* --- a row -------------------------------------------------------------------------------------------------------- */
 
@@ -46,62 +46,86 @@ double ari_bl_row_sum(const ari_bl_run *run, const double *x, size_t n)
 
 ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n, bool matrix)
 {
-    *sums = (ari_bl_sums){.run = run, .place = ARI_BL_INNER, .bits = 32, .slices = SLICES};
-    if (run->o->mode == AR_MODE_EXACT) {
-        if (matrix && run->o->bf16) {
-            sums->bits = 13;
-            sums->slices = NARROW_SLICES;
-        }
-        sums->slice = ari_bl_take(run, n, sums->slices, sizeof *sums->slice);
+    const bool exact = run->o->mode == AR_MODE_EXACT, narrow = exact && matrix && run->o->bf16;
+    *sums = (ari_bl_sums){.run = run, .n = n, .place = ARI_BL_INNER, .bits = narrow ? 13 : 32};
+    if (exact) {
+        sums->slice = ari_bl_take(run, n, narrow ? NARROW_SLICES : SLICES, sizeof *sums->slice);
         sums->top = ari_bl_take(run, n, 1, sizeof *sums->top);
-        return sums->slice == NULL || sums->top == NULL ? run->memory : AR_OK;
+    } else {
+        sums->plain = ari_bl_doubles(run, n, 1);
     }
-    sums->plain = ari_bl_doubles(run, n, 1);
-    return sums->plain == NULL ? run->memory : AR_OK;
+    return run->memory;
 }
 
-/* I = |v|*2^149 is v's 24-bit significand shifted left by (biased exponent - 1), so it touches two slices at most, or
- * three of 13 bits. */
-void ari_bl_sums_add(ari_bl_sums *sums, size_t i, double v)
+/* At most 256 values. I = |v|*2^149 is v's 24-bit significand shifted left by (biased exponent - 1), so it touches two
+ * slices at most, or three of 13 bits. I < 2^277: a part behind the last slice is zero. */
+__attribute__((always_inline)) static inline void add_exact(int64_t *restrict slice, int64_t *restrict top,
+                                                            size_t stride, const double *restrict v, size_t n,
+                                                            uint32_t width, int64_t slices)
 {
-    if (sums->plain != NULL) {
-        sums->plain[i] = ari_bl_round(sums->run, sums->plain[i] + v, sums->place);
-        return;
+    enum { PARTS = 3 };
+    int64_t first[CHUNK], part[PARTS][CHUNK], lowest = slices, highest = 0;
+    const uint64_t mask = ((uint64_t)1 << width) - 1;
+    for (size_t i = 0; i < n; i++) {
+        const uint64_t bits = ari_bits32((float)v[i]), biased = (bits >> 23) & 255, normal = biased != 0;
+        const uint64_t shift = biased - normal, number = shift / width;
+        const uint64_t finite = biased != 255, significand = ((bits & 0x7fffff) | normal << 23) * finite;
+        const uint64_t whole = significand << (shift - number * width);
+        const int64_t sign = -(int64_t)(bits >> 31); /* 0 or -1: (x ^ sign) - sign is x or -x */
+        const int64_t p0 = (int64_t)(whole & mask), p1 = (int64_t)(whole >> width & mask);
+        const int64_t p2 = (int64_t)(whole >> width >> width);
+        const int64_t last = p2 != 0 ? 2 : p1 != 0 ? 1 : 0;
+        const int64_t reached = (whole != 0 ? (int64_t)number + last : 0) + (finite ? 0 : NONFINITE_TOP);
+        first[i] = (int64_t)number;
+        part[0][i] = (p0 ^ sign) - sign;
+        part[1][i] = (p1 ^ sign) - sign;
+        part[2][i] = (p2 ^ sign) - sign;
+        top[i] = top[i] > reached ? top[i] : reached;
     }
-    const uint32_t bits = ari_bits32((float)v);
-    const uint32_t biased = (bits >> 23) & 255U;
-    if (biased == 255U)
-        sums->top[i] = NONFINITE_TOP;
-    if (sums->top[i] == NONFINITE_TOP)
-        return;
-    const uint64_t significand = (bits & 0x7fffffU) | (biased != 0 ? 0x800000U : 0U);
-    const uint32_t shift = biased != 0 ? biased - 1U : 0U;
-    const int bits_of_slice = sums->bits;
-    uint64_t rest = significand << (shift % (uint32_t)bits_of_slice);
-    const int64_t sign = (bits >> 31) != 0 ? -1 : 1;
-    for (int b = (int)shift / bits_of_slice; rest != 0; b++, rest >>= bits_of_slice) { /* I < 2^277: the slice exists */
-        const int64_t part = (int64_t)(rest & (((uint64_t)1 << bits_of_slice) - 1));
-        if (part == 0)
-            continue;
-        sums->slice[i * sums->slices + (size_t)b] += sign * part;
-        if (sums->top[i] < b)
-            sums->top[i] = (int8_t)b;
+    for (size_t i = 0; i < n; i++) {
+        lowest = lowest < first[i] ? lowest : first[i];
+        highest = highest > first[i] ? highest : first[i];
     }
+    for (int64_t b = lowest; b < slices && b < highest + PARTS; b++) {
+        int64_t *to = slice + (size_t)b * stride;
+        for (size_t i = 0; i < n; i++)
+            to[i] += (first[i] == b ? part[0][i] : 0) + (first[i] + 1 == b ? part[1][i] : 0) +
+                     (first[i] + 2 == b ? part[2][i] : 0);
+    }
+}
+
+ARI_SIMD static void add_wide(const ari_bl_sums *sums, size_t first, const double *v, size_t n)
+{
+    add_exact(sums->slice + first, sums->top + first, sums->n, v, n, 32, SLICES);
+}
+
+ARI_SIMD static void add_narrow(const ari_bl_sums *sums, size_t first, const double *v, size_t n)
+{
+    add_exact(sums->slice + first, sums->top + first, sums->n, v, n, 13, NARROW_SLICES);
+}
+
+void ari_bl_sums_add(const ari_bl_sums *sums, size_t first, const double *v, size_t n)
+{
+    for (size_t i = 0; sums->plain != NULL && i < n; i++)
+        sums->plain[first + i] = ari_bl_round(sums->run, sums->plain[first + i] + v[i], sums->place);
+    for (size_t i = 0; sums->plain == NULL && i < n; i += CHUNK)
+        (sums->bits == 32 ? add_wide : add_narrow)(sums, first + i, v + i, n - i < CHUNK ? n - i : CHUNK);
 }
 
 double ari_bl_sums_value(const ari_bl_sums *sums, size_t i)
 {
     if (sums->plain != NULL)
         return sums->plain[i];
-    const int t = sums->top[i];
+    const int t = (int)sums->top[i];
     if (t == NONFINITE_TOP)
         return (double)ari_nan32();
-    const int64_t *slice = sums->slice + i * sums->slices;
-    const double high = (double)slice[t];
-    const double low = t > 0 ? (double)slice[t - 1] : 0.0;
+    const double high = (double)sums->slice[(size_t)t * sums->n + i];
+    const double low = t > 0 ? (double)sums->slice[(size_t)(t - 1) * sums->n + i] : 0.0;
     const double value = ari_scale2(ari_scale2(high, sums->bits) + low, sums->bits * (t - 1) - 149);
     return sums->bits == 32 ? (double)(float)value : ari_bl_keep(sums->run, (double)(float)value);
 }
+
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
 
 /* Halves of halves of a sample while they have 512 positions; an expert's rows of it are in one piece. */
 static size_t parts_of_sample(const ari_bl_run *run, const ari_bl_terms *terms)
@@ -112,47 +136,28 @@ static size_t parts_of_sample(const ari_bl_run *run, const ari_bl_terms *terms)
     return run->s / length;
 }
 
-/* One contraction over the tokens of each part of a sample, for rows [first, first + rows) of the gradient; one rounding each. */
-static ar_status add_samples(ari_bl_run *run, ari_bl_sums *sums, size_t first, size_t rows, size_t cols,
-                             const ari_bl_terms *terms)
+/* The gradient's terms from one part of a sample: dW = dY^T X over its tokens, rounded once. */
+static void part_of(const ari_bl_run *run, const ari_bl_terms *terms, size_t i, size_t cols, size_t *k,
+                    ari_bl_matrix *dy, ari_bl_matrix *x)
 {
-    double *dw = ari_bl_doubles(run, rows, cols);
-    AR_TRY(run->memory);
-    const size_t parts = parts_of_sample(run, terms), length = run->s / parts;
-    for (size_t i = 0; i < run->b * parts; i++) {
-        const size_t begin = terms->of != NULL ? terms->of[i] : i * length;
-        const size_t end = terms->of != NULL ? terms->of[i + 1] : begin + length;
-        const ari_bl_matrix a = {terms->dy + begin * terms->ld + first, 1, terms->ld};
-        const ari_bl_matrix b = {terms->x + begin * cols, 1, cols};
-        AR_TRY(ari_bl_contract(run, dw, rows, cols, end - begin, a, b, ARI_BL_SCALED));
-        for (size_t k = 0; k < rows * cols; k++)
-            ari_bl_sums_add(sums, k, dw[k]);
-    }
-    return AR_OK;
+    const size_t length = run->s / parts_of_sample(run, terms);
+    const size_t begin = terms->of != NULL ? terms->of[i] : i * length;
+    *k = terms->of != NULL ? terms->of[i + 1] - begin : length;
+    *dy = (ari_bl_matrix){terms->dy + begin * terms->ld, 1, terms->ld};
+    *x = (ari_bl_matrix){terms->x + begin * cols, 1, cols};
 }
 
-/* Gradients of tables and norms are added up where they are stored: so PyTorch does it on the CPU. Others' sums are
- * one operation. */
-static void add_tokens(const ari_bl_run *run, ari_bl_sums *sums, size_t first, size_t rows, size_t cols,
-                       const ari_bl_terms *terms)
-{
-    sums->place = terms->row_of != NULL || terms->stream ? ARI_BL_STREAM : ARI_BL_INNER;
-    const size_t each = terms->per_token > 0 ? terms->per_token : 1;
-    const size_t all = terms->of != NULL ? terms->of[run->b] : run->tokens * each;
-    for (size_t t = 0; t < all; t++) {
-        const size_t row = terms->row_of != NULL ? terms->row_of[t] : 0;
-        if (row < first || row >= first + rows)
-            continue;
-        for (size_t i = 0; i < cols; i++)
-            ari_bl_sums_add(sums, (row - first) * cols + i, terms->values[t * cols + i]);
-    }
-}
+/* A gradient [rows, cols]: the products of all parts of all samples, and the tiles of 16 x 16 sums that they meet in. */
+typedef struct gradient {
+    const ari_bl_terms *terms;
+    double *value;
+    size_t rows, cols;
+    ari_bl_product *product; /* in the order of the terms */
+} gradient;
 
-/* A sum as it is stored, where that takes more than the fp32 in which it was added up. */
+/* With errors: a sum as it is stored, where that takes more than the fp32 in which it was added up. */
 static double round_sum(const ari_bl_run *run, double sum, const ari_bl_terms *terms)
 {
-    if (run->noise == NULL)
-        return sum;
     const int place = terms->stream ? ARI_BL_STREAM : ARI_BL_PRODUCT;
     const double unit = terms->stream ? run->noise->unit.stream : run->noise->unit.product;
     return unit > run->noise->unit.inner ? ari_bl_round(run, sum, place) : sum;
@@ -164,22 +169,101 @@ static bool is_matrix(const ari_bl_terms *terms)
     return terms->dy != NULL || terms->row_of != NULL;
 }
 
-/* Bands of rows, since nine slices take 72 bytes an element. */
-ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t cols, const ari_bl_terms *terms)
+/* Rows [row, row + rows) and columns [col, col + cols) of a gradient; row r's sums begin at r*stride. Gradients of tables
+ * and norms are added up where they are stored: so PyTorch does it on the CPU. Others' sums are one operation. */
+static void add_tokens(const gradient *g, ari_bl_sums *sums, const ari_bl_terms *terms, size_t row, size_t rows,
+                       size_t col, size_t cols, size_t stride)
 {
-    for (size_t first = 0; first < rows; first += BAND) {
-        ARI_BL_SCOPE(run);
-        const size_t band = rows - first < BAND ? rows - first : BAND;
-        ari_bl_sums sums;
-        AR_TRY(ari_bl_sums_open(run, &sums, band * cols, is_matrix(terms)));
-        for (const ari_bl_terms *t = terms; t != NULL; t = t->next) {
-            if (t->dy != NULL)
-                AR_TRY(add_samples(run, &sums, first, band, cols, t));
-            if (t->values != NULL)
-                add_tokens(run, &sums, first, band, cols, t);
+    const ari_bl_run *run = sums->run;
+    sums->place = terms->row_of != NULL || terms->stream ? ARI_BL_STREAM : ARI_BL_INNER;
+    const size_t each = terms->per_token > 0 ? terms->per_token : 1;
+    const size_t all = terms->of != NULL ? terms->of[run->b] : run->tokens * each;
+    for (size_t t = 0; t < all; t++) {
+        const size_t of_token = terms->row_of != NULL ? terms->row_of[t] : 0;
+        if (of_token >= row && of_token < row + rows)
+            ari_bl_sums_add(sums, (of_token - row) * stride, terms->values + t * g->cols + col, cols);
+    }
+}
+
+/* 16 x 16 elements of a gradient. */
+static ar_status sum_tile(ari_bl_run *run, void *of, size_t tile)
+{
+    ARI_BL_SCOPE(run);
+    enum { SIDE = ARI_BL_PANEL };
+    const gradient *g = of;
+    const size_t i = tile / ari_bl_panels(g->cols), j = tile % ari_bl_panels(g->cols), row = i * SIDE, col = j * SIDE;
+    const size_t rows = g->rows - row < SIDE ? g->rows - row : SIDE, cols = g->cols - col < SIDE ? g->cols - col : SIDE;
+    const ari_bl_product *product = g->product;
+    double c[SIDE][SIDE];
+    ari_bl_sums sums;
+    AR_TRY(ari_bl_sums_open(run, &sums, SIDE * SIDE, is_matrix(g->terms)));
+    for (const ari_bl_terms *t = g->terms; t != NULL; t = t->next) {
+        for (size_t part = 0; t->dy != NULL && part < run->b * parts_of_sample(run, t); part++) {
+            ari_bl_product_tile(product++, c, i, j);
+            ari_bl_sums_add(&sums, 0, c[0], SIDE * SIDE);
         }
-        for (size_t i = 0; i < band * cols; i++)
-            gradient[first * cols + i] = round_sum(run, ari_bl_sums_value(&sums, i), terms);
+        if (t->values != NULL)
+            add_tokens(g, &sums, t, row, rows, col, cols, SIDE);
+    }
+    for (size_t r = 0; r < rows; r++)
+        for (size_t k = 0; k < cols; k++)
+            g->value[(row + r) * g->cols + col + k] = ari_bl_sums_value(&sums, r * SIDE + k);
+    return AR_OK;
+}
+
+/* The products of all parts, one after the other. */
+static ar_status open_products(ari_bl_run *run, gradient *g)
+{
+    size_t n = 0;
+    for (const ari_bl_terms *t = g->terms; t != NULL; t = t->next)
+        n += t->dy != NULL ? run->b * parts_of_sample(run, t) : 0;
+    g->product = ari_bl_take(run, n, 1, sizeof *g->product);
+    AR_TRY(run->memory);
+    n = 0;
+    for (const ari_bl_terms *t = g->terms; t != NULL; t = t->next)
+        for (size_t i = 0; t->dy != NULL && i < run->b * parts_of_sample(run, t); i++) {
+            size_t k;
+            ari_bl_matrix dy, x;
+            part_of(run, t, i, g->cols, &k, &dy, &x);
+            AR_TRY(ari_bl_product_open(run, &g->product[n++], g->rows, g->cols, k, dy, x, ARI_BL_SCALED));
+        }
+    return AR_OK;
+}
+
+/* With errors, which are drawn in the order of the sums: 256 rows at a time. */
+static ar_status gradient_with_errors(ari_bl_run *run, const gradient *g)
+{
+    enum { BAND = 256 };
+    for (size_t first = 0; first < g->rows; first += BAND) {
+        ARI_BL_SCOPE(run);
+        const size_t rows = g->rows - first < BAND ? g->rows - first : BAND;
+        double *dw = ari_bl_doubles(run, rows, g->cols);
+        ari_bl_sums sums;
+        AR_TRY(ari_bl_sums_open(run, &sums, rows * g->cols, is_matrix(g->terms)));
+        for (const ari_bl_terms *t = g->terms; t != NULL; t = t->next) {
+            for (size_t i = 0; t->dy != NULL && i < run->b * parts_of_sample(run, t); i++) {
+                size_t k;
+                ari_bl_matrix dy, x;
+                part_of(run, t, i, g->cols, &k, &dy, &x);
+                dy.at += first;
+                AR_TRY(ari_bl_contract(run, dw, rows, g->cols, k, dy, x, ARI_BL_SCALED));
+                ari_bl_sums_add(&sums, 0, dw, rows * g->cols);
+            }
+            if (t->values != NULL)
+                add_tokens(g, &sums, t, first, rows, 0, g->cols, g->cols);
+        }
+        for (size_t i = 0; i < rows * g->cols; i++)
+            g->value[first * g->cols + i] = round_sum(run, ari_bl_sums_value(&sums, i), g->terms);
     }
     return AR_OK;
+}
+
+ar_status ari_bl_gradient(ari_bl_run *run, double *value, size_t rows, size_t cols, const ari_bl_terms *terms)
+{
+    ARI_BL_SCOPE(run);
+    gradient g = {.terms = terms, .value = value, .rows = rows, .cols = cols};
+    if (run->noise != NULL)
+        return gradient_with_errors(run, &g);
+    AR_TRY(open_products(run, &g));
+    return ari_bl_each(run, ari_bl_panels(rows) * ari_bl_panels(cols), sum_tile, &g);
 }

@@ -220,40 +220,77 @@ static void begin_parameter(const ari_bl_run *run, ari_bl_trained *p)
     p->weight_decay = decay;
 }
 
-/* m = the first g, later momentum*m + g; w = w - lr*m, or with Nesterov w - lr*(g + momentum*m). */
-static void sgd(const ari_bl_run *run, const ari_bl_trained *p, double *w, double *m, double g)
+/* What one update needs of the options, rounded as the mode does. */
+typedef struct factors {
+    double momentum, lr, decay, rest1, rest2, beta2, eps, step_size, root2;
+} factors;
+
+static factors factors_of(const ari_bl_run *run, const ari_bl_trained *p)
 {
     const ar_optimizer_options *o = &run->o->optimizer;
-    const double momentum = ari_bl_fl(run, o->momentum), lr = ari_bl_fl(run, p->lr);
+    const ari_bl_training *t = run->training;
+    factors f = {.momentum = ari_bl_fl(run, o->momentum), .lr = ari_bl_fl(run, p->lr)};
+    f.decay = ari_bl_fl(run, p->weight_decay);
+    if (o->kind == AR_OPTIMIZER_SGD)
+        return f;
+    f.rest1 = ari_bl_fl(run, 1.0 - o->beta1);
+    f.rest2 = ari_bl_fl(run, 1.0 - o->beta2);
+    f.beta2 = ari_bl_fl(run, o->beta2);
+    f.eps = ari_bl_fl(run, o->eps);
+    f.step_size = ari_bl_fl(run, p->lr / (1.0 - t->beta1_t));
+    f.root2 = ari_bl_fl(run, sqrt(1.0 - t->beta2_t));
+    if (o->kind != AR_OPTIMIZER_ADAM)
+        f.decay = ari_bl_fl(run, 1.0 - p->lr * p->weight_decay);
+    return f;
+}
+
+/* m = the first g, later momentum*m + g; w = w - lr*m, or with Nesterov w - lr*(g + momentum*m). */
+static inline void sgd(const ari_bl_run *run, const ari_bl_trained *p, const factors *f, double *w, double *m, double g)
+{
     if (p->weight_decay != 0.0)
-        g = ari_bl_fl(run, g + ari_bl_fl(run, ari_bl_fl(run, p->weight_decay) * *w));
+        g = ari_bl_fl(run, g + ari_bl_fl(run, f->decay * *w));
     double step = g;
     if (m != NULL) {
-        *m = run->step == 1 ? g : ari_bl_fl(run, ari_bl_fl(run, momentum * *m) + g);
-        step = o->nesterov ? ari_bl_fl(run, g + ari_bl_fl(run, momentum * *m)) : *m;
+        *m = run->step == 1 ? g : ari_bl_fl(run, ari_bl_fl(run, f->momentum * *m) + g);
+        step = run->o->optimizer.nesterov ? ari_bl_fl(run, g + ari_bl_fl(run, f->momentum * *m)) : *m;
     }
-    *w = ari_bl_fl(run, *w - ari_bl_fl(run, lr * step));
+    *w = ari_bl_fl(run, *w - ari_bl_fl(run, f->lr * step));
 }
 
 /* m = m + (1 - beta1)*(g - m); v = beta2*v + (1 - beta2)*g*g;
  * w = w - lr/(1 - beta1^t) * m/(sqrt(v)/sqrt(1 - beta2^t) + eps). */
-static void adam(const ari_bl_run *run, const ari_bl_trained *p, double *w, double *m, double *v, double g)
+static inline void adam(const ari_bl_run *run, const ari_bl_trained *p, const factors *f, double *w, double *m,
+                        double *v, double g)
 {
-    const ar_optimizer_options *o = &run->o->optimizer;
-    const ari_bl_training *t = run->training;
-    const double rest1 = ari_bl_fl(run, 1.0 - o->beta1), rest2 = ari_bl_fl(run, 1.0 - o->beta2);
-    const double beta2 = ari_bl_fl(run, o->beta2), eps = ari_bl_fl(run, o->eps);
-    const double step_size = ari_bl_fl(run, p->lr / (1.0 - t->beta1_t));
-    const double root2 = ari_bl_fl(run, sqrt(1.0 - t->beta2_t));
-    if (o->kind != AR_OPTIMIZER_ADAM)
-        *w = ari_bl_fl(run, *w * ari_bl_fl(run, 1.0 - p->lr * p->weight_decay));
+    if (run->o->optimizer.kind != AR_OPTIMIZER_ADAM)
+        *w = ari_bl_fl(run, *w * f->decay);
     else if (p->weight_decay != 0.0)
-        g = ari_bl_fl(run, g + ari_bl_fl(run, ari_bl_fl(run, p->weight_decay) * *w));
-    *m = ari_bl_fl(run, *m + ari_bl_fl(run, rest1 * ari_bl_fl(run, g - *m)));
-    *v = ari_bl_fl(run, ari_bl_fl(run, beta2 * *v) + ari_bl_fl(run, ari_bl_fl(run, rest2 * g) * g));
-    const double root = ari_bl_fl(run, ari_bl_fl(run, sqrt(*v)) / root2);
-    const double ratio = ari_bl_fl(run, *m / ari_bl_fl(run, root + eps));
-    *w = ari_bl_fl(run, *w - ari_bl_fl(run, step_size * ratio));
+        g = ari_bl_fl(run, g + ari_bl_fl(run, f->decay * *w));
+    *m = ari_bl_fl(run, *m + ari_bl_fl(run, f->rest1 * ari_bl_fl(run, g - *m)));
+    *v = ari_bl_fl(run, ari_bl_fl(run, f->beta2 * *v) + ari_bl_fl(run, ari_bl_fl(run, f->rest2 * g) * g));
+    const double root = ari_bl_fl(run, ari_bl_fl(run, sqrt(*v)) / f->root2);
+    const double ratio = ari_bl_fl(run, *m / ari_bl_fl(run, root + f->eps));
+    *w = ari_bl_fl(run, *w - ari_bl_fl(run, f->step_size * ratio));
+}
+
+typedef struct update {
+    const ari_bl_trained *p;
+    factors f;
+} update;
+
+static ar_status update_row(ari_bl_run *run, void *of, size_t r)
+{
+    const update *u = of;
+    const ari_bl_trained *p = u->p;
+    for (size_t c = 0, i = r * width_of(p); c < width_of(p); c++, i++) {
+        double *stored = &p->at[r * p->row + c * p->col], *w = p->master != NULL ? p->master + i : stored;
+        if (run->o->optimizer.kind == AR_OPTIMIZER_SGD)
+            sgd(run, p, &u->f, w, p->m != NULL ? p->m + i : NULL, p->gradient[i]);
+        else
+            adam(run, p, &u->f, w, p->m + i, p->v + i, p->gradient[i]);
+        *stored = p->master != NULL ? ari_bl_keep(run, *w) : *w;
+    }
+    return AR_OK;
 }
 
 static ar_status update_weight(ari_bl_run *run, ari_bl_trained *p)
@@ -261,17 +298,8 @@ static ar_status update_weight(ari_bl_run *run, ari_bl_trained *p)
     begin_parameter(run, p);
     if (is_by_muon(run, p))
         return ari_bl_muon(run, p);
-    for (size_t r = 0; r < p->rows; r++)
-        for (size_t c = 0; c < width_of(p); c++) {
-            const size_t i = r * width_of(p) + c;
-            double *stored = &p->at[r * p->row + c * p->col], *w = p->master != NULL ? p->master + i : stored;
-            if (run->o->optimizer.kind == AR_OPTIMIZER_SGD)
-                sgd(run, p, w, p->m != NULL ? p->m + i : NULL, p->gradient[i]);
-            else
-                adam(run, p, w, p->m + i, p->v + i, p->gradient[i]);
-            *stored = p->master != NULL ? ari_bl_keep(run, *w) : *w;
-        }
-    return AR_OK;
+    update u = {p, factors_of(run, p)};
+    return ari_bl_each(run, p->rows, update_row, &u);
 }
 
 /* Of latent attention: sqrt(bound/S) of the features without positions, bound/S of a query's with them: its key's last r

@@ -83,6 +83,55 @@ CLAIM(infinite_weight_makes_what_depends_on_it_the_canonical_nan)
     }
 }
 
+/* --- threads ------------------------------------------------------------------------------------------------------ */
+
+static double tape_threads(tape *t, const ar_config *c, ar_number_mode mode, bool bf16, int threads)
+{
+    enum { SAMPLES = 3, POSITIONS = 37 };
+    int64_t ids[SAMPLES * POSITIONS];
+    for (size_t i = 0; i < SAMPLES * POSITIONS; i++)
+        ids[i] = (int64_t)(i * i % 23 % c->vocab);
+    const ar_batch one = {.batch = SAMPLES, .seq = POSITIONS, .input_ids = ids}, batch[2] = {one, one};
+    const ar_baseline_options o = {.mode = mode,
+                                   .bf16 = bf16,
+                                   .steps = 2,
+                                   .clip = 0.1,
+                                   .dropout = 0.1,
+                                   .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW),
+                                   .emit = tape_emit,
+                                   .emit_user = t,
+                                   .threads = threads};
+    double loss[2] = {NAN, NAN};
+    cr_assert_ok(ar_baseline_run(c, &o, batch, loss));
+    return loss[1];
+}
+
+/* More threads than heads, rows or experts, too. */
+CLAIM(any_number_of_threads_has_the_same_bits)
+{
+    static const ar_number_mode modes[] = {AR_MODE_EXACT, AR_MODE_EXACT, AR_MODE_FP32, AR_MODE_F64};
+    for (size_t i = 0; i < 3 * 4; i++) {
+        static tape one, many;
+        ar_config c = tiny_config(i / 4 == 1 ? AR_ARCH_GPT2 : AR_ARCH_LLAMA, 1);
+        c.hidden = 24;
+        c.ffn = 50;
+        c.vocab = 37;
+        c.max_positions = 64;
+        if (i / 4 == 2)
+            c.experts = (ar_experts){.n = 7, .per_token = 2, .ffn = 20, .normalised = true, .w123 = true};
+        const double loss = tape_threads(&one, &c, modes[i % 4], i % 4 == 1, 1);
+        for (int threads = 2; threads <= 19; threads += 17) {
+            cr_expect_eq(loss, tape_threads(&many, &c, modes[i % 4], i % 4 == 1, threads));
+            cr_assert_eq(one.n, many.n);
+            for (size_t k = 0; k < one.n; k++)
+                cr_expect_eq(memcmp(one.at[k].values, many.at[k].values, one.at[k].count * sizeof(double)), 0,
+                             "%s:%c by %d threads", one.at[k].name, one.at[k].pass, threads);
+            tape_clear(&many);
+        }
+        tape_clear(&one);
+    }
+}
+
 /* --- dropout ------------------------------------------------------------------------------------------------------ */
 
 static void run_with_dropout(tape *t, const ar_config *c, ar_number_mode mode, uint64_t seed)

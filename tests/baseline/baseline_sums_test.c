@@ -133,7 +133,7 @@ CLAIM(slices_give_the_accumulators_bits_in_any_order)
         cr_assert_ok(ari_bl_sums_open(&run, &sums, 2, true));
         for (size_t i = 0; i < n; i++) {
             ari_acc_add(&t, &high, &low, v[i], narrow);
-            ari_bl_sums_add(&sums, 1, (double)v[n - 1 - i]);
+            ari_bl_sums_add(&sums, 1, &(double){(double)v[n - 1 - i]}, 1);
         }
         const uint32_t got = ari_bits32((float)ari_bl_sums_value(&sums, 1));
         const uint32_t want = ari_bits32(ari_acc_value(t, high, low, narrow));
@@ -150,13 +150,13 @@ CLAIM(one_value_comes_back_and_a_nan_stays)
     ari_bl_sums sums;
     cr_assert_ok(ari_bl_sums_open(&run, &sums, 8, false));
     for (size_t i = 0; i < 6; i++) {
-        ari_bl_sums_add(&sums, i, (double)values[i]);
+        ari_bl_sums_add(&sums, i, &(double){(double)values[i]}, 1);
         cr_assert_eq(ari_bits32((float)ari_bl_sums_value(&sums, i)), ari_bits32(values[i]));
     }
-    ari_bl_sums_add(&sums, 6, -0.0);
+    ari_bl_sums_add(&sums, 6, &(double){-0.0}, 1);
     cr_assert_eq(ari_bits32((float)ari_bl_sums_value(&sums, 6)), 0U);
-    ari_bl_sums_add(&sums, 7, (double)INFINITY);
-    ari_bl_sums_add(&sums, 7, 1.0);
+    ari_bl_sums_add(&sums, 7, (double[]){(double)INFINITY}, 1);
+    ari_bl_sums_add(&sums, 7, &(double){1.0}, 1);
     cr_assert_eq(ari_bits32((float)ari_bl_sums_value(&sums, 7)), ARI_NAN_BITS);
     ari_bl_release(&run, NULL);
 }

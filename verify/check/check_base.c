@@ -91,6 +91,7 @@ static ar_baseline_options options_of(const ari_check_base *b, const ar_check_op
     ar_baseline_options baseline = ari_reference_options(&o->run, to);
     baseline.weights = b->weights ? ari_weights_find : NULL;
     baseline.weights_user = b->weights;
+    baseline.threads = ari_threads(o->run.threads);
     return baseline;
 }
 
