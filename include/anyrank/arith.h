@@ -214,6 +214,11 @@ struct ar_arith_ops {
     /* Rounds bucket elements [offset, offset + count) to y, fp32 [count], contiguous. Available without arrays too. */
     ar_status (*bucket_take)(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t offset, size_t count,
                              ar_dtype storage);
+    /* A gradient as a bucket of its elements alone, in place. NULL: it is packed and unpacked. */
+    ar_status (*grad_bucket)(ar_ctx *ctx, ar_queue *q, ar_buf *borrows, ar_param *p);
+    /* The gradient gets no more terms in this step: keeps its value, rounded, in less memory, on the queue. A term that
+     * comes all the same is added to that. NULL: there is no smaller form. */
+    ar_status (*grad_complete)(ar_ctx *ctx, ar_queue *q, ar_param *p);
     /* Allocates a parameter's gradient, with value zero, unless it is allocated. */
     ar_status (*grad_ensure)(ar_ctx *ctx, ar_param *p);
     /* Returns the bytes of the gradient's memory; 0 before the first term is added. */

@@ -127,7 +127,8 @@ typedef struct ar_bucket_info {
     size_t index;                /* number of the bucket, in reduction order */
     size_t capacity;             /* bytes of fp32 gradients that it can hold */
     size_t bytes;                /* bytes of fp32 gradients that it holds */
-    size_t storage_bytes;        /* actual bytes, in the arithmetic's format (arith.h) */
+    size_t storage_bytes;        /* bytes while it is reduced, in the arithmetic's format (arith.h); 0: it is not, or by
+                                    ZeRO-2 and -3 */
     size_t elements;             /* gradient elements of all its parameters */
     size_t params;               /* number of its parameters */
     ar_param *const *param;      /* [params] */
@@ -139,7 +140,6 @@ typedef struct ar_bucket_info {
     size_t own_start, own_count; /* elements whose sum this rank gets: with ZeRO its shard, else all */
     ar_bucket_state state;
     float *hook_state; /* during a call of ar_ddp_options.hook, with option hook_state; else NULL */
-    ar_buf memory;     /* [storage_bytes] on the device; ptr NULL if the group has one rank, and with ZeRO-2 and -3 */
     ar_event *reduced; /* recorded after the reduction, for ar_event_sync; unused with ZeRO-2 and -3 */
 } ar_bucket_info;
 

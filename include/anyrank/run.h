@@ -58,7 +58,7 @@ AR_NODISCARD ar_status ar_run_check(const ar_run *r, const ar_config *config);
     X(weights, "weights", "weights")       /* parameters: 4 bytes an element, 2 of BF16 matrices */           \
     X(operands, "operands", "kept operands") /* exact: cached integer forms of the weights for matrix         \
                                                 products */                                                   \
-    X(gradients, "gradients", "gradients") /* exact: accumulators of 17 bytes an element; native: as weights */ \
+    X(gradients, "gradients", "gradients") /* exact: 4 bytes an element, while terms are added 17; native: as weights */ \
     X(optimizer, "optimizer", "optimizer") /* state, and fp32 copies of BF16 weights */                       \
     X(buckets, "buckets", "buckets")       /* buffers of gradient reductions */                               \
     X(stored, "activations_stored", "kept for backward") /* step memory saved for backward passes */          \

@@ -190,6 +190,7 @@ struct ar_param_cache {
     int n, watched; /* made of the first n; the versions of all count */
     ar_operand_use use;
     ar_operand *operand;
+    size_t counted; /* bytes of it in the step's memory */
 };
 
 static bool same_use(const ar_param_cache *k, ar_param *const *params, int n, int watched, ar_operand_use use)
@@ -236,6 +237,12 @@ static size_t kept_bytes(ar_device *d, const ar_operand *o)
     return any ? d->ops->packed_bytes(o->packed) + o->x.batch * (o->x.k + o->x.rows) * sizeof(int32_t) : 0;
 }
 
+/* By ZeRO-3: its value is memory of the step. */
+static bool is_gathered(const ar_param *p)
+{
+    return p->share && p->share->value.ptr;
+}
+
 ar_status ari_exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n, int watched,
                                   ar_operand_use use, size_t k_full, ar_comm *k_over, ar_comm *rows_over)
 {
@@ -267,18 +274,34 @@ ar_status ari_exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_pa
             k->operand = NULL;
             return st;
         }
-        if (params[0]->share && params[0]->share->value.ptr)
+        k->operand->cache = k;
+        k->counted = ctx->operands_once && !is_gathered(params[0]) ? kept_bytes(ctx->device, k->operand) : 0;
+        if (k->counted > 0 || is_gathered(params[0]))
             ari_step_count_alloc(ctx, kept_bytes(ctx->device, k->operand));
     }
     *borrows = k->operand;
     return AR_OK;
 }
 
+/* With each weight used once there is no other use that it could wait for. Those of gathered weights end with these. */
+void ari_exact_operand_done(ar_ctx *ctx, const ar_operand *o)
+{
+    ar_param_cache *k = o->cache;
+    if (!k) {
+        ari_operand_done(ctx, o);
+    } else if (k->counted > 0) {
+        ari_step_count_free(ctx, k->counted);
+        operand_fini(ctx->device, ctx->queue, k->operand);
+        k->operand = NULL;
+        k->counted = 0;
+    }
+}
+
 size_t ari_exact_operand_bytes(const ar_param *p)
 {
     size_t bytes = 0;
     for (const ar_param_cache *k = p->cache; k; k = k->next)
-        bytes += kept_bytes(p->device, k->operand);
+        bytes += k->counted > 0 ? 0 : kept_bytes(p->device, k->operand);
     return bytes;
 }
 

@@ -8,14 +8,15 @@
 struct ar_operand {
     ari_extents x;
     size_t k_full;
-    ar_comm *over[2];  /* groups that shard K; NULL: none */
-    ar_packed *packed; /* [batch, rows, k] */
-    ar_buf c;          /* int32 [batch, k], of B; ptr NULL: not equilibrated */
-    ar_buf e;          /* int32 [batch, rows] */
-    bool kept;         /* owned by a parameter's cache: c and e are device memory of their own */
-    bool part;         /* of another operand: c and e are its */
-    bool narrow;       /* of 15 bits */
-    size_t counted;    /* bytes of `packed` in the step's memory; 0: kept */
+    ar_comm *over[2];             /* groups that shard K; NULL: none */
+    ar_packed *packed;            /* [batch, rows, k] */
+    ar_buf c;                     /* int32 [batch, k], of B; ptr NULL: not equilibrated */
+    ar_buf e;                     /* int32 [batch, rows] */
+    bool kept;                    /* owned by a parameter's cache: c and e are device memory of their own */
+    struct ar_param_cache *cache; /* that has it; NULL: none */
+    bool part;                    /* of another operand: c and e are its */
+    bool narrow;                  /* of 15 bits */
+    size_t counted;               /* bytes of `packed` in the step's memory; 0: kept */
 };
 
 /* Elements [start, start + count) of sums [batch, rows, cols], row-major, and what rounds them. */
@@ -45,12 +46,22 @@ AR_NODISCARD ar_status ari_exact_operand_over(ar_ctx *ctx, ar_operand **gives, c
                                               size_t k_full, ar_comm *const over[2], ar_comm *rows_over,
                                               const char *tag);
 
+/** Slot grad_complete. */
+AR_NODISCARD ar_status ari_exact_grad_complete(ar_ctx *ctx, ar_queue *q, ar_param *p);
+/** Slot grad_bucket. */
+AR_NODISCARD ar_status ari_exact_grad_bucket(ar_ctx *ctx, ar_queue *q, ar_buf *borrows, ar_param *p);
+/** Has t and hl, with the value that there is. */
+AR_NODISCARD ar_status ari_exact_grad_reopen(ar_ctx *ctx, ar_queue *q, ar_param_grad *g);
+/** Slot operand_done. Of a kept operand: that of a step which uses each weight once (ari_ctx.operands_once). */
+void ari_exact_operand_done(ar_ctx *ctx, const ar_operand *o);
+
 struct ar_param_grad {
-    size_t n;    /* elements, in the order of the layer's matrix [out, in] */
-    ar_buf t;    /* u8 [n] */
-    ar_buf hl;   /* int64 [2n] */
-    bool none;   /* of its values: whatever these hold counts as zero */
-    bool narrow; /* stored as bf16 */
+    size_t n;     /* elements, in the order of the layer's matrix [out, in] */
+    ar_buf hl;    /* int64 [2n], and behind them t; ptr NULL: there is a value, or nothing */
+    ar_buf t;     /* u8 [n] */
+    ar_buf value; /* fp32 [n], of a complete one; ptr NULL: it is in hl and t */
+    bool none;    /* of its values: whatever these hold counts as zero */
+    bool narrow;  /* stored as bf16 */
 };
 /** True if no value was added so far; from here on there is one. */
 static inline bool ari_exact_grad_begins(ar_param_grad *g)

@@ -45,6 +45,7 @@ ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t 
         AR_TRY(dev->zero(ctx->device, q, h, count * word));
         return dev->zero(ctx->device, q, l, count * word);
     }
+    AR_TRY(ari_exact_grad_reopen(ctx, q, p->grad));
     const ar_cbuf hl = ar_const(p->grad->hl);
     AR_TRY(dev->copy(ctx->device, q, t, ar_const(p->grad->t), count));
     AR_TRY(dev->copy(ctx->device, q, h, hl, count * word));
@@ -182,8 +183,9 @@ ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf
     const ar_device_ops *dev = ctx->device->ops;
     const size_t word = sizeof(int64_t), first = p->own_start, count = p->own_count, from = at + first;
     const ar_cbuf t = ar_cbuf_at(bucket, 2 * n * word);
-    const ar_buf l = ar_buf_at(p->grad->hl, p->grad->n * word);
+    AR_TRY(ari_exact_grad_reopen(ctx, q, p->grad));
     AR_TRY(ari_exact_grad_zeros(ctx, q, p->grad));
+    const ar_buf l = ar_buf_at(p->grad->hl, p->grad->n * word);
     AR_TRY(dev->copy(ctx->device, q, ar_buf_at(p->grad->t, first), ar_cbuf_at(t, from), count));
     AR_TRY(
         dev->copy(ctx->device, q, ar_buf_at(p->grad->hl, first * word), ar_cbuf_at(bucket, from * word), count * word));

@@ -17,8 +17,8 @@ void ari_exact_grad_release(ar_param *p, ar_queue *q)
 {
     if (!p->grad)
         return;
-    p->device->ops->free(p->device, q, p->grad->t);
     p->device->ops->free(p->device, q, p->grad->hl);
+    p->device->ops->free(p->device, q, p->grad->value);
     free(p->grad);
     p->grad = NULL;
 }
@@ -31,9 +31,11 @@ void ari_exact_param_release(ar_param *p)
 
 ar_status ari_exact_grad_zero(ar_ctx *ctx, ar_param *p)
 {
-    (void)ctx;
-    if (p->grad)
-        p->grad->none = true;
+    if (!p->grad)
+        return AR_OK;
+    p->grad->none = true;
+    ctx->device->ops->free(ctx->device, ctx->queue, p->grad->value);
+    p->grad->value.ptr = NULL;
     return AR_OK;
 }
 
@@ -45,23 +47,62 @@ ar_status ari_exact_grad_zeros(ar_ctx *ctx, ar_queue *q, ar_param_grad *g)
     return ctx->device->ops->zero(ctx->device, q, g->hl, 2 * g->n * sizeof(int64_t));
 }
 
+static ar_status alloc_on(ar_ctx *ctx, ar_queue *q, ar_buf *gives, size_t bytes)
+{
+    return ctx->device->ops->alloc(ctx->device, q, gives, bytes > 0 ? bytes : 1);
+}
+
+/* t behind hl: as a bucket has them. */
+ar_status ari_exact_grad_reopen(ar_ctx *ctx, ar_queue *q, ar_param_grad *g)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    if (!g->hl.ptr)
+        AR_TRY(alloc_on(ctx, q, &g->hl, ari_exact_bucket_bytes(g->n, AR_F32)));
+    g->t = ar_buf_at(g->hl, 2 * g->n * sizeof(int64_t));
+    if (g->value.ptr && !g->none)
+        AR_TRY(dev->acc_put(ctx->device, q, g->t, g->hl, ar_const(g->value), g->n, g->narrow));
+    dev->free(ctx->device, q, g->value);
+    g->value.ptr = NULL;
+    return AR_OK;
+}
+
+ar_status ari_exact_grad_bucket(ar_ctx *ctx, ar_queue *q, ar_buf *borrows, ar_param *p)
+{
+    AR_TRY(ari_exact_grad_reopen(ctx, q, p->grad));
+    AR_TRY(ari_exact_grad_zeros(ctx, q, p->grad));
+    *borrows = p->grad->hl;
+    return AR_OK;
+}
+
+/* Also where there is none: how much memory a rank has does not depend on its tokens' experts. */
+ar_status ari_exact_grad_complete(ar_ctx *ctx, ar_queue *q, ar_param *p)
+{
+    const ar_device_ops *dev = ctx->device->ops;
+    ar_param_grad *g = p->grad;
+    if (!g || g->value.ptr)
+        return AR_OK;
+    AR_TRY(alloc_on(ctx, q, &g->value, g->n * sizeof(float)));
+    const ar_tensor value = ari_tensor_flat(AR_F32, g->value, g->n);
+    if (!g->none)
+        AR_TRY(dev->acc_value(ctx->device, q, &value, ar_const(g->t), ar_const(g->hl), g->n, g->narrow));
+    dev->free(ctx->device, q, g->hl);
+    g->t.ptr = g->hl.ptr = NULL;
+    return AR_OK;
+}
+
 /* Made when first needed: a model that only runs forward has no gradients. */
 ar_status ari_exact_grad_ensure(ar_ctx *ctx, ar_param *p)
 {
-    if (p->grad)
-        return AR_OK;
-    size_t n = ar_tensor_count(&p->value), bytes = 0;
-    AR_TRY(ari_mul_size(&bytes, n, 2 * sizeof(int64_t)));
-    AR_TRY(ari_alloc_zero((void **)&p->grad, 1, sizeof *p->grad, "a gradient"));
-    p->grad->n = n;
-    p->grad->none = true;
-    p->grad->narrow = p->value.dtype == AR_BF16;
-    ar_status st = AR_OK;
-    AR_TRY_TO(failed, st, ari_ctx_alloc(ctx, &p->grad->t, n));
-    AR_TRY_TO(failed, st, ari_ctx_alloc(ctx, &p->grad->hl, bytes));
-    return AR_OK;
-failed:
-    ari_exact_grad_release(p, ctx->queue);
+    const size_t n = ar_tensor_count(&p->value);
+    if (!p->grad) {
+        AR_TRY(ari_alloc_zero((void **)&p->grad, 1, sizeof *p->grad, "a gradient"));
+        p->grad->n = n;
+        p->grad->none = true;
+        p->grad->narrow = p->value.dtype == AR_BF16;
+    }
+    const ar_status st = ari_exact_grad_reopen(ctx, ctx->queue, p->grad);
+    if (st != AR_OK)
+        ari_exact_grad_release(p, ctx->queue);
     return st;
 }
 
@@ -265,11 +306,17 @@ ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *
     if (!p->grad || p->grad->none)
         return ARI_KERNEL(ctx, fill, g, 0.0f);
     const ar_tensor matrix = p->transposed ? ari_tensor_transposed(g) : *g;
+    if (p->grad->value.ptr) {
+        ar_tensor value;
+        AR_TRY(ar_tensor_view(&value, AR_F32, matrix.ndim, matrix.shape, p->grad->value));
+        return ARI_KERNEL(ctx, copy_strided, &matrix, &value);
+    }
     return ARI_KERNEL(ctx, acc_value, &matrix, ar_const(p->grad->t), ar_const(p->grad->hl), p->grad->n,
                       p->grad->narrow);
 }
 
 size_t ari_exact_grad_bytes(const ar_param *p)
 {
-    return p->grad ? p->grad->n * (sizeof(uint8_t) + 2 * sizeof(int64_t)) : 0;
+    const ar_param_grad *g = p->grad;
+    return !g ? 0 : g->value.ptr ? g->n * sizeof(float) : g->hl.ptr ? ari_exact_bucket_bytes(g->n, AR_F32) : 0;
 }

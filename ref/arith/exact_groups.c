@@ -138,6 +138,8 @@ static ar_status contract_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, co
             AR_TRY(multiply_group(ctx, o, i));
     }
     AR_TRY(ari_has_peers(over) ? fold_groups(ctx, o, y, over, tag) : ari_wide_end(ctx, y, &o->y));
+    for (size_t i = 0; i < o->g->n; i++)
+        ari_exact_operand_done(ctx, o->b[i]);
     ari_exact_end_packed(ctx, o->packed);
     ari_step_free(ctx, o->e);
     return AR_OK;

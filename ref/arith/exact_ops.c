@@ -7,10 +7,11 @@
 /* One table a precision, alike but for it. */
 #define EXACT(of)                                                                                               \
     {                                                                                                           \
-        .name = "exact", .precision = (of), .operand_done = ari_operand_done,                                   \
+        .name = "exact", .precision = (of), .operand_done = ari_exact_operand_done,                             \
         .contract_groups = ari_exact_contract_groups, .grad_groups = ari_exact_grad_groups, .bucket_arrays = 3, \
         .bucket_array = {{0, AR_I64}, {sizeof(int64_t), AR_I64}, {2 * sizeof(int64_t), AR_U8}},                 \
-        .bucket_put = ari_exact_bucket_put, ARI_ARITH_SLOTS(FILL)                                               \
+        .bucket_put = ari_exact_bucket_put, .grad_complete = ari_exact_grad_complete,                           \
+        .grad_bucket = ari_exact_grad_bucket, ARI_ARITH_SLOTS(FILL)                                             \
     }
 
 const ar_arith_ops *ari_arith_exact(ar_precision precision)

@@ -116,6 +116,8 @@ struct ar_ctx {
     void *tap_user;
     bool counting;      /* a forward pass that comes first, of which routers keep how many tokens go to each expert */
     bool tracks_logits; /* attention keeps its largest ones, for QK-Clip */
+    bool operands_once; /* each weight meets one product a pass, and one pass each way: what is made of it for that need
+                           not stay */
     bool recomputing;   /* a second forward pass: no listener hears of it, and it counts no use of a parameter */
     struct ari_ledger *ledger;                             /* of the values' placements; NULL: nobody looks at them */
     void (*forget)(struct ari_ledger *l, const void *ptr); /* memory gets another value; NULL: all values end */

@@ -17,7 +17,7 @@ typedef struct ari_unsummed {
     const char *name; /* the weight's */
     void *ptr;        /* memory of the tensor that stands for them */
     ar_sum *sum;
-    const ar_operand *a;
+    const ar_operand *a, *b;
     bool scattered; /* rows are in the order of the ranks that hold the positions */
 } ari_unsummed;
 
@@ -35,12 +35,12 @@ static void unsummed_end(ar_ctx *ctx, void *object)
 
 /* y stands for the sum from here on: NaN until an operator takes it. */
 static ar_status unsummed_begin(ar_ctx *ctx, const char *name, const ar_tensor *y, ar_sum *sum, const ar_operand *a,
-                                bool scattered)
+                                const ar_operand *b, bool scattered)
 {
     ari_unsummed *t = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&t, 1, "terms of a product"));
     *t = (ari_unsummed){
-        .next = ctx->unsummed, .name = name, .ptr = y->data.ptr, .sum = sum, .a = a, .scattered = scattered};
+        .next = ctx->unsummed, .name = name, .ptr = y->data.ptr, .sum = sum, .a = a, .b = b, .scattered = scattered};
     ctx->unsummed = t;
     AR_TRY(ari_step_own(ctx, t, unsummed_end));
     return ARI_KERNEL(ctx, scale, y, y, NAN);
@@ -60,6 +60,7 @@ static ar_status unsummed_fold(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar
     AR_TRY(ctx->arith->fold(ctx, t->sum, ctx->queue, ctx->tp, scatters ? AR_SCATTER_ROWS : AR_ALL, tag));
     AR_TRY(ctx->arith->round(ctx, &rows, t->sum, NULL));
     ctx->arith->operand_done(ctx, t->a);
+    ctx->arith->operand_done(ctx, t->b);
     ari_step_disown(ctx, t);
     return AR_OK;
 }
@@ -157,10 +158,11 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs,
                     .in = {x, n > 1 ? &xs[1] : NULL, n > 2 ? &xs[2] : NULL}, .out = {y}, .param = ws, .params = n,
                     .needs = &takes, .makes = &makes));
     if (over)
-        return unsummed_begin(ctx, w->name, y, s, a, scattered);
+        return unsummed_begin(ctx, w->name, y, s, a, b, scattered);
     const ar_tensor rows = ari_tensor_rows(y);
     AR_TRY(ctx->arith->round(ctx, &rows, s, NULL));
     ctx->arith->operand_done(ctx, a);
+    ctx->arith->operand_done(ctx, b);
     return AR_OK;
 }
 

@@ -44,17 +44,13 @@ static ar_comm *reduced_over(const ari_bucket *b)
 static ar_status alloc_shard(ari_bucket *b)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    const size_t bytes = ctx->arith->bucket_bytes(b->info.own_count, b->info.storage);
-    AR_TRY(ari_ctx_alloc(ctx, &b->shard, bytes));
-    b->info.storage_bytes += bytes;
-    return AR_OK;
+    return ari_ctx_alloc(ctx, &b->shard, ctx->arith->bucket_bytes(b->info.own_count, b->info.storage));
 }
 
 /* ZeRO-2: what a rank keeps is its slice. */
 static ar_status share_gradients(ari_bucket *b)
 {
-    AR_TRY(alloc_shard(b));
-    b->info.storage_bytes = 0; /* the gradients' own */
+    AR_TRY(alloc_shard(b)); /* which counts as the gradients' own */
     ari_bucket_share(b);
     for (size_t i = 0; i < b->info.params; i++) {
         ar_param *p = b->info.param[i];
@@ -78,15 +74,48 @@ static ar_status alloc_one(ar_ddp *d, ari_bucket *b)
         return AR_OK;
     if (d->stage >= 2)
         return share_gradients(b);
-    for (size_t i = 0; i < b->info.params; i++)
+    for (size_t i = 0; i < b->info.params; i++) {
         AR_TRY(ctx->arith->grad_ensure(ctx, b->slot[i].param));
-    const size_t bytes = ctx->arith->bucket_bytes(b->info.elements, b->info.storage);
-    AR_TRY(ari_ctx_alloc(ctx, &b->storage, bytes));
-    b->info.storage_bytes = bytes;
-    b->info.memory = b->storage;
-    if (d->options.zero && ar_comm_size(ctx->replicate) > 1)
-        AR_TRY(alloc_shard(b));
-    return ctx->arith->bucket_zero(ctx, ctx->queue, b->storage, b->info.elements, b->info.storage);
+        if (ctx->arith->grad_complete) /* sums take memory once a term comes */
+            AR_TRY(ctx->arith->grad_complete(ctx, ctx->queue, b->slot[i].param));
+    }
+    b->info.storage_bytes = ctx->arith->bucket_bytes(b->info.elements, b->info.storage);
+    if (!d->options.zero || ar_comm_size(ctx->replicate) == 1)
+        return AR_OK;
+    d->shard_bytes += ctx->arith->bucket_bytes(b->info.own_count, b->info.storage);
+    return alloc_shard(b);
+}
+
+/* True if a bucket is the gradient of its one parameter, summed where it lies. */
+static bool is_in_place(const ari_bucket *b)
+{
+    const ar_ddp *d = b->ddp;
+    return b->info.params == 1 && d->ctx->arith->grad_bucket && !d->options.zero;
+}
+
+/* Buckets are packed, summed and copied back in the same memory, one after the other: one queue carries them. Mistakes
+ * that pack gradients before their time have a place for each bucket, which nobody counts. */
+static ar_status alloc_storage(ar_ddp *d)
+{
+    enum { ALIGNED = 64 };
+    const ar_arith_ops *arith = d->ctx->arith;
+    const bool apart = d->ctx->fault;
+    size_t all = 0, at = 0;
+    for (size_t i = 0; i < d->count && d->stage < 2; i++) {
+        const size_t bytes = d->buckets[i].info.storage_bytes;
+        d->storage_bytes = ari_larger(d->storage_bytes, is_in_place(&d->buckets[i]) ? 0 : bytes);
+        all += ari_round_up(bytes, ALIGNED);
+    }
+    AR_TRY(ari_ctx_alloc(d->ctx, &d->storage, apart ? all : d->storage_bytes));
+    for (size_t i = 0; i < d->count && d->stage < 2; i++) {
+        ari_bucket *b = &d->buckets[i];
+        if (!b->moves || (!apart && is_in_place(b)))
+            continue;
+        b->storage = ar_buf_at(d->storage, at);
+        AR_TRY(arith->bucket_zero(d->ctx, d->ctx->queue, b->storage, b->info.elements, b->info.storage));
+        at += apart ? ari_round_up(b->info.storage_bytes, ALIGNED) : 0;
+    }
+    return AR_OK;
 }
 
 /* For every group over which the bucket may be summed. */
@@ -111,6 +140,7 @@ ar_status ari_buckets_alloc(ar_ddp *d)
         AR_TRY(alloc_one(d, &d->buckets[i]));
         d->exchange_bytes = ari_larger(d->exchange_bytes, room_of(&d->buckets[i]));
     }
+    AR_TRY(alloc_storage(d));
     AR_TRY(ari_ctx_alloc(d->ctx, &d->exchange, d->exchange_bytes));
     if (!d->options.find_unused || !ari_ddp_has_peers(d))
         return AR_OK;
@@ -123,10 +153,9 @@ void ari_buckets_free(ar_ddp *d)
     for (size_t i = 0; d->buckets && i < d->count; i++) {
         ar_event_destroy(d->buckets[i].produced);
         ar_event_destroy(d->buckets[i].info.reduced);
-        if (d->stage < 2) /* else the units' */
-            dev->free(d->ctx->device, d->ctx->queue, d->buckets[i].storage);
         dev->free(d->ctx->device, d->ctx->queue, d->buckets[i].shard);
     }
+    dev->free(d->ctx->device, d->ctx->queue, d->storage);
     dev->free(d->ctx->device, d->ctx->queue, d->exchange);
     dev->free(d->ctx->device, d->ctx->queue, d->used_device);
 }
@@ -315,25 +344,47 @@ static ar_status copy_back(const ari_bucket *b, ar_queue *q)
     return AR_OK;
 }
 
-static ar_status carry(const ari_bucket *b, ar_queue *q)
+/* They keep their values alone, unless the bucket's shares are what is kept. */
+static ar_status complete_gradients(const ari_bucket *b, ar_queue *q)
+{
+    ar_ctx *ctx = b->ddp->ctx;
+    for (size_t i = 0; i < b->info.params && ctx->arith->grad_complete && b->ddp->stage < 2; i++)
+        AR_TRY(ctx->arith->grad_complete(ctx, q, b->info.param[i]));
+    return AR_OK;
+}
+
+static ar_status sum_gradients(const ari_bucket *b, ar_queue *q)
 {
     const ar_ctx *ctx = b->ddp->ctx;
-    if (ari_fault_skips(b))
-        return AR_OK;
-    AR_TRY(pack_bucket(b, q));
     AR_TRY(reduce_bucket(b, q));
     if (ari_faulty(ctx, AR_FAULT_bucket_reduced_twice))
         AR_TRY(reduce_bucket(b, q));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_GRADIENT_SUM, .name = b->info.param[0]->name, .param = b->info.param,
-                    .params = b->info.params, .pass = 's'));
-    return b->ddp->stage >= 2 ? keep_slice(b, q) : copy_back(b, q);
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_GRADIENT_SUM, .name = b->info.param[0]->name, .param = b->info.param,
+                    .params = b->info.params, .pass = 's');
+}
+
+static ar_status carry(const ari_bucket *b, ar_queue *q)
+{
+    ar_ctx *ctx = b->ddp->ctx;
+    if (ari_fault_skips(b))
+        return AR_OK;
+    if (!b->storage.ptr) {
+        ari_bucket in_place = *b;
+        AR_TRY(ctx->arith->grad_bucket(ctx, q, &in_place.storage, b->info.param[0]));
+        AR_TRY(sum_gradients(&in_place, q));
+        return complete_gradients(b, q);
+    }
+    AR_TRY(pack_bucket(b, q));
+    AR_TRY(sum_gradients(b, q));
+    AR_TRY(b->ddp->stage >= 2 ? keep_slice(b, q) : copy_back(b, q));
+    return complete_gradients(b, q);
 }
 
 ar_status ari_bucket_run(void *arg, ar_queue *on)
 {
     const ari_bucket *b = arg;
     if (!b->moves)
-        return AR_OK;
+        return complete_gradients(b, on);
     ari_span_begin("bucket %zu", b->info.index);
     return ari_ddp_fail_in_flight(b->ddp, ari_span_end(carry(b, on)));
 }

@@ -290,6 +290,8 @@ static ar_status launch_bucket(ar_ddp *d)
         b->info.state = AR_BUCKET_REDUCED;
         return ar_event_record(b->info.reduced, ctx->queue);
     }
+    if (b->info.index > 0 && d->step.even && !ctx->fault) /* or sums would wait in memory that values need no more */
+        AR_TRY(ar_event_sync(d->buckets[b->info.index - 1].info.reduced, 0));
     AR_TRY(ar_event_record(b->produced, ctx->queue));
     AR_TRY(ari_queue_wait(d->communication->queue, b->produced));
     AR_TRY(ari_queue_chain(d->communication->queue, ari_bucket_run, b));
@@ -607,9 +609,10 @@ ar_status ari_ddp_reduce_all(ar_ddp *d)
     return AR_OK;
 }
 
-/* Ranks to which nothing is missing learn of it here: they are about to wait for this one. */
-static ar_status check_all_used(const ar_ddp *d)
+ar_status ari_ddp_check_used(const ar_ddp *d)
 {
+    if (d->options.find_unused)
+        return AR_OK;
     const ar_status st = ddp_check_all_used(d);
     return ari_ddp_has_peers(d) ? ari_ddp_fail_in_flight(d, st) : st;
 }
@@ -618,8 +621,7 @@ static ar_status finish_reduction(ar_ddp *d, bool mean)
 {
     if (d->waited)
         return AR_OK;
-    if (!d->options.find_unused)
-        AR_TRY(check_all_used(d));
+    AR_TRY(ari_ddp_check_used(d));
     AR_TRY(d->stage >= 2 ? ari_units_finish(d) : ari_ddp_reduce_all(d));
     if (d->options.find_unused)
         AR_TRY(ddp_agree_used(d));
@@ -679,8 +681,21 @@ ar_bucket_info ari_ddp_bucket(const ar_ddp *d, size_t i)
 
 size_t ari_ddp_bytes(const ar_ddp *d)
 {
-    size_t bytes = d->exchange_bytes;
-    for (size_t i = 0; i < d->count; i++)
-        bytes += d->buckets[i].info.storage_bytes;
-    return bytes;
+    return d->storage_bytes + d->shard_bytes + d->exchange_bytes;
+}
+
+size_t ari_ddp_open_bytes(const ar_ddp *d)
+{
+    const ar_arith_ops *arith = d->ctx->arith;
+    size_t all = 0, most = 0, before = 0;
+    if (!arith->grad_complete || d->stage >= 2)
+        return 0;
+    for (size_t i = 0; i < d->count; i++) {
+        const ar_bucket_info *b = &d->buckets[i].info;
+        const size_t more = arith->bucket_bytes(b->elements, b->storage) - b->elements * sizeof(float);
+        all += more;
+        most = ari_larger(most, before + more);
+        before = more;
+    }
+    return d->step.passes > 1 || !d->step.even ? all : most;
 }

@@ -68,6 +68,7 @@ typedef struct ari_ddp_step {
     size_t samples, pass_samples, passes;
     size_t tokens, depths; /* of a sample; of predictions: 1, and further tokens */
     bool repeats;          /* samples may have a position several times */
+    bool even; /* all ranks launch their buckets between the same collectives: a bucket waits for the one before */
 } ari_ddp_step;
 
 struct ar_ddp {
@@ -94,6 +95,8 @@ struct ar_ddp {
     ari_unit *in_flight; /* whose gradients are being reduced; NULL: none */
     ar_buf room;         /* where; ptr NULL: none are */
     size_t room_bytes;
+    ar_buf storage; /* of the bucket that is carried, below ZeRO-2 */
+    size_t storage_bytes, shard_bytes;
     ar_buf exchange; /* of the sums over ranks, one after the other, which take it as their room */
     size_t exchange_bytes;
     const ari_communication *gathers;       /* borrowed; NULL: weights are gathered on the main queue */

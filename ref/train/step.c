@@ -348,6 +348,13 @@ static ar_status update_weights(ar_train_result *result, const ari_trained *what
     return ari_scores_update(what->module, ctx);
 }
 
+/* Ranks with fewer micro-batches, or without gradients of some weights, launch buckets elsewhere in the step. */
+static bool is_even(const ar_train_options *o, const ar_batch *global)
+{
+    return o->ddp->ctx->arith->grad_complete && global->batch % (size_t)ari_at_least_one(o->parallel.dp) == 0 &&
+           !ari_ddp_options_of(o->ddp).find_unused;
+}
+
 /* Begins a step of the data-parallel object; the first rank has most samples, in the first micro-batch most of them. */
 static ar_status start_ddp(const ari_trained *what, const ar_batch *global, const ar_train_options *o)
 {
@@ -357,11 +364,22 @@ static ar_status start_ddp(const ari_trained *what, const ar_batch *global, cons
     *step = (ari_ddp_step){.passes = (size_t)ari_at_least_one(o->parallel.micro_batches),
                            .tokens = ari_batch_positions(global),
                            .depths = 1 + ari_trained_depths(what->module),
-                           .repeats = global->documents || global->position_ids};
+                           .repeats = global->documents || global->position_ids,
+                           .even = is_even(o, global)};
     ari_parallel_rows(&(ar_parallel){.dp = o->parallel.dp}, global->batch, 0, 0, &start, &step->samples);
     step->pass_samples = step->samples;
     if (ari_passes_apart(&o->parallel))
         ari_parallel_rows(&o->parallel, global->batch, 0, 0, &start, &step->pass_samples);
+    return AR_OK;
+}
+
+/* Whether a weight meets one product in the forward pass of the step and one in its backward pass. */
+static ar_status look_at_uses(const ari_trained *what, ar_ctx *ctx, size_t pieces)
+{
+    ari_routers routers;
+    AR_TRY(ari_balance_routers(&routers, what->module));
+    ctx->operands_once = pieces == 1 && !routers.counts && ctx->recompute.what == AR_RECOMPUTE_NONE &&
+                         ari_trained_depths(what->module) == 0;
     return AR_OK;
 }
 
@@ -382,9 +400,13 @@ static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ct
     AR_TRY(ari_trained_zero(what->module, what->loss, ctx));
     if (o->ddp)
         AR_TRY(start_ddp(what, global, o));
+    AR_TRY(look_at_uses(what, ctx, pieces));
     AR_TRY(count_routes(what, ctx, saved, micro, n, most, o));
     AR_TRY(run_batches(what, ctx, saved, micro, n, most, o, result));
-    ari_ctx_end_step(ctx); /* activations of all micro-batches, before what follows takes memory */
+    if (o->ddp && o->ddp->step.even)
+        AR_TRY(
+            ari_ddp_check_used(o->ddp)); /* the loss is summed first, and others may wait for a bucket of this rank */
+    ari_ctx_end_step(ctx);               /* activations of all micro-batches, before what follows takes memory */
     AR_TRY(ari_trained_loss(what->module, what->loss, ctx, &result->loss, result->targets));
     if (o->forward_only)
         return AR_OK;
@@ -411,7 +433,7 @@ static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *
     if (o->ddp) /* before anybody waits for reductions that peers take part in */
         st = ari_ddp_fail(o->ddp, st);
     ctx->loss_scale = 1.0;
-    ctx->tracks_logits = false;
+    ctx->operands_once = ctx->tracks_logits = false;
     ari_ctx_end_step(ctx);
     return st;
 }

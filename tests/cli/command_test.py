@@ -311,8 +311,8 @@ class Check(CommandTest):
         ddp, _, few = one("--bucket-bytes", "25MiB")
         self.assertEqual(ddp, {"bucket_bytes": 26214400, "mode": "overlap", "order": "reverse"})
         self.assertTrue(few < usual < many, (few, usual, many))
-        self.assertEqual(plain["buckets"], memory["buckets"])  # however many there are: the largest has one parameter
-        self.assertGreater(memory["buckets"], 4 * memory["weights"])
+        self.assertTrue(0 < memory["buckets"] < plain["buckets"], (plain, memory))  # of one parameter: in place
+        self.assertTrue(plain["buckets"] < 2 * 17 * plain["weights"] // 4, plain)  # storage and room of the largest
         _, shared, _ = one("--zero", "1")
         self.assertTrue(plain["optimizer"] == 2 * plain["weights"] > shared["optimizer"], (plain, shared))
 

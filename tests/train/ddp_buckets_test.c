@@ -75,7 +75,7 @@ static ar_status look(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_r
                        c.elements == 120 && c.storage_bytes > 0;
     out->has[0] = right;
     const size_t exchange = 17 * 120; /* half of the larger one's states go, and half come */
-    out->has[1] = ari_ddp_bytes(d) == b.storage_bytes + c.storage_bytes + exchange;
+    out->has[1] = ari_ddp_bytes(d) == b.storage_bytes + exchange; /* c, of one gradient, is summed in place */
     out->has[2] =
         strcmp(ari_ddp_name(d), "toy") == 0 && !ar_ddp_as_module(d) && ari_ddp_options_of(d).bucket_bytes == 400;
     return AR_OK;

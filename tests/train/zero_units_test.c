@@ -110,10 +110,10 @@ Test(zero_units, ranks_hold_shares_of_what_a_stage_shares_out)
                 sum.gradients += memory[r].gradients;
                 sum.optimizer += memory[r].optimizer;
                 sum.buckets += memory[r].buckets;
-                cr_expect_eq(memory[r].operands > 0, zero < 3, "zero=%d: %zu bytes of operands", zero,
-                             memory[r].operands);
+                cr_expect_eq(memory[r].operands, 0, "zero=%d: %zu bytes of operands", zero, memory[r].operands);
             }
             cr_expect_eq(sum.weights, 4 * p * (zero < 3 ? shared : 1), "zero=%d: %zu", zero, sum.weights);
+            /* In one bucket, open or complete. */
             cr_expect_eq(sum.gradients, zero < 2 ? 17 * p * shared : 17 * p, "zero=%d: %zu", zero, sum.gradients);
             cr_expect_eq(sum.optimizer, 8 * p * (zero < 1 ? shared : 1), "zero=%d: %zu", zero, sum.optimizer);
             const size_t kept = zero >= 2 ? 0 : p * (shared + (replicas > 1));

@@ -254,6 +254,7 @@ static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor 
     AR_TRY(output_product(l, ctx, &p, in.shape[in.ndim - 1]));
     const overlapped b = {.product = &p, .output = o, .whole = regathers ? NULL : &all};
     AR_TRY(c ? gather_chunks(ctx, &b, c, x, p.tag) : multiply_rows(ctx, &p, o, &in));
+    ctx->arith->operand_done(ctx, p.b);
     AR_TRY(note_output(l, ctx, o, c ? x : &in, c));
     AR_TRY(ari_fault_linear_output(ctx, ari_is_rowwise(&l->split), o, &in));
     *kept = regathers ? *x : c ? all : in;
@@ -377,6 +378,8 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
     } else if (dx) {
         AR_TRY(multiply_rows(ctx, &p, &o, all));
     }
+    if (dx)
+        ctx->arith->operand_done(ctx, p.b);
     const ar_placement needs = gradient_consumed_as(l), makes = gradient_produced_as(l);
     return dx ? ARI_NOTE(ctx, .kind = ARI_LEDGER_PRODUCT, .name = l->weight[0]->name, .in = {all}, .out = {dx},
                          .param = l->weight, .params = (size_t)l->n, .needs = &needs, .makes = &makes)
