@@ -133,6 +133,7 @@ static void *whole_command(void *user)
 int main(int argc, char **argv)
 {
     ari_threads_sleep(argv);
+    ari_memory_return_large();
     /* A reader that closes early (`| head`) ends the command quietly, also where the parent ignores the signal. */
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_IGN); /* a file that grows past `ulimit -f` is an error with a name, as on a full disk */

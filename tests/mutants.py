@@ -576,7 +576,7 @@ MUTANTS = [
     ("shapes of all micro-batches are those of the last", "verify/check/dry_check.c",
      "        t->shape[0] += e->local->shape[0];", "        t->shape[0] = e->local->shape[0];", "verify/shapes_test"),
     ("every replica writes the copy that is hashed", "verify/check/compare.c",
-     "c->gathered && o->replica == 0 ?", "c->gathered ?", "verify/compare_test verify/gather_test"),
+     "c->own && c->own->wanted[i] && o->replica == 0 ?", "c->own && c->own->wanted[i] ?", "verify/compare_test verify/gather_test"),
     ("NaN against a number is within a tolerance", "verify/dumps/verify_stats.c",
      "j.different = !(difference <= j.allowed);", "j.different = difference > j.allowed;",
      "verify/verify_stats_test cli/verify_test"),

@@ -206,15 +206,23 @@ Test(compare, boxes_of_one_rank_are_told_apart_by_the_places_they_have_in_the_wh
 Test(compare, the_hashed_copy_is_the_first_replicas)
 {
     SCOPED(fixture_fini) fixture f;
-    float kept[COUNT] = {0}, *const gathered[] = {kept};
+    float *kept[] = {NULL};
+    bool wanted[] = {true};
     fixture_init(&f);
+    ari_own_tensors own = {&f.ref, wanted, kept};
     f.wrong[3] = 100.0f;
     for (int r = 0; r < RANKS; r++) {
         ari_comparator_fini(&f.rank[r]);
-        cr_assert_ok(ari_comparator_init(&f.rank[r], &f.ref, gathered));
+        cr_assert_ok(ari_comparator_init(&f.rank[r], &f.ref, &own));
         tap_rows(&f.rank[r], r == 0 ? f.values : f.wrong, 0, ROWS, r, RANKS);
     }
-    cr_expect_eq(memcmp(kept, f.values, sizeof kept), 0);
+    cr_expect_null(kept[0], "every bit of the first replica's is the reference's");
+    ari_comparator_fini(&f.rank[0]);
+    cr_assert_ok(ari_comparator_init(&f.rank[0], &f.ref, &own));
+    tap_rows(&f.rank[0], f.wrong, 0, ROWS, 0, RANKS);
+    cr_assert_not_null(kept[0]);
+    cr_expect_eq(memcmp(kept[0], f.wrong, sizeof f.wrong), 0);
+    ari_own_tensors_fini(&own);
 }
 
 /* As micro-batches come that a schedule takes in an order of its own. */

@@ -13,6 +13,7 @@
 #include "ref/models/plan_private.h"
 #include "support/row.h"
 #include "tests/verify/support.h"
+#include "verify/check/check_private.h"
 #include "verify/check/compare.h"
 #include "verify/plan/estimate.h"
 #include "verify/reference/sensitivity.h"
@@ -40,6 +41,7 @@ typedef struct measured {
     bool f64, alone, row_column, native, dropout, sensitivity;
     ari_estimate_dump dump;
     bool merges;
+    size_t bucket_bytes; /* 0: the command's choice */
     size_t kib;
 } measured;
 
@@ -47,77 +49,77 @@ typedef struct measured {
 #define ADAMW(n) .steps = (n), .optimizer = AR_OPTIMIZER_ADAMW
 
 static const measured table[] = {
-    {.model = "gpt2-demo", .tp = 1, SIZE(8, 64), .kib = 234700},
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .kib = 285896},
-    {.model = "gpt2-demo", .tp = 12, SIZE(8, 64), .f64 = true, .kib = 397220},
-    {.model = "llama-demo", .tp = 2, SIZE(8, 64), .f64 = true, .kib = 301632},
-    {.model = "stack-demo", .tp = 4, SIZE(8, 64), .kib = 82740},
-    {.model = "stack-demo", .tp = 1, SIZE(2, 512), .f64 = true, .kib = 289052},
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 128), .row_column = true, .kib = 594344},
-    {.model = "gpt2-demo", .tp = 12, SIZE(8, 64), .row_column = true, .kib = 606552},
-    {.model = "llama-demo", .tp = 2, SIZE(2, 256), .kib = 350148},
-    {.model = "gpt2-demo", .tp = 6, SIZE(32, 16), .kib = 304972},
-    {.model = "gpt2-demo", .tp = 4, SIZE(1, 1024), .kib = 1085484},
-    {.model = "gpt2-demo", .tp = 12, SIZE(2, 512), .kib = 907520},
-    {.model = "gpt2-demo", .tp = 1, SIZE(8, 512), .kib = 2634408},
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 512), .kib = 2634628},
-    {.model = MANY_TOKENS, .tp = 2, SIZE(4, 128), .kib = 569096},
-    {.model = MANY_TOKENS, .tp = 4, SIZE(4, 128), .f64 = true, .kib = 577728},
-    {.model = WIDE, .tp = 2, SIZE(2, 64), .kib = 1490860},
-    {.model = WIDE, .tp = 2, SIZE(2, 64), .kib = 1607296}, /* file */
-    {.model = GPT2_124M, .tp = 4, SIZE(1, 32), .kib = 5822220},
-    {.model = GPT2_124M, .tp = 1, SIZE(1, 32), .kib = 5806376},
-    {.model = GPT2_124M, .tp = 1, SIZE(1, 32), .f64 = true, .kib = 5825912},
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 512), .alone = true, .kib = 818572},
-    {.model = WIDE, .tp = 2, SIZE(2, 64), .alone = true, .kib = 1139560},
-    {.model = WIDE, .tp = 2, SIZE(2, 64), .alone = true, .kib = 1250072}, /* file */
-    {.model = "gpt2-demo", .parallel = {.tp = 4, .sp = true}, SIZE(8, 64), .kib = 284256},
-    {.model = "gpt2-demo", .parallel = {.tp = 12, .sp = true}, SIZE(8, 48), .kib = 334120},
-    {.model = "gpt2-demo", .parallel = {.dp = 2}, SIZE(8, 64), .kib = 377848},
-    {.model = "gpt2-demo", .parallel = {.pp = 4, .dp = 2}, SIZE(8, 64), ADAMW(1), .kib = 526928},
-    {.model = "llama-demo", .parallel = {.pp = 2, .micro_batches = 4}, SIZE(8, 64), ADAMW(1), .kib = 387952},
-    {.model = "gpt2-demo", .parallel = {.dp = 4}, SIZE(8, 64), .kib = 572456},
-    {.model = "gpt2-demo", .parallel = {.dp = 8}, SIZE(8, 64), .kib = 938728},
-    {.model = "gpt2-demo", .parallel = {.dp = 4, .tp = 2, .sp = true}, SIZE(8, 64), .kib = 619044},
-    {.model = "gpt2-demo", .parallel = {.micro_batches = 4}, SIZE(8, 64), .kib = 228592},
+    {.model = "gpt2-demo", .tp = 1, SIZE(8, 64), .kib = 163584},
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .kib = 187092},
+    {.model = "gpt2-demo", .tp = 12, SIZE(8, 64), .f64 = true, .kib = 299052},
+    {.model = "llama-demo", .tp = 2, SIZE(8, 64), .f64 = true, .kib = 211312},
+    {.model = "stack-demo", .tp = 4, SIZE(8, 64), .kib = 67988},
+    {.model = "stack-demo", .tp = 1, SIZE(2, 512), .f64 = true, .kib = 228140},
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 128), .row_column = true, .kib = 433680},
+    {.model = "gpt2-demo", .tp = 12, SIZE(8, 64), .row_column = true, .kib = 589432},
+    {.model = "llama-demo", .tp = 2, SIZE(2, 256), .kib = 223152},
+    {.model = "gpt2-demo", .tp = 6, SIZE(32, 16), .kib = 221048},
+    {.model = "gpt2-demo", .tp = 4, SIZE(1, 1024), .kib = 850736},
+    {.model = "gpt2-demo", .tp = 12, SIZE(2, 512), .kib = 557640},
+    {.model = "gpt2-demo", .tp = 1, SIZE(8, 512), .kib = 1965360},
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 512), .kib = 1965708},
+    {.model = MANY_TOKENS, .tp = 2, SIZE(4, 128), .kib = 343940},
+    {.model = MANY_TOKENS, .tp = 4, SIZE(4, 128), .f64 = true, .kib = 421620},
+    {.model = WIDE, .tp = 2, SIZE(2, 64), .kib = 590080},
+    {.model = WIDE, .tp = 2, SIZE(2, 64), .kib = 711092}, /* file */
+    {.model = GPT2_124M, .tp = 4, SIZE(1, 32), .kib = 2542236},
+    {.model = GPT2_124M, .tp = 1, SIZE(1, 32), .kib = 2225632},
+    {.model = GPT2_124M, .tp = 1, SIZE(1, 32), .f64 = true, .kib = 2225824},
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 512), .alone = true, .kib = 747152},
+    {.model = WIDE, .tp = 2, SIZE(2, 64), .alone = true, .kib = 747308},
+    {.model = WIDE, .tp = 2, SIZE(2, 64), .alone = true, .kib = 868232}, /* file */
+    {.model = "gpt2-demo", .parallel = {.tp = 4, .sp = true}, SIZE(8, 64), .kib = 208280},
+    {.model = "gpt2-demo", .parallel = {.tp = 12, .sp = true}, SIZE(8, 48), .kib = 353452},
+    {.model = "gpt2-demo", .parallel = {.dp = 2}, SIZE(8, 64), .kib = 184600},
+    {.model = "gpt2-demo", .parallel = {.pp = 4, .dp = 2}, SIZE(8, 64), ADAMW(1), .kib = 378732},
+    {.model = "llama-demo", .parallel = {.pp = 2, .micro_batches = 4}, SIZE(8, 64), ADAMW(1), .kib = 256308},
+    {.model = "gpt2-demo", .parallel = {.dp = 4}, SIZE(8, 64), .kib = 291172},
+    {.model = "gpt2-demo", .parallel = {.dp = 8}, SIZE(8, 64), .kib = 465156},
+    {.model = "gpt2-demo", .parallel = {.dp = 4, .tp = 2, .sp = true}, SIZE(8, 64), .kib = 380956},
+    {.model = "gpt2-demo", .parallel = {.micro_batches = 4}, SIZE(8, 64), .kib = 163652},
     ROW(.model = "gpt2-demo", .parallel = {.dp = 2, .micro_batches = 2, .forward_first = true}, SIZE(8, 64),
-        .kib = 385792),
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), ADAMW(1), .kib = 348812},
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), ADAMW(3), .kib = 633896},
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .steps = 3, .optimizer = AR_OPTIMIZER_SGD, .kib = 561396},
-    {.model = "gpt2-demo", .parallel = {.dp = 4}, SIZE(8, 64), ADAMW(3), .kib = 956356},
-    {.model = "gpt2-demo", .parallel = {.dp = 4, .zero = 1}, SIZE(8, 64), ADAMW(3), .kib = 907068},
-    {.model = "gpt2-demo", .parallel = {.dp = 2, .tp = 2, .zero = 1}, SIZE(8, 64), ADAMW(3), .kib = 750408},
-    ROW(.model = "gpt2-demo", .parallel = {.dp = 8, .zero = 1}, SIZE(8, 64), ADAMW(3),
-        .kib = 1341964), /* --bucket-bytes 25MiB: one bucket */
+        .kib = 250028),
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), ADAMW(1), .kib = 236820},
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), ADAMW(3), .kib = 389280},
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .steps = 3, .optimizer = AR_OPTIMIZER_SGD, .kib = 308624},
+    {.model = "gpt2-demo", .parallel = {.dp = 4}, SIZE(8, 64), ADAMW(3), .kib = 522600},
+    {.model = "gpt2-demo", .parallel = {.dp = 4, .zero = 1}, SIZE(8, 64), ADAMW(3), .kib = 481080},
+    {.model = "gpt2-demo", .parallel = {.dp = 2, .tp = 2, .zero = 1}, SIZE(8, 64), ADAMW(3), .kib = 425868},
+    ROW(.model = "gpt2-demo", .parallel = {.dp = 8, .zero = 1}, SIZE(8, 64), ADAMW(3), .bucket_bytes = AR_BUCKET_BYTES,
+        .kib = 1522728),
     ROW(.model = "gpt2-demo", .parallel = {.dp = 2, .tp = 3, .sp = true}, SIZE(8, 48), .dropout = true, ADAMW(3),
-        .kib = 711656),
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .native = true, ADAMW(2), .kib = 771244},
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .alone = true, .sensitivity = true, .kib = 436224},
-    {.model = "llama-demo", .parallel = {.tp = 8, .sp = true}, SIZE(8, 64), .kib = 349800},
+        .kib = 490432),
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .native = true, ADAMW(2), .kib = 767096},
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .alone = true, .sensitivity = true, .kib = 427692},
+    {.model = "llama-demo", .parallel = {.tp = 8, .sp = true}, SIZE(8, 64), .kib = 248620},
     ROW(.model = "llama-demo", .parallel = {.dp = 2, .tp = 4, .sp = true, .keep_gathered = true}, SIZE(8, 64), ADAMW(2),
-        .kib = 894200),
-    {.model = WIDE, .tp = 2, SIZE(2, 64), ADAMW(1), .kib = 2068740},
-    {.model = WIDE, .tp = 2, SIZE(2, 64), ADAMW(2), .kib = 2673072},
-    {.model = WIDE, .parallel = {.dp = 2}, SIZE(2, 64), .kib = 3446740},
-    {.model = MANY_TOKENS, .tp = 2, SIZE(4, 128), ADAMW(2), .kib = 1196488},
-    {.model = MANY_TOKENS, .parallel = {.tp = 2, .dp = 2, .sp = true}, SIZE(4, 128), .kib = 1296048},
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 32), ADAMW(8), .kib = 768548},
-    {.model = "llama-demo", .tp = 2, SIZE(8, 64), ADAMW(3), .kib = 736308},
-    {.model = "stack-demo", .parallel = {.tp = 4, .dp = 2, .sp = true}, SIZE(8, 128), ADAMW(3), .kib = 344052},
-    {.model = "stack-demo", .tp = 2, SIZE(2, 256), .native = true, .kib = 190056},
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .dropout = true, .kib = 297840},
-    {.model = "gpt2-demo", .parallel = {.tp = 4, .sp = true}, SIZE(4, 512), .kib = 1334080},
-    {.model = "gpt2-demo", .parallel = {.micro_batches = 8}, SIZE(8, 256), .kib = 914012},
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .alone = true, .dump = ARI_DUMPS_RESULTS, .kib = 209984},
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .alone = true, .dump = ARI_DUMPS_FIRST, .merges = true, .kib = 329448},
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 128), .alone = true, .dump = ARI_DUMPS_ALL, .merges = true, .kib = 809480},
+        .kib = 598660),
+    {.model = WIDE, .tp = 2, SIZE(2, 64), ADAMW(1), .kib = 1075736},
+    {.model = WIDE, .tp = 2, SIZE(2, 64), ADAMW(2), .kib = 1129560},
+    {.model = WIDE, .parallel = {.dp = 2}, SIZE(2, 64), .kib = 1363240},
+    {.model = MANY_TOKENS, .tp = 2, SIZE(4, 128), ADAMW(2), .kib = 574356},
+    {.model = MANY_TOKENS, .parallel = {.tp = 2, .dp = 2, .sp = true}, SIZE(4, 128), .kib = 647584},
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 32), ADAMW(8), .kib = 665648},
+    {.model = "llama-demo", .tp = 2, SIZE(8, 64), ADAMW(3), .kib = 433356},
+    {.model = "stack-demo", .parallel = {.tp = 4, .dp = 2, .sp = true}, SIZE(8, 128), ADAMW(3), .kib = 180540},
+    {.model = "stack-demo", .tp = 2, SIZE(2, 256), .native = true, .kib = 200024},
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .dropout = true, .kib = 202724},
+    {.model = "gpt2-demo", .parallel = {.tp = 4, .sp = true}, SIZE(4, 512), .kib = 1005716},
+    {.model = "gpt2-demo", .parallel = {.micro_batches = 8}, SIZE(8, 256), .kib = 684872},
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .alone = true, .dump = ARI_DUMPS_RESULTS, .kib = 160076},
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), .alone = true, .dump = ARI_DUMPS_FIRST, .merges = true, .kib = 333740},
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 128), .alone = true, .dump = ARI_DUMPS_ALL, .merges = true, .kib = 803744},
     ROW(.model = "llama-demo", .parallel = {.dp = 2, .tp = 2}, SIZE(8, 64), .alone = true, .dump = ARI_DUMPS_ALL,
-        .merges = true, .kib = 492756),
-    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), ADAMW(2), .dump = ARI_DUMPS_ALL, .kib = 865304},
+        .merges = true, .kib = 584196),
+    {.model = "gpt2-demo", .tp = 4, SIZE(8, 64), ADAMW(2), .dump = ARI_DUMPS_ALL, .kib = 642932},
     ROW(.model = "llama-demo", .parallel = {.dp = 2, .tp = 2, .zero = 1}, SIZE(8, 64), ADAMW(1), .dump = ARI_DUMPS_ALL,
-        .kib = 795364),
-    {.model = "llama-demo", .parallel = {.tp = 8, .sp = true}, SIZE(8, 64), .dump = ARI_DUMPS_ALL, .kib = 442900},
+        .kib = 531252),
+    {.model = "llama-demo", .parallel = {.tp = 8, .sp = true}, SIZE(8, 64), .dump = ARI_DUMPS_ALL, .kib = 345888},
 };
 
 static void load(ar_config *c, const char *model)
@@ -142,20 +144,23 @@ static ari_estimate estimate_of(const measured *m)
     ar_parallel parallel = m->parallel;
     if (m->tp > 0)
         parallel.tp = m->tp;
-    const ari_estimate_case run = ROW(.config = &c, .parallel = &parallel, .layouts = 1,
-                                      .run = {.plan = plan,
-                                              .batch = m->batch,
-                                              .seq = m->seq,
-                                              .steps = (uint64_t)m->steps,
-                                              .optimizer = ar_optimizer_defaults(m->optimizer),
-                                              .numerics = m->native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
-                                              .precision = m->precision,
-                                              .dropout = m->dropout ? 0.1 : 0.0,
-                                              .threads = 2},
-                                      .f64 = m->f64, .alone = m->alone,
-                                      .noise_runs = m->sensitivity || (m->native && !m->alone) ? ARI_NOISE_SEEDS : 0,
-                                      .bytes_per_tensor = sizeof(ari_ref_tensor),
-                                      .bytes_per_finding = sizeof(ari_finding), .dump = m->dump, .merges = m->merges);
+    const size_t usual = m->alone ? AR_BUCKET_BYTES : ari_check_default_bucket_bytes(&c);
+    const ari_estimate_case run =
+        ROW(.config = &c, .parallel = &parallel, .layouts = 1,
+            .run = {.plan = plan,
+                    .batch = m->batch,
+                    .seq = m->seq,
+                    .steps = (uint64_t)m->steps,
+                    .optimizer = ar_optimizer_defaults(m->optimizer),
+                    .numerics = m->native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
+                    .precision = m->precision,
+                    .dropout = m->dropout ? 0.1 : 0.0,
+                    .ddp.bucket_bytes = m->bucket_bytes ? m->bucket_bytes : usual,
+                    .threads = 2},
+            .f64 = m->f64, .alone = m->alone,
+            .noise_runs = m->sensitivity || (m->native && !m->alone) ? ARI_NOISE_SEEDS : 0,
+            .bytes_per_tensor = sizeof(ari_ref_tensor), .bytes_per_finding = sizeof(ari_finding),
+            .bytes_on_disk = ARI_REFERENCE_LARGE, .dump = m->dump, .merges = m->merges);
     cr_assert_ok(ari_estimate_check(&e, &run));
     return e;
 }

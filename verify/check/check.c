@@ -48,6 +48,7 @@ ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const a
                                     .noise_runs = o->run.numerics == AR_NUMERICS_NATIVE ? ARI_NOISE_SEEDS : 0,
                                     .bytes_per_tensor = sizeof(ari_ref_tensor),
                                     .bytes_per_finding = sizeof(ari_finding),
+                                    .bytes_on_disk = ARI_REFERENCE_LARGE,
                                     .dump = o->dump ? ARI_DUMPS_ALL : ARI_DUMPS_NOTHING};
     return ari_estimate_check(e, &size);
 }

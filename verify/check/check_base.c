@@ -6,6 +6,7 @@
 
 #include "gpu/cluster/process/process_private.h"
 #include "ref/core/clock.h"
+#include "ref/core/os/os.h"
 #include "ref/core/wait.h"
 #include "ref/io/file.h"
 #include "ref/numerics/philox.h"
@@ -65,8 +66,10 @@ static ar_status measure_noise(void *user, const char *name, char pass, int ndim
     const size_t i = m->heard++;
     if (i >= m->ref->count || m->ref->tensor[i].pass != pass || strcmp(m->ref->tensor[i].name, name) != 0)
         return ar_error_set(AR_ERR_INTERNAL, "the binary64 baseline emitted %s%s alone", name, ari_pass_suffix(pass));
-    if (pass == 'g' && m->ref->tensor[i].step == 1)
+    if (pass == 'g' && m->ref->tensor[i].step == 1) {
         add_error(&m->error, &m->ref->tensor[i], values);
+        ari_reference_rest(&m->ref->tensor[i]);
+    }
     return AR_OK;
 }
 
@@ -142,12 +145,14 @@ ar_status ari_check_baseline(ari_check_base *b, const ar_check_options *o)
     b->max_error_vs_f64 = NAN;
     AR_TRY(ARI_ALLOC_ZERO(&losses, steps, "losses"));
     AR_TRY(run_exact(b, o, losses));
+    ari_memory_return();
     for (size_t i = 0; i < steps; i++)
         b->loss[i] = (float)losses[i];
     if (o->run.numerics == AR_NUMERICS_NATIVE)
         AR_TRY(allow_differences(b, &m, o));
     else if (!o->skip_f64)
         AR_TRY(run_binary64(&m, b, o, losses));
+    ari_memory_return();
     if (!o->skip_f64 && !(m.error < 0.0))
         b->max_error_vs_f64 = m.error;
     return AR_OK;
@@ -213,7 +218,7 @@ static ar_status share_tensor(ar_process *p, ari_ref_tensor *t)
     if (!first) {
         *t = facts;
         t->values = t->allowed_each = NULL;
-        AR_TRY(ARI_ALLOC(&t->values, t->count, t->name));
+        AR_TRY(ari_reference_room(t));
         if (each)
             AR_TRY(ARI_ALLOC(&t->allowed_each, t->count, t->name));
     }

@@ -9,6 +9,7 @@
 
 #include "gpu/cluster/process/process_private.h"
 #include "ref/core/context_private.h"
+#include "ref/core/os/os.h"
 #include "ref/core/text.h"
 #include "ref/models/parallel_private.h"
 #include "verify/dump/dump.h"
@@ -21,7 +22,7 @@ typedef struct comparison {
     ari_comparator *rank;   /* [ranks] */
     ari_tap_pair *tap;      /* [ranks]: the comparator and who listens besides */
     void **user;            /* [ranks]: the same, as taps see them */
-    float **gathered;       /* [ref->count]: the run's own final weights and gradients; NULL for the others */
+    ari_own_tensors own;    /* final weights and gradients */
     ar_rank_memory *memory; /* [ranks] */
     ari_arena arena;        /* of these */
 } comparison;
@@ -30,6 +31,7 @@ static void comparison_fini(comparison *c)
 {
     for (int r = 0; c->rank && r < c->ranks; r++)
         ari_comparator_fini(&c->rank[r]);
+    ari_own_tensors_fini(&c->own);
     ari_arena_end(&c->arena, NULL);
 }
 
@@ -39,14 +41,10 @@ static ar_status comparison_init(comparison *c, const ari_reference *ref, int ra
     AR_TRY(ARI_TAKE(&c->rank, &c->arena, (size_t)ranks, "comparators"));
     AR_TRY(ARI_TAKE(&c->tap, &c->arena, (size_t)ranks, "comparators"));
     AR_TRY(ARI_TAKE(&c->user, &c->arena, (size_t)ranks, "comparators"));
-    AR_TRY(ARI_TAKE(&c->gathered, &c->arena, ref->count, "gathered tensors"));
+    AR_TRY(ari_own_tensors_init(&c->own, ref, &c->arena));
     AR_TRY(ARI_TAKE(&c->memory, &c->arena, (size_t)ranks, "memory of the ranks"));
-    for (size_t i = 0; i < ref->count; i++) {
-        if (ari_reference_is_weight(ref, i) || ari_reference_is_gradient(ref, i))
-            AR_TRY(ARI_TAKE(&c->gathered[i], &c->arena, ref->tensor[i].count, "a gathered tensor"));
-    }
     for (int r = 0; r < ranks; r++) {
-        AR_TRY(ari_comparator_init(&c->rank[r], ref, c->gathered));
+        AR_TRY(ari_comparator_init(&c->rank[r], ref, &c->own));
         c->tap[r] = (ari_tap_pair){.tap = {ari_comparator_tap, o->tap},
                                    .user = {&c->rank[r], o->tap_user ? o->tap_user[r] : NULL}};
         c->user[r] = &c->tap[r];
@@ -297,12 +295,13 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     }
     keep_counts(run, &result, o);
     if (o->run.process)
-        AR_TRY_TO(done, st, ari_comparators_collect(o->run.process, c.rank, world, c.gathered));
+        AR_TRY_TO(done, st, ari_comparators_collect(o->run.process, c.rank, world, &c.own));
     if (o->run.process && ar_process_rank(o->run.process) > 0)
         goto done; /* the report is process 0's */
     AR_TRY_TO(done, st, sum_up(run, &c, o));
     AR_TRY_TO(done, st, ari_check_memory(run, c.rank, &options, c.memory));
-    AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.gathered));
+    AR_TRY_TO(done, st, ari_own_tensors_finish(&c.own, c.rank, world));
+    AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.own.values));
     /* Where a module's tokens go to experts decides what moves. */
     const bool unpredicted = o->body || (o->module && !run->has_memory_predicted);
     const bool predicted = unpredicted || (run->bytes_counted == run->bytes_predicted &&
@@ -317,6 +316,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
         run->result = AR_CHECK_MISPREDICTED;
 done:
     comparison_fini(&c);
+    ari_memory_return();
     /* After a failure of the ranks, which all have heard of, there is nobody left to agree with. */
     return o->run.process && ended == AR_OK ? share_verdict(run, o->run.process, st) : st;
 }

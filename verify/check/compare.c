@@ -29,9 +29,40 @@ uint64_t ari_ulp_distance(float a, float b)
     return (uint64_t)(d < 0 ? -d : d);
 }
 
-ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference, float *const *gathered)
+ar_status ari_own_tensors_init(ari_own_tensors *v, const ari_reference *reference, ari_arena *arena)
 {
-    *c = (ari_comparator){.reference = reference, .gathered = gathered};
+    *v = (ari_own_tensors){.reference = reference};
+    AR_TRY(ARI_TAKE(&v->wanted, arena, reference->count, "a run's values"));
+    AR_TRY(ARI_TAKE(&v->values, arena, reference->count, "a run's values"));
+    for (size_t i = 0; i < reference->count; i++)
+        v->wanted[i] = ari_reference_is_weight(reference, i) || ari_reference_is_gradient(reference, i);
+    return AR_OK;
+}
+
+void ari_own_tensors_fini(ari_own_tensors *v)
+{
+    for (size_t i = 0; v->values && i < v->reference->count; i++)
+        free(v->values[i]);
+}
+
+/* A tensor's own values, which begin as the reference's. Whichever rank comes first makes them. NULL: no memory. */
+static float *own_values(ari_own_tensors *v, size_t tensor)
+{
+    const ari_ref_tensor *t = &v->reference->tensor[tensor];
+    float *there = __atomic_load_n(&v->values[tensor], __ATOMIC_ACQUIRE);
+    float *made = there ? NULL : malloc(t->count * sizeof *made);
+    if (!made)
+        return there;
+    memcpy(made, t->values, t->count * sizeof *made);
+    if (__atomic_compare_exchange_n(&v->values[tensor], &there, made, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return made;
+    free(made);
+    return there;
+}
+
+ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference, ari_own_tensors *own)
+{
+    *c = (ari_comparator){.reference = reference, .own = own};
     return ARI_ALLOC_ZERO(&c->finding, reference->count, "findings");
 }
 
@@ -52,7 +83,9 @@ typedef struct comparing {
     const float *reference;
     double allowed;
     const float *allowed_each; /* NULL: nothing */
-    float *gathered;           /* NULL: not wanted, or not this rank's to write */
+    ari_own_tensors *own;      /* NULL: not wanted, or not this rank's to write */
+    size_t tensor;             /* in the reference */
+    ar_status *status;         /* of own values */
     size_t before;             /* elements of earlier reports that stand before this one in the local tensor */
 } comparing;
 
@@ -70,15 +103,19 @@ static void compare_run(void *user, const ari_box_run *r)
     const comparing *c = user;
     ari_finding *f = c->finding;
     f->covered += r->count;
-    if (!c->gathered && r->stride == 1 && memcmp(r->local, c->reference + r->full, r->count * sizeof(float)) == 0)
+    float *own = NULL;
+    if (r->stride == 1 && memcmp(r->local, c->reference + r->full, r->count * sizeof(float)) == 0)
         return;
     for (size_t i = 0; i < r->count; i++) {
         const float expected = c->reference[r->full + i];
         float actual = r->local[(ptrdiff_t)i * r->stride];
-        if (c->gathered) /* atomic: two ranks may take the same part for theirs, and that is a finding, no race */
-            __atomic_store(&c->gathered[r->full + i], &actual, __ATOMIC_RELAXED);
         if (ari_bits32(actual) == ari_bits32(expected))
             continue;
+        own = own || !c->own ? own : own_values(c->own, c->tensor);
+        if (own) /* atomic: two ranks may take the same part for theirs, and that is a finding, no race */
+            __atomic_store(&own[r->full + i], &actual, __ATOMIC_RELAXED);
+        else if (c->own)
+            *c->status = AR_ERR_MEMORY;
         if (c->allowed > 0.0) {
             const double extra = c->allowed_each ? (double)c->allowed_each[r->full + i] : 0.0;
             const double ratio = ratio_of(actual, expected, c->allowed + extra);
@@ -215,13 +252,19 @@ static ar_status add_report(ari_comparator *c, size_t i, const ar_layout *o, con
         join_finding(f, o, t, where);
     else
         first_report(f, o, t);
+    ar_status st = AR_OK;
     comparing user = {f,
                       reference->values,
                       reference->allowed,
                       reference->allowed_each,
-                      c->gathered && o->replica == 0 ? c->gathered[i] : NULL,
+                      c->own && c->own->wanted[i] && o->replica == 0 ? c->own : NULL,
+                      i,
+                      &st,
                       where == ARI_AFTER ? had_count : 0};
     ari_for_each_run(t, o, compare_run, &user);
+    ari_reference_rest(reference);
+    if (st != AR_OK)
+        return ar_error_set(st, "no memory for the values of %s", reference->name);
     return f->different > 0 ? keep_report(c, i, &had, had_count, t, where) : AR_OK;
 }
 
@@ -411,6 +454,18 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
     return v;
 }
 
+ar_status ari_own_tensors_finish(ari_own_tensors *v, const ari_comparator *ranks, int n)
+{
+    for (size_t i = 0; i < v->reference->count; i++) {
+        if (!v->wanted[i] || covers_once(ranks, n, i, v->reference->tensor[i].count))
+            continue;
+        free(v->values[i]);
+        v->values[i] = NULL;
+        AR_TRY(ARI_ALLOC_ZERO(&v->values[i], v->reference->tensor[i].count, "a run's values"));
+    }
+    return AR_OK;
+}
+
 ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor, ari_arena *arena)
 {
     const ari_finding *f = &c->finding[tensor];
@@ -429,10 +484,10 @@ ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t ten
 /* --- where each rank is a process --------------------------------------------------------------------------------- */
 
 /* The first copy of what is gathered: its holder's values are the run's. */
-static bool gives_values(const ari_comparator *c, float *const *gathered, size_t tensor)
+static bool gives_values(const ari_comparator *c, const ari_own_tensors *own, size_t tensor)
 {
     const ari_finding *f = &c->finding[tensor];
-    return gathered[tensor] && f->seen && !f->broken && f->layout.replica == 0;
+    return own->wanted[tensor] && f->seen && !f->broken && f->layout.replica == 0;
 }
 
 /* Transfers a rank's findings from its process (send) to process 0. */
@@ -441,20 +496,28 @@ static ar_status transfer(ari_bytes *b, void *data, size_t n, bool send)
     return send ? ari_bytes_put(b, data, n) : ari_bytes_take(b, data, n);
 }
 
-static ar_status transfer_values(ari_bytes *b, const ari_comparator *c, float *const *gathered, bool send)
+/* Of a tensor in which an element of the rank's differs. */
+static ar_status transfer_values(ari_bytes *b, const ari_comparator *c, ari_own_tensors *own, bool send)
 {
     for (size_t i = 0; i < c->reference->count; i++) {
         const ari_finding *f = &c->finding[i];
         const size_t count = ari_finding_count(f);
         ARI_OWNED float *packed = NULL;
-        if (!gives_values(c, gathered, i))
+        bool differs = send && own->values[i];
+        if (!gives_values(c, own, i))
             continue;
-        AR_TRY(ARI_ALLOC_ZERO(&packed, count, "a gathered tensor"));
+        AR_TRY(transfer(b, &differs, sizeof differs, send));
+        if (!differs)
+            continue;
+        float *values = own_values(own, i);
+        AR_TRY(ARI_ALLOC_ZERO(&packed, count, "a run's values"));
+        if (!values)
+            return ar_error_set(AR_ERR_MEMORY, "no memory for the values of %s", c->reference->tensor[i].name);
         if (send)
-            AR_TRY(move_boxes(f, gathered[i], packed, false));
+            AR_TRY(move_boxes(f, values, packed, false));
         AR_TRY(transfer(b, packed, count * sizeof *packed, send));
         if (!send)
-            AR_TRY(move_boxes(f, gathered[i], packed, true));
+            AR_TRY(move_boxes(f, values, packed, true));
     }
     return AR_OK;
 }
@@ -482,17 +545,17 @@ static ar_status transfer_kept(ari_bytes *b, ari_comparator *c, bool send)
     return AR_OK;
 }
 
-static ar_status transfer_all(ari_bytes *b, ari_comparator *c, float *const *gathered, bool send)
+static ar_status transfer_all(ari_bytes *b, ari_comparator *c, ari_own_tensors *own, bool send)
 {
     AR_TRY(transfer(b, c->finding, c->reference->count * sizeof *c->finding, send));
     AR_TRY(transfer(b, c->unexpected, sizeof c->unexpected, send));
     AR_TRY(transfer_kept(b, c, send));
-    return transfer_values(b, c, gathered, send);
+    return transfer_values(b, c, own, send);
 }
 
 typedef struct receiving {
     ari_comparator *ranks;
-    float *const *gathered;
+    ari_own_tensors *own;
 } receiving;
 
 static ar_status take_findings(void *user, int rank, ari_bytes *b)
@@ -500,17 +563,17 @@ static ar_status take_findings(void *user, int rank, ari_bytes *b)
     const receiving *r = user;
     if (rank == 0) /* what process 0 sends to itself is there */
         return AR_OK;
-    return transfer_all(b, &r->ranks[rank], r->gathered, false);
+    return transfer_all(b, &r->ranks[rank], r->own, false);
 }
 
-ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, float *const *gathered)
+ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, ari_own_tensors *values)
 {
     const int rank = ar_process_rank(p);
-    receiving r = {ranks, gathered};
+    receiving r = {ranks, values};
     ari_bytes own = {.count = 0};
     ar_status st = AR_OK;
     if (rank > 0 && rank < n)
-        st = transfer_all(&own, &ranks[rank], gathered, true);
+        st = transfer_all(&own, &ranks[rank], values, true);
     st = ari_process_agree(p, st);
     if (st == AR_OK)
         st = ari_process_collect(p, &own, take_findings, &r);

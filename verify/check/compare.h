@@ -42,10 +42,21 @@ typedef struct ari_waiting_report {
     float values[];
 } ari_waiting_report;
 
-/* Listens to one rank. Ranks share the reference (read only) and `gathered`, where each writes its own boxes. */
+/* A run's own values of tensors that somebody asks for: where every bit is the reference's, that has them. Ranks share
+ * it, and each writes its own boxes. What was not reported as a whole is zero (ari_own_tensors_finish). */
+typedef struct ari_own_tensors {
+    const ari_reference *reference;
+    bool *wanted;   /* [reference->count] */
+    float **values; /* [reference->count]: of a wanted tensor of which an element differs; else NULL */
+} ari_own_tensors;
+/** Wants the final weights and gradients. In the arena, but for ari_own_tensors_fini. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_own_tensors_init(ari_own_tensors *v, const ari_reference *reference, ari_arena *arena);
+void ari_own_tensors_fini(ari_own_tensors *v);
+
+/* Listens to one rank. */
 typedef struct ari_comparator {
     const ari_reference *reference;
-    float *const *gathered;         /* NULL, or one array per reference tensor or NULL: the run's values, for hashes */
+    ari_own_tensors *own;           /* NULL: nobody asks for the run's values */
     ari_finding *finding;           /* [reference->count] */
     ari_kept kept[ARI_KEPT_COPIES]; /* the first in execution order that differ, in any order */
     size_t kept_count;
@@ -53,7 +64,7 @@ typedef struct ari_comparator {
     char unexpected[320]; /* the first report that cannot be compared, and why; "" if none */
 } ari_comparator;
 
-AR_NODISCARD ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference, float *const *gathered);
+AR_NODISCARD ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference, ari_own_tensors *own);
 void ari_comparator_fini(ari_comparator *c);
 /** An ar_tap_fn; user: the rank's ari_comparator. */
 AR_NODISCARD ar_status ari_comparator_tap(void *user, const ar_tap_event *event);
@@ -77,8 +88,11 @@ size_t ari_finding_count(const ari_finding *f);
 AR_NODISCARD ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor, ari_arena *arena);
 
 /** With ranks as processes: collects every process's findings about its own rank in the comparators of process 0, with
- *  the gathered values of first copies. Errors: those of the processes, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, float *const *gathered);
+ *  the own values of first copies. Errors: those of the processes, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, ari_own_tensors *values);
+/** Sets a wanted tensor to zeros that the ranks did not report as a whole: it is not the reference's. Errors:
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_own_tensors_finish(ari_own_tensors *v, const ari_comparator *ranks, int n);
 
 /** Distance of two fp32 values in units in the last place; UINT32_MAX if one is NaN and the other is not. */
 uint64_t ari_ulp_distance(float a, float b);

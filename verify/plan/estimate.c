@@ -21,11 +21,8 @@
 
 /* Bytes of one element. */
 static const double FLOAT = 4.0, DOUBLE = 8.0, INT = 4.0;
-/* Bytes per element of a weight on one rank in exact numerics: fp32, an accumulator, and integers for GEMMs both ways.
- * */
-static const double WEIGHT = 4.0 + 17.0 + 8.0;
-/* The baseline sums a gradient over bands of this many rows: nine slices, a top and a product for each element. */
-static const double BAND_ROWS = 256.0, BAND_BYTES = 9.0 * 8.0 + 1.0 + 8.0;
+/* Bytes per element of a weight on one rank in exact numerics, at least: fp32 and its gradient. */
+static const double WEIGHT = 4.0 + 4.0;
 /* Freed pieces between others that live on, page tables, what an allocation is rounded up to; with steps, tensors of
  * one lie where temporaries of the next would. */
 static const double SLACK = 1.25, SLACK_OF_STEPS = 1.35;
@@ -34,7 +31,7 @@ static const double SLACK = 1.25, SLACK_OF_STEPS = 1.35;
 static const double NOT_RETURNED = 0.4;
 /* The program itself, and what a rank takes whatever the model's size: stacks, tiles, packing scratch, what the
  * allocator keeps for its thread. */
-static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 3e6;
+static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 4e6;
 /* A rank's thread and that of its collectives, with a stack of which little is ever touched. */
 static const double RANK_THREADS = 2.0;
 /* glibc's allocator reserves so much for each of at most eight threads a processor (HEAP_MAX_SIZE, M_ARENA_MAX). */
@@ -44,6 +41,11 @@ static const double ARENA_BYTES = 64.0 * 1024.0 * 1024.0, PROCESSOR_ARENAS = 8.0
 static const double BLOCK_TENSORS = 106.0, OUTER_TENSORS = 42.0;
 /* The same of the parameters of an expert, of which each has at most four values besides itself. */
 static const double EXPERT_TENSORS = 15.0;
+
+/* Of the tensors that the baseline emits: in one pass of a block, in one around the blocks, and of its parameters. */
+typedef struct reference_elements {
+    double block, outer, parameters;
+} reference_elements;
 
 /* Numbers of elements, of the whole model unless "block" says one block. */
 typedef struct elements {
@@ -57,10 +59,10 @@ typedef struct elements {
     double emitted, routed; /* and emits; routed: of it what all ranks of tp have */
     double experts;         /* in blocks, on average */
     double layers;
-    double block_reference; /* what the baseline emits in one pass of a block */
-    double outer_reference; /* and around the blocks */
-    double tensors;         /* of all steps */
-    double steps, states;   /* states: numbers of an optimizer for each weight */
+    reference_elements all, kept; /* kept: in memory, as large tensors are on the disk */
+    double on_disk;               /* bytes of a large one */
+    double tensors;               /* of all steps */
+    double steps, states;         /* states: numbers of an optimizer for each weight */
     double extra; /* bytes of each weight and step: an allowance of its own, how far its update is in doubt, and
                       whether its gradient rounds */
     double noisy; /* runs with errors at once; 0: none */
@@ -87,6 +89,40 @@ static double widest_of(const ar_config *c)
     return s == 1.0 ? experts : s > 0.0 ? fmax(experts, (double)c->ffn) : (double)c->ffn;
 }
 
+/* Elements of a tensor that are in memory. */
+static double kept(const elements *n, double count)
+{
+    return count * FLOAT < n->on_disk ? count : 0.0;
+}
+
+static ar_status add_kept(void *user, const char *name, int ndim, const size_t *shape)
+{
+    elements *n = user;
+    double count = 1.0;
+    (void)name;
+    for (int d = 0; d < ndim; d++)
+        count *= (double)shape[d];
+    n->kept.parameters += kept(n, count);
+    return AR_OK;
+}
+
+/* What the baseline emits. */
+static void count_reference(elements *n, const ari_estimate_case *run)
+{
+    const double t = n->tokens, h = n->hidden, rotated = run->config->rope.kind ? 1.0 : 0.0;
+    const double of_mlp = kept(n, t * n->widest) > 0.0 ? n->emitted - n->routed : 0.0;
+    n->all.block = t * (6.0 * h + (2.0 + rotated) * (n->q + n->kv) + n->emitted) + n->probs;
+    n->kept.block = 6.0 * kept(n, t * h) + (2.0 + rotated) * (kept(n, t * n->q) + kept(n, t * n->kv)) + t * n->routed +
+                    t * of_mlp + kept(n, n->probs);
+    if (run->run.dropout > 0.0) { /* of the probabilities forward, of two hidden states both ways */
+        n->all.block += t * 2.0 * h + n->probs / 2.0;
+        n->kept.block += 2.0 * kept(n, t * h) + kept(n, n->probs) / 2.0;
+    }
+    n->all.outer = n->logits + 3.0 * t * h;
+    n->kept.outer = kept(n, n->logits) + 3.0 * kept(n, t * h);
+    n->all.parameters = n->parameters;
+}
+
 static ar_status count_elements(elements *n, const ari_estimate_case *run)
 {
     const ar_config *c = run->config;
@@ -94,7 +130,10 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     size_t parameters = 0;
     AR_TRY(ari_config_parameters(c, &parameters));
     const double heads = (double)c->heads, d = (double)c->head_dim, h = (double)c->hidden;
-    *n = (elements){.parameters = (double)parameters, .hidden = h, .layers = (double)ar_config_blocks(c)};
+    *n = (elements){.parameters = (double)parameters,
+                    .hidden = h,
+                    .layers = (double)ar_config_blocks(c),
+                    .on_disk = (double)run->bytes_on_disk};
     n->trains = run->run.steps > 0;
     n->steps = (double)ari_run_steps(&run->run);
     n->states = n->trains ? ari_optimizer_states(&run->run.optimizer) : 0.0;
@@ -116,26 +155,22 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     n->widest = fmax(h, fmax(widest_of(c), n->q));
     n->block_matrices = ari_attention_matrices(c) + ari_mlp_matrices(c, true) / n->layers;
     n->largest = h * fmax(fmax(widest_of(c), (double)c->vocab), n->q + (c->gated ? 0.0 : 2.0 * n->kv));
-    const double rotated = c->rope.kind ? n->q + n->kv : 0.0;
-    n->block_reference = n->tokens * (6.0 * h + 2.0 * n->q + 2.0 * n->kv + rotated + n->emitted) + n->probs;
-    if (run->run.dropout > 0.0) /* of the probabilities forward, of two hidden states both ways */
-        n->block_reference += n->tokens * 2.0 * h + n->probs / 2.0;
-    n->outer_reference = n->logits + 3.0 * n->tokens * h;
+    count_reference(n, run);
     n->tensors = n->steps * (n->layers * (BLOCK_TENSORS + n->experts * EXPERT_TENSORS) + OUTER_TENSORS);
-    return AR_OK;
+    return ari_param_list(c, add_kept, n);
 }
 
 /* The reference's forward and backward tensors of one step. */
-static double activation_bytes(const elements *n)
+static double activation_bytes(const elements *n, const reference_elements *of)
 {
-    return FLOAT * 2.0 * (n->layers * n->block_reference + n->outer_reference);
+    return FLOAT * 2.0 * (n->layers * of->block + of->outer);
 }
 
 /* And of all steps, with initial weights, gradients, new weights and the optimizer's state. */
-static double reference_bytes(const elements *n)
+static double reference_bytes(const elements *n, const reference_elements *of)
 {
-    const double each = activation_bytes(n) + (FLOAT * (n->trains ? 2.0 + n->states : 1.0) + n->extra) * n->parameters;
-    return n->steps * each + FLOAT * n->parameters;
+    const double weights = FLOAT * (n->trains ? 2.0 + n->states : 1.0) * of->parameters + n->extra * n->parameters;
+    return n->steps * (activation_bytes(n, of) + weights) + FLOAT * of->parameters;
 }
 
 /* The exact baseline keeps weights and a forward pass in binary64, and frees a block once it is back through it. As it
@@ -148,18 +183,21 @@ static double baseline_bytes(const elements *n, const ari_estimate_case *run)
     const double around = DOUBLE * (3.0 * h + n->logits);
     const double attention = 6.0 * q + 4.0 * kv + 2.0 * n->probs, mlp = n->tokens * n->middle;
     const double back = DOUBLE * (4.0 * h + fmax(attention, mlp));
-    /* A gradient, the same transposed, and one operand as integers; a band's sums. */
-    const double gradient = (2.0 * DOUBLE + INT) * n->largest + BAND_ROWS * n->widest * BAND_BYTES;
+    /* A gradient, a weight as integers; both operands of a product. */
+    const double gradient = (DOUBLE + INT) * n->largest + INT * 2.0 * n->tokens * n->widest;
     const double common = around + back + gradient + DOUBLE * n->parameters;
     const double trained = n->trains ? DOUBLE * (1.0 + n->states) * n->parameters : 0.0;
     /* At the last step's turn, its backward tensors and what follows them are not there yet. */
-    const double forward = reference_bytes(n) - activation_bytes(n) / 2.0 - FLOAT * n->parameters;
-    const double turn = common + trained + forward + n->layers * block, end = common + reference_bytes(n) + block;
+    const double forward =
+        reference_bytes(n, &n->kept) - activation_bytes(n, &n->kept) / 2.0 - FLOAT * n->kept.parameters;
+    const double turn = common + trained + forward + n->layers * block,
+                 end = common + reference_bytes(n, &n->kept) + block;
     const double exact = fmax(turn, end + trained);
     /* The binary64 one finds the whole reference there; to measure rounding it runs as long, and keeps as much again.
      * Then several run at once. */
     const double wide = end + (n->layers - 1.0) * block;
-    const double own = common + trained + n->layers * block, noisy = 2.0 * reference_bytes(n) + n->noisy * own;
+    const double own = common + trained + n->layers * block,
+                 noisy = 2.0 * reference_bytes(n, &n->kept) + n->noisy * own;
     return fmax(exact, n->noisy > 0.0 ? noisy : run->f64 ? wide : 0.0);
 }
 
@@ -186,8 +224,8 @@ static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel 
     bool whole_middle = false;
     AR_TRY(has_whole_middle(&whole_middle, p, run));
     const double in_block = 6.0 * hidden + 4.0 * n->tokens * n->kv + (whole_middle ? middle : n->tokens * n->routed);
-    const double block = n->block_reference + others * in_block;
-    const double activations = 2.0 * (n->layers * block + n->outer_reference + others * 3.0 * hidden);
+    const double block = n->all.block + others * in_block;
+    const double activations = 2.0 * (n->layers * block + n->all.outer + others * 3.0 * hidden);
     const double outputs = n->logits + (1.0 + others) * (n->layers + 1.0) * n->tokens * n->hidden;
     const bool at_both_ends = (run->config->tied || run->config->mtp > 0) && ari_extent(p, ARI_CUTS_LAYERS) > 1 &&
                               run->dump != ARI_DUMPS_FIRST;
@@ -203,7 +241,7 @@ static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel 
 /* Full tensors of what was kept, and whose each element is: when the ranks have ended. Their outputs are there too. */
 static double merged_bytes(const elements *n)
 {
-    const double activations = 2.0 * (n->layers * n->block_reference + n->outer_reference);
+    const double activations = 2.0 * (n->layers * n->all.block + n->all.outer);
     const double outputs = n->logits + (n->layers + 1.0) * n->tokens * n->hidden;
     return (FLOAT + 2.0) * (activations + (3.0 + n->states) * n->parameters + outputs);
 }
@@ -231,8 +269,8 @@ static ar_status layout_bytes(double *bytes, const elements *n, const ar_paralle
         *bytes += (FLOAT + 2.0) * (1.0 + (run->saves ? n->states : 0.0)) * n->parameters;
     else if (run->alone) /* gradients, logits and the hidden states between blocks, and whether each is there */
         *bytes += (FLOAT + 1.0) * (n->parameters + n->logits + (n->layers + 1.0) * n->tokens * n->hidden);
-    else /* beside the reference's, final weights and gradients are gathered from the ranks */
-        *bytes += reference_bytes(n) + 2.0 * FLOAT * n->parameters +
+    else
+        *bytes += reference_bytes(n, &n->kept) +
                   n->tensors *
                       ((double)run->bytes_per_tensor + (double)ar_parallel_world(p) * (double)run->bytes_per_finding);
     return AR_OK;
@@ -260,7 +298,7 @@ static double gradcheck_seconds(const elements *n)
 /* macs: of one step. */
 static double seconds_of(const elements *n, double macs, const ari_estimate_case *run)
 {
-    const double values = 2.0 * (n->layers * n->block_reference + n->outer_reference);
+    const double values = 2.0 * (n->layers * n->all.block + n->all.outer);
     const double tensors = VALUE_SECONDS * values, weights = PARAMETER_SECONDS * n->parameters;
     double seconds = 0.0;
     for (size_t i = 0; i < run->layouts; i++)
@@ -315,7 +353,7 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
     ari_estimate r = {.available = ari_available_memory(""), .available_space = ari_available_space("")};
     AR_TRY(count_elements(&n, run));
     double most = run->alone && run->noise_runs == 0 ? 0.0 : baseline_bytes(&n, run), ranks = 1.0;
-    double written = run->alone ? 0.0 : reference_bytes(&n);
+    double written = run->alone ? 0.0 : reference_bytes(&n, &n.all);
     for (size_t i = 0; i < run->layouts; i++) {
         const ar_parallel *p = &run->parallel[i];
         double layout = 0.0, kept = 0.0;

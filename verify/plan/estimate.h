@@ -23,6 +23,7 @@ typedef struct ari_estimate_case {
     int noise_runs; /* of the baseline with errors at once, which say what rounding may do; 0: none */
     size_t bytes_per_tensor, bytes_per_finding; /* where tensors are compared: of each, and of each rank's part of it */
     bool saves;                                 /* where it trains: checkpoints */
+    size_t bytes_on_disk; /* of a tensor of the reference from which the disk has it, and not memory */
     ari_estimate_dump dump;
     bool merges; /* what is kept becomes full tensors */
 } ari_estimate_case;

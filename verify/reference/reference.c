@@ -9,6 +9,24 @@
 #include "ref/core/os/os.h"
 #include "ref/io/hash.h"
 
+static size_t bytes_of(const ari_ref_tensor *t)
+{
+    return t->count * sizeof *t->values;
+}
+
+ar_status ari_reference_room(ari_ref_tensor *t)
+{
+    t->values = bytes_of(t) >= ARI_REFERENCE_LARGE ? ari_disk_array_create(bytes_of(t)) : NULL;
+    t->on_disk = t->values != NULL;
+    return t->on_disk ? AR_OK : ARI_ALLOC(&t->values, t->count, t->name);
+}
+
+void ari_reference_rest(const ari_ref_tensor *t)
+{
+    if (t->on_disk)
+        ari_disk_array_rest(t->values, bytes_of(t));
+}
+
 ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, const size_t *shape,
                              const double *values)
 {
@@ -22,10 +40,11 @@ ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, 
         return ar_error_set(AR_ERR_INTERNAL, "reference tensor '%s' with %d dimensions", name, ndim);
     for (int d = 0; d < ndim; d++)
         t->shape[d] = shape[d];
-    AR_TRY(ARI_ALLOC(&t->values, t->count, name));
+    AR_TRY(ari_reference_room(t));
     r->count++;
     for (size_t i = 0; i < t->count; i++)
         t->values[i] = (float)values[i];
+    ari_reference_rest(t);
     return AR_OK;
 }
 
@@ -53,7 +72,10 @@ ar_baseline_options ari_reference_options(const ar_run *run, ari_reference *to)
 void ari_reference_fini(ari_reference *r)
 {
     for (size_t i = 0; i < r->count; i++) {
-        free(r->tensor[i].values);
+        if (r->tensor[i].on_disk)
+            ari_disk_array_destroy(r->tensor[i].values, bytes_of(&r->tensor[i]));
+        else
+            free(r->tensor[i].values);
         free(r->tensor[i].allowed_each);
     }
     free(r->tensor);
@@ -101,6 +123,7 @@ void ari_reference_find_vacuous(ari_reference *r)
             k++;
         if (k < t->count && tensors++ == 0)
             describe_vacuous(&r->vacuous, t);
+        ari_reference_rest(t);
     }
     r->vacuous.tensors = tensors;
 }
@@ -217,9 +240,12 @@ static ar_status hash(char hex[65], const ari_reference *r, bool (*is)(const ari
         if (!is(r, i))
             continue;
         list[n] = ari_reference_entry(t, t->name);
-        list[n++].data = values ? values[i] : t->values;
+        list[n++].data = values && values[i] ? values[i] : t->values;
     }
-    return ari_tensors_hash(hex, list, n);
+    const ar_status st = ari_tensors_hash(hex, list, n);
+    for (size_t i = 0; i < r->count; i++)
+        ari_reference_rest(&r->tensor[i]);
+    return st;
 }
 
 ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_reference *r, float *const *values)

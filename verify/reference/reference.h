@@ -15,6 +15,7 @@ typedef struct ari_ref_tensor {
     size_t shape[AR_MAX_DIMS];
     size_t count;
     float *values;       /* row-major */
+    bool on_disk;        /* of a file: ari_reference_rest */
     double allowed;      /* largest |difference| that is none; 0: equal bits or different */
     float *allowed_each; /* [count] what is allowed besides, an element at a time; NULL: nothing */
 } ari_ref_tensor;
@@ -42,6 +43,12 @@ AR_NODISCARD ar_status ari_reference_finish(ari_reference *r);
 /** The part of it that sets `vacuous`: also of a run that ended early. */
 void ari_reference_find_vacuous(ari_reference *r);
 void ari_reference_fini(ari_reference *r);
+/* Bytes from which a tensor lies on the disk. */
+enum { ARI_REFERENCE_LARGE = 1 << 20 };
+/** Gives a tensor room for its values: large ones on the disk, where there is room. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_reference_room(ari_ref_tensor *t);
+/** Nobody reads the values just now: memory need not have them. */
+void ari_reference_rest(const ari_ref_tensor *t);
 /** Index of a tensor of a step, or of the first step, or r->count if there is none. */
 size_t ari_reference_find_in(const ari_reference *r, const char *name, char pass, int step);
 size_t ari_reference_find(const ari_reference *r, const char *name, char pass);
@@ -61,8 +68,8 @@ AR_NODISCARD ar_status ari_integers_of(int32_t **gives, ari_arena *arena, const 
 AR_NODISCARD ar_status ari_entries_as_stored(ari_arena *arena, ar_st_tensor *entry, size_t n);
 /** As something to write or to hash; borrows. */
 ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name);
-/** SHA-256 over the final weights and over the last step's gradients, as io/hash.h defines it. `values`: NULL, or one
- *  array per tensor in place of the reference's own. */
+/** SHA-256 over the final weights and over the last step's gradients, as io/hash.h defines it. `values`: NULL, or per
+ *  tensor an array in place of the reference's own, or NULL. */
 AR_NODISCARD ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_reference *r,
                                             float *const *values);
 /** The same over the outputs; "" where there are none. */

@@ -129,6 +129,7 @@ static void measure_memory(const ar_ctx *ctx, const ari_trainer *t, ar_rank_memo
         m->operands += arith->operand_bytes(p);
         m->gradients += p->share ? arith->bucket_bytes(p->share->count, p->value.dtype) : arith->grad_bytes(p);
     }
+    m->gradients += t->ddp ? ari_ddp_open_bytes(t->ddp) : 0;
     m->optimizer = t->optimizer ? ari_optimizer_bytes(t->optimizer) : 0;
     m->buckets = t->ddp ? ari_ddp_bytes(t->ddp) : 0;
 }

@@ -12,6 +12,7 @@
 #if ARI_OS_LINUX
 #include <dlfcn.h>
 #include <link.h>
+#include <malloc.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/auxv.h>
@@ -277,6 +278,53 @@ int ari_scratch_open(void)
 {
     return memfd_create("anyrank", 0);
 }
+
+void ari_memory_return_large(void)
+{
+#if defined(__GLIBC__)
+    (void)mallopt(M_MMAP_THRESHOLD, 4 << 20);
+#endif
+}
+
+void ari_memory_return(void)
+{
+#if defined(__GLIBC__)
+    (void)malloc_trim(0);
+#endif
+}
+
+static int disk_file(void)
+{
+    const char *set = getenv("TMPDIR"), *folder = set && set[0] ? set : "/var/tmp";
+    char name[PATH_MAX];
+    if ((size_t)snprintf(name, sizeof name, "%s/anyrank-XXXXXX", folder) >= sizeof name)
+        return -1;
+    const int fd = mkstemp(name);
+    if (fd >= 0)
+        unlink(name);
+    return fd;
+}
+
+void *ari_disk_array_create(size_t bytes)
+{
+    const int fd = disk_file();
+    /* All of its room now: a disk that is full later would be a signal. */
+    const bool room = fd >= 0 && bytes > 0 && posix_fallocate(fd, 0, (off_t)bytes) == 0;
+    void *array = room ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    if (fd >= 0)
+        close(fd);
+    return array == MAP_FAILED ? NULL : array;
+}
+
+void ari_disk_array_rest(void *array, size_t bytes)
+{
+    (void)madvise(array, bytes, MADV_DONTNEED); /* of a shared mapping: what was written stays in the file */
+}
+
+void ari_disk_array_destroy(void *array, size_t bytes)
+{
+    (void)munmap(array, bytes);
+}
 #else
 int ari_unnamed_open(const char *folder)
 {
@@ -289,6 +337,30 @@ bool ari_unnamed_link(int fd, const char *name)
     (void)fd, (void)name;
     errno = ENOTSUP;
     return false;
+}
+
+void ari_memory_return_large(void)
+{
+}
+
+void ari_memory_return(void)
+{
+}
+
+void *ari_disk_array_create(size_t bytes)
+{
+    (void)bytes;
+    return NULL;
+}
+
+void ari_disk_array_rest(void *array, size_t bytes)
+{
+    (void)array, (void)bytes;
+}
+
+void ari_disk_array_destroy(void *array, size_t bytes)
+{
+    (void)array, (void)bytes;
 }
 
 int ari_scratch_open(void)

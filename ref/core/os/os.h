@@ -47,6 +47,18 @@ bool ari_unnamed_link(int fd, const char *name);
 /** A file open for reading and writing that no folder has, and no other process sees. -1: none. */
 int ari_scratch_open(void);
 
+/** Memory of several MB goes back to the system as soon as it is freed, where the C library can be told so. */
+void ari_memory_return_large(void);
+/** And now all that is freed: between two parts of a run that have nothing in common. */
+void ari_memory_return(void);
+
+/** On Linux zeros in a file that has no name, in the folder TMPDIR or /var/tmp: memory has those that are in use. NULL: no
+ *  room. */
+void *ari_disk_array_create(size_t bytes);
+/** They are not in use now: memory need not have them. */
+void ari_disk_array_rest(void *array, size_t bytes);
+void ari_disk_array_destroy(void *array, size_t bytes);
+
 /** Renames a folder below the open folder `at` to a name that is free. Returns 0, or -1 with errno. */
 int ari_rename_new(int at, const char *from, const char *to);
 /** Exchanges the names of two folders: in one step on Linux and Darwin; by POSIX alone in three, in the middle of which
