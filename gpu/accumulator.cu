@@ -156,11 +156,12 @@ ar_status acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar
     });
 }
 
-ar_status acc_put(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow)
+ar_status acc_put(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf x, size_t n, bool narrow)
 {
-    const exact_sums to = exact_sums_of(t, hl, n, narrow);
+    uint8_t *top = dev<uint8_t>(t);
+    int64_t *high = dev<int64_t>(h), *low = dev<int64_t>(l);
     const float *v = dev<float>(x);
-    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { ari_acc_put(&to.t[i], &to.h[i], &to.l[i], v[i], narrow); });
+    return launch_each(d, q, n, [=] ARI_ON_GPU(size_t i) { ari_acc_put(&top[i], &high[i], &low[i], v[i], narrow); });
 }
 
 ar_status states_narrow(ar_device *d, ar_queue *q, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width,

@@ -209,8 +209,8 @@ typedef struct ar_device_ops {
                          const ar_tensor *terms, ar_cbuf row_of);
     /* Rounds the first elements of an accumulator of n elements to y, an fp32 view, in row-major order of y's shape. */
     ar_status (*acc_value)(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n, bool narrow);
-    /* Sets an accumulator to x, fp32 [n], contiguous (narrow: rounded to bf16); -0 becomes +0; infinities remain. */
-    ar_status (*acc_put)(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow);
+    /* Sets an accumulator t, h, l [n] to x, fp32 [n], contiguous (narrow: rounded to bf16); -0 becomes +0; infinities remain. */
+    ar_status (*acc_put)(ar_device *d, ar_queue *q, ar_buf t, ar_buf h, ar_buf l, ar_cbuf x, size_t n, bool narrow);
     /* Packs an accumulator t, h, l [n] for communication in `width` bytes per element, packed [n, width]: t and then
      * the lowest (width - 1)/2 bytes each of h and l; width 5, 6 or 8, narrow only: h and l with equally many bits above
      * five bits of t; width 4: the rounded sum in fp32. */

@@ -58,82 +58,167 @@ static ar_tensor one_row(ar_dtype dtype, ar_buf data, size_t n)
     return (ar_tensor){.dtype = dtype, .ndim = 2, .shape = {1, n}, .stride = {(ptrdiff_t)n, 1}, .data = data};
 }
 
-static ar_status states_narrow(ar_ctx *ctx, ar_queue *q, ar_buf to, const runs *r, size_t n, size_t from, size_t count,
-                               size_t width)
+/* --- sums over ranks ---------------------------------------------------------------------------------------------- */
+
+/* Elements of all ranks together that are exchanged at once: their room is bounded, whatever a bucket's size. */
+enum { ELEMENTS_AT_ONCE = 1 << 21 };
+
+/* Of each rank's share. */
+static size_t most_of_share(size_t ranks)
 {
-    const ar_cbuf h = ar_cbuf_at(ar_const(r->hl), from * sizeof(int64_t)), l = ar_cbuf_at(h, n * sizeof(int64_t));
-    return ctx->device->ops->states_narrow(ctx->device, q, to, ar_cbuf_at(ar_const(r->t), from), h, l, count, width,
-                                           r->narrow);
+    return ranks < ELEMENTS_AT_ONCE ? ELEMENTS_AT_ONCE / ranks : 1;
 }
 
-/* The values of all elements, each summed up on one rank. room: n in fp32 and n as they are stored. */
-static ar_status gather_values(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *shares,
-                               ar_buf room, const char *tag)
+/* A sum of n elements, of which part after part is exchanged: of rank i's share count[i] elements from from[i] on. */
+typedef struct exchange {
+    ar_ctx *ctx;
+    ar_queue *q;
+    const runs *r;
+    size_t n;
+    ar_comm *over;
+    size_t ranks, me;
+    const size_t *shares;         /* [ranks] */
+    size_t *from, *count, *bytes; /* [ranks], [ranks], [2*ranks] */
+    size_t all;                   /* of the part */
+    ar_buf room;
+    const char *tag;
+} exchange;
+
+/* The part behind `done` elements of each share. False: there is none. */
+static bool take_part(exchange *x, size_t done)
 {
-    const ar_device_ops *dev = ctx->device->ops;
-    const size_t start = ari_share_start(over, shares), own = shares[ar_comm_rank(over)];
-    const ar_dtype dtype = r->narrow ? AR_BF16 : AR_F32;
-    const ar_buf rounded = ar_buf_at(room, n * sizeof(float));
-    const ar_buf mine = ar_buf_at(rounded, start * ar_dtype_bytes(dtype));
-    const ar_tensor values = one_row(AR_F32, room, own), stored = one_row(dtype, mine, own);
-    const ar_tensor wide = one_row(AR_F32, room, n), all = one_row(dtype, rounded, n);
-    AR_TRY(dev->acc_value(ctx->device, q, &values, ar_cbuf_at(ar_const(r->t), start),
-                          ar_cbuf_at(ar_const(r->hl), start * sizeof(int64_t)), n, r->narrow));
-    AR_TRY(dev->copy_strided(ctx->device, q, &stored, &values));
-    AR_TRY(ar_comm_all_gather(over, q, rounded, ar_const(mine), shares, dtype, tag));
-    AR_TRY(dev->copy_strided(ctx->device, q, &wide, &all));
-    return dev->acc_put(ctx->device, q, r->t, r->hl, ar_const(room), n, r->narrow);
+    const size_t each = most_of_share(x->ranks);
+    size_t start = 0;
+    x->all = 0;
+    for (size_t i = 0; i < x->ranks; i++) {
+        const size_t share = x->shares[i], left = share > done ? share - done : 0;
+        x->from[i] = start + (share - left);
+        x->count[i] = left < each ? left : each;
+        x->all += x->count[i];
+        start += share;
+    }
+    return x->all > 0;
 }
 
-/* The states of all elements, in `width` bytes each. room: n of them. */
-static ar_status gather_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *shares,
-                               ar_buf room, size_t width, const char *tag)
+/* count elements of the sum from `from` on, which are those from `place` on of the part in the room. */
+typedef ar_status range_fn(const exchange *x, size_t from, size_t count, size_t place, size_t width);
+
+/* Neighbours that are one range are used as one. own: this rank's too. */
+static ar_status each_range(const exchange *x, bool own, range_fn *use, size_t width)
 {
+    size_t place = 0;
+    for (size_t i = 0; i < x->ranks;) {
+        size_t count = 0, from = 0;
+        for (; i < x->ranks && (own || i != x->me) && (count == 0 || x->from[i] == from + count); i++) {
+            from = count == 0 ? x->from[i] : from;
+            count += x->count[i];
+        }
+        if (count > 0)
+            AR_TRY(use(x, from, count, place, width));
+        place += count;
+        i += !own && i == x->me;
+    }
+    return AR_OK;
+}
+
+static ar_buf at_h(const exchange *x, size_t from)
+{
+    return ar_buf_at(x->r->hl, from * sizeof(int64_t));
+}
+
+static ar_buf at_l(const exchange *x, size_t from)
+{
+    return at_h(x, x->n + from);
+}
+
+static ar_status narrow_states(const exchange *x, size_t from, size_t count, size_t place, size_t width)
+{
+    return x->ctx->device->ops->states_narrow(x->ctx->device, x->q, ar_buf_at(x->room, place * width),
+                                              ar_cbuf_at(ar_const(x->r->t), from), ar_const(at_h(x, from)),
+                                              ar_const(at_l(x, from)), count, width, x->r->narrow);
+}
+
+static ar_status put_values(const exchange *x, size_t from, size_t count, size_t place, size_t width)
+{
+    return x->ctx->device->ops->acc_put(x->ctx->device, x->q, ar_buf_at(x->r->t, from), at_h(x, from), at_l(x, from),
+                                        ar_cbuf_at(ar_const(x->room), place * width), count, x->r->narrow);
+}
+
+static ar_status put_states(const exchange *x, size_t from, size_t count, size_t place, size_t width)
+{
+    const ar_device_ops *dev = x->ctx->device->ops;
+    const ar_buf t = ar_buf_at(x->r->t, from), h = at_h(x, from), l = at_l(x, from);
+    AR_TRY(dev->zero(x->ctx->device, x->q, t, count));
+    AR_TRY(dev->zero(x->ctx->device, x->q, h, count * sizeof(int64_t)));
+    AR_TRY(dev->zero(x->ctx->device, x->q, l, count * sizeof(int64_t)));
+    return dev->states_merge(x->ctx->device, x->q, t, h, l, ar_cbuf_at(ar_const(x->room), place * width), 1, count,
+                             width, x->r->narrow);
+}
+
+/* In the part, elements of the ranks before this one. */
+static size_t elements_before(const exchange *x)
+{
+    size_t before = 0;
+    for (size_t i = 0; i < x->me; i++)
+        before += x->count[i];
+    return before;
+}
+
+/* The values of all elements, each summed up on one rank. room: the part in fp32 and as it is stored. */
+static ar_status gather_values(const exchange *x)
+{
+    ar_ctx *ctx = x->ctx;
     const ar_device_ops *dev = ctx->device->ops;
-    const size_t start = ari_share_start(over, shares), ranks = (size_t)ar_comm_size(over);
-    const ar_buf mine = ar_buf_at(room, start * width), l = ar_buf_at(r->hl, n * sizeof(int64_t));
-    ARI_OWNED size_t *bytes = NULL;
-    AR_TRY(ARI_ALLOC(&bytes, ranks, "bytes of sums"));
-    for (size_t i = 0; i < ranks; i++)
-        bytes[i] = shares[i] * width;
-    AR_TRY(states_narrow(ctx, q, mine, r, n, start, shares[ar_comm_rank(over)], width));
-    AR_TRY(ar_comm_all_gather(over, q, room, ar_const(mine), bytes, AR_U8, tag));
-    AR_TRY(dev->zero(ctx->device, q, r->t, n));
-    AR_TRY(dev->zero(ctx->device, q, r->hl, 2 * n * sizeof(int64_t)));
-    return dev->states_merge(ctx->device, q, r->t, r->hl, l, ar_const(room), 1, n, width, r->narrow);
+    const size_t own = x->count[x->me];
+    const ar_dtype dtype = x->r->narrow ? AR_BF16 : AR_F32;
+    const ar_buf rounded = ar_buf_at(x->room, x->all * sizeof(float));
+    const ar_buf mine = ar_buf_at(rounded, elements_before(x) * ar_dtype_bytes(dtype));
+    const ar_tensor values = one_row(AR_F32, x->room, own), stored = one_row(dtype, mine, own);
+    const ar_tensor wide = one_row(AR_F32, x->room, x->all), all = one_row(dtype, rounded, x->all);
+    AR_TRY(dev->acc_value(ctx->device, x->q, &values, ar_cbuf_at(ar_const(x->r->t), x->from[x->me]),
+                          ar_const(at_h(x, x->from[x->me])), x->n, x->r->narrow));
+    AR_TRY(dev->copy_strided(ctx->device, x->q, &stored, &values));
+    AR_TRY(ar_comm_all_gather(x->over, x->q, rounded, ar_const(mine), x->count, dtype, x->tag));
+    AR_TRY(dev->copy_strided(ctx->device, x->q, &wide, &all));
+    return each_range(x, true, put_values, sizeof(float));
+}
+
+/* The states of all elements, in `width` bytes each. room: the part of them. */
+static ar_status gather_states(const exchange *x, size_t width)
+{
+    const size_t before = elements_before(x);
+    for (size_t i = 0; i < x->ranks; i++)
+        x->bytes[i] = x->count[i] * width;
+    AR_TRY(narrow_states(x, x->from[x->me], x->count[x->me], before, width));
+    AR_TRY(ar_comm_all_gather(x->over, x->q, x->room, ar_const(ar_buf_at(x->room, before * width)), x->bytes, AR_U8,
+                              x->tag));
+    return each_range(x, true, put_states, width);
 }
 
 /* Each rank sends the others its states of their shares, in `width` bytes each, and merges those that come with its own
  * share's. room: all that leaves and arrives. */
-static ar_status exchange_states(ar_ctx *ctx, ar_queue *q, const runs *r, size_t n, ar_comm *over, const size_t *shares,
-                                 ar_buf room, size_t width, const char *tag)
+static ar_status exchange_states(const exchange *x, size_t width)
 {
-    const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
-    const size_t start = ari_share_start(over, shares), own = shares[me], end = start + own;
-    const ar_buf came = ar_buf_at(room, (n - own) * width), h = ar_buf_at(r->hl, start * sizeof(int64_t));
-    ARI_OWNED size_t *bytes = NULL; /* what goes to each rank, then what comes from it */
-    AR_TRY(ARI_ALLOC(&bytes, 2 * ranks, "bytes of sums"));
-    for (size_t i = 0; i < ranks; i++) {
-        bytes[i] = i == me ? 0 : shares[i] * width;
-        bytes[ranks + i] = i == me ? 0 : own * width;
+    const size_t own = x->count[x->me], from = x->from[x->me];
+    const ar_buf came = ar_buf_at(x->room, (x->all - own) * width);
+    for (size_t i = 0; i < x->ranks; i++) { /* what goes to each rank, then what comes from it */
+        x->bytes[i] = i == x->me ? 0 : x->count[i] * width;
+        x->bytes[x->ranks + i] = i == x->me ? 0 : own * width;
     }
-    AR_TRY(states_narrow(ctx, q, room, r, n, 0, start, width));
-    AR_TRY(states_narrow(ctx, q, ar_buf_at(room, start * width), r, n, end, n - end, width));
-    AR_TRY(ar_comm_all_to_all(over, q, came, ar_const(room), bytes, bytes + ranks, AR_U8, tag));
-    return ctx->device->ops->states_merge(ctx->device, q, ar_buf_at(r->t, start), h, ar_buf_at(h, n * sizeof(int64_t)),
-                                          ar_const(came), ranks - 1, own, width, r->narrow);
+    AR_TRY(each_range(x, false, narrow_states, width));
+    AR_TRY(ar_comm_all_to_all(x->over, x->q, came, ar_const(x->room), x->bytes, x->bytes + x->ranks, AR_U8, x->tag));
+    return x->ctx->device->ops->states_merge(x->ctx->device, x->q, ar_buf_at(x->r->t, from), at_h(x, from),
+                                             at_l(x, from), ar_const(came), x->ranks - 1, own, width, x->r->narrow);
 }
 
-/* What leaves and arrives in the widest form, where the own share is as large as any; what comes back is no more. */
+/* What leaves and arrives in the widest form, of a part in which the own share is as large as any; what comes back is no
+ * more. */
 size_t ari_exact_bucket_room(size_t n, ar_dtype storage, const ar_comm *over, const size_t *counts)
 {
-    const size_t ranks = over ? (size_t)ar_comm_size(over) : 1,
-                 width = ari_sent_state_bytes(SIZE_MAX, storage == AR_BF16);
-    const size_t own = counts ? counts[ar_comm_rank(over)] : n / ranks + (n % ranks != 0);
-    if (ranks == 1)
-        return 0;
-    const size_t most = SIZE_MAX / width;
-    return n > most || (ranks > 2 && own > (most - n) / (ranks - 2)) ? SIZE_MAX : (n + (ranks - 2) * own) * width;
+    const size_t ranks = over ? (size_t)ar_comm_size(over) : 1, each = most_of_share(ranks);
+    const size_t share = counts ? counts[ar_comm_rank(over)] : n / ranks + (n % ranks != 0);
+    const size_t own = share < each ? share : each, all = n / ranks < each ? n : each * ranks;
+    return ranks == 1 ? 0 : (all + (ranks - 2) * own) * ari_sent_state_bytes(SIZE_MAX, storage == AR_BF16);
 }
 
 /* The one sum of gradients, of a bucket's runs or of a gradient's own: states, in the bytes that so many values need.
@@ -144,14 +229,21 @@ static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, ar_buf roo
 {
     const size_t before = most ? most->before : SIZE_MAX, after = most ? most->after : SIZE_MAX;
     const size_t width = ari_sent_state_bytes(before, r->narrow), wider = ari_sent_state_bytes(after, r->narrow);
-    ARI_OWNED size_t *equal = NULL;
+    const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
+    ARI_OWNED size_t *equal = NULL, *numbers = NULL;
     AR_TRY(ari_slice_counts(&equal, over, n, 1));
-    const size_t *shares = counts ? counts : equal;
-    AR_TRY(exchange_states(ctx, q, r, n, over, shares, room, width, tag));
-    if (counts)
-        return AR_OK;
-    return after > 0 ? gather_states(ctx, q, r, n, over, shares, room, wider, tag)
-                     : gather_values(ctx, q, r, n, over, shares, room, tag);
+    AR_TRY(ARI_ALLOC(&numbers, 4 * ranks, "shares of sums"));
+    exchange x = {.ctx = ctx, .q = q, .r = r, .n = n, .over = over, .ranks = ranks, .me = me, .room = room, .tag = tag};
+    x.shares = counts ? counts : equal;
+    x.from = numbers;
+    x.count = numbers + ranks;
+    x.bytes = numbers + 2 * ranks;
+    for (size_t done = 0; take_part(&x, done) || done == 0; done += most_of_share(ranks)) {
+        AR_TRY(exchange_states(&x, width));
+        if (!counts)
+            AR_TRY(after > 0 ? gather_states(&x, wider) : gather_values(&x));
+    }
+    return AR_OK;
 }
 
 ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_buf room, size_t n, ar_dtype storage,

@@ -60,7 +60,8 @@ ar_status ari_exact_grad_reopen(ar_ctx *ctx, ar_queue *q, ar_param_grad *g)
         AR_TRY(alloc_on(ctx, q, &g->hl, ari_exact_bucket_bytes(g->n, AR_F32)));
     g->t = ar_buf_at(g->hl, 2 * g->n * sizeof(int64_t));
     if (g->value.ptr && !g->none)
-        AR_TRY(dev->acc_put(ctx->device, q, g->t, g->hl, ar_const(g->value), g->n, g->narrow));
+        AR_TRY(dev->acc_put(ctx->device, q, g->t, g->hl, ar_buf_at(g->hl, g->n * sizeof(int64_t)), ar_const(g->value),
+                            g->n, g->narrow));
     dev->free(ctx->device, q, g->value);
     g->value.ptr = NULL;
     return AR_OK;

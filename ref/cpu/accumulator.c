@@ -450,13 +450,13 @@ ar_status ari_cpu_acc_value(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cb
 }
 
 /** Slot acc_put. Errors: none. */
-ar_status ari_cpu_acc_put(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow)
+ar_status ari_cpu_acc_put(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf h, ar_buf l, ar_cbuf x, size_t n, bool narrow)
 {
     uint8_t *top = t.ptr;
-    int64_t *h = hl.ptr, *l = h + n;
+    int64_t *high = h.ptr, *low = l.ptr;
     const float *v = x.ptr;
     ARI_PARALLEL_FOR (i, n, d, n)
-        ari_acc_put(&top[i], &h[i], &l[i], v[i], narrow);
+        ari_acc_put(&top[i], &high[i], &low[i], v[i], narrow);
     return AR_OK;
 }
 

@@ -202,7 +202,7 @@ NOTHING(gemm_acc, ar_buf t, ar_buf hl, size_t low, bool narrow, const ar_packed 
 NOTHING(round_i64, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count, size_t n, ar_cbuf e, ar_cbuf f)
 NOTHING(acc_add, ar_buf t, ar_buf hl, bool narrow, size_t rows, tensor terms, ar_cbuf row_of)
 NOTHING(acc_value, tensor y, ar_cbuf t, ar_cbuf hl, size_t n, bool narrow)
-NOTHING(acc_put, ar_buf t, ar_buf hl, ar_cbuf x, size_t n, bool narrow)
+NOTHING(acc_put, ar_buf t, ar_buf h, ar_buf l, ar_cbuf x, size_t n, bool narrow)
 NOTHING(states_narrow, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width, bool narrow)
 NOTHING(states_merge, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks, size_t n, size_t width, bool narrow)
 NOTHING(sum_rows_f32, ar_buf acc, size_t rows, tensor terms, ar_cbuf row_of)

@@ -86,11 +86,11 @@ static ar_status alloc_one(ar_ddp *d, ari_bucket *b)
     return alloc_shard(b);
 }
 
-/* True if a bucket is the gradient of its one parameter, summed where it lies. */
-static bool is_in_place(const ari_bucket *b)
+/* With ZeRO-1 others keep values of a gradient that are no sums. */
+bool ari_bucket_is_in_place(const ari_bucket *b)
 {
     const ar_ddp *d = b->ddp;
-    return b->info.params == 1 && d->ctx->arith->grad_bucket && !d->options.zero;
+    return b->info.params == 1 && d->ctx->arith->grad_bucket && (!d->options.zero || d->stage >= 2);
 }
 
 /* Buckets are packed, summed and copied back in the same memory, one after the other: one queue carries them. Mistakes
@@ -103,13 +103,13 @@ static ar_status alloc_storage(ar_ddp *d)
     size_t all = 0, at = 0;
     for (size_t i = 0; i < d->count && d->stage < 2; i++) {
         const size_t bytes = d->buckets[i].info.storage_bytes;
-        d->storage_bytes = ari_larger(d->storage_bytes, is_in_place(&d->buckets[i]) ? 0 : bytes);
+        d->storage_bytes = ari_larger(d->storage_bytes, ari_bucket_is_in_place(&d->buckets[i]) ? 0 : bytes);
         all += ari_round_up(bytes, ALIGNED);
     }
     AR_TRY(ari_ctx_alloc(d->ctx, &d->storage, apart ? all : d->storage_bytes));
     for (size_t i = 0; i < d->count && d->stage < 2; i++) {
         ari_bucket *b = &d->buckets[i];
-        if (!b->moves || (!apart && is_in_place(b)))
+        if (!b->moves || (!apart && ari_bucket_is_in_place(b)))
             continue;
         b->storage = ar_buf_at(d->storage, at);
         AR_TRY(arith->bucket_zero(d->ctx, d->ctx->queue, b->storage, b->info.elements, b->info.storage));
@@ -372,7 +372,7 @@ static ar_status carry(const ari_bucket *b, ar_queue *q)
         ari_bucket in_place = *b;
         AR_TRY(ctx->arith->grad_bucket(ctx, q, &in_place.storage, b->info.param[0]));
         AR_TRY(sum_gradients(&in_place, q));
-        return complete_gradients(b, q);
+        return b->ddp->stage >= 2 ? keep_slice(&in_place, q) : complete_gradients(b, q);
     }
     AR_TRY(pack_bucket(b, q));
     AR_TRY(sum_gradients(b, q));

@@ -143,6 +143,8 @@ AR_NODISCARD ar_status ari_buckets_alloc(ar_ddp *d);
 void ari_buckets_free(ar_ddp *d);
 /** The way of bucket `b` (an ari_bucket) on the queue that carries it. */
 AR_NODISCARD ar_status ari_bucket_run(void *b, ar_queue *on);
+/** True if a bucket is the gradient of its one parameter, summed where that lies. */
+bool ari_bucket_is_in_place(const ari_bucket *b);
 extern const ar_module_ops ari_ddp_ops;
 /** Refuses a hook that the numerics do not have. */
 AR_NODISCARD ar_status ari_ddp_check_hook(const ar_ctx *ctx, const ar_ddp_options *o);

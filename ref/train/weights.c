@@ -252,7 +252,7 @@ static void free_storage(ari_unit *u)
     ari_step_count_free(d->ctx, d->room_bytes);
     d->room_bytes = 0;
     for (size_t i = 0; i < u->buckets; i++)
-        u->bucket[i].storage = d->room;
+        u->bucket[i].storage = ari_bucket_is_in_place(&u->bucket[i]) ? (ar_buf){NULL} : d->room;
 }
 
 /* Waits for the gradients that are under way, whose memory is then given back. */
@@ -310,21 +310,30 @@ static ar_status begin_backward(ari_unit *u)
 
 /* --- reductions --------------------------------------------------------------------------------------------------- */
 
-/* Room for the largest bucket of the unit, which all of them go through. */
+/* A frozen parameter has no gradient now, and its bucket is packed as zeros. */
+static bool is_in_place(const ari_bucket *b)
+{
+    return ari_bucket_is_in_place(b) && b->info.param[0]->grad;
+}
+
+/* Room for the largest bucket of the unit, which all of them go through that are not summed where they lie. Mistakes that
+ * pack gradients have it for all, which nobody counts. */
 static ar_status alloc_storage(ari_unit *u)
 {
     ar_ddp *d = u->ddp;
-    size_t most = 0;
+    const bool apart = d->ctx->fault;
+    size_t most = 0, all = 0;
     for (size_t i = 0; i < u->buckets; i++) {
         const ar_bucket_info *b = &u->bucket[i].info;
         const size_t bytes = d->ctx->arith->bucket_bytes(b->elements, b->storage);
-        most = bytes > most ? bytes : most;
+        most = ari_larger(most, is_in_place(&u->bucket[i]) ? 0 : bytes);
+        all = ari_larger(all, bytes);
     }
-    AR_TRY(ari_ctx_alloc(d->ctx, &d->room, most));
+    AR_TRY(ari_ctx_alloc(d->ctx, &d->room, apart ? all : most));
     d->room_bytes = most;
     ari_step_count_alloc(d->ctx, most);
     for (size_t i = 0; i < u->buckets; i++)
-        u->bucket[i].storage = d->room;
+        u->bucket[i].storage = !apart && is_in_place(&u->bucket[i]) ? (ar_buf){NULL} : d->room;
     return AR_OK;
 }
 

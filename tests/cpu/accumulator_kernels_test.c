@@ -240,7 +240,8 @@ Test(accumulator_kernels, a_value_put_into_a_state_is_read_back)
     for (int form = 0; form < 2; form++) {
         const bool narrow = form == 1;
         SCOPED(state_destroy) state s = state_create(n, narrow);
-        cr_assert_ok(d->ops->acc_put(d, NULL, (ar_buf){s.t}, (ar_buf){s.hl}, (ar_cbuf){x}, n, narrow));
+        cr_assert_ok(
+            d->ops->acc_put(d, NULL, (ar_buf){s.t}, (ar_buf){s.hl}, (ar_buf){s.hl + n}, (ar_cbuf){x}, n, narrow));
         for (size_t i = 0; i < n; i++) {
             const float kept = narrow ? ari_f32_of_bf16(ari_bf16_of_f32(x[i])) : x[i];
             const float want = i == 2 ? ari_nan32() : kept == 0.0f && !narrow ? 0.0f : kept;

@@ -114,7 +114,8 @@ void acc_put_cases(device_pair *p)
             PAIR_CASE(p, "n %zu, %s", n, pair_values_name((pair_values)v));
             const pair_buf x = pair_floats(p, "x", n, (pair_values)v);
             const acc a = {pair_zeros(p, "t", PAIR_W8, n), pair_zeros(p, "hl", PAIR_W64, 2 * n), pair_below(p, 2) != 0};
-            PAIR_RUN(p, acc_put, a.t.at[s], a.hl.at[s], ar_const(x.at[s]), n, a.narrow);
+            PAIR_RUN(p, acc_put, a.t.at[s], a.hl.at[s], ar_buf_at(a.hl.at[s], n * sizeof(int64_t)), ar_const(x.at[s]),
+                     n, a.narrow);
         }
 }
 
