@@ -2,7 +2,9 @@
 #include "verify/dump/roles.h"
 
 #include <ctype.h>
+#include <pthread.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -297,6 +299,48 @@ static bool is_entry(const char *path, size_t n, const entry *e)
 
 /* --- looking up --------------------------------------------------------------------------------------------------- */
 
+/* All entries, in order. A name can be an entry's only where its last component is: a byte of that one's hash finds the
+ * few that are held against it. hash[0]: of the path's last component; hash[1]: of the tail's where there is one. */
+enum { MOST_ENTRIES = 1024 };
+static struct {
+    entry entry[MOST_ENTRIES];
+    uint8_t hash[2][MOST_ENTRIES];
+    size_t n;
+} vocabulary;
+
+static uint8_t hash_of_leaf(const char *path, size_t n)
+{
+    size_t at = n;
+    uint32_t hash = 0;
+    while (at > 0 && path[at - 1] != '.')
+        hash = hash * 31 + (unsigned char)path[--at];
+    return (uint8_t)(hash ^ hash >> 8);
+}
+
+static void make_vocabulary(void)
+{
+    for (entry e = {0}; next_entry(&e) && vocabulary.n < MOST_ENTRIES;) {
+        const char *path = e.path ? e.path : e.tail, *tail = e.tail ? e.tail : e.path;
+        vocabulary.hash[0][vocabulary.n] = hash_of_leaf(path, strlen(path));
+        vocabulary.hash[1][vocabulary.n] = hash_of_leaf(tail, strlen(tail));
+        vocabulary.entry[vocabulary.n++] = e;
+    }
+}
+
+/* The next entry from `at` on whose last component may be that of a path of n bytes, its tail's or its path's; NULL:
+ * none. */
+static const entry *find_entry(size_t *at, bool tail, const char *path, size_t n)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, make_vocabulary);
+    const uint8_t *hash = vocabulary.hash[tail], wanted = hash_of_leaf(path, n);
+    const uint8_t *found = memchr(hash + *at, wanted, vocabulary.n - *at);
+    if (!found)
+        return NULL;
+    *at = (size_t)(found - hash) + 1;
+    return &vocabulary.entry[*at - 1];
+}
+
 const ari_role_place *ari_role_place_of(ari_role role)
 {
     return &places[role];
@@ -304,18 +348,20 @@ const ari_role_place *ari_role_place_of(ari_role role)
 
 ari_role ari_role_in_layer(const char *path, size_t n)
 {
-    for (entry e = {0}; next_entry(&e);) {
-        if (e.path && ari_section_of(e.role) == ARI_IN_BLOCKS && is_entry(path, n, &e))
-            return e.role;
+    const entry *e;
+    for (size_t at = 0; (e = find_entry(&at, false, path, n)) != NULL;) {
+        if (e->path && ari_section_of(e->role) == ARI_IN_BLOCKS && is_entry(path, n, e))
+            return e->role;
     }
     return ARI_NO_ROLE;
 }
 
 ari_role ari_role_outside(const char *path, size_t n, ari_section section)
 {
-    for (entry e = {0}; next_entry(&e);) {
-        if (e.path && ari_section_of(e.role) == section && ends_in(path, n, e.tail ? e.tail : leaf_of(&e)))
-            return e.role;
+    const entry *e;
+    for (size_t at = 0; (e = find_entry(&at, true, path, n)) != NULL;) {
+        if (e->path && ari_section_of(e->role) == section && ends_in(path, n, e->tail ? e->tail : leaf_of(e)))
+            return e->role;
     }
     return ARI_NO_ROLE;
 }
@@ -327,11 +373,12 @@ ari_module_name ari_module_of(const char *name, size_t n)
     ari_module_name last = {0};
     const size_t weight = ari_ending(name, n, ".weight");
     n -= weight ? weight : ari_ending(name, n, ".bias");
-    for (entry e = {0}; next_entry(&e);) {
-        if (ends_in_entry(name, n, &e))
-            return (ari_module_name){e.role, e.in_out};
-        if (!e.tail && !ari_is_of_experts(e.role) && ends_in(name, n, leaf_of(&e)))
-            last = (ari_module_name){e.role, e.in_out};
+    const entry *e;
+    for (size_t at = 0; (e = find_entry(&at, true, name, n)) != NULL;) {
+        if (ends_in_entry(name, n, e))
+            return (ari_module_name){e->role, e->in_out};
+        if (!e->tail && !ari_is_of_experts(e->role) && ends_in(name, n, leaf_of(e)))
+            last = (ari_module_name){e->role, e->in_out};
     }
     return last;
 }

@@ -159,6 +159,7 @@ typedef struct ari_scratch {
     ari_chunk side[2];
     double *difference; /* [ARI_CHUNK] */
     uint64_t *steps;    /* [ARI_CHUNK] */
+    double *shown;      /* [ARI_CHUNK] in the map: a difference over what is allowed, or a difference */
     double *extra;      /* [ARI_CHUNK] what is allowed beside the rule */
     float *map;         /* [ARI_MAP_ROWS * ARI_MAP_COLS] */
 } ari_scratch;

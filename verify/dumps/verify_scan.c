@@ -211,6 +211,7 @@ static ar_status scratch_init(ari_scratch *s, ari_arena *arena)
     }
     AR_TRY(ARI_TAKE(&s->difference, arena, ARI_CHUNK, "a chunk of differences"));
     AR_TRY(ARI_TAKE(&s->steps, arena, ARI_CHUNK, "a chunk of differences"));
+    AR_TRY(ARI_TAKE(&s->shown, arena, ARI_CHUNK, "a chunk of differences"));
     AR_TRY(ARI_TAKE(&s->extra, arena, ARI_CHUNK, "a chunk of differences"));
     return ARI_TAKE(&s->map, arena, (size_t)ARI_MAP_ROWS * ARI_MAP_COLS, "a map of differences");
 }

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "ref/core/float_bits.h"
 #include "ref/core/tensor_private.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors_private.h"
@@ -103,19 +104,27 @@ static ar_status chunk_values(ari_chunk *c, const ari_format *f, size_t n)
     return AR_OK;
 }
 
+/* A release costs as much as reading some ten KiB; pages of small tensors stay, which the system may take. */
+static void release(const void *data, size_t bytes)
+{
+    enum { LEAST = 1 << 16 };
+    if (bytes >= LEAST)
+        ari_pages_drop(data, bytes);
+}
+
 void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, size_t n)
 {
     if (t->whole) {
         const ar_st_entry *e = t->parts > 0 ? t->part[0].entry : NULL;
         const size_t from = start * f->bits / 8;
         if (e && e->mapped && e->data == t->whole)
-            ari_pages_drop((const char *)t->whole + from, (start + n) * f->bits / 8 - from);
+            release((const char *)t->whole + from, (start + n) * f->bits / 8 - from);
         return;
     }
     /* A combined tensor's stretches lie all over its parts, which are released when it is done. */
     for (size_t i = 0; i < t->parts && start + n == t->count * f->parts; i++) {
         if (t->part[i].entry && t->part[i].entry->mapped)
-            ari_pages_drop(t->part[i].entry->data, t->part[i].entry->bytes);
+            release(t->part[i].entry->data, t->part[i].entry->bytes);
     }
 }
 
@@ -169,7 +178,8 @@ void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, 
     }
 
 /* steps[i]: how many of the format's numbers lie between the two, one more for the other itself; 0 for equal bits. */
-static void ari_steps(uint64_t *steps, const ari_format *f, const unsigned char *a, const unsigned char *b, size_t n)
+ARI_SIMD static void ari_steps(uint64_t *steps, const ari_format *f, const unsigned char *a, const unsigned char *b,
+                               size_t n)
 {
     if (f->bits <= 8)
         FILL_STEPS(uint8_t)
@@ -248,37 +258,29 @@ void ari_scaled_sums_add(ari_scaled_sums *to, const ari_scaled_sums *s)
     scaled_add(&to->dd, s->dd);
 }
 
-/* The bits of the largest |x|: at or above those of infinity where one of them is not finite. */
-static uint64_t largest_bits(const double *x, size_t n)
+/* Numbers are looked at in blocks, which stay in the nearest cache, of LANES partial results beside each other: none
+ * waits for another, and the order is fixed. Behind the last of them a block is filled up with zeros. */
+enum { BLOCK = 1024, LANES = 8 };
+
+/* The larger of two magnitudes, as integers in the order of the numbers: loops over them run on several at once. */
+static inline int64_t more(int64_t most, double magnitude)
 {
-    double most[4] = {0.0, 0.0, 0.0, 0.0}, none[4] = {0.0, 0.0, 0.0, 0.0};
-    uint64_t u;
-    size_t i = 0;
-    for (; i + 4 <= n; i += 4) {
-        for (size_t k = 0; k < 4; k++) {
-            const double magnitude = fabs(x[i + k]);
-            most[k] = magnitude > most[k] ? magnitude : most[k];
-            none[k] += magnitude * 0.0; /* NaN of what is not finite */
-        }
-    }
-    for (; i < n; i++) {
-        most[0] = fabs(x[i]) > most[0] ? fabs(x[i]) : most[0];
-        none[0] += x[i] * 0.0;
-    }
-    for (size_t k = 1; k < 4; k++) {
-        most[0] = most[k] > most[0] ? most[k] : most[0];
-        none[0] += none[k];
-    }
-    most[0] = isnan(none[0]) ? none[0] : most[0];
-    memcpy(&u, &most[0], sizeof u);
-    return u & INT64_MAX;
+    const int64_t bits = (int64_t)ari_bits64(magnitude);
+    return bits > most ? bits : most;
 }
 
-static double of_bits(uint64_t u)
+static double magnitude_of(int64_t bits)
 {
-    double x;
-    memcpy(&x, &u, sizeof x);
-    return x;
+    return ari_float64((uint64_t)bits);
+}
+
+/* The bits of the largest |x|: at or above those of infinity where one of them is not finite. */
+ARI_SIMD static int64_t largest_bits(const double *x, size_t n)
+{
+    int64_t most = 0;
+    for (size_t i = 0; i < n; i++)
+        most = more(most, fabs(x[i]));
+    return most;
 }
 
 /* The power of two that brings `largest` below 1 without leaving the range of normal numbers itself. */
@@ -289,22 +291,25 @@ static int exponent_of(double largest)
     return e > 1000 ? 1000 : e < -1000 ? -1000 : e;
 }
 
-/* Four partial sums: their additions need not wait for each other, and the order is fixed. */
-static ari_scaled scaled_product(const double *x, int ex, const double *y, int ey, size_t n)
+ARI_SIMD static double product(const double *x, double sx, const double *y, double sy, size_t n)
 {
-    const double sx = ldexp(1.0, -ex), sy = ldexp(1.0, -ey);
-    double part[4] = {0.0, 0.0, 0.0, 0.0};
-    size_t i = 0;
-    for (; i + 4 <= n; i += 4) {
-        for (size_t k = 0; k < 4; k++)
+    double part[LANES] = {0.0};
+    for (size_t i = 0; i < n; i += LANES) {
+        for (size_t k = 0; k < LANES; k++)
             part[k] += (x[i + k] * sx) * (y[i + k] * sy);
     }
-    for (; i < n; i++)
-        part[0] += (x[i] * sx) * (y[i] * sy);
-    return (ari_scaled){(part[0] + part[2]) + (part[1] + part[3]), ex + ey};
+    for (size_t k = LANES / 2; k > 0; k /= 2)
+        for (size_t l = 0; l < k; l++)
+            part[l] += part[l + k];
+    return part[0];
 }
 
-#define INFINITE_BITS 0x7ff0000000000000u
+static ari_scaled scaled_product(const double *x, int ex, const double *y, int ey, size_t n)
+{
+    return (ari_scaled){product(x, ldexp(1.0, -ex), y, ldexp(1.0, -ey), n), ex + ey};
+}
+
+#define INFINITE_BITS INT64_C(0x7ff0000000000000)
 
 /* Elements of which one is not finite take no part in sums: both become zero. Returns how many stay. */
 static size_t drop_infinite(double *a, double *b, size_t n)
@@ -517,117 +522,164 @@ static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, siz
     return e;
 }
 
-/* The fields of a tally that the short path reads and adds to, apart from everything that a store could change. */
-typedef struct common {
-    double max_abs, max_rel, worst_ratio, worst_difference;
-    bool begun; /* an element differs by the rule */
-    size_t bits_different, different;
-    uint64_t max_ulp;
-} common;
-
-static common common_of(const ari_deviation *t)
+/* In full. */
+static void take_each(const ari_pair *p, const ari_scratch *s, size_t start, size_t n, ari_deviation *tally)
 {
-    return (common){.max_abs = t->max_abs,
-                    .max_rel = t->max_rel * (1.0 - 0x1p-48), /* whatever is below it in rounded numbers is below it */
-                    .worst_ratio = t->worst_ratio,
-                    .worst_difference = t->worst_difference,
-                    .begun = t->first.index != SIZE_MAX};
-}
-
-static void common_add(ari_deviation *t, const common *c)
-{
-    t->bits_different += c->bits_different;
-    t->different += c->different;
-    t->max_ulp = c->max_ulp > t->max_ulp ? c->max_ulp : t->max_ulp;
-}
-
-/* The common case: finite values that differ, no zeros, none that changes a maximum or a first. Such an element is only
- * counted and shown. Returns the map's value; below 0: not the common case, to be processed in full. */
-static inline double take_common(const ari_rule *r, common *t, double a, double difference, uint64_t steps)
-{
-    const double magnitude = fabs(a);
-    double ratio = (double)INFINITY, shown = difference;
-    bool different = true;
-    if (!(difference > 0.0) || !(difference <= t->max_abs) || !(magnitude > 0x1p-1000) ||
-        !(difference <= t->max_rel * magnitude))
-        return -1.0;
-    if (r->rule == AR_VERIFY_ULP) {
-        different = steps > r->ulp;
-        ratio = shown = (double)steps / (double)r->ulp;
-    } else if (r->rule != AR_VERIFY_BITS) {
-        const double allowed = r->atol + r->rtol * magnitude;
-        different = difference > allowed;
-        ratio = shown = difference / allowed;
-    }
-    if (!(ratio < t->worst_ratio || (ratio == t->worst_ratio && difference <= t->worst_difference)) ||
-        (different && !t->begun))
-        return -1.0;
-    t->bits_different++;
-    t->different += different;
-    t->max_ulp = steps > t->max_ulp ? steps : t->max_ulp;
-    return shown > 0.0 ? shown : difference;
-}
-
-/* A chunk on its way into a tally. */
-typedef struct taking {
-    const ari_pair *pair;
-    const ari_scratch *s;
-    size_t start; /* of the chunk in its tensor */
-    ari_deviation *tally;
-    common common;
-    bool skip_equal, short_path;
-} taking;
-
-static taking taking_of(const ari_pair *p, const ari_scratch *s, size_t start, ari_deviation *tally)
-{
-    const bool same_format = p->format[0].dtype == p->format[1].dtype, skip_equal = same_format && !p->rule.nan_differs;
-    return (taking){.pair = p,
-                    .s = s,
-                    .start = start,
-                    .tally = tally,
-                    .common = common_of(tally),
-                    .skip_equal = skip_equal,
-                    .short_path = skip_equal && !is_integer(&p->format[0]) && !p->doubt};
-}
-
-/* In full. Returns what the map shows. */
-static double take_at(taking *t, size_t i)
-{
-    const element e = element_at(t->pair, t->s, i, t->start + i);
-    common_add(t->tally, &t->common);
-    const double shown = take_element(t->pair, t->tally, &e);
-    t->s->difference[i] = e.difference;
-    t->common = common_of(t->tally);
-    return shown;
-}
-
-/* Adds one stretch of a row to its cell of the map. */
-static void take_run(taking *t, size_t from, size_t to, float *cell)
-{
-    const ari_rule rule = t->pair->rule;
-    const double *a = t->s->side[0].value, *b = t->s->side[1].value;
-    double most = 0.0;
-    for (size_t i = from; i < to; i++) {
-        const uint64_t steps = t->s->steps[i];
-        if (t->skip_equal && steps == 0) {
-            t->tally->ulp_bins[0]++;
-            t->s->difference[i] = 0.0;
+    const bool skip_equal = p->format[0].dtype == p->format[1].dtype && !p->rule.nan_differs;
+    for (size_t i = 0; i < n; i++) {
+        if (skip_equal && s->steps[i] == 0) {
+            tally->ulp_bins[0]++;
+            s->difference[i] = s->shown[i] = 0.0;
             continue;
         }
-        const double difference = fabs(b[i] - a[i]);
-        double shown = t->short_path ? take_common(&rule, &t->common, a[i], difference, steps) : -1.0;
-        if (shown >= 0.0) {
-            t->tally->ulp_bins[bin_of(steps)]++;
-            t->s->difference[i] = difference;
-        } else {
-            shown = take_at(t, i);
-        }
-        most = larger(most, shown);
+        const element e = element_at(p, s, i, start + i);
+        s->shown[i] = take_element(p, tally, &e);
+        s->difference[i] = e.difference;
     }
-    const float shown = most > (double)3.4e38f ? (float)INFINITY : (float)most;
-    if (shown > *cell)
-        *cell = shown;
 }
+
+/* --- a block of finite floats ------------------------------------------------------------------------------------- */
+
+/* What numbers of one format show whose values are all finite: all but which of them it is. */
+typedef struct seen {
+    double difference, relative, ratio; /* the largest ones; relative: to values that are not 0 */
+    bool from_zero;
+    size_t different, doubted; /* doubted: not different for what is allowed besides */
+    uint64_t steps;
+} seen;
+
+ARI_SIMD static void see_differences(seen *t, double *difference, const double *a, const double *b, size_t n)
+{
+    int64_t most = 0, relative = 0, zero = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = fabs(b[i] - a[i]), size = fabs(a[i]), part = d / (size == 0.0 ? 1.0 : size);
+        difference[i] = d;
+        most = more(most, d);
+        relative = more(relative, size == 0.0 ? 0.0 : part);
+        zero = more(zero, size == 0.0 ? d : 0.0);
+    }
+    t->difference = magnitude_of(most);
+    t->relative = magnitude_of(relative);
+    t->from_zero = zero > 0;
+}
+
+/* extra: allowed besides; NULL: nothing. */
+ARI_SIMD static void see_tolerance(seen *t, double *shown, const double *a, const double *difference,
+                                   const double *extra, size_t n, double rtol, double atol)
+{
+    int64_t most = 0;
+    size_t different = 0, above = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double d = difference[i], plain = atol + rtol * fabs(a[i]), allowed = plain + (extra ? extra[i] : 0.0);
+        const double ratio = d / (d == 0.0 ? 1.0 : allowed);
+        shown[i] = ratio == 0.0 ? d : ratio;
+        most = more(most, ratio);
+        different += d > allowed;
+        above += d > plain;
+    }
+    t->ratio = magnitude_of(most);
+    t->different = different;
+    t->doubted = above - different;
+}
+
+/* ratios, from the steps. */
+ARI_SIMD static void see_ulp(seen *t, double *shown, const uint64_t *steps, const double *difference, size_t n,
+                             uint64_t ulp)
+{
+    int64_t most = 0;
+    size_t different = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double ratio = (double)steps[i] / (steps[i] == 0 ? 1.0 : (double)ulp);
+        shown[i] = ratio == 0.0 ? difference[i] : ratio;
+        most = more(most, ratio);
+        different += steps[i] > ulp;
+    }
+    t->ratio = magnitude_of(most);
+    t->different = different;
+}
+
+/* The largest difference of what has the largest ratio. */
+ARI_SIMD static double worst_difference(const double *shown, double ratio, const double *difference, size_t n)
+{
+    int64_t most = 0;
+    for (size_t i = 0; i < n; i++)
+        most = more(most, shown[i] == ratio ? difference[i] : 0.0);
+    return magnitude_of(most);
+}
+
+ARI_SIMD static uint64_t most_steps(const uint64_t *steps, size_t n)
+{
+    uint64_t most = 0;
+    for (size_t i = 0; i < n; i++)
+        most = steps[i] > most ? steps[i] : most;
+    return most;
+}
+
+ARI_SIMD static size_t count_from(const uint64_t *steps, size_t n, uint64_t least)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++)
+        count += steps[i] >= least;
+    return count;
+}
+
+/* Adds the n steps to the bins, and returns how many are not 0. */
+static size_t add_bins(size_t *bin, const uint64_t *steps, size_t n, uint64_t most)
+{
+    size_t from = n, any = 0;
+    for (size_t k = 0;; k++) { /* at the end `from` have 2^(k - 1) and more, or any number of steps where k is 0 */
+        const bool last = k == AR_VERIFY_ULP_BINS - 2 || most >> k == 0;
+        const size_t above = last ? 0 : count_from(steps, n, (uint64_t)1 << k);
+        bin[k] += from - above;
+        any = k == 0 ? above : any;
+        if (last)
+            return any;
+        from = above;
+    }
+}
+
+static bool may_be_seen(const ari_pair *p)
+{
+    return p->format[0].dtype == p->format[1].dtype && p->format[0].is_float && !p->rule.nan_differs;
+}
+
+/* Takes a block of n numbers with finite values, unless one of them may be the first that differs or
+ * the worst: false. */
+static bool take_at_once(const ari_pair *p, const ari_scratch *s, size_t n, ari_deviation *tally)
+{
+    const ari_rule *r = &p->rule;
+    const double *a = s->side[0].value;
+    seen t = {.steps = most_steps(s->steps, n)};
+    bool worse = false;
+    if (t.steps == 0)
+        return false;
+    see_differences(&t, s->difference, a, s->side[1].value, n);
+    if (r->rule == AR_VERIFY_BITS) {
+        t.different = count_from(s->steps, n, 1);
+        memcpy(s->shown, s->difference, n * sizeof *s->shown);
+        worse = !isinf(tally->worst_ratio) || t.difference > tally->worst_difference;
+    } else {
+        if (r->rule == AR_VERIFY_ULP)
+            see_ulp(&t, s->shown, s->steps, s->difference, n, r->ulp);
+        else
+            see_tolerance(&t, s->shown, a, s->difference, p->doubt ? s->extra : NULL, n, r->rtol, r->atol);
+        worse = t.ratio > tally->worst_ratio ||
+                (t.ratio == tally->worst_ratio &&
+                 (t.ratio == 0.0 || worst_difference(s->shown, t.ratio, s->difference, n) > tally->worst_difference));
+    }
+    if (worse || (t.different > 0 && tally->first.index == SIZE_MAX))
+        return false;
+    tally->bits_different += add_bins(tally->ulp_bins, s->steps, n, t.steps);
+    tally->different += t.different;
+    tally->doubted += t.doubted;
+    tally->max_ulp = t.steps > tally->max_ulp ? t.steps : tally->max_ulp;
+    tally->max_abs = larger(tally->max_abs, t.difference);
+    tally->max_rel = larger(tally->max_rel, t.relative);
+    tally->from_zero = tally->from_zero || t.from_zero;
+    return true;
+}
+
+/* --- the map ------------------------------------------------------------------------------------------------------ */
 
 /* Ends of equal parts: cell k of n over `size` begins at ceil(k*size/n). */
 static size_t cell_begin(size_t k, size_t n, size_t size)
@@ -635,39 +687,41 @@ static size_t cell_begin(size_t k, size_t n, size_t size)
     return (size_t)(((unsigned long long)k * size + n - 1) / n);
 }
 
-static void take_all(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally)
+static void show(const ari_pair *p, const ari_scratch *s, size_t start, size_t n)
 {
     const ar_verify_map *m = &p->row->map;
     const size_t cols = m->matrix_cols;
-    taking t = taking_of(p, s, start, tally);
     size_t at = 0;
     while (at < n) {
         const size_t row = (start + at) / cols, col = (start + at) % cols;
-        const size_t cell_row = row * m->rows / m->matrix_rows;
+        float *cells = &s->map[row * m->rows / m->matrix_rows * ARI_MAP_COLS];
         size_t cell = col * m->cols / cols;
         const size_t row_end = at + (cols - col) < n ? at + (cols - col) : n;
         while (at < row_end) {
             const size_t next = at + (cell_begin(cell + 1, m->cols, cols) - (start + at) % cols);
             const size_t end = next < row_end ? next : row_end;
-            take_run(&t, at, end, &s->map[cell_row * ARI_MAP_COLS + cell]);
+            const double most = magnitude_of(largest_bits(s->shown + at, end - at));
+            const float shown = most > (double)3.4e38f ? (float)INFINITY : (float)most;
+            cells[cell] = shown > cells[cell] ? shown : cells[cell];
             at = end;
             cell++;
         }
     }
-    common_add(tally, &t.common);
 }
 
-static void add_products(ari_scaled_sums *sums, const ari_scratch *s, size_t n, uint64_t a_bits, uint64_t b_bits,
+/* --- a chunk ------------------------------------------------------------------------------------------------------ */
+
+static void add_products(ari_scaled_sums *sums, const ari_scratch *s, size_t n, int64_t a_bits, int64_t b_bits,
                          bool equal)
 {
     const double *a = s->side[0].value, *b = s->side[1].value;
-    const int ea = exponent_of(of_bits(a_bits));
+    const int ea = exponent_of(magnitude_of(a_bits));
     ari_scaled_sums here = {.aa = scaled_product(a, ea, a, ea, n)};
     if (equal) {
         here.bb = here.ab = here.aa;
     } else {
-        const int eb = exponent_of(of_bits(b_bits));
-        const int ed = exponent_of(of_bits(largest_bits(s->difference, n)));
+        const int eb = exponent_of(magnitude_of(b_bits));
+        const int ed = exponent_of(magnitude_of(largest_bits(s->difference, n)));
         here.bb = scaled_product(b, eb, b, eb, n);
         here.ab = scaled_product(a, ea, b, eb, n);
         here.dd = scaled_product(s->difference, ed, s->difference, ed, n);
@@ -675,37 +729,63 @@ static void add_products(ari_scaled_sums *sums, const ari_scratch *s, size_t n, 
     ari_scaled_sums_add(sums, &here);
 }
 
-/* Both sides are the same bytes: what is left is the reference's size. */
-static ar_status equal_chunk(const ari_pair *p, ari_scratch *s, size_t n, ari_deviation *tally, ari_scaled_sums *sums)
+static void fill_up(double *x, size_t n, size_t full)
 {
+    for (; n < full; n++)
+        x[n] = 0.0;
+}
+
+static void count_special(const ari_pair *p, const ari_scratch *s, size_t n, ari_deviation *tally)
+{
+    for (int k = 0; k < 2; k++)
+        ari_count_special(&p->format[k], s->side[k].raw, n, &tally->nan[k], &tally->inf[k]);
+}
+
+/* Both sides are the same bytes: what is left is the reference's size. */
+static ar_status equal_block(const ari_pair *p, ari_scratch *s, size_t n, size_t full, ari_deviation *tally,
+                             ari_scaled_sums *sums)
+{
+    double *a = s->side[0].value;
     AR_TRY(chunk_values(&s->side[0], &p->format[0], n));
-    uint64_t most = largest_bits(s->side[0].value, n);
+    fill_up(a, n, full);
+    int64_t most = largest_bits(a, n);
     size_t finite = n;
     if (most >= INFINITE_BITS) {
-        finite = drop_infinite(s->side[0].value, s->side[0].value, n);
-        most = largest_bits(s->side[0].value, n);
+        count_special(p, s, n, tally);
+        finite = drop_infinite(a, a, n);
+        most = largest_bits(a, n);
     }
     tally->finite += finite;
     tally->ulp_bins[0] += n;
-    tally->max_reference = larger(tally->max_reference, of_bits(most));
-    add_products(sums, s, n, most, most, true);
+    tally->max_reference = larger(tally->max_reference, magnitude_of(most));
+    add_products(sums, s, full, most, most, true);
     return AR_OK;
 }
 
-static ar_status different_chunk(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
-                                 ari_scaled_sums *sums)
+static ar_status different_block(const ari_pair *p, ari_scratch *s, size_t start, size_t n, size_t full,
+                                 ari_deviation *tally, ari_scaled_sums *sums)
 {
     double *a = s->side[0].value, *b = s->side[1].value;
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < 2; k++) {
         AR_TRY(chunk_values(&s->side[k], &p->format[k], n));
+        fill_up(s->side[k].value, n, full);
+    }
     if (p->doubt)
         AR_TRY(ari_doubt_read(s->extra, p->doubt, start, n));
     if (p->format[0].dtype == p->format[1].dtype)
         ari_steps(s->steps, &p->format[0], s->side[0].raw, s->side[1].raw, n);
-    take_all(p, s, start, n, tally);
+    for (size_t i = n; i < full; i++)
+        s->steps[i] = 0;
+    int64_t most[2] = {largest_bits(a, n), largest_bits(b, n)};
+    const bool all_finite = most[0] < INFINITE_BITS && most[1] < INFINITE_BITS;
+    if (!all_finite || !may_be_seen(p) || !take_at_once(p, s, n, tally)) {
+        take_each(p, s, start, n, tally);
+        fill_up(s->difference, n, full);
+    }
+    show(p, s, start, n);
     size_t finite = n;
-    uint64_t most[2] = {largest_bits(a, n), largest_bits(b, n)};
-    if (most[0] >= INFINITE_BITS || most[1] >= INFINITE_BITS) {
+    if (!all_finite) {
+        count_special(p, s, n, tally);
         for (size_t i = 0; i < n; i++) {
             if (!isfinite(a[i]) || !isfinite(b[i]))
                 s->difference[i] = 0.0;
@@ -715,20 +795,25 @@ static ar_status different_chunk(const ari_pair *p, ari_scratch *s, size_t start
         most[1] = largest_bits(b, n);
     }
     tally->finite += finite;
-    tally->max_reference = larger(tally->max_reference, of_bits(most[0]));
-    add_products(sums, s, n, most[0], most[1], false);
+    tally->max_reference = larger(tally->max_reference, magnitude_of(most[0]));
+    add_products(sums, s, full, most[0], most[1], false);
     return AR_OK;
 }
 
 ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
                           ari_scaled_sums *sums)
 {
-    for (int k = 0; k < 2; k++) {
-        AR_TRY(ari_chunk_raw(&s->side[k], p->side[k], &p->format[k], start, n));
-        ari_count_special(&p->format[k], s->side[k].raw, n, &tally->nan[k], &tally->inf[k]);
+    ari_scratch block = *s;
+    for (int k = 0; k < 2; k++)
+        AR_TRY(ari_chunk_raw(&block.side[k], p->side[k], &p->format[k], start, n));
+    const bool equal = p->side[0]->dtype == p->side[1]->dtype && !p->rule.nan_differs &&
+                       memcmp(block.side[0].raw, block.side[1].raw, ari_raw_bytes(&p->format[0], n)) == 0;
+    for (size_t at = 0; at < n; at += BLOCK) {
+        const size_t count = n - at < BLOCK ? n - at : BLOCK, full = (count + LANES - 1) / LANES * LANES;
+        AR_TRY(equal ? equal_block(p, &block, count, full, tally, sums)
+                     : different_block(p, &block, start + at, count, full, tally, sums));
+        for (int k = 0; k < 2; k++)
+            block.side[k].raw += ari_raw_bytes(&p->format[k], count);
     }
-    if (p->side[0]->dtype == p->side[1]->dtype && !p->rule.nan_differs &&
-        memcmp(s->side[0].raw, s->side[1].raw, ari_raw_bytes(&p->format[0], n)) == 0)
-        return equal_chunk(p, s, n, tally, sums);
-    return different_chunk(p, s, start, n, tally, sums);
+    return AR_OK;
 }

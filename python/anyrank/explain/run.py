@@ -15,7 +15,7 @@ from anyrank.dump import Dump
 from anyrank.explain import facts, operations, shapes
 from anyrank.explain.dumps import Report, case_of, runs_of
 from anyrank.explain.explain import UNKNOWN, Answer, explain
-from anyrank.explain.tensors import Case, Name, Runs, parts_of
+from anyrank.explain.tensors import UNITS, Case, Name, Runs, parts_of, sums_of
 from anyrank.explain.words import both_of, counted, some
 
 MOST_PASSED = 32  # rows that are rounding
@@ -230,12 +230,25 @@ def is_rounding(case: Case) -> bool:
     return bool((np.abs(case.val - case.ref) <= case.rounding(case.ref)).all())
 
 
+def _reported_as_rounding(run: Run, name: str) -> bool:
+    """The same of all elements by what is reported of them together: nothing is further off than rounding takes the
+    largest element."""
+    row = run.runs.row(name)
+    units = [UNITS.get(str(row.get(key)), 0.0) for key in ("dtype", "other_dtype")]
+    off, largest = (float(row.get(key) or "nan") for key in ("max_abs", "max_reference"))
+    finite = not any([*row.get("nan", ()), *row.get("inf", ())])
+    return (not run.runs.exact and row.get("state") == "different" and finite and min(units) > 0.0
+            and 0.0 < off <= sums_of(max(units)) * max(units) * largest < math.inf)
+
+
 def first_of(run: Run) -> str:
     """The report's first tensor or, where it and others are rounding, the first that is more."""
     first = str((run.report.get("first") or {}).get("tensor") or "")
     if first not in run.rows:
         return first
     for name in run.rows[run.rows.index(first):][:MOST_PASSED]:
+        if _reported_as_rounding(run, name):
+            continue
         case = run.case(name)
         if case is None or not is_rounding(case):
             return name

@@ -27,6 +27,12 @@ UNITS = {"F64": 2.0 ** -53, "F32": 2.0 ** -24, "F16": 2.0 ** -11, "BF16": 2.0 **
 MOST = 1 << 22  # elements that are looked at of one tensor; of a larger one, every n-th index of each dimension
 
 
+def sums_of(unit: float) -> float:
+    """Roundings of the largest element in a sum: in fp32, sums of thousands of terms in another order differ by up to
+    64 units in the last place of it; in 16 bits the sum is kept in more, and its result is rounded."""
+    return 64.0 if unit <= 2.0 ** -20 else 2.0
+
+
 @dataclasses.dataclass(frozen=True)
 class Name:
     """A tensor's name in its parts: "h.0.attn:fwd@2" is the module or parameter "h.0.attn", kind "fwd", step 2. A name
@@ -225,12 +231,10 @@ class Case:
 
     def rounding(self, expected: Array) -> Array:
         """How far rounding takes a value from what is expected: its own rounding, and that of a sum as long as the
-        largest element shows. In fp32, sums of thousands of terms in another order differ by up to 64 units in the last
-        place of the largest; in 16 bits the sum is kept in more, and its result is rounded."""
-        sums = 64.0 if self.unit <= 2.0 ** -20 else 2.0
+        largest element shows."""
         size = np.abs(expected)
         largest = max(self.scale, float(size.max(where=np.isfinite(size), initial=0.0)))
-        result: Array = (8.0 * self.unit + self.rtol) * size + self.unit * sums * largest
+        result: Array = (8.0 * self.unit + self.rtol) * size + self.unit * sums_of(self.unit) * largest
         return result
 
     def stands_out(self, values: Array, box: tuple[slice, ...] = ()) -> Array:
