@@ -35,16 +35,34 @@ static void sim_abort(ar_comm *c, ar_status st, const char *why)
 
 /* --- algorithms --------------------------------------------------------------------------------------------------- */
 
-/* Both ranks read the other's input, whose copy lies ready: with two ranks the bytes of a ring, and its bits, since two
- * numbers may be combined in either order. */
+/* Each of two ranks reads what it needs of the other's input, whose copy lies ready: the bytes of a ring, and its bits,
+ * since two numbers may be combined in either order. bytes: of what is whole, which two equal shares make up. */
 static bool swap_run(ari_sim_comm *s, const ari_call *call, size_t bytes)
 {
-    const void *other = ari_member_swap(&s->member, call, bytes);
+    const bool gathers = call->kind == ARI_ALL_GATHER, scatters = call->kind == ARI_REDUCE_SCATTER;
+    const size_t part = call->counts ? bytes / 2 : bytes, mine = (size_t)s->member.index * part, its = part - mine;
+    const char *in = call->in.ptr;
+    const void *other = ari_member_swap(&s->member, call, scatters ? in + its : in, part);
     if (!other)
         return false;
-    ari_reduce_kernel(call->dtype, call->op).two(call->out.ptr, call->in.ptr, other, call->count);
-    ari_moved_add(&s->base.moved, bytes, 0);
+    if (gathers) {
+        char *out = call->out.ptr;
+        if (out + mine != in)
+            ari_copy_bytes(out + mine, in, part);
+        ari_copy_bytes(out + its, other, part);
+    } else {
+        ari_reduce_kernel(call->dtype, call->op)
+            .two(call->out.ptr, scatters ? in + mine : in, other, call->counts ? call->counts[0] : call->count);
+    }
+    ari_moved_add(&s->base.moved, part, 0);
     return true;
+}
+
+static bool can_swap(const ari_sim_comm *s, const ari_call *call, size_t bytes)
+{
+    const bool shared = call->kind == ARI_ALL_GATHER || call->kind == ARI_REDUCE_SCATTER;
+    return s->swaps && bytes <= ARI_SWAP_BYTES &&
+           (call->kind == ARI_ALL_REDUCE || (shared && call->counts[0] == call->counts[1]));
 }
 
 /* The members decide alike, so from nothing but what they agree on. */
@@ -55,7 +73,7 @@ static ar_status auto_run(ar_comm *c, const ari_call *call)
         return ari_direct_run(c, call);
     const size_t count = call->counts ? ari_counts_before(call->counts, c->size) : call->count;
     const size_t bytes = count * ar_dtype_bytes(call->dtype);
-    if (s->swaps && call->kind == ARI_ALL_REDUCE && bytes <= ARI_SWAP_BYTES && swap_run(s, call, bytes))
+    if (can_swap(s, call, bytes) && swap_run(s, call, bytes))
         return AR_OK;
     const bool cores = ari_world_has_cores(ari_group_world(s->member.group));
     if (bytes <= (cores ? LAST_BYTES : LAST_BYTES_CROWDED))

@@ -46,7 +46,7 @@ static uint64_t hash_of(const char *tag)
 static void write_head(ari_post *p, const ari_call *call)
 {
     p->what = (uint64_t)call->kind << 32 | (uint64_t)call->dtype << 16 | (uint64_t)call->op;
-    p->count = call->count;
+    p->count = call->counts ? call->counts[0] << 32 | call->counts[1] : call->count; /* what is swapped is short */
     p->tag = hash_of(call->tag);
 }
 
@@ -92,14 +92,14 @@ bool ari_member_can_swap(const ari_member *m)
     return m->group->n == 2 && w->spins && !w->with.trace && !w->with.scheduler && !w->with.virtual_cost;
 }
 
-static const void *swap(ari_member *m, const ari_call *call, size_t bytes)
+static const void *swap(ari_member *m, const ari_call *call, const void *from, size_t bytes)
 {
     ari_group *g = m->group;
     ari_slot *own = &g->slot[m->index], *other = &g->slot[1 - m->index];
     const uint64_t seq = m->seq + 1, place = seq % 2;
     if (!own->data && !(own->data = aligned_alloc(ARI_CACHE_LINE, 2 * sizeof *own->data)))
         return NULL;
-    ari_copy_bytes(own->data[place].bytes, call->in.ptr, bytes);
+    ari_copy_bytes(own->data[place].bytes, from, bytes);
     write_head(&own->post[place], call);
     (void)atomic_exchange(&own->post[place].seq, seq);
     if (!both_swap(g, own, other, seq) || !same_call(&own->post[place], &other->post[place]))
@@ -112,12 +112,12 @@ static const void *swap(ari_member *m, const ari_call *call, size_t bytes)
     return other->data[place].bytes;
 }
 
-const void *ari_member_swap(ari_member *m, const ari_call *call, size_t bytes)
+const void *ari_member_swap(ari_member *m, const ari_call *call, const void *from, size_t bytes)
 {
     /* ari_member_enter tells what is wrong. */
     if (ari_world_status(m->group->world) != AR_OK || atomic_exchange(&m->in, 1) != 0)
         return NULL;
-    const void *other = swap(m, call, bytes);
+    const void *other = swap(m, call, from, bytes);
     atomic_store_explicit(&m->in, 0, memory_order_release);
     return other;
 }

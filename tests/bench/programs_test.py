@@ -125,19 +125,21 @@ class Programs(Case):
         self.assertEqual([row["mode"] for row in rows[1:3]], ["eager", "overlap"])
         self.assertGreater(rows[1]["buckets"], rows[-1]["buckets"])
 
-    def test_an_all_reduce_in_every_algorithm_and_type(self):
-        for algorithm in ("auto", "direct", "ring", "last"):
-            rows = self.rows("allreduce", "--ranks", "3", "--bytes", "1032", "--algorithm", algorithm,
-                             "--repetitions", "2")
-            self.assertEqual([(row["ranks"], row["bytes"], row["numerics"], row["algorithm"]) for row in rows],
-                             [(3, 1032, "f32", algorithm), (3, 1032, "i64", algorithm)])
-            for row in rows:
-                self.positive(row, "over_copy", "copy_seconds", "spread")
-                self.assertIn(row["copy"], ("memcpy", "streaming stores"))
-                self.assertAlmostEqual(row["bus_gbps"] * row["seconds"] * 1e9 / (4 / 3 * 1032), 1, places=6)
+    def test_a_collective_in_every_algorithm_and_type(self):
+        for of, ways in (("all_reduce", 2), ("reduce_scatter", 1), ("all_gather", 1)):
+            for algorithm in ("auto", "direct", "ring", "last"):
+                rows = self.rows("collective", "--of", of, "--ranks", "3", "--bytes", "1040", "--algorithm", algorithm,
+                                 "--repetitions", "2")
+                self.assertEqual([(row["collective"], row["ranks"], row["bytes"], row["numerics"], row["algorithm"])
+                                  for row in rows],
+                                 [(of, 3, 1040, numerics, algorithm) for numerics in ("f32", "i64")])
+                for row in rows:
+                    self.positive(row, "over_copy", "copy_seconds", "spread")
+                    self.assertIn(row["copy"], ("memcpy", "streaming stores"))
+                    self.assertAlmostEqual(row["bus_gbps"] * row["seconds"] * 1e9 / (ways * 2 / 3 * 1040), 1, places=6)
 
     def test_an_all_reduce_between_every_number_of_ranks(self):
-        rows = self.rows("allreduce", "--bytes", "64", "--repetitions", "1")
+        rows = self.rows("collective", "--bytes", "64", "--repetitions", "1")
         self.assertEqual([(row["ranks"], row["numerics"], row["spread"]) for row in rows],
                          [(n, numerics, 0) for n in (2, 4, 8) for numerics in ("f32", "i64")])
         for row in rows:
@@ -160,9 +162,10 @@ class Programs(Case):
         self.refused("block", "--blocks", "no-such-model", says="no-such-model")
         self.refused("ddp", "--ranks", "9", says="--ranks from 2 to 8")
         self.refused("ddp", "--cluster", "nonsense", says="nonsense")
-        self.refused("allreduce", "--bytes", "1028", says="elements of 8 bytes")
-        self.refused("allreduce", "--ranks", "1", says="--ranks from 2")
-        self.refused("allreduce", "--algorithm", "tree", says="auto, direct, ring or last")
+        self.refused("collective", "--bytes", "1028", says="elements of 8 bytes")
+        self.refused("collective", "--ranks", "1", says="--ranks from 2")
+        self.refused("collective", "--of", "gather", says="all_reduce, reduce_scatter or all_gather")
+        self.refused("collective", "--algorithm", "tree", says="auto, direct, ring or last")
         self.refused("nccl", "--share", "1", says="unknown option 1")
 
 

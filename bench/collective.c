@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Time of an all-reduce (sum, not in place) between simulated ranks, threads of this process, next to a copy with the
- * same traffic: each rank's thread copies its input to its output, so that, as in the all-reduce, every input is read
- * once and every output written once. A repetition is a block of consecutive all-reduces and a block of each kind of
- * copy, each long enough to be timed, from the start of its first rank to the end of its last. All use the same memory;
- * the sums are compared with their expected values.
+/* Time of an all-reduce, a reduce-scatter or an all-gather (sums, not in place) between simulated ranks, threads of this
+ * process, next to a copy: each rank's thread copies what is whole to where it is whole, so that, as in an all-reduce,
+ * every input is read once and every output written once. A repetition is a block of consecutive collectives and a block
+ * of each kind of copy, each long enough to be timed, from the start of its first rank to the end of its last. All use
+ * the same memory; what comes out is compared with the expected values.
  *
- *   build/bench/allreduce [--ranks N] [--bytes D] [--algorithm ring] [--json FILE]
+ *   build/bench/collective [--of all_gather] [--ranks N] [--bytes D] [--algorithm ring] [--json FILE]
  *
- * bus_gbps   2(N-1)/N * bytes in that time: what each link of a ring that took as long would carry
+ * bytes      of what is whole: each rank's input, of an all-gather its output
+ * bus_gbps   (N-1)/N * bytes, of an all-reduce twice that, in that time: what each link of a ring would carry
  * over_copy  ratio to the time of the fastest copy, which "copy" names */
 #include <stdlib.h>
 #include <string.h>
@@ -21,17 +22,20 @@
 #endif
 
 /* Kinds of a repetition. Which copy is faster depends on the machine and on what stays in its caches. */
-enum { ALL_REDUCE, MEMCPY, STREAM, KINDS, LINE = 64 };
-static const char *const kind_names[KINDS] = {"all_reduce", "memcpy", "streaming stores"};
+enum { COLLECTIVE, MEMCPY, STREAM, KINDS, LINE = 64 };
+static const char *const kind_names[KINDS] = {"collective", "memcpy", "streaming stores"};
+typedef enum collective { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER } collective;
+static const char *const collective_names[] = {"all_reduce", "reduce_scatter", "all_gather", NULL};
 static const char *const algorithm_names[] = {"auto", "direct", "ring", "last", NULL}; /* as ar_sim_algorithm */
 
 /* What is measured. */
-typedef struct allreduce_case {
+typedef struct collective_case {
+    collective of;
     int ranks;
-    size_t bytes;   /* of one rank's input */
+    size_t bytes;   /* of what is whole */
     ar_dtype dtype; /* AR_F32 or AR_I64 */
     ar_sim_algorithm algorithm;
-} allreduce_case;
+} collective_case;
 
 /* Stores that leave the cache alone, where there are such; aligned to a line. */
 static void stream(char *to, const char *from, size_t bytes)
@@ -56,8 +60,9 @@ typedef struct side {
 } side;
 
 typedef struct bench {
-    const allreduce_case *of;
+    const collective_case *of;
     side *rank;         /* [ranks] */
+    size_t *share;      /* [ranks] elements of each */
     ari_bench_series s; /* of KINDS sides */
 } bench;
 
@@ -92,28 +97,61 @@ static void fill(const bench *b, int rank)
     memset(b->rank[rank].out, 0, b->of->bytes);
 }
 
-static ar_status check_sum(const bench *b, int rank)
+/* The first element of a rank's share. */
+static size_t start_of(const bench *b, int rank)
 {
-    const size_t count = b->of->bytes / ar_dtype_bytes(b->of->dtype);
+    size_t start = 0;
+    for (int r = 0; r < rank; r++)
+        start += b->share[r];
+    return start;
+}
+
+/* Element i of what is whole: a sum, or of an all-gather the value of the rank whose share it is in. */
+static int64_t expected_at(const bench *b, size_t i)
+{
+    int rank = 0;
+    if (b->of->of != ALL_GATHER)
+        return sum_of_values(b->of->ranks, i);
+    while (start_of(b, rank + 1) <= i)
+        rank++;
+    return value(rank, i - start_of(b, rank));
+}
+
+static ar_status check_output(const bench *b, int rank)
+{
+    const bool shared = b->of->of == REDUCE_SCATTER;
+    const size_t start = shared ? start_of(b, rank) : 0;
+    const size_t count = shared ? b->share[rank] : b->of->bytes / ar_dtype_bytes(b->of->dtype);
+    const void *out = b->rank[rank].out;
     for (size_t i = 0; i < count; i++) {
-        const int64_t expected = sum_of_values(b->of->ranks, i);
-        const bool same = b->of->dtype == AR_F32 ? ((const float *)b->rank[rank].out)[i] == (float)expected
-                                                 : ((const int64_t *)b->rank[rank].out)[i] == expected;
+        const int64_t expected = expected_at(b, start + i);
+        const bool same =
+            b->of->dtype == AR_F32 ? ((const float *)out)[i] == (float)expected : ((const int64_t *)out)[i] == expected;
         if (!same)
-            return ar_error_set(AR_ERR_DATA, "element %zu of rank %d is not the sum, %lld", i, rank,
-                                (long long)expected);
+            return ar_error_set(AR_ERR_DATA, "element %zu of rank %d is not %lld", i, rank, (long long)expected);
     }
     return AR_OK;
 }
 
+static ar_status call(const member *m)
+{
+    const collective_case *of = m->b->of;
+    const ar_buf out = {m->own->out};
+    const ar_cbuf in = {m->own->in};
+    if (of->of == ALL_REDUCE)
+        return ar_comm_all_reduce(m->comm, m->q, out, in, of->bytes / ar_dtype_bytes(of->dtype), of->dtype, AR_SUM,
+                                  "bench");
+    return of->of == REDUCE_SCATTER
+               ? ar_comm_reduce_scatter(m->comm, m->q, out, in, m->b->share, of->dtype, AR_SUM, "bench")
+               : ar_comm_all_gather(m->comm, m->q, out, in, m->b->share, of->dtype, "bench");
+}
+
 static ar_status calls_of(const member *m, int kind, size_t calls)
 {
-    const allreduce_case *of = m->b->of;
-    const size_t count = of->bytes / ar_dtype_bytes(of->dtype);
+    const collective_case *of = m->b->of;
     for (size_t i = 0; i < calls; i++) {
-        if (kind == ALL_REDUCE)
-            AR_TRY(ar_comm_all_reduce(m->comm, m->q, (ar_buf){m->own->out}, (ar_cbuf){m->own->in}, count, of->dtype,
-                                      AR_SUM, "bench"));
+        if (kind == COLLECTIVE)
+            AR_TRY(call(m));
         else if (kind == MEMCPY)
             memcpy(m->own->out, m->own->in, of->bytes);
         else
@@ -162,8 +200,8 @@ static ar_status measure(const member *m)
     const int rank = ar_comm_rank(m->comm);
     size_t calls[KINDS];
     fill(m->b, rank);
-    AR_TRY(calls_of(m, ALL_REDUCE, 1));
-    AR_TRY(check_sum(m->b, rank));
+    AR_TRY(calls_of(m, COLLECTIVE, 1));
+    AR_TRY(check_output(m->b, rank));
     for (int k = 0; k < KINDS; k++)
         AR_TRY(block_size(m, k, &calls[k]));
     for (size_t i = 0; i < m->b->s.n; i++) {
@@ -174,9 +212,9 @@ static ar_status measure(const member *m)
                 m->b->s.times[i * KINDS + (size_t)k] = seconds;
         }
     }
-    /* The copies have written over what the all-reduce gave: the last word is its own. */
-    AR_TRY(calls_of(m, ALL_REDUCE, 1));
-    return check_sum(m->b, rank);
+    /* The copies have written over what the collective gave: the last word is its own. */
+    AR_TRY(calls_of(m, COLLECTIVE, 1));
+    return check_output(m->b, rank);
 }
 
 static ar_status rank_main(ar_comm *comm, void *arg)
@@ -210,10 +248,11 @@ static void destroy_memory(bench *b)
         free(b->rank[i].out);
     }
     free(b->rank);
+    free(b->share);
     ari_bench_series_destroy(&b->s);
 }
 
-static ar_status time_case(ari_bench *out, const allreduce_case *of)
+static ar_status time_case(ari_bench *out, const collective_case *of)
 {
     ARI_ENDED(destroy_memory) bench b = {.of = of};
     const ar_sim_options options = {.algorithm = of->algorithm, .timeout_ns = 60000000000u};
@@ -221,30 +260,38 @@ static ar_status time_case(ari_bench *out, const allreduce_case *of)
         return ar_error_set(AR_ERR_ARG, "%zu bytes are no whole number of elements of %zu bytes", of->bytes,
                             ar_dtype_bytes(of->dtype));
     AR_TRY(ari_alloc_zero((void **)&b.rank, (size_t)of->ranks, sizeof *b.rank, "the benchmark's ranks"));
+    AR_TRY(ari_alloc_zero((void **)&b.share, (size_t)of->ranks, sizeof *b.share, "the ranks' shares"));
+    for (size_t r = 0, n = of->bytes / ar_dtype_bytes(of->dtype), ranks = (size_t)of->ranks; r < ranks; r++)
+        b.share[r] = n / ranks + (r < n % ranks);
     AR_TRY(ari_bench_series_create(&b.s, KINDS, out->repetitions));
     AR_TRY(create_memory(&b));
     AR_TRY(ar_sim_run(of->ranks, &options, rank_main, &b, NULL));
     const double copies[2] = {ari_bench_times_of(&b.s, MEMCPY).median, ari_bench_times_of(&b.s, STREAM).median};
     const size_t best = copies[0] <= copies[1] ? MEMCPY : STREAM;
-    const ari_bench_stat ratio = ari_bench_ratio_of(&b.s, ALL_REDUCE, best);
-    const double seconds = ari_bench_times_of(&b.s, ALL_REDUCE).median, ranks = of->ranks;
-    return ari_bench_add(out, "rows",
-                         json_pack("{s:i, s:I, s:s, s:s, s:f, s:f, s:f, s:f, s:s, s:f}", "ranks", of->ranks, "bytes",
-                                   (json_int_t)of->bytes, "numerics", of->dtype == AR_F32 ? "f32" : "i64", "algorithm",
-                                   algorithm_names[of->algorithm], "seconds", seconds, "bus_gbps",
-                                   1e-9 * 2.0 * (ranks - 1.0) / ranks * (double)of->bytes / seconds, "over_copy",
-                                   ratio.median, "copy_seconds", copies[best - MEMCPY], "copy", kind_names[best],
-                                   "spread", ratio.spread));
+    const ari_bench_stat ratio = ari_bench_ratio_of(&b.s, COLLECTIVE, best);
+    const double seconds = ari_bench_times_of(&b.s, COLLECTIVE).median, ranks = of->ranks;
+    const double ways = of->of == ALL_REDUCE ? 2.0 : 1.0;
+    return ari_bench_add(
+        out, "rows",
+        json_pack("{s:s, s:i, s:I, s:s, s:s, s:f, s:f, s:f, s:f, s:s, s:f}", "collective", collective_names[of->of],
+                  "ranks", of->ranks, "bytes", (json_int_t)of->bytes, "numerics", of->dtype == AR_F32 ? "f32" : "i64",
+                  "algorithm", algorithm_names[of->algorithm], "seconds", seconds, "bus_gbps",
+                  1e-9 * ways * (ranks - 1.0) / ranks * (double)of->bytes / seconds, "over_copy", ratio.median,
+                  "copy_seconds", copies[best - MEMCPY], "copy", kind_names[best], "spread", ratio.spread));
 }
 
 /* Every number of ranks, both types, every size; 0: those in use. */
-static ar_status time_cases(ari_bench *out, size_t ranks, size_t bytes, const char *algorithm)
+static ar_status time_cases(ari_bench *out, size_t ranks, size_t bytes, const char *algorithm, const char *of)
 {
     static const size_t sizes[] = {1024, 4096, 16384, 65536, 1048576, 26214400, 104857600};
     static const ar_dtype dtypes[] = {AR_F32, AR_I64};
-    allreduce_case one = {.algorithm = AR_SIM_AUTO};
+    collective_case one = {.algorithm = AR_SIM_AUTO};
     while (algorithm_names[one.algorithm] && strcmp(algorithm_names[one.algorithm], algorithm) != 0)
         one.algorithm++;
+    while (collective_names[one.of] && strcmp(collective_names[one.of], of) != 0)
+        one.of++;
+    if (!collective_names[one.of])
+        return ar_error_set(AR_ERR_ARG, "--of is all_reduce, reduce_scatter or all_gather");
     if (!algorithm_names[one.algorithm] || ranks == 1 || ranks > 4096)
         return ar_error_set(AR_ERR_ARG, "--algorithm is auto, direct, ring or last, --ranks from 2 to 4096");
     for (size_t r = ranks ? ranks : 2; r <= (ranks ? ranks : 8); r *= 2) {
@@ -263,13 +310,14 @@ static ar_status time_cases(ari_bench *out, size_t ranks, size_t bytes, const ch
 int main(int argc, char **argv)
 {
     size_t ranks = 0, bytes = 0;
-    const char *algorithm = "auto";
+    const char *algorithm = "auto", *of = "all_reduce";
     const ari_bench_option options[] = {
+        {"of", "all_reduce, reduce_scatter or all_gather (default all_reduce)", .text = &of},
         {"ranks", "simulated ranks (default: 2, 4 and 8)", .number = &ranks},
-        {"bytes", "of each rank's input (default: seven sizes, 1 KiB to 100 MiB)", .number = &bytes},
+        {"bytes", "of what is whole (default: seven sizes, 1 KiB to 100 MiB)", .number = &bytes},
         {"algorithm", "auto, direct, ring or last: how data moves (default auto)", .text = &algorithm}};
-    ari_bench b = {.what = "allreduce", .threads = 1, .repetitions = 15};
+    ari_bench b = {.what = "collective", .threads = 1, .repetitions = 15};
     (void)argc;
     ari_bench_begin(&b, argv, options, sizeof options / sizeof *options);
-    return ari_bench_end(&b, time_cases(&b, ranks, bytes, algorithm));
+    return ari_bench_end(&b, time_cases(&b, ranks, bytes, algorithm, of));
 }
