@@ -218,7 +218,8 @@ void ari_threads_sleep(char **argv)
     const bool chosen = getenv("OMP_WAIT_POLICY") != NULL || getenv("GOMP_SPINCOUNT") != NULL;
     char program[PATH_MAX];
     if (!chosen && setenv("OMP_WAIT_POLICY", "passive", 0) == 0 && setenv("GOMP_SPINCOUNT", "4000", 0) == 0 &&
-        setenv("OMP_STACKSIZE", "8M", 0) == 0 && find_program(program, sizeof program))
+        setenv("OMP_STACKSIZE", "8M", 0) == 0 && setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1", 0) == 0 &&
+        find_program(program, sizeof program))
         execv(program, argv);
     errno = 0;
 }
@@ -282,7 +283,8 @@ int ari_scratch_open(void)
 void ari_memory_return_large(void)
 {
 #if defined(__GLIBC__)
-    (void)mallopt(M_MMAP_THRESHOLD, 4 << 20);
+    (void)mallopt(M_MMAP_THRESHOLD, 8 << 20);
+    (void)mallopt(M_TRIM_THRESHOLD, 16 << 20);
 #endif
 }
 

@@ -29,7 +29,8 @@ bool ari_program_path(char *path, size_t cap);
 /** OpenMP's threads spin while they wait for each other, and on shared cores keep the one they wait for from running: a
  *  check then takes several times as long. A thread that sleeps takes some 50 us to wake up, longer than many kernels of
  *  a block: gcc's runtime spins for about 100 us first, and not at all with more threads than cores. OpenMP's stacks
- *  would be as small as `ulimit -s`. Both are read before main begins, so a program that calls this first starts itself
+ *  would be as small as `ulimit -s`. glibc's large arrays come in huge pages, where the system has them for those who
+ *  ask: a quarter of the system's time of a large check. All are read before main begins, so a program that calls this first starts itself
  *  again with this choice, once; a choice of the user's stands. Where that fails it goes on as it is. */
 void ari_threads_sleep(char **argv);
 
@@ -47,7 +48,8 @@ bool ari_unnamed_link(int fd, const char *name);
 /** A file open for reading and writing that no folder has, and no other process sees. -1: none. */
 int ari_scratch_open(void);
 
-/** Memory of several MB goes back to the system as soon as it is freed, where the C library can be told so. */
+/** Memory of several MB goes back to the system as soon as it is freed, and what is free at the end of the C library's
+ *  own, where it can be told so. */
 void ari_memory_return_large(void);
 /** And now all that is freed: between two parts of a run that have nothing in common. */
 void ari_memory_return(void);
