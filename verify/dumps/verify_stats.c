@@ -542,7 +542,7 @@ static void take_each(const ari_pair *p, const ari_scratch *s, size_t start, siz
 
 /* What numbers of one format show whose values are all finite: all but which of them it is. */
 typedef struct seen {
-    double difference, relative, ratio; /* the largest ones; relative: to values that are not 0 */
+    double difference, ratio; /* the largest ones */
     bool from_zero;
     size_t different, doubted; /* doubted: not different for what is allowed besides */
     uint64_t steps;
@@ -550,17 +550,31 @@ typedef struct seen {
 
 ARI_SIMD static void see_differences(seen *t, double *difference, const double *a, const double *b, size_t n)
 {
-    int64_t most = 0, relative = 0, zero = 0;
+    int64_t most = 0, zero = 0;
     for (size_t i = 0; i < n; i++) {
-        const double d = fabs(b[i] - a[i]), size = fabs(a[i]), part = d / (size == 0.0 ? 1.0 : size);
+        const double d = fabs(b[i] - a[i]);
         difference[i] = d;
         most = more(most, d);
-        relative = more(relative, size == 0.0 ? 0.0 : part);
-        zero = more(zero, size == 0.0 ? d : 0.0);
+        zero = more(zero, a[i] == 0.0 ? d : 0.0);
     }
     t->difference = magnitude_of(most);
-    t->relative = magnitude_of(relative);
     t->from_zero = zero > 0;
+}
+
+/* Products of numbers of this size may be rounded by more than their last bits. */
+static const double TINY = 0x1p-900;
+
+/* The largest part of |a|, if one is above `known`, which most blocks tell by products; else some part below it. */
+ARI_SIMD static double largest_part(const double *difference, const double *a, size_t n, double known)
+{
+    const double least = known * (1.0 - 0x1p-48); /* whatever is below it in rounded products is below it */
+    int64_t most = 0;
+    size_t above = 0;
+    for (size_t i = 0; i < n; i++)
+        above += difference[i] > least * fabs(a[i]) || (a[i] != 0.0 && fabs(a[i]) < TINY && difference[i] > 0.0);
+    for (size_t i = 0; above > 0 && i < n; i++)
+        most = more(most, a[i] == 0.0 ? 0.0 : difference[i] / fabs(a[i]));
+    return magnitude_of(most);
 }
 
 /* extra: allowed besides; NULL: nothing. */
@@ -674,7 +688,7 @@ static bool take_at_once(const ari_pair *p, const ari_scratch *s, size_t n, ari_
     tally->doubted += t.doubted;
     tally->max_ulp = t.steps > tally->max_ulp ? t.steps : tally->max_ulp;
     tally->max_abs = larger(tally->max_abs, t.difference);
-    tally->max_rel = larger(tally->max_rel, t.relative);
+    tally->max_rel = larger(tally->max_rel, largest_part(s->difference, a, n, tally->max_rel));
     tally->from_zero = tally->from_zero || t.from_zero;
     return true;
 }
