@@ -49,6 +49,9 @@ static void print_notes(FILE *to, const ari_checked *c)
     if (r->kinks > 0)
         fprintf(to, "note: %s argument%s of relu may be on either side of 0, by the allowance: so may the slope\n",
                 ARI_COUNT(r->kinks), ARI_PLURAL(r->kinks));
+    if (r->seq > AR_SCORES_WHOLE)
+        fprintf(to, "note: attention's probabilities of more than %s tokens %s\n", ARI_COUNT(AR_SCORES_WHOLE),
+                c->run.numerics == AR_NUMERICS_EXACT ? "are compared by two numbers of each row" : "are not compared");
     if (r->config.vocab < 256)
         fprintf(to, "note: bytes of the text are taken modulo the vocabulary of %zu\n", r->config.vocab);
 }

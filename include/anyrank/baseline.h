@@ -51,8 +51,11 @@ typedef struct ar_baseline_options {
     ar_baseline_emit emit;       /* NULL: none */
     void *emit_user;             /* first argument of emit, frozen, begin_step, doubt, kink and kink_slope */
     bool forward_only;           /* no backward pass */
-    double dropout;              /* probability in [0, 1) */
-    ar_loss_options loss;        /* of models with logits */
+    bool
+        digests; /* of more than 2,048 keys, probabilities and their gradients are emitted as digests of their rows, [b,
+                     heads, queries, 2] (probs_rows); else, as above, not at all */
+    double dropout;       /* probability in [0, 1) */
+    ar_loss_options loss; /* of models with logits */
     /* Number of training steps; 0: one forward and backward pass without update. With steps > 0 `batch` and `loss` of
      * ar_baseline_run are arrays of `steps`, and each step emits after its gradients "grad_norm" (pass 'c', if clip >
      * 0) and for each parameter, in order of first use, the new value ('n') and the optimizer's moments ('m', 'v'). */
@@ -86,8 +89,9 @@ typedef struct ar_baseline_options {
 /** Runs the forward pass, loss and backward pass of a model on a global batch, or `steps` training steps on as many
  *  batches, and writes the loss of each step to *loss (fp32 values in modes EXACT and FP32; unchanged on error).
  *  Without targets (T = 0) the loss is NaN and gradients are +0. Infinite weights are allowed and may give NaN. Borrows
- *  all arguments until return. Memory: 8 bytes per parameter and per activation, and 72 bytes per element of 256 rows
- *  of one gradient; training adds 8 bytes per parameter for gradients and 8 (momentum) or 16 (Adam) for moments.
+ *  all arguments until return. Memory: 8 bytes per parameter and per activation, of which probabilities only up to 2,048
+ *  tokens, and two operands of a product; training adds 8 bytes per parameter for gradients and 8 (momentum) or 16 (Adam)
+ *  for moments.
  *  Threads: several runs may run at once; each calls its callbacks on its own thread. Errors: AR_ERR_ARG (also a
  *  sequence longer than max_positions, invalid optimizer options), AR_ERR_DATA (ids out of range, NaN in weights or
  *  mask, a gradient norm to clip that is not finite; the message names the tensor), AR_ERR_NOT_FOUND (a weight),

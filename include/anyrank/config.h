@@ -12,6 +12,10 @@
 
 AR_BEGIN_DECLS
 
+/* Of sequences up to this length attention's probabilities are reported one by one; of longer ones, whose pairs of tokens
+ * would fill the memory, two numbers of each row tell whether any bit of it differs. */
+#define AR_SCORES_WHOLE 2048
+
 /* Model architecture: the transformers class(es) that each stands for, with their parameter names. */
 typedef enum ar_arch {
     AR_ARCH_LLAMA,      /* LlamaForCausalLM and architectures with the same structure and parameter names */

@@ -4,7 +4,9 @@
 #include "ref/baseline/run.h"
 
 #include <math.h>
+#include <stdio.h>
 
+#include "ref/numerics/digest.h"
 #include "ref/numerics/scalar.h"
 
 /* --- heads -------------------------------------------------------------------------------------------------------- */
@@ -77,23 +79,29 @@ ARI_SIMD __attribute__((flatten)) void ari_bl_softmax(const ari_bl_run *run, dou
             p[i] = ari_bl_fl(run, p[i] / *l);
 }
 
-/* visible[key] for one query, and the finite mask entries added to its scores. */
-static void mask_row(const ari_bl_run *run, uint8_t *visible, double *scores, size_t sample, size_t head, size_t query)
+/* A query of a head, and some of its keys. */
+typedef struct score_row {
+    size_t sample, head, query, first, keys;
+} score_row;
+
+/* visible[i] of each of the keys, and the finite mask entries added to their scores. */
+static void mask_row(const ari_bl_run *run, uint8_t *visible, double *scores, const score_row *at)
 {
     const ar_batch *batch = run->batch;
-    const size_t s = run->s;
+    const size_t s = run->s, query = at->query;
     const float *additive = NULL;
     if (batch->additive_mask != NULL) {
-        const size_t n = batch->mask_batch == 1 ? 0 : sample, a = batch->mask_heads == 1 ? 0 : head;
-        additive = batch->additive_mask + ((n * batch->mask_heads + a) * s + query) * s;
+        const size_t n = batch->mask_batch == 1 ? 0 : at->sample, a = batch->mask_heads == 1 ? 0 : at->head;
+        additive = batch->additive_mask + ((n * batch->mask_heads + a) * s + query) * s + at->first;
     }
-    for (size_t key = 0; key < s; key++) {
-        visible[key] = !(run->c->causal && key > query) && !ari_bl_apart(batch, sample, query, key) &&
-                       !(run->window > 0 && query >= key && query - key >= run->window) &&
-                       !(batch->padding_mask != NULL && batch->padding_mask[sample * s + key] == 0) &&
-                       !(additive != NULL && isinf(additive[key]));
-        if (scores != NULL && additive != NULL && visible[key])
-            scores[key] = ari_bl_branch(run, scores[key] + (double)additive[key]);
+    for (size_t i = 0; i < at->keys; i++) {
+        const size_t key = at->first + i;
+        visible[i] = !(run->c->causal && key > query) && !ari_bl_apart(batch, at->sample, query, key) &&
+                     !(run->window > 0 && query >= key && query - key >= run->window) &&
+                     !(batch->padding_mask != NULL && batch->padding_mask[at->sample * s + key] == 0) &&
+                     !(additive != NULL && isinf(additive[i]));
+        if (scores != NULL && additive != NULL && visible[i])
+            scores[i] = ari_bl_branch(run, scores[i] + (double)additive[i]);
     }
 }
 
@@ -117,52 +125,93 @@ static double scale_of(const ari_bl_run *run)
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Probabilities [s, s] of one head of one sample, and sunk [s], that of its sink, a logit more of each row which sees a
- * key. bare [s, s]: the scores before capping; NULL: they are not capped. */
-static ar_status head_probs(ari_bl_run *run, size_t sample, size_t head, double *probs, double *bare, double *sunk,
-                            const double *sink, const double *q, const double *k)
+/* Products q k^T of a row made into logits. bare: the scores before capping; NULL: they are not capped. */
+static void logits_of(const ari_bl_run *run, double *row, double *bare, uint8_t *visible, const score_row *at,
+                      double scale)
+{
+    for (size_t i = 0; i < at->keys; i++)
+        row[i] = ari_bl_branch(run, row[i] * scale);
+    for (size_t i = 0; bare != NULL && i < at->keys; i++) {
+        bare[i] = row[i];
+        row[i] = ari_bl_branch(run, ari_bl_cap(row[i], run->c->score_cap));
+    }
+    mask_row(run, visible, row, at);
+}
+
+/* Queries [first, first + rows) of head `at` of [b, H], with all keys. */
+typedef struct band {
+    size_t at, first, rows;
+    double *probs, *bare; /* [rows, s]; bare: the scores before capping; NULL: they are not capped */
+} band;
+
+/* Probabilities of the band, its rows' largest logits and sums, and what is saved of sinks: the probability of a logit
+ * more of each row which sees a key. */
+static ar_status band_probs(ari_bl_run *run, const band *of, const ari_bl_attention *a, const ari_bl_params *p)
 {
     ARI_BL_SCOPE(run);
-    const size_t s = run->s, d = run->c->head_dim;
-    double *scores = ari_bl_doubles(run, s, s), *logits = ari_bl_doubles(run, 2, s + 1), *p = logits + s + 1;
+    const size_t s = run->s, d = run->c->head_dim, heads = run->c->heads, group = heads / run->c->kv_heads;
+    const size_t row = of->at * s + of->first, head = of->at % heads;
+    double *scores = ari_bl_doubles(run, of->rows, s), *logits = ari_bl_doubles(run, 2, s + 1), *pr = logits + s + 1;
     uint8_t *visible = ari_bl_take(run, s + 1, 1, 1);
     AR_TRY(run->memory);
-    const ari_bl_matrix q_rows = {q, d, 1}, k_rows = {k, d, 1};
-    AR_TRY(ari_bl_contract(run, scores, s, s, d, q_rows, k_rows, ARI_BL_PLAIN));
+    const ari_bl_matrix q_rows = {a->q + row * d, d, 1}, k_rows = {a->k + of->at / group * s * d, d, 1};
+    AR_TRY(ari_bl_contract(run, scores, of->rows, s, d, q_rows, k_rows, ARI_BL_PLAIN));
     const double scale = scale_of(run);
-    for (size_t query = 0; query < s; query++) {
-        double *row = scores + query * s, m, l;
-        for (size_t key = 0; key < s; key++)
-            row[key] = ari_bl_branch(run, row[key] * scale);
-        for (size_t key = 0; bare != NULL && key < s; key++) {
-            bare[query * s + key] = row[key];
-            row[key] = ari_bl_branch(run, ari_bl_cap(row[key], run->c->score_cap));
-        }
-        mask_row(run, visible, row, sample, head, query);
-        double *most = run->largest == NULL ? NULL : run->largest + head / (run->c->heads / run->c->kv_heads);
+    for (size_t r = 0; r < of->rows; r++) {
+        const score_row here = {of->at / heads, head, of->first + r, 0, s};
+        double *x = scores + r * s, *probs = of->probs + r * s;
+        logits_of(run, x, of->bare == NULL ? NULL : of->bare + r * s, visible, &here, scale);
+        double *most = run->largest == NULL ? NULL : run->largest + head / group;
         for (size_t key = 0; most != NULL && key < s; key++)
-            *most = visible[key] && row[key] > *most ? row[key] : *most;
+            *most = visible[key] && x[key] > *most ? x[key] : *most;
         visible[s] = 0;
         for (size_t key = 0; key < s; key++) {
-            logits[key] = row[key];
+            logits[key] = x[key];
             visible[s] |= visible[key];
         }
-        logits[s] = sink != NULL ? *sink : 0.0;
-        ari_bl_softmax(run, p, logits, visible, sink != NULL ? s + 1 : s, &m, &l);
+        logits[s] = p->sinks != NULL ? p->sinks[head] : 0.0;
+        ari_bl_softmax(run, pr, logits, visible, p->sinks != NULL ? s + 1 : s, &a->most[row + r], &a->sum[row + r]);
         for (size_t key = 0; key < s; key++)
-            probs[query * s + key] = p[key];
-        if (sink != NULL)
-            sunk[query] = p[s];
+            probs[key] = pr[key];
+        if (a->sunk != NULL)
+            a->sunk[row + r] = pr[s];
         for (size_t key = 0; run->noise != NULL && key < s; key++)
-            probs[query * s + key] = ari_bl_branch(run, probs[query * s + key]);
+            probs[key] = ari_bl_branch(run, probs[key]);
     }
     return AR_OK;
+}
+
+/* Digests of the rows of a band or a whole head: numbers.md has them as sums over fp32 values. */
+static void digest_rows(const ari_bl_run *run, double *digest, const double *x, size_t rows)
+{
+    for (size_t r = 0; digest != NULL && r < rows; r++) {
+        uint64_t sum = 0;
+        for (size_t key = 0; key < run->s; key++)
+            sum += ari_digest_term((float)x[r * run->s + key], key);
+        for (int i = 0; i < ARI_DIGEST; i++)
+            digest[r * ARI_DIGEST + (size_t)i] = ari_digest_number(sum, i);
+    }
+}
+
+/* Room for digests of all rows of [b, H, s]; NULL: nobody wants them. */
+static double *take_digests(ari_bl_run *run)
+{
+    return run->o->digests && run->o->emit != NULL ? ari_bl_doubles(run, run->tokens * run->c->heads, ARI_DIGEST)
+                                                   : NULL;
+}
+
+static ar_status emit_digests(ari_bl_run *run, const char *part, char pass, const double *digest)
+{
+    const size_t shape[4] = {run->b, run->c->heads, run->s, ARI_DIGEST};
+    char name[ARI_BL_NAME_SIZE];
+    snprintf(name, sizeof name, "%s" ARI_DIGESTED, part);
+    return digest == NULL ? AR_OK : ari_bl_emit(run, name, pass, 4, shape, digest);
 }
 
 static ar_status emit_probs(ari_bl_run *run, char pass, const double *probs)
 {
     const size_t shape[4] = {run->b, run->c->heads, run->s, run->s};
-    return ari_bl_emit(run, run->names->probs, pass, 4, shape, probs);
+    return run->s > AR_SCORES_WHOLE ? AR_OK : ari_bl_emit(run, run->names->probs, pass, 4, shape, probs);
 }
 
 /* y, head-major: columns [first, first + heads*d) of x [tokens, ld] normalised. */
@@ -225,6 +274,7 @@ typedef struct all_heads {
     const ari_bl_attention *a;
     const ari_bl_params *p;
     double *out, *dout, *dq, *dk, *dv, *dp, *ds, *dot; /* head-major, or [b, H, s, s]; dot [b, H, s] */
+    double *digests, *dropped_digests;                 /* [b, H, s, ARI_DIGEST]; NULL: nobody wants them */
 } all_heads;
 
 static size_t members_of(const ari_bl_run *run)
@@ -236,10 +286,9 @@ static ar_status probs_of_head(ari_bl_run *run, void *of, size_t at)
 {
     const all_heads *h = of;
     const ari_bl_attention *a = h->a;
-    const size_t heads = run->c->heads, s = run->s, d = run->c->head_dim;
-    return head_probs(run, at / heads, at % heads, a->probs + at * s * s, a->bare == NULL ? NULL : a->bare + at * s * s,
-                      a->sunk == NULL ? NULL : a->sunk + at * s, h->p->sinks == NULL ? NULL : h->p->sinks + at % heads,
-                      a->q + at * s * d, a->k + at / members_of(run) * s * d);
+    const size_t s = run->s;
+    const band whole = {at, 0, s, a->probs + at * s * s, a->bare == NULL ? NULL : a->bare + at * s * s};
+    return band_probs(run, &whole, a, h->p);
 }
 
 static ar_status context_of_head(ari_bl_run *run, void *of, size_t at)
@@ -251,17 +300,112 @@ static ar_status context_of_head(ari_bl_run *run, void *of, size_t at)
     return ari_bl_contract(run, h->out + at * s * values, s, values, s, p_rows, v_columns, ARI_BL_SCALED);
 }
 
+/* Where nothing is kept of the probabilities but their rows' largest logits and sums: a head in bands of queries, so that
+ * memory grows with the sequence and not with its square. */
+enum { QUERIES = 256, KEYS = 64 };
+
+static ar_status new_band(ari_bl_run *run, band *b, size_t at, size_t first)
+{
+    const size_t rows = run->s - first < QUERIES ? run->s - first : QUERIES;
+    *b = (band){.at = at, .first = first, .rows = rows, .probs = ari_bl_doubles(run, rows, run->s)};
+    b->bare = run->c->score_cap > 0.0 ? ari_bl_doubles(run, rows, run->s) : NULL;
+    return run->memory;
+}
+
+/* The band's probabilities after dropout, which may be the same. */
+static ar_status drop_band(ari_bl_run *run, double **dropped, const band *b, double *probs)
+{
+    const ari_bl_region all = {b->at * run->s + b->first, b->rows, 0, run->s};
+    *dropped = probs;
+    if (run->o->dropout > 0.0) {
+        *dropped = ari_bl_doubles(run, b->rows, run->s);
+        AR_TRY(run->memory);
+        ari_bl_drop(run, run->names->drop_probs, *dropped, probs, &all, run->c->max_positions);
+    }
+    return AR_OK;
+}
+
+static double *digest_at(double *digests, size_t row)
+{
+    return digests == NULL ? NULL : digests + row * ARI_DIGEST;
+}
+
+static ar_status bands_of_head(ari_bl_run *run, void *of, size_t at)
+{
+    const all_heads *h = of;
+    const size_t s = run->s, values = ar_config_value_dim(run->c);
+    const ari_bl_matrix v_columns = {h->a->v + at / members_of(run) * s * values, 1, values};
+    for (size_t first = 0; first < s; first += QUERIES) {
+        ARI_BL_SCOPE(run);
+        const size_t row = at * s + first;
+        band b;
+        double *dropped = NULL;
+        AR_TRY(new_band(run, &b, at, first));
+        AR_TRY(band_probs(run, &b, h->a, h->p));
+        AR_TRY(drop_band(run, &dropped, &b, b.probs));
+        digest_rows(run, digest_at(h->digests, row), b.probs, b.rows);
+        digest_rows(run, digest_at(h->dropped_digests, row), dropped, b.rows);
+        const ari_bl_matrix p_rows = {dropped, s, 1};
+        AR_TRY(ari_bl_contract(run, h->out + row * values, b.rows, values, s, p_rows, v_columns, ARI_BL_SCALED));
+    }
+    return AR_OK;
+}
+
+static ar_status forward_in_bands(ari_bl_run *run, all_heads *all)
+{
+    all->digests = take_digests(run);
+    all->dropped_digests = run->o->dropout > 0.0 ? take_digests(run) : NULL;
+    AR_TRY(run->memory);
+    for (size_t at = 0; all->p->largest != NULL && at < run->b * run->c->heads; at++) /* which all of them raise */
+        AR_TRY(bands_of_head(run, all, at));
+    if (all->p->largest == NULL)
+        AR_TRY(ari_bl_each(run, run->b * run->c->heads, bands_of_head, all));
+    AR_TRY(emit_digests(run, run->names->probs, 'f', all->digests));
+    return emit_digests(run, run->names->drop_probs, 'f', all->dropped_digests);
+}
+
+static ar_status forward_at_once(ari_bl_run *run, all_heads *all)
+{
+    const ari_bl_attention *a = all->a;
+    const char pass = run->s > AR_SCORES_WHOLE ? 0 : 'f';
+    for (size_t at = 0; all->p->largest != NULL && at < run->b * run->c->heads; at++)
+        AR_TRY(probs_of_head(run, all, at));
+    if (all->p->largest == NULL)
+        AR_TRY(ari_bl_each(run, run->b * run->c->heads, probs_of_head, all));
+    AR_TRY(emit_probs(run, 'f', a->probs));
+    if (run->o->dropout > 0.0)
+        AR_TRY(ari_bl_dropout(run, run->names->drop_probs, pass, a->dropped, a->probs, run->c->heads, run->s));
+    return ari_bl_each(run, run->b * run->c->heads, context_of_head, all);
+}
+
+/* Errors of rounding are drawn once for each number: a run with noise keeps what it drew. */
+static bool keeps_probs(const ari_bl_run *run)
+{
+    return run->s <= AR_SCORES_WHOLE || run->noise != NULL;
+}
+
+static void take_scores(ari_bl_run *run, ari_bl_attention *a)
+{
+    const size_t rows = run->tokens * run->c->heads;
+    a->most = ari_bl_doubles(run, rows, 1);
+    a->sum = ari_bl_doubles(run, rows, 1);
+    a->probs = a->dropped = a->bare = NULL;
+    if (!keeps_probs(run))
+        return;
+    a->probs = ari_bl_doubles(run, rows, run->s);
+    a->dropped = run->o->dropout > 0.0 ? ari_bl_doubles(run, rows, run->s) : a->probs;
+    a->bare = run->c->score_cap > 0.0 ? ari_bl_doubles(run, rows, run->s) : NULL;
+}
+
 ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const ari_bl_params *p, const double *qkv)
 {
-    const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
+    const size_t heads = run->c->heads, groups = run->c->kv_heads, d = run->c->head_dim;
     const size_t values = ar_config_value_dim(run->c);
     a->q = ari_bl_doubles(run, run->tokens, heads * d);
     a->k = ari_bl_doubles(run, run->tokens, groups * d);
     a->v = ari_bl_doubles(run, run->tokens, groups * values);
-    a->probs = ari_bl_doubles(run, run->tokens * heads, s);
     a->context = ari_bl_doubles(run, run->tokens, heads * values);
-    a->dropped = run->o->dropout > 0.0 ? ari_bl_doubles(run, run->tokens * heads, s) : a->probs;
-    a->bare = run->c->score_cap > 0.0 ? ari_bl_doubles(run, run->tokens * heads, s) : NULL;
+    take_scores(run, a);
     a->sunk = p->sinks != NULL ? ari_bl_doubles(run, run->tokens, heads) : NULL;
     AR_TRY(run->memory);
     AR_TRY(split_qkv(run, a, p->qk_norm, qkv));
@@ -270,14 +414,7 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
     AR_TRY(run->memory);
     run->largest = p->largest;
     all_heads all = {.a = a, .p = p, .out = out};
-    for (size_t at = 0; p->largest != NULL && at < run->b * heads; at++) /* which all of them raise */
-        AR_TRY(probs_of_head(run, &all, at));
-    if (p->largest == NULL)
-        AR_TRY(ari_bl_each(run, run->b * heads, probs_of_head, &all));
-    AR_TRY(emit_probs(run, 'f', a->probs));
-    if (run->o->dropout > 0.0)
-        AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 'f', a->dropped, a->probs, heads, s));
-    AR_TRY(ari_bl_each(run, run->b * heads, context_of_head, &all));
+    AR_TRY(keeps_probs(run) ? forward_at_once(run, &all) : forward_in_bands(run, &all));
     ari_bl_keep_all(run, out, run->tokens * heads * values);
     merge_heads(run, a->context, heads * values, 0, out, heads, values);
     ari_bl_release(run, mark);
@@ -286,34 +423,38 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* +0 in dP [s, s] at masked keys, and dS [s, s] of one head: dS = fl32(fl32(Pr*(dP - D))*scale), D = sum of Pr*dP, which
- * goes to dot [s]. */
-static ar_status head_backward(ari_bl_run *run, size_t sample, size_t head, double *dp, double *ds, double *dot,
-                               const double *probs, const double *bare)
+/* What the gradient of a score's logit makes of the score's own: p*(dp - D), through the cap, times the scale. */
+static double score_gradient(const ari_bl_run *run, double p, double dp, double dot, const double *bare, double scale)
+{
+    double d = ari_bl_branch(run, p * (dp - dot));
+    if (bare != NULL)
+        d = ari_bl_branch(run, ari_bl_uncap(d, *bare, run->c->score_cap));
+    return ari_bl_branch(run, d * scale);
+}
+
+/* +0 in dP [rows, s] at masked keys, and dS [rows, s] of a band: dS = fl32(fl32(Pr*(dP - D))*scale), D = sum of Pr*dP,
+ * which goes to dot [rows]. */
+static ar_status band_backward(ari_bl_run *run, const band *of, double *dp, double *ds, double *dot)
 {
     ARI_BL_SCOPE(run);
-    const size_t s = run->s;
+    const size_t s = run->s, heads = run->c->heads;
     double *products = ari_bl_doubles(run, s, 1);
     uint8_t *visible = ari_bl_take(run, s, 1, 1);
     AR_TRY(run->memory);
     const double scale = scale_of(run);
-    for (size_t query = 0; query < s; query++) {
-        const double *p = probs + query * s;
-        double *dp_row = dp + query * s, *ds_row = ds + query * s;
-        mask_row(run, visible, NULL, sample, head, query);
+    for (size_t r = 0; r < of->rows; r++) {
+        const score_row here = {of->at / heads, of->at % heads, of->first + r, 0, s};
+        const double *p = of->probs + r * s, *bare = of->bare == NULL ? NULL : of->bare + r * s;
+        double *dp_row = dp + r * s, *ds_row = ds + r * s;
+        mask_row(run, visible, NULL, &here);
         for (size_t key = 0; key < s; key++) {
             dp_row[key] = visible[key] ? dp_row[key] : 0.0;
             products[key] = p[key] * dp_row[key];
         }
-        const double sum = ari_bl_row_sum(run, products, s);
-        dot[query] = sum;
+        dot[r] = ari_bl_row_sum(run, products, s);
         for (size_t key = 0; key < s; key++)
-            if (visible[key]) {
-                double d = ari_bl_branch(run, p[key] * (dp_row[key] - sum));
-                if (bare != NULL)
-                    d = ari_bl_branch(run, ari_bl_uncap(d, bare[query * s + key], run->c->score_cap));
-                ds_row[key] = ari_bl_branch(run, d * scale);
-            }
+            if (visible[key])
+                ds_row[key] = score_gradient(run, p[key], dp_row[key], dot[r], bare == NULL ? NULL : bare + key, scale);
     }
     return AR_OK;
 }
@@ -330,9 +471,9 @@ static ar_status dp_of_head(ari_bl_run *run, void *of, size_t at)
 static ar_status ds_of_head(ari_bl_run *run, void *of, size_t at)
 {
     const all_heads *h = of;
-    const size_t heads = run->c->heads, s = run->s;
-    return head_backward(run, at / heads, at % heads, h->dp + at * s * s, h->ds + at * s * s, h->dot + at * s,
-                         h->a->probs + at * s * s, h->a->bare == NULL ? NULL : h->a->bare + at * s * s);
+    const size_t s = run->s;
+    const band whole = {at, 0, s, h->a->probs + at * s * s, h->a->bare == NULL ? NULL : h->a->bare + at * s * s};
+    return band_backward(run, &whole, h->dp + at * s * s, h->ds + at * s * s, h->dot + at * s);
 }
 
 /* The gradients of KV head kv of [b, G]. dK and dV are one contraction over (query heads of the group x queries), dQ one
@@ -356,6 +497,110 @@ static ar_status gradients_of_kv_head(ari_bl_run *run, void *of, size_t kv)
     AR_TRY(ari_bl_contract(run, dv, s, values, members * s, p_columns, dout_columns, ARI_BL_SCALED));
     ari_bl_keep_all(run, dk, s * d);
     ari_bl_keep_all(run, dv, s * values);
+    return AR_OK;
+}
+
+/* Of a head D, dQ and digests of dP, in bands of queries. */
+static ar_status back_by_queries(ari_bl_run *run, void *of, size_t at)
+{
+    const all_heads *h = of;
+    const size_t s = run->s, d = run->c->head_dim, values = ar_config_value_dim(run->c), kv = at / members_of(run);
+    const ari_bl_matrix v_rows = {h->a->v + kv * s * values, values, 1}, k_columns = {h->a->k + kv * s * d, 1, d};
+    for (size_t first = 0; first < s; first += QUERIES) {
+        ARI_BL_SCOPE(run);
+        const size_t row = at * s + first;
+        band b;
+        AR_TRY(new_band(run, &b, at, first));
+        double *dp = ari_bl_doubles(run, b.rows, s), *ds = ari_bl_doubles(run, b.rows, s);
+        AR_TRY(run->memory);
+        AR_TRY(band_probs(run, &b, h->a, h->p));
+        const ari_bl_matrix dout_rows = {h->dout + row * values, values, 1}, ds_rows = {ds, s, 1};
+        AR_TRY(ari_bl_contract(run, dp, b.rows, s, values, dout_rows, v_rows, ARI_BL_PLAIN));
+        AR_TRY(drop_band(run, &dp, &b, dp));
+        AR_TRY(band_backward(run, &b, dp, ds, h->dot + row));
+        digest_rows(run, digest_at(h->digests, row), dp, b.rows);
+        AR_TRY(ari_bl_contract(run, h->dq + row * d, b.rows, d, s, ds_rows, k_columns, ARI_BL_SCALED));
+    }
+    ari_bl_keep_all(run, h->dq + at * s * d, s * d);
+    return AR_OK;
+}
+
+/* Some keys of a head, [s, keys]: products of scores and dP, which become Pr and dS. from: the first query that may see
+ * one of them; those before stay zeros. */
+typedef struct columns {
+    size_t at, first, keys, from;
+    double *pr, *ds, *bare; /* bare: of one row; NULL: scores are not capped */
+    uint8_t *visible;
+} columns;
+
+/* From the rows' largest logits, sums and D. */
+ARI_SIMD __attribute__((flatten)) static void finish_columns(const ari_bl_run *run, const all_heads *h,
+                                                             const columns *c)
+{
+    const size_t heads = run->c->heads, keys = c->keys;
+    const double scale = scale_of(run);
+    for (size_t query = c->from; query < run->s; query++) {
+        const size_t row = c->at * run->s + query;
+        const score_row here = {c->at / heads, c->at % heads, query, c->first, keys};
+        const double m = h->a->most[row], l = h->a->sum[row];
+        double *x = c->pr + query * keys, *dx = c->ds + query * keys;
+        logits_of(run, x, c->bare, c->visible, &here, scale);
+        for (size_t i = 0; i < keys; i++) {
+            const double p = c->visible[i] ? ari_bl_fl(run, exponential(run, ari_bl_fl(run, x[i] - m)) / l) : 0.0;
+            const double *bare = c->bare == NULL ? NULL : c->bare + i;
+            dx[i] = c->visible[i] ? score_gradient(run, p, dx[i], h->dot[row], bare, scale) : 0.0;
+            x[i] = p;
+        }
+    }
+}
+
+/* Pr after dropout and dS of head `at` and of `keys` keys from `first` on. */
+static ar_status columns_of_head(ari_bl_run *run, const all_heads *h, columns *c)
+{
+    ARI_BL_SCOPE(run);
+    const size_t s = run->s, d = run->c->head_dim, values = ar_config_value_dim(run->c), at = c->at;
+    const size_t key = at / members_of(run) * s + c->first, row = at * s + c->from, rows = s - c->from;
+    const ari_bl_region region = {row, rows, c->first, c->keys};
+    const ari_bl_matrix q_rows = {h->a->q + row * d, d, 1}, k_rows = {h->a->k + key * d, d, 1};
+    const ari_bl_matrix dout_rows = {h->dout + row * values, values, 1}, v_rows = {h->a->v + key * values, values, 1};
+    double *pr = c->pr + c->from * c->keys, *ds = c->ds + c->from * c->keys;
+    c->visible = ari_bl_take(run, c->keys, 1, 1);
+    c->bare = run->c->score_cap > 0.0 ? ari_bl_doubles(run, c->keys, 1) : NULL;
+    AR_TRY(run->memory);
+    AR_TRY(ari_bl_contract(run, pr, rows, c->keys, d, q_rows, k_rows, ARI_BL_PLAIN));
+    AR_TRY(ari_bl_contract(run, ds, rows, c->keys, values, dout_rows, v_rows, ARI_BL_PLAIN));
+    if (run->o->dropout > 0.0)
+        ari_bl_drop(run, run->names->drop_probs, ds, ds, &region, run->c->max_positions);
+    finish_columns(run, h, c);
+    if (run->o->dropout > 0.0)
+        ari_bl_drop(run, run->names->drop_probs, pr, pr, &region, run->c->max_positions);
+    return AR_OK;
+}
+
+/* dK and dV of KV head kv, some keys after the other: all terms of a sum are there at once. */
+static ar_status back_by_keys(ari_bl_run *run, void *of, size_t kv)
+{
+    const all_heads *h = of;
+    const size_t s = run->s, d = run->c->head_dim, members = members_of(run), at = kv * members;
+    const size_t values = ar_config_value_dim(run->c);
+    const ari_bl_matrix q_columns = {h->a->q + at * s * d, 1, d}, dout_columns = {h->dout + at * s * values, 1, values};
+    for (size_t first = 0; first < s; first += KEYS) {
+        ARI_BL_SCOPE(run);
+        const size_t keys = s - first < KEYS ? s - first : KEYS, key = kv * s + first;
+        double *pr = ari_bl_doubles(run, members * s, keys), *ds = ari_bl_doubles(run, members * s, keys);
+        AR_TRY(run->memory);
+        for (size_t member = 0; member < members; member++) {
+            const size_t place = member * s * keys;
+            columns c = {at + member, first, keys, run->c->causal ? first : 0, pr + place, ds + place, NULL, NULL};
+            AR_TRY(columns_of_head(run, h, &c));
+        }
+        const ari_bl_matrix ds_columns = {ds, 1, keys}, p_columns = {pr, 1, keys};
+        AR_TRY(ari_bl_contract(run, h->dk + key * d, keys, d, members * s, ds_columns, q_columns, ARI_BL_SCALED));
+        AR_TRY(ari_bl_contract(run, h->dv + key * values, keys, values, members * s, p_columns, dout_columns,
+                               ARI_BL_SCALED));
+    }
+    ari_bl_keep_all(run, h->dk + kv * s * d, s * d);
+    ari_bl_keep_all(run, h->dv + kv * s * values, s * values);
     return AR_OK;
 }
 
@@ -402,26 +647,46 @@ static ar_status sink_gradient(ari_bl_run *run, const double *sunk, const double
     return ari_bl_emit_gradient(run, run->names->sinks, "", heads, 0, gradient);
 }
 
+static ar_status back_in_bands(ari_bl_run *run, all_heads *all)
+{
+    all->digests = take_digests(run);
+    run->largest = NULL; /* the forward pass has seen them */
+    AR_TRY(run->memory);
+    AR_TRY(ari_bl_each(run, run->b * run->c->heads, back_by_queries, all));
+    AR_TRY(emit_digests(run, run->names->probs, 'b', all->digests));
+    if (all->a->sunk != NULL)
+        AR_TRY(sink_gradient(run, all->a->sunk, all->dot));
+    return ari_bl_each(run, run->b * run->c->kv_heads, back_by_keys, all);
+}
+
+static ar_status back_at_once(ari_bl_run *run, all_heads *all)
+{
+    const size_t heads = run->c->heads, s = run->s;
+    all->dp = ari_bl_doubles(run, run->tokens * heads, s);
+    all->ds = ari_bl_doubles(run, run->tokens * heads, s);
+    AR_TRY(run->memory);
+    AR_TRY(ari_bl_each(run, run->b * heads, dp_of_head, all));
+    if (run->o->dropout > 0.0)
+        AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 0, all->dp, all->dp, heads, s));
+    AR_TRY(ari_bl_each(run, run->b * heads, ds_of_head, all));
+    AR_TRY(emit_probs(run, 'b', all->dp));
+    if (all->a->sunk != NULL)
+        AR_TRY(sink_gradient(run, all->a->sunk, all->dot));
+    return ari_bl_each(run, run->b * run->c->kv_heads, gradients_of_kv_head, all);
+}
+
 ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext, const ari_bl_params *p,
                                     const ari_bl_attention *a)
 {
     ARI_BL_SCOPE(run);
-    const size_t heads = run->c->heads, groups = run->c->kv_heads, s = run->s, d = run->c->head_dim;
+    const size_t heads = run->c->heads, groups = run->c->kv_heads, d = run->c->head_dim;
     const size_t values = ar_config_value_dim(run->c);
     double *dout = ari_bl_doubles(run, run->tokens, heads * values), *dq = ari_bl_doubles(run, run->tokens, heads * d);
     double *dk = ari_bl_doubles(run, run->tokens, groups * d), *dv = ari_bl_doubles(run, run->tokens, groups * values);
-    double *dp = ari_bl_doubles(run, run->tokens * heads, s), *ds = ari_bl_doubles(run, run->tokens * heads, s);
     double *dot = ari_bl_doubles(run, run->tokens, heads);
     AR_TRY(run->memory);
     split_heads(run, dout, dcontext, heads * values, 0, heads, values);
-    all_heads all = {.a = a, .dout = dout, .dq = dq, .dk = dk, .dv = dv, .dp = dp, .ds = ds, .dot = dot};
-    AR_TRY(ari_bl_each(run, run->b * heads, dp_of_head, &all));
-    if (run->o->dropout > 0.0)
-        AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 0, dp, dp, heads, s));
-    AR_TRY(ari_bl_each(run, run->b * heads, ds_of_head, &all));
-    AR_TRY(emit_probs(run, 'b', dp));
-    if (a->sunk != NULL)
-        AR_TRY(sink_gradient(run, a->sunk, dot));
-    AR_TRY(ari_bl_each(run, run->b * groups, gradients_of_kv_head, &all));
+    all_heads all = {.a = a, .p = p, .dout = dout, .dq = dq, .dk = dk, .dv = dv, .dot = dot};
+    AR_TRY(keeps_probs(run) ? back_at_once(run, &all) : back_in_bands(run, &all));
     return finish_qkv(run, dqkv, dq, dk, dv, p->qk_norm, a->normed);
 }

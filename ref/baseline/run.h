@@ -341,6 +341,13 @@ AR_NODISCARD ar_status ari_bl_training_update(ari_bl_run *run);
  * are tokens, or, `heads` > 0, the queries of [b, heads, s] and columns the keys. Emitted unless pass is 0. */
 AR_NODISCARD ar_status ari_bl_dropout(ari_bl_run *run, const char *part, char pass, double *y, const double *x,
                                       size_t heads, size_t cols);
+/* Rows [row, row + rows) and columns [col, col + cols) of a matrix. */
+typedef struct ari_bl_region {
+    size_t row, rows, col, cols;
+} ari_bl_region;
+/** The same of a region, which y and x are, of rows of `features` elements, and not emitted. */
+void ari_bl_drop(const ari_bl_run *run, const char *part, double *y, const double *x, const ari_bl_region *at,
+                 size_t features);
 /** Of so many rows: all tokens, or those of an expert. */
 AR_NODISCARD ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x,
                                              size_t rows);
@@ -365,9 +372,10 @@ AR_NODISCARD ar_status ari_bl_norm_gradients(ari_bl_run *run, const ari_bl_norm 
 typedef struct ari_bl_attention {
     ari_bl_norm_saved normed[2]; /* queries and keys, where they are normalised */
     double *q, *k, *v;           /* head-major and turned: [b, H, s, d], [b, G, s, d], [b, G, s, d] */
-    double *probs;               /* [b, H, s, s] */
+    double *probs;               /* [b, H, s, s]; NULL: they are computed again, in bands */
     double *dropped;             /* [b, H, s, s]: probs after dropout; probs itself where there is none */
     double *bare;                /* [b, H, s, s]: scores before they are capped; NULL: they are not */
+    double *most, *sum;          /* [b, H, s]: of each row the largest logit and the sum under the probabilities */
     double *context;             /* [tokens, H*d] */
     double *sunk;                /* [b, H, s]: probabilities of the sinks; NULL: there are none */
 } ari_bl_attention;

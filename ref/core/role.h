@@ -41,6 +41,8 @@ typedef enum ari_role {
     ARI_K_ROPE,
     ARI_PROBS,
     ARI_PROBS_DROPPED,
+    ARI_PROBS_DIGESTS, /* of their rows; both */
+    ARI_DROPPED_DIGESTS,
     ARI_CONTEXT,
     ARI_OUT,
     ARI_OUT_DROPPED,

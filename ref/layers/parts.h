@@ -25,10 +25,11 @@ AR_NODISCARD ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *
 /** A value sharded along dimension `dim`, whose full extent is `full`; every part is on `copies` neighbouring ranks. */
 AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       int dim, size_t full, int copies);
-/** A value [b, heads, rows, keys] of the attention: of `heads` query heads those from head_start on, of all positions
- * those of the queries `rows`, and all keys; on `copies` neighbouring tensor-parallel ranks. */
+/** A value [b, heads, rows, keys] of the attention: of `heads` query heads those from head_start on, of all `seq` positions
+ * those of the queries `rows`, and all keys, or what is told of them; on `copies` neighbouring tensor-parallel ranks. */
 AR_NODISCARD ar_status ari_tap_queries(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
-                                       size_t heads, size_t head_start, int copies, const ar_positions *rows);
+                                       size_t heads, size_t head_start, int copies, const ar_positions *rows,
+                                       size_t seq);
 /** A number of the host as ari_tap_world has it. */
 AR_NODISCARD ar_status ari_tap_number(ar_ctx *ctx, const char *name, char pass, float value);
 /** Value of the whole world: no dimension is shared out (the loss). */

@@ -317,7 +317,7 @@ ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char p
 }
 
 ar_status ari_tap_queries(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t, size_t heads,
-                          size_t head_start, int copies, const ar_positions *rows)
+                          size_t head_start, int copies, const ar_positions *rows, size_t seq)
 {
     char name[160];
     if (!ari_tapped(ctx))
@@ -328,7 +328,7 @@ ar_status ari_tap_queries(ar_ctx *ctx, const char *base, const char *part, char 
     layout.shape[1] = heads;
     layout.box[0].global[1] = head_start;
     place_samples(&layout, ctx);
-    place_positions(&layout, 2, rows, t->shape[3]);
+    place_positions(&layout, 2, rows, seq);
     return ari_tap(ctx, name, pass, t, &layout);
 }
 

@@ -183,6 +183,8 @@ static const struct value {
     {ARI_K_SHARED, IN_ATTENTION, "k_shared", NULL},
     {ARI_PROBS, IN_ATTENTION, "probs", NULL},
     {ARI_PROBS_DROPPED, IN_ATTENTION, "attn_dropout", NULL},
+    {ARI_PROBS_DIGESTS, IN_ATTENTION, "probs_rows", NULL},
+    {ARI_DROPPED_DIGESTS, IN_ATTENTION, "attn_dropout_rows", NULL},
     {ARI_CONTEXT, IN_ATTENTION, "context", NULL},
     {ARI_OUT_DROPPED, IN_ATTENTION, "resid_dropout", NULL},
     {ARI_ATTENTION, IN_ATTENTION, "", NULL},

@@ -297,6 +297,20 @@ class Check(CommandTest):
         self.assertEqual(layouts(self.config(), "--micro-batches", "2"), [(1, 1, False, 2)])
         self.assertEqual(layouts(self.config(num_key_value_heads=1), "--tp", "4", "--sp"), [(1, 4, True, 1)])
 
+    def test_probabilities_of_long_sequences_are_compared_by_rows(self):
+        model = self.config(model_type="mistral", max_position_embeddings=4096, num_hidden_layers=1, sliding_window=600)
+        long = ("--batch", "1", "--seq", "2056", "--skip-f64", "--dropout", "0.1")
+        listed = self.passes("check", model, "--tp", "2", *long, "--steps", "1", "--list-tensors").out
+        for name in ("probs_rows:fwd", "probs_rows:bwd", "attn_dropout_rows:fwd"):
+            self.assertIn(f"self_attn.{name}", listed)
+        self.assertNotIn("self_attn.probs:", listed)
+        done = self.passes("check", model, "--cp", "4", "--zigzag", *long, "--steps", "1")
+        self.assertIn("probabilities of more than 2,048 tokens are compared by two numbers of each row", done.out)
+        done = self.passes("check", model, "--tp", "2", *long, "--inject", "dropout_same_mask_in_shard", code=1)
+        self.assertIn("self_attn.attn_dropout_rows", done.out)
+        native = self.passes("check", model, "--tp", "2", *long[:-2], "--numerics", "native", "--steps", "0")
+        self.assertIn("tokens are not compared", native.out)
+
     def test_json_tells_buckets_and_zero(self):
         def one(*options):
             (model,) = self.result("check", self.config(), "--dp", "2", *options, *SMALL)["models"]

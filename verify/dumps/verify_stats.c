@@ -638,7 +638,7 @@ ARI_SIMD static size_t count_from(const uint64_t *steps, size_t n, uint64_t leas
 }
 
 /* Adds the n steps to the bins, and returns how many are not 0. */
-static size_t add_bins(size_t *bin, const uint64_t *steps, size_t n, uint64_t most)
+static size_t add_bins(uint64_t *bin, const uint64_t *steps, size_t n, uint64_t most)
 {
     size_t from = n, any = 0;
     for (size_t k = 0;; k++) { /* at the end `from` have 2^(k - 1) and more, or any number of steps where k is 0 */

@@ -23,6 +23,9 @@
 static const double FLOAT = 4.0, DOUBLE = 8.0, INT = 4.0;
 /* Bytes per element of a weight on one rank in exact numerics, at least: fp32 and its gradient. */
 static const double WEIGHT = 4.0 + 4.0;
+/* Rows of a long sequence that a thread of the baseline has at once, where it keeps no probabilities: of them, of scores
+ * and of their gradients. */
+static const double BANDS = 1024.0;
 /* Freed pieces between others that live on, page tables, what an allocation is rounded up to; with steps, tensors of
  * one lie where temporaries of the next would. */
 static const double SLACK = 1.25, SLACK_OF_STEPS = 1.35;
@@ -54,7 +57,8 @@ typedef struct elements {
     double replicated;          /* over tp, at most: norms, the biases of row-parallel layers, positions */
     double table, widest;       /* the embedding; the widest row of a block's weight */
     double head;                /* of the LM head's weight; 0 without one */
-    double tokens, hidden, q, kv, logits, probs;
+    double tokens, hidden, q, kv, logits;
+    double probs, pairs;    /* probabilities as they are reported; as the baseline keeps them */
     double middle;          /* of a token, in a block's MLP or its experts: what the baseline keeps */
     double emitted, routed; /* and emits; routed: of it what all ranks of tp have */
     double experts;         /* in blocks, on average */
@@ -148,7 +152,11 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
     count_middle(n, c);
     n->replicated =
         h * ((6.0 + n->experts) * n->layers + 2.0 + (c->learned_positions ? (double)c->max_positions : 0.0));
-    n->probs = n->tokens * (double)run->run.seq * heads;
+    n->probs = n->pairs = n->tokens * (double)run->run.seq * heads;
+    if (run->run.seq > AR_SCORES_WHOLE) {
+        n->probs = 2.0 * n->tokens * heads;
+        n->pairs = run->noise_runs > 0 ? n->pairs : BANDS * (double)run->run.seq * ari_threads(run->run.threads);
+    }
     n->logits = has_head ? n->tokens * (double)c->vocab * (1.0 + (double)c->mtp) : 0.0;
     n->table = (double)c->vocab * h;
     n->head = has_head ? n->table : 0.0;
@@ -179,9 +187,9 @@ static double reference_bytes(const elements *n, const reference_elements *of)
 static double baseline_bytes(const elements *n, const ari_estimate_case *run)
 {
     const double h = n->tokens * n->hidden, q = n->tokens * n->q, kv = n->tokens * n->kv;
-    const double block = DOUBLE * (7.0 * h + 3.0 * q + 4.0 * kv + n->tokens * n->middle + n->probs);
+    const double block = DOUBLE * (7.0 * h + 3.0 * q + 4.0 * kv + n->tokens * n->middle + n->pairs);
     const double around = DOUBLE * (3.0 * h + n->logits);
-    const double attention = 6.0 * q + 4.0 * kv + 2.0 * n->probs, mlp = n->tokens * n->middle;
+    const double attention = 6.0 * q + 4.0 * kv + 2.0 * n->pairs, mlp = n->tokens * n->middle;
     const double back = DOUBLE * (4.0 * h + fmax(attention, mlp));
     /* A gradient, a weight as integers; both operands of a product. */
     const double gradient = (DOUBLE + INT) * n->largest + INT * 2.0 * n->tokens * n->widest;

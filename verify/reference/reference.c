@@ -63,6 +63,7 @@ ar_baseline_options ari_reference_options(const ar_run *run, ari_reference *to)
                                  .emit_user = to,
                                  .begin_step = to ? ari_reference_begin : NULL,
                                  .dropout = run->dropout,
+                                 .digests = run->numerics == AR_NUMERICS_EXACT,
                                  .loss = run->loss,
                                  .steps = (int)run->steps,
                                  .optimizer = run->optimizer,

@@ -4,10 +4,13 @@
  * section 4). */
 #include "ref/layers/attention/core.h"
 
+#include <stdio.h>
+
 #include "ref/context/context_private.h"
 #include "ref/core/lane.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/attention/context_parallel.h"
+#include "ref/numerics/digest.h"
 #include "ref/numerics/scalar.h"
 #include "ref/placement/parallel_private.h"
 
@@ -233,34 +236,69 @@ static void release_weights(const pass *p, ar_tensor *weights)
         ar_ctx_release(p->ctx, weights);
 }
 
-/* All scores of a kind, where somebody listens: the only tensor of this size. ndim 0: nobody does. */
+static bool is_digested(const pass *p)
+{
+    return p->c->seq > AR_SCORES_WHOLE;
+}
+
+/* All scores of a kind, where somebody listens: the only tensor of this size; of many keys digests of their rows, which
+ * say something where bits are equal. ndim 0: nobody does. */
 static ar_status begin_tap(const pass *p, ar_tensor *whole)
 {
-    const size_t shape[3] = {p->matrices, p->group * p->rows, p->c->seq};
+    const size_t shape[3] = {p->matrices, p->group * p->rows, is_digested(p) ? ARI_DIGEST : p->c->seq};
     *whole = (ar_tensor){.ndim = 0};
-    if (!ari_tapped(p->ctx))
+    if (!ari_tapped(p->ctx) || (is_digested(p) && !p->ctx->arith->grad_complete))
         return AR_OK;
     AR_TRY(ar_ctx_tensor(p->ctx, whole, AR_F32, 3, shape));
     return ARI_KERNEL(p->ctx, zero, whole->data, ar_tensor_count(whole) * sizeof(float));
+}
+
+/* A block has all keys that its rows see. */
+static ar_status tap_digests(const pass *p, const ar_tensor *whole, const ar_part *at, const ar_tensor *block)
+{
+    const size_t rows = at->matrices * at->rows;
+    ARI_OWNED float *values = NULL, *digest = NULL;
+    if (p->ctx->device->hollow)
+        return AR_OK;
+    AR_TRY(ARI_ALLOC(&values, rows * at->cols, "a block of scores"));
+    AR_TRY(ARI_ALLOC(&digest, rows * ARI_DIGEST, "digests of scores"));
+    AR_TRY(ar_ctx_download(p->ctx, values, block));
+    for (size_t r = 0; r < rows; r++) {
+        uint64_t sum = 0;
+        for (size_t i = 0; i < at->cols; i++)
+            sum += ari_digest_term(values[r * at->cols + i], at->col + i);
+        for (int i = 0; i < ARI_DIGEST; i++)
+            digest[r * ARI_DIGEST + (size_t)i] = ari_digest_number(sum, i);
+    }
+    for (size_t m = 0; m < at->matrices; m++) {
+        const ar_part part = {at->matrix + m, 1, at->row, at->rows, 0, ARI_DIGEST};
+        const ar_tensor to = ari_tensor_part(whole, &part);
+        AR_TRY(ar_ctx_upload(p->ctx, &to, digest + m * at->rows * ARI_DIGEST));
+    }
+    return AR_OK;
 }
 
 static ar_status tap_block(const pass *p, const ar_tensor *whole, const ar_part *at, const ar_tensor *block)
 {
     if (whole->ndim == 0)
         return AR_OK;
+    if (is_digested(p))
+        return tap_digests(p, whole, at, block);
     const ar_tensor to = ari_tensor_part(whole, at);
     return ARI_KERNEL(p->ctx, copy_strided, &to, block);
 }
 
 static ar_status tap_whole(const pass *p, ar_tensor *whole, const char *part, char direction)
 {
-    const size_t shape[4] = {p->kept->batch, p->c->heads, p->rows, p->c->seq};
+    const size_t shape[4] = {p->kept->batch, p->c->heads, p->rows, whole->shape[2]};
+    char name[32];
     ar_tensor t;
     if (whole->ndim == 0)
         return AR_OK;
+    snprintf(name, sizeof name, "%s%s", part, is_digested(p) ? ARI_DIGESTED : "");
     AR_TRY(ar_tensor_view(&t, AR_F32, 4, shape, whole->data));
-    AR_TRY(ari_tap_queries(p->ctx, p->c->name, part, direction, &t, p->c->heads_full, p->c->head_start, p->c->copies,
-                           &p->c->rows));
+    AR_TRY(ari_tap_queries(p->ctx, p->c->name, name, direction, &t, p->c->heads_full, p->c->head_start, p->c->copies,
+                           &p->c->rows, p->c->seq));
     ar_ctx_release(p->ctx, whole);
     return AR_OK;
 }

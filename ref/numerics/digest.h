@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include <stdint.h>
+
+#include "ref/core/float_bits.h"
+
+/* Probabilities of more than AR_SCORES_WHOLE keys, and their gradients, are compared by digests of their rows: so many
+ * numbers each. */
+enum { ARI_DIGEST = 2 };
+#define ARI_DIGESTED "_rows" /* behind the name of what is digested */
+
+/* What element `key` of a row adds to the row's digest; +0 adds nothing. The finaliser of MurmurHash3 (Appleby 2011). */
+ARI_FN uint64_t ari_digest_term(float x, uint64_t key)
+{
+    const uint32_t bits = ari_bits32(x);
+    uint64_t h = (key + 1) << 32 | bits;
+    h = (h ^ h >> 33) * UINT64_C(0xff51afd7ed558ccd);
+    h = (h ^ h >> 33) * UINT64_C(0xc4ceb9fe1a85ec53);
+    return bits == 0 ? 0 : h ^ h >> 33;
+}
+
+/* A digest as two numbers that fp32 holds: 48 of its bits. */
+ARI_FN float ari_digest_number(uint64_t digest, int i)
+{
+    return (float)(digest >> (i == 0 ? 40 : 16) & 0xffffff);
+}
