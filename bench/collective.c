@@ -5,7 +5,7 @@
  * of each kind of copy, each long enough to be timed, from the start of its first rank to the end of its last. All use
  * the same memory; what comes out is compared with the expected values.
  *
- *   build/bench/collective [--of all_gather] [--ranks N] [--bytes D] [--algorithm ring] [--json FILE]
+ *   build/bench/collective [--collective all_gather] [--ranks N] [--bytes D] [--algorithm ring] [--json FILE]
  *
  * bytes      of what is whole: each rank's input, of an all-gather its output
  * bus_gbps   (N-1)/N * bytes, of an all-reduce twice that, in that time: what each link of a ring would carry
@@ -30,7 +30,7 @@ static const char *const algorithm_names[] = {"auto", "direct", "ring", "last", 
 
 /* What is measured. */
 typedef struct collective_case {
-    collective of;
+    collective kind;
     int ranks;
     size_t bytes;   /* of what is whole */
     ar_dtype dtype; /* AR_F32 or AR_I64 */
@@ -110,7 +110,7 @@ static size_t start_of(const bench *b, int rank)
 static int64_t expected_at(const bench *b, size_t i)
 {
     int rank = 0;
-    if (b->of->of != ALL_GATHER)
+    if (b->of->kind != ALL_GATHER)
         return sum_of_values(b->of->ranks, i);
     while (start_of(b, rank + 1) <= i)
         rank++;
@@ -119,7 +119,7 @@ static int64_t expected_at(const bench *b, size_t i)
 
 static ar_status check_output(const bench *b, int rank)
 {
-    const bool shared = b->of->of == REDUCE_SCATTER;
+    const bool shared = b->of->kind == REDUCE_SCATTER;
     const size_t start = shared ? start_of(b, rank) : 0;
     const size_t count = shared ? b->share[rank] : b->of->bytes / ar_dtype_bytes(b->of->dtype);
     const void *out = b->rank[rank].out;
@@ -138,10 +138,10 @@ static ar_status call(const member *m)
     const collective_case *of = m->b->of;
     const ar_buf out = {m->own->out};
     const ar_cbuf in = {m->own->in};
-    if (of->of == ALL_REDUCE)
+    if (of->kind == ALL_REDUCE)
         return ar_comm_all_reduce(m->comm, m->q, out, in, of->bytes / ar_dtype_bytes(of->dtype), of->dtype, AR_SUM,
                                   "bench");
-    return of->of == REDUCE_SCATTER
+    return of->kind == REDUCE_SCATTER
                ? ar_comm_reduce_scatter(m->comm, m->q, out, in, m->b->share, of->dtype, AR_SUM, "bench")
                : ar_comm_all_gather(m->comm, m->q, out, in, m->b->share, of->dtype, "bench");
 }
@@ -270,10 +270,10 @@ static ar_status time_case(ari_bench *out, const collective_case *of)
     const size_t best = copies[0] <= copies[1] ? MEMCPY : STREAM;
     const ari_bench_stat ratio = ari_bench_ratio_of(&b.s, COLLECTIVE, best);
     const double seconds = ari_bench_times_of(&b.s, COLLECTIVE).median, ranks = of->ranks;
-    const double ways = of->of == ALL_REDUCE ? 2.0 : 1.0;
+    const double ways = of->kind == ALL_REDUCE ? 2.0 : 1.0;
     return ari_bench_add(
         out, "rows",
-        json_pack("{s:s, s:i, s:I, s:s, s:s, s:f, s:f, s:f, s:f, s:s, s:f}", "collective", collective_names[of->of],
+        json_pack("{s:s, s:i, s:I, s:s, s:s, s:f, s:f, s:f, s:f, s:s, s:f}", "collective", collective_names[of->kind],
                   "ranks", of->ranks, "bytes", (json_int_t)of->bytes, "numerics", of->dtype == AR_F32 ? "f32" : "i64",
                   "algorithm", algorithm_names[of->algorithm], "seconds", seconds, "bus_gbps",
                   1e-9 * ways * (ranks - 1.0) / ranks * (double)of->bytes / seconds, "over_copy", ratio.median,
@@ -281,17 +281,17 @@ static ar_status time_case(ari_bench *out, const collective_case *of)
 }
 
 /* Every number of ranks, both types, every size; 0: those in use. */
-static ar_status time_cases(ari_bench *out, size_t ranks, size_t bytes, const char *algorithm, const char *of)
+static ar_status time_cases(ari_bench *out, size_t ranks, size_t bytes, const char *algorithm, const char *kind)
 {
     static const size_t sizes[] = {1024, 4096, 16384, 65536, 1048576, 26214400, 104857600};
     static const ar_dtype dtypes[] = {AR_F32, AR_I64};
     collective_case one = {.algorithm = AR_SIM_AUTO};
     while (algorithm_names[one.algorithm] && strcmp(algorithm_names[one.algorithm], algorithm) != 0)
         one.algorithm++;
-    while (collective_names[one.of] && strcmp(collective_names[one.of], of) != 0)
-        one.of++;
-    if (!collective_names[one.of])
-        return ar_error_set(AR_ERR_ARG, "--of is all_reduce, reduce_scatter or all_gather");
+    while (collective_names[one.kind] && strcmp(collective_names[one.kind], kind) != 0)
+        one.kind++;
+    if (!collective_names[one.kind])
+        return ar_error_set(AR_ERR_ARG, "--collective is all_reduce, reduce_scatter or all_gather");
     if (!algorithm_names[one.algorithm] || ranks == 1 || ranks > 4096)
         return ar_error_set(AR_ERR_ARG, "--algorithm is auto, direct, ring or last, --ranks from 2 to 4096");
     for (size_t r = ranks ? ranks : 2; r <= (ranks ? ranks : 8); r *= 2) {
@@ -310,14 +310,14 @@ static ar_status time_cases(ari_bench *out, size_t ranks, size_t bytes, const ch
 int main(int argc, char **argv)
 {
     size_t ranks = 0, bytes = 0;
-    const char *algorithm = "auto", *of = "all_reduce";
+    const char *algorithm = "auto", *kind = "all_reduce";
     const ari_bench_option options[] = {
-        {"of", "all_reduce, reduce_scatter or all_gather (default all_reduce)", .text = &of},
+        {"collective", "all_reduce, reduce_scatter or all_gather (default all_reduce)", .text = &kind},
         {"ranks", "simulated ranks (default: 2, 4 and 8)", .number = &ranks},
         {"bytes", "of what is whole (default: seven sizes, 1 KiB to 100 MiB)", .number = &bytes},
         {"algorithm", "auto, direct, ring or last: how data moves (default auto)", .text = &algorithm}};
     ari_bench b = {.what = "collective", .threads = 1, .repetitions = 15};
     (void)argc;
     ari_bench_begin(&b, argv, options, sizeof options / sizeof *options);
-    return ari_bench_end(&b, time_cases(&b, ranks, bytes, algorithm, of));
+    return ari_bench_end(&b, time_cases(&b, ranks, bytes, algorithm, kind));
 }

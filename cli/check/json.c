@@ -8,6 +8,7 @@
 #include "ref/core/size.h"
 #include "sim/sim_private.h"
 #include "verify/run/cluster_run.h"
+#include "verify/run/run.h"
 
 static const char *const result_names[] = {"same", "mispredicted", "vacuous", "different", "error"};
 
@@ -163,6 +164,9 @@ static json_t *json_model(const ari_checked *c)
                                  "seconds", r->baseline_seconds);
     json_t *ddp = json_pack("{s:I, s:s, s:s}", "bucket_bytes", (json_int_t)c->run.ddp.bucket_bytes, "mode",
                             ari_bucket_mode_names[c->run.ddp.mode], "order", ari_bucket_order_names[c->run.ddp.order]);
+    json_t *notes = ari_config_notes(NULL, &r->config);
+    if (ari_scores_note(r->seq, r->numerics))
+        json_array_append_new(notes, json_string(ari_scores_note(r->seq, r->numerics)));
     json_t *model =
         json_pack("{s:o, s:I, s:s, s:I, s:I, s:I, s:I, s:i, s:o, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
                   "name", ari_json_text(r->config.name), "parameters", (json_int_t)r->parameters, "weights",
@@ -170,8 +174,8 @@ static json_t *json_model(const ari_checked *c)
                   (json_int_t)r->documents, "padding", (json_int_t)r->padding, "steps", r->steps, "optimizer",
                   json_optimizer(c), "clip", c->run.clip, "dropout", c->run.dropout, "ddp", ddp, "first_nan",
                   r->vacuous.tensor[0] ? json_string(r->vacuous.tensor) : json_null(), "vacuous",
-                  json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes",
-                  ari_config_notes(NULL, &r->config), "dump", ari_json_text_or_null(r->dump), "runs", runs);
+                  json_vacuous(&r->vacuous), "baseline", baseline, "gradcheck", json_gradcheck(r), "notes", notes,
+                  "dump", ari_json_text_or_null(r->dump), "runs", runs);
     if (r->numerics == AR_NUMERICS_NATIVE)
         json_object_set_new(model, "kinks", json_integer((json_int_t)r->kinks));
     ari_loss_json(model, &c->run.loss);

@@ -13,6 +13,7 @@
 #include "ref/models/parallel_private.h"
 #include "ref/models/stages.h"
 #include "sim/sim_private.h"
+#include "verify/run/run.h"
 
 ar_check_result ari_check_worst(const ari_checked *checked, size_t n)
 {
@@ -49,9 +50,9 @@ static void print_notes(FILE *to, const ari_checked *c)
     if (r->kinks > 0)
         fprintf(to, "note: %s argument%s of relu may be on either side of 0, by the allowance: so may the slope\n",
                 ARI_COUNT(r->kinks), ARI_PLURAL(r->kinks));
-    if (r->seq > AR_SCORES_WHOLE)
-        fprintf(to, "note: attention's probabilities of more than %s tokens %s\n", ARI_COUNT(AR_SCORES_WHOLE),
-                c->run.numerics == AR_NUMERICS_EXACT ? "are compared by two numbers of each row" : "are not compared");
+    const char *scores = ari_scores_note(r->seq, r->numerics);
+    if (scores)
+        fprintf(to, "note: %s\n", scores);
     if (r->config.vocab < 256)
         fprintf(to, "note: bytes of the text are taken modulo the vocabulary of %zu\n", r->config.vocab);
 }

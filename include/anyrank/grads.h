@@ -37,7 +37,7 @@ typedef struct ar_grads_options {
 typedef struct ar_grads_result {
     ar_config config;           /* of the model; all zero with `block` */
     float loss;                 /* 0 with `block`; with `logprobs` minus the mean log-probability */
-    char note[4][320];          /* remarks on surprising properties of the input; "": unused */
+    char note[5][320];          /* remarks on surprising properties of the input; "": unused */
     bool fresh;                 /* the model has no weights; they were initialised from the seed */
     double seconds;             /* wall time */
     bool has_predicted;         /* `predicted` is set: a cluster was given */

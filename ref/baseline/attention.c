@@ -138,29 +138,29 @@ static void logits_of(const ari_bl_run *run, double *row, double *bare, uint8_t 
     mask_row(run, visible, row, at);
 }
 
-/* Queries [first, first + rows) of head `at` of [b, H], with all keys. */
+/* Queries [first, first + rows) of a head of [b, H], with all keys. */
 typedef struct band {
-    size_t at, first, rows;
+    size_t head, first, rows;
     double *probs, *bare; /* [rows, s]; bare: the scores before capping; NULL: they are not capped */
 } band;
 
 /* Probabilities of the band, its rows' largest logits and sums, and what is saved of sinks: the probability of a logit
  * more of each row which sees a key. */
-static ar_status band_probs(ari_bl_run *run, const band *of, const ari_bl_attention *a, const ari_bl_params *p)
+static ar_status band_probs(ari_bl_run *run, const band *b, const ari_bl_attention *a, const ari_bl_params *p)
 {
     ARI_BL_SCOPE(run);
     const size_t s = run->s, d = run->c->head_dim, heads = run->c->heads, group = heads / run->c->kv_heads;
-    const size_t row = of->at * s + of->first, head = of->at % heads;
-    double *scores = ari_bl_doubles(run, of->rows, s), *logits = ari_bl_doubles(run, 2, s + 1), *pr = logits + s + 1;
+    const size_t row = b->head * s + b->first, head = b->head % heads;
+    double *scores = ari_bl_doubles(run, b->rows, s), *logits = ari_bl_doubles(run, 2, s + 1), *pr = logits + s + 1;
     uint8_t *visible = ari_bl_take(run, s + 1, 1, 1);
     AR_TRY(run->memory);
-    const ari_bl_matrix q_rows = {a->q + row * d, d, 1}, k_rows = {a->k + of->at / group * s * d, d, 1};
-    AR_TRY(ari_bl_contract(run, scores, of->rows, s, d, q_rows, k_rows, ARI_BL_PLAIN));
+    const ari_bl_matrix q_rows = {a->q + row * d, d, 1}, k_rows = {a->k + b->head / group * s * d, d, 1};
+    AR_TRY(ari_bl_contract(run, scores, b->rows, s, d, q_rows, k_rows, ARI_BL_PLAIN));
     const double scale = scale_of(run);
-    for (size_t r = 0; r < of->rows; r++) {
-        const score_row here = {of->at / heads, head, of->first + r, 0, s};
-        double *x = scores + r * s, *probs = of->probs + r * s;
-        logits_of(run, x, of->bare == NULL ? NULL : of->bare + r * s, visible, &here, scale);
+    for (size_t r = 0; r < b->rows; r++) {
+        const score_row here = {b->head / heads, head, b->first + r, 0, s};
+        double *x = scores + r * s, *probs = b->probs + r * s;
+        logits_of(run, x, b->bare == NULL ? NULL : b->bare + r * s, visible, &here, scale);
         double *most = run->largest == NULL ? NULL : run->largest + head / group;
         for (size_t key = 0; most != NULL && key < s; key++)
             *most = visible[key] && x[key] > *most ? x[key] : *most;
@@ -181,7 +181,7 @@ static ar_status band_probs(ari_bl_run *run, const band *of, const ari_bl_attent
     return AR_OK;
 }
 
-/* Digests of the rows of a band or a whole head: numbers.md has them as sums over fp32 values. */
+/* Digests of a band's rows (digest.h), which here as in the ranks are of fp32 values. */
 static void digest_rows(const ari_bl_run *run, double *digest, const double *x, size_t rows)
 {
     for (size_t r = 0; digest != NULL && r < rows; r++) {
@@ -307,7 +307,7 @@ enum { QUERIES = 256, KEYS = 64 };
 static ar_status new_band(ari_bl_run *run, band *b, size_t at, size_t first)
 {
     const size_t rows = run->s - first < QUERIES ? run->s - first : QUERIES;
-    *b = (band){.at = at, .first = first, .rows = rows, .probs = ari_bl_doubles(run, rows, run->s)};
+    *b = (band){.head = at, .first = first, .rows = rows, .probs = ari_bl_doubles(run, rows, run->s)};
     b->bare = run->c->score_cap > 0.0 ? ari_bl_doubles(run, rows, run->s) : NULL;
     return run->memory;
 }
@@ -315,7 +315,7 @@ static ar_status new_band(ari_bl_run *run, band *b, size_t at, size_t first)
 /* The band's probabilities after dropout, which may be the same. */
 static ar_status drop_band(ari_bl_run *run, double **dropped, const band *b, double *probs)
 {
-    const ari_bl_region all = {b->at * run->s + b->first, b->rows, 0, run->s};
+    const ari_bl_region all = {b->head * run->s + b->first, b->rows, 0, run->s};
     *dropped = probs;
     if (run->o->dropout > 0.0) {
         *dropped = ari_bl_doubles(run, b->rows, run->s);
@@ -351,15 +351,21 @@ static ar_status bands_of_head(ari_bl_run *run, void *of, size_t at)
     return AR_OK;
 }
 
+/* Heads do not depend on one another, unless all of them raise the largest logits. */
+static ar_status each_head(ari_bl_run *run, all_heads *all, ar_status (*task)(ari_bl_run *run, void *of, size_t at))
+{
+    const size_t n = run->b * run->c->heads;
+    for (size_t at = 0; all->p->largest != NULL && at < n; at++)
+        AR_TRY(task(run, all, at));
+    return all->p->largest != NULL ? AR_OK : ari_bl_each(run, n, task, all);
+}
+
 static ar_status forward_in_bands(ari_bl_run *run, all_heads *all)
 {
     all->digests = take_digests(run);
     all->dropped_digests = run->o->dropout > 0.0 ? take_digests(run) : NULL;
     AR_TRY(run->memory);
-    for (size_t at = 0; all->p->largest != NULL && at < run->b * run->c->heads; at++) /* which all of them raise */
-        AR_TRY(bands_of_head(run, all, at));
-    if (all->p->largest == NULL)
-        AR_TRY(ari_bl_each(run, run->b * run->c->heads, bands_of_head, all));
+    AR_TRY(each_head(run, all, bands_of_head));
     AR_TRY(emit_digests(run, run->names->probs, 'f', all->digests));
     return emit_digests(run, run->names->drop_probs, 'f', all->dropped_digests);
 }
@@ -368,10 +374,7 @@ static ar_status forward_at_once(ari_bl_run *run, all_heads *all)
 {
     const ari_bl_attention *a = all->a;
     const char pass = run->s > AR_SCORES_WHOLE ? 0 : 'f';
-    for (size_t at = 0; all->p->largest != NULL && at < run->b * run->c->heads; at++)
-        AR_TRY(probs_of_head(run, all, at));
-    if (all->p->largest == NULL)
-        AR_TRY(ari_bl_each(run, run->b * run->c->heads, probs_of_head, all));
+    AR_TRY(each_head(run, all, probs_of_head));
     AR_TRY(emit_probs(run, 'f', a->probs));
     if (run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_probs, pass, a->dropped, a->probs, run->c->heads, run->s));
@@ -434,7 +437,7 @@ static double score_gradient(const ari_bl_run *run, double p, double dp, double 
 
 /* +0 in dP [rows, s] at masked keys, and dS [rows, s] of a band: dS = fl32(fl32(Pr*(dP - D))*scale), D = sum of Pr*dP,
  * which goes to dot [rows]. */
-static ar_status band_backward(ari_bl_run *run, const band *of, double *dp, double *ds, double *dot)
+static ar_status band_backward(ari_bl_run *run, const band *b, double *dp, double *ds, double *dot)
 {
     ARI_BL_SCOPE(run);
     const size_t s = run->s, heads = run->c->heads;
@@ -442,9 +445,9 @@ static ar_status band_backward(ari_bl_run *run, const band *of, double *dp, doub
     uint8_t *visible = ari_bl_take(run, s, 1, 1);
     AR_TRY(run->memory);
     const double scale = scale_of(run);
-    for (size_t r = 0; r < of->rows; r++) {
-        const score_row here = {of->at / heads, of->at % heads, of->first + r, 0, s};
-        const double *p = of->probs + r * s, *bare = of->bare == NULL ? NULL : of->bare + r * s;
+    for (size_t r = 0; r < b->rows; r++) {
+        const score_row here = {b->head / heads, b->head % heads, b->first + r, 0, s};
+        const double *p = b->probs + r * s, *bare = b->bare == NULL ? NULL : b->bare + r * s;
         double *dp_row = dp + r * s, *ds_row = ds + r * s;
         mask_row(run, visible, NULL, &here);
         for (size_t key = 0; key < s; key++) {
@@ -528,7 +531,7 @@ static ar_status back_by_queries(ari_bl_run *run, void *of, size_t at)
 /* Some keys of a head, [s, keys]: products of scores and dP, which become Pr and dS. from: the first query that may see
  * one of them; those before stay zeros. */
 typedef struct columns {
-    size_t at, first, keys, from;
+    size_t head, first, keys, from;
     double *pr, *ds, *bare; /* bare: of one row; NULL: scores are not capped */
     uint8_t *visible;
 } columns;
@@ -540,8 +543,8 @@ ARI_SIMD __attribute__((flatten)) static void finish_columns(const ari_bl_run *r
     const size_t heads = run->c->heads, keys = c->keys;
     const double scale = scale_of(run);
     for (size_t query = c->from; query < run->s; query++) {
-        const size_t row = c->at * run->s + query;
-        const score_row here = {c->at / heads, c->at % heads, query, c->first, keys};
+        const size_t row = c->head * run->s + query;
+        const score_row here = {c->head / heads, c->head % heads, query, c->first, keys};
         const double m = h->a->most[row], l = h->a->sum[row];
         double *x = c->pr + query * keys, *dx = c->ds + query * keys;
         logits_of(run, x, c->bare, c->visible, &here, scale);
@@ -558,7 +561,7 @@ ARI_SIMD __attribute__((flatten)) static void finish_columns(const ari_bl_run *r
 static ar_status columns_of_head(ari_bl_run *run, const all_heads *h, columns *c)
 {
     ARI_BL_SCOPE(run);
-    const size_t s = run->s, d = run->c->head_dim, values = ar_config_value_dim(run->c), at = c->at;
+    const size_t s = run->s, d = run->c->head_dim, values = ar_config_value_dim(run->c), at = c->head;
     const size_t key = at / members_of(run) * s + c->first, row = at * s + c->from, rows = s - c->from;
     const ari_bl_region region = {row, rows, c->first, c->keys};
     const ari_bl_matrix q_rows = {h->a->q + row * d, d, 1}, k_rows = {h->a->k + key * d, d, 1};

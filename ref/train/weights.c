@@ -252,7 +252,7 @@ static void free_storage(ari_unit *u)
     ari_step_count_free(d->ctx, d->room_bytes);
     d->room_bytes = 0;
     for (size_t i = 0; i < u->buckets; i++)
-        u->bucket[i].storage = ari_bucket_is_in_place(&u->bucket[i]) ? (ar_buf){NULL} : d->room;
+        u->bucket[i].storage = d->room;
 }
 
 /* Waits for the gradients that are under way, whose memory is then given back. */

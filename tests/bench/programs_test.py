@@ -128,7 +128,7 @@ class Programs(Case):
     def test_a_collective_in_every_algorithm_and_type(self):
         for of, ways in (("all_reduce", 2), ("reduce_scatter", 1), ("all_gather", 1)):
             for algorithm in ("auto", "direct", "ring", "last"):
-                rows = self.rows("collective", "--of", of, "--ranks", "3", "--bytes", "1040", "--algorithm", algorithm,
+                rows = self.rows("collective", "--collective", of, "--ranks", "3", "--bytes", "1040", "--algorithm", algorithm,
                                  "--repetitions", "2")
                 self.assertEqual([(row["collective"], row["ranks"], row["bytes"], row["numerics"], row["algorithm"])
                                   for row in rows],
@@ -164,7 +164,7 @@ class Programs(Case):
         self.refused("ddp", "--cluster", "nonsense", says="nonsense")
         self.refused("collective", "--bytes", "1028", says="elements of 8 bytes")
         self.refused("collective", "--ranks", "1", says="--ranks from 2")
-        self.refused("collective", "--of", "gather", says="all_reduce, reduce_scatter or all_gather")
+        self.refused("collective", "--collective", "gather", says="all_reduce, reduce_scatter or all_gather")
         self.refused("collective", "--algorithm", "tree", says="auto, direct, ring or last")
         self.refused("nccl", "--share", "1", says="unknown option 1")
 

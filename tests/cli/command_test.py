@@ -305,11 +305,11 @@ class Check(CommandTest):
             self.assertIn(f"self_attn.{name}", listed)
         self.assertNotIn("self_attn.probs:", listed)
         done = self.passes("check", model, "--cp", "4", "--zigzag", *long, "--steps", "1")
-        self.assertIn("probabilities of more than 2,048 tokens are compared by two numbers of each row", done.out)
+        self.assertIn("note: attention's probabilities of more than 2,048 tokens are told by two numbers of each row", done.out)
         done = self.passes("check", model, "--tp", "2", *long, "--inject", "dropout_same_mask_in_shard", code=1)
         self.assertIn("self_attn.attn_dropout_rows", done.out)
         native = self.passes("check", model, "--tp", "2", *long[:-2], "--numerics", "native", "--steps", "0")
-        self.assertIn("tokens are not compared", native.out)
+        self.assertIn("more than 2,048 tokens are left out", native.out)
 
     def test_json_tells_buckets_and_zero(self):
         def one(*options):

@@ -105,7 +105,7 @@ static ar_status chunk_values(ari_chunk *c, const ari_format *f, size_t n)
 }
 
 /* A release costs as much as reading some ten KiB; pages of small tensors stay, which the system may take. */
-static void release(const void *data, size_t bytes)
+static void drop_pages(const void *data, size_t bytes)
 {
     enum { LEAST = 1 << 16 };
     if (bytes >= LEAST)
@@ -118,13 +118,13 @@ void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, siz
         const ar_st_entry *e = t->parts > 0 ? t->part[0].entry : NULL;
         const size_t from = start * f->bits / 8;
         if (e && e->mapped && e->data == t->whole)
-            release((const char *)t->whole + from, (start + n) * f->bits / 8 - from);
+            drop_pages((const char *)t->whole + from, (start + n) * f->bits / 8 - from);
         return;
     }
     /* A combined tensor's stretches lie all over its parts, which are released when it is done. */
     for (size_t i = 0; i < t->parts && start + n == t->count * f->parts; i++) {
         if (t->part[i].entry && t->part[i].entry->mapped)
-            release(t->part[i].entry->data, t->part[i].entry->bytes);
+            drop_pages(t->part[i].entry->data, t->part[i].entry->bytes);
     }
 }
 
@@ -263,7 +263,7 @@ void ari_scaled_sums_add(ari_scaled_sums *to, const ari_scaled_sums *s)
 enum { BLOCK = 1024, LANES = 8 };
 
 /* The larger of two magnitudes, as integers in the order of the numbers: loops over them run on several at once. */
-static inline int64_t more(int64_t most, double magnitude)
+static inline int64_t larger_bits(int64_t most, double magnitude)
 {
     const int64_t bits = (int64_t)ari_bits64(magnitude);
     return bits > most ? bits : most;
@@ -279,7 +279,7 @@ ARI_SIMD static int64_t largest_bits(const double *x, size_t n)
 {
     int64_t most = 0;
     for (size_t i = 0; i < n; i++)
-        most = more(most, fabs(x[i]));
+        most = larger_bits(most, fabs(x[i]));
     return most;
 }
 
@@ -541,21 +541,21 @@ static void take_each(const ari_pair *p, const ari_scratch *s, size_t start, siz
 /* --- a block of finite floats ------------------------------------------------------------------------------------- */
 
 /* What numbers of one format show whose values are all finite: all but which of them it is. */
-typedef struct seen {
+typedef struct block_tally {
     double difference, ratio; /* the largest ones */
     bool from_zero;
     size_t different, doubted; /* doubted: not different for what is allowed besides */
     uint64_t steps;
-} seen;
+} block_tally;
 
-ARI_SIMD static void see_differences(seen *t, double *difference, const double *a, const double *b, size_t n)
+ARI_SIMD static void tally_differences(block_tally *t, double *difference, const double *a, const double *b, size_t n)
 {
     int64_t most = 0, zero = 0;
     for (size_t i = 0; i < n; i++) {
         const double d = fabs(b[i] - a[i]);
         difference[i] = d;
-        most = more(most, d);
-        zero = more(zero, a[i] == 0.0 ? d : 0.0);
+        most = larger_bits(most, d);
+        zero = larger_bits(zero, a[i] == 0.0 ? d : 0.0);
     }
     t->difference = magnitude_of(most);
     t->from_zero = zero > 0;
@@ -573,13 +573,13 @@ ARI_SIMD static double largest_part(const double *difference, const double *a, s
     for (size_t i = 0; i < n; i++)
         above += difference[i] > least * fabs(a[i]) || (a[i] != 0.0 && fabs(a[i]) < TINY && difference[i] > 0.0);
     for (size_t i = 0; above > 0 && i < n; i++)
-        most = more(most, a[i] == 0.0 ? 0.0 : difference[i] / fabs(a[i]));
+        most = larger_bits(most, a[i] == 0.0 ? 0.0 : difference[i] / fabs(a[i]));
     return magnitude_of(most);
 }
 
 /* extra: allowed besides; NULL: nothing. */
-ARI_SIMD static void see_tolerance(seen *t, double *shown, const double *a, const double *difference,
-                                   const double *extra, size_t n, double rtol, double atol)
+ARI_SIMD static void tally_tolerance(block_tally *t, double *shown, const double *a, const double *difference,
+                                     const double *extra, size_t n, double rtol, double atol)
 {
     int64_t most = 0;
     size_t different = 0, above = 0;
@@ -587,7 +587,7 @@ ARI_SIMD static void see_tolerance(seen *t, double *shown, const double *a, cons
         const double d = difference[i], plain = atol + rtol * fabs(a[i]), allowed = plain + (extra ? extra[i] : 0.0);
         const double ratio = d / (d == 0.0 ? 1.0 : allowed);
         shown[i] = ratio == 0.0 ? d : ratio;
-        most = more(most, ratio);
+        most = larger_bits(most, ratio);
         different += d > allowed;
         above += d > plain;
     }
@@ -597,15 +597,15 @@ ARI_SIMD static void see_tolerance(seen *t, double *shown, const double *a, cons
 }
 
 /* ratios, from the steps. */
-ARI_SIMD static void see_ulp(seen *t, double *shown, const uint64_t *steps, const double *difference, size_t n,
-                             uint64_t ulp)
+ARI_SIMD static void tally_ulp(block_tally *t, double *shown, const uint64_t *steps, const double *difference, size_t n,
+                               uint64_t ulp)
 {
     int64_t most = 0;
     size_t different = 0;
     for (size_t i = 0; i < n; i++) {
         const double ratio = (double)steps[i] / (steps[i] == 0 ? 1.0 : (double)ulp);
         shown[i] = ratio == 0.0 ? difference[i] : ratio;
-        most = more(most, ratio);
+        most = larger_bits(most, ratio);
         different += steps[i] > ulp;
     }
     t->ratio = magnitude_of(most);
@@ -617,7 +617,7 @@ ARI_SIMD static double worst_difference(const double *shown, double ratio, const
 {
     int64_t most = 0;
     for (size_t i = 0; i < n; i++)
-        most = more(most, shown[i] == ratio ? difference[i] : 0.0);
+        most = larger_bits(most, shown[i] == ratio ? difference[i] : 0.0);
     return magnitude_of(most);
 }
 
@@ -652,7 +652,7 @@ static size_t add_bins(uint64_t *bin, const uint64_t *steps, size_t n, uint64_t 
     }
 }
 
-static bool may_be_seen(const ari_pair *p)
+static bool has_block_tally(const ari_pair *p)
 {
     return p->format[0].dtype == p->format[1].dtype && p->format[0].is_float && !p->rule.nan_differs;
 }
@@ -663,20 +663,20 @@ static bool take_at_once(const ari_pair *p, const ari_scratch *s, size_t n, ari_
 {
     const ari_rule *r = &p->rule;
     const double *a = s->side[0].value;
-    seen t = {.steps = most_steps(s->steps, n)};
+    block_tally t = {.steps = most_steps(s->steps, n)};
     bool worse = false;
     if (t.steps == 0)
         return false;
-    see_differences(&t, s->difference, a, s->side[1].value, n);
+    tally_differences(&t, s->difference, a, s->side[1].value, n);
     if (r->rule == AR_VERIFY_BITS) {
         t.different = count_from(s->steps, n, 1);
         memcpy(s->shown, s->difference, n * sizeof *s->shown);
         worse = !isinf(tally->worst_ratio) || t.difference > tally->worst_difference;
     } else {
         if (r->rule == AR_VERIFY_ULP)
-            see_ulp(&t, s->shown, s->steps, s->difference, n, r->ulp);
+            tally_ulp(&t, s->shown, s->steps, s->difference, n, r->ulp);
         else
-            see_tolerance(&t, s->shown, a, s->difference, p->doubt ? s->extra : NULL, n, r->rtol, r->atol);
+            tally_tolerance(&t, s->shown, a, s->difference, p->doubt ? s->extra : NULL, n, r->rtol, r->atol);
         worse = t.ratio > tally->worst_ratio ||
                 (t.ratio == tally->worst_ratio &&
                  (t.ratio == 0.0 || worst_difference(s->shown, t.ratio, s->difference, n) > tally->worst_difference));
@@ -792,7 +792,7 @@ static ar_status different_block(const ari_pair *p, ari_scratch *s, size_t start
         s->steps[i] = 0;
     int64_t most[2] = {largest_bits(a, n), largest_bits(b, n)};
     const bool all_finite = most[0] < INFINITE_BITS && most[1] < INFINITE_BITS;
-    if (!all_finite || !may_be_seen(p) || !take_at_once(p, s, n, tally)) {
+    if (!all_finite || !has_block_tally(p) || !take_at_once(p, s, n, tally)) {
         take_each(p, s, start, n, tally);
         fill_up(s->difference, n, full);
     }

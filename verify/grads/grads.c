@@ -212,7 +212,9 @@ static ar_status grads_of_model(ar_grads_result *result, const ar_grads_options 
     ari_cluster_options cluster = {.run = o->run, .config = c, .batch = &input.batch};
     AR_TRY(ari_run_config(c, folder, sizeof folder, &o->run));
     AR_TRY(ari_input_batch_load(&input, c, o->input));
-    memcpy(result->note, input.note, sizeof result->note);
+    memcpy(result->note, input.note, sizeof input.note);
+    if (o->activations && ari_scores_note(input.batch.seq, o->run.numerics))
+        snprintf(result->note[4], sizeof result->note[4], "%s", ari_scores_note(input.batch.seq, o->run.numerics));
     AR_TRY(check_case(c, &input.batch, o, &cluster.run.plan));
     AR_TRY(ari_weights_load(&weights, c, folder));
     result->fresh = weights == NULL;

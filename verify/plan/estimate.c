@@ -169,16 +169,16 @@ static ar_status count_elements(elements *n, const ari_estimate_case *run)
 }
 
 /* The reference's forward and backward tensors of one step. */
-static double activation_bytes(const elements *n, const reference_elements *of)
+static double activation_bytes(const elements *n, const reference_elements *r)
 {
-    return FLOAT * 2.0 * (n->layers * of->block + of->outer);
+    return FLOAT * 2.0 * (n->layers * r->block + r->outer);
 }
 
 /* And of all steps, with initial weights, gradients, new weights and the optimizer's state. */
-static double reference_bytes(const elements *n, const reference_elements *of)
+static double reference_bytes(const elements *n, const reference_elements *r)
 {
-    const double weights = FLOAT * (n->trains ? 2.0 + n->states : 1.0) * of->parameters + n->extra * n->parameters;
-    return n->steps * (activation_bytes(n, of) + weights) + FLOAT * of->parameters;
+    const double weights = FLOAT * (n->trains ? 2.0 + n->states : 1.0) * r->parameters + n->extra * n->parameters;
+    return n->steps * (activation_bytes(n, r) + weights) + FLOAT * r->parameters;
 }
 
 /* The exact baseline keeps weights and a forward pass in binary64, and frees a block once it is back through it. As it

@@ -232,3 +232,13 @@ ar_status ari_run_check_declared(const ar_run *r, const ar_config *c)
     const int tp = ari_at_least_one(r->parallel.tp);
     return tp > 1 ? ari_plan_check_declared(&r->plan, c, ari_plan_by_tokens(&r->plan, tp, r->parallel.sp)) : AR_OK;
 }
+
+const char *ari_scores_note(size_t seq, ar_numerics numerics)
+{
+    _Static_assert(AR_SCORES_WHOLE == 2048, "the number in the text");
+    if (seq <= AR_SCORES_WHOLE)
+        return NULL;
+    return numerics == AR_NUMERICS_EXACT
+               ? "attention's probabilities of more than 2,048 tokens are told by two numbers of each row"
+               : "attention's probabilities of more than 2,048 tokens are left out";
+}

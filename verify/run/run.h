@@ -30,6 +30,8 @@ AR_NODISCARD ar_status ari_run_check_positions(const ar_config *c, size_t seq);
 /** Refuses a plan that declares on several ranks what is not there: where nothing is compared, wrong numbers would pass
  *  for the model's. Errors: those of ari_plan_check_declared. */
 AR_NODISCARD ar_status ari_run_check_declared(const ar_run *r, const ar_config *c);
+/** What somebody may not expect of tensors of a long sequence; NULL: nothing. Static storage. */
+const char *ari_scores_note(size_t seq, ar_numerics numerics);
 /** Refuses low precision where the numerics are exact. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_numerics(const ar_run *r);
 

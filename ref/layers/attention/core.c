@@ -5,9 +5,11 @@
 #include "ref/layers/attention/core.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "ref/context/context_private.h"
 #include "ref/core/lane.h"
+#include "ref/core/names.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/attention/context_parallel.h"
 #include "ref/numerics/digest.h"
@@ -247,7 +249,8 @@ static ar_status begin_tap(const pass *p, ar_tensor *whole)
 {
     const size_t shape[3] = {p->matrices, p->group * p->rows, is_digested(p) ? ARI_DIGEST : p->c->seq};
     *whole = (ar_tensor){.ndim = 0};
-    if (!ari_tapped(p->ctx) || (is_digested(p) && !p->ctx->arith->grad_complete))
+    if (!ari_tapped(p->ctx) ||
+        (is_digested(p) && strcmp(p->ctx->arith->name, ari_numerics_names[AR_NUMERICS_EXACT]) != 0))
         return AR_OK;
     AR_TRY(ar_ctx_tensor(p->ctx, whole, AR_F32, 3, shape));
     return ARI_KERNEL(p->ctx, zero, whole->data, ar_tensor_count(whole) * sizeof(float));
