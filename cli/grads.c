@@ -201,8 +201,8 @@ static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch
     o.sensitivity_of =
         v->sensitivity_of >= 0 ? (ar_sensitivity)v->sensitivity_of : ari_sensitivity_of_precision(v->r.run.precision);
     ari_watch_run(&o.run, watch);
-    if (v->r.inject)
-        AR_TRY(ari_fault_parse(&o.run.fault, v->r.inject));
+    o.run.fault = v->r.inject;
+    AR_TRY(ari_fault_known(o.run.fault));
     ari_progress progress;
     ari_progress_begin(&progress, &v->common);
     o.progress = ari_progress_show;

@@ -14,7 +14,8 @@ on models and record; python/abi, what other languages load, on core, io and ver
 processes connect and agree, stands on core, comm and io; mpi and nccl on process, nccl also on what gpu tells of a
 device; process/transport, which chooses among these, on them. What predicts or checks collectives (verify/bytes, the
 baseline, tests/sim/plain*.h) may not reach comm. Calls point the same way, whatever header declares the function. A
-type, function, enumerator or macro ar_* or ari_* is defined in one file. How many functions and types of another folder
+type, function, enumerator or macro ar_* or ari_* is defined in one file. A fault that code asks for by name is in the
+table. How many functions and types of another folder
 a folder uses, scripts/edges.txt says, which --write writes. A file has at most 900 lines, a function 60. Every folder of
 sources has a rule, and every rule a folder.
 Prints "file:line: what is wrong" for each violation; exit status 1 if there is one.
@@ -206,6 +207,9 @@ STRING = re.compile(r'"(?:\\.|[^"\\\n])*"')
 MACRO = re.compile(r"^[ \t]*#[ \t]*(define|undef)[ \t]+(ARI?_\w+)", re.MULTILINE)
 ENUM = re.compile(r"\benum\b(?:\s+\w+)?\s*\{([^{}]*)\}")
 DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.MULTILINE)
+# A fault that code asks for, and one of the table of faults.
+FAULT_ASKED = re.compile(r'\bari_fault(?:y|_is)\([^;"]*"(\w+)"')
+FAULTS, FAULT_ROW = "ref/core/fault.c", re.compile(r"^ +X\((\w+),", re.MULTILINE)
 ENUMERATOR = re.compile(r"\b(\w+)\s*(?:=[^,]*)?(?:,|\Z)")
 
 
@@ -254,6 +258,7 @@ class Tree:
         self.functions_at = {}  # name of a function that is not static -> path
         self.words = {}  # path -> {ar_* or ari_* that stands there: line}
         self.lines = {}  # path -> how many
+        self.faults = {}  # path -> {fault that the file asks for: line}
         self.functions = {}  # path -> [(line, lines of the body)]
         tops, self.complete = top_folders(root)
         for top in tops:
@@ -269,6 +274,7 @@ class Tree:
         code = STRING.sub('""', text)
         self.words[name] = {word: line for line, text_of in reversed(list(enumerate(code.splitlines(), 1)))
                             for word in WORD.findall(text_of)}
+        self.faults[name] = {match.group(1): text.count("\n", 0, match.start(1)) + 1 for match in FAULT_ASKED.finditer(text)}
         defined = [(match.group(match.lastindex), match.start()) for match in DEFINITION.finditer(text)]
         for match in DEFINITION.finditer(text):
             self.words[name].pop(match.group(4), None)  # what a file defines itself it may use
@@ -383,6 +389,15 @@ def check_homonyms(tree):
             yield path, places[path], f"{name} is also defined in {first}: give one of them another name"
 
 
+def check_faults(tree):
+    """Faults that are asked for and not in the table: they never act."""
+    table = tree.root / FAULTS
+    known = set(FAULT_ROW.findall(table.read_text(encoding="utf-8"))) if table.exists() else set()
+    for name, asked in tree.faults.items():
+        for fault in sorted(set(asked) - known):
+            yield name, asked[fault], f"there is no fault '{fault}' in {FAULTS}"
+
+
 def check_sizes(tree, name, folder):
     """A file or a function that is too long to be one idea."""
     del folder
@@ -452,7 +467,7 @@ def check_rules(tree):
 def violations(root):
     """Sorted ["file:line: message"] of a tree, and how many files it has."""
     tree = Tree(root)
-    found = list(check_homonyms(tree)) + list(check_edges(tree)) + list(check_rules(tree))
+    found = list(check_homonyms(tree)) + list(check_faults(tree)) + list(check_edges(tree)) + list(check_rules(tree))
     for name in tree.includes:
         folder = folder_of(name)
         if folder is None:

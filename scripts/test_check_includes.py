@@ -228,6 +228,13 @@ class CheckIncludes(unittest.TestCase):
         values = "#define ARI_VALUES struct v\n"  # what a file sets for the header of tables of options
         self.assertEqual(self.run_on({"cli/a.c": values, "cli/b.c": values}), (0, []))
 
+    def test_a_fault_that_is_asked_for_is_in_the_table(self):
+        table = {"ref/core/fault.c": '#define FAULTS(X) \\\n    X(sum_missing, "text") \\\n    X(other, "text")\n'}
+        asks = "void f(void)\n{\n    if (ari_faulty(ctx_of(x), \"%s\"))\n        g();\n}\n"
+        self.assertEqual(self.run_on({**table, "ref/layers/a.c": asks % "sum_missing"}), (0, []))
+        self.assertEqual(self.run_on({**table, "ref/layers/a.c": asks % "sum_mising"})[1],
+                         ["ref/layers/a.c:3: there is no fault 'sum_mising' in ref/core/fault.c"])
+
     def test_a_file_has_at_most_900_lines(self):
         self.assertEqual(self.run_on({"sim/a.c": "\n" * 900}), (0, []))
         self.rejects("sim/a.c", "\n" * 901, 1, "901 lines")

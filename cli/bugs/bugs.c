@@ -3,7 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "anyrank/fault.h"
 #include "cli/bugs/bugs.h"
 #include "cli/options/run.h"
 #include "cli/shared/progress.h"
@@ -42,10 +41,10 @@ static const ari_option options[] = {
 };
 static const ari_positional positionals[] = {
     ARI_POSITIONAL("FAULT", STRING, fault, "a fault: what it does, how it shows and who had it",
-                   .choices = ari_fault_names + 1),
+                   .choices = ari_fault_names),
     {0},
 };
-enum { FAULTS = AR_FAULT_COUNT - 1, MOST_ERROR = 255, CASE_TEXT = 256, EXPLAINED = 2048 };
+enum { MOST_ERROR = 255, CASE_TEXT = 256, EXPLAINED = 2048 };
 
 /* Made by cmake/Embed.cmake: a name in a line, then its text with a margin. */
 extern const unsigned char ari_fault_texts[];
@@ -54,22 +53,21 @@ static ar_status print_bugs(void)
 {
     static const ari_column columns[] = {{"fault", ARI_LEFT}, {"what goes wrong", ARI_LEFT}};
     ari_table t = ARI_TABLE(columns);
-    for (int i = 1; i < AR_FAULT_COUNT; i++) {
-        ari_table_row(&t, "%s\t%s", ari_fault_name((ar_fault)i), ari_fault_text((ar_fault)i));
-    }
+    for (const char *const *fault = ari_fault_names; *fault; fault++)
+        ari_table_row(&t, "%s\t%s", *fault, ari_fault_text(*fault));
     const ar_status st = ari_table_end(&t, stdout, 0);
-    printf("\n%d faults; anyrank bugs FAULT explains one, anyrank check --inject FAULT switches it on\n",
-           AR_FAULT_COUNT - 1);
+    printf("\n%zu faults; anyrank bugs FAULT explains one, anyrank check --inject FAULT switches it on\n",
+           ari_fault_count);
     return st;
 }
 
 /* The fault's action in its case, its symptoms, and the systems that had it, from fault_texts.txt: in one line. */
-static const char *explain(char text[EXPLAINED], ar_fault fault)
+static const char *explain(char text[EXPLAINED], const char *fault)
 {
-    const char *name = ari_fault_name(fault), *at = (const char *)ari_fault_texts;
-    const size_t n = strlen(name);
+    const char *at = (const char *)ari_fault_texts;
+    const size_t n = strlen(fault);
     ari_text line = ari_plain_text_in(text, EXPLAINED);
-    while (at && (strncmp(at, name, n) != 0 || at[n] != '\n')) {
+    while (at && (strncmp(at, fault, n) != 0 || at[n] != '\n')) {
         at = strchr(at, '\n');
         at = at ? at + 1 : NULL;
     }
@@ -80,28 +78,26 @@ static const char *explain(char text[EXPLAINED], ar_fault fault)
     return text;
 }
 
-static void print_one(ar_fault fault)
+static void print_one(const char *fault)
 {
     char text[CASE_TEXT], more[EXPLAINED];
     const ari_fault_case at = ari_fault_case_of(fault);
-    printf("%s: %s\n\n", ari_fault_name(fault), ari_fault_text(fault));
+    printf("%s: %s\n\n", fault, ari_fault_text(fault));
     ari_print_wrapped(stdout, explain(more, fault), 0);
-    printf("\nanyrank check --inject %s runs its case: %s\n", ari_fault_name(fault),
-           ari_bugs_case_text(text, sizeof text, &at));
+    printf("\nanyrank check --inject %s runs its case: %s\n", fault, ari_bugs_case_text(text, sizeof text, &at));
 }
 
-/* A list of fault `one`; AR_FAULT_NONE: of all. Gives. */
-static json_t *json_list(ar_fault one)
+/* A list of fault `one`; NULL: of all. Gives. */
+static json_t *json_list(const char *one)
 {
     json_t *list = json_array();
-    for (int i = 1; i < AR_FAULT_COUNT; i++) {
-        const ar_fault f = (ar_fault)i;
-        const ari_fault_case at = ari_fault_case_of(f);
+    for (const char *const *f = ari_fault_names; *f; f++) {
+        const ari_fault_case at = ari_fault_case_of(*f);
         char text[CASE_TEXT], more[EXPLAINED];
-        if (one == AR_FAULT_NONE || one == f)
-            json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "name", ari_fault_name(f), "text",
-                                                  ari_fault_text(f), "explained", explain(more, f), "case",
-                                                  ari_bugs_case_text(text, sizeof text, &at)));
+        if (!one || ari_fault_is(one, *f))
+            json_array_append_new(list,
+                                  json_pack("{s:s, s:s, s:s, s:s}", "name", *f, "text", ari_fault_text(*f), "explained",
+                                            explain(more, *f), "case", ari_bugs_case_text(text, sizeof text, &at)));
     }
     return list;
 }
@@ -144,13 +140,13 @@ static ar_status clean_of(session *s, const clean_run **gives, const ari_fault_c
     ar_check_run u;
     clean_run *c = &s->clean[s->count++];
     *c = (clean_run){.at = *at};
-    const ar_status st = ari_fault_case_run(&u, &s->bases, at, AR_FAULT_NONE);
+    const ar_status st = ari_fault_case_run(&u, &s->bases, at, NULL);
     c->result = u.result;
     c->ratio = u.max_ratio;
     ari_check_run_fini(&u);
     AR_TRY(st);
     if (s->curves && !at->module)
-        AR_TRY(ari_fault_trace_run(&c->trace, at, AR_FAULT_NONE, s->common->threads, s->common->seed));
+        AR_TRY(ari_fault_trace_run(&c->trace, at, NULL, s->common->threads, s->common->seed));
     *gives = c;
     return AR_OK;
 }
@@ -167,7 +163,7 @@ static ar_status trace_fault(ari_bug_run *run, const session *s, const clean_run
     return st;
 }
 
-static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
+static ar_status run_fault(ari_bug_run *run, session *s, const char *fault)
 {
     const clean_run *clean = NULL;
     run->fault = fault;
@@ -185,8 +181,8 @@ static ar_status run_fault(ari_bug_run *run, session *s, ar_fault fault)
     return s->curves && !run->at.module ? trace_fault(run, s, clean) : AR_OK;
 }
 
-/* n faults from `first` on. run: [n]. */
-static ar_status run_faults(ari_bug_run *run, int first, int n, const bugs_values *v)
+/* run: [n], of n faults. */
+static ar_status run_faults(ari_bug_run *run, const char *const *fault, int n, const bugs_values *v)
 {
     const ari_common *common = &v->common;
     session s = {.common = common,
@@ -201,8 +197,8 @@ static ar_status run_faults(ari_bug_run *run, int first, int n, const bugs_value
     AR_TRY(ari_alloc_zero((void **)&s.clean, (size_t)n, sizeof *s.clean, "clean runs"));
     ari_progress_begin(&line, common);
     for (int i = 0; i < n && st == AR_OK; i++) {
-        ari_progress_update(&line, (double)i / n, ari_fault_name((ar_fault)(first + i)));
-        st = run_fault(&run[i], &s, (ar_fault)(first + i));
+        ari_progress_update(&line, (double)i / n, fault[i]);
+        st = run_fault(&run[i], &s, fault[i]);
     }
     ari_progress_end(&line);
     for (size_t i = 0; i < s.count; i++)
@@ -221,14 +217,14 @@ static bool all_clean(const ari_bug_run *run, int n)
     return true;
 }
 
-/* one: AR_FAULT_NONE: each. */
-static ar_status run_bugs(const bugs_values *v, ar_fault one, int *exit_code)
+/* one: NULL: each. */
+static ar_status run_bugs(const bugs_values *v, const char *one, int *exit_code)
 {
-    const int first = one != AR_FAULT_NONE ? (int)one : 1, n = one != AR_FAULT_NONE ? 1 : FAULTS;
+    const int n = one ? 1 : (int)ari_fault_count;
     ARI_OWNED ari_bug_run *runs = NULL;
     const bool native = v->numerics == AR_NUMERICS_NATIVE;
     AR_TRY(ari_alloc_zero((void **)&runs, (size_t)n, sizeof *runs, "runs of the faults"));
-    ar_status st = run_faults(runs, first, n, v);
+    ar_status st = run_faults(runs, one ? &one : ari_fault_names, n, v);
     if (st == AR_OK && ari_wants_text(&v->common))
         st = native ? ari_bugs_print_native(stdout, runs, n, v->precision) : ari_bugs_print(stdout, runs, n, v->curves);
     if (st == AR_OK) {
@@ -244,9 +240,7 @@ static ar_status run_bugs(const bugs_values *v, ar_fault one, int *exit_code)
 static ar_status list_or_run(void *values, int *exit_code)
 {
     const bugs_values *v = values;
-    ar_fault one = AR_FAULT_NONE;
-    if (v->fault)
-        AR_TRY(ari_fault_parse(&one, v->fault));
+    AR_TRY(ari_fault_known(v->fault));
     if (v->curves && !v->run)
         return ar_error_set(AR_ERR_ARG, "--curves tells more of what --run does: give --run too");
     if (!v->run && (v->numerics != AR_NUMERICS_EXACT || v->precision != AR_PRECISION_F32))
@@ -255,12 +249,12 @@ static ar_status list_or_run(void *values, int *exit_code)
         return ar_error_set(AR_ERR_ARG, "--curves are of exact numerics: leave out --numerics native");
     AR_TRY(ari_precision_check(v->precision, v->numerics));
     if (v->run)
-        return run_bugs(v, one, exit_code);
-    if (ari_wants_text(&v->common) && one != AR_FAULT_NONE)
-        print_one(one);
+        return run_bugs(v, v->fault, exit_code);
+    if (ari_wants_text(&v->common) && v->fault)
+        print_one(v->fault);
     else if (ari_wants_text(&v->common))
         AR_TRY(print_bugs());
-    return v->common.json ? end(json_list(one), NULL, &v->common) : AR_OK;
+    return v->common.json ? end(json_list(v->fault), NULL, &v->common) : AR_OK;
 }
 
 const ari_args_spec ari_bugs_spec = {

@@ -8,7 +8,7 @@
 
 /* `anyrank bugs --run`: each fault, or one, in the case in which it matters, and the same case without it. */
 typedef struct ari_bug_run {
-    ar_fault fault;
+    const char *fault;
     ari_fault_case at;
     ar_check_result clean; /* of the case without the fault */
     double ratio_clean;    /* in the native numerics: the worst of allowed without the fault */

@@ -146,7 +146,7 @@ ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, int n, bool curves)
         caught += well(r);
         const ar_first_difference *f = &r->with.first;
         const bool ranked = r->with.has_difference && f->rank >= 0;
-        ari_table_row(&t, "%s\t%s\t%s", ari_fault_name(r->fault), CASE_TEXT(&r->at), what_differs(r));
+        ari_table_row(&t, "%s\t%s\t%s", r->fault, CASE_TEXT(&r->at), what_differs(r));
         ari_table_cell(&t, ranked ? "%d" : "-", f->rank);
         ari_table_row(&t, "%s\t%s\t%s\t%s", f->pass, SHORT_HINT(hint_of(r)), verdict_of(r), ARI_SECONDS(r->seconds));
         if (curves)
@@ -189,7 +189,7 @@ static void add_rows(ari_table *t, const ari_bug_run *run, int n, ar_precision p
         const ari_bug_run *r = &run[i];
         const trace left = trace_of(r, precision);
         count[left]++;
-        ari_table_row(t, "%s\t%s", ari_fault_name(r->fault), CASE_TEXT(&r->at));
+        ari_table_row(t, "%s\t%s", r->fault, CASE_TEXT(&r->at));
         ratio_cell(t, r->ratio_clean);
         ratio_cell(t, r->with.max_ratio);
         ari_table_row(t, "%s\t%s", left == OUTSIDE ? r->with.first.tensor : "",
@@ -255,8 +255,8 @@ static json_t *json_bug(const ari_bug_run *r)
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:o, s:o, s:{s:I, s:o}, s:s?, "
         "s:o, s:f, s:o}",
-        "name", ari_fault_name(r->fault), "text", ari_fault_text(r->fault), "case", CASE_TEXT(&r->at), "model",
-        r->at.run.model, "module", r->at.module, "layout", layout, "batch", (json_int_t)r->at.run.batch, "seq",
+        "name", r->fault, "text", ari_fault_text(r->fault), "case", CASE_TEXT(&r->at), "model", r->at.run.model,
+        "module", r->at.module, "layout", layout, "batch", (json_int_t)r->at.run.batch, "seq",
         (json_int_t)r->at.run.seq, "documents", (json_int_t)(r->at.documents > 0 ? r->at.documents : 1), "steps",
         (int)r->at.run.steps, "dropout", r->at.run.dropout, "caught", caught(r), "clean", r->clean == AR_CHECK_SAME,
         "ratio", ari_json_number(r->with.max_ratio), "ratio_clean", ari_json_number(r->ratio_clean), "first_difference",

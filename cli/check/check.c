@@ -112,8 +112,8 @@ static ar_status complete_values(ari_check_values *v)
     base.clip = isnan(base.clip) ? 1.0 : base.clip;
     base.dropout = isnan(base.dropout) ? 0.0 : base.dropout;
     base.seed = v->common.seed;
-    base.optimizer = ar_optimizer_defaults(
-        base.fault == AR_FAULT_NONE ? AR_OPTIMIZER_ADAMW : ari_fault_case_of(base.fault).run.optimizer.kind);
+    base.optimizer =
+        ar_optimizer_defaults(base.fault ? ari_fault_case_of(base.fault).run.optimizer.kind : AR_OPTIMIZER_ADAMW);
     if (v->schedule)
         AR_TRY(parse_schedule(&base.sim.schedule_seed, &v->o.schedules, v));
     AR_TRY(ari_run_again(&v->r, &base, &ari_check_spec, v));
@@ -142,7 +142,7 @@ static ar_status check_for_module(const ari_check_values *v)
     if (!option)
         return AR_OK;
     return ar_error_set(AR_ERR_ARG, "--inject %s shows in a module, not in a model, and --%s is about a model's run",
-                        ari_fault_name(v->r.run.fault), option);
+                        v->r.run.fault, option);
 }
 
 /* Refuses what is about one run where `models` and layouts make several. After take_case. */
@@ -206,7 +206,7 @@ static ar_status check_fault(const ar_check_options *o, const ar_config *c, cons
 {
     bool read = false;
     ar_run run = o->run;
-    if (run.fault == AR_FAULT_NONE)
+    if (!run.fault)
         return AR_OK;
     AR_TRY(ari_weights_exist(&read, folder));
     run.batch = o->padding ? 0 : run.batch; /* then it does not say how many targets ranks have */
@@ -364,13 +364,12 @@ static ar_status write_record(const ari_watch *watch, const ari_checked *c, bool
 /* A fault that nobody could have seen is no proof: needs say less than the numbers that a run has. */
 static ar_status check_changed(const ari_check_values *v, const ari_checked *checked, size_t n)
 {
-    const ar_fault fault = v->r.run.fault;
-    if (fault == AR_FAULT_NONE || !ari_transport_reports(v->common.process) ||
-        ari_check_worst(checked, n) != AR_CHECK_SAME)
+    const char *fault = v->r.run.fault;
+    if (!fault || !ari_transport_reports(v->common.process) || ari_check_worst(checked, n) != AR_CHECK_SAME)
         return AR_OK;
-    return ar_error_set(
-        AR_ERR_ARG, "fault %s changed nothing here%s: without MODEL and layout those are taken in which it matters",
-        ari_fault_name(fault), checked[0].report->numerics == AR_NUMERICS_NATIVE ? " by more than is allowed" : "");
+    return ar_error_set(AR_ERR_ARG,
+                        "fault %s changed nothing here%s: without MODEL and layout those are taken in which it matters",
+                        fault, checked[0].report->numerics == AR_NUMERICS_NATIVE ? " by more than is allowed" : "");
 }
 
 static ar_status run_models(const ari_check_values *v, const char *const *models, size_t n, const ari_watch *watch,
@@ -435,7 +434,7 @@ static ar_status list_tensors(json_t **gives, FILE *to, const ar_check_options *
 
 static ar_status list_models(ari_check_values *v, const char *const *models, size_t n)
 {
-    v->r.run.fault = AR_FAULT_NONE;
+    v->r.run.fault = NULL;
     AR_TRY(complete_values(v));
     ARI_OWNED ar_parallel *parallel = NULL;
     AR_TRY(ari_alloc((void **)&parallel, MOST_LAYOUTS, sizeof *parallel, "layouts"));
@@ -457,7 +456,7 @@ static ar_status list_models(ari_check_values *v, const char *const *models, siz
 /* A fault that no model shows, in the module that does. */
 static ar_status run_module(const ari_check_values *v, int *exit_code)
 {
-    const ar_fault fault = v->r.run.fault;
+    const char *fault = v->r.run.fault;
     const ari_fault_case f = ari_fault_case_of(fault);
     ari_watch watch = {0};
     ar_check_report *r = NULL;
@@ -487,8 +486,8 @@ ar_status ari_command_check(void *values, int *exit_code)
     ari_check_values *v = values;
     ar_run *run = &v->r.run;
     AR_TRY(check_values(v));
-    if (v->r.inject)
-        AR_TRY(ari_fault_parse(&run->fault, v->r.inject));
+    run->fault = v->r.inject;
+    AR_TRY(ari_fault_known(run->fault));
     v->o.strict_predictions = v->o.strict_predictions || v->r.inject; /* some faults show in the bytes alone */
     if (v->r.inject && !run->model && !ari_layout_given(&v->r) && v->sweep == 0) {
         if (ari_fault_case_of(run->fault).module)

@@ -43,6 +43,6 @@ bool ari_check_hash(char hex[65], const ari_checked *checked, size_t n);
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory);
 /** The last lines: the hash and the key fact. */
-void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_fault fault);
+void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, const char *fault);
 /** The stable JSON of the whole check. Gives; NULL without memory. */
 json_t *ari_check_json(const ari_checked *checked, size_t n);

@@ -449,7 +449,7 @@ static totals count_checks(const ari_checked *checked, size_t n)
     return t;
 }
 
-void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_fault fault)
+void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, const char *fault)
 {
     const totals t = count_checks(checked, n);
     char hash[65];
@@ -457,8 +457,8 @@ void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, ar_
     const char *plural = ARI_PLURAL(t.runs);
     const bool changed = t.mispredicted + t.different + t.errors > 0;
     fprintf(to, "\n");
-    if (fault != AR_FAULT_NONE)
-        fprintf(to, "injected: %s (%s)\n", ari_fault_name(fault), ari_fault_text(fault));
+    if (fault)
+        fprintf(to, "injected: %s (%s)\n", fault, ari_fault_text(fault));
     if (checked[0].has_net_fault) {
         char what[128];
         ari_sim_fault_describe(&checked[0].net_fault, what, sizeof what);

@@ -7,6 +7,7 @@
 #include "anyrank/run.h"
 #include "cli/options/args.h"
 #include "cli/shared/table.h"
+#include "ref/core/fault_private.h"
 #include "ref/core/names.h"
 
 /* The options of a run that subcommands share: how a step is split and what runs it (layout.c), what it is given and
@@ -149,7 +150,7 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *members)
 #define ARI_INJECT_OPTION                                                                                     \
     ARI_OPTION_SECTION("checks"),                                                                             \
         ARI_OPTION_STRING("inject", r.inject, "BUG", "switch a known mistake on ('anyrank bugs' lists them)", \
-                          .choices = ari_fault_names + 1)
+                          .choices = ari_fault_names)
 
 /** "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1 group), clip 1,
  *  dropout 0.1"; of 0 steps what a single forward and backward is. */

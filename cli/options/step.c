@@ -5,7 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "anyrank/fault.h"
 #include "ref/core/batch_private.h"
 #include "ref/core/context_private.h"
 #include "ref/core/device_private.h"

@@ -65,7 +65,7 @@ static json_t *as_json(const ar_lint_report *r, const ari_step_case *c)
     json_t *o = ari_planned_json("lint", c), *findings = json_array();
     for (size_t i = 0; i < r->count; i++)
         json_array_append_new(findings, finding_json(&r->finding[i]));
-    const char *fault = c->run.fault == AR_FAULT_NONE ? "" : ari_fault_name(c->run.fault);
+    const char *fault = c->run.fault ? c->run.fault : "";
     json_object_set_new(o, "fault", ari_json_text_or_null(fault));
     json_object_set_new(o, "result", json_string(r->count > 0 ? "findings" : "clean"));
     json_object_set_new(o, "operations", json_integer((json_int_t)r->operations));
@@ -83,8 +83,8 @@ static ar_status run_lint(void *values, int *exit_code)
         return ar_error_set(AR_ERR_ARG, "MODEL is missing: a folder with a config.json, or a bundled name such as "
                                         "llama-demo");
     AR_TRY(ari_planned_case(&c, &config, &v->r, &v->common));
-    if (v->r.inject)
-        AR_TRY(ari_fault_parse(&c.run.fault, v->r.inject));
+    c.run.fault = v->r.inject;
+    AR_TRY(ari_fault_known(c.run.fault));
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &config));
     AR_TRY(ari_lint(&r, &c.run, &config));

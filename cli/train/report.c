@@ -165,8 +165,8 @@ void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_trainin
     fprintf(to, "weights after step %" PRIu64 ": %s, ", r->steps, r->weights_hash);
     if (r->copies_differ)
         fprintf(to, "of the lowest ranks: others hold other copies\n");
-    else if (o->run.fault != AR_FAULT_NONE)
-        fprintf(to, "with %s switched on\n", ari_fault_name(o->run.fault));
+    else if (o->run.fault)
+        fprintf(to, "with %s switched on\n", o->run.fault);
     else
         fprintf(to, "%s\n",
                 o->run.numerics == AR_NUMERICS_EXACT ? "the same for every layout"

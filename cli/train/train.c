@@ -63,7 +63,7 @@ static ar_status set_plan(ari_train_values *v, ari_estimate *e)
     AR_TRY(ar_run_check(&o->run, &c));
     AR_TRY(ari_run_check_targets(&o->run, &c));
     bool read = o->resume != NULL;
-    if (!read && o->run.fault != AR_FAULT_NONE)
+    if (!read && o->run.fault)
         AR_TRY(ari_weights_exist(&read, folder));
     AR_TRY(ari_fault_case_check(&o->run, o->run.plan.mlp_order, &c, !read, o->packing.on));
     return fits(e, o, &c);
@@ -125,8 +125,8 @@ static ar_status complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c
     o->stop_after = (uint64_t)v->stop_after;
     o->verify_every = (uint64_t)v->verify_every;
     AR_TRY(set_numerics(v));
-    if (v->r.inject)
-        AR_TRY(ari_fault_parse(&o->run.fault, v->r.inject));
+    o->run.fault = v->r.inject;
+    AR_TRY(ari_fault_known(o->run.fault));
     return set_plan(v, e);
 }
 

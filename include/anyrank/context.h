@@ -5,7 +5,6 @@
 #include "anyrank/batch.h"
 #include "anyrank/comm.h"
 #include "anyrank/device.h"
-#include "anyrank/fault.h"
 #include "anyrank/schedule.h"
 
 AR_BEGIN_DECLS
@@ -132,7 +131,7 @@ typedef struct ar_ctx_options {
     uint64_t seed;                /* of the dropout masks */
     ar_loss_options loss;         /* of every cross-entropy created in this context */
     ar_declared_check placements; /* whether declared placements are checked */
-    ar_fault fault;               /* a bug to inject; AR_FAULT_NONE: none */
+    const char *fault;            /* name of a bug to inject (anyrank bugs lists them), borrowed; NULL: none */
     uint64_t attempt;             /* number of this run among repeated runs; some faults depend on it */
     ar_tap_fn tap;                /* called for each reported value; NULL: none */
     void *tap_user;               /* first argument of tap */

@@ -36,7 +36,7 @@ typedef struct ar_run {
     ar_dtype storage;             /* ar_ctx_options.storage: AR_BF16 with native numerics; 0: chosen by the precision */
     ar_declared_check placements; /* ar_ctx_options.placements; checked only without tap and fault */
     uint64_t seed;                /* of fresh weights, dropout masks and the choice of training data */
-    ar_fault fault;               /* a bug to inject; AR_FAULT_NONE: none */
+    const char *fault;            /* name of a bug to inject (anyrank bugs lists them), borrowed; NULL: none */
     ar_device_choice device; /* device of the ranks: shared by ranks that are threads unless index is AR_GPU_EACH; with
                                 one process per rank, each process uses the GPU of its local rank. The baseline
                                 (baseline.h) runs on the CPU */

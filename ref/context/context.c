@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/context/context.h"
+#include "ref/core/fault_private.h"
 
 #include <stdlib.h>
 
@@ -381,7 +382,7 @@ bool ari_tapped(const ar_ctx *c)
     return c->tap != NULL;
 }
 
-bool ari_faulty(const ar_ctx *c, ar_fault fault)
+bool ari_faulty(const ar_ctx *c, const char *fault)
 {
-    return c->fault == fault;
+    return ari_fault_is(c->fault, fault);
 }

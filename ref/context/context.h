@@ -110,7 +110,7 @@ struct ar_ctx {
     uint32_t step;
     size_t first_sample, samples; /* of the batch under way in the global one; samples 0: it is all there is */
     const ar_arith_ops *arith;
-    ar_fault fault;
+    const char *fault;
     uint64_t attempt;
     ar_tap_fn tap;
     void *tap_user;

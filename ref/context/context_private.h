@@ -41,6 +41,6 @@ AR_NODISCARD ar_status ari_tap(ar_ctx *c, const char *name, char pass, const ar_
 /** True if there is a listener (to save the work of preparing a tap). */
 bool ari_tapped(const ar_ctx *c);
 /** True if this fault is on: the one call by which a fault changes a layer's path. */
-bool ari_faulty(const ar_ctx *c, ar_fault fault);
+bool ari_faulty(const ar_ctx *c, const char *fault);
 
 AR_END_DECLS

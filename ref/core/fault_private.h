@@ -1,17 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include "anyrank/fault.h"
+#include <stdbool.h>
+#include <stddef.h>
 
-/* Functions of anyrank/fault.h for the library, the command and the tests alone. */
+#include "anyrank/status.h"
+
+/* A fault, a bug that is injected into a run, is its name: so a new one recompiles the files that know it, and no other.
+ * NULL is none. Functions for the library, the command and the tests alone. */
 
 AR_BEGIN_DECLS
 
-/** "column_dx_not_reduced"; "none" for AR_FAULT_NONE. Static storage. */
-const char *ari_fault_name(ar_fault f);
-/** One line of English. Static storage. */
-const char *ari_fault_text(ar_fault f);
+extern const char *const ari_fault_names[]; /* [ari_fault_count], then NULL */
+extern const size_t ari_fault_count;
+
+/** The fault's effect in one line of English. Static storage. */
+const char *ari_fault_text(const char *fault);
+/** True if `fault` is the one of this name. */
+bool ari_fault_is(const char *fault, const char *name);
 /** AR_ERR_NOT_FOUND, naming the nearest, if there is no such fault. */
-AR_NODISCARD ar_status ari_fault_parse(ar_fault *f, const char *name);
+AR_NODISCARD ar_status ari_fault_known(const char *fault);
 
 AR_END_DECLS

@@ -12,7 +12,6 @@
 #include "ref/core/context_private.h"
 #include "ref/core/data_private.h"
 #include "ref/core/device_private.h"
-#include "ref/core/fault_private.h"
 #include "ref/core/optimizer_private.h"
 #include "ref/core/process_private.h"
 #include "ref/core/schedule_private.h"
@@ -37,12 +36,6 @@ const char *const ari_pp_schedule_names[] = {
 const char *const ari_sensitivity_names[] = {"f32", "tf32", "bf16", "bf16-pure", "f16", "f16-pure", NULL};
 const char *const ari_transport_names[] = {"sim", "mpi", "nccl", NULL};
 const char *const ari_device_kind_names[] = {"cpu", "cuda", "emulated", NULL};
-
-const char *const ari_fault_names[] = {"none",
-#define FAULT_NAME(name, text) #name,
-                                       AR_FAULT_TABLE(FAULT_NAME)
-#undef FAULT_NAME
-                                           NULL};
 
 static const char *name_at(const char *const *names, int value)
 {
@@ -69,4 +62,3 @@ NAMED(ari_pp_schedule_name, ar_pp_schedule, pp_schedule_names)
 NAMED(ari_sensitivity_name, ar_sensitivity, sensitivity_names)
 NAMED(ari_transport_name, ar_transport, transport_names)
 NAMED(ari_device_kind_name, ar_device_kind, device_kind_names)
-NAMED(ari_fault_name, ar_fault, fault_names)

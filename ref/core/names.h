@@ -16,4 +16,3 @@ extern const char *const ari_numerics_names[],
                                                                           *const ari_sensitivity_names[],
                                                                               *const ari_transport_names[],
                                                                                   *const ari_device_kind_names[];
-extern const char *const ari_fault_names[]; /* the first is "none" */

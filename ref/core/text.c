@@ -4,8 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "anyrank/fault.h"
-#include "ref/core/fault_private.h"
 #include "ref/core/names.h"
 
 void ari_say(ari_text *t, const char *format, ...)
@@ -219,29 +217,4 @@ const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape,
     if (at < cap)
         snprintf(out + at, cap - at, "]");
     return out;
-}
-
-/* --- names of faults ---------------------------------------------------------------------------------------------- */
-
-static const char *const texts[AR_FAULT_COUNT] = {"no fault",
-#define FAULT_TEXT(name, text) text,
-                                                  AR_FAULT_TABLE(FAULT_TEXT)
-#undef FAULT_TEXT
-};
-
-const char *ari_fault_text(ar_fault f)
-{
-    return (unsigned)f < AR_FAULT_COUNT ? texts[f] : "?";
-}
-
-ar_status ari_fault_parse(ar_fault *f, const char *name)
-{
-    const size_t found = ari_word_of(name, ari_fault_names + 1, AR_FAULT_COUNT - 1) + 1;
-    if (found < AR_FAULT_COUNT) {
-        *f = (ar_fault)found;
-        return AR_OK;
-    }
-    const char *near = ari_nearest(name, ari_fault_names + 1, AR_FAULT_COUNT - 1);
-    return ar_error_set(AR_ERR_NOT_FOUND, "there is no fault '%s'%s%s%s 'anyrank bugs' lists them", name,
-                        near ? "; did you mean '" : ";", near ? near : "", near ? "'?" : "");
 }

@@ -110,9 +110,9 @@ static ar_status drop_tokens(const ari_dropout *d, ar_ctx *ctx, const dropped *v
     const size_t r = (size_t)ar_comm_rank(ctx->tp);
     const size_t ranks = ari_sequence_ranks(ctx), seq = ari_all_positions(ctx, x->shape[1] * ranks);
     ar_positions own = ari_own_positions(ctx, seq, false);
-    own = ari_positions_part(&own, ranks > 1 && !ari_faulty(ctx, AR_FAULT_dropout_same_mask_in_shard) ? r : 0, ranks);
+    own = ari_positions_part(&own, ranks > 1 && !ari_faulty(ctx, "dropout_same_mask_in_shard") ? r : 0, ranks);
     place p = {.extent = {0, d->positions, d->width}, .start = {ctx->first_sample}, .seed = ctx->seed};
-    if (!ari_ctx_sp(ctx) && ari_faulty(ctx, AR_FAULT_dropout_different_mask_in_replica))
+    if (!ari_ctx_sp(ctx) && ari_faulty(ctx, "dropout_different_mask_in_replica"))
         p.seed += r;
     return drop_positions(d, ctx, v, &p, &own);
 }

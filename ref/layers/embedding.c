@@ -64,7 +64,7 @@ static ar_status init_position(embedding *e, ar_ctx *ctx, const char *path, doub
     AR_TRY(ar_param_init_whole(&e->position, ctx, path, "weight", 2, shape, AR_INIT_NORMAL));
     e->position.init_range = range;
     /* Each rank adds the rows of its own positions. */
-    e->position.spread = ari_ctx_sp(ctx) && !ari_faulty(ctx, AR_FAULT_sp_position_grad_local);
+    e->position.spread = ari_ctx_sp(ctx) && !ari_faulty(ctx, "sp_position_grad_local");
     e->position.matrix = false;
     e->position.adds = AR_ADDS_BY_POSITION;
     e->learned = true;
@@ -122,7 +122,7 @@ static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *b
 {
     ar_positions own = ari_own_positions(ctx, batch->seq, true);
     const size_t count = ari_positions_count(&own);
-    if (ari_faulty(ctx, AR_FAULT_positions_local))
+    if (ari_faulty(ctx, "positions_local"))
         own = ari_positions_whole(count);
     return ari_token_positions(ctx, row_of, batch, &own);
 }
@@ -313,7 +313,7 @@ ar_status ari_embedding_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     }
     AR_TRY(ar_saved_pop(saved, e, SAVED_ROWS, &row_of));
     /* A mistake leaves the gradient of a tied weight to the LM head. */
-    if (e->token.uses == 1 || !ari_faulty(ctx, AR_FAULT_embedding_tied_once))
+    if (e->token.uses == 1 || !ari_faulty(ctx, "embedding_tied_once"))
         AR_TRY(token_gradient(e, ctx, &dsum, &row_of));
     if (!e->learned)
         return AR_OK;

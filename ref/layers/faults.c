@@ -33,11 +33,11 @@ static void move_to_first_shard(ar_layout *o, int rank)
 
 void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx)
 {
-    if (ari_faulty(ctx, AR_FAULT_init_replica_differs) && p->layout.replicas > 1)
+    if (ari_faulty(ctx, "init_replica_differs") && p->layout.replicas > 1)
         d->seed += (uint64_t)ar_comm_rank(ctx->tp);
-    if (ari_faulty(ctx, AR_FAULT_init_per_shard_seed))
+    if (ari_faulty(ctx, "init_per_shard_seed"))
         move_to_first_shard(&d->from, ar_comm_rank(ctx->tp));
-    if (ari_faulty(ctx, AR_FAULT_init_local_fan) && p->layout.replicas == 1 && ar_comm_size(ctx->tp) > 1) {
+    if (ari_faulty(ctx, "init_local_fan") && p->layout.replicas == 1 && ar_comm_size(ctx->tp) > 1) {
         const ar_tensor local = ari_param_matrix(p);
         d->fan_out = local.ndim > 1 ? local.shape[0] : d->fan_out;
         d->fan_in = local.ndim > 1 ? local.shape[1] : d->fan_in;
@@ -49,8 +49,8 @@ void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx)
  * gate_up_interleaved_wrong: of packed blocks (q | k | v), it takes its N-th of all rows as if they were one block. */
 void ari_fault_source(ar_layout *from, const ar_ctx *ctx)
 {
-    const bool head = from->replicas > 1 && ari_faulty(ctx, AR_FAULT_kv_replica_wrong_head);
-    const bool one_block = from->nbox > 1 && ari_faulty(ctx, AR_FAULT_gate_up_interleaved_wrong);
+    const bool head = from->replicas > 1 && ari_faulty(ctx, "kv_replica_wrong_head");
+    const bool one_block = from->nbox > 1 && ari_faulty(ctx, "gate_up_interleaved_wrong");
     const size_t n = (size_t)ar_comm_size(ctx->tp), r = (size_t)ar_comm_rank(ctx->tp);
     for (size_t k = 0; (head || one_block) && k < from->nbox; k++) {
         for (int d = 0; d < from->ndim; d++) {
@@ -74,7 +74,7 @@ static size_t local_layer(const ar_ctx *ctx, size_t layer)
 
 const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name)
 {
-    const char *dot = ctx->layers > 0 && ari_faulty(ctx, AR_FAULT_pp_layers_local) ? strchr(name, '.') : NULL;
+    const char *dot = ctx->layers > 0 && ari_faulty(ctx, "pp_layers_local") ? strchr(name, '.') : NULL;
     for (; dot; dot = strchr(dot + 1, '.')) {
         char *end = NULL;
         const size_t layer = isdigit((unsigned char)dot[1]) ? strtoul(dot + 1, &end, 10) : ctx->layers;
@@ -89,7 +89,7 @@ const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const
 /* As where gradients are reduced as they become ready: each two neighbours change places. */
 size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n)
 {
-    const bool own_order = ari_faulty(ctx, AR_FAULT_collective_order_swapped) && ar_comm_rank(ctx->world) == 1;
+    const bool own_order = ari_faulty(ctx, "collective_order_swapped") && ar_comm_rank(ctx->world) == 1;
     return own_order && (i ^ 1) < n ? i ^ 1 : i;
 }
 
@@ -104,7 +104,7 @@ ar_status ari_fault_broadcast_over_world(ar_param *p, ar_ctx *ctx)
 ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right)
 {
     const ar_dtype wrong = right == AR_F32 ? AR_BF16 : AR_F16;
-    return ari_faulty(ctx, AR_FAULT_collective_dtype_mismatch) && ar_comm_rank(ctx->dp) == 1 ? wrong : right;
+    return ari_faulty(ctx, "collective_dtype_mismatch") && ar_comm_rank(ctx->dp) == 1 ? wrong : right;
 }
 
 /* --- recomputation ------------------------------------------------------------------------------------------------ */
@@ -112,7 +112,7 @@ ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right)
 /* As where the second forward pass goes on in the stream of random numbers: masks of a step that no run reaches. */
 uint32_t ari_fault_mask_step(const ar_ctx *ctx)
 {
-    return ctx->recomputing && ari_faulty(ctx, AR_FAULT_recompute_new_dropout_mask) ? ~ctx->step : ctx->step;
+    return ctx->recomputing && ari_faulty(ctx, "recompute_new_dropout_mask") ? ~ctx->step : ctx->step;
 }
 
 /* A fresh matrix of one number. */
@@ -128,13 +128,13 @@ ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ari_output *o, co
 {
     const ar_tensor *y = &o->y, rows = ari_tensor_rows(y), z_rows = ari_tensor_rows(&o->z);
     int times = 0;
-    if (row && ari_faulty(ctx, AR_FAULT_row_bias_every_rank))
+    if (row && ari_faulty(ctx, "row_bias_every_rank"))
         times = ar_comm_size(ctx->tp) - 1;
-    if (ari_faulty(ctx, AR_FAULT_bias_added_twice))
+    if (ari_faulty(ctx, "bias_added_twice"))
         times = 1;
     for (int i = 0; o->bias.ptr && i < times; i++)
         AR_TRY(ARI_KERNEL(ctx, bias_act, &rows, o->bias, o->act, &z_rows));
-    if (row && ar_comm_size(ctx->tp) > 1 && ari_faulty(ctx, AR_FAULT_allreduce_aliases_input)) {
+    if (row && ar_comm_size(ctx->tp) > 1 && ari_faulty(ctx, "allreduce_aliases_input")) {
         const size_t nx = ar_tensor_count(x), ny = ar_tensor_count(y);
         AR_TRY(ARI_KERNEL(ctx, copy, x->data, ar_const(y->data), (nx < ny ? nx : ny) * ar_dtype_bytes(y->dtype)));
     }
@@ -145,7 +145,7 @@ ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ari_output *o, co
 ar_status ari_fault_saved_input(ar_ctx *ctx, ar_saved *saved, const void *owner, const ar_tensor *x)
 {
     ar_tensor before;
-    if (!ari_faulty(ctx, AR_FAULT_saved_input_overwritten) || !saved || ar_saved_pop(saved, owner, 0, &before) != AR_OK)
+    if (!ari_faulty(ctx, "saved_input_overwritten") || !saved || ar_saved_pop(saved, owner, 0, &before) != AR_OK)
         return AR_OK;
     const size_t old = ar_tensor_count(&before), new = ar_tensor_count(x);
     AR_TRY(ARI_KERNEL(ctx, copy, before.data, ar_const(x->data), (old < new ? old : new) * ar_dtype_bytes(x->dtype)));
@@ -178,7 +178,7 @@ ar_status ari_fault_narrow_dx(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *slice
 void ari_fault_weight_rows(const ar_ctx *ctx, const ar_tensor *x, ar_tensor *x_rows, ar_tensor *dy_rows,
                            size_t *samples)
 {
-    if (*samples <= 1 || x->ndim <= 2 || !ari_faulty(ctx, AR_FAULT_weight_grad_leading_dims))
+    if (*samples <= 1 || x->ndim <= 2 || !ari_faulty(ctx, "weight_grad_leading_dims"))
         return;
     *x_rows = ar_tensor_slice(x_rows, 0, 0, x->shape[x->ndim - 2]);
     *dy_rows = ar_tensor_slice(dy_rows, 0, 0, x->shape[x->ndim - 2]);
@@ -209,13 +209,13 @@ static ar_status divide_by_ranks(ar_ctx *ctx, ar_tensor *dy)
 
 bool ari_fault_moves_bias_rows(const ar_ctx *ctx, bool row)
 {
-    return ari_faulty(ctx, AR_FAULT_bias_grad_wrong_axis) ||
-           (row && ar_comm_size(ctx->tp) > 1 && ari_faulty(ctx, AR_FAULT_row_bias_partial_grad));
+    return ari_faulty(ctx, "bias_grad_wrong_axis") ||
+           (row && ar_comm_size(ctx->tp) > 1 && ari_faulty(ctx, "row_bias_partial_grad"));
 }
 
 ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
 {
-    if (ari_faulty(ctx, AR_FAULT_bias_grad_wrong_axis))
+    if (ari_faulty(ctx, "bias_grad_wrong_axis"))
         return sum_features(ctx, dy);
     return ari_fault_moves_bias_rows(ctx, row) ? divide_by_ranks(ctx, dy) : AR_OK;
 }
@@ -237,7 +237,7 @@ ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy)
 {
     const ar_tensor rows = ari_tensor_rows(dy), latents = ar_tensor_slice(&rows, 1, 0, rows.shape[1] - shared);
     ar_tensor work;
-    if (shared == 0 || !ari_faulty(ctx, AR_FAULT_latent_grads_summed_again))
+    if (shared == 0 || !ari_faulty(ctx, "latent_grads_summed_again"))
         return AR_OK;
     AR_TRY(ari_copy_of(ctx, &work, &latents));
     AR_TRY(ARI_KERNEL(ctx, scale, &work, &work, (float)ar_comm_size(ctx->tp)));
@@ -249,7 +249,7 @@ ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy)
 ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f, ar_tp_redistribution change,
                                  const char *tag)
 {
-    for (int more = 0; more < 2 && ari_faulty(ctx, AR_FAULT_qkv_gathered_three_times); more++) {
+    for (int more = 0; more < 2 && ari_faulty(ctx, "qkv_gathered_three_times"); more++) {
         ar_tensor copy;
         AR_TRY(ari_tp_redistribute(ctx, &copy, x, f, change, tag, false));
         ari_release_placed(ctx, &copy, x);
@@ -308,9 +308,9 @@ ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, cons
                                 const ar_param *bias, const ar_tensor *y, const ar_tensor *mean, const ar_tensor *rstd,
                                 const ar_tensor *x)
 {
-    if (ari_faulty(ctx, AR_FAULT_norm_padded_lanes))
+    if (ari_faulty(ctx, "norm_padded_lanes"))
         return normalise_padded(ctx, kind, eps, weight, bias, y, mean, rstd, x);
-    if (ari_faulty(ctx, AR_FAULT_norm_fp16_store)) /* in the 16 bits of bf16 */
+    if (ari_faulty(ctx, "norm_fp16_store")) /* in the 16 bits of bf16 */
         return y->dtype == AR_F32 ? ARI_KERNEL(ctx, round_bits, y, y, 8) : AR_OK;
     return AR_OK;
 }
@@ -318,7 +318,7 @@ ar_status ari_fault_norm_output(ar_ctx *ctx, ar_norm_kind kind, double eps, cons
 ar_status ari_fault_norm_gradient(ar_ctx *ctx, const ar_tensor *dx, const ar_tensor *sum, const ar_tensor *residual)
 {
     const size_t n = ar_tensor_count(dx);
-    if (!residual || !ari_faulty(ctx, AR_FAULT_norm_backward_missing))
+    if (!residual || !ari_faulty(ctx, "norm_backward_missing"))
         return AR_OK;
     AR_TRY(ARI_KERNEL(ctx, fill, dx, 0.0f));
     return ARI_KERNEL(ctx, copy, sum->data, ar_const(residual->data), n * ar_dtype_bytes(sum->dtype));
@@ -331,9 +331,9 @@ void ari_fault_own_ids(const ar_ctx *ctx, size_t vocab, size_t *start, size_t *r
 {
     const int n = ar_comm_size(ctx->tp);
     const size_t shared = vocab - vocab % (size_t)n;
-    if (ari_faulty(ctx, AR_FAULT_world_rank_in_group))
+    if (ari_faulty(ctx, "world_rank_in_group"))
         ari_split_uneven(vocab, n, ar_comm_rank(ctx->world), start, rows);
-    if (ari_faulty(ctx, AR_FAULT_silent_truncation) && *start + *rows > shared)
+    if (ari_faulty(ctx, "silent_truncation") && *start + *rows > shared)
         *rows = *start < shared ? shared - *start : 0;
 }
 
@@ -342,7 +342,7 @@ ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *
                                const ar_batch *batch)
 {
     const size_t n = ari_tensor_rows(y).shape[0], row_bytes = y->shape[y->ndim - 1] * ar_dtype_bytes(y->dtype);
-    if (rows == 0 || !ari_faulty(ctx, AR_FAULT_embedding_edge_twice))
+    if (rows == 0 || !ari_faulty(ctx, "embedding_edge_twice"))
         return AR_OK;
     for (size_t i = 0; i < n; i++) {
         if ((size_t)batch->input_ids[ari_token_at(ctx, batch, i, true)] == start + rows)
@@ -356,7 +356,7 @@ ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *
 ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t vocab)
 {
     size_t start, owned;
-    if (!ari_faulty(ctx, AR_FAULT_silent_truncation))
+    if (!ari_faulty(ctx, "silent_truncation"))
         return AR_OK;
     ari_own_ids(ctx, vocab, &start, &owned);
     const ar_tensor rows = ari_tensor_rows(logits);
@@ -370,7 +370,7 @@ ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t vocab)
 void ari_fault_targets_at_edge(const ar_ctx *ctx, const ari_cross_entropy *c, int64_t *ids, size_t n)
 {
     const int64_t edge = (int64_t)(c->start + c->owned), first = (int64_t)c->start;
-    if (!ari_faulty(ctx, AR_FAULT_vocab_target_off_by_shard) || !c->over || ar_comm_size(c->over) == 1)
+    if (!ari_faulty(ctx, "vocab_target_off_by_shard") || !c->over || ar_comm_size(c->over) == 1)
         return;
     for (size_t i = 0; i < n; i++)
         ids[i] = ids[i] == edge && c->owned > 0 ? edge - 1 : ids[i] == first && first > 0 ? AR_IGNORE_INDEX : ids[i];
@@ -378,12 +378,12 @@ void ari_fault_targets_at_edge(const ar_ctx *ctx, const ari_cross_entropy *c, in
 
 size_t ari_fault_token_count(const ar_ctx *ctx, size_t n)
 {
-    return ari_faulty(ctx, AR_FAULT_collective_size_mismatch) && ar_comm_rank(ctx->tp) == 1 ? n - 1 : n;
+    return ari_faulty(ctx, "collective_size_mismatch") && ar_comm_rank(ctx->tp) == 1 ? n - 1 : n;
 }
 
 ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads)
 {
-    if (!ari_faulty(ctx, AR_FAULT_heads_divided_twice))
+    if (!ari_faulty(ctx, "heads_divided_twice"))
         return AR_OK;
     *heads /= (size_t)ar_comm_size(ctx->tp);
     return ARI_KERNEL(ctx, fill, context, 0.0f);
@@ -392,7 +392,7 @@ ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads)
 ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])
 {
     const int n = ar_comm_size(ctx->ring);
-    for (int place = 0; place < n && n > 1 && ari_faulty(ctx, AR_FAULT_ring_backward_first_kv); place++) {
+    for (int place = 0; place < n && n > 1 && ari_faulty(ctx, "ring_backward_first_kv"); place++) {
         AR_TRY(ari_ring_place(ctx, &all[0], &own[0], place));
         AR_TRY(ari_ring_place(ctx, &all[1], &own[1], place));
     }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The effects of the layers' injected faults (anyrank/fault.h), so that a layer reads as its formula. A function after
+/* The effects of the layers' injected faults (ref/core/fault.c), so that a layer reads as its formula. A function after
  * an "if" replaces a step of the layer. The others are called where the fault would be made: unless it is on, they
  * change nothing. A fault that only drops or adds a condition is an ari_faulty in the layer. */
 #pragma once

@@ -10,7 +10,7 @@ int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, c
                          int64_t target)
 {
     const int64_t *labels = batch->labels ? batch->labels : batch->input_ids;
-    if (!ari_faulty(ctx, AR_FAULT_labels_after_cut) || ar_comm_size(ctx->sequence) == 1)
+    if (!ari_faulty(ctx, "labels_after_cut") || ar_comm_size(ctx->sequence) == 1)
         return target;
     return i + 1 < ari_positions_count(own) ? labels[row * batch->seq + ari_positions_at(own, i + 1)] : AR_IGNORE_INDEX;
 }
@@ -19,7 +19,7 @@ int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, c
 ar_positions ari_fault_chunk(const ar_ctx *ctx, size_t seq, int place, ar_positions positions)
 {
     const int n = ar_comm_size(ctx->ring);
-    if (!ari_faulty(ctx, AR_FAULT_allgather_token_order) || seq % (2 * (size_t)n) != 0)
+    if (!ari_faulty(ctx, "allgather_token_order") || seq % (2 * (size_t)n) != 0)
         return positions;
     return ari_positions_ring((size_t)n, !ctx->layout.zigzag, seq, (size_t)place);
 }
@@ -30,7 +30,7 @@ ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y)
     const int n = ar_comm_size(ctx->tp), dim = y->ndim - 2;
     const size_t seq = y->shape[dim], own = seq / (size_t)n;
     ar_tensor moved;
-    if (!ari_faulty(ctx, AR_FAULT_allgather_token_order) || n == 1 || own % 2 != 0)
+    if (!ari_faulty(ctx, "allgather_token_order") || n == 1 || own % 2 != 0)
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &moved, y->dtype, y->ndim, y->shape));
     for (int r = 0; r < n; r++) {
@@ -51,11 +51,11 @@ ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y)
 ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from)
 {
     const size_t n = to->shape[0], r = (size_t)ar_comm_rank(ctx->tp), all = (size_t)to->stride[1], own = all / n;
-    for (size_t p = 0; p < n && ari_faulty(ctx, AR_FAULT_allgather_token_order); p++) {
+    for (size_t p = 0; p < n && ari_faulty(ctx, "allgather_token_order"); p++) {
         const ar_tensor place = ar_tensor_slice(to, 0, p, 1), rows = ar_tensor_slice(from, 0, (r + p) % n, 1);
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &place, &rows));
     }
-    if (!ari_faulty(ctx, AR_FAULT_gather_batch_order))
+    if (!ari_faulty(ctx, "gather_batch_order"))
         return AR_OK;
     ar_tensor by_rank = *to;
     by_rank.stride[0] = (ptrdiff_t)(own * to->shape[1]);
@@ -69,7 +69,7 @@ ar_status ari_fault_tail(ar_ctx *ctx, const ar_tensor *x, const ar_positions *ro
     size_t kept = count;
     while (kept > 0 && ari_positions_at(rows, kept - 1) >= seq / unit * unit)
         kept--;
-    if (unit == 2 || kept == count || !ari_faulty(ctx, AR_FAULT_cp_tail_dropped))
+    if (unit == 2 || kept == count || !ari_faulty(ctx, "cp_tail_dropped"))
         return AR_OK;
     const ar_tensor lost = ar_tensor_slice(x, 2, kept, count - kept);
     ar_tensor zeros;

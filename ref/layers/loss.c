@@ -285,7 +285,7 @@ static ar_status cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_sav
         values = ar_buf_at(sum.data, n * sizeof(int64_t));
         AR_TRY(ARI_KERNEL(ctx, row_exponents, exponents, &rows, (ar_cbuf){NULL}, 1, false, false));
     }
-    if (!ari_faulty(ctx, AR_FAULT_loss_parallel_no_max))
+    if (!ari_faulty(ctx, "loss_parallel_no_max"))
         AR_TRY(over_ranks(c, ctx, &key, ari_fault_token_count(ctx, reduced), AR_MAX, "loss max"));
     AR_TRY(ARI_KERNEL(ctx, ce_sum, sum.data, logits, ar_const(key.data), c->classes));
     if (smoothed)

@@ -351,7 +351,7 @@ static ar_status zero_not_recursive(ar_module *m, ar_ctx *ctx)
 
 ar_status ari_module_zero_grad(ar_module *m, ar_ctx *ctx)
 {
-    if (ari_faulty(ctx, AR_FAULT_zero_grad_not_recursive))
+    if (ari_faulty(ctx, "zero_grad_not_recursive"))
         return zero_not_recursive(m, ctx);
     return for_all(m, ctx, 0, zero_grad);
 }

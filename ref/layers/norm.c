@@ -196,8 +196,8 @@ ar_status ari_norm_gain_init(ar_param *p, ar_ctx *ctx, const char *name, size_t 
 
 static void set_spread(ar_param *p, const ar_ctx *ctx, const norm_module *m)
 {
-    p->spread = ar_comm_size(ctx->tp) > 1 && ari_placed_by_tokens(m->change.to) &&
-                !ari_faulty(ctx, AR_FAULT_sp_norm_grad_local);
+    p->spread =
+        ar_comm_size(ctx->tp) > 1 && ari_placed_by_tokens(m->change.to) && !ari_faulty(ctx, "sp_norm_grad_local");
 }
 
 static ar_status init_params(norm_module *m, ar_ctx *ctx, bool plus_one)

@@ -114,9 +114,9 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
         return AR_OK;
     if (p->spread)
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->tp, p->name));
-    if (p->ends && !ari_faulty(ctx, AR_FAULT_pp_tied_not_summed))
+    if (p->ends && !ari_faulty(ctx, "pp_tied_not_summed"))
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ctx->ends, p->name));
-    if (!ari_faulty(ctx, AR_FAULT_dp_group_missing))
+    if (!ari_faulty(ctx, "dp_group_missing"))
         AR_TRY(ctx->arith->grad_reduce(ctx, p, ari_ctx_data(ctx, p->expert), p->name));
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_GRADIENT_SUM, .name = p->name, .param = &p, .params = 1);
 }
@@ -192,7 +192,7 @@ static ar_status broadcast_one(ar_param *p, ar_ctx *ctx)
     if (ari_value_is_shared(p)) /* those that have the same share */
         return ar_comm_broadcast(ari_ctx_replicate(ctx, p->expert), ctx->queue, p->share->value, p->share->count,
                                  p->value.dtype, 0, p->name);
-    if (ari_faulty(ctx, AR_FAULT_dp_broadcast_over_world))
+    if (ari_faulty(ctx, "dp_broadcast_over_world"))
         return ari_fault_broadcast_over_world(p, ctx);
     return ar_comm_broadcast(ari_ctx_data(ctx, p->expert), ctx->queue, p->value.data, ar_tensor_count(&p->value),
                              ari_fault_broadcast_dtype(ctx, p->value.dtype), 0, p->name);

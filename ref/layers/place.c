@@ -130,7 +130,7 @@ static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, co
     const int n = ar_comm_size(ctx->tp), dim = x->ndim - 2;
     ar_tensor rows, shape = *x;
     shape.shape[dim] *= (size_t)n;
-    if (ari_faulty(ctx, AR_FAULT_gather_batch_order)) {
+    if (ari_faulty(ctx, "gather_batch_order")) {
         AR_TRY(ari_gather_rank_major(ctx, &rows, x, tag));
         return ar_tensor_view(y, x->dtype, x->ndim, shape.shape, rows.data);
     }

@@ -56,7 +56,7 @@ ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch,
     AR_TRY(ARI_ALLOC(&host, n, "positions"));
     for (size_t i = 0; i < n; i++) {
         const size_t place = ari_positions_at(own, i % each);
-        const bool over = ari_faulty(ctx, AR_FAULT_positions_over_documents);
+        const bool over = ari_faulty(ctx, "positions_over_documents");
         host[i] = (int64_t)(over ? place : ari_batch_position(batch, i / each, place));
     }
     return ari_numbers(ctx, at, AR_I64, n, host);

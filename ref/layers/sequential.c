@@ -362,7 +362,7 @@ ar_status ari_stage_forward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *
     }
     if (!is_last(list, ctx, i))
         return hand_over(m, ctx, y, &out, batch);
-    if (ar_comm_size(ctx->pipeline) > 1 && ari_faulty(ctx, AR_FAULT_pp_loss_last_micro_batch))
+    if (ar_comm_size(ctx->pipeline) > 1 && ari_faulty(ctx, "pp_loss_last_micro_batch"))
         AR_TRY(ari_loss_zero(loss, ctx));
     if (!ctx->counting)
         AR_TRY(ari_loss_forward(loss, ctx, saved, &out, batch));

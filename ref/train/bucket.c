@@ -253,7 +253,7 @@ static ar_status sum_spread(const ari_bucket *b, ar_queue *q, ar_buf storage, si
     ar_ctx *ctx = b->ddp->ctx;
     const ar_arith_ops *arith = ctx->arith;
     const ar_buf room = b->ddp->exchange;
-    const bool ends = b->info.ends && !ari_faulty(ctx, AR_FAULT_pp_tied_not_summed);
+    const bool ends = b->info.ends && !ari_faulty(ctx, "pp_tied_not_summed");
     ar_comm *tp = ari_ddp_group(b->ddp, ARI_OVER_TP), *both = ari_ddp_group(b->ddp, ARI_OVER_ENDS);
     ar_most_terms most = {.before = most_values(b, data, b->ddp->step.samples)};
     if (b->info.spread) {
@@ -325,7 +325,7 @@ static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
     if (d->stage >= 2)
         return sum_data(b, q, b->storage, b->info.elements, over, b->counts, d->step.pass_samples);
     AR_TRY(sum_spread(b, q, b->storage, b->info.elements, data_of(b)));
-    if (ari_faulty(d->ctx, AR_FAULT_dp_group_missing))
+    if (ari_faulty(d->ctx, "dp_group_missing"))
         return AR_OK;
     AR_TRY(sum_data(b, q, b->storage, b->info.elements, over, b->counts, d->step.samples));
     return reduce_replicas(b, q);
@@ -334,7 +334,7 @@ static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 static ar_status copy_back(const ari_bucket *b, ar_queue *q)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    if (ari_faulty(ctx, AR_FAULT_step_before_copy_back)) /* it comes after the update: for nobody */
+    if (ari_faulty(ctx, "step_before_copy_back")) /* it comes after the update: for nobody */
         return AR_OK;
     for (size_t i = 0; i < b->info.params; i++) {
         if (!ari_fault_left_out(&b->slot[i]))
@@ -357,7 +357,7 @@ static ar_status sum_gradients(const ari_bucket *b, ar_queue *q)
 {
     const ar_ctx *ctx = b->ddp->ctx;
     AR_TRY(reduce_bucket(b, q));
-    if (ari_faulty(ctx, AR_FAULT_bucket_reduced_twice))
+    if (ari_faulty(ctx, "bucket_reduced_twice"))
         AR_TRY(reduce_bucket(b, q));
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_GRADIENT_SUM, .name = b->info.param[0]->name, .param = b->info.param,
                     .params = b->info.params, .pass = 's');

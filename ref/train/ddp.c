@@ -239,20 +239,20 @@ static bool has_gradient(const ar_ddp *d, size_t i)
         return d->bucketed[i]->has_grad || d->buckets[d->slots[i].bucket].moves;
     if (d->ctx->device->hollow) /* no peer has answered */
         return true;
-    return d->used[i] || d->bucketed[i]->has_grad || ari_faulty(d->ctx, AR_FAULT_unused_set_empty);
+    return d->used[i] || d->bucketed[i]->has_grad || ari_faulty(d->ctx, "unused_set_empty");
 }
 
 void ari_ddp_complete(ar_ddp *d, bool mean)
 {
     const ar_ctx *ctx = d->ctx;
-    mean = mean || ari_faulty(ctx, AR_FAULT_dp_averaged_again);
+    mean = mean || ari_faulty(ctx, "dp_averaged_again");
     const float mean_scale = mean ? 1.0f / (float)ar_comm_size(ctx->dp) : 1.0f;
     for (size_t i = 0; i < d->trained; i++) {
         ar_param *p = d->bucketed[i];
         if (!p->requires_grad)
             continue;
         p->has_grad = has_gradient(d, i);
-        const bool times_ep = p->expert && ari_faulty(ctx, AR_FAULT_ep_grads_times_ep);
+        const bool times_ep = p->expert && ari_faulty(ctx, "ep_grads_times_ep");
         p->grad_scale = mean_scale * (times_ep ? (float)ar_comm_size(ctx->ep) : 1.0f);
     }
     d->unused_count = 0;
@@ -307,7 +307,7 @@ static ar_status launch_ready(ar_ddp *d)
 
 static ar_status refuse_late(const ar_ddp *d, const ari_ddp_slot *s)
 {
-    if (ari_faulty(d->ctx, AR_FAULT_bucket_stale_done))
+    if (ari_faulty(d->ctx, "bucket_stale_done"))
         return AR_OK;
     return ar_error_set(AR_ERR_ARG,
                         "%s: the gradient of %s changed after bucket %zu was reduced: a second backward pass. Call "
@@ -553,7 +553,7 @@ static ar_status zero_gradients(ar_ddp *d)
 {
     if (d->module)
         return ari_module_zero_grad(d->module, d->ctx);
-    for (size_t i = 0; i < d->n && !ari_faulty(d->ctx, AR_FAULT_zero_grad_not_recursive); i++)
+    for (size_t i = 0; i < d->n && !ari_faulty(d->ctx, "zero_grad_not_recursive"); i++)
         AR_TRY(ari_param_zero_grad(d->params[i], d->ctx));
     return AR_OK;
 }
@@ -578,7 +578,7 @@ ar_status ar_ddp_start(ar_ddp *d)
     d->step = (ari_ddp_step){0};
     d->sync = true;
     d->unused_count = 0;
-    if (ari_faulty(d->ctx, AR_FAULT_bucket_stale_done) && d->waited)
+    if (ari_faulty(d->ctx, "bucket_stale_done") && d->waited)
         return AR_OK;
     d->waited = false;
     reset_buckets(d);

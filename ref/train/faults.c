@@ -23,27 +23,26 @@ static void divide_by(size_t *targets, ar_batch *micro, size_t n, size_t all)
 
 ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch *micro, int64_t *own, size_t n, size_t pieces)
 {
-    const bool average = ari_faulty(ctx, AR_FAULT_dp_mean_of_means);
+    const bool average = ari_faulty(ctx, "dp_mean_of_means");
     size_t mine = 0;
     for (size_t i = 0; i < n; i++)
         mine += (size_t)own[i];
-    if (ar_comm_size(ctx->pipeline) > 1 && ari_faulty(ctx, AR_FAULT_pp_sum_loss)) {
+    if (ar_comm_size(ctx->pipeline) > 1 && ari_faulty(ctx, "pp_sum_loss")) {
         for (size_t i = 0; i < n; i++)
             micro[i].targets = 1;
     }
-    if (ari_faulty(ctx, AR_FAULT_cp_targets_whole))
+    if (ari_faulty(ctx, "cp_targets_whole"))
         divide_by(targets, micro, n, *targets * (size_t)ar_comm_size(ctx->sequence));
-    if (average || ari_faulty(ctx, AR_FAULT_dp_sum_of_local_means))
+    if (average || ari_faulty(ctx, "dp_sum_of_local_means"))
         divide_by(targets, micro, n, average ? mine * (size_t)ar_comm_size(ctx->dp) : mine);
-    return ari_faulty(ctx, AR_FAULT_accum_mean_of_means) ? divide_by_micro(micro, own, ctx, n, pieces) : AR_OK;
+    return ari_faulty(ctx, "accum_mean_of_means") ? divide_by_micro(micro, own, ctx, n, pieces) : AR_OK;
 }
 
 ar_status ari_fault_so_far(ar_param *p, ar_ctx *ctx, size_t pieces)
 {
-    if (ari_faulty(ctx, AR_FAULT_accum_last_only))
+    if (ari_faulty(ctx, "accum_last_only"))
         return ctx->arith->grad_zero(ctx, p);
-    return ari_faulty(ctx, AR_FAULT_accum_divided_each_time) ? ari_fault_scale_gradient(ctx, p, 1.0f / (float)pieces)
-                                                             : AR_OK;
+    return ari_faulty(ctx, "accum_divided_each_time") ? ari_fault_scale_gradient(ctx, p, 1.0f / (float)pieces) : AR_OK;
 }
 
 ar_status ari_fault_accumulated(ar_param *const *params, size_t n, ar_ctx *ctx, int pieces)
@@ -60,9 +59,9 @@ void ari_fault_update(ari_optimizer_clock *clock, ari_update_rule *rule, const a
 {
     /* Which of the copies of its elements this rank holds, over both groups. */
     const int copy = p->layout.replica + p->layout.replicas * ar_comm_rank(ctx->dp);
-    if (ari_faulty(ctx, AR_FAULT_adam_step_not_synced) && copy % 2 == 1)
+    if (ari_faulty(ctx, "adam_step_not_synced") && copy % 2 == 1)
         ari_optimizer_tick(clock, o);
-    if (ari_faulty(ctx, AR_FAULT_weight_decay_on_shard_only) && copy > 0)
+    if (ari_faulty(ctx, "weight_decay_on_shard_only") && copy > 0)
         rule->weight_decay = 0.0;
 }
 
@@ -84,7 +83,7 @@ static ar_status pack_early(ari_ddp_slot *s)
 ar_status ari_fault_pack_before_backward(ar_ddp *d)
 {
     /* From ZeRO-2 on a bucket has no memory before its unit goes backward. */
-    if (!ari_faulty(d->ctx, AR_FAULT_comm_before_producer) || d->options.mode != AR_BUCKETS_OVERLAP || d->stage > 1)
+    if (!ari_faulty(d->ctx, "comm_before_producer") || d->options.mode != AR_BUCKETS_OVERLAP || d->stage > 1)
         return AR_OK;
     for (size_t i = 0; i < d->trained; i++)
         AR_TRY(pack_early(&d->slots[i]));
@@ -97,29 +96,28 @@ ar_status ari_fault_pack_early(const ar_ddp *d, ari_ddp_slot *s)
     const ari_bucket *b = &d->buckets[s->bucket];
     if (d->options.mode != AR_BUCKETS_OVERLAP)
         return AR_OK;
-    if (ari_faulty(ctx, AR_FAULT_comm_before_producer) && b->info.ready < b->info.params)
+    if (ari_faulty(ctx, "comm_before_producer") && b->info.ready < b->info.params)
         return pack_early(s); /* all but the last one: that was packed when the step began */
-    for (size_t i = 0; ari_faulty(ctx, AR_FAULT_bucket_first_ready) && b->info.ready == 1 && i < b->info.params; i++)
+    for (size_t i = 0; ari_faulty(ctx, "bucket_first_ready") && b->info.ready == 1 && i < b->info.params; i++)
         AR_TRY(pack_early(&b->slot[i]));
     return AR_OK;
 }
 
 bool ari_fault_waits_for_the_end(const ar_ddp *d)
 {
-    return ari_faulty(d->ctx, AR_FAULT_stale_activation_reuse) ||
-           ari_faulty(d->ctx, AR_FAULT_collective_order_swapped) ||
-           ari_faulty(d->ctx, AR_FAULT_unused_in_last_micro_batch);
+    return ari_faulty(d->ctx, "stale_activation_reuse") || ari_faulty(d->ctx, "collective_order_swapped") ||
+           ari_faulty(d->ctx, "unused_in_last_micro_batch");
 }
 
 void ari_fault_absent(ar_ddp *d)
 {
-    for (size_t i = 0; i < d->trained && ari_faulty(d->ctx, AR_FAULT_unused_in_last_micro_batch); i++)
+    for (size_t i = 0; i < d->trained && ari_faulty(d->ctx, "unused_in_last_micro_batch"); i++)
         d->slots[i].ready = false;
 }
 
 bool ari_fault_left_out(const ari_ddp_slot *s)
 {
-    return ari_faulty(s->ddp->ctx, AR_FAULT_unused_in_last_micro_batch) && !s->ready;
+    return ari_faulty(s->ddp->ctx, "unused_in_last_micro_batch") && !s->ready;
 }
 
 bool ari_fault_skips(const ari_bucket *b)
@@ -127,15 +125,15 @@ bool ari_fault_skips(const ari_bucket *b)
     bool any = false;
     for (size_t i = 0; i < b->info.params; i++)
         any = any || b->info.param[i]->has_grad;
-    return !any && ari_faulty(b->ddp->ctx, AR_FAULT_unused_skips_collective);
+    return !any && ari_faulty(b->ddp->ctx, "unused_skips_collective");
 }
 
 ar_status ari_fault_before_pack(bool *skip, const ari_bucket *b, ar_queue *q)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    *skip = ari_faulty(ctx, AR_FAULT_bucket_not_packed);
+    *skip = ari_faulty(ctx, "bucket_not_packed");
     /* From ZeRO-2 on its memory is new. */
-    if (!ari_faulty(ctx, AR_FAULT_unused_in_last_micro_batch) && !(*skip && b->ddp->stage > 1))
+    if (!ari_faulty(ctx, "unused_in_last_micro_batch") && !(*skip && b->ddp->stage > 1))
         return AR_OK;
     return ctx->arith->bucket_zero(ctx, q, b->storage, b->info.elements, b->info.storage);
 }
@@ -157,7 +155,7 @@ ar_status ari_fault_after_pack(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
     const size_t after = b->info.index + 1;
-    if (!ari_faulty(d->ctx, AR_FAULT_stale_activation_reuse) || !is_reduced_with(b, after))
+    if (!ari_faulty(d->ctx, "stale_activation_reuse") || !is_reduced_with(b, after))
         return AR_OK;
     for (size_t i = 0; after < d->count && i < d->buckets[after].info.params; i++) {
         const ari_bucket *next = &d->buckets[after];

@@ -58,7 +58,7 @@ static bool stays_cut(const ar_optimizer *o, const ar_param *p)
  * of the layer's matrix. s: NULL where a rank has none of the shares. */
 static bool is_apart(const ar_optimizer *o, const ar_ctx *ctx, const ar_param *p, const ari_state *s)
 {
-    const bool gathers = is_split(p) && !stays_cut(o, p) && !ari_faulty(ctx, AR_FAULT_muon_of_shards);
+    const bool gathers = is_split(p) && !stays_cut(o, p) && !ari_faulty(ctx, "muon_of_shards");
     return is_shared(o, ctx, p) || !s->whole || gathers;
 }
 
@@ -214,7 +214,7 @@ static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *ove
 static size_t rows_of(const ar_ctx *ctx, size_t rows)
 {
     const size_t align = 16, ranks = (size_t)ar_comm_size(ctx->tp), each = (rows + ranks - 1) / ranks;
-    return ari_faulty(ctx, AR_FAULT_muon_padding_rows) ? ranks * ((each + align - 1) / align * align) : rows;
+    return ari_faulty(ctx, "muon_padding_rows") ? ranks * ((each + align - 1) / align * align) : rows;
 }
 
 /* A block [rows, cols] of the matrix, or the part of it here, becomes what is taken from its weights. */
@@ -296,7 +296,7 @@ ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, c
     }
     const rule r = {.rate = k.rate,
                     .match_rms = o->options.match_rms,
-                    .over = cut && !ari_faulty(ctx, AR_FAULT_muon_of_shards) ? ctx->tp : NULL};
+                    .over = cut && !ari_faulty(ctx, "muon_of_shards") ? ctx->tp : NULL};
     AR_TRY(each_block(ctx, &full, p, &r));
     if (s && apart)
         AR_TRY(take_own(ctx, &full, s, u.data, cut));

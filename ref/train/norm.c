@@ -35,11 +35,10 @@ static ar_status add_squares(const norm_sum *s, ar_ctx *ctx, const ar_tensor *g)
  * the same ones. The fault of taking shards for copies: the group's first rank alone counts its own. */
 static bool counts(const ar_param *p, const ar_ctx *ctx)
 {
-    const bool copies =
-        ari_faulty(ctx, AR_FAULT_gradnorm_counts_replicas) || ari_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks);
-    if (ar_comm_rank(ctx->tp) > 0 && ari_faulty(ctx, AR_FAULT_gradnorm_first_rank_only))
+    const bool copies = ari_faulty(ctx, "gradnorm_counts_replicas") || ari_faulty(ctx, "gradnorm_mean_of_ranks");
+    if (ar_comm_rank(ctx->tp) > 0 && ari_faulty(ctx, "gradnorm_first_rank_only"))
         return false;
-    if (strstr(p->name, ".experts.") && ari_faulty(ctx, AR_FAULT_gradnorm_without_experts))
+    if (strstr(p->name, ".experts.") && ari_faulty(ctx, "gradnorm_without_experts"))
         return false;
     if (p->ends && ar_comm_rank(ctx->pipeline) > 0) /* the first stage's copy counts */
         return false;
@@ -88,8 +87,8 @@ static bool any_sharded(ar_param *const *params, size_t n)
 /* Over the ranks that hold parts of the gradients. */
 static ar_status reduce_norm(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t, ar_op op)
 {
-    const bool own = ari_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks) && op == AR_SUM;
-    if (ari_faulty(ctx, AR_FAULT_gradnorm_local_clip))
+    const bool own = ari_faulty(ctx, "gradnorm_mean_of_ranks") && op == AR_SUM;
+    if (ari_faulty(ctx, "gradnorm_local_clip"))
         return AR_OK;
     const size_t count = ar_tensor_count(t);
     if (!own)
@@ -120,7 +119,7 @@ ar_status ari_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, s
     AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_GRADIENT_NORM, .name = "", .param = params, .params = n));
     ARI_RELEASE(ctx, &s.squares, &s.exponent);
     *norm = ari_norm_value(squares[0], squares[1], e);
-    if (ari_faulty(ctx, AR_FAULT_gradnorm_mean_of_ranks)) {
+    if (ari_faulty(ctx, "gradnorm_mean_of_ranks")) {
         AR_TRY(ari_combine(ctx, ctx->tp, norm, 1, AR_F32, AR_SUM, "grad_norm"));
         *norm /= (float)ar_comm_size(ctx->tp);
     }

@@ -35,7 +35,7 @@ ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *na
 
 void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx)
 {
-    if (ari_faulty(ctx, AR_FAULT_optimizer_counter_ahead) && clock->steps == 0) /* an update without gradients before */
+    if (ari_faulty(ctx, "optimizer_counter_ahead") && clock->steps == 0) /* an update without gradients before */
         ari_optimizer_tick(clock, o);
     ari_optimizer_tick(clock, o);
 }

@@ -189,7 +189,7 @@ static ar_status run_backward(pipeline *p, const ar_pp_operation *op, slot *s, i
     flow *f = &s->flow[BACKWARD];
     AR_TRY(ari_fault_accumulated(p->trained->params, p->trained->n, p->ctx, pieces));
     AR_TRY(wait_for_input(p, f));
-    if (!is_last_stage(p, op) && ari_faulty(p->ctx, AR_FAULT_pp_stage_divides))
+    if (!is_last_stage(p, op) && ari_faulty(p->ctx, "pp_stage_divides"))
         AR_TRY(ARI_KERNEL(p->ctx, scale, &f->input, &f->input, 1.0f / (float)pieces));
     AR_TRY(ari_ddp_begin_backward(p->o->ddp, own_stage(p, op), false));
     p->ctx->deferred = op->kind == AR_PP_BACKWARD_INPUT ? &s->deferred : NULL;

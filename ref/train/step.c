@@ -160,7 +160,7 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
     if (st == AR_OK)
         st = ARI_NOTE(ctx, .kind = ARI_LEDGER_TARGETS, .name = "");
     for (size_t k = 0; k < counts; k++)
-        all[k] = (size_t)sum[ari_faulty(ctx, AR_FAULT_mtp_mean_over_all) ? 0 : k];
+        all[k] = (size_t)sum[ari_faulty(ctx, "mtp_mean_over_all") ? 0 : k];
     *targets = all[0];
     for (size_t i = 0; i < n; i++) {
         micro[i].targets = all[0];

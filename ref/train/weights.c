@@ -169,7 +169,7 @@ static void weights_release(ari_unit *u)
 {
     const ar_ddp *d = u->ddp;
     ar_ctx *ctx = d->ctx;
-    if (ari_faulty(ctx, AR_FAULT_zero_stale_weights))
+    if (ari_faulty(ctx, "zero_stale_weights"))
         return;
     for (size_t i = 0; i < u->slots && d->stage >= 3; i++) {
         ar_param *p = u->bucket->slot[i].param;

@@ -113,7 +113,7 @@ static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, 
 static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const workspace *w, float scale)
 {
     const size_t next = b->own_start + b->own_count + b->own_count <= b->elements ? b->own_start + b->own_count : 0;
-    const size_t start = ari_faulty(ctx, AR_FAULT_zero_shards_misaligned) ? next : b->own_start;
+    const size_t start = ari_faulty(ctx, "zero_shards_misaligned") ? next : b->own_start;
     const ar_buf g = w->gradient.data;
     AR_TRY(gradient_run(g, ctx, b, w, start, b->own_count));
     if (scale == 1.0f)
@@ -192,7 +192,7 @@ static ar_status count_versions(const ar_bucket_info *b)
 static ar_status step_bucket(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, const workspace *w,
                              float scale)
 {
-    const bool missing = ari_faulty(ctx, AR_FAULT_zero_gather_missing);
+    const bool missing = ari_faulty(ctx, "zero_gather_missing");
     AR_TRY(slice_gradient(ctx, b, w, scale));
     AR_TRY(update_slice(o, ctx, b, w));
     if (o->ddp->stage >= 3)

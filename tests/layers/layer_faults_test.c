@@ -8,7 +8,7 @@
 
 typedef struct harmless {
     const char *why;
-    ar_fault fault;
+    const char *fault;
     ar_arch arch;
     ar_parallel in;
     bool plus_one;
@@ -20,29 +20,28 @@ typedef struct harmless {
 #define GPT2 .arch = AR_ARCH_GPT2
 #define STACK .arch = AR_ARCH_STACK
 static const harmless table[] = {
-    ROW("norms see every position", AR_FAULT_sp_norm_grad_local, LLAMA, .in.tp = 2),
-    ROW("biases see every position", AR_FAULT_sp_row_bias_grad_local, GPT2, .in.tp = 2),
-    ROW("there are no biases", AR_FAULT_sp_row_bias_grad_local, LLAMA, .in.tp = 2, .in.sp = true),
-    ROW("the table sees every position", AR_FAULT_sp_position_grad_local, GPT2, .in.tp = 4),
-    ROW("a rank has all positions", AR_FAULT_positions_local, GPT2, .in.tp = 2),
-    ROW("nothing is gathered", AR_FAULT_gather_batch_order, STACK, .in.tp = 2),
-    ROW("one sample at a time", AR_FAULT_gather_batch_order, STACK, .in.tp = 2, .in.dp = 2, .in.micro_batches = 2,
+    ROW("norms see every position", "sp_norm_grad_local", LLAMA, .in.tp = 2),
+    ROW("biases see every position", "sp_row_bias_grad_local", GPT2, .in.tp = 2),
+    ROW("there are no biases", "sp_row_bias_grad_local", LLAMA, .in.tp = 2, .in.sp = true),
+    ROW("the table sees every position", "sp_position_grad_local", GPT2, .in.tp = 4),
+    ROW("a rank has all positions", "positions_local", GPT2, .in.tp = 2),
+    ROW("nothing is gathered", "gather_batch_order", STACK, .in.tp = 2),
+    ROW("one sample at a time", "gather_batch_order", STACK, .in.tp = 2, .in.dp = 2, .in.micro_batches = 2,
         .in.forward_first = true, .in.sp = true),
-    ROW("not tied", AR_FAULT_embedding_tied_once, LLAMA, .in.tp = 1),
-    ROW("one rank has the vocabulary", AR_FAULT_silent_truncation, LLAMA, .in.tp = 1),
-    ROW("the group is the world", AR_FAULT_world_rank_in_group, LLAMA, .in.tp = 2, .in.sp = true),
-    ROW("one micro-batch", AR_FAULT_saved_input_overwritten, LLAMA, .in.tp = 2, .in.sp = true),
-    ROW("there are no biases", AR_FAULT_bias_added_twice, LLAMA, .in.tp = 2, .in.sp = true),
-    ROW("one rank has all terms", AR_FAULT_row_bias_partial_grad, STACK, .in.tp = 1),
-    ROW("16 lanes need no padding", AR_FAULT_norm_padded_lanes, GPT2, .in.tp = 2, .hidden = 16),
-    ROW("16 lanes, gains of 1 + weight", AR_FAULT_norm_padded_lanes, LLAMA, .in.tp = 2, .hidden = 16, .plus_one = true),
-    ROW("no copies of KV heads", AR_FAULT_kv_replica_grad_local, LLAMA, .in.tp = 3, .heads = 12, .kv_heads = 3),
-    ROW("no copies of KV heads", AR_FAULT_kv_replica_wrong_head, LLAMA, .in.tp = 2, .heads = 8, .kv_heads = 2),
-    ROW("any head is the right one", AR_FAULT_kv_replica_wrong_head, LLAMA, .in.tp = 8, .heads = 8, .kv_heads = 1),
-    ROW("one rank has q, k and v", AR_FAULT_gate_up_interleaved_wrong, GPT2, .in.tp = 1),
-    ROW("one shard", AR_FAULT_dropout_same_mask_in_shard, LLAMA, .in.tp = 1, .dropout = 0.3),
-    ROW("nothing is replicated", AR_FAULT_dropout_different_mask_in_replica, LLAMA, .in.tp = 2, .in.sp = true,
-        .dropout = 0.3),
+    ROW("not tied", "embedding_tied_once", LLAMA, .in.tp = 1),
+    ROW("one rank has the vocabulary", "silent_truncation", LLAMA, .in.tp = 1),
+    ROW("the group is the world", "world_rank_in_group", LLAMA, .in.tp = 2, .in.sp = true),
+    ROW("one micro-batch", "saved_input_overwritten", LLAMA, .in.tp = 2, .in.sp = true),
+    ROW("there are no biases", "bias_added_twice", LLAMA, .in.tp = 2, .in.sp = true),
+    ROW("one rank has all terms", "row_bias_partial_grad", STACK, .in.tp = 1),
+    ROW("16 lanes need no padding", "norm_padded_lanes", GPT2, .in.tp = 2, .hidden = 16),
+    ROW("16 lanes, gains of 1 + weight", "norm_padded_lanes", LLAMA, .in.tp = 2, .hidden = 16, .plus_one = true),
+    ROW("no copies of KV heads", "kv_replica_grad_local", LLAMA, .in.tp = 3, .heads = 12, .kv_heads = 3),
+    ROW("no copies of KV heads", "kv_replica_wrong_head", LLAMA, .in.tp = 2, .heads = 8, .kv_heads = 2),
+    ROW("any head is the right one", "kv_replica_wrong_head", LLAMA, .in.tp = 8, .heads = 8, .kv_heads = 1),
+    ROW("one rank has q, k and v", "gate_up_interleaved_wrong", GPT2, .in.tp = 1),
+    ROW("one shard", "dropout_same_mask_in_shard", LLAMA, .in.tp = 1, .dropout = 0.3),
+    ROW("nothing is replicated", "dropout_different_mask_in_replica", LLAMA, .in.tp = 2, .in.sp = true, .dropout = 0.3),
 };
 
 Test(layer_faults, none_changes_a_layout_that_it_is_not_about)
@@ -60,7 +59,6 @@ Test(layer_faults, none_changes_a_layout_that_it_is_not_about)
         c.config.kv_heads = f->kv_heads ? f->kv_heads : c.config.kv_heads;
         c.config.hidden = f->hidden ? f->hidden : c.config.hidden;
         c.config.ffn = f->heads ? 4 * f->heads : c.config.ffn;
-        cr_expect_eq(match(&c, tps, NULL), AR_OK, "row %zu, %s, %s: %s", i, ari_fault_name(f->fault), f->why,
-                     ar_error_message());
+        cr_expect_eq(match(&c, tps, NULL), AR_OK, "row %zu, %s, %s: %s", i, f->fault, f->why, ar_error_message());
     }
 }

@@ -124,7 +124,7 @@ Test(lint, a_layout_that_the_model_cannot_have_is_refused_and_a_fault_is_found)
     cr_expect_neq(ari_lint(&r, &run, &d.config), AR_OK);
     cr_expect_null(r);
     run = d.run;
-    run.fault = AR_FAULT_column_dx_not_reduced;
+    run.fault = "column_dx_not_reduced";
     run.parallel = (ar_parallel){.tp = 2};
     cr_assert_ok(ari_lint(&r, &run, &d.config));
     cr_expect_gt(r->count, 0);

@@ -64,7 +64,7 @@ void layout_draw_text(char *out, size_t cap, const layout_draw *d);
 /** A check of the draw's model under its layout, with the losses and batches of the command: exact, or below fp32
  *  native. Gives; ar_check_report_destroy. */
 AR_NODISCARD ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_precision precision,
-                                         ar_fault fault);
+                                         const char *fault);
 /** AR_OK: same tensors, hashes, losses and predicted bytes. Errors: AR_ERR_DATA with what differs first, or what
  * stopped the run. */
 AR_NODISCARD ar_status layout_draw_run(const layout_draw *d);

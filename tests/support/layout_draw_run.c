@@ -292,7 +292,7 @@ ar_status layout_draw_add_plan(layout_draw *d, uint64_t *seed)
     return AR_OK;
 }
 
-ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_precision precision, ar_fault fault)
+ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_precision precision, const char *fault)
 {
     SCOPED(temp_end) const temp_path folder = temp_folder();
     AR_TRY(write_model(folder.path, d));
@@ -316,7 +316,7 @@ ar_status layout_draw_check(ar_check_report **gives, const layout_draw *d, ar_pr
 static ar_status run_check(const layout_draw *d)
 {
     OWNED(ar_check_report_destroy) ar_check_report *r = NULL;
-    AR_TRY(layout_draw_check(&r, d, AR_PRECISION_F32, AR_FAULT_NONE));
+    AR_TRY(layout_draw_check(&r, d, AR_PRECISION_F32, NULL));
     return judge_report(r, d);
 }
 

@@ -20,7 +20,7 @@ typedef struct setting {
 } setting;
 
 typedef struct expected {
-    ar_fault fault;
+    const char *fault;
     const char *model;
     setting at;
     const char *tensor; /* the first in execution order, whose name says layer and pass */
@@ -31,7 +31,7 @@ typedef struct expected {
 #define MUON(n, s) .at = {.parallel = {.tp = (n), .sp = (s)}, .muon = true}
 #define DIRECT AR_SIM_DIRECT
 #define RING AR_SIM_RING
-#define F(name) AR_FAULT_##name
+#define F(name) #name
 #define TP(n) .at = {.parallel = {.tp = (n)}}
 #define ROWS_FIRST(n) .at = {.parallel = {.tp = (n)}, .order = AR_MLP_ROW_COLUMN}
 #define SP(n) .at = {.parallel = {.tp = (n), .sp = true}}
@@ -157,7 +157,7 @@ enum { ONCE = sizeof once / sizeof *once };
 /* Mistakes that the ranks themselves must notice, before any data moves: which collective, and what each of two ranks
  * said about it. The named ranks meet in it and have the mismatch as their own error; the others are told. */
 typedef struct expected_end {
-    ar_fault fault;
+    const char *fault;
     const char *model;
     setting at;
     ar_sim_algorithm algorithm;
@@ -196,7 +196,7 @@ enum { ENDS = sizeof ends / sizeof *ends };
 
 /* Mistakes that a module shows and no transformer: of verify/faults/fault_module.c, in the fault's own case. */
 static const struct {
-    ar_fault fault;
+    const char *fault;
     const char *tensor;
 } modules[] = {
     {F(unused_set_empty), "pair.spare:new"},
@@ -205,7 +205,7 @@ enum { MODULES = sizeof modules / sizeof *modules };
 
 /* Mistakes that change no value: what was moved between ranks shows them. */
 typedef struct expected_bytes {
-    ar_fault fault;
+    const char *fault;
     const char *model;
     setting at;
     const char *cause, *says; /* of the collective that is another one */

@@ -20,7 +20,7 @@ static bool wrong_groups_are_told(void)
                                 .run.seq = 4,
                                 .run.threads = 1,
                                 .run.sim.timeout_ns = 120000000000u,
-                                .run.fault = AR_FAULT_group_wrong_stride,
+                                .run.fault = "group_wrong_stride",
                                 .skip_f64 = true};
     char hash[65] = "";
     bool ok = true;

@@ -40,7 +40,7 @@ Test(many_ranks, all_hear_what_two_disagree_about)
     const ar_parallel layout = {.dp = 8, .tp = 8};
     OWNED(end_folder) char *folder = new_model(model);
     ar_check_options o = steps_of(folder, &layout, 1);
-    o.run.fault = AR_FAULT_collective_size_mismatch;
+    o.run.fault = "collective_size_mismatch";
     OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);
     const ar_check_run *run = &r->run[0];
     size_t meet = 0, told = 0;

@@ -116,7 +116,7 @@ CLAIM(enumerators_that_are_none_are_refused)
                 {{.precision = (ar_precision)9}, "precision 9"},
                 {{.storage = AR_I64}, "storage 18"},
                 {{.placements = (ar_declared_check)3}, "placements 3"},
-                {{.fault = AR_FAULT_COUNT}, "fault "},
+                {{.fault = "none"}, "there is no fault \'none\'"},
                 {{.sim.algorithm = (ar_sim_algorithm)4}, "algorithm 4, expected 0 to 3"},
                 {{.sim.paced = true}, "links are paced by a cluster"},
                 {{.device = {AR_DEVICE_KINDS, 0}}, "device 3"},

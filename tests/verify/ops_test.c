@@ -127,9 +127,9 @@ Test(ops, another_step_than_the_runs_is_rejected)
     const ar_config c = config_of(models[0]);
     ar_run run = {.parallel = {.tp = 2, .dp = 2}};
     cr_expect_ok(run_and_compare(&c, run, false));
-    run.fault = AR_FAULT_column_dx_not_reduced;
+    run.fault = "column_dx_not_reduced";
     cr_expect_eq(run_and_compare(&c, run, false), AR_ERR_DATA);
-    run.fault = AR_FAULT_dp_group_missing;
+    run.fault = "dp_group_missing";
     cr_expect_eq(run_and_compare(&c, run, false), AR_ERR_DATA);
 }
 

@@ -53,7 +53,7 @@ static ar_status write_reference(const evidence *e, const ari_reference *ref, co
     ari_dump_facts facts;
     ar_run one = o->run;
     one.parallel = (ar_parallel){.tp = 1};
-    one.fault = AR_FAULT_NONE;
+    one.fault = NULL;
     AR_TRY(ari_dump_facts_of(&facts, config, NULL, o->batch));
     AR_TRY(ari_dump_reference_write(ref, e->reference, &facts));
     AR_TRY(ari_dump_model_write(e->folder, config, &one));
@@ -67,7 +67,7 @@ static ar_status write_ranks(const evidence *e, const ari_dump_ranks *ranks, con
 {
     ari_dump_facts facts;
     ar_run run = o->run;
-    run.fault = AR_FAULT_NONE; /* what was done to the run is to be found, not told */
+    run.fault = NULL; /* what was done to the run is to be found, not told */
     AR_TRY(ari_dump_facts_of(&facts, config, &run, o->batch));
     return ari_dump_ranks_write(ranks, e->ranks, &facts);
 }

@@ -95,7 +95,7 @@ static ar_status run_one_rank(ari_reference *ref, float *loss, const module_run 
     ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
     void *user[1] = {ref};
     ari_cluster_options options = cluster_of(run);
-    options.run.fault = AR_FAULT_NONE;
+    options.run.fault = NULL;
     options.tap = ari_reference_tap;
     options.tap_user = user;
     AR_TRY(ari_cluster_run(&result, &options));

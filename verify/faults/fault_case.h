@@ -8,7 +8,7 @@
  * module (ari_fault_module_check). Small, so that all of them run in a minute. The fault's symptoms are not known here.
  * */
 typedef struct ari_fault_case {
-    ar_fault fault;
+    const char *fault;
     ar_run run;  /* its fault and plan are not looked at */
     bool module; /* no model: the name is for reports alone */
     bool routed; /* its model has experts */
@@ -18,12 +18,12 @@ typedef struct ari_fault_case {
     unsigned char needs[6]; /* what a run must have for the fault to matter: ari_fault_case_check */
 } ari_fault_case;
 
-/** The case of a fault; not of AR_FAULT_NONE. */
-ari_fault_case ari_fault_case_of(ar_fault fault);
+/** The case of a fault; not of NULL. */
+ari_fault_case ari_fault_case_of(const char *fault);
 /** True if two cases run the same, except for the fault. */
 bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b);
-/** Its run with a fault, or AR_FAULT_NONE. */
-static inline ar_run ari_fault_run_of(const ari_fault_case *f, ar_fault fault, int threads, uint64_t seed)
+/** Its run with a fault, or NULL. */
+static inline ar_run ari_fault_run_of(const ari_fault_case *f, const char *fault, int threads, uint64_t seed)
 {
     ar_run run = f->run;
     run.fault = fault;
@@ -61,10 +61,10 @@ typedef struct ari_fault_bases {
 /** True if a case runs in exact numerics whatever is asked: a module, and experts in a precision that is so coarse that
  *  other ones are chosen for some tokens, of which no allowance holds. */
 bool ari_fault_case_is_exact(const ari_fault_case *f, ar_precision precision);
-/** Compares a run of the case with `fault`, or AR_FAULT_NONE for the clean one. Gives *run; ari_check_run_fini, also
+/** Compares a run of the case with `fault`, or NULL for the clean one. Gives *run; ari_check_run_fini, also
  *  after a failure. Errors: those of reading the model, of ari_check_base_init and ari_check_base_run. */
 AR_NODISCARD ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ari_fault_case *f,
-                                          ar_fault fault);
+                                          const char *fault);
 void ari_fault_bases_fini(ari_fault_bases *bases);
 
 /* --- a module ----------------------------------------------------------------------------------------------------- */
@@ -72,7 +72,7 @@ void ari_fault_bases_fini(ari_fault_bases *bases);
 /** Compares a module under the case's layout with the same on one rank: y = x W^T beside a matrix that it has and does
  *  not use, with squared errors. `fault` is on in the layout. bases: for threads, seed and
  *  explain. Gives; ar_check_report_destroy. Errors: those of ar_check_module. */
-AR_NODISCARD ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *f, ar_fault fault,
+AR_NODISCARD ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *f, const char *fault,
                                               const ari_fault_bases *bases);
 
 /* --- a loss curve ------------------------------------------------------------------------------------------------- */
@@ -91,9 +91,9 @@ typedef struct ari_fault_trace {
     ari_dump_ranks gradients; /* of each rank, at the first step */
 } ari_fault_trace;
 
-/** Runs the case with `fault`, or AR_FAULT_NONE. Gives; ari_fault_trace_fini, also after a failure. Errors: those of
+/** Runs the case with `fault`, or NULL. Gives; ari_fault_trace_fini, also after a failure. Errors: those of
  *  reading model and text, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, ar_fault fault, int threads,
+AR_NODISCARD ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, const char *fault, int threads,
                                            uint64_t seed);
 void ari_fault_trace_fini(ari_fault_trace *t);
 

@@ -31,7 +31,8 @@ static ar_status run_steps(ari_fault_trace *t, ari_cluster_options *o, size_t do
     return st == AR_ERR_MEMORY ? st : AR_OK; /* any other is what the fault did */
 }
 
-ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, ar_fault fault, int threads, uint64_t seed)
+ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, const char *fault, int threads,
+                              uint64_t seed)
 {
     const ar_dump_listener_options gradients = {.wants = is_first_gradient};
     ar_config c;

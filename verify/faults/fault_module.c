@@ -66,7 +66,7 @@ static ar_status give_batch(void *user, int step, ar_batch *b)
     return AR_OK;
 }
 
-ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *f, ar_fault fault,
+ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *f, const char *fault,
                                  const ari_fault_bases *bases)
 {
     samples s = {.of = f};

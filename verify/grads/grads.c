@@ -96,13 +96,12 @@ static ar_status check_out(const ar_grads_options *o)
 }
 
 /* A mistake may leave ranks with the wrong parts: that is no broken invariant. */
-static ar_status check_complete(const ari_gatherer *g, ar_fault fault)
+static ar_status check_complete(const ari_gatherer *g, const char *fault)
 {
     const ar_status st = ari_gather_check(g);
-    if (st != AR_ERR_INTERNAL || fault == AR_FAULT_NONE)
+    if (st != AR_ERR_INTERNAL || !fault)
         return st;
-    return ar_error_set(AR_ERR_DATA, "fault %s leaves nothing whole to write: %s", ari_fault_name(fault),
-                        ar_error_message());
+    return ar_error_set(AR_ERR_DATA, "fault %s leaves nothing whole to write: %s", fault, ar_error_message());
 }
 
 static ar_status file_path(ar_grads_result *result, int file, const ar_grads_options *o, const char *name)

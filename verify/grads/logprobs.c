@@ -332,7 +332,7 @@ static ar_status check_lengths(const job *j)
 static ar_status check_given(const ar_grads_options *o)
 {
     const ar_run *r = &o->run;
-    if (!r->model || o->out || o->stacked || o->per_rank || o->activations || r->fault != AR_FAULT_NONE ||
+    if (!r->model || o->out || o->stacked || o->per_rank || o->activations || r->fault ||
         r->loss.label_smoothing != 0.0 || r->loss.z_loss != 0.0 || r->sim.trace || r->sim.cluster)
         return ar_error_set(AR_ERR_ARG,
                             "log-probabilities are those of a model and written alone, by forward passes: no block, "

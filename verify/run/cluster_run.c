@@ -8,6 +8,7 @@
 #include "ref/comm/comm_private.h"
 #include "ref/context/context_private.h"
 #include "ref/core/clock.h"
+#include "ref/core/fault_private.h"
 #include "ref/core/wait.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model.h"
@@ -167,12 +168,12 @@ static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_o
                           rank_result *result)
 {
     const int r = ar_comm_rank(world);
-    const bool compared = o->tap || o->run.fault != AR_FAULT_NONE || o->dry; /* what is wrong has to show in numbers */
+    const bool compared = o->tap || o->run.fault || o->dry; /* what is wrong has to show in numbers */
     ar_ctx *ctx = NULL;
     ar_parallel_groups groups = {.tp = NULL};
     ar_status st = AR_OK;
     AR_TRY_TO(done, st,
-              ari_groups_begin(&groups, world, &o->run.parallel, o->run.fault == AR_FAULT_group_wrong_stride));
+              ari_groups_begin(&groups, world, &o->run.parallel, ari_fault_is(o->run.fault, "group_wrong_stride")));
     ar_ctx_options options = {.device = device,
                               .world = world,
                               .sp = o->run.parallel.sp,
@@ -330,7 +331,7 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
     ARI_OWNED_BY(ari_comm_destroy) ar_comm *world = NULL;
     ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
     own.run.steps = o->routes || o->module || o->ledger ? o->run.steps : o->run.steps > 0;
-    own.run.fault = o->faulty ? o->run.fault : AR_FAULT_NONE;
+    own.run.fault = o->faulty ? o->run.fault : NULL;
     own.run.process = NULL;
     own.dry = true;
     own.weights = NULL;

@@ -11,6 +11,7 @@
 #include "gpu/cluster/process/transport/process_private.h"
 #include "gpu/device_private.h"
 #include "ref/core/context_private.h"
+#include "ref/core/fault_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/config_private.h"
@@ -99,7 +100,7 @@ ar_status ari_run_check_numerics(const ar_run *r)
     AR_TRY(ari_check_choice("placements", (int)r->placements, AR_DECLARED_TRUSTED + 1));
     AR_TRY(ari_check_choice("device", (int)r->device.kind, AR_DEVICE_KINDS));
     AR_TRY(ari_check_choice("order of the MLP", (int)r->plan.mlp_order, AR_MLP_ROW_COLUMN + 1));
-    AR_TRY(ari_check_choice("fault", (int)r->fault, AR_FAULT_COUNT));
+    AR_TRY(ari_fault_known(r->fault));
     AR_TRY(ari_sim_options_check(&r->sim));
     AR_TRY(check_device(&r->device));
     if (r->storage != 0 && r->storage != AR_F32 && r->storage != AR_BF16)

@@ -95,8 +95,8 @@ ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run 
         ari_utf8_clean(f->plan); /* a file's name may be anything */
         ari_dump_fact(f, "plan", f->plan);
     }
-    if (run->fault != AR_FAULT_NONE)
-        ari_dump_fact(f, "fault", ari_fault_name(run->fault));
+    if (run->fault)
+        ari_dump_fact(f, "fault", run->fault);
     return AR_OK;
 }
 

@@ -252,7 +252,7 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     AR_TRY(split_heads(m, ctx, saved, x, qkv, &r));
     AR_TRY(ari_heads_apart(ctx, x, heads, 3, m->base.name));
     AR_TRY(ari_ring_gather(ctx, all, &x[1], batch->seq, &m->hops));
-    if (ari_faulty(ctx, AR_FAULT_attention_over_documents))
+    if (ari_faulty(ctx, "attention_over_documents"))
         seen.documents = NULL;
     AR_TRY(ari_core_forward(&core, ctx, saved, m, &o, &x[0], &all[0], &all[1], &seen));
     const ar_tensor seen_as[4] = {swapped(&x[0]), swapped(&all[0]), swapped(&all[1]), swapped(&o)};

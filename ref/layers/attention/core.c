@@ -205,7 +205,7 @@ static void count_work(const pass *p, double n)
 static ar_status drop_block(const pass *p, const ar_part *at, const ar_tensor *y, const ar_tensor *x)
 {
     const ari_core *c = p->c;
-    const size_t first = ari_faulty(p->ctx, AR_FAULT_dropout_same_mask_in_shard) ? 0 : c->head_start;
+    const size_t first = ari_faulty(p->ctx, "dropout_same_mask_in_shard") ? 0 : c->head_start;
     for (size_t i = 0; i < at->matrices * at->rows;) {
         const size_t matrix = at->matrix + i / at->rows, row = at->row + i % at->rows, query = row % p->rows;
         const size_t run = c->rows.count[0], to_edge = (query < run ? run : p->rows) - query;
@@ -333,7 +333,7 @@ static ar_status probabilities(const pass *p, ar_tensor *probs, ar_tensor *bare,
         AR_TRY(ARI_KERNEL(p->ctx, softcap, probs, keeps ? bare : probs, p->inner, p->c->cap));
     if (p->most.ndim > 0)
         AR_TRY(measure_without_sinks(p, probs, &block));
-    const bool left_out = ari_faulty(p->ctx, AR_FAULT_sinks_left_out);
+    const bool left_out = ari_faulty(p->ctx, "sinks_left_out");
     return ARI_KERNEL(p->ctx, softmax_forward, probs->data, ar_const(probs->data),
                       left_out ? (ar_cbuf){NULL} : p->sinks, p->kept->max.data, p->kept->sum.data, known, p->scale,
                       &block, &p->mask);
@@ -480,7 +480,7 @@ static ar_status each_place(const pass *p, ar_blocks *s, const ar_part *at, cons
     size_t row = 0;
     for (int place = 0; place < places; place++) {
         const ar_positions here = ari_ring_positions(p->ctx, p->c->seq, place);
-        const bool kept = place == own || !ari_faulty(p->ctx, AR_FAULT_ring_kv_grad_local);
+        const bool kept = place == own || !ari_faulty(p->ctx, "ring_kv_grad_local");
         for (int run = 0; run < 2; row += here.count[run++]) {
             const size_t first = here.first[run] > whole.row ? here.first[run] : whole.row;
             const size_t last = here.first[run] + here.count[run], stop = last < end ? last : end;
@@ -589,7 +589,7 @@ static ar_status end_blocks(const pass *p, ar_tensor *y, const ar_tensor *of, ar
 {
     const size_t places = (size_t)ar_comm_size(p->ctx->ring);
     const size_t shape[4] = {p->kept->batch, p->c->kv_heads, p->c->seq / places, of->shape[3]};
-    const ar_fold how = ari_faulty(p->ctx, AR_FAULT_kv_replica_grad_local) ? AR_KEEP : AR_ALL;
+    const ar_fold how = ari_faulty(p->ctx, "kv_replica_grad_local") ? AR_KEEP : AR_ALL;
     AR_TRY(ar_ctx_tensor(p->ctx, y, of->dtype, 4, shape));
     return p->ctx->arith->blocks_end(p->ctx, y, s, how);
 }

@@ -165,10 +165,10 @@ static ar_status sum_over_heads(const ari_attention *m, ar_ctx *ctx, ar_tensor *
     AR_TRY(ctx->arith->operand_a(ctx, &a, &terms, b, m->base.name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
     if (over)
-        AR_TRY(ctx->arith->fold(ctx, s, ctx->queue, over,
-                                ari_faulty(ctx, AR_FAULT_latent_key_grad_local) ? AR_KEEP : AR_ALL, m->base.name));
+        AR_TRY(ctx->arith->fold(ctx, s, ctx->queue, over, ari_faulty(ctx, "latent_key_grad_local") ? AR_KEEP : AR_ALL,
+                                m->base.name));
     AR_TRY(ctx->arith->round(ctx, &sums, s, NULL));
-    if (ari_ctx_sp(ctx) && ari_faulty(ctx, AR_FAULT_sp_latent_key_grad_summed))
+    if (ari_ctx_sp(ctx) && ari_faulty(ctx, "sp_latent_key_grad_summed"))
         AR_TRY(ARI_KERNEL(ctx, scale, y, y, (float)ar_comm_size(ctx->tp)));
     ctx->arith->operand_done(ctx, a);
     ctx->arith->operand_done(ctx, b);

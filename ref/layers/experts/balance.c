@@ -187,15 +187,15 @@ ar_status ari_balance_forward(ari_balance *b, ar_ctx *ctx, ar_saved *saved, cons
 ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dz,
                                const ar_tensor *p, const ari_routed_tokens *t)
 {
-    const bool alone = ari_faulty(ctx, AR_FAULT_router_z_loss_of_micro_batch);
+    const bool alone = ari_faulty(ctx, "router_z_loss_of_micro_batch");
     const double z = alone ? b->losses.z_loss / (double)t->expert->shape[0] : z_of(b, t);
     double factor = ctx->loss_scale;
     ar_tensor c, valid, lse;
     if (!has_losses(b))
         return AR_OK;
-    if (ari_faulty(ctx, AR_FAULT_balance_detached))
+    if (ari_faulty(ctx, "balance_detached"))
         factor = 0.0;
-    if (ari_faulty(ctx, AR_FAULT_balance_divided_by_dp))
+    if (ari_faulty(ctx, "balance_divided_by_dp"))
         factor /= (double)ar_comm_size(ctx->dp);
     AR_TRY(ar_saved_pop(saved, b, SAVED_LSE, &lse));
     AR_TRY(ar_saved_pop(saved, b, SAVED_VALID, &valid));

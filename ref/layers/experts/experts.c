@@ -100,7 +100,7 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
     AR_TRY(ari_scores_count(&m->scores, ctx, &made, &(ari_routed_tokens){&expert, x, batch}));
     AR_TRY(ari_balance_forward(&m->balance, ctx, saved, &p, &lse, &(ari_routed_tokens){&expert, x, batch}));
-    if (ari_faulty(ctx, AR_FAULT_ep_outputs_not_returned))
+    if (ari_faulty(ctx, "ep_outputs_not_returned"))
         AR_TRY(ari_fault_clear_remote(ctx, weight, &expert, m->from, m->own));
     AR_TRY(ari_routes_gather(ctx, routes, &expert, m->router_name));
     AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ROUTE, .in = {&logits}, .out = {weight, routes},
@@ -141,7 +141,7 @@ static ar_status make_operand(ar_ctx *ctx, const ar_operand **gives, const void 
 /* y [slots, columns] of the experts' rows x; where the product's terms are cut, folded. */
 static ar_status multiply(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const product *p, const ari_routes *r)
 {
-    const ar_fault not_reduced = p->back ? AR_FAULT_experts_dx_not_reduced : AR_FAULT_experts_not_reduced;
+    const char *not_reduced = p->back ? "experts_dx_not_reduced" : "experts_not_reduced";
     const bool folded = p->second != p->back && !p->alone && !ari_faulty(ctx, not_reduced);
     ar_comm *over = folded ? cutting(p->m, ctx) : NULL;
     AR_TRY(ari_new_rows(ctx, y, x->dtype, x->shape[0], p->columns));
@@ -278,7 +278,7 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
     AR_TRY(return_rows(m, ctx, made, &own, r));
     ar_tensor kept = *made;
-    if (ari_faulty(ctx, AR_FAULT_router_grad_local)) {
+    if (ari_faulty(ctx, "router_grad_local")) {
         AR_TRY(multiply(ctx, &own, &act, &(product){.m = m, .second = true, .columns = m->o.hidden, .alone = true}, r));
         AR_TRY(return_rows(m, ctx, &kept, &own, r));
     }
@@ -377,7 +377,7 @@ static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
 {
     const ar_tensor *expert = t->expert;
     ar_tensor p, dz, more;
-    if (ari_faulty(ctx, AR_FAULT_router_weights_detached))
+    if (ari_faulty(ctx, "router_weights_detached"))
         AR_TRY(ARI_KERNEL(ctx, fill, g, 0.0f));
     AR_TRY(tap_slots(m, ctx, 'b', g, expert, dx));
     AR_TRY(ar_saved_pop(saved, m, SAVED_P, &p));

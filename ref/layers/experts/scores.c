@@ -70,7 +70,7 @@ static ar_route_rule rule_of(const ari_scores *s, const ar_ctx *ctx)
 {
     ar_route_rule rule = s->rule;
     rule.bias = s->bias.device ? ar_const(s->bias.value.data) : (ar_cbuf){NULL};
-    rule.normalised = rule.normalised && !ari_faulty(ctx, AR_FAULT_router_weights_not_normalised);
+    rule.normalised = rule.normalised && !ari_faulty(ctx, "router_weights_not_normalised");
     return rule;
 }
 
@@ -109,7 +109,7 @@ ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_chosen *made, c
     ari_routed_tokens counted = *t;
     if (!s->counts || ctx->counting || ctx->recomputing)
         return AR_OK;
-    if (ari_faulty(ctx, AR_FAULT_router_bias_counts_plain))
+    if (ari_faulty(ctx, "router_bias_counts_plain"))
         AR_TRY(choose_plainly(&expert, ctx, made));
     counted.expert = &expert;
     return ari_balance_tally(s->counts, s->tokens, ctx, &counted);
@@ -127,7 +127,7 @@ static ar_status zero_counts(void *user, ar_module *m)
 /* router_bias_counts_bf16: a count as it is kept. */
 static int64_t kept(const ar_ctx *ctx, int64_t n)
 {
-    return ari_faulty(ctx, AR_FAULT_router_bias_counts_bf16) ? (int64_t)ari_f32_of_bf16(ari_bf16_of_f32((float)n)) : n;
+    return ari_faulty(ctx, "router_bias_counts_bf16") ? (int64_t)ari_f32_of_bf16(ari_bf16_of_f32((float)n)) : n;
 }
 
 /* b_i += u*sign(sum n - E*n_i). */
@@ -148,7 +148,7 @@ static void step_bias(float *bias, int64_t *counts, size_t n, const ar_ctx *ctx)
 static ar_status change_bias(ari_scores *s, ar_ctx *ctx)
 {
     const size_t n = s->tokens->experts;
-    const bool own = ari_faulty(ctx, AR_FAULT_router_bias_own_counts);
+    const bool own = ari_faulty(ctx, "router_bias_own_counts");
     ARI_OWNED float *host = NULL;
     if (s->tokens->spread && !own)
         AR_TRY(ari_combine(ctx, ctx->tp, s->counts, n, AR_I64, AR_SUM, s->tokens->name));

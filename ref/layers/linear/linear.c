@@ -334,7 +334,7 @@ static ar_status gradient_product(ari_linear *l, ar_ctx *ctx, ari_product *p)
     ar_param *weight[AR_MAX_PARTS];
     *p = (ari_product){.over = row_group(l, ctx),
                        .scattered = reduce_scatters(ctx, gradient_produced_as(l)),
-                       .unreduced = partial && ari_faulty(ctx, AR_FAULT_column_dx_not_reduced),
+                       .unreduced = partial && ari_faulty(ctx, "column_dx_not_reduced"),
                        .tag = l->weight[0]->name};
     const int counted = counted_weights(l, weight, p);
     const ar_operand_use use = l->peaked ? AR_USE_PEAKED : AR_USE_BACKWARD;
@@ -346,7 +346,7 @@ static ar_status gradient_product(ari_linear *l, ar_ctx *ctx, ari_product *p)
 static bool gathers_nothing(const ari_linear *l, const ar_ctx *ctx)
 {
     return ari_is_rowwise(&l->split) && reduce_scatters(ctx, ari_placed_gradient(l->split.to)) &&
-           ari_faulty(ctx, AR_FAULT_collective_not_differentiable);
+           ari_faulty(ctx, "collective_not_differentiable");
 }
 
 /* *all = dY as the products take it, and *dx = dX as it comes out of the product (NULL: not wanted). */
@@ -390,8 +390,7 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
 static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const ar_tensor *made_dx)
 {
     const ar_tp_redistribution change = {gradient_produced_as(l), ari_placed_gradient(l->split.from)};
-    if (ari_is_rowwise(&l->split) && ari_placed_whole(change.to) &&
-        ari_faulty(ctx, AR_FAULT_row_input_grad_not_gathered))
+    if (ari_is_rowwise(&l->split) && ari_placed_whole(change.to) && ari_faulty(ctx, "row_input_grad_not_gathered"))
         return ari_fault_narrow_dx(ctx, dx, made_dx);
     return ari_tp_redistribute_of(ctx, dx, made_dx, &l->in, change, l->weight[0]->name, true, name_of(l));
 }
@@ -450,9 +449,9 @@ static ar_status weight_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *x
     ari_fault_weight_rows(ctx, x, &x_rows, &dy_rows, &samples);
     for (int i = 0; i < l->n; i++) {
         const ar_tensor dy_i = columns_of(l->local_width, &dy_rows, i);
-        if (ari_faulty(ctx, AR_FAULT_unordered_param_grad))
+        if (ari_faulty(ctx, "unordered_param_grad"))
             AR_TRY(ari_fault_gradient_as_it_comes(ctx, l->weight[i], &dy_i, &x_rows));
-        else if (l->weight[i]->uses == 1 || !ari_faulty(ctx, AR_FAULT_tied_weight_untied))
+        else if (l->weight[i]->uses == 1 || !ari_faulty(ctx, "tied_weight_untied"))
             terms[n++] = (ar_grad_terms){l->weight[i], dy_i};
     }
     AR_TRY(ctx->arith->grad_contract(ctx, terms, n, &x_rows, samples, column_group(l, ctx)));
@@ -497,7 +496,7 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
         AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GRADIENT, .name = l->bias[i].name,
                         .in = {biases_meet_own(l) ? dy : &all_dy}, .param = &(ar_param *){&l->bias[i]}, .params = 1));
     const weight_job job = {l, x, all_dy, next.own->gathering};
-    if (ctx->deferred && l->weight[0]->ends && ari_faulty(ctx, AR_FAULT_zb_tied_counted_twice))
+    if (ctx->deferred && l->weight[0]->ends && ari_faulty(ctx, "zb_tied_counted_twice"))
         AR_TRY(run_weight_job(ctx, &job));
     AR_TRY(ari_defer(ctx, run_weight_job, &job, sizeof job, &x, &all_dy));
     ari_release_placed(ctx, &all_dy, dy);

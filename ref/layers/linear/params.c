@@ -112,7 +112,7 @@ ar_status ari_linear_bias_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *
     p->fan_out = part->out;
     /* The bias of a sum that is scattered along the sequence meets the rank's own positions only. */
     p->spread = n > 1 && ari_is_rowwise(&s->split) && ari_placed_by_tokens(s->split.to) &&
-                !ari_faulty(ctx, AR_FAULT_sp_row_bias_grad_local);
+                !ari_faulty(ctx, "sp_row_bias_grad_local");
     return AR_OK;
 }
 

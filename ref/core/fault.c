@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef ANYRANK_FAULT_H
-#define ANYRANK_FAULT_H
+#include "ref/core/fault_private.h"
 
-#include "anyrank/status.h"
+#include <string.h>
 
-AR_BEGIN_DECLS
+#include "ref/core/text.h"
 
-/* Bugs of real training systems that can be injected into a run (ar_ctx_options.fault), X(name, effect). */
-#define AR_FAULT_TABLE(X)                                                                                              \
+/* Bugs of real training systems that can be injected into a run, X(name, effect). */
+#define FAULTS(X)                                                                                                      \
     X(column_dx_not_reduced, "the input gradient of a column-parallel layer is left partial")                          \
     X(row_bias_every_rank, "every rank adds the row-parallel bias before the reduction")                               \
     X(row_input_grad_not_gathered, "a row-parallel layer with replicated input returns only its slice of dX")          \
@@ -121,13 +120,34 @@ AR_BEGIN_DECLS
     X(ep_outputs_not_returned, "experts: a rank adds what its own ones make alone, not those of other ranks")          \
     X(ep_grads_times_ep, "experts: gradients are divided as if there were only the ranks with copies: ep times")
 
-typedef enum ar_fault {
-    AR_FAULT_NONE, /* no bug is injected */
-#define AR_FAULT_ENUM(name, text) AR_FAULT_##name,
-    AR_FAULT_TABLE(AR_FAULT_ENUM)
-#undef AR_FAULT_ENUM
-        AR_FAULT_COUNT
-} ar_fault;
+const char *const ari_fault_names[] = {
+#define NAME(name, effect) #name,
+    FAULTS(NAME)
+#undef NAME
+        NULL};
+const size_t ari_fault_count = sizeof ari_fault_names / sizeof *ari_fault_names - 1;
 
-AR_END_DECLS
-#endif
+static const char *const effects[] = {
+#define EFFECT(name, effect) effect,
+    FAULTS(EFFECT)
+#undef EFFECT
+};
+
+const char *ari_fault_text(const char *fault)
+{
+    return effects[ari_word_of(fault, ari_fault_names, ari_fault_count - 1)];
+}
+
+bool ari_fault_is(const char *fault, const char *name)
+{
+    return fault && strcmp(fault, name) == 0;
+}
+
+ar_status ari_fault_known(const char *fault)
+{
+    if (!fault || ari_word_of(fault, ari_fault_names, ari_fault_count) < ari_fault_count)
+        return AR_OK;
+    const char *near = ari_nearest(fault, ari_fault_names, ari_fault_count);
+    return ar_error_set(AR_ERR_NOT_FOUND, "there is no fault '%s'%s%s%s 'anyrank bugs' lists them", fault,
+                        near ? "; did you mean '" : ";", near ? near : "", near ? "'?" : "");
+}
