@@ -14,6 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/activation.h"
+#include "anyrank/config.h"
 #include "anyrank/model.h"
 #include "bench/harness.h"
 #include "ref/arith/arith_private.h"

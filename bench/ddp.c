@@ -10,6 +10,7 @@
  * all_reduces, bytes  of rank 0 in one step; read and written between ranks */
 #include <stdlib.h>
 
+#include "anyrank/config.h"
 #include "anyrank/ddp.h"
 #include "anyrank/model.h"
 #include "anyrank/sim.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes and compares dumps of ranks: a tensor-parallel MLP on one rank and on two, the second of which has read
  * another input. `anyrank verify one two` reports the same as the calls below. */
+#include "anyrank/activation.h"
 #include "anyrank/dump_listener.h"
 #include "anyrank/layers.h"
 #include "anyrank/sim.h"

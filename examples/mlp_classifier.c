@@ -2,6 +2,7 @@
 /* A model that is no transformer: an MLP learns which of two spirals a point lies on, with data-parallel training on
  * one rank and on four. Both reach the same weights, bit for bit. Then two checks: that every layout computes what one
  * rank computes, and that the gradients are those of the loss. */
+#include "anyrank/activation.h"
 #include "anyrank/check_module.h"
 #include "anyrank/layers.h"
 #include <math.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A pre-norm transformer block of one's own, r = x + attention(norm1(x)), y = r + mlp(norm2(r)): a module of four
  * others, whose positions tensor-parallel (sp) and context-parallel ranks share out. */
+#include "anyrank/activation.h"
 #include "anyrank/check_module.h"
 #include "anyrank/layers.h"
 #include <stdio.h>

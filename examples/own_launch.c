@@ -3,6 +3,7 @@
  *
  *     own_launch                    one rank, then four: threads that share out features, positions and samples
  *     mpirun -n 4 own_launch mpi    the same four as processes, and torchrun with nccl (docs/guide/clusters.md) */
+#include "anyrank/activation.h"
 #include "anyrank/check_module.h"
 #include "anyrank/layers.h"
 #include "anyrank/training.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A language model of one's own on token ids: an embedding, pre-norm branches with residuals, logits. It is checked
  * under layouts that share out positions, layers, features and samples. */
+#include "anyrank/activation.h"
 #include "anyrank/check_module.h"
 #include "anyrank/layers.h"
 #include <stdio.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A column-parallel and a row-parallel product by hand, y = (relu(x U^T)) D^T: f enters the tensor-parallel region, f*
  * leaves it, and with sequence parallelism they are g and g*. A lint finds where f* is forgotten. */
+#include "anyrank/activation.h"
 #include "anyrank/check_module.h"
 #include "anyrank/layers.h"
 #include <stdio.h>

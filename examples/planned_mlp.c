@@ -4,6 +4,7 @@
  *
  *     planned_mlp              the plans below
  *     planned_mlp PLAN.json..  those of files; exit status 0: right, 1: wrong, 2: cannot be run */
+#include "anyrank/activation.h"
 #include "anyrank/check_module.h"
 #include "anyrank/plan_walk.h"
 #include <stdio.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A tensor-parallel MLP, column-parallel -> GELU -> row-parallel: two simulated ranks compute the bits that one
  * computes. */
+#include "anyrank/activation.h"
 #include "anyrank/layers.h"
 #include "anyrank/sim.h"
 #include <stdio.h>

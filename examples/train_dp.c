@@ -2,6 +2,7 @@
 /* Ten training steps of a small Llama: on one rank; on four, two groups of samples, each on two tensor-parallel ranks;
  * and on four that share every sequence, each with a chunk from its beginning and one from its end. Every loss has the
  * same bits, so the weights have gone the same way. */
+#include "anyrank/config.h"
 #include "anyrank/sim.h"
 #include "anyrank/train.h"
 #include <stdio.h>

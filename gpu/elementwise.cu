@@ -5,6 +5,7 @@
 #include "gpu/vectors.h"
 #include "ref/core/float_bits.h"
 #include "ref/core/tensor_private.h"
+#include "ref/numerics/activation.h"
 
 namespace ARI_GPU
 {

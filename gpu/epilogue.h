@@ -5,6 +5,7 @@
  * `row` of matrix `matrix` of the result, once; or those of n columns, at most four, of a row that it has looked up
  * before. */
 #include "gpu/packed.h"
+#include "ref/numerics/activation.h"
 
 namespace ARI_GPU
 {

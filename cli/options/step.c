@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/config.h"
 #include "cli/options/run.h"
 
 #include <inttypes.h>

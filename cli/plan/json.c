@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
 #include "ref/core/atomic_file.h"

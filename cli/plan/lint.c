@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/lint.h"
+#include "anyrank/config.h"
 #include "cli/options/args.h"
 #include "cli/plan/plan.h"
 #include "ref/core/fault_private.h"

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
 #include "ref/core/size.h"

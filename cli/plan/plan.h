@@ -4,6 +4,7 @@
 #include <jansson.h>
 #include <stdio.h>
 
+#include "anyrank/config.h"
 #include "cli/options/run.h"
 #include "cli/shared/table.h"
 #include "verify/bytes/bytes.h"

@@ -2,6 +2,7 @@
 /* A step that is looked at without running it, as options ask for it. */
 #include <math.h>
 
+#include "anyrank/config.h"
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
 #include "ref/io/json.h"

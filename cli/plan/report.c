@@ -2,6 +2,7 @@
 /* Cost of layouts as text: the ranking, and one layout in depth. */
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "cli/plan/plan.h"
 #include "ref/core/schedule_private.h"
 #include "ref/core/size.h"

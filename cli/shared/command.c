@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "anyrank/device.h"
 #include "gpu/device_private.h"
 #include "ref/core/status_private.h"

@@ -6,7 +6,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "anyrank/config.h"
+#include "anyrank/arch.h"
+#include "anyrank/process.h"
 #include "anyrank/status.h"
 #include "ref/io/file.h"
 

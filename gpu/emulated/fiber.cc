@@ -10,6 +10,7 @@
 #include <string.h>
 #include <ucontext.h>
 
+
 namespace ari_emulated
 {
 

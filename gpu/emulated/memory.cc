@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+
 namespace ari_emulated
 {
 

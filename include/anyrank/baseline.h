@@ -2,8 +2,8 @@
 #ifndef ANYRANK_BASELINE_H
 #define ANYRANK_BASELINE_H
 
+#include "anyrank/arch.h"
 #include "anyrank/batch.h"
-#include "anyrank/config.h"
 #include "anyrank/optimizer.h"
 
 AR_BEGIN_DECLS

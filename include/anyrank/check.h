@@ -2,6 +2,7 @@
 #ifndef ANYRANK_CHECK_H
 #define ANYRANK_CHECK_H
 
+#include "anyrank/config.h"
 #include "anyrank/run.h"
 
 AR_BEGIN_DECLS

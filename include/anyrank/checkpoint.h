@@ -2,6 +2,7 @@
 #ifndef ANYRANK_CHECKPOINT_H
 #define ANYRANK_CHECKPOINT_H
 
+#include "anyrank/arch.h"
 #include "anyrank/data.h"
 #include "anyrank/train.h"
 

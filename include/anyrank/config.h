@@ -6,7 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "anyrank/arch.h"
 #include "anyrank/batch.h"
+#include "anyrank/block.h"
 #include "anyrank/rope.h"
 #include "anyrank/status.h"
 
@@ -16,57 +18,11 @@ AR_BEGIN_DECLS
  * would fill the memory, two numbers of each row tell whether any bit of it differs. */
 #define AR_SCORES_WHOLE 2048
 
-/* Model architecture: the transformers class(es) that each stands for, with their parameter names. */
-typedef enum ar_arch {
-    AR_ARCH_LLAMA,      /* LlamaForCausalLM and architectures with the same structure and parameter names */
-    AR_ARCH_GPT2,       /* GPT2LMHeadModel */
-    AR_ARCH_STACK,      /* this project's test model: embedding, pre-LayerNorm blocks, loss = sum of the output */
-    AR_ARCH_QWEN3,      /* Qwen3ForCausalLM: Llama with norms of queries and keys */
-    AR_ARCH_OLMO2,      /* Olmo2, Gemma2, Gemma3ForCausalLM: Llama with norms after attention and MLP */
-    AR_ARCH_PHI3,       /* Phi3ForCausalLM: Llama with packed q|k|v and gate|up weights */
-    AR_ARCH_MIXTRAL,    /* MixtralForCausalLM: Llama with experts instead of the MLP */
-    AR_ARCH_QWEN2_MOE,  /* Qwen2MoeForCausalLM: Mixtral with other names, a shared expert, some MLP layers */
-    AR_ARCH_QWEN3_MOE,  /* Qwen3Moe, OlmoeForCausalLM: Qwen2-MoE with norms of queries and keys, no shared expert */
-    AR_ARCH_GLM4_MOE,   /* Glm4Moe, Dots1ForCausalLM: Qwen3-MoE with sigmoid routing and an ungated shared expert */
-    AR_ARCH_STARCODER2, /* Starcoder2ForCausalLM: GPT-2's structure with Llama's names and RoPE */
-    AR_ARCH_DEEPSEEK,   /* DeepseekV2, DeepseekV3ForCausalLM: Glm4Moe with multi-head latent attention */
-    AR_ARCH_GLM4,       /* Glm4ForCausalLM: Gemma2's structure with other names and packed gate|up weights */
-    AR_ARCH_GPT_OSS,    /* GptOssForCausalLM: Mixtral with biases and attention sinks */
-    AR_ARCH_GPT_NEOX    /* GPTNeoXForCausalLM: GPT-2 with RoPE and a parallel residual */
-} ar_arch;
-/* Activation function of an MLP. */
-typedef enum ar_activation {
-    AR_ACT_GELU_ERF,
-    AR_ACT_GELU_TANH,
-    AR_ACT_SILU,
-    AR_ACT_RELU,
-    AR_ACT_NONE,
-    AR_ACT_CLAMPED /* GPT-OSS's gated MLP: g*sigmoid(1.702*g)*(1 + u), g = min(gate, 7), u = up clamped to [-7, 7] */
-} ar_activation;
-typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind; /* LayerNorm or RMSNorm */
-/* Which side of a block's attention and MLP is normalised: inputs (pre-norm), outputs before the residual, or both. */
-typedef enum ar_norm_place { AR_NORM_BEFORE, AR_NORM_AFTER, AR_NORM_AROUND } ar_norm_place;
-/* The input of a block's MLP branch. IN_TURN: residual plus attention output (sequential). PARALLEL: the block's input,
- * as for attention, but with a separate norm (GPT-NeoX). PARALLEL_ONE_NORM: attention's normalised input (GPT-J). */
-typedef enum ar_residual { AR_RESIDUAL_IN_TURN, AR_RESIDUAL_PARALLEL, AR_RESIDUAL_PARALLEL_ONE_NORM } ar_residual;
-/* Norms of queries and keys before RoPE: over the d features of each head, or over all heads' features together. */
-typedef enum ar_qk_norm { AR_QK_NORM_NONE, AR_QK_NORM_HEAD, AR_QK_NORM_WIDTH } ar_qk_norm;
-
 /* Length of ar_config's per-layer bit sets (window, rotary positions, experts); layers beyond it use the last bit. */
 #define AR_CONFIG_LAYER_BITS 1024
 /* ar_config.unknown: most unknown keys of a config.json that are kept by name, and bytes of each with its final 0. */
 #define AR_CONFIG_NOTES 8
 #define AR_CONFIG_NOTE 48
-
-/* How a mixture-of-experts router scores and chooses experts. With groups > 0 it chooses the `kept` best of `groups`
- * groups of consecutive experts, then the best experts within these, and multiplies their weights by `scale`. Scores
- * are then sigmoids of the logits, plus a bias per expert for the choice alone (DeepSeek-V3), unless softmax. */
-typedef struct ar_route_scores {
-    size_t groups, kept; /* 1, 1: one group; 0: softmax scores without bias or groups. At most AR_ROUTE_GROUPS */
-    double scale;        /* factor of the weights */
-    bool softmax;        /* softmax scores without bias; a group's score is that of its best expert (DeepSeek-V2) */
-} ar_route_scores;
-#define AR_ROUTE_GROUPS 64
 
 /* Mixture of experts (MoE) instead of a layer's MLP: a router chooses k of E experts for each token. */
 typedef struct ar_experts {
@@ -82,18 +38,8 @@ typedef struct ar_experts {
     bool w123;              /* Mixtral's names: block_sparse_moe.experts.N.w1 (gate), w3 (up) and w2 (down) */
 } ar_experts;
 
-/* Multi-head latent attention (MLA: DeepSeek-V2, arXiv:2405.04434, section 2.1): values and the non-rotary features of
- * keys are computed from one normalised low-rank projection; all heads share the rotary features of a key. */
-typedef struct ar_latent {
-    size_t kv_rank;   /* rank of the projection of keys and values; 0: ordinary attention */
-    size_t q_rank;    /* rank of the queries' low-rank projection; 0: queries are computed from the input directly */
-    size_t rope_dim;  /* rotary features, the last ones of queries and keys; even, less than head_dim */
-    size_t value_dim; /* features of a head's values */
-} ar_latent;
-#define AR_LATENT_EPS 1e-6 /* eps of latent attention's norms, whatever norm_eps is, as in transformers */
-
 /** A model's architecture and sizes, parsed from a Hugging Face config.json. Plain data. */
-typedef struct ar_config {
+struct ar_config {
     ar_arch arch;
     char name[64];        /* of the folder or bundled model, for reports */
     size_t vocab;         /* V */
@@ -146,7 +92,7 @@ typedef struct ar_config {
     char unknown[AR_CONFIG_NOTES][AR_CONFIG_NOTE]; /* the first unknown keys; printable; a truncated one ends in ".." */
     char changed[400];                             /* a sentence on deviations from the file (ar_run.shrink); "":
                                                       none */
-} ar_config;
+};
 
 /** Returns the number of transformer blocks: the layers, then the blocks of multi-token prediction. */
 static inline size_t ar_config_blocks(const ar_config *c)
@@ -231,17 +177,6 @@ AR_NODISCARD ar_status ar_config_parse(ar_config *c, const char *json, size_t le
  *  that name (models.md) in the data directory ($ANYRANK_DATA, else the installed one). Writes the path to out, `cap`
  *  bytes. Errors: AR_ERR_NOT_FOUND (the message lists the bundled names and suggests the nearest). */
 AR_NODISCARD ar_status ar_model_path(char *out, size_t cap, const char *model);
-
-/* --- initialisation of parameters --------------------------------------------------------------------------------- */
-/* Distribution of a fresh parameter's values. fan_in and fan_out are those of the full weight matrix. */
-typedef enum ar_init_scheme {
-    AR_INIT_XAVIER_NORMAL,   /* normal, std sqrt(2/(fan_in+fan_out)) */
-    AR_INIT_KAIMING_UNIFORM, /* uniform in +-1/sqrt(fan_in), as nn.Linear's weight */
-    AR_INIT_NORMAL,          /* normal, std initializer_range */
-    AR_INIT_UNIFORM_BIAS,    /* uniform in +-1/sqrt(fan_in of the layer's weight), as nn.Linear's bias */
-    AR_INIT_ZEROS,
-    AR_INIT_ONES
-} ar_init_scheme;
 
 AR_END_DECLS
 #endif

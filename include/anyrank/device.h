@@ -3,9 +3,9 @@
 #define ANYRANK_DEVICE_H
 
 #include "anyrank/batch.h"
-#include "anyrank/comm.h"
-#include "anyrank/config.h"
+#include "anyrank/block.h"
 #include "anyrank/queue.h"
+#include "anyrank/rope.h"
 #include "anyrank/tensor.h"
 
 AR_BEGIN_DECLS

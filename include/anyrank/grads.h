@@ -2,6 +2,7 @@
 #ifndef ANYRANK_GRADS_H
 #define ANYRANK_GRADS_H
 
+#include "anyrank/config.h"
 #include "anyrank/model.h"
 #include "anyrank/run.h"
 #include "anyrank/sensitivity.h"

@@ -2,6 +2,7 @@
 #ifndef ANYRANK_MODEL_H
 #define ANYRANK_MODEL_H
 
+#include "anyrank/arch.h"
 #include "anyrank/module.h"
 #include "anyrank/plan.h"
 

@@ -4,7 +4,6 @@
 
 #include "anyrank/batch.h"
 #include "anyrank/context.h"
-#include "anyrank/plan.h"
 #include "anyrank/schedule.h"
 
 AR_BEGIN_DECLS

@@ -2,7 +2,7 @@
 #ifndef ANYRANK_PARAM_H
 #define ANYRANK_PARAM_H
 
-#include "anyrank/config.h"
+#include "anyrank/block.h"
 #include "anyrank/context.h"
 
 AR_BEGIN_DECLS

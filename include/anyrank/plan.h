@@ -2,7 +2,7 @@
 #ifndef ANYRANK_PLAN_H
 #define ANYRANK_PLAN_H
 
-#include "anyrank/config.h"
+#include "anyrank/arch.h"
 #include "anyrank/layers.h"
 #include "anyrank/placement.h"
 

@@ -2,11 +2,12 @@
 #ifndef ANYRANK_RUN_H
 #define ANYRANK_RUN_H
 
-#include "anyrank/config.h"
+#include "anyrank/arch.h"
 #include "anyrank/ddp.h"
 #include "anyrank/device.h"
 #include "anyrank/optimizer.h"
 #include "anyrank/parallel.h"
+#include "anyrank/plan.h"
 #include "anyrank/process.h"
 #include "anyrank/sim.h"
 
@@ -49,7 +50,8 @@ typedef struct ar_run {
 
 /** Checks that a model with this config can be run as r says: sizes, optimizer, clipping, dropout, arithmetic,
  *  positions, layout. Errors: AR_ERR_ARG, AR_ERR_SHAPE (sequences longer than the model's maximum), AR_ERR_CONFIG (RoPE
- *  angles out of range), AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED (the layout). */
+ *  angles out of range), AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED (the layout), AR_ERR_NOT_FOUND
+ *  (the fault). */
 AR_NODISCARD ar_status ar_run_check(const ar_run *r, const ar_config *config);
 
 /* Kinds of a rank's memory, X(field, name in JSON, name in tables). */

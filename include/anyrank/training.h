@@ -3,6 +3,7 @@
 #define ANYRANK_TRAINING_H
 
 #include "anyrank/checkpoint.h"
+#include "anyrank/config.h"
 #include "anyrank/run.h"
 #include "anyrank/train.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Scaled dot-product attention with grouped KV heads, masks and RoPE: numerics.md section 4. Inside, tensors are
  * head-major, [b, heads, s, d], so that (query heads of a group x queries) is one strided dimension. */
+#include "anyrank/config.h"
 #include "ref/baseline/run.h"
 
 #include <math.h>

@@ -2,11 +2,14 @@
 /* A transformer block: r = x + attention(norm1(x)), y = r + mlp(norm2(r)), or with a parallel residual y = r +
  * mlp(norm2(x)) or y = r + mlp(norm1(x)), and its backward pass. The norms are of what
  * attention and MLP get, of what they make, or of both. */
+#include "anyrank/activation.h"
+#include "anyrank/config.h"
 #include "ref/baseline/run.h"
 
 #include <math.h>
 #include <stdio.h>
 
+#include "ref/numerics/activation.h"
 #include "ref/numerics/scalar.h"
 
 static void enter_block(ari_bl_run *run, size_t layer)

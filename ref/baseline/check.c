@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checks of the caller's arguments. */
+#include "anyrank/activation.h"
+#include "anyrank/config.h"
+#include "anyrank/rope.h"
 #include "ref/baseline/run.h"
 
 #include <math.h>

@@ -12,6 +12,7 @@
  *
  * (Shazeer et al. 2017, arXiv:1701.06538; Mixtral, Jiang et al. 2024, arXiv:2401.04088; Qwen2-MoE in
  * modeling_qwen2_moe.py). Every addition and product of a line is rounded once. */
+#include "anyrank/config.h"
 #include "ref/baseline/run.h"
 
 #include <stdio.h>

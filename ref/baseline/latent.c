@@ -5,6 +5,8 @@
  *    ckv | kr = Wkva x             k | v = Wkvb norm(ckv), of each head d - r features and those of a value
  *
  * and each head's key is k | kr, whose last r features are the same for all of them. Without a rank q = Wq x. */
+#include "anyrank/block.h"
+#include "anyrank/config.h"
 #include "ref/baseline/run.h"
 
 #include <string.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Linear layers and norms, forward, backward and gradients. */
+#include "anyrank/block.h"
 #include "ref/baseline/run.h"
 
 #include <math.h>

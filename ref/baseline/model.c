@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The entry points: a whole model on one batch, and one block alone. */
+#include "anyrank/config.h"
 #include "ref/baseline/run.h"
 
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Names, shapes and values of the parameters. */
+#include "anyrank/config.h"
 #include "ref/baseline/run.h"
 
 #include <stdio.h>

@@ -4,6 +4,7 @@
 
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "ref/baseline/run.h"
 
 typedef struct trial {

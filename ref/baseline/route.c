@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Routers: a token's experts and their weights from its logits, and the gradient of these. experts.c has the
  * formulas. */
+#include "anyrank/config.h"
 #include "ref/baseline/run.h"
 
 #include <math.h>

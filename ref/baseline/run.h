@@ -8,6 +8,8 @@
 #include <stdint.h>
 
 #include "anyrank/baseline.h"
+#include "anyrank/config.h"
+#include "anyrank/rope.h"
 #include "ref/core/size.h"
 #include "ref/numerics/bits.h"
 

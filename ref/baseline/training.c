@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The norm of the gradients, clipping and the optimizers: numerics.md sections 4 and 6, written once more and
  * through ari_bl_fl, so that one text serves the three number modes. */
+#include "anyrank/config.h"
 #include "ref/baseline/run.h"
 
 #include <fnmatch.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "anyrank/device.h"
 #include "anyrank/queue.h"
 
 AR_BEGIN_DECLS

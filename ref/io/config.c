@@ -7,6 +7,7 @@
 #include <strings.h>
 #include <sys/stat.h>
 
+#include "anyrank/activation.h"
 #include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 #include "ref/io/file.h"

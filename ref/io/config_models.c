@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "anyrank/activation.h"
 #include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 

@@ -2,6 +2,7 @@
 /* Models of Llama's form with experts. */
 #include <math.h>
 
+#include "anyrank/activation.h"
 #include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 

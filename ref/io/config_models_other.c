@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Models of other forms than Llama's. */
+#include "anyrank/activation.h"
 #include "ref/io/config_parts.h"
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))

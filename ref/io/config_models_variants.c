@@ -2,6 +2,7 @@
 /* Models that differ from Llama, or from another of its form, in a rule for their layers, a norm or a bias
  * (transformers, the models' configuration_NAME.py). */
 
+#include "anyrank/activation.h"
 #include "ref/io/config_parts.h"
 
 /* --- layers that differ ------------------------------------------------------------------------------------------- */

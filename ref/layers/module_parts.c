@@ -2,6 +2,7 @@
 /* Building blocks of user-defined layers: parameters, sums, broadcasts, activations. */
 #include <string.h>
 
+#include "anyrank/activation.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/module_private.h"
 #include "ref/layers/parts.h"
@@ -137,7 +138,7 @@ ar_status ari_check_vector(const ar_param *p, const ar_tensor *x)
 static ar_status check_bias_act(const ar_tensor *x, const ar_param *bias, ar_activation act)
 {
     AR_TRY(ari_check_rows("an activation's input", x, x));
-    if (act < AR_ACT_GELU_ERF || act >= AR_ACT_NONE)
+    if (act >= AR_ACT_NONE)
         return ar_error_set(AR_ERR_ARG, "%d is no activation", (int)act);
     return bias ? ari_check_vector(bias, x) : AR_OK;
 }
@@ -207,7 +208,7 @@ ar_status ar_activation_create(ar_module **gives, ar_ctx *ctx, const char *name,
         .kind = "activation", .forward = activation_forward, .backward = activation_backward};
     (void)ctx;
     activation_module *m = NULL;
-    if (act < AR_ACT_GELU_ERF || act >= AR_ACT_NONE)
+    if (act >= AR_ACT_NONE)
         return ar_error_set(AR_ERR_ARG, "%s: %d is no activation", name, (int)act);
     AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, held));
     m->act = act;

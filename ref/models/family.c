@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "anyrank/activation.h"
+#include "anyrank/config.h"
 #include "ref/core/text.h"
 
 /* --- the families ------------------------------------------------------------------------------------------------- */

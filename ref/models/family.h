@@ -5,7 +5,7 @@
  * their own. */
 #pragma once
 
-#include "anyrank/config.h"
+#include "anyrank/arch.h"
 #include "anyrank/plan.h"
 #include "anyrank/tensor.h"
 #include "ref/core/role.h"

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "anyrank/arch.h"
 #include "anyrank/parallel.h"
+#include "anyrank/plan.h"
 
 /* Functions of anyrank/parallel.h for the library, the command and the tests alone. */
 

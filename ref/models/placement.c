@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "anyrank/config.h"
+
 /* "3.mlp.up_proj.weight" -> 3, *rest "mlp.up_proj.weight". Names have no leading zeros and no sign. */
 static bool numbered(const char *text, size_t *number, const char **rest)
 {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/layers/layers_private.h"

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "ref/core/text.h"
 #include "ref/layers/layers_private.h"
 #include "ref/layers/parts.h"

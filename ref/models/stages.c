@@ -5,6 +5,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "ref/core/schedule_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"

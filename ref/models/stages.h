@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "anyrank/arch.h"
 #include "anyrank/parallel.h"
 
 /** The part of ari_parallel_check that is about the stages. */

@@ -4,7 +4,7 @@
 /* The activations and their derivatives, fp32 (binary64 inside, rounded once) and binary64. Limits at infinity are the
  * functions' own: act(-inf) = -0, which is also what every very negative finite x rounds to; act'(-inf) = -0;
  * act(inf) = inf; act'(inf) = 1. NaN passes, canonical in the fp32 forms. */
-#include "anyrank/config.h"
+#include "anyrank/activation.h"
 #include "ref/numerics/elementary.h"
 
 /* Each bound lies where the function has reached its limit in the format: beyond it only the sign and the factor x of
@@ -207,7 +207,7 @@ ARI_FN double ari_drelu64(double x)
 #define ARI_ACT_FUNCTION(type, name, d, width, identity) \
     ARI_FN type name(ar_activation kind, type x)         \
     {                                                    \
-        switch (kind) {                                  \
+        switch ((enum ar_activations)kind) {             \
         case AR_ACT_GELU_ERF:                            \
             return ari_##d##gelu_erf##width(x);          \
         case AR_ACT_GELU_TANH:                           \
@@ -218,8 +218,6 @@ ARI_FN double ari_drelu64(double x)
             return ari_##d##relu##width(x);              \
         case AR_ACT_CLAMPED:                             \
             return ari_##d##clamped##width(x);           \
-        case AR_ACT_NONE:                                \
-            break;                                       \
         }                                                \
         return identity;                                 \
     }
@@ -230,3 +228,36 @@ ARI_ACT_FUNCTION(float, ari_act32, , 32, ari_canonical32(x))
 ARI_ACT_FUNCTION(float, ari_dact32, d, 32, x != x ? ari_nan32() : 1.0f)
 ARI_ACT_FUNCTION(double, ari_act64, , 64, x)
 ARI_ACT_FUNCTION(double, ari_dact64, d, 64, x != x ? x : 1.0)
+
+/* --- gated MLP ---------------------------------------------------------------------------------------------------- */
+
+/** What act(gate) is multiplied by: up, or of AR_ACT_CLAMPED 1 + up limited to +-7; and its slope, 1 or 0. */
+ARI_FN double ari_gate_up(ar_activation kind, double up)
+{
+    const double limited = up > ARI_CLAMP ? ARI_CLAMP : up < -ARI_CLAMP ? -ARI_CLAMP : up;
+    return kind == AR_ACT_CLAMPED ? limited + 1.0 : up;
+}
+ARI_FN int ari_gate_up_moves(ar_activation kind, double up)
+{
+    return kind != AR_ACT_CLAMPED || !(up > ARI_CLAMP || up < -ARI_CLAMP);
+}
+
+/** fl32(act32(gate)*u), u = fl32 of what it is multiplied by. */
+ARI_FN float ari_gated_act(ar_activation kind, float gate, float up)
+{
+    return ari_canonical32(ari_act32(kind, gate) * (float)ari_gate_up(kind, (double)up));
+}
+
+/** fl32(dy*act32(gate)), or +0 where up was limited. */
+ARI_FN float ari_gated_dup(ar_activation kind, float dy, float up, float gate)
+{
+    const float d = ari_canonical32(dy * ari_act32(kind, gate));
+    return ari_gate_up_moves(kind, (double)up) ? d : 0.0f;
+}
+
+/** fl32(fl32(dy*u)*act'32(gate)). */
+ARI_FN float ari_gated_dgate(ar_activation kind, float dy, float up, float gate)
+{
+    const float product = dy * (float)ari_gate_up(kind, (double)up);
+    return ari_canonical32(product * ari_dact32(kind, gate));
+}

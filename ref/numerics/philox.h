@@ -3,7 +3,7 @@
 
 /* Counter-based random numbers: a value is a function of the seed, the full name of its parameter or site and the
  * element's index in the full, unsharded tensor; never of who computes it. numerics.md, section 5. */
-#include "anyrank/config.h"
+#include "anyrank/block.h"
 #include "ref/numerics/elementary.h"
 
 #define ARI_FNV1A_BASIS 0xcbf29ce484222325u

@@ -7,7 +7,6 @@
  * numerics.md, section 4. */
 #include "anyrank/batch.h"
 #include "ref/numerics/accumulator.h"
-#include "ref/numerics/activation.h"
 #include "ref/numerics/integer_sum.h"
 #include "ref/numerics/philox.h"
 #include "ref/numerics/rope.h"
@@ -112,39 +111,6 @@ ARI_FN float ari_softmax_exp(float x, float m)
 ARI_FN float ari_softmax_p(float e, double l)
 {
     return ari_round32((double)e / l);
-}
-
-/* --- gated MLP ---------------------------------------------------------------------------------------------------- */
-
-/** What act(gate) is multiplied by: up, or of AR_ACT_CLAMPED 1 + up limited to +-7; and its slope, 1 or 0. */
-ARI_FN double ari_gate_up(ar_activation kind, double up)
-{
-    const double limited = up > ARI_CLAMP ? ARI_CLAMP : up < -ARI_CLAMP ? -ARI_CLAMP : up;
-    return kind == AR_ACT_CLAMPED ? limited + 1.0 : up;
-}
-ARI_FN int ari_gate_up_moves(ar_activation kind, double up)
-{
-    return kind != AR_ACT_CLAMPED || !(up > ARI_CLAMP || up < -ARI_CLAMP);
-}
-
-/** fl32(act32(gate)*u), u = fl32 of what it is multiplied by. */
-ARI_FN float ari_gated_act(ar_activation kind, float gate, float up)
-{
-    return ari_canonical32(ari_act32(kind, gate) * (float)ari_gate_up(kind, (double)up));
-}
-
-/** fl32(dy*act32(gate)), or +0 where up was limited. */
-ARI_FN float ari_gated_dup(ar_activation kind, float dy, float up, float gate)
-{
-    const float d = ari_canonical32(dy * ari_act32(kind, gate));
-    return ari_gate_up_moves(kind, (double)up) ? d : 0.0f;
-}
-
-/** fl32(fl32(dy*u)*act'32(gate)). */
-ARI_FN float ari_gated_dgate(ar_activation kind, float dy, float up, float gate)
-{
-    const float product = dy * (float)ari_gate_up(kind, (double)up);
-    return ari_canonical32(product * ari_dact32(kind, gate));
 }
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */

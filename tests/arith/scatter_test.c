@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A sum over ranks whose rows are scattered: rank r gets rows [r*m/N, (r+1)*m/N) of what every rank gets otherwise, and
  * what follows the rounding is done on those. */
+#include "anyrank/activation.h"
 #include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
 #include "ref/context/context_private.h"
+#include "ref/numerics/activation.h"
 #include "ref/numerics/scalar.h"
 #include "support/bits.h"
 #include "support/rank_run.h"

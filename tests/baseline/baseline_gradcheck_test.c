@@ -3,6 +3,7 @@
  * models. Weights are multiples of 2^-12, so that w + H and w - H are fp32 values exactly. Richardson's combination of
  * the steps H and H/2 leaves a truncation error of order H^4 f^(5): with H = 2^-8 about 2^-32 = 2.3e-10 times a
  * derivative of order one, and a rounding error of 2^-53/H = 3e-14 of the loss. */
+#include "anyrank/activation.h"
 #include "ref/core/batch_private.h"
 #include "tests/baseline/support.h"
 #include "tests/support/small.h"

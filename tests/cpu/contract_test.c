@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/activation.h"
 #include "ref/core/tensor_private.h"
 #include "tests/cpu/contract_paths.h"
 #include "tests/support/contraction.h"

@@ -1,4 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/activation.h"
+#include "ref/numerics/activation.h"
 #include "tests/cpu/row_support.h"
 
 static const ar_activation activations[] = {AR_ACT_GELU_ERF, AR_ACT_GELU_TANH, AR_ACT_SILU,

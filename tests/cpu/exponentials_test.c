@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exponentials, activations and quotients of rows are their definitions' bits (tests/extended/rows_sweep.c: for every number). */
+#include "anyrank/activation.h"
 #include "ref/cpu/row_sum.h"
+#include "ref/numerics/activation.h"
 #include "tests/cpu/row_support.h"
 
 static const float maxima[] = {0.0f, 3.5f, -90.0f, 0x1p100f};

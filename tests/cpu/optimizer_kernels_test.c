@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The device's updates, sums of squares and scaling over many blocks, against the definition of one element. */
+#include "anyrank/device.h"
 #include "ref/core/float_bits.h"
 #include "ref/core/optimizer_private.h"
 #include "ref/core/tensor_private.h"

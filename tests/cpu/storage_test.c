@@ -2,6 +2,7 @@
 /* Kernels whose operands are in memory as bf16: the result of a slot is that of the same slot in fp32, which other
  * files compare with the scalar definitions, of the same numbers, rounded once. Rounding is done here by looking for
  * the nearest of the neighbouring bf16 numbers in binary64. */
+#include "anyrank/activation.h"
 #include "ref/core/tensor_private.h"
 #include "tests/cpu/row_support.h"
 #include "tests/sim/plain_number.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sequences whose positions lie over context-parallel ranks and, between the regions of tensor parallelism, over the
  * tensor-parallel ranks too: what a mapping says of them puts the positions where the ranks' own layout has them. */
+#include "anyrank/dump.h"
 #include "anyrank/parallel.h"
 #include "dump/folder.h"
 #include "ref/placement/parallel_private.h"

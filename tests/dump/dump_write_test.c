@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/dump.h"
 #include "dump/folder.h"
 #include "ref/core/scheduler.h"
 #include "ref/core/tensor_private.h"

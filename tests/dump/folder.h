@@ -2,6 +2,7 @@
 /* A folder of files that a test writes, gone with it. */
 #pragma once
 
+#include "anyrank/dump.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors_private.h"
 #include "tests/support/folder.h"

@@ -3,7 +3,9 @@
  * many are not, and exits with 1 if there are any. A minute or more a core and function. */
 #include <stdio.h>
 
+#include "anyrank/activation.h"
 #include "ref/cpu/row_sum.h"
+#include "ref/numerics/activation.h"
 
 enum { CHUNK = 1024 };
 typedef struct rows {

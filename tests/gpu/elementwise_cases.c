@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/activation.h"
 #include "gpu/conformance.h"
 #include "ref/core/float_bits.h"
 #include "ref/numerics/bits.h"
@@ -114,7 +115,7 @@ void bias_act_cases(device_pair *p)
 {
     size_t cols;
     for (size_t i = 0; (cols = pair_size(p, i)) != SIZE_MAX; i++)
-        for (int act = 0; act <= AR_ACT_NONE; act++)
+        for (ar_activation act = 0; act <= AR_ACT_NONE; act++)
             for (int bias = 0; bias < 2 && pair_goes_on(p); bias++)
                 bias_act_case(p, (const size_t[]){1 + (i + (size_t)act) % 12, cols}, (ar_activation)act, bias,
                               pair_below(p, 4) == 0);
@@ -141,7 +142,7 @@ void act_backward_cases(device_pair *p)
 {
     size_t cols;
     for (size_t i = 0; (cols = pair_size(p, i)) != SIZE_MAX; i++)
-        for (int act = 0; act <= AR_ACT_NONE && pair_goes_on(p); act++)
+        for (ar_activation act = 0; act <= AR_ACT_NONE && pair_goes_on(p); act++)
             act_backward_case(p, (const size_t[]){1 + (i + (size_t)act) % 40, cols}, (ar_activation)act,
                               (place)pair_below(p, 3));
     for (int where = 0; where < 3 && pair_goes_on(p); where++)
@@ -185,7 +186,7 @@ void gated_forward_cases(device_pair *p)
 {
     size_t cols;
     for (size_t i = 0; (cols = pair_size(p, i)) != SIZE_MAX; i++)
-        for (int act = 0; act <= AR_ACT_CLAMPED && pair_goes_on(p); act++)
+        for (ar_activation act = 0; act <= AR_ACT_CLAMPED && pair_goes_on(p); act++)
             gated_forward_case(p, (const size_t[]){1 + (i + (size_t)act) % 12, cols}, (ar_activation)act,
                                (place)pair_below(p, 3));
 }
@@ -194,7 +195,7 @@ void gated_backward_cases(device_pair *p)
 {
     size_t cols;
     for (size_t i = 0; (cols = pair_size(p, i)) != SIZE_MAX; i++)
-        for (int act = 0; act <= AR_ACT_CLAMPED && pair_goes_on(p); act++)
+        for (ar_activation act = 0; act <= AR_ACT_CLAMPED && pair_goes_on(p); act++)
             gated_backward_case(p, (const size_t[]){1 + (i + (size_t)act) % 12, cols}, (ar_activation)act,
                                 pair_below(p, 6));
 }

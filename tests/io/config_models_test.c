@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the files of Qwen2, Mistral and Llama 3 say beyond Llama's, and keys that nobody knows. */
+#include "anyrank/activation.h"
 #include "io/config_text.h"
 
 #define MODEL(type)                                                                       \

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/activation.h"
 #include "io/config_text.h"
 
 #define LLAMA                                                                          \

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Every public function that makes a tensor of others, with its output in the place of each input: the same bits as
  * with another output, or a refusal. */
+#include "anyrank/activation.h"
 #include "anyrank/layers.h"
 #include "anyrank/redistribute.h"
 #include "ref/context/context_private.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What layers refuse, and that the message says which parameter, which dimension and both numbers. */
+#include "anyrank/activation.h"
 #include "ref/layers/layers_private.h"
 #include "ref/models/model_private.h"
 #include "support/match.h"

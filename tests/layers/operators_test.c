@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The fused operators of anyrank/module.h. Bias and activation against their formulas in binary64: values, and gradients
  * as differences of sum(dy*y), which know no formula of a backward pass. The norms are those of the layers. */
+#include "anyrank/activation.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/module_private.h"
 #include "tests/support/test.h"
@@ -225,7 +226,7 @@ static void check_bias_act(ar_numerics numerics, ar_activation act, bool biased)
 Test(operators, bias_and_activation_have_their_formulas_values_and_gradients)
 {
     for (int numerics = AR_NUMERICS_EXACT; numerics <= AR_NUMERICS_NATIVE; numerics++)
-        for (int act = AR_ACT_GELU_ERF; act < AR_ACT_NONE; act++)
+        for (ar_activation act = AR_ACT_GELU_ERF; act < AR_ACT_NONE; act++)
             for (int biased = 0; biased < 2; biased++)
                 check_bias_act((ar_numerics)numerics, (ar_activation)act, biased);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What layers and losses of one's own are made of. */
+#include "anyrank/activation.h"
 #include "anyrank/layers.h"
 #include "ref/context/context_private.h"
 #include "ref/core/tensor_private.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Plans as files: what is read, what is refused and in which words, and what fits a model. */
+#include "anyrank/config.h"
 #include "ref/models/plan.h"
 #include "ref/models/plan_private.h"
 #include "ref/placement/placement_private.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/config.h"
 #include "ref/models/model_private.h"
 #include "ref/models/plan_private.h"
 #include "support/together.h"

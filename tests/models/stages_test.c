@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which layers the stages of a pipeline have, and what its ranks are called. */
+#include "anyrank/config.h"
 #include "ref/models/parallel_private.h"
 #include "ref/models/stages.h"
 #include "ref/pipeline/schedule_private.h"

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The element definitions of numerics.md section 4: worked values, and inputs at which another order of evaluation
  * or another precision would give other bits. */
+#include "anyrank/activation.h"
+#include "ref/numerics/activation.h"
 #include "ref/numerics/scalar.h"
 #include "support/together.h"
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Experts that ranks share out: who holds what, what moves over which link, and which layouts a search looks at. */
+#include "anyrank/config.h"
 #include "ref/core/lane.h"
 #include "ref/core/queue_private.h"
 #include "ref/models/plan_private.h"

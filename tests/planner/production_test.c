@@ -2,6 +2,7 @@
 /* What a production system holds, against formulas that others have published or that are worked out by hand. */
 #include <limits.h>
 
+#include "anyrank/config.h"
 #include "ref/models/model_private.h"
 #include "support/together.h"
 #include "tests/planner/counted.h"

@@ -3,6 +3,7 @@
  * not fit stays in the table, as unexplained. docs/evidence/planner.tsv has the same rows. */
 #include <stdarg.h>
 
+#include "anyrank/config.h"
 #include "ref/io/file.h"
 #include "ref/models/model_private.h"
 #include "ref/models/parallel_private.h"

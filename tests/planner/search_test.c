@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which layouts are legal, how they are ranked, and the closed forms of what no run shows. */
+#include "anyrank/config.h"
 #include "ref/core/schedule_private.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "anyrank/config.h"
 #include "support/row.h"
 #include "tests/support/test.h"
 #include "verify/plan/planner.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A step's closed forms: pipelines against the walk of their schedules, collectives beside GEMMs by hand. */
+#include "anyrank/config.h"
 #include "ref/core/schedule_private.h"
 #include "ref/models/parallel_private.h"
 #include "ref/pipeline/schedule.h"

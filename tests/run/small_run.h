@@ -4,6 +4,7 @@
 
 #include <dirent.h>
 
+#include "anyrank/config.h"
 #include "ref/context/context.h"
 #include "support/rank_run.h"
 #include "support/row.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "anyrank/device.h"
 #include "ref/comm/comm_private.h"
 #include "ref/core/queue_private.h"
 #include "tests/sim/plain.h"

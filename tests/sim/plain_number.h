@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "anyrank/comm.h"
 #include "anyrank/tensor.h"
 
 /* The arithmetic of reductions by its definition, one element at a time: floats as exact values in a double, integers

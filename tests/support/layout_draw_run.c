@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <math.h>
 
+#include "anyrank/activation.h"
 #include "anyrank/safetensors.h"
 #include "ref/io/safetensors_private.h"
 #include "ref/models/family.h"

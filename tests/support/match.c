@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "anyrank/activation.h"
 #include "anyrank/parallel.h"
 #include "ref/baseline/baseline_private.h"
 #include "ref/context/context.h"

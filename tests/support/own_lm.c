@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/own_lm.h"
+#include "anyrank/activation.h"
 #include "ref/context/context_private.h"
 #include "ref/layers/layers_private.h"
 

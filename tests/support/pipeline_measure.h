@@ -3,6 +3,8 @@
  * beside transfers, and the model has blocks alone, so that no stage has an embedding or a head. */
 #pragma once
 
+#include "anyrank/activation.h"
+#include "anyrank/config.h"
 #include "tests/support/test.h"
 #include "verify/run/cluster_run.h"
 

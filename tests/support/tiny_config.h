@@ -2,6 +2,7 @@
 #pragma once
 
 /* A model of each family of a few hundred weights: 11 ids, width 8, 4 heads of 4, a middle of 12. */
+#include "anyrank/activation.h"
 #include "anyrank/config.h"
 #include "tests/support/row.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Training with parameters that are frozen, all along or in some steps, and with gradients that are not finite on one
  * rank: the ranks do together what one would. */
+#include "anyrank/gradients.h"
 #include "recorded.h"
 #include "ref/context/context.h"
 #include "ref/context/context_private.h"

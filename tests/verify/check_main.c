@@ -2,6 +2,8 @@
 /* Whole checks in a program of its own, for ThreadSanitizer: two small models on 2, 4 and 8 ranks, with both ways to
  * move data, and training steps on a mesh; one run of each with a fault, so that differences are explained, one that
  * ends in an error, and what the simulated cluster does beside. */
+#include "anyrank/check.h"
+#include "anyrank/config.h"
 #include "ref/io/file.h"
 #include "tests/support/temporary.h"
 #include "tests/verify/tiny.h"

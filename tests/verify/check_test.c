@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ar_check as a whole: the same bits, hashes and predicted bytes in every layout, and runs that cannot end well. */
 #include "anyrank/grads.h"
+#include "anyrank/training.h"
 #include "support/row.h"
 #include "tests/verify/support.h"
 

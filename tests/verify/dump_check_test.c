@@ -3,6 +3,7 @@
  * through the files as the check found it. */
 #include <sys/statvfs.h>
 
+#include "anyrank/dump.h"
 #include "tests/support/folder.h"
 #include "tests/verify/support.h"
 

@@ -2,6 +2,7 @@
 /* A user's module judged without a number: what is right has no finding, twelve mistakes are named, and the same mistakes
  * are found by their numbers. */
 
+#include "anyrank/activation.h"
 #include "ref/layers/loss_private.h"
 #include "ref/layers/module_private.h"
 #include "support/own_lm.h"

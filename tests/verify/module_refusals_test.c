@@ -3,6 +3,7 @@
 #include "anyrank/check_module.h"
 #include "anyrank/grads.h"
 #include "anyrank/plan_walk.h"
+#include "anyrank/training.h"
 #include "ref/layers/layers_private.h"
 #include "support/rank_run.h"
 #include "support/small.h"
@@ -116,7 +117,6 @@ CLAIM(enumerators_that_are_none_are_refused)
                 {{.precision = (ar_precision)9}, "precision 9"},
                 {{.storage = AR_I64}, "storage 18"},
                 {{.placements = (ar_declared_check)3}, "placements 3"},
-                {{.fault = "none"}, "there is no fault \'none\'"},
                 {{.sim.algorithm = (ar_sim_algorithm)4}, "algorithm 4, expected 0 to 3"},
                 {{.sim.paced = true}, "links are paced by a cluster"},
                 {{.device = {AR_DEVICE_KINDS, 0}}, "device 3"},
@@ -131,6 +131,8 @@ CLAIM(enumerators_that_are_none_are_refused)
         run.seq = 2;
         cr_expect_refused(ar_run_check(&run, &c), AR_ERR_ARG, rows[i].says);
     }
+    const ar_run unknown = {.batch = 1, .seq = 2, .fault = "none"};
+    cr_expect_refused(ar_run_check(&unknown, &c), AR_ERR_NOT_FOUND, "there is no fault 'none'");
     ar_run far = {.batch = 1, .seq = 2, .device = {AR_DEVICE_CUDA, 1000}};
     cr_expect(ar_run_check(&far, &c) != AR_OK, "there is no such GPU");
     const ar_check_options none = {.run = {.model = TEST_GOLDEN_DIR "/llama-mqa-tied-tiny", .batch = 1, .seq = 2},

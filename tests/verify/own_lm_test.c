@@ -2,6 +2,8 @@
 /* A user's language model under layouts that share out positions, features, samples and layers: the same bits, and the
  * right gradients. */
 
+#include "anyrank/activation.h"
+#include "anyrank/training.h"
 #include "ref/layers/param_private.h"
 #include "ref/models/parallel_private.h"
 #include "ref/placement/parallel_private.h"

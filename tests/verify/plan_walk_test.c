@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Modules of one's own whose layers a plan splits: every plan of right declarations has one rank's bits, one that
  * leaves terms of a sum has not, and what cannot be built is refused by name. */
+#include "anyrank/activation.h"
 #include "anyrank/check_module.h"
 #include "anyrank/plan_walk.h"
 #include "ref/layers/module_private.h"

@@ -2,6 +2,7 @@
 #pragma once
 
 /* Two dumps, made of tensors that are equal until a test spoils one, and what is said of them. */
+#include "anyrank/verify.h"
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
 #include "ref/io/safetensors_private.h"

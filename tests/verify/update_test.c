@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* One step of AdamW in two dumps: what rounding makes of it passes, and what is wrong does not. */
+#include "anyrank/verify.h"
 #include "tests/verify/two_dumps.h"
 
 enum { N = 96, NOISE = 8 };

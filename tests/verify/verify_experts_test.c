@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Experts one by one in a dump and together in another, as transformers has them from version 5 on: the same tensors. */
+#include "anyrank/verify.h"
 #include "ref/io/safetensors_private.h"
 #include "tests/support/noise.h"
 #include "tests/support/test.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Comparing with several threads, for ThreadSanitizer: a large tensor of several blocks and many small ones, some of
  * them different. Exit status 0 if four threads report what one does. */
+#include "anyrank/verify.h"
 #include "verify/verify_support.h"
 
 enum { SMALL = 40, LARGE = 1 << 20, NAME = 32 };

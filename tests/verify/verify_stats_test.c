@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/verify.h"
 #include "support/together.h"
 #include "tests/verify/two_dumps.h"
 

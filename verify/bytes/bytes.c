@@ -5,6 +5,7 @@
 
 #include <stdlib.h>
 
+#include "anyrank/config.h"
 #include "ref/core/context_private.h"
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"

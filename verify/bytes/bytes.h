@@ -4,7 +4,7 @@
  * collectives. */
 #pragma once
 
-#include "anyrank/config.h"
+#include "anyrank/arch.h"
 #include "anyrank/run.h"
 #include "ref/core/axis.h"
 

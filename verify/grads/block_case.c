@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/activation.h"
 #include "verify/grads/grads.h"
 
 #include <math.h>

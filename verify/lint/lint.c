@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "ref/core/fault_private.h"
 #include "ref/core/size.h"
 #include "ref/models/parallel_private.h"

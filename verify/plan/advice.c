@@ -2,6 +2,7 @@
 /* Throughput of a step, its bound, and changes that would move it. */
 #include <stdio.h>
 
+#include "anyrank/config.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "verify/plan/search.h"

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include "anyrank/config.h"
 #include "ref/core/size.h"
 #include "ref/models/parallel_private.h"
 #include "ref/placement/context_private.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory of anyrank itself: a rank of the layout takes a step on the dry-run device (ref/record), with all tokens zero. */
 
+#include "anyrank/config.h"
 #include "anyrank/schedule.h"
 #include "ref/core/size.h"
 #include "ref/models/parallel_private.h"

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "ref/core/size.h"
 #include "ref/models/model_private.h"
 #include "verify/plan/cost.h"

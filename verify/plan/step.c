@@ -9,6 +9,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "ref/core/size.h"
 #include "ref/models/parallel_private.h"
 #include "ref/pipeline/schedule.h"

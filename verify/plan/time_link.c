@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "ref/core/axis.h"
 #include "ref/core/size.h"
 #include "verify/plan/cost.h"

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "anyrank/config.h"
 #include "anyrank/safetensors.h"
 #include "ref/context/context.h"
 #include "ref/core/optimizer_private.h"

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/config.h"
 #include "verify/run/run.h"
 
 #include <math.h>

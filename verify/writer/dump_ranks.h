@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include "anyrank/config.h"
+#include "anyrank/arch.h"
 #include "anyrank/dump_listener.h"
 #include "anyrank/run.h"
 #include "ref/core/text.h"

@@ -4,6 +4,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "anyrank/device.h"
+#include "anyrank/queue.h"
 #include "anyrank/status.h"
 
 /* The part of NCCL that is used, as a table that is filled at run time: a build needs nothing of NCCL, and the command

@@ -1,4 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+
+#include "anyrank/activation.h"
+#include "anyrank/block.h"
+#include "ref/numerics/activation.h"
 /* Rows of activations and of their backward passes in vectors of fp32 numbers: after exps.h, of the same width. */
 
 /* --- x*sigmoid(w) of some w of x, and its slope, sigmoid(w)*(1 + x*w'*sigmoid(-w)) --------------------------------- */

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exponentials and quotients of rows, what softmax and the loss spend most of their time on, and activations: in vectors
  * wherever that is sure to round to the definitions' bits, and by the definitions elsewhere. */
+#include "anyrank/activation.h"
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/row_sum.h"
+#include "ref/numerics/activation.h"
 
 ARI_ROW_KERNEL void define_exps(float *e, const float *x, float m, size_t n)
 {
@@ -114,7 +116,7 @@ static void define_some(const ari_act_row *r, const uint32_t *at, size_t n, ar_a
 /* NULL: by the definition, which is as fast for a slope alone of GELU (tanh), whose argument takes longest. */
 static ari_acts *fast(const ari_row_way *way, const ari_act_row *r, ar_activation kind)
 {
-    switch (kind) {
+    switch ((enum ar_activations)kind) {
     case AR_ACT_SILU:
     case AR_ACT_CLAMPED:
         return way->acts;
@@ -123,7 +125,6 @@ static ari_acts *fast(const ari_row_way *way, const ari_act_row *r, ar_activatio
     case AR_ACT_GELU_ERF:
         return way->curves ? way->acts : NULL;
     case AR_ACT_RELU:
-    case AR_ACT_NONE:
         break;
     }
     return NULL;

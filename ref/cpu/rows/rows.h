@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "anyrank/config.h"
+#include "anyrank/block.h"
 
 /** e[j] = ari_softmax_exp(x[j], m). e may be x. */
 void ari_softmax_exps(float *e, const float *x, float m, size_t n);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "anyrank/config.h"
 #include "ref/context/context_private.h"
 #include "ref/core/lane.h"
 #include "ref/core/names.h"
