@@ -214,6 +214,9 @@ class Written(CaptureCase):
 
     def test_clipping_in_two_calls_is_heard_as_in_one(self) -> None:
         from torch.nn import utils
+
+        from anyrank.tests.torch_names import since
+        since("2.6", "clipping in two calls")
         by_name = utils.clip_grads_with_norm_
 
         def clip(model: typing.Any) -> None:

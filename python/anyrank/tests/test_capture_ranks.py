@@ -121,7 +121,7 @@ def ddp(model: typing.Any) -> typing.Any:
 
 
 def fsdp(model: typing.Any, mesh: typing.Any = None) -> typing.Any:
-    from torch.distributed.fsdp import fully_shard
+    from anyrank.tests.torch_names import fully_shard
 
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -130,7 +130,7 @@ def fsdp(model: typing.Any, mesh: typing.Any = None) -> typing.Any:
 
 def loaded_as_shards(model: typing.Any) -> typing.Any:
     """As transformers loads: divided without values, then every parameter replaced by one with this rank's part."""
-    from torch.distributed.tensor import distribute_tensor
+    from anyrank.tests.torch_names import distribute_tensor
 
     values = model.state_dict()
     with torch.device("meta"):
@@ -149,8 +149,10 @@ def hybrid(model: typing.Any) -> typing.Any:
 def tensor_parallel(model: typing.Any, mesh: typing.Any = None) -> typing.Any:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    plan = {"blocks.*.1": ColwiseParallel(), "blocks.*.3": RowwiseParallel()}
-    return parallelize_module(model, mesh or mesh_of((dist.get_world_size(),)), plan)
+    mesh = mesh or mesh_of((dist.get_world_size(),))
+    for block in model.blocks:
+        parallelize_module(block, mesh, {"1": ColwiseParallel(), "3": RowwiseParallel()})
+    return model
 
 
 def both(model: typing.Any) -> typing.Any:
@@ -460,19 +462,27 @@ class Placed(FolderCase):
         self.assertTrue(report.ok, str(report))
 
     def test_fsdp2_with_uneven_shards(self) -> None:
+        from anyrank.tests.torch_names import since
+        since("2.6", "FSDP2 on processors")
         self.same(4, fsdp)
         self.same(2, loaded_as_shards)
 
     def test_fsdp2_of_blocks_that_give_out_two_tensors(self) -> None:
+        from anyrank.tests.torch_names import since
+        since("2.6", "FSDP2 on processors")
         self.same(2, fsdp, kind=Pairs)
 
     def test_hybrid_sharding_under_adam(self) -> None:
+        from anyrank.tests.torch_names import since
+        since("2.6", "FSDP2 on processors")
         self.same(4, hybrid, adam=1e-2)
 
     def test_tensor_parallelism_on_a_mesh_without_names(self) -> None:
         self.same(2, tensor_parallel, 1, clip=False)
 
     def test_fsdp2_over_tensor_parallelism_whose_shards_are_strided(self) -> None:
+        from anyrank.tests.torch_names import since
+        since("2.6", "FSDP2 on processors")
         self.same(4, both, 2, clip=False)
 
     def test_micro_batches_in_each_order(self) -> None:
@@ -520,6 +530,9 @@ class Placed(FolderCase):
     def test_stages_of_a_pipeline(self) -> None:
         from torch.distributed import pipelining
 
+        from anyrank.tests.torch_names import since
+        since("2.5", "pipeline stages without example inputs")
+
         def run(rank: int, folder: pathlib.Path, schedule: typing.Any) -> None:
             torch.manual_seed(0)
             model: typing.Any = nn.Sequential(nn.Linear(3, 6), nn.GELU(), nn.Linear(6, 3), nn.Linear(3, 4))
@@ -546,6 +559,9 @@ class Placed(FolderCase):
     def test_a_module_without_weights_that_stages_share(self) -> None:
         """Each stage counts its calls from the first; one rank counts them all."""
         from torch.distributed import pipelining
+
+        from anyrank.tests.torch_names import since
+        since("2.5", "pipeline stages without example inputs")
 
         class Net(nn.Module):  # type: ignore[misc]
             def __init__(self) -> None:
@@ -587,6 +603,9 @@ class Placed(FolderCase):
         """Of a mean loss a schedule divides the gradients once all micro-batches have gone backward."""
         from torch.distributed import pipelining
 
+        from anyrank.tests.torch_names import since
+        since("2.5", "pipeline stages without example inputs")
+
         def run(rank: int, folder: pathlib.Path, schedule: typing.Any, stages: typing.Any, scaled: bool) -> None:
             torch.manual_seed(0)
             model: typing.Any = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.GELU()) for _ in range(4)))
@@ -621,6 +640,9 @@ class Placed(FolderCase):
     def test_layers_that_know_their_number_and_what_holds_layers_of_each_stage(self) -> None:
         """As Megatron's stages: each counts its layers from 0, and calls a module that holds them."""
         from torch.distributed import pipelining
+
+        from anyrank.tests.torch_names import since
+        since("2.5", "pipeline stages without example inputs")
 
         class Layer(nn.Linear):  # type: ignore[misc]
             def __init__(self, number: int) -> None:
@@ -902,11 +924,14 @@ class Placed(FolderCase):
     def test_a_wrong_value_of_one_rank_is_found(self) -> None:
         def run(rank: int, folder: pathlib.Path) -> None:
             torch.manual_seed(0)
-            model = Model()
-            if rank == 1:
+
+            def changed(model: typing.Any) -> typing.Any:
+                wrapped = ddp(model)
                 with torch.no_grad():
-                    model.blocks[1][1].weight[5] += 1
-            train(model, folder, lambda m: nn.parallel.DistributedDataParallel(m, init_sync=False), (rank, 2))
+                    model.blocks[1][1].weight[5] += rank
+                return wrapped
+
+            train(Model(), folder, changed, (rank, 2))
         torch.manual_seed(0)
         train(Model(), self.path / "one", None)
         ranks.spawn(2, run, self.path / "many")
@@ -918,6 +943,9 @@ class Placed(FolderCase):
 @needs("torch")
 class Bits(FolderCase):
     def test_weights_are_the_same_with_and_without_capture(self) -> None:
+        from anyrank.tests.torch_names import since
+        since("2.6", "FSDP2 on processors")
+
         def run(rank: int, folder: pathlib.Path, wrap: Wrap, steps: set[int]) -> list[typing.Any]:
             torch.manual_seed(0)
             model = Model()

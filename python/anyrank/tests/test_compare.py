@@ -300,9 +300,10 @@ class Noise(unittest.TestCase):
         import torch
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import Shard, distribute_tensor
 
         from anyrank import rounding
+        from anyrank.tests.torch_names import Shard, distribute_tensor, since
+        since("2.6", "the norm of all gradients")
 
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         try:

@@ -259,7 +259,8 @@ def save(_rank: int, folder: str) -> dict[str, typing.Any]:
     """Saves DTensors of 2x2 ranks, plain tensors and what is no tensor; returns the full tensors."""
     import torch
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
+    from anyrank.tests.torch_names import Replicate, Shard, distribute_tensor
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(1)
     full = {"rows": torch.randn(8, 6), "columns": torch.randn(8, 6).bfloat16(), "both": torch.randn(7, 5),
@@ -354,7 +355,8 @@ def save_sharded(_rank: int, folder: str) -> None:
     """Rows of four ranks, the last of which has none, columns of two, copies and moments, as safetensors files."""
     import torch
     import torch.distributed.checkpoint as dcp
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
+    from anyrank.tests.torch_names import Replicate, Shard, distribute_tensor
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     dcp.save({"model": {"rows": distribute_tensor(torch.arange(6.0).reshape(3, 2), mesh, [Shard(0), Shard(0)]),
                         "columns": distribute_tensor(torch.arange(8).reshape(2, 4), mesh, [Replicate(), Shard(1)]),

@@ -224,10 +224,12 @@ class Differences(FolderCase):
         self.assertEqual(self.said("one", "same"), [])
 
     def test_what_a_layout_divides_is_no_difference(self) -> None:
+        from anyrank.tests.torch_names import since
+        since("2.6", "FSDP2 on processors")
         from anyrank.tests.test_capture_ranks import ddp
 
         def fsdp(net: typing.Any) -> typing.Any:
-            from torch.distributed.fsdp import fully_shard
+            from anyrank.tests.torch_names import fully_shard
 
             return fully_shard(net)
 

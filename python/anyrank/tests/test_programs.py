@@ -42,7 +42,7 @@ def plan(_rank: int, folder: pathlib.Path, broken: bool) -> None:
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Partial
+    from anyrank.tests.torch_names import Partial
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     import anyrank

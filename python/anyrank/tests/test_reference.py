@@ -222,6 +222,8 @@ class Transformers(unittest.TestCase):
             anyrank.grads(empty, batch)
 
     def test_fully_sharded_ranks_compare_their_parts(self) -> None:
+        from anyrank.tests.torch_names import since
+        since("2.6", "FSDP2 on processors")
         import torch
 
         if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
@@ -236,7 +238,7 @@ class Transformers(unittest.TestCase):
 def sharded(rank: int, model: typing.Any, batch: dict[str, typing.Any]) -> tuple[str, str]:
     """What a rank finds of a model that FSDP2 shards, and once more when rank 1's part of a gradient is wrong."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from anyrank.tests.torch_names import fully_shard
 
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     ref = anyrank.grads(model, batch, sensitivity=True)

@@ -42,7 +42,7 @@ def shards(rank: int, size: int, folder: str) -> None:
     """The same, saved by the ranks of a mesh, each with its rows."""
     import torch.distributed.checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from anyrank.tests.torch_names import Shard, distribute_tensor
     mesh, state = init_device_mesh("cpu", (size,)), trained()
     cut = {name: distribute_tensor(value, mesh, [Shard(0)]) for name, value in state["model"].items()}
     for name, moments in state["optim"]["state"].items():
@@ -63,7 +63,7 @@ class Resumed(FolderCase):
         if change:
             change(state)
         if not trainer:
-            dcp.save(state, checkpoint_id=str(folder), no_dist=True)
+            dcp.save(state, checkpoint_id=str(folder))
             return folder
         folder.mkdir()
         _safetensors.write(folder / "model.safetensors", {
@@ -180,7 +180,7 @@ class Resumed(FolderCase):
                 change(state)
             for key, inner, old in (("model", "pytorch_model_fsdp_0", "model.safetensors"),
                                     ("optim", "optimizer_0", "optimizer.pt")):
-                dcp.save({key: state[key]}, checkpoint_id=str(folder / inner), no_dist=True)
+                dcp.save({key: state[key]}, checkpoint_id=str(folder / inner))
                 (folder / old).unlink()
             return folder
 

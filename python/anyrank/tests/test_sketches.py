@@ -50,6 +50,8 @@ class Sketched(FolderCase):
         return anyrank.verify(self.path / reference, self.path / other, rtol=1e-4, atol=1e-6, **options)
 
     def test_any_layout_has_the_sketches_of_one_rank_and_of_its_tensors(self) -> None:
+        from anyrank.tests.torch_names import since
+        since("2.6", "FSDP2 on processors")
         self.run_one("one", keep="sketch", clip=False)
         self.run_one("tensors", clip=False)
         self.assertTrue(anyrank.verify(self.path / "tensors", self.path / "one").ok)  # by bits
@@ -170,6 +172,8 @@ class Sketched(FolderCase):
                 torch.testing.assert_close(sums[0], sums[1], rtol=1e-12, atol=1e-9)
 
     def test_a_run_that_its_device_sketches(self) -> None:
+        from anyrank.tests.torch_names import since
+        since("2.6", "FSDP2 on processors")
         self.run_one("one", keep="sketch", clip=False)
         with unittest.mock.patch.object(_sketches, "ON_DEVICE", ("cpu",)):
             self.run_many("many", 4, both, 2, keep="sketch", clip=False)

@@ -203,7 +203,7 @@ class Torch(Case):
         import torch.distributed.checkpoint as dcp
 
         weights = {"w": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3)}
-        dcp.save(dict(weights), checkpoint_id=self.path / "dcp", no_dist=True)
+        dcp.save(dict(weights), checkpoint_id=self.path / "dcp")
         assert_same(weights, self.path / "dcp")
         self.assertIn("item 'b'", self.text({**weights, "b": torch.zeros(3)}, self.path / "dcp"))
 
@@ -221,7 +221,7 @@ def dtensors(rank: int) -> list[str]:
     """What each of four ranks finds, in one process group."""
     import torch
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+    from anyrank.tests.torch_names import DTensor, Partial, Replicate, Shard, distribute_tensor
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     full = torch.arange(35.0).reshape(5, 7)

@@ -141,6 +141,9 @@ class Runs(FolderCase):
             watched_of(self.path)
 
     def test_ranks(self) -> None:
+        from anyrank.tests.torch_names import since
+        since("2.6", "FSDP2 on processors")
+
         def run(rank: int, folder: pathlib.Path, wrap: typing.Any, groups: int, world: int, bug: str) -> list[str]:
             torch.manual_seed(0)
             model = wrap(Model())
@@ -224,6 +227,9 @@ class Runs(FolderCase):
 
     def test_stages_of_a_pipeline_wait_for_each_other_alone(self) -> None:
         """The second stage's forward pass needs the first one's: a rank that waits where its step ends stops both."""
+        from anyrank.tests.torch_names import since
+        since("2.5", "pipeline stages without example inputs")
+
         def run(rank: int, folder: pathlib.Path, watched: bool, every: int) -> list[str]:
             from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
             torch.manual_seed(0)
