@@ -4,7 +4,6 @@
 sets it up, and what a change of bits and a wrong plan print there. What fetches something from a network is left out,
 and building anyrank is done in the extended tests alone."""
 
-import json
 import os
 import re
 import shutil
@@ -15,64 +14,11 @@ import unittest
 
 sys.path.insert(0, sys.path[0] + "/../support")
 from command import COMMAND, EXTENDED, ROOT, Case  # noqa: E402
+sys.path.insert(0, str(ROOT / "scripts"))
+from workflow import read_yaml  # noqa: E402
 
 CI = ROOT / "examples/ci"
 NETWORK = re.compile(r"apt-get |git clone ")
-
-
-
-def indent(line):
-    return len(line) - len(line.lstrip(" "))
-
-
-def word(text):
-    if text.startswith("[") and text.endswith("]"):
-        return [word(part.strip()) for part in text[1:-1].split(",")]
-    return json.loads(text) if text.startswith('"') and text.endswith('"') else text
-
-
-def value(rest, lines, depth):
-    """What stands behind a colon or a dash, whose line is already taken."""
-    if rest == "|":
-        block = []
-        while lines and (not lines[0].strip() or indent(lines[0]) > depth):
-            block.append(lines.pop(0))
-        least = min(indent(line) for line in block if line.strip())
-        return "\n".join(line[least:] for line in block) + "\n"
-    if rest:
-        return word(rest)
-    return node(lines, indent(lines[0])) if lines and indent(lines[0]) > depth else None
-
-
-def node(lines, depth):
-    """The list or mapping whose entries are indented so."""
-    found = None
-    while lines and indent(lines[0]) == depth:
-        line = lines[0].strip()
-        if line == "-" or line.startswith("- "):
-            found = [] if found is None else found
-            rest = line[1:].strip()
-            if re.match(r"[\w.-]+:( |$)", rest):  # a mapping begins in the line of the dash
-                lines[0] = " " * (depth + 2) + rest
-                found.append(node(lines, depth + 2))
-            else:
-                lines.pop(0)
-                found.append(value(rest, lines, depth))
-        else:
-            found = {} if found is None else found
-            key, rest = re.fullmatch(r"([\w.-]+):(?: +(.*))?", line).groups()
-            lines.pop(0)
-            found[key] = value(rest or "", lines, depth)
-    return found
-
-
-def read_yaml(path):
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip() and line.strip()[0] != "#"]
-    found = node(lines, 0)
-    assert not lines, lines
-    return found
-
-
 
 # Of the summary of a job whose model has another epsilon.
 CHANGED = """\
