@@ -3,12 +3,13 @@
 """Makes a release, or writes its version where the version stands:
 
     scripts/release.py --set VERSION                         into every file that states it; commit that by hand
-    scripts/release.py VERSION [--out DIR] [--tested]        tests, builds, sums and tags it
+    scripts/release.py VERSION [--out DIR] [--tested] [--sign]   tests, builds, tries, sums and tags it
 
 A release is of a clean tree whose files state VERSION and whose CHANGELOG.md begins with an entry "VERSION, DATE" of at
 most one screen. Runs ./test --all (--tested: it has just passed), builds the source distribution and the wheels of
-scripts/wheel.sh, of 64-bit ARM too where its libraries are, beside an archive of the whole tree, writes SHA256SUMS and
-tags vVERSION with the entry. Nothing is pushed or uploaded: it prints the commands that would.
+scripts/wheel.sh for both processors beside an archive of the whole tree, tries them, writes SHA256SUMS and tags vVERSION
+with the entry. --sign: a signed tag, and SHA256SUMS.asc, by the key of git's user.signingkey. Nothing is pushed or
+uploaded: it prints the commands that would.
 """
 
 import argparse
@@ -26,6 +27,7 @@ SCREEN = 45  # lines of an entry
 STATED = [("CMakeLists.txt", rf"project\(anyrank VERSION ({NUMBER})"), ("CITATION.cff", rf"^version: ({NUMBER})"),
           ("cli/shared/command.c", rf'ANYRANK_VERSION "({NUMBER})"'), ("cli/shared/command.h", rf'"({NUMBER})"'),
           ("include/anyrank/abi.h", rf'"({NUMBER})"'), ("examples/ci/*.yml", rf"ANYRANK_VERSION: v({NUMBER})"),
+          ("examples/pytest/ci.yml", rf"gh release download v({NUMBER})"),
           ("cli/man/*.in", rf'^\.TH .*"anyrank ({NUMBER})"'), ("CHANGELOG.md", rf"^## ({NUMBER}),")]
 
 
@@ -92,13 +94,20 @@ def sum_up(out):
 
 def build(root, version, out):
     wheel = [str(root / "scripts/wheel.sh"), "--out", str(out)]
+    subprocess.run([str(root / "scripts/install_deps.sh"), "--aarch64"], check=True)
     subprocess.run(wheel, check=True)
-    if (root / "build/aarch64/sysroot").exists():
-        subprocess.run([*wheel, "--aarch64"], check=True)
+    subprocess.run([*wheel, "--aarch64"], check=True)
+    subprocess.run([sys.executable, str(root / "tests/python/wheel_test.py"), "--wheel", str(out)], check=True)
     git(root, "archive", f"--prefix=anyrank-{version}/", "-o", str(out / f"anyrank-{version}-tree.tar.gz"), "HEAD")
 
 
-def release(root, version, out, tested):
+def sign(root, out):
+    """Writes SHA256SUMS.asc, by the key that git signs with."""
+    key = git(root, "config", "user.signingkey")
+    subprocess.run(["gpg", "--armor", "--local-user", key, "--detach-sign", str(out / "SHA256SUMS")], check=True)
+
+
+def release(root, version, out, tested, signed=False):
     entry = ready(root, version)
     if out.exists() and any(out.iterdir()):
         raise Refused(f"{out} is not empty")
@@ -107,8 +116,10 @@ def release(root, version, out, tested):
         subprocess.run([str(root / "test"), "--all"], check=True)
     build(root, version, out)
     files = sum_up(out)
-    git(root, "tag", "-a", f"v{version}", "--cleanup=verbatim", "-m", entry)
-    print(f"{out}:", *(f"  {path.name}" for path in [*files, out / "SHA256SUMS"]), sep="\n")
+    if signed:
+        sign(root, out)
+    git(root, "tag", "-s" if signed else "-a", f"v{version}", "--cleanup=verbatim", "-m", entry)
+    print(f"{out}:", *(f"  {path.name}" for path in [*files, *sorted(out.glob("SHA256SUMS*"))]), sep="\n")
     print(f"tagged v{version}. What is left:\n  git push origin v{version}\n  twine upload {out}/anyrank-{version}.tar.gz "
           f"{out}/*.whl")
 
@@ -119,6 +130,7 @@ def main():
     parser.add_argument("--set", action="store_true", help="write the version where it stands, and do nothing else")
     parser.add_argument("--out", type=pathlib.Path, help="where the files go (default: dist/VERSION)")
     parser.add_argument("--tested", action="store_true", help="./test --all has passed at this commit")
+    parser.add_argument("--sign", action="store_true", help="sign the tag and the sums")
     given = parser.parse_args()
     try:
         if not re.fullmatch(NUMBER, given.version):
@@ -126,7 +138,8 @@ def main():
         if given.set:
             write_version(ROOT, given.version)
         else:
-            release(ROOT, given.version, (given.out or ROOT / "dist" / given.version).resolve(), given.tested)
+            release(ROOT, given.version, (given.out or ROOT / "dist" / given.version).resolve(), given.tested,
+                    given.sign)
     except Refused as reason:
         print(f"release.py: {reason}", file=sys.stderr)
         return 2

@@ -3,7 +3,9 @@
 """Tests of scripts/release.py, on a small repository and on this one's statements of its version."""
 
 import datetime
+import os
 import pathlib
+import shutil
 import subprocess
 import tempfile
 import unittest
@@ -54,6 +56,23 @@ class Release(unittest.TestCase):
         self.assertEqual(told, "anyrank 7.8.9\n\n- a line\n- a line\n- a line")
         with self.assertRaisesRegex(release.Refused, "there is a tag v7.8.9 already"):
             release.release(self.root, "7.8.9", self.out, True)
+
+    @unittest.skipUnless(shutil.which("gpg"), "no gpg here")
+    def test_it_is_signed_by_the_key_of_git(self):
+        home = tempfile.TemporaryDirectory(prefix="anyrank-gpg-")  # short: a socket is in it
+        self.addCleanup(home.cleanup)
+        self.write("7.8.9", f"7.8.9, {TODAY}")
+        with mock.patch.dict(os.environ, {"GNUPGHOME": home.name}), mock.patch("builtins.print"), \
+                mock.patch.object(release, "build", lambda root, version, out: (out / "a.whl").write_bytes(b"wheel")):
+            subprocess.run(["gpg", "--batch", "--quiet", "--passphrase", "", "--quick-generate-key",
+                            "somebody@example.org", "ed25519", "sign", "never"], check=True, stderr=subprocess.DEVNULL)
+            release.git(self.root, "config", "user.signingkey", "somebody@example.org")
+            release.release(self.root, "7.8.9", self.out, True, True)
+            release.git(self.root, "tag", "-v", "v7.8.9")
+            for sums, status in ((self.out / "SHA256SUMS", 0), (self.out / "a.whl", 1)):
+                done = subprocess.run(["gpg", "--verify", self.out / "SHA256SUMS.asc", sums], capture_output=True,
+                                      check=False)
+                self.assertEqual(done.returncode, status, done.stderr)
 
     def test_what_is_not_ready_is_refused(self):
         self.write("7.8.9", "7.8.9, unreleased")

@@ -34,9 +34,9 @@ if [ "$arch" != "$(uname -m)" ] && [ ! -e "$root/build/aarch64/sysroot/usr/lib/a
     echo "wheel.sh: no libraries of arm64 in build/aarch64/sysroot: scripts/install_deps.sh --aarch64 puts them there" >&2
     exit 2
 fi
-
-if [ "$arch" != "$(uname -m)" ] && [ ! -e python/anyrank/_options.py ]; then
-    echo "wheel.sh: no python/anyrank/_options.py, which this machine's command writes: scripts/build.sh builds it" >&2
+options=python/anyrank/_options.py # this machine's command writes it, in a build of its own wheel too
+if [ "$arch" != "$(uname -m)" ] && [ ! -e $options ] && [ ! -e "$work/_options.py" ]; then
+    echo "wheel.sh: no $options, which this machine's command writes: make this machine's wheel first" >&2
     exit 2
 fi
 
@@ -56,6 +56,9 @@ mkdir -p "$work/source"
 quietly "$tools/bin/python" -m build --sdist --no-isolation --outdir "$work/raw" .
 sdist=$(ls "$work/raw"/*.tar.gz)
 tar -xzf "$sdist" -C "$work/source" --strip-components 1
+if [ "$arch" != "$(uname -m)" ] && [ ! -e "$work/source/$options" ]; then
+    cp "$work/_options.py" "$work/source/$options"
+fi
 
 ANYRANK_ZIG=$(scripts/wheel_tools.sh)
 export ANYRANK_ZIG ANYRANK_WHEEL_ARCH="$arch" _PYTHON_HOST_PLATFORM="linux-$arch"
@@ -63,6 +66,7 @@ export ZIG_GLOBAL_CACHE_DIR="$work/zig" ZIG_LOCAL_CACHE_DIR="$work/zig"
 quietly "$tools/bin/python" -m build --wheel --no-isolation --outdir "$work/raw" -C build-dir="$work/$arch" \
     -C cmake.define.CMAKE_TOOLCHAIN_FILE="$root/scripts/cmake/manylinux.cmake" -C cmake.define.ANYRANK_STATIC=ON "$work/source"
 wheel=$(ls "$work/raw"/*.whl)
+cp "$work/source/$options" "$work/_options.py"
 PATH="$tools/bin:$PATH" quietly "$tools/bin/auditwheel" repair --plat auto --only-plat -w "$out" "$wheel"
 cp "$sdist" "$out/"
 made=$(ls -t "$out"/anyrank-*_"$arch".whl | head -n 1)

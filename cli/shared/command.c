@@ -11,7 +11,7 @@
 #include "ref/io/json.h"
 
 #ifndef ANYRANK_VERSION
-#define ANYRANK_VERSION "0.2.0"
+#define ANYRANK_VERSION "0.3.0"
 #endif
 #ifndef ANYRANK_BUILD_TYPE
 #define ANYRANK_BUILD_TYPE "unnamed build"

@@ -47,7 +47,7 @@ int ari_exit_code(ar_status st);
  *  command NULL: "anyrank: ...". */
 void ari_print_error(const char *command, ar_status st);
 
-/** "0.2.0". Static storage. */
+/** "0.3.0". Static storage. */
 const char *ari_version(void);
 /** "Release". Static storage. */
 const char *ari_build_type(void);

@@ -27,7 +27,7 @@ AR_BEGIN_DECLS
 #define AR_ABI_NUMBER 1
 /** Returns the AR_ABI_NUMBER that the loaded library was built with. */
 AR_ABI_EXPORT int ar_abi_number(void);
-/** Returns the project's version, such as "0.2.0". Static storage. */
+/** Returns the project's version, such as "0.3.0". Static storage. */
 AR_ABI_EXPORT const char *ar_abi_version(void);
 /** Returns the message of the calling thread's last failure, "" if there was none. Valid until its next failure. */
 AR_ABI_EXPORT const char *ar_abi_error(void);

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import workflow  # noqa: E402
 
 FILES = sorted((ROOT / ".github/workflows").glob("*.yml"))
-PROGRAM = re.compile(r"^(?:python3 )?((?:\./|\.ci/|scripts/|tests/)[\w./-]+)", re.MULTILINE)
+PROGRAM = re.compile(r"^(?:[\w/]*python3? )?((?:\./|\.ci/|scripts/|tests/)[\w./-]+)", re.MULTILINE)
 JOB = """\
 jobs:
   one:
