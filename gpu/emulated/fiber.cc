@@ -10,7 +10,6 @@
 #include <string.h>
 #include <ucontext.h>
 
-
 namespace ari_emulated
 {
 

@@ -10,7 +10,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-
 namespace ari_emulated
 {
 

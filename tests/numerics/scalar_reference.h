@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "ref/numerics/activation.h"
 #include "ref/numerics/scalar.h"
 #ifdef SCALAR_QUAD
 #include <quadmath.h>
