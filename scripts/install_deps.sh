@@ -5,6 +5,7 @@
 #   scripts/install_deps.sh            to build and run the command
 #   scripts/install_deps.sh --tests    also to build and run the tests: of MPI and of the kernels of CUDA too
 #   scripts/install_deps.sh --lint     also clang-format, clang-tidy, clang with libFuzzer, llvm-nm
+#   scripts/install_deps.sh --wheel    also to make wheels (scripts/wheel.sh)
 #   scripts/install_deps.sh --aarch64  also to build for 64-bit ARM Linux on another processor, and to run that
 #   scripts/install_deps.sh --pytorch  also PyTorch, Transformers, pytest and mypy (scripts/pytorch_tools.txt) into
 #                                      ~/.cache/anyrank/python-venv (or $ANYRANK_PYTHON_VENV), with which ./test --all
@@ -17,16 +18,17 @@
 # root. Elsewhere the missing packages are named. Exit status: 0 everything is there, 2 something is missing.
 set -eu
 
-tests=no lint=no aarch64=no pytorch=no check_only=no
+tests=no lint=no wheel=no aarch64=no pytorch=no check_only=no
 while [ $# -gt 0 ]; do
     case $1 in
         --tests) tests=yes ;;
         --lint) lint=yes ;;
+        --wheel) wheel=yes ;;
         --aarch64) aarch64=yes ;;
         --pytorch) pytorch=yes ;;
         --check) check_only=yes ;;
-        -h | --help) sed -n '3,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
-        *) echo "install_deps.sh: unknown option $1; it takes --tests, --lint, --aarch64, --pytorch, --check" >&2; exit 2 ;;
+        -h | --help) sed -n '3,18s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        *) echo "install_deps.sh: unknown option $1; it takes --tests, --lint, --wheel, --aarch64, --pytorch, --check" >&2; exit 2 ;;
     esac
     shift
 done
@@ -147,8 +149,8 @@ TABLE
         echo "mpi|MPI with its headers and mpirun, for ranks as processes|libopenmpi-dev openmpi-bin"
         echo "criterion|Criterion 2.4.1 or newer, for the tests|libcriterion-dev"
     fi
-    if [ $pytorch = yes ]; then
-        echo "venv|Python 3.9 or newer with venv, for the environment of PyTorch|python3-venv"
+    if [ $pytorch = yes ] || [ $wheel = yes ]; then
+        echo "venv|Python 3.9 or newer with venv, for an environment of PyTorch or of what makes wheels|python3-venv"
     fi
     if [ $lint = yes ]; then
         echo "clang_format|clang-format|clang-format"

@@ -7,9 +7,9 @@
 
 A release is of a clean tree whose files state VERSION and whose CHANGELOG.md begins with an entry "VERSION, DATE" of at
 most one screen. Runs ./test --all (--tested: it has just passed), builds the source distribution and the wheels of
-scripts/wheel.sh for both processors beside an archive of the whole tree, tries them, writes SHA256SUMS and tags vVERSION
-with the entry. --sign: a signed tag, and SHA256SUMS.asc, by the key of git's user.signingkey. Nothing is pushed or
-uploaded: it prints the commands that would.
+scripts/wheel.sh for both processors beside an archive of the whole tree, tries them, writes SHA256SUMS and tags
+vVERSION with the entry. --sign: a signed tag, by the key of git's user.signingkey. Nothing is pushed: it prints what is
+left.
 """
 
 import argparse
@@ -94,21 +94,18 @@ def sum_up(out):
 
 def build(root, version, out):
     wheel = [str(root / "scripts/wheel.sh"), "--out", str(out)]
-    subprocess.run([str(root / "scripts/install_deps.sh"), "--aarch64"], check=True)
+    subprocess.run([str(root / "scripts/install_deps.sh"), "--wheel", "--aarch64"], check=True)
     subprocess.run(wheel, check=True)
     subprocess.run([*wheel, "--aarch64"], check=True)
     subprocess.run([sys.executable, str(root / "tests/python/wheel_test.py"), "--wheel", str(out)], check=True)
     git(root, "archive", f"--prefix=anyrank-{version}/", "-o", str(out / f"anyrank-{version}-tree.tar.gz"), "HEAD")
 
 
-def sign(root, out):
-    """Writes SHA256SUMS.asc, by the key that git signs with."""
-    key = git(root, "config", "user.signingkey")
-    subprocess.run(["gpg", "--armor", "--local-user", key, "--detach-sign", str(out / "SHA256SUMS")], check=True)
-
-
 def release(root, version, out, tested, signed=False):
     entry = ready(root, version)
+    key = subprocess.run(["git", "config", "user.signingkey"], cwd=root, stdout=subprocess.DEVNULL, check=False)
+    if signed and key.returncode:
+        raise Refused("git has no user.signingkey, by which to sign the tag")
     if out.exists() and any(out.iterdir()):
         raise Refused(f"{out} is not empty")
     out.mkdir(parents=True, exist_ok=True)
@@ -116,12 +113,9 @@ def release(root, version, out, tested, signed=False):
         subprocess.run([str(root / "test"), "--all"], check=True)
     build(root, version, out)
     files = sum_up(out)
-    if signed:
-        sign(root, out)
     git(root, "tag", "-s" if signed else "-a", f"v{version}", "--cleanup=verbatim", "-m", entry)
-    print(f"{out}:", *(f"  {path.name}" for path in [*files, *sorted(out.glob("SHA256SUMS*"))]), sep="\n")
-    print(f"tagged v{version}. What is left:\n  git push origin v{version}\n  twine upload {out}/anyrank-{version}.tar.gz "
-          f"{out}/*.whl")
+    print(f"{out}:", *(f"  {path.name}" for path in [*files, out / "SHA256SUMS"]), sep="\n")
+    print(f"tagged v{version}. What is left: git push origin v{version}")
 
 
 def main():
@@ -130,7 +124,7 @@ def main():
     parser.add_argument("--set", action="store_true", help="write the version where it stands, and do nothing else")
     parser.add_argument("--out", type=pathlib.Path, help="where the files go (default: dist/VERSION)")
     parser.add_argument("--tested", action="store_true", help="./test --all has passed at this commit")
-    parser.add_argument("--sign", action="store_true", help="sign the tag and the sums")
+    parser.add_argument("--sign", action="store_true", help="sign the tag")
     given = parser.parse_args()
     try:
         if not re.fullmatch(NUMBER, given.version):

@@ -62,6 +62,9 @@ class Release(unittest.TestCase):
         home = tempfile.TemporaryDirectory(prefix="anyrank-gpg-")  # short: a socket is in it
         self.addCleanup(home.cleanup)
         self.write("7.8.9", f"7.8.9, {TODAY}")
+        with self.assertRaisesRegex(release.Refused, "no user.signingkey"), \
+                mock.patch.dict(os.environ, {"GIT_CONFIG_GLOBAL": "/dev/null"}):
+            release.release(self.root, "7.8.9", self.out, True, True)
         with mock.patch.dict(os.environ, {"GNUPGHOME": home.name}), mock.patch("builtins.print"), \
                 mock.patch.object(release, "build", lambda root, version, out: (out / "a.whl").write_bytes(b"wheel")):
             subprocess.run(["gpg", "--batch", "--quiet", "--passphrase", "", "--quick-generate-key",
@@ -69,10 +72,6 @@ class Release(unittest.TestCase):
             release.git(self.root, "config", "user.signingkey", "somebody@example.org")
             release.release(self.root, "7.8.9", self.out, True, True)
             release.git(self.root, "tag", "-v", "v7.8.9")
-            for sums, status in ((self.out / "SHA256SUMS", 0), (self.out / "a.whl", 1)):
-                done = subprocess.run(["gpg", "--verify", self.out / "SHA256SUMS.asc", sums], capture_output=True,
-                                      check=False)
-                self.assertEqual(done.returncode, status, done.stderr)
 
     def test_what_is_not_ready_is_refused(self):
         self.write("7.8.9", "7.8.9, unreleased")

@@ -6,8 +6,9 @@
 #   scripts/wheel.sh --aarch64 [--out DIR]   of 64-bit ARM on another processor, after scripts/install_deps.sh --aarch64
 #
 # The wheel is built from the source distribution, so that this is complete. gcc compiles, zig links against glibc 2.28
-# (scripts/cmake/manylinux.cmake), auditwheel checks. scripts/wheel_tools.sh installs these tools; the compiler, CMake, the
-# BLAS and jansson are this machine's (scripts/install_deps.sh). Exit status 77 where no package index is reached.
+# (scripts/cmake/manylinux.cmake), auditwheel checks. scripts/wheel_tools.sh installs these tools; compiler, CMake, BLAS
+# and jansson are this machine's (scripts/install_deps.sh --wheel). Its glibc is at most 2.37, as Debian 12's: newer
+# headers ask for functions that 2.28 has not. Exit status 77 where no package index is reached.
 set -eu
 cd "$(dirname "$0")/.."
 root=$(pwd -P)
@@ -20,7 +21,7 @@ while [ $# -gt 0 ]; do
             out=$(cd "$2" && pwd -P)
             shift
             ;;
-        -h | --help) sed -n '3,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '3,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
         *) echo "wheel.sh: unknown option $1; it takes --aarch64 and --out DIR" >&2; exit 2 ;;
     esac
     shift

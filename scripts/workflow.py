@@ -99,6 +99,7 @@ def run_job(job, values, folder):
     home = pathlib.Path(folder, "repository")
     home.mkdir()
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("GITHUB_", "ANYRANK", "PYTHON"))}
+    kept["GIT_CONFIG_GLOBAL"] = str(pathlib.Path(folder, "gitconfig"))  # a step changes it
     for step in job["steps"]:
         command = step.get("run", f"git clone -q {ROOT} .")
         name = step.get("name", step.get("uses", "").split("@")[0])
