@@ -16,7 +16,6 @@
 
 #include "anyrank/activation.h"
 #include "anyrank/config.h"
-#include "anyrank/model.h"
 #include "bench/harness.h"
 #include "ref/arith/arith_private.h"
 #include "ref/context/context_private.h"

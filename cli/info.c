@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "anyrank/config.h"
 #include "anyrank/device.h"
 #include "anyrank/process.h"
 #include "cli/options/args.h"

@@ -3,7 +3,6 @@
  * parameters, and nothing about ranks. The library trains it under DDP, checks it on four ranks, and finds the mistake
  * in a backward pass that forgets s. */
 #include "anyrank/check_module.h"
-#include "anyrank/layers.h"
 #include <stdio.h>
 #include <stdlib.h>
 

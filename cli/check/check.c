@@ -18,10 +18,8 @@
 #include "ref/io/json.h"
 #include "sim/sim_private.h"
 #include "verify/check/check_private.h"
-#include "verify/check/check_run.h"
 #include "verify/faults/fault_case.h"
 #include "verify/run/run.h"
-#include "verify/writer/dump_ranks.h"
 
 enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
 

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cli/check/check.h"
 
-#include "verify/faults/fault_case.h"
-
 #define ARI_VALUES ari_check_values
 static const ari_option options[] = {
     ARI_OPTION_GROUP(ari_plan_options, r),

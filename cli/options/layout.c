@@ -3,7 +3,6 @@
 
 #include <string.h>
 
-#include "anyrank/comm.h"
 #include "anyrank/device.h"
 #include "gpu/device_private.h"
 #include "ref/comm/comm_private.h"
@@ -13,7 +12,6 @@
 #include "ref/core/schedule_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
-#include "ref/io/json.h"
 #include "ref/models/parallel_private.h"
 #include "ref/models/plan.h"
 #include "ref/models/plan_private.h"

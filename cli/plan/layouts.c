@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cost of layouts: the question from the options, and its answer. */
 
-#include "anyrank/model.h"
 #include "cli/plan/plan.h"
 #include "cli/shared/command.h"
 #include "cli/shared/progress.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
-#include "ref/io/json.h"
 #include "ref/models/model_private.h"
 #include "sim/sim_private.h"
 

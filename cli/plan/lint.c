@@ -5,7 +5,6 @@
 #include "cli/plan/plan.h"
 #include "ref/core/fault_private.h"
 #include "ref/core/text.h"
-#include "ref/io/json.h"
 #include "verify/lint/lint_private.h"
 
 ARI_OWNER(ar_lint_report, ari_lint_report_destroy)

@@ -8,7 +8,6 @@
 #include "cli/shared/command.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
-#include "ref/io/json.h"
 #include "ref/models/parallel_private.h"
 #include "ref/pipeline/schedule_private.h"
 #include "ref/placement/context_private.h"

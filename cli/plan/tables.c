@@ -2,7 +2,6 @@
 /* Tables of a model's layouts: memory and time by tp, and the best layout by number of GPUs. */
 
 #include "cli/plan/plan.h"
-#include "cli/shared/command.h"
 #include "cli/shared/progress.h"
 #include "ref/core/size.h"
 #include "ref/models/model_private.h"

@@ -5,8 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "verify/run/train_rank.h"
-
 /* In the order of ar_data_format. */
 
 static const char *const loss_scale_names[] = {"none", "dynamic", NULL};

@@ -8,7 +8,6 @@
 #include "cli/shared/table.h"
 #include "ref/core/context_private.h"
 #include "ref/core/device_private.h"
-#include "ref/core/fault_private.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"

@@ -6,7 +6,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "cli/shared/command.h"
 #include "cli/shared/table.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"

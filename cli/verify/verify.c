@@ -13,7 +13,6 @@
 #include "ref/core/size.h"
 #include "ref/io/json.h"
 #include "verify/dumps/report.h"
-#include "verify/dumps/verify_private.h"
 #include "verify/sketches/sketches.h"
 
 ARI_OWNER(ar_verify_report, ar_verify_report_destroy)

@@ -5,7 +5,6 @@
 
 #include "ref/arith/exact.h"
 #include "ref/arith/operand.h"
-#include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
 #include "ref/core/param_private.h"
 #include "ref/core/size.h"

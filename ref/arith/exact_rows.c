@@ -5,10 +5,8 @@
 #include <stdlib.h>
 
 #include "ref/arith/exact.h"
-#include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
 #include "ref/core/size.h"
-#include "ref/core/tensor_private.h"
 
 void ari_moved_rows_end(ari_moved_rows *m)
 {

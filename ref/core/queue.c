@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ref/core/clock.h"
 #include "ref/core/lane.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/queue_impl.h"

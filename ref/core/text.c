@@ -4,8 +4,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "ref/core/names.h"
-
 void ari_say(ari_text *t, const char *format, ...)
 {
     if (t->cut)

@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 
 #include "anyrank/activation.h"
-#include "ref/core/atomic_file.h"
 #include "ref/io/config_parts.h"
 #include "ref/io/file.h"
 

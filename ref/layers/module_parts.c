@@ -2,7 +2,6 @@
 /* Building blocks of user-defined layers: parameters, sums, broadcasts, activations. */
 #include <string.h>
 
-#include "anyrank/activation.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/module_private.h"
 #include "ref/layers/parts.h"

@@ -3,7 +3,6 @@
 
 #include <limits.h>
 
-#include "anyrank/comm.h"
 #include "ref/comm/comm_private.h"
 #include "ref/core/axis.h"
 #include "ref/core/context_private.h"

@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "ref/core/tensor_private.h"
 
 enum { BUCKETS = AR_SKETCH_BUCKETS };
 

@@ -13,7 +13,6 @@
 #include "ref/layers/module_private.h"
 #include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
-#include "ref/models/model.h"
 #include "ref/numerics/philox.h"
 #include "ref/record/ledger.h"
 #include "ref/train/ddp.h"

@@ -14,7 +14,6 @@
 #include "ref/layers/batch_private.h"
 #include "ref/layers/experts/balance.h"
 #include "ref/layers/experts/scores.h"
-#include "ref/layers/loss.h"
 #include "ref/layers/module_private.h"
 #include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"

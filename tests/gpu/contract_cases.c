@@ -2,7 +2,6 @@
 /* The exact product and its parts. Quantised operands are the device's own: they are seen through products. */
 #include <string.h>
 
-#include "anyrank/activation.h"
 #include "gpu/conformance.h"
 #include "ref/numerics/integer_sum.h"
 

@@ -8,7 +8,6 @@
 #include "ref/layers/module_private.h"
 #include "ref/layers/param_private.h"
 #include "support/rank_run.h"
-#include "tests/support/scoped.h"
 #include "tests/support/test.h"
 
 enum { N = 4, EACH = 2 * N * N, INPUTS = 3 }; /* a tensor is [2, N, N] */

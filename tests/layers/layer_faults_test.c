@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Mistakes that layers make on request change nothing in layouts that have nothing to get wrong. Where each is seen,
  * and in which tensor first, is in tests/verify/fault_expected.h. */
-#include "ref/core/fault_private.h"
 #include "support/match.h"
 #include "support/row.h"
 #include "tests/support/test.h"

@@ -3,7 +3,6 @@
 #include "anyrank/config.h"
 #include "ref/core/lane.h"
 #include "ref/core/queue_private.h"
-#include "ref/models/plan_private.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
 #include "verify/plan/cost.h"

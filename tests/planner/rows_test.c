@@ -10,7 +10,6 @@
 #include "support/together.h"
 #include "tests/planner/counted.h"
 #include "tests/planner/shapes.h"
-#include "verify/plan/cost.h"
 
 /* A bundled name; or a form and its sizes. */
 typedef struct shape {

@@ -2,7 +2,6 @@
 #include "ref/comm/comm_impl.h"
 #include "ref/comm/comm_private.h"
 #include "ref/core/os/threads.h"
-#include "ref/core/wait.h"
 #include "tests/sim/batch.h"
 #include "tests/support/test.h"
 

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The mistakes of buckets: what each makes of the gradients, in every run the same. */
-#include "ref/core/fault_private.h"
 #include "tests/support/test.h"
 #include "tests/train/ddp_toy.h"
 

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "anyrank/check_module.h"
 #include "anyrank/plan_walk.h"
 #include "anyrank/training.h"
 

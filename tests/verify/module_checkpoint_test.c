@@ -3,7 +3,6 @@
  * what is not its checkpoint is refused before a rank runs. */
 #include "support/folder.h"
 #include "support/own_lm.h"
-#include "support/small.h"
 #include "verify/run/checkpoint_private.h"
 #include "verify/run/training_private.h"
 

@@ -7,7 +7,6 @@
 #include "ref/layers/module_private.h"
 #include "support/own_lm.h"
 #include "support/rank_run.h"
-#include "support/small.h"
 #include "tests/support/test.h"
 #include "verify/lint/lint_private.h"
 

@@ -6,7 +6,6 @@
 #include "anyrank/training.h"
 #include "ref/layers/layers_private.h"
 #include "support/rank_run.h"
-#include "support/small.h"
 #include "support/together.h"
 
 /* --- layers, on one rank ------------------------------------------------------------------------------------------ */

@@ -9,7 +9,6 @@
 #include "ref/placement/parallel_private.h"
 #include "support/own_lm.h"
 #include "support/rank_run.h"
-#include "support/small.h"
 #include "tests/support/test.h"
 #include "verify/check/check_module_private.h"
 

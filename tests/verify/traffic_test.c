@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Predicted traffic: by hand where sums need two limbs or copies of KV heads meet, what a layer makes of collectives, and
  * that one left out shows. That runs of all kinds count what is predicted every check holds, and random_layouts_test. */
-#include "ref/core/fault_private.h"
 #include "support/together.h"
 #include "tests/verify/support.h"
 #include "verify/bytes/bytes.h"

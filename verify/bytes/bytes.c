@@ -8,7 +8,6 @@
 #include "anyrank/config.h"
 #include "ref/core/context_private.h"
 #include "ref/core/size.h"
-#include "ref/core/tensor_private.h"
 #include "ref/models/parallel_private.h"
 #include "ref/models/plan_private.h"
 #include "ref/placement/context_private.h"

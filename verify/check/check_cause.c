@@ -6,7 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ref/io/json.h"
 #include "verify/check/check_run.h"
 #include "verify/dumps/report.h"
 #include "verify/explain/explain.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which layouts a check takes where nobody names one. */
 #include "anyrank/check.h"
-#include "anyrank/model.h"
 #include "ref/models/model_private.h"
 #include "ref/models/parallel_private.h"
 #include "ref/placement/parallel_private.h"

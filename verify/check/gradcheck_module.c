@@ -14,7 +14,6 @@
 #include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
-#include "verify/check/check_module_private.h"
 #include "verify/check/check_run.h"
 #include "verify/gradcheck/gradcheck.h"
 

@@ -7,7 +7,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "ref/core/atomic_file.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/io/safetensors.h"

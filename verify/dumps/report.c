@@ -7,7 +7,6 @@
 #include "ref/io/json.h"
 #include "verify/dump/placement.h"
 #include "verify/dumps/report.h"
-#include "verify/dumps/verify_private.h"
 
 static const char *const states[] = {
     [AR_VERIFY_SAME] = "same",        [AR_VERIFY_DIFFERENT] = "different", [AR_VERIFY_SHAPE] = "shape",

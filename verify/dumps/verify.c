@@ -8,7 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/core/atomic_file.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
@@ -16,7 +15,6 @@
 #include "ref/core/wait.h"
 #include "ref/io/json.h"
 #include "verify/dump/dump.h"
-#include "verify/dumps/report.h"
 #include "verify/dumps/verify_impl.h"
 #include "verify/dumps/verify_private.h"
 

@@ -14,7 +14,6 @@
 #include "ref/core/os/os.h"
 #include "ref/core/size.h"
 #include "ref/io/config_private.h"
-#include "ref/io/json.h"
 
 enum {
     LONGEST_SECONDS = 600, /* many times what an explanation takes: it reads a few tensors, or samples of them */

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ref/core/fault_private.h"
 #include "ref/core/text.h"
 #include "ref/core/wait.h"
 #include "ref/io/file.h"

@@ -5,10 +5,7 @@
 #include <string.h>
 
 #include "anyrank/config.h"
-#include "ref/core/fault_private.h"
 #include "ref/core/size.h"
-#include "ref/models/parallel_private.h"
-#include "ref/placement/placement_private.h"
 #include "verify/lint/lint.h"
 #include "verify/lint/lint_private.h"
 #include "verify/run/cluster_run.h"

@@ -8,7 +8,6 @@
 #include <stdint.h>
 
 #include "anyrank/check.h"
-#include "anyrank/model.h"
 #include "ref/core/axis.h"
 #include "ref/core/os/threads.h"
 #include "ref/core/size.h"

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Floating-point operations of a training step: by the formulas that published figures use. */
 #include "anyrank/config.h"
-#include "anyrank/model.h"
 #include "ref/core/size.h"
 #include "ref/models/family.h"
 #include "ref/models/model_private.h"

@@ -3,7 +3,6 @@
 #include "anyrank/config.h"
 #include "ref/core/size.h"
 #include "ref/models/parallel_private.h"
-#include "ref/placement/context_private.h"
 #include "verify/plan/planner.h"
 
 static const char *const names[] = {

@@ -13,7 +13,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "ref/core/atomic_file.h"
 #include "ref/core/os/os.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"

@@ -11,7 +11,6 @@
 #include "ref/core/text.h"
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
-#include "ref/io/safetensors.h"
 #include "ref/train/optimizer_private.h"
 #include "verify/run/checkpoint.h"
 

@@ -6,7 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "anyrank/config.h"
 #include "anyrank/safetensors.h"
 #include "ref/core/data_private.h"
 #include "ref/core/size.h"

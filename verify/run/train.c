@@ -8,7 +8,6 @@
 
 #include "gpu/cluster/process/process_private.h"
 #include "ref/core/atomic_file.h"
-#include "ref/models/family.h"
 #include "ref/models/model_private.h"
 #include "ref/models/parallel_private.h"
 #include "ref/train/optimizer_private.h"

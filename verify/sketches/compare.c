@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "ref/core/size.h"
-#include "ref/core/tensor_private.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "verify/dumps/verify_impl.h"

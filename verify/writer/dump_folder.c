@@ -11,7 +11,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "ref/core/atomic_file.h"
 #include "ref/io/file.h"
 
 /* --- of ranks ----------------------------------------------------------------------------------------------------- */

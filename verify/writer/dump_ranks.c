@@ -9,8 +9,6 @@
 #include <sys/file.h>
 #include <unistd.h>
 
-#include "ref/core/atomic_file.h"
-#include "ref/core/fault_private.h"
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 #include "ref/io/file.h"

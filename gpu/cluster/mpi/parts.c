@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu/cluster/mpi/mpi_impl.h"
 #include "ref/comm/comm_private.h"
-#include "ref/comm/moves.h"
 #include "ref/core/reduce.h"
 
 /* Collectives whose buffer is cut into parts, one of each rank: those of its counts, else slices. In each exchange every
