@@ -5,9 +5,9 @@
     scripts/workflow.py FILE JOB [NAME=VALUE ...]
 
 Its commands run in order in a fresh clone of this repository's HEAD, which is removed afterwards. NAME=VALUE: a value
-of the matrix (without it the first) or a variable of the repository. What only the service can do is named and left
-out: actions besides the checkout, and the container, in whose place this machine is. Exit status: 0 all passed, 1 a
-command failed, 2 wrong usage.
+of the matrix (without it the first) or a variable of the repository; artifacts=DIR: where artifacts are kept from one
+job to the next. What only the service can do is named and left out: other actions, and the container, in whose place
+this machine is. Exit status: 0 all passed, 1 a command failed, 2 wrong usage.
 """
 
 import json
@@ -87,11 +87,16 @@ def fill(text, values):
     return EXPRESSION.sub(lambda match: values.get(match.group(1).split(".", 1)[-1], ""), text)
 
 
-def left_out(step):
-    """Why a step is not run here; None if it is."""
+def command_of(step, values):
+    """What a step does here; None: nothing."""
     if "run" in step or step["uses"].startswith(CHECKOUT):
+        return fill(step.get("run", f"git clone -q {ROOT} ."), values)
+    artifact = re.match(r"actions/(upload|download)-artifact@", step["uses"])
+    if not artifact or "artifacts" not in values:
         return None
-    return f"{step['uses'].split('@')[0]} needs the service"
+    kept, path = os.path.join(os.path.abspath(values["artifacts"]), step["with"]["name"]), step["with"]["path"]
+    source, target = (path, kept) if artifact.group(1) == "upload" else (kept, path)
+    return f"rm -rf {target}; mkdir -p {target}; cp -R {source}/. {target}"
 
 
 def run_job(job, values, folder):
@@ -101,16 +106,15 @@ def run_job(job, values, folder):
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("GITHUB_", "ANYRANK", "PYTHON"))}
     kept["GIT_CONFIG_GLOBAL"] = str(pathlib.Path(folder, "gitconfig"))  # a step changes it
     for step in job["steps"]:
-        command = step.get("run", f"git clone -q {ROOT} .")
         name = step.get("name", step.get("uses", "").split("@")[0])
-        why = left_out(step)
-        if why:
-            print(f"not run: {why}", flush=True)
+        command = command_of(step, values)
+        if command is None:
+            print(f"not run: {name} needs the service", flush=True)
             continue
-        print(f"--- {name}: {fill(command, values).strip()}", flush=True)
+        print(f"--- {name}: {command.strip()}", flush=True)
         began = time.monotonic()
         given = {name: fill(text, values) for name, text in step.get("env", {}).items() if fill(text, values)}
-        done = subprocess.run(["sh", "-e", "-c", fill(command, values)], cwd=home, env={**kept, **given}, check=False,
+        done = subprocess.run(["sh", "-e", "-c", command], cwd=home, env={**kept, **given}, check=False,
                               stdin=subprocess.DEVNULL)
         print(f"--- {'passed' if done.returncode == 0 else 'failed'} in {time.monotonic() - began:.0f} s", flush=True)
         if done.returncode:

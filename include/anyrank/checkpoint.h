@@ -3,8 +3,9 @@
 #define ANYRANK_CHECKPOINT_H
 
 #include "anyrank/arch.h"
+#include "anyrank/context.h"
 #include "anyrank/data.h"
-#include "anyrank/train.h"
+#include "anyrank/optimizer.h"
 
 AR_BEGIN_DECLS
 

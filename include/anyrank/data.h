@@ -3,9 +3,9 @@
 #define ANYRANK_DATA_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
-#include "anyrank/batch.h"
 #include "anyrank/status.h"
 
 AR_BEGIN_DECLS

@@ -3,7 +3,6 @@
 #define ANYRANK_GRADS_H
 
 #include "anyrank/config.h"
-#include "anyrank/model.h"
 #include "anyrank/run.h"
 #include "anyrank/sensitivity.h"
 

@@ -2,7 +2,11 @@
 #ifndef ANYRANK_LINT_H
 #define ANYRANK_LINT_H
 
-#include "anyrank/run.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "anyrank/status.h"
 
 AR_BEGIN_DECLS
 

@@ -2,7 +2,6 @@
 #ifndef ANYRANK_PARALLEL_H
 #define ANYRANK_PARALLEL_H
 
-#include "anyrank/batch.h"
 #include "anyrank/context.h"
 #include "anyrank/schedule.h"
 

@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-#include "anyrank/context.h"
+#include "anyrank/status.h"
 
 AR_BEGIN_DECLS
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "anyrank/sensitivity.h"
+#include "anyrank/status.h"
 
 /* Functions of anyrank/sensitivity.h for the library, the command and the tests alone. */
 

@@ -31,6 +31,11 @@ jobs:
         run: |
           echo "$GIVEN ${{ matrix.word }}"
       - uses: actions/other@0 # v1
+      - run: mkdir made && echo "$$" > made/file
+      - uses: actions/upload-artifact@0 # v1
+        with:
+          name: kept
+          path: made
       - name: Fails
         run: test "${{ matrix.word }}" = first
       - run: echo end
@@ -86,6 +91,10 @@ class Workflows(unittest.TestCase):
                 self.assertIn(says, done.stdout)
                 self.assertIn("\n7 second\n" if given else "\n7 first\n", done.stdout)
                 self.assertEqual("\nend\n" in done.stdout, status == 0)
+                self.assertIn("not run: actions/upload-artifact needs the service", done.stdout)
+            subprocess.run([sys.executable, ROOT / "scripts/workflow.py", path, "one", f"artifacts={folder}/artifacts"],
+                           stdout=subprocess.DEVNULL, check=True)
+            self.assertTrue(pathlib.Path(folder, "artifacts/kept/file").read_text(encoding="utf-8").strip().isdigit())
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How many parameters a config has, against numbers worked out elsewhere. */
 #include "anyrank/config.h"
+#include "anyrank/run.h"
 #include "ref/models/model_private.h"
 #include "ref/models/parallel_private.h"
 #include "ref/models/plan_private.h"

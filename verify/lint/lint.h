@@ -4,6 +4,7 @@
 #pragma once
 
 #include "anyrank/lint.h"
+#include "anyrank/run.h"
 #include "ref/core/axis.h"
 #include "ref/record/ledger.h"
 

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "anyrank/device.h"
 #include "anyrank/sensitivity.h"
+#include "anyrank/status.h"
 
 /* Functions of anyrank/sensitivity.h for the library, the command and the tests alone. */
 

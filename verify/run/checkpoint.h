@@ -4,6 +4,7 @@
 #include <jansson.h>
 
 #include "anyrank/checkpoint.h"
+#include "anyrank/param.h"
 
 /* --- a folder of checkpoints -------------------------------------------------------------------------------------- */
 /* A new one grows in its own folder under a name that nobody reads, and gets its name by one rename. */

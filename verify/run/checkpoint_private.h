@@ -2,6 +2,7 @@
 #pragma once
 
 #include "anyrank/checkpoint.h"
+#include "anyrank/train.h"
 
 /* Functions of anyrank/checkpoint.h for the library, the command and the tests alone. */
 
