@@ -36,11 +36,5 @@ typedef struct ar_st_tensor {
     const void *data; /* row-major */
 } ar_st_tensor;
 
-/** Writes a safetensors file piece by piece, so that no tensor must be in memory as a whole. The header is written
- *  first, from a list of ar_st_tensor whose data is unused. The file appears, complete, when the writer is
- *  committed. */
-typedef struct ar_st_writer ar_st_writer;
-
-#define AR_ST_SHARD_NAME 64 /* bytes of a shard's file name, with the final 0 */
 AR_END_DECLS
 #endif

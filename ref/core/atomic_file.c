@@ -137,16 +137,6 @@ ar_status ari_atomic_file_write(ari_atomic_file *o, const void *data, size_t byt
     return AR_OK;
 }
 
-ar_status ari_atomic_file_write_at(ari_atomic_file *o, size_t offset, const void *data, size_t bytes)
-{
-    if (offset != o->at && bytes > 0) {
-        if (offset > INT64_MAX || lseek(o->fd, (off_t)offset, SEEK_SET) < 0)
-            return ari_io_fail("write out of order to", o->path);
-        o->at = offset;
-    }
-    return ari_atomic_file_write(o, data, bytes);
-}
-
 ar_status ari_atomic_file_stream(FILE **gives, const ari_atomic_file *o)
 {
     const int fd = fcntl(o->fd, F_DUPFD_CLOEXEC, 0);

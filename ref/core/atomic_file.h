@@ -17,9 +17,6 @@ AR_NODISCARD ar_status ari_atomic_file_create(ari_atomic_file **gives, const cha
  *  not opened. Errors: as ari_atomic_file_create. */
 AR_NODISCARD ar_status ari_atomic_file_check(const char *path);
 AR_NODISCARD ar_status ari_atomic_file_write(ari_atomic_file *o, const void *data, size_t bytes);
-/** Writes at a given offset, from which ari_atomic_file_write continues. A pipe takes only its current offset. Errors:
- *  AR_ERR_IO. */
-AR_NODISCARD ar_status ari_atomic_file_write_at(ari_atomic_file *o, size_t offset, const void *data, size_t bytes);
 /** A stream that writes from where ari_atomic_file_write ended; nothing else may until it ends. Errors: AR_ERR_IO. */
 AR_NODISCARD ar_status ari_atomic_file_stream(FILE **gives, const ari_atomic_file *o);
 /** Ends it in any case. Errors: AR_ERR_IO, if anything written to it was lost. */

@@ -90,16 +90,6 @@ ari_ranks ari_ranks_of(const ar_parallel *p)
                         [ARI_AXIS_TP] = ari_layout_extent(p, ARI_LAYOUT_TP)}};
 }
 
-void ari_ranks_set(ari_ranks *r, ari_axes axes, int n)
-{
-    for (int i = 0; i < ARI_PLACED_AXES; i++) {
-        if (axes >> i & 1) {
-            r->along[i] = n;
-            n = 1;
-        }
-    }
-}
-
 int ari_ranks_along(const ari_ranks *r, ari_axes axes)
 {
     int n = 1;

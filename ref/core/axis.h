@@ -83,8 +83,6 @@ typedef struct ari_ranks {
     int along[ARI_PLACED_AXES];
 } ari_ranks;
 ari_ranks ari_ranks_of(const ar_parallel *p);
-/** So many ranks along these axes: along the outermost of them, and one along the others. */
-void ari_ranks_set(ari_ranks *r, ari_axes axes, int n);
 /** Number of ranks that differ along these axes alone. */
 int ari_ranks_along(const ari_ranks *r, ari_axes axes);
 /** The number of a rank among those that differ from it along these axes alone. Ranks are in one such group if they

@@ -57,26 +57,5 @@ AR_NODISCARD ar_status ari_values_of_f64(ar_dtype dtype, const double *values, s
  *  data), AR_ERR_OVERFLOW, AR_ERR_IO (nothing is left behind). */
 AR_NODISCARD ar_status ari_st_write(const char *path, const ar_st_tensor *tensors, size_t n,
                                     const char *const *metadata, size_t n_meta);
-AR_NODISCARD ar_status ari_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_tensor *tensors, size_t n,
-                                          const char *const *metadata, size_t n_meta);
-/** The next `bytes` bytes of tensor i of the list that the writer was opened with. Tensors may come in any order, and
- *  in turns. (A pipe takes them only in the file's order: dtypes from the end of AR_DTYPE_TABLE, then names.)
- *  Errors: AR_ERR_ARG (no such tensor, more bytes than it has), AR_ERR_IO. */
-AR_NODISCARD ar_status ari_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t bytes);
-/** Frees `w` in both cases. Errors: AR_ERR_ARG (a tensor is not whole), AR_ERR_IO; nothing is left behind then. */
-AR_NODISCARD ar_status ari_st_writer_commit(ar_st_writer *w);
-/** Accepts NULL. */
-void ari_st_writer_discard(ar_st_writer *w);
-/** A sharded checkpoint as Hugging Face writes it: tensors in the given order, a new file where the next one would
- *  take it past shard_bytes (a larger tensor has a file of its own). shard[i]: the number of tensor i's file, from 0;
- * *shards: how many files, at least one. Errors: AR_ERR_ARG, AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ari_st_shard_plan(size_t *shard, size_t *shards, const ar_st_tensor *tensors, size_t n,
-                                         size_t shard_bytes);
-/** "model-00001-of-00003.safetensors"; "model.safetensors" where it is the only one. Returns `name`. */
-const char *ari_st_shard_name(char name[AR_ST_SHARD_NAME], size_t shard, size_t shards);
-/** Writes folder/model.safetensors.index.json. Errors: AR_ERR_ARG (a name that is there twice or ill-formed; a
- *  model.safetensors in the folder, which readers would take in place of the shards), AR_ERR_IO, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_st_write_index(const char *folder, const ar_st_tensor *tensors, size_t n,
-                                          const size_t *shard, size_t shards);
 
 AR_END_DECLS

@@ -7,8 +7,6 @@
 #include "ref/io/safetensors.h"
 #include "ref/io/safetensors_private.h"
 
-ARI_OWNER(ar_st_writer, ari_st_writer_discard)
-
 /* The official library's order: the dtype table from its end, then names in byte order. */
 static int compare_tensors(const void *a, const void *b)
 {
@@ -120,96 +118,6 @@ static ar_status make_header(char **gives, size_t *length, const ar_st_tensor *c
     return AR_OK;
 }
 
-/* --- tensor by tensor --------------------------------------------------------------------------------------------- */
-
-typedef struct slot {
-    char *name;
-    size_t at, bytes, done; /* in the file; of the tensor */
-} slot;
-
-struct ar_st_writer {
-    ari_atomic_file *out;
-    slot *slot; /* in the caller's order */
-    size_t n;
-};
-
-static ar_status place_tensors(ar_st_writer *w, const ar_st_tensor *const *order, const ar_st_tensor *tensors,
-                               size_t at)
-{
-    for (size_t k = 0; k < w->n; k++) {
-        slot *s = &w->slot[order[k] - tensors];
-        AR_TRY(ari_st_tensor_bytes(&s->bytes, order[k]));
-        s->at = at;
-        AR_TRY(ari_add_size(&at, at, s->bytes));
-        AR_TRY(ari_text_copy(&s->name, order[k]->name, SIZE_MAX, "tensors to write"));
-    }
-    return AR_OK;
-}
-
-/* A file with its header, which the data of order[0..n) follow. Gives both; free(order). */
-static ar_status open_writer(ar_st_writer **gives, const ar_st_tensor ***order, const char *path,
-                             const ar_st_tensor *tensors, size_t n, const char *const *metadata, size_t n_meta)
-{
-    size_t length = 0;
-    ARI_OWNED char *header = NULL;
-    ARI_OWNED_BY(ari_st_writer_discard) ar_st_writer *w = NULL;
-    AR_TRY(ARI_ALLOC_ZERO(&w, 1, "tensors to write"));
-    AR_TRY(ARI_ALLOC_ZERO(&w->slot, n, "tensors to write"));
-    AR_TRY(ARI_ALLOC_ZERO(order, n, "tensors to write"));
-    w->n = n;
-    AR_TRY(sort_tensors(*order, tensors, n));
-    AR_TRY(check_metadata(metadata, n_meta));
-    AR_TRY(make_header(&header, &length, *order, n, metadata, n_meta));
-    AR_TRY(ari_atomic_file_create(&w->out, path));
-    AR_TRY(ari_atomic_file_write(w->out, header, length));
-    AR_TRY(place_tensors(w, *order, tensors, length));
-    ARI_GIVE(gives, w);
-    return AR_OK;
-}
-
-ar_status ari_st_writer_open(ar_st_writer **gives, const char *path, const ar_st_tensor *tensors, size_t n,
-                             const char *const *metadata, size_t n_meta)
-{
-    ARI_OWNED const ar_st_tensor **order = NULL;
-    return open_writer(gives, &order, path, tensors, n, metadata, n_meta);
-}
-
-ar_status ari_st_writer_put(ar_st_writer *w, size_t i, const void *data, size_t bytes)
-{
-    if (i >= w->n)
-        return ar_error_set(AR_ERR_ARG, "a file of %zu tensors has no tensor %zu to write", w->n, i);
-    slot *s = &w->slot[i];
-    if (bytes > s->bytes - s->done)
-        return ar_error_set(AR_ERR_ARG, "tensor '%s' has %zu bytes: %zu more than the %zu written are too many",
-                            ARI_SHOW(s->name), s->bytes, bytes, s->done);
-    AR_TRY(ari_atomic_file_write_at(w->out, s->at + s->done, data, bytes));
-    s->done += bytes;
-    return AR_OK;
-}
-
-ar_status ari_st_writer_commit(ar_st_writer *w)
-{
-    ARI_OWNED_BY(ari_st_writer_discard) ar_st_writer *own = w;
-    for (size_t i = 0; i < own->n; i++)
-        if (own->slot[i].done != own->slot[i].bytes)
-            return ar_error_set(AR_ERR_ARG, "tensor '%s': %zu of its %zu bytes were written",
-                                ARI_SHOW(own->slot[i].name), own->slot[i].done, own->slot[i].bytes);
-    return ari_atomic_file_commit(own->out);
-}
-
-void ari_st_writer_discard(ar_st_writer *w)
-{
-    if (w == NULL)
-        return;
-    ari_atomic_file_discard(w->out);
-    for (size_t i = 0; i < w->n; i++)
-        free(w->slot[i].name);
-    free(w->slot);
-    free(w);
-}
-
-/* --- all at once -------------------------------------------------------------------------------------------------- */
-
 static ar_status check_data(const ar_st_tensor *tensors, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -224,15 +132,23 @@ static ar_status check_data(const ar_st_tensor *tensors, size_t n)
 ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, const ar_st_tensor *tensors, size_t n,
                                    const char *const *metadata, size_t n_meta)
 {
-    ARI_OWNED_BY(ari_st_writer_discard) ar_st_writer *w = NULL;
+    size_t length = 0;
+    ARI_OWNED char *header = NULL;
     ARI_OWNED const ar_st_tensor **order = NULL;
+    ARI_OWNED_BY(ari_atomic_file_discard) ari_atomic_file *out = NULL;
     AR_TRY(check_data(tensors, n));
-    AR_TRY(open_writer(&w, &order, path, tensors, n, metadata, n_meta));
+    AR_TRY(ARI_ALLOC_ZERO(&order, n, "tensors to write"));
+    AR_TRY(sort_tensors(order, tensors, n));
+    AR_TRY(check_metadata(metadata, n_meta));
+    AR_TRY(make_header(&header, &length, order, n, metadata, n_meta));
+    AR_TRY(ari_atomic_file_create(&out, path));
+    AR_TRY(ari_atomic_file_write(out, header, length));
     for (size_t k = 0; k < n; k++) { /* in the file's order, so that a pipe takes it */
-        const size_t i = (size_t)(order[k] - tensors);
-        AR_TRY(ari_st_writer_put(w, i, tensors[i].data, w->slot[i].bytes));
+        size_t bytes = 0;
+        AR_TRY(ari_st_tensor_bytes(&bytes, order[k]));
+        AR_TRY(ari_atomic_file_write(out, order[k]->data, bytes));
     }
-    ARI_GIVE(gives, w->out);
+    ARI_GIVE(gives, out);
     return AR_OK;
 }
 

@@ -83,23 +83,8 @@ Test(roles, a_name_is_known_by_its_end_and_as_much_of_it_as_needed)
     cr_expect_eq(role_of("layers.0.mlp.xw2"), ARI_NO_ROLE);
     cr_expect_eq(role_of(""), ARI_NO_ROLE);
     cr_expect_eq(role_of("layers.0.self_attn.q_proj.lora_A.weight"), ARI_NO_ROLE);
-    cr_expect_eq(ari_module_within("layers.0.self_attn.q_proj.lora_A.weight").role, ARI_Q);
-    cr_expect_eq(ari_module_within("lora_A.weight").role, ARI_NO_ROLE);
     cr_expect(ari_module_of("h.0.mlp.c_fc", 12).in_out);
     cr_expect_not(ari_module_of("h.0.mlp.w1", 10).in_out);
-}
-
-Test(roles, words_speak_for_modules_outside_the_vocabulary_alone)
-{
-    cr_expect_eq(ari_name_is("tok_emb.weight"), (unsigned)ARI_IS_EMBEDDING);
-    cr_expect_eq(ari_name_is("vision.patch_embed.weight"), (unsigned)ARI_IS_EMBEDDING);
-    cr_expect_eq(ari_name_is("vision_embed.layers.0.mlp.fc1.weight"), 0u);
-    cr_expect_eq(ari_name_is("encoder.rms_norm.scale"), (unsigned)ARI_IS_NORM);
-    cr_expect_eq(ari_name_is("layers.0.attn_probs"), (unsigned)(ARI_IS_PROBS | ARI_IS_SCORES));
-    cr_expect_eq(ari_name_is("attn_probs.inner"), 0u);
-    cr_expect_eq(ari_name_is("output_layer.weight"), (unsigned)ARI_IS_HEAD);
-    cr_expect_eq(ari_name_is("lm_head.logits"), (unsigned)(ARI_IS_HEAD | ARI_IS_LOGITS));
-    cr_expect_eq(ari_name_is("val_loss"), (unsigned)ARI_IS_LOSS);
 }
 
 /* "head" and "embed_tokens" are the last part of a further token's path in DeepSeek-V3, and the whole name in many a

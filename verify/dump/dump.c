@@ -88,20 +88,6 @@ ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options 
     return AR_OK;
 }
 
-ar_status ari_dump_of_tensors(ar_dump **gives, const char *path, const ar_dump_tensor *tensors, size_t n)
-{
-    ARI_OWNED_BY(ar_dump_close) ar_dump *d = NULL;
-    *gives = NULL;
-    AR_TRY(create(&d, path));
-    AR_TRY(ARI_TAKE(&d->tensor, &d->arena, n, path));
-    d->tensors = n;
-    for (size_t i = 0; i < n; i++)
-        d->tensor[i] = tensors[i];
-    qsort(d->tensor, n, sizeof *d->tensor, ari_by_name);
-    ARI_GIVE(gives, d);
-    return AR_OK;
-}
-
 void ar_dump_close(ar_dump *d)
 {
     if (d == NULL)

@@ -86,9 +86,6 @@ struct ar_dump {
     ari_arena arena;    /* of all lists, names and boxes */
 };
 
-/** A dump of n tensors that the caller holds, each with its data at `whole`: the caller's until it is closed. Sorts
- *  them by name, which must differ. Gives; ar_dump_close. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_dump_of_tensors(ar_dump **gives, const char *path, const ar_dump_tensor *tensors, size_t n);
 /** Opens the files of d->path. map: NULL or a mapping, which may say which files are whose. Tells the ranks of a
  *  folder's files by the mapping or their placements, or else by their names or their order, where they are ranks' at
  *  all; sorts them by rank. */

@@ -102,7 +102,7 @@ static bool runs_backward(const ari_order_key *k)
 static int by_direction(const ari_order_key *k, ari_role role, int forward, int backward)
 {
     const ari_role_place place =
-        role != ARI_NO_ROLE ? *ari_role_place_of(role) : (ari_role_place){forward, backward, 0};
+        role != ARI_NO_ROLE ? *ari_role_place_of(role) : (ari_role_place){forward, backward};
     return runs_backward(k) ? place.backward : place.forward;
 }
 
@@ -165,12 +165,6 @@ void ari_order_further(ari_order_key *key, long layers)
         key->section = runs_backward(key) ? -FURTHER : FURTHER;
     else if (key->section == AFTER && key->module == ari_role_place_of(ARI_LOSS)->forward)
         key->section = LAST;
-}
-
-bool ari_is_part_of(const ari_order_key *key, const char *own, size_t n)
-{
-    return key->stem > n && memcmp(key->name, own, n) == 0 && key->name[n] == '.' &&
-           !memchr(key->name + n + 1, '.', key->stem - n - 1);
 }
 
 ari_walk ari_walk_of(const ar_dump *dump, const char *path, const char *passes, int step)

@@ -11,80 +11,80 @@
 /* --- roles -------------------------------------------------------------------------------------------------------- */
 
 static const ari_role_place places[ARI_ROLES] = {
-    [ARI_TOKENS] = {1, 1, ARI_IS_EMBEDDING},
-    [ARI_POSITIONS] = {2, 2, ARI_IS_POSITIONS},
-    [ARI_EMBEDDED] = {3, 0, 0},
-    [ARI_MTP_TOKENS] = {-4, 63, ARI_IS_EMBEDDING | ARI_IS_FURTHER},
-    [ARI_TOKENS_NORM] = {-3, 62, ARI_IS_NORM},
-    [ARI_ENTERED_NORM] = {-2, 61, ARI_IS_NORM},
-    [ARI_JOINED] = {-1, 60, 0},
-    [ARI_NORM1] = {1, 52, ARI_IS_NORM},
-    [ARI_Q_A] = {2, 48, 0},
-    [ARI_KV_A] = {4, 49, 0},
-    [ARI_Q_A_NORM] = {5, 46, ARI_IS_NORM},
-    [ARI_Q_B] = {6, 45, 0},
-    [ARI_KV_A_NORM] = {7, 44, ARI_IS_NORM},
-    [ARI_KV_B] = {7, 43, 0},
-    [ARI_K_SHARED] = {0, 42, 0},
-    [ARI_QKV] = {2, 47, ARI_IS_QUERY_HEADS | ARI_IS_KV_HEADS},
-    [ARI_Q] = {3, 48, ARI_IS_QUERY_HEADS},
-    [ARI_Q_HEADS] = {3, 40, ARI_IS_QUERY_HEADS},
-    [ARI_K] = {4, 49, ARI_IS_KV_HEADS},
-    [ARI_K_HEADS] = {4, 41, ARI_IS_KV_HEADS},
-    [ARI_V] = {5, 50, ARI_IS_KV_HEADS},
-    [ARI_V_HEADS] = {5, 39, ARI_IS_KV_HEADS},
-    [ARI_SINKS] = {9, 35, 0},
-    [ARI_Q_NORM] = {6, 38, ARI_IS_NORM},
-    [ARI_K_NORM] = {7, 38, ARI_IS_NORM | ARI_IS_KV_HEADS},
-    [ARI_Q_ROPE] = {8, 36, ARI_IS_QUERY_HEADS},
-    [ARI_K_ROPE] = {9, 37, ARI_IS_KV_HEADS},
-    [ARI_PROBS] = {10, 35, ARI_IS_PROBS | ARI_IS_SCORES},
-    [ARI_PROBS_DROPPED] = {11, 34, ARI_IS_SCORES},
-    [ARI_PROBS_DIGESTS] = {10, 35, 0},
-    [ARI_DROPPED_DIGESTS] = {11, 34, 0},
-    [ARI_CONTEXT] = {12, 33, ARI_IS_CONTEXT | ARI_IS_QUERY_HEADS},
-    [ARI_OUT] = {13, 32, ARI_IS_ROW_PARALLEL | ARI_IS_QUERY_HEADS},
-    [ARI_OUT_DROPPED] = {14, 31, 0},
-    [ARI_ATTENTION] = {15, 47, 0},
-    [ARI_ATTENTION_NORM] = {15, 31, ARI_IS_NORM},
-    [ARI_ATTENTION_SUM] = {16, 30, 0},
-    [ARI_NORM2] = {17, 29, ARI_IS_NORM},
-    [ARI_FIRST] = {18, 25, 0},
-    [ARI_GATE_UP] = {18, 25, 0},
-    [ARI_FIRST_SUM] = {18, 13, 0},
-    [ARI_GATE] = {19, 26, 0},
-    [ARI_GATE_SUM] = {19, 13, 0},
-    [ARI_UP] = {20, 27, 0},
-    [ARI_UP_SUM] = {20, 23, 0},
-    [ARI_ACTIVATION] = {21, 12, 0},
-    [ARI_DOWN] = {22, 11, ARI_IS_ROW_PARALLEL},
-    [ARI_ROUTER] = {23, 22, 0}, /* "mlp.gate", as a gated MLP's GATE_SUM, whose UP_SUM comes after it too */
-    [ARI_ROUTER_BIAS] = {23, 22, 0},
-    [ARI_CHOSEN] = {24, 0, 0},
-    [ARI_ROUTES] = {25, 20, ARI_IS_ROUTES},
-    [ARI_ROUTER_LOGITS] = {23, 21, 0},
-    [ARI_EXPERT_GATE] = {26, 12, ARI_IS_EXPERT},
-    [ARI_EXPERT_UP] = {26, 13, ARI_IS_EXPERT},
-    [ARI_EXPERT_DOWN] = {27, 11, ARI_IS_EXPERT | ARI_IS_ROW_PARALLEL},
-    [ARI_EXPERTS] = {28, 14, ARI_IS_ROW_PARALLEL},
-    [ARI_SHARED_GATE] = {29, 16, 0},
-    [ARI_SHARED_UP] = {30, 17, 0},
-    [ARI_SHARED_ACTIVATION] = {31, 15, 0},
-    [ARI_SHARED_DOWN] = {32, 15, ARI_IS_ROW_PARALLEL},
-    [ARI_SHARED_EXPERT] = {33, 18, 0},
-    [ARI_SHARED_SHARE] = {34, 19, 0},
-    [ARI_MLP_DROPPED] = {35, 10, 0},
-    [ARI_MLP] = {36, 24, 0},
-    [ARI_MLP_NORM] = {36, 10, ARI_IS_NORM},
-    [ARI_MTP_NORM] = {39, 4, ARI_IS_NORM},
-    [ARI_MTP_HEAD] = {40, 2, ARI_IS_HEAD},
-    [ARI_MTP_LOGITS] = {40, 1, ARI_IS_HEAD | ARI_IS_LOGITS},
-    [ARI_LAYER] = {38, 59, 0},
-    [ARI_FINAL_NORM] = {1, 4, ARI_IS_NORM},
-    [ARI_HEAD_LOGITS] = {2, 1, ARI_IS_HEAD | ARI_IS_LOGITS},
-    [ARI_HEAD] = {2, 2, ARI_IS_HEAD},
-    [ARI_LOGITS] = {3, 1, ARI_IS_LOGITS},
-    [ARI_LOSS] = {4, 0, ARI_IS_LOSS},
+    [ARI_TOKENS] = {1, 1},
+    [ARI_POSITIONS] = {2, 2},
+    [ARI_EMBEDDED] = {3, 0},
+    [ARI_MTP_TOKENS] = {-4, 63},
+    [ARI_TOKENS_NORM] = {-3, 62},
+    [ARI_ENTERED_NORM] = {-2, 61},
+    [ARI_JOINED] = {-1, 60},
+    [ARI_NORM1] = {1, 52},
+    [ARI_Q_A] = {2, 48},
+    [ARI_KV_A] = {4, 49},
+    [ARI_Q_A_NORM] = {5, 46},
+    [ARI_Q_B] = {6, 45},
+    [ARI_KV_A_NORM] = {7, 44},
+    [ARI_KV_B] = {7, 43},
+    [ARI_K_SHARED] = {0, 42},
+    [ARI_QKV] = {2, 47},
+    [ARI_Q] = {3, 48},
+    [ARI_Q_HEADS] = {3, 40},
+    [ARI_K] = {4, 49},
+    [ARI_K_HEADS] = {4, 41},
+    [ARI_V] = {5, 50},
+    [ARI_V_HEADS] = {5, 39},
+    [ARI_SINKS] = {9, 35},
+    [ARI_Q_NORM] = {6, 38},
+    [ARI_K_NORM] = {7, 38},
+    [ARI_Q_ROPE] = {8, 36},
+    [ARI_K_ROPE] = {9, 37},
+    [ARI_PROBS] = {10, 35},
+    [ARI_PROBS_DROPPED] = {11, 34},
+    [ARI_PROBS_DIGESTS] = {10, 35},
+    [ARI_DROPPED_DIGESTS] = {11, 34},
+    [ARI_CONTEXT] = {12, 33},
+    [ARI_OUT] = {13, 32},
+    [ARI_OUT_DROPPED] = {14, 31},
+    [ARI_ATTENTION] = {15, 47},
+    [ARI_ATTENTION_NORM] = {15, 31},
+    [ARI_ATTENTION_SUM] = {16, 30},
+    [ARI_NORM2] = {17, 29},
+    [ARI_FIRST] = {18, 25},
+    [ARI_GATE_UP] = {18, 25},
+    [ARI_FIRST_SUM] = {18, 13},
+    [ARI_GATE] = {19, 26},
+    [ARI_GATE_SUM] = {19, 13},
+    [ARI_UP] = {20, 27},
+    [ARI_UP_SUM] = {20, 23},
+    [ARI_ACTIVATION] = {21, 12},
+    [ARI_DOWN] = {22, 11},
+    [ARI_ROUTER] = {23, 22}, /* "mlp.gate", as a gated MLP's GATE_SUM, whose UP_SUM comes after it too */
+    [ARI_ROUTER_BIAS] = {23, 22},
+    [ARI_CHOSEN] = {24, 0},
+    [ARI_ROUTES] = {25, 20},
+    [ARI_ROUTER_LOGITS] = {23, 21},
+    [ARI_EXPERT_GATE] = {26, 12},
+    [ARI_EXPERT_UP] = {26, 13},
+    [ARI_EXPERT_DOWN] = {27, 11},
+    [ARI_EXPERTS] = {28, 14},
+    [ARI_SHARED_GATE] = {29, 16},
+    [ARI_SHARED_UP] = {30, 17},
+    [ARI_SHARED_ACTIVATION] = {31, 15},
+    [ARI_SHARED_DOWN] = {32, 15},
+    [ARI_SHARED_EXPERT] = {33, 18},
+    [ARI_SHARED_SHARE] = {34, 19},
+    [ARI_MLP_DROPPED] = {35, 10},
+    [ARI_MLP] = {36, 24},
+    [ARI_MLP_NORM] = {36, 10},
+    [ARI_MTP_NORM] = {39, 4},
+    [ARI_MTP_HEAD] = {40, 2},
+    [ARI_MTP_LOGITS] = {40, 1},
+    [ARI_LAYER] = {38, 59},
+    [ARI_FINAL_NORM] = {1, 4},
+    [ARI_HEAD_LOGITS] = {2, 1},
+    [ARI_HEAD] = {2, 2},
+    [ARI_LOGITS] = {3, 1},
+    [ARI_LOSS] = {4, 0},
 };
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
@@ -158,28 +158,6 @@ static const struct other {
     {ARI_GATE_UP, NULL, "w13"},
     {ARI_DOWN, "feed_forward.w2", NULL},
     {ARI_MLP, "feed_forward", NULL},
-};
-
-/* Words by which modules outside the vocabulary are known; last: in the last component alone. */
-static const struct word {
-    const char *text;
-    bool last;
-    unsigned is;
-} words[] = {
-    {"norm", false, ARI_IS_NORM},
-    {"ln_", false, ARI_IS_NORM},
-    {".ln1", false, ARI_IS_NORM},
-    {".ln2", false, ARI_IS_NORM},
-    {"embed", false, ARI_IS_EMBEDDING},
-    {"tok_emb", false, ARI_IS_EMBEDDING},
-    {"token_emb", false, ARI_IS_EMBEDDING},
-    {"wte", false, ARI_IS_EMBEDDING},
-    {"lm_head", false, ARI_IS_HEAD},
-    {"loss", false, ARI_IS_LOSS},
-    {"logits", true, ARI_IS_LOGITS},
-    {"context", true, ARI_IS_CONTEXT},
-    {"probs", true, ARI_IS_PROBS | ARI_IS_SCORES},
-    {"attn_dropout", true, ARI_IS_SCORES},
 };
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
@@ -383,35 +361,4 @@ ari_module_name ari_module_of(const char *name, size_t n)
             last = (ari_module_name){e->role, e->in_out};
     }
     return last;
-}
-
-ari_module_name ari_module_within(const char *name)
-{
-    size_t n = strlen(name);
-    ari_module_name m = ari_module_of(name, n);
-    while (m.role == ARI_NO_ROLE && n > 0) {
-        while (n > 0 && name[--n] != '.')
-            continue;
-        m = ari_module_of(name, n);
-    }
-    return m;
-}
-
-size_t ari_expert_of(const char *name)
-{
-    const char *at = strstr(name, "experts.");
-    return at && isdigit((unsigned char)at[strlen("experts.")]) ? (size_t)strtoul(at + strlen("experts."), NULL, 10)
-                                                                : SIZE_MAX;
-}
-
-unsigned ari_name_is(const char *name)
-{
-    const ari_role role = ari_module_of(name, strlen(name)).role;
-    const char *dot = strrchr(name, '.');
-    unsigned is = places[role].is | (role == ARI_NO_ROLE && ari_expert_of(name) != SIZE_MAX ? ARI_IS_EXPERT : 0);
-    for (size_t i = 0; role == ARI_NO_ROLE && i < COUNT(words); i++) {
-        if (strstr(words[i].last && dot ? dot + 1 : name, words[i].text))
-            is |= words[i].is;
-    }
-    return is;
 }

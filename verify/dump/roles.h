@@ -8,30 +8,10 @@
 #include "anyrank/dump.h"
 #include "ref/models/family.h"
 
-/* Properties of a role that hints ask for. */
-enum {
-    ARI_IS_NORM = 1,
-    ARI_IS_EMBEDDING = 2, /* of ids */
-    ARI_IS_HEAD = 4,      /* of ids */
-    ARI_IS_LOGITS = 8,
-    ARI_IS_LOSS = 16,
-    ARI_IS_CONTEXT = 32,
-    ARI_IS_PROBS = 64,
-    ARI_IS_SCORES = 128,       /* [sample, head, query, key] */
-    ARI_IS_ROW_PARALLEL = 256, /* its inputs are split */
-    ARI_IS_POSITIONS = 512,
-    ARI_IS_ROUTES = 1024,      /* the weights of experts */
-    ARI_IS_EXPERT = 2048,      /* one of an expert's own weights */
-    ARI_IS_FURTHER = 4096,     /* rows of a further token's ids */
-    ARI_IS_QUERY_HEADS = 8192, /* of the attention's output layer its inputs */
-    ARI_IS_KV_HEADS = 16384    /* with the bit before: both packed */
-};
-
 /* When a module runs among those of its section. backward: the place of its ":bwd", its parameters' gradients directly
  * after it. */
 typedef struct ari_role_place {
     int forward, backward;
-    unsigned is;
 } ari_role_place;
 /** Static storage. */
 const ari_role_place *ari_role_place_of(ari_role role);
@@ -49,12 +29,6 @@ typedef struct ari_module_name {
 } ari_module_name;
 /** A name's module by the last components, wherever it is; n bytes, with or without ".weight" or ".bias". */
 ari_module_name ari_module_of(const char *name, size_t n);
-/** The same of the last component that has a role, where others follow it: "q_proj.lora_A.weight". */
-ari_module_name ari_module_within(const char *name);
-/** The number of an expert in the name of one of its weights, "mlp.experts.12.up_proj.weight:init"; SIZE_MAX: none. */
-size_t ari_expert_of(const char *name);
-/** ARI_IS_ bits of a name; those of a module that is not in the vocabulary are guessed from words in it. */
-unsigned ari_name_is(const char *name);
 
 /* Identity of a dump's tensor and its place in a training step, as far as its name and its file's name show them
  * (models.md, pytorch.md). The names of Hugging Face's Llama and GPT-2, of Megatron and of this project's stack are
@@ -80,8 +54,6 @@ ari_order_key ari_order_of(const char *name, const char *path);
  *  finds how many layers there are (LONG_MAX before), then each is placed by that. */
 long ari_order_layers(const ari_order_key *key, long layers);
 void ari_order_further(ari_order_key *key, long layers);
-/** True if `key` is of a module directly within the one whose name is the first n bytes of `own`, or its parameter. */
-bool ari_is_part_of(const ari_order_key *key, const char *own, size_t n);
 
 /* A walk over a dump's tensors. */
 typedef struct ari_walk {
