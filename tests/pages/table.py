@@ -105,7 +105,7 @@ ELSEWHERE = {(page, start): where for where, page, starts in [
 
 # Commands that are not run, and why.
 REASONS = [
-    (r"^(\./quickstart|scripts/install_deps|pip |cmake |scripts/build)", "installs or builds something"),
+    (r"^(\./quickstart|scripts/install_deps|pip |python3 -m venv|cmake |scripts/build)", "installs or builds something"),
     (r"^(build/cuda|.*--device cuda)", "needs a GPU"),
     (r"^(torchrun|#!/bin/bash\n#SBATCH)", "needs a cluster"),
     (r"^(\./test|build/tests/)", "runs the tests"),
