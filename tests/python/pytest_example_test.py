@@ -57,6 +57,8 @@ class Session:
                 status = pytest.main(["-p", "no:cacheprovider", f"--rootdir={folder}", f"--basetemp={folder / 'tmp'}",
                                       "--anyrank-timeout=3600", *arguments], [] if INSTALLED else [anyrank.pytest_plugin])
             finally:
+                sys.stdout.flush()  # what os._exit would leave in it
+                sys.stderr.flush()
                 os._exit(status)
         self.status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         self.text = output.read_text()
