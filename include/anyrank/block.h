@@ -13,7 +13,8 @@ AR_BEGIN_DECLS
 
 /* Activation function of an MLP: a constant of anyrank/activation.h. */
 typedef unsigned ar_activation;
-#define AR_ACT_NONE 4u                                                 /* the identity */
+#define AR_ACT_NONE 4u /* the identity */
+
 typedef enum ar_norm_kind { AR_NORM_LAYER, AR_NORM_RMS } ar_norm_kind; /* LayerNorm or RMSNorm */
 /* Which side of a block's attention and MLP is normalised: inputs (pre-norm), outputs before the residual, or both. */
 typedef enum ar_norm_place { AR_NORM_BEFORE, AR_NORM_AFTER, AR_NORM_AROUND } ar_norm_place;

@@ -101,8 +101,7 @@ static bool runs_backward(const ari_order_key *k)
 
 static int by_direction(const ari_order_key *k, ari_role role, int forward, int backward)
 {
-    const ari_role_place place =
-        role != ARI_NO_ROLE ? *ari_role_place_of(role) : (ari_role_place){forward, backward};
+    const ari_role_place place = role != ARI_NO_ROLE ? *ari_role_place_of(role) : (ari_role_place){forward, backward};
     return runs_backward(k) ? place.backward : place.forward;
 }
 
