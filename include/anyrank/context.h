@@ -139,7 +139,7 @@ typedef struct ar_ctx_options {
 
 /** Creates a context. The caller releases *out with ar_ctx_destroy. The options are copied; device and communicators
  *  must outlive the context. Errors: AR_ERR_ARG (no device, a dropout outside [0, 1), loss options out of range, a
- *  storage or precision that the numerics do not support), AR_ERR_MEMORY. */
+ *  storage or precision that the numerics do not support), AR_ERR_NOT_FOUND (no fault of this name), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_create(ar_ctx **out, const ar_ctx_options *options);
 /** Frees a context and its step memory. Accepts NULL. */
 void ar_ctx_destroy(ar_ctx *ctx);

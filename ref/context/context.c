@@ -88,6 +88,7 @@ ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith
     if (!(o->dropout >= 0.0 && o->dropout < 1.0))
         return ar_error_set(AR_ERR_ARG, "dropout %g, expected a probability from 0 to less than 1", o->dropout);
     AR_TRY(ari_loss_options_check(&o->loss, "a context"));
+    AR_TRY(ari_fault_known(o->fault));
     if (o->cp.inner && ar_comm_size(o->cp.inner) > 1 && !o->world)
         return ar_error_set(AR_ERR_ARG, "a context with inner context-parallel neighbours needs the world, of which "
                                         "groups of ranks with copies of a KV head are made");

@@ -14,11 +14,11 @@ AR_BEGIN_DECLS
 extern const char *const ari_fault_names[]; /* [ari_fault_count], then NULL */
 extern const size_t ari_fault_count;
 
-/** The fault's effect in one line of English. Static storage. */
+/** The effect of a known fault in one line of English. Static storage. */
 const char *ari_fault_text(const char *fault);
 /** True if `fault` is the one of this name. */
 bool ari_fault_is(const char *fault, const char *name);
-/** AR_ERR_NOT_FOUND, naming the nearest, if there is no such fault. */
+/** AR_OK for a fault of the table and for NULL, else AR_ERR_NOT_FOUND, naming the nearest. */
 AR_NODISCARD ar_status ari_fault_known(const char *fault);
 
 AR_END_DECLS

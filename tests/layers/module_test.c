@@ -37,6 +37,15 @@ static void unused_destroy(ar_module *m)
     (void)m;
 }
 
+Test(module, a_context_refuses_a_fault_that_is_in_no_table)
+{
+    OWNED(ar_device_destroy) ar_device *device = NULL;
+    OWNED(ar_ctx_destroy) ar_ctx *ctx = NULL;
+    cr_assert_ok(ar_device_cpu_create(&device, 1));
+    cr_expect_refused(ar_ctx_create(&ctx, &(ar_ctx_options){.device = device, .fault = "norm_backward_mising"}),
+                      AR_ERR_NOT_FOUND, "did you mean 'norm_backward_missing'");
+}
+
 Test(module, parameters_are_listed_however_many_there_are)
 {
     static const ar_module_ops ops = {
