@@ -10,9 +10,8 @@ wrong with it: see BUGS.
 """
 
 import argparse
-import os
 import pathlib
-import socket
+import tempfile
 
 import torch
 import torch.distributed as dist
@@ -139,12 +138,11 @@ def parallel_model(rank, tp, bug, dtensor):
     return parallelize_module(model, init_device_mesh("cpu", (tp,), mesh_dim_names=("tp",)), plan)
 
 
-def step(rank, tp, bug, dtensor, folder, port):
+def step(rank, tp, bug, dtensor, folder, store):
     """Forward and backward on one rank, with the dump."""
     torch.set_num_threads(1)
     if tp > 1:
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-        dist.init_process_group("gloo", rank=rank, world_size=tp)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=tp)
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(BATCH, SEQ, HIDDEN, generator=draw)
     target = torch.randn(BATCH, SEQ, HIDDEN, generator=draw)
@@ -159,12 +157,6 @@ def step(rank, tp, bug, dtensor, folder, port):
         dist.destroy_process_group()
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
@@ -175,10 +167,11 @@ def main():
     if FFN % args.tp:
         parser.error(f"--tp {args.tp}: the {FFN} features of the MLP do not divide")
     if args.tp == 1:
-        step(0, 1, "none", False, args.folder / "one", 0)
+        step(0, 1, "none", False, args.folder / "one", None)
     else:
         folder = args.folder / ("dtensor" if args.dtensor else args.bug)
-        mp.spawn(step, (args.tp, args.bug, args.dtensor, folder, free_port()), nprocs=args.tp)
+        with tempfile.TemporaryDirectory() as store:
+            mp.spawn(step, (args.tp, args.bug, args.dtensor, folder, f"{store}/store"), nprocs=args.tp)
 
 
 if __name__ == "__main__":

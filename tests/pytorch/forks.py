@@ -8,6 +8,17 @@ import sys
 import traceback
 
 import torch
+import torch.distributed as dist
+
+
+def torchrun(rank, world, store):
+    """The environment that torchrun gives a rank, of one machine. Its process group meets at the file `store`: a port
+    may be another program's by the time that it is listened on, and a rank that serves it may end before the others."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),
+                      GROUP_RANK="0", MASTER_ADDR="localhost", MASTER_PORT="0", TORCHELASTIC_RUN_ID="anyrank")
+    rendezvous = sys.modules["torch.distributed.rendezvous"]  # dist.rendezvous is its function
+    file = dist.FileStore(str(store), world)
+    rendezvous._rendezvous_handlers["env"] = lambda *_args, **_more: iter([(file, rank, world)])
 
 
 def _run(function, rank):

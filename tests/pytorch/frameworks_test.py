@@ -44,16 +44,19 @@ def main():
         for options in ([] if extended else ["--only", *SHARE],
                         ["--rounding", "--only", *(ALL_ROUNDED if extended else ROUNDED)]):
             report.unlink(missing_ok=True)
-            subprocess.run([sys.executable, str(RUN), *options, "--json", str(report)], check=False)
+            done = subprocess.run([sys.executable, str(RUN), *options, "--json", str(report)], check=False, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             if not report.exists():
-                print(f"{RUN.name} did not end; its message is above")
+                print(done.stdout, f"{RUN.name} did not end; its message is above", sep="\n")
                 return 1
             rows += json.loads(report.read_text(encoding="utf-8"))
-    wrong = [row["program"] for row in rows if row["wrong"] and (row["program"], row["rule"]) not in KNOWN]
+    wrong = [row for row in rows if row["wrong"] and (row["program"], row["rule"]) not in KNOWN]
+    print(f"{len(rows)} runs, {len(wrong)} judged wrong:", *(row["program"] for row in wrong))
+    for row in wrong:
+        print(f"{row['program']} ({row['kind']}): {row['result']} after {row['seconds']} s", row["text"][-3000:], sep="\n")
     for row in rows:
         if (row["program"], row["rule"]) in KNOWN and not row["wrong"]:
             print(f"{row['program']} is judged right now, and need not be KNOWN")
-    print(f"{len(rows)} runs, {len(wrong)} judged wrong:", *wrong)
     return 1 if wrong or len(rows) < len(SHARE) else 0
 
 

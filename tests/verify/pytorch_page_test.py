@@ -10,8 +10,8 @@ exactly.
 import json
 import os
 import re
-import socket
 import sys
+import tempfile
 import unittest
 
 from pages import COMMAND, GOLDEN, ROOT, PageTest, block, flat, text
@@ -107,21 +107,19 @@ def flat_parameters(rank, world, folder):
         (folder / f"refused-{rank}").write_text(str(refused))
 
 
-def one_of_many(rank, function, world, port, arguments):
+def one_of_many(rank, function, world, store, arguments):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     function(rank, world, *arguments)
-    dist.barrier()  # the first rank, which has the store, waits until the others have met
     dist.destroy_process_group()
 
 
 def run_ranks(function, world, *arguments):
     if world == 1:
         return function(0, 1, *arguments)
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    return mp.start_processes(one_of_many, (function, world, port, arguments), nprocs=world, start_method="fork")
+    with tempfile.TemporaryDirectory(prefix="anyrank-store-") as folder:
+        mp.start_processes(one_of_many, (function, world, f"{folder}/store", arguments), nprocs=world,
+                           start_method="fork")
 
 
 class PytorchPage(PageTest):

@@ -17,10 +17,8 @@ import importlib.util
 import json
 import os
 import pathlib
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -48,7 +46,7 @@ import sharded_programs  # noqa: E402, F401
 import torch_programs  # noqa: E402, F401
 
 sys.path.append(str(HERE.parent))
-from forks import fork_ranks  # noqa: E402
+from forks import fork_ranks, torchrun  # noqa: E402
 
 sys.path.remove(str(HERE.parent))  # it has a megatron.py, which is not the package of that name
 
@@ -60,23 +58,9 @@ EAGER = {"transformers": ["LlamaForCausalLM", "BertModel", "Trainer"],
          "trl": ["SFTTrainer", "DPOTrainer", "GRPOTrainer", "RewardTrainer"]}
 
 
-def free_port():
-    """One below those that the system gives to connections, which might take it before it is listened on."""
-    for port in random.sample(range(20000, 30000), 100):
-        with socket.socket() as listener:
-            try:
-                listener.bind(("127.0.0.1", port))
-                return port
-            except OSError:
-                continue
-    raise OSError("no port is free")
-
-
 def train(program, folder, dumps):
     """Trains on one rank and on the program's ranks, all at once; whether they ended well. Final weights are in
     FOLDER/WORLD.RANK.pt, logs in FOLDER/WORLD.RANK.log, dumps, if `dumps` is given, in DUMPS/one and DUMPS/many."""
-    port = str(free_port())
-
     def train_rank(process):
         world, rank = (1, 0) if process == 0 else (program.ranks, process - 1)
         log = os.open(f"{folder}/{world}.{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -85,9 +69,7 @@ def train(program, folder, dumps):
         os.chdir(folder)
         signal.alarm(LIMIT_S)
         if world > 1:
-            os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world),
-                              GROUP_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-                              TORCHELASTIC_RUN_ID="frameworks")
+            torchrun(rank, world, f"{folder}/store")
         # One rank has no mesh.
         if program.spec and (world > 1 or "mesh" not in program.spec):
             programs.CAPTURE_OPTIONS["spec"] = program.spec

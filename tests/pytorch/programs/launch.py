@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import anyrank
+from forks import torchrun
 
 
 def run(program, arguments, rank, world, folder, log, environment, seed, bug=None):
@@ -45,15 +46,6 @@ def run(program, arguments, rank, world, folder, log, environment, seed, bug=Non
     runpy.run_path(str(program), run_name="__main__")
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-def torchrun(rank, world, store):
-    """The environment of a rank, whose process group meets at a file."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world),
-                      MASTER_ADDR="localhost", MASTER_PORT="0")
-    rendezvous = sys.modules["torch.distributed.rendezvous"]  # dist.rendezvous is its function
-    file = dist.FileStore(str(store), world)
-    rendezvous._rendezvous_handlers["env"] = lambda *_args, **_more: iter([(file, rank, world)])
 
 
 def without_gpu():
