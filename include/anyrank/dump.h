@@ -44,6 +44,7 @@ typedef struct ar_dump_tensor {
     size_t count;             /* number of elements */
     size_t order;             /* position in the run's execution order; SIZE_MAX: not recorded */
     size_t sample_rows;       /* rows along dimension 0 of each sample; 0: not recorded */
+    bool reordered;           /* its samples are in another order here than in the files */
     size_t parts;             /* number of parts */
     const ar_dump_part *part; /* [parts], by rank */
     const void *whole;        /* all elements, row-major, unaligned, if one file has them so; else NULL */

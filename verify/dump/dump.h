@@ -136,6 +136,16 @@ void ari_tensor_cut_expert(ari_tensor_cut *c, int ndim, size_t expert, size_t ro
  *  names have to differ. Errors: AR_ERR_MEMORY, those of cuts_of. */
 AR_NODISCARD ar_status ari_dump_take_apart(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user);
 
+/* A step's samples in another order: sample i becomes sample place[i]. */
+typedef struct ari_sample_order {
+    int step;
+    size_t samples;
+    size_t *place; /* [samples] */
+} ari_sample_order;
+/** Puts the samples of these steps' activations and their gradients, of which the dump says what rows a sample has, in
+ *  other orders. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_dump_reorder(ar_dump *d, const ari_sample_order *order, size_t orders);
+
 /* --- reading boxes ------------------------------------------------------------------------------------------------ */
 /* Elements that lie next to each other in the full tensor. */
 typedef struct ari_dump_run {

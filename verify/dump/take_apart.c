@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors of a dump that become others: boxes of them under names of their own, or themselves in another shape. Nothing is
- * copied: the boxes of their parts are cut. */
+/* Tensors of a dump that become others: boxes of them under names of their own, or themselves in another shape or order.
+ * Nothing is copied: the boxes of their parts are cut. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "ref/core/text.h"
 #include "verify/dump/dump.h"
+#include "verify/dump/roles.h"
 
 /* --- boxes -------------------------------------------------------------------------------------------------------- */
 
@@ -197,5 +198,62 @@ ar_status ari_dump_take_apart(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user
     ARI_SORT(k.tensor, k.tensors, ari_by_name);
     d->tensor = k.tensor;
     d->tensors = k.tensors;
+    return AR_OK;
+}
+
+/* --- samples ------------------------------------------------------------------------------------------------------ */
+
+/* The boxes of a box's samples, each at its new place; how many they are. */
+static size_t split_box(ar_dump_box *to, const ar_dump_box *from, size_t rows, const size_t *place)
+{
+    size_t n = 0;
+    for (size_t row = from->global[0], end = row + from->extent[0]; row < end; n++) {
+        const size_t next = (row / rows + 1) * rows < end ? (row / rows + 1) * rows : end;
+        to[n] = *from;
+        to[n].at = from->at + (row - from->global[0]) * from->stride[0];
+        to[n].global[0] = place[row / rows] * rows + row % rows;
+        to[n].extent[0] = next - row;
+        row = next;
+    }
+    return n;
+}
+
+static ar_status reorder_tensor(ar_dump_tensor *t, const size_t *place, ari_arena *arena)
+{
+    size_t boxes = 0;
+    ar_dump_part *part = NULL;
+    ar_dump_box *box = NULL;
+    for (size_t i = 0; i < t->parts; i++)
+        for (size_t b = 0; b < t->part[i].boxes; b++)
+            boxes += t->part[i].box[b].extent[0] / t->sample_rows + 2;
+    AR_TRY(ARI_TAKE(&part, arena, t->parts, t->name));
+    AR_TRY(ARI_TAKE(&box, arena, boxes, t->name));
+    for (size_t i = 0; i < t->parts; i++) {
+        ar_dump_part *p = &part[i];
+        *p = t->part[i];
+        p->box = box;
+        p->boxes = 0;
+        for (size_t b = 0; b < t->part[i].boxes; b++)
+            p->boxes += split_box(&box[p->boxes], &t->part[i].box[b], t->sample_rows, place);
+        box += p->boxes;
+    }
+    t->part = part;
+    t->whole = NULL;
+    t->reordered = true;
+    return AR_OK;
+}
+
+ar_status ari_dump_reorder(ar_dump *d, const ari_sample_order *order, size_t orders)
+{
+    for (size_t i = 0; i < d->tensors && orders > 0; i++) {
+        ar_dump_tensor *t = &d->tensor[i];
+        const ari_order_key key = ari_order_of(t->name, d->path);
+        if (!strchr("fb", key.pass) || t->sample_rows == 0 || t->ndim == 0)
+            continue;
+        for (size_t k = 0; k < orders; k++) {
+            if (order[k].step == key.step && t->shape[0] == order[k].samples * t->sample_rows)
+                AR_TRY(reorder_tensor(t, order[k].place, &d->arena));
+        }
+    }
     return AR_OK;
 }

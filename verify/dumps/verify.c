@@ -70,26 +70,33 @@ static ar_status compare_order(ari_sample_order *s, const json_t *reference, con
     return AR_OK;
 }
 
-static ar_status learn_orders(ari_verifying *v, const json_t *reference, const json_t *other)
+/* The steps whose samples are in another order. */
+typedef struct sample_orders {
+    ari_sample_order *step; /* [n] */
+    size_t n;
+} sample_orders;
+
+static ar_status learn_orders(sample_orders *o, const json_t *reference, const json_t *other, ari_arena *arena)
 {
     const char *step;
     json_t *list;
-    AR_TRY(ARI_TAKE(&v->order, &v->arena, json_object_size(reference), "orders of samples"));
+    AR_TRY(ARI_TAKE(&o->step, arena, json_object_size(reference), "orders of samples"));
     json_object_foreach((json_t *)(uintptr_t)reference, step, list)
     {
         ari_sample_order s = {.step = atoi(step)};
-        AR_TRY(compare_order(&s, list, json_object_get(other, step), &v->arena));
+        AR_TRY(compare_order(&s, list, json_object_get(other, step), arena));
         if (s.place)
-            v->order[v->orders++] = s;
+            o->step[o->n++] = s;
     }
     return AR_OK;
 }
 
-/* Finds the steps whose samples the other dump has in another order. Errors: AR_ERR_FORMAT (a dump says of its samples
- *  what is no JSON), AR_ERR_MEMORY. */
+/* Gives the other dump its samples in the reference's order. Errors: AR_ERR_FORMAT (a dump says of its samples what is
+ *  no JSON), AR_ERR_MEMORY. */
 static ar_status verify_samples(ari_verifying *v)
 {
     json_t *said[2] = {NULL, NULL};
+    sample_orders orders = {NULL, 0};
     ar_status st = AR_OK;
     for (int k = 0; k < 2 && st == AR_OK; k++) {
         const char *text = ar_dump_metadata(v->dump[k], "anyrank.samples");
@@ -97,27 +104,10 @@ static ar_status verify_samples(ari_verifying *v)
             st = ari_json_parse(&said[k], text, strlen(text), ar_dump_path(v->dump[k]));
     }
     if (st == AR_OK && said[0] && said[1])
-        st = learn_orders(v, said[0], said[1]);
+        st = learn_orders(&orders, said[0], said[1], &v->arena);
     json_decref(said[0]);
     json_decref(said[1]);
-    return st;
-}
-
-ar_status ari_verify_reorder(ari_verifying *v, ari_sides *s, char pass, int step)
-{
-    const ar_dump_tensor *t = s->of[1];
-    const ari_sample_order *found = NULL;
-    for (size_t i = 0; i < v->orders && !found; i++)
-        found = v->order[i].step == step ? &v->order[i] : NULL;
-    if (!found || !t || !s->of[0] || !strchr("fb", pass) || t->sample_rows == 0 || t->ndim == 0 ||
-        t->shape[0] != found->samples * t->sample_rows)
-        return AR_OK;
-    ari_rearranged *reordered = NULL;
-    AR_TRY(ARI_TAKE(&reordered, &v->arena, 1, "pairs of tensors"));
-    AR_TRY(ari_reordered_init(reordered, t, found->place, &v->arena));
-    s->of[1] = &reordered->tensor;
-    v->report->reordered++;
-    return AR_OK;
+    return st == AR_OK ? ari_dump_reorder(v->dump[1], orders.step, orders.n) : st;
 }
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
@@ -334,7 +324,9 @@ ar_status ari_verify_align(ar_dump *reference, ar_dump *other)
     ari_verifying v = {.dump = {reference, other}, .report = &report};
     AR_TRY(ari_verify_unwrap(&v));
     AR_TRY(verify_unstack(&v));
-    return ari_verify_name_by_meaning(&v);
+    ar_status st = verify_samples(&v);
+    ari_arena_end(&v.arena, NULL);
+    return st == AR_OK ? ari_verify_name_by_meaning(&v) : st;
 }
 
 /* --- verify ------------------------------------------------------------------------------------------------------- */

@@ -55,7 +55,7 @@ double ari_exact_difference(const ari_format *fa, const unsigned char *a, const 
 /** The pages of what was read go back to the system. */
 void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, size_t n);
 
-/* --- tensors of dumps (doubt.c, rearranged.c) --------------------------------------------------------------------- */
+/* --- tensors of dumps (doubt.c, repeated.c) ----------------------------------------------------------------------- */
 
 enum { ARI_MOST_BESIDE = 2, ARI_BESIDE_AT_ONCE = 512 };
 /* A walk over elements [from, from + n) of up to ARI_MOST_BESIDE tensors; of one that is NULL all are 0. */
@@ -103,20 +103,16 @@ AR_NODISCARD ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *outp
 /** beside[i]: the amount that element start + i may be off because of what is known. Errors: those of reading. */
 AR_NODISCARD ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n);
 
-/* A dump's tensor read in another arrangement. */
-typedef struct ari_rearranged {
+/* A dump's tensor with dimensions repeated. */
+typedef struct ari_repeated {
     ar_dump_tensor tensor;
     ar_dump_part *part;
     ar_dump_box *box;
-} ari_rearranged;
+} ari_repeated;
 /** The tensor with its dimensions of one index repeated until it has this shape. Borrows the tensor, which has parts. In
  *  the arena. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_repeated_init(ari_rearranged *s, const ar_dump_tensor *t, const size_t *shape,
+AR_NODISCARD ar_status ari_repeated_init(ari_repeated *s, const ar_dump_tensor *t, const size_t *shape,
                                          ari_arena *arena);
-/** The tensor with its samples, t->sample_rows rows along dimension 0 each, in another order: sample i becomes sample
- *  place[i]. Borrows likewise. In the arena. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_reordered_init(ari_rearranged *s, const ar_dump_tensor *t, const size_t *place,
-                                          ari_arena *arena);
 /** True if two tensors have the same shape. */
 bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b);
 
@@ -192,14 +188,6 @@ typedef struct ari_sides {
     const ari_pair *pair; /* NULL: their values are not compared */
 } ari_sides;
 
-/* The samples of a step that both dumps have, in another order: sample i of the other is sample place[i] of the
- * reference. */
-typedef struct ari_sample_order {
-    int step;
-    size_t samples;
-    size_t *place; /* [samples] */
-} ari_sample_order;
-
 typedef struct ari_verifying {
     ar_verify_options options;
     const ar_verify_options *o; /* those */
@@ -210,8 +198,6 @@ typedef struct ari_verifying {
     ari_sides *sides; /* [report->rows] */
     ari_pair *pair;   /* [pairs] */
     size_t pairs;
-    ari_sample_order *order; /* [orders] steps whose samples are in another order */
-    size_t orders;
     int threads;
     double roundoff;         /* of the run's shortest format */
     double reduced;          /* round-off of the format in which gradients are reduced; 0: of their own */
@@ -234,8 +220,6 @@ AR_NODISCARD ar_status ari_verify_name_by_meaning(ari_verifying *v);
  * match nothing, an allowed file that lacks a tensor), AR_ERR_DATA (what it allows is no number or negative),
  * AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
-/** Gives an activation of such a step its samples in the reference's order. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_verify_reorder(ari_verifying *v, ari_sides *s, char pass, int step);
 /** Begins the differences with a lost gradient, if there is one that precedes the first. */
 void ari_verify_begin_with_lost(ar_verify_report *r);
 /** Reads which arithmetic of the runs no tensor shows. Errors: AR_ERR_FORMAT (a dump says of it what is no JSON),

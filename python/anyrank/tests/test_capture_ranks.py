@@ -10,6 +10,8 @@ import unittest
 import unittest.mock
 import warnings
 
+import numpy as np
+
 import anyrank
 from anyrank import AnyrankError, ranks
 from anyrank._command import find_command
@@ -492,6 +494,22 @@ class Placed(FolderCase):
             self.assertTrue(report.ok, str(report))
             for path in (self.path / "one", self.path / "many"):
                 shutil.rmtree(path)
+
+    def test_samples_in_an_order_that_nobody_told_are_read_in_the_reference_s(self) -> None:
+        self.same(2, ddp, micro=2, order="by_rank")
+        self.assertTrue(self.apart(aligned=False))
+        self.assertFalse(self.apart(aligned=True))  # what explains a difference reads the same samples
+
+    def apart(self, aligned: bool) -> bool:
+        """Whether activations of the two runs are of other samples."""
+        for folder in ("", "inputs"):
+            one, many = (anyrank.Dump(self.path / run / folder) for run in ("one", "many"))
+            if aligned:
+                many.align(one)
+            for name in one:
+                if name.endswith(":fwd") and not np.allclose(one[name], many[name], rtol=1e-4, atol=1e-6):
+                    return True
+        return False
 
     def test_ddp_that_wraps_inside_of_the_block(self) -> None:
         def run(rank: int, folder: pathlib.Path) -> None:
