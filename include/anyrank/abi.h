@@ -47,8 +47,9 @@ typedef struct ar_dump_tensor ar_abi_tensor; /* a tensor of an open dump; valid 
  *  (out or path is NULL). */
 AR_ABI_EXPORT int ar_abi_dump_open(ar_abi_dump **out, const char *path, const char *mapping_file);
 /** Gives tensors of the other dump the reference's names and parts, as `anyrank verify` compares them: without the names
- *  of wrappers ("module."), experts one by one if one of the dumps has a layer's experts in one tensor. Invalidates
- *  earlier ar_abi_tensor pointers of both dumps. Errors: AR_ERR_MEMORY. */
+ *  of wrappers ("module."), experts one by one if one of the dumps has a layer's experts in one tensor, samples in the
+ *  reference's order; samples that were put in order once stay so. Invalidates earlier ar_abi_tensor pointers of both
+ *  dumps. Errors: AR_ERR_FORMAT (a dump says of its samples what is no JSON), AR_ERR_MEMORY. */
 AR_ABI_EXPORT int ar_abi_dump_align(ar_abi_dump *reference, ar_abi_dump *other);
 /** Closes a dump and invalidates all of its ar_abi_tensor pointers. Accepts NULL. */
 AR_ABI_EXPORT void ar_abi_dump_close(ar_abi_dump *dump);

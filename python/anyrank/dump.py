@@ -117,7 +117,8 @@ class Dump(collections.abc.Mapping[str, typing.Any]):
 
     def align(self, reference: Dump) -> None:
         """Gives tensors the reference's names and parts, as `anyrank verify` compares them: without the names of
-        wrappers, experts one by one where one of the dumps has a layer's together."""
+        wrappers, experts one by one where one of the dumps has a layer's together, and samples in the reference's
+        order. What was put in order once stays so."""
         handles = (reference._handle, self._handle)
         _library.checked(handles[0].functions["dump_align"](*(handle.pointer for handle in handles)))
         reference._list()

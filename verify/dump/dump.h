@@ -143,7 +143,7 @@ typedef struct ari_sample_order {
     size_t *place; /* [samples] */
 } ari_sample_order;
 /** Puts the samples of these steps' activations and their gradients, of which the dump says what rows a sample has, in
- *  other orders. Errors: AR_ERR_MEMORY. */
+ *  other orders. A tensor is put in one once, by the first of its step. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_reorder(ar_dump *d, const ari_sample_order *order, size_t orders);
 
 /* --- reading boxes ------------------------------------------------------------------------------------------------ */

@@ -250,7 +250,7 @@ ar_status ari_dump_reorder(ar_dump *d, const ari_sample_order *order, size_t ord
         const ari_order_key key = ari_order_of(t->name, d->path);
         if (!strchr("fb", key.pass) || t->sample_rows == 0 || t->ndim == 0)
             continue;
-        for (size_t k = 0; k < orders; k++) {
+        for (size_t k = 0; k < orders && !t->reordered; k++) {
             if (order[k].step == key.step && t->shape[0] == order[k].samples * t->sample_rows)
                 AR_TRY(reorder_tensor(t, order[k].place, &d->arena));
         }

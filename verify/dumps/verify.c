@@ -95,6 +95,7 @@ static ar_status learn_orders(sample_orders *o, const json_t *reference, const j
  *  no JSON), AR_ERR_MEMORY. */
 static ar_status verify_samples(ari_verifying *v)
 {
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
     json_t *said[2] = {NULL, NULL};
     sample_orders orders = {NULL, 0};
     ar_status st = AR_OK;
@@ -104,7 +105,7 @@ static ar_status verify_samples(ari_verifying *v)
             st = ari_json_parse(&said[k], text, strlen(text), ar_dump_path(v->dump[k]));
     }
     if (st == AR_OK && said[0] && said[1])
-        st = learn_orders(&orders, said[0], said[1], &v->arena);
+        st = learn_orders(&orders, said[0], said[1], &arena);
     json_decref(said[0]);
     json_decref(said[1]);
     return st == AR_OK ? ari_dump_reorder(v->dump[1], orders.step, orders.n) : st;
@@ -324,9 +325,8 @@ ar_status ari_verify_align(ar_dump *reference, ar_dump *other)
     ari_verifying v = {.dump = {reference, other}, .report = &report};
     AR_TRY(ari_verify_unwrap(&v));
     AR_TRY(verify_unstack(&v));
-    ar_status st = verify_samples(&v);
-    ari_arena_end(&v.arena, NULL);
-    return st == AR_OK ? ari_verify_name_by_meaning(&v) : st;
+    AR_TRY(verify_samples(&v));
+    return ari_verify_name_by_meaning(&v);
 }
 
 /* --- verify ------------------------------------------------------------------------------------------------------- */
