@@ -106,6 +106,20 @@ class Verdict(Verify):
         self.assertEqual(self.result(*self.pair(frozen, frozen))[1], 0)
         self.assertEqual(self.result(*self.pair(zeros, zeros), "--only", "v.*")[1], 0)
 
+    def test_gradients_without_a_number_prove_nothing(self):
+        none = weight("v.weight:grad", [math.nan] * 300)
+        for name, dead in (("all NaN", [math.nan, math.nan]), ("infinite", [math.inf, -math.inf]),
+                           ("rows that no token reached", [0.0, math.nan]), ("zero beside NaN", [0.0, 0.0])):
+            with self.subTest(name):
+                sides = self.pair({**none, **weight("w.weight:grad", dead)}, {**none, **weight("w.weight:grad", dead)})
+                for chosen in ((), ("--only", "v.*"), ("--rtol", "1e-3")):
+                    self.assertIn("proves nothing: NaN, infinities and zeros are all that",
+                                  self.done(*sides, *chosen, code=2).stderr)
+        alive = {**none, **weight("w.weight:grad", [0.0] * 299 + [1e-30])}
+        self.assertEqual(self.result(*self.pair(alive, alive))[1], 0)
+        self.assertEqual(self.result(*self.pair(weight("v.weight:new", [math.nan]), weight("v.weight:new", [math.nan])))[1], 0)
+        self.assertEqual(self.ran(*self.pair(none, alive)).returncode, 1)
+
     def test_gradients_that_are_no_fp32_are_not_refused(self):
         path = tensor_files.write(self.folder / "complex.safetensors",
                                   {name: ("C64", [2], bytes(16)) for name in ("v.weight:grad", "w.weight:grad")})

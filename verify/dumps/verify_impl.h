@@ -254,8 +254,8 @@ AR_NODISCARD ar_status ari_verify_repeats(int *which, const ar_dump_tensor *refe
 AR_NODISCARD ar_status ari_is_zero(bool *zero, const ar_dump_tensor *t);
 /** True for the loss of a step. */
 bool ari_is_loss(const ar_verify_row *r);
-/** Refuses equality that proves nothing: gradients that are all zero in both dumps, a loss of ln V in all steps,
- *  activations of later steps that are the first one's.
+/** Refuses equality that proves nothing: gradients without a number (verify_proof.h), a loss that is none or ln V in all
+ *  steps, activations of later steps that are the first one's.
  *  Errors: AR_ERR_DATA (says which), those of reading. */
 AR_NODISCARD ar_status ari_verify_refuse_dead(const ari_verifying *v);
 /** *equal: both have one shape and the same bits; *varies: not all elements that were compared are one number. Errors:

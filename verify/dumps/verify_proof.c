@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "verify/dumps/verify_impl.h"
+#include "verify/dumps/verify_proof.h"
 
 ar_status ari_is_zero(bool *zero, const ar_dump_tensor *t)
 {
@@ -19,25 +20,80 @@ ar_status ari_is_zero(bool *zero, const ar_dump_tensor *t)
     return AR_OK;
 }
 
-/* The first gradient that is not ends it. Of gradients that globs chose, zeros may be what is asked for. */
-static ar_status refuse_zero_gradients(const ari_verifying *v)
+/* --- gradients ---------------------------------------------------------------------------------------------------- */
+
+void ari_proof_add(ari_proof *proof, char pass, const ari_value_counts *reference, const ari_value_counts *other)
 {
-    size_t n = 0;
-    bool zero = v->o->only_count == 0;
-    for (size_t i = 0; zero && i < v->report->rows; i++) {
-        if (v->report->row[i].pass != 'g' || ari_is_one_sided(&v->report->row[i]))
-            continue;
-        for (int k = 0; zero && k < 2; k++)
-            AR_TRY(ari_is_zero(&zero, v->sides[i].of[k]));
-        n++;
+    const ari_value_counts *const counts[] = {reference, other};
+    bool zero = true, dead = true;
+    if (pass != 'g')
+        return;
+    for (int k = 0; k < 2; k++) {
+        const ari_value_counts *c = counts[k];
+        zero = zero && c->zeros == c->elements;
+        dead = dead && c->zeros + c->nan + c->inf == c->elements;
     }
-    if (!zero || n < 2)
+    proof->gradients++;
+    proof->zero += zero;
+    proof->dead += dead;
+}
+
+ar_status ari_proof_refuse(const ari_proof *proof, bool chosen)
+{
+    const size_t n = proof->gradients;
+    if (n == 0 || proof->dead < n)
+        return AR_OK;
+    if (proof->zero < n)
+        return ar_error_set(AR_ERR_DATA,
+                            "this comparison proves nothing: NaN, infinities and zeros are all that %s in both dumps; "
+                            "such gradients are the same whatever was computed before them",
+                            n == 1 ? "the gradient has" : "the gradients have");
+    if (n < 2 || chosen)
         return AR_OK;
     return ar_error_set(AR_ERR_DATA,
                         "this comparison proves nothing: all %zu gradients are zero in both dumps; was the backward "
                         "pass run, and are gradients written before they are set to zero?",
                         n);
 }
+
+/* Reads up to the first element that is a finite number other than 0: of such a tensor the rule asks no more. */
+static ar_status count_dead_values(ari_value_counts *counts, const ar_dump_tensor *t)
+{
+    float x[256];
+    *counts = (ari_value_counts){.elements = t->count};
+    if (t->dtype == AR_C64)
+        return AR_OK; /* of which nothing is said */
+    for (size_t start = 0; start < t->count; start += sizeof x / sizeof *x) {
+        const size_t n = t->count - start < sizeof x / sizeof *x ? t->count - start : sizeof x / sizeof *x;
+        AR_TRY(ar_dump_read_f32(t, start, n, x));
+        for (size_t i = 0; i < n; i++) {
+            counts->zeros += x[i] == 0.0f;
+            counts->nan += isnan(x[i]) != 0;
+            counts->inf += isinf(x[i]) != 0;
+        }
+        if (counts->zeros + counts->nan + counts->inf < start + n)
+            return AR_OK;
+    }
+    return AR_OK;
+}
+
+/* The first gradient that has a number ends it. */
+static ar_status refuse_dead_gradients(const ari_verifying *v)
+{
+    ari_proof proof = {0};
+    for (size_t i = 0; proof.dead == proof.gradients && i < v->report->rows; i++) {
+        const ar_verify_row *row = &v->report->row[i];
+        ari_value_counts counts[2];
+        if (row->pass != 'g' || ari_is_one_sided(row))
+            continue;
+        for (int k = 0; k < 2; k++)
+            AR_TRY(count_dead_values(&counts[k], v->sides[i].of[k]));
+        ari_proof_add(&proof, row->pass, &counts[0], &counts[1]);
+    }
+    return ari_proof_refuse(&proof, v->o->only_count > 0);
+}
+
+/* --- losses and steps --------------------------------------------------------------------------------------------- */
 
 /* A run whose loss is no finite number from its first step on has computed nothing that another could differ in. */
 static ar_status refuse_losses_without_number(const ari_verifying *v)
@@ -153,9 +209,9 @@ ar_status ari_verify_refuse_dead(const ari_verifying *v)
 {
     if (!v->report->same)
         return AR_OK;
-    ar_status st = refuse_zero_gradients(v);
+    ar_status st = refuse_losses_without_number(v);
     if (st == AR_OK)
-        st = refuse_losses_without_number(v);
+        st = refuse_dead_gradients(v);
     if (st == AR_OK)
         st = refuse_constant_loss(v);
     if (st == AR_OK)
