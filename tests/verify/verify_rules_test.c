@@ -107,6 +107,55 @@ CLAIM(another_dtype_differs_by_bits_and_is_compared_by_value)
     }
 }
 
+/* Ids, indices, counts, masks: a token that is another one is no rounding, however large its number is. */
+CLAIM(no_tolerance_lets_another_integer_pass)
+{
+    static const int64_t ids[2][2] = {{50000, 7}, {50001, 7}};
+    static const int32_t counts[2][2] = {{50000, 7}, {50001, 7}};
+    static const uint8_t bytes[2][2] = {{200, 7}, {201, 7}}, masks[2][2] = {{1, 1}, {0, 1}};
+    static const float values[2][2] = {{50000.0f, 7.0f}, {50001.0f, 7.0f}};
+    const struct {
+        ar_dtype dtype[2];
+        const void *data[2];
+        bool same;
+    } cases[] = {{{AR_I64, AR_I64}, {ids[0], ids[1]}, false},    {{AR_I32, AR_I32}, {counts[0], counts[1]}, false},
+                 {{AR_U8, AR_U8}, {bytes[0], bytes[1]}, false},  {{AR_BOOL, AR_BOOL}, {masks[0], masks[1]}, false},
+                 {{AR_I64, AR_I32}, {ids[0], counts[0]}, true},  {{AR_I64, AR_I32}, {ids[0], counts[1]}, false},
+                 {{AR_I64, AR_F32}, {ids[0], values[1]}, false}, {{AR_F32, AR_F32}, {values[0], values[1]}, true}};
+    const double much = 2.0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const ar_st_tensor a = vector_of("x", cases[i].dtype[0], 2, cases[i].data[0]),
+                           b = vector_of("x", cases[i].dtype[1], 2, cases[i].data[1]),
+                           allows = {.name = "x", .dtype = AR_F64, .ndim = 0, .data = &much};
+        const ar_verify_options tolerance = {.rule = AR_VERIFY_TOLERANCE, .rtol = 1.0, .atol = 2.0};
+        for (int measured = 0; measured < 2; measured++) {
+            OWNED(ar_verify_report_destroy)
+            ar_verify_report *r =
+                verify_tensors(measured ? (ar_verify_options){.rule = AR_VERIFY_SENSITIVITY} : tolerance,
+                               (files){&a, &b, 1, 1, measured ? &allows : NULL, (size_t)measured});
+            cr_expect_eq(r->same, cases[i].same, "case %zu, measured %d", i, measured);
+        }
+    }
+    const ar_st_tensor a = vector_of("x", AR_I64, 2, ids[0]), b = vector_of("x", AR_I64, 2, ids[1]);
+    for (uint64_t ulp = 0; ulp < 2; ulp++) {
+        OWNED(ar_verify_report_destroy)
+        ar_verify_report *r =
+            verify_tensors((ar_verify_options){.rule = AR_VERIFY_ULP, .ulp = ulp}, (files){&a, &b, 1, 1, NULL, 0});
+        cr_expect_eq(r->same, ulp == 1);
+    }
+    const ar_st_tensor on = vector_of("x", AR_BOOL, 2, masks[0]), off = vector_of("x", AR_BOOL, 2, masks[1]);
+    OWNED(ar_verify_report_destroy)
+    ar_verify_report *r =
+        verify_tensors((ar_verify_options){.rule = AR_VERIFY_ULP, .ulp = 1}, (files){&on, &off, 1, 1, NULL, 0});
+    cr_expect(!r->same, "a mask has no steps");
+    ar_verify_report_destroy(r);
+    /* An allowance says nothing of integers, and need not. */
+    const ar_st_tensor two[] = {a, vector_of("y", AR_F32, 2, values[0])},
+                       allows = {.name = "y", .dtype = AR_F64, .ndim = 0, .data = &much};
+    r = verify_tensors((ar_verify_options){.rule = AR_VERIFY_SENSITIVITY}, (files){two, two, 2, 2, &allows, 1});
+    cr_expect(r->same);
+}
+
 CLAIM(what_one_side_lacks_makes_the_result_different)
 {
     const ar_st_tensor a[] = {vector_of("x", AR_F32, 2, ones), vector_of("y", AR_F32, 2, ones)};

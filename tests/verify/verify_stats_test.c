@@ -129,7 +129,7 @@ CLAIM(integers_are_compared_by_value_beyond_what_binary64_holds)
     const int64_t a[] = {INT64_MAX - 1, 5}, b[] = {INT64_MAX, 5};
     const ar_verify_options within = {.rule = AR_VERIFY_TOLERANCE, .atol = 0.5};
     OWNED(ar_verify_report_destroy) ar_verify_report *r = verify_vectors(within, AR_I64, 2, a, b);
-    cr_expect(!r->same && r->row[0].max_abs == 1.0 && r->row[0].elements_different == 1 && r->row[0].ratio == 2.0);
+    cr_expect(!r->same && r->row[0].max_abs == 1.0 && r->row[0].elements_different == 1 && isinf(r->row[0].ratio));
 }
 
 CLAIM(complex_numbers_are_pairs)

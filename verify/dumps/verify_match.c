@@ -324,10 +324,13 @@ static ar_status make_pair(ari_verifying *v, ar_verify_row *row, ari_sides *s)
         p->side[k] = s->of[k];
         p->format[k] = ari_format_of(s->of[k]->dtype);
     }
-    if (o->rule == AR_VERIFY_SENSITIVITY) {
-        p->rule.rtol = 0.0;
+    const bool has_bool = row->dtype == AR_BOOL || row->other_dtype == AR_BOOL;
+    const bool has_integers = !p->format[0].is_float || !p->format[1].is_float;
+    if (has_integers || o->rule == AR_VERIFY_SENSITIVITY)
+        p->rule.rtol = p->rule.atol = 0.0; /* ids, indices and counts have no rounding that a tolerance is for */
+    p->rule.ulp = has_bool ? 0 : p->rule.ulp;
+    if (!has_integers && o->rule == AR_VERIFY_SENSITIVITY)
         AR_TRY(allowance_of(v, s, &p->rule.atol));
-    }
     p->numbers = row->elements;
     p->blocks = (p->numbers + ARI_SCAN_BLOCK - 1) / ARI_SCAN_BLOCK;
     ari_deviation_init(&p->tally);

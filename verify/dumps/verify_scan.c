@@ -505,7 +505,7 @@ static void tell_progress(void *user, size_t done)
 static bool may_be_doubted(const ari_pair *pair)
 {
     const ar_verify_row *r = pair->row;
-    return r->pass == 'n' && r->step <= ARI_DOUBT_STEPS && pair->tally.different > 0;
+    return r->pass == 'n' && r->step <= ARI_DOUBT_STEPS && pair->tally.different > 0 && pair->format[0].is_float;
 }
 
 static bool may_allow(const ari_verifying *v)
