@@ -243,6 +243,53 @@ CLAIM(a_factor_on_all_elements_is_seen_beneath_their_errors)
     cr_expect(r->same, "the rule allows a factor");
 }
 
+/* A tensor that is the same in both, and one of the same kind, in the reference `size` of it and in the other `other`.
+ * allowed: by a file; 0: by a tolerance. */
+static bool is_same_beside_larger(const char *kind, double size, double other, double allowed)
+{
+    enum { N = 1024 };
+    float large[N], a[N], b[N];
+    char names[2][16];
+    const double rule[] = {allowed, allowed};
+    for (size_t i = 0; i < N; i++) {
+        large[i] = noise(i);
+        a[i] = (float)size * noise(i + N);
+        b[i] = (float)other * noise(i + N);
+    }
+    snprintf(names[0], sizeof names[0], "w:%s", kind);
+    snprintf(names[1], sizeof names[1], "k:%s", kind);
+    const ar_st_tensor reference[] = {vector_of(names[0], AR_F32, N, large), vector_of(names[1], AR_F32, N, a)};
+    const ar_st_tensor of_other[] = {reference[0], vector_of(names[1], AR_F32, N, b)};
+    const ar_st_tensor allows[] = {{.name = names[0], .dtype = AR_F64, .ndim = 0, .data = &rule[0]},
+                                   {.name = names[1], .dtype = AR_F64, .ndim = 0, .data = &rule[1]}};
+    const ar_verify_options by_file = {.rule = AR_VERIFY_SENSITIVITY},
+                            by_tolerance = {.rule = AR_VERIFY_TOLERANCE, .rtol = 1e-4, .atol = 2e-5};
+    OWNED(ar_verify_report_destroy)
+    ar_verify_report *r = verify_tensors(allowed > 0.0 ? by_file : by_tolerance,
+                                         (files){reference, of_other, 2, 2, allowed > 0.0 ? allows : NULL, 2});
+    return r->same;
+}
+
+/* The gradient of a router that chooses one expert, of a bias of keys or before a norm, is zero: what a run has of it is
+ * rounding, and another run has exact zeros, or a part of it. */
+CLAIM(what_rounding_leaves_of_zero_has_no_factor)
+{
+    static const char *const kinds[] = {"grad", "bwd", "m"};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        for (int file = 0; file < 2; file++) {
+            const double allowed = file ? 2e-5 : 0.0;
+            cr_expect(is_same_beside_larger(kinds[i], 1e-9, 0.0, allowed), "%s, zeros", kinds[i]);
+            cr_expect(is_same_beside_larger(kinds[i], 1e-9, 0.9e-9, allowed), "%s, a part", kinds[i]);
+            cr_expect(is_same_beside_larger(kinds[i], 1e-6, -1e-6, allowed), "%s, another sign", kinds[i]);
+            cr_expect(!is_same_beside_larger(kinds[i], 1.9e-5, 0.0, allowed), "%s, a 50,000th is a gradient", kinds[i]);
+            cr_expect(!is_same_beside_larger(kinds[i], 1e-9, 1.9e-5, allowed), "%s, as the other has", kinds[i]);
+        }
+    }
+    cr_expect(is_same_beside_larger("v", 1e-12, 0.0, 0.0), "a square");
+    cr_expect(!is_same_beside_larger("v", 1e-8, 0.0, 0.0), "of a gradient that is a 10,000th");
+    cr_expect(!is_same_beside_larger("fwd", 1e-9, 0.0, 0.0), "of outputs nothing is known to be zero");
+}
+
 /* The report on a tensor of ones and 0.99 against ones, allowed so much by a file for this arithmetic. */
 static ar_verify_report *verify_allowed(double allowed, const char *arithmetic)
 {

@@ -54,10 +54,10 @@ ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step)
     return AR_OK;
 }
 
-ar_status ari_doubt_gradient(double *rms, const ar_dump *reference, int step)
+ar_status ari_largest_rms(double *rms, const ar_dump *reference, const char *passes, int step)
 {
     *rms = 0.0;
-    for (ari_walk w = ari_walk_of(reference, NULL, "g", step); ari_walk_next(&w);) {
+    for (ari_walk w = ari_walk_of(reference, NULL, passes, step); ari_walk_next(&w);) {
         double squares = 0.0;
         ari_beside b = ari_beside_of(&w.t, 1, 0, w.t->count);
         while (ari_beside_next(&b))

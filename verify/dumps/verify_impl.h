@@ -94,8 +94,9 @@ typedef struct ari_doubt {
 } ari_doubt;
 /** The reference's R of a step; 0 if it lacks the weights before or after it. Errors: those of reading. */
 AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step);
-/** The largest root mean square of a gradient of the reference in a step; 0: it has none. Errors: those of reading. */
-AR_NODISCARD ar_status ari_doubt_gradient(double *rms, const ar_dump *reference, int step);
+/** The largest root mean square of a tensor of these passes ("g") of the reference in a step; 0: it has none. Errors:
+ *  those of reading. */
+AR_NODISCARD ar_status ari_largest_rms(double *rms, const ar_dump *reference, const char *passes, int step);
 /** Of an output y = W x + b of a later step, whose weights are those of both dumps before it; NULL: none. In the arena.
  *  Errors: those of reading; AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,
@@ -203,6 +204,8 @@ typedef struct ari_verifying {
     double reduced;          /* round-off of the format in which gradients are reduced; 0: of their own */
     const char **orthogonal; /* [orthogonals] parameters whose update is orthogonalised in 16 bits */
     size_t orthogonals;
+    double largest[4]; /* ari_largest_rms of "b", "g", "m", "v" in a step; 0: not read yet */
+    int largest_step;
 } ari_verifying;
 
 /** True if only one of the two dumps has the tensor. */
@@ -233,7 +236,7 @@ double ari_orthogonal_part(const ari_verifying *v, const char *name, size_t stem
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
 /* Sizes of a step of the reference, read when first asked for; below 0: not yet. */
 typedef struct ari_step_size {
-    double reach, gradient; /* ari_doubt_reach, ari_doubt_gradient */
+    double reach, gradient; /* ari_doubt_reach, ari_largest_rms of gradients */
 } ari_step_size;
 /** True if all of the other's moments are numbers of bf16, beyond chance, and the reference's are not. Errors: those of
  *  reading. */

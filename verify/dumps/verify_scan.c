@@ -48,24 +48,56 @@ static bool has_factor(const ari_pair *pair)
            r->rms_reference > 0.0 && r->max_reference > 0.0 && isfinite(r->scale);
 }
 
+/* A gradient that is zero but for rounding, as that of a bias before a norm, differs by all of itself. What is left of
+ * a sum of 2^16 terms that cancel is 256 roundings of their size, that of the largest gradient of the step; with fewer
+ * bits, where sums are kept in more of them, a 64th of it. */
+static const double ROUNDINGS = 256.0, MOST_ROUNDED = 0x1p-6;
+
+/* True if the reference's gradient or moment is no more than what rounding leaves of zero: then no number is its factor,
+ * and exact zeros are as right as it is. */
+static ar_status is_only_rounding(bool *only, ari_verifying *v, const ar_verify_row *r)
+{
+    static const char passes[] = "bgmv";
+    const char *pass = strchr(passes, r->pass);
+    const double part = fmin(ROUNDINGS * v->roundoff, MOST_ROUNDED);
+    *only = false;
+    if (!pass)
+        return AR_OK;
+    if (v->largest_step != r->step)
+        v->largest_step = r->step, memset(v->largest, 0, sizeof v->largest);
+    double *largest = &v->largest[pass - passes];
+    if (*largest == 0.0)
+        AR_TRY(ari_largest_rms(largest, v->dump[0], (char[]){r->pass, '\0'}, r->step));
+    const double size = r->rms_reference * fmax(1.0, fabs(r->scale)); /* of both */
+    *only = size <= (r->pass == 'v' ? part * part : part) * *largest;
+    return AR_OK;
+}
+
 /* Judges all elements of a pair together by their factor. */
-static void verify_judge_factor(const ari_verifying *v, const ari_pair *pair)
+static ar_status verify_judge_factor(ari_verifying *v, const ari_pair *pair)
 {
     ar_verify_row *r = pair->row;
     const bool by_amount = v->o->rule == AR_VERIFY_TOLERANCE || v->o->rule == AR_VERIFY_SENSITIVITY;
+    bool only_rounding = false;
     if (!by_amount || pair->rule.rule == AR_VERIFY_BITS || r->state != AR_VERIFY_SAME || !has_factor(pair))
-        return;
+        return AR_OK;
     const double off = fabs(r->scale - 1.0), all = r->rms / r->rms_reference;
     const double rest = sqrt(fmax(all * all - off * off, 0.0));
     const double part = r->rms_reference / r->max_reference, count = (double)r->elements * part * part;
     const double errors = DEVIATIONS * rest / sqrt(count);
     r->factor_allowed = fmax(fmax(errors, v->roundoff + SYSTEMATIC), pair->rule.rtol);
     if (rest > REST || !(off > r->factor_allowed))
-        return;
+        return AR_OK;
+    AR_TRY(is_only_rounding(&only_rounding, v, r));
+    if (only_rounding) {
+        r->factor_allowed = 0.0;
+        return AR_OK;
+    }
     r->state = AR_VERIFY_DIFFERENT;
     r->off_by_factor = true;
     r->elements_different = r->elements;
     r->ratio = off / r->factor_allowed;
+    return AR_OK;
 }
 
 /* --- an allowance that says nothing ------------------------------------------------------------------------------- */
@@ -108,9 +140,6 @@ static void verify_find_unjudged(const ari_verifying *v)
 /* A gradient is right if its difference has at most this part of its own root mean square: then only its smallest
  * elements are rounding. Right runs have 1e-6 in fp32 and some hundredths in bf16, a missing all-reduce about 1. */
 static const double RIGHT_PART = 0.125;
-/* A gradient that is zero but for rounding, as that of a bias before a norm, differs by all of itself. What is left of
- * a sum of 2^16 terms that cancel is 256 roundings of their size, that of the step's largest gradient. */
-static const double ROUNDINGS = 256.0;
 /* Right runs excuse at most 1 % of their new weights (tests/pytorch/trial.py), those of a missing all-reduce whose
  * gradients are within a tolerance, more than half: then nothing of the update was compared. */
 static const double EXCUSED_PART = 0.125;
@@ -136,7 +165,7 @@ static ar_status is_rounding(bool *rounding, const ari_verifying *v, const ari_p
     if (*rounding || !same)
         return AR_OK;
     if (size->gradient < 0.0)
-        AR_TRY(ari_doubt_gradient(&size->gradient, v->dump[0], r->step));
+        AR_TRY(ari_largest_rms(&size->gradient, v->dump[0], "g", r->step));
     *rounding = r->rms <= ROUNDINGS * v->roundoff * size->gradient;
     return AR_OK;
 }
@@ -611,7 +640,7 @@ static ar_status measure(pass *p, size_t tasks, double from, double share)
     AR_TRY(run_pass(p, tasks, stats_task, from, share, "measuring differences"));
     for (size_t i = 0; i < p->pairs; i++) {
         fill_row(p->pair[i]);
-        verify_judge_factor(p->v, p->pair[i]);
+        AR_TRY(verify_judge_factor(p->v, p->pair[i]));
     }
     return AR_OK;
 }

@@ -227,7 +227,25 @@ def is_rounding(case: Case) -> bool:
     """Whether nothing is further off than another order of sums takes it."""
     if case.runs.exact or case.reference.dtype.kind != "f" or not case.off.any():
         return False
-    return bool((np.abs(case.val - case.ref) <= case.rounding(case.ref)).all())
+    return bool((np.abs(case.val - case.ref) <= case.rounding(case.ref)).all()) or _is_left_of_zero(case)
+
+
+# What rounding leaves of a gradient that is zero, in parts of the step's largest one: so many roundings, and at most.
+LEFT_ROUNDINGS, LEFT_MOST = 256.0, 2.0 ** -6
+
+
+def _is_left_of_zero(case: Case) -> bool:
+    """Whether a gradient is no more in either run than what rounding leaves of zero, beside others of its step."""
+    name, runs = case.name, case.runs
+    if name.kind not in (*BACKWARD, "m") or not np.isfinite(case.val).all() or not np.isfinite(case.ref).all():
+        return False
+    size = max(float(np.sqrt((x ** 2).mean())) for x in (case.ref, case.val))
+    least = size / min(LEFT_ROUNDINGS * case.unit, LEFT_MOST)
+    alike = [text for text in runs.reference if (own := Name.of(text)).kind == name.kind and own.step == name.step]
+    told = (float(runs.row(text).get("rms_reference") or 0.0) for text in alike)
+    return any(rms >= least for rms in told) or any(
+        float(np.sqrt((np.asarray(runs.reference[text], np.float64) ** 2).mean())) >= least
+        for text in alike[:MOST_READ])
 
 
 def _reported_as_rounding(run: Run, name: str) -> bool:

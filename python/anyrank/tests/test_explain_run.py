@@ -149,3 +149,21 @@ def test_vectors_are_asked_how_gradients_are_added_up(tmp_path: pathlib.Path) ->
     assert finding(tmp_path, "a.weight:grad", reference, other) == ("counted_twice", "possible", "b.bias:grad")
     elsewhere = {**other, "a:bwd": random.normal(size=(4, 6, 8))}  # the gradients follow from this one
     assert finding(tmp_path, "a.weight:grad", reference, elsewhere)[0] == "unknown"
+
+
+def test_a_gradient_that_rounding_leaves_of_zero_is_no_lost_one(tmp_path: pathlib.Path) -> None:
+    random = np.random.default_rng(5)
+    w, k = random.normal(size=(40, 30)), random.normal(size=40)
+
+    def cause_of(reference: Arrays, other: Arrays) -> tuple[str, str]:
+        report = {"first": {"tensor": "k.bias:grad"}, "worst": [
+            {"tensor": name, "state": "different"} for name in reference if (reference[name] != other[name]).any()]}
+        a, b = Held(reference, tmp_path), Held(other, tmp_path)
+        found = explain_run(typing.cast(typing.Any, a), typing.cast(typing.Any, b), report)
+        return found.tensor, found.answer.cause
+
+    for size, zeros in ((1e-9, "rounding"), (1e-3, "no_gradient")):
+        assert cause_of({"k.bias:grad": size * k, "w:grad": w}, {"k.bias:grad": 0.0 * k, "w:grad": w}) == (
+            "k.bias:grad", zeros)
+    assert cause_of({"k.bias:grad": 1e-9 * k, "w:grad": w}, {"k.bias:grad": k, "w:grad": w})[1] != "rounding"
+    assert cause_of({"k.bias:grad": 1e-9 * k, "w:grad": w}, {"k.bias:grad": 0.0 * k, "w:grad": 2.0 * w})[0] == "w:grad"
