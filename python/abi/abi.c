@@ -270,7 +270,7 @@ static json_t *sketch_json(const ar_sketch_tensor *t)
                      ar_dtype_name(s->dtype), "shape", ari_json_sizes(s->shape, (size_t)s->ndim), "digest", digest,
                      "zeros", (json_int_t)s->zeros, "nan", (json_int_t)s->nan, "inf", (json_int_t)s->inf, "sum",
                      ari_json_number(s->sum), "sum_squares", ari_json_number(s->sum_squares), "max_abs",
-                     ari_json_number(s->max_abs), "summed", (int)t->summed, "copies", t->copies, "differing",
+                     ari_json_number(s->max_abs), "summed", (int)s->summed, "copies", t->copies, "differing",
                      t->differing, "left_out", t->left_out);
 }
 

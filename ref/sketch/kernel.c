@@ -9,8 +9,8 @@
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
 
-/* Elements enter in groups of 64 whose first index is a multiple of 64: one hash of the group's number gives all signs,
- * the rotation of the buckets and the keys, which constants of each lane vary. */
+/* Elements enter in groups of 64 whose first index is a multiple of 64. One hash of the group's number gives its key, all
+ * signs and the rotations of the buckets; a lane is an element's position in its group. */
 enum { GROUP = AR_SKETCH_GROUP, BUCKETS = AR_SKETCH_BUCKETS };
 /* Into each of the clones of ARI_SIMD. */
 #define INLINED static inline __attribute__((always_inline))
@@ -21,31 +21,35 @@ INLINED uint64_t random_bits(uint64_t x)
     return ari_splitmix(&x);
 }
 
-/* The keys of a group: key[0] is added to an element's bits, the others are the halves of what they are multiplied by. */
 typedef struct keys {
-    uint32_t key[3];
-    uint32_t turn; /* of the buckets, by exclusive or */
-    uint64_t signs;
+    uint64_t factor;      /* of the group in the digest; odd */
+    uint64_t signs;       /* bit j: the sign of lane j in its bucket */
+    uint32_t rotation[2]; /* of the buckets of lanes [0, 32) and [32, 64) */
 } keys;
+
+INLINED uint64_t factor_of(uint64_t group)
+{
+    return random_bits(group) | 1;
+}
 
 static keys keys_of(uint64_t group)
 {
     const uint64_t a = random_bits(group), b = random_bits(a), c = random_bits(b);
-    return (keys){{(uint32_t)a, (uint32_t)(a >> 32), (uint32_t)b}, (uint32_t)(b >> 32) % BUCKETS, c};
+    return (keys){factor_of(group), b, {(uint32_t)c % BUCKETS, (uint32_t)(c >> 32) % BUCKETS}};
 }
 
-/* Lane j's constants: random_bits(2^32 + j), and of that. */
+/* Lane j's factor in the digest, by halves. Its last six bits are j, so the difference of two factors has at most five
+ * trailing zeros, and no product of it with a group's key loses more than these. */
 typedef struct lanes {
-    uint32_t key[3][GROUP];
+    uint32_t low[GROUP], high[GROUP];
 } lanes;
 
 static void lanes_init(lanes *l)
 {
     for (uint64_t j = 0; j < GROUP; j++) {
-        const uint64_t a = random_bits((UINT64_C(1) << 32) + j), b = random_bits(a);
-        l->key[0][j] = (uint32_t)a;
-        l->key[1][j] = (uint32_t)(a >> 32);
-        l->key[2][j] = (uint32_t)b;
+        const uint64_t factor = random_bits((UINT64_C(1) << 32) + j) / GROUP * GROUP + j;
+        l->low[j] = (uint32_t)factor;
+        l->high[j] = (uint32_t)(factor >> 32);
     }
 }
 
@@ -58,44 +62,53 @@ typedef struct group {
 
 /* Sums over groups of one block and row. */
 typedef struct sums {
-    uint64_t digest, row, zeros;
+    uint64_t digest, zeros;
     double sum, squares, largest;
 } sums;
 
-/* mix(i, u) of lanes [first, end), and of that the upper halves for the row. The multiplier is odd, so that an element's
- * other bits give another product; the shift spreads the sign. */
-INLINED void mix(sums *s, const uint32_t *bits, const lanes *l, const uint32_t *key, int first, int end)
+/* A one-to-one map of 32 bits after which a change of any bit, the sign included, reaches the lowest ones. */
+INLINED uint32_t spread(uint32_t u)
 {
-    uint64_t digest = 0, row = 0;
-    for (int j = first; j < end; j++) {
-        const uint32_t u = (bits[j] ^ bits[j] >> 16) ^ (l->key[0][j] ^ key[0]);
-        const uint64_t low = (uint64_t)u * ((l->key[1][j] ^ key[1]) | 1u);
-        const uint64_t f = low + ((uint64_t)(uint32_t)(u * (l->key[2][j] ^ key[2])) << 32);
-        digest += f;
-        row += f >> 32;
-    }
-    s->digest += digest;
-    s->row += row;
+    u = (u ^ u >> 16) * 0x9e3779b1u;
+    return u ^ u >> 15;
 }
 
-/* Sums of floats. Lane j of 32 enters bucket j ^ turn, with lane j + 32. */
+/* mix(i, u) of lanes [first, end): the group's key times the sum of spread(u) times the lane's factor. */
+INLINED void mix(sums *s, const uint32_t *bits, const lanes *l, uint64_t factor, int first, int end)
+{
+    uint64_t low = 0;
+    uint32_t high = 0;
+    for (int j = first; j < end; j++) {
+        const uint32_t u = spread(bits[j]);
+        low += (uint64_t)u * l->low[j];
+        high += u * l->high[j];
+    }
+    s->digest += factor * (low + ((uint64_t)high << 32));
+}
+
+/* Sums of floats. A half of a group is written twice, one after the other, so that reading from inside rotates it. */
 INLINED void add_floats(sums *s, double *bucket, const float *value, const keys *k)
 {
     uint32_t largest = 0, zeros = 0; /* of the bits without the sign, which are ordered as the magnitudes are */
-    double sum[8] = {0}, squares[8] = {0}, signed_pair[BUCKETS];
+    double sum[8] = {0}, squares[8] = {0};
     const uint32_t low = (uint32_t)k->signs, high = (uint32_t)(k->signs >> 32);
-    float turned[GROUP];
+    float twice[2][2 * BUCKETS];
     for (int j = 0; j < BUCKETS; j++) {
-        turned[j] = ari_float32(ari_bits32(value[j]) ^ (low << (31 - j) & 0x80000000u));
-        turned[j + BUCKETS] = ari_float32(ari_bits32(value[j + BUCKETS]) ^ (high << (31 - j) & 0x80000000u));
+        const float x = ari_float32(ari_bits32(value[j]) ^ (low << (31 - j) & 0x80000000u));
+        const float y = ari_float32(ari_bits32(value[j + BUCKETS]) ^ (high << (31 - j) & 0x80000000u));
+        twice[0][j] = x;
+        twice[0][j + BUCKETS] = x;
+        twice[1][j] = y;
+        twice[1][j + BUCKETS] = y;
     }
+    const float *x = twice[0] + BUCKETS - k->rotation[0], *y = twice[1] + BUCKETS - k->rotation[1];
     for (int j = 0; j < BUCKETS; j++)
-        signed_pair[j] = (double)turned[j] + (double)turned[j + BUCKETS];
+        bucket[j] += (double)x[j] + (double)y[j];
     for (int j = 0; j < GROUP; j += 8) {
         for (int i = 0; i < 8; i++) {
-            const double x = (double)value[j + i];
-            sum[i] += x;
-            squares[i] += x * x;
+            const double v = (double)value[j + i];
+            sum[i] += v;
+            squares[i] += v * v;
         }
     }
     for (int j = 0; j < GROUP; j++) {
@@ -103,8 +116,6 @@ INLINED void add_floats(sums *s, double *bucket, const float *value, const keys 
         largest = magnitude > largest ? magnitude : largest;
         zeros += magnitude == 0;
     }
-    for (int j = 0; j < BUCKETS; j++)
-        bucket[j ^ (int)k->turn] += signed_pair[j];
     for (int i = 0; i < 8; i++) {
         s->sum += sum[i];
         s->squares += squares[i];
@@ -117,9 +128,14 @@ INLINED void add_floats(sums *s, double *bucket, const float *value, const keys 
 /* The same of values that no float has. */
 static void add_wide(sums *s, double *bucket, const double *value, const keys *k)
 {
+    for (uint32_t half = 0; half < 2; half++) {
+        const double *x = value + half * BUCKETS;
+        const uint32_t signs = (uint32_t)(k->signs >> half * BUCKETS);
+        for (uint32_t j = 0; j < BUCKETS; j++)
+            bucket[(j + k->rotation[half]) % BUCKETS] += signs >> j & 1 ? -x[j] : x[j];
+    }
     for (int j = 0; j < GROUP; j++) {
         const double x = value[j];
-        bucket[(j % BUCKETS) ^ (int)k->turn] += k->signs >> j & 1 ? -x : x;
         s->sum += x;
         s->squares += x * x;
         s->zeros += x == 0.0;
@@ -160,7 +176,7 @@ INLINED size_t add_groups_of(sums *s, double *bucket, const lanes *l, const unsi
         if (!load_floats(bits, value, p + i * bytes, t))
             return i;
         const keys k = keys_of(number + i);
-        mix(s, bits, l, k.key, 0, GROUP);
+        mix(s, bits, l, k.factor, 0, GROUP);
         add_floats(s, bucket, value, &k);
     }
     return n;
@@ -254,17 +270,16 @@ static void add_group(ar_sketch *s, sums *sum, double *bucket, const lanes *l, g
                       int end)
 {
     const keys k = keys_of(number);
-    mix(sum, g->bits, l, k.key, first, end);
-    if (has_high_bits(s->dtype)) { /* by other keys, as another group's */
-        const keys other = keys_of(~number);
-        mix(sum, g->high, l, other.key, first, end);
-    }
+    mix(sum, g->bits, l, k.factor, first, end);
+    if (has_high_bits(s->dtype)) /* by another key, as another group's */
+        mix(sum, g->high, l, factor_of(~number), first, end);
     for (int j = first; j < end; j++) {
         double x = is_short_float(s->dtype) ? (double)g->value[j] : g->wide[j];
         if (isfinite(x))
             continue;
         s->nan += isnan(x) != 0;
         s->inf += isinf(x) != 0;
+        s->places += random_bits(4 * (number * GROUP + (uint64_t)j) + (isnan(x) ? 1u : x > 0.0 ? 2u : 3u));
         g->value[j] = 0.0f;
         g->wide[j] = 0.0;
         sum->zeros--;
@@ -337,7 +352,7 @@ static void add_run(ar_sketch *s, const lanes *l, const run *r)
     }
     s->digest += sum.digest;
     if (s->rows > 0)
-        s->row_digest[r->index / s->row] += (uint32_t)sum.row;
+        s->row_digest[r->index / s->row] += (uint32_t)sum.digest;
     s->count += r->n;
     s->zeros += sum.zeros;
     s->sum += sum.sum;

@@ -79,11 +79,15 @@ ar_status ar_sketch_merge(ar_sketch *s, const ar_sketch *part, bool summand)
     for (size_t i = 0; i < s->rows; i++)
         s->row_digest[i] += part->row_digest[i];
     s->digest += part->digest;
+    s->places += part->places;
     s->nan += part->nan;
     s->inf += part->inf;
     s->sum += part->sum;
-    if (summand) /* other figures of a sum do not follow from those of its summands */
+    if (summand || part->summed) { /* other figures of a sum do not follow from those of its summands */
+        s->summed = true;
+        s->max_abs += part->max_abs;
         return AR_OK;
+    }
     s->count += part->count;
     s->zeros += part->zeros;
     s->sum_squares += part->sum_squares;
@@ -96,16 +100,51 @@ ar_status ar_sketch_merge(ar_sketch *s, const ar_sketch *part, bool summand)
     return AR_OK;
 }
 
-/* Sums of squares and products of a block's buckets. */
+static double largest_bucket(const ar_sketch *s)
+{
+    double largest = 0.0;
+    for (size_t i = 0; i < s->blocks * BUCKETS; i++)
+        largest = fabs(s->bucket[i]) > largest || isnan(s->bucket[i]) ? fabs(s->bucket[i]) : largest;
+    return largest;
+}
+
+/* The power of two by which buckets are multiplied, so that no square overflows and none that matters underflows. Sums of
+ * finite elements that are infinite stay so. */
+static double scale_of(double largest)
+{
+    return largest > 0.0 && isfinite(largest) ? ldexp(1.0, -ilogb(largest)) : 1.0;
+}
+
+/* The root of the sum of squares: exact where the squares of the elements are known and neither overflow nor underflow,
+ * else estimated from the buckets. */
+static double norm_of(double *error, const ar_sketch *s)
+{
+    *error = 0.0;
+    if (!s->summed && (s->max_abs == 0.0 || (s->sum_squares > 1e-290 && isfinite(s->sum_squares))))
+        return sqrt(s->sum_squares);
+    const double scale = scale_of(largest_bucket(s));
+    double squares = 0.0, fourth = 0.0;
+    for (size_t b = 0; b < s->blocks; b++) {
+        double block = 0.0;
+        for (size_t i = b * BUCKETS; i < (b + 1) * BUCKETS; i++)
+            block += s->bucket[i] * scale * (s->bucket[i] * scale);
+        squares += block;
+        fourth += block * block;
+    }
+    *error = squares > 0.0 ? 0.5 * sqrt(2.0 / BUCKETS * fourth) / squares : 0.0;
+    return sqrt(squares) / scale;
+}
+
+/* Sums of squares and products of a block's buckets, all of them times `scale`. */
 typedef struct products {
     double aa, ab, dd;
 } products;
 
-static products block_products(const ar_sketch *a, const ar_sketch *b, size_t block)
+static products block_products(const ar_sketch *a, const ar_sketch *b, size_t block, double scale)
 {
     products p = {0};
     for (size_t i = block * BUCKETS; i < (block + 1) * BUCKETS; i++) {
-        const double x = a->bucket[i], y = b->bucket[i];
+        const double x = a->bucket[i] * scale, y = b->bucket[i] * scale;
         p.aa += x * x;
         p.ab += x * y;
         p.dd += (y - x) * (y - x);
@@ -113,15 +152,28 @@ static products block_products(const ar_sketch *a, const ar_sketch *b, size_t bl
     return p;
 }
 
+/* Rows whose digests differ, where both have digests of the same type. */
+static void compare_rows(ar_sketch_difference *d, const ar_sketch *a, const ar_sketch *b)
+{
+    d->row = SIZE_MAX;
+    for (size_t i = a->rows; i-- > 0 && a->dtype == b->dtype && !a->summed && !b->summed;) {
+        if (a->row_digest[i] != b->row_digest[i]) {
+            d->rows++;
+            d->row = i;
+        }
+    }
+}
+
 ar_status ar_sketch_compare(ar_sketch_difference *d, const ar_sketch *a, const ar_sketch *b)
 {
     AR_TRY(check_shapes(a, b));
-    *d = (ar_sketch_difference){.same_bits = a->dtype == b->dtype && a->digest == b->digest && a->count == b->count,
-                                .row = SIZE_MAX,
-                                .norm_a = sqrt(a->sum_squares)};
+    const bool digests = a->dtype == b->dtype && !a->summed && !b->summed;
+    *d = (ar_sketch_difference){.same_bits = digests && a->digest == b->digest && a->count == b->count};
+    d->norm_a = norm_of(&d->norm_a_error, a);
+    const double scale = scale_of(fmax(largest_bucket(a), largest_bucket(b)));
     double aa = 0.0, ab = 0.0, dd = 0.0, fourth = 0.0, largest = 0.0, left = 0.0;
     for (size_t i = 0; i < a->blocks; i++) {
-        const products p = block_products(a, b, i);
+        const products p = block_products(a, b, i, scale);
         aa += p.aa;
         ab += p.ab;
         dd += p.dd;
@@ -129,23 +181,18 @@ ar_status ar_sketch_compare(ar_sketch_difference *d, const ar_sketch *a, const a
         d->block = p.dd > largest ? i : d->block;
         largest = p.dd > largest ? p.dd : largest;
     }
-    d->norm = sqrt(dd);
+    d->norm = sqrt(dd) / scale;
     d->factor = aa > 0.0 ? ab / aa : (double)NAN;
     d->block_share = dd > 0.0 ? largest / dd : 0.0;
     /* var(dd) <= sum over blocks of 2/32 dd_b^2, and a root has half the relative error of its square. */
     d->norm_error = dd > 0.0 ? 0.5 * sqrt(2.0 / BUCKETS * fourth) / dd : 0.0;
     for (size_t i = 0; i < a->blocks; i++)
-        d->blocks += block_products(a, b, i).dd > 1e-6 * largest;
+        d->blocks += block_products(a, b, i, scale).dd > 1e-6 * largest;
     for (size_t i = 0; i < a->blocks * BUCKETS && aa > 0.0; i++) {
-        const double x = b->bucket[i] - d->factor * a->bucket[i];
+        const double x = (b->bucket[i] - d->factor * a->bucket[i]) * scale;
         left += x * x;
     }
     d->factor_left = dd > 0.0 ? sqrt(left / dd) : 0.0;
-    for (size_t i = a->rows; i-- > 0 && a->dtype == b->dtype;) {
-        if (a->row_digest[i] != b->row_digest[i]) {
-            d->rows++;
-            d->row = i;
-        }
-    }
+    compare_rows(d, a, b);
     return AR_OK;
 }

@@ -116,7 +116,12 @@ Test(sketch_format, what_is_cut_off_is_left_out_and_what_is_changed_is_refused)
     cr_expect_refused(ar_sketch_run_open(&run, folder), AR_ERR_FORMAT, "record 1: its hash is another");
     file[0][3] ^= 1;
     write_rank(0, file[0], n[0]);
-    cr_expect_refused(ar_sketch_run_open(&run, folder), AR_ERR_FORMAT, "does not begin with \"anyrank sketch 1\"");
+    cr_expect_refused(ar_sketch_run_open(&run, folder), AR_ERR_FORMAT, "does not begin with \"anyrank sketch 2\"");
+    file[0][3] ^= 1;
+    file[0][15] = '1';
+    write_rank(0, file[0], n[0]);
+    cr_expect_refused(ar_sketch_run_open(&run, folder), AR_ERR_FORMAT,
+                      "of format 1, and this version of anyrank reads");
     cr_assert_eq(remove(in_folder("rank-00001.sketch")), 0);
     n[0] = rank_file(file[0], 0, "all", x, 0, ROWS);
     write_rank(0, file[0], n[0]);
@@ -156,6 +161,28 @@ Test(sketch_format, records_of_other_forms_are_refused)
         cr_expect(ar_sketch_run_open(&run, folder) != AR_OK && error_says(texts[i][1]), "%zu: %s", i,
                   ar_error_message());
     }
+}
+
+/* A second record of a step is skipped if it is the first one's, else refused. */
+Test(sketch_format, a_step_that_a_rank_has_twice_counts_once_or_is_refused)
+{
+    float x[ROWS * COLUMNS], y[ROWS * COLUMNS];
+    unsigned char file[16384], other[8192];
+    fill(x);
+    fill(y);
+    y[3] += 1.0f;
+    const size_t n = rank_file(file, 0, "all", x, 0, ROWS), m = rank_file(other, 0, "all", y, 0, ROWS);
+    unsigned char copy[8192];
+    write_rank(1, copy, rank_file(copy, 1, "all", x, 0, ROWS));
+    memcpy(file + n, file + 16, n - 16);
+    write_rank(0, file, 2 * n - 16);
+    ar_sketch_run *run = NULL;
+    cr_assert_ok(ar_sketch_run_open(&run, folder));
+    cr_expect_eq(ar_sketch_run_tensor(run, 0)->copies, 2);
+    ar_sketch_run_close(run);
+    memcpy(file + n, other + 16, m - 16);
+    write_rank(0, file, n + m - 16);
+    cr_expect_refused(ar_sketch_run_open(&run, folder), AR_ERR_FORMAT, "record 2: step 1 is there twice");
 }
 
 /* A tensor that a rank leaves out, one that has a step which another rank lacks, and one of which a part is missing. */

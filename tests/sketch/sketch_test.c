@@ -136,8 +136,8 @@ static void expect_equal(const ar_sketch *a, const ar_sketch *b, const char *wha
     ar_sketch_difference d;
     cr_assert_ok(ar_sketch_compare(&d, a, b));
     cr_expect(d.same_bits && d.rows == 0, "%s: %zu rows", what, d.rows);
-    cr_expect(a->zeros == b->zeros && a->nan == b->nan && a->inf == b->inf && a->first == b->first &&
-                  a->last == b->last,
+    cr_expect(a->zeros == b->zeros && a->nan == b->nan && a->inf == b->inf && a->places == b->places &&
+                  a->first == b->first && a->last == b->last,
               "%s: counts", what);
     cr_expect(a->max_abs == b->max_abs, "%s: %g and %g", what, a->max_abs, b->max_abs);
     const double near = 1e-13 * (double)(a->count + 1) * (a->max_abs + 1e-300);
@@ -227,6 +227,91 @@ Test(sketch, those_of_summands_add_up, .timeout = 60)
         state = round + 1;
     }
 }
+
+/* --- digests ------------------------------------------------------------------------------------------------------ */
+
+static int ascending(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+enum { GROUPS = 512, LANES = AR_SKETCH_GROUP };
+
+/* What the change of each element from one value to another adds to the digest: [LANES][GROUPS]. */
+static uint64_t *digest_changes(ar_dtype dtype, const void *before, const void *after)
+{
+    const size_t n = (size_t)GROUPS * LANES;
+    uint64_t *change = malloc(n * sizeof *change);
+    for (size_t i = 0; i < n; i++) {
+        ar_sketch s;
+        const ar_dump_box box = {.global = {i}, .extent = {1}, .stride = {1}, .replicas = 1};
+        cr_assert_ok(ar_sketch_init(&s, dtype, 1, &n));
+        cr_assert_ok(ar_sketch_add(&s, before, &box));
+        const uint64_t first = s.digest;
+        s.digest = 0;
+        cr_assert_ok(ar_sketch_add(&s, after, &box));
+        change[i % LANES * GROUPS + i / LANES] = s.digest - first;
+        ar_sketch_fini(&s);
+    }
+    return change;
+}
+
+/* Of 2^28 checkerboards, two groups by two lanes, none leaves the digest as it was: of changes of all four elements, and
+ * of ones that change in one direction and back, as exchanged elements of a mask do. */
+static void expect_no_equal_digests(const char *what, ar_dtype dtype, const void *before, const void *after)
+{
+    OWNED(free) uint64_t *change = digest_changes(dtype, before, after), *sum = malloc(2 * GROUPS * sizeof *sum);
+    size_t equal[2] = {0, 0};
+    for (size_t i = 0; i < LANES; i++) {
+        for (size_t j = 0; j < i; j++) {
+            for (size_t g = 0; g < GROUPS; g++) {
+                sum[g] = change[i * GROUPS + g] + change[j * GROUPS + g];
+                sum[GROUPS + g] = -sum[g];
+            }
+            qsort(sum, 2 * GROUPS, sizeof *sum, ascending);
+            for (size_t g = 1; g < 2 * GROUPS; g++)
+                equal[0] += sum[g] == sum[g - 1];
+            for (size_t g = 0; g < GROUPS; g++)
+                sum[g] = change[i * GROUPS + g] - change[j * GROUPS + g];
+            qsort(sum, GROUPS, sizeof *sum, ascending);
+            for (size_t g = 1; g < GROUPS; g++)
+                equal[1] += sum[g] == sum[g - 1];
+        }
+    }
+    cr_expect(equal[0] == 0 && equal[1] == 0, "%s: %zu changes and %zu exchanges have the same digest", what, equal[0],
+              equal[1]);
+}
+
+Test(sketch, no_checkerboard_of_changes_has_the_same_digest, .timeout = 300)
+{
+    const uint16_t bf16[] = {0x3f80, 0xbf80};
+    const float f32[] = {0.75f, -0.75f};
+    const uint8_t mask[] = {0, 1};
+    expect_no_equal_digests("signs of bf16", AR_BF16, &bf16[0], &bf16[1]);
+    expect_no_equal_digests("signs of fp32", AR_F32, &f32[0], &f32[1]);
+    expect_no_equal_digests("a mask", AR_U8, &mask[0], &mask[1]);
+}
+
+Test(sketch, digests_of_nan_and_infinities_have_places_and_signs)
+{
+    static float x[3][200];
+    ar_sketch s[3];
+    const size_t n = 200;
+    const ar_dump_box box = {.extent = {200}, .stride = {1}, .replicas = 1};
+    x[0][70] = x[1][71] = NAN;
+    x[2][70] = -NAN; /* other bits, and the same place */
+    x[0][90] = x[1][90] = x[2][90] = INFINITY;
+    for (int k = 0; k < 3; k++) {
+        cr_assert_ok(ar_sketch_init(&s[k], AR_F32, 1, &n));
+        cr_assert_ok(ar_sketch_add(&s[k], x[k], &box));
+    }
+    cr_expect(s[0].nan == 1 && s[0].inf == 1 && s[0].places != s[1].places && s[0].places == s[2].places);
+    for (int k = 0; k < 3; k++)
+        ar_sketch_fini(&s[k]);
+}
+
+/* --- sizes -------------------------------------------------------------------------------------------------------- */
 
 /* How a drawn difference is made: over all elements, over some blocks, in one, or as a factor of all. */
 typedef enum kind { EVERYWHERE, SOME_BLOCKS, ONE_BLOCK, FACTOR, KINDS } kind;

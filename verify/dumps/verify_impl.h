@@ -223,6 +223,12 @@ AR_NODISCARD ar_status ari_verify_name_by_meaning(ari_verifying *v);
  * match nothing, an allowed file that lacks a tensor), AR_ERR_DATA (what it allows is no number or negative),
  * AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
+/** True for tensors that are compared where both runs have them, and are no difference where one has not: inputs, buffers,
+ *  the number of steps. */
+bool ari_is_optional(const ari_order_key *key);
+/** Refuses a glob that matches none of these names, which is a slip of the pen: with the nearest name. option: "only" or
+ *  "ignore". Always AR_ERR_NOT_FOUND. */
+AR_NODISCARD ar_status ari_glob_unmatched(const char *option, const char *glob, const char *const *names, size_t count);
 /** Begins the differences with a lost gradient, if there is one that precedes the first. */
 void ari_verify_begin_with_lost(ar_verify_report *r);
 /** Reads which arithmetic of the runs no tensor shows. Errors: AR_ERR_FORMAT (a dump says of it what is no JSON),

@@ -48,7 +48,15 @@ static bool is_selected(const ar_verify_options *o, const found *f)
     return (o->only_count == 0 || any_names(o->only, o->only_count, f)) && !any_names(o->leave, o->leave_count, f);
 }
 
-/* A glob that matches nothing is a slip of the pen, and what it was to say would go unsaid. */
+ar_status ari_glob_unmatched(const char *option, const char *glob, const char *const *names, size_t count)
+{
+    const char *near = ari_nearest(glob, names, count);
+    if (!near && count > 0)
+        near = names[0];
+    return ar_error_set(AR_ERR_NOT_FOUND, "%s '%s' matches none of the %zu tensor%s; there is, for example, %s", option,
+                        ARI_SHOW(glob), count, ARI_PLURAL(count), near ? ARI_SHOW(near) : "nothing");
+}
+
 static ar_status check_globs(const char *const *globs, size_t n, const char *what, const found *all, size_t count)
 {
     for (size_t g = 0; g < n; g++) {
@@ -61,12 +69,9 @@ static ar_status check_globs(const char *const *globs, size_t n, const char *wha
         AR_TRY(ARI_ALLOC(&names, count, "names"));
         for (size_t k = 0; k < count; k++)
             names[k] = all[k].name;
-        const char *near = ari_nearest(globs[g], names, count);
-        if (!near && count > 0)
-            near = names[0];
+        const ar_status st = ari_glob_unmatched(what, globs[g], names, count);
         free(names);
-        return ar_error_set(AR_ERR_NOT_FOUND, "%s '%s' matches none of the %zu tensor%s; there is, for example, %s",
-                            what, ARI_SHOW(globs[g]), count, ARI_PLURAL(count), near ? ARI_SHOW(near) : "nothing");
+        return st;
     }
     return AR_OK;
 }
@@ -383,9 +388,9 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
 
 /* What a model is given, its buffers and the number of steps are compared where both dumps have them: a layout may need
  * more of them, and not every program writes them. */
-static bool is_optional(const found *f)
+bool ari_is_optional(const ari_order_key *key)
 {
-    return f->key.pass == 'u' || f->key.pass == 'k' || (f->key.pass == 'f' && strncmp(f->name, "input.", 6) == 0);
+    return key->pass == 'u' || key->pass == 'k' || (key->pass == 'f' && strncmp(key->name, "input.", 6) == 0);
 }
 
 /* The first of them is reported. */
@@ -516,7 +521,7 @@ static ar_status select_rows(ari_verifying *v, found *all)
             v->report->routed++;
             continue;
         }
-        if (is_in_both(&all[i]) || all[i].lost || !(o->common || is_optional(&all[i])))
+        if (is_in_both(&all[i]) || all[i].lost || !(o->common || ari_is_optional(&all[i].key)))
             all[kept++] = all[i];
         else
             v->report->left_out[all[i].sides.of[0] ? 0 : 1]++;

@@ -95,63 +95,69 @@ static ar_status refuse_dead_gradients(const ari_verifying *v)
 
 /* --- losses and steps --------------------------------------------------------------------------------------------- */
 
-/* A run whose loss is no finite number from its first step on has computed nothing that another could differ in. */
-static ar_status refuse_losses_without_number(const ari_verifying *v)
+void ari_loss_proof_add(ari_loss_proof *proof, double reference, double other)
 {
-    size_t n = 0;
-    for (size_t i = 0; i < v->report->rows; i++) {
-        float x;
-        if (!ari_is_loss(&v->report->row[i]) || ari_is_one_sided(&v->report->row[i]))
-            continue;
-        AR_TRY(ar_dump_read_f32(v->sides[i].of[0], 0, 1, &x));
-        if (isfinite(x))
-            return AR_OK;
-        n++;
-    }
-    if (n == 0)
-        return AR_OK;
-    return ar_error_set(AR_ERR_DATA, "this comparison proves nothing: the loss is NaN or infinite in %s of both dumps",
-                        n == 1 ? "the only step" : "every step");
+    if (proof->steps == 0)
+        proof->first = reference;
+    proof->changes = proof->changes || reference != proof->first || other != proof->first;
+    proof->without_number += isfinite(reference) ? 0 : 1;
+    proof->steps++;
 }
 
-static bool is_some_dimension(const ar_verify_report *r, double n)
+ar_status ari_loss_proof_refuse_numbers(const ari_loss_proof *proof)
+{
+    if (proof->steps == 0 || proof->without_number < proof->steps)
+        return AR_OK;
+    return ar_error_set(AR_ERR_DATA, "this comparison proves nothing: the loss is NaN or infinite in %s of both dumps",
+                        proof->steps == 1 ? "the only step" : "every step");
+}
+
+size_t ari_loss_proof_logits(const ari_loss_proof *proof)
+{
+    const double size = round(exp(proof->first));
+    const bool equal = proof->steps >= 2 && !proof->changes && isfinite(size) && size >= 2.0;
+    return equal && fabs(log(size) - proof->first) <= 0x1p-20 * proof->first ? (size_t)size : 0;
+}
+
+ar_status ari_loss_proof_refuse_constant(const ari_loss_proof *proof)
+{
+    return ar_error_set(AR_ERR_DATA,
+                        "this comparison proves nothing: the loss is %.6g = ln %zu in each of %zu steps of both dumps, "
+                        "that of logits which are all equal; does the model have its weights, and do they change?",
+                        proof->first, ari_loss_proof_logits(proof), proof->steps);
+}
+
+ar_status ari_proof_refuse_repeated(size_t activations)
+{
+    return ar_error_set(AR_ERR_DATA,
+                        "this comparison proves nothing: all %zu activations of later steps have the bits of the first "
+                        "step, in both dumps; is the batch another one in each step, and do the weights change?",
+                        activations);
+}
+
+static ar_status read_losses(ari_loss_proof *proof, const ari_verifying *v)
+{
+    for (size_t i = 0; i < v->report->rows; i++) {
+        float x[2];
+        if (!ari_is_loss(&v->report->row[i]) || ari_is_one_sided(&v->report->row[i]))
+            continue;
+        for (int k = 0; k < 2; k++)
+            AR_TRY(ar_dump_read_f32(v->sides[i].of[k], 0, 1, &x[k]));
+        ari_loss_proof_add(proof, (double)x[0], (double)x[1]);
+    }
+    return AR_OK;
+}
+
+/* Whether some tensor has a dimension of n. */
+static bool is_dimension(const ar_verify_report *r, size_t n)
 {
     for (size_t i = 0; i < r->rows; i++) {
         for (int d = 0; d < r->row[i].ndim; d++) {
-            if ((double)r->row[i].shape[d] == n)
+            if (r->row[i].shape[d] == n)
                 return true;
         }
     }
     return false;
-}
-
-/* ln V is the loss of logits that are all equal, of V = a dimension of some tensor, and it never stays while anything
- * is learned. One step alone has it where the last layer begins with zeros. */
-static ar_status refuse_constant_loss(const ari_verifying *v)
-{
-    const ar_verify_report *r = v->report;
-    float first = 0.0f;
-    int steps = 0;
-    for (size_t i = 0; i < r->rows; i++) {
-        if (!ari_is_loss(&r->row[i]) || ari_is_one_sided(&r->row[i]))
-            continue;
-        for (int k = 0; k < 2; k++) {
-            float x;
-            AR_TRY(ar_dump_read_f32(v->sides[i].of[k], 0, 1, &x));
-            first = steps == 0 && k == 0 ? x : first;
-            if (x != first)
-                return AR_OK;
-        }
-        steps++;
-    }
-    const double size = round(exp((double)first));
-    if (steps < 2 || size < 2.0 || fabs(log(size) - (double)first) > 0x1p-20 * (double)first ||
-        !is_some_dimension(r, size))
-        return AR_OK;
-    return ar_error_set(AR_ERR_DATA,
-                        "this comparison proves nothing: the loss is %.6g = ln %.0f in each of %d steps of both dumps, "
-                        "that of logits which are all equal; does the model have its weights, and do they change?",
-                        (double)first, size, steps);
 }
 
 /* The reference's tensor of that name in its first step; NULL. */
@@ -199,22 +205,23 @@ static ar_status refuse_repeated_steps(const ari_verifying *v)
     }
     if (!equal || !learned || repeated < 2)
         return AR_OK;
-    return ar_error_set(AR_ERR_DATA,
-                        "this comparison proves nothing: all %zu activations of later steps have the bits of the first "
-                        "step, in both dumps; is the batch another one in each step, and do the weights change?",
-                        repeated);
+    return ari_proof_refuse_repeated(repeated);
+}
+
+static ar_status refuse_dead(const ari_verifying *v)
+{
+    ari_loss_proof losses = {0};
+    AR_TRY(read_losses(&losses, v));
+    AR_TRY(ari_loss_proof_refuse_numbers(&losses));
+    AR_TRY(refuse_dead_gradients(v));
+    const size_t logits = ari_loss_proof_logits(&losses);
+    if (logits > 0 && is_dimension(v->report, logits))
+        return ari_loss_proof_refuse_constant(&losses);
+    return refuse_repeated_steps(v);
 }
 
 ar_status ari_verify_refuse_dead(const ari_verifying *v)
 {
-    if (!v->report->same)
-        return AR_OK;
-    ar_status st = refuse_losses_without_number(v);
-    if (st == AR_OK)
-        st = refuse_dead_gradients(v);
-    if (st == AR_OK)
-        st = refuse_constant_loss(v);
-    if (st == AR_OK)
-        st = refuse_repeated_steps(v);
+    const ar_status st = v->report->same ? refuse_dead(v) : AR_OK;
     return st == AR_ERR_DTYPE ? AR_OK : st; /* of values that are no fp32 equality is all that is known */
 }

@@ -7,7 +7,7 @@
 
 #include "anyrank/status.h"
 
-/* Which equality of gradients proves nothing, by counts of their values alone: dumps and sketches ask the same. */
+/* Which equality proves nothing: dumps and sketches ask the same. */
 
 /* Of one tensor of one run. Zeros, NaN and infinities need not be counted beyond the first finite number that is not 0. */
 typedef struct ari_value_counts {
@@ -27,3 +27,23 @@ void ari_proof_add(ari_proof *proof, char pass, const ari_value_counts *referenc
 /** Refuses gradients without any finite number other than 0. Gradients that are all zero are refused from two on, and
  *  not where globs have chosen them: zeros may be what is asked for. Errors: AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_proof_refuse(const ari_proof *proof, bool chosen);
+
+/* The losses of all steps; begins with zeros. A run without a finite loss has computed nothing that another could differ
+ * in. ln V is the loss of logits that are all equal, of V = a dimension of some tensor, and it never stays while anything
+ * is learned. One step alone has it where the last layer begins with zeros. */
+typedef struct ari_loss_proof {
+    size_t steps, without_number; /* that both runs have; of these, in the reference NaN or infinite */
+    double first;                 /* the reference's first loss */
+    bool changes;                 /* a later one, or the other run's, is another */
+} ari_loss_proof;
+
+/** Counts a step's loss, which both runs have. */
+void ari_loss_proof_add(ari_loss_proof *proof, double reference, double other);
+/** Refuses losses of which none is finite. Errors: AR_ERR_DATA. */
+AR_NODISCARD ar_status ari_loss_proof_refuse_numbers(const ari_loss_proof *proof);
+/** V where the loss is ln V in each of several steps, else 0. */
+size_t ari_loss_proof_logits(const ari_loss_proof *proof);
+/** Refuses such a loss, of which the caller knows that V is a dimension. Always AR_ERR_DATA. */
+AR_NODISCARD ar_status ari_loss_proof_refuse_constant(const ari_loss_proof *proof);
+/** Refuses activations of later steps that all have the bits of the first step. Always AR_ERR_DATA. */
+AR_NODISCARD ar_status ari_proof_refuse_repeated(size_t activations);

@@ -1,50 +1,125 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Runs of which one has sketches in place of tensors: the other may have sketches too, or is sketched as it is read. */
+/* Compares two runs of which at least one is kept as sketches. A dump is sketched as it is read. */
 #pragma once
 
 #include <jansson.h>
 
 #include "anyrank/sketch.h"
 #include "anyrank/verify.h"
+#include "ref/core/size.h"
+#include "verify/dump/roles.h"
 
-/* One tensor. */
+struct ari_sketch_row;
+
+/* A tensor of one run. */
+typedef struct ari_sketched {
+    const char *name;
+    int step;
+    size_t order; /* position in its run */
+    ari_order_key key;
+    const ar_dump_tensor *dumped;   /* NULL: its run is kept as sketches */
+    const ar_sketch *sketch;        /* NULL: it cannot be compared */
+    const char *unjudged;           /* why it cannot be compared; "": it can be */
+    const char *left_out;           /* the same, where the run itself says so; "": it does not */
+    const ar_sketch_copies *copies; /* [differing_parts] copies that differ from the first one of their part */
+    size_t differing_parts;
+    int differing;                    /* the first rank whose copy differs; -1: none */
+    size_t tiny;                      /* of a gradient: elements that may be rounding alone */
+    uint32_t samples[2];              /* digests of the step's samples: in their order, and in any; 0: not known */
+    const struct ari_sketch_row *row; /* of the reference's tensors: the row that has been judged; NULL: none */
+} ari_sketched;
+
+/* What a rule allows of a difference. */
+typedef struct ari_sketch_allowance {
+    double each, rtol;     /* an element: an amount, and a part of itself */
+    double roundoff;       /* unit round-off of the runs' shortest format */
+    double excused;        /* of new weights: the part of the norm that their gradients explain */
+    double excused_blocks; /* of new weights: the share of elements whose whole step their gradients explain */
+    double norm;           /* all elements together: the norm of the difference, with `excused` */
+} ari_sketch_allowance;
+
+/* A tensor of both runs, or of one. */
 typedef struct ari_sketch_row {
     const char *name;
     int step;
+    ari_order_key key;
     ar_verify_state state;
     const char *unjudged;     /* why nothing can be said; "": it can */
-    int differing;            /* a rank whose copy differs from the first, of OTHER; -1: none */
-    ar_sketch_difference d;   /* of tensors of one shape */
-    double allowed;           /* of the norm of the difference */
-    double each, rtol;        /* of an element: an amount, and a part of it */
-    double excused;           /* of new weights: what their gradients so far explain of the norm */
-    size_t tiny;              /* elements of a gradient that may be rounding alone */
-    size_t first, elements;   /* the block that differs most */
-    const ar_sketch *side[2]; /* NULL: that run has no such tensor */
+    bool left_out, reordered; /* not compared: a run says that it cannot be, or has its samples in another order */
+    bool lost_gradient;       /* only one run has this gradient, though both train the parameter */
+    int differing;            /* a rank whose copy differs from the first, of OTHER if it has one; -1: none */
+    const ar_sketch_copies *copies; /* two that differ by more than the rule; NULL: none do */
+    ar_sketch_difference copies_d;  /* the difference of these two */
+    ar_sketch_difference d;         /* of tensors of one shape */
+    ari_sketch_allowance allowed;
+    size_t first, elements; /* the block that differs most */
+    ari_sketched *side[2];  /* NULL: that run has no such tensor */
 } ari_sketch_row;
 
+/* Steps that one run alone has. */
+typedef struct ari_step_list {
+    int *step; /* [count], ascending */
+    size_t count;
+} ari_step_list;
+
 typedef struct ari_sketch_report {
-    ari_sketch_row *row; /* [rows] in the reference's order */
-    size_t rows, different, unjudged;
-    size_t left_out;  /* tensors that a run has written of itself as not comparable, or whose samples are reordered */
-    size_t reordered; /* of these: activations of samples that come in another order */
-    size_t first;     /* the first row that differs; rows: none */
-    double roundoff;  /* the largest of the runs' formats */
-    int last_step;    /* that was compared before the one that is compared now; 0: none */
+    ari_sketch_row *row; /* [rows] in the reference's order; those that only the other run has follow by step */
+    size_t rows;
+    size_t compared, different, unjudged; /* of the rows */
+    size_t left_out;                      /* rows that a run says cannot be compared, or whose samples are reordered */
+    size_t reordered;                     /* of these: activations of samples that come in another order */
+    size_t common_steps;
+    ari_step_list alone[2]; /* steps that the reference, the other run alone has */
+    size_t skipped[2];      /* tensors of common steps that one run alone has, and that are no difference */
+    size_t first;           /* the row to begin with: a lost gradient, else the first that differs; rows: none */
     ari_arena arena;
-    ar_sketch *made; /* [made_count] of a dump's tensors */
-    size_t made_count;
     ar_sketch_run *run[2]; /* NULL: a dump */
     ar_dump *dump[2];      /* NULL: sketches */
+    ar_sketch *made;       /* [made_count] sketches of a dump's tensors and of copies in it */
+    size_t made_count, made_room;
 } ari_sketch_report;
 
 /** True if a folder has sketches. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_is_sketched(bool *is, const char *folder);
 /** Compares two runs of which one at least is sketched, by the options' rule: bits by digests, or the norm of the
  *  difference against that of what the rule allows each element; three standard deviations of the estimate are in favour
- *  of "same". Errors: those of opening; AR_ERR_UNSUPPORTED (the rule of steps, and draws, which need elements).
- *  ari_sketch_report_fini in any case. */
+ *  of "same". Errors: those of opening; AR_ERR_UNSUPPORTED (a rule that needs elements); AR_ERR_NOT_FOUND (nothing can be
+ *  compared: no tensors, no common step, globs that match nothing or leave nothing, all tensors left out); AR_ERR_DATA
+ *  (an equality that proves nothing). ari_sketch_report_fini in any case. */
 AR_NODISCARD ar_status ari_sketches_compare(ari_sketch_report *r, const ar_verify_options *o);
 void ari_sketch_report_fini(ari_sketch_report *r);
 /** The report for programs: verify.md lists the fields. For the caller to json_decref; NULL without memory. */
 json_t *ari_sketch_report_json(const ari_sketch_report *r, const ar_verify_options *o);
+
+/* --- sketches of a dump (dumped.c) -------------------------------------------------------------------------------- */
+
+/** Sketches a dump's tensor: the first copy of each part, summand by summand, and copies that differ. The report keeps the
+ *  sketches. Errors: those of reading. */
+AR_NODISCARD ar_status ari_dump_sketch(ari_sketched *out, ari_sketch_report *r, const ar_dump_tensor *t);
+
+/* --- judging two sketches (judge.c) ------------------------------------------------------------------------------- */
+
+/** Root of the sum of squares of b - a, in parts of what `allowed` lets it be; its `norm` is set first. *differ: a
+ *  difference is certain. *why: nothing can be said, for this reason; else "". */
+void ari_sketch_judge(bool *differ, const char **why, ari_sketch_allowance *allowed, const ar_sketch *a,
+                      const ar_sketch *b, const ar_sketch_difference *d);
+/** True if the best factor between two tensors is off by more than rounding explains, as verify judges it of dumps
+ *  (verify.md, "All elements together"). */
+bool ari_sketch_factor_differs(const ari_sketch_allowance *allowed, const ar_sketch *a, const ar_sketch_difference *d);
+/** True for types whose values are compared exactly under every rule. */
+bool ari_is_integer(ar_dtype t);
+
+/* What is known of a weight's update. */
+typedef struct ari_sketch_update {
+    const ar_sketch *before[2], *after[2]; /* of the reference, of the other run */
+    const ar_sketch *gradient;             /* the reference's */
+    const ar_sketch_difference *gradients; /* the difference of the two runs' gradients */
+    size_t tiny;                           /* elements of the gradient that may be rounding alone */
+    double largest_gradient;               /* root mean square of the step's largest gradient */
+} ari_sketch_update;
+/** Adds to `allowed` how far new weights may be off because an optimizer divides by the size of gradients that differ by
+ *  rounding (sketches.md, "Weights after Adam"). Errors: AR_ERR_SHAPE. */
+AR_NODISCARD ar_status ari_sketch_excuse(ari_sketch_allowance *allowed, const ari_sketch_update *update);
+/** True if more of an update is off by a whole step than its gradient explains: blocks in which one run's weights stayed
+ *  where they were, say. */
+bool ari_sketch_update_is_lost(const ari_sketch_allowance *allowed, const ari_sketch_update *update);

@@ -40,9 +40,16 @@ def _random(x: torch.Tensor) -> torch.Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def _lanes(device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    a = _random((1 << 32) + torch.arange(GROUP, dtype=torch.int64, device=device))
-    return a & M32, _right(a, 32), _random(a) & M32
+def _lanes(device: torch.device) -> torch.Tensor:
+    """The factor of each lane of a group in the digest."""
+    lane = torch.arange(GROUP, dtype=torch.int64, device=device)
+    return (_random((1 << 32) + lane) & ~(GROUP - 1)) | lane
+
+
+def _spread(word: torch.Tensor) -> torch.Tensor:
+    """A one-to-one map of 32 bits after which a change of any bit reaches the lowest ones."""
+    word = ((word ^ (word >> 16)) * 0x9e3779b1) & M32
+    return word ^ (word >> 15)
 
 
 class Figures:
@@ -56,7 +63,7 @@ class Figures:
         lines = n // last if last else 0
         self.row = last * -(-lines // ROWS) if len(self.shape) > 1 and n else 0
         rows = -(-n // self.row) if self.row else 0
-        self.numbers = torch.zeros(5, dtype=torch.int64, device=device)  # digest, count, zeros, nan, inf
+        self.numbers = torch.zeros(6, dtype=torch.int64, device=device)  # digest, count, zeros, nan, inf, places
         self.ends = torch.tensor([(1 << 63) - 1, -1], device=device)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # sum, squares, largest
         self.bucket = torch.zeros(blocks * BUCKETS, dtype=torch.float64, device=device)
@@ -76,45 +83,41 @@ class Figures:
 
     def _add(self, values: torch.Tensor, index: torch.Tensor) -> None:
         group, lane = index >> 6, index & (GROUP - 1)
-        a = _random(group)
-        b = _random(a)
+        key = _random(group)
+        signs = _random(key)
+        rotation = _random(signs)
         word = values.view(_OF_BYTES[values.element_size()]).to(torch.int64)
         if values.element_size() == 2 and values.dtype != torch.int16:
             word = word & 0xffff
-        mixed = self._mixed(word & M32, lane, a, b)
-        upper = _right(mixed, 32)
+        mixed = _spread(word & M32) * _lanes(self.device)[lane] * (key | 1)
         if values.element_size() == 8:
-            other = _random(~group)
-            high = self._mixed(_right(word, 32), lane, other, _random(other))
-            mixed, upper = mixed + high, upper + _right(high, 32)
+            mixed += _spread(_right(word, 32)) * _lanes(self.device)[lane] * (_random(~group) | 1)
         wide = values.to(torch.float64)
         nan, inf, zero = wide.isnan(), wide.isinf(), wide == 0
         finite = torch.where(nan | inf, 0.0, wide)
+        kind = torch.where(nan, 1, torch.where(wide > 0, 2, 3))
+        places = torch.where(nan | inf, _random(4 * index + kind), 0)
         self.numbers += torch.stack([mixed.sum(), torch.tensor(values.numel(), device=self.device), zero.sum(),
-                                     nan.sum(), inf.sum()])
-        places = index[~zero]
-        if places.numel():
-            self.ends = torch.stack([torch.minimum(self.ends[0], places.min()),
-                                     torch.maximum(self.ends[1], places.max())])
+                                     nan.sum(), inf.sum(), places.sum()])
+        filled = index[~zero]
+        if filled.numel():
+            self.ends = torch.stack([torch.minimum(self.ends[0], filled.min()),
+                                     torch.maximum(self.ends[1], filled.max())])
         self.sums = torch.stack([self.sums[0] + finite.sum(), self.sums[1] + finite.square().sum(),
                                  torch.maximum(self.sums[2], finite.abs().max())])
-        sign = 1.0 - 2.0 * ((_random(b) >> lane) & 1).to(torch.float64)
-        turn = _right(b, 32) % BUCKETS
-        self.bucket.index_add_(0, index // self.block * BUCKETS + ((lane % BUCKETS) ^ turn), sign * finite)
+        sign = 1.0 - 2.0 * ((signs >> lane) & 1).to(torch.float64)
+        turn = torch.where(lane < BUCKETS, rotation & M32, _right(rotation, 32))
+        self.bucket.index_add_(0, index // self.block * BUCKETS + (lane + turn) % BUCKETS, sign * finite)
         if self.row:
-            self.rows.index_add_(0, index // self.row, upper)
-
-    def _mixed(self, word: torch.Tensor, lane: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        key, half, high = _lanes(self.device)
-        u = (word ^ (word >> 16)) ^ (key[lane] ^ (a & M32))
-        return u * ((half[lane] ^ _right(a, 32)) | 1) + (((u * (high[lane] ^ (b & M32))) & M32) << 32)
+            self.rows.index_add_(0, index // self.row, mixed & M32)
 
     def encoded(self) -> bytes:
         """As ar_sketch_encode writes them."""
         digest, *counts = self.numbers.tolist()
         first, last = self.ends.tolist()
         empty = first > last
-        words = [digest & ((1 << 64) - 1), *counts, (1 << 64) - 1 if empty else first, 0 if empty else last]
+        *counts, places = counts
+        words = [digest & ((1 << 64) - 1), *counts, places & ((1 << 64) - 1), (1 << 64) - 1 if empty else first, 0 if empty else last]
         blocks = self.bucket.view(-1, BUCKETS)
         written = (blocks.view(torch.int64) != 0).any(1)
         held = (self.rows != 0).nonzero()
@@ -122,4 +125,4 @@ class Figures:
         mask = sum(1 << i for i in written.nonzero().flatten().tolist())
         bucket: bytes = blocks[written].cpu().numpy().tobytes()
         rows: bytes = (self.rows[start:end] & M32).cpu().numpy().astype("<u4").tobytes()
-        return struct.pack("<7Q3dQII", *words, *self.sums.tolist(), mask, start, end - start) + bucket + rows
+        return struct.pack("<8Q3dQII", *words, *self.sums.tolist(), mask, start, end - start) + bucket + rows

@@ -23,7 +23,7 @@ from anyrank._safetensors import Entry
 from anyrank.capture._files import Placed
 from anyrank.capture._places import Box
 
-MAGIC = b"anyrank sketch 1"
+MAGIC = b"anyrank sketch 2"
 ON_DEVICE = ("cuda",)  # where torch's operations sketch what is there; elsewhere it is copied first
 MOST_IN_MEMORY = 256 << 20  # of copies
 UNFORESEEN = "its place in the full tensor is another than in the step before"

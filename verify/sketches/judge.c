@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whether two sketches are of tensors that are the same by a rule: of what a sketch cannot show nothing is said, and three
+ * standard deviations of an estimate are in favour of "same". */
+#include <math.h>
+#include <string.h>
+
+#include "verify/sketches/sketches.h"
+
+#define DEVIATIONS 3.0 /* of an estimate, in favour of "same" */
+
+bool ari_is_integer(ar_dtype t)
+{
+    return t != AR_F32 && t != AR_F64 && t != AR_F16 && t != AR_BF16;
+}
+
+static bool has_digests(const ar_sketch *a, const ar_sketch *b)
+{
+    return a->dtype == b->dtype && !a->summed && !b->summed;
+}
+
+/* How many elements may differ: those of the rows whose digests do. */
+static double elements_that_may_differ(const ar_sketch *a, const ar_sketch_difference *d)
+{
+    const double all = (double)a->elements;
+    return d->rows > 0 ? fmin(all, (double)d->rows * (double)a->row) : all;
+}
+
+/* Elements that each differ by at most rtol*|a| + e differ together by at most rtol*|a| + e*sqrt(n) in norm. */
+static void set_norm(ari_sketch_allowance *allowed, const ar_sketch *a, const ar_sketch_difference *d)
+{
+    const double root = sqrt(elements_that_may_differ(a, d));
+    const double size = d->norm_a * (1.0 + DEVIATIONS * d->norm_a_error);
+    allowed->norm = allowed->rtol * fmin(size, a->max_abs * root) + allowed->each * root + allowed->excused;
+}
+
+/* The root of the sum of squares of a block's buckets. */
+static double block_size(const double *bucket, double largest)
+{
+    double squares = 0.0;
+    for (size_t i = 0; i < AR_SKETCH_BUCKETS && largest > 0.0; i++)
+        squares += bucket[i] / largest * (bucket[i] / largest);
+    return largest * sqrt(squares);
+}
+
+/* Whether few elements differ by more than the rule. A bucket sums up a 32nd of a block's elements with random signs, and
+ * n independent errors of at most e come together to e*sqrt(n); two may share a bucket however few they are. */
+static bool differs_in_bucket(const ari_sketch_allowance *allowed, const ar_sketch *a, const ar_sketch *b,
+                              const ar_sketch_difference *d)
+{
+    const double differing = elements_that_may_differ(a, d);
+    for (size_t block = 0; block < a->blocks; block++) {
+        const size_t begin = block * a->block, rest = a->elements - begin;
+        const double n = fmin((double)(rest < a->block ? rest : a->block), differing);
+        const double *x = a->bucket + block * AR_SKETCH_BUCKETS, *y = b->bucket + block * AR_SKETCH_BUCKETS;
+        double largest = 0.0, difference = 0.0;
+        for (size_t i = 0; i < AR_SKETCH_BUCKETS; i++) {
+            largest = fmax(largest, fabs(x[i]));
+            difference = fmax(difference, fabs(y[i] - x[i]));
+        }
+        const double root = n > 1.0 ? sqrt(fmax(2.0, n / AR_SKETCH_BUCKETS)) : 1.0;
+        const double size = fmin(block_size(x, largest), 2.0 * a->max_abs * root);
+        if (difference > allowed->each * root + allowed->rtol * size + allowed->excused)
+            return true;
+    }
+    return false;
+}
+
+/* NaN and infinities stand at known places, and of which sign, unless ranks hold summands. */
+static bool differ_in_places(const char **why, const ar_sketch *a, const ar_sketch *b)
+{
+    const bool any[] = {a->nan + a->inf > 0, b->nan + b->inf > 0};
+    if (!a->summed && !b->summed)
+        return a->nan != b->nan || a->inf != b->inf || a->places != b->places;
+    if (any[0] && any[1])
+        *why = "it has NaN or infinities, whose places in a sum over ranks a sketch does not have";
+    return any[0] != any[1];
+}
+
+void ari_sketch_judge(bool *differ, const char **why, ari_sketch_allowance *allowed, const ar_sketch *a,
+                      const ar_sketch *b, const ar_sketch_difference *d)
+{
+    const bool exact = ari_is_integer(a->dtype) && ari_is_integer(b->dtype);
+    *why = "";
+    if (exact) {
+        allowed->each = 0.0;
+        allowed->rtol = 0.0;
+    }
+    set_norm(allowed, a, d);
+    *differ = !d->same_bits && differ_in_places(why, a, b);
+    if (d->same_bits || *differ || *why[0] != '\0')
+        return;
+    if (!isfinite(d->norm) || !isfinite(d->norm_a))
+        *why = "its sums are too large for binary64";
+    else
+        *differ = (exact && has_digests(a, b)) || d->norm * (1.0 - DEVIATIONS * d->norm_error) > allowed->norm ||
+                  differs_in_bucket(allowed, a, b, d);
+}
+
+bool ari_sketch_factor_differs(const ari_sketch_allowance *allowed, const ar_sketch *a, const ar_sketch_difference *d)
+{
+    static const double deviations = 8.0, systematic = 64.0 * 0x1p-24, most_rest = 0.25;
+    enum { LEAST_ELEMENTS = 16 };
+    const double size = d->norm_a * (1.0 - DEVIATIONS * d->norm_a_error);
+    if (d->same_bits || a->elements < LEAST_ELEMENTS || ari_is_integer(a->dtype) || !isfinite(d->factor) ||
+        !(size > 0.0) || d->norm_a <= allowed->each * sqrt((double)a->elements))
+        return false;
+    const double rest = d->factor_left * d->norm / d->norm_a, peak = size / a->max_abs;
+    /* The estimate's own error is that of as many sums as there are buckets. */
+    const double count = fmin(peak * peak, (double)(a->blocks * AR_SKETCH_BUCKETS));
+    const double most = fmax(fmax(deviations * rest / sqrt(count), allowed->roundoff + systematic), allowed->rtol);
+    return rest <= most_rest && fabs(d->factor - 1.0) > most;
+}
+
+/* --- updates ------------------------------------------------------------------------------------------------------ */
+
+/* Sums of squares and products of the two runs' steps, over the buckets of some blocks. */
+typedef struct steps {
+    double aa, ab, bb, dd;
+} steps;
+
+static steps steps_of(const ari_sketch_update *u, size_t begin, size_t end)
+{
+    steps s = {0};
+    for (size_t i = begin * AR_SKETCH_BUCKETS; i < end * AR_SKETCH_BUCKETS; i++) {
+        const double a = u->after[0]->bucket[i] - u->before[0]->bucket[i],
+                     b = u->after[1]->bucket[i] - u->before[1]->bucket[i];
+        s.aa += a * a;
+        s.ab += a * b;
+        s.bb += b * b;
+        s.dd += (b - a) * (b - a);
+    }
+    return s;
+}
+
+/* Whether b's step is a's times a factor, which signs that rounding has turned are not: they leave a rest that is larger
+ * than what they take from the factor. */
+static bool is_scaled_step(const ari_sketch_update *u)
+{
+    const steps s = steps_of(u, 0, u->after[0]->blocks);
+    const double off = s.aa > 0.0 ? s.ab / s.aa - 1.0 : 0.0;
+    const double rest = s.aa > 0.0 ? s.bb / s.aa - (1.0 + off) * (1.0 + off) : 0.0;
+    return rest < 0.25 * off * off;
+}
+
+/* An element whose gradient is off by a part y of it moves by min(2, 2y) of its step besides. Tiny elements may be off by
+ * all of it, if they are few. Of the others let d be the norm of the gradients' difference, in parts of theirs, and
+ * elements as dense near zero as at their root mean square: the steps' squares sum up to at most the whole step's times
+ * the mean of min(2, 2d/z)^2 over z, which is 8 d. A gradient that is all rounding, as a key bias's, explains all. */
+ar_status ari_sketch_excuse(ari_sketch_allowance *allowed, const ari_sketch_update *u)
+{
+    static const double most_part = 0.125, most_tiny = 0.125, roundings = 256.0, whole = 4.0;
+    ar_sketch_difference moved;
+    const ar_sketch_difference *g = u->gradients;
+    const double part = g->norm_a > 0.0 ? g->norm / g->norm_a : g->norm > 0.0 ? (double)INFINITY : 0.0;
+    const double root = sqrt((double)u->gradient->elements);
+    const bool rounding = g->norm <= roundings * allowed->roundoff * u->largest_gradient * root;
+    if (g->same_bits || (part > most_part && !rounding) || is_scaled_step(u))
+        return AR_OK;
+    AR_TRY(ar_sketch_compare(&moved, u->before[0], u->after[0]));
+    const double tiny = fmin((double)u->tiny / (double)u->gradient->elements, most_tiny);
+    const double squares = part > most_part ? whole : fmin(8.0 * part + 4.0 * tiny, whole);
+    allowed->excused += moved.norm * (1.0 + DEVIATIONS * moved.norm_error) * sqrt(squares);
+    allowed->excused_blocks = part > most_part ? 1.0 : fmax(allowed->excused_blocks, most_tiny);
+    return AR_OK;
+}
+
+bool ari_sketch_update_is_lost(const ari_sketch_allowance *allowed, const ari_sketch_update *u)
+{
+    static const double whole_step = 0.75; /* of a block's step, squared: more than an eighth of turned signs makes */
+    const ar_sketch *a = u->after[0];
+    const double plain = allowed->norm - allowed->excused, all = (double)a->elements;
+    double elements = 0.0;
+    for (size_t block = 0; block < a->blocks; block++) {
+        const steps s = steps_of(u, block, block + 1);
+        const double n = fmin((double)a->block, all - (double)(block * a->block));
+        if (s.dd > whole_step * s.aa && s.dd > plain * plain * n / all)
+            elements += n;
+    }
+    return elements > allowed->excused_blocks * all;
+}

@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include "verify/sketches/sketches.h"
+
+/** Refuses an equality that proves nothing, by the rules that dumps have (verify/dumps/verify_proof.h). Errors:
+ *  AR_ERR_DATA. */
+AR_NODISCARD ar_status ari_sketches_refuse_dead(const ari_sketch_report *r, const ar_verify_options *o);
