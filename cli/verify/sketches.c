@@ -113,15 +113,15 @@ static ar_status print_rows(FILE *out, const ari_sketch_report *r, size_t most)
 }
 
 /* "not compared: 3 steps that only the reference has: 5, 6, 7" */
-static void print_steps(FILE *out, const ari_step_list *alone, const char *run)
+static void print_steps(FILE *out, const ari_step_list *steps, const char *which)
 {
     enum { MOST = 8 };
-    if (alone->count == 0)
+    if (steps->count == 0)
         return;
-    fprintf(out, "  not compared: %zu step%s that only %s has:", alone->count, ARI_PLURAL(alone->count), run);
-    for (size_t i = 0; i < alone->count && i < MOST; i++)
-        fprintf(out, "%s %d", i > 0 ? "," : "", alone->step[i]);
-    fprintf(out, "%s\n", alone->count > MOST ? ", .." : "");
+    fprintf(out, "  not compared: %zu step%s that %s:", steps->count, ARI_PLURAL(steps->count), which);
+    for (size_t i = 0; i < steps->count && i < MOST; i++)
+        fprintf(out, "%s %d", i > 0 ? "," : "", steps->step[i]);
+    fprintf(out, "%s\n", steps->count > MOST ? ", .." : "");
 }
 
 static void print_notes(FILE *out, const ari_sketch_report *r, size_t most)
@@ -134,8 +134,13 @@ static void print_notes(FILE *out, const ari_sketch_report *r, size_t most)
     }
     if (n > most)
         fprintf(out, "  .. and %zu more that were not compared\n", n - most);
-    print_steps(out, &r->alone[0], "the reference");
-    print_steps(out, &r->alone[1], "the other run");
+    print_steps(out, &r->alone[0], "only the reference has");
+    print_steps(out, &r->alone[1], "only the other run has");
+    print_steps(out, &r->incomplete[0], "some ranks of the reference have no record of");
+    print_steps(out, &r->incomplete[1], "some ranks of the other run have no record of");
+    if (r->renamed > 0)
+        fprintf(out, "  matched without wrappers: %zu tensors (%s%s%s)\n", r->renamed, ARI_SHOW(r->wrappers[0]),
+                r->wrappers[0][0] != '\0' && r->wrappers[1][0] != '\0' ? "; " : "", ARI_SHOW(r->wrappers[1]));
     if (r->skipped[0] + r->skipped[1] > 0)
         fprintf(out, "  not compared: %zu tensor%s only in the reference, %zu only in the other run\n", r->skipped[0],
                 ARI_PLURAL(r->skipped[0]), r->skipped[1]);

@@ -125,6 +125,7 @@ typedef struct ar_sketch_tensor {
     size_t differing_parts;
     const char *left_out; /* why it cannot be compared; "": it can */
     bool by_run;          /* the run says so itself */
+    bool incomplete;      /* not all ranks have a record of its step */
     size_t tiny;          /* elements that are not 0 and below 2^-18 of their rank's largest; of gradients */
     uint32_t samples[2];  /* digests of the step's samples: in their order, and whatever that is; 0: not known */
 } ar_sketch_tensor;

@@ -350,7 +350,8 @@ static ar_status check_complete(ar_sketch_run *run)
         char step[32], why[128] = "";
         snprintf(step, sizeof step, "%d", t->step);
         const int ranks = (int)json_integer_value(json_object_get(run->steps, step));
-        if (ranks < run->ranks)
+        t->incomplete = ranks < run->ranks;
+        if (t->incomplete)
             snprintf(why, sizeof why, "%d of %d ranks have step %d", ranks, run->ranks, t->step);
         const char *term;
         json_t *elements;

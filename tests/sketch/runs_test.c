@@ -383,21 +383,59 @@ Test(sketch_runs, a_run_without_records_is_refused)
     expect_refused(BITS, AR_ERR_NOT_FOUND, "holds no tensors");
 }
 
-Test(sketch_runs, a_rank_without_a_step_is_not_judged_however_often_another_has_it)
+/* Rank 1 of run "b" lacks step `missing`, which rank 0 has twice. */
+static void write_with_missing(const float *x, int last, int missing)
+{
+    for (int rank = 0; rank < 2; rank++) {
+        for (int step = 1; step <= last; step++) {
+            char name[32];
+            snprintf(name, sizeof name, step > 1 ? "x:fwd@%d" : "x:fwd", step);
+            const sketch_part part = matrix(name, x);
+            write_sketches("a", rank, 2, step, &part, 1);
+            for (int times = step == missing ? 2 - 2 * rank : 1; times > 0; times--)
+                write_sketches("b", rank, 2, step, &part, 1);
+        }
+    }
+}
+
+Test(sketch_runs, a_step_that_a_rank_lacks_is_not_judged_however_often_another_has_it)
 {
     static float x[ELEMENTS];
     fill(x, ELEMENTS, 14);
-    const sketch_part full = matrix("x:fwd@2", x), first = matrix("x:fwd", x);
-    for (int rank = 0; rank < 2; rank++) {
-        write_sketches("a", rank, 2, 1, &first, 1);
-        write_sketches("a", rank, 2, 2, &full, 1);
-        write_sketches("b", rank, 2, 1, &first, 1);
-    }
-    write_sketches("b", 0, 2, 2, &full, 1);
-    write_sketches("b", 0, 2, 2, &full, 1);
+    write_with_missing(x, 3, 2);
     ari_sketch_report r = compared(BITS);
-    cr_expect(r.unjudged == 1 && r.compared == 1);
+    cr_expect(r.unjudged == 1 && r.compared == 2);
     cr_expect_str_eq(r.row[1].unjudged, "1 of 2 ranks have step 2");
+    ari_sketch_report_fini(&r);
+}
+
+Test(sketch_runs, steps_at_the_end_of_a_killed_run_are_named)
+{
+    static float x[ELEMENTS];
+    fill(x, ELEMENTS, 14);
+    write_with_missing(x, 2, 2);
+    ari_sketch_report r = compared(BITS);
+    cr_expect(r.unjudged == 0 && r.compared == 1 && r.incomplete[1].count == 1 && r.incomplete[1].step[0] == 2);
+    ari_sketch_report_fini(&r);
+    cr_assert_eq(remove_all(in_folder("a")) + remove_all(in_folder("b")), 0);
+    write_with_missing(x, 1, 1);
+    char path[256];
+    snprintf(path, sizeof path, "%s/rank-00001.sketch", in_folder("b"));
+    cr_assert_ok(ari_file_write(path, AR_SKETCH_MAGIC, 16));
+    expect_refused(BITS, AR_ERR_NOT_FOUND, "no step has a record of all 2 ranks");
+}
+
+Test(sketch_runs, wrappers_of_names_are_left_out)
+{
+    static float x[ELEMENTS];
+    fill(x, ELEMENTS, 20);
+    const sketch_part plain[] = {matrix("a.x:fwd", x), matrix("a.y:fwd", x)};
+    const sketch_part wrapped[] = {matrix("module.a.x:fwd", x), matrix("module.a.y:fwd", x)};
+    write_one("a", plain, 2);
+    write_one("b", wrapped, 2);
+    ari_sketch_report r = compared(BITS);
+    cr_expect(r.compared == 2 && r.different == 0 && r.renamed == 2);
+    cr_expect_str_eq(r.wrappers[1], "module.");
     ari_sketch_report_fini(&r);
 }
 

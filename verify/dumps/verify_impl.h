@@ -213,6 +213,21 @@ bool ari_is_one_sided(const ar_verify_row *r);
 /** Tells whoever listens. */
 void ari_verify_progress(const ari_verifying *v, double fraction, const char *what);
 
+enum { ARI_WRAPPERS_TEXT = sizeof((ar_verify_report *)0)->wrappers[0] };
+typedef struct ari_names {
+    const char *const *name; /* [count] */
+    size_t count;
+} ari_names;
+/* Names of a run in which wrappers' components are dropped or added, as another run has them. */
+typedef struct ari_unwrapped {
+    const char *const *name; /* [names[1].count]; NULL: as they were */
+    size_t renamed;
+    char wrappers[2][ARI_WRAPPERS_TEXT]; /* the components that each run has and the other has not */
+} ari_unwrapped;
+/** Gives names of the second run as the first has them, where only wrappers' components tell them apart ("module.",
+ *  "_orig_mod."); out->name is NULL where none is, or where two names would become one. In the arena. Errors:
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_names_unwrap(ari_unwrapped *out, const ari_names *names, ari_arena *arena);
 /** Gives tensors of the other dump the reference's names where only wrappers' components tell them apart ("module.",
  *  "_orig_mod."), and reports which; nothing where two names of a dump would become one. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_unwrap(ari_verifying *v);

@@ -24,7 +24,7 @@ typedef struct side {
     ari_arena *arena;
     stem *stem; /* [n] by `plain`, all different */
     size_t n;
-    char removed[sizeof((ar_verify_report *)0)->wrappers[0]]; /* the wrappers, for the report */
+    char removed[ARI_WRAPPERS_TEXT]; /* the wrappers, for the report */
 } side;
 
 static void note_wrapper(side *s, const char *text, size_t length)
@@ -75,13 +75,13 @@ static int by_text(const void *a, const void *b)
     return order ? order : (x->length > y->length) - (x->length < y->length);
 }
 
-static ar_status list_stems(side *s, const ar_dump *d)
+static ar_status list_stems(side *s, const ari_names *names)
 {
-    const size_t n = ar_dump_count(d);
+    const size_t n = names->count;
     size_t kept = 0;
     AR_TRY(ARI_TAKE(&s->stem, s->arena, n, "names of tensors"));
     for (size_t i = 0; i < n; i++) {
-        const char *name = ar_dump_at(d, i)->name;
+        const char *name = names->name[i];
         s->stem[i] = (stem){.text = name, .length = ari_order_of(name, NULL).stem};
     }
     qsort(s->stem, n, sizeof *s->stem, by_text);
@@ -224,9 +224,9 @@ static ar_status name_as_reference(char **gives, bool *renamed, const side *s, c
     return AR_OK;
 }
 
-static ar_status rename_other(ari_verifying *v, const side *s)
+static ar_status rename_other(ari_unwrapped *out, const ari_names *names, const side *s)
 {
-    const size_t n = ar_dump_count(v->dump[1]);
+    const size_t n = names->count;
     char **name = NULL;
     const char **sorted = NULL;
     size_t renamed = 0;
@@ -235,33 +235,49 @@ static ar_status rename_other(ari_verifying *v, const side *s)
     qsort(s[1].stem, s[1].n, sizeof *s[1].stem, by_text);
     for (size_t i = 0; i < n; i++) {
         bool other = false;
-        AR_TRY(name_as_reference(&name[i], &other, s, ar_dump_at(v->dump[1], i)->name));
+        AR_TRY(name_as_reference(&name[i], &other, s, names->name[i]));
         sorted[i] = name[i];
         renamed += other;
     }
     if (renamed == 0 || ari_repeated_name(sorted, n))
         return AR_OK;
-    v->report->renamed = renamed;
+    *out = (ari_unwrapped){.name = (const char *const *)name, .renamed = renamed};
     for (int k = 0; k < 2; k++)
-        memcpy(v->report->wrappers[k], s[k].removed, sizeof s[k].removed);
-    return ari_dump_rename(v->dump[1], (const char *const *)name);
+        memcpy(out->wrappers[k], s[k].removed, sizeof s[k].removed);
+    return AR_OK;
 }
 
-static ar_status unwrap(ari_verifying *v, side *s)
+ar_status ari_names_unwrap(ari_unwrapped *out, const ari_names *names, ari_arena *arena)
 {
+    side s[2] = {{.arena = arena}, {.arena = arena}};
+    *out = (ari_unwrapped){.name = NULL};
+    if (names[0].count == 0 || names[1].count == 0)
+        return AR_OK;
     for (int k = 0; k < 2; k++)
-        AR_TRY(list_stems(&s[k], v->dump[k]));
+        AR_TRY(list_stems(&s[k], &names[k]));
     if (repeats(&s[0]) || repeats(&s[1]))
         return AR_OK;
     AR_TRY(drop_prefix(s));
-    return repeats(&s[0]) || repeats(&s[1]) ? AR_OK : rename_other(v, s);
+    return repeats(&s[0]) || repeats(&s[1]) ? AR_OK : rename_other(out, &names[1], s);
 }
 
 ar_status ari_verify_unwrap(ari_verifying *v)
 {
     ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
-    side s[2] = {{.arena = &arena}, {.arena = &arena}};
-    if (ar_dump_count(v->dump[0]) == 0 || ar_dump_count(v->dump[1]) == 0)
-        return AR_OK; /* ari_verify_match refuses it */
-    return unwrap(v, s);
+    ari_names names[2];
+    ari_unwrapped unwrapped;
+    for (int k = 0; k < 2; k++) {
+        const char **name = NULL;
+        names[k] = (ari_names){.count = ar_dump_count(v->dump[k])};
+        AR_TRY(ARI_TAKE(&name, &arena, names[k].count, "names of tensors"));
+        for (size_t i = 0; i < names[k].count; i++)
+            name[i] = ar_dump_at(v->dump[k], i)->name;
+        names[k].name = name;
+    }
+    AR_TRY(ari_names_unwrap(&unwrapped, names, &arena));
+    if (unwrapped.name == NULL)
+        return AR_OK;
+    v->report->renamed = unwrapped.renamed;
+    memcpy(v->report->wrappers, unwrapped.wrappers, sizeof unwrapped.wrappers);
+    return ari_dump_rename(v->dump[1], unwrapped.name);
 }

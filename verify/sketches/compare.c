@@ -60,6 +60,7 @@ static ari_sketched of_run(const ar_sketch_tensor *t, size_t order)
                           .sketch = &t->sketch,
                           .unjudged = t->by_run ? "" : t->left_out,
                           .left_out = t->by_run ? t->left_out : "",
+                          .incomplete = t->incomplete,
                           .copies = t->differing_copies,
                           .differing_parts = t->differing_parts,
                           .differing = t->differing,
@@ -100,7 +101,51 @@ static ar_status side_open(comparison *c, int k, const char *path, const char *m
         const ar_dtype t = sketched ? l->tensor[i].sketch->dtype : l->tensor[i].dumped->dtype;
         c->roundoff = fmax(c->roundoff, ari_roundoff_of(t));
     }
-    qsort(l->tensor, l->count, sizeof *l->tensor, by_name);
+    return AR_OK;
+}
+
+/* Drops the steps at the end of a run of which not all ranks have a record, as a killed run leaves them. */
+static ar_status drop_incomplete(comparison *c, int k, const char *path)
+{
+    listing *l = &c->side[k];
+    ari_step_list *dropped = &c->report->incomplete[k];
+    size_t kept = l->count;
+    while (kept > 0 && l->tensor[kept - 1].incomplete)
+        kept--;
+    AR_TRY(ARI_TAKE(&dropped->step, &c->report->arena, l->count - kept, "steps"));
+    for (size_t i = kept; i < l->count; i++) {
+        if (dropped->count == 0 || dropped->step[dropped->count - 1] != l->tensor[i].step)
+            dropped->step[dropped->count++] = l->tensor[i].step;
+    }
+    l->count = kept;
+    if (kept > 0)
+        return AR_OK;
+    return ar_error_set(AR_ERR_NOT_FOUND, "%s: no step has a record of all %d ranks: there is nothing to compare",
+                        ARI_SHOW(path), ar_sketch_run_ranks(c->report->run[k]));
+}
+
+/* Gives the other run's tensors the reference's names where only wrappers' components tell them apart. */
+static ar_status unwrap(comparison *c)
+{
+    ari_names names[2];
+    ari_unwrapped unwrapped;
+    for (int k = 0; k < 2; k++) {
+        const char **name = NULL;
+        AR_TRY(ARI_TAKE(&name, &c->report->arena, c->side[k].count, "names of tensors"));
+        for (size_t i = 0; i < c->side[k].count; i++)
+            name[i] = c->side[k].tensor[i].name;
+        names[k] = (ari_names){name, c->side[k].count};
+    }
+    AR_TRY(ari_names_unwrap(&unwrapped, names, &c->report->arena));
+    for (size_t i = 0; unwrapped.name != NULL && i < names[1].count; i++) {
+        ari_sketched *t = &c->side[1].tensor[i];
+        t->key = ari_order_of(unwrapped.name[i], t->dumped != NULL ? c->options->other : NULL);
+        t->name = unwrapped.name[i];
+    }
+    c->report->renamed = unwrapped.renamed;
+    memcpy(c->report->wrappers, unwrapped.wrappers, sizeof unwrapped.wrappers);
+    for (int k = 0; k < 2; k++)
+        qsort(c->side[k].tensor, c->side[k].count, sizeof *c->side[k].tensor, by_name);
     return AR_OK;
 }
 
@@ -140,6 +185,8 @@ static ar_status compare_steps(ari_step_list *all, const comparison *c)
     }
     for (int k = 0; k < 2; k++) {
         for (size_t i = 0; i < all[k].count; i++) {
+            if (has_step(&r->incomplete[1 - k], all[k].step[i]))
+                continue;
             if (!has_step(&all[1 - k], all[k].step[i]))
                 r->alone[k].step[r->alone[k].count++] = all[k].step[i];
             else
@@ -514,8 +561,11 @@ static ar_status compare(comparison *c)
     ari_step_list steps[2];
     const char *allows = c->allowances != NULL ? ar_dump_metadata(c->allowances, "anyrank.allows") : NULL;
     c->roundoff = allows != NULL ? ari_roundoff_allowed(allows) : 0.0;
-    for (int k = 0; k < 2; k++)
+    for (int k = 0; k < 2; k++) {
         AR_TRY(side_open(c, k, path[k], map[k]));
+        AR_TRY(drop_incomplete(c, k, path[k]));
+    }
+    AR_TRY(unwrap(c));
     AR_TRY(compare_steps(steps, c));
     AR_TRY(join(c, steps));
     AR_TRY(select_rows(c));

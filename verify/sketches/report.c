@@ -28,15 +28,12 @@ static json_t *row_json(const ari_sketch_row *row)
     return o;
 }
 
-static json_t *steps_json(const ari_sketch_report *r)
+static json_t *list_json(const ari_step_list *steps)
 {
-    json_t *list[2] = {json_array(), json_array()};
-    for (int k = 0; k < 2; k++) {
-        for (size_t i = 0; i < r->alone[k].count && list[k] != NULL; i++)
-            json_array_append_new(list[k], json_integer(r->alone[k].step[i]));
-    }
-    return json_pack("{sI so so}", "common", (json_int_t)r->common_steps, "only_reference", list[0], "only_other",
-                     list[1]);
+    json_t *list = json_array();
+    for (size_t i = 0; i < steps->count && list != NULL; i++)
+        json_array_append_new(list, json_integer(steps->step[i]));
+    return list;
 }
 
 json_t *ari_sketch_report_json(const ari_sketch_report *r, const ar_verify_options *o)
@@ -48,8 +45,12 @@ json_t *ari_sketch_report_json(const ari_sketch_report *r, const ar_verify_optio
             json_array_append_new(rows, row_json(row));
     }
     const char *result = r->different > 0 ? "different" : r->unjudged > 0 ? "unjudged" : "same";
-    return json_pack("{ss ss ss sb so sI sI sI sI sI s[II] so so}", "result", result, "reference", o->reference,
-                     "other", o->other, "sketches", 1, "steps", steps_json(r), "tensors",
+    json_t *steps = json_pack("{sI so so s[oo]}", "common", (json_int_t)r->common_steps, "only_reference",
+                              list_json(&r->alone[0]), "only_other", list_json(&r->alone[1]), "incomplete",
+                              list_json(&r->incomplete[0]), list_json(&r->incomplete[1]));
+    return json_pack("{ss ss ss sb so sI s[ss] sI sI sI sI sI s[II] so so}", "result", result, "reference",
+                     o->reference, "other", o->other, "sketches", 1, "steps", steps, "tensors_renamed",
+                     (json_int_t)r->renamed, "wrappers", r->wrappers[0], r->wrappers[1], "tensors",
                      (json_int_t)(r->rows - r->left_out), "tensors_different", (json_int_t)r->different,
                      "tensors_unjudged", (json_int_t)r->unjudged, "tensors_left_out", (json_int_t)r->left_out,
                      "tensors_reordered", (json_int_t)r->reordered, "left_out", (json_int_t)r->skipped[0],

@@ -8,6 +8,7 @@
 #include "anyrank/verify.h"
 #include "ref/core/size.h"
 #include "verify/dump/roles.h"
+#include "verify/dumps/verify_impl.h"
 
 struct ari_sketch_row;
 
@@ -21,6 +22,7 @@ typedef struct ari_sketched {
     const ar_sketch *sketch;        /* NULL: it cannot be compared */
     const char *unjudged;           /* why it cannot be compared; "": it can be */
     const char *left_out;           /* the same, where the run itself says so; "": it does not */
+    bool incomplete;                /* not all ranks have a record of its step */
     const ar_sketch_copies *copies; /* [differing_parts] copies that differ from the first one of their part */
     size_t differing_parts;
     int differing;                    /* the first rank whose copy differs; -1: none */
@@ -69,9 +71,12 @@ typedef struct ari_sketch_report {
     size_t left_out;                      /* rows that a run says cannot be compared, or whose samples are reordered */
     size_t reordered;                     /* of these: activations of samples that come in another order */
     size_t common_steps;
-    ari_step_list alone[2]; /* steps that the reference, the other run alone has */
-    size_t skipped[2];      /* tensors of common steps that one run alone has, and that are no difference */
-    size_t first;           /* the row to begin with: a lost gradient, else the first that differs; rows: none */
+    ari_step_list alone[2];      /* steps that the reference, the other run alone has */
+    ari_step_list incomplete[2]; /* steps at a run's end that not all of its ranks have recorded: not compared */
+    size_t renamed;              /* tensors matched without wrappers' components */
+    char wrappers[2][ARI_WRAPPERS_TEXT];
+    size_t skipped[2]; /* tensors of common steps that one run alone has, and that are no difference */
+    size_t first;      /* the row to begin with: a lost gradient, else the first that differs; rows: none */
     ari_arena arena;
     ar_sketch_run *run[2]; /* NULL: a dump */
     ar_dump *dump[2];      /* NULL: sketches */
