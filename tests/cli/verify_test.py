@@ -5,6 +5,7 @@
 
 import json
 import math
+import random
 import struct
 import sys
 import unittest
@@ -597,6 +598,71 @@ class BadInput(Verify):
             (self.folder / "map.json").write_text("{}", encoding="utf-8")
             self.refused(a, b, read, "map.json", "--html", "map.json", says=["--html", "another file"])
             self.assertEqual((self.folder / "map.json").read_text(encoding="utf-8"), "{}")
+
+
+
+class LaterSteps(Verify):
+    """Modules whose outputs have features in dimension 1: what the first step moved by rounding, of the last feature."""
+
+    def judged(self, shape, weight_shape=None, groups=1, transposed=False, kind=None, wrong=None):
+        """The exit status for outputs of 8 features, or their number in shape[1]; wrong: an element that is off."""
+        draw = random.Random(3)
+        samples, features, places = shape[0], shape[1], math.prod(shape[2:])
+        x = [[[draw.gauss(0, 1) for _ in range(places)] for _ in range(64)] for _ in range(samples)]
+        taps = math.prod(weight_shape[2:]) if weight_shape else 1
+        runs = []
+        for sign in (1.0, -1.0):
+            if weight_shape:
+                init = [random.Random(i).gauss(0, 0.5) for i in range(math.prod(weight_shape))]
+                inner = weight_shape[1] * taps
+
+                def of(i):  # feature, input and tap of an element of the weight
+                    if not transposed:
+                        group = i // inner // (weight_shape[0] // groups)
+                        return i // inner, group * weight_shape[1] + i // taps % weight_shape[1], i % taps
+                    group = i // inner // (weight_shape[0] // groups)
+                    return group * weight_shape[1] + i // taps % weight_shape[1], i // inner, i % taps
+            else:
+                init, of = [0.5] * features, lambda i: (i, 0, 0)
+            grad = [sign * 1e-9 if of(i)[0] == features - 1 else 0.1 for i in range(len(init))]
+            new = [w - 1e-3 * math.copysign(1.0, g) for w, g in zip(init, grad)]
+            y = [0.0] * (samples * features * places)
+            for i, w in enumerate(new):
+                feature, read, tap = of(i)
+                for n in range(samples):
+                    for place in range(places):
+                        y[(n * features + feature) * places + place] += w * (
+                            x[n][read][(place + tap) % places] if weight_shape else 1.0)
+            if sign < 0.0 and wrong is not None:
+                y[wrong] += 1e-4
+            name = "body.3.c." + ("weight" if weight_shape else "bias")
+            at = weight_shape or [features]
+            runs.append({**weight(f"{name}:init", init, at), **weight(f"{name}:grad", grad, at),
+                         **weight(f"{name}:new", new, at), **weight("body.3.c:fwd@2", y, shape)})
+        modules = [{"paths": ["body.{0-2}.c"], "class": "Linear"}, {"paths": ["body.{3-9}.c"], "class": kind}]
+        file = self.folder / "model.json"
+        file.write_text(json.dumps({"format": "anyrank model", "version": 1, "modules": modules if kind else []}))
+        return self.ran(*self.pair(*runs), "--rtol", "1e-5", "--atol", "1e-6", "--no-explain").returncode
+
+    def test_features_are_where_a_convolution_and_a_norm_have_them(self):
+        for given in ({"shape": [2, 8, 5]}, {"shape": [2, 8, 3, 4]}, {"shape": [2, 8, 2, 3, 2]}, {"shape": [2, 8]},
+                      {"shape": [2, 8, 5], "weight_shape": [8, 6, 2]},
+                      {"shape": [2, 8, 3, 4], "weight_shape": [8, 6, 2, 2]},
+                      {"shape": [2, 8, 2, 3, 2], "weight_shape": [8, 6, 1, 2, 1]},
+                      {"shape": [2, 8, 5], "weight_shape": [8, 3, 2], "groups": 2},
+                      {"shape": [2, 8, 5], "weight_shape": [6, 8, 2], "transposed": True},
+                      {"shape": [2, 8, 3, 4], "weight_shape": [6, 4, 2, 1], "groups": 2, "transposed": True}):
+            with self.subTest(**given):
+                self.assertEqual(self.judged(**given), 0)
+                self.assertEqual(self.judged(**given, wrong=0), 1)  # of the first feature, whose weights did not move
+
+    def test_the_recorded_class_tells_which_of_two_equal_dimensions_it_is(self):
+        for kind in ("GroupNorm", "BatchNorm2d", "InstanceNorm2d", "Conv2d", "ConvTranspose2d"):
+            with self.subTest(kind):
+                self.assertEqual(self.judged([2, 8, 8, 8], kind=kind), 0)
+                self.assertEqual(self.judged([2, 8, 8, 8], kind=kind, wrong=7), 1)  # the last place of the first
+        self.assertEqual(self.judged([2, 8, 8, 8], kind="LayerNorm"), 1)
+        self.assertEqual(self.judged([2, 8, 8], [8, 6, 8], kind="Conv1d"), 0)
 
 
 if __name__ == "__main__":

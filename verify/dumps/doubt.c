@@ -68,15 +68,26 @@ ar_status ari_largest_rms(double *rms, const ar_dump *reference, const char *pas
     return AR_OK;
 }
 
+/* Where an element is along the dimension of the weights, and which of its vectors along that dimension it is in. */
+static size_t column_of(const ari_doubt *d, size_t element)
+{
+    return element / d->inner % d->width;
+}
+
+static size_t row_of(const ari_doubt *d, size_t element)
+{
+    return element / (d->inner * d->width) * d->inner + element % d->inner;
+}
+
 /* The root s of a second moment is a norm of the gradients so far, whatever their weights. If each gradient is off by
  * at most y of its size, s is off by d <= y s, and the bound's d/(s - d) is at most y/(1 - y). */
 ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n)
 {
     enum { CHUNK = 1024 };
     for (size_t i = 0; i < n; i++) {
-        const size_t at = start + i, column = d->width ? at % d->width : 0;
+        const size_t column = d->width ? column_of(d, start + i) : 0;
         beside[i] = d->all + (d->bias ? d->bias[column] : 0.0);
-        beside[i] += d->weight ? d->weight[column] * d->row[at / d->width] : 0.0;
+        beside[i] += d->weight ? d->weight[column] * d->row[row_of(d, start + i)] : 0.0;
     }
     for (size_t at = 0; at < n && d->steps > 0; at += CHUNK) {
         double y[CHUNK] = {0.0};
@@ -94,22 +105,80 @@ ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_
     return AR_OK;
 }
 
+/* --- what weights explain of outputs ------------------------------------------------------------------------------ */
+
+/* The outputs of these modules have features before places, [sample, feature, place, ..]; Conv1D of transformers is a
+ * linear module. */
+static bool has_features_first(const char *name)
+{
+    static const char *const kinds[] = {"Conv1d",    "Conv2d",       "Conv3d",    "ConvTranspose",
+                                        "BatchNorm", "InstanceNorm", "GroupNorm", "PReLU"};
+    for (size_t i = 0; name && i < sizeof kinds / sizeof *kinds; i++) {
+        if (strstr(name, kinds[i]))
+            return true;
+    }
+    return false;
+}
+
+static bool has_features_last(const char *name)
+{
+    static const char *const kinds[] = {"Linear", "LayerNorm", "RMSNorm", "Embedding", "Conv1D"};
+    for (size_t i = 0; name && i < sizeof kinds / sizeof *kinds; i++) {
+        if (strcmp(name, kinds[i]) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Whether weights apply along a dimension of so many features: they have as many outputs, or inputs of some groups. */
+static bool fits_features(const ar_dump_tensor *weight, size_t width)
+{
+    const size_t first = weight->ndim > 0 ? weight->shape[0] : 0, second = weight->ndim > 1 ? weight->shape[1] : 1;
+    return width > 0 && first > 0 && second > 0 &&
+           (first == width || (weight->ndim > 1 && width % second == 0 && first % (width / second) == 0));
+}
+
+/* The dimension along which a module's weights apply. A convolution's have dimensions of places behind those of their
+ * outputs and inputs, and its output has one more before, or none, of a sample alone. Where the class is not known, the
+ * last dimension is meant if its size is that of the weights. */
+static int dimension_of(const ar_dump_tensor *output, const ar_dump_tensor *weight, const ar_dump_tensor *bias,
+                        const char *name)
+{
+    const ar_dump_tensor *of = weight ? weight : bias;
+    const bool places = weight && weight->ndim > 2;
+    const int last = output->ndim - 1, first = places && output->ndim == weight->ndim - 1 ? 0 : 1;
+    if (!of || output->ndim < 2 || has_features_last(name) || (places && output->ndim < weight->ndim - 1))
+        return last;
+    const size_t own = of->shape[of->ndim - 1];
+    const bool fits = places ? fits_features(of, output->shape[first]) : of->count == output->shape[first];
+    if (!fits || (!has_features_first(name) && (output->shape[last] == own || (places && output->ndim != of->ndim))))
+        return last;
+    return first;
+}
+
 /* The output j is w_j x, a row or a column of the matrix times the input, or an element of a vector times its own, and
- * so is the input's gradient. An input of n elements is taken to be in no direction of the matrix: |W x|^2 = |W|^2 |x|^2 / n. */
+ * so is the input's gradient; a convolution's w_j are of all places, and its inputs may be those of a group. An input of
+ * n elements is taken to be in no direction of the matrix: |W x|^2 = |W|^2 |x|^2 / n. */
 static ar_status doubt_matrix(ari_doubt *d, const ar_dump_tensor *const *weight, ari_arena *arena)
 {
     const ar_dump_tensor *w = weight[0];
-    const size_t cols = w->ndim > 0 ? w->shape[w->ndim - 1] : 0, rows = cols ? w->count / cols : 0;
-    double *row = NULL, *column = NULL, all = 0.0; /* sums of squares */
-    if (w->count == 0 || weight[1]->count != w->count || (rows != d->width && cols != d->width))
+    if (w->count == 0 || w->ndim == 0 || weight[1]->count != w->count)
         return AR_OK;
+    const bool places = w->ndim > 2 && d->inner > 1;
+    const size_t cols = places ? w->shape[1] : w->shape[w->ndim - 1];
+    const size_t rows = places ? w->shape[0] : w->count / cols, inner = w->count / (rows * cols);
+    const size_t groups = places && rows != d->width && fits_features(w, d->width) ? d->width / cols : 1;
+    if (rows != d->width && groups * cols != d->width)
+        return AR_OK;
+    double *row = NULL, *column = NULL, all = 0.0; /* sums of squares */
     AR_TRY(ARI_TAKE(&row, arena, rows, w->name));
-    AR_TRY(ARI_TAKE(&column, arena, cols, w->name));
+    AR_TRY(ARI_TAKE(&column, arena, groups * cols, w->name));
     ari_beside b = ari_beside_of(weight, 2, 0, w->count);
     while (ari_beside_next(&b)) {
         const double apart = (b.x[1] - b.x[0]) * (b.x[1] - b.x[0]);
-        row[b.at / cols] += apart;
-        column[b.at % cols] += apart;
+        const size_t in_row = b.at / (cols * inner), group = in_row / (rows / groups);
+        row[in_row] += apart;
+        column[group * cols + b.at / inner % cols] += apart;
         all += b.x[0] * b.x[0];
     }
     AR_TRY(b.status);
@@ -132,11 +201,15 @@ static double largest_of(const double *x, size_t n)
 }
 
 ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,
-                           const ar_dump_tensor *const *bias, ari_arena *arena)
+                           const ar_dump_tensor *const *bias, const char *name, ari_arena *arena)
 {
-    d->width = output->ndim > 1 ? output->shape[output->ndim - 1] : 0;
-    if (d->width == 0 || output->count == 0)
+    if (output->ndim < 2 || output->count == 0)
         return AR_OK;
+    const int dimension = dimension_of(output, weight ? weight[0] : NULL, bias ? bias[0] : NULL, name);
+    d->width = output->shape[dimension];
+    d->inner = 1;
+    for (int i = dimension + 1; i < output->ndim; i++)
+        d->inner *= output->shape[i];
     const size_t rows = output->count / d->width;
     if (weight)
         AR_TRY(doubt_matrix(d, weight, arena));
@@ -144,7 +217,7 @@ ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_
         AR_TRY(ARI_TAKE(&d->row, arena, rows, output->name));
         ari_beside b = ari_beside_of(&output, 1, 0, output->count);
         while (ari_beside_next(&b))
-            d->row[b.at / d->width] += b.x[0] * b.x[0];
+            d->row[row_of(d, b.at)] += b.x[0] * b.x[0];
         AR_TRY(b.status);
         for (size_t i = 0; i < rows; i++)
             d->row[i] = sqrt(d->row[i]);
