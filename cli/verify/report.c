@@ -411,6 +411,25 @@ static void print_doubted(FILE *to, const ar_verify_report *r)
                 r->elements_doubted, ARI_PLURAL(r->elements_doubted), r->elements_doubted == 1 ? "s" : "");
 }
 
+/* What was compared by more than the rule allows says less, and is named: all of it, up to `most`. */
+static void print_excused(FILE *to, const ar_verify_report *r, size_t most)
+{
+    size_t names = 0;
+    if (r->excused_by_reduction == 0)
+        return;
+    fprintf(to, "note: %zu tensor%s %s the same only because of a recorded format: gradients are reduced in %s, whose ",
+            r->excused_by_reduction, ARI_PLURAL(r->excused_by_reduction), r->excused_by_reduction == 1 ? "is" : "are",
+            ARI_SHOW(r->reduced));
+    fprintf(to, "rounding is allowed besides:");
+    for (size_t i = 0; i < r->rows && names < most; i++) {
+        if (r->row[i].excused_by_reduction)
+            fprintf(to, "%s %s", names++ ? "," : "", ARI_SHOW(r->row[i].name));
+    }
+    if (names < r->excused_by_reduction)
+        fprintf(to, ", and %zu more (--json has all)", r->excused_by_reduction - names);
+    fprintf(to, "\n");
+}
+
 /* By bits, of other programs, whose sums are in no order that a layout keeps. */
 static void print_rule_note(FILE *to, const ar_verify_report *r)
 {
@@ -495,6 +514,7 @@ ar_status ari_verify_print(FILE *to, const ar_verify_report *r, const ari_verify
     print_nan(to, r);
     print_drift(to, r);
     print_doubted(to, r);
+    print_excused(to, r, most);
     print_rule_note(to, r);
     print_later_steps(to, r);
     print_left_out(to, r);

@@ -106,9 +106,10 @@ typedef struct ar_verify_row {
     bool copies_differ;      /* ranks of one dump hold different copies: state AR_VERIFY_REPLICAS, or a tensor that only
                                 one dump has; then elements_different and first compare the copies */
     bool in_reference;       /* with copies_differ: in the reference dump */
-    bool lost_gradient;      /* a gradient that is missing in one dump, although that dump has the parameter and other
+    bool excused_by_reduction; /* equal only because gradients are reduced in a format of 16 bits, as is recorded */
+    bool lost_gradient;        /* a gradient that is missing in one dump, although that dump has the parameter and other
                                 gradients of the step */
-    int ranks[2];            /* with copies_differ: the two ranks; else [0] the rank that holds `first`, -1: unknown */
+    int ranks[2]; /* with copies_differ: the two ranks; else [0] the rank that holds `first`, -1: unknown */
     ar_verify_map map;
 } ar_verify_row;
 
@@ -124,15 +125,17 @@ typedef struct ar_verify_report {
     size_t rows;
     /* Numbers of tensors; `different` includes differing shapes, dtypes and copies. */
     size_t compared, different, missing, unexpected;
-    size_t lost_gradients;  /* how many of the missing and unexpected tensors are lost gradients */
-    size_t unjudged;        /* number of unjudged tensors, about which `same` says nothing */
-    size_t left_out[2];     /* with `common`: number of tensors only in the reference; only in the other dump */
-    size_t ragged;          /* number of tensors skipped because their place in a full tensor is unknown */
-    char ragged_first[288]; /* name of the first of these, and why */
-    size_t reordered;       /* number of activations whose samples are ordered differently; compared sample by sample */
-    size_t routed;          /* number of experts' activations, skipped: ranks hold other tokens' rows than the
+    size_t lost_gradients; /* how many of the missing and unexpected tensors are lost gradients */
+    size_t unjudged;       /* number of unjudged tensors, about which `same` says nothing */
+    char reduced[8];       /* format of 16 bits in which one of the runs reduces gradients, as is recorded; "": none */
+    size_t excused_by_reduction; /* number of tensors that are equal only because of it */
+    size_t left_out[2];          /* with `common`: number of tensors only in the reference; only in the other dump */
+    size_t ragged;               /* number of tensors skipped because their place in a full tensor is unknown */
+    char ragged_first[288];      /* name of the first of these, and why */
+    size_t reordered; /* number of activations whose samples are ordered differently; compared sample by sample */
+    size_t routed;    /* number of experts' activations, skipped: ranks hold other tokens' rows than the
                                reference */
-    size_t renamed; /* number of tensors that match the reference's although names differ by components of wrappers */
+    size_t renamed;   /* number of tensors that match the reference's although names differ by components of wrappers */
     char wrappers[2][128];  /* the components in the reference's names; in the other's names: "module." */
     char unwritten[2][256]; /* what the reference's run, and the other run, did not write to files, as their dumps
                                say */

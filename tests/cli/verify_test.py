@@ -601,6 +601,53 @@ class BadInput(Verify):
 
 
 
+
+class Reduced(Verify):
+    """Gradients that a hook reduces in bf16, as the dumps record: those that need it are named."""
+
+    names = ("a.weight:grad", "b.weight:grad", "grad_norm:clip")
+
+    def judged(self, off, *arguments, reduced="bf16", recorded=True):
+        values = [1.0 + 0.25 * i for i in range(32)]
+        sides = [{**weight("a.weight:grad", values), **weight("b.weight:grad", values),
+                  **weight("grad_norm:clip", [8.0], [])} for _ in range(2)]
+        for name, amount in off.items():
+            dtype, shape, held = sides[1][name]
+            sides[1][name] = (dtype, shape, [x + amount * (-1) ** i for i, x in enumerate(held)])
+        metadata = {"anyrank.formats": json.dumps({"reduced": reduced})} if recorded else None
+        paths = [write(self.folder / f"{name}.safetensors", side, metadata) for name, side in zip("ab", sides)]
+        report, code = self.result(*paths, "--rtol", "1e-4", "--atol", "1e-6", "--no-explain", *arguments)
+        return report, code, self.ran(*paths, "--rtol", "1e-4", "--atol", "1e-6", "--no-explain", *arguments).stdout
+
+    def test_tensors_that_are_the_same_by_that_alone_are_named(self):
+        report, code, text = self.judged({"b.weight:grad": 0.03, "grad_norm:clip": 0.03})
+        self.assertEqual((code, report["result"], report["reduced"]), (0, "same", "bf16"))
+        self.assertEqual(report["excused_by_reduction"], ["b.weight:grad", "grad_norm:clip"])
+        line = next(line for line in text.splitlines() if "reduced in bf16" in line)
+        self.assertTrue(line.startswith("note: 2 tensors are the same only because of a recorded format"), line)
+        self.assertTrue(line.endswith("besides: b.weight:grad, grad_norm:clip"), line)
+        self.assertIn("b.weight:grad, and 1 more", self.judged(
+            {"b.weight:grad": 0.03, "grad_norm:clip": 0.03}, "--max-report", "1")[2])
+
+    def test_what_needs_no_excuse_or_gets_none_is_not_named(self):
+        for off, recorded, code in (({}, True, 0), ({"a.weight:grad": 1e-5}, True, 0), ({"a.weight:grad": 0.5}, True, 1),
+                                    ({"a.weight:grad": 0.03}, False, 1)):
+            with self.subTest(off=off, recorded=recorded):
+                report, status, text = self.judged(off, recorded=recorded)
+                self.assertEqual((status, report["excused_by_reduction"]), (code, []))
+                self.assertNotIn("only because", text)
+        report, code, _ = self.judged({"a.weight:grad": 0.03}, reduced="f16")
+        self.assertEqual((code, report["reduced"], report["excused_by_reduction"]), (1, "f16", []))
+
+    def test_a_factor_within_that_rounding_is_named(self):
+        values = [math.sin(i) * 1e-4 for i in range(4096)]
+        sides = [weight("w:grad", values), weight("w:grad", [x * 1.001 for x in values])]
+        for metadata, wanted in (({"anyrank.formats": '{"reduced": "bf16"}'}, (0, ["w:grad"])), (None, (1, []))):
+            paths = [write(self.folder / f"{name}.safetensors", side, metadata) for name, side in zip("ab", sides)]
+            report, code = self.result(*paths, "--atol", "1e-6", "--no-explain")
+            self.assertEqual((code, report["excused_by_reduction"]), wanted)
+
+
 class LaterSteps(Verify):
     """Modules whose outputs have features in dimension 1: what the first step moved by rounding, of the last feature."""
 

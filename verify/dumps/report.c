@@ -101,21 +101,26 @@ static json_t *names_of(const ar_verify_report *r, ar_verify_state state)
     return a;
 }
 
-static json_t *lost_gradients(const ar_verify_report *r)
+static bool is_lost(const ar_verify_row *r)
 {
-    json_t *a = json_array();
-    for (size_t i = 0; i < r->rows; i++) {
-        if (r->row[i].lost_gradient)
-            json_array_append_new(a, ari_json_text(r->row[i].name));
-    }
-    return a;
+    return r->lost_gradient;
 }
 
-static json_t *unjudged(const ar_verify_report *r)
+static bool is_unjudged(const ar_verify_row *r)
+{
+    return r->unjudged;
+}
+
+static bool is_excused_by_reduction(const ar_verify_row *r)
+{
+    return r->excused_by_reduction;
+}
+
+static json_t *names_where(const ar_verify_report *r, bool (*holds)(const ar_verify_row *))
 {
     json_t *a = json_array();
     for (size_t i = 0; i < r->rows; i++) {
-        if (r->row[i].unjudged)
+        if (holds(&r->row[i]))
             json_array_append_new(a, ari_json_text(r->row[i].name));
     }
     return a;
@@ -151,8 +156,10 @@ static void set_facts(json_t *o, const ar_verify_report *r)
     json_object_set_new(o, "elements_different", whole(r->elements_different));
     json_object_set_new(o, "missing", names_of(r, AR_VERIFY_MISSING));
     json_object_set_new(o, "unexpected", names_of(r, AR_VERIFY_UNEXPECTED));
-    json_object_set_new(o, "lost_gradients", lost_gradients(r));
-    json_object_set_new(o, "unjudged", unjudged(r));
+    json_object_set_new(o, "lost_gradients", names_where(r, is_lost));
+    json_object_set_new(o, "unjudged", names_where(r, is_unjudged));
+    json_object_set_new(o, "reduced", json_string(r->reduced));
+    json_object_set_new(o, "excused_by_reduction", names_where(r, is_excused_by_reduction));
     json_object_set_new(o, "tensors_with_different_copies", whole(copies));
     json_object_set_new(o, "left_out", ari_json_sizes(r->left_out, 2));
     json_object_set_new(o, "tensors_routed", whole(r->routed));

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "ref/core/size.h"
+#include "ref/core/text.h"
 #include "ref/io/json.h"
 #include "verify/dumps/verify_impl.h"
 
@@ -41,8 +42,11 @@ ar_status ari_verify_formats(ari_verifying *v)
         if (!text)
             continue;
         AR_TRY(ari_json_parse(&said, text, strlen(text), ar_dump_path(v->dump[k])));
-        const double roundoff = roundoff_of_name(json_object_get(said, "reduced"));
-        v->reduced = roundoff > v->reduced ? roundoff : v->reduced;
+        const json_t *reduced = json_object_get(said, "reduced");
+        if (roundoff_of_name(reduced) > v->reduced) {
+            v->reduced = roundoff_of_name(reduced);
+            ari_printable(v->report->reduced, sizeof v->report->reduced, json_string_value(reduced));
+        }
         const ar_status st = v->orthogonals ? AR_OK : take_names(v, json_object_get(said, "orthogonal"));
         json_decref(said);
         AR_TRY(st);
@@ -59,6 +63,17 @@ ar_status ari_excuse_reduced(ari_pair *pair, ari_verifying *v)
     AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, pair->row->name));
     *pair->doubt = (ari_doubt){.all = parts * v->reduced * pair->tally.max_reference};
     return AR_OK;
+}
+
+void ari_find_excused_by_reduction(const ari_verifying *v)
+{
+    for (const ari_pair *p = v->pair; v->reduced > 0.0 && p < v->pair + v->pairs; p++) {
+        ar_verify_row *r = p->row;
+        const bool of_gradient = r->pass && strchr("gmvc", r->pass), of_update = r->pass == 'n' && v->many_excused;
+        r->excused_by_reduction = r->state == AR_VERIFY_SAME &&
+                                  (r->excused_by_reduction || (r->elements_doubted > 0 && (of_gradient || of_update)));
+        v->report->excused_by_reduction += r->excused_by_reduction;
+    }
 }
 
 double ari_orthogonal_part(const ari_verifying *v, const char *name, size_t stem)

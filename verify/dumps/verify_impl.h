@@ -214,7 +214,9 @@ typedef struct ari_verifying {
     ari_pair *pair;   /* [pairs] */
     size_t pairs;
     int threads;
-    double roundoff;         /* of the run's shortest format */
+    double roundoff;            /* of the run's shortest format, that in which gradients are reduced included */
+    double roundoff_of_tensors; /* that one not included */
+    bool many_excused;       /* gradients excuse so many of the new weights that nothing of the update was compared */
     double reduced;          /* round-off of the format in which gradients are reduced; 0: of their own */
     const char **orthogonal; /* [orthogonals] parameters whose update is orthogonalised in 16 bits */
     size_t orthogonals;
@@ -265,6 +267,8 @@ void ari_verify_begin_with_lost(ar_verify_report *r);
 AR_NODISCARD ar_status ari_verify_formats(ari_verifying *v);
 /** Sets pair->doubt of gradients, moments and norms by the format in which gradients are reduced. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_excuse_reduced(ari_pair *pair, ari_verifying *v);
+/** Marks and counts the tensors that are the same by that format alone; after all have been measured. */
+void ari_find_excused_by_reduction(const ari_verifying *v);
 /** The part of the largest step by which an element of this parameter's update may be off; 0: of no such update. */
 double ari_orthogonal_part(const ari_verifying *v, const char *name, size_t stem);
 /** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */

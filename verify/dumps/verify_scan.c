@@ -46,8 +46,8 @@ static bool has_factor(const ari_pair *pair)
 {
     const ar_verify_row *r = pair->row;
     const bool moved = pair->doubt && r->elements_doubted > 0 && !strchr("gmv", r->pass);
-    return pair->sums && !moved && strchr("fbgmv", r->pass) && pair->format[0].is_float && r->elements >= LEAST_ELEMENTS &&
-           r->rms_reference > 0.0 && r->max_reference > 0.0 && isfinite(r->scale);
+    return pair->sums && !moved && strchr("fbgmv", r->pass) && pair->format[0].is_float &&
+           r->elements >= LEAST_ELEMENTS && r->rms_reference > 0.0 && r->max_reference > 0.0 && isfinite(r->scale);
 }
 
 /* A gradient that is zero but for rounding, as that of a bias before a norm, differs by all of itself. What is left of
@@ -88,6 +88,8 @@ static ar_status verify_judge_factor(ari_verifying *v, const ari_pair *pair)
     const double part = r->rms_reference / r->max_reference, count = (double)r->elements * part * part;
     const double errors = DEVIATIONS * rest / sqrt(count);
     r->factor_allowed = fmax(fmax(errors, v->roundoff + SYSTEMATIC), pair->rule.rtol);
+    const double allowed = fmax(fmax(errors, v->roundoff_of_tensors + SYSTEMATIC), pair->rule.rtol);
+    r->excused_by_reduction = rest <= REST && off > allowed && off <= r->factor_allowed;
     if (rest > REST || !(off > r->factor_allowed))
         return AR_OK;
     AR_TRY(is_only_rounding(&only_rounding, v, r));
@@ -203,8 +205,8 @@ static ar_status excuse_weight(ari_pair *pair, ari_verifying *v, ari_step_size *
     return AR_OK;
 }
 
-/* True if gradients excuse so many of the new weights that nothing of the update was compared. */
-static bool verify_excuses_too_many(const ari_verifying *v)
+/* True if gradients excuse so many of the new weights that nothing of the update was compared, and they must not. */
+static bool verify_excuses_too_many(ari_verifying *v)
 {
     double excused = 0.0, all = 0.0;
     for (const ari_pair *p = v->pair; p < v->pair + v->pairs; p++) {
@@ -213,8 +215,9 @@ static bool verify_excuses_too_many(const ari_verifying *v)
         all += p->row->pass == 'n' ? (double)p->numbers : 0.0;
         excused += p->row->pass == 'n' ? (double)p->tally.doubted : 0.0;
     }
+    v->many_excused = excused > FEW_EXCUSED && excused > EXCUSED_PART * all;
     /* Where gradients are reduced in 16 bits, every weight moves by their rounding. */
-    return v->reduced == 0.0 && excused > FEW_EXCUSED && excused > EXCUSED_PART * all;
+    return v->reduced == 0.0 && v->many_excused;
 }
 
 /* --- verify scan -------------------------------------------------------------------------------------------------- */
@@ -677,7 +680,8 @@ static ar_status doubt_output(pass *p, ari_pair *pair, shown_doubt *shown, const
     const ar_verify_row *r = pair->row;
     const ar_dump_tensor *const *weight = weight_of(v, r, "weight"), *const *bias = weight_of(v, r, "bias");
     const bool alone = r->pass == 'f' && !weight && !bias;
-    ari_doubt d = {.all = fmax(shown->part * pair->tally.max_reference, alone ? shown->handed_on : 0.0)};
+    const double reduced = pair->doubt ? pair->doubt->all : 0.0; /* of a gradient */
+    ari_doubt d = {.all = reduced + fmax(shown->part * pair->tally.max_reference, alone ? shown->handed_on : 0.0)};
     const size_t stem = ari_order_of(r->name, NULL).stem;
     const char *name = ari_module_class_of(&classes[0], r->name, stem);
     name = name ? name : ari_module_class_of(&classes[1], r->name, stem);
@@ -725,7 +729,8 @@ static ar_status doubt_outputs(pass *p)
 static ar_status passes(pass *p)
 {
     ari_verifying *v = p->v;
-    v->roundoff = fmax(verify_roundoff(v), v->reduced);
+    v->roundoff_of_tensors = verify_roundoff(v);
+    v->roundoff = fmax(v->roundoff_of_tensors, v->reduced);
     ari_verify_progress(v, 0.0, "copies");
     const ari_tasks copies = {v->report->rows, v->threads, copies_task, p, NULL};
     AR_TRY(ari_tasks_run(&copies));
@@ -744,6 +749,7 @@ static ar_status passes(pass *p)
         AR_TRY(measure(p, choose_unexcused(p), 0.95, 0.0));
         AR_TRY(doubt_outputs(p));
     }
+    ari_find_excused_by_reduction(v);
     verify_find_unjudged(v);
     for (size_t i = 0; i < v->pairs; i++) {
         if (!v->pair[i].sums)
