@@ -394,6 +394,12 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
     if (r->reordered > 0)
         fprintf(to, "note: compared sample by sample: %zu tensor%s whose samples ranks have in another order\n",
                 r->reordered, ARI_PLURAL(r->reordered));
+    if (r->reshaped > 0)
+        fprintf(
+            to,
+            "note: compared element by element: %zu tensor%s of which one run has dimensions in one that the other has "
+            "apart, such as %s\n",
+            r->reshaped, ARI_PLURAL(r->reshaped), ARI_SHOW(r->reshaped_first));
     if (r->routed > 0)
         fprintf(
             to,

@@ -133,9 +133,11 @@ typedef struct ar_verify_report {
     size_t ragged;               /* number of tensors skipped because their place in a full tensor is unknown */
     char ragged_first[288];      /* name of the first of these, and why */
     size_t reordered; /* number of activations whose samples are ordered differently; compared sample by sample */
-    size_t routed;    /* number of experts' activations, skipped: ranks hold other tokens' rows than the
+    size_t reshaped;  /* number of activations of which one run has dimensions in one that the other has apart */
+    char reshaped_first[288]; /* name of the first of these, and both shapes */
+    size_t routed;            /* number of experts' activations, skipped: ranks hold other tokens' rows than the
                                reference */
-    size_t renamed;   /* number of tensors that match the reference's although names differ by components of wrappers */
+    size_t renamed; /* number of tensors that match the reference's although names differ by components of wrappers */
     char wrappers[2][128];  /* the components in the reference's names; in the other's names: "module." */
     char unwritten[2][256]; /* what the reference's run, and the other run, did not write to files, as their dumps
                                say */

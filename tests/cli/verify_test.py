@@ -648,6 +648,69 @@ class Reduced(Verify):
             self.assertEqual((code, report["excused_by_reduction"]), wanted)
 
 
+
+class Folded(Verify):
+    """Activations with dimensions in one that the other run has apart: samples 2, tokens S, heads H, 4 of each head."""
+
+    def value(self, *at):
+        return float(sum(x * 31 ** i for i, x in enumerate(at)) % 997)
+
+    def held(self, order, seq, heads):
+        """The same numbers in the order of these dimensions."""
+        sizes = dict(zip("bshd", (2, seq, heads, 4)))
+        found = [()]
+        for name in order:
+            found = [(*at, i) for at in found for i in range(sizes[name])]
+        return [self.value(*(at[order.index(name)] for name in "bshd")) for at in found]
+
+    def test_activations_are_compared_whatever_is_in_one_dimension(self):
+        for seq, heads in ((3, 2), (3, 3), (2, 6)):
+            one = self.held("bshd", seq, heads)
+            for shape, values in (([2, seq, heads, 4], one), ([2, heads, seq, 4], self.held("bhsd", seq, heads)),
+                                  ([2 * seq, heads * 4], one), ([2, seq, 1, heads * 4], one)):
+                for name in ("q_norm:fwd", "q_norm:bwd", "q_norm:fwd@2"):
+                    with self.subTest(seq=seq, heads=heads, shape=shape, name=name):
+                        sides = [weight(name, one, [2, seq, heads * 4]), weight(name, values, shape)]
+                        off = weight(name, [values[0] + 1.0, *values[1:]], shape)
+                        for a, b in (sides, sides[::-1]):
+                            report, code = self.result(*self.pair(a, b), "--rtol", "1e-6", "--no-explain")
+                            self.assertEqual((code, report["tensors_reshaped"]), (0, 1))
+                        report, code = self.result(*self.pair(sides[0], off), "--rtol", "1e-6", "--no-explain")
+                        self.assertEqual((code, report["first"]["state"], report["first"]["elements_different"]),
+                                         (1, "different", 1))
+        explained = self.result(*self.pair(sides[0], off), "--rtol", "1e-6")[0]["explanation"]
+        self.assertIn("1 of 96 elements", explained["pattern"])
+        text = self.ran(*self.pair(*sides), "--rtol", "1e-6").stdout
+        self.assertIn("such as q_norm:fwd@2, [2,2,24] and [2,2,1,24]", text)
+
+    def test_what_ranks_hold_is_put_together_first(self):
+        whole = self.held("bshd", 3, 4)
+        one = write(self.folder / "one.safetensors", weight("q_norm:fwd", whole, [2, 3, 16]))
+        for order, shape, cut in (("bshd", [2, 3, 4, 4], 2), ("bhsd", [2, 4, 3, 4], 1)):
+            values, folder = self.held(order, 3, 4), self.folder / order
+            folder.mkdir()
+            outer, inner = math.prod(shape[:cut]), math.prod(shape[cut + 1:])
+            for rank in range(2):
+                part = [values[(o * 4 + 2 * rank + h) * inner + i]
+                        for o in range(outer) for h in range(2) for i in range(inner)]
+                extent, offset = [*shape], [0] * 4
+                extent[cut], offset[cut] = 2, 2 * rank
+                place = {"version": 1, "rank": rank, "world": 2, "mesh": [["tp", 2]], "at": [rank], "tensors": {
+                    "q_norm:fwd": {"shape": shape, "boxes": [{"global": offset, "local": [0] * 4, "extent": extent}]}}}
+                write(folder / f"rank-0000{rank}.safetensors", weight("q_norm:fwd", part, extent),
+                      {"ANYRANK_PLACEMENT": json.dumps(place)})
+            for sides in ((one, folder), (folder, one)):
+                self.assertEqual(self.result(*sides)[1], 0, order)
+
+    def test_another_shape_of_anything_else_stays_one(self):
+        values = [float(i) for i in range(24)]
+        for name, a, b in (("q.weight:init", [24], [4, 6]), ("q.weight:grad", [4, 6], [24]), ("x:fwd", [4, 6], [6, 4]),
+                           ("x:fwd", [2, 3, 4], [3, 8]), ("x:fwd", [2, 12], [4, 3, 2]), ("w", [2, 12], [2, 3, 4])):
+            report, code = self.result(*self.pair(weight(name, values, a), weight(name, values, b)),
+                                       "--rtol", "1e-6", "--no-explain")
+            self.assertEqual((code, report["first"]["state"], report["tensors_reshaped"]), (1, "shape", 0), (name, a, b))
+
+
 class LaterSteps(Verify):
     """Modules whose outputs have features in dimension 1: what the first step moved by rounding, of the last feature."""
 

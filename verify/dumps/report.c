@@ -165,6 +165,7 @@ static void set_facts(json_t *o, const ar_verify_report *r)
     json_object_set_new(o, "tensors_routed", whole(r->routed));
     json_object_set_new(o, "tensors_ragged", whole(r->ragged));
     json_object_set_new(o, "tensors_reordered", whole(r->reordered));
+    json_object_set_new(o, "tensors_reshaped", whole(r->reshaped));
     json_object_set_new(o, "unwritten",
                         json_pack("[o, o]", ari_json_text(r->unwritten[0]), ari_json_text(r->unwritten[1])));
     json_object_set_new(o, "tensors_renamed", whole(r->renamed));

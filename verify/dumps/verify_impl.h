@@ -118,15 +118,22 @@ AR_NODISCARD ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *outp
 /** beside[i]: the amount that element start + i may be off because of what is known. Errors: those of reading. */
 AR_NODISCARD ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n);
 
-/* A dump's tensor with dimensions repeated. */
+/* A dump's tensor in another shape. */
 typedef struct ari_repeated {
     ar_dump_tensor tensor;
     ar_dump_part *part;
-    ar_dump_box *box;
+    ar_dump_box *box; /* [boxes] of all parts */
+    size_t boxes;
 } ari_repeated;
 /** The tensor with its dimensions of one index repeated until it has this shape. Borrows the tensor, which has parts. In
  *  the arena. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_repeated_init(ari_repeated *s, const ar_dump_tensor *t, const size_t *shape,
+                                         ari_arena *arena);
+/** The tensor in the shape of `as`, which has as many elements and another number of dimensions, of which each is one of
+ *  its own, several neighbouring ones together, or a part of one: the row-major order of the elements is the same. Also
+ *  [b, s, h d] as [b, h, s, d], heads before tokens. *fits: whether the shape is such a one, and each box of the tensor a
+ *  box of it; else s is of no use. In the arena. Errors: those of reading; AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_reshaped_init(bool *fits, ari_repeated *s, const ar_dump_tensor *t, const ar_dump_tensor *as,
                                          ari_arena *arena);
 /** True if two tensors have the same shape. */
 bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b);

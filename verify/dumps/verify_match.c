@@ -359,6 +359,30 @@ static ar_status repeat_side(ari_verifying *v, ari_sides *s, char pass)
     return AR_OK;
 }
 
+/* An output or gradient of a module may have dimensions in one that the other run has apart, as heads and what each of
+ * them has: [b, s, h d] and [b, s, h, d], or [b, h, s, d]. Parameters have the shape that their program gives them. */
+static ar_status reshape_side(ari_verifying *v, ari_sides *s, const char *name, char pass)
+{
+    ar_verify_report *r = v->report;
+    bool fits = false;
+    if ((pass != 'f' && pass != 'b') || strncmp(name, "input.", 6) == 0 || !s->of[0] || !s->of[1] ||
+        ari_same_shape(s->of[0], s->of[1]))
+        return AR_OK;
+    const ar_dump_tensor *of[2] = {s->of[0], s->of[1]};
+    const int fewer = of[1]->ndim < of[0]->ndim; /* whose dimensions come apart, if its parts do */
+    for (int i = 0; i < 2 && !fits; i++) {
+        const int k = i == 0 ? fewer : 1 - fewer;
+        ari_repeated *reshaped = NULL;
+        AR_TRY(ARI_TAKE(&reshaped, &v->arena, 1, "pairs of tensors"));
+        AR_TRY(ari_reshaped_init(&fits, reshaped, of[k], of[1 - k], &v->arena));
+        s->of[k] = fits ? &reshaped->tensor : of[k];
+    }
+    if (fits && r->reshaped++ == 0)
+        snprintf(r->reshaped_first, sizeof r->reshaped_first, "%.140s, %s and %s", name,
+                 ARI_SHOW_SHAPE(of[0]->ndim, of[0]->shape), ARI_SHOW_SHAPE(of[1]->ndim, of[1]->shape));
+    return AR_OK;
+}
+
 static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
 {
     ar_verify_report *r = v->report;
@@ -377,6 +401,7 @@ static ar_status make_rows(ari_verifying *v, const found *all, size_t n)
         row->lost_gradient = all[i].lost;
         r->lost_gradients += all[i].lost;
         AR_TRY(repeat_side(v, &v->sides[i], row->pass));
+        AR_TRY(reshape_side(v, &v->sides[i], row->name, row->pass));
         r->reordered += v->sides[i].of[0] && v->sides[i].of[1] && v->sides[i].of[1]->reordered;
         describe_row(row, &v->sides[i]);
         decide_state(row, &v->sides[i], v->o->rule);

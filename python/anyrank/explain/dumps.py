@@ -12,7 +12,7 @@ import numpy as np
 
 from anyrank.dump import Dump
 from anyrank.explain import facts
-from anyrank.explain.tensors import UNITS, Array, Case, Copy, Name, Runs, Tensors, parts_of, thinned
+from anyrank.explain.tensors import ACTIVATIONS, UNITS, Array, Case, Copy, Name, Runs, Tensors, parts_of, thinned
 
 Report = typing.Mapping[str, typing.Any]
 PASSES = {"g": "grad", "i": "init", "n": "new", "f": "fwd", "b": "bwd"}
@@ -129,6 +129,33 @@ def worst_of(reference: Array, copies: typing.Sequence[Copy]) -> Array:
     return result
 
 
+def _is_folded(one: typing.Sequence[int], other: typing.Sequence[int]) -> bool:
+    """Whether the shorter shape is the longer one with neighbouring dimensions in one."""
+    long, short = sorted((list(one), list(other)), key=len, reverse=True)
+    for extent in short:
+        inner = long.pop(0) if long else 0
+        while long and inner < extent:
+            inner *= long.pop(0)
+        if inner != extent:
+            return False
+    return not long and len(one) != len(other)
+
+
+def reshaped(array: Array, shape: tuple[int, ...], other: typing.Callable[[], Array]) -> Array | None:
+    """An activation in the shape that the other run has for it, as `anyrank verify` compares it: neighbouring dimensions
+    in one or apart, also [b, s, h d] as [b, h, s, d]. None: it is in another shape for another reason."""
+    a, b = array.shape, shape
+    ways = [array.reshape(b)] if _is_folded(a, b) else []
+    if len(a) == 3 and len(b) == 4 and _is_folded(a, (b[0], b[2], b[1], b[3])):
+        ways.append(array.reshape(b[0], b[2], b[1], b[3]).swapaxes(1, 2))
+    elif len(a) == 4 and len(b) == 3 and _is_folded((a[0], a[2], a[1], a[3]), b):
+        ways.append(array.swapaxes(1, 2).reshape(b))
+    if len(ways) > 1:  # as many heads as tokens: values tell
+        held = other()
+        ways.sort(key=lambda way: float(np.nansum(np.abs(way.astype(np.float64) - held))))
+    return ways[0] if ways else None
+
+
 def case_of(runs: Runs, name: str) -> Case | None:
     """The case of one tensor that both dumps have in the same shape, or the reference once for all samples; or None."""
     if name not in runs.reference or name not in runs.other or not isinstance(runs.other, Tensors):
@@ -136,6 +163,9 @@ def case_of(runs: Runs, name: str) -> Case | None:
     reference, other = runs.reference[name], typing.cast(Dump, runs.other.source_of(name))
     row = runs.row(name)
     shape = other.tensor(name).shape
+    if reference.shape != shape and Name.of(name).kind in ACTIVATIONS and row.get("state") != "shape":
+        in_shape = reshaped(reference, shape, lambda: np.asarray(runs.other[name]))
+        reference = reference if in_shape is None else in_shape
     if reference.dtype.kind not in "fiub" or len(reference.shape) != len(shape) or any(
             n not in (1, extent) for n, extent in zip(reference.shape, shape)):
         return None

@@ -167,3 +167,16 @@ def test_a_gradient_that_rounding_leaves_of_zero_is_no_lost_one(tmp_path: pathli
             "k.bias:grad", zeros)
     assert cause_of({"k.bias:grad": 1e-9 * k, "w:grad": w}, {"k.bias:grad": k, "w:grad": w})[1] != "rounding"
     assert cause_of({"k.bias:grad": 1e-9 * k, "w:grad": w}, {"k.bias:grad": 0.0 * k, "w:grad": 2.0 * w})[0] == "w:grad"
+
+
+def test_activations_in_another_shape_have_the_reference_in_that_one() -> None:
+    whole = np.random.default_rng(6).normal(size=(2, 3, 4, 5))
+    rows, heads_first = whole.reshape(2, 3, 20), whole.swapaxes(1, 2)
+    square = np.random.default_rng(7).normal(size=(2, 4, 4, 5))  # as many heads as tokens
+    alike = (rows, whole), (rows, heads_first), (rows, rows.reshape(6, 20)), (
+        square.reshape(2, 4, 20), square), (square.reshape(2, 4, 20), square.swapaxes(1, 2))
+    for a, b in (*alike, *((y, x) for x, y in alike)):
+        found = dumps.reshaped(a, b.shape, lambda b=b: b)  # type: ignore[misc]
+        assert found is not None and np.array_equal(found, b), (a.shape, b.shape)
+    for shape in ((3, 2, 20), (2, 12, 5), (4, 30), (2, 4, 5, 3), (20, 6)):
+        assert dumps.reshaped(rows, shape, lambda: rows) is None, shape
