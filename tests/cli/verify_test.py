@@ -711,6 +711,23 @@ class Folded(Verify):
             self.assertEqual((code, report["first"]["state"], report["tensors_reshaped"]), (1, "shape", 0), (name, a, b))
 
 
+
+class Inputs(Verify):
+    def test_a_glob_of_outputs_does_not_mean_what_the_model_is_given(self):
+        one = {**weight("input.0:fwd", [1.0]), **weight("input.0:fwd@2", [1.0]), **weight("a.inputs:fwd", [1.0]),
+               **weight("w:grad", [1.0])}
+        off = {**weight("input.0:fwd", [2.0]), **weight("input.0:fwd@2", [3.0]), **weight("a.inputs:fwd", [1.0]),
+               **weight("w:grad", [1.0])}
+        sides = self.pair(one, off)
+        for arguments, tensors, differ in ((("--only", "*:fwd"), 1, 0), (("--only", "*:fwd*"), 1, 0),
+                                           (("--ignore", "*:fwd*"), 3, 2), (("--only", "*"), 4, 2),
+                                           (("--only", "input.*:fwd"), 1, 1), (("--only", "input.0:fwd*"), 2, 2),
+                                           (("--ignore", "*@*"), 3, 1), (("--ignore", "input*"), 2, 0)):
+            report, code = self.result(*sides, *arguments, "--no-explain")
+            self.assertEqual((report["tensors"], report["tensors_different"], code), (tensors, differ, int(differ > 0)),
+                             arguments)
+
+
 class LaterSteps(Verify):
     """Modules whose outputs have features in dimension 1: what the first step moved by rounding, of the last feature."""
 

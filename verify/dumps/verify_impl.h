@@ -93,18 +93,6 @@ typedef struct ari_doubt {
     size_t width;          /* of the dimension along which the weights apply; 0: of weights */
     size_t inner;          /* elements from one of that dimension to its next: 1 of the last one */
 } ari_doubt;
-/* Classes of modules by their paths, in which {0-31} may stand for 32 numbers. */
-typedef struct ari_module_class {
-    char *path, *name;
-} ari_module_class;
-typedef struct ari_module_classes {
-    ari_module_class *list; /* [n] */
-    size_t n;
-} ari_module_classes;
-/** Reads what is recorded beside the dump; of what is not there, or no JSON, none. In the arena. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_module_classes_read(ari_module_classes *classes, const ar_dump *dump, ari_arena *arena);
-/** The class of the module at a path of n bytes; NULL: not recorded. */
-const char *ari_module_class_of(const ari_module_classes *classes, const char *path, size_t n);
 /** The reference's R of a step; 0 if it lacks the weights before or after it. Errors: those of reading. */
 AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step);
 /** The largest root mean square of a tensor of these passes ("g") of the reference in a step; 0: it has none. Errors:

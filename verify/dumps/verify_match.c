@@ -25,10 +25,18 @@ typedef struct found {
 
 /* --- globs -------------------------------------------------------------------------------------------------------- */
 
+/* What a model is given, "input.NAME:fwd", is no output of a module: a glob of outputs, as "*:fwd", does not mean it. */
+static bool means(const char *glob, const char *name)
+{
+    static const char given[] = "input.", outputs[] = ":fwd";
+    const bool of_outputs = strstr(glob, outputs) && strncmp(glob, given, sizeof given - 2) != 0;
+    return fnmatch(glob, name, 0) == 0 && !(of_outputs && strncmp(name, given, sizeof given - 1) == 0);
+}
+
 static bool any_matches(const char *const *globs, size_t n, const char *name)
 {
     for (size_t i = 0; i < n; i++) {
-        if (fnmatch(globs[i], name, 0) == 0)
+        if (means(globs[i], name))
             return true;
     }
     return false;

@@ -8,6 +8,7 @@
 #include "ref/core/float_bits.h"
 #include "ref/core/size.h"
 #include "verify/dump/dump_private.h"
+#include "verify/dump/modules.h"
 #include "verify/dumps/report.h"
 #include "verify/dumps/verify_impl.h"
 

@@ -145,9 +145,13 @@ class Spec:
             self.partial.append((glob, _names(rule["partial"], where)))
 
     def dims_of(self, name: str) -> dict[str, typing.Any]:
-        """What `shard` says of a tensor; {}: nothing."""
+        """What `shard` says of a tensor; {}: nothing. A glob of outputs, as "*:fwd", says of what the model is given how
+        the batch is dealt out, and not in which dimension outputs have samples, nor what tensor parallelism cuts."""
         name = name.split("@")[0]
-        return next((dims for glob, dims in self.shard if fnmatch.fnmatchcase(name, glob)), {})
+        glob, dims = next(((glob, dims) for glob, dims in self.shard if fnmatch.fnmatchcase(name, glob)), ("", {}))
+        if name.startswith("input.") and not glob.startswith("input"):
+            return {key: dim for key, dim in dims.items() if key != "tp" and not (key == "dp" and dim)}
+        return dims
 
     def partial_of(self, name: str) -> list[str]:
         name = name.split("@")[0]

@@ -1012,6 +1012,15 @@ class Refused(CaptureCase):
         self.refused("steps", steps=1.5)
         self.refused("values", values=["grads"])
 
+    def test_a_glob_of_outputs_says_of_inputs_how_the_batch_is_dealt_out_alone(self) -> None:
+        from anyrank.capture._spec import Spec
+
+        for said, meant in (({"dp": 1, "tp": 0}, {}), ({"dp": None}, {"dp": None}), ({"cp": 1}, {"cp": 1}),
+                            ({"dp": 0, "blocks": [1, 1]}, {"dp": 0, "blocks": [1, 1]}), ({"tp": -1}, {})):
+            spec = Spec({"shard": {"*:fwd": said}})
+            self.assertEqual((spec.dims_of("a.b:fwd"), spec.dims_of("input.0:fwd@3")), (said, meant))
+            self.assertEqual(Spec({"shard": {"input.*:fwd": said}}).dims_of("input.ids:fwd"), said)
+
     def test_a_spec_that_does_not_fit_a_tensor_leaves_no_file(self) -> None:
         model = Model()
         with self.assertRaisesRegex(AnyrankError, "head.weight:init: has 2 dimensions, the spec divides dimension 2"):

@@ -7,7 +7,7 @@
 
 #include "ref/io/file.h"
 #include "ref/io/json.h"
-#include "verify/dumps/verify_impl.h"
+#include "verify/dump/modules.h"
 
 /* Whether a path of n bytes is one of those that a text stands for: "layers.{0-31}.norm" for 32 of them. */
 static bool is_folded_in(const char *text, const char *path, size_t n)
