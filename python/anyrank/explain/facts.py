@@ -66,6 +66,7 @@ class Facts:
     versions: Options = dataclasses.field(default_factory=dict)
     world: int = 1
     mesh: typing.Mapping[str, int] = dataclasses.field(default_factory=dict)  # dimensions of more than one rank
+    wrapper: str = ""  # the class of what is around the model; "": nothing is
     config: Options = dataclasses.field(default_factory=dict)  # by dotted names
     modules: typing.Mapping[str, Module] = dataclasses.field(default_factory=dict)
     # Of each module, by position or name: arguments of its first forward pass that are outputs of others.
@@ -171,6 +172,7 @@ def _facts(told: dict[str, typing.Any]) -> Facts:
         True, told.get("truncated") is True, str(told.get("by")), _dict(told.get("versions")),
         world if isinstance(world, int) and world > 0 else 1,
         {name: n for name, n in _dict(told.get("mesh")).items() if isinstance(n, int) and n > 1},
+        str(told.get("wrapper") or ""),
         flat(told["config"]) if _dict(told.get("config")) else {}, _modules(told.get("modules")),
         {path: {key: name for key, name in _dict(names).items() if isinstance(name, str)}
          for path, names in _dict(told.get("inputs")).items()},

@@ -4,12 +4,15 @@ the shapes suggest is tested on the values."""
 
 from __future__ import annotations
 
+import math
+import re
 import typing
 
 import numpy as np
 
 from anyrank.explain.explain import UNKNOWN, Answer
-from anyrank.explain.tensors import Array, Name
+from anyrank.explain.tensors import ACTIVATIONS, Array, Name, Runs
+from anyrank.explain.words import counted
 
 if typing.TYPE_CHECKING:
     from anyrank.explain.run import Run
@@ -20,13 +23,21 @@ KV_HEADS = ("k_proj", "v_proj", ".k", ".v", "key", "value")
 VOCABULARY = ("embed", "wte", "lm_head", "logits", "head")
 NOT_GATHERED = ("looks like: one rank's shard over {} ranks, not gathered; give the folder with all ranks' files, or "
                 "say how they fit, in a map or the shard of capture's spec")
-SAME_SAMPLES = ("every data-parallel rank worked on the whole batch: each needs a part of its own (DistributedSampler, "
-                "or a slice by its rank); if that is meant, \"dp\": null in the shard of capture's spec says so")
-ONE_MICRO_BATCH = ("each step is of one micro-batch: gradients are clipped, or a step is taken, within the loop over "
-                   "micro-batches, and not once after it")
+WHOLE_BATCH = ("{} has {} rows on {} and {} on {}: each rank got the whole batch; under {} each rank takes its part, "
+               "`batch.chunk(world)[rank]`")
+ONE_MICRO_BATCH = "each step is of one micro-batch"
+# What to look at, by cause.
+LOOK = {"same_samples": "`DistributedSampler`, or the slice of the batch that a rank takes; if the whole batch is meant, "
+                        "\"dp\": null in the shard of capture's spec says so",
+        "one_micro_batch": "gradients are clipped, or a step is taken, within the loop over micro-batches, and not once "
+                           "after it"}
 COPIES = ("looks like: {}: neighbouring ranks hold copies, which were put together as parts; a rule {{\"shard\": "
           "{{\"tp\": {}}}, \"blocks\": [{}], \"unit\": {}}} in a map, or \"copies\": {} in the shard of capture's "
           "spec, says so")
+REPEATED = "looks like: parts that are there {} times, one after the other"
+# Dimensions of a mesh that share out samples, stages, tokens or experts, and no tensor of a layer.
+DATA = re.compile(r"dp(_.*)?|ddp|fsdp|data|replicate")
+OTHERS = ("pp", "cp", "ep")
 
 
 def agree(x: Array, y: Array) -> bool:
@@ -39,7 +50,8 @@ def agree(x: Array, y: Array) -> bool:
 
 
 class Told(typing.NamedTuple):
-    """pattern: how the shapes and values are related. hint: what that looks like, or the cause's sentence."""
+    """pattern: how the shapes and values are related. hint: what that looks like, or the cause's sentence, which says
+    how they are."""
 
     pattern: str
     hint: str
@@ -69,33 +81,60 @@ def _divided(a: Array, b: Array, axis: int, later: Array | None, ranks: bool) ->
         return None
     n, part = whole // has, _part_of(a, b, axis)
     if axis == 0 and part == 0 and later is not None and later.shape == b.shape and _part_of(a, later, axis) == 1:
-        return Told(f"the first of {n} parts of the reference's samples; the next step has the second",
-                    ONE_MICRO_BATCH, "one_micro_batch")
+        pattern = f"the first of {n} parts of the reference's samples; the next step has the second"
+        return Told(pattern, f"{pattern}: {ONE_MICRO_BATCH}", "one_micro_batch")
     which = f"1/{n} of the reference along dimension {axis}: shard {part} of {n} (from 0)" if part is not None else (
         f"1/{n} of the reference's dimension {axis}, but no such part has these values")
     return Told(which, NOT_GATHERED.format(n) + LACKING * ranks)
 
 
-def _copied(a: Array, b: Array, axis: int, name: Name) -> Told | None:
-    """Blocks along the axis, each several times one after the other."""
+def _tensor_parallel(runs: Runs) -> bool:
+    """Whether ranks of the other run share out tensors of a layer."""
+    return any(not DATA.fullmatch(name) and name not in OTHERS for name in runs.mesh)
+
+
+def _repeated(a: Array, b: Array, axis: int) -> tuple[int, int]:
+    """(n, unit): blocks of so many along the axis, each n times one after the other; unit 0: there are none."""
     whole, has = a.shape[axis], b.shape[axis]
     if whole == 0 or has % whole or has == whole:
-        return None
+        return 1, 0
     n = has // whole
     blocks = [count for count in range(1, min(whole, MOST_PARTS)) if whole % count == 0]
-    unit = next((whole // count for count in blocks if agree(
+    return n, next((whole // count for count in blocks if agree(
         np.concatenate([block for block in np.split(a, count, axis) for _ in range(n)], axis), b)), 0)
+
+
+def _whole_batch(a: Array, b: Array, name: Name, runs: Runs) -> Told | None:
+    """Every rank, or every group of ranks with samples of its own, had all samples: of each micro-batch, or of all."""
+    if name.kind not in ACTIVATIONS or a.shape[1:] != b.shape[1:]:
+        return None
+    n, unit = _repeated(a, b, 0)
+    sharing = math.prod(size for dimension, size in runs.mesh.items() if DATA.fullmatch(dimension))
+    if unit == 0 or (runs.mesh and n != sharing) or (not runs.mesh and unit != a.shape[0]):
+        return None
+    own, world = (facts.world if facts.recorded else 0 for facts in runs.facts)
+    ranks = counted(world or (runs.world if runs.mesh else n), "rank")
+    how = "DDP" if runs.facts[1].wrapper == "DistributedDataParallel" else "data parallelism"
+    return Told(f"the reference's samples {n} times, in blocks of {unit}" if unit < a.shape[0] else
+                f"the reference's samples {n} times, one after the other",
+                WHOLE_BATCH.format(name.stem, b.shape[0], ranks, a.shape[0], "one" if own < 2 else f"the reference's {own}", how),
+                "same_samples")
+
+
+def _copied(a: Array, b: Array, axis: int, name: Name, runs: Runs) -> Told | None:
+    """Blocks along the axis, each several times one after the other."""
+    n, unit = _repeated(a, b, axis)
     if unit == 0:
         return None
-    if axis == 0 and unit == whole and (name.kind in ("fwd", "bwd") or name.stem.startswith("input")):
-        return Told(f"the reference's samples {n} times, one after the other", SAME_SAMPLES, "same_samples")
+    pattern = f"every {unit} of the reference's dimension {axis} stand {n} times one after the other"
+    if not _tensor_parallel(runs):
+        return Told(pattern, REPEATED.format(n))
     is_kv = any(word in name.stem for word in KV_HEADS)
     heads = "KV heads copied, fewer than tensor-parallel ranks" if is_kv else "parts copied"
-    return Told(f"every {unit} of the reference's dimension {axis} stand {n} times one after the other",
-                COPIES.format(heads, axis, whole // unit, unit, n))
+    return Told(pattern, COPIES.format(heads, axis, a.shape[axis] // unit, unit, n))
 
 
-def _padded(a: Array, b: Array, axis: int, name: Name, ranks: bool) -> Told | None:
+def _padded(a: Array, b: Array, axis: int, name: Name, runs: Runs) -> Told | None:
     whole, has = a.shape[axis], b.shape[axis]
     least, most = sorted((whole, has))
     if least == 0:
@@ -110,10 +149,11 @@ def _padded(a: Array, b: Array, axis: int, name: Name, ranks: bool) -> Told | No
     if has > whole and same:
         return Told(pattern, f"looks like: a dimension padded from {least} to {most}")
     if has > whole and has % whole == 0:
-        return Told(pattern, f"looks like: {has // whole} times as many: each rank's whole tensor taken for its own "
-                    "part, such as KV heads of which ranks hold copies; or another model")
+        heads = ", such as KV heads of which ranks hold copies" if _tensor_parallel(runs) else ""
+        own = f": each rank's whole tensor taken for its own part{heads}; or another model" if runs.world > 1 else ""
+        return Told(pattern, f"looks like: {has // whole} times as many{own or ', as of another model'}")
     said = "a dimension cut short" if same else "another model"
-    return Told(pattern, f"looks like: {said}{LACKING if has < whole and ranks else ''}")
+    return Told(pattern, f"looks like: {said}{LACKING if has < whole and runs.world > 1 else ''}")
 
 
 def _aside(a: Array, b: Array) -> Told | None:
@@ -140,13 +180,13 @@ def _reshaped(a: Array, b: Array) -> Told | None:
     return Told(f"as many elements in another shape; in row-major order {order}", f"looks like: {said}")
 
 
-def compare(a: Array, b: Array, name: Name, later: Array | None = None, ranks: bool = False) -> Told | None:
-    """reference, other, the other of the next step; ranks: whether the other is of ranks."""
+def compare(a: Array, b: Array, name: Name, runs: Runs, later: Array | None = None) -> Told | None:
+    """reference, other; later: the other of the next step."""
     axes = [d for d in range(a.ndim) if a.shape[d] != b.shape[d]] if a.ndim == b.ndim else []
     found = _transposed(a, b)
     if found is None and len(axes) == 1:
-        found = (_divided(a, b, axes[0], later, ranks) or _copied(a, b, axes[0], name)
-                 or _padded(a, b, axes[0], name, ranks))
+        found = (_divided(a, b, axes[0], later, runs.world > 1) or (axes[0] == 0 and _whole_batch(a, b, name, runs))
+                 or _copied(a, b, axes[0], name, runs) or _padded(a, b, axes[0], name, runs))
     return found or (_aside(a, b) if a.ndim == b.ndim else None) or _reshaped(a, b)
 
 
@@ -172,7 +212,7 @@ def of_tensor(run: Run, name: str) -> Told | None:
                     "calls of it that the reference detaches or makes under no_grad")
     following = str(Name(own.stem, own.kind, own.step + 1))
     later = run.runs.other[following] if own.kind == "fwd" and following in run.other else None
-    return compare(a, b, own, later, run.runs.world > 1)
+    return compare(a, b, own, run.runs, later)
 
 
 def answer(run: Run, name: str) -> Answer | None:
@@ -181,8 +221,7 @@ def answer(run: Run, name: str) -> Answer | None:
         return None
     if told.cause == UNKNOWN:
         return Answer(UNKNOWN, f"{told.hint}; {told.pattern}")
-    sentence, _, look = told.hint.partition(": ")
-    return Answer(told.cause, f"{told.pattern}: {sentence}", look, "sure")
+    return Answer(told.cause, told.hint, LOOK[told.cause], "sure")
 
 
 def of_report(run: Run) -> dict[str, str]:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 import typing
 import unittest.mock
@@ -35,6 +36,9 @@ class Held(dict[str, typing.Any]):
         shape = self[name].shape
         box = Box((0,) * len(shape), shape)
         return Tensor(name, "F32", shape, None, (Part(None, "", (box,), 0, 1, False),))
+
+    def part(self, name: str, i: int) -> typing.Any:
+        return [np.asarray(self[name])]
 
 
 def finding(folder: pathlib.Path, first: str, reference: Arrays, other: Arrays) -> tuple[str, str, str]:
@@ -120,10 +124,46 @@ def test_moments_are_asked(tmp_path: pathlib.Path) -> None:
     assert finding(tmp_path, "p:new", adam(eps=1e-3), spoiled) == ("clip_factor", "possible", "p:m")
 
 
+def in_shape(folder: pathlib.Path, name: str, reference: typing.Any, other: typing.Any, mesh: dict[str, int]) -> Finding:
+    a, b = Held({name: reference}, folder), Held({name: other}, folder)
+    b.__class__ = type("OfMesh", (Held,), {"mesh": mesh})
+    row = {"tensor": name, "state": "shape"}
+    return explain_run(typing.cast(typing.Any, a), typing.cast(typing.Any, b), {"first": row, "worst": [row]})
+
+
 def test_a_whole_batch_on_each_rank(tmp_path: pathlib.Path) -> None:
-    ids = np.arange(12).reshape(4, 3)
-    name = "input.0:fwd"
-    assert finding(tmp_path, name, {name: ids}, {name: np.tile(ids, (2, 1))})[:2] == ("same_samples", "sure")
+    ids = np.random.default_rng(3).integers(0, 90, (8, 5))
+    by_micro_batch = np.concatenate([ids[:4], ids[:4], ids[4:], ids[4:]])
+    for name in ("input.0:fwd", "tok:fwd", "tok:bwd"):
+        for held, mesh in ((np.tile(ids, (2, 1)), {}), (np.tile(ids, (2, 1)), {"dp": 2}), (by_micro_batch, {"dp": 2}),
+                           (by_micro_batch, {"fsdp": 2}), (np.tile(ids, (4, 1)), {"dp_replicate": 2, "dp_shard": 2})):
+            answer = in_shape(tmp_path, name, ids, held, mesh).answer
+            assert (answer.cause, answer.confidence) == ("same_samples", "sure"), (name, mesh)
+            assert answer.sentence.startswith(f"{name[:-4]} has {len(held)} rows on {len(held) // 8} ranks and 8 on one: "
+                                              "each rank got the whole batch; under data parallelism"), answer.sentence
+            assert "`batch.chunk(world)[rank]`" in answer.sentence
+    (tmp_path / "model.json").write_text(json.dumps({"format": "anyrank model", "version": 1, "world": 2,
+                                                     "wrapper": "DistributedDataParallel"}))
+    assert "8 on the reference's 2: each rank got the whole batch; under DDP each" in in_shape(
+        tmp_path, "tok:fwd", ids, by_micro_batch, {"dp": 2}).answer.sentence
+
+
+def test_rows_that_are_there_twice_for_another_reason(tmp_path: pathlib.Path) -> None:
+    ids = np.random.default_rng(3).integers(0, 90, (8, 5))
+    twice = np.concatenate([ids[:4], ids[:4], ids[4:], ids[4:]])
+    for name, held, mesh in (("tok:fwd", twice, {"tp": 2}), ("w:grad", twice, {"dp": 2}), ("tok:fwd", twice, {"dp": 4}),
+                             ("tok:fwd", twice[::-1], {"dp": 2}), ("tok:fwd", np.concatenate([ids, ids[::-1]]), {"dp": 2})):
+        assert in_shape(tmp_path, name, ids, held, mesh).answer.cause != "same_samples", (name, mesh)
+
+
+def test_copies_of_heads_are_spoken_of_where_ranks_share_out_tensors(tmp_path: pathlib.Path) -> None:
+    w = np.random.default_rng(4).normal(size=(8, 5))
+    twice, other = np.repeat(w.reshape(2, 4, 5), 2, 0).reshape(16, 5), np.random.default_rng(5).normal(size=(16, 5))
+    for mesh, spoken in (({"tp": 4}, True), ({"model": 2}, True), ({"dp": 2}, False), ({}, False),
+                         ({"dp": 2, "pp": 2}, False), ({"fsdp": 2, "cp": 2}, False), ({"dp": 2, "tp": 4}, True)):
+        for held in (twice, other):
+            said = in_shape(tmp_path, "h.0.k_proj.weight:init", w, held, mesh).answer.sentence
+            assert ("KV heads" in said, "capture's spec" in said) == (spoken, spoken and held is twice), (mesh, said)
 
 
 def test_the_number_of_steps_comes_first(tmp_path: pathlib.Path) -> None:
