@@ -310,7 +310,7 @@ def rows_said(order: typing.Sequence[int]) -> str:
 class Wrong:
     """The first wrong operation: as the reference and as a rank has it; reference None: it has none in its place.
     alone: what each run alone does on the way to it from results that are right. after: where the other run alone
-    communicates on the way from it, so that it may be meant to be a rank's own. inputs: what it takes that is not
+    communicates on the way from it, so that no cause is stated: it may be a rank's own on purpose. inputs: what it takes that is not
     simply the reference's, each in words. takes: how ranks have it. reduced: operations that reduce a dimension of
     which a rank has a part, and the dimension. sure: all that it takes is right. case: its result, None where the
     ranks' parts cannot be put together. cause: what a map may explain: the result or, where it is not right, what
@@ -342,7 +342,7 @@ class Wrong:
         if one.code != two.code:
             said += f", in the reference {one.text}"
         if self.is_perhaps_meant and self.after is not None:
-            said += f", before {self.after.text}, which may be meant to put it right"
+            said += f", before {self.after.text}"
         return said + "".join(f"; its {'number' if key == 'other' else key} is {x}, in the reference {y}"
                               for key, (x, y) in self._numbers.items())
 

@@ -176,3 +176,13 @@ class Judged(FolderCase):
         self.assertEqual(judge(whole, dict(enumerate(crossed)), both).over, ("dp",))
         self.assertIsNone(judge(whole, {1: top[0]}, both).right)
         self.assertEqual(rows_said((0, 1, 2, 6, 7, 4)), "0 to 2, 6 to 7, 4")
+
+
+def test_a_collective_after_it_is_named_without_a_guess_what_it_is_for() -> None:
+    from anyrank.explain.operations import Operation, Wrong
+
+    first, after = (Operation(i, name, "", "loss.py", 7 + i, code, (), (), (), {}, False) for i, (name, code) in enumerate(
+        (("sum", "total = part.sum()"), ("c10d.allreduce_", "all_reduce(total)"))))
+    assert Wrong(first, first, after=after).sentence == (
+        "`total = part.sum()` (loss.py:7) is the first operation that gives other values, before `all_reduce(total)` "
+        "(loss.py:8)")
