@@ -92,7 +92,10 @@ def _of_experts(case: Case, prefix: str) -> tuple[dict[str, list[str]], str, lis
 
 
 def layer_of(case: Case) -> Layer | None:
-    """The nearest layer with experts and a router that a tensor belongs to."""
+    """The nearest layer with experts and a router that a tensor belongs to. In a model that names none any numbered
+    modules would be tried as experts."""
+    if not case.runs.has_experts:
+        return None
     parts = case.name.stem.split(".")
     for depth in range(len(parts), max(len(parts) - 4, -1), -1):
         prefix = ".".join(parts[:depth]) + "." * (depth > 0)

@@ -20,6 +20,7 @@ Array = np.ndarray[typing.Any, typing.Any]
 KINDS = ("init", "fwd", "bwd", "grad", "clip", "new", "m", "v", "state", "buffer", "count")
 _NAME = re.compile(rf"(.*?)(?::({'|'.join(KINDS)}))?(?:@(\d+))?")
 READ = re.compile(r"\.in(\..*)?$")  # of the name of what a module reads
+EXPERTS = re.compile(r"(?i)expert|moe|router|mixture|(^|\.)gate(\.|:|$)")  # in names and classes of layers with experts
 ACTIVATIONS, PARAMETERS = ("fwd", "bwd"), ("init", "grad", "new", "m", "v", "weight")
 # Unit roundoffs of formats, by the names of safetensors.
 UNITS = {"F64": 2.0 ** -53, "F32": 2.0 ** -24, "F16": 2.0 ** -11, "BF16": 2.0 ** -8, "F8_E4M3": 2.0 ** -4,
@@ -158,6 +159,14 @@ class Runs:
         for n in self.mesh.values():
             sizes |= {n * size for size in sizes}
         return tuple(sorted(sizes - {1}))
+
+    @functools.cached_property
+    def has_experts(self) -> bool:
+        """Whether what is recorded of the reference, or a tensor of it, names experts or a router."""
+        facts = self.facts[0]
+        counts = [key for key, n in facts.config.items() if type(n) is int and n > 1]
+        kinds = [module.kind for module in facts.modules.values()]
+        return any(EXPERTS.search(text) for text in itertools.chain(self.reference, facts.modules, kinds, counts))
 
     def row(self, name: str) -> typing.Mapping[str, typing.Any]:
         """The report's row of a tensor that differs; {}."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from anyrank.explain.explain import explain
 from anyrank.explain.experts import ACTS, Experts, Mixture
+from anyrank.explain.facts import Facts, Module
 from anyrank.explain.routers import Form, Router, chosen_by, halves, layer_of, router_of, view_of
 from anyrank.explain.routers import weights_by
 from anyrank.explain.tensors import Array, Runs
@@ -86,6 +87,19 @@ def test_numbers_of_experts() -> None:
     odd = numbers.copy()
     odd[:, ::2] = (odd[:, ::2] + 1) % EXPERTS  # no form chooses these
     assert cause("m.routes:fwd", numbers, odd, runs(around())) != "other_experts_chosen"
+
+
+def test_no_experts_are_looked_for_where_none_are_recorded() -> None:
+    def layers(names: dict[str, Array], **facts: typing.Any) -> bool:
+        known = runs(names, facts=(Facts(True, **facts), Facts()))
+        return layer_of(dataclasses.replace(case_of("m.proj:fwd", X, X), runs=known)) is not None
+
+    dense = {"m.layers.0.gate_proj.weight:init": FIRST[0], "m.layers.1.gate_proj.weight:init": FIRST[1],
+             "m.taps.weight:init": FIRST, "m.head.weight:init": GATE, "m.proj:fwd": X}
+    assert not layers(dense) and not layers(dense, config={"num_experts": 1, "experts": None})
+    assert layers(dense, config={"num_experts": EXPERTS}) and layers(dense, modules={"m": Module("SparseMoeBlock")})
+    assert layers({name.replace("head", "router"): array for name, array in dense.items()})
+    assert layers({name.replace("head", "gate"): array for name, array in dense.items()})
 
 
 def mixture(form: Form, **other: typing.Any) -> Mixture:
