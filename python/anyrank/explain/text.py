@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 import typing
 
@@ -73,12 +74,15 @@ def extent(case: Case) -> str:
     return f"all {counted(n, 'element')}" if n == all_of_it else f"{n} of {counted(all_of_it, 'element')}"
 
 
+# What a program has, and a sentence has not: lists, dictionaries, values of Python.
+_INTERNAL = re.compile(r"[{}\[\]]|\b(True|False|None|nan|array)\b")
+
+
 def _looks(fit: Fit) -> str:
-    told = fit.pattern.numbers.get("text")
-    numbers = ", ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
-                        for key, value in fit.pattern.numbers.items())
-    kind = fit.pattern.kind.replace("_", " ")
-    said = f"{kind}: {told}" if told else f"{kind} ({numbers})" if numbers else kind
+    """What a pattern near to an unknown difference says of it; "": its numbers have no text."""
+    said = fit.pattern.numbers.get("text")
+    if not isinstance(said, str) or not said or _INTERNAL.search(said):
+        return ""
     return f"{said}; {100 * fit.unexplained:.2g} % of the difference is left"
 
 
@@ -112,6 +116,6 @@ def lines(case: Case, answer: Answer, operation: typing.Sequence[str] = ()) -> l
     rows += [("where", f"step {case.name.step}, {extent(case)}")]
     rows += [("operation" if i == 0 else "", line) for i, line in enumerate(operation)]
     if answer.cause == UNKNOWN:
-        rows += [("looks like", _looks(fit)) for fit in answer.fits[:2]]
+        rows += [("looks like", near) for fit in answer.fits[:2] if (near := _looks(fit))]
         rows += [("known", known)] if not operation and (known := around(case)) else []
     return _wrapped([*rows, *_reasons(answer)])

@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import typing
 import warnings
 
 import numpy as np
 
-from anyrank.explain.explain import explain
+from anyrank.explain import text
+from anyrank.explain.explain import Answer, cause_of, causes, explain, fits_of
+from anyrank.explain.patterns import Fit, Pattern
 from anyrank.explain.tensors import Runs, Tensors
 from anyrank.tests.explained import case_of, shards, values
 
@@ -77,6 +80,38 @@ def test_no_generator_ends_by_what_is_beside_a_tensor() -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".* ended at ")
             explain(dataclasses.replace(case, runs=_runs(KINDS[i:] + KINDS[:i])))
+
+
+KEYS = sorted({key for cause in causes() for key in re.findall(r"{(\w+)", cause.sentence)} | {
+    "text", "levels", "means", "grid", "kept", "wanted"})
+INTERNAL = re.compile(r"[{}\[\]]|\b(True|False|None)\b")
+
+
+def test_what_a_difference_looks_like_is_said_without_internals() -> None:
+    """Of every kind of pattern, with numbers and with what no sentence has."""
+    case, seen = case_of("a:fwd", values(4, 6), values(4, 6, seed=1), batch=4), set()
+    for kind in {kind for cause in causes() for kind in cause.kinds}:
+        for held in (1.5, True, None, {"low": 1}, [1, 2], values(3), "each of 2 parts is another", "kept False, wanted [1]"):
+            numbers = dict.fromkeys(KEYS, held)
+            for told in (numbers, {key: x for key, x in numbers.items() if key != "text"}):
+                answer = Answer("unknown", fits=(Fit(Pattern(kind, (), told), 0.2, 0.1, 0),))
+                said = [line for line in text.lines(case, answer) if "looks like" in line or "is left" in line]
+                assert not any(INTERNAL.search(line) for line in said), (kind, held, said)
+                assert bool(said) <= isinstance(told.get("text"), str), (kind, said)
+                seen |= {*said}
+    assert any("each of 2 parts is another; 20 % of the difference is left" in line for line in seen)
+
+
+def test_generators_say_what_they_find_without_internals() -> None:
+    for name, i in itertools.product(OUTPUTS, range(len(KINDS))):
+        reference = np.asarray(values(*OUTPUTS[name], seed=5))
+        case = dataclasses.replace(case_of(name, reference, _spoiled(reference, "off")), runs=_runs(KINDS[i:] + KINDS[:i]))
+        answer = explain(case)
+        for fit in fits_of(case):
+            cause = cause_of(case, fit.pattern)
+            said = [*text.lines(case, dataclasses.replace(answer, cause="unknown", fits=(fit,)))[1:],
+                    cause.text(fit.pattern) if cause is not None else ""]
+            assert not any(INTERNAL.search(line.partition("known")[0]) for line in said), (fit.pattern.kind, said)
 
 
 def test_noise_has_no_cause() -> None:
