@@ -7,6 +7,7 @@ import math
 import typing
 
 from anyrank.explain import facts
+from anyrank.explain.known import formats_apart
 from anyrank.explain.steps import rates_of
 from anyrank.explain.tensors import Case
 
@@ -71,7 +72,8 @@ CONTRADICTIONS: typing.Mapping[str, Contradicts] = {
     "statistics_momentum": equal_attributes("momentum"),
     **dict.fromkeys(_MICRO, _one_micro_batch),
     **dict.fromkeys(_RANKS, _alone),
-    "rounding": lambda case: case.runs.exact,  # exact numerics have the same bits in any order of their sums
+    # Exact numerics have the same bits in any order of their sums, and other formats are more than another order.
+    "rounding": lambda case: case.runs.exact or bool(formats_apart(case)),
     "low_precision": lambda case: case.runs.exact,
 }
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from anyrank.dump import Dump
 from anyrank.explain import facts
+from anyrank.explain.known import is_of_bf16
 from anyrank.explain.tensors import ACTIVATIONS, UNITS, Array, Case, Copy, Name, Runs, Tensors, parts_of, thinned
 
 Report = typing.Mapping[str, typing.Any]
 PASSES = {"g": "grad", "i": "init", "n": "new", "f": "fwd", "b": "bwd"}
-ENOUGH = 16  # numbers of bf16, which one fp32 number in 65,536 is by chance
 INPUTS = "inputs"  # a folder of a capture, with what modules read
 IDS = ("input_ids", "ids", "tokens")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "nhead", "heads", "num_query_heads")
@@ -98,13 +98,6 @@ def _unit_of_rule(report: Report, row: Report) -> float:
     return UNITS["BF16"] if of_halves else UNITS["F32"]
 
 
-def _is_of_bf16(values: Array) -> bool:
-    """Whether numbers that are kept in fp32 were computed in bf16: beyond chance, all of them are numbers of it."""
-    if values.dtype != np.float32 or values.size < ENOUGH:
-        return False
-    return not (values.view(np.uint32) & 0xffff).any() and len(np.unique(values.ravel()[:1 << 16])) >= ENOUGH
-
-
 def copies_of(dump: Dump, name: str) -> tuple[Copy, ...]:
     """Each rank's part; the whole tensor where the dump is of no ranks, or its parts are summands."""
     about = dump.tensor(name)
@@ -173,7 +166,7 @@ def case_of(runs: Runs, name: str) -> Case | None:
     copies = copies_of(other, name)
     unit = max(_unit_of_rule(runs.report, row),
                *(UNITS.get(str(row.get(key)), UNITS["F32"]) for key in ("dtype", "other_dtype")))
-    if unit < UNITS["BF16"] and _is_of_bf16(reference):
+    if unit < UNITS["BF16"] and is_of_bf16(reference):
         unit = UNITS["BF16"]
     own = Name.of(name)
     if own.kind == "weight":  # of a file whose name says what its tensors are

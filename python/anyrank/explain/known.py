@@ -8,8 +8,10 @@ import typing
 
 import numpy as np
 
+from anyrank.explain import facts
 from anyrank.explain.patterns import ratio_of
 from anyrank.explain.tensors import Array, Case, Name, Tensors, every
+from anyrank.explain.words import RUNS
 
 _STRIDED = 4096  # elements of a sample
 
@@ -83,6 +85,36 @@ def targets_of(case: Case) -> int:
             is_loss = len(shape) == 3 and shape[:2] == (runs.batch, runs.seq)
             return int((runs.reference[name] != 0).any(axis=2).sum()) if is_loss else 0
     return 0
+
+
+_FORMATS = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16", "F8_E4M3": "fp8 e4m3", "F8_E5M2": "fp8 e5m2"}
+_ENOUGH = 16  # numbers of bf16, which one fp32 number in 65,536 is by chance
+
+
+def is_of_bf16(values: Array) -> bool:
+    """Whether numbers that are kept in fp32 were computed in bf16: beyond chance, all of them are numbers of it."""
+    if values.dtype != np.float32 or values.size < _ENOUGH:
+        return False
+    held = np.ascontiguousarray(values)
+    return not (held.view(np.uint32) & 0xffff).any() and len(np.unique(held.ravel()[:1 << 16])) >= _ENOUGH
+
+
+def formats_apart(case: Case) -> str:
+    """Which formats the two runs have that differ: of the tensor, as recorded of the runs, or by the values; "": none
+    is known."""
+    row, (a, b) = case.runs.row(str(case.name)), case.runs.facts
+    x, y = (_FORMATS.get(str(row.get(key)), "") for key in ("dtype", "other_dtype"))
+    if x and y and x != y:
+        return f"the tensor is {x} in the reference, {y} in the other run"
+    for difference in facts.differences(a, b):
+        values = isinstance(difference.reference, str) and isinstance(difference.other, str)
+        if difference.kind == "autocast" or difference.kind == "dtypes" and values or (
+                difference.text.startswith(("matmul_precision: ", "autocast of "))):
+            return difference.text
+    held = [is_of_bf16(values) for values in (case.reference, case.other)]
+    if held[0] != held[1]:
+        return f"all values are numbers of bf16 in {RUNS[held[1]]} alone"
+    return ""
 
 
 def snapped(x: float, unsure: float = 1e-5) -> float:

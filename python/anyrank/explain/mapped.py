@@ -11,7 +11,7 @@ import typing
 import numpy as np
 
 from anyrank.explain.causes import Cause, kinds
-from anyrank.explain.known import at_elements, earlier, full_shape, sample_of, shape_of
+from anyrank.explain.known import at_elements, earlier, formats_apart, full_shape, sample_of, shape_of
 from anyrank.explain.patterns import Pattern
 from anyrank.explain.replay.attention import best_of
 from anyrank.explain.replay.sources import parameter
@@ -321,10 +321,8 @@ def patterns(case: Case) -> typing.Iterator[Pattern]:
 # --- causes -----------------------------------------------------------------------------------------------------------
 
 
-def _dtypes_differ(case: Case, pattern: Pattern) -> bool:
-    """Whether a format is recorded that one run alone has, and numerics are not exact."""
-    a, b = case.runs.facts
-    return not case.runs.exact and a.recorded and b.recorded and (a.autocast != b.autocast or a.dtypes != b.dtypes)
+def _formats_differ(case: Case, pattern: Pattern) -> bool:
+    return not case.runs.exact and bool(formats_apart(case))
 
 
 CAUSES = (
@@ -349,5 +347,5 @@ CAUSES = (
           "changed on its way",
           lambda case, pattern: case.runs.exact),
     Cause("low_precision", (COARSE,), "rounding of low precision: the difference is {size} of the values, and the runs "
-          "have other formats", "autocast, TF32, types of parameters", _dtypes_differ),
+          "have other formats", "autocast, TF32, types of parameters", _formats_differ),
 )

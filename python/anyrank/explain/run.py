@@ -15,6 +15,7 @@ from anyrank.dump import Dump
 from anyrank.explain import facts, operations, shapes
 from anyrank.explain.dumps import Report, case_of, runs_of
 from anyrank.explain.explain import UNKNOWN, Answer, explain
+from anyrank.explain.known import formats_apart
 from anyrank.explain.tensors import UNITS, Case, Name, Runs, parts_of, sums_of
 from anyrank.explain.words import both_of, counted, some
 
@@ -282,8 +283,19 @@ def of_format(run: Run, first: str) -> tuple[str, Answer] | None:
     rows = run.rows[run.rows.index(reported):run.rows.index(first) + 1]
     off = [float(row.get("rms") or 0.0) / (float(row.get("rms_reference") or 0.0) or 1.0)
            for row in map(run.runs.row, rows)]
-    said = run.answer(reported) if off[-1] <= 2.0 * max(off[:-1]) else None
-    return (reported, said) if said is not None and said.cause == "fewer_bits" else None
+    case = run.case(reported) if off[-1] <= 2.0 * max(off[:-1]) else None
+    if case is None:
+        return None
+    if is_rounding(case) and (apart := formats_apart(case)):
+        return reported, _of_formats(apart)
+    said = run.answer(reported)
+    return (reported, said) if said.cause == "fewer_bits" else None
+
+
+def _of_formats(apart: str) -> Answer:
+    return Answer("low_precision", f"the runs have other formats: {apart}; no element is further off than these round",
+                  "autocast, `param_dtype`, types of parameters, TF32: the same in both runs, or the tolerance of the "
+                  "shorter format", "likely")
 
 
 def others_of(run: Run, first: str) -> typing.Iterator[tuple[str, bool]]:
@@ -473,7 +485,9 @@ def _by_arrays(run: Run) -> Finding:
     if case is not None and case.off.any() and np.array_equal(case.val, case.ref, equal_nan=True):
         return Finding(differences, first, Answer(UNKNOWN, BITS))
     if case is not None and not apart and is_rounding(case):
-        return Finding(differences, first, Answer("rounding", SMALL, confidence="likely"))
+        apart_by = formats_apart(case)
+        return Finding(differences, first, _of_formats(apart_by) if apart_by else
+                       Answer("rounding", SMALL, confidence="likely"))
     told = list(recorded(run.runs, Name.of(first)))
     if of_steps := of_count(run.runs, Name.of(first)):
         return Finding(tuple(sorted(differences, key=lambda difference: difference.kind != "steps")), first, of_steps)

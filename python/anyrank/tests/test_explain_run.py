@@ -14,6 +14,7 @@ import numpy as np
 from anyrank.dump import Box, Part, Tensor
 from anyrank.explain import dumps
 from anyrank.explain.run import Finding, explain_run
+from anyrank.explain.tensors import Array
 from anyrank.tests.test_explain_steps import Arrays, adam, rounded
 
 
@@ -220,3 +221,34 @@ def test_activations_in_another_shape_have_the_reference_in_that_one() -> None:
         assert found is not None and np.array_equal(found, b), (a.shape, b.shape)
     for shape in ((3, 2, 20), (2, 12, 5), (4, 30), (2, 4, 5, 3), (20, 6)):
         assert dumps.reshaped(rows, shape, lambda: rows) is None, shape
+
+
+def test_other_formats_are_no_rounding(tmp_path: pathlib.Path) -> None:
+    x = np.random.default_rng(8).normal(size=(40, 30)).astype(np.float32)
+    short = (x.view(np.uint32) & np.uint32(0xffff0000)).view(np.float32)
+    near = x * np.float32(1.0 + 3e-7)
+
+    def said(reference: Array, other: Array, row: dict[str, str], facts: tuple[str, str] = ("", "")) -> tuple[str, str]:
+        paths = [tmp_path / name for name in "ab"]
+        for path, more in zip(paths, facts):
+            path.mkdir(exist_ok=True)
+            (path / "model.json").write_text(json.dumps({"format": "anyrank model", "version": 1, **json.loads(
+                more or "{}")}))
+        a, b = (Held({"h:fwd": values}, path) for values, path in zip((reference, other), paths))
+        report = {"first": {"tensor": "h:fwd"}, "worst": [{"tensor": "h:fwd", "state": "different", **row}]}
+        answer = explain_run(typing.cast(typing.Any, a), typing.cast(typing.Any, b), report).answer
+        return answer.cause, answer.sentence
+
+    assert said(x, near, {})[0] == "rounding"
+    cast, none = '{"autocast": {"cpu": "bfloat16"}}', "{}"
+    kept = [json.dumps({"dtypes": {dtype: ["w"]}}) for dtype in ("bfloat16", "float32")]
+    for values, row, facts, words in (
+            ((x, short), {"dtype": "F32", "other_dtype": "BF16"}, ("", ""), "fp32 in the reference, bf16 in the other run"),
+            ((short, x), {"dtype": "BF16", "other_dtype": "F32"}, ("", ""), "bf16 in the reference, fp32 in the other run"),
+            ((x, near), {}, (cast, none), "autocast on cpu: bfloat16 in the reference"),
+            ((x, near), {}, (kept[0], kept[1]), "type of 1 parameter (w): bfloat16 in the reference"),
+            ((short, x), {}, ("", ""), "numbers of bf16 in the reference alone")):
+        cause, sentence = said(*values, row, facts)
+        assert cause in ("low_precision", "fewer_bits") and (words in sentence or cause == "fewer_bits"), (words, sentence)
+        assert "another order" not in sentence
+    assert said(x, near, {}, (cast, cast))[0] == "rounding"
