@@ -152,11 +152,12 @@ static products block_products(const ar_sketch *a, const ar_sketch *b, size_t bl
     return p;
 }
 
-/* Rows whose digests differ, where both have digests of the same type. */
+/* Rows whose digests differ, where both have such digests, of the same type. */
 static void compare_rows(ar_sketch_difference *d, const ar_sketch *a, const ar_sketch *b)
 {
     d->row = SIZE_MAX;
-    for (size_t i = a->rows; i-- > 0 && a->dtype == b->dtype && !a->summed && !b->summed;) {
+    const bool digests = a->dtype == b->dtype && a->rows == b->rows && !a->summed && !b->summed;
+    for (size_t i = a->rows; digests && i-- > 0;) {
         if (a->row_digest[i] != b->row_digest[i]) {
             d->rows++;
             d->row = i;

@@ -425,6 +425,36 @@ Test(sketch_runs, steps_at_the_end_of_a_killed_run_are_named)
     expect_refused(BITS, AR_ERR_NOT_FOUND, "no step has a record of all 2 ranks");
 }
 
+Test(sketch_runs, dimensions_in_one_are_compared_and_other_shapes_are_not)
+{
+    static float x[ELEMENTS], y[ELEMENTS];
+    fill(x, ELEMENTS, 21);
+    memcpy(y, x, sizeof x);
+    y[100] = 2.0f;
+    const struct {
+        const char *name;
+        size_t shape[2];
+        const float *values;
+        ar_verify_state state;
+    } cases[] = {{"q_norm:fwd", {ELEMENTS, 0}, x, AR_VERIFY_SAME},
+                 {"q_norm:fwd", {ELEMENTS, 0}, y, AR_VERIFY_DIFFERENT},
+                 {"x.weight:new", {ELEMENTS, 0}, x, AR_VERIFY_SHAPE},
+                 {"q_norm:fwd", {ROWS / 2, COLUMNS * 2}, x, AR_VERIFY_SHAPE}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        const sketch_part full = matrix(cases[k].name, x);
+        sketch_part other = full;
+        other.ndim = cases[k].shape[1] > 0 ? 2 : 1;
+        memcpy(other.shape, cases[k].shape, sizeof other.shape);
+        other.values = cases[k].values;
+        write_one("a", k % 2 ? &other : &full, 1);
+        write_one("b", k % 2 ? &full : &other, 1);
+        ari_sketch_report r = compared(TOLERANCE);
+        cr_expect_eq(r.row[0].state, cases[k].state, "case %zu", k);
+        ari_sketch_report_fini(&r);
+        cr_assert_eq(remove_all(in_folder("a")) + remove_all(in_folder("b")), 0);
+    }
+}
+
 Test(sketch_runs, wrappers_of_names_are_left_out)
 {
     static float x[ELEMENTS];

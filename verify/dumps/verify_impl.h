@@ -252,6 +252,9 @@ AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
 /** True for tensors that are compared where both runs have them, and are no difference where one has not: inputs, buffers,
  *  the number of steps. */
 bool ari_is_optional(const ari_order_key *key);
+/** True if a glob of --only or --ignore means this tensor. What a model is given, "input.NAME:fwd", is no output of a
+ *  module: a glob of outputs, as "*:fwd", does not mean it. */
+bool ari_glob_means(const char *glob, const char *name);
 /** Refuses a glob that matches none of these names, which is a slip of the pen: with the nearest name. option: "only" or
  *  "ignore". Always AR_ERR_NOT_FOUND. */
 AR_NODISCARD ar_status ari_glob_unmatched(const char *option, const char *glob, const char *const *names, size_t count);

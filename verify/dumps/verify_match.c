@@ -25,8 +25,7 @@ typedef struct found {
 
 /* --- globs -------------------------------------------------------------------------------------------------------- */
 
-/* What a model is given, "input.NAME:fwd", is no output of a module: a glob of outputs, as "*:fwd", does not mean it. */
-static bool means(const char *glob, const char *name)
+bool ari_glob_means(const char *glob, const char *name)
 {
     static const char given[] = "input.", outputs[] = ":fwd";
     const bool of_outputs = strstr(glob, outputs) && strncmp(glob, given, sizeof given - 2) != 0;
@@ -36,7 +35,7 @@ static bool means(const char *glob, const char *name)
 static bool any_matches(const char *const *globs, size_t n, const char *name)
 {
     for (size_t i = 0; i < n; i++) {
-        if (means(globs[i], name))
+        if (ari_glob_means(globs[i], name))
             return true;
     }
     return false;
