@@ -14,11 +14,11 @@ AR_BEGIN_DECLS
  * sketches of ranks' parts add up to the sketch of the full tensor, whatever the layout (docs/design/sketches.md).
  *
  * Let n be the number of elements of the full tensor, i an element's row-major index, x its value and u its bits.
- *   digest     sum over i of K(i / 64) * L(i % 64) * spread(u) modulo 2^64, with an odd key K for each group of 64
- *              neighbouring elements, a factor L for each lane, both random, and spread a one-to-one map of 32 bits; the
- *              upper half of a value of 64 bits enters with keys of its own. Equal bits give equal digests. A difference
- *              within one group, or in one element, never has the same digest unless the sum of its lanes' terms is 0;
- *              of other pairs of tensors about one in 2^57 has (docs/design/sketches.md)
+ *   digest     sum over i of K(i / 64) * L(i % 64) * spread(u) modulo 2^64, with an odd random key K for each group of 64
+ *              neighbouring elements, an odd random factor L for each lane, and spread a one-to-one map of 32 bits. The
+ *              upper half of a value of 64 bits enters with keys of its own. Equal bits give equal digests. A change of
+ *              one element always changes the digest; other pairs of tensors have the same one with a probability of
+ *              about 2^-57, and of at most 2^-56 for four equal changes in two groups (docs/design/sketches.md)
  *   places     sum of hashes of the indices of NaN, of +infinity and of -infinity, modulo 2^64
  *   buckets    block b has the elements [b*B, (b+1)*B), B = max(4096, ceil(n/64) rounded up to 64). In each block
  *              bucket[c(i)] += s(i)*x, with a bucket c of 32 and a sign s drawn by a hash of i: a count sketch (Charikar,

@@ -38,8 +38,8 @@ static keys keys_of(uint64_t group)
     return (keys){factor_of(group), b, {(uint32_t)c % BUCKETS, (uint32_t)(c >> 32) % BUCKETS}};
 }
 
-/* Lane j's factor in the digest, by halves. Its last six bits are j, so the difference of two factors has at most five
- * trailing zeros, and no product of it with a group's key loses more than these. */
+/* Lane j's factor in the digest, by halves. Its last eight bits are 4j + 1, so the sum of two factors has one trailing zero
+ * and their difference at most seven, and a product with a group's key loses no more bits than these. */
 typedef struct lanes {
     uint32_t low[GROUP], high[GROUP];
 } lanes;
@@ -47,7 +47,7 @@ typedef struct lanes {
 static void lanes_init(lanes *l)
 {
     for (uint64_t j = 0; j < GROUP; j++) {
-        const uint64_t factor = random_bits((UINT64_C(1) << 32) + j) / GROUP * GROUP + j;
+        const uint64_t factor = (random_bits((UINT64_C(1) << 32) + j) | UINT64_C(255)) - 254 + 4 * j;
         l->low[j] = (uint32_t)factor;
         l->high[j] = (uint32_t)(factor >> 32);
     }
@@ -265,14 +265,27 @@ static bool has_high_bits(ar_dtype t)
     return t == AR_F64 || t == AR_I64 || t == AR_U64;
 }
 
+ARI_SIMD static void mix_group(sums *s, const uint32_t *bits, const lanes *l, uint64_t factor)
+{
+    mix(s, bits, l, factor, 0, GROUP);
+}
+
+static void mix_lanes(sums *s, const uint32_t *bits, const lanes *l, uint64_t factor, int first, int end)
+{
+    if (end - first == GROUP)
+        mix_group(s, bits, l, factor);
+    else
+        mix(s, bits, l, factor, first, end);
+}
+
 /* Lanes [first, end) of a group, of any type and any values. */
 static void add_group(ar_sketch *s, sums *sum, double *bucket, const lanes *l, group *g, uint64_t number, int first,
                       int end)
 {
     const keys k = keys_of(number);
-    mix(sum, g->bits, l, k.factor, first, end);
+    mix_lanes(sum, g->bits, l, k.factor, first, end);
     if (has_high_bits(s->dtype)) /* by another key, as another group's */
-        mix(sum, g->high, l, factor_of(~number), first, end);
+        mix_lanes(sum, g->high, l, factor_of(~number), first, end);
     for (int j = first; j < end; j++) {
         double x = is_short_float(s->dtype) ? (double)g->value[j] : g->wide[j];
         if (isfinite(x))

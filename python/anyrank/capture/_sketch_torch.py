@@ -43,7 +43,7 @@ def _random(x: torch.Tensor) -> torch.Tensor:
 def _lanes(device: torch.device) -> torch.Tensor:
     """The factor of each lane of a group in the digest."""
     lane = torch.arange(GROUP, dtype=torch.int64, device=device)
-    return (_random((1 << 32) + lane) & ~(GROUP - 1)) | lane
+    return (_random((1 << 32) + lane) | 255) - 254 + 4 * lane
 
 
 def _spread(word: torch.Tensor) -> torch.Tensor:
