@@ -7,6 +7,7 @@
 #include "ref/core/param_private.h"
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
+#include "ref/core/text.h"
 
 ar_status ar_tensor_view(ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape, ar_buf data)
 {
@@ -143,7 +144,7 @@ ar_status ari_dtype_parse(ar_dtype *t, const char *name)
             return AR_OK;
         }
     }
-    return ar_error_set(AR_ERR_DTYPE, "'%s' is not a data type (F32, BF16, I64 and the like are)", name);
+    return ar_error_set(AR_ERR_DTYPE, "'%s' is not a data type (F32, BF16, I64 and the like are)", ARI_SHOW(name));
 }
 
 /* --- layouts ------------------------------------------------------------------------------------------------------ */

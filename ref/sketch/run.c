@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A run of sketches: the records of all ranks' files, put together into full tensors. */
 #include <jansson.h>
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -102,8 +103,12 @@ static ar_status sketch_of(ar_sketch *s, const record *r, const json_t *entry)
             return wrong(r, "a tensor whose \"shape\" is no list of sizes");
         shape[d] = (size_t)json_integer_value(n);
     }
-    AR_TRY(ari_dtype_parse(&t, dtype));
-    return ar_sketch_init(s, t, (int)ndim, shape);
+    ar_status st = ari_dtype_parse(&t, dtype);
+    if (st == AR_OK)
+        st = ar_sketch_init(s, t, (int)ndim, shape);
+    if (st == AR_ERR_DTYPE || st == AR_ERR_OVERFLOW)
+        return wrong(r, "a tensor whose \"dtype\" has no sketches, or whose \"shape\" has more than 2^64 elements");
+    return st;
 }
 
 /* Adds a tensor that no earlier rank had, and its slot in the index. */
@@ -248,6 +253,8 @@ static ar_status record_read(ar_sketch_run *run, record *r, int rank)
     if (json_integer_value(rank_said) != rank || json_integer_value(world) <= rank ||
         json_integer_value(world) > MOST_RANKS)
         return wrong(r, "its \"rank\" is not the file's, or not below its \"world\"");
+    if (json_integer_value(step) < 1 || json_integer_value(step) > INT_MAX)
+        return wrong(r, "its \"step\" is no number from 1 on");
     r->rank = rank;
     r->step = (int)json_integer_value(step);
     run->ranks = run->ranks > 0 ? run->ranks : (int)json_integer_value(world);

@@ -143,13 +143,14 @@ Test(sketch_format, records_of_other_forms_are_refused)
          "no list of sizes"},
         {"{\"step\": 1, \"rank\": 0, \"world\": 1, \"tensors\": [{\"name\": \"x:fwd\", \"part\": \"\", \"term\": \"\", "
          "\"dtype\": \"F4\", \"shape\": [2]}]}",
-         "F4"},
+         "\"dtype\" has no sketches"},
         {"{\"step\": 1, \"rank\": 0, \"world\": 1, \"tensors\": [{\"name\": \"x:fwd\", \"part\": \"\", \"term\": \"\", "
          "\"dtype\": \"F32\", \"shape\": [2]}]}",
          "end too early"},
         {"{\"step\": 1, \"rank\": 0, \"world\": 1, \"tensors\": [{\"name\": \"x:fwd\", \"part\": \"\", \"term\": \"\", "
          "\"dtype\": \"F32\", \"shape\": [4294967296, 4294967296]}]}",
-         "does not fit a size"}};
+         "more than 2^64 elements"},
+        {"{\"step\": 4294967297, \"rank\": 0, \"world\": 1, \"tensors\": []}", "no number from 1 on"}};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         unsigned char file[2048];
         size_t used = 16;
