@@ -541,7 +541,7 @@ MUTANTS = [
      "list(&t, o->run.clip != s->clip, \"clip\");", "",
      "cli/train_test run/trajectory_test run/checkpoint_test"),
     ("a name with < in it breaks a picture", "python/anyrank/page/_parts.py",
-     "html.escape(_NO_XML.sub(\"?\", text), quote=False)", "_NO_XML.sub(\"?\", text)", "python/test_page"),
+     "html.escape(_NO_XML.sub(\"?\", printable(text)), quote=False)", "_NO_XML.sub(\"?\", printable(text))", "python/test_page"),
     ("text of others ends the data of a page of Python", "python/anyrank/page/_parts.py",
      ".replace(\"<\", \"\\\\u003c\")", "", "python/test_page cli/plan_page_test"),
     # --- verify/explain

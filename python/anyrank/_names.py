@@ -10,6 +10,7 @@ import typing
 
 _SPAN = re.compile(r"\{(\d{1,9})-(\d{1,9})\}")
 MOST_NAMES = 1 << 20  # that a list is expanded to
+MOST_DIGITS = 9  # of a number in a name, as _SPAN reads them
 
 
 def folded(names: typing.Iterable[str]) -> list[str]:
@@ -19,7 +20,7 @@ def folded(names: typing.Iterable[str]) -> list[str]:
         runs: dict[tuple[tuple[str, ...], tuple[str, ...] | None], list[int]] = {}
         for row in rows:
             text = row[at] if at < len(row) else ""
-            is_number = text.isascii() and text.isdecimal() and str(int(text)) == text
+            is_number = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and str(int(text)) == text
             numbers = runs.setdefault((row[:at], row[at + 1:]) if is_number else (row, None), [])
             numbers += [int(text)] if is_number else []
         rows = []
@@ -34,13 +35,21 @@ def _spans(numbers: list[int]) -> typing.Iterator[str]:
         yield str(found[0]) if len(found) == 1 else f"{{{found[0]}-{found[-1]}}}"
 
 
+def _choices(text: str) -> list[typing.Sequence[object]]:
+    spans = [(part, _SPAN.fullmatch(part)) for part in text.split(".")]
+    return [[part] if span is None else range(int(span[1]), int(span[2]) + 1) for part, span in spans]
+
+
+def unfolded_count(text: str) -> int:
+    """How many names unfolded() makes of a text."""
+    return math.prod(map(len, _choices(text)))
+
+
 def unfolded(texts: typing.Iterable[str]) -> list[str]:
     """The names of folded(), each text's in order. ValueError: more than MOST_NAMES."""
     found: list[str] = []
     for text in texts:
-        spans = [(part, _SPAN.fullmatch(part)) for part in text.split(".")]
-        choices = [[part] if span is None else range(int(span[1]), int(span[2]) + 1) for part, span in spans]
-        if len(found) + math.prod(map(len, choices)) > MOST_NAMES:
+        if len(found) + unfolded_count(text) > MOST_NAMES:
             raise ValueError(f"{text!r} and those before it are more than {MOST_NAMES} names")
-        found += [".".join(map(str, row)) for row in itertools.product(*choices)]
+        found += [".".join(map(str, row)) for row in itertools.product(*_choices(text))]
     return found

@@ -11,6 +11,8 @@ import os
 import typing
 
 from anyrank._errors import AnyrankError
+from anyrank._input import integer, list_of, map_of, open_file, parse_json, parsed, record, string
+from anyrank._terminal import printable
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "U16": 2, "U32": 4,
          "U64": 8, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "C64": 8}
@@ -122,27 +124,38 @@ def write(path: str | os.PathLike[str], tensors: typing.Mapping[str, Entry],
         raise
 
 
+def _span(value: typing.Any) -> tuple[int, int]:
+    first, last = list_of(integer(0), 2)(value)
+    return first, last
+
+
+_ENTRY = record({"dtype": string, "shape": list_of(integer(0)), "data_offsets": _span})
+
+
+def _header(value: typing.Any) -> tuple[dict[str, dict[str, typing.Any]], dict[str, str]]:
+    """The entries of tensors, and the metadata."""
+    entries = map_of(lambda entry: entry)(value)
+    metadata = record({}, {"__metadata__": map_of(string)})(entries).get("__metadata__", {})
+    return map_of(_ENTRY)({name: entry for name, entry in entries.items() if name != "__metadata__"}), metadata
+
+
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The tensors of a file, mapped, and its metadata."""
+    """The tensors of a file, mapped, and its metadata. Errors: AnyrankError, with the file and the tensor."""
     name = os.fspath(path)
-    with open(name, "rb") as file:
+    with open_file(name) as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little") if size >= 8 else HEADER_LIMIT + 1
         if length > min(HEADER_LIMIT, size - 8):
             raise AnyrankError(f"{name}: not a safetensors file: its header does not fit")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
-            raise AnyrankError(f"{name}: not a safetensors file: {error}") from None
+        header, metadata = parsed(parse_json(file.read(length), f"{name}: header"), _header, f"{name}: header")
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    metadata = header.pop("__metadata__", {})
     tensors = {}
     for key, entry in header.items():
         first, last = entry["data_offsets"]
         shape = tuple(entry["shape"])
         if entry["dtype"] not in SIZES or not 0 <= first <= last <= size - 8 - length or (
                 last - first != math.prod(shape) * SIZES[entry["dtype"]]):
-            raise AnyrankError(f"{name}: tensor {key!r}: {entry['dtype']} {list(shape)} is not what its bytes "
-                               f"{first}..{last} hold")
+            raise AnyrankError(f"{name}: tensor {printable(key)!r}: {printable(entry['dtype'])} {list(shape)} is not "
+                               f"what its bytes {first}..{last} hold")
         tensors[key] = Entry(entry["dtype"], shape, mapped[8 + length + first:8 + length + last])
     return tensors, metadata

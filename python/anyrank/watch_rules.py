@@ -11,7 +11,7 @@ import math
 import re
 import typing
 
-from anyrank._names import unfolded
+from anyrank._names import MOST_DIGITS, unfolded
 from anyrank.explain.words import counted
 
 STALE = 3  # captured steps in a row in which something never happens
@@ -94,11 +94,11 @@ class Watched:
         current: dict[str, Entry] = {}
         before = dict(self.last)
         for entry in entries:
-            base, _, at = str(entry["name"]).partition("@")
+            base, written = _name_and_step(entry["name"])
             stem, _, kind = base.rpartition(":")
-            if kind == "init" or kind == "new" and int(at or 1) < number:
+            if kind == "init" or kind == "new" and written < number:
                 before[stem] = entry
-            if kind != "new" or int(at or 1) == number:
+            if kind != "new" or written == number:
                 current[base] = entry
         step = Step(number, current, before, states)
         findings = [one for rule in RULES for one in rule(self, step)]
@@ -209,7 +209,7 @@ def no_gradient(run: Watched, step: Step) -> typing.Iterator[Finding]:
 
 def not_updated(run: Watched, step: Step) -> typing.Iterator[Finding]:
     """A parameter that has a gradient moves, unless its learning rate is 0; and an average of it with it."""
-    unmoved = set(unfolded(name for state in step.states for name in state.get("zero_rate", ())))
+    unmoved = {name for state in step.states for name in unfolded(state.get("zero_rate", ()))}
     if run.learning_rate(step.number) == 0.0:
         return
     gradients = dict(step.of_kind("grad"))
@@ -342,6 +342,13 @@ def checkpoints(run: Watched, step: Step) -> typing.Iterator[Finding]:
 # What makes others differ comes first.
 RULES: tuple[Rule, ...] = (steps_agree, states_agree, counts_updates, samples_of_ranks, random_states, not_finite,
                            copies, no_gradient, not_updated, norm_of_gradients, checkpoints)
+
+
+def _name_and_step(name: str) -> tuple[str, int]:
+    """ "w:new@3" is "w:new" of step 3; a name without a step is of the first."""
+    base, sign, step = name.rpartition("@")
+    is_step = bool(sign) and step.isascii() and step.isdecimal() and len(step) <= MOST_DIGITS
+    return (base, int(step)) if is_step else (name, 1)
 
 
 def _is_in(stem: str, names: typing.Collection[str]) -> bool:

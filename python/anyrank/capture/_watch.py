@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import typing
@@ -12,10 +11,9 @@ import warnings
 import torch
 
 from anyrank._errors import AnyrankError
-from anyrank._library import given_json, library
 from anyrank.capture._capture import Capture
-from anyrank.explain.facts import FILE
-from anyrank.watch import states_of
+from anyrank.explain.facts import FILE, read_model
+from anyrank.watch import states_of, tensors_of
 from anyrank.watch_rules import Finding, Step, Watched, steps_agree
 
 VALUES = ("init", "fwd", "bwd", "grad", "new", "m", "v", "buffer", "clip")
@@ -99,9 +97,9 @@ class Watch(Capture):
     def _judge(self, step: int) -> None:
         """Holds a step, which all ranks have written, against the rules."""
         folder = pathlib.Path(self._folder)
-        run = given_json(library()["sketches_json"](os.fsencode(folder)))
-        self._tell(self._watched.step(step, [entry for entry in run["tensors"] if entry["step"] == step],
-                                      states_of(folder).get(step, ())))
+        entries, ranks = tensors_of(folder)
+        self._tell(self._watched.step(step, [entry for entry in entries if entry["step"] == step],
+                                      states_of(folder, ranks).get(step, ())))
         if self._exchange is not None:
             self._exchange.leave("read", step)
 
@@ -123,7 +121,7 @@ class Watch(Capture):
             self._warn(f"anyrank.watch: {error}")
         path = pathlib.Path(self._folder) / FILE
         if self._ended and self._ranks()[0] == 0 and path.is_file():
-            self._watched.learn(json.loads(path.read_text(encoding="utf-8")))
+            self._watched.learn(read_model(path))
             self._tell(steps_agree(self._watched, Step(last, {}, {})))
 
     def metrics(self) -> dict[str, typing.Any]:

@@ -10,6 +10,7 @@ import typing
 
 from anyrank import _command
 from anyrank._errors import AnyrankError
+from anyrank._terminal import Parser, refuse, say, with_clean_warnings
 from anyrank.explain import facts
 
 RULES = ("rtol", "atol", "ulp", "sensitivity", "map", "reference-map")
@@ -19,17 +20,17 @@ def _facts(reference: str, other: str) -> int:
     a, b = facts.read(reference), facts.read(other)
     for path, run in ((reference, a), (other, b)):
         if not run.recorded:
-            print(f"{path}: has no {facts.FILE}: nothing is recorded of this run besides its tensors")
+            say(f"{path}: has no {facts.FILE}: nothing is recorded of this run besides its tensors")
         elif run.truncated:
-            print(f"{path}: the model is large, and {facts.FILE} records a part of it")
+            say(f"{path}: the model is large, and {facts.FILE} records a part of it")
     if not (a.recorded and b.recorded):
         return 2
     found = facts.differences(a, b)
     for difference in found:
-        print(difference.text)
-    print(facts.layouts(a, b))
+        say(difference.text)
+    say(facts.layouts(a, b))
     if not found:
-        print("what is recorded of the two runs is the same")
+        say("what is recorded of the two runs is the same")
     return 1 if found else 0
 
 
@@ -41,25 +42,25 @@ def _explain(given: argparse.Namespace) -> int:
     done = _command.run_words("verify", ["--no-explain", *rule, *(["--common"] if given.common else []), "--",
                                          given.reference, given.other])
     if done.exit_status == 0:
-        print("the runs are the same: there is nothing to explain")
+        say("the runs are the same: there is nothing to explain")
         return 0
     run = answers.run_of(done.data, given.reference_map, given.map)
     finding = finding_of(run)
-    print("\n".join(answers.lines_of(run, finding)))
+    say(*answers.lines_of(run, finding))
     case = run.case(finding.tensor) if given.module is not None and finding.tensor else None
     if given.module is not None and case is None:
-        print("  --module: no module was run, since the first difference is not one of a tensor's values")
+        say("  --module: no module was run, since the first difference is not one of a tensor's values")
     elif case is not None:
         from anyrank.explain import own_module
 
-        print("\n".join(f"  {said}" for said in own_module.replay(own_module.load(given.module), case).sentences))
+        say(*(f"  {said}" for said in own_module.replay(own_module.load(given.module), case).sentences))
     return 1
 
 
 def main(arguments: typing.Sequence[str] | None = None) -> int:
     """Exit status 0 where nothing differs, 1, or 2 for what cannot be read or compared, as of the command."""
-    parser = argparse.ArgumentParser(prog="python -m anyrank.explain",
-                                     description="Says what is wrong with a run, by the dumps of it and a reference.")
+    parser = Parser(prog="python -m anyrank.explain",
+                    description="Says what is wrong with a run, by the dumps of it and a reference.")
     parser.add_argument("reference", metavar="REFERENCE", help="the dump that is right: a folder, or a file in it")
     parser.add_argument("other", metavar="OTHER", help="the dump of the other run")
     parser.add_argument("--facts", action="store_true", help="print only differences of configuration, optimizer, "
@@ -75,10 +76,9 @@ def main(arguments: typing.Sequence[str] | None = None) -> int:
     try:
         if not given.facts and importlib.util.find_spec("numpy") is None:
             raise AnyrankError("explaining needs numpy, which is not installed; --facts does without")
-        return _facts(given.reference, given.other) if given.facts else _explain(given)
+        return with_clean_warnings(lambda: _facts(given.reference, given.other) if given.facts else _explain(given))
     except AnyrankError as error:
-        print(f"anyrank.explain: {error}", file=sys.stderr)
-        return 2
+        return refuse("anyrank.explain", error)
 
 
 if __name__ == "__main__":

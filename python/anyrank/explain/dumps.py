@@ -10,6 +10,7 @@ import typing
 
 import numpy as np
 
+from anyrank._names import MOST_DIGITS
 from anyrank.dump import Dump
 from anyrank.explain import facts
 from anyrank.explain.known import is_of_bf16
@@ -71,8 +72,8 @@ def inputs_of(dump: Dump) -> Dump | None:
 
 
 def _number(text: str | None) -> int:
-    """Of a dump's metadata; 0: none, or no number."""
-    return int(text) if text and text.isdecimal() else 0
+    """Of a dump's metadata; 0: none, or no number that is counted to."""
+    return int(text) if text and text.isdecimal() and len(text) <= MOST_DIGITS else 0
 
 
 def _one(numbers: typing.Sequence[int | None]) -> int | None:

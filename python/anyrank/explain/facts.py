@@ -8,6 +8,7 @@ and no difference; what follows from it alone, as a rank's share of the heads, i
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import json
 import math
@@ -17,7 +18,9 @@ import re
 import typing
 
 from anyrank._errors import AnyrankError, path_name
-from anyrank._names import unfolded
+from anyrank._input import (Check, Json, Mismatch, anything, flag, folded_names, integer, kind_of, list_of, map_of,
+                            mismatch, nullable, parsed, read_json, record, step_key, string)
+from anyrank._names import MOST_NAMES, unfolded, unfolded_count
 from anyrank.explain.words import RUNS, both_of, counted, ranks_of, shown, some, these
 
 FILE = "model.json"
@@ -99,21 +102,73 @@ class Difference:
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 
-
-def _dict(value: typing.Any) -> dict[str, typing.Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _list(value: typing.Any) -> list[typing.Any]:
-    return value if isinstance(value, list) else []
+MOST_DIMENSIONS = 8  # of a mesh
+MOST_UNFOLDED = 4 * MOST_NAMES  # of a file, whose lists are expanded together
 
 
-def _numbers(value: typing.Any) -> tuple[int | None, ...]:
-    return tuple(x if isinstance(x, int) else None for x in _list(value))
+class _Names:
+    """The check of the lists of names of one file, which are unfolded together."""
+
+    def __init__(self) -> None:
+        self.left = MOST_UNFOLDED
+
+    def __call__(self, value: typing.Any) -> list[str]:
+        names = folded_names(value)
+        self.left -= sum(map(unfolded_count, names))
+        if self.left < 0:
+            raise Mismatch(f"has the file's name {MOST_UNFOLDED + 1}, expected at most {MOST_UNFOLDED}")
+        return names
 
 
-def _by_step(value: typing.Any, read: typing.Callable[[typing.Any], _T]) -> dict[int, _T]:
-    return {int(step): read(x) for step, x in _dict(value).items() if step.isdecimal()}
+def _mesh(value: typing.Any) -> dict[str, int]:
+    sizes = map_of(integer(1))(value)
+    if len(sizes) > MOST_DIMENSIONS:
+        raise Mismatch(f"has {len(sizes)} dimensions, expected at most {MOST_DIMENSIONS}")
+    return sizes
+
+
+def _optimizer_groups(value: typing.Any, names: Check[list[str]]) -> list[Json]:
+    return list_of(record({}, {"options": map_of(anything), "parameters": names}))(value)
+
+
+def _document() -> Check[Json]:
+    """The check of a model.json. What is null is not known, as what is left out."""
+    names = _Names()
+    options = map_of(anything)
+    texts = list_of(string)
+    module = record({"class": string}, {
+        "paths": names, "arguments": texts, "in": map_of(string), "out": texts, "attributes": options,
+        "autocast": options})
+    update_rule = record({"class": string}, {
+        "groups": functools.partial(_optimizer_groups, names=names), "options": options})
+    by_rank = list_of(nullable(integer()))
+    ranks = record({}, {
+        "seed": by_rank, "steps": by_rank, "micro_batches": by_rank,
+        "calls": list_of(nullable(map_of(integer(), step_key))),
+        "without_gradient": list_of(nullable(map_of(names, step_key)))})
+    fields: dict[str, Check[typing.Any]] = {
+        "truncated": flag, "by": string, "versions": map_of(string), "world": integer(1), "mesh": _mesh,
+        "config": options, "modules": list_of(module), "inputs": map_of(map_of(string)), "dtypes": map_of(names),
+        "frozen": names, "tied": list_of(texts), "optimizers": list_of(update_rule),
+        "schedulers": list_of(update_rule), "scaler": options, "autocast": options, "numerics": options,
+        "learning_rates": map_of(list_of(list_of(anything)), step_key), "ranks": ranks, "wrapper": string}
+    return record({}, fields)
+
+
+def read_model(file: str | os.PathLike[str]) -> Json:
+    """What a model.json has, checked; names in it stay folded. {}: it is another program's. Errors: AnyrankError for
+    one that cannot be read, is of a later version, or has a value of another type than it should."""
+    found = read_json(file)
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        return {}
+    if found.get("version") != VERSION:
+        raise AnyrankError(f"{path_name(file)}: {mismatch(found.get('version'), f'version {VERSION}')}")
+    return parsed(found, _document(), path_name(file))
+
+
+def _by_step(value: typing.Mapping[str, typing.Any] | None, read_value: typing.Callable[[typing.Any], _T]
+             ) -> dict[int, _T]:
+    return {int(step): read_value(x) for step, x in (value or {}).items()}
 
 
 def flat(value: typing.Any, name: str = "") -> dict[str, typing.Any]:
@@ -124,67 +179,48 @@ def flat(value: typing.Any, name: str = "") -> dict[str, typing.Any]:
             for key, x in flat(own, f"{name}.{inner}" if name else str(inner)).items()}
 
 
-def _texts(value: typing.Any) -> list[str]:
-    return unfolded(text for text in _list(value) if isinstance(text, str))
+def _optimizer(told: Json) -> Optimizer:
+    groups = told.get("groups") or [{"options": told.get("options", {})}]
+    return Optimizer(told["class"], tuple(
+        Group(group.get("options", {}), tuple(unfolded(group.get("parameters", ())))) for group in groups))
 
 
-def _optimizer(value: typing.Any) -> Optimizer:
-    told = _dict(value)
-    groups = _list(told.get("groups")) or [{"options": told.get("options")}]
-    return Optimizer(str(told.get("class")), tuple(
-        Group(_dict(_dict(group).get("options")), tuple(_texts(_dict(group).get("parameters")))) for group in groups))
-
-
-def _modules(value: typing.Any) -> dict[str, Module]:
+def _modules(value: list[Json]) -> dict[str, Module]:
     found: dict[str, Module] = {}
-    for told in map(_dict, _list(value)):
-        module = Module(str(told.get("class")), tuple(map(str, _list(told.get("arguments")))), _dict(told.get("in")),
-                        tuple(map(str, _list(told.get("out")))), _dict(told.get("attributes")),
-                        _dict(told["autocast"]) if "autocast" in told else None)
-        found.update(dict.fromkeys(_texts(told.get("paths")), module))
+    for told in value:
+        module = Module(told["class"], tuple(told.get("arguments", ())), told.get("in", {}),
+                        tuple(told.get("out", ())), told.get("attributes", {}), told.get("autocast"))
+        found.update(dict.fromkeys(unfolded(told.get("paths", ())), module))
     return found
 
 
 def read(path: str | os.PathLike[str]) -> Facts:
-    """What the dump in a folder, or that of a file, records. Errors: AnyrankError for a dump that is not there, or a
-    model.json that is not whole or of a later version."""
+    """What the dump in a folder, or that of a file, records. Errors: AnyrankError for a dump that is not there, and as
+    of read_model()."""
     folder = pathlib.Path(path_name(path))
     if not folder.exists():
         raise AnyrankError(f"{folder}: there is no such file or folder")
+    if not folder.is_dir() and (kind := kind_of(folder.stat().st_mode)):
+        raise AnyrankError(f"{folder}: {kind}, expected a folder or a file")
     file = (folder if folder.is_dir() else folder.parent) / FILE
-    if not file.is_file():
-        return Facts()
-    try:
-        told = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(told, dict) or told.get("format") != FORMAT:
-            return Facts()  # another program's
-        if told.get("version") != VERSION:
-            raise AnyrankError(f"{file}: version {told.get('version')!r}, this program reads {VERSION}")
-        return _facts(told)
-    except (OSError, ValueError, RecursionError) as error:
-        raise AnyrankError(f"{file}: {error}") from None
+    told = read_model(file) if os.path.lexists(file) else {}
+    return _facts(told) if told else Facts()
 
 
-def _facts(told: dict[str, typing.Any]) -> Facts:
-    ranks = _dict(told.get("ranks"))
-    world = told.get("world")
+def _facts(told: Json) -> Facts:
+    ranks = told.get("ranks", {})
     return Facts(
-        True, told.get("truncated") is True, str(told.get("by")), _dict(told.get("versions")),
-        world if isinstance(world, int) and world > 0 else 1,
-        {name: n for name, n in _dict(told.get("mesh")).items() if isinstance(n, int) and n > 1},
-        str(told.get("wrapper") or ""),
-        flat(told["config"]) if _dict(told.get("config")) else {}, _modules(told.get("modules")),
-        {path: {key: name for key, name in _dict(names).items() if isinstance(name, str)}
-         for path, names in _dict(told.get("inputs")).items()},
-        {name: dtype for dtype, names in _dict(told.get("dtypes")).items() for name in _texts(names)},
-        frozenset(_texts(told.get("frozen"))),
-        frozenset(frozenset(map(str, names)) for names in map(_list, _list(told.get("tied")))),
-        tuple(map(_optimizer, _list(told.get("optimizers")))), tuple(map(_optimizer, _list(told.get("schedulers")))),
-        _dict(told.get("scaler")), _dict(told.get("autocast")), _dict(told.get("numerics")),
-        _by_step(told.get("learning_rates"), lambda x: x), _numbers(ranks.get("seed")), _numbers(ranks.get("steps")),
-        _numbers(ranks.get("micro_batches")),
-        tuple(_by_step(x, lambda n: n if isinstance(n, int) else 0) for x in _list(ranks.get("calls"))),
-        tuple(_by_step(x, lambda names: frozenset(_texts(names))) for x in _list(ranks.get("without_gradient"))))
+        True, told.get("truncated", False), told.get("by", ""), told.get("versions", {}), told.get("world", 1),
+        {name: n for name, n in told.get("mesh", {}).items() if n > 1}, told.get("wrapper") or "",
+        flat(told["config"]) if told.get("config") else {}, _modules(told.get("modules", [])), told.get("inputs", {}),
+        {name: dtype for dtype, names in told.get("dtypes", {}).items() for name in unfolded(names)},
+        frozenset(unfolded(told.get("frozen", ()))), frozenset(map(frozenset, told.get("tied", ()))),
+        tuple(map(_optimizer, told.get("optimizers", ()))), tuple(map(_optimizer, told.get("schedulers", ()))),
+        told.get("scaler", {}), told.get("autocast", {}), told.get("numerics", {}),
+        _by_step(told.get("learning_rates"), lambda x: x), tuple(ranks.get("seed", ())), tuple(ranks.get("steps", ())),
+        tuple(ranks.get("micro_batches", ())),
+        tuple(_by_step(x, lambda n: n) for x in ranks.get("calls", ())),
+        tuple(_by_step(x, lambda names: frozenset(unfolded(names))) for x in ranks.get("without_gradient", ())))
 
 
 def _same_layout(a: Facts, b: Facts) -> bool:
@@ -382,7 +418,7 @@ def _scheduled(a: Facts, b: Facts) -> str:
 def _rates_at(by_step: typing.Mapping[int, typing.Any], step: int) -> typing.Any:
     """The learning rates of a step: one number where all groups of all optimizers have the same."""
     rates = by_step.get(max((at for at in by_step if at <= step), default=-1))
-    numbers = [rate for groups in _list(rates) for rate in _list(groups)]
+    numbers = [rate for group in rates or () for rate in group]
     return numbers[0] if numbers and numbers.count(numbers[0]) == len(numbers) else rates
 
 

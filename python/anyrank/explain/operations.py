@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import functools
 import itertools
-import json
 import math
 import pathlib
 import typing
@@ -18,6 +17,7 @@ import typing
 import numpy as np
 
 from anyrank._arrays import numpy_of
+from anyrank._input import anything, flag, integer, list_of, map_of, parsed, read_json, record, string
 from anyrank._safetensors import read as read_values
 from anyrank.explain.causes import Cause
 from anyrank.explain.explain import UNKNOWN, Answer, explain
@@ -75,12 +75,22 @@ class Operation:
         return (self.backward, self.module, self.name, *((self.code, *self.calls) if exact else ()))
 
 
+def _input(value: typing.Any) -> int | str:
+    return string(value) if isinstance(value, str) else integer(0)(value)
+
+
+_DOCUMENT = record({"operations": list_of(record({
+    **dict.fromkeys(("name", "module", "file", "code"), string), "line": integer(), "calls": list_of(string),
+    "inputs": list_of(_input), "results": list_of(integer(0)), "numbers": map_of(anything), "backward": flag}))})
+
+
 class Stream:
     """The operations of one rank, in order."""
 
     def __init__(self, folder: pathlib.Path, rank: int) -> None:
         stem = folder / FOLDER / f"rank-{rank:05d}"
-        rows = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))["operations"]
+        path = stem.with_suffix(".json")
+        rows = parsed(read_json(path, constants=True), _DOCUMENT, path)["operations"]
         self.operations = [Operation(i, row["name"], row["module"], row["file"], row["line"], row["code"],
                                      tuple(row["calls"]), tuple(row["inputs"]), tuple(row["results"]), row["numbers"],
                                      row["backward"])

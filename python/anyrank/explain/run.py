@@ -444,7 +444,8 @@ def _with_operation(run: Run, finding: Finding) -> Finding:
         case = run.case(finding.tensor) if search is not None else None
         wrong = search.wrong(case) if search is not None and case is not None else None
     except (AnyrankError, LookupError, OSError, TypeError, ValueError) as error:
-        why = f"the record of operations cannot be read: {type(error).__name__}: {error}"
+        message = str(error) if isinstance(error, AnyrankError) else f"{type(error).__name__}: {error}"
+        why = f"the record of operations cannot be read: {message}"
         return dataclasses.replace(finding, operation=(why,))
     if wrong is None:
         return finding

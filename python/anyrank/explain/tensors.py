@@ -18,7 +18,7 @@ from anyrank.explain.facts import Facts
 
 Array = np.ndarray[typing.Any, typing.Any]
 KINDS = ("init", "fwd", "bwd", "grad", "clip", "new", "m", "v", "state", "buffer", "count")
-_NAME = re.compile(rf"(.*?)(?::({'|'.join(KINDS)}))?(?:@(\d+))?")
+_NAME = re.compile(rf"(.*?)(?::({'|'.join(KINDS)}))?(?:@([0-9]{{1,9}}))?", re.DOTALL)
 READ = re.compile(r"\.in(\..*)?$")  # of the name of what a module reads
 EXPERTS = re.compile(r"(?i)expert|moe|router|mixture|(^|\.)gate(\.|:|$)")  # in names and classes of layers with experts
 ACTIVATIONS, PARAMETERS = ("fwd", "bwd"), ("init", "grad", "new", "m", "v", "weight")
@@ -46,7 +46,7 @@ class Name:
     @classmethod
     def of(cls, text: str) -> Name:
         match = _NAME.fullmatch(text)
-        assert match is not None  # the pattern matches every text without a line's end
+        assert match is not None  # the pattern matches every text
         return cls(match[1], match[2] or "weight", int(match[3] or 1))
 
     def __str__(self) -> str:

@@ -12,6 +12,7 @@ import pathlib
 import typing
 
 from anyrank._errors import AnyrankError
+from anyrank._input import Check, parsed
 from anyrank.page import _losses, _plan, _timeline, _verify
 from anyrank.page._parts import Json, filled
 
@@ -23,11 +24,15 @@ FORMS: dict[str, dict[str, Form]] = {
     "training run": {".svg": _losses.picture},
     "comparison": {".html": lambda report: filled("verify.html", _verify.data_of(report))},
 }
+#: What each kind of JSON has to have.
+CHECKS: dict[str, Check[Json]] = {"trace": _timeline.TRACE, "plan": _plan.checked, "training run": _losses.RUN,
+                                  "comparison": _verify.checked}
 
 
 def kind_of(found: Json) -> str:
     """The kind of a command's JSON, a key of FORMS. Errors: AnyrankError for one that has no page."""
-    if "traceEvents" in found and found.get("otherData", {}).get("clock"):
+    other = found.get("otherData")
+    if "traceEvents" in found and isinstance(other, dict) and other.get("clock"):
         return "trace"
     command = found.get("command")
     if command == "train":
@@ -36,18 +41,19 @@ def kind_of(found: Json) -> str:
         return "plan"
     if command == "verify" and "rows" in found:
         return "comparison"
-    what = f"the JSON of anyrank {command}" if command else "a file that anyrank did not write"
+    what = f"the JSON of anyrank {command}" if isinstance(command, str) else "a file that anyrank did not write"
     raise AnyrankError(f"{what} has no page: expected that of --trace, of anyrank plan about layouts, or of anyrank "
                        "train")
 
 
 def text_of(found: Json, suffix: str = "") -> str:
-    """The page or picture as text. Errors: AnyrankError for a form that the kind does not have."""
+    """The page or picture as text. Errors: AnyrankError for a form that the kind does not have, and for a value of
+    another type than the command writes."""
     kind = kind_of(found)
     form = FORMS[kind].get(suffix or next(iter(FORMS[kind])))
     if form is None:
         raise AnyrankError(f"{suffix}: expected {' or '.join(FORMS[kind])} of a {kind}")
-    return form(found)
+    return form(parsed(found, CHECKS[kind], kind))
 
 
 def write(found: Json, path: str | os.PathLike[str]) -> pathlib.Path:

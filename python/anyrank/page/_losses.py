@@ -8,10 +8,19 @@ import typing
 
 from anyrank import _html
 from anyrank._errors import AnyrankError
-from anyrank.page._parts import Json, label, svg
+from anyrank._input import Json, anything, integer, list_of, nullable, number, record, string
+from anyrank.page._parts import label, svg
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM, MOST_POINTS = 860, 440, 70, 790, 66, 390, 20000
 LEAST_SMOOTHED, WINDOWS = 20, 20  # with fewer steps there is nothing to smooth; a window is this part of the curve
+LEAST_EXTENT, LEAST_VALUE = 1e-9, 1e-290  # of an axis, in parts of its largest value; what is smaller is 0
+_CURVE = list_of(nullable(number(words=True)))
+_SIZE = integer(1)
+RUN = record({"model": string, "result": string, "batch": _SIZE, "seq": _SIZE, "steps": integer(0),
+              "first_step": _SIZE, "loss": _CURVE, "lr": _CURVE,
+              "layout": record({}, {**dict.fromkeys(("dp", "pp", "cp", "tp", "micro_batches"), _SIZE),
+                                    "zero": anything})},
+             {"weights_hash": string})
 Points = typing.Sequence[typing.Tuple[float, float]]
 
 
@@ -40,10 +49,11 @@ def tick(extent: float) -> float:
 
 
 def rounded(values: list[float], begin: float, end: float) -> Axis:
-    """An axis that ends on ticks; values that are all one get a range around it."""
+    """An axis that ends on ticks; values that are all nearly one get a range around it."""
     low, high = min(values), max(values)
-    if low == high:
-        around = abs(high) * 0.1 or 1.0
+    largest = max(abs(low), abs(high))
+    if high - low <= max(LEAST_EXTENT * largest, LEAST_VALUE):
+        around = largest * 0.1 if largest > 10.0 * LEAST_VALUE else 1.0
         low, high = low - around, high + around
     step = tick(high - low)
     return Axis(math.floor(low / step) * step, math.ceil(high / step) * step, begin, end)
@@ -126,7 +136,8 @@ def picture(run: Json) -> str:
     rates = list(enumerate(_numbers(run["lr"]), start=run["first_step"]))
     first, last = (known[0][0], known[-1][0]) if len(known) > 1 else (known[0][0] - 0.5, known[0][0] + 0.5)
     x, left = Axis(first, last, LEFT, RIGHT), rounded([loss for _, loss in known], BOTTOM, TOP)
-    right = rounded([0.0, *(rate for _, rate in rates)], BOTTOM, TOP) if rates else None  # a constant rate is no noise
+    known_rates = [rate for _, rate in rates if math.isfinite(rate)]
+    right = rounded([0.0, *known_rates], BOTTOM, TOP) if rates else None  # a constant rate is no noise
     body = _axes(x, left, right)
     if run["first_step"] > 1 and x.low <= run["first_step"] - 0.5 <= x.high:
         at = x.pixel(run["first_step"] - 0.5)

@@ -9,6 +9,8 @@ import pathlib
 import re
 import typing
 
+from anyrank._terminal import printable
+
 Json = typing.Dict[str, typing.Any]
 
 STYLE = ("text{font:12px system-ui,sans-serif;fill:#333}.title{font-size:15px;font-weight:600}.quiet{fill:#777}"
@@ -21,7 +23,7 @@ STYLE = ("text{font:12px system-ui,sans-serif;fill:#333}.title{font-size:15px;fo
 _PART = re.compile(r"^@([\w.]+\.(?:css|js))@\n", re.MULTILINE)
 # Characters that turn the direction of what a page shows behind them.
 _TURNS = re.compile(r"\\u(?:061c|200[ef]|202[a-e]|206[6-9])")
-_NO_XML = re.compile("[\x00-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
+_NO_XML = re.compile("[\ufffe\uffff]")
 
 
 def part(name: str) -> str:
@@ -38,8 +40,8 @@ def filled(template: str, data: Json) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text for XML, which has no control characters."""
-    return html.escape(_NO_XML.sub("?", text), quote=False)
+    """Text for XML, which has no control characters, and without those that turn its direction."""
+    return html.escape(_NO_XML.sub("?", printable(text)), quote=False)
 
 
 def label(x: float, y: float, attributes: str, text: str) -> str:

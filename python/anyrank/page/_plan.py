@@ -3,14 +3,33 @@
 
 from __future__ import annotations
 
+import re
 import typing
 
 from anyrank._errors import AnyrankError
-from anyrank.page._parts import Json, label, part, svg
+from anyrank._input import LARGEST, Json, Mismatch, integer, list_of, number, record, string
+from anyrank.page._parts import label, part, svg
 
 # Pixels. A row has a name, a bar of memory and one of time, each with its sum right of where the longest ends.
 WIDTH, LEFT, LENGTH, TOP, ROW, BAR, GAP, MOST_ROWS = 1120, 20, 190, 92, 26, 16, 6, 32
 BARS_AT = {"memory": 560, "time": 850}
+
+
+_PARTS = record({"production": record({"sum": number(0.0)})})
+_PLAN = record({
+    "model": string, "gpus": integer(1), "batch": integer(1), "seq": integer(1),
+    "cluster": record({"words": string, "memory_bytes": number(0.0)}),
+    "layouts": list_of(record({"name": string}, {"memory": _PARTS, "time": _PARTS, "bytes": number(0.0),
+                                                 "seconds": number(0.0)}))})
+
+
+def checked(value: typing.Any) -> Json:
+    """A plan as it is, which the page has whole, if it has what the page and the picture need."""
+    for i, layout in enumerate(_PLAN(value)["layouts"]):
+        lacking = [key for key in ("time", "bytes", "seconds") if "memory" in layout and key not in layout]
+        if lacking:
+            raise Mismatch(f'layouts[{i}]: has "memory" and no "{lacking[0]}"')
+    return dict(value)
 
 
 def bytes_text(count: float) -> str:
@@ -36,14 +55,14 @@ class _Measure(typing.NamedTuple):
 
     def parts(self, layout: Json) -> Json:
         return {kind: value for kind, value in layout[self.name]["production"].items()
-                if isinstance(value, (int, float)) and kind not in ("sum", "hidden")}
+                if type(value) in (int, float) and 0 <= value <= LARGEST and kind not in ("sum", "hidden")}
 
     def style(self, kind: str) -> str:
-        return f"{self.name}-{kind.replace(' ', '-')}"
+        return f"{self.name}-{re.sub('[^a-z0-9]+', '-', kind)}"
 
 
 def _measure(name: str, layouts: list[Json]) -> _Measure:
-    most = max(layout[name]["production"]["sum"] for layout in layouts)
+    most = max(layout[name]["production"]["sum"] for layout in layouts) or 1.0  # of nothing, as of no time
     measure = _Measure(name, most, [])
     for layout in layouts:
         measure.kinds.extend(kind for kind in measure.parts(layout) if kind not in measure.kinds)

@@ -6,10 +6,55 @@ from __future__ import annotations
 import collections
 import typing
 
-from anyrank.page._parts import Json
+from anyrank._input import (Check, Json, Mismatch, anything, flag, integer, list_of, map_of, mismatch, number, record,
+                            string)
 
 _Lane = typing.Tuple[int, int]  # rank, track: 0 is the main thread, whose collectives are on a track of their own
-_CATEGORIES = {"span", "work", "collective", "transfer", "queue"}
+_LATEST = 1e15  # microseconds: 30 years
+_COUNT, _TIME = integer(0), number(0.0, _LATEST)
+_CALL = record({"op": string, "tag": string, "dtype": string, "count": _COUNT, "bytes read": _COUNT,
+                "bytes written": _COUNT, "group": integer(), "sequence": integer(), "ranks": string,
+                "group size": _COUNT, "came last": integer(), "waiting_us": _TIME},
+               {"reduction": string, "root": integer(), "broken off": flag})
+# The arguments of each category that the page shows.
+_ARGUMENTS: dict[str, Check[Json]] = {
+    "span": map_of(anything), "work": record({"flops": number(0.0)}), "collective": _CALL,
+    "transfer": record({"from": integer(), "bytes": _COUNT}), "queue": record({"queue": string})}
+_TRACK = {"pid": integer(0), "tid": integer(0)}
+_NAMES: dict[str, Check[Json]] = {  # of what names a track, its arguments
+    "thread_sort_index": record({"sort_index": _COUNT}), "thread_name": record({"name": string})}
+
+
+def _event(value: typing.Any) -> Json:
+    """An event of the page; an empty object for one that the page leaves out."""
+    event = record({"ph": string}, {"name": string, "cat": string})(value)
+    name, category = event.get("name", ""), event.get("cat", "")
+    if event["ph"] == "M" and name in _NAMES:
+        return record({**_TRACK, "name": string, "args": _NAMES[name]})(event)
+    if event["ph"] != "X" or category not in _ARGUMENTS:
+        return {}
+    arguments = {"args": _ARGUMENTS[category]}
+    return record({**_TRACK, "name": string, "ts": _TIME, "dur": _TIME, **(arguments if category != "span" else {})},
+                  arguments)(event)
+
+
+def _events(value: typing.Any) -> list[Json]:
+    """The events, each on a track that has a name and a place."""
+    events = list_of(_event)(value)
+    named = {name: {(event["pid"], event["tid"]) for event in events if event and event["name"] == name
+                    and event["ph"] == "M"} for name in _NAMES}
+    for i, event in enumerate(events):
+        track = (event["pid"], event["tid"]) if event else None
+        missing = next((name for name in _NAMES if track and track not in named[name]), None)
+        if missing and (event["ph"] == "X" or missing == "thread_sort_index"):
+            problem = Mismatch(f"is on a track without a {missing}")
+            problem.keys.append(i)
+            raise problem
+    return [event for event in events if event]
+
+
+TRACE = record({"traceEvents": _events, "otherData": record({"clock": string, "cut": flag}, {
+    "title": string, "summary": map_of(anything)})})
 
 
 def _ns(us: float) -> int:
@@ -84,7 +129,7 @@ def data_of(trace: Json) -> Json:
     lanes, names = _lanes_of([e for e in trace["traceEvents"] if e["ph"] == "M"])
     of_lane: dict[_Lane, list[Json]] = {lane: [] for lane in sorted(names)}
     for event in trace["traceEvents"]:
-        if event["ph"] == "X" and event["cat"] in _CATEGORIES:
+        if event["ph"] == "X":
             of_lane[lanes[event["pid"], event["tid"]]].append(event)
     slices = [event for events in of_lane.values() for event in events]
     rendezvous, index = _rendezvous([event for event in slices if event["cat"] == "collective"])

@@ -8,13 +8,52 @@ tensors are as fine as they were made, those of the others so coarse that a page
 from __future__ import annotations
 
 import math
+import typing
 
-from anyrank.page._parts import Json
+from anyrank._input import Json, Mismatch, anything, integer, list_of, nullable, number, record, string
 
 LETTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 LEVELS = len(LETTERS) - 2
 FINE_MAPS, CELLS_OF_OTHERS = 32, 300000
 SMALLEST = 1e-6  # of the largest: what is smaller looks like nothing beside it
+
+_COUNT, _FIGURE = integer(0), number(-math.inf, math.inf, words=True)
+_INDEX, _PAIR = list_of(_COUNT), list_of(_COUNT, 2)
+_ROW = record({"tensor": string}, {
+    **dict.fromkeys(("state", "dtype", "other_dtype", "pattern", "hint", "cause", "copies_of", "pass"), string),
+    **dict.fromkeys(("shape", "other_shape", "index", "first_index", "ranks", "bins"), _INDEX),
+    **dict.fromkeys(("elements", "elements_different", "bits_different"), _COUNT),
+    **dict.fromkeys(("ratio", "max_abs", "max_rel", "rms", "rms_reference", "cosine", "scale", "allowed"), _FIGURE),
+    "nan": _PAIR, "inf": _PAIR, "matrix": _PAIR, "map_shape": list_of(integer(1), 2), "map": list_of(_FIGURE)})
+_NAMED = nullable(record({"tensor": string}))
+
+
+def _dimension(value: typing.Any) -> list[typing.Any]:
+    """A dimension of the mesh: its name and size."""
+    pair = list_of(anything, 2)(value)
+    return [string(pair[0]), integer(1)(pair[1])]
+
+
+_REPORT = record({"rows": list_of(_ROW)}, {
+    "first": _NAMED, "worst": list_of(_NAMED), "rule": record({"name": string}), "mesh": list_of(_dimension),
+    "explanation": record({}, {"ranks": list_of(_COUNT)}),
+    **dict.fromkeys(("result", "reference", "other"), string),
+    **dict.fromkeys(("tensors", "tensors_different", "elements", "elements_different", "ranks"), _COUNT),
+    **dict.fromkeys(("missing", "unexpected"), list_of(string))})
+
+
+def checked(value: typing.Any) -> Json:
+    """A report as it is, whose maps have as many cells as their shapes, and whose first and worst tensors have rows."""
+    report = _REPORT(value)
+    names = {row["tensor"] for row in report["rows"]}
+    for i, row in enumerate(report["rows"]):
+        if row.get("map") and math.prod(row.get("map_shape", ())) != len(row["map"]):
+            raise Mismatch(f'rows[{i}]: "map" has {len(row["map"])} cells, expected those of "map_shape", '
+                           f'{row.get("map_shape")}')
+    for key, named in (("first", report.get("first")), ("worst", next(iter(report.get("worst", ())), None))):
+        if named is not None and named["tensor"] not in names:
+            raise Mismatch(f'{key}: has a "tensor" that no row has')
+    return dict(value)
 
 
 def _coarse(cells: list[float], rows: int, cols: int, by: int) -> tuple[list[float], int, int]:

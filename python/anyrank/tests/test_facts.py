@@ -316,11 +316,31 @@ class Read(FolderCase):
             with contextlib.redirect_stderr(io.StringIO()):
                 self.assertEqual(main([str(self.path), str(self.path), "--facts"]), 2)
 
-    def test_what_is_not_as_expected_is_not_known(self) -> None:
-        keys = ("versions", "world", "mesh", "config", "modules", "dtypes", "frozen", "tied", "optimizers",
-                "schedulers", "scaler", "autocast", "numerics", "learning_rates", "ranks")
-        for value in (None, 3, "x", [3], {"a": 3}, {"a": [3]}, [{"groups": 3, "paths": [3]}], [[3]]):
-            told = {"format": "anyrank model", "version": 1, **dict.fromkeys(keys, value)}
-            (self.path / "model.json").write_text(json.dumps(told), encoding="utf-8")
-            found = facts.read(self.path)
-            self.assertEqual(facts.differences(found, found), [])
+    def write(self, **content: typing.Any) -> None:
+        (self.path / "model.json").write_text(json.dumps({"format": "anyrank model", "version": 1, **content}),
+                                              encoding="utf-8")
+
+    def test_what_is_null_is_not_known(self) -> None:
+        self.write(**dict.fromkeys(("versions", "world", "mesh", "config", "modules", "ranks")))
+        found = facts.read(self.path)
+        self.assertEqual((found.recorded, found.world, found.modules), (True, 1, {}))
+        self.assertEqual(facts.differences(found, found), [])
+
+    def test_a_value_of_another_type_is_refused_with_its_place(self) -> None:
+        """Left out, it would let two runs pass for the same that differ there."""
+        for content, says in (
+                ({"world": 0}, "model.json: world: got 0, expected an integer from 1 on"),
+                ({"world": True}, "model.json: world: got true, expected an integer from 1 on"),
+                ({"versions": {"torch": 2}}, "versions.torch: got 2, expected a string"),
+                ({"mesh": {f"d{i}": 2 for i in range(9)}}, "mesh: has 9 dimensions, expected at most 8"),
+                ({"modules": [{"class": "A"}, {"paths": ["a"]}]}, 'modules[1]: has no "class"'),
+                ({"learning_rates": {"x": []}}, 'learning_rates.x: got "x", expected the number of a step as the key'),
+                ({"learning_rates": {"1": 0.1}}, "learning_rates.1: got 0.1, expected a list"),
+                ({"ranks": {"calls": [None, {"1": "\x1b[2J"}]}}, 'calls[1].1: got "\\u001b[2J", expected an integer'),
+                ({"frozen": ["a.{0-99999999}"]}, "frozen: has 100000000 names, expected at most 1048576"),
+                ({"dtypes": {str(i): ["a.{0-999999}"] for i in range(9)}}, "dtypes.4: has the file's name 4194305")):
+            with self.subTest(says):
+                self.write(**content)
+                with self.assertRaises(AnyrankError) as raised:
+                    facts.read(self.path)
+                self.assertIn(says, str(raised.exception))

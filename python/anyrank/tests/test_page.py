@@ -196,7 +196,7 @@ class Command(FolderCase):
 
     def test_what_has_no_page_is_refused_with_what_has(self) -> None:
         given = self.path / "x.json"
-        for text, out, says in (("{", "y.html", "x.json: "), ("[]", "y.html", "no object"),
+        for text, out, says in (("{", "y.html", "x.json: "), ("[]", "y.html", "expected an object"),
                                 ("{}", "y.html", "that of --trace"),
                                 ('{"command": "lint"}', "y.html", "anyrank lint has no page"),
                                 ('{"traceEvents": []}', "y.html", "that anyrank did not write"),
