@@ -39,7 +39,7 @@ _STATE = record({}, {
     "parts": integer(), "rates": list_of(list_of(anything)), "zero_rate": folded_names,
     "updates": list_of(nullable(integer())), "scale": number(), "samples": integer(), "random": integer(),
     "clipped": integer(), "weights": integer(), "saved": list_of(integer()), "data": list_of(string),
-    "unsaid": list_of(string)})
+    "unsaid": list_of(string), "schedules": list_of(list_of(nullable(integer()), 3))})
 
 
 def _dimension(value: typing.Any) -> tuple[str, int]:

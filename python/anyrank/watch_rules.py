@@ -16,6 +16,7 @@ from anyrank.explain.words import counted
 
 STALE = 3  # captured steps in a row in which something never happens
 UNUSED = 5  # likewise, of what a part of a model may do without for a while
+STILL = 4 * UNUSED  # likewise, in which a scaled loss may overflow, and the optimizer skip its update
 TINY = 2.0 ** -18  # beside the model's largest gradient
 NORM_NEAR = 2.0 ** -6  # of a norm, which is computed in whatever format the gradients have
 OWN_STATISTICS = ("BatchNorm", "InstanceNorm", "LazyBatchNorm")  # modules whose buffers are of a rank's own samples
@@ -179,7 +180,7 @@ def not_finite(run: Watched, step: Step) -> typing.Iterator[Finding]:
         infinite = entry["inf"] if kind in ("grad", "new", "m", "v") or name.startswith("loss") else 0
         wrong = (entry["nan"] or infinite) and not entry["left_out"]
         if scaled and kind in ("grad", "bwd", "clip"):
-            wrong = run.lasts("not_finite", name, bool(wrong), 4 * UNUSED)
+            wrong = run.lasts("not_finite", name, bool(wrong), STILL)
         if wrong:
             said = f"{entry['nan']} NaN" if entry["nan"] else f"{infinite} infinite elements"
             yield Finding("not_finite", name, step.number, f"{said}; what was computed before it is finite")
@@ -281,6 +282,41 @@ def counts_updates(run: Watched, step: Step) -> typing.Iterator[Finding]:
                 return
 
 
+def schedulers_follow(run: Watched, step: Step) -> typing.Iterator[Finding]:
+    """A learning rate scheduler makes no more steps than the run, and none while its optimizers stand still. A scaled
+    loss that overflows lets an optimizer skip updates for a while, and a checkpoint sets a scheduler forward once."""
+    before = run.of_ranks.get("schedules", {})
+    run.of_ranks["schedules"] = {state["rank"]: state for state in step.states}
+    steps = step.number - run.before
+    for state in step.states:
+        rank, last = state["rank"], before.get(state["rank"], {})
+        still = _are_still(last.get("updates") or [], state.get("updates") or [])
+        pairs = zip(last.get("schedules") or [], state.get("schedules") or [])
+        for i, (one, two) in enumerate(pairs):
+            made, each = _steps_made(one, two), two[2] or 1
+            key = f"{rank} {i}"
+            if run.lasts("schedule_steps", key, made > each * steps):
+                times = f", of which accelerate makes {each} for an update" if each > 1 else ""
+                yield Finding("counts_updates", f"scheduler of rank {rank}", step.number, f"made {made} steps{times} "
+                              f"in {counted(steps, 'step')} of the run, and too many in {STALE} captured steps in a "
+                              "row: it is stepped for each micro-batch, or more than once")
+            if run.lasts("schedule_updates", key, made > 0 and still, STILL):
+                yield Finding("counts_updates", f"scheduler of rank {rank}", step.number, "goes on while no optimizer "
+                              f"has made an update in {STILL} captured steps")
+
+
+def _are_still(before: typing.Sequence[int | None], now: typing.Sequence[int | None]) -> bool:
+    """Whether all optimizers count their updates, and none has made one."""
+    return bool(now) and list(before) == list(now) and None not in now
+
+
+def _steps_made(before: typing.Sequence[int | None], now: typing.Sequence[int | None]) -> int:
+    """How often a scheduler was stepped. It may be set to a step by one call; accelerate counts calls in which it is
+    not stepped; some classes do not count their calls."""
+    moved, called = (two - one if one is not None and two is not None else 0 for one, two in zip(before[:2], now[:2]))
+    return min(moved, called) if called > 0 else moved
+
+
 def samples_of_ranks(run: Watched, step: Step) -> typing.Iterator[Finding]:
     """Ranks that share out the samples have other ones, and others than in the step before."""
     names = {name for state in step.states for name in (*state.get("data", ()),
@@ -340,8 +376,8 @@ def checkpoints(run: Watched, step: Step) -> typing.Iterator[Finding]:
 
 
 # What makes others differ comes first.
-RULES: tuple[Rule, ...] = (steps_agree, states_agree, counts_updates, samples_of_ranks, random_states, not_finite,
-                           copies, no_gradient, not_updated, norm_of_gradients, checkpoints)
+RULES: tuple[Rule, ...] = (steps_agree, states_agree, counts_updates, schedulers_follow, samples_of_ranks,
+                           random_states, not_finite, copies, no_gradient, not_updated, norm_of_gradients, checkpoints)
 
 
 def _name_and_step(name: str) -> tuple[str, int]:

@@ -126,7 +126,7 @@ def sketches():
             tensors = [{"name": name, "dtype": "F32", "shape": [4], "part": "0+4", "term": "", "left_out": ""} for name in names]
             state = {"parts": 1, "rates": [[0.1]], "zero_rate": ["y.{0-3}"], "updates": [step], "scale": 8.0,
                      "samples": 2 * step + rank, "random": step, "clipped": 1, "weights": step, "saved": [step],
-                     "data": ["dp"], "unsaid": [], "schedules": [[0, step, step, 1]]}
+                     "data": ["dp"], "unsaid": [], "schedules": [[step, step + 1, 1]]}
             text = {"step": step, "rank": rank, "world": 2, "mesh": [["dp", 2]], "at": [rank], "samples": [step, step],
                     "state": state, "tensors": tensors}
             figure = struct.pack("<7Q3d2Q", 5 * step, 4, 0, 0, 0, 0, 3, 1.0, 4.0, 1.0, 0, 0)

@@ -313,7 +313,7 @@ class Facts:
             self.optimizers.setdefault(id(optimizer), self._described_optimizer(optimizer))
         self.stage["optimizers"] = list(self.optimizers.values())
         self.stage["modules"] = self._described_modules()
-        self.run["schedulers"] = _schedulers_of(optimizers)
+        self.run["schedulers"] = _described_schedulers(optimizers)
         return {"seed": self.seed, "steps": steps, "micro_batches": micro_batches, **self.by_step,
                 "parts": zlib.crc32("\n".join([*(path for path, _ in self.modules), *self.names.values()]).encode())}
 
@@ -359,19 +359,29 @@ def _number(value: typing.Any) -> typing.Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
-def _schedulers_of(optimizers: list[typing.Any]) -> list[Json]:
-    """Learning rate schedulers, which alone know of their optimizers: those that refer to them."""
-    found: dict[int, Json] = {}
+def referring(objects: typing.Sequence[typing.Any], kind: type, attribute: str) -> list[typing.Any]:
+    """The objects of this class that refer to one of these by an attribute of theirs. kind has this attribute too."""
+    holders = gc.get_referrers(*objects) if objects else []
+    tables = [holder for holder in holders if type(holder) is dict and attribute in holder]
+    found = {id(holder): holder for holder in (*holders, *(gc.get_referrers(*tables) if tables else ()))
+             if isinstance(holder, kind)}
+    return list(found.values())
+
+
+def schedulers_of(optimizers: typing.Sequence[typing.Any]) -> list[typing.Any]:
+    """Learning rate schedulers, which alone know of their optimizers."""
     # A scheduler marks the groups. Where none did, a search, which takes a tenth of a second, finds none.
     marked = [one for one in optimizers if any("initial_lr" in group for group in one.param_groups)]
-    holders = gc.get_referrers(*marked) if marked else []
-    tables = [holder for holder in holders if type(holder) is dict and "last_epoch" in holder]
-    for holder in [*holders, *(gc.get_referrers(*tables) if tables else [])]:
-        if isinstance(holder, torch.optim.lr_scheduler.LRScheduler):
-            state = {key: plain_of(value, 2) for key, value in vars(holder).items() if not key.startswith("_")}
-            found[id(holder)] = {"class": type(holder).__name__,
-                                 "options": {key: value for key, value in state.items() if value is not _NONE}}
-    return sorted(found.values(), key=lambda one: json.dumps(one, sort_keys=True))
+    return referring(marked, torch.optim.lr_scheduler.LRScheduler, "last_epoch")
+
+
+def _described_schedulers(optimizers: list[typing.Any]) -> list[Json]:
+    found = []
+    for scheduler in schedulers_of(optimizers):
+        state = {key: plain_of(value, 2) for key, value in vars(scheduler).items() if not key.startswith("_")}
+        found.append({"class": type(scheduler).__name__,
+                      "options": {key: value for key, value in state.items() if value is not _NONE}})
+    return sorted(found, key=lambda one: json.dumps(one, sort_keys=True))
 
 
 def _joined(stages: list[Json]) -> Json:

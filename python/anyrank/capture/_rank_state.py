@@ -6,11 +6,13 @@ from __future__ import annotations
 import random
 import sys
 import typing
+import weakref
 import zlib
 
 import torch
 
 from anyrank._names import folded
+from anyrank.capture._facts import referring, schedulers_of
 from anyrank.capture._listen import local_of
 from anyrank.capture._model import plain
 from anyrank.capture._record import Record, digest_of
@@ -26,6 +28,7 @@ class RankState:
         self.scale: float | None = None  # of the losses
         self.clipped = 0  # parameters whose gradients were clipped in this step
         self._saved: list[int] = []
+        self._schedulers: list[tuple[weakref.ref[typing.Any], int]] = []  # and the steps that each makes for an update
         self._random = 0
 
     def begin(self) -> None:
@@ -49,9 +52,23 @@ class RankState:
             "samples": zlib.crc32(repr(sorted(samples)).encode()) if samples else None,
             "random": self._random if _random_state() != self._random else None,  # None: nothing was drawn
             "clipped": self.clipped, "weights": _fingerprint(dict(parameters)), "saved": self._saved,
-            "data": record.groups.data, "unsaid": record.groups.unsaid}
+            "data": record.groups.data, "unsaid": record.groups.unsaid,
+            "schedules": self._schedules_of(optimizers, record.groups.mesh.world)}
         self._saved = []
         return said
+
+    def _schedules_of(self, optimizers: typing.Sequence[typing.Any], world: int) -> list[list[int | None]]:
+        """Of each learning rate scheduler where it is, how often it was called, and how many steps it makes for an
+        update: under accelerate one for each process, unless batches are split."""
+        if not self._schedulers or any(scheduler() is None for scheduler, _ in self._schedulers):
+            schedulers = schedulers_of(optimizers)
+            accelerated = getattr(sys.modules.get("accelerate.scheduler"), "AcceleratedScheduler", None)
+            wrappers = referring(schedulers, accelerated, "split_batches") if accelerated is not None else []
+            several = {id(one.scheduler) for one in wrappers if one.step_with_optimizer and not one.split_batches}
+            self._schedulers = [(weakref.ref(scheduler), world if id(scheduler) in several else 1)
+                                for scheduler in schedulers]
+        return [[*(n if isinstance(n := getattr(scheduler(), key, None), int) else None
+                   for key in ("last_epoch", "_step_count")), each] for scheduler, each in self._schedulers]
 
 
 def _random_state() -> int:

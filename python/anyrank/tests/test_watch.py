@@ -15,7 +15,7 @@ from anyrank._library import given_json, library
 from anyrank.tests import FolderCase, needs
 from anyrank.tests.test_capture_ranks import Model, both, ddp, fsdp, hybrid
 from anyrank.watch import main, watched_of
-from anyrank.watch_rules import STALE, UNUSED, Watched
+from anyrank.watch_rules import STALE, STILL, UNUSED, Watched
 
 try:
     import torch
@@ -89,6 +89,30 @@ class Rules(FolderCase):
         self.assertEqual(again, [("samples_of_ranks", "samples", UNUSED)])
         self.assertEqual(self.of(self.right, states=lambda i: [{**said(i, 0), "samples": 3}]), [])
         self.assertEqual(self.notes, [f"the samples of the first {UNUSED} steps are the same"])
+
+    def test_a_scheduler_is_never_ahead_of_the_run(self) -> None:
+        def of(schedule: typing.Callable[[int], list[int | None]], steps: int = 30, every: int = 1,
+               updates: typing.Callable[[int], int] = lambda i: i) -> list[tuple[str, str, int]]:
+            watched = Watched()
+            found = []
+            for i in range(1, steps * every + 1, every):
+                state = {"rank": 0, "at": {}, "updates": [updates(i)], "schedules": [schedule(i)]}
+                found += [(one.rule, one.tensor, one.step) for one in watched.step(i, [], [state])]
+            return found
+        ahead = ("counts_updates", "scheduler of rank 0")
+        self.assertEqual(of(lambda i: [4 * i, 4 * i + 1, 1]), [(*ahead, STALE + 1)])  # in each of 4 micro-batches
+        self.assertEqual(of(lambda i: [2 * i, 2 * i + 1, 1], every=100), [(*ahead, 100 * STALE + 1)])
+        self.assertEqual(of(lambda i: [2 * i, 0, 1])[:1], [(*ahead, STALE + 1)])  # of a class that does not count calls
+        self.assertEqual(of(lambda i: [i, i, 1], updates=lambda i: min(i, 4)), [(*ahead, 4 + STILL)])
+        for right in (lambda i: [i, i + 1, 1], lambda i: [i // 10, 1, 1], lambda i: [2 * i, 2 * i + 1, 2],
+                      lambda i: [i, 4 * i, 1],  # accelerate counts calls that make no step
+                      lambda i: [1000 * i, i, 1],  # by the number of tokens
+                      lambda i: [i + (1000 if i > 9 else 0), i + (1000 if i > 9 else 0), 1],  # a checkpoint was loaded
+                      lambda i: [None, None, 1]):
+            self.assertEqual(of(typing.cast(typing.Any, right)), [])
+        # A scaled loss overflows at first, and now and then.
+        self.assertEqual(of(lambda i: [i, i, 1], updates=lambda i: max(0, i - STILL + 1)), [])
+        self.assertEqual(of(lambda i: [i, i, 1], updates=lambda i: i - i // 3), [])
 
     def test_parts_that_nothing_tells(self) -> None:
         """Experts, of which each rank has its own; not copies that were not broadcast, whose gradients are the same."""
@@ -171,6 +195,61 @@ class Runs(FolderCase):
             self.assertEqual(len(said[0]), int(bool(bug)))
             if begin:
                 self.assertRegex(said[0][0], begin)
+
+    def test_schedulers_of_a_run(self) -> None:
+        """Stepped once for an update, for each micro-batch, with a scaled loss that overflows; classes that count in
+        other ways."""
+        kinds = torch.optim.lr_scheduler
+        makers: dict[str, typing.Callable[[typing.Any], typing.Any]] = {
+            "linear": lambda o: kinds.LambdaLR(o, lambda i: 1.0 / (i + 1)),
+            "restarts": lambda o: kinds.CosineAnnealingWarmRestarts(o, 4),
+            "two": lambda o: kinds.SequentialLR(o, [kinds.LinearLR(o), kinds.ConstantLR(o)], [3])}
+        for kind, make in makers.items():
+            for micro, each, scaled in ((1, False, False), (2, False, False), (2, True, False), (1, False, True)):
+                torch.manual_seed(0)
+                model = nn.Linear(4, 4)
+                optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+                scheduler, scaler = make(optimizer), torch.amp.GradScaler("cpu", enabled=scaled, init_scale=2.0 ** 127)
+                with warnings.catch_warnings(), anyrank.watch(model, optimizer, every=1, folder=self.path / "w",
+                                                              on_finding=lambda found: None) as watch:
+                    warnings.simplefilter("ignore")
+                    for _ in range(12):
+                        for _ in range(micro):
+                            scaler.scale(model(torch.randn(4, 4)).square().mean() * 2.0 ** 6).backward()
+                            if each:
+                                scheduler.step()
+                        scaler.step(optimizer)
+                        scaler.update()
+                        optimizer.zero_grad()
+                        if not each:
+                            scheduler.step()
+                found = [one for one in watch.findings if one.rule == "counts_updates"]
+                self.assertEqual(bool(found), each, (kind, micro, each, scaled, found))
+
+    @needs("accelerate")
+    def test_schedulers_of_accelerate_step_for_each_process(self) -> None:
+        def run(rank: int, folder: pathlib.Path, split: bool) -> list[str]:
+            import accelerate
+
+            accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, dataloader_config=(
+                accelerate.utils.DataLoaderConfiguration(split_batches=split)))
+            torch.manual_seed(0)
+            model = nn.Linear(4, 4)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda i: 1.0 / (i + 1))
+            model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+            torch.manual_seed(rank)
+            with anyrank.watch(model, optimizer, every=1, folder=folder, timeout=120) as watch:
+                for _ in range(12):
+                    with accelerator.accumulate(model):
+                        accelerator.backward(model(torch.randn(4, 4)).square().mean())
+                        optimizer.step()
+                        scheduler.step()
+                        optimizer.zero_grad()
+            assert scheduler.scheduler.last_epoch == (6 if split else 12)
+            return [str(one) for one in watch.findings if one.rule == "counts_updates"]
+        for split in (False, True):
+            self.assertEqual(ranks.spawn(2, run, self.path / str(split), split), [[], []])
 
     def test_ranks_that_do_something_alone(self) -> None:
         """One evaluates while the others wait for it, and a buffer is a rank's own until DDP sends the first one's."""
