@@ -50,6 +50,7 @@ class Value:
         self.mean = False  # divided by the ranks that are to be summed
         self.units: list[int] = []  # of each part: rows of a sample
         self.parts: dict[int, tuple[int, Shape]] = {}  # of each micro-batch: the file, and the local shape
+        self.lengths: set[Shape] = set()  # extents of all micro-batches, but for the rows that are joined
         self.part: Part | None = None
 
     def written(self, dim: int) -> int:
@@ -70,9 +71,14 @@ class Value:
         shape = self.part.shape if self.part else next(iter(self.parts.values()))[1]
         return (sum(self.rows()), *shape[1:]) if len(self.parts) > 1 else tuple(shape)
 
+    def hear_length(self, shape: Shape) -> None:
+        """A micro-batch has a tensor of this shape, whether it is written or, as one for all samples, left to the
+        first."""
+        self.lengths.add(tuple(n for dim, n in enumerate(shape) if dim != self.samples))
+
     def is_ragged(self) -> bool:
         """Whether its micro-batches have other lengths: each was padded to its own longest row."""
-        return len({shape[1:] for _, shape in self.parts.values()}) > 1
+        return len(self.lengths) > 1
 
 
 class Record:
@@ -133,6 +139,7 @@ class Record:
             return
         value = self.values.get(name)
         if value is not None and (value.samples is None or part in value.parts):
+            value.hear_length(tuple(tensor.shape))
             return
         if value is None:
             value = Value(base, whole, tensor.dim(), samples)
@@ -143,6 +150,7 @@ class Record:
         if value.samples is not None:
             whole_rows = batch and not ROUTED.search(base)
             value.units.append(max(1, tensor.shape[value.samples] // batch) if whole_rows else 1)
+        value.hear_length(tuple(tensor.shape))
         judged = base.endswith((":fwd", ":bwd", ":buffer")) or (self.unread and base.endswith((":grad", ":new")))
         if self.groups.mesh.world > 1 and judged and value.part is None and not value.said and tensor.dim() > 0:
             value.digests.append(0 if tensor.shape[0] > 1 and rows_are_alike(tensor) else digest_of(tensor))

@@ -491,6 +491,51 @@ class Written(CaptureCase):
         wrong = anyrank.verify(self.path / "one", self.path / "wrong", rtol=1e-4)
         self.assertEqual(wrong.first.tensor if wrong.first else "", "loss:fwd")
 
+    def test_what_is_one_for_all_samples_of_a_micro_batch_is_left_out_where_their_lengths_differ(self) -> None:
+        class Padded(Module):  # type: ignore[misc]
+            """A table [1, length, 4] and a mask [1, 1, length, length], which no sample has, and one of a fixed size."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.embed, self.head = nn.Embedding(32, 4), nn.Linear(4, 32)
+                self.table, self.mask, self.fixed = (Told(name) for name in ("table", "mask", "fixed"))
+
+            def forward(self, ids: typing.Any, position_ids: typing.Any) -> typing.Any:
+                x = self.embed(ids)
+                x = (x @ x.mT + self.mask(position_ids)[0]).softmax(-1) @ (x * self.table(position_ids))
+                return self.head(x + self.fixed(position_ids))
+
+        class Told(Module):  # type: ignore[misc]
+            def __init__(self, name: str) -> None:
+                super().__init__()
+                self.name = name
+
+            def forward(self, positions: typing.Any) -> typing.Any:
+                angles = positions[..., None] * torch.arange(1.0, 5.0)
+                tables = {"table": angles.cos(), "mask": torch.full((1, 1, *2 * positions.shape[-1:]), -1e9).triu(1),
+                          "fixed": torch.ones(1, 4)}
+                return tables[self.name]
+
+        rows = [torch.arange(n) + n for n in (5, 9, 7, 12)]
+        for folder, micro in (("one", 1), ("two", 2), ("four", 4)):
+            torch.manual_seed(0)
+            model = Padded()
+            with anyrank.capture(model, self.path / folder):
+                for first in range(0, 4, 4 // micro):
+                    part = rows[first:first + 4 // micro]
+                    ids = nn.utils.rnn.pad_sequence(part, batch_first=True)
+                    real = nn.utils.rnn.pad_sequence([torch.ones(len(row)) for row in part], batch_first=True)
+                    (model(ids, torch.arange(ids.shape[1])[None]).logsumexp(-1) * real).sum().backward()
+        left = {"table:fwd", "mask:fwd", "embed:fwd", "head:bwd", "head:fwd", "output:fwd", "input.ids:fwd",
+                "input.position_ids:fwd"}
+        for one, two in (("one", "two"), ("one", "four"), ("two", "four"), ("four", "one")):
+            report = anyrank.verify(self.path / one, self.path / two, rtol=1e-4, atol=1e-6)
+            self.assertTrue(report.ok, str(report))
+            self.assertEqual(report.ragged, len(left), str(report))
+            self.assertIn("pads to a length of its own", report.text)
+        self.assertEqual(len(self.files("one")) - len(left), anyrank.verify(self.path / "one", self.path / "four",
+                                                                            rtol=1e-4, atol=1e-6).compared)
+
     def test_what_is_given_buffers_averages_and_what_is_logged(self) -> None:
         class Net(Module):  # type: ignore[misc]
             def __init__(self) -> None:
