@@ -358,7 +358,7 @@ def places(g, model):
         return {}  # a stage has its own tensors, and the table is a copy
     whole = {"dp": 0, "cp": {"dim": 1, "zigzag": True} if g.zigzag else 1}
     if g.sizes["tp"] == 1:
-        return {"shard": {"*:fwd": whole, "*:bwd": whole}, "partial": {"loss:fwd": ["dp", "cp"]}}
+        return {"shard": {"input.*": whole, "*:fwd": whole, "*:bwd": whole}, "partial": {"loss:fwd": ["dp", "cp"]}}
     heads, packed = {"dp": 0, "tp": -1}, {"dp": 0, "tp": -1, "blocks": [1, 1]}
     own = "qkv" if model == "harbor" else "q"
     shard = {"embed.weight:*": {"tp": 0}, "*.gate_up_proj.weight:*": {"tp": 0, "blocks": [1, 1]},

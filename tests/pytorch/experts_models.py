@@ -450,5 +450,5 @@ def places(grid, model):
             shard[f"*.{word}.weight:*"] = {"tp": dim}
             shard[f"*.{word}:{'bwd' if dim else 'fwd'}"] = {**tokens, "tp": -1}
             partial[f"*.{word}:{'fwd' if dim else 'bwd'}"] = "tp"
-    shard.update({"*:fwd": tokens, "*:bwd": tokens})
+    shard.update({"input.*": tokens, "*:fwd": tokens, "*:bwd": tokens})
     return {"mesh": grid.sizes, "shard": shard, "partial": partial}

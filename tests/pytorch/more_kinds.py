@@ -200,7 +200,7 @@ def zigzag(rank, world, fault, path):
     model, g = filled(Zigzag(r)), draw(5)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     cut = {"cp": {"dim": 1, "zigzag": True}}
-    spec = {"mesh": {"cp": world}, "shard": {"*:fwd": cut, "*:bwd": cut}, "partial": {"loss:fwd": "cp"}}
+    spec = {"mesh": {"cp": world}, "shard": {"input.*": cut, "*:fwd": cut, "*:bwd": cut}, "partial": {"loss:fwd": "cp"}}
     with anyrank.capture(model, path, spec=spec if world > 1 else None):
         for _ in range(2):
             text = torch.randint(0, WORDS, (4, 17), generator=g)

@@ -464,7 +464,8 @@ def field(rank, world, fault, path):
     r = Ranks(rank, 1, world, bug=fault)
     model, g = filled(Field(r)), draw(5)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    spec = {"mesh": {"cp": world}, "shard": {"*:fwd": {"cp": 2}}, "mean_over": "cp"} if world > 1 else None
+    spec = {"mesh": {"cp": world}, "shard": {"input.*": {"cp": 2}, "*:fwd": {"cp": 2}},
+            "mean_over": "cp"} if world > 1 else None
     with anyrank.capture(model, path, spec=spec, values=["init", "fwd", "grad", "new", "m", "v"]):
         for _ in range(2):
             x, y = (r.part(torch.randn(4, n, 16, 12, generator=g), 2) for n in (2, 1))

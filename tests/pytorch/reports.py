@@ -378,7 +378,8 @@ def shared(rank, world, fault, path):
     r = Ranks(rank, 1, world, bug=fault)
     model, g = filled(Shared(r)), draw(5)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    spec = {"mesh": {"cp": world}, "shard": {"*:fwd": {"cp": 1}, "*:bwd": {"cp": 1}}, "partial": {"loss:fwd": "cp"}}
+    cut = {"cp": 1}
+    spec = {"mesh": {"cp": world}, "shard": {"input.*": cut, "*:fwd": cut, "*:bwd": cut}, "partial": {"loss:fwd": "cp"}}
     with anyrank.capture(model, path, spec=spec if world > 1 else None):
         for _ in range(2):
             text = torch.randint(0, WORDS, (4, 17), generator=g)

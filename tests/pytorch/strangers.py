@@ -365,7 +365,7 @@ def placements(g):
     """`shard` and `partial` of the capture's spec for Rover by hand."""
     whole = {"dp": 0, "cp": {"dim": 1, "zigzag": True} if g.zigzag else 1}
     if g.sizes["tp"] == 1:
-        shard = {"*:fwd": whole, "*:bwd": whole} if g.sizes["cp"] > 1 else {}
+        shard = {"input.*": whole, "*:fwd": whole, "*:bwd": whole} if g.sizes["cp"] > 1 else {}
         return {"shard": shard, "partial": {"loss:fwd": ["dp", "cp"]}}
     shard = {"*.w[qkv13].weight:*": {"tp": 0}, "unembed.weight:*": {"tp": 0}, "*.w[o2].weight:*": {"tp": 1},
              "*.w[qkv13]:fwd": {"dp": 0, "tp": -1}, "unembed:fwd": {"dp": 0, "tp": -1}, "*.w[o2]:bwd": {"dp": 0, "tp": -1},

@@ -29,8 +29,8 @@ from anyrank.capture._listen import (Listener, Pass, has_no_values, in_backward,
                                      is_scaled, leaves_of, local_of, loss_of, named_loss_of, parts_of, reached_of,
                                      scalars_of, tensors_of, untraced, version_of, whole_of)
 from anyrank.capture._megatron import spec_of
-from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, parameters_of, plain,
-                                    roots_of, router_biases_of, unwrapped, wrapped_in)
+from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, modules_of, parameters_of,
+                                    plain, roots_of, router_biases_of, unwrapped, wrapped_in)
 from anyrank.capture._pipelines import Chunk, chunk_now, group_of_stages
 from anyrank.capture._places import Whole
 from anyrank.capture._rank_state import RankState
@@ -385,6 +385,7 @@ class Capture:
                                f"{empty[0]}: an engine puts them together for each use, and this one is not known "
                                "(DeepSpeed's ZeRO-3 is): capture a run without it, or with fully_shard")
         self._spec.parameters = {name for name, _ in own}
+        self._spec.modules = {path for path, _ in modules_of(self._model)}
         self._parameters = [(self._spec.tied.get(name, name), p) for name, p in own]
         names = [name for name, _ in self._parameters]
         twice = sorted(name for name in set(names) if names.count(name) > 1)

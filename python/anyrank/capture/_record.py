@@ -47,6 +47,7 @@ class Value:
         self.per_sample = samples is not None
         self.said = False  # the spec says where it is, or which dimension has the samples
         self.digests: list[int] = []  # of the parts' values
+        self.rows_alike = True  # in each of the parts: no value tells one of several samples from one for all of them
         self.mean = False  # divided by the ranks that are to be summed
         self.units: list[int] = []  # of each part: rows of a sample
         self.parts: dict[int, tuple[int, Shape]] = {}  # of each micro-batch: the file, and the local shape
@@ -153,7 +154,9 @@ class Record:
         value.hear_length(tuple(tensor.shape))
         judged = base.endswith((":fwd", ":bwd", ":buffer")) or (self.unread and base.endswith((":grad", ":new")))
         if self.groups.mesh.world > 1 and judged and value.part is None and not value.said and tensor.dim() > 0:
-            value.digests.append(0 if tensor.shape[0] > 1 and rows_are_alike(tensor) else digest_of(tensor))
+            alike = tensor.shape[0] > 1 and rows_are_alike(tensor)
+            value.rows_alike = value.rows_alike and alike
+            value.digests.append(0 if alike and not self.spec.is_input(base) else digest_of(tensor))
         self._write(name, value, tensor, part)
 
     def _part(self, value: Value, whole: Whole, local: Shape, name: str) -> Part:
@@ -342,8 +345,9 @@ class Record:
 
     # --- values that have no place ------------------------------------------------------------------------------------
 
-    def _without_place(self, of_all: list[dict[str, typing.Any]]) -> dict[str, str]:
-        """Values of which no rank's part has a place in a full tensor, and why: they are written, and not compared."""
+    def _without_place(self, of_all: list[dict[str, typing.Any]], alone: bool) -> dict[str, str]:
+        """Values of which no rank's part has a place in a full tensor, and why: they are written, and not compared.
+        alone: what the other ranks have is not known."""
         why: dict[str, str] = {}
         steps = [other["steps"] for other in of_all]
         for name, value in self.values.items():
@@ -356,10 +360,19 @@ class Record:
             elif (any(name in other["ragged"] for other in of_all) or len({n for one in units for n in one}) > 1 or
                   self._has_lengths(value, shapes)):
                 why[name] = "each micro-batch or rank pads to a length of its own"
+            elif self._is_input_of_unknown_place(name, value, alone):
+                why[name] = "the spec says how ranks share out activations, and says nothing of the model's inputs"
             elif value.digests:
                 text = self._judge_digests(name, value, of_all)
                 why.update({name: text} if text else {})
         return why
+
+    def _is_input_of_unknown_place(self, name: str, value: Value, alone: bool) -> bool:
+        """Whether the model's input is a part of a batch, and the spec says of activations alone where samples are, and
+        that not in front. What other dimensions of the mesh share out is seen by its values on the ranks."""
+        of_samples = len(value.parts) > 1 or self.groups.mesh.size(self.groups.data) > 1
+        return any(dim != 0 and (alone or (of_samples and n in ("dp", *self.groups.data)))
+                   for n, dim in self.spec.of_activations_alone(name).items())
 
     def _is_of_stages(self, name: str, of_all: list[dict[str, typing.Any]]) -> bool:
         """Whether a module is called by several stages, as what holds layers of each is: each counts its own calls."""
@@ -405,7 +418,7 @@ class Record:
             return "ranks of one part of the samples have other values of it, and nothing says which"
         if len(ranks) == 1 or len(inputs) < len(ranks) or value.base.endswith(":buffer"):
             return ""
-        if value.per_sample and len(digests) == 1 and any(value.digests):
+        if value.per_sample and len(digests) == 1 and not value.rows_alike:
             value.per_sample, value.samples = False, None
             return "of one value for all samples each micro-batch has its own" if len(value.parts) > 1 else ""
         if not value.per_sample and len(digests) > 1:
@@ -461,7 +474,7 @@ class Record:
         if steps and not self.only:
             self._write(STEPS, Value(STEPS, None, 0), torch.tensor(steps), 0)
             self.order = {STEPS: None, **self.order}
-        without = self._without_place(of_all)
+        without = self._without_place(of_all, alone)
         shapes = [{name: tuple(shape) for name, shape in other["shapes"].items()} for other in of_all]
         places: list[dict[str, Placed]] = [{} for _ in self.files.writers]
         for name, value in self.values.items():

@@ -15,6 +15,9 @@ rank after rank, as DistributedSampler does.
 and it is written as a copy of that.
 
 A mapping file's spelling ("tensors": a list of rules with "match", "shard", "blocks" and "partial") means the same.
+
+What the model is given is written as `input.NAME:fwd`. A glob for activations, such as "*:fwd", does not mean it; one
+that has the word input in it does.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import difflib
 import fnmatch
 import json
 import os
+import re
 import typing
 
 from anyrank._errors import AnyrankError
@@ -46,6 +50,13 @@ def _names(value: typing.Any, where: str) -> list[str]:
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
         raise AnyrankError(f"{where}: {value!r} is neither a dimension of the mesh nor a list of them")
     return list(names)
+
+
+def _deals_out_samples(dims: typing.Mapping[str, typing.Any]) -> bool:
+    """Whether dims say only how samples are dealt out: that all ranks have the same ones, or how they are joined in a
+    batch, chosen before rejected, by blocks of rows. What is said so of activations is true of the model's batch."""
+    cut = {key: dim for key, dim in dims.items() if key not in EXTRAS and dim is not None}
+    return not cut or bool(dims.get("blocks")) and all(dim == 0 for dim in cut.values())
 
 
 class Spec:
@@ -79,6 +90,7 @@ class Spec:
         if not isinstance(self.tied, dict) or not all(isinstance(name, str) for name in self.tied.values()):
             raise AnyrankError(f"{self.where}: tied has to be a dictionary from a parameter's name to another's")
         self.parameters: set[str] = set()  # names on this rank, before what is tied gets another's
+        self.modules: set[str] = set()  # the paths of the model's modules, one of which may be called `input`
         self.shard: list[tuple[str, dict[str, typing.Any]]] = []
         self.partial: list[tuple[str, list[str]]] = []
         for glob, dims in self._globs(given, "shard"):
@@ -145,17 +157,33 @@ class Spec:
             self.partial.append((glob, _names(rule["partial"], where)))
 
     def dims_of(self, name: str) -> dict[str, typing.Any]:
-        """What `shard` says of a tensor; {}: nothing. A glob of outputs, as "*:fwd", says of what the model is given how
-        the batch is dealt out, and not in which dimension outputs have samples, nor what tensor parallelism cuts."""
+        """What `shard` says of a tensor; {}: nothing."""
         name = name.split("@")[0]
-        glob, dims = next(((glob, dims) for glob, dims in self.shard if fnmatch.fnmatchcase(name, glob)), ("", {}))
-        if name.startswith("input.") and not glob.startswith("input"):
-            return {key: dim for key, dim in dims.items() if key != "tp" and not (key == "dp" and dim)}
-        return dims
+        return next((dims for glob, dims in self.shard if self._means(glob, name, dims)), {})
 
     def partial_of(self, name: str) -> list[str]:
         name = name.split("@")[0]
-        return next((dims for glob, dims in self.partial if fnmatch.fnmatchcase(name, glob)), [])
+        return next((dims for glob, dims in self.partial if self._means(glob, name)), [])
+
+    def is_input(self, name: str) -> bool:
+        """Whether a tensor without its step is what the model is given, and not what a module called `input` gives."""
+        path, _, kind = re.sub(r"\.call\d+:", ":", name).rpartition(":")
+        of_modules = {path, path.rpartition(".")[0]} & (self.modules - {"input"})  # a module's output, or a further one
+        return path.startswith("input.") and kind == "fwd" and not of_modules
+
+    def of_activations_alone(self, name: str) -> dict[str, typing.Any]:
+        """Of what the model is given: what `shard` says of activations by a glob that does not mean it; {}: nothing."""
+        name = name.split("@")[0]
+        if not self.is_input(name) or self.dims_of(name):
+            return {}
+        return next((dims for glob, dims in self.shard if fnmatch.fnmatchcase(name, glob)), {})
+
+    def _means(self, glob: str, name: str, dims: typing.Mapping[str, typing.Any] | None = None) -> bool:
+        """Whether a glob speaks of this tensor."""
+        if not fnmatch.fnmatchcase(name, glob):
+            return False
+        deals_out = dims is not None and _deals_out_samples(dims)
+        return "input" in glob or not self.is_input(name) or deals_out
 
     def unmatched(self, names: typing.Collection[str]) -> list[str]:
         """The globs that match none of these names, of kinds that are among them; and what is tied and not there."""

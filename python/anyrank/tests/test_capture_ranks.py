@@ -463,6 +463,51 @@ class Placed(FolderCase):
         report = self.same_of(2, run)
         self.assertTrue(report.ok, str(report))
 
+    def test_a_glob_for_activations_says_nothing_of_the_model_s_inputs(self) -> None:
+        class Net(nn.Module):  # type: ignore[misc]
+            """Activations [tokens, samples, 4] of ids [samples, tokens]. One of its modules is called as inputs are."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.tp, self.rank = 1, 0
+                self.embed, self.input = nn.Embedding(32, 4), nn.Sequential()
+                self.input.add_module("lin", nn.Linear(4, 4))
+
+            def forward(self, ids: typing.Any) -> typing.Any:
+                return self.input(self.embed(ids.T.chunk(self.tp)[self.rank % self.tp]))
+
+        def run(rank: int, world: int, folder: pathlib.Path, kind: str, cut: int, shard: typing.Any,
+                wrong: bool = False) -> None:
+            torch.manual_seed(0)
+            model = Net()
+            ids = torch.arange(24).reshape(6, 4)
+            ids = (ids + 2 * (rank == 1)) if wrong else ids
+            spec = {"mesh": {kind: world}, "shard": shard}
+            if kind == "tp":
+                model.tp, model.rank = world, rank
+            else:
+                ids = ids.chunk(world, cut)[rank].contiguous()
+            with anyrank.capture(model, folder, spec=spec, values=["fwd"], only=["input.*", "embed*"]):
+                model(ids).square().mean().backward()
+
+        def compared(kind: str, cut: int, shard: typing.Any) -> typing.Any:
+            folder = self.path / f"{kind}-{len(shard)}"
+            for name, world, wrong in (("one", 1, False), ("two", 2, False), ("wrong", 2, True)):
+                ranks.spawn(world, run, world, folder / name, kind, cut, shard, wrong)
+            right, wrong_one = (anyrank.verify(folder / "one", folder / name) for name in ("two", "wrong"))
+            self.assertTrue(right.ok, str(right))
+            return right, wrong_one.first.tensor if wrong_one.first else ""
+
+        activations = {"*:fwd": {"dp": 1, "cp": 0, "tp": 0}}
+        right, first = compared("tp", 0, activations)  # ranks have all ids, and each the activations of its tokens
+        self.assertEqual((right.compared, right.ragged, first), (3, 0, "embed:fwd"))
+        for kind, cut in (("dp", 0), ("cp", 1)):
+            right, first = compared(kind, cut, activations)
+            self.assertEqual((right.compared, right.ragged, first), (2, 1, "embed:fwd"), kind)
+            self.assertIn("input.0:fwd", right.text)
+            right, first = compared(kind, cut, {"input.0:fwd": {"dp": 0, "cp": 1}, **activations})
+            self.assertEqual((right.compared, right.ragged, first), (3, 0, "input.0:fwd"), kind)
+
     def test_fsdp2_with_uneven_shards(self) -> None:
         from anyrank.tests.torch_names import since
         since("2.6", "FSDP2 on processors")
