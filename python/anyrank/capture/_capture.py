@@ -73,6 +73,24 @@ def _share_of(optimizer: typing.Any) -> typing.Any:
     return inner if hasattr(inner, "state") and hasattr(inner, "param_groups") else None
 
 
+Left = typing.Tuple[typing.Optional["weakref.ref[torch.Tensor]"], int]  # a gradient, and how often it was written
+
+
+def left_of(p: torch.Tensor) -> Left:
+    """The gradient of a parameter as it is now; of a DTensor, whose part alone is written over, that of its part."""
+    grad = p.grad
+    if grad is None:
+        return None, 0
+    return weakref.ref(grad), version_of(getattr(grad, "_local_tensor", grad))
+
+
+def is_left(p: torch.Tensor, left: Left) -> bool:
+    """Whether a parameter's gradient is this one, and was not written over since."""
+    reference, version = left_of(p)
+    before = left[0]() if left[0] is not None else None
+    return p.grad is before and version == left[1] and (reference is None) == (left[0] is None)
+
+
 class Capture:
     """Writes what `model` computes on this rank into `folder`, from start() to stop(), or in a with-block.
 
@@ -172,6 +190,9 @@ class Capture:
         self._whole = self._in_part = False  # the model itself has been called; a part of it is, and it is not
         self._parts: set[int] = set()  # the ids of its modules
         self._trained = self._started = self._differentiable = False
+        self._left: dict[int, Left] = {}  # gradients that there were when the last pass began, by the parameter's id
+        self._gone_backward = False  # something has, since then
+        self._odd_clips: set[str] = set()  # what was said of where gradients are clipped
         self.passes = 0  # forward passes that were captured
         self.without_backward = False  # outputs asked for gradients, and none came
         self.notes: list[str] = []  # the text of each warning
@@ -188,6 +209,7 @@ class Capture:
         self._heads: list[torch.Tensor] = []  # of the parameters, as the last forward pass left them
         self._calls: dict[str, int] = {}
         self._given_gradients = False  # by the program or an engine: no other is the gradient
+        self._odd_clip = ""  # what is odd about where gradients were clipped
         self._given_states: dict[str, dict[str, torch.Tensor]] = {}
         self._calls_of: dict[nn.Module | None, int] = {}  # passes of the model, or of each stage's part of it
 
@@ -539,6 +561,8 @@ class Capture:
             if self._step > self._first_step and self._step - 1 not in self._chosen:
                 self._keep_parameters("new", self._step - 1)
         self._passes += 1
+        self._left = {id(p): left_of(p) for _, p in self._parameters}
+        self._gone_backward = False
         self._calls_of[root] = self._calls_of.get(root, 0) + 1
         number = chunk.number if chunk is not None else self._calls_of[root] - 1
         self._micro_batches = max(self._micro_batches, number + 1)
@@ -628,7 +652,7 @@ class Capture:
             if of.output is not None:
                 self._take_output(of, of.output, loss_of(of.output))
         self._keep_gradients(unseen=True)
-        self._facts.on_step(self._step, self._passes, self._without_gradient())
+        self._facts.on_step(self._step, self._passes, self._without_gradient(), self._odd_clip)
         last = any(of.chunk.stage.is_last if of.chunk is not None else self._record.groups.mesh.is_last("pp")
                    for of in self._of_step)
         if last and (self._has_gradients or self._given_gradients) and not any(of.loss for of in self._of_step):
@@ -862,6 +886,7 @@ class Capture:
     def after_backward(self) -> None:
         if self._replay is not None:
             return
+        self._gone_backward = True
         if self._listener is not None:
             self._listener.flush()
         for of in self._of_step:
@@ -876,11 +901,31 @@ class Capture:
         self._replay = replay
 
     def on_clip(self, parameters: list[torch.Tensor]) -> bool:
-        ours = self._is_ours(parameters)
-        if ours:
+        if not self._is_ours(parameters):
+            return False
+        early, odd = self._oddity_of_clip([p for p in parameters if p.requires_grad])
+        if odd and odd not in self._odd_clips:
+            self._warn(f"step {self._step}: {odd}")
+        self._odd_clips.add(odd)
+        self._odd_clip = odd or self._odd_clip
+        if not early:
             self._keep_gradients()
             self._state.clipped += len(parameters)
-        return ours
+        return not early
+
+    def _oddity_of_clip(self, trained: list[torch.Tensor]) -> tuple[bool, str]:
+        """Whether gradients of these are clipped before the last forward pass has gone backward, so that none has come
+        since that pass began and the step is not over; and what is odd about it, or ""."""
+        if not trained or not self._passes or self._engine is not None:
+            return False, ""
+        if all(p.grad is None for p in trained):
+            early = not self._gone_backward
+            when = ", before the forward pass has gone backward" if early else ""
+            return early, f"clipping finds no gradient of {len(trained)} parameters{when}: it clips nothing"
+        if all(id(p) in self._left and is_left(p, self._left[id(p)]) for p in trained):
+            return True, ("clipping comes before the forward pass has gone backward: it scales gradients that were left "
+                          "before, and none that follow")
+        return False, ""
 
     def on_saved(self, saved: typing.Any) -> None:
         if self._sketched and self._record is not None and self._engine is None:

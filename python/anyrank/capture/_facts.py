@@ -195,7 +195,8 @@ class Facts:
         self.stage: Json = {}  # what a pipeline's stages have apart
         self.rates: dict[int, list[typing.Any]] = {}  # of each optimizer's groups, by the step from which on
         self.optimizers: dict[int, Json] = {}
-        self.by_step: dict[str, dict[int, typing.Any]] = {"calls": {}, "without_gradient": {}}  # from that step on
+        self.by_step: dict[str, dict[int, typing.Any]] = {  # from that step on
+            "calls": {}, "without_gradient": {}, "odd_clip": {}}
 
     def begin(self, model: nn.Module, wrapper: typing.Any, parameters: list[tuple[str, torch.Tensor]]) -> None:
         """The first step is about to begin. parameters: as the optimizer has them, by name."""
@@ -280,9 +281,12 @@ class Facts:
             self.run["scaler"] = {key.lstrip("_"): plain_of(value) for key, value in scaler.state_dict().items()}
 
     @_tolerant
-    def on_step(self, step: int, calls: int, missing: list[str] | None) -> None:
-        """A captured step is over. missing: parameters to which no gradient came; None: no backward pass was seen."""
-        for key, value in (("calls", calls), ("without_gradient", None if missing is None else folded(missing))):
+    def on_step(self, step: int, calls: int, missing: list[str] | None, odd_clip: str) -> None:
+        """A captured step is over. missing: parameters to which no gradient came; None: no backward pass was seen.
+        odd_clip: what is odd about where it clipped; "": nothing."""
+        clip = odd_clip if odd_clip or self.by_step["odd_clip"] else None
+        for key, value in (("calls", calls), ("without_gradient", None if missing is None else folded(missing)),
+                           ("odd_clip", clip)):
             known = self.by_step[key]
             if value is not None and (not known or next(reversed(known.values())) != value):
                 known[step] = value
@@ -337,7 +341,8 @@ class Facts:
 
     @_tolerant
     def _write(self, folder: pathlib.Path, mesh: Mesh, of_ranks: list[Json | None], stages: list[Json]) -> None:
-        keys = ("seed", "steps", "micro_batches", "calls", "without_gradient")
+        keys = ["seed", "steps", "micro_batches", "calls", "without_gradient"]
+        keys += ["odd_clip"] if any(said and said["odd_clip"] for said in of_ranks) else []
         packages = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
         whole: Json = {"format": FORMAT, "version": VERSION, "by": "anyrank.capture", "versions": {
             "anyrank": __version__, "torch": str(torch.__version__), "python": platform.python_version(),

@@ -88,6 +88,7 @@ class Facts:
     micro_batches: tuple[int | None, ...] = ()
     calls: tuple[typing.Mapping[int, int], ...] = ()  # of the model, by step
     without_gradient: tuple[typing.Mapping[int, frozenset[str]], ...] = ()  # parameters, by step
+    odd_clip: tuple[typing.Mapping[int, str], ...] = ()  # what is odd about where gradients were clipped, by step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +146,8 @@ def _document() -> Check[Json]:
     ranks = record({}, {
         "seed": by_rank, "steps": by_rank, "micro_batches": by_rank,
         "calls": list_of(nullable(map_of(integer(), step_key))),
-        "without_gradient": list_of(nullable(map_of(names, step_key)))})
+        "without_gradient": list_of(nullable(map_of(names, step_key))),
+        "odd_clip": list_of(nullable(map_of(string, step_key)))})
     fields: dict[str, Check[typing.Any]] = {
         "truncated": flag, "by": string, "versions": map_of(string), "world": integer(1), "mesh": _mesh,
         "config": options, "modules": list_of(module), "inputs": map_of(map_of(string)), "dtypes": map_of(names),
@@ -220,7 +222,8 @@ def _facts(told: Json) -> Facts:
         _by_step(told.get("learning_rates"), lambda x: x), tuple(ranks.get("seed", ())), tuple(ranks.get("steps", ())),
         tuple(ranks.get("micro_batches", ())),
         tuple(_by_step(x, lambda n: n) for x in ranks.get("calls", ())),
-        tuple(_by_step(x, lambda names: frozenset(unfolded(names))) for x in ranks.get("without_gradient", ())))
+        tuple(_by_step(x, lambda names: frozenset(unfolded(names))) for x in ranks.get("without_gradient", ())),
+        tuple(_by_step(x, str) for x in ranks.get("odd_clip", ())))
 
 
 def _same_layout(a: Facts, b: Facts) -> bool:
@@ -306,6 +309,15 @@ def _without_gradient(a: Facts, b: Facts) -> Found:
                 yield Difference("without_gradient", text, sorted(lost[0]), sorted(lost[1]))
         if found:
             return
+
+
+def _clips(a: Facts, b: Facts) -> Found:
+    """What is odd about where one run alone clips gradients, as its capture says it."""
+    said = [min(((step, text) for by_step in facts.odd_clip for step, text in by_step.items() if text), default=None)
+            for facts in (a, b)]
+    for run, here, there in zip(RUNS, said, reversed(said)):
+        if here and not there:
+            yield Difference("odd_clip", f"in step {here[0]} of {run} {here[1]}", said[0], said[1])
 
 
 def _alone(kind: str, noun: str, verbs: tuple[str, str], x: typing.Collection[str], y: typing.Collection[str]) -> Found:
@@ -447,7 +459,7 @@ def differences(a: Facts, b: Facts) -> list[Difference]:
     alike = a.by == b.by and bool(a.config) and bool(b.config)
     none = dict.fromkeys([*a.autocast, *b.autocast], "none")
     seeds, other_seeds = ({"0": seed for seed in facts.seeds[:1] if seed is not None} for facts in (a, b))
-    return [*_steps(a, b), *_without_gradient(a, b), *_parameters(a, b),
+    return [*_steps(a, b), *_without_gradient(a, b), *_clips(a, b), *_parameters(a, b),
             *_options("config", "", a.config, b.config, a, b, lone=alike), *_attributes(a, b), *_modules_differ(a, b),
             *_options("autocast", "autocast on ", {**none, **a.autocast}, {**none, **b.autocast}, a, b),
             *_options("numerics", "", a.numerics, b.numerics, a, b), *_optimizers(a, b),

@@ -239,6 +239,43 @@ class Written(CaptureCase):
         for name in one:
             self.assertEqual(bytes(one[name].data), bytes(two[name].data), name)
 
+    def test_clipping_before_the_backward_pass_ends_no_step_and_is_said(self) -> None:
+        def run(folder: str, early: bool, by_grad: bool = False) -> list[str]:
+            torch.manual_seed(0)
+            model = nn.Linear(3, 2)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with warnings.catch_warnings(record=True) as notes, anyrank.capture(model, self.path / folder):
+                warnings.simplefilter("always")
+                for step in range(2):
+                    for part in batch(4)[:, :3].float().chunk(2):
+                        loss = model(part).square().mean()
+                        if early:
+                            clip_grad_norm_(model.parameters(), 0.1)
+                        if by_grad:
+                            for p, grad in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters()))):
+                                p.grad = grad if p.grad is None else p.grad + grad
+                        else:
+                            loss.backward()
+                    if not early:
+                        clip_grad_norm_(model.parameters(), 0.1)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            return [str(note.message) for note in notes]
+        self.assertEqual(run("right", early=False), [])
+        self.assertEqual(run("by-grad", early=False, by_grad=True), [])
+        self.assertEqual(run("early", early=True), [
+            "step 1: clipping finds no gradient of 2 parameters, before the forward pass has gone backward: it clips "
+            "nothing",
+            "step 1: clipping comes before the forward pass has gone backward: it scales gradients that were left "
+            "before, and none that follow"])
+        for folder in ("right", "by-grad", "early"):
+            self.assertEqual(bytes(self.files(folder)["steps:count"].data), (2).to_bytes(8, "little"), folder)
+        self.assertEqual(self.files("right").keys() - self.files("early").keys(), {"grad_norm:clip", "grad_norm:clip@2"})
+        self.assertLessEqual({"weight:grad@2", "grad_norm:clip@2"}, self.files("by-grad").keys())
+        report = anyrank.verify(self.path / "right", self.path / "early", rtol=1e-4, atol=1e-6)
+        self.assertEqual(report.first.tensor if report.first else "", "bias:grad", str(report))
+        self.assertRegex(report.text, r"in step 1 of the other run clipping comes before the forward pass has gone")
+
     def test_checkpointing_writes_the_same_tensors(self) -> None:
         for reentrant in (False, True):
             self.captured(Model, folder="plain")
