@@ -820,6 +820,10 @@ class Capture:
         if self._record is not None and self._pass is not None and self._replay is None and self._wanted(name):
             self._record.reserve(self._at(name, self._step))
 
+    def unplaced(self, name: str) -> None:
+        if self._record is not None:
+            self._record.unplaced.add(self._at(name, self._step))
+
     def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None) -> None:
         if self._replay is not None:
             self._replay.take(name, tensor)

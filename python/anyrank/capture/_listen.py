@@ -8,6 +8,7 @@ The gradient of an input through one module alone is what those nodes hand on th
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 import sys
@@ -67,6 +68,45 @@ def _whole_by_weight(module: nn.Module, shape: tuple[int, ...], dim: int) -> Who
         return None
     cut = [Shard(len(shape) - 1) if getattr(p, "dim", None) == dim else Replicate() for p in weight.placements]
     return Whole((*shape[:-1], weight.shape[dim]), weight.device_mesh, tuple(cut))
+
+
+def _places_by_parts(t: torch.Tensor, given_out: typing.Iterable[Given]) -> list[Whole | None]:
+    """The places that a plain tensor of a module may have by what linear layers in it gave out, [samples, tokens, heads
+    x d], where it is q, k or v of it: [samples, tokens, heads, d] or [samples, heads, tokens, d]. None: one of them has
+    no known place itself."""
+    found = {place for one in given_out for place in _forms(t, one)}
+    return [None if place is None else Whole(*place) for place in found]
+
+
+def _forms(t: torch.Tensor, given: Given) -> typing.Iterator[tuple[typing.Any, ...] | None]:
+    """As what a tensor of this shape may be what a module gave out, with its last dimension in two or not: shape, mesh
+    and placements of the full tensor."""
+    shape, (*outer, width) = tuple(t.shape), given.shape
+    if shape == given.shape:
+        yield None if given.whole is None else tuple(given.whole)
+    if len(outer) != 2 or len(shape) != 4 or shape[0] != outer[0]:
+        return
+    is_view = t._is_view() and t.untyped_storage().data_ptr() == given.storage
+    for heads, tokens in ((2, 1), (1, 2)):
+        if shape[tokens] == outer[1] and shape[heads] * shape[3] == width and not (
+                is_view and t.stride(heads) > t.stride(tokens)):
+            yield None if given.whole is None else _in_heads(shape, heads, tokens, given.whole)
+
+
+def _in_heads(shape: tuple[int, ...], heads: int, tokens: int, whole: Whole) -> tuple[typing.Any, ...] | None:
+    """The place of [samples, tokens, heads x d] whose last dimension became two. None: one of its placements has no
+    counterpart, as where a head is cut in two."""
+    where, cuts = {0: 0, 1: tokens, 2: heads}, []
+    if len(whole.shape) != 3 or whole.shape[2] % shape[3]:
+        return None
+    for placement in whole.placements:
+        dim = getattr(placement, "dim", None)
+        if placement.is_partial() or (dim is not None and type(placement) is not Shard):
+            return None
+        cuts.append(Replicate() if dim is None else Shard(where[dim % 3]))
+    full = list(shape)
+    full[0], full[tokens], full[heads] = whole.shape[0], whole.shape[1], whole.shape[2] // shape[3]
+    return tuple(full), whole.mesh, tuple(cuts)
 
 
 def _is_of_own_tokens(whole: Whole | None) -> bool:
@@ -307,6 +347,20 @@ class Sum:
             self.total, self.left = None, -1
 
 
+class Given(typing.NamedTuple):
+    """What a module gave out: the local shape, its place (None: not known), and where its memory begins."""
+
+    path: str
+    shape: tuple[int, ...]
+    whole: Whole | None
+    storage: int
+
+
+def given_of(path: str, t: torch.Tensor) -> Given:
+    local = local_of(t)
+    return Given(path, tuple(local.shape), whole_of(t), local.untyped_storage().data_ptr())
+
+
 class Pass:
     """One forward pass: how many times each module was called in it, and what the model was given."""
 
@@ -327,6 +381,7 @@ class Pass:
         self.first = self.last = torch._C._autograd._get_sequence_nr()  # the numbers of the nodes that it makes
         self.loss = ""  # the name under which its loss is written
         self.produced: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}  # what is written, by id: its name
+        self.given_out: list[Given] = []  # by modules, in the order in which they ended
 
     def name(self, path: str, kind: str) -> str:
         """PATH:KIND, or PATH.call2:KIND where it was called before."""
@@ -342,6 +397,10 @@ class Pass:
         """The name under which this very tensor is written, as it is now; "": it is not."""
         known, version, name = self.produced.get(id(t), (None, 0, ""))
         return name if known is not None and known() is t and version == version_of(t) else ""
+
+    def given_out_within(self, path: str) -> list[Given]:
+        """What the modules in the one that ends now gave out: the last of all, up to the first that is not in it."""
+        return list(itertools.takewhile(lambda one: one.path.startswith(f"{path}."), reversed(self.given_out)))
 
     def of_module(self, path: str, t: torch.Tensor) -> str:
         """The name of what a module gives out."""
@@ -395,6 +454,8 @@ class Sink(typing.Protocol):
 
     def reserve(self, name: str) -> None: ...
 
+    def unplaced(self, name: str) -> None: ...  # nothing says where the tensor of this name is in a full one
+
 
 class Listener:
     """The hooks of one model, from install() to remove()."""
@@ -410,7 +471,7 @@ class Listener:
             if not path:
                 continue
             if self.sink.wants("fwd"):
-                whole: dict[str, Whole | None] = {}
+                whole: dict[int, Whole | None] = {}  # of each output
                 # What parallelize_module makes of the output, a plain tensor, is seen after what it makes it of.
                 self.handles.append(m.register_forward_hook(untraced(self._whole_hook(whole)), prepend=True))
                 self.handles.append(m.register_forward_hook(untraced(self._output_hook(path, whole))))
@@ -431,27 +492,27 @@ class Listener:
     def _order_hook(self, name: str) -> typing.Callable[[torch.Tensor], None]:
         return lambda _p: self.sink.reserve(name)
 
-    def _whole_hook(self, whole: dict[str, Whole | None]) -> typing.Callable[..., None]:
+    def _whole_hook(self, whole: dict[int, Whole | None]) -> typing.Callable[..., None]:
         def hook(_module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
-            whole["of"] = whole_of(output) if isinstance(output, torch.Tensor) else None
+            whole.clear()
+            whole.update({i: whole_of(t) for i, t in enumerate(parts_of(output)) if isinstance(t, torch.Tensor)})
         return hook
 
-    def _output_hook(self, path: str, whole: dict[str, Whole | None]) -> typing.Callable[..., None]:
+    def _output_hook(self, path: str, whole: dict[int, Whole | None]) -> typing.Callable[..., None]:
         def hook(module: nn.Module, args: tuple[typing.Any, ...], output: typing.Any) -> None:
             now = self.sink.current()
             if now is None or in_backward():
                 return  # activation checkpointing computes it again
-            tensors = tensors_of(output)
+            tensors, within = tensors_of(output), now.given_out_within(path)
             for i, t in enumerate(parts_of(output)):
                 name = f"{path}.{i}" if i else path
                 if not isinstance(t, torch.Tensor) or not t.is_floating_point() or isinstance(t, nn.Parameter):
                     continue  # a bias beside an output is no activation
-                if t is tensors[0]:
-                    self._mark(module, args, t, whole.get("of"))
-                elif (divided(module, self.gathered) and not self.sink.in_spec(f"{name}:fwd") and
-                      not _mark_heads(module, t)):
-                    continue  # of the rank's own heads, or whole: nothing says which
+                placed = self._mark(module, args, t, whole.get(i), t is tensors[0], within)
+                now.given_out.append(given_of(path, t))
                 called = now.of_module(name, t)
+                if not placed and not self.sink.in_spec(f"{name}:fwd"):
+                    self.sink.unplaced(called)
                 sequence = i == 0 and isinstance(output, tuple) and output[0] is t
                 samples = _samples_of_states(module, sequence, t.dim()) if isinstance(module, nn.RNNBase) else None
                 samples = now.samples_dim(t, "fwd", path) if samples is None else samples
@@ -462,19 +523,28 @@ class Listener:
                 self.sink.take(now, called, t, whole_of(t), samples)
         return hook
 
-    def _mark(self, module: nn.Module, args: tuple[typing.Any, ...], t: torch.Tensor, whole: Whole | None) -> None:
-        """Gives a plain output the place of the DTensor that it is a part of."""
+    def _mark(self, module: nn.Module, args: tuple[typing.Any, ...], t: torch.Tensor, whole: Whole | None, first: bool,
+              within: list[Given]) -> bool:
+        """Gives a plain output the place of the DTensor that it is a part of. whole: of what it was before the module's
+        own hooks. first: of the module's outputs. within: what modules in this one gave out. Whether its place is known,
+        or it is taken for a copy, as a first output is of which nothing is known."""
         if whole_of(t) is not None:
-            return
+            return True
         given = args[0] if args and isinstance(args[0], torch.Tensor) else None
         by_weight = _whole_by_weight(module, tuple(t.shape), 0)
         if whole is None and by_weight is not None:
             t._anyrank_whole = by_weight
         elif whole is not None:
             t._anyrank_whole = _whole_of_local(t, whole)
-        elif given is not None and given.shape == t.shape and (
+        elif first and given is not None and given.shape == t.shape and (
                 not list(module.parameters()) or _is_of_own_tokens(whole_of(given))):
             t._anyrank_whole = whole_of(given)  # an activation of a part is a part, and so is a block's of its tokens
+        if whole_of(t) is None and divided(module, self.gathered) and not _mark_heads(module, t):
+            places = _places_by_parts(t, within)
+            t._anyrank_whole = places[0] if len(places) == 1 else None
+            several = t.dim() == 4 and len([one for one in places if one is not None]) > 1
+            return whole_of(t) is not None or (first and not several)  # a rank's own heads, or whole: which is not known
+        return True
 
     def _input_hook(self, calls: list[Call | None]) -> typing.Callable[..., None]:
         def hook(_module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:

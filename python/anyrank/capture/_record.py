@@ -95,6 +95,7 @@ class Record:
         self.sums: set[str] = set()  # scalars whose micro-batches add up
         self.norms: dict[str, tuple[float, float, list[str], torch.dtype]] = {}
         self.seen: set[str] = set()  # names of tensors, without their step, also of those that are not kept
+        self.unplaced: set[str] = set()  # names, with their step, of what nothing says the place of
         self.lacking: dict[int, list[str]] = {}  # ranks without a part of tensors that others have
         self.notes: list[str] = []  # what is to be warned of once the files are complete
         self.not_written: dict[str, list[str]] = {}  # names of what is left out, by the reason
@@ -360,6 +361,8 @@ class Record:
             elif (any(name in other["ragged"] for other in of_all) or len({n for one in units for n in one}) > 1 or
                   self._has_lengths(value, shapes)):
                 why[name] = "each micro-batch or rank pads to a length of its own"
+            elif any(name in other["unplaced"] for other in of_all):
+                why[name] = "a rank has its own part of it or all, and nothing says which"
             elif self._is_input_of_unknown_place(name, value, alone):
                 why[name] = "the spec says how ranks share out activations, and says nothing of the model's inputs"
             elif value.digests:
@@ -438,6 +441,7 @@ class Record:
         self.mine = {"mesh": list(mesh.sizes.items()), "norms": {name: norm[0] for name, norm in self.norms.items()},
                 "steps": steps, "inputs": self.inputs, "samples": self._few_samples(),
                 "ragged": [name for name, value in self.values.items() if value.is_ragged()],
+                "unplaced": [name for name in self.values if name in self.unplaced],
                 "units": {name: value.units for name, value in self.values.items() if set(value.units) - {1}},
                 "digests": {name: zlib.crc32(repr(value.digests).encode()) for name, value in self.values.items()
                             if value.digests},

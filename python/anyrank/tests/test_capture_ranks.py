@@ -508,6 +508,49 @@ class Placed(FolderCase):
             right, first = compared(kind, cut, {"input.0:fwd": {"dp": 0, "cp": 1}, **activations})
             self.assertEqual((right.compared, right.ragged, first), (3, 0, "input.0:fwd"), kind)
 
+    def test_all_outputs_of_a_module_with_heads_of_a_rank_have_their_place(self) -> None:
+        class Heads(nn.Module):  # type: ignore[misc]
+            """q, k and v of four heads and two, [samples, tokens, heads, 4]: views, or computed from them (rotated)."""
+
+            def __init__(self, form: str, wrong: int) -> None:
+                super().__init__()
+                self.q, self.k, self.v = nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(8, 8)
+                self.form, self.wrong = form, wrong
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                out = [linear(x).unflatten(-1, (-1, 4)) for linear in (self.q, self.k, self.v)]
+                if self.form == "turned":
+                    out = [t.transpose(1, 2) for t in out]
+                if self.form == "rotated":
+                    out = [torch.cat([-t[..., 2:], t[..., :2]], -1) for t in out]
+                if self.wrong:
+                    out[2] = out[2] * 1.5
+                return tuple(out)
+
+        def run(rank: int, world: int, folder: pathlib.Path, form: str, tokens: int, wrong: int = -1) -> None:
+            from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+            torch.manual_seed(0)
+            model = nn.ModuleDict({"heads": Heads(form, rank == wrong)})
+            if world > 1:
+                plan = {f"heads.{name}": ColwiseParallel(use_local_output=form != "dtensor") for name in "qkv"}
+                parallelize_module(model, mesh_of((world,), ("tp",)), plan)
+            with anyrank.capture(model, folder):
+                x = torch.randn(3, tokens, 8)
+                sum(t.square().sum() for t in model["heads"](x)).backward()
+
+        for form, tokens in (("dtensor", 5), ("view", 5), ("view", 2), ("turned", 2), ("rotated", 5), ("rotated", 2)):
+            folder = self.path / f"{form}{tokens}"
+            run(0, 1, folder / "one", form, tokens)
+            ranks.spawn(2, run, 2, folder / "many", form, tokens)
+            report = anyrank.verify(folder / "one", folder / "many", only=["heads*:fwd", "heads*:grad"], rtol=1e-4, atol=1e-6)
+            self.assertTrue(report.ok, f"{form}: {report}")
+            # q of two heads and two tokens, which nothing but its values tells apart, is left out.
+            left = int((form, tokens) == ("rotated", 2))
+            self.assertEqual((report.compared, report.ragged), (12 - left, left), f"{form}: {report}")
+        ranks.spawn(2, run, 2, self.path / "wrong", "view", 5, 1)
+        report = anyrank.verify(self.path / "view5" / "one", self.path / "wrong", only=["heads*:fwd"], rtol=1e-4, atol=1e-6)
+        self.assertEqual([(row.tensor, row.rank) for row in report.tensors], [("heads.2:fwd", 1)], str(report))
+
     def test_fsdp2_with_uneven_shards(self) -> None:
         from anyrank.tests.torch_names import since
         since("2.6", "FSDP2 on processors")
