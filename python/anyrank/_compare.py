@@ -91,7 +91,8 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
                 errors as large as rounding in each operation (pytest.md)
     only, ignore, common  which tensors are compared (`anyrank verify`)
     steps       which steps are captured, where `step` has several
-    folder      keeps the dumps, in one/ and ranks/; default: a temporary one, kept where the comparison fails
+    folder      keeps the dumps, in one/ and ranks/; default: a temporary one, which stays where ranks differ, as the
+                message says, and is removed otherwise
     dimensions  names that spec may speak of besides the layout's: those of other layouts that it serves
 
     Raises RanksFailed where a rank raises, dies or hangs (spawn has seed, timeout, threads and env), AnyrankError for
@@ -129,7 +130,8 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
         if not report.ok:
             report = _with_operations(run, kept, start, judge, report)
             words = ["anyrank", "verify", str(kept / "one"), str(kept / "ranks"), *_words(rule, ignore, common)]
-            raise RanksDiffer(explain(report, sizes, seed, repeat, shlex.join(words)), report)
+            where = "" if folder is not None else f"{kept}: both runs, for `look`; nothing else removes them"
+            raise RanksDiffer(explain(report, sizes, seed, repeat, shlex.join(words), where), report)
     except RanksDiffer:
         keep = True
         raise
@@ -334,8 +336,8 @@ def _closest(report: VerifyReport) -> tuple[float, str]:
     return (float(number), name.split()[0]) if name else (0.0, "")
 
 
-def explain(report: VerifyReport, layout: Layout, seed: int, repeat: str, verifying: str) -> str:
-    """The cause first, then tensor, rank, element; how to see it again."""
+def explain(report: VerifyReport, layout: Layout, seed: int, repeat: str, verifying: str, kept: str = "") -> str:
+    """The cause first, then tensor, rank, element; how to see it again, and where what is kept for that is."""
     first = report.first
     if first is None:
         return f"{name_of(layout)} do not compute what one rank does:\n{report}"
@@ -344,9 +346,10 @@ def explain(report: VerifyReport, layout: Layout, seed: int, repeat: str, verify
     operation = [("at" if i == 0 else "", text) for i, text in enumerate(
         (report.explanation or {}).get("operation", ()))]
     for label, text in [("cause", _cause(first)), *operation, ("check", first.look), *_facts(first, report, layout),
-                        ("seed", str(seed)), ("repeat", repeat), ("look", verifying + " --html report.html")]:
+                        ("seed", str(seed)), ("repeat", repeat), ("look", verifying + " --html report.html"),
+                        ("kept", kept)]:
         if text:
-            wrap = label not in ("repeat", "look")
+            wrap = label not in ("repeat", "look", "kept")
             parts = textwrap.wrap(text, WIDTH - 11, break_long_words=False, break_on_hyphens=False) if wrap else [text]
             lines += [f"  {label if i == 0 else '':8} {part}" for i, part in enumerate(parts)]
     return "\n".join(lines)

@@ -20,6 +20,8 @@ import traceback
 import typing
 import warnings
 
+from anyrank._collectives import Recorder
+
 PR_SET_PDEATHSIG = 1
 LINES = 200  # of a traceback
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
@@ -55,7 +57,7 @@ class Report(typing.NamedTuple):
 
 
 def path_of(folder: str, rank: int, kind: str) -> pathlib.Path:
-    """kind: `out` for what the rank prints, `stack` for where it stands."""
+    """kind: `out` for what the rank prints, `stack` for where it stands, `calls` for the collectives that it called."""
     return pathlib.Path(folder) / f"rank-{rank}.{kind}"
 
 
@@ -108,6 +110,8 @@ def _join(rank: int, job: Job) -> None:
     store = dist.FileStore(os.path.join(job.folder, f"store-{rank - at}"), world)
     dist.init_process_group("gloo", store=store, rank=at, world_size=world,
                             timeout=datetime.timedelta(seconds=job.group_seconds))
+    if world > 1:
+        Recorder(path_of(job.folder, rank, "calls")).install()
 
 
 def place(rank: int, job: Job) -> tuple[int, int]:

@@ -20,12 +20,13 @@ import time
 import typing
 import warnings
 
-from anyrank import _rank_process, _stacks
+from anyrank import _collectives, _rank_process, _stacks
 from anyrank._errors import AnyrankError
 from anyrank._rank_process import Job, Report
 
 TIMEOUT = 300.0
 SETTLE = 0.5  # seconds that other ranks get to report an error of their own, after the first
+LOOK = 5.0  # seconds after which what ranks call is looked at again
 ANSWER = 20.0  # seconds that a rank gets to say where it stands
 # What another rank's failure looks like to a rank: gloo's connections, and the exchange of a capture.
 LOST = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused", "left the capture with an error")
@@ -142,10 +143,11 @@ def run(world: int, function: typing.Callable[..., typing.Any], args: tuple[typi
                   (function, args) if method == "fork" else None,
                   _payload(function, args) if method == "spawn" else None)
         _start(ranks, job, method)
-        _wait(ranks, timeout)
+        _wait(ranks, timeout, folder)
         if any(rank.report is None or rank.failed() for rank in ranks):
             raise _failure(ranks, folder, timeout)
         results = _results(ranks)
+        _warn_of_calls(ranks, folder)
     finally:
         _end(ranks)
         _print(folder, world)
@@ -220,9 +222,11 @@ def _start(ranks: list[_Rank], job: Job, method: str) -> None:
                 ours.close()
 
 
-def _wait(ranks: list[_Rank], timeout: float | None) -> None:
-    """Until all ranks have returned, one has failed, or the time is over."""
+def _wait(ranks: list[_Rank], timeout: float | None, folder: str) -> None:
+    """Until all ranks have returned, one has failed, or the time is over; or they call different collectives, and
+    nothing goes on."""
     limit = None if timeout is None else time.monotonic() + timeout
+    look, before = time.monotonic() + LOOK, None
     while True:
         running = _listen(ranks)
         if not running or any(rank.failed() for rank in ranks):
@@ -230,7 +234,12 @@ def _wait(ranks: list[_Rank], timeout: float | None) -> None:
         left = 1.0 if limit is None else limit - time.monotonic()
         if left <= 0:
             return
-        multiprocessing.connection.wait([rank.pipe for rank in running], min(left, 1.0))
+        multiprocessing.connection.wait([rank.pipe for rank in running], min(left, LOOK, 1.0))
+        if len(ranks) > 1 and time.monotonic() >= look:
+            called = _called(ranks, folder)
+            if called == before and _collectives.is_certain(_collectives.disagreement(called)):
+                return
+            look, before = time.monotonic() + LOOK, called
     # The others may be about to fail of the same cause; or a rank that complains of a lost connection is first to.
     limit = time.monotonic() + SETTLE
     while running:
@@ -350,15 +359,55 @@ def _meanwhile(ranks: list[_Rank], reported: typing.Sequence[_Rank]) -> str:
     return "\n\nmeanwhile\n" + "\n".join(f"  {_numbers(of)}: {text}" for text, of in said.items())
 
 
+def _called(ranks: list[_Rank], folder: str) -> dict[int, list[_collectives.Call]]:
+    """The collectives that each rank has called."""
+    paths = {rank.number: _rank_process.path_of(folder, rank.number, "calls") for rank in ranks}
+    return {number: _collectives.read(path) for number, path in paths.items()}
+
+
 def _failure(ranks: list[_Rank], folder: str, timeout: float | None) -> RanksFailed:
     _ask(ranks, folder)
     dead = [rank for rank in ranks if rank.died is not None]
     raised = [rank for rank in ranks if rank.report is not None and rank.report.what == "raised"]
+    found = _collectives.disagreement(_called(ranks, folder))
+    of_calls = all(rank.consequence() for rank in raised) and all(rank.died == -signal.SIGABRT for rank in dead)
+    if of_calls and (_collectives.is_certain(found) or (found and (dead or raised))):
+        return _disagree(ranks, found, "died" if dead else "raised" if raised else "hangs")
     if dead:
         return _died(ranks, dead[0], folder)
     if raised:
         return _raised(ranks, raised)
     return _hangs(ranks, timeout or 0)
+
+
+def _disagree(ranks: list[_Rank], found: dict[int, _collectives.Call], kind: str) -> RanksFailed:
+    """Names the call in which ranks do not agree, which gloo answers by a hang, an abort or an error of some of them."""
+    alike = _alike(ranks, found)
+    lines = "".join(f"\n  {_numbers(of)}: {call.what()}, called by {call.where()}" for of, call in alike)
+    first = min((of for of, _ in alike), key=len)[0]
+    return RanksFailed(f"{_said_of(alike)}{lines}{_meanwhile(ranks, [])}", kind, first.number)
+
+
+def _alike(ranks: list[_Rank], found: dict[int, _collectives.Call]) -> list[tuple[list[_Rank], _collectives.Call]]:
+    """Ranks that call the same, and what."""
+    alike: dict[str, list[_Rank]] = {}
+    for rank in ranks:
+        if rank.number in found:
+            alike.setdefault(found[rank.number].agreed, []).append(rank)
+    return [(of, found[of[0].number]) for of in alike.values()]
+
+
+def _said_of(alike: list[tuple[list[_Rank], _collectives.Call]]) -> str:
+    said = " and ".join(f"{_numbers(of)} {call.what()}" for of, call in alike)
+    return f"ranks call {_collectives.kind_of([call for _, call in alike])}: {said}"
+
+
+def _warn_of_calls(ranks: list[_Rank], folder: str) -> None:
+    """Of a run that ended well all the same: what it computed has no meaning."""
+    found = _collectives.disagreement(_called(ranks, folder))
+    if _collectives.is_certain(found):
+        where = "; ".join(f"{_numbers(of)} in {call.where()}" for of, call in _alike(ranks, found))
+        warnings.warn(f"no rank failed, but {_said_of(_alike(ranks, found))}; {where}", stacklevel=3)
 
 
 def _died(ranks: list[_Rank], rank: _Rank, folder: str) -> RanksFailed:
@@ -367,6 +416,10 @@ def _died(ranks: list[_Rank], rank: _Rank, folder: str) -> RanksFailed:
     frames = _stacks.main_thread(path.read_text(errors="replace") if path.exists() else "")
     if frames:
         text += "\n\nIt stood at (innermost last):\n" + _listing(frames)
+    last = {one: calls[-1] for one, calls in _called(ranks, folder).items() if calls}
+    if rank.died == -signal.SIGABRT and last:
+        text += "\n\nThe last collectives that ranks called:" + "".join(
+            f"\n  rank {one}: {call.what()}, called by {call.where()}" for one, call in last.items())
     return RanksFailed(text + _meanwhile(ranks, [rank]), "died", rank.number)
 
 

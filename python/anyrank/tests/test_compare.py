@@ -5,14 +5,26 @@ from __future__ import annotations
 
 import functools
 import math
+import pathlib
+import tempfile
 import typing
 import unittest
+import unittest.mock
 import warnings
 
 import anyrank
 from anyrank.tests import FolderCase, needs
 
 compare_ranks = functools.partial(anyrank.compare_ranks, timeout=3600)  # however slow the machine is
+
+
+def setUpModule() -> None:
+    """Dumps of ranks that differ stay, and go with this folder."""
+    folder = tempfile.TemporaryDirectory()
+    unittest.addModuleCleanup(folder.cleanup)
+    patch = unittest.mock.patch("tempfile.tempdir", folder.name)
+    unittest.addModuleCleanup(patch.stop)
+    patch.start()
 
 
 def network(mesh: typing.Any) -> typing.Any:
@@ -203,6 +215,25 @@ class Compare(FolderCase):
             model(x if same else x[:3]).sum().backward()
         with self.assertRaisesRegex(anyrank.AnyrankError, "depends on the last bits of its values"):
             compare_ranks(network, branches)
+
+    def test_dumps_stay_where_ranks_differ_alone_and_that_is_said(self) -> None:
+        def raising(model: typing.Any, mesh: typing.Any) -> None:
+            raise ValueError("of the step")
+        with tempfile.TemporaryDirectory() as name, unittest.mock.patch("tempfile.tempdir", name):
+            here = pathlib.Path(name)
+            compare_ranks(network, step_with(), atol=1e-4)
+            self.assertEqual(list(here.glob("anyrank-*")), [])
+            with self.assertRaises(anyrank.RanksFailed):
+                compare_ranks(network, raising)
+            self.assertEqual(list(here.glob("anyrank-*")), [])
+            with self.assertRaises(anyrank.RanksDiffer) as caught:
+                compare_ranks(network, step_with(factor=2.0), atol=1e-4)
+            kept, = here.glob("anyrank-compare-*")
+            self.assertIn(f"\n  kept     {kept}: both runs, for `look`; nothing else removes them", str(caught.exception))
+            self.assertLessEqual({"one", "ranks"}, {path.name for path in kept.iterdir()})
+            with self.assertRaises(anyrank.RanksDiffer) as caught:
+                compare_ranks(network, step_with(factor=2.0), atol=1e-4, folder=here / "own")
+            self.assertNotIn("  kept ", str(caught.exception))
 
     def test_wrong_arguments(self) -> None:
         for options, words in (({"ranks": 0}, "has the size 0"), ({"layout": {}}, "no dimension"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import pathlib
 import types
+import tempfile
 import typing
 
 import anyrank
@@ -61,7 +62,8 @@ def first_of(wrong: str) -> typing.Any:
             torch.distributed.all_reduce(p.grad)
             p.grad /= 2
     try:
-        anyrank.compare_ranks(build, step, layout={"dp": 2}, timeout=3600)
+        with tempfile.TemporaryDirectory() as folder:
+            anyrank.compare_ranks(build, step, layout={"dp": 2}, timeout=3600, folder=folder)
     except anyrank.RanksDiffer as error:
         return error
     return None
@@ -119,8 +121,8 @@ class Compared(FolderCase):
                 torch.distributed.all_reduce(p.grad)
                 p.grad /= 2
             optimizer.step()
-        with self.assertRaises(anyrank.RanksDiffer) as caught:
-            anyrank.compare_ranks(build, step, layout={"dp": 2}, timeout=3600)
+        with self.assertRaises(anyrank.RanksDiffer) as caught, tempfile.TemporaryDirectory() as folder:
+            anyrank.compare_ranks(build, step, layout={"dp": 2}, timeout=3600, folder=folder)
         text = " ".join(str(caught.exception).split())
         self.assertIn("the update is made of all of them", text)
         self.assertIn("average_after_use", text)

@@ -216,8 +216,45 @@ class Ranks(FolderCase):
             if rank == 2:
                 dist.barrier()
             reduce_of(rank, 0.0)
-        failed = self.hang(3, function, "different collectives", "ranks 0 and 1 in all_reduce and rank 2 in barrier")
+        failed = self.hang(3, function, "ranks call different collectives: ranks 0 and 1 all_reduce of float32 [1] and "
+                           "rank 2 barrier", "rank 2: barrier, called by function (", "): dist.barrier()")
         self.assertEqual(failed.rank, 2)
+
+    def test_ranks_that_do_not_agree_in_a_call_are_told_it_whatever_gloo_makes_of_it(self) -> None:
+        """It aborts a process, or hangs: then the run is ended before its time is over."""
+        def function(rank: int, kind: str) -> None:
+            import torch
+            from torch.distributed import all_reduce, barrier, broadcast, new_group
+            pair = new_group([0, 1])
+            for _ in range(3):
+                all_reduce(torch.ones(4))
+            if kind in ("group", "short") and rank < 2:
+                broadcast(torch.ones(3 - rank if kind == "group" else 2 + rank), 0, group=pair)
+            elif kind == "kind" and rank == 1:
+                barrier()
+            elif kind in ("size", "type"):
+                all_reduce(torch.ones(4 + 3 * (rank == 2) * (kind == "size"),
+                                      dtype=torch.float64 if kind == "type" and rank == 2 else torch.float32))
+            all_reduce(torch.ones(4))
+
+        said = {"size": "all_reduce with other sizes or types of tensors: ranks 0 and 1 all_reduce of float32 [4] and rank "
+                        "2 all_reduce of float32 [7]",
+                "type": "all_reduce with other sizes or types of tensors: ranks 0 and 1 all_reduce of float32 [4] and rank "
+                        "2 all_reduce of float64 [4]",
+                "kind": "different collectives: ranks 0 and 2 all_reduce of float32 [4] and rank 1 barrier",
+                "group": "broadcast with other sizes or types of tensors: rank 0 broadcast of float32 [3] and rank 1 "
+                         "broadcast of float32 [2]"}
+        with unittest.mock.patch("anyrank.ranks.LOOK", 0.2):
+            for kind, words in said.items():
+                failed = self.failure(3, functools.partial(function, kind=kind))
+                self.assertIn(f"ranks call {words}\n", str(failed))
+                self.assertRegex(str(failed), rf"rank {1 if kind in ('kind', 'group') else 2}: .*, called by function \(")
+                self.assertIn(failed.kind, ("died", "hangs", "raised"))
+        with warnings.catch_warnings(record=True) as caught:  # which gloo carries out
+            warnings.simplefilter("always")
+            spawn(3, functools.partial(function, kind="short"))
+        self.assertIn("no rank failed, but ranks call broadcast with other sizes or types of tensors: rank 0 broadcast of "
+                      "float32 [2] and rank 1 broadcast of float32 [3];", " ".join(str(one.message) for one in caught))
 
     def test_results_and_arguments_that_cannot_be_used(self) -> None:
         self.assertIn("pickle", str(self.failure(2, lambda rank: lambda: 0)))
