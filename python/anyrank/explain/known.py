@@ -117,6 +117,30 @@ def formats_apart(case: Case) -> str:
     return ""
 
 
+def left_of_zero(unit: float) -> float:
+    """What rounding leaves of a gradient that is zero, at most, in parts of the step's largest one: 256 roundings of
+    sums that cancel; in 16 bits, which are summed in more, a 64th."""
+    return min(256.0 * unit, 2.0 ** -6)
+
+
+MOST_READ = 256  # tensors that are read for the largest of them
+
+
+def rms_of_kind(case: Case, kind: str, enough: float = math.inf) -> float:
+    """The largest root mean square of the reference's tensors of this kind in the step, or one that is enough: as
+    reported, else as read."""
+    runs, largest = case.runs, 0.0
+    alike = [text for text in runs.reference if (own := Name.of(text)).kind == kind and own.step == case.name.step]
+    told = [float(runs.row(text).get("rms_reference") or 0.0) for text in alike]
+    if max(told, default=0.0) >= enough:
+        return max(told)
+    for text in alike[:MOST_READ]:
+        largest = max(largest, float(np.sqrt((np.asarray(runs.reference[text], np.float64) ** 2).mean())))
+        if largest >= enough:
+            break
+    return max(largest, *told) if told else largest
+
+
 def snapped(x: float, unsure: float = 1e-5) -> float:
     """The small ratio that a number is, or the number."""
     ratio = ratio_of(x, 64, unsure)

@@ -15,7 +15,7 @@ from anyrank.dump import Dump
 from anyrank.explain import facts, operations, shapes
 from anyrank.explain.dumps import Report, case_of, runs_of
 from anyrank.explain.explain import UNKNOWN, Answer, explain
-from anyrank.explain.known import formats_apart
+from anyrank.explain.known import formats_apart, left_of_zero, rms_of_kind
 from anyrank.explain.tensors import UNITS, Case, Name, Runs, parts_of, sums_of
 from anyrank.explain.words import both_of, counted, some
 
@@ -231,22 +231,13 @@ def is_rounding(case: Case) -> bool:
     return bool((np.abs(case.val - case.ref) <= case.rounding(case.ref)).all()) or _is_left_of_zero(case)
 
 
-# What rounding leaves of a gradient that is zero, in parts of the step's largest one: so many roundings, and at most.
-LEFT_ROUNDINGS, LEFT_MOST = 256.0, 2.0 ** -6
-
-
 def _is_left_of_zero(case: Case) -> bool:
     """Whether a gradient is no more in either run than what rounding leaves of zero, beside others of its step."""
-    name, runs = case.name, case.runs
-    if name.kind not in (*BACKWARD, "m") or not np.isfinite(case.val).all() or not np.isfinite(case.ref).all():
+    if case.name.kind not in (*BACKWARD, "m") or not np.isfinite(case.val).all() or not np.isfinite(case.ref).all():
         return False
     size = max(float(np.sqrt((x ** 2).mean())) for x in (case.ref, case.val))
-    least = size / min(LEFT_ROUNDINGS * case.unit, LEFT_MOST)
-    alike = [text for text in runs.reference if (own := Name.of(text)).kind == name.kind and own.step == name.step]
-    told = (float(runs.row(text).get("rms_reference") or 0.0) for text in alike)
-    return any(rms >= least for rms in told) or any(
-        float(np.sqrt((np.asarray(runs.reference[text], np.float64) ** 2).mean())) >= least
-        for text in alike[:MOST_READ])
+    enough = size / left_of_zero(case.unit)
+    return rms_of_kind(case, case.name.kind, enough) >= enough
 
 
 def _reported_as_rounding(run: Run, name: str) -> bool:

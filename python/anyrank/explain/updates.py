@@ -10,6 +10,7 @@ import typing
 import numpy as np
 
 from anyrank.explain.causes import Cause, has, kinds
+from anyrank.explain.known import left_of_zero, rms_of_kind
 from anyrank.explain.patterns import Pattern, ratio_of
 from anyrank.explain.steps import (NEAR, USUAL_BETAS, before, betas_of, copied, flat, last, near, options, own_of,
                                    ranks_named, rates_of, sum_of)
@@ -18,6 +19,7 @@ from anyrank.explain.words import ranks_of
 
 KEPT, UPDATE, DECAY = "weights of before", "update scaled", "weight added"
 EPSILON, STEPPED, FIRST = "epsilon", "one step apart", "a first step again"
+RESTING = "at rest"
 FACTORED, OVERFLOW, ELSEWHERE = "second moment of own part", "step left out", "update of other weights"
 MOST_PARAMETERS = 24  # that are looked at besides
 LARGEST_STEP = 0.1  # of Adam's first: any larger one is another thing
@@ -190,8 +192,38 @@ def _again(case: Case, w: Array) -> typing.Iterator[Pattern]:
                   fitted=0 if rates is not None and near(-rate, rates[1]) else 1)
 
 
+def _at_rest(case: Case, w: Array) -> Array:
+    """Elements that the other run's optimizer has nothing to move by: gradient and momentum are exactly 0, and a weight
+    decay that is recorded is less than the weight's own rounding."""
+    names = [case.name.with_kind("grad"), case.name.with_kind("m")]
+    if names[1] not in case.runs.other:
+        names = [case.name.with_kind("grad", step) for step in range(1, case.name.step + 1)]
+    held = [case.beside(name, True) for name in names]
+    rest: Array = np.ones(case.shape, bool)
+    for x in held:
+        rest &= x == 0.0 if x is not None else False
+    rates, decay = rates_of(case), options(case).get("weight_decay")
+    if rates is not None and isinstance(decay, (int, float)) and rates[1] * decay > case.unit:
+        rest &= w == 0.0
+    return rest
+
+
+def _resting(case: Case, w: Array) -> typing.Iterator[Pattern]:
+    """What differs has the value of before, as it must."""
+    off, g = case.off, case.beside(case.name.with_kind("grad"))
+    if not off.any() or g is None:
+        return
+    most = float(np.abs(g[off]).max())
+    yield Pattern(RESTING, np.where(off, w, case.ref), {
+        "count": int(off.sum()), "most": most, "size": rms_of_kind(case, "grad")})
+
+
 def _kept(case: Case, w: Array) -> typing.Iterator[Pattern]:
     """What differs has the value of before: everywhere, on some ranks or in shares of them."""
+    rest = _at_rest(case, w)
+    if not (case.off & ~rest).any():
+        yield from _resting(case, w)
+        return
     arrays, wrong, held = [], [], case.ref == w
     kept, updated, partly = 0, 0, True
     for i, copy in enumerate(case.copies):
@@ -348,6 +380,11 @@ CAUSES = (
           "old copy: the new ones are {apart} from these, where the reference's are {moved}, and the next step goes on "
           "from them", "the copy that the optimizer keeps and updates (fp32 master weights): made before weights were "
           "loaded, and not renewed; what else writes weights within a step"),
+    Cause("rounding", (RESTING,), "{count} elements have a gradient of exactly 0 in the other run, which does not move them, "
+          "and of {most} at most in the reference: rounding, of which an optimizer that divides by its size makes a whole "
+          "step", "", lambda case, pattern: pattern.numbers["most"] <= left_of_zero(case.unit) * pattern.numbers["size"]),
+    Cause("no_gradient", (RESTING,), "{count} elements have a gradient of exactly 0 in the other run, which does not move "
+          "them, and of up to {most} in the reference", "the gradient: what is detached, masked or not reduced"),
     Cause("no_update", (KEPT,), "{kept} of {total} elements have the value before the step, bit for bit, and all "
           "others are updated: no rank's share of the optimizer has them", "edges of the optimizer's shares (ZeRO): "
           "`//`, padding of flat buffers", has(few=True)),
