@@ -145,13 +145,37 @@ static ar_status globs_init(globs *g, const ari_strings *s, const char *option)
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
 /* Adds to the report's JSON what was found besides. Takes the report; NULL without memory. */
-static json_t *whole_json(json_t *report, const ari_verify_cause *cause, const ari_normal *normal)
+/* Members went, or mean something else, so often: "facts" and a row's "considered" at 2. */
+enum { VERIFY_SCHEMA = 2 };
+
+/* Gives the row of the tensor that is explained what is said of it, in the list of all rows too. */
+static void set_explained(json_t *report, json_t *first, const ar_verify_report *r)
+{
+    const json_t *worst = json_object_get(report, "worst");
+    const char *tensor = json_string_value(json_object_get(first, "tensor"));
+    json_auto_t *row_of_one = ari_verify_row_json(r, tensor); /* which one dump alone may have */
+    if (row_of_one)
+        json_object_update_missing(first, row_of_one);
+    json_object_set(report, "first", first);
+    for (size_t i = 0; tensor && i < json_array_size(worst); i++) {
+        json_t *row = json_array_get(worst, i);
+        if (strcmp(json_string_value(json_object_get(row, "tensor")), tensor) == 0)
+            json_object_update(row, first);
+    }
+}
+
+static json_t *whole_json(json_t *report, const ar_verify_report *r, const ari_verify_cause *cause,
+                          const ari_normal *normal)
 {
     json_t *o = ari_json_begin("verify"), *first = json_object_get(cause->answer, "first");
+    const json_t *rounded = json_object_get(cause->answer, "rounded_before_first");
+    json_object_set_new(o, "schema", json_integer(VERIFY_SCHEMA));
     if (normal)
         json_object_set_new(report, "normal", ari_normal_json(normal));
     if (first)
-        json_object_set(report, "first", first);
+        set_explained(report, first, r);
+    json_object_set_new(report, "rounded_before_first", json_integer(json_integer_value(rounded)));
+    json_object_set_new(report, "explained", json_boolean(!cause->failure[0]));
     json_object_set(report, "explanation", cause->answer ? cause->answer : json_null());
     json_object_set_new(report, "unexplained", cause->failure[0] ? ari_json_text(cause->failure) : json_null());
     return ari_json_whole(o, report);
@@ -197,7 +221,7 @@ static ar_status run_comparison(int *exit_code, const verify_values *v, ar_verif
     ari_progress_end(&progress);
     if (ari_wants_text(&v->common))
         AR_TRY(print_report(v, r, &cause, normal));
-    return v->common.json ? ari_json_end(whole_json(json_incref(report), &cause, normal), &v->common) : AR_OK;
+    return v->common.json ? ari_json_end(whole_json(json_incref(report), r, &cause, normal), &v->common) : AR_OK;
 }
 
 /* Options that need elements, which sketches do not have. */

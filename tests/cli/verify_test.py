@@ -5,7 +5,9 @@
 
 import json
 import math
+import pathlib
 import random
+import re
 import struct
 import sys
 import unittest
@@ -726,6 +728,65 @@ class Inputs(Verify):
             report, code = self.result(*sides, *arguments, "--no-explain")
             self.assertEqual((report["tensors"], report["tensors_different"], code), (tensors, differ, int(differ > 0)),
                              arguments)
+
+
+
+class Report(Verify):
+    """What docs/guide/verify.md promises of `--json`."""
+
+    page = (pathlib.Path(__file__).resolve().parents[2] / "docs/guide/verify.md").read_text()
+
+    def documented(self):
+        """The fields of a row, and those of the report."""
+        block = self.page.partition("## JSON")[2].partition("```")[2].partition("```")[0]
+        report, _, row = block.partition("ROW:")
+        named = [re.sub(r"\s{2,}[^\s\"].*", "", line) for line in row.splitlines()]  # without what is said of a line
+        fields = re.findall(r'"(\w+)"', re.sub(r'("evidence": ){.*?}|: "[a-z|]*"', r"\1", "\n".join(named)))
+        lines = [re.sub(r"{.*}?|\[.*?\]", "", line) for line in report.splitlines() if re.match(r'( |{)"', line)]
+        return fields, [name for line in lines for name in re.findall(r'"(\w+)"(?=[:,])', line)]
+
+    def states(self):
+        """A row of each state, by options."""
+        two = weight("x", [1.0, 2.0])
+        yield "different", self.pair(two, weight("x", [1.0, 3.0])), ()
+        yield "different", self.pair(two, weight("x", [1.0, 3.0])), ("--no-explain",)
+        yield "different", self.pair(two, weight("x", [1.0, math.nan])), ("--rtol", "1e-3")
+        yield "shape", self.pair(two, weight("x", [1.0, 2.0, 3.0])), ()
+        yield "dtype", self.pair(two, {"x": ("F64", [2], [1.0, 2.0])}), ()
+        step = {**weight("w:init", [1.0]), **weight("v:init", [1.0]), **weight("v:grad", [2.0]), **weight("v:new", [0.5])}
+        grad = weight("w:grad", [1.0])
+        yield "missing", self.pair({**step, **grad}, step), ()
+        yield "unexpected", self.pair(step, {**step, **grad}), ("--no-explain",)
+        one, folder = write(self.folder / "one.safetensors", two), self.folder / "ranks"
+        folder.mkdir(exist_ok=True)
+        for rank in range(2):
+            write(folder / f"rank-0000{rank}.safetensors", weight("x", [1.0, 2.0 + rank]))
+        yield "replicas", (one, folder), ()
+
+    def test_a_row_has_every_documented_field_in_every_state(self):
+        fields, of_report = self.documented()
+        self.assertLessEqual({"tensor", "state", "first_index", "copies_of", "look_at", "evidence", "nan"}, {*fields})
+        self.assertGreaterEqual(len(fields), 36)
+        self.assertEqual(sorted({*fields}), sorted(fields))
+        seen = set()
+        for state, sides, options in self.states():
+            report, code = self.result(*sides, *options)
+            self.assertEqual((code, report["schema"]), (1, 2))
+            rows = [report["first"], *report["worst"]]
+            seen |= {row["state"] for row in rows}
+            self.assertEqual(report["first"]["state"], state)
+            for row in rows:
+                self.assertEqual([name for name in fields if name not in row], [], (state, options))
+            known = [row for row in rows if row["tensor"] == report["first"]["tensor"]]
+            explained = "--no-explain" not in options
+            self.assertTrue(all((row["cause"] is not None) == explained for row in known), (state, known))
+            if state == "different":
+                self.assertEqual((report["first"]["index"], report["first"]["rank"]), ([1], None))
+            self.assertEqual(report["explained"], True)
+            lacking = {name for name in of_report if name not in report} - {"normal", "tool"}
+            self.assertFalse(lacking & {"rounded_before_first", "explained", "worst", "reduced", "rule"})
+        states = re.search(r'"state": "([a-z|]+)"', self.page)[1].split("|")
+        self.assertEqual(seen, {*states})
 
 
 class LaterSteps(Verify):

@@ -2,6 +2,7 @@
 /* A report for programs. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "ref/core/size.h"
 #include "ref/io/json.h"
@@ -47,20 +48,36 @@ static void set_measures(json_t *o, const ar_verify_row *r)
     set(o, "ratio", r->ratio);
 }
 
+/* An element and its two values; nulls where no element is told, as of another shape. */
+static void set_place(json_t *o, const ar_verify_row *r, const ar_verify_element *e, const char *const keys[3],
+                      bool told)
+{
+    json_object_set_new(o, keys[0], told ? index_of(r, e->index) : json_null());
+    for (int k = 0; k < 2; k++)
+        json_object_set_new(o, keys[1 + k], told ? ari_json_number(e->value[k]) : json_null());
+}
+
 static void set_places(json_t *o, const ar_verify_row *r)
 {
-    json_object_set_new(o, "index", index_of(r, r->worst.index));
-    set(o, "reference", r->worst.value[0]);
-    set(o, "actual", r->worst.value[1]);
-    json_object_set_new(o, "first_index", index_of(r, r->first.index));
-    set(o, "first_reference", r->first.value[0]);
-    set(o, "first_actual", r->first.value[1]);
-    if (r->copies_differ) {
-        json_object_set_new(o, "ranks", json_pack("[i,i]", r->ranks[0], r->ranks[1]));
-        json_object_set_new(o, "copies_of", json_string(r->in_reference ? "reference" : "other"));
-    } else {
-        json_object_set_new(o, "rank", r->ranks[0] < 0 ? json_null() : json_integer(r->ranks[0]));
-    }
+    static const char *const worst[] = {"index", "reference", "actual"}, *const first[] = {"first_index",
+                                                                                           "first_reference",
+                                                                                           "first_actual"};
+    const bool told = r->state == AR_VERIFY_DIFFERENT || r->copies_differ;
+    set_place(o, r, &r->worst, worst, told);
+    set_place(o, r, &r->first, first, told);
+    json_object_set_new(o, "rank",
+                        !told || r->copies_differ || r->ranks[0] < 0 ? json_null() : json_integer(r->ranks[0]));
+    json_object_set_new(o, "ranks", r->copies_differ ? json_pack("[i,i]", r->ranks[0], r->ranks[1]) : json_null());
+    json_object_set_new(o, "copies_of",
+                        r->copies_differ ? json_string(r->in_reference ? "reference" : "other") : json_null());
+}
+
+/* What an explanation says of a row, before there is one. */
+static void set_unexplained(json_t *o)
+{
+    static const char *const keys[] = {"pattern", "hint", "cause", "confidence", "look_at", "evidence"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        json_object_set_new(o, keys[i], json_null());
 }
 
 /* Fields common to all rows. */
@@ -86,8 +103,8 @@ static json_t *row_json(const ar_verify_row *r)
 {
     json_t *o = row_head(r);
     set_measures(o, r);
-    if (r->state == AR_VERIFY_DIFFERENT || r->copies_differ)
-        set_places(o, r);
+    set_places(o, r);
+    set_unexplained(o);
     return o;
 }
 
@@ -215,6 +232,15 @@ json_t *ari_verify_report_json(const ar_verify_report *r)
         json_array_append_new(worst, row_json(&r->row[r->worst_order[i]]));
     json_object_set_new(o, "worst", worst);
     return o;
+}
+
+json_t *ari_verify_row_json(const ar_verify_report *r, const char *tensor)
+{
+    for (size_t i = 0; tensor && i < r->rows; i++) {
+        if (strcmp(r->row[i].name, tensor) == 0)
+            return row_json(&r->row[i]);
+    }
+    return NULL;
 }
 
 json_t *ari_verify_rows_json(const ar_verify_report *r)

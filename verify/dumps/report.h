@@ -10,6 +10,8 @@
 /** The whole: the facts, the first tensor that differs, and all that do, the worst first. For the caller to json_decref;
  *  NULL without memory. */
 json_t *ari_verify_report_json(const ar_verify_report *r);
+/** The row of a tensor, as the whole has those that differ; NULL: there is none. For the caller to json_decref. */
+json_t *ari_verify_row_json(const ar_verify_report *r, const char *tensor);
 /** A list of all rows in execution order, with histograms and heat maps, for a page. For the caller to json_decref. */
 json_t *ari_verify_rows_json(const ar_verify_report *r);
 

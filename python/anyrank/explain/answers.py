@@ -41,6 +41,7 @@ def answer_of(report: typing.Mapping[str, typing.Any], reference_map: str | None
     row = {**_row_of(report, finding.tensor), "look_at": said["look"],
            **{key: said[key] for key in ("pattern", "hint", "cause", "confidence", "evidence")}}
     return {**said, "first": row, "differences": _recorded(finding),
+            "rounded_before_first": run.rows.index(finding.tensor) if finding.tensor in run.rows else 0,
             "shapes": shapes.of_report(run), "lines": lines_of(run, finding)}
 
 
