@@ -95,6 +95,7 @@ static json_t *json_run(const ari_checked *c, const ar_check_run *u)
     json_object_set_new(o, "peak_bytes_per_rank", json_memory(&u->memory));
     json_object_set_new(o, "predicted_bytes_per_rank",
                         u->has_memory_predicted ? json_memory(&u->memory_predicted) : json_null());
+    json_object_set_new(o, "unpredicted", u->unpredicted ? json_string(u->unpredicted) : json_null());
     json_object_set_new(o, "memory_difference",
                         u->memory_difference[0] ? json_string(u->memory_difference) : json_null());
     json_object_set_new(o, "seconds", ari_json_number(u->seconds));

@@ -342,6 +342,21 @@ static void print_mispredicted(FILE *to, const ar_check_report *r, const ar_chec
         print_named(to, "\n  ", head, u->shape_difference, u, r);
 }
 
+/* What passes --strict-predictions for lack of a prediction has not been checked by it. */
+static void print_unpredicted(FILE *to, const ar_check_report *r)
+{
+    const char *last = NULL;
+    for (size_t i = 0; r->strict_predictions && i < r->runs; i++) {
+        const ar_check_run *u = &r->run[i];
+        if (!u->unpredicted || u->error)
+            continue;
+        fprintf(to, "note: --strict-predictions cannot check memory and shapes of %s", LAYOUT_OF(u, r));
+        fprintf(to, "%s%s\n", u->unpredicted == last ? ": as above" : ": ",
+                u->unpredicted == last ? "" : u->unpredicted);
+        last = u->unpredicted;
+    }
+}
+
 static void print_vacuous(FILE *to, const ar_check_vacuous *v)
 {
     if (!v->tensor[0])
@@ -384,6 +399,7 @@ ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory)
         print_shapes(to, r);
     if (c->watch->timed)
         AR_TRY(print_predicted(to, c));
+    print_unpredicted(to, r);
     print_dump(to, r);
     print_vacuous(to, &r->vacuous);
     for (size_t i = 0; i < r->runs; i++) {

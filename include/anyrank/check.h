@@ -89,7 +89,9 @@ typedef struct ar_check_run {
                             after Adam count only above 1, because correct runs reach their bound */
     char ratio_tensor[176];                  /* the tensor with this ratio */
     ar_rank_memory memory, memory_predicted; /* of each kind the maximum over ranks */
-    bool has_memory_predicted;               /* false: packed documents, a module with routed tokens, or a failed run */
+    bool has_memory_predicted;               /* false: see `unpredicted`, or a failed run */
+    const char *unpredicted; /* why memory and shapes have no prediction to compare with; NULL: they have, or the run
+                                failed */
     char memory_difference[160]; /* the first rank and kind of memory that differ from the prediction; "": none */
     double seconds;              /* wall time */
     bool has_predicted;          /* `predicted` is set: a cluster was given, and the run completed */

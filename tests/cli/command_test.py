@@ -256,6 +256,18 @@ class Check(CommandTest):
             run = self.result("check", "mixtral-demo", "--dp", "2", "--ep", "2", "--batch", "2", "--seq", "8",
                               "--numerics", numerics, "--strict-predictions")["models"][0]["runs"][0]
             self.assertEqual(run["predicted_bytes_per_rank"], run["peak_bytes_per_rank"] if known else None)
+            self.assertEqual(run["unpredicted"] is None, known)
+
+    def test_strict_predictions_say_what_they_cannot_check(self):
+        small = ("--batch", "2", "--seq", "8", "--skip-f64")
+        experts, of_experts = ("check", "mixtral-demo", "--dp", "2", "--ep", "2", *small), "routes of tokens decide"
+        for words, why in (((*experts, "--numerics", "native"), of_experts), (experts, ""),
+                           (("check", self.config(), "--cp", "2", "--documents", "3", *small), "packed documents"),
+                           (("check", self.config(), "--tp", "2", "--numerics", "native", *small), "")):
+            note = next((line for line in self.passes(*words, "--strict-predictions").out.splitlines()
+                         if "--strict-predictions cannot check memory and shapes of" in line), "")
+            self.assertEqual((bool(note), why in note), (bool(why), True), words)
+            self.assertNotIn("cannot check memory", self.passes(*words).out)
 
     def test_the_dropout_of_a_config_is_noted_and_left_out(self):
         folder = self.config(attention_dropout=0.1)

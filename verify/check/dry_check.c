@@ -166,8 +166,14 @@ static ar_status check_ranks(ar_check_run *run, const ari_comparator *ranks, con
         if (run->has_memory_predicted)
             AR_TRY(check_rank(run, &own, &ranks[r], r, &shapes, &counted[r], like, known));
     }
-    if (!known)
-        run->has_memory_predicted = false;
+    if (!known && run->has_memory_predicted)
+        run->unpredicted = "the routes of tokens decide what a rank has of experts, and rounding or a difference may "
+                           "send a token to another one than on one rank";
+    else if (!run->has_memory_predicted)
+        run->unpredicted = o->module
+                               ? "a module's tokens are routed to experts, and no dry run knows where"
+                               : "batches of several sizes, masks, positions and packed documents have no dry run";
+    run->has_memory_predicted = run->has_memory_predicted && known;
     return AR_OK;
 }
 
