@@ -276,7 +276,7 @@ def content_bytes(content, draw, changes):
         size = draw.choice((0, 2 ** 31, 2 ** 63)) if changes and draw.random() < 0.1 else len(text)
         return size.to_bytes(8, "little") + text + data
     chosen = draw.randrange(len(content)) if changes else -1  # sketches
-    out = [b"anyrank sketch 1"]
+    out = [b"anyrank sketch 2"]
     for i, (text, figures) in enumerate(content):
         document = json.loads(json.dumps(text))
         for _ in range(changes if i == chosen else 0):

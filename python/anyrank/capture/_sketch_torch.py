@@ -117,7 +117,8 @@ class Figures:
         first, last = self.ends.tolist()
         empty = first > last
         *counts, places = counts
-        words = [digest & ((1 << 64) - 1), *counts, places & ((1 << 64) - 1), (1 << 64) - 1 if empty else first, 0 if empty else last]
+        ends = ((1 << 64) - 1, 0) if empty else (first, last)
+        words = [digest & ((1 << 64) - 1), *counts, places & ((1 << 64) - 1), *ends]
         blocks = self.bucket.view(-1, BUCKETS)
         written = (blocks.view(torch.int64) != 0).any(1)
         held = (self.rows != 0).nonzero()

@@ -166,7 +166,7 @@ class Files(FolderCase):
 class Processes(FolderCase):
     def test_an_absurd_size_allocates_nothing(self) -> None:
         """A record, or a header, that claims a terabyte."""
-        (self.path / "rank-00000.sketch").write_bytes(b"anyrank sketch 1" + (1 << 40).to_bytes(8, "little") * 3)
+        (self.path / "rank-00000.sketch").write_bytes(b"anyrank sketch 2" + (1 << 40).to_bytes(8, "little") * 3)
         done = run_python(
             "import resource, sys\nresource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31))\n"
             "from anyrank.watch import main\nsys.exit(main(sys.argv[1:]))", str(self.path))
