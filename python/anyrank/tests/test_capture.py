@@ -1097,7 +1097,7 @@ class Refused(CaptureCase):
     def test_a_glob_of_outputs_says_of_inputs_how_the_batch_is_dealt_out_alone(self) -> None:
         from anyrank.capture._spec import Spec
 
-        for said, meant in (({"dp": 1, "tp": 0}, {}), ({"dp": None}, {"dp": None}), ({"cp": 1}, {"cp": 1}),
+        for said, meant in (({"dp": 1, "tp": 0}, {}), ({"dp": None}, {"dp": None}), ({"cp": 1}, {}),
                             ({"dp": 0, "blocks": [1, 1]}, {"dp": 0, "blocks": [1, 1]}), ({"tp": -1}, {})):
             spec = Spec({"shard": {"*:fwd": said}})
             self.assertEqual((spec.dims_of("a.b:fwd"), spec.dims_of("input.0:fwd@3")), (said, meant))
