@@ -38,6 +38,8 @@ typedef struct ar_batch {
     /* Where these rows are in the step's global batch, of which each rank and micro-batch has some rows. */
     size_t global_batch; /* samples of the global batch; 0: these rows; first_sample and targets are then ignored */
     size_t first_sample; /* index of row 0 in the global batch */
+    size_t distinct;     /* samples of the global batch of which those after them are copies, one after the other, with
+                            the same random numbers; 0: all of it */
     size_t targets;      /* T, the number of targets of the global batch, by which loss and gradients are divided */
     size_t mtp_targets[AR_MAX_MTP]; /* [k-1]: the number of targets that multi-token prediction has at depth k */
     size_t longest; /* 1 + the largest position id of the global batch, for RoPE frequencies that depend on the length;

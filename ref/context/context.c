@@ -344,6 +344,7 @@ void ari_ctx_place_batch(ar_ctx *c, const ar_batch *batch)
 {
     c->first_sample = batch && batch->global_batch > 0 ? batch->first_sample : 0;
     c->samples = batch ? batch->global_batch : 0;
+    c->distinct = batch ? batch->distinct : 0;
 }
 
 ar_device *ari_ctx_device(const ar_ctx *c)

@@ -109,6 +109,7 @@ struct ar_ctx {
     uint64_t seed;
     uint32_t step;
     size_t first_sample, samples; /* of the batch under way in the global one; samples 0: it is all there is */
+    size_t distinct;              /* samples with random numbers of their own; 0: all */
     const ar_arith_ops *arith;
     const char *fault;
     uint64_t attempt;

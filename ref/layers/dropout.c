@@ -49,7 +49,7 @@ typedef struct dropped {
     const ar_tensor *y, *sum, *x, *residual;
 } dropped;
 
-static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *p)
+static ar_status drop_numbered(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *p)
 {
     ar_dropout w = {.key = ari_stream_key(p->seed, d->name),
                     .step = ari_fault_mask_step(ctx),
@@ -80,6 +80,22 @@ static const dropped *part_of(dropped_part *p, const dropped *v, int dim, size_t
                       .x = slice(&p->x, v->x, dim, start, count),
                       .residual = slice(&p->residual, v->residual, dim, start, count)};
     return &p->at;
+}
+
+/* Samples that are copies of others have the numbers of these. */
+static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *first)
+{
+    const size_t distinct = ctx->distinct, samples = v->x->shape[0];
+    if (distinct == 0 || first->start[0] + samples <= distinct)
+        return drop_numbered(d, ctx, v, first);
+    for (size_t i = 0, n; i < samples; i += n) {
+        dropped_part some;
+        place p = *first;
+        p.start[0] = (first->start[0] + i) % distinct;
+        n = distinct - p.start[0] < samples - i ? distinct - p.start[0] : samples - i;
+        AR_TRY(drop_numbered(d, ctx, part_of(&some, v, 0, i, n), &p));
+    }
+    return AR_OK;
 }
 
 /* The same of a value [samples, positions, ..] with these positions. Consecutive elements of a sample have consecutive

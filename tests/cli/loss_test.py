@@ -25,13 +25,13 @@ class LossTest(Case):
         data.write_bytes(bytes(i * 7 % 32 for i in range(500)))
         return self.result("train", MODEL, *SMALL, "--data", data, *options)
 
-    def test_rows_of_padding_add_nan_to_a_model_that_has_some(self):
-        """A position's gradient is 0 on one rank, whose rows all dropped the element, and NaN with more rows."""
+    def test_rows_of_padding_add_no_nan_to_a_model_that_has_some(self):
+        """A position's gradient is 0 on one rank, whose rows all dropped the element, and so do their copies."""
         folder = self.checkpoint_with("gpt2-demo", "mlp.c_fc.weight", 1e38)
         done = self.done("check", folder, "--dp", 2, "--batch", 2, "--seq", 8, "--steps", 1, "--padding", 1, "--dropout", 0.5,
                          "--clip", 0, "--json", "-", code=1)
         one = json.loads(done.stdout)["models"][0]["runs"][0]
-        self.assertEqual((one["result"], one["first_difference"]["tensor"]), ("vacuous", "transformer.wpe.weight:grad"))
+        self.assertEqual((one["result"], one["first_difference"]), ("vacuous", None))
 
     def test_every_layout_has_the_bits_of_one_rank(self):
         losses = set()
@@ -55,6 +55,21 @@ class LossTest(Case):
             for one in padded["runs"]:
                 self.assertEqual((one["result"], one["tensors_different"]), ("same", 0), one["layout"])
 
+    def test_rows_of_padding_are_copies_under_dropout_too(self):
+        """What is a number in a row is one in its copies: with an epsilon of 0, a row that dropout makes zeros is NaN
+        behind a norm, and 0 times that would be in every gradient."""
+        (self.folder / "config.json").write_text(json.dumps({
+            "architectures": ["Glm4ForCausalLM"], "model_type": "glm4", "vocab_size": 64, "hidden_size": 32,
+            "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "head_dim": 8, "hidden_act": "silu", "rms_norm_eps": 0, "max_position_embeddings": 64,
+            "tie_word_embeddings": False, "attention_bias": True, "partial_rotary_factor": 0.5}))
+        for model, options in ((self.folder, ("--dp", "2", "--tp", "2", "--dropout", "0.5")),
+                               (self.folder, ("--micro-batches", "2", "--cp", "2", "--zigzag", "--dropout", "0.5")),
+                               (GOLDEN / "experts/qwen2moe-tiny", ("--dp", "3", "--dropout", "0.3")),
+                               (MODEL, ("--dp", "2", "--dropout", "0.3", "--optimizer", "muon", "--qk-clip", "0.01"))):
+            one = self.checked("--padding", "5", *options, model=model)["runs"][0]
+            self.assertEqual((one["result"], one["tensors_different"]), ("same", 0), one["layout"])
+
     def test_rows_of_padding_show_a_loss_of_each_ranks_own_mean(self):
         fault = ("check", MODEL, *SMALL, "--dp", "2", "--steps", "1", "--skip-f64", "--json", "-",
                  "--inject", "dp_mean_of_means")
@@ -64,8 +79,6 @@ class LossTest(Case):
         for options, says in ((("check", "stack-demo"), "a loss that is the sum of all outputs"),
                               (("check", "mixtral-demo", "--balance", "batch"), "losses of routers"),
                               (("check", "glm4-moe-demo", "--router-bias-update", "0.01"), "the update of routers' biases"),
-                              (("check", MODEL, "--dropout", "0.1", "--optimizer", "muon", "--qk-clip", "0.2"),
-                               "QK-Clip's largest logits under dropout"),
                               (("check", MODEL, "--dump", self.folder / "dump"), "a dump")):
             self.refused(*options, "--padding", "2", "--dp", "2", says="rows of padding would count in " + says)
 

@@ -77,12 +77,10 @@ static ar_status check_run(ari_estimate *e, const ar_check_options *o, const ar_
 static ar_status check_padding(const ar_check_options *o, const ar_config *c)
 {
     const ar_router_losses *router = &o->run.loss.router;
-    const bool experts = c->experts.n > 0, dropout = o->run.dropout > 0.0;
+    const bool experts = c->experts.n > 0;
     const char *why = c->arch == AR_ARCH_STACK                              ? "a loss that is the sum of all outputs"
                       : experts && ar_config_router_losses(c, &o->run.loss) ? "losses of routers"
                       : experts && router->bias_update > 0.0                ? "the update of routers' biases"
-                      : experts && dropout                                  ? "dropout before experts"
-                      : dropout && o->run.optimizer.qk_clip > 0.0           ? "QK-Clip's largest logits under dropout"
                       : o->dump                                             ? "a dump"
                                                                             : NULL;
     if (o->padding == 0 || !why)

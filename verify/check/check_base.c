@@ -320,7 +320,8 @@ ar_status ari_random_documents(int32_t **gives, ar_batch *batch, size_t batches,
     return AR_OK;
 }
 
-/* The batches of the ranks: row after row again behind the rows, without a target. */
+/* The batches of the ranks: row after row again behind the rows, without a target. Copies have the random numbers of
+ * what they are copies of: what is a number there is one here, and a row that nothing reads puts no NaN into sums. */
 static ar_status pad_batches(ari_check_base *b, const ar_check_options *o)
 {
     const size_t steps = ari_run_steps(&o->run), seq = o->run.seq, rows = o->run.batch + o->padding;
@@ -342,8 +343,12 @@ static ar_status pad_batches(ari_check_base *b, const ar_check_options *o)
                 documents[i] = own->documents[from + i];
         }
         if (row == 0)
-            b->padded[at / rows] =
-                (ar_batch){.batch = rows, .seq = seq, .input_ids = ids, .labels = labels, .documents = documents};
+            b->padded[at / rows] = (ar_batch){.batch = rows,
+                                              .seq = seq,
+                                              .input_ids = ids,
+                                              .labels = labels,
+                                              .documents = documents,
+                                              .distinct = o->run.batch};
     }
     b->ref.padding = o->padding;
     return AR_OK;
