@@ -120,7 +120,8 @@ class Verdict(Verify):
                                   self.done(*sides, *chosen, code=2).stderr)
         alive = {**none, **weight("w.weight:grad", [0.0] * 299 + [1e-30])}
         self.assertEqual(self.result(*self.pair(alive, alive))[1], 0)
-        self.assertEqual(self.result(*self.pair(weight("v.weight:new", [math.nan]), weight("v.weight:new", [math.nan])))[1], 0)
+        new = weight("v.weight:new", [math.nan])
+        self.assertEqual(self.result(*self.pair(new, new))[1], 0)
         self.assertEqual(self.ran(*self.pair(none, alive)).returncode, 1)
 
     def test_gradients_that_are_no_fp32_are_not_refused(self):
@@ -632,8 +633,8 @@ class Reduced(Verify):
             {"b.weight:grad": 0.03, "grad_norm:clip": 0.03}, "--max-report", "1")[2])
 
     def test_what_needs_no_excuse_or_gets_none_is_not_named(self):
-        for off, recorded, code in (({}, True, 0), ({"a.weight:grad": 1e-5}, True, 0), ({"a.weight:grad": 0.5}, True, 1),
-                                    ({"a.weight:grad": 0.03}, False, 1)):
+        for off, recorded, code in (({}, True, 0), ({"a.weight:grad": 1e-5}, True, 0),
+                                    ({"a.weight:grad": 0.5}, True, 1), ({"a.weight:grad": 0.03}, False, 1)):
             with self.subTest(off=off, recorded=recorded):
                 report, status, text = self.judged(off, recorded=recorded)
                 self.assertEqual((status, report["excused_by_reduction"]), (code, []))
@@ -710,7 +711,8 @@ class Folded(Verify):
                            ("x:fwd", [2, 3, 4], [3, 8]), ("x:fwd", [2, 12], [4, 3, 2]), ("w", [2, 12], [2, 3, 4])):
             report, code = self.result(*self.pair(weight(name, values, a), weight(name, values, b)),
                                        "--rtol", "1e-6", "--no-explain")
-            self.assertEqual((code, report["first"]["state"], report["tensors_reshaped"]), (1, "shape", 0), (name, a, b))
+            found = code, report["first"]["state"], report["tensors_reshaped"]
+            self.assertEqual(found, (1, "shape", 0), (name, a, b))
 
 
 
@@ -753,7 +755,8 @@ class Report(Verify):
         yield "different", self.pair(two, weight("x", [1.0, math.nan])), ("--rtol", "1e-3")
         yield "shape", self.pair(two, weight("x", [1.0, 2.0, 3.0])), ()
         yield "dtype", self.pair(two, {"x": ("F64", [2], [1.0, 2.0])}), ()
-        step = {**weight("w:init", [1.0]), **weight("v:init", [1.0]), **weight("v:grad", [2.0]), **weight("v:new", [0.5])}
+        step = {**weight("w:init", [1.0]), **weight("v:init", [1.0]), **weight("v:grad", [2.0]),
+                **weight("v:new", [0.5])}
         grad = weight("w:grad", [1.0])
         yield "missing", self.pair({**step, **grad}, step), ()
         yield "unexpected", self.pair(step, {**step, **grad}), ("--no-explain",)
@@ -790,7 +793,7 @@ class Report(Verify):
 
 
 class LaterSteps(Verify):
-    """Modules whose outputs have features in dimension 1: what the first step moved by rounding, of the last feature."""
+    """Modules whose outputs have features in dimension 1: the first step moved weights of the last one by rounding."""
 
     def judged(self, shape, weight_shape=None, groups=1, transposed=False, kind=None, wrong=None):
         """The exit status for outputs of 8 features, or their number in shape[1]; wrong: an element that is off."""

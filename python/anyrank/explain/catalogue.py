@@ -35,8 +35,8 @@ OF_RUNS = tuple(Cause(name, (), sentence, look) for name, sentence, look in (
      "loss; penalties of weights"),
     ("average_after_use", "each rank has its own gradient, and the update is made of all of them", "the order of "
      "the average, clipping, unscaling, norms and the update"),
-    ("same_samples", "an input has as many times the reference's rows as there are ranks: each rank got the whole batch",
-     "each rank's part of the batch: `batch.chunk(world)[rank]`, DistributedSampler"),
+    ("same_samples", "an input has as many times the reference's rows as there are ranks: each rank got the whole "
+     "batch", "each rank's part of the batch: `batch.chunk(world)[rank]`, DistributedSampler"),
     ("one_micro_batch", "each step is of one micro-batch", "clipping or steps inside the loop over micro-batches"),
     ("unordered_sum", "the same run has other values the second time", "buffers that are reused before a "
      "transfer ends"),

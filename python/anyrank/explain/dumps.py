@@ -136,8 +136,8 @@ def _is_folded(one: typing.Sequence[int], other: typing.Sequence[int]) -> bool:
 
 
 def reshaped(array: Array, shape: tuple[int, ...], other: typing.Callable[[], Array]) -> Array | None:
-    """An activation in the shape that the other run has for it, as `anyrank verify` compares it: neighbouring dimensions
-    in one or apart, also [b, s, h d] as [b, h, s, d]. None: it is in another shape for another reason."""
+    """An activation in the shape that the other run has for it, as `anyrank verify` compares it: neighbouring
+    dimensions in one or apart, also [b, s, h d] as [b, h, s, d]. None: it is in another shape for another reason."""
     a, b = array.shape, shape
     ways = [array.reshape(b)] if _is_folded(a, b) else []
     if len(a) == 3 and len(b) == 4 and _is_folded(a, (b[0], b[2], b[1], b[3])):

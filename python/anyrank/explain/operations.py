@@ -320,11 +320,11 @@ def rows_said(order: typing.Sequence[int]) -> str:
 class Wrong:
     """The first wrong operation: as the reference and as a rank has it; reference None: it has none in its place.
     alone: what each run alone does on the way to it from results that are right. after: where the other run alone
-    communicates on the way from it, so that no cause is stated: it may be a rank's own on purpose. inputs: what it takes that is not
-    simply the reference's, each in words. takes: how ranks have it. reduced: operations that reduce a dimension of
-    which a rank has a part, and the dimension. sure: all that it takes is right. case: its result, None where the
-    ranks' parts cannot be put together. cause: what a map may explain: the result or, where it is not right, what
-    it takes."""
+    communicates on the way from it, so that no cause is stated: it may be a rank's own on purpose. inputs: what it
+    takes that is not simply the reference's, each in words. takes: how ranks have it. reduced: operations that reduce a
+    dimension of which a rank has a part, and the dimension. sure: all that it takes is right. case: its result, None
+    where the ranks' parts cannot be put together. cause: what a map may explain: the result or, where it is not right,
+    what it takes."""
 
     reference: Operation | None
     other: Operation

@@ -27,10 +27,10 @@ WHOLE_BATCH = ("{} has {} rows on {} and {} on {}: each rank got the whole batch
                "`batch.chunk(world)[rank]`")
 ONE_MICRO_BATCH = "each step is of one micro-batch"
 # What to look at, by cause.
-LOOK = {"same_samples": "`DistributedSampler`, or the slice of the batch that a rank takes; if the whole batch is meant, "
-                        "\"dp\": null in the shard of capture's spec says so",
-        "one_micro_batch": "gradients are clipped, or a step is taken, within the loop over micro-batches, and not once "
-                           "after it"}
+LOOK = {"same_samples": "`DistributedSampler`, or the slice of the batch that a rank takes; if the whole batch is "
+                        "meant, \"dp\": null in the shard of capture's spec says so",
+        "one_micro_batch": "gradients are clipped, or a step is taken, within the loop over micro-batches, and not "
+                           "once after it"}
 COPIES = ("looks like: {}: neighbouring ranks hold copies, which were put together as parts; a rule {{\"shard\": "
           "{{\"tp\": {}}}, \"blocks\": [{}], \"unit\": {}}} in a map, or \"copies\": {} in the shard of capture's "
           "spec, says so")
@@ -89,7 +89,9 @@ def _divided(a: Array, b: Array, axis: int, later: Array | None, ranks: bool) ->
 
 
 def _tensor_parallel(runs: Runs) -> bool:
-    """Whether ranks of the other run share out tensors of a layer."""
+    """Whether ranks of the other run share out tensors of a layer, or nothing says what they do."""
+    if not runs.mesh and not runs.facts[1].recorded:
+        return True
     return any(not DATA.fullmatch(name) and name not in OTHERS for name in runs.mesh)
 
 
@@ -117,8 +119,8 @@ def _whole_batch(a: Array, b: Array, name: Name, runs: Runs) -> Told | None:
     how = "DDP" if runs.facts[1].wrapper == "DistributedDataParallel" else "data parallelism"
     return Told(f"the reference's samples {n} times, in blocks of {unit}" if unit < a.shape[0] else
                 f"the reference's samples {n} times, one after the other",
-                WHOLE_BATCH.format(name.stem, b.shape[0], ranks, a.shape[0], "one" if own < 2 else f"the reference's {own}", how),
-                "same_samples")
+                WHOLE_BATCH.format(name.stem, b.shape[0], ranks, a.shape[0],
+                                   "one" if own < 2 else f"the reference's {own}", how), "same_samples")
 
 
 def _copied(a: Array, b: Array, axis: int, name: Name, runs: Runs) -> Told | None:

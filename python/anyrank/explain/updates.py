@@ -346,6 +346,10 @@ def _right_moments(case: Case) -> bool:
     return bool(kinds) and all(case.name.with_kind(kind) in case.runs.same for kind in kinds)
 
 
+def _is_left_of_zero(case: Case, pattern: Pattern) -> bool:
+    return bool(pattern.numbers["most"] <= left_of_zero(case.unit) * pattern.numbers["size"])
+
+
 def _is_nesterov(case: Case, pattern: Pattern) -> bool:
     """A first step of Nesterov's is 1 + momentum times as large."""
     told = options(case).get("momentum")
@@ -380,11 +384,12 @@ CAUSES = (
           "old copy: the new ones are {apart} from these, where the reference's are {moved}, and the next step goes on "
           "from them", "the copy that the optimizer keeps and updates (fp32 master weights): made before weights were "
           "loaded, and not renewed; what else writes weights within a step"),
-    Cause("rounding", (RESTING,), "{count} elements have a gradient of exactly 0 in the other run, which does not move them, "
-          "and of {most} at most in the reference: rounding, of which an optimizer that divides by its size makes a whole "
-          "step", "", lambda case, pattern: pattern.numbers["most"] <= left_of_zero(case.unit) * pattern.numbers["size"]),
-    Cause("no_gradient", (RESTING,), "{count} elements have a gradient of exactly 0 in the other run, which does not move "
-          "them, and of up to {most} in the reference", "the gradient: what is detached, masked or not reduced"),
+    Cause("rounding", (RESTING,), "{count} elements have a gradient of exactly 0 in the other run, which does not move "
+          "them, and of {most} at most in the reference: rounding, of which an optimizer that divides by its size "
+          "makes a whole step", "", _is_left_of_zero),
+    Cause("no_gradient", (RESTING,), "no gradient reaches {count} elements in the other run: it is exactly 0 there, "
+          "which does not move them, and {most} at most in the reference", "the gradient: what is "
+          "detached, masked or not reduced"),
     Cause("no_update", (KEPT,), "{kept} of {total} elements have the value before the step, bit for bit, and all "
           "others are updated: no rank's share of the optimizer has them", "edges of the optimizer's shares (ZeRO): "
           "`//`, padding of flat buffers", has(few=True)),

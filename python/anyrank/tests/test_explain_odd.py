@@ -91,7 +91,8 @@ def test_what_a_difference_looks_like_is_said_without_internals() -> None:
     """Of every kind of pattern, with numbers and with what no sentence has."""
     case, seen = case_of("a:fwd", values(4, 6), values(4, 6, seed=1), batch=4), set()
     for kind in {kind for cause in causes() for kind in cause.kinds}:
-        for held in (1.5, True, None, {"low": 1}, [1, 2], values(3), "each of 2 parts is another", "kept False, wanted [1]"):
+        for held in (1.5, True, None, {"low": 1}, [1, 2], values(3), "each of 2 parts is another",
+                     "kept False, wanted [1]"):
             numbers = dict.fromkeys(KEYS, held)
             for told in (numbers, {key: x for key, x in numbers.items() if key != "text"}):
                 answer = Answer("unknown", fits=(Fit(Pattern(kind, (), told), 0.2, 0.1, 0),))
@@ -105,7 +106,8 @@ def test_what_a_difference_looks_like_is_said_without_internals() -> None:
 def test_generators_say_what_they_find_without_internals() -> None:
     for name, i in itertools.product(OUTPUTS, range(len(KINDS))):
         reference = np.asarray(values(*OUTPUTS[name], seed=5))
-        case = dataclasses.replace(case_of(name, reference, _spoiled(reference, "off")), runs=_runs(KINDS[i:] + KINDS[:i]))
+        case = dataclasses.replace(case_of(name, reference, _spoiled(reference, "off")),
+                                   runs=_runs(KINDS[i:] + KINDS[:i]))
         answer = explain(case)
         for fit in fits_of(case):
             cause = cause_of(case, fit.pattern)

@@ -83,12 +83,13 @@ def test_elements_without_a_gradient_are_not_moved() -> None:
     def case(size: float, moment: float = 0.0, decay: float = 0.0, **more: typing.Any) -> Case:
         """Six elements have a gradient of this size in the reference, and of exactly 0 in the other run."""
         few = np.arange(SHAPE[0] * SHAPE[1]).reshape(SHAPE) % 64 == 3
-        runs = [adam(decay=0.0, gradient=lambda g, size=size: np.where(few, size * np.sign(g), g)) for size in (size, 0.0)]
+        runs = [adam(decay=0.0, gradient=lambda g, own=own: np.where(few, own * np.sign(g), g)) for own in (size, 0.0)]
         for run, own in zip(runs, (size, 0.0)):
             run["p:grad"] = np.where(few, own, run["p:grad"])
         runs[1]["p:m"] = np.where(few, moment, runs[1]["p:m"])
         runs[1]["p:new"] = np.where(few, runs[1]["p:init"], runs[0]["p:new"])
-        recorded = facts.Facts(True, optimizers=(facts.Optimizer("AdamW", (facts.Group({"weight_decay": decay}, ("p",)),)),),
+        groups = (facts.Group({"weight_decay": decay}, ("p",)),)
+        recorded = facts.Facts(True, optimizers=(facts.Optimizer("AdamW", groups),),
                                learning_rates={1: [[RATE]]})
         made = case_of("p:new", *runs, facts=(recorded, recorded))
         return dataclasses.replace(made, **more)
@@ -98,7 +99,7 @@ def test_elements_without_a_gradient_are_not_moved() -> None:
     assert explain(case(1e-9, decay=1e-9)).cause == "rounding"  # a decay that the weight's rounding swallows
     assert explain(case(1e-4, unit=2.0 ** -8)).cause == "rounding"
     other = explain(case(1e-3))  # a gradient that is none of rounding
-    assert other.cause == "no_gradient" and "of up to 0.001 in the reference" in other.sentence
+    assert other.cause == "no_gradient" and "0.001 at most in the reference" in other.sentence
     for moved in (case(1e-9, moment=1e-5), case(1e-9, decay=0.1)):
         assert explain(moved).cause == "no_update"
     held = adam(decay=0.0)  # of all elements

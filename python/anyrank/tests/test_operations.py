@@ -183,8 +183,9 @@ class Judged(FolderCase):
 def test_a_collective_after_it_is_named_without_a_guess_what_it_is_for() -> None:
     from anyrank.explain.operations import Operation, Wrong
 
-    first, after = (Operation(i, name, "", "loss.py", 7 + i, code, (), (), (), {}, False) for i, (name, code) in enumerate(
-        (("sum", "total = part.sum()"), ("c10d.allreduce_", "all_reduce(total)"))))
+    codes = ("sum", "total = part.sum()"), ("c10d.allreduce_", "all_reduce(total)")
+    first, after = (Operation(i, name, "", "loss.py", 7 + i, code, (), (), (), {}, False)
+                    for i, (name, code) in enumerate(codes))
     assert Wrong(first, first, after=after).sentence == (
         "`total = part.sum()` (loss.py:7) is the first operation that gives other values, before `all_reduce(total)` "
         "(loss.py:8)")
