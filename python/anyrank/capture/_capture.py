@@ -21,6 +21,7 @@ from torch.nn.modules import module as modules_home
 
 from anyrank._errors import AnyrankError, path_name
 from anyrank.capture import _inputs, _operations, _patches
+from anyrank.capture._clips import Clips
 from anyrank.capture._engines import Engine, engine_of, is_divided
 from anyrank.capture._exchange import MOST_SAID, Alone, Store
 from anyrank.capture._facts import Facts
@@ -31,6 +32,7 @@ from anyrank.capture._listen import (Listener, Pass, has_no_values, in_backward,
 from anyrank.capture._megatron import spec_of
 from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, modules_of, parameters_of,
                                     plain, roots_of, router_biases_of, unwrapped, wrapped_in)
+from anyrank.capture._parts import Transfers, join, pass_of_call
 from anyrank.capture._pipelines import Chunk, chunk_now, group_of_stages
 from anyrank.capture._places import Whole
 from anyrank.capture._rank_state import RankState
@@ -71,24 +73,6 @@ def _share_of(optimizer: typing.Any) -> typing.Any:
     """The optimizer within one that divides its parameters over ranks: ZeroRedundancyOptimizer, fairscale's OSS."""
     inner = getattr(optimizer, "optim", None)
     return inner if hasattr(inner, "state") and hasattr(inner, "param_groups") else None
-
-
-Left = typing.Tuple[typing.Optional["weakref.ref[torch.Tensor]"], int]  # a gradient, and how often it was written
-
-
-def left_of(p: torch.Tensor) -> Left:
-    """The gradient of a parameter as it is now; of a DTensor, whose part alone is written over, that of its part."""
-    grad = p.grad
-    if grad is None:
-        return None, 0
-    return weakref.ref(grad), version_of(getattr(grad, "_local_tensor", grad))
-
-
-def is_left(p: torch.Tensor, left: Left) -> bool:
-    """Whether a parameter's gradient is this one, and was not written over since."""
-    reference, version = left_of(p)
-    before = left[0]() if left[0] is not None else None
-    return p.grad is before and version == left[1] and (reference is None) == (left[0] is None)
 
 
 class Capture:
@@ -184,15 +168,13 @@ class Capture:
         self._handles: list[typing.Any] = []
         self._exchange: Alone | Store | None = None
         self._running, self._step = False, first_step
+        self._transfers, self._clips, self._odd_clips = Transfers(), Clips(), set[str]()  # those that were said
         self._pass: Pass | None = None  # that a module's output belongs to now
         self._deaf = self._again = False  # an evaluation; a closure's further calls within one optimizer.step
         self._heard = False  # the model was called, if only to evaluate
         self._whole = self._in_part = False  # the model itself has been called; a part of it is, and it is not
         self._parts: set[int] = set()  # the ids of its modules
         self._trained = self._started = self._differentiable = False
-        self._left: dict[int, Left] = {}  # gradients that there were when the last pass began, by the parameter's id
-        self._gone_backward = False  # something has, since then
-        self._odd_clips: set[str] = set()  # what was said of where gradients are clipped
         self.passes = 0  # forward passes that were captured
         self.without_backward = False  # outputs asked for gradients, and none came
         self.notes: list[str] = []  # the text of each warning
@@ -209,9 +191,10 @@ class Capture:
         self._heads: list[torch.Tensor] = []  # of the parameters, as the last forward pass left them
         self._calls: dict[str, int] = {}
         self._given_gradients = False  # by the program or an engine: no other is the gradient
-        self._odd_clip = ""  # what is odd about where gradients were clipped
+        self._clips.odd = ""
         self._given_states: dict[str, dict[str, torch.Tensor]] = {}
         self._calls_of: dict[nn.Module | None, int] = {}  # passes of the model, or of each stage's part of it
+        self._transfers.begin_step()
 
     # --- from start to stop -------------------------------------------------------------------------------------------
 
@@ -486,13 +469,47 @@ class Capture:
             return False
         self._in_part = True
         self._deaf = not torch.is_grad_enabled()
-        if not self._deaf and (self._pass is None or not self._pass.open or self._is_over()):
+        if not self._deaf:
+            self._choose_pass(module, args, kwargs)
+        self._called(module, args, kwargs)
+        return True
+
+    def _choose_pass(self, module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
+        """The pass that a call of a part of the model belongs to."""
+        if self._pass is None or not self._pass.open or self._is_over():
             self._prepare()
             if self._passes and self._is_over():
                 self._end_step()
             self._start_pass(args, kwargs)
-        self._called(module, args, kwargs)
-        return True
+        else:
+            of = pass_of_call(id(module), [*args, *kwargs.values()], self._pass, self._open_passes())
+            if of is None:
+                self._start_pass(args, kwargs, further=True)
+            else:
+                self._pass = of
+        if self._pass is not None:
+            self._pass.called.add(id(module))
+            self._pass.begin_nodes()
+
+    def _open_passes(self) -> list[Pass]:
+        return [one for one in self._of_step if one.open]
+
+    def _whole_passes(self, reached: list[Pass]) -> list[Pass]:
+        """The passes that a loss is computed from, after those that turn out to be one are."""
+        if self._whole:
+            return reached
+        whole, parts = join(reached, self._of_step, self._transfers.count)
+        self._of_step = [one for one in self._of_step if one not in parts]
+        self._passes -= len(parts)
+        self._pass = whole[0] if self._pass in parts else self._pass
+        if parts and self._rounding is not None:
+            self._rounding.failed = "a pass is several calls of parts of the model, and not one of the model"
+        return whole
+
+    def on_transfer(self, received: typing.Any) -> None:
+        """This rank sends another one something, or is about to receive it in this tensor."""
+        if not (self._in_part or in_backward()):
+            self._transfers.hear(received)
 
     def hears_calls(self) -> bool:
         return not (self._whole and self._trained)
@@ -510,6 +527,8 @@ class Capture:
         if deaf:
             return
         self._end_nodes()
+        if self._pass is not None:
+            self._pass.gave += [weakref.ref(t) for t in leaves_of(output)]
         self._gave(output)
         self._heads = self._heads_now()
         self._differentiable |= any(t.requires_grad for t in tensors_of(output))
@@ -546,7 +565,8 @@ class Capture:
         self._prepare()
 
     def _start_pass(self, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any], root: nn.Module | None = None,
-                    chunk: Chunk | None = None) -> None:
+                    chunk: Chunk | None = None, further: bool = False) -> None:
+        """further: it may be a part of one before, as is not known yet."""
         if not self._running:
             return
         if chunk is not None:
@@ -561,19 +581,25 @@ class Capture:
             if self._step > self._first_step and self._step - 1 not in self._chosen:
                 self._keep_parameters("new", self._step - 1)
         self._passes += 1
-        self._left = {id(p): left_of(p) for _, p in self._parameters}
-        self._gone_backward = False
+        self._clips.begin_pass(p for _, p in self._parameters)
         self._calls_of[root] = self._calls_of.get(root, 0) + 1
         number = chunk.number if chunk is not None else self._calls_of[root] - 1
-        self._micro_batches = max(self._micro_batches, number + 1)
+        if root is not None:
+            self._micro_batches = max(self._micro_batches, number + 1)
         labels = kwargs.get("labels")
         if self._step == 1 and isinstance(labels, torch.Tensor):
             self._targets += int((labels[..., 1:] != -100).sum())
         self._pass = Pass(number, args, kwargs, chunk) if self._step in self._chosen else None
         if self._pass is not None:
-            self._of_step.append(self._pass)
+            of = self._pass
+            of.received = self._transfers.of(of.inputs.values()) if root is None else set()
+            of.held = [] if further and not all(of.is_apart(one) for one in self._open_passes()) else None
+            self._of_step.append(of)
             self.passes += 1
-            self._take_inputs(self._pass)
+            if of.held is None:
+                self._take_inputs(of)
+            else:
+                of.held.append(("", lambda whose, _: self._take_inputs(of) if whose is of else None))
 
     def _left_out(self, what: str, name: str) -> None:
         if self._record is not None:
@@ -615,7 +641,7 @@ class Capture:
 
     def _end_nodes(self) -> None:
         if self._pass is not None:
-            self._pass.last = torch._C._autograd._get_sequence_nr()
+            self._pass.end_nodes()
 
     def _take_output(self, of: Pass, output: typing.Any, loss: torch.Tensor | None, unused: bool = False) -> None:
         """What the model gives out: its loss alone, if it has one; unused: which is not the one that is minimised."""
@@ -648,11 +674,13 @@ class Capture:
                 self._next_step()
             return
         for of in self._of_step:
+            of.release()
             self._take_scalars(of, None)
             if of.output is not None:
                 self._take_output(of, of.output, loss_of(of.output))
         self._keep_gradients(unseen=True)
-        self._facts.on_step(self._step, self._passes, self._without_gradient(), self._odd_clip)
+        self._micro_batches = max(self._micro_batches, 0 if self._whole else len(self._of_step))
+        self._facts.on_step(self._step, self._passes, self._without_gradient(), self._clips.odd)
         last = any(of.chunk.stage.is_last if of.chunk is not None else self._record.groups.mesh.is_last("pp")
                    for of in self._of_step)
         if last and (self._has_gradients or self._given_gradients) and not any(of.loss for of in self._of_step):
@@ -827,11 +855,13 @@ class Capture:
     def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None) -> None:
         if self._replay is not None:
             self._replay.take(name, tensor)
-        elif of.open and tensor.dim() == 0 and tensor.requires_grad:
+            return
+        of, name = of.final(name)
+        if of.open and tensor.dim() == 0 and tensor.requires_grad:
             self.reserve(name)
             of.scalars.append((name, tensor))
         else:
-            self._take(of, name, tensor, whole, samples)
+            of.give(name, tensor, lambda whose, final, t: self._take(whose, final, t, whole, samples))
 
     def _take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None) -> None:
         if self._record is None or not self._running:
@@ -860,9 +890,14 @@ class Capture:
     def on_backward(self, loss: torch.Tensor) -> None:
         """The loss of the open passes that it is computed from: a schedule may run several before they go backward. One
         that comes after is a further term of the last pass's loss."""
-        if self._record is None or loss.numel() != 1 or in_backward() or self._again or self._replay is not None:
+        if self._record is None or in_backward() or self._again or self._replay is not None:
             return
-        reached = reached_of(loss, [one for one in self._of_step if one.open]) or reached_of(loss, self._of_step[-1:])
+        if loss.numel() != 1:  # what a stage of a pipeline gave out
+            for one in self._whole_passes(reached_of(loss, self._open_passes())) if not self._whole else []:
+                self._take_scalars(one, None)
+                one.open = False
+            return
+        reached = self._whole_passes(reached_of(loss, self._open_passes())) or reached_of(loss, self._of_step[-1:])
         if not reached:
             return
         of = reached[0]
@@ -890,7 +925,7 @@ class Capture:
     def after_backward(self) -> None:
         if self._replay is not None:
             return
-        self._gone_backward = True
+        self._clips.after_backward()
         if self._listener is not None:
             self._listener.flush()
         for of in self._of_step:
@@ -907,29 +942,15 @@ class Capture:
     def on_clip(self, parameters: list[torch.Tensor]) -> bool:
         if not self._is_ours(parameters):
             return False
-        early, odd = self._oddity_of_clip([p for p in parameters if p.requires_grad])
+        known = self._passes > 0 and self._engine is None
+        early, odd = self._clips.judge(parameters) if known else (False, "")
         if odd and odd not in self._odd_clips:
             self._warn(f"step {self._step}: {odd}")
         self._odd_clips.add(odd)
-        self._odd_clip = odd or self._odd_clip
         if not early:
             self._keep_gradients()
             self._state.clipped += len(parameters)
         return not early
-
-    def _oddity_of_clip(self, trained: list[torch.Tensor]) -> tuple[bool, str]:
-        """Whether gradients of these are clipped before the last forward pass has gone backward, so that none has come
-        since that pass began and the step is not over; and what is odd about it, or ""."""
-        if not trained or not self._passes or self._engine is not None:
-            return False, ""
-        if all(p.grad is None for p in trained):
-            early = not self._gone_backward
-            when = ", before the forward pass has gone backward" if early else ""
-            return early, f"clipping finds no gradient of {len(trained)} parameters{when}: it clips nothing"
-        if all(id(p) in self._left and is_left(p, self._left[id(p)]) for p in trained):
-            return True, ("clipping comes before the forward pass has gone backward: it scales gradients that were left "
-                          "before, and none that follow")
-        return False, ""
 
     def on_saved(self, saved: typing.Any) -> None:
         if self._sketched and self._record is not None and self._engine is None:

@@ -78,9 +78,11 @@ class Inputs:
         else:
             recurrent = isinstance(module, nn.RNNBase)
             samples = _samples_of_states(module, key == "0", t.dim()) if recurrent else now.samples_dim(t, "fwd", path)
-            name = now.name(base, "fwd")
-            self.record.add(name, name if step == 1 else f"{name}@{step}", local_of(t), whole, samples, now.number,
-                            now.batch)
+            def write(of: Pass, name: str, values: torch.Tensor) -> None:
+                self.record.add(name, name if step == 1 else f"{name}@{step}", local_of(values), whole, samples,
+                                of.number, now.batch)
+
+            now.give(now.name(base, "fwd"), t, write)
 
     def _is_placed(self) -> bool:
         """Whether ranks share out samples alone, so that a plain tensor is all of those that its rank has."""

@@ -258,12 +258,27 @@ def reached_of(loss: torch.Tensor, passes: typing.Sequence[Pass]) -> list[Pass]:
         if node is None:
             continue
         number = node._sequence_nr()
-        found += [one for one in passes if one.first <= number < one.last and one not in found]
+        found += [one for one in passes if one.has_made(number) and one not in found]
         for behind, _ in node.next_functions:
             if behind is not None and behind not in seen:
                 seen.add(behind)
                 todo.append(behind)
     return [one for one in passes if one in found]
+
+
+def source_of(t: torch.Tensor, passes: typing.Sequence[Pass]) -> Pass | None:
+    """The pass, of these, whose module gave a tensor out, or what it was computed from on the shortest way."""
+    found = next((one for one in passes if any(gave() is t for gave in one.gave)), None)
+    todo, seen = [t.grad_fn], {t.grad_fn}
+    while found is None and todo:
+        node = todo.pop(0)
+        if node is not None:
+            number = node._sequence_nr()
+            found = next((one for one in passes if one.has_made(number)), None)
+            behind = [one for one, _ in node.next_functions if one not in seen]
+            todo += behind
+            seen.update(behind)
+    return found
 
 
 def rows_are_equal(t: torch.Tensor) -> bool:
@@ -378,10 +393,65 @@ class Pass:
         self.batch = given[0].shape[0] if given else None
         self.samples = {given[0].shape[0], given[0].shape[:2].numel()} if given else None
         self.given = {local_of(x).untyped_storage().data_ptr() for x in given}
-        self.first = self.last = torch._C._autograd._get_sequence_nr()  # the numbers of the nodes that it makes
+        self.spans: list[tuple[int, int]] = []  # numbers of the nodes that it makes: the first of each call, and the next
+        self.begun = torch._C._autograd._get_sequence_nr()
+        # Of a model that is not called itself, whose modules the program calls:
+        self.called: set[int] = set()  # the ids of those that were
+        self.gave: list[weakref.ref[torch.Tensor]] = []  # what they gave out
+        self.received: set[int] = set()  # the numbers of the transfers by which other ranks sent what it is given
+        # What is to be written of it, by name, while it is not known whether it is a micro-batch of its own.
+        self.held: list[tuple[str, typing.Callable[[Pass, str], None]]] | None = None
+        self.within: Pass | None = None  # the pass that it is a part of, as that is known now
+        self.names: dict[str, str] = {}  # the names of what is its own in that
         self.loss = ""  # the name under which its loss is written
         self.produced: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}  # what is written, by id: its name
         self.given_out: list[Given] = []  # by modules, in the order in which they ended
+
+    def begin_nodes(self) -> None:
+        self.begun = torch._C._autograd._get_sequence_nr()
+
+    def end_nodes(self) -> None:
+        self.spans.append((self.begun, torch._C._autograd._get_sequence_nr()))
+
+    def has_made(self, number: int) -> bool:
+        """Whether a node with this number is of it."""
+        return any(first <= number < end for first, end in self.spans)
+
+    def final(self, name: str) -> tuple[Pass, str]:
+        """The pass that it is, or is a part of, and the name that one of its values has there."""
+        return (self, name) if self.within is None else self.within.final(self.names.get(name, name))
+
+    def give(self, name: str, t: torch.Tensor, write: typing.Callable[[Pass, str, torch.Tensor], None]) -> None:
+        """Writes a tensor of it, or a copy of it once it is known which pass this is."""
+        of, final = self.final(name)
+        if of.held is None:
+            write(of, final, t)
+        else:
+            copy = t.detach().clone()
+            of.held.append((final, lambda whose, named: write(whose, named, copy)))
+
+    def release(self) -> None:
+        """It is known which pass it is, or is a part of."""
+        held, self.held = self.held or [], None
+        for name, write in held:
+            write(*self.final(name))
+
+    def is_apart(self, other: Pass) -> bool:
+        """Whether other ranks sent the two of them what they are given, each by a transfer of its own."""
+        return bool(self.received) and bool(other.received) and self.received.isdisjoint(other.received)
+
+    def join(self, other: Pass) -> None:
+        """Another one is a part of this pass: what it called is called again."""
+        for name, n in other.calls.items():
+            path, kind = name.rsplit(":", 1)
+            for i in range(1, n + 1):
+                before = name if i == 1 else f"{path}.call{i}:{kind}"
+                other.names[before] = self.name(path, kind)
+        other.within = self
+        self.spans += other.spans
+        self.called |= other.called
+        self.gave += other.gave
+        self.scalars += [(other.names[name], t) for name, t in other.scalars]
 
     def name(self, path: str, kind: str) -> str:
         """PATH:KIND, or PATH.call2:KIND where it was called before."""

@@ -42,7 +42,10 @@ class Watcher(typing.Protocol):
 
     def on_saved(self, saved: typing.Any) -> None: ...  # to a checkpoint
 
+    def on_transfer(self, received: typing.Any) -> None: ...  # to another rank, or from one into this tensor
 
+
+TRANSFERS = ("send", "isend", "recv", "irecv")  # of one rank to another; batch_isend_irecv calls them
 _watchers: list[Watcher] = []
 _undo: list[typing.Callable[[], None]] = []
 _clipping_now: list[bool] = []  # one for the call that is at work
@@ -79,6 +82,10 @@ def _install() -> None:
     for name in ("clip_grad_norm_", "_clip_grads_with_norm_", "clip_grads_with_norm_", "clip_grad_value_"):
         if hasattr(clip_grad, name):
             _replace(getattr(clip_grad, name), _clipping)
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    for name in TRANSFERS:
+        if hasattr(c10d, name):
+            _replace(getattr(c10d, name), _transferring, (c10d, torch.distributed))
     _undo.append(optim.register_optimizer_step_pre_hook(_before_step).remove)
     _undo.append(optim.register_optimizer_step_post_hook(_after_step).remove)
     scaler = torch.amp.GradScaler
@@ -250,7 +257,20 @@ def _clipping(function: typing.Any) -> typing.Any:
     return heard
 
 
-def _replace(function: typing.Callable[..., typing.Any], around: typing.Callable[[typing.Any], typing.Any]) -> None:
+def _transferring(function: typing.Any) -> typing.Any:
+    receives = function.__name__.endswith("recv")
+
+    @functools.wraps(function)
+    def heard(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        tensor = args[0] if args else kwargs.get("tensor")
+        for watcher in list(_watchers):
+            watcher.on_transfer(tensor if receives else None)
+        return function(*args, **kwargs)
+    return heard
+
+
+def _replace(function: typing.Callable[..., typing.Any], around: typing.Callable[[typing.Any], typing.Any],
+             homes: typing.Sequence[typing.Any] = (torch.nn.utils, clip_grad)) -> None:
     for cell in function.__closure__ or ():
         inner = cell.cell_contents
         if callable(inner) and getattr(inner, "__name__", "") == function.__name__:
@@ -258,7 +278,7 @@ def _replace(function: typing.Callable[..., typing.Any], around: typing.Callable
             _undo.append(lambda: setattr(cell, "cell_contents", inner))
             return
     changed, name = around(function), str(function.__name__)
-    for module in (torch.nn.utils, clip_grad):
+    for module in homes:
         if getattr(module, name, None) is function:
             setattr(module, name, changed)
             _undo.append(functools.partial(setattr, module, name, function))

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a program clips: once the gradients of a step are complete, or before its forward pass has gone backward."""
+
+from __future__ import annotations
+
+import typing
+import weakref
+
+import torch
+
+from anyrank.capture._listen import version_of
+
+Left = typing.Tuple[typing.Optional["weakref.ref[torch.Tensor]"], int]  # a gradient, and how often it was written
+SCALED = ("clipping comes before the forward pass has gone backward: it scales gradients that were left before, and none "
+          "that follow")
+
+
+class Clips:
+    """Of one run. odd: what is odd about where the step's gradients were clipped; "": nothing."""
+
+    def __init__(self) -> None:
+        self.odd = ""
+        self._left: dict[int, Left] = {}  # gradients that there were when the last pass began, by the parameter's id
+        self._gone_backward = False  # something has, since then
+
+    def begin_pass(self, parameters: typing.Iterable[torch.Tensor]) -> None:
+        self._left = {id(p): _left_of(p) for p in parameters}
+        self._gone_backward = False
+
+    def after_backward(self) -> None:
+        self._gone_backward = True
+
+    def judge(self, parameters: typing.Sequence[torch.Tensor]) -> tuple[bool, str]:
+        """Whether gradients of these are clipped before the last forward pass has gone backward, so that none has come
+        since that began and the step is not over; and what is odd about it, or ""."""
+        trained = [p for p in parameters if p.requires_grad]
+        early, odd = False, ""
+        if trained and all(p.grad is None for p in trained):
+            early = not self._gone_backward
+            when = ", before the forward pass has gone backward" if early else ""
+            odd = f"clipping finds no gradient of {len(trained)} parameters{when}: it clips nothing"
+        elif trained and all(id(p) in self._left and _is_left(p, self._left[id(p)]) for p in trained):
+            early, odd = True, SCALED
+        self.odd = odd or self.odd
+        return early, odd
+
+
+def _left_of(p: torch.Tensor) -> Left:
+    """The gradient of a parameter as it is now; of a DTensor, whose part alone is written over, that of its part."""
+    grad = p.grad
+    if grad is None:
+        return None, 0
+    return weakref.ref(grad), version_of(getattr(grad, "_local_tensor", grad))
+
+
+def _is_left(p: torch.Tensor, left: Left) -> bool:
+    """Whether a parameter's gradient is this one, and was not written over since."""
+    before = left[0]() if left[0] is not None else None
+    gone = left[0] is not None and before is None
+    return not gone and p.grad is before and _left_of(p)[1] == left[1]
