@@ -129,7 +129,7 @@ def sketches():
                      "data": ["dp"], "unsaid": [], "schedules": [[step, step + 1, 1]]}
             text = {"step": step, "rank": rank, "world": 2, "mesh": [["dp", 2]], "at": [rank], "samples": [step, step],
                     "state": state, "tensors": tensors}
-            figure = struct.pack("<7Q3d2Q", 5 * step, 4, 0, 0, 0, 0, 3, 1.0, 4.0, 1.0, 0, 0)
+            figure = struct.pack("<8Q3d2Q", 5 * step, 4, 0, 0, 0, 0, 0, 3, 1.0, 4.0, 1.0, 0, 0)
             records.append((text, figure * len(tensors)))
         files[f"rank-{rank:05d}.sketch"] = records
     return files

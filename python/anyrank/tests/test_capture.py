@@ -573,6 +573,48 @@ class Written(CaptureCase):
         self.assertEqual(len(self.files("one")) - len(left), anyrank.verify(self.path / "one", self.path / "four",
                                                                             rtol=1e-4, atol=1e-6).compared)
 
+    def test_a_module_that_one_loss_needs_twice_is_called_twice_whoever_calls_it(self) -> None:
+        """The model, or a program that calls its towers: one after another or with what a target is made of. Micro-batches
+        that go forward before one goes backward are none of that."""
+        class Towers(Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.tower, self.head = nn.Linear(3, 4), nn.Linear(4, 4)
+
+            def forward(self, a: typing.Any, b: typing.Any, form: str) -> typing.Any:
+                if form == "chained":
+                    return self.head(self.head(self.tower(a) + self.tower(b))).square().mean()
+                target = self.tower(b)
+                target = target.detach() if form == "detached" else target
+                return (self.head(self.tower(a)) - target).square().mean()
+
+        def run(folder: str, form: str, called: bool, at_once: bool) -> dict[str, typing.Any]:
+            torch.manual_seed(0)
+            model = Towers()
+            step = model if called else model.forward
+            with anyrank.capture(model, self.path / folder, only=["tower*", "head*", "loss*"]):
+                pairs = list(zip(torch.randn(4, 3).chunk(2), torch.randn(4, 3).chunk(2)))
+                losses = []
+                for a, b in pairs:
+                    losses.append(step(a, b, form))
+                    if not at_once:
+                        losses.pop().backward()
+                for loss in losses:
+                    loss.backward()
+            with anyrank.open_dump(self.path / folder) as dump:
+                return {name: tuple(dump[name].shape) for name in dump}
+
+        for form in ("joint", "chained", "detached"):
+            for at_once in (False, True) if form != "detached" else (False,):
+                name = f"{form}-{at_once}"
+                one, two = (run(f"{name}-{called}", form, called, at_once) for called in (True, False))
+                self.assertEqual(one, two, name)
+                self.assertIn("tower.call2:fwd", one)
+                self.assertEqual(one["tower.call2:fwd"], (4, 4))
+                self.assertEqual("head.call2:bwd" in one, form == "chained")
+                report = anyrank.verify(self.path / f"{name}-True", self.path / f"{name}-False")
+                self.assertTrue(report.ok, str(report))
+
     def test_what_is_given_buffers_averages_and_what_is_logged(self) -> None:
         class Net(Module):  # type: ignore[misc]
             def __init__(self) -> None:

@@ -185,6 +185,10 @@ def train(model: typing.Any, folder: pathlib.Path, wrap: Wrap | None, samples: t
 
 
 @needs("torch")
+def batch_of(n: int) -> typing.Any:
+    return torch.randint(0, 13, (n, 5), generator=torch.Generator().manual_seed(3))
+
+
 class Placed(FolderCase):
     def setUp(self) -> None:
         super().setUp()
@@ -550,6 +554,76 @@ class Placed(FolderCase):
         ranks.spawn(2, run, 2, self.path / "wrong", "view", 5, 1)
         report = anyrank.verify(self.path / "view5" / "one", self.path / "wrong", only=["heads*:fwd"], rtol=1e-4, atol=1e-6)
         self.assertEqual([(row.tensor, row.rank) for row in report.tensors], [("heads.2:fwd", 1)], str(report))
+
+    def test_a_pipeline_by_hand_has_its_micro_batches_in_whichever_order_it_calls_its_layers(self) -> None:
+        """Stages that call their layers, and not the model: forward and backward in turns, all forward first, and all
+        losses of the last stage as one sum. On one rank the model is called."""
+        loss_of = nn.functional.cross_entropy
+
+        class Deep(nn.Module):  # type: ignore[misc]
+            def __init__(self, stage: int | None) -> None:
+                super().__init__()
+                layers = {"embed": nn.Embedding(13, 6), "0": nn.Linear(6, 6), "act": nn.Tanh(), "1": nn.Linear(6, 13)}
+                stages = [list(layers.items())[:2], list(layers.items())[2:]]
+                self.layers = nn.ModuleDict(dict(layers.items() if stage is None else stages[stage]))
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                for layer in self.layers.values():
+                    x = layer(x)
+                return x
+
+        def first_stage(model: typing.Any, ids: typing.Any, form: str) -> None:
+            made = []
+            for part in ids:
+                made.append(model.forward(part))  # which is no call of the model
+                dist.send(made[-1].detach(), 1)
+                if form == "turns":
+                    back_into([made[-1]])
+            back_into(made if form != "turns" else [])
+
+        def back_into(made: list[typing.Any]) -> None:
+            grads = [torch.empty_like(y) for y in made]
+            for grad in grads:
+                dist.recv(grad, 1)
+            torch.autograd.backward(made, grads)
+
+        def last_stage(model: typing.Any, ids: typing.Any, form: str) -> None:
+            buffers, losses = [torch.empty(2, 5, 6) for _ in ids], []
+            for x, part in zip(buffers, ids):
+                dist.recv(x, 0)
+                y = model.forward(x.requires_grad_())
+                losses.append(loss_of(y.flatten(0, 1), part.flatten()) / len(ids))
+                if form == "turns":
+                    losses.pop().backward()
+                    dist.send(x.grad, 0)
+            for loss in [sum(losses)] if form == "sum" else losses:
+                loss.backward()
+            for x in buffers if form != "turns" else []:
+                dist.send(x.grad, 0)
+
+        def run(rank: int, folder: pathlib.Path, form: str) -> None:
+            torch.manual_seed(0)
+            whole = Deep(None)
+            model = whole if rank < 0 else Deep(rank)
+            model.load_state_dict({name: t for name, t in whole.state_dict().items() if name in model.state_dict()})
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            ids = batch_of(6).chunk(3)
+            with anyrank.capture(model, folder, spec={"mesh": {"pp": 2}} if rank >= 0 else None):
+                for _ in range(2):
+                    if rank < 0:
+                        for part in ids:
+                            (loss_of(model(part).flatten(0, 1), part.flatten()) / len(ids)).backward()
+                    else:
+                        (last_stage if rank else first_stage)(model, ids, form)
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+        run(-1, self.path / "one", "")
+        for form in ("turns", "all", "sum"):
+            ranks.spawn(2, run, self.path / form, form)
+            report = anyrank.verify(self.path / "one", self.path / form, rtol=1e-4, atol=1e-6, ignore=["output:fwd*"])
+            self.assertTrue(report.ok, f"{form}: {report}")
+            self.assertEqual((report.compared, report.ragged), (44, 0), f"{form}: {report}")
 
     def test_fsdp2_with_uneven_shards(self) -> None:
         from anyrank.tests.torch_names import since

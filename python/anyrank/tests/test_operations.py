@@ -180,6 +180,7 @@ class Judged(FolderCase):
         self.assertEqual(rows_said((0, 1, 2, 6, 7, 4)), "0 to 2, 6 to 7, 4")
 
 
+@needs("numpy")
 def test_a_collective_after_it_is_named_without_a_guess_what_it_is_for() -> None:
     from anyrank.explain.operations import Operation, Wrong
 
