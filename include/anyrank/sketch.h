@@ -109,7 +109,7 @@ uint64_t ar_sketch_hash(const unsigned char *data, size_t n);
 /** A part of a tensor of which a rank has another copy than the first rank that has it. */
 typedef struct ar_sketch_copies {
     int first_rank, rank;
-    ar_sketch first, copy; /* of the part alone, in the full tensor's shape */
+    ar_sketch original, copy; /* of the part alone, in the full tensor's shape */
 } ar_sketch_copies;
 
 /** A tensor of a run of sketches, put together from all ranks. */

@@ -163,7 +163,7 @@ static ar_status copy_differs(ar_sketch_run *run, size_t tensor, piece *p, int r
         p->differing = t->differing_parts++;
         t->differing_copies = *list;
     } else {
-        ar_sketch_fini(&(*list)[p->differing].first);
+        ar_sketch_fini(&(*list)[p->differing].original);
         ar_sketch_fini(&(*list)[p->differing].copy);
     }
     (*list)[p->differing] = (ar_sketch_copies){p->figures.rank, rank, first, *copy};
@@ -420,7 +420,7 @@ void ar_sketch_run_close(ar_sketch_run *run)
         ar_sketch_tensor *t = &run->tensor[i];
         ar_sketch_fini(&t->sketch);
         for (size_t k = 0; k < t->differing_parts; k++) {
-            ar_sketch copies[2] = {t->differing_copies[k].first, t->differing_copies[k].copy};
+            ar_sketch copies[2] = {t->differing_copies[k].original, t->differing_copies[k].copy};
             ar_sketch_fini(&copies[0]);
             ar_sketch_fini(&copies[1]);
         }

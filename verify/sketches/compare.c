@@ -435,9 +435,9 @@ static ar_status judge_copies(ari_sketch_row *row, const comparison *c, const ar
         ar_sketch_difference d;
         const char *why;
         bool differ = true;
-        AR_TRY(ar_sketch_compare(&d, &copies->first, &copies->copy));
+        AR_TRY(ar_sketch_compare(&d, &copies->original, &copies->copy));
         if (c->options->rule != AR_VERIFY_BITS)
-            ari_sketch_judge(&differ, &why, &allowed, &copies->first, &copies->copy, &d);
+            ari_sketch_judge(&differ, &why, &allowed, &copies->original, &copies->copy, &d);
         if (!differ)
             continue;
         row->copies = copies;

@@ -60,7 +60,7 @@ static ar_status find_copies(ari_sketched *out, ari_sketch_report *r, const ar_d
         AR_TRY(ARI_GROW_IN(&r->arena, &list, &room, out->differing_parts, "copies that differ"));
         ar_sketch_copies *copies = &list[out->differing_parts++];
         *copies = (ar_sketch_copies){.first_rank = t->part[first].rank, .rank = t->part[i].rank};
-        AR_TRY(sketch_keep(&copies->first, r, &a));
+        AR_TRY(sketch_keep(&copies->original, r, &a));
         AR_TRY(sketch_keep(&copies->copy, r, &b));
         out->differing = out->differing < 0 ? copies->rank : out->differing;
     }
