@@ -381,7 +381,7 @@ def _failure(ranks: list[_Rank], folder: str, timeout: float | None) -> RanksFai
 
 
 def _disagree(ranks: list[_Rank], found: dict[int, _collectives.Call], kind: str) -> RanksFailed:
-    """Names the call in which ranks do not agree, which gloo answers by a hang, an abort or an error of some of them."""
+    """Names the call in which ranks do not agree, which gloo answers by a hang, an abort or some ranks' error."""
     alike = _alike(ranks, found)
     lines = "".join(f"\n  {_numbers(of)}: {call.what()}, called by {call.where()}" for of, call in alike)
     first = min((of for of, _ in alike), key=len)[0]

@@ -11,8 +11,8 @@ import torch
 from anyrank.capture._listen import version_of
 
 Left = typing.Tuple[typing.Optional["weakref.ref[torch.Tensor]"], int]  # a gradient, and how often it was written
-SCALED = ("clipping comes before the forward pass has gone backward: it scales gradients that were left before, and none "
-          "that follow")
+SCALED = ("clipping comes before the forward pass has gone backward: it scales gradients that were left before, and "
+          "none that follow")
 
 
 class Clips:

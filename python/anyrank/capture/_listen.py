@@ -393,7 +393,7 @@ class Pass:
         self.batch = given[0].shape[0] if given else None
         self.samples = {given[0].shape[0], given[0].shape[:2].numel()} if given else None
         self.given = {local_of(x).untyped_storage().data_ptr() for x in given}
-        self.spans: list[tuple[int, int]] = []  # numbers of the nodes that it makes: the first of each call, and the next
+        self.spans: list[tuple[int, int]] = []  # numbers of the nodes that each call makes: first, and end
         self.begun = torch._C._autograd._get_sequence_nr()
         # Of a model that is not called itself, whose modules the program calls:
         self.called: set[int] = set()  # the ids of those that were
@@ -596,8 +596,8 @@ class Listener:
     def _mark(self, module: nn.Module, args: tuple[typing.Any, ...], t: torch.Tensor, whole: Whole | None, first: bool,
               within: list[Given]) -> bool:
         """Gives a plain output the place of the DTensor that it is a part of. whole: of what it was before the module's
-        own hooks. first: of the module's outputs. within: what modules in this one gave out. Whether its place is known,
-        or it is taken for a copy, as a first output is of which nothing is known."""
+        own hooks. first: of the module's outputs. within: what modules in this one gave out. Whether its place is
+        known, or it is taken for a copy, as a first output is of which nothing is known."""
         if whole_of(t) is not None:
             return True
         given = args[0] if args and isinstance(args[0], torch.Tensor) else None
@@ -613,7 +613,7 @@ class Listener:
             places = _places_by_parts(t, within)
             t._anyrank_whole = places[0] if len(places) == 1 else None
             several = t.dim() == 4 and len([one for one in places if one is not None]) > 1
-            return whole_of(t) is not None or (first and not several)  # a rank's own heads, or whole: which is not known
+            return whole_of(t) is not None or (first and not several)  # else of own heads, or whole: nothing says which
         return True
 
     def _input_hook(self, calls: list[Call | None]) -> typing.Callable[..., None]:

@@ -52,8 +52,8 @@ def pass_of_call(module: int, given: typing.Any, now: Pass, still_open: list[Pas
 
 def join(reached: list[Pass], of_step: list[Pass], transfers: int) -> tuple[list[Pass], list[Pass]]:
     """Makes one pass of those that a loss is computed from (reached), and without transfers also of those before, of
-    which a loss has what no gradient flows to. What other ranks sent apart stays apart. Returns the passes that the loss
-    is computed from, and those that are parts of them now."""
+    which a loss has what no gradient flows to. What other ranks sent apart stays apart. Returns the passes that the
+    loss is computed from, and those that are parts of them now."""
     if not reached:
         return [], []
     last = max(map(of_step.index, reached))

@@ -270,7 +270,8 @@ class Written(CaptureCase):
             "before, and none that follow"])
         for folder in ("right", "by-grad", "early"):
             self.assertEqual(bytes(self.files(folder)["steps:count"].data), (2).to_bytes(8, "little"), folder)
-        self.assertEqual(self.files("right").keys() - self.files("early").keys(), {"grad_norm:clip", "grad_norm:clip@2"})
+        self.assertEqual(self.files("right").keys() - self.files("early").keys(),
+                         {"grad_norm:clip", "grad_norm:clip@2"})
         self.assertLessEqual({"weight:grad@2", "grad_norm:clip@2"}, self.files("by-grad").keys())
         report = anyrank.verify(self.path / "right", self.path / "early", rtol=1e-4, atol=1e-6)
         self.assertEqual(report.first.tensor if report.first else "", "bias:grad", str(report))
@@ -530,7 +531,7 @@ class Written(CaptureCase):
 
     def test_what_is_one_for_all_samples_of_a_micro_batch_is_left_out_where_their_lengths_differ(self) -> None:
         class Padded(Module):  # type: ignore[misc]
-            """A table [1, length, 4] and a mask [1, 1, length, length], which no sample has, and one of a fixed size."""
+            """A table [1, length, 4] and a mask [1, 1, length, length], which no sample has; and one of fixed size."""
 
             def __init__(self) -> None:
                 super().__init__()
@@ -574,8 +575,8 @@ class Written(CaptureCase):
                                                                             rtol=1e-4, atol=1e-6).compared)
 
     def test_a_module_that_one_loss_needs_twice_is_called_twice_whoever_calls_it(self) -> None:
-        """The model, or a program that calls its towers: one after another or with what a target is made of. Micro-batches
-        that go forward before one goes backward are none of that."""
+        """The model, or a program that calls its towers: one after another or with what a target is made of.
+        Micro-batches that go forward before one goes backward are none of that."""
         class Towers(Module):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__()

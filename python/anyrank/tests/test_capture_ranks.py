@@ -546,13 +546,15 @@ class Placed(FolderCase):
             folder = self.path / f"{form}{tokens}"
             run(0, 1, folder / "one", form, tokens)
             ranks.spawn(2, run, 2, folder / "many", form, tokens)
-            report = anyrank.verify(folder / "one", folder / "many", only=["heads*:fwd", "heads*:grad"], rtol=1e-4, atol=1e-6)
+            report = anyrank.verify(folder / "one", folder / "many", only=["heads*:fwd", "heads*:grad"], rtol=1e-4,
+                                    atol=1e-6)
             self.assertTrue(report.ok, f"{form}: {report}")
             # q of two heads and two tokens, which nothing but its values tells apart, is left out.
             left = int((form, tokens) == ("rotated", 2))
             self.assertEqual((report.compared, report.ragged), (12 - left, left), f"{form}: {report}")
         ranks.spawn(2, run, 2, self.path / "wrong", "view", 5, 1)
-        report = anyrank.verify(self.path / "view5" / "one", self.path / "wrong", only=["heads*:fwd"], rtol=1e-4, atol=1e-6)
+        report = anyrank.verify(self.path / "view5" / "one", self.path / "wrong", only=["heads*:fwd"], rtol=1e-4,
+                                atol=1e-6)
         self.assertEqual([(row.tensor, row.rank) for row in report.tensors], [("heads.2:fwd", 1)], str(report))
 
     def test_a_pipeline_by_hand_has_its_micro_batches_in_whichever_order_it_calls_its_layers(self) -> None:

@@ -229,7 +229,8 @@ class Compare(FolderCase):
             with self.assertRaises(anyrank.RanksDiffer) as caught:
                 compare_ranks(network, step_with(factor=2.0), atol=1e-4)
             kept, = here.glob("anyrank-compare-*")
-            self.assertIn(f"\n  kept     {kept}: both runs, for `look`; nothing else removes them", str(caught.exception))
+            self.assertIn(f"\n  kept     {kept}: both runs, for `look`; nothing else removes them",
+                          str(caught.exception))
             self.assertLessEqual({"one", "ranks"}, {path.name for path in kept.iterdir()})
             with self.assertRaises(anyrank.RanksDiffer) as caught:
                 compare_ranks(network, step_with(factor=2.0), atol=1e-4, folder=here / "own")

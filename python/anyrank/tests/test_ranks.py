@@ -237,24 +237,23 @@ class Ranks(FolderCase):
                                       dtype=torch.float64 if kind == "type" and rank == 2 else torch.float32))
             all_reduce(torch.ones(4))
 
-        said = {"size": "all_reduce with other sizes or types of tensors: ranks 0 and 1 all_reduce of float32 [4] and rank "
-                        "2 all_reduce of float32 [7]",
-                "type": "all_reduce with other sizes or types of tensors: ranks 0 and 1 all_reduce of float32 [4] and rank "
-                        "2 all_reduce of float64 [4]",
+        other = "with other sizes or types of tensors"
+        most = f"all_reduce {other}: ranks 0 and 1 all_reduce of float32 [4] and rank 2 all_reduce of"
+        said = {"size": f"{most} float32 [7]", "type": f"{most} float64 [4]",
                 "kind": "different collectives: ranks 0 and 2 all_reduce of float32 [4] and rank 1 barrier",
-                "group": "broadcast with other sizes or types of tensors: rank 0 broadcast of float32 [3] and rank 1 "
-                         "broadcast of float32 [2]"}
+                "group": f"broadcast {other}: rank 0 broadcast of float32 [3] and rank 1 broadcast of float32 [2]"}
         with unittest.mock.patch("anyrank.ranks.LOOK", 0.2):
             for kind, words in said.items():
                 failed = self.failure(3, functools.partial(function, kind=kind))
                 self.assertIn(f"ranks call {words}\n", str(failed))
-                self.assertRegex(str(failed), rf"rank {1 if kind in ('kind', 'group') else 2}: .*, called by function \(")
+                odd = 1 if kind in ("kind", "group") else 2
+                self.assertRegex(str(failed), rf"rank {odd}: .*, called by function \(")
                 self.assertIn(failed.kind, ("died", "hangs", "raised"))
         with warnings.catch_warnings(record=True) as caught:  # which gloo carries out
             warnings.simplefilter("always")
             spawn(3, functools.partial(function, kind="short"))
-        self.assertIn("no rank failed, but ranks call broadcast with other sizes or types of tensors: rank 0 broadcast of "
-                      "float32 [2] and rank 1 broadcast of float32 [3];", " ".join(str(one.message) for one in caught))
+        self.assertIn(f"no rank failed, but ranks call broadcast {other}: rank 0 broadcast of float32 [2] and rank 1 "
+                      "broadcast of float32 [3];", " ".join(str(one.message) for one in caught))
 
     def test_results_and_arguments_that_cannot_be_used(self) -> None:
         self.assertIn("pickle", str(self.failure(2, lambda rank: lambda: 0)))
