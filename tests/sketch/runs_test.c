@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What verify says of two runs of sketches. */
 #include "anyrank/verify.h"
+#include "ref/io/safetensors_private.h"
 #include "tests/support/sketch_file.h"
 #include "verify/sketches/sketches.h"
 
@@ -35,8 +36,8 @@ static void write_one(const char *run, const sketch_part *parts, size_t n)
 static ari_sketch_report compared(ar_verify_options o)
 {
     ari_sketch_report r = {0};
-    o.reference = in_folder("a");
-    o.other = in_folder("b");
+    o.reference = o.reference != NULL ? o.reference : in_folder("a");
+    o.other = o.other != NULL ? o.other : in_folder("b");
     if (o.rtol == 0.0 && o.atol == 0.0 && o.rule == AR_VERIFY_TOLERANCE)
         o.rtol = 1e-4, o.atol = 1e-5;
     cr_assert_ok(ari_sketches_compare(&r, &o));
@@ -314,8 +315,8 @@ static void write_step(const char *run, int step, const float *values)
 static void expect_refused(ar_verify_options o, ar_status status, const char *words)
 {
     ari_sketch_report r = {0};
-    o.reference = in_folder("a");
-    o.other = in_folder("b");
+    o.reference = o.reference != NULL ? o.reference : in_folder("a");
+    o.other = o.other != NULL ? o.other : in_folder("b");
     cr_expect_refused(ari_sketches_compare(&r, &o), status, words);
     ari_sketch_report_fini(&r);
 }
@@ -575,4 +576,206 @@ Test(sketch_runs, an_update_is_excused_where_its_own_gradient_is_rounding_alone)
     cr_expect_eq(state_of_update(1, true, true, 32), AR_VERIFY_DIFFERENT, "half not updated");
     cr_expect_eq(state_of_update(8, true, true, 32), AR_VERIFY_DIFFERENT, "many tiny ones, half not updated");
     cr_expect_eq(state_of_update(8, true, true, 64), AR_VERIFY_DIFFERENT, "a quarter of the signs turned");
+}
+
+/* --- a dump beside sketches --------------------------------------------------------------------------------------- */
+
+/* The same tensors in full, as a file that records no order. */
+static const char *write_dump(const char *name, const sketch_part *parts, size_t n)
+{
+    ar_st_tensor tensor[8];
+    cr_assert_leq(n, 8u);
+    for (size_t i = 0; i < n; i++)
+        tensor[i] = (ar_st_tensor){.name = parts[i].name,
+                                   .dtype = parts[i].dtype,
+                                   .ndim = parts[i].ndim,
+                                   .shape = {parts[i].shape[0], parts[i].shape[1]},
+                                   .data = parts[i].values};
+    cr_assert_ok(ari_st_write(in_folder(name), tensor, n, NULL, 0));
+    return in_folder(name);
+}
+
+Test(sketch_runs, rows_beside_a_dump_have_the_order_of_the_captured_run)
+{
+    static float x[ELEMENTS], y[ELEMENTS];
+    fill(x, ELEMENTS, 22);
+    fill(y, ELEMENTS, 23);
+    /* in another order than that of names */
+    const sketch_part captured[] = {matrix("c:fwd", y), matrix("a:fwd", y), matrix("b:fwd", x)},
+                      dumped[] = {matrix("a:fwd", x), matrix("b:fwd", x), matrix("c:fwd", x), matrix("d:fwd", x)};
+    ar_verify_options o = BITS;
+    write_one("b", captured, 3);
+    o.reference = write_dump("a.safetensors", dumped, 4);
+    ari_sketch_report r = compared(o);
+    cr_assert_eq(r.rows, 4u);
+    const char *const order[] = {"c:fwd", "a:fwd", "b:fwd", "d:fwd"};
+    for (size_t i = 0; i < 4; i++)
+        cr_expect_str_eq(r.row[i].name, order[i]);
+    cr_expect(r.first == 0 && r.different == 3 && r.row[3].state == AR_VERIFY_MISSING);
+    ari_sketch_report_fini(&r);
+    o.other = o.reference;
+    o.reference = in_folder("b");
+    r = compared(o);
+    cr_expect(r.different == 3 && r.row[3].state == AR_VERIFY_UNEXPECTED);
+    cr_expect_str_eq(r.row[0].name, "c:fwd");
+    ari_sketch_report_fini(&r);
+}
+
+Test(sketch_runs, a_gradient_that_only_the_dump_has_is_lost_in_either_direction)
+{
+    static float x[ELEMENTS];
+    fill(x, ELEMENTS, 24);
+    const sketch_part parts[] = {matrix("x.weight:init", x), matrix("y.weight:init", x), matrix("y.weight:grad", x),
+                                 matrix("u.weight:grad", x), matrix("x.weight:grad", x)};
+    write_one("b", parts, 3);
+    const char *dump = write_dump("a.safetensors", parts, 5);
+    for (int k = 0; k < 2; k++) {
+        ar_verify_options o = BITS;
+        o.common = true;
+        o.reference = k == 0 ? dump : in_folder("b");
+        o.other = k == 0 ? in_folder("b") : dump;
+        ari_sketch_report r = compared(o);
+        cr_assert(r.different == 1 && r.first < r.rows, "%zu differ", r.different);
+        cr_expect_str_eq(r.row[r.first].name, "x.weight:grad");
+        cr_expect_eq(r.row[r.first].state, k == 0 ? AR_VERIFY_MISSING : AR_VERIFY_UNEXPECTED);
+        ari_sketch_report_fini(&r);
+    }
+}
+
+Test(sketch_runs, a_tensor_without_an_allowance_is_refused)
+{
+    static float x[ELEMENTS], y[ELEMENTS];
+    const double each[] = {1e-3};
+    fill(x, ELEMENTS, 25);
+    for (size_t i = 0; i < ELEMENTS; i++)
+        y[i] = x[i] + 3e-4f * (float)draw();
+    const ar_st_tensor allowed = {.name = "x:fwd", .dtype = AR_F64, .ndim = 1, .shape = {1}, .data = each};
+    cr_assert_ok(ari_st_write(in_folder("allowed.safetensors"), &allowed, 1, NULL, 0));
+    const sketch_part parts[] = {matrix("x:fwd", x), matrix("y:fwd", x)}, others[] = {matrix("x:fwd", y)};
+    write_one("a", parts, 1);
+    write_one("b", others, 1);
+    char path[192]; /* in_folder's own do not last */
+    snprintf(path, sizeof path, "%s", in_folder("allowed.safetensors"));
+    ar_verify_options o = {.rule = AR_VERIFY_SENSITIVITY, .allowed = path};
+    ari_sketch_report r = compared(o);
+    cr_expect_eq(r.row[0].state, AR_VERIFY_SAME);
+    ari_sketch_report_fini(&r);
+    cr_assert_eq(remove_all(in_folder("a")) + remove_all(in_folder("b")), 0);
+    write_one("a", parts, 2);
+    write_one("b", parts, 2);
+    expect_refused(o, AR_ERR_NOT_FOUND, "allows y:fwd nothing");
+}
+
+/* --- what proves nothing ------------------------------------------------------------------------------------------ */
+
+/* Steps of one loss and three activations, of which a step's may be those of the first. */
+static void write_training(const char *run, int steps, const double *loss, bool repeats)
+{
+    static float x[ELEMENTS];
+    for (int step = 1; step <= steps; step++) {
+        char name[4][32];
+        static const char *const stem[] = {"x:fwd", "y:fwd", "loss:fwd", "x.weight:grad"};
+        for (int k = 0; k < 4; k++)
+            snprintf(name[k], sizeof name[k], step > 1 ? "%s@%d" : "%s", stem[k], step);
+        fill(x, ELEMENTS, repeats ? 26 : (uint64_t)(25 + step));
+        sketch_part parts[] = {matrix(name[0], x), matrix(name[1], x), matrix(name[2], x), matrix(name[3], x)};
+        const float value = (float)loss[step - 1];
+        parts[2] = (sketch_part){name[2], AR_F32, 0, {1, 1}, &value, 0, 0, NULL, NULL, 0, NULL};
+        write_sketches(run, 0, 1, step, parts, 4);
+    }
+}
+
+Test(sketch_runs, losses_and_steps_that_prove_nothing_are_refused)
+{
+    static const struct {
+        double loss[2];
+        bool repeats;
+        const char *says;
+    } cases[] = {{{2.0, 1.5}, false, NULL},
+                 {{2.0, 2.0}, true, "activations of later steps have the bits of the first"},
+                 {{(double)NAN, (double)NAN}, false, "the loss is NaN or infinite in every step"},
+                 {{4.1588830833596715, 4.1588830833596715}, false, "= ln 64 in each of 2 steps"},
+                 {{2.0, 2.0}, false, NULL}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        write_training("a", 2, cases[k].loss, cases[k].repeats);
+        write_training("b", 2, cases[k].loss, cases[k].repeats);
+        if (cases[k].says != NULL) {
+            expect_refused(TOLERANCE, AR_ERR_DATA, cases[k].says);
+        } else {
+            ari_sketch_report r = compared(TOLERANCE);
+            cr_expect(r.different == 0 && r.compared == 8, "case %zu", k);
+            ari_sketch_report_fini(&r);
+        }
+        cr_assert_eq(remove_all(in_folder("a")) + remove_all(in_folder("b")), 0);
+    }
+}
+
+/* Zeros in one run and tiny gradients in the other are alive. */
+Test(sketch_runs, gradients_that_only_one_run_has_as_zeros_are_compared)
+{
+    static float tiny[ELEMENTS], zero[ELEMENTS];
+    fill(tiny, ELEMENTS, 27);
+    for (size_t i = 0; i < ELEMENTS; i++)
+        tiny[i] *= 1e-7f;
+    const sketch_part zeros[] = {matrix("x.weight:grad", zero), matrix("y.weight:grad", zero)},
+                      others[] = {matrix("x.weight:grad", tiny), matrix("y.weight:grad", tiny)};
+    for (int k = 0; k < 2; k++) {
+        write_one(k == 0 ? "a" : "b", zeros, 2);
+        write_one(k == 0 ? "b" : "a", others, 2);
+        ari_sketch_report r = compared(TOLERANCE);
+        cr_expect(r.different == 0 && r.compared == 2);
+        ari_sketch_report_fini(&r);
+        cr_assert_eq(remove_all(in_folder("a")) + remove_all(in_folder("b")), 0);
+    }
+}
+
+/* Infinities of one run alone, in a sum over ranks, are a difference; of both, their places are not known. */
+Test(sketch_runs, infinities_in_a_sum_are_a_difference_or_not_judged)
+{
+    static float x[ELEMENTS], y[ELEMENTS];
+    fill(x, ELEMENTS, 28);
+    memcpy(y, x, sizeof x);
+    y[3] = INFINITY;
+    for (int k = 0; k < 2; k++) {
+        const sketch_part full = matrix("x:grad", k == 0 ? x : y);
+        write_one("a", &full, 1);
+        write_summands("b", 2, y, 0.0);
+        ari_sketch_report r = compared(TOLERANCE);
+        cr_expect(k == 0 ? r.different == 1 : r.unjudged == 1 && r.different == 0);
+        ari_sketch_report_fini(&r);
+        cr_assert_eq(remove_all(in_folder("a")) + remove_all(in_folder("b")), 0);
+    }
+}
+
+/* What the other run alone says of itself holds too. */
+Test(sketch_runs, either_run_may_leave_a_tensor_out)
+{
+    static float x[ELEMENTS];
+    fill(x, ELEMENTS, 29);
+    const sketch_part plain[] = {matrix("x:fwd", x), matrix("y:fwd", x)};
+    sketch_part left_out[] = {plain[0], plain[1]};
+    left_out[1].left_out = "ranks have other lengths";
+    for (int k = 0; k < 2; k++) {
+        write_one(k == 0 ? "a" : "b", plain, 2);
+        write_one(k == 0 ? "b" : "a", left_out, 2);
+        ari_sketch_report r = compared(BITS);
+        cr_expect(r.left_out == 1 && r.compared == 1 && r.different == 0 && r.unjudged == 0);
+        ari_sketch_report_fini(&r);
+        cr_assert_eq(remove_all(in_folder("a")) + remove_all(in_folder("b")), 0);
+    }
+}
+
+Test(sketch_runs, json_says_which_steps_of_which_run_are_incomplete)
+{
+    static float x[ELEMENTS];
+    fill(x, ELEMENTS, 30);
+    write_with_missing(x, 3, 3);
+    ari_sketch_report r = compared(BITS);
+    json_t *json = ari_sketch_report_json(&r, &(ar_verify_options){.reference = "a", .other = "b"});
+    const json_t *steps = json_object_get(json, "steps"), *incomplete = json_object_get(steps, "incomplete");
+    cr_expect_eq(json_integer_value(json_object_get(steps, "common")), 2);
+    cr_expect(json_array_size(json_array_get(incomplete, 0)) == 0 &&
+              json_array_size(json_array_get(incomplete, 1)) == 1);
+    json_decref(json);
+    ari_sketch_report_fini(&r);
 }
