@@ -663,7 +663,33 @@ Test(sketch_runs, a_tensor_without_an_allowance_is_refused)
     cr_assert_eq(remove_all(in_folder("a")) + remove_all(in_folder("b")), 0);
     write_one("a", parts, 2);
     write_one("b", parts, 2);
-    expect_refused(o, AR_ERR_NOT_FOUND, "allows y:fwd nothing");
+    expect_refused(o, AR_ERR_NOT_FOUND, "says nothing of y:fwd");
+}
+
+Test(sketch_runs, an_allowance_is_a_number_and_integers_need_none)
+{
+    static float x[ELEMENTS];
+    const double none[] = {(double)INFINITY, (double)NAN, -1.0};
+    const int64_t ids[] = {3, 1, 2};
+    char path[192];
+    snprintf(path, sizeof path, "%s", in_folder("allowed.safetensors"));
+    fill(x, ELEMENTS, 31);
+    const sketch_part number = matrix("x:fwd", x),
+                      integers = {"input.0:fwd", AR_I64, 1, {3, 0}, ids, 0, 0, NULL, NULL, 0, NULL};
+    const ar_verify_options o = {.rule = AR_VERIFY_SENSITIVITY, .allowed = path};
+    for (size_t k = 0; k < sizeof none / sizeof *none; k++) {
+        const ar_st_tensor allowed = {.name = "x:fwd", .dtype = AR_F64, .ndim = 1, .shape = {1}, .data = &none[k]};
+        cr_assert_ok(ari_st_write(path, &allowed, 1, NULL, 0));
+        write_one("a", &number, 1);
+        write_one("b", &number, 1);
+        expect_refused(o, AR_ERR_DATA, "expected a finite number of 0 or more");
+        cr_assert_eq(remove_all(in_folder("a")) + remove_all(in_folder("b")), 0);
+    }
+    write_one("a", &integers, 1);
+    write_one("b", &integers, 1);
+    ari_sketch_report r = compared(o);
+    cr_expect(r.compared == 1 && r.different == 0);
+    ari_sketch_report_fini(&r);
 }
 
 /* --- what proves nothing ------------------------------------------------------------------------------------------ */

@@ -245,6 +245,10 @@ AR_NODISCARD ar_status ari_verify_unwrap(ari_verifying *v);
 /** Gives tensors of the other dump the reference's names where both mean the same: "x.weight" in a file of gradients and
  *  "x.weight:grad" in a dump of ranks. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_name_by_meaning(ari_verifying *v);
+/** What a file of allowances lets each element of a tensor differ by, under either of two names. path: for messages. Errors:
+ *  AR_ERR_NOT_FOUND, AR_ERR_FORMAT (more than one number), AR_ERR_DATA (no finite number of 0 or more), those of reading. */
+AR_NODISCARD ar_status ari_allowance_read(double *allowed, const ar_dump *allowances, const char *path,
+                                          const char *name, const char *other_name);
 /** Makes the rows, in execution order, and the pairs of which values are compared. Errors: AR_ERR_NOT_FOUND (globs that
  * match nothing, an allowed file that lacks a tensor), AR_ERR_DATA (what it allows is no number or negative),
  * AR_ERR_MEMORY. */

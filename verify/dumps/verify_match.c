@@ -305,24 +305,24 @@ static void decide_state(ar_verify_row *r, const ari_sides *s, ar_verify_rule ru
 
 /* --- the rule of one tensor --------------------------------------------------------------------------------------- */
 
-static ar_status allowance_of(const ari_verifying *v, const ari_sides *s, double *allowed)
+ar_status ari_allowance_read(double *allowed, const ar_dump *allowances, const char *path, const char *name,
+                             const char *other_name)
 {
-    const char *name = s->of[0]->name;
-    const ar_dump_tensor *t = ar_dump_find(v->allowed, name);
+    const ar_dump_tensor *t = ar_dump_find(allowances, name);
     if (!t)
-        t = ar_dump_find(v->allowed, s->of[1]->name);
+        t = ar_dump_find(allowances, other_name);
     if (!t)
         return ar_error_set(AR_ERR_NOT_FOUND,
                             "%s: says nothing of %s; 'anyrank grads' with sensitivity writes an allowance for every "
                             "tensor it dumps (ignore leaves one out of the comparison)",
-                            ARI_SHOW(v->o->allowed), ARI_SHOW(name));
+                            ARI_SHOW(path), ARI_SHOW(name));
     if (t->count != 1)
-        return ar_error_set(AR_ERR_FORMAT, "%s: %s has %zu elements; an allowance is one number",
-                            ARI_SHOW(v->o->allowed), ARI_SHOW(name), t->count);
+        return ar_error_set(AR_ERR_FORMAT, "%s: %s has %zu elements; an allowance is one number", ARI_SHOW(path),
+                            ARI_SHOW(name), t->count);
     AR_TRY(ari_dump_read_f64(t, 0, 1, allowed));
     if (!(*allowed >= 0.0) || isinf(*allowed)) /* as of --rtol and --atol: nothing would be a difference */
         return ar_error_set(AR_ERR_DATA, "%s: %s is allowed to differ by %g; expected a finite number of 0 or more",
-                            ARI_SHOW(v->o->allowed), ARI_SHOW(name), *allowed);
+                            ARI_SHOW(path), ARI_SHOW(name), *allowed);
     return AR_OK;
 }
 
@@ -342,7 +342,7 @@ static ar_status make_pair(ari_verifying *v, ar_verify_row *row, ari_sides *s)
         p->rule.rtol = p->rule.atol = 0.0; /* ids, indices and counts have no rounding that a tolerance is for */
     p->rule.ulp = has_bool ? 0 : p->rule.ulp;
     if (!has_integers && o->rule == AR_VERIFY_SENSITIVITY)
-        AR_TRY(allowance_of(v, s, &p->rule.atol));
+        AR_TRY(ari_allowance_read(&p->rule.atol, v->allowed, o->allowed, s->of[0]->name, s->of[1]->name));
     p->numbers = row->elements;
     p->blocks = (p->numbers + ARI_SCAN_BLOCK - 1) / ARI_SCAN_BLOCK;
     ari_deviation_init(&p->tally);

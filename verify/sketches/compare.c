@@ -413,17 +413,11 @@ static void add_earlier(ari_sketch_row *row, const comparison *c)
 static ar_status set_allowance(ari_sketch_row *row, const comparison *c)
 {
     const ar_verify_options *o = c->options;
-    row->allowed = (ari_sketch_allowance){.each = o->atol, .rtol = o->rtol, .roundoff = c->roundoff};
-    if (o->rule != AR_VERIFY_SENSITIVITY)
-        return AR_OK;
-    const ar_dump_tensor *t = ar_dump_find(c->allowances, row->name);
-    float each = 0.0f;
-    if (t == NULL || t->count != 1)
-        return ar_error_set(AR_ERR_NOT_FOUND, "%s: allows %s nothing", ARI_SHOW(o->allowed), ARI_SHOW(row->name));
-    AR_TRY(ar_dump_read_f32(t, 0, 1, &each));
-    row->allowed.each = (double)each;
-    row->allowed.rtol = 0.0;
-    return AR_OK;
+    const bool listed = o->rule == AR_VERIFY_SENSITIVITY;
+    row->allowed = (ari_sketch_allowance){.each = o->atol, .rtol = listed ? 0.0 : o->rtol, .roundoff = c->roundoff};
+    if (!listed || ari_is_integer(row->side[0]->sketch->dtype))
+        return AR_OK; /* integers are exact under every rule */
+    return ari_allowance_read(&row->allowed.each, c->allowances, o->allowed, row->name, row->name);
 }
 
 /* Two copies of a part that differ by more than the rule: of the other run, if it has such. */
