@@ -122,6 +122,21 @@ class Sketched(FolderCase):
             self.assertIn(f"{name}", done.stderr)
         self.assertFalse((self.path / "a.html").exists())
 
+    def test_nothing_to_compare_is_no_verdict(self) -> None:
+        def run(folder: str, **options: typing.Any) -> None:
+            torch.manual_seed(0)
+            model = Model()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            with anyrank.capture(model, self.path / folder, optimizer, keep="sketch", **options):
+                model(torch.arange(12).reshape(4, 3)).square().mean().backward()
+                optimizer.step()
+        run("one")
+        run("later", first_step=11)
+        for other, options, says in (("later", {}, "no step in common"), ("one", {"only": ["zzz*"]}, "matches none"),
+                                     ("one", {"ignore": ["*"]}, "leave none")):
+            with self.assertRaisesRegex(AnyrankError, says):
+                self.compared("one", other, **options)
+
     def test_the_same_samples_in_another_order(self) -> None:
         def run(folder: str, flip: bool, factor: float = 1.0) -> str:
             torch.manual_seed(0)
