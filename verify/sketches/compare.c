@@ -9,6 +9,7 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
+#include "verify/dump/dump_private.h"
 #include "verify/dumps/verify_impl.h"
 #include "verify/sketches/proof.h"
 #include "verify/sketches/sketches.h"
@@ -527,6 +528,13 @@ static bool is_reordered(const ari_sketch_row *row)
            a->samples[0] != b->samples[0] && a->samples[1] == b->samples[1] && a->samples[1] != 0;
 }
 
+/* Whether a tensor that only the other side has is one that this dump leaves out, as its ranks have other lengths of it. */
+static bool is_left_out_of(const ar_dump *d, const char *name)
+{
+    char why[160];
+    return d != NULL && ari_dump_is_ragged(d, name, why);
+}
+
 static ar_status judge_row(ari_sketch_row *row, comparison *c)
 {
     const ari_sketched *a = row->side[0], *b = row->side[1];
@@ -534,6 +542,7 @@ static ar_status judge_row(ari_sketch_row *row, comparison *c)
     for (int k = 0; k < 2; k++) {
         ari_sketched *t = row->side[k];
         AR_TRY(sketch_side(c->report, t));
+        row->left_out = row->left_out || (t == NULL && is_left_out_of(c->report->dump[k], row->name));
         if (t == NULL)
             continue;
         row->differing = t->differing >= 0 ? t->differing : row->differing;

@@ -137,6 +137,23 @@ class Sketched(FolderCase):
             with self.assertRaisesRegex(AnyrankError, says):
                 self.compared("one", other, **options)
 
+    def test_what_a_dump_leaves_out_is_left_out_beside_sketches(self) -> None:
+        """Micro-batches padded to lengths of their own have activations without a place in the full batch."""
+        ids = torch.tensor([[1, 2, 0], [3, 4, 0], [5, 6, 7], [8, 1, 2]])
+
+        def run(folder: str, keep: str, batches: list[typing.Any]) -> None:
+            torch.manual_seed(0)
+            model = torch.nn.Sequential(torch.nn.Embedding(9, 4, padding_idx=0), torch.nn.Linear(4, 3))
+            with anyrank.capture(model, self.path / folder, keep=keep):
+                for batch in batches:
+                    (model(batch).square().sum(-1) * (batch != 0)).sum().backward()
+        run("one", "sketch", [ids])
+        run("other", "tensors", [ids[:2, :2], ids[2:]])
+        for reference, other in (("one", "other"), ("other", "one")):
+            report = self.compared(reference, other)
+            self.assertTrue(report.ok, str(report))
+            self.assertIn("left out: ", str(report))
+
     def test_the_same_samples_in_another_order(self) -> None:
         def run(folder: str, flip: bool, factor: float = 1.0) -> str:
             torch.manual_seed(0)
