@@ -23,6 +23,9 @@ typedef struct sketch_part {
     const char *left_out; /* NULL: "" */
 } sketch_part;
 
+/* Digests of the samples of records that are written from now on: in their order, and in any; 0: not known. */
+static json_int_t sketch_samples[2];
+
 /* A record that is being written: a step of a rank. */
 typedef struct sketch_record {
     json_t *text, *tensors;
@@ -33,7 +36,8 @@ typedef struct sketch_record {
 static inline sketch_record sketch_record_begin(int rank, int world, int step)
 {
     sketch_record r = {.tensors = json_array()};
-    r.text = json_pack("{si si si s[] so}", "step", step, "rank", rank, "world", world, "mesh", "tensors", r.tensors);
+    r.text = json_pack("{si si si s[] s[II] so}", "step", step, "rank", rank, "world", world, "mesh", "samples",
+                       sketch_samples[0], sketch_samples[1], "tensors", r.tensors);
     cr_assert_not_null(r.text);
     return r;
 }
