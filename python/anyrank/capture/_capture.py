@@ -26,8 +26,8 @@ from anyrank.capture._engines import Engine, engine_of, is_divided
 from anyrank.capture._exchange import MOST_SAID, Alone, Store
 from anyrank.capture._facts import Facts
 from anyrank.capture._files import rank_file
-from anyrank.capture._listen import (Listener, Pass, has_no_values, in_backward, in_transform, is_index, is_loss_scale,
-                                     is_scaled, leaves_of, local_of, loss_of, named_loss_of, parts_of, reached_of,
+from anyrank.capture._listen import (Listener, Pass, has_no_values, in_backward, in_transform, is_loss_scale, is_scaled,
+                                     leaves_of, local_of, loss_of, named_loss_of, parts_of, reached_of,
                                      scalars_of, tensors_of, untraced, version_of, whole_of)
 from anyrank.capture._megatron import spec_of
 from anyrank.capture._model import (DTensor, averages_of, buffers_of, formats_of, groups_of, modules_of, parameters_of,
@@ -616,8 +616,6 @@ class Capture:
                 self._record.left_out("inputs of the model that are large", f"input.{key}")
             elif t.is_meta or not t.dim():
                 continue
-            elif is_index(local_of(t)):
-                self._record.left_out("inputs that count within a batch", f"input.{key}")
             else:
                 samples = 0 if t.shape[0] == of.batch else of.samples_dim(t, "fwd")
                 self.take(of, of.name(f"input.{key}", "fwd"), t, whole_of(t), samples)

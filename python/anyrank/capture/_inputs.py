@@ -14,8 +14,8 @@ from torch import nn
 
 from anyrank._errors import AnyrankError
 from anyrank.capture._exchange import Alone, Store
-from anyrank.capture._listen import (Pass, _samples_of_states, _whole_by_weight, in_backward, inputs_of, is_index,
-                                     local_of, untraced, whole_of)
+from anyrank.capture._listen import (Pass, _samples_of_states, _whole_by_weight, in_backward, inputs_of, local_of,
+                                     untraced, whole_of)
 from anyrank.capture._model import Groups, modules_of
 from anyrank.capture._record import Record
 from anyrank.capture._spec import Spec
@@ -73,7 +73,7 @@ class Inputs:
         whole = whole_of(t) or (_whole_by_weight(module, tuple(t.shape), 1) if key == "0" else None)
         if t.numel() > self.most:
             self.record.left_out("inputs of modules that are large", f"{base}:fwd")
-        elif is_index(local_of(t)) or (whole is None and not self._is_placed()):
+        elif whole is None and not self._is_placed():
             self.record.left_out("inputs of modules without a place", f"{base}:fwd")
         else:
             recurrent = isinstance(module, nn.RNNBase)

@@ -221,9 +221,11 @@ def in_transform() -> bool:
 
 
 def is_index(t: torch.Tensor) -> bool:
-    """Whether an input counts within its batch, as the vector that gives each node its graph: another on each rank."""
-    return (t.dim() == 1 and t.numel() > 1 and not t.is_floating_point() and not t.is_complex() and
-            t.dtype != torch.bool and int(t[0]) == 0 and bool((t.diff() >= 0).all()))
+    """Whether an input may count within its batch, as the vector that gives each node its graph: another on each rank.
+    Labels of a few samples look so by chance."""
+    if t.dim() != 1 or t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
+        return False
+    return t.numel() == 0 or (int(t[0]) == 0 and bool((t.diff() >= 0).all()))
 
 
 def has_no_values(args: tuple[typing.Any, ...]) -> bool:

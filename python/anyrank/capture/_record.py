@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import bisect
+import collections
 import difflib
 import fnmatch
 import hashlib
 import itertools
 import json
+import math
 import pathlib
 import re
 import typing
@@ -19,7 +21,7 @@ import torch
 from anyrank._errors import AnyrankError
 from anyrank.capture._exchange import Alone, Store
 from anyrank.capture._files import Placed, RankFiles
-from anyrank.capture._listen import local_of
+from anyrank.capture._listen import is_index, local_of
 from anyrank.capture._mesh import SPEC_HINT
 from anyrank.capture._model import Groups
 from anyrank.capture._places import (ROUTED, Box, Part, Rule, Shape, Whole, boxes_of_blocks, boxes_of_runs,
@@ -31,6 +33,8 @@ from anyrank.capture._spec import EXTRAS, Spec
 
 STEPS = "steps:count"
 UNREAD = "ranks have other gradients of it and update it alike: hand in those that the update reads, to gradients()"
+COUNTS = "it counts within a batch, on each rank and in each micro-batch from 0"
+LEAST_BITS = 16  # of values that are the same on all ranks: fewer may be the same by chance
 MOST_SAMPLES = 16384  # of a micro-batch, and of all steps together, whose digests are written
 
 
@@ -47,6 +51,8 @@ class Value:
         self.per_sample = samples is not None
         self.said = False  # the spec says where it is, or which dimension has the samples
         self.digests: list[int] = []  # of the parts' values
+        self.bits = 0.0  # how much the parts' values tell, if they are an input's
+        self.counting: list[bool] = []  # of each micro-batch that an input of integers has: whether it counts from 0
         self.rows_alike = True  # in each of the parts: no value tells one of several samples from one for all of them
         self.mean = False  # divided by the ranks that are to be summed
         self.units: list[int] = []  # of each part: rows of a sample
@@ -72,10 +78,11 @@ class Value:
         shape = self.part.shape if self.part else next(iter(self.parts.values()))[1]
         return (sum(self.rows()), *shape[1:]) if len(self.parts) > 1 else tuple(shape)
 
-    def hear_length(self, shape: Shape) -> None:
-        """A micro-batch has a tensor of this shape, whether it is written or, as one for all samples, left to the
-        first."""
-        self.lengths.add(tuple(n for dim, n in enumerate(shape) if dim != self.samples))
+    def hear_part(self, tensor: torch.Tensor) -> None:
+        """A micro-batch has this tensor, whether it is written or, as one for all samples, left to the first."""
+        self.lengths.add(tuple(n for dim, n in enumerate(tensor.shape) if dim != self.samples))
+        if self.base.endswith(":fwd") and not tensor.is_floating_point():
+            self.counting.append(is_index(local_of(tensor)))
 
     def is_ragged(self) -> bool:
         """Whether its micro-batches have other lengths: each was padded to its own longest row."""
@@ -141,7 +148,7 @@ class Record:
             return
         value = self.values.get(name)
         if value is not None and (value.samples is None or part in value.parts):
-            value.hear_length(tuple(tensor.shape))
+            value.hear_part(tensor)
             return
         if value is None:
             value = Value(base, whole, tensor.dim(), samples)
@@ -152,12 +159,13 @@ class Record:
         if value.samples is not None:
             whole_rows = batch and not ROUTED.search(base)
             value.units.append(max(1, tensor.shape[value.samples] // batch) if whole_rows else 1)
-        value.hear_length(tuple(tensor.shape))
+        value.hear_part(tensor)
         judged = base.endswith((":fwd", ":bwd", ":buffer")) or (self.unread and base.endswith((":grad", ":new")))
         if self.groups.mesh.world > 1 and judged and value.part is None and not value.said and tensor.dim() > 0:
             alike = tensor.shape[0] > 1 and rows_are_alike(tensor)
             value.rows_alike = value.rows_alike and alike
             value.digests.append(0 if alike and not self.spec.is_input(base) else digest_of(tensor))
+            value.bits += bits_of(tensor) if self._is_given(base) else 0
         self._write(name, value, tensor, part)
 
     def _part(self, value: Value, whole: Whole, local: Shape, name: str) -> Part:
@@ -351,6 +359,7 @@ class Record:
         alone: what the other ranks have is not known."""
         why: dict[str, str] = {}
         steps = [other["steps"] for other in of_all]
+        counting = self._counting(of_all)
         for name, value in self.values.items():
             shapes = [other["shapes"].get(name) for other in of_all]
             units = {tuple(other["units"][name]) for other in of_all if name in other["units"]}
@@ -361,6 +370,8 @@ class Record:
             elif (any(name in other["ragged"] for other in of_all) or len({n for one in units for n in one}) > 1 or
                   self._has_lengths(value, shapes)):
                 why[name] = "each micro-batch or rank pads to a length of its own"
+            elif name in counting:
+                why[name] = COUNTS
             elif any(name in other["unplaced"] for other in of_all):
                 why[name] = "a rank has its own part of it or all, and nothing says which"
             elif self._is_input_of_unknown_place(name, value, alone):
@@ -369,6 +380,27 @@ class Record:
                 text = self._judge_digests(name, value, of_all)
                 why.update({name: text} if text else {})
         return why
+
+    def _counting(self, of_all: list[dict[str, typing.Any]]) -> set[str]:
+        """Inputs of integers that count within each of several parts of a batch, on all ranks and in all steps: in one
+        part labels may look so."""
+        found = {name for other in of_all for name in other["counting"]}
+        bases = {name.split("@")[0] for name in found}
+        others = {name.split("@")[0] for other in of_all for name in other["shapes"]
+                  if name.split("@")[0] in bases and name not in other["counting"]}
+        parts = {name: sum(other["counting"].get(name, 0) for other in of_all) for name in found}
+        return {name for name in found if name.split("@")[0] not in others and parts[name] > 1}
+
+    def _is_given(self, base: str) -> bool:
+        """Whether it is what the model is given, or what a module reads."""
+        return self.spec.is_input(base) or ".in:" in base or ".in." in base
+
+    def _is_alike_by_chance(self, value: Value, of_all: list[dict[str, typing.Any]], ranks: list[int]) -> bool:
+        """Whether nothing but few values, as labels of two samples, says that ranks have copies: it has other values on
+        them in another step, or too little is the same in all steps together."""
+        names = [name for name, other in self.values.items() if other.base == value.base]
+        differs = any(len({of_all[rank]["digests"].get(name) for rank in ranks}) > 1 for name in names)
+        return differs or sum(self.values[name].bits for name in names) < LEAST_BITS
 
     def _is_input_of_unknown_place(self, name: str, value: Value, alone: bool) -> bool:
         """Whether the model's input is a part of a batch, and the spec says of activations alone where samples are, and
@@ -421,7 +453,8 @@ class Record:
             return "ranks of one part of the samples have other values of it, and nothing says which"
         if len(ranks) == 1 or len(inputs) < len(ranks) or value.base.endswith(":buffer"):
             return ""
-        if value.per_sample and len(digests) == 1 and not value.rows_alike:
+        by_chance = self._is_given(value.base) and self._is_alike_by_chance(value, of_all, ranks)
+        if value.per_sample and len(digests) == 1 and not value.rows_alike and not by_chance:
             value.per_sample, value.samples = False, None
             return "of one value for all samples each micro-batch has its own" if len(value.parts) > 1 else ""
         if not value.per_sample and len(digests) > 1:
@@ -442,6 +475,8 @@ class Record:
                 "steps": steps, "inputs": self.inputs, "samples": self._few_samples(),
                 "ragged": [name for name, value in self.values.items() if value.is_ragged()],
                 "unplaced": [name for name in self.values if name in self.unplaced],
+                "counting": {name: len(value.counting) for name, value in self.values.items()
+                             if value.counting and all(value.counting)},
                 "units": {name: value.units for name, value in self.values.items() if set(value.units) - {1}},
                 "digests": {name: zlib.crc32(repr(value.digests).encode()) for name, value in self.values.items()
                             if value.digests},
@@ -586,6 +621,18 @@ def rows_are_alike(t: torch.Tensor) -> bool:
         return True
     some = rows[:, ::max(1, rows.shape[1] // 100)].contiguous().view(torch.uint8)
     return bool((some == some[:1]).all())
+
+
+def bits_of(t: torch.Tensor) -> float:
+    """How much its values tell, as each is drawn from those that are there. Of two values, as a mask has them, the rows
+    are what is drawn."""
+    rows = local_of(t).reshape(t.shape[0], -1)
+    values = rows.flatten()[::max(1, rows.numel() // 1024)]
+    drawn: collections.Counter[typing.Any] = collections.Counter(values.tolist())
+    if len(drawn) <= 2:
+        drawn = collections.Counter(row.view(torch.uint8).numpy().tobytes() for row in rows.contiguous().cpu())
+    total = sum(drawn.values())
+    return -sum(count * math.log2(count / total) for count in drawn.values())
 
 
 def magnitude_of(t: torch.Tensor) -> tuple[float, float]:

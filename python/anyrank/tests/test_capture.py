@@ -797,7 +797,7 @@ class Written(CaptureCase):
             self.assertTrue(torch.allclose(self.value("2:bwd", f"{penalty}"), 2 * y / 4 @ model[2].weight))
         self.assertTrue(torch.equal(*values))
 
-    def test_inputs_that_count_within_a_batch_are_left_out(self) -> None:
+    def test_inputs_that_count_within_each_of_several_parts_of_a_batch_are_left_out(self) -> None:
         class Pooled(Module):  # type: ignore[misc]
             def __init__(self) -> None:
                 super().__init__()
@@ -805,11 +805,25 @@ class Written(CaptureCase):
 
             def forward(self, nodes: typing.Any, graph: typing.Any, labels: typing.Any) -> typing.Any:
                 y = self.lin(nodes)[:, 0]
-                return (torch.zeros(2).index_add(0, graph, y) - labels).square().mean()
+                return (torch.zeros(4).index_add(0, graph, y)[graph] - labels).square().mean()
 
-        with anyrank.capture(Pooled(), self.path / "dump") as c:
-            c._model(torch.ones(4, 3), torch.tensor([0, 0, 0, 1]), torch.tensor([3, 1])).backward()
-        self.assertEqual({name for name in self.files() if name.startswith("input.")}, {"input.0:fwd", "input.2:fwd"})
+        def run(folder: str, graphs: list[list[int]], labels: list[list[int]]) -> None:
+            torch.manual_seed(0)
+            model, x = Pooled(), torch.arange(24.0).view(8, 3)
+            with anyrank.capture(model, self.path / folder, values=["fwd"]):
+                for rows, graph, y in zip(x.chunk(len(graphs)), graphs, labels):
+                    model(rows, torch.tensor(graph), torch.tensor(y)).backward()
+
+        run("one", [[0, 0, 0, 1, 1, 1, 2, 3]], [[0, 1, 2, 2, 3, 2, 1, 0]])
+        run("other", [[0, 0, 0, 1, 1, 1, 3, 3]], [[0, 1, 2, 2, 3, 2, 1, 0]])
+        report = anyrank.verify(self.path / "one", self.path / "other", only="input.1:fwd")
+        self.assertEqual((report.ok, report.compared), (False, 1), str(report))  # one part, counted through
+        run("many", [[0, 0, 0, 1], [0, 0, 1, 2]], [[0, 1, 2, 2], [3, 2, 1, 0]])
+        report = anyrank.verify(self.path / "one", self.path / "many", only="input.*")
+        self.assertEqual((report.ok, report.compared, report.ragged), (True, 2, 1), str(report))
+        run("wrong", [[0, 0, 0, 1], [0, 0, 1, 2]], [[0, 1, 2, 2], [3, 2, 0, 1]])
+        report = anyrank.verify(self.path / "one", self.path / "wrong", only="input.*")
+        self.assertEqual([row.tensor for row in report.tensors], ["input.2:fwd"], str(report))
 
     def test_terms_that_go_backward_apart_are_one_loss_and_those_of_other_models_none(self) -> None:
         model, other = nn.Linear(3, 3), nn.Linear(3, 3)

@@ -1053,6 +1053,46 @@ class Placed(FolderCase):
                     spec={"mesh": {"tp": 4}, "shard": {"0.*:init": {**pieces, **wrong}}}):
                 net(x)
 
+    def test_inputs_of_samples_may_have_equal_values_on_all_ranks(self) -> None:
+        """Labels and lengths of few samples are equal by chance, or rise from 0. Numbers for each class are equal on
+        all ranks, as copies are."""
+        labels = [[[1, 0], [1, 0], [1, 0], [1, 0]], [[0, 2], [1, 1], [0, 1], [0, 0]], [[0, 1], [2, 1], [0, 1], [2, 1]]]
+
+        class Classes(nn.Module):  # type: ignore[misc]
+            def __init__(self) -> None:
+                super().__init__()
+                self.lin = nn.Linear(5, 2)
+
+            def forward(self, x: typing.Any, y: typing.Any, mask: typing.Any, factors: typing.Any) -> typing.Any:
+                x = (self.lin(x) * mask.sum(-1, keepdim=True)).log_softmax(-1)
+                return -(x[:, 0] * y * factors[0, 0] + x[:, 1] * factors[1, 0]).mean()
+
+        def run(rank: int, folder: pathlib.Path, micro: int = 1, wrong: bool = False) -> None:
+            torch.manual_seed(0)
+            model, factors = Classes(), torch.randn(4, 2)
+            x, mask = torch.randn(3, 8, 5), torch.tensor([[1, 1, 1], [1, 1, 0]] * 4)
+            wrapped = ddp(model) if rank >= 0 else model
+            with anyrank.capture(wrapped, folder, torch.optim.SGD(model.parameters()), values=["fwd"],
+                                 spec={"samples": "by_rank"}) as capture:
+                for step, y in enumerate(labels):
+                    for part in range(micro):
+                        n = 4 // micro if rank >= 0 else 8
+                        mine = slice(max(rank, 0) * 4 + part * n, max(rank, 0) * 4 + (part + 1) * n)
+                        given = torch.tensor(y).flatten()[mine]
+                        if wrong and rank == 1 and step == 2:
+                            given = given.flip(0)
+                        wrapped(x[step, mine], given, mask[mine], factors).backward()
+                    capture.step()
+
+        run(-1, self.path / "one")
+        for micro in (1, 2):
+            ranks.spawn(2, run, self.path / f"{micro}", micro)
+            report = anyrank.verify(self.path / "one", self.path / f"{micro}", only="input.*")
+            self.assertEqual((report.ok, report.compared, report.ragged), (True, 12, 0), str(report))
+        ranks.spawn(2, run, self.path / "wrong", 2, True)
+        report = anyrank.verify(self.path / "one", self.path / "wrong", only="input.*")
+        self.assertEqual([row.tensor for row in report.tensors], ["input.1:fwd@3"], str(report))
+
     def test_samples_behind_the_tokens_of_dtensors(self) -> None:
         def run(rank: int, folder: pathlib.Path) -> None:
             from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
