@@ -313,15 +313,21 @@ class Call:
 
     def __init__(self, x: torch.Tensor) -> None:
         edge = get_gradient_edge(x)
+        self.x, self.version = x, version_of(x)
         self.node, self.number = edge.node, edge.output_nr
         self.first = torch._C._autograd._get_sequence_nr()  # nodes of the call count from here
         self.whole, self.shape = whole_of(x), tuple(x.shape)
 
+    def is_input(self, t: torch.Tensor) -> bool:
+        """Whether an output is the input, not written over: the tensor itself, or another one of its memory, as the
+        hooks of an engine make it."""
+        return self.version == version_of(t) and t.numel() > 0 and _same_memory(self.x, t)
+
     def users_of(self, output: typing.Any) -> dict[typing.Any, list[int]]:
-        """The nodes that the call made of the input, on the way to its outputs; and which of what they hand back is the
-        input's gradient."""
+        """The nodes that the call made of the input, on the way to its outputs but for the input itself; and which of
+        what they hand back is the input's gradient."""
         users: dict[typing.Any, list[int]] = {}
-        seen = {t.grad_fn for t in leaves_of(output) if t.grad_fn is not None}
+        seen = {t.grad_fn for t in leaves_of(output) if t.grad_fn is not None and not self.is_input(t)}
         todo = list(seen)
         while todo:
             node = todo.pop()

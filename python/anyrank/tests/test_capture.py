@@ -797,6 +797,45 @@ class Written(CaptureCase):
             self.assertTrue(torch.allclose(self.value("2:bwd", f"{penalty}"), 2 * y / 4 @ model[2].weight))
         self.assertTrue(torch.equal(*values))
 
+    def test_a_tensor_of_the_inputs_memory_is_the_input(self) -> None:
+        """Hooks of an engine put another tensor around what each module reads and gives out. What is computed in place,
+        or of another shape, is no input."""
+        class Around(torch.autograd.Function):  # type: ignore[misc]
+            @staticmethod
+            def forward(_ctx: typing.Any, x: typing.Any) -> typing.Any:
+                return x.detach()
+
+            @staticmethod
+            def backward(_ctx: typing.Any, grad: typing.Any) -> typing.Any:
+                return grad
+
+        class Beside(Module):  # type: ignore[misc]
+            def forward(self, x: typing.Any) -> typing.Any:
+                return x, 3 * x
+
+        def run(folder: str, engine: bool) -> None:
+            torch.manual_seed(0)
+            names = {"lin": nn.Linear(6, 6), "drop": nn.Dropout(0.0).eval(), "act": nn.ReLU(inplace=True),
+                     "turn": nn.Flatten(0), "back": nn.Unflatten(0, (4, 6)), "beside": Beside()}
+            model = nn.ModuleDict(names)
+            for m in names.values() if engine else ():
+                m.register_forward_pre_hook(lambda _m, args: (Around.apply(args[0]),))
+                m.register_forward_hook(lambda _m, _args, out: tuple(map(Around.apply, out))
+                                        if isinstance(out, tuple) else Around.apply(out))
+            with anyrank.capture(model, self.path / folder, values=["fwd", "bwd"]):
+                x: typing.Any = torch.randn(4, 6).requires_grad_()
+                for m in names.values():
+                    x = m(x)
+                (x[0].square() + x[1]).sum().backward()
+
+        run("plain", False)
+        run("engine", True)
+        report = anyrank.verify(self.path / "plain", self.path / "engine")
+        self.assertTrue(report.ok, str(report))
+        self.assertEqual({name for name in self.files("engine") if name.endswith(":bwd")},
+                         {f"{path}:bwd" for path in ("lin", "act", "turn", "back", "beside")})
+        self.assertTrue(torch.equal(self.value("beside:bwd", "engine"), torch.full((4, 6), 3.0)))
+
     def test_inputs_that_count_within_each_of_several_parts_of_a_batch_are_left_out(self) -> None:
         class Pooled(Module):  # type: ignore[misc]
             def __init__(self) -> None:
