@@ -32,10 +32,30 @@ def untraced(hook: typing.Callable[..., None]) -> typing.Callable[..., None]:
 
 
 def whole_of(t: torch.Tensor) -> Whole | None:
-    """Of a DTensor, or the local part of one that a parallel module gave out: shape, mesh, placements."""
+    """Of a DTensor, or the local part of one, as to_local() or a parallel module gave it out: shape, mesh, placements."""
     if isinstance(t, DTensor):
         return Whole(tuple(t.shape), t.device_mesh, tuple(t.placements))
-    return getattr(t, "_anyrank_whole", None)
+    marked: Whole | None = getattr(t, "_anyrank_whole", None)
+    return marked or _whole_before_local(t)
+
+
+def _whole_before_local(t: torch.Tensor) -> Whole | None:
+    """Of the DTensor whose to_local() gave this tensor, as autograd knows it, if ranks' parts of it are summed at most."""
+    spec = getattr(t.grad_fn, "dtensor_spec", None)
+    if spec is None or any(p.is_partial() and getattr(p, "reduce_op", "sum") not in ("sum", "avg")
+                           for p in spec.placements):
+        return None
+    return Whole(tuple(spec.shape), spec.mesh, tuple(spec.placements))
+
+
+def _whole_of_gradient(t: torch.Tensor) -> Whole | None:
+    """The place of a tensor's gradient. Of what to_local() gave, the program says it, or each rank has all of it where
+    the tensor is a sum's part."""
+    before = _whole_before_local(t)
+    if before is None:
+        return whole_of(t)
+    said = t.grad_fn.grad_placements if t.grad_fn is not None else None
+    return before._replace(placements=tuple(said or (Replicate() if p.is_partial() else p for p in before.placements)))
 
 
 def local_of(t: torch.Tensor) -> torch.Tensor:
@@ -316,7 +336,7 @@ class Call:
         self.x, self.version = x, version_of(x)
         self.node, self.number = edge.node, edge.output_nr
         self.first = torch._C._autograd._get_sequence_nr()  # nodes of the call count from here
-        self.whole, self.shape = whole_of(x), tuple(x.shape)
+        self.whole, self.shape = _whole_of_gradient(x), tuple(x.shape)
 
     def is_input(self, t: torch.Tensor) -> bool:
         """Whether an output is the input, not written over: the tensor itself, or another one of its memory, as the

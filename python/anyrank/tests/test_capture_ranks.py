@@ -1053,6 +1053,54 @@ class Placed(FolderCase):
                     spec={"mesh": {"tp": 4}, "shard": {"0.*:init": {**pieces, **wrong}}}):
                 net(x)
 
+    def test_local_tensors_that_hooks_make_of_dtensors_have_their_place(self) -> None:
+        """A module's hook cuts what it reads along the tokens, or gives it all of that and sums up its gradient."""
+        class Share(nn.Module):  # type: ignore[misc]
+            share = 1.0
+
+            def forward(self, x: typing.Any) -> typing.Any:
+                return x * self.share
+
+        def hook_sums(share: typing.Any, mesh: typing.Any) -> None:
+            from anyrank.tests.torch_names import DTensor, Partial, Replicate
+            everywhere, summed = [Replicate()], [Partial()]
+            share.register_forward_pre_hook(lambda _m, args: (
+                DTensor.from_local(args[0], mesh, everywhere).to_local(grad_placements=summed),))
+            share.register_forward_hook(lambda _m, _args, y: (
+                DTensor.from_local(y, mesh, summed).redistribute(placements=everywhere).to_local()))
+
+        def run(rank: int, folder: pathlib.Path, wrong: bool = False) -> None:
+            torch.manual_seed(0)
+            model = nn.Sequential()
+            for name, m in (("embed", nn.Linear(4, 6)), ("cut", nn.Tanh()), ("lin", nn.Linear(6, 6)),
+                            ("join", nn.Tanh()), ("share", Share()), ("head", nn.Linear(6, 3))):
+                model.add_module(name, m)
+            if rank >= 0:
+                from torch.distributed.tensor.parallel import PrepareModuleInput, parallelize_module
+
+                from anyrank.tests.torch_names import Replicate, Shard
+                mesh, tokens = mesh_of((2,), ("tp",)), Shard(1)
+                parallelize_module(model, mesh, {
+                    "cut": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=tokens,
+                                              use_local_output=True),
+                    "join": PrepareModuleInput(input_layouts=tokens, desired_input_layouts=Replicate(),
+                                               use_local_output=True)})
+                hook_sums(model.share, mesh)
+                model.share.share = 0.25 if rank == 0 else 0.75
+            with anyrank.capture(model, folder, values=["fwd", "bwd"]):
+                x = torch.randn(2, 6, 4, requires_grad=True)
+                if wrong and rank == 1:
+                    model.lin.register_full_backward_hook(lambda _m, grads, _: (grads[0] * 1.1,))
+                model(x).square().sum().backward()
+
+        run(-1, self.path / "one")
+        ranks.spawn(2, run, self.path / "many")
+        report = anyrank.verify(self.path / "one", self.path / "many", rtol=1e-5, atol=1e-6)
+        self.assertEqual((report.ok, report.compared, report.ragged), (True, 15, 0), str(report))
+        ranks.spawn(2, run, self.path / "wrong", True)
+        report = anyrank.verify(self.path / "one", self.path / "wrong", rtol=1e-5, atol=1e-6)
+        self.assertEqual((report.ok, report.copies_different), (False, 0), str(report))
+
     def test_inputs_of_samples_may_have_equal_values_on_all_ranks(self) -> None:
         """Labels and lengths of few samples are equal by chance, or rise from 0. Numbers for each class are equal on
         all ranks, as copies are."""
