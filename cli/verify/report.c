@@ -404,7 +404,7 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
         fprintf(
             to,
             "note: not compared: %zu tensor%s within experts, whose rows are the tokens that the router sends there; "
-            "each rank has those of its own samples, and what the experts give back is compared\n",
+            "each rank and micro-batch has those of its own samples, and what the experts give back is compared\n",
             r->routed, ARI_PLURAL(r->routed));
 }
 

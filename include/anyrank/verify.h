@@ -135,8 +135,8 @@ typedef struct ar_verify_report {
     size_t reordered; /* number of activations whose samples are ordered differently; compared sample by sample */
     size_t reshaped;  /* number of activations of which one run has dimensions in one that the other has apart */
     char reshaped_first[288]; /* name of the first of these, and both shapes */
-    size_t routed;            /* number of experts' activations, skipped: ranks hold other tokens' rows than the
-                               reference */
+    size_t routed;            /* number of experts' activations, skipped: ranks or micro-batches have the rows of
+                               * other tokens than the reference */
     size_t renamed; /* number of tensors that match the reference's although names differ by components of wrappers */
     char wrappers[2][128];  /* the components in the reference's names; in the other's names: "module." */
     char unwritten[2][256]; /* what the reference's run, and the other run, did not write to files, as their dumps

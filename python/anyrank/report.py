@@ -183,7 +183,7 @@ class VerifyReport(Report):
     ragged: int = _field("tensors_ragged", default=0)  #: without a place, as of other lengths: not compared
     reordered: int = _field("tensors_reordered", default=0)  #: samples in another order: compared one by one
     unwritten: tuple[str, ...] = _field(make=tuple, default=("", ""))  #: of each run, in no file: as its capture says
-    routed: int = _field("tensors_routed", default=0)  #: within experts, whose rows differ by rank: not compared
+    routed: int = _field("tensors_routed", default=0)  #: within experts, rows by rank or micro-batch: not compared
     renamed: int = _field("tensors_renamed", default=0)
     copies_different: int = _field("tensors_with_different_copies", default=0)
     drifting: int = _field("tensors_drifting", default=0)

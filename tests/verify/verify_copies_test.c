@@ -46,6 +46,51 @@ Test(verify_copies, of_routed_tokens_are_not_compared)
     }
 }
 
+/* A file of a run of so many micro-batches, with `rows` rows of one tensor that begin with `first`, and one of another. */
+static void write_rows(const char *file, const char *name, size_t rows, float first, const char *micro_batches)
+{
+    char path[256];
+    const float x[] = {first, 2, 3, 4, 5, 6, 7, 8};
+    const char *const metadata[] = {"micro_batches", micro_batches};
+    const ar_st_tensor t[] = {{.name = name, .dtype = AR_F32, .ndim = 2, .shape = {rows, 2}, .data = x},
+                              {.name = "layers.0:fwd", .dtype = AR_F32, .ndim = 1, .shape = {7}, .data = x + 1}};
+    snprintf(path, sizeof path, "%s/%s", folder, file);
+    cr_assert_ok(ari_st_write(path, t, 2, metadata, 1));
+}
+
+/* The micro-batches of one rank are shares of the batch as ranks are: with as many of them, or with all rows, tensors are
+ * compared, and a parameter always is. */
+Test(verify_copies, of_routed_tokens_of_micro_batches_are_not_compared)
+{
+    static const char files[][16] = {"one.safetensors", "two.safetensors"}, routed[] = "layers.0.experts.act_fn:bwd";
+    static const struct {
+        const char *name, *micro_batches[2];
+        size_t rows[2];
+        float first[2];
+        size_t routed;
+        bool same;
+    } cases[] = {{routed, {"1", "4"}, {4, 1}, {1, 1}, 1, true},
+                 {routed, {"4", "1"}, {1, 4}, {1, 1}, 1, true},
+                 {routed, {"4", "4"}, {4, 1}, {1, 1}, 0, false},
+                 {routed, {"4", "1"}, {4, 1}, {1, 1}, 0, false},
+                 {routed, {"1", "4"}, {4, 4}, {1, 1}, 0, true},
+                 {routed, {"1", "4"}, {4, 4}, {1, 9}, 0, false},
+                 {routed, {"4", "1"}, {4, 4}, {1, 9}, 0, false},
+                 {"layers.0.experts.down_proj:grad", {"1", "4"}, {4, 1}, {1, 1}, 0, false},
+                 {"layers.0.experts.down_proj:new", {"1", "4"}, {4, 1}, {1, 1}, 0, false}};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        char path[2][300];
+        for (int s = 0; s < 2; s++) {
+            write_rows(files[s], cases[k].name, cases[k].rows[s], cases[k].first[s], cases[k].micro_batches[s]);
+            snprintf(path[s], sizeof path[s], "%s/%s", folder, files[s]);
+        }
+        OWNED(ar_verify_report_destroy) ar_verify_report *r = NULL;
+        const ar_verify_options o = {.reference = path[0], .other = path[1]};
+        cr_assert_ok(ar_verify(&r, &o));
+        cr_expect(r->same == cases[k].same && r->routed == cases[k].routed, "case %zu: %zu routed", k, r->routed);
+    }
+}
+
 /* A tensor that one of the dumps lacks is missing or unexpected, and its copies differ besides. */
 Test(verify_copies, that_differ_of_a_tensor_that_one_dump_lacks_are_reported)
 {

@@ -512,21 +512,38 @@ static void count_ragged(const ari_verifying *v)
     }
 }
 
-/* The rows of what an expert computes are the tokens that the router sends it, sorted by expert: each rank has those of
- * its own samples, and which they are among the reference's rows, neither dump tells. What the experts give back has a
- * row for each token, and is compared. */
-static bool is_routed(const found *f)
+static long micro_batches_of(const ar_dump *d)
 {
-    const ar_dump_tensor *a = f->sides.of[0], *b = f->sides.of[1];
-    const char *at = strstr(f->name, "experts.");
-    const bool within = at && (at == f->name || at[-1] == '.') && (f->key.pass == 'f' || f->key.pass == 'b');
-    if (!within || !a || !b || a->ndim < 2 || a->ndim != b->ndim || a->shape[0] <= b->shape[0] || b->parts < 2)
-        return false;
-    for (size_t i = 0; i < b->parts; i++) {
-        if (b->part[i].boxes != 1 || memcmp(b->part[i].box->extent, b->shape, (size_t)b->ndim * sizeof *b->shape) != 0)
+    const char *text = ar_dump_metadata(d, "micro_batches");
+    return text ? strtol(text, NULL, 10) : 1;
+}
+
+/* True if each file has the whole tensor. */
+static bool has_whole_parts(const ar_dump_tensor *t)
+{
+    for (size_t i = 0; i < t->parts; i++) {
+        if (t->part[i].boxes != 1 || memcmp(t->part[i].box->extent, t->shape, (size_t)t->ndim * sizeof *t->shape) != 0)
             return false;
     }
-    return memcmp(a->shape + 1, b->shape + 1, (size_t)(a->ndim - 1) * sizeof *a->shape) == 0;
+    return true;
+}
+
+/* The rows of what an expert computes are the tokens that the router sends it, sorted by expert: each rank and each
+ * micro-batch has those of its own samples, and which they are among the rows of a larger share of the batch, neither
+ * dump tells. What the experts give back has a row for each token, and is compared. */
+static bool is_routed(const ari_verifying *v, const found *f)
+{
+    const ar_dump_tensor *a = f->sides.of[0], *b = f->sides.of[1];
+    const char *experts = strstr(f->name, "experts.");
+    const bool within =
+        experts && (experts == f->name || experts[-1] == '.') && f->key.pass && strchr("fb", f->key.pass);
+    if (!within || !a || !b || a->ndim < 2 || a->ndim != b->ndim || a->shape[0] == b->shape[0])
+        return false;
+    const int fewer = a->shape[0] > b->shape[0]; /* the side with fewer rows */
+    const bool of_ranks = f->sides.of[fewer]->parts > 1;
+    const bool of_micro_batches = micro_batches_of(v->dump[fewer]) > micro_batches_of(v->dump[1 - fewer]);
+    return (of_ranks || of_micro_batches) && has_whole_parts(f->sides.of[fewer]) &&
+           memcmp(a->shape + 1, b->shape + 1, (size_t)(a->ndim - 1) * sizeof *a->shape) == 0;
 }
 
 static ar_status select_rows(ari_verifying *v, found *all)
@@ -549,7 +566,7 @@ static ar_status select_rows(ari_verifying *v, found *all)
             continue;
         if (is_ragged(v, all[i].name) || is_uncounted_call(v, &all[i]))
             continue;
-        if (is_routed(&all[i])) {
+        if (is_routed(v, &all[i])) {
             v->report->routed++;
             continue;
         }
