@@ -411,10 +411,11 @@ static void print_left_out(FILE *to, const ar_verify_report *r)
 static void print_doubted(FILE *to, const ar_verify_report *r)
 {
     if (r->elements_doubted > 0)
-        fprintf(to,
-                "note: %zu element%s of new weights, or of outputs that these made, differ%s by no more than the "
-                "optimizer's step makes of the gradients' differences, or the format in which these are reduced\n",
-                r->elements_doubted, ARI_PLURAL(r->elements_doubted), r->elements_doubted == 1 ? "s" : "");
+        fprintf(
+            to,
+            "note: %zu element%s of new weights or moments, or of outputs that these made, differ%s by no more than "
+            "the optimizer's step makes of the gradients' differences, or the format in which these are reduced\n",
+            r->elements_doubted, ARI_PLURAL(r->elements_doubted), r->elements_doubted == 1 ? "s" : "");
 }
 
 /* What was compared by more than the rule allows says less, and is named: all of it, up to `most`. */

@@ -102,7 +102,7 @@ typedef struct ar_verify_row {
     ar_verify_element first, worst;        /* first differing element by the rule; the worst one */
     uint64_t ulp_bins[AR_VERIFY_ULP_BINS]; /* elements by distance: 0, 1, 2..3, 4..7, ..; last: NaN against number */
     size_t drift;            /* elements whose copies on ranks of a dump differ in bits but are equal by the rule */
-    size_t elements_doubted; /* updated weights that differ no more than the differences of their gradients explain */
+    size_t elements_doubted; /* that differ no more than what earlier gradients and weights are off by explains */
     bool copies_differ;      /* ranks of one dump hold different copies: state AR_VERIFY_REPLICAS, or a tensor that only
                                 one dump has; then elements_different and first compare the copies */
     bool in_reference;       /* with copies_differ: in the reference dump */

@@ -201,7 +201,7 @@ class Verdict(Verify):
         sides = [{**weight("w:init", [0.0, 0.0]), **weight("w:grad", [1.0, small]),
                   **weight("w:new", [-100.0, -100.0 * small])} for small in (1e-3, -1e-3)]
         text = self.done(*self.pair(*sides), "--rtol", "0", "--atol", "1e-2").stdout
-        self.assertIn("note: 1 element of new weights, or of outputs that these made, differs by no more than the "
+        self.assertIn("note: 1 element of new weights or moments, or of outputs that these made, differs by no more than the "
                       "optimizer's step makes of the gradients' differences", text)
 
     def test_samples_padded_to_each_rank_s_own_length_are_left_out(self):

@@ -81,14 +81,9 @@ static size_t row_of(const ari_doubt *d, size_t element)
 
 /* The root s of a second moment is a norm of the gradients so far, whatever their weights. If each gradient is off by
  * at most y of its size, s is off by d <= y s, and the bound's d/(s - d) is at most y/(1 - y). */
-ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n)
+static ar_status read_gradients(double *beside, const ari_doubt *d, size_t start, size_t n)
 {
     enum { CHUNK = 1024 };
-    for (size_t i = 0; i < n; i++) {
-        const size_t column = d->width ? column_of(d, start + i) : 0;
-        beside[i] = d->all + (d->bias ? d->bias[column] : 0.0);
-        beside[i] += d->weight ? d->weight[column] * d->row[row_of(d, start + i)] : 0.0;
-    }
     for (size_t at = 0; at < n && d->steps > 0; at += CHUNK) {
         double y[CHUNK] = {0.0};
         for (int k = 0; k < d->steps; k++) {
@@ -103,6 +98,37 @@ ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_
         }
     }
     return AR_OK;
+}
+
+/* A step makes a moment d m + w g, or d v + w g^2, with d and w of 1 at most. The difference of m stays, and that of g
+ * is added. The term w g is no larger than both moments together, and w g^2 no larger than v: so it is off by the
+ * gradient's part y of that at most, whatever w and the scale of the gradients. */
+static ar_status read_moment(double *beside, const ari_doubt *d, size_t start, size_t n)
+{
+    ari_beside past = ari_beside_of(d->before, 2, start, n);
+    while (ari_beside_next(&past))
+        beside[past.at] += isfinite(past.x[1] - past.x[0]) ? fabs(past.x[1] - past.x[0]) : 0.0;
+    AR_TRY(past.status);
+    const ar_dump_tensor *const tensors[] = {d->added[0], d->added[1], d->moment, d->before[0]};
+    ari_beside b = ari_beside_of(tensors, 4, start, d->added[0] ? n : 0);
+    while (ari_beside_next(&b)) {
+        const double g = fabs(b.x[0]), apart = fabs(b.x[1] - b.x[0]), y = apart / g;
+        const double part = d->squared ? (2.0 + y) * y * fabs(b.x[2]) : y * (fabs(b.x[2]) + fabs(b.x[3]));
+        const double most = d->squared ? (2.0 * g + apart) * apart : apart;
+        beside[b.at] += apart > 0.0 && isfinite(apart) ? fmin(part, most) : 0.0;
+    }
+    return b.status;
+}
+
+ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        const size_t column = d->width ? column_of(d, start + i) : 0;
+        beside[i] = d->all + (d->bias ? d->bias[column] : 0.0);
+        beside[i] += d->weight ? d->weight[column] * d->row[row_of(d, start + i)] : 0.0;
+    }
+    AR_TRY(read_moment(beside, d, start, n));
+    return read_gradients(beside, d, start, n);
 }
 
 /* --- what weights explain of outputs ------------------------------------------------------------------------------ */

@@ -2,6 +2,7 @@
 /* Arithmetic of a run that no tensor of it shows, as its capture recorded it: the format in which gradients are reduced
  * (a communication hook, FSDP2's reduce_dtype), and parameters whose update is orthogonalised in 16 bits. */
 #include <jansson.h>
+#include <math.h>
 #include <string.h>
 
 #include "ref/core/size.h"
@@ -11,9 +12,6 @@
 
 /* A rank's gradient is a few times as large as the ranks' mean, and is rounded once before it is added, once after. */
 static const double REDUCED_ROUNDINGS = 4.0;
-/* Five iterations of Newton and Schulz in bf16 leave the small singular values of an update anywhere between zero and
- * the others: two right runs of Muon differ by a twentieth of the largest step. */
-static const double ORTHOGONAL_PART = 0.125;
 
 static double roundoff_of_name(const json_t *name)
 {
@@ -76,11 +74,96 @@ void ari_find_excused_by_reduction(const ari_verifying *v)
     }
 }
 
-double ari_orthogonal_part(const ari_verifying *v, const char *name, size_t stem)
+/* --- updates that are orthogonalised ------------------------------------------------------------------------------ */
+
+/* An iteration of Newton and Schulz multiplies small singular values by 3.4445, five of them by 485: in 16 bits,
+ * rounding of the input decides the update in the directions in which the input has less than that, and each element
+ * there may be off by as much as it is. In those directions the input has next to nothing, so that the update's
+ * product with it, a sum of singular values, is nearly that of all others, which are right up to some roundings. A
+ * wrong rate, scale, momentum, or part of a matrix changes that product. The bounds are 16 roundings of bf16 for the
+ * whole product, and 64 for that of a row or a column, of which a few terms make the most. In matrices of any rank
+ * with 16 rows and columns or more, whose inputs differed by up to 1e-4 of themselves, the products were off by 9 and
+ * 25. */
+static const double WHOLE_PRODUCT = 0x1p-5, LINE_PRODUCT = 0x1p-3;
+/* A row or column whose product is less than this part of their mean is judged as one that has it. */
+static const double LEAST_LINE = 0.25;
+
+bool ari_is_orthogonalised(const ari_verifying *v, const char *stem, size_t n)
 {
     for (size_t i = 0; i < v->orthogonals; i++) {
-        if (strlen(v->orthogonal[i]) == stem && memcmp(v->orthogonal[i], name, stem) == 0)
-            return ORTHOGONAL_PART;
+        if (strlen(v->orthogonal[i]) == n && memcmp(v->orthogonal[i], stem, n) == 0)
+            return true;
     }
-    return 0.0;
+    return false;
+}
+
+/* Products of the reference's update, and of the difference of both, with a matrix. */
+typedef struct products {
+    double all, all_apart, size; /* size: the matrix's norm */
+    double *line, *line_apart;   /* [rows + cols] */
+    size_t rows, cols;
+} products;
+
+static ar_status products_of(products *p, const ari_update *u, const ar_dump_tensor *with, ari_arena *arena)
+{
+    const ar_dump_tensor *const tensors[] = {u->before[0], u->after[0], u->before[1], u->after[1], with};
+    double squares = 0.0;
+    p->rows = with->ndim > 0 && with->shape[0] > 0 ? with->shape[0] : 1;
+    p->cols = with->count / p->rows;
+    AR_TRY(ARI_TAKE(&p->line, arena, p->rows + p->cols, with->name));
+    AR_TRY(ARI_TAKE(&p->line_apart, arena, p->rows + p->cols, with->name));
+    ari_beside b = ari_beside_of(tensors, 5, 0, with->count);
+    while (ari_beside_next(&b)) {
+        const double step = b.x[1] - b.x[0], product = step * b.x[4];
+        const double apart = (b.x[3] - b.x[2] - step) * b.x[4];
+        const size_t lines[] = {b.at / p->cols, p->rows + b.at % p->cols};
+        for (int k = 0; k < 2; k++) {
+            p->line[lines[k]] += product;
+            p->line_apart[lines[k]] += apart;
+        }
+        p->all += product;
+        p->all_apart += apart;
+        squares += b.x[4] * b.x[4];
+    }
+    p->size = sqrt(squares);
+    return b.status;
+}
+
+static bool are_same_lines(const products *p)
+{
+    for (size_t i = 0; i < p->rows + p->cols; i++) {
+        const double mean = fabs(p->all) / (double)(i < p->rows ? p->rows : p->cols);
+        if (!(fabs(p->line_apart[i]) <= LINE_PRODUCT * fmax(fabs(p->line[i]), LEAST_LINE * mean)))
+            return false;
+    }
+    return true;
+}
+
+static bool have_size(const ari_update *u)
+{
+    const ar_dump_tensor *const all[] = {u->before[0], u->before[1], u->after[0], u->after[1], u->gradient};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        if (!all[i] || all[i]->count != u->gradient->count)
+            return false;
+    }
+    return !u->moment || u->moment->count == u->gradient->count;
+}
+
+/* The update is made of the moment, which it is never across, as it may be of a gradient that turns back. The last
+ * gradient tells a moment without it, or with more of it, from the right one. */
+ar_status ari_is_same_orthogonal(bool *same, const ari_update *u)
+{
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
+    products gradient = {.all = 0.0}, moment = {.all = 0.0};
+    *same = u->gradient && have_size(u);
+    if (!*same)
+        return AR_OK;
+    AR_TRY(products_of(&gradient, u, u->gradient, &arena));
+    if (u->moment)
+        AR_TRY(products_of(&moment, u, u->moment, &arena));
+    const double usual = moment.size > 0.0 ? fabs(moment.all) / moment.size * gradient.size : 0.0;
+    *same = fabs(gradient.all_apart) <= WHOLE_PRODUCT * fmax(fabs(gradient.all), usual) &&
+            fabs(moment.all_apart) <= WHOLE_PRODUCT * fabs(moment.all) &&
+            are_same_lines(u->moment ? &moment : &gradient);
+    return AR_OK;
 }

@@ -57,7 +57,7 @@ void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, siz
 
 /* --- tensors of dumps (doubt.c, repeated.c) ----------------------------------------------------------------------- */
 
-enum { ARI_MOST_BESIDE = 2, ARI_BESIDE_AT_ONCE = 512 };
+enum { ARI_MOST_BESIDE = 5, ARI_BESIDE_AT_ONCE = 512 };
 /* A walk over elements [from, from + n) of up to ARI_MOST_BESIDE tensors; of one that is NULL all are 0. */
 typedef struct ari_beside {
     const ar_dump_tensor *const *tensor;
@@ -85,6 +85,11 @@ typedef struct ari_doubt {
     const ar_dump_tensor *grad[ARI_DOUBT_STEPS][2]; /* of the reference, of the other */
     double reach[ARI_DOUBT_STEPS];                  /* R */
     int steps;
+    /* Of a weight or a moment: what it was before its step, of both dumps, as that difference stays; NULL: none. */
+    const ar_dump_tensor *before[2];
+    /* Of a moment: the gradient that its step adds, of both dumps; NULL: none. And the reference's moment. */
+    const ar_dump_tensor *added[2], *moment;
+    bool squared; /* a second moment */
     /* Of an output of a later step: |db_j|, and |dw_j| times the size of the input in parts of that of the output's row,
      * of the weights that it is made with; NULL: none. And what is explained of tensors before it, of all elements. */
     double *bias, *weight; /* [width] */
@@ -271,8 +276,16 @@ AR_NODISCARD ar_status ari_verify_formats(ari_verifying *v);
 AR_NODISCARD ar_status ari_excuse_reduced(ari_pair *pair, ari_verifying *v);
 /** Marks and counts the tensors that are the same by that format alone; after all have been measured. */
 void ari_find_excused_by_reduction(const ari_verifying *v);
-/** The part of the largest step by which an element of this parameter's update may be off; 0: of no such update. */
-double ari_orthogonal_part(const ari_verifying *v, const char *name, size_t stem);
+/** True if an update of this parameter is orthogonalised in 16 bits, by what its name begins with, n bytes. */
+bool ari_is_orthogonalised(const ari_verifying *v, const char *stem, size_t n);
+/* A parameter's update, of both dumps, and what the reference's is made from. */
+typedef struct ari_update {
+    const ar_dump_tensor *before[2], *after[2];
+    const ar_dump_tensor *gradient, *moment; /* moment: NULL: not recorded */
+} ari_update;
+/** Tells whether two such updates are the same but for directions in which their input has next to nothing. Errors:
+ *  those of reading; AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_is_same_orthogonal(bool *same, const ari_update *u);
 /** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
 /* Sizes of a step of the reference, read when first asked for; below 0: not yet. */

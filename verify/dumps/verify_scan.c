@@ -175,6 +175,29 @@ static ar_status is_rounding(bool *rounding, const ari_verifying *v, const ari_p
     return AR_OK;
 }
 
+/* Lets a weight whose update is orthogonalised be off anywhere within the largest step, if the update is the same in
+ * what it is made from, and by what it was off before. */
+static ar_status excuse_orthogonal(ari_doubt *d, const ari_pair *pair, const ari_verifying *v, const char *name,
+                                   size_t stem)
+{
+    const int step = pair->row->step;
+    const ari_pair *before = ari_pair_of(v, ari_weight_before(v->dump[0], name, stem, step));
+    const ar_dump_tensor *gradient = ari_tensor_of_step(v->dump[0], name, stem, "grad", step);
+    if (!ari_is_orthogonalised(v, name, stem) || !before || d->steps == 0 || d->grad[d->steps - 1][0] != gradient)
+        return AR_OK;
+    const ari_update u = {.before = {before->side[0], before->side[1]},
+                          .after = {pair->side[0], pair->side[1]},
+                          .gradient = gradient,
+                          .moment = ari_tensor_of_step(v->dump[0], name, stem, "m", step)};
+    bool same = false;
+    AR_TRY(ari_is_same_orthogonal(&same, &u));
+    if (!same)
+        return AR_OK;
+    d->all = 2.0 * d->reach[d->steps - 1];
+    memcpy(d->before, before->side, sizeof d->before);
+    return AR_OK;
+}
+
 /* Sets pair->doubt of new weights by those of their gradients that are compared, and whose differences are rounding.
  *  sizes [ARI_DOUBT_STEPS]. Errors: those of reading; AR_ERR_MEMORY. */
 static ar_status excuse_weight(ari_pair *pair, ari_verifying *v, ari_step_size *sizes)
@@ -196,11 +219,34 @@ static ar_status excuse_weight(ari_pair *pair, ari_verifying *v, ari_step_size *
             d.grad[d.steps][k] = g->side[k];
         d.reach[d.steps++] = size->reach;
     }
-    const double part = ari_orthogonal_part(v, r->name, stem);
-    for (int k = 0; k < d.steps; k++)
-        d.all += part * d.reach[k];
+    AR_TRY(excuse_orthogonal(&d, pair, v, r->name, stem));
     if (d.steps == 0)
         return AR_OK;
+    AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, r->name));
+    *pair->doubt = d;
+    return AR_OK;
+}
+
+/* Sets pair->doubt of a moment by what its gradient and the moment before it are off by, if that gradient is compared
+ * and its difference is rounding. Errors: those of reading; AR_ERR_MEMORY. */
+static ar_status excuse_moment(ari_pair *pair, ari_verifying *v, ari_step_size *sizes)
+{
+    const ar_verify_row *r = pair->row;
+    const size_t stem = ari_order_of(r->name, NULL).stem;
+    const char kind[] = {r->pass, '\0'};
+    const ari_pair *g = ari_pair_of(v, ari_tensor_of_step(v->dump[0], r->name, stem, "grad", r->step));
+    const ari_pair *before = NULL;
+    bool rounding = false;
+    if (r->step > 1)
+        before = ari_pair_of(v, ari_tensor_of_step(v->dump[0], r->name, stem, kind, r->step - 1));
+    if (g && g->sums && g->side[0]->count == pair->side[0]->count)
+        AR_TRY(is_rounding(&rounding, v, g, &sizes[r->step - 1]));
+    if (!rounding)
+        return AR_OK;
+    ari_doubt d = {.all = pair->doubt ? pair->doubt->all : 0.0, .moment = pair->side[0], .squared = r->pass == 'v'};
+    memcpy(d.added, g->side, sizeof d.added);
+    if (before && before->side[0]->count == pair->side[0]->count)
+        memcpy(d.before, before->side, sizeof d.before);
     AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, r->name));
     *pair->doubt = d;
     return AR_OK;
@@ -231,6 +277,7 @@ typedef struct pass {
     ari_pair **pair;      /* [pairs] of this pass */
     size_t *first;        /* [pairs + 1] tasks before each */
     size_t pairs;
+    ari_step_size size[ARI_DOUBT_STEPS];
     pthread_mutex_t *lock; /* of tallies and maps */
     double from, share;    /* of the progress */
     const char *what;
@@ -581,10 +628,9 @@ static ar_status choose_reduced(pass *p, size_t *tasks)
 static ar_status choose_again(pass *p, size_t *tasks)
 {
     ari_verifying *v = p->v;
-    ari_step_size sizes[ARI_DOUBT_STEPS];
     bool short_moments = false;
     for (size_t i = 0; i < ARI_DOUBT_STEPS; i++)
-        sizes[i] = (ari_step_size){-1.0, -1.0};
+        p->size[i] = (ari_step_size){-1.0, -1.0};
     p->pairs = 0;
     AR_TRY(ari_verify_find_short_moments(&short_moments, v));
     for (size_t i = 0; i < v->pairs; i++) {
@@ -593,7 +639,7 @@ static ar_status choose_again(pass *p, size_t *tasks)
         if (pair->format[0].parts > 1 || !pair->sums)
             continue;
         if (may_be_doubted(pair))
-            AR_TRY(excuse_weight(pair, v, sizes));
+            AR_TRY(excuse_weight(pair, v, p->size));
         if (moment && short_moments)
             pair->rule.rule = AR_VERIFY_BITS;
         if ((pair->doubt && pair->row->pass == 'n') || (moment && short_moments))
@@ -667,11 +713,37 @@ static bool is_of_later_pass(const ari_pair *pair)
            pair->format[0].parts == 1;
 }
 
-/* What tensors of a step are off by that weights explain: in parts of their largest value; and what the last output of
- * weights was, which modules without any hand on, as heads that are cut out of it are. */
+/* What tensors of a step are off by that weights explain: in parts of their largest value; outputs, and gradients of
+ * inputs, in parts of their root mean square; and what the last output of weights was, which modules without any hand
+ * on, as heads that are cut out of it are. */
 typedef struct {
-    double part, handed_on;
+    double part, of_outputs, of_inputs, handed_on;
 } shown_doubt;
+
+/* A parameter's gradient is a sum over samples, of products of an output and the gradient of an output: each term is
+ * off by what both are, and the sum by as many deviations as its largest element may have. */
+static const double MOST_DEVIATIONS = 6.0; /* a normal number is past six once in 10^9 */
+
+static double shown_of(const shown_doubt *shown, const ari_pair *pair, bool alone)
+{
+    const double products = MOST_DEVIATIONS * (shown->of_outputs + shown->of_inputs) * pair->row->rms_reference;
+    return fmax(shown->part * pair->tally.max_reference, pair->row->pass == 'g' ? products
+                                                         : alone                ? shown->handed_on
+                                                                                : 0.0);
+}
+
+static void show_doubt(shown_doubt *shown, const ari_pair *pair, bool alone, double most)
+{
+    const ar_verify_row *r = pair->row;
+    if (r->pass == 'g')
+        return; /* nothing of its step is made from it but the update */
+    double *share = r->pass == 'f' ? &shown->of_outputs : &shown->of_inputs;
+    if (pair->tally.max_reference > 0.0)
+        shown->part = fmax(shown->part, most / pair->tally.max_reference);
+    if (r->rms_reference > 0.0)
+        *share = fmax(*share, most / r->rms_reference);
+    shown->handed_on = alone ? shown->handed_on : most;
+}
 
 /* Adds to what is shown what this tensor is off by and its weights explain; measured with that again if it is outside
  * its tolerance. */
@@ -682,7 +754,7 @@ static ar_status doubt_output(pass *p, ari_pair *pair, shown_doubt *shown, const
     const ar_dump_tensor *const *weight = weight_of(v, r, "weight"), *const *bias = weight_of(v, r, "bias");
     const bool alone = r->pass == 'f' && !weight && !bias;
     const double reduced = pair->doubt ? pair->doubt->all : 0.0; /* of a gradient */
-    ari_doubt d = {.all = reduced + fmax(shown->part * pair->tally.max_reference, alone ? shown->handed_on : 0.0)};
+    ari_doubt d = {.all = reduced + shown_of(shown, pair, alone)};
     const size_t stem = ari_order_of(r->name, NULL).stem;
     const char *name = ari_module_class_of(&classes[0], r->name, stem);
     name = name ? name : ari_module_class_of(&classes[1], r->name, stem);
@@ -696,31 +768,56 @@ static ar_status doubt_output(pass *p, ari_pair *pair, shown_doubt *shown, const
         AR_TRY(measure(p, pair->blocks, 0.95, 0.0));
         most = pair->tally.max_abs;
     }
-    if (pair->tally.max_reference > 0.0)
-        shown->part = fmax(shown->part, most / pair->tally.max_reference);
-    shown->handed_on = alone ? shown->handed_on : most;
+    show_doubt(shown, pair, alone, most);
     return AR_OK;
 }
 
-/* Outputs and gradients of later steps, up to the first difference that is not explained: what the weights that
- * optimizers moved by rounding make of them, and of what is computed from them. */
-static ar_status doubt_outputs(pass *p)
+/* Moments and new weights that are made of gradients, which were not known to be the same when all else was judged. */
+static bool is_of_update(const ari_pair *pair)
 {
-    shown_doubt shown = {0.0, 0.0};
+    const ar_verify_row *r = pair->row;
+    return r->pass && strchr("nmv", r->pass) && r->step <= ARI_DOUBT_STEPS && pair->rule.rule != AR_VERIFY_BITS &&
+           pair->format[0].is_float && pair->format[0].parts == 1;
+}
+
+static ar_status doubt_update(pass *p, ari_pair *pair)
+{
+    ari_verifying *v = p->v;
+    const bool weight = pair->row->pass == 'n', unexcused = v->many_excused && v->reduced == 0.0;
+    if (weight && unexcused)
+        return AR_OK;
+    AR_TRY(weight ? excuse_weight(pair, v, p->size) : excuse_moment(pair, v, p->size));
+    if (!pair->doubt)
+        return AR_OK;
+    p->pairs = 0;
+    add_again(p, pair);
+    return measure(p, pair->blocks, 0.95, 0.0);
+}
+
+/* All tensors in execution order, up to the first difference that is not explained: what the weights that optimizers
+ * moved by rounding make of outputs and gradients of later steps, and what gradients make of moments and of the next
+ * weights. */
+static ar_status doubt_consequences(pass *p)
+{
+    shown_doubt shown = {.part = 0.0};
     ari_module_classes classes[2] = {{NULL, 0}, {NULL, 0}};
     size_t outside = 0;
     for (size_t i = 0; i < p->v->pairs; i++)
-        outside += is_of_later_pass(&p->v->pair[i]) && p->v->pair[i].tally.different > 0;
+        outside +=
+            (is_of_later_pass(&p->v->pair[i]) || is_of_update(&p->v->pair[i])) && p->v->pair[i].tally.different > 0;
     for (int k = 0; k < 2 && outside > 0; k++)
         AR_TRY(ari_module_classes_read(&classes[k], p->v->dump[k], &p->v->arena));
     for (size_t i = 0; i < p->v->pairs && outside > 0; i++) {
         ari_pair *pair = &p->v->pair[i];
-        const bool output = is_of_later_pass(pair), apart = pair->row->state == AR_VERIFY_REPLICAS;
+        const bool output = is_of_later_pass(pair), update = is_of_update(pair) && pair->tally.different > 0;
+        const bool judged = pair->sums && pair->row->state != AR_VERIFY_REPLICAS;
         if (i > 0 && pair->row->step != pair[-1].row->step)
-            shown = (shown_doubt){0.0, 0.0};
-        outside -= output && pair->tally.different > 0;
-        if (output && pair->sums && !apart)
+            shown = (shown_doubt){.part = 0.0};
+        outside -= (output || update) && pair->tally.different > 0;
+        if (output && judged)
             AR_TRY(doubt_output(p, pair, &shown, classes));
+        else if (update && judged)
+            AR_TRY(doubt_update(p, pair));
         if (pair->row->state != AR_VERIFY_SAME)
             return AR_OK;
     }
@@ -748,7 +845,8 @@ static ar_status passes(pass *p)
         AR_TRY(choose_again(p, &tasks));
         AR_TRY(measure(p, tasks, 0.95, 0.0));
         AR_TRY(measure(p, choose_unexcused(p), 0.95, 0.0));
-        AR_TRY(doubt_outputs(p));
+        AR_TRY(doubt_consequences(p));
+        AR_TRY(measure(p, choose_unexcused(p), 0.95, 0.0));
     }
     ari_find_excused_by_reduction(v);
     verify_find_unjudged(v);
