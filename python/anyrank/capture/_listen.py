@@ -32,7 +32,7 @@ def untraced(hook: typing.Callable[..., None]) -> typing.Callable[..., None]:
 
 
 def whole_of(t: torch.Tensor) -> Whole | None:
-    """Of a DTensor, or the local part of one, as to_local() or a parallel module gave it out: shape, mesh, placements."""
+    """Of a DTensor, or the local part of one that to_local() or a parallel module gave out: shape, mesh, placements."""
     if isinstance(t, DTensor):
         return Whole(tuple(t.shape), t.device_mesh, tuple(t.placements))
     marked: Whole | None = getattr(t, "_anyrank_whole", None)
@@ -40,7 +40,7 @@ def whole_of(t: torch.Tensor) -> Whole | None:
 
 
 def _whole_before_local(t: torch.Tensor) -> Whole | None:
-    """Of the DTensor whose to_local() gave this tensor, as autograd knows it, if ranks' parts of it are summed at most."""
+    """Of the DTensor whose to_local() gave this tensor, as autograd knows it. None: it has none that can be written."""
     spec = getattr(t.grad_fn, "dtensor_spec", None)
     if spec is None or any(p.is_partial() and getattr(p, "reduce_op", "sum") not in ("sum", "avg")
                            for p in spec.placements):
