@@ -236,7 +236,7 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-enum { GROUPS = 512, LANES = AR_SKETCH_GROUP };
+enum { GROUPS = 256, LANES = AR_SKETCH_GROUP };
 
 /* What the change of each element from one value to another adds to the digest: [LANES][GROUPS]. */
 static uint64_t *digest_changes(ar_dtype dtype, const void *before, const void *after)
@@ -257,7 +257,7 @@ static uint64_t *digest_changes(ar_dtype dtype, const void *before, const void *
     return change;
 }
 
-/* Of 2^28 checkerboards, two groups by two lanes, none leaves the digest as it was: of changes of all four elements, and
+/* Of 2^26 checkerboards, two groups by two lanes, none leaves the digest as it was: of changes of all four elements, and
  * of ones that change in one direction and back, as exchanged elements of a mask do. */
 static void expect_no_equal_digests(const char *what, ar_dtype dtype, const void *before, const void *after)
 {
