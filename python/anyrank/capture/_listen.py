@@ -36,7 +36,10 @@ def whole_of(t: torch.Tensor) -> Whole | None:
     if isinstance(t, DTensor):
         return Whole(tuple(t.shape), t.device_mesh, tuple(t.placements))
     marked: Whole | None = getattr(t, "_anyrank_whole", None)
-    return marked or _whole_before_local(t)
+    before = _whole_before_local(t)
+    # A program that takes a part of a sum for the sum has to be seen, so such a part counts as what it is taken for.
+    is_part = before is not None and any(p.is_partial() for p in before.placements)
+    return marked or (None if is_part else before)
 
 
 def _whole_before_local(t: torch.Tensor) -> Whole | None:
