@@ -184,11 +184,11 @@ def train(model: typing.Any, folder: pathlib.Path, wrap: Wrap | None, samples: t
             optimizer.zero_grad()
 
 
-@needs("torch")
 def batch_of(n: int) -> typing.Any:
     return torch.randint(0, 13, (n, 5), generator=torch.Generator().manual_seed(3))
 
 
+@needs("torch")
 class Placed(FolderCase):
     def setUp(self) -> None:
         super().setUp()
