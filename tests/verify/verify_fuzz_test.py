@@ -3,9 +3,9 @@
 """Dumps of runs from which tensors, dimensions and ranks are taken away, or that are changed in other ways: `verify`
 compares each pair and explains what differs, and ends with 0, 1 or 2, whatever the dumps are.
 
-A few cases run by default and 10,000 with --extended. ANYRANK_FUZZ_CASES is another number and ANYRANK_FUZZ_SEED
-another seed; ANYRANK_FUZZ_KEEP is a folder that keeps the dumps of cases that fail. BINARY is best a build with
-sanitizers: tests/verify/verify_fuzz_test.py build/asan/anyrank.
+150 cases run by default, 50 in plain ./test and 10,000 with --extended. ANYRANK_FUZZ_CASES is another number and
+ANYRANK_FUZZ_SEED another seed; ANYRANK_FUZZ_KEEP is a folder that keeps the dumps of cases that fail. BINARY is best a
+build with sanitizers: tests/verify/verify_fuzz_test.py build/asan/anyrank.
 """
 
 import array
@@ -26,7 +26,8 @@ sys.path.insert(0, sys.path[0] + "/../support")
 import tensor_files  # noqa: E402
 from command import EXTENDED, GOLDEN, Case, run  # noqa: E402
 
-CASES = int(os.environ.get("ANYRANK_FUZZ_CASES", 10000 if EXTENDED else 150))
+SMALL = "ANYRANK_TEST_SMALL" in os.environ  # plain ./test
+CASES = int(os.environ.get("ANYRANK_FUZZ_CASES", 10000 if EXTENDED else 50 if SMALL else 150))
 SEED = int(os.environ.get("ANYRANK_FUZZ_SEED", 20261129))
 # The command does not start itself again with a policy for OpenMP where one is given.
 ENVIRONMENT = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0", "OMP_WAIT_POLICY": "passive"}
