@@ -158,7 +158,7 @@ class Files(FolderCase):
                              ({"w": {**entry, "data_offsets": [0]}}, "w.data_offsets: got a list of 1"),
                              ({"w": {"dtype": "F32"}}, 'w: has no "shape"'),
                              ({"__metadata__": {"a": 1}}, "__metadata__.a: got 1, expected a string"),
-                             (b"[" * 5000, "64 deep"), (b"\xff", "header: byte 0 is not UTF-8")):
+                             (b"[" * 5000 + b"]" * 5000, "64 deep"), (b"\xff", "header: byte 0 is not UTF-8")):
             self.refused(says, _safetensors.read, file(header))
         self.refused("its header does not fit", _safetensors.read, file({}, 1 << 40))
 
