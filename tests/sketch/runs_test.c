@@ -187,19 +187,26 @@ Test(sketch_runs, squares_that_overflow_are_judged)
     }
 }
 
-Test(sketch_runs, integers_are_exact_under_a_tolerance)
+Test(sketch_runs, integers_are_exact_under_a_tolerance_also_beside_floats)
 {
     int64_t a[ROWS], b[ROWS];
+    float floats[ROWS];
     for (int i = 0; i < ROWS; i++)
-        a[i] = b[i] = 1000000 + i;
-    b[7]++;
-    sketch_part x = {"input.0:fwd", AR_I64, 1, {ROWS, 0}, a, 0, 0, NULL, NULL, 0, NULL}, y = x;
-    y.values = b;
-    write_one("a", &x, 1);
-    write_one("b", &y, 1);
-    ari_sketch_report r = compared(TOLERANCE);
-    cr_expect_eq(r.row[0].state, AR_VERIFY_DIFFERENT);
-    ari_sketch_report_fini(&r);
+        floats[i] = (float)(b[i] = a[i] = 1000000 + i);
+    const sketch_part x = {"input.0:fwd", AR_I64, 1, {ROWS, 0}, a, 0, 0, NULL, NULL, 0, NULL};
+    for (int k = 0; k < 4; k++) {
+        sketch_part y = x;
+        y.dtype = k < 2 ? AR_I64 : AR_F32;
+        y.values = k < 2 ? (const void *)b : floats;
+        b[7] += k == 1;
+        floats[7] += k == 3 ? 1.0f : 0.0f;
+        write_one("a", &x, 1);
+        write_one("b", &y, 1);
+        ari_sketch_report r = compared(TOLERANCE);
+        cr_expect_eq(r.row[0].state, k % 2 ? AR_VERIFY_DIFFERENT : AR_VERIFY_SAME, "case %d", k);
+        ari_sketch_report_fini(&r);
+        cr_assert_eq(remove_all(in_folder("a")) + remove_all(in_folder("b")), 0);
+    }
 }
 
 /* --- layouts ------------------------------------------------------------------------------------------------------ */
@@ -856,8 +863,8 @@ Test(sketch_runs, json_says_which_steps_of_which_run_are_incomplete)
     ari_sketch_report_fini(&r);
 }
 
-/* A key's bias has a gradient that is rounding: both runs take whole steps of other signs, in each of three steps. Beside a
- * weight that has a true gradient. */
+/* A key's bias has a gradient that is rounding: both runs take whole steps of other signs, in each of three steps.
+ * Beside a weight that has a true gradient. */
 static void write_key_bias(const char *run, uint64_t seed, float rate)
 {
     static float weight[ELEMENTS], bias[ELEMENTS], gradient[2][ELEMENTS];

@@ -250,22 +250,23 @@ AR_NODISCARD ar_status ari_verify_unwrap(ari_verifying *v);
 /** Gives tensors of the other dump the reference's names where both mean the same: "x.weight" in a file of gradients and
  *  "x.weight:grad" in a dump of ranks. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_name_by_meaning(ari_verifying *v);
-/** What a file of allowances lets each element of a tensor differ by, under either of two names. path: for messages. Errors:
- *  AR_ERR_NOT_FOUND, AR_ERR_FORMAT (more than one number), AR_ERR_DATA (no finite number of 0 or more), those of reading. */
+/** What a file of allowances lets each element of a tensor differ by, under either of two names. path: for messages.
+ *  Errors: AR_ERR_NOT_FOUND, AR_ERR_FORMAT (more than one number), AR_ERR_DATA (no finite number of 0 or more), those
+ *  of reading. */
 AR_NODISCARD ar_status ari_allowance_read(double *allowed, const ar_dump *allowances, const char *path,
                                           const char *name, const char *other_name);
 /** Makes the rows, in execution order, and the pairs of which values are compared. Errors: AR_ERR_NOT_FOUND (globs that
  * match nothing, an allowed file that lacks a tensor), AR_ERR_DATA (what it allows is no number or negative),
  * AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
-/** True for tensors that are compared where both runs have them, and are no difference where one has not: inputs, buffers,
- *  the number of steps. */
+/** True for tensors that are compared where both runs have them, and are no difference where one has not: inputs,
+ *  buffers, the number of steps. */
 bool ari_is_optional(const ari_order_key *key);
-/** True if a glob of --only or --ignore means this tensor. What a model is given, "input.NAME:fwd", is no output of a
- *  module: a glob of outputs, as "*:fwd", does not mean it. */
-bool ari_glob_means(const char *glob, const char *name);
-/** Refuses a glob that matches none of these names, which is a slip of the pen: with the nearest name. option: "only" or
- *  "ignore". Always AR_ERR_NOT_FOUND. */
+/** True if one of n globs of --only or --ignore means this tensor. What a model is given, "input.NAME:fwd", is no
+ *  output of a module: a glob of outputs, as "*:fwd", does not mean it. */
+bool ari_any_glob_means(const char *const *globs, size_t n, const char *name);
+/** Refuses a glob that matches none of these names, which is a slip of the pen: with the nearest name. option: "only"
+ *  or "ignore". Always AR_ERR_NOT_FOUND. */
 AR_NODISCARD ar_status ari_glob_unmatched(const char *option, const char *glob, const char *const *names, size_t count);
 /** Begins the differences with a lost gradient, if there is one that precedes the first. */
 void ari_verify_begin_with_lost(ar_verify_report *r);

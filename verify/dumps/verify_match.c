@@ -25,17 +25,17 @@ typedef struct found {
 
 /* --- globs -------------------------------------------------------------------------------------------------------- */
 
-bool ari_glob_means(const char *glob, const char *name)
+static bool glob_means(const char *glob, const char *name)
 {
     static const char given[] = "input.", outputs[] = ":fwd";
     const bool of_outputs = strstr(glob, outputs) && strncmp(glob, given, sizeof given - 2) != 0;
     return fnmatch(glob, name, 0) == 0 && !(of_outputs && strncmp(name, given, sizeof given - 1) == 0);
 }
 
-static bool any_matches(const char *const *globs, size_t n, const char *name)
+bool ari_any_glob_means(const char *const *globs, size_t n, const char *name)
 {
     for (size_t i = 0; i < n; i++) {
-        if (ari_glob_means(globs[i], name))
+        if (glob_means(globs[i], name))
             return true;
     }
     return false;
@@ -44,7 +44,7 @@ static bool any_matches(const char *const *globs, size_t n, const char *name)
 static bool any_names(const char *const *globs, size_t n, const found *f)
 {
     for (int s = 0; s < 2; s++) {
-        if (f->sides.of[s] && any_matches(globs, n, f->sides.of[s]->name))
+        if (f->sides.of[s] && ari_any_glob_means(globs, n, f->sides.of[s]->name))
             return true;
     }
     return false;
@@ -506,8 +506,8 @@ static void count_ragged(const ari_verifying *v)
     char text[160];
     for (size_t i = 0; i < d->raggeds; i++) {
         const char *name = d->ragged[i].name;
-        if (ari_dump_is_ragged(v->dump[1], name, text) && !any_matches(o->leave, o->leave_count, name) &&
-            (o->only_count == 0 || any_matches(o->only, o->only_count, name)))
+        if (ari_dump_is_ragged(v->dump[1], name, text) && !ari_any_glob_means(o->leave, o->leave_count, name) &&
+            (o->only_count == 0 || ari_any_glob_means(o->only, o->only_count, name)))
             (void)is_ragged(v, name);
     }
 }

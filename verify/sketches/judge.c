@@ -8,9 +8,9 @@
 
 #define DEVIATIONS 3.0 /* of an estimate, in favour of "same" */
 
-bool ari_is_integer(ar_dtype t)
+bool ari_is_exact(const ar_sketch *a, const ar_sketch *b)
 {
-    return t != AR_F32 && t != AR_F64 && t != AR_F16 && t != AR_BF16;
+    return !ari_format_of(a->dtype).is_float || !ari_format_of(b->dtype).is_float;
 }
 
 static bool has_digests(const ar_sketch *a, const ar_sketch *b)
@@ -79,7 +79,7 @@ static bool differ_in_places(const char **why, const ar_sketch *a, const ar_sket
 void ari_sketch_judge(bool *differ, const char **why, ari_sketch_allowance *allowed, const ar_sketch *a,
                       const ar_sketch *b, const ar_sketch_difference *d)
 {
-    const bool exact = ari_is_integer(a->dtype) && ari_is_integer(b->dtype);
+    const bool exact = ari_is_exact(a, b);
     *why = "";
     if (exact) {
         allowed->each = 0.0;
@@ -101,8 +101,8 @@ bool ari_sketch_factor_differs(const ari_sketch_allowance *allowed, const ar_ske
     static const double deviations = 8.0, systematic = 64.0 * 0x1p-24, most_rest = 0.25;
     enum { LEAST_ELEMENTS = 16 };
     const double size = d->norm_a * (1.0 - DEVIATIONS * d->norm_a_error);
-    if (d->same_bits || a->elements < LEAST_ELEMENTS || ari_is_integer(a->dtype) || !isfinite(d->factor) ||
-        !(size > 0.0) || d->norm_a <= allowed->each * sqrt((double)a->elements))
+    if (d->same_bits || a->elements < LEAST_ELEMENTS || ari_is_exact(a, a) || !isfinite(d->factor) || !(size > 0.0) ||
+        d->norm_a <= allowed->each * sqrt((double)a->elements))
         return false;
     const double rest = d->factor_left * d->norm / d->norm_a, peak = size / a->max_abs;
     /* The estimate's own error is that of as many sums as there are buckets. */

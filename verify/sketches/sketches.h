@@ -98,21 +98,21 @@ json_t *ari_sketch_report_json(const ari_sketch_report *r, const ar_verify_optio
 
 /* --- sketches of a dump (dumped.c) -------------------------------------------------------------------------------- */
 
-/** Sketches a dump's tensor: the first copy of each part, summand by summand, and copies that differ. The report keeps the
- *  sketches. Errors: those of reading. */
+/** Sketches a dump's tensor: the first copy of each part, summand by summand, and copies that differ. The report
+ *  keeps the sketches. Errors: those of reading. */
 AR_NODISCARD ar_status ari_dump_sketch(ari_sketched *out, ari_sketch_report *r, const ar_dump_tensor *t);
 
 /* --- judging two sketches (judge.c) ------------------------------------------------------------------------------- */
 
-/** Root of the sum of squares of b - a, in parts of what `allowed` lets it be; its `norm` is set first. *differ: a
+/** Judges two sketches of one shape by what `allowed` lets an element differ by, and sets its `norm`. *differ: a
  *  difference is certain. *why: nothing can be said, for this reason; else "". */
 void ari_sketch_judge(bool *differ, const char **why, ari_sketch_allowance *allowed, const ar_sketch *a,
                       const ar_sketch *b, const ar_sketch_difference *d);
 /** True if the best factor between two tensors is off by more than rounding explains, as verify judges it of dumps
  *  (verify.md, "All elements together"). */
 bool ari_sketch_factor_differs(const ari_sketch_allowance *allowed, const ar_sketch *a, const ar_sketch_difference *d);
-/** True for types whose values are compared exactly under every rule. */
-bool ari_is_integer(ar_dtype t);
+/** True if the values are compared exactly under every rule: one of the two has integers or BOOL, as dumps do it. */
+bool ari_is_exact(const ar_sketch *a, const ar_sketch *b);
 
 /* What is known of a weight's update. */
 typedef struct ari_sketch_update {
@@ -122,9 +122,9 @@ typedef struct ari_sketch_update {
     size_t tiny;                           /* elements of the gradient that may be rounding alone */
     double largest_gradient;               /* root mean square of the step's largest gradient */
 } ari_sketch_update;
-/** Adds to `allowed` how far new weights may be off because an optimizer divides by the size of gradients that differ by
- *  rounding (sketches.md, "Weights after Adam"). Errors: AR_ERR_SHAPE. */
+/** Adds to `allowed` how far new weights may be off because an optimizer divides by the size of gradients that differ
+ *  by rounding (sketches.md, "Weights after Adam"). Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ari_sketch_excuse(ari_sketch_allowance *allowed, const ari_sketch_update *update);
-/** True if more of an update is off by a whole step than its gradient explains: blocks in which one run's weights stayed
- *  where they were, say. */
+/** True if more of an update is off by a whole step than its gradient explains: blocks in which one run's weights
+ *  stayed where they were, say. */
 bool ari_sketch_update_is_lost(const ari_sketch_allowance *allowed, const ari_sketch_update *update);
