@@ -16,13 +16,13 @@
 
 #include "anyrank/activation.h"
 #include "anyrank/config.h"
+#include "anyrank/param.h"
 #include "bench/harness.h"
 #include "ref/arith/arith_private.h"
 #include "ref/context/context_private.h"
 #include "ref/core/device_private.h"
 #include "ref/core/names.h"
 #include "ref/layers/module_private.h"
-#include "ref/layers/param_private.h"
 #include "ref/models/model_private.h"
 #include "verify/run/run.h"
 
@@ -109,7 +109,7 @@ static ar_status side_create(side *s, const ar_ctx_options *of, const ar_config 
     char name[96];
     AR_TRY(ari_config_block(config, 0, &o, name, sizeof name));
     AR_TRY(ar_ctx_create(&s->ctx, &options));
-    s->on.q = ari_ctx_queue(s->ctx);
+    s->on.q = ar_ctx_queue(s->ctx);
     AR_TRY(ar_block_create(&s->block, s->ctx, name, &o));
     AR_TRY(ar_saved_create(&s->saved));
     AR_TRY(ar_module_fresh(s->block, s->ctx, 1));
@@ -140,7 +140,7 @@ static ar_status take_bits(side *s, ari_sha256 *to, const ar_tensor *y, const ar
         ar_tensor g = s->params[i]->value;
         g.dtype = AR_F32;
         AR_TRY(s->on.d->ops->alloc(s->on.d, s->on.q, &g.data, ar_tensor_count(&g) * sizeof(float)));
-        ar_status st = ari_param_grad_value(s->params[i], s->ctx, &g);
+        ar_status st = ar_param_grad_value(s->params[i], s->ctx, &g);
         if (st == AR_OK)
             st = ari_bench_take_bits(to, &s->on, &g);
         s->on.d->ops->free(s->on.d, s->on.q, g.data);
@@ -153,7 +153,7 @@ static ar_status take_bits(side *s, ari_sha256 *to, const ar_tensor *y, const ar
 static ar_status pass(side *s, const ar_batch *batch, double *seconds, ari_sha256 *bits)
 {
     ar_tensor y, dx;
-    AR_TRY(ari_module_zero_grad(s->block, s->ctx));
+    AR_TRY(ar_module_zero_grad(s->block, s->ctx));
     for (size_t i = 0; i < s->n; i++)
         s->params[i]->version++;
     double start = 0.0, end = 0.0;
@@ -163,7 +163,7 @@ static ar_status pass(side *s, const ar_batch *batch, double *seconds, ari_sha25
     if (bits)
         AR_TRY(take_bits(s, bits, &y, &dx));
     ari_saved_clear(s->saved);
-    ari_ctx_end_step(s->ctx);
+    ar_ctx_end_step(s->ctx);
     AR_TRY(ari_bench_clock(&s->on, &end));
     *seconds = end - start;
     return AR_OK;

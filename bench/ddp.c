@@ -21,7 +21,6 @@
 #include "ref/core/os/threads.h"
 #include "ref/layers/parts.h"
 #include "ref/models/parallel_private.h"
-#include "ref/train/ddp_private.h"
 #include "verify/run/run.h"
 
 ARI_OWNER(ar_ddp, ar_ddp_destroy)
@@ -82,8 +81,8 @@ static ar_status count_step(ddp_rank *k, ar_ddp *ddp, size_t row)
         ari_ctx_counted(ctx, &read[i], &written[i]);
         calls[i] = ari_ctx_calls(ctx, "all_reduce");
     }
-    if (ar_comm_rank(ari_ctx_dp(k->together)) == 0) {
-        k->shared->counted[row].buckets = ddp ? ari_ddp_buckets(ddp) : 0;
+    if (ar_comm_rank(ar_ctx_dp(k->together)) == 0) {
+        k->shared->counted[row].buckets = ddp ? ar_ddp_buckets(ddp) : 0;
         k->shared->counted[row].all_reduces = calls[1] - calls[0];
         k->shared->counted[row].bytes = read[1] - read[0] + written[1] - written[0];
     }
@@ -92,7 +91,7 @@ static ar_status count_step(ddp_rank *k, ar_ddp *ddp, size_t row)
 
 static ar_status meet(const ddp_rank *k)
 {
-    return ar_comm_barrier(ari_ctx_dp(k->together), ari_ctx_queue(k->together), "bench");
+    return ar_comm_barrier(ar_ctx_dp(k->together), ar_ctx_queue(k->together), "bench");
 }
 
 static ar_status time_row(ddp_rank *k, size_t row, double *seconds)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "bench/harness.h"
+#include "anyrank/queue.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -10,7 +11,6 @@
 #include "ref/core/clock.h"
 #include "ref/core/device_private.h"
 #include "ref/core/os/os.h"
-#include "ref/core/queue_private.h"
 #include "ref/cpu/device_private.h"
 #include "ref/io/json.h"
 
@@ -239,7 +239,7 @@ ar_status ari_bench_alloc(ari_bench_device *b, ar_buf *gives, size_t bytes)
 
 ar_status ari_bench_clock(const ari_bench_device *b, double *seconds)
 {
-    AR_TRY(ari_queue_sync(b->q, 0));
+    AR_TRY(ar_queue_sync(b->q, 0));
     *seconds = 1e-9 * (double)ari_device_clock_ns(b->d);
     return AR_OK;
 }
@@ -267,7 +267,7 @@ static ar_status take_values(ari_bench_device *b, ar_buf *gives, size_t n, uint6
     AR_TRY(ari_alloc(&values, n, sizeof(float), "a benchmark's values"));
     fill(values, n, seed);
     AR_TRY(b->d->ops->copy(b->d, b->q, *gives, (ar_cbuf){values}, bytes));
-    return ari_queue_sync(b->q, 0);
+    return ar_queue_sync(b->q, 0);
 }
 
 ar_status ari_bench_tensor(ari_bench_device *b, ar_tensor *gives, int ndim, const size_t *shape, uint64_t seed)
@@ -295,7 +295,7 @@ ar_status ari_bench_take_bits(ari_sha256 *to, const ari_bench_device *b, const a
     AR_TRY(ari_mul_size(&bytes, ar_tensor_count(t), ar_dtype_bytes(t->dtype)));
     AR_TRY(ari_alloc(&host, bytes, 1, "a benchmark's result"));
     AR_TRY(b->d->ops->copy(b->d, b->q, (ar_buf){host}, ar_const(t->data), bytes));
-    AR_TRY(ari_queue_sync(b->q, 0));
+    AR_TRY(ar_queue_sync(b->q, 0));
     ari_sha256_update(to, host, bytes);
     return AR_OK;
 }

@@ -9,14 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "anyrank/comm.h"
 #include "anyrank/process.h"
+#include "anyrank/queue.h"
 #include "bench/harness.h"
 #include "gpu/cluster/nccl/nccl.h"
 #include "gpu/cluster/process/process_private.h"
 #include "gpu/device_private.h"
 #include "gpu/native.h"
-#include "ref/comm/comm_private.h"
-#include "ref/core/queue_private.h"
 
 #define BLOCK_SECONDS 0.01
 #define MOST_BYTES ((size_t)1 << 28)
@@ -63,7 +63,7 @@ static double time_block(const bench *b, bool direct, int calls)
     const double begin = ari_bench_seconds();
     for (int i = 0; i < calls; i++)
         need(b, direct ? call_directly(b) : call_own(b));
-    need(b, ari_queue_sync(b->queue, 0));
+    need(b, ar_queue_sync(b->queue, 0));
     const double own = (ari_bench_seconds() - begin) / calls;
     double *all = NULL, took = own;
     need(b, ari_process_gather(b->process, (void **)&all, NULL, &own, sizeof own));
@@ -155,7 +155,7 @@ int main(int argc, char **argv)
     (void)b.nccl.CommDestroy(b.direct);
     b.device->ops->free(b.device, b.queue, b.in);
     b.device->ops->free(b.device, b.queue, b.out);
-    ari_comm_destroy(b.comm);
+    ar_comm_destroy(b.comm);
     ar_queue_destroy(b.queue);
     ar_device_destroy(b.device);
     ar_process_destroy(b.process);

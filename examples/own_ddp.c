@@ -26,7 +26,7 @@ static ar_status pass(ways *m, ar_ctx *ctx, ar_tensor *out, const ar_tensor *in,
         if (!any)
             continue;
         AR_TRY(ar_like(ctx, &mask, in));
-        AR_TRY(ar_ctx_upload_floats(ctx, &mask, ones));
+        AR_TRY(ar_ctx_upload_floats(ctx, &mask, ones, ar_tensor_count(in)));
         AR_TRY(ar_mul(ctx, &chosen, in, &mask));
         AR_TRY(x ? ar_contract_backward(ctx, &part, &chosen, x, &m->path[p])
                  : ar_contract(ctx, &part, &chosen, &m->path[p]));

@@ -14,13 +14,13 @@ static ar_status add_neighbour(ar_ctx *ctx, ar_tensor *out, const ar_tensor *in,
 {
     float x[SAMPLES * POSITIONS * WIDTH], y[SAMPLES * POSITIONS * WIDTH];
     const size_t n = ar_tensor_count(in), sample = n / in->shape[0];
-    AR_TRY(ar_ctx_download_floats(ctx, x, in));
+    AR_TRY(ar_ctx_download_floats(ctx, x, sizeof x / sizeof *x, in));
     for (size_t i = 0; i < n; i++) {
         const bool alone = back ? i % sample + WIDTH >= sample : i % sample < WIDTH;
         y[i] = alone ? x[i] : x[i] + (back ? x[i + WIDTH] : x[i - WIDTH]);
     }
     AR_TRY(ar_like(ctx, out, in));
-    return ar_ctx_upload_floats(ctx, out, y);
+    return ar_ctx_upload_floats(ctx, out, y, n);
 }
 
 static ar_status forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,

@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/train.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "cli/train/train.h"
 #include "ref/core/fault_private.h"
-#include "ref/train/train_private.h"
 #include "verify/faults/fault_case.h"
 #include "verify/run/checkpoint_private.h"
 #include "verify/run/run.h"
@@ -77,7 +77,7 @@ static ar_status set_scaling(ar_training_options *o, const char *text)
     o->scale_loss = strcmp(text, "none") != 0;
     if (!o->scale_loss)
         return AR_OK;
-    o->scaling = ari_loss_scaling_defaults(dynamic);
+    o->scaling = ar_loss_scaling_defaults(dynamic);
     if (dynamic)
         return AR_OK;
     o->scaling.scale = strtod(text, &end);

@@ -73,8 +73,21 @@ AR_NODISCARD ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf input, size
 /** Receives output [count] from rank `peer`. */
 AR_NODISCARD ar_status ar_comm_recv(ar_comm *c, ar_queue *q, ar_buf output, size_t count, ar_dtype t, int peer,
                                     const char *tag);
+/** Exchanges n point-to-point messages at once, sends and receives in any order; the k-th send from rank a to rank b is
+ *  received by b's k-th receive from a. Every rank of the group calls it; a rank without messages passes n = 0. */
+AR_NODISCARD ar_status ar_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t,
+                                        const char *tag);
 /** Barrier: the enqueued task is done when every rank has called ar_comm_barrier. */
 AR_NODISCARD ar_status ar_comm_barrier(ar_comm *c, ar_queue *q, const char *tag);
+
+/** Splits the group: ranks that give the same color form a new group, in the order of (key, rank), like
+ *  MPI_Comm_split. color < 0: *out becomes NULL. Every rank of the group calls it. It runs in the calling thread, so
+ *  wait first for the calls of c that are enqueued. The caller releases *out with ar_comm_destroy before the rank's
+ *  function returns. Errors: also AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_comm_split(ar_comm **out, ar_comm *c, int color, int key);
+/** Destroys a communicator that the caller owns; none of its calls may be enqueued or running. Accepts NULL. The
+ *  communicator that ar_sim_run passes to a rank is not the rank's to destroy. */
+void ar_comm_destroy(ar_comm *c);
 
 /** Returns this rank's number in the group, from 0. */
 int ar_comm_rank(const ar_comm *c);

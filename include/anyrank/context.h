@@ -144,6 +144,29 @@ AR_NODISCARD ar_status ar_ctx_create(ar_ctx **out, const ar_ctx_options *options
 /** Frees a context and its step memory. Accepts NULL. */
 void ar_ctx_destroy(ar_ctx *ctx);
 
+/** Begins training step `step`, from 1: dropout masks depend on this number and the tap reports it. Before the first
+ *  call the number is 1. */
+void ar_ctx_begin_step(ar_ctx *ctx, uint32_t step);
+/** Ends a step: waits for the communication of layers that is still in flight and frees all step memory. Tensors of
+ *  the step and the activations in every ar_saved become invalid. Weights, gradients and optimizer state stay.
+ *  ar_train_step and ar_module_train_step begin and end their step themselves. */
+void ar_ctx_end_step(ar_ctx *ctx);
+
+/* What a module needs of its context. The context owns or borrows the results; the caller does not destroy them. */
+/** Returns the tensor-parallel group, in which ar_comm_rank and ar_comm_size are a layer's rank and number of ranks; a
+ *  group of one if the options have none. */
+ar_comm *ar_ctx_tp(const ar_ctx *ctx);
+/** Returns the group over which gradients are summed: the data-parallel, and with context parallelism the
+ *  context-parallel ranks; a group of one if the options have none. */
+ar_comm *ar_ctx_dp(const ar_ctx *ctx);
+/** Returns the device of the options. */
+ar_device *ar_ctx_device(const ar_ctx *ctx);
+/** Returns the main queue, on which layers enqueue their kernels and collectives. */
+ar_queue *ar_ctx_queue(const ar_ctx *ctx);
+/** Writes the bytes of step memory that are allocated now to *now, and the most that were allocated at once since the
+ *  context was created to *peak. Either pointer may be NULL. */
+void ar_ctx_memory(const ar_ctx *ctx, size_t *now, size_t *peak);
+
 /** Allocates a contiguous tensor of `shape` [ndim] in step memory; its contents are undefined. It is freed when the
  *  step ends, or earlier by ar_ctx_release. Errors: AR_ERR_ARG (ndim), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_tensor(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, int ndim, const size_t *shape);
@@ -154,10 +177,14 @@ void ar_ctx_release(ar_ctx *ctx, ar_tensor *t);
  *  host memory. `host` is borrowed until return. Errors: those of the device. */
 AR_NODISCARD ar_status ar_ctx_upload(ar_ctx *ctx, const ar_tensor *t, const void *host);
 AR_NODISCARD ar_status ar_ctx_download(ar_ctx *ctx, void *host, const ar_tensor *t);
-/** As ar_ctx_upload and ar_ctx_download, with fp32 numbers on the host and a tensor t of AR_F32 or AR_BF16. Numbers are
- *  rounded to AR_BF16 to nearest, ties to even. Errors: also AR_ERR_DTYPE, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ar_ctx_upload_floats(ar_ctx *ctx, const ar_tensor *t, const float *host);
-AR_NODISCARD ar_status ar_ctx_download_floats(ar_ctx *ctx, float *host, const ar_tensor *t);
+/** As ar_ctx_upload, for a tensor t of AR_F32 or AR_BF16 and host[0, count), its elements as fp32 numbers; for AR_BF16
+ *  they are rounded to nearest, ties to even. Errors: also AR_ERR_SHAPE (t does not have `count` elements),
+ *  AR_ERR_DTYPE, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_ctx_upload_floats(ar_ctx *ctx, const ar_tensor *t, const float *host, size_t count);
+/** As ar_ctx_download, for a tensor t of AR_F32 or AR_BF16: writes its elements as fp32 numbers to `host`, which has room
+ *  for cap of them. Errors: also AR_ERR_SHAPE (t has more than cap elements; nothing is written), AR_ERR_DTYPE,
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_ctx_download_floats(ar_ctx *ctx, float *host, size_t cap, const ar_tensor *t);
 
 AR_END_DECLS
 #endif

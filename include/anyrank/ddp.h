@@ -109,6 +109,16 @@ void ar_ddp_destroy(ar_ddp *d);
  *  from a list of parameters. */
 ar_module *ar_ddp_as_module(ar_ddp *d);
 
+/** Returns the name of the wrapped module, or that of the list of parameters. The ar_ddp owns it. */
+const char *ar_ddp_name(const ar_ddp *d);
+/** Broadcasts the values of all parameters, frozen ones included, from rank 0 of each parameter's data-parallel group
+ *  and increments their versions. ar_ddp_create does this once; call it again after rank 0 has changed weights.
+ *  Collective. Errors: those of the communicator. */
+AR_NODISCARD ar_status ar_ddp_broadcast_parameters(ar_ddp *d);
+/** ZeRO-3: all-gathers all parameters, whose values then are whole until the next ar_ddp_start. With other stages it
+ *  does nothing. Collective. Errors: AR_ERR_MEMORY, those of the communicator. */
+AR_NODISCARD ar_status ar_ddp_gather_parameters(ar_ddp *d);
+
 /** Begins a step: zeroes the gradients, resets the buckets and turns synchronisation on. Errors: AR_ERR_ARG (a
  *  parameter is trainable that was frozen when the ar_ddp was created), those of the device. */
 AR_NODISCARD ar_status ar_ddp_start(ar_ddp *d);
@@ -119,8 +129,18 @@ void ar_ddp_set_sync(ar_ddp *d, bool sync);
  *  once in each step, after the last backward pass. Errors: the first error of any rank and bucket; AR_ERR_DATA (a
  *  parameter without gradient, if find_unused is false). */
 AR_NODISCARD ar_status ar_ddp_wait(ar_ddp *d);
+/** Reduces all gradients at once and waits, instead of ar_ddp_wait, after backward passes with synchronisation off. The
+ *  gradients become the sum or, with ar_ddp_options.mean, the mean. For an asynchronous reduction call ar_ddp_reduce_all
+ *  or ar_ddp_reduce_bucket, and then ar_ddp_wait. Errors: as ar_ddp_wait; AR_ERR_ARG (a bucket is reduced already in
+ *  this step). */
+AR_NODISCARD ar_status ar_ddp_reduce_gradients(ar_ddp *d);
+/** Lists the names of parameters that got no gradient on any rank in the step that ar_ddp_wait ended: writes at most
+ *  cap pointers to `names` and returns the total number. It is 0 without find_unused. The ar_ddp owns the names, which
+ *  are valid until the next ar_ddp_start. */
+size_t ar_ddp_unused(const ar_ddp *d, const char **names, size_t cap);
 
-/* State of a bucket within a step: not all gradients are ready; its reduction has been launched; it is reduced. */
+/* State of a bucket within a step: not all gradients are ready; its reduction has been launched; a wait for it, or for
+ * the step, has found it reduced. */
 typedef enum ar_bucket_state { AR_BUCKET_FILLING, AR_BUCKET_IN_FLIGHT, AR_BUCKET_REDUCED } ar_bucket_state;
 /** Description of a bucket. The ar_ddp owns all arrays. */
 typedef struct ar_bucket_info {
@@ -140,8 +160,26 @@ typedef struct ar_bucket_info {
     size_t own_start, own_count; /* elements whose sum this rank gets: with ZeRO its shard, else all */
     ar_bucket_state state;
     float *hook_state; /* during a call of ar_ddp_options.hook, with option hook_state; else NULL */
-    ar_event *reduced; /* recorded after the reduction, for ar_event_sync; unused with ZeRO-2 and -3 */
+    ar_event *reduced; /* recorded after the reduction, for ar_event_sync and ar_queue_wait; unused with ZeRO-2 and
+                          -3 */
 } ar_bucket_info;
+
+/** Returns the number of buckets; 0 if no parameter is trainable. */
+size_t ar_ddp_buckets(const ar_ddp *d);
+/** Writes the description of bucket i to *info. Errors: AR_ERR_ARG (there is no bucket i). */
+AR_NODISCARD ar_status ar_ddp_bucket(const ar_ddp *d, size_t i, ar_bucket_info *info);
+/** Writes the number of parameter p's bucket to *index. Errors: AR_ERR_NOT_FOUND (p is in no bucket). */
+AR_NODISCARD ar_status ar_ddp_bucket_index(const ar_ddp *d, const ar_param *p, size_t *index);
+/** ar_ddp_reduce_bucket launches the reduction of bucket i, and of buckets before it that are still filling;
+ *  ar_ddp_reduce_all launches that of all buckets. Missing gradients count as zero. Neither waits. Ranks must launch
+ *  the same buckets. Errors: AR_ERR_ARG (there is no bucket i; ZeRO-2 and -3, which reduce units), those of the
+ *  communicator. */
+AR_NODISCARD ar_status ar_ddp_reduce_bucket(ar_ddp *d, size_t i);
+AR_NODISCARD ar_status ar_ddp_reduce_all(ar_ddp *d);
+/** Waits until bucket i is reduced and its sums are in the gradients of its parameters, before the factor of `mean` and
+ *  before ar_ddp_options.hook. The step still has to end with ar_ddp_wait. Errors: AR_ERR_ARG (there is no bucket i; it
+ *  has not been launched; ZeRO-2 and -3), the first error of any rank. */
+AR_NODISCARD ar_status ar_ddp_wait_bucket(ar_ddp *d, size_t i);
 
 AR_END_DECLS
 #endif

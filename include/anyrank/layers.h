@@ -151,6 +151,13 @@ AR_NODISCARD ar_status ar_norm_create(ar_module **out, ar_ctx *ctx, const char *
  *  AR_HELD_UNKNOWN. AR_ERR_ARG: act is AR_ACT_NONE. */
 AR_NODISCARD ar_status ar_activation_create(ar_module **out, ar_ctx *ctx, const char *name, ar_activation act,
                                             ar_held placement);
+/** Creates dropout (Srivastava et al. 2014) with the context's probability p, ar_ctx_options.dropout: y is 0 with
+ *  probability p, else x/(1 - p). x is [samples, width] or [samples, positions, width]. The mask depends on the context's
+ *  seed, the name, the step (ar_ctx_begin_step) and the element's index in the full global batch, so that it is the same
+ *  under every layout. p = 0: y is x. positions: largest number of positions, 1 if x has no such dimension; width: of
+ *  the full x. placement: the part of x that each rank holds. AR_ERR_ARG: placement is AR_HELD_UNKNOWN. */
+AR_NODISCARD ar_status ar_dropout_create(ar_module **out, ar_ctx *ctx, const char *name, size_t positions, size_t width,
+                                         ar_held placement);
 /** Creates a sequential module, y = child[n-1](.. child[0](x)); n = 0: y is x. Children keep their names. owned: the
  *  module destroys its children; false: it borrows them. On error the caller still owns the children. */
 AR_NODISCARD ar_status ar_sequential_create(ar_module **out, const char *name, ar_module *const *child, size_t n,
@@ -204,7 +211,7 @@ AR_NODISCARD ar_status ar_mlp_create(ar_module **out, ar_ctx *ctx, const char *n
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
-/* Options of a mixture-of-experts module. */
+/** Options of a mixture-of-experts module. */
 typedef struct ar_experts_options {
     size_t hidden;          /* width of the input and output */
     size_t n, per_token;    /* E routed experts; k of them for each token */
@@ -224,6 +231,20 @@ typedef struct ar_experts_options {
     const char *router;           /* "gate" */
     const char *router_bias;      /* bias added to scores for choosing experts: "gate.e_score_correction_bias" */
 } ar_experts_options;
+/** Creates a mixture-of-experts module (Shazeer et al. 2017, arXiv:1701.06538; Jiang et al. 2024, arXiv:2401.04088). With
+ *  the router's logits z = x Wr^T and p = softmax(z), each token goes to the set K of the k experts with the largest z;
+ *  of two equal ones to the expert with the lower number:
+ *    y = sum over j in K, ascending, of w_j*expert_j(x) + sigmoid(x v^T)*shared(x)
+ *    w_j = p_j, or if `normalised` p_j / sum of p over K
+ *  Each expert is a gated MLP. With options->scores the router uses a = sigmoid(z): K has the largest a + bias, and w_j
+ *  is scale*a_j, or scale*a_j/(sum of a over K + 1e-20); the bias has no gradient. No token is dropped. The router's own
+ *  losses are those of ar_ctx_options.loss. With expert parallelism (ar_expert_groups) each of the ep ranks holds E/ep
+ *  experts. X, Y [.., hidden] are placed as options->split says; without a split replicated, with sequence parallelism
+ *  each rank's own positions. Parameters: name.gate.weight [E, hidden], name.experts.N.*, name.shared_expert.*,
+ *  name.shared_expert_gate, name.gate.e_score_correction_bias [E]. The caller releases *out with ar_module_destroy.
+ *  Errors: AR_ERR_ARG, AR_ERR_INDIVISIBLE (ep does not divide E), AR_ERR_MEMORY; of its passes also AR_ERR_DATA (a logit
+ *  is NaN). */
+AR_NODISCARD ar_status ar_experts_create(ar_module **out, ar_ctx *ctx, const char *name, const ar_experts_options *o);
 
 /* --- attention ---------------------------------------------------------------------------------------------------- */
 

@@ -118,6 +118,9 @@ void ar_module_recompute(ar_module *m);
  *  and returns the total number, SIZE_MAX if out of memory. The modules own the parameters. If cap is too small, a
  *  shared parameter may be counted once for each use. trainable_only: without frozen parameters. */
 size_t ar_module_params(ar_module *m, ar_param **out, size_t cap, bool trainable_only);
+/** Sets the gradients of all parameters of a module and its children to zero, those of frozen ones too. Errors:
+ *  AR_ERR_MEMORY, those of the device. */
+AR_NODISCARD ar_status ar_module_zero_grad(ar_module *m, ar_ctx *ctx);
 /** Reduces the gradients of all parameters after the last backward pass of a step: over the data-parallel group, and
  *  over the tensor-parallel group where a parameter is `spread`; then reports each gradient to the tap. Collective over
  *  both. */
@@ -190,6 +193,15 @@ typedef struct ar_norm_saved {
     ar_tensor mean; /* f64 [rows]; undefined for RMSNorm */
     ar_tensor rstd; /* f32 [rows]: 1/standard deviation, 1/root mean square for RMSNorm */
 } ar_norm_saved;
+/** Forward pass of a norm over the last dimension n of x, with the mean and the variance taken over it:
+ *    AR_NORM_LAYER  y = (x - mean)*rstd*gain + offset, rstd = 1/sqrt(variance + eps)
+ *                   (LayerNorm: Ba, Kiros, Hinton 2016, arXiv:1607.06450; the variance is the biased one)
+ *    AR_NORM_RMS    y = x*rstd*gain, rstd = 1/sqrt(sum(x^2)/n + eps)
+ *                   (RMSNorm: Zhang, Sennrich 2019, arXiv:1910.07467)
+ *  gain, offset [n]; offset NULL: none. Writes the row statistics to *saved, in step memory. AR_ERR_ARG: eps is negative
+ *  or NaN, RMSNorm with an offset, y points into *saved. */
+AR_NODISCARD ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved,
+                                       const ar_tensor *x, const ar_param *gain, const ar_param *offset, double eps);
 /** Backward pass of a norm over the last dimension n. With xhat = (x - mean)*rstd and g = dy*gain it computes
  *  dx = (g - sum(g)/n - xhat*sum(g*xhat)/n)*rstd (RMSNorm: mean 0, without the term sum(g)/n), and adds the sums over
  *  rows of dy*xhat and dy to the gradients of gain and offset. residual: the gradient of the residual connection around

@@ -91,6 +91,12 @@ AR_NODISCARD ar_status ar_param_init(ar_param *p, ar_ctx *ctx, const char *name,
                                      bool transposed);
 /** Frees the memory of a parameter. */
 void ar_param_fini(ar_param *p);
+/** Sets the value: copies this rank's boxes from the full tensor `full` (host memory, row-major, in the Hugging Face
+ *  shape) and increments the version. Errors: those of the device. */
+AR_NODISCARD ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full);
+/** Writes the gradient times p->grad_scale, rounded to fp32, to g, a contiguous fp32 tensor of the shape of p->value.
+ *  Errors: AR_ERR_SHAPE, those of the device. */
+AR_NODISCARD ar_status ar_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g);
 /** Adds a hook to a parameter. Errors: AR_ERR_ARG (it already has AR_PARAM_HOOKS hooks, or this one). */
 AR_NODISCARD ar_status ar_param_add_hook(ar_param *p, ar_param_hook hook);
 /** Removes a hook; does nothing if the parameter does not have it. */

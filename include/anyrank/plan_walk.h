@@ -49,6 +49,10 @@ AR_NODISCARD ar_status ar_plan_norm_create(ar_module **out, ar_ctx *ctx, ar_plan
  *  holds. Errors: as ar_plan_linear_create. */
 AR_NODISCARD ar_status ar_plan_activation_create(ar_module **out, ar_ctx *ctx, ar_plan_walk *walk, const char *name,
                                                  ar_activation act);
+/** Creates dropout, as ar_dropout_create, on the part of the activation that a rank holds. Errors: as
+ *  ar_plan_linear_create. */
+AR_NODISCARD ar_status ar_plan_dropout_create(ar_module **out, ar_ctx *ctx, ar_plan_walk *walk, const char *name,
+                                              size_t positions, size_t width);
 /** Creates a module that redistributes the activation to `target`, one of R, S(-1) and S(1), and sets walk->at to it.
  *  If the activation is already placed so, the module returns its input. Errors: AR_ERR_UNSUPPORTED (another
  *  placement), AR_ERR_MEMORY. */

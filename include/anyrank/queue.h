@@ -31,6 +31,14 @@ void ar_queue_destroy(ar_queue *q);
  *  returns its status. Errors: the queue's first error if it is poisoned. Threads: one thread enqueues. */
 AR_NODISCARD ar_status ar_queue_host(ar_queue *q, ar_status (*fn)(void *), void *arg);
 
+/** Blocks the calling thread until all tasks enqueued so far are done. timeout_ns: longest wait in nanoseconds; 0: no
+ *  limit. Errors: the queue's first error, AR_ERR_TIMEOUT. */
+AR_NODISCARD ar_status ar_queue_sync(ar_queue *q, uint64_t timeout_ns);
+/** Makes tasks that are enqueued on q from now on wait until event e, as it is recorded now, is done; like
+ *  cudaStreamWaitEvent. The calling thread waits only if q is inline. If the queue on which e was recorded fails, q is
+ *  poisoned. Errors: q's first error, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ar_queue_wait(ar_queue *q, ar_event *e);
+
 /** Creates an event, done until it is recorded. The caller releases *e with ar_event_destroy. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_event_create(ar_event **e);
 /** Frees an event. Queues that already wait for it still wait for the recorded tasks. Accepts NULL. */
@@ -40,6 +48,10 @@ AR_NODISCARD ar_status ar_event_record(ar_event *e, ar_queue *q);
 /** Blocks the calling thread until the event is done. timeout_ns: longest wait in nanoseconds; 0: no limit. Errors: the
  *  first error of the queue that the event was recorded on, AR_ERR_TIMEOUT. */
 AR_NODISCARD ar_status ar_event_sync(ar_event *e, uint64_t timeout_ns);
+
+/** Tests whether the event is done, without waiting. Errors: the first error of the queue that the event was recorded
+ *  on. */
+AR_NODISCARD ar_status ar_event_test(ar_event *e, bool *done);
 
 AR_END_DECLS
 #endif

@@ -44,13 +44,18 @@ AR_NODISCARD ar_status ar_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_
                                        const ar_redistribution *r, const char *tag);
 
 /** A distributed tensor, like PyTorch's DTensor: a rank's local part with the full shape, the mesh and the placements.
- *  Plain data. */
+ *  Plain data, which the caller fills; `local` has the shape that ar_placements_region gives. */
 typedef struct ar_placed {
     ar_tensor local;               /* this rank's part */
     size_t shape[AR_MAX_DIMS];     /* of the full tensor, [local.ndim] */
     const ar_mesh_groups *groups;  /* borrowed */
     ar_placement at[AR_MESH_DIMS]; /* placement for each mesh dimension */
 } ar_placed;
+/** Redistributes a distributed tensor: *y is x, placed as `to` [mesh dimensions]. For the backward pass redistribute y's
+ *  gradient to the placements that x's gradient has (R and P(sum) swap). y may be x. Collective; tag and errors as for
+ *  ar_redistribute; y->local is allocated in step memory. */
+AR_NODISCARD ar_status ar_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x, const ar_placement *to,
+                                              const char *tag);
 
 AR_END_DECLS
 #endif

@@ -23,6 +23,12 @@ typedef struct ar_optimizer ar_optimizer;
  *  listed twice), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ar_optimizer_create(ar_optimizer **out, ar_ctx *ctx, ar_param *const *params, size_t n,
                                            const ar_optimizer_options *o);
+/** Creates an optimizer for ZeRO: each data-parallel rank updates its shards of the buckets of `ddp`, which was created
+ *  with ar_ddp_options.zero 1, 2 or 3; below stage 3 the other ranks then receive the new weights. Borrows ddp until
+ *  ar_optimizer_destroy, which must come before ar_ddp_destroy. Errors: as ar_optimizer_create; AR_ERR_ARG (the ddp was
+ *  created without ZeRO). */
+AR_NODISCARD ar_status ar_optimizer_create_sharded(ar_optimizer **out, ar_ctx *ctx, ar_ddp *ddp,
+                                                   const ar_optimizer_options *o);
 /** Frees an optimizer. Accepts NULL. */
 void ar_optimizer_destroy(ar_optimizer *o);
 /** Updates every parameter once, from its gradient times `scale` (fl32(g*scale), for clipping; 1: none), and increments
@@ -35,6 +41,23 @@ AR_NODISCARD ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float sca
  *  layout: their elements of the full tensor in its Hugging Face shape. Both are valid during the call. */
 typedef ar_status (*ar_optimizer_state_fn)(void *user, const ar_param *p, const char *state, const ar_tensor *local,
                                            const ar_layout *layout);
+
+/** Calls emit for every optimizer state of this rank. Errors: those of emit. */
+AR_NODISCARD ar_status ar_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user);
+/** Restores the optimizer as it was after `steps` steps, under the same or another layout. find(user, param, state,
+ *  count) returns the `count` fp32 values of the full tensor of that parameter's state, row-major, borrowed, or NULL if
+ *  it has none. Errors: AR_ERR_NOT_FOUND (find returned NULL; the message names parameter and state), those of the
+ *  device. */
+AR_NODISCARD ar_status ar_optimizer_load(ar_optimizer *o, ar_ctx *ctx, uint64_t steps,
+                                         const float *(*find)(void *user, const char *param, const char *state,
+                                                              size_t count),
+                                         void *user);
+
+/** Computes *norm = sqrt(sum g^2) over the reduced gradients of n trainable parameters, in which each element of the full
+ *  tensors counts once; the same bits on every rank (numerics.md, section 4, has the order of the sum). To clip at c,
+ *  pass ar_optimizer_step the scale c/(norm + 1e-6) if that is below 1. NaN if a gradient is not finite. Collective over
+ *  the tensor-parallel group, and with ZeRO over the data-parallel group. Errors: those of the communicators. */
+AR_NODISCARD ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n);
 
 /** Loss scaling (Micikevicius et al. 2018, arXiv:1710.03740), for native numerics (ar_numerics in context.h): backward
  *  passes start from the loss's gradient times a scale S, and the reduced gradients are multiplied by 1/S. If their
@@ -49,8 +72,10 @@ typedef struct ar_loss_scaling {
     uint32_t good;    /* consecutive updates since S last changed */
     uint64_t skipped; /* number of skipped steps */
 } ar_loss_scaling;
+/** Returns the defaults of PyTorch's GradScaler: growth 2, backoff 0.5, interval 2000, scale 65536. */
+ar_loss_scaling ar_loss_scaling_defaults(bool dynamic);
 
-typedef struct ar_gradients ar_gradients; /* verifies gradients across ranks: gradients.h */
+struct ar_gradients; /* verifies gradients across ranks: gradients.h */
 
 /** Options of a training step. */
 typedef struct ar_train_options {
@@ -59,11 +84,11 @@ typedef struct ar_train_options {
     ar_ddp *ddp;          /* reduces the gradients over the data-parallel ranks; it must hold all trainable parameters
                              of the model (create it from ar_model_module). Borrowed. NULL: each gradient is reduced
                              separately after the last backward pass, and no ar_ddp may hold the parameters */
-    ar_loss_scaling *scaling; /* borrowed and updated; native numerics only; NULL: no loss scaling */
-    ar_gradients *verify;     /* verifies gradients, copies of parameters and optimizer state across ranks before the
+    ar_loss_scaling *scaling;    /* borrowed and updated; native numerics only; NULL: no loss scaling */
+    struct ar_gradients *verify; /* verifies gradients, copies of parameters and optimizer state across ranks before the
                                  update (ar_gradients_verify); a problem ends the step with AR_ERR_DATA and the same
                                  message on all ranks, and no weight is changed. Borrowed. NULL: no verification */
-    bool forward_only;        /* only computes the loss */
+    bool forward_only;           /* only computes the loss */
 } ar_train_options;
 /** Results of a training step. */
 typedef struct ar_train_result {

@@ -3,12 +3,12 @@
  * the samples are split over ranks, tiles or threads. */
 #include <stdlib.h>
 
+#include "anyrank/queue.h"
 #include "ref/arith/exact.h"
 #include "ref/arith/operand.h"
 #include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
 #include "ref/core/param_private.h"
-#include "ref/core/queue_private.h"
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
 #include "ref/numerics/integer_sum.h"
@@ -463,7 +463,7 @@ ar_status ari_exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_e
     const ar_epilogue none = {.act = AR_ACT_NONE};
     const ar_epilogue *ep = epilogue ? epilogue : &none;
     if (s->reduced) {
-        AR_TRY(ari_queue_wait(ctx->queue, s->reduced));
+        AR_TRY(ar_queue_wait(ctx->queue, s->reduced));
         ari_step_free(ctx, s->own.sent);
     }
     if (s->over) {

@@ -4,12 +4,12 @@
  * bf16 it lies in memory so, but for what is computed in fp32 within a layer, and what leaves a product does. */
 #include <stdlib.h>
 
+#include "anyrank/queue.h"
 #include "ref/arith/arith_private.h"
 #include "ref/arith/operand.h"
 #include "ref/context/context.h"
 #include "ref/core/context_private.h"
 #include "ref/core/param_private.h"
-#include "ref/core/queue_private.h"
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
 
@@ -246,7 +246,7 @@ static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
         return ar_error_set(AR_ERR_SHAPE, "a contraction of %zu elements is rounded into %zu", count,
                             ar_tensor_count(y));
     if (s->reduced) {
-        AR_TRY(ari_queue_wait(ctx->queue, s->reduced));
+        AR_TRY(ar_queue_wait(ctx->queue, s->reduced));
         ar_ctx_release(ctx, &s->partial);
     }
     if (folded) {

@@ -163,7 +163,7 @@ ar_status ar_comm_recv(ar_comm *c, ar_queue *q, ar_buf out, size_t count, ar_dty
     return enqueue_call(c, q, &call);
 }
 
-ar_status ari_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag)
+ar_status ar_comm_exchange(ar_comm *c, ar_queue *q, const ar_p2p *ops, size_t n, ar_dtype t, const char *tag)
 {
     const ari_call call = {.kind = ARI_EXCHANGE, .dtype = t, .count = n, .p2p = ops, .tag = tag};
     return enqueue_call(c, q, &call);
@@ -177,7 +177,7 @@ ar_status ar_comm_barrier(ar_comm *c, ar_queue *q, const char *tag)
 
 /* --- the rest ----------------------------------------------------------------------------------------------------- */
 
-ar_status ari_comm_split(ar_comm **gives, ar_comm *c, int color, int key)
+ar_status ar_comm_split(ar_comm **gives, ar_comm *c, int color, int key)
 {
     if (!gives || !c)
         return ar_error_set(AR_ERR_ARG, "split: the %s is missing", c ? "new communicator's place" : "communicator");
@@ -202,13 +202,13 @@ ar_status ari_comm_join(ar_comm **gives, ar_comm *c, int color, int rank, int si
             (*gives)->over = c->over;
         return AR_OK;
     }
-    AR_TRY(ari_comm_split(gives, c, color, rank));
+    AR_TRY(ar_comm_split(gives, c, color, rank));
     if (!*gives || ((*gives)->rank == rank && (*gives)->size == size))
         return AR_OK;
     const ar_status st =
         ar_error_set(AR_ERR_MISMATCH, "join: rank %d is number %d of %d with its color, expected %d of %d", c->rank,
                      (*gives)->rank, (*gives)->size, rank, size);
-    ari_comm_destroy(*gives);
+    ar_comm_destroy(*gives);
     *gives = NULL;
     return st;
 }
@@ -219,7 +219,7 @@ void ari_comm_abort(ar_comm *c, ar_status st, const char *why)
         c->ops->abort(c, st == AR_OK ? AR_ERR_ABORTED : st, why ? why : "no reason given");
 }
 
-void ari_comm_destroy(ar_comm *c)
+void ar_comm_destroy(ar_comm *c)
 {
     if (c)
         c->ops->destroy(c);

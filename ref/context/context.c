@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/context/context.h"
+#include "anyrank/queue.h"
 #include "ref/core/fault_private.h"
 
 #include <stdlib.h>
@@ -9,7 +10,6 @@
 #include "ref/context/context_private.h"
 #include "ref/core/context_private.h"
 #include "ref/core/queue_impl.h"
-#include "ref/core/queue_private.h"
 #include "ref/core/text.h"
 
 static ar_status check_storage(const ar_ctx_options *o)
@@ -130,21 +130,21 @@ void ar_ctx_destroy(ar_ctx *c)
 {
     if (!c)
         return;
-    ari_ctx_end_step(c);
+    ar_ctx_end_step(c);
     for (int i = 0; i < ARI_TRANSFERS; i++) {
         ar_queue_destroy(c->transfer[i].queue);
-        ari_comm_destroy(c->transfer[i].comm);
+        ar_comm_destroy(c->transfer[i].comm);
     }
     ari_communication *const all[] = {&c->communication, &c->gathers, &c->overlapped};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         ar_queue_destroy(all[i]->queue); /* first: what it runs uses the groups */
         for (int k = 0; k < ARI_OVER_GROUPS; k++)
-            ari_comm_destroy(all[i]->over[k]);
+            ar_comm_destroy(all[i]->over[k]);
     }
     for (int i = 0; i < 2; i++)
-        ari_comm_destroy(c->replicas.of[i].comm);
-    ari_comm_destroy(c->replicas.stage);
-    ari_comm_destroy(c->self);
+        ar_comm_destroy(c->replicas.of[i].comm);
+    ar_comm_destroy(c->replicas.stage);
+    ar_comm_destroy(c->self);
     ar_queue_destroy(c->queue);
     if (c->end_ledger)
         c->end_ledger(c->ledger);
@@ -156,15 +156,15 @@ ar_status ari_queue_follow(ar_queue *q, ar_queue *of, ar_event *e)
     if (q == of)
         return AR_OK;
     AR_TRY(ar_event_record(e, of));
-    return ari_queue_wait(q, e);
+    return ar_queue_wait(q, e);
 }
 
-ar_comm *ari_ctx_tp(const ar_ctx *c)
+ar_comm *ar_ctx_tp(const ar_ctx *c)
 {
     return c->tp;
 }
 
-ar_comm *ari_ctx_dp(const ar_ctx *c)
+ar_comm *ar_ctx_dp(const ar_ctx *c)
 {
     return c->dp;
 }
@@ -286,7 +286,7 @@ ar_status ari_ctx_transfers(ar_ctx *c, const ari_neighbour **borrows)
     return AR_OK;
 }
 
-void ari_ctx_begin_step(ar_ctx *c, uint32_t step)
+void ar_ctx_begin_step(ar_ctx *c, uint32_t step)
 {
     c->step = step;
 }
@@ -347,7 +347,7 @@ void ari_ctx_place_batch(ar_ctx *c, const ar_batch *batch)
     c->distinct = batch ? batch->distinct : 0;
 }
 
-ar_device *ari_ctx_device(const ar_ctx *c)
+ar_device *ar_ctx_device(const ar_ctx *c)
 {
     return c->device;
 }
@@ -357,7 +357,7 @@ ar_dtype ari_ctx_activations(const ar_ctx *c)
     return c->activations;
 }
 
-ar_queue *ari_ctx_queue(const ar_ctx *c)
+ar_queue *ar_ctx_queue(const ar_ctx *c)
 {
     return c->queue;
 }

@@ -200,7 +200,7 @@ void ari_step_let_go(ar_ctx *c, const ar_tensor *t);
 AR_NODISCARD ar_status ari_step_take_out(ar_ctx *c, ar_buf *gives, const ar_tensor *t);
 
 /** Work enqueued on q from now on runs after the work enqueued on `of` so far; e is recorded there. One queue: nothing,
- *  and e may be NULL. Errors: those of ar_event_record and ari_queue_wait. */
+ *  and e may be NULL. Errors: those of ar_event_record and ar_queue_wait. */
 AR_NODISCARD ar_status ari_queue_follow(ar_queue *q, ar_queue *of, ar_event *e);
 /** Waits for work in flight on q, also if it has failed; the thread's message is kept. Accepts NULL. */
 void ari_queue_drain(ar_queue *q);

@@ -7,30 +7,16 @@
 
 AR_BEGIN_DECLS
 
-/** Ends a step: releases every tensor that ar_ctx_tensor made and every operand; saved activations become invalid. */
-void ari_ctx_end_step(ar_ctx *c);
-/** The tensor-parallel group; where none was given, a group of one that the context owns. Never NULL. */
-ar_comm *ari_ctx_tp(const ar_ctx *c);
-/** The group over which gradients are summed, in the same way. */
-ar_comm *ari_ctx_dp(const ar_ctx *c);
 /** Which of the data-parallel ranks this is, of those that hold other samples. */
 int ari_ctx_data_rank(const ar_ctx *c);
-/** The step that runs: dropout masks and taps know it. 1 before the first call. */
-void ari_ctx_begin_step(ar_ctx *c, uint32_t step);
 /** Bytes of other ranks' memory that this rank read and wrote through the context's groups, those it made for itself
  *  (KV replicas) included, and the number of its calls of one kind (ari_comm_calls). */
 void ari_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_written);
 /** Bytes of other ranks' memory that this rank read and wrote through the context's groups, those it made for itself
  *  (KV replicas) included, and the number of its calls of one kind (ari_comm_calls). */
 uint64_t ari_ctx_calls(const ar_ctx *c, const char *kind);
-/** The device of the options. */
-ar_device *ari_ctx_device(const ar_ctx *c);
 /** The dtype of new activations (ari_activations_of). Layers use that of their input. */
 ar_dtype ari_ctx_activations(const ar_ctx *c);
-/** The main queue, on which a layer puts its kernels and collectives. Never NULL. */
-ar_queue *ari_ctx_queue(const ar_ctx *c);
-/** Bytes of step memory now and at most so far. */
-void ari_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak);
 /** Sets the position of a batch's rows among the samples of the global batch, which taps of activations [samples, ..]
  *  report until the next call. NULL, or a batch of its own (global_batch 0): there are no other rows. Modules call it
  *  with the batch that they are given. */

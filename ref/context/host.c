@@ -2,9 +2,9 @@
 /* Tensors of a device as the host has them. */
 #include <stdlib.h>
 
+#include "anyrank/queue.h"
 #include "ref/context/context.h"
 #include "ref/core/float_bits.h"
-#include "ref/core/queue_private.h"
 #include "ref/core/tensor_private.h"
 
 ar_status ar_ctx_upload(ar_ctx *c, const ar_tensor *t, const void *host)
@@ -17,7 +17,7 @@ ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t)
 {
     AR_TRY(c->device->ops->copy(c->device, c->queue, (ar_buf){host}, ar_const(t->data),
                                 ar_tensor_count(t) * ar_dtype_bytes(t->dtype)));
-    return ari_queue_sync(c->queue, 0);
+    return ar_queue_sync(c->queue, 0);
 }
 
 /* --- 16-bit numbers as the host has them -------------------------------------------------------------------------- */
@@ -42,11 +42,14 @@ static ar_status check_floats(const ar_tensor *t)
                               ar_dtype_name(t->dtype));
 }
 
-ar_status ar_ctx_upload_floats(ar_ctx *c, const ar_tensor *t, const float *host)
+ar_status ar_ctx_upload_floats(ar_ctx *c, const ar_tensor *t, const float *host, size_t count)
 {
     const size_t n = ar_tensor_count(t);
     ARI_OWNED uint16_t *rounded = NULL;
     AR_TRY(check_floats(t));
+    if (count != n)
+        return ar_error_set(AR_ERR_SHAPE, "upload of %zu numbers to a tensor of %zu elements, expected as many", count,
+                            n);
     if (t->dtype == AR_F32)
         return ar_ctx_upload(c, t, host);
     AR_TRY(ARI_ALLOC(&rounded, n, "numbers of 16 bits"));
@@ -54,11 +57,13 @@ ar_status ar_ctx_upload_floats(ar_ctx *c, const ar_tensor *t, const float *host)
     return ar_ctx_upload(c, t, rounded);
 }
 
-ar_status ar_ctx_download_floats(ar_ctx *c, float *host, const ar_tensor *t)
+ar_status ar_ctx_download_floats(ar_ctx *c, float *host, size_t cap, const ar_tensor *t)
 {
     const size_t n = ar_tensor_count(t);
     ARI_OWNED uint16_t *stored = NULL;
     AR_TRY(check_floats(t));
+    if (n > cap)
+        return ar_error_set(AR_ERR_SHAPE, "download of a tensor of %zu elements to memory for %zu numbers", n, cap);
     if (t->dtype == AR_F32)
         return ar_ctx_download(c, host, t);
     AR_TRY(ARI_ALLOC(&stored, n, "numbers of 16 bits"));
@@ -114,7 +119,7 @@ ar_status ari_gather_words(ar_ctx *ctx, ar_comm *over, uint64_t *all, size_t wor
 
 static ar_status get(ar_ctx *c, void *host, const ar_tensor *t)
 {
-    return t->dtype == AR_BF16 ? ar_ctx_download_floats(c, host, t) : ar_ctx_download(c, host, t);
+    return t->dtype == AR_BF16 ? ar_ctx_download_floats(c, host, ar_tensor_count(t), t) : ar_ctx_download(c, host, t);
 }
 
 static ar_status download(ar_ctx *c, void *host, const ar_tensor *t)

@@ -3,10 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/context.h"
+#include "anyrank/queue.h"
 #include "ref/context/context.h"
-#include "ref/context/context_private.h"
 #include "ref/core/queue_impl.h"
-#include "ref/core/queue_private.h"
 
 static void forget_owned(ar_ctx *c, ari_owned *o)
 {
@@ -38,11 +38,11 @@ static bool give_back(ar_ctx *c, ari_owned *o)
 void ari_queue_drain(ar_queue *q)
 {
     const ari_outcome kept = ari_outcome_of(AR_ERR_ABORTED);
-    if (q && ari_queue_sync(q, 0) != AR_OK)
+    if (q && ar_queue_sync(q, 0) != AR_OK)
         (void)ari_outcome_status(&kept);
 }
 
-void ari_ctx_end_step(ar_ctx *c)
+void ar_ctx_end_step(ar_ctx *c)
 {
     /* A step that has failed may have left work under way, whose memory this is. */
     if (c->owned.next != &c->owned) {
@@ -241,8 +241,10 @@ void ari_step_stored(ar_ctx *c, size_t *most)
         c->stored[o->use] += o->bytes;
 }
 
-void ari_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak)
+void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak)
 {
-    *now = c->bytes_now;
-    *peak = c->bytes_peak;
+    if (now)
+        *now = c->bytes_now;
+    if (peak)
+        *peak = c->bytes_peak;
 }

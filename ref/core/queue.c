@@ -463,10 +463,10 @@ static ar_status queue_poll(ar_queue *q, uint64_t ticket, bool *done)
     return st;
 }
 
-ar_status ari_queue_sync(ar_queue *q, uint64_t timeout_ns)
+ar_status ar_queue_sync(ar_queue *q, uint64_t timeout_ns)
 {
     if (!q)
-        return ar_error_set(AR_ERR_ARG, "ari_queue_sync: the queue is missing");
+        return ar_error_set(AR_ERR_ARG, "ar_queue_sync: the queue is missing");
     return ari_queue_await(q, ari_queue_ticket(q), timeout_ns);
 }
 
@@ -576,10 +576,10 @@ ar_status ar_event_sync(ar_event *e, uint64_t timeout_ns)
     return e->q ? await_tasks(e, timeout_ns) : AR_OK;
 }
 
-ar_status ari_event_test(ar_event *e, bool *done)
+ar_status ar_event_test(ar_event *e, bool *done)
 {
     if (!e || !done)
-        return ar_error_set(AR_ERR_ARG, "ari_event_test: %s is missing", e ? "the answer's place" : "the event");
+        return ar_error_set(AR_ERR_ARG, "ar_event_test: %s is missing", e ? "the answer's place" : "the event");
     *done = true;
     if (!e->q)
         return AR_OK;
@@ -624,10 +624,10 @@ static void drop_point(void *arg, ar_status st, const char *why)
     destroy_waiting(arg);
 }
 
-ar_status ari_queue_wait(ar_queue *q, ar_event *e)
+ar_status ar_queue_wait(ar_queue *q, ar_event *e)
 {
     if (!q || !e)
-        return ar_error_set(AR_ERR_ARG, "ari_queue_wait: %s is missing", q ? "the event" : "the queue");
+        return ar_error_set(AR_ERR_ARG, "ar_queue_wait: %s is missing", q ? "the event" : "the queue");
     if (!e->q || e->q == q)
         return AR_OK; /* a queue is in order: its own past is done anyway */
     waiting *w = NULL;

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/core/record.h"
-#include "ref/layers/experts/layers_private.h"
 #include "ref/layers/module_private.h"
 #include "ref/layers/parts.h"
 
@@ -237,7 +236,7 @@ static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options 
                               o.split ? o.split->norm2 : stream));
     AR_TRY(ari_path(name, sizeof name, m->base.name, o.mlp_name ? o.mlp_name : "mlp"));
     AR_TRY(ari_dropout_init(&m->mlp.dropout, name, ARI_DROPPED_MLP, h, positions));
-    AR_TRY(o.experts.n > 0 ? ari_experts_create(&m->mlp.part[OF], ctx, name, &o.experts)
+    AR_TRY(o.experts.n > 0 ? ar_experts_create(&m->mlp.part[OF], ctx, name, &o.experts)
                            : ar_mlp_create(&m->mlp.part[OF], ctx, name, &o.mlp));
     return after ? ari_block_norm(&m->mlp.part[AFTER], ctx, m->base.name, o.mlp_norm ? o.mlp_norm : "mlp_norm", &o,
                                   stream)

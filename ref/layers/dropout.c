@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/layers.h"
 #include "ref/context/context_private.h"
 #include "ref/core/record.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/layers_private.h"
 #include "ref/numerics/philox.h"
 #include "ref/placement/parallel_private.h"
 
@@ -214,8 +214,8 @@ static ar_status dropout_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved,
     return dx ? drop_value(base, ctx, dx, dy) : AR_OK;
 }
 
-ar_status ari_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t positions, size_t width,
-                             ar_held held)
+ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t positions, size_t width,
+                            ar_held held)
 {
     static const ar_module_ops ops = {.kind = "dropout", .forward = dropout_forward, .backward = dropout_backward};
     (void)ctx;

@@ -409,7 +409,7 @@ ar_status ari_fault_clear_remote(ar_ctx *ctx, const ar_tensor *weight, const ar_
     ARI_OWNED int32_t *chosen = NULL;
     AR_TRY(ARI_ALLOC(&host, slots, "weights of slots"));
     AR_TRY(ARI_ALLOC(&chosen, slots, "experts of slots"));
-    AR_TRY(ar_ctx_download_floats(ctx, host, weight));
+    AR_TRY(ar_ctx_download_floats(ctx, host, slots, weight));
     AR_TRY(ar_ctx_download(ctx, chosen, expert));
     for (size_t i = 0; i < slots; i++)
         host[i] = (size_t)chosen[i] - first < count ? host[i] : 0.0f;

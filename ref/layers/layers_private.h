@@ -21,12 +21,6 @@ ar_branch_split ari_branch_of(ar_style first, ar_style second, ar_placement stre
 /** The same of experts: what they take and make is whole on each rank, so that every rank routes all tokens. cut: gate
  *  and up are colwise and down is rowwise, else all are replicated. */
 ar_branch_split ari_experts_split(bool cut, ar_placement stream);
-/** Dropout (Srivastava et al. 2014) with the context's probability, of a value [samples, width] or [samples, positions,
- *  width]. Which elements fall depends on the context's seed, the name, the step and the element's place in the global
- *  batch; not on who holds it. With a probability of 0 y is x. positions: the most there may be (1 where there is no
- *  such dimension). Not for AR_HELD_UNKNOWN. */
-AR_NODISCARD ar_status ari_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t positions,
-                                          size_t width, ar_held held);
 /** y = x + branch(x), of one shape; held: what of it a rank has. own: the branch is destroyed with it, else borrowed. On
  *  error it stays the caller's. Taps: name:fwd, name:bwd. */
 AR_NODISCARD ar_status ari_residual_create(ar_module **gives, const char *name, ar_module *branch, ar_held held,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Losses: the sum that becomes one, a loss of a module, cross-entropy, mean squared error. */
+#include "anyrank/loss.h"
 #include "ref/layers/loss.h"
 
 #include <stdlib.h>
@@ -8,7 +9,6 @@
 #include "ref/core/record.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/loss_private.h"
 #include "ref/layers/param_private.h"
 #include "ref/numerics/bits.h"
 #include "ref/placement/parallel_private.h"
@@ -104,7 +104,7 @@ void ar_loss_destroy(ar_loss *loss)
     free(loss);
 }
 
-ar_status ari_loss_targets(size_t *targets, const ar_loss *loss, const ar_ctx *ctx, const ar_batch *batch)
+ar_status ar_loss_targets(size_t *targets, const ar_loss *loss, const ar_ctx *ctx, const ar_batch *batch)
 {
     ari_own_batch own;
     const ar_status st = ari_own_batch_init(&own, ctx, batch, false, loss->next);
@@ -123,7 +123,7 @@ static bool is_stream(const ar_ctx *ctx, const ar_tensor *y, const ar_batch *bat
     return y->shape[y->ndim - 2] == ari_positions_count(&own);
 }
 
-ar_status ari_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y, const ar_batch *batch)
+ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y, const ar_batch *batch)
 {
     ari_own_batch own;
     loss->stream = loss->sum.spread = is_stream(ctx, y, batch);
@@ -138,12 +138,12 @@ ar_status ari_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar
     return ari_span_end(st);
 }
 
-ar_status ari_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
+ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
 {
     size_t t = batch->targets;
     ari_own_batch own;
     if (batch->global_batch == 0)
-        AR_TRY(ari_loss_targets(&t, loss, ctx, batch));
+        AR_TRY(ar_loss_targets(&t, loss, ctx, batch));
     ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream, loss->next);
     ari_ctx_place_batch(ctx, batch);
     ari_span_begin("%s:bwd", loss->name);
@@ -166,7 +166,7 @@ ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, dou
     return ari_tap_number(ctx, "loss", 'f', *value);
 }
 
-ar_status ari_loss_read_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t)
+ar_status ar_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t)
 {
     return ari_loss_value(loss, ctx, value, t, 0.0);
 }
@@ -179,7 +179,7 @@ ar_status ari_loss_part(ar_loss *loss, ar_ctx *ctx, double *part, size_t t)
     return AR_OK;
 }
 
-ar_status ari_loss_zero(ar_loss *loss, ar_ctx *ctx)
+ar_status ar_loss_zero(ar_loss *loss, ar_ctx *ctx)
 {
     return ari_param_zero_grad(&loss->sum, ctx);
 }
@@ -189,11 +189,13 @@ void ari_loss_subtract(ar_loss *loss, bool subtract)
     loss->subtract = subtract;
 }
 
-ar_status ari_loss_add_terms(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms)
+ar_status ar_loss_add(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms)
 {
     ar_tensor negated;
-    if (!ari_tensor_is_contiguous(terms) || terms->dtype != AR_F32)
-        return ar_error_set(AR_ERR_SHAPE, "%s: terms are contiguous fp32", loss->name);
+    if (terms->dtype != AR_F32)
+        return ar_error_set(AR_ERR_DTYPE, "%s: terms are %s, expected F32", loss->name, ar_dtype_name(terms->dtype));
+    if (!ari_tensor_is_contiguous(terms))
+        return ar_error_set(AR_ERR_SHAPE, "%s: terms are a view with gaps, expected a contiguous tensor", loss->name);
     if (!loss->subtract)
         return ari_loss_add(&loss->sum, ctx, terms);
     AR_TRY(ar_like(ctx, &negated, terms));
@@ -417,7 +419,7 @@ static ar_status classifier_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_s
     AR_TRY(cross_entropy_forward(&c->loss, ctx, saved, &terms, &logits, batch->labels, labels_of(batch)));
     AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "cross-entropy", .name = c->name, .in = {&logits},
                     .out = {&terms}, .needs = &held));
-    AR_TRY(ari_loss_add_terms(loss, ctx, &terms));
+    AR_TRY(ar_loss_add(loss, ctx, &terms));
     ar_ctx_release(ctx, &terms);
     return AR_OK;
 }
@@ -560,7 +562,7 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
     AR_TRY(ar_ctx_tensor(ctx, &difference, AR_F32, y->ndim, y->shape));
     AR_TRY(ARI_KERNEL(ctx, add, &difference, y, &minus_t));
     AR_TRY(ar_mul(ctx, &terms, &difference, &difference));
-    AR_TRY(ari_loss_add_terms(loss, ctx, &terms));
+    AR_TRY(ar_loss_add(loss, ctx, &terms));
     ARI_RELEASE(ctx, &terms, &minus_t);
     AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "squared error", .name = s->name, .in = {y},
                     .out = {&difference}, .needs = &held));

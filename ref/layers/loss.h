@@ -15,7 +15,7 @@ AR_NODISCARD ar_status ari_loss_add(ar_param *sum, ar_ctx *ctx, const ar_tensor 
 AR_NODISCARD ar_status ari_loss_total(ar_param *sum, ar_ctx *ctx, float *total);
 /** In a pipeline, where the last rank has it and has reported it, the others receive it, and report that. */
 AR_NODISCARD ar_status ari_loss_share(ar_ctx *ctx, float *loss);
-/** ari_loss_read_value, plus `more`, the losses of other parts, where there are any. */
+/** ar_loss_value, plus `more`, the losses of other parts, where there are any. */
 AR_NODISCARD ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, double more);
 /** Such a loss of another part, 0 for t = 0. Collective over dp. */
 AR_NODISCARD ar_status ari_loss_part(ar_loss *loss, ar_ctx *ctx, double *part, size_t t);

@@ -349,7 +349,7 @@ static ar_status zero_not_recursive(ar_module *m, ar_ctx *ctx)
     return st;
 }
 
-ar_status ari_module_zero_grad(ar_module *m, ar_ctx *ctx)
+ar_status ar_module_zero_grad(ar_module *m, ar_ctx *ctx)
 {
     if (ari_faulty(ctx, "zero_grad_not_recursive"))
         return zero_not_recursive(m, ctx);

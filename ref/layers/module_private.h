@@ -13,14 +13,6 @@ void ari_saved_clear(ar_saved *s);
  *  only x is saved. Errors: as ar_module_forward. */
 AR_NODISCARD ar_status ari_module_recompute_saved(ar_module *m, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
                                                   const ar_batch *batch);
-/** Every parameter's gradient becomes zero. Errors: AR_ERR_MEMORY, those of the device. */
-AR_NODISCARD ar_status ari_module_zero_grad(ar_module *m, ar_ctx *ctx);
-/** Rows of length n: y = (x - mean)*rstd*gain + offset, mean = sum(x)/n, rstd = 1/sqrt(sum((x - mean)^2)/n + eps)
- *  (LayerNorm: Ba, Kiros, Hinton 2016, arXiv:1607.06450), or y = x*rstd*gain, rstd = 1/sqrt(sum(x^2)/n + eps) (RMSNorm:
- *  Zhang, Sennrich 2019, arXiv:1910.07467; offset is NULL). gain, offset [n]. Errors: also AR_ERR_ARG (eps negative or
- *  NaN, an offset that the kind does not have, y is one of saved). offset NULL: none is added. */
-AR_NODISCARD ar_status ari_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved,
-                                        const ar_tensor *x, const ar_param *gain, const ar_param *offset, double eps);
 /** Number of samples in a contiguous x [.., features], each of them a run of rows of equal length: its first extent.
  *  The rows of two dimensions are samples if ari_ctx_place_batch has set their position in a global batch, else tokens of one
  *  sample. */

@@ -4,11 +4,11 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+#include "anyrank/loss.h"
 #include "ref/layers/batch_private.h"
 #include "ref/layers/layers_private.h"
 #include "ref/layers/linear/linear.h"
 #include "ref/layers/loss.h"
-#include "ref/layers/loss_private.h"
 #include "ref/layers/param_private.h"
 
 enum { TOKENS_NORM, ENTERED_NORM, JOINED, BLOCK, MADE_NORM, PARTS };
@@ -188,7 +188,7 @@ static ar_status forward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved 
     if (st == AR_OK && !ctx->counting)
         st = ar_module_forward(m->head[i], ctx, saved, &logits, &y, &rolled);
     if (st == AR_OK && !ctx->counting)
-        st = ari_loss_forward(m->loss[i], ctx, saved, &logits, &rolled);
+        st = ar_loss_forward(m->loss[i], ctx, saved, &logits, &rolled);
     *x = y;
     return st;
 }
@@ -211,7 +211,7 @@ static ar_status backward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved
     ar_tensor d;
     AR_TRY(ari_batch_roll(&rolled, &memory, batch, i + 1));
     ctx->use = ARI_USE_OUTER;
-    ar_status st = ari_loss_backward(m->loss[i], ctx, saved, &d, &rolled);
+    ar_status st = ar_loss_backward(m->loss[i], ctx, saved, &d, &rolled);
     if (st == AR_OK)
         st = back_through(m->head[i], ctx, saved, &d, &rolled);
     if (st == AR_OK && i + 1 < m->n)
@@ -253,6 +253,6 @@ ar_status ari_further_zero(ar_module *further, ar_ctx *ctx)
 {
     further_module *m = (further_module *)further;
     for (size_t i = 0; i < m->n; i++)
-        AR_TRY(ari_loss_zero(m->loss[i], ctx));
+        AR_TRY(ar_loss_zero(m->loss[i], ctx));
     return AR_OK;
 }

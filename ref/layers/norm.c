@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/module.h"
 #include "ref/context/context_private.h"
 #include "ref/core/record.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/faults.h"
-#include "ref/layers/module_private.h"
 
 /* --- the operator ------------------------------------------------------------------------------------------------- */
 
@@ -27,8 +27,8 @@ static ar_status gain_of(ar_ctx *ctx, ar_tensor *gain, const ar_param *weight)
     return ARI_KERNEL(ctx, add, gain, gain, &weight->value);
 }
 
-ar_status ari_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved, const ar_tensor *x,
-                           const ar_param *gain, const ar_param *offset, double eps)
+ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_saved *saved, const ar_tensor *x,
+                          const ar_param *gain, const ar_param *offset, double eps)
 {
     AR_TRY(check_norm(kind, x, gain, offset));
     if (!(eps >= 0.0))
@@ -138,7 +138,7 @@ static ar_status norm_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *sav
     ar_tensor in;
     ar_norm_saved rows;
     AR_TRY(ari_tp_redistribute(ctx, &in, x, &(ari_features){1, {m->h}}, m->change, base->name, false));
-    AR_TRY(ari_norm_forward(ctx, m->kind, y, &rows, &in, &m->param[0], offset_of(m), m->eps));
+    AR_TRY(ar_norm_forward(ctx, m->kind, y, &rows, &in, &m->param[0], offset_of(m), m->eps));
     const ar_tensor x_rows = ari_tensor_rows(&in), y_rows = ari_tensor_rows(y);
     AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->param[0], offset_of(m), &y_rows, &rows.mean, &rows.rstd,
                                  &x_rows));

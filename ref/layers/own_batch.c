@@ -112,10 +112,10 @@ static ar_status number_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, 
     shape[1] = shares_positions(ctx) ? ari_positions_count(own) : shape[1];
     AR_TRY(ar_ctx_tensor(ctx, x, ctx->activations, batch->sample_ndim + 1, shape));
     if (!shares_positions(ctx))
-        return ar_ctx_upload_floats(ctx, x, batch->input);
+        return ar_ctx_upload_floats(ctx, x, batch->input, ar_tensor_count(x));
     AR_TRY(ARI_ALLOC(&part, ar_tensor_count(x), "positions of the input"));
     take_positions(part, batch->input, batch, own, width, sizeof *part);
-    return ar_ctx_upload_floats(ctx, x, part);
+    return ar_ctx_upload_floats(ctx, x, part, ar_tensor_count(x));
 }
 
 ar_status ari_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)

@@ -69,9 +69,9 @@ static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
     if (ctx->device->hollow) /* it has no contents, and host is NULL */
         return AR_OK;
     if (!ari_value_is_shared(p))
-        return ar_ctx_upload_floats(ctx, &all, host);
+        return ar_ctx_upload_floats(ctx, &all, host, ar_tensor_count(&all));
     AR_TRY(ar_ctx_tensor(ctx, &all, p->value.dtype, p->value.ndim, p->value.shape));
-    AR_TRY(ar_ctx_upload_floats(ctx, &all, host));
+    AR_TRY(ar_ctx_upload_floats(ctx, &all, host, ar_tensor_count(&all)));
     AR_TRY(ari_share_get(ctx, p->share->value, p, &all, p->share->start, p->share->count));
     ar_ctx_release(ctx, &all);
     return AR_OK;
@@ -92,7 +92,7 @@ ar_status ari_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
     return upload(p, ctx, host);
 }
 
-ar_status ari_param_set(ar_param *p, ar_ctx *ctx, const float *full)
+ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
 {
     ar_layout from = p->layout;
     ARI_OWNED float *host = NULL;
@@ -156,7 +156,7 @@ static ar_status tap_grad(const ar_param *p, ar_ctx *ctx)
     ar_tensor g;
     ar_layout share;
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
-    AR_TRY(ari_param_grad_value(p, ctx, &g));
+    AR_TRY(ar_param_grad_value(p, ctx, &g));
     if (p->sharded) {
         AR_TRY(ari_share_layout(&share, p, ctx, p->own_start, p->own_count));
         AR_TRY(ari_tap(ctx, p->name, 'g', &g, &share));
@@ -294,8 +294,12 @@ static ar_status shared_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tens
     return AR_OK;
 }
 
-ar_status ari_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g)
+ar_status ar_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g)
 {
+    if (g->dtype != AR_F32 || !ari_tensor_is_contiguous(g) || ar_tensor_count(g) != ar_tensor_count(&p->value))
+        return ar_error_set(AR_ERR_SHAPE,
+                            "%s: its gradient has %zu elements: expected a contiguous F32 tensor for them", p->name,
+                            ar_tensor_count(&p->value));
     AR_TRY(p->share && !p->grad ? shared_grad_value(p, ctx, g) : ctx->arith->grad_value(ctx, g, p));
     if (p->grad_scale == 1.0f)
         return AR_OK;

@@ -9,8 +9,6 @@ AR_BEGIN_DECLS
 
 /** Fresh values: element i of the FULL tensor depends on (seed, name, i) alone, never on the layout. */
 AR_NODISCARD ar_status ari_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed);
-/** Copies this rank's boxes out of the full tensor (host, row-major, Hugging Face shape), and counts a new version. */
-AR_NODISCARD ar_status ari_param_set(ar_param *p, ar_ctx *ctx, const float *full);
 /** One more use in a forward pass that a backward pass will follow; ar_module_forward counts those of a module's own
  *  parameters. */
 void ari_param_use(ar_param *p);
@@ -18,8 +16,6 @@ void ari_param_use(ar_param *p);
  *  the gradient of the passes so far is complete on this rank. ar_module_backward calls it for a module's own
  *  parameters. Errors: the first failing hook's. */
 AR_NODISCARD ar_status ari_param_done(ar_param *p, ar_ctx *ctx);
-/** g (fp32, contiguous, of the value's shape) = the gradient times grad_scale. Errors: those of the device. */
-AR_NODISCARD ar_status ari_param_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g);
 /** Completes the gradients after the last backward pass of a step: each is summed over the data-parallel group, and
  * over the tensor-parallel one where its terms are spread, the last parameter first; has_grad then says whether any
  * rank got one, by an all-reduce(max) of a bitmap; then a tap ':grad' of each.

@@ -302,7 +302,7 @@ AR_NODISCARD ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *c
 /** Further tokens, of which each has a T. */
 size_t ari_trained_depths(const ar_module *m);
 /** What this rank's positions of these rows add to each T. loss NULL: another rank of the pipeline has it. Errors: those of
- *  ari_loss_targets. */
+ *  ar_loss_targets. */
 AR_NODISCARD ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const ar_module *m, const ar_loss *loss,
                                            const ar_ctx *ctx, const ar_batch *batch);
 /** The targets of the further tokens in the global batch, which a forward pass sets too. */

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/loss.h"
 #include "ref/context/context_private.h"
 #include "ref/core/record.h"
 #include "ref/core/tensor_private.h"
@@ -10,7 +11,6 @@
 #include "ref/layers/batch_private.h"
 #include "ref/layers/experts/scores.h"
 #include "ref/layers/loss.h"
-#include "ref/layers/loss_private.h"
 #include "ref/layers/module_private.h"
 #include "ref/placement/parallel_private.h"
 
@@ -363,9 +363,9 @@ ar_status ari_stage_forward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *
     if (!is_last(list, ctx, i))
         return hand_over(m, ctx, y, &out, batch);
     if (ar_comm_size(ctx->pipeline) > 1 && ari_faulty(ctx, "pp_loss_last_micro_batch"))
-        AR_TRY(ari_loss_zero(loss, ctx));
+        AR_TRY(ar_loss_zero(loss, ctx));
     if (!ctx->counting)
-        AR_TRY(ari_loss_forward(loss, ctx, saved, &out, batch));
+        AR_TRY(ar_loss_forward(loss, ctx, saved, &out, batch));
     return list && list->stages.further ? ari_further_forward(list->stages.further, ctx, saved, batch) : AR_OK;
 }
 
@@ -381,7 +381,7 @@ ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved 
         AR_TRY(ari_further_backward(list->stages.further, ctx, saved, batch));
     ctx->use = ARI_USE_OUTER;
     if (is_last(list, ctx, i))
-        AR_TRY(ari_loss_backward(loss, ctx, saved, &d, batch));
+        AR_TRY(ar_loss_backward(loss, ctx, saved, &d, batch));
     else
         d = *dy;
     if (!list)
@@ -413,7 +413,7 @@ ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const ar_module *m, 
                               const ar_batch *batch)
 {
     if (loss)
-        AR_TRY(ari_loss_targets(&count[0], loss, ctx, batch));
+        AR_TRY(ar_loss_targets(&count[0], loss, ctx, batch));
     else
         count[0] = next_targets(ctx, batch);
     for (size_t depth = 1; depth <= ari_trained_depths(m); depth++) {
@@ -435,11 +435,11 @@ void ari_trained_further(ar_module *m, const size_t *targets)
 ar_status ari_trained_zero(ar_module *m, ar_loss *loss, ar_ctx *ctx)
 {
     const ari_stages *s = ari_sequential_stages(m, NULL);
-    AR_TRY(ari_module_zero_grad(m, ctx));
+    AR_TRY(ar_module_zero_grad(m, ctx));
     AR_TRY(ari_balance_zero(m, ctx));
     AR_TRY(ari_scores_zero(m));
     if (loss)
-        AR_TRY(ari_loss_zero(loss, ctx));
+        AR_TRY(ar_loss_zero(loss, ctx));
     return s && s->further ? ari_further_zero(s->further, ctx) : AR_OK;
 }
 

@@ -221,6 +221,6 @@ void ar_parallel_groups_end(ar_parallel_groups *g)
 {
     ar_comm **const groups[] = GROUPS(g);
     for (int over = ARI_OVER_GROUPS - 1; over >= 0; over--)
-        ari_comm_destroy(*groups[over]);
+        ar_comm_destroy(*groups[over]);
     *g = (ar_parallel_groups){.tp = NULL};
 }

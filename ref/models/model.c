@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/model.h"
+#include "anyrank/context.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "ref/context/context.h"
-#include "ref/context/context_private.h"
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 #include "ref/layers/faults.h"
@@ -200,7 +200,7 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
     const ar_plan fallback = {0};
     AR_TRY(ari_config_expect(c));
     const ar_balance balance = ar_config_balance(c, &ctx->loss);
-    const int tp = ar_comm_size(ari_ctx_tp(ctx));
+    const int tp = ar_comm_size(ar_ctx_tp(ctx));
     maker k = {.ctx = ctx,
                .c = c,
                .f = ari_family_of(c->arch),
@@ -308,7 +308,7 @@ static ar_status set_one(ar_param *p, ar_ctx *ctx, const weight_source *s)
         const float *full = s->find(s->user, ari_fault_layer_name(other, sizeof other, ctx, p->name), count);
         if (!full)
             return ar_error_set(AR_ERR_NOT_FOUND, "the weights hold no tensor '%s' of %zu elements", p->name, count);
-        AR_TRY(ari_param_set(p, ctx, full));
+        AR_TRY(ar_param_set(p, ctx, full));
     }
     return AR_OK;
 }

@@ -259,14 +259,14 @@ ar_status ar_plan_activation_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk
     return end_layer(gives, &m, leaves, ar_activation_create(&m.part[m.parts], ctx, name, act, held_of(at)));
 }
 
-ar_status ari_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t positions,
-                                  size_t width)
+ar_status ar_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t positions,
+                                 size_t width)
 {
     ar_placement at, leaves;
     planned m;
     AR_TRY(place_norm(&at, &leaves, w, name, true));
     AR_TRY(begin_layer(&m, ctx, w, name, at, at));
-    return end_layer(gives, &m, leaves, ari_dropout_create(&m.part[m.parts], ctx, name, positions, width, held_of(at)));
+    return end_layer(gives, &m, leaves, ar_dropout_create(&m.part[m.parts], ctx, name, positions, width, held_of(at)));
 }
 
 ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,

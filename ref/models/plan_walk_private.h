@@ -19,8 +19,6 @@ AR_NODISCARD ar_status ari_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_pl
  *  leave R where the last layer's output is not declared. Errors: as above. */
 AR_NODISCARD ar_status ari_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                                  const ar_attention_options *o);
-AR_NODISCARD ar_status ari_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
-                                               size_t positions, size_t width);
 /** The plan's split of an embedding (vocab, hidden, replicate) or an LM head (vocab, with output R gathered, or
  *  replicate), for ar_embedding_create and ar_logits_create: the one outputs, the other takes R. Errors:
  *  AR_ERR_UNSUPPORTED. */

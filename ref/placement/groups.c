@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/comm.h"
 #include "anyrank/redistribute.h"
-#include "ref/comm/comm_private.h"
 #include "ref/placement/placement_private.h"
 
 /* FNV-1a over names and sizes, as a color. */
@@ -21,9 +21,9 @@ static int color_of(const ar_mesh *mesh)
 static ar_status check_agreement(const ar_mesh *mesh, ar_comm *world)
 {
     ar_comm *same = NULL;
-    AR_TRY(ari_comm_split(&same, world, color_of(mesh), ar_comm_rank(world)));
+    AR_TRY(ar_comm_split(&same, world, color_of(mesh), ar_comm_rank(world)));
     const int ranks = ar_comm_size(same), all = ar_comm_size(world);
-    ari_comm_destroy(same);
+    ar_comm_destroy(same);
     return ranks == all ? AR_OK
                         : ar_error_set(AR_ERR_MISMATCH,
                                        "mesh: %d of %d ranks have rank %d's mesh; all have to give the same names and "
@@ -42,7 +42,7 @@ ar_status ar_mesh_groups_init(ar_mesh_groups *g, const ar_mesh *mesh, ar_comm *w
     for (int d = 0; d < mesh->ndim; d++) {
         int first = rank;
         ari_mesh_group(mesh, rank, d, &first, 1);
-        const ar_status st = ari_comm_split(&g->comm[d], world, first, g->at[d]);
+        const ar_status st = ar_comm_split(&g->comm[d], world, first, g->at[d]);
         if (st != AR_OK) {
             ar_mesh_groups_fini(g);
             return st;
@@ -54,7 +54,7 @@ ar_status ar_mesh_groups_init(ar_mesh_groups *g, const ar_mesh *mesh, ar_comm *w
 void ar_mesh_groups_fini(ar_mesh_groups *g)
 {
     for (int d = 0; d < AR_MESH_DIMS; d++) {
-        ari_comm_destroy(g->comm[d]);
+        ar_comm_destroy(g->comm[d]);
         g->comm[d] = NULL;
     }
 }

@@ -3,13 +3,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/redistribute.h"
 #include "ref/context/context.h"
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
 #include "ref/core/text.h"
 #include "ref/placement/axis.h"
 #include "ref/placement/placement_private.h"
-#include "ref/placement/redistribute_private.h"
 
 /* --- axes --------------------------------------------------------------------------------------------------------- */
 
@@ -481,8 +481,7 @@ ar_status ar_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, co
     return ari_redistribute(ctx, g, y, &input, r, ctx->arith, tag);
 }
 
-ar_status ari_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x, const ar_placement *to,
-                                  const char *tag)
+ar_status ar_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x, const ar_placement *to, const char *tag)
 {
     const size_t n = (size_t)x->groups->mesh.ndim;
     ar_redistribution r = {.ndim = x->local.ndim};

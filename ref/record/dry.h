@@ -14,5 +14,5 @@
 AR_NODISCARD ar_status ari_dry_device_create(ar_device **gives, const ar_device *like, ari_ledger *ledger);
 
 /** Rank `rank` of `size`, alone: the others answer whatever lets it go on. Groups are made of it by ari_comm_join.
- *  ledger: records their calls, borrowed; NULL: nothing does. Gives; ari_comm_destroy. Errors: AR_ERR_MEMORY. */
+ *  ledger: records their calls, borrowed; NULL: nothing does. Gives; ar_comm_destroy. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dry_comm_create(ar_comm **gives, int rank, int size, ari_ledger *ledger);

@@ -6,11 +6,11 @@
 #include <string.h>
 
 #include "anyrank/arith.h"
+#include "anyrank/module.h"
 #include "ref/context/context_private.h"
 #include "ref/core/queue_private.h"
 #include "ref/core/record.h"
 #include "ref/core/text.h"
-#include "ref/layers/module_private.h"
 #include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
@@ -209,7 +209,7 @@ static ar_status combine_messages(void *arg, ar_queue *on)
     if (st == AR_OK)
         st = device->ops->copy(device, on, host, ar_const(d->used_device), d->trained);
     if (st == AR_OK)
-        st = ari_queue_sync(on, 0); /* the host reads them */
+        st = ar_queue_sync(on, 0); /* the host reads them */
     return ari_span_end(st);
 }
 
@@ -241,10 +241,10 @@ static bool has_gradient(const ar_ddp *d, size_t i)
     return d->used[i] || d->bucketed[i]->has_grad || ari_faulty(d->ctx, "unused_set_empty");
 }
 
-void ari_ddp_complete(ar_ddp *d, bool mean)
+void ari_ddp_complete(ar_ddp *d)
 {
     const ar_ctx *ctx = d->ctx;
-    mean = mean || ari_faulty(ctx, "dp_averaged_again");
+    const bool mean = d->options.mean || ari_faulty(ctx, "dp_averaged_again");
     const float mean_scale = mean ? 1.0f / (float)ar_comm_size(ctx->dp) : 1.0f;
     for (size_t i = 0; i < d->trained; i++) {
         ar_param *p = d->bucketed[i];
@@ -292,7 +292,7 @@ static ar_status launch_bucket(ar_ddp *d)
     if (b->info.index > 0 && d->step.even && !ctx->fault) /* or sums would wait in memory that values need no more */
         AR_TRY(ar_event_sync(d->buckets[b->info.index - 1].info.reduced, 0));
     AR_TRY(ar_event_record(b->produced, ctx->queue));
-    AR_TRY(ari_queue_wait(d->communication->queue, b->produced));
+    AR_TRY(ar_queue_wait(d->communication->queue, b->produced));
     AR_TRY(ari_queue_chain(d->communication->queue, ari_bucket_run, b));
     return ar_event_record(b->info.reduced, d->communication->queue);
 }
@@ -449,7 +449,7 @@ static ar_status init_ddp(ar_ddp *d)
     for (size_t i = 0; i < d->trained && d->options.hook && d->options.hook_state; i++)
         AR_TRY(ARI_TAKE(&d->slots[i].state, &d->lists, ar_tensor_count(&d->slots[i].param->value), "a hook's state"));
     if (!d->options.keep_weights)
-        AR_TRY(ari_ddp_broadcast_parameters(d));
+        AR_TRY(ar_ddp_broadcast_parameters(d));
     return ari_weights_share(d);
 }
 
@@ -515,10 +515,10 @@ ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar
 /* For what a step that ended early has left under way. */
 static ar_status finish_launched(ar_ddp *d)
 {
-    const ar_status gathered = d->gathers ? ari_queue_sync(d->gathers->queue, 0) : AR_OK;
+    const ar_status gathered = d->gathers ? ar_queue_sync(d->gathers->queue, 0) : AR_OK;
     ar_status reduced = AR_OK;
     if (d->communication && (d->next > 0 || d->stage >= 2) && !d->waited)
-        reduced = ari_queue_sync(d->communication->queue, 0);
+        reduced = ar_queue_sync(d->communication->queue, 0);
     return gathered != AR_OK ? gathered : reduced;
 }
 
@@ -542,7 +542,7 @@ void ar_ddp_destroy(ar_ddp *d)
 
 /* --- a step ------------------------------------------------------------------------------------------------------- */
 
-ar_status ari_ddp_broadcast_parameters(ar_ddp *d)
+ar_status ar_ddp_broadcast_parameters(ar_ddp *d)
 {
     return ari_params_broadcast(d->params, d->n, d->ctx);
 }
@@ -551,7 +551,7 @@ ar_status ari_ddp_broadcast_parameters(ar_ddp *d)
 static ar_status zero_gradients(ar_ddp *d)
 {
     if (d->module)
-        return ari_module_zero_grad(d->module, d->ctx);
+        return ar_module_zero_grad(d->module, d->ctx);
     for (size_t i = 0; i < d->n && !ari_faulty(d->ctx, "zero_grad_not_recursive"); i++)
         AR_TRY(ari_param_zero_grad(d->params[i], d->ctx));
     return AR_OK;
@@ -596,15 +596,48 @@ static ar_status check_by_hand(const ar_ddp *d)
                ? AR_OK
                : ar_error_set(AR_ERR_ARG,
                               "%s: with ZeRO stage %d units are reduced as they go backward, and the rest when "
-                              "ar_ddp_wait or ari_ddp_reduce_gradients is called",
+                              "ar_ddp_wait or ar_ddp_reduce_gradients is called",
                               d->name, d->stage);
 }
 
-ar_status ari_ddp_reduce_all(ar_ddp *d)
+static ar_status check_bucket(const ar_ddp *d, size_t i)
+{
+    return i < d->count
+               ? AR_OK
+               : ar_error_set(AR_ERR_ARG, "%s: bucket %zu of %zu: buckets are numbered from 0", d->name, i, d->count);
+}
+
+static ar_status launch_before(ar_ddp *d, size_t end)
 {
     AR_TRY(check_by_hand(d));
-    while (d->next < d->count)
+    while (d->next < end)
         AR_TRY(ari_ddp_fail(d, launch_bucket(d)));
+    return AR_OK;
+}
+
+ar_status ar_ddp_reduce_bucket(ar_ddp *d, size_t i)
+{
+    AR_TRY(check_bucket(d, i));
+    return launch_before(d, i + 1);
+}
+
+ar_status ar_ddp_reduce_all(ar_ddp *d)
+{
+    return launch_before(d, d->count);
+}
+
+ar_status ar_ddp_wait_bucket(ar_ddp *d, size_t i)
+{
+    AR_TRY(check_bucket(d, i));
+    AR_TRY(check_by_hand(d));
+    ari_bucket *b = &d->buckets[i];
+    if (b->info.state == AR_BUCKET_FILLING)
+        return ar_error_set(AR_ERR_ARG,
+                            "%s: bucket %zu has not been launched (%zu of its %zu gradients are ready): call "
+                            "ar_ddp_reduce_bucket first",
+                            d->name, i, b->info.ready, b->info.params);
+    AR_TRY(ari_ddp_fail(d, ar_event_sync(b->info.reduced, 0)));
+    b->info.state = AR_BUCKET_REDUCED;
     return AR_OK;
 }
 
@@ -616,17 +649,17 @@ ar_status ari_ddp_check_used(const ar_ddp *d)
     return ari_ddp_has_peers(d) ? ari_ddp_fail_in_flight(d, st) : st;
 }
 
-static ar_status finish_reduction(ar_ddp *d, bool mean)
+static ar_status finish_reduction(ar_ddp *d)
 {
     if (d->waited)
         return AR_OK;
     AR_TRY(ari_ddp_check_used(d));
-    AR_TRY(d->stage >= 2 ? ari_units_finish(d) : ari_ddp_reduce_all(d));
+    AR_TRY(d->stage >= 2 ? ari_units_finish(d) : ar_ddp_reduce_all(d));
     if (d->options.find_unused)
         AR_TRY(ddp_agree_used(d));
     if (d->communication)
-        AR_TRY(ari_queue_sync(d->communication->queue, 0));
-    ari_ddp_complete(d, mean);
+        AR_TRY(ar_queue_sync(d->communication->queue, 0));
+    ari_ddp_complete(d);
     d->waited = true;
     for (size_t i = 0; i < d->count; i++)
         AR_TRY(ari_ddp_hook(d, &d->buckets[i], false));
@@ -636,22 +669,22 @@ static ar_status finish_reduction(ar_ddp *d, bool mean)
 ar_status ar_ddp_wait(ar_ddp *d)
 {
     ari_span_begin("wait for gradients");
-    return ari_span_end(ari_ddp_fail(d, finish_reduction(d, d->options.mean)));
+    return ari_span_end(ari_ddp_fail(d, finish_reduction(d)));
 }
 
-ar_status ari_ddp_reduce_gradients(ar_ddp *d, bool mean)
+ar_status ar_ddp_reduce_gradients(ar_ddp *d)
 {
     if (d->next > 0)
         return ar_error_set(AR_ERR_ARG,
                             "%s: %zu of %zu buckets are reduced already: call ar_ddp_set_sync(false) before the "
                             "backward passes, and ar_ddp_start between two reductions",
                             d->name, d->next, d->count);
-    return ari_ddp_fail(d, finish_reduction(d, mean));
+    return ari_ddp_fail(d, finish_reduction(d));
 }
 
 /* --- queries ------------------------------------------------------------------------------------------------------ */
 
-const char *ari_ddp_name(const ar_ddp *d)
+const char *ar_ddp_name(const ar_ddp *d)
 {
     return d->name;
 }
@@ -661,14 +694,14 @@ ar_ddp_options ari_ddp_options_of(const ar_ddp *d)
     return d->options;
 }
 
-size_t ari_ddp_unused(const ar_ddp *d, const char **out, size_t cap)
+size_t ar_ddp_unused(const ar_ddp *d, const char **out, size_t cap)
 {
     for (size_t i = 0; i < d->unused_count && i < cap; i++)
         out[i] = d->unused[i];
     return d->unused_count;
 }
 
-size_t ari_ddp_buckets(const ar_ddp *d)
+size_t ar_ddp_buckets(const ar_ddp *d)
 {
     return d->count;
 }
@@ -676,6 +709,23 @@ size_t ari_ddp_buckets(const ar_ddp *d)
 ar_bucket_info ari_ddp_bucket(const ar_ddp *d, size_t i)
 {
     return d->buckets[i].info;
+}
+
+ar_status ar_ddp_bucket(const ar_ddp *d, size_t i, ar_bucket_info *info)
+{
+    AR_TRY(check_bucket(d, i));
+    *info = d->buckets[i].info;
+    return AR_OK;
+}
+
+ar_status ar_ddp_bucket_index(const ar_ddp *d, const ar_param *p, size_t *index)
+{
+    const ari_ddp_slot *s = slot_of(p);
+    if (!s || s->ddp != d)
+        return ar_error_set(AR_ERR_NOT_FOUND, "%s: %s is in no bucket: the object does not hold it, or it was frozen",
+                            d->name, p->name);
+    *index = s->bucket;
+    return AR_OK;
 }
 
 size_t ari_ddp_bytes(const ar_ddp *d)

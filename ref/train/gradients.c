@@ -367,7 +367,7 @@ static ar_status values_of(float **gives, ar_ctx *ctx, const ar_tensor *t)
 {
     ARI_OWNED float *values = NULL;
     AR_TRY(ARI_ALLOC(&values, ar_tensor_count(t), "copies to compare"));
-    AR_TRY(ar_ctx_download_floats(ctx, values, t));
+    AR_TRY(ar_ctx_download_floats(ctx, values, ar_tensor_count(t), t));
     *gives = values;
     values = NULL;
     return AR_OK;
@@ -419,7 +419,7 @@ static ar_status claim_gradient(ari_claim *s, ar_ctx *ctx, const ar_param *p)
     if (p->own_count < ar_tensor_count(&p->value))
         AR_TRY(ari_share_layout(&own, p, ctx, p->own_start, p->own_count));
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, p->value.ndim, p->value.shape));
-    ar_status st = ari_param_grad_value(p, ctx, &t);
+    ar_status st = ar_param_grad_value(p, ctx, &t);
     if (st == AR_OK)
         st = look_at(&e, &s->copy[ARI_COPY_GRADIENT], ctx, &t, &own);
     ar_ctx_release(ctx, &t);
@@ -505,7 +505,7 @@ static ar_status claim_all(uint64_t *words, const ar_gradients *g, const ar_grad
         AR_TRY(claim_param(&row[i], g->ctx, g->params[i], o));
     state_job job = {g, row};
     if (o->optimizer)
-        AR_TRY(ari_optimizer_save(o->optimizer, g->ctx, claim_state, &job));
+        AR_TRY(ar_optimizer_save(o->optimizer, g->ctx, claim_state, &job));
     place_experts(row, g);
     return AR_OK;
 }

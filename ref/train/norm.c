@@ -2,12 +2,12 @@
 /* The gradient norm: sums of integers in either arithmetic, so that no layout changes it. */
 #include <string.h>
 
+#include "anyrank/param.h"
+#include "anyrank/train.h"
 #include "ref/context/context_private.h"
-#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/record/ledger.h"
 #include "ref/train/optimizer.h"
-#include "ref/train/train_private.h"
 
 /* This rank's sum of squared gradients, on the device. */
 typedef struct norm_sum {
@@ -50,7 +50,7 @@ static ar_status add_param_norm(const norm_sum *s, ar_ctx *ctx, const ar_param *
 {
     ar_tensor g, share;
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
-    AR_TRY(ari_param_grad_value(p, ctx, &g));
+    AR_TRY(ar_param_grad_value(p, ctx, &g));
     if (!p->sharded) {
         AR_TRY(f(s, ctx, &g));
     } else {
@@ -99,7 +99,7 @@ static ar_status reduce_norm(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t,
     return ar_comm_all_reduce(ctx->shard, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm");
 }
 
-ar_status ari_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n)
+ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n)
 {
     const size_t one = 1, two = 2;
     int32_t e = ARI_EXP_ZERO;

@@ -294,7 +294,7 @@ ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const
     return AR_OK;
 }
 
-ar_status ari_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp, const ar_optimizer_options *o)
+ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp, const ar_optimizer_options *o)
 {
     ARI_OWNED_BY(ar_optimizer_destroy) ar_optimizer *made = NULL;
     AR_TRY(create_optimizer(&made, ctx, o));
@@ -318,7 +318,7 @@ void ar_optimizer_destroy(ar_optimizer *o)
 static ar_status gradient_of(ar_tensor *g, ar_ctx *ctx, const ar_param *p, const ar_tensor *room, float scale)
 {
     AR_TRY(ar_tensor_view(g, AR_F32, p->value.ndim, p->value.shape, room->data));
-    AR_TRY(ari_param_grad_value(p, ctx, g));
+    AR_TRY(ar_param_grad_value(p, ctx, g));
     if (scale == 1.0f)
         return AR_OK;
     return ARI_KERNEL(ctx, scale, g, g, scale);
@@ -362,7 +362,7 @@ static ar_status check_whole(const ar_optimizer *o)
         if (ari_is_updated(p) && p->sharded)
             return ar_error_set(AR_ERR_ARG,
                                 "%s: the data-parallel ranks share out its gradient (ZeRO), but not this optimizer: "
-                                "make it with ari_optimizer_create_sharded",
+                                "make it with ar_optimizer_create_sharded",
                                 p->name);
     }
     return AR_OK;
@@ -387,7 +387,7 @@ ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     return AR_OK;
 }
 
-ar_status ari_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user)
+ar_status ar_optimizer_save(ar_optimizer *o, ar_ctx *ctx, ar_optimizer_state_fn emit, void *user)
 {
     for (size_t i = 0; i < o->n; i++)
         AR_TRY(state_save(&o->states[i], ctx, emit, user));
@@ -406,9 +406,9 @@ static ar_status clock_after(ari_optimizer_clock *clock, const ar_optimizer_opti
     return AR_OK;
 }
 
-ar_status ari_optimizer_load(ar_optimizer *o, ar_ctx *ctx, uint64_t steps,
-                             const float *(*find)(void *user, const char *param, const char *state, size_t count),
-                             void *user)
+ar_status ar_optimizer_load(ar_optimizer *o, ar_ctx *ctx, uint64_t steps,
+                            const float *(*find)(void *user, const char *param, const char *state, size_t count),
+                            void *user)
 {
     AR_TRY(clock_after(&o->clock, &o->options, steps));
     for (size_t i = 0; i < o->n; i++)

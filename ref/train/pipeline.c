@@ -2,10 +2,10 @@
 /* A step's micro-batches through the stages that a rank of a pipeline has, in the order of its schedule. */
 #include <stdlib.h>
 
+#include "anyrank/queue.h"
 #include "ref/comm/comm_private.h"
 #include "ref/context/context_private.h"
 #include "ref/core/queue_impl.h"
-#include "ref/core/queue_private.h"
 #include "ref/core/record.h"
 #include "ref/layers/parts.h"
 #include "ref/models/parallel_private.h"
@@ -116,7 +116,7 @@ static ar_status wait_for_input(const pipeline *p, flow *f)
 {
     if (!f->ready)
         return AR_OK;
-    AR_TRY(ari_queue_wait(p->ctx->queue, f->ready));
+    AR_TRY(ar_queue_wait(p->ctx->queue, f->ready));
     ar_event_destroy(f->ready);
     f->ready = NULL;
     return AR_OK;
@@ -135,7 +135,7 @@ static ar_status free_received(pipeline *p, bool wait)
     for (send_buffer **at = &p->sent; *at;) {
         send_buffer *s = *at;
         bool received = true;
-        AR_TRY(wait ? ari_queue_wait(p->ctx->queue, s->sent) : ari_event_test(s->sent, &received));
+        AR_TRY(wait ? ar_queue_wait(p->ctx->queue, s->sent) : ar_event_test(s->sent, &received));
         if (!received) {
             at = &s->next;
             continue;

@@ -30,7 +30,7 @@
 /* Its reciprocal is a normal fp32 number, as is that of 1, below which nothing falls. */
 #define LARGEST_SCALE 0x1p126
 
-ar_loss_scaling ari_loss_scaling_defaults(bool dynamic)
+ar_loss_scaling ar_loss_scaling_defaults(bool dynamic)
 {
     return (ar_loss_scaling){.dynamic = dynamic, .growth = 2.0, .backoff = 0.5, .interval = 2000, .scale = 65536.0};
 }
@@ -63,7 +63,7 @@ static ar_status scaling_check(const ar_loss_scaling *s, const ar_ctx *ctx)
     return ari_loss_scaling_check(s);
 }
 
-/* From here on ari_param_grad_value gives the gradients without the scale. */
+/* From here on ar_param_grad_value gives the gradients without the scale. */
 static void scaling_unscale(const ar_loss_scaling *s, ar_param *const *params, size_t n)
 {
     const float inverse = (float)(1.0 / s->scale);
@@ -241,7 +241,7 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
         }
         if (!all_first) {
             ari_saved_clear(saved);
-            ari_ctx_end_step(ctx);
+            ar_ctx_end_step(ctx);
         }
     }
     for (size_t i = most; all_first && !o->forward_only && i-- > 0;) {
@@ -268,7 +268,7 @@ static ar_status counting_pass(const ari_trained *what, ar_ctx *ctx, ar_saved *s
     const ar_status st = ari_span_end(run_batches(what, ctx, saved, micro, n, most, &forward, &unused));
     ctx->counting = ctx->recomputing = false;
     ctx->tap = tap;
-    ari_ctx_end_step(ctx);
+    ar_ctx_end_step(ctx);
     return st;
 }
 
@@ -325,7 +325,7 @@ static ar_status update_weights(ar_train_result *result, const ari_trained *what
     float factor = 1.0f;
     bool finite = true;
     if (o->clip > 0.0 || o->scaling)
-        AR_TRY(ari_gradient_norm(&result->norm, ctx, what->params, what->n));
+        AR_TRY(ar_gradient_norm(&result->norm, ctx, what->params, what->n));
     if (o->clip > 0.0)
         AR_TRY(ari_tap_number(ctx, "grad_norm", 'c', result->norm));
     if (o->scaling) {
@@ -405,7 +405,7 @@ static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ct
     if (o->ddp && o->ddp->step.even)
         AR_TRY(
             ari_ddp_check_used(o->ddp)); /* the loss is summed first, and others may wait for a bucket of this rank */
-    ari_ctx_end_step(ctx);               /* activations of all micro-batches, before what follows takes memory */
+    ar_ctx_end_step(ctx);                /* activations of all micro-batches, before what follows takes memory */
     AR_TRY(ari_trained_loss(what->module, what->loss, ctx, &result->loss, result->targets));
     if (o->forward_only)
         return AR_OK;
@@ -424,7 +424,7 @@ static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *
     if (!global->input && !global->input_ids)
         return ar_error_set(AR_ERR_ARG, "a training step takes its input from the batch, which has none");
     AR_TRY(ari_batch_check(global, SIZE_MAX)); /* before ranks take their rows of it */
-    ari_ctx_begin_step(ctx, step);
+    ar_ctx_begin_step(ctx, step);
     ctx->loss_scale = o->scaling ? o->scaling->scale : 1.0;
     ctx->tracks_logits = optimizer && optimizer->options.qk_clip > 0.0;
     ari_span_begin("step %u", (unsigned)step);
@@ -433,7 +433,7 @@ static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *
         st = ari_ddp_fail(o->ddp, st);
     ctx->loss_scale = 1.0;
     ctx->operands_once = ctx->tracks_logits = false;
-    ari_ctx_end_step(ctx);
+    ar_ctx_end_step(ctx);
     return st;
 }
 

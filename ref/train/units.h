@@ -38,4 +38,4 @@ AR_NODISCARD ar_status ari_buckets_plan(ar_ddp *d);
 AR_NODISCARD ar_status ari_ddp_check_step(const ar_ddp *d, const ar_ctx *ctx, ar_param *const *params, size_t n);
 
 /** After the queue: has_grad and the scale of every parameter, and the list of the unused ones. */
-void ari_ddp_complete(ar_ddp *d, bool mean);
+void ari_ddp_complete(ar_ddp *d);

@@ -2,12 +2,12 @@
 /* ZeRO-3: between its uses a weight is shared out. A unit's weights are gathered before each of its passes, the next
  * unit's while it computes, and given back after it; those of the root unit stay for a step. */
 #include "anyrank/arith.h"
+#include "anyrank/ddp.h"
 #include "ref/context/context_private.h"
 #include "ref/core/queue_private.h"
 #include "ref/core/record.h"
 #include "ref/layers/parts.h"
 #include "ref/record/ledger.h"
-#include "ref/train/ddp_private.h"
 #include "ref/train/faults.h"
 #include "ref/train/units.h"
 
@@ -91,7 +91,7 @@ static ar_status launch_gather(ari_unit *u)
     if (!d->gathers)
         return gather_weights(u, ctx->queue);
     AR_TRY(ar_event_record(u->shared, ctx->queue));
-    AR_TRY(ari_queue_wait(d->gathers->queue, u->shared));
+    AR_TRY(ar_queue_wait(d->gathers->queue, u->shared));
     AR_TRY(ari_queue_chain(d->gathers->queue, gather_weights, u));
     return ar_event_record(u->gathered, d->gathers->queue);
 }
@@ -133,7 +133,7 @@ static ar_status wait_for(ari_unit *u)
     if (!u->ddp->gathers)
         return AR_OK;
     ari_span_begin("wait for weights");
-    return ari_span_end(ari_queue_wait(ctx->queue, u->gathered));
+    return ari_span_end(ar_queue_wait(ctx->queue, u->gathered));
 }
 
 /* In a pass through its stage the next one of a unit is known. */
@@ -218,7 +218,7 @@ static void weights_free(ari_unit *u)
         ari_ctx_free(u->ddp->ctx, u->bucket[i].weights);
 }
 
-ar_status ari_ddp_gather_parameters(ar_ddp *d)
+ar_status ar_ddp_gather_parameters(ar_ddp *d)
 {
     ari_span_begin("%s: weights", d->name);
     ar_status st = AR_OK;
@@ -261,7 +261,7 @@ static ar_status finish_units(ar_ddp *d)
     ari_unit *u = d->in_flight;
     if (!u)
         return AR_OK;
-    const ar_status st = d->communication ? ari_queue_wait(d->ctx->queue, u->reduced) : AR_OK;
+    const ar_status st = d->communication ? ar_queue_wait(d->ctx->queue, u->reduced) : AR_OK;
     d->in_flight = NULL;
     free_storage(u);
     drop_gradients(u);
@@ -346,7 +346,7 @@ static ar_status launch_reduction(ari_unit *u)
         return AR_OK;
     }
     AR_TRY(ar_event_record(u->produced, d->ctx->queue));
-    AR_TRY(ari_queue_wait(d->communication->queue, u->produced));
+    AR_TRY(ar_queue_wait(d->communication->queue, u->produced));
     for (size_t i = 0; i < u->buckets; i++)
         AR_TRY(ari_queue_chain(d->communication->queue, ari_bucket_run, &u->bucket[i]));
     return ar_event_record(u->reduced, d->communication->queue);

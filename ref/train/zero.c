@@ -3,9 +3,9 @@
  * after the other; of them every data-parallel rank has one slice: of the gradient (complete there alone), of the state
  * and of the update. Then the slices are gathered, unless the weights are shared out too. What an element becomes does
  * not depend on who makes it. */
+#include "anyrank/param.h"
 #include "ref/context/context_private.h"
 #include "ref/core/tensor_private.h"
-#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/record/ledger.h"
 #include "ref/train/ddp.h"
@@ -40,11 +40,11 @@ ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx)
         return ar_error_set(
             AR_ERR_ARG,
             "an optimizer of shares of %s, whose gradients are not shared out: its DDP options need a zero of 1 to 3",
-            ari_ddp_name(o->ddp));
-    for (size_t i = 0; i < ari_ddp_buckets(o->ddp); i++)
+            ar_ddp_name(o->ddp));
+    for (size_t i = 0; i < ar_ddp_buckets(o->ddp); i++)
         params += ari_ddp_bucket(o->ddp, i).params;
     AR_TRY(ARI_ALLOC_ZERO(&o->states, params, "shares of parameters"));
-    for (size_t i = 0; i < ari_ddp_buckets(o->ddp); i++) {
+    for (size_t i = 0; i < ar_ddp_buckets(o->ddp); i++) {
         const ar_bucket_info b = ari_ddp_bucket(o->ddp, i);
         for (size_t k = 0; k < b.params; k++)
             AR_TRY(add_state(o, ctx, &b, k));
@@ -58,7 +58,7 @@ ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx)
 static ar_status alloc_workspace(workspace *w, ar_ctx *ctx, const ar_ddp *ddp)
 {
     size_t weights = 0, gradient = 0, value = 0;
-    for (size_t i = 0; i < ari_ddp_buckets(ddp); i++) {
+    for (size_t i = 0; i < ar_ddp_buckets(ddp); i++) {
         const ar_bucket_info b = ari_ddp_bucket(ddp, i);
         const size_t bytes = b.elements * ar_dtype_bytes(b.storage);
         weights = bytes > weights && ddp->stage < 3 ? bytes : weights;
@@ -86,7 +86,7 @@ static ar_status param_run(ar_buf out, ar_ctx *ctx, const ar_param *p, const wor
     ar_tensor g;
     if (!s || p->grad || start < s->start || start + count > s->start + s->count) {
         AR_TRY(ar_tensor_view(&g, AR_F32, p->value.ndim, p->value.shape, w->value.data));
-        AR_TRY(ari_param_grad_value(p, ctx, &g));
+        AR_TRY(ar_param_grad_value(p, ctx, &g));
         return ari_share_get(ctx, out, p, &g, start, count);
     }
     AR_TRY(ctx->arith->bucket_take(ctx, ctx->queue, out, ar_const(s->grad), s->elements, s->at + start - s->start,
@@ -159,7 +159,7 @@ static ar_status gather_slices(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_i
     const size_t *counts = ddp->buckets[b->index].shares;
     const ar_buf own = ar_buf_at(w->weights, b->own_start * ar_dtype_bytes(b->storage));
     ar_comm *over = ari_ctx_shard(ctx, b->param[0]->expert);
-    AR_TRY(ar_comm_all_gather(over, ctx->queue, w->weights, ar_const(own), counts, b->storage, ari_ddp_name(ddp)));
+    AR_TRY(ar_comm_all_gather(over, ctx->queue, w->weights, ar_const(own), counts, b->storage, ar_ddp_name(ddp)));
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GATHER, .name = b->param[0]->name, .param = b->param,
                     .params = b->params);
 }
@@ -244,14 +244,14 @@ static ar_status check_shares(const ar_optimizer *o)
                                 "%s: this rank has elements %zu to %zu of the gradient, the optimizer keeps state of "
                                 "%zu to %zu: both need the buckets of one DDP object, %s",
                                 p->name, p->own_start, p->own_start + p->own_count, s->start, s->start + s->count,
-                                ari_ddp_name(o->ddp));
+                                ar_ddp_name(o->ddp));
     }
     return AR_OK;
 }
 
 ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale)
 {
-    const size_t n = ari_ddp_buckets(o->ddp);
+    const size_t n = ar_ddp_buckets(o->ddp);
     workspace w;
     ar_status st = AR_OK;
     AR_TRY(check_shares(o));

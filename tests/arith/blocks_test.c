@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A contraction whose A comes in blocks, with terms on several ranks, has the bits of its definition. */
+#include "anyrank/context.h"
 #include "ref/comm/comm_private.h"
-#include "ref/context/context_private.h"
 #include "ref/core/tensor_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
@@ -48,8 +48,8 @@ static ar_status blocks_rank(ar_ctx *ctx, void *user)
     const ar_tensor own = ar_tensor_slice(&b, 2, start, count);
     const ar_blocks_options o = {.rows = M,
                                  .k_full = x->k,
-                                 .places = x->scatter ? ari_ctx_tp(ctx) : NULL,
-                                 .replicas = x->scatter ? NULL : ari_ctx_tp(ctx),
+                                 .places = x->scatter ? ar_ctx_tp(ctx) : NULL,
+                                 .replicas = x->scatter ? NULL : ar_ctx_tp(ctx),
                                  .tag = "the sum"};
     AR_TRY(arith->blocks_begin(ctx, &s, &own, &o));
     AR_TRY(each_block(ctx, s, &a, start, count, arith->blocks_measure));

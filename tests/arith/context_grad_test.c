@@ -69,7 +69,7 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
     AR_TRY(ar_param_init(&w, ctx, "w", &layout, j->c.transposed));
     if (count > 0)
         AR_TRY(contract_own(j, ctx, &w, start, count));
-    AR_TRY(ctx->arith->grad_reduce(ctx, &w, ari_ctx_dp(ctx), "w"));
+    AR_TRY(ctx->arith->grad_reduce(ctx, &w, ar_ctx_dp(ctx), "w"));
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, 2, shape));
     AR_TRY(ctx->arith->grad_value(ctx, &g, &w));
     return ar_ctx_download(ctx, j->actual[ar_comm_rank(ctx->world)], &g);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The exact arithmetic alone: however K or the samples are cut up over parts and ranks, a contraction has the bits of
  * its plain definition, and a gradient those of the plain accumulator. */
+#include "anyrank/context.h"
 #include "ref/comm/comm_private.h"
-#include "ref/context/context_private.h"
 #include "ref/core/tensor_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
@@ -69,10 +69,10 @@ static ar_status contract_rank(ar_ctx *ctx, void *user)
     a = ar_tensor_slice(&a, 1, start, count);
     b = ar_tensor_slice(&b, 1, start, count);
     const ar_parts pa = cut(c, &a), pb = cut(c, &b);
-    AR_TRY(arith->operand_b(ctx, &ob, &pb, true, c->k, ari_ctx_tp(ctx), NULL, "b"));
+    AR_TRY(arith->operand_b(ctx, &ob, &pb, true, c->k, ar_ctx_tp(ctx), NULL, "b"));
     AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
     AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    AR_TRY(arith->fold(ctx, sum, ari_ctx_queue(ctx), ari_ctx_tp(ctx), AR_ALL, "fold"));
+    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), ar_ctx_tp(ctx), AR_ALL, "fold"));
     AR_TRY(ar_ctx_tensor(ctx, &y, AR_F32, 2, y_shape));
     AR_TRY(arith->round(ctx, &y, sum, NULL));
     return ar_ctx_download(ctx, c->y[rank_of(ctx)], &y);
@@ -212,7 +212,7 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
         AR_TRY_TO(done, st, arith->grad_zero(ctx, all[i]));
     AR_TRY_TO(done, st, add_share(ctx, g, &w, &b, &rows));
     for (int i = 0; i < 3; i++)
-        AR_TRY_TO(done, st, arith->grad_reduce(ctx, all[i], ari_ctx_tp(ctx), "gradients"));
+        AR_TRY_TO(done, st, arith->grad_reduce(ctx, all[i], ar_ctx_tp(ctx), "gradients"));
     AR_TRY_TO(done, st, gradient_of(ctx, g->w[r], &w));
     AR_TRY_TO(done, st, gradient_of(ctx, g->b[r], &b));
     AR_TRY_TO(done, st, gradient_of(ctx, g->rows[r], &rows));

@@ -2,9 +2,9 @@
 /* Rows in groups, each with a matrix of its own: a product of them all together has the bits of one product a group, and
  * a gradient those of one contraction for each sample's rows of a group, however ranks share terms, rows and tokens;
  * native sums are within the bound of theirs. */
+#include "anyrank/context.h"
 #include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
-#include "ref/context/context_private.h"
 #include "ref/core/tensor_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
@@ -50,7 +50,7 @@ static ar_status product_rank(ar_ctx *ctx, void *user)
     const size_t sample[GROUPS * 2] = {0, 3, 0, 0, 0, 1, 0, 7, 0, 0};
     const ar_groups g = {.n = GROUPS, .samples = 1, .longest = ROWS, .first = first, .sample = sample};
     const ar_operand *b[GROUPS];
-    ar_comm *tp = ari_ctx_tp(ctx);
+    ar_comm *tp = ar_ctx_tp(ctx);
     ar_tensor a, y;
     size_t start = 0, count = 0;
     ari_comm_slice(p->cut_k ? K : N, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
@@ -187,7 +187,7 @@ static ar_status add_rows(gradient *j, ar_ctx *ctx, ar_param *const *to)
     AR_TRY(upload_rows(ctx, &x, &o, j->x, IN, rank_of(ctx) * width, width));
     for (int k = 0; k < PARAMS; k++)
         AR_TRY(upload_rows(ctx, &dy[k], &o, j->dy[k], OUT, 0, OUT));
-    return ar_ctx_arith(ctx)->grad_groups(ctx, to, dy, PARAMS, &x, &g, ari_ctx_tp(ctx), "groups");
+    return ar_ctx_arith(ctx)->grad_groups(ctx, to, dy, PARAMS, &x, &g, ar_ctx_tp(ctx), "groups");
 }
 
 static ar_status gradient_rank(ar_ctx *ctx, void *user)

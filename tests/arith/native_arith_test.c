@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Gradients in the native arithmetic alone: fp32 sums, within the a-priori bound of sums of n products in any order. Its
  * products are held to the same bound by tests/cpu/native_gemm_test.c, and over ranks by tests/layers/linear_test.c. */
+#include "anyrank/context.h"
 #include "ref/comm/comm_private.h"
-#include "ref/context/context_private.h"
 #include "ref/core/tensor_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
@@ -61,7 +61,7 @@ static ar_status gradient_rank(ar_ctx *ctx, void *user)
         AR_TRY(arith->grad_zero(ctx, all[i]));
     AR_TRY(add_share(ctx, g, &w, &b));
     for (int i = 0; i < 2; i++)
-        AR_TRY(arith->grad_reduce(ctx, all[i], ari_ctx_tp(ctx), "gradients"));
+        AR_TRY(arith->grad_reduce(ctx, all[i], ar_ctx_tp(ctx), "gradients"));
     AR_TRY(download(ctx, g->w[r], &w));
     return download(ctx, g->b[r], &b);
 }

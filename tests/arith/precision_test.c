@@ -21,7 +21,7 @@ typedef struct precision_job {
 static ar_status store(ar_ctx *ctx, ar_tensor *t, const size_t shape[2], const float *values)
 {
     AR_TRY(ar_ctx_tensor(ctx, t, ari_ctx_activations(ctx), 2, shape));
-    return ar_ctx_upload_floats(ctx, t, values);
+    return ar_ctx_upload_floats(ctx, t, values, ar_tensor_count(t));
 }
 
 static ar_status upload(ar_ctx *ctx, ar_tensor *t, const float *values, bool turned)
@@ -53,15 +53,15 @@ static ar_status product_rank(ar_ctx *ctx, void *user)
         a.part[0] = ar_tensor_slice(&a.part[0], 1, r, 1);
         b.part[0] = ar_tensor_slice(&b.part[0], 1, r, 1);
     }
-    ar_comm *over = j->shared ? ari_ctx_tp(ctx) : NULL;
+    ar_comm *over = j->shared ? ar_ctx_tp(ctx) : NULL;
     AR_TRY(arith->operand_b(ctx, &ob, &b, true, K, over, NULL, "b"));
     AR_TRY(arith->operand_a(ctx, &oa, &a, ob, "a"));
     AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    AR_TRY(arith->fold(ctx, sum, ari_ctx_queue(ctx), over, AR_ALL, "fold"));
+    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), over, AR_ALL, "fold"));
     AR_TRY(ar_ctx_tensor(ctx, &y, ari_ctx_activations(ctx), 2, y_shape));
     const ar_epilogue epilogue = {.bias = ar_const(bias.data), .act = AR_ACT_NONE};
     AR_TRY(arith->round(ctx, &y, sum, &epilogue));
-    return ar_ctx_download_floats(ctx, j->y[r], &y);
+    return ar_ctx_download_floats(ctx, j->y[r], M * M, &y);
 }
 
 static void run(precision_job *j, ar_precision precision, int ranks)

@@ -2,9 +2,9 @@
 /* A sum over ranks whose rows are scattered: rank r gets rows [r*m/N, (r+1)*m/N) of what every rank gets otherwise, and
  * what follows the rounding is done on those. */
 #include "anyrank/activation.h"
+#include "anyrank/context.h"
 #include "ref/comm/comm_private.h"
 #include "ref/context/context.h"
-#include "ref/context/context_private.h"
 #include "ref/numerics/activation.h"
 #include "ref/numerics/scalar.h"
 #include "support/bits.h"
@@ -33,10 +33,10 @@ static ar_status multiply(ar_ctx *ctx, const scattered *s, const ar_tensor *y, c
     ari_comm_slice(s->k, (int)ranks_of(ctx), (int)rank_of(ctx), &start, &count);
     const ar_parts pa = {.n = 1, .part = {ar_tensor_slice(&a, 2, start, count)}};
     const ar_parts pb = {.n = 1, .part = {ar_tensor_slice(&b, 2, start, count)}};
-    AR_TRY(arith->operand_b(ctx, &ob, &pb, true, s->k, ari_ctx_tp(ctx), NULL, "b"));
+    AR_TRY(arith->operand_b(ctx, &ob, &pb, true, s->k, ar_ctx_tp(ctx), NULL, "b"));
     AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
     AR_TRY(arith->contract(ctx, &sum, oa, ob));
-    AR_TRY(arith->fold(ctx, sum, ari_ctx_queue(ctx), ari_ctx_tp(ctx), AR_SCATTER_ROWS, "the sum"));
+    AR_TRY(arith->fold(ctx, sum, ar_ctx_queue(ctx), ar_ctx_tp(ctx), AR_SCATTER_ROWS, "the sum"));
     return arith->round(ctx, y, sum, ep);
 }
 
@@ -86,7 +86,7 @@ static ar_status multiply_chunks(ar_ctx *ctx, const scattered *s, const ar_tenso
         2, {ar_tensor_slice(&a, 1, start, half), ar_tensor_slice(&a, 1, start + half, rest)}, .along_k = true};
     const ar_parts pb = {
         2, {ar_tensor_slice(&b, 1, start, half), ar_tensor_slice(&b, 1, start + half, rest)}, .along_k = true};
-    AR_TRY(arith->operand_b(ctx, &ob, &pb, true, s->k, ari_ctx_tp(ctx), NULL, "b"));
+    AR_TRY(arith->operand_b(ctx, &ob, &pb, true, s->k, ar_ctx_tp(ctx), NULL, "b"));
     AR_TRY(arith->operand_a(ctx, &oa, &pa, ob, "a"));
     for (size_t i = 0; i * each < own; i++) {
         const size_t rows = own - i * each < each ? own - i * each : each;
@@ -167,7 +167,7 @@ static ar_status beside_rank(ar_ctx *ctx, void *user)
     (void)user;
     AR_TRY(rank_upload(ctx, &p.part[0], 2, shape, ones));
     AR_TRY(ari_ctx_overlapped(ctx, &overlapped));
-    AR_TRY(ar_ctx_arith(ctx)->operand_b(ctx, &ob, &p, true, 4, ari_ctx_tp(ctx), NULL, "b"));
+    AR_TRY(ar_ctx_arith(ctx)->operand_b(ctx, &ob, &p, true, 4, ar_ctx_tp(ctx), NULL, "b"));
     AR_TRY(ar_ctx_arith(ctx)->operand_a(ctx, &oa, &p, ob, "a"));
     AR_TRY(ar_ctx_arith(ctx)->contract(ctx, &sum, oa, ob));
     return ar_ctx_arith(ctx)->fold(ctx, sum, overlapped->queue, overlapped->tp, AR_ALL, "the sum");

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/queue.h"
 #include "ref/comm/comm_impl.h"
 #include "ref/comm/comm_private.h"
-#include "ref/core/queue_private.h"
 #include "tests/support/test.h"
 
 /* The public boundary (arguments, slices), the group of one, and what a queue hands to a communicator. */
@@ -21,7 +21,7 @@ static fixture make(ar_queue_kind kind)
 static void end(fixture *f)
 {
     ar_queue_destroy(f->q);
-    ari_comm_destroy(f->c);
+    ar_comm_destroy(f->c);
 }
 
 Test(comm, slices_cover_the_buffer_in_order_and_differ_by_one_at_most)
@@ -58,9 +58,9 @@ Test(comm, a_group_of_one_copies)
         cr_assert_ok(ar_comm_broadcast(f.c, f.q, (ar_buf){d}, 3, AR_F32, 0, "t"));
         float out[3] = {1, 2, 3};
         const ar_p2p ops[2] = {{0, false, {e}, 3}, {0, true, {out}, 3}};
-        cr_assert_ok(ari_comm_exchange(f.c, f.q, ops, 2, AR_F32, "t"));
+        cr_assert_ok(ar_comm_exchange(f.c, f.q, ops, 2, AR_F32, "t"));
         cr_assert_ok(ar_comm_barrier(f.c, f.q, "t"));
-        cr_assert_ok(ari_queue_sync(f.q, 0));
+        cr_assert_ok(ar_queue_sync(f.q, 0));
         const void *const wanted = in, *const got[5] = {a, b, c, d, e};
         for (int i = 0; i < 5; i++)
             cr_assert_eq(memcmp(got[i], wanted, sizeof in), 0, "collective %d", i);
@@ -85,7 +85,7 @@ Test(comm, a_group_of_one_finds_messages_that_do_not_meet)
         if (variant == 0)
             st = ar_comm_all_to_all(f.c, f.q, (ar_buf){a}, (ar_cbuf){b}, two, three, AR_F32, "t");
         else
-            st = ari_comm_exchange(f.c, f.q, ops + (variant == 2), variant == 3 ? 2 : 1, AR_F32, "t");
+            st = ar_comm_exchange(f.c, f.q, ops + (variant == 2), variant == 3 ? 2 : 1, AR_F32, "t");
         cr_assert_eq(st, AR_ERR_MISMATCH);
         cr_assert(strstr(ari_comm_error(f.c), "'t'"), "%s", ari_comm_error(f.c));
     }
@@ -95,17 +95,17 @@ Test(comm, a_group_split_from_one_shares_its_failure)
 {
     fixture f = make(AR_QUEUE_INLINE);
     ar_comm *g = NULL, *none = f.c;
-    cr_assert_ok(ari_comm_split(&g, f.c, 0, 0));
-    cr_assert_ok(ari_comm_split(&none, f.c, -1, 0));
+    cr_assert_ok(ar_comm_split(&g, f.c, 0, 0));
+    cr_assert_ok(ar_comm_split(&none, f.c, -1, 0));
     cr_assert_null(none);
     ari_comm_abort(g, AR_ERR_IO, "disk");
     cr_assert_eq(ar_comm_barrier(f.c, f.q, "t"), AR_ERR_ABORTED);
     cr_assert_str_eq(ari_comm_error(f.c), "disk");
-    cr_assert_eq(ari_comm_split(&none, f.c, 0, 0), AR_ERR_ABORTED);
+    cr_assert_eq(ar_comm_split(&none, f.c, 0, 0), AR_ERR_ABORTED);
     cr_assert_null(none);
-    ari_comm_destroy(g);
+    ar_comm_destroy(g);
     end(&f);
-    ari_comm_destroy(NULL);
+    ar_comm_destroy(NULL);
     ari_comm_abort(NULL, AR_OK, NULL);
 }
 
@@ -139,12 +139,12 @@ Test(comm, arguments_are_checked_before_anything_moves)
     cr_assert_refused(ar_comm_all_to_all(f.c, f.q, b, in, two, two, AR_F32, "t"), AR_ERR_ARG, "overlap");
     cr_assert_refused(ar_comm_broadcast(f.c, f.q, b, 1, AR_F32, 1, "t"), AR_ERR_ARG, "root 1");
     cr_assert_refused(ar_comm_broadcast(f.c, f.q, b, 1, AR_F32, -1, "t"), AR_ERR_ARG, "root -1");
-    cr_assert_refused(ari_comm_exchange(f.c, f.q, NULL, 1, AR_F32, "t"), AR_ERR_ARG, "missing");
-    cr_assert_refused(ari_comm_exchange(f.c, f.q, &far, 1, AR_F32, "t"), AR_ERR_ARG, "peer 1");
-    cr_assert_refused(ari_comm_exchange(f.c, f.q, over, 2, AR_F32, "t"), AR_ERR_ARG, "overlap");
+    cr_assert_refused(ar_comm_exchange(f.c, f.q, NULL, 1, AR_F32, "t"), AR_ERR_ARG, "missing");
+    cr_assert_refused(ar_comm_exchange(f.c, f.q, &far, 1, AR_F32, "t"), AR_ERR_ARG, "peer 1");
+    cr_assert_refused(ar_comm_exchange(f.c, f.q, over, 2, AR_F32, "t"), AR_ERR_ARG, "overlap");
     cr_assert_refused(ar_comm_barrier(NULL, f.q, "t"), AR_ERR_ARG, "communicator");
-    cr_assert_refused(ari_comm_split(NULL, f.c, 0, 0), AR_ERR_ARG, "place");
-    cr_assert_refused(ari_comm_split(&g, NULL, 0, 0), AR_ERR_ARG, "communicator");
+    cr_assert_refused(ar_comm_split(NULL, f.c, 0, 0), AR_ERR_ARG, "place");
+    cr_assert_refused(ar_comm_split(&g, NULL, 0, 0), AR_ERR_ARG, "communicator");
     cr_assert_refused(ari_comm_self(NULL), AR_ERR_ARG, "place");
     /* Nothing in it: NULL is a buffer. */
     cr_assert_ok(ar_comm_all_reduce(f.c, f.q, no, none, 0, AR_F32, AR_SUM, "t"));
@@ -254,23 +254,23 @@ Test(comm, a_queue_hands_over_what_was_given_though_its_counts_are_gone)
         float x[8] = {0}, y[8] = {0};
         size_t counts[3] = {1, 4, 2};
         cr_assert_ok(ar_comm_all_reduce(c, f.q, (ar_buf){y}, (ar_cbuf){x}, 7, AR_F16, AR_MIN, "a"));
-        cr_assert_ok(ari_queue_sync(f.q, 0));
+        cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_ALL_REDUCE && n.call.dtype == AR_F16 && n.call.op == AR_MIN);
         cr_assert(n.call.count == 7 && n.call.out.ptr == y && n.call.in.ptr == x && strcmp(n.call.tag, "a") == 0);
         cr_assert_ok(ar_comm_broadcast(c, f.q, (ar_buf){y}, 7, AR_I32, 2, "b"));
-        cr_assert_ok(ari_queue_sync(f.q, 0));
+        cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_BROADCAST && n.call.dtype == AR_I32 && n.call.root == 2 && n.call.in.ptr == y);
         cr_assert_ok(ar_comm_all_gather(c, f.q, (ar_buf){y}, (ar_cbuf){x}, counts, AR_U8, "c"));
         memset(counts, 0, sizeof counts);
-        cr_assert_ok(ari_queue_sync(f.q, 0));
+        cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_ALL_GATHER && n.call.dtype == AR_U8 && n.call.out.ptr == y);
         cr_assert(n.counts[0] == 1 && n.counts[1] == 4 && n.counts[2] == 2);
         cr_assert_ok(ar_comm_send(c, f.q, (ar_cbuf){x}, 3, AR_BF16, 2, NULL));
-        cr_assert_ok(ari_queue_sync(f.q, 0));
+        cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_SEND && n.call.dtype == AR_BF16 && n.call.peer == 2 && n.call.count == 3);
         cr_assert(n.call.in.ptr == x && strcmp(n.call.tag, "") == 0);
         cr_assert_ok(ar_comm_recv(c, f.q, (ar_buf){y}, 4, AR_F64, 0, "e"));
-        cr_assert_ok(ari_queue_sync(f.q, 0));
+        cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_RECV && n.call.dtype == AR_F64 && n.call.peer == 0 && n.call.count == 4);
         cr_assert(n.call.out.ptr == y && n.runs == 5);
     }
@@ -290,7 +290,7 @@ Test(comm, a_queue_that_has_failed_aborts_for_the_peers_that_wait)
         SCOPED(end) fixture f = make((ar_queue_kind)kind);
         const ar_status st = ar_queue_host(f.q, fail, NULL);
         cr_assert_eq(st, kind == AR_QUEUE_INLINE ? AR_ERR_IO : AR_OK);
-        cr_assert_eq(ari_queue_sync(f.q, 0), AR_ERR_IO);
+        cr_assert_eq(ar_queue_sync(f.q, 0), AR_ERR_IO);
         cr_assert_refused(ar_comm_barrier(c, f.q, "t"), AR_ERR_IO, "disk");
         cr_assert(n.runs == 0 && n.aborts == 1 && ari_comm_calls(c, "barrier") == 0);
         cr_assert_refused(ar_comm_send(c, f.q, (ar_cbuf){NULL}, 0, AR_F32, 1, "t"), AR_ERR_ARG, "the rank itself");

@@ -2,7 +2,6 @@
 #include <pthread.h>
 
 #include "anyrank/queue.h"
-#include "ref/core/queue_private.h"
 #include "tests/support/test.h"
 
 static const ar_queue_kind kinds[] = {AR_QUEUE_INLINE, AR_QUEUE_THREAD};
@@ -72,7 +71,7 @@ Test(queue, tasks_run_in_order_in_the_thread_of_their_kind)
             cr_assert_ok(ar_queue_host(q, note, &entries[i]));
             cr_assert(k == 1 || log.n == i + 1, "an inline queue runs at once");
         }
-        cr_assert_ok(ari_queue_sync(q, 0));
+        cr_assert_ok(ar_queue_sync(q, 0));
         cr_assert_eq(log.n, 1000);
         for (int i = 0; i < 1000; i++)
             cr_assert_eq(log.seen[i], i);
@@ -114,12 +113,12 @@ Test(queue, the_first_failure_poisons_and_every_wait_returns_it)
         cr_assert(third == AR_ERR_DATA || (k == 1 && third == AR_OK));
         cr_assert_ok(ar_event_record(after, q));
         ar_error_clear();
-        cr_assert_eq(ari_queue_sync(q, 0), AR_ERR_DATA);
+        cr_assert_eq(ar_queue_sync(q, 0), AR_ERR_DATA);
         cr_assert_str_eq(ar_error_message(), "task says 7");
         ar_error_clear();
         cr_assert_eq(ar_event_sync(after, 0), AR_ERR_DATA);
         cr_assert_str_eq(ar_error_message(), "task says 7");
-        cr_assert_eq(ari_event_test(after, &done), AR_ERR_DATA);
+        cr_assert_eq(ar_event_test(after, &done), AR_ERR_DATA);
         cr_assert_eq(ar_event_sync(before, 0), AR_ERR_DATA);
         cr_assert_eq(ar_queue_host(q, note, &e), AR_ERR_DATA);
         cr_assert_eq(log.n, 1);
@@ -140,27 +139,27 @@ Test(queue, a_wait_that_takes_too_long_says_so_and_the_work_goes_on)
     cr_assert_ok(ar_queue_host(q, pass_gate, &gate));
     cr_assert_ok(ar_queue_host(q, note, &n));
     cr_assert_ok(ar_event_record(e, q));
-    cr_assert_refused(ari_queue_sync(q, 20 * MS), AR_ERR_TIMEOUT, "'test': 2 tasks are not done after 0.020 s");
+    cr_assert_refused(ar_queue_sync(q, 20 * MS), AR_ERR_TIMEOUT, "'test': 2 tasks are not done after 0.020 s");
     cr_assert_eq(ar_event_sync(e, 20 * MS), AR_ERR_TIMEOUT);
-    cr_assert_ok(ari_event_test(e, &done));
+    cr_assert_ok(ar_event_test(e, &done));
     cr_assert_eq(done, false);
     pthread_mutex_unlock(&gate);
     cr_assert_ok(ar_event_sync(e, 0));
-    cr_assert_ok(ari_event_test(e, &done));
+    cr_assert_ok(ar_event_test(e, &done));
     cr_assert_eq(done, true);
     cr_assert_eq(log.n, 1);
 }
 
 static ar_status wait_for_own_queue(void *arg)
 {
-    return ari_queue_sync(arg, 0);
+    return ar_queue_sync(arg, 0);
 }
 
 Test(queue, a_task_that_waits_for_its_own_queue_is_refused)
 {
     OWNED(ar_queue_destroy) ar_queue *q = make_queue(AR_QUEUE_THREAD);
     cr_assert_ok(ar_queue_host(q, wait_for_own_queue, q));
-    cr_assert_eq(ari_queue_sync(q, 0), AR_ERR_ARG);
+    cr_assert_eq(ar_queue_sync(q, 0), AR_ERR_ARG);
 }
 
 Test(event, one_queue_waits_for_the_other_and_the_host_does_not)
@@ -174,7 +173,7 @@ Test(event, one_queue_waits_for_the_other_and_the_host_does_not)
     cr_assert_ok(ar_queue_host(first, pass_gate, &gate));
     cr_assert_ok(ar_queue_host(first, note, &a));
     cr_assert_ok(ar_event_record(e, first));
-    cr_assert_ok(ari_queue_wait(second, e));
+    cr_assert_ok(ar_queue_wait(second, e));
     cr_assert_ok(ar_queue_host(second, note, &b));
     /* Recording elsewhere does not change what `second` was told to wait for. */
     cr_assert_ok(ar_event_record(e, second));
@@ -195,10 +194,10 @@ Test(event, a_queue_that_waits_for_a_failed_one_fails_with_its_error)
         OWNED(ar_event_destroy) ar_event *e = make_event();
         cr_assert_ok(ar_queue_host(first, fail_with_7, NULL));
         cr_assert_ok(ar_event_record(e, first));
-        cr_assert_eq(ari_queue_wait(second, e), k == 0 ? AR_ERR_DATA : AR_OK);
+        cr_assert_eq(ar_queue_wait(second, e), k == 0 ? AR_ERR_DATA : AR_OK);
         const ar_status enqueued = ar_queue_host(second, note, &n);
         cr_assert(enqueued == AR_ERR_DATA || (k == 1 && enqueued == AR_OK));
-        cr_assert_eq(ari_queue_sync(second, 0), AR_ERR_DATA);
+        cr_assert_eq(ar_queue_sync(second, 0), AR_ERR_DATA);
         cr_assert_str_eq(ar_error_message(), "task says 7");
         cr_assert_eq(log.n, 0);
     }
@@ -209,16 +208,16 @@ Test(event, never_recorded_it_is_done_and_it_outlives_its_queue)
     bool done = false;
     ar_event *e = make_event();
     ar_queue *q = make_queue(AR_QUEUE_THREAD), *other = make_queue(AR_QUEUE_THREAD);
-    cr_assert_ok(ari_event_test(e, &done));
+    cr_assert_ok(ar_event_test(e, &done));
     cr_assert_eq(done, true);
     cr_assert_ok(ar_event_sync(e, 1));
-    cr_assert_ok(ari_queue_wait(other, e));
+    cr_assert_ok(ar_queue_wait(other, e));
     cr_assert_ok(ar_queue_host(q, fail_with_7, NULL));
     cr_assert_ok(ar_event_record(e, q));
-    cr_assert_ok(ari_queue_wait(other, e));
+    cr_assert_ok(ar_queue_wait(other, e));
     ar_queue_destroy(q);
     cr_assert_eq(ar_event_sync(e, 0), AR_ERR_DATA);
-    cr_assert_eq(ari_queue_sync(other, 0), AR_ERR_DATA);
+    cr_assert_eq(ar_queue_sync(other, 0), AR_ERR_DATA);
     ar_event_destroy(e);
     ar_event_destroy(NULL);
     ar_queue_destroy(other);
@@ -234,13 +233,13 @@ Test(event, missing_arguments_are_refused)
     cr_assert_ok(ar_queue_create(&q, AR_QUEUE_INLINE, NULL));
     cr_assert_eq(ar_queue_host(NULL, note, NULL), AR_ERR_ARG);
     cr_assert_eq(ar_queue_host(q, NULL, NULL), AR_ERR_ARG);
-    cr_assert_eq(ari_queue_sync(NULL, 0), AR_ERR_ARG);
-    cr_assert_eq(ari_queue_wait(NULL, e), AR_ERR_ARG);
-    cr_assert_eq(ari_queue_wait(q, NULL), AR_ERR_ARG);
+    cr_assert_eq(ar_queue_sync(NULL, 0), AR_ERR_ARG);
+    cr_assert_eq(ar_queue_wait(NULL, e), AR_ERR_ARG);
+    cr_assert_eq(ar_queue_wait(q, NULL), AR_ERR_ARG);
     cr_assert_eq(ar_event_create(NULL), AR_ERR_ARG);
     cr_assert_eq(ar_event_record(NULL, q), AR_ERR_ARG);
     cr_assert_eq(ar_event_record(e, NULL), AR_ERR_ARG);
     cr_assert_eq(ar_event_sync(NULL, 0), AR_ERR_ARG);
-    cr_assert_eq(ari_event_test(NULL, &done), AR_ERR_ARG);
-    cr_assert_eq(ari_event_test(e, NULL), AR_ERR_ARG);
+    cr_assert_eq(ar_event_test(NULL, &done), AR_ERR_ARG);
+    cr_assert_eq(ar_event_test(e, NULL), AR_ERR_ARG);
 }

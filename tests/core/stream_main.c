@@ -43,12 +43,12 @@ static ar_status step(bucket *b, ar_queue *q, ar_queue *comm)
     for (int i = 0; i < BUCKETS; i++) {
         fake_enqueue(ari_queue_stream(q), produce, &b[i]);
         AR_TRY(ar_event_record(b[i].produced, q));
-        AR_TRY(ari_queue_wait(comm, b[i].produced));
+        AR_TRY(ar_queue_wait(comm, b[i].produced));
         AR_TRY(ari_queue_chain(comm, enqueue_carry, &b[i]));
         AR_TRY(ar_event_record(b[i].carried, comm));
     }
     for (int i = 0; i < BUCKETS; i++) {
-        AR_TRY(ari_queue_wait(q, b[i].carried));
+        AR_TRY(ar_queue_wait(q, b[i].carried));
         fake_enqueue(ari_queue_stream(q), add_up, &b[i]);
     }
     return AR_OK;
@@ -62,8 +62,8 @@ static ar_status run(bucket *b, ar_queue *q, ar_queue *comm)
     }
     for (int i = 0; i < STEPS; i++)
         AR_TRY(step(b, q, comm));
-    AR_TRY(ari_queue_sync(comm, 0));
-    return ari_queue_sync(q, 0);
+    AR_TRY(ar_queue_sync(comm, 0));
+    return ar_queue_sync(q, 0);
 }
 
 int main(void)

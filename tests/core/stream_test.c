@@ -75,7 +75,7 @@ static ar_event *recorded(ar_queue *q)
 static bool is_done(ar_event *e)
 {
     bool done = false;
-    cr_assert_ok(ari_event_test(e, &done));
+    cr_assert_ok(ar_event_test(e, &done));
     return done;
 }
 
@@ -94,11 +94,11 @@ Test(stream, event_is_done_when_the_stream_has_reached_it)
     OWNED(ar_event_destroy) ar_event *e = recorded(q);
     cr_assert(!is_done(e));
     cr_assert_eq(ar_event_sync(e, 5 * MS), AR_ERR_TIMEOUT);
-    cr_assert_eq(ari_queue_sync(q, 5 * MS), AR_ERR_TIMEOUT);
+    cr_assert_eq(ar_queue_sync(q, 5 * MS), AR_ERR_TIMEOUT);
     atomic_store(&open, true);
     cr_assert_ok(ar_event_sync(e, 0)); /* a wait that was too long has poisoned nothing */
     cr_assert(is_done(e));
-    cr_assert_ok(ari_queue_sync(q, 0));
+    cr_assert_ok(ar_queue_sync(q, 0));
 }
 
 Test(stream, host_task_comes_after_what_was_enqueued)
@@ -122,11 +122,11 @@ Test(stream, queue_waits_for_another_streams_event_and_the_host_does_not)
     fake_enqueue(ari_queue_stream(a), pass_gate, &open);
     fake_enqueue(ari_queue_stream(a), note, &first);
     ar_event *e = recorded(a);
-    cr_assert_ok(ari_queue_wait(b, e)); /* returns, though the gate is shut */
+    cr_assert_ok(ar_queue_wait(b, e)); /* returns, though the gate is shut */
     fake_enqueue(ari_queue_stream(b), note, &second);
     ar_event_destroy(e); /* b goes on waiting */
     atomic_store(&open, true);
-    cr_assert_ok(ari_queue_sync(b, 0));
+    cr_assert_ok(ar_queue_sync(b, 0));
     expect_log(&log, (int[]){1, 2}, 2);
 }
 
@@ -140,10 +140,10 @@ Test(stream, queue_without_a_stream_waits_for_an_event_of_one)
     fake_enqueue(ari_queue_stream(a), pass_gate, &open);
     fake_enqueue(ari_queue_stream(a), note, &first);
     OWNED(ar_event_destroy) ar_event *e = recorded(a);
-    cr_assert_ok(ari_queue_wait(thread, e));
+    cr_assert_ok(ar_queue_wait(thread, e));
     cr_assert_ok(ar_queue_host(thread, note_on_host, &second));
     atomic_store(&open, true);
-    cr_assert_ok(ari_queue_sync(thread, 0));
+    cr_assert_ok(ar_queue_sync(thread, 0));
     expect_log(&log, (int[]){1, 2}, 2);
 }
 
@@ -176,14 +176,14 @@ Test(stream, thread_waits_in_its_turn_and_not_with_earlier_tasks)
     fake_enqueue(ari_queue_stream(q), pass_gate, &gate);
     fake_enqueue(ari_queue_stream(q), note, &middle);
     OWNED(ar_event_destroy) ar_event *e = recorded(q);
-    cr_assert_ok(ari_queue_wait(comm, e));
+    cr_assert_ok(ar_queue_wait(comm, e));
     cr_assert_ok(ari_queue_chain(comm, enqueue_later, &late));
     fake_enqueue(ari_queue_stream(q), pass_gate, &later_gate);
     cr_assert_ok(ar_event_record(e, q)); /* comm keeps the point that it was given */
     atomic_store(&host_gate, true);
     cr_assert_ok(ar_event_sync(early_done, 600000 * MS));
     atomic_store(&gate, true);
-    cr_assert_ok(ari_queue_sync(comm, 600000 * MS));
+    cr_assert_ok(ar_queue_sync(comm, 600000 * MS));
     expect_log(&log, (int[]){1, 2, 3}, 3);
     atomic_store(&later_gate, true);
 }
@@ -201,9 +201,9 @@ Test(stream, threads_task_ends_when_its_stream_has_done_it)
     cr_assert(!is_done(e));
     cr_assert_eq(ar_event_sync(e, 5 * MS), AR_ERR_TIMEOUT);
     atomic_store(&open, true);
-    cr_assert_ok(ari_queue_wait(q, e));
+    cr_assert_ok(ar_queue_wait(q, e));
     fake_enqueue(ari_queue_stream(q), note, &after);
-    cr_assert_ok(ari_queue_sync(q, 0));
+    cr_assert_ok(ar_queue_sync(q, 0));
     expect_log(&log, (int[]){1, 2}, 2);
 }
 
@@ -214,10 +214,10 @@ Test(stream, failing_stream_poisons_its_queue_and_those_that_wait_for_it)
     entry never = {&log, 1};
     fake_enqueue(ari_queue_stream(a), fail, NULL);
     OWNED(ar_event_destroy) ar_event *e = recorded(a);
-    cr_assert_eq(ari_queue_sync(a, 0), AR_ERR_DEVICE);
+    cr_assert_eq(ar_queue_sync(a, 0), AR_ERR_DEVICE);
     cr_assert_str_eq(ar_error_message(), "the stream failed");
     cr_assert_eq(ar_queue_host(a, note_on_host, &never), AR_ERR_DEVICE);
-    cr_assert_eq(ari_queue_wait(b, e), AR_ERR_DEVICE);
+    cr_assert_eq(ar_queue_wait(b, e), AR_ERR_DEVICE);
     cr_assert_eq(ar_queue_host(b, note_on_host, &never), AR_ERR_DEVICE);
     expect_log(&log, NULL, 0);
 }
@@ -229,7 +229,7 @@ Test(stream, event_tells_of_a_failing_stream)
     fake_enqueue(ari_queue_stream(q), fail, NULL);
     OWNED(ar_event_destroy) ar_event *e = recorded(q);
     cr_assert_eq(ar_event_sync(e, 0), AR_ERR_DEVICE);
-    cr_assert_eq(ari_event_test(e, &done), AR_ERR_DEVICE);
+    cr_assert_eq(ar_event_test(e, &done), AR_ERR_DEVICE);
     ar_queue_destroy(q);
     cr_assert_eq(ar_event_sync(e, 0), AR_ERR_DEVICE); /* it outlives its queue */
 }
@@ -247,9 +247,9 @@ Test(stream, failing_task_of_a_thread_ends_when_its_stream_is_done)
     atomic_bool open = false;
     later l = {{&log, 1}, &open};
     cr_assert_ok(ari_queue_chain(comm, enqueue_and_fail, &l));
-    cr_assert_eq(ari_queue_sync(comm, 5 * MS), AR_ERR_TIMEOUT);
+    cr_assert_eq(ar_queue_sync(comm, 5 * MS), AR_ERR_TIMEOUT);
     atomic_store(&open, true);
-    cr_assert_eq(ari_queue_sync(comm, 0), AR_ERR_DATA);
+    cr_assert_eq(ar_queue_sync(comm, 0), AR_ERR_DATA);
     expect_log(&log, (int[]){1}, 1);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/queue.h"
 #include "ref/core/wait.h"
 
 #include "anyrank/sim.h"
-#include "ref/core/queue_private.h"
 #include "tests/support/asleep.h"
 
 /* Waiting costs little: whoever waits for long sleeps. */
@@ -17,7 +17,7 @@ static ar_status wait_for_rank_3(ar_comm *c, void *arg)
     if (ar_comm_rank(c) == 3)
         wrong = others_stay_asleep();
     AR_TRY(wrong[0] ? ar_error_set(AR_ERR_DATA, "%s", wrong) : ar_comm_barrier(c, q, "late"));
-    return ari_queue_sync(q, 0);
+    return ar_queue_sync(q, 0);
 }
 
 Test(wait, sixty_four_ranks_that_wait_for_one_leave_the_cores_alone)

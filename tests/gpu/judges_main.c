@@ -6,8 +6,8 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "anyrank/queue.h"
 #include "gpu/device_private.h"
-#include "ref/core/queue_private.h"
 #include "tests/gpu/wrong_kernels.h"
 #include "tests/support/scoped.h"
 
@@ -96,7 +96,7 @@ static int judge_kernels(const bench *b, const char *order)
         const int before = reports;
         ar_status st = all[i].run(b->d, b->q, b->x);
         if (st == AR_OK)
-            st = ari_queue_sync(b->q, 0);
+            st = ar_queue_sync(b->q, 0);
         wrong += !is_right(order, all[i].name, st, all[i].races, before);
     }
     printf("%s: %zu kernels%s, %d judged wrongly\n", order, count, watched ? "" : " run (no ThreadSanitizer)", wrong);
@@ -112,9 +112,9 @@ static ar_status put_edge(edge e, edge here, ar_event *event, ar_queue *first, a
     if (e != here)
         return AR_OK;
     if (e == HOST)
-        return ari_queue_sync(first, 0);
+        return ar_queue_sync(first, 0);
     AR_TRY(ar_event_record(event, first));
-    return ari_queue_wait(second, event);
+    return ar_queue_wait(second, event);
 }
 
 /* What one stream writes, another reads. */
@@ -123,13 +123,13 @@ static ar_status write_and_read(const bench *b, ar_queue *second, ar_event *even
     const ar_device_ops *ops = b->d->ops;
     ar_buf x = {NULL};
     AR_TRY(ops->alloc(b->d, b->q, &x, BLOCK));
-    AR_TRY(ari_queue_sync(b->q, 0));
+    AR_TRY(ar_queue_sync(b->q, 0));
     AR_TRY(put_edge(e, EVENT_BEFORE, event, b->q, second));
     AR_TRY(ops->zero(b->d, b->q, x, BLOCK));
     AR_TRY(put_edge(e, EVENT, event, b->q, second));
     AR_TRY(put_edge(e, HOST, event, b->q, second));
     AR_TRY(ops->copy(b->d, second, b->y, ar_const(x), BLOCK));
-    AR_TRY(ari_queue_sync(second, 0));
+    AR_TRY(ar_queue_sync(second, 0));
     ops->free(b->d, b->q, x);
     return AR_OK;
 }
@@ -141,13 +141,13 @@ static ar_status read_and_free(const bench *b, ar_queue *second, ar_event *event
     ar_buf x = {NULL};
     AR_TRY(ops->alloc(b->d, b->q, &x, BLOCK));
     AR_TRY(ops->zero(b->d, b->q, x, BLOCK));
-    AR_TRY(ari_queue_sync(b->q, 0));
+    AR_TRY(ar_queue_sync(b->q, 0));
     AR_TRY(put_edge(e, EVENT_BEFORE, event, second, b->q));
     AR_TRY(ops->copy(b->d, second, b->y, ar_const(x), BLOCK));
     AR_TRY(put_edge(e, EVENT, event, second, b->q));
     AR_TRY(put_edge(e, HOST, event, second, b->q));
     ops->free(b->d, b->q, x);
-    return ari_queue_sync(second, 0);
+    return ar_queue_sync(second, 0);
 }
 
 /* Memory that one stream has freed serves another. */
@@ -194,8 +194,8 @@ static ar_status judge_streams(const bench *b, int *wrong)
         const int before = reports;
         *wrong +=
             !is_right("streams", uses[i].name, uses[i].run(b, second, event, uses[i].between), uses[i].races, before);
-        AR_TRY(ari_queue_sync(b->q, 0));
-        AR_TRY(ari_queue_sync(second, 0));
+        AR_TRY(ar_queue_sync(b->q, 0));
+        AR_TRY(ar_queue_sync(second, 0));
     }
     printf("streams: %zu uses of memory, %d judged wrongly in all\n", sizeof uses / sizeof *uses, *wrong);
     return AR_OK;
@@ -209,7 +209,7 @@ static int judge_products(const bench *b)
     for (size_t i = 0; i < count; i++) {
         ar_status st = wrong_product_run(&all[i], b->d, b->q, b->x, b->y);
         if (st == AR_OK)
-            st = ari_queue_sync(b->q, 0);
+            st = ar_queue_sync(b->q, 0);
         const char *text = st == AR_OK ? "" : ar_error_message();
         if (st == all[i].expected && strstr(text, all[i].says))
             continue;

@@ -72,7 +72,7 @@ static void edge(const pair *p, bool wanted, ar_queue *one, ar_queue *other)
     if (!wanted)
         return;
     cr_assert_ok(ar_event_record(p->event, one));
-    cr_assert_ok(ari_queue_wait(other, p->event));
+    cr_assert_ok(ar_queue_wait(other, p->event));
 }
 
 /* One stream writes what another reads. */
@@ -80,7 +80,7 @@ static float written_and_read(pair *p, bool waits)
 {
     const ar_buf x = taken(p, p->one, 4), y = taken(p, p->one, 4);
     fill(p, p->one, x, 1);
-    cr_assert_ok(ari_queue_sync(p->one, 0));
+    cr_assert_ok(ar_queue_sync(p->one, 0));
     fill(p, p->one, x, 7);
     edge(p, waits, p->one, p->other);
     copy(p, p->other, y, x);
@@ -95,7 +95,7 @@ static float read_and_written(pair *p, bool waits)
 {
     const ar_buf x = taken(p, p->one, 4), y = taken(p, p->one, 4);
     fill(p, p->one, x, 7);
-    cr_assert_ok(ari_queue_sync(p->one, 0));
+    cr_assert_ok(ar_queue_sync(p->one, 0));
     copy(p, p->one, y, x);
     edge(p, waits, p->one, p->other);
     fill(p, p->other, x, 1);
@@ -159,7 +159,7 @@ Test(late_streams, do_nothing_before_someone_waits)
         fill(&p, p.one, x, (float)i);
     cr_assert_ok(ar_event_record(p.event, p.one));
     for (done = false; !done; asked++)
-        cr_assert_ok(ari_event_test(p.event, &done));
+        cr_assert_ok(ar_event_test(p.event, &done));
     cr_assert_geq(asked, 20);
     cr_assert_eq(first_of(&p, p.one, x), 19);
     p.d->ops->free(p.d, p.one, x);
@@ -168,7 +168,7 @@ Test(late_streams, do_nothing_before_someone_waits)
 static ar_status ask(void *event)
 {
     bool done = false;
-    const ar_status st = ari_event_test(event, &done);
+    const ar_status st = ar_event_test(event, &done);
     return st != AR_OK || done ? st : ar_error_set(AR_ERR_INTERNAL, "it is not done");
 }
 
@@ -194,16 +194,16 @@ Test(late_streams, are_done_when_the_host_has_waited)
         if (way < 4)
             cr_assert_ok(fill_on(&p, p.one));
         if (way == 0)
-            cr_assert_ok(ari_queue_sync(p.one, 0));
+            cr_assert_ok(ar_queue_sync(p.one, 0));
         else if (way == 1)
             cr_assert_ok(ar_event_sync(p.event, 0));
         else if (way == 2)
             cr_assert_ok(ar_queue_host(p.one, ask, p.event));
         else if (way == 3)
-            cr_assert_ok(ari_queue_wait(host, p.event));
+            cr_assert_ok(ar_queue_wait(host, p.event));
         else
             cr_assert_ok(ari_queue_chain(thread, fill_on, &p));
-        cr_assert_ok(ari_queue_sync(thread, 0));
+        cr_assert_ok(ar_queue_sync(thread, 0));
         cr_assert_eq(ask(p.event), AR_OK, "way %d: %s", way, ar_error_message());
     }
 }
@@ -242,7 +242,7 @@ Test(late_streams, say_where_a_kernel_wrote_behind_a_block, NOT_SANITIZED)
         const ar_buf x = taken(&p, p.one, 5);
         cr_assert_ok(p.d->ops->zero(p.d, p.one, ar_buf_at(x, 23), 3));
         p.d->ops->free(p.d, p.one, x);
-        cr_assert_refused(ari_queue_sync(p.one, 0), AR_ERR_DEVICE,
+        cr_assert_refused(ar_queue_sync(p.one, 0), AR_ERR_DEVICE,
                           "behind a block of 20 bytes of device memory: 3 bytes past its end");
         cr_assert_eq(p.d->ops->zero(p.d, p.other, x, 1), AR_ERR_DEVICE);
         pair_close(&p);
@@ -260,7 +260,7 @@ Test(late_streams, look_at_what_is_not_freed, NOT_SANITIZED)
     ar_status st = AR_OK;
     for (int i = 0; i < 2000 && st == AR_OK; i++) {
         fill(&p, p.one, x, 1);
-        st = ari_queue_sync(p.one, 0);
+        st = ar_queue_sync(p.one, 0);
     }
     cr_assert_refused(st, AR_ERR_DEVICE, "43 bytes past its end");
     p.d->ops->free(p.d, NULL, x);
@@ -276,8 +276,8 @@ Test(late_streams, tell_the_next_wait_what_a_kernel_did_wrong)
     fill(&p, p.one, x, 1);
     cr_assert_ok(p.d->ops->copy(p.d, p.one, at, (ar_cbuf){rows}, sizeof rows));
     cr_assert_eq(p.d->ops->sum_rows_f32(p.d, p.one, acc, 2, &terms, ar_const(at)), AR_OK, "it runs later");
-    cr_assert_refused(ari_queue_sync(p.one, 0), AR_ERR_DEVICE, "out of range");
-    cr_assert_eq(ari_queue_sync(p.other, 0), AR_ERR_DEVICE, "a GPU fails for good");
+    cr_assert_refused(ar_queue_sync(p.one, 0), AR_ERR_DEVICE, "out of range");
+    cr_assert_eq(ar_queue_sync(p.other, 0), AR_ERR_DEVICE, "a GPU fails for good");
     p.d->ops->free(p.d, NULL, acc);
     p.d->ops->free(p.d, NULL, x);
     p.d->ops->free(p.d, NULL, at);

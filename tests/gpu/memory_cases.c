@@ -30,12 +30,12 @@ void queue_create_cases(device_pair *p)
             ar_device *d = p->side[s];
             OWNED(ar_queue_destroy) ar_queue *q = NULL;
             second_copy o = {d, y.at[s], ar_const(x.at[s]), n * 4};
-            pair_ran(p, s, ari_queue_sync(p->queue[s], 0)); /* what it reads has come */
+            pair_ran(p, s, ar_queue_sync(p->queue[s], 0)); /* what it reads has come */
             pair_ran(p, s, d->ops->queue_create(d, &q, (ar_queue_kind)kind, "second"));
             if (p->status == AR_OK)
                 pair_ran(p, s, ari_queue_chain(q, copy_on, &o));
             if (p->status == AR_OK)
-                pair_ran(p, s, ari_queue_sync(q, 0));
+                pair_ran(p, s, ar_queue_sync(q, 0));
         }
     }
 }
@@ -81,7 +81,7 @@ void alloc_cases(device_pair *p)
         }
         for (size_t i = 0; i < BLOCKS && p->status == AR_OK; i++)
             pair_ran(p, s, d->ops->copy(d, p->queue[s], ar_buf_at(y.at[s], i * 4), ar_const(b[i]), 4));
-        pair_ran(p, s, ari_queue_sync(p->queue[s], 0));
+        pair_ran(p, s, ar_queue_sync(p->queue[s], 0));
         for (size_t i = 0; i < BLOCKS; i++)
             d->ops->free(d, p->queue[s], b[i]);
     }
@@ -120,7 +120,7 @@ void copy_cases(device_pair *p)
         for (int s = 0; s < 2 && p->status == AR_OK; s++) {
             ar_device *d = p->side[s];
             pair_ran(p, s, d->ops->copy(d, p->queue[s], (ar_buf){host}, ar_const(ar_buf_at(y.at[s], 3)), n));
-            pair_ran(p, s, ari_queue_sync(p->queue[s], 0));
+            pair_ran(p, s, ar_queue_sync(p->queue[s], 0));
             for (size_t k = 0; k < n; k++)
                 host[k] ^= 0x55;
             pair_ran(p, s, d->ops->copy(d, p->queue[s], z.at[s], (ar_cbuf){host}, n));

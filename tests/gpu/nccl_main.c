@@ -3,12 +3,12 @@
  * (fake_nccl.c): every collective against its definition, and what happens when something is wrong. */
 #include <pthread.h>
 
+#include "anyrank/queue.h"
 #include "gpu/cluster/nccl/comm.h"
 #include "gpu/cluster/process/process.h"
 #include "gpu/device_private.h"
 #include "ref/comm/comm_private.h"
 #include "ref/core/clock.h"
-#include "ref/core/queue_private.h"
 #include "tests/gpu/fake_nccl_lazy.h"
 #include "tests/process/forked.h"
 #include "tests/sim/batch.h"
@@ -38,7 +38,7 @@ static ar_status rank_begin(rank_of *r, const ar_process_options *o)
 
 static void rank_end(rank_of *r)
 {
-    ari_comm_destroy(r->world);
+    ar_comm_destroy(r->world);
     ar_queue_destroy(r->queue);
     ar_device_destroy(r->device);
     ar_process_destroy(r->process);
@@ -116,10 +116,10 @@ static void checked(void)
 static ar_status alone(rank_of *rank)
 {
     ar_comm *half = NULL;
-    ar_status st = ari_comm_split(&half, rank->world, 0, 0);
+    ar_status st = ar_comm_split(&half, rank->world, 0, 0);
     for (int i = 0; i < 60 && st == AR_OK; i++)
         st = check_seed((uint64_t)i, i % 2 ? half : rank->world, ROUND_A_RING, rank->device, rank->queue, rank->queue);
-    ari_comm_destroy(half);
+    ar_comm_destroy(half);
     return st;
 }
 
@@ -230,7 +230,7 @@ static ar_status sum(rank_of *rank, ar_comm *c, size_t count, ar_dtype t, const 
     AR_TRY(d->ops->zero(d, rank->queue, b, count * ar_dtype_bytes(t)));
     ar_status st = ar_comm_all_reduce(c, rank->queue, b, ar_const(b), count, t, AR_SUM, tag);
     if (st == AR_OK)
-        st = ari_queue_sync(rank->queue, 0);
+        st = ar_queue_sync(rank->queue, 0);
     d->ops->free(d, rank->queue, b);
     return st;
 }
@@ -270,7 +270,7 @@ static ar_status missing_in_half(rank_of *rank)
 {
     ar_comm *half = NULL;
     const int r = ar_comm_rank(rank->world);
-    AR_TRY(ari_comm_split(&half, rank->world, r / 2, 0));
+    AR_TRY(ar_comm_split(&half, rank->world, r / 2, 0));
     ar_status st = sum(rank, half, 8, AR_F32, "first");
     if (st == AR_OK && r == 0) {
         hurried h;
@@ -283,7 +283,7 @@ static ar_status missing_in_half(rank_of *rank)
         st = sum(rank, rank->world, 8, AR_F32, "third");
     char why[FORKED_TEXT];
     snprintf(why, sizeof why, "%s", ar_error_message());
-    ari_comm_destroy(half);
+    ar_comm_destroy(half);
     return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
 }
 
@@ -310,7 +310,7 @@ static ar_status fails_later(rank_of *rank)
     if (ar_comm_rank(rank->world) == 1)
         ari_comm_abort(rank->world, AR_ERR_DATA, "the loss is NaN");
     until_failed(rank, 0);
-    return ari_queue_sync(rank->queue, 0);
+    return ar_queue_sync(rank->queue, 0);
 }
 
 static ar_status async_error(rank_of *rank)
@@ -374,8 +374,8 @@ static ar_status calls_cross(rank_of *rank)
     const int r = ar_comm_rank(rank->world);
     ar_comm *comm[2] = {NULL, NULL};
     beside b = {.st = AR_OK};
-    AR_TRY(ari_comm_split(&comm[0], rank->world, 0, 0));
-    ar_status st = ari_comm_split(&comm[1], rank->world, 0, 0);
+    AR_TRY(ar_comm_split(&comm[0], rank->world, 0, 0));
+    ar_status st = ar_comm_split(&comm[1], rank->world, 0, 0);
     if (st == AR_OK)
         st = beside_begin(&b, rank, comm[r]);
     if (st == AR_OK) {
@@ -386,8 +386,8 @@ static ar_status calls_cross(rank_of *rank)
     }
     char why[FORKED_TEXT];
     snprintf(why, sizeof why, "%s", ar_error_message());
-    ari_comm_destroy(comm[1]);
-    ari_comm_destroy(comm[0]);
+    ar_comm_destroy(comm[1]);
+    ar_comm_destroy(comm[0]);
     return st == AR_OK ? b.st : ar_error_set(st, "%s", why);
 }
 
@@ -396,11 +396,11 @@ static ar_status split_without_one(rank_of *rank)
     ar_comm *half = NULL;
     if (ar_comm_rank(rank->world) == 0) {
         until_failed(rank, RANKS);
-        return ari_comm_split(&half, rank->world, 0, 0);
+        return ar_comm_split(&half, rank->world, 0, 0);
     }
     hurried h;
     hurry_begin(&h, rank, RANKS);
-    return hurry_end(&h, ari_comm_split(&half, rank->world, 0, 0));
+    return hurry_end(&h, ar_comm_split(&half, rank->world, 0, 0));
 }
 
 static ar_status message_of_other_size(rank_of *rank)

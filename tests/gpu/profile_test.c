@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/queue.h"
 #include "gpu/profile/profile.h"
 #include "tests/support/test.h"
 
 #include "ref/core/queue_impl.h"
-#include "ref/core/queue_private.h"
 
 OWNER(ari_profile, ari_profile_end)
 
@@ -48,7 +48,7 @@ static void fill_and_add(bench *b, int adds)
     cr_assert_ok(b->d->ops->fill(b->d, b->q, &b->y, 2.0f));
     for (int i = 0; i < adds; i++)
         cr_assert_ok(b->d->ops->add(b->d, b->q, &b->y, &b->x, &b->y));
-    cr_assert_ok(ari_queue_sync(b->q, 0));
+    cr_assert_ok(ar_queue_sync(b->q, 0));
 }
 
 static const ari_profile_row *find(const ari_profile_row *rows, size_t n, const char *name, const char *part)

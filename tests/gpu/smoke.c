@@ -5,9 +5,9 @@
  * differs or fails; 2: no device of that name; 77: this machine or build does not have it. */
 #include <stdio.h>
 
+#include "anyrank/queue.h"
 #include "gpu/device_private.h"
 #include "ref/core/clock.h"
-#include "ref/core/queue_private.h"
 #include "ref/cpu/device_private.h"
 #include "support/device_pair.h"
 #include "tests/support/scoped.h"
@@ -48,9 +48,9 @@ static ar_status copy_after(ar_device *d, ar_queue *q, const ar_tensor *sum, con
     for (int turn = 0; turn < TURNS; turn++)
         AR_TRY(d->ops->add(d, q, sum, sum, sum));
     AR_TRY(ar_event_record(made, q));
-    AR_TRY(ari_queue_wait(second, made));
+    AR_TRY(ar_queue_wait(second, made));
     AR_TRY(d->ops->copy_strided(d, second, copy, sum));
-    return ari_queue_sync(second, 0);
+    return ar_queue_sync(second, 0);
 }
 
 static void two_streams(device_pair *p)
@@ -85,7 +85,7 @@ static ar_status sums_of(ar_device *d, ar_queue *q, const ar_tensor *a, const ar
     AR_TRY_TO(done, st, d->ops->pack(d, q, pa, 0, 0, a, none, 1, exponents));
     AR_TRY_TO(done, st, d->ops->pack(d, q, pb, 0, 0, b, none, -1, exponents));
     AR_TRY_TO(done, st, d->ops->gemm_i64(d, q, sums, pa, pb, 1, false));
-    st = ari_queue_sync(q, 0);
+    st = ar_queue_sync(q, 0);
 done:
     d->ops->packed_destroy(d, q, pa);
     d->ops->packed_destroy(d, q, pb);

@@ -2,10 +2,10 @@
 /* Every public function that makes a tensor of others, with its output in the place of each input: the same bits as
  * with another output, or a refusal. */
 #include "anyrank/activation.h"
+#include "anyrank/context.h"
 #include "anyrank/layers.h"
+#include "anyrank/module.h"
 #include "anyrank/redistribute.h"
-#include "ref/context/context_private.h"
-#include "ref/layers/module_private.h"
 #include "ref/layers/param_private.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"
@@ -74,7 +74,7 @@ static ar_status call_contract_gradient(work *w, ar_tensor *out, region of)
     (void)of;
     AR_TRY(ar_contract_backward(w->ctx, out, &w->in[0], &w->in[1], &w->weight));
     AR_TRY(ar_like(w->ctx, &g, &w->weight.value));
-    AR_TRY(ari_param_grad_value(&w->weight, w->ctx, &g));
+    AR_TRY(ar_param_grad_value(&w->weight, w->ctx, &g));
     *out = g;
     return AR_OK;
 }
@@ -108,21 +108,21 @@ static ar_status call_norm(work *w, ar_tensor *out, region of)
 {
     ar_norm_saved saved;
     (void)of;
-    return ari_norm_forward(w->ctx, AR_NORM_LAYER, out, &saved, &w->in[0], &w->gain, &w->offset, 1e-5);
+    return ar_norm_forward(w->ctx, AR_NORM_LAYER, out, &saved, &w->in[0], &w->gain, &w->offset, 1e-5);
 }
 
 static ar_status call_norm_into_saved(work *w, ar_tensor *out, region of)
 {
     ar_norm_saved saved;
     (void)of, (void)out;
-    return ari_norm_forward(w->ctx, AR_NORM_LAYER, &saved.mean, &saved, &w->in[0], &w->gain, &w->offset, 1e-5);
+    return ar_norm_forward(w->ctx, AR_NORM_LAYER, &saved.mean, &saved, &w->in[0], &w->gain, &w->offset, 1e-5);
 }
 
 static ar_status norm_backward(work *w, ar_tensor *dx, ar_tensor *sum)
 {
     ar_norm_saved saved;
     ar_tensor y;
-    AR_TRY(ari_norm_forward(w->ctx, AR_NORM_LAYER, &y, &saved, &w->in[1], &w->gain, &w->offset, 1e-5));
+    AR_TRY(ar_norm_forward(w->ctx, AR_NORM_LAYER, &y, &saved, &w->in[1], &w->gain, &w->offset, 1e-5));
     return ar_norm_backward(w->ctx, AR_NORM_LAYER, dx, sum, &w->in[0], &w->in[1], &saved, &w->gain, &w->offset,
                             &w->in[2]);
 }
@@ -163,7 +163,7 @@ static ar_status call_module_backward(work *w, ar_tensor *out, region of)
 
 static ar_status call_redistribute(work *w, ar_tensor *out, region of)
 {
-    const size_t ranks = (size_t)ar_comm_size(ari_ctx_tp(w->ctx));
+    const size_t ranks = (size_t)ar_comm_size(ar_ctx_tp(w->ctx));
     const ar_redistribution r = {
         .ndim = 3, .shape = {2, N, N * ranks}, .from = {{AR_SHARD, 2}}, .to = {{AR_REPLICATE, 0}}};
     (void)of;
@@ -262,8 +262,8 @@ static ar_status set_up(work *w)
     AR_TRY(ari_param_fresh(&w->weight, w->ctx, 1));
     AR_TRY(ar_activation_create(&w->module, w->ctx, "act", AR_ACT_SILU, AR_HELD_UNKNOWN));
     AR_TRY(ar_saved_create(&w->saved));
-    const ar_mesh mesh = {1, {{"tp", ar_comm_size(ari_ctx_tp(w->ctx))}}};
-    return ar_mesh_groups_init(&w->groups, &mesh, ari_ctx_tp(w->ctx));
+    const ar_mesh mesh = {1, {{"tp", ar_comm_size(ar_ctx_tp(w->ctx))}}};
+    return ar_mesh_groups_init(&w->groups, &mesh, ar_ctx_tp(w->ctx));
 }
 
 static ar_status all_cases(ar_ctx *ctx, void *user)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* However few scores a block has, an attention's output and gradients have the bits of the one that has them all. */
+#include "anyrank/context.h"
 #include "anyrank/layers.h"
 #include "gpu/device_private.h"
-#include "ref/context/context_private.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"
 
@@ -79,7 +79,7 @@ static ar_status run(values *v, ar_ctx *ctx, const masked *o)
     AR_TRY(rank_upload(ctx, &x, 3, shape, in.x));
     AR_TRY(rank_upload(ctx, &dy, 3, shape, in.dy));
     AR_TRY(ar_module_forward(m, ctx, saved, &y, &x, &in.batch));
-    ari_ctx_memory(ctx, &v->kept, &(size_t){0});
+    ar_ctx_memory(ctx, &v->kept, &(size_t){0});
     AR_TRY(ar_ctx_download(ctx, v->y, &y));
     AR_TRY(ar_module_backward(m, ctx, saved, &dx, &dy, &in.batch));
     AR_TRY(ar_ctx_download(ctx, v->dx, &dx));

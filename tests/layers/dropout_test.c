@@ -62,7 +62,7 @@ static ar_status drop_part(ar_ctx *ctx, void *user)
     ari_dropout tokens, probs;
     ar_tensor t;
     ari_ctx_place_batch(ctx, &batch);
-    ari_ctx_begin_step(ctx, p->step);
+    ar_ctx_begin_step(ctx, p->step);
     AR_TRY(ari_dropout_init(&tokens, "mlp", ARI_DROPPED_MLP, WIDTH, LONGEST));
     AR_TRY(ari_dropout_init(&probs, "attn", ARI_DROPPED_PROBS, HEADS, LONGEST));
     AR_TRY(ones(ctx, &t, 3, shape));

@@ -3,7 +3,6 @@
  * chosen and however the ranks share the work; and what is refused. */
 #include "anyrank/layers.h"
 #include "gpu/device_private.h"
-#include "ref/layers/experts/layers_private.h"
 #include "support/bits.h"
 #include "support/match.h"
 #include "tests/support/test.h"
@@ -226,7 +225,7 @@ Test(experts, a_logit_that_is_not_a_number_is_named)
 static ar_status create(ar_ctx *ctx, void *user)
 {
     OWNED(ar_module_destroy) ar_module *m = NULL;
-    return ari_experts_create(&m, ctx, "mlp", user);
+    return ar_experts_create(&m, ctx, "mlp", user);
 }
 
 Test(experts, what_cannot_be_is_refused)
@@ -266,7 +265,7 @@ static ar_status pass_too_wide(ar_ctx *ctx, void *user)
     OWNED(ar_saved_destroy) ar_saved *saved = NULL;
     ar_tensor x, y;
     AR_TRY(ar_saved_create(&saved));
-    AR_TRY(ari_experts_create(&m, ctx, "mlp", user));
+    AR_TRY(ar_experts_create(&m, ctx, "mlp", user));
     AR_TRY(rank_upload(ctx, &x, 2, shape, zeros));
     return ar_module_forward(m, ctx, saved, &y, &x, NULL);
 }

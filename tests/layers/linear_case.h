@@ -4,7 +4,7 @@
 #pragma once
 
 #include "anyrank/layers.h"
-#include "ref/layers/param_private.h"
+#include "anyrank/param.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/layers/plain_linear.h"
@@ -102,9 +102,9 @@ static inline ar_status forward_backward(ar_ctx *ctx, linear_job *j, ar_module *
     ar_tensor x, y, dx, dy;
     const size_t params = ar_module_params(m, p, 2, true);
     const int ndim = j->c.ndim;
-    AR_TRY(ari_param_set(p[0], ctx, f->w));
+    AR_TRY(ar_param_set(p[0], ctx, f->w));
     if (params > 1)
-        AR_TRY(ari_param_set(p[1], ctx, f->b));
+        AR_TRY(ar_param_set(p[1], ctx, f->b));
     AR_TRY(upload_part(ctx, &x, ndim, f->n, r->x_each, r->x_width,
                        part_of(f->x, f->n, f->n.in, r->x_first, r->x_each, r->x_at, r->x_width)));
     AR_TRY(upload_part(ctx, &dy, ndim, f->n, r->y_each, r->y_width,

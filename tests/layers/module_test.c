@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/context.h"
 #include "anyrank/layers.h"
-#include "ref/context/context_private.h"
-#include "ref/layers/layers_private.h"
-#include "ref/layers/module_private.h"
+#include "anyrank/module.h"
 #include "ref/layers/parts.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"
@@ -158,7 +157,7 @@ static void go(passes *p, ar_ctx *ctx, ar_module *m)
     for (size_t i = 0; i < B * S * H; i++)
         values[i] = (float)((i * 37) % 19) / 8.0f - 1.0f;
     cr_assert_ok(ar_module_fresh(m, ctx, 5));
-    cr_assert_ok(ari_module_zero_grad(m, ctx));
+    cr_assert_ok(ar_module_zero_grad(m, ctx));
     cr_assert_ok(ar_saved_create(&saved));
     cr_assert_ok(ar_ctx_tensor(ctx, &x, AR_F32, 3, shape));
     cr_assert_ok(ar_ctx_tensor(ctx, &dy, AR_F32, 3, shape));
@@ -166,11 +165,11 @@ static void go(passes *p, ar_ctx *ctx, ar_module *m)
     cr_assert_ok(ar_ctx_upload(ctx, &dy, values));
     cr_assert_ok(ar_module_forward(m, ctx, saved, &y, &x, &batch));
     cr_assert_ok(ar_module_forward(m, ctx, saved, &other, &dy, &batch));
-    ari_ctx_memory(ctx, &p->between, &peak);
+    ar_ctx_memory(ctx, &p->between, &peak);
     cr_assert_ok(ar_module_backward(m, ctx, saved, &other, &dy, &batch));
     cr_expect_eq(p->ready, 0, "a gradient is complete after the last backward pass");
     cr_assert_ok(ar_module_backward(m, ctx, saved, &dx, &dy, &batch));
-    ari_ctx_memory(ctx, &p->after, &peak);
+    ar_ctx_memory(ctx, &p->after, &peak);
     cr_assert_ok(ar_ctx_download(ctx, p->y, &y));
     cr_assert_ok(ar_ctx_download(ctx, p->dx, &dx));
     read_gradients(p, ctx, m);
@@ -198,7 +197,7 @@ static void run(passes *p, ar_recomputation r, bool also)
         &(ar_ctx_options){.device = device, .dropout = 0.3, .seed = 3, .recompute = r, .tap = hear, .tap_user = p}));
     cr_assert_ok(ar_block_create(&block, ctx, "b", &o));
     cr_assert_ok(ar_norm_create(&tail[0], ctx, "n0", AR_NORM_RMS, H, 1e-5));
-    cr_assert_ok(ari_dropout_create(&tail[1], ctx, "d", S, H, AR_HELD_WHOLE));
+    cr_assert_ok(ar_dropout_create(&tail[1], ctx, "d", S, H, AR_HELD_WHOLE));
     cr_assert_ok(ar_norm_create(&tail[2], ctx, "n1", AR_NORM_RMS, H, 1e-5));
     cr_assert_ok(ar_sequential_create(&behind, "s", tail, 3, true));
     cr_assert_ok(ar_sequential_create(&all, "all", (ar_module *const[]){block, behind}, 2, true));

@@ -2,8 +2,8 @@
 /* The fused operators of anyrank/module.h. Bias and activation against their formulas in binary64: values, and gradients
  * as differences of sum(dy*y), which know no formula of a backward pass. The norms are those of the layers. */
 #include "anyrank/activation.h"
+#include "anyrank/module.h"
 #include "ref/core/tensor_private.h"
-#include "ref/layers/module_private.h"
 #include "tests/support/test.h"
 
 enum { ROWS = 6, N = 9, ALL = ROWS * N };
@@ -160,7 +160,7 @@ static void norm_rows(alone *a, const inputs *in, ar_norm_kind kind, size_t from
     ar_tensor x = tensor(a, in->x, from, rows);
     const ar_tensor dy = tensor(a, in->dy, from, rows);
     const ar_tensor residual = tensor(a, in->residual, from, rows);
-    cr_assert_ok(ari_norm_forward(a->ctx, kind, y, &saved, &x, &a->gain, offset, EPS));
+    cr_assert_ok(ar_norm_forward(a->ctx, kind, y, &saved, &x, &a->gain, offset, EPS));
     cr_assert_ok(ar_norm_backward(a->ctx, kind, dx, sum, &dy, &x, &saved, &a->gain, offset, sum ? &residual : NULL));
 }
 
@@ -258,11 +258,11 @@ Test(operators, wrong_shapes_types_and_parameters_are_refused)
     cr_expect_eq(ar_bias_act_forward(a.ctx, &y, &swapped, NULL, AR_ACT_SILU), AR_ERR_SHAPE);
     cr_expect_eq(ar_bias_act_forward(a.ctx, &y, &integers, NULL, AR_ACT_SILU), AR_ERR_DTYPE);
     cr_expect_eq(ar_bias_act_backward(a.ctx, &dx, &flat, &x, &a.offset, AR_ACT_SILU), AR_ERR_SHAPE);
-    cr_expect_eq(ari_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, &a.offset, EPS), AR_ERR_ARG);
-    cr_expect_eq(ari_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, -1.0), AR_ERR_ARG);
-    cr_expect_eq(ari_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, (double)NAN), AR_ERR_ARG);
-    cr_expect_eq(ari_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &thin, &a.gain, NULL, EPS), AR_ERR_SHAPE);
-    cr_assert_ok(ari_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, EPS));
+    cr_expect_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, &a.offset, EPS), AR_ERR_ARG);
+    cr_expect_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, -1.0), AR_ERR_ARG);
+    cr_expect_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, (double)NAN), AR_ERR_ARG);
+    cr_expect_eq(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &thin, &a.gain, NULL, EPS), AR_ERR_SHAPE);
+    cr_assert_ok(ar_norm_forward(a.ctx, AR_NORM_RMS, &y, &saved, &x, &a.gain, NULL, EPS));
     cr_expect_eq(ar_norm_backward(a.ctx, AR_NORM_RMS, &dx, NULL, &thin, &x, &saved, &a.gain, NULL, NULL), AR_ERR_SHAPE);
     cr_expect_eq(ar_norm_backward(a.ctx, AR_NORM_RMS, &dx, &y, &x, &x, &saved, &a.gain, NULL, &thin), AR_ERR_SHAPE);
     saved.rstd.shape[0]--;

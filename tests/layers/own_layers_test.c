@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What layers and losses of one's own are made of. */
 #include "anyrank/activation.h"
+#include "anyrank/context.h"
 #include "anyrank/layers.h"
-#include "ref/context/context_private.h"
+#include "anyrank/loss.h"
 #include "ref/core/tensor_private.h"
-#include "ref/layers/layers_private.h"
-#include "ref/layers/loss_private.h"
 #include "ref/layers/module_private.h"
 #include "ref/layers/param_private.h"
 #include "support/rank_run.h"
@@ -54,7 +53,7 @@ static void expect_values(alone *a, const ar_tensor *t, const float *expected)
 static size_t targets_of(const ar_loss *loss, const ar_ctx *ctx, const ar_batch *batch)
 {
     size_t count = 0;
-    cr_assert_ok(ari_loss_targets(&count, loss, ctx, batch));
+    cr_assert_ok(ar_loss_targets(&count, loss, ctx, batch));
     return count;
 }
 
@@ -75,9 +74,9 @@ Test(own_layers, cross_entropy_is_the_mean_of_minus_log_softmax_of_the_labels)
     float value = 0.0f, d[ROWS * CLASSES];
     cr_assert_ok(ar_cross_entropy_create(&loss, a.ctx, "loss", CLASSES, AR_HELD_WHOLE));
     cr_expect_eq(targets_of(loss, a.ctx, &classified), 2u);
-    cr_assert_ok(ari_loss_forward(loss, a.ctx, a.saved, &y, &classified));
-    cr_assert_ok(ari_loss_backward(loss, a.ctx, a.saved, &dy, &classified));
-    cr_assert_ok(ari_loss_read_value(loss, a.ctx, &value, 2));
+    cr_assert_ok(ar_loss_forward(loss, a.ctx, a.saved, &y, &classified));
+    cr_assert_ok(ar_loss_backward(loss, a.ctx, a.saved, &dy, &classified));
+    cr_assert_ok(ar_loss_value(loss, a.ctx, &value, 2));
     cr_assert_ok(ar_ctx_download(a.ctx, d, &dy));
     double expected = 0.0;
     for (size_t r = 0; r < 2; r++) {
@@ -115,9 +114,9 @@ static ar_status shard_rank(ar_ctx *ctx, void *user)
     AR_TRY(ar_saved_create(&saved));
     AR_TRY(ar_cross_entropy_create(&loss, ctx, "loss", CLASSES, j->sharded ? AR_HELD_SHARD : AR_HELD_WHOLE));
     AR_TRY(rank_upload(ctx, &y, 2, shape, own));
-    AR_TRY(ari_loss_forward(loss, ctx, saved, &y, &classified));
-    AR_TRY(ari_loss_backward(loss, ctx, saved, &dy, &classified));
-    AR_TRY(ari_loss_read_value(loss, ctx, &value, 2));
+    AR_TRY(ar_loss_forward(loss, ctx, saved, &y, &classified));
+    AR_TRY(ar_loss_backward(loss, ctx, saved, &dy, &classified));
+    AR_TRY(ar_loss_value(loss, ctx, &value, 2));
     AR_TRY(ar_ctx_download(ctx, own, &dy));
     if (rank_of(ctx) == 0)
         j->loss = value;
@@ -159,14 +158,14 @@ Test(own_layers, labels_that_do_not_fit_are_named)
     ar_batch b = classified;
     cr_assert_ok(ar_cross_entropy_create(&loss, a.ctx, "loss", CLASSES, AR_HELD_WHOLE));
     b.labels = wrong;
-    cr_expect_refused(ari_loss_forward(loss, a.ctx, NULL, &y, &b), AR_ERR_DATA,
+    cr_expect_refused(ar_loss_forward(loss, a.ctx, NULL, &y, &b), AR_ERR_DATA,
                       "labels[2, 0] is 4, neither a class below 4 nor -100");
     b = classified;
     b.batch = 2;
-    cr_expect_eq(ari_loss_forward(loss, a.ctx, NULL, &y, &b), AR_ERR_SHAPE);
+    cr_expect_eq(ar_loss_forward(loss, a.ctx, NULL, &y, &b), AR_ERR_SHAPE);
     b.labels = NULL;
-    cr_expect_eq(ari_loss_forward(loss, a.ctx, NULL, &y, &b), AR_ERR_SHAPE);
-    cr_expect_eq(ari_loss_forward(loss, a.ctx, NULL, &thin, &classified), AR_ERR_SHAPE);
+    cr_expect_eq(ar_loss_forward(loss, a.ctx, NULL, &y, &b), AR_ERR_SHAPE);
+    cr_expect_eq(ar_loss_forward(loss, a.ctx, NULL, &thin, &classified), AR_ERR_SHAPE);
     ar_loss_destroy(loss);
     cr_expect_eq(ar_cross_entropy_create(&loss, a.ctx, "loss", 0, AR_HELD_WHOLE), AR_ERR_ARG);
     cr_expect_eq(ar_cross_entropy_create(&loss, a.ctx, "loss", 2, AR_HELD_UNKNOWN), AR_ERR_ARG);
@@ -183,13 +182,13 @@ Test(own_layers, squared_error_is_the_mean_over_elements)
     const ar_tensor y = tensor(&a, 2, shape, given);
     float value = 0.0f;
     cr_assert_ok(ar_squared_error_create(&loss, a.ctx, "loss"));
-    cr_assert_ok(ari_loss_forward(loss, a.ctx, a.saved, &y, &b));
-    cr_assert_ok(ari_loss_backward(loss, a.ctx, a.saved, &dy, &b));
-    cr_assert_ok(ari_loss_read_value(loss, a.ctx, &value, targets_of(loss, a.ctx, &b)));
+    cr_assert_ok(ar_loss_forward(loss, a.ctx, a.saved, &y, &b));
+    cr_assert_ok(ar_loss_backward(loss, a.ctx, a.saved, &dy, &b));
+    cr_assert_ok(ar_loss_value(loss, a.ctx, &value, targets_of(loss, a.ctx, &b)));
     cr_expect_eq(value, 5.25f);
     expect_values(&a, &dy, expected);
     const ar_batch other = {.batch = 2, .target = wanted, .target_width = 1};
-    cr_expect_eq(ari_loss_forward(loss, a.ctx, NULL, &y, &other), AR_ERR_SHAPE);
+    cr_expect_eq(ar_loss_forward(loss, a.ctx, NULL, &y, &other), AR_ERR_SHAPE);
 }
 
 /* A loss of a user's: the mean of all outputs. */
@@ -203,7 +202,7 @@ static ar_status mean_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *
 {
     (void)batch;
     AR_TRY(ar_saved_push(saved, self, 0, y));
-    return ari_loss_add_terms(loss, ctx, y);
+    return ar_loss_add(loss, ctx, y);
 }
 
 static ar_status mean_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy,
@@ -213,7 +212,7 @@ static ar_status mean_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved 
     (void)loss, (void)batch;
     AR_TRY(ar_saved_pop(saved, self, 0, &y));
     AR_TRY(ar_like(ctx, dy, &y));
-    return ari_ctx_device(ctx)->ops->fill(ari_ctx_device(ctx), ari_ctx_queue(ctx), dy, (float)(1.0 / t));
+    return ar_ctx_device(ctx)->ops->fill(ar_ctx_device(ctx), ar_ctx_queue(ctx), dy, (float)(1.0 / t));
 }
 
 Test(own_layers, a_loss_of_ones_own_adds_up_over_micro_batches)
@@ -234,10 +233,10 @@ Test(own_layers, a_loss_of_ones_own_adds_up_over_micro_batches)
     cr_assert_ok(ar_loss_create(&loss, a.ctx, "mean", &ops, width));
     cr_expect_eq(targets_of(loss, a.ctx, &micro[1]), 4u);
     for (size_t i = 0; i < 2; i++) {
-        cr_assert_ok(ari_loss_forward(loss, a.ctx, a.saved, &y[i], &micro[i]));
-        cr_assert_ok(ari_loss_backward(loss, a.ctx, a.saved, &dy, &micro[i]));
+        cr_assert_ok(ar_loss_forward(loss, a.ctx, a.saved, &y[i], &micro[i]));
+        cr_assert_ok(ar_loss_backward(loss, a.ctx, a.saved, &dy, &micro[i]));
     }
-    cr_assert_ok(ari_loss_read_value(loss, a.ctx, &value, 6));
+    cr_assert_ok(ar_loss_value(loss, a.ctx, &value, 6));
     cr_expect_eq(value, 4.0f);
     dy.shape[0] = 1;
     expect_values(&a, &dy, sixth);
@@ -417,7 +416,7 @@ Test(own_layers, a_module_without_what_it_needs_is_refused)
     cr_expect_eq(ar_module_init(&m, &half, "half", AR_HELD_WHOLE), AR_ERR_ARG);
     cr_expect_eq(ar_activation_create(&made, a.ctx, name, AR_ACT_RELU, AR_HELD_WHOLE), AR_ERR_ARG);
     cr_expect_eq(ar_activation_create(&made, a.ctx, "none", AR_ACT_NONE, AR_HELD_WHOLE), AR_ERR_ARG);
-    cr_expect_eq(ari_dropout_create(&made, a.ctx, "drop", 1, 4, AR_HELD_UNKNOWN), AR_ERR_ARG);
+    cr_expect_eq(ar_dropout_create(&made, a.ctx, "drop", 1, 4, AR_HELD_UNKNOWN), AR_ERR_ARG);
     cr_expect_null(made);
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Packed weights are kept from step to step. Weights set from outside between two steps must reach the second one,
  * forward and backward, and so must those of a tied parameter. */
+#include "anyrank/param.h"
 #include "ref/context/context_private.h"
 #include "ref/layers/batch_private.h"
 #include "ref/layers/module_private.h"
-#include "ref/layers/param_private.h"
 #include "ref/models/model_private.h"
 #include "support/match.h"
 #include "tests/support/test.h"
@@ -29,7 +29,7 @@ static ar_status write_values(ar_model *m, ar_ctx *ctx, const stale_job *j)
         const uint64_t version = p[i]->version;
         const size_t count = ari_volume(p[i]->layout.shape, p[i]->layout.ndim); /* a rank may have a part of it */
         if (!j->only || strcmp(p[i]->name, j->only) == 0)
-            AR_TRY(ari_param_set(p[i], ctx, match_weights_find(j->after, p[i]->name, count)));
+            AR_TRY(ar_param_set(p[i], ctx, match_weights_find(j->after, p[i]->name, count)));
         if (j->behind_its_back)
             p[i]->version = version;
         AR_TRY(ari_tap(ctx, p[i]->name, 'i', &p[i]->value, &p[i]->layout));
@@ -45,7 +45,7 @@ static ar_status two_steps(ar_ctx *ctx, ar_ctx *quiet, stale_job *j, ar_model *m
     AR_TRY(ari_model_backward(m, quiet, saved, &j->c->batch));
     AR_TRY(ari_model_zero_grad(m, quiet));
     ari_saved_clear(saved);
-    ari_ctx_end_step(quiet);
+    ar_ctx_end_step(quiet);
     if (j->behind_its_back || j->only)
         AR_TRY(write_values(m, ctx, j));
     else
@@ -59,7 +59,7 @@ static ar_status two_steps(ar_ctx *ctx, ar_ctx *quiet, stale_job *j, ar_model *m
 static ar_status stale_rank(ar_ctx *ctx, void *user)
 {
     stale_job *j = user;
-    const ar_ctx_options o = {.device = ari_ctx_device(ctx), .tp = ari_ctx_tp(ctx)};
+    const ar_ctx_options o = {.device = ar_ctx_device(ctx), .tp = ar_ctx_tp(ctx)};
     OWNED(ar_ctx_destroy) ar_ctx *quiet = NULL;
     OWNED(ar_model_destroy) ar_model *m = NULL;
     OWNED(ar_saved_destroy) ar_saved *saved = NULL;

@@ -3,9 +3,9 @@
  * device's memory. tests/mpi/mpi_test.py starts it. Exit status 0: all were right; 77: there is no MPI in this build.
  *
  *     mpirun -n 4 collectives [large]    large: one message of more than 2^31 bytes instead */
+#include "anyrank/comm.h"
 #include "gpu/cluster/process/process_private.h"
 #include "gpu/device_private.h"
-#include "ref/comm/comm_private.h"
 #include "ref/core/queue_private.h"
 #include "tests/sim/batch.h"
 
@@ -28,7 +28,7 @@ typedef struct lane {
 
 static void lane_begin(lane *l, ar_comm *c, int key, uint64_t seed)
 {
-    REQUIRE(ari_comm_split(&l->c, c, 0, key));
+    REQUIRE(ar_comm_split(&l->c, c, 0, key));
     REQUIRE(ar_queue_create(&l->q, AR_QUEUE_THREAD, "lane"));
     for (int i = 0; i < ROUNDS; i++) {
         draw_case(&l->k[i], &seed, ar_comm_size(c), ELEMENTS);
@@ -38,13 +38,13 @@ static void lane_begin(lane *l, ar_comm *c, int key, uint64_t seed)
 
 static void lane_end(lane *l)
 {
-    REQUIRE(ari_queue_sync(l->q, 0));
+    REQUIRE(ar_queue_sync(l->q, 0));
     for (int i = 0; i < ROUNDS; i++) {
         REQUIRE(expect_right(&l->k[i], ar_comm_rank(l->c)));
         case_fini(&l->k[i]);
     }
     ar_queue_destroy(l->q);
-    ari_comm_destroy(l->c);
+    ar_comm_destroy(l->c);
 }
 
 /* Each on a thread of its own, begun in another order on each rank. */
@@ -70,9 +70,9 @@ static ar_status split_and_call(void *arg, ar_queue *on)
     const lane *l = arg;
     for (int i = 0; i < ROUNDS; i++) {
         ar_comm *part = NULL;
-        AR_TRY(ari_comm_split(&part, l->c, 1, 0));
+        AR_TRY(ar_comm_split(&part, l->c, 1, 0));
         const ar_status st = case_call(&l->k[i], part, on, "part");
-        ari_comm_destroy(part);
+        ar_comm_destroy(part);
         AR_TRY(st);
     }
     return AR_OK;
@@ -101,7 +101,7 @@ static ar_queue *queue_on(ar_device *d, ar_queue_kind kind)
 /* d: where the data lie; NULL: on the host. */
 static void all_kinds(ar_process *p, ar_device *d)
 {
-    OWNED(ari_comm_destroy) ar_comm *c = NULL;
+    OWNED(ar_comm_destroy) ar_comm *c = NULL;
     OWNED(ar_queue_destroy) ar_queue *q = queue_on(d, AR_QUEUE_INLINE), *thread = queue_on(d, AR_QUEUE_THREAD);
     REQUIRE(ar_process_comm(&c, p, d));
     REQUIRE(check_groups(c, STRAIGHT, d, q, thread));
@@ -172,7 +172,7 @@ static int large(ar_process *p)
     for (size_t i = 0; i < count; i++)
         wrong += bytes[i] != (unsigned char)(i % 13 * (size_t)ari_process_size(p));
     ar_queue_destroy(q);
-    ari_comm_destroy(c);
+    ar_comm_destroy(c);
     free(bytes);
     if (wrong)
         fprintf(stderr, "rank %d: %d wrong bytes of %zu\n", r, wrong, count);

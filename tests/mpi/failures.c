@@ -12,10 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "anyrank/queue.h"
 #include "gpu/cluster/process/process_private.h"
 #include "ref/comm/comm_private.h"
 #include "ref/core/clock.h"
-#include "ref/core/queue_private.h"
 #include "tests/support/scoped.h"
 
 enum { RANKS = 4, TEXT = 16384 };
@@ -73,7 +73,7 @@ static ar_status other_share(world *w)
 static ar_status other_batch(world *w)
 {
     const ar_p2p send = {1, true, {a}, 5}, receive = {0, false, {b}, 4};
-    return ari_comm_exchange(w->c, w->q, w->r == 0 ? &send : &receive, w->r < 2, AR_F32, "step");
+    return ar_comm_exchange(w->c, w->q, w->r == 0 ? &send : &receive, w->r < 2, AR_F32, "step");
 }
 
 static ar_status other_message(world *w)
@@ -95,9 +95,9 @@ static ar_status late(world *w)
  * up, by messages of the test's own. */
 static ar_status late_in_group(world *w)
 {
-    OWNED(ari_comm_destroy) ar_comm *group = NULL;
+    OWNED(ar_comm_destroy) ar_comm *group = NULL;
     char over = 0;
-    ar_status st = ari_comm_split(&group, w->c, w->r % 2, 0);
+    ar_status st = ar_comm_split(&group, w->c, w->r % 2, 0);
     if (w->r == 1) {
         if (st == AR_OK)
             st = ar_comm_all_reduce(group, w->q, out, in, 8, AR_F32, AR_SUM, "in a group");
@@ -116,14 +116,14 @@ static ar_status late_in_group(world *w)
 static ar_status crossed(world *w)
 {
     ar_comm *half = NULL, *other = NULL;
-    ar_status st = ari_comm_split(&half, w->c, w->r / 2, 0);
+    ar_status st = ar_comm_split(&half, w->c, w->r / 2, 0);
     if (st == AR_OK)
-        st = ari_comm_split(&other, w->c, w->r % 2, 0);
+        st = ar_comm_split(&other, w->c, w->r % 2, 0);
     ar_comm *first = w->r == 0 || w->r == 3 ? half : other;
     if (st == AR_OK)
         st = ar_comm_all_reduce(first, w->q, out, in, 8, AR_F32, AR_SUM, "crossed");
-    ari_comm_destroy(half);
-    ari_comm_destroy(other);
+    ar_comm_destroy(half);
+    ar_comm_destroy(other);
     return st;
 }
 
@@ -212,7 +212,7 @@ static ar_status on_thread(world *w)
     if (w->r == 1)
         need(ar_queue_host(q, drop_lane, NULL), "a task");
     const ar_status st = ar_comm_all_reduce(w->c, q, out, in, 8, AR_F32, AR_SUM, "on a thread");
-    const ar_status ended = ari_queue_sync(q, 0);
+    const ar_status ended = ar_queue_sync(q, 0);
     return st == AR_OK ? ended : st;
 }
 
@@ -310,7 +310,7 @@ static void world_begin(world *w, double timeout_s)
 static void world_end(world *w)
 {
     ar_queue_destroy(w->q);
-    ari_comm_destroy(w->c);
+    ar_comm_destroy(w->c);
     ar_process_destroy(w->p);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sums of fp32 terms over ranks, and what a redistribution refuses. */
+#include "anyrank/context.h"
 #include "anyrank/redistribute.h"
-#include "ref/context/context_private.h"
 #include "ref/placement/placement_private.h"
 #include "support/rank_run.h"
 #include "support/together.h"
@@ -30,11 +30,11 @@ typedef struct sum_job {
 static ar_status add_up(ar_ctx *ctx, void *user)
 {
     sum_job *j = user;
-    const int rank = ar_comm_rank(ari_ctx_tp(ctx));
+    const int rank = ar_comm_rank(ar_ctx_tp(ctx));
     ar_redistribution r = {.ndim = 1, .shape = {WIDTH}};
     SCOPED(ar_mesh_groups_fini) ar_mesh_groups g = {0};
     ar_tensor x, y;
-    AR_TRY(ar_mesh_groups_init(&g, &j->mesh, ari_ctx_tp(ctx)));
+    AR_TRY(ar_mesh_groups_init(&g, &j->mesh, ar_ctx_tp(ctx)));
     AR_TRY(ar_placements_parse(r.from, j->mesh.ndim, j->from));
     AR_TRY(ar_placements_parse(r.to, j->mesh.ndim, j->to));
     AR_TRY(rank_upload(ctx, &x, 1, r.shape, terms[(rank + j->shift) % TERMS]));
@@ -88,11 +88,11 @@ typedef struct refused {
 static ar_status try_it(ar_ctx *ctx, void *user)
 {
     const refused *c = user;
-    const ar_mesh mesh = {1, {{"tp", ar_comm_size(ari_ctx_tp(ctx))}}};
+    const ar_mesh mesh = {1, {{"tp", ar_comm_size(ar_ctx_tp(ctx))}}};
     ar_redistribution r = {.ndim = 1, .shape = {c->length}};
     SCOPED(ar_mesh_groups_fini) ar_mesh_groups g = {0};
     ar_tensor x, y;
-    AR_TRY(ar_mesh_groups_init(&g, &mesh, ari_ctx_tp(ctx)));
+    AR_TRY(ar_mesh_groups_init(&g, &mesh, ar_ctx_tp(ctx)));
     AR_TRY(ar_placements_parse(r.from, 1, c->from));
     AR_TRY(ar_placements_parse(r.to, 1, c->to));
     AR_TRY(ar_ctx_tensor(ctx, &x, c->dtype, 1, (const size_t[]){4}));
@@ -138,7 +138,7 @@ static ar_status other_mesh(ar_ctx *ctx, void *user)
 {
     const ar_mesh *both = user;
     SCOPED(ar_mesh_groups_fini) ar_mesh_groups g;
-    return ar_mesh_groups_init(&g, &both[ar_comm_rank(ari_ctx_tp(ctx)) == 2], ari_ctx_tp(ctx));
+    return ar_mesh_groups_init(&g, &both[ar_comm_rank(ar_ctx_tp(ctx)) == 2], ar_ctx_tp(ctx));
 }
 
 CLAIM(ranks_with_different_meshes_get_an_error)
@@ -159,7 +159,7 @@ static ar_status other_target(ar_ctx *ctx, void *user)
 {
     (void)user;
     refused c = {.dtype = AR_F32, .from = "P(sum)", .to = "R", .length = 4};
-    c.to = ar_comm_rank(ari_ctx_tp(ctx)) == 1 ? "S(0)" : c.to;
+    c.to = ar_comm_rank(ar_ctx_tp(ctx)) == 1 ? "S(0)" : c.to;
     return try_it(ctx, &c);
 }
 

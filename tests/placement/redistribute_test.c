@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Redistribution against its definition: whatever the placements, the whole tensor is the same before and after, forward
  * and backward, and <A x, y> = <x, A^T y>. Values are small integers, so that every sum is exact in every dtype. */
+#include "anyrank/context.h"
 #include "anyrank/redistribute.h"
 
-#include "ref/context/context_private.h"
 #include "ref/placement/placement_private.h"
-#include "ref/placement/redistribute_private.h"
 #include "support/rank_run.h"
 #include "support/together.h"
 #include "tests/placement/plain_placement.h"
@@ -80,7 +79,7 @@ static ar_status move_placed(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y,
     ar_placed p = {.local = *x, .groups = g};
     memcpy(p.shape, r->shape, sizeof p.shape);
     memcpy(p.at, r->from, sizeof p.at);
-    AR_TRY(ari_placed_redistribute(ctx, &p, &p, r->to, "moved"));
+    AR_TRY(ar_placed_redistribute(ctx, &p, &p, r->to, "moved"));
     *y = p.local;
     return memcmp(p.at, r->to, (size_t)g->mesh.ndim * sizeof *p.at) == 0
                ? AR_OK
@@ -89,7 +88,7 @@ static ar_status move_placed(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y,
 
 static ar_status pass(ar_ctx *ctx, const ar_mesh_groups *g, move_case *c, const ar_redistribution *r, int back)
 {
-    const int rank = ar_comm_rank(ari_ctx_tp(ctx));
+    const int rank = ar_comm_rank(ar_ctx_tp(ctx));
     long whole[PLAIN_MOST], part[PLAIN_MOST] = {0};
     uint64_t raw[PLAIN_MOST];
     size_t extent[AR_MAX_DIMS], before, after, peak;
@@ -99,9 +98,9 @@ static ar_status pass(ar_ctx *ctx, const ar_mesh_groups *g, move_case *c, const 
     AR_TRY(ar_placements_region(NULL, extent, &g->mesh, g->at, r->from, r->ndim, r->shape, true));
     AR_TRY(ar_ctx_tensor(ctx, &x, c->dtype, r->ndim, extent));
     AR_TRY(ar_ctx_upload(ctx, &x, raw));
-    ari_ctx_memory(ctx, &before, &peak);
+    ar_ctx_memory(ctx, &before, &peak);
     AR_TRY(back ? move_placed(ctx, g, &y, &x, r) : ar_redistribute(ctx, g, &y, &x, r, "moved"));
-    ari_ctx_memory(ctx, &after, &peak);
+    ar_ctx_memory(ctx, &after, &peak);
     if (after != before + ar_tensor_count(&y) * ar_dtype_bytes(y.dtype))
         return ar_error_set(AR_ERR_INTERNAL, "%zu bytes became %zu: x stays, and y alone comes", before, after);
     AR_TRY(ar_placements_region(NULL, extent, &g->mesh, g->at, r->to, r->ndim, r->shape, true));
@@ -123,9 +122,9 @@ static bool linear(const move_case *c)
 static ar_status all_cases(ar_ctx *ctx, void *user)
 {
     const move_list *list = user;
-    const int rank = ar_comm_rank(ari_ctx_tp(ctx));
+    const int rank = ar_comm_rank(ar_ctx_tp(ctx));
     SCOPED(ar_mesh_groups_fini) ar_mesh_groups g;
-    ar_status st = ar_mesh_groups_init(&g, &list->item[0].mesh, ari_ctx_tp(ctx));
+    ar_status st = ar_mesh_groups_init(&g, &list->item[0].mesh, ar_ctx_tp(ctx));
     for (size_t i = 0; i < list->n && st == AR_OK; i++) {
         move_case *c = &list->item[i];
         ar_redistribution back;
@@ -136,7 +135,7 @@ static ar_status all_cases(ar_ctx *ctx, void *user)
             st = ar_redistribution_backward(&back, &g.mesh, &c->r);
         if (st == AR_OK && linear(c))
             st = pass(ctx, &g, c, &back, 1);
-        ari_ctx_end_step(ctx);
+        ar_ctx_end_step(ctx);
     }
     return st;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Experts that ranks share out: who holds what, what moves over which link, and which layouts a search looks at. */
 #include "anyrank/config.h"
+#include "anyrank/queue.h"
 #include "ref/core/lane.h"
-#include "ref/core/queue_private.h"
 #include "support/together.h"
 #include "tests/planner/shapes.h"
 #include "verify/plan/cost.h"
@@ -191,7 +191,7 @@ static ar_status exchange_rows(ar_comm *c, void *arg)
         counts[i] = EACH;
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "rows"));
     AR_TRY(ar_comm_all_to_all(c, q, (ar_buf){got}, (ar_cbuf){sent}, counts, counts, AR_F32, "rows"));
-    AR_TRY(ari_queue_sync(q, 0));
+    AR_TRY(ar_queue_sync(q, 0));
     if (ar_comm_rank(c) == 0)
         *(uint64_t *)arg = ari_lane_self()->virtual_ns;
     return AR_OK;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A few steps of what tests/extended/trajectories.c does for many: the weights of the baseline, however the run is
  * split, also where it was interrupted. */
+#include "anyrank/train.h"
 #include "ref/train/optimizer_private.h"
-#include "ref/train/train_private.h"
 #include "support/small.h"
 #include "support/trajectory.h"
 #include "tests/support/temporary.h"
@@ -80,7 +80,7 @@ Test(trajectory, the_learning_rate_counts_updates_not_steps_left_out)
     o.run.optimizer.lr = 3.0;
     o.run.optimizer.warmup_steps = 6;
     o.scale_loss = true;
-    o.scaling = ari_loss_scaling_defaults(true);
+    o.scaling = ar_loss_scaling_defaults(true);
     o.scaling.scale = 0x1p126;
     o.scaling.backoff = 0x1p-8;
     o.listener.step = on_step;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "anyrank/comm.h"
 #include "anyrank/device.h"
-#include "ref/comm/comm_private.h"
-#include "ref/core/queue_private.h"
+#include "anyrank/queue.h"
 #include "tests/sim/plain.h"
 #include "tests/support/scoped.h"
 
@@ -104,7 +104,7 @@ static inline ar_status run_batch(ar_comm *c, void *arg)
     for (size_t i = 0; i < b->n && st == AR_OK; i++)
         st = case_call(&b->k[i], c, q, "case");
     if (st == AR_OK)
-        st = ari_queue_sync(q, 0);
+        st = ar_queue_sync(q, 0);
     ar_comm_counted(c, &m->read, &m->written);
     return st;
 }
@@ -196,7 +196,7 @@ static inline ar_status check_case(const coll_case *k, ar_comm *c, way_of_moving
     if (st == AR_OK)
         st = case_call(&p.k, c, q, k->special ? NULL : case_names[k->kind]);
     if (st == AR_OK)
-        st = ari_queue_sync(q, 0);
+        st = ar_queue_sync(q, 0);
     if (st == AR_OK)
         st = fetch(&p, k, r, d, own);
     take_away(&p, d, own);
@@ -240,13 +240,13 @@ static inline ar_status check_groups(ar_comm *world, way_of_moving how, ar_devic
     const int r = ar_comm_rank(world), n = ar_comm_size(world);
     ar_comm *comm[4] = {NULL};
     char why[4096];
-    ar_status st = ari_comm_split(&comm[0], world, r % 2, -r);
+    ar_status st = ar_comm_split(&comm[0], world, r % 2, -r);
     if (st == AR_OK)
-        st = ari_comm_split(&comm[1], comm[0], 0, r);
+        st = ar_comm_split(&comm[1], comm[0], 0, r);
     if (st == AR_OK)
-        st = ari_comm_split(&comm[2], world, r == n / 2 ? -1 : 7, 0);
+        st = ar_comm_split(&comm[2], world, r == n / 2 ? -1 : 7, 0);
     if (st == AR_OK)
-        st = ari_comm_split(&comm[3], comm[0], r, 0);
+        st = ar_comm_split(&comm[3], comm[0], r, 0);
     if (st == AR_OK && (ar_comm_size(comm[0]) != (n + 1 - r % 2) / 2 || ar_comm_rank(comm[0]) != (n - 1 - r) / 2 ||
                         ar_comm_rank(comm[1]) != r / 2 || (comm[2] == NULL) != (r == n / 2)))
         st = ar_error_set(AR_ERR_INTERNAL, "split in another way");
@@ -256,9 +256,9 @@ static inline ar_status check_groups(ar_comm *world, way_of_moving how, ar_devic
             st = check_seed((uint64_t)i, c, how, d, own, i % 3 == 0 ? q : own);
     }
     if (st == AR_OK)
-        st = ari_comm_exchange(world, own, NULL, 0, AR_F32, "nothing to exchange");
+        st = ar_comm_exchange(world, own, NULL, 0, AR_F32, "nothing to exchange");
     snprintf(why, sizeof why, "%s", ar_error_message());
     for (int i = 3; i >= 0; i--)
-        ari_comm_destroy(comm[i]);
+        ar_comm_destroy(comm[i]);
     return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
+#include "anyrank/queue.h"
 #include "ref/comm/comm_private.h"
-#include "ref/core/queue_private.h"
 #include "tests/sim/fail_run.h"
 
 /* Sends and recvs are an affair of two ranks: the k-th send meets the k-th recv, nobody else is asked, and a peer that
@@ -65,9 +65,9 @@ static ar_status ring_of_sends(ar_comm *c, ar_queue *out, fail_run *run, int r)
             st = ar_comm_recv(c, in, (ar_buf){&got[i]}, 1, AR_I64, left, "left");
     }
     if (st == AR_OK)
-        st = ari_queue_sync(in, 0);
+        st = ar_queue_sync(in, 0);
     if (st == AR_OK)
-        st = ari_queue_sync(out, 0);
+        st = ar_queue_sync(out, 0);
     for (int i = 0; i < ROUNDS && st == AR_OK; i++) {
         if (got[i] != 1000 * left + i)
             st = ar_error_set(AR_ERR_DATA, "message %d: %lld", i, (long long)got[i]);
@@ -104,7 +104,7 @@ BODY(out_of_order)
     AR_TRY(ar_queue_create(&first, AR_QUEUE_THREAD, "first"));
     AR_TRY(ar_comm_send(c, first, (ar_cbuf){&x}, 1, AR_I64, 1, "first"));
     AR_TRY(send_one(c, q, 5, 2));
-    return ari_queue_sync(first, 0);
+    return ar_queue_sync(first, 0);
 }
 
 Test(channels, sends_to_different_peers_wait_on_different_queues)
@@ -129,7 +129,7 @@ BODY(beside_collectives)
     if (st == AR_OK && r == 2)
         st = expect_one(c, q, 9, 0);
     if (st == AR_OK)
-        st = ari_queue_sync(aside, 0);
+        st = ar_queue_sync(aside, 0);
     return st == AR_OK && sum != 3 ? ar_error_set(AR_ERR_DATA, "sum %lld", (long long)sum) : st;
 }
 
@@ -146,9 +146,9 @@ Test(channels, a_message_that_waits_does_not_hold_up_collectives)
 BODY(rows_and_columns)
 {
     ar_comm *g[3] = {c, NULL, NULL};
-    ar_status st = ari_comm_split(&g[1], c, r / 4, -r); /* falling ranks */
+    ar_status st = ar_comm_split(&g[1], c, r / 4, -r); /* falling ranks */
     if (st == AR_OK)
-        st = ari_comm_split(&g[2], c, r % 4, r);
+        st = ar_comm_split(&g[2], c, r % 4, r);
     for (int i = 0; i < 3 && st == AR_OK; i++) {
         const int rank = ar_comm_rank(g[i]), last = ar_comm_size(g[i]) - 1;
         const int other = rank == 0 ? last : 0;
@@ -159,8 +159,8 @@ BODY(rows_and_columns)
             st = expect_one(g[i], q, 100 * i + from, other);
         }
     }
-    ari_comm_destroy(g[1]);
-    ari_comm_destroy(g[2]);
+    ar_comm_destroy(g[1]);
+    ar_comm_destroy(g[2]);
     return st;
 }
 
@@ -182,13 +182,13 @@ BODY(join_row)
     ar_status st = place == 0 ? send_one(g, q, r, 3) : place == 3 ? expect_one(g, q, r - 3, 0) : AR_OK;
     if (st == AR_OK && (none || ar_comm_rank(g) != place || ar_comm_size(g) != 4))
         st = ar_error_set(AR_ERR_DATA, "number %d of %d", ar_comm_rank(g), ar_comm_size(g));
-    ari_comm_destroy(g);
+    ar_comm_destroy(g);
     if (st != AR_OK || run->variant == 0)
         return st;
     st = ari_comm_join(&g, c, r / 4, wrong == 1 ? 8 : place, wrong == 2 ? 5 : 4);
     if (st == AR_ERR_MISMATCH && g)
         st = ar_error_set(AR_ERR_DATA, "a group that is refused is given");
-    ari_comm_destroy(g);
+    ar_comm_destroy(g);
     return st;
 }
 
@@ -224,9 +224,9 @@ static const absence absences[ABSENCES] = {
 BODY(absent_peer)
 {
     float x[5] = {0};
-    OWNED(ari_comm_destroy) ar_comm *g = NULL;
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
     const int v = run->variant;
-    AR_TRY(ari_comm_split(&g, c, 0, r));
+    AR_TRY(ar_comm_split(&g, c, 0, r));
     ar_status st = AR_OK;
     if (v == DROPPED && (r == 1 || r == 3))
         st = r == 1 ? send_one(g, q, 1, 3) : expect_one(g, q, 1, 1);
@@ -234,7 +234,7 @@ BODY(absent_peer)
         st = ar_comm_send(v == RETURNED ? c : g, q, (ar_cbuf){x}, 5, AR_F32, 3, "x");
     const bool drops = v == DROPPED || v == DROPPED_UNUSED;
     if (st == AR_OK && r == 3 && drops) {
-        ari_comm_destroy(g);
+        ar_comm_destroy(g);
         g = NULL;
     }
     if (st == AR_OK && r != 1 && (drops || v == COLLECTIVE))

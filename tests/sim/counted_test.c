@@ -189,11 +189,11 @@ static ar_status reduce_in_group(ar_comm *c, void *arg)
 {
     split_bytes *b = arg;
     const int r = ar_comm_rank(c);
-    OWNED(ari_comm_destroy) ar_comm *g = NULL;
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
     OWNED(ar_queue_destroy) ar_queue *q = NULL;
     float x[6] = {0};
     AR_TRY(ar_queue_create(&q, AR_QUEUE_INLINE, "test"));
-    ar_status st = ari_comm_split(&g, c, r % 2, r);
+    ar_status st = ar_comm_split(&g, c, r % 2, r);
     if (st == AR_OK)
         st = ar_comm_all_reduce(g, q, (ar_buf){x}, (ar_cbuf){x}, 6, AR_F32, AR_SUM, "group");
     if (st == AR_OK) {

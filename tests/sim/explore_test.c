@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <sched.h>
 
+#include "anyrank/comm.h"
+#include "anyrank/queue.h"
 #include "anyrank/sim.h"
-#include "ref/comm/comm_private.h"
 #include "ref/core/clock.h"
-#include "ref/core/queue_private.h"
 #include "tests/support/test.h"
 
 /* Schedules by seed: what differs between seeds, and what does not between runs of one. explore_main.c has what is
@@ -24,7 +24,7 @@ static ar_status arrive(ar_comm *c, void *arg)
     AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
     a->rank[a->n++] = ar_comm_rank(c);
     AR_TRY(ar_comm_barrier(c, q, ""));
-    return ari_queue_sync(q, 0);
+    return ar_queue_sync(q, 0);
 }
 
 Test(explore, seeds_differ_in_their_orders_and_a_seed_does_not)
@@ -142,17 +142,17 @@ static ar_status cross_two_groups(ar_comm *c, void *arg)
     const bool polls = arg && *(const bool *)arg;
     const int r = ar_comm_rank(c);
     bool done = false;
-    OWNED(ari_comm_destroy) ar_comm *other = NULL;
+    OWNED(ar_comm_destroy) ar_comm *other = NULL;
     OWNED(ar_queue_destroy) ar_queue *q = NULL;
     OWNED(ar_event_destroy) ar_event *e = NULL;
-    AR_TRY(ari_comm_split(&other, c, 0, r));
+    AR_TRY(ar_comm_split(&other, c, 0, r));
     AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
     AR_TRY(ar_event_create(&e));
     AR_TRY(ar_comm_barrier(r == 0 ? c : other, q, r == 0 ? "tp" : "dp"));
     AR_TRY(ar_event_record(e, q));
     while (polls && !done)
-        AR_TRY(ari_event_test(e, &done));
-    return ari_queue_sync(q, 0);
+        AR_TRY(ar_event_test(e, &done));
+    return ar_queue_sync(q, 0);
 }
 
 Test(explore, a_world_that_stalls_ends_at_once_with_the_report_of_a_world_that_waited)
@@ -186,7 +186,7 @@ Test(explore, a_rank_that_polls_still_hears_of_a_timeout)
 
 static ar_status sync_other(void *arg)
 {
-    return ari_queue_sync(arg, 0);
+    return ar_queue_sync(arg, 0);
 }
 
 /* Each of two queues has a task that waits for all of the other's: without end, if both were enqueued before. */
@@ -202,15 +202,15 @@ static ar_status wait_in_circles(ar_comm *c, void *arg)
     if (st == AR_OK)
         st = ar_queue_host(b, sync_other, a);
     if (st == AR_OK)
-        st = ari_queue_sync(a, 0);
+        st = ar_queue_sync(a, 0);
     if (st == AR_OK)
-        st = ari_queue_sync(b, 0);
+        st = ar_queue_sync(b, 0);
     const ar_status first = st;
     char message[256];
     snprintf(message, sizeof message, "%s", ar_error_message());
     if (a && b) { /* neither may be destroyed while the other's task looks at it */
-        st = ari_queue_sync(a, 0);
-        st = ari_queue_sync(b, 0);
+        st = ar_queue_sync(a, 0);
+        st = ar_queue_sync(b, 0);
     }
     ar_queue_destroy(a);
     ar_queue_destroy(b);
@@ -279,7 +279,7 @@ Test(explore, a_queue_that_a_rank_left_behind_works_on_without_the_world)
     cr_assert_ok(ar_sim_run(2, &o, leave_queue_behind, q, NULL));
     for (int r = 0; r < 2; r++) {
         cr_assert_ok(ar_queue_host(q[r], count_up, &ran));
-        cr_assert_ok(ari_queue_sync(q[r], 0));
+        cr_assert_ok(ar_queue_sync(q[r], 0));
         ar_queue_destroy(q[r]);
     }
     cr_assert_eq(ran, 2);
@@ -290,7 +290,7 @@ static ar_status use_foreign_queue(ar_comm *c, void *arg)
     (void)c;
     int ran = 0;
     AR_TRY(ar_queue_host(arg, count_up, &ran));
-    AR_TRY(ari_queue_sync(arg, 0));
+    AR_TRY(ar_queue_sync(arg, 0));
     return ran == 1 ? AR_OK : AR_ERR_DATA;
 }
 

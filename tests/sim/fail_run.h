@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "anyrank/queue.h"
 #include "ref/core/clock.h"
-#include "ref/core/queue_private.h"
 #include "tests/sim/batch.h"
 #include "tests/support/test.h"
 
@@ -33,7 +33,7 @@ static inline ar_status fail_rank_main(ar_comm *c, void *arg)
     AR_TRY(ar_queue_create(&q, run->queue, "test"));
     ar_status st = run->body(c, q, run, r);
     if (st == AR_OK)
-        st = ari_queue_sync(q, 0);
+        st = ar_queue_sync(q, 0);
     run->st[r] = st;
     snprintf(run->message[r], sizeof run->message[r], "%s", st == AR_OK ? "" : ar_error_message());
     return st;
@@ -58,7 +58,7 @@ BODY(healthy)
 {
     int32_t x = r + 1;
     AR_TRY(ar_comm_all_reduce(c, q, (ar_buf){&x}, (ar_cbuf){&x}, 1, AR_I32, AR_SUM, "healthy"));
-    AR_TRY(ari_queue_sync(q, 0));
+    AR_TRY(ar_queue_sync(q, 0));
     const int n = ar_comm_size(c);
     return x == n * (n + 1) / 2 ? AR_OK : ar_error_set(AR_ERR_DATA, "sum %d", x);
 }

@@ -5,8 +5,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "anyrank/queue.h"
 #include "ref/comm/comm_private.h"
-#include "ref/core/queue_private.h"
 #include "tests/sim/fail_run.h"
 
 /* Whatever one rank does wrong, every rank hears of it, nobody hangs, and the report says who was where. What each way to
@@ -45,9 +45,9 @@ Test(failure, a_disagreement_is_found_before_any_data_moves)
 
 BODY(disagree_in_group)
 {
-    OWNED(ari_comm_destroy) ar_comm *g = NULL;
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
     float x[8] = {0};
-    AR_TRY(ari_comm_split(&g, c, r / 4, r));
+    AR_TRY(ar_comm_split(&g, c, r / 4, r));
     AR_TRY(ar_comm_all_reduce(g, q, (ar_buf){x}, (ar_cbuf){x}, r == 6 ? 7 : 8, AR_F32, AR_SUM, "x"));
     return ar_comm_barrier(c, q, "end");
 }
@@ -91,8 +91,8 @@ Test(failure, a_rank_that_returns_while_others_wait_ends_the_world_at_once)
 
 BODY(return_at_different_times)
 {
-    OWNED(ari_comm_destroy) ar_comm *g = NULL;
-    AR_TRY(ari_comm_split(&g, c, r == 0 ? -1 : 0, r));
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
+    AR_TRY(ar_comm_split(&g, c, r == 0 ? -1 : 0, r));
     ar_status st = AR_OK;
     for (int i = 0; g && i < 100 && st == AR_OK; i++)
         st = ar_comm_barrier(g, q, "without rank 0");
@@ -108,13 +108,13 @@ Test(failure, returning_early_while_nobody_waits_is_fine)
 BODY(fail_and_leave_group)
 {
     ar_comm *g = NULL;
-    AR_TRY(ari_comm_split(&g, c, 0, r));
+    AR_TRY(ar_comm_split(&g, c, 0, r));
     if (r != 1) {
         const ar_status st = ar_comm_barrier(g, q, "group");
-        ari_comm_destroy(g);
+        ar_comm_destroy(g);
         return st;
     }
-    ari_comm_destroy(g);
+    ar_comm_destroy(g);
     const uint64_t start = ari_now_ns(); /* the rest of its way out takes a while, in which the others look for it */
     while (ari_now_ns() - start < 50 * MS)
         sched_yield();
@@ -131,8 +131,8 @@ Test(failure, a_rank_that_leaves_its_groups_on_the_way_out_tells_its_own_error)
 BODY(wait_after_different_collectives)
 {
     int32_t x = 0;
-    OWNED(ari_comm_destroy) ar_comm *own = NULL;
-    AR_TRY(ari_comm_split(&own, c, r, 0));
+    OWNED(ar_comm_destroy) ar_comm *own = NULL;
+    AR_TRY(ar_comm_split(&own, c, r, 0));
     AR_TRY(ar_comm_barrier(own, q, r == 2 ? "embed" : "head"));
     return r == 3 ? ar_comm_recv(c, q, (ar_buf){&x}, 1, AR_I32, 0, "never sent") : ar_comm_barrier(c, q, "end");
 }
@@ -150,15 +150,15 @@ Test(failure, ranks_that_wait_in_one_place_share_a_line_only_where_they_finished
 
 BODY(two_queues_two_groups)
 {
-    OWNED(ari_comm_destroy) ar_comm *g = NULL;
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
     OWNED(ar_queue_destroy) ar_queue *other = NULL;
-    AR_TRY(ari_comm_split(&g, c, 0, r));
+    AR_TRY(ar_comm_split(&g, c, 0, r));
     AR_TRY(ar_queue_create(&other, AR_QUEUE_THREAD, "other"));
     /* Opposite orders of enqueuing are no deadlock: each queue is in order by itself. */
     for (int i = 0; i < 100; i++)
         AR_TRY(i % 2 == r % 2 ? ar_comm_barrier(c, q, "world") : ar_comm_barrier(g, other, "group"));
-    AR_TRY(ari_queue_sync(other, 0));
-    return ari_queue_sync(q, 0);
+    AR_TRY(ar_queue_sync(other, 0));
+    return ar_queue_sync(q, 0);
 }
 
 Test(failure, two_groups_on_two_queues_may_be_entered_in_any_order)
@@ -177,7 +177,7 @@ BODY(many_in_flight)
     ar_queue *own[IN_FLIGHT] = {NULL};
     ar_status st = AR_OK;
     for (int i = 0; i < IN_FLIGHT && st == AR_OK; i++) {
-        st = ari_comm_split(&g[i], c, 0, r);
+        st = ar_comm_split(&g[i], c, 0, r);
         if (st == AR_OK)
             st = ar_queue_create(&own[i], AR_QUEUE_THREAD, tags[i]);
     }
@@ -190,7 +190,7 @@ BODY(many_in_flight)
         st = ar_comm_barrier(c, q, "end");
     for (int i = 0; i < IN_FLIGHT; i++) {
         ar_queue_destroy(own[i]);
-        ari_comm_destroy(g[i]);
+        ar_comm_destroy(g[i]);
     }
     return st;
 }
@@ -255,7 +255,7 @@ BODY(call_after_the_end)
     ar_queue *fresh = NULL;
     AR_TRY(ar_queue_create(&fresh, AR_QUEUE_INLINE, "fresh"));
     const ar_status again = ar_comm_all_reduce(c, fresh, (ar_buf){&x}, (ar_cbuf){&x}, 1, AR_F32, AR_SUM, "y");
-    const ar_status split = ari_comm_split(&g, c, 0, 0);
+    const ar_status split = ar_comm_split(&g, c, 0, 0);
     ar_queue_destroy(fresh);
     if (again != first || split != first || g || !strstr(ari_comm_error(c), "rank 0 aborted: first\n"))
         return ar_error_set(AR_ERR_INTERNAL, "first %d again %d split %d: %s", (int)first, (int)again, (int)split,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/comm.h"
 #include "ref/comm/call.h"
-#include "ref/comm/comm_private.h"
 #include "ref/comm/rendezvous_impl.h"
 #include "tests/sim/plain.h"
 #include "tests/support/test.h"
@@ -23,9 +23,9 @@ static ar_status split_by_color_and_key(ar_comm *c, void *arg)
 {
     group_run *run = arg;
     const int r = ar_comm_rank(c);
-    OWNED(ari_comm_destroy) ar_comm *g = NULL;
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
     /* Ranks 0 mod 3: none. The others by parity of r, in falling order of rank, ties (key 0) by rank. */
-    AR_TRY(ari_comm_split(&g, c, r % 3 == 0 ? -1 : r % 2, r < 6 ? -r : 0));
+    AR_TRY(ar_comm_split(&g, c, r % 3 == 0 ? -1 : r % 2, r < 6 ? -r : 0));
     run->none[r] = !g;
     if (!g)
         return AR_OK;
@@ -61,11 +61,11 @@ static ar_status many_splits(ar_comm *c, void *arg)
     const int r = ar_comm_rank(c);
     for (int i = 0; i < 200; i++) {
         ar_comm *g = NULL;
-        AR_TRY(ari_comm_split(&g, c, (r + i) % 3, -r));
+        AR_TRY(ar_comm_split(&g, c, (r + i) % 3, -r));
         int64_t x = 1;
         const ar_status st = sum_in(g, &x);
         const bool right = x == ar_comm_size(g);
-        ari_comm_destroy(g);
+        ar_comm_destroy(g);
         AR_TRY(st);
         if (!right)
             return ar_error_set(AR_ERR_DATA, "split %d: %lld", i, (long long)x);
@@ -82,7 +82,7 @@ static ar_status destroy_the_world(ar_comm *c, void *arg)
 {
     (void)arg;
     int64_t x = 1;
-    ari_comm_destroy(c); /* belongs to the run: nothing happens */
+    ar_comm_destroy(c); /* belongs to the run: nothing happens */
     return sum_in(c, &x);
 }
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <ctype.h>
 
+#include "anyrank/queue.h"
 #include "ref/comm/comm_private.h"
-#include "ref/core/queue_private.h"
 #include "tests/sim/fail_run.h"
 
 /* failure-messages.tsv, of simulated-cluster.md, has what the library says: each way to fail is run here, on every
@@ -42,7 +42,7 @@ static ar_status begin_call(const call_spec *s, ar_comm *c, ar_queue *q, char *o
     static char in[256];
     const ar_buf out = {own};
     const ar_cbuf from = {in};
-    OWNED(ari_comm_destroy) ar_comm *g = NULL;
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
     switch (s->kind) {
     case ALL_REDUCE:
         return ar_comm_all_reduce(c, q, out, from, s->count, s->dtype, s->op, s->tag);
@@ -59,7 +59,7 @@ static ar_status begin_call(const call_spec *s, ar_comm *c, ar_queue *q, char *o
     case ONE_RECV:
         return ar_comm_recv(c, q, out, s->count, s->dtype, s->root, s->tag);
     case ONE_SPLIT:
-        return ari_comm_split(&g, c, 0, 0);
+        return ar_comm_split(&g, c, 0, 0);
     case BARRIER:
         return ar_comm_barrier(c, q, s->tag);
     default:
@@ -71,7 +71,7 @@ static ar_status make_call(const call_spec *s, ar_comm *c, ar_queue *q)
 {
     char own[256] = {0};
     const ar_status st = begin_call(s, c, q, own);
-    const ar_status end = ari_queue_sync(q, 0); /* before `own` ends */
+    const ar_status end = ar_queue_sync(q, 0); /* before `own` ends */
     return st == AR_OK ? end : st;
 }
 
@@ -81,8 +81,8 @@ static ar_status exchange_odd(ar_comm *c, ar_queue *q, int r, size_t sends, size
     float s = 0, d[2];
     const int n = ar_comm_size(c);
     const ar_p2p all[2] = {{(r + 1) % n, true, {&s}, 1}, {(r + n - 1) % n, false, {d}, elements}};
-    const ar_status st = ari_comm_exchange(c, q, all + (sends ? 0 : 1), sends + receives, AR_F32, "edge");
-    const ar_status end = ari_queue_sync(q, 0);
+    const ar_status st = ar_comm_exchange(c, q, all + (sends ? 0 : 1), sends + receives, AR_F32, "edge");
+    const ar_status end = ar_queue_sync(q, 0);
     return st == AR_OK ? end : st;
 }
 
@@ -104,7 +104,7 @@ BODY(exchange_without_send)
 static ar_status sync_barrier(ar_comm *c, ar_queue *q, const char *tag)
 {
     AR_TRY(ar_comm_barrier(c, q, tag));
-    return ari_queue_sync(q, 0);
+    return ar_queue_sync(q, 0);
 }
 
 BODY(returns)
@@ -115,9 +115,9 @@ BODY(returns)
 BODY(destroys)
 {
     ar_comm *g = NULL;
-    AR_TRY(ari_comm_split(&g, c, 0, r));
+    AR_TRY(ar_comm_split(&g, c, 0, r));
     ar_status st = r == 1 ? AR_OK : sync_barrier(g, q, "step");
-    ari_comm_destroy(g);
+    ar_comm_destroy(g);
     return st == AR_OK ? sync_barrier(c, q, "end") : st;
 }
 
@@ -149,15 +149,15 @@ BODY(task_fails)
 BODY(two_orders)
 {
     ar_comm *tp = NULL, *dp = NULL;
-    ar_status st = ari_comm_split(&tp, c, 0, r);
+    ar_status st = ar_comm_split(&tp, c, 0, r);
     if (st == AR_OK)
-        st = ari_comm_split(&dp, c, 0, -r);
+        st = ar_comm_split(&dp, c, 0, -r);
     if (st == AR_OK)
         st = sync_barrier(r == 0 ? tp : dp, q, r == 0 ? "tp" : "dp");
     if (st == AR_OK)
         st = sync_barrier(r == 0 ? dp : tp, q, r == 0 ? "dp" : "tp");
-    ari_comm_destroy(tp);
-    ari_comm_destroy(dp);
+    ar_comm_destroy(tp);
+    ar_comm_destroy(dp);
     return st;
 }
 
@@ -177,14 +177,14 @@ BODY(gather_fours)
     static const size_t counts[3] = {4, 4, 4};
     int32_t out[12];
     const ar_status st = ar_comm_all_gather(c, q, (ar_buf){out}, (ar_cbuf){in}, counts, AR_I32, "layers.0");
-    const ar_status end = ari_queue_sync(q, 0);
+    const ar_status end = ar_queue_sync(q, 0);
     return st == AR_OK ? end : st;
 }
 
 BODY(own_group)
 {
-    OWNED(ari_comm_destroy) ar_comm *g = NULL;
-    AR_TRY(ari_comm_split(&g, c, r, 0));
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
+    AR_TRY(ar_comm_split(&g, c, r, 0));
     return sync_barrier(g, q, "own");
 }
 

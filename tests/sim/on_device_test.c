@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include <stdatomic.h>
 
+#include "anyrank/queue.h"
 #include "gpu/device_private.h"
-#include "ref/core/queue_private.h"
 #include "tests/sim/batch.h"
 #include "tests/support/small.h"
 #include "tests/support/test.h"
@@ -51,15 +51,15 @@ static ar_status run_cases(const batch *b, ar_comm *c, ar_device *d, ar_queue *q
     for (size_t i = 0; i < b->n && st == AR_OK; i++)
         st = place(&p[i], &b->k[i], r, d, inline_queue);
     if (st == AR_OK && q != inline_queue)
-        st = ari_queue_sync(inline_queue, 0);
+        st = ar_queue_sync(inline_queue, 0);
     for (size_t i = 0; i < b->n && st == AR_OK; i++)
         st = case_call(&p[i].k, c, q, "case");
     if (st == AR_OK && q != inline_queue)
-        st = ari_queue_sync(q, 0);
+        st = ar_queue_sync(q, 0);
     for (size_t i = 0; i < b->n && st == AR_OK; i++)
         st = fetch(&p[i], &b->k[i], r, d, inline_queue);
     if (st == AR_OK)
-        st = ari_queue_sync(inline_queue, 0);
+        st = ar_queue_sync(inline_queue, 0);
     for (size_t i = 0; i < b->n; i++)
         take_away(&p[i], d, inline_queue);
     return st;
@@ -202,7 +202,7 @@ static ar_status run_rounds(ar_comm *c, void *arg)
         AR_TRY(d->ops->zero(d, q, y, sizeof all->gathered[r][k]));
         AR_TRY(d->ops->zero(d, q, sum, sizeof values));
     }
-    AR_TRY(ari_queue_sync(q, 0));
+    AR_TRY(ar_queue_sync(q, 0));
     d->ops->free(d, q, x);
     d->ops->free(d, q, y);
     d->ops->free(d, q, sum);

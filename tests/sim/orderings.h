@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "anyrank/comm.h"
+#include "anyrank/queue.h"
 #include "anyrank/sim.h"
-#include "ref/comm/comm_private.h"
-#include "ref/core/queue_private.h"
 #include "tests/support/scoped.h"
 
 /* Programs that overlap communication with computation, each with a mistake that only some orders of events show, and
@@ -76,7 +76,7 @@ static inline ar_status reuse_steps(const reuse *u)
         if (st == AR_OK)
             st = reuse_metrics(u->metrics, u->host);
     }
-    const ar_status done = ari_queue_sync(u->comm, 0); /* in any case: the queue works on this function's memory */
+    const ar_status done = ar_queue_sync(u->comm, 0); /* in any case: the queue works on this function's memory */
     for (int s = 0; s < ORDERING_STEPS && st == AR_OK && done == AR_OK; s++)
         st = ordering_check(sum[s], ORDERING_COUNT, s, ar_comm_size(u->gradients));
     return st == AR_OK ? done : st;
@@ -84,10 +84,10 @@ static inline ar_status reuse_steps(const reuse *u)
 
 static inline ar_status reuse_too_early(ar_comm *c, void *arg)
 {
-    OWNED(ari_comm_destroy) ar_comm *metrics = NULL;
+    OWNED(ar_comm_destroy) ar_comm *metrics = NULL;
     OWNED(ar_event_destroy) ar_event *sent = NULL;
     OWNED(ar_queue_destroy) ar_queue *comm = NULL, *host = NULL;
-    AR_TRY(ari_comm_split(&metrics, c, 0, ar_comm_rank(c)));
+    AR_TRY(ar_comm_split(&metrics, c, 0, ar_comm_rank(c)));
     AR_TRY(ar_queue_create(&comm, AR_QUEUE_THREAD, "comm"));
     AR_TRY(ar_queue_create(&host, AR_QUEUE_INLINE, "host"));
     AR_TRY(ar_event_create(&sent));
@@ -125,12 +125,12 @@ static inline ar_status bucket_steps(bucket *b, ar_queue *const *backward, ar_qu
         AR_TRY(ar_event_record(ready[i], backward[i]));
     }
     for (int i = 0; i < 2 && !b[i].launches; i++) {
-        AR_TRY(ari_queue_wait(comm, ready[i]));
+        AR_TRY(ar_queue_wait(comm, ready[i]));
         AR_TRY(bucket_launch(&b[i]));
     }
     for (int i = 0; i < 2; i++)
-        AR_TRY(ari_queue_sync(backward[i], 0));
-    AR_TRY(ari_queue_sync(comm, 0));
+        AR_TRY(ar_queue_sync(backward[i], 0));
+    AR_TRY(ar_queue_sync(comm, 0));
     for (int i = 0; i < 2; i++)
         AR_TRY(ordering_check(b[i].sum, b[i].count, i, ar_comm_size(b[i].c)));
     return AR_OK;
@@ -181,7 +181,7 @@ static inline ar_status early_launch(early_step *s, ar_comm *c, ar_queue *comput
     AR_TRY(ar_queue_host(compute, early_fill, s));
     if (mended)
         AR_TRY(ar_event_record(ready, compute));
-    AR_TRY(ari_queue_wait(comm, ready));
+    AR_TRY(ar_queue_wait(comm, ready));
     return ar_comm_all_reduce(c, comm, (ar_buf){s->sum}, (ar_cbuf){s->grad}, ORDERING_COUNT, AR_I32, AR_SUM,
                               "gradients");
 }
@@ -199,7 +199,7 @@ static inline ar_status record_too_early(ar_comm *c, void *arg)
         step[s].rank = ar_comm_rank(c);
         AR_TRY(early_launch(&step[s], c, compute, comm, ready, *(const bool *)arg));
     }
-    AR_TRY(ari_queue_sync(comm, 0));
+    AR_TRY(ar_queue_sync(comm, 0));
     for (int s = 0; s < ORDERING_STEPS; s++)
         AR_TRY(ordering_check(step[s].sum, ORDERING_COUNT, s, ar_comm_size(c)));
     return AR_OK;

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "anyrank/comm.h"
 #include "anyrank/sim.h"
-#include "ref/comm/comm_private.h"
 #include "tests/sim/plain_number.h"
 
 /* The collectives by their definition, in one thread, in plain loops, and a harness that runs the same cases on a
@@ -254,7 +254,7 @@ static inline ar_status case_exchange(const coll_case *k, ar_comm *c, ar_queue *
             ops[n++] = (ar_p2p){p, false, {k->out[r] + plain_received_at(k, p, r, which) * e}, k->sends[p][r]};
         }
     }
-    return ari_comm_exchange(c, q, ops, n, k->dtype, tag);
+    return ar_comm_exchange(c, q, ops, n, k->dtype, tag);
 }
 
 /* Rank r's call. */

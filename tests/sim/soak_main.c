@@ -268,8 +268,8 @@ static ar_status reduce_until_the_end(ar_comm *g)
 static ar_status abort_while_others_reduce(ar_comm *c, void *arg)
 {
     const int r = ar_comm_rank(c);
-    OWNED(ari_comm_destroy) ar_comm *g = NULL;
-    AR_TRY(ari_comm_split(&g, c, r == 3, r));
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
+    AR_TRY(ar_comm_split(&g, c, r == 3, r));
     ar_status st = AR_OK;
     if (r == 3) {
         usleep((useconds_t) * (const uint64_t *)arg);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "anyrank/comm.h"
 #include "anyrank/sim.h"
-#include "ref/comm/comm_private.h"
 #include "tests/support/test.h"
 
 /* Two collectives that are alike but for what they are about, called in another order on one rank: only their tags
@@ -30,7 +30,7 @@ static ar_status all_reduce(ar_comm *c, ar_queue *q, const char *tag)
 
 static ar_status exchange(ar_comm *c, ar_queue *q, const char *tag)
 {
-    return ari_comm_exchange(c, q, NULL, 0, AR_F32, tag);
+    return ar_comm_exchange(c, q, NULL, 0, AR_F32, tag);
 }
 
 static ar_status run_tags(tag_run *run)

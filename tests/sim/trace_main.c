@@ -4,9 +4,9 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
+#include "anyrank/comm.h"
+#include "anyrank/queue.h"
 #include "anyrank/sim.h"
-#include "ref/comm/comm_private.h"
-#include "ref/core/queue_private.h"
 #include "ref/core/record.h"
 #include "tests/support/temporary.h"
 
@@ -100,8 +100,8 @@ static ar_status beside(rank_state *s)
         ar_trace_end();
     }
     AR_TRY(ar_event_record(s->event, s->queue[0]));
-    AR_TRY(ari_queue_wait(s->main, s->event));
-    return ari_queue_sync(s->queue[1], 0);
+    AR_TRY(ar_queue_wait(s->main, s->event));
+    return ar_queue_sync(s->queue[1], 0);
 }
 
 static ar_status create(rank_state *s)
@@ -110,12 +110,12 @@ static ar_status create(rank_state *s)
     s->out = calloc(LARGE, sizeof *s->out);
     AR_TRY(ar_queue_create(&s->main, AR_QUEUE_INLINE, "main"));
     AR_TRY(ar_event_create(&s->event));
-    AR_TRY(counted(s, ari_comm_split(&s->sub, s->world, s->r % 2, 0)));
+    AR_TRY(counted(s, ar_comm_split(&s->sub, s->world, s->r % 2, 0)));
     for (int k = 0; k < QUEUES; k++) {
         s->side_in[k] = calloc(LARGE, sizeof *s->side_in[k]);
         s->side_out[k] = calloc(LARGE, sizeof *s->side_out[k]);
         AR_TRY(ar_queue_create(&s->queue[k], AR_QUEUE_THREAD, k ? "gradients" : "weights \"k\""));
-        AR_TRY(counted(s, ari_comm_split(&s->side[k], s->world, 0, 0)));
+        AR_TRY(counted(s, ar_comm_split(&s->side[k], s->world, 0, 0)));
         if (!s->side_in[k] || !s->side_out[k])
             return ar_error_set(AR_ERR_MEMORY, "no memory for rank %d", s->r);
     }
@@ -126,12 +126,12 @@ static void destroy(rank_state *s)
 {
     for (int k = 0; k < QUEUES; k++) {
         ar_queue_destroy(s->queue[k]);
-        ari_comm_destroy(s->side[k]);
+        ar_comm_destroy(s->side[k]);
         free(s->side_in[k]);
         free(s->side_out[k]);
     }
     ar_event_destroy(s->event);
-    ari_comm_destroy(s->sub);
+    ar_comm_destroy(s->sub);
     ar_queue_destroy(s->main);
     free(s->in);
     free(s->out);

@@ -3,8 +3,8 @@
 #include <inttypes.h>
 #include <unistd.h>
 
-#include "ref/comm/comm_private.h"
-#include "ref/core/queue_private.h"
+#include "anyrank/comm.h"
+#include "anyrank/queue.h"
 #include "tests/sim/virtual_support.h"
 
 static void expect_part(const ar_trace_summary *s, size_t i, const char *what, int rank, double us)
@@ -161,9 +161,9 @@ static ar_status two_queues(ar_comm *c, void *arg)
     (void)arg;
     const int r = ar_comm_rank(c);
     float x = 0, y = 0;
-    OWNED(ari_comm_destroy) ar_comm *pair = NULL;
+    OWNED(ar_comm_destroy) ar_comm *pair = NULL;
     OWNED(ar_queue_destroy) ar_queue *other = NULL, *q = NULL;
-    AR_TRY(ari_comm_split(&pair, c, r / 2, r));
+    AR_TRY(ar_comm_split(&pair, c, r / 2, r));
     AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "world"));
     AR_TRY(ar_queue_create(&other, AR_QUEUE_THREAD, "pairs"));
     work_us(30);
@@ -171,9 +171,9 @@ static ar_status two_queues(ar_comm *c, void *arg)
     work_us(30);
     AR_TRY(small_all_reduce(pair, other, &y, "pair")); /* 60 .. 80 */
     work_us(10);
-    AR_TRY(ari_queue_sync(other, 0));
+    AR_TRY(ar_queue_sync(other, 0));
     work_us(4);
-    AR_TRY(ari_queue_sync(q, 0));
+    AR_TRY(ar_queue_sync(q, 0));
     work_us(10);
     return AR_OK;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "ref/comm/comm_private.h"
-#include "ref/core/queue_private.h"
+#include "anyrank/comm.h"
+#include "anyrank/queue.h"
 #include "sim/sim_private.h"
 #include "tests/sim/fail_run.h"
 
@@ -74,7 +74,7 @@ BODY(gather_pairs)
     static const size_t counts[3] = {2, 2, 2};
     const int32_t own[2] = {10 * r, 10 * r + 1};
     AR_TRY(ar_comm_all_gather(c, q, (ar_buf){run->result[r]}, (ar_cbuf){own}, counts, AR_I32, "x"));
-    return ari_queue_sync(q, 0);
+    return ar_queue_sync(q, 0);
 }
 
 Test(transport, a_duplicated_transfer_takes_the_place_of_the_next)
@@ -161,7 +161,7 @@ BODY(reduce_twice)
     OWNED(free) float *x = calloc(COUNT, sizeof *x);
     for (int i = 0; i < 2 && st == AR_OK; i++)
         st = ar_comm_all_reduce(c, q, (ar_buf){x}, (ar_cbuf){x}, COUNT, AR_F32, AR_SUM, i ? "second" : "first");
-    const ar_status end = ari_queue_sync(q, 0); /* in any case: the queue may still use x */
+    const ar_status end = ar_queue_sync(q, 0); /* in any case: the queue may still use x */
     st = st == AR_OK ? end : st;
     return st;
 }
@@ -211,8 +211,8 @@ Test(transport, standing_still_in_the_middle_is_missed_where_the_last_rank_does_
 
 BODY(alone)
 {
-    OWNED(ari_comm_destroy) ar_comm *g = NULL;
-    AR_TRY(ari_comm_split(&g, c, r, 0));
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
+    AR_TRY(ar_comm_split(&g, c, r, 0));
     return ar_comm_barrier(g, q, "own");
 }
 
@@ -252,8 +252,8 @@ Test(transport, a_slow_rank_takes_longer_in_each_collective_from_the_first_named
 
 BODY(three_communicators)
 {
-    OWNED(ari_comm_destroy) ar_comm *g = NULL;
-    AR_TRY(ari_comm_split(&g, c, r / 2, r));   /* collective 1 */
+    OWNED(ar_comm_destroy) ar_comm *g = NULL;
+    AR_TRY(ar_comm_split(&g, c, r / 2, r));    /* collective 1 */
     ar_status st = ar_comm_barrier(g, q, "a"); /* 2 */
     if (st == AR_OK)
         st = ar_comm_barrier(c, q, "b"); /* 3 */

@@ -3,10 +3,10 @@
  * planner predicts, and overlap is held by train/ddp_overlap_test.c. */
 #include <unistd.h>
 
+#include "anyrank/comm.h"
+#include "anyrank/queue.h"
 #include "ref/comm/call.h"
-#include "ref/comm/comm_private.h"
 #include "ref/core/clock.h"
-#include "ref/core/queue_private.h"
 #include "tests/sim/virtual_support.h"
 
 typedef struct clocks {
@@ -28,10 +28,10 @@ static ar_status two_tasks(ar_comm *c, void *arg)
     usleep(20000); /* both are over by now, by the real clock */
     AR_TRY(ar_event_sync(e, 0));
     to[ar_comm_rank(c)].first = now_us();
-    AR_TRY(ari_queue_wait(other, e));
-    AR_TRY(ari_queue_sync(other, 0));
+    AR_TRY(ar_queue_wait(other, e));
+    AR_TRY(ar_queue_sync(other, 0));
     to[ar_comm_rank(c)].second = now_us();
-    AR_TRY(ari_queue_sync(q, 0));
+    AR_TRY(ar_queue_sync(q, 0));
     to[ar_comm_rank(c)].third = now_us();
     return AR_OK;
 }
@@ -99,13 +99,13 @@ static ar_status random_program(ar_comm *world, void *arg)
     const int r = ar_comm_rank(world), n = ar_comm_size(world);
     uint64_t shared = *(const uint64_t *)arg, own = shared + 1000003u * (uint64_t)(r + 1);
     OWNED(free) float *x = calloc(3 * MOST_COUNT, sizeof *x);
-    OWNED(ari_comm_destroy) ar_comm *part = NULL;
+    OWNED(ar_comm_destroy) ar_comm *part = NULL;
     OWNED(ar_event_destroy) ar_event *e = NULL;
     OWNED(ar_queue_destroy) ar_queue *inline_q = NULL;
     OWNED(ar_queue_destroy) ar_queue *q = NULL;
     if (!x)
         return AR_ERR_MEMORY;
-    AR_TRY(ari_comm_split(&part, world, r % 2, r));
+    AR_TRY(ar_comm_split(&part, world, r % 2, r));
     AR_TRY(ar_queue_create(&q, AR_QUEUE_THREAD, "comm"));
     AR_TRY(ar_queue_create(&inline_q, AR_QUEUE_INLINE, "main"));
     AR_TRY(ar_event_create(&e));
@@ -128,7 +128,7 @@ static ar_status random_program(ar_comm *world, void *arg)
         if (kind == 5)
             AR_TRY(ar_event_sync(e, 0));
     }
-    return ari_queue_sync(q, 0);
+    return ar_queue_sync(q, 0);
 }
 
 /* What a timeline shows of one lane: all that took virtual time. Waits shorter than a microsecond may be left out. */
@@ -316,9 +316,9 @@ static ar_status queues_of_queues(ar_comm *c, void *arg)
     AR_TRY(ar_queue_create(&outer, AR_QUEUE_THREAD, "outer"));
     AR_TRY(ar_queue_create(&second, AR_QUEUE_THREAD, "second"));
     AR_TRY(ar_queue_host(outer, make_queue, made));
-    ar_status st = ari_queue_sync(outer, 0);
+    ar_status st = ar_queue_sync(outer, 0);
     if (st == AR_OK)
-        st = ari_queue_sync(made->q, 0);
+        st = ar_queue_sync(made->q, 0);
     ar_queue_destroy(made->q);
     return st;
 }

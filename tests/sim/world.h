@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include "ref/comm/comm_private.h"
-#include "ref/core/queue_private.h"
+#include "anyrank/comm.h"
+#include "anyrank/queue.h"
 #include "tests/sim/batch.h"
 
 /* Random worlds: collectives of every kind, size, type and operation on the world, on sub-groups, on groups that
@@ -125,7 +125,7 @@ static inline ar_status make_groups(const world *w, rank_state *s, int r)
         AR_TRY(ar_queue_create(&s->queue[c], p->queue, "random"));
         if (c == 0 || !s->comm[p->parent])
             continue;
-        AR_TRY(ari_comm_split(&s->comm[c], s->comm[p->parent], p->color[r], p->key[r]));
+        AR_TRY(ar_comm_split(&s->comm[c], s->comm[p->parent], p->color[r], p->key[r]));
         const int group = p->group[r];
         if ((s->comm[c] != NULL) != (group != NONE))
             return ar_error_set(AR_ERR_DATA, "communicator %d: rank %d is in a group, or in none, by mistake", c, r);
@@ -144,7 +144,7 @@ static inline ar_status run_op(const world *w, rank_state *s, int i)
     if (o->after[r] != NONE) {
         AR_TRY(ar_event_create(&s->event[i]));
         AR_TRY(ar_event_record(s->event[i], s->queue[o->after[r]]));
-        AR_TRY(ari_queue_wait(s->queue[o->on], s->event[i]));
+        AR_TRY(ar_queue_wait(s->queue[o->on], s->event[i]));
     }
     return case_call(&o->k[group], s->comm[o->on], s->queue[o->on], o->tag);
 }
@@ -164,7 +164,7 @@ static inline ar_status run_ops(const world *w, rank_state *s)
             return AR_OK;
     }
     for (int c = 0; c < COMMS; c++)
-        AR_TRY(ari_queue_sync(s->queue[c], 0));
+        AR_TRY(ar_queue_sync(s->queue[c], 0));
     return AR_OK;
 }
 
@@ -182,7 +182,7 @@ static inline ar_status world_rank(ar_comm *c, void *arg)
     for (int i = 0; i < w->op_count; i++)
         ar_event_destroy(s.event[i]);
     for (int i = COMMS - 1; i > 0; i--)
-        ari_comm_destroy(s.comm[i]);
+        ar_comm_destroy(s.comm[i]);
     return st == AR_OK ? AR_OK : ar_error_set(st, "%s", why);
 }
 

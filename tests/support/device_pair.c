@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/device_pair.h"
+#include "anyrank/queue.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -9,7 +10,6 @@
 #include <string.h>
 
 #include "ref/core/float_bits.h"
-#include "ref/core/queue_private.h"
 #include "ref/core/size.h"
 #include "ref/numerics/bits.h"
 
@@ -459,7 +459,7 @@ static bool download(device_pair *p, const pair_memory *m, unsigned char *got[2]
             abort();
         ar_status st = p->side[s]->ops->copy(p->side[s], p->queue[s], (ar_buf){got[s]}, ar_const(m->base[s]), m->bytes);
         if (st == AR_OK)
-            st = ari_queue_sync(p->queue[s], 0);
+            st = ar_queue_sync(p->queue[s], 0);
         if (st != AR_OK)
             pair_ran(p, s, st);
     }

@@ -118,7 +118,7 @@ static ar_status block_step(ar_ctx *ctx, const job *j, ar_module *block, ar_save
         const float *full = match_weights_find(j->w, params[i]->name, count);
         if (!full)
             return ar_error_set(AR_ERR_NOT_FOUND, "the baseline has no parameter %s", params[i]->name);
-        AR_TRY(ari_param_set(params[i], ctx, full));
+        AR_TRY(ar_param_set(params[i], ctx, full));
         AR_TRY(ari_param_tap(params[i], ctx, 'i', &params[i]->value));
     }
     AR_TRY(upload_own(ctx, &x, c, c->x));

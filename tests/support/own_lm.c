@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/own_lm.h"
 #include "anyrank/activation.h"
-#include "ref/context/context_private.h"
+#include "anyrank/context.h"
 #include "ref/layers/layers_private.h"
 
 #include <stdio.h>
@@ -78,7 +78,7 @@ static ar_status init_bias(ar_param *p, ar_ctx *ctx, const char *name)
     ar_layout layout;
     const size_t n = FFN;
     snprintf(full, sizeof full, "%s.bias", name);
-    AR_TRY(ar_layout_shard(&layout, 1, &n, 0, ar_comm_rank(ari_ctx_tp(ctx)), ar_comm_size(ari_ctx_tp(ctx))));
+    AR_TRY(ar_layout_shard(&layout, 1, &n, 0, ar_comm_rank(ar_ctx_tp(ctx)), ar_comm_size(ar_ctx_tp(ctx))));
     AR_TRY(ar_param_init(p, ctx, full, &layout, false));
     p->init = AR_INIT_UNIFORM_BIAS;
     p->fan_in = OWN_LM_HIDDEN;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/own_module.h"
-#include "ref/context/context_private.h"
+#include "anyrank/context.h"
 
 #include <stdlib.h>
 
@@ -15,21 +15,21 @@ enum { SAVED_X, SAVED_F };
 
 static ar_status times(ar_ctx *ctx, ar_tensor *t, float factor)
 {
-    return ari_ctx_device(ctx)->ops->scale(ari_ctx_device(ctx), ari_ctx_queue(ctx), t, t, factor);
+    return ar_ctx_device(ctx)->ops->scale(ar_ctx_device(ctx), ar_ctx_queue(ctx), t, t, factor);
 }
 
 /* x with zeros in place of the features that belong to other ranks. */
 static ar_status own_features_only(ar_ctx *ctx, ar_tensor *x)
 {
-    const size_t n = (size_t)ar_comm_size(ari_ctx_tp(ctx)), r = (size_t)ar_comm_rank(ari_ctx_tp(ctx));
+    const size_t n = (size_t)ar_comm_size(ar_ctx_tp(ctx)), r = (size_t)ar_comm_rank(ar_ctx_tp(ctx));
     const size_t width = x->shape[1] / n;
     const ar_tensor *given = x;
     ar_tensor part;
     AR_TRY(ar_like(ctx, &part, given));
-    AR_TRY(ari_ctx_device(ctx)->ops->fill(ari_ctx_device(ctx), ari_ctx_queue(ctx), &part, 0.0f));
+    AR_TRY(ar_ctx_device(ctx)->ops->fill(ar_ctx_device(ctx), ar_ctx_queue(ctx), &part, 0.0f));
     const ar_tensor from = ar_tensor_slice(given, 1, r * width, width),
                     to = ar_tensor_slice(&part, 1, r * width, width);
-    AR_TRY(ari_ctx_device(ctx)->ops->copy_strided(ari_ctx_device(ctx), ari_ctx_queue(ctx), &to, &from));
+    AR_TRY(ar_ctx_device(ctx)->ops->copy_strided(ar_ctx_device(ctx), ar_ctx_queue(ctx), &to, &from));
     *x = part;
     return AR_OK;
 }

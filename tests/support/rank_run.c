@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/rank_run.h"
+#include "anyrank/context.h"
+#include "anyrank/param.h"
 
-#include "ref/context/context_private.h"
 #include "ref/core/param_private.h"
-#include "ref/layers/param_private.h"
 #include "support/scoped.h"
 #include "verify/run/cluster_run.h"
 
@@ -40,12 +40,12 @@ ar_status rank_run(const ar_run *run, rank_fn fn, void *user)
 
 size_t rank_of(const ar_ctx *ctx)
 {
-    return (size_t)ar_comm_rank(ari_ctx_tp(ctx));
+    return (size_t)ar_comm_rank(ar_ctx_tp(ctx));
 }
 
 size_t ranks_of(const ar_ctx *ctx)
 {
-    return (size_t)ar_comm_size(ari_ctx_tp(ctx));
+    return (size_t)ar_comm_size(ar_ctx_tp(ctx));
 }
 
 void rank_params_begin(rank_params *p)
@@ -82,7 +82,7 @@ ar_status rank_read_gradient(ar_ctx *ctx, float *out, const ar_param *p)
 {
     ar_tensor g;
     AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, p->value.ndim, p->value.shape));
-    AR_TRY(ari_param_grad_value(p, ctx, &g));
+    AR_TRY(ar_param_grad_value(p, ctx, &g));
     AR_TRY(ar_ctx_download(ctx, out, &g));
     ar_ctx_release(ctx, &g);
     return AR_OK;

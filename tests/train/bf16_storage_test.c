@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Matrices of bf16 numbers with fp32 copies in the optimizer, in native numerics. */
+#include "anyrank/train.h"
 #include "ref/core/float_bits.h"
-#include "ref/train/train_private.h"
 #include "tests/train/native_expect.h"
 
 static native_run run_of(ar_parallel parallel, int steps, ar_dtype storage)
@@ -126,7 +126,7 @@ Test(bf16_storage, weights_set_between_steps_reach_the_master_copies)
 
 Test(bf16_storage, it_goes_with_loss_scaling)
 {
-    ar_loss_scaling scaling = ari_loss_scaling_defaults(true);
+    ar_loss_scaling scaling = ar_loss_scaling_defaults(true);
     native_run scaled = run_of((ar_parallel){.tp = 2, .dp = 2}, 3, AR_BF16);
     native_run plain = run_of((ar_parallel){.tp = 2, .dp = 2}, 3, AR_BF16);
     scaled.scaling = &scaling;

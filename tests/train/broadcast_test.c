@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parameters at the start: each data-parallel group gets its first rank's, and shards stay apart. */
+#include "anyrank/context.h"
 #include "anyrank/param.h"
-#include "ref/context/context_private.h"
 #include "ref/layers/param_private.h"
 #include "support/rank_run.h"
 #include "support/scoped.h"
@@ -17,12 +17,12 @@ typedef struct job {
 /* Row i of the matrix as data-parallel rank d holds it before: 100d + 10i + column. */
 static ar_status send(ar_ctx *ctx, ar_param *p, job *j)
 {
-    const int tp_rank = ar_comm_rank(ari_ctx_tp(ctx)), dp_rank = ar_comm_rank(ari_ctx_dp(ctx));
+    const int tp_rank = ar_comm_rank(ar_ctx_tp(ctx)), dp_rank = ar_comm_rank(ar_ctx_dp(ctx));
     const int rank = dp_rank * TP + tp_rank;
     float full[ROWS * COLS];
     for (int i = 0; i < ROWS * COLS; i++)
         full[i] = (float)(100 * dp_rank + 10 * (i / COLS) + i % COLS);
-    AR_TRY(ari_param_set(p, ctx, full));
+    AR_TRY(ar_param_set(p, ctx, full));
     const uint64_t version = p->version;
     AR_TRY(ari_params_broadcast(&p, 1, ctx));
     j->versions[rank] = p->version - version;
@@ -34,7 +34,7 @@ static ar_status rank_main(ar_ctx *ctx, void *user)
     const size_t shape[2] = {ROWS, COLS};
     ar_layout layout;
     SCOPED(ar_param_fini) ar_param p = {0};
-    AR_TRY(ar_layout_shard(&layout, 2, shape, 0, ar_comm_rank(ari_ctx_tp(ctx)), ar_comm_size(ari_ctx_tp(ctx))));
+    AR_TRY(ar_layout_shard(&layout, 2, shape, 0, ar_comm_rank(ar_ctx_tp(ctx)), ar_comm_size(ar_ctx_tp(ctx))));
     AR_TRY(ar_param_init(&p, ctx, "matrix", &layout, false));
     return send(ctx, &p, user);
 }

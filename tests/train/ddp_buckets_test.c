@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which parameter lies in which bucket, and what the ranks must agree on. */
+#include "anyrank/context.h"
 #include "ref/comm/comm_private.h"
-#include "ref/context/context_private.h"
 #include "ref/train/ddp_private.h"
 #include "tests/support/row.h"
 #include "tests/support/test.h"
@@ -77,7 +77,7 @@ static ar_status look(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_r
     const size_t exchange = 17 * 120; /* half of the larger one's states go, and half come */
     out->has[1] = ari_ddp_bytes(d) == b.storage_bytes + exchange; /* c, of one gradient, is summed in place */
     out->has[2] =
-        strcmp(ari_ddp_name(d), "toy") == 0 && !ar_ddp_as_module(d) && ari_ddp_options_of(d).bucket_bytes == 400;
+        strcmp(ar_ddp_name(d), "toy") == 0 && !ar_ddp_as_module(d) && ari_ddp_options_of(d).bucket_bytes == 400;
     return AR_OK;
 }
 
@@ -96,7 +96,7 @@ static ar_status find(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_r
     const ar_bucket_info b = ari_ddp_bucket(d, 0), c = ari_ddp_bucket(d, 1);
     out->has[0] = b.params == 2 && b.param[0] == params[3] && b.offset[0] == 0 && b.param[1] == params[2] &&
                   b.offset[1] == 15 && b.elements == 35;
-    out->has[1] = ari_ddp_buckets(d) == 2 && c.params == 1 && c.param[0] == params[0] && c.elements == 120;
+    out->has[1] = ar_ddp_buckets(d) == 2 && c.params == 1 && c.param[0] == params[0] && c.elements == 120;
     return AR_OK;
 }
 
@@ -120,7 +120,7 @@ static ar_status shares(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy
     AR_TRY(ar_ddp_wait(d));
     const ar_bucket_info b = ari_ddp_bucket(d, 0);
     size_t start = 0, count = 0;
-    ari_comm_slice(b.elements, ar_comm_size(ari_ctx_dp(ctx)), ar_comm_rank(ari_ctx_dp(ctx)), &start, &count);
+    ari_comm_slice(b.elements, ar_comm_size(ar_ctx_dp(ctx)), ar_comm_rank(ar_ctx_dp(ctx)), &start, &count);
     out->has[0] = b.own_start == start && b.own_count == count;
     size_t own = 0;
     for (size_t i = 0; i < b.params; i++) {
@@ -188,7 +188,7 @@ static ar_status differ(ar_ctx *ctx, ar_ddp *wrapped, ar_param **params, size_t 
     const enum difference what = (enum difference)out->how;
     ar_ddp_options o = {0};
     OWNED(ar_ddp_destroy) ar_ddp *d = NULL;
-    if (ar_comm_rank(ari_ctx_dp(ctx)) == 2) {
+    if (ar_comm_rank(ar_ctx_dp(ctx)) == 2) {
         n -= what == LENGTH;
         if (what == SHAPE)
             params[1] = params[2], n = 2;

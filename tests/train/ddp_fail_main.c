@@ -3,7 +3,7 @@
  * ranks end with one report, soon, and leave nothing behind (a plain main, for what the sanitizers see of it). */
 #include <stdio.h>
 
-#include "ref/context/context_private.h"
+#include "anyrank/context.h"
 #include "sim/sim_private.h"
 #include "support/match.h"
 #include "support/small.h"
@@ -37,7 +37,7 @@ static ar_status train(void *user, ar_ctx *ctx)
     ar_train_result result;
     failing f = {NULL};
     AR_TRY(ari_trainer_create(&t, ctx, &j->trainer));
-    if (j->fails_at < t.n && ar_comm_rank(ari_ctx_dp(ctx)) == 1)
+    if (j->fails_at < t.n && ar_comm_rank(ar_ctx_dp(ctx)) == 1)
         AR_TRY(ar_param_add_hook(t.params[j->fails_at], (ar_param_hook){fail, &f}));
     AR_TRY(ar_train_step(&result, t.model, ctx, t.optimizer, &batches[0], 1, &t.step));
     f.name = "now";

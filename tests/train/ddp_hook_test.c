@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A user's hook of the buckets of a data-parallel object, and what of a bucket is public. */
-#include "ref/context/context_private.h"
+#include "anyrank/context.h"
 #include "ref/train/ddp_private.h"
 #include "ref/train/units.h"
 #include "tests/support/test.h"
@@ -81,8 +81,8 @@ static ar_status shares(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy
             AR_TRY(rank_read_gradient(ctx, whole, params[i]));
         if (units && count > 0) {
             AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, 1, &count));
-            AR_TRY(ar_ctx_arith(ctx)->bucket_take(ctx, ari_ctx_queue(ctx), g.data, ar_const(s->grad), s->elements,
-                                                  s->at, count, AR_F32));
+            AR_TRY(ar_ctx_arith(ctx)->bucket_take(ctx, ar_ctx_queue(ctx), g.data, ar_const(s->grad), s->elements, s->at,
+                                                  count, AR_F32));
             AR_TRY(ar_ctx_download(ctx, whole + start, &g));
         }
         memcpy(out->grad + at + start, whole + start, count * sizeof *whole);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two data-parallel objects at once, objects made and ended again and again, and hooks that come at the wrong time:
  * every rank has the sums that there are without an object. */
-#include "ref/context/context_private.h"
+#include "anyrank/context.h"
 #include "ref/layers/param_private.h"
 #include "tests/support/row.h"
 #include "tests/support/test.h"
@@ -130,7 +130,7 @@ Test(ddp_objects, a_hook_that_comes_after_its_bucket_has_gone_is_an_error_that_n
 static ar_status some_samples(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {
     AR_TRY(ar_ddp_start(d));
-    for (size_t i = n; i-- > 0 && ar_comm_rank(ari_ctx_dp(ctx)) != 1;) {
+    for (size_t i = n; i-- > 0 && ar_comm_rank(ar_ctx_dp(ctx)) != 1;) {
         const float values[5] = {i == 1 ? 0.0f : 1.0f};
         AR_TRY(rank_add_gradient(ctx, params[i], values));
     }

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Objects that do not belong together: a step, its DDP object, its optimizer. Each would train, and wrongly. */
+#include "anyrank/context.h"
 #include "anyrank/train.h"
-#include "ref/context/context_private.h"
-#include "ref/train/train_private.h"
 #include "support/match.h"
 #include "tests/support/test.h"
 #include "tests/train/ddp_toy.h"
@@ -35,7 +34,7 @@ static ar_status rank_main(ar_ctx *ctx, void *user)
     const ar_optimizer_options options = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};
     ar_ddp_options buckets = ar_ddp_defaults();
-    ar_train_options step = {.parallel = {.dp = ar_comm_size(ari_ctx_dp(ctx))}, .clip = 1.0};
+    ar_train_options step = {.parallel = {.dp = ar_comm_size(ar_ctx_dp(ctx))}, .clip = 1.0};
     ar_train_result result;
     ar_param *p[MOST];
     OWNED(ar_model_destroy) ar_model *m = NULL;
@@ -50,18 +49,18 @@ static ar_status rank_main(ar_ctx *ctx, void *user)
         p[i]->requires_grad = false;
     if (j->of_other) { /* one object at a time holds a parameter */
         AR_TRY(make_other(&other, ctx, p, n));
-        AR_TRY(ari_optimizer_create_sharded(&o, ctx, other, &options));
+        AR_TRY(ar_optimizer_create_sharded(&o, ctx, other, &options));
         for (size_t i = 0; i < n; i++)
             p[i]->hooks = 0;
     }
     AR_TRY(ar_ddp_create_params(&d, ctx, "object", p, n - j->left_out, &buckets));
     if (!o)
-        AR_TRY(j->sharded ? ari_optimizer_create_sharded(&o, ctx, d, &options)
+        AR_TRY(j->sharded ? ar_optimizer_create_sharded(&o, ctx, d, &options)
                           : ar_optimizer_create(&o, ctx, p, n, &options));
     step.ddp = j->not_given ? NULL : d;
     const uint64_t version = p[0]->version;
     const ar_status st = ar_train_step(&result, m, ctx, o, &batch, 1, &step);
-    if (ar_comm_rank(ari_ctx_dp(ctx)) == 0)
+    if (ar_comm_rank(ar_ctx_dp(ctx)) == 0)
         j->weight_moved = p[0]->version != version;
     return st;
 }

@@ -56,20 +56,20 @@ static inline ar_status toy_init(ar_param *p, ar_ctx *ctx, const toy *t, size_t 
     char name[32];
     ar_layout layout;
     snprintf(name, sizeof name, "p%zu", i);
-    AR_TRY(ari_layout_replicate(&layout, 1, &t->size[i], ar_comm_rank(ari_ctx_tp(ctx)), ar_comm_size(ari_ctx_tp(ctx))));
+    AR_TRY(ari_layout_replicate(&layout, 1, &t->size[i], ar_comm_rank(ar_ctx_tp(ctx)), ar_comm_size(ar_ctx_tp(ctx))));
     AR_TRY(ar_param_init(p, ctx, name, &layout, false));
     p->requires_grad = !t->frozen[i];
     p->spread = t->spread[i];
     p->value.dtype = t->bf16[i] ? AR_BF16 : AR_F32; /* in memory for fp32 numbers */
     p->init = AR_INIT_NORMAL;
     p->init_range = 1.0;
-    return ari_param_fresh(p, ctx, (uint64_t)ar_comm_rank(ari_ctx_dp(ctx)));
+    return ari_param_fresh(p, ctx, (uint64_t)ar_comm_rank(ar_ctx_dp(ctx)));
 }
 
 static inline ar_status toy_add(ar_ctx *ctx, ar_param *p, size_t i, int micro, int step)
 {
     const size_t n = ar_tensor_count(&p->value);
-    const int rank = ar_comm_rank(ari_ctx_dp(ctx)) + (p->spread ? 10 * ar_comm_rank(ari_ctx_tp(ctx)) : 0);
+    const int rank = ar_comm_rank(ar_ctx_dp(ctx)) + (p->spread ? 10 * ar_comm_rank(ar_ctx_tp(ctx)) : 0);
     float host[TOY_ELEMENTS];
     for (size_t k = 0; k < n; k++)
         host[k] = toy_term(rank, micro, i, k, step);
@@ -79,7 +79,7 @@ static inline ar_status toy_add(ar_ctx *ctx, ar_param *p, size_t i, int micro, i
 /* One micro-batch: forward uses, backward adds, the last parameter first. */
 static inline ar_status toy_pass(ar_ctx *ctx, const toy *t, ar_param **params, int micro, int step)
 {
-    const unsigned skips = t->skips[ar_comm_rank(ari_ctx_dp(ctx))][micro];
+    const unsigned skips = t->skips[ar_comm_rank(ar_ctx_dp(ctx))][micro];
     if (skips == TOY_IDLE)
         return AR_OK;
     for (size_t i = 0; i < t->n; i++) {
@@ -113,14 +113,14 @@ static inline ar_status toy_step(ar_ctx *ctx, const toy *t, ar_param **params, a
     }
     if (t->twice)
         AR_TRY(toy_pass(ctx, t, params, micro - 1, step));
-    return t->by_hand ? ari_ddp_reduce_gradients(d, t->ddp.mean) : ar_ddp_wait(d);
+    return t->by_hand ? ar_ddp_reduce_gradients(d) : ar_ddp_wait(d);
 }
 
 static inline void toy_describe(toy_result *out, const ar_ddp *d)
 {
     const char *names[TOY_MOST];
     size_t used = 0;
-    for (size_t b = 0; b < ari_ddp_buckets(d); b++) {
+    for (size_t b = 0; b < ar_ddp_buckets(d); b++) {
         const ar_bucket_info info = ari_ddp_bucket(d, b);
         for (size_t i = 0; i < info.params; i++)
             used += (size_t)snprintf(out->buckets + used, sizeof out->buckets - used, "%s%s%s",
@@ -130,7 +130,7 @@ static inline void toy_describe(toy_result *out, const ar_ddp *d)
                                      info.param[i]->name, i + 1 == info.params ? "]" : "");
     }
     used = 0;
-    const size_t n = ari_ddp_unused(d, names, TOY_MOST);
+    const size_t n = ar_ddp_unused(d, names, TOY_MOST);
     for (size_t i = 0; i < n; i++)
         used += (size_t)snprintf(out->unused + used, sizeof out->unused - used, "%s%s", i > 0 ? " " : "", names[i]);
     out->bytes = ari_ddp_bytes(d);
@@ -174,8 +174,8 @@ static inline ar_status toy_work(ar_ctx *ctx, const toy *t, ar_param **params, a
 static inline ar_status toy_main(ar_ctx *ctx, void *user)
 {
     toy *t = user;
-    const int tp = ar_comm_size(ari_ctx_tp(ctx));
-    toy_result *out = &t->rank[ar_comm_rank(ari_ctx_dp(ctx)) * tp + ar_comm_rank(ari_ctx_tp(ctx))];
+    const int tp = ar_comm_size(ar_ctx_tp(ctx));
+    toy_result *out = &t->rank[ar_comm_rank(ar_ctx_dp(ctx)) * tp + ar_comm_rank(ar_ctx_tp(ctx))];
     SCOPED(rank_params_end) rank_params p;
     OWNED(ar_ddp_destroy) ar_ddp *d = NULL;
     rank_params_begin(&p);

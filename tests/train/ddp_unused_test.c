@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Parameters that a rank, or every rank, did without: the right gradients, or an error that names them, and never a
  * rank that waits for ever. */
+#include "anyrank/ddp.h"
 #include "anyrank/train.h"
 #include "ref/layers/param_private.h"
-#include "ref/train/ddp_private.h"
 #include "tests/support/test.h"
 #include "tests/train/ddp_toy.h"
 
@@ -237,13 +237,13 @@ static ar_status one_then_none(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t
 {
     toy t = {.n = n, .size = {30, 20, 10, 5}};
     AR_TRY(toy_step(ctx, &t, params, d, 0));
-    out->has[5] = params[1]->has_grad && ari_ddp_unused(d, NULL, 0) == 0;
+    out->has[5] = params[1]->has_grad && ar_ddp_unused(d, NULL, 0) == 0;
     for (int r = 0; r < RANKS; r++)
         t.skips[r][0] = P1;
     AR_TRY(toy_step(ctx, &t, params, d, 1));
-    out->has[6] = !params[1]->has_grad && ari_ddp_unused(d, NULL, 0) == 1;
+    out->has[6] = !params[1]->has_grad && ar_ddp_unused(d, NULL, 0) == 1;
     AR_TRY(ar_ddp_start(d));
-    out->has[7] = ari_ddp_unused(d, NULL, 0) == 0;
+    out->has[7] = ar_ddp_unused(d, NULL, 0) == 0;
     return toy_gradients(out, ctx, &t, params);
 }
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Training with parameters that are frozen, all along or in some steps, and with gradients that are not finite on one
  * rank: the ranks do together what one would. */
+#include "anyrank/context.h"
 #include "anyrank/gradients.h"
+#include "anyrank/train.h"
 #include "recorded.h"
 #include "ref/context/context.h"
-#include "ref/context/context_private.h"
 #include "ref/core/param_private.h"
 #include "ref/layers/parts.h"
-#include "ref/train/train_private.h"
 
 enum { B = 3, S = 4, STEPS = 3, RANKS = 8, TEXT = 400 };
 static const int64_t ids[B * S] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 3};
@@ -53,7 +53,7 @@ static ar_status poison(void *user, ar_param *p)
     if (!strstr(p->name, "norm.weight"))
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &terms, AR_F32, 2, shape));
-    AR_TRY(ari_ctx_device(ctx)->ops->fill(ctx->device, ctx->queue, &terms, NAN));
+    AR_TRY(ar_ctx_device(ctx)->ops->fill(ctx->device, ctx->queue, &terms, NAN));
     return ar_ctx_arith(ctx)->grad_rows(ctx, p, &terms, (ar_cbuf){NULL});
 }
 
@@ -67,11 +67,11 @@ static ar_status make(trained *t, ar_ctx *ctx, const job *j)
     AR_TRY(ar_model_fresh(t->model, ctx, 5));
     AR_TRY(ari_module_list(&t->params, &t->n, ar_model_module(t->model)));
     freeze(t, j->all_along, true);
-    for (size_t i = 0; i < t->n && j->poisoned == ar_comm_rank(ari_ctx_dp(ctx)); i++)
+    for (size_t i = 0; i < t->n && j->poisoned == ar_comm_rank(ar_ctx_dp(ctx)); i++)
         AR_TRY(ar_param_add_hook(t->params[i], (ar_param_hook){poison, ctx}));
     AR_TRY(ar_ddp_create(&t->ddp, ctx, ar_model_module(t->model), &ddp));
     AR_TRY(ar_gradients_create(&t->gradients, ctx, t->params, t->n));
-    return ddp.zero ? ari_optimizer_create_sharded(&t->optimizer, ctx, t->ddp, &o)
+    return ddp.zero ? ar_optimizer_create_sharded(&t->optimizer, ctx, t->ddp, &o)
                     : ar_optimizer_create(&t->optimizer, ctx, t->params, t->n, &o);
 }
 
@@ -86,7 +86,7 @@ static uint64_t versions_of(const trained *t)
 /* A step's error is a result: every rank gets one, and all go on to the end. */
 static ar_status train(const trained *t, ar_ctx *ctx, job *j)
 {
-    const int r = ar_comm_rank(ari_ctx_dp(ctx)) * ar_comm_size(ari_ctx_tp(ctx)) + ar_comm_rank(ari_ctx_tp(ctx));
+    const int r = ar_comm_rank(ar_ctx_dp(ctx)) * ar_comm_size(ar_ctx_tp(ctx)) + ar_comm_rank(ar_ctx_tp(ctx));
     const ar_train_options o = {
         .parallel = j->parallel, .clip = j->clip, .ddp = t->ddp, .verify = j->verify ? t->gradients : NULL};
     const ar_batch batch = {.batch = B, .seq = S, .input_ids = ids};

@@ -2,7 +2,6 @@
 /* The gradient norm, each element of the full tensors once, whoever holds it. */
 #include "anyrank/train.h"
 #include "ref/core/tensor_private.h"
-#include "ref/train/train_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
 #include "tests/support/test.h"
@@ -49,7 +48,7 @@ static ar_status rank_main(ar_ctx *ctx, void *user)
     SCOPED(rank_params_end) rank_params p;
     rank_params_begin(&p);
     AR_TRY(make_all(ctx, p.at, j));
-    return ari_gradient_norm(&j->norm[rank_of(ctx)], ctx, p.all, PARAMS);
+    return ar_gradient_norm(&j->norm[rank_of(ctx)], ctx, p.all, PARAMS);
 }
 
 static void run(job *j, int ranks, ar_numerics numerics)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gradient manager: what it finds, on which ranks, and that every rank comes to the same verdict. */
+#include "anyrank/context.h"
 #include "anyrank/gradients.h"
-#include "ref/context/context_private.h"
 #include "ref/core/param_private.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/param_private.h"
@@ -34,7 +34,7 @@ struct job {
 
 static int world_rank(const ar_ctx *ctx, const job *j)
 {
-    return ar_comm_rank(ari_ctx_dp(ctx)) * j->tp + ar_comm_rank(ari_ctx_tp(ctx));
+    return ar_comm_rank(ar_ctx_dp(ctx)) * j->tp + ar_comm_rank(ar_ctx_tp(ctx));
 }
 
 static ar_status make(ar_ctx *ctx, ar_param p[PARAMS])

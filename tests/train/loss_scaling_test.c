@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Loss scaling in native numerics: a power of two changes no bit, what overflows is left out on all ranks alike. */
-#include "ref/context/context_private.h"
+#include "anyrank/context.h"
 #include "ref/train/step.h"
 #include "ref/train/train_private.h"
 #include "tests/train/native_expect.h"
@@ -16,7 +16,7 @@ Test(loss_scaling, a_static_power_of_two_changes_no_bit)
 {
     for (size_t i = 0; i < 2 * NATIVE_LAYOUTS - 1; i++) { /* all, then those without ZeRO on their own */
         native_run plain = run_of(native_layouts[i % NATIVE_LAYOUTS], 3, NULL);
-        ar_loss_scaling scaling = ari_loss_scaling_defaults(false);
+        ar_loss_scaling scaling = ar_loss_scaling_defaults(false);
         native_run scaled = run_of(native_layouts[i % NATIVE_LAYOUTS], 3, &scaling);
         plain.no_ddp = scaled.no_ddp = i >= NATIVE_LAYOUTS;
         native_must(&plain);
@@ -30,7 +30,7 @@ Test(loss_scaling, a_static_power_of_two_changes_no_bit)
 Test(loss_scaling, a_dynamic_scale_leaves_steps_out_until_it_fits_and_all_ranks_agree)
 {
     for (size_t i = 0; i < NATIVE_LAYOUTS; i++) {
-        ar_loss_scaling scaling = ari_loss_scaling_defaults(true);
+        ar_loss_scaling scaling = ar_loss_scaling_defaults(true);
         scaling.scale = 0x1p126;
         scaling.backoff = 0x1p-20;
         native_run run = run_of(native_layouts[i], 4, &scaling), none = run_of(native_layouts[i], 3, NULL);
@@ -57,7 +57,7 @@ typedef struct one_rank {
 static ar_status ask(ar_ctx *ctx, void *user)
 {
     one_rank *o = user;
-    const int r = ar_comm_rank(ari_ctx_dp(ctx)) * (int)ranks_of(ctx) + (int)rank_of(ctx);
+    const int r = ar_comm_rank(ar_ctx_dp(ctx)) * (int)ranks_of(ctx) + (int)rank_of(ctx);
     return ari_scaling_finite(&o->finite[r], ctx, r == o->wrong ? NAN : 1.0f);
 }
 
@@ -74,7 +74,7 @@ Test(loss_scaling, one_ranks_overflow_is_every_ranks)
 
 Test(loss_scaling, a_scale_grows_after_an_interval_of_updates_and_begins_to_count_anew)
 {
-    ar_loss_scaling scaling = ari_loss_scaling_defaults(true);
+    ar_loss_scaling scaling = ar_loss_scaling_defaults(true);
     scaling.scale = 8.0;
     scaling.interval = 2;
     native_run run = run_of((ar_parallel){.dp = 2}, 5, &scaling);
@@ -87,7 +87,7 @@ Test(loss_scaling, a_scale_grows_after_an_interval_of_updates_and_begins_to_coun
 
 Test(loss_scaling, a_static_scale_that_overflows_is_an_error_before_a_weight_has_changed)
 {
-    ar_loss_scaling scaling = ari_loss_scaling_defaults(false);
+    ar_loss_scaling scaling = ar_loss_scaling_defaults(false);
     scaling.scale = 0x1p126;
     native_run run = run_of((ar_parallel){.dp = 2}, 1, &scaling), none = run_of((ar_parallel){.dp = 2}, 0, NULL);
     run.large = none.large = true;
@@ -98,7 +98,7 @@ Test(loss_scaling, a_static_scale_that_overflows_is_an_error_before_a_weight_has
 
 Test(loss_scaling, a_scale_does_not_fall_below_1)
 {
-    ar_loss_scaling scaling = ari_loss_scaling_defaults(true);
+    ar_loss_scaling scaling = ar_loss_scaling_defaults(true);
     scaling.scale = 0x1p126;
     scaling.backoff = 0x1p-127; /* at once */
     native_run run = run_of((ar_parallel){0}, 1, &scaling);
@@ -108,7 +108,7 @@ Test(loss_scaling, a_scale_does_not_fall_below_1)
 
 Test(loss_scaling, exact_numerics_refuse_it_and_say_why)
 {
-    ar_loss_scaling scaling = ari_loss_scaling_defaults(true);
+    ar_loss_scaling scaling = ar_loss_scaling_defaults(true);
     native_run run = run_of((ar_parallel){.dp = 2}, 1, &scaling);
     run.run.numerics = AR_NUMERICS_EXACT;
     cr_expect_refused(native_train(&run), AR_ERR_ARG,
@@ -119,7 +119,7 @@ Test(loss_scaling, an_option_out_of_its_range_is_refused_by_name)
 {
     ar_loss_scaling s[8];
     for (size_t i = 0; i < 8; i++)
-        s[i] = ari_loss_scaling_defaults(true);
+        s[i] = ar_loss_scaling_defaults(true);
     cr_expect_ok(ari_loss_scaling_check(&s[0]));
     s[0].scale = 0.5;
     s[1].scale = 0x1p127;

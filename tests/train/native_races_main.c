@@ -3,7 +3,7 @@
  * pass runs: under ThreadSanitizer without a race, and with the same weights twice. */
 #include <stdio.h>
 
-#include "ref/train/train_private.h"
+#include "anyrank/train.h"
 #include "tests/train/native_run.h"
 
 static native_run first, second;
@@ -23,7 +23,7 @@ static native_run run_of(ar_parallel parallel, ar_loss_scaling *scaling)
 
 static bool run_twice(ar_parallel parallel)
 {
-    ar_loss_scaling scaling = ari_loss_scaling_defaults(true);
+    ar_loss_scaling scaling = ar_loss_scaling_defaults(true);
     scaling.scale = 0x1p126;
     scaling.backoff = 0x1p-20;
     first = run_of(parallel, &scaling);

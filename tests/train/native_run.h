@@ -5,9 +5,9 @@
 
 #include <string.h>
 
-#include "ref/context/context_private.h"
-#include "ref/layers/param_private.h"
-#include "ref/train/ddp_private.h"
+#include "anyrank/context.h"
+#include "anyrank/ddp.h"
+#include "anyrank/param.h"
 #include "ref/train/train_private.h"
 #include "support/match.h"
 #include "verify/run/cluster_run.h"
@@ -41,7 +41,7 @@ static inline ar_status native_append(native_rank *r, ar_ctx *ctx, const ar_para
     const size_t count = ar_tensor_count(&p->value);
     if (r->n + count > NATIVE_WEIGHTS)
         return ar_error_set(AR_ERR_INTERNAL, "more than %d weights", NATIVE_WEIGHTS);
-    AR_TRY(ar_ctx_download_floats(ctx, r->weights + r->n, &p->value));
+    AR_TRY(ar_ctx_download_floats(ctx, r->weights + r->n, NATIVE_WEIGHTS - r->n, &p->value));
     r->n += count;
     return AR_OK;
 }
@@ -84,7 +84,7 @@ static inline ar_status native_set(const ari_trainer *t, ar_ctx *ctx, float valu
         values[i] = value;
     for (size_t i = 0; i < t->n; i++)
         if (!vectors || t->params[i]->layout.ndim == 1)
-            AR_TRY(ari_param_set(t->params[i], ctx, values));
+            AR_TRY(ar_param_set(t->params[i], ctx, values));
     return AR_OK;
 }
 
@@ -112,7 +112,7 @@ static inline ar_status native_steps(native_run *run, native_rank *r, ar_ctx *ct
 static inline ar_status native_main(ar_ctx *ctx, void *user)
 {
     native_run *run = user;
-    native_rank *r = &run->rank[(size_t)ar_comm_rank(ari_ctx_dp(ctx)) * ranks_of(ctx) + rank_of(ctx)];
+    native_rank *r = &run->rank[(size_t)ar_comm_rank(ar_ctx_dp(ctx)) * ranks_of(ctx) + rank_of(ctx)];
     const ar_config config = match_config(AR_ARCH_LLAMA, 1);
     ari_cluster_options o = {.config = &config, .run = run->run};
     ari_trainer t;
@@ -132,12 +132,12 @@ static inline ar_status native_main(ar_ctx *ctx, void *user)
     native_keep keep = {r, ctx};
     r->updates = ari_optimizer_steps(t.optimizer);
     if (st == AR_OK && t.ddp)
-        st = ari_ddp_gather_parameters(t.ddp);
+        st = ar_ddp_gather_parameters(t.ddp);
     const ar_status kept = native_keep_weights(r, ctx, &t);
     if (st == AR_OK)
         st = kept;
     if (st == AR_OK)
-        st = ari_optimizer_save(t.optimizer, ctx, native_keep_state, &keep);
+        st = ar_optimizer_save(t.optimizer, ctx, native_keep_state, &keep);
     ari_trainer_destroy(&t);
     return st;
 }

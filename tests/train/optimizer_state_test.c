@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An optimizer's state, saved after some steps and put back under another layout: training goes on with the same
  * bits. */
-#include "ref/context/context_private.h"
+#include "anyrank/context.h"
 #include "ref/core/optimizer_private.h"
 #include "ref/train/train_private.h"
 #include "tests/support/test.h"
@@ -73,15 +73,15 @@ static ar_status steps(ar_ctx *ctx, job *j, ar_optimizer *o, ar_param *matrix, a
         AR_TRY(set_gradient(ctx, matrix, g.matrix + own));
         AR_TRY(set_gradient(ctx, vector, g.vector));
         AR_TRY(ar_optimizer_step(o, ctx, 1.0f));
-        ari_ctx_end_step(ctx);
+        ar_ctx_end_step(ctx);
     }
-    AR_TRY(ar_ctx_download_floats(ctx, j->weights.matrix + own, &matrix->value));
+    AR_TRY(ar_ctx_download_floats(ctx, j->weights.matrix + own, ar_tensor_count(&matrix->value), &matrix->value));
     if (rank_of(ctx) == 0) {
         j->steps = ari_optimizer_steps(o);
         AR_TRY(ar_ctx_download(ctx, j->weights.vector, &vector->value));
     }
     saver s = {j, ctx};
-    return ari_optimizer_save(o, ctx, save, &s);
+    return ar_optimizer_save(o, ctx, save, &s);
 }
 
 static ar_status train(ar_ctx *ctx, void *user, ar_param *matrix, ar_param *vector)
@@ -91,7 +91,7 @@ static ar_status train(ar_ctx *ctx, void *user, ar_param *matrix, ar_param *vect
     OWNED(ar_optimizer_destroy) ar_optimizer *o = NULL;
     AR_TRY(ar_optimizer_create(&o, ctx, all, 2, &j->options));
     if (j->from > 0 || j->claimed > 0)
-        AR_TRY(ari_optimizer_load(o, ctx, j->claimed ? j->claimed : j->from, find, j));
+        AR_TRY(ar_optimizer_load(o, ctx, j->claimed ? j->claimed : j->from, find, j));
     return steps(ctx, j, o, matrix, vector);
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Learning-rate schedules, decay rules and parameter groups: their values, their rules, and PyTorch 1.13's weights. */
+#include "anyrank/context.h"
 #include "anyrank/train.h"
-#include "ref/context/context_private.h"
 #include "ref/core/optimizer_private.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/param_private.h"
@@ -157,7 +157,7 @@ static ar_status init(ar_param *p, ar_ctx *ctx, const char *name, int ndim, cons
     ar_layout layout;
     AR_TRY(ari_layout_replicate(&layout, ndim, shape, 0, 1));
     AR_TRY(ar_param_init(p, ctx, name, &layout, false));
-    return ari_param_set(p, ctx, values);
+    return ar_param_set(p, ctx, values);
 }
 
 static ar_status add_gradient(ar_param *p, ar_ctx *ctx, size_t step, size_t k)
@@ -178,7 +178,7 @@ static ar_status steps(ar_ctx *ctx, job *j, ar_optimizer *o, ar_param *const *p)
         AR_TRY(ar_optimizer_step(o, ctx, 1.0f));
         for (size_t k = 0; k < 3; at += ar_tensor_count(&p[k++]->value))
             AR_TRY(ar_ctx_download(ctx, j->weights[t - 1] + at, &p[k]->value));
-        ari_ctx_end_step(ctx);
+        ar_ctx_end_step(ctx);
     }
     return AR_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a training step refuses, and that nothing has changed then. */
+#include "anyrank/context.h"
 #include "anyrank/train.h"
-#include "ref/context/context_private.h"
 #include "ref/train/train_private.h"
 #include "support/bits.h"
 #include "support/match.h"
@@ -55,7 +55,7 @@ static ar_status poison(ar_ctx *ctx, ar_param *p)
 static ar_status try_step(ar_ctx *ctx, job *j, ar_model *m, ar_optimizer *o, ar_param *const *p, size_t n)
 {
     const ar_batch usual = {.batch = B, .seq = S, .input_ids = ids}, batch = j->batch.batch ? j->batch : usual;
-    const size_t r = (size_t)ar_comm_rank(ari_ctx_tp(ctx));
+    const size_t r = (size_t)ar_comm_rank(ar_ctx_tp(ctx));
     ar_train_result result;
     if (j->poisoned < n)
         AR_TRY(poison(ctx, p[j->poisoned]));

@@ -50,7 +50,7 @@ static inline ar_status with_two_params(ar_ctx *ctx, const two_values *start, tw
     AR_TRY(ar_param_init(&matrix, ctx, "matrix", &layout, false));
     AR_TRY(ari_layout_replicate(&layout, 1, &length, r, n));
     AR_TRY(ar_param_init(&vector, ctx, "vector", &layout, false));
-    AR_TRY(ari_param_set(&matrix, ctx, start->matrix));
-    AR_TRY(ari_param_set(&vector, ctx, start->vector));
+    AR_TRY(ar_param_set(&matrix, ctx, start->matrix));
+    AR_TRY(ar_param_set(&vector, ctx, start->vector));
     return fn(ctx, user, &matrix, &vector);
 }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ZeRO over a list of parameters whose gradients are given by hand, against one rank with an optimizer of whole
  * parameters: slices of every size, parameters without gradient, state that is kept and put back. */
+#include "anyrank/train.h"
 #include "ref/core/optimizer_private.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/param_private.h"
-#include "ref/train/train_private.h"
 #include "tests/train/zero_run.h"
 
 static const int rank_counts[] = {1, 2, 3, 5, 8};
@@ -158,7 +158,7 @@ static ar_status create_without_zero(ar_ctx *ctx, void *user)
     OWNED(ar_ddp_destroy) ar_ddp *ddp = NULL;
     OWNED(ar_optimizer_destroy) ar_optimizer *made = NULL;
     AR_TRY(ar_ddp_create_params(&ddp, ctx, "list", NULL, 0, &options));
-    return ari_optimizer_create_sharded(&made, ctx, ddp, o);
+    return ar_optimizer_create_sharded(&made, ctx, ddp, o);
 }
 
 Test(zero_params, a_ddp_without_zero_is_refused)
@@ -221,10 +221,10 @@ static ar_status step_of_two_orders(ar_ctx *ctx, void *user)
         ar_layout layout;
         AR_TRY(ari_layout_replicate(&layout, 1, &t->size[i], 0, 1));
         AR_TRY(ar_param_init(p.all[i], ctx, called[i], &layout, false));
-        AR_TRY(ari_param_set(p.all[i], ctx, zeros));
+        AR_TRY(ar_param_set(p.all[i], ctx, zeros));
     }
     AR_TRY(make_in_order(&other, ctx, "other", p.at, t->of_optimizer));
-    AR_TRY(ari_optimizer_create_sharded(&o, ctx, other, &options));
+    AR_TRY(ar_optimizer_create_sharded(&o, ctx, other, &options));
     AR_TRY(make_in_order(&d, ctx, "object", p.at, t->of_gradients));
     for (size_t i = 0; i < SHARED; i++)
         AR_TRY(ari_param_zero_grad(p.all[i], ctx));

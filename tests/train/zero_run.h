@@ -2,12 +2,12 @@
 /* A list of parameters whose gradients are given by hand, trained by shares or as a whole. */
 #pragma once
 
+#include "anyrank/context.h"
+#include "anyrank/ddp.h"
 #include "anyrank/train.h"
 #include "ref/context/context.h"
-#include "ref/context/context_private.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/param_private.h"
-#include "ref/train/ddp_private.h"
 #include "ref/train/train_private.h"
 #include "support/bits.h"
 #include "support/rank_run.h"
@@ -80,9 +80,9 @@ static inline ar_status one_step(ar_ctx *ctx, job *j, ar_param **p, const reduce
     AR_TRY(for_each_ddp(r, ar_ddp_start));
     AR_TRY(add_gradients(ctx, j, p, step));
     AR_TRY(for_each_ddp(r, ar_ddp_wait));
-    AR_TRY(ari_gradient_norm(&j->norm[ar_comm_rank(ctx->dp)], ctx, p, PARAMS));
+    AR_TRY(ar_gradient_norm(&j->norm[ar_comm_rank(ctx->dp)], ctx, p, PARAMS));
     AR_TRY(ar_optimizer_step(o, ctx, j->clip));
-    ari_ctx_end_step(ctx);
+    ar_ctx_end_step(ctx);
     return AR_OK;
 }
 
@@ -146,23 +146,23 @@ static inline ar_status train(ar_ctx *ctx, job *j, ar_param **p)
     uint64_t version[PARAMS];
     AR_TRY(make_reducers(&r, ctx, j, p));
     if (j->zero)
-        AR_TRY(ari_optimizer_create_sharded(&o, ctx, r.first, &j->options));
+        AR_TRY(ar_optimizer_create_sharded(&o, ctx, r.first, &j->options));
     else
         AR_TRY(ar_optimizer_create(&o, ctx, p, PARAMS, &j->options));
     if (j->first > 1)
-        AR_TRY(ari_optimizer_load(o, ctx, j->first - 1, find, j));
+        AR_TRY(ar_optimizer_load(o, ctx, j->first - 1, find, j));
     for (size_t i = 0; i < PARAMS; i++)
         version[i] = p[i]->version;
     for (unsigned step = j->first; step <= j->last; step++)
         AR_TRY(one_step(ctx, j, p, &r, o, step));
     j->bytes[rank] = ari_optimizer_bytes(o);
     if (r.first)
-        AR_TRY(ari_ddp_gather_parameters(r.first));
+        AR_TRY(ar_ddp_gather_parameters(r.first));
     for (size_t i = 0; i < PARAMS; i++) {
         j->versions[rank][i] = p[i]->version - version[i];
-        AR_TRY(ar_ctx_download_floats(ctx, j->end[rank].at[i], &p[i]->value));
+        AR_TRY(ar_ctx_download_floats(ctx, j->end[rank].at[i], ar_tensor_count(&p[i]->value), &p[i]->value));
     }
-    return ari_optimizer_save(o, ctx, keep, j);
+    return ar_optimizer_save(o, ctx, keep, j);
 }
 
 static inline ar_status rank_main(ar_ctx *ctx, void *user)
@@ -174,7 +174,7 @@ static inline ar_status rank_main(ar_ctx *ctx, void *user)
         ar_layout layout;
         AR_TRY(ari_layout_replicate(&layout, shapes[i][1] ? 2 : 1, shapes[i], 0, 1));
         AR_TRY(ar_param_init(p.all[i], ctx, names[i], &layout, i == 0));
-        AR_TRY(ari_param_set(p.all[i], ctx, j->start->at[i]));
+        AR_TRY(ar_param_set(p.all[i], ctx, j->start->at[i]));
     }
     return train(ctx, j, p.all);
 }

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ZeRO of every stage and replicas of shares have one rank's bits in every tensor, and hold what their formulas say. */
+#include "anyrank/context.h"
+#include "anyrank/ddp.h"
 #include "tests/train/batches.h"
 #include "tests/train/recorded.h"
 
 #include "anyrank/train.h"
-#include "ref/context/context_private.h"
 #include "ref/models/model_private.h"
 #include "ref/models/parallel_private.h"
-#include "ref/train/ddp_private.h"
-#include "ref/train/train_private.h"
 #include "support/bits.h"
 #include "support/own_module.h"
 #include "support/small.h"
@@ -163,7 +162,7 @@ static ar_status own_passes(ar_ctx *ctx, ar_ddp *d, int micro)
     float values[ROWS * WIDTH];
     OWNED(ar_saved_destroy) ar_saved *saved = NULL;
     ar_tensor x, y, dy;
-    fill_values(values, ROWS * WIDTH, (unsigned)(3 * ar_comm_rank(ari_ctx_dp(ctx)) + micro), 1.0);
+    fill_values(values, ROWS * WIDTH, (unsigned)(3 * ar_comm_rank(ar_ctx_dp(ctx)) + micro), 1.0);
     AR_TRY(rank_upload(ctx, &x, 2, shape, values));
     AR_TRY(rank_upload(ctx, &dy, 2, shape, values));
     AR_TRY(ar_saved_create(&saved));
@@ -178,22 +177,23 @@ static ar_status own_train(ar_ctx *ctx, own_job *j, ar_module *all, ar_ddp *d, o
     ar_status st = AR_OK;
     sgd.lr = 0.25;
     k->n = ar_module_params(all, k->p, 2 * LAYERS, false);
-    AR_TRY(j->ddp.zero ? ari_optimizer_create_sharded(&o, ctx, d, &sgd)
+    AR_TRY(j->ddp.zero ? ar_optimizer_create_sharded(&o, ctx, d, &sgd)
                        : ar_optimizer_create(&o, ctx, k->p, k->n, &sgd));
     for (int step = 0; step < 2; step++) {
         AR_TRY_TO(done, st, ar_ddp_start(d));
         for (int micro = 0; micro < 2; micro++) {
             ar_ddp_set_sync(d, micro == 1);
             AR_TRY_TO(done, st, own_passes(ctx, d, micro + 2 * step));
-            ari_ctx_end_step(ctx);
+            ar_ctx_end_step(ctx);
         }
         AR_TRY_TO(done, st, ar_ddp_wait(d));
         AR_TRY_TO(done, st, ar_optimizer_step(o, ctx, 1.0f));
     }
-    AR_TRY_TO(done, st, ari_ddp_gather_parameters(d));
+    AR_TRY_TO(done, st, ar_ddp_gather_parameters(d));
     for (size_t i = 0; 2 * i < k->n; i++)
         AR_TRY_TO(done, st,
-                  ar_ctx_download_floats(ctx, j->weight[ar_comm_rank(ari_ctx_dp(ctx))][i], &k->p[2 * i]->value));
+                  ar_ctx_download_floats(ctx, j->weight[ar_comm_rank(ar_ctx_dp(ctx))][i],
+                                         ar_tensor_count(&k->p[2 * i]->value), &k->p[2 * i]->value));
 done:
     k->n = 0;
     ar_optimizer_destroy(o);
@@ -225,7 +225,7 @@ static ar_status own_main(ar_ctx *ctx, void *user)
     options.unit = j->no_units ? NULL : unit;
     options.units = j->no_units ? 0 : LAYERS;
     AR_TRY_TO(done, st, ar_ddp_create(&d, ctx, all, &options));
-    AR_TRY_TO(done, st, own_train(ctx, j, all, d, &own_ranks[ar_comm_rank(ari_ctx_dp(ctx))]));
+    AR_TRY_TO(done, st, own_train(ctx, j, all, d, &own_ranks[ar_comm_rank(ar_ctx_dp(ctx))]));
 done:
     ar_ddp_destroy(d);
     ar_module_destroy(all);

@@ -3,8 +3,8 @@
 #include <stdatomic.h>
 
 #include "anyrank/check_module.h"
-#include "ref/context/context_private.h"
-#include "ref/layers/layers_private.h"
+#include "anyrank/context.h"
+#include "anyrank/layers.h"
 #include "ref/layers/param_private.h"
 #include "ref/models/parallel_private.h"
 #include "support/own_module.h"
@@ -80,11 +80,11 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     ar_param *own[2] = {NULL};
     size_t n = 0;
     ar_status st = AR_OK;
-    if (g->fails && ar_comm_size(ari_ctx_tp(ctx)) == 2)
+    if (g->fails && ar_comm_size(ar_ctx_tp(ctx)) == 2)
         return ar_error_set(AR_ERR_UNSUPPORTED, "not on two ranks");
     AR_TRY_TO(failed, st, ar_column_linear_create(&m[n++], ctx, "in", WIDTH, 12, &column));
     AR_TRY_TO(failed, st, ar_activation_create(&m[n++], ctx, "act", g->act, AR_HELD_SHARD));
-    AR_TRY_TO(failed, st, ari_dropout_create(&m[n++], ctx, "part", 1, 12, AR_HELD_SHARD));
+    AR_TRY_TO(failed, st, ar_dropout_create(&m[n++], ctx, "part", 1, 12, AR_HELD_SHARD));
     AR_TRY_TO(failed, st, ar_row_linear_create(&m[n++], ctx, "middle", 12, WIDTH, &row));
     AR_TRY_TO(failed, st, own_layer_create(&m[n++], ctx, "own", WIDTH, g->mistake));
     ar_module_params(m[n - 1], own, 2, false);
@@ -92,13 +92,13 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     if (g->twice)
         AR_TRY_TO(failed, st, own_layer_again(&m[n], m[n - 1]));
     n += g->twice;
-    AR_TRY_TO(failed, st, ari_dropout_create(&m[n++], ctx, "drop", 1, WIDTH, AR_HELD_WHOLE));
+    AR_TRY_TO(failed, st, ar_dropout_create(&m[n++], ctx, "drop", 1, WIDTH, AR_HELD_WHOLE));
     AR_TRY_TO(failed, st, ar_norm_create(&m[n++], ctx, "norm", AR_NORM_LAYER, WIDTH, 1e-5));
     AR_TRY_TO(failed, st, ar_column_linear_create(&m[n++], ctx, "out", WIDTH, CLASSES, &column));
     AR_TRY_TO(failed, st, ar_sequential_create(module, "net", m, n, true));
     AR_TRY(ar_module_fresh(*module, ctx, 3));
     if (g->other_scale)
-        AR_TRY(ari_param_fresh(own[1], ctx, (uint64_t)ar_comm_rank(ari_ctx_tp(ctx))));
+        AR_TRY(ari_param_fresh(own[1], ctx, (uint64_t)ar_comm_rank(ar_ctx_tp(ctx))));
     if (g->drift)
         AR_TRY(ari_param_fresh(own[1], ctx, (uint64_t)++ * g->drift));
     return ar_cross_entropy_create(loss, ctx, "loss", CLASSES, AR_HELD_SHARD);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ar_check as a whole: the same bits, hashes and predicted bytes in every layout, and runs that cannot end well. */
+#include "anyrank/context.h"
 #include "anyrank/grads.h"
 #include "anyrank/training.h"
 #include "support/row.h"
 #include "tests/verify/support.h"
 
 #include "ref/context/context.h"
-#include "ref/context/context_private.h"
 #include "ref/layers/batch_private.h"
 #include "verify/check/check_run.h"
 
@@ -158,7 +158,7 @@ static ar_status body_that_fails(void *user, ar_ctx *ctx)
 {
     (void)user;
     int32_t value = 1, sum = 0;
-    ar_comm *tp = ari_ctx_tp(ctx);
+    ar_comm *tp = ar_ctx_tp(ctx);
     AR_TRY(ar_comm_all_reduce(tp, ctx->queue, (ar_buf){&sum}, (ar_cbuf){&value}, 1, AR_I32, AR_SUM, "a sum"));
     if (ar_comm_rank(tp) == 1)
         return ar_error_set(AR_ERR_DATA, "rank 1 had enough");

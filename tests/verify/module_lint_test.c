@@ -3,7 +3,7 @@
  * are found by their numbers. */
 
 #include "anyrank/activation.h"
-#include "ref/layers/loss_private.h"
+#include "anyrank/loss.h"
 #include "ref/layers/module_private.h"
 #include "support/own_lm.h"
 #include "support/rank_run.h"
@@ -328,8 +328,8 @@ static ar_status check_rank(ar_ctx *ctx, void *user)
     AR_TRY(batch(NULL, 1, &b));
     AR_TRY(ari_batch_input(ctx, &x, &b));
     AR_TRY(ar_module_forward(module, ctx, saved, &y, &x, &b));
-    AR_TRY(ari_loss_forward(loss, ctx, saved, &y, &b));
-    AR_TRY(ari_loss_backward(loss, ctx, saved, &dy, &b));
+    AR_TRY(ar_loss_forward(loss, ctx, saved, &y, &b));
+    AR_TRY(ar_loss_backward(loss, ctx, saved, &dy, &b));
     AR_TRY(ar_module_backward(module, ctx, saved, NULL, &dy, &b));
     return AR_OK;
 }

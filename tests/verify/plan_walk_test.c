@@ -30,7 +30,7 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     AR_TRY_TO(made, st, ar_plan_norm_create(&m[0], ctx, &w, "net.norm", AR_NORM_LAYER, WIDTH, 1e-5));
     AR_TRY_TO(made, st, ar_plan_linear_create(&m[1], ctx, &w, "net.up", WIDTH, FFN, true));
     AR_TRY_TO(made, st, ar_plan_activation_create(&m[2], ctx, &w, "net.act", AR_ACT_SILU));
-    AR_TRY_TO(made, st, ari_plan_dropout_create(&m[3], ctx, &w, "net.drop", g->flat ? 1 : POSITIONS, FFN));
+    AR_TRY_TO(made, st, ar_plan_dropout_create(&m[3], ctx, &w, "net.drop", g->flat ? 1 : POSITIONS, FFN));
     AR_TRY_TO(made, st, ar_plan_linear_create(&m[4], ctx, &w, "net.down", FFN, WIDTH, true));
     AR_TRY_TO(made, st, ar_plan_redistribute_create(&m[5], ctx, &w, "net.out", (ar_placement){AR_REPLICATE, 0}));
     AR_TRY_TO(made, st, ar_plan_end(&w, "net"));

@@ -242,10 +242,10 @@ static ar_status body_that_ends_early(void *user, ar_ctx *ctx)
     ar_layout layout;
     ar_tensor value;
     AR_TRY(
-        ari_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ari_ctx_tp(ctx)), ar_comm_size(ari_ctx_tp(ctx))));
+        ari_layout_replicate(&layout, t->ndim, t->shape, ar_comm_rank(ar_ctx_tp(ctx)), ar_comm_size(ar_ctx_tp(ctx))));
     AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, t->ndim, t->shape));
     AR_TRY(ar_ctx_upload(ctx, &value, t->values));
-    if (ar_comm_rank(ari_ctx_tp(ctx)) == 0)
+    if (ar_comm_rank(ar_ctx_tp(ctx)) == 0)
         AR_TRY(ari_tap(ctx, t->name, t->pass, &value, &layout));
     return ar_error_set(AR_ERR_DATA, "enough");
 }

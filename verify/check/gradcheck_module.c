@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/context/context_private.h"
+#include "anyrank/context.h"
+#include "anyrank/loss.h"
+#include "anyrank/param.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/loss.h"
-#include "ref/layers/loss_private.h"
 #include "ref/layers/module_private.h"
-#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/philox.h"
 #include "verify/check/check_run.h"
@@ -96,25 +96,25 @@ static ar_status run_forward(checking *k, ar_saved *saved, ar_tensor *x)
     ar_tensor y;
     AR_TRY(ari_batch_input(k->ctx, x, &k->batch));
     AR_TRY(ar_module_forward(k->module, k->ctx, saved, &y, x, &k->batch));
-    return ari_loss_forward(k->loss, k->ctx, saved, &y, &k->batch);
+    return ar_loss_forward(k->loss, k->ctx, saved, &y, &k->batch);
 }
 
 static ar_status run_backward(checking *k, ar_saved *saved)
 {
     const bool moved = k->batch.input != NULL; /* ids cannot be */
     ar_tensor x, dx, dy, g;
-    AR_TRY(ari_loss_zero(k->loss, k->ctx));
-    AR_TRY(ari_module_zero_grad(k->module, k->ctx));
+    AR_TRY(ar_loss_zero(k->loss, k->ctx));
+    AR_TRY(ar_module_zero_grad(k->module, k->ctx));
     AR_TRY(run_forward(k, saved, &x));
-    AR_TRY(ari_loss_backward(k->loss, k->ctx, saved, &dy, &k->batch));
+    AR_TRY(ar_loss_backward(k->loss, k->ctx, saved, &dy, &k->batch));
     AR_TRY(ar_module_backward(k->module, k->ctx, saved, moved ? &dx : NULL, &dy, &k->batch));
-    AR_TRY(ari_loss_read_value(k->loss, k->ctx, &k->report->loss, k->batch.targets));
+    AR_TRY(ar_loss_value(k->loss, k->ctx, &k->report->loss, k->batch.targets));
     for (size_t i = 0; i < k->n_params; i++) {
         ar_param *p = k->params[i];
         if (!p->requires_grad)
             continue;
         AR_TRY(ar_ctx_tensor(k->ctx, &g, AR_F32, p->value.ndim, p->value.shape));
-        AR_TRY(ari_param_grad_value(p, k->ctx, &g));
+        AR_TRY(ar_param_grad_value(p, k->ctx, &g));
         AR_TRY(add_subject(k, p, NULL, &p->value, &g));
     }
     if (!moved)
@@ -133,7 +133,7 @@ static ar_status take_gradients(checking *k)
     AR_TRY(ar_saved_create(&saved));
     const ar_status st = run_backward(k, saved);
     ar_saved_destroy(saved);
-    ari_ctx_end_step(k->ctx);
+    ar_ctx_end_step(k->ctx);
     return st;
 }
 
@@ -171,7 +171,7 @@ static ar_status add_terms_at(checking *k, const probe *p, double by, double *ch
         k->batch.input = s->moved;
     }
     AR_TRY(run_forward(k, NULL, &x));
-    ari_ctx_end_step(k->ctx);
+    ar_ctx_end_step(k->ctx);
     return AR_OK;
 }
 
@@ -180,14 +180,14 @@ static ar_status change_of(checking *k, const probe *p, double by, double *gives
 {
     double none = 0.0;
     float measured = 0.0f;
-    AR_TRY(ari_loss_zero(k->loss, k->ctx));
+    AR_TRY(ar_loss_zero(k->loss, k->ctx));
     AR_TRY(add_terms_at(k, p, by, predicted));
     ari_loss_subtract(k->loss, true);
     const ar_status st = add_terms_at(k, p, 0.0, &none);
     ari_loss_subtract(k->loss, false);
     AR_TRY(st);
-    AR_TRY(ari_loss_read_value(k->loss, k->ctx, &measured, k->batch.targets));
-    ari_ctx_end_step(k->ctx);
+    AR_TRY(ar_loss_value(k->loss, k->ctx, &measured, k->batch.targets));
+    ar_ctx_end_step(k->ctx);
     *gives = (double)measured;
     return AR_OK;
 }
@@ -342,7 +342,7 @@ static ar_status rank_body(void *user, ar_ctx *ctx)
     AR_TRY(ari_module_build(k->c, k->o->run.seed, ctx, &k->module, &k->loss));
     k->batch.global_batch = k->batch.batch;
     k->batch.first_sample = 0;
-    AR_TRY_TO(done, st, ari_loss_targets(&k->batch.targets, k->loss, ctx, &k->batch));
+    AR_TRY_TO(done, st, ar_loss_targets(&k->batch.targets, k->loss, ctx, &k->batch));
     AR_TRY_TO(done, st, take_gradients(k));
     AR_TRY_TO(done, st, make_room(&r, k));
     for (size_t i = 0; i < k->n; i++)

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/activation.h"
+#include "anyrank/context.h"
+#include "anyrank/param.h"
 #include "verify/grads/grads.h"
 
 #include <math.h>
@@ -9,11 +11,9 @@
 
 #include "ref/baseline/baseline_private.h"
 #include "ref/context/context.h"
-#include "ref/context/context_private.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors_private.h"
 #include "ref/layers/module_private.h"
-#include "ref/layers/param_private.h"
 #include "ref/layers/parts.h"
 #include "ref/models/model_private.h"
 #include "ref/models/plan_private.h"
@@ -220,7 +220,7 @@ static ar_status set_parameters(const ari_block_case *b, ar_ctx *ctx, ar_module 
             i++;
         if (i == INPUTS)
             return ar_error_set(AR_ERR_INTERNAL, "a block has a parameter %s", params[k]->name);
-        AR_TRY(ari_param_set(params[k], ctx, b->values[i]));
+        AR_TRY(ar_param_set(params[k], ctx, b->values[i]));
     }
     return AR_OK;
 }
@@ -250,7 +250,7 @@ static ar_status forward_backward(const ari_block_case *b, ar_ctx *ctx, ar_modul
 ar_status ari_block_case_run(void *user, ar_ctx *ctx)
 {
     const ari_block_case *b = user;
-    const bool sequence = ari_plan_by_tokens(&b->plan, ar_comm_size(ari_ctx_tp(ctx)), ari_ctx_sp(ctx));
+    const bool sequence = ari_plan_by_tokens(&b->plan, ar_comm_size(ar_ctx_tp(ctx)), ari_ctx_sp(ctx));
     ar_block_options o;
     ar_block_split split;
     char name[96];

@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include "anyrank/config.h"
+#include "anyrank/param.h"
 #include "anyrank/safetensors.h"
+#include "anyrank/train.h"
 #include "ref/context/context.h"
 #include "ref/core/optimizer_private.h"
 #include "ref/core/size.h"
@@ -14,9 +16,7 @@
 #include "ref/io/hash.h"
 #include "ref/io/json.h"
 #include "ref/io/safetensors_private.h"
-#include "ref/layers/param_private.h"
 #include "ref/models/family.h"
-#include "ref/train/train_private.h"
 #include "verify/run/checkpoint.h"
 #include "verify/run/checkpoint_private.h"
 #include "verify/run/run.h"
@@ -237,7 +237,7 @@ bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const
     return !sgd && (strcmp(state, "exp_avg") == 0 || strcmp(state, "exp_avg_sq") == 0);
 }
 
-/* ari_optimizer_load finds missing state. */
+/* ar_optimizer_load finds missing state. */
 static ar_status check_own(const ar_checkpoint *c, const ar_param *p, bool state)
 {
     static const char *const kept[] = {"master", "momentum_buffer", "exp_avg", "exp_avg_sq"};
@@ -340,9 +340,9 @@ ar_status ari_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *con
     const bool state = optimizer != NULL, all = ar_comm_size(ctx->pipeline) == 1 && ar_comm_size(ctx->ep) == 1;
     AR_TRY(ari_checkpoint_check(c, params, n, state, all));
     for (size_t i = 0; i < n; i++)
-        AR_TRY(ari_param_set(params[i], ctx, full_of(c, params[i])));
+        AR_TRY(ar_param_set(params[i], ctx, full_of(c, params[i])));
     if (!state)
         return AR_OK;
     /* find_state changes nothing: the pointer loses its const for the callback alone. */
-    return ari_optimizer_load(optimizer, ctx, c->read.state.optimizer_steps, find_state, (void *)(uintptr_t)c);
+    return ar_optimizer_load(optimizer, ctx, c->read.state.optimizer_steps, find_state, (void *)(uintptr_t)c);
 }

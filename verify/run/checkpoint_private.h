@@ -44,7 +44,7 @@ const char *ari_checkpoint_weights_hash(const ar_checkpoint *c);
 /** Puts this rank's parts of weights and optimizer state back, under any layout. Strict: the checkpoint has every
  *  parameter, of its shape, and nothing else (of a rank in a pipeline: but for other stages'). optimizer NULL: weights
  *  alone. Errors: AR_ERR_NOT_FOUND, AR_ERR_SHAPE,
- *  AR_ERR_DTYPE, AR_ERR_FORMAT (something else), each naming the tensor; those of ari_optimizer_load. */
+ *  AR_ERR_DTYPE, AR_ERR_FORMAT (something else), each naming the tensor; those of ar_optimizer_load. */
 AR_NODISCARD ar_status ari_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *const *params, size_t n,
                                            ar_optimizer *optimizer);
 /** As ari_model_set's find: the full tensor of a parameter, or NULL. user: an ar_checkpoint. */

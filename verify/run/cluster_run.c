@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/run/cluster_run.h"
+#include "anyrank/comm.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "gpu/cluster/process/process_private.h"
-#include "ref/comm/comm_private.h"
 #include "ref/context/context_private.h"
 #include "ref/core/clock.h"
 #include "ref/core/fault_private.h"
@@ -21,7 +21,7 @@
 #include "verify/run/process_run.h"
 #include "verify/run/run.h"
 
-ARI_OWNER(ar_comm, ari_comm_destroy)
+ARI_OWNER(ar_comm, ar_comm_destroy)
 
 /* --- what a rank trains with -------------------------------------------------------------------------------------- */
 static ar_status create_optimizer(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o)
@@ -29,7 +29,7 @@ static ar_status create_optimizer(ari_trainer *t, ar_ctx *ctx, const ari_cluster
     if (o->forward_only || o->run.steps == 0)
         return AR_OK;
     if (o->run.parallel.zero)
-        return ari_optimizer_create_sharded(&t->optimizer, ctx, t->ddp, &o->run.optimizer);
+        return ar_optimizer_create_sharded(&t->optimizer, ctx, t->ddp, &o->run.optimizer);
     return ar_optimizer_create(&t->optimizer, ctx, t->params, t->n, &o->run.optimizer);
 }
 
@@ -202,7 +202,7 @@ static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_o
     for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
         result->calls[k] = ari_ctx_calls(ctx, ari_collective_kind[k]);
     size_t now = 0;
-    ari_ctx_memory(ctx, &now, &result->memory.rank.peak);
+    ar_ctx_memory(ctx, &now, &result->memory.rank.peak);
 done:
     if (st != AR_OK && apart)
         st = ari_process_fail(world, st);
@@ -328,7 +328,7 @@ ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int r
 {
     ari_cluster_options own = *o;
     ARI_OWNED float *losses = NULL;
-    ARI_OWNED_BY(ari_comm_destroy) ar_comm *world = NULL;
+    ARI_OWNED_BY(ar_comm_destroy) ar_comm *world = NULL;
     ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
     own.run.steps = o->routes || o->module || o->ledger ? o->run.steps : o->run.steps > 0;
     own.run.fault = o->faulty ? o->run.fault : NULL;

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "verify/run/full_set.h"
+#include "anyrank/queue.h"
+#include "anyrank/train.h"
 
 #include <pthread.h>
 #include <stdint.h>
@@ -10,12 +12,10 @@
 #include "ref/context/context.h"
 #include "ref/core/atomic_file.h"
 #include "ref/core/queue_impl.h"
-#include "ref/core/queue_private.h"
 #include "ref/core/size.h"
 #include "ref/io/hash.h"
 #include "ref/layers/parts.h"
 #include "ref/numerics/bits.h"
-#include "ref/train/train_private.h"
 #include "verify/run/process_run.h"
 
 /* --- one tensor --------------------------------------------------------------------------------------------------- */
@@ -229,7 +229,7 @@ ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status own)
     const unsigned row = me->turn++ % 2;
     me->said[row] = ari_outcome_of(own);
     AR_TRY(ar_comm_barrier(ctx->world, ctx->queue, "full tensors"));
-    AR_TRY(ari_queue_sync(ctx->queue, 0)); /* NCCL's barrier is on the stream */
+    AR_TRY(ar_queue_sync(ctx->queue, 0)); /* NCCL's barrier is on the stream */
     for (int r = 0; r < ranks; r++)
         AR_TRY(ari_outcome_status(&s->members[r].said[row]));
     return AR_OK;
@@ -343,7 +343,7 @@ static ar_status take_all(pass *p, ar_param *const *params, size_t n, ar_optimiz
         AR_TRY(gather_tensor(p, params[i]->name, false, &value, &layout));
         ari_value_end(&value, p->ctx, params[i]);
     }
-    return optimizer == NULL ? AR_OK : ari_optimizer_save(optimizer, p->ctx, take_state, p);
+    return optimizer == NULL ? AR_OK : ar_optimizer_save(optimizer, p->ctx, take_state, p);
 }
 
 static int by_name(const void *a, const void *b)

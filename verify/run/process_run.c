@@ -80,7 +80,7 @@ ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int thre
         st = fn(world, d, arg);
     if (st != AR_OK && world)
         st = ari_process_fail(world, st);
-    ari_comm_destroy(world);
+    ar_comm_destroy(world);
     ar_device_destroy(d);
     return st;
 }

@@ -5,11 +5,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "anyrank/train.h"
 #include "ref/core/context_private.h"
 #include "ref/core/optimizer_private.h"
 #include "ref/core/text.h"
 #include "ref/models/family.h"
-#include "ref/train/train_private.h"
 #include "verify/run/checkpoint.h"
 #include "verify/run/checkpoint_private.h"
 #include "verify/run/train_rank.h"
@@ -30,7 +30,7 @@ void ari_training_resume(ar_training_options *o, ar_checkpoint *c)
     o->run.storage = s->precision == AR_PRECISION_BF16 ? 0 : s->storage;
     o->scale_loss = s->loss_scale > 0.0;
     if (o->scale_loss) {
-        o->scaling = ari_loss_scaling_defaults(!s->loss_scale_static);
+        o->scaling = ar_loss_scaling_defaults(!s->loss_scale_static);
         o->scaling.scale = s->loss_scale;
         o->scaling.good = (uint32_t)s->loss_scale_steps;
     }

@@ -4,10 +4,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "anyrank/queue.h"
 #include "gpu/cluster/nccl/comm.h"
 #include "gpu/cluster/process/agree.h"
 #include "gpu/native.h"
-#include "ref/core/queue_private.h"
 #include "ref/core/size.h"
 
 ARI_OWNER(ar_queue, ar_queue_destroy)
@@ -189,7 +189,7 @@ static ar_status call_all_peers(ari_nccl_comm *c, ar_queue *q)
     }
     const ari_call call = {.kind = ARI_EXCHANGE, .dtype = AR_I32, .p2p = all, .count = 2 * peers, .on = q, .tag = ""};
     AR_TRY(ari_nccl_enqueue(c, &call));
-    return ari_queue_sync(q, 0);
+    return ar_queue_sync(q, 0);
 }
 
 /* The first calls, on a stream that ends with them: what NCCL and CUDA leave until they need it is made now, where all
@@ -210,7 +210,7 @@ static ar_status warm_up(ari_nccl_comm *c)
         AR_TRY(ari_nccl_enqueue(c, &sum));
         AR_TRY(call_all_peers(c, q));
     }
-    return ari_queue_sync(q, 0);
+    return ar_queue_sync(q, 0);
 }
 
 /* --- split -------------------------------------------------------------------------------------------------------- */

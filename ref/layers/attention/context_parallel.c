@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/layers/attention/context_parallel.h"
+#include "anyrank/comm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "ref/comm/comm_private.h"
 #include "ref/layers/faults.h"
 #include "ref/placement/parallel_private.h"
 
@@ -216,7 +216,7 @@ static ar_status hop_on(ar_ctx *ctx, ar_tensor to[2], const ar_tensor from[2], c
         ops[2 * i] = (ar_p2p){.peer = (r + 1) % n, .send = true, .buf = from[i].data, .count = count};
         ops[2 * i + 1] = (ar_p2p){.peer = (r + n - 1) % n, .buf = to[i].data, .count = count};
     }
-    return ari_comm_exchange(ctx->ring, ctx->queue, ops, 4, from[0].dtype, tag);
+    return ar_comm_exchange(ctx->ring, ctx->queue, ops, 4, from[0].dtype, tag);
 }
 
 ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2], size_t seq, const ari_ring_hops *h)

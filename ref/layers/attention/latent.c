@@ -6,9 +6,9 @@
  * summed over the tensor-parallel ranks again. */
 #include <stdlib.h>
 
+#include "anyrank/module.h"
 #include "ref/context/context_private.h"
 #include "ref/layers/attention/attention.h"
-#include "ref/layers/module_private.h"
 #include "ref/layers/parts.h"
 
 enum { SAVED_X, SAVED_MEAN, SAVED_RSTD };
@@ -59,7 +59,7 @@ static ar_status climb(latent_path *p, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     ar_tensor x, normed;
     ar_norm_saved rows;
     AR_TRY(take_features(ctx, &x, low, first, p->rank));
-    AR_TRY(ari_norm_forward(ctx, AR_NORM_RMS, &normed, &rows, &x, &p->gain, NULL, AR_LATENT_EPS));
+    AR_TRY(ar_norm_forward(ctx, AR_NORM_RMS, &normed, &rows, &x, &p->gain, NULL, AR_LATENT_EPS));
     AR_TRY(ari_tap_whole(ctx, p->norm_name, NULL, 'f', &normed));
     AR_TRY(ar_saved_push(saved, p, SAVED_X, &x));
     AR_TRY(ar_saved_push(saved, p, SAVED_MEAN, &rows.mean));

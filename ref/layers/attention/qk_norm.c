@@ -2,8 +2,8 @@
 /* RMSNorms of queries and of keys, between their projections and the rotation. Each rank has all features of a head, so
  * nothing moves; the heads share the gain, whose gradient is a sum over heads and tokens. A norm over all heads first
  * gathers those of the other ranks, as in Hugging Face's own tensor-parallel plan. */
+#include "anyrank/module.h"
 #include "ref/layers/attention/attention.h"
-#include "ref/layers/module_private.h"
 
 enum { SAVED_NORM = 8, OF_EACH = 3 }; /* of queries, then of keys: what is normalised, means, deviations */
 
@@ -147,7 +147,7 @@ ar_status ari_qk_norm_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, in
     ar_norm_saved rows;
     ar_tensor in;
     AR_TRY((by_head ? pack_heads : all_heads)(&n, ctx, &in, x));
-    AR_TRY(ari_norm_forward(ctx, AR_NORM_RMS, memory, &rows, &in, &m->norm.gain[which], NULL, m->o.norm_eps));
+    AR_TRY(ar_norm_forward(ctx, AR_NORM_RMS, memory, &rows, &in, &m->norm.gain[which], NULL, m->o.norm_eps));
     AR_TRY(save_rows(&n, saved, &in, &rows));
     *y = by_head ? *memory : own_heads(&n, ctx, memory);
     return by_head || !n.cut ? AR_OK : note_own(m, ctx, which, memory, y);

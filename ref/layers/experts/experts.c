@@ -9,7 +9,6 @@
 #include "ref/core/param_private.h"
 #include "ref/core/record.h"
 #include "ref/core/tensor_private.h"
-#include "ref/layers/experts/layers_private.h"
 #include "ref/layers/experts/routes.h"
 #include "ref/layers/experts/scores.h"
 #include "ref/layers/experts/shared.h"
@@ -567,7 +566,7 @@ ari_scores *ari_experts_scores(ar_module *m)
     return s && s->bias.device ? s : NULL;
 }
 
-ar_status ari_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o)
+ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o)
 {
     experts_module *m = NULL;
     AR_TRY(ARI_MODULE_BEGIN(&m, &experts_ops, name, AR_HELD_UNKNOWN));

@@ -216,7 +216,7 @@ ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expe
         else if (chosen[i] >= 0) /* check_experts tells of the others */
             numbers[i / k * width + (size_t)chosen[i]] = values[i];
     }
-    return ar_ctx_upload_floats(ctx, y, numbers);
+    return ar_ctx_upload_floats(ctx, y, numbers, ar_tensor_count(y));
 }
 
 /* --- making ------------------------------------------------------------------------------------------------------- */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "ref/layers/linear/chunks.h"
+#include "anyrank/queue.h"
 
 #include <stdlib.h>
 
-#include "ref/core/queue_private.h"
 #include "ref/layers/faults.h"
 #include "ref/placement/axis.h"
 
@@ -114,7 +114,7 @@ ar_status ari_gather_chunk(ar_ctx *ctx, ari_gathering *g, size_t i, ar_tensor *r
 {
     const size_t shape[2] = {ari_chunk_rows(&g->c, i), g->x.shape[g->x.ndim - 1]};
     AR_TRY(ar_tensor_view(rows, g->x.dtype, 2, shape, g->rows[i % 2]));
-    AR_TRY(ari_queue_wait(ctx->queue, g->come[i % 2]));
+    AR_TRY(ar_queue_wait(ctx->queue, g->come[i % 2]));
     return i + 1 < g->c.n ? enqueue_chunk(ctx, g, i + 1) : AR_OK;
 }
 
