@@ -8,16 +8,16 @@ Dependencies point one way: ref <- sim | gpu <- verify <- cli, where sim and gpu
 core <- numerics <- cpu <- arith <- layers <- models <- train. bench, programs, stands on the library. Inside ref, io
 stands on core, under models; pipeline, the schedules of one, on core and io; comm, what moves data between ranks, on
 core; context, what a rank holds, on both, under placement and arith; dry, a rank on nothing, on core, comm and cpu; the
-baseline on the scalar definitions and the parsed config and nothing else. verify/run stands on ref and sim; verify/dump,
-which reads other people's tensors and per-rank files, on ref's io and models; verify/lint, which says what a plan does,
-on models and record; python/abi, what other languages load, on core, io and verify/dump. In gpu/cluster, process, how
-processes connect and agree, stands on core, comm and io; mpi and nccl on process, nccl also on what gpu tells of a
-device; process/transport, which chooses among these, on them. What predicts or checks collectives (verify/bytes, the
-baseline, tests/sim/plain*.h) may not reach comm. Calls point the same way, whatever header declares the function. A
-type, function, enumerator or macro ar_* or ari_* is defined in one file. A fault that code asks for by name is in the
-table. How many functions and types of another folder
-a folder uses, scripts/edges.txt says, which --write writes. A file has at most 900 lines, a function 60. Every folder of
-sources has a rule, and every rule a folder.
+baseline on the elementary functions and the parsed config and nothing else, and it calls of others what
+docs/design/baseline.md says. verify/run stands on ref and sim; verify/dump, which reads other people's tensors and
+per-rank files, on ref's io and models; verify/lint, which says what a plan does, on models and record; python/abi, what
+other languages load, on core, io and verify/dump. In gpu/cluster, process, how processes connect and agree, stands on
+core, comm and io; mpi and nccl on process, nccl also on what gpu tells of a device; process/transport, which chooses
+among these, on them. What predicts or checks collectives (verify/bytes, the baseline, tests/sim/plain*.h) may not reach
+comm. Calls point the same way, whatever header declares the function. A type, function, enumerator or macro ar_* or
+ari_* is defined in one file. A fault that code asks for by name is in the table. How many functions and types of
+another folder a folder uses, scripts/edges.txt says, which --write writes. A file has at most 900 lines, a function 60.
+Every folder of sources has a rule, and every rule a folder.
 Prints "file:line: what is wrong" for each violation; exit status 1 if there is one.
 """
 
@@ -126,18 +126,20 @@ PLAIN = "tests/sim/plain*.h"
 
 # What the baseline may include besides its own files.
 BASELINE_HEADERS = {
-    "ref/numerics/bits.h", "ref/numerics/scalar.h", "ref/numerics/activation.h", "ref/numerics/philox.h",
-    "ref/numerics/accumulator.h", "ref/numerics/digest.h", "ref/numerics/optimizer.h", "ref/core/size.h",
+    "ref/numerics/bits.h", "ref/numerics/elementary.h", "ref/numerics/activation.h", "ref/numerics/philox.h",
+    "ref/numerics/digest.h", "ref/core/size.h",
     "include/anyrank/activation.h", "include/anyrank/arch.h", "include/anyrank/baseline.h", "include/anyrank/batch.h",
     "include/anyrank/block.h", "include/anyrank/config.h", "include/anyrank/optimizer.h", "include/anyrank/rope.h",
     "include/anyrank/status.h",
 }
 
-# What it may reach through them: the parts that the scalar header is made of. Anything else, and the baseline would
-# stand on what it is there to check.
-BASELINE_REACHES = BASELINE_HEADERS | {
-    "ref/numerics/elementary.h", "ref/numerics/integer_sum.h", "ref/numerics/rope.h", "ref/core/float_bits.h",
-}
+# What it may reach through them. Formulas of layers, of rotations and of the optimizer are not among them: the baseline
+# would stand on what it is there to check.
+BASELINE_REACHES = BASELINE_HEADERS | {"ref/core/float_bits.h"}
+
+# The page that names, in this section, each function that the baseline calls and does not define.
+SHARED_PAGE, SHARED_SECTION = "docs/design/baseline.md", "## What it shares"
+CALL, NAMED = re.compile(r"\b(ari?_(?!bl_)\w+)\("), re.compile(r"`(ari?_\w+)`")
 
 # Public headers that only some folders may include: what is below the simulator or the baseline does not know of them.
 PUBLIC_FOR = {
@@ -258,6 +260,7 @@ class Tree:
         self.functions_at = {}  # name of a function that is not static -> path
         self.words = {}  # path -> {ar_* or ari_* that stands there: line}
         self.lines = {}  # path -> how many
+        self.calls = {}  # path -> {ar_* or ari_* that is called: line}
         self.faults = {}  # path -> {fault that the file asks for: line}
         self.functions = {}  # path -> [(line, lines of the body)]
         tops, self.complete = top_folders(root)
@@ -274,6 +277,8 @@ class Tree:
         code = STRING.sub('""', text)
         self.words[name] = {word: line for line, text_of in reversed(list(enumerate(code.splitlines(), 1)))
                             for word in WORD.findall(text_of)}
+        self.calls[name] = {match.group(1): code.count("\n", 0, match.start()) + 1
+                            for match in reversed(list(CALL.finditer(code)))}
         self.faults[name] = {match.group(1): text.count("\n", 0, match.start(1)) + 1 for match in FAULT_ASKED.finditer(text)}
         defined = [(match.group(match.lastindex), match.start()) for match in DEFINITION.finditer(text)]
         for match in DEFINITION.finditer(text):
@@ -398,6 +403,23 @@ def check_faults(tree):
             yield name, asked[fault], f"there is no fault '{fault}' in {FAULTS}"
 
 
+def check_shared(tree):
+    """Functions that the baseline shares with what it judges and does not say so, or no longer shares. Not in an archive
+    without the page."""
+    page = tree.root / SHARED_PAGE
+    if not page.exists():
+        return
+    before, _, section = page.read_text(encoding="utf-8").partition(SHARED_SECTION)
+    line, named = before.count("\n") + 1, set(NAMED.findall(section.partition("\n## ")[0]))
+    inside = [path for path in tree.includes if folder_of(path) == "ref/baseline"]
+    defined = {name for name, path in tree.functions_at.items() if path in inside}
+    shared = {name: (path, at) for path in inside for name, at in tree.calls[path].items() if name not in defined}
+    for name in sorted(set(shared) - named):
+        yield *shared[name], f"the baseline shares {name}: write it anew in ref/baseline, or say so in {SHARED_PAGE}"
+    for name in sorted(named - set(shared)):
+        yield SHARED_PAGE, line, f"the baseline calls no {name}"
+
+
 def check_sizes(tree, name, folder):
     """A file or a function that is too long to be one idea."""
     del folder
@@ -468,6 +490,7 @@ def violations(root):
     """Sorted ["file:line: message"] of a tree, and how many files it has."""
     tree = Tree(root)
     found = list(check_homonyms(tree)) + list(check_faults(tree)) + list(check_edges(tree)) + list(check_rules(tree))
+    found += check_shared(tree)
     for name in tree.includes:
         folder = folder_of(name)
         if folder is None:

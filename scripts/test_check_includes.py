@@ -22,6 +22,7 @@ GOOD = {
     "ref/core/wait.h": "#include <pthread.h>\n",
     "ref/numerics/scalar.h": '#include "ref/core/size.h"\n#include <math.h>\n',
     "ref/numerics/rows.h": '#include "ref/core/size.h"\n',
+    "ref/numerics/elementary.h": "#include <math.h>\n",
     "ref/cpu/gemm.c": '#include "ref/numerics/scalar.h"\n#include "kernel.h"\n#include <blis.h>\n#include <omp.h>\n',
     "ref/cpu/kernel.h": "",
     "ref/io/json.h": '#include "ref/core/size.h"\n',
@@ -29,7 +30,7 @@ GOOD = {
     "ref/layers/norm.c": '#include "ref/arith/exact.h"\n#include "anyrank/config.h"\n',
     "ref/models/llama.h": '#include "ref/io/json.h"\n',
     "ref/train/adam.h": '#include "ref/models/llama.h"\n',
-    "ref/baseline/run.c": '#include "ref/numerics/scalar.h"\n#include "anyrank/baseline.h"\n#include "own.h"\n'
+    "ref/baseline/run.c": '#include "ref/numerics/elementary.h"\n#include "anyrank/baseline.h"\n#include "own.h"\n'
                           "#include <stdio.h>\n",
     "ref/baseline/own.h": '#include "ref/core/size.h"\n',
     "sim/ring.c": '#include "ref/core/wait.h"\n#include "anyrank/sim.h"\n',
@@ -117,18 +118,35 @@ class CheckIncludes(unittest.TestCase):
                      "through ref/core/wait.h")
 
     def test_the_baseline_stands_on_its_list(self):
-        for header in ("ref/numerics/rows.h", "ref/core/wait.h", "ref/io/json.h", "anyrank/sim.h"):
+        formulas = ("ref/numerics/scalar.h", "ref/numerics/rope.h", "ref/numerics/optimizer.h")
+        for header in ("ref/numerics/rows.h", "ref/core/wait.h", "ref/io/json.h", "anyrank/sim.h", *formulas):
             with self.subTest(header=header):
                 self.rejects("ref/baseline/own.h", f'#include "{header}"\n', 1, header.split("/")[-1])
         for header in ("pthread.h", "blis.h", "unistd.h"):
             with self.subTest(header=header):
                 self.rejects("ref/baseline/own.h", f"#include <{header}>\n", 1, header)
 
-    def test_the_baseline_reaches_nothing_through_the_scalar_header(self):
-        status, output = self.run_on({"ref/numerics/scalar.h": '#include "ref/numerics/rows.h"\n'})
+    def test_a_page_names_what_the_baseline_calls_of_others(self):
+        page = "# The baseline\n\n{}\n\n| elementary: `ari_exp` |\n\n## Modes\n\n`ari_bl_own`, `ari_mode`\n"
+        page = page.format(check_includes.SHARED_SECTION)
+        defined = {"ref/numerics/elementary.h": "ARI_FN double ari_exp(double x)\n{\n    return x;\n}\n"
+                                                "ARI_FN double ari_rate(double x)\n{\n    return x;\n}\n"}
+        text = "int ari_bl_own(void)\n{\n    return x;\n}\nint ari_own(void)\n{\n    return ari_bl_own()%s;\n}\n"
+
+        def told(calls):
+            return self.run_on({**defined, check_includes.SHARED_PAGE: page, "ref/baseline/a.c": text % calls})[1]
+
+        self.assertEqual(told(" + ari_exp(ari_own())"), [])
+        self.assertEqual(told(" + ari_exp(1)\n        + ari_rate(1)"),
+                         ["ref/baseline/a.c:8: the baseline shares ari_rate: write it anew in ref/baseline, or say so in "
+                          "docs/design/baseline.md"])
+        self.assertEqual(told(""), ["docs/design/baseline.md:3: the baseline calls no ari_exp"])
+
+    def test_the_baseline_reaches_nothing_through_a_header(self):
+        status, output = self.run_on({"ref/numerics/elementary.h": '#include "ref/numerics/rows.h"\n'})
         self.assertEqual(status, 1)
         self.assertIn("ref/baseline/run.c:1: the baseline may not reach ref/numerics/rows.h through "
-                      "ref/numerics/scalar.h", output)
+                      "ref/numerics/elementary.h", output)
 
     def test_public_headers_include_only_public_headers(self):
         self.rejects("include/anyrank/a.h", '#include "ref/core/size.h"\n', 1, "ref/core/size.h")

@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 #include "ref/numerics/digest.h"
-#include "ref/numerics/scalar.h"
+#include "ref/numerics/elementary.h"
 
 /* --- heads -------------------------------------------------------------------------------------------------------- */
 

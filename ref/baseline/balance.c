@@ -8,7 +8,7 @@
  * of tokens that are not padding, which alone are counted in n, S and T. */
 #include "ref/baseline/run.h"
 
-#include "ref/numerics/scalar.h"
+#include "ref/numerics/elementary.h"
 
 static ar_balance balance_of(const ari_bl_run *run)
 {

@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 #include "ref/numerics/activation.h"
-#include "ref/numerics/scalar.h"
+#include "ref/numerics/elementary.h"
 
 static void enter_block(ari_bl_run *run, size_t layer)
 {

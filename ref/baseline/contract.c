@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "ref/numerics/scalar.h"
+#include "ref/numerics/elementary.h"
 
 __extension__ typedef __int128 wide;
 

@@ -17,7 +17,7 @@
 
 #include <stdio.h>
 
-#include "ref/numerics/scalar.h"
+#include "ref/numerics/elementary.h"
 
 enum { PART_SIZE = 120 };
 

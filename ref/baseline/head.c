@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "ref/numerics/scalar.h"
+#include "ref/numerics/elementary.h"
 
 /* The token's row, or its gradient, times a factor that is rounded to fp32 once. */
 static double scaled(const ari_bl_run *run, double x)

@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-#include "ref/numerics/scalar.h"
+#include "ref/numerics/elementary.h"
 
 /* sqrt(sum of x^2): of the exact mode as the gradients' norm is, a sum of integers. */
 static double norm_of(const ari_bl_run *run, const double *x, size_t n)

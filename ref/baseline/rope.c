@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "ref/numerics/scalar.h"
+#include "ref/numerics/elementary.h"
 
 /* --- frequencies -------------------------------------------------------------------------------------------------- */
 
@@ -82,8 +82,7 @@ static double frequency_of(const ari_bl_run *run, size_t i, size_t length)
     const size_t d = ar_rope_dim(o, run->c->head_dim);
     const bool longer = length > o->original_positions;
     const double exponent = 2.0 * (double)i / (double)d;
-    const double plain = run->o->mode == AR_MODE_F64 ? ari_exp64(-exponent * ari_log64(o->theta))
-                                                     : (double)ari_rope_inv_freq(o->theta, i, d);
+    const double plain = ari_bl_stored(run, ari_exp64(-exponent * ari_log64(o->theta)));
     const double wave = power(run, o->theta, exponent);
     if (o->kind == AR_ROPE_LINEAR)
         return ari_bl_stored(run, plain / o->factor);

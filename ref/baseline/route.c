@@ -6,7 +6,7 @@
 
 #include <math.h>
 
-#include "ref/numerics/scalar.h"
+#include "ref/numerics/elementary.h"
 
 /* The k experts with the largest z, ascending. -0 and +0 are equal. */
 static void choose(size_t *expert, const double *z, size_t n, size_t k)

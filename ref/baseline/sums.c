@@ -2,7 +2,7 @@
 /* Sums along a row (numerics.md section 4) and over samples and tokens (section 3). */
 #include "ref/baseline/run.h"
 
-#include "ref/numerics/scalar.h"
+#include "ref/numerics/elementary.h"
 
 enum { SLICES = 9, NARROW_SLICES = 22, NONFINITE_TOP = NARROW_SLICES, CHUNK = 256 };
 

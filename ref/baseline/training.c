@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "ref/numerics/optimizer.h"
+#include "ref/numerics/elementary.h"
 
 /* A block has at most two norms of two, and four linear layers of three parts with a weight and a bias each, and three
  * weights and biases of every expert, the router's two and four of a shared expert; one for a further token three norms and
@@ -204,6 +204,23 @@ static ar_status clip(ari_bl_run *run)
 
 /* --- optimizers --------------------------------------------------------------------------------------------------- */
 
+/* The learning rate of the step before a group's scale: up to lr in the warm-up, then lr or half a cosine's way down to
+ * min_lr. */
+static double rate_of_step(const ari_bl_run *run)
+{
+    const ar_optimizer_options *o = &run->o->optimizer;
+    const double step = (double)run->step, warm = (double)o->warmup_steps, total = (double)o->total_steps;
+    if (step < warm)
+        return step / warm * o->lr;
+    if (o->schedule != AR_SCHEDULE_COSINE || o->lr == 0.0)
+        return o->lr;
+    const double end = o->min_lr / o->lr;
+    if (step >= total)
+        return end * o->lr;
+    const double turned = 3.141592653589793 * (step - warm) / (total - warm);
+    return (end + (1.0 - end) * (ari_cos64(turned) + 1.0) / 2.0) * o->lr;
+}
+
 /* Derives one parameter's options from the step, the decay rule and the groups. */
 static void begin_parameter(const ari_bl_run *run, ari_bl_trained *p)
 {
@@ -217,7 +234,7 @@ static void begin_parameter(const ari_bl_run *run, ari_bl_trained *p)
             scale = o->group[i].lr_scale;
             decay = isnan(o->group[i].weight_decay) ? ruled : o->group[i].weight_decay;
         }
-    p->lr = ari_schedule_lr(o, run->step) * scale;
+    p->lr = rate_of_step(run) * scale;
     p->weight_decay = decay;
 }
 
