@@ -6,13 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "anyrank/checkpoint.h"
 #include "anyrank/train.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
 #include "cli/train/train.h"
 #include "ref/core/fault_private.h"
 #include "verify/faults/fault_case.h"
-#include "verify/run/checkpoint_private.h"
 #include "verify/run/run.h"
 #include "verify/run/train_rank.h"
 #include "verify/run/training_private.h"
@@ -38,7 +38,7 @@ static ar_status check_values(const ari_train_values *v)
 
 static ar_status fits(ari_estimate *e, const ar_training_options *o, const ar_config *c)
 {
-    const uint64_t behind = o->resume ? ari_checkpoint_state_of(o->resume)->step : 0;
+    const uint64_t behind = o->resume ? ar_checkpoint_state_of(o->resume)->step : 0;
     const uint64_t ahead = o->run.steps > behind ? o->run.steps - behind : 1;
     ari_estimate_case size = {.run = o->run,
                               .config = c,
@@ -331,11 +331,11 @@ ar_status ari_command_train(void *values, int *exit_code)
     AR_TRY_TO(done, st, ari_transport_begin(&v->common, &v->transport, &ari_train_spec, v->r.timeout, false));
     AR_TRY_TO(done, st, ari_watch_begin(&watch, &v->watch));
     if (v->resume)
-        AR_TRY_TO(done, st, ari_checkpoint_open(&resume, v->resume));
+        AR_TRY_TO(done, st, ar_checkpoint_open(&resume, v->resume));
     st = train_model(v, resume, &watch, exit_code);
 done:
     ari_layout_unload(&v->o.run);
-    ari_checkpoint_close(resume);
+    ar_checkpoint_close(resume);
     ari_watch_fini(&watch);
     return st;
 }

@@ -57,6 +57,43 @@ static size_t targets_of(const ar_loss *loss, const ar_ctx *ctx, const ar_batch 
     return count;
 }
 
+/* --- the context -------------------------------------------------------------------------------------------------- */
+
+Test(own_layers, the_end_of_a_step_frees_its_memory)
+{
+    SCOPED(end) alone a = begin();
+    size_t now = 0, first = 0, peak = 0;
+    for (uint32_t step = 1; step <= 1000; step++) {
+        ar_ctx_begin_step(a.ctx, step);
+        const ar_tensor x = tensor(&a, 1, (size_t[]){16}, (float[16]){0});
+        ar_tensor y;
+        cr_assert_ok(ar_add(a.ctx, &y, &x, &x));
+        ar_ctx_memory(a.ctx, &now, &peak);
+        cr_expect_eq(now, 128u);
+        ar_ctx_end_step(a.ctx);
+        ar_ctx_memory(a.ctx, &now, NULL);
+        first = step == 1 ? peak : first;
+        cr_assert_eq(now, 0u);
+    }
+    cr_expect_eq(peak, first);
+}
+
+Test(own_layers, host_memory_of_another_length_is_refused)
+{
+    SCOPED(end) alone a = begin();
+    float host[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+    const ar_tensor t = tensor(&a, 2, (size_t[]){2, 4}, host);
+    host[7] = -1;
+    cr_expect_refused(ar_ctx_download_floats(a.ctx, host, 7, &t), AR_ERR_SHAPE,
+                      "download of a tensor of 8 elements to memory for 7 numbers");
+    cr_expect_eq(host[7], -1);
+    cr_expect_refused(ar_ctx_upload_floats(a.ctx, &t, host, 7), AR_ERR_SHAPE,
+                      "upload of 7 numbers to a tensor of 8 elements");
+    cr_assert_ok(ar_ctx_upload_floats(a.ctx, &t, host, 8));
+    cr_assert_ok(ar_ctx_download_floats(a.ctx, host, 8, &t));
+    expect_values(&a, &t, (float[]){1, 2, 3, 4, 5, 6, 7, -1});
+}
+
 /* --- losses ------------------------------------------------------------------------------------------------------- */
 
 enum { ROWS = 3, CLASSES = 4 };

@@ -2,10 +2,11 @@
 /* A folder in memory for the checkpoints of tiny runs: TestSuite(NAME, .init = begin, .fini = end). */
 #pragma once
 
+#include "anyrank/checkpoint.h"
+#include "anyrank/train.h"
 #include "ref/io/file.h"
 #include "run/small_run.h"
 #include "tests/support/test.h"
-#include "verify/run/checkpoint_private.h"
 
 static char folder[64];
 static char file[200];
@@ -37,20 +38,20 @@ static inline void expect_names(const char *want)
     cr_assert_str_eq(names_in(names, sizeof names, folder), want);
 }
 
-OWNER(ar_checkpoint_writer, ari_checkpoint_writer_destroy)
+OWNER(ar_checkpoint_writer, ar_checkpoint_writer_destroy)
 
 static inline ar_checkpoint_writer *writer_of(size_t keep, bool fresh)
 {
     const ar_checkpoint_options o = {.folder = folder, .keep = keep, .fresh = fresh};
     ar_checkpoint_writer *w = NULL;
-    cr_assert_ok(ari_checkpoint_writer_create(&w, &o));
+    cr_assert_ok(ar_checkpoint_writer_create(&w, &o));
     return w;
 }
 
 static inline ar_checkpoint *open_or_fail(void)
 {
     ar_checkpoint *c = NULL;
-    cr_assert_ok(ari_checkpoint_open(&c, folder));
+    cr_assert_ok(ar_checkpoint_open(&c, folder));
     return c;
 }
 
@@ -67,5 +68,5 @@ static inline void save_one(int model, ar_parallel parallel)
     r.last = 2;
     r.writer = writer_of(0, false);
     run_or_fail(&r, "save");
-    ari_checkpoint_writer_destroy(r.writer);
+    ar_checkpoint_writer_destroy(r.writer);
 }

@@ -92,7 +92,7 @@ static void hash_again(fuzz_input *x)
 /* What was read is used: every loss, every string, every tensor. */
 static void use(const ar_checkpoint *c, tally *t)
 {
-    const ar_checkpoint_state *s = ari_checkpoint_state_of(c);
+    const ar_checkpoint_state *s = ar_checkpoint_state_of(c);
     volatile float sink = 0; /* keeps the reads alive */
     for (size_t i = 0; i < s->losses; i++)
         sink = s->loss[i];
@@ -113,10 +113,10 @@ static void try_open(const char *folder, tally *t)
     ar_checkpoint *c = NULL;
     bool known = false;
     ar_error_clear();
-    const ar_status st = ari_checkpoint_open(&c, folder);
+    const ar_status st = ar_checkpoint_open(&c, folder);
     if (st == AR_OK) {
         use(c, t);
-        ari_checkpoint_close(c);
+        ar_checkpoint_close(c);
         return;
     }
     for (size_t i = 0; i < sizeof documented / sizeof *documented; i++)
@@ -165,9 +165,9 @@ int main(int argc, char **argv)
     r.run.optimizer.groups = 2;
     for (size_t i = 0; i < 2; i++)
         r.run.optimizer.group[i] = (ar_param_group){.glob = "*.bias", .lr_scale = 1, .weight_decay = 0.5};
-    if (ari_checkpoint_writer_create(&r.writer, &o) != AR_OK || small_run_do(&r) != AR_OK)
+    if (ar_checkpoint_writer_create(&r.writer, &o) != AR_OK || small_run_do(&r) != AR_OK)
         return 1;
-    ari_checkpoint_writer_destroy(r.writer);
+    ar_checkpoint_writer_destroy(r.writer);
     fuzz(folder, "training.json", true, 3 * inputs, seed, &t);
     fuzz(folder, "training.json", false, inputs / 3, seed, &t);
     fuzz(folder, "model.safetensors", false, inputs / 3, seed, &t);

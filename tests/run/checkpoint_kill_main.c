@@ -6,10 +6,11 @@
 #include <sys/wait.h>
 #include <time.h>
 
+#include "anyrank/checkpoint.h"
+#include "anyrank/train.h"
 #include "ref/core/clock.h"
 #include "run/small_run.h"
 #include "support/small.h"
-#include "verify/run/checkpoint_private.h"
 
 static int failures;
 
@@ -25,7 +26,7 @@ static ar_checkpoint_writer *writer_of(const char *folder, size_t keep)
 {
     const ar_checkpoint_options o = {.folder = folder, .keep = keep};
     ar_checkpoint_writer *w = NULL;
-    if (ari_checkpoint_writer_create(&w, &o) != AR_OK) {
+    if (ar_checkpoint_writer_create(&w, &o) != AR_OK) {
         expect(false, "no writer");
         exit(1);
     }
@@ -35,12 +36,12 @@ static ar_checkpoint_writer *writer_of(const char *folder, size_t keep)
 /* The step of the newest checkpoint; it must be whole. */
 static uint64_t newest(const char *folder)
 {
-    OWNED(ari_checkpoint_close) ar_checkpoint *c = NULL;
-    if (ari_checkpoint_open(&c, folder) != AR_OK) {
+    OWNED(ar_checkpoint_close) ar_checkpoint *c = NULL;
+    if (ar_checkpoint_open(&c, folder) != AR_OK) {
         expect(false, "no readable checkpoint");
         return 0;
     }
-    const uint64_t step = ari_checkpoint_state_of(c)->step;
+    const uint64_t step = ar_checkpoint_state_of(c)->step;
     return step;
 }
 
@@ -82,7 +83,7 @@ static void fill_the_disk(const char *folder)
     expect(failed >= 3, "the disk was never full");
     r.last = 3;
     expect(small_run_do(&r) == AR_OK && newest(folder) == 3, "the writer does not go on after a full disk");
-    ari_checkpoint_writer_destroy(r.writer);
+    ar_checkpoint_writer_destroy(r.writer);
 }
 
 /* Saves until it is killed: step 1 again and again, which replaces what `latest` names, then steps 1 to 5, of which
@@ -96,7 +97,7 @@ static void save_for_ever(const char *folder)
         r.writer = writer_of(folder, 2);
         if (small_run_do(&r) != AR_OK)
             _exit(1);
-        ari_checkpoint_writer_destroy(r.writer);
+        ar_checkpoint_writer_destroy(r.writer);
     }
 }
 
@@ -109,7 +110,7 @@ static uint64_t round_ns(const char *folder)
     r.last = 5;
     r.writer = writer_of(folder, 2);
     expect(small_run_do(&r) == AR_OK, "the first checkpoints were not written");
-    ari_checkpoint_writer_destroy(r.writer);
+    ar_checkpoint_writer_destroy(r.writer);
     return ari_now_ns() - start;
 }
 
@@ -140,7 +141,7 @@ static void kill_in_the_middle(const char *folder, int kills)
     printf("%d kills, %d in the middle of a checkpoint\n", kills, half_written);
     expect(half_written > 0 || kills < 100, "no kill hit a save");
     char names[300];
-    ari_checkpoint_writer_destroy(writer_of(folder, 2));
+    ar_checkpoint_writer_destroy(writer_of(folder, 2));
     expect(strstr(names_in(names, sizeof names, folder), ".anyrank") == NULL,
            "a new writer left what was half written");
     expect(newest(folder) > 0, "a new writer cost the last checkpoint");

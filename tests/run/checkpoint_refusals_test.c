@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Checkpoints of something else, damaged ones, and what a killed process left. */
+#include "anyrank/checkpoint.h"
+#include "anyrank/train.h"
 #include "tests/run/checkpoint_frame.h"
 #include "verify/run/checkpoint.h"
-#include "verify/run/checkpoint_private.h"
 
 TestSuite(checkpoint_refusals, .init = begin, .fini = end);
 
 static ar_status load_into(int model, const ar_optimizer_options *optimizer)
 {
-    OWNED(ari_checkpoint_close) ar_checkpoint *c = open_or_fail();
+    OWNED(ar_checkpoint_close) ar_checkpoint *c = open_or_fail();
     small_run r = small_run_of(model);
     r.from = c;
     r.first = r.last = 2;
@@ -35,21 +36,21 @@ Test(checkpoint_refusals, weights_without_state_do_not_resume_a_run)
     r.weights_only = true;
     r.writer = writer_of(0, true);
     run_or_fail(&r, "save");
-    OWNED(ari_checkpoint_close) ar_checkpoint *c = open_or_fail();
+    OWNED(ar_checkpoint_close) ar_checkpoint *c = open_or_fail();
     small_run again = small_run_of(TINY_TIED);
     again.from = c;
     cr_assert_refused(small_run_do(&again), AR_ERR_NOT_FOUND, "no optimizer state");
-    ari_checkpoint_writer_destroy(r.writer);
+    ar_checkpoint_writer_destroy(r.writer);
 }
 
 Test(checkpoint_refusals, a_folder_without_one_is_told_apart_from_none)
 {
     ar_checkpoint *c = NULL;
-    cr_assert_eq(ari_checkpoint_open(&c, "/nonexistent"), AR_ERR_IO);
-    cr_assert_refused(ari_checkpoint_open(&c, folder), AR_ERR_NOT_FOUND, "is no checkpoint");
+    cr_assert_eq(ar_checkpoint_open(&c, "/nonexistent"), AR_ERR_IO);
+    cr_assert_refused(ar_checkpoint_open(&c, folder), AR_ERR_NOT_FOUND, "is no checkpoint");
     cr_assert_eq(symlink("step-00000001", in_folder("latest")), 0);
-    cr_assert_eq(ari_checkpoint_open(&c, folder), AR_ERR_NOT_FOUND, "it leads nowhere");
-    cr_assert_eq(ari_checkpoint_open(&c, ""), AR_ERR_ARG);
+    cr_assert_eq(ar_checkpoint_open(&c, folder), AR_ERR_NOT_FOUND, "it leads nowhere");
+    cr_assert_eq(ar_checkpoint_open(&c, ""), AR_ERR_ARG);
 }
 
 /* Changes one byte of a file, or cuts it there. */
@@ -89,7 +90,7 @@ Test(checkpoint_refusals, damage_anywhere_is_found_when_it_is_opened)
         ar_checkpoint *c = NULL;
         save_one(TINY_TIED, (ar_parallel){.tp = 1});
         damage(cases[i].name, cases[i].at, cases[i].cut);
-        cr_expect_eq(ari_checkpoint_open(&c, folder), cases[i].status, "case %zu: %s", i, ar_error_message());
+        cr_expect_eq(ar_checkpoint_open(&c, folder), cases[i].status, "case %zu: %s", i, ar_error_message());
         cr_expect(error_says(cases[i].says), "case %zu: %s", i, ar_error_message());
         end();
         begin();
@@ -110,7 +111,7 @@ Test(checkpoint_refusals, a_digit_of_the_state_cannot_change_unseen)
     cr_assert_eq(fputc('2', f), '2');
     cr_assert_eq(fclose(f), 0);
     ar_checkpoint *c = NULL;
-    cr_assert_refused(ari_checkpoint_open(&c, folder), AR_ERR_DATA, "training.json: damaged");
+    cr_assert_refused(ar_checkpoint_open(&c, folder), AR_ERR_DATA, "training.json: damaged");
 }
 
 /* As a kill leaves it: a folder that has not got its name, another that is being removed, a link not yet in place. */
@@ -121,11 +122,11 @@ Test(checkpoint_refusals, what_a_killed_process_left_is_not_read_and_goes_with_t
     write_in(".anyrank-new/model.safetensors", "half of it");
     write_in(".anyrank-old/training.json", "half of it");
     cr_assert_eq(symlink("step-00000003", in_folder(".anyrank-latest")), 0);
-    OWNED(ari_checkpoint_close) ar_checkpoint *c = open_or_fail();
-    cr_assert_eq(ari_checkpoint_state_of(c)->step, 2);
-    ari_checkpoint_writer_destroy(writer_of(0, false));
+    OWNED(ar_checkpoint_close) ar_checkpoint *c = open_or_fail();
+    cr_assert_eq(ar_checkpoint_state_of(c)->step, 2);
+    ar_checkpoint_writer_destroy(writer_of(0, false));
     expect_names("latest step-00000002 ");
-    ari_checkpoint_close(open_or_fail());
+    ar_checkpoint_close(open_or_fail());
 }
 
 Test(checkpoint_refusals, a_missing_file_is_named)
@@ -133,13 +134,13 @@ Test(checkpoint_refusals, a_missing_file_is_named)
     save_one(TINY_TIED, (ar_parallel){.tp = 1});
     cr_assert_eq(unlink(in_folder("latest/optimizer.safetensors")), 0);
     ar_checkpoint *c = NULL;
-    cr_assert_refused(ari_checkpoint_open(&c, folder), AR_ERR_IO, "optimizer.safetensors");
+    cr_assert_refused(ar_checkpoint_open(&c, folder), AR_ERR_IO, "optimizer.safetensors");
 }
 
 Test(checkpoint_refusals, a_tensor_that_the_model_does_not_have_is_named)
 {
     save_one(TINY_LLAMA, (ar_parallel){.tp = 1});
-    OWNED(ari_checkpoint_close) ar_checkpoint *c = open_or_fail();
+    OWNED(ar_checkpoint_close) ar_checkpoint *c = open_or_fail();
     small_run r = small_run_of(TINY_LLAMA);
     r.config.tied = true;
     r.from = c;

@@ -40,8 +40,8 @@ static void expect_resumable(int model)
         run_or_fail(&second, text);
         cr_expect_str_eq(second.hash, whole.hash, "%s, and then another layout", text);
         cr_expect_eq(memcmp(second.loss, whole.loss + 2, 2 * sizeof(float)), 0, "%s: losses", text);
-        ari_checkpoint_close(c);
-        ari_checkpoint_writer_destroy(first.writer);
+        ar_checkpoint_close(c);
+        ar_checkpoint_writer_destroy(first.writer);
         end();
         begin();
     }
@@ -93,8 +93,8 @@ Test(checkpoint, what_is_written_is_what_is_read)
     r.last = 3;
     r.writer = writer_of(0, true);
     run_or_fail(&r, "save");
-    OWNED(ari_checkpoint_close) ar_checkpoint *c = open_or_fail();
-    const ar_checkpoint_state *s = ari_checkpoint_state_of(c);
+    OWNED(ar_checkpoint_close) ar_checkpoint *c = open_or_fail();
+    const ar_checkpoint_state *s = ar_checkpoint_state_of(c);
     cr_assert_eq(s->step, 3);
     cr_assert_eq(s->steps, 8);
     cr_assert_eq(s->seed, SMALL_SEED);
@@ -113,30 +113,30 @@ Test(checkpoint, what_is_written_is_what_is_read)
     cr_assert_str_eq(ari_checkpoint_written(r.writer), ari_checkpoint_path(c));
     cr_assert_not_null(ari_checkpoint_find(c, "model.norm.weight", 36));
     cr_assert_null(ari_checkpoint_find(c, "model.norm.weight", 35));
-    ari_checkpoint_writer_destroy(r.writer);
+    ar_checkpoint_writer_destroy(r.writer);
 }
 
 /* It is read when the writer is made. */
 Test(checkpoint, the_config_is_copied_as_it_is)
 {
     char config[64], text[8] = "";
-    OWNED(ari_checkpoint_writer_destroy) ar_checkpoint_writer *w = NULL;
+    OWNED(ar_checkpoint_writer_destroy) ar_checkpoint_writer *w = NULL;
     ar_checkpoint *c = NULL;
     write_in("config.json", "{ }\n");
     snprintf(config, sizeof config, "%s", file);
     const ar_checkpoint_options o = {.folder = folder, .config = config};
     small_run r = small_run_of(TINY_TIED);
     r.last = 1;
-    cr_assert_ok(ari_checkpoint_writer_create(&w, &o));
+    cr_assert_ok(ar_checkpoint_writer_create(&w, &o));
     unlink(config);
     r.writer = w;
     run_or_fail(&r, "save");
     FILE *f = fopen(in_folder("latest/config.json"), "r");
     cr_assert(f && fgets(text, sizeof text, f) && fclose(f) == 0);
     cr_assert_str_eq(text, "{ }\n");
-    ari_checkpoint_close(open_or_fail());
+    ar_checkpoint_close(open_or_fail());
     write_in("latest/config.json", "{  }\n");
-    cr_assert_refused(ari_checkpoint_open(&c, folder), AR_ERR_DATA, "config.json: damaged");
+    cr_assert_refused(ar_checkpoint_open(&c, folder), AR_ERR_DATA, "config.json: damaged");
 }
 
 Test(checkpoint, an_older_one_goes_when_the_newer_one_is_there)
@@ -149,7 +149,7 @@ Test(checkpoint, an_older_one_goes_when_the_newer_one_is_there)
     write_in("step-00000003/notes.txt", "");
     cr_assert_eq(mkdir(in_folder("step-00000099"), 0777), 0, "a later step is not older");
     cr_assert_eq(mkdir(in_folder("step-2"), 0777), 0, "no name of ours");
-    OWNED(ari_checkpoint_close) ar_checkpoint *c = open_or_fail();
+    OWNED(ar_checkpoint_close) ar_checkpoint *c = open_or_fail();
     small_run more = small_run_of(TINY_TIED);
     more.from = c;
     more.first = 4;
@@ -158,7 +158,7 @@ Test(checkpoint, an_older_one_goes_when_the_newer_one_is_there)
     more.writer = r.writer;
     run_or_fail(&more, "two more");
     expect_names("latest step-00000003 step-00000005 step-00000006 step-00000099 step-2 ");
-    ari_checkpoint_writer_destroy(r.writer);
+    ar_checkpoint_writer_destroy(r.writer);
 }
 
 Test(checkpoint, a_new_run_does_not_write_into_another_runs_folder)
@@ -166,11 +166,11 @@ Test(checkpoint, a_new_run_does_not_write_into_another_runs_folder)
     save_one(TINY_TIED, (ar_parallel){.tp = 1});
     const ar_checkpoint_options o = {.folder = folder, .fresh = true};
     ar_checkpoint_writer *w = NULL, *second = NULL;
-    cr_assert_refused(ari_checkpoint_writer_create(&w, &o), AR_ERR_ARG, "step-00000002; resume it");
+    cr_assert_refused(ar_checkpoint_writer_create(&w, &o), AR_ERR_ARG, "step-00000002; resume it");
     w = writer_of(0, false);
     const ar_checkpoint_options same = {.folder = folder};
-    cr_assert_refused(ari_checkpoint_writer_create(&second, &same), AR_ERR_IO, "another process");
-    ari_checkpoint_writer_destroy(w);
+    cr_assert_refused(ar_checkpoint_writer_create(&second, &same), AR_ERR_IO, "another process");
+    ar_checkpoint_writer_destroy(w);
 }
 
 Test(checkpoint, one_of_the_same_step_is_replaced_but_not_with_notes_in_it)
@@ -178,16 +178,16 @@ Test(checkpoint, one_of_the_same_step_is_replaced_but_not_with_notes_in_it)
     save_one(TINY_TIED, (ar_parallel){.tp = 1});
     save_one(TINY_LLAMA, (ar_parallel){.tp = 1});
     expect_names("latest step-00000002 ");
-    OWNED(ari_checkpoint_close) ar_checkpoint *c = open_or_fail();
+    OWNED(ar_checkpoint_close) ar_checkpoint *c = open_or_fail();
     cr_assert_not_null(ari_checkpoint_find(c, "lm_head.weight", 257 * 48), "the second one's");
     write_in("latest/notes.txt", "");
     small_run r = small_run_of(TINY_TIED);
     r.last = 2;
     r.writer = writer_of(0, false);
     cr_assert_refused(small_run_do(&r), AR_ERR_IO, "step-00000002: is in the way");
-    ari_checkpoint_writer_destroy(r.writer);
+    ar_checkpoint_writer_destroy(r.writer);
     cr_assert_eq(access(in_folder("latest/notes.txt"), F_OK), 0);
-    ari_checkpoint_close(open_or_fail());
+    ar_checkpoint_close(open_or_fail());
 }
 
 /* The last bit of one element of the last rank's copy of a norm's weight. */
@@ -214,7 +214,7 @@ static void expect_divergence(ar_parallel parallel, const char *ranks)
               "%s", ar_error_message());
     cr_assert_eq(r.saved, AR_ERR_DATA, "rank 0 is told too");
     expect_names("");
-    ari_checkpoint_writer_destroy(r.writer);
+    ar_checkpoint_writer_destroy(r.writer);
 }
 
 Test(checkpoint, copies_that_differ_are_named_and_never_saved)

@@ -4,13 +4,14 @@
 
 #include <dirent.h>
 
+#include "anyrank/checkpoint.h"
 #include "anyrank/config.h"
+#include "anyrank/train.h"
 #include "ref/context/context.h"
 #include "support/rank_run.h"
 #include "support/row.h"
 #include "tests/support/temporary.h"
 #include "tests/verify/tiny.h"
-#include "verify/run/checkpoint_private.h"
 #include "verify/run/cluster_run.h"
 #include "verify/run/data_private.h"
 #include "verify/run/full_set.h"
@@ -75,7 +76,7 @@ static inline ar_status small_create(small_rank *k, const small_run *r, ar_ctx *
     AR_TRY(ari_trainer_create(&k->trainer, ctx, &o));
     if (r->from == NULL)
         return AR_OK;
-    return ari_checkpoint_load(r->from, ctx, k->trainer.params, k->trainer.n, k->trainer.optimizer);
+    return ar_checkpoint_load(r->from, ctx, k->trainer.params, k->trainer.n, k->trainer.optimizer);
 }
 
 static inline void small_destroy(small_rank *k)
@@ -91,8 +92,8 @@ static inline ar_status small_save(small_run *r, small_rank *k, ar_ctx *ctx, uin
     const ar_checkpoint_state state = small_state(r, step);
     if (r->before_save)
         AR_TRY(r->before_save(ctx, t->params, t->n));
-    const ar_status st = ari_checkpoint_save(r->writer, ctx, t->params, t->n, r->weights_only ? NULL : t->optimizer,
-                                             rank0 ? &state : NULL);
+    const ar_status st = ar_checkpoint_save(r->writer, ctx, t->params, t->n, r->weights_only ? NULL : t->optimizer,
+                                            rank0 ? &state : NULL);
     if (rank0)
         r->saved = st;
     return st;

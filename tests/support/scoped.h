@@ -30,7 +30,7 @@ static inline void owned_free(void *p)
 }
 
 OWNED_BY(ar_check_report, ar_check_report_destroy)
-OWNED_BY(ar_checkpoint, ari_checkpoint_close)
+OWNED_BY(ar_checkpoint, ar_checkpoint_close)
 OWNED_BY(ar_comm, ar_comm_destroy)
 OWNED_BY(ar_ctx, ar_ctx_destroy)
 OWNED_BY(ar_data, ari_data_close)

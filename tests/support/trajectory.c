@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "support/trajectory.h"
+#include "anyrank/checkpoint.h"
+#include "anyrank/train.h"
 
 #include <unistd.h>
 
 #include "ref/core/size.h"
 #include "tests/support/scoped.h"
 #include "verify/reference/reference.h"
-#include "verify/run/checkpoint_private.h"
 #include "verify/run/data_private.h"
 #include "verify/run/training_private.h"
 
@@ -136,11 +137,11 @@ ar_status trajectory_resumed(char hash[65], const ar_training_options *o, const 
                              const trajectory_layout *then, const char *folder)
 {
     ar_training_options with = *o;
-    OWNED(ari_checkpoint_close) ar_checkpoint *checkpoint = NULL;
+    OWNED(ar_checkpoint_close) ar_checkpoint *checkpoint = NULL;
     with.save = folder;
     with.stop_after = stop;
     AR_TRY(trajectory_run(hash, NULL, &with, first));
-    AR_TRY(ari_checkpoint_open(&checkpoint, folder));
+    AR_TRY(ar_checkpoint_open(&checkpoint, folder));
     with = ar_training_defaults();
     ari_training_resume(&with, checkpoint);
     return trajectory_run(hash, NULL, &with, then);

@@ -308,6 +308,49 @@ Test(ddp_step, buckets_can_be_reduced_by_hand)
     }
 }
 
+/* Bucket 1 alone, then what is left. p1 is in the middle one of three buckets. */
+static ar_status one_bucket(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    const toy t = {.n = n, .size = {5, 6, 7}};
+    ar_bucket_info info[3];
+    size_t index = 9;
+    AR_TRY(ar_ddp_start(d));
+    ar_ddp_set_sync(d, false);
+    AR_TRY(toy_pass(ctx, &t, params, 0, 0));
+    out->has[0] = ar_ddp_wait_bucket(d, 0) == AR_ERR_ARG; /* not launched: it would never end */
+    AR_TRY(ar_ddp_bucket_index(d, params[1], &index));
+    AR_TRY(ar_ddp_reduce_bucket(d, index));
+    AR_TRY(ar_ddp_wait_bucket(d, index));
+    for (size_t i = 0; i < 3; i++)
+        AR_TRY(ar_ddp_bucket(d, i, &info[i]));
+    out->has[1] = index == 1 && info[1].state == AR_BUCKET_REDUCED && info[2].state == AR_BUCKET_FILLING;
+    AR_TRY(toy_gradients(out, ctx, &t, params));
+    out->how = out->grad[5] == toy_term(0, 0, 1, 0, 0) + toy_term(1, 0, 1, 0, 0); /* the first element of p1 */
+    out->has[2] = ar_ddp_bucket(d, 3, &info[0]) == AR_ERR_ARG && ar_ddp_reduce_bucket(d, 3) == AR_ERR_ARG &&
+                  ar_ddp_wait_bucket(d, 3) == AR_ERR_ARG;
+    ar_param other = *params[0];
+    other.hooks = 0;
+    out->has[3] = ar_ddp_bucket_index(d, &other, &index) == AR_ERR_NOT_FOUND;
+    AR_TRY(ar_ddp_wait(d));
+    return toy_gradients(out, ctx, &t, params);
+}
+
+Test(ddp_step, one_bucket_can_be_reduced_and_waited_for)
+{
+    toy t = {.n = 3, .size = {5, 6, 7}, .run.parallel = {.dp = 2}, .body = one_bucket}, plain = t;
+    for (int mode = 0; mode < 2; mode++) {
+        t.ddp = (ar_ddp_options){.mode = mode ? AR_BUCKETS_EAGER : AR_BUCKETS_OVERLAP};
+        run(&t);
+        for (int i = 0; i < 4; i++)
+            cr_expect(t.rank[0].has[i], "claim %d, mode %d", i, mode);
+        cr_expect(t.rank[0].how, "the sum of p1 is there after the wait, mode %d", mode);
+        plain.plain = true;
+        plain.body = NULL;
+        run(&plain);
+        expect_same(&t, &plain, "one bucket first");
+    }
+}
+
 static ar_status starts(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
 {
     (void)d, (void)n;

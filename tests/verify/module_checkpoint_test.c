@@ -25,7 +25,7 @@ static ar_training_options options(const ar_module_case *c, const ar_parallel *l
 static ar_training_report *train_in_two(const ar_module_case *c, const ar_parallel *first, const ar_parallel *second)
 {
     OWNED(ar_training_report_destroy) ar_training_report *half = NULL;
-    OWNED(ari_checkpoint_close) ar_checkpoint *from = NULL;
+    OWNED(ar_checkpoint_close) ar_checkpoint *from = NULL;
     ar_training_report *r = NULL;
     ar_training_options o = options(c, first);
     o.save = in_folder("run");
@@ -33,7 +33,7 @@ static ar_training_report *train_in_two(const ar_module_case *c, const ar_parall
     o.stop_after = 2;
     cr_assert_ok(ar_train_run(&half, &o));
     cr_expect_eq(half->end, AR_TRAINING_STOPPED);
-    cr_assert_ok(ari_checkpoint_open(&from, o.save));
+    cr_assert_ok(ar_checkpoint_open(&from, o.save));
     cr_expect_str_eq(ari_checkpoint_weights_hash(from), half->weights_hash);
     o = options(c, second);
     ari_training_resume(&o, from);
@@ -71,9 +71,9 @@ Test(module_checkpoint, a_run_goes_on_under_any_layout_with_the_same_bits)
 static ar_status resume(const ar_module_case *c, ar_parallel layout)
 {
     OWNED(ar_training_report_destroy) ar_training_report *r = NULL;
-    OWNED(ari_checkpoint_close) ar_checkpoint *from = NULL;
+    OWNED(ar_checkpoint_close) ar_checkpoint *from = NULL;
     ar_training_options o = options(c, &layout);
-    AR_TRY(ari_checkpoint_open(&from, in_folder("run")));
+    AR_TRY(ar_checkpoint_open(&from, in_folder("run")));
     ari_training_resume(&o, from);
     o.module = c;
     return ar_train_run(&r, &o);

@@ -44,7 +44,7 @@ void ari_checkpoint_name(char out[ARI_CHECKPOINT_NAME], uint64_t step);
 /** True if an optimizer with these options keeps this kind of state for weights of this dtype. */
 bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const char *state);
 
-/** What ari_checkpoint_load checks before it changes anything: each of these has its tensor, with state its optimizer's,
+/** What ar_checkpoint_load checks before it changes anything: each of these has its tensor, with state its optimizer's,
  *  and (all) nothing else is there. Errors: as there. */
 AR_NODISCARD ar_status ari_checkpoint_check(const ar_checkpoint *c, ar_param *const *params, size_t n, bool state,
                                             bool all);

@@ -21,7 +21,7 @@
 #include "verify/run/checkpoint_private.h"
 #include "verify/run/run.h"
 
-ARI_OWNER(ar_checkpoint, ari_checkpoint_close)
+ARI_OWNER(ar_checkpoint, ar_checkpoint_close)
 
 struct ar_checkpoint {
     char *path;
@@ -152,16 +152,16 @@ static ar_status open_all(ar_checkpoint *c, const char *path)
                                    : open_tensors(&c->optimizer, c->path, ARI_CHECKPOINT_OPTIMIZER, h->optimizer);
 }
 
-ar_status ari_checkpoint_open(ar_checkpoint **gives, const char *path)
+ar_status ar_checkpoint_open(ar_checkpoint **gives, const char *path)
 {
-    ARI_OWNED_BY(ari_checkpoint_close) ar_checkpoint *c = NULL;
+    ARI_OWNED_BY(ar_checkpoint_close) ar_checkpoint *c = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&c, 1, "a checkpoint"));
     AR_TRY(open_all(c, path));
     ARI_GIVE(gives, c);
     return AR_OK;
 }
 
-void ari_checkpoint_close(ar_checkpoint *c)
+void ar_checkpoint_close(ar_checkpoint *c)
 {
     if (c == NULL)
         return;
@@ -178,7 +178,7 @@ const char *ari_checkpoint_path(const ar_checkpoint *c)
     return c->path;
 }
 
-const ar_checkpoint_state *ari_checkpoint_state_of(const ar_checkpoint *c)
+const ar_checkpoint_state *ar_checkpoint_state_of(const ar_checkpoint *c)
 {
     return &c->read.state;
 }
@@ -334,8 +334,8 @@ ar_status ari_checkpoint_check(const ar_checkpoint *c, ar_param *const *params, 
     return all ? check_listed(c, params, n, state) : AR_OK;
 }
 
-ar_status ari_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *const *params, size_t n,
-                              ar_optimizer *optimizer)
+ar_status ar_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *const *params, size_t n,
+                             ar_optimizer *optimizer)
 {
     const bool state = optimizer != NULL, all = ar_comm_size(ctx->pipeline) == 1 && ar_comm_size(ctx->ep) == 1;
     AR_TRY(ari_checkpoint_check(c, params, n, state, all));

@@ -15,7 +15,7 @@
 #include "verify/run/checkpoint_private.h"
 #include "verify/run/full_set.h"
 
-ARI_OWNER(ar_checkpoint_writer, ari_checkpoint_writer_destroy)
+ARI_OWNER(ar_checkpoint_writer, ar_checkpoint_writer_destroy)
 
 struct ar_checkpoint_writer {
     ari_checkpoint_folder folder;
@@ -43,9 +43,9 @@ static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar
     return AR_OK;
 }
 
-ar_status ari_checkpoint_writer_create(ar_checkpoint_writer **gives, const ar_checkpoint_options *o)
+ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **gives, const ar_checkpoint_options *o)
 {
-    ARI_OWNED_BY(ari_checkpoint_writer_destroy) ar_checkpoint_writer *w = NULL;
+    ARI_OWNED_BY(ar_checkpoint_writer_destroy) ar_checkpoint_writer *w = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&w, 1, "a writer of checkpoints"));
     w->keep = o->keep;
     w->folder.fd = -1;
@@ -58,7 +58,7 @@ ar_status ari_checkpoint_writer_create(ar_checkpoint_writer **gives, const ar_ch
     return AR_OK;
 }
 
-void ari_checkpoint_writer_destroy(ar_checkpoint_writer *w)
+void ar_checkpoint_writer_destroy(ar_checkpoint_writer *w)
 {
     if (w == NULL)
         return;
@@ -190,8 +190,8 @@ static ar_status write_checkpoint(ar_checkpoint_writer *w, const ar_checkpoint_s
     return AR_OK;
 }
 
-ar_status ari_checkpoint_save(ar_checkpoint_writer *w, ar_ctx *ctx, ar_param *const *params, size_t n,
-                              ar_optimizer *optimizer, const ar_checkpoint_state *state)
+ar_status ar_checkpoint_save(ar_checkpoint_writer *w, ar_ctx *ctx, ar_param *const *params, size_t n,
+                             ar_optimizer *optimizer, const ar_checkpoint_state *state)
 {
     ar_status st = AR_OK;
     AR_TRY(ari_full_set_take(w->set, ctx, params, n, optimizer));

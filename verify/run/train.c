@@ -64,7 +64,7 @@ ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_trai
                             "a checkpoint's model has the size and blocks that it was trained in: resume it "
                             "without scale and mtp");
     AR_TRY(ari_run_config(c, folder, cap, &run));
-    const char *name = o->run.model ? NULL : ari_checkpoint_state_of(o->resume)->model;
+    const char *name = o->run.model ? NULL : ar_checkpoint_state_of(o->resume)->model;
     if (name)
         ari_printable(c->name, sizeof c->name, name);
     return AR_OK;
@@ -78,7 +78,7 @@ static ar_status read_model(ari_training *j)
         return ar_error_set(AR_ERR_ARG, "a training run needs a model, or a checkpoint to resume");
     if (!o->run.model && !ari_checkpoint_has_config(o->resume))
         return ar_error_set(AR_ERR_ARG, "%s: is of a module of one's own, '%s': it goes on with that module",
-                            ari_checkpoint_path(o->resume), ari_checkpoint_state_of(o->resume)->model);
+                            ari_checkpoint_path(o->resume), ar_checkpoint_state_of(o->resume)->model);
     AR_TRY(ari_train_config(&r->config, r->folder, sizeof r->folder, o));
     AR_TRY(check_options(o, &r->config));
     AR_TRY(ari_config_parameters(&r->config, &r->parameters));
@@ -113,7 +113,7 @@ static ar_status read_data(ari_training *j)
 /* The last of the steps before the checkpoint. */
 static ar_status begin_curves(ari_training *j, const ar_training_options *o)
 {
-    const ar_checkpoint_state *s = o->resume ? ari_checkpoint_state_of(o->resume) : NULL;
+    const ar_checkpoint_state *s = o->resume ? ar_checkpoint_state_of(o->resume) : NULL;
     const uint64_t unknown = s ? s->step - s->losses : 0;
     j->report->first = s ? s->step : 0;
     for (uint64_t i = 0; i < j->report->first; i++)
@@ -150,7 +150,7 @@ static ar_status begin_writer(ari_training *j, const char *config)
                                         .process = o->run.process};
     AR_TRY(ari_full_set_create(&j->full, o->run.process));
     if (o->save)
-        AR_TRY(ari_checkpoint_writer_create(&j->writer, &save));
+        AR_TRY(ar_checkpoint_writer_create(&j->writer, &save));
     return find_saved(j);
 }
 
@@ -279,7 +279,7 @@ static ar_status predict_bytes(const ari_training *j)
 
 static void training_fini(ari_training *j)
 {
-    ari_checkpoint_writer_destroy(j->writer);
+    ar_checkpoint_writer_destroy(j->writer);
     ari_full_set_destroy(j->full);
     free(j->data_path);
     free(j->batch);

@@ -72,7 +72,7 @@ static ar_status create(member *m)
     if (o->verify_every > 0)
         AR_TRY(ar_gradients_create(&m->gradients, m->ctx, m->trainer.params, m->trainer.n));
     if (o->resume)
-        AR_TRY(ari_checkpoint_load(o->resume, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer));
+        AR_TRY(ar_checkpoint_load(o->resume, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer));
     m->step = j->report->first;
     m->saved = j->saved;
     return AR_OK;
@@ -250,8 +250,8 @@ static ar_status save(member *m)
     const ari_training *j = m->job;
     const ar_checkpoint_state state = is_first(m) ? state_of(m) : (ar_checkpoint_state){0};
     m->saved = m->step;
-    const ar_status st = ari_checkpoint_save(j->writer, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer,
-                                             is_first(m) ? &state : NULL);
+    const ar_status st = ar_checkpoint_save(j->writer, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer,
+                                            is_first(m) ? &state : NULL);
     if (st != AR_OK && st != AR_ERR_IO)
         return st;
     if (is_first(m))

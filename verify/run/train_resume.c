@@ -17,7 +17,7 @@
 
 void ari_training_resume(ar_training_options *o, ar_checkpoint *c)
 {
-    const ar_checkpoint_state *s = ari_checkpoint_state_of(c);
+    const ar_checkpoint_state *s = ar_checkpoint_state_of(c);
     o->resume = c;
     o->run.steps = s->steps ? s->steps : o->run.steps;
     o->run.seed = s->seed;
@@ -192,7 +192,7 @@ static ar_status check_module(const ari_training *j)
 
 ar_status ari_train_check_resume(char *note, size_t cap, const ari_training *j)
 {
-    const ar_checkpoint_state *s = ari_checkpoint_state_of(j->o->resume);
+    const ar_checkpoint_state *s = ar_checkpoint_state_of(j->o->resume);
     char changes[256];
     AR_TRY(j->o->module ? check_module(j) : check_model(j));
     AR_TRY(check_same(j->o, s, j->data_hash));
