@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Writes and compares dumps of ranks: a tensor-parallel MLP on one rank and on two, the second of which has read
  * another input. `anyrank verify one two` reports the same as the calls below. */
+#define _POSIX_C_SOURCE 200809L /* mkdtemp */
 #include "anyrank/activation.h"
 #include "anyrank/dump_listener.h"
 #include "anyrank/layers.h"
@@ -20,6 +21,7 @@ typedef struct run {
 static ar_status forward_backward(ar_ctx *ctx, bool other_input)
 {
     const ar_mlp_options shape = {.hidden = HIDDEN, .ffn = 16, .activation = AR_ACT_GELU_TANH, .bias = true};
+    const size_t extents[] = {2, 1, HIDDEN};
     const float input[] = {1, -2, 3, 0.1f, -0.2f, other_input ? 0.4f : 0.3f, 1e3f, -1e-3f};
     ar_module *mlp = NULL;
     ar_saved *saved = NULL;
@@ -28,7 +30,7 @@ static ar_status forward_backward(ar_ctx *ctx, bool other_input)
     AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st, ar_mlp_create(&mlp, ctx, "mlp", &shape));
     AR_TRY_TO(done, st, ar_module_fresh(mlp, ctx, 42));
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &x, AR_F32, 3, (size_t[]){2, 1, HIDDEN}));
+    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &x, AR_F32, 3, extents));
     AR_TRY_TO(done, st, ar_ctx_upload(ctx, &x, input));
     AR_TRY_TO(done, st, ar_module_forward(mlp, ctx, saved, &y, &x, NULL));
     AR_TRY_TO(done, st, ar_module_backward(mlp, ctx, saved, &dx, &y, NULL));
@@ -41,7 +43,7 @@ done:
 
 static ar_status rank_main(ar_comm *world, void *user)
 {
-    const run *r = user;
+    const run *r = (const run *)user;
     const int rank = ar_comm_rank(world);
     const ar_dump_place place = ar_dump_place_of(&r->parallel, rank);
     ar_dump_listener *listener = NULL;
@@ -73,8 +75,8 @@ int main(void)
 {
     run runs[] = {{.parallel = {.tp = 1}}, {.parallel = {.tp = 2}, .other_input = true}};
     ar_verify_report *report = NULL;
-    const bool ran = !dump(&runs[0]) && !dump(&runs[1]) &&
-                     !ar_verify(&report, &(ar_verify_options){.reference = runs[0].folder, .other = runs[1].folder});
+    const ar_verify_options o = {.reference = runs[0].folder, .other = runs[1].folder};
+    const bool ran = !dump(&runs[0]) && !dump(&runs[1]) && !ar_verify(&report, &o);
     const bool found = ran && !report->same && report->first < report->rows;
     if (found)
         printf("first: %s, %zu of %zu elements\n", report->row[report->first].name,

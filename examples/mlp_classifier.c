@@ -45,7 +45,7 @@ static ar_status batch(void *user, int step, ar_batch *b)
 {
     (void)user, (void)step;
     *b = (ar_batch){
-        .batch = POINTS, .seq = 1, .input = points[0], .sample_ndim = 1, .sample_shape = {2}, .labels = spiral};
+        .batch = POINTS, .seq = 1, .labels = spiral, .input = points[0], .sample_ndim = 1, .sample_shape = {2}};
     return AR_OK;
 }
 
@@ -90,10 +90,10 @@ int main(void)
 {
     static float one[STEPS], four[STEPS];
     static char text[8192];
-    const ar_parallel layouts[] = {{.dp = 4}, {.tp = 2}, {.dp = 2, .tp = 2, .micro_batches = 3}, {.dp = 3, .zero = 1}};
+    const ar_parallel layouts[] = {{.dp = 4}, {.tp = 2}, {.tp = 2, .dp = 2, .micro_batches = 3}, {.dp = 3, .zero = 1}};
     const ar_module_case c = {.name = "mlp", .build = build, .batch = batch};
     const ar_check_module_options o = {
-        .parallel = layouts, .layouts = 4, .run.steps = 3, .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW)};
+        .run = {.steps = 3, .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW)}, .parallel = layouts, .layouts = 4};
     bool right = false;
     draw_spirals();
     bool ok = !ar_sim_run(1, NULL, train, one, NULL) && !ar_sim_run(4, NULL, train, four, NULL);

@@ -19,7 +19,7 @@ typedef struct job {
 /* Gathers the pieces on a queue of their own, and multiplies each when it has come. */
 static ar_status gather_and_multiply(ar_comm *world, void *arg)
 {
-    const job *j = arg;
+    const job *j = (const job *)arg;
     const size_t piece = BYTES / j->pieces, own = piece / RANKS;
     uint8_t *x = j->x + (size_t)ar_comm_rank(world) * BYTES;
     size_t counts[RANKS];
@@ -49,7 +49,7 @@ done:
 
 int main(void)
 {
-    job j = {.x = calloc(RANKS, BYTES)};
+    job j = {.x = (uint8_t *)calloc(RANKS, BYTES)};
     ar_sim_cluster gpus;
     bool as_predicted = j.x && ar_sim_cluster_parse(&gpus, "inside=2us:300GB/s flops=400T") == AR_OK;
     printf("pieces  t_a us  t_g us  closed form  virtual time  exposed\n");

@@ -49,7 +49,7 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
                                       .children_count = PARTS};
     const ar_attention_options a = {.hidden = WIDTH, .heads = 4, .kv_heads = 2, .head_dim = 2, .causal = true};
     const ar_mlp_options mlp = {.hidden = WIDTH, .ffn = 16, .activation = AR_ACT_GELU_TANH, .bias = true};
-    block *b = calloc(1, sizeof *b);
+    block *b = (block *)calloc(1, sizeof *b);
     (void)user;
     if (!b)
         return AR_ERR_MEMORY;
@@ -77,9 +77,9 @@ static ar_status batch(void *user, int step, ar_batch *b)
 
 int main(void)
 {
-    const ar_parallel layouts[] = {{.tp = 2, .sp = true}, {.cp = 4, .zigzag = true}, {.tp = 2, .sp = true, .cp = 2}};
+    const ar_parallel layouts[] = {{.tp = 2, .sp = true}, {.cp = 4, .zigzag = true}, {.tp = 2, .cp = 2, .sp = true}};
     const ar_module_case c = {"own block", build, batch, NULL, false};
-    ar_check_module_options o = {.parallel = layouts, .layouts = 3, .run.steps = 3};
+    ar_check_module_options o = {.run = {.steps = 3}, .parallel = layouts, .layouts = 3};
     static char text[8192];
     bool right = false;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);

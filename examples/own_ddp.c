@@ -53,14 +53,15 @@ static ar_status backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor 
 static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
     static const ar_module_ops ops = {"ways", forward, backward, .params_at = offsetof(ways, path), .params_count = 2};
-    ways *m = calloc(1, sizeof *m);
+    const size_t shape[] = {W, W};
+    ways *m = (ways *)calloc(1, sizeof *m);
     (void)user;
     if (!m)
         return AR_ERR_MEMORY;
     *module = &m->base;
     AR_TRY(ar_module_init(&m->base, &ops, "ways", AR_HELD_WHOLE));
     for (int i = 0; i < 2; i++)
-        AR_TRY(ar_param_init_whole(&m->path[i], ctx, "ways", i ? "b" : "a", 2, (size_t[]){W, W}, AR_INIT_NORMAL));
+        AR_TRY(ar_param_init_whole(&m->path[i], ctx, "ways", i ? "b" : "a", 2, shape, AR_INIT_NORMAL));
     return ar_squared_error_create(loss, ctx, "loss");
 }
 
@@ -71,9 +72,8 @@ static ar_status batch(void *user, int step, ar_batch *b)
     (void)user;
     for (int i = 0; i < N * W; i++)
         x[i] = (float)((i * 7919 + 104729) % 1000) / 500.0f - 1.0f;
-    *b = (ar_batch){.batch = N, .seq = 1, .input = x, .sample_ndim = 1, .sample_shape = {W}, .labels = way[step == 2]};
-    b->target = x;
-    b->target_width = W;
+    *b = (ar_batch){.batch = N, .seq = 1, .labels = way[step == 2], .input = x, .sample_ndim = 1, .sample_shape = {W}};
+    b->target = x, b->target_width = W;
     return AR_OK;
 }
 
@@ -91,7 +91,7 @@ int main(void)
     const ar_parallel layouts[] = {{.dp = 2}, {.dp = 3, .micro_batches = 2}, {.dp = 2, .zero = 1}};
     ar_ddp_options ddp = {.order = AR_BUCKETS_BY_SIZE, .find_unused = true, .hook = clip};
     const ar_module_case c = {"ways", build, batch, NULL, false};
-    ar_check_module_options o = {.parallel = layouts, .layouts = 3, .run.steps = 3, .ddp = &ddp};
+    ar_check_module_options o = {.run = {.steps = 3}, .parallel = layouts, .layouts = 3, .ddp = &ddp};
     static char text[8192];
     bool right = false;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);

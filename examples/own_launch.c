@@ -59,11 +59,11 @@ static ar_training_report *train(const ar_module_case *c, ar_parallel layout, ar
 
 int main(int argc, char **argv)
 {
-    const ar_parallel four = {.tp = 2, .sp = true, .dp = 2},
+    const ar_parallel four = {.tp = 2, .dp = 2, .sp = true},
                       layouts[] = {
                           {.tp = 2, .sp = true, .overlap = 2}, {.cp = 2, .recompute = {AR_RECOMPUTE_FULL, 1}}, four};
     const ar_module_case c = {"model", build, batch, NULL, false};
-    ar_check_module_options o = {.parallel = layouts, .layouts = 3, .run.steps = 2};
+    ar_check_module_options o = {.run = {.steps = 2}, .parallel = layouts, .layouts = 3};
     ar_process_options how = {.transport = AR_TRANSPORT_SIM};
     ar_process *process = NULL;
     static char text[8192];

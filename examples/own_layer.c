@@ -66,14 +66,15 @@ static ar_status build(void *forgetful, ar_ctx *ctx, ar_module **module, ar_loss
 {
     static const ar_module_ops ops = {
         .kind = "scaled_residual", .forward = forward, .backward = backward, .params = params, .destroy = destroy};
-    scaled_residual *l = calloc(1, sizeof *l);
+    const size_t matrix[] = {WIDTH, WIDTH}, vector[] = {WIDTH};
+    scaled_residual *l = (scaled_residual *)calloc(1, sizeof *l);
     if (!l)
         return AR_ERR_MEMORY;
     *module = &l->base; /* the caller destroys it, also where what follows fails */
     l->forgetful = *(const bool *)forgetful;
     AR_TRY(ar_module_init(&l->base, &ops, "layer", AR_HELD_WHOLE));
-    AR_TRY(ar_param_init_whole(&l->weight, ctx, "layer", "weight", 2, (size_t[]){WIDTH, WIDTH}, AR_INIT_XAVIER_NORMAL));
-    AR_TRY(ar_param_init_whole(&l->scale, ctx, "layer", "scale", 1, (size_t[]){WIDTH}, AR_INIT_UNIFORM_BIAS));
+    AR_TRY(ar_param_init_whole(&l->weight, ctx, "layer", "weight", 2, matrix, AR_INIT_XAVIER_NORMAL));
+    AR_TRY(ar_param_init_whole(&l->scale, ctx, "layer", "scale", 1, vector, AR_INIT_UNIFORM_BIAS));
     return ar_squared_error_create(loss, ctx, "loss");
 }
 
@@ -96,7 +97,7 @@ int main(void)
     bool forgetful[] = {false, true}, ok = true;
     const ar_parallel layouts[] = {{.dp = 4}, {.dp = 2, .micro_batches = 3}};
     const ar_ddp_options buckets = ar_ddp_defaults();
-    ar_check_module_options o = {.parallel = layouts, .layouts = 2, .run.steps = 20, .ddp = &buckets};
+    ar_check_module_options o = {.run = {.steps = 20}, .parallel = layouts, .layouts = 2, .ddp = &buckets};
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAM);
     for (int i = 0; i < 2 && ok; i++) {
         const ar_module_case c = {i ? "forgets s" : "right", build, batch, &forgetful[i], false};

@@ -32,6 +32,7 @@ static ar_status add_layer(ar_module **gives, ar_ctx *ctx, int i)
 
 static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
+    const size_t between[] = {SEQ, HIDDEN};
     ar_module *m[MODULES] = {NULL};
     ar_status st = AR_OK;
     (void)user;
@@ -42,7 +43,7 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
     AR_TRY_TO(made, st, ar_logits_create(&m[LAYERS + 2], ctx, NULL, "logits", VOCAB, HIDDEN, NULL));
 made:
     AR_TRY(ar_sequential_made(module, "lm", m, MODULES, st));
-    AR_TRY(ar_sequential_cut(*module, ctx, 1, LAYERS, 2, (size_t[]){SEQ, HIDDEN})); /* into a pipeline's stages */
+    AR_TRY(ar_sequential_cut(*module, ctx, 1, LAYERS, 2, between)); /* into a pipeline's stages */
     return ar_cross_entropy_create(loss, ctx, "loss", VOCAB, AR_HELD_SHARD);
 }
 
@@ -64,9 +65,9 @@ int main(void)
                                    {.cp = 4, .zigzag = true, .zero = 1},
                                    {.pp = 2, .micro_batches = 4},
                                    {.dp = 2, .zero = 3},
-                                   {.tp = 2, .sp = true, .cp = 2, .pp = 2, .dp = 2, .zero = 2}};
+                                   {.tp = 2, .dp = 2, .cp = 2, .pp = 2, .sp = true, .zero = 2}};
     const ar_module_case c = {"own language model", build, batch, NULL, false};
-    ar_check_module_options o = {.parallel = layouts, .layouts = 6, .run = {.steps = 20, .parallel = {.tp = 2}}};
+    ar_check_module_options o = {.run = {.parallel = {.tp = 2}, .steps = 20}, .parallel = layouts, .layouts = 6};
     static char text[8192];
     bool right = false;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);

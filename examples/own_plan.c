@@ -40,13 +40,13 @@ static ar_status backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor 
 static ar_status shift_create(ar_module **gives)
 {
     static const ar_module_ops ops = {.kind = "shift", .forward = forward, .backward = backward};
-    *gives = calloc(1, sizeof **gives);
+    *gives = (ar_module *)calloc(1, sizeof **gives);
     return *gives ? ar_module_init(*gives, &ops, "shift", AR_HELD_WHOLE) : AR_ERR_MEMORY;
 }
 
 static ar_status build(void *plan, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
-    ar_plan_walk w = {.plan = plan};
+    ar_plan_walk w = {.plan = (const ar_plan *)plan};
     ar_module *m[MODULES] = {NULL};
     ar_status st = AR_OK;
     AR_TRY_TO(made, st, ar_plan_norm_create(&m[0], ctx, &w, "norm", AR_NORM_LAYER, WIDTH, 1e-5));
@@ -82,12 +82,12 @@ static ar_status batch(void *plan, int step, ar_batch *b)
 int main(void)
 {
     static const char *const rules[] = {RULES("sequence", "S(1)"), RULES("replicate", "P(sum)")};
-    const ar_parallel layouts[] = {{.tp = 2}, {.dp = 2, .tp = 2}};
+    const ar_parallel layouts[] = {{.tp = 2}, {.tp = 2, .dp = 2}};
     ar_check_module_options o = {.parallel = layouts, .layouts = 2};
     static char said[8192];
     bool right[2] = {false, false};
     for (int i = 0; i < 2; i++) {
-        ar_plan plan = {0};
+        ar_plan plan = {.rules = 0};
         const ar_module_case c = {i ? "wrong" : "right", build, batch, &plan, false};
         const ar_status st = ar_plan_parse(&plan, rules[i], strlen(rules[i]), c.name);
         printf("%s\n", st || ar_prove_module(&right[i], said, sizeof said, &c, &o) ? ar_error_message() : said);

@@ -51,14 +51,15 @@ static ar_status build(void *forgets, ar_ctx *ctx, ar_module **module, ar_loss *
 {
     static const ar_module_ops ops = {"regions", forward, backward, .params_at = offsetof(regions, weight),
                                       .params_count = 2};
-    regions *l = calloc(1, sizeof *l);
+    const size_t up[] = {FFN, WIDTH}, down[] = {WIDTH, FFN};
+    regions *l = (regions *)calloc(1, sizeof *l);
     if (!l)
         return AR_ERR_MEMORY;
     *module = &l->base;
-    l->forgets = forgets != NULL;
+    l->forgets = *(const bool *)forgets;
     AR_TRY(ar_module_init(&l->base, &ops, "mlp", AR_HELD_WHOLE));
-    AR_TRY(ar_param_init_shard(&l->weight[0], ctx, "mlp", "up", (size_t[]){FFN, WIDTH}, 0, AR_INIT_XAVIER_NORMAL));
-    AR_TRY(ar_param_init_shard(&l->weight[1], ctx, "mlp", "down", (size_t[]){WIDTH, FFN}, 1, AR_INIT_XAVIER_NORMAL));
+    AR_TRY(ar_param_init_shard(&l->weight[0], ctx, "mlp", "up", up, 0, AR_INIT_XAVIER_NORMAL));
+    AR_TRY(ar_param_init_shard(&l->weight[1], ctx, "mlp", "down", down, 1, AR_INIT_XAVIER_NORMAL));
     return ar_squared_error_create(loss, ctx, "loss");
 }
 
@@ -76,9 +77,11 @@ static ar_status batch(void *user, int step, ar_batch *b)
 
 int main(void)
 {
-    const ar_parallel layouts[] = {{.tp = 2}, {.tp = 4, .sp = true}, {.tp = 2, .cp = 2, .dp = 2}};
-    const ar_module_case right = {"regions", build, batch, NULL, false}, wrong = {"no f*", build, batch, "", false};
-    ar_check_module_options o = {.parallel = layouts, .layouts = 3, .run.steps = 2, .run.parallel = {.tp = 2}};
+    const ar_parallel layouts[] = {{.tp = 2}, {.tp = 4, .sp = true}, {.tp = 2, .dp = 2, .cp = 2}};
+    bool forgets[] = {false, true};
+    const ar_module_case right = {"regions", build, batch, &forgets[0], false};
+    const ar_module_case wrong = {"no f*", build, batch, &forgets[1], false};
+    ar_check_module_options o = {.run = {.parallel = {.tp = 2}, .steps = 2}, .parallel = layouts, .layouts = 3};
     static char text[2][8192];
     ar_module_inspection *m = NULL;
     bool ok = false;

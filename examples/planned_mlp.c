@@ -16,7 +16,7 @@ static float x[SAMPLES * POSITIONS * WIDTH], y[SAMPLES * POSITIONS * WIDTH];
 /* y = down(gelu(up(norm(x)))) */
 static ar_status build(void *plan, ar_ctx *ctx, ar_module **module, ar_loss **loss)
 {
-    ar_plan_walk w = {.plan = plan};
+    ar_plan_walk w = {.plan = (const ar_plan *)plan};
     ar_module *m[5] = {NULL};
     ar_status st = AR_OK;
     AR_TRY_TO(made, st, ar_plan_norm_create(&m[0], ctx, &w, "norm", AR_NORM_LAYER, WIDTH, 1e-5));
@@ -46,10 +46,10 @@ static ar_status batch(void *plan, int step, ar_batch *b)
 /* 0: every layout has one rank's bits; 1: one has others; 2: an error. */
 static int check(ar_plan *plan, const char *name)
 {
-    const ar_parallel layouts[] = {{.tp = 2}, {.tp = 4}, {.dp = 2, .tp = 2, .micro_batches = 2}};
+    const ar_parallel layouts[] = {{.tp = 2}, {.tp = 4}, {.tp = 2, .dp = 2, .micro_batches = 2}};
     const ar_module_case c = {.name = name, .build = build, .batch = batch, .user = plan};
     const ar_check_module_options o = {
-        .parallel = layouts, .layouts = 3, .run.steps = 2, .run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW)};
+        .run = {.steps = 2, .optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW)}, .parallel = layouts, .layouts = 3};
     ar_check_report *r = NULL;
     char text[4096];
     if (ar_check_module(&r, &c, &o) != AR_OK)
@@ -94,7 +94,7 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < n; i++) {
         const char *name = given > 0 ? argv[i + 1] : plans[i].name;
-        ar_plan plan = {0};
+        ar_plan plan = {.rules = 0};
         int verdict = 2;
         if (!(given > 0 ? ar_plan_load(&plan, name) : ar_plan_parse(&plan, plans[i].text, strlen(plans[i].text), name)))
             verdict = check(&plan, name);

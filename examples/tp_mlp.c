@@ -15,7 +15,7 @@ static size_t tensors[3], different[3]; /* seen, and elements with other bits: b
 static ar_status listen(void *user, const ar_tap_event *e)
 {
     const ptrdiff_t me = (size_t *)user - tensors;
-    float *const to = whole[tensors[me]++], *const part = e->local->data.ptr;
+    float *const to = whole[tensors[me]++], *const part = (float *)e->local->data.ptr;
     const ar_box *box = &e->layout->box[0];
     const size_t last = (size_t)e->layout->ndim - 1, width = box->extent[last], row = last == 1 ? box->global[0] : 0;
     for (size_t i = 0; i < ar_tensor_count(e->local); i++) {
@@ -29,6 +29,8 @@ static ar_status listen(void *user, const ar_tap_event *e)
 static ar_status step(ar_comm *world, void *first)
 {
     const ar_mlp_options shape = {.hidden = HIDDEN, .ffn = FFN, .activation = AR_ACT_GELU_TANH, .bias = true};
+    const size_t extents[] = {2, 1, HIDDEN};
+    const float input[] = {1, -2, 3, 0.1f, -0.2f, 0.3f, 1e3f, -1e-3f};
     ar_ctx_options o = {.tp = world, .tap = listen, .tap_user = (size_t *)first + ar_comm_rank(world)};
     ar_ctx *ctx = NULL;
     ar_module *mlp = NULL;
@@ -39,8 +41,8 @@ static ar_status step(ar_comm *world, void *first)
     AR_TRY_TO(done, st, ar_saved_create(&saved));
     AR_TRY_TO(done, st, ar_mlp_create(&mlp, ctx, "mlp", &shape));
     AR_TRY_TO(done, st, ar_module_fresh(mlp, ctx, 42)); /* parts of the same matrices on any number of ranks */
-    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &x, AR_F32, 3, (size_t[]){2, 1, HIDDEN}));
-    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &x, (float[]){1, -2, 3, 0.1f, -0.2f, 0.3f, 1e3f, -1e-3f}));
+    AR_TRY_TO(done, st, ar_ctx_tensor(ctx, &x, AR_F32, 3, extents));
+    AR_TRY_TO(done, st, ar_ctx_upload(ctx, &x, input));
     AR_TRY_TO(done, st, ar_module_forward(mlp, ctx, saved, &y, &x, NULL));
     AR_TRY_TO(done, st, ar_module_backward(mlp, ctx, saved, &dx, &y, NULL)); /* the loss is |Y|^2/2, so dY = Y */
     AR_TRY_TO(done, st, ar_module_reduce_grads(mlp, ctx));                   /* complete now: reported */

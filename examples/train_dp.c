@@ -31,10 +31,11 @@ static ar_status train(ar_ctx *ctx, run *r, bool first)
     ar_param *params[MOST_PARAMS];
     ar_model *model = NULL;
     ar_optimizer *optimizer = NULL;
+    size_t n;
     ar_status st = AR_OK;
     AR_TRY_TO(done, st, ar_model_create(&model, ctx, &r->config, NULL));
     AR_TRY_TO(done, st, ar_model_fresh(model, ctx, 42));
-    const size_t n = ar_module_params(ar_model_module(model), params, MOST_PARAMS, false);
+    n = ar_module_params(ar_model_module(model), params, MOST_PARAMS, false);
     AR_TRY_TO(done, st, ar_optimizer_create(&optimizer, ctx, params, n, &adamw));
     for (uint32_t step = 1; step <= STEPS; step++) {
         ar_train_result result;
@@ -52,7 +53,7 @@ done:
  * other positions, sum its gradient. */
 static ar_status rank_main(ar_comm *world, void *user)
 {
-    run *r = user;
+    run *r = (run *)user;
     ar_ctx_options o = {.world = world, .sp = r->parallel.sp};
     ar_parallel_groups groups = {0};
     ar_ctx *ctx = NULL;

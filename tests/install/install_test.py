@@ -157,13 +157,26 @@ class Install(unittest.TestCase):
         headers = sorted(path.name for path in (prefix / "include/anyrank").iterdir())
         self.assertEqual(headers, sorted(path.name for path in (ROOT / "include/anyrank").glob("*.h")))
         strict = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only", "-I", prefix / "include"]
-        languages = [(CC, "c", "c17")] + ([(CXX, "c++", "c++17")] if CXX else [])
-        for tool, language, standard in languages:
+        languages = [(CC, "c", "c99"), (CC, "c", "c17"), (CXX, "c++", "c++11"), (CXX, "c++", "c++17")]
+        for tool, language, standard in languages if CXX else languages[:2]:
             for included in [[header] for header in headers] + [headers]:
                 with self.subTest(included=included, standard=standard):
                     stub = scratch / ("stub." + language)
                     stub.write_text("".join(f"#include <anyrank/{header}>\n" for header in included), encoding="utf-8")
                     done = run([tool, "-std=" + standard, *strict, "-x", language, stub])
+                    self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_every_example_compiles_as_c99_and_as_cxx11(self):
+        # C++11 has no designated initializers: g++ accepts them in the struct's order, with a warning.
+        examples = sorted((ROOT / "examples").glob("*.c"))
+        self.assertTrue(examples)
+        languages = [[CC, "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-x", "c"]]
+        if CXX:
+            languages.append([CXX, "-std=c++11", "-x", "c++"])
+        for language in languages:
+            for example in examples:
+                with self.subTest(example=example.name, standard=language[1]):
+                    done = run([*language, "-fsyntax-only", "-I", prefix / "include", example])
                     self.assertEqual(done.returncode, 0, done.stderr)
 
 
