@@ -32,7 +32,7 @@ typedef struct trainer {
 /* Linear(4, 16) - GELU - Linear(16, 1), with the mean squared error. */
 static ar_status build(trainer *t)
 {
-    ar_linear_options column = {true, false, false}, row = {true, false, true};
+    const ar_linear_options column = {.bias = true}, row = {.bias = true, .input_is_sharded = true};
     ar_optimizer_options adamw = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     const ar_ddp_options buckets = ar_ddp_defaults();
     ar_module *layer[3] = {NULL};
@@ -56,13 +56,13 @@ static ar_status run_micro_batch(trainer *t, size_t first, size_t rows)
 {
     const size_t shape[2] = {rows, IN};
     ar_tensor x, y, dy;
-    ar_batch b = {0};
-    b.batch = rows;
-    b.seq = 1;
-    b.target = target + first;
-    b.target_width = 1;
-    b.first_sample = first;
-    b.global_batch = b.targets = SAMPLES; /* the loss is divided by all of them, on every rank */
+    const ar_batch b = {.batch = rows,
+                        .seq = 1,
+                        .global_batch = SAMPLES,
+                        .first_sample = first,
+                        .targets = SAMPLES, /* by which the loss is divided, on every rank */
+                        .target = target + first,
+                        .target_width = 1};
     AR_TRY(ar_ctx_tensor(t->ctx, &x, AR_F32, 2, shape));
     AR_TRY(ar_ctx_upload_floats(t->ctx, &x, input[first], rows * IN));
     AR_TRY(ar_module_forward(ar_ddp_as_module(t->ddp), t->ctx, t->saved, &y, &x, &b));
@@ -95,11 +95,8 @@ static ar_status run_step(trainer *t, uint32_t step, float *loss)
 static ar_status train(ar_comm *world, void *arg)
 {
     report *r = (report *)arg;
-    ar_ctx_options o;
-    trainer t;
-    memset(&o, 0, sizeof o);
-    memset(&t, 0, sizeof t);
-    o.dp = world;
+    ar_ctx_options o = {.device = NULL, .tp = NULL, .dp = world};
+    trainer t = {.ctx = NULL};
     ar_status st = ar_device_cpu_create(&o.device, 1);
     AR_TRY_TO(done, st, ar_ctx_create(&t.ctx, &o));
     AR_TRY_TO(done, st, build(&t));

@@ -10,11 +10,6 @@
 
 enum { SAMPLES = 6, POSITIONS = 8, WIDTH = 4, SLOT_Y = 0 };
 
-/* The loss has no options, but what is saved needs an owner. */
-typedef struct absolute_error {
-    char name[16];
-} absolute_error;
-
 /* Number of targets in these rows: the loss is divided by that of the global batch. */
 static size_t count_targets(const void *self, const ar_batch *batch)
 {
@@ -76,20 +71,16 @@ static ar_status build(void *user, ar_ctx *ctx, ar_module **module, ar_loss **lo
 {
     static const ar_loss_ops ops = {"absolute_error", count_targets, forward, backward, free};
     static const size_t sample[2] = {POSITIONS, WIDTH};
-    ar_mlp_options o = {0};
+    const ar_mlp_options o = {.hidden = WIDTH, .ffn = 16, .activation = AR_ACT_GELU_TANH, .bias = true};
     ar_module *layer[2] = {NULL};
     ar_status st = AR_OK;
     (void)user;
-    o.hidden = WIDTH;
-    o.ffn = 16;
-    o.activation = AR_ACT_GELU_TANH;
-    o.bias = true;
     AR_TRY_TO(made, st, ar_mlp_create(&layer[0], ctx, "mlp0", &o));
     AR_TRY_TO(made, st, ar_mlp_create(&layer[1], ctx, "mlp1", &o));
 made:
     AR_TRY(ar_sequential_made(module, "net", layer, 2, st));
-    AR_TRY(ar_sequential_cut(*module, ctx, 0, 2, 2, sample)); /* pipeline stages of one layer */
-    return ar_loss_create(loss, ctx, "loss", &ops, calloc(1, sizeof(absolute_error)));
+    AR_TRY(ar_sequential_cut(*module, ctx, 0, 2, 2, sample));  /* pipeline stages of one layer */
+    return ar_loss_create(loss, ctx, "loss", &ops, malloc(1)); /* no options; owns what is saved */
 }
 
 static ar_status fill_batch(void *user, int step, ar_batch *batch)
@@ -100,12 +91,8 @@ static ar_status fill_batch(void *user, int step, ar_batch *batch)
         (&x[0][0][0])[i] = (float)((i * 7919 + 104729) % 1000) / 500.0f - 1.0f;
         (&target[0][0][0])[i] = (float)((i * 6007 + 3571) % 1000) / 250.0f - 2.0f;
     }
-    batch->batch = SAMPLES;
-    batch->seq = POSITIONS;
-    batch->input = x[0][0];
-    batch->sample_ndim = 2;
-    batch->sample_shape[0] = POSITIONS;
-    batch->sample_shape[1] = WIDTH;
+    *batch = (ar_batch){
+        .batch = SAMPLES, .seq = POSITIONS, .input = x[0][0], .sample_ndim = 2, .sample_shape = {POSITIONS, WIDTH}};
     batch->target = target[0][0];
     batch->target_width = POSITIONS * WIDTH;
     return AR_OK;
@@ -113,23 +100,18 @@ static ar_status fill_batch(void *user, int step, ar_batch *batch)
 
 int main(void)
 {
-    enum { LAYOUTS = 8 };
-    static ar_parallel layout[LAYOUTS];
-    static char text[16384];
+    const ar_parallel layouts[] = {{.dp = 3},
+                                   {.tp = 2},
+                                   {.tp = 2, .sp = true},
+                                   {.cp = 4, .zigzag = true},
+                                   {.tp = 2, .dp = 2, .micro_batches = 3},
+                                   {.dp = 3, .zero = 3},
+                                   {.pp = 2, .micro_batches = 2},
+                                   {.dp = 2, .cp = 2}};
     const ar_module_case c = {"absolute error", build, fill_batch, NULL, false};
-    ar_check_module_options o = {0};
+    ar_check_module_options o = {.run = {.steps = 3}, .parallel = layouts, .layouts = 8};
+    static char text[16384];
     bool right = false;
-    layout[0].dp = 3;
-    layout[1].tp = 2;
-    layout[2].tp = 2, layout[2].sp = true;
-    layout[3].cp = 4, layout[3].zigzag = true;
-    layout[4].dp = 2, layout[4].tp = 2, layout[4].micro_batches = 3;
-    layout[5].dp = 3, layout[5].zero = 3;
-    layout[6].pp = 2, layout[6].micro_batches = 2;
-    layout[7].dp = 2, layout[7].cp = 2;
-    o.parallel = layout;
-    o.layouts = LAYOUTS;
-    o.run.steps = 3;
     o.run.optimizer = ar_optimizer_defaults(AR_OPTIMIZER_ADAMW);
     printf("%s", ar_prove_module(&right, text, sizeof text, &c, &o) ? ar_error_message() : text);
     return right ? 0 : 1;

@@ -27,6 +27,20 @@ class ExamplesTest(unittest.TestCase):
             self.assertLess(lines, 120, name)
         for path in [*(ROOT / "examples").glob("own_[!l]*.c"), ROOT / "examples/own_lm.c", ROOT / "examples/own_launch.c"]:
             self.assertLessEqual(path.read_text().count("\n"), 100, path)
+        for name in ("own_loop", "own_loss"):
+            self.assertLess((ROOT / f"examples/{name}.c").read_text().count("\n"), 150, name)
+
+    def test_a_loss_of_ones_own_has_the_same_bits_under_every_kind_of_layout(self):
+        status, text = run("own_loss")
+        self.assertEqual(status, 0, text)
+        self.assertEqual(text.count("the same bits in all"), 8, text)
+        self.assertIn("they agree", text)
+
+    def test_a_loop_by_hand_does_not_grow(self):
+        status, text = run("own_loop")
+        self.assertEqual(status, 0, text)
+        self.assertRegex(text, r"in step 1000; on three ranks the same bits in every step\n")
+        self.assertIn("no step needs more than the first", text)
 
     def test_the_classifier_learns_and_is_checked(self):
         status, text = run("mlp_classifier")
