@@ -284,6 +284,50 @@ Test(own_layers, a_loss_of_ones_own_adds_up_over_micro_batches)
 
 /* --- layers ------------------------------------------------------------------------------------------------------- */
 
+/* The first gradient of each parameter of the module. */
+static void first_gradients(alone *a, ar_module *m, float out[4])
+{
+    ar_param *p[4];
+    cr_assert_eq(ar_module_params(m, p, 4, false), 4u);
+    for (size_t i = 0; i < 4; i++) {
+        float values[4];
+        ar_tensor g;
+        cr_assert_ok(ar_ctx_tensor(a->ctx, &g, AR_F32, p[i]->value.ndim, p[i]->value.shape));
+        cr_assert_ok(ar_param_grad_value(p[i], a->ctx, &g));
+        cr_assert_ok(ar_ctx_download(a->ctx, values, &g));
+        out[i] = values[0];
+    }
+}
+
+Test(own_layers, zeroing_clears_the_gradients_of_all_children_and_of_frozen_parameters)
+{
+    static const float ones[4] = {1, 1, 1, 1};
+    const ar_linear_options o = {.bias = true};
+    SCOPED(end) alone a = begin();
+    OWNED(ar_module_destroy) ar_module *s = NULL;
+    ar_module *child[2] = {NULL};
+    ar_param *p[4];
+    float before[4], after[4];
+    ar_tensor y;
+    const ar_tensor x = tensor(&a, 2, (size_t[]){2, 2}, ones);
+    for (size_t i = 0; i < 2; i++)
+        cr_assert_ok(ar_column_linear_create(&child[i], a.ctx, i ? "b" : "a", 2, 2, &o));
+    cr_assert_ok(ar_sequential_create(&s, "s", child, 2, true));
+    cr_assert_ok(ar_module_fresh(s, a.ctx, 1));
+    cr_assert_ok(ar_module_forward(s, a.ctx, a.saved, &y, &x, NULL));
+    cr_assert_ok(ar_module_backward(s, a.ctx, a.saved, NULL, &x, NULL));
+    first_gradients(&a, s, before);
+    cr_assert_eq(ar_module_params(s, p, 4, false), 4u);
+    p[3]->requires_grad = false;
+    cr_assert_ok(ar_module_zero_grad(s, a.ctx));
+    first_gradients(&a, s, after);
+    for (size_t i = 0; i < 4; i++) {
+        cr_expect(before[i] != 0.0f && after[i] == 0.0f, "%s: %g, then %g", p[i]->name, (double)before[i],
+                  (double)after[i]);
+        cr_expect_not(p[i]->has_grad, "%s", p[i]->name);
+    }
+}
+
 Test(own_layers, layers_of_a_sequence_follow_each_other_forward_and_back)
 {
     static const float in[4] = {-1, 2, -3, 4}, relu[4] = {0, 2, 0, 4}, dy[4] = {5, 6, 7, 8}, back[4] = {0, 6, 0, 8};

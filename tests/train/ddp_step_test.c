@@ -369,3 +369,24 @@ Test(ddp_step, ranks_that_drew_different_weights_start_from_the_first_ones)
     }
     cr_expect_eq(memcmp(t.rank[0].grad, own.rank[0].grad, sizeof own.rank[0].grad), 0);
 }
+
+/* Each rank changes a trained and a frozen parameter, and then gets the first one's values. */
+static ar_status set_and_broadcast(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy_result *out)
+{
+    const float rank = (float)ar_comm_rank(ar_ctx_dp(ctx));
+    for (size_t i = 0; i < n; i++)
+        AR_TRY(ar_param_set(params[i], ctx, (float[2]){rank + (float)i, 9.0f}));
+    AR_TRY(ar_ddp_broadcast_parameters(d));
+    for (size_t i = 0; i < n; i++)
+        AR_TRY(ar_ctx_download(ctx, out->grad + 2 * i, &params[i]->value));
+    return AR_OK;
+}
+
+Test(ddp_step, weights_are_broadcast_again_on_request)
+{
+    static const float first[4] = {0, 9, 1, 9};
+    toy t = {.n = 2, .size = {2, 2}, .frozen = {[1] = true}, .run.parallel = {.dp = 3}, .body = set_and_broadcast};
+    run(&t);
+    for (int r = 0; r < 3; r++)
+        cr_expect_eq(memcmp(t.rank[r].grad, first, sizeof first), 0, "rank %d", r);
+}
