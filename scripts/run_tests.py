@@ -480,6 +480,7 @@ def source_checks(build, extended):
     checks = [
         ("check/includes", lambda name: simple_check(name, [python, "scripts/check_includes.py", "."])),
         ("check/numbers", lambda name: simple_check(name, [python, "scripts/check_numbers.py", "."])),
+        ("check/public", lambda name: simple_check(name, [python, "scripts/check_public.py", "."])),
         ("check/measures", lambda name: simple_check(name, [python, "scripts/measures.py", "--check"])),
         ("check/format", check_format),
         ("check/scripts_parse", check_scripts_parse),
