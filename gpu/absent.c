@@ -53,6 +53,13 @@ ar_status ari_gpu_trim(ar_device *d)
     return ar_error_set(AR_ERR_UNSUPPORTED, "%s", no_cuda);
 }
 
+bool ari_gpu_reaches(int gpu, int peer)
+{
+    (void)gpu;
+    (void)peer;
+    return false;
+}
+
 ar_status ari_gpu_bus_id(char *text, int size)
 {
     (void)text;

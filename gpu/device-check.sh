@@ -15,7 +15,8 @@
 #   --arch A        CUDA architectures to build for: native (default), or as CMake has them: 90, 80;90
 #   --only STEPS    these alone, with commas between
 #   --expect WORDS  nccl, torch, sanitizers or steps whose skip is a failure; with a GPU, all are
-#   --allow-skip WORDS  those whose skip is none; with --host, nccl, torch and sanitizers
+#   --allow-skip WORDS  those whose skip is none; always gpus2, which takes two GPUs; with --host, nccl, torch and
+#                   sanitizers
 #   --stop-early    no further steps after an error that ends a GPU's context, which each process has anew
 #   --keep-going    further steps also then, as without either
 #   --budget S      no step runs past S seconds in all (default 540); what is left over has failed
@@ -28,7 +29,7 @@
 set -u
 
 steps="machine smoke conformance check1 check2 check4 golden training bench_gemm bench_block bits bench_torch
-nccl2 check8 nccl4 ncclcalls bench_nccl memcheck racecheck initcheck"
+nccl2 gpus2 check8 nccl4 ncclcalls bench_nccl memcheck racecheck initcheck"
 
 # Seconds.
 limit_of() {
@@ -97,6 +98,7 @@ for folder in $deps $prebuilt; do
 done
 [ -z "$deps" ] || deps=$(cd "$deps" && pwd)
 [ -z "$prebuilt" ] || prebuilt=$(cd "$prebuilt" && pwd)
+allow="$allow gpus2"
 [ $host = no ] || allow="$allow $(steps_of nccl,torch,sanitizers)"
 
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 2

@@ -21,6 +21,8 @@ AR_NODISCARD ar_status ari_gpu_trim(ar_device *d);
 /** "0000:3b:00.0": where the calling thread's GPU is in its machine; cut off where it does not fit. Errors: the
  *  same. */
 AR_NODISCARD ar_status ari_gpu_bus_id(char *text, int size);
+/** True if GPU `gpu` can read and write the memory of GPU `peer`. Needs no device, and creates no context. */
+bool ari_gpu_reaches(int gpu, int peer);
 
 /* CUDA's run-time library on a machine where it finds no GPU. */
 typedef struct ari_gpu_machine {

@@ -198,6 +198,19 @@ step_nccl2() {
 }
 step_nccl4() { nccl_ranks "--tp 2 --dp 2" 4 "exact native"; }
 
+# Ranks that are threads of one process, a GPU each. Between these NCCL reads and writes the ranks' own buffers, but
+# small messages go another way, unless it is told otherwise.
+step_gpus2() {
+    nccl_ready
+    gpus=$("$anyrank" info | sed -n 's/^CUDA .*, \([0-9]*\) GPU.*/\1/p')
+    [ "${gpus:-0}" -ge 2 ] || skip "two ranks as threads need 2 GPUs; this machine has ${gpus:-none}"
+    for protocol in Simple LL; do
+        NCCL_PROTO=$protocol check_all "--tp 2" "llama-demo" "exact native" --seq 8 --steps 1 --transport nccl ||
+            { echo "NCCL_PROTO=$protocol: failed"; return 1; }
+    done
+    echo "2 threads, a GPU each, through NCCL (Simple, LL), --tp 2, exact native: 0 differ"
+}
+
 # A fault of one layer is found by all processes, and none hangs.
 step_ncclcalls() {
     nccl_ready

@@ -7,6 +7,7 @@
 
 #include "gpu/device_private.h"
 #include "gpu/kernels.h"
+#include "gpu/native.h"
 
 namespace ari_cuda
 {
@@ -97,6 +98,15 @@ int ari_gpu_count(void)
 {
     int n;
     return count(&n) == AR_OK ? n : 0;
+}
+
+bool ari_gpu_reaches(int gpu, int peer)
+{
+    int can = 0;
+    if (cudaDeviceCanAccessPeer(&can, gpu, peer) == cudaSuccess)
+        return can != 0;
+    (void)cudaGetLastError();
+    return false;
 }
 
 ar_status ari_gpu_info_get(ar_gpu_info *out, int index)

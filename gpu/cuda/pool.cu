@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #include "gpu/kernel.h"
+#include "gpu/native.h"
 #include "gpu/report/sticky.h"
 #include "ref/core/size.h"
 
@@ -24,6 +25,29 @@ namespace
 /* One for each GPU in use; guarded by the lock, and so is `devices`. */
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 pool *pools;
+
+/* Lets GPU `gpu` read and write the pool's memory, present and future, if it can reach the pool's GPU at all. */
+ar_status allow(const pool *p, int gpu)
+{
+    if (!ari_gpu_reaches(gpu, p->gpu))
+        return AR_OK;
+    cudaMemAccessDesc access = {};
+    access.location.type = cudaMemLocationTypeDevice;
+    access.location.id = gpu;
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    return check(cudaMemPoolSetAccess(p->handle, &access, 1), "letting another GPU use its memory");
+}
+
+/* Between ranks that are threads NCCL reads and writes the other ranks' buffers. It allows this by itself for memory of
+ * cudaMalloc, and not for a pool's. */
+ar_status allow_each_other(const pool *p)
+{
+    for (const pool *peer = pools; peer; peer = peer->next) {
+        AR_TRY(allow(p, peer->gpu));
+        AR_TRY(allow(peer, p->gpu));
+    }
+    return AR_OK;
+}
 
 ar_status make(pool **gives, int gpu)
 {
@@ -45,6 +69,8 @@ ar_status make(pool **gives, int gpu)
     if (st == AR_OK)
         st = check(cudaMemPoolSetAttribute(p->handle, cudaMemPoolReuseAllowInternalDependencies, &no_waits),
                    "keeping its streams apart");
+    if (st == AR_OK)
+        st = allow_each_other(p);
     if (st != AR_OK) {
         if (p->handle)
             (void)cudaMemPoolDestroy(p->handle);

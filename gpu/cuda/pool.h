@@ -2,7 +2,8 @@
 #pragma once
 
 /* The process' memory on a GPU: CUDA's stream-ordered allocator, in a pool of its own, which all devices on that GPU
- * share. The GPU's default pool stays as its other users, a program's own libraries, have set it. */
+ * share. The GPU's default pool stays as its other users, a program's own libraries, have set it. Each GPU with a pool
+ * can read and write the memory of all the process's pools that it can reach. */
 #include <cuda_runtime.h>
 
 #include "anyrank/device.h"

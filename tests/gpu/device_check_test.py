@@ -184,7 +184,7 @@ echo 'cpu and cuda: 50 slots'
         self.script(self.prebuilt / "bench_nccl", "#!/bin/sh\necho \"rank $RANK of $WORLD_SIZE\"\n")
         _, steps, _ = self.check("--allow-skip", "torch,sanitizers", status=0)
         skipped = [name for name, (verdict, _) in steps.items() if verdict == "skip"]
-        self.assertEqual(skipped, ["bench_torch", "memcheck", "racecheck", "initcheck"])
+        self.assertEqual(skipped, ["bench_torch", "gpus2", "memcheck", "racecheck", "initcheck"])
         self.assertEqual(steps["bench_gemm"][1], "4096 x 4096 x 4096: exact at 2.00 x the speed of sgemm, weights "
                          "prepared 2.50 x")
         self.assertEqual(steps["memcheck"][1], "compute-sanitizer refuses this machine: Device not supported")
@@ -194,6 +194,20 @@ echo 'cpu and cuda: 50 slots'
         self.assertRegex(steps["golden"][1], "^golden models: [1-9][0-9]+ have the CPU's bits")
         listed = start(["sh", ROOT / "gpu/device-check.sh", "--list"]).stdout.split()
         self.assertEqual(list(steps), listed)
+
+    def test_ranks_as_threads_take_two_gpus(self):
+        self.script(self.path / "nvidia-smi", NVIDIA_SMI)
+        self.script(self.prebuilt / "anyrank", ON_GPU)
+        _, steps, _ = self.check("--only", "gpus2", status=0)
+        self.assertEqual(steps["gpus2"], ("skip", "two ranks as threads need 2 GPUs; this machine has 1"))
+        _, steps, _ = self.check("--only", "gpus2", "--expect", "gpus2", status=1)
+        self.assertEqual(steps["gpus2"][0], "FAIL")
+        # With two, what NCCL has no pointers for alone does not hide that its direct accesses fail.
+        fails = 'case "$NCCL_PROTO $*" in "Simple check"*"--transport nccl"*) echo an illegal address; exit 1 ;; esac\n'
+        for more, verdict, status in (("", "ok", 0), (fails, "FAIL", 1)):
+            self.script(self.prebuilt / "anyrank", ON_GPU.replace("1 GPU", "2 GPUs") + more)
+            _, steps, _ = self.check("--only", "gpus2", status=status)
+            self.assertEqual(steps["gpus2"][0], verdict)
 
     def test_bits_of_results_that_another_way_computes_are_compared(self):
         self.script(self.prebuilt / "bench_gemm", BENCH.replace("same", "$ANYRANK_IMMA_PATH"))

@@ -4,7 +4,9 @@
 
 #include "gpu/cluster/nccl/nccl.h"
 #include "gpu/cluster/nccl/process.h"
+#include "gpu/device_private.h"
 #include "gpu/library.h"
+#include "gpu/native.h"
 #include "ref/core/os/os.h"
 
 enum { FIRST_SPLIT = 21800 };
@@ -15,6 +17,17 @@ static void set_variables(void)
 {
     (void)setenv("NCCL_RUNTIME_CONNECT", "0", 0);
     (void)setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+    ari_nccl_choose_direct(ari_gpu_count(), ari_gpu_reaches);
+}
+
+void ari_nccl_choose_direct(int gpus, bool (*reaches)(int gpu, int peer))
+{
+    for (int gpu = 0; gpu < gpus; gpu++) {
+        for (int peer = 0; peer < gpus; peer++) {
+            if (gpu != peer && !reaches(gpu, peer))
+                (void)setenv("NCCL_P2P_DIRECT_DISABLE", "1", 0);
+        }
+    }
 }
 
 ar_status ari_nccl_load(ari_nccl *out)

@@ -82,5 +82,9 @@ typedef struct ari_nccl_emulated_stream {
 /** Loads NCCL, which the environment variable ANYRANK_NCCL may name (gpu/library.h). It stays loaded: it cannot be
  *  unloaded. Errors: AR_ERR_UNSUPPORTED, with the loader's reason and what to do. */
 AR_NODISCARD ar_status ari_nccl_load(ari_nccl *out);
+/** Between ranks that are threads of this process NCCL reads and writes the ranks' own buffers. Forbids it
+ *  (NCCL_P2P_DIRECT_DISABLE, unless it is set) if one of the process's GPUs does not reach another one. NCCL then
+ *  copies through buffers of its own. Call it before there are other threads. */
+void ari_nccl_choose_direct(int gpus, bool (*reaches)(int gpu, int peer));
 /** AR_OK, also for what is in progress, or AR_ERR_DEVICE with what NCCL says of `result`. comm may be NULL. */
 ar_status ari_nccl_check(const ari_nccl *n, int result, void *comm, const char *what);
