@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Processes that find each other by a file: four of this machine, started as torchrun would. */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdatomic.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
 
 #include "gpu/cluster/process/process.h"
 #include "gpu/cluster/process/process_private.h"
@@ -127,6 +131,119 @@ static ar_status one_never_comes(int rank, void *arg)
     return st;
 }
 
+/* Until `arrived` is another number, or the world has failed. */
+static void wait_while(ar_process *p, int number)
+{
+    while (atomic_load(arrived) == number && ari_store_status(p->store) == AR_OK)
+        forked_sleep(0.001);
+}
+
+static off_t size_of_file(void)
+{
+    struct stat info = {.st_size = -1};
+    (void)stat(getenv("ANYRANK_NCCL_ID_FILE"), &info);
+    return info.st_size;
+}
+
+/* A process that locks the file as for a message, and writes none. */
+static pid_t start_locker(void)
+{
+    int ready[2];
+    char byte;
+    if (pipe(ready) != 0)
+        return -1;
+    const pid_t pid = fork();
+    if (pid == 0) {
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+        const int fd = open(getenv("ANYRANK_NCCL_ID_FILE"), O_RDWR);
+        if (fcntl(fd, F_SETLKW, &lock) == 0 && write(ready[1], "x", 1) == 1)
+            pause();
+        _exit(1);
+    }
+    close(ready[1]);
+    const bool locked = read(ready[0], &byte, 1) == 1;
+    close(ready[0]);
+    return locked ? pid : -1;
+}
+
+/* Of two: rank 0's locker has the file until rank 1 has given up. */
+static ar_status locked_file(int rank, void *arg)
+{
+    OWNED(ar_process_destroy) ar_process *p = NULL;
+    OWNED(free) void *all = NULL;
+    AR_TRY(join(&p, *(const uint64_t *)arg));
+    if (rank == 1) {
+        wait_while(p, 0);
+        const ar_status st = ari_process_gather(p, &all, NULL, "x", 1);
+        atomic_store(arrived, 2);
+        return st;
+    }
+    const pid_t locker = start_locker();
+    const off_t size = size_of_file();
+    atomic_store(arrived, 1);
+    wait_while(p, 1);
+    const bool is_untouched = size == size_of_file();
+    if (locker > 0) {
+        kill(locker, SIGKILL);
+        waitpid(locker, NULL, 0);
+    }
+    return expect(locker > 0 && is_untouched, "a message was written into a locked file");
+}
+
+static void locked(void)
+{
+    uint64_t ns = SHORT_NS;
+    arrived = mmap(NULL, sizeof *arrived, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (bool joined = false; !joined && arrived != MAP_FAILED; ns *= 4) {
+        atomic_store(arrived, 0);
+        forked f = forked_run(2, locked_file, &ns, -1, "a locked file");
+        const forked_end *e = f.end;
+        joined = (e[1].status != AR_ERR_TIMEOUT && e[1].status != AR_ERR_ABORTED) || ns > LIMIT_NS / 4;
+        check(!joined || e[0].status == AR_OK, "a locked file", e[0].text);
+        check(!joined || (e[1].status == AR_ERR_IO && strstr(e[1].text, "s for its lock")), "a locked file", e[1].text);
+        forked_end_all(&f);
+    }
+}
+
+/* A message for which the disk has too little room is an error, and no part of it stays. */
+static ar_status send_too_much(ar_process *p)
+{
+    struct rlimit limit;
+    OWNED(free) char *bytes = calloc(1, 1 << 20);
+    OWNED(free) void *all = NULL;
+    const off_t size = size_of_file();
+    signal(SIGXFSZ, SIG_IGN);
+    getrlimit(RLIMIT_FSIZE, &limit);
+    const rlim_t unlimited = limit.rlim_cur;
+    limit.rlim_cur = (rlim_t)size + 100;
+    setrlimit(RLIMIT_FSIZE, &limit);
+    const ar_status st = ari_process_gather(p, &all, NULL, bytes, 1 << 20);
+    limit.rlim_cur = unlimited;
+    setrlimit(RLIMIT_FSIZE, &limit);
+    AR_TRY(expect(st == AR_ERR_IO && strstr(ar_error_message(), strerror(EFBIG)), "it was sent"));
+    const bool is_whole = size_of_file() == size || truncate(getenv("ANYRANK_NCCL_ID_FILE"), size) != 0;
+    return expect(is_whole, "part of a message is left");
+}
+
+/* Afterwards all processes can talk. */
+static ar_status full_disk(int rank, void *arg)
+{
+    OWNED(ar_process_destroy) ar_process *p = NULL;
+    AR_TRY(join(&p, *(const uint64_t *)arg));
+    if (rank == 2) {
+        const ar_status st = send_too_much(p);
+        if (st != AR_OK)
+            ari_process_abort(p, st, ar_error_message());
+        AR_TRY(st);
+        p->calls--; /* what the others wait for is still to come */
+        atomic_store(arrived, 1);
+    }
+    wait_while(p, 0);
+    for (int i = 0; i < 2; i++)
+        AR_TRY(gather_and_check(p));
+    return AR_OK;
+}
+
 static ar_status only_join(int rank, void *arg)
 {
     (void)rank;
@@ -237,6 +354,7 @@ static const world_case worlds[] = {
     {"rank 0 comes late", all_calls_late, AR_OK, "", .ns = LIMIT_NS},
     {"killed in a gather", killed_in_gather, AR_ERR_ABORTED, "rank 2 is gone", .ns = LIMIT_NS, .killed = 2},
     {"one aborts", one_aborts, AR_ERR_ABORTED, "rank 3 aborted: the loss is NaN", .ns = LIMIT_NS},
+    {"a message that the disk has no room for", full_disk, AR_OK, "", .ns = LIMIT_NS},
     {"one does not come", one_never_comes, AR_ERR_ABORTED, "for rank 1", .ns = LIMIT_NS},
     {"another size", join_as_three, AR_ERR_ABORTED, "rank 2 was started as one of 5 processes, process 0 as one of 4",
      .ns = LIMIT_NS},
@@ -266,7 +384,7 @@ static void run_world(const world_case *w)
     }
 }
 
-static void (*const others[])(void) = {earlier_run, environment};
+static void (*const others[])(void) = {earlier_run, environment, locked};
 
 static void run_case(size_t i)
 {

@@ -2,7 +2,8 @@
 /* Processes without MPI: the launcher's variables number them, and a file that all of them see carries their messages,
  * NCCL's id among them. Process 0 makes it anew; the others ask it to let them in, so that no file of an earlier run is
  * taken for this one's. A message is appended in one piece. A process holds a lock on a byte of its own as long as it
- * lives; file systems without locks lack this sign of a death, and nothing else. */
+ * lives. File systems without locks lack this sign of a death, and nothing there keeps the messages of several machines
+ * from overwriting each other. */
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -25,7 +26,7 @@
 enum { MOST_RANKS = 1 << 20, LOCK_NS = 50000 };
 /* Byte whose lock says that rank 0 lives; those of the others follow. Byte 0 is locked for each message. */
 #define FIRST_LIFE ((off_t)1 << 40)
-/* Longest wait for a process that was stopped in the middle of a message. */
+/* Longest wait for the lock once it could not be had: the process that holds it has probably been stopped. */
 #define STOPPED_NS UINT64_C(500000000)
 
 /* Followed by the ranks that it is for, int32_t [ranks], and the message's data. */
@@ -38,6 +39,8 @@ typedef struct file_link {
     ari_link base; /* first */
     const char *path;
     int fd;             /* -1: not open */
+    bool has_locks;     /* the file system has */
+    uint64_t lock_ns;   /* longest wait for the lock before a message is written */
     off_t read, known;  /* up to where messages were taken, and the file's size at the last look */
     ari_message *hello; /* the first message to process 0, until it has answered */
     bool heard;         /* it has */
@@ -59,32 +62,65 @@ static void unlock_messages(const file_link *f)
     (void)lock_byte(f, F_SETLK, F_UNLCK, 0, &lock);
 }
 
-static void lock_messages(const file_link *f, short type)
+/* True if the file is locked, or the file system has no locks. */
+static bool lock_messages(const file_link *f, short type, uint64_t wait_ns)
 {
-    const uint64_t deadline = ari_now_ns() + STOPPED_NS;
+    const uint64_t deadline = ari_deadline_ns(ari_now_ns(), wait_ns);
     struct flock lock;
-    while (!lock_byte(f, F_SETLK, type, 0, &lock) && (errno == EAGAIN || errno == EACCES) && ari_now_ns() < deadline)
+    bool locked;
+    while (!(locked = lock_byte(f, F_SETLK, type, 0, &lock)) && f->has_locks && ari_now_ns() < deadline)
         nanosleep(&(struct timespec){.tv_nsec = LOCK_NS}, NULL);
+    return locked || !f->has_locks;
 }
 
-/* `lock` held. *at: where it begins. */
-static bool append(const file_link *f, const int *to, int n, const ari_message *m, off_t *at)
+/* Writes all of a message or none of it, since readers would take what follows part of one for the rest. Without locks
+ * the part stays: another process may have appended a message to it. */
+static bool write_message(const file_link *f, const char *cursor, size_t bytes, off_t *offset)
+{
+    struct stat info;
+    if (fstat(f->fd, &info) != 0)
+        return false;
+    *offset = info.st_size;
+    while (bytes > 0) {
+        const ssize_t n = write(f->fd, cursor, bytes);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0) {
+            const int error = n < 0 ? errno : ENOSPC;
+            if (f->has_locks && ftruncate(f->fd, info.st_size) != 0)
+                return false;
+            errno = error;
+            return false;
+        }
+        cursor += n;
+        bytes -= (size_t)n;
+    }
+    return true;
+}
+
+/* `lock` held. *offset: where the message begins. */
+static bool append(file_link *f, const int *to, int n, const ari_message *m, off_t *offset)
 {
     const record head = {(uint64_t)n, m->group, m->seq, m->bytes, m->kind, m->from_rank};
     const size_t ranks = (size_t)n * sizeof *to, bytes = sizeof head + ranks + (size_t)m->bytes;
-    struct stat info = {.st_size = 0};
     ARI_OWNED char *all = malloc(bytes);
     if (!all)
         return false;
     memcpy(all, &head, sizeof head);
     ari_copy_bytes(all + sizeof head, to, ranks);
     ari_copy_bytes(all + sizeof head + ranks, m->data, (size_t)m->bytes);
-    lock_messages(f, F_WRLCK);
-    const bool ok = fstat(f->fd, &info) == 0 && write(f->fd, all, bytes) == (ssize_t)bytes;
+    if (!lock_messages(f, F_WRLCK, f->lock_ns)) {
+        (void)ar_error_set(AR_ERR_IO,
+                           "ANYRANK_NCCL_ID_FILE %s: waited %.3f s for its lock, which each process holds only while "
+                           "it writes: has one been stopped?",
+                           ARI_SHOW(f->path), (double)f->lock_ns * 1e-9);
+        f->lock_ns = STOPPED_NS;
+        return false;
+    }
+    const bool ok = write_message(f, all, bytes, offset);
     if (!ok)
         (void)ar_error_set(AR_ERR_IO, "ANYRANK_NCCL_ID_FILE %s: %s", ARI_SHOW(f->path), strerror(errno));
     unlock_messages(f);
-    *at = info.st_size;
     return ok;
 }
 
@@ -96,10 +132,11 @@ static bool is_current(const file_link *f)
            own.st_dev == named.st_dev;
 }
 
-static void lock_life(const file_link *f)
+static void lock_life(file_link *f)
 {
     struct flock lock;
-    (void)lock_byte(f, F_SETLK, F_WRLCK, FIRST_LIFE + f->base.rank, &lock);
+    f->has_locks =
+        lock_byte(f, F_SETLK, F_WRLCK, FIRST_LIFE + f->base.rank, &lock) || errno == EAGAIN || errno == EACCES;
 }
 
 /* Opens the file for the first message to process 0, whose answers come behind it. */
@@ -118,9 +155,9 @@ static void say_hello(file_link *f)
 static bool file_send(ari_link *l, const int *to, int n, const ari_message *m)
 {
     file_link *f = (file_link *)l;
-    off_t at;
+    off_t offset;
     pthread_mutex_lock(&f->lock);
-    bool ok = f->heard && f->fd >= 0 && append(f, to, n, m, &at);
+    bool ok = f->heard && f->fd >= 0 && append(f, to, n, m, &offset);
     if (!f->heard && !f->hello)
         ok = (f->hello = ari_message_copy(m)) != NULL;
     pthread_mutex_unlock(&f->lock);
@@ -133,16 +170,19 @@ static bool is_here(file_link *f, off_t bytes)
     struct stat info;
     if (f->read + bytes <= f->known)
         return true;
-    lock_messages(f, F_RDLCK); /* a network's file system looks for news then */
+    (void)lock_messages(f, F_RDLCK, STOPPED_NS); /* a network's file system looks for news then */
     if (fstat(f->fd, &info) == 0)
         f->known = info.st_size;
     unlock_messages(f);
     return f->read + bytes <= f->known;
 }
 
-static bool read_at(const file_link *f, void *to, size_t bytes, off_t at)
+static bool read_at(file_link *f, void *to, size_t bytes, off_t at)
 {
-    return bytes == 0 || pread(f->fd, to, bytes, at) == (ssize_t)bytes;
+    const bool ok = bytes == 0 || pread(f->fd, to, bytes, at) == (ssize_t)bytes;
+    if (!ok) /* its writer has taken back a part that was there at the last look */
+        f->known = 0;
+    return ok;
 }
 
 /* *for_this: whether this rank is among those that it is for. NULL: none is there. `lock` held. */
@@ -304,6 +344,7 @@ static ar_status make_link(ari_link **gives, const ar_process *p)
     AR_TRY(ARI_ALLOC_ZERO(&f, 1, "a process"));
     f->base = (ari_link){.ops = &file_ops, .rank = p->rank, .size = p->size};
     f->path = p->size > 1 ? path : NULL;
+    f->lock_ns = p->options.timeout_ns;
     f->fd = -1;
     pthread_mutex_init(&f->lock, NULL);
     const ar_status st = f->path && p->rank == 0 ? make_file(f) : AR_OK;
