@@ -53,6 +53,12 @@ ar_status ari_gpu_trim(ar_device *d)
     return ar_error_set(AR_ERR_UNSUPPORTED, "%s", no_cuda);
 }
 
+void ari_gpu_set_timeout(ar_device *d, uint64_t timeout_ns)
+{
+    (void)d;
+    (void)timeout_ns;
+}
+
 bool ari_gpu_reaches(int gpu, int peer)
 {
     (void)gpu;

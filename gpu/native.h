@@ -16,8 +16,10 @@ AR_NODISCARD ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **b
 /** The first half of that alone. Errors: the same. */
 AR_NODISCARD ar_status ari_gpu_choose(ar_device *d);
 /** Gives the GPU of d what this process keeps of its memory for reuse, once its work is done: for a library that takes
- *  memory by itself and found none. Errors: the same. */
+ *  memory by itself and found none. Errors: the same; AR_ERR_TIMEOUT. */
 AR_NODISCARD ar_status ari_gpu_trim(ar_device *d);
+/** Longest wait of d for work that keeps memory which it needs; 60 s before the first call. */
+void ari_gpu_set_timeout(ar_device *d, uint64_t timeout_ns);
 /** "0000:3b:00.0": where the calling thread's GPU is in its machine; cut off where it does not fit. Errors: the
  *  same. */
 AR_NODISCARD ar_status ari_gpu_bus_id(char *text, int size);

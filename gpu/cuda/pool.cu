@@ -3,10 +3,12 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 
 #include "gpu/kernel.h"
 #include "gpu/native.h"
 #include "gpu/report/sticky.h"
+#include "ref/core/clock.h"
 #include "ref/core/size.h"
 
 namespace ari_cuda
@@ -16,13 +18,14 @@ struct pool {
     int gpu;
     cudaMemPool_t handle;
     size_t devices; /* that have it open */
+    pool_stream *streams;
     pool *next;
 };
 
 namespace
 {
 
-/* One for each GPU in use; guarded by the lock, and so is `devices`. */
+/* One for each GPU in use; guarded by the lock, and so are `devices` and `streams`. */
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 pool *pools;
 
@@ -98,6 +101,52 @@ ar_status refuse(const pool *p, size_t bytes)
         static_cast<unsigned long long>(held - in_use));
 }
 
+/* `lock` held. Records an event on each stream. */
+ar_status mark_streams(const pool *p)
+{
+    for (pool_stream *s = p->streams; s; s = s->next) {
+        if (!s->passed)
+            AR_TRY(check(cudaEventCreateWithFlags(&s->passed, cudaEventDisableTiming), "making an event"));
+        AR_TRY(check(cudaEventRecord(s->passed, s->handle), "recording"));
+    }
+    return AR_OK;
+}
+
+/* `lock` held. */
+ar_status poll_streams(const pool *p, bool *done)
+{
+    cudaError_t e = cudaSuccess;
+    for (const pool_stream *s = p->streams; s && e == cudaSuccess; s = s->next)
+        e = s->passed ? cudaEventQuery(s->passed) : cudaSuccess;
+    *done = e != cudaErrorNotReady;
+    if (*done)
+        return check(e, "work enqueued before");
+    (void)cudaGetLastError(); /* no error */
+    return AR_OK;
+}
+
+/* Whether the streams that have joined have passed their events; the lock is free between two looks, so that another
+ * device on the GPU can come and go. */
+ar_status await_streams(const pool *p, uint64_t timeout_ns)
+{
+    const struct timespec nap = {0, 20000};
+    const uint64_t since = ari_now_ns();
+    bool done = false;
+    pthread_mutex_lock(&lock);
+    ar_status st = mark_streams(p);
+    while (st == AR_OK && (st = poll_streams(p, &done)) == AR_OK && !done) {
+        pthread_mutex_unlock(&lock);
+        (void)nanosleep(&nap, nullptr);
+        const uint64_t waited = ari_now_ns() - since;
+        if (waited >= timeout_ns)
+            st = ar_error_set(AR_ERR_TIMEOUT, "GPU %d needs memory, and has not done what was enqueued after %.3f s",
+                              p->gpu, static_cast<double>(waited) * 1e-9);
+        pthread_mutex_lock(&lock);
+    }
+    pthread_mutex_unlock(&lock);
+    return st;
+}
+
 } // namespace
 
 ar_status pool_open(pool **gives, int gpu)
@@ -135,19 +184,39 @@ void pool_close(pool *p)
     pthread_mutex_unlock(&lock);
 }
 
-ar_status pool_trim(pool *p)
+void pool_join(pool *p, pool_stream *s)
 {
-    AR_TRY(check(cudaDeviceSynchronize(), "work enqueued before"));
+    pthread_mutex_lock(&lock);
+    s->next = p->streams;
+    p->streams = s;
+    pthread_mutex_unlock(&lock);
+}
+
+void pool_leave(pool *p, pool_stream *s)
+{
+    pthread_mutex_lock(&lock);
+    pool_stream **link = &p->streams;
+    while (*link != s)
+        link = &(*link)->next;
+    *link = s->next;
+    pthread_mutex_unlock(&lock);
+    if (s->passed && !ari_gpu_is_lost())
+        (void)cudaEventDestroy(s->passed);
+}
+
+ar_status pool_trim(pool *p, uint64_t timeout_ns)
+{
+    AR_TRY(await_streams(p, timeout_ns));
     return check(cudaMemPoolTrimTo(p->handle, 0), "giving memory back");
 }
 
-ar_status pool_take(pool *p, void **gives, size_t bytes, cudaStream_t s)
+ar_status pool_take(pool *p, void **gives, size_t bytes, cudaStream_t s, uint64_t timeout_ns)
 {
     const size_t wanted = bytes > 0 ? bytes : 1; /* so that it has an address */
     cudaError_t e = cudaMallocFromPoolAsync(gives, wanted, p->handle, s);
     if (e == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
-        AR_TRY(pool_trim(p));
+        AR_TRY(pool_trim(p, timeout_ns));
         e = cudaMallocFromPoolAsync(gives, wanted, p->handle, s);
     }
     if (e == cudaErrorMemoryAllocation) {

@@ -25,6 +25,7 @@ namespace
 struct stream {
     ari_stream base; /* first: an ari_stream of this kind is one of these */
     cudaStream_t handle;
+    pool_stream in_pool;
     bool taken; /* by a queue */
     stream *next;
 };
@@ -42,6 +43,7 @@ struct cuda_device {
     pool *memory;
     void *blas;
     ari_imma imma;
+    uint64_t timeout_ns; /* longest wait for memory */
     pthread_mutex_t lock;
     stream *streams; /* guarded by `lock`: the list and `taken` */
 };
@@ -186,6 +188,8 @@ ar_status stream_create(cuda_device *d, stream **gives)
         ::free(s);
         return st;
     }
+    s->in_pool.handle = s->handle;
+    pool_join(d->memory, &s->in_pool);
     s->next = d->streams;
     d->streams = s;
     *gives = s;
@@ -281,7 +285,7 @@ ar_status alloc(ar_device *d, ar_queue *q, ar_buf *gives, size_t bytes)
 {
     cudaStream_t s;
     AR_TRY(enter(d, q, &s));
-    return pool_take(own(d)->memory, &gives->ptr, bytes, s);
+    return pool_take(own(d)->memory, &gives->ptr, bytes, s, own(d)->timeout_ns);
 }
 
 /* The host waits for all streams of d. `*any`: one of them. */
@@ -362,6 +366,7 @@ void destroy(ar_device *base)
     while (d->streams) {
         stream *s = d->streams;
         d->streams = s->next;
+        pool_leave(d->memory, &s->in_pool);
         if (!ari_gpu_is_lost())
             (void)cudaStreamDestroy(s->handle);
         ::free(s);
@@ -389,7 +394,12 @@ ar_status ari_gpu_choose(ar_device *d)
 ar_status ari_gpu_trim(ar_device *d)
 {
     AR_TRY(ari_gpu_choose(d));
-    return ari_cuda::pool_trim(ari_cuda::own(d)->memory);
+    return ari_cuda::pool_trim(ari_cuda::own(d)->memory, ari_cuda::own(d)->timeout_ns);
+}
+
+void ari_gpu_set_timeout(ar_device *d, uint64_t timeout_ns)
+{
+    ari_cuda::own(d)->timeout_ns = timeout_ns;
 }
 
 ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows)
@@ -399,6 +409,9 @@ ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows)
     *borrows = stream;
     return AR_OK;
 }
+
+/* As long as ranks wait for each other if nothing else is asked for. */
+static const uint64_t TIMEOUT_NS = static_cast<uint64_t>(60) * 1000000000;
 
 /* Enough rows of scores to keep every processor busy. */
 static const size_t BLOCK_BYTES = static_cast<size_t>(64) << 20;
@@ -417,6 +430,7 @@ ar_status ari_device_cuda_create(ar_device **gives, int index)
     d->base.ops = &d->ops;
     d->base.threads = 1;
     d->base.block_bytes = BLOCK_BYTES;
+    d->timeout_ns = TIMEOUT_NS;
     const int rc = pthread_mutex_init(&d->lock, nullptr);
     if (rc != 0) {
         ::free(d);

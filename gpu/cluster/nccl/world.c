@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "gpu/cluster/nccl/comm.h"
+#include "gpu/native.h"
 #include "ref/core/clock.h"
 #include "ref/core/size.h"
 #include "ref/core/status_private.h"
@@ -313,7 +314,10 @@ static ar_status prepare(ari_nccl_world *w)
 {
     AR_TRY(ari_failure_create(&w->failure));
     AR_TRY(ari_nccl_load(&w->nccl));
-    return check_device(w);
+    AR_TRY(check_device(w));
+    if (!w->nccl.emulated_gpu)
+        ari_gpu_set_timeout(w->device, w->timeout_ns);
+    return AR_OK;
 }
 
 ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device *d)
