@@ -178,8 +178,23 @@ def row_of(block, side, precision, times, parameters, o, failed=None):
             "smallest": min(times, default=None), "largest": max(times, default=None), "failed": failed}
 
 
-def measure(precision, o):
-    """The rows of both blocks in one precision, the sides in turns, so that a GPU that slows down slows all of them."""
+def rows_of(sides, ours, precision, o):
+    """Of what has been measured so far."""
+    rows = [row_of(block, f"anyrank {numerics}", precision, times, ours.parameters[block], o)
+            for (block, numerics), times in (ours.times if ours else {}).items()]
+    for side in sides:
+        if ours and ours.parameters[side.name] != side.parameters:
+            sys.exit(f"{side.name}: anyrank's block has {ours.parameters[side.name]} parameters, PyTorch's "
+                     f"{side.parameters}: they are not the same work")
+        if side.times or side.failed:
+            rows.append(row_of(side.name, f"torch {side.variant}", precision, side.times, side.parameters, o,
+                               side.failed))
+    return rows
+
+
+def measure(precision, o, keep):
+    """The rows of both blocks in one precision, the sides in turns, so that a GPU that slows down slows all of them.
+    keep(rows) gets those so far after each measurement."""
     sides = [Side(block, variant, precision, o) for block in SIZES[o.size] for variant in o.variants]
     ours = Anyrank(o.beside, precision, o) if o.beside else None
     for turn in range(o.turns):
@@ -187,16 +202,9 @@ def measure(precision, o):
                 (f"{side.name}, {side.variant}", lambda side=side: side.measure(o.repetitions)) for side in sides]:
             print(f"\r\033[Kturn {turn + 1} of {o.turns}: {name}", end="", file=sys.stderr, flush=True)
             step()
+            keep(rows_of(sides, ours, precision, o))
     print("\r\033[K", end="", file=sys.stderr)
-    rows = []
-    for (block, numerics), times in (ours.times if ours else {}).items():
-        rows.append(row_of(block, f"anyrank {numerics}", precision, times, ours.parameters[block], o))
-    for side in sides:
-        if ours and ours.parameters[side.name] != side.parameters:
-            sys.exit(f"{side.name}: anyrank's block has {ours.parameters[side.name]} parameters, PyTorch's "
-                     f"{side.parameters}: they are not the same work")
-        rows.append(row_of(side.name, f"torch {side.variant}", precision, side.times, side.parameters, o, side.failed))
-    return rows
+    return rows_of(sides, ours, precision, o)
 
 
 def print_rows(rows):
@@ -237,27 +245,38 @@ def arguments():
     return o
 
 
+def replace_file(path, text):
+    """Puts the file there in one piece, so that a run that is cut off leaves the one before."""
+    path = pathlib.Path(path)
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
+
+
 def main():
     o = arguments()
     torch.set_num_threads(o.threads)
     torch.manual_seed(1)
     given, rows = o.batch, []
-    about = {"rows": rows, "size": o.size, "device": o.device, "threads": o.threads, "torch": torch.__version__}
-    # What takes longest, compiling, comes last, and after each part the file has what there is: a run may be cut off.
+    about = {"size": o.size, "device": o.device, "threads": o.threads, "torch": torch.__version__}
+    # What takes longest, compiling, comes last, and after each measurement the file has what there is: a run may be cut
+    # off.
+    def keep(found):
+        if o.json and o.json != "-":
+            replace_file(o.json, json.dumps({"rows": rows + found, **about}))
+
     parts = [names for names in ([v for v in o.variants if v != "compiled"], [v for v in o.variants if v == "compiled"])
              if names]
     for o.variants in parts:
         for precision in o.precision:
             o.batch = given or (8 if o.size == "large" and precision != "f32" else 2)
-            found = measure(precision, o)
+            found = measure(precision, o, keep)
             rows += found
             if o.json != "-":
                 print_rows(found)
                 sys.stdout.flush()
-            if o.json and o.json != "-":
-                pathlib.Path(o.json).write_text(json.dumps(about), encoding="utf-8")
     if o.json == "-":
-        print(json.dumps(about))
+        print(json.dumps({"rows": rows, **about}))
     return 1 if any(row["failed"] for row in rows) else 0
 
 
