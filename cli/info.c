@@ -43,8 +43,8 @@ static void add_gpu_row(ari_table *table, const ar_gpu_info *g, int index)
     if (g->memory == 0) /* it does not answer, and its name says why */
         ari_table_cell(table, "%s", g->name);
     else
-        ari_table_cell(table, "%s, compute capability %d.%d, %d multiprocessors, %.1f of %.1f GiB free", g->name,
-                       g->major, g->minor, g->processors, (double)g->free_memory / GIB, (double)g->memory / GIB);
+        ari_table_cell(table, "%s, compute capability %d.%d, %d multiprocessors, %.1f GiB", g->name, g->major, g->minor,
+                       g->processors, (double)g->memory / GIB);
 }
 
 /* --- output ------------------------------------------------------------------------------------------------------- */
@@ -102,10 +102,9 @@ static json_t *cuda_and_gpus(const accelerators *a)
     json_t *cuda = described(a->gpus > 0, a->cuda), *gpus = json_array();
     for (int i = 0; i < a->gpus; i++) {
         const ar_gpu_info *g = &a->gpu[i];
-        json_array_append_new(gpus,
-                              json_pack("{s:i, s:s, s:i, s:i, s:i, s:I, s:I}", "index", i, "name", g->name, "major",
-                                        g->major, "minor", g->minor, "processors", g->processors, "memory_bytes",
-                                        (json_int_t)g->memory, "free_bytes", (json_int_t)g->free_memory));
+        json_array_append_new(gpus, json_pack("{s:i, s:s, s:i, s:i, s:i, s:I}", "index", i, "name", g->name, "major",
+                                              g->major, "minor", g->minor, "processors", g->processors, "memory_bytes",
+                                              (json_int_t)g->memory));
     }
     json_object_set_new(cuda, "gpus", gpus);
     return cuda;

@@ -30,7 +30,7 @@ void ari_gpu_describe(char *text, size_t size);
 int ari_gpu_index(const ar_device_choice *c);
 /** Number of GPUs; 0 where there is none, or no CUDA. */
 int ari_gpu_count(void);
-/** Errors: AR_ERR_ARG (no such GPU), AR_ERR_UNSUPPORTED. */
+/** Creates no context on the GPU. Errors: AR_ERR_ARG (no such GPU), AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_gpu_info_get(ar_gpu_info *out, int index);
 
 AR_END_DECLS

@@ -44,7 +44,7 @@ def of_two(text):
 # (what is hidden, by what): in each output and each text file, in this order. What `plan` predicts is no measured time.
 TIME = r"\d+(?:\.\d+)?(?:e[+-]?\d+)?"
 MASKS = [
-    (re.compile(rf'("(?:seconds|\w+_seconds|tokens_per_second|free_bytes|pid)": ?){TIME}'), r"\1TIME"),
+    (re.compile(rf'("(?:seconds|\w+_seconds|tokens_per_second|pid)": ?){TIME}'), r"\1TIME"),
     (re.compile(rf"\b{TIME} (?:ns|us|ms|s|min|h)\b"), "TIME"),
     (re.compile(rf"\b{TIME}k? tokens/s"), "TOKENS/s"),
     (re.compile(r"^( +\d+(?: +[\d.e+-]+){3}) +\d+$", re.MULTILINE), r"\1 TOKENS/s"),  # of a step of train

@@ -116,12 +116,8 @@ ar_status ari_gpu_info_get(ar_gpu_info *out, int index)
     AR_TRY(count(&n));
     if (index < 0 || index >= n)
         return ar_error_set(AR_ERR_ARG, "there is no GPU %d: this machine has %d, counted from 0", index, n);
-    cudaError_t e = cudaGetDeviceProperties(&p, index);
-    size_t free_memory = 0, memory = 0;
-    if (e == cudaSuccess)
-        e = cudaSetDevice(index);
-    if (e == cudaSuccess)
-        e = cudaMemGetInfo(&free_memory, &memory);
+    /* Neither cudaSetDevice nor cudaMemGetInfo, which create a context: hundreds of megabytes on every GPU. */
+    const cudaError_t e = cudaGetDeviceProperties(&p, index);
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         return ar_error_set(AR_ERR_UNSUPPORTED, "GPU %d does not answer: %s", index, cudaGetErrorString(e));
@@ -131,8 +127,7 @@ ar_status ari_gpu_info_get(ar_gpu_info *out, int index)
     out->major = p.major;
     out->minor = p.minor;
     out->processors = p.multiProcessorCount;
-    out->memory = memory;
-    out->free_memory = free_memory;
+    out->memory = p.totalGlobalMem;
     return AR_OK;
 }
 

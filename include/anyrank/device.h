@@ -446,10 +446,10 @@ AR_NODISCARD ar_status ar_device_create(ar_device **out, const ar_device_choice 
 
 /* Description of a GPU, for the command `anyrank info`. */
 typedef struct ar_gpu_info {
-    char name[96];              /* the vendor's name of the model */
-    int major, minor;           /* compute capability */
-    int processors;             /* streaming multiprocessors */
-    size_t memory, free_memory; /* bytes */
+    char name[96];    /* the vendor's name of the model */
+    int major, minor; /* compute capability */
+    int processors;   /* streaming multiprocessors */
+    size_t memory;    /* bytes */
 } ar_gpu_info;
 
 /** Creates a CPU device whose kernels use `threads` threads (a rank's share of the cores). The caller releases *out
