@@ -12,7 +12,8 @@
  *                      the process is under way, as where memory or a kernel is made for it (lazy.h); a circle of such
  *                      waits is an error of NCCL's
  * FAKE_NCCL_ERROR      "async": communicators fail after their second call; "init": making one fails;
- *                      "hang": making one never ends; "dwell": a call takes a while to return */
+ *                      "split": a split fails, and its thread writes the result only when it is aborted; "hang": making
+ *                      one never ends; "dwell": a call takes a while to return */
 #include <pthread.h>
 #include <stdio.h>
 #include <time.h>
@@ -445,6 +446,11 @@ static void split_on(fake_comm *c)
         if (atomic_load(&all[i].number) != c->splits)
             return;
     }
+    if (error_wanted("split")) {
+        close(c->own_fd);
+        c->result = REMOTE_ERROR;
+        return;
+    }
     for (const wish *w = all; w < all + c->n; w++) {
         const bool before = w->key < own->key || (w->key == own->key && w < own);
         if (w->color != own->color)
@@ -467,6 +473,10 @@ static int end_comm(fake_comm *c)
         wrong("a communicator ends while a thread is inside of a call with it");
     if (atomic_exchange(&c->freed, true))
         wrong("a communicator ends twice");
+    if (c->made) { /* the thread that splits may write until here */
+        nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
+        *c->made = NULL;
+    }
     free_calls(c);
     lazy_destroy(&c->lazy);
     munmap(c->s, c->bytes);

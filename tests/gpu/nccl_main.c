@@ -403,6 +403,14 @@ static ar_status split_without_one(rank_of *rank)
     return hurry_end(&h, ar_comm_split(&half, rank->world, 0, 0));
 }
 
+static ar_status split_whole(rank_of *rank)
+{
+    ar_comm *whole = NULL;
+    const ar_status st = ari_comm_split(&whole, rank->world, 0, 0);
+    ari_comm_destroy(whole);
+    return st;
+}
+
 static ar_status message_of_other_size(rank_of *rank)
 {
     ar_device *d = rank->device;
@@ -569,6 +577,9 @@ static const wrong all_wrong[] = {
     {async_error, AR_ERR_DEVICE, 0x2, AR_ERR_ABORTED,
      "rank 1: NCCL: remote process exited or there was a network error: said the stand-in",
      "an error of NCCL's own threads", .compares = false, .error = "async"},
+    {split_whole, AR_ERR_DEVICE, 0x2, AR_ERR_ABORTED,
+     "remote process exited or there was a network error: said the stand-in", "a split that fails", .compares = false,
+     .error = "split"},
     {split_without_one, AR_ERR_TIMEOUT, 0xf, AR_OK, "collective #2 of ranks 0-3, for rank 0\n", "split without one",
      .compares = false},
     {message_of_other_size, AR_ERR_MISMATCH, 0x6, AR_ERR_ABORTED,

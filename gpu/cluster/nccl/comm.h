@@ -48,8 +48,10 @@ struct ari_nccl_comm {
     struct ari_nccl_comm *next; /* of the world; guarded by its lock */
     pthread_mutex_t use;  /* held in every call of NCCL that is given `comm`; the world's lock is taken before it */
     _Atomic(void *) comm; /* NCCL's; NULL: a group of one, not made yet, or aborted. Set under `use` */
-    void *made;           /* what a split gives, before it is `comm` */
-    bool let_go;          /* by the watcher; guarded by the world's lock */
+    /* NCCL stores here this communicator, or one that is split from it: perhaps late, from a thread of its own, which
+     * has ended once `comm` is destroyed or aborted. */
+    void *made;
+    bool let_go; /* by the watcher; guarded by the world's lock */
     uint64_t id;
     uint64_t splits;
     ari_flight_group *group;

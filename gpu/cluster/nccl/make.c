@@ -150,18 +150,18 @@ static ar_status enter_by_id(ari_nccl_comm *c)
 }
 
 /* By a split of what the members have, in which all of `from` take part; made NULL: those that are to be in no group,
- * or in one of their own. NCCL wants nothing else to be under way there. */
+ * or in one of their own. NCCL wants nothing else to be under way there. Its result is stored in `from`, which outlives
+ * the thread of NCCL's that splits: `made` is freed as soon as an error is known. */
 static ar_status enter_by_split(ari_nccl_comm *made, ari_nccl_comm *from, int color)
 {
     ari_nccl_world *w = from->world;
-    void **at = made ? &made->made : &from->made;
     AR_TRY(ari_nccl_world_drain(w, from));
     AR_TRY(prepare_to_enter(w));
     pthread_mutex_lock(&from->use);
     ar_status st = ari_nccl_check_comm(from);
     if (st == AR_OK) {
-        const int result =
-            w->nccl.CommSplit(from->comm, made ? color : ARI_NCCL_NO_COLOR, made ? made->base.rank : 0, at, NULL);
+        const int result = w->nccl.CommSplit(from->comm, made ? color : ARI_NCCL_NO_COLOR, made ? made->base.rank : 0,
+                                             &from->made, NULL);
         st = ari_nccl_check(&w->nccl, result, from->comm, "NCCL cannot split a communicator");
     }
     pthread_mutex_unlock(&from->use);
@@ -170,7 +170,7 @@ static ar_status enter_by_split(ari_nccl_comm *made, ari_nccl_comm *from, int co
     if (st != AR_OK || !made)
         return st;
     pthread_mutex_lock(&made->use);
-    atomic_store(&made->comm, made->made);
+    atomic_store(&made->comm, from->made);
     st = ari_nccl_world_status(w);
     pthread_mutex_unlock(&made->use); /* has the world failed, nccl_destroy aborts it */
     return st == AR_OK ? ari_nccl_settle(made, 0) : st;
