@@ -13,7 +13,8 @@ enum ar_activations {
     AR_ACT_SILU,
     AR_ACT_RELU,
     /* GPT-OSS's gated MLP: g*sigmoid(1.702*g)*(1 + u), g = min(gate, 7), u = up clamped to [-7, 7] */
-    AR_ACT_CLAMPED = AR_ACT_NONE + 1
+    AR_ACT_CLAMPED = AR_ACT_NONE + 1,
+    AR_ACTIVATIONS /* number of activations, AR_ACT_NONE included */
 };
 
 AR_END_DECLS

@@ -235,7 +235,7 @@ ar_status ari_config_expect(const ar_config *c)
                  {"kv_heads", c->kv_heads},
                  {"head_dim", c->head_dim}};
     AR_TRY(ari_arch_expect(c->arch));
-    AR_TRY(ari_check_choice("config: activation", (int)c->activation, AR_ACT_CLAMPED + 1));
+    AR_TRY(ari_check_choice("config: activation", (int)c->activation, AR_ACTIVATIONS));
     AR_TRY(ari_check_choice("config: norm", (int)c->norm, AR_NORM_RMS + 1));
     AR_TRY(ari_check_choice("config: norm_place", (int)c->norm_place, AR_NORM_AROUND + 1));
     AR_TRY(ari_check_choice("config: residual", (int)c->residual, AR_RESIDUAL_PARALLEL_ONE_NORM + 1));

@@ -218,6 +218,8 @@ ARI_FN double ari_drelu64(double x)
             return ari_##d##relu##width(x);              \
         case AR_ACT_CLAMPED:                             \
             return ari_##d##clamped##width(x);           \
+        case AR_ACTIVATIONS:                             \
+            break;                                       \
         }                                                \
         return identity;                                 \
     }

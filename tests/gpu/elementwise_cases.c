@@ -9,6 +9,7 @@
 #include "ref/numerics/bits.h"
 
 static const char *const acts[] = {"gelu-erf", "gelu-tanh", "silu", "relu", "none", "clamped"};
+_Static_assert(sizeof acts / sizeof *acts == AR_ACTIVATIONS, "each activation has a name");
 
 /* Calls one(p, n, values) for sizes and values of every kind; two sizes a kind are enough for what has no others. */
 static void sizes_and_values(device_pair *p, void (*one)(device_pair *, size_t, pair_values))
@@ -186,7 +187,7 @@ void gated_forward_cases(device_pair *p)
 {
     size_t cols;
     for (size_t i = 0; (cols = pair_size(p, i)) != SIZE_MAX; i++)
-        for (ar_activation act = 0; act <= AR_ACT_CLAMPED && pair_goes_on(p); act++)
+        for (ar_activation act = 0; act < AR_ACTIVATIONS && pair_goes_on(p); act++)
             gated_forward_case(p, (const size_t[]){1 + (i + (size_t)act) % 12, cols}, (ar_activation)act,
                                (place)pair_below(p, 3));
 }
@@ -195,7 +196,7 @@ void gated_backward_cases(device_pair *p)
 {
     size_t cols;
     for (size_t i = 0; (cols = pair_size(p, i)) != SIZE_MAX; i++)
-        for (ar_activation act = 0; act <= AR_ACT_CLAMPED && pair_goes_on(p); act++)
+        for (ar_activation act = 0; act < AR_ACTIVATIONS && pair_goes_on(p); act++)
             gated_backward_case(p, (const size_t[]){1 + (i + (size_t)act) % 12, cols}, (ar_activation)act,
                                 pair_below(p, 6));
 }

@@ -116,7 +116,7 @@ static void define_some(const ari_act_row *r, const uint32_t *at, size_t n, ar_a
 /* NULL: by the definition, which is as fast for a slope alone of GELU (tanh), whose argument takes longest. */
 static ari_acts *fast(const ari_row_way *way, const ari_act_row *r, ar_activation kind)
 {
-    switch ((enum ar_activations)kind) {
+    switch (kind) {
     case AR_ACT_SILU:
     case AR_ACT_CLAMPED:
         return way->acts;
@@ -124,8 +124,6 @@ static ari_acts *fast(const ari_row_way *way, const ari_act_row *r, ar_activatio
         return r->dy && !r->up ? NULL : way->acts;
     case AR_ACT_GELU_ERF:
         return way->curves ? way->acts : NULL;
-    case AR_ACT_RELU:
-        break;
     }
     return NULL;
 }
