@@ -387,16 +387,22 @@ static ar_status check_classes(const ari_json_at *at, const ari_model_reader *m)
     return AR_OK;
 }
 
-/* Models with experts that are not computed, and what of them is not, as transformers has it. */
+/* Known models that are not computed, and what of them is not, as transformers has it. A row is also for the language
+ * model of a larger one, "qwen3_5_text". */
 static const char *lacking(const char *type)
 {
     static const char apart[] = "its tensors of experts and routers are others, with other names";
+    static const char delta[] = "most layers are Gated DeltaNet, a linear attention with a recurrent state and a "
+                                "convolution, and a gate multiplies the output of attention in the others";
+    static const char scan[] = "every layer is a selective state-space model with a causal convolution, without "
+                               "attention";
+    static const char decoder[] = "it has an encoder, cross-attention from the decoder to it, and a learned bias of "
+                                  "scores by relative position";
     static const struct {
         const char *type, *lacks;
     } all[] = {
         {"phimoe", "sparsemixer routes: each expert of a token by a softmax of its own, of logits near the largest"},
         {"llama4", "an expert's input is multiplied by a sigmoid, and layers differ in positions and masks"},
-        {"llama4_text", "an expert's input is multiplied by a sigmoid, and layers differ in positions and masks"},
         {"jamba", "layers of a state-space model stand between those of attention"},
         {"dbrx", "q, k and v are clamped, and a token's weights have a norm of another kind"},
         {"granitemoe", apart},
@@ -407,9 +413,25 @@ static const char *lacking(const char *type)
         {"exaone_moe", apart},
         {"flex_olmo", "layers with experts have their norms behind them"},
         {"switch_transformers", "it has an encoder and experts of limited capacity"},
-        {"nllb-moe", "it has an encoder and experts of limited capacity"}};
+        {"nllb-moe", "it has an encoder and experts of limited capacity"},
+        {"kimi_linear", "most layers are Kimi Delta Attention, a linear attention with a recurrent state and "
+                        "convolutions"},
+        {"qwen3_5", delta},
+        {"qwen3_5_moe", delta},
+        {"mamba", scan},
+        {"mamba2", scan},
+        {"falcon_h1", "in every layer a state-space model (Mamba-2) works beside attention, on the same input"},
+        {"nemotron_h", "layers of a state-space model (Mamba-2) stand between layers that are attention, an MLP or "
+                       "experts alone"},
+        {"deepseek_v32", "DeepSeek Sparse Attention: an indexer chooses the keys that each query attends to"},
+        {"gemma3n", "layers have embeddings of their own, several residual streams (AltUp), low-rank residual branches "
+                    "(LAuReL) and MLPs of sparse activations, and the last layers reuse keys and values of others"},
+        {"bert", "it is an encoder: tokens attend in both directions, and the loss is of masked tokens"},
+        {"t5", decoder},
+        {"mt5", decoder}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        if (strcmp(type, all[i].type) == 0)
+        const size_t n = strlen(all[i].type);
+        if (strncmp(type, all[i].type, n) == 0 && (type[n] == '\0' || strcmp(type + n, "_text") == 0))
             return all[i].lacks;
     }
     return NULL;

@@ -129,6 +129,8 @@ class Refusals(ModelsTest):
     def test_name_the_key_the_value_and_what_is_expected(self):
         self.refused("'model_type' is 'qwen4', expected one of 'llama', 'qwen2', 'mistral', ", "qwen2-tiny",
                      model_type="qwen4")
+        self.refused("'model_type' is 'mamba2', which is not computed: every layer is a selective state-space model",
+                     "qwen2-tiny", model_type="mamba2")
         self.refused("'sliding_window' is 0, expected an integer from 1", "mistral-window-tiny", sliding_window=0)
         self.refused("'attention_bias' is true, but Mistral has no biases; expected false", "mistral-window-tiny",
                      attention_bias=True)

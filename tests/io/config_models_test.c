@@ -369,11 +369,29 @@ CLAIM(of_a_file_that_describes_more_the_language_model_is_read)
 }
 
 /* What a model lacks that is known and not computed. */
-CLAIM(other_models_with_experts_are_refused_by_what_they_have)
+CLAIM(other_known_models_are_refused_by_what_they_have)
 {
     static const refused_config cases[] = {
         {MODEL("phimoe"), "", "'phimoe', which is not computed: sparsemixer routes"},
         {MODEL("ernie4_5_moe"), "", "with other names; expected one of"},
+        {MODEL("kimi_linear"), "", "'kimi_linear', which is not computed: most layers are Kimi Delta Attention"},
+        {MODEL("qwen3_5"), "", "'qwen3_5', which is not computed: most layers are Gated DeltaNet"},
+        {MODEL("qwen3_5_text"), "", "'qwen3_5_text', which is not computed: most layers are Gated DeltaNet"},
+        {MODEL("qwen3_5_moe"), "'text_config':{'model_type':'qwen3_5_moe_text'}",
+         "'qwen3_5_moe', which is not computed"},
+        {MODEL("qwen3_5_moe_text"), "", "'qwen3_5_moe_text', which is not computed: most layers are Gated DeltaNet"},
+        {MODEL("mamba"), "", "'mamba', which is not computed: every layer is a selective state-space model"},
+        {MODEL("mamba2"), "", "'mamba2', which is not computed: every layer is a selective state-space model"},
+        {MODEL("falcon_h1"), "", "'falcon_h1', which is not computed: in every layer a state-space model (Mamba-2)"},
+        {MODEL("nemotron_h"), "", "'nemotron_h', which is not computed: layers of a state-space model (Mamba-2) stand"},
+        {MODEL("deepseek_v32"), "", "'deepseek_v32', which is not computed: DeepSeek Sparse Attention: an indexer"},
+        {MODEL("gemma3n"), "'text_config':{'model_type':'gemma3n_text'}", "reuse keys and values of others; expected"},
+        {MODEL("gemma3n_text"), "", "'gemma3n_text', which is not computed: layers have embeddings of their own"},
+        {MODEL("bert"), "", "'bert', which is not computed: it is an encoder: tokens attend in both directions"},
+        {MODEL("t5"), "", "'t5', which is not computed: it has an encoder, cross-attention"},
+        {MODEL("mt5"), "", "'mt5', which is not computed: it has an encoder, cross-attention"},
+        {MODEL("mamba3"), "", "'mamba3', expected one of 'llama', "},
+        {MODEL("bert_texts"), "", "'bert_texts', expected one of 'llama', "},
         {MODEL("gemma3"), "'text_config':{'model_type':'gemma9_text'}", "'gemma3', expected one of"},
         {MODEL("gemma3"), "'text_config':{'model_type':'gemma3_text'}", "key 'hidden_size' is missing"},
         {MODEL("llama"), "'text_config':{'model_type':'gemma3_text'}", "'text_config'"},
