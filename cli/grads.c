@@ -1,17 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/grads.h"
 
+#include <ftw.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "cli/options/args.h"
 #include "cli/options/run.h"
 #include "cli/options/transport.h"
 #include "cli/shared/progress.h"
 #include "cli/shared/table.h"
+#include "cli/verify/report.h"
+#include "gpu/device_private.h"
 #include "ref/core/device_private.h"
 #include "ref/core/fault_private.h"
 #include "ref/core/text.h"
 #include "ref/io/json.h"
+#include "verify/dumps/report.h"
 #include "verify/reference/sensitivity_private.h"
 
 typedef struct grads_values {
@@ -19,7 +26,8 @@ typedef struct grads_values {
     ar_grads_options o; /* but for the run */
     ari_run_values r;
     ari_watch_values watch;
-    int sensitivity_of; /* -1: not given */
+    int sensitivity_of;  /* -1: not given */
+    const char *against; /* device; NULL: not given */
 } grads_values;
 
 #define ARI_VALUES grads_values
@@ -60,6 +68,16 @@ static const ari_option options[] = {
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
                        "exact: the same bits in every layout; native: fp32 (default exact)"),
     ARI_PRECISION_OPTION,
+    ARI_OPTION_STRING(
+        "against", against, "DEVICE",
+        "compute the same on DEVICE too, such as cpu, and compare: exit status 0 if they are the same, 1 if not",
+        .choices = ari_device_kind_names,
+        .more = "DEVICE has another name than --device. Both runs have the same weights, input and layout. In exact "
+                "numerics their bits are compared. In native numerics they may differ by what rounding explains, as "
+                "--sensitivity derives it. With --activations every tensor of the two passes is compared, and the "
+                "first that differs is named. --inject and --trace are about the run on --device. In --out DIR each "
+                "run has a folder of its device's name, such as DIR/cpu. Without --out the files are temporary, and "
+                "are kept only if the runs differ."),
     ARI_OPTION_GROUP(ari_step_layout_options, r),
     ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_LAYOUT_DDP_OPTIONS("capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: 25MiB)"),
@@ -117,10 +135,144 @@ static ar_status check_values(const grads_values *v)
         return ar_error_set(AR_ERR_ARG, "give --out DIR or --logprobs FILE, not both");
     if ((v->o.logits || v->o.binary64) && !v->o.logprobs)
         return ar_error_set(AR_ERR_ARG, "--%s goes with --logprobs FILE", v->o.logits ? "logits" : "binary64");
-    if (!v->o.out && !v->o.logprobs)
+    if (!v->o.out && !v->o.logprobs && !v->against)
         return ar_error_set(AR_ERR_ARG, "--out DIR is missing: it says where the results go");
     return AR_OK;
 }
+
+/* --- the same on another device ----------------------------------------------------------------------------------- */
+
+enum { OTHER, REFERENCE, RUNS }; /* the run on --device; the one on --against's */
+
+typedef struct comparison {
+    const char *name[RUNS]; /* of the devices */
+    ar_device_choice device[RUNS];
+    char folder[500];     /* that the dumps are in */
+    char dump[RUNS][600]; /* "FOLDER/cuda" */
+    bool temporary;       /* nobody named the folder */
+    ar_grads_result reference;
+    ar_verify_report *report; /* NULL: not compared */
+    ari_verify_cause cause;
+    bool differ; /* or cannot be judged */
+    bool kept;   /* temporary files stay: they differ, and the user is told where they are */
+} comparison;
+
+static int remove_entry(const char *path, const struct stat *status, int kind, struct FTW *place)
+{
+    (void)status, (void)kind, (void)place;
+    return remove(path);
+}
+
+static void comparison_fini(comparison *c)
+{
+    ari_verify_cause_fini(&c->cause);
+    ar_verify_report_destroy(c->report);
+    if (c->temporary && !c->kept)
+        (void)nftw(c->folder, remove_entry, 8, FTW_DEPTH | FTW_PHYS); /* files that nobody else knows of */
+}
+
+static ar_status check_against(comparison *c, const grads_values *v)
+{
+    ar_device *device = NULL;
+    c->name[OTHER] = v->r.device ? v->r.device : "cpu";
+    c->name[REFERENCE] = v->against;
+    for (int i = 0; i < RUNS; i++)
+        AR_TRY(ari_device_choice_parse(&c->device[i], c->name[i]));
+    if (c->device[OTHER].kind == c->device[REFERENCE].kind && c->device[OTHER].index == c->device[REFERENCE].index)
+        return ar_error_set(AR_ERR_ARG,
+                            "--against %s is the device of the run itself, so there is nothing to compare: give "
+                            "another --device, such as cuda or emulated",
+                            v->against);
+    if (v->o.logprobs)
+        return ar_error_set(AR_ERR_ARG, "--against compares outputs and gradients, and --logprobs has neither: leave "
+                                        "one of the two out");
+    if (v->o.per_rank && !v->o.out)
+        return ar_error_set(AR_ERR_ARG, "--per-rank writes to DIR/%s/ranks: give --out DIR too", c->name[OTHER]);
+    if (v->o.stacked && v->r.run.numerics == AR_NUMERICS_NATIVE)
+        return ar_error_set(AR_ERR_ARG, "--against allows each tensor of native numerics a difference, which is not "
+                                        "known of --stacked ones: leave --stacked out");
+    AR_TRY(ar_device_create(&device, &c->device[REFERENCE], 1)); /* one that is not there is refused before any work */
+    ar_device_destroy(device);
+    return AR_OK;
+}
+
+/* Files of an earlier run would be compared, too. */
+static void remove_earlier(const char *dump)
+{
+    static const char *const names[] = {"outputs", "grads", "block", "activations", "allowed"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char path[700];
+        snprintf(path, sizeof path, "%s/%s.safetensors", dump, names[i]);
+        (void)remove(path); /* mostly there is none */
+    }
+}
+
+static ar_status comparison_begin(comparison *c, const grads_values *v)
+{
+    const char *set = getenv("TMPDIR"), *base = v->o.out ? v->o.out : set && set[0] ? set : "/tmp";
+    AR_TRY(check_against(c, v));
+    const int n = snprintf(c->folder, sizeof c->folder, "%s%s", base, v->o.out ? "" : "/anyrank-grads-XXXXXX");
+    if (n < 0 || (size_t)n >= sizeof c->folder)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(base));
+    c->temporary = !v->o.out && mkdtemp(c->folder);
+    if (!v->o.out && !c->temporary)
+        return ar_error_set(AR_ERR_IO, "no folder for temporary files in %s", ARI_SHOW(base));
+    for (int i = 0; i < RUNS; i++) {
+        snprintf(c->dump[i], sizeof c->dump[i], "%s/%s", c->folder, c->name[i]);
+        remove_earlier(c->dump[i]);
+    }
+    return AR_OK;
+}
+
+/* After the run of `other` on --device. */
+static ar_status compare(comparison *c, const ar_grads_options *other, const ari_common *common)
+{
+    const bool native = other->run.numerics == AR_NUMERICS_NATIVE;
+    ar_grads_options o = *other;
+    o.out = c->dump[REFERENCE];
+    o.per_rank = false;
+    o.sensitivity = native;
+    o.run.device = c->device[REFERENCE];
+    o.run.fault = NULL;
+    o.run.sim.trace = NULL;
+    o.run.sim.cluster = NULL;
+    AR_TRY(ar_grads(&c->reference, &o));
+    const ar_verify_options with = {.reference = c->dump[REFERENCE],
+                                    .other = c->dump[OTHER],
+                                    .rule = native ? AR_VERIFY_SENSITIVITY : AR_VERIFY_BITS,
+                                    .allowed = native ? c->reference.file[4] : NULL,
+                                    .threads = other->run.threads,
+                                    .progress = other->progress,
+                                    .progress_user = other->progress_user};
+    AR_TRY(ar_verify(&c->report, &with));
+    c->report->exact_numerics = !native; /* which files of outputs and gradients do not say */
+    c->differ = !c->report->same || c->report->unjudged > 0;
+    c->kept = c->differ && (!common->quiet || common->json);
+    json_auto_t *report = ari_verify_report_json(c->report);
+    return c->report->same ? AR_OK : ari_verify_ask(&c->cause, c->report, &with, report, NULL, true);
+}
+
+static ar_status print_comparison(const comparison *c, const grads_values *v)
+{
+    enum { MOST_ROWS = 20 };
+    char label[96];
+    snprintf(label, sizeof label, "grads: %s against %s", c->name[OTHER], c->name[REFERENCE]);
+    if (c->differ && !v->o.activations)
+        printf("note: --activations compares every tensor of the two passes, and names the first that differs\n");
+    if (c->differ)
+        printf("note: 'anyrank verify %s %s' compares these files again\n", ARI_SHOW(c->dump[REFERENCE]),
+               ARI_SHOW(c->dump[OTHER]));
+    return ari_verify_print(stdout, c->report, &c->cause, MOST_ROWS, NULL, label);
+}
+
+static json_t *comparison_json(const comparison *c)
+{
+    json_t *report = ari_verify_report_json(c->report);
+    ari_verify_cause_json(report, c->report, &c->cause);
+    return ari_json_whole(json_pack("{s:s}", "device", c->name[REFERENCE]), report);
+}
+
+/* --- results ------------------------------------------------------------------------------------------------------ */
 
 static json_t *notes_json(const ar_grads_result *r)
 {
@@ -132,14 +284,15 @@ static json_t *notes_json(const ar_grads_result *r)
     return notes;
 }
 
-static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar_run *run, const ari_watch *watch)
+static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar_run *run, const ari_watch *watch,
+                       const comparison *c)
 {
     json_t *files = json_array(), *o = ari_json_begin("grads");
     for (size_t i = 0; i < sizeof r->file / sizeof *r->file; i++) {
         if (r->file[i][0])
             json_array_append_new(files, ari_json_text(r->file[i]));
     }
-    json_object_set_new(o, "result", json_string("same"));
+    json_object_set_new(o, "result", json_string(c->differ ? "different" : "same"));
     json_object_set_new(o, "numerics", json_string(v->o.binary64 ? "binary64" : ari_numerics_names[run->numerics]));
     json_object_set_new(o, "precision", json_string(v->o.binary64 ? "f64" : ari_precision_name(run->precision)));
     ari_device_json(o, &run->device);
@@ -164,11 +317,13 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
     ari_watch_json(o, watch);
     if (r->has_predicted)
         json_object_set_new(o, "predicted", ari_predicted_json(&r->predicted));
+    if (c->report)
+        json_object_set_new(o, "against", comparison_json(c));
     return ari_json_whole(o, json_pack("{s:o}", "files", files));
 }
 
 static ar_status print_result(const ar_grads_result *r, const grads_values *v, const ar_run *run,
-                              const ari_watch *watch)
+                              const ari_watch *watch, const comparison *c)
 {
     if (watch->timed) {
         AR_TRY(ari_predicted_print(stdout, watch, &run->parallel, r->batch, &r->predicted));
@@ -188,10 +343,10 @@ static ar_status print_result(const ar_grads_result *r, const grads_values *v, c
     ari_ranks_print(stdout, run, ar_parallel_world(&run->parallel));
     printf("%zu tensor%s in %s at %s; hash %s\n", r->tensors, ARI_PLURAL(r->tensors), ARI_SECONDS(r->seconds),
            ARI_LAYOUT(&run->parallel, r->batch), r->outputs_hash);
-    return AR_OK;
+    return c->report ? print_comparison(c, v) : AR_OK;
 }
 
-static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch *watch)
+static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch *watch, comparison *c)
 {
     ar_grads_result r;
     ar_grads_options o = v->o;
@@ -203,11 +358,17 @@ static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch
     ari_watch_run(&o.run, watch);
     o.run.fault = v->r.inject;
     AR_TRY(ari_fault_known(o.run.fault));
+    if (v->against) {
+        AR_TRY(comparison_begin(c, v));
+        o.out = c->dump[OTHER];
+    }
     ari_progress progress;
     ari_progress_begin(&progress, &v->common);
     o.progress = ari_progress_show;
     o.progress_user = &progress;
-    const ar_status st = ar_grads(&r, &o);
+    ar_status st = ar_grads(&r, &o);
+    if (st == AR_OK && v->against)
+        st = compare(c, &o, &v->common);
     ari_progress_end(&progress);
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &r.config));
@@ -217,20 +378,24 @@ static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch
     }
     AR_TRY(st);
     AR_TRY(ari_watch_write(watch, v->r.run.model ? v->r.run.model : v->o.block, &o.run.parallel, r.batch));
+    if (c->temporary && !c->kept)
+        memset(r.file, 0, sizeof r.file); /* files that go with the folder */
     if (ari_wants_text(&v->common))
-        AR_TRY(print_result(&r, v, &o.run, watch));
-    return ari_json_end(as_json(&r, v, &o.run, watch), &v->common);
+        AR_TRY(print_result(&r, v, &o.run, watch, c));
+    return ari_json_end(as_json(&r, v, &o.run, watch, c), &v->common);
 }
 
 static ar_status run_grads(void *values, int *exit_code)
 {
     const grads_values *v = values;
-    (void)exit_code;
     ARI_ENDED(ari_watch_fini) ari_watch watch = {0};
+    ARI_ENDED(comparison_fini) comparison c = {.temporary = false};
     AR_TRY(check_values(v));
     ARI_ENDED(ari_layout_unload) ar_run run = ari_run_of(&v->r, &v->common);
     AR_TRY(ari_watch_begin(&watch, &v->watch));
-    return run_watched(v, &run, &watch);
+    AR_TRY(run_watched(v, &run, &watch, &c));
+    *exit_code = c.differ ? ARI_EXIT_DIFFERENT : ARI_EXIT_SAME;
+    return AR_OK;
 }
 
 static const grads_values defaults = {.r = {.timeout = 60.0, .run.ddp.bucket_bytes = ARI_NOT_GIVEN},
@@ -242,6 +407,7 @@ const ari_args_spec ari_grads_spec = {
     .example = "anyrank grads MODEL --input batch.safetensors --out results --tp 2\n"
                "anyrank grads MODEL --input batch.safetensors --out results --dp 2 --tp 2 --per-rank --activations\n"
                "anyrank grads MODEL --input batch.safetensors --out results --sensitivity --sensitivity-of bf16-pure\n"
+               "anyrank grads MODEL --input batch.safetensors --device cuda --against cpu\n"
                "anyrank grads MODEL --input batch.safetensors --logprobs logprobs.safetensors --tp 2\n"
                "anyrank grads --block DIR --out results --tp 4",
     .options = options,

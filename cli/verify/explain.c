@@ -3,6 +3,7 @@
 #include "verify/explain/explain.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "cli/verify/report.h"
 #include "ref/io/json.h"
@@ -58,6 +59,34 @@ ar_status ari_verify_ask(ari_verify_cause *cause, const ar_verify_report *r, con
         return ar_error_set(AR_ERR_UNSUPPORTED, "--html: %s",
                             written ? json_string_value(json_object_get(written, "error")) : failure);
     return AR_OK;
+}
+
+/* Gives the row of the tensor that is explained what is said of it, in the list of all rows too. */
+static void set_explained(json_t *report, json_t *first, const ar_verify_report *r)
+{
+    const json_t *worst = json_object_get(report, "worst");
+    const char *tensor = json_string_value(json_object_get(first, "tensor"));
+    json_auto_t *row_of_one = ari_verify_row_json(r, tensor); /* which one dump alone may have */
+    if (row_of_one)
+        json_object_update_missing(first, row_of_one);
+    json_object_set(report, "first", first);
+    for (size_t i = 0; tensor && i < json_array_size(worst); i++) {
+        json_t *row = json_array_get(worst, i);
+        if (strcmp(json_string_value(json_object_get(row, "tensor")), tensor) == 0)
+            json_object_update(row, first);
+    }
+}
+
+void ari_verify_cause_json(json_t *report, const ar_verify_report *r, const ari_verify_cause *cause)
+{
+    json_t *first = json_object_get(cause->answer, "first");
+    const json_t *rounded = json_object_get(cause->answer, "rounded_before_first");
+    if (first)
+        set_explained(report, first, r);
+    json_object_set_new(report, "rounded_before_first", json_integer(json_integer_value(rounded)));
+    json_object_set_new(report, "explained", json_boolean(!cause->failure[0]));
+    json_object_set(report, "explanation", cause->answer ? cause->answer : json_null());
+    json_object_set_new(report, "unexplained", cause->failure[0] ? ari_json_text(cause->failure) : json_null());
 }
 
 void ari_verify_cause_fini(ari_verify_cause *cause)

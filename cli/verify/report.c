@@ -337,7 +337,8 @@ void ari_verify_print_cause(FILE *to, const ari_verify_cause *cause)
         fprintf(to, "note: no cause: %s\n", cause->failure);
 }
 
-void ari_verify_print_head(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause)
+/* The first tensor that differs and its cause; then the verdict and the two dumps. Nothing where nothing differs. */
+static void print_head(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause)
 {
     const char *space = "";
     if (r->same)
@@ -499,7 +500,8 @@ static void print_unjudged(FILE *to, const ar_verify_report *r)
 
 enum { FEW_NAMES = 5 }; /* of each dump, where no tensor stands in both */
 
-ar_status ari_verify_print(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause, size_t most)
+/* What follows, up to the last line: nothing where nothing differs and nothing is odd. */
+static ar_status print_tables(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause, size_t most)
 {
     static const section copies = {"copies of one tensor that differ from each other", 0, false, add_copies},
                          missing = {"only in the reference", 1u << AR_VERIFY_MISSING, false, add_name},
@@ -562,7 +564,7 @@ static void print_rounding(FILE *to, const ar_verify_report *r)
         fprintf(to, "--atol %.2g allows it", one_digit_up(most));
 }
 
-static void print_same(FILE *to, const ar_verify_report *r)
+static void print_same(FILE *to, const ar_verify_report *r, const char *label)
 {
     const ar_verify_row *worst = NULL;
     size_t exact = 0;
@@ -572,7 +574,7 @@ static void print_same(FILE *to, const ar_verify_report *r)
         if (row->ratio > (worst ? worst->ratio : 0.0))
             worst = row;
     }
-    fprintf(to, "verify: %s%s%s: %zu tensor%s, %s element%s", r->unjudged > 0 ? "CANNOT JUDGE all; " : "",
+    fprintf(to, "%s: %s%s%s: %zu tensor%s, %s element%s", label, r->unjudged > 0 ? "CANNOT JUDGE all; " : "",
             has_ratio(r) ? "the same " : "", RULE(r), r->compared, ARI_PLURAL(r->compared), ARI_COUNT(r->elements),
             ARI_PLURAL(r->elements));
     if (has_ratio(r))
@@ -582,17 +584,17 @@ static void print_same(FILE *to, const ar_verify_report *r)
     fprintf(to, "\n");
 }
 
-void ari_verify_print_verdict(FILE *to, const ar_verify_report *r)
+static void print_verdict(FILE *to, const ar_verify_report *r, const char *label)
 {
     if (r->same) {
-        print_same(to, r);
+        print_same(to, r, label);
         return;
     }
     if (r->compared > 0)
-        fprintf(to, "verify: DIFFERENT: %zu of %zu tensor%s not %s", r->different, r->compared, ARI_PLURAL(r->compared),
-                has_ratio(r) ? RULE(r) : "the same in every bit");
+        fprintf(to, "%s: DIFFERENT: %zu of %zu tensor%s not %s", label, r->different, r->compared,
+                ARI_PLURAL(r->compared), has_ratio(r) ? RULE(r) : "the same in every bit");
     else
-        fprintf(to, "verify: DIFFERENT: no tensor stands in both");
+        fprintf(to, "%s: DIFFERENT: no tensor stands in both", label);
     if (r->missing + r->unexpected > 0)
         fprintf(to, ", %zu missing, %zu unexpected", r->missing, r->unexpected);
     if (count_copies(r) > 0)
@@ -611,4 +613,15 @@ void ari_verify_print_verdict(FILE *to, const ar_verify_report *r)
     if (r->rule == AR_VERIFY_BITS && r->different > 0)
         print_rounding(to, r);
     fprintf(to, "\n");
+}
+
+ar_status ari_verify_print(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause, size_t most,
+                           const char *page, const char *label)
+{
+    print_head(to, r, cause);
+    AR_TRY(print_tables(to, r, cause, most));
+    if (page)
+        fprintf(to, "%s: the report as a page\n", ARI_SHOW(page));
+    print_verdict(to, r, label);
+    return AR_OK;
 }

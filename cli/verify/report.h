@@ -20,6 +20,8 @@ typedef struct ari_verify_cause {
  *  AR_ERR_UNSUPPORTED (a page, and Python or numpy cannot be had). */
 AR_NODISCARD ar_status ari_verify_ask(ari_verify_cause *cause, const ar_verify_report *r, const ar_verify_options *o,
                                       const json_t *report, const char *page, bool explain);
+/** Adds the cause to the report's JSON, which then has the fields of "verify --json". */
+void ari_verify_cause_json(json_t *report, const ar_verify_report *r, const ari_verify_cause *cause);
 void ari_verify_cause_fini(ari_verify_cause *cause);
 
 /* --- sketches (sketches.c) ---------------------------------------------------------------------------------------- */
@@ -31,16 +33,13 @@ AR_NODISCARD ar_status ari_verify_sketches(int *exit_code, const ar_verify_optio
 
 /* --- for people (report.c, normal.c) ------------------------------------------------------------------------------ */
 
-/** The first tensor that differs and its cause; then the verdict and the two dumps. Nothing where nothing differs. */
-void ari_verify_print_head(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause);
 /** The lines of the answer; without one why there is none. */
 void ari_verify_print_cause(FILE *to, const ari_verify_cause *cause);
-/** What follows, up to the last line: nothing where nothing differs and nothing is odd. `most`: rows of a table. Errors:
+/** The whole report: the first tensor that differs and its cause, tables of at most `most` rows, and in the last line
+ *  the key fact, behind `label`, such as "verify". page: where the report is written as a page; NULL: nowhere. Errors:
  *  AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_verify_print(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause,
-                                        size_t most);
-/** The last line: the key fact. */
-void ari_verify_print_verdict(FILE *to, const ar_verify_report *r);
+AR_NODISCARD ar_status ari_verify_print(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause, size_t most,
+                                        const char *page, const char *label);
 /** The answer to --normal, what it was found by, and the ten most unusual tensors. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_print_normal(FILE *to, const ari_normal *n);
 /** The explanation of the first that differs, if the difference is not normal. */

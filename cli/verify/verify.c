@@ -144,57 +144,30 @@ static ar_status globs_init(globs *g, const ari_strings *s, const char *option)
 
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
-/* Adds to the report's JSON what was found besides. Takes the report; NULL without memory. */
 /* Members went, or mean something else, so often: "facts" and a row's "considered" at 2. */
 enum { VERIFY_SCHEMA = 2 };
 
-/* Gives the row of the tensor that is explained what is said of it, in the list of all rows too. */
-static void set_explained(json_t *report, json_t *first, const ar_verify_report *r)
-{
-    const json_t *worst = json_object_get(report, "worst");
-    const char *tensor = json_string_value(json_object_get(first, "tensor"));
-    json_auto_t *row_of_one = ari_verify_row_json(r, tensor); /* which one dump alone may have */
-    if (row_of_one)
-        json_object_update_missing(first, row_of_one);
-    json_object_set(report, "first", first);
-    for (size_t i = 0; tensor && i < json_array_size(worst); i++) {
-        json_t *row = json_array_get(worst, i);
-        if (strcmp(json_string_value(json_object_get(row, "tensor")), tensor) == 0)
-            json_object_update(row, first);
-    }
-}
-
+/* Adds to the report's JSON what was found besides. Takes the report; NULL without memory. */
 static json_t *whole_json(json_t *report, const ar_verify_report *r, const ari_verify_cause *cause,
                           const ari_normal *normal)
 {
-    json_t *o = ari_json_begin("verify"), *first = json_object_get(cause->answer, "first");
-    const json_t *rounded = json_object_get(cause->answer, "rounded_before_first");
+    json_t *o = ari_json_begin("verify");
     json_object_set_new(o, "schema", json_integer(VERIFY_SCHEMA));
     if (normal)
         json_object_set_new(report, "normal", ari_normal_json(normal));
-    if (first)
-        set_explained(report, first, r);
-    json_object_set_new(report, "rounded_before_first", json_integer(json_integer_value(rounded)));
-    json_object_set_new(report, "explained", json_boolean(!cause->failure[0]));
-    json_object_set(report, "explanation", cause->answer ? cause->answer : json_null());
-    json_object_set_new(report, "unexplained", cause->failure[0] ? ari_json_text(cause->failure) : json_null());
+    ari_verify_cause_json(report, r, cause);
     return ari_json_whole(o, report);
 }
 
 static ar_status print_report(const verify_values *v, const ar_verify_report *r, const ari_verify_cause *cause,
                               const ari_normal *normal)
 {
-    if (normal) {
-        AR_TRY(ari_verify_print_normal(stdout, normal));
-        ari_verify_print_not_normal(stdout, normal, cause);
-    } else {
-        ari_verify_print_head(stdout, r, cause);
-        AR_TRY(ari_verify_print(stdout, r, cause, v->max_report));
-    }
+    if (!normal)
+        return ari_verify_print(stdout, r, cause, v->max_report, v->html, "verify");
+    AR_TRY(ari_verify_print_normal(stdout, normal));
+    ari_verify_print_not_normal(stdout, normal, cause);
     if (v->html)
         printf("%s: the report as a page\n", ARI_SHOW(v->html));
-    if (!normal)
-        ari_verify_print_verdict(stdout, r);
     return AR_OK;
 }
 

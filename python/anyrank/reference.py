@@ -198,6 +198,7 @@ def grads(model: typing.Any = None, batch: typing.Any = None, *, tensors: _Kind 
 
 def _reference(report: GradsReport, folder: pathlib.Path, kind: str | None, keeps: object) -> Reference:
     written = {pathlib.Path(file).stem for file in report.files}  # the folder may have others, of an earlier run
+    folder = pathlib.Path(report.files[0]).parent  # with against= the device's own, inside `folder`
     known = {name: _safetensors.read(folder / f"{name}.safetensors")[0] if name in written else {}
              for name in ("grads", "outputs", "activations", "allowed", "block")}
     allowed = {name: struct.unpack("<d", entry.data)[0] for name, entry in known["allowed"].items()}

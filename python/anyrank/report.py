@@ -425,6 +425,7 @@ class GradsReport(Report):
     files: tuple[str, ...] = _field(make=tuple, default=())
     seconds: float | None = _field()
     notes: tuple[str, ...] = _field(make=tuple, default=())
+    against: Json | None = _field(make=dict)  #: of against=: `device`, and what verify says of the two runs
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,10 @@
 """Tests of --device: what ranks compute on the emulated device, whose memory the host cannot touch, has the bits that
 the CPU gives, faults are found alike, and what is no device here is refused."""
 
+import json
+import os
 import pathlib
+import re
 import sys
 import tempfile
 import unittest
@@ -81,6 +84,73 @@ class Emulated(DeviceTest):
             self.assertGreater(len(made["cpu"]["content"]), 3)
             self.assertEqual(made["emulated"]["content"], made["cpu"]["content"])
 
+    def against(self, *options, code=0):
+        """Gradients on the emulated device against the CPU's: the result, and what is left of temporary files."""
+        model = GOLDEN / "llama-gqa-tiny"
+        with tempfile.TemporaryDirectory(prefix="anyrank-device-") as folder:
+            done = run("grads", model, "--input", model / "batch.safetensors", "--device", "emulated", "--against", "cpu",
+                       "--json", f"{folder}/result.json", *options, env={**os.environ, "TMPDIR": folder})
+            self.assertEqual(done.returncode, code, done.stderr)
+            result = json.loads(pathlib.Path(folder, "result.json").read_text())
+            pathlib.Path(folder, "result.json").unlink()
+            left = {str(path.relative_to(folder)) for path in pathlib.Path(folder).glob("*/*/*")}
+        return done, result, left
+
+    def test_one_command_compares_gradients_with_the_cpu(self):
+        done, result, left = self.against("--tp", "2")
+        self.assertEqual(done.stdout.splitlines()[-1],
+                         "grads: emulated against cpu: the same bits: 26 tensors, 149,825 elements")
+        self.assertEqual((result["result"], result["device"], result["files"]), ("same", "emulated", []))
+        self.assertEqual(left, set())
+        told = result["against"]
+        self.assertEqual((told["device"], told["result"], told["rule"]), ("cpu", "same", {"name": "bits"}))
+        self.assertTrue(told["exact_numerics"])
+
+    def test_native_gradients_are_compared_within_the_allowance(self):
+        done, result, left = self.against("--numerics", "native", "--dp", "2")
+        last = done.stdout.splitlines()[-1]
+        self.assertRegex(last, "^grads: emulated against cpu: the same within what rounding of f32 explains: 26 tensors, ")
+        self.assertLess(int(re.search(r" (\d+) tensors? bit for bit", last).group(1)), 26)  # two devices did compute
+        self.assertEqual((result["against"]["rule"], left), ({"name": "sensitivity", "allows": "f32"}, set()))
+        self.assertEqual((result["result"], result["against"]["result"]), ("same", "same"))
+
+    def test_a_difference_from_the_cpu_is_found_and_its_files_are_kept(self):
+        for numerics in ("exact", "native"):
+            done, result, left = self.against("--tp", "2", "--inject", "column_dx_not_reduced", "--activations",
+                                              "--numerics", numerics, code=1)
+            self.assertRegex(done.stdout.splitlines()[-1],
+                             r"^grads: emulated against cpu: DIFFERENT: \d+ of 139 tensors not .*; first lm_head:bwd: ")
+            self.assertNotIn("--rtol", done.stdout)
+            self.assertEqual((result["result"], result["against"]["result"]), ("different", "different"))
+            self.assertEqual(result["against"]["first"]["tensor"], "lm_head:bwd")
+            self.assertEqual({path.split("/", 1)[1] for path in left if "model.json" not in path},
+                             {f"{device}/{name}.safetensors" for device in ("cpu", "emulated")
+                              for name in ("outputs", "grads", "activations")} |
+                             ({"cpu/allowed.safetensors"} if numerics == "native" else set()))
+
+    def test_files_that_nobody_is_told_of_are_not_kept(self):
+        model = GOLDEN / "llama-gqa-tiny"
+        for options, code in ((("--input", model / "batch.safetensors", "--inject", "column_dx_not_reduced", "-q"), 1),
+                              (("--input", model / "no-such-file"), 2)):
+            with tempfile.TemporaryDirectory(prefix="anyrank-device-") as folder:
+                done = run("grads", model, *options, "--tp", "2", "--device", "emulated", "--against", "cpu",
+                           env={**os.environ, "TMPDIR": folder})
+                self.assertEqual((done.returncode, done.stdout, os.listdir(folder)), (code, "", []), done.stderr)
+
+    def test_both_runs_are_written_to_the_named_folder(self):
+        model = GOLDEN / "llama-gqa-tiny"
+        with tempfile.TemporaryDirectory(prefix="anyrank-device-") as folder:
+            command = ("grads", model, "--input", model / "batch.safetensors", "--out", folder, "--against", "cpu", "--tp",
+                       "2")
+            first = self.result(*command, "--activations", "--per-rank", device="emulated")
+            self.assertEqual([str(pathlib.Path(file).relative_to(folder)) for file in first["files"]],
+                             ["emulated/outputs.safetensors", "emulated/grads.safetensors",
+                              "emulated/activations.safetensors", "emulated/ranks"])
+            self.assertEqual(first["against"]["tensors"], 139)
+            # Activations of the first run are not compared in the second one, which has none.
+            self.assertEqual(self.result(*command, device="emulated")["against"]["tensors"], 26)
+            self.assertEqual(run("verify", f"{folder}/cpu", f"{folder}/emulated").returncode, 0)
+
     def test_training_ends_with_the_weights_of_the_cpu(self):
         trained = [self.result("train", GOLDEN / "gpt2-tiny", "--steps", "20", "--batch", "2", "--seq", "4", *layout,
                                device=device)
@@ -151,10 +221,28 @@ class Refused(DeviceTest):
                 self.refused(command, "stack-demo", "--device", wrong, says=f"'{wrong}': cpu, cuda (")
 
     def test_a_gpu_that_is_not_there(self):
-        for command in ("check", "train"):
-            done = run(command, "stack-demo", "--device", "cuda:1000")
+        model = GOLDEN / "llama-gqa-tiny"
+        grads = ("grads", model, "--input", model / "batch.safetensors")
+        for command in (("check", "stack-demo"), ("train", "stack-demo"), (*grads, "--out", "/nonexistent/out"),
+                        (*grads, "--against", "cpu")):
+            done = run(*command, "--device", "cuda:1000")
             self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
             self.assertRegex(done.stderr, "CUDA|GPU 1000")
+        done = run(*grads, "--against", "cuda:1000")
+        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (2, "", 1), done.stderr)
+        self.assertRegex(done.stderr, "CUDA|GPU 1000")
+
+    def test_what_cannot_be_compared_with_another_device(self):
+        model = GOLDEN / "llama-gqa-tiny"
+        grads = ("grads", model, "--input", model / "batch.safetensors", "--against")
+        for options, says in ((("cpu",), "--against cpu is the device of the run itself"),
+                              (("cpu", "--device", "cpu"), "--against cpu is the device of the run itself"),
+                              (("emulated", "--device", "emulated"), "--against emulated is the device of the run itself"),
+                              (("gpu",), "'gpu': cpu, cuda ("),
+                              (("emulated", "--logprobs", "no-such.safetensors"), "--logprobs has neither"),
+                              (("emulated", "--per-rank"), "DIR/cpu/ranks: give --out DIR too"),
+                              (("emulated", "--stacked", "--numerics", "native"), "leave --stacked out")):
+            self.refused(*grads, *options, says=says)
 
     def test_a_fault_of_a_module(self):
         self.refused("check", "--inject", "unused_set_empty", "--device", "emulated", says="--device is about a model's run")

@@ -37,6 +37,16 @@ class Bundled(FolderCase):
         self.assertEqual(one.report.outputs_hash, many.report.outputs_hash)
         anyrank.testing.assert_same(one.folder / "grads.safetensors", many.folder / "grads.safetensors")
 
+    def test_another_device_gives_the_same_bits(self) -> None:
+        try:
+            ref = grads(IDS, device="emulated", against="cpu", out=self.path / "both")
+        except anyrank.AnyrankError as error:
+            self.skipTest(str(error))
+        assert ref.report.against is not None
+        self.assertEqual((ref.report.result, ref.report.against["device"]), ("same", "cpu"))
+        self.assertEqual(ref.folder, self.path / "both" / "emulated")
+        self.assertEqual(ref.loss, grads(IDS).loss)
+
     def test_a_fault_is_found_within_what_is_allowed(self) -> None:
         ref = grads(IDS, sensitivity=True)
         self.assertGreater(ref.allowed["loss"], 0)
