@@ -32,6 +32,11 @@ COLUMNS = ["number", "demand", "functions", "shown"]
 # Public functions without a user that stay, each with its reason: a public struct cannot be used without it.
 ALLOWED: Dict[str, str] = {
     "ar_config_bit": "reads the bit sets of layers in ar_config (dense, full_attention, unturned)",
+    # What a family's fields of ar_config and the options together mean.
+    "ar_config_router_bias": "tells if routers have a bias that a training step moves",
+    "ar_config_balance": "finds the load-balancing loss that is in force",
+    "ar_config_router_losses": "tells if routers add losses",
+    "ar_config_norm_before": "tells if norms come before their branches",
 }
 
 FUNCTION = re.compile(r"^(?!typedef\b|return\b)[A-Za-z_][\w *]*?\b(ar_\w+)\([^;{}]*\)[^;{}]*[;{]", re.MULTILINE)
