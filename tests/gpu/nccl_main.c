@@ -406,8 +406,8 @@ static ar_status split_without_one(rank_of *rank)
 static ar_status split_whole(rank_of *rank)
 {
     ar_comm *whole = NULL;
-    const ar_status st = ari_comm_split(&whole, rank->world, 0, 0);
-    ari_comm_destroy(whole);
+    const ar_status st = ar_comm_split(&whole, rank->world, 0, 0);
+    ar_comm_destroy(whole);
     return st;
 }
 
