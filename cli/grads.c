@@ -260,8 +260,9 @@ static ar_status print_comparison(const comparison *c, const grads_values *v)
     if (c->differ && !v->o.activations)
         printf("note: --activations compares every tensor of the two passes, and names the first that differs\n");
     if (c->differ)
-        printf("note: 'anyrank verify %s %s' compares these files again\n", ARI_SHOW(c->dump[REFERENCE]),
-               ARI_SHOW(c->dump[OTHER]));
+        printf("note: 'anyrank verify %s %s%s%s' compares these files again\n", ARI_SHOW(c->dump[REFERENCE]),
+               ARI_SHOW(c->dump[OTHER]), c->reference.file[4][0] ? " --sensitivity " : "",
+               ARI_SHOW(c->reference.file[4]));
     return ari_verify_print(stdout, c->report, &c->cause, MOST_ROWS, NULL, label);
 }
 
