@@ -80,7 +80,7 @@ static double operations_of(const ar_config *c, const ar_batch *b)
 
 /* One block in one of the numerics, with its input and the gradient of its output. */
 typedef struct side {
-    ari_bench_device on; /* of its own, as in a run that does nothing else; the queue is the context's */
+    ari_bench_device device; /* of its own, as in a run that does nothing else; the queue is the context's */
     ar_ctx *ctx;
     ar_module *block;
     ar_saved *saved;
@@ -94,22 +94,22 @@ static ar_status store(side *s, ar_tensor *t, const size_t shape[3], uint64_t se
 {
     ar_tensor values;
     const ar_dtype dtype = ari_ctx_activations(s->ctx);
-    AR_TRY(ari_bench_tensor(&s->on, &values, 3, shape, seed));
+    AR_TRY(ari_bench_tensor(&s->device, &values, 3, shape, seed));
     *t = values;
-    return dtype == AR_F32 ? AR_OK : ari_bench_tensor_as(&s->on, t, &values, dtype);
+    return dtype == AR_F32 ? AR_OK : ari_bench_tensor_as(&s->device, t, &values, dtype);
 }
 
-static ar_status side_create(side *s, const ar_ctx_options *of, const ar_config *config, const ar_batch *batch,
-                             const ari_bench *bench)
+static ar_status side_create(side *s, const ar_ctx_options *base_options, const ar_config *config,
+                             const ar_batch *batch, const ari_bench *bench)
 {
-    AR_TRY(ar_device_create(&s->on.d, &bench->device, (int)bench->threads));
-    ar_ctx_options options = *of;
-    options.device = s->on.d;
+    AR_TRY(ar_device_create(&s->device.d, &bench->device, (int)bench->threads));
+    ar_ctx_options options = *base_options;
+    options.device = s->device.d;
     ar_block_options o;
     char name[96];
     AR_TRY(ari_config_block(config, 0, &o, name, sizeof name));
     AR_TRY(ar_ctx_create(&s->ctx, &options));
-    s->on.q = ar_ctx_queue(s->ctx);
+    s->device.q = ar_ctx_queue(s->ctx);
     AR_TRY(ar_block_create(&s->block, s->ctx, name, &o));
     AR_TRY(ar_saved_create(&s->saved));
     AR_TRY(ar_module_fresh(s->block, s->ctx, 1));
@@ -123,27 +123,27 @@ static ar_status side_create(side *s, const ar_ctx_options *of, const ar_config 
 
 static void side_destroy(side *s)
 {
-    ari_bench_free(&s->on);
+    ari_bench_free(&s->device);
     free(s->params);
     ar_saved_destroy(s->saved);
     ar_module_destroy(s->block);
     ar_ctx_destroy(s->ctx);
-    ar_device_destroy(s->on.d);
+    ar_device_destroy(s->device.d);
 }
 
 /* The output, the input's gradient and those of the parameters, in the order of their list. */
-static ar_status take_bits(side *s, ari_sha256 *to, const ar_tensor *y, const ar_tensor *dx)
+static ar_status take_bits(side *s, ari_sha256 *hash, const ar_tensor *y, const ar_tensor *dx)
 {
-    AR_TRY(ari_bench_take_bits(to, &s->on, y));
-    AR_TRY(ari_bench_take_bits(to, &s->on, dx));
+    AR_TRY(ari_bench_take_bits(hash, &s->device, y));
+    AR_TRY(ari_bench_take_bits(hash, &s->device, dx));
     for (size_t i = 0; i < s->n; i++) {
         ar_tensor g = s->params[i]->value;
         g.dtype = AR_F32;
-        AR_TRY(s->on.d->ops->alloc(s->on.d, s->on.q, &g.data, ar_tensor_count(&g) * sizeof(float)));
+        AR_TRY(s->device.d->ops->alloc(s->device.d, s->device.q, &g.data, ar_tensor_count(&g) * sizeof(float)));
         ar_status st = ar_param_grad_value(s->params[i], s->ctx, &g);
         if (st == AR_OK)
-            st = ari_bench_take_bits(to, &s->on, &g);
-        s->on.d->ops->free(s->on.d, s->on.q, g.data);
+            st = ari_bench_take_bits(hash, &s->device, &g);
+        s->device.d->ops->free(s->device.d, s->device.q, g.data);
         AR_TRY(st);
     }
     return AR_OK;
@@ -157,14 +157,14 @@ static ar_status pass(side *s, const ar_batch *batch, double *seconds, ari_sha25
     for (size_t i = 0; i < s->n; i++)
         s->params[i]->version++;
     double start = 0.0, end = 0.0;
-    AR_TRY(ari_bench_clock(&s->on, &start));
+    AR_TRY(ari_bench_clock(&s->device, &start));
     AR_TRY(ar_module_forward(s->block, s->ctx, s->saved, &y, &s->x, batch));
     AR_TRY(ar_module_backward(s->block, s->ctx, s->saved, &dx, &s->dy, batch));
     if (bits)
         AR_TRY(take_bits(s, bits, &y, &dx));
     ari_saved_clear(s->saved);
     ar_ctx_end_step(s->ctx);
-    AR_TRY(ari_bench_clock(&s->on, &end));
+    AR_TRY(ari_bench_clock(&s->device, &end));
     *seconds = end - start;
     return AR_OK;
 }
@@ -172,7 +172,7 @@ static ar_status pass(side *s, const ar_batch *batch, double *seconds, ari_sha25
 typedef struct block_bench {
     const ar_config *config;
     ar_batch batch;
-    ar_ctx_options of[SIDES];
+    ar_ctx_options options[SIDES];
     side side[SIDES];
     size_t sides;
 } block_bench;
@@ -185,14 +185,15 @@ static ar_status repetition(void *user, double *times)
     return AR_OK;
 }
 
-static ar_status add_slot(ari_bench *bench, const block_bench *b, size_t i, const ari_profile_row *row, double whole)
+static ar_status add_slot(ari_bench *bench, const block_bench *b, size_t i, const ari_profile_row *row,
+                          double pass_seconds)
 {
     return ari_bench_add(bench, "profile",
                          json_pack("{s:s, s:s, s:s, s:s, s:s?, s:I, s:f, s:f, s:I}", "block", b->config->name,
-                                   "numerics", ari_numerics_names[b->of[i].numerics], "precision",
-                                   ari_precision_name(b->of[i].precision), "slot", row->name, "part", row->part,
+                                   "numerics", ari_numerics_names[b->options[i].numerics], "precision",
+                                   ari_precision_name(b->options[i].precision), "slot", row->name, "part", row->part,
                                    "calls", (json_int_t)row->calls, "seconds", row->seconds, "share",
-                                   row->seconds / whole, "bytes", (json_int_t)row->bytes));
+                                   row->seconds / pass_seconds, "bytes", (json_int_t)row->bytes));
 }
 
 /* The slots of a pass, the gradients' zeroing included: longest first, then the time between slots. */
@@ -200,23 +201,23 @@ static ar_status profile_side(ari_bench *bench, block_bench *b, size_t i)
 {
     ARI_OWNED_BY(ari_profile_end) ari_profile *profile = NULL;
     side *s = &b->side[i];
-    ari_profile_row found[ARI_PROFILE_ROWS], between = {.name = "between slots"};
+    ari_profile_row found[ARI_PROFILE_ROWS], gap = {.name = "between slots"};
     size_t n = 0;
     double start = 0.0, end = 0.0, seconds = 0.0;
-    AR_TRY(ari_profile_begin(&profile, s->on.d));
+    AR_TRY(ari_profile_begin(&profile, s->device.d));
     for (int k = 0; k < 2; k++) { /* the first makes the events of the second */
-        AR_TRY(ari_bench_clock(&s->on, &start));
+        AR_TRY(ari_bench_clock(&s->device, &start));
         AR_TRY(pass(s, &b->batch, &seconds, NULL));
-        AR_TRY(ari_bench_clock(&s->on, &end));
+        AR_TRY(ari_bench_clock(&s->device, &end));
         AR_TRY(ari_profile_read(profile, found, &n));
     }
-    between.seconds = end - start;
+    gap.seconds = end - start;
     for (size_t k = 0; k < n; k++) {
         AR_TRY(add_slot(bench, b, i, &found[k], end - start));
-        between.seconds -= found[k].part ? 0.0 : found[k].seconds;
+        gap.seconds -= found[k].part ? 0.0 : found[k].seconds;
     }
-    between.seconds = between.seconds > 0.0 ? between.seconds : 0.0;
-    return add_slot(bench, b, i, &between, end - start);
+    gap.seconds = gap.seconds > 0.0 ? gap.seconds : 0.0;
+    return add_slot(bench, b, i, &gap, end - start);
 }
 
 static ar_status add_side(ari_bench *bench, block_bench *b, size_t i, const ari_bench_series *s)
@@ -234,24 +235,24 @@ static ar_status add_side(ari_bench *bench, block_bench *b, size_t i, const ari_
     return ari_bench_add(bench, "rows",
                          json_pack("{s:s, s:I, s:s, s:s, s:I, s:I, s:f, s:f, s:f, s:f, s:s}", "block", b->config->name,
                                    "parameters", (json_int_t)parameters, "numerics",
-                                   ari_numerics_names[b->of[i].numerics], "precision",
-                                   ari_precision_name(b->of[i].precision), "batch", (json_int_t)b->batch.batch, "seq",
-                                   (json_int_t)b->batch.seq, "seconds", seconds.median, "gflops",
+                                   ari_numerics_names[b->options[i].numerics], "precision",
+                                   ari_precision_name(b->options[i].precision), "batch", (json_int_t)b->batch.batch,
+                                   "seq", (json_int_t)b->batch.seq, "seconds", seconds.median, "gflops",
                                    1e-9 * operations_of(b->config, &b->batch) / seconds.median, "over_native",
                                    ratio.median, "spread", i == 0 ? seconds.spread : ratio.spread, "bits", bits));
 }
 
 /* Native and exact in fp32, then both in the other precision, exact numerics where they have it. */
-static ar_status create_sides(block_bench *b, ar_precision other, const ari_bench *bench)
+static ar_status create_sides(block_bench *b, ar_precision precision, const ari_bench *bench)
 {
-    const ar_ctx_options all[SIDES] = {{.numerics = AR_NUMERICS_NATIVE},
-                                       {.numerics = AR_NUMERICS_EXACT},
-                                       {.numerics = AR_NUMERICS_NATIVE, .precision = other},
-                                       {.numerics = AR_NUMERICS_EXACT, .precision = other}};
-    const size_t n = other == AR_PRECISION_F32 ? 2 : ari_arith_exact(other) ? 4 : 3;
+    const ar_ctx_options options[SIDES] = {{.numerics = AR_NUMERICS_NATIVE},
+                                           {.numerics = AR_NUMERICS_EXACT},
+                                           {.numerics = AR_NUMERICS_NATIVE, .precision = precision},
+                                           {.numerics = AR_NUMERICS_EXACT, .precision = precision}};
+    const size_t n = precision == AR_PRECISION_F32 ? 2 : ari_arith_exact(precision) ? 4 : 3;
     for (; b->sides < n; b->sides++) {
-        b->of[b->sides] = all[b->sides];
-        AR_TRY(side_create(&b->side[b->sides], &all[b->sides], b->config, &b->batch, bench));
+        b->options[b->sides] = options[b->sides];
+        AR_TRY(side_create(&b->side[b->sides], &options[b->sides], b->config, &b->batch, bench));
     }
     return AR_OK;
 }
@@ -268,11 +269,11 @@ typedef struct choice {
     bool profile;
 } choice;
 
-static ar_status time_block(ari_bench *bench, const ar_config *config, const choice *c, ar_precision other)
+static ar_status time_block(ari_bench *bench, const ar_config *config, const choice *c, ar_precision precision)
 {
     ARI_ENDED(destroy_sides) block_bench b = {.config = config, .batch = {.batch = c->batch, .seq = c->seq}};
     ARI_ENDED(ari_bench_series_destroy) ari_bench_series s = {0};
-    AR_TRY(create_sides(&b, other, bench));
+    AR_TRY(create_sides(&b, precision, bench));
     AR_TRY(ari_bench_repeat(&s, b.sides, bench->repetitions, 2, repetition, &b));
     for (size_t i = 0; i < b.sides; i++) {
         AR_TRY(add_side(bench, &b, i, &s));
@@ -313,7 +314,7 @@ int main(int argc, char **argv)
         {"seq", "tokens of each (default 512)", .number = &c.seq},
         {"precision", "tf32 or bf16: also in this one", .text = &c.precision},
         {"profile", "also how long each slot of the device's table takes", .flag = &c.profile}};
-    ari_bench b = {.what = "block", .threads = 1, .repetitions = 15};
+    ari_bench b = {.name = "block", .threads = 1, .repetitions = 15};
     (void)argc;
     ari_bench_begin(&b, argv, options, sizeof options / sizeof *options);
     return ari_bench_end(&b, time_blocks(&b, &c));

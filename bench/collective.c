@@ -38,15 +38,15 @@ typedef struct collective_case {
 } collective_case;
 
 /* Stores that leave the cache alone, where there are such; aligned to a line. */
-static void stream(char *to, const char *from, size_t bytes)
+static void stream(char *dst, const char *src, size_t bytes)
 {
-    size_t done = 0;
+    size_t offset = 0;
 #if defined(__SSE2__)
-    for (; done + sizeof(__m128i) <= bytes; done += sizeof(__m128i))
-        _mm_stream_si128((void *)(to + done), _mm_load_si128((const void *)(from + done)));
+    for (; offset + sizeof(__m128i) <= bytes; offset += sizeof(__m128i))
+        _mm_stream_si128((void *)(dst + offset), _mm_load_si128((const void *)(src + offset)));
     _mm_sfence(); /* part of what it costs: streaming stores are not ordered by a later release store */
 #endif
-    memcpy(to + done, from + done, bytes - done);
+    memcpy(dst + offset, src + offset, bytes - offset);
 }
 
 /* A block lasts at least this long, so that neither the clock nor the way out of the barrier before it shows. */
@@ -55,12 +55,12 @@ enum { MOST_CALLS = 1 << 16 };
 
 /* One rank's memory, and when it began and ended its last block. */
 typedef struct side {
-    void *in, *out;
+    void *input, *out;
     double begin, end;
 } side;
 
 typedef struct bench {
-    const collective_case *of;
+    const collective_case *bench_case;
     side *rank;         /* [ranks] */
     size_t *share;      /* [ranks] elements of each */
     ari_bench_series s; /* of KINDS sides */
@@ -71,7 +71,7 @@ typedef struct member {
     bench *b;
     ar_comm *comm;
     ar_queue *q;
-    side *own;
+    side *local;
 } member;
 
 /* Small integers, so that sums are exact in any order; a chunk in the wrong place shows. */
@@ -87,14 +87,14 @@ static int64_t sum_of_values(int ranks, size_t i)
 
 static void fill(const bench *b, int rank)
 {
-    const size_t count = b->of->bytes / ar_dtype_bytes(b->of->dtype);
+    const size_t count = b->bench_case->bytes / ar_dtype_bytes(b->bench_case->dtype);
     for (size_t i = 0; i < count; i++) {
-        if (b->of->dtype == AR_F32)
-            ((float *)b->rank[rank].in)[i] = (float)value(rank, i);
+        if (b->bench_case->dtype == AR_F32)
+            ((float *)b->rank[rank].input)[i] = (float)value(rank, i);
         else
-            ((int64_t *)b->rank[rank].in)[i] = value(rank, i);
+            ((int64_t *)b->rank[rank].input)[i] = value(rank, i);
     }
-    memset(b->rank[rank].out, 0, b->of->bytes);
+    memset(b->rank[rank].out, 0, b->bench_case->bytes);
 }
 
 /* The first element of a rank's share. */
@@ -110,8 +110,8 @@ static size_t start_of(const bench *b, int rank)
 static int64_t expected_at(const bench *b, size_t i)
 {
     int rank = 0;
-    if (b->of->kind != ALL_GATHER)
-        return sum_of_values(b->of->ranks, i);
+    if (b->bench_case->kind != ALL_GATHER)
+        return sum_of_values(b->bench_case->ranks, i);
     while (start_of(b, rank + 1) <= i)
         rank++;
     return value(rank, i - start_of(b, rank));
@@ -119,15 +119,15 @@ static int64_t expected_at(const bench *b, size_t i)
 
 static ar_status check_output(const bench *b, int rank)
 {
-    const bool shared = b->of->kind == REDUCE_SCATTER;
+    const bool shared = b->bench_case->kind == REDUCE_SCATTER;
     const size_t start = shared ? start_of(b, rank) : 0;
-    const size_t count = shared ? b->share[rank] : b->of->bytes / ar_dtype_bytes(b->of->dtype);
+    const size_t count = shared ? b->share[rank] : b->bench_case->bytes / ar_dtype_bytes(b->bench_case->dtype);
     const void *out = b->rank[rank].out;
     for (size_t i = 0; i < count; i++) {
         const int64_t expected = expected_at(b, start + i);
-        const bool same =
-            b->of->dtype == AR_F32 ? ((const float *)out)[i] == (float)expected : ((const int64_t *)out)[i] == expected;
-        if (!same)
+        const bool equal = b->bench_case->dtype == AR_F32 ? ((const float *)out)[i] == (float)expected
+                                                          : ((const int64_t *)out)[i] == expected;
+        if (!equal)
             return ar_error_set(AR_ERR_DATA, "element %zu of rank %d is not %lld", i, rank, (long long)expected);
     }
     return AR_OK;
@@ -135,27 +135,27 @@ static ar_status check_output(const bench *b, int rank)
 
 static ar_status call(const member *m)
 {
-    const collective_case *of = m->b->of;
-    const ar_buf out = {m->own->out};
-    const ar_cbuf in = {m->own->in};
-    if (of->kind == ALL_REDUCE)
-        return ar_comm_all_reduce(m->comm, m->q, out, in, of->bytes / ar_dtype_bytes(of->dtype), of->dtype, AR_SUM,
-                                  "bench");
-    return of->kind == REDUCE_SCATTER
-               ? ar_comm_reduce_scatter(m->comm, m->q, out, in, m->b->share, of->dtype, AR_SUM, "bench")
-               : ar_comm_all_gather(m->comm, m->q, out, in, m->b->share, of->dtype, "bench");
+    const collective_case *bench_case = m->b->bench_case;
+    const ar_buf out = {m->local->out};
+    const ar_cbuf input = {m->local->input};
+    if (bench_case->kind == ALL_REDUCE)
+        return ar_comm_all_reduce(m->comm, m->q, out, input, bench_case->bytes / ar_dtype_bytes(bench_case->dtype),
+                                  bench_case->dtype, AR_SUM, "bench");
+    return bench_case->kind == REDUCE_SCATTER
+               ? ar_comm_reduce_scatter(m->comm, m->q, out, input, m->b->share, bench_case->dtype, AR_SUM, "bench")
+               : ar_comm_all_gather(m->comm, m->q, out, input, m->b->share, bench_case->dtype, "bench");
 }
 
 static ar_status calls_of(const member *m, int kind, size_t calls)
 {
-    const collective_case *of = m->b->of;
+    const collective_case *bench_case = m->b->bench_case;
     for (size_t i = 0; i < calls; i++) {
         if (kind == COLLECTIVE)
             AR_TRY(call(m));
         else if (kind == MEMCPY)
-            memcpy(m->own->out, m->own->in, of->bytes);
+            memcpy(m->local->out, m->local->input, bench_case->bytes);
         else
-            stream(m->own->out, m->own->in, of->bytes);
+            stream(m->local->out, m->local->input, bench_case->bytes);
     }
     return AR_OK;
 }
@@ -164,13 +164,13 @@ static ar_status calls_of(const member *m, int kind, size_t calls)
 static ar_status time_block(const member *m, int kind, size_t calls, double *seconds)
 {
     AR_TRY(ar_comm_barrier(m->comm, m->q, "bench: begin"));
-    m->own->begin = ari_bench_seconds();
+    m->local->begin = ari_bench_seconds();
     AR_TRY(calls_of(m, kind, calls));
-    m->own->end = ari_bench_seconds();
+    m->local->end = ari_bench_seconds();
     AR_TRY(ar_comm_barrier(m->comm, m->q, "bench: end"));
     const side *rank = m->b->rank;
     double begin = rank[0].begin, end = rank[0].end;
-    for (int i = 1; i < m->b->of->ranks; i++) {
+    for (int i = 1; i < m->b->bench_case->ranks; i++) {
         begin = rank[i].begin < begin ? rank[i].begin : begin;
         end = rank[i].end > end ? rank[i].end : end;
     }
@@ -190,8 +190,8 @@ static ar_status block_size(const member *m, int kind, size_t *calls)
             break;
         *calls *= 2;
     } while (*calls < MOST_CALLS);
-    const double wanted = seconds > 0.0 ? BLOCK_SECONDS / seconds : MOST_CALLS;
-    *calls = wanted >= MOST_CALLS ? MOST_CALLS : wanted > 1.0 ? (size_t)wanted : 1;
+    const double target_calls = seconds > 0.0 ? BLOCK_SECONDS / seconds : MOST_CALLS;
+    *calls = target_calls >= MOST_CALLS ? MOST_CALLS : target_calls > 1.0 ? (size_t)target_calls : 1;
     return AR_OK;
 }
 
@@ -220,7 +220,7 @@ static ar_status measure(const member *m)
 static ar_status rank_main(ar_comm *comm, void *arg)
 {
     bench *b = arg;
-    member m = {.b = b, .comm = comm, .own = &b->rank[ar_comm_rank(comm)]};
+    member m = {.b = b, .comm = comm, .local = &b->rank[ar_comm_rank(comm)]};
     AR_TRY(ar_queue_create(&m.q, AR_QUEUE_INLINE, "main"));
     const ar_status st = measure(&m);
     ar_queue_destroy(m.q);
@@ -230,21 +230,21 @@ static ar_status rank_main(ar_comm *comm, void *arg)
 static ar_status create_memory(bench *b)
 {
     size_t bytes = 0;
-    AR_TRY(ari_add_size(&bytes, b->of->bytes, LINE - 1));
+    AR_TRY(ari_add_size(&bytes, b->bench_case->bytes, LINE - 1));
     bytes = bytes / LINE * LINE;
-    for (int i = 0; i < b->of->ranks; i++) {
-        b->rank[i].in = aligned_alloc(LINE, bytes);
+    for (int i = 0; i < b->bench_case->ranks; i++) {
+        b->rank[i].input = aligned_alloc(LINE, bytes);
         b->rank[i].out = aligned_alloc(LINE, bytes);
-        if (!b->rank[i].in || !b->rank[i].out)
-            return ar_error_set(AR_ERR_MEMORY, "no memory for %d ranks of 2 x %zu bytes", b->of->ranks, bytes);
+        if (!b->rank[i].input || !b->rank[i].out)
+            return ar_error_set(AR_ERR_MEMORY, "no memory for %d ranks of 2 x %zu bytes", b->bench_case->ranks, bytes);
     }
     return AR_OK;
 }
 
 static void destroy_memory(bench *b)
 {
-    for (int i = 0; b->rank && i < b->of->ranks; i++) {
-        free(b->rank[i].in);
+    for (int i = 0; b->rank && i < b->bench_case->ranks; i++) {
+        free(b->rank[i].input);
         free(b->rank[i].out);
     }
     free(b->rank);
@@ -252,32 +252,35 @@ static void destroy_memory(bench *b)
     ari_bench_series_destroy(&b->s);
 }
 
-static ar_status time_case(ari_bench *out, const collective_case *of)
+static ar_status time_case(ari_bench *out, const collective_case *bench_case)
 {
-    ARI_ENDED(destroy_memory) bench b = {.of = of};
-    const ar_sim_options options = {.algorithm = of->algorithm, .timeout_ns = 60000000000u};
-    if (of->bytes % ar_dtype_bytes(of->dtype) != 0)
-        return ar_error_set(AR_ERR_ARG, "%zu bytes are no whole number of elements of %zu bytes", of->bytes,
-                            ar_dtype_bytes(of->dtype));
-    AR_TRY(ari_alloc_zero((void **)&b.rank, (size_t)of->ranks, sizeof *b.rank, "the benchmark's ranks"));
-    AR_TRY(ari_alloc_zero((void **)&b.share, (size_t)of->ranks, sizeof *b.share, "the ranks' shares"));
-    for (size_t r = 0, n = of->bytes / ar_dtype_bytes(of->dtype), ranks = (size_t)of->ranks; r < ranks; r++)
+    ARI_ENDED(destroy_memory) bench b = {.bench_case = bench_case};
+    const ar_sim_options options = {.algorithm = bench_case->algorithm, .timeout_ns = 60000000000u};
+    if (bench_case->bytes % ar_dtype_bytes(bench_case->dtype) != 0)
+        return ar_error_set(AR_ERR_ARG, "%zu bytes are no whole number of elements of %zu bytes", bench_case->bytes,
+                            ar_dtype_bytes(bench_case->dtype));
+    AR_TRY(ari_alloc_zero((void **)&b.rank, (size_t)bench_case->ranks, sizeof *b.rank, "the benchmark's ranks"));
+    AR_TRY(ari_alloc_zero((void **)&b.share, (size_t)bench_case->ranks, sizeof *b.share, "the ranks' shares"));
+    for (size_t r = 0, n = bench_case->bytes / ar_dtype_bytes(bench_case->dtype), ranks = (size_t)bench_case->ranks;
+         r < ranks; r++)
         b.share[r] = n / ranks + (r < n % ranks);
     AR_TRY(ari_bench_series_create(&b.s, KINDS, out->repetitions));
     AR_TRY(create_memory(&b));
-    AR_TRY(ar_sim_run(of->ranks, &options, rank_main, &b, NULL));
+    AR_TRY(ar_sim_run(bench_case->ranks, &options, rank_main, &b, NULL));
     const double copies[2] = {ari_bench_times_of(&b.s, MEMCPY).median, ari_bench_times_of(&b.s, STREAM).median};
-    const size_t best = copies[0] <= copies[1] ? MEMCPY : STREAM;
-    const ari_bench_stat ratio = ari_bench_ratio_of(&b.s, COLLECTIVE, best);
-    const double seconds = ari_bench_times_of(&b.s, COLLECTIVE).median, ranks = of->ranks;
-    const double ways = of->kind == ALL_REDUCE ? 2.0 : 1.0;
-    return ari_bench_add(
-        out, "rows",
-        json_pack("{s:s, s:i, s:I, s:s, s:s, s:f, s:f, s:f, s:f, s:s, s:f}", "collective", collective_names[of->kind],
-                  "ranks", of->ranks, "bytes", (json_int_t)of->bytes, "numerics", of->dtype == AR_F32 ? "f32" : "i64",
-                  "algorithm", algorithm_names[of->algorithm], "seconds", seconds, "bus_gbps",
-                  1e-9 * ways * (ranks - 1.0) / ranks * (double)of->bytes / seconds, "over_copy", ratio.median,
-                  "copy_seconds", copies[best - MEMCPY], "copy", kind_names[best], "spread", ratio.spread));
+    const size_t fastest_copy = copies[0] <= copies[1] ? MEMCPY : STREAM;
+    const ari_bench_stat ratio = ari_bench_ratio_of(&b.s, COLLECTIVE, fastest_copy);
+    const double seconds = ari_bench_times_of(&b.s, COLLECTIVE).median, ranks = bench_case->ranks;
+    const double ways = bench_case->kind == ALL_REDUCE ? 2.0 : 1.0;
+    return ari_bench_add(out, "rows",
+                         json_pack("{s:s, s:i, s:I, s:s, s:s, s:f, s:f, s:f, s:f, s:s, s:f}", "collective",
+                                   collective_names[bench_case->kind], "ranks", bench_case->ranks, "bytes",
+                                   (json_int_t)bench_case->bytes, "numerics",
+                                   bench_case->dtype == AR_F32 ? "f32" : "i64", "algorithm",
+                                   algorithm_names[bench_case->algorithm], "seconds", seconds, "bus_gbps",
+                                   1e-9 * ways * (ranks - 1.0) / ranks * (double)bench_case->bytes / seconds,
+                                   "over_copy", ratio.median, "copy_seconds", copies[fastest_copy - MEMCPY], "copy",
+                                   kind_names[fastest_copy], "spread", ratio.spread));
 }
 
 /* Every number of ranks, both types, every size; 0: those in use. */
@@ -285,22 +288,22 @@ static ar_status time_cases(ari_bench *out, size_t ranks, size_t bytes, const ch
 {
     static const size_t sizes[] = {1024, 4096, 16384, 65536, 1048576, 26214400, 104857600};
     static const ar_dtype dtypes[] = {AR_F32, AR_I64};
-    collective_case one = {.algorithm = AR_SIM_AUTO};
-    while (algorithm_names[one.algorithm] && strcmp(algorithm_names[one.algorithm], algorithm) != 0)
-        one.algorithm++;
-    while (collective_names[one.kind] && strcmp(collective_names[one.kind], kind) != 0)
-        one.kind++;
-    if (!collective_names[one.kind])
+    collective_case bench_case = {.algorithm = AR_SIM_AUTO};
+    while (algorithm_names[bench_case.algorithm] && strcmp(algorithm_names[bench_case.algorithm], algorithm) != 0)
+        bench_case.algorithm++;
+    while (collective_names[bench_case.kind] && strcmp(collective_names[bench_case.kind], kind) != 0)
+        bench_case.kind++;
+    if (!collective_names[bench_case.kind])
         return ar_error_set(AR_ERR_ARG, "--collective is all_reduce, reduce_scatter or all_gather");
-    if (!algorithm_names[one.algorithm] || ranks == 1 || ranks > 4096)
+    if (!algorithm_names[bench_case.algorithm] || ranks == 1 || ranks > 4096)
         return ar_error_set(AR_ERR_ARG, "--algorithm is auto, direct, ring or last, --ranks from 2 to 4096");
     for (size_t r = ranks ? ranks : 2; r <= (ranks ? ranks : 8); r *= 2) {
         for (size_t t = 0; t < 2; t++) {
             for (size_t i = 0; i < (bytes ? 1 : sizeof sizes / sizeof *sizes); i++) {
-                one.ranks = (int)r;
-                one.dtype = dtypes[t];
-                one.bytes = bytes ? bytes : sizes[i];
-                AR_TRY(time_case(out, &one));
+                bench_case.ranks = (int)r;
+                bench_case.dtype = dtypes[t];
+                bench_case.bytes = bytes ? bytes : sizes[i];
+                AR_TRY(time_case(out, &bench_case));
             }
         }
     }
@@ -316,7 +319,7 @@ int main(int argc, char **argv)
         {"ranks", "simulated ranks (default: 2, 4 and 8)", .number = &ranks},
         {"bytes", "of what is whole (default: seven sizes, 1 KiB to 100 MiB)", .number = &bytes},
         {"algorithm", "auto, direct, ring or last: how data moves (default auto)", .text = &algorithm}};
-    ari_bench b = {.what = "collective", .threads = 1, .repetitions = 15};
+    ari_bench b = {.name = "collective", .threads = 1, .repetitions = 15};
     (void)argc;
     ari_bench_begin(&b, argv, options, sizeof options / sizeof *options);
     return ari_bench_end(&b, time_cases(&b, ranks, bytes, algorithm, kind));

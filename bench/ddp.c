@@ -55,7 +55,7 @@ typedef struct ddp_rank {
     ar_parallel_groups groups;
     ar_device *device;
     ar_ctx *together, *alone;
-    ar_batch batch, own; /* the global one; this rank's samples of it */
+    ar_batch batch, local_batch; /* the global one; this rank's samples of it */
     ar_model *model;
     ar_param **params;
     size_t count;
@@ -67,8 +67,8 @@ static ar_status take_step(ddp_rank *k, ar_ddp *ddp)
 {
     const ar_train_options o = {.parallel = {.dp = ddp ? k->shared->parallel.dp : 1}, .ddp = ddp};
     ar_train_result result;
-    return ar_train_step(&result, k->model, ddp ? k->together : k->alone, k->optimizer, ddp ? &k->batch : &k->own,
-                         ++k->step, &o);
+    return ar_train_step(&result, k->model, ddp ? k->together : k->alone, k->optimizer,
+                         ddp ? &k->batch : &k->local_batch, ++k->step, &o);
 }
 
 static ar_status count_step(ddp_rank *k, ar_ddp *ddp, size_t row)
@@ -123,8 +123,8 @@ static ar_status rank_create(ddp_rank *k, ar_comm *world)
     ar_parallel_groups_use(&o, &k->groups);
     AR_TRY(ar_ctx_create(&k->together, &o));
     k->batch = (ar_batch){.batch = BATCH, .seq = SEQ, .input_ids = b->input_ids};
-    ari_parallel_slice(&k->own, &b->parallel, &k->batch, ari_ctx_data_rank(k->together), 0);
-    k->own.global_batch = 0;
+    ari_parallel_slice(&k->local_batch, &b->parallel, &k->batch, ari_ctx_data_rank(k->together), 0);
+    k->local_batch.global_batch = 0;
     AR_TRY(ar_model_create(&k->model, k->together, &b->config, NULL));
     AR_TRY(ar_model_fresh(k->model, k->together, 1));
     AR_TRY(ari_module_list(&k->params, &k->count, ar_model_module(k->model)));
@@ -204,7 +204,7 @@ int main(int argc, char **argv)
         {"ranks", "data-parallel ranks (default 2)", .number = &ranks},
         {"cluster", "collectives take here, asleep, what that cluster's links take; words as check has them",
          .text = &cluster}};
-    ari_bench b = {.what = "ddp", .threads = (size_t)ari_cores(), .repetitions = 7};
+    ari_bench b = {.name = "ddp", .threads = (size_t)ari_cores(), .repetitions = 7};
     (void)argc;
     ari_bench_begin(&b, argv, options, sizeof options / sizeof *options);
     return ari_bench_end(&b, time_rows(&b, model, ranks, cluster));

@@ -16,15 +16,15 @@
 
 /* --- a program ---------------------------------------------------------------------------------------------------- */
 
-static void refuse(const ari_bench *b, const char *what, const char *option)
+static void refuse(const ari_bench *b, const char *message, const char *option)
 {
-    fprintf(stderr, "%s: %s%s (--help lists the options)\n", b->what, what, option);
+    fprintf(stderr, "%s: %s%s (--help lists the options)\n", b->name, message, option);
     exit(2);
 }
 
 static void print_help(const ari_bench *b, const ari_bench_option *options, size_t n)
 {
-    printf("usage: %s [options]\n", b->what);
+    printf("usage: %s [options]\n", b->name);
     for (size_t i = 0; i < n; i++)
         printf("  --%-12s %s\n", options[i].name, options[i].help);
     exit(0);
@@ -57,20 +57,20 @@ void ari_bench_begin(ari_bench *b, char **argv, const ari_bench_option *options,
         {"threads", "of the processor", .number = &b->threads},
         {"repetitions", "of which the medians are printed", .number = &b->repetitions},
         {"json", "FILE, or - for stdout: JSON in place of tables", .text = &b->json}};
-    ari_bench_option all[MOST];
-    memcpy(all, options, n * sizeof *all);
-    memcpy(all + n, common, sizeof common);
+    ari_bench_option known_options[MOST];
+    memcpy(known_options, options, n * sizeof *known_options);
+    memcpy(known_options + n, common, sizeof common);
     ari_threads_sleep(argv);
     for (char **a = argv + 1; *a; a++) {
         size_t i = 0;
-        while (i < n + COMMON && (strncmp(*a, "--", 2) != 0 || strcmp(*a + 2, all[i].name) != 0))
+        while (i < n + COMMON && (strncmp(*a, "--", 2) != 0 || strcmp(*a + 2, known_options[i].name) != 0))
             i++;
         if (strcmp(*a, "--help") == 0)
-            print_help(b, all, n + COMMON);
+            print_help(b, known_options, n + COMMON);
         if (i == n + COMMON)
             refuse(b, "unknown option ", *a);
         else
-            a = read_option(b, &all[i], a);
+            a = read_option(b, &known_options[i], a);
     }
     if (device && ari_device_choice_parse(&b->device, device) != AR_OK)
         refuse(b, ar_error_message(), "");
@@ -79,7 +79,7 @@ void ari_bench_begin(ari_bench *b, char **argv, const ari_bench_option *options,
     ari_cpu_select_kernels();
     ar_cpu_info cpu;
     ari_cpu_info_get(&cpu);
-    b->result = json_pack("{s:s, s:s, s:i, s:{s:s, s:s, s:s, s:s, s:s, s:s}}", "what", b->what, "device",
+    b->result = json_pack("{s:s, s:s, s:i, s:{s:s, s:s, s:s, s:s, s:s, s:s}}", "what", b->name, "device",
                           ari_device_kind_name(b->device.kind), "threads", (int)b->threads, "machine", "cpu", cpu.cpu,
                           "features", cpu.features, "blas", cpu.blas, "version", cpu.blas_version, "kernels",
                           cpu.blas_kernels, "reason", cpu.blas_reason);
@@ -90,7 +90,7 @@ ar_status ari_bench_add(ari_bench *b, const char *table, json_t *row)
     if (!json_object_get(b->result, table))
         json_object_set_new(b->result, table, json_array());
     if (json_array_append_new(json_object_get(b->result, table), row) != 0)
-        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a row of its %s", b->what, table);
+        return ar_error_set(AR_ERR_MEMORY, "%s: no memory for a row of its %s", b->name, table);
     return AR_OK;
 }
 
@@ -157,7 +157,7 @@ int ari_bench_end(ari_bench *b, ar_status st)
         st = write_result(b);
     json_decref(b->result);
     if (st != AR_OK)
-        fprintf(stderr, "%s: %s\n", b->what, ar_error_message());
+        fprintf(stderr, "%s: %s\n", b->name, ar_error_message());
     return st == AR_OK ? 0 : 2;
 }
 
@@ -201,10 +201,10 @@ ari_bench_stat ari_bench_times_of(const ari_bench_series *s, size_t side)
     return stat_of_work(s);
 }
 
-ari_bench_stat ari_bench_ratio_of(const ari_bench_series *s, size_t side, size_t to)
+ari_bench_stat ari_bench_ratio_of(const ari_bench_series *s, size_t side, size_t base_side)
 {
     for (size_t i = 0; i < s->n; i++)
-        s->work[i] = s->times[i * s->sides + side] / s->times[i * s->sides + to];
+        s->work[i] = s->times[i * s->sides + side] / s->times[i * s->sides + base_side];
     return stat_of_work(s);
 }
 
@@ -229,11 +229,11 @@ void ari_bench_free(ari_bench_device *b)
     b->count = b->capacity = 0;
 }
 
-ar_status ari_bench_alloc(ari_bench_device *b, ar_buf *gives, size_t bytes)
+ar_status ari_bench_alloc(ari_bench_device *b, ar_buf *result, size_t bytes)
 {
     AR_TRY(ARI_GROW(&b->memory, &b->capacity, b->count, "a benchmark's memory"));
-    AR_TRY(b->d->ops->alloc(b->d, b->q, gives, bytes));
-    b->memory[b->count++] = *gives;
+    AR_TRY(b->d->ops->alloc(b->d, b->q, result, bytes));
+    b->memory[b->count++] = *result;
     return AR_OK;
 }
 
@@ -254,41 +254,41 @@ static void fill(float *x, size_t n, uint64_t seed)
     }
 }
 
-static ar_status take_values(ari_bench_device *b, ar_buf *gives, size_t n, uint64_t seed)
+static ar_status take_values(ari_bench_device *b, ar_buf *result, size_t n, uint64_t seed)
 {
     size_t bytes = 0;
     ARI_OWNED void *values = NULL;
     AR_TRY(ari_mul_size(&bytes, n, sizeof(float)));
-    AR_TRY(ari_bench_alloc(b, gives, bytes));
+    AR_TRY(ari_bench_alloc(b, result, bytes));
     if (b->d->ops->host_reaches) {
-        fill(gives->ptr, n, seed);
+        fill(result->ptr, n, seed);
         return AR_OK;
     }
     AR_TRY(ari_alloc(&values, n, sizeof(float), "a benchmark's values"));
     fill(values, n, seed);
-    AR_TRY(b->d->ops->copy(b->d, b->q, *gives, (ar_cbuf){values}, bytes));
+    AR_TRY(b->d->ops->copy(b->d, b->q, *result, (ar_cbuf){values}, bytes));
     return ar_queue_sync(b->q, 0);
 }
 
-ar_status ari_bench_tensor(ari_bench_device *b, ar_tensor *gives, int ndim, const size_t *shape, uint64_t seed)
+ar_status ari_bench_tensor(ari_bench_device *b, ar_tensor *result, int ndim, const size_t *shape, uint64_t seed)
 {
     size_t count = 1;
     ar_buf memory = {NULL};
     for (int i = 0; i < ndim; i++)
         AR_TRY(ari_mul_size(&count, count, shape[i]));
     AR_TRY(take_values(b, &memory, count, seed));
-    return ar_tensor_view(gives, AR_F32, ndim, shape, memory);
+    return ar_tensor_view(result, AR_F32, ndim, shape, memory);
 }
 
-ar_status ari_bench_tensor_as(ari_bench_device *b, ar_tensor *gives, const ar_tensor *of, ar_dtype dtype)
+ar_status ari_bench_tensor_as(ari_bench_device *b, ar_tensor *result, const ar_tensor *src, ar_dtype dtype)
 {
-    *gives = *of;
-    gives->dtype = dtype;
-    AR_TRY(ari_bench_alloc(b, &gives->data, ar_tensor_count(of) * ar_dtype_bytes(dtype)));
-    return b->d->ops->copy_strided(b->d, b->q, gives, of);
+    *result = *src;
+    result->dtype = dtype;
+    AR_TRY(ari_bench_alloc(b, &result->data, ar_tensor_count(src) * ar_dtype_bytes(dtype)));
+    return b->d->ops->copy_strided(b->d, b->q, result, src);
 }
 
-ar_status ari_bench_take_bits(ari_sha256 *to, const ari_bench_device *b, const ar_tensor *t)
+ar_status ari_bench_take_bits(ari_sha256 *hash, const ari_bench_device *b, const ar_tensor *t)
 {
     size_t bytes = 0;
     ARI_OWNED void *host = NULL;
@@ -296,6 +296,6 @@ ar_status ari_bench_take_bits(ari_sha256 *to, const ari_bench_device *b, const a
     AR_TRY(ari_alloc(&host, bytes, 1, "a benchmark's result"));
     AR_TRY(b->d->ops->copy(b->d, b->q, (ar_buf){host}, ar_const(t->data), bytes));
     AR_TRY(ar_queue_sync(b->q, 0));
-    ari_sha256_update(to, host, bytes);
+    ari_sha256_update(hash, host, bytes);
     return AR_OK;
 }

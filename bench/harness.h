@@ -28,7 +28,7 @@ typedef struct ari_bench_option {
 /* A program that runs. It begins with what, threads and repetitions, the defaults of the options --threads and
  * --repetitions; --device and --json are there too. */
 typedef struct ari_bench {
-    const char *what;
+    const char *name;
     size_t threads, repetitions;
     ar_device_choice device;
     const char *json; /* NULL: a table on stdout */
@@ -68,7 +68,7 @@ AR_NODISCARD ar_status ari_bench_series_create(ari_bench_series *s, size_t sides
 void ari_bench_series_destroy(ari_bench_series *s);
 /** Statistics of one side's times; of their ratios to another side's, repetition by repetition. */
 ari_bench_stat ari_bench_times_of(const ari_bench_series *s, size_t side);
-ari_bench_stat ari_bench_ratio_of(const ari_bench_series *s, size_t side, size_t to);
+ari_bench_stat ari_bench_ratio_of(const ari_bench_series *s, size_t side, size_t base_side);
 
 /** One repetition: each side's time, in seconds. */
 typedef ar_status (*ari_bench_fn)(void *user, double *times);
@@ -90,15 +90,16 @@ typedef struct ari_bench_device {
 /** Frees the memory that was taken. Accepts one that is all NULL. */
 void ari_bench_free(ari_bench_device *b);
 /** Device memory that lasts until ari_bench_free. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW, AR_ERR_DEVICE. */
-AR_NODISCARD ar_status ari_bench_alloc(ari_bench_device *b, ar_buf *gives, size_t bytes);
+AR_NODISCARD ar_status ari_bench_alloc(ari_bench_device *b, ar_buf *result, size_t bytes);
 /** *seconds: when all work enqueued so far is done; on the monotonic clock, and of a CPU device with one thread its
  *  processor time, which other programs do not lengthen. Errors: the queue's first error. */
 AR_NODISCARD ar_status ari_bench_clock(const ari_bench_device *b, double *seconds);
 /** A contiguous tensor of magnitudes up to 1 and both signs, the same for the same seed on every machine, and one of
  *  the same values in another dtype. Errors: as ari_bench_alloc. */
-AR_NODISCARD ar_status ari_bench_tensor(ari_bench_device *b, ar_tensor *gives, int ndim, const size_t *shape,
+AR_NODISCARD ar_status ari_bench_tensor(ari_bench_device *b, ar_tensor *result, int ndim, const size_t *shape,
                                         uint64_t seed);
-AR_NODISCARD ar_status ari_bench_tensor_as(ari_bench_device *b, ar_tensor *gives, const ar_tensor *of, ar_dtype dtype);
+AR_NODISCARD ar_status ari_bench_tensor_as(ari_bench_device *b, ar_tensor *result, const ar_tensor *src,
+                                           ar_dtype dtype);
 /** Takes the bits of a contiguous tensor's elements to the hash, once all work enqueued so far is done. Errors:
  *  AR_ERR_MEMORY, AR_ERR_OVERFLOW, the queue's first error. */
-AR_NODISCARD ar_status ari_bench_take_bits(ari_sha256 *to, const ari_bench_device *b, const ar_tensor *t);
+AR_NODISCARD ar_status ari_bench_take_bits(ari_sha256 *hash, const ari_bench_device *b, const ar_tensor *t);

@@ -29,7 +29,7 @@ typedef struct bench {
     ari_nccl nccl;
     void *direct, *stream; /* NCCL's own communicator, the queue's stream */
     ari_nccl_emulated_stream emulated;
-    ar_buf in, out;
+    ar_buf input, out;
     size_t count;
     int calls; /* of a block */
 } bench;
@@ -47,13 +47,14 @@ static void need(const bench *b, ar_status st)
 static ar_status call_directly(const bench *b)
 {
     return ari_nccl_check(
-        &b->nccl, b->nccl.AllReduce(b->in.ptr, b->out.ptr, b->count, ARI_NCCL_F32, ARI_NCCL_SUM, b->direct, b->stream),
+        &b->nccl,
+        b->nccl.AllReduce(b->input.ptr, b->out.ptr, b->count, ARI_NCCL_F32, ARI_NCCL_SUM, b->direct, b->stream),
         b->direct, "ncclAllReduce");
 }
 
 static ar_status call_own(const bench *b)
 {
-    return ar_comm_all_reduce(b->comm, b->queue, b->out, ar_const(b->in), b->count, AR_F32, AR_SUM, "bench");
+    return ar_comm_all_reduce(b->comm, b->queue, b->out, ar_const(b->input), b->count, AR_F32, AR_SUM, "bench");
 }
 
 /* Seconds of a call, the slowest rank's. */
@@ -64,12 +65,12 @@ static double time_block(const bench *b, bool direct, int calls)
     for (int i = 0; i < calls; i++)
         need(b, direct ? call_directly(b) : call_own(b));
     need(b, ar_queue_sync(b->queue, 0));
-    const double own = (ari_bench_seconds() - begin) / calls;
-    double *all = NULL, took = own;
-    need(b, ari_process_gather(b->process, (void **)&all, NULL, &own, sizeof own));
-    for (int r = 0; all && r < ari_process_size(b->process); r++)
-        took = all[r] > took ? all[r] : took;
-    free(all);
+    const double local_seconds = (ari_bench_seconds() - begin) / calls;
+    double *gathered = NULL, took = local_seconds;
+    need(b, ari_process_gather(b->process, (void **)&gathered, NULL, &local_seconds, sizeof local_seconds));
+    for (int r = 0; gathered && r < ari_process_size(b->process); r++)
+        took = gathered[r] > took ? gathered[r] : took;
+    free(gathered);
     need(b, ari_process_broadcast(b->process, &took, sizeof took));
     return took;
 }
@@ -88,8 +89,8 @@ static void measure(bench *b, ari_bench *out)
 {
     ARI_ENDED(ari_bench_series_destroy) ari_bench_series s = {0};
     (void)time_block(b, true, 3); /* connections are made by the first calls of each size */
-    const double first = time_block(b, false, 3);
-    b->calls = first < BLOCK_SECONDS ? (int)(BLOCK_SECONDS / first) : 1;
+    const double call_seconds = time_block(b, false, 3);
+    b->calls = call_seconds < BLOCK_SECONDS ? (int)(BLOCK_SECONDS / call_seconds) : 1;
     need(b, ari_bench_repeat(&s, SIDES, out->repetitions, 0, repetition, b));
     const ari_bench_stat ratio = ari_bench_ratio_of(&s, OWN, DIRECT);
     need(b,
@@ -128,9 +129,9 @@ static void begin(bench *b, bool share)
     need(b, b->nccl.emulated_gpu ? ari_device_emulated_create(&b->device) : ari_device_cuda_create(&b->device, gpu));
     need(b, b->device->ops->queue_create(b->device, &b->queue, AR_QUEUE_INLINE, "bench"));
     need(b, ar_process_comm(&b->comm, b->process, b->device));
-    need(b, b->device->ops->alloc(b->device, b->queue, &b->in, MOST_BYTES));
+    need(b, b->device->ops->alloc(b->device, b->queue, &b->input, MOST_BYTES));
     need(b, b->device->ops->alloc(b->device, b->queue, &b->out, MOST_BYTES));
-    need(b, b->device->ops->zero(b->device, b->queue, b->in, MOST_BYTES));
+    need(b, b->device->ops->zero(b->device, b->queue, b->input, MOST_BYTES));
     connect_directly(b);
 }
 
@@ -138,28 +139,29 @@ int main(int argc, char **argv)
 {
     bool share = false;
     const ari_bench_option options[] = {{"share", "several processes on one GPU", .flag = &share}};
-    ari_bench out = {.what = "nccl", .device.kind = AR_DEVICE_CUDA, .threads = 1, .repetitions = 21};
+    ari_bench out = {.name = "nccl", .device.kind = AR_DEVICE_CUDA, .threads = 1, .repetitions = 21};
     bench b = {.process = NULL};
     (void)argc;
     ari_bench_begin(&out, argv, options, 1);
     begin(&b, share);
     /* The library that stands in for NCCL is no transport to measure: it shows that this program works. */
-    const size_t most = b.nccl.emulated_gpu ? (size_t)1 << 16 : MOST_BYTES;
-    for (size_t bytes = 8; bytes <= most; bytes = bytes < most && bytes * 8 > most ? most : bytes * 8) {
+    const size_t max_bytes = b.nccl.emulated_gpu ? (size_t)1 << 16 : MOST_BYTES;
+    for (size_t bytes = 8; bytes <= max_bytes;
+         bytes = bytes < max_bytes && bytes * 8 > max_bytes ? max_bytes : bytes * 8) {
         b.count = bytes / sizeof(float);
         measure(&b, &out);
-        if (bytes == most)
+        if (bytes == max_bytes)
             break;
     }
-    const bool first = ar_process_rank(b.process) == 0;
+    const bool is_root = ar_process_rank(b.process) == 0;
     (void)b.nccl.CommDestroy(b.direct);
-    b.device->ops->free(b.device, b.queue, b.in);
+    b.device->ops->free(b.device, b.queue, b.input);
     b.device->ops->free(b.device, b.queue, b.out);
     ar_comm_destroy(b.comm);
     ar_queue_destroy(b.queue);
     ar_device_destroy(b.device);
     ar_process_destroy(b.process);
-    if (!first)
+    if (!is_root)
         json_decref(out.result);
-    return first ? ari_bench_end(&out, AR_OK) : 0;
+    return is_root ? ari_bench_end(&out, AR_OK) : 0;
 }

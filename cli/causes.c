@@ -27,38 +27,38 @@ static const char *field(const json_t *row, const char *key)
 }
 
 /* Each cause by its first sentence. */
-static ar_status print_all(FILE *to, const json_t *rows)
+static ar_status print_all(FILE *out, const json_t *rows)
 {
     static const ari_column columns[] = {{"cause", ARI_LEFT}, {"what happened", ARI_LEFT}};
     ari_table t = ARI_TABLE(columns);
     const json_t *row;
-    const char *last = "";
+    const char *last_cause = "";
     size_t i, causes = 0;
     json_array_foreach(rows, i, row)
     {
-        if (strcmp(field(row, "cause"), last) == 0)
+        if (strcmp(field(row, "cause"), last_cause) == 0)
             continue;
-        last = field(row, "cause");
-        ari_table_row(&t, "%s\t%s", last, field(row, "gist"));
+        last_cause = field(row, "cause");
+        ari_table_row(&t, "%s\t%s", last_cause, field(row, "gist"));
         causes++;
     }
-    const ar_status st = ari_table_end(&t, to, 0);
-    fprintf(to, "\n%zu causes; anyrank causes CAUSE prints one in full\n", causes);
+    const ar_status st = ari_table_end(&t, out, 0);
+    fprintf(out, "\n%zu causes; anyrank causes CAUSE prints one in full\n", causes);
     return st;
 }
 
-static void print_one(FILE *to, const json_t *rows)
+static void print_one(FILE *out, const json_t *rows)
 {
     const json_t *row;
     size_t i;
     json_array_foreach(rows, i, row)
     {
-        fprintf(to, "%s%s\n- ", i == 0 ? field(row, "cause") : "", i == 0 ? "\n" : "");
-        ari_print_wrapped(to, field(row, "says"), INDENT);
+        fprintf(out, "%s%s\n- ", i == 0 ? field(row, "cause") : "", i == 0 ? "\n" : "");
+        ari_print_wrapped(out, field(row, "says"), INDENT);
         if (!field(row, "look_at")[0])
             continue;
-        fputs("  look at: ", to);
-        ari_print_wrapped(to, field(row, "look_at"), LOOK_INDENT);
+        fputs("  look at: ", out);
+        ari_print_wrapped(out, field(row, "look_at"), LOOK_INDENT);
     }
 }
 

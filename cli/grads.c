@@ -153,8 +153,8 @@ typedef struct comparison {
     ar_grads_result reference;
     ar_verify_report *report; /* NULL: not compared */
     ari_verify_cause cause;
-    bool differ; /* or cannot be judged */
-    bool kept;   /* temporary files stay: they differ, and the user is told where they are */
+    bool differ;      /* or cannot be judged */
+    bool keeps_files; /* temporary files stay: they differ, and the user is told where they are */
 } comparison;
 
 static int remove_entry(const char *path, const struct stat *status, int kind, struct FTW *place)
@@ -167,7 +167,7 @@ static void comparison_fini(comparison *c)
 {
     ari_verify_cause_fini(&c->cause);
     ar_verify_report_destroy(c->report);
-    if (c->temporary && !c->kept)
+    if (c->temporary && !c->keeps_files)
         (void)nftw(c->folder, remove_entry, 8, FTW_DEPTH | FTW_PHYS); /* files that nobody else knows of */
 }
 
@@ -224,11 +224,11 @@ static ar_status comparison_begin(comparison *c, const grads_values *v)
     return AR_OK;
 }
 
-/* After the run of `other` on --device. */
-static ar_status compare(comparison *c, const ar_grads_options *other, const ari_common *common)
+/* After the run of `base_options` on --device. */
+static ar_status compare(comparison *c, const ar_grads_options *base_options, const ari_common *common)
 {
-    const bool native = other->run.numerics == AR_NUMERICS_NATIVE;
-    ar_grads_options o = *other;
+    const bool native = base_options->run.numerics == AR_NUMERICS_NATIVE;
+    ar_grads_options o = *base_options;
     o.out = c->dump[REFERENCE];
     o.per_rank = false;
     o.sensitivity = native;
@@ -237,19 +237,19 @@ static ar_status compare(comparison *c, const ar_grads_options *other, const ari
     o.run.sim.trace = NULL;
     o.run.sim.cluster = NULL;
     AR_TRY(ar_grads(&c->reference, &o));
-    const ar_verify_options with = {.reference = c->dump[REFERENCE],
-                                    .other = c->dump[OTHER],
-                                    .rule = native ? AR_VERIFY_SENSITIVITY : AR_VERIFY_BITS,
-                                    .allowed = native ? c->reference.file[4] : NULL,
-                                    .threads = other->run.threads,
-                                    .progress = other->progress,
-                                    .progress_user = other->progress_user};
-    AR_TRY(ar_verify(&c->report, &with));
+    const ar_verify_options verify_options = {.reference = c->dump[REFERENCE],
+                                              .other = c->dump[OTHER],
+                                              .rule = native ? AR_VERIFY_SENSITIVITY : AR_VERIFY_BITS,
+                                              .allowed = native ? c->reference.file[4] : NULL,
+                                              .threads = base_options->run.threads,
+                                              .progress = base_options->progress,
+                                              .progress_user = base_options->progress_user};
+    AR_TRY(ar_verify(&c->report, &verify_options));
     c->report->exact_numerics = !native; /* which files of outputs and gradients do not say */
     c->differ = !c->report->same || c->report->unjudged > 0;
-    c->kept = c->differ && (!common->quiet || common->json);
+    c->keeps_files = c->differ && (!common->quiet || common->json);
     json_auto_t *report = ari_verify_report_json(c->report);
-    return c->report->same ? AR_OK : ari_verify_ask(&c->cause, c->report, &with, report, NULL, true);
+    return c->report->same ? AR_OK : ari_verify_ask(&c->cause, c->report, &verify_options, report, NULL, true);
 }
 
 static ar_status print_comparison(const comparison *c, const grads_values *v)
@@ -379,7 +379,7 @@ static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch
     }
     AR_TRY(st);
     AR_TRY(ari_watch_write(watch, v->r.run.model ? v->r.run.model : v->o.block, &o.run.parallel, r.batch));
-    if (c->temporary && !c->kept)
+    if (c->temporary && !c->keeps_files)
         memset(r.file, 0, sizeof r.file); /* files that go with the folder */
     if (ari_wants_text(&v->common))
         AR_TRY(print_result(&r, v, &o.run, watch, c));

@@ -29,8 +29,8 @@ static void look(accelerators *a)
     ari_gpu_describe(a->cuda, sizeof a->cuda);
     a->has_nccl = ari_transport_describe(AR_TRANSPORT_NCCL, a->nccl, sizeof a->nccl);
     a->has_mpi = ari_transport_describe(AR_TRANSPORT_MPI, a->mpi, sizeof a->mpi);
-    const int there = ari_gpu_count();
-    for (int i = 0; i < there && a->gpus < GPUS_SHOWN; i++) {
+    const int gpu_count = ari_gpu_count();
+    for (int i = 0; i < gpu_count && a->gpus < GPUS_SHOWN; i++) {
         if (ari_gpu_info_get(&a->gpu[a->gpus], i) != AR_OK)
             snprintf(a->gpu[a->gpus].name, sizeof a->gpu[0].name, "%s", ar_error_message());
         a->gpus++;
@@ -84,10 +84,10 @@ static ar_status print_text(const ar_cpu_info *cpu, const accelerators *a)
 static json_t *words(const char *text)
 {
     json_t *array = json_array();
-    for (const char *at = text + strspn(text, " "); *at != '\0'; at += strspn(at, " ")) {
-        const size_t length = strcspn(at, " ");
-        json_array_append_new(array, json_stringn(at, length));
-        at += length;
+    for (const char *cursor = text + strspn(text, " "); *cursor != '\0'; cursor += strspn(cursor, " ")) {
+        const size_t length = strcspn(cursor, " ");
+        json_array_append_new(array, json_stringn(cursor, length));
+        cursor += length;
     }
     return array;
 }

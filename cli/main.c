@@ -31,22 +31,22 @@ static const ari_subcommand subcommands[] = {
 };
 enum { SUBCOMMANDS = sizeof subcommands / sizeof subcommands[0] - 1 };
 
-static void print_help(FILE *to)
+static void print_help(FILE *out)
 {
-    fprintf(to, "usage: anyrank SUBCOMMAND [options]\n\n"
-                "anyrank trains a transformer on any number of simulated ranks and shows that\n"
-                "every activation, gradient and updated weight has the same bits as on one\n"
-                "rank.\n\n"
-                "subcommands:\n");
+    fprintf(out, "usage: anyrank SUBCOMMAND [options]\n\n"
+                 "anyrank trains a transformer on any number of simulated ranks and shows that\n"
+                 "every activation, gradient and updated weight has the same bits as on one\n"
+                 "rank.\n\n"
+                 "subcommands:\n");
     for (size_t i = 0; i < SUBCOMMANDS; i++) {
         if (subcommands[i].summary != NULL)
-            fprintf(to, "  %-9s %s\n", subcommands[i].name, subcommands[i].summary);
+            fprintf(out, "  %-9s %s\n", subcommands[i].name, subcommands[i].summary);
     }
-    fprintf(to, "\nanyrank SUBCOMMAND --help tells a subcommand's options; anyrank --version the\n"
-                "version. Exit status: 0 the same, 1 a difference, 2 wrong usage or input, 3 the\n"
-                "machine failed.\n\n"
-                "example:\n"
-                "  anyrank check gpt2-demo --dp 2 --tp 4 --sp\n");
+    fprintf(out, "\nanyrank SUBCOMMAND --help tells a subcommand's options; anyrank --version the\n"
+                 "version. Exit status: 0 the same, 1 a difference, 2 wrong usage or input, 3 the\n"
+                 "machine failed.\n\n"
+                 "example:\n"
+                 "  anyrank check gpt2-demo --dp 2 --tp 4 --sp\n");
 }
 
 static int unknown_subcommand(const char *name)
@@ -91,23 +91,23 @@ static int run_command(int argc, char **argv)
         print_help(stderr);
         return ARI_EXIT_USAGE;
     }
-    const char *first = argv[1];
-    if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || strcmp(first, "help") == 0) {
+    const char *command = argv[1];
+    if (strcmp(command, "--help") == 0 || strcmp(command, "-h") == 0 || strcmp(command, "help") == 0) {
         /* `anyrank help check` is `anyrank check --help`. */
         char help[] = "--help";
-        char *again[] = {argc > 2 ? argv[2] : NULL, help, NULL};
-        if (argc > 2 && first[0] != '-')
-            return run_subcommand(2, again);
+        char *help_argv[] = {argc > 2 ? argv[2] : NULL, help, NULL};
+        if (argc > 2 && command[0] != '-')
+            return run_subcommand(2, help_argv);
         print_help(stdout);
         return ARI_EXIT_SAME;
     }
-    if (strcmp(first, "--version") == 0) {
+    if (strcmp(command, "--version") == 0) {
         ari_print_version(stdout);
         return ARI_EXIT_SAME;
     }
-    if (first[0] == '-') {
+    if (command[0] == '-') {
         fprintf(stderr, "anyrank: %s: options stand after the subcommand; anyrank --help lists the subcommands\n",
-                ARI_SHOW(first));
+                ARI_SHOW(command));
         return ARI_EXIT_USAGE;
     }
     return run_subcommand(argc - 1, argv + 1);
@@ -121,11 +121,11 @@ typedef struct command_line {
 
 static void *whole_command(void *user)
 {
-    command_line *of = user;
-    ari_transport_prepare(of->argc, of->argv);
+    command_line *command = user;
+    ari_transport_prepare(command->argc, command->argv);
     ari_cpu_select_kernels();
-    of->exit_code = close_output(run_command(of->argc, of->argv));
-    ari_transport_finish(of->argc, of->argv, of->exit_code);
+    command->exit_code = close_output(run_command(command->argc, command->argv));
+    ari_transport_finish(command->argc, command->argv, command->exit_code);
     return NULL;
 }
 
@@ -137,11 +137,11 @@ int main(int argc, char **argv)
     /* A reader that closes early (`| head`) ends the command quietly, also where the parent ignores the signal. */
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_IGN); /* a file that grows past `ulimit -f` is an error with a name, as on a full disk */
-    command_line all = {argc, argv, ARI_EXIT_MACHINE};
+    command_line command = {argc, argv, ARI_EXIT_MACHINE};
     pthread_t thread;
-    if (ari_thread_create(&thread, whole_command, &all) == 0)
+    if (ari_thread_create(&thread, whole_command, &command) == 0)
         pthread_join(thread, NULL);
     else
-        whole_command(&all);
-    return all.exit_code;
+        whole_command(&command);
+    return command.exit_code;
 }

@@ -9,9 +9,9 @@
 #if !ANYRANK_HAVE_CUDA
 static const char no_cuda[] = "this build has no CUDA device: " ANYRANK_WHY_NO_CUDA;
 
-ar_status ari_device_cuda_create(ar_device **gives, int index)
+ar_status ari_device_cuda_create(ar_device **result, int index)
 {
-    (void)gives;
+    (void)result;
     (void)index;
     return ar_error_set(AR_ERR_UNSUPPORTED, "%s", no_cuda);
 }

@@ -28,18 +28,18 @@ ar_status ari_device_choice_parse(ar_device_choice *c, const char *text)
         text);
 }
 
-ar_status ar_device_create(ar_device **gives, const ar_device_choice *which, int threads)
+ar_status ar_device_create(ar_device **result, const ar_device_choice *which, int threads)
 {
     switch (which->kind) {
     case AR_DEVICE_CUDA:
-        return ari_device_cuda_create(gives, ari_gpu_index(which));
+        return ari_device_cuda_create(result, ari_gpu_index(which));
     case AR_DEVICE_EMULATED:
-        return ari_device_emulated_create(gives);
+        return ari_device_emulated_create(result);
     case AR_DEVICE_CPU:
     case AR_DEVICE_KINDS:
         break;
     }
-    return ar_device_cpu_create(gives, threads);
+    return ar_device_cpu_create(result, threads);
 }
 
 int ari_gpu_index(const ar_device_choice *c)

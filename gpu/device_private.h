@@ -15,7 +15,7 @@ AR_NODISCARD ar_status ari_device_choice_parse(ar_device_choice *c, const char *
  *  of cuBLAS, but done by the kernel for what it refuses. The same bits either way, here and on the emulated device.
  *  Errors: AR_ERR_ARG (another value of those variables), AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no such
  *  GPU, or one too old), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_device_cuda_create(ar_device **gives, int index);
+AR_NODISCARD ar_status ari_device_cuda_create(ar_device **result, int index);
 /** The CUDA device's kernels on the host, in memory that nothing but they and `copy` can reach. The environment
  *  variable ANYRANK_EMULATED_STREAMS says when its streams, those of all such devices of the process, do what is
  *  enqueued: "eager", at once (default); "late:SEED", when the host waits for something, in an order drawn by the
@@ -23,7 +23,7 @@ AR_NODISCARD ar_status ari_device_cuda_create(ar_device **gives, int index);
  *  others only as far as the wait needs. The same bits under all of these, unless a wait is missing. What a kernel does
  *  wrong late is an AR_ERR_DEVICE of the next wait, and of every call after it until the last queue ends. Errors:
  *  AR_ERR_UNSUPPORTED (a build without them), AR_ERR_ARG (another value), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_device_emulated_create(ar_device **gives);
+AR_NODISCARD ar_status ari_device_emulated_create(ar_device **result);
 /** Describes CUDA in this build and on this machine: versions and libraries, or why there is none. Truncates. */
 void ari_gpu_describe(char *text, size_t size);
 /** The GPU of ranks that share one: c->index; 0 for AR_GPU_EACH. */

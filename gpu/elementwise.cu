@@ -26,8 +26,8 @@ ARI_FOR_DTYPES(mul, y, (y, a, b), const ar_tensor *y, const ar_tensor *a, const 
 
 ARI_FOR_DTYPES(softcap, y, (y, x, scale, cap), const ar_tensor *y, const ar_tensor *x, float scale, double cap)
 {
-    const T *none = nullptr;
-    return map(d, q, ar_tensor_count(y), dev<T>(y->data), dev<T>(ar_const(x->data)), none,
+    const T *null_operand = nullptr;
+    return map(d, q, ar_tensor_count(y), dev<T>(y->data), dev<T>(ar_const(x->data)), null_operand,
                [=] ARI_ON_GPU(float value, float) { return ari_softcap32(value, scale, cap); });
 }
 
@@ -41,11 +41,11 @@ ARI_FOR_DTYPES(softcap_backward, dx, (dx, dy, x, scale, cap), const ar_tensor *d
 ARI_FOR_DTYPES(fill, y, (y, value), const ar_tensor *y, float value)
 {
     constexpr size_t W = 16 / sizeof(T);
-    T *to = dev<T>(y->data);
-    const float same = ari_canonical32(value);
-    return launch_vectors<W>(d, q, ar_tensor_count(y), aligned<W>(to), [=] ARI_ON_GPU(auto lanes, size_t i) {
+    T *dst = dev<T>(y->data);
+    const float fill_value = ari_canonical32(value);
+    return launch_vectors<W>(d, q, ar_tensor_count(y), aligned<W>(dst), [=] ARI_ON_GPU(auto lanes, size_t i) {
         constexpr size_t N = lanes;
-        write_stored<N>(to + i, [=](size_t) { return same; });
+        write_stored<N>(dst + i, [=](size_t) { return fill_value; });
     });
 }
 
@@ -64,11 +64,11 @@ ARI_FOR_DTYPES(bias_act, y, (y, bias, act, z), const ar_tensor *y, ar_cbuf bias,
         vector<T, N> sum = read_vector<N>(sums + i);
         if (offsets) {
             const vector<float, N> offset = read_vector<N>(offsets + col);
-            sum = vector_of<N>([&](size_t k) { return stored<T>(ari_add32(load(sum.at[k]), offset.at[k])); });
+            sum = vector_of<N>([&](size_t k) { return stored<T>(ari_add32(load(sum.lane[k]), offset.lane[k])); });
             write_vector(sums + i, sum);
         }
         if (values) /* of y as it is stored */
-            write_stored<N>(values + i, [&](size_t k) { return ari_act32(act, load(sum.at[k])); });
+            write_stored<N>(values + i, [&](size_t k) { return ari_act32(act, load(sum.lane[k])); });
     });
 }
 
@@ -76,17 +76,17 @@ ARI_FOR_DTYPES(bias_act, y, (y, bias, act, z), const ar_tensor *y, ar_cbuf bias,
 ARI_FOR_DTYPES(act_backward, dx, (dx, dy, x, act, dbias), const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                ar_activation act, const ar_row_sum *dbias)
 {
-    T *to = dev<T>(dx->data);
-    const T *slopes = dev<T>(dy->data), *from = dev<T>(x->data);
-    const ar_tensor all = ari_tensor_rows(x);
-    const size_t rows = all.shape[0], cols = all.shape[1];
-    if (!wanted(dbias))
-        return map(d, q, rows * cols, to, slopes, from,
-                   [=] ARI_ON_GPU(float slope, float at) { return ari_mul32(slope, ari_dact32(act, at)); });
+    T *dst = dev<T>(dx->data);
+    const T *slopes = dev<T>(dy->data), *src = dev<T>(x->data);
+    const ar_tensor row_view = ari_tensor_rows(x);
+    const size_t rows = row_view.shape[0], cols = row_view.shape[1];
+    if (!is_requested(dbias))
+        return map(d, q, rows * cols, dst, slopes, src,
+                   [=] ARI_ON_GPU(float slope, float point) { return ari_mul32(slope, ari_dact32(act, point)); });
     return add_to_sums<1>(d, q, {dbias}, rows, cols, [=] ARI_ON_GPU(size_t row, size_t col, float(&v)[1]) {
         const size_t i = row * cols + col;
-        store(to + i, ari_mul32(load(slopes[i]), ari_dact32(act, load(from[i]))));
-        v[0] = load(to[i]);
+        store(dst + i, ari_mul32(load(slopes[i]), ari_dact32(act, load(src[i]))));
+        v[0] = load(dst[i]);
     });
 }
 
@@ -114,15 +114,15 @@ ARI_FOR_DTYPES(gated_forward, y, (y, gate, up, act), const ar_tensor *y, const a
                ar_activation act)
 {
     const size_t cols = y->shape[1];
-    const strided_rows<T> to = rows_of<T>(y);
+    const strided_rows<T> dst = rows_of<T>(y);
     const strided_rows<const T> g = rows_of<const T>(gate), u = rows_of<const T>(up);
     constexpr size_t W = 16 / sizeof(T);
-    const bool wide = cols % W == 0 && to.aligned_to(W) && g.aligned_to(W) && u.aligned_to(W);
+    const bool wide = cols % W == 0 && dst.aligned_to(W) && g.aligned_to(W) && u.aligned_to(W);
     return launch_row_vectors<W>(d, q, y->shape[0], cols, wide, [=] ARI_ON_GPU(auto lanes, size_t row, size_t col) {
         constexpr size_t N = lanes;
         const vector<T, N> left = read_vector<N>(g.at(row, col)), right = read_vector<N>(u.at(row, col));
-        write_stored<N>(to.at(row, col),
-                        [&](size_t k) { return ari_gated_act(act, load(left.at[k]), load(right.at[k])); });
+        write_stored<N>(dst.at(row, col),
+                        [&](size_t k) { return ari_gated_act(act, load(left.lane[k]), load(right.lane[k])); });
     });
 }
 
@@ -136,9 +136,9 @@ template <class T> struct gated_gradient {
         const vector<T, N> s = read_vector<N>(dy.at(row, col)), g = read_vector<N>(gate.at(row, col));
         const vector<T, N> u = read_vector<N>(up.at(row, col));
         *by_gate = vector_of<N>(
-            [&](size_t k) { return stored<T>(ari_gated_dgate(act, load(s.at[k]), load(u.at[k]), load(g.at[k]))); });
+            [&](size_t k) { return stored<T>(ari_gated_dgate(act, load(s.lane[k]), load(u.lane[k]), load(g.lane[k]))); });
         *by_up = vector_of<N>(
-            [&](size_t k) { return stored<T>(ari_gated_dup(act, load(s.at[k]), load(u.at[k]), load(g.at[k]))); });
+            [&](size_t k) { return stored<T>(ari_gated_dup(act, load(s.lane[k]), load(u.lane[k]), load(g.lane[k]))); });
         write_vector(dup.at(row, col), *by_up);
         write_vector(dgate.at(row, col), *by_gate);
     }
@@ -146,8 +146,8 @@ template <class T> struct gated_gradient {
     {
         vector<T, 1> by_gate, by_up;
         run(row, col, &by_gate, &by_up);
-        v[0] = load(by_gate.at[0]);
-        v[1] = load(by_up.at[0]);
+        v[0] = load(by_gate.lane[0]);
+        v[1] = load(by_up.lane[0]);
     }
     bool aligned_to(size_t elements) const
     {
@@ -161,15 +161,15 @@ ARI_FOR_DTYPES(gated_backward, dy, (dgate, dup, dy, gate, up, act, dgate_bias, d
                const ar_row_sum *dgate_bias, const ar_row_sum *dup_bias)
 {
     const size_t rows = dy->shape[0], cols = dy->shape[1];
-    const gated_gradient<T> at = {
+    const gated_gradient<T> gradient = {
         act, rows_of<T>(dgate), rows_of<T>(dup), rows_of<const T>(dy), rows_of<const T>(gate), rows_of<const T>(up)};
-    if (wanted(dgate_bias) || wanted(dup_bias))
-        return add_to_sums<2>(d, q, {dgate_bias, dup_bias}, rows, cols, at);
+    if (is_requested(dgate_bias) || is_requested(dup_bias))
+        return add_to_sums<2>(d, q, {dgate_bias, dup_bias}, rows, cols, gradient);
     constexpr size_t W = 16 / sizeof(T);
-    const bool wide = cols % W == 0 && at.aligned_to(W);
+    const bool wide = cols % W == 0 && gradient.aligned_to(W);
     return launch_row_vectors<W>(d, q, rows, cols, wide, [=] ARI_ON_GPU(auto lanes, size_t row, size_t col) {
         vector<T, lanes> by_gate, by_up;
-        at.run(row, col, &by_gate, &by_up);
+        gradient.run(row, col, &by_gate, &by_up);
     });
 }
 
@@ -187,15 +187,15 @@ template <class T> struct dropout_block {
     ARI_ON_GPU void operator()(size_t i) const
     {
         const size_t row = ari_divide(&blocks, &i);
-        uint64_t first = which.first;
+        uint64_t row_start = which.first;
         size_t rest = row;
         for (int k = AR_MAX_DIMS - 2; k >= 0; k--) {
             const size_t outer = ari_divide(&shape[k], &rest);
-            first += static_cast<uint64_t>(rest) * which.stride[k];
+            row_start += static_cast<uint64_t>(rest) * which.stride[k];
             rest = outer;
         }
         uint32_t bits[4];
-        const uint64_t drawn = ((first >> 2) + i) << 2;
+        const uint64_t drawn = ((row_start >> 2) + i) << 2;
         ari_random_block(which.key, drawn, which.step, 0, bits);
         if (wide) {
             run<4>(row * cols + i * 4, bits);
@@ -203,43 +203,43 @@ template <class T> struct dropout_block {
         }
         for (unsigned lane = 0; lane < 4; lane++) {
             const uint64_t number = drawn + lane;
-            if (number >= first && number - first < cols)
-                run<1>(row * cols + static_cast<size_t>(number - first), bits + lane);
+            if (number >= row_start && number - row_start < cols)
+                run<1>(row * cols + static_cast<size_t>(number - row_start), bits + lane);
         }
     }
-    template <size_t N> ARI_ON_GPU void run(size_t at, const uint32_t *bits) const
+    template <size_t N> ARI_ON_GPU void run(size_t offset, const uint32_t *bits) const
     {
-        const vector<T, N> in = read_vector<N>(x + at);
-        const vector<float, N> kept = vector_of<N>([&](size_t lane) {
-            return bits[lane] >= which.threshold ? ari_mul32(load(in.at[lane]), which.scale) : 0.0f;
+        const vector<T, N> input = read_vector<N>(x + offset);
+        const vector<float, N> masked = vector_of<N>([&](size_t lane) {
+            return bits[lane] >= which.threshold ? ari_mul32(load(input.lane[lane]), which.scale) : 0.0f;
         });
         if (sum) {
-            const vector<T, N> other = read_vector<N>(residual + at);
-            write_stored<N>(sum + at, [&](size_t k) { return ari_add32(load(other.at[k]), kept.at[k]); });
+            const vector<T, N> addend = read_vector<N>(residual + offset);
+            write_stored<N>(sum + offset, [&](size_t k) { return ari_add32(load(addend.lane[k]), masked.lane[k]); });
         }
         if (y)
-            write_stored<N>(y + at, [&](size_t k) { return kept.at[k]; });
+            write_stored<N>(y + offset, [&](size_t k) { return masked.lane[k]; });
     }
 };
 
 ARI_FOR_DTYPES(dropout, x, (y, sum, x, residual, which), const ar_tensor *y, const ar_tensor *sum, const ar_tensor *x,
                const ar_tensor *residual, const ar_dropout *which)
 {
-    const ar_buf none = {nullptr}, beside = residual ? residual->data : none;
-    T *to = dev<T>(y ? y->data : none), *to_sum = dev<T>(residual ? sum->data : none);
-    const view<const T> from = view_of<const T>(x);
-    const size_t cols = from.shape[3];
-    dropout_block<T> kernel = {to, to_sum, from.data, dev<T>(ar_const(beside)), cols, false, {}, {}, *which};
+    const ar_buf null_buffer = {nullptr}, addend = residual ? residual->data : null_buffer;
+    T *dst = dev<T>(y ? y->data : null_buffer), *to_sum = dev<T>(residual ? sum->data : null_buffer);
+    const view<const T> src = view_of<const T>(x);
+    const size_t cols = src.shape[3];
+    dropout_block<T> kernel = {dst, to_sum, src.data, dev<T>(ar_const(addend)), cols, false, {}, {}, *which};
     const int missing = AR_MAX_DIMS - x->ndim;
-    kernel.wide = cols % 4 == 0 && which->first % 4 == 0 && aligned<4>(to, to_sum, kernel.x, kernel.residual);
+    kernel.wide = cols % 4 == 0 && which->first % 4 == 0 && aligned<4>(dst, to_sum, kernel.x, kernel.residual);
     for (int k = 0; k < AR_MAX_DIMS; k++) {
-        kernel.shape[k] = from.by[k];
+        kernel.shape[k] = src.divisor[k];
         kernel.which.stride[k] = k < missing ? 0 : which->stride[k - missing];
         kernel.wide = kernel.wide && (k == AR_MAX_DIMS - 1 || kernel.which.stride[k] % 4 == 0);
     }
     const size_t blocks = kernel.wide ? cols / 4 : cols / 4 + 2;
     kernel.blocks = ari_divisor_of(blocks);
-    return launch_each(d, q, cols > 0 ? from.rows() * blocks : 0, kernel);
+    return launch_each(d, q, cols > 0 ? src.rows() * blocks : 0, kernel);
 }
 
 /* --- numbers of fewer bits ---------------------------------------------------------------------------------------- */
@@ -249,8 +249,8 @@ ar_status round_bits(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_ten
     const view<float> to = view_of<float>(y);
     const view<const float> from = view_of<const float>(x);
     return launch_each(d, q, from.count(), [=] ARI_ON_GPU(size_t i) {
-        const place p = from.where(i);
-        *to.at(p) = ari_f32_to_bits(*from.at(p), bits);
+        const place p = from.unravel(i);
+        *to.locate(p) = ari_f32_to_bits(*from.locate(p), bits);
     });
 }
 

@@ -25,38 +25,38 @@ struct integers_out {
     {
         return s + (matrix * x.m + row) * x.n * limbs;
     }
-    ARI_ON_GPU static int64_t one(const wide_sum &sum)
+    ARI_ON_GPU static int64_t join_limbs(const wide_sum &sum)
     {
         return ari_add64(static_cast<int64_t>(static_cast<uint64_t>(sum.high) << 32), sum.low);
     }
-    ARI_ON_GPU void put(int64_t *line, size_t col, const wide_sum &sum) const
+    ARI_ON_GPU void write_sum(int64_t *line, size_t col, const wide_sum &sum) const
     {
-        int64_t *to = line + col * limbs;
+        int64_t *dst = line + col * limbs;
         if (limbs == 1) {
-            *to = add ? ari_add64(*to, one(sum)) : one(sum);
+            *dst = add ? ari_add64(*dst, join_limbs(sum)) : join_limbs(sum);
             return;
         }
-        to[0] = add ? ari_add64(to[0], sum.high) : sum.high;
-        to[1] = add ? ari_add64(to[1], sum.low) : sum.low;
+        dst[0] = add ? ari_add64(dst[0], sum.high) : sum.high;
+        dst[1] = add ? ari_add64(dst[1], sum.low) : sum.low;
     }
     ARI_ON_GPU void operator()(const result &x, size_t matrix, size_t row, size_t col, const wide_sum &sum) const
     {
-        put(line(x, matrix, row), col, sum);
+        write_sum(line(x, matrix, row), col, sum);
     }
     ARI_ON_GPU void put_four(int64_t *line, size_t col, const wide_sum (&sum)[4], size_t n) const
     {
         if (limbs == 2) {
             for (size_t i = 0; i < 4; i++)
                 if (i < n)
-                    put(line, col + i, sum[i]);
+                    write_sum(line, col + i, sum[i]);
             return;
         }
-        four<int64_t> to = {{0, 0, 0, 0}};
+        four<int64_t> total = {{0, 0, 0, 0}};
         if (add)
-            to = load_four(line + col, n);
+            total = load_four(line + col, n);
         for (size_t i = 0; i < 4; i++)
-            to.at[i] = ari_add64(to.at[i], one(sum[i]));
-        store_four(line + col, to, n);
+            total.lane[i] = ari_add64(total.lane[i], join_limbs(sum[i]));
+        store_four(line + col, total, n);
     }
 };
 
@@ -81,9 +81,9 @@ template <bool FINISH> struct values_out {
         return {row_of(y, matrix, row), FINISH && act != AR_ACT_NONE ? row_of(z, matrix, row) : nullptr,
                 f + matrix * x.n, e[matrix * x.m + row]};
     }
-    ARI_ON_GPU float biased(float value, float by) const
+    ARI_ON_GPU float biased(float value, float bias_value) const
     {
-        return FINISH && bias ? ari_add32(value, by) : value;
+        return FINISH && bias ? ari_add32(value, bias_value) : value;
     }
     ARI_ON_GPU static float rounded(const wide_sum &sum, int32_t row, int32_t col)
     {
@@ -100,15 +100,15 @@ template <bool FINISH> struct values_out {
     ARI_ON_GPU void put_four(const line_of &l, size_t col, const wide_sum (&sum)[4], size_t n) const
     {
         const four<int32_t> of_col = load_four(l.f + col, n);
-        four<float> value = {{0.0f, 0.0f, 0.0f, 0.0f}}, by = value;
+        four<float> value = {{0.0f, 0.0f, 0.0f, 0.0f}}, biases = value;
         if (FINISH && bias)
-            by = load_four(bias + col, n);
+            biases = load_four(bias + col, n);
         for (size_t i = 0; i < 4; i++)
-            value.at[i] = biased(rounded(sum[i], l.e, of_col.at[i]), by.at[i]);
+            value.lane[i] = biased(rounded(sum[i], l.e, of_col.lane[i]), biases.lane[i]);
         store_apart(l.y, y.stride[3], col, value, n);
         if (FINISH && act != AR_ACT_NONE) {
             for (size_t i = 0; i < 4; i++)
-                value.at[i] = ari_act32(act, value.at[i]);
+                value.lane[i] = ari_act32(act, value.lane[i]);
             store_apart(l.z, z.stride[3], col, value, n);
         }
     }
@@ -120,7 +120,7 @@ template <bool FINISH> struct values_out {
         }
         for (size_t i = 0; i < 4; i++)
             if (i < n)
-                line[static_cast<ptrdiff_t>(col + i) * stride] = x.at[i];
+                line[static_cast<ptrdiff_t>(col + i) * stride] = x.lane[i];
     }
 };
 
@@ -137,22 +137,22 @@ struct accumulator_out {
 
     ARI_ON_GPU accumulator_state load(const result &x, size_t row, size_t col) const
     {
-        const size_t at = row * x.n + col;
-        return {tops[at], highs[at], lows[at]};
+        const size_t index = row * x.n + col;
+        return {tops[index], highs[index], lows[index]};
     }
-    ARI_ON_GPU void add(accumulator_state *to, const result &x, size_t matrix, size_t row, size_t col,
+    ARI_ON_GPU void add(accumulator_state *state, const result &x, size_t matrix, size_t row, size_t col,
                         const wide_sum &sum) const
     {
-        ari_acc_add(&to->top, &to->high, &to->low,
+        ari_acc_add(&state->top, &state->high, &state->low,
                     ari_contract_value2(sum.high, sum.low, of_row[matrix * x.m + row], of_col[matrix * x.n + col]),
                     narrow);
     }
     ARI_ON_GPU void store(const result &x, size_t row, size_t col, const accumulator_state &state) const
     {
-        const size_t at = row * x.n + col;
-        tops[at] = state.top;
-        highs[at] = state.high;
-        lows[at] = state.low;
+        const size_t index = row * x.n + col;
+        tops[index] = state.top;
+        highs[index] = state.high;
+        lows[index] = state.low;
     }
 
     /* Four of them. */
@@ -162,24 +162,24 @@ struct accumulator_out {
     };
     ARI_ON_GPU states load_four_states(const result &x, size_t row, size_t col, size_t n) const
     {
-        const size_t at = row * x.n + col;
-        return {load_four(tops + at, n), load_four(highs + at, n), load_four(lows + at, n)};
+        const size_t index = row * x.n + col;
+        return {load_four(tops + index, n), load_four(highs + index, n), load_four(lows + index, n)};
     }
-    ARI_ON_GPU void add_four(states *to, const result &x, size_t matrix, size_t row, size_t col,
+    ARI_ON_GPU void add_four(states *state, const result &x, size_t matrix, size_t row, size_t col,
                              const wide_sum (&sum)[4], size_t n) const
     {
         const int32_t e = of_row[matrix * x.m + row];
         const four<int32_t> f = load_four(of_col + matrix * x.n + col, n);
         for (size_t i = 0; i < 4; i++)
-            ari_acc_add(&to->top.at[i], &to->high.at[i], &to->low.at[i],
-                        ari_contract_value2(sum[i].high, sum[i].low, e, f.at[i]), narrow);
+            ari_acc_add(&state->top.lane[i], &state->high.lane[i], &state->low.lane[i],
+                        ari_contract_value2(sum[i].high, sum[i].low, e, f.lane[i]), narrow);
     }
     ARI_ON_GPU void store_four_states(const result &x, size_t row, size_t col, const states &s, size_t n) const
     {
-        const size_t at = row * x.n + col;
-        store_four(tops + at, s.top, n);
-        store_four(highs + at, s.high, n);
-        store_four(lows + at, s.low, n);
+        const size_t index = row * x.n + col;
+        store_four(tops + index, s.top, n);
+        store_four(highs + index, s.high, n);
+        store_four(lows + index, s.low, n);
     }
 };
 

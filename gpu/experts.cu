@@ -37,45 +37,45 @@ template <class T> ARI_ON_GPU float score_of(const T *x, const float *bias, size
     return ari_route_score(ari_sigmoid32(load(x[i])), bias[i]);
 }
 
-/* The sum of the two largest scores of the group that begins with expert `from`; of a softmax the largest. */
-template <class T> ARI_ON_GPU float group_score(const T *x, const float *bias, size_t from, size_t each)
+/* The sum of the two largest scores of the group that begins with expert `first_expert`; of a softmax the largest. */
+template <class T> ARI_ON_GPU float group_score(const T *x, const float *bias, size_t first_expert, size_t group_size)
 {
-    float first = score_of(x, bias, from), second = -INFINITY;
-    for (size_t i = from + 1; i < from + each; i++) {
+    float largest = score_of(x, bias, first_expert), second = -INFINITY;
+    for (size_t i = first_expert + 1; i < first_expert + group_size; i++) {
         const float c = score_of(x, bias, i);
-        if (c > first) {
-            second = first;
-            first = c;
+        if (c > largest) {
+            second = largest;
+            largest = c;
         } else if (c > second) {
             second = c;
         }
     }
-    return bias ? first + second : first;
+    return bias ? largest + second : largest;
 }
 
-/* The groups that stay, by bits: those to which fewer than `kept` are preferred. */
-ARI_ON_GPU uint64_t groups_kept(const float *score, size_t groups, size_t kept)
+/* The groups that stay, by bits: those to which fewer than `kept_groups` are preferred. */
+ARI_ON_GPU uint64_t groups_kept(const float *score, size_t groups, size_t kept_groups)
 {
     uint64_t stay = 0;
     for (size_t g = 0; g < groups; g++) {
         size_t preferred = 0;
-        for (size_t other = 0; other < groups; other++)
-            if (ari_route_prefers(score[other], other, score[g], g))
+        for (size_t rival = 0; rival < groups; rival++)
+            if (ari_route_prefers(score[rival], rival, score[g], g))
                 preferred++;
-        stay |= static_cast<uint64_t>(preferred < kept) << g;
+        stay |= static_cast<uint64_t>(preferred < kept_groups) << g;
     }
     return stay;
 }
 
 /* Of the experts of the groups that stay, those preferred to expert j. */
 template <class T>
-ARI_ON_GPU size_t preferred_to(size_t j, const T *x, const float *bias, uint64_t stay, size_t groups, size_t each)
+ARI_ON_GPU size_t preferred_to(size_t j, const T *x, const float *bias, uint64_t stay, size_t groups, size_t group_size)
 {
-    const float own = score_of(x, bias, j);
+    const float expert_score = score_of(x, bias, j);
     size_t preferred = 0;
     for (size_t g = 0; g < groups; g++)
-        for (size_t i = g * each; i < (stay >> g & 1 ? (g + 1) * each : 0); i++)
-            if (ari_route_prefers(score_of(x, bias, i), i, own, j))
+        for (size_t i = g * group_size; i < (stay >> g & 1 ? (g + 1) * group_size : 0); i++)
+            if (ari_route_prefers(score_of(x, bias, i), i, expert_score, j))
                 preferred++;
     return preferred;
 }
@@ -83,16 +83,17 @@ ARI_ON_GPU size_t preferred_to(size_t j, const T *x, const float *bias, uint64_t
 /* ar_route_rule, with memory of the device. */
 struct route_rule {
     const float *bias;
-    size_t groups, kept, k;
-    ari_divisor each;
+    size_t groups, kept_groups, k;
+    ari_divisor group_size;
     float scale;
     bool normalised;
 };
 
-route_rule rule_of(const ar_route_rule *of, size_t experts)
+route_rule rule_of(const ar_route_rule *rule, size_t experts)
 {
-    return {dev<float>(of->bias), of->groups, of->kept, of->k, ari_divisor_of(experts / of->groups), of->scale,
-            of->normalised};
+    return {
+        dev<float>(rule->bias), rule->groups, rule->kept, rule->k, ari_divisor_of(experts / rule->groups), rule->scale,
+        rule->normalised};
 }
 
 /* The experts of a row, ascending. Each that is chosen stands at its rank in `ranks`, a float, at first: [k], to work
@@ -102,19 +103,21 @@ ARI_ON_GPU void choose(const block &b, int32_t *expert, float *ranks, float *sco
                        const route_rule &rule)
 {
     if (rule.groups > 1)
-        b.each(rule.groups, [&](size_t g) { scores[g] = group_score(x, rule.bias, g * rule.each.by, rule.each.by); });
+        b.each(rule.groups, [&](size_t g) {
+            scores[g] = group_score(x, rule.bias, g * rule.group_size.divisor, rule.group_size.divisor);
+        });
     b.each(n, [&](size_t j) {
-        const uint64_t stay = rule.groups > 1 ? groups_kept(scores, rule.groups, rule.kept) : 1;
-        if (!(stay >> ari_quotient(&rule.each, j) & 1))
+        const uint64_t stay = rule.groups > 1 ? groups_kept(scores, rule.groups, rule.kept_groups) : 1;
+        if (!(stay >> ari_quotient(&rule.group_size, j) & 1))
             return;
-        const size_t rank = preferred_to(j, x, rule.bias, stay, rule.groups, rule.each.by);
+        const size_t rank = preferred_to(j, x, rule.bias, stay, rule.groups, rule.group_size.divisor);
         if (rank < rule.k)
             ranks[rank] = static_cast<float>(j);
     });
     b.each(rule.k, [&](size_t s) {
         size_t below = 0;
-        for (size_t other = 0; other < rule.k; other++)
-            if (ranks[other] < ranks[s])
+        for (size_t rival = 0; rival < rule.k; rival++)
+            if (ranks[rival] < ranks[s])
                 below++;
         expert[below] = static_cast<int32_t>(ranks[s]);
     });
@@ -129,16 +132,16 @@ ARI_ON_GPU float divisor_of(const float *a, const int32_t *expert, const route_r
     return rule.bias ? ari_route_divisor(sum) : sum;
 }
 
-ARI_FOR_DTYPES(route, z, (p, expert, weight, lse, z, of), ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse,
-               const ar_tensor *z, const ar_route_rule *of)
+ARI_FOR_DTYPES(route, z, (p, expert, weight, lse, z, host_rule), ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse,
+               const ar_tensor *z, const ar_route_rule *host_rule)
 {
-    const ar_tensor all = ari_tensor_rows(z);
-    const size_t n = all.shape[1], k = of->k;
+    const ar_tensor matrix = ari_tensor_rows(z);
+    const size_t n = matrix.shape[1], k = host_rule->k;
     const T *logits = dev<T>(z->data);
     float *rows = dev<float>(p), *weights = dev<float>(weight), *logarithms = dev<float>(lse);
     int32_t *experts = dev<int32_t>(expert);
-    const route_rule rule = rule_of(of, n);
-    return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
+    const route_rule rule = rule_of(host_rule, n);
+    return launch_blocks(d, q, matrix.shape[0], n, [=] ARI_ON_GPU(const block &b) {
         const T *x = logits + b.index * n;
         float *row = rows + b.index * n, *w = weights + b.index * k;
         int32_t *chosen = experts + b.index * k;
@@ -163,19 +166,19 @@ ARI_FOR_DTYPES(route, z, (p, expert, weight, lse, z, of), ar_buf p, ar_buf exper
     });
 }
 
-ARI_FOR_DTYPES(route_backward, dz, (dz, g, p, expert, weight, of), const ar_tensor *dz, ar_cbuf g, ar_cbuf p,
-               ar_cbuf expert, ar_cbuf weight, const ar_route_rule *of)
+ARI_FOR_DTYPES(route_backward, dz, (dz, g, p, expert, weight, host_rule), const ar_tensor *dz, ar_cbuf g, ar_cbuf p,
+               ar_cbuf expert, ar_cbuf weight, const ar_route_rule *host_rule)
 {
-    const ar_tensor all = ari_tensor_rows(dz);
-    const size_t n = all.shape[1], k = of->k;
+    const ar_tensor matrix = ari_tensor_rows(dz);
+    const size_t n = matrix.shape[1], k = host_rule->k;
     T *gradients = dev<T>(dz->data);
     const float *slopes = dev<float>(g), *rows = dev<float>(p), *weights = dev<float>(weight);
     const int32_t *experts = dev<int32_t>(expert);
-    const route_rule rule = rule_of(of, n);
-    return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
-        const size_t first = b.index * k;
-        const float *row = rows + b.index * n, *w = weights + first, *slope = slopes + first;
-        const int32_t *chosen = experts + first;
+    const route_rule rule = rule_of(host_rule, n);
+    return launch_blocks(d, q, matrix.shape[0], n, [=] ARI_ON_GPU(const block &b) {
+        const size_t first_slot = b.index * k;
+        const float *row = rows + b.index * n, *w = weights + first_slot, *slope = slopes + first_slot;
+        const int32_t *chosen = experts + first_slot;
         T *out = gradients + b.index * n;
         float r = 0.0f;
         if (rule.bias) {
@@ -198,13 +201,13 @@ ARI_FOR_DTYPES(route_backward, dz, (dz, g, p, expert, weight, of), const ar_tens
 
 /* --- losses of routers -------------------------------------------------------------------------------------------- */
 
-ar_status route_terms(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *p, ar_cbuf balance, size_t each,
+ar_status route_terms(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *p, ar_cbuf balance, size_t tokens,
                       ar_cbuf lse, double z, ar_cbuf valid)
 {
     const size_t n = p->shape[1];
     const float *rows = dev<float>(p->data), *slopes = dev<float>(balance), *logarithms = dev<float>(lse);
     const uint8_t *counts = dev<uint8_t>(valid);
-    const ari_divisor by_each = ari_divisor_of(each);
+    const ari_divisor by_each = ari_divisor_of(tokens);
     float *out = dev<float>(terms);
     return launch_each(d, q, p->shape[0], [=] ARI_ON_GPU(size_t t) {
         float term = ari_route_balance(rows + t * n, slopes ? slopes + ari_quotient(&by_each, t) * n : nullptr, n);
@@ -214,16 +217,16 @@ ar_status route_terms(ar_device *d, ar_queue *q, ar_buf terms, const ar_tensor *
     });
 }
 
-ARI_FOR_DTYPES(route_losses, dz, (dz, p, balance, each, lse, z, valid), const ar_tensor *dz, ar_cbuf p, ar_cbuf balance,
-               size_t each, ar_cbuf lse, double z, ar_cbuf valid)
+ARI_FOR_DTYPES(route_losses, dz, (dz, p, balance, tokens, lse, z, valid), const ar_tensor *dz, ar_cbuf p,
+               ar_cbuf balance, size_t tokens, ar_cbuf lse, double z, ar_cbuf valid)
 {
-    const ar_tensor all = ari_tensor_rows(dz);
-    const size_t n = all.shape[1];
+    const ar_tensor matrix = ari_tensor_rows(dz);
+    const size_t n = matrix.shape[1];
     T *gradients = dev<T>(dz->data);
     const float *probabilities = dev<float>(p), *slopes = dev<float>(balance), *logarithms = dev<float>(lse);
     const uint8_t *counts = dev<uint8_t>(valid);
-    const ari_divisor by_each = ari_divisor_of(each);
-    return launch_blocks(d, q, all.shape[0], n, [=] ARI_ON_GPU(const block &b) {
+    const ari_divisor by_each = ari_divisor_of(tokens);
+    return launch_blocks(d, q, matrix.shape[0], n, [=] ARI_ON_GPU(const block &b) {
         const float *row = probabilities + b.index * n;
         const float *c = slopes ? slopes + ari_quotient(&by_each, b.index) * n : nullptr;
         const float of_z = logarithms ? ari_route_z(z, logarithms[b.index]) : 0.0f;
@@ -249,24 +252,24 @@ ARI_FOR_DTYPES(gather_rows, y, (y, w, row_of, weight, k), const ar_tensor *y, co
     const size_t n = ari_tensor_rows(y).shape[0], cols = w->shape[1];
     const ptrdiff_t stride = w->stride[0];
     const ari_divisor by_k = ari_divisor_of(k);
-    T *to = dev<T>(y->data);
-    const T *from = dev<T>(w->data);
+    T *dst = dev<T>(y->data);
+    const T *src = dev<T>(w->data);
     const float *weights = dev<float>(weight);
     const int64_t *rows = dev<int64_t>(row_of);
-    const bool wide = cols % W == 0 && stride % static_cast<ptrdiff_t>(W) == 0 && aligned<W>(to, from);
+    const bool wide = cols % W == 0 && stride % static_cast<ptrdiff_t>(W) == 0 && aligned<W>(dst, src);
     return launch_row_vectors<W>(d, q, n, cols, wide, [=] ARI_ON_GPU(auto lanes, size_t t, size_t col) {
         constexpr size_t N = lanes;
         const int64_t row = rows[t];
-        vector<T, N> in = {}; /* without weights elements are bits */
+        vector<T, N> values = {}; /* without weights elements are bits */
         if (row >= 0)
-            in = read_vector<N>(from + static_cast<ptrdiff_t>(ari_quotient(&by_k, static_cast<size_t>(row))) * stride +
-                                col);
+            values = read_vector<N>(
+                src + static_cast<ptrdiff_t>(ari_quotient(&by_k, static_cast<size_t>(row))) * stride + col);
         if (row < 0 || !weights) {
-            write_vector(to + t * cols + col, in);
+            write_vector(dst + t * cols + col, values);
             return;
         }
         const float factor = weights[row];
-        write_stored<N>(to + t * cols + col, [&](size_t i) { return ari_mul32(factor, load(in.at[i])); });
+        write_stored<N>(dst + t * cols + col, [&](size_t i) { return ari_mul32(factor, load(values.lane[i])); });
     });
 }
 
@@ -274,27 +277,27 @@ ARI_FOR_DTYPES(combine_rows, y, (y, rows, weight, place, k), const ar_tensor *y,
                ar_cbuf place, size_t k)
 {
     constexpr size_t W = 16 / sizeof(T);
-    const ar_tensor all = ari_tensor_rows(y);
-    const size_t cols = all.shape[1];
-    T *to = dev<T>(y->data);
-    const T *from = dev<T>(rows->data);
+    const ar_tensor matrix = ari_tensor_rows(y);
+    const size_t cols = matrix.shape[1];
+    T *dst = dev<T>(y->data);
+    const T *src = dev<T>(rows->data);
     const float *weights = dev<float>(weight);
     const int64_t *places = dev<int64_t>(place);
-    const bool wide = cols % W == 0 && aligned<W>(to, from);
-    return launch_row_vectors<W>(d, q, all.shape[0], cols, wide, [=] ARI_ON_GPU(auto lanes, size_t row, size_t col) {
+    const bool wide = cols % W == 0 && aligned<W>(dst, src);
+    return launch_row_vectors<W>(d, q, matrix.shape[0], cols, wide, [=] ARI_ON_GPU(auto lanes, size_t row, size_t col) {
         constexpr size_t N = lanes;
         vector<float, N> sum = {};
         for (size_t j = 0; j < k; j++) {
             const size_t slot = row * k + j;
-            const vector<T, N> in = read_vector<N>(from + static_cast<size_t>(places[slot]) * cols + col);
+            const vector<T, N> values = read_vector<N>(src + static_cast<size_t>(places[slot]) * cols + col);
             const float w = weights ? weights[slot] : 1.0f;
 #pragma unroll
             for (size_t i = 0; i < N; i++) {
-                const float term = weights ? ari_mul32(w, load(in.at[i])) : load(in.at[i]);
-                sum.at[i] = j == 0 ? term : ari_add32(sum.at[i], term);
+                const float term = weights ? ari_mul32(w, load(values.lane[i])) : load(values.lane[i]);
+                sum.lane[i] = j == 0 ? term : ari_add32(sum.lane[i], term);
             }
         }
-        write_stored<N>(to + row * cols + col, [&](size_t i) { return sum.at[i]; });
+        write_stored<N>(dst + row * cols + col, [&](size_t i) { return sum.lane[i]; });
     });
 }
 
@@ -304,25 +307,25 @@ template <class T> ARI_ON_GPU float dot(const block &b, const T *left, const T *
     return ari_round32(row_sum<ROW_LANES>(b, n, wide, ari_rowsum_bits(n), [&](auto lanes, size_t j) {
         const auto x = read_vector<lanes>(left + j), y = read_vector<lanes>(right + j);
         return vector_of<lanes>(
-            [&](size_t k) { return static_cast<double>(load(x.at[k])) * static_cast<double>(load(y.at[k])); });
+            [&](size_t k) { return static_cast<double>(load(x.lane[k])) * static_cast<double>(load(y.lane[k])); });
     }));
 }
 
 ARI_FOR_DTYPES(dot_rows, dy, (g, dy, rows, place, k), ar_buf g, const ar_tensor *dy, const ar_tensor *rows,
                ar_cbuf place, size_t k)
 {
-    const ar_tensor all = ari_tensor_rows(dy);
-    const size_t cols = all.shape[1];
+    const ar_tensor matrix = ari_tensor_rows(dy);
+    const size_t cols = matrix.shape[1];
     const ari_divisor by_k = ari_divisor_of(k);
-    float *to = dev<float>(g);
-    const T *slopes = dev<T>(dy->data), *made = dev<T>(rows->data);
+    float *products = dev<float>(g);
+    const T *slopes = dev<T>(dy->data), *outputs = dev<T>(rows->data);
     const int64_t *places = dev<int64_t>(place);
-    const bool wide = cols % ROW_LANES == 0 && aligned<ROW_LANES>(slopes, made);
-    return launch_blocks(d, q, all.shape[0] * k, cols, [=] ARI_ON_GPU(const block &b) {
+    const bool wide = cols % ROW_LANES == 0 && aligned<ROW_LANES>(slopes, outputs);
+    return launch_blocks(d, q, matrix.shape[0] * k, cols, [=] ARI_ON_GPU(const block &b) {
         size_t rest = b.index;
         const size_t token = ari_divide(&by_k, &rest), row = static_cast<size_t>(places[b.index]);
-        const float value = dot(b, slopes + token * cols, made + row * cols, cols, wide);
-        b.each(1, [&](size_t) { to[b.index] = value; });
+        const float value = dot(b, slopes + token * cols, outputs + row * cols, cols, wide);
+        b.each(1, [&](size_t) { products[b.index] = value; });
     });
 }
 
@@ -331,19 +334,19 @@ ARI_FOR_DTYPES(dot_rows, dy, (g, dy, rows, place, k), ar_buf g, const ar_tensor 
 ARI_FOR_DTYPES(add_gated, y, (y, x, logit), const ar_tensor *y, const ar_tensor *x, const ar_tensor *logit)
 {
     constexpr size_t W = 16 / sizeof(T);
-    const ar_tensor all = ari_tensor_rows(y);
-    const size_t cols = all.shape[1];
+    const ar_tensor matrix = ari_tensor_rows(y);
+    const size_t cols = matrix.shape[1];
     T *sums = dev<T>(y->data);
-    const T *from = dev<T>(x->data), *logits = dev<T>(logit->data);
-    const bool wide = cols % W == 0 && aligned<W>(sums, from);
-    return launch_blocks(d, q, all.shape[0], cols, [=] ARI_ON_GPU(const block &b) {
+    const T *src = dev<T>(x->data), *logits = dev<T>(logit->data);
+    const bool wide = cols % W == 0 && aligned<W>(sums, src);
+    return launch_blocks(d, q, matrix.shape[0], cols, [=] ARI_ON_GPU(const block &b) {
         const float s = ari_sigmoid32(load(logits[b.index]));
         T *out = sums + b.index * cols;
-        const T *in = from + b.index * cols;
+        const T *src_row = src + b.index * cols;
         each_vector<W>(b, cols, wide, [&](auto lanes, size_t j) {
-            const auto old = read_vector<lanes>(out + j), more = read_vector<lanes>(in + j);
+            const auto old = read_vector<lanes>(out + j), addend = read_vector<lanes>(src_row + j);
             write_stored<lanes>(out + j,
-                                [&](size_t k) { return ari_add_gated32(load(old.at[k]), s, load(more.at[k])); });
+                                [&](size_t k) { return ari_add_gated32(load(old.lane[k]), s, load(addend.lane[k])); });
         });
     });
 }
@@ -351,21 +354,21 @@ ARI_FOR_DTYPES(add_gated, y, (y, x, logit), const ar_tensor *y, const ar_tensor 
 ARI_FOR_DTYPES(add_gated_backward, dy, (dx, dlogit, dy, x, logit), const ar_tensor *dx, const ar_tensor *dlogit,
                const ar_tensor *dy, const ar_tensor *x, const ar_tensor *logit)
 {
-    const ar_tensor all = ari_tensor_rows(dy);
-    const size_t cols = all.shape[1];
-    T *to = dev<T>(dx->data), *to_logit = dev<T>(dlogit->data);
-    const T *slopes = dev<T>(dy->data), *from = dev<T>(x->data);
+    const ar_tensor matrix = ari_tensor_rows(dy);
+    const size_t cols = matrix.shape[1];
+    T *dst = dev<T>(dx->data), *to_logit = dev<T>(dlogit->data);
+    const T *slopes = dev<T>(dy->data), *src = dev<T>(x->data);
     const T *logits = dev<T>(logit->data);
-    const bool wide = cols % ROW_LANES == 0 && aligned<ROW_LANES>(to, slopes, from);
-    return launch_blocks(d, q, all.shape[0], cols, [=] ARI_ON_GPU(const block &b) {
+    const bool wide = cols % ROW_LANES == 0 && aligned<ROW_LANES>(dst, slopes, src);
+    return launch_blocks(d, q, matrix.shape[0], cols, [=] ARI_ON_GPU(const block &b) {
         const float s = ari_sigmoid32(load(logits[b.index]));
-        T *out = to + b.index * cols;
+        T *out = dst + b.index * cols;
         const T *slope = slopes + b.index * cols;
-        const float gradient = dot(b, slope, from + b.index * cols, cols, wide);
+        const float gradient = dot(b, slope, src + b.index * cols, cols, wide);
         b.each(1, [&](size_t) { store(to_logit + b.index, ari_dsigmoid32(gradient, s)); });
         each_vector<ROW_LANES>(b, cols, wide, [&](auto lanes, size_t j) {
-            const auto in = read_vector<lanes>(slope + j);
-            write_stored<lanes>(out + j, [&](size_t k) { return ari_mul32(s, load(in.at[k])); });
+            const auto slope_values = read_vector<lanes>(slope + j);
+            write_stored<lanes>(out + j, [&](size_t k) { return ari_mul32(s, load(slope_values.lane[k])); });
         });
     });
 }

@@ -23,26 +23,26 @@ template <class T> struct groups {
     bool narrow;
     int32_t *e;
 
-    /* Element k of a line of matrix `at`. */
-    ARI_ON_GPU int32_t exponent(const T *line, size_t at, size_t k) const
+    /* Element k of a line of matrix `matrix`. */
+    ARI_ON_GPU int32_t exponent(const T *line, size_t matrix, size_t k) const
     {
-        const int32_t shift = c ? ari_contract_shift(c[at * x.shape[3] + k], sign) : 0;
+        const int32_t shift = c ? ari_contract_shift(c[matrix * x.shape[3] + k], sign) : 0;
         return exponent_of(load(line[static_cast<ptrdiff_t>(k) * x.stride[3]]), shift);
     }
     /* The largest of elements [k, k + N), which lie side by side. */
-    template <size_t N> ARI_ON_GPU int32_t largest(const T *line, size_t at, size_t k) const
+    template <size_t N> ARI_ON_GPU int32_t largest(const T *line, size_t matrix, size_t k) const
     {
         const vector<T, N> v = read_vector<N>(line + k);
         vector<int32_t, N> shift = {};
         if (c)
-            shift = read_vector<N>(c + at * x.shape[3] + k);
-        int32_t most = ARI_EXP_ZERO;
+            shift = read_vector<N>(c + matrix * x.shape[3] + k);
+        int32_t max_exponent = ARI_EXP_ZERO;
 #pragma unroll
         for (size_t i = 0; i < N; i++) {
-            const int32_t by = c ? ari_contract_shift(shift.at[i], sign) : 0;
-            most = larger(most, exponent_of(load(v.at[i]), by));
+            const int32_t column_shift = c ? ari_contract_shift(shift.lane[i], sign) : 0;
+            max_exponent = larger(max_exponent, exponent_of(load(v.lane[i]), column_shift));
         }
-        return most;
+        return max_exponent;
     }
     ARI_ON_GPU int32_t exponent_of(float value, int32_t shift) const
     {
@@ -51,10 +51,10 @@ template <class T> struct groups {
     /* True if every line and its shifts are aligned to 16 bytes. */
     bool wide() const
     {
-        bool whole = x.shape[3] % ROW_LANES == 0 && aligned<ROW_LANES>(x.data) && aligned<ROW_LANES>(c);
+        bool is_aligned = x.shape[3] % ROW_LANES == 0 && aligned<ROW_LANES>(x.data) && aligned<ROW_LANES>(c);
         for (int k = 0; k < 3; k++)
-            whole = whole && (x.shape[k] == 1 || x.stride[k] % static_cast<ptrdiff_t>(ROW_LANES) == 0);
-        return whole;
+            is_aligned = is_aligned && (x.shape[k] == 1 || x.stride[k] % static_cast<ptrdiff_t>(ROW_LANES) == 0);
+        return is_aligned;
     }
 };
 
@@ -67,14 +67,14 @@ template <class T> ar_status along_lines(ar_device *d, ar_queue *q, const groups
     const bool side_by_side = g.x.stride[3] == 1, wide = side_by_side && g.wide();
     return launch_blocks(d, q, g.x.matrices() * rows * parts, width, [=] ARI_ON_GPU(const block &b) {
         size_t part = b.index;
-        const size_t line = ari_divide(&by_parts, &part), from = part * PART, at = ari_quotient(&g.x.by[2], line);
-        const size_t n = cols - from < PART ? cols - from : PART;
+        const size_t line = ari_divide(&by_parts, &part), begin = part * PART, matrix = ari_quotient(&g.x.divisor[2], line);
+        const size_t n = cols - begin < PART ? cols - begin : PART;
         const T *x = g.x.row(line);
         const int32_t found =
             side_by_side
                 ? max_vectors<ROW_LANES>(
-                      b, n, wide, [&](auto lanes, size_t i) { return g.template largest<lanes>(x, at, from + i); })
-                : b.max(n, [&](size_t i) { return g.exponent(x, at, from + i); });
+                      b, n, wide, [&](auto lanes, size_t i) { return g.template largest<lanes>(x, matrix, begin + i); })
+                : b.max(n, [&](size_t i) { return g.exponent(x, matrix, begin + i); });
         b.each(1, [&](size_t) { atomic_max(g.e + line, found); });
     });
 }
@@ -89,23 +89,23 @@ template <class T> ar_status across_lines(ar_device *d, ar_queue *q, const group
     return launch_blocks(d, q, blocks, GROUPS * SPLIT * 4, [=] ARI_ON_GPU(const block &b) {
         ARI_SHARED(int32_t, found, [GROUPS * SPLIT]);
         size_t stretch = b.index, bundle = ari_divide(&by_stretches, &stretch);
-        const size_t at = ari_divide(&by_bundles, &bundle), first = bundle * GROUPS, from = stretch * STRETCH;
-        const size_t to = cols - from < STRETCH ? cols : from + STRETCH;
-        const T *x = g.x.matrix(at);
+        const size_t matrix = ari_divide(&by_bundles, &bundle), first_row = bundle * GROUPS, begin = stretch * STRETCH;
+        const size_t end = cols - begin < STRETCH ? cols : begin + STRETCH;
+        const T *x = g.x.matrix(matrix);
         b.each(GROUPS * SPLIT, [&](size_t i) {
-            const size_t row = first + i % GROUPS;
+            const size_t row = first_row + i % GROUPS;
             int32_t e = ARI_EXP_ZERO;
-            for (size_t k = from + i / GROUPS; row < rows && k < to; k += SPLIT) {
-                const int32_t next = g.exponent(x + static_cast<ptrdiff_t>(row) * g.x.stride[2], at, k);
-                e = next > e ? next : e;
+            for (size_t k = begin + i / GROUPS; row < rows && k < end; k += SPLIT) {
+                const int32_t candidate = g.exponent(x + static_cast<ptrdiff_t>(row) * g.x.stride[2], matrix, k);
+                e = candidate > e ? candidate : e;
             }
             found[i] = e;
         });
-        b.each(rows - first < GROUPS ? rows - first : GROUPS, [&](size_t i) {
+        b.each(rows - first_row < GROUPS ? rows - first_row : GROUPS, [&](size_t i) {
             int32_t e = found[i];
             for (size_t s = 1; s < SPLIT; s++)
                 e = found[s * GROUPS + i] > e ? found[s * GROUPS + i] : e;
-            atomic_max(g.e + at * rows + first + i, e);
+            atomic_max(g.e + matrix * rows + first_row + i, e);
         });
     });
 }

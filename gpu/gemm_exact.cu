@@ -14,13 +14,13 @@ namespace
 const size_t CHUNK = 1024; /* columns that a block of threads puts together */
 
 /* Refuses operands that do not belong together. */
-ar_status check_pair(const packed &a, const packed &b, const char *what)
+ar_status check_pair(const packed &a, const packed &b, const char *label)
 {
     if (a.batch != b.batch || a.k != b.k)
-        return ar_error_set(AR_ERR_SHAPE, "%s: left operand [%zu, %zu, k %zu], right operand [%zu, %zu, k %zu]", what,
+        return ar_error_set(AR_ERR_SHAPE, "%s: left operand [%zu, %zu, k %zu], right operand [%zu, %zu, k %zu]", label,
                             a.batch, a.rows, a.k, b.batch, b.rows, b.k);
-    if (!a.left || b.left || a.ten != b.ten)
-        return ar_error_set(AR_ERR_ARG, "%s: the operands were not packed as a left and a right one", what);
+    if (!a.is_left || b.is_left || a.ten != b.ten)
+        return ar_error_set(AR_ERR_ARG, "%s: the operands were not packed as a left and a right one", label);
     return AR_OK;
 }
 
@@ -78,9 +78,9 @@ struct products {
         const size_t plane = block * (a.ten ? PLANES_10 : PLANES_16) + i;
         const size_t left = (t.matrix + matrix) * a.step + t.row * a.row_bytes + block * a.block_bytes() + part.term;
         const size_t right = (t.matrix + matrix) * b.step + t.col * b.row_bytes + block * b.block_bytes() + part.term;
-        const size_t to = plane * t.words() + matrix * t.rows * t.cols;
+        const size_t plane_offset = plane * t.words() + matrix * t.rows * t.cols;
         const blas_shape shape = {t.rows, t.cols, p.count * part.terms, batch};
-        const blas_matrix c = {ar_buf_at(planes, to * sizeof(int32_t)), t.cols, step.plane, false};
+        const blas_matrix c = {ar_buf_at(planes, plane_offset * sizeof(int32_t)), t.cols, step.plane, false};
         const blas_matrix l = {ar_buf_at(a.runs, left + p.a * a.width), a.row_bytes, step.left, false};
         const blas_matrix r = {ar_buf_at(b.runs, right + p.b * b.width), b.row_bytes, step.right, false};
         return int8_product(d, q, shape, c, l, r);
@@ -108,7 +108,7 @@ struct extents : result {
 /* A block of threads takes a chunk of one line of a tile, each thread four columns at a time. */
 struct chunk {
     uint32_t line;
-    size_t from, fours; /* the first column; the last four may end after the line */
+    size_t first_col, fours; /* the first column; the last four may end after the line */
 };
 
 /* kernel(b, chunk), for every chunk of lines of so many columns. */
@@ -120,9 +120,9 @@ template <class F> struct chunks_of {
     ARI_ON_GPU void operator()(const block &b) const
     {
         const uint32_t number = static_cast<uint32_t>(b.index), line = number / count;
-        const size_t from = static_cast<size_t>(number - line * count) * CHUNK;
-        const size_t left = cols - from < CHUNK ? cols - from : CHUNK;
-        kernel(b, chunk{line, from, (left + 3) / 4});
+        const size_t first_col = static_cast<size_t>(number - line * count) * CHUNK;
+        const size_t chunk_cols = cols - first_col < CHUNK ? cols - first_col : CHUNK;
+        kernel(b, chunk{line, first_col, (chunk_cols + 3) / 4});
     }
 };
 template <class F> ar_status launch_chunks(ar_device *d, ar_queue *q, size_t lines, size_t cols, const F &kernel)
@@ -140,16 +140,16 @@ template <class OUT> struct give_to {
 
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &sums, const extents &x) const
     {
-        const OUT to = out;
+        const OUT epilogue = out;
         const uint32_t rows = static_cast<uint32_t>(x.t.rows);
         return launch_chunks(d, q, x.t.matrices * x.t.rows, x.cols, [=] ARI_ON_GPU(const block &b, const chunk &c) {
             const uint32_t matrix = c.line / rows;
-            const auto line = to.line(x, x.t.matrix + matrix, x.t.row + (c.line - matrix * rows));
+            const auto line = epilogue.line(x, x.t.matrix + matrix, x.t.row + (c.line - matrix * rows));
             b.each(c.fours, [&](size_t i) {
-                const size_t col = c.from + 4 * i, left = x.cols - col;
+                const size_t col = c.first_col + 4 * i, remaining = x.cols - col;
                 wide_sum sum[4];
-                sums.at(c.line, col, sum);
-                to.put_four(line, x.t.col + col, sum, left);
+                sums.load_sums(c.line, col, sum);
+                epilogue.put_four(line, x.t.col + col, sum, remaining);
             });
         });
     }
@@ -163,18 +163,18 @@ struct accumulate {
 
     template <bool TEN> ar_status run(ar_device *d, ar_queue *q, const tile_sums<TEN> &sums, const extents &x) const
     {
-        const accumulator_out to = out;
+        const accumulator_out accumulator = out;
         return launch_chunks(d, q, x.t.rows, x.cols, [=] ARI_ON_GPU(const block &b, const chunk &c) {
             const size_t row = x.t.row + c.line;
             b.each(c.fours, [&](size_t i) {
-                const size_t col = c.from + 4 * i, n = x.cols - col;
-                accumulator_out::states state = to.load_four_states(x, row, x.t.col + col, n);
+                const size_t col = c.first_col + 4 * i, n = x.cols - col;
+                accumulator_out::states state = accumulator.load_four_states(x, row, x.t.col + col, n);
                 for (size_t g = 0; g < x.t.matrices; g++) {
                     wide_sum sum[4];
-                    sums.at(g * x.t.rows + c.line, col, sum);
-                    to.add_four(&state, x, x.t.matrix + g, row, x.t.col + col, sum, n);
+                    sums.load_sums(g * x.t.rows + c.line, col, sum);
+                    accumulator.add_four(&state, x, x.t.matrix + g, row, x.t.col + col, sum, n);
                 }
-                to.store_four_states(x, row, x.t.col + col, state, n);
+                accumulator.store_four_states(x, row, x.t.col + col, state, n);
             });
         });
     }
@@ -206,7 +206,7 @@ ar_status run_part(ar_device *d, ar_queue *q, const packed &a, const packed &b, 
     w.terms = p.terms;
     const ari_tiling plan = ari_plan_tiles(&w, &machine);
     AR_TRY(bytes_of_planes(&bytes, w, plan));
-    AR_TRY(planes.take(bytes ? bytes : 16));
+    AR_TRY(planes.allocate(bytes ? bytes : 16));
     for (size_t row = 0; row < w.m; row += plan.rows)
         for (size_t col = 0; col < w.n; col += plan.cols)
             for (size_t matrix = 0; matrix < w.batch; matrix += plan.matrices) {
@@ -251,15 +251,15 @@ ar_status gemm_round(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_pac
 {
     const packed &a = *packed_of(left), &b = *packed_of(right);
     AR_TRY(check_pair(a, b, "gemm_round"));
-    const view<float> to = view_of<float>(y);
-    if (to.matrices() != a.batch || to.shape[2] != a.rows || to.shape[3] != b.rows)
-        return ar_error_set(AR_ERR_SHAPE, "gemm_round: result [%zu, %zu, %zu], expected [%zu, %zu, %zu]", to.matrices(),
-                            to.shape[2], to.shape[3], a.batch, a.rows, b.rows);
+    const view<float> dst = view_of<float>(y);
+    if (dst.matrices() != a.batch || dst.shape[2] != a.rows || dst.shape[3] != b.rows)
+        return ar_error_set(AR_ERR_SHAPE, "gemm_round: result [%zu, %zu, %zu], expected [%zu, %zu, %zu]",
+                            dst.matrices(), dst.shape[2], dst.shape[3], a.batch, a.rows, b.rows);
     const int32_t *rows = dev<int32_t>(e), *cols = dev<int32_t>(f);
     if (!bias.ptr && act == AR_ACT_NONE)
-        return for_each_tile(d, q, a, b, give_to<values_out<false>>{{to, to, rows, cols, nullptr, act}}, band);
-    const view<float> active = act == AR_ACT_NONE ? to : view_of<float>(z);
-    return for_each_tile(d, q, a, b, give_to<values_out<true>>{{to, active, rows, cols, dev<float>(bias), act}}, band);
+        return for_each_tile(d, q, a, b, give_to<values_out<false>>{{dst, dst, rows, cols, nullptr, act}}, band);
+    const view<float> active = act == AR_ACT_NONE ? dst : view_of<float>(z);
+    return for_each_tile(d, q, a, b, give_to<values_out<true>>{{dst, active, rows, cols, dev<float>(bias), act}}, band);
 }
 
 ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t low, bool narrow, const ar_packed *left,
@@ -274,8 +274,8 @@ ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t low, b
         AR_TRY(zero(d, q, ar_buf_at(hl, low * sizeof(int64_t)), n * sizeof(int64_t)));
     }
     for (size_t i = 0; runs && i < runs->n; i++) {
-        const size_t from = runs->first + runs->cut[i], terms = runs->cut[i + 1] - runs->cut[i];
-        const ar_part of_a = {0, 1, 0, a.rows, from, terms}, of_b = {0, 1, 0, b.rows, from, terms};
+        const size_t first_term = runs->first + runs->cut[i], terms = runs->cut[i + 1] - runs->cut[i];
+        const ar_part of_a = {0, 1, 0, a.rows, first_term, terms}, of_b = {0, 1, 0, b.rows, first_term, terms};
         ar_packed *l = nullptr, *r = nullptr;
         ar_status st = terms > 0 ? packed_part(d, q, &l, left, &of_a) : AR_OK;
         if (l)
@@ -288,8 +288,8 @@ ar_status gemm_acc(ar_device *d, ar_queue *q, ar_buf t, ar_buf hl, size_t low, b
         AR_TRY(st);
     }
     int64_t *h = dev<int64_t>(hl);
-    const accumulator_out to = {dev<uint8_t>(t), h, h + low, dev<int32_t>(e), dev<int32_t>(f), narrow};
-    return runs ? AR_OK : for_each_tile(d, q, a, b, accumulate{to});
+    const accumulator_out accumulator = {dev<uint8_t>(t), h, h + low, dev<int32_t>(e), dev<int32_t>(f), narrow};
+    return runs ? AR_OK : for_each_tile(d, q, a, b, accumulate{accumulator});
 }
 
 /* A block rounds a chunk of a row of the matrix of n columns whose elements [start, start + count) are given. */
@@ -303,14 +303,14 @@ ar_status round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, s
     const int64_t *sums = dev<int64_t>(s);
     const int32_t *of_row = dev<int32_t>(e), *of_col = dev<int32_t>(f);
     return launch_blocks(d, q, rows * chunks, n < CHUNK ? n : CHUNK, [=] ARI_ON_GPU(const block &b) {
-        const size_t row = start / n + b.index / chunks, from = b.index % chunks * CHUNK;
-        b.each(n - from < CHUNK ? n - from : CHUNK, [&](size_t i) {
-            const size_t at = row * n + from + i;
-            if (at < start || at - start >= count)
+        const size_t row = start / n + b.index / chunks, first_col = b.index % chunks * CHUNK;
+        b.each(n - first_col < CHUNK ? n - first_col : CHUNK, [&](size_t i) {
+            const size_t index = row * n + first_col + i;
+            if (index < start || index - start >= count)
                 return;
-            const int64_t *sum = sums + (at - start) * static_cast<size_t>(limbs);
-            to[at - start] = limbs == 1 ? ari_contract_value(sum[0], of_row[row], of_col[from + i])
-                                        : ari_contract_value2(sum[0], sum[1], of_row[row], of_col[from + i]);
+            const int64_t *sum = sums + (index - start) * static_cast<size_t>(limbs);
+            to[index - start] = limbs == 1 ? ari_contract_value(sum[0], of_row[row], of_col[first_col + i])
+                                           : ari_contract_value2(sum[0], sum[1], of_row[row], of_col[first_col + i]);
         });
     });
 }

@@ -20,9 +20,9 @@ struct operand {
     size_t ld, step[2]; /* elements */
     bool transposed;
 
-    size_t matrix(size_t at) const
+    size_t matrix(size_t index) const
     {
-        return at / batch[1] * step[0] + at % batch[1] * step[1];
+        return index / batch[1] * step[0] + index % batch[1] * step[1];
     }
 };
 
@@ -61,63 +61,63 @@ bool one_step(size_t *step, const operand &o)
 }
 
 /* Memory like t's shape, contiguous, of elements of a dtype. */
-ar_status take_like(scratch *to, const ar_tensor *t, ar_dtype dtype)
+ar_status take_like(scratch *memory, const ar_tensor *t, ar_dtype dtype)
 {
     size_t count = ar_dtype_bytes(dtype);
     for (int i = 0; i < t->ndim; i++)
         AR_TRY(ari_mul_size(&count, count, t->shape[i]));
-    return to->take(count);
+    return memory->allocate(count);
 }
 
-ar_status copy_of(ar_device *d, ar_queue *q, ar_tensor *gives, scratch *to, const ar_tensor *t, ar_dtype dtype,
+ar_status copy_of(ar_device *d, ar_queue *q, ar_tensor *out, scratch *memory, const ar_tensor *t, ar_dtype dtype,
                   bool with_values)
 {
-    AR_TRY(take_like(to, t, dtype));
-    AR_TRY(ar_tensor_view(gives, dtype, t->ndim, t->shape, to->buf()));
-    return with_values ? copy_strided(d, q, gives, t) : AR_OK;
+    AR_TRY(take_like(memory, t, dtype));
+    AR_TRY(ar_tensor_view(out, dtype, t->ndim, t->shape, memory->buf()));
+    return with_values ? copy_strided(d, q, out, t) : AR_OK;
 }
 
 /* fp32 words that hold bf16 numbers as bf16, which is their upper halves: contiguous matrices in memory order, the
  * dimension whose elements lie side by side stays the last. */
-ar_status narrowed(ar_device *d, ar_queue *q, operand *o, scratch *to, const ar_tensor *t)
+ar_status narrowed(ar_device *d, ar_queue *q, operand *o, scratch *memory, const ar_tensor *t)
 {
     const ar_tensor flipped = ari_tensor_transposed(t);
     const bool flip = t->stride[t->ndim - 1] != 1 && t->stride[t->ndim - 2] == 1;
     const view<const float> v = view_of<const float>(flip ? &flipped : t);
     const size_t n = v.shape[3], chunks = ceil_div(n, CHUNK);
-    AR_TRY(take_like(to, t, AR_BF16));
+    AR_TRY(take_like(memory, t, AR_BF16));
     const size_t matrix = v.shape[2] * n;
-    *o = {to->buf(), {v.shape[0], v.shape[1]}, n, {v.shape[1] * matrix, matrix}, flip};
-    uint16_t *halves = dev<uint16_t>(to->buf());
+    *o = {memory->buf(), {v.shape[0], v.shape[1]}, n, {v.shape[1] * matrix, matrix}, flip};
+    uint16_t *halves = dev<uint16_t>(memory->buf());
     return launch_blocks(d, q, v.rows() * chunks, n < CHUNK ? n : CHUNK, [=] ARI_ON_GPU(const block &b) {
-        const size_t line = b.index / chunks, from = b.index % chunks * CHUNK;
-        const float *in = v.row(line);
+        const size_t line = b.index / chunks, begin = b.index % chunks * CHUNK;
+        const float *src = v.row(line);
         uint16_t *out = halves + line * n;
-        b.each(n - from < CHUNK ? n - from : CHUNK, [&](size_t i) {
-            const float x = in[static_cast<ptrdiff_t>(from + i) * v.stride[3]];
-            out[from + i] = static_cast<uint16_t>(ari_bits32(x) >> 16);
+        b.each(n - begin < CHUNK ? n - begin : CHUNK, [&](size_t i) {
+            const float x = src[static_cast<ptrdiff_t>(begin + i) * v.stride[3]];
+            out[begin + i] = static_cast<uint16_t>(ari_bits32(x) >> 16);
         });
     });
 }
 
 /* Operand a or b in a form that the library takes. */
-ar_status bring(ar_device *d, ar_queue *q, operand *o, scratch *to, const ar_tensor *t, ar_precision operands)
+ar_status bring(ar_device *d, ar_queue *q, operand *o, scratch *memory, const ar_tensor *t, ar_precision operands)
 {
     ar_tensor copied;
     const ar_dtype dtype = operands == AR_PRECISION_BF16 ? AR_BF16 : AR_F32;
     if (t->dtype != dtype && dtype == AR_BF16)
-        return narrowed(d, q, o, to, t);
+        return narrowed(d, q, o, memory, t);
     if (t->dtype == dtype && lies_ready(o, t))
         return AR_OK;
-    AR_TRY(copy_of(d, q, &copied, to, t, dtype, true));
+    AR_TRY(copy_of(d, q, &copied, memory, t, dtype, true));
     (void)lies_ready(o, &copied);
     return AR_OK;
 }
 
-/* The matrices of an operand from number `at` on, `step` apart. */
-blas_matrix matrices_of(const operand &o, size_t at, size_t step, size_t bytes)
+/* The matrices of an operand from number `first_matrix` on, `step` apart. */
+blas_matrix matrices_of(const operand &o, size_t first_matrix, size_t step, size_t bytes)
 {
-    return {ar_buf_at(o.data, o.matrix(at) * bytes), o.ld, step, o.transposed};
+    return {ar_buf_at(o.data, o.matrix(first_matrix) * bytes), o.ld, step, o.transposed};
 }
 
 /* c (+)= a b^T, of s.batch matrices: as many of them in one call as lie evenly in every operand. */
@@ -128,24 +128,25 @@ ar_status multiply(ar_device *d, ar_queue *q, blas_shape s, const operand &c, co
     const size_t result_bytes = ar_dtype_bytes(result);
     size_t of_a = 0, of_b = 0, of_c = 0;
     const bool even = one_step(&of_a, a) && one_step(&of_b, b) && one_step(&of_c, c);
-    const bool alike = a.batch[1] == c.batch[1] && b.batch[1] == c.batch[1];
+    const bool equal_batches = a.batch[1] == c.batch[1] && b.batch[1] == c.batch[1];
     if (!even) {
         of_a = a.step[1];
         of_b = b.step[1];
         of_c = c.step[1];
-        s.batch = alike ? c.batch[1] : 1;
+        s.batch = equal_batches ? c.batch[1] : 1;
     }
-    for (size_t at = 0; at < matrices; at += s.batch)
-        AR_TRY(blas_float(d, q, s, matrices_of(c, at, of_c, result_bytes), matrices_of(a, at, of_a, bytes),
-                          matrices_of(b, at, of_b, bytes), add, operands, result));
+    for (size_t first_matrix = 0; first_matrix < matrices; first_matrix += s.batch)
+        AR_TRY(blas_float(d, q, s, matrices_of(c, first_matrix, of_c, result_bytes),
+                          matrices_of(a, first_matrix, of_a, bytes), matrices_of(b, first_matrix, of_b, bytes), add,
+                          operands, result));
     return AR_OK;
 }
 
 /* Elements of any strides, set to zero. */
 template <class T> ar_status clear(ar_device *d, ar_queue *q, const ar_tensor *c)
 {
-    const view<T> to = view_of<T>(c);
-    return launch_each(d, q, to.count(), [=] ARI_ON_GPU(size_t i) { store(to.at(i), 0.0f); });
+    const view<T> dst = view_of<T>(c);
+    return launch_each(d, q, dst.count(), [=] ARI_ON_GPU(size_t i) { store(dst.locate(i), 0.0f); });
 }
 
 ar_status check_shapes(const view<float> &c, const view<const float> &a, const view<const float> &b)
@@ -165,11 +166,11 @@ ar_status gemm_f32(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tenso
                    ar_precision operands)
 {
     const view<float> result = view_of<float>(c);
-    const view<const float> left = view_of<const float>(a);
-    AR_TRY(check_shapes(result, left, view_of<const float>(b)));
+    const view<const float> a_view = view_of<const float>(a);
+    AR_TRY(check_shapes(result, a_view, view_of<const float>(b)));
     if (result.count() == 0)
         return AR_OK;
-    if (left.shape[3] == 0)
+    if (a_view.shape[3] == 0)
         return add ? AR_OK : ARI_BY_DTYPE(c, clear)(d, q, c);
     scratch of_a(d, q), of_b(d, q), of_c(d, q);
     operand oa, ob, oc;
@@ -183,7 +184,7 @@ ar_status gemm_f32(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tenso
         AR_TRY(copy_of(d, q, &copied, &of_c, c, type, add));
         (void)lies_ready(&oc, &copied);
     }
-    blas_shape s = {result.shape[2], result.shape[3], left.shape[3], result.matrices()};
+    blas_shape s = {result.shape[2], result.shape[3], a_view.shape[3], result.matrices()};
     if (oc.transposed) { /* c^T = b a^T */
         oc.transposed = false;
         s = {s.n, s.m, s.k, s.batch};

@@ -14,12 +14,12 @@ const size_t SIDE = 32;         /* rows and columns of a tile, and words of four
 const size_t PADDED = SIDE + 1; /* of their rows in shared memory: columns in different banks */
 
 struct words {
-    const uint32_t *at;
+    const uint32_t *data;
     size_t rows, ld, step; /* in words */
 
     ARI_ON_GPU uint32_t word(size_t matrix, size_t row, size_t k, size_t k_end) const
     {
-        return row < rows && k < k_end ? at[matrix * step + row * ld + k] : 0;
+        return row < rows && k < k_end ? data[matrix * step + row * ld + k] : 0;
     }
 };
 
@@ -34,7 +34,7 @@ struct multiply_tile {
     int32_t *c;
     size_t c_ld, c_step, k; /* k: words */
 
-    ARI_ON_GPU void operator()(const block &own) const
+    ARI_ON_GPU void operator()(const block &thread_block) const
     {
         struct tiles {
             uint32_t left[SIDE * PADDED], right[SIDE * PADDED];
@@ -42,19 +42,19 @@ struct multiply_tile {
         };
         ARI_SHARED(tiles, shared, [1]);
         const size_t across = (b.rows + SIDE - 1) / SIDE, down = (a.rows + SIDE - 1) / SIDE;
-        const size_t matrix = own.index / (across * down);
-        const size_t row = own.index / across % down * SIDE, col = own.index % across * SIDE;
+        const size_t matrix = thread_block.index / (across * down);
+        const size_t row = thread_block.index / across % down * SIDE, col = thread_block.index % across * SIDE;
         const size_t rows = a.rows - row < SIDE ? a.rows - row : SIDE, cols = b.rows - col < SIDE ? b.rows - col : SIDE;
         const words x = a, y = b;
         const size_t k_end = k;
-        own.each(rows * SIDE, [&](size_t i) { shared->sums[i] = 0; });
-        for (size_t from = 0; from < k_end; from += SIDE) {
-            own.each((rows > cols ? rows : cols) * SIDE, [&](size_t i) {
+        thread_block.each(rows * SIDE, [&](size_t i) { shared->sums[i] = 0; });
+        for (size_t k_begin = 0; k_begin < k_end; k_begin += SIDE) {
+            thread_block.each((rows > cols ? rows : cols) * SIDE, [&](size_t i) {
                 const size_t line = i / SIDE, word = i % SIDE;
-                shared->left[line * PADDED + word] = x.word(matrix, row + line, from + word, k_end);
-                shared->right[line * PADDED + word] = y.word(matrix, col + line, from + word, k_end);
+                shared->left[line * PADDED + word] = x.word(matrix, row + line, k_begin + word, k_end);
+                shared->right[line * PADDED + word] = y.word(matrix, col + line, k_begin + word, k_end);
             });
-            own.each(rows * SIDE, [&](size_t i) {
+            thread_block.each(rows * SIDE, [&](size_t i) {
                 int32_t sum = shared->sums[i];
                 for (size_t word = 0; word < SIDE && i % SIDE < cols; word++)
                     sum =
@@ -62,11 +62,11 @@ struct multiply_tile {
                 shared->sums[i] = sum;
             });
         }
-        int32_t *to = c + matrix * c_step + row * c_ld + col;
+        int32_t *dst = c + matrix * c_step + row * c_ld + col;
         const size_t ld = c_ld;
-        own.each(rows * SIDE, [&](size_t i) {
+        thread_block.each(rows * SIDE, [&](size_t i) {
             if (i % SIDE < cols)
-                to[i / SIDE * ld + i % SIDE] = shared->sums[i];
+                dst[i / SIDE * ld + i % SIDE] = shared->sums[i];
         });
     }
 };
@@ -76,8 +76,8 @@ struct multiply_tile {
 ar_status int8_product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
                        const blas_matrix &b)
 {
-    const size_t least = imma_of(d).min_rows;
-    if (s.m >= least && s.n >= least) {
+    const size_t min_side = imma_of(d).min_rows;
+    if (s.m >= min_side && s.n >= min_side) {
         const ar_status st = blas_int8(d, q, s, c, a, b);
         if (st != AR_ERR_UNSUPPORTED)
             return st;

@@ -53,7 +53,7 @@ class scratch
     scratch(const scratch &) = delete;
     scratch &operator=(const scratch &) = delete;
     /* Once. Errors: AR_ERR_MEMORY. */
-    ar_status take(size_t bytes)
+    ar_status allocate(size_t bytes)
     {
         return alloc(d, q, &b, bytes);
     }
@@ -104,14 +104,14 @@ ARI_ON_GPU inline float load(bf16 x)
 {
     return ari_f32_of_bf16(x.bits);
 }
-/* *to = x, rounded to nearest, ties to even. */
-ARI_ON_GPU inline void store(float *to, float x)
+/* *dst = x, rounded to nearest, ties to even. */
+ARI_ON_GPU inline void store(float *dst, float x)
 {
-    *to = x;
+    *dst = x;
 }
-ARI_ON_GPU inline void store(bf16 *to, float x)
+ARI_ON_GPU inline void store(bf16 *dst, float x)
 {
-    to->bits = ari_bf16_of_f32(x);
+    dst->bits = ari_bf16_of_f32(x);
 }
 
 /* f<float> or f<bf16>, by what a tensor's elements are: functions, since a kernel may not be defined in a lambda of
@@ -136,25 +136,25 @@ template <class T> ARI_ON_GPU bool lies_whole(const T *p, size_t n)
     return n >= 4 && reinterpret_cast<uintptr_t>(p) % alignof(four<T>) == 0;
 }
 /* The first n of them, 0 for the others. */
-template <class T> ARI_ON_GPU four<T> load_four(const T *from, size_t n)
+template <class T> ARI_ON_GPU four<T> load_four(const T *src, size_t n)
 {
     four<T> x = {{0, 0, 0, 0}};
-    if (lies_whole(from, n))
-        return load_whole<4>(from);
+    if (lies_whole(src, n))
+        return load_whole<4>(src);
     for (size_t i = 0; i < 4; i++)
         if (i < n)
-            x.at[i] = from[i];
+            x.lane[i] = src[i];
     return x;
 }
-template <class T> ARI_ON_GPU void store_four(T *to, const four<T> &x, size_t n)
+template <class T> ARI_ON_GPU void store_four(T *dst, const four<T> &x, size_t n)
 {
-    if (lies_whole(to, n)) {
-        store_whole(to, x);
+    if (lies_whole(dst, n)) {
+        store_whole(dst, x);
         return;
     }
     for (size_t i = 0; i < 4; i++)
         if (i < n)
-            to[i] = x.at[i];
+            dst[i] = x.lane[i];
 }
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
@@ -164,14 +164,14 @@ template <class T> ARI_ON_GPU void store_four(T *to, const four<T> &x, size_t n)
 
 /* The index of one element in each dimension. */
 struct place {
-    ptrdiff_t at[AR_MAX_DIMS];
+    ptrdiff_t index[AR_MAX_DIMS];
 };
 
 template <class T> struct view {
     T *data;
     size_t shape[AR_MAX_DIMS];
-    ptrdiff_t stride[AR_MAX_DIMS]; /* elements */
-    ari_divisor by[AR_MAX_DIMS];   /* the shape */
+    ptrdiff_t stride[AR_MAX_DIMS];    /* elements */
+    ari_divisor divisor[AR_MAX_DIMS]; /* the shape */
 
     /* Number of elements, of rows (every dimension but the last), of matrices (every one but the last two). */
     size_t count() const
@@ -187,35 +187,35 @@ template <class T> struct view {
         return shape[0] * shape[1];
     }
     /* The address of element i, in row-major order of the shape. */
-    ARI_ON_GPU T *at(size_t i) const
+    ARI_ON_GPU T *locate(size_t i) const
     {
-        return at(where(i));
+        return locate(unravel(i));
     }
     /* The same in two steps, for views of one shape: the divisions are made once. The outermost needs none. */
-    ARI_ON_GPU place where(size_t i) const
+    ARI_ON_GPU place unravel(size_t i) const
     {
         place p;
         for (int k = AR_MAX_DIMS - 1; k > 0; k--) {
-            const size_t outer = ari_divide(&by[k], &i);
-            p.at[k] = static_cast<ptrdiff_t>(i);
+            const size_t outer = ari_divide(&divisor[k], &i);
+            p.index[k] = static_cast<ptrdiff_t>(i);
             i = outer;
         }
-        p.at[0] = static_cast<ptrdiff_t>(i);
+        p.index[0] = static_cast<ptrdiff_t>(i);
         return p;
     }
-    ARI_ON_GPU T *at(const place &p) const
+    ARI_ON_GPU T *locate(const place &p) const
     {
-        return data + p.at[0] * stride[0] + p.at[1] * stride[1] + p.at[2] * stride[2] + p.at[3] * stride[3];
+        return data + p.index[0] * stride[0] + p.index[1] * stride[1] + p.index[2] * stride[2] + p.index[3] * stride[3];
     }
     /* The first element of row r, and of matrix m. */
     ARI_ON_GPU T *row(size_t r) const
     {
-        const size_t m = ari_divide(&by[2], &r);
+        const size_t m = ari_divide(&divisor[2], &r);
         return matrix(m) + static_cast<ptrdiff_t>(r) * stride[2];
     }
     ARI_ON_GPU T *matrix(size_t m) const
     {
-        const size_t outer = ari_divide(&by[1], &m);
+        const size_t outer = ari_divide(&divisor[1], &m);
         return data + static_cast<ptrdiff_t>(outer) * stride[0] + static_cast<ptrdiff_t>(m) * stride[1];
     }
 };
@@ -230,7 +230,7 @@ template <class T> view<T> view_of(const ar_tensor *t)
         v.stride[missing + i] = t->stride[i];
     }
     for (int k = 0; k < AR_MAX_DIMS; k++)
-        v.by[k] = ari_divisor_of(v.shape[k]);
+        v.divisor[k] = ari_divisor_of(v.shape[k]);
     return v;
 }
 

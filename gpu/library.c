@@ -34,8 +34,8 @@ typedef struct search {
 static bool is_listed(const search *s, const char *base)
 {
     const size_t length = strlen(base);
-    for (const char *at = strstr(s->places, base); at; at = strstr(at + 1, base)) {
-        if ((at == s->places || at[-1] == ' ') && (at[length] == ',' || at[length] == '\0'))
+    for (const char *match = strstr(s->places, base); match; match = strstr(match + 1, base)) {
+        if ((match == s->places || match[-1] == ' ') && (match[length] == ',' || match[length] == '\0'))
             return true;
     }
     return false;
@@ -102,30 +102,30 @@ static bool cut_to_prefix(char *path)
 static void look_in_python(search *s)
 {
     const char *path = getenv("PATH");
-    char own[PATH_MAX], real[PATH_MAX];
+    char link_path[PATH_MAX], real[PATH_MAX];
     for (size_t n; path && path[0] && !s->library; path += n + (path[n] == ':')) {
         n = strcspn(path, ":");
-        const int length = snprintf(own, sizeof own, "%.*s/python3", (int)n, path);
-        if (length < 0 || (size_t)length >= sizeof own || own[0] != '/' || access(own, X_OK) != 0)
+        const int length = snprintf(link_path, sizeof link_path, "%.*s/python3", (int)n, path);
+        if (length < 0 || (size_t)length >= sizeof link_path || link_path[0] != '/' || access(link_path, X_OK) != 0)
             continue;
-        const bool resolved = realpath(own, real) != NULL;
-        if (cut_to_prefix(own))
-            look_below(s, own, below_python);
-        if (resolved && cut_to_prefix(real) && strcmp(real, own) != 0)
+        const bool resolved = realpath(link_path, real) != NULL;
+        if (cut_to_prefix(link_path))
+            look_below(s, link_path, below_python);
+        if (resolved && cut_to_prefix(real) && strcmp(real, link_path) != 0)
             look_below(s, real, below_python);
         return;
     }
 }
 
-ar_status ari_library_open(void **gives, const ari_library *which)
+ar_status ari_library_open(void **out, const ari_library *which)
 {
     const char *named = getenv(which->variable);
     search s = {.which = which};
     s.list = ari_text_in(s.places, sizeof s.places);
-    *gives = NULL;
+    *out = NULL;
     if (named && named[0]) {
         load(&s, named);
-        *gives = s.library;
+        *out = s.library;
         return s.library ? AR_OK
                          : ar_error_set(AR_ERR_UNSUPPORTED, "%s cannot be loaded: %s: %s names it", which->name, s.why,
                                         which->variable);
@@ -139,7 +139,7 @@ ar_status ari_library_open(void **gives, const ari_library *which)
     look_in_python(&s);
     for (size_t i = 0; i < COUNT(pythons); i++)
         look_in(&s, pythons[i], below_python);
-    *gives = s.library;
+    *out = s.library;
     if (s.library)
         return AR_OK;
     return ar_error_set(AR_ERR_UNSUPPORTED,

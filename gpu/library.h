@@ -22,7 +22,7 @@ typedef struct ari_library {
  *  that the build found, what the loader finds, files of CUDA toolkits (of CUDA_HOME, CUDA_PATH and NCCL_HOME, then at
  *  the usual places), and those that Python packages bring (for the python3 on the PATH, in environments, then at
  *  the usual places). Errors: AR_ERR_UNSUPPORTED: none can; the message says why, and where it looked. */
-AR_NODISCARD ar_status ari_library_open(void **gives, const ari_library *which);
+AR_NODISCARD ar_status ari_library_open(void **out, const ari_library *which);
 /** *slot, a pointer to a function = the function of that name. False: there is none, and *slot is NULL. */
 bool ari_library_find(void *library, const char *name, void *slot);
 

@@ -9,15 +9,15 @@ namespace ARI_GPU
 /* --- the gradient norm: integers, so that no order changes the sums ----------------------------------------------- */
 
 template <class T> struct sum_squares_block {
-    static const size_t most = 8192; /* elements of a block */
+    static const size_t block_elements = 8192; /* elements of a block */
     int64_t *sums;
     const T *g;
     const int32_t *e;
     size_t n;
     ARI_ON_GPU void operator()(const block &b) const
     {
-        const size_t from = b.index * most, length = n - from < most ? n - from : most;
-        const T *values = g + from;
+        const size_t begin = b.index * block_elements, length = n - begin < block_elements ? n - begin : block_elements;
+        const T *values = g + begin;
         const int32_t exponent = *e;
         const uint64_t high = b.sum(length, [=](size_t i) {
             return static_cast<uint64_t>(ari_norm_high(ari_norm_square(load(values[i]), exponent)));
@@ -34,7 +34,7 @@ ARI_FOR_DTYPES(sum_squares, g, (sums, g, e), ar_buf sums, const ar_tensor *g, ar
 {
     typedef sum_squares_block<T> kernel;
     const size_t n = ar_tensor_count(g);
-    return launch_blocks(d, q, ceil_div(n, kernel::most), kernel::most,
+    return launch_blocks(d, q, ceil_div(n, kernel::block_elements), kernel::block_elements,
                          kernel{dev<int64_t>(sums), dev<T>(g->data), dev<int32_t>(e), n});
 }
 
@@ -42,8 +42,8 @@ ARI_FOR_DTYPES(sum_squares, g, (sums, g, e), ar_buf sums, const ar_tensor *g, ar
 
 ARI_FOR_DTYPES(scale, y, (y, x, factor), const ar_tensor *y, const ar_tensor *x, float factor)
 {
-    const T *none = nullptr;
-    return map(d, q, ar_tensor_count(x), dev<T>(y->data), dev<T>(ar_const(x->data)), none,
+    const T *null_operand = nullptr;
+    return map(d, q, ar_tensor_count(x), dev<T>(y->data), dev<T>(ar_const(x->data)), null_operand,
                [=] ARI_ON_GPU(float value, float) { return ari_clipped(value, factor); });
 }
 
@@ -68,7 +68,7 @@ template <class W, class G> struct optimizer_element {
     {
         const vector<W, N> w = read_vector<N>(weight + i);
         const vector<G, N> g = read_vector<N>(gradient + i);
-        vector<float, N> m = {}, v = {}, value = vector_of<N>([&](size_t j) { return load(w.at[j]); });
+        vector<float, N> m = {}, v = {}, value = vector_of<N>([&](size_t j) { return load(w.lane[j]); });
         if (master)
             value = read_vector<N>(master + i);
         if (first)
@@ -77,14 +77,14 @@ template <class W, class G> struct optimizer_element {
             v = read_vector<N>(second + i);
 #pragma unroll
         for (size_t j = 0; j < N; j++)
-            value.at[j] = updated(load(w.at[j]), value.at[j], &m.at[j], &v.at[j], load(g.at[j]));
+            value.lane[j] = updated(load(w.lane[j]), value.lane[j], &m.lane[j], &v.lane[j], load(g.lane[j]));
         if (master)
             write_vector(master + i, value);
         if (first)
             write_vector(first + i, m);
         if (second)
             write_vector(second + i, v);
-        write_stored<N>(weight + i, [&](size_t j) { return value.at[j]; });
+        write_stored<N>(weight + i, [&](size_t j) { return value.lane[j]; });
     }
     bool wide() const
     {
@@ -97,10 +97,10 @@ template <class W, class G>
 ar_status step_of(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v, const ar_tensor *g,
                   const struct ari_optimizer_constants *k)
 {
-    optimizer_element<W, G> one = {
+    optimizer_element<W, G> kernel = {
         *k, dev<W>(w->data), dev<float>(master), dev<float>(m), dev<float>(v), dev<G>(g->data)};
-    one.k.has_momentum = one.first != nullptr;
-    return launch_vectors<4>(d, q, ar_tensor_count(w), one.wide(), one);
+    kernel.k.has_momentum = kernel.first != nullptr;
+    return launch_vectors<4>(d, q, ar_tensor_count(w), kernel.wide(), kernel);
 }
 
 ARI_FOR_DTYPES(optimizer_step, w, (w, master, m, v, g, k), const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,

@@ -33,19 +33,19 @@ ARI_ON_GPU four<uint32_t> add_bytes(const four<uint32_t> &a, const four<uint32_t
 {
     four<uint32_t> sum = a;
     for (int i = 0; i < 4; i++)
-        sum.at[i] = add_bytes(a.at[i], b.at[i]);
+        sum.lane[i] = add_bytes(a.lane[i], b.lane[i]);
     return sum;
 }
 
 /* One of two words, or of fours, by their values: by their addresses they would have to be in memory. */
-ARI_ON_GPU uint32_t one_of(bool first, uint32_t a, uint32_t b)
+ARI_ON_GPU uint32_t one_of(bool is_first, uint32_t a, uint32_t b)
 {
-    return first ? a : b;
+    return is_first ? a : b;
 }
-ARI_ON_GPU four<uint32_t> one_of(bool first, const four<uint32_t> &a, const four<uint32_t> &b)
+ARI_ON_GPU four<uint32_t> one_of(bool is_first, const four<uint32_t> &a, const four<uint32_t> &b)
 {
-    return {
-        {first ? a.at[0] : b.at[0], first ? a.at[1] : b.at[1], first ? a.at[2] : b.at[2], first ? a.at[3] : b.at[3]}};
+    return {{is_first ? a.lane[0] : b.lane[0], is_first ? a.lane[1] : b.lane[1], is_first ? a.lane[2] : b.lane[2],
+             is_first ? a.lane[3] : b.lane[3]}};
 }
 
 /* Digit i of four terms, in one word. */
@@ -54,23 +54,23 @@ ARI_ON_GPU four<uint32_t> digits_of_four(const four<int32_t> &q)
     four<uint32_t> w = {{0, 0, 0, 0}};
     for (int term = 3; term >= 0; term--) {
         for (int i = 0; i < 4; i++)
-            w.at[i] = w.at[i] << 8 | (static_cast<uint32_t>(ari_digit(q.at[term], i)) & 0xffu);
+            w.lane[i] = w.lane[i] << 8 | (static_cast<uint32_t>(ari_digit(q.lane[term], i)) & 0xffu);
     }
     return w;
 }
 
 /* Gives out(run, words) every run of an operand, from those of the four digits. */
-template <bool TEN, class W, class F> ARI_ON_GPU void each_run(const W (&digit)[4], bool left, F out)
+template <bool TEN, class W, class F> ARI_ON_GPU void each_run(const W (&digit)[4], bool is_left, F out)
 {
     for (size_t i = 0; i < 4; i++)
-        out(i, one_of(TEN || left, digit[i], digit[3 - i]));
+        out(i, one_of(TEN || is_left, digit[i], digit[3 - i]));
     if (!TEN)
         return;
     out(4, add_bytes(digit[0], digit[1]));
     out(5, add_bytes(digit[2], digit[3]));
     const W low = add_bytes(digit[0], digit[2]), high = add_bytes(digit[1], digit[3]);
-    out(6, one_of(left, low, high));
-    out(7, one_of(left, high, low));
+    out(6, one_of(is_left, low, high));
+    out(7, one_of(is_left, high, low));
     out(8, low);
     out(9, high);
 }
@@ -89,63 +89,64 @@ template <bool TEN, class T> struct pack_tile {
 
     /* Four elements of a matrix of the source, from row `row` and term `k` on along its terms or rows; 0 where there is
      * none. Before the first term k has wrapped around. */
-    ARI_ON_GPU four<int32_t> quantised(const T *matrix, size_t at, size_t row, size_t k, bool along_terms) const
+    ARI_ON_GPU four<int32_t> quantised(const T *matrix, size_t matrix_index, size_t row, size_t k,
+                                       bool along_terms) const
     {
         const size_t rows = x.shape[2], cols = x.shape[3], below = along_terms ? 0 : 1, beyond = 1 - below;
         const ptrdiff_t step = along_terms ? x.stride[3] : x.stride[2];
-        const T *from = matrix + static_cast<ptrdiff_t>(row) * x.stride[2] + static_cast<ptrdiff_t>(k) * x.stride[3];
-        const bool whole = row < rows && k < cols && (along_terms ? cols - k : rows - row) >= 4;
+        const T *src = matrix + static_cast<ptrdiff_t>(row) * x.stride[2] + static_cast<ptrdiff_t>(k) * x.stride[3];
+        const bool is_full = row < rows && k < cols && (along_terms ? cols - k : rows - row) >= 4;
         four<float> v = {{0.0f, 0.0f, 0.0f, 0.0f}};
-        if (whole && step == 1) {
-            const four<T> stored = load_four(from, 4);
+        if (is_full && step == 1) {
+            const four<T> stored = load_four(src, 4);
             for (size_t i = 0; i < 4; i++)
-                v.at[i] = load(stored.at[i]);
+                v.lane[i] = load(stored.lane[i]);
         } else
             for (size_t i = 0; i < 4; i++)
                 if (row + i * below < rows && k + i * beyond < cols)
-                    v.at[i] = load(from[static_cast<ptrdiff_t>(i) * step]);
+                    v.lane[i] = load(src[static_cast<ptrdiff_t>(i) * step]);
         four<int32_t> q = {{0, 0, 0, 0}};
         for (size_t i = 0; i < 4; i++) {
             const size_t line = row + i * below, term = k + i * beyond;
             if (line >= rows || term >= cols)
                 continue;
-            const int32_t shift = c ? ari_contract_shift(c[at * cols + term], sign) : 0;
-            const int32_t exponent = e[at * p.rows + row_at + line];
-            q.at[i] = shift == ARI_EXP_ZERO ? 0
-                      : p.narrow            ? ari_contract_quantise_narrow(v.at[i], shift, exponent)
-                                            : ari_contract_quantise(v.at[i], shift, exponent);
+            const int32_t shift = c ? ari_contract_shift(c[matrix_index * cols + term], sign) : 0;
+            const int32_t exponent = e[matrix_index * p.rows + row_at + line];
+            q.lane[i] = shift == ARI_EXP_ZERO ? 0
+                        : p.narrow            ? ari_contract_quantise_narrow(v.lane[i], shift, exponent)
+                                              : ari_contract_quantise(v.lane[i], shift, exponent);
         }
         return q;
     }
 
     /* Those bytes of a word's four that are in [first, end). */
-    ARI_ON_GPU static void store_bytes(int8_t *to, uint32_t word, int first, int end)
+    ARI_ON_GPU static void store_bytes(int8_t *dst, uint32_t word, int begin, int end)
     {
         for (int i = 0; i < 4; i++)
-            if (i >= first && i < end)
-                to[i] = static_cast<int8_t>(word >> i * 8 & 0xffu);
+            if (i >= begin && i < end)
+                dst[i] = static_cast<int8_t>(word >> i * 8 & 0xffu);
     }
 
     /* GROUP terms of every run of a row, from column `col` on, which is a multiple of GROUP. */
     ARI_ON_GPU void store(int8_t *row, size_t col, const four<int32_t> *q) const
     {
-        const size_t at = p.blocks == 1 ? 0 : col / p.width, width = p.width;
-        const int first = col < k_at ? static_cast<int>(k_at - col) : 0;
+        const size_t block_index = p.blocks == 1 ? 0 : col / p.width, width = p.width;
+        const int begin = col < k_at ? static_cast<int>(k_at - col) : 0;
         const int end = k_end - col < GROUP ? static_cast<int>(k_end - col) : static_cast<int>(GROUP);
-        int8_t *to = row + at * width * (TEN ? RUNS_10 : RUNS_16) + (col - at * width);
+        int8_t *dst = row + block_index * width * (TEN ? RUNS_10 : RUNS_16) + (col - block_index * width);
         four<uint32_t> digit[4] = {};
         for (size_t i = 0; i < GROUP / 4; i++) {
             const four<uint32_t> words = digits_of_four(q[i]);
             for (size_t d = 0; d < 4; d++)
-                digit[d].at[i] = words.at[d];
+                digit[d].lane[i] = words.lane[d];
         }
-        each_run<TEN>(digit, p.left, [=](size_t run, const four<uint32_t> &words) {
-            int8_t *run_to = to + run * width;
-            if (first == 0 && end == static_cast<int>(GROUP))
+        each_run<TEN>(digit, p.is_left, [=](size_t run, const four<uint32_t> &words) {
+            int8_t *run_to = dst + run * width;
+            if (begin == 0 && end == static_cast<int>(GROUP))
                 store_whole(reinterpret_cast<uint32_t *>(run_to), words);
             else
                 for (int i = 0; i < 4; i++)
-                    store_bytes(run_to + 4 * i, words.at[i], first - 4 * i, end - 4 * i);
+                    store_bytes(run_to + 4 * i, words.lane[i], begin - 4 * i, end - 4 * i);
         });
     }
 
@@ -153,28 +154,28 @@ template <bool TEN, class T> struct pack_tile {
     {
         ARI_SHARED(four<int32_t>, tile, [ROWS * LD / 4]);
         const uint32_t number = static_cast<uint32_t>(b.index), tiles = down * across;
-        const uint32_t at = number / tiles, in_matrix = number % tiles;
+        const uint32_t matrix_index = number / tiles, in_matrix = number % tiles;
         const size_t first_row = in_matrix / across * ROWS; /* of the source */
         const size_t first_col = (k_at / COLS + in_matrix % across) * COLS;
-        const T *matrix = x.matrix(at);
+        const T *matrix = x.matrix(matrix_index);
         int32_t *values = reinterpret_cast<int32_t *>(tile);
         const bool lines = x.stride[3] == 1;
         b.each(ROWS * COLS / 4, [&](size_t i) {
             const size_t row = lines ? i / (COLS / 4) : i % (ROWS / 4) * 4;
             const size_t col = lines ? i % (COLS / 4) * 4 : i / (ROWS / 4);
-            const four<int32_t> q = quantised(matrix, at, first_row + row, first_col + col - k_at, lines);
+            const four<int32_t> q = quantised(matrix, matrix_index, first_row + row, first_col + col - k_at, lines);
             if (lines)
                 tile[(row * LD + col) / 4] = q;
             else
                 for (size_t j = 0; j < 4; j++)
-                    values[(row + j) * LD + col] = q.at[j];
+                    values[(row + j) * LD + col] = q.lane[j];
         });
         b.each(ROWS * COLS / GROUP,
                [&](size_t i) { /* eight rows, then the next group: banks */
                                const size_t line = i % 8 + i / 16 % 4 * 8, group = i / 8 % 2 + i / 64 * 2;
                                const size_t row = row_at + first_row + line, col = first_col + group * GROUP;
                                if (row < row_end && col < k_end && col + GROUP > k_at)
-                                   store(runs + at * p.step + row * p.row_bytes, col,
+                                   store(runs + matrix_index * p.step + row * p.row_bytes, col,
                                          tile + (line * LD + group * GROUP) / 4);
                });
     }
@@ -207,10 +208,10 @@ ARI_ON_GPU four<uint32_t> stored_digits(const packed &p, const int8_t *row, size
 {
     four<uint32_t> w = {{0, 0, 0, 0}};
     for (size_t i = 0; i < 4; i++) {
-        const size_t run = p.ten || p.left ? i : 3 - i;
+        const size_t run = p.ten || p.is_left ? i : 3 - i;
         for (size_t term = 0; term < 4; term++)
             if (k + term < end)
-                w.at[i] |= static_cast<uint32_t>(static_cast<uint8_t>(row[place_of(p, run, k + term)])) << term * 8;
+                w.lane[i] |= static_cast<uint32_t>(static_cast<uint8_t>(row[place_of(p, run, k + term)])) << term * 8;
     }
     return w;
 }
@@ -222,32 +223,32 @@ ar_status copy_digits(ar_device *d, ar_queue *q, const packed &to, const packed 
     const int8_t *in = dev<int8_t>(ar_const(from.runs));
     int8_t *out = dev<int8_t>(to.runs);
     return launch_blocks(d, q, to.batch * to.all_rows * chunks, COLS, [=] ARI_ON_GPU(const block &b) {
-        const size_t line = b.index / chunks, first = b.index % chunks * COLS;
-        const size_t at = line / to.all_rows, row = line % to.all_rows;
-        const int8_t *source = in + (part.matrix + at) * from.step + (part.row + row) * from.row_bytes;
-        int8_t *target = out + at * to.step + row * to.row_bytes;
-        b.each(words - first < COLS ? words - first : COLS, [&](size_t i) {
-            const size_t k = (first + i) * 4;
+        const size_t line = b.index / chunks, first_word = b.index % chunks * COLS;
+        const size_t matrix_index = line / to.all_rows, row = line % to.all_rows;
+        const int8_t *source = in + (part.matrix + matrix_index) * from.step + (part.row + row) * from.row_bytes;
+        int8_t *target = out + matrix_index * to.step + row * to.row_bytes;
+        b.each(words - first_word < COLS ? words - first_word : COLS, [&](size_t i) {
+            const size_t k = (first_word + i) * 4;
             const size_t end = row < to.rows ? part.col + to.k : 0;
             const four<uint32_t> digit = stored_digits(from, source, part.col + k, end);
             auto write = [&](size_t run, uint32_t word) {
                 *reinterpret_cast<uint32_t *>(target + place_of(to, run, k)) = word;
             };
             if (to.ten)
-                each_run<true>(digit.at, to.left, write);
+                each_run<true>(digit.lane, to.is_left, write);
             else
-                each_run<false>(digit.at, to.left, write);
+                each_run<false>(digit.lane, to.is_left, write);
         });
     });
 }
 
 /* A host object of that form. Errors: AR_ERR_MEMORY. */
-ar_status give(ar_packed **gives, const packed &form)
+ar_status create_handle(ar_packed **out, const packed &form)
 {
     void *memory = nullptr;
     AR_TRY(ari_alloc(&memory, 1, sizeof form, "a packed operand"));
     *static_cast<packed *>(memory) = form;
-    *gives = static_cast<ar_packed *>(memory);
+    *out = static_cast<ar_packed *>(memory);
     return AR_OK;
 }
 
@@ -271,7 +272,7 @@ bool lies_within(const ar_part &part, size_t rows, size_t k)
 
 } // namespace
 
-ar_status packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t batch, size_t rows, size_t k,
+ar_status packed_create(ar_device *d, ar_queue *q, ar_packed **out, size_t batch, size_t rows, size_t k,
                         unsigned form_of)
 {
     packed form = {};
@@ -279,38 +280,38 @@ ar_status packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t bat
     form.batch = batch;
     form.rows = rows;
     form.k = k;
-    form.left = form_of & AR_PACKED_LEFT;
+    form.is_left = form_of & AR_PACKED_LEFT;
     form.narrow = form_of & AR_PACKED_NARROW;
     AR_TRY(lay_out(&form, &bytes, imma_of(d).path));
     AR_TRY(alloc(d, q, &form.runs, bytes ? bytes : 16));
-    const ar_status st = give(gives, form);
+    const ar_status st = create_handle(out, form);
     if (st != AR_OK)
         ARI_GPU::free(d, q, form.runs);
     return st;
 }
 
 /* The digits are copied for a part of the terms, or if the form depends on their number. */
-ar_status packed_part(ar_device *d, ar_queue *q, ar_packed **gives, const ar_packed *of, const ar_part *part)
+ar_status packed_part(ar_device *d, ar_queue *q, ar_packed **out, const ar_packed *full, const ar_part *part)
 {
-    const packed &whole = *packed_of(of);
-    AR_TRY(ari_part_check(part, whole.batch, whole.rows, whole.k, "packed_part"));
-    if (lies_within(*part, whole.rows, whole.k)) {
-        packed form = whole;
+    const packed &full_form = *packed_of(full);
+    AR_TRY(ari_part_check(part, full_form.batch, full_form.rows, full_form.k, "packed_part"));
+    if (lies_within(*part, full_form.rows, full_form.k)) {
+        packed form = full_form;
         form.batch = part->matrices;
         form.rows = part->rows;
         form.all_rows = ceil_div(part->rows, 4) * 4;
-        form.runs = ar_buf_at(whole.runs, part->matrix * whole.step + part->row * whole.row_bytes);
+        form.runs = ar_buf_at(full_form.runs, part->matrix * full_form.step + part->row * full_form.row_bytes);
         form.part = true;
-        return give(gives, form);
+        return create_handle(out, form);
     }
     ar_packed *copy = nullptr;
-    AR_TRY(packed_create(d, q, &copy, part->matrices, part->rows, part->cols, whole.form()));
-    const ar_status st = copy_digits(d, q, *packed_of(copy), whole, *part);
+    AR_TRY(packed_create(d, q, &copy, part->matrices, part->rows, part->cols, full_form.form()));
+    const ar_status st = copy_digits(d, q, *packed_of(copy), full_form, *part);
     if (st != AR_OK) {
         packed_destroy(d, q, copy);
         return st;
     }
-    *gives = copy;
+    *out = copy;
     return AR_OK;
 }
 
@@ -341,10 +342,10 @@ size_t packed_bytes(const ar_packed *p)
 }
 
 /* The part that reaches the last row, or the last term, writes the padding that follows. */
-ARI_FOR_DTYPES(pack, a, (to, row_at, k_at, a, c, sign, e), ar_packed *to, size_t row_at, size_t k_at,
+ARI_FOR_DTYPES(pack, a, (operand, row_at, k_at, a, c, sign, e), ar_packed *operand, size_t row_at, size_t k_at,
                const ar_tensor *a, ar_cbuf c, int sign, ar_cbuf e)
 {
-    const packed &p = *packed_of(to);
+    const packed &p = *packed_of(operand);
     const view<const T> x = view_of<const T>(a);
     const size_t rows = x.shape[2], cols = x.shape[3];
     if (x.matrices() != p.batch || row_at > p.rows || rows > p.rows - row_at || k_at > p.k || cols > p.k - k_at)

@@ -20,7 +20,7 @@ const size_t RUNS_16 = 4, RUNS_10 = 10; /* of a block of a row */
 /* A device's ar_packed. */
 struct packed {
     size_t batch, rows, k;
-    bool left, narrow;
+    bool is_left, narrow;
     bool ten;         /* imma10 */
     size_t width;     /* terms of a block: a multiple of 16, which cuBLAS asks for; the last ones of the last are 0 */
     size_t blocks;    /* 0 where k is */
@@ -33,7 +33,7 @@ struct packed {
     unsigned form() const
     {
         const unsigned left_form = AR_PACKED_LEFT, narrow_form = AR_PACKED_NARROW;
-        return (left ? left_form : 0u) | (narrow ? narrow_form : 0u);
+        return (is_left ? left_form : 0u) | (narrow ? narrow_form : 0u);
     }
     size_t block_bytes() const
     {
@@ -85,9 +85,9 @@ ARI_ON_GPU inline partial_sum sum_of_16(const int64_t *p)
 }
 
 /* (h*2^7 + l)(h'*2^7 + l') from hh', ll' and (h + l)(h' + l'). */
-ARI_ON_GPU inline int64_t karatsuba(int64_t high, int64_t low, int64_t both)
+ARI_ON_GPU inline int64_t karatsuba(int64_t high, int64_t low, int64_t sum_product)
 {
-    return high * 16384 + (both - high - low) * 128 + low;
+    return high * 16384 + (sum_product - high - low) * 128 + low;
 }
 
 ARI_ON_GPU inline partial_sum sum_of_10(const int64_t *p)
@@ -104,28 +104,28 @@ template <bool TEN> struct tile_sums {
     size_t step, ld, blocks;
 
     /* The sums of four columns from `col` on, a multiple of 4, in line `line` of the tile: line = matrix*rows + row. */
-    ARI_ON_GPU void at(size_t line, size_t col, wide_sum (&to)[4]) const
+    ARI_ON_GPU void load_sums(size_t line, size_t col, wide_sum (&sums)[4]) const
     {
         const size_t planes = TEN ? PLANES_10 : PLANES_16;
-        const int32_t *from = words + line * ld + col;
+        const int32_t *src = words + line * ld + col;
         partial_sum sum[4] = {{0, 0}, {0, 0}, {0, 0}, {0, 0}};
-        for (size_t block = 0; block < blocks; block++, from += planes * step) {
+        for (size_t block = 0; block < blocks; block++, src += planes * step) {
             four<int32_t> p[planes];
             for (size_t i = 0; i < planes; i++)
-                p[i] = load_whole<4>(from + i * step);
+                p[i] = load_whole<4>(src + i * step);
             for (size_t j = 0; j < 4; j++) {
-                int64_t own[planes];
+                int64_t plane_values[planes];
                 for (size_t i = 0; i < planes; i++)
-                    own[i] = p[i].at[j];
-                const partial_sum part = TEN ? sum_of_10(own) : sum_of_16(own);
+                    plane_values[i] = p[i].lane[j];
+                const partial_sum part = TEN ? sum_of_10(plane_values) : sum_of_16(plane_values);
                 sum[j] = {sum[j].high + part.high, sum[j].low + part.low};
             }
         }
         for (size_t j = 0; j < 4; j++)
-            to[j] = whole(sum[j]);
+            sums[j] = widen_sum(sum[j]);
     }
 
-    ARI_ON_GPU static wide_sum whole(const partial_sum &sum)
+    ARI_ON_GPU static wide_sum widen_sum(const partial_sum &sum)
     {
         const int64_t low_bits = sum.low & 0xfffffff, high = sum.high + (sum.low - low_bits) / 268435456;
         const int64_t rest = high & 15; /* sum = high*2^28 + low_bits */

@@ -5,73 +5,76 @@
 namespace ARI_GPU
 {
 
-/* *to = x: the same bits, or the same value. */
-template <class T> ARI_ON_GPU void put(T *to, T x)
+/* *dst = x: the same bits, or the same value. */
+template <class T> ARI_ON_GPU void put(T *dst, T x)
 {
-    *to = x;
+    *dst = x;
 }
-ARI_ON_GPU inline void put(bf16 *to, float x)
+ARI_ON_GPU inline void put(bf16 *dst, float x)
 {
-    store(to, x);
+    store(dst, x);
 }
-ARI_ON_GPU inline void put(float *to, bf16 x)
+ARI_ON_GPU inline void put(float *dst, bf16 x)
 {
-    *to = load(x);
+    *dst = load(x);
 }
 
 /* The dimension along which neighbours lie closest: the smallest stride that is not 0 among those of more than one
  * element; -1: none. */
 template <class T> int densest(const view<T> &v)
 {
-    int best = -1;
+    int dimension = -1;
     for (int k = AR_MAX_DIMS - 1; k >= 0; k--) {
         const ptrdiff_t s = v.stride[k] < 0 ? -v.stride[k] : v.stride[k];
-        const ptrdiff_t least = best < 0 ? 0 : v.stride[best] < 0 ? -v.stride[best] : v.stride[best];
-        if (v.shape[k] > 1 && s != 0 && (best < 0 || s < least))
-            best = k;
+        const ptrdiff_t min_stride = dimension < 0             ? 0
+                                     : v.stride[dimension] < 0 ? -v.stride[dimension]
+                                                               : v.stride[dimension];
+        if (v.shape[k] > 1 && s != 0 && (dimension < 0 || s < min_stride))
+            dimension = k;
     }
-    return best;
+    return dimension;
 }
 
 template <class T> void swap_dimensions(view<T> *v, int a, int b)
 {
-    const view<T> was = *v;
-    v->shape[a] = was.shape[b];
-    v->stride[a] = was.stride[b];
-    v->by[a] = was.by[b];
-    v->shape[b] = was.shape[a];
-    v->stride[b] = was.stride[a];
-    v->by[b] = was.by[a];
+    const view<T> original = *v;
+    v->shape[a] = original.shape[b];
+    v->stride[a] = original.stride[b];
+    v->divisor[a] = original.divisor[b];
+    v->shape[b] = original.shape[a];
+    v->stride[b] = original.stride[a];
+    v->divisor[b] = original.divisor[a];
 }
 
 /* Copies with a source dense along another dimension (2) than the destination (3): a block moves a square tile through
  * its own memory, reading and writing whole lines. Rows of the tile are one longer than the square, so that its columns
  * too fall into different banks. */
 template <class T, class F>
-ar_status copy_tiles(ar_device *d, ar_queue *q, const view<T> &to, const view<const F> &from)
+ar_status copy_tiles(ar_device *d, ar_queue *q, const view<T> &dst_view, const view<const F> &src_view)
 {
     constexpr size_t side = 32;
-    const size_t down = ceil_div(to.shape[2], side), across = ceil_div(to.shape[3], side);
+    const size_t down = ceil_div(dst_view.shape[2], side), across = ceil_div(dst_view.shape[3], side);
     const ari_divisor by_down = ari_divisor_of(down), by_across = ari_divisor_of(across);
-    return launch_blocks(d, q, to.matrices() * down * across, side * side, [=] ARI_ON_GPU(const block &b) {
+    return launch_blocks(d, q, dst_view.matrices() * down * across, side * side, [=] ARI_ON_GPU(const block &b) {
         ARI_SHARED(F, tile, [side][side + 1]);
-        size_t at = b.index, line = ari_divide(&by_across, &at);
-        const size_t matrix = ari_divide(&by_down, &line), row = line * side, col = at * side;
-        const size_t rows = to.shape[2] - row, cols = to.shape[3] - col;
-        const F *in = from.matrix(matrix) + static_cast<ptrdiff_t>(row) * from.stride[2] +
-                      static_cast<ptrdiff_t>(col) * from.stride[3];
-        T *out =
-            to.matrix(matrix) + static_cast<ptrdiff_t>(row) * to.stride[2] + static_cast<ptrdiff_t>(col) * to.stride[3];
+        size_t tile_column = b.index, line = ari_divide(&by_across, &tile_column);
+        const size_t matrix = ari_divide(&by_down, &line), row = line * side, col = tile_column * side;
+        const size_t rows = dst_view.shape[2] - row, cols = dst_view.shape[3] - col;
+        const F *tile_src = src_view.matrix(matrix) + static_cast<ptrdiff_t>(row) * src_view.stride[2] +
+                            static_cast<ptrdiff_t>(col) * src_view.stride[3];
+        T *out = dst_view.matrix(matrix) + static_cast<ptrdiff_t>(row) * dst_view.stride[2] +
+                 static_cast<ptrdiff_t>(col) * dst_view.stride[3];
         b.each(side * side, [&](size_t i) {
             const size_t c = i / side, r = i % side;
             if (r < rows && c < cols)
-                tile[r][c] =
-                    in[static_cast<ptrdiff_t>(r) * from.stride[2] + static_cast<ptrdiff_t>(c) * from.stride[3]];
+                tile[r][c] = tile_src[static_cast<ptrdiff_t>(r) * src_view.stride[2] +
+                                      static_cast<ptrdiff_t>(c) * src_view.stride[3]];
         });
         b.each(side * side, [&](size_t i) {
             const size_t r = i / side, c = i % side;
             if (r < rows && c < cols)
-                put(out + static_cast<ptrdiff_t>(r) * to.stride[2] + static_cast<ptrdiff_t>(c) * to.stride[3],
+                put(out + static_cast<ptrdiff_t>(r) * dst_view.stride[2] +
+                        static_cast<ptrdiff_t>(c) * dst_view.stride[3],
                     tile[r][c]);
         });
     });
@@ -81,22 +84,22 @@ template <class T, class F>
 ar_status copy_elements(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)
 {
     const size_t worth = 8; /* a shorter side leaves most of a tile's lines empty */
-    view<T> to = view_of<T>(dst);
-    view<const F> from = view_of<const F>(src);
-    const int last = densest(to);
-    if (last >= 0) {
-        swap_dimensions(&to, last, 3);
-        swap_dimensions(&from, last, 3);
+    view<T> dst_view = view_of<T>(dst);
+    view<const F> src_view = view_of<const F>(src);
+    const int dst_dim = densest(dst_view);
+    if (dst_dim >= 0) {
+        swap_dimensions(&dst_view, dst_dim, 3);
+        swap_dimensions(&src_view, dst_dim, 3);
     }
-    const int other = densest(from);
-    if (other < 0 || other == 3 || to.shape[other] < worth || to.shape[3] < worth)
-        return launch_each(d, q, to.count(), [=] ARI_ON_GPU(size_t i) {
-            const place p = to.where(i); /* neighbours of a row of the destination by neighbouring threads */
-            put(to.at(p), *from.at(p));
+    const int src_dim = densest(src_view);
+    if (src_dim < 0 || src_dim == 3 || dst_view.shape[src_dim] < worth || dst_view.shape[3] < worth)
+        return launch_each(d, q, dst_view.count(), [=] ARI_ON_GPU(size_t i) {
+            const place p = dst_view.unravel(i); /* neighbours of a row of the destination by neighbouring threads */
+            put(dst_view.locate(p), *src_view.locate(p));
         });
-    swap_dimensions(&to, other, 2);
-    swap_dimensions(&from, other, 2);
-    return copy_tiles(d, q, to, from);
+    swap_dimensions(&dst_view, src_dim, 2);
+    swap_dimensions(&src_view, src_dim, 2);
+    return copy_tiles(d, q, dst_view, src_view);
 }
 
 ar_status copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar_tensor *src)

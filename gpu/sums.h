@@ -25,7 +25,7 @@ struct exact_sums {
             ari_acc_add(&t, &h, &l, v, narrow);
         }
     };
-    ARI_ON_GPU element none() const
+    ARI_ON_GPU element make_zero() const
     {
         return element{0, 0, 0, narrow};
     }
@@ -67,7 +67,7 @@ struct native_sums {
     }
 };
 
-inline bool wanted(const ar_row_sum *s)
+inline bool is_requested(const ar_row_sum *s)
 {
     return s->t.ptr || s->f32.ptr;
 }
@@ -78,102 +78,103 @@ inline bool wanted(const ar_row_sum *s)
  * so that it may also write what it has made. */
 
 /* Parts enough to keep a GPU busy, but of 16 rows or more, and 1024 at most, which one thread merges. */
-inline size_t rows_in_part(size_t all, size_t cols)
+inline size_t rows_in_part(size_t total_rows, size_t cols)
 {
-    const size_t threads = (size_t)1 << 18, wanted = threads / cols;
-    const size_t most = wanted < 1 ? 1 : wanted < 1024 ? wanted : 1024;
-    const size_t rows = ceil_div(all, most);
+    const size_t threads = (size_t)1 << 18, target_parts = threads / cols;
+    const size_t max_parts = target_parts < 1 ? 1 : target_parts < 1024 ? target_parts : 1024;
+    const size_t rows = ceil_div(total_rows, max_parts);
     return rows < 16 ? 16 : rows;
 }
 
 template <class Sums, size_t N> struct sums_of {
     static_assert(N == 1 || N == 2);
-    Sums at[N];
-    bool wanted[N];
+    Sums sums[N];
+    bool requested[N];
     /* An index that is not a constant would put a kernel's arguments into each thread's own memory. */
     ARI_ON_GPU Sums sum(size_t s) const
     {
-        return s == 0 ? at[0] : at[N - 1];
+        return s == 0 ? sums[0] : sums[N - 1];
     }
     ARI_ON_GPU bool is_wanted(size_t s) const
     {
-        return s == 0 ? wanted[0] : wanted[N - 1];
+        return s == 0 ? requested[0] : requested[N - 1];
     }
 };
 
 /* First a thread a column of one part sums it up from nothing, then one a column merges the parts. */
 template <size_t N, class F>
-ar_status add_exact(ar_device *d, ar_queue *q, const sums_of<exact_sums, N> &to, size_t rows, size_t cols,
+ar_status add_exact(ar_device *d, ar_queue *q, const sums_of<exact_sums, N> &dst, size_t rows, size_t cols,
                     const F &terms)
 {
     const size_t rows_of_part = rows_in_part(rows, cols), count = ceil_div(rows, rows_of_part);
-    size_t each, n, bytes;
-    AR_TRY(ari_mul_size(&each, count, cols));
-    AR_TRY(ari_mul_size(&n, each, N));
+    size_t per_sum, n, bytes;
+    AR_TRY(ari_mul_size(&per_sum, count, cols));
+    AR_TRY(ari_mul_size(&n, per_sum, N));
     AR_TRY(ari_mul_size(&bytes, n, 2 * sizeof(int64_t) + sizeof(uint8_t)));
     scratch memory(d, q);
-    AR_TRY(memory.take(bytes));
+    AR_TRY(memory.allocate(bytes));
     const exact_sums parts = exact_sums_of(ar_buf_at(memory.buf(), n * 2 * sizeof(int64_t)), memory.buf(), n, false);
     const ari_divisor by_cols = ari_divisor_of(cols);
-    AR_TRY(launch_each(d, q, each, [=] ARI_ON_GPU(size_t i) {
+    AR_TRY(launch_each(d, q, per_sum, [=] ARI_ON_GPU(size_t i) {
         size_t col = i;
-        const size_t from = ari_divide(&by_cols, &col) * rows_of_part, left = rows - from;
+        const size_t first_row = ari_divide(&by_cols, &col) * rows_of_part, remaining = rows - first_row;
         exact_sums::element e[N];
         for (size_t s = 0; s < N; s++)
-            e[s] = to.sum(s).none();
-        for (size_t r = 0; r < (left < rows_of_part ? left : rows_of_part); r++) {
+            e[s] = dst.sum(s).make_zero();
+        for (size_t r = 0; r < (remaining < rows_of_part ? remaining : rows_of_part); r++) {
             float v[N];
-            terms(from + r, col, v);
+            terms(first_row + r, col, v);
             for (size_t s = 0; s < N; s++)
                 e[s].add(v[s]);
         }
         for (size_t s = 0; s < N; s++)
-            parts.store(s * each + i, e[s]);
+            parts.store(s * per_sum + i, e[s]);
     }));
     return launch_each(d, q, N * cols, [=] ARI_ON_GPU(size_t i) {
         size_t col = i;
         const size_t s = ari_divide(&by_cols, &col);
-        if (!to.is_wanted(s))
+        if (!dst.is_wanted(s))
             return;
-        const exact_sums own = to.sum(s);
-        exact_sums::element e = own.load(col);
+        const exact_sums target = dst.sum(s);
+        exact_sums::element e = target.load(col);
         for (size_t k = 0; k < count; k++) {
-            const exact_sums::element part = parts.load(s * each + k * cols + col);
+            const exact_sums::element part = parts.load(s * per_sum + k * cols + col);
             ari_acc_merge(&e.t, &e.h, &e.l, part.t, part.h, part.l);
         }
-        own.store(col, e);
+        target.store(col, e);
     });
 }
 
 /* In the order of the rows, a block a few columns: many threads make the terms, one a column adds them. */
 template <size_t N, class F>
-ar_status add_native(ar_device *d, ar_queue *q, const sums_of<native_sums, N> &to, size_t rows, size_t cols,
+ar_status add_native(ar_device *d, ar_queue *q, const sums_of<native_sums, N> &dst, size_t rows, size_t cols,
                      const F &terms)
 {
     constexpr size_t ROWS = 256, COLUMNS = 16, TILE = ROWS * COLUMNS;
     return launch_blocks(d, q, ceil_div(cols, COLUMNS), TILE, [=] ARI_ON_GPU(const block &b) {
         ARI_SHARED(float, tile, [N * TILE]);
-        const size_t first = b.index * COLUMNS, left = cols - first, n = left < COLUMNS ? left : COLUMNS;
-        for (size_t from = 0; from < rows; from += ROWS) {
-            const size_t rest = rows - from, count = rest < ROWS ? rest : ROWS;
+        const size_t first_col = b.index * COLUMNS, remaining = cols - first_col,
+                     n = remaining < COLUMNS ? remaining : COLUMNS;
+        for (size_t first_row = 0; first_row < rows; first_row += ROWS) {
+            const size_t rest = rows - first_row, count = rest < ROWS ? rest : ROWS;
             b.each(count * COLUMNS, [&](size_t i) {
                 const size_t col = i % COLUMNS;
                 float v[N];
                 if (col >= n)
                     return;
-                terms(from + i / COLUMNS, first + col, v);
+                terms(first_row + i / COLUMNS, first_col + col, v);
                 for (size_t s = 0; s < N; s++)
                     tile[s * TILE + i] = v[s];
             });
             b.each(N * COLUMNS, [&](size_t i) {
                 const size_t s = i / COLUMNS, col = i % COLUMNS;
-                if (!to.is_wanted(s) || col >= n)
+                if (!dst.is_wanted(s) || col >= n)
                     return;
-                const native_sums own = to.sum(s);
-                native_sums::element e = own.load(first + col);
+                const native_sums target = dst.sum(s);
+                native_sums::element e = target.load(first_col + col);
                 for (size_t r = 0; r < count; r++)
                     e.add(tile[s * TILE + r * COLUMNS + col]);
-                own.store(first + col, e);
+                target.store(first_col + col, e);
             });
         }
     });
@@ -190,9 +191,9 @@ ar_status add_to_sums(ar_device *d, ar_queue *q, const ar_row_sum *const (&sum)[
     if (rows == 0 || cols == 0)
         return AR_OK;
     for (size_t s = 0; s < N; s++) {
-        exact.at[s] = exact_sums_of(sum[s]->t, sum[s]->hl, sum[s]->t.ptr ? cols : 0, sum[s]->narrow);
-        native.at[s].sum = dev<float>(sum[s]->f32);
-        exact.wanted[s] = native.wanted[s] = wanted(sum[s]);
+        exact.sums[s] = exact_sums_of(sum[s]->t, sum[s]->hl, sum[s]->t.ptr ? cols : 0, sum[s]->narrow);
+        native.sums[s].sum = dev<float>(sum[s]->f32);
+        exact.requested[s] = native.requested[s] = is_requested(sum[s]);
         is_exact = is_exact || sum[s]->t.ptr;
     }
     return is_exact ? add_exact<N>(d, q, exact, rows, cols, terms) : add_native<N>(d, q, native, rows, cols, terms);

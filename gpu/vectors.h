@@ -28,26 +28,26 @@ template <size_t N> struct lane_count {
 };
 
 template <class T, size_t N> struct vector {
-    T at[N];
+    T lane[N];
 };
 /* Elements that one instruction moves. */
 template <class T, size_t N> constexpr size_t moved_at_once = N * sizeof(T) > 16 ? 16 / sizeof(T) : N;
 
-template <size_t N, class T> ARI_ON_GPU vector<T, N> read_vector(const T *from)
+template <size_t N, class T> ARI_ON_GPU vector<T, N> read_vector(const T *src)
 {
     constexpr size_t M = moved_at_once<T, N>;
     vector<T, N> v;
 #pragma unroll
     for (size_t i = 0; i < N; i += M) {
-        const ari_whole<T, M> part = load_whole<M>(from + i);
+        const ari_whole<T, M> part = load_whole<M>(src + i);
 #pragma unroll
         for (size_t k = 0; k < M; k++)
-            v.at[i + k] = part.at[k];
+            v.lane[i + k] = part.lane[k];
     }
     return v;
 }
 
-template <class T, size_t N> ARI_ON_GPU void write_vector(T *to, const vector<T, N> &v)
+template <class T, size_t N> ARI_ON_GPU void write_vector(T *dst, const vector<T, N> &v)
 {
     constexpr size_t M = moved_at_once<T, N>;
 #pragma unroll
@@ -55,8 +55,8 @@ template <class T, size_t N> ARI_ON_GPU void write_vector(T *to, const vector<T,
         ari_whole<T, M> part;
 #pragma unroll
         for (size_t k = 0; k < M; k++)
-            part.at[k] = v.at[i + k];
-        store_whole(to + i, part);
+            part.lane[k] = v.lane[i + k];
+        store_whole(dst + i, part);
     }
 }
 
@@ -66,7 +66,7 @@ template <size_t N, class F> ARI_ON_GPU auto vector_of(F f)
     vector<decltype(f(size_t(0))), N> v;
 #pragma unroll
     for (size_t k = 0; k < N; k++)
-        v.at[k] = f(k);
+        v.lane[k] = f(k);
     return v;
 }
 template <class T> ARI_ON_GPU T stored(float x)
@@ -77,9 +77,9 @@ template <class T> ARI_ON_GPU T stored(float x)
 }
 
 /* {f(0), .., f(N - 1)} as elements of that type. */
-template <size_t N, class T, class F> ARI_ON_GPU void write_stored(T *to, F f)
+template <size_t N, class T, class F> ARI_ON_GPU void write_stored(T *dst, F f)
 {
-    write_vector(to, vector_of<N>([&](size_t k) { return stored<T>(f(k)); }));
+    write_vector(dst, vector_of<N>([&](size_t k) { return stored<T>(f(k)); }));
 }
 
 ARI_ON_GPU inline int32_t larger(int32_t a, int32_t b)
@@ -136,7 +136,7 @@ ARI_ON_GPU int64_t row_integer(const block &b, size_t n, bool wide, int32_t e, i
         uint64_t sum = 0;
 #pragma unroll
         for (size_t k = 0; k < N; k++)
-            sum += static_cast<uint64_t>(ari_rowsum_quantise(v.at[k], e, p));
+            sum += static_cast<uint64_t>(ari_rowsum_quantise(v.lane[k], e, p));
         return sum;
     }));
 }
@@ -147,11 +147,11 @@ template <size_t W, class F> ARI_ON_GPU double row_sum(const block &b, size_t n,
     const int32_t e = max_vectors<W>(b, n, wide, [&](auto lanes, size_t j) {
         constexpr size_t N = lanes;
         const vector<double, N> v = terms(lanes, j);
-        int32_t most = ari_exponent64(v.at[0]);
+        int32_t max_exponent = ari_exponent64(v.lane[0]);
 #pragma unroll
         for (size_t k = 1; k < N; k++)
-            most = larger(most, ari_exponent64(v.at[k]));
-        return most;
+            max_exponent = larger(max_exponent, ari_exponent64(v.lane[k]));
+        return max_exponent;
     });
     return ari_rowsum_value(row_integer<W>(b, n, wide, e, p, terms), e, p);
 }
@@ -169,9 +169,9 @@ template <size_t W, class F> ar_status launch_vectors(ar_device *d, ar_queue *q,
 template <size_t W, class F>
 ar_status launch_row_vectors(ar_device *d, ar_queue *q, size_t rows, size_t cols, bool wide, const F &f)
 {
-    const size_t each = wide ? cols / W : cols;
-    const ari_divisor by_each = ari_divisor_of(each);
-    return launch_each(d, q, rows * each, [=] ARI_ON_GPU(size_t i) {
+    const size_t row_steps = wide ? cols / W : cols;
+    const ari_divisor by_each = ari_divisor_of(row_steps);
+    return launch_each(d, q, rows * row_steps, [=] ARI_ON_GPU(size_t i) {
         const size_t row = ari_divide(&by_each, &i);
         if (wide)
             f(lane_count<W>(), row, i * W);
@@ -187,7 +187,7 @@ template <class T, class F> ar_status map(ar_device *d, ar_queue *q, size_t n, T
     return launch_vectors<W>(d, q, n, aligned<W>(y, a, b), [=] ARI_ON_GPU(auto lanes, size_t i) {
         constexpr size_t N = lanes;
         const vector<T, N> left = read_vector<N>(a + i), right = b ? read_vector<N>(b + i) : left;
-        write_stored<N>(y + i, [&](size_t k) { return f(load(left.at[k]), load(right.at[k])); });
+        write_stored<N>(y + i, [&](size_t k) { return f(load(left.lane[k]), load(right.lane[k])); });
     });
 }
 

@@ -15,34 +15,34 @@
 typedef struct channel {
     int rank[2]; /* sender, receiver: members of the communicator's group */
     ari_group *group;
-    bool taken[2]; /* by a member that will be dropped with its communicator */
+    bool used[2]; /* by a member that will be dropped with its communicator */
     struct channel *next;
 } channel;
 
 struct ari_channels {
     pthread_mutex_t lock;
     const ari_group *group; /* compared and asked while a member of it is left */
-    int left;
-    channel *first;
-    bool gone[]; /* [members of group] */
+    int remaining;
+    channel *head;
+    bool departed[]; /* [members of group] */
 };
 
 /* One rank's place in a channel. */
 struct ari_channel_end {
     ari_sim_comm comm;
-    const channel *of;
+    const channel *parent;
     struct ari_channel_end *next;
 };
 
-ar_status ari_channels_create(ari_channels **gives, const ari_group *g)
+ar_status ari_channels_create(ari_channels **out, const ari_group *g)
 {
     const int n = ari_group_size(g);
-    ARI_OWNED ari_channels *s = calloc(1, sizeof *s + (size_t)n * sizeof *s->gone);
+    ARI_OWNED ari_channels *s = calloc(1, sizeof *s + (size_t)n * sizeof *s->departed);
     if (!s || pthread_mutex_init(&s->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no memory for the channels of %d ranks", n);
     s->group = g;
-    s->left = n;
-    ARI_GIVE(gives, s);
+    s->remaining = n;
+    ARI_GIVE(out, s);
     return AR_OK;
 }
 
@@ -50,7 +50,7 @@ ar_status ari_channels_create(ari_channels **gives, const ari_group *g)
 static void leave_place(channel *h, int index)
 {
     ari_sim_member_drop(h->group, index);
-    h->taken[index] = true;
+    h->used[index] = true;
 }
 
 void ari_channels_leave(ari_channels *s, int index)
@@ -58,19 +58,19 @@ void ari_channels_leave(ari_channels *s, int index)
     if (!s)
         return;
     pthread_mutex_lock(&s->lock);
-    s->gone[index] = true;
-    for (channel *h = s->first; h; h = h->next) {
+    s->departed[index] = true;
+    for (channel *h = s->head; h; h = h->next) {
         for (int i = 0; i < 2; i++) {
-            if (h->rank[i] == index && !h->taken[i])
+            if (h->rank[i] == index && !h->used[i])
                 leave_place(h, i);
         }
     }
-    const bool last = --s->left == 0;
+    const bool is_last = --s->remaining == 0;
     pthread_mutex_unlock(&s->lock);
-    if (!last)
+    if (!is_last)
         return;
-    for (channel *h = s->first, *next; h; h = next) {
-        next = h->next;
+    for (channel *h = s->head, *next_channel; h; h = next_channel) {
+        next_channel = h->next;
         free(h);
     }
     pthread_mutex_destroy(&s->lock);
@@ -78,72 +78,72 @@ void ari_channels_leave(ari_channels *s, int index)
 }
 
 /* The channels' lock held. */
-static ar_status make_channel(channel **gives, ari_channels *s, int from, int to)
+static ar_status make_channel(channel **out, ari_channels *s, int sender, int receiver)
 {
     ARI_OWNED channel *h = calloc(1, sizeof *h);
     if (!h)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a channel between two ranks");
-    const int ranks[2] = {ari_group_rank(s->group, from), ari_group_rank(s->group, to)};
+    const int ranks[2] = {ari_group_rank(s->group, sender), ari_group_rank(s->group, receiver)};
     AR_TRY(ari_group_create(&h->group, ari_group_world(s->group), ranks, 2));
-    h->rank[0] = from;
-    h->rank[1] = to;
-    h->next = s->first;
-    s->first = h;
+    h->rank[0] = sender;
+    h->rank[1] = receiver;
+    h->next = s->head;
+    s->head = h;
     for (int i = 0; i < 2; i++) {
-        if (s->gone[h->rank[i]])
+        if (s->departed[h->rank[i]])
             leave_place(h, i);
     }
-    *gives = h;
+    *out = h;
     h = NULL;
     return AR_OK;
 }
 
 /* The channels' lock held. */
-static ar_status find_channel(channel **gives, ari_channels *s, int from, int to)
+static ar_status find_channel(channel **out, ari_channels *s, int sender, int receiver)
 {
-    for (channel *h = s->first; h; h = h->next) {
-        if (h->rank[0] == from && h->rank[1] == to) {
-            *gives = h;
+    for (channel *h = s->head; h; h = h->next) {
+        if (h->rank[0] == sender && h->rank[1] == receiver) {
+            *out = h;
             return AR_OK;
         }
     }
-    return make_channel(gives, s, from, to);
+    return make_channel(out, s, sender, receiver);
 }
 
 /* The channels' lock held. */
-static ar_status make_end(struct ari_channel_end **gives, ari_sim_comm *c, channel *h, int index)
+static ar_status make_end(struct ari_channel_end **out, ari_sim_comm *c, channel *h, int index)
 {
     ARI_OWNED struct ari_channel_end *e = calloc(1, sizeof *e);
     if (!e)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a channel between two ranks");
     AR_TRY(ari_sim_comm_init(&e->comm, c->base.ops, h->group, index, c->options));
     e->comm.counted_by = c;
-    e->of = h;
-    e->next = c->ends;
-    c->ends = e;
-    h->taken[index] = true;
-    *gives = e;
+    e->parent = h;
+    e->next = c->channel_ends;
+    c->channel_ends = e;
+    h->used[index] = true;
+    *out = e;
     e = NULL;
     return AR_OK;
 }
 
 /* This rank's place in the channel of the call. Several queues of a rank may ask at once. */
-static ar_status end_of(struct ari_channel_end **gives, ari_sim_comm *c, const ari_call *call)
+static ar_status end_of(struct ari_channel_end **out, ari_sim_comm *c, const ari_call *call)
 {
     const bool sends = call->kind == ARI_SEND;
-    const int from = sends ? c->base.rank : call->peer, to = sends ? call->peer : c->base.rank;
+    const int sender = sends ? c->base.rank : call->peer, receiver = sends ? call->peer : c->base.rank;
     ar_status st = AR_OK;
     pthread_mutex_lock(&c->channels->lock);
-    struct ari_channel_end *e = c->ends;
-    while (e && !(e->of->rank[0] == from && e->of->rank[1] == to))
+    struct ari_channel_end *e = c->channel_ends;
+    while (e && !(e->parent->rank[0] == sender && e->parent->rank[1] == receiver))
         e = e->next;
     channel *h = NULL;
     if (!e)
-        st = find_channel(&h, c->channels, from, to);
+        st = find_channel(&h, c->channels, sender, receiver);
     if (!e && st == AR_OK)
         st = make_end(&e, c, h, sends ? 0 : 1);
     pthread_mutex_unlock(&c->channels->lock);
-    *gives = e;
+    *out = e;
     return st;
 }
 
@@ -158,8 +158,8 @@ ar_status ari_channel_run(ar_comm *base, const ari_call *call)
 
 void ari_channel_ends_free(ari_sim_comm *c)
 {
-    for (struct ari_channel_end *e = c->ends, *next; e; e = next) {
-        next = e->next;
+    for (struct ari_channel_end *e = c->channel_ends, *next_end; e; e = next_end) {
+        next_end = e->next;
         ari_sim_comm_fini(&e->comm);
         free(e);
     }

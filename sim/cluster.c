@@ -46,28 +46,28 @@ static const unit sizes[] = {{"MB", 1e6}, {"GB", 1e9}, {"TB", 1e12}, {"MiB", 0x1
 enum { MOST_PER_NODE = 4096, WORD_BYTES = 96 };
 enum { HAS_NODE = 1, HAS_INSIDE = 2, HAS_BETWEEN = 4, HAS_FLOPS = 8, HAS_PEAK = 16, HAS_MEMORY = 32 };
 
-/* A decimal number at *at, past which it moves; of no locale. False: there is none. */
-static bool read_number(const char **at, double *value)
+/* A decimal number at *cursor, past which it moves; of no locale. False: there is none. */
+static bool read_number(const char **cursor, double *value)
 {
     static const char digits[] = "0123456789";
-    const char *s = *at;
-    const size_t whole = strspn(s, digits), part = s[whole] == '.' ? strspn(s + whole + 1, digits) : 0;
+    const char *s = *cursor;
+    const size_t int_digits = strspn(s, digits), part = s[int_digits] == '.' ? strspn(s + int_digits + 1, digits) : 0;
     double v = 0;
     if (strncmp(s, "inf", 3) == 0) {
         *value = HUGE_VAL;
-        *at = s + 3;
+        *cursor = s + 3;
         return true;
     }
-    if (whole + part == 0)
+    if (int_digits + part == 0)
         return false;
-    for (size_t i = 0; i < whole; i++)
+    for (size_t i = 0; i < int_digits; i++)
         v = v * 10 + (s[i] - '0');
     double scale = 1;
     for (size_t i = 0; i < part; i++) {
-        v = v * 10 + (s[whole + 1 + i] - '0');
+        v = v * 10 + (s[int_digits + 1 + i] - '0');
         scale *= 10;
     }
-    s += whole + (s[whole] == '.' ? part + 1 : 0);
+    s += int_digits + (s[int_digits] == '.' ? part + 1 : 0);
     int exponent = 0;
     if (*s == 'e') {
         const char *e = s + 1 + (s[1] == '-' || s[1] == '+');
@@ -79,28 +79,29 @@ static bool read_number(const char **at, double *value)
         s = e + n;
     }
     *value = v / scale * pow(10, exponent);
-    *at = s;
+    *cursor = s;
     return true;
 }
 
 /* `text` is a number and one of the units, and nothing after it. */
-static ar_status read_quantity(double *value, const char *word, const char *text, const unit *units, const char *what)
+static ar_status read_quantity(double *value, const char *word, const char *text, const unit *units,
+                               const char *quantity)
 {
-    const char *at = text;
-    if (read_number(&at, value)) {
+    const char *cursor = text;
+    if (read_number(&cursor, value)) {
         for (const unit *u = units; u->name; u++) {
-            if (strcmp(at, u->name) == 0 || (isinf(*value) && !at[0])) {
+            if (strcmp(cursor, u->name) == 0 || (isinf(*value) && !cursor[0])) {
                 *value *= u->factor;
                 return AR_OK;
             }
         }
     }
-    char known[128];
-    ari_text list = ari_plain_text_in(known, sizeof known);
+    char unit_names[128];
+    ari_text list = ari_plain_text_in(unit_names, sizeof unit_names);
     for (const unit *u = units; u->name; u++)
         ari_say(&list, "%s%s", u == units ? "" : ", ", u->name[0] ? u->name : "nothing");
     return ar_error_set(AR_ERR_ARG, "cluster: '%s': '%s' is no %s; expected a number and behind it one of: %s", word,
-                        text, what, known);
+                        text, quantity, unit_names);
 }
 
 static ar_status read_link(ar_sim_link *link, const char *word, const char *text)
@@ -118,22 +119,23 @@ static ar_status read_link(ar_sim_link *link, const char *word, const char *text
         AR_TRY(read_quantity(&link->latency_s, word, latency, times, "latency"));
         return read_quantity(&link->bytes_per_s, word, colon + 1, rates, "rate");
     }
-    char known[WORD_BYTES];
-    ari_text list = ari_plain_text_in(known, sizeof known);
+    char link_names[WORD_BYTES];
+    ari_text list = ari_plain_text_in(link_names, sizeof link_names);
     for (size_t i = 0; i < sizeof links / sizeof *links; i++)
         ari_say(&list, "%s%s", i ? ", " : "", links[i].name);
-    return ar_error_set(AR_ERR_ARG, "cluster: '%s': a link is LATENCY:RATE, as 2us:300GB/s, or one of %s", word, known);
+    return ar_error_set(AR_ERR_ARG, "cluster: '%s': a link is LATENCY:RATE, as 2us:300GB/s, or one of %s", word,
+                        link_names);
 }
 
 /* "8x". *had: the words that were there. */
 static ar_status read_node(ar_sim_cluster *c, const char *word)
 {
     int n = 0;
-    char known[WORD_BYTES];
+    char machine_names[WORD_BYTES];
     const char *s = word;
     while (*s >= '0' && *s <= '9' && n <= MOST_PER_NODE)
         n = n * 10 + (*s++ - '0');
-    ari_text list = ari_plain_text_in(known, sizeof known);
+    ari_text list = ari_plain_text_in(machine_names, sizeof machine_names);
     for (size_t i = 0; i < MACHINES; i++)
         ari_say(&list, "%s%s", i ? ", " : "", ar_sim_cluster_names[i]);
     if (s == word || strcmp(s, "x") != 0 || n < 1 || n > MOST_PER_NODE)
@@ -141,7 +143,7 @@ static ar_status read_node(ar_sim_cluster *c, const char *word)
             AR_ERR_ARG,
             "cluster: '%s' is none of RANKSx (1 to %d ranks of a node), inside=LINK, between=LINK, "
             "flops=RATE, peak=RATE, memory=SIZE, and in front a machine's name, %s; for example '" EXAMPLE "'",
-            word, MOST_PER_NODE, known);
+            word, MOST_PER_NODE, machine_names);
     c->ranks_per_node = n;
     return AR_OK;
 }
@@ -155,42 +157,42 @@ static const char *after(const char *word, const char *key)
 static ar_status read_word(ar_sim_cluster *c, const char *word, unsigned *had)
 {
     const char *value = NULL;
-    unsigned is = 0;
+    unsigned flag = 0;
     if ((value = after(word, "inside=")) || (value = after(word, "nvlink="))) {
-        is = HAS_INSIDE;
+        flag = HAS_INSIDE;
         AR_TRY(read_link(&c->inside, word, value));
     } else if ((value = after(word, "between=")) || (value = after(word, "net="))) {
-        is = HAS_BETWEEN;
+        flag = HAS_BETWEEN;
         AR_TRY(read_link(&c->between, word, value));
     } else if ((value = after(word, "flops="))) {
-        is = HAS_FLOPS;
+        flag = HAS_FLOPS;
         AR_TRY(read_quantity(&c->flops, word, value, flops_units, "rate of computation"));
         c->gpu = 0; /* a rate of the caller's, whatever the shape */
         if (c->flops <= 0.0)
             return ar_error_set(AR_ERR_ARG, "cluster: '%s': a rank computes more than 0 flops", word);
     } else if ((value = after(word, "peak="))) {
-        is = HAS_PEAK;
+        flag = HAS_PEAK;
         AR_TRY(read_quantity(&c->peak_flops, word, value, flops_units, "rate of computation"));
     } else if ((value = after(word, "memory="))) {
-        is = HAS_MEMORY;
+        flag = HAS_MEMORY;
         AR_TRY(read_quantity(&c->memory_bytes, word, value, sizes, "size of memory"));
         if (c->memory_bytes <= 0.0)
             return ar_error_set(AR_ERR_ARG, "cluster: '%s': a rank has more than 0 bytes", word);
     } else {
-        is = HAS_NODE;
+        flag = HAS_NODE;
         AR_TRY(read_node(c, word));
     }
-    if (*had & is)
+    if (*had & flag)
         return ar_error_set(AR_ERR_ARG, "cluster: '%s' says a second time what a word before it said", word);
-    *had |= is;
+    *had |= flag;
     return AR_OK;
 }
 
 size_t ari_next_word(char *word, size_t room, const char **text)
 {
-    static const char apart[] = " ,\t";
-    *text += strspn(*text, apart);
-    const size_t n = strcspn(*text, apart);
+    static const char separators[] = " ,\t";
+    *text += strspn(*text, separators);
+    const size_t n = strcspn(*text, separators);
     if (n < room) {
         memcpy(word, *text, n);
         word[n] = '\0';
@@ -237,20 +239,20 @@ static ar_status read_machine(ar_sim_cluster *c, const char **text, bool *found)
     return AR_OK;
 }
 
-static ar_status missing(const char *what)
+static ar_status missing(const char *requirement)
 {
-    return ar_error_set(AR_ERR_ARG, "cluster: %s is missing; for example '" EXAMPLE "'", what);
+    return ar_error_set(AR_ERR_ARG, "cluster: %s is missing; for example '" EXAMPLE "'", requirement);
 }
 
 ar_status ar_sim_cluster_parse(ar_sim_cluster *c, const char *text)
 {
     if (!c || !text)
         return ar_error_set(AR_ERR_ARG, "ar_sim_cluster_parse: %s is missing", c ? "the text" : "the cluster's place");
-    ar_sim_cluster made = {0};
+    ar_sim_cluster cluster = {0};
     unsigned had = 0;
     bool machine = false;
-    AR_TRY(read_machine(&made, &text, &machine));
-    AR_TRY(read_words(&made, text, &had));
+    AR_TRY(read_machine(&cluster, &text, &machine));
+    AR_TRY(read_words(&cluster, text, &had));
     if (!machine && !(had & HAS_INSIDE))
         return missing("inside=LINK, what joins the ranks of a node,");
     if (!machine && !(had & HAS_FLOPS))
@@ -259,10 +261,10 @@ ar_status ar_sim_cluster_parse(ar_sim_cluster *c, const char *text)
         return missing("between=LINK, what joins the nodes,");
     if (!machine && !(had & HAS_NODE) && (had & HAS_BETWEEN))
         return missing("RANKSx, how many ranks a node has,");
-    if (machine && !(had & HAS_PEAK) && made.flops > made.peak_flops)
-        made.peak_flops = made.flops; /* narrower numbers than the 16 bits that the peak is of */
-    AR_TRY(ari_virtual_check(&made));
-    *c = made;
+    if (machine && !(had & HAS_PEAK) && cluster.flops > cluster.peak_flops)
+        cluster.peak_flops = cluster.flops; /* narrower numbers than the 16 bits that the peak is of */
+    AR_TRY(ari_virtual_check(&cluster));
+    *c = cluster;
     return AR_OK;
 }
 

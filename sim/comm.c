@@ -28,9 +28,9 @@ static ar_status sim_error(const ar_comm *c, const char **message)
 static void sim_abort(ar_comm *c, ar_status st, const char *why)
 {
     const ari_member *m = &sim_of(c)->member;
-    char what[512];
-    snprintf(what, sizeof what, "rank %d aborted: %s", m->rank, why);
-    ari_world_fail(ari_group_world(m->group), m->rank, NULL, st, what);
+    char message[512];
+    snprintf(message, sizeof message, "rank %d aborted: %s", m->rank, why);
+    ari_world_fail(ari_group_world(m->group), m->rank, NULL, st, message);
 }
 
 /* --- algorithms --------------------------------------------------------------------------------------------------- */
@@ -41,18 +41,19 @@ static bool swap_run(ari_sim_comm *s, const ari_call *call, size_t bytes)
 {
     const bool gathers = call->kind == ARI_ALL_GATHER, scatters = call->kind == ARI_REDUCE_SCATTER;
     const size_t part = call->counts ? bytes / 2 : bytes, mine = (size_t)s->member.index * part, its = part - mine;
-    const char *in = call->in.ptr;
-    const void *other = ari_member_swap(&s->member, call, scatters ? in + its : in, part);
-    if (!other)
+    const char *input = call->input.ptr;
+    const void *peer_input = ari_member_swap(&s->member, call, scatters ? input + its : input, part);
+    if (!peer_input)
         return false;
     if (gathers) {
         char *out = call->out.ptr;
-        if (out + mine != in)
-            ari_copy_bytes(out + mine, in, part);
-        ari_copy_bytes(out + its, other, part);
+        if (out + mine != input)
+            ari_copy_bytes(out + mine, input, part);
+        ari_copy_bytes(out + its, peer_input, part);
     } else {
         ari_reduce_kernel(call->dtype, call->op)
-            .two(call->out.ptr, scatters ? in + mine : in, other, call->counts ? call->counts[0] : call->count);
+            .pair(call->out.ptr, scatters ? input + mine : input, peer_input,
+                  call->counts ? call->counts[0] : call->count);
     }
     ari_moved_add(&s->base.moved, part, 0);
     return true;
@@ -115,13 +116,13 @@ static ar_status make_groups(ari_group *g, void *arg)
         const int size = ari_group_members_of(g, color, members);
         for (int k = 0; k < size; k++)
             ranks[k] = ari_group_rank(g, members[k]);
-        ari_group *made = NULL;
+        ari_group *subgroup = NULL;
         ari_channels *channels = NULL;
-        AR_TRY_TO(done, st, ari_group_create(&made, ari_group_world(g), ranks, size));
-        AR_TRY_TO(done, st, ari_channels_create(&channels, made));
+        AR_TRY_TO(done, st, ari_group_create(&subgroup, ari_group_world(g), ranks, size));
+        AR_TRY_TO(done, st, ari_channels_create(&channels, subgroup));
         for (int k = 0; k < size; k++) {
             ari_sim_comm *member = member_comm(g, members[k]);
-            member->split_group = made;
+            member->split_group = subgroup;
             member->split_channels = channels;
             member->split_index = k;
         }
@@ -137,22 +138,23 @@ static void undo_split(ar_comm *c)
     leave_split(sim_of(c));
 }
 
-static ar_status sim_split(ar_comm **gives, ar_comm *c, int color, int key)
+static ar_status sim_split(ar_comm **out, ar_comm *c, int color, int key)
 {
-    ari_sim_comm *s = sim_of(c), *made = NULL;
+    ari_sim_comm *s = sim_of(c), *split_comm = NULL;
     const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .color = color, .key = key, .tag = ""};
     ari_fault_before(s, &call);
     AR_TRY(ari_member_enter(&s->member, c, &call, &(ari_alone){.run = make_groups, .undo = undo_split}));
     ari_member_done(&s->member);
     if (!s->split_group)
         return AR_OK;
-    const ar_status st = ari_sim_comm_create(&made, s->split_group, s->split_channels, s->split_index, s->options);
+    const ar_status st =
+        ari_sim_comm_create(&split_comm, s->split_group, s->split_channels, s->split_index, s->options);
     s->split_group = NULL;
     if (st != AR_OK) {
         ari_channels_leave(s->split_channels, s->split_index);
         return st;
     }
-    *gives = &made->base;
+    *out = &split_comm->base;
     return AR_OK;
 }
 
@@ -179,14 +181,14 @@ static ar_status sim_run(ar_comm *c, const ari_call *call)
     const ari_run_fn run = is_message ? ari_channel_run : algorithms[s->options->algorithm];
     if (!is_message)
         ari_fault_before(s, call);
-    const bool on_host = !call->on || !ari_queue_stream(call->on);
+    const bool on_host = !call->queue || !ari_queue_stream(call->queue);
     return on_host ? run(c, call) : ari_staged_run(c, call, !ari_wire_is_plain(s), run);
 }
 
 static const ari_comm_ops sim_ops = {
     .run = sim_run, .split = sim_split, .error = sim_error, .abort = sim_abort, .destroy = sim_destroy};
 
-ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *channels, int index,
+ar_status ari_sim_comm_create(ari_sim_comm **out, ari_group *g, ari_channels *channels, int index,
                               const ar_sim_options *options)
 {
     ari_sim_comm *c = calloc(1, sizeof *c);
@@ -199,7 +201,7 @@ ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *
     }
     c->channels = channels;
     c->swaps = ari_member_can_swap(&c->member) && ari_wire_is_plain(c);
-    *gives = c;
+    *out = c;
     return AR_OK;
 }
 

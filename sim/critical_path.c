@@ -17,22 +17,22 @@ typedef struct walk {
     const ari_trace_view *v;
     ari_arena *arena;
     lane_line *lanes;
-    size_t lane; /* where the path is, */
-    uint64_t at; /* and when */
+    size_t lane;      /* where the path is, */
+    uint64_t time_ns; /* and when */
     ari_path_step *steps;
     size_t count, capacity;
 } walk;
 
 /* --- lanes as lines of stretches ---------------------------------------------------------------------------------- */
 
-static ar_status make_line(lane_line *to, ari_arena *arena, const ari_trace_view *v, const ari_view_lane *lane)
+static ar_status make_line(lane_line *line, ari_arena *arena, const ari_trace_view *v, const ari_view_lane *lane)
 {
-    AR_TRY(ARI_TAKE(&to->list, arena, lane->count, "a critical path"));
+    AR_TRY(ARI_TAKE(&line->list, arena, lane->count, "a critical path"));
     for (size_t i = 0; i < lane->count; i++) {
         const ari_record *r = lane->shown[i];
         const uint64_t begin = ari_view_begin(v, r), end = ari_view_end(v, r);
         if (r->kind != ARI_RECORD_SPAN && r->kind != ARI_RECORD_TRANSFER && begin < end)
-            to->list[to->count++] = (stretch){begin, end, r, lane->rendezvous[i]};
+            line->list[line->count++] = (stretch){begin, end, r, lane->rendezvous[i]};
     }
     return AR_OK;
 }
@@ -51,11 +51,11 @@ static const stretch *stretch_before(const walk *w, size_t lane, uint64_t ns)
 /* The path goes back to `begin` on this lane. */
 static ar_status go_back(walk *w, ari_path_kind kind, uint64_t begin, const ari_record *record)
 {
-    if (begin >= w->at)
+    if (begin >= w->time_ns)
         return AR_OK;
     AR_TRY(ARI_GROW_IN(w->arena, &w->steps, &w->capacity, w->count, "a critical path"));
-    w->steps[w->count++] = (ari_path_step){kind, w->lane, begin, w->at, record};
-    w->at = begin;
+    w->steps[w->count++] = (ari_path_step){kind, w->lane, begin, w->time_ns, record};
+    w->time_ns = begin;
     return AR_OK;
 }
 
@@ -66,14 +66,14 @@ static ar_status through_collective(walk *w, const stretch *s)
     const ari_trace_view *v = w->v;
     const ari_rendezvous *m = &v->rendezvous[s->rendezvous];
     const bool is_virtual = v->clock == AR_TRACE_VIRTUAL;
-    const ari_rendezvous_member *from = ari_view_member(v, m, is_virtual ? s->record->virtual_from : m->last);
-    if (!from || s->record->broken) {
+    const ari_rendezvous_member *source = ari_view_member(v, m, is_virtual ? s->record->virtual_from : m->last_rank);
+    if (!source || s->record->broken) {
         const uint64_t came = s->begin + ari_view_waiting(v, m, s->record);
         AR_TRY(go_back(w, ARI_PATH_COMMUNICATION, came, s->record));
         return go_back(w, ARI_PATH_WAIT, s->begin, NULL);
     }
-    AR_TRY(go_back(w, ARI_PATH_COMMUNICATION, ari_view_begin(v, from->record), s->record));
-    w->lane = from->lane;
+    AR_TRY(go_back(w, ARI_PATH_COMMUNICATION, ari_view_begin(v, source->record), s->record));
+    w->lane = source->lane;
     return AR_OK;
 }
 
@@ -81,10 +81,10 @@ static ar_status through_collective(walk *w, const stretch *s)
 static ar_status through_wait(walk *w, const stretch *s)
 {
     const size_t peer = ari_view_lane_of(w->v, s->record->peer, s->record->peer_track);
-    const stretch *last = peer != SIZE_MAX && peer != w->lane ? stretch_before(w, peer, w->at) : NULL;
-    if (!last || last->end <= s->begin)
+    const stretch *peer_stretch = peer != SIZE_MAX && peer != w->lane ? stretch_before(w, peer, w->time_ns) : NULL;
+    if (!peer_stretch || peer_stretch->end <= s->begin)
         return go_back(w, ARI_PATH_WAIT, s->begin, NULL);
-    AR_TRY(go_back(w, ARI_PATH_WAIT, last->end, NULL));
+    AR_TRY(go_back(w, ARI_PATH_WAIT, peer_stretch->end, NULL));
     w->lane = peer;
     return AR_OK;
 }
@@ -96,10 +96,10 @@ static size_t lane_that_gave_time(const walk *w)
     const int rank = w->v->lanes[w->lane].rank;
     size_t works = SIZE_MAX;
     for (size_t i = 0; i < w->v->lane_count; i++) {
-        const stretch *s = i != w->lane && w->v->lanes[i].rank == rank ? stretch_before(w, i, w->at) : NULL;
-        if (s && s->end == w->at)
+        const stretch *s = i != w->lane && w->v->lanes[i].rank == rank ? stretch_before(w, i, w->time_ns) : NULL;
+        if (s && s->end == w->time_ns)
             return i;
-        if (s && s->end > w->at && s->record->kind == ARI_RECORD_WORK && works == SIZE_MAX)
+        if (s && s->end > w->time_ns && s->record->kind == ARI_RECORD_WORK && works == SIZE_MAX)
             works = i;
     }
     return works;
@@ -113,10 +113,10 @@ static ar_status through_gap(walk *w, uint64_t before)
     const ari_view_lane *lane = &w->v->lanes[w->lane];
     const size_t main_lane = ari_view_lane_of(w->v, lane->rank, 0);
     if (w->v->clock == AR_TRACE_VIRTUAL) {
-        const size_t other = lane_that_gave_time(w);
-        if (other == SIZE_MAX)
+        const size_t source_lane = lane_that_gave_time(w);
+        if (source_lane == SIZE_MAX)
             return go_back(w, ARI_PATH_WAIT, before, NULL);
-        w->lane = other;
+        w->lane = source_lane;
         return AR_OK;
     }
     if (lane->track == 0 || main_lane == SIZE_MAX)
@@ -127,8 +127,8 @@ static ar_status through_gap(walk *w, uint64_t before)
 
 static ar_status step_back(walk *w)
 {
-    const stretch *s = stretch_before(w, w->lane, w->at);
-    if (!s || s->end < w->at)
+    const stretch *s = stretch_before(w, w->lane, w->time_ns);
+    if (!s || s->end < w->time_ns)
         return through_gap(w, s ? s->end : 0);
     if (s->record->kind == ARI_RECORD_COLLECTIVE)
         return through_collective(w, s);
@@ -141,15 +141,15 @@ static ar_status step_back(walk *w)
 static ar_status walk_back(walk *w)
 {
     size_t jumps = 0;
-    while (w->at > 0) {
-        const uint64_t at = w->at;
+    while (w->time_ns > 0) {
+        const uint64_t time_ns = w->time_ns;
         if (jumps > 2 * w->v->lane_count) {
-            const stretch *s = stretch_before(w, w->lane, w->at);
-            AR_TRY(go_back(w, ARI_PATH_WAIT, !s ? 0 : s->end < at ? s->end : s->begin, NULL));
+            const stretch *s = stretch_before(w, w->lane, w->time_ns);
+            AR_TRY(go_back(w, ARI_PATH_WAIT, !s ? 0 : s->end < time_ns ? s->end : s->begin, NULL));
         } else {
             AR_TRY(step_back(w));
         }
-        jumps = w->at < at ? 0 : jumps + 1;
+        jumps = w->time_ns < time_ns ? 0 : jumps + 1;
     }
     return AR_OK;
 }
@@ -161,15 +161,15 @@ static void find_end(walk *w)
     for (size_t i = 0; i < v->lane_count; i++) {
         for (size_t k = 0; k < v->lanes[i].count; k++) {
             const uint64_t end = ari_view_end(v, v->lanes[i].shown[k]);
-            if (end > w->at) {
-                w->at = end;
+            if (end > w->time_ns) {
+                w->time_ns = end;
                 w->lane = i;
             }
         }
     }
 }
 
-ar_status ari_critical_path(ari_path_step **gives, size_t *count, ari_arena *arena, const ari_trace_view *v)
+ar_status ari_critical_path(ari_path_step **out, size_t *count, ari_arena *arena, const ari_trace_view *v)
 {
     walk w = {.v = v, .arena = arena};
     AR_TRY(ARI_TAKE(&w.lanes, arena, v->lane_count, "a critical path"));
@@ -177,7 +177,7 @@ ar_status ari_critical_path(ari_path_step **gives, size_t *count, ari_arena *are
         AR_TRY(make_line(&w.lanes[i], arena, v, &v->lanes[i]));
     find_end(&w);
     AR_TRY(walk_back(&w));
-    *gives = w.steps;
+    *out = w.steps;
     *count = w.count;
     return AR_OK;
 }

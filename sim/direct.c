@@ -14,12 +14,12 @@ static void reduce_own(ari_wire *w)
 {
     const ari_sum sum = ari_sum_of(w, w->self, true);
     const size_t piece = ari_sum_piece_count(&sum);
-    ari_moves own = ari_moves_within(w->call, w->self);
+    ari_moves moves = ari_moves_within(w->call, w->self);
     ari_move m = {.count = 0};
-    (void)ari_next_move(&own, &m);
-    for (size_t done = 0; done < m.count; done += piece) {
-        const size_t count = m.count - done < piece ? m.count - done : piece;
-        if (!ari_sum_piece(&sum, ar_buf_at(m.to, done * w->element).ptr, (m.start + done) * w->element, count))
+    (void)ari_next_move(&moves, &m);
+    for (size_t offset = 0; offset < m.count; offset += piece) {
+        const size_t count = m.count - offset < piece ? m.count - offset : piece;
+        if (!ari_sum_piece(&sum, ar_buf_at(m.dst, offset * w->element).ptr, (m.start + offset) * w->element, count))
             return;
     }
 }
@@ -39,12 +39,12 @@ static void take_all(ari_wire *w)
     bool good = true;
     for (ari_move m; good && ari_next_move(&moves, &m);) {
         const size_t bytes = m.count * w->element;
-        if (m.to.ptr == m.from.ptr)
+        if (m.dst.ptr == m.src.ptr)
             continue;
         if (m.peer != w->self)
-            good = ari_wire_take(w, m.to.ptr, m.peer, m.from.ptr, bytes, past_cache);
+            good = ari_wire_take(w, m.dst.ptr, m.peer, m.src.ptr, bytes, past_cache);
         else
-            (past_cache ? ari_stream_bytes : ari_copy_bytes)(m.to.ptr, m.from.ptr, bytes);
+            (past_cache ? ari_stream_bytes : ari_copy_bytes)(m.dst.ptr, m.src.ptr, bytes);
     }
     if (past_cache)
         ari_stream_end();

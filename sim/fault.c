@@ -80,13 +80,13 @@ enum { WORD_BYTES = 32 };
 
 /* Fields of each fault kind, besides rank and collective. */
 enum { HAS_TRANSFER = 1, HAS_BIT = 2, HAS_NS = 4, HAS_RANK = 8, HAS_COLLECTIVE = 16 };
-static const unsigned takes[AR_SIM_FAULT_KINDS] = {[AR_SIM_DELAY] = HAS_NS,
-                                                   [AR_SIM_STALL] = HAS_TRANSFER,
-                                                   [AR_SIM_KILL] = HAS_TRANSFER,
-                                                   [AR_SIM_CORRUPT] = HAS_TRANSFER | HAS_BIT,
-                                                   [AR_SIM_DUPLICATE] = HAS_TRANSFER,
-                                                   [AR_SIM_DROP] = HAS_TRANSFER,
-                                                   [AR_SIM_SLOW] = HAS_NS};
+static const unsigned kind_fields[AR_SIM_FAULT_KINDS] = {[AR_SIM_DELAY] = HAS_NS,
+                                                         [AR_SIM_STALL] = HAS_TRANSFER,
+                                                         [AR_SIM_KILL] = HAS_TRANSFER,
+                                                         [AR_SIM_CORRUPT] = HAS_TRANSFER | HAS_BIT,
+                                                         [AR_SIM_DUPLICATE] = HAS_TRANSFER,
+                                                         [AR_SIM_DROP] = HAS_TRANSFER,
+                                                         [AR_SIM_SLOW] = HAS_NS};
 
 /* False: a word longer than any that is known. */
 static bool next_word(char word[WORD_BYTES], const char **text)
@@ -94,7 +94,7 @@ static bool next_word(char word[WORD_BYTES], const char **text)
     return ari_next_word(word, WORD_BYTES, text) < WORD_BYTES;
 }
 
-static ar_status read_kind(ar_sim_fault_kind *kind, const char *word, const char *whole)
+static ar_status read_kind(ar_sim_fault_kind *kind, const char *word, const char *text)
 {
     for (int k = 0; k < AR_SIM_FAULT_KINDS; k++) {
         if (strcmp(word, ari_sim_fault_name((ar_sim_fault_kind)k)) == 0) {
@@ -105,7 +105,7 @@ static ar_status read_kind(ar_sim_fault_kind *kind, const char *word, const char
     return ar_error_set(
         AR_ERR_ARG,
         "fault '%.80s': '%s' is none of delay, stall, kill, corrupt, duplicate, drop, slow; for example " EXAMPLES,
-        whole, word);
+        text, word);
 }
 
 static bool read_u64(uint64_t *value, const char *word)
@@ -115,38 +115,38 @@ static bool read_u64(uint64_t *value, const char *word)
 }
 
 /* One pair: what of the fault, and its number. */
-static ar_status read_pair(ar_sim_fault *f, unsigned *had, const char *key, const char *value, const char *whole)
+static ar_status read_pair(ar_sim_fault *f, unsigned *had, const char *key, const char *value, const char *text)
 {
-    uint64_t number = 0, rank = 0, *to = NULL;
+    uint64_t number = 0, rank = 0, *target = NULL;
     const struct {
         const char *name;
-        unsigned is;
-        uint64_t *to;
+        unsigned flag;
+        uint64_t *target;
     } keys[] = {{"rank", HAS_RANK, &rank},
                 {"collective", HAS_COLLECTIVE, &f->collective},
                 {"transfer", HAS_TRANSFER, &f->transfer},
                 {"bit", HAS_BIT, &f->bit},
                 {"ns", HAS_NS, &f->ns}};
-    const unsigned allowed = takes[f->kind] | HAS_RANK | HAS_COLLECTIVE;
-    unsigned is = 0;
-    for (size_t i = 0; i < sizeof keys / sizeof *keys && !is; i++) {
-        is = strcmp(key, keys[i].name) == 0 ? keys[i].is : 0;
-        to = keys[i].to;
+    const unsigned allowed = kind_fields[f->kind] | HAS_RANK | HAS_COLLECTIVE;
+    unsigned flag = 0;
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && !flag; i++) {
+        flag = strcmp(key, keys[i].name) == 0 ? keys[i].flag : 0;
+        target = keys[i].target;
     }
-    if (!is || !(is & allowed))
-        return ar_error_set(AR_ERR_ARG, "fault '%.80s': '%s' says nothing about a %s; for example " EXAMPLES, whole,
-                            key, ari_sim_fault_name(f->kind));
-    if (*had & is)
-        return ar_error_set(AR_ERR_ARG, "fault '%.80s': '%s' stands there twice", whole, key);
+    if (!flag || !(flag & allowed))
+        return ar_error_set(AR_ERR_ARG, "fault '%.80s': '%s' says nothing about a %s; for example " EXAMPLES, text, key,
+                            ari_sim_fault_name(f->kind));
+    if (*had & flag)
+        return ar_error_set(AR_ERR_ARG, "fault '%.80s': '%s' stands there twice", text, key);
     if (!read_u64(&number, value))
-        return ar_error_set(AR_ERR_ARG, "fault '%.80s': '%s' is no number for '%s'", whole, value, key);
-    *had |= is;
-    if (is == HAS_RANK && number > INT32_MAX)
-        return ar_error_set(AR_ERR_ARG, "fault '%.80s': there is no rank %s", whole, value);
-    if (is == HAS_COLLECTIVE && number == 0)
-        return ar_error_set(AR_ERR_ARG, "fault '%.80s': collectives are numbered from 1", whole);
-    *to = number;
-    if (is == HAS_RANK)
+        return ar_error_set(AR_ERR_ARG, "fault '%.80s': '%s' is no number for '%s'", text, value, key);
+    *had |= flag;
+    if (flag == HAS_RANK && number > INT32_MAX)
+        return ar_error_set(AR_ERR_ARG, "fault '%.80s': there is no rank %s", text, value);
+    if (flag == HAS_COLLECTIVE && number == 0)
+        return ar_error_set(AR_ERR_ARG, "fault '%.80s': collectives are numbered from 1", text);
+    *target = number;
+    if (flag == HAS_RANK)
         f->rank = (int)rank;
     return AR_OK;
 }
@@ -154,21 +154,21 @@ static ar_status read_pair(ar_sim_fault *f, unsigned *had, const char *key, cons
 ar_status ari_sim_fault_parse(ar_sim_fault *f, const char *text)
 {
     char word[WORD_BYTES] = "", value[WORD_BYTES] = "";
-    const char *at = text;
+    const char *cursor = text;
     ar_sim_fault read = {0};
     unsigned had = 0;
-    bool known = next_word(word, &at);
-    if (known)
+    bool is_valid = next_word(word, &cursor);
+    if (is_valid)
         AR_TRY(read_kind(&read.kind, word, text));
-    while (known && (known = next_word(word, &at)) && word[0]) {
-        known = next_word(value, &at);
-        if (known)
+    while (is_valid && (is_valid = next_word(word, &cursor)) && word[0]) {
+        is_valid = next_word(value, &cursor);
+        if (is_valid)
             AR_TRY(read_pair(&read, &had, word, value, text));
     }
-    if (!known)
+    if (!is_valid)
         return ar_error_set(AR_ERR_ARG, "fault '%.80s': a word is too long; for example " EXAMPLES, text);
-    const unsigned needed = HAS_RANK | HAS_COLLECTIVE | (takes[read.kind] & HAS_NS);
-    if ((had & needed) != needed)
+    const unsigned required_fields = HAS_RANK | HAS_COLLECTIVE | (kind_fields[read.kind] & HAS_NS);
+    if ((had & required_fields) != required_fields)
         return ar_error_set(AR_ERR_ARG, "fault '%.80s': %s is missing; for example " EXAMPLES, text,
                             !(had & HAS_RANK)         ? "the rank"
                             : !(had & HAS_COLLECTIVE) ? "the collective"
@@ -202,7 +202,7 @@ static void fault_watch_free(ari_fault_watch *w)
 {
     if (!w)
         return;
-    free(w->kept.bytes);
+    free(w->saved_transfer.bytes);
     free(w);
 }
 
@@ -211,27 +211,27 @@ const ar_sim_fault *ari_fault_next(const ari_sim_comm *c, ar_sim_fault_kind kind
 {
     const ar_sim_fault *f = after ? after + 1 : c->options->faults;
     for (; f < c->options->faults + c->options->fault_count; f++) {
-        const bool now = f->collective == c->watch->number && f->transfer == transfer;
-        if (f->kind == kind && f->rank == c->member.rank && now)
+        const bool is_due = f->collective == c->watch->number && f->transfer == transfer;
+        if (f->kind == kind && f->rank == c->member.rank && is_due)
             return f;
     }
     return NULL;
 }
 
-void ari_fault_kill(ari_sim_comm *c, const ari_call *call, const char *where)
+void ari_fault_kill(ari_sim_comm *c, const ari_call *call, const char *location)
 {
-    char what[384], why[512];
-    ari_member_describe(&c->member, call, what, sizeof what);
-    snprintf(why, sizeof why, "rank %d was killed %s %s", c->member.rank, where, what);
+    char description[384], why[512];
+    ari_member_describe(&c->member, call, description, sizeof description);
+    snprintf(why, sizeof why, "rank %d was killed %s %s", c->member.rank, location, description);
     ari_world_fail(ari_group_world(c->member.group), c->member.rank, NULL, AR_ERR_ABORTED, why);
 }
 
-void ari_fault_stall(ari_sim_comm *c, const ari_call *call, const char *where)
+void ari_fault_stall(ari_sim_comm *c, const ari_call *call, const char *location)
 {
-    char what[384], why[512];
-    ari_member_describe(&c->member, call, what, sizeof what);
-    snprintf(why, sizeof why, "rank %d stands still %s %s, and no rank is left to wait for it", c->member.rank, where,
-             what);
+    char description[384], why[512];
+    ari_member_describe(&c->member, call, description, sizeof description);
+    snprintf(why, sizeof why, "rank %d stands still %s %s, and no rank is left to wait for it", c->member.rank,
+             location, description);
     ari_member_hold(&c->member, why);
 }
 
@@ -241,9 +241,9 @@ static uint64_t late_ns(const ari_sim_comm *c)
     uint64_t sum = 0;
     for (size_t i = 0; i < c->options->fault_count; i++) {
         const ar_sim_fault *f = &c->options->faults[i];
-        const bool now = f->kind == AR_SIM_DELAY ? f->collective == c->watch->number
-                                                 : f->kind == AR_SIM_SLOW && f->collective <= c->watch->number;
-        if (now && f->rank == c->member.rank)
+        const bool is_due = f->kind == AR_SIM_DELAY ? f->collective == c->watch->number
+                                                    : f->kind == AR_SIM_SLOW && f->collective <= c->watch->number;
+        if (is_due && f->rank == c->member.rank)
             sum += f->ns > UINT64_MAX - sum ? UINT64_MAX - sum : f->ns;
     }
     return sum;
@@ -254,7 +254,7 @@ void ari_fault_before(ari_sim_comm *c, const ari_call *call)
     if (!c->watch)
         return;
     c->watch->number = ari_world_number(ari_group_world(c->member.group), c->member.rank);
-    c->watch->kept.on = false;
+    c->watch->saved_transfer.is_pending = false;
     const uint64_t late = late_ns(c);
     if (late > 0)
         ari_member_sleep(&c->member, late);

@@ -93,11 +93,11 @@ ari_fused_fn ari_fused_kernel(ar_dtype t, ar_op op)
     return t == AR_F32 ? f32() : t == AR_F64 ? f64() : t == AR_I32 ? i32() : t == AR_I64 ? i64() : NULL;
 }
 
-bool ari_fused_head(const ari_fused *f, size_t at, size_t element, size_t *head)
+bool ari_fused_head(const ari_fused *f, size_t offset, size_t element, size_t *head)
 {
-    const size_t place = (uintptr_t)(f->out[0] + at) % LINE;
+    const size_t place = (uintptr_t)(f->out[0] + offset) % LINE;
     for (int k = 1; k < f->outputs; k++) {
-        if ((uintptr_t)(f->out[k] + at) % LINE != place)
+        if ((uintptr_t)(f->out[k] + offset) % LINE != place)
             return false;
     }
     *head = (LINE - place) % LINE;
@@ -108,10 +108,10 @@ bool ari_fused_head(const ari_fused *f, size_t at, size_t element, size_t *head)
 
 #if defined(__x86_64__)
 
-void ari_stream_bytes(void *to, const void *from, size_t bytes)
+void ari_stream_bytes(void *dst, const void *src, size_t bytes)
 {
-    char *t = to;
-    const char *f = from;
+    char *t = dst;
+    const char *f = src;
     /* Streaming stores fill whole cache lines; the ends are copied as usual. */
     const size_t head = (LINE - (uintptr_t)t % LINE) % LINE;
     if (bytes < head + LINE) {
@@ -119,15 +119,15 @@ void ari_stream_bytes(void *to, const void *from, size_t bytes)
         return;
     }
     memcpy(t, f, head);
-    size_t at = head;
-    for (; at + LINE <= bytes; at += LINE) {
+    size_t offset = head;
+    for (; offset + LINE <= bytes; offset += LINE) {
         for (size_t i = 0; i < LINE; i += sizeof(__m128i)) {
             __m128i part;
-            memcpy(&part, f + at + i, sizeof part);
-            _mm_stream_si128((void *)(t + at + i), part);
+            memcpy(&part, f + offset + i, sizeof part);
+            _mm_stream_si128((void *)(t + offset + i), part);
         }
     }
-    memcpy(t + at, f + at, bytes - at);
+    memcpy(t + offset, f + offset, bytes - offset);
 }
 
 void ari_stream_end(void)

@@ -14,12 +14,12 @@
  *   broadcast       m reads the buffer, unless it is the root, and writes it to all but itself and the root    (N-1) D
  *
  * The other kinds move as `direct` does: between two ranks, a third would touch everything twice. */
-typedef struct last {
+typedef struct last_call {
     ari_sim_comm *c;
     const ari_call *call;
     bool plain; /* the wire */
     bool moves; /* this rank came last */
-} last;
+} last_call;
 
 static char *output(const ari_wire *w, int i)
 {
@@ -42,13 +42,13 @@ static bool move_slice(ari_wire *w, int c, size_t start, size_t size)
     _Alignas(64) char partial[ARI_WIRE_PIECE_BYTES];
     const ari_sum sum = ari_sum_of(w, c, c == w->self);
     const size_t piece = ari_sum_piece_count(&sum);
-    char *to = c == w->self ? output(w, c) : ((ari_sim_comm *)ari_group_comm(w->group, c))->scratch;
-    for (size_t done = 0; done < size; done += piece) {
-        const size_t count = size - done < piece ? size - done : piece, bytes = count * w->element;
-        char *at = to + done * w->element;
-        if (!ari_sum_piece(&sum, c == w->self ? at : partial, (start + done) * w->element, count))
+    char *dst = c == w->self ? output(w, c) : ((ari_sim_comm *)ari_group_comm(w->group, c))->scratch;
+    for (size_t offset = 0; offset < size; offset += piece) {
+        const size_t count = size - offset < piece ? size - offset : piece, bytes = count * w->element;
+        char *piece_dst = dst + offset * w->element;
+        if (!ari_sum_piece(&sum, c == w->self ? piece_dst : partial, (start + offset) * w->element, count))
             return false;
-        if (c != w->self && !ari_wire_put(w, c, at, partial, bytes, false))
+        if (c != w->self && !ari_wire_put(w, c, piece_dst, partial, bytes, false))
             return false;
     }
     return true;
@@ -64,31 +64,32 @@ static bool move_slices(ari_wire *w)
     return true;
 }
 
-static bool put_range(ari_wire *w, int to, size_t from, size_t end)
+static bool put_range(ari_wire *w, int dst_rank, size_t begin, size_t end)
 {
-    const char *own = output(w, w->self);
-    return from == end || ari_wire_put(w, to, output(w, to) + from, own + from, end - from, false);
+    const char *local_output = output(w, w->self);
+    return begin == end ||
+           ari_wire_put(w, dst_rank, output(w, dst_rank) + begin, local_output + begin, end - begin, false);
 }
 
 static bool move_all_gather(ari_wire *w)
 {
-    const size_t whole = ari_counts_before(w->call->counts, w->n) * w->element;
-    size_t at = 0;
+    const size_t total_bytes = ari_counts_before(w->call->counts, w->n) * w->element;
+    size_t offset = 0;
     for (int i = 0; i < w->n; i++) {
         const size_t bytes = w->call->counts[i] * w->element;
-        const void *from = ari_group_call(w->group, i)->in.ptr;
+        const void *src = ari_group_call(w->group, i)->input.ptr;
         if (bytes > 0 && i == w->self)
-            ari_copy_bytes(output(w, i) + at, from, bytes);
-        else if (bytes > 0 && !ari_wire_take(w, output(w, w->self) + at, i, from, bytes, false))
+            ari_copy_bytes(output(w, i) + offset, src, bytes);
+        else if (bytes > 0 && !ari_wire_take(w, output(w, w->self) + offset, i, src, bytes, false))
             return false;
-        at += bytes;
+        offset += bytes;
     }
-    at = 0;
+    offset = 0;
     for (int i = 0; i < w->n; i++) {
-        const size_t next = at + w->call->counts[i] * w->element;
-        if (i != w->self && (!put_range(w, i, 0, at) || !put_range(w, i, next, whole)))
+        const size_t next_offset = offset + w->call->counts[i] * w->element;
+        if (i != w->self && (!put_range(w, i, 0, offset) || !put_range(w, i, next_offset, total_bytes)))
             return false;
-        at = next;
+        offset = next_offset;
     }
     return true;
 }
@@ -124,7 +125,7 @@ static bool move_parts(ari_wire *w)
     }
 }
 
-static void move_all(last *l)
+static void move_all(last_call *l)
 {
     ari_wire wire = ari_wire_open(l->c);
     (void)move_parts(&wire);
@@ -136,22 +137,22 @@ static void move_all(last *l)
 /* The rank's own move, if any: with a sum that lacks its own input, or with its own part. */
 static bool own_move(const ari_sim_comm *c, const ari_call *call, ari_move *m)
 {
-    ari_moves own = ari_moves_within(call, c->member.index);
+    ari_moves moves = ari_moves_within(call, c->member.index);
     *m = (ari_move){.count = 0};
-    return call->kind != ARI_ALL_REDUCE && ari_next_move(&own, m);
+    return call->kind != ARI_ALL_REDUCE && ari_next_move(&moves, m);
 }
 
 /* Completes the call on a rank that was not the mover, once the mover is done. */
-static void complete_own(const last *l)
+static void complete_own(const last_call *l)
 {
     const ari_call *call = l->call;
     ari_move m;
     if (!own_move(l->c, call, &m))
         return;
     if (ari_kind_of(call->kind)->combines)
-        ari_reduce_kernel(call->dtype, call->op).two(m.to.ptr, l->c->scratch, m.from.ptr, m.count);
+        ari_reduce_kernel(call->dtype, call->op).pair(m.dst.ptr, l->c->scratch, m.src.ptr, m.count);
     else
-        ari_copy_bytes(m.to.ptr, m.from.ptr, m.count * ar_dtype_bytes(call->dtype));
+        ari_copy_bytes(m.dst.ptr, m.src.ptr, m.count * ar_dtype_bytes(call->dtype));
 }
 
 /* --- the call ----------------------------------------------------------------------------------------------------- */
@@ -161,7 +162,7 @@ static void complete_own(const last *l)
 static ar_status come_last(ari_group *g, void *arg)
 {
     (void)g;
-    last *l = arg;
+    last_call *l = arg;
     l->moves = true;
     if (l->plain)
         move_all(l);
@@ -176,7 +177,7 @@ ar_status ari_last_run(ar_comm *base, const ari_call *call)
         return ari_direct_run(base, call);
     if (own_move(c, call, &m) && ari_kind_of(call->kind)->combines)
         AR_TRY(ari_sim_reserve(c, m.count * ar_dtype_bytes(call->dtype)));
-    last l = {.c = c, .call = call, .plain = ari_wire_is_plain(c)};
+    last_call l = {.c = c, .call = call, .plain = ari_wire_is_plain(c)};
     AR_TRY(ari_member_enter(&c->member, base, call, &(ari_alone){.run = come_last, .arg = &l}));
     if (!l.plain && l.moves)
         move_all(&l);

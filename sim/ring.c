@@ -19,7 +19,7 @@
 typedef struct ring {
     ari_wire *wire;
     const ari_call *left_call;
-    int left, right;
+    int left_rank, right;
     ari_reduce kernel; /* of reductions */
     bool past_cache;   /* the outputs are too large for it */
 } ring;
@@ -27,11 +27,11 @@ typedef struct ring {
 static ring ring_of(ari_wire *w)
 {
     const ari_call *call = w->call;
-    const int left = (w->self + w->n - 1) % w->n;
+    const int left_rank = (w->self + w->n - 1) % w->n;
     const size_t count = call->counts ? ari_counts_before(call->counts, w->n) : call->count;
     return (ring){.wire = w,
-                  .left_call = ari_group_call(w->group, left),
-                  .left = left,
+                  .left_call = ari_group_call(w->group, left_rank),
+                  .left_rank = left_rank,
                   .right = (w->self + 1) % w->n,
                   .kernel = ari_reduce_kernel(call->dtype, call->op),
                   .past_cache = call->kind != ARI_BROADCAST && /* whose segments stay in the cache */
@@ -45,15 +45,15 @@ static int wrap(const ring *g, int c)
 }
 
 /* The offset of chunk c in the whole buffer, in bytes. all_reduce cuts evenly, the others by their counts. */
-static void chunk_of(const ring *g, int c, size_t *at, size_t *bytes)
+static void chunk_of(const ring *g, int c, size_t *offset, size_t *bytes)
 {
     if (g->wire->call->kind == ARI_ALL_REDUCE) {
-        ari_comm_slice(g->wire->call->count, g->wire->n, c, at, bytes);
+        ari_comm_slice(g->wire->call->count, g->wire->n, c, offset, bytes);
     } else {
-        *at = ari_counts_before(g->wire->call->counts, c);
+        *offset = ari_counts_before(g->wire->call->counts, c);
         *bytes = g->wire->call->counts[c];
     }
-    *at *= g->wire->element;
+    *offset *= g->wire->element;
     *bytes *= g->wire->element;
 }
 
@@ -64,9 +64,9 @@ static void end_step(const ring *g, ari_moment since, uint64_t steps_done, ar_ri
     if (g->past_cache)
         ari_stream_end();
     ari_member_advance(&g->wire->mover->member, steps_done);
-    ari_record_transfer(since, ari_group_rank(g->wire->group, g->left), step.bytes);
+    ari_record_transfer(since, ari_group_rank(g->wire->group, g->left_rank), step.bytes);
     step.rank = g->wire->self;
-    step.read_from = g->left;
+    step.read_from = g->left_rank;
     if (o->ring_trace)
         o->ring_trace(o->ring_trace_user, &step);
 }
@@ -87,37 +87,37 @@ static char *partial_place(const ari_sim_comm *c, int step)
     return (char *)c->scratch + (step % 2 ? c->scratch_bytes / 2 / 64 * 64 : 0);
 }
 
-static const char *left_partial(const ring *g, int step, size_t at)
+static const char *left_partial(const ring *g, int step, size_t offset)
 {
     if (step == 0)
-        return (const char *)g->left_call->in.ptr + at;
+        return (const char *)g->left_call->input.ptr + offset;
     if (g->wire->call->kind == ARI_ALL_REDUCE)
-        return (const char *)g->left_call->out.ptr + at;
-    const ari_sim_comm *left = (const ari_sim_comm *)ari_group_comm(g->wire->group, g->left);
-    return partial_place(left, step - 1);
+        return (const char *)g->left_call->out.ptr + offset;
+    const ari_sim_comm *left_comm = (const ari_sim_comm *)ari_group_comm(g->wire->group, g->left_rank);
+    return partial_place(left_comm, step - 1);
 }
 
-static char *own_partial(const ring *g, int step, size_t at)
+static char *own_partial(const ring *g, int step, size_t offset)
 {
     if (g->wire->call->kind == ARI_ALL_REDUCE)
-        return (char *)g->wire->call->out.ptr + at;
+        return (char *)g->wire->call->out.ptr + offset;
     return step == g->wire->n - 2 ? (char *)g->wire->call->out.ptr : partial_place(g->wire->mover, step);
 }
 
-/* to = `bytes` that lie at `from` in the left neighbour's memory, combined with own input. False: broken off. */
-static bool add_piece(const ring *g, void *to, const void *from, const void *own, size_t bytes)
+/* to = `bytes` that lie at `src` in the left neighbour's memory, combined with own input. False: broken off. */
+static bool add_piece(const ring *g, void *dst, const void *src, const void *local_input, size_t bytes)
 {
     const size_t piece = ARI_WIRE_PIECE_BYTES;
     _Alignas(64) char result[ARI_WIRE_PIECE_BYTES];
-    for (size_t at = 0; at < bytes; at += piece) {
-        const size_t now = bytes - at < piece ? bytes - at : piece;
-        const void *left = ari_wire_read(g->wire, g->left, (const char *)from + at, now, 0);
-        char *out = g->past_cache ? result : (char *)to + at;
-        if (!left)
+    for (size_t offset = 0; offset < bytes; offset += piece) {
+        const size_t piece_bytes = bytes - offset < piece ? bytes - offset : piece;
+        const void *received = ari_wire_read(g->wire, g->left_rank, (const char *)src + offset, piece_bytes, 0);
+        char *out = g->past_cache ? result : (char *)dst + offset;
+        if (!received)
             return false;
-        g->kernel.two(out, left, (const char *)own + at, now / g->wire->element);
+        g->kernel.pair(out, received, (const char *)local_input + offset, piece_bytes / g->wire->element);
         if (g->past_cache)
-            ari_stream_bytes((char *)to + at, out, now);
+            ari_stream_bytes((char *)dst + offset, out, piece_bytes);
     }
     return true;
 }
@@ -128,16 +128,16 @@ static bool reduce_scatter_steps(const ring *g)
     ari_member *m = &g->wire->mover->member;
     for (int s = 0; s < g->wire->n - 1; s++) {
         const int received = wrap(g, g->wire->self - 2 - s);
-        size_t at, bytes;
-        chunk_of(g, received, &at, &bytes);
-        if (!ari_member_await(m, g->left, (uint64_t)s))
+        size_t offset, bytes;
+        chunk_of(g, received, &offset, &bytes);
+        if (!ari_member_await(m, g->left_rank, (uint64_t)s))
             return false;
         if (g->wire->call->kind == ARI_REDUCE_SCATTER && s >= 2)
             if (!ari_member_await(m, g->right, (uint64_t)s))
                 return false;
         const ari_moment since = ari_record_moment();
-        if (bytes > 0 && !add_piece(g, own_partial(g, s, at), left_partial(g, s, at),
-                                    (const char *)g->wire->call->in.ptr + at, bytes))
+        if (bytes > 0 && !add_piece(g, own_partial(g, s, offset), left_partial(g, s, offset),
+                                    (const char *)g->wire->call->input.ptr + offset, bytes))
             return false;
         round_step(g, since, 0, s, (uint64_t)s + 1, received, bytes);
     }
@@ -147,23 +147,24 @@ static bool reduce_scatter_steps(const ring *g)
 /* Steps first .. first+N-2 of the call. In an all_reduce the chunk that arrives at step s takes the place of what the
  * right neighbour read at step s of the reduce-scatter. That is over: the left neighbour has done first+s = N-1+s
  * steps, so the one before it N-2+s, and so on round the ring to the right neighbour, which has done s+1. */
-static void all_gather_steps(const ring *g, int first)
+static void all_gather_steps(const ring *g, int first_step)
 {
     ari_member *m = &g->wire->mover->member;
     for (int s = 0; s < g->wire->n - 1; s++) {
         const int received = wrap(g, g->wire->self - 1 - s);
-        size_t at, bytes;
-        chunk_of(g, received, &at, &bytes);
-        if (!ari_member_await(m, g->left, (uint64_t)first + (uint64_t)s))
+        size_t offset, bytes;
+        chunk_of(g, received, &offset, &bytes);
+        if (!ari_member_await(m, g->left_rank, (uint64_t)first_step + (uint64_t)s))
             return;
         const ari_moment since = ari_record_moment();
         if (bytes > 0) {
-            const bool own_of_left = s == 0 && first == 0;
-            const char *from = own_of_left ? g->left_call->in.ptr : (const char *)g->left_call->out.ptr + at;
-            if (!ari_wire_take(g->wire, (char *)g->wire->call->out.ptr + at, g->left, from, bytes, g->past_cache))
+            const bool own_of_left = s == 0 && first_step == 0;
+            const char *src = own_of_left ? g->left_call->input.ptr : (const char *)g->left_call->out.ptr + offset;
+            if (!ari_wire_take(g->wire, (char *)g->wire->call->out.ptr + offset, g->left_rank, src, bytes,
+                               g->past_cache))
                 return;
         }
-        round_step(g, since, 1, s, (uint64_t)first + (uint64_t)s + 1, received, bytes);
+        round_step(g, since, 1, s, (uint64_t)first_step + (uint64_t)s + 1, received, bytes);
     }
 }
 
@@ -175,10 +176,10 @@ static void all_reduce(const ring *g)
 
 static void all_gather(const ring *g)
 {
-    size_t at, bytes;
-    chunk_of(g, g->wire->self, &at, &bytes);
+    size_t offset, bytes;
+    chunk_of(g, g->wire->self, &offset, &bytes);
     if (bytes > 0)
-        ari_copy_bytes((char *)g->wire->call->out.ptr + at, g->wire->call->in.ptr, bytes);
+        ari_copy_bytes((char *)g->wire->call->out.ptr + offset, g->wire->call->input.ptr, bytes);
     all_gather_steps(g, 0);
 }
 
@@ -192,14 +193,14 @@ static void broadcast(const ring *g)
 {
     const ari_call *call = g->wire->call;
     const int n = g->wire->n, place = (g->wire->self - call->root + n) % n;
-    const size_t whole = call->count * g->wire->element;
-    for (size_t k = 0, at = 0; place > 0 && at < whole; k++, at += SEGMENT_BYTES) {
-        const size_t bytes = whole - at < SEGMENT_BYTES ? whole - at : SEGMENT_BYTES;
-        const char *from = (const char *)g->left_call->out.ptr + at;
-        if (place > 1 && !ari_member_await(&g->wire->mover->member, g->left, k + 1))
+    const size_t total_bytes = call->count * g->wire->element;
+    for (size_t k = 0, offset = 0; place > 0 && offset < total_bytes; k++, offset += SEGMENT_BYTES) {
+        const size_t bytes = total_bytes - offset < SEGMENT_BYTES ? total_bytes - offset : SEGMENT_BYTES;
+        const char *src = (const char *)g->left_call->out.ptr + offset;
+        if (place > 1 && !ari_member_await(&g->wire->mover->member, g->left_rank, k + 1))
             return; /* the root has all segments from the beginning */
         const ari_moment since = ari_record_moment();
-        if (!ari_wire_take(g->wire, (char *)call->out.ptr + at, g->left, from, bytes, false))
+        if (!ari_wire_take(g->wire, (char *)call->out.ptr + offset, g->left_rank, src, bytes, false))
             return;
         end_step(g, since, k + 1,
                  (ar_ring_step){.phase = 1,

@@ -90,14 +90,14 @@ static ar_status run_threads(rank_run *runs, int ranks)
 
 static void fill_reports(ar_sim_rank_report *reports, const rank_run *runs, int ranks)
 {
-    _Static_assert(sizeof reports->last == sizeof((ari_rank_view *)0)->last, "one length of text");
+    _Static_assert(sizeof reports->last == sizeof((ari_rank_view *)0)->last_finished, "one length of text");
     for (int i = 0; reports && i < ranks; i++) {
         const ari_rank_view *v = ari_world_view(runs[i].world, i);
         reports[i].rank = i;
         snprintf(reports[i].status, sizeof reports[i].status, "%s", ar_status_name(runs[i].st));
-        memcpy(reports[i].last, v->last, sizeof v->last);
-        memcpy(reports[i].current, v->now.current, sizeof v->now.current);
-        reports[i].waiting_s = v->now.waiting_s;
+        memcpy(reports[i].last, v->last_finished, sizeof v->last_finished);
+        memcpy(reports[i].current, v->current_row.current, sizeof v->current_row.current);
+        reports[i].waiting_s = v->current_row.waiting_s;
     }
 }
 
@@ -127,16 +127,16 @@ static ar_status check_run(int ranks, const ar_sim_options *o, ar_rank_fn fn)
 }
 
 /* Instruments that watch or drive the run, as the options ask. */
-static ar_status instruments_of(ari_instruments *with, const ar_sim_options *o)
+static ar_status instruments_of(ari_instruments *instruments, const ar_sim_options *o)
 {
-    *with = (ari_instruments){.trace = o->trace};
+    *instruments = (ari_instruments){.trace = o->trace};
     if (o->cluster) {
-        with->rates = ari_rates_of(o->cluster->flops, o->cluster->gpu);
-        with->paced = o->paced;
-        with->virtual_cost = ari_virtual_cost;
-        with->user = (void *)(uintptr_t)o->cluster;
+        instruments->rates = ari_rates_of(o->cluster->flops, o->cluster->gpu);
+        instruments->paced = o->paced;
+        instruments->virtual_cost = ari_virtual_cost;
+        instruments->user = (void *)(uintptr_t)o->cluster;
     }
-    return o->explore ? ari_scheduler_create(&with->scheduler, o->schedule_seed) : AR_OK;
+    return o->explore ? ari_scheduler_create(&instruments->scheduler, o->schedule_seed) : AR_OK;
 }
 
 /* The first failure of the world becomes this thread's. */
@@ -156,24 +156,25 @@ ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, vo
     AR_TRY(check_run(ranks, options, fn));
     if (reports)
         memset(reports, 0, (size_t)ranks * sizeof *reports);
-    const ar_sim_options none = {.algorithm = AR_SIM_AUTO};
-    const ar_sim_options o = options ? *options : none;
-    ari_instruments with = {0};
+    const ar_sim_options defaults = {.algorithm = AR_SIM_AUTO};
+    const ar_sim_options o = options ? *options : defaults;
+    ari_instruments instruments = {0};
     ari_world *world = NULL;
     ari_channels *channels = NULL;
     ar_status st = AR_OK;
     ARI_OWNED rank_run *runs = calloc((size_t)ranks, sizeof *runs);
     if (!runs)
         return ar_error_set(AR_ERR_MEMORY, "ar_sim_run: no memory for %d ranks", ranks);
-    AR_TRY_TO(done, st, instruments_of(&with, &o));
-    AR_TRY_TO(done, st, ari_world_create(&world, ranks, o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS, &with));
+    AR_TRY_TO(done, st, instruments_of(&instruments, &o));
+    AR_TRY_TO(done, st,
+              ari_world_create(&world, ranks, o.timeout_ns ? o.timeout_ns : DEFAULT_TIMEOUT_NS, &instruments));
     AR_TRY_TO(done, st, ari_channels_create(&channels, ari_world_group(world)));
     for (int i = 0; i < ranks; i++) {
         runs[i] = (rank_run){.world = world, .fn = fn, .arg = arg, .rank = i};
         AR_TRY_TO(done, st, ari_sim_comm_create(&runs[i].comm, ari_world_group(world), channels, i, &o));
         runs[i].comm->of_world = true;
-        if (with.trace || with.scheduler || with.virtual_cost)
-            AR_TRY_TO(done, st, ari_lane_create(&runs[i].lane, NULL, &with, i, "main"));
+        if (instruments.trace || instruments.scheduler || instruments.virtual_cost)
+            AR_TRY_TO(done, st, ari_lane_create(&runs[i].lane, NULL, &instruments, i, "main"));
     }
     AR_TRY_TO(done, st, run_threads(runs, ranks));
     st = ari_world_status(world);
@@ -181,8 +182,8 @@ ar_status ar_sim_run(int ranks, const ar_sim_options *options, ar_rank_fn fn, vo
         fill_reports(reports, runs, ranks);
         tell_failure(st, world, &o);
     }
-    if (with.scheduler && o.schedule)
-        ari_scheduler_choices(with.scheduler, &o.schedule->choices, &o.schedule->hash);
+    if (instruments.scheduler && o.schedule)
+        ari_scheduler_choices(instruments.scheduler, &o.schedule->choices, &o.schedule->hash);
 done:
     for (int i = 0; i < ranks; i++) {
         if (!runs[i].comm)
@@ -191,7 +192,7 @@ done:
         ari_lane_destroy(runs[i].lane);
     }
     ari_world_destroy(world);
-    ari_scheduler_destroy(with.scheduler);
+    ari_scheduler_destroy(instruments.scheduler);
     return st;
 }
 

@@ -17,9 +17,9 @@ typedef struct ari_sim_comm {
     bool swaps;                    /* AR_SIM_AUTO: short collectives of two ranks go by ari_member_swap */
     void *scratch;                 /* partial sums; grows */
     size_t scratch_bytes;
-    ari_channels *channels;          /* where sends and recvs of the group meet */
-    struct ari_channel_end *ends;    /* this rank's places in them; guarded by the channels' lock */
-    struct ari_sim_comm *counted_by; /* of a place in a channel: the communicator that counts its bytes */
+    ari_channels *channels;               /* where sends and recvs of the group meet */
+    struct ari_channel_end *channel_ends; /* this rank's places in them; guarded by the channels' lock */
+    struct ari_sim_comm *counted_by;      /* of a place in a channel: the communicator that counts its bytes */
     /* Filled for each member by the one that does the split. NULL: no group for this one. */
     ari_group *split_group;
     ari_channels *split_channels;
@@ -28,7 +28,7 @@ typedef struct ari_sim_comm {
 
 /** The communicator of member `index` of g, which takes that member's place in the group's channels. Gives. Errors:
  *  AR_ERR_MEMORY; then the member counts as dropped, but its place in the channels is still to be left. */
-AR_NODISCARD ar_status ari_sim_comm_create(ari_sim_comm **gives, ari_group *g, ari_channels *channels, int index,
+AR_NODISCARD ar_status ari_sim_comm_create(ari_sim_comm **out, ari_group *g, ari_channels *channels, int index,
                                            const ar_sim_options *options);
 void ari_sim_comm_free(ari_sim_comm *c);
 /** The same of one in the caller's zeroed storage that has no channels: a place in one. Errors: AR_ERR_MEMORY; then the
@@ -55,7 +55,7 @@ AR_NODISCARD ar_status ari_share_run(ari_sim_comm *c, const ari_call *call);
 /* Channels: what rank a sends to rank b, for each pair of a group that does. */
 
 /** The channels of the group, none so far; they end when every member has left them. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_channels_create(ari_channels **gives, const ari_group *g);
+AR_NODISCARD ar_status ari_channels_create(ari_channels **out, const ari_group *g);
 /** Member `index` will not come again. Accepts NULL. */
 void ari_channels_leave(ari_channels *s, int index);
 /** A send or recv. */

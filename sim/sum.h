@@ -8,17 +8,17 @@
 typedef struct ari_sum {
     ari_wire *wire;
     ari_reduce kernel;
-    int first, last; /* members first, first+1, ..., last (modulo N) */
+    int first_member, last_member; /* members first, first+1, ..., last (modulo N) */
 } ari_sum;
 
 /** The sum of the agreed call: over all members, in the order that ends at `end`, or (not whole) over all except that
  *  one, which adds its own input afterwards. */
-ari_sum ari_sum_of(ari_wire *w, int end, bool whole);
+ari_sum ari_sum_of(ari_wire *w, int end, bool is_full);
 /** Elements that one piece may have. */
 size_t ari_sum_piece_count(const ari_sum *s);
-/** out = the reduction of `count` elements that lie `at` bytes into the inputs. out is memory of the mover that is not
+/** out = the reduction of `count` elements that lie `offset` bytes into the inputs. out is memory of the mover that is not
  *  read, or the same elements of an input: it is written when all of them were read. False: broken off. */
-AR_NODISCARD bool ari_sum_piece(const ari_sum *s, void *out, size_t at, size_t count);
+AR_NODISCARD bool ari_sum_piece(const ari_sum *s, void *out, size_t offset, size_t count);
 
 /* Many inputs added and written to many outputs in one go: a block of the sum is held in registers until it lies in
  * every output, so every input is read once, every output is written once, and nothing else touches memory. */
@@ -35,13 +35,13 @@ typedef struct ari_fused {
 
 /** Computes the bytes [at, end) of the outputs from those of the inputs, as far as whole vectors go; returns where it
  *  stopped. */
-typedef size_t (*ari_fused_fn)(const ari_fused *f, size_t at, size_t end);
+typedef size_t (*ari_fused_fn)(const ari_fused *f, size_t offset, size_t end);
 
 /** For this type and operation: ari_reduce's bits. NULL: there is none. */
 ari_fused_fn ari_fused_kernel(ar_dtype t, ar_op op);
-/** The number of bytes from `at` on before a cache line of every output begins. False: the outputs have different
+/** The number of bytes from `offset` on before a cache line of every output begins. False: the outputs have different
  *  alignments, or lines begin within an element. */
-bool ari_fused_head(const ari_fused *f, size_t at, size_t element, size_t *head);
+bool ari_fused_head(const ari_fused *f, size_t offset, size_t element, size_t *head);
 
 /** Slice c of the all_reduce that is agreed upon, from all inputs to all outputs, by the wire's mover, whichever member
  *  that is: N-1 reads and N-1 writes of the slice, so the N slices come to the ring's 2(N-1) D. False: broken off. */

@@ -12,7 +12,7 @@
 typedef enum track_kind { ALL_OF_LANE, COMPUTATION, COMMUNICATION } track_kind;
 
 typedef struct writer {
-    FILE *to;
+    FILE *out;
     const ari_trace_view *view;
     bool any; /* an event has been written */
     uint64_t flows;
@@ -37,46 +37,46 @@ static track_kind track_of(const ari_view_lane *lane, const ari_record *r)
 
 static void begin_event(writer *w, const char *phase, int pid)
 {
-    fprintf(w->to, "%s{\"ph\":\"%s\",\"pid\":%d", w->any ? ",\n" : "", phase, pid);
+    fprintf(w->out, "%s{\"ph\":\"%s\",\"pid\":%d", w->any ? ",\n" : "", phase, pid);
     w->any = true;
 }
 
 /* Microseconds with three decimals. Readers that multiply by 1000 and cut off get `ns` back. */
-static void say_us(FILE *to, uint64_t ns)
+static void say_us(FILE *out, uint64_t ns)
 {
     /* Perfetto's reader has (int64_t)(us * 1000.0), which for some decimals is the nanosecond before. */
     const bool falls_short = (uint64_t)((double)ns / 1000.0 * 1000.0) < ns;
-    fprintf(to, "%llu.%03u%s", (unsigned long long)(ns / 1000), (unsigned)(ns % 1000), falls_short ? "1" : "");
+    fprintf(out, "%llu.%03u%s", (unsigned long long)(ns / 1000), (unsigned)(ns % 1000), falls_short ? "1" : "");
 }
 
 static void put_time(writer *w, const char *key, uint64_t ns)
 {
-    fprintf(w->to, ",\"%s\":", key);
-    say_us(w->to, ns);
+    fprintf(w->out, ",\"%s\":", key);
+    say_us(w->out, ns);
 }
 
 /* A JSON string, quoted. What is not UTF-8 becomes U+FFFD. */
-static void put_text(FILE *to, const char *s)
+static void put_text(FILE *out, const char *s)
 {
-    fputc('"', to);
+    fputc('"', out);
     for (size_t n; *s; s += n ? n : 1) {
         n = ari_utf8_length(s, strnlen(s, 4));
         if (n == 0)
-            fputs("\xef\xbf\xbd", to);
+            fputs("\xef\xbf\xbd", out);
         else if (*s == '"' || *s == '\\')
-            fprintf(to, "\\%c", *s);
+            fprintf(out, "\\%c", *s);
         else if ((unsigned char)*s < 0x20 || *s == 0x7f)
-            fprintf(to, "\\u%04x", (unsigned)*s);
+            fprintf(out, "\\u%04x", (unsigned)*s);
         else
-            fwrite(s, 1, n, to);
+            fwrite(s, 1, n, out);
     }
-    fputc('"', to);
+    fputc('"', out);
 }
 
 static void put_string(writer *w, const char *key, const char *value)
 {
-    fprintf(w->to, ",\"%s\":", key);
-    put_text(w->to, value);
+    fprintf(w->out, ",\"%s\":", key);
+    put_text(w->out, value);
 }
 
 /* --- names of processes and tracks -------------------------------------------------------------------------------- */
@@ -84,20 +84,20 @@ static void put_string(writer *w, const char *key, const char *value)
 static void name_process(writer *w, int pid, const char *name, int sort)
 {
     begin_event(w, "M", pid);
-    fprintf(w->to, ",\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}}", name);
+    fprintf(w->out, ",\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}}", name);
     begin_event(w, "M", pid);
-    fprintf(w->to, ",\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}}", sort);
+    fprintf(w->out, ",\"name\":\"process_sort_index\",\"args\":{\"sort_index\":%d}}", sort);
 }
 
 static void name_track(writer *w, size_t lane, track_kind kind, const char *name)
 {
     const int pid = w->view->lanes[lane].rank;
     begin_event(w, "M", pid);
-    fprintf(w->to, ",\"tid\":%zu,\"name\":\"thread_name\",\"args\":{\"name\":", track_id(lane, kind));
-    put_text(w->to, name);
-    fprintf(w->to, "}}");
+    fprintf(w->out, ",\"tid\":%zu,\"name\":\"thread_name\",\"args\":{\"name\":", track_id(lane, kind));
+    put_text(w->out, name);
+    fprintf(w->out, "}}");
     begin_event(w, "M", pid);
-    fprintf(w->to, ",\"tid\":%zu,\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}", track_id(lane, kind),
+    fprintf(w->out, ",\"tid\":%zu,\"name\":\"thread_sort_index\",\"args\":{\"sort_index\":%d}}", track_id(lane, kind),
             2 * w->view->lanes[lane].track + (kind == COMMUNICATION));
 }
 
@@ -127,7 +127,7 @@ static void put_names(writer *w)
 static void begin_slice(writer *w, size_t lane, track_kind kind, const char *category, uint64_t begin, uint64_t end)
 {
     begin_event(w, "X", w->view->lanes[lane].rank);
-    fprintf(w->to, ",\"tid\":%zu,\"cat\":\"%s\"", track_id(lane, kind), category);
+    fprintf(w->out, ",\"tid\":%zu,\"cat\":\"%s\"", track_id(lane, kind), category);
     put_time(w, "ts", begin);
     put_time(w, "dur", end - begin);
 }
@@ -141,24 +141,24 @@ static void put_collective(writer *w, size_t lane, size_t place, track_kind kind
     char ranks[256];
     ari_view_ranks(v, m, ranks, sizeof ranks);
     begin_slice(w, lane, kind, "collective", begin, end);
-    fprintf(w->to, ",\"name\":\"%s\",\"args\":{\"op\":\"%s\"", ari_kind_name(r->op_kind), ari_kind_name(r->op_kind));
+    fprintf(w->out, ",\"name\":\"%s\",\"args\":{\"op\":\"%s\"", ari_kind_name(r->op_kind), ari_kind_name(r->op_kind));
     put_string(w, "tag", r->name);
     if (ari_kind_of(r->op_kind)->combines)
-        fprintf(w->to, ",\"reduction\":\"%s\"", ari_op_name(r->op));
+        fprintf(w->out, ",\"reduction\":\"%s\"", ari_op_name(r->op));
     if (ari_kind_of(r->op_kind)->from_root)
-        fprintf(w->to, ",\"root\":%d", r->root);
-    fprintf(w->to,
+        fprintf(w->out, ",\"root\":%d", r->root);
+    fprintf(w->out,
             ",\"dtype\":\"%s\",\"count\":%zu,\"bytes read\":%" PRIu64 ",\"bytes written\":%" PRIu64
             ",\"group\":%" PRIu64 ",\"sequence\":%" PRIu64 ",\"ranks\":\"%s\",\"group size\":%d,\"came last\":%d",
             ar_dtype_name(r->dtype), r->count, r->bytes_read, r->bytes_written, r->group, r->seq, ranks, r->ranks,
-            m->last);
+            m->last_rank);
     put_time(w, "waiting_us", waiting);
     put_time(w, "moving_us", end - begin - waiting);
-    fprintf(w->to, "%s}}", r->broken ? ",\"broken off\":true" : "");
+    fprintf(w->out, "%s}}", r->broken ? ",\"broken off\":true" : "");
     if (waiting == 0)
         return;
     begin_slice(w, lane, kind, "waiting", begin, begin + waiting);
-    fprintf(w->to, ",\"name\":\"waiting\",\"args\":{\"for rank\":%d}}", m->last);
+    fprintf(w->out, ",\"name\":\"waiting\",\"args\":{\"for rank\":%d}}", m->last_rank);
 }
 
 static void put_slice(writer *w, size_t lane, size_t place, track_kind kind)
@@ -170,21 +170,21 @@ static void put_slice(writer *w, size_t lane, size_t place, track_kind kind)
     case ARI_RECORD_SPAN:
         begin_slice(w, lane, kind, "span", begin, end);
         put_string(w, "name", r->name);
-        fprintf(w->to, "}");
+        fprintf(w->out, "}");
         break;
     case ARI_RECORD_WORK:
         begin_slice(w, lane, kind, "work", begin, end);
-        fprintf(w->to, ",\"name\":\"work\",\"args\":{\"flops\":%.17g}}", r->flops);
+        fprintf(w->out, ",\"name\":\"work\",\"args\":{\"flops\":%.17g}}", r->flops);
         break;
     case ARI_RECORD_WAIT:
         begin_slice(w, lane, kind, "queue", begin, end);
-        fprintf(w->to, ",\"name\":\"waits for a queue\",\"args\":{\"queue\":");
-        put_text(w->to, r->name);
-        fprintf(w->to, "}}");
+        fprintf(w->out, ",\"name\":\"waits for a queue\",\"args\":{\"queue\":");
+        put_text(w->out, r->name);
+        fprintf(w->out, "}}");
         break;
     case ARI_RECORD_TRANSFER:
         begin_slice(w, lane, kind, "transfer", begin, end);
-        fprintf(w->to, ",\"name\":\"from rank %d\",\"args\":{\"from\":%d,\"bytes\":%" PRIu64 "}}", r->peer, r->peer,
+        fprintf(w->out, ",\"name\":\"from rank %d\",\"args\":{\"from\":%d,\"bytes\":%" PRIu64 "}}", r->peer, r->peer,
                 r->bytes);
         break;
     case ARI_RECORD_COLLECTIVE:
@@ -230,20 +230,21 @@ static void put_arrow_end(writer *w, const char *phase, const char *category, co
 {
     const ari_view_lane *lane = &w->view->lanes[p->lane];
     begin_event(w, phase, lane->rank);
-    fprintf(w->to, ",\"tid\":%zu,\"id\":%" PRIu64 ",\"cat\":\"%s\",\"name\":\"%s\"",
+    fprintf(w->out, ",\"tid\":%zu,\"id\":%" PRIu64 ",\"cat\":\"%s\",\"name\":\"%s\"",
             track_id(p->lane, track_of(lane, p->record)), w->flows, category, name);
     put_time(w, "ts", p->ns);
-    fprintf(w->to, "%s}", phase[0] == 'f' ? ",\"bp\":\"e\"" : "");
+    fprintf(w->out, "%s}", phase[0] == 'f' ? ",\"bp\":\"e\"" : "");
 }
 
 /* An arrow whose ends cannot both be shown is left out. */
-static void put_arrow(writer *w, const char *category, const char *name, const place *from, const place *to)
+static void put_arrow(writer *w, const char *category, const char *name, const place *origin, const place *target)
 {
-    if (!lies_in(w->view, from->record, from->ns) || !lies_in(w->view, to->record, to->ns) || to->ns < from->ns)
+    if (!lies_in(w->view, origin->record, origin->ns) || !lies_in(w->view, target->record, target->ns) ||
+        target->ns < origin->ns)
         return;
     w->flows++;
-    put_arrow_end(w, "s", category, name, from);
-    put_arrow_end(w, "f", category, name, to);
+    put_arrow_end(w, "s", category, name, origin);
+    put_arrow_end(w, "f", category, name, target);
 }
 
 static place member_at(const ari_rendezvous_member *m, uint64_t ns)
@@ -255,14 +256,14 @@ static place member_at(const ari_rendezvous_member *m, uint64_t ns)
 static void put_waits(writer *w, const ari_rendezvous *m)
 {
     const ari_trace_view *v = w->view;
-    const ari_rendezvous_member *last = ari_view_member(v, m, m->last);
+    const ari_rendezvous_member *last_member = ari_view_member(v, m, m->last_rank);
     const uint64_t came = m->came_ns - v->start_ns;
-    const place from = member_at(last, came);
-    for (size_t i = m->first; i < m->first + m->members; i++) {
+    const place origin = member_at(last_member, came);
+    for (size_t i = m->first_member; i < m->first_member + m->members; i++) {
         const ari_rendezvous_member *x = &v->members[i];
-        const place to = member_at(x, came);
-        if (x != last && !x->record->broken && ari_view_waiting(v, m, x->record) > 0)
-            put_arrow(w, "last", "the last to come", &from, &to);
+        const place target = member_at(x, came);
+        if (x != last_member && !x->record->broken && ari_view_waiting(v, m, x->record) > 0)
+            put_arrow(w, "last", "the last to come", &origin, &target);
     }
 }
 
@@ -270,29 +271,32 @@ static void put_waits(writer *w, const ari_rendezvous *m)
 static void put_message(writer *w, const ari_rendezvous *m)
 {
     const ari_trace_view *v = w->view;
-    const ari_rendezvous_member *a = &v->members[m->first], *b = a + 1;
+    const ari_rendezvous_member *a = &v->members[m->first_member], *b = a + 1;
     if (m->members != 2 || a->record->op_kind == b->record->op_kind)
         return;
     const bool a_sends = a->record->op_kind == ARI_SEND;
     const ari_rendezvous_member *sender = a_sends ? a : b, *receiver = a_sends ? b : a;
     const uint64_t end = ari_view_end(v, receiver->record);
-    const place from = member_at(sender, m->came_ns - v->start_ns), to = member_at(receiver, end > 0 ? end - 1 : 0);
-    put_arrow(w, "data", "message", &from, &to);
+    const place origin = member_at(sender, m->came_ns - v->start_ns),
+                target = member_at(receiver, end > 0 ? end - 1 : 0);
+    put_arrow(w, "data", "message", &origin, &target);
 }
 
 /* In virtual time collectives go round a ring: what each member receives comes from its left neighbour. */
 static void put_ring(writer *w, const ari_rendezvous *m)
 {
     const ari_trace_view *v = w->view;
-    const ari_kind kind = m->of->op_kind;
-    if (!ari_kind_of(kind)->ring || ari_kind_of(kind)->from_root || m->members < 2 || m->members < (size_t)m->of->ranks)
+    const ari_kind kind = m->record->op_kind;
+    if (!ari_kind_of(kind)->ring || ari_kind_of(kind)->from_root || m->members < 2 ||
+        m->members < (size_t)m->record->ranks)
         return;
     for (size_t i = 0; i < m->members; i++) {
-        const ari_rendezvous_member *to = &v->members[m->first + i];
-        const ari_rendezvous_member *left = &v->members[m->first + (i + m->members - 1) % m->members];
-        const uint64_t end = ari_view_end(v, to->record);
-        const place from = member_at(left, m->came_ns - v->start_ns), into = member_at(to, end > 0 ? end - 1 : 0);
-        put_arrow(w, "data", "round the ring", &from, &into);
+        const ari_rendezvous_member *receiver = &v->members[m->first_member + i];
+        const ari_rendezvous_member *left_member = &v->members[m->first_member + (i + m->members - 1) % m->members];
+        const uint64_t end = ari_view_end(v, receiver->record);
+        const place origin = member_at(left_member, m->came_ns - v->start_ns),
+                    into = member_at(receiver, end > 0 ? end - 1 : 0);
+        put_arrow(w, "data", "round the ring", &origin, &into);
     }
 }
 
@@ -311,8 +315,8 @@ static void put_transfers(writer *w, size_t lane)
         if (!source)
             continue;
         const uint64_t begin = ari_view_begin(v, r);
-        const place from = member_at(source, begin), to = {lane, r, begin};
-        put_arrow(w, "data", "step of the ring", &from, &to);
+        const place origin = member_at(source, begin), target = {lane, r, begin};
+        put_arrow(w, "data", "step of the ring", &origin, &target);
     }
 }
 
@@ -338,11 +342,11 @@ static void put_queue_waits(writer *w, size_t lane)
         const ari_record *r = l->shown[i];
         const size_t peer = r->kind == ARI_RECORD_WAIT ? ari_view_lane_of(v, r->peer, r->peer_track) : SIZE_MAX;
         const uint64_t end = ari_view_end(v, r);
-        const ari_record *done = peer != SIZE_MAX ? done_by(v, &v->lanes[peer], end) : NULL;
-        if (!done || ari_view_begin(v, r) == end)
+        const ari_record *last_record = peer != SIZE_MAX ? done_by(v, &v->lanes[peer], end) : NULL;
+        if (!last_record || ari_view_begin(v, r) == end)
             continue;
-        const place from = {peer, done, ari_view_end(v, done) - 1}, to = {lane, r, end - 1};
-        put_arrow(w, "queue", "waited for", &from, &to);
+        const place origin = {peer, last_record, ari_view_end(v, last_record) - 1}, target = {lane, r, end - 1};
+        put_arrow(w, "queue", "waited for", &origin, &target);
     }
 }
 
@@ -366,28 +370,28 @@ static void put_arrows(writer *w)
 static void put_counter(writer *w, int pid, uint64_t ns, int64_t bytes)
 {
     begin_event(w, "C", pid);
-    fprintf(w->to, ",\"name\":\"bytes in flight\"");
+    fprintf(w->out, ",\"name\":\"bytes in flight\"");
     put_time(w, "ts", ns);
-    fprintf(w->to, ",\"args\":{\"bytes\":%" PRId64 "}}", bytes);
+    fprintf(w->out, ",\"args\":{\"bytes\":%" PRId64 "}}", bytes);
 }
 
 /* Each changes once at a time, whatever begins and ends then: of two values at one moment a reader may show either. */
 static void put_changes(writer *w, const ari_view_flight *list, size_t n, int64_t *of_rank)
 {
-    int64_t all = 0;
+    int64_t total = 0;
     for (size_t i = 0, end; i < n; i = end) {
         for (end = i; end < n && list[end].ns == list[i].ns; end++) {
-            all += list[end].bytes;
+            total += list[end].bytes;
             of_rank[list[end].rank] += list[end].bytes;
         }
         for (size_t k = i; k < end; k++) {
-            bool again = false;
+            bool is_repeated = false;
             for (size_t b = i; b < k; b++)
-                again = again || list[b].rank == list[k].rank;
-            if (!again)
+                is_repeated = is_repeated || list[b].rank == list[k].rank;
+            if (!is_repeated)
                 put_counter(w, list[k].rank, list[k].ns, of_rank[list[k].rank]);
         }
-        put_counter(w, w->view->ranks, list[i].ns, all);
+        put_counter(w, w->view->ranks, list[i].ns, total);
     }
 }
 
@@ -409,43 +413,43 @@ static ar_status put_counters(writer *w)
 static void put_cut(writer *w)
 {
     begin_event(w, "i", w->view->ranks);
-    fprintf(w->to, ",\"tid\":0,\"s\":\"g\",\"name\":\"memory ran out here: the end of this trace is missing\"");
+    fprintf(w->out, ",\"tid\":0,\"s\":\"g\",\"name\":\"memory ran out here: the end of this trace is missing\"");
     put_time(w, "ts", w->view->end_ns - w->view->start_ns);
-    fprintf(w->to, "}");
+    fprintf(w->out, "}");
 }
 
 /* In seconds, as ar_trace_summary has it. */
-static void put_summary(FILE *to, const ar_trace_summary *s)
+static void put_summary(FILE *out, const ar_trace_summary *s)
 {
-    fprintf(to,
+    fprintf(out,
             "{\"seconds\":%.17g,\"compute\":%.17g,\"communication\":%.17g,\"exposed\":%.17g,\"overlap\":%.17g,"
             "\"bytes\":%" PRIu64 ",\"collectives\":%zu,",
             s->seconds, s->compute, s->communication, s->exposed, s->overlap, s->bytes, s->collectives);
-    fprintf(to, "\"path\":{\"compute\":%.17g,\"communication\":%.17g,\"wait\":%.17g},\"longest\":[", s->path_compute,
+    fprintf(out, "\"path\":{\"compute\":%.17g,\"communication\":%.17g,\"wait\":%.17g},\"longest\":[", s->path_compute,
             s->path_communication, s->path_wait);
     for (size_t i = 0; i < s->parts; i++) {
-        fprintf(to, "%s[%d,%.17g,", i > 0 ? "," : "", s->longest[i].rank, s->longest[i].seconds);
-        put_text(to, s->longest[i].what);
-        fprintf(to, "]");
+        fprintf(out, "%s[%d,%.17g,", i > 0 ? "," : "", s->longest[i].rank, s->longest[i].seconds);
+        put_text(out, s->longest[i].what);
+        fprintf(out, "]");
     }
-    fprintf(to, "]}");
+    fprintf(out, "]}");
 }
 
 static ar_status put_all(writer *w, const ar_trace_summary *summary, const char *title)
 {
-    fprintf(w->to, "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"title\":");
-    put_text(w->to, title);
-    fprintf(w->to, ",\"clock\":\"%s\",\"cut\":%s,\"summary\":", w->view->clock == AR_TRACE_REAL ? "real" : "virtual",
+    fprintf(w->out, "{\"displayTimeUnit\":\"ns\",\"otherData\":{\"title\":");
+    put_text(w->out, title);
+    fprintf(w->out, ",\"clock\":\"%s\",\"cut\":%s,\"summary\":", w->view->clock == AR_TRACE_REAL ? "real" : "virtual",
             w->view->cut ? "true" : "false");
-    put_summary(w->to, summary);
-    fprintf(w->to, "},\"traceEvents\":[\n");
+    put_summary(w->out, summary);
+    fprintf(w->out, "},\"traceEvents\":[\n");
     put_names(w);
     put_slices(w);
     put_arrows(w);
     AR_TRY(put_counters(w));
     if (w->view->cut)
         put_cut(w);
-    fprintf(w->to, "\n]}\n");
+    fprintf(w->out, "\n]}\n");
     return AR_OK;
 }
 
@@ -460,8 +464,8 @@ ar_status ar_trace_write_json(const ar_trace *t, ar_trace_clock clock, const cha
     AR_TRY(ari_trace_view_init(&view, t, clock));
     AR_TRY(ar_trace_summarise(&summary, t, clock));
     AR_TRY(ari_atomic_file_create(&out, path));
-    AR_TRY(ari_atomic_file_stream(&w.to, out));
-    const ar_status st = put_all(&w, &summary, title ? title : ""), written = ari_atomic_file_stream_end(w.to, out);
+    AR_TRY(ari_atomic_file_stream(&w.out, out));
+    const ar_status st = put_all(&w, &summary, title ? title : ""), written = ari_atomic_file_stream_end(w.out, out);
     AR_TRY(st);
     AR_TRY(written);
     return ari_atomic_file_commit(out);

@@ -17,12 +17,12 @@ typedef struct intervals {
     size_t count, capacity;
 } intervals;
 
-static ar_status add_interval(ari_arena *arena, intervals *to, uint64_t begin, uint64_t end)
+static ar_status add_interval(ari_arena *arena, intervals *set, uint64_t begin, uint64_t end)
 {
     if (begin >= end)
         return AR_OK;
-    AR_TRY(ARI_GROW_IN(arena, &to->list, &to->capacity, to->count, "a summary"));
-    to->list[to->count++] = (interval){begin, end};
+    AR_TRY(ARI_GROW_IN(arena, &set->list, &set->capacity, set->count, "a summary"));
+    set->list[set->count++] = (interval){begin, end};
     return AR_OK;
 }
 
@@ -82,45 +82,46 @@ typedef struct rank_time {
     uint64_t begin, end; /* of the main lane */
 } rank_time;
 
-static ar_status add_record(rank_time *to, const ari_trace_view *v, const ari_view_lane *lane, const ari_record *r)
+static ar_status add_record(rank_time *activity, const ari_trace_view *v, const ari_view_lane *lane,
+                            const ari_record *r)
 {
     const uint64_t begin = ari_view_begin(v, r), end = ari_view_end(v, r);
     const bool moves = r->kind == ARI_RECORD_COLLECTIVE;
     if (lane->track == 0) {
-        to->begin = begin < to->begin ? begin : to->begin;
-        to->end = end > to->end ? end : to->end;
+        activity->begin = begin < activity->begin ? begin : activity->begin;
+        activity->end = end > activity->end ? end : activity->end;
         if (moves || r->kind == ARI_RECORD_WAIT)
-            AR_TRY(add_interval(&to->arena, &to->idles, begin, end));
+            AR_TRY(add_interval(&activity->arena, &activity->idles, begin, end));
     }
     if (r->kind == ARI_RECORD_WORK)
-        AR_TRY(add_interval(&to->arena, &to->computes, begin, end));
-    return moves ? add_interval(&to->arena, &to->moves, begin, end) : AR_OK;
+        AR_TRY(add_interval(&activity->arena, &activity->computes, begin, end));
+    return moves ? add_interval(&activity->arena, &activity->moves, begin, end) : AR_OK;
 }
 
 /* By the real clock a main lane computes where nothing else is known of it. */
 static ar_status rest_computes(rank_time *t)
 {
-    uint64_t at = t->begin;
+    uint64_t compute_begin = t->begin;
     for (size_t i = 0; i < t->idles.count; i++) {
-        AR_TRY(add_interval(&t->arena, &t->computes, at, t->idles.list[i].begin));
-        at = t->idles.list[i].end;
+        AR_TRY(add_interval(&t->arena, &t->computes, compute_begin, t->idles.list[i].begin));
+        compute_begin = t->idles.list[i].end;
     }
-    return add_interval(&t->arena, &t->computes, at, t->end);
+    return add_interval(&t->arena, &t->computes, compute_begin, t->end);
 }
 
-static ar_status time_of_rank(rank_time *to, const ari_trace_view *v, int rank)
+static ar_status time_of_rank(rank_time *activity, const ari_trace_view *v, int rank)
 {
-    to->begin = UINT64_MAX;
+    activity->begin = UINT64_MAX;
     for (size_t l = 0; l < v->lane_count; l++) {
         const ari_view_lane *lane = &v->lanes[l];
         for (size_t i = 0; lane->rank == rank && i < lane->count; i++)
-            AR_TRY(add_record(to, v, lane, lane->shown[i]));
+            AR_TRY(add_record(activity, v, lane, lane->shown[i]));
     }
-    unite(&to->moves);
-    unite(&to->idles);
+    unite(&activity->moves);
+    unite(&activity->idles);
     if (v->clock == AR_TRACE_REAL)
-        AR_TRY(rest_computes(to));
-    unite(&to->computes);
+        AR_TRY(rest_computes(activity));
+    unite(&activity->computes);
     return AR_OK;
 }
 
@@ -169,18 +170,18 @@ typedef struct names {
     size_t count, capacity;
     const ari_record *open[64]; /* spans; deeper ones are not recorded */
     size_t depth;
-    uint64_t at;
+    uint64_t named_end;
 } names;
 
 static ar_status name_until(names *n, uint64_t end)
 {
-    if (end <= n->at || n->depth == 0) {
-        n->at = end > n->at ? end : n->at;
+    if (end <= n->named_end || n->depth == 0) {
+        n->named_end = end > n->named_end ? end : n->named_end;
         return AR_OK;
     }
     AR_TRY(ARI_GROW_IN(n->arena, &n->list, &n->capacity, n->count, "a summary"));
-    n->list[n->count++] = (named){n->at, end, n->open[n->depth - 1]->name};
-    n->at = end;
+    n->list[n->count++] = (named){n->named_end, end, n->open[n->depth - 1]->name};
+    n->named_end = end;
     return AR_OK;
 }
 
@@ -215,40 +216,40 @@ typedef struct parts {
     names *lanes; /* [lanes of the view] */
 } parts;
 
-static ar_status add_part(parts *to, const char *kind, const char *name, int rank, uint64_t ns)
+static ar_status add_part(parts *path_parts, const char *kind, const char *name, int rank, uint64_t ns)
 {
     if (ns == 0)
         return AR_OK;
-    AR_TRY(ARI_GROW_IN(to->arena, &to->list, &to->capacity, to->count, "a summary"));
-    ar_trace_part *p = &to->list[to->count++];
+    AR_TRY(ARI_GROW_IN(path_parts->arena, &path_parts->list, &path_parts->capacity, path_parts->count, "a summary"));
+    ar_trace_part *p = &path_parts->list[path_parts->count++];
     *p = (ar_trace_part){.rank = rank, .seconds = (double)ns * 1e-9};
     snprintf(p->what, sizeof p->what, "%s%s%s", kind, kind[0] && name[0] ? " " : "", name);
     return AR_OK;
 }
 
 /* By the spans that it lies in; what lies in none is plain computation. */
-static ar_status add_compute(parts *to, const names *n, int rank, uint64_t begin, uint64_t end)
+static ar_status add_compute(parts *path_parts, const names *n, int rank, uint64_t begin, uint64_t end)
 {
     size_t low = 0;
     ARI_BISECT(low, n->count, i, n->list[i].end <= begin)
     for (; low < n->count && n->list[low].begin < end; low++) {
         const named *s = &n->list[low];
-        const uint64_t from = s->begin > begin ? s->begin : begin, until = s->end < end ? s->end : end;
-        AR_TRY(add_part(to, "compute", "", rank, from - begin));
-        AR_TRY(add_part(to, s->name[0] ? "" : "compute", s->name, rank, until - from));
+        const uint64_t span_begin = s->begin > begin ? s->begin : begin, until = s->end < end ? s->end : end;
+        AR_TRY(add_part(path_parts, "compute", "", rank, span_begin - begin));
+        AR_TRY(add_part(path_parts, s->name[0] ? "" : "compute", s->name, rank, until - span_begin));
         begin = until;
     }
-    return add_part(to, "compute", "", rank, end - begin);
+    return add_part(path_parts, "compute", "", rank, end - begin);
 }
 
-static ar_status add_step(parts *to, const ari_trace_view *v, const ari_path_step *p)
+static ar_status add_step(parts *path_parts, const ari_trace_view *v, const ari_path_step *p)
 {
     const int rank = v->lanes[p->lane].rank;
     if (p->kind == ARI_PATH_COMPUTE)
-        return add_compute(to, &to->lanes[p->lane], rank, p->begin_ns, p->end_ns);
+        return add_compute(path_parts, &path_parts->lanes[p->lane], rank, p->begin_ns, p->end_ns);
     if (p->kind == ARI_PATH_WAIT)
-        return add_part(to, "wait", "", rank, p->end_ns - p->begin_ns);
-    return add_part(to, ari_kind_name(p->record->op_kind), p->record->name, rank, p->end_ns - p->begin_ns);
+        return add_part(path_parts, "wait", "", rank, p->end_ns - p->begin_ns);
+    return add_part(path_parts, ari_kind_name(p->record->op_kind), p->record->name, rank, p->end_ns - p->begin_ns);
 }
 
 static int by_what(const void *a, const void *b)
@@ -280,8 +281,8 @@ static void gather_parts(ar_trace_summary *s, parts *p)
             p->list[n++] = p->list[i];
     }
     qsort(p->list, n, sizeof *p->list, by_length);
-    const size_t most = sizeof s->longest / sizeof *s->longest;
-    s->parts = n < most ? n : most;
+    const size_t max_parts = sizeof s->longest / sizeof *s->longest;
+    s->parts = n < max_parts ? n : max_parts;
     memcpy(s->longest, p->list, s->parts * sizeof *p->list);
 }
 

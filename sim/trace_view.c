@@ -55,24 +55,24 @@ static int by_place(const void *a, const void *b)
     return x->rank != y->rank ? (x->rank < y->rank ? -1 : 1) : (x->track > y->track) - (x->track < y->track);
 }
 
-static ar_status show_lane(ari_view_lane *to, ari_trace_view *v, const ari_trace_lane *from)
+static ar_status show_lane(ari_view_lane *view_lane, ari_trace_view *v, const ari_trace_lane *trace_lane)
 {
-    *to = (ari_view_lane){.rank = from->rank, .track = from->track, .name = from->name};
-    AR_TRY(ARI_ALLOC(&to->shown, from->count, "a view of a trace"));
-    AR_TRY(ARI_ALLOC(&to->rendezvous, from->count, "a view of a trace"));
-    for (size_t i = 0; i < from->count; i++) {
-        const ari_record *r = &from->records[i];
+    *view_lane = (ari_view_lane){.rank = trace_lane->rank, .track = trace_lane->track, .name = trace_lane->name};
+    AR_TRY(ARI_ALLOC(&view_lane->shown, trace_lane->count, "a view of a trace"));
+    AR_TRY(ARI_ALLOC(&view_lane->rendezvous, trace_lane->count, "a view of a trace"));
+    for (size_t i = 0; i < trace_lane->count; i++) {
+        const ari_record *r = &trace_lane->records[i];
         if (!shows(v, r))
             continue;
-        to->rendezvous[to->count] = SIZE_MAX;
-        to->shown[to->count++] = r;
-        to->collectives += r->kind == ARI_RECORD_COLLECTIVE;
+        view_lane->rendezvous[view_lane->count] = SIZE_MAX;
+        view_lane->shown[view_lane->count++] = r;
+        view_lane->collectives += r->kind == ARI_RECORD_COLLECTIVE;
         v->start_ns = begin_of(v, r) < v->start_ns ? begin_of(v, r) : v->start_ns;
         v->end_ns = end_of(v, r) > v->end_ns ? end_of(v, r) : v->end_ns;
     }
-    qsort(to->shown, to->count, sizeof *to->shown, by_order);
-    v->ranks = to->rank >= v->ranks ? to->rank + 1 : v->ranks;
-    v->member_count += to->collectives;
+    qsort(view_lane->shown, view_lane->count, sizeof *view_lane->shown, by_order);
+    v->ranks = view_lane->rank >= v->ranks ? view_lane->rank + 1 : v->ranks;
+    v->member_count += view_lane->collectives;
     return AR_OK;
 }
 
@@ -112,13 +112,13 @@ static int by_rendezvous(const void *a, const void *b)
 static void find_last(const ari_trace_view *v, ari_rendezvous *m)
 {
     for (size_t i = 0; i < m->members; i++) {
-        const ari_rendezvous_member *x = &v->members[m->first + i];
+        const ari_rendezvous_member *x = &v->members[m->first_member + i];
         const int rank = v->lanes[x->lane].rank;
-        const int seen = v->clock == AR_TRACE_REAL ? x->record->last : x->record->virtual_last;
+        const int recorded_last = v->clock == AR_TRACE_REAL ? x->record->last_rank : x->record->virtual_last;
         const uint64_t ns = begin_of(v, x->record);
-        if (i == 0 || ns > m->came_ns || (ns == m->came_ns && rank == seen)) {
+        if (i == 0 || ns > m->came_ns || (ns == m->came_ns && rank == recorded_last)) {
             m->came_ns = ns;
-            m->last = rank;
+            m->last_rank = rank;
         }
     }
 }
@@ -139,7 +139,7 @@ static ar_status put_together(ari_trace_view *v)
         for (end = i + 1; end < n && same_rendezvous(v->members[end].record, v->members[i].record);)
             end++;
         ari_rendezvous *m = &v->rendezvous[v->rendezvous_count];
-        *m = (ari_rendezvous){.first = i, .members = end - i, .of = v->members[i].record};
+        *m = (ari_rendezvous){.first_member = i, .members = end - i, .record = v->members[i].record};
         find_last(v, m);
         for (size_t k = i; k < end; k++)
             v->lanes[v->members[k].lane].rendezvous[v->members[k].place] = v->rendezvous_count;
@@ -180,7 +180,7 @@ uint64_t ari_view_waiting(const ari_trace_view *v, const ari_rendezvous *m, cons
 
 const ari_rendezvous_member *ari_view_member(const ari_trace_view *v, const ari_rendezvous *m, int rank)
 {
-    for (size_t i = m->first; i < m->first + m->members; i++) {
+    for (size_t i = m->first_member; i < m->first_member + m->members; i++) {
         if (v->lanes[v->members[i].lane].rank == rank)
             return &v->members[i];
     }
@@ -200,11 +200,12 @@ void ari_view_ranks(const ari_trace_view *v, const ari_rendezvous *m, char *text
 {
     ari_text t = ari_plain_text_in(text, size);
     for (size_t i = 0, end; i < m->members; i = end) {
-        const int first = v->lanes[v->members[m->first + i].lane].rank;
-        int last = first;
-        for (end = i + 1; end < m->members && v->lanes[v->members[m->first + end].lane].rank == last + 1; end++)
-            last++;
-        ari_say(&t, last > first ? "%s%d-%d" : "%s%d", i > 0 ? ", " : "", first, last);
+        const int first_rank = v->lanes[v->members[m->first_member + i].lane].rank;
+        int last_rank = first_rank;
+        for (end = i + 1; end < m->members && v->lanes[v->members[m->first_member + end].lane].rank == last_rank + 1;
+             end++)
+            last_rank++;
+        ari_say(&t, last_rank > first_rank ? "%s%d-%d" : "%s%d", i > 0 ? ", " : "", first_rank, last_rank);
     }
 }
 
@@ -217,15 +218,15 @@ static int by_time(const void *a, const void *b)
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
-ar_status ari_view_flights(ari_view_flight **gives, size_t *count, const ari_trace_view *v)
+ar_status ari_view_flights(ari_view_flight **out, size_t *count, const ari_trace_view *v)
 {
     ari_view_flight *list = NULL;
-    size_t n = 0, most = 0;
-    AR_TRY(ari_mul_size(&most, v->member_count, 2));
-    AR_TRY(ARI_ALLOC(&list, most, "bytes in flight"));
+    size_t n = 0, max_changes = 0;
+    AR_TRY(ari_mul_size(&max_changes, v->member_count, 2));
+    AR_TRY(ARI_ALLOC(&list, max_changes, "bytes in flight"));
     for (size_t i = 0; i < v->rendezvous_count; i++) {
         const ari_rendezvous *m = &v->rendezvous[i];
-        for (size_t k = m->first; k < m->first + m->members; k++) {
+        for (size_t k = m->first_member; k < m->first_member + m->members; k++) {
             const ari_record *r = v->members[k].record;
             const uint64_t begin = ari_view_begin(v, r) + ari_view_waiting(v, m, r), end = ari_view_end(v, r);
             const int64_t bytes = (int64_t)(r->bytes_read + r->bytes_written);
@@ -237,7 +238,7 @@ ar_status ari_view_flights(ari_view_flight **gives, size_t *count, const ari_tra
         }
     }
     qsort(list, n, sizeof *list, by_time);
-    *gives = list;
+    *out = list;
     *count = n;
     return AR_OK;
 }

@@ -11,10 +11,10 @@
 
 /* One collective. Of the members, those that came to it and are in the trace. */
 typedef struct ari_rendezvous {
-    size_t first, members; /* in ari_trace_view.members */
-    uint64_t came_ns;      /* when the last one came */
-    int last;              /* that one's rank */
-    const ari_record *of;  /* of the first member; all agree on op, tag, dtype, count, group, sequence number */
+    size_t first_member, members; /* in ari_trace_view.members */
+    uint64_t came_ns;             /* when the last one came */
+    int last_rank;                /* that one's rank */
+    const ari_record *record;     /* of the first member; all agree on op, tag, dtype, count, group, sequence number */
 } ari_rendezvous;
 
 typedef struct ari_rendezvous_member {
@@ -69,7 +69,7 @@ typedef struct ari_view_flight {
     int64_t bytes; /* more, or less again */
 } ari_view_flight;
 /** All changes, in time; ends before begins where both are at once. Gives; free(). Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_view_flights(ari_view_flight **gives, size_t *count, const ari_trace_view *v);
+AR_NODISCARD ar_status ari_view_flights(ari_view_flight **out, size_t *count, const ari_trace_view *v);
 
 /* --- the critical path -------------------------------------------------------------------------------------------- */
 
@@ -85,5 +85,4 @@ typedef struct ari_path_step {
 
 /** The critical path: from the last end back to the first begin, at every moment what decided it. The steps, the last
  *  one in time first, touch each other: together they are the whole run. They are the arena's. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_critical_path(ari_path_step **gives, size_t *count, ari_arena *arena,
-                                         const ari_trace_view *v);
+AR_NODISCARD ar_status ari_critical_path(ari_path_step **out, size_t *count, ari_arena *arena, const ari_trace_view *v);

@@ -14,7 +14,7 @@ enum { MOST_MEMBERS = 4096 }; /* ar_sim_run takes no more ranks */
  * nanoseconds once, at its end. */
 typedef struct moment {
     double ns;
-    int from;
+    int member;
 } moment;
 
 typedef struct timing {
@@ -26,7 +26,7 @@ typedef struct timing {
     int node[MOST_MEMBERS];
     double latency[MOST_MEMBERS]; /* rings: of the link that a member receives by; else its slowest */
     double byte_ns[MOST_MEMBERS], chunk[MOST_MEMBERS]; /* rings: of that link, bytes */
-    moment at[MOST_MEMBERS];                           /* when each came; at the end when it is done */
+    moment clock[MOST_MEMBERS];                        /* when each came; at the end when it is done */
     /* Direct messages: when each came, and a member's port is free; members in the order in which they came. */
     moment came[MOST_MEMBERS], sends[MOST_MEMBERS], gets[MOST_MEMBERS];
     int order[MOST_MEMBERS];
@@ -40,14 +40,14 @@ static moment later(moment a, moment b)
 
 static moment plus(moment a, double ns)
 {
-    return (moment){a.ns + ns, a.from};
+    return (moment){a.ns + ns, a.member};
 }
 
 /* A known GPU's collectives reach a share of a link's rate. */
 static ar_sim_link link_to(const timing *t, bool near)
 {
     ar_sim_link l = near ? t->cluster->inside : t->cluster->between;
-    l.bytes_per_s *= !t->gpu ? 1.0 : near ? t->gpu->inside : t->gpu->between;
+    l.bytes_per_s *= !t->gpu ? 1.0 : near ? t->gpu->inside : t->gpu->inter_node;
     return l;
 }
 
@@ -95,17 +95,17 @@ static void prepare_ring(timing *t)
 /* n - 1 steps: in step s member r receives chunk r + first - s from its left neighbour, when both have done the step
  * before. An empty chunk takes the latency too: the step is made all the same. Reduce-scatter: partial sums of chunk c
  * go from c + 1 round to c, so first is n - 1; all-gather: chunk c goes from c round to c - 1, so first is 0. */
-static void ring(timing *t, int first)
+static void ring(timing *t, int first_chunk)
 {
     const int n = t->n;
     prepare_ring(t);
     for (int s = 1; s < n; s++) {
-        moment left = t->at[n - 1];
-        int chunk = (first - s + n) % n;
+        moment left_clock = t->clock[n - 1];
+        int chunk = (first_chunk - s + n) % n;
         for (int r = 0; r < n; r++) {
-            const moment own = t->at[r];
-            t->at[r] = plus(later(own, left), t->latency[r] + t->chunk[chunk] * t->byte_ns[r]);
-            left = own;
+            const moment local_clock = t->clock[r];
+            t->clock[r] = plus(later(local_clock, left_clock), t->latency[r] + t->chunk[chunk] * t->byte_ns[r]);
+            left_clock = local_clock;
             chunk = chunk + 1 < n ? chunk + 1 : 0;
         }
     }
@@ -115,18 +115,18 @@ static void ring(timing *t, int first)
  * pieces, so that a link's latency counts once and the slowest link's rate decides. */
 static void chain(timing *t, int start, size_t bytes)
 {
-    moment first = t->at[start], last = first; /* of the data, at the member before */
+    moment head = t->clock[start], tail = head; /* of the data, at the member before */
     int before = start;
     for (int p = 1; p < t->n; p++) {
         const int r = (start + p) % t->n;
         const ar_sim_link l = link_of(t, before, r);
         const double latency = latency_ns(l), moving = moving_ns(l, bytes);
-        t->at[before] = later(last, plus(first, moving)); /* it has received, and sent */
-        first = plus(later(first, t->at[r]), latency);
-        last = later(plus(first, moving), plus(last, latency));
+        t->clock[before] = later(tail, plus(head, moving)); /* it has received, and sent */
+        head = plus(later(head, t->clock[r]), latency);
+        tail = later(plus(head, moving), plus(tail, latency));
         before = r;
     }
-    t->at[before] = last;
+    t->clock[before] = tail;
 }
 
 /* --- direct messages ---------------------------------------------------------------------------------------------- */
@@ -151,8 +151,8 @@ static void message(timing *t, int i, int k)
     t->sends[i] = plus(later(t->sends[i], begin), moving_ns(l, bytes));
     t->gets[k] = plus(later(t->gets[k], begin), moving_ns(l, bytes));
     const moment moved = later(t->sends[i], t->gets[k]);
-    t->at[i] = later(t->at[i], moved);
-    t->at[k] = later(t->at[k], moved);
+    t->clock[i] = later(t->clock[i], moved);
+    t->clock[k] = later(t->clock[k], moved);
     t->latency[i] = fmax(t->latency[i], latency_ns(l));
     t->latency[k] = fmax(t->latency[k], latency_ns(l));
 }
@@ -161,10 +161,10 @@ static void message(timing *t, int i, int k)
 static void sort_by_coming(timing *t)
 {
     for (int i = 0; i < t->n; i++) {
-        int at = i;
-        for (; at > 0 && t->came[t->order[at - 1]].ns > t->came[i].ns; at--)
-            t->order[at] = t->order[at - 1];
-        t->order[at] = i;
+        int pos = i;
+        for (; pos > 0 && t->came[t->order[pos - 1]].ns > t->came[i].ns; pos--)
+            t->order[pos] = t->order[pos - 1];
+        t->order[pos] = i;
     }
 }
 
@@ -173,18 +173,18 @@ static void sort_by_coming(timing *t)
 static void direct(timing *t)
 {
     for (int i = 0; i < t->n; i++) {
-        t->came[i] = t->sends[i] = t->gets[i] = t->at[i];
+        t->came[i] = t->sends[i] = t->gets[i] = t->clock[i];
         t->latency[i] = 0.0;
     }
     sort_by_coming(t);
-    for (int last = 1; last < t->n; last++) {
-        for (int before = 0; before < last; before++) {
-            message(t, t->order[last], t->order[before]);
-            message(t, t->order[before], t->order[last]);
+    for (int arrival = 1; arrival < t->n; arrival++) {
+        for (int before = 0; before < arrival; before++) {
+            message(t, t->order[arrival], t->order[before]);
+            message(t, t->order[before], t->order[arrival]);
         }
     }
     for (int i = 0; i < t->n; i++)
-        t->at[i] = plus(t->at[i], t->latency[i]);
+        t->clock[i] = plus(t->clock[i], t->latency[i]);
 }
 
 /* --- all kinds ---------------------------------------------------------------------------------------------------- */
@@ -192,18 +192,18 @@ static void direct(timing *t)
 /* How many nodes there are, and members on the fullest. */
 static void count_nodes(const timing *t, int *nodes, int *width)
 {
-    int first[MOST_MEMBERS], count[MOST_MEMBERS]; /* of each node: its number, its members */
+    int node_number[MOST_MEMBERS], count[MOST_MEMBERS]; /* of each node: its number, its members */
     *nodes = *width = 0;
     for (int i = 0; i < t->n; i++) {
-        int at = 0;
-        while (at < *nodes && first[at] != t->node[i])
-            at++;
-        if (at == *nodes) {
-            first[(*nodes)++] = t->node[i];
-            count[at] = 0;
+        int node_index = 0;
+        while (node_index < *nodes && node_number[node_index] != t->node[i])
+            node_index++;
+        if (node_index == *nodes) {
+            node_number[(*nodes)++] = t->node[i];
+            count[node_index] = 0;
         }
-        count[at]++;
-        *width = count[at] > *width ? count[at] : *width;
+        count[node_index]++;
+        *width = count[node_index] > *width ? count[node_index] : *width;
     }
 }
 
@@ -226,11 +226,11 @@ static void rings(timing *t, bool reduces, bool gathers)
     for (int r = 0; r < t->n; r++)
         bytes += (double)chunk_bytes(t, r);
     const double ns = 1e9 * ari_gpu_rings(&l, bytes, (double)reduces + (double)gathers);
-    moment last = t->at[0];
+    moment last_arrival = t->clock[0];
     for (int r = 1; r < t->n; r++)
-        last = later(last, t->at[r]);
+        last_arrival = later(last_arrival, t->clock[r]);
     for (int r = 0; r < t->n; r++)
-        t->at[r] = plus(last, ns);
+        t->clock[r] = plus(last_arrival, ns);
 }
 
 static void run_kind(timing *t)
@@ -267,26 +267,26 @@ void ari_virtual_cost(void *user, ari_group *g)
     t.group = g;
     t.call = ari_group_call(g, 0);
     t.n = ari_group_size(g);
-    int first = 0, last = 0;
+    int first_member = 0, last_member = 0;
     for (int i = 0; i < t.n; i++) {
-        first = g->slot[i].virtual_begin_ns < g->slot[first].virtual_begin_ns ? i : first;
-        last = g->slot[i].virtual_begin_ns > g->slot[last].virtual_begin_ns ? i : last;
+        first_member = g->slot[i].virtual_begin_ns < g->slot[first_member].virtual_begin_ns ? i : first_member;
+        last_member = g->slot[i].virtual_begin_ns > g->slot[last_member].virtual_begin_ns ? i : last_member;
     }
-    const uint64_t base = g->slot[first].virtual_begin_ns;
+    const uint64_t base = g->slot[first_member].virtual_begin_ns;
     for (int i = 0; i < t.n; i++) {
         const int per_node = t.cluster->ranks_per_node;
         t.node[i] = per_node > 0 ? ari_group_rank(g, i) / per_node : 0;
-        t.at[i] = (moment){(double)(g->slot[i].virtual_begin_ns - base), i};
+        t.clock[i] = (moment){(double)(g->slot[i].virtual_begin_ns - base), i};
     }
     if (t.call->kind == ARI_SPLIT) {
         for (int i = 0; i < t.n; i++)
-            t.at[i] = later(t.at[i], t.at[last]);
+            t.clock[i] = later(t.clock[i], t.clock[last_member]);
     }
     run_kind(&t);
-    g->virtual_last = g->rank[last];
-    g->virtual_begin_ns = g->slot[last].virtual_begin_ns;
+    g->virtual_last = g->rank[last_member];
+    g->virtual_begin_ns = g->slot[last_member].virtual_begin_ns;
     for (int i = 0; i < t.n; i++) {
-        g->slot[i].virtual_end_ns = ari_virtual_after(base, t.at[i].ns);
-        g->slot[i].virtual_from = g->rank[t.at[i].from];
+        g->slot[i].virtual_end_ns = ari_virtual_after(base, t.clock[i].ns);
+        g->slot[i].virtual_from = g->rank[t.clock[i].member];
     }
 }

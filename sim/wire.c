@@ -35,19 +35,19 @@ typedef struct transfer {
     ari_wire *wire;
     uint64_t number;
     int sender, receiver; /* members */
-    const void *from;
-    void *to;
+    const void *src;
+    void *dst;
     size_t bytes;
 } transfer;
 
 /* Each word passes an invertible step, so that two texts of one length that differ in one word differ in the sum. */
-static uint64_t checksum_of(const void *at, size_t bytes)
+static uint64_t checksum_of(const void *data, size_t bytes)
 {
-    const char *from = at;
+    const char *src = data;
     uint64_t sum = bytes;
-    for (size_t done = 0; done < bytes; done += sizeof(uint64_t)) {
+    for (size_t offset = 0; offset < bytes; offset += sizeof(uint64_t)) {
         uint64_t word = 0;
-        memcpy(&word, from + done, bytes - done < sizeof word ? bytes - done : sizeof word);
+        memcpy(&word, src + offset, bytes - offset < sizeof word ? bytes - offset : sizeof word);
         sum = ((sum ^ word) << 29 | (sum ^ word) >> 35) * 0x9e3779b97f4a7c15u;
     }
     return sum;
@@ -59,11 +59,11 @@ static uint64_t checksum_of(const void *at, size_t bytes)
 static bool AR_PRINTF(2, 3) refuse(const transfer *t, const char *format, ...)
 {
     ari_member *m = &t->wire->mover->member;
-    char what[320], collective[384], why[768];
-    ARI_FORMAT(what, format);
+    char problem[320], collective[384], why[768];
+    ARI_FORMAT(problem, format);
     ari_member_describe(m, t->wire->call, collective, sizeof collective);
     snprintf(why, sizeof why, "rank %d, transfer %llu from rank %d in %s: %s", ari_group_rank(m->group, t->receiver),
-             (unsigned long long)t->number, ari_group_rank(m->group, t->sender), collective, what);
+             (unsigned long long)t->number, ari_group_rank(m->group, t->sender), collective, problem);
     ari_member_break(m, AR_ERR_DATA, why);
     return false;
 }
@@ -78,7 +78,7 @@ static void write_hex(char *text, const unsigned char *element, size_t bytes)
 static bool refuse_content(const transfer *t)
 {
     const size_t element = ar_dtype_bytes(t->wire->call->dtype);
-    const unsigned char *sent = t->from, *arrived = t->to;
+    const unsigned char *sent = t->src, *arrived = t->dst;
     char sent_hex[2 * sizeof(uint64_t) + 1] = "", arrived_hex[2 * sizeof(uint64_t) + 1] = "";
     for (size_t i = 0; i < t->bytes / element; i++, sent += element, arrived += element) {
         if (memcmp(sent, arrived, element) == 0)
@@ -104,11 +104,11 @@ static bool keep_transfer(const transfer *t, ari_kept_transfer *k)
         k->bytes = larger;
         k->capacity = t->bytes;
     }
-    ari_copy_bytes(k->bytes, t->from, t->bytes);
-    k->on = true;
+    ari_copy_bytes(k->bytes, t->src, t->bytes);
+    k->is_pending = true;
     k->number = t->number;
     k->length = t->bytes;
-    k->checksum = checksum_of(t->from, t->bytes);
+    k->checksum = checksum_of(t->src, t->bytes);
     return true;
 }
 
@@ -118,36 +118,36 @@ static bool verify(const transfer *t, uint64_t number, size_t length, uint64_t c
         return refuse(t, "transfer %llu arrived in its place, a second time", (unsigned long long)number);
     if (length != t->bytes)
         return refuse(t, "%zu bytes arrived, %zu were expected", length, t->bytes);
-    return checksum == checksum_of(t->to, t->bytes) || refuse_content(t);
+    return checksum == checksum_of(t->dst, t->bytes) || refuse_content(t);
 }
 
 /* The transport carries it: right, wrong, or not at all. False: the receiver has noticed, or had no memory. */
 static bool carry(const transfer *t)
 {
     ari_sim_comm *c = t->wire->mover;
-    ari_kept_transfer *kept = &c->watch->kept;
-    const bool verifies = c->options->verify_transfers, repeats = kept->on;
-    uint64_t number = t->number, checksum = verifies ? checksum_of(t->from, t->bytes) : 0;
+    ari_kept_transfer *saved = &c->watch->saved_transfer;
+    const bool verifies = c->options->verify_transfers, repeats = saved->is_pending;
+    uint64_t number = t->number, checksum = verifies ? checksum_of(t->src, t->bytes) : 0;
     size_t length = t->bytes;
-    kept->on = false;
+    saved->is_pending = false;
     if (ari_fault_next(c, AR_SIM_DROP, t->number, NULL))
         return !verifies || refuse(t, "it never arrived");
     if (repeats) {
-        number = kept->number;
-        length = kept->length;
-        checksum = kept->checksum;
-        ari_copy_bytes(t->to, kept->bytes, length < t->bytes ? length : t->bytes);
+        number = saved->number;
+        length = saved->length;
+        checksum = saved->checksum;
+        ari_copy_bytes(t->dst, saved->bytes, length < t->bytes ? length : t->bytes);
     } else {
-        ari_copy_bytes(t->to, t->from, t->bytes);
+        ari_copy_bytes(t->dst, t->src, t->bytes);
     }
     const ar_sim_fault *f = NULL;
     while (t->bytes > 0 && (f = ari_fault_next(c, AR_SIM_CORRUPT, t->number, f))) {
         const uint64_t bit = f->bit % ((uint64_t)t->bytes * 8);
-        ((unsigned char *)t->to)[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        ((unsigned char *)t->dst)[bit / 8] ^= (unsigned char)(1u << bit % 8);
     }
     if (verifies && !verify(t, number, length, checksum))
         return false;
-    return !ari_fault_next(c, AR_SIM_DUPLICATE, t->number, NULL) || keep_transfer(t, kept);
+    return !ari_fault_next(c, AR_SIM_DUPLICATE, t->number, NULL) || keep_transfer(t, saved);
 }
 
 /* Counts the transfer. False: this rank is lost. */
@@ -167,8 +167,8 @@ static bool begin_transfer(ari_wire *w, uint64_t *number)
     return false;
 }
 
-bool ari_wire_carry(ari_wire *w, int sender, const void *from, int receiver, void *to, size_t bytes)
+bool ari_wire_carry(ari_wire *w, int sender, const void *src, int receiver, void *dst, size_t bytes)
 {
-    transfer t = {.wire = w, .sender = sender, .receiver = receiver, .from = from, .to = to, .bytes = bytes};
+    transfer t = {.wire = w, .sender = sender, .receiver = receiver, .src = src, .dst = dst, .bytes = bytes};
     return begin_transfer(w, &t.number) && carry(&t);
 }

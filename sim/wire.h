@@ -10,11 +10,11 @@
  *  MiB of outputs and 1.15 at 32 MiB with 2 ranks, 1.0 at both with 4, 0.9 at 16 MiB and 1.3 at 24 MiB with 8. */
 static inline bool ari_stream_pays(size_t bytes, int outputs)
 {
-    const size_t most = (size_t)24 << 20;
-    return bytes >= most / (size_t)outputs;
+    const size_t threshold = (size_t)24 << 20;
+    return bytes >= threshold / (size_t)outputs;
 }
 /** memcpy that does not leave the destination in the cache, where the machine can; plain memcpy elsewhere. */
-void ari_stream_bytes(void *to, const void *from, size_t bytes);
+void ari_stream_bytes(void *dst, const void *src, size_t bytes);
 /** Makes what was streamed so far visible before anything the caller publishes next. */
 void ari_stream_end(void);
 
@@ -52,7 +52,7 @@ void ari_wire_close(const ari_wire *w);
 
 /* A transfer that is kept, because it is to arrive a second time. */
 typedef struct ari_kept_transfer {
-    bool on;
+    bool is_pending;
     uint64_t number, checksum;
     void *bytes; /* [length]; capacity bytes of memory */
     size_t length, capacity;
@@ -61,13 +61,13 @@ typedef struct ari_kept_transfer {
 /* State of a communicator with faults or verified transfers. Used as its member is: by one thread at a time. */
 typedef struct ari_fault_watch {
     uint64_t number; /* of the collective that it is in or about to enter, over all of the rank's communicators */
-    ari_kept_transfer kept;
+    ari_kept_transfer saved_transfer;
     _Alignas(64) char place[ARI_WIRE_PLACES][ARI_WIRE_PIECE_BYTES]; /* where reads arrive */
 } ari_fault_watch;
 
 /** Copies `bytes` from member `sender` to member `receiver`, one of whom is the mover, where faults may strike or
  *  transfers are verified. False: they do not arrive; the collective is broken off, and the member leaves. */
-bool ari_wire_carry(ari_wire *w, int sender, const void *from, int receiver, void *to, size_t bytes);
+bool ari_wire_carry(ari_wire *w, int sender, const void *src, int receiver, void *dst, size_t bytes);
 
 /* A long piece of work is no standstill. */
 static inline void ari_wire_pulse(ari_wire *w, size_t bytes)
@@ -87,39 +87,39 @@ static inline void ari_wire_account(ari_wire *w, size_t read, size_t written)
     ari_wire_pulse(w, read + written);
 }
 
-/** `bytes`, at most ARI_WIRE_PIECE_BYTES, that lie at `at` in the memory of group member `from`, as they arrive here:
- *  `at` itself, or a copy that stays until the next read into the same place. NULL: they do not; the collective is
+/** `bytes`, at most ARI_WIRE_PIECE_BYTES, that lie at `src` in the memory of group member `sender`, as they arrive here:
+ *  `src` itself, or a copy that stays until the next read into the same place. NULL: they do not; the collective is
  *  broken off, and the member leaves. */
-static inline const void *ari_wire_read(ari_wire *w, int from, const void *at, size_t bytes, int place)
+static inline const void *ari_wire_read(ari_wire *w, int sender, const void *src, size_t bytes, int place)
 {
     w->read += bytes;
     ari_wire_pulse(w, bytes);
     if (w->plain)
-        return at;
-    char *to = w->mover->watch->place[place];
-    return ari_wire_carry(w, from, at, w->self, to, bytes) ? to : NULL;
+        return src;
+    char *dst = w->mover->watch->place[place];
+    return ari_wire_carry(w, sender, src, w->self, dst, bytes) ? dst : NULL;
 }
 
 /** Copies any number of them; past_cache: with stores that leave the cache alone, until ari_stream_end. False: as
  *  above. */
-static inline bool ari_wire_take(ari_wire *w, void *to, int from, const void *at, size_t bytes, bool past_cache)
+static inline bool ari_wire_take(ari_wire *w, void *dst, int sender, const void *src, size_t bytes, bool past_cache)
 {
     w->read += bytes;
     ari_wire_pulse(w, bytes);
     if (!w->plain)
-        return ari_wire_carry(w, from, at, w->self, to, bytes);
-    (past_cache ? ari_stream_bytes : ari_copy_bytes)(to, at, bytes);
+        return ari_wire_carry(w, sender, src, w->self, dst, bytes);
+    (past_cache ? ari_stream_bytes : ari_copy_bytes)(dst, src, bytes);
     return true;
 }
 
-/** Copies own bytes into the memory of member `to`. False: as above. */
-static inline bool ari_wire_put(ari_wire *w, int to, void *at, const void *from, size_t bytes, bool past_cache)
+/** Copies own bytes into the memory of member `receiver`. False: as above. */
+static inline bool ari_wire_put(ari_wire *w, int receiver, void *dst, const void *src, size_t bytes, bool past_cache)
 {
     w->written += bytes;
     ari_wire_pulse(w, bytes);
     if (!w->plain)
-        return ari_wire_carry(w, w->self, from, to, at, bytes);
-    (past_cache ? ari_stream_bytes : ari_copy_bytes)(at, from, bytes);
+        return ari_wire_carry(w, w->self, src, receiver, dst, bytes);
+    (past_cache ? ari_stream_bytes : ari_copy_bytes)(dst, src, bytes);
     return true;
 }
 
@@ -135,7 +135,7 @@ void ari_fault_before(ari_sim_comm *c, const ari_call *call);
  *  after `after` (NULL: the first); NULL: none. */
 const ar_sim_fault *ari_fault_next(const ari_sim_comm *c, ar_sim_fault_kind kind, uint64_t transfer,
                                    const ar_sim_fault *after);
-/** The rank dies, or stands still until the world has failed; `where`: "before", "in the middle of". Afterwards the
+/** The rank dies, or stands still until the world has failed; `location`: "before", "in the middle of". Afterwards the
  *  world has failed. */
-void ari_fault_kill(ari_sim_comm *c, const ari_call *call, const char *where);
-void ari_fault_stall(ari_sim_comm *c, const ari_call *call, const char *where);
+void ari_fault_kill(ari_sim_comm *c, const ari_call *call, const char *location);
+void ari_fault_stall(ari_sim_comm *c, const ari_call *call, const char *location);

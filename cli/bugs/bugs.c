@@ -64,40 +64,41 @@ static ar_status print_bugs(void)
 /* The fault's action in its case, its symptoms, and the systems that had it, from fault_texts.txt: in one line. */
 static const char *explain(char text[EXPLAINED], const char *fault)
 {
-    const char *at = (const char *)ari_fault_texts;
+    const char *cursor = (const char *)ari_fault_texts;
     const size_t n = strlen(fault);
     ari_text line = ari_plain_text_in(text, EXPLAINED);
-    while (at && (strncmp(at, fault, n) != 0 || at[n] != '\n')) {
-        at = strchr(at, '\n');
-        at = at ? at + 1 : NULL;
+    while (cursor && (strncmp(cursor, fault, n) != 0 || cursor[n] != '\n')) {
+        cursor = strchr(cursor, '\n');
+        cursor = cursor ? cursor + 1 : NULL;
     }
-    for (at = at ? at + n + 1 : ""; *at == ' '; at += strcspn(at, "\n") + 1) {
-        at += strspn(at, " ");
-        ari_say(&line, "%s%.*s", line.used > 0 ? " " : "", (int)strcspn(at, "\n"), at);
+    for (cursor = cursor ? cursor + n + 1 : ""; *cursor == ' '; cursor += strcspn(cursor, "\n") + 1) {
+        cursor += strspn(cursor, " ");
+        ari_say(&line, "%s%.*s", line.used > 0 ? " " : "", (int)strcspn(cursor, "\n"), cursor);
     }
     return text;
 }
 
 static void print_one(const char *fault)
 {
-    char text[CASE_TEXT], more[EXPLAINED];
-    const ari_fault_case at = ari_fault_case_of(fault);
+    char text[CASE_TEXT], explanation[EXPLAINED];
+    const ari_fault_case fault_case = ari_fault_case_of(fault);
     printf("%s: %s\n\n", fault, ari_fault_text(fault));
-    ari_print_wrapped(stdout, explain(more, fault), 0);
-    printf("\nanyrank check --inject %s runs its case: %s\n", fault, ari_bugs_case_text(text, sizeof text, &at));
+    ari_print_wrapped(stdout, explain(explanation, fault), 0);
+    printf("\nanyrank check --inject %s runs its case: %s\n", fault,
+           ari_bugs_case_text(text, sizeof text, &fault_case));
 }
 
-/* A list of fault `one`; NULL: of all. Gives. */
-static json_t *json_list(const char *one)
+/* A list of fault `fault`; NULL: of all. Gives. */
+static json_t *json_list(const char *fault)
 {
     json_t *list = json_array();
     for (const char *const *f = ari_fault_names; *f; f++) {
-        const ari_fault_case at = ari_fault_case_of(*f);
-        char text[CASE_TEXT], more[EXPLAINED];
-        if (!one || ari_fault_is(one, *f))
-            json_array_append_new(list,
-                                  json_pack("{s:s, s:s, s:s, s:s}", "name", *f, "text", ari_fault_text(*f), "explained",
-                                            explain(more, *f), "case", ari_bugs_case_text(text, sizeof text, &at)));
+        const ari_fault_case fault_case = ari_fault_case_of(*f);
+        char text[CASE_TEXT], explanation[EXPLAINED];
+        if (!fault || ari_fault_is(fault, *f))
+            json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:s}", "name", *f, "text", ari_fault_text(*f),
+                                                  "explained", explain(explanation, *f), "case",
+                                                  ari_bugs_case_text(text, sizeof text, &fault_case)));
     }
     return list;
 }
@@ -115,7 +116,7 @@ static ar_status end(json_t *faults, const char *result, const ari_common *commo
 
 /* A case without a fault, shared by all faults whose case is alike. */
 typedef struct clean_run {
-    ari_fault_case at;
+    ari_fault_case fault_case;
     ar_check_result result;
     double ratio;
     ari_fault_trace trace;
@@ -129,32 +130,33 @@ typedef struct session {
     size_t count;
 } session;
 
-static ar_status clean_of(session *s, const clean_run **gives, const ari_fault_case *at)
+static ar_status clean_of(session *s, const clean_run **result, const ari_fault_case *fault_case)
 {
     for (size_t i = 0; i < s->count; i++) {
-        if (ari_fault_case_alike(&s->clean[i].at, at)) {
-            *gives = &s->clean[i];
+        if (ari_fault_case_alike(&s->clean[i].fault_case, fault_case)) {
+            *result = &s->clean[i];
             return AR_OK;
         }
     }
     ar_check_run u;
     clean_run *c = &s->clean[s->count++];
-    *c = (clean_run){.at = *at};
-    const ar_status st = ari_fault_case_run(&u, &s->bases, at, NULL);
+    *c = (clean_run){.fault_case = *fault_case};
+    const ar_status st = ari_fault_case_run(&u, &s->bases, fault_case, NULL);
     c->result = u.result;
     c->ratio = u.max_ratio;
     ari_check_run_fini(&u);
     AR_TRY(st);
-    if (s->curves && !at->module)
-        AR_TRY(ari_fault_trace_run(&c->trace, at, NULL, s->common->threads, s->common->seed));
-    *gives = c;
+    if (s->curves && !fault_case->module)
+        AR_TRY(ari_fault_trace_run(&c->trace, fault_case, NULL, s->common->threads, s->common->seed));
+    *result = c;
     return AR_OK;
 }
 
 static ar_status trace_fault(ari_bug_run *run, const session *s, const clean_run *clean)
 {
     ari_fault_trace faulty;
-    const ar_status st = ari_fault_trace_run(&faulty, &run->at, run->fault, s->common->threads, s->common->seed);
+    const ar_status st =
+        ari_fault_trace_run(&faulty, &run->fault_case, run->fault, s->common->threads, s->common->seed);
     run->has_curve = st == AR_OK;
     run->curve_ended = faulty.ended && clean->trace.ended;
     if (run->has_curve && run->curve_ended)
@@ -167,18 +169,18 @@ static ar_status run_fault(ari_bug_run *run, session *s, const char *fault)
 {
     const clean_run *clean = NULL;
     run->fault = fault;
-    run->at = ari_fault_case_of(fault);
-    AR_TRY(clean_of(s, &clean, &run->at));
+    run->fault_case = ari_fault_case_of(fault);
+    AR_TRY(clean_of(s, &clean, &run->fault_case));
     run->clean = clean->result;
     run->ratio_clean = clean->ratio;
     const uint64_t start = ari_now_ns();
-    AR_TRY(ari_fault_case_run(&run->with, &s->bases, &run->at, fault));
+    AR_TRY(ari_fault_case_run(&run->faulty, &s->bases, &run->fault_case, fault));
     run->seconds = (double)(ari_now_ns() - start) * 1e-9;
-    if (run->with.error) { /* without the table of ranks, and as much as fits a line */
-        const size_t line = strcspn(run->with.error, "\n");
-        run->with.error[line < MOST_ERROR ? line : MOST_ERROR] = '\0';
+    if (run->faulty.error) { /* without the table of ranks, and as much as fits a line */
+        const size_t line = strcspn(run->faulty.error, "\n");
+        run->faulty.error[line < MOST_ERROR ? line : MOST_ERROR] = '\0';
     }
-    return s->curves && !run->at.module ? trace_fault(run, s, clean) : AR_OK;
+    return s->curves && !run->fault_case.module ? trace_fault(run, s, clean) : AR_OK;
 }
 
 /* run: [n], of n faults. */
@@ -217,14 +219,14 @@ static bool all_clean(const ari_bug_run *run, int n)
     return true;
 }
 
-/* one: NULL: each. */
-static ar_status run_bugs(const bugs_values *v, const char *one, int *exit_code)
+/* fault: NULL: each. */
+static ar_status run_bugs(const bugs_values *v, const char *fault, int *exit_code)
 {
-    const int n = one ? 1 : (int)ari_fault_count;
+    const int n = fault ? 1 : (int)ari_fault_count;
     ARI_OWNED ari_bug_run *runs = NULL;
     const bool native = v->numerics == AR_NUMERICS_NATIVE;
     AR_TRY(ari_alloc_zero((void **)&runs, (size_t)n, sizeof *runs, "runs of the faults"));
-    ar_status st = run_faults(runs, one ? &one : ari_fault_names, n, v);
+    ar_status st = run_faults(runs, fault ? &fault : ari_fault_names, n, v);
     if (st == AR_OK && ari_wants_text(&v->common))
         st = native ? ari_bugs_print_native(stdout, runs, n, v->precision) : ari_bugs_print(stdout, runs, n, v->curves);
     if (st == AR_OK) {
@@ -233,7 +235,7 @@ static ar_status run_bugs(const bugs_values *v, const char *one, int *exit_code)
         st = end(ari_bugs_json(runs, n), well ? "same" : "different", &v->common);
     }
     for (int i = 0; i < n; i++)
-        ari_check_run_fini(&runs[i].with);
+        ari_check_run_fini(&runs[i].faulty);
     return st;
 }
 

@@ -9,10 +9,10 @@
 /* `anyrank bugs --run`: each fault, or one, in the case in which it matters, and the same case without it. */
 typedef struct ari_bug_run {
     const char *fault;
-    ari_fault_case at;
+    ari_fault_case fault_case;
     ar_check_result clean; /* of the case without the fault */
     double ratio_clean;    /* in the native numerics: the worst of allowed without the fault */
-    ar_check_run with;     /* its error of one line */
+    ar_check_run faulty;   /* its error of one line */
     double seconds;
     bool has_curve, curve_ended; /* curve_ended: false where an error ended the 20 steps */
     ari_fault_curve curve;

@@ -21,7 +21,7 @@ static const double TOLERANCE = 1e-3;
 
 static bool caught(const ari_bug_run *r)
 {
-    return r->with.result == AR_CHECK_MISPREDICTED || r->with.result >= AR_CHECK_DIFFERENT;
+    return r->faulty.result == AR_CHECK_MISPREDICTED || r->faulty.result >= AR_CHECK_DIFFERENT;
 }
 
 static bool well(const ari_bug_run *r)
@@ -71,7 +71,7 @@ static const char *short_hint(char *text, size_t size, const char *hint)
 
 static const char *hint_of(const ari_bug_run *r)
 {
-    const ar_check_run *u = &r->with;
+    const ar_check_run *u = &r->faulty;
     return u->error ? u->error : u->has_difference ? u->first.hint : u->call_cause ? u->call_cause : "";
 }
 
@@ -84,10 +84,10 @@ static const char *verdict_of(const ari_bug_run *r)
 
 static const char *what_differs(const ari_bug_run *r)
 {
-    if (r->with.error)
+    if (r->faulty.error)
         return "the run ended in an error";
-    if (r->with.has_difference)
-        return r->with.first.tensor;
+    if (r->faulty.has_difference)
+        return r->faulty.first.tensor;
     return caught(r) ? "only the bytes" : "";
 }
 
@@ -144,9 +144,9 @@ ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, int n, bool curves)
     for (int i = 0; i < n; i++) {
         const ari_bug_run *r = &run[i];
         caught += well(r);
-        const ar_first_difference *f = &r->with.first;
-        const bool ranked = r->with.has_difference && f->rank >= 0;
-        ari_table_row(&t, "%s\t%s\t%s", r->fault, CASE_TEXT(&r->at), what_differs(r));
+        const ar_first_difference *f = &r->faulty.first;
+        const bool ranked = r->faulty.has_difference && f->rank >= 0;
+        ari_table_row(&t, "%s\t%s\t%s", r->fault, CASE_TEXT(&r->fault_case), what_differs(r));
         ari_table_cell(&t, ranked ? "%d" : "-", f->rank);
         ari_table_row(&t, "%s\t%s\t%s\t%s", f->pass, SHORT_HINT(hint_of(r)), verdict_of(r), ARI_SECONDS(r->seconds));
         if (curves)
@@ -169,11 +169,11 @@ static const char *const trace_names[TRACES] = {"outside", "only the bytes", "en
 
 static trace trace_of(const ari_bug_run *r, ar_precision precision)
 {
-    if (ari_fault_case_is_exact(&r->at, precision))
+    if (ari_fault_case_is_exact(&r->fault_case, precision))
         return EXACT;
-    if (r->with.error)
+    if (r->faulty.error)
         return ERROR;
-    if (r->with.has_difference)
+    if (r->faulty.has_difference)
         return OUTSIDE;
     return caught(r) ? BYTES : BELOW;
 }
@@ -189,10 +189,10 @@ static void add_rows(ari_table *t, const ari_bug_run *run, int n, ar_precision p
         const ari_bug_run *r = &run[i];
         const trace left = trace_of(r, precision);
         count[left]++;
-        ari_table_row(t, "%s\t%s", r->fault, CASE_TEXT(&r->at));
+        ari_table_row(t, "%s\t%s", r->fault, CASE_TEXT(&r->fault_case));
         ratio_cell(t, r->ratio_clean);
-        ratio_cell(t, r->with.max_ratio);
-        ari_table_row(t, "%s\t%s", left == OUTSIDE ? r->with.first.tensor : "",
+        ratio_cell(t, r->faulty.max_ratio);
+        ari_table_row(t, "%s\t%s", left == OUTSIDE ? r->faulty.first.tensor : "",
                       r->clean != AR_CHECK_SAME ? "OUTSIDE WITHOUT IT" : trace_names[left]);
     }
 }
@@ -207,7 +207,7 @@ ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, int n, ar_prec
     add_rows(&t, run, n, precision, count);
     const ar_status st = ari_table_end(&t, to, 0);
     for (int i = 0; i < n; i++)
-        worst = ari_fault_case_is_exact(&run[i].at, precision) ? worst : fmax(worst, run[i].ratio_clean);
+        worst = ari_fault_case_is_exact(&run[i].fault_case, precision) ? worst : fmax(worst, run[i].ratio_clean);
     fprintf(
         to,
         "\nwithout, with it: the worst difference of a tensor, of what rounding of products in %s may make. Weights\n"
@@ -224,8 +224,8 @@ ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, int n, ar_prec
 
 static json_t *json_first(const ari_bug_run *r)
 {
-    const ar_first_difference *f = &r->with.first;
-    if (!r->with.has_difference)
+    const ar_first_difference *f = &r->faulty.first;
+    if (!r->faulty.has_difference)
         return json_null();
     return json_pack("{s:i, s:s, s:s, s:i, s:i, s:s, s:s, s:o, s:s}", "step", f->step, "pass", f->pass, "tensor",
                      f->tensor, "layer", f->layer, "rank", f->rank, "pattern", f->pattern, "hint", f->hint, "cause",
@@ -245,24 +245,25 @@ static json_t *json_curve(const ari_bug_run *r)
 /* For a module only the bytes are counted. */
 static json_t *json_predicted(const ari_bug_run *r)
 {
-    return r->at.module ? json_null() : json_integer((json_int_t)r->with.bytes_predicted);
+    return r->fault_case.module ? json_null() : json_integer((json_int_t)r->faulty.bytes_predicted);
 }
 
 static json_t *json_bug(const ari_bug_run *r)
 {
-    json_t *layout = ari_layout_json(&r->at.run.parallel, 0, ari_layout_of_fault);
-    json_object_set_new(layout, "mlp_order", json_string(ari_mlp_order_names[r->at.order]));
+    json_t *layout = ari_layout_json(&r->fault_case.run.parallel, 0, ari_layout_of_fault);
+    json_object_set_new(layout, "mlp_order", json_string(ari_mlp_order_names[r->fault_case.order]));
     return json_pack(
         "{s:s, s:s, s:s, s:s, s:b, s:o, s:I, s:I, s:I, s:i, s:f, s:b, s:b, s:o, s:o, s:o, s:o, s:{s:I, s:o}, s:s?, "
         "s:o, s:f, s:o}",
-        "name", r->fault, "text", ari_fault_text(r->fault), "case", CASE_TEXT(&r->at), "model", r->at.run.model,
-        "module", r->at.module, "layout", layout, "batch", (json_int_t)r->at.run.batch, "seq",
-        (json_int_t)r->at.run.seq, "documents", (json_int_t)(r->at.documents > 0 ? r->at.documents : 1), "steps",
-        (int)r->at.run.steps, "dropout", r->at.run.dropout, "caught", caught(r), "clean", r->clean == AR_CHECK_SAME,
-        "ratio", ari_json_number(r->with.max_ratio), "ratio_clean", ari_json_number(r->ratio_clean), "first_difference",
-        json_first(r), "error", ari_json_text_or_null(r->with.error), "bytes", "counted",
-        (json_int_t)r->with.bytes_counted, "predicted", json_predicted(r), "call_cause", r->with.call_cause,
-        "call_difference", ari_json_text_or_null(r->with.call_difference), "seconds", r->seconds, "curve",
+        "name", r->fault, "text", ari_fault_text(r->fault), "case", CASE_TEXT(&r->fault_case), "model",
+        r->fault_case.run.model, "module", r->fault_case.module, "layout", layout, "batch",
+        (json_int_t)r->fault_case.run.batch, "seq", (json_int_t)r->fault_case.run.seq, "documents",
+        (json_int_t)(r->fault_case.documents > 0 ? r->fault_case.documents : 1), "steps", (int)r->fault_case.run.steps,
+        "dropout", r->fault_case.run.dropout, "caught", caught(r), "clean", r->clean == AR_CHECK_SAME, "ratio",
+        ari_json_number(r->faulty.max_ratio), "ratio_clean", ari_json_number(r->ratio_clean), "first_difference",
+        json_first(r), "error", ari_json_text_or_null(r->faulty.error), "bytes", "counted",
+        (json_int_t)r->faulty.bytes_counted, "predicted", json_predicted(r), "call_cause", r->faulty.call_cause,
+        "call_difference", ari_json_text_or_null(r->faulty.call_difference), "seconds", r->seconds, "curve",
         json_curve(r));
 }
 

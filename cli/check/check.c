@@ -81,18 +81,18 @@ static bool parse_seed(uint64_t *seed, const char *text, const char **end)
 }
 
 /* "17" or "0..999". */
-static ar_status parse_schedule(uint64_t *first, uint64_t *count, const ari_check_values *v)
+static ar_status parse_schedule(uint64_t *first_seed, uint64_t *count, const ari_check_values *v)
 {
-    uint64_t last = 0;
+    uint64_t last_seed = 0;
     const char *end = v->schedule;
-    bool well = parse_seed(first, v->schedule, &end);
-    last = *first;
+    bool well = parse_seed(first_seed, v->schedule, &end);
+    last_seed = *first_seed;
     if (well && strncmp(end, "..", 2) == 0)
-        well = parse_seed(&last, end + 2, &end);
-    if (!well || *end != '\0' || last < *first)
+        well = parse_seed(&last_seed, end + 2, &end);
+    if (!well || *end != '\0' || last_seed < *first_seed)
         return ar_error_set(AR_ERR_ARG, "--schedule: got '%s', expected a seed, as 17, or a range of seeds, as 0..999",
                             ARI_SHOW(v->schedule));
-    *count = last - *first + 1;
+    *count = last_seed - *first_seed + 1;
     const char *option = of_one_run(v);
     if (*count > 1 && option && !v->net_fault)
         return ar_error_set(AR_ERR_ARG, "--%s records one run, and --schedule %s makes %" PRIu64 ": give one seed",
@@ -176,13 +176,13 @@ static ar_status check_for_runs(const ari_check_values *v, size_t models)
 static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
 {
     const int processes = ari_process_size(o->run.process);
-    size_t kept = 0;
+    size_t layout_count = 0;
     for (size_t i = 0; i < o->layouts; i++) {
         if (ar_parallel_world(&p[i]) == processes)
-            p[kept++] = p[i];
+            p[layout_count++] = p[i];
     }
-    o->layouts = kept;
-    if (kept > 0)
+    o->layouts = layout_count;
+    if (layout_count > 0)
         return AR_OK;
     return ar_error_set(AR_ERR_ARG,
                         "%s has no default layout of %d ranks, as many as there are processes: give --tp and --dp, or "
@@ -190,12 +190,12 @@ static ar_status keep_fitting(ar_check_options *o, ar_parallel *p)
                         o->run.model, processes);
 }
 
-/* Options that a sweep takes as given: recomputation in every layout, chunks wherever there is sp. */
-static void complete_sweep(ar_parallel *p, size_t n, const ar_parallel *given)
+/* Options that a sweep takes as requested: recomputation in every layout, chunks wherever there is sp. */
+static void complete_sweep(ar_parallel *p, size_t n, const ar_parallel *requested)
 {
     for (size_t i = 0; i < n; i++) {
-        p[i].recompute = given->recompute;
-        p[i].overlap = p[i].sp ? given->overlap : 1;
+        p[i].recompute = requested->recompute;
+        p[i].overlap = p[i].sp ? requested->overlap : 1;
     }
 }
 
@@ -231,13 +231,13 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     AR_TRY(found);
     AR_TRY(ari_layout_load(&v->r, &o->run));
     AR_TRY(ari_estimate_layers(c));
-    const bool given = v->sweep == 0 && ari_layout_given(&v->r);
+    const bool has_layout = v->sweep == 0 && ari_layout_given(&v->r);
     p[0] = o->run.parallel;
-    o->run.seq = o->run.seq ? o->run.seq : ari_check_default_seq(c, given ? p : NULL);
+    o->run.seq = o->run.seq ? o->run.seq : ari_check_default_seq(c, has_layout ? p : NULL);
     AR_TRY(ari_run_check_targets(&o->run, c));
     if (v->r.run.ddp.bucket_bytes == ARI_NOT_GIVEN)
         o->run.ddp.bucket_bytes = ari_check_default_bucket_bytes(c);
-    if (given) {
+    if (has_layout) {
         o->layouts = 1;
     } else if (v->sweep > 0) {
         o->layouts = ari_check_sweep(c, &o->run.plan, o->run.batch, o->run.seq, v->sweep, p, MOST_LAYOUTS);
@@ -250,7 +250,7 @@ static ar_status options_of(const ari_check_values *v, const char *model, ar_con
     if (v->sweep > 0)
         complete_sweep(p, o->layouts, &o->run.parallel);
     o->parallel = p;
-    if (o->run.process && !given)
+    if (o->run.process && !has_layout)
         AR_TRY(keep_fitting(o, p));
     for (size_t i = 0; i < o->layouts; i++)
         AR_TRY(ari_transport_fits(&v->common, &o->run, ar_parallel_world(&p[i])));
@@ -308,7 +308,7 @@ static ar_status parse_net_fault(ar_sim_fault *f, const char *text, int ranks)
 }
 
 /* parallel: [MOST_LAYOUTS], room. */
-static ar_status check_with(ari_checked *gives, const ari_check_values *v, const char *model, ar_check_options *o,
+static ar_status check_with(ari_checked *result, const ari_check_values *v, const char *model, ar_check_options *o,
                             ar_parallel *parallel)
 {
     ar_config c;
@@ -320,11 +320,11 @@ static ar_status check_with(ari_checked *gives, const ari_check_values *v, const
     }
     if (!v->common.quiet)
         json_decref(ari_config_notes(stderr, &c));
-    ari_watch_run(&o->run, gives->watch);
+    ari_watch_run(&o->run, result->watch);
     if (v->net_fault) {
-        AR_TRY(parse_net_fault(&gives->net_fault, v->net_fault, ar_parallel_world(&parallel[0])));
-        gives->has_net_fault = true;
-        o->run.sim.faults = &gives->net_fault;
+        AR_TRY(parse_net_fault(&result->net_fault, v->net_fault, ar_parallel_world(&parallel[0])));
+        result->has_net_fault = true;
+        o->run.sim.faults = &result->net_fault;
         o->run.sim.fault_count = 1;
     }
     ARI_ENDED(ari_progress_end) ari_progress progress;
@@ -334,18 +334,18 @@ static ar_status check_with(ari_checked *gives, const ari_check_values *v, const
     progress.about = about;
     o->progress = ari_progress_show;
     o->progress_user = &progress;
-    gives->run = o->run;
+    result->run = o->run;
     AR_TRY(announce(v, o, &c));
-    return ar_check(&gives->report, o);
+    return ar_check(&result->report, o);
 }
 
-static ar_status check_model(ari_checked *gives, const ari_check_values *v, const char *model)
+static ar_status check_model(ari_checked *result, const ari_check_values *v, const char *model)
 {
     ar_check_options o = v->o;
     ARI_OWNED ar_parallel *parallel = NULL;
     AR_TRY(ari_alloc((void **)&parallel, MOST_LAYOUTS, sizeof *parallel, "layouts"));
-    const ar_status st = check_with(gives, v, model, &o, parallel);
-    gives->run.plan = o.run.plan;
+    const ar_status st = check_with(result, v, model, &o, parallel);
+    result->run.plan = o.run.plan;
     return st;
 }
 
@@ -399,10 +399,10 @@ static ar_status add_tensor(void *user, const char *tensor, const char *pass, in
 {
     listing *l = user;
     char text[96];
-    size_t at = 0;
+    size_t offset = 0;
     text[0] = '\0';
     for (int d = 0; d < ndim; d++)
-        at += (size_t)snprintf(text + at, sizeof text - at, "%s%zu", d ? ", " : "", shape[d]);
+        offset += (size_t)snprintf(text + offset, sizeof text - offset, "%s%zu", d ? ", " : "", shape[d]);
     ari_table_row(&l->table, "%s\t%s\t[%s]", tensor, pass, text);
     json_array_append_new(l->tensors, json_pack("{s:s, s:s, s:o}", "name", tensor, "pass", pass, "shape",
                                                 ari_json_sizes(shape, (size_t)ndim)));
@@ -411,21 +411,21 @@ static ar_status add_tensor(void *user, const char *tensor, const char *pass, in
 
 /* `--list-tensors` of a model: prints the tensors that a check of these options compares at each step, in the order of
  * execution; to NULL: prints nothing. Gives the same as JSON. */
-static ar_status list_tensors(json_t **gives, FILE *to, const ar_check_options *o)
+static ar_status list_tensors(json_t **result, FILE *out, const ar_check_options *o)
 {
     static const ari_column columns[] = {{"name", ARI_LEFT}, {"pass", ARI_LEFT}, {"shape", ARI_LEFT}};
     listing l = {.table = ARI_TABLE(columns), .tensors = json_array()};
     const ar_status listed = ari_check_tensors(o, add_tensor, &l);
-    if (to && listed == AR_OK)
-        fprintf(to, "\n%s, one step of %zu sequence%s of %zu token%s:\n", o->run.model, o->run.batch,
+    if (out && listed == AR_OK)
+        fprintf(out, "\n%s, one step of %zu sequence%s of %zu token%s:\n", o->run.model, o->run.batch,
                 ARI_PLURAL(o->run.batch), o->run.seq, ARI_PLURAL(o->run.seq));
-    ar_status st = ari_table_end(&l.table, listed == AR_OK ? to : NULL, 2);
+    ar_status st = ari_table_end(&l.table, listed == AR_OK ? out : NULL, 2);
     st = listed == AR_OK ? st : listed;
-    if (to && st == AR_OK)
-        fprintf(to, "%zu tensor%s\n", json_array_size(l.tensors), ARI_PLURAL(json_array_size(l.tensors)));
-    *gives = json_pack("{s:o, s:I, s:I, s:o}", "name", ari_json_text(o->run.model), "batch", (json_int_t)o->run.batch,
-                       "seq", (json_int_t)o->run.seq, "tensors", l.tensors);
-    if (*gives == NULL && st == AR_OK)
+    if (out && st == AR_OK)
+        fprintf(out, "%zu tensor%s\n", json_array_size(l.tensors), ARI_PLURAL(json_array_size(l.tensors)));
+    *result = json_pack("{s:o, s:I, s:I, s:o}", "name", ari_json_text(o->run.model), "batch", (json_int_t)o->run.batch,
+                        "seq", (json_int_t)o->run.seq, "tensors", l.tensors);
+    if (*result == NULL && st == AR_OK)
         st = ar_error_set(AR_ERR_MEMORY, "no memory for the list of tensors");
     return st;
 }
@@ -436,19 +436,19 @@ static ar_status list_models(ari_check_values *v, const char *const *models, siz
     AR_TRY(complete_values(v));
     ARI_OWNED ar_parallel *parallel = NULL;
     AR_TRY(ari_alloc((void **)&parallel, MOST_LAYOUTS, sizeof *parallel, "layouts"));
-    json_auto_t *all = json_array();
+    json_auto_t *models_json = json_array();
     for (size_t i = 0; i < n; i++) {
         ar_check_options o;
         ar_config c;
-        json_t *one = NULL;
+        json_t *model_json = NULL;
         ar_status st = options_of(v, models[i], &c, &o, parallel);
         if (st == AR_OK)
-            st = list_tensors(&one, ari_wants_text(&v->common) ? stdout : NULL, &o);
+            st = list_tensors(&model_json, ari_wants_text(&v->common) ? stdout : NULL, &o);
         ari_layout_unload(&o.run);
         AR_TRY(st);
-        json_array_append_new(all, one);
+        json_array_append_new(models_json, model_json);
     }
-    return ari_json_end(ari_json_whole(ari_json_begin("check"), json_pack("{s:O}", "models", all)), &v->common);
+    return ari_json_end(ari_json_whole(ari_json_begin("check"), json_pack("{s:O}", "models", models_json)), &v->common);
 }
 
 /* A fault that no model shows, in the module that does. */

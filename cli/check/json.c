@@ -212,13 +212,13 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
     json_object_set_new(o, "result", json_string(result_names[ari_check_worst(checked, n)]));
     json_object_set_new(o, "hash", ari_check_hash(hash, checked, n) ? json_string(hash) : json_null());
     if (n > 0 && checked[0].has_net_fault) {
-        char what[128];
-        ari_sim_fault_describe(&checked[0].net_fault, what, sizeof what);
-        json_object_set_new(o, "net_fault", json_string(what));
+        char description[128];
+        ari_sim_fault_describe(&checked[0].net_fault, description, sizeof description);
+        json_object_set_new(o, "net_fault", json_string(description));
     }
     if (n > 0)
         ari_watch_json(o, checked[0].watch);
-    json_t *all = json_array_size(models) == n ? json_pack("{s:O}", "models", models) : NULL;
+    json_t *fields = json_array_size(models) == n ? json_pack("{s:O}", "models", models) : NULL;
     json_decref(models);
-    return ari_json_whole(o, all);
+    return ari_json_whole(o, fields);
 }

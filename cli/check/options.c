@@ -47,7 +47,7 @@ static const ari_option options[] = {
     ARI_OPTION_FLAG(
         "memory", memory,
         "print the memory of a rank in every layout too, and whether the shapes of its parts are the layout's",
-        .own = true),
+        .is_local = true),
     ARI_OPTION_FLAG("list-tensors", list_tensors,
                     "print the tensors that are compared, in the order of execution, and compare nothing",
                     .more = "Pass and shape are printed too."),

@@ -9,15 +9,17 @@
 
 #define ARI_VALUES ari_common
 static const ari_option common_options[] = {
-    ARI_OPTION_FILE("json", json, "FILE|-", "write the result as JSON to FILE, or to standard output", .own = true,
+    ARI_OPTION_FILE("json", json, "FILE|-", "write the result as JSON to FILE, or to standard output", .is_local = true,
                     .written = true),
-    ARI_OPTION_FLAG("quiet", quiet, "print nothing but errors and what --json asks for", .letter = 'q', .own = true),
-    ARI_OPTION_FLAG("no-color", no_color, "print words only; so does the environment variable NO_COLOR", .own = true),
+    ARI_OPTION_FLAG("quiet", quiet, "print nothing but errors and what --json asks for", .letter = 'q',
+                    .is_local = true),
+    ARI_OPTION_FLAG("no-color", no_color, "print words only; so does the environment variable NO_COLOR",
+                    .is_local = true),
     ARI_OPTION_INT("threads", threads, 1, 4096, "N", "threads of the whole process (default: the number of cores)",
-                   .own = true),
+                   .is_local = true),
     ARI_OPTION_U64("seed", seed, "N", "seed of everything random (default 0)"),
     ARI_OPTION_INT("progress-fd", progress_fd, 1, 65535, "N",
-                   "report how far the job is to this open file descriptor, as lines of JSON", .own = true),
+                   "report how far the job is to this open file descriptor, as lines of JSON", .is_local = true),
     {.name = "help", .letter = 'h', .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "list the options and exit"},
     {.name = "help-all", .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "explain all of them and exit"},
     {.name = "version", .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "print the version and exit"},
@@ -38,7 +40,7 @@ static void add_options(ari_option_list *l, const ari_option *options, size_t ba
             continue;
         l->section[l->n] = *section;
         l->option[l->n] = o;
-        l->at[l->n++] = o->at == ARI_OPT_NO_FIELD ? o->at : base + o->at;
+        l->offset[l->n++] = o->at == ARI_OPT_NO_FIELD ? o->at : base + o->at;
     }
 }
 
@@ -47,7 +49,7 @@ ari_option_list ari_options_of(const ari_args_spec *spec)
     ari_option_list l = {.n = 0};
     const char *section = NULL;
     add_options(&l, spec ? spec->options : NULL, 0, &section);
-    l.own = l.n;
+    l.local_count = l.n;
     section = NULL;
     add_options(&l, common_options, 0, &section);
     return l;
@@ -100,8 +102,8 @@ static bool looks_like_number(const char *argument)
 {
     if (argument == NULL)
         return false;
-    const char first = argument[strspn(argument, "+-")];
-    return first >= '0' && first <= '9';
+    const char first_char = argument[strspn(argument, "+-")];
+    return first_char >= '0' && first_char <= '9';
 }
 
 /* A flag, or an option without a field, which is an action. */
@@ -118,8 +120,8 @@ static ar_status set_flag(const ari_option *o, bool *field, const char *value, a
     return AR_OK;
 }
 
-/* Takes the option at argv[*i], and its value where it is the next argument. taken: which have been. */
-static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l, bool taken[ARI_OPT_MOST], int argc,
+/* Takes the option at argv[*i], and its value where it is the next argument. is_set: which have been. */
+static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l, bool is_set[ARI_OPT_MOST], int argc,
                              char *const *argv, int *i, void *values, ari_args_action *action)
 {
     const char *argument = argv[*i];
@@ -132,72 +134,73 @@ static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l
     if (found == l->n)
         return unknown_option(spec, l, argument);
     const ari_option *o = l->option[found];
-    if (taken[found] && o->kind != ARI_OPT_STRINGS && o->kind != ARI_OPT_FLAG)
+    if (is_set[found] && o->kind != ARI_OPT_STRINGS && o->kind != ARI_OPT_FLAG)
         ((ari_common *)values)->repeated = o->name;
-    taken[found] = true;
-    void *field = o->at == ARI_OPT_NO_FIELD ? NULL : (char *)values + l->at[found];
+    is_set[found] = true;
+    void *field = o->at == ARI_OPT_NO_FIELD ? NULL : (char *)values + l->offset[found];
     value = value != NULL ? value + 1 : NULL;
     if (o->kind == ARI_OPT_FLAG)
         return set_flag(o, field, value, action);
-    const char *next = *i + 1 < argc ? argv[*i + 1] : NULL;
-    if (value == NULL && o->otherwise != NULL && !looks_like_number(next)) {
+    const char *next_arg = *i + 1 < argc ? argv[*i + 1] : NULL;
+    if (value == NULL && o->otherwise != NULL && !looks_like_number(next_arg)) {
         value = o->otherwise;
     } else if (value == NULL) {
         /* A negative number is a value; another option is none. */
-        if (next == NULL || (next[0] == '-' && next[1] == '-')) {
+        if (next_arg == NULL || (next_arg[0] == '-' && next_arg[1] == '-')) {
             char right[ARI_OPT_TEXT];
             ari_option_kind_of(o)->describe(o, right, sizeof right);
             return ar_error_set(AR_ERR_ARG, "--%s: its value is missing, expected %s", o->name, right);
         }
         *i += 1;
-        value = next;
+        value = next_arg;
     }
     return ari_option_kind_of(o)->set(o, field, value);
 }
 
-static ar_status take_positional(const ari_args_spec *spec, size_t *taken, const char *argument, void *values)
+static ar_status take_positional(const ari_args_spec *spec, size_t *positional_count, const char *argument,
+                                 void *values)
 {
     const ari_positional *p = spec->positionals;
     size_t n = 0;
     while (p != NULL && p[n].name != NULL)
         n++;
-    if (*taken == n && n == 0)
+    if (*positional_count == n && n == 0)
         return ar_error_set(AR_ERR_ARG, "unexpected argument '%s'; anyrank %s takes options only", ARI_SHOW(argument),
                             spec->command);
-    if (*taken == n)
+    if (*positional_count == n)
         return ar_error_set(AR_ERR_ARG, "unexpected argument '%s' after %s '%s'", ARI_SHOW(argument), p[n - 1].name,
                             ARI_SHOW(*(const char **)((char *)values + p[n - 1].at)));
     if (argument[0] == '\0')
-        return ar_error_set(AR_ERR_ARG, "%s is empty", p[*taken].name);
-    *(const char **)((char *)values + p[*taken].at) = argument;
-    *taken += 1;
+        return ar_error_set(AR_ERR_ARG, "%s is empty", p[*positional_count].name);
+    *(const char **)((char *)values + p[*positional_count].at) = argument;
+    *positional_count += 1;
     return AR_OK;
 }
 
 ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv, void *values, ari_args_action *action)
 {
     const ari_option_list options = ari_options_of(spec);
-    size_t taken = 0;
-    bool options_over = false, given[ARI_OPT_MOST] = {false};
+    size_t positional_count = 0;
+    bool options_over = false, is_set[ARI_OPT_MOST] = {false};
     *action = ARI_ARGS_RUN;
     for (size_t i = 0; i < options.n; i++) {
         if (options.option[i]->kind == ARI_OPT_STRINGS)
-            ((ari_strings *)(void *)((char *)values + options.at[i]))->n = 0;
+            ((ari_strings *)(void *)((char *)values + options.offset[i]))->n = 0;
     }
     for (int i = 1; i < argc; i++) {
         const char *argument = argv[i];
         if (!options_over && strcmp(argument, "--") == 0)
             options_over = true;
         else if (!options_over && argument[0] == '-' && argument[1] != '\0')
-            AR_TRY(take_option(spec, &options, given, argc, argv, &i, values, action));
+            AR_TRY(take_option(spec, &options, is_set, argc, argv, &i, values, action));
         else
-            AR_TRY(take_positional(spec, &taken, argument, values));
+            AR_TRY(take_positional(spec, &positional_count, argument, values));
         if (*action != ARI_ARGS_RUN)
             return AR_OK;
     }
-    const ari_positional *next = spec->positionals == NULL ? NULL : &spec->positionals[taken];
-    if (next != NULL && next->name != NULL && next->required)
-        return ar_error_set(AR_ERR_ARG, "%s is missing: %s", next->name, next->help);
+    const ari_positional *next_positional = spec->positionals == NULL ? NULL : &spec->positionals[positional_count];
+    if (next_positional != NULL && next_positional->name != NULL && next_positional->required)
+        return ar_error_set(AR_ERR_ARG, "%s is missing: %s", next_positional->name, next_positional->help);
     return AR_OK;
 }
 
@@ -210,29 +213,29 @@ ar_status ari_args_again(const ari_args_spec *spec, void *values)
 
 /* --- what was asked for, as text that can be compared ------------------------------------------------------------- */
 
-ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *values)
+ar_status ari_args_tell(char **result, const ari_args_spec *spec, const void *values)
 {
     ARI_OWNED char *text = NULL;
     size_t size = 0;
-    *gives = NULL;
-    FILE *to = open_memstream(&text, &size);
-    if (!to)
+    *result = NULL;
+    FILE *out = open_memstream(&text, &size);
+    if (!out)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a text of the options");
-    fprintf(to, "anyrank %s, version %s\n", spec->command, ari_version());
+    fprintf(out, "anyrank %s, version %s\n", spec->command, ari_version());
     for (const ari_positional *p = spec->positionals; p && p->name; p++) {
-        const char *given = *(const char *const *)((const char *)values + p->at);
-        fprintf(to, "%s%s%s\n", given ? p->name : "no ", given ? " " : p->name, given ? given : "");
+        const char *argument = *(const char *const *)((const char *)values + p->at);
+        fprintf(out, "%s%s%s\n", argument ? p->name : "no ", argument ? " " : p->name, argument ? argument : "");
     }
     const ari_option_list l = ari_options_of(spec);
     for (size_t i = 0; i < l.n; i++) {
         const ari_option *o = l.option[i];
-        if (!o->own && o->at != ARI_OPT_NO_FIELD &&
-            !ari_option_kind_of(o)->print(to, o, (const char *)values + l.at[i]))
-            fprintf(to, "no --%s\n", o->name);
+        if (!o->is_local && o->at != ARI_OPT_NO_FIELD &&
+            !ari_option_kind_of(o)->print(out, o, (const char *)values + l.offset[i]))
+            fprintf(out, "no --%s\n", o->name);
     }
-    if (!ari_text_closed(to, &text))
+    if (!ari_text_closed(out, &text))
         return ar_error_set(AR_ERR_MEMORY, "no memory for a text of the options");
-    ARI_GIVE(gives, text);
+    ARI_GIVE(result, text);
     return AR_OK;
 }
 
@@ -241,24 +244,24 @@ ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *val
 enum { HELP_WIDTH = 80, HELP_INDENT = 2, FIRST_CHOICES = 3 };
 #define ALL_CHOICES SIZE_MAX
 
-void ari_print_wrapped(FILE *to, const char *text, int column)
+void ari_print_wrapped(FILE *out, const char *text, int column)
 {
-    int at = column;
+    int cursor_column = column;
     while (*text != '\0') {
         const int word = (int)strcspn(text, " ");
-        if (at > column && at + 1 + word > HELP_WIDTH) {
-            fprintf(to, "\n%*s", column, "");
-            at = column;
-        } else if (at > column) {
-            fputc(' ', to);
-            at++;
+        if (cursor_column > column && cursor_column + 1 + word > HELP_WIDTH) {
+            fprintf(out, "\n%*s", column, "");
+            cursor_column = column;
+        } else if (cursor_column > column) {
+            fputc(' ', out);
+            cursor_column++;
         }
-        fprintf(to, "%.*s", word, text);
-        at += word;
+        fprintf(out, "%.*s", word, text);
+        cursor_column += word;
         text += word;
         text += strspn(text, " ");
     }
-    fputc('\n', to);
+    fputc('\n', out);
 }
 
 /* "-q, --quiet", "--tp N", "--numerics exact|native", of many choices the first ones. Gives its length. */
@@ -294,47 +297,47 @@ static int label_width(const ari_args_spec *spec, const ari_option_list *l)
     return width;
 }
 
-static void print_entry(FILE *to, const char *label, const char *help, int width)
+static void print_entry(FILE *out, const char *label, const char *help, int width)
 {
     const int column = HELP_INDENT + width + 2;
-    fprintf(to, "%*s%s", HELP_INDENT, "", label);
+    fprintf(out, "%*s%s", HELP_INDENT, "", label);
     if ((int)strlen(label) > width)
-        fprintf(to, "\n%*s", column, "");
+        fprintf(out, "\n%*s", column, "");
     else
-        fprintf(to, "%*s", column - HELP_INDENT - (int)strlen(label), "");
-    ari_print_wrapped(to, help, column);
+        fprintf(out, "%*s", column - HELP_INDENT - (int)strlen(label), "");
+    ari_print_wrapped(out, help, column);
 }
 
-/* Those from `first` on. No title where every option is one of a later version, which has no help. */
-static void print_options(FILE *to, const char *title, const ari_option_list *l, size_t first, size_t end, int width)
+/* Those from `begin` on. No title where every option is one of a later version, which has no help. */
+static void print_options(FILE *out, const char *title, const ari_option_list *l, size_t begin, size_t end, int width)
 {
     bool titled = false;
-    for (size_t i = first; i < end; i++) {
+    for (size_t i = begin; i < end; i++) {
         char label[ARI_OPT_TEXT];
         if (l->option[i]->help == NULL)
             continue;
         if (!titled)
-            fprintf(to, "\n%s:\n", title);
+            fprintf(out, "\n%s:\n", title);
         titled = true;
         option_label(l->option[i], ALL_CHOICES, label, sizeof label);
-        print_entry(to, label, l->option[i]->help, width);
+        print_entry(out, label, l->option[i]->help, width);
     }
 }
 
 /* The names of a section's options, side by side from `column` on; one is never broken. */
-static void print_names(FILE *to, const char *title, const ari_option_list *l, const bool *of, int column)
+static void print_names(FILE *out, const char *title, const ari_option_list *l, const bool *in_section, int column)
 {
-    int at = fprintf(to, "%s:", title);
+    int cursor_column = fprintf(out, "%s:", title);
     for (size_t i = 0; i < l->n; i++) {
         char label[ARI_OPT_TEXT];
-        if (!of[i] || l->option[i]->help == NULL)
+        if (!in_section[i] || l->option[i]->help == NULL)
             continue;
         const int n = option_label(l->option[i], FIRST_CHOICES, label, sizeof label);
-        if (at > column && at + 2 + n > HELP_WIDTH)
-            at = fprintf(to, "\n") - 1;
-        at += fprintf(to, "%*s%s", at < column ? column - at : 2, "", label);
+        if (cursor_column > column && cursor_column + 2 + n > HELP_WIDTH)
+            cursor_column = fprintf(out, "\n") - 1;
+        cursor_column += fprintf(out, "%*s%s", cursor_column < column ? column - cursor_column : 2, "", label);
     }
-    fputc('\n', to);
+    fputc('\n', out);
 }
 
 static bool same_section(const char *a, const char *b)
@@ -343,24 +346,24 @@ static bool same_section(const char *a, const char *b)
 }
 
 /* Each section once, where its first option stands; the options of every subcommand last. */
-static void print_sections(FILE *to, const ari_option_list *l)
+static void print_sections(FILE *out, const ari_option_list *l)
 {
     static const char rest[] = "common";
-    bool done[ARI_OPT_MOST] = {false};
+    bool is_printed[ARI_OPT_MOST] = {false};
     int column = (int)sizeof rest + 1;
     for (size_t i = 0; i < l->n; i++) {
         const int n = l->section[i] ? (int)strlen(l->section[i]) + 2 : 0;
         column = n > column ? n : column;
     }
     for (size_t i = 0; i < l->n; i++) {
-        bool of[ARI_OPT_MOST] = {false};
-        if (done[i])
+        bool in_section[ARI_OPT_MOST] = {false};
+        if (is_printed[i])
             continue;
         for (size_t k = i; k < l->n; k++) {
-            of[k] = same_section(l->section[k], l->section[i]) && (k < l->own) == (i < l->own);
-            done[k] = done[k] || of[k];
+            in_section[k] = same_section(l->section[k], l->section[i]) && (k < l->local_count) == (i < l->local_count);
+            is_printed[k] = is_printed[k] || in_section[k];
         }
-        print_names(to, l->section[i] ? l->section[i] : i < l->own ? "options" : rest, l, of, column);
+        print_names(out, l->section[i] ? l->section[i] : i < l->local_count ? "options" : rest, l, in_section, column);
     }
 }
 
@@ -373,33 +376,33 @@ static bool has_sections(const ari_option_list *l)
     return false;
 }
 
-void ari_args_help(FILE *to, const ari_args_spec *spec, bool all)
+void ari_args_help(FILE *out, const ari_args_spec *spec, bool is_full)
 {
     const ari_option_list l = ari_options_of(spec);
-    const bool names_alone = !all && has_sections(&l);
+    const bool names_alone = !is_full && has_sections(&l);
     const int width = names_alone ? 9 : label_width(spec, &l);
-    fprintf(to, "usage: anyrank %s", spec->command);
+    fprintf(out, "usage: anyrank %s", spec->command);
     for (const ari_positional *p = spec->positionals; p != NULL && p->name != NULL; p++)
-        fprintf(to, p->required ? " %s" : " [%s]", p->name);
-    fprintf(to, " [options]\n\n");
-    ari_print_wrapped(to, spec->summary, 0);
+        fprintf(out, p->required ? " %s" : " [%s]", p->name);
+    fprintf(out, " [options]\n\n");
+    ari_print_wrapped(out, spec->summary, 0);
     if (spec->positionals != NULL && spec->positionals->name != NULL)
-        fputc('\n', to);
+        fputc('\n', out);
     for (const ari_positional *p = spec->positionals; p != NULL && p->name != NULL; p++)
-        print_entry(to, p->name, p->help, width);
+        print_entry(out, p->name, p->help, width);
     if (names_alone) {
-        fprintf(to, "\nOptions, which anyrank %s --help-all explains:\n", spec->command);
-        print_sections(to, &l);
+        fprintf(out, "\nOptions, which anyrank %s --help-all explains:\n", spec->command);
+        print_sections(out, &l);
     } else {
-        print_options(to, "options", &l, 0, l.own, width);
-        print_options(to, "options of every subcommand", &l, l.own, l.n, width);
+        print_options(out, "options", &l, 0, l.local_count, width);
+        print_options(out, "options of every subcommand", &l, l.local_count, l.n, width);
     }
     if (spec->example == NULL)
         return;
-    fprintf(to, "\n%s:\n", strchr(spec->example, '\n') != NULL ? "examples" : "example");
+    fprintf(out, "\n%s:\n", strchr(spec->example, '\n') != NULL ? "examples" : "example");
     for (const char *line = spec->example; *line != '\0';) {
         const int length = (int)strcspn(line, "\n");
-        fprintf(to, "%*s%.*s\n", HELP_INDENT, "", length, line);
+        fprintf(out, "%*s%.*s\n", HELP_INDENT, "", length, line);
         line += length + (line[length] == '\n');
     }
 }

@@ -59,7 +59,7 @@ typedef struct ari_option {
     const char *otherwise;          /* INT, SIZE: the value where no number follows; NULL: one must */
     const char *help;               /* one or two lines, with the default; NULL: not listed */
     const char *more;               /* sentences that the manual page adds; NULL: none */
-    bool own;                       /* of one process alone: where ranks are processes, they may differ in it */
+    bool is_local;                  /* of one process alone: where ranks are processes, they may differ in it */
     bool written;                   /* FILE: one that the command writes; tried before any work */
     const struct ari_option *group; /* GROUP */
 } ari_option;
@@ -99,7 +99,7 @@ typedef struct ari_kind_ops {
     /* "an integer from 1 to 4096": what would be right. NULL: takes none. */
     void (*describe)(const ari_option *o, char *text, size_t size);
     /* "--tp 2" and a line feed; false where it was not given and has no default that could be printed. */
-    bool (*print)(FILE *to, const ari_option *o, const void *field);
+    bool (*print)(FILE *out, const ari_option *o, const void *field);
 } ari_kind_ops;
 const ari_kind_ops *ari_option_kind_of(const ari_option *o);
 
@@ -138,8 +138,8 @@ typedef struct ari_args_spec {
 typedef struct ari_option_list {
     const ari_option *option[ARI_OPT_MOST];
     const char *section[ARI_OPT_MOST]; /* NULL: of none */
-    size_t at[ARI_OPT_MOST];
-    size_t n, own;
+    size_t offset[ARI_OPT_MOST];
+    size_t n, local_count;
 } ari_option_list;
 /** spec NULL: those of every subcommand alone. */
 ari_option_list ari_options_of(const ari_args_spec *spec);
@@ -165,13 +165,13 @@ AR_NODISCARD ar_status ari_args_again(const ari_args_spec *spec, void *values);
 
 /** The subcommand, the version, and every option and positional with its value, in one line each: "--tp 2", "no --sp".
  *  Without what is a process's own. Gives; free(). Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_args_tell(char **gives, const ari_args_spec *spec, const void *values);
+AR_NODISCARD ar_status ari_args_tell(char **result, const ari_args_spec *spec, const void *values);
 
 /** Prints a text from `column` on in lines of 80 columns, and a line feed; the cursor is there already. */
-void ari_print_wrapped(FILE *to, const char *text, int column);
+void ari_print_wrapped(FILE *out, const char *text, int column);
 
-/** Prints usage, positionals, options and examples: of a table with sections the options' names alone, unless `all`. */
-void ari_args_help(FILE *to, const ari_args_spec *spec, bool all);
+/** Prints usage, positionals, options and examples: of a table with sections the options' names alone, unless `is_full`. */
+void ari_args_help(FILE *out, const ari_args_spec *spec, bool is_full);
 
 /* --- subcommands -------------------------------------------------------------------------------------------------- */
 
@@ -179,9 +179,9 @@ typedef struct ari_subcommand ari_subcommand;
 /* A new subcommand is a spec in the file of its name, and a row in main.c's table, which ends with the name NULL. */
 struct ari_subcommand {
     const char *name;
-    const char *summary;                                          /* NULL: not listed */
-    const ari_args_spec *spec;                                    /* NULL: it takes no options */
-    int (*run)(const ari_subcommand *all, int argc, char **argv); /* without a spec */
+    const char *summary;                                                  /* NULL: not listed */
+    const ari_args_spec *spec;                                            /* NULL: it takes no options */
+    int (*run)(const ari_subcommand *subcommands, int argc, char **argv); /* without a spec */
 };
 extern const ari_args_spec ari_check_spec, ari_grads_spec, ari_train_spec, ari_verify_spec, ari_plan_spec,
     ari_lint_spec, ari_bugs_spec, ari_causes_spec, ari_info_spec;

@@ -33,7 +33,7 @@ static ari_option_list listed(const ari_args_spec *spec)
     for (size_t i = 0; i < all.n; i++) {
         if (all.option[i]->help)
             l.option[l.n++] = all.option[i];
-        l.own = i < all.own ? l.n : l.own;
+        l.local_count = i < all.local_count ? l.n : l.local_count;
     }
     return l;
 }
@@ -149,7 +149,7 @@ static ar_status manual(page *p, char *words)
         return AR_ERR_ARG;
     p->subcommand = s->name;
     p->options = listed(s->spec);
-    for (size_t i = 0; !words && i < p->options.own; i++)
+    for (size_t i = 0; !words && i < p->options.local_count; i++)
         print_entry(p, i);
     while ((name = strsep(&words, " "))) {
         size_t i = 0;
@@ -165,7 +165,7 @@ static ar_status manual(page *p, char *words)
 static ar_status manual_common(page *p, char *words)
 {
     (void)words;
-    for (size_t i = p->options.own; i < p->options.n; i++)
+    for (size_t i = p->options.local_count; i < p->options.n; i++)
         print_entry(p, i);
     return AR_OK;
 }
@@ -351,7 +351,7 @@ static void fish_subcommand(FILE *to, const ari_subcommand *s)
         fish_values(to, a->choices, a->kind);
         fputc('\n', to);
     }
-    for (size_t i = 0; i < l.own; i++)
+    for (size_t i = 0; i < l.local_count; i++)
         fish_option(to, s->name, l.option[i]);
 }
 

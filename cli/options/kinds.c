@@ -56,10 +56,10 @@ static void describe_string(const ari_option *o, char *text, size_t size)
 
 static void describe_enum(const ari_option *o, char *text, size_t size)
 {
-    size_t at = 0;
-    for (size_t i = 0; o->choices[i] != NULL && at < size; i++) {
+    size_t offset = 0;
+    for (size_t i = 0; o->choices[i] != NULL && offset < size; i++) {
         const char *before = i == 0 ? "" : o->choices[i + 1] == NULL ? " or " : ", ";
-        at += (size_t)snprintf(text + at, size - at, "%s%s", before, o->choices[i]);
+        offset += (size_t)snprintf(text + offset, size - offset, "%s%s", before, o->choices[i]);
     }
 }
 
@@ -163,12 +163,12 @@ static ar_status set_string(const ari_option *o, void *field, const char *value)
 
 static ar_status add_string(const ari_option *o, void *field, const char *value)
 {
-    ari_strings *all = field;
+    ari_strings *strings = field;
     if (value[0] == '\0')
         return bad_value(o, value);
-    if (all->n == ARI_OPT_MANY)
+    if (strings->n == ARI_OPT_MANY)
         return ar_error_set(AR_ERR_ARG, "--%s: given more than %d times", o->name, ARI_OPT_MANY);
-    all->text[all->n++] = value;
+    strings->text[strings->n++] = value;
     return AR_OK;
 }
 
@@ -186,14 +186,14 @@ static ar_status set_enum(const ari_option *o, void *field, const char *value)
 static ar_status set_stages(const ari_option *o, void *field, const char *value)
 {
     ar_stages stages = {.n = 0};
-    for (const char *at = value;; at++) {
+    for (const char *cursor = value;; cursor++) {
         uint64_t layers = 0;
-        if (stages.n == AR_MAX_STAGES || !ari_natural(&layers, at, &at) || layers > UINT16_MAX)
+        if (stages.n == AR_MAX_STAGES || !ari_natural(&layers, cursor, &cursor) || layers > UINT16_MAX)
             return bad_value(o, value);
         stages.layers[stages.n++] = (uint16_t)layers;
-        if (*at == '\0')
+        if (*cursor == '\0')
             break;
-        if (*at != ',')
+        if (*cursor != ',')
             return bad_value(o, value);
     }
     *(ar_stages *)field = stages;
@@ -202,40 +202,40 @@ static ar_status set_stages(const ari_option *o, void *field, const char *value)
 
 /* --- printing ----------------------------------------------------------------------------------------------------- */
 
-static bool print_flag(FILE *to, const ari_option *o, const void *field)
+static bool print_flag(FILE *out, const ari_option *o, const void *field)
 {
     if (*(const bool *)field)
-        fprintf(to, "--%s\n", o->name);
+        fprintf(out, "--%s\n", o->name);
     return *(const bool *)field;
 }
 
-static bool print_int(FILE *to, const ari_option *o, const void *field)
+static bool print_int(FILE *out, const ari_option *o, const void *field)
 {
     const int n = *(const int *)field;
     if (in_range(o, (double)n))
-        fprintf(to, "--%s %d\n", o->name, n);
+        fprintf(out, "--%s %d\n", o->name, n);
     return in_range(o, (double)n);
 }
 
-static bool print_size(FILE *to, const ari_option *o, const void *field)
+static bool print_size(FILE *out, const ari_option *o, const void *field)
 {
     uint64_t n;
     memcpy(&n, field, sizeof n);
     if (in_range(o, (double)n))
-        fprintf(to, "--%s %llu\n", o->name, (unsigned long long)n);
+        fprintf(out, "--%s %llu\n", o->name, (unsigned long long)n);
     return in_range(o, (double)n);
 }
 
-static bool print_part(FILE *to, const ari_option *o, const void *field)
+static bool print_part(FILE *out, const ari_option *o, const void *field)
 {
     const size_t n = *(const size_t *)field;
     if (n > 0)
-        fprintf(to, "--%s 1/%zu\n", o->name, n);
+        fprintf(out, "--%s 1/%zu\n", o->name, n);
     return n > 0;
 }
 
 /* As few digits as distinguish the number from all others. */
-static bool print_double(FILE *to, const ari_option *o, const void *field)
+static bool print_double(FILE *out, const ari_option *o, const void *field)
 {
     const double x = *(const double *)field;
     char text[32];
@@ -243,39 +243,39 @@ static bool print_double(FILE *to, const ari_option *o, const void *field)
     if (strtod(text, NULL) < x || strtod(text, NULL) > x)
         snprintf(text, sizeof text, "%.17g", x);
     if (!isnan(x))
-        fprintf(to, "--%s %s\n", o->name, text);
+        fprintf(out, "--%s %s\n", o->name, text);
     return !isnan(x);
 }
 
-static bool print_string(FILE *to, const ari_option *o, const void *field)
+static bool print_string(FILE *out, const ari_option *o, const void *field)
 {
     const char *text = *(const char *const *)field;
     if (text)
-        fprintf(to, "--%s %s\n", o->name, text);
+        fprintf(out, "--%s %s\n", o->name, text);
     return text != NULL;
 }
 
-static bool print_strings(FILE *to, const ari_option *o, const void *field)
+static bool print_strings(FILE *out, const ari_option *o, const void *field)
 {
-    const ari_strings *all = field;
-    for (size_t i = 0; i < all->n; i++)
-        fprintf(to, "--%s %s\n", o->name, all->text[i]);
-    return all->n > 0;
+    const ari_strings *strings = field;
+    for (size_t i = 0; i < strings->n; i++)
+        fprintf(out, "--%s %s\n", o->name, strings->text[i]);
+    return strings->n > 0;
 }
 
-static bool print_enum(FILE *to, const ari_option *o, const void *field)
+static bool print_enum(FILE *out, const ari_option *o, const void *field)
 {
     const int chosen = *(const int *)field;
-    return chosen >= 0 && print_string(to, o, &o->choices[chosen]);
+    return chosen >= 0 && print_string(out, o, &o->choices[chosen]);
 }
 
-static bool print_stages(FILE *to, const ari_option *o, const void *field)
+static bool print_stages(FILE *out, const ari_option *o, const void *field)
 {
     char text[ARI_STAGES_TEXT];
     const ar_stages *stages = field;
     ari_stages_text(text, stages);
     if (stages->n > 0)
-        fprintf(to, "--%s %s\n", o->name, text);
+        fprintf(out, "--%s %s\n", o->name, text);
     return stages->n > 0;
 }
 

@@ -138,16 +138,16 @@ const ari_option ari_bucket_options[] = {
 bool ari_split_given(const ari_run_values *v)
 {
     const ar_parallel *p = &v->run.parallel;
-    bool given = p->micro_batches > 0 || p->sp || p->zero > 0;
+    bool is_split = p->micro_batches > 0 || p->sp || p->zero > 0;
     for (int i = 0; i < ARI_LAYOUT_AXES; i++)
-        given = given || ari_layout_as_given(p, i) > 0;
-    return given;
+        is_split = is_split || ari_layout_as_given(p, i) > 0;
+    return is_split;
 }
 
 bool ari_layout_given(const ari_run_values *v)
 {
-    const ar_recompute what = v->run.parallel.recompute.what;
-    return ari_split_given(v) || (what != AR_RECOMPUTE_NONE && (unsigned)what < AR_RECOMPUTES);
+    const ar_recompute recompute = v->run.parallel.recompute.what;
+    return ari_split_given(v) || (recompute != AR_RECOMPUTE_NONE && (unsigned)recompute < AR_RECOMPUTES);
 }
 
 /* An accepted name; the CPU if none was given. */
@@ -302,14 +302,14 @@ void ari_layout_unload(ar_run *run)
     run->parallel.own_schedule = NULL;
 }
 
-void ari_plan_print(FILE *to, const ar_plan *p)
+void ari_plan_print(FILE *out, const ar_plan *p)
 {
     char hash[65] = "?";
     if (p->rules > 0 && ari_plan_hash(hash, p) == AR_OK)
-        fprintf(to, "plan %s: %zu rule%s, sha256 %.12s\n", ARI_SHOW(ari_plan_file(p)), p->rules, ARI_PLURAL(p->rules),
+        fprintf(out, "plan %s: %zu rule%s, sha256 %.12s\n", ARI_SHOW(ari_plan_file(p)), p->rules, ARI_PLURAL(p->rules),
                 hash);
     else if (p->mlp_order != AR_MLP_COLUMN_ROW)
-        fprintf(to, "plan of the architecture, with MLPs %s\n", ari_mlp_order_names[p->mlp_order]);
+        fprintf(out, "plan of the architecture, with MLPs %s\n", ari_mlp_order_names[p->mlp_order]);
 }
 
 json_t *ari_plan_json(const ar_plan *p)

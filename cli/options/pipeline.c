@@ -56,10 +56,10 @@ static ar_status check_name(const char *text)
 ar_status ari_pipeline_check(const ari_run_values *v)
 {
     const ar_parallel *p = &v->run.parallel;
-    const char *given = v->schedule_pp ? "--schedule-pp" : p->virtual_stages > 0 ? "--virtual-stages" : "--stages";
+    const char *option = v->schedule_pp ? "--schedule-pp" : p->virtual_stages > 0 ? "--virtual-stages" : "--stages";
     AR_TRY(check_name(v->schedule_pp));
     if ((v->schedule_pp || p->virtual_stages > 0 || p->stages.n > 0) && p->pp < 2)
-        return ar_error_set(AR_ERR_ARG, "%s is about the ranks of --pp: give --pp N of at least 2 too", given);
+        return ar_error_set(AR_ERR_ARG, "%s is about the ranks of --pp: give --pp N of at least 2 too", option);
     if (p->virtual_stages > 1 && !is_file(v) && named(v->schedule_pp) != AR_PP_INTERLEAVED)
         return ar_error_set(AR_ERR_ARG, "--virtual-stages %d take turns: give --schedule-pp interleaved too",
                             p->virtual_stages);
@@ -78,12 +78,12 @@ void ari_pipeline_complete(ar_parallel *p, const ari_run_values *v)
 
 ar_status ari_pipeline_load(ar_parallel *p, const ari_run_values *v)
 {
-    ar_pipeline_schedule *own = NULL;
+    ar_pipeline_schedule *schedule = NULL;
     if (!is_file(v))
         return AR_OK;
-    AR_TRY(ari_pipeline_schedule_read(&own, v->schedule_pp));
-    const ar_pipeline_shape shape = ari_pipeline_schedule_shape(own);
-    p->own_schedule = own;
+    AR_TRY(ari_pipeline_schedule_read(&schedule, v->schedule_pp));
+    const ar_pipeline_shape shape = ari_pipeline_schedule_shape(schedule);
+    p->own_schedule = schedule;
     if (v->run.parallel.virtual_stages == 0)
         p->virtual_stages = shape.stages / shape.ranks;
     if (v->run.parallel.micro_batches == 0)

@@ -106,7 +106,7 @@ void ari_pipeline_complete(ar_parallel *p, const ari_run_values *v);
 AR_NODISCARD ar_status ari_pipeline_load(ar_parallel *p, const ari_run_values *v);
 /** A line "plan p.json: 4 rules, sha256 0123456789ab", or one that says the order of the MLPs; none of the usual
  *  default plan. */
-void ari_plan_print(FILE *to, const ar_plan *p);
+void ari_plan_print(FILE *out, const ar_plan *p);
 /** The plan as a report needs it for a repetition of its run: `file`, `rules` as given and their `sha256`, null for a
  *  default plan; `mlp_order`, null for a file's. Gives; NULL without memory. */
 json_t *ari_plan_json(const ar_plan *p);
@@ -154,15 +154,15 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *members)
 
 /** "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1 group), clip 1,
  *  dropout 0.1"; of 0 steps what a single forward and backward is. */
-void ari_step_print(FILE *to, const ar_run *run);
+void ari_step_print(FILE *out, const ar_run *run);
 /** ", products in tf32", ", activations and matrices in bf16", ", matrices in bf16", or nothing. */
-void ari_storage_print(FILE *to, ar_precision precision, ar_dtype storage);
+void ari_storage_print(FILE *out, ar_precision precision, ar_dtype storage);
 /** ", label smoothing 0.1, z-loss 0.0001", as far as there is any. */
-void ari_loss_print(FILE *to, const ar_loss_options *o);
+void ari_loss_print(FILE *out, const ar_loss_options *o);
 /** The same into a result. */
 void ari_loss_json(json_t *result, const ar_loss_options *o);
 /** A line where the config has a dropout that the run does not use. */
-void ari_dropout_note(FILE *to, const ar_config *c, const ar_run *run);
+void ari_dropout_note(FILE *out, const ar_config *c, const ar_run *run);
 /** The options as an object. Gives; NULL without memory. */
 json_t *ari_optimizer_json(const ar_optimizer_options *o);
 
@@ -191,12 +191,12 @@ void ari_watch_run(ar_run *run, const ari_watch *w);
  *  asked for. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_watch_write(const ari_watch *w, const char *model, const ar_parallel *p, size_t batch);
 /** "trace.json: the run, for ui.perfetto.dev", a line where there is a trace. */
-void ari_watch_print(FILE *to, const ari_watch *w);
+void ari_watch_print(FILE *out, const ari_watch *w);
 /** A table of predicted times: the line above it, a row for each run (s NULL: it came to no end). */
-ari_table ari_predicted_begin(FILE *to, const ari_watch *w);
+ari_table ari_predicted_begin(FILE *out, const ari_watch *w);
 void ari_predicted_row(ari_table *t, const ar_parallel *p, size_t batch, const ar_trace_summary *s);
 /** The table of one run. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_predicted_print(FILE *to, const ari_watch *w, const ar_parallel *p, size_t batch,
+AR_NODISCARD ar_status ari_predicted_print(FILE *out, const ari_watch *w, const ar_parallel *p, size_t batch,
                                            const ar_trace_summary *s);
 /** Adds "cluster" and "trace" to a result, as far as they were given. */
 void ari_watch_json(json_t *result, const ari_watch *w);

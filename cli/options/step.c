@@ -85,22 +85,22 @@ _Static_assert(ARI_OPT_MANY == AR_PARAM_GROUPS, "--group may be given as often a
 /* Refuses what was given, if it is another optimizer's or another schedule's. */
 static ar_status check_given(const ari_run_values *v, ar_optimizer_kind kind, ar_schedule schedule)
 {
-    const ar_optimizer_options *given = &v->run.optimizer;
+    const ar_optimizer_options *options = &v->run.optimizer;
     const bool sgd = kind == AR_OPTIMIZER_SGD;
     const bool muon = kind == AR_OPTIMIZER_MUON;
-    if (!sgd && ((!muon && !isnan(given->momentum)) || given->nesterov))
+    if (!sgd && ((!muon && !isnan(options->momentum)) || options->nesterov))
         return ar_error_set(AR_ERR_ARG, "--%s goes with --optimizer sgd%s; %s has %s",
-                            given->nesterov ? "nesterov" : "momentum", given->nesterov ? "" : " or muon",
+                            options->nesterov ? "nesterov" : "momentum", options->nesterov ? "" : " or muon",
                             ari_optimizer_names[kind], muon ? "Nesterov's variant always" : "--betas");
-    if (!muon && (given->match_rms || given->shards || given->qk_clip > 0.0))
+    if (!muon && (options->match_rms || options->shards || options->qk_clip > 0.0))
         return ar_error_set(AR_ERR_ARG, "--%s goes with --optimizer muon",
-                            given->match_rms ? "match-rms"
-                            : given->shards  ? "muon-shards"
-                                             : "qk-clip");
+                            options->match_rms ? "match-rms"
+                            : options->shards  ? "muon-shards"
+                                               : "qk-clip");
     if (sgd && v->betas)
         return ar_error_set(AR_ERR_ARG, "--betas go with --optimizer adam or adamw; sgd has --momentum");
-    if (schedule != AR_SCHEDULE_COSINE && !isnan(given->min_lr))
-        return ar_error_set(AR_ERR_ARG, "--min-lr %g is where --lr-schedule cosine ends: give both", given->min_lr);
+    if (schedule != AR_SCHEDULE_COSINE && !isnan(options->min_lr))
+        return ar_error_set(AR_ERR_ARG, "--min-lr %g is where --lr-schedule cosine ends: give both", options->min_lr);
     return AR_OK;
 }
 
@@ -109,10 +109,10 @@ static ar_status parse_betas(double *beta1, double *beta2, const char *text)
 {
     char *end = NULL;
     *beta1 = strtod(text, &end);
-    const bool first = end != text && *end == ',';
-    const char *second = first ? end + 1 : text;
+    const bool has_comma = end != text && *end == ',';
+    const char *second = has_comma ? end + 1 : text;
     *beta2 = strtod(second, &end);
-    if (!first || end == second || *end != '\0' || !(*beta1 >= 0 && *beta1 < 1) || !(*beta2 >= 0 && *beta2 < 1))
+    if (!has_comma || end == second || *end != '\0' || !(*beta1 >= 0 && *beta1 < 1) || !(*beta2 >= 0 && *beta2 < 1))
         return ar_error_set(AR_ERR_ARG,
                             "--betas: got '%s', expected two numbers from 0 to below 1 with a comma between",
                             ARI_SHOW(text));
@@ -133,24 +133,24 @@ static void parse_item(ar_param_group *group, const char *item, const char **end
     const double value = strtod(number, &behind);
     if (behind == number || !(value >= 0.0 && isfinite(value)))
         return;
-    double *const to = is_lr ? &group->lr_scale : &group->weight_decay;
-    *end = isnan(*to) ? behind : NULL; /* else it is there twice */
-    *to = value;
+    double *const target = is_lr ? &group->lr_scale : &group->weight_decay;
+    *end = isnan(*target) ? behind : NULL; /* else it is there twice */
+    *target = value;
 }
 
 /* "*.bias:decay=0" or "model.embed*:lr=0.1,decay=0.01" */
 static ar_status parse_group(ar_param_group *group, const char *text)
 {
-    const char *at = strrchr(text, ':');
-    const size_t length = at ? (size_t)(at - text) : 0;
+    const char *cursor = strrchr(text, ':');
+    const size_t length = cursor ? (size_t)(cursor - text) : 0;
     *group = (ar_param_group){.lr_scale = (double)NAN, .weight_decay = (double)NAN};
     if (length >= sizeof group->glob)
         return ar_error_set(AR_ERR_ARG, "--group: the glob of '%s' has %zu bytes, expected at most %zu", ARI_SHOW(text),
                             length, sizeof group->glob - 1);
     memcpy(group->glob, text, length);
-    while (at && length > 0 && *at != '\0' && (*at == ':' || *at == ','))
-        parse_item(group, at + 1, &at);
-    if (length == 0 || !at || *at != '\0')
+    while (cursor && length > 0 && *cursor != '\0' && (*cursor == ':' || *cursor == ','))
+        parse_item(group, cursor + 1, &cursor);
+    if (length == 0 || !cursor || *cursor != '\0')
         return ar_error_set(AR_ERR_ARG,
                             "--group: got '%s', expected GLOB:lr=X,decay=Y, one of the two or both, each a number from "
                             "0 on, as in '*.bias:decay=0'",
@@ -161,14 +161,14 @@ static ar_status parse_group(ar_param_group *group, const char *text)
 
 ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values)
 {
-    const ari_run_values first = *v;
-    const ar_optimizer_kind kind = first.run.optimizer.kind;
+    const ari_run_values original = *v;
+    const ar_optimizer_kind kind = original.run.optimizer.kind;
     ar_optimizer_options *o = &v->run.optimizer;
     v->run = *base;
     if ((int)kind >= 0 && kind != base->optimizer.kind)
         *o = ar_optimizer_defaults(kind);
     AR_TRY(ari_args_again(spec, values));
-    AR_TRY(check_given(&first, o->kind, o->schedule));
+    AR_TRY(check_given(&original, o->kind, o->schedule));
     o->total_steps = v->run.steps > 0 ? v->run.steps : 1; /* none is taken, and they are still to be right ones */
     o->min_lr = o->schedule == AR_SCHEDULE_COSINE ? o->min_lr : 0.0;
     if (v->betas)
@@ -180,68 +180,68 @@ ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_sp
 }
 
 /* ", cosine to 0.0001 after 2 steps of warm-up" */
-static void print_schedule(FILE *to, const ar_optimizer_options *o)
+static void print_schedule(FILE *out, const ar_optimizer_options *o)
 {
     const bool cosine = o->schedule == AR_SCHEDULE_COSINE;
     if (cosine)
-        fprintf(to, ", cosine to %g", o->min_lr);
+        fprintf(out, ", cosine to %g", o->min_lr);
     if (o->warmup_steps > 0)
-        fprintf(to, "%s %" PRIu64 " step%s of warm-up", cosine ? " after" : ",", o->warmup_steps,
+        fprintf(out, "%s %" PRIu64 " step%s of warm-up", cosine ? " after" : ",", o->warmup_steps,
                 ARI_PLURAL(o->warmup_steps));
 }
 
-static void print_optimizer(FILE *to, const ar_optimizer_options *o)
+static void print_optimizer(FILE *out, const ar_optimizer_options *o)
 {
     static const char *const titles[] = {"SGD", "Adam", "AdamW", "Muon"}; /* in the order of ar_optimizer_kind */
-    fprintf(to, "%s (lr %g", titles[o->kind], o->lr);
-    print_schedule(to, o);
+    fprintf(out, "%s (lr %g", titles[o->kind], o->lr);
+    print_schedule(out, o);
     if (o->momentum > 0.0)
-        fprintf(to, ", momentum %g%s", o->momentum, o->nesterov ? " (Nesterov)" : "");
+        fprintf(out, ", momentum %g%s", o->momentum, o->nesterov ? " (Nesterov)" : "");
     if (o->shards)
-        fprintf(to, ", matrices left cut over tp");
+        fprintf(out, ", matrices left cut over tp");
     if (o->qk_clip > 0.0)
-        fprintf(to, ", logits clipped at %g", o->qk_clip);
+        fprintf(out, ", logits clipped at %g", o->qk_clip);
     if (o->weight_decay > 0.0)
-        fprintf(to, ", weight decay %g%s", o->weight_decay, o->decay == AR_DECAY_MATRICES ? " of matrices" : "");
+        fprintf(out, ", weight decay %g%s", o->weight_decay, o->decay == AR_DECAY_MATRICES ? " of matrices" : "");
     if (o->groups > 0)
-        fprintf(to, ", %zu group%s", o->groups, ARI_PLURAL(o->groups));
-    fprintf(to, ")");
+        fprintf(out, ", %zu group%s", o->groups, ARI_PLURAL(o->groups));
+    fprintf(out, ")");
 }
 
-void ari_step_print(FILE *to, const ar_run *run)
+void ari_step_print(FILE *out, const ar_run *run)
 {
     if (run->steps == 0)
-        fprintf(to, "forward + loss + backward");
+        fprintf(out, "forward + loss + backward");
     else
-        print_optimizer(to, &run->optimizer);
+        print_optimizer(out, &run->optimizer);
     if (run->clip > 0.0)
-        fprintf(to, ", clip %g", run->clip);
+        fprintf(out, ", clip %g", run->clip);
     if (run->dropout > 0.0)
-        fprintf(to, ", dropout %g", run->dropout);
-    ari_loss_print(to, &run->loss);
+        fprintf(out, ", dropout %g", run->dropout);
+    ari_loss_print(out, &run->loss);
 }
 
-void ari_storage_print(FILE *to, ar_precision precision, ar_dtype storage)
+void ari_storage_print(FILE *out, ar_precision precision, ar_dtype storage)
 {
     const bool activations = ari_activations_of(precision) == AR_BF16;
     if (precision == AR_PRECISION_TF32)
-        fprintf(to, ", products in %s", ari_precision_name(precision));
+        fprintf(out, ", products in %s", ari_precision_name(precision));
     if (ari_matrix_dtype(precision, storage) == AR_BF16)
-        fprintf(to, ", %smatrices in bf16", activations ? "activations and " : "");
+        fprintf(out, ", %smatrices in bf16", activations ? "activations and " : "");
 }
 
-void ari_loss_print(FILE *to, const ar_loss_options *o)
+void ari_loss_print(FILE *out, const ar_loss_options *o)
 {
     if (o->label_smoothing > 0.0)
-        fprintf(to, ", label smoothing %g", o->label_smoothing);
+        fprintf(out, ", label smoothing %g", o->label_smoothing);
     if (o->z_loss > 0.0)
-        fprintf(to, ", z-loss %g", o->z_loss);
+        fprintf(out, ", z-loss %g", o->z_loss);
     if (o->router.balance != AR_BALANCE_NONE)
-        fprintf(to, ", experts balanced by %s %g", ari_balance_name(o->router.balance), o->router.balance_weight);
+        fprintf(out, ", experts balanced by %s %g", ari_balance_name(o->router.balance), o->router.balance_weight);
     if (o->router.z_loss > 0.0)
-        fprintf(to, ", router z-loss %g", o->router.z_loss);
+        fprintf(out, ", router z-loss %g", o->router.z_loss);
     if (o->router.bias_update > 0.0)
-        fprintf(to, ", routers' bias by %g", o->router.bias_update);
+        fprintf(out, ", routers' bias by %g", o->router.bias_update);
 }
 
 void ari_loss_json(json_t *result, const ar_loss_options *o)
@@ -254,10 +254,10 @@ void ari_loss_json(json_t *result, const ar_loss_options *o)
     json_object_set_new(result, "router_bias_update", json_real(o->router.bias_update));
 }
 
-void ari_dropout_note(FILE *to, const ar_config *c, const ar_run *run)
+void ari_dropout_note(FILE *out, const ar_config *c, const ar_run *run)
 {
     if (c->config_dropout > 0.0 && run->dropout == 0.0)
-        fprintf(to, "note: the config's dropout of %g is ignored; --dropout %g switches it on\n", c->config_dropout,
+        fprintf(out, "note: the config's dropout of %g is ignored; --dropout %g switches it on\n", c->config_dropout,
                 c->config_dropout);
 }
 
@@ -272,17 +272,17 @@ json_t *ari_optimizer_json(const ar_optimizer_options *o)
     json_t *groups = json_array();
     for (size_t i = 0; i < o->groups; i++)
         json_array_append_new(groups, json_group(&o->group[i]));
-    json_t *made = json_pack("{s:s, s:f, s:f, s:b, s:f, s:f, s:f, s:f, s:s, s:I, s:I, s:f, s:s, s:o}", "name",
-                             ari_optimizer_name(o->kind), "lr", o->lr, "momentum", o->momentum, "nesterov", o->nesterov,
-                             "beta1", o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay", o->weight_decay,
-                             "schedule", ari_schedule_name(o->schedule), "warmup_steps", (json_int_t)o->warmup_steps,
-                             "total_steps", (json_int_t)o->total_steps, "min_lr", o->min_lr, "decay",
-                             ari_decay_names[o->decay], "groups", groups);
+    json_t *result = json_pack("{s:s, s:f, s:f, s:b, s:f, s:f, s:f, s:f, s:s, s:I, s:I, s:f, s:s, s:o}", "name",
+                               ari_optimizer_name(o->kind), "lr", o->lr, "momentum", o->momentum, "nesterov",
+                               o->nesterov, "beta1", o->beta1, "beta2", o->beta2, "eps", o->eps, "weight_decay",
+                               o->weight_decay, "schedule", ari_schedule_name(o->schedule), "warmup_steps",
+                               (json_int_t)o->warmup_steps, "total_steps", (json_int_t)o->total_steps, "min_lr",
+                               o->min_lr, "decay", ari_decay_names[o->decay], "groups", groups);
     if (o->kind == AR_OPTIMIZER_MUON)
-        json_object_set_new(made, "match_rms", json_boolean(o->match_rms));
+        json_object_set_new(result, "match_rms", json_boolean(o->match_rms));
     if (o->shards)
-        json_object_set_new(made, "muon_shards", json_true());
+        json_object_set_new(result, "muon_shards", json_true());
     if (o->qk_clip > 0.0)
-        json_object_set_new(made, "qk_clip", json_real(o->qk_clip));
-    return made;
+        json_object_set_new(result, "qk_clip", json_real(o->qk_clip));
+    return result;
 }

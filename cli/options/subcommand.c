@@ -9,9 +9,9 @@
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 
-static const char *text_at(const void *values, size_t at)
+static const char *text_at(const void *values, size_t offset)
 {
-    return *(const char *const *)(const void *)((const char *)values + at);
+    return *(const char *const *)(const void *)((const char *)values + offset);
 }
 
 static bool same_file(const char *a, const char *b)
@@ -31,7 +31,7 @@ static ar_status keep_inputs(const ari_args_spec *spec, const ari_option_list *l
     for (size_t i = 0; i < l->n && !input; i++) {
         const ari_option *o = l->option[i];
         if (!o->written && (o->kind == ARI_OPT_STRING || o->kind == ARI_OPT_FILE))
-            input = same_file(text_at(values, l->at[i]), path) ? text_at(values, l->at[i]) : NULL;
+            input = same_file(text_at(values, l->offset[i]), path) ? text_at(values, l->offset[i]) : NULL;
     }
     return input ? ar_error_set(AR_ERR_ARG, "--%s %s: that is %s, which is read; give the name of another file",
                                 written->name, ARI_SHOW(path), ARI_SHOW(input))
@@ -45,9 +45,9 @@ static ar_status check_written(const ari_args_spec *spec, const void *values)
     const char *paths[ARI_OPT_MOST] = {NULL};
     for (size_t i = 0; i < l.n; i++) {
         const ari_option *o = l.option[i];
-        paths[i] = o->written ? text_at(values, l.at[i]) : NULL;
+        paths[i] = o->written ? text_at(values, l.offset[i]) : NULL;
         const bool dash = paths[i] && strcmp(paths[i], "-") == 0;
-        if (dash && i < l.own)
+        if (dash && i < l.local_count)
             return ar_error_set(AR_ERR_ARG, "--%s - is no file: give a path (/dev/stdout is one)", o->name);
         for (size_t k = 0; k < i && paths[i]; k++)
             if (paths[k] && strcmp(paths[k], paths[i]) == 0)
@@ -91,12 +91,12 @@ static bool is_of_word(char c)
  * --virtual-stages. A character precedes the advice. */
 static bool advice_names(const char *advice, const char *option)
 {
-    for (const char *from = advice; *from; from++) {
+    for (const char *cursor = advice; *cursor; cursor++) {
         size_t n = 0;
-        while (from[n] &&
-               (option[n] == '-' ? strchr("- _", from[n]) != NULL : tolower((unsigned char)from[n]) == option[n]))
+        while (cursor[n] &&
+               (option[n] == '-' ? strchr("- _", cursor[n]) != NULL : tolower((unsigned char)cursor[n]) == option[n]))
             n++;
-        if (!option[n] && !is_of_word(from[-1]) && !is_of_word(from[n]))
+        if (!option[n] && !is_of_word(cursor[-1]) && !is_of_word(cursor[n]))
             return true;
     }
     return false;
@@ -137,9 +137,9 @@ int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv)
         common->argv = argv;
         st = begin_subcommand(spec, argc, argv, values, &runs);
     }
-    const ari_common *given = values;
-    if (st == AR_OK && runs && given->repeated && !given->quiet)
-        fprintf(stderr, "note: --%s is given more than once; the last counts\n", given->repeated);
+    const ari_common *options = values;
+    if (st == AR_OK && runs && options->repeated && !options->quiet)
+        fprintf(stderr, "note: --%s is given more than once; the last counts\n", options->repeated);
     if (st == AR_OK && runs)
         st = spec->run(values, &exit_code);
     if (st != AR_OK) {

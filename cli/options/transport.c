@@ -99,20 +99,21 @@ static void set_alarm(double timeout_s, int errors, int exit_code)
 /* --- joining ------------------------------------------------------------------------------------------------------ */
 
 /* The first line in which two texts of options differ; both have one for each option, if the subcommand is the same. */
-static ar_status compare_options(int rank, const char *options, const char *first)
+static ar_status compare_options(int rank, const char *options, const char *root_options)
 {
     size_t a = 0, b = 0;
-    while ((a = strcspn(options, "\n")) == (b = strcspn(first, "\n")) && strncmp(options, first, a) == 0) {
+    while ((a = strcspn(options, "\n")) == (b = strcspn(root_options, "\n")) &&
+           strncmp(options, root_options, a) == 0) {
         if (options[a] == '\0')
             return AR_OK;
         options += a + 1;
-        first += b + 1;
+        root_options += b + 1;
     }
-    char own[256], others[256];
-    snprintf(own, sizeof own, "%.*s", (int)a, options);
-    snprintf(others, sizeof others, "%.*s", (int)b, first);
+    char local_line[256], root_line[256];
+    snprintf(local_line, sizeof local_line, "%.*s", (int)a, options);
+    snprintf(root_line, sizeof root_line, "%.*s", (int)b, root_options);
     return ar_error_set(AR_ERR_ARG, "process %d was started with '%s', process 0 with '%s': all take the same options",
-                        rank, ARI_SHOW(own), ARI_SHOW(others));
+                        rank, ARI_SHOW(local_line), ARI_SHOW(root_line));
 }
 
 static ar_status compare_process(void *user, int rank, ari_bytes *b)
@@ -130,10 +131,10 @@ static ar_status agree_on_options(ar_process *p, const ari_args_spec *spec, cons
 {
     ARI_OWNED char *options = NULL;
     ar_status st = ari_args_tell(&options, spec, values);
-    const ari_bytes own = {.at = (unsigned char *)options, .count = options ? strlen(options) : 0};
+    const ari_bytes local_options = {.data = (unsigned char *)options, .count = options ? strlen(options) : 0};
     st = ari_process_agree(p, st);
     if (st == AR_OK)
-        st = ari_process_collect(p, &own, compare_process, options);
+        st = ari_process_collect(p, &local_options, compare_process, options);
     return st;
 }
 
@@ -145,10 +146,10 @@ ar_status ari_transport_check(const ari_transport_values *v, const char *option)
                         option, ari_transport_name((ar_transport)v->transport));
 }
 
-static ar_status join_process(ar_process **gives, const ar_process_options *o, double timeout_s)
+static ar_status join_process(ar_process **result, const ar_process_options *o, double timeout_s)
 {
     set_alarm(timeout_s, errors_fd >= 0 ? errors_fd : STDERR_FILENO, ARI_EXIT_MACHINE);
-    const ar_status st = ar_process_create(gives, o);
+    const ar_status st = ar_process_create(result, o);
     alarm(0);
     failed_to_join = st != AR_OK;
     /* An error in the build or the options occurs in every process. */
@@ -260,33 +261,33 @@ bool ari_transport_reports(const ar_process *p)
     return !p || ar_process_rank(p) == 0;
 }
 
-void ari_ranks_print(FILE *to, const ar_run *run, int world)
+void ari_ranks_print(FILE *out, const ar_run *run, int world)
 {
     const ar_process *p = run->process;
     ar_gpu_info gpu = {0};
     if (run->device.kind == AR_DEVICE_EMULATED)
-        fprintf(to, "device: on the emulated device, the kernels of cuda on the host\n");
+        fprintf(out, "device: on the emulated device, the kernels of cuda on the host\n");
     if (!p && ari_run_by_nccl(run, world) && run->device.kind == AR_DEVICE_EMULATED)
-        fprintf(to, "ranks: threads, each on a device of its own, connected by NCCL\n");
+        fprintf(out, "ranks: threads, each on a device of its own, connected by NCCL\n");
     const int index = ari_gpu_index(&run->device);
     if (run->device.kind == AR_DEVICE_CUDA && ari_gpu_info_get(&gpu, index) == AR_OK) {
         if (!p && world == 0 && run->device.index == AR_GPU_EACH && ari_gpu_count() > 1)
-            fprintf(to, "device: a GPU for each rank, connected by NCCL, or one for all (here %d x %s)\n",
+            fprintf(out, "device: a GPU for each rank, connected by NCCL, or one for all (here %d x %s)\n",
                     ari_gpu_count(), gpu.name);
         else if (!p && ari_run_by_nccl(run, world))
-            fprintf(to, "device: a GPU for each rank (%d x %s), connected by NCCL\n", world, gpu.name);
+            fprintf(out, "device: a GPU for each rank (%d x %s), connected by NCCL\n", world, gpu.name);
         else if (p)
-            fprintf(to, "device: each rank on the GPU of its number on its machine (here %s)\n", gpu.name);
+            fprintf(out, "device: each rank on the GPU of its number on its machine (here %s)\n", gpu.name);
         else if (world == 1)
-            fprintf(to, "device: on GPU %d (%s)\n", index, gpu.name);
+            fprintf(out, "device: on GPU %d (%s)\n", index, gpu.name);
         else if (world == 0)
-            fprintf(to, "device: all ranks share GPU %d (%s)\n", index, gpu.name);
+            fprintf(out, "device: all ranks share GPU %d (%s)\n", index, gpu.name);
         else
-            fprintf(to, "device: %d ranks share GPU %d (%s)\n", world, index, gpu.name);
+            fprintf(out, "device: %d ranks share GPU %d (%s)\n", world, index, gpu.name);
     }
     if (p)
-        fprintf(to, "ranks: %d process%s, connected by %s\n", ari_process_size(p), ari_process_size(p) == 1 ? "" : "es",
-                ari_process_transport(p) == AR_TRANSPORT_MPI ? "MPI" : "NCCL");
+        fprintf(out, "ranks: %d process%s, connected by %s\n", ari_process_size(p),
+                ari_process_size(p) == 1 ? "" : "es", ari_process_transport(p) == AR_TRANSPORT_MPI ? "MPI" : "NCCL");
 }
 
 void ari_transport_json(json_t *o, const ar_run *run, int world)
@@ -356,9 +357,9 @@ static bool tell_others(const char *transport, int exit_code)
     alarm(0);
     if (st == AR_OK)
         st = ari_process_agree(p, ar_error_set(exit_code == ARI_EXIT_USAGE ? AR_ERR_ARG : AR_ERR_INTERNAL, "%s", why));
-    const bool told = p != NULL;
+    const bool is_reported = p != NULL;
     ar_process_destroy(p);
-    return told;
+    return is_reported;
 }
 
 /* Prints the error kept so far, after a delay in which the launcher ends the process if the first one has printed the
@@ -379,7 +380,7 @@ void ari_transport_finish(int argc, char *const *argv, int exit_code)
     const char *transport = named_transport(argc, argv);
     if (exit_code == ARI_EXIT_SAME || joined || !transport)
         return;
-    const bool told = processes_started() > 1 && tell_others(transport, exit_code);
-    if (!told && errors_fd >= 0 && kept_fd >= 0)
+    const bool is_reported = processes_started() > 1 && tell_others(transport, exit_code);
+    if (!is_reported && errors_fd >= 0 && kept_fd >= 0)
         speak();
 }

@@ -35,7 +35,7 @@ void ari_transport_end(ar_process *p, ar_status st);
 bool ari_transport_reports(const ar_process *p);
 /** Prints the ranks' device, unless it is the CPU, and their connection, if they are processes: "device: 4 ranks share
  *  GPU 0 (NVIDIA H200)", "device: a GPU for each rank (4 x NVIDIA H200), connected by NCCL", "ranks: 4 processes, connected by MPI". world 0: runs of different numbers of ranks. */
-void ari_ranks_print(FILE *to, const ar_run *run, int world);
+void ari_ranks_print(FILE *out, const ar_run *run, int world);
 /** The same as "transport" of an object; world 0: of several, the largest of which counts. */
 void ari_transport_json(json_t *o, const ar_run *run, int world);
 

@@ -45,30 +45,31 @@ ar_status ari_watch_write(const ari_watch *w, const char *model, const ar_parall
     return w->values.trace ? ar_trace_write_json(w->trace, clock, title, w->values.trace) : AR_OK;
 }
 
-void ari_watch_print(FILE *to, const ari_watch *w)
+void ari_watch_print(FILE *out, const ari_watch *w)
 {
     const char *clock = w->timed ? "by the cluster's clock" : "by this machine's clock";
     if (w->values.trace)
-        fprintf(to, "%s: the run %s; open it at ui.perfetto.dev\n", w->values.trace, clock);
+        fprintf(out, "%s: the run %s; open it at ui.perfetto.dev\n", w->values.trace, clock);
 }
 
-ari_table ari_predicted_begin(FILE *to, const ari_watch *w)
+ari_table ari_predicted_begin(FILE *out, const ari_watch *w)
 {
     static const ari_column columns[] = {
         {"layout", ARI_LEFT},   {"time", ARI_RIGHT},         {"computing", ARI_RIGHT}, {"communicating", ARI_RIGHT},
         {"exposed", ARI_RIGHT}, {"critical path", ARI_LEFT}, {"most of it", ARI_LEFT}};
     char text[256];
     ari_sim_cluster_describe(&w->cluster, text, sizeof text);
-    fprintf(to, "\n  predicted on a cluster %s\n", text);
+    fprintf(out, "\n  predicted on a cluster %s\n", text);
     return (ari_table)ARI_TABLE(columns);
 }
 
 /* "31 % computing, 69 % communicating" */
 static void path_cell(ari_table *t, const ar_trace_summary *s)
 {
-    const double whole = s->seconds > 0 ? s->seconds : 1;
-    const double compute = 100 * s->path_compute / whole, communication = 100 * s->path_communication / whole;
-    const double wait = 100 * s->path_wait / whole;
+    const double total_seconds = s->seconds > 0 ? s->seconds : 1;
+    const double compute = 100 * s->path_compute / total_seconds,
+                 communication = 100 * s->path_communication / total_seconds;
+    const double wait = 100 * s->path_wait / total_seconds;
     if (wait >= 0.5)
         ari_table_cell(t, "%.0f %% computing, %.0f %% communicating, %.0f %% waiting", compute, communication, wait);
     else
@@ -92,12 +93,12 @@ void ari_predicted_row(ari_table *t, const ar_parallel *p, size_t batch, const a
         ari_table_cell(t, "-");
 }
 
-ar_status ari_predicted_print(FILE *to, const ari_watch *w, const ar_parallel *p, size_t batch,
+ar_status ari_predicted_print(FILE *out, const ari_watch *w, const ar_parallel *p, size_t batch,
                               const ar_trace_summary *s)
 {
-    ari_table t = ari_predicted_begin(to, w);
+    ari_table t = ari_predicted_begin(out, w);
     ari_predicted_row(&t, p, batch, s);
-    return ari_table_end(&t, to, 2);
+    return ari_table_end(&t, out, 2);
 }
 
 void ari_watch_json(json_t *result, const ari_watch *w)

@@ -26,7 +26,7 @@ typedef struct flow_row {
     const ari_ledger_operation *op;
     const ari_lint_placed *placed;
     size_t first_layer, layers; /* layers 0: it is in none */
-    size_t alike;               /* such operations: broadcasts of as many experts */
+    size_t repeats;             /* such operations: broadcasts of as many experts */
 } flow_row;
 
 typedef struct flow_total {
@@ -105,7 +105,7 @@ static flow_pass pass_of(const ari_ledger_operation *op)
 {
     if (op->kind == ARI_LEDGER_BROADCAST || op->kind == ARI_LEDGER_AGREEMENT)
         return FLOW_START;
-    return op->pass == 'b' || op->again ? FLOW_BACKWARD : op->pass == 'f' ? FLOW_FORWARD : FLOW_STEP;
+    return op->pass == 'b' || op->is_recomputed ? FLOW_BACKWARD : op->pass == 'f' ? FLOW_FORWARD : FLOW_STEP;
 }
 
 static const ari_ledger_call *call_of(const flow *f, const ari_ledger_operation *op, size_t i)
@@ -134,11 +134,11 @@ static double width_of(const ari_ledger_value *v)
 /* Of Y = X W^T and dX = dY W: the rows of X, its width and Y's. Of dW = dY^T X: the rows and both widths. */
 static double multiply_adds(const ari_ledger_operation *op)
 {
-    const ari_ledger_value *x = &op->in[0];
+    const ari_ledger_value *x = &op->input[0];
     if (op->kind == ARI_LEDGER_PRODUCT)
         return elements_of(x->ndim, x->shape) * width_of(&op->out[0]);
-    if (op->kind == ARI_LEDGER_WEIGHT_GRADIENT && op->inputs == 2 && op->in[1].dtype != AR_I64)
-        return elements_of(x->ndim, x->shape) * width_of(&op->in[1]);
+    if (op->kind == ARI_LEDGER_WEIGHT_GRADIENT && op->inputs == 2 && op->input[1].dtype != AR_I64)
+        return elements_of(x->ndim, x->shape) * width_of(&op->input[1]);
     return op->multiply_adds;
 }
 
@@ -146,16 +146,16 @@ static double multiply_adds(const ari_ledger_operation *op)
  * twice that for an all-reduce; D for a message; of exchanges as many times what this rank sends. */
 static double group_bytes(const ari_ledger_call *c)
 {
-    const double whole = (double)c->count * (double)ar_dtype_bytes(c->dtype), others = (double)(c->ranks - 1);
+    const double full_bytes = (double)c->count * (double)ar_dtype_bytes(c->dtype), peers = (double)(c->ranks - 1);
     switch ((ari_kind)c->kind) {
     case ARI_ALL_REDUCE:
-        return 2.0 * others * whole;
+        return 2.0 * peers * full_bytes;
     case ARI_REDUCE_SCATTER:
     case ARI_ALL_GATHER:
     case ARI_BROADCAST:
-        return others * whole;
+        return peers * full_bytes;
     case ARI_SEND:
-        return whole;
+        return full_bytes;
     default:
         return (double)c->bytes * (double)c->ranks;
     }
@@ -168,13 +168,13 @@ static double sent_bytes(const ari_ledger_call *c)
 }
 
 /* The place of a module's layer in its name: the first number between dots. SIZE_MAX: there is none. */
-static size_t layer_at(const char *name, size_t *at, size_t *digits)
+static size_t layer_at(const char *name, size_t *offset, size_t *digits)
 {
     const size_t layer = ari_lint_layer(name);
     char number[32];
     snprintf(number, sizeof number, ".%zu", layer);
     const char *found = layer == SIZE_MAX ? NULL : strstr(name, number);
-    *at = found ? (size_t)(found - name) + 1 : strlen(name);
+    *offset = found ? (size_t)(found - name) + 1 : strlen(name);
     *digits = found ? strlen(number) - 1 : 0;
     return layer;
 }
@@ -182,9 +182,9 @@ static size_t layer_at(const char *name, size_t *at, size_t *digits)
 /* A name with its layers, "*" of all of a model. */
 static void say_path(ari_text *out, const flow *f, const flow_row *row, const char *name)
 {
-    size_t at, digits;
-    const size_t layer = layer_at(name, &at, &digits);
-    ari_say(out, "%.*s", (int)at, name);
+    size_t offset, digits;
+    const size_t layer = layer_at(name, &offset, &digits);
+    ari_say(out, "%.*s", (int)offset, name);
     if (layer == SIZE_MAX)
         return;
     if (row->layers == f->c->config->layers && row->layers > 1)
@@ -193,7 +193,7 @@ static void say_path(ari_text *out, const flow *f, const flow_row *row, const ch
         ari_say(out, "%zu-%zu", row->first_layer, row->first_layer + row->layers - 1);
     else
         ari_say(out, "%zu", row->first_layer);
-    ari_say(out, "%s", name + at + digits);
+    ari_say(out, "%s", name + offset + digits);
 }
 
 /* The parameter's module, or the parameter itself; an expert's for all experts. */
@@ -222,7 +222,7 @@ static void title_of(char out[TITLE], const flow *f, const flow_row *row)
 {
     const ari_ledger_operation *op = row->op;
     ari_text title = ari_plain_text_in(out, TITLE);
-    char name[TITLE], first[TITLE] = "";
+    char name[TITLE], first_name[TITLE] = "";
     if (op->uses == 0 || op->kind == ARI_LEDGER_GRADIENT_NORM || op->kind == ARI_LEDGER_ATTENTION) {
         ari_ledger_module(name, sizeof name, op);
         say_path(&title, f, row, name);
@@ -233,12 +233,12 @@ static void title_of(char out[TITLE], const flow *f, const flow_row *row)
         name_param(name, op, param_of(f, op, i));
         if (i == 0)
             say_path(&title, f, row, name);
-        else if (strcmp(name, first) == 0) /* another expert's */
+        else if (strcmp(name, first_name) == 0) /* another expert's */
             break;
         else
             ari_say(&title, ", %s", strrchr(name, '.') ? strrchr(name, '.') + 1 : name);
         if (i == 0)
-            memcpy(first, name, sizeof first);
+            memcpy(first_name, name, sizeof first_name);
     }
     if (op->uses > shown)
         ari_say(&title, " and %zu more", op->uses - shown);
@@ -259,7 +259,8 @@ static bool same_types(const flow *f, int n, const ari_lint_type *a, const ari_l
         for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
             if (ari_extent(&f->c->run.parallel, 1u << axis) == 1)
                 continue;
-            if (a[i].at[axis].kind != b[i].at[axis].kind || !ari_lint_same(a[i].at[axis], b[i].at[axis]))
+            if (a[i].placement[axis].kind != b[i].placement[axis].kind ||
+                !ari_lint_same(a[i].placement[axis], b[i].placement[axis]))
                 return false;
         }
     }
@@ -270,7 +271,7 @@ static bool same_calls(const flow *f, const ari_ledger_operation *a, const ari_l
 {
     for (size_t i = 0; i < a->calls; i++) {
         const ari_ledger_call *x = call_of(f, a, i), *y = call_of(f, b, i);
-        if (x->kind != y->kind || x->over != y->over || x->ranks != y->ranks || x->count != y->count ||
+        if (x->kind != y->kind || x->group != y->group || x->ranks != y->ranks || x->count != y->count ||
             x->dtype != y->dtype || x->bytes != y->bytes || strcmp(x->queue, y->queue) != 0)
             return false;
     }
@@ -280,11 +281,11 @@ static bool same_calls(const flow *f, const ari_ledger_operation *a, const ari_l
 static bool same_names(const flow *f, const flow_row *a, const flow_row *b)
 {
     char title[2][TITLE];
-    flow_row one[2] = {*a, *b};
-    one[0].first_layer = one[1].first_layer = 0;
-    one[0].layers = one[1].layers = 1;
-    title_of(title[0], f, &one[0]);
-    title_of(title[1], f, &one[1]);
+    flow_row normalized[2] = {*a, *b};
+    normalized[0].first_layer = normalized[1].first_layer = 0;
+    normalized[0].layers = normalized[1].layers = 1;
+    title_of(title[0], f, &normalized[0]);
+    title_of(title[1], f, &normalized[1]);
     return strcmp(title[0], title[1]) == 0;
 }
 
@@ -292,7 +293,7 @@ static bool same_names(const flow *f, const flow_row *a, const flow_row *b)
 static bool same_rows(const flow *f, const flow_row *a, const flow_row *b)
 {
     const ari_ledger_operation *x = a->op, *y = b->op;
-    if (x->kind != y->kind || x->pass != y->pass || x->again != y->again || x->inputs != y->inputs ||
+    if (x->kind != y->kind || x->pass != y->pass || x->is_recomputed != y->is_recomputed || x->inputs != y->inputs ||
         x->outputs != y->outputs || x->uses != y->uses || x->calls != y->calls)
         return false;
     for (size_t i = 0; i < x->uses && i < 4; i++) {
@@ -300,31 +301,31 @@ static bool same_rows(const flow *f, const flow_row *a, const flow_row *b)
         if (p->ndim != q->ndim || memcmp(p->local, q->local, sizeof p->local) != 0)
             return false;
     }
-    return same_values(x->inputs, x->in, y->in) && same_values(x->outputs, x->out, y->out) && same_calls(f, x, y) &&
-           same_types(f, x->inputs, a->placed->takes, b->placed->takes) &&
-           same_types(f, x->outputs, a->placed->makes, b->placed->makes) && same_names(f, a, b);
+    return same_values(x->inputs, x->input, y->input) && same_values(x->outputs, x->out, y->out) &&
+           same_calls(f, x, y) && same_types(f, x->inputs, a->placed->input_types, b->placed->input_types) &&
+           same_types(f, x->outputs, a->placed->output_types, b->placed->output_types) && same_names(f, a, b);
 }
 
 /* Rows [*before, first) and [first, rows) are two layers' ones, next to each other: if they are the same, the first stand
  * for both. */
-static void end_layer(flow *f, size_t *before, size_t *first)
+static void end_layer(flow *f, size_t *before, size_t *first_row)
 {
-    const size_t n = f->rows - *first;
-    bool equal = n > 0 && n == *first - *before && f->row[*first].layers > 0 && f->row[*before].layers > 0;
+    const size_t n = f->rows - *first_row;
+    bool equal = n > 0 && n == *first_row - *before && f->row[*first_row].layers > 0 && f->row[*before].layers > 0;
     for (size_t i = 0; equal && i < n; i++)
-        equal = same_rows(f, &f->row[*before + i], &f->row[*first + i]);
+        equal = same_rows(f, &f->row[*before + i], &f->row[*first_row + i]);
     if (!equal) {
-        *before = *first;
-        *first = f->rows;
+        *before = *first_row;
+        *first_row = f->rows;
         return;
     }
     for (size_t i = 0; i < n; i++) {
         flow_row *row = &f->row[*before + i];
-        const size_t layer = f->row[*first + i].first_layer;
+        const size_t layer = f->row[*first_row + i].first_layer;
         row->first_layer = layer < row->first_layer ? layer : row->first_layer;
         row->layers++;
     }
-    f->rows = *first;
+    f->rows = *first_row;
 }
 
 static void add_total(flow *f, const ari_ledger_operation *op)
@@ -347,20 +348,20 @@ static bool is_experts(const ari_ledger_param *p)
     return strstr(p->name, "experts.") != NULL;
 }
 
-/* Broadcasts of the experts' parameters come expert by expert; those of a part are one row. first: row of the layer. */
-static bool joins_row(flow *f, const flow_row *row, size_t first)
+/* Broadcasts of the experts' parameters come expert by expert; those of a part are one row. first_row: row of the layer. */
+static bool joins_row(flow *f, const flow_row *row, size_t first_row)
 {
     enum { PARTS_OF_EACH = 6 };
     char title[2][TITLE];
     if (row->op->kind != ARI_LEDGER_BROADCAST || !is_experts(param_of(f, row->op, 0)))
         return false;
     title_of(title[0], f, row);
-    for (size_t i = f->rows; i > first && f->rows - i < PARTS_OF_EACH; i--) {
+    for (size_t i = f->rows; i > first_row && f->rows - i < PARTS_OF_EACH; i--) {
         flow_row *before = &f->row[i - 1];
         title_of(title[1], f, before);
         if (strcmp(title[0], title[1]) != 0)
             continue;
-        before->alike++;
+        before->repeats++;
         return true;
     }
     return false;
@@ -368,10 +369,10 @@ static bool joins_row(flow *f, const flow_row *row, size_t first)
 
 static ar_status make_rows(flow *f, bool passes_only, bool each_layer)
 {
-    size_t before = 0, first = 0, sample = SIZE_MAX, layer = SIZE_MAX;
+    size_t before = 0, first_row = 0, sample = SIZE_MAX, layer = SIZE_MAX;
     for (size_t i = 0; i < f->ledger.operations; i++) {
         const ari_ledger_operation *op = &f->ledger.operation[i];
-        const size_t own = ari_lint_layer(op->uses > 0 ? param_of(f, op, 0)->name : op->name);
+        const size_t op_layer = ari_lint_layer(op->uses > 0 ? param_of(f, op, 0)->name : op->name);
         if (passes_only && pass_of(op) != FLOW_FORWARD)
             continue;
         sample = sample == SIZE_MAX && op->pass == 'f' ? op->sample : sample;
@@ -379,17 +380,17 @@ static ar_status make_rows(flow *f, bool passes_only, bool each_layer)
             add_total(f, op);
         if (!is_shown(op, sample))
             continue;
-        if (own != layer && !each_layer)
-            end_layer(f, &before, &first);
-        layer = own;
-        const flow_row row = {op, &f->placed[i], own == SIZE_MAX ? 0 : own, own != SIZE_MAX, 1};
-        if (joins_row(f, &row, first))
+        if (op_layer != layer && !each_layer)
+            end_layer(f, &before, &first_row);
+        layer = op_layer;
+        const flow_row row = {op, &f->placed[i], op_layer == SIZE_MAX ? 0 : op_layer, op_layer != SIZE_MAX, 1};
+        if (joins_row(f, &row, first_row))
             continue;
         AR_TRY(ARI_GROW(&f->row, &f->room, f->rows, "the rows of a flow table"));
         f->row[f->rows++] = row;
     }
     if (!each_layer)
-        end_layer(f, &before, &first);
+        end_layer(f, &before, &first_row);
     return AR_OK;
 }
 
@@ -421,7 +422,7 @@ static void say_type(ari_text *cell, const ari_lint_type *type, const ar_paralle
     char text[AR_PLACEMENT_TEXT];
     for (int axis = ARI_AXIS_DP; axis < ARI_PLACED_AXES; axis++) {
         if (ari_extent(p, 1u << axis) > 1)
-            ari_say(cell, " %s", placement_text(text, type->at[axis]));
+            ari_say(cell, " %s", placement_text(text, type->placement[axis]));
     }
 }
 
@@ -433,21 +434,21 @@ static void say_shape(ari_text *cell, int ndim, const size_t *shape)
 }
 
 static void values_cell(char cell[CELL], const flow *f, const ari_ledger_value *v, int n, const ari_lint_type *type,
-                        const bool *known)
+                        const bool *is_known)
 {
-    char last[CELL] = "";
-    ari_text all = ari_plain_text_in(cell, CELL);
+    char last_entry[CELL] = "";
+    ari_text cell_text = ari_plain_text_in(cell, CELL);
     for (int i = 0; i < n; i++) {
-        char one[CELL];
+        char entry[CELL];
         size_t shape[AR_MAX_DIMS];
-        ari_text text = ari_plain_text_in(one, CELL);
+        ari_text text = ari_plain_text_in(entry, CELL);
         const int ndim = shown_shape(shape, &v[i]);
         say_shape(&text, ndim, shape);
-        if (known[i])
+        if (is_known[i])
             say_type(&text, &type[i], &f->c->run.parallel);
-        if (strcmp(one, last) != 0) /* equal ones once */
-            ari_say(&all, "%s%s", i > 0 ? "; " : "", one);
-        memcpy(last, one, sizeof last);
+        if (strcmp(entry, last_entry) != 0) /* equal ones once */
+            ari_say(&cell_text, "%s%s", i > 0 ? "; " : "", entry);
+        memcpy(last_entry, entry, sizeof last_entry);
     }
 }
 
@@ -457,7 +458,8 @@ static ari_lint_type type_of(const flow *f, const ari_ledger_param *p)
     ari_lint_type type;
     ari_lint_place_param(&type, p, &layout);
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-        type.at[axis].kind = type.at[axis].kind == AR_INVARIANT ? AR_REPLICATE : type.at[axis].kind;
+        type.placement[axis].kind =
+            type.placement[axis].kind == AR_INVARIANT ? AR_REPLICATE : type.placement[axis].kind;
     return type;
 }
 
@@ -467,7 +469,7 @@ static size_t experts_of(const flow *f, const flow_row *row)
     char name[2][TITLE];
     size_t names = 0;
     if (row->op->uses < 2)
-        return row->alike;
+        return row->repeats;
     name_param(name[0], row->op, param_of(f, row->op, 0));
     for (size_t i = 0; i < row->op->uses; i++) {
         name_param(name[1], row->op, param_of(f, row->op, i));
@@ -483,38 +485,39 @@ static void weights_cell(char cell[CELL], const flow *f, const flow_row *row)
 {
     const ari_ledger_operation *op = row->op;
     const size_t experts = op->uses > 0 && is_experts(param_of(f, op, 0)) ? experts_of(f, row) : 1;
-    char last[CELL] = "";
-    ari_text all = ari_plain_text_in(cell, CELL);
+    char last_entry[CELL] = "";
+    ari_text cell_text = ari_plain_text_in(cell, CELL);
     cell[0] = '\0';
     for (size_t i = 0; i < op->uses && !sums_parameters(op) && op->kind != ARI_LEDGER_GRADIENT_NORM; i++) {
         const ari_ledger_param *p = param_of(f, op, i);
         const ari_lint_type type = type_of(f, p);
-        char one[CELL];
-        ari_text text = ari_plain_text_in(one, CELL);
+        char entry[CELL];
+        ari_text text = ari_plain_text_in(entry, CELL);
         if (experts > 1)
             ari_say(&text, "%zu of ", experts);
         say_shape(&text, p->ndim, p->local);
         say_type(&text, &type, &f->c->run.parallel);
-        if (strcmp(one, last) != 0)
-            ari_say(&all, "%s%s", i > 0 ? "; " : "", one);
-        memcpy(last, one, sizeof last);
+        if (strcmp(entry, last_entry) != 0)
+            ari_say(&cell_text, "%s%s", i > 0 ? "; " : "", entry);
+        memcpy(last_entry, entry, sizeof last_entry);
     }
 }
 
 /* How many of the operation's calls from i on are of one kind, group and queue; their elements and bytes. */
-typedef struct alike {
-    const ari_ledger_call *first;
+typedef struct call_run {
+    const ari_ledger_call *first_call;
     size_t calls, elements;
     double bytes, sent;
-} alike;
+} call_run;
 
-static alike calls_alike(const flow *f, const ari_ledger_operation *op, size_t i, bool tags)
+static call_run calls_alike(const flow *f, const ari_ledger_operation *op, size_t i, bool tags)
 {
-    alike a = {.first = call_of(f, op, i)};
+    call_run a = {.first_call = call_of(f, op, i)};
     for (; i < op->calls; i++, a.calls++) {
         const ari_ledger_call *c = call_of(f, op, i);
-        if (c->kind != a.first->kind || c->over != a.first->over || strcmp(c->queue, a.first->queue) != 0 ||
-            (tags && (c->dtype != a.first->dtype || strcmp(c->tag, a.first->tag) != 0)))
+        if (c->kind != a.first_call->kind || c->group != a.first_call->group ||
+            strcmp(c->queue, a.first_call->queue) != 0 ||
+            (tags && (c->dtype != a.first_call->dtype || strcmp(c->tag, a.first_call->tag) != 0)))
             break;
         a.elements += c->kind == ARI_ALL_TO_ALL ? (size_t)group_bytes(c) / ar_dtype_bytes(c->dtype) : c->count;
         a.bytes += group_bytes(c);
@@ -525,7 +528,7 @@ static alike calls_alike(const flow *f, const ari_ledger_operation *op, size_t i
 
 static const char *group_name(const ari_ledger_call *c)
 {
-    return c->over < 0 ? "world" : ari_over_name((ari_over)c->over);
+    return c->group < 0 ? "world" : ari_over_name((ari_over)c->group);
 }
 
 static bool is_beside(const ari_ledger_call *c)
@@ -537,15 +540,15 @@ static bool is_beside(const ari_ledger_call *c)
 static void calls_cell(char cell[CELL], const flow *f, const flow_row *row)
 {
     const ari_ledger_operation *op = row->op;
-    ari_text all = ari_plain_text_in(cell, CELL);
+    ari_text cell_text = ari_plain_text_in(cell, CELL);
     cell[0] = '\0';
     for (size_t i = 0; i < op->calls;) {
-        const alike a = calls_alike(f, op, i, false);
-        ari_say(&all, "%s", i > 0 ? ", " : "");
-        if (a.calls * row->alike > 1)
-            ari_say(&all, "%zu ", a.calls * row->alike);
-        ari_say(&all, "%s %s %s%s", ari_kind_name((ari_kind)a.first->kind), group_name(a.first),
-                ARI_BYTES((uint64_t)a.sent * row->alike), is_beside(a.first) ? " beside" : "");
+        const call_run a = calls_alike(f, op, i, false);
+        ari_say(&cell_text, "%s", i > 0 ? ", " : "");
+        if (a.calls * row->repeats > 1)
+            ari_say(&cell_text, "%zu ", a.calls * row->repeats);
+        ari_say(&cell_text, "%s %s %s%s", ari_kind_name((ari_kind)a.first_call->kind), group_name(a.first_call),
+                ARI_BYTES((uint64_t)a.sent * row->repeats), is_beside(a.first_call) ? " beside" : "");
         i += a.calls;
     }
 }
@@ -563,86 +566,86 @@ static void cells_of(char cell[COLUMNS][CELL], const flow *f, const flow_row *ro
     const double products = multiply_adds(op);
     title_of(cell[0], f, row);
     snprintf(cell[1], CELL, "%s%s", op->operation,
-             op->again                                           ? " (again)"
+             op->is_recomputed                                   ? " (again)"
              : op->kind == ARI_LEDGER_PRODUCT && op->pass == 'b' ? " (dX)"
                                                                  : "");
-    values_cell(cell[2], f, op->in, op->inputs, row->placed->takes, row->placed->takes_known);
+    values_cell(cell[2], f, op->input, op->inputs, row->placed->input_types, row->placed->takes_known);
     weights_cell(cell[3], f, row);
-    values_cell(cell[4], f, op->out, op->outputs, row->placed->makes, row->placed->makes_known);
+    values_cell(cell[4], f, op->out, op->outputs, row->placed->output_types, row->placed->makes_known);
     calls_cell(cell[5], f, row);
     snprintf(cell[6], CELL, "%s", products > 0.0 ? ARI_COUNT((uint64_t)products) : "");
 }
 
 /* Explains the placements shown after shapes. */
-static void print_legend(FILE *to, const ari_step_case *c)
+static void print_legend(FILE *out, const ari_step_case *c)
 {
     const ar_parallel *p = &c->run.parallel;
     bool any = false;
     for (int axis = ARI_AXIS_DP; axis < ARI_PLACED_AXES; axis++) {
         if (ari_extent(p, 1u << axis) == 1)
             continue;
-        fprintf(to, any ? ", %s" : "Behind a rank's shape, how the ranks of %s", ari_axis_name(axis));
+        fprintf(out, any ? ", %s" : "Behind a rank's shape, how the ranks of %s", ari_axis_name(axis));
         any = true;
     }
     if (any)
-        fprintf(to,
+        fprintf(out,
                 " hold the whole: R each all of it, I as well (its gradient is whole too), S(d) cut along dimension d, "
                 "P each a term of the sum.\n");
     if (ari_experts_apart(p))
-        fprintf(to, "V: each rank its own experts, and the rows that come for them.\n");
+        fprintf(out, "V: each rank its own experts, and the rows that come for them.\n");
 }
 
-static void print_totals(FILE *to, const flow *f)
+static void print_totals(FILE *out, const flow *f)
 {
     for (int i = 0; i < FLOW_PASSES; i++) {
         const flow_total *t = &f->total[i];
         if (t->calls > 0 || t->multiply_adds > 0.0)
-            fprintf(to, "%s: %s multiply-adds, %zu collective%s in which the rank sends %s\n", pass_names[i],
+            fprintf(out, "%s: %s multiply-adds, %zu collective%s in which the rank sends %s\n", pass_names[i],
                     ARI_COUNT((uint64_t)t->multiply_adds), t->calls, ARI_PLURAL(t->calls),
                     ARI_BYTES((uint64_t)t->bytes));
     }
 }
 
 /* Rows [first, end) of one pass. */
-static ar_status print_pass(FILE *out, const flow *f, size_t first, size_t end, bool markdown)
+static ar_status print_pass(FILE *out, const flow *f, size_t first_row, size_t end, bool markdown)
 {
     ari_table table = {.columns = columns, .n = COLUMNS};
-    for (size_t i = first; i < end; i++) {
+    for (size_t i = first_row; i < end; i++) {
         char cell[COLUMNS][CELL];
         cells_of(cell, f, &f->row[i]);
         for (int k = 0; k < COLUMNS; k++)
             ari_table_cell(&table, "%s", cell[k]);
     }
-    fprintf(out, markdown ? "**%s**\n\n" : "%s\n", pass_names[pass_of(f->row[first].op)]);
+    fprintf(out, markdown ? "**%s**\n\n" : "%s\n", pass_names[pass_of(f->row[first_row].op)]);
     AR_TRY(markdown ? ari_table_markdown(&table, out) : ari_table_end(&table, out, 2));
     fprintf(out, "\n");
     return AR_OK;
 }
 
-static ar_status print_rows(FILE *to, const flow *f, bool markdown)
+static ar_status print_rows(FILE *out, const flow *f, bool markdown)
 {
-    for (size_t first = 0, end; first < f->rows; first = end) {
-        for (end = first; end < f->rows && pass_of(f->row[end].op) == pass_of(f->row[first].op); end++)
+    for (size_t first_row = 0, end; first_row < f->rows; first_row = end) {
+        for (end = first_row; end < f->rows && pass_of(f->row[end].op) == pass_of(f->row[first_row].op); end++)
             ;
-        AR_TRY(print_pass(to, f, first, end, markdown));
+        AR_TRY(print_pass(out, f, first_row, end, markdown));
     }
     if (f->micro_batches > 1)
-        fprintf(to, "The passes are those of the first of %zu micro-batches, and so are their totals.\n",
+        fprintf(out, "The passes are those of the first of %zu micro-batches, and so are their totals.\n",
                 f->micro_batches);
-    print_legend(to, f->c);
-    print_totals(to, f);
+    print_legend(out, f->c);
+    print_totals(out, f);
     return AR_OK;
 }
 
 /* --- JSON --------------------------------------------------------------------------------------------------------- */
 
 /* By axis; null where it is not known. */
-static json_t *placement_json(const ari_lint_type *type, bool known)
+static json_t *placement_json(const ari_lint_type *type, bool is_known)
 {
-    json_t *o = known ? json_object() : json_null();
+    json_t *o = is_known ? json_object() : json_null();
     char text[AR_PLACEMENT_TEXT];
-    for (int axis = 0; axis < ARI_PLACED_AXES && known; axis++)
-        json_object_set_new(o, ari_axis_name(axis), json_string(placement_text(text, type->at[axis])));
+    for (int axis = 0; axis < ARI_PLACED_AXES && is_known; axis++)
+        json_object_set_new(o, ari_axis_name(axis), json_string(placement_text(text, type->placement[axis])));
     return o;
 }
 
@@ -650,7 +653,7 @@ static json_t *placement_json(const ari_lint_type *type, bool known)
 static void whole_shape(size_t out[AR_MAX_DIMS], const flow *f, const ari_lint_type *type)
 {
     for (int axis = ARI_AXIS_DP; axis < ARI_PLACED_AXES; axis++) {
-        const ar_placement p = type->at[axis];
+        const ar_placement p = type->placement[axis];
         const size_t ranks = (size_t)ari_extent(&f->c->run.parallel, 1u << axis);
         if (p.kind != AR_SHARD || p.dim >= AR_MAX_DIMS || ranks == 1)
             continue;
@@ -659,19 +662,20 @@ static void whole_shape(size_t out[AR_MAX_DIMS], const flow *f, const ari_lint_t
 }
 
 static json_t *values_json(const flow *f, const ari_ledger_value *v, int n, const ari_lint_type *type,
-                           const bool *known)
+                           const bool *is_known)
 {
     json_t *a = json_array();
     for (int i = 0; i < n; i++) {
-        size_t shape[AR_MAX_DIMS], whole[AR_MAX_DIMS];
+        size_t shape[AR_MAX_DIMS], full_shape[AR_MAX_DIMS];
         const int ndim = shown_shape(shape, &v[i]);
-        memcpy(whole, shape, sizeof whole);
-        if (known[i])
-            whole_shape(whole, f, &type[i]);
-        json_array_append_new(a, json_pack("{s:o, s:o, s:s, s:o}", "shape",
-                                           known[i] ? ari_json_sizes(whole, (size_t)ndim) : json_null(), "local",
-                                           ari_json_sizes(shape, (size_t)ndim), "dtype", ar_dtype_name(v[i].dtype),
-                                           "placement", placement_json(&type[i], known[i])));
+        memcpy(full_shape, shape, sizeof full_shape);
+        if (is_known[i])
+            whole_shape(full_shape, f, &type[i]);
+        json_array_append_new(a,
+                              json_pack("{s:o, s:o, s:s, s:o}", "shape",
+                                        is_known[i] ? ari_json_sizes(full_shape, (size_t)ndim) : json_null(), "local",
+                                        ari_json_sizes(shape, (size_t)ndim), "dtype", ar_dtype_name(v[i].dtype),
+                                        "placement", placement_json(&type[i], is_known[i])));
     }
     return a;
 }
@@ -693,13 +697,14 @@ static json_t *calls_json(const flow *f, const ari_ledger_operation *op)
 {
     json_t *a = json_array();
     for (size_t i = 0; i < op->calls;) {
-        const alike c = calls_alike(f, op, i, true);
-        json_array_append_new(a, json_pack("{s:s, s:s, s:i, s:I, s:I, s:s, s:s, s:o, s:o, s:o}", "collective",
-                                           ari_kind_name((ari_kind)c.first->kind), "group", group_name(c.first),
-                                           "ranks", c.first->ranks, "calls", (json_int_t)c.calls, "elements",
-                                           (json_int_t)c.elements, "dtype", ar_dtype_name(c.first->dtype), "queue",
-                                           c.first->queue, "bytes", ari_json_number(c.bytes), "bytes_per_rank",
-                                           ari_json_number(c.sent), "tag", ari_json_text(c.first->tag)));
+        const call_run c = calls_alike(f, op, i, true);
+        json_array_append_new(a,
+                              json_pack("{s:s, s:s, s:i, s:I, s:I, s:s, s:s, s:o, s:o, s:o}", "collective",
+                                        ari_kind_name((ari_kind)c.first_call->kind), "group", group_name(c.first_call),
+                                        "ranks", c.first_call->ranks, "calls", (json_int_t)c.calls, "elements",
+                                        (json_int_t)c.elements, "dtype", ar_dtype_name(c.first_call->dtype), "queue",
+                                        c.first_call->queue, "bytes", ari_json_number(c.bytes), "bytes_per_rank",
+                                        ari_json_number(c.sent), "tag", ari_json_text(c.first_call->tag)));
         i += c.calls;
     }
     return a;
@@ -714,11 +719,11 @@ static json_t *row_json(const flow *f, const flow_row *row)
                                       : json_pack("[I, I]", (json_int_t)row->first_layer,
                                                   (json_int_t)(row->first_layer + row->layers - 1));
     return json_pack("{s:s, s:b, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o}", "pass", pass_names[pass_of(op)],
-                     "recomputed", (int)op->again, "module", ari_json_text_or_null(title), "operation", op->operation,
-                     "layers", layers, "inputs",
-                     values_json(f, op->in, op->inputs, row->placed->takes, row->placed->takes_known), "weights",
-                     weights_json(f, op), "outputs",
-                     values_json(f, op->out, op->outputs, row->placed->makes, row->placed->makes_known),
+                     "recomputed", (int)op->is_recomputed, "module", ari_json_text_or_null(title), "operation",
+                     op->operation, "layers", layers, "inputs",
+                     values_json(f, op->input, op->inputs, row->placed->input_types, row->placed->takes_known),
+                     "weights", weights_json(f, op), "outputs",
+                     values_json(f, op->out, op->outputs, row->placed->output_types, row->placed->makes_known),
                      "communication", calls_json(f, op), "multiply_adds", ari_json_number(multiply_adds(op)));
 }
 
@@ -749,14 +754,14 @@ static json_t *as_json(const ari_plan_values *v, const flow *f, uint64_t bytes)
     return ari_json_whole(o, flow_json(f));
 }
 
-static ar_status print_flow(FILE *to, const ari_plan_values *v, const flow *f, uint64_t bytes)
+static ar_status print_flow(FILE *out, const ari_plan_values *v, const flow *f, uint64_t bytes)
 {
     const ar_run *run = &f->c->run;
-    AR_TRY(print_rows(to, f, v->markdown));
-    ari_plan_print(to, &run->plan);
+    AR_TRY(print_rows(out, f, v->markdown));
+    ari_plan_print(out, &run->plan);
     if (v->backward)
-        fprintf(to, "all ranks together, start and step: %s\n", ARI_BYTES(bytes));
-    fprintf(to, "%s, %s, %s numerics, %zu x %zu tokens: rank %d of %d\n", f->c->config->name,
+        fprintf(out, "all ranks together, start and step: %s\n", ARI_BYTES(bytes));
+    fprintf(out, "%s, %s, %s numerics, %zu x %zu tokens: rank %d of %d\n", f->c->config->name,
             ARI_LAYOUT(&run->parallel, run->batch), ari_numerics_names[run->numerics], run->batch, run->seq, v->rank,
             ar_parallel_world(&run->parallel));
     return AR_OK;

@@ -65,7 +65,7 @@ static json_t *name_of(const ar_parallel *p)
 }
 
 /* Counts are whole numbers, though they are added up in binary64; those beyond 2^63 stay what they are. */
-static json_t *whole(double n)
+static json_t *count_json(double n)
 {
     return fabs(n) < 0x1p63 ? json_integer((json_int_t)n) : json_real(n);
 }
@@ -77,26 +77,26 @@ json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p)
                      choice_json(&f->choice, p, ari_layout_of_plan), "legal", legal, "reason",
                      legal ? json_null() : ari_json_text(f->reason), "fits",
                      legal ? json_boolean(f->fits) : json_null(), "seconds",
-                     legal ? json_real(f->seconds) : json_null(), "bytes", legal ? whole(f->bytes) : json_null());
+                     legal ? json_real(f->seconds) : json_null(), "bytes", legal ? count_json(f->bytes) : json_null());
 }
 
 static json_t *memory_json(const ari_memory *m)
 {
-    json_t *o = json_pack("{s:o}", "sum", whole(ari_memory_sum(m)));
+    json_t *o = json_pack("{s:o}", "sum", count_json(ari_memory_sum(m)));
     for (int k = 0; k < ARI_MEMORY_KINDS && o; k++)
-        json_object_set_new(o, ari_memory_name((ari_memory_kind)k), whole(m->bytes[k]));
+        json_object_set_new(o, ari_memory_name((ari_memory_kind)k), count_json(m->bytes[k]));
     return o;
 }
 
-static json_t *moved_json(const ari_traffic *all)
+static json_t *moved_json(const ari_traffic *traffic)
 {
     json_t *rows = json_array();
-    for (int i = 0; i < all->n; i++) {
-        const ari_traffic_row *m = &all->row[i];
-        json_array_append_new(rows,
-                              json_pack("{s:s, s:s, s:o, s:s, s:o, s:o, s:f}", "over", ari_time_name(m->over), "call",
-                                        m->call, "ranks", whole(m->ranks), "link", m->between ? "between" : "inside",
-                                        "calls", whole(m->calls), "bytes", whole(m->bytes), "seconds", m->seconds));
+    for (int i = 0; i < traffic->n; i++) {
+        const ari_traffic_row *m = &traffic->row[i];
+        json_array_append_new(
+            rows, json_pack("{s:s, s:s, s:o, s:s, s:o, s:o, s:f}", "over", ari_time_name(m->time_kind), "call", m->call,
+                            "ranks", count_json(m->ranks), "link", m->inter_node ? "between" : "inside", "calls",
+                            count_json(m->calls), "bytes", count_json(m->bytes), "seconds", m->seconds));
     }
     return rows;
 }
@@ -119,11 +119,11 @@ json_t *ari_depth_json(const ari_depth *d)
     if (!o)
         return NULL;
     const ar_config *config = d->planned.step.config;
-    const bool own = d->has_own;
+    const bool has_own_memory = d->has_own;
     json_object_set_new(o, "time", json_pack("{s:o}", "production", time_json(&d->time, config)));
     json_object_set_new(o, "memory",
                         json_pack("{s:o, s:o}", "production", memory_json(&d->memory), "own",
-                                  own ? memory_json(&d->own_memory) : json_null()));
+                                  has_own_memory ? memory_json(&d->own_memory) : json_null()));
     json_object_set_new(o, "tokens_per_second", json_real(d->throughput.tokens));
     json_object_set_new(o, "mfu", json_real(d->throughput.mfu));
     json_object_set_new(o, "hfu", json_real(d->throughput.hfu));

@@ -38,23 +38,23 @@ static bool schedule_given(const ari_plan_values *v)
 static ar_status check_extents(const ari_plan_values *v)
 {
     const ari_choice choice = ari_choice_of(&v->r.run.parallel);
-    char given[ARI_CHOICE_TEXT] = "";
-    ari_text text = ari_text_in(given, sizeof given);
-    int left = v->gpus, axes = 0;
+    char extents_text[ARI_CHOICE_TEXT] = "";
+    ari_text text = ari_text_in(extents_text, sizeof extents_text);
+    int remaining = v->gpus, axes = 0;
     bool divides = true;
     for (int i = 0; i < ARI_LAYOUT_AXES; i++) {
         const int n = choice.extent[i];
         if (n > 0)
             ari_say(&text, "%s%s=%d", axes++ ? " " : "", ari_layout_axes[ari_planned_axes[i]].name, n);
-        divides = divides && left % ari_at_least_one(n) == 0;
-        left = divides ? left / ari_at_least_one(n) : left;
+        divides = divides && remaining % ari_at_least_one(n) == 0;
+        remaining = divides ? remaining / ari_at_least_one(n) : remaining;
     }
     if (!divides)
-        return ar_error_set(AR_ERR_ARG, "--gpus %d cannot be divided by %s; use %s %d", v->gpus, given,
+        return ar_error_set(AR_ERR_ARG, "--gpus %d cannot be divided by %s; use %s %d", v->gpus, extents_text,
                             axes > 1 ? "extents whose product divides" : "one that divides", v->gpus);
-    if (axes == ARI_LAYOUT_AXES && left > 1)
+    if (axes == ARI_LAYOUT_AXES && remaining > 1)
         return ar_error_set(AR_ERR_ARG, "%s are %d ranks, not --gpus %d: leave one out, which then is what remains",
-                            given, v->gpus / left, v->gpus);
+                            extents_text, v->gpus / remaining, v->gpus);
     return AR_OK;
 }
 
@@ -99,7 +99,7 @@ static void fix_given(ari_search *s, const ari_plan_values *v)
     s->zero = p->zero;
     s->recompute = recompute_given(v) ? (int)p->recompute.what : -1;
     s->schedule = schedule_given(v) ? (int)p->schedule : -1;
-    s->every = v->all;
+    s->every = v->show_all;
 }
 
 /* A sequence a GPU where no batch is given. */
@@ -138,7 +138,7 @@ static ar_status begin_request(ari_plan_request *a, const ari_plan_values *v)
 /* --- a layout in depth -------------------------------------------------------------------------------------------- */
 
 /* The layout that the options give; where they do not say, one sample a micro-batch. */
-static ari_choice given(const ari_plan_request *a)
+static ari_choice resolve_choice(const ari_plan_request *a)
 {
     const ar_run *run = &a->search.base.step.run;
     const int micro = a->v->r.run.parallel.micro_batches;
@@ -168,7 +168,7 @@ static ar_status check_options(const ari_plan_request *a)
                            .virtual_stages = p->pp > 0 ? p->virtual_stages : 0,
                            .forward_first = p->forward_first && p->micro_batches > 0};
     else
-        p->micro_batches = given(a).micro_batches;
+        p->micro_batches = resolve_choice(a).micro_batches;
     if (!is_search(a->v) && !recompute_given(a->v))
         p->recompute.what = AR_RECOMPUTE_NONE;
     if ((unsigned)p->schedule >= AR_PP_SCHEDULES)
@@ -180,7 +180,7 @@ static ar_status check_options(const ari_plan_request *a)
 
 static ar_status run_depth(const ari_plan_request *a)
 {
-    const ari_choice c = given(a);
+    const ari_choice c = resolve_choice(a);
     ari_depth d;
     AR_TRY(ari_depth_of(&d, &a->search, &c, NULL));
     if (ari_wants_text(&a->v->common))
@@ -193,7 +193,7 @@ static ar_status run_depth(const ari_plan_request *a)
 
 /* --- all layouts -------------------------------------------------------------------------------------------------- */
 
-static ar_status layouts_json(json_t *all, const ari_plan_request *a, const ari_ranking *r)
+static ar_status layouts_json(json_t *layouts, const ari_plan_request *a, const ari_ranking *r)
 {
     for (size_t i = 0; i < r->n; i++) {
         const ari_candidate *f = &r->layout[i];
@@ -202,7 +202,7 @@ static ar_status layouts_json(json_t *all, const ari_plan_request *a, const ari_
         ari_depth d;
         if (deep)
             AR_TRY(ari_depth_of(&d, &a->search, &f->choice, NULL));
-        json_array_append_new(all, deep ? ari_depth_json(&d) : ari_candidate_json(f, &p));
+        json_array_append_new(layouts, deep ? ari_depth_json(&d) : ari_candidate_json(f, &p));
     }
     return AR_OK;
 }
@@ -231,7 +231,7 @@ static ar_status run_search(const ari_plan_request *a)
     if (r.layouts == 0)
         return ar_error_set(AR_ERR_INDIVISIBLE, "no cp that %d GPUs can have is a number of groups of --cp-inner %d",
                             a->search.ranks, a->search.fixed.cp_inner);
-    if (r.legal == 0 && !a->v->all)
+    if (r.legal == 0 && !a->v->show_all)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "no layout of %d GPUs is legal: %s (--all lists every one with its reason)",
                             a->search.ranks, r.refused);
@@ -245,8 +245,8 @@ static ar_status run_search(const ari_plan_request *a)
 static ar_status run_table(const ari_plan_request *a)
 {
     json_t *rows = NULL;
-    FILE *to = ari_wants_text(&a->v->common) ? stdout : NULL;
-    AR_TRY(ari_plan_table_run(&rows, to, a));
+    FILE *out = ari_wants_text(&a->v->common) ? stdout : NULL;
+    AR_TRY(ari_plan_table_run(&rows, out, a));
     json_t *o = a->v->common.json ? ari_plan_request_json(a) : NULL;
     if (o)
         json_object_set(o, "rows", rows);

@@ -24,28 +24,28 @@ static const ari_option options[] = {
 
 ARI_MODEL_POSITIONAL(ARI_MODEL_CONFIG, false);
 
-static void print_lint(FILE *to, const ar_lint_report *r, const ari_step_case *c)
+static void print_lint(FILE *out, const ar_lint_report *r, const ari_step_case *c)
 {
     const ar_run *run = &c->run;
-    ari_plan_print(to, &run->plan);
-    fprintf(to, "lint: %s, %s: ", c->config->name, ARI_LAYOUT(&run->parallel, run->batch));
+    ari_plan_print(out, &run->plan);
+    fprintf(out, "lint: %s, %s: ", c->config->name, ARI_LAYOUT(&run->parallel, run->batch));
     if (r->count == 0)
-        fprintf(to,
+        fprintf(out,
                 "nothing to find in %zu operations, %zu values\nlooked at, along each axis of the mesh: whether each "
                 "value is held as its use needs, sums over ranks are made once and gradients reach every copy\n",
                 r->operations, r->values);
     else
-        fprintf(to, "%zu finding%s in %zu operations, %zu values\n", r->count, ARI_PLURAL(r->count), r->operations,
+        fprintf(out, "%zu finding%s in %zu operations, %zu values\n", r->count, ARI_PLURAL(r->count), r->operations,
                 r->values);
     for (size_t i = 0; i < r->count; i++) {
         const ar_lint_finding *f = &r->finding[i];
         const bool named = f->module[0] != '\0';
-        fprintf(to, "\n%s: %s%s%s, %s\n", ari_lint_rule_name(f->rule), f->module, named ? ", " : "", f->operation,
+        fprintf(out, "\n%s: %s%s%s, %s\n", ari_lint_rule_name(f->rule), f->module, named ? ", " : "", f->operation,
                 f->pass);
-        fprintf(to, "  rule    %s\n", ari_lint_rule_text(f->rule));
+        fprintf(out, "  rule    %s\n", ari_lint_rule_text(f->rule));
         if (f->axis[0] != '\0')
-            fprintf(to, "  axis    %s\n", f->axis);
-        fprintf(to, "  has     %s\n  needs   %s\n  repair  %s\n", f->has, f->needs, f->repair);
+            fprintf(out, "  axis    %s\n", f->axis);
+        fprintf(out, "  has     %s\n  needs   %s\n  repair  %s\n", f->has, f->needs, f->repair);
     }
 }
 

@@ -24,14 +24,14 @@ typedef struct shown {
     ar_pipeline_schedule *schedule;
     ar_pipeline_shape shape;
     ar_pp_run run;
-    computed *of[AR_MAX_STAGES]; /* computations, in their order */
+    computed *computations[AR_MAX_STAGES]; /* computations, in their order */
     size_t count[AR_MAX_STAGES], layers[AR_MAX_STAGES], unit;
 } shown;
 
 static void shown_fini(shown *s)
 {
     for (int r = 0; r < AR_MAX_STAGES; r++)
-        free(s->of[r]);
+        free(s->computations[r]);
     ari_pipeline_schedule_destroy(s->schedule);
 }
 
@@ -39,7 +39,7 @@ static void listen(void *user, int rank, const ar_pp_operation *o, double begin,
 {
     shown *s = user;
     if (o->kind <= AR_PP_BACKWARD_WEIGHT)
-        s->of[rank][s->count[rank]++] = (computed){*o, begin, end};
+        s->computations[rank][s->count[rank]++] = (computed){*o, begin, end};
 }
 
 static size_t common_divisor(size_t a, size_t b)
@@ -51,13 +51,13 @@ static size_t common_divisor(size_t a, size_t b)
 static void stage_times(ar_pp_times *times, shown *s, const ar_parallel *p, const ar_config *c)
 {
     for (int i = 0; i < s->shape.stages; i++) {
-        size_t first = 0;
-        ari_stage_layers(&first, &s->layers[i], &p->stages, c->layers, (size_t)s->shape.stages, (size_t)i);
+        size_t first_layer = 0;
+        ari_stage_layers(&first_layer, &s->layers[i], &p->stages, c->layers, (size_t)s->shape.stages, (size_t)i);
         s->unit = common_divisor(s->layers[i] > 0 ? s->layers[i] : 1, s->unit);
     }
     for (int i = 0; i < s->shape.stages; i++) {
-        const double one = (double)(s->layers[i] > 0 ? s->layers[i] : 1) / (double)s->unit;
-        times[i] = (ar_pp_times){one, one, one, 0};
+        const double duration = (double)(s->layers[i] > 0 ? s->layers[i] : 1) / (double)s->unit;
+        times[i] = (ar_pp_times){duration, duration, duration, 0};
     }
 }
 
@@ -70,7 +70,7 @@ static ar_status shown_init(shown *s, const ar_parallel *p, const ar_config *c)
     for (int r = 0; r < s->shape.ranks; r++) {
         size_t n = 0;
         ari_pipeline_schedule_rank(s->schedule, r, &n);
-        AR_TRY(ari_alloc((void **)&s->of[r], n, sizeof *s->of[r], "a schedule"));
+        AR_TRY(ari_alloc((void **)&s->computations[r], n, sizeof *s->computations[r], "a schedule"));
     }
     return ari_pipeline_schedule_run(&s->run, s->schedule, times, listen, s);
 }
@@ -93,39 +93,39 @@ static size_t unit_columns(const shown *s)
     return (size_t)label(text, s, &longest) + 1;
 }
 
-static void print_row(FILE *to, char *row, const shown *s, int rank)
+static void print_row(FILE *out, char *row, const shown *s, int rank)
 {
     const size_t unit = unit_columns(s);
     size_t end = 0;
     for (size_t i = 0; i < s->count[rank]; i++) {
-        const computed *c = &s->of[rank][i];
+        const computed *c = &s->computations[rank][i];
         char text[LABEL];
-        const size_t from = (size_t)(c->begin + 0.5) * unit, length = (size_t)label(text, s, &c->operation);
-        memset(row + end, ' ', from - end);
+        const size_t begin = (size_t)(c->begin + 0.5) * unit, length = (size_t)label(text, s, &c->operation);
+        memset(row + end, ' ', begin - end);
         end = (size_t)(c->end + 0.5) * unit;
-        memset(row + from, '-', end - from);
-        memcpy(row + from, text, length);
+        memset(row + begin, '-', end - begin);
+        memcpy(row + begin, text, length);
         row[end - 1] = ' ';
     }
-    fprintf(to, "  rank %-3d  %.*s\n", rank, (int)end - 1, row); /* the last has a space behind it */
+    fprintf(out, "  rank %-3d  %.*s\n", rank, (int)end - 1, row); /* the last has a space behind it */
 }
 
-static ar_status print_picture(FILE *to, const shown *s)
+static ar_status print_picture(FILE *out, const shown *s)
 {
     ARI_OWNED char *row = NULL;
     const double columns = s->run.makespan * (double)unit_columns(s);
     if (columns > MOST_COLUMNS) {
-        fprintf(to, "  a picture of %.0f columns, at most %d: --json and --csv have the lists\n", columns,
+        fprintf(out, "  a picture of %.0f columns, at most %d: --json and --csv have the lists\n", columns,
                 MOST_COLUMNS);
         return AR_OK;
     }
     AR_TRY(ari_alloc((void **)&row, (size_t)(columns + 1), 1, "a picture"));
     for (int r = 0; r < s->shape.ranks; r++)
-        print_row(to, row, s, r);
+        print_row(out, row, s, r);
     return AR_OK;
 }
 
-static ar_status print_table(FILE *to, const shown *s)
+static ar_status print_table(FILE *out, const shown *s)
 {
     static const ari_column columns[] = {{"rank", ARI_RIGHT},     {"stages", ARI_LEFT}, {"layers", ARI_LEFT},
                                          {"computes", ARI_RIGHT}, {"waits", ARI_RIGHT}, {"most in flight", ARI_RIGHT}};
@@ -140,15 +140,15 @@ static ar_status print_table(FILE *to, const shown *s)
         ari_table_row(&t, "%d\t%s\t%s\t%.0f\t%.0f\t%zu", r, stages, layers, s->run.rank[r].busy,
                       s->run.makespan - s->run.rank[r].busy, s->run.rank[r].in_flight);
     }
-    return ari_table_end(&t, to, 2);
+    return ari_table_end(&t, out, 2);
 }
 
 static size_t most_in_flight(const shown *s)
 {
-    size_t most = 0;
+    size_t max_in_flight = 0;
     for (int r = 0; r < s->shape.ranks; r++)
-        most = s->run.rank[r].in_flight > most ? s->run.rank[r].in_flight : most;
-    return most;
+        max_in_flight = s->run.rank[r].in_flight > max_in_flight ? s->run.rank[r].in_flight : max_in_flight;
+    return max_in_flight;
 }
 
 static bool has_empty_stage(const shown *s)
@@ -159,15 +159,15 @@ static bool has_empty_stage(const shown *s)
     return false;
 }
 
-static ar_status print_pipeline(FILE *to, const shown *s, const ari_step_case *c)
+static ar_status print_pipeline(FILE *out, const shown *s, const ari_step_case *c)
 {
-    AR_TRY(print_picture(to, s));
-    AR_TRY(print_table(to, s));
-    fprintf(to,
+    AR_TRY(print_picture(out, s));
+    AR_TRY(print_table(out, s));
+    fprintf(out,
             "a unit of time: %zu layer%s forward, or for the gradients of its input (I), or of its weights (W); B is I "
             "and W; transfers take none%s\n",
             s->unit, ARI_PLURAL(s->unit), has_empty_stage(s) ? "; a stage without layers counts as one layer" : "");
-    fprintf(to, "%s, %s: %.0f units, bubble %.1f %% of the time that ranks compute, at most %zu in flight\n",
+    fprintf(out, "%s, %s: %.0f units, bubble %.1f %% of the time that ranks compute, at most %zu in flight\n",
             c->config->name, ARI_LAYOUT(&c->run.parallel, c->run.batch), s->run.makespan, 100 * s->run.bubble,
             most_in_flight(s));
     return AR_OK;
@@ -192,7 +192,7 @@ static json_t *rank_json(const shown *s, int rank)
     for (size_t i = 0; i < n; i++)
         json_array_append_new(operations, operation_json(&list[i]));
     for (size_t i = 0; i < s->count[rank]; i++) {
-        const computed *c = &s->of[rank][i];
+        const computed *c = &s->computations[rank][i];
         json_array_append_new(times, json_pack("{s:o, s:f, s:f}", "operation", operation_json(&c->operation), "begin",
                                                c->begin, "end", c->end));
     }

@@ -28,7 +28,7 @@ static const ari_option options[] = {
     ARI_OPTION_SECTION("tables"),
     ARI_OPTION_ENUM("table", table, ari_plan_table_names,
                     "memory: of a rank by tp; scaling: time by tp; decision: the best layout by number of GPUs"),
-    ARI_OPTION_FLAG("all", all,
+    ARI_OPTION_FLAG("all", show_all,
                     "every layout, also those that cannot be, with the reason (default: the best of each "
                     "tp x cp x pp x dp)"),
     ARI_OPTION_INT("top", top, 0, 1 << 24, "N", "layouts that are listed; 0: all (default 10)"),
@@ -76,7 +76,7 @@ static const char *const names[] = {"--flow",
                                     "--table decision"};
 
 /* Refuses options that would say nothing. */
-static ar_status check_use(const plan_values *v, int asked)
+static ar_status check_use(const plan_values *v, int mode)
 {
     const ar_parallel *p = &v->r.run.parallel;
     const bool chooses = ari_layout_given(&v->r) || p->virtual_stages > 0 || p->ep > 0 || p->etp > 0 ||
@@ -84,7 +84,7 @@ static ar_status check_use(const plan_values *v, int asked)
                          p->schedule != ARI_PP_SCHEDULE_NOT_GIVEN || p->recompute.what != ARI_RECOMPUTE_NOT_GIVEN;
     const struct {
         const char *names;
-        bool given;
+        bool is_set;
         int serves;
     } uses[] = {
         {"--flow", v->flow, FLOW},
@@ -95,14 +95,14 @@ static ar_status check_use(const plan_values *v, int asked)
         {"--no-flash", v->no_flash, LAYOUTS},
         {"--hierarchical, --shared-links", v->hierarchical || v->shared_links, LAYOUTS & ~MEMORY},
         {"--system", v->system >= 0, LAYOUTS & ~BY_TP},
-        {"--all, --top, --why", v->all || v->top >= 0 || v->why, SEARCH},
+        {"--all, --top, --why", v->show_all || v->top >= 0 || v->why, SEARCH},
         {"--csv", v->csv != NULL, SEARCH | PIPELINE},
         {"--batch", v->r.run.batch > 1, ~BY_TP},
         {"--tp, --cp, --pp, --dp and what else chooses a layout", chooses, ~BY_TP}};
     for (size_t i = 0; i < sizeof uses / sizeof *uses; i++) {
-        if (uses[i].given && !(uses[i].serves >> asked & 1))
-            return ar_error_set(AR_ERR_ARG, "%s: of no use to %s; %s", uses[i].names, names[asked],
-                                1 << asked != DEPTH       ? "leave one out"
+        if (uses[i].is_set && !(uses[i].serves >> mode & 1))
+            return ar_error_set(AR_ERR_ARG, "%s: of no use to %s; %s", uses[i].names, names[mode],
+                                1 << mode != DEPTH        ? "leave one out"
                                 : uses[i].serves & SEARCH ? "give --gpus N too"
                                                           : "give --flow too");
     }

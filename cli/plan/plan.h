@@ -57,7 +57,7 @@ typedef struct ari_plan_values {
     bool pipeline, flow, backward, each_layer, markdown; /* of --flow */
     int rank;
     int gpus, table, top, system;
-    bool no_flash, hierarchical, shared_links, all;
+    bool no_flash, hierarchical, shared_links, show_all;
     const char *cluster, *why, *csv;
 } ari_plan_values;
 
@@ -84,11 +84,11 @@ AR_NODISCARD ar_status ari_depth_print(FILE *to, const ari_plan_request *a, cons
 /** The extents of --why, "tp=8 pp=16", of so many GPUs; 0: not given. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_why_read(ari_choice *c, const char *text, int gpus);
 /** Why the first layout is first, a line each, and beside it what --why gives. Errors: AR_ERR_ARG (--why), as above. */
-AR_NODISCARD ar_status ari_why_print(FILE *to, const ari_plan_request *a, const ari_ranking *r);
+AR_NODISCARD ar_status ari_why_print(FILE *out, const ari_plan_request *a, const ari_ranking *r);
 /** The same as members `why` and `asked`. Errors: as above. */
-AR_NODISCARD ar_status ari_why_json(json_t *to, const ari_plan_request *a, const ari_ranking *r);
+AR_NODISCARD ar_status ari_why_json(json_t *object, const ari_plan_request *a, const ari_ranking *r);
 /** A table of a model's layouts: as text, and its rows for JSON (gives). Errors: as ari_search_run. */
-AR_NODISCARD ar_status ari_plan_table_run(json_t **rows, FILE *to, const ari_plan_request *a);
+AR_NODISCARD ar_status ari_plan_table_run(json_t **rows, FILE *out, const ari_plan_request *a);
 /** Gives; NULL without memory. p: the same layout. */
 json_t *ari_depth_json(const ari_depth *d);
 json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p);

@@ -129,7 +129,7 @@ static ar_status print_advice(FILE *to, const ari_plan_request *a, const ari_ran
     const ari_candidate *faster = matters ? &r->fastest : NULL;
     ari_search s = a->search;
     ari_depth d;
-    s.first = true; /* its own account is not shown */
+    s.first_only = true; /* its own account is not shown */
     AR_TRY(ari_depth_of(&d, &s, &best->choice, faster));
     AR_TRY(ari_why_print(to, a, r));
     fprintf(to, "%s%sadvice: %s\n", d.flags, d.flags[0] ? "\n" : "", d.advice);
@@ -153,7 +153,7 @@ ar_status ari_ranking_print(FILE *to, const ari_plan_request *a, const ari_ranki
     const bool all = r->legal == r->layouts;
     fprintf(to, "%s layouts of %s mesh%s, %s%s; %s%zu of %zu listed\n", ARI_COUNT(r->layouts), ARI_COUNT(r->meshes),
             r->meshes == 1 ? "" : "es", all ? "all legal" : ARI_COUNT(r->legal), all ? "" : " of them legal",
-            a->v->all ? "" : "the best of each mesh is ranked (--all: every layout); ", shown, r->n);
+            a->v->show_all ? "" : "the best of each mesh is ranked (--all: every layout); ", shown, r->n);
     return r->legal > 0 ? print_advice(to, a, r) : AR_OK;
 }
 
@@ -222,8 +222,8 @@ static ar_status print_moved(FILE *to, const ari_depth *d)
     ari_table t = ARI_TABLE(columns);
     for (int i = 0; i < d->time.traffic.n; i++) {
         const ari_traffic_row *m = &d->time.traffic.row[i];
-        ari_table_row(&t, "%s\t%s\t%.0f\t%s\t%s\t%s\t%s", ari_time_name(m->over), m->call, m->ranks,
-                      m->between ? "between nodes" : "inside", ARI_COUNT((uint64_t)m->calls),
+        ari_table_row(&t, "%s\t%s\t%.0f\t%s\t%s\t%s\t%s", ari_time_name(m->time_kind), m->call, m->ranks,
+                      m->inter_node ? "between nodes" : "inside", ARI_COUNT((uint64_t)m->calls),
                       ARI_BYTES((uint64_t)m->bytes), ARI_SECONDS(m->seconds));
     }
     return ari_table_end(&t, to, 2);

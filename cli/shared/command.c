@@ -55,15 +55,15 @@ const char *ari_build_type(void)
     return ANYRANK_BUILD_TYPE;
 }
 
-void ari_print_version(FILE *to)
+void ari_print_version(FILE *out)
 {
     ar_cpu_info cpu;
     char cuda[400];
     ari_cpu_info_get(&cpu);
     ari_gpu_describe(cuda, sizeof cuda);
-    fprintf(to, "anyrank %s (%s)\n", ari_version(), ari_build_type());
-    fprintf(to, "%s %s, kernels: %s\n", cpu.blas, cpu.blas_version, cpu.blas_kernels);
-    fprintf(to, "CUDA: %s\n", cuda);
+    fprintf(out, "anyrank %s (%s)\n", ari_version(), ari_build_type());
+    fprintf(out, "%s %s, kernels: %s\n", cpu.blas, cpu.blas_version, cpu.blas_kernels);
+    fprintf(out, "CUDA: %s\n", cuda);
 }
 
 bool ari_wants_text(const ari_common *common)
@@ -105,47 +105,47 @@ json_t *ari_json_text_or_null(const char *text)
 }
 
 /* Prints a note and appends it to the others. */
-static void add_note(json_t *notes, FILE *to, const char *text)
+static void add_note(json_t *notes, FILE *out, const char *text)
 {
-    if (to)
-        fprintf(to, "note: %s\n", text);
+    if (out)
+        fprintf(out, "note: %s\n", text);
     json_array_append_new(notes, ari_json_text(text));
 }
 
-json_t *ari_config_notes(FILE *to, const ar_config *c)
+json_t *ari_config_notes(FILE *out, const ar_config *c)
 {
     const size_t n = c->unknown_keys <= AR_CONFIG_NOTES ? c->unknown_keys : AR_CONFIG_NOTES + 1;
-    size_t wanted = n;
+    size_t expected_count = n;
     json_t *notes = json_array();
     char text[160];
-    if (c->changed[0] != '\0' && ++wanted)
-        add_note(notes, to, c->changed);
-    if (c->within && ++wanted)
-        add_note(notes, to, "config.json: of key 'text_config' alone: what the file describes beside it is left out");
-    if (c->quantized[0] != '\0' && ++wanted) {
+    if (c->changed[0] != '\0' && ++expected_count)
+        add_note(notes, out, c->changed);
+    if (c->within && ++expected_count)
+        add_note(notes, out, "config.json: of key 'text_config' alone: what the file describes beside it is left out");
+    if (c->quantized[0] != '\0' && ++expected_count) {
         snprintf(text, sizeof text,
                  "config.json: weights are stored in few bits (%s); here they count, and are computed "
                  "with, as if they were not",
                  c->quantized);
-        add_note(notes, to, text);
+        add_note(notes, out, text);
     }
-    if (c->mtp_unused > 0 && c->mtp == 0 && ++wanted) {
+    if (c->mtp_unused > 0 && c->mtp == 0 && ++expected_count) {
         snprintf(text, sizeof text,
                  "config.json: without 'mtp_loss_scaling_factor', the %zu block%s of "
                  "'num_nextn_predict_layers' %s left out (--mtp trains them)",
                  c->mtp_unused, c->mtp_unused == 1 ? "" : "s", c->mtp_unused == 1 ? "is" : "are");
-        add_note(notes, to, text);
+        add_note(notes, out, text);
     }
     for (size_t i = 0; i < n; i++) {
-        const size_t more = c->unknown_keys - i;
+        const size_t remaining = c->unknown_keys - i;
         if (i < AR_CONFIG_NOTES)
             snprintf(text, sizeof text, "config.json: key '%s' is not known here and was ignored", c->unknown[i]);
         else
-            snprintf(text, sizeof text, "config.json: %zu more key%s not known here and %s ignored", more,
-                     more == 1 ? " is" : "s are", more == 1 ? "was" : "were");
-        add_note(notes, to, text);
+            snprintf(text, sizeof text, "config.json: %zu more key%s not known here and %s ignored", remaining,
+                     remaining == 1 ? " is" : "s are", remaining == 1 ? "was" : "were");
+        add_note(notes, out, text);
     }
-    if (json_array_size(notes) == wanted)
+    if (json_array_size(notes) == expected_count)
         return notes;
     json_decref(notes);
     return NULL;

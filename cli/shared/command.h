@@ -52,7 +52,7 @@ const char *ari_version(void);
 /** "Release". Static storage. */
 const char *ari_build_type(void);
 /** Version, build type, the BLAS with its kernels, CUDA: one line each. Starts it. */
-void ari_print_version(FILE *to);
+void ari_print_version(FILE *out);
 
 /** True if the text for people goes to stdout: neither with --quiet, nor when --json has taken stdout. */
 bool ari_wants_text(const ari_common *common);
@@ -69,6 +69,6 @@ AR_NODISCARD ar_status ari_json_end(json_t *result, const ari_common *common);
 /** A JSON string; null for NULL and "". Gives; NULL without memory. */
 json_t *ari_json_text_or_null(const char *text);
 /** "config.json: key 'foo' is not known here and was ignored": of each unknown key, and of those whose names were not
- *  kept. Prints them to `to`, with "note: " before them (stderr, so that a report stays what it is), unless NULL. Gives
+ *  kept. Prints them to `out`, with "note: " before them (stderr, so that a report stays what it is), unless NULL. Gives
  *  them as an array of strings; NULL without memory. */
-json_t *ari_config_notes(FILE *to, const ar_config *c);
+json_t *ari_config_notes(FILE *out, const ar_config *c);

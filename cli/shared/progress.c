@@ -30,12 +30,12 @@ void ari_progress_begin(ari_progress *p, const ari_common *common)
 {
     const char *terminal = getenv("TERM");
     const bool dumb = terminal != NULL && strcmp(terminal, "dumb") == 0;
-    const bool on = !common->quiet && !dumb && isatty(STDERR_FILENO) == 1;
-    *p = (ari_progress){.on = on, .fd = common->progress_fd, .start_ns = ari_now_ns()};
-    p->width = p->on ? terminal_width() : DEFAULT_WIDTH;
+    const bool is_enabled = !common->quiet && !dumb && isatty(STDERR_FILENO) == 1;
+    *p = (ari_progress){.is_enabled = is_enabled, .fd = common->progress_fd, .start_ns = ari_now_ns()};
+    p->width = p->is_enabled ? terminal_width() : DEFAULT_WIDTH;
 }
 
-void ari_progress_line(char *line, int size, int width, double seconds, double fraction, const char *what)
+void ari_progress_line(char *line, int size, int width, double seconds, double fraction, const char *label)
 {
     char head[64];
     if (fraction >= 0.0)
@@ -44,51 +44,51 @@ void ari_progress_line(char *line, int size, int width, double seconds, double f
         snprintf(head, sizeof head, "%.0f s  ", seconds);
     /* One column stays free: a full line would wrap on some terminals. */
     const int room = (width < size ? width : size) - 1 - (int)strlen(head);
-    const int length = (int)strlen(what);
+    const int length = (int)strlen(label);
     if (room < 4)
         snprintf(line, (size_t)size, "%.*s", width - 1, head);
     else if (length <= room)
-        snprintf(line, (size_t)size, "%s%s", head, what);
+        snprintf(line, (size_t)size, "%s%s", head, label);
     else
-        snprintf(line, (size_t)size, "%s%.*s..%s", head, (room - 2) / 2, what,
-                 what + length - (room - 2 - (room - 2) / 2));
+        snprintf(line, (size_t)size, "%s%.*s..%s", head, (room - 2) / 2, label,
+                 label + length - (room - 2 - (room - 2) / 2));
 }
 
 /* A line for a program. It may get lost, for want of memory or where nobody reads: the job goes on. */
-static void report_line(const ari_progress *p, double seconds, double fraction, const char *what)
+static void report_line(const ari_progress *p, double seconds, double fraction, const char *label)
 {
     json_t *line = json_pack("{s:o, s:f, s:o}", "fraction", fraction < 0.0 ? json_null() : json_real(fraction),
-                             "seconds", seconds, "what", ari_json_text(what));
+                             "seconds", seconds, "what", ari_json_text(label));
     ARI_OWNED char *text = line ? json_dumps(line, JSON_COMPACT) : NULL;
     if (text)
         dprintf(p->fd, "%s\n", text);
     json_decref(line);
 }
 
-void ari_progress_update(ari_progress *p, double fraction, const char *what)
+void ari_progress_update(ari_progress *p, double fraction, const char *label)
 {
-    const uint64_t now = ari_now_ns();
-    if ((!p->on && p->fd == 0) || (p->last_ns != 0 && now - p->last_ns < AGAIN_NS))
+    const uint64_t now_ns = ari_now_ns();
+    if ((!p->is_enabled && p->fd == 0) || (p->last_ns != 0 && now_ns - p->last_ns < AGAIN_NS))
         return;
     if (p->fd > 0) {
-        p->last_ns = now;
-        report_line(p, (double)(now - p->start_ns) / 1e9, fraction, what);
+        p->last_ns = now_ns;
+        report_line(p, (double)(now_ns - p->start_ns) / 1e9, fraction, label);
     }
-    if (!p->on || now - p->start_ns < FIRST_NS)
+    if (!p->is_enabled || now_ns - p->start_ns < FIRST_NS)
         return;
     char line[LINE_SIZE];
-    ari_progress_line(line, LINE_SIZE, p->width, (double)(now - p->start_ns) / 1e9, fraction, what);
+    ari_progress_line(line, LINE_SIZE, p->width, (double)(now_ns - p->start_ns) / 1e9, fraction, label);
     fprintf(stderr, "\r\033[K%s", line);
     fflush(stderr);
-    p->last_ns = now;
+    p->last_ns = now_ns;
     p->shown = true;
 }
 
-void ari_progress_show(void *user, double fraction, const char *what)
+void ari_progress_show(void *user, double fraction, const char *label)
 {
     ari_progress *p = user;
     char text[256];
-    snprintf(text, sizeof text, "%s%s", p->about ? p->about : "", what);
+    snprintf(text, sizeof text, "%s%s", p->about ? p->about : "", label);
     ari_progress_update(p, fraction, text);
 }
 
@@ -104,5 +104,5 @@ void ari_progress_clear(ari_progress *p)
 void ari_progress_end(ari_progress *p)
 {
     ari_progress_clear(p);
-    p->on = false;
+    p->is_enabled = false;
 }

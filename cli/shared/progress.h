@@ -14,7 +14,7 @@ struct ari_common;
  * the first moment on, as often; `fraction` is null where it is not known. A reader that has gone ends the command by
  * SIGPIPE, so that nobody's job stays behind. */
 typedef struct ari_progress {
-    bool on;           /* stderr is a terminal, and nobody asked for quiet */
+    bool is_enabled;   /* stderr is a terminal, and nobody asked for quiet */
     int fd;            /* that a program reads; 0: none */
     bool shown;        /* the line is on the screen */
     int width;         /* columns of the terminal */
@@ -25,14 +25,14 @@ typedef struct ari_progress {
 
 /** Starts the clock. */
 void ari_progress_begin(ari_progress *p, const struct ari_common *common);
-/** fraction in [0, 1], or negative where it is not known; `what` is shortened in the middle to fit. */
-void ari_progress_update(ari_progress *p, double fraction, const char *what);
+/** fraction in [0, 1], or negative where it is not known; `label` is shortened in the middle to fit. */
+void ari_progress_update(ari_progress *p, double fraction, const char *label);
 /** The same as a callback of the library; user: the ari_progress. */
-void ari_progress_show(void *user, double fraction, const char *what);
+void ari_progress_show(void *user, double fraction, const char *label);
 /** Removes the line; the next update draws it again. */
 void ari_progress_clear(ari_progress *p);
 /** Removes the line. */
 void ari_progress_end(ari_progress *p);
 
 /** Writes the line's text, at most `width` columns, to line[0 .. size). What ari_progress_update prints. */
-void ari_progress_line(char *line, int size, int width, double seconds, double fraction, const char *what);
+void ari_progress_line(char *line, int size, int width, double seconds, double fraction, const char *label);

@@ -21,7 +21,7 @@ static void add_cell(ari_table *t, const char *text)
     t->cells[t->count++] = copy;
 }
 
-static void add_cells(ari_table *t, const char *between, const char *format, va_list args)
+static void add_cells(ari_table *t, const char *separator, const char *format, va_list args)
 {
     ARI_OWNED char *text = NULL;
     if (vasprintf(&text, format, args) < 0) {
@@ -29,7 +29,7 @@ static void add_cells(ari_table *t, const char *between, const char *format, va_
         return;
     }
     for (char *rest = text; rest != NULL;)
-        add_cell(t, strsep(&rest, between));
+        add_cell(t, strsep(&rest, separator));
 }
 
 void ari_table_cell(ari_table *t, const char *format, ...)
@@ -58,22 +58,22 @@ static int width_of(const char *text)
 }
 
 /* The cells of one row; the last column is not padded, so that no line ends in spaces. */
-static void print_row(const ari_table *t, const char *const *cells, const int *widths, FILE *to, int indent)
+static void print_row(const ari_table *t, const char *const *cells, const int *widths, FILE *out, int indent)
 {
-    size_t last = t->n;
-    while (last > 0 && cells[last - 1][0] == '\0')
-        last--;
-    fprintf(to, "%*s", last == 0 ? 0 : indent, "");
-    for (size_t c = 0; c < last; c++) {
+    size_t cell_count = t->n;
+    while (cell_count > 0 && cells[cell_count - 1][0] == '\0')
+        cell_count--;
+    fprintf(out, "%*s", cell_count == 0 ? 0 : indent, "");
+    for (size_t c = 0; c < cell_count; c++) {
         const int padding = widths[c] - width_of(cells[c]);
         const int before = t->columns[c].align == ARI_RIGHT ? padding : 0;
-        const int after = c + 1 == last ? 0 : padding - before + COLUMN_GAP;
-        fprintf(to, "%*s%s%*s", before, "", cells[c], after, "");
+        const int after = c + 1 == cell_count ? 0 : padding - before + COLUMN_GAP;
+        fprintf(out, "%*s%s%*s", before, "", cells[c], after, "");
     }
-    fputc('\n', to);
+    fputc('\n', out);
 }
 
-static void print_all(const ari_table *t, const char **titles, int *widths, FILE *to, int indent)
+static void print_all(const ari_table *t, const char **titles, int *widths, FILE *out, int indent)
 {
     int titled = 0;
     for (size_t c = 0; c < t->n; c++) {
@@ -86,46 +86,46 @@ static void print_all(const ari_table *t, const char **titles, int *widths, FILE
         widths[i % t->n] = width > widths[i % t->n] ? width : widths[i % t->n];
     }
     if (titled > 0)
-        print_row(t, titles, widths, to, indent);
+        print_row(t, titles, widths, out, indent);
     for (size_t i = 0; i < t->count; i += t->n)
-        print_row(t, (const char *const *)(t->cells + i), widths, to, indent);
+        print_row(t, (const char *const *)(t->cells + i), widths, out, indent);
 }
 
 /* One line; a bar in a cell would end it. */
-static void print_markdown_row(const char *const *cells, size_t n, FILE *to)
+static void print_markdown_row(const char *const *cells, size_t n, FILE *out)
 {
     for (size_t c = 0; c < n; c++) {
-        fputs(c == 0 ? "| " : " | ", to);
+        fputs(c == 0 ? "| " : " | ", out);
         for (const char *p = cells[c]; *p != '\0'; p++)
-            fprintf(to, *p == '|' ? "\\%c" : "%c", *p);
+            fprintf(out, *p == '|' ? "\\%c" : "%c", *p);
     }
-    fputs(" |\n", to);
+    fputs(" |\n", out);
 }
 
-static void print_markdown(const ari_table *t, const char **titles, FILE *to)
+static void print_markdown(const ari_table *t, const char **titles, FILE *out)
 {
     for (size_t c = 0; c < t->n; c++)
         titles[c] = t->columns[c].title != NULL ? t->columns[c].title : "";
-    print_markdown_row(titles, t->n, to);
+    print_markdown_row(titles, t->n, out);
     for (size_t c = 0; c < t->n; c++)
-        fputs(t->columns[c].align == ARI_RIGHT ? "|---:" : "|---", to);
-    fputs("|\n", to);
+        fputs(t->columns[c].align == ARI_RIGHT ? "|---:" : "|---", out);
+    fputs("|\n", out);
     for (size_t i = 0; i < t->count; i += t->n)
-        print_markdown_row((const char *const *)(t->cells + i), t->n, to);
+        print_markdown_row((const char *const *)(t->cells + i), t->n, out);
 }
 
 /* indent < 0: Markdown. */
-static ar_status end(ari_table *t, FILE *to, int indent)
+static ar_status end(ari_table *t, FILE *out, int indent)
 {
     while (t->count % t->n != 0 && !t->failed)
         add_cell(t, "");
     ARI_OWNED int *widths = calloc(t->n, sizeof *widths);
     ARI_OWNED const char **titles = calloc(t->n, sizeof *titles);
     const bool failed = widths == NULL || titles == NULL || t->failed;
-    if (to != NULL && !failed && indent >= 0)
-        print_all(t, titles, widths, to, indent);
-    else if (to != NULL && !failed)
-        print_markdown(t, titles, to);
+    if (out != NULL && !failed && indent >= 0)
+        print_all(t, titles, widths, out, indent);
+    else if (out != NULL && !failed)
+        print_markdown(t, titles, out);
     for (size_t i = 0; i < t->count; i++)
         free(t->cells[i]);
     free(t->cells);
@@ -135,14 +135,14 @@ static ar_status end(ari_table *t, FILE *to, int indent)
     return AR_OK;
 }
 
-ar_status ari_table_end(ari_table *t, FILE *to, int indent)
+ar_status ari_table_end(ari_table *t, FILE *out, int indent)
 {
-    return end(t, to, indent);
+    return end(t, out, indent);
 }
 
-ar_status ari_table_markdown(ari_table *t, FILE *to)
+ar_status ari_table_markdown(ari_table *t, FILE *out)
 {
-    return end(t, to, -1);
+    return end(t, out, -1);
 }
 
 /* --- numbers for people ------------------------------------------------------------------------------------------- */
@@ -151,13 +151,13 @@ const char *ari_count_text(char *text, uint64_t n)
 {
     char digits[ARI_NUMBER];
     const int length = snprintf(digits, sizeof digits, "%llu", (unsigned long long)n);
-    int at = 0;
+    int pos = 0;
     for (int i = 0; i < length; i++) {
         if (i > 0 && (length - i) % 3 == 0)
-            text[at++] = ',';
-        text[at++] = digits[i];
+            text[pos++] = ',';
+        text[pos++] = digits[i];
     }
-    text[at] = '\0';
+    text[pos] = '\0';
     return text;
 }
 

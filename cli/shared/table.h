@@ -36,9 +36,9 @@ void ari_table_cell(ari_table *t, const char *format, ...) AR_PRINTF(2, 3);
 void ari_table_row(ari_table *t, const char *format, ...) AR_PRINTF(2, 3);
 /** Prints all rows with `indent` spaces before them, and frees the table; a row begun and not ended is filled with
  *  empty cells. to NULL: frees alone. Errors: AR_ERR_MEMORY (nothing is printed). */
-AR_NODISCARD ar_status ari_table_end(ari_table *t, FILE *to, int indent);
+AR_NODISCARD ar_status ari_table_end(ari_table *t, FILE *out, int indent);
 /** The same as a table of Markdown. */
-AR_NODISCARD ar_status ari_table_markdown(ari_table *t, FILE *to);
+AR_NODISCARD ar_status ari_table_markdown(ari_table *t, FILE *out);
 
 /* Numbers for people. Each writes into text[0 .. ARI_NUMBER) and gives it back. */
 enum { ARI_NUMBER = 32 };

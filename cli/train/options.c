@@ -80,7 +80,7 @@ static const ari_option options[] = {
                    .more = "What is wrong ends the run, by parameter and ranks, before a weight has changed."),
     ARI_OPTION_SECTION("output"),
     ARI_OPTION_INT("log-every", log_every, 1, 1e9, "K", "print every K-th step (default: at most 40 lines in all)",
-                   .own = true),
+                   .is_local = true),
     ARI_INJECT_OPTION,
     ARI_OPTION_GROUP(ari_transport_options, transport),
     ARI_OPTION_GROUP(ari_watch_options, watch),

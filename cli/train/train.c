@@ -39,14 +39,14 @@ static ar_status check_values(const ari_train_values *v)
 static ar_status fits(ari_estimate *e, const ar_training_options *o, const ar_config *c)
 {
     const uint64_t behind = o->resume ? ar_checkpoint_state_of(o->resume)->step : 0;
-    const uint64_t ahead = o->run.steps > behind ? o->run.steps - behind : 1;
+    const uint64_t remaining_steps = o->run.steps > behind ? o->run.steps - behind : 1;
     ari_estimate_case size = {.run = o->run,
                               .config = c,
                               .parallel = &o->run.parallel,
                               .layouts = 1,
                               .alone = true,
                               .saves = o->save != NULL};
-    size.run.steps = ahead;
+    size.run.steps = remaining_steps;
     AR_TRY(ari_estimate_check(e, &size));
     return ari_estimate_fits(e);
 }
@@ -162,9 +162,9 @@ typedef struct listener {
     const ari_estimate *estimate;
     ari_progress progress;
     bool quiet, text;
-    uint64_t every;  /* steps from line to line */
-    uint64_t first;  /* steps before this run */
-    uint64_t tokens; /* since the last line */
+    uint64_t every;      /* steps from line to line */
+    uint64_t start_step; /* steps before this run */
+    uint64_t tokens;     /* since the last line */
     double seconds;
     double first_seconds; /* of the steps that the announcement waits for */
 } listener;
@@ -191,10 +191,10 @@ static void began(void *user, const ar_training_report *r)
 {
     listener *l = user;
     const ar_training_options *o = l->o;
-    const uint64_t last = last_step(o);
+    const uint64_t final_step = last_step(o);
     if (l->every == 0)
-        l->every = lines_every(last > r->first ? last - r->first : 1);
-    l->first = r->first;
+        l->every = lines_every(final_step > r->first ? final_step - r->first : 1);
+    l->start_step = r->first;
     ari_progress_clear(&l->progress);
     if (!l->quiet)
         json_decref(ari_config_notes(stderr, &r->config));
@@ -206,28 +206,28 @@ static void began(void *user, const ar_training_report *r)
 
 static bool has_line(const listener *l, uint64_t step)
 {
-    return step == l->first + 1 || step == l->o->run.steps || step == l->o->stop_after || step % l->every == 0;
+    return step == l->start_step + 1 || step == l->o->run.steps || step == l->o->stop_after || step % l->every == 0;
 }
 
 /* After a few steps, of which the first is slower than others: what all will take, where that is long. */
 static void announce(listener *l, const ar_training_step *s)
 {
     enum { STEPS = 4, LONG_SECONDS = 30 };
-    const uint64_t taken = s->step - l->first;
-    if (taken > 1 && taken <= STEPS)
+    const uint64_t step_count = s->step - l->start_step;
+    if (step_count > 1 && step_count <= STEPS)
         l->first_seconds += s->seconds;
-    const double ahead = (double)(last_step(l->o) - s->step) * l->first_seconds / (STEPS - 1);
-    if (taken != STEPS || l->quiet || ahead < LONG_SECONDS)
+    const double remaining_seconds = (double)(last_step(l->o) - s->step) * l->first_seconds / (STEPS - 1);
+    if (step_count != STEPS || l->quiet || remaining_seconds < LONG_SECONDS)
         return;
     ari_progress_clear(&l->progress);
-    fprintf(stderr, "anyrank train: this will take about %s more, and at most %s of memory\n", ARI_SECONDS(ahead),
-            ARI_BYTES(l->estimate->bytes));
+    fprintf(stderr, "anyrank train: this will take about %s more, and at most %s of memory\n",
+            ARI_SECONDS(remaining_seconds), ARI_BYTES(l->estimate->bytes));
 }
 
 static void stepped(void *user, const ar_training_step *s)
 {
     listener *l = user;
-    char what[96];
+    char label[96];
     announce(l, s);
     l->tokens += s->tokens;
     l->seconds += s->seconds;
@@ -238,9 +238,9 @@ static void stepped(void *user, const ar_training_step *s)
         l->tokens = 0;
         l->seconds = 0;
     }
-    snprintf(what, sizeof what, "step %" PRIu64 " of %" PRIu64 ", loss %.4f", s->step, l->o->run.steps,
+    snprintf(label, sizeof label, "step %" PRIu64 " of %" PRIu64 ", loss %.4f", s->step, l->o->run.steps,
              (double)s->loss);
-    ari_progress_update(&l->progress, (double)s->step / (double)l->o->run.steps, what);
+    ari_progress_update(&l->progress, (double)s->step / (double)l->o->run.steps, label);
 }
 
 static void saved(void *user, const ar_training_save *s)

@@ -33,12 +33,12 @@ static json_t *text_or_null(const char *text)
 ar_status ari_verify_ask(ari_verify_cause *cause, const ar_verify_report *r, const ar_verify_options *o,
                          const json_t *report, const char *page, bool explain)
 {
-    json_auto_t *asked = json_deep_copy(report);
-    json_object_set_new(asked, "known", known_json(o));
+    json_auto_t *extended_report = json_deep_copy(report);
+    json_object_set_new(extended_report, "known", known_json(o));
     if (page)
-        json_object_set_new(asked, "rows", ari_verify_rows_json(r));
+        json_object_set_new(extended_report, "rows", ari_verify_rows_json(r));
     json_auto_t *request =
-        json_pack("{s:O, s:o, s:o, s:o, s:b}", "report", asked, "map", text_or_null(o->map), "reference_map",
+        json_pack("{s:O, s:o, s:o, s:o, s:b}", "report", extended_report, "map", text_or_null(o->map), "reference_map",
                   text_or_null(o->reference_map), "page", text_or_null(page), "explain", explain);
     if (!request)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a report");
@@ -62,27 +62,27 @@ ar_status ari_verify_ask(ari_verify_cause *cause, const ar_verify_report *r, con
 }
 
 /* Gives the row of the tensor that is explained what is said of it, in the list of all rows too. */
-static void set_explained(json_t *report, json_t *first, const ar_verify_report *r)
+static void set_explained(json_t *report, json_t *first_row, const ar_verify_report *r)
 {
     const json_t *worst = json_object_get(report, "worst");
-    const char *tensor = json_string_value(json_object_get(first, "tensor"));
+    const char *tensor = json_string_value(json_object_get(first_row, "tensor"));
     json_auto_t *row_of_one = ari_verify_row_json(r, tensor); /* which one dump alone may have */
     if (row_of_one)
-        json_object_update_missing(first, row_of_one);
-    json_object_set(report, "first", first);
+        json_object_update_missing(first_row, row_of_one);
+    json_object_set(report, "first", first_row);
     for (size_t i = 0; tensor && i < json_array_size(worst); i++) {
         json_t *row = json_array_get(worst, i);
         if (strcmp(json_string_value(json_object_get(row, "tensor")), tensor) == 0)
-            json_object_update(row, first);
+            json_object_update(row, first_row);
     }
 }
 
 void ari_verify_cause_json(json_t *report, const ar_verify_report *r, const ari_verify_cause *cause)
 {
-    json_t *first = json_object_get(cause->answer, "first");
+    json_t *first_row = json_object_get(cause->answer, "first");
     const json_t *rounded = json_object_get(cause->answer, "rounded_before_first");
-    if (first)
-        set_explained(report, first, r);
+    if (first_row)
+        set_explained(report, first_row, r);
     json_object_set_new(report, "rounded_before_first", json_integer(json_integer_value(rounded)));
     json_object_set_new(report, "explained", json_boolean(!cause->failure[0]));
     json_object_set(report, "explanation", cause->answer ? cause->answer : json_null());

@@ -14,7 +14,7 @@ static const char *percentile_text(char *out, const ari_normal_row *r)
     return out;
 }
 
-static ar_status print_unusual(FILE *to, const ari_normal *n)
+static ar_status print_unusual(FILE *out, const ari_normal *n)
 {
     enum { MOST = 10 };
     const ari_column columns[] = {{"tensor", ARI_LEFT},
@@ -28,7 +28,7 @@ static ar_status print_unusual(FILE *to, const ari_normal *n)
         ari_table_row(&t, "%s\t%.2e\t%.2e\t%s\t%.3g", ARI_SHOW(row->row->name), row->rms, row->largest,
                       percentile_text((char[DIGITS]){0}, row), row->ratio);
     }
-    return ari_table_end(&t, to, 2);
+    return ari_table_end(&t, out, 2);
 }
 
 static bool has_unusual(const ari_normal *n)
@@ -36,16 +36,16 @@ static bool has_unusual(const ari_normal *n)
     return n->rows > 0 && n->row[0].ratio != 0.0;
 }
 
-ar_status ari_verify_print_normal(FILE *to, const ari_normal *n)
+ar_status ari_verify_print_normal(FILE *out, const ari_normal *n)
 {
-    fprintf(to, "%s\n", n->sentence);
+    fprintf(out, "%s\n", n->sentence);
     if (has_unusual(n) && n->draws > 0)
-        fprintf(to, "of %zu draws; a right run is called not normal at most once in %zu\n", n->draws, n->draws + 1);
-    return has_unusual(n) ? print_unusual(to, n) : AR_OK;
+        fprintf(out, "of %zu draws; a right run is called not normal at most once in %zu\n", n->draws, n->draws + 1);
+    return has_unusual(n) ? print_unusual(out, n) : AR_OK;
 }
 
-void ari_verify_print_not_normal(FILE *to, const ari_normal *n, const ari_verify_cause *cause)
+void ari_verify_print_not_normal(FILE *out, const ari_normal *n, const ari_verify_cause *cause)
 {
     if (has_unusual(n) && !n->normal)
-        ari_verify_print_cause(to, cause);
+        ari_verify_print_cause(out, cause);
 }

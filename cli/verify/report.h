@@ -26,10 +26,10 @@ void ari_verify_cause_fini(ari_verify_cause *cause);
 
 /* --- sketches (sketches.c) ---------------------------------------------------------------------------------------- */
 
-/** Compares two runs of which one at least has sketches in place of tensors, and prints the report. most: rows of a table.
+/** Compares two runs of which one at least has sketches in place of tensors, and prints the report. max_report: rows of a table.
  *  Errors: those of ari_sketches_compare. */
 AR_NODISCARD ar_status ari_verify_sketches(int *exit_code, const ar_verify_options *o, const ari_common *common,
-                                           size_t most);
+                                           size_t max_report);
 
 /* --- for people (report.c, normal.c) ------------------------------------------------------------------------------ */
 
@@ -41,6 +41,6 @@ void ari_verify_print_cause(FILE *to, const ari_verify_cause *cause);
 AR_NODISCARD ar_status ari_verify_print(FILE *to, const ar_verify_report *r, const ari_verify_cause *cause, size_t most,
                                         const char *page, const char *label);
 /** The answer to --normal, what it was found by, and the ten most unusual tensors. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_verify_print_normal(FILE *to, const ari_normal *n);
+AR_NODISCARD ar_status ari_verify_print_normal(FILE *out, const ari_normal *n);
 /** The explanation of the first that differs, if the difference is not normal. */
-void ari_verify_print_not_normal(FILE *to, const ari_normal *n, const ari_verify_cause *cause);
+void ari_verify_print_not_normal(FILE *out, const ari_normal *n, const ari_verify_cause *cause);

@@ -27,7 +27,7 @@ static void print_place(FILE *out, const ari_sketch_row *row)
     const ar_sketch_difference *d = &row->d;
     const ar_sketch *a = row->side[0]->sketch;
     fprintf(out, "\n  where      %zu of %zu blocks of elements, most in [%zu, %zu), %.3g %% of it", d->blocks,
-            a->blocks, row->first, row->first + row->elements, 100.0 * d->block_share);
+            a->blocks, row->first_element, row->first_element + row->elements, 100.0 * d->block_share);
     if (d->rows > 0) {
         const size_t rows = a->row / a->shape[a->ndim - 1];
         fprintf(out, "; %zu of %zu groups of %zu rows, the first from row %zu on", d->rows, a->rows, rows,
@@ -84,7 +84,7 @@ static void print_first(FILE *out, const ari_sketch_row *row)
         (int)strcspn(row->name, "@"), ARI_SHOW(row->name), row->step);
 }
 
-static ar_status print_rows(FILE *out, const ari_sketch_report *r, size_t most)
+static ar_status print_rows(FILE *out, const ari_sketch_report *r, size_t max_report)
 {
     static const ari_column columns[] = {{"tensor", ARI_LEFT},  {"", ARI_LEFT},         {"dtype, shape", ARI_LEFT},
                                          {"off by", ARI_RIGHT}, {"allowed", ARI_RIGHT}, {"factor", ARI_RIGHT},
@@ -94,7 +94,7 @@ static ar_status print_rows(FILE *out, const ari_sketch_report *r, size_t most)
     for (size_t i = 0; i < r->rows; i++) {
         const ari_sketch_row *row = &r->row[i];
         const ari_sketched *side = row->side[0] != NULL ? row->side[0] : row->side[1];
-        if (row->state == AR_VERIFY_SAME || n++ >= most)
+        if (row->state == AR_VERIFY_SAME || n++ >= max_report)
             continue;
         ari_table_row(&t, "%s\t%s\t%s %s", ARI_SHOW(row->name), states[row->state], ar_dtype_name(side->sketch->dtype),
                       ARI_SHOW_SHAPE(side->sketch->ndim, side->sketch->shape));
@@ -104,11 +104,11 @@ static ar_status print_rows(FILE *out, const ari_sketch_report *r, size_t most)
         else
             ari_table_row(&t, "\t\t\t");
     }
-    if (n > 0 && most > 0)
+    if (n > 0 && max_report > 0)
         fprintf(out, "\ntensors that differ, in execution order, in parts of their size:\n");
-    const ar_status st = ari_table_end(&t, n > 0 && most > 0 ? out : NULL, 2);
-    if (n > most)
-        fprintf(out, "  .. and %zu more (--max-report %zu prints all)\n", n - most, n);
+    const ar_status st = ari_table_end(&t, n > 0 && max_report > 0 ? out : NULL, 2);
+    if (n > max_report)
+        fprintf(out, "  .. and %zu more (--max-report %zu prints all)\n", n - max_report, n);
     return st;
 }
 
@@ -124,16 +124,16 @@ static void print_steps(FILE *out, const ari_step_list *steps, const char *which
     fprintf(out, "%s\n", steps->count > MOST ? ", .." : "");
 }
 
-static void print_notes(FILE *out, const ari_sketch_report *r, size_t most)
+static void print_notes(FILE *out, const ari_sketch_report *r, size_t max_report)
 {
     size_t n = 0;
     for (size_t i = 0; i < r->rows; i++) {
         const ari_sketch_row *row = &r->row[i];
-        if (row->unjudged[0] != '\0' && !row->left_out && n++ < most)
+        if (row->unjudged[0] != '\0' && !row->left_out && n++ < max_report)
             fprintf(out, "  not compared: %s: %s\n", ARI_SHOW(row->name), row->unjudged);
     }
-    if (n > most)
-        fprintf(out, "  .. and %zu more that were not compared\n", n - most);
+    if (n > max_report)
+        fprintf(out, "  .. and %zu more that were not compared\n", n - max_report);
     print_steps(out, &r->alone[0], "only the reference has");
     print_steps(out, &r->alone[1], "only the other run has");
     print_steps(out, &r->incomplete[0], "some ranks of the reference have no record of");
@@ -151,16 +151,16 @@ static void print_notes(FILE *out, const ari_sketch_report *r, size_t most)
         fprintf(out, "  left out: %zu activations, as the runs have the same samples in other orders\n", r->reordered);
 }
 
-ar_status ari_verify_sketches(int *exit_code, const ar_verify_options *o, const ari_common *common, size_t most)
+ar_status ari_verify_sketches(int *exit_code, const ar_verify_options *o, const ari_common *common, size_t max_report)
 {
     ARI_ENDED(ari_sketch_report_fini) ari_sketch_report r = {0};
     AR_TRY(ari_sketches_compare(&r, o));
     *exit_code = r.different == 0 && r.unjudged == 0 ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
     if (ari_wants_text(common)) {
-        if (r.first < r.rows)
-            print_first(stdout, &r.row[r.first]);
-        AR_TRY(print_rows(stdout, &r, most));
-        print_notes(stdout, &r, most);
+        if (r.first_row < r.rows)
+            print_first(stdout, &r.row[r.first_row]);
+        AR_TRY(print_rows(stdout, &r, max_report));
+        print_notes(stdout, &r, max_report);
         if (r.different > 0)
             printf("different: %zu of %zu tensors, by their sketches\n", r.different, r.rows - r.left_out);
         else

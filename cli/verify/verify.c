@@ -128,16 +128,16 @@ static ar_status globs_init(globs *g, const ari_strings *s, const char *option)
         bytes += strlen(s->text[i]) + 1;
     AR_TRY(ari_alloc((void **)&g->text, bytes, 1, "globs"));
     AR_TRY(ari_alloc((void **)&g->glob, bytes, sizeof *g->glob, "globs"));
-    char *to = g->text;
+    char *dst = g->text;
     for (size_t i = 0; i < s->n; i++) {
-        memcpy(to, s->text[i], strlen(s->text[i]) + 1);
-        for (char *next = to; next; g->n++) {
-            g->glob[g->n] = strsep(&next, ",");
+        memcpy(dst, s->text[i], strlen(s->text[i]) + 1);
+        for (char *cursor = dst; cursor; g->n++) {
+            g->glob[g->n] = strsep(&cursor, ",");
             if (!g->glob[g->n][0])
                 return ar_error_set(AR_ERR_ARG, "--%s '%s': an empty glob matches nothing", option,
                                     ARI_SHOW(s->text[i]));
         }
-        to += strlen(s->text[i]) + 1;
+        dst += strlen(s->text[i]) + 1;
     }
     return AR_OK;
 }
@@ -202,7 +202,7 @@ static ar_status check_sketched(const verify_values *v, const bool *sketched)
 {
     const struct {
         const char *name;
-        bool given;
+        bool is_set;
     } needing[] = {
         {"--html", v->html != NULL},
         {"--normal", v->normal},
@@ -212,7 +212,7 @@ static ar_status check_sketched(const verify_values *v, const bool *sketched)
         {"--reference-map", sketched[0] && v->o.reference_map != NULL},
         {"--tp, --cp, --dp, --heads and --kv-heads", v->o.tp || v->o.cp || v->o.dp || v->o.heads || v->o.kv_heads}};
     for (size_t i = 0; i < sizeof needing / sizeof *needing; i++) {
-        if (needing[i].given)
+        if (needing[i].is_set)
             return ar_error_set(AR_ERR_UNSUPPORTED,
                                 "%s: one of the runs has sketches in place of tensors: compare dumps, or leave it out",
                                 needing[i].name);

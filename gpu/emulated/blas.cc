@@ -22,17 +22,17 @@ ari_tile_machine blas_machine(ar_device *)
 const size_t COLS = 32;
 
 /* Rows of int16, whose products in pairs are one instruction of the processor. */
-ARI_HOT static void widen(int16_t *to, const int8_t *from, size_t ld, size_t rows, size_t n)
+ARI_HOT static void widen(int16_t *dst, const int8_t *src, size_t ld, size_t rows, size_t n)
 {
     for (size_t i = 0; i < rows; i++)
         for (size_t k = 0; k < n; k++)
-            to[i * n + k] = from[i * ld + k];
+            dst[i * n + k] = src[i * ld + k];
 }
 
 static ar_status check_sizes(const blas_shape &s, const blas_matrix &c, const blas_matrix &a, const blas_matrix &b)
 {
-    const size_t all[] = {s.m, s.n, s.k, s.batch, a.ld, b.ld, c.ld};
-    for (size_t x : all)
+    const size_t sizes[] = {s.m, s.n, s.k, s.batch, a.ld, b.ld, c.ld};
+    for (size_t x : sizes)
         if (x == 0 || x > INT_MAX)
             return ar_error_set(AR_ERR_UNSUPPORTED, "%zu int8 products [%zu, %zu] of %zu terms: beyond int", s.batch,
                                 s.m, s.n, s.k);
@@ -70,13 +70,14 @@ ARI_HOT static void column_tops(int16_t *top, const int16_t *rows, size_t count,
 /* No order of additions leaves int32, whichever rows meet: on a GPU it would wrap, or saturate. */
 static ar_status check_range(const blas_shape &s, const int16_t *left_tops, const int16_t *right_tops)
 {
-    int64_t most = 0;
+    int64_t max_sum = 0;
     for (size_t k = 0; k < s.k; k++)
-        most += left_tops[k] * right_tops[k];
-    return most <= INT32_MAX ? AR_OK
-                             : ar_error_set(AR_ERR_INTERNAL,
-                                            "an int8 product [%zu, %zu] of %zu terms: sums up to %lld do not fit int32",
-                                            s.m, s.n, s.k, static_cast<long long>(most));
+        max_sum += left_tops[k] * right_tops[k];
+    return max_sum <= INT32_MAX
+               ? AR_OK
+               : ar_error_set(AR_ERR_INTERNAL,
+                              "an int8 product [%zu, %zu] of %zu terms: sums up to %lld do not fit int32", s.m, s.n,
+                              s.k, static_cast<long long>(max_sum));
 }
 
 /* One row of a with four rows of b. */
@@ -100,7 +101,7 @@ ARI_HOT static void dot4(int32_t *sum, const int16_t *a, const int16_t *b, size_
 struct int8_call {
     blas_shape s;
     size_t ld, step; /* of the result */
-    int32_t *to;
+    int32_t *dst;
     blas_matrix a, b;
     const int8_t *left, *right;
 
@@ -112,10 +113,10 @@ struct int8_call {
             column_tops(tops, rows, s.m, s.k);
             column_tops(tops + s.k, cols, s.n, s.k);
             AR_TRY(check_range(s, tops, tops + s.k));
-            for (size_t first = 0; first < s.n; first += COLS)
+            for (size_t first_col = 0; first_col < s.n; first_col += COLS)
                 for (size_t i = 0; i < s.m; i++)
-                    for (size_t j = first; j < s.n && j < first + COLS; j += 4)
-                        dot4(to + g * step + i * ld + j, rows + i * s.k, cols + j * s.k, s.k);
+                    for (size_t j = first_col; j < s.n && j < first_col + COLS; j += 4)
+                        dot4(dst + g * step + i * ld + j, rows + i * s.k, cols + j * s.k, s.k);
         }
         return AR_OK;
     }
@@ -138,18 +139,19 @@ ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_m
                     const blas_matrix &b)
 {
     order o;
-    int32_t *to = dev<int32_t>(c.data);
+    int32_t *dst = dev<int32_t>(c.data);
     const int8_t *left = dev<int8_t>(a.data), *right = dev<int8_t>(b.data);
     AR_TRY(enter(d, q, &o));
     AR_TRY(check_sizes(s, c, a, b));
     AR_TRY(check_operands(s, c, a, b));
-    return submit(q, int8_call{s, c.ld, c.step, to, a, b, left, right});
+    return submit(q, int8_call{s, c.ld, c.step, dst, a, b, left, right});
 }
 
-/* Element (row, col) of matrix `at`, as fp32. */
-static float element(const blas_matrix &m, const void *x, size_t at, size_t row, size_t col, ar_precision operands)
+/* Element (row, col) of matrix `batch_index`, as fp32. */
+static float element(const blas_matrix &m, const void *x, size_t batch_index, size_t row, size_t col,
+                     ar_precision operands)
 {
-    const size_t i = at * m.step + (m.transposed ? col * m.ld + row : row * m.ld + col);
+    const size_t i = batch_index * m.step + (m.transposed ? col * m.ld + row : row * m.ld + col);
     if (operands == AR_PRECISION_BF16)
         return ari_float32(static_cast<uint32_t>(static_cast<const uint16_t *>(x)[i]) << 16);
     return static_cast<const float *>(x)[i];
@@ -174,18 +176,18 @@ static void set_result(void *c, size_t i, ar_dtype t, float value)
         static_cast<float *>(c)[i] = value;
 }
 
-/* One matrix, at element `first` of c; right: [k, n], sum: [n]. An element's terms are added up in the order of k. */
-static void product(void *to, ar_dtype result, size_t first, const blas_shape &s, const blas_matrix &c,
-                    const blas_matrix &a, const void *left, size_t at, const float *right, float *sum, bool add,
-                    ar_precision operands)
+/* One matrix, at element `offset` of c; right: [k, n], sum: [n]. An element's terms are added up in the order of k. */
+static void product(void *dst, ar_dtype result, size_t offset, const blas_shape &s, const blas_matrix &c,
+                    const blas_matrix &a, const void *left, size_t batch_index, const float *right, float *sum,
+                    bool add, ar_precision operands)
 {
     for (size_t i = 0; i < s.m; i++) {
         memset(sum, 0, s.n * sizeof *sum);
         for (size_t k = 0; k < s.k; k++)
-            add_scaled(sum, right + k * s.n, element(a, left, at, i, k, operands), s.n);
+            add_scaled(sum, right + k * s.n, element(a, left, batch_index, i, k, operands), s.n);
         for (size_t j = 0; j < s.n; j++)
-            set_result(to, first + i * c.ld + j, result,
-                       add ? result_at(to, first + i * c.ld + j, result) + sum[j] : sum[j]);
+            set_result(dst, offset + i * c.ld + j, result,
+                       add ? result_at(dst, offset + i * c.ld + j, result) + sum[j] : sum[j]);
     }
 }
 
@@ -193,7 +195,7 @@ static void product(void *to, ar_dtype result, size_t first, const blas_shape &s
 struct float_call {
     blas_shape s;
     blas_matrix c, a, b;
-    void *to;
+    void *dst;
     const void *left, *right;
     bool add;
     ar_precision operands;
@@ -213,7 +215,7 @@ struct float_call {
             for (size_t j = 0; j < s.n; j++)
                 for (size_t k = 0; k < s.k; k++)
                     columns[k * s.n + j] = element(p.b, p.right, g, j, k, p.operands);
-            product(p.to, p.result, g * p.c.step, s, p.c, p.a, p.left, g, columns, sum, p.add, p.operands);
+            product(p.dst, p.result, g * p.c.step, s, p.c, p.a, p.left, g, columns, sum, p.add, p.operands);
         }
         ::free(memory);
         return AR_OK;
@@ -224,10 +226,10 @@ ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_
                      const blas_matrix &b, bool add, ar_precision operands, ar_dtype result)
 {
     order o;
-    void *to = dev<char>(c.data);
+    void *dst = dev<char>(c.data);
     const void *left = dev<char>(a.data), *right = dev<char>(b.data);
     AR_TRY(enter(d, q, &o));
-    return submit(q, float_call{s, c, a, b, to, left, right, add, operands, result});
+    return submit(q, float_call{s, c, a, b, dst, left, right, add, operands, result});
 }
 
 } // namespace ari_emulated

@@ -108,9 +108,9 @@ ar_status worker_call(worker *w, ar_status (*run)(const void *arg), const void *
 void worker_before(worker *w, const void *at);
 void worker_after(worker *w, const void *at);
 #else
-inline ar_status worker_create(worker **gives)
+inline ar_status worker_create(worker **result)
 {
-    *gives = nullptr;
+    *result = nullptr;
     return AR_OK;
 }
 inline void worker_destroy(worker *)

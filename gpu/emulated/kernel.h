@@ -70,13 +70,13 @@ struct barrier {
 };
 
 struct team {
-    static const unsigned most = 512; /* a GPU's block, as gpu/cuda/kernel.h has it */
-    unsigned count, self;             /* threads, and the number of the one that runs */
-    uint64_t *part;                   /* one word of each, for what they make together */
+    static const unsigned max_threads = 512; /* a GPU's block, as gpu/cuda/kernel.h has it */
+    unsigned count, self;                    /* threads, and the number of the one that runs */
+    uint64_t *part;                          /* one word of each, for what they make together */
 
     /* The calling thread goes on when all have come here, each with the same n. From one barrier to the next the
      * threads take turns upwards, then downwards. */
-    void meet(const barrier *here, size_t n);
+    void meet(const barrier *sync_point, size_t n);
 };
 
 /* body(arg, team) by each of `count` threads, at most team::most. Errors: AR_ERR_DEVICE, they met at different
@@ -94,23 +94,23 @@ class block
 
     template <class F> void each(size_t n, F f) const
     {
-        static const barrier here = {__PRETTY_FUNCTION__};
-        meet(&here, n);
-        for (size_t i = first(); i < n; i += step())
+        static const barrier sync_point = {__PRETTY_FUNCTION__};
+        meet(&sync_point, n);
+        for (size_t i = first_index(); i < n; i += step())
             f(backward ? n - 1 - i : i);
-        meet(&here, n);
+        meet(&sync_point, n);
     }
     template <class F> uint64_t sum(size_t n, F f) const
     {
-        static const barrier here = {__PRETTY_FUNCTION__};
+        static const barrier sync_point = {__PRETTY_FUNCTION__};
         uint64_t s = 0;
-        meet(&here, n);
-        for (size_t i = first(); i < n; i += step())
+        meet(&sync_point, n);
+        for (size_t i = first_index(); i < n; i += step())
             s += static_cast<uint64_t>(f(backward ? n - 1 - i : i));
         if (!threads)
             return s;
         threads->part[threads->self] = s;
-        meet(&here, n);
+        meet(&sync_point, n);
         s = 0;
         for (unsigned t = 0; t < threads->count; t++)
             s += threads->part[t];
@@ -118,17 +118,17 @@ class block
     }
     template <class F> int32_t max(size_t n, F f) const
     {
-        static const barrier here = {__PRETTY_FUNCTION__};
+        static const barrier sync_point = {__PRETTY_FUNCTION__};
         int32_t m = INT32_MIN;
-        meet(&here, n);
-        for (size_t i = first(); i < n; i += step()) {
+        meet(&sync_point, n);
+        for (size_t i = first_index(); i < n; i += step()) {
             const int32_t v = f(backward ? n - 1 - i : i);
             m = v > m ? v : m;
         }
         if (!threads)
             return m;
         threads->part[threads->self] = static_cast<uint32_t>(m);
-        meet(&here, n);
+        meet(&sync_point, n);
         for (unsigned t = 0; t < threads->count; t++) {
             const int32_t v = static_cast<int32_t>(static_cast<uint32_t>(threads->part[t]));
             m = v > m ? v : m;
@@ -137,12 +137,12 @@ class block
     }
 
   private:
-    void meet(const barrier *here, size_t n) const
+    void meet(const barrier *sync_point, size_t n) const
     {
         if (threads)
-            threads->meet(here, n);
+            threads->meet(sync_point, n);
     }
-    size_t first() const
+    size_t first_index() const
     {
         return threads ? threads->self : 0;
     }
@@ -152,14 +152,14 @@ class block
     }
 };
 
-inline void atomic_add(int64_t *to, int64_t v)
+inline void atomic_add(int64_t *target, int64_t v)
 {
-    __atomic_fetch_add(reinterpret_cast<uint64_t *>(to), static_cast<uint64_t>(v), __ATOMIC_RELAXED);
+    __atomic_fetch_add(reinterpret_cast<uint64_t *>(target), static_cast<uint64_t>(v), __ATOMIC_RELAXED);
 }
-inline void atomic_max(int32_t *to, int32_t v)
+inline void atomic_max(int32_t *target, int32_t v)
 {
-    int32_t old = __atomic_load_n(to, __ATOMIC_RELAXED);
-    while (v > old && !__atomic_compare_exchange_n(to, &old, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    int32_t old = __atomic_load_n(target, __ATOMIC_RELAXED);
+    while (v > old && !__atomic_compare_exchange_n(target, &old, v, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         ;
 }
 
@@ -178,19 +178,19 @@ inline void fault()
     __atomic_store_n(&faulted, true, __ATOMIC_RELAXED); /* by several threads of a block */
 }
 /* A GPU fails at other addresses. Copied by bytes: the compiler may otherwise take every address for such a one. */
-template <size_t N, class T> ari_whole<T, N> load_whole(const T *from)
+template <size_t N, class T> ari_whole<T, N> load_whole(const T *src)
 {
     ari_whole<T, N> x;
-    if (reinterpret_cast<uintptr_t>(from) % sizeof x != 0)
+    if (reinterpret_cast<uintptr_t>(src) % sizeof x != 0)
         fault();
-    memcpy(&x, from, sizeof x);
+    memcpy(&x, src, sizeof x);
     return x;
 }
-template <class T, size_t N> void store_whole(T *to, const ari_whole<T, N> &x)
+template <class T, size_t N> void store_whole(T *dst, const ari_whole<T, N> &x)
 {
-    if (reinterpret_cast<uintptr_t>(to) % sizeof x != 0)
+    if (reinterpret_cast<uintptr_t>(dst) % sizeof x != 0)
         fault();
-    memcpy(to, &x, sizeof x);
+    memcpy(dst, &x, sizeof x);
 }
 inline ar_status launched()
 {
@@ -210,19 +210,19 @@ template <class F> struct elements {
     /* As each thread of a team runs it, for ThreadSanitizer, which sees whether elements are apart. */
     static void run_team(const void *arg, team *t)
     {
-        const elements *of = static_cast<const elements *>(arg);
-        for (size_t i = t->self; i < of->n; i += t->count)
-            of->f(i);
+        const elements *kernel = static_cast<const elements *>(arg);
+        for (size_t i = t->self; i < kernel->n; i += t->count)
+            kernel->f(i);
     }
     static ar_status run(const void *arg)
     {
-        const elements *of = static_cast<const elements *>(arg);
-        if (ARI_WATCHED && of->runs == order::threads) {
-            AR_TRY(team_run(of->threads, run_team, arg));
+        const elements *kernel = static_cast<const elements *>(arg);
+        if (ARI_WATCHED && kernel->runs == order::threads) {
+            AR_TRY(team_run(kernel->threads, run_team, arg));
             return launched();
         }
-        for (size_t i = 0; i < of->n; i++)
-            of->f(of->runs == order::backward ? of->n - 1 - i : i);
+        for (size_t i = 0; i < kernel->n; i++)
+            kernel->f(kernel->runs == order::backward ? kernel->n - 1 - i : i);
         return launched();
     }
 };
@@ -238,22 +238,22 @@ template <class F> struct blocks {
     static void run_team(const void *arg, team *t)
     {
         static const barrier end = {"the end of a block"};
-        const blocks *of = static_cast<const blocks *>(arg);
-        for (size_t i = 0; i < of->n; i++) {
-            of->f(block{i, false, t});
+        const blocks *kernel = static_cast<const blocks *>(arg);
+        for (size_t i = 0; i < kernel->n; i++) {
+            kernel->f(block{i, false, t});
             t->meet(&end, i);
         }
     }
     static ar_status run(const void *arg)
     {
-        const blocks *of = static_cast<const blocks *>(arg);
-        const bool backward = of->runs == order::backward;
-        if (of->runs == order::threads && of->n > 0) {
-            AR_TRY(team_run(of->threads, run_team, arg));
+        const blocks *kernel = static_cast<const blocks *>(arg);
+        const bool backward = kernel->runs == order::backward;
+        if (kernel->runs == order::threads && kernel->n > 0) {
+            AR_TRY(team_run(kernel->threads, run_team, arg));
             return launched();
         }
-        for (size_t i = 0; i < of->n; i++)
-            of->f(block{backward ? of->n - 1 - i : i, backward, nullptr});
+        for (size_t i = 0; i < kernel->n; i++)
+            kernel->f(block{backward ? kernel->n - 1 - i : i, backward, nullptr});
         return launched();
     }
 };

@@ -22,9 +22,9 @@ struct arena {
     pthread_mutex_t lock;
     char *handed_out, *for_kernels; /* two mappings of `reserved` bytes: the first cannot be touched */
     size_t reserved, limit;
-    size_t taken; /* of the address space, from its beginning */
-    size_t used;  /* bytes in blocks that are held */
-    size_t kept;  /* bytes with pages in blocks that are free */
+    size_t top;    /* of the address space, from its beginning */
+    size_t used;   /* bytes in blocks that are held */
+    size_t cached; /* bytes with pages in blocks that are free */
     chunk *free[CLASSES];
 };
 
@@ -49,11 +49,11 @@ size_t read_limit(void)
 
 char *reserve(size_t bytes, int protection)
 {
-    void *at = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (at == MAP_FAILED)
+    void *mapping = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapping == MAP_FAILED)
         return nullptr;
-    (void)madvise(at, bytes, MADV_DONTDUMP); /* where it fails, core files are larger */
-    return static_cast<char *>(at);
+    (void)madvise(mapping, bytes, MADV_DONTDUMP); /* where it fails, core files are larger */
+    return static_cast<char *>(mapping);
 }
 
 /* More address space than memory, since classes do not lend each other theirs; less where the process may not have so
@@ -71,7 +71,7 @@ bool map_both(arena *a)
     return false;
 }
 
-void make(void)
+void create_arena(void)
 {
     arena *a = static_cast<arena *>(calloc(1, sizeof *a));
     if (!a)
@@ -109,27 +109,28 @@ bool units_of(size_t *units, size_t bytes)
 
 /* Something that is not zero, in every line of small blocks and once in a KiB of large ones: a kernel that reads what
  * nobody has written gives other bits. */
-void spoil(void *at, size_t bytes)
+void spoil(void *address, size_t bytes)
 {
-    const size_t whole = static_cast<size_t>(1) << 20, step = 1024;
-    char *to = static_cast<char *>(at);
-    memset(to, junk, bytes < whole ? bytes : whole);
-    for (size_t i = whole; i + LINE <= bytes; i += step)
-        memset(to + i, junk, LINE);
+    const size_t full_bytes = static_cast<size_t>(1) << 20, step = 1024;
+    char *dst = static_cast<char *>(address);
+    memset(dst, junk, bytes < full_bytes ? bytes : full_bytes);
+    for (size_t i = full_bytes; i + LINE <= bytes; i += step)
+        memset(dst + i, junk, LINE);
 }
 
 /* Gives the pages of free blocks back; the blocks stay. `lock` held. */
 void release_pages(arena *a)
 {
     const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    for (chunk *first : a->free) {
-        for (chunk *h = first; h; h = h->next) {
-            const uintptr_t from = (reinterpret_cast<uintptr_t>(h + 1) + page - 1) / page * page,
-                            to = reinterpret_cast<uintptr_t>(h + h->units) / page * page;
-            if (!h->resident || from >= to || madvise(reinterpret_cast<void *>(from), to - from, MADV_DONTNEED) != 0)
+    for (chunk *head : a->free) {
+        for (chunk *h = head; h; h = h->next) {
+            const uintptr_t begin = (reinterpret_cast<uintptr_t>(h + 1) + page - 1) / page * page,
+                            end = reinterpret_cast<uintptr_t>(h + h->units) / page * page;
+            if (!h->resident || begin >= end ||
+                madvise(reinterpret_cast<void *>(begin), end - begin, MADV_DONTNEED) != 0)
                 continue;
             h->resident = false;
-            a->kept -= h->units * LINE;
+            a->cached -= h->units * LINE;
         }
     }
 }
@@ -139,7 +140,7 @@ chunk *take_free(arena *a, size_t of_class)
     chunk *h = a->free[of_class];
     if (h) {
         a->free[of_class] = h->next;
-        a->kept -= h->resident ? h->units * LINE : 0;
+        a->cached -= h->resident ? h->units * LINE : 0;
     }
     return h;
 }
@@ -148,13 +149,13 @@ chunk *take_free(arena *a, size_t of_class)
 chunk *find(arena *a, size_t units, size_t of_class)
 {
     chunk *h = take_free(a, of_class);
-    const bool fits = units * LINE <= a->reserved - a->taken;
+    const bool fits = units * LINE <= a->reserved - a->top;
     for (size_t c = of_class + 1; !h && !fits && c < CLASSES; c++)
         h = take_free(a, c);
     if (h || !fits)
         return h;
-    h = reinterpret_cast<chunk *>(a->for_kernels + a->taken);
-    a->taken += units * LINE;
+    h = reinterpret_cast<chunk *>(a->for_kernels + a->top);
+    a->top += units * LINE;
     h->units = units;
     h->guard = NO_GUARD;
     return h;
@@ -163,9 +164,9 @@ chunk *find(arena *a, size_t units, size_t of_class)
 /* The guard of a block of so many bytes. */
 ar_status look_at_guard(const chunk *c, size_t bytes)
 {
-    const unsigned char *at = reinterpret_cast<const unsigned char *>(c + 1) + bytes;
+    const unsigned char *guard = reinterpret_cast<const unsigned char *>(c + 1) + bytes;
     size_t i = 0;
-    while (i < GUARD && at[i] == junk)
+    while (i < GUARD && guard[i] == junk)
         i++;
     return i == GUARD
                ? AR_OK
@@ -182,19 +183,19 @@ ar_status refuse(const arena *a, size_t bytes, size_t used)
                         bytes, a->limit > used ? a->limit - used : 0, a->limit);
 }
 
-ar_status take_watched(void **gives, size_t bytes)
+ar_status take_watched(void **result, size_t bytes)
 {
-    void *at = nullptr;
+    void *address = nullptr;
     /* Not aligned_alloc: the border is to be where the bytes end. */
-    if (bytes > memory->limit || posix_memalign(&at, LINE, bytes > 0 ? bytes : 1) != 0)
+    if (bytes > memory->limit || posix_memalign(&address, LINE, bytes > 0 ? bytes : 1) != 0)
         return refuse(memory, bytes, __atomic_load_n(&memory->used, __ATOMIC_RELAXED));
-    const size_t size = malloc_usable_size(at), used = __atomic_add_fetch(&memory->used, size, __ATOMIC_RELAXED);
+    const size_t size = malloc_usable_size(address), used = __atomic_add_fetch(&memory->used, size, __ATOMIC_RELAXED);
     if (used > memory->limit) {
-        arena_give(at);
+        arena_give(address);
         return refuse(memory, bytes, used - size);
     }
-    spoil(at, bytes);
-    *gives = at;
+    spoil(address, bytes);
+    *result = address;
     return AR_OK;
 }
 
@@ -202,14 +203,15 @@ ar_status take_watched(void **gives, size_t bytes)
 
 bool arena_has(const void *address)
 {
-    const uintptr_t at = reinterpret_cast<uintptr_t>(address), from = reinterpret_cast<uintptr_t>(memory->handed_out);
-    return sanitized || (at >= from && at - from < memory->reserved);
+    const uintptr_t target = reinterpret_cast<uintptr_t>(address),
+                    base = reinterpret_cast<uintptr_t>(memory->handed_out);
+    return sanitized || (target >= base && target - base < memory->reserved);
 }
 
 void *arena_at(const void *address)
 {
-    char *at = static_cast<char *>(const_cast<void *>(address));
-    return sanitized ? at : memory->for_kernels + (at - memory->handed_out);
+    char *target = static_cast<char *>(const_cast<void *>(address));
+    return sanitized ? target : memory->for_kernels + (target - memory->handed_out);
 }
 
 chunk *arena_chunk(const void *address)
@@ -250,12 +252,12 @@ ar_status guards_check(void)
     arena *a = memory;
     ar_status st = AR_OK;
     pthread_mutex_lock(&a->lock);
-    for (size_t at = 0; at < a->taken && st == AR_OK;) {
-        const chunk *c = reinterpret_cast<const chunk *>(a->for_kernels + at);
+    for (size_t offset = 0; offset < a->top && st == AR_OK;) {
+        const chunk *c = reinterpret_cast<const chunk *>(a->for_kernels + offset);
         const size_t bytes = __atomic_load_n(&c->guard, __ATOMIC_ACQUIRE);
         if (bytes != NO_GUARD)
             st = look_at_guard(c, bytes);
-        at += c->units * LINE;
+        offset += c->units * LINE;
     }
     pthread_mutex_unlock(&a->lock);
     return st;
@@ -282,7 +284,7 @@ static void give_block(void *address)
     const size_t of_class = class_of_chunk(h);
     pthread_mutex_lock(&a->lock);
     a->used -= h->units * LINE;
-    a->kept += h->units * LINE;
+    a->cached += h->units * LINE;
     h->next = a->free[of_class];
     a->free[of_class] = h;
     pthread_mutex_unlock(&a->lock);
@@ -299,7 +301,7 @@ void arena_give(void *address)
 
 ar_status arena_open(void)
 {
-    pthread_once(&once, make);
+    pthread_once(&once, create_arena);
     if (!memory)
         return ar_error_set(AR_ERR_MEMORY, "the emulated device: no address space for its memory");
     if (limit_is_wrong)
@@ -309,11 +311,11 @@ ar_status arena_open(void)
 }
 
 /* Its guard is the caller's to set. */
-static ar_status take_block(void **gives, size_t bytes)
+static ar_status take_block(void **result, size_t bytes)
 {
     arena *a = memory;
     if (sanitized)
-        return take_watched(gives, bytes);
+        return take_watched(result, bytes);
     chunk *h = nullptr;
     size_t units = 0, used;
     const bool possible = units_of(&units, bytes);
@@ -321,7 +323,7 @@ static ar_status take_block(void **gives, size_t bytes)
     pthread_mutex_lock(&a->lock);
     used = a->used;
     if (possible && used <= a->limit && units * LINE <= a->limit - used) {
-        if (used + a->kept + units * LINE > a->limit)
+        if (used + a->cached + units * LINE > a->limit)
             release_pages(a);
         h = find(a, units, of_class);
         a->used += h ? h->units * LINE : 0;
@@ -329,19 +331,19 @@ static ar_status take_block(void **gives, size_t bytes)
     pthread_mutex_unlock(&a->lock);
     if (!h)
         return refuse(a, bytes, used);
-    *gives = arena_address(h);
+    *result = arena_address(h);
     if (!h->resident)
-        arena_spoil(*gives);
+        arena_spoil(*result);
     h->resident = true;
     h->next = nullptr;
     h->bytes = bytes;
     return AR_OK;
 }
 
-ar_status arena_take(void **gives, size_t bytes)
+ar_status arena_take(void **result, size_t bytes)
 {
-    AR_TRY(take_block(gives, bytes));
-    guard_set(*gives, bytes);
+    AR_TRY(take_block(result, bytes));
+    guard_set(*result, bytes);
     return AR_OK;
 }
 
@@ -366,11 +368,11 @@ struct block_of {
     }
 };
 
-ar_status arena_take_by(worker *w, void **gives, size_t bytes)
+ar_status arena_take_by(worker *w, void **result, size_t bytes)
 {
-    AR_TRY(take_block(gives, bytes));
-    const block_of b = {*gives, bytes};
-    worker_after(w, arena_chunk(*gives));
+    AR_TRY(take_block(result, bytes));
+    const block_of b = {*result, bytes};
+    worker_after(w, arena_chunk(*result));
     return worker_call(w, b.begin, &b, sizeof b);
 }
 

@@ -34,13 +34,13 @@ static_assert(sizeof(chunk) == 64, "one line");
 
 /* Before anything else. Errors: AR_ERR_ARG (ANYRANK_EMULATED_MEMORY, the limit in MiB), AR_ERR_MEMORY. */
 ar_status arena_open(void);
-/* *gives = an address, 64-byte aligned. Errors: AR_ERR_MEMORY. */
-ar_status arena_take(void **gives, size_t bytes);
+/* *result = an address, 64-byte aligned. Errors: AR_ERR_MEMORY. */
+ar_status arena_take(void **result, size_t bytes);
 void arena_give(void *address);
 /* The same where a worker uses the block next, or has used it last: its guard and its junk are written in the worker's
  * order, and what the last one did comes before what the next one does, as CUDA's pool has it between streams. Errors
  * of the second: what the guard shows. */
-ar_status arena_take_by(worker *w, void **gives, size_t bytes);
+ar_status arena_take_by(worker *w, void **result, size_t bytes);
 ar_status arena_give_by(worker *w, void *address, size_t bytes);
 /* True if an address is in this memory. Under a sanitizer always true. */
 bool arena_has(const void *address);

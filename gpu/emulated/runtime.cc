@@ -71,21 +71,21 @@ void *reach(const void *device_address)
 
 /* --- slots -------------------------------------------------------------------------------------------------------- */
 
-ar_status queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name)
+ar_status queue_create(ar_device *d, ar_queue **result, ar_queue_kind kind, const char *name)
 {
     ari_stream *s = nullptr;
     AR_TRY(stream_create(&s, d));
-    const ar_status st = ari_queue_create_on(gives, kind, name, s);
+    const ar_status st = ari_queue_create_on(result, kind, name, s);
     if (st != AR_OK)
         s->ops->destroy(s);
     return st;
 }
 
-ar_status alloc(ar_device *d, ar_queue *q, ar_buf *gives, size_t bytes)
+ar_status alloc(ar_device *d, ar_queue *q, ar_buf *result, size_t bytes)
 {
     (void)d;
     AR_TRY(check_queue(q));
-    return stream_alloc(stream_of(q), &gives->ptr, bytes);
+    return stream_alloc(stream_of(q), &result->ptr, bytes);
 }
 
 void free(ar_device *d, ar_queue *q, ar_buf b)
@@ -101,17 +101,17 @@ void free(ar_device *d, ar_queue *q, ar_buf b)
 
 /* A copy, of which either side may be the host's; or zeros, where `from` is NULL. */
 struct movement {
-    void *to;
-    const void *from;
+    void *dst;
+    const void *src;
     size_t bytes;
 
     static ar_status run(const void *arg)
     {
         const movement *m = static_cast<const movement *>(arg);
-        if (m->from)
-            memcpy(m->to, m->from, m->bytes);
+        if (m->src)
+            memcpy(m->dst, m->src, m->bytes);
         else
-            memset(m->to, 0, m->bytes);
+            memset(m->dst, 0, m->bytes);
         return AR_OK;
     }
 };
@@ -136,9 +136,9 @@ ar_status copy(ar_device *d, ar_queue *q, ar_buf dst, ar_cbuf src, size_t bytes)
 ar_status zero(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes)
 {
     order o;
-    void *to = dev<void>(dst);
+    void *target = dev<void>(dst);
     AR_TRY(enter(d, q, &o));
-    return bytes > 0 ? submit(q, movement{to, nullptr, bytes}) : AR_OK;
+    return bytes > 0 ? submit(q, movement{target, nullptr, bytes}) : AR_OK;
 }
 
 void destroy(ar_device *d)
@@ -151,7 +151,7 @@ static unsigned read_threads(const char *text)
 {
     char *end = nullptr;
     const unsigned long n = *text >= '0' && *text <= '9' ? strtoul(text, &end, 10) : 0;
-    return end && !*end && n <= team::most ? static_cast<unsigned>(n) : 0;
+    return end && !*end && n <= team::max_threads ? static_cast<unsigned>(n) : 0;
 }
 
 /* ANYRANK_EMULATED_ORDER. Under AddressSanitizer, which does not follow a thread from stack to stack, threads run as
@@ -170,7 +170,7 @@ static ar_status read_order(order *o, unsigned *threads)
         return ar_error_set(AR_ERR_ARG,
                             "ANYRANK_EMULATED_ORDER is '%.40s'; it takes forward, backward or threads, or threads:N of "
                             "N = 1 to %u threads of a block",
-                            text, team::most);
+                            text, team::max_threads);
     *o = text[0] == 'b' ? order::backward : sanitized ? order::forward : order::threads;
     return AR_OK;
 }
@@ -180,7 +180,7 @@ static ar_status read_order(order *o, unsigned *threads)
 /* So small that short sequences are cut too. */
 static const size_t BLOCK_BYTES = 16384;
 
-ar_status ari_device_emulated_create(ar_device **gives)
+ar_status ari_device_emulated_create(ar_device **result)
 {
     using namespace ari_emulated;
     order o;
@@ -200,6 +200,6 @@ ar_status ari_device_emulated_create(ar_device **gives)
     d->base.ops = &d->ops;
     d->base.threads = 1;
     d->base.block_bytes = BLOCK_BYTES;
-    *gives = &d->base;
+    *result = &d->base;
     return AR_OK;
 }

@@ -20,7 +20,7 @@ struct stream;
 /* A point in a stream. */
 struct point {
     size_t refs;
-    stream *in;
+    stream *owner;
     bool reached;
 };
 
@@ -28,7 +28,7 @@ struct alignas(16) task {
     task *next;
     ar_status (*run)(const void *arg); /* NULL: it only waits, or is only a point */
     point *waits_for;                  /* kept; NULL: for nothing */
-    point *is;                         /* kept; reached when it has run; NULL: none */
+    point *completion;                 /* kept; reached when it has run; NULL: none */
 
     void *arg() /* what `run` is given, behind the task */
     {
@@ -40,14 +40,14 @@ struct stream {
     ari_stream base; /* first: an ari_stream of this kind is one of these */
     stream *next;    /* of the process */
     task *head, **tail;
-    chunk *freed; /* what the tasks are to give back, the newest first */
-    bool early;   /* chosen to run before what is waited for */
-    worker *does; /* its work, where that is done at once */
+    chunk *freed;     /* what the tasks are to give back, the newest first */
+    bool early;       /* chosen to run before what is waited for */
+    worker *executor; /* its work, where that is done at once */
 };
 
 struct mark {
-    ari_mark base; /* first */
-    point *at;     /* kept; NULL: a stream that does its work at once was there */
+    ari_mark base;   /* first */
+    point *position; /* kept; NULL: a stream that does its work at once was there */
 };
 
 /* Who runs. */
@@ -67,24 +67,24 @@ struct machine {
     policy runs; /* not changed while there are streams */
     uint64_t random;
     stream *streams;
-    ar_status failed; /* sticky; read at any time */
-    size_t done;      /* kernels and copies since guards were looked at; atomic */
+    ar_status failed;       /* sticky; read at any time */
+    size_t unchecked_count; /* kernels and copies since guards were looked at; atomic */
     char why[512];
 };
-machine all = {PTHREAD_MUTEX_INITIALIZER, policy::eager, 0, nullptr, AR_OK, 0, ""};
+machine gpu_state = {PTHREAD_MUTEX_INITIALIZER, policy::eager, 0, nullptr, AR_OK, 0, ""};
 
 struct locked {
     locked()
     {
-        pthread_mutex_lock(&all.lock);
+        pthread_mutex_lock(&gpu_state.lock);
     }
     ~locked()
     {
-        pthread_mutex_unlock(&all.lock);
+        pthread_mutex_unlock(&gpu_state.lock);
     }
 };
 
-stream *own(ari_stream *s)
+stream *cast_stream(ari_stream *s)
 {
     return reinterpret_cast<stream *>(s);
 }
@@ -92,7 +92,7 @@ stream *own(ari_stream *s)
 /* Splitmix64. In [0, n). */
 size_t draw(size_t n)
 {
-    uint64_t z = all.random += 0x9e3779b97f4a7c15u;
+    uint64_t z = gpu_state.random += 0x9e3779b97f4a7c15u;
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
     z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
     return static_cast<size_t>((z ^ (z >> 31)) % n);
@@ -100,7 +100,7 @@ size_t draw(size_t n)
 
 bool is_late()
 {
-    return all.runs != policy::eager;
+    return gpu_state.runs != policy::eager;
 }
 
 /* The first failure stays. */
@@ -110,16 +110,16 @@ void fail(ar_status st)
     if (st == AR_OK)
         return;
     pthread_mutex_lock(&writes);
-    if (all.failed == AR_OK) {
-        snprintf(all.why, sizeof all.why, "%s", ar_error_message());
-        __atomic_store_n(&all.failed, st, __ATOMIC_RELEASE);
+    if (gpu_state.failed == AR_OK) {
+        snprintf(gpu_state.why, sizeof gpu_state.why, "%s", ar_error_message());
+        __atomic_store_n(&gpu_state.failed, st, __ATOMIC_RELEASE);
     }
     pthread_mutex_unlock(&writes);
 }
 
 /* --- tasks and points --------------------------------------------------------------------------------------------- */
 
-point *keep(point *p)
+point *retain_point(point *p)
 {
     if (p)
         p->refs++;
@@ -133,20 +133,20 @@ void release(point *p)
 }
 
 /* With nothing to do yet. Errors: AR_ERR_MEMORY. */
-ar_status new_task(task **gives, size_t bytes)
+ar_status new_task(task **result, size_t bytes)
 {
-    *gives = static_cast<task *>(calloc(1, sizeof(task) + bytes));
-    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for what a stream is to do");
+    *result = static_cast<task *>(calloc(1, sizeof(task) + bytes));
+    return *result ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for what a stream is to do");
 }
 
 /* The task is a point too. Errors: AR_ERR_MEMORY. */
 ar_status make_point(task *t, stream *s)
 {
-    t->is = static_cast<point *>(calloc(1, sizeof(point)));
-    if (!t->is)
+    t->completion = static_cast<point *>(calloc(1, sizeof(point)));
+    if (!t->completion)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a point in a stream");
-    t->is->refs = 1;
-    t->is->in = s;
+    t->completion->refs = 1;
+    t->completion->owner = s;
     return AR_OK;
 }
 
@@ -157,17 +157,17 @@ void append(stream *s, task *t)
 }
 
 /* Behind all that a stream, which does its work at once, has done: for ThreadSanitizer. NULL: nobody asks. */
-ar_status reached_point(stream *s, point **gives)
+ar_status reached_point(stream *s, point **result)
 {
     if (!ARI_WATCHED)
         return AR_OK;
     point *p = static_cast<point *>(calloc(1, sizeof *p));
     if (!p)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a point in a stream");
-    p->in = s;
+    p->owner = s;
     p->reached = true;
-    worker_before(s->does, p);
-    *gives = p;
+    worker_before(s->executor, p);
+    *result = p;
     return AR_OK;
 }
 
@@ -181,7 +181,7 @@ ar_status append_point(stream *s, point **borrows)
         ::free(t);
         return st;
     }
-    *borrows = t->is;
+    *borrows = t->completion;
     append(s, t);
     return AR_OK;
 }
@@ -190,11 +190,11 @@ ar_status append_wait(stream *s, point *p)
 {
     task *t = nullptr;
     if (p && p->reached && !is_late())
-        worker_after(s->does, p);
+        worker_after(s->executor, p);
     if (!p || p->reached)
         return AR_OK;
     AR_TRY(new_task(&t, 0));
-    t->waits_for = keep(p);
+    t->waits_for = retain_point(p);
     append(s, t);
     return AR_OK;
 }
@@ -226,13 +226,13 @@ ar_status give_back(const void *arg);
 void step(stream *s)
 {
     task *t = s->head;
-    if (t->run && (all.failed == AR_OK || t->run == give_back))
+    if (t->run && (gpu_state.failed == AR_OK || t->run == give_back))
         fail(t->run(t->arg()));
     s->head = t->next;
     s->tail = s->head ? s->tail : &s->head;
-    if (t->is)
-        t->is->reached = true;
-    release(t->is);
+    if (t->completion)
+        t->completion->reached = true;
+    release(t->completion);
     release(t->waits_for);
     ::free(t);
 }
@@ -242,7 +242,7 @@ stream *any_that_can_run(bool early)
 {
     stream *chosen = nullptr;
     size_t n = 0;
-    for (stream *s = all.streams; s; s = s->next)
+    for (stream *s = gpu_state.streams; s; s = s->next)
         if (can_run(s) && (!early || s->early) && draw(++n) == 0)
             chosen = s;
     return chosen;
@@ -251,9 +251,9 @@ stream *any_that_can_run(bool early)
 /* The stream whose task is next on the way to p. */
 stream *needed_for(const point *p)
 {
-    stream *s = p->in;
+    stream *s = p->owner;
     while (is_blocked(s))
-        s = s->head->waits_for->in;
+        s = s->head->waits_for->owner;
     return s;
 }
 
@@ -262,19 +262,19 @@ void run_ahead(void)
 {
     if (draw(2))
         return;
-    for (stream *s = all.streams; s; s = s->next)
+    for (stream *s = gpu_state.streams; s; s = s->next)
         s->early = draw(2);
-    size_t left = draw(2) ? SIZE_MAX : draw(16);
-    for (stream *s; left > 0 && (s = any_that_can_run(true)); left--)
+    size_t remaining = draw(2) ? SIZE_MAX : draw(16);
+    for (stream *s; remaining > 0 && (s = any_that_can_run(true)); remaining--)
         step(s);
 }
 
 void run_until(const point *p)
 {
-    if (!p->reached && all.runs == policy::latest)
+    if (!p->reached && gpu_state.runs == policy::latest)
         run_ahead();
     while (!p->reached)
-        step(all.runs == policy::late ? any_that_can_run(false) : needed_for(p));
+        step(gpu_state.runs == policy::late ? any_that_can_run(false) : needed_for(p));
 }
 
 void run_all(void)
@@ -294,41 +294,41 @@ void finish(stream *s)
 
 void mark_destroy(ari_mark *m)
 {
-    locked now;
-    release(reinterpret_cast<mark *>(m)->at);
+    locked scoped_lock;
+    release(reinterpret_cast<mark *>(m)->position);
     ::free(m);
 }
 
 ar_status stream_mark(ari_stream *s, ari_mark **m)
 {
-    locked now;
-    point *at = nullptr;
-    AR_TRY(is_late() ? append_point(own(s), &at) : reached_point(own(s), &at));
-    mark *to = reinterpret_cast<mark *>(*m);
-    if (!to)
-        to = static_cast<mark *>(calloc(1, sizeof *to));
-    if (!to)
+    locked scoped_lock;
+    point *position = nullptr;
+    AR_TRY(is_late() ? append_point(cast_stream(s), &position) : reached_point(cast_stream(s), &position));
+    mark *target = reinterpret_cast<mark *>(*m);
+    if (!target)
+        target = static_cast<mark *>(calloc(1, sizeof *target));
+    if (!target)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a mark in a stream");
-    release(to->at);
-    to->base.ops = s->ops;
-    to->at = keep(at);
-    *m = &to->base;
+    release(target->position);
+    target->base.ops = s->ops;
+    target->position = retain_point(position);
+    *m = &target->base;
     return AR_OK;
 }
 
 ar_status stream_wait(ari_stream *s, const ari_mark *m)
 {
-    locked now;
-    return append_wait(own(s), reinterpret_cast<const mark *>(m)->at);
+    locked scoped_lock;
+    return append_wait(cast_stream(s), reinterpret_cast<const mark *>(m)->position);
 }
 
 /* Guards of blocks that are not freed: so often that it is one for each task. */
 void look_at_guards(void)
 {
-    if (ARI_WATCHED ||
-        __atomic_load_n(&all.done, __ATOMIC_RELAXED) < LOOK_EVERY) /* watched: they are the streams' own */
+    if (ARI_WATCHED || __atomic_load_n(&gpu_state.unchecked_count, __ATOMIC_RELAXED) <
+                           LOOK_EVERY) /* watched: they are the streams' own */
         return;
-    __atomic_store_n(&all.done, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&gpu_state.unchecked_count, 0, __ATOMIC_RELAXED);
     fail(guards_check());
 }
 
@@ -336,43 +336,43 @@ void look_at_guards(void)
 ar_status mark_await(const ari_mark *m, uint64_t timeout_ns)
 {
     (void)timeout_ns;
-    locked now;
-    const point *at = reinterpret_cast<const mark *>(m)->at;
-    if (at) {
-        run_until(at);
-        ordered_after(at);
+    locked scoped_lock;
+    const point *position = reinterpret_cast<const mark *>(m)->position;
+    if (position) {
+        run_until(position);
+        ordered_after(position);
     }
     look_at_guards();
     return streams_failed();
 }
 
 /* Asking moves something, so that who asks often enough comes to an end. */
-ar_status mark_poll(const ari_mark *m, bool *done)
+ar_status mark_poll(const ari_mark *m, bool *is_done)
 {
-    locked now;
-    const point *at = reinterpret_cast<const mark *>(m)->at;
-    if (at && !at->reached)
-        step(draw(2) ? needed_for(at) : any_that_can_run(false));
-    *done = !at || at->reached;
-    if (at && at->reached)
-        ordered_after(at);
+    locked scoped_lock;
+    const point *position = reinterpret_cast<const mark *>(m)->position;
+    if (position && !position->reached)
+        step(draw(2) ? needed_for(position) : any_that_can_run(false));
+    *is_done = !position || position->reached;
+    if (position && position->reached)
+        ordered_after(position);
     return streams_failed();
 }
 
 /* The last one takes a failure with it. */
 void stream_destroy(ari_stream *base)
 {
-    locked now;
-    stream *s = own(base), **at = &all.streams;
+    locked scoped_lock;
+    stream *s = cast_stream(base), **slot = &gpu_state.streams;
     finish(s);
-    worker_before(s->does, s);
+    worker_before(s->executor, s);
     ordered_after(s);
-    worker_destroy(s->does);
-    while (*at != s)
-        at = &(*at)->next;
-    *at = s->next;
-    if (!all.streams)
-        __atomic_store_n(&all.failed, AR_OK, __ATOMIC_RELEASE);
+    worker_destroy(s->executor);
+    while (*slot != s)
+        slot = &(*slot)->next;
+    *slot = s->next;
+    if (!gpu_state.streams)
+        __atomic_store_n(&gpu_state.failed, AR_OK, __ATOMIC_RELEASE);
     ::free(s);
 }
 
@@ -384,7 +384,7 @@ const ari_stream_ops stream_ops = {stream_mark,  stream_wait,    mark_await, mar
 struct lease {
     void *address;
     size_t bytes;
-    stream *in; /* that gives it back; NULL: none does */
+    stream *owner; /* that gives it back; NULL: none does */
 };
 
 void unlist(chunk *c, stream *s)
@@ -406,7 +406,7 @@ ar_status give_back(const void *arg)
         return st;
     }
     if (c)
-        unlist(c, b.in);
+        unlist(c, b.owner);
     arena_give(b.address);
     return st;
 }
@@ -428,22 +428,22 @@ chunk *find_freed(const stream *s, size_t bytes)
 }
 
 /* Memory that s is to free or, by chance, another stream, for which s then waits. NULL: none is suitable. */
-ar_status take_freed(chunk **gives, stream *s, size_t bytes)
+ar_status take_freed(chunk **result, stream *s, size_t bytes)
 {
-    stream *of = s;
+    stream *owner = s;
     chunk *c = find_freed(s, bytes);
-    for (stream *other = all.streams; other && !c; other = other->next)
-        if (draw(2) && (c = find_freed(other, bytes)))
-            of = other;
+    for (stream *peer = gpu_state.streams; peer && !c; peer = peer->next)
+        if (draw(2) && (c = find_freed(peer, bytes)))
+            owner = peer;
     if (!c)
         return AR_OK;
-    if (of != s)
-        AR_TRY(append_wait(s, static_cast<const task *>(c->freed_by)->is));
+    if (owner != s)
+        AR_TRY(append_wait(s, static_cast<const task *>(c->freed_by)->completion));
     const lease b = {arena_address(c), bytes, nullptr};
     AR_TRY(append_call(s, set_guard, &b, sizeof b));
-    unlist(c, of);
+    unlist(c, owner);
     c->bytes = bytes;
-    *gives = c;
+    *result = c;
     return AR_OK;
 }
 
@@ -451,25 +451,25 @@ ar_status take_freed(chunk **gives, stream *s, size_t bytes)
 
 ar_status streams_failed(void)
 {
-    const ar_status st = __atomic_load_n(&all.failed, __ATOMIC_ACQUIRE);
-    return st == AR_OK ? AR_OK : ar_error_set(st, "%s", all.why);
+    const ar_status st = __atomic_load_n(&gpu_state.failed, __ATOMIC_ACQUIRE);
+    return st == AR_OK ? AR_OK : ar_error_set(st, "%s", gpu_state.why);
 }
 
-ar_status stream_alloc(ari_stream *s, void **gives, size_t bytes)
+ar_status stream_alloc(ari_stream *s, void **result, size_t bytes)
 {
     if (!is_late())
-        return arena_take_by(own(s)->does, gives, bytes);
-    locked now;
+        return arena_take_by(cast_stream(s)->executor, result, bytes);
+    locked scoped_lock;
     chunk *c = nullptr;
-    AR_TRY(take_freed(&c, own(s), bytes));
+    AR_TRY(take_freed(&c, cast_stream(s), bytes));
     if (c) {
-        *gives = arena_address(c);
+        *result = arena_address(c);
         return AR_OK;
     }
-    if (arena_take(gives, bytes) == AR_OK)
+    if (arena_take(result, bytes) == AR_OK)
         return AR_OK;
     run_all(); /* what is to be given back is */
-    return arena_take(gives, bytes);
+    return arena_take(result, bytes);
 }
 
 static size_t bytes_of(const void *address)
@@ -487,40 +487,40 @@ static void end_now(const lease &b)
 /* Without memory for a task, waits for everything enqueued. */
 void stream_free(ari_stream *base, void *address)
 {
-    const lease b = {address, bytes_of(address), own(base)};
+    const lease b = {address, bytes_of(address), cast_stream(base)};
     task *t = nullptr;
     if (!is_late()) {
-        fail(arena_give_by(b.in->does, b.address, b.bytes));
+        fail(arena_give_by(b.owner->executor, b.address, b.bytes));
         return;
     }
-    locked now;
-    if (new_task(&t, sizeof b) != AR_OK || make_point(t, own(base)) != AR_OK) {
+    locked scoped_lock;
+    if (new_task(&t, sizeof b) != AR_OK || make_point(t, cast_stream(base)) != AR_OK) {
         ::free(t);
-        finish(own(base));
+        finish(cast_stream(base));
         end_now(b);
         return;
     }
     t->run = give_back;
     memcpy(t->arg(), &b, sizeof b);
-    append(own(base), t);
+    append(cast_stream(base), t);
     chunk *c = arena_chunk(address);
     if (c) {
         c->prev = nullptr;
-        c->next = own(base)->freed;
+        c->next = cast_stream(base)->freed;
         if (c->next)
             c->next->prev = c;
-        own(base)->freed = c;
+        cast_stream(base)->freed = c;
         c->freed_by = t;
     }
 }
 
 void device_free(ar_device *d, void *address)
 {
-    locked now;
-    for (stream *s = all.streams; s; s = s->next)
+    locked scoped_lock;
+    for (stream *s = gpu_state.streams; s; s = s->next)
         if (s->base.device == d) {
             finish(s);
-            worker_before(s->does, s);
+            worker_before(s->executor, s);
             ordered_after(s);
         }
     end_now({address, bytes_of(address), nullptr});
@@ -528,11 +528,11 @@ void device_free(ar_device *d, void *address)
 
 ar_status submit(ar_queue *q, ar_status (*run)(const void *arg), const void *arg, size_t bytes)
 {
-    __atomic_add_fetch(&all.done, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&gpu_state.unchecked_count, 1, __ATOMIC_RELAXED);
     if (!is_late())
-        return worker_call(own(ari_queue_stream(q))->does, run, arg, bytes);
-    locked now;
-    return append_call(own(ari_queue_stream(q)), run, arg, bytes);
+        return worker_call(cast_stream(ari_queue_stream(q))->executor, run, arg, bytes);
+    locked scoped_lock;
+    return append_call(cast_stream(ari_queue_stream(q)), run, arg, bytes);
 }
 
 ari_stream *stream_of(const ar_queue *q)
@@ -541,7 +541,7 @@ ari_stream *stream_of(const ar_queue *q)
     return s && s->ops == &stream_ops ? s : nullptr;
 }
 
-ar_status stream_create(ari_stream **gives, ar_device *d)
+ar_status stream_create(ari_stream **result, ar_device *d)
 {
     stream *s = static_cast<stream *>(calloc(1, sizeof *s));
     if (!s)
@@ -549,15 +549,15 @@ ar_status stream_create(ari_stream **gives, ar_device *d)
     s->base.ops = &stream_ops;
     s->base.device = d;
     s->tail = &s->head;
-    const ar_status st = worker_create(&s->does);
+    const ar_status st = worker_create(&s->executor);
     if (st != AR_OK) {
         ::free(s);
         return st;
     }
-    locked now;
-    s->next = all.streams;
-    all.streams = s;
-    *gives = &s->base;
+    locked scoped_lock;
+    s->next = gpu_state.streams;
+    gpu_state.streams = s;
+    *result = &s->base;
     return AR_OK;
 }
 
@@ -585,10 +585,10 @@ ar_status streams_open(void)
                             "ANYRANK_EMULATED_STREAMS is '%.40s'; it takes eager, late:SEED or latest:SEED, SEED a "
                             "number below 2^64",
                             text);
-    locked now;
-    if (!all.streams) {
-        all.runs = runs;
-        all.random = seed;
+    locked scoped_lock;
+    if (!gpu_state.streams) {
+        gpu_state.runs = runs;
+        gpu_state.random = seed;
     }
     return AR_OK;
 }

@@ -15,7 +15,7 @@ namespace ari_emulated
 ar_status streams_open(void);
 
 /* Gives; its ops' destroy. */
-ar_status stream_create(ari_stream **gives, ar_device *d);
+ar_status stream_create(ari_stream **result, ar_device *d);
 /* The stream of an inline queue of this kind of device; NULL: the queue is none. */
 ari_stream *stream_of(const ar_queue *q);
 
@@ -25,7 +25,7 @@ ar_status streams_failed(void);
 
 /* Memory that may be used by what is enqueued on s from now on. It may have been freed there, and be in use still; or,
  * with a wait of s for it, on another stream: as CUDA's pool has it. Errors: AR_ERR_MEMORY. */
-ar_status stream_alloc(ari_stream *s, void **gives, size_t bytes);
+ar_status stream_alloc(ari_stream *s, void **result, size_t bytes);
 /* Given back when s comes to it: its guard is looked at, and it becomes junk. */
 void stream_free(ari_stream *s, void *address);
 /* Waits for all streams of d, and gives it back. */

@@ -20,7 +20,7 @@ const size_t STACK = 128 << 10; /* of a thread; a kernel calls little and has no
 
 /* Place where a thread waits. */
 struct position {
-    const barrier *at; /* NULL: it has ended */
+    const barrier *sync_point; /* NULL: it has ended */
     size_t n;
 };
 
@@ -50,7 +50,7 @@ struct stage {
 /* Whose threads the calling one runs. */
 thread_local stage *current;
 
-void arrive(stage *s, const barrier *at, size_t n);
+void arrive(stage *s, const barrier *sync_point, size_t n);
 
 ARI_UNWATCHED void run_thread(void)
 {
@@ -81,18 +81,18 @@ ARI_UNWATCHED void run_thread(void)
 
 ARI_UNWATCHED void look_for_stray(stage *s)
 {
-    const position &first = s->members[0].waits;
+    const position &reference = s->members[0].waits;
     for (unsigned t = 1; t < s->base.count && s->stray == 0; t++)
-        if (s->members[t].waits.at != first.at || s->members[t].waits.n != first.n)
+        if (s->members[t].waits.sync_point != reference.sync_point || s->members[t].waits.n != reference.n)
             s->stray = t;
 }
 
 /* Once all have arrived, the last one continues at once: its turn is the first on the way back. */
-ARI_UNWATCHED void arrive(stage *s, const barrier *at, size_t n)
+ARI_UNWATCHED void arrive(stage *s, const barrier *sync_point, size_t n)
 {
     const unsigned self = s->base.self;
     const char *gate = &s->gates[s->downwards];
-    s->members[self].waits = {at, n};
+    s->members[self].waits = {sync_point, n};
     ordered_before(gate);
     if (++s->arrived < s->base.count) {
         if (_setjmp(s->members[self].turn) == 0)
@@ -103,7 +103,7 @@ ARI_UNWATCHED void arrive(stage *s, const barrier *at, size_t n)
     look_for_stray(s);
     s->arrived = 0;
     s->downwards = !s->downwards;
-    if (!at || s->stray != 0) {
+    if (!sync_point || s->stray != 0) {
         fiber_go(s->calling);
         _longjmp(s->caller, 1);
     }
@@ -124,16 +124,16 @@ ARI_UNWATCHED __attribute__((noinline)) void run_all(stage *s)
 
 const char *name_of(const position &p)
 {
-    return p.at ? p.at->name : "the end";
+    return p.sync_point ? p.sync_point->name : "the end";
 }
 
 ar_status parted(const stage *s)
 {
-    const position &first = s->members[0].waits, &other = s->members[s->stray].waits;
+    const position &reference = s->members[0].waits, &stray_position = s->members[s->stray].waits;
     return ar_error_set(
         AR_ERR_DEVICE,
         "a kernel's threads part: thread 0 waits at %.200s with n = %zu, thread %u at %.200s with n = %zu",
-        name_of(first), first.n, s->stray, name_of(other), other.n);
+        name_of(reference), reference.n, s->stray, name_of(stray_position), stray_position.n);
 }
 
 /* --- fibers ------------------------------------------------------------------------------------------------------- */
@@ -141,7 +141,7 @@ ar_status parted(const stage *s)
 /* Those of a thread of the host, kept from launch to launch: one takes a millisecond to make. */
 struct kept_fibers {
     unsigned count;
-    fiber *all[team::most];
+    fiber *fibers[team::max_threads];
 };
 
 pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -150,10 +150,10 @@ bool have_key;
 
 ARI_UNWATCHED void forget(void *arg)
 {
-    kept_fibers *kept = static_cast<kept_fibers *>(arg);
-    for (unsigned t = 0; t < kept->count; t++)
-        fiber_destroy(kept->all[t]);
-    ::free(kept);
+    kept_fibers *pool = static_cast<kept_fibers *>(arg);
+    for (unsigned t = 0; t < pool->count; t++)
+        fiber_destroy(pool->fibers[t]);
+    ::free(pool);
 }
 
 void make_key(void)
@@ -165,20 +165,20 @@ void make_key(void)
 ARI_UNWATCHED bool lend_fibers(stage *s)
 {
     pthread_once(&once, make_key);
-    kept_fibers *kept = have_key ? static_cast<kept_fibers *>(pthread_getspecific(key)) : nullptr;
-    if (!kept && have_key) {
-        kept = static_cast<kept_fibers *>(calloc(1, sizeof *kept));
-        if (kept && pthread_setspecific(key, kept) != 0) {
-            ::free(kept);
-            kept = nullptr;
+    kept_fibers *pool = have_key ? static_cast<kept_fibers *>(pthread_getspecific(key)) : nullptr;
+    if (!pool && have_key) {
+        pool = static_cast<kept_fibers *>(calloc(1, sizeof *pool));
+        if (pool && pthread_setspecific(key, pool) != 0) {
+            ::free(pool);
+            pool = nullptr;
         }
     }
-    for (unsigned t = 0; kept && t < s->base.count; t++) {
-        if (t == kept->count)
-            kept->all[kept->count++] = fiber_create();
-        s->members[t].watched = kept->all[t];
+    for (unsigned t = 0; pool && t < s->base.count; t++) {
+        if (t == pool->count)
+            pool->fibers[pool->count++] = fiber_create();
+        s->members[t].watched = pool->fibers[t];
     }
-    return kept != nullptr;
+    return pool != nullptr;
 }
 
 /* Threads that have not ended leave fibers in the middle of something. */
@@ -217,9 +217,9 @@ stage *stage_create(unsigned count)
 
 } // namespace
 
-ARI_UNWATCHED void team::meet(const barrier *here, size_t n)
+ARI_UNWATCHED void team::meet(const barrier *sync_point, size_t n)
 {
-    arrive(reinterpret_cast<stage *>(this), here, n);
+    arrive(reinterpret_cast<stage *>(this), sync_point, n);
 }
 
 ar_status team_run(unsigned count, void (*body)(const void *arg, team *t), const void *arg)

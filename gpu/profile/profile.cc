@@ -17,8 +17,8 @@ struct key {
 
 /* One call. On a stream that has stamps, two of them; else the clock. */
 struct span {
-    key of;
-    ari_mark *from, *to; /* kept for later calls */
+    key subject;
+    ari_mark *begin_mark, *end_mark; /* kept for later calls */
     bool stamped;
     uint64_t began_ns, ended_ns, bytes;
 };
@@ -30,7 +30,7 @@ struct ari_profile {
     int slot; /* whose call is under way */
     ar_status failed;
     span *spans;
-    size_t n, made, capacity; /* spans in use, with marks, that there is room for */
+    size_t n, created, capacity; /* spans in use, with marks, that there is room for */
 };
 
 namespace
@@ -60,27 +60,27 @@ void stamp(ari_profile *p, ar_queue *q, ari_mark **mark, uint64_t *clock_ns, boo
 }
 
 /* The number of a new span, from 1; 0: there is no memory, which ari_profile_read says. */
-size_t span_begin(ari_profile *p, ar_queue *q, key of, uint64_t bytes)
+size_t span_begin(ari_profile *p, ar_queue *q, key subject, uint64_t bytes)
 {
-    if (p->n == p->made) {
-        const ar_status st = ari_grow(&p->spans, &p->capacity, p->made, sizeof *p->spans, "a profile's calls");
+    if (p->n == p->created) {
+        const ar_status st = ari_grow(&p->spans, &p->capacity, p->created, sizeof *p->spans, "a profile's calls");
         if (st != AR_OK) {
             p->failed = st;
             return 0;
         }
-        p->spans[p->made++] = {};
+        p->spans[p->created++] = {};
     }
     span *s = &p->spans[p->n++];
-    s->of = of;
+    s->subject = subject;
     s->bytes = bytes;
-    stamp(p, q, &s->from, &s->began_ns, &s->stamped);
+    stamp(p, q, &s->begin_mark, &s->began_ns, &s->stamped);
     return p->n;
 }
 
 void span_end(ari_profile *p, ar_queue *q, size_t number)
 {
     if (number > 0)
-        stamp(p, q, &p->spans[number - 1].to, &p->spans[number - 1].ended_ns, &p->spans[number - 1].stamped);
+        stamp(p, q, &p->spans[number - 1].end_mark, &p->spans[number - 1].ended_ns, &p->spans[number - 1].stamped);
 }
 
 ar_status span_seconds(const span *s, double *seconds)
@@ -88,8 +88,8 @@ ar_status span_seconds(const span *s, double *seconds)
     *seconds = 1e-9 * static_cast<double>(s->ended_ns - s->began_ns);
     if (!s->stamped)
         return AR_OK;
-    AR_TRY(s->to->ops->await(s->to, 0));
-    return s->to->ops->elapsed(s->from, s->to, seconds);
+    AR_TRY(s->end_mark->ops->await(s->end_mark, 0));
+    return s->end_mark->ops->elapsed(s->begin_mark, s->end_mark, seconds);
 }
 
 /* --- the slots ---------------------------------------------------------------------------------------------------- */
@@ -135,38 +135,38 @@ bool is_profiled(const ar_device *d)
 
 /* --- the rows ----------------------------------------------------------------------------------------------------- */
 
-bool same(const key &a, const key &b)
+bool keys_match(const key &a, const key &b)
 {
     return a.slot == b.slot && (a.part == b.part || (a.part && b.part && strcmp(a.part, b.part) == 0));
 }
 
 struct sums {
-    key of[ARI_PROFILE_ROWS];
+    key keys[ARI_PROFILE_ROWS];
     ari_profile_row row[ARI_PROFILE_ROWS];
     size_t n;
 };
 
 /* NULL: there is no room, which takes more parts than devices have. */
-ari_profile_row *row_of(sums *all, const key &k)
+ari_profile_row *row_of(sums *totals, const key &k)
 {
     size_t i = 0;
-    while (i < all->n && !same(all->of[i], k))
+    while (i < totals->n && !keys_match(totals->keys[i], k))
         i++;
     if (i == ARI_PROFILE_ROWS)
         return nullptr;
-    if (i == all->n) {
-        all->of[all->n++] = k;
-        all->row[i] = {slot_names[k.slot], k.part, 0, 0.0, 0};
+    if (i == totals->n) {
+        totals->keys[totals->n++] = k;
+        totals->row[i] = {slot_names[k.slot], k.part, 0, 0.0, 0};
     }
-    return &all->row[i];
+    return &totals->row[i];
 }
 
-ar_status add_spans(const ari_profile *p, sums *all)
+ar_status add_spans(const ari_profile *p, sums *totals)
 {
     for (size_t i = 0; i < p->n; i++) {
         double seconds = 0.0;
         AR_TRY(span_seconds(&p->spans[i], &seconds));
-        ari_profile_row *row = row_of(all, p->spans[i].of);
+        ari_profile_row *row = row_of(totals, p->spans[i].subject);
         if (!row)
             continue;
         row->calls++;
@@ -176,18 +176,18 @@ ar_status add_spans(const ari_profile *p, sums *all)
     return AR_OK;
 }
 
-double slot_seconds(const sums *all, const char *name)
+double slot_seconds(const sums *totals, const char *name)
 {
-    for (size_t i = 0; i < all->n; i++)
-        if (all->row[i].name == name && !all->row[i].part)
-            return all->row[i].seconds;
+    for (size_t i = 0; i < totals->n; i++)
+        if (totals->row[i].name == name && !totals->row[i].part)
+            return totals->row[i].seconds;
     return 0.0;
 }
 
 /* The longest slot first; its parts behind it, the longest first. */
-bool before(const sums *all, const ari_profile_row &a, const ari_profile_row &b)
+bool before(const sums *totals, const ari_profile_row &a, const ari_profile_row &b)
 {
-    const double of_a = slot_seconds(all, a.name), of_b = slot_seconds(all, b.name);
+    const double of_a = slot_seconds(totals, a.name), of_b = slot_seconds(totals, b.name);
     if (a.name != b.name)
         return of_a != of_b ? of_a > of_b : a.name < b.name;
     return !a.part != !b.part ? !a.part : a.seconds > b.seconds;
@@ -195,7 +195,7 @@ bool before(const sums *all, const ari_profile_row &a, const ari_profile_row &b)
 
 } // namespace
 
-ar_status ari_profile_begin(ari_profile **gives, ar_device *d)
+ar_status ari_profile_begin(ari_profile **out, ar_device *d)
 {
     ari_profile *p = nullptr;
     if (is_profiled(d))
@@ -208,26 +208,26 @@ ar_status ari_profile_begin(ari_profile **gives, ar_device *d)
     p->ops.slot = timed<decltype(ar_device_ops::slot), &ar_device_ops::slot, AT_##slot>::in_place_of(d->ops->slot);
     AR_DEVICE_SLOTS(ARI_TIME_SLOT)
     d->ops = &p->ops;
-    *gives = p;
+    *out = p;
     return AR_OK;
 }
 
 ar_status ari_profile_read(ari_profile *p, ari_profile_row *rows, size_t *n)
 {
-    sums all = {};
+    sums totals = {};
     ar_status st = p->failed;
     if (st == AR_OK)
-        st = add_spans(p, &all);
+        st = add_spans(p, &totals);
     p->n = 0;
     p->failed = AR_OK;
     AR_TRY(st);
-    for (size_t i = 0; i < all.n; i++) { /* by insertion: they are few */
-        size_t to = i;
-        for (; to > 0 && before(&all, all.row[i], rows[to - 1]); to--)
-            rows[to] = rows[to - 1];
-        rows[to] = all.row[i];
+    for (size_t i = 0; i < totals.n; i++) { /* by insertion: they are few */
+        size_t position = i;
+        for (; position > 0 && before(&totals, totals.row[i], rows[position - 1]); position--)
+            rows[position] = rows[position - 1];
+        rows[position] = totals.row[i];
     }
-    *n = all.n;
+    *n = totals.n;
     return AR_OK;
 }
 
@@ -236,9 +236,9 @@ void ari_profile_end(ari_profile *p)
     if (!p)
         return;
     p->d->ops = p->inner;
-    for (size_t i = 0; i < p->made; i++) {
-        ari_mark_destroy(p->spans[i].from);
-        ari_mark_destroy(p->spans[i].to);
+    for (size_t i = 0; i < p->created; i++) {
+        ari_mark_destroy(p->spans[i].begin_mark);
+        ari_mark_destroy(p->spans[i].end_mark);
     }
     free(p->spans);
     free(p);

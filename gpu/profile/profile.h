@@ -31,7 +31,7 @@ typedef struct ari_profile_row {
 /** From now on calls of d's table are timed, except those that take memory. One thread calls it, and enqueues on d,
  *  until ari_profile_end. Errors: AR_ERR_ARG (one is kept already), AR_ERR_MEMORY; AR_ERR_UNSUPPORTED: a build without
  *  a C++ compiler. */
-AR_NODISCARD ar_status ari_profile_begin(ari_profile **gives, ar_device *d);
+AR_NODISCARD ar_status ari_profile_begin(ari_profile **out, ar_device *d);
 /** Waits for what was called, gives the rows that have calls, each slot's before its parts, the longest slot first, and
  *  starts anew. rows: [ARI_PROFILE_ROWS]. Errors: AR_ERR_MEMORY (of a call before), AR_ERR_DEVICE. */
 AR_NODISCARD ar_status ari_profile_read(ari_profile *p, ari_profile_row *rows, size_t *n);

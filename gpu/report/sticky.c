@@ -29,16 +29,16 @@ ar_status ari_gpu_check_lost(void)
     return ari_gpu_is_lost() ? ar_error_set(AR_ERR_DEVICE, "%s", message) : AR_OK;
 }
 
-ar_status ari_gpu_failed(int code, const char *what, const char *text, const char *name)
+ar_status ari_gpu_failed(int code, const char *label, const char *text, const char *name)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     if (!ari_gpu_error_is_sticky(code)) {
         AR_TRY(ari_gpu_check_lost());
-        return ar_error_set(AR_ERR_DEVICE, "the GPU failed: %s: %s (%s)", what, text, name);
+        return ar_error_set(AR_ERR_DEVICE, "the GPU failed: %s: %s (%s)", label, text, name);
     }
     pthread_mutex_lock(&lock);
     if (!ari_gpu_is_lost()) {
-        snprintf(message, sizeof message, "the GPU failed: %.100s: %.200s (%.60s)", what, text, name);
+        snprintf(message, sizeof message, "the GPU failed: %.100s: %.200s (%.60s)", label, text, name);
         atomic_store_explicit(&lost, true, memory_order_release);
     }
     pthread_mutex_unlock(&lock);

@@ -36,7 +36,7 @@ bool ari_gpu_error_is_sticky(int code);
 
 /** Sets and returns the error of a call of CUDA's: AR_ERR_DEVICE, "the GPU failed: WHAT: TEXT (NAME)"; once a sticky
  *  one has been given, that one again, whatever this call's is. Threads: any. */
-ar_status ari_gpu_failed(int code, const char *what, const char *text, const char *name);
+ar_status ari_gpu_failed(int code, const char *label, const char *text, const char *name);
 
 /** AR_OK, or the sticky error again. */
 ar_status ari_gpu_check_lost(void);

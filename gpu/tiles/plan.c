@@ -56,14 +56,14 @@ static double time_of(const ari_tile_work *w, const ari_tile_machine *m, const e
 static double sum_over(const ari_tile_work *w, const ari_tile_machine *m, const ari_tiling *t,
                        double (*f)(const ari_tile_work *w, const ari_tile_machine *m, const extent *x, bool together))
 {
-    const size_t all[3] = {w->batch, w->m, w->n}, of[3] = {t->matrices, t->rows, t->cols};
+    const size_t full_sizes[3] = {w->batch, w->m, w->n}, tile_sizes[3] = {t->matrices, t->rows, t->cols};
     double sum = 0.0;
     for (int corner = 0; corner < 8; corner++) {
         size_t extents[3], count = 1;
         for (int i = 0; i < 3; i++) {
-            const size_t rest = all[i] % of[i];
-            extents[i] = corner >> i & 1 ? rest : of[i];
-            count *= corner >> i & 1 ? rest != 0 : all[i] / of[i];
+            const size_t rest = full_sizes[i] % tile_sizes[i];
+            extents[i] = corner >> i & 1 ? rest : tile_sizes[i];
+            count *= corner >> i & 1 ? rest != 0 : full_sizes[i] / tile_sizes[i];
         }
         const extent x = {extents[0], extents[1], extents[2]};
         if (count > 0)
@@ -75,7 +75,7 @@ static double sum_over(const ari_tile_work *w, const ari_tile_machine *m, const 
 typedef struct choice {
     const ari_tile_work *w;
     const ari_tile_machine *m;
-    ari_tiling best;
+    ari_tiling tiling;
     double time;
 } choice;
 
@@ -85,12 +85,12 @@ static void consider(choice *c, size_t matrices, size_t rows, size_t cols)
     const extent x = {matrices, rows, cols};
     if (plane_bytes(c->w, &x) > (double)c->m->plane_bytes)
         return;
-    for (int together = 0; together <= (int)c->w->alike; together++) {
+    for (int together = 0; together <= (int)c->w->is_uniform; together++) {
         const ari_tiling t = {matrices, rows, cols, together};
         const double time = sum_over(c->w, c->m, &t, time_of);
         if (c->time >= 0.0 && time >= c->time)
             continue;
-        c->best = t;
+        c->tiling = t;
         c->time = time;
     }
 }
@@ -99,10 +99,10 @@ static void consider(choice *c, size_t matrices, size_t rows, size_t cols)
  * there is no other. */
 static bool next_side(size_t *side, size_t parts)
 {
-    const size_t each = *side == 0 ? ari_smaller(parts, SIDE) : *side - 1;
-    if (each == 0)
+    const size_t max_parts = *side == 0 ? ari_smaller(parts, SIDE) : *side - 1;
+    if (max_parts == 0)
         return false;
-    *side = ari_ceil_div(parts, ari_ceil_div(parts, each));
+    *side = ari_ceil_div(parts, ari_ceil_div(parts, max_parts));
     return true;
 }
 
@@ -127,8 +127,8 @@ ari_tiling ari_plan_tiles(const ari_tile_work *w, const ari_tile_machine *m)
     while (c.time < 0.0 && matrices > 1)
         consider_parts(&c, matrices /= 2);
     if (c.time < 0.0)
-        c.best = (ari_tiling){1, ari_smaller(w->m, m->part_rows), ari_smaller(w->n, m->part_cols), w->alike};
-    return c.best;
+        c.tiling = (ari_tiling){1, ari_smaller(w->m, m->part_rows), ari_smaller(w->n, m->part_cols), w->is_uniform};
+    return c.tiling;
 }
 
 static double room_of(const ari_tile_work *w, const ari_tile_machine *m, const extent *x, bool together)
@@ -153,17 +153,17 @@ double ari_tiling_share(const ari_tile_work *w, const ari_tile_machine *m, const
 /* Rows [p->row, p->row + p->rows): the smallest extent that has all of theirs, below n. */
 static void hull_of(size_t edge[2], const ari_tile_part *p, const ar_band *band, size_t n)
 {
-    size_t first = n, end = 0;
+    size_t begin = n, end = 0;
     for (size_t i = 0; i < ari_smaller(p->rows, band->rows); i++) {
         const int32_t *edges = band->edges + 2 * ((p->row + i) % band->rows);
-        const size_t from = edges[0] > 0 ? (size_t)edges[0] : 0,
-                     to = edges[1] > 0 ? ari_smaller((size_t)edges[1], n) : 0;
-        if (from >= to)
+        const size_t row_begin = edges[0] > 0 ? (size_t)edges[0] : 0,
+                     row_end = edges[1] > 0 ? ari_smaller((size_t)edges[1], n) : 0;
+        if (row_begin >= row_end)
             continue;
-        first = ari_smaller(first, from);
-        end = end > to ? end : to;
+        begin = ari_smaller(begin, row_begin);
+        end = end > row_end ? end : row_end;
     }
-    edge[0] = ari_smaller(first, end) / 16 * 16;
+    edge[0] = ari_smaller(begin, end) / 16 * 16;
     edge[1] = end;
 }
 
@@ -189,19 +189,20 @@ static void fill_part(ari_tile_part *p, const ari_tile_work *w, const ar_band *b
 static size_t part_height(const ari_tile_work *w, const ari_tile_machine *m, const ar_band *band)
 {
     const size_t height = ari_round_up(ari_ceil_div(band->rows, BAND_PARTS), m->part_rows);
-    double left = 0.0;
+    double remaining = 0.0;
     for (ari_tile_part p = {0}; p.row < w->m; p.row += height) {
         p.rows = ari_smaller(height, w->m - p.row);
         fill_part(&p, w, band);
-        left += (double)p.rows * ((double)p.cols / (double)w->n) * ((double)p.terms / (double)w->terms);
+        remaining += (double)p.rows * ((double)p.cols / (double)w->n) * ((double)p.terms / (double)w->terms);
     }
-    return left > (1.0 - WORTH) * (double)w->m ? w->m : height;
+    return remaining > (1.0 - WORTH) * (double)w->m ? w->m : height;
 }
 
 bool ari_band_next(ari_tile_part *p, const ari_tile_work *w, const ari_tile_machine *m, const ar_band *band)
 {
-    const bool known = band && band->rows > 0 && w->terms > 0 && (!band->of_terms || (w->alike && w->blocks == 1));
-    const size_t height = known ? part_height(w, m, band) : w->m;
+    const bool has_band =
+        band && band->rows > 0 && w->terms > 0 && (!band->of_terms || (w->is_uniform && w->blocks == 1));
+    const size_t height = has_band ? part_height(w, m, band) : w->m;
     do {
         p->row += p->rows;
         p->rows = ari_smaller(height, w->m - p->row);

@@ -22,7 +22,7 @@ typedef struct ari_tile_machine {
 typedef struct ari_tile_work {
     size_t batch, m, n, terms, blocks;
     size_t planes, runs; /* of a block: products, and the runs that they take together */
-    bool alike;      /* every product takes one run, the one after that of the product before it, in both operands */
+    bool is_uniform; /* every product takes one run, the one after that of the product before it, in both operands */
     bool one_result; /* the matrices of the batch are added up, in memory of [m, n] */
 } ari_tile_work;
 

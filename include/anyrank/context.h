@@ -163,9 +163,9 @@ ar_comm *ar_ctx_dp(const ar_ctx *ctx);
 ar_device *ar_ctx_device(const ar_ctx *ctx);
 /** Returns the main queue, on which layers enqueue their kernels and collectives. */
 ar_queue *ar_ctx_queue(const ar_ctx *ctx);
-/** Writes the bytes of step memory that are allocated now to *now, and the most that were allocated at once since the
+/** Writes the bytes of step memory that are allocated now to *current, and the most that were allocated at once since the
  *  context was created to *peak. Either pointer may be NULL. */
-void ar_ctx_memory(const ar_ctx *ctx, size_t *now, size_t *peak);
+void ar_ctx_memory(const ar_ctx *ctx, size_t *current, size_t *peak);
 
 /** Allocates a contiguous tensor of `shape` [ndim] in step memory; its contents are undefined. It is freed when the
  *  step ends, or earlier by ar_ctx_release. Errors: AR_ERR_ARG (ndim), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */

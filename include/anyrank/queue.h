@@ -51,7 +51,7 @@ AR_NODISCARD ar_status ar_event_sync(ar_event *e, uint64_t timeout_ns);
 
 /** Tests whether the event is done, without waiting. Errors: the first error of the queue that the event was recorded
  *  on. */
-AR_NODISCARD ar_status ar_event_test(ar_event *e, bool *done);
+AR_NODISCARD ar_status ar_event_test(ar_event *e, bool *is_done);
 
 AR_END_DECLS
 #endif

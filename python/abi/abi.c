@@ -48,12 +48,12 @@ static char *text_of(json_t *value)
 
 /* --- dumps -------------------------------------------------------------------------------------------------------- */
 
-int ar_abi_dump_open(ar_abi_dump **gives, const char *path, const char *map)
+int ar_abi_dump_open(ar_abi_dump **out, const char *path, const char *map)
 {
-    if (gives == NULL || path == NULL)
+    if (out == NULL || path == NULL)
         return ar_error_set(AR_ERR_ARG, "the dump's path is missing");
-    *gives = NULL;
-    return ar_dump_open(gives, path, &(ar_dump_options){.map = map});
+    *out = NULL;
+    return ar_dump_open(out, path, &(ar_dump_options){.map = map});
 }
 
 void ar_abi_dump_close(ar_abi_dump *d)
@@ -181,29 +181,30 @@ int ar_abi_tensor_read_part(const ar_abi_tensor *t, size_t i, float *out, size_t
     return count == 0 ? AR_OK : ari_dump_part_f32(t, &t->part[i], out);
 }
 
-int ar_abi_tensor_replicas(const ar_abi_tensor *t, char **gives)
+int ar_abi_tensor_replicas(const ar_abi_tensor *t, char **out)
 {
     bool found = false;
-    ar_dump_disagreement of = {0};
-    AR_TRY(ar_dump_replicas(t, &found, &of));
-    char *text = text_of(!found ? json_null()
-                                : json_pack("{s[ii] sI sI sI s[oo]}", "ranks", of.ranks[0], of.ranks[1], "index",
-                                            (json_int_t)of.index, "elements", (json_int_t)of.elements, "count",
-                                            (json_int_t)of.count, "values", ari_json_number(of.value[0]),
-                                            ari_json_number(of.value[1])));
+    ar_dump_disagreement disagreement = {0};
+    AR_TRY(ar_dump_replicas(t, &found, &disagreement));
+    char *text =
+        text_of(!found ? json_null()
+                       : json_pack("{s[ii] sI sI sI s[oo]}", "ranks", disagreement.ranks[0], disagreement.ranks[1],
+                                   "index", (json_int_t)disagreement.index, "elements",
+                                   (json_int_t)disagreement.elements, "count", (json_int_t)disagreement.count, "values",
+                                   ari_json_number(disagreement.value[0]), ari_json_number(disagreement.value[1])));
     if (text == NULL)
         return AR_ERR_MEMORY;
-    *gives = text;
+    *out = text;
     return AR_OK;
 }
 
 /* --- sketches ----------------------------------------------------------------------------------------------------- */
 
-int ar_abi_sketch_create(ar_abi_sketch **gives, const char *dtype, size_t ndim, const size_t *shape)
+int ar_abi_sketch_create(ar_abi_sketch **out, const char *dtype, size_t ndim, const size_t *shape)
 {
     ar_dtype t;
     ar_sketch *s = NULL;
-    *gives = NULL;
+    *out = NULL;
     if (ndim > AR_ST_MAX_DIMS)
         return ar_error_set(AR_ERR_SHAPE, "sketch: %zu dimensions, at most %d", ndim, AR_ST_MAX_DIMS);
     AR_TRY(ari_dtype_parse(&t, dtype));
@@ -212,7 +213,7 @@ int ar_abi_sketch_create(ar_abi_sketch **gives, const char *dtype, size_t ndim, 
     if (st != AR_OK)
         ar_abi_sketch_destroy(s);
     else
-        *gives = s;
+        *out = s;
     return st;
 }
 
@@ -280,11 +281,11 @@ char *ar_abi_sketches_json(const char *folder)
     if (ar_sketch_run_open(&run, folder) != AR_OK)
         return NULL;
     json_t *tensors = json_array();
-    bool whole = tensors != NULL;
-    for (size_t i = 0; i < ar_sketch_run_count(run) && whole; i++)
-        whole = json_array_append_new(tensors, sketch_json(ar_sketch_run_tensor(run, i))) == 0;
-    json_t *all = whole ? json_pack("{si sO}", "ranks", ar_sketch_run_ranks(run), "tensors", tensors) : NULL;
+    bool is_complete = tensors != NULL;
+    for (size_t i = 0; i < ar_sketch_run_count(run) && is_complete; i++)
+        is_complete = json_array_append_new(tensors, sketch_json(ar_sketch_run_tensor(run, i))) == 0;
+    json_t *document = is_complete ? json_pack("{si sO}", "ranks", ar_sketch_run_ranks(run), "tensors", tensors) : NULL;
     json_decref(tensors);
     ar_sketch_run_close(run);
-    return text_of(all);
+    return text_of(document);
 }

@@ -12,7 +12,7 @@ static const ar_declared_check by_build = AR_DECLARED_TRUSTED;
 static const ar_declared_check by_build = AR_DECLARED_CHECKED;
 #endif
 
-ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
+ar_status ar_ctx_create(ar_ctx **out, const ar_ctx_options *o)
 {
     const bool native = o->numerics == AR_NUMERICS_NATIVE;
     const ar_declared_check declared = o->placements == AR_DECLARED_BY_BUILD ? by_build : o->placements;
@@ -21,6 +21,6 @@ ar_status ar_ctx_create(ar_ctx **gives, const ar_ctx_options *o)
     AR_TRY(ari_ctx_create(&c, o, native ? ari_arith_native(o->precision) : ari_arith_exact(o->precision)));
     if (declared == AR_DECLARED_CHECKED)
         AR_TRY(ari_ledger_check(c));
-    ARI_GIVE(gives, c);
+    ARI_GIVE(out, c);
     return AR_OK;
 }

@@ -15,24 +15,24 @@
 
 struct ar_sum {
     const ar_operand *a, *b;
-    ar_comm *over;  /* the group that a fold reduced over; NULL: complete here */
+    ar_comm *group; /* the group that a fold reduced over; NULL: complete here */
     bool scattered; /* AR_SCATTER_ROWS: the slice, of whole rows, is what is wanted; else it is gathered once rounded */
-    ari_sum_slice own; /* the slice of the reduced sums, where `over` is set */
+    ari_sum_slice slice; /* the slice of the reduced sums, where `over` is set */
     int limbs;
     ar_event *reduced; /* on another queue than the context's; NULL: on that */
 };
 
-ar_status ari_exact_max(ar_ctx *ctx, ar_comm *over, ar_buf e, size_t n, const char *tag)
+ar_status ari_exact_max(ar_ctx *ctx, ar_comm *group, ar_buf e, size_t n, const char *tag)
 {
-    if (!ari_has_peers(over))
+    if (!ari_has_peers(group))
         return AR_OK;
-    return ar_comm_all_reduce(over, ctx->queue, e, ar_const(e), n, AR_I32, AR_MAX, tag);
+    return ar_comm_all_reduce(group, ctx->queue, e, ar_const(e), n, AR_I32, AR_MAX, tag);
 }
 
 static void operand_fini(ar_device *d, ar_queue *q, ar_operand *o)
 {
     d->ops->packed_destroy(d, q, o->packed);
-    if (o->kept) {
+    if (o->is_cached) {
         d->ops->free(d, q, o->c);
         d->ops->free(d, q, o->e);
     }
@@ -51,22 +51,22 @@ static void operand_destroy(ar_ctx *ctx, void *object)
 }
 
 /* Exponent arrays are memory of the step, unless the operand is kept with a parameter. */
-static ar_status exponent_array(ar_ctx *ctx, const ar_operand *o, ar_buf *gives, size_t n)
+static ar_status exponent_array(ar_ctx *ctx, const ar_operand *o, ar_buf *out, size_t n)
 {
     size_t bytes = 0;
     AR_TRY(ari_mul_size(&bytes, n ? n : 1, sizeof(int32_t)));
-    return o->kept ? ARI_KERNEL(ctx, alloc, gives, bytes) : ari_step_alloc(ctx, gives, bytes);
+    return o->is_cached ? ARI_KERNEL(ctx, alloc, out, bytes) : ari_step_alloc(ctx, out, bytes);
 }
 
 /* Equilibration: one exponent per column of B, over the rows of all parts and all ranks. */
 static ar_status equilibrate(ar_ctx *ctx, ar_operand *o, const ar_parts *p, ar_comm *rows_over, const char *tag)
 {
     AR_TRY(exponent_array(ctx, o, &o->c, o->x.batch * o->x.k));
-    size_t at = 0;
+    size_t column = 0;
     for (int i = 0; i < p->n; i++) {
         const ar_tensor *t = &p->part[i];
-        AR_TRY(ARI_KERNEL(ctx, col_exponents, ar_buf_at(o->c, at * sizeof(int32_t)), t, i > 0 && !p->along_k));
-        at += p->along_k ? t->shape[t->ndim - 1] : 0;
+        AR_TRY(ARI_KERNEL(ctx, col_exponents, ar_buf_at(o->c, column * sizeof(int32_t)), t, i > 0 && !p->along_k));
+        column += p->along_k ? t->shape[t->ndim - 1] : 0;
     }
     return ari_exact_max(ctx, rows_over, o->c, o->x.batch * o->x.k, tag);
 }
@@ -87,9 +87,9 @@ static ar_status quantise_operand(ar_ctx *ctx, ar_operand *o, const ar_parts *p,
         k += p->along_k ? t->shape[t->ndim - 1] : 0;
     }
     for (int i = 0; i < 2; i++)
-        AR_TRY(ari_exact_max(ctx, o->over[i], o->e, o->x.batch * o->x.rows, tag));
+        AR_TRY(ari_exact_max(ctx, o->k_groups[i], o->e, o->x.batch * o->x.rows, tag));
     AR_TRY(ARI_KERNEL(ctx, packed_create, &o->packed, o->x.batch, o->x.rows, o->x.k, ari_exact_form(split, o->narrow)));
-    o->counted = o->kept ? 0 : ctx->device->ops->packed_bytes(o->packed);
+    o->counted = o->is_cached ? 0 : ctx->device->ops->packed_bytes(o->packed);
     ari_step_count_alloc(ctx, o->counted);
     row = k = 0;
     for (int i = 0; i < p->n; i++) {
@@ -102,81 +102,81 @@ static ar_status quantise_operand(ar_ctx *ctx, ar_operand *o, const ar_parts *p,
     return AR_OK;
 }
 
-static ar_status operand_init(ar_operand *o, const ar_parts *p, size_t k_full, ar_comm *const over[2], bool kept,
-                              bool narrow, const char *tag)
+static ar_status operand_init(ar_operand *o, const ar_parts *p, size_t k_full, ar_comm *const k_groups[2],
+                              bool is_cached, bool narrow, const char *tag)
 {
     AR_TRY(ari_parts_extents(&o->x, p));
     o->narrow = narrow;
-    if (!ari_has_peers(over[0]) && !ari_has_peers(over[1]) && o->x.k != k_full)
+    if (!ari_has_peers(k_groups[0]) && !ari_has_peers(k_groups[1]) && o->x.k != k_full)
         return ar_error_set(AR_ERR_SHAPE, "%s: a contraction over %zu terms was given %zu", tag, k_full, o->x.k);
     o->k_full = k_full;
-    o->over[0] = over[0];
-    o->over[1] = over[1];
-    o->kept = kept;
+    o->k_groups[0] = k_groups[0];
+    o->k_groups[1] = k_groups[1];
+    o->is_cached = is_cached;
     return AR_OK;
 }
 
 /* An empty operand that ends with the step. */
-static ar_status step_operand(ar_ctx *ctx, ar_operand **gives)
+static ar_status step_operand(ar_ctx *ctx, ar_operand **out)
 {
-    AR_TRY(ari_alloc_zero((void **)gives, 1, sizeof **gives, "an operand"));
-    return ari_step_own(ctx, *gives, operand_destroy);
+    AR_TRY(ari_alloc_zero((void **)out, 1, sizeof **out, "an operand"));
+    return ari_step_own(ctx, *out, operand_destroy);
 }
 
-ar_status ari_exact_operand_over(ar_ctx *ctx, ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
-                                 ar_comm *const over[2], ar_comm *rows_over, const char *tag)
+ar_status ari_exact_operand_over(ar_ctx *ctx, ar_operand **out, const ar_parts *b, bool scale, size_t k_full,
+                                 ar_comm *const k_groups[2], ar_comm *rows_over, const char *tag)
 {
     ar_operand *o = NULL;
     AR_TRY(step_operand(ctx, &o));
-    AR_TRY(operand_init(o, b, k_full, over, false, ari_exact_is_narrow(ctx, k_full), tag));
+    AR_TRY(operand_init(o, b, k_full, k_groups, false, ari_exact_is_narrow(ctx, k_full), tag));
     if (scale)
         AR_TRY(equilibrate(ctx, o, b, rows_over, tag));
     AR_TRY(quantise_operand(ctx, o, b, ar_const(o->c), -1, false, tag));
-    *gives = o;
+    *out = o;
     return AR_OK;
 }
 
-ar_status ari_exact_operand_b(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
+ar_status ari_exact_operand_b(ar_ctx *ctx, const ar_operand **out, const ar_parts *b, bool scale, size_t k_full,
                               ar_comm *k_over, ar_comm *rows_over, const char *tag)
 {
     ar_operand *o = NULL;
     AR_TRY(ari_exact_operand_over(ctx, &o, b, scale, k_full, (ar_comm *const[2]){k_over, NULL}, rows_over, tag));
-    *gives = o;
+    *out = o;
     return AR_OK;
 }
 
-ar_status ari_exact_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar_parts *a, const ar_operand *b,
+ar_status ari_exact_operand_a(ar_ctx *ctx, const ar_operand **out, const ar_parts *a, const ar_operand *b,
                               const char *tag)
 {
     ar_operand *o = NULL;
     AR_TRY(step_operand(ctx, &o));
-    AR_TRY(operand_init(o, a, b->k_full, b->over, false, b->narrow, tag));
+    AR_TRY(operand_init(o, a, b->k_full, b->k_groups, false, b->narrow, tag));
     AR_TRY(ari_check_pair(&o->x, &b->x, tag));
     AR_TRY(quantise_operand(ctx, o, a, ar_const(b->c), +1, true, tag));
-    *gives = o;
+    *out = o;
     return AR_OK;
 }
 
-static ar_buf exponents_at(ar_buf all, size_t first)
+static ar_buf exponents_at(ar_buf exponents, size_t offset)
 {
-    return all.ptr ? ar_buf_at(all, first * sizeof(int32_t)) : all;
+    return exponents.ptr ? ar_buf_at(exponents, offset * sizeof(int32_t)) : exponents;
 }
 
-ar_status ari_exact_operand_part(ar_ctx *ctx, const ar_operand **gives, const ar_operand *whole, const ar_part *part)
+ar_status ari_exact_operand_part(ar_ctx *ctx, const ar_operand **out, const ar_operand *full, const ar_part *part)
 {
     ar_operand *o = NULL;
-    AR_TRY(ari_check_part(&whole->x, part));
+    AR_TRY(ari_check_part(&full->x, part));
     AR_TRY(step_operand(ctx, &o));
     o->part = true;
-    o->narrow = whole->narrow;
+    o->narrow = full->narrow;
     o->x = (ari_extents){.batch = part->matrices, .rows = part->rows, .k = part->cols};
     o->k_full = part->cols;
-    o->c = exponents_at(whole->c, part->matrix * whole->x.k + part->col);
-    o->e = exponents_at(whole->e, part->matrix * whole->x.rows + part->row);
-    AR_TRY(ARI_KERNEL(ctx, packed_part, &o->packed, whole->packed, part));
+    o->c = exponents_at(full->c, part->matrix * full->x.k + part->col);
+    o->e = exponents_at(full->e, part->matrix * full->x.rows + part->row);
+    AR_TRY(ARI_KERNEL(ctx, packed_part, &o->packed, full->packed, part));
     o->counted = ctx->device->ops->packed_bytes(o->packed);
     ari_step_count_alloc(ctx, o->counted);
-    *gives = o;
+    *out = o;
     return AR_OK;
 }
 
@@ -326,7 +326,7 @@ static void sum_destroy(ar_ctx *ctx, void *object)
     free(s);
 }
 
-ar_status ari_exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
+ar_status ari_exact_contract(ar_ctx *ctx, ar_sum **out, const ar_operand *a, const ar_operand *b)
 {
     ar_sum *s = NULL;
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a sum"));
@@ -334,20 +334,21 @@ ar_status ari_exact_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, c
     s->b = b;
     s->limbs = ari_exact_limbs(b->narrow, b->k_full);
     AR_TRY(ari_step_own(ctx, s, sum_destroy));
-    *gives = s; /* the multiplication waits for fold or round: a sum that nobody folds is rounded tile by tile */
+    *out = s; /* the multiplication waits for fold or round: a sum that nobody folds is rounded tile by tile */
     return AR_OK;
 }
 
-ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *over, const char *tag)
+ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *group,
+                          const char *tag)
 {
     const size_t total = s->count, limbs = (size_t)s->limbs;
     const ar_buf partial = s->s;
     ARI_OWNED size_t *counts = NULL;
-    AR_TRY(ari_slice_counts(&counts, over, total, limbs));
-    ari_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &s->start, &s->count);
+    AR_TRY(ari_slice_counts(&counts, group, total, limbs));
+    ari_comm_slice(total, ar_comm_size(group), ar_comm_rank(group), &s->start, &s->count);
     AR_TRY(ari_step_alloc(ctx, &s->s, s->count * limbs * sizeof(int64_t)));
     AR_TRY(ari_queue_follow(q, ctx->queue, reduced));
-    AR_TRY(ar_comm_reduce_scatter(over, q, s->s, ar_const(partial), counts, AR_I64, AR_SUM, tag));
+    AR_TRY(ar_comm_reduce_scatter(group, q, s->s, ar_const(partial), counts, AR_I64, AR_SUM, tag));
     if (q != ctx->queue) {
         s->sent = partial;
         return ar_event_record(reduced, q);
@@ -356,29 +357,29 @@ ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *
     return AR_OK;
 }
 
-ar_status ari_exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_fold how, const char *tag)
+ar_status ari_exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *group, ar_fold method, const char *tag)
 {
-    if (how == AR_KEEP || !ari_has_peers(over))
+    if (method == AR_KEEP || !ari_has_peers(group))
         return AR_OK;
     const ari_extents *a = &s->a->x, *b = &s->b->x;
     size_t bytes = 0;
-    s->own = (ari_sum_slice){.limbs = s->limbs,
-                             .count = a->batch * a->rows * b->rows,
-                             .rows = a->rows,
-                             .cols = b->rows,
-                             .e = ar_const(s->a->e),
-                             .f = ar_const(s->b->e),
-                             .e_step = a->rows};
-    AR_TRY(ari_check_fold(ctx, a, q, over, how, tag));
-    AR_TRY(ari_mul_size(&bytes, s->own.count, (size_t)s->limbs * sizeof(int64_t)));
-    AR_TRY(ari_step_alloc(ctx, &s->own.s, bytes));
-    AR_TRY(ARI_KERNEL(ctx, gemm_i64, s->own.s, s->a->packed, s->b->packed, s->limbs, false));
+    s->slice = (ari_sum_slice){.limbs = s->limbs,
+                               .count = a->batch * a->rows * b->rows,
+                               .rows = a->rows,
+                               .cols = b->rows,
+                               .e = ar_const(s->a->e),
+                               .f = ar_const(s->b->e),
+                               .e_step = a->rows};
+    AR_TRY(ari_check_fold(ctx, a, q, group, method, tag));
+    AR_TRY(ari_mul_size(&bytes, s->slice.count, (size_t)s->limbs * sizeof(int64_t)));
+    AR_TRY(ari_step_alloc(ctx, &s->slice.s, bytes));
+    AR_TRY(ARI_KERNEL(ctx, gemm_i64, s->slice.s, s->a->packed, s->b->packed, s->limbs, false));
     ari_work_of_product(a, b);
     if (q != ctx->queue)
         AR_TRY(ar_event_create(&s->reduced));
-    AR_TRY(ari_exact_slice(ctx, &s->own, q, s->reduced, over, tag));
-    s->over = over;
-    s->scattered = how == AR_SCATTER_ROWS;
+    AR_TRY(ari_exact_slice(ctx, &s->slice, q, s->reduced, group, tag));
+    s->group = group;
+    s->scattered = method == AR_SCATTER_ROWS;
     return AR_OK;
 }
 
@@ -386,37 +387,37 @@ ar_status ari_exact_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_
 static ar_status round_sums(ar_ctx *ctx, ar_buf y, const ari_sum_slice *s)
 {
     const size_t matrix = s->rows * s->cols, end = s->start + s->count;
-    for (size_t at = s->start; at < end;) {
-        const size_t batch = at / matrix, stop = (batch + 1) * matrix < end ? (batch + 1) * matrix : end;
-        const size_t done = at - s->start;
-        AR_TRY(ARI_KERNEL(ctx, round_i64, ar_buf_at(y, done * sizeof(float)),
-                          ar_cbuf_at(ar_const(s->s), done * (size_t)s->limbs * sizeof(int64_t)), s->limbs,
-                          at - batch * matrix, stop - at, s->cols,
+    for (size_t position = s->start; position < end;) {
+        const size_t batch = position / matrix, stop = (batch + 1) * matrix < end ? (batch + 1) * matrix : end;
+        const size_t offset = position - s->start;
+        AR_TRY(ARI_KERNEL(ctx, round_i64, ar_buf_at(y, offset * sizeof(float)),
+                          ar_cbuf_at(ar_const(s->s), offset * (size_t)s->limbs * sizeof(int64_t)), s->limbs,
+                          position - batch * matrix, stop - position, s->cols,
                           ar_cbuf_at(s->e, batch * s->e_step * sizeof(int32_t)),
                           ar_cbuf_at(s->f, batch * s->cols * sizeof(int32_t))));
-        at = stop;
+        position = stop;
     }
     return AR_OK;
 }
 
-ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, size_t at, const ari_sum_slice *s)
+ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, size_t offset, const ari_sum_slice *s)
 {
-    const ar_tensor to = ari_tensor_flat(y->dtype, ar_buf_at(y->data, at * ar_dtype_bytes(y->dtype)), s->count);
+    const ar_tensor dst = ari_tensor_flat(y->dtype, ar_buf_at(y->data, offset * ar_dtype_bytes(y->dtype)), s->count);
     ar_tensor wide;
-    AR_TRY(ari_wide_begin(ctx, &wide, &to));
+    AR_TRY(ari_wide_begin(ctx, &wide, &dst));
     AR_TRY(round_sums(ctx, wide.data, s));
-    return ari_wide_end(ctx, &to, &wide);
+    return ari_wide_end(ctx, &dst, &wide);
 }
 
-ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *over)
+ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *group)
 {
     ARI_OWNED size_t *counts = NULL;
     size_t start = 0, count = 0;
     const size_t total = ar_tensor_count(y);
-    AR_TRY(ari_slice_counts(&counts, over, total, 1));
-    ari_comm_slice(total, ar_comm_size(over), ar_comm_rank(over), &start, &count);
-    const ar_cbuf own = ar_cbuf_at(ar_const(y->data), start * ar_dtype_bytes(y->dtype));
-    return ar_comm_all_gather(over, ctx->queue, y->data, own, counts, y->dtype, "rounded sums");
+    AR_TRY(ari_slice_counts(&counts, group, total, 1));
+    ari_comm_slice(total, ar_comm_size(group), ar_comm_rank(group), &start, &count);
+    const ar_cbuf local_slice = ar_cbuf_at(ar_const(y->data), start * ar_dtype_bytes(y->dtype));
+    return ar_comm_all_gather(group, ctx->queue, y->data, local_slice, counts, y->dtype, "rounded sums");
 }
 
 static ar_status finish(ar_ctx *ctx, const ar_tensor *y, const ar_epilogue *ep)
@@ -432,9 +433,9 @@ static ar_status round_folded(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
 {
     if (!ari_tensor_is_contiguous(y))
         return ar_error_set(AR_ERR_SHAPE, "a folded sum is rounded into a contiguous tensor");
-    AR_TRY(ari_exact_round_slice(ctx, y, s->scattered ? 0 : s->own.start, &s->own));
+    AR_TRY(ari_exact_round_slice(ctx, y, s->scattered ? 0 : s->slice.start, &s->slice));
     if (!s->scattered)
-        AR_TRY(ari_exact_gather(ctx, y, s->over));
+        AR_TRY(ari_exact_gather(ctx, y, s->group));
     return finish(ctx, y, ep);
 }
 
@@ -443,11 +444,11 @@ static ar_status round_folded(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
 static ar_status round_product(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s, const ar_epilogue *ep)
 {
     const bool narrow = y->dtype != AR_F32;
-    const ar_epilogue none = {.act = AR_ACT_NONE, .band = ep->band}, *now = narrow ? &none : ep;
+    const ar_epilogue no_epilogue = {.act = AR_ACT_NONE, .band = ep->band}, *fused = narrow ? &no_epilogue : ep;
     ar_tensor wide;
     AR_TRY(ari_wide_begin(ctx, &wide, y));
     AR_TRY(ARI_KERNEL(ctx, gemm_round, &wide, s->a->packed, s->b->packed, ar_const(s->a->e), ar_const(s->b->e),
-                      now->bias, now->act, now->z, now->band));
+                      fused->bias, fused->act, fused->z, fused->band));
     AR_TRY(ari_wide_end(ctx, y, &wide));
     if (!s->b->part) /* whose work who cuts it counts */
         ari_work_of_product(&s->a->x, &s->b->x);
@@ -456,19 +457,19 @@ static ar_status round_product(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s,
 
 ar_status ari_exact_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *epilogue)
 {
-    const size_t expected = s->scattered ? s->own.count : s->a->x.batch * s->a->x.rows * s->b->x.rows;
+    const size_t expected = s->scattered ? s->slice.count : s->a->x.batch * s->a->x.rows * s->b->x.rows;
     if (ar_tensor_count(y) != expected)
         return ar_error_set(AR_ERR_SHAPE, "a contraction of %zu elements is rounded into %zu", expected,
                             ar_tensor_count(y));
-    const ar_epilogue none = {.act = AR_ACT_NONE};
-    const ar_epilogue *ep = epilogue ? epilogue : &none;
+    const ar_epilogue no_epilogue = {.act = AR_ACT_NONE};
+    const ar_epilogue *ep = epilogue ? epilogue : &no_epilogue;
     if (s->reduced) {
         AR_TRY(ar_queue_wait(ctx->queue, s->reduced));
-        ari_step_free(ctx, s->own.sent);
+        ari_step_free(ctx, s->slice.sent);
     }
-    if (s->over) {
+    if (s->group) {
         AR_TRY(round_folded(ctx, y, s, ep));
-        ari_step_free(ctx, s->own.s);
+        ari_step_free(ctx, s->slice.s);
     } else {
         AR_TRY(round_product(ctx, y, s, ep));
     }
@@ -499,7 +500,7 @@ static void blocks_destroy(ar_ctx *ctx, void *object)
     free(s);
 }
 
-ar_status ari_exact_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_tensor *b, const ar_blocks_options *o)
+ar_status ari_exact_blocks_begin(ar_ctx *ctx, ar_blocks **out, const ar_tensor *b, const ar_blocks_options *o)
 {
     ari_extents x;
     size_t n = 0, bytes = 0;
@@ -516,29 +517,29 @@ ar_status ari_exact_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_tensor
     AR_TRY(ari_mul_size(&n, x.batch, o->rows));
     AR_TRY(ari_mul_size(&bytes, n, sizeof(int32_t)));
     AR_TRY(ari_step_alloc(ctx, &s->e, bytes));
-    *gives = s;
+    *out = s;
     /* -0 has the bits of AR_EXP_ZERO, the exponent of no terms. */
-    const ar_tensor none = ari_tensor_flat(AR_F32, s->e, n);
-    return ARI_KERNEL(ctx, fill, &none, -0.0f);
+    const ar_tensor exponents = ari_tensor_flat(AR_F32, s->e, n);
+    return ARI_KERNEL(ctx, fill, &exponents, -0.0f);
 }
 
 /* A block's exponents in an array of one for each of `width` rows or terms of every matrix. */
-static ar_buf exponents_of(ar_buf all, const ar_part *at, size_t width, size_t first)
+static ar_buf exponents_of(ar_buf exponents, const ar_part *part, size_t width, size_t offset)
 {
-    return ar_buf_at(all, (at->matrix * width + first) * sizeof(int32_t));
+    return ar_buf_at(exponents, (part->matrix * width + offset) * sizeof(int32_t));
 }
 
-static ar_status check_block(const ar_blocks *s, const ar_part *at)
+static ar_status check_block(const ar_blocks *s, const ar_part *part)
 {
     const ari_extents a = {.batch = s->b->x.batch, .rows = s->o.rows, .k = s->b->x.k};
-    return ari_check_part(&a, at);
+    return ari_check_part(&a, part);
 }
 
-ar_status ari_exact_blocks_measure(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a)
+ar_status ari_exact_blocks_measure(ar_ctx *ctx, ar_blocks *s, const ar_part *part, const ar_tensor *a)
 {
-    AR_TRY(check_block(s, at));
-    const ar_buf c = exponents_of(s->b->c, at, s->b->x.k, at->col);
-    return ARI_KERNEL(ctx, row_exponents, exponents_of(s->e, at, s->o.rows, at->row), a, ar_const(c), +1, true,
+    AR_TRY(check_block(s, part));
+    const ar_buf c = exponents_of(s->b->c, part, s->b->x.k, part->col);
+    return ARI_KERNEL(ctx, row_exponents, exponents_of(s->e, part, s->o.rows, part->row), a, ar_const(c), +1, true,
                       s->b->narrow);
 }
 
@@ -554,22 +555,23 @@ ar_status ari_exact_blocks_measured(ar_ctx *ctx, ar_blocks *s)
     return ARI_KERNEL(ctx, zero, s->s, bytes);
 }
 
-ar_status ari_exact_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a)
+ar_status ari_exact_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *part, const ar_tensor *a)
 {
-    const size_t n = s->b->x.rows, each = s->o.rows / ari_places(&s->o);
-    const ar_part sums = ari_place_part(at, s->b->x.batch, each, n);
-    const ar_part terms = {at->matrix, at->matrices, 0, n, at->col, at->cols};
-    const size_t first = (sums.matrix * each + sums.row) * n * (size_t)s->limbs;
-    const ar_buf c = exponents_of(s->b->c, at, s->b->x.k, at->col);
-    const ar_buf e = exponents_of(s->e, at, s->o.rows, at->row);
+    const size_t n = s->b->x.rows, place_rows = s->o.rows / ari_places(&s->o);
+    const ar_part sums = ari_place_part(part, s->b->x.batch, place_rows, n);
+    const ar_part terms = {part->matrix, part->matrices, 0, n, part->col, part->cols};
+    const size_t sum_offset = (sums.matrix * place_rows + sums.row) * n * (size_t)s->limbs;
+    const ar_buf c = exponents_of(s->b->c, part, s->b->x.k, part->col);
+    const ar_buf e = exponents_of(s->e, part, s->o.rows, part->row);
     ar_packed *left = NULL, *right = NULL;
     ar_status st = AR_OK;
-    AR_TRY(check_block(s, at));
-    AR_TRY(ari_exact_new_packed(ctx, &left, at->matrices, at->rows, at->cols, ari_exact_form(true, s->b->narrow)));
+    AR_TRY(check_block(s, part));
+    AR_TRY(
+        ari_exact_new_packed(ctx, &left, part->matrices, part->rows, part->cols, ari_exact_form(true, s->b->narrow)));
     AR_TRY_TO(done, st, ARI_KERNEL(ctx, pack, left, 0, 0, a, ar_const(c), +1, ar_const(e)));
     AR_TRY_TO(done, st, ARI_KERNEL(ctx, packed_part, &right, s->b->packed, &terms));
     AR_TRY_TO(done, st,
-              ARI_KERNEL(ctx, gemm_i64, ar_buf_at(s->s, first * sizeof(int64_t)), left, right, s->limbs, true));
+              ARI_KERNEL(ctx, gemm_i64, ar_buf_at(s->s, sum_offset * sizeof(int64_t)), left, right, s->limbs, true));
 done:
     ARI_KERNEL(ctx, packed_destroy, right);
     ari_exact_end_packed(ctx, left);
@@ -577,40 +579,40 @@ done:
 }
 
 /* The own place's sums, of all ranks that have terms of them. */
-static ar_status fold_places(ar_ctx *ctx, ar_blocks *s, ari_sum_slice *own)
+static ar_status fold_places(ar_ctx *ctx, ar_blocks *s, ari_sum_slice *slice)
 {
     const size_t places = ari_places(&s->o);
     if (places == 1)
         return AR_OK;
-    AR_TRY(ari_exact_slice(ctx, own, ctx->queue, NULL, s->o.places, s->o.tag));
-    own->start = 0; /* of the place's own elements */
-    own->e = ar_cbuf_at(own->e, (size_t)ar_comm_rank(s->o.places) * own->rows * sizeof(int32_t));
+    AR_TRY(ari_exact_slice(ctx, slice, ctx->queue, NULL, s->o.places, s->o.tag));
+    slice->start = 0; /* of the place's own elements */
+    slice->e = ar_cbuf_at(slice->e, (size_t)ar_comm_rank(s->o.places) * slice->rows * sizeof(int32_t));
     return AR_OK;
 }
 
 ar_status ari_exact_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar_fold replicas)
 {
     const size_t places = ari_places(&s->o), total = s->b->x.batch * s->o.rows * s->b->x.rows;
-    ar_comm *over = replicas != AR_KEEP && ari_has_peers(s->o.replicas) ? s->o.replicas : NULL;
-    ari_sum_slice own = {.s = s->s,
-                         .limbs = s->limbs,
-                         .count = total,
-                         .rows = s->o.rows / places,
-                         .cols = s->b->x.rows,
-                         .e = ar_const(s->e),
-                         .f = ar_const(s->b->e),
-                         .e_step = s->o.rows};
+    ar_comm *group = replicas != AR_KEEP && ari_has_peers(s->o.replicas) ? s->o.replicas : NULL;
+    ari_sum_slice slice = {.s = s->s,
+                           .limbs = s->limbs,
+                           .count = total,
+                           .rows = s->o.rows / places,
+                           .cols = s->b->x.rows,
+                           .e = ar_const(s->e),
+                           .f = ar_const(s->b->e),
+                           .e_step = s->o.rows};
     if (!ari_tensor_is_contiguous(y) || ar_tensor_count(y) * places != total)
         return ar_error_set(AR_ERR_SHAPE, "%s: a contraction of %zu elements is rounded into %zu", s->o.tag,
                             total / places, ar_tensor_count(y));
     s->s.ptr = NULL; /* whoever folds it ends it */
-    AR_TRY(fold_places(ctx, s, &own));
-    if (over)
-        AR_TRY(ari_exact_slice(ctx, &own, ctx->queue, NULL, over, s->o.tag));
-    AR_TRY(ari_exact_round_slice(ctx, y, own.start, &own));
-    ari_step_free(ctx, own.s);
-    if (over)
-        AR_TRY(ari_exact_gather(ctx, y, over));
+    AR_TRY(fold_places(ctx, s, &slice));
+    if (group)
+        AR_TRY(ari_exact_slice(ctx, &slice, ctx->queue, NULL, group, s->o.tag));
+    AR_TRY(ari_exact_round_slice(ctx, y, slice.start, &slice));
+    ari_step_free(ctx, slice.s);
+    if (group)
+        AR_TRY(ari_exact_gather(ctx, y, group));
     ari_step_disown(ctx, s);
     return AR_OK;
 }

@@ -8,11 +8,11 @@
 struct ar_operand {
     ari_extents x;
     size_t k_full;
-    ar_comm *over[2];             /* groups that shard K; NULL: none */
+    ar_comm *k_groups[2];         /* groups that shard K; NULL: none */
     ar_packed *packed;            /* [batch, rows, k] */
     ar_buf c;                     /* int32 [batch, k], of B; ptr NULL: not equilibrated */
     ar_buf e;                     /* int32 [batch, rows] */
-    bool kept;                    /* owned by a parameter's cache: c and e are device memory of their own */
+    bool is_cached;               /* owned by a parameter's cache: c and e are device memory of their own */
     struct ar_param_cache *cache; /* that has it; NULL: none */
     bool part;                    /* of another operand: c and e are its */
     bool narrow;                  /* of 15 bits */
@@ -30,20 +30,20 @@ typedef struct ari_sum_slice {
 } ari_sum_slice;
 
 /** Elements [at, at + s->count) of y = the slice rounded, matrix by matrix. y F32 or BF16, contiguous. */
-AR_NODISCARD ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, size_t at, const ari_sum_slice *s);
+AR_NODISCARD ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, size_t offset, const ari_sum_slice *s);
 /** Sums over the group of all `s->count` elements: each rank keeps a slice. `s->s` was memory of the step, and is the
  *  slice's afterwards. Done on q, where `reduced` is recorded unless that is the context's queue; `s->sent` ends
  *  once it is. */
-AR_NODISCARD ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *over,
+AR_NODISCARD ar_status ari_exact_slice(ar_ctx *ctx, ari_sum_slice *s, ar_queue *q, ar_event *reduced, ar_comm *group,
                                        const char *tag);
 /** y = all ranks' rounded slices; the own one is at its place. */
-AR_NODISCARD ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *over);
+AR_NODISCARD ar_status ari_exact_gather(ar_ctx *ctx, const ar_tensor *y, ar_comm *group);
 /** e = the maximum over a group, of n exponents; NULL: nothing to do. */
-AR_NODISCARD ar_status ari_exact_max(ar_ctx *ctx, ar_comm *over, ar_buf e, size_t n, const char *tag);
+AR_NODISCARD ar_status ari_exact_max(ar_ctx *ctx, ar_comm *group, ar_buf e, size_t n, const char *tag);
 
 /** operand_b over terms that the ranks of two groups have, crosswise. */
-AR_NODISCARD ar_status ari_exact_operand_over(ar_ctx *ctx, ar_operand **gives, const ar_parts *b, bool scale,
-                                              size_t k_full, ar_comm *const over[2], ar_comm *rows_over,
+AR_NODISCARD ar_status ari_exact_operand_over(ar_ctx *ctx, ar_operand **out, const ar_parts *b, bool scale,
+                                              size_t k_full, ar_comm *const k_groups[2], ar_comm *rows_over,
                                               const char *tag);
 
 /** Slot grad_complete. */
@@ -56,26 +56,26 @@ AR_NODISCARD ar_status ari_exact_grad_reopen(ar_ctx *ctx, ar_queue *q, ar_param_
 void ari_exact_operand_done(ar_ctx *ctx, const ar_operand *o);
 
 struct ar_param_grad {
-    size_t n;     /* elements, in the order of the layer's matrix [out, in] */
-    ar_buf hl;    /* int64 [2n], and behind them t; ptr NULL: there is a value, or nothing */
-    ar_buf t;     /* u8 [n] */
-    ar_buf value; /* fp32 [n], of a complete one; ptr NULL: it is in hl and t */
-    bool none;    /* of its values: whatever these hold counts as zero */
-    bool narrow;  /* stored as bf16 */
+    size_t n;      /* elements, in the order of the layer's matrix [out, in] */
+    ar_buf hl;     /* int64 [2n], and behind them t; ptr NULL: there is a value, or nothing */
+    ar_buf t;      /* u8 [n] */
+    ar_buf value;  /* fp32 [n], of a complete one; ptr NULL: it is in hl and t */
+    bool is_empty; /* of its values: whatever these hold counts as zero */
+    bool narrow;   /* stored as bf16 */
 };
 /** True if no value was added so far; from here on there is one. */
 static inline bool ari_exact_grad_begins(ar_param_grad *g)
 {
-    const bool none = g->none;
-    g->none = false;
-    return none;
+    const bool was_empty = g->is_empty;
+    g->is_empty = false;
+    return was_empty;
 }
 
 /** Zeros, where nothing was added: for whoever adds to what is there, or writes a part of it. */
 AR_NODISCARD ar_status ari_exact_grad_zeros(ar_ctx *ctx, ar_queue *q, ar_param_grad *g);
 /* Rows of blocks, each of which one rank of a group is to have whole. */
 typedef struct ari_row_blocks {
-    ar_comm *over;
+    ar_comm *group;
     size_t blocks;
     const int *owner;   /* [blocks], the rank */
     const size_t *rows; /* [ranks, blocks], what each has, block after block */
@@ -84,13 +84,13 @@ typedef struct ari_row_blocks {
 /* Where they go: for every value that has such rows. */
 typedef struct ari_moved_rows {
     ar_ctx *ctx;
-    ar_comm *over;
+    ar_comm *group;
     size_t rows;             /* that come here, or are here, of the blocks that are this rank's */
     size_t *sent;            /* rows that go to each rank, then rows that come from each; owned */
     ar_tensor leave, arrive; /* int64, of the step */
 } ari_moved_rows;
 /** ari_moved_rows_end, also where it fails; of what is all zero nothing. */
-AR_NODISCARD ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *of);
+AR_NODISCARD ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *row_blocks);
 void ari_moved_rows_end(ari_moved_rows *m);
 /** y [m->rows, n], of the step = the rows of x [rows, n] of this rank's blocks, block after block. Collective. */
 AR_NODISCARD ar_status ari_move_rows(ar_tensor *y, const ar_tensor *x, const ari_moved_rows *m, const char *tag);
@@ -107,9 +107,9 @@ static inline bool ari_exact_is_narrow(const ar_ctx *ctx, size_t terms)
 {
     return ctx->arith->precision == AR_PRECISION_BF16 && terms <= ARI_CONTRACT_NARROW_TERMS;
 }
-static inline unsigned ari_exact_form(bool left, bool narrow)
+static inline unsigned ari_exact_form(bool is_left, bool narrow)
 {
-    return (left ? AR_PACKED_LEFT : 0u) | (narrow ? AR_PACKED_NARROW : 0u);
+    return (is_left ? AR_PACKED_LEFT : 0u) | (narrow ? AR_PACKED_NARROW : 0u);
 }
 /** int64 of a sum of so many terms. */
 static inline int ari_exact_limbs(bool narrow, size_t terms)
@@ -125,7 +125,7 @@ ARI_DECLARE_EXACT(grad_groups)
 #undef ARI_DECLARE_EXACT
 
 /** Room for integers, which a step's memory counts, and its end. */
-AR_NODISCARD ar_status ari_exact_new_packed(ar_ctx *ctx, ar_packed **gives, size_t batch, size_t rows, size_t k,
+AR_NODISCARD ar_status ari_exact_new_packed(ar_ctx *ctx, ar_packed **out, size_t batch, size_t rows, size_t k,
                                             unsigned form);
 /** Accepts NULL. */
 void ari_exact_end_packed(ar_ctx *ctx, ar_packed *p);

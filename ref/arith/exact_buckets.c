@@ -23,8 +23,8 @@ static runs runs_of(ar_buf bucket, size_t n, ar_dtype storage)
 size_t ari_exact_bucket_bytes(size_t n, ar_dtype storage)
 {
     (void)storage;
-    const size_t each = 2 * sizeof(int64_t) + 1;
-    return n > SIZE_MAX / each ? SIZE_MAX : n * each;
+    const size_t element_bytes = 2 * sizeof(int64_t) + 1;
+    return n > SIZE_MAX / element_bytes ? SIZE_MAX : n * element_bytes;
 }
 
 ar_status ari_exact_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage)
@@ -32,14 +32,15 @@ ar_status ari_exact_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t 
     return ctx->device->ops->zero(ctx->device, q, bucket, ari_exact_bucket_bytes(n, storage));
 }
 
-ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at, ar_dtype storage,
+ar_status ari_exact_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t offset, ar_dtype storage,
                                 const ar_param *p)
 {
     const ar_device_ops *dev = ctx->device->ops;
     const size_t count = ar_tensor_count(&p->value), word = sizeof(int64_t);
     const runs r = runs_of(bucket, n, storage);
-    const ar_buf t = ar_buf_at(r.t, at), h = ar_buf_at(r.hl, at * word), l = ar_buf_at(r.hl, (n + at) * word);
-    if (!p->grad || p->grad->none) {
+    const ar_buf t = ar_buf_at(r.t, offset), h = ar_buf_at(r.hl, offset * word),
+                 l = ar_buf_at(r.hl, (n + offset) * word);
+    if (!p->grad || p->grad->is_empty) {
         AR_TRY(dev->zero(ctx->device, q, t, count));
         AR_TRY(dev->zero(ctx->device, q, h, count * word));
         return dev->zero(ctx->device, q, l, count * word);
@@ -74,79 +75,79 @@ typedef struct exchange {
     ar_queue *q;
     const runs *r;
     size_t n;
-    ar_comm *over;
+    ar_comm *group;
     size_t ranks, me;
-    const size_t *shares;         /* [ranks] */
-    size_t *from, *count, *bytes; /* [ranks], [ranks], [2*ranks] */
-    size_t all;                   /* of the part */
+    const size_t *shares;          /* [ranks] */
+    size_t *start, *count, *bytes; /* [ranks], [ranks], [2*ranks] */
+    size_t total;                  /* of the part */
     ar_buf room;
     const char *tag;
 } exchange;
 
-/* The part behind `done` elements of each share. False: there is none. */
-static bool take_part(exchange *x, size_t done)
+/* The part behind `done_count` elements of each share. False: there is none. */
+static bool take_part(exchange *x, size_t done_count)
 {
-    const size_t each = most_of_share(x->ranks);
+    const size_t max_share = most_of_share(x->ranks);
     size_t start = 0;
-    x->all = 0;
+    x->total = 0;
     for (size_t i = 0; i < x->ranks; i++) {
-        const size_t share = x->shares[i], left = share > done ? share - done : 0;
-        x->from[i] = start + (share - left);
-        x->count[i] = left < each ? left : each;
-        x->all += x->count[i];
+        const size_t share = x->shares[i], remaining = share > done_count ? share - done_count : 0;
+        x->start[i] = start + (share - remaining);
+        x->count[i] = remaining < max_share ? remaining : max_share;
+        x->total += x->count[i];
         start += share;
     }
-    return x->all > 0;
+    return x->total > 0;
 }
 
-/* count elements of the sum from `from` on, which are those from `place` on of the part in the room. */
-typedef ar_status range_fn(const exchange *x, size_t from, size_t count, size_t place, size_t width);
+/* count elements of the sum from `start` on, which are those from `place` on of the part in the room. */
+typedef ar_status range_fn(const exchange *x, size_t start, size_t count, size_t place, size_t width);
 
-/* Neighbours that are one range are used as one. own: this rank's too. */
-static ar_status each_range(const exchange *x, bool own, range_fn *use, size_t width)
+/* Neighbours that are one range are used as one. include_local: this rank's too. */
+static ar_status each_range(const exchange *x, bool include_local, range_fn *use, size_t width)
 {
     size_t place = 0;
     for (size_t i = 0; i < x->ranks;) {
-        size_t count = 0, from = 0;
-        for (; i < x->ranks && (own || i != x->me) && (count == 0 || x->from[i] == from + count); i++) {
-            from = count == 0 ? x->from[i] : from;
+        size_t count = 0, start = 0;
+        for (; i < x->ranks && (include_local || i != x->me) && (count == 0 || x->start[i] == start + count); i++) {
+            start = count == 0 ? x->start[i] : start;
             count += x->count[i];
         }
         if (count > 0)
-            AR_TRY(use(x, from, count, place, width));
+            AR_TRY(use(x, start, count, place, width));
         place += count;
-        i += !own && i == x->me;
+        i += !include_local && i == x->me;
     }
     return AR_OK;
 }
 
-static ar_buf at_h(const exchange *x, size_t from)
+static ar_buf at_h(const exchange *x, size_t start)
 {
-    return ar_buf_at(x->r->hl, from * sizeof(int64_t));
+    return ar_buf_at(x->r->hl, start * sizeof(int64_t));
 }
 
-static ar_buf at_l(const exchange *x, size_t from)
+static ar_buf at_l(const exchange *x, size_t start)
 {
-    return at_h(x, x->n + from);
+    return at_h(x, x->n + start);
 }
 
-static ar_status narrow_states(const exchange *x, size_t from, size_t count, size_t place, size_t width)
+static ar_status narrow_states(const exchange *x, size_t start, size_t count, size_t place, size_t width)
 {
     return x->ctx->device->ops->states_narrow(x->ctx->device, x->q, ar_buf_at(x->room, place * width),
-                                              ar_cbuf_at(ar_const(x->r->t), from), ar_const(at_h(x, from)),
-                                              ar_const(at_l(x, from)), count, width, x->r->narrow);
+                                              ar_cbuf_at(ar_const(x->r->t), start), ar_const(at_h(x, start)),
+                                              ar_const(at_l(x, start)), count, width, x->r->narrow);
 }
 
-static ar_status put_values(const exchange *x, size_t from, size_t count, size_t place, size_t width)
+static ar_status put_values(const exchange *x, size_t start, size_t count, size_t place, size_t width)
 {
-    return x->ctx->device->ops->acc_put(x->ctx->device, x->q, ar_buf_at(x->r->t, from), at_h(x, from), at_l(x, from),
+    return x->ctx->device->ops->acc_put(x->ctx->device, x->q, ar_buf_at(x->r->t, start), at_h(x, start), at_l(x, start),
                                         ar_cbuf_at(ar_const(x->room), place * width), count, x->r->narrow);
 }
 
-static ar_status put_states(const exchange *x, size_t from, size_t count, size_t place, size_t width)
+static ar_status put_states(const exchange *x, size_t start, size_t count, size_t place, size_t width)
 {
     const ar_device_ops *dev = x->ctx->device->ops;
-    const ar_buf t = ar_buf_at(x->r->t, from), h = at_h(x, from), l = at_l(x, from);
+    const ar_buf t = ar_buf_at(x->r->t, start), h = at_h(x, start), l = at_l(x, start);
     AR_TRY(dev->zero(x->ctx->device, x->q, t, count));
     AR_TRY(dev->zero(x->ctx->device, x->q, h, count * sizeof(int64_t)));
     AR_TRY(dev->zero(x->ctx->device, x->q, l, count * sizeof(int64_t)));
@@ -168,17 +169,17 @@ static ar_status gather_values(const exchange *x)
 {
     ar_ctx *ctx = x->ctx;
     const ar_device_ops *dev = ctx->device->ops;
-    const size_t own = x->count[x->me];
+    const size_t local_count = x->count[x->me];
     const ar_dtype dtype = x->r->narrow ? AR_BF16 : AR_F32;
-    const ar_buf rounded = ar_buf_at(x->room, x->all * sizeof(float));
+    const ar_buf rounded = ar_buf_at(x->room, x->total * sizeof(float));
     const ar_buf mine = ar_buf_at(rounded, elements_before(x) * ar_dtype_bytes(dtype));
-    const ar_tensor values = one_row(AR_F32, x->room, own), stored = one_row(dtype, mine, own);
-    const ar_tensor wide = one_row(AR_F32, x->room, x->all), all = one_row(dtype, rounded, x->all);
-    AR_TRY(dev->acc_value(ctx->device, x->q, &values, ar_cbuf_at(ar_const(x->r->t), x->from[x->me]),
-                          ar_const(at_h(x, x->from[x->me])), x->n, x->r->narrow));
+    const ar_tensor values = one_row(AR_F32, x->room, local_count), stored = one_row(dtype, mine, local_count);
+    const ar_tensor wide = one_row(AR_F32, x->room, x->total), gathered = one_row(dtype, rounded, x->total);
+    AR_TRY(dev->acc_value(ctx->device, x->q, &values, ar_cbuf_at(ar_const(x->r->t), x->start[x->me]),
+                          ar_const(at_h(x, x->start[x->me])), x->n, x->r->narrow));
     AR_TRY(dev->copy_strided(ctx->device, x->q, &stored, &values));
-    AR_TRY(ar_comm_all_gather(x->over, x->q, rounded, ar_const(mine), x->count, dtype, x->tag));
-    AR_TRY(dev->copy_strided(ctx->device, x->q, &wide, &all));
+    AR_TRY(ar_comm_all_gather(x->group, x->q, rounded, ar_const(mine), x->count, dtype, x->tag));
+    AR_TRY(dev->copy_strided(ctx->device, x->q, &wide, &gathered));
     return each_range(x, true, put_values, sizeof(float));
 }
 
@@ -188,8 +189,8 @@ static ar_status gather_states(const exchange *x, size_t width)
     const size_t before = elements_before(x);
     for (size_t i = 0; i < x->ranks; i++)
         x->bytes[i] = x->count[i] * width;
-    AR_TRY(narrow_states(x, x->from[x->me], x->count[x->me], before, width));
-    AR_TRY(ar_comm_all_gather(x->over, x->q, x->room, ar_const(ar_buf_at(x->room, before * width)), x->bytes, AR_U8,
+    AR_TRY(narrow_states(x, x->start[x->me], x->count[x->me], before, width));
+    AR_TRY(ar_comm_all_gather(x->group, x->q, x->room, ar_const(ar_buf_at(x->room, before * width)), x->bytes, AR_U8,
                               x->tag));
     return each_range(x, true, put_states, width);
 }
@@ -198,46 +199,49 @@ static ar_status gather_states(const exchange *x, size_t width)
  * share's. room: all that leaves and arrives. */
 static ar_status exchange_states(const exchange *x, size_t width)
 {
-    const size_t own = x->count[x->me], from = x->from[x->me];
-    const ar_buf came = ar_buf_at(x->room, (x->all - own) * width);
+    const size_t local_count = x->count[x->me], start = x->start[x->me];
+    const ar_buf came = ar_buf_at(x->room, (x->total - local_count) * width);
     for (size_t i = 0; i < x->ranks; i++) { /* what goes to each rank, then what comes from it */
         x->bytes[i] = i == x->me ? 0 : x->count[i] * width;
-        x->bytes[x->ranks + i] = i == x->me ? 0 : own * width;
+        x->bytes[x->ranks + i] = i == x->me ? 0 : local_count * width;
     }
     AR_TRY(each_range(x, false, narrow_states, width));
-    AR_TRY(ar_comm_all_to_all(x->over, x->q, came, ar_const(x->room), x->bytes, x->bytes + x->ranks, AR_U8, x->tag));
-    return x->ctx->device->ops->states_merge(x->ctx->device, x->q, ar_buf_at(x->r->t, from), at_h(x, from),
-                                             at_l(x, from), ar_const(came), x->ranks - 1, own, width, x->r->narrow);
+    AR_TRY(ar_comm_all_to_all(x->group, x->q, came, ar_const(x->room), x->bytes, x->bytes + x->ranks, AR_U8, x->tag));
+    return x->ctx->device->ops->states_merge(x->ctx->device, x->q, ar_buf_at(x->r->t, start), at_h(x, start),
+                                             at_l(x, start), ar_const(came), x->ranks - 1, local_count, width,
+                                             x->r->narrow);
 }
 
 /* What leaves and arrives in the widest form, of a part in which the own share is as large as any; what comes back is no
  * more. */
-size_t ari_exact_bucket_room(size_t n, ar_dtype storage, const ar_comm *over, const size_t *counts)
+size_t ari_exact_bucket_room(size_t n, ar_dtype storage, const ar_comm *group, const size_t *counts)
 {
-    const size_t ranks = over ? (size_t)ar_comm_size(over) : 1, each = most_of_share(ranks);
-    const size_t share = counts ? counts[ar_comm_rank(over)] : n / ranks + (n % ranks != 0);
-    const size_t own = share < each ? share : each, all = n / ranks < each ? n : each * ranks;
-    return ranks == 1 ? 0 : (all + (ranks - 2) * own) * ari_sent_state_bytes(SIZE_MAX, storage == AR_BF16);
+    const size_t ranks = group ? (size_t)ar_comm_size(group) : 1, max_share = most_of_share(ranks);
+    const size_t share = counts ? counts[ar_comm_rank(group)] : n / ranks + (n % ranks != 0);
+    const size_t local_count = share < max_share ? share : max_share,
+                 total = n / ranks < max_share ? n : max_share * ranks;
+    return ranks == 1 ? 0 : (total + (ranks - 2) * local_count) * ari_sent_state_bytes(SIZE_MAX, storage == AR_BF16);
 }
 
 /* The one sum of gradients, of a bucket's runs or of a gradient's own: states, in the bytes that so many values need.
  * If all ranks need all (counts NULL) their values are gathered then, or their states where more is added to them.
  * room, counts and most as of bucket_reduce. */
-static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, ar_buf room, size_t n, ar_comm *over,
-                             const size_t *counts, const ar_most_terms *most, const char *tag)
+static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, ar_buf room, size_t n, ar_comm *group,
+                             const size_t *counts, const ar_most_terms *terms, const char *tag)
 {
-    const size_t before = most ? most->before : SIZE_MAX, after = most ? most->after : SIZE_MAX;
+    const size_t before = terms ? terms->before : SIZE_MAX, after = terms ? terms->after : SIZE_MAX;
     const size_t width = ari_sent_state_bytes(before, r->narrow), wider = ari_sent_state_bytes(after, r->narrow);
-    const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
+    const size_t ranks = (size_t)ar_comm_size(group), me = (size_t)ar_comm_rank(group);
     ARI_OWNED size_t *equal = NULL, *numbers = NULL;
-    AR_TRY(ari_slice_counts(&equal, over, n, 1));
+    AR_TRY(ari_slice_counts(&equal, group, n, 1));
     AR_TRY(ARI_ALLOC(&numbers, 4 * ranks, "shares of sums"));
-    exchange x = {.ctx = ctx, .q = q, .r = r, .n = n, .over = over, .ranks = ranks, .me = me, .room = room, .tag = tag};
+    exchange x = {
+        .ctx = ctx, .q = q, .r = r, .n = n, .group = group, .ranks = ranks, .me = me, .room = room, .tag = tag};
     x.shares = counts ? counts : equal;
-    x.from = numbers;
+    x.start = numbers;
     x.count = numbers + ranks;
     x.bytes = numbers + 2 * ranks;
-    for (size_t done = 0; take_part(&x, done) || done == 0; done += most_of_share(ranks)) {
+    for (size_t done_count = 0; take_part(&x, done_count) || done_count == 0; done_count += most_of_share(ranks)) {
         AR_TRY(exchange_states(&x, width));
         if (!counts)
             AR_TRY(after > 0 ? gather_states(&x, wider) : gather_values(&x));
@@ -246,41 +250,43 @@ static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, ar_buf roo
 }
 
 ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_buf room, size_t n, ar_dtype storage,
-                                  ar_comm *over, const size_t *counts, const ar_most_terms *most, const char *tag)
+                                  ar_comm *group, const size_t *counts, const ar_most_terms *terms, const char *tag)
 {
     const runs r = runs_of(bucket, n, storage);
-    return ari_has_peers(over) ? reduce_runs(ctx, q, &r, room, n, over, counts, most, tag) : AR_OK;
+    return ari_has_peers(group) ? reduce_runs(ctx, q, &r, room, n, group, counts, terms, tag) : AR_OK;
 }
 
-ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag)
+ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *group, const char *tag)
 {
-    if (!ari_has_peers(over))
+    if (!ari_has_peers(group))
         return AR_OK;
     AR_TRY(ari_exact_grad_ensure(ctx, p));
     AR_TRY(ari_exact_grad_zeros(ctx, ctx->queue, p->grad));
     const size_t n = p->grad->n;
     const runs r = {p->grad->hl, p->grad->t, p->grad->narrow};
     ar_buf room;
-    AR_TRY(ari_step_alloc(ctx, &room, ari_exact_bucket_room(n, r.narrow ? AR_BF16 : AR_F32, over, NULL)));
-    AR_TRY(reduce_runs(ctx, ctx->queue, &r, room, n, over, NULL, NULL, tag));
+    AR_TRY(ari_step_alloc(ctx, &room, ari_exact_bucket_room(n, r.narrow ? AR_BF16 : AR_F32, group, NULL)));
+    AR_TRY(reduce_runs(ctx, ctx->queue, &r, room, n, group, NULL, NULL, tag));
     ari_step_free(ctx, room);
     return AR_OK;
 }
 
-ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
+ar_status ari_exact_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t offset,
                                   ar_dtype storage)
 {
     (void)storage;
     const ar_device_ops *dev = ctx->device->ops;
-    const size_t word = sizeof(int64_t), first = p->own_start, count = p->own_count, from = at + first;
+    const size_t word = sizeof(int64_t), local_start = p->own_start, count = p->own_count,
+                 bucket_start = offset + local_start;
     const ar_cbuf t = ar_cbuf_at(bucket, 2 * n * word);
     AR_TRY(ari_exact_grad_reopen(ctx, q, p->grad));
     AR_TRY(ari_exact_grad_zeros(ctx, q, p->grad));
     const ar_buf l = ar_buf_at(p->grad->hl, p->grad->n * word);
-    AR_TRY(dev->copy(ctx->device, q, ar_buf_at(p->grad->t, first), ar_cbuf_at(t, from), count));
-    AR_TRY(
-        dev->copy(ctx->device, q, ar_buf_at(p->grad->hl, first * word), ar_cbuf_at(bucket, from * word), count * word));
-    return dev->copy(ctx->device, q, ar_buf_at(l, first * word), ar_cbuf_at(bucket, (n + from) * word), count * word);
+    AR_TRY(dev->copy(ctx->device, q, ar_buf_at(p->grad->t, local_start), ar_cbuf_at(t, bucket_start), count));
+    AR_TRY(dev->copy(ctx->device, q, ar_buf_at(p->grad->hl, local_start * word),
+                     ar_cbuf_at(bucket, bucket_start * word), count * word));
+    return dev->copy(ctx->device, q, ar_buf_at(l, local_start * word), ar_cbuf_at(bucket, (n + bucket_start) * word),
+                     count * word);
 }
 
 ar_status ari_exact_bucket_put(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf x, size_t n, ar_dtype storage)
@@ -303,11 +309,12 @@ ar_status ari_exact_bucket_put(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_cbuf 
     return st;
 }
 
-ar_status ari_exact_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t at, size_t count,
-                                ar_dtype storage)
+ar_status ari_exact_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t offset,
+                                size_t count, ar_dtype storage)
 {
     const ar_device_ops *dev = ctx->device->ops;
     const ar_tensor values = one_row(AR_F32, y, count);
-    const ar_cbuf t = ar_cbuf_at(bucket, 2 * n * sizeof(int64_t) + at), hl = ar_cbuf_at(bucket, at * sizeof(int64_t));
+    const ar_cbuf t = ar_cbuf_at(bucket, 2 * n * sizeof(int64_t) + offset),
+                  hl = ar_cbuf_at(bucket, offset * sizeof(int64_t));
     return dev->acc_value(ctx->device, q, &values, t, hl, n, storage == AR_BF16);
 }

@@ -32,7 +32,7 @@ ar_status ari_exact_grad_zero(ar_ctx *ctx, ar_param *p)
 {
     if (!p->grad)
         return AR_OK;
-    p->grad->none = true;
+    p->grad->is_empty = true;
     ctx->device->ops->free(ctx->device, ctx->queue, p->grad->value);
     p->grad->value.ptr = NULL;
     return AR_OK;
@@ -46,9 +46,9 @@ ar_status ari_exact_grad_zeros(ar_ctx *ctx, ar_queue *q, ar_param_grad *g)
     return ctx->device->ops->zero(ctx->device, q, g->hl, 2 * g->n * sizeof(int64_t));
 }
 
-static ar_status alloc_on(ar_ctx *ctx, ar_queue *q, ar_buf *gives, size_t bytes)
+static ar_status alloc_on(ar_ctx *ctx, ar_queue *q, ar_buf *out, size_t bytes)
 {
-    return ctx->device->ops->alloc(ctx->device, q, gives, bytes > 0 ? bytes : 1);
+    return ctx->device->ops->alloc(ctx->device, q, out, bytes > 0 ? bytes : 1);
 }
 
 /* t behind hl: as a bucket has them. */
@@ -58,7 +58,7 @@ ar_status ari_exact_grad_reopen(ar_ctx *ctx, ar_queue *q, ar_param_grad *g)
     if (!g->hl.ptr)
         AR_TRY(alloc_on(ctx, q, &g->hl, ari_exact_bucket_bytes(g->n, AR_F32)));
     g->t = ar_buf_at(g->hl, 2 * g->n * sizeof(int64_t));
-    if (g->value.ptr && !g->none)
+    if (g->value.ptr && !g->is_empty)
         AR_TRY(dev->acc_put(ctx->device, q, g->t, g->hl, ar_buf_at(g->hl, g->n * sizeof(int64_t)), ar_const(g->value),
                             g->n, g->narrow));
     dev->free(ctx->device, q, g->value);
@@ -83,7 +83,7 @@ ar_status ari_exact_grad_complete(ar_ctx *ctx, ar_queue *q, ar_param *p)
         return AR_OK;
     AR_TRY(alloc_on(ctx, q, &g->value, g->n * sizeof(float)));
     const ar_tensor value = ari_tensor_flat(AR_F32, g->value, g->n);
-    if (!g->none)
+    if (!g->is_empty)
         AR_TRY(dev->acc_value(ctx->device, q, &value, ar_const(g->t), ar_const(g->hl), g->n, g->narrow));
     dev->free(ctx->device, q, g->hl);
     g->t.ptr = g->hl.ptr = NULL;
@@ -97,7 +97,7 @@ ar_status ari_exact_grad_ensure(ar_ctx *ctx, ar_param *p)
     if (!p->grad) {
         AR_TRY(ari_alloc_zero((void **)&p->grad, 1, sizeof *p->grad, "a gradient"));
         p->grad->n = n;
-        p->grad->none = true;
+        p->grad->is_empty = true;
         p->grad->narrow = p->value.dtype == AR_BF16;
     }
     const ar_status st = ari_exact_grad_reopen(ctx, ctx->queue, p->grad);
@@ -114,18 +114,18 @@ static size_t rows_of(const ar_param *p)
 /* [tokens, features] as [samples, features, tokens of a sample]. */
 static ar_tensor by_sample(const ar_tensor *t, size_t samples)
 {
-    const size_t each = t->shape[0] / samples;
+    const size_t sample_tokens = t->shape[0] / samples;
     return (ar_tensor){.dtype = t->dtype,
                        .ndim = 3,
-                       .shape = {samples, t->shape[1], each},
-                       .stride = {(ptrdiff_t)each * t->stride[0], t->stride[1], t->stride[0]},
+                       .shape = {samples, t->shape[1], sample_tokens},
+                       .stride = {(ptrdiff_t)sample_tokens * t->stride[0], t->stride[1], t->stride[0]},
                        .data = t->data};
 }
 
-ar_status ari_exact_new_packed(ar_ctx *ctx, ar_packed **gives, size_t batch, size_t rows, size_t k, unsigned form)
+ar_status ari_exact_new_packed(ar_ctx *ctx, ar_packed **out, size_t batch, size_t rows, size_t k, unsigned form)
 {
-    AR_TRY(ARI_KERNEL(ctx, packed_create, gives, batch, rows, k, form));
-    ari_step_count_alloc(ctx, ctx->device->ops->packed_bytes(*gives));
+    AR_TRY(ARI_KERNEL(ctx, packed_create, out, batch, rows, k, form));
+    ari_step_count_alloc(ctx, ctx->device->ops->packed_bytes(*out));
     return AR_OK;
 }
 
@@ -171,12 +171,12 @@ static ar_status add_samples(ar_ctx *ctx, ar_param *p, const contractions *k, co
 static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, ar_cbuf c,
                            size_t samples)
 {
-    const size_t in = x->shape[1];
+    const size_t in_features = x->shape[1];
     ar_packed *b = NULL;
     ar_buf f;
     if (samples == 0)
         return AR_OK;
-    AR_TRY(ari_step_alloc(ctx, &f, samples * in * sizeof(int32_t)));
+    AR_TRY(ari_step_alloc(ctx, &f, samples * in_features * sizeof(int32_t)));
     contractions k = {.b = by_sample(x, samples),
                       .c = c,
                       .f = ar_const(f),
@@ -256,9 +256,9 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
     if (samples == 0 || tokens % samples != 0)
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient from %zu tokens in %zu samples", tag, tokens, samples);
     for (int i = 0; i < n; i++) {
-        bool begins = false;
-        AR_TRY(ari_grad_begin(ctx, &begins, terms[i].to, &terms[i].dy, x));
-        if (begins)
+        bool is_trained = false;
+        AR_TRY(ari_grad_begin(ctx, &is_trained, terms[i].to, &terms[i].dy, x));
+        if (is_trained)
             trained[count++] = terms[i];
     }
     if (count == 0)
@@ -303,7 +303,7 @@ ar_status ari_exact_grad_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms, 
 
 ar_status ari_exact_grad_value(ar_ctx *ctx, const ar_tensor *g, const ar_param *p)
 {
-    if (!p->grad || p->grad->none)
+    if (!p->grad || p->grad->is_empty)
         return ARI_KERNEL(ctx, fill, g, 0.0f);
     const ar_tensor matrix = p->transposed ? ari_tensor_transposed(g) : *g;
     if (p->grad->value.ptr) {

@@ -12,11 +12,11 @@
 enum { WORD = sizeof(int32_t) };
 
 /* Rows and terms of what is packed, to be ended as that is. */
-static ar_status part_of(ar_ctx *ctx, ar_packed **part, const ar_packed *whole, size_t row, size_t rows, size_t col,
+static ar_status part_of(ar_ctx *ctx, ar_packed **part, const ar_packed *full, size_t row, size_t rows, size_t col,
                          size_t cols)
 {
-    const ar_part at = {.matrices = 1, .row = row, .rows = rows, .col = col, .cols = cols};
-    AR_TRY(ARI_KERNEL(ctx, packed_part, part, whole, &at));
+    const ar_part block = {.matrices = 1, .row = row, .rows = rows, .col = col, .cols = cols};
+    AR_TRY(ARI_KERNEL(ctx, packed_part, part, full, &block));
     ari_step_count_alloc(ctx, ctx->device->ops->packed_bytes(*part));
     return AR_OK;
 }
@@ -46,21 +46,21 @@ static ar_status measure_group(ar_ctx *ctx, const grouped *o, size_t i)
 /* Group i: rounded to its rows of y, or its integers to its part of the sums. */
 static ar_status multiply_group(ar_ctx *ctx, const grouped *o, size_t i)
 {
-    const size_t first = o->g->first[i], rows = o->g->first[i + 1] - first, n = o->b[i]->x.rows;
-    const ar_cbuf e = ar_cbuf_at(ar_const(o->e), first * WORD), none = {NULL};
-    const ar_tensor from = ari_group_rows(o->a, o->g, i);
+    const size_t first_row = o->g->first[i], rows = o->g->first[i + 1] - first_row, n = o->b[i]->x.rows;
+    const ar_cbuf e = ar_cbuf_at(ar_const(o->e), first_row * WORD), no_bias = {NULL};
+    const ar_tensor src = ari_group_rows(o->a, o->g, i);
     ar_packed *a = NULL;
     ar_status st = AR_OK;
     if (rows == 0)
         return AR_OK;
-    AR_TRY(ARI_KERNEL(ctx, pack, o->packed, first, 0, &from, ar_const(o->b[i]->c), +1, ar_const(o->e)));
-    AR_TRY(part_of(ctx, &a, o->packed, first, rows, 0, o->a->shape[1]));
+    AR_TRY(ARI_KERNEL(ctx, pack, o->packed, first_row, 0, &src, ar_const(o->b[i]->c), +1, ar_const(o->e)));
+    AR_TRY(part_of(ctx, &a, o->packed, first_row, rows, 0, o->a->shape[1]));
     if (o->s.s.ptr) {
-        st = ARI_KERNEL(ctx, gemm_i64, ar_buf_at(o->s.s, first * n * (size_t)o->s.limbs * sizeof(int64_t)), a,
+        st = ARI_KERNEL(ctx, gemm_i64, ar_buf_at(o->s.s, first_row * n * (size_t)o->s.limbs * sizeof(int64_t)), a,
                         o->b[i]->packed, o->s.limbs, false);
     } else {
-        const ar_tensor to = ari_group_rows(&o->y, o->g, i);
-        st = ARI_KERNEL(ctx, gemm_round, &to, a, o->b[i]->packed, e, ar_const(o->b[i]->e), none, AR_ACT_NONE, NULL,
+        const ar_tensor dst = ari_group_rows(&o->y, o->g, i);
+        st = ARI_KERNEL(ctx, gemm_round, &dst, a, o->b[i]->packed, e, ar_const(o->b[i]->e), no_bias, AR_ACT_NONE, NULL,
                         NULL);
     }
     ari_exact_end_packed(ctx, a);
@@ -93,51 +93,53 @@ static ar_status begin_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, bool 
 static ar_status round_groups(ar_ctx *ctx, const grouped *o, ar_buf y)
 {
     const ari_sum_slice *s = &o->s;
-    const size_t end = s->start + s->count, each = (size_t)s->limbs * sizeof(int64_t);
+    const size_t end = s->start + s->count, element_bytes = (size_t)s->limbs * sizeof(int64_t);
     for (size_t i = 0; i < o->g->n; i++) {
-        const size_t first = o->g->first[i] * s->cols, last = o->g->first[i + 1] * s->cols;
-        const size_t from = first > s->start ? first : s->start, to = last < end ? last : end;
-        if (from < to)
-            AR_TRY(ARI_KERNEL(ctx, round_i64, ar_buf_at(y, (from - s->start) * sizeof(float)),
-                              ar_cbuf_at(ar_const(s->s), (from - s->start) * each), s->limbs, from - first, to - from,
-                              s->cols, ar_cbuf_at(ar_const(o->e), o->g->first[i] * WORD), ar_const(o->b[i]->e)));
+        const size_t group_begin = o->g->first[i] * s->cols, group_end = o->g->first[i + 1] * s->cols;
+        const size_t overlap_begin = group_begin > s->start ? group_begin : s->start,
+                     overlap_end = group_end < end ? group_end : end;
+        if (overlap_begin < overlap_end)
+            AR_TRY(ARI_KERNEL(ctx, round_i64, ar_buf_at(y, (overlap_begin - s->start) * sizeof(float)),
+                              ar_cbuf_at(ar_const(s->s), (overlap_begin - s->start) * element_bytes), s->limbs,
+                              overlap_begin - group_begin, overlap_end - overlap_begin, s->cols,
+                              ar_cbuf_at(ar_const(o->e), o->g->first[i] * WORD), ar_const(o->b[i]->e)));
     }
     return AR_OK;
 }
 
-static ar_status fold_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, ar_comm *over, const char *tag)
+static ar_status fold_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, ar_comm *group, const char *tag)
 {
-    AR_TRY(ari_exact_slice(ctx, &o->s, ctx->queue, NULL, over, tag));
+    AR_TRY(ari_exact_slice(ctx, &o->s, ctx->queue, NULL, group, tag));
     const size_t start = o->s.start * ar_dtype_bytes(y->dtype);
-    const ar_tensor own = ari_tensor_flat(y->dtype, ar_buf_at(y->data, start), o->s.count);
+    const ar_tensor local_slice = ari_tensor_flat(y->dtype, ar_buf_at(y->data, start), o->s.count);
     ar_tensor wide;
-    AR_TRY(ari_wide_begin(ctx, &wide, &own));
+    AR_TRY(ari_wide_begin(ctx, &wide, &local_slice));
     AR_TRY(round_groups(ctx, o, wide.data));
-    AR_TRY(ari_wide_end(ctx, &own, &wide));
+    AR_TRY(ari_wide_end(ctx, &local_slice, &wide));
     ari_step_free(ctx, o->s.s);
-    return ari_exact_gather(ctx, y, over);
+    return ari_exact_gather(ctx, y, group);
 }
 
 /* Without peers a group is multiplied as soon as its B is made: while its integers are in the caches. */
-static ar_status contract_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, const ar_group_operands *b, ar_comm *over,
-                                 const char *tag)
+static ar_status contract_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, const ar_group_operands *b,
+                                 ar_comm *group, const char *tag)
 {
-    size_t each = 1;
-    for (size_t first = 0; first < o->g->n; first += each) {
-        for (size_t i = first; i < first + each; i++) {
+    size_t chunk = 1;
+    for (size_t first_group = 0; first_group < o->g->n; first_group += chunk) {
+        for (size_t i = first_group; i < first_group + chunk; i++) {
             AR_TRY(b->make(ctx, &o->b[i], b->user, i));
             if (i == 0) {
-                AR_TRY(begin_groups(ctx, o, y, ari_has_peers(over), tag));
-                each = ari_has_peers(o->b[0]->over[0]) || ari_has_peers(o->b[0]->over[1]) ? o->g->n : 1;
+                AR_TRY(begin_groups(ctx, o, y, ari_has_peers(group), tag));
+                chunk = ari_has_peers(o->b[0]->k_groups[0]) || ari_has_peers(o->b[0]->k_groups[1]) ? o->g->n : 1;
             }
             AR_TRY(measure_group(ctx, o, i));
         }
         for (int k = 0; k < 2; k++)
-            AR_TRY(ari_exact_max(ctx, o->b[0]->over[k], o->e, o->a->shape[0], tag));
-        for (size_t i = first; i < first + each; i++)
+            AR_TRY(ari_exact_max(ctx, o->b[0]->k_groups[k], o->e, o->a->shape[0], tag));
+        for (size_t i = first_group; i < first_group + chunk; i++)
             AR_TRY(multiply_group(ctx, o, i));
     }
-    AR_TRY(ari_has_peers(over) ? fold_groups(ctx, o, y, over, tag) : ari_wide_end(ctx, y, &o->y));
+    AR_TRY(ari_has_peers(group) ? fold_groups(ctx, o, y, group, tag) : ari_wide_end(ctx, y, &o->y));
     for (size_t i = 0; i < o->g->n; i++)
         ari_exact_operand_done(ctx, o->b[i]);
     ari_exact_end_packed(ctx, o->packed);
@@ -146,12 +148,12 @@ static ar_status contract_groups(ar_ctx *ctx, grouped *o, const ar_tensor *y, co
 }
 
 ar_status ari_exact_contract_groups(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_group_operands *b,
-                                    const ar_groups *g, ar_comm *over, const char *tag)
+                                    const ar_groups *g, ar_comm *group, const char *tag)
 {
     grouped o = {.a = a, .g = g};
     AR_TRY(ari_check_groups(g, a->shape[0], tag));
     AR_TRY(ARI_ALLOC(&o.b, g->n, "operands of groups"));
-    const ar_status st = contract_groups(ctx, &o, y, b, over, tag);
+    const ar_status st = contract_groups(ctx, &o, y, b, group, tag);
     free(o.b);
     return st;
 }
@@ -173,8 +175,8 @@ static size_t run_start(const ar_groups *g, size_t run)
 
 static size_t run_rows(const ar_groups *g, size_t run)
 {
-    const size_t *of = g->sample + run / g->samples * (g->samples + 1) + run % g->samples;
-    return of[1] - of[0];
+    const size_t *bounds = g->sample + run / g->samples * (g->samples + 1) + run % g->samples;
+    return bounds[1] - bounds[0];
 }
 
 static ar_tensor run_of(const run_operand *o, const ar_groups *g, size_t run)
@@ -214,13 +216,13 @@ static ar_cbuf run_exponents(const run_operand *o, size_t run)
 }
 
 /* All groups' parameters number j of n. */
-static ar_status add_runs(ar_ctx *ctx, ar_param *const *to, int n, const run_operand *dy, const run_operand *x,
+static ar_status add_runs(ar_ctx *ctx, ar_param *const *sums, int n, const run_operand *dy, const run_operand *x,
                           const ar_groups *g)
 {
     for (size_t i = 0; i < g->n; i++) {
         const ar_runs runs = {g->samples, g->first[i], g->sample + i * (g->samples + 1)};
         const size_t rows = g->first[i + 1] - g->first[i], run = i * g->samples;
-        ar_param *p = to[i * (size_t)n];
+        ar_param *p = sums[i * (size_t)n];
         ari_work_of_gradient(dy->t.shape[0], x->t.shape[0], rows);
         if (!p->requires_grad || rows == 0)
             continue;
@@ -232,15 +234,15 @@ static ar_status add_runs(ar_ctx *ctx, ar_param *const *to, int n, const run_ope
 }
 
 /* x's rows, and their exponents c [rows]. */
-static ar_status add_groups(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x, ar_cbuf c,
-                            const ar_groups *g)
+static ar_status add_groups(ar_ctx *ctx, ar_param *const *sums, const ar_tensor *dy, int n, const ar_tensor *x,
+                            ar_cbuf c, const ar_groups *g)
 {
     run_operand b = {.t = ari_tensor_transposed(x), .sign = -1};
     AR_TRY(run_quantise(ctx, &b, g, c));
     for (int j = 0; j < n; j++) {
         run_operand a = {.t = ari_tensor_transposed(&dy[j]), .sign = +1};
         AR_TRY(run_quantise(ctx, &a, g, c));
-        AR_TRY(add_runs(ctx, to + j, n, &a, &b, g));
+        AR_TRY(add_runs(ctx, sums + j, n, &a, &b, g));
         run_operand_end(ctx, &a);
     }
     run_operand_end(ctx, &b);
@@ -253,7 +255,7 @@ static ar_status add_groups(ar_ctx *ctx, ar_param *const *to, const ar_tensor *d
 typedef struct shared_runs {
     size_t *rows; /* [ranks, runs] */
     int *owner;   /* [runs] */
-    size_t *first, *sample;
+    size_t *first_row, *sample;
     ar_groups g; /* of what came here */
     ari_moved_rows moved;
     ari_arena memory;
@@ -282,7 +284,8 @@ static ar_status tell_runs(ar_ctx *ctx, size_t *rows, const ar_groups *g, const 
 static void own_groups(shared_runs *s, const ar_groups *g)
 {
     const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over);
-    s->g = (ar_groups){.n = g->n, .samples = g->samples, .longest = g->longest, .first = s->first, .sample = s->sample};
+    s->g = (ar_groups){
+        .n = g->n, .samples = g->samples, .longest = g->longest, .first = s->first_row, .sample = s->sample};
     for (size_t i = 0; i < g->n; i++) {
         size_t *sample = s->sample + i * (g->samples + 1);
         for (size_t k = 0; k < g->samples; k++) {
@@ -291,7 +294,7 @@ static void own_groups(shared_runs *s, const ar_groups *g)
             for (size_t r = 0; r < ranks && s->owner[run] == ar_comm_rank(g->over); r++)
                 sample[k + 1] += s->rows[r * runs + run];
         }
-        s->first[i + 1] = s->first[i] + sample[g->samples];
+        s->first_row[i + 1] = s->first_row[i] + sample[g->samples];
     }
 }
 
@@ -301,7 +304,7 @@ static ar_status shared_runs_make(shared_runs *s, ar_ctx *ctx, const ar_groups *
     const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over);
     AR_TRY(ARI_TAKE(&s->rows, &s->memory, ranks * runs, "rows of samples"));
     AR_TRY(ARI_TAKE(&s->owner, &s->memory, runs, "ranks of samples"));
-    AR_TRY(ARI_TAKE(&s->first, &s->memory, g->n + 1, "rows of groups"));
+    AR_TRY(ARI_TAKE(&s->first_row, &s->memory, g->n + 1, "rows of groups"));
     AR_TRY(ARI_TAKE(&s->sample, &s->memory, g->n * (g->samples + 1), "rows of samples"));
     AR_TRY(tell_runs(ctx, s->rows, g, tag));
     for (size_t run = 0; run < runs; run++)
@@ -310,32 +313,32 @@ static ar_status shared_runs_make(shared_runs *s, ar_ctx *ctx, const ar_groups *
     return ari_moved_rows_init(&s->moved, ctx, &(ari_row_blocks){g->over, runs, s->owner, s->rows});
 }
 
-static ar_status add_moved(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
+static ar_status add_moved(ar_ctx *ctx, ar_param *const *sums, const ar_tensor *dy, int n, const ar_tensor *x,
                            const ar_tensor *c, const shared_runs *s, const char *tag)
 {
     ar_tensor c_all, x_all, dy_all[AR_MAX_PARTS];
-    for (int r = 0; r < ar_comm_size(s->moved.over); r++)
-        ctx->routed.gradients += r == ar_comm_rank(s->moved.over) ? 0 : s->moved.sent[r];
+    for (int r = 0; r < ar_comm_size(s->moved.group); r++)
+        ctx->routed.gradients += r == ar_comm_rank(s->moved.group) ? 0 : s->moved.sent[r];
     AR_TRY(ari_move_rows(&c_all, c, &s->moved, tag));
     AR_TRY(ari_move_rows(&x_all, x, &s->moved, tag));
     for (int j = 0; j < n; j++)
         AR_TRY(ari_move_rows(&dy_all[j], &dy[j], &s->moved, tag));
-    AR_TRY(add_groups(ctx, to, dy_all, n, &x_all, ar_const(c_all.data), &s->g));
+    AR_TRY(add_groups(ctx, sums, dy_all, n, &x_all, ar_const(c_all.data), &s->g));
     for (int j = 0; j < n; j++)
         ar_ctx_release(ctx, &dy_all[j]);
     ARI_RELEASE(ctx, &x_all, &c_all);
     return AR_OK;
 }
 
-static ar_status add_shared(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
+static ar_status add_shared(ar_ctx *ctx, ar_param *const *sums, const ar_tensor *dy, int n, const ar_tensor *x,
                             const ar_tensor *c, const ar_groups *g, const char *tag)
 {
     ARI_ENDED(shared_runs_end) shared_runs s = {.rows = NULL};
     AR_TRY(shared_runs_make(&s, ctx, g, tag));
-    return add_moved(ctx, to, dy, n, x, c, &s, tag);
+    return add_moved(ctx, sums, dy, n, x, c, &s, tag);
 }
 
-ar_status ari_exact_grad_groups(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
+ar_status ari_exact_grad_groups(ar_ctx *ctx, ar_param *const *sums, const ar_tensor *dy, int n, const ar_tensor *x,
                                 const ar_groups *g, ar_comm *x_rows_over, const char *tag)
 {
     const ar_tensor x_t = ari_tensor_transposed(x);
@@ -343,17 +346,17 @@ ar_status ari_exact_grad_groups(ar_ctx *ctx, ar_param *const *to, const ar_tenso
     bool any = false;
     AR_TRY(ari_check_groups(g, x->shape[0], tag));
     for (size_t i = 0; i < g->n * (size_t)n; i++) { /* also where there are no rows: zeros */
-        bool begins = false;
-        AR_TRY(ari_grad_begin(ctx, &begins, to[i], &dy[i % (size_t)n], x));
-        any = any || begins;
+        bool is_trained = false;
+        AR_TRY(ari_grad_begin(ctx, &is_trained, sums[i], &dy[i % (size_t)n], x));
+        any = any || is_trained;
     }
     if (!any)
         return AR_OK;
     AR_TRY(ari_new_rows(ctx, &c, AR_F32, x->shape[0], 1));
     AR_TRY(ARI_KERNEL(ctx, col_exponents, c.data, &x_t, false));
     AR_TRY(ari_exact_max(ctx, x_rows_over, c.data, x->shape[0], tag));
-    AR_TRY(ari_has_peers(g->over) ? add_shared(ctx, to, dy, n, x, &c, g, tag)
-                                  : add_groups(ctx, to, dy, n, x, ar_const(c.data), g));
+    AR_TRY(ari_has_peers(g->over) ? add_shared(ctx, sums, dy, n, x, &c, g, tag)
+                                  : add_groups(ctx, sums, dy, n, x, ar_const(c.data), g));
     ar_ctx_release(ctx, &c);
     return AR_OK;
 }

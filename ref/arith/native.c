@@ -37,7 +37,7 @@ static void object_free(ar_ctx *ctx, void *object)
     free(object);
 }
 
-static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *p, bool part)
+static ar_status operand(ar_ctx *ctx, const ar_operand **out, const ar_parts *p, bool part)
 {
     ari_extents x;
     AR_TRY(ari_parts_extents(&x, p));
@@ -47,22 +47,22 @@ static ar_status operand(ar_ctx *ctx, const ar_operand **gives, const ar_parts *
     o->parts = *p;
     o->part = part;
     AR_TRY(ari_step_own(ctx, o, object_free));
-    *gives = o;
+    *out = o;
     return AR_OK;
 }
 
-static ar_status native_operand_b(ar_ctx *ctx, const ar_operand **gives, const ar_parts *b, bool scale, size_t k_full,
+static ar_status native_operand_b(ar_ctx *ctx, const ar_operand **out, const ar_parts *b, bool scale, size_t k_full,
                                   ar_comm *k_over, ar_comm *rows_over, const char *tag)
 {
     (void)scale, (void)k_full, (void)k_over, (void)rows_over, (void)tag;
-    return operand(ctx, gives, b, false);
+    return operand(ctx, out, b, false);
 }
 
-static ar_status native_operand_a(ar_ctx *ctx, const ar_operand **gives, const ar_parts *a, const ar_operand *b,
+static ar_status native_operand_a(ar_ctx *ctx, const ar_operand **out, const ar_parts *a, const ar_operand *b,
                                   const char *tag)
 {
-    AR_TRY(operand(ctx, gives, a, false));
-    return ari_check_pair(&(*gives)->x, &b->x, tag);
+    AR_TRY(operand(ctx, out, a, false));
+    return ari_check_pair(&(*out)->x, &b->x, tag);
 }
 
 /* Part of one matrix, as a matrix; of several, as ari_tensor_part has it. */
@@ -74,12 +74,11 @@ static ar_tensor part_of(const ar_tensor *t, const ar_part *part)
     return ar_tensor_slice(&rows, 1, part->col, part->cols);
 }
 
-static ar_status native_operand_part(ar_ctx *ctx, const ar_operand **gives, const ar_operand *whole,
-                                     const ar_part *part)
+static ar_status native_operand_part(ar_ctx *ctx, const ar_operand **out, const ar_operand *full, const ar_part *part)
 {
-    ar_parts view = whole->parts;
-    AR_TRY(ari_check_part(&whole->x, part));
-    if (view.n > 1 && (!view.along_k || part->cols != whole->x.k))
+    ar_parts view = full->parts;
+    AR_TRY(ari_check_part(&full->x, part));
+    if (view.n > 1 && (!view.along_k || part->cols != full->x.k))
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "part of an operand made of %d parts: of whole rows of parts side by "
                             "side alone",
@@ -88,7 +87,7 @@ static ar_status native_operand_part(ar_ctx *ctx, const ar_operand **gives, cons
         ar_tensor *t = &view.part[i];
         *t = view.n > 1 ? ar_tensor_slice(t, 0, part->row, part->rows) : part_of(t, part);
     }
-    return operand(ctx, gives, &view, true);
+    return operand(ctx, out, &view, true);
 }
 
 static ar_status native_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_param *const *params, int n,
@@ -120,14 +119,14 @@ static void sum_destroy(ar_ctx *ctx, void *object)
     free(s);
 }
 
-static ar_status native_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *a, const ar_operand *b)
+static ar_status native_contract(ar_ctx *ctx, ar_sum **out, const ar_operand *a, const ar_operand *b)
 {
     ar_sum *s = NULL;
     AR_TRY(ari_alloc_zero((void **)&s, 1, sizeof *s, "a sum"));
     s->a = a;
     s->b = b;
     AR_TRY(ari_step_own(ctx, s, sum_destroy));
-    *gives = s;
+    *out = s;
     return AR_OK;
 }
 
@@ -135,20 +134,20 @@ static ar_status native_contract(ar_ctx *ctx, ar_sum **gives, const ar_operand *
 
 /* x as it enters a product: itself, or a copy that ari_release_placed ends, of fewer bits. The copy of a transposed matrix is
  * one too. */
-static ar_status take_operand(ar_ctx *ctx, ar_tensor *taken, const ar_tensor *x)
+static ar_status take_operand(ar_ctx *ctx, ar_tensor *out, const ar_tensor *x)
 {
     enum { TF32_BITS = 11 };
     const ar_precision precision = ctx->arith->precision;
-    *taken = *x;
+    *out = *x;
     if (precision == AR_PRECISION_F32 || x->dtype == AR_BF16)
         return AR_OK;
     const bool turned = x->stride[x->ndim - 2] == 1 && x->stride[x->ndim - 1] != 1;
-    const ar_tensor from = turned ? ari_tensor_transposed(x) : *x;
+    const ar_tensor src = turned ? ari_tensor_transposed(x) : *x;
     ar_tensor copy;
-    AR_TRY(ar_ctx_tensor(ctx, &copy, ari_activations_of(precision), from.ndim, from.shape));
-    AR_TRY(copy.dtype == AR_BF16 ? ARI_KERNEL(ctx, copy_strided, &copy, &from)
-                                 : ARI_KERNEL(ctx, round_bits, &copy, &from, TF32_BITS));
-    *taken = turned ? ari_tensor_transposed(&copy) : copy;
+    AR_TRY(ar_ctx_tensor(ctx, &copy, ari_activations_of(precision), src.ndim, src.shape));
+    AR_TRY(copy.dtype == AR_BF16 ? ARI_KERNEL(ctx, copy_strided, &copy, &src)
+                                 : ARI_KERNEL(ctx, round_bits, &copy, &src, TF32_BITS));
+    *out = turned ? ari_tensor_transposed(&copy) : copy;
     return AR_OK;
 }
 
@@ -170,7 +169,7 @@ static ar_status add_product(ar_ctx *ctx, const ar_tensor *c, const ar_tensor *a
 static ar_status multiply_parts(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
 {
     const ar_parts *a = &s->a->parts, *b = &s->b->parts;
-    const int last = y->ndim - 1;
+    const int last_dim = y->ndim - 1;
     size_t column = 0, k = 0;
     for (int i = 0; i < b->n; i++) {
         const ar_tensor *bi = &b->part[i];
@@ -178,7 +177,7 @@ static ar_status multiply_parts(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s
         ar_tensor ai = a->part[a->n > 1 ? i : 0];
         if (b->along_k && a->n == 1)
             ai = ar_tensor_slice(&ai, ai.ndim - 1, k, depth);
-        const ar_tensor yi = b->along_k ? *y : ar_tensor_slice(y, last, column, rows);
+        const ar_tensor yi = b->along_k ? *y : ar_tensor_slice(y, last_dim, column, rows);
         AR_TRY(add_product(ctx, &yi, &ai, bi, b->along_k && i > 0));
         column += rows;
         k += depth;
@@ -200,30 +199,31 @@ static ar_status multiply_sum(ar_ctx *ctx, const ar_tensor *y, const ar_sum *s)
 }
 
 /* The own rows of the one matrix's sum over the group: an equal number on every rank. */
-static ar_status scatter_rows(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, const char *tag)
+static ar_status scatter_rows(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *group, const char *tag)
 {
-    const size_t n = (size_t)ar_comm_size(over), cols = s->b->x.rows;
-    ar_tensor own;
+    const size_t n = (size_t)ar_comm_size(group), cols = s->b->x.rows;
+    ar_tensor local_rows;
     ARI_OWNED size_t *counts = NULL;
-    AR_TRY(ari_new_rows(ctx, &own, s->folded.dtype, s->a->x.rows / n, cols));
+    AR_TRY(ari_new_rows(ctx, &local_rows, s->folded.dtype, s->a->x.rows / n, cols));
     if (q != ctx->queue)
         AR_TRY(ar_event_create(&s->reduced));
     AR_TRY(ari_queue_follow(q, ctx->queue, s->reduced));
-    AR_TRY(ari_slice_counts(&counts, over, s->a->x.rows * cols, 1));
-    AR_TRY(ar_comm_reduce_scatter(over, q, own.data, ar_const(s->folded.data), counts, own.dtype, AR_SUM, tag));
+    AR_TRY(ari_slice_counts(&counts, group, s->a->x.rows * cols, 1));
+    AR_TRY(ar_comm_reduce_scatter(group, q, local_rows.data, ar_const(s->folded.data), counts, local_rows.dtype, AR_SUM,
+                                  tag));
     s->partial = s->folded;
-    s->folded = own;
+    s->folded = local_rows;
     if (q != ctx->queue)
         return ar_event_record(s->reduced, q);
     ar_ctx_release(ctx, &s->partial);
     return AR_OK;
 }
 
-static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over, ar_fold how, const char *tag)
+static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *group, ar_fold method, const char *tag)
 {
-    if (how == AR_KEEP || !ari_has_peers(over))
+    if (method == AR_KEEP || !ari_has_peers(group))
         return AR_OK;
-    AR_TRY(ari_check_fold(ctx, &s->a->x, q, over, how, tag));
+    AR_TRY(ari_check_fold(ctx, &s->a->x, q, group, method, tag));
     const ari_extents *x = &s->a->x;
     size_t shape[AR_MAX_DIMS] = {0};
     for (int d = 0; d < x->batch_dims; d++)
@@ -232,9 +232,9 @@ static ar_status native_fold(ar_ctx *ctx, ar_sum *s, ar_queue *q, ar_comm *over,
     shape[x->batch_dims + 1] = s->b->x.rows;
     AR_TRY(ar_ctx_tensor(ctx, &s->folded, s->a->parts.part[0].dtype, x->batch_dims + 2, shape));
     AR_TRY(multiply_sum(ctx, &s->folded, s));
-    if (how == AR_SCATTER_ROWS)
-        return scatter_rows(ctx, s, q, over, tag);
-    return ar_comm_all_reduce(over, ctx->queue, s->folded.data, ar_const(s->folded.data), ar_tensor_count(&s->folded),
+    if (method == AR_SCATTER_ROWS)
+        return scatter_rows(ctx, s, q, group, tag);
+    return ar_comm_all_reduce(group, ctx->queue, s->folded.data, ar_const(s->folded.data), ar_tensor_count(&s->folded),
                               s->folded.dtype, AR_SUM, tag);
 }
 
@@ -250,9 +250,9 @@ static ar_status native_round(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const 
         ar_ctx_release(ctx, &s->partial);
     }
     if (folded) {
-        const ar_tensor to = ari_tensor_flat(y->dtype, y->data, count);
-        const ar_tensor from = ari_tensor_flat(s->folded.dtype, s->folded.data, count);
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+        const ar_tensor dst = ari_tensor_flat(y->dtype, y->data, count);
+        const ar_tensor src = ari_tensor_flat(s->folded.dtype, s->folded.data, count);
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &dst, &src));
         ar_ctx_release(ctx, &s->folded);
     } else {
         AR_TRY(multiply_sum(ctx, y, s));
@@ -277,7 +277,7 @@ static void blocks_destroy(ar_ctx *ctx, void *object)
     free(s);
 }
 
-static ar_status native_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_tensor *b, const ar_blocks_options *o)
+static ar_status native_blocks_begin(ar_ctx *ctx, ar_blocks **out, const ar_tensor *b, const ar_blocks_options *o)
 {
     ari_extents x;
     ar_blocks *s = NULL;
@@ -289,13 +289,13 @@ static ar_status native_blocks_begin(ar_ctx *ctx, ar_blocks **gives, const ar_te
     s->b = *b;
     const size_t places = ari_places(o), shape[4] = {places, x.batch, o->rows / places, x.rows};
     AR_TRY(ar_ctx_tensor(ctx, &s->sum, AR_F32, 4, shape));
-    *gives = s;
+    *out = s;
     return ARI_KERNEL(ctx, zero, s->sum.data, ar_tensor_count(&s->sum) * sizeof(float));
 }
 
-static ar_status native_blocks_measure(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a)
+static ar_status native_blocks_measure(ar_ctx *ctx, ar_blocks *s, const ar_part *part, const ar_tensor *a)
 {
-    (void)ctx, (void)s, (void)at, (void)a;
+    (void)ctx, (void)s, (void)part, (void)a;
     return AR_OK;
 }
 
@@ -305,18 +305,18 @@ static ar_status native_blocks_measured(ar_ctx *ctx, ar_blocks *s)
     return AR_OK;
 }
 
-static ar_status native_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *at, const ar_tensor *a)
+static ar_status native_blocks_add(ar_ctx *ctx, ar_blocks *s, const ar_part *part, const ar_tensor *a)
 {
-    const size_t batch = s->sum.shape[1], n = s->sum.shape[3], each = s->sum.shape[2];
-    const ar_part sums = ari_place_part(at, batch, each, n);
-    const ar_part terms = {at->matrix, at->matrices, 0, n, at->col, at->cols};
-    AR_TRY(ari_part_check(at, batch, s->o.rows, s->b.shape[s->b.ndim - 1], s->o.tag));
+    const size_t batch = s->sum.shape[1], n = s->sum.shape[3], place_rows = s->sum.shape[2];
+    const ar_part sums = ari_place_part(part, batch, place_rows, n);
+    const ar_part terms = {part->matrix, part->matrices, 0, n, part->col, part->cols};
+    AR_TRY(ari_part_check(part, batch, s->o.rows, s->b.shape[s->b.ndim - 1], s->o.tag));
     const ar_tensor c = ari_tensor_part(&s->sum, &sums), b = ari_tensor_part(&s->b, &terms);
     return add_product(ctx, &c, a, &b, true);
 }
 
 /* Every place's rows, rounded to y before they are sent. */
-static ar_status scatter_places(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, size_t each)
+static ar_status scatter_places(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, size_t place_elements)
 {
     ar_tensor sent = s->sum;
     ARI_OWNED size_t *counts = NULL;
@@ -324,7 +324,7 @@ static ar_status scatter_places(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, s
         AR_TRY(ar_ctx_tensor(ctx, &sent, y->dtype, s->sum.ndim, s->sum.shape));
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &sent, &s->sum));
     }
-    AR_TRY(ari_slice_counts(&counts, s->o.places, s->sum.shape[0], each));
+    AR_TRY(ari_slice_counts(&counts, s->o.places, s->sum.shape[0], place_elements));
     const ar_status st = ar_comm_reduce_scatter(s->o.places, ctx->queue, y->data, ar_const(sent.data), counts, y->dtype,
                                                 AR_SUM, s->o.tag);
     ari_release_placed(ctx, &sent, &s->sum);
@@ -333,17 +333,17 @@ static ar_status scatter_places(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, s
 
 static ar_status native_blocks_end(ar_ctx *ctx, const ar_tensor *y, ar_blocks *s, ar_fold replicas)
 {
-    const size_t each = ar_tensor_count(&s->sum) / s->sum.shape[0];
+    const size_t place_elements = ar_tensor_count(&s->sum) / s->sum.shape[0];
     if (ari_has_peers(s->o.places)) {
-        AR_TRY(scatter_places(ctx, y, s, each));
+        AR_TRY(scatter_places(ctx, y, s, place_elements));
     } else {
-        const ar_tensor to = ari_tensor_flat(y->dtype, y->data, each),
-                        from = ari_tensor_flat(AR_F32, s->sum.data, each);
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+        const ar_tensor dst = ari_tensor_flat(y->dtype, y->data, place_elements),
+                        src = ari_tensor_flat(AR_F32, s->sum.data, place_elements);
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &dst, &src));
     }
     if (replicas != AR_KEEP && ari_has_peers(s->o.replicas))
-        AR_TRY(ar_comm_all_reduce(s->o.replicas, ctx->queue, y->data, ar_const(y->data), each, y->dtype, AR_SUM,
-                                  s->o.tag));
+        AR_TRY(ar_comm_all_reduce(s->o.replicas, ctx->queue, y->data, ar_const(y->data), place_elements, y->dtype,
+                                  AR_SUM, s->o.tag));
     ari_step_disown(ctx, s);
     return AR_OK;
 }
@@ -402,9 +402,9 @@ static ar_status add_contraction(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, 
 {
     const size_t shape[2] = {dy->shape[1], x->shape[1]};
     ar_tensor sum;
-    bool begins = false;
-    AR_TRY(ari_grad_begin(ctx, &begins, p, dy, x));
-    if (!begins)
+    bool is_trained = false;
+    AR_TRY(ari_grad_begin(ctx, &is_trained, p, dy, x));
+    if (!is_trained)
         return AR_OK;
     AR_TRY(ar_tensor_view(&sum, p->grad->sum.dtype, 2, shape, p->grad->sum.data));
     const ar_tensor dy_t = ari_tensor_transposed(dy), x_t = ari_tensor_transposed(x);
@@ -466,16 +466,16 @@ static size_t native_bucket_bytes(size_t n, ar_dtype storage)
     return n > SIZE_MAX / width ? SIZE_MAX : n * width;
 }
 
-static ar_status native_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t at, ar_dtype storage,
+static ar_status native_bucket_pack(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, size_t offset, ar_dtype storage,
                                     const ar_param *p)
 {
     (void)n;
     const ar_device_ops *dev = ctx->device->ops;
     const size_t count = ar_tensor_count(&p->value), width = ar_dtype_bytes(storage);
-    const ar_buf to = ar_buf_at(bucket, at * width);
+    const ar_buf dst = ar_buf_at(bucket, offset * width);
     if (!p->grad)
-        return dev->zero(ctx->device, q, to, count * width);
-    return dev->copy(ctx->device, q, to, ar_const(p->grad->sum.data), count * width);
+        return dev->zero(ctx->device, q, dst, count * width);
+    return dev->copy(ctx->device, q, dst, ar_const(p->grad->sum.data), count * width);
 }
 
 static ar_status native_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bucket, size_t n, ar_dtype storage)
@@ -483,51 +483,51 @@ static ar_status native_bucket_zero(ar_ctx *ctx, ar_queue *q, ar_buf bucket, siz
     return ctx->device->ops->zero(ctx->device, q, bucket, native_bucket_bytes(n, storage));
 }
 
-static size_t native_bucket_room(size_t n, ar_dtype storage, const ar_comm *over, const size_t *counts)
+static size_t native_bucket_room(size_t n, ar_dtype storage, const ar_comm *group, const size_t *counts)
 {
-    (void)n, (void)storage, (void)over, (void)counts;
+    (void)n, (void)storage, (void)group, (void)counts;
     return 0;
 }
 
 static ar_status native_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_buf room, size_t n, ar_dtype storage,
-                                      ar_comm *over, const size_t *counts, const ar_most_terms *most, const char *tag)
+                                      ar_comm *group, const size_t *counts, const ar_most_terms *terms, const char *tag)
 {
-    (void)ctx, (void)room, (void)most;
-    if (!ari_has_peers(over))
+    (void)ctx, (void)room, (void)terms;
+    if (!ari_has_peers(group))
         return AR_OK;
     if (!counts)
-        return ar_comm_all_reduce(over, q, bucket, ar_const(bucket), n, storage, AR_SUM, tag);
-    const ar_buf own = ar_buf_at(bucket, ari_share_start(over, counts) * ar_dtype_bytes(storage));
-    return ar_comm_reduce_scatter(over, q, own, ar_const(bucket), counts, storage, AR_SUM, tag);
+        return ar_comm_all_reduce(group, q, bucket, ar_const(bucket), n, storage, AR_SUM, tag);
+    const ar_buf local_share = ar_buf_at(bucket, ari_share_start(group, counts) * ar_dtype_bytes(storage));
+    return ar_comm_reduce_scatter(group, q, local_share, ar_const(bucket), counts, storage, AR_SUM, tag);
 }
 
-static ar_status native_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *over, const char *tag)
+static ar_status native_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *group, const char *tag)
 {
-    if (!ari_has_peers(over))
+    if (!ari_has_peers(group))
         return AR_OK;
     AR_TRY(native_grad_ensure(ctx, p));
     const ar_tensor *sum = &p->grad->sum;
-    return native_bucket_reduce(ctx, ctx->queue, sum->data, (ar_buf){NULL}, ar_tensor_count(sum), sum->dtype, over,
+    return native_bucket_reduce(ctx, ctx->queue, sum->data, (ar_buf){NULL}, ar_tensor_count(sum), sum->dtype, group,
                                 NULL, NULL, tag);
 }
 
-static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t at,
+static ar_status native_bucket_unpack(ar_ctx *ctx, ar_queue *q, ar_param *p, ar_cbuf bucket, size_t n, size_t offset,
                                       ar_dtype storage)
 {
     (void)n;
     const size_t width = ar_dtype_bytes(storage);
-    const ar_cbuf from = ar_cbuf_at(bucket, (at + p->own_start) * width);
-    const ar_buf to = ar_buf_at(p->grad->sum.data, p->own_start * width);
-    return ctx->device->ops->copy(ctx->device, q, to, from, p->own_count * width);
+    const ar_cbuf src = ar_cbuf_at(bucket, (offset + p->own_start) * width);
+    const ar_buf dst = ar_buf_at(p->grad->sum.data, p->own_start * width);
+    return ctx->device->ops->copy(ctx->device, q, dst, src, p->own_count * width);
 }
 
-static ar_status native_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t at,
+static ar_status native_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf bucket, size_t n, size_t offset,
                                     size_t count, ar_dtype storage)
 {
     (void)n;
     const ar_tensor values = ari_tensor_flat(AR_F32, y, count);
-    const ar_buf from = {(void *)(uintptr_t)bucket.ptr};
-    const ar_tensor stored = ari_tensor_flat(storage, ar_buf_at(from, at * ar_dtype_bytes(storage)), count);
+    const ar_buf src = {(void *)(uintptr_t)bucket.ptr};
+    const ar_tensor stored = ari_tensor_flat(storage, ar_buf_at(src, offset * ar_dtype_bytes(storage)), count);
     return ctx->device->ops->copy_strided(ctx->device, q, &values, &stored);
 }
 
@@ -553,9 +553,9 @@ const ar_arith_ops *ari_arith_native(ar_precision precision)
 
 ar_status ari_check_groups(const ar_groups *g, size_t rows, const char *tag)
 {
-    const size_t all = g->n > 0 ? g->first[g->n] : 0;
-    if (all != rows)
-        return ar_error_set(AR_ERR_SHAPE, "%s: %zu groups of %zu rows together, the tensor has %zu", tag, g->n, all,
+    const size_t total = g->n > 0 ? g->first[g->n] : 0;
+    if (total != rows)
+        return ar_error_set(AR_ERR_SHAPE, "%s: %zu groups of %zu rows together, the tensor has %zu", tag, g->n, total,
                             rows);
     return AR_OK;
 }
@@ -573,19 +573,19 @@ static ar_status multiply_group(ar_ctx *ctx, const ar_tensor *y, const ar_tensor
 }
 
 ar_status ari_native_contract_groups(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_group_operands *b,
-                                     const ar_groups *g, ar_comm *over, const char *tag)
+                                     const ar_groups *g, ar_comm *group, const char *tag)
 {
     AR_TRY(ari_check_groups(g, a->shape[0], tag));
     for (size_t i = 0; i < g->n; i++) {
-        const ar_tensor to = ari_group_rows(y, g, i), from = ari_group_rows(a, g, i);
-        const ar_operand *of = NULL;
-        AR_TRY(b->make(ctx, &of, b->user, i));
-        if (to.shape[0] > 0)
-            AR_TRY(multiply_group(ctx, &to, &from, of, tag));
+        const ar_tensor dst = ari_group_rows(y, g, i), src = ari_group_rows(a, g, i);
+        const ar_operand *group_operand = NULL;
+        AR_TRY(b->make(ctx, &group_operand, b->user, i));
+        if (dst.shape[0] > 0)
+            AR_TRY(multiply_group(ctx, &dst, &src, group_operand, tag));
     }
-    if (!ari_has_peers(over))
+    if (!ari_has_peers(group))
         return AR_OK;
-    return ar_comm_all_reduce(over, ctx->queue, y->data, ar_const(y->data), ar_tensor_count(y), y->dtype, AR_SUM, tag);
+    return ar_comm_all_reduce(group, ctx->queue, y->data, ar_const(y->data), ar_tensor_count(y), y->dtype, AR_SUM, tag);
 }
 
 /* A group without rows adds nothing, and yet has a gradient: zeros. */
@@ -597,14 +597,14 @@ static ar_status add_nothing(ar_ctx *ctx, ar_param *p)
     return ctx->arith->grad_ensure(ctx, p);
 }
 
-ar_status ari_native_grad_groups(ar_ctx *ctx, ar_param *const *to, const ar_tensor *dy, int n, const ar_tensor *x,
+ar_status ari_native_grad_groups(ar_ctx *ctx, ar_param *const *sums, const ar_tensor *dy, int n, const ar_tensor *x,
                                  const ar_groups *g, ar_comm *x_rows_over, const char *tag)
 {
     AR_TRY(ari_check_groups(g, x->shape[0], tag));
     for (size_t i = 0; i < g->n; i++) {
         const ar_tensor rows = ari_group_rows(x, g, i);
         for (int j = 0; j < n; j++) {
-            ar_param *p = to[i * (size_t)n + (size_t)j];
+            ar_param *p = sums[i * (size_t)n + (size_t)j];
             const ar_grad_terms terms = {p, ari_group_rows(&dy[j], g, i)};
             AR_TRY(rows.shape[0] > 0 ? ctx->arith->grad_contract(ctx, &terms, 1, &rows, 1, x_rows_over)
                                      : add_nothing(ctx, p));

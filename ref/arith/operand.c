@@ -40,16 +40,16 @@ ar_status ari_parts_extents(ari_extents *x, const ar_parts *p)
     return AR_OK;
 }
 
-ar_status ari_check_fold(const ar_ctx *ctx, const ari_extents *a, const ar_queue *q, const ar_comm *over, ar_fold how,
-                         const char *tag)
+ar_status ari_check_fold(const ar_ctx *ctx, const ari_extents *a, const ar_queue *q, const ar_comm *group,
+                         ar_fold method, const char *tag)
 {
-    const size_t n = (size_t)ar_comm_size(over);
-    if (q != ctx->queue && how != AR_SCATTER_ROWS)
+    const size_t n = (size_t)ar_comm_size(group);
+    if (q != ctx->queue && method != AR_SCATTER_ROWS)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: a sum of which every rank wants all rows is folded on the "
                             "context's queue alone",
                             tag);
-    if (how != AR_SCATTER_ROWS)
+    if (method != AR_SCATTER_ROWS)
         return AR_OK;
     if (a->batch != 1)
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: the rows of %zu products cannot be scattered, only of one", tag,
@@ -90,14 +90,14 @@ ar_status ari_check_pair(const ari_extents *a, const ari_extents *b, const char 
     return AR_OK;
 }
 
-ar_status ari_slice_counts(size_t **gives, const ar_comm *over, size_t total, size_t width)
+ar_status ari_slice_counts(size_t **out, const ar_comm *group, size_t total, size_t width)
 {
-    const int n = ar_comm_size(over);
-    AR_TRY(ari_alloc((void **)gives, (size_t)n, sizeof **gives, "slice sizes"));
+    const int n = ar_comm_size(group);
+    AR_TRY(ari_alloc((void **)out, (size_t)n, sizeof **out, "slice sizes"));
     for (int i = 0; i < n; i++) {
         size_t start = 0, count = 0;
         ari_comm_slice(total, n, i, &start, &count);
-        (*gives)[i] = count * width;
+        (*out)[i] = count * width;
     }
     return AR_OK;
 }
@@ -117,12 +117,12 @@ ar_status ari_wide_end(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide)
     return AR_OK;
 }
 
-ar_status ari_grad_begin(ar_ctx *ctx, bool *begins, ar_param *p, const ar_tensor *dy, const ar_tensor *x)
+ar_status ari_grad_begin(ar_ctx *ctx, bool *is_trained, ar_param *p, const ar_tensor *dy, const ar_tensor *x)
 {
     if (dy->shape[0] != x->shape[0] || dy->shape[1] * x->shape[1] != ar_tensor_count(&p->value))
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient from dy [%zu, %zu] and x [%zu, %zu]", p->name, dy->shape[0],
                             dy->shape[1], x->shape[0], x->shape[1]);
-    *begins = p->requires_grad;
+    *is_trained = p->requires_grad;
     if (!p->requires_grad)
         return AR_OK;
     p->has_grad = true;
@@ -140,7 +140,7 @@ void ari_work_of_product(const ari_extents *a, const ari_extents *b)
         &(ari_gpu_product){(double)a->batch, (double)a->rows, (double)b->rows, (double)a->k, .accumulates = false});
 }
 
-void ari_work_of_gradient(size_t out, size_t in, size_t tokens)
+void ari_work_of_gradient(size_t out, size_t in_features, size_t tokens)
 {
-    ari_work_product(&(ari_gpu_product){1.0, (double)out, (double)in, (double)tokens, .accumulates = true});
+    ari_work_product(&(ari_gpu_product){1.0, (double)out, (double)in_features, (double)tokens, .accumulates = true});
 }

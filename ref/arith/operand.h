@@ -28,8 +28,8 @@ AR_NODISCARD ar_status ari_parts_extents(ari_extents *x, const ar_parts *p);
 /** Checks that a product with the rows of `a` can be reduced so on this queue. Errors: AR_ERR_INDIVISIBLE (the rows
  *  cannot be scattered), AR_ERR_UNSUPPORTED (several matrices scattered; another queue than the context's, and not
  *  scattered). */
-AR_NODISCARD ar_status ari_check_fold(const ar_ctx *ctx, const ari_extents *a, const ar_queue *q, const ar_comm *over,
-                                      ar_fold how, const char *tag);
+AR_NODISCARD ar_status ari_check_fold(const ar_ctx *ctx, const ari_extents *a, const ar_queue *q, const ar_comm *group,
+                                      ar_fold method, const char *tag);
 
 /** Checks that an operand has this part: several matrices only whole. Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ari_check_part(const ari_extents *x, const ar_part *part);
@@ -44,12 +44,12 @@ static inline size_t ari_places(const ar_blocks_options *o)
 }
 /** Part of [places * batch, each, n] for the result of a block: the rows of a place come after all those of the one
  *  before. The block's rows are of one place; several matrices: all rows, of the one place there is. */
-static inline ar_part ari_place_part(const ar_part *at, size_t batch, size_t each, size_t n)
+static inline ar_part ari_place_part(const ar_part *part, size_t batch, size_t place_rows, size_t n)
 {
-    return (ar_part){.matrix = at->row / each * batch + at->matrix,
-                     .matrices = at->matrices,
-                     .row = at->row % each,
-                     .rows = at->rows,
+    return (ar_part){.matrix = part->row / place_rows * batch + part->matrix,
+                     .matrices = part->matrices,
+                     .row = part->row % place_rows,
+                     .rows = part->rows,
                      .cols = n};
 }
 
@@ -58,7 +58,7 @@ AR_NODISCARD ar_status ari_check_pair(const ari_extents *a, const ari_extents *b
 
 /** Number of elements, of `total`, that each rank of a group has, in units of `width`. Gives; free(). Equal parts, of
  *  whole rows, where the group divides the rows. */
-AR_NODISCARD ar_status ari_slice_counts(size_t **gives, const ar_comm *over, size_t total, size_t width);
+AR_NODISCARD ar_status ari_slice_counts(size_t **out, const ar_comm *group, size_t total, size_t width);
 
 /** Checks that g has so many rows, and cuts them into samples. Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ari_check_groups(const ar_groups *g, size_t rows, const char *tag);
@@ -76,9 +76,10 @@ extern __typeof__(*((ar_arith_ops *)0)->grad_groups) ari_native_grad_groups;
 AR_NODISCARD ar_status ari_wide_begin(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *y);
 AR_NODISCARD ar_status ari_wide_end(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide);
 
-/** Gives p a gradient, if it requires one, from dy [tokens, out] and x [tokens, in]; returns whether in *begins. Errors:
+/** Gives p a gradient, if it requires one, from dy [tokens, out] and x [tokens, in]; returns whether in *is_trained. Errors:
  *  AR_ERR_SHAPE, those of grad_ensure. */
-AR_NODISCARD ar_status ari_grad_begin(ar_ctx *ctx, bool *begins, ar_param *p, const ar_tensor *dy, const ar_tensor *x);
+AR_NODISCARD ar_status ari_grad_begin(ar_ctx *ctx, bool *is_trained, ar_param *p, const ar_tensor *dy,
+                                      const ar_tensor *x);
 
 /** Slot operand_done. */
 void ari_operand_done(ar_ctx *ctx, const ar_operand *o);
@@ -88,7 +89,7 @@ void ari_operand_done(ar_ctx *ctx, const ar_operand *o);
  *  computed. */
 void ari_work_of_product(const ari_extents *a, const ari_extents *b);
 /** The same of a gradient [out, in], a sum over so many tokens. */
-void ari_work_of_gradient(size_t out, size_t in, size_t tokens);
+void ari_work_of_gradient(size_t out, size_t in_features, size_t tokens);
 
 /** True if a group has peers. */
 static inline bool ari_has_peers(ar_comm *c)

@@ -13,7 +13,7 @@
 /* --- heads -------------------------------------------------------------------------------------------------------- */
 
 /* Columns [first, first + heads*d) of x [tokens, ld] to head-major. */
-static void split_heads(const ari_bl_run *run, double *y, const double *x, size_t ld, size_t first, size_t heads,
+static void split_heads(const ari_bl_run *run, double *y, const double *x, size_t ld, size_t first_col, size_t heads,
                         size_t d)
 {
     const size_t s = run->s;
@@ -21,11 +21,11 @@ static void split_heads(const ari_bl_run *run, double *y, const double *x, size_
         for (size_t head = 0; head < heads; head++)
             for (size_t t = 0; t < s; t++)
                 for (size_t i = 0; i < d; i++)
-                    y[((n * heads + head) * s + t) * d + i] = x[(n * s + t) * ld + first + head * d + i];
+                    y[((n * heads + head) * s + t) * d + i] = x[(n * s + t) * ld + first_col + head * d + i];
 }
 
 /* The inverse. */
-static void merge_heads(const ari_bl_run *run, double *x, size_t ld, size_t first, const double *y, size_t heads,
+static void merge_heads(const ari_bl_run *run, double *x, size_t ld, size_t first_col, const double *y, size_t heads,
                         size_t d)
 {
     const size_t s = run->s;
@@ -33,7 +33,7 @@ static void merge_heads(const ari_bl_run *run, double *x, size_t ld, size_t firs
         for (size_t head = 0; head < heads; head++)
             for (size_t t = 0; t < s; t++)
                 for (size_t i = 0; i < d; i++)
-                    x[(n * s + t) * ld + first + head * d + i] = y[((n * heads + head) * s + t) * d + i];
+                    x[(n * s + t) * ld + first_col + head * d + i] = y[((n * heads + head) * s + t) * d + i];
 }
 
 /* Emits a head-major tensor as [b, s, heads*d]. */
@@ -82,24 +82,25 @@ ARI_SIMD __attribute__((flatten)) void ari_bl_softmax(const ari_bl_run *run, dou
 
 /* A query of a head, and some of its keys. */
 typedef struct score_row {
-    size_t sample, head, query, first, keys;
+    size_t sample, head, query, first_key, keys;
 } score_row;
 
 /* visible[i] of each of the keys, and the finite mask entries added to their scores. */
-static void mask_row(const ari_bl_run *run, uint8_t *visible, double *scores, const score_row *at)
+static void mask_row(const ari_bl_run *run, uint8_t *visible, double *scores, const score_row *query_row)
 {
     const ar_batch *batch = run->batch;
-    const size_t s = run->s, query = at->query;
+    const size_t s = run->s, query = query_row->query;
     const float *additive = NULL;
     if (batch->additive_mask != NULL) {
-        const size_t n = batch->mask_batch == 1 ? 0 : at->sample, a = batch->mask_heads == 1 ? 0 : at->head;
-        additive = batch->additive_mask + ((n * batch->mask_heads + a) * s + query) * s + at->first;
+        const size_t n = batch->mask_batch == 1 ? 0 : query_row->sample,
+                     a = batch->mask_heads == 1 ? 0 : query_row->head;
+        additive = batch->additive_mask + ((n * batch->mask_heads + a) * s + query) * s + query_row->first_key;
     }
-    for (size_t i = 0; i < at->keys; i++) {
-        const size_t key = at->first + i;
-        visible[i] = !(run->c->causal && key > query) && !ari_bl_apart(batch, at->sample, query, key) &&
+    for (size_t i = 0; i < query_row->keys; i++) {
+        const size_t key = query_row->first_key + i;
+        visible[i] = !(run->c->causal && key > query) && !ari_bl_apart(batch, query_row->sample, query, key) &&
                      !(run->window > 0 && query >= key && query - key >= run->window) &&
-                     !(batch->padding_mask != NULL && batch->padding_mask[at->sample * s + key] == 0) &&
+                     !(batch->padding_mask != NULL && batch->padding_mask[query_row->sample * s + key] == 0) &&
                      !(additive != NULL && isinf(additive[i]));
         if (scores != NULL && additive != NULL && visible[i])
             scores[i] = ari_bl_branch(run, scores[i] + (double)additive[i]);
@@ -127,21 +128,21 @@ static double scale_of(const ari_bl_run *run)
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
 /* Products q k^T of a row made into logits. bare: the scores before capping; NULL: they are not capped. */
-static void logits_of(const ari_bl_run *run, double *row, double *bare, uint8_t *visible, const score_row *at,
+static void logits_of(const ari_bl_run *run, double *row, double *bare, uint8_t *visible, const score_row *query_row,
                       double scale)
 {
-    for (size_t i = 0; i < at->keys; i++)
+    for (size_t i = 0; i < query_row->keys; i++)
         row[i] = ari_bl_branch(run, row[i] * scale);
-    for (size_t i = 0; bare != NULL && i < at->keys; i++) {
+    for (size_t i = 0; bare != NULL && i < query_row->keys; i++) {
         bare[i] = row[i];
         row[i] = ari_bl_branch(run, ari_bl_cap(row[i], run->c->score_cap));
     }
-    mask_row(run, visible, row, at);
+    mask_row(run, visible, row, query_row);
 }
 
 /* Queries [first, first + rows) of a head of [b, H], with all keys. */
 typedef struct band {
-    size_t head, first, rows;
+    size_t head, first_query, rows;
     double *probs, *bare; /* [rows, s]; bare: the scores before capping; NULL: they are not capped */
 } band;
 
@@ -151,7 +152,7 @@ static ar_status band_probs(ari_bl_run *run, const band *b, const ari_bl_attenti
 {
     ARI_BL_SCOPE(run);
     const size_t s = run->s, d = run->c->head_dim, heads = run->c->heads, group = heads / run->c->kv_heads;
-    const size_t row = b->head * s + b->first, head = b->head % heads;
+    const size_t row = b->head * s + b->first_query, head = b->head % heads;
     double *scores = ari_bl_doubles(run, b->rows, s), *logits = ari_bl_doubles(run, 2, s + 1), *pr = logits + s + 1;
     uint8_t *visible = ari_bl_take(run, s + 1, 1, 1);
     AR_TRY(run->memory);
@@ -159,19 +160,20 @@ static ar_status band_probs(ari_bl_run *run, const band *b, const ari_bl_attenti
     AR_TRY(ari_bl_contract(run, scores, b->rows, s, d, q_rows, k_rows, ARI_BL_PLAIN));
     const double scale = scale_of(run);
     for (size_t r = 0; r < b->rows; r++) {
-        const score_row here = {b->head / heads, head, b->first + r, 0, s};
+        const score_row query_row = {b->head / heads, head, b->first_query + r, 0, s};
         double *x = scores + r * s, *probs = b->probs + r * s;
-        logits_of(run, x, b->bare == NULL ? NULL : b->bare + r * s, visible, &here, scale);
-        double *most = run->largest == NULL ? NULL : run->largest + head / group;
-        for (size_t key = 0; most != NULL && key < s; key++)
-            *most = visible[key] && x[key] > *most ? x[key] : *most;
+        logits_of(run, x, b->bare == NULL ? NULL : b->bare + r * s, visible, &query_row, scale);
+        double *max_logit = run->largest == NULL ? NULL : run->largest + head / group;
+        for (size_t key = 0; max_logit != NULL && key < s; key++)
+            *max_logit = visible[key] && x[key] > *max_logit ? x[key] : *max_logit;
         visible[s] = 0;
         for (size_t key = 0; key < s; key++) {
             logits[key] = x[key];
             visible[s] |= visible[key];
         }
         logits[s] = p->sinks != NULL ? p->sinks[head] : 0.0;
-        ari_bl_softmax(run, pr, logits, visible, p->sinks != NULL ? s + 1 : s, &a->most[row + r], &a->sum[row + r]);
+        ari_bl_softmax(run, pr, logits, visible, p->sinks != NULL ? s + 1 : s, &a->max_logit[row + r],
+                       &a->sum[row + r]);
         for (size_t key = 0; key < s; key++)
             probs[key] = pr[key];
         if (a->sunk != NULL)
@@ -217,14 +219,14 @@ static ar_status emit_probs(ari_bl_run *run, char pass, const double *probs)
 
 /* y, head-major: columns [first, first + heads*d) of x [tokens, ld] normalised. */
 static ar_status normalise(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved, double *y,
-                           const double *x, size_t ld, size_t first, size_t heads)
+                           const double *x, size_t ld, size_t first_col, size_t heads)
 {
     const size_t width = heads * run->c->head_dim;
     double *rows = ari_bl_doubles(run, run->tokens, width);
     AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++)
         for (size_t i = 0; i < width; i++)
-            rows[t * width + i] = x[t * ld + first + i];
+            rows[t * width + i] = x[t * ld + first_col + i];
     AR_TRY(ari_bl_norm_forward(run, norm, saved, rows));
     split_heads(run, y, saved->y, width, 0, heads, run->c->head_dim);
     return AR_OK;
@@ -255,9 +257,9 @@ static ar_status split_qkv(ari_bl_run *run, ari_bl_attention *a, const ari_bl_no
     split_heads(run, a->q, qkv, ld, 0, heads, d);
     split_heads(run, a->k, qkv, ld, q_width, groups, d);
     split_heads(run, a->v, qkv, ld, q_width + kv_width, groups, values);
-    for (size_t i = 0, at = 0, width[3] = {q_width, kv_width, groups * values}; i < 3; at += width[i++])
+    for (size_t i = 0, column = 0, width[3] = {q_width, kv_width, groups * values}; i < 3; column += width[i++])
         if (names->qkv[i] != NULL)
-            AR_TRY(ari_bl_emit_tokens(run, names->qkv[i], 'f', qkv, ld, at, width[i]));
+            AR_TRY(ari_bl_emit_tokens(run, names->qkv[i], 'f', qkv, ld, column, width[i]));
     if (run->c->qk_norm != AR_QK_NORM_NONE) {
         AR_TRY(normalise(run, &norm[0], &a->normed[0], a->q, qkv, ld, 0, heads));
         AR_TRY(normalise(run, &norm[1], &a->normed[1], a->k, qkv, ld, q_width, groups));
@@ -283,32 +285,32 @@ static size_t members_of(const ari_bl_run *run)
     return run->c->heads / run->c->kv_heads; /* heads of a sample are a multiple: at / members is n*groups + group */
 }
 
-static ar_status probs_of_head(ari_bl_run *run, void *of, size_t at)
+static ar_status probs_of_head(ari_bl_run *run, void *task_arg, size_t head)
 {
-    const all_heads *h = of;
+    const all_heads *h = task_arg;
     const ari_bl_attention *a = h->a;
     const size_t s = run->s;
-    const band whole = {at, 0, s, a->probs + at * s * s, a->bare == NULL ? NULL : a->bare + at * s * s};
-    return band_probs(run, &whole, a, h->p);
+    const band full_band = {head, 0, s, a->probs + head * s * s, a->bare == NULL ? NULL : a->bare + head * s * s};
+    return band_probs(run, &full_band, a, h->p);
 }
 
-static ar_status context_of_head(ari_bl_run *run, void *of, size_t at)
+static ar_status context_of_head(ari_bl_run *run, void *task_arg, size_t head)
 {
-    const all_heads *h = of;
+    const all_heads *h = task_arg;
     const size_t s = run->s, values = ar_config_value_dim(run->c);
-    const ari_bl_matrix p_rows = {h->a->dropped + at * s * s, s, 1},
-                        v_columns = {h->a->v + at / members_of(run) * s * values, 1, values};
-    return ari_bl_contract(run, h->out + at * s * values, s, values, s, p_rows, v_columns, ARI_BL_SCALED);
+    const ari_bl_matrix p_rows = {h->a->dropped + head * s * s, s, 1},
+                        v_columns = {h->a->v + head / members_of(run) * s * values, 1, values};
+    return ari_bl_contract(run, h->out + head * s * values, s, values, s, p_rows, v_columns, ARI_BL_SCALED);
 }
 
 /* Where nothing is kept of the probabilities but their rows' largest logits and sums: a head in bands of queries, so that
  * memory grows with the sequence and not with its square. */
 enum { QUERIES = 256, KEYS = 64 };
 
-static ar_status new_band(ari_bl_run *run, band *b, size_t at, size_t first)
+static ar_status new_band(ari_bl_run *run, band *b, size_t head, size_t first_query)
 {
-    const size_t rows = run->s - first < QUERIES ? run->s - first : QUERIES;
-    *b = (band){.head = at, .first = first, .rows = rows, .probs = ari_bl_doubles(run, rows, run->s)};
+    const size_t rows = run->s - first_query < QUERIES ? run->s - first_query : QUERIES;
+    *b = (band){.head = head, .first_query = first_query, .rows = rows, .probs = ari_bl_doubles(run, rows, run->s)};
     b->bare = run->c->score_cap > 0.0 ? ari_bl_doubles(run, rows, run->s) : NULL;
     return run->memory;
 }
@@ -316,12 +318,12 @@ static ar_status new_band(ari_bl_run *run, band *b, size_t at, size_t first)
 /* The band's probabilities after dropout, which may be the same. */
 static ar_status drop_band(ari_bl_run *run, double **dropped, const band *b, double *probs)
 {
-    const ari_bl_region all = {b->head * run->s + b->first, b->rows, 0, run->s};
+    const ari_bl_region region = {b->head * run->s + b->first_query, b->rows, 0, run->s};
     *dropped = probs;
     if (run->o->dropout > 0.0) {
         *dropped = ari_bl_doubles(run, b->rows, run->s);
         AR_TRY(run->memory);
-        ari_bl_drop(run, run->names->drop_probs, *dropped, probs, &all, run->c->max_positions);
+        ari_bl_drop(run, run->names->drop_probs, *dropped, probs, &region, run->c->max_positions);
     }
     return AR_OK;
 }
@@ -331,17 +333,17 @@ static double *digest_at(double *digests, size_t row)
     return digests == NULL ? NULL : digests + row * ARI_DIGEST;
 }
 
-static ar_status bands_of_head(ari_bl_run *run, void *of, size_t at)
+static ar_status bands_of_head(ari_bl_run *run, void *task_arg, size_t head)
 {
-    const all_heads *h = of;
+    const all_heads *h = task_arg;
     const size_t s = run->s, values = ar_config_value_dim(run->c);
-    const ari_bl_matrix v_columns = {h->a->v + at / members_of(run) * s * values, 1, values};
-    for (size_t first = 0; first < s; first += QUERIES) {
+    const ari_bl_matrix v_columns = {h->a->v + head / members_of(run) * s * values, 1, values};
+    for (size_t first_query = 0; first_query < s; first_query += QUERIES) {
         ARI_BL_SCOPE(run);
-        const size_t row = at * s + first;
+        const size_t row = head * s + first_query;
         band b;
         double *dropped = NULL;
-        AR_TRY(new_band(run, &b, at, first));
+        AR_TRY(new_band(run, &b, head, first_query));
         AR_TRY(band_probs(run, &b, h->a, h->p));
         AR_TRY(drop_band(run, &dropped, &b, b.probs));
         digest_rows(run, digest_at(h->digests, row), b.probs, b.rows);
@@ -353,33 +355,34 @@ static ar_status bands_of_head(ari_bl_run *run, void *of, size_t at)
 }
 
 /* Heads do not depend on one another, unless all of them raise the largest logits. */
-static ar_status each_head(ari_bl_run *run, all_heads *all, ar_status (*task)(ari_bl_run *run, void *of, size_t at))
+static ar_status each_head(ari_bl_run *run, all_heads *head_data,
+                           ar_status (*task)(ari_bl_run *run, void *task_arg, size_t head))
 {
     const size_t n = run->b * run->c->heads;
-    for (size_t at = 0; all->p->largest != NULL && at < n; at++)
-        AR_TRY(task(run, all, at));
-    return all->p->largest != NULL ? AR_OK : ari_bl_each(run, n, task, all);
+    for (size_t head = 0; head_data->p->largest != NULL && head < n; head++)
+        AR_TRY(task(run, head_data, head));
+    return head_data->p->largest != NULL ? AR_OK : ari_bl_each(run, n, task, head_data);
 }
 
-static ar_status forward_in_bands(ari_bl_run *run, all_heads *all)
+static ar_status forward_in_bands(ari_bl_run *run, all_heads *head_data)
 {
-    all->digests = take_digests(run);
-    all->dropped_digests = run->o->dropout > 0.0 ? take_digests(run) : NULL;
+    head_data->digests = take_digests(run);
+    head_data->dropped_digests = run->o->dropout > 0.0 ? take_digests(run) : NULL;
     AR_TRY(run->memory);
-    AR_TRY(each_head(run, all, bands_of_head));
-    AR_TRY(emit_digests(run, run->names->probs, 'f', all->digests));
-    return emit_digests(run, run->names->drop_probs, 'f', all->dropped_digests);
+    AR_TRY(each_head(run, head_data, bands_of_head));
+    AR_TRY(emit_digests(run, run->names->probs, 'f', head_data->digests));
+    return emit_digests(run, run->names->drop_probs, 'f', head_data->dropped_digests);
 }
 
-static ar_status forward_at_once(ari_bl_run *run, all_heads *all)
+static ar_status forward_at_once(ari_bl_run *run, all_heads *head_data)
 {
-    const ari_bl_attention *a = all->a;
+    const ari_bl_attention *a = head_data->a;
     const char pass = run->s > AR_SCORES_WHOLE ? 0 : 'f';
-    AR_TRY(each_head(run, all, probs_of_head));
+    AR_TRY(each_head(run, head_data, probs_of_head));
     AR_TRY(emit_probs(run, 'f', a->probs));
     if (run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_probs, pass, a->dropped, a->probs, run->c->heads, run->s));
-    return ari_bl_each(run, run->b * run->c->heads, context_of_head, all);
+    return ari_bl_each(run, run->b * run->c->heads, context_of_head, head_data);
 }
 
 /* Errors of rounding are drawn once for each number: a run with noise keeps what it drew. */
@@ -391,7 +394,7 @@ static bool keeps_probs(const ari_bl_run *run)
 static void take_scores(ari_bl_run *run, ari_bl_attention *a)
 {
     const size_t rows = run->tokens * run->c->heads;
-    a->most = ari_bl_doubles(run, rows, 1);
+    a->max_logit = ari_bl_doubles(run, rows, 1);
     a->sum = ari_bl_doubles(run, rows, 1);
     a->probs = a->dropped = a->bare = NULL;
     if (!keeps_probs(run))
@@ -417,8 +420,8 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
     double *out = ari_bl_doubles(run, run->tokens, heads * values);
     AR_TRY(run->memory);
     run->largest = p->largest;
-    all_heads all = {.a = a, .p = p, .out = out};
-    AR_TRY(keeps_probs(run) ? forward_at_once(run, &all) : forward_in_bands(run, &all));
+    all_heads head_data = {.a = a, .p = p, .out = out};
+    AR_TRY(keeps_probs(run) ? forward_at_once(run, &head_data) : forward_in_bands(run, &head_data));
     ari_bl_keep_all(run, out, run->tokens * heads * values);
     merge_heads(run, a->context, heads * values, 0, out, heads, values);
     ari_bl_release(run, mark);
@@ -447,10 +450,10 @@ static ar_status band_backward(ari_bl_run *run, const band *b, double *dp, doubl
     AR_TRY(run->memory);
     const double scale = scale_of(run);
     for (size_t r = 0; r < b->rows; r++) {
-        const score_row here = {b->head / heads, b->head % heads, b->first + r, 0, s};
+        const score_row query_row = {b->head / heads, b->head % heads, b->first_query + r, 0, s};
         const double *p = b->probs + r * s, *bare = b->bare == NULL ? NULL : b->bare + r * s;
         double *dp_row = dp + r * s, *ds_row = ds + r * s;
-        mask_row(run, visible, NULL, &here);
+        mask_row(run, visible, NULL, &query_row);
         for (size_t key = 0; key < s; key++) {
             dp_row[key] = visible[key] ? dp_row[key] : 0.0;
             products[key] = p[key] * dp_row[key];
@@ -463,35 +466,37 @@ static ar_status band_backward(ari_bl_run *run, const band *b, double *dp, doubl
     return AR_OK;
 }
 
-static ar_status dp_of_head(ari_bl_run *run, void *of, size_t at)
+static ar_status dp_of_head(ari_bl_run *run, void *task_arg, size_t head)
 {
-    const all_heads *h = of;
+    const all_heads *h = task_arg;
     const size_t s = run->s, values = ar_config_value_dim(run->c);
-    const ari_bl_matrix dout_rows = {h->dout + at * s * values, values, 1},
-                        v_rows = {h->a->v + at / members_of(run) * s * values, values, 1};
-    return ari_bl_contract(run, h->dp + at * s * s, s, s, values, dout_rows, v_rows, ARI_BL_PLAIN);
+    const ari_bl_matrix dout_rows = {h->dout + head * s * values, values, 1},
+                        v_rows = {h->a->v + head / members_of(run) * s * values, values, 1};
+    return ari_bl_contract(run, h->dp + head * s * s, s, s, values, dout_rows, v_rows, ARI_BL_PLAIN);
 }
 
-static ar_status ds_of_head(ari_bl_run *run, void *of, size_t at)
+static ar_status ds_of_head(ari_bl_run *run, void *task_arg, size_t head)
 {
-    const all_heads *h = of;
+    const all_heads *h = task_arg;
     const size_t s = run->s;
-    const band whole = {at, 0, s, h->a->probs + at * s * s, h->a->bare == NULL ? NULL : h->a->bare + at * s * s};
-    return band_backward(run, &whole, h->dp + at * s * s, h->ds + at * s * s, h->dot + at * s);
+    const band full_band = {head, 0, s, h->a->probs + head * s * s,
+                            h->a->bare == NULL ? NULL : h->a->bare + head * s * s};
+    return band_backward(run, &full_band, h->dp + head * s * s, h->ds + head * s * s, h->dot + head * s);
 }
 
 /* The gradients of KV head kv of [b, G]. dK and dV are one contraction over (query heads of the group x queries), dQ one
  * per query head. V met the probabilities after dropout. */
-static ar_status gradients_of_kv_head(ari_bl_run *run, void *of, size_t kv)
+static ar_status gradients_of_kv_head(ari_bl_run *run, void *task_arg, size_t kv)
 {
-    const all_heads *h = of;
-    const size_t s = run->s, d = run->c->head_dim, members = members_of(run), at = kv * members; /* its first head */
+    const all_heads *h = task_arg;
+    const size_t s = run->s, d = run->c->head_dim, members = members_of(run),
+                 first_head = kv * members; /* its first head */
     const size_t values = ar_config_value_dim(run->c);
-    double *dq = h->dq + at * s * d, *dk = h->dk + kv * s * d, *dv = h->dv + kv * s * values;
-    const double *ds = h->ds + at * s * s;
-    const ari_bl_matrix ds_columns = {ds, 1, s}, p_columns = {h->a->dropped + at * s * s, 1, s};
-    const ari_bl_matrix q_columns = {h->a->q + at * s * d, 1, d}, k_columns = {h->a->k + kv * s * d, 1, d};
-    const ari_bl_matrix dout_columns = {h->dout + at * s * values, 1, values};
+    double *dq = h->dq + first_head * s * d, *dk = h->dk + kv * s * d, *dv = h->dv + kv * s * values;
+    const double *ds = h->ds + first_head * s * s;
+    const ari_bl_matrix ds_columns = {ds, 1, s}, p_columns = {h->a->dropped + first_head * s * s, 1, s};
+    const ari_bl_matrix q_columns = {h->a->q + first_head * s * d, 1, d}, k_columns = {h->a->k + kv * s * d, 1, d};
+    const ari_bl_matrix dout_columns = {h->dout + first_head * s * values, 1, values};
     for (size_t member = 0; member < members; member++) {
         const ari_bl_matrix ds_rows = {ds + member * s * s, s, 1};
         AR_TRY(ari_bl_contract(run, dq + member * s * d, s, d, s, ds_rows, k_columns, ARI_BL_SCALED));
@@ -505,16 +510,16 @@ static ar_status gradients_of_kv_head(ari_bl_run *run, void *of, size_t kv)
 }
 
 /* Of a head D, dQ and digests of dP, in bands of queries. */
-static ar_status back_by_queries(ari_bl_run *run, void *of, size_t at)
+static ar_status back_by_queries(ari_bl_run *run, void *task_arg, size_t head)
 {
-    const all_heads *h = of;
-    const size_t s = run->s, d = run->c->head_dim, values = ar_config_value_dim(run->c), kv = at / members_of(run);
+    const all_heads *h = task_arg;
+    const size_t s = run->s, d = run->c->head_dim, values = ar_config_value_dim(run->c), kv = head / members_of(run);
     const ari_bl_matrix v_rows = {h->a->v + kv * s * values, values, 1}, k_columns = {h->a->k + kv * s * d, 1, d};
-    for (size_t first = 0; first < s; first += QUERIES) {
+    for (size_t first_query = 0; first_query < s; first_query += QUERIES) {
         ARI_BL_SCOPE(run);
-        const size_t row = at * s + first;
+        const size_t row = head * s + first_query;
         band b;
-        AR_TRY(new_band(run, &b, at, first));
+        AR_TRY(new_band(run, &b, head, first_query));
         double *dp = ari_bl_doubles(run, b.rows, s), *ds = ari_bl_doubles(run, b.rows, s);
         AR_TRY(run->memory);
         AR_TRY(band_probs(run, &b, h->a, h->p));
@@ -525,14 +530,14 @@ static ar_status back_by_queries(ari_bl_run *run, void *of, size_t at)
         digest_rows(run, digest_at(h->digests, row), dp, b.rows);
         AR_TRY(ari_bl_contract(run, h->dq + row * d, b.rows, d, s, ds_rows, k_columns, ARI_BL_SCALED));
     }
-    ari_bl_keep_all(run, h->dq + at * s * d, s * d);
+    ari_bl_keep_all(run, h->dq + head * s * d, s * d);
     return AR_OK;
 }
 
 /* Some keys of a head, [s, keys]: products of scores and dP, which become Pr and dS. from: the first query that may see
  * one of them; those before stay zeros. */
 typedef struct columns {
-    size_t head, first, keys, from;
+    size_t head, first_key, keys, first_query;
     double *pr, *ds, *bare; /* bare: of one row; NULL: scores are not capped */
     uint8_t *visible;
 } columns;
@@ -543,12 +548,12 @@ ARI_SIMD __attribute__((flatten)) static void finish_columns(const ari_bl_run *r
 {
     const size_t heads = run->c->heads, keys = c->keys;
     const double scale = scale_of(run);
-    for (size_t query = c->from; query < run->s; query++) {
+    for (size_t query = c->first_query; query < run->s; query++) {
         const size_t row = c->head * run->s + query;
-        const score_row here = {c->head / heads, c->head % heads, query, c->first, keys};
-        const double m = h->a->most[row], l = h->a->sum[row];
+        const score_row query_row = {c->head / heads, c->head % heads, query, c->first_key, keys};
+        const double m = h->a->max_logit[row], l = h->a->sum[row];
         double *x = c->pr + query * keys, *dx = c->ds + query * keys;
-        logits_of(run, x, c->bare, c->visible, &here, scale);
+        logits_of(run, x, c->bare, c->visible, &query_row, scale);
         for (size_t i = 0; i < keys; i++) {
             const double p = c->visible[i] ? ari_bl_fl(run, exponential(run, ari_bl_fl(run, x[i] - m)) / l) : 0.0;
             const double *bare = c->bare == NULL ? NULL : c->bare + i;
@@ -562,12 +567,13 @@ ARI_SIMD __attribute__((flatten)) static void finish_columns(const ari_bl_run *r
 static ar_status columns_of_head(ari_bl_run *run, const all_heads *h, columns *c)
 {
     ARI_BL_SCOPE(run);
-    const size_t s = run->s, d = run->c->head_dim, values = ar_config_value_dim(run->c), at = c->head;
-    const size_t key = at / members_of(run) * s + c->first, row = at * s + c->from, rows = s - c->from;
-    const ari_bl_region region = {row, rows, c->first, c->keys};
+    const size_t s = run->s, d = run->c->head_dim, values = ar_config_value_dim(run->c), head = c->head;
+    const size_t key = head / members_of(run) * s + c->first_key, row = head * s + c->first_query,
+                 rows = s - c->first_query;
+    const ari_bl_region region = {row, rows, c->first_key, c->keys};
     const ari_bl_matrix q_rows = {h->a->q + row * d, d, 1}, k_rows = {h->a->k + key * d, d, 1};
     const ari_bl_matrix dout_rows = {h->dout + row * values, values, 1}, v_rows = {h->a->v + key * values, values, 1};
-    double *pr = c->pr + c->from * c->keys, *ds = c->ds + c->from * c->keys;
+    double *pr = c->pr + c->first_query * c->keys, *ds = c->ds + c->first_query * c->keys;
     c->visible = ari_bl_take(run, c->keys, 1, 1);
     c->bare = run->c->score_cap > 0.0 ? ari_bl_doubles(run, c->keys, 1) : NULL;
     AR_TRY(run->memory);
@@ -582,20 +588,22 @@ static ar_status columns_of_head(ari_bl_run *run, const all_heads *h, columns *c
 }
 
 /* dK and dV of KV head kv, some keys after the other: all terms of a sum are there at once. */
-static ar_status back_by_keys(ari_bl_run *run, void *of, size_t kv)
+static ar_status back_by_keys(ari_bl_run *run, void *task_arg, size_t kv)
 {
-    const all_heads *h = of;
-    const size_t s = run->s, d = run->c->head_dim, members = members_of(run), at = kv * members;
+    const all_heads *h = task_arg;
+    const size_t s = run->s, d = run->c->head_dim, members = members_of(run), first_head = kv * members;
     const size_t values = ar_config_value_dim(run->c);
-    const ari_bl_matrix q_columns = {h->a->q + at * s * d, 1, d}, dout_columns = {h->dout + at * s * values, 1, values};
-    for (size_t first = 0; first < s; first += KEYS) {
+    const ari_bl_matrix q_columns = {h->a->q + first_head * s * d, 1, d},
+                        dout_columns = {h->dout + first_head * s * values, 1, values};
+    for (size_t first_key = 0; first_key < s; first_key += KEYS) {
         ARI_BL_SCOPE(run);
-        const size_t keys = s - first < KEYS ? s - first : KEYS, key = kv * s + first;
+        const size_t keys = s - first_key < KEYS ? s - first_key : KEYS, key = kv * s + first_key;
         double *pr = ari_bl_doubles(run, members * s, keys), *ds = ari_bl_doubles(run, members * s, keys);
         AR_TRY(run->memory);
         for (size_t member = 0; member < members; member++) {
             const size_t place = member * s * keys;
-            columns c = {at + member, first, keys, run->c->causal ? first : 0, pr + place, ds + place, NULL, NULL};
+            columns c = {first_head + member, first_key,  keys, run->c->causal ? first_key : 0,
+                         pr + place,          ds + place, NULL, NULL};
             AR_TRY(columns_of_head(run, h, &c));
         }
         const ari_bl_matrix ds_columns = {ds, 1, keys}, p_columns = {pr, 1, keys};
@@ -642,41 +650,41 @@ static ar_status sink_gradient(ari_bl_run *run, const double *sunk, const double
     const size_t heads = run->c->heads, s = run->s;
     double *values = ari_bl_doubles(run, run->tokens, heads), *gradient = ari_bl_doubles(run, heads, 1);
     AR_TRY(run->memory);
-    for (size_t at = 0; at < run->b * heads; at++)
+    for (size_t head = 0; head < run->b * heads; head++)
         for (size_t query = 0; query < s; query++)
-            values[(at / heads * s + query) * heads + at % heads] =
-                ari_bl_branch(run, -(sunk[at * s + query] * dot[at * s + query]));
+            values[(head / heads * s + query) * heads + head % heads] =
+                ari_bl_branch(run, -(sunk[head * s + query] * dot[head * s + query]));
     const ari_bl_terms terms = {.values = values, .stream = true};
     AR_TRY(ari_bl_gradient(run, gradient, 1, heads, &terms));
     return ari_bl_emit_gradient(run, run->names->sinks, "", heads, 0, gradient);
 }
 
-static ar_status back_in_bands(ari_bl_run *run, all_heads *all)
+static ar_status back_in_bands(ari_bl_run *run, all_heads *head_data)
 {
-    all->digests = take_digests(run);
+    head_data->digests = take_digests(run);
     run->largest = NULL; /* the forward pass has seen them */
     AR_TRY(run->memory);
-    AR_TRY(ari_bl_each(run, run->b * run->c->heads, back_by_queries, all));
-    AR_TRY(emit_digests(run, run->names->probs, 'b', all->digests));
-    if (all->a->sunk != NULL)
-        AR_TRY(sink_gradient(run, all->a->sunk, all->dot));
-    return ari_bl_each(run, run->b * run->c->kv_heads, back_by_keys, all);
+    AR_TRY(ari_bl_each(run, run->b * run->c->heads, back_by_queries, head_data));
+    AR_TRY(emit_digests(run, run->names->probs, 'b', head_data->digests));
+    if (head_data->a->sunk != NULL)
+        AR_TRY(sink_gradient(run, head_data->a->sunk, head_data->dot));
+    return ari_bl_each(run, run->b * run->c->kv_heads, back_by_keys, head_data);
 }
 
-static ar_status back_at_once(ari_bl_run *run, all_heads *all)
+static ar_status back_at_once(ari_bl_run *run, all_heads *head_data)
 {
     const size_t heads = run->c->heads, s = run->s;
-    all->dp = ari_bl_doubles(run, run->tokens * heads, s);
-    all->ds = ari_bl_doubles(run, run->tokens * heads, s);
+    head_data->dp = ari_bl_doubles(run, run->tokens * heads, s);
+    head_data->ds = ari_bl_doubles(run, run->tokens * heads, s);
     AR_TRY(run->memory);
-    AR_TRY(ari_bl_each(run, run->b * heads, dp_of_head, all));
+    AR_TRY(ari_bl_each(run, run->b * heads, dp_of_head, head_data));
     if (run->o->dropout > 0.0)
-        AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 0, all->dp, all->dp, heads, s));
-    AR_TRY(ari_bl_each(run, run->b * heads, ds_of_head, all));
-    AR_TRY(emit_probs(run, 'b', all->dp));
-    if (all->a->sunk != NULL)
-        AR_TRY(sink_gradient(run, all->a->sunk, all->dot));
-    return ari_bl_each(run, run->b * run->c->kv_heads, gradients_of_kv_head, all);
+        AR_TRY(ari_bl_dropout(run, run->names->drop_probs, 0, head_data->dp, head_data->dp, heads, s));
+    AR_TRY(ari_bl_each(run, run->b * heads, ds_of_head, head_data));
+    AR_TRY(emit_probs(run, 'b', head_data->dp));
+    if (head_data->a->sunk != NULL)
+        AR_TRY(sink_gradient(run, head_data->a->sunk, head_data->dot));
+    return ari_bl_each(run, run->b * run->c->kv_heads, gradients_of_kv_head, head_data);
 }
 
 ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double *dcontext, const ari_bl_params *p,
@@ -690,7 +698,7 @@ ar_status ari_bl_attention_backward(ari_bl_run *run, double *dqkv, const double 
     double *dot = ari_bl_doubles(run, run->tokens, heads);
     AR_TRY(run->memory);
     split_heads(run, dout, dcontext, heads * values, 0, heads, values);
-    all_heads all = {.a = a, .p = p, .dout = dout, .dq = dq, .dk = dk, .dv = dv, .dot = dot};
-    AR_TRY(keeps_probs(run) ? back_at_once(run, &all) : back_in_bands(run, &all));
+    all_heads head_data = {.a = a, .p = p, .dout = dout, .dq = dq, .dk = dk, .dv = dv, .dot = dot};
+    AR_TRY(keeps_probs(run) ? back_at_once(run, &head_data) : back_in_bands(run, &head_data));
     return finish_qkv(run, dqkv, dq, dk, dv, p->qk_norm, a->normed);
 }

@@ -12,8 +12,8 @@
 
 static ar_balance balance_of(const ari_bl_run *run)
 {
-    const ar_balance given = run->o->loss.router.balance;
-    return given == AR_BALANCE_NONE && run->c->experts.balance_weight > 0.0 ? AR_BALANCE_LAYERS : given;
+    const ar_balance requested = run->o->loss.router.balance;
+    return requested == AR_BALANCE_NONE && run->c->experts.balance_weight > 0.0 ? AR_BALANCE_LAYERS : requested;
 }
 
 static double weight_of(const ari_bl_run *run)
@@ -28,11 +28,11 @@ static bool is_padding(const ari_bl_run *run, size_t token)
 }
 
 /* count[i] += tokens [first, first + n) that go to expert i. Returns how many tokens these are. */
-static size_t count_tokens(const ari_bl_run *run, double *count, const ari_bl_routed *r, size_t first, size_t n)
+static size_t count_tokens(const ari_bl_run *run, double *count, const ari_bl_routed *r, size_t first_token, size_t n)
 {
     const size_t k = run->c->experts.per_token;
     size_t tokens = 0;
-    for (size_t t = first; t < first + n; t++) {
+    for (size_t t = first_token; t < first_token + n; t++) {
         tokens += !is_padding(run, t);
         for (size_t j = 0; j < k && !is_padding(run, t); j++)
             count[r->expert[t * k + j]] += 1.0;
@@ -42,11 +42,11 @@ static size_t count_tokens(const ari_bl_run *run, double *count, const ari_bl_ro
 
 ar_status ari_bl_balance_load(ari_bl_run *run, ari_bl_experts *e)
 {
-    e->seen = ari_bl_take(run, 1, 1, sizeof *e->seen);
+    e->router_stats = ari_bl_take(run, 1, 1, sizeof *e->router_stats);
     double *count = ari_bl_doubles(run, 1, run->c->experts.n), *p = ari_bl_doubles(run, 1, run->c->experts.n);
     AR_TRY(run->memory);
-    *e->seen = (ari_bl_seen){.next = run->seen, .count = count, .p = p};
-    run->seen = e->seen;
+    *e->router_stats = (ari_bl_seen){.next = run->router_stats, .count = count, .p = p};
+    run->router_stats = e->router_stats;
     return AR_OK;
 }
 
@@ -54,7 +54,7 @@ ar_status ari_bl_balance_load(ari_bl_run *run, ari_bl_experts *e)
 static double count_layers(const ari_bl_run *run, double *count)
 {
     double slots = 0.0;
-    for (const ari_bl_seen *layer = run->seen; layer != NULL; layer = layer->next)
+    for (const ari_bl_seen *layer = run->router_stats; layer != NULL; layer = layer->next)
         for (size_t i = 0; i < run->c->experts.n; i++) {
             count[i] += layer->count[i];
             slots += layer->count[i];
@@ -64,7 +64,7 @@ static double count_layers(const ari_bl_run *run, double *count)
 }
 
 /* c [E] of tokens [first, first + n), by their routes, or by those of all layers. count: zero, becomes c. */
-static void make_c(const ari_bl_run *run, double *count, const ari_bl_routed *r, size_t first, size_t n)
+static void make_c(const ari_bl_run *run, double *count, const ari_bl_routed *r, size_t first_token, size_t n)
 {
     const ar_balance balance = balance_of(run);
     const size_t experts = run->c->experts.n, k = run->c->experts.per_token;
@@ -72,7 +72,7 @@ static void make_c(const ari_bl_run *run, double *count, const ari_bl_routed *r,
     if (balance == AR_BALANCE_LAYERS) {
         divisor = count_layers(run, count);
     } else {
-        const double slots = (double)(count_tokens(run, count, r, first, n) * k);
+        const double slots = (double)(count_tokens(run, count, r, first_token, n) * k);
         divisor = slots * slots / (double)k;
         if (balance == AR_BALANCE_SEQUENCE)
             divisor = divisor * (double)run->b;
@@ -99,7 +99,7 @@ static double z_of(const ari_bl_run *run)
 }
 
 /* The losses of tokens [first, first + n). */
-static ar_status add_terms(ari_bl_run *run, ari_bl_sums *sums, const ari_bl_routed *r, size_t first, size_t n)
+static ar_status add_terms(ari_bl_run *run, ari_bl_sums *sums, const ari_bl_routed *r, size_t first_token, size_t n)
 {
     ARI_BL_SCOPE(run);
     const double z = z_of(run);
@@ -107,8 +107,8 @@ static ar_status add_terms(ari_bl_run *run, ari_bl_sums *sums, const ari_bl_rout
     double *c = ari_bl_doubles(run, 1, run->c->experts.n);
     AR_TRY(run->memory);
     if (balances)
-        make_c(run, c, r, first, n);
-    for (size_t t = first; t < first + n; t++) {
+        make_c(run, c, r, first_token, n);
+    for (size_t t = first_token; t < first_token + n; t++) {
         double term = balances ? balance_term(run, r->p + t * run->c->experts.n, c) : 0.0;
         if (z > 0.0)
             term = ari_bl_fl(run, term + ari_bl_fl(run, z * r->lse[t] * r->lse[t]));
@@ -131,11 +131,11 @@ static bool has_losses(const ari_bl_run *run)
 static ar_status losses_of(ari_bl_run *run, double *value, const ari_bl_routed *r)
 {
     ARI_BL_SCOPE(run);
-    const size_t each = run->tokens / parts_of(run);
+    const size_t part_tokens = run->tokens / parts_of(run);
     ari_bl_sums sums;
     AR_TRY(ari_bl_sums_open(run, &sums, 1, false));
     for (size_t part = 0; part < parts_of(run); part++)
-        AR_TRY(add_terms(run, &sums, r, part * each, each));
+        AR_TRY(add_terms(run, &sums, r, part * part_tokens, part_tokens));
     *value = ari_bl_sums_value(&sums, 0);
     return AR_OK;
 }
@@ -145,20 +145,20 @@ ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const
 {
     const size_t n = run->c->experts.n;
     const double z = z_of(run);
-    ari_bl_seen *seen = e->seen;
+    ari_bl_seen *layer = e->router_stats;
     if (!has_losses(run))
         return AR_OK;
     for (size_t i = 0; i < n; i++)
-        seen->count[i] = seen->p[i] = 0.0;
-    count_tokens(run, seen->count, r, 0, run->tokens);
-    seen->routed = r;
-    seen->value = 0.0;
+        layer->count[i] = layer->p[i] = 0.0;
+    count_tokens(run, layer->count, r, 0, run->tokens);
+    layer->routed = r;
+    layer->value = 0.0;
     for (size_t i = 0; i < run->tokens * n; i++)
-        seen->p[i % n] += is_padding(run, i / n) ? 0.0 : r->p[i];
+        layer->p[i % n] += is_padding(run, i / n) ? 0.0 : r->p[i];
     if (balance_of(run) != AR_BALANCE_LAYERS)
-        return losses_of(run, &seen->value, r);
+        return losses_of(run, &layer->value, r);
     for (size_t t = 0; t < run->tokens; t++)
-        seen->value += is_padding(run, t) ? 0.0 : z * r->lse[t] * r->lse[t];
+        layer->value += is_padding(run, t) ? 0.0 : z * r->lse[t] * r->lse[t];
     return AR_OK;
 }
 
@@ -178,27 +178,28 @@ static ar_status value_of(ari_bl_run *run, double *value, const ari_bl_seen *lay
     return AR_OK;
 }
 
-ar_status ari_bl_balance_add(ari_bl_run *run, double *more)
+ar_status ari_bl_balance_add(ari_bl_run *run, double *loss)
 {
     ARI_BL_SCOPE(run);
     const bool together = balance_of(run) == AR_BALANCE_LAYERS;
     size_t layers = 0, i = 0;
     double sum = 0.0;
-    for (const ari_bl_seen *layer = run->seen; layer != NULL; layer = layer->next)
+    for (const ari_bl_seen *layer = run->router_stats; layer != NULL; layer = layer->next)
         layers++;
     if (layers == 0 || !has_losses(run))
         return AR_OK;
-    double *of = ari_bl_doubles(run, layers, 1);
+    double *layer_losses = ari_bl_doubles(run, layers, 1);
     AR_TRY(run->memory);
-    for (const ari_bl_seen *layer = run->seen; layer != NULL; layer = layer->next) { /* the last layer is first */
+    for (const ari_bl_seen *layer = run->router_stats; layer != NULL;
+         layer = layer->next) { /* the last layer is first */
         i++;
-        of[layers - i] = layer->value;
+        layer_losses[layers - i] = layer->value;
         if (together)
-            AR_TRY(value_of(run, &of[layers - i], layer));
+            AR_TRY(value_of(run, &layer_losses[layers - i], layer));
     }
     for (i = 0; i < layers; i++)
-        sum += of[i];
-    *more += sum;
+        sum += layer_losses[i];
+    *loss += sum;
     return AR_OK;
 }
 
@@ -223,13 +224,13 @@ static void add_z(const ari_bl_run *run, double *dz, const ari_bl_routed *r)
 
 ar_status ari_bl_balance_backward(ari_bl_run *run, double *dz, const ari_bl_routed *r)
 {
-    const size_t n = run->c->experts.n, each = run->tokens / parts_of(run);
+    const size_t n = run->c->experts.n, part_tokens = run->tokens / parts_of(run);
     for (size_t part = 0; part < parts_of(run) && balance_of(run) != AR_BALANCE_NONE; part++) {
         ARI_BL_SCOPE(run);
         double *c = ari_bl_doubles(run, 1, n);
         AR_TRY(run->memory);
-        make_c(run, c, r, part * each, each);
-        for (size_t t = part * each; t < (part + 1) * each; t++)
+        make_c(run, c, r, part * part_tokens, part_tokens);
+        for (size_t t = part * part_tokens; t < (part + 1) * part_tokens; t++)
             if (!is_padding(run, t))
                 add_balance(run, dz + t * n, r->p + t * n, c);
     }

@@ -14,10 +14,10 @@
 
 static void enter_block(ari_bl_run *run, size_t layer)
 {
-    static const ar_rope none = {.kind = AR_ROPE_NONE};
+    static const ar_rope no_rope = {.kind = AR_ROPE_NONE};
     snprintf(run->prefix, sizeof run->prefix, "%s.%zu", run->names->blocks, layer);
     run->window = ar_config_window(run->c, layer);
-    run->rope = ar_config_turns(run->c, layer) ? ar_config_layer_rope(run->c, layer) : &none;
+    run->rope = ar_config_turns(run->c, layer) ? ar_config_layer_rope(run->c, layer) : &no_rope;
 }
 
 static void leave_block(ari_bl_run *run)
@@ -95,9 +95,9 @@ ARI_SIMD __attribute__((flatten)) static void activate_row(const ari_bl_run *run
     }
 }
 
-static ar_status activate(ari_bl_run *run, void *of, size_t t)
+static ar_status activate(ari_bl_run *run, void *task_arg, size_t t)
 {
-    const activation *a = of;
+    const activation *a = task_arg;
     activate_row(run, a->out + t * a->f, a->fc + t * a->f * (run->c->gated ? 2 : 1), a->f);
     return AR_OK;
 }
@@ -108,26 +108,26 @@ ar_status ari_bl_activate(ari_bl_run *run, double *out, const double *fc, size_t
     return ari_bl_each(run, rows, activate, &a);
 }
 
-/* `first`: the number of the row's first element. */
+/* `first_element`: the number of the row's first element. */
 ARI_SIMD __attribute__((flatten)) static void activate_row_backward(const ari_bl_run *run, double *dfc,
                                                                     const double *dout, const double *fc, size_t f,
-                                                                    double doubt, size_t first)
+                                                                    double doubt, size_t first_element)
 {
     for (size_t i = 0; i < f; i++) {
         const double dy = dout[i], x = fc[i];
         if (run->c->gated) {
             const double up = fc[f + i], dgate = ari_bl_branch(run, dy * up_of(run, up));
-            dfc[i] = ari_bl_keep(run, ari_bl_branch(run, dgate * dact(run, x, doubt, first + i)));
+            dfc[i] = ari_bl_keep(run, ari_bl_branch(run, dgate * dact(run, x, doubt, first_element + i)));
             dfc[f + i] = is_limited(run, up) ? 0.0 : ari_bl_keep(run, ari_bl_branch(run, dy * act(run, x)));
         } else {
-            dfc[i] = ari_bl_keep(run, ari_bl_branch(run, dy * dact(run, x, doubt, first + i)));
+            dfc[i] = ari_bl_keep(run, ari_bl_branch(run, dy * dact(run, x, doubt, first_element + i)));
         }
     }
 }
 
-static ar_status activate_backward(ari_bl_run *run, void *of, size_t t)
+static ar_status activate_backward(ari_bl_run *run, void *task_arg, size_t t)
 {
-    const activation *a = of;
+    const activation *a = task_arg;
     const size_t ld = a->f * (run->c->gated ? 2 : 1);
     activate_row_backward(run, a->dfc + t * ld, a->dout + t * a->f, a->fc + t * ld, a->f, a->doubt, t * a->f);
     return AR_OK;
@@ -195,8 +195,8 @@ static ar_status regroup(ari_bl_run *run, double *rows, bool back)
         for (size_t i = 0; i < width; i++)
             row[i] = rows[i];
         for (size_t i = 0; i < width; i++) {
-            const size_t which = i / (heads * d), head = i / d % heads, apart = (head * 3 + which) * d + i % d;
-            rows[back ? apart : i] = row[back ? i : apart];
+            const size_t which = i / (heads * d), head = i / d % heads, interleaved = (head * 3 + which) * d + i % d;
+            rows[back ? interleaved : i] = row[back ? i : interleaved];
         }
     }
     return AR_OK;
@@ -239,7 +239,7 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
             saved->mlp_x = saved->n2.y;
         }
     }
-    if (p->experts.of != NULL)
+    if (p->experts.mlps != NULL)
         AR_TRY(ari_bl_experts_forward(run, &p->experts, &saved->routed, branch, saved->mlp_x));
     else
         AR_TRY(mlp_forward(run, &p->mlp, &saved->mlp, branch, saved->mlp_x));
@@ -315,7 +315,7 @@ static ar_status mlp_branch_backward(ari_bl_run *run, const ari_bl_params *p, do
 {
     const double *dmade;
     AR_TRY(branch_gradient(run, &p->mlp_norm, &saved->mlp_norm, run->names->drop_mlp, &dmade, dy));
-    if (p->experts.of != NULL)
+    if (p->experts.mlps != NULL)
         return ari_bl_experts_backward(run, &p->experts, din, dmade, &saved->routed, saved->mlp_x);
     return mlp_backward(run, &p->mlp, din, dmade, &saved->mlp, saved->mlp_x);
 }
@@ -326,13 +326,13 @@ static ar_status attention_branch_backward(ari_bl_run *run, const ari_bl_params 
 {
     const ari_bl_names *names = run->names;
     const size_t h = run->c->hidden;
-    double *dcontext = ari_bl_doubles(run, run->tokens, p->o.in),
+    double *dcontext = ari_bl_doubles(run, run->tokens, p->o.in_features),
            *dqkv = ari_bl_doubles(run, run->tokens, qkv_width(run->c));
     AR_TRY(run->memory);
     const double *dout;
     AR_TRY(branch_gradient(run, &p->attention_norm, &saved->attention_norm, names->drop_attention, &dout, dy));
     AR_TRY(ari_bl_linear_backward(run, &p->o, dcontext, dout, run->tokens));
-    AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'b', dcontext, p->o.in, 0, p->o.in));
+    AR_TRY(ari_bl_emit_tokens(run, names->o_param, 'b', dcontext, p->o.in_features, 0, p->o.in_features));
     AR_TRY(ari_bl_linear_gradients(run, &p->o, dout, saved->attention.context, NULL));
     AR_TRY(ari_bl_attention_backward(run, dqkv, dcontext, p, &saved->attention));
     if (run->c->latent.kv_rank > 0)

@@ -80,12 +80,13 @@ static ar_status check_documents(const ar_batch *batch)
 {
     int64_t document = 0;
     for (size_t i = 0; batch->documents != NULL && i < batch->batch * batch->seq; i++) {
-        const bool begins = i % batch->seq == 0;
-        const int64_t least = begins ? 0 : document, most = begins ? 0 : document + 1;
+        const bool is_row_start = i % batch->seq == 0;
+        const int64_t min_document = is_row_start ? 0 : document, max_document = is_row_start ? 0 : document + 1;
         document = batch->documents[i];
-        if (document < least || document > most)
+        if (document < min_document || document > max_document)
             return ar_error_set(AR_ERR_DATA, "baseline: documents[%zu, %zu] is %lld, expected %lld%s", i / batch->seq,
-                                i % batch->seq, (long long)document, (long long)least, begins ? "" : " or one more");
+                                i % batch->seq, (long long)document, (long long)min_document,
+                                is_row_start ? "" : " or one more");
     }
     return AR_OK;
 }
@@ -199,10 +200,10 @@ size_t ari_bl_position(const ar_batch *batch, size_t sample, size_t t)
 {
     if (batch->position_ids != NULL)
         return (size_t)batch->position_ids[sample * batch->seq + t];
-    size_t first = batch->documents != NULL ? t : 0;
-    while (first > 0 && !ari_bl_apart(batch, sample, first - 1, t))
-        first--;
-    return t - first;
+    size_t document_start = batch->documents != NULL ? t : 0;
+    while (document_start > 0 && !ari_bl_apart(batch, sample, document_start - 1, t))
+        document_start--;
+    return t - document_start;
 }
 
 int64_t ari_bl_target(const ar_batch *batch, size_t row, size_t position)

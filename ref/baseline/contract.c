@@ -37,10 +37,10 @@ typedef struct width {
     int32_t p, limit;
 } width;
 
-static width width_of(const ari_bl_run *run, size_t k, int how)
+static width width_of(const ari_bl_run *run, size_t k, int flags)
 {
     const width of_fp32 = {25, (1 << 25) - 1}, of_bf16 = {15, 127 * 256 + 127};
-    const bool narrow = how & ARI_BL_WEIGHT ? !(how & ARI_BL_PEAKED) : k <= MOST_NARROW;
+    const bool narrow = flags & ARI_BL_WEIGHT ? !(flags & ARI_BL_PEAKED) : k <= MOST_NARROW;
     return run->o->bf16 && narrow ? of_bf16 : of_fp32;
 }
 
@@ -60,10 +60,10 @@ ARI_SIMD static void column_maxima(uint64_t *restrict largest, size_t n, size_t 
 {
     for (size_t j = 0; b.col == 1 && j < n; j++)
         for (size_t kk = 0; kk < k; kk++)
-            largest[kk] = larger(largest[kk], magnitude_of(b.at[j * b.row + kk]));
+            largest[kk] = larger(largest[kk], magnitude_of(b.data[j * b.row + kk]));
     for (size_t kk = 0; b.col != 1 && kk < k; kk++)
         for (size_t j = 0; j < n; j++)
-            largest[kk] = larger(largest[kk], magnitude_of(b.at[j * b.row + kk * b.col]));
+            largest[kk] = larger(largest[kk], magnitude_of(b.data[j * b.row + kk * b.col]));
 }
 
 /* Step 0: c[kk], the smallest integer with |B[j,kk]| < 2^c for all j; ARI_EXP_ZERO where the column is all zero, 0 where
@@ -109,8 +109,8 @@ ARI_SIMD static void quantise(int32_t *restrict q, double unit[PANEL], double *r
     }
     for (size_t kk = 0; kk < k; kk++)
         for (size_t r = 0; r < PANEL; r++) {
-            const double y = scale[r] == 0.0 ? 0.0 : x[kk * PANEL + r] * scale[r], whole = ari_rint(y);
-            q[kk * PANEL + r] = (int32_t)(whole > w.limit ? w.limit : whole < -w.limit ? -w.limit : whole);
+            const double y = scale[r] == 0.0 ? 0.0 : x[kk * PANEL + r] * scale[r], rounded = ari_rint(y);
+            q[kk * PANEL + r] = (int32_t)(rounded > w.limit ? w.limit : rounded < -w.limit ? -w.limit : rounded);
         }
 }
 
@@ -120,16 +120,16 @@ ARI_SIMD static void exact_values(double value[ROWS][PANEL], const int32_t *a, c
                                   const double *unit_a, const double *unit_b)
 {
     int64_t sum[ROWS][PANEL] = {{0}}; /* also where k is 0 */
-    wide all[ROWS][PANEL] = {{0}};
+    wide total[ROWS][PANEL] = {{0}};
     for (size_t kk = 0; kk < k; kk += BLOCK) {
         tile_of_integers(sum, a + kk * PANEL, b + kk * PANEL, k - kk < BLOCK ? k - kk : BLOCK);
         for (size_t i = 0; k > BLOCK && i < ROWS; i++)
             for (size_t j = 0; j < PANEL; j++)
-                all[i][j] += sum[i][j];
+                total[i][j] += sum[i][j];
     }
     for (size_t i = 0; i < ROWS; i++)
         for (size_t j = 0; j < PANEL; j++) {
-            const double x = (k > BLOCK ? (double)all[i][j] : (double)sum[i][j]) * (unit_a[i] * unit_b[j]);
+            const double x = (k > BLOCK ? (double)total[i][j] : (double)sum[i][j]) * (unit_a[i] * unit_b[j]);
             value[i][j] = x == x ? (double)(float)x : (double)ari_nan32();
         }
 }
@@ -156,10 +156,10 @@ static void float_values(double value[ROWS][PANEL], const float *a, const float 
 /* --- every mode --------------------------------------------------------------------------------------------------- */
 
 /* Rows [first, first + PANEL) of a matrix of n rows, as a panel. */
-static void fill_panel(double *panel, ari_bl_matrix m, size_t first, size_t n, size_t k)
+static void fill_panel(double *panel, ari_bl_matrix m, size_t first_row, size_t n, size_t k)
 {
-    const size_t rows = n - first < PANEL ? n - first : PANEL;
-    const double *x = m.at + first * m.row;
+    const size_t rows = n - first_row < PANEL ? n - first_row : PANEL;
+    const double *x = m.data + first_row * m.row;
     for (size_t kk = 0; m.row == 1 && kk < k; kk++)
         for (size_t r = 0; r < rows; r++)
             panel[kk * PANEL + r] = x[kk * m.col + r];
@@ -177,42 +177,42 @@ static size_t element_size(const ari_bl_run *run)
     return run->o->mode == AR_MODE_F64 ? sizeof(double) : sizeof(float);
 }
 
-static void *panel_at(const ari_bl_product *p, void *first, size_t i)
+static void *panel_at(const ari_bl_product *p, void *panels, size_t i)
 {
-    return (char *)first + i * p->k * PANEL * element_size(p->run);
+    return (char *)panels + i * p->k * PANEL * element_size(p->run);
 }
 
 /* Panel `i` of A, or that of B behind all of A's. */
-static ar_status make_panel(ari_bl_run *run, void *of, size_t i)
+static ar_status make_panel(ari_bl_run *run, void *arg, size_t i)
 {
     ARI_BL_SCOPE(run);
-    const ari_bl_product *p = of;
+    const ari_bl_product *p = arg;
     const bool is_b = i >= ari_bl_panels(p->m);
-    const size_t at = is_b ? i - ari_bl_panels(p->m) : i;
+    const size_t panel = is_b ? i - ari_bl_panels(p->m) : i;
     const ar_number_mode mode = run->o->mode;
-    void *element = panel_at(p, is_b ? p->b : p->a, at);
+    void *element = panel_at(p, is_b ? p->b : p->a, panel);
     double *values = mode == AR_MODE_F64 ? element : ari_bl_doubles(run, p->k, PANEL);
     AR_TRY(run->memory);
-    fill_panel(values, is_b ? p->matrix_b : p->matrix_a, at * PANEL, is_b ? p->n : p->m, p->k);
+    fill_panel(values, is_b ? p->matrix_b : p->matrix_a, panel * PANEL, is_b ? p->n : p->m, p->k);
     if (mode == AR_MODE_EXACT)
-        quantise(element, (is_b ? p->unit_b : p->unit_a) + at * PANEL, values, p->k, p->exponent, is_b ? -1 : +1,
-                 width_of(run, p->k, p->how));
+        quantise(element, (is_b ? p->unit_b : p->unit_a) + panel * PANEL, values, p->k, p->exponent, is_b ? -1 : +1,
+                 width_of(run, p->k, p->flags));
     for (size_t k = 0; mode == AR_MODE_FP32 && k < p->k * PANEL; k++)
         ((float *)element)[k] = (float)values[k];
     return AR_OK;
 }
 
 ar_status ari_bl_product_open(ari_bl_run *run, ari_bl_product *p, size_t m, size_t n, size_t k, ari_bl_matrix a,
-                              ari_bl_matrix b, int how)
+                              ari_bl_matrix b, int flags)
 {
-    *p = (ari_bl_product){.run = run, .m = m, .n = n, .k = k, .matrix_a = a, .matrix_b = b, .how = how};
+    *p = (ari_bl_product){.run = run, .m = m, .n = n, .k = k, .matrix_a = a, .matrix_b = b, .flags = flags};
     p->a = ari_bl_take(run, ari_bl_panels(m) * PANEL, k, element_size(run));
     p->b = ari_bl_take(run, ari_bl_panels(n) * PANEL, k, element_size(run));
     p->unit_a = ari_bl_doubles(run, ari_bl_panels(m), PANEL);
     p->unit_b = ari_bl_doubles(run, ari_bl_panels(n), PANEL);
     p->exponent = ari_bl_take(run, k, 1, sizeof *p->exponent);
     AR_TRY(run->memory);
-    if (run->o->mode == AR_MODE_EXACT && how & ARI_BL_SCALED)
+    if (run->o->mode == AR_MODE_EXACT && flags & ARI_BL_SCALED)
         AR_TRY(column_exponents(run, p->exponent, n, k, b));
     return ari_bl_each(run, ari_bl_panels(m) + ari_bl_panels(n), make_panel, p);
 }
@@ -231,9 +231,9 @@ void ari_bl_product_tile(const ari_bl_product *p, double c[PANEL][PANEL], size_t
 }
 
 /* Of C a band of columns: BAND panels of B meet all of A. */
-static ar_status write_band(ari_bl_run *run, void *of, size_t band)
+static ar_status write_band(ari_bl_run *run, void *arg, size_t band)
 {
-    const ari_bl_product *p = of;
+    const ari_bl_product *p = arg;
     const size_t end = (band + 1) * BAND < ari_bl_panels(p->n) ? (band + 1) * BAND : ari_bl_panels(p->n);
     (void)run;
     for (size_t i = 0; i < ari_bl_panels(p->m); i++)
@@ -287,7 +287,7 @@ static ar_status noisy64(ari_bl_run *run, double *c, size_t m, size_t n, size_t 
     AR_TRY(run->memory);
     for (size_t i = 0; i < m; i++) {
         for (size_t kk = 0; kk < k; kk++)
-            x[kk] = a.at[i * a.row + kk * a.col];
+            x[kk] = a.data[i * a.row + kk * a.col];
         ari_bl_shorten(run->noise, x, k, unit->operand);
         for (size_t j = 0; j < n; j += PANEL) {
             double sum[PANEL], squares[PANEL];
@@ -302,13 +302,13 @@ static ar_status noisy64(ari_bl_run *run, double *c, size_t m, size_t n, size_t 
 }
 
 ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a, ari_bl_matrix b,
-                          int how)
+                          int flags)
 {
     ARI_BL_SCOPE(run);
     ari_bl_product p;
     if (run->noise != NULL)
         return noisy64(run, c, m, n, k, a, b);
-    AR_TRY(ari_bl_product_open(run, &p, m, n, k, a, b, how));
+    AR_TRY(ari_bl_product_open(run, &p, m, n, k, a, b, flags));
     p.c = c;
     return ari_bl_each(run, (ari_bl_panels(n) + BAND - 1) / BAND, write_band, &p);
 }

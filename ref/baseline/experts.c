@@ -47,7 +47,7 @@ static ar_status load_one(ari_bl_run *run, ari_bl_linear *l, size_t out, const c
     AR_TRY(run->memory);
     AR_TRY(ari_bl_load_linear(run, l, run->c->hidden, name, width, run->c->experts.bias));
     if (run->training != NULL)
-        run->training->of[before].matrix = false;
+        run->training->params[before].matrix = false;
     return AR_OK;
 }
 
@@ -83,7 +83,7 @@ static ar_status load_bias(ari_bl_run *run, ari_bl_experts *e)
     AR_TRY(run->memory);
     ari_bl_training_add(run, name, n, 0, e->bias, 1, 1);
     if (run->training != NULL)
-        run->training->of[run->training->n - 1].tokens = e->tokens;
+        run->training->params[run->training->n - 1].tokens = e->tokens;
     return AR_OK;
 }
 
@@ -95,12 +95,12 @@ ar_status ari_bl_load_experts(ari_bl_run *run, ari_bl_experts *e)
     AR_TRY(load_one(run, &e->gate, x->n, router_name(run)));
     if (x->scores.groups > 0 && !x->scores.softmax)
         AR_TRY(load_bias(run, e));
-    e->of = ari_bl_take(run, x->n, 1, sizeof *e->of);
+    e->mlps = ari_bl_take(run, x->n, 1, sizeof *e->mlps);
     AR_TRY(run->memory);
     for (size_t i = 0; i < x->n; i++) {
         char below[32];
         snprintf(below, sizeof below, "experts.%zu", i);
-        AR_TRY(load_expert(run, &e->of[i], below, x->w123 ? w123 : parts, x->ffn));
+        AR_TRY(load_expert(run, &e->mlps[i], below, x->w123 ? w123 : parts, x->ffn));
     }
     if (x->shared == 0)
         return AR_OK;
@@ -109,12 +109,12 @@ ar_status ari_bl_load_experts(ari_bl_run *run, ari_bl_experts *e)
 }
 
 /* Emits [tokens, features] under the experts' path; part "": of all of it. */
-static ar_status emit(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld, size_t first,
+static ar_status emit(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld, size_t first_col,
                       size_t features)
 {
     char name[PART_SIZE];
     snprintf(name, sizeof name, "%s%s%s", path_of(run), part[0] != '\0' ? "." : "", part);
-    return ari_bl_emit_tokens(run, name, pass, x, ld, first, features);
+    return ari_bl_emit_tokens(run, name, pass, x, ld, first_col, features);
 }
 
 /* --- routing ------------------------------------------------------------------------------------------------------ */
@@ -124,20 +124,20 @@ static void sort_rows(const ari_bl_run *run, ari_bl_routed *r)
 {
     const size_t k = run->c->experts.per_token, n = run->c->experts.n;
     for (size_t i = 0; i < run->tokens * k; i++)
-        r->first[r->expert[i] + 1]++;
+        r->expert_begin[r->expert[i] + 1]++;
     for (size_t e = 0; e < n; e++)
-        r->first[e + 1] += r->first[e];
+        r->expert_begin[e + 1] += r->expert_begin[e];
     for (size_t e = 0; e < n; e++) {
-        size_t *of = r->of + e * (run->b + 1), rows = 0;
+        size_t *sample_begin = r->sample_begin + e * (run->b + 1), rows = 0;
         for (size_t t = 0; t < run->tokens; t++)
             for (size_t j = 0; j < k; j++)
                 if (r->expert[t * k + j] == e) {
-                    r->place[t * k + j] = r->first[e] + rows++;
-                    of[t / run->s + 1] = rows;
+                    r->place[t * k + j] = r->expert_begin[e] + rows++;
+                    sample_begin[t / run->s + 1] = rows;
                 }
         for (size_t sample = 0; sample < run->b; sample++) /* one without a row ends where the one before it does */
-            if (of[sample + 1] < of[sample])
-                of[sample + 1] = of[sample];
+            if (sample_begin[sample + 1] < sample_begin[sample])
+                sample_begin[sample + 1] = sample_begin[sample];
     }
 }
 
@@ -146,11 +146,11 @@ static ar_status emit_slots(ari_bl_run *run, const char *part, char pass, const 
 {
     const size_t k = run->c->experts.per_token, n = run->c->experts.n;
     ARI_BL_SCOPE(run);
-    double *all = ari_bl_doubles(run, run->tokens, n);
+    double *dense = ari_bl_doubles(run, run->tokens, n);
     AR_TRY(run->memory);
     for (size_t i = 0; i < run->tokens * k; i++)
-        all[i / k * n + r->expert[i]] = value[i];
-    return emit(run, part, pass, all, n, 0, n);
+        dense[i / k * n + r->expert[i]] = value[i];
+    return emit(run, part, pass, dense, n, 0, n);
 }
 
 /* The experts of the slots, [tokens, k], as numbers. */
@@ -158,11 +158,11 @@ static ar_status emit_chosen(ari_bl_run *run, const ari_bl_routed *r)
 {
     const size_t k = run->c->experts.per_token;
     ARI_BL_SCOPE(run);
-    double *all = ari_bl_doubles(run, run->tokens, k);
+    double *expert_ids = ari_bl_doubles(run, run->tokens, k);
     AR_TRY(run->memory);
     for (size_t i = 0; i < run->tokens * k; i++)
-        all[i] = (double)r->expert[i];
-    return emit(run, "routes", 'f', all, k, 0, k);
+        expert_ids[i] = (double)r->expert[i];
+    return emit(run, "routes", 'f', expert_ids, k, 0, k);
 }
 
 /* Those that are not padding. */
@@ -183,8 +183,8 @@ static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *
     r->weight = ari_bl_doubles(run, run->tokens, k);
     r->expert = ari_bl_take(run, run->tokens, k, sizeof *r->expert);
     r->place = ari_bl_take(run, run->tokens, k, sizeof *r->place);
-    r->first = ari_bl_take(run, n + 1, 1, sizeof *r->first);
-    r->of = ari_bl_take(run, n, run->b + 1, sizeof *r->of);
+    r->expert_begin = ari_bl_take(run, n + 1, 1, sizeof *r->expert_begin);
+    r->sample_begin = ari_bl_take(run, n, run->b + 1, sizeof *r->sample_begin);
     double *z = ari_bl_doubles(run, run->tokens, n), *work = ari_bl_doubles(run, 2, n);
     AR_TRY(run->memory);
     AR_TRY(ari_bl_linear_forward(run, &e->gate, z, x, run->tokens));
@@ -240,22 +240,22 @@ static ar_status take_mlp(ari_bl_run *run, ari_bl_mlp_saved *saved, size_t rows,
 
 /* Rows [first, first + rows) of saved, from x, whose first row is theirs. */
 static ar_status expert_forward(ari_bl_run *run, const ari_bl_mlp *mlp, const ari_bl_mlp_saved *saved, const double *x,
-                                size_t first, size_t rows)
+                                size_t first_row, size_t rows)
 {
-    const size_t f = mlp->down.in;
-    double *fc = saved->fc + first * 2 * f, *activated = saved->act + first * f;
+    const size_t f = mlp->down.in_features;
+    double *fc = saved->fc + first_row * 2 * f, *activated = saved->act + first_row * f;
     AR_TRY(ari_bl_linear_forward(run, &mlp->fc, fc, x, rows));
     AR_TRY(ari_bl_activate(run, activated, fc, rows, f));
-    return ari_bl_linear_forward(run, &mlp->down, saved->y + first * run->c->hidden, activated, rows);
+    return ari_bl_linear_forward(run, &mlp->down, saved->y + first_row * run->c->hidden, activated, rows);
 }
 
 /* Emits a value of the shared expert. */
-static ar_status emit_of_shared(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld, size_t first,
-                                size_t features)
+static ar_status emit_of_shared(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld,
+                                size_t first_col, size_t features)
 {
     char name[PART_SIZE / 2];
     snprintf(name, sizeof name, "%s%s", shared_name(run), part);
-    return emit(run, name, pass, x, ld, first, features);
+    return emit(run, name, pass, x, ld, first_col, features);
 }
 
 /* y += sigmoid(x*v^T)*shared(x), or shared(x). */
@@ -298,8 +298,8 @@ ar_status ari_bl_experts_forward(ari_bl_run *run, const ari_bl_experts *e, ari_b
     AR_TRY(take_mlp(run, &saved->experts, rows, config->ffn));
     spread(run, saved->x, x, saved, NULL);
     for (size_t i = 0; i < config->n; i++) {
-        const size_t first = saved->first[i], n = saved->first[i + 1] - first;
-        AR_TRY(expert_forward(run, &e->of[i], &saved->experts, saved->x + first * h, first, n));
+        const size_t first_row = saved->expert_begin[i], n = saved->expert_begin[i + 1] - first_row;
+        AR_TRY(expert_forward(run, &e->mlps[i], &saved->experts, saved->x + first_row * h, first_row, n));
     }
     combine(run, y, saved->experts.y, saved, saved->weight);
     AR_TRY(emit(run, "experts", 'f', y, h, 0, h));
@@ -318,23 +318,23 @@ static ar_status emit_shared(ari_bl_run *run, const double *dact, const double *
     return emit_of_shared(run, ".up", 'b', dfc, 2 * f, f, f);
 }
 
-/* dx of rows [first, first + rows) from dy, both of which begin with theirs; of: as in ari_bl_terms;
+/* dx of rows [first, first + rows) from dy, both of which begin with theirs; sample_begin: as in ari_bl_terms;
  * NULL: of the expert that all tokens go to. */
 static ar_status expert_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double *dx, const double *dy,
-                                 const ari_bl_mlp_saved *saved, const double *x, size_t first, size_t rows,
-                                 const size_t *of)
+                                 const ari_bl_mlp_saved *saved, const double *x, size_t first_row, size_t rows,
+                                 const size_t *sample_begin)
 {
     ARI_BL_SCOPE(run);
-    const size_t f = mlp->down.in;
+    const size_t f = mlp->down.in_features;
     double *dact = ari_bl_doubles(run, rows, f), *dfc = ari_bl_doubles(run, rows, 2 * f);
     AR_TRY(run->memory);
     AR_TRY(ari_bl_linear_backward(run, &mlp->down, dact, dy, rows));
-    AR_TRY(ari_bl_linear_gradients(run, &mlp->down, dy, saved->act + first * f, of));
-    AR_TRY(ari_bl_activate_backward(run, dfc, dact, saved->fc + first * 2 * f, rows, f, -1.0));
-    if (of == NULL)
+    AR_TRY(ari_bl_linear_gradients(run, &mlp->down, dy, saved->act + first_row * f, sample_begin));
+    AR_TRY(ari_bl_activate_backward(run, dfc, dact, saved->fc + first_row * 2 * f, rows, f, -1.0));
+    if (sample_begin == NULL)
         AR_TRY(emit_shared(run, dact, dfc, f));
     AR_TRY(ari_bl_linear_backward(run, &mlp->fc, dx, dfc, rows));
-    return ari_bl_linear_gradients(run, &mlp->fc, dfc, x, of);
+    return ari_bl_linear_gradients(run, &mlp->fc, dfc, x, sample_begin);
 }
 
 static double dot(const ari_bl_run *run, const double *a, const double *b, size_t n, double *work)
@@ -344,10 +344,10 @@ static double dot(const ari_bl_run *run, const double *a, const double *b, size_
     return ari_bl_branch(run, ari_bl_row_sum(run, work, n));
 }
 
-static void add(const ari_bl_run *run, double *dx, const double *more)
+static void add(const ari_bl_run *run, double *dx, const double *addend)
 {
     for (size_t i = 0; i < run->tokens * run->c->hidden; i++)
-        dx[i] = ari_bl_keep(run, ari_bl_branch(run, dx[i] + more[i]));
+        dx[i] = ari_bl_keep(run, ari_bl_branch(run, dx[i] + addend[i]));
 }
 
 /* dx += the gradient through the shared expert, and through its gate. work: [h]. */
@@ -356,7 +356,7 @@ static ar_status shared_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
 {
     const size_t h = run->c->hidden;
     double *dshared = ari_bl_doubles(run, run->tokens, h), *dlogit = ari_bl_doubles(run, run->tokens, 1);
-    double *more = ari_bl_doubles(run, run->tokens, h);
+    double *dx_part = ari_bl_doubles(run, run->tokens, h);
     AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens && !run->c->experts.ungated; t++) {
         const double share = r->share[t], dshare = dot(run, dy + t * h, r->shared.y + t * h, h, work);
@@ -364,16 +364,16 @@ static ar_status shared_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
         for (size_t c = 0; c < h; c++)
             dshared[t * h + c] = ari_bl_keep(run, ari_bl_branch(run, share * dy[t * h + c]));
     }
-    AR_TRY(expert_backward(run, &e->shared, more, run->c->experts.ungated ? dy : dshared, &r->shared, x, 0, run->tokens,
-                           NULL));
-    AR_TRY(emit_of_shared(run, "", 'b', more, h, 0, h));
-    add(run, dx, more);
+    AR_TRY(expert_backward(run, &e->shared, dx_part, run->c->experts.ungated ? dy : dshared, &r->shared, x, 0,
+                           run->tokens, NULL));
+    AR_TRY(emit_of_shared(run, "", 'b', dx_part, h, 0, h));
+    add(run, dx, dx_part);
     if (run->c->experts.ungated)
         return AR_OK;
-    AR_TRY(ari_bl_linear_backward(run, &e->shared_gate, more, dlogit, run->tokens));
-    AR_TRY(emit(run, "shared_expert_gate", 'b', more, h, 0, h));
+    AR_TRY(ari_bl_linear_backward(run, &e->shared_gate, dx_part, dlogit, run->tokens));
+    AR_TRY(emit(run, "shared_expert_gate", 'b', dx_part, h, 0, h));
     AR_TRY(ari_bl_linear_gradients(run, &e->shared_gate, dlogit, x, NULL));
-    add(run, dx, more);
+    add(run, dx, dx_part);
     return AR_OK;
 }
 
@@ -382,7 +382,7 @@ static ar_status router_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
                                  const ari_bl_routed *r, const double *x)
 {
     const size_t n = run->c->experts.n, h = run->c->hidden;
-    double *dz = ari_bl_doubles(run, run->tokens, n), *more = ari_bl_doubles(run, run->tokens, h);
+    double *dz = ari_bl_doubles(run, run->tokens, n), *dx_part = ari_bl_doubles(run, run->tokens, h);
     AR_TRY(run->memory);
     AR_TRY(emit_slots(run, "weights", 'b', r, g));
     ari_bl_router_gradient(run, dz, g, r);
@@ -390,10 +390,10 @@ static ar_status router_backward(ari_bl_run *run, const ari_bl_experts *e, doubl
     AR_TRY(ari_bl_balance_backward(run, dz, r));
     ari_bl_keep_all(run, dz, run->tokens * n);
     AR_TRY(emit(run, "logits", 'b', dz, n, 0, n));
-    AR_TRY(ari_bl_linear_backward(run, &e->gate, more, dz, run->tokens));
-    AR_TRY(emit(run, router_name(run), 'b', more, h, 0, h));
+    AR_TRY(ari_bl_linear_backward(run, &e->gate, dx_part, dz, run->tokens));
+    AR_TRY(emit(run, router_name(run), 'b', dx_part, h, 0, h));
     AR_TRY(ari_bl_linear_gradients(run, &e->gate, dz, x, NULL));
-    add(run, dx, more);
+    add(run, dx, dx_part);
     return AR_OK;
 }
 
@@ -410,9 +410,9 @@ ar_status ari_bl_experts_backward(ari_bl_run *run, const ari_bl_experts *e, doub
         g[i] = dot(run, dy + i / k * h, saved->experts.y + saved->place[i] * h, h, work);
     spread(run, dmade, dy, saved, saved->weight);
     for (size_t i = 0; i < config->n; i++) {
-        const size_t first = saved->first[i], n = saved->first[i + 1] - first;
-        AR_TRY(expert_backward(run, &e->of[i], drows + first * h, dmade + first * h, &saved->experts,
-                               saved->x + first * h, first, n, saved->of + i * (run->b + 1)));
+        const size_t first_row = saved->expert_begin[i], n = saved->expert_begin[i + 1] - first_row;
+        AR_TRY(expert_backward(run, &e->mlps[i], drows + first_row * h, dmade + first_row * h, &saved->experts,
+                               saved->x + first_row * h, first_row, n, saved->sample_begin + i * (run->b + 1)));
     }
     combine(run, dx, drows, saved, NULL);
     AR_TRY(emit(run, "experts", 'b', dx, h, 0, h));

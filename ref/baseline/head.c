@@ -23,8 +23,8 @@ ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, double *x)
     if (m->positions == NULL)
         return AR_OK;
     for (size_t t = 0; t < run->tokens; t++)
-        for (size_t i = 0, at = ari_bl_position(run->batch, t / run->s, t % run->s); i < h; i++)
-            x[t * h + i] = ari_bl_keep(run, ari_bl_stream(run, x[t * h + i] + m->positions[at * h + i]));
+        for (size_t i = 0, position = ari_bl_position(run->batch, t / run->s, t % run->s); i < h; i++)
+            x[t * h + i] = ari_bl_keep(run, ari_bl_stream(run, x[t * h + i] + m->positions[position * h + i]));
     if (run->names->drop_embed != NULL && run->o->dropout > 0.0)
         AR_TRY(ari_bl_dropout(run, run->names->drop_embed, 'f', x, x, 0, h));
     ari_bl_keep_all(run, x, run->tokens * h);
@@ -50,17 +50,17 @@ ar_status ari_bl_embed_gradients(ari_bl_run *run, const ari_bl_model *m)
     const size_t h = run->c->hidden;
     ari_bl_terms terms[1 + AR_MAX_MTP];
     for (size_t k = 0; k <= run->c->mtp; k++) {
-        const ari_bl_model *of = k == 0 ? m : &m->mtp[k - 1].of;
-        ari_bl_keep_all(run, of->dx, run->tokens * h);
+        const ari_bl_model *model = k == 0 ? m : &m->mtp[k - 1].model;
+        ari_bl_keep_all(run, model->dx, run->tokens * h);
         for (size_t i = 0; i < run->tokens * h; i++)
-            of->dx[i] = run->c->pads && of->ids[i / h] == run->c->pad_id ? 0.0 : scaled(run, of->dx[i]);
+            model->dx[i] = run->c->pads && model->ids[i / h] == run->c->pad_id ? 0.0 : scaled(run, model->dx[i]);
         terms[k] = (ari_bl_terms){
-            .values = of->dx, .row_of = of->ids, .stream = true, .next = k < run->c->mtp ? &terms[k + 1] : NULL};
+            .values = model->dx, .row_of = model->ids, .stream = true, .next = k < run->c->mtp ? &terms[k + 1] : NULL};
         if (run->names->head != NULL && run->c->tied) { /* all uses into the same sums */
             terms[k].stream = false;
-            terms[k].dy = of->dlogits;
+            terms[k].dy = model->dlogits;
             terms[k].ld = run->c->vocab;
-            terms[k].x = of->head_x;
+            terms[k].x = model->head_x;
         }
     }
     AR_TRY(table_gradient(run, run->names->embed, run->c->vocab, terms));
@@ -214,9 +214,11 @@ ar_status ari_bl_head_gradient(ari_bl_run *run, const ari_bl_model *m)
     if (run->names->head == NULL || run->c->tied)
         return AR_OK;
     for (size_t k = 0; k <= run->c->mtp; k++) {
-        const ari_bl_model *of = k == 0 ? m : &m->mtp[k - 1].of;
-        terms[k] = (ari_bl_terms){
-            .dy = of->dlogits, .ld = run->c->vocab, .x = of->head_x, .next = k < run->c->mtp ? &terms[k + 1] : NULL};
+        const ari_bl_model *model = k == 0 ? m : &m->mtp[k - 1].model;
+        terms[k] = (ari_bl_terms){.dy = model->dlogits,
+                                  .ld = run->c->vocab,
+                                  .x = model->head_x,
+                                  .next = k < run->c->mtp ? &terms[k + 1] : NULL};
     }
     return table_gradient(run, run->names->head, run->c->vocab, terms);
 }

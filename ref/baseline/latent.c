@@ -34,16 +34,16 @@ static ar_status load_down(ari_bl_run *run, ari_bl_latent *l)
     const ar_config *c = run->c;
     const ari_bl_names *n = run->names;
     const size_t rank = c->latent.q_rank, low = c->latent.kv_rank + c->latent.rope_dim;
-    const char *const both[3] = {n->q_a, n->kv_a, NULL}, *const keys[3] = {n->kv_a, NULL, NULL};
+    const char *const joint_names[3] = {n->q_a, n->kv_a, NULL}, *const keys[3] = {n->kv_a, NULL, NULL};
     const size_t width[3] = {rank > 0 ? rank : low, low, 0};
-    return ari_bl_load_linear(run, &l->down, c->hidden, rank > 0 ? both : keys, width, c->qkv_bias);
+    return ari_bl_load_linear(run, &l->down, c->hidden, rank > 0 ? joint_names : keys, width, c->qkv_bias);
 }
 
-static ar_status load_one(ari_bl_run *run, ari_bl_linear *l, const char *name, size_t in, size_t out)
+static ar_status load_one(ari_bl_run *run, ari_bl_linear *l, const char *name, size_t in_features, size_t out)
 {
     const char *const names[3] = {name, NULL, NULL};
     const size_t width[3] = {out, 0, 0};
-    return ari_bl_load_linear(run, l, in, names, width, false);
+    return ari_bl_load_linear(run, l, in_features, names, width, false);
 }
 
 static ar_status load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name, size_t width)
@@ -74,20 +74,20 @@ ar_status ari_bl_load_latent(ari_bl_run *run, ari_bl_latent *l)
 static ar_status multiply(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x)
 {
     AR_TRY(ari_bl_linear_forward(run, l, y, x, run->tokens));
-    size_t at = 0;
-    for (int p = 0; p < l->parts; at += l->width[p++])
-        AR_TRY(ari_bl_emit_tokens(run, l->name[p], 'f', y, l->out, at, l->width[p]));
+    size_t first_col = 0;
+    for (int p = 0; p < l->parts; first_col += l->width[p++])
+        AR_TRY(ari_bl_emit_tokens(run, l->name[p], 'f', y, l->out, first_col, l->width[p]));
     return AR_OK;
 }
 
 /* y = the layer of the norm of columns [first, first + rank) of low [tokens, ld]. */
 static ar_status path_forward(ari_bl_run *run, const ari_bl_linear *l, const ari_bl_norm *norm,
-                              ari_bl_norm_saved *saved, double *y, const double *low, size_t ld, size_t first)
+                              ari_bl_norm_saved *saved, double *y, const double *low, size_t ld, size_t first_col)
 {
-    double *c = ari_bl_doubles(run, run->tokens, l->in);
+    double *c = ari_bl_doubles(run, run->tokens, l->in_features);
     AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++)
-        memcpy(c + t * l->in, low + t * ld + first, l->in * sizeof *c);
+        memcpy(c + t * l->in_features, low + t * ld + first_col, l->in_features * sizeof *c);
     AR_TRY(ari_bl_norm_forward(run, norm, saved, c));
     return multiply(run, l, y, saved->y);
 }
@@ -99,10 +99,10 @@ static void join(const latent_form *f, double *qkv, const double *q, const doubl
     double *k = qkv + f->heads * f->d, *v = k + f->heads * f->d;
     memcpy(qkv, q, f->heads * f->d * sizeof *q);
     for (size_t head = 0; head < f->heads; head++) {
-        const double *own = up + head * (plain + f->v);
-        memcpy(k + head * f->d, own, plain * sizeof *own);
+        const double *head_kv = up + head * (plain + f->v);
+        memcpy(k + head * f->d, head_kv, plain * sizeof *head_kv);
         memcpy(k + head * f->d + plain, shared, f->r * sizeof *shared);
-        memcpy(v + head * f->v, own + plain, f->v * sizeof *own);
+        memcpy(v + head * f->v, head_kv + plain, f->v * sizeof *head_kv);
     }
 }
 
@@ -129,17 +129,18 @@ ar_status ari_bl_latent_forward(ari_bl_run *run, const ari_bl_latent *l, ari_bl_
 
 /* Columns [first, first + rank) of dlow [tokens, ld] from dy of what the layer behind the norm has made. */
 static ar_status path_backward(ari_bl_run *run, const ari_bl_linear *l, const ari_bl_norm *norm, double *dlow,
-                               size_t ld, size_t first, const double *dy, const ari_bl_norm_saved *saved)
+                               size_t ld, size_t first_col, const double *dy, const ari_bl_norm_saved *saved)
 {
-    double *dnormed = ari_bl_doubles(run, run->tokens, l->in), *dc = ari_bl_doubles(run, run->tokens, l->in);
+    double *dnormed = ari_bl_doubles(run, run->tokens, l->in_features),
+           *dc = ari_bl_doubles(run, run->tokens, l->in_features);
     AR_TRY(run->memory);
     AR_TRY(ari_bl_linear_backward(run, l, dnormed, dy, run->tokens));
-    AR_TRY(ari_bl_emit_tokens(run, l->name[0], 'b', dnormed, l->in, 0, l->in));
+    AR_TRY(ari_bl_emit_tokens(run, l->name[0], 'b', dnormed, l->in_features, 0, l->in_features));
     AR_TRY(ari_bl_linear_gradients(run, l, dy, saved->y, NULL));
     AR_TRY(ari_bl_norm_backward(run, norm, dc, NULL, NULL, dnormed, saved));
     AR_TRY(ari_bl_norm_gradients(run, norm, dnormed, saved));
     for (size_t t = 0; t < run->tokens; t++)
-        memcpy(dlow + t * ld + first, dc + t * l->in, l->in * sizeof *dc);
+        memcpy(dlow + t * ld + first_col, dc + t * l->in_features, l->in_features * sizeof *dc);
     return AR_OK;
 }
 
@@ -152,8 +153,8 @@ static ar_status shared_gradient(ari_bl_run *run, const latent_form *f, double *
         ones[head] = 1.0;
     for (size_t t = 0; t < run->tokens; t++) {
         const double *k = dqkv + t * f->qkv + f->heads * f->d;
-        const ari_bl_matrix rows = {k + (f->d - f->r), 1, f->d}, all = {ones, f->heads, 1};
-        AR_TRY(ari_bl_contract(run, dshared + t * f->r, f->r, 1, f->heads, rows, all, ARI_BL_PLAIN));
+        const ari_bl_matrix rows = {k + (f->d - f->r), 1, f->d}, ones_row = {ones, f->heads, 1};
+        AR_TRY(ari_bl_contract(run, dshared + t * f->r, f->r, 1, f->heads, rows, ones_row, ARI_BL_PLAIN));
     }
     ari_bl_keep_all(run, dshared, run->tokens * f->r);
     return ari_bl_emit_tokens(run, run->names->dshared, 'b', dshared, f->r, 0, f->r);
@@ -171,9 +172,9 @@ static ar_status keys_backward(ari_bl_run *run, const ari_bl_latent *l, double *
         for (size_t head = 0; head < f.heads; head++) {
             const double *k = dqkv + t * f.qkv + (f.heads + head) * f.d;
             const double *v = dqkv + t * f.qkv + 2 * f.heads * f.d + head * f.v;
-            double *own = dup + t * f.up + head * (plain + f.v);
-            memcpy(own, k, plain * sizeof *own);
-            memcpy(own + plain, v, f.v * sizeof *own);
+            double *dhead_kv = dup + t * f.up + head * (plain + f.v);
+            memcpy(dhead_kv, k, plain * sizeof *dhead_kv);
+            memcpy(dhead_kv + plain, v, f.v * sizeof *dhead_kv);
         }
     AR_TRY(shared_gradient(run, &f, dshared, dqkv));
     for (size_t t = 0; t < run->tokens; t++)
@@ -188,7 +189,7 @@ ar_status ari_bl_latent_backward(ari_bl_run *run, const ari_bl_latent *l, double
     ARI_BL_SCOPE(run);
     const size_t h = run->c->hidden, rank = run->c->latent.q_rank, features = f.heads * f.d, width = l->down.out;
     double *dq = ari_bl_doubles(run, run->tokens, features), *dlow = ari_bl_doubles(run, run->tokens, width);
-    double *more = ari_bl_doubles(run, run->tokens, h);
+    double *dx_part = ari_bl_doubles(run, run->tokens, h);
     AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++)
         memcpy(dq + t * features, dqkv + t * f.qkv, features * sizeof *dq);
@@ -197,9 +198,9 @@ ar_status ari_bl_latent_backward(ari_bl_run *run, const ari_bl_latent *l, double
         AR_TRY(path_backward(run, &l->q, &l->q_norm, dlow, width, 0, dq, &saved->q_norm));
     AR_TRY(ari_bl_linear_backward(run, &l->down, dx, dlow, run->tokens));
     if (rank == 0)
-        AR_TRY(ari_bl_linear_backward(run, &l->q, more, dq, run->tokens));
+        AR_TRY(ari_bl_linear_backward(run, &l->q, dx_part, dq, run->tokens));
     for (size_t i = 0; rank == 0 && i < run->tokens * h; i++)
-        dx[i] = ari_bl_keep(run, ari_bl_stream(run, dx[i] + more[i]));
+        dx[i] = ari_bl_keep(run, ari_bl_stream(run, dx[i] + dx_part[i]));
     AR_TRY(ari_bl_emit_tokens(run, run->names->dattention, 'b', dx, h, 0, h));
     if (rank == 0)
         AR_TRY(ari_bl_linear_gradients(run, &l->q, dq, x, NULL));

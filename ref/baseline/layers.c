@@ -9,8 +9,8 @@
 
 ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x, size_t rows)
 {
-    const ari_bl_matrix a = {x, l->in, 1}, b = {l->weight, l->in, 1};
-    AR_TRY(ari_bl_contract(run, y, rows, l->out, l->in, a, b, ARI_BL_SCALED | ARI_BL_WEIGHT));
+    const ari_bl_matrix a = {x, l->in_features, 1}, b = {l->weight, l->in_features, 1};
+    AR_TRY(ari_bl_contract(run, y, rows, l->out, l->in_features, a, b, ARI_BL_SCALED | ARI_BL_WEIGHT));
     ari_bl_keep_all(run, y, rows * l->out);
     if (l->bias != NULL)
         for (size_t t = 0; t < rows; t++)
@@ -22,49 +22,49 @@ ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double 
 /* dx = dy*W: one contraction over the outputs of all parts. */
 ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy, size_t rows)
 {
-    const ari_bl_matrix a = {dy, l->out, 1}, b = {l->weight, 1, l->in};
-    AR_TRY(ari_bl_contract(run, dx, rows, l->in, l->out, a, b,
+    const ari_bl_matrix a = {dy, l->out, 1}, b = {l->weight, 1, l->in_features};
+    AR_TRY(ari_bl_contract(run, dx, rows, l->in_features, l->out, a, b,
                            ARI_BL_SCALED | ARI_BL_WEIGHT | (l->peaked ? ARI_BL_PEAKED : 0)));
-    ari_bl_keep_all(run, dx, rows * l->in);
+    ari_bl_keep_all(run, dx, rows * l->in_features);
     return AR_OK;
 }
 
 /* dW = dy^T*x of outputs [at, at + width), emitted in the parameter's own shape. */
-static ar_status weight_gradient(ari_bl_run *run, const ari_bl_linear *l, int p, size_t at, const double *dy,
-                                 const double *x, const size_t *of)
+static ar_status weight_gradient(ari_bl_run *run, const ari_bl_linear *l, int p, size_t first_output, const double *dy,
+                                 const double *x, const size_t *sample_begin)
 {
-    const size_t in = l->in, width = l->width[p];
-    double *dw = ari_bl_doubles(run, width, in);
+    const size_t in_features = l->in_features, width = l->width[p];
+    double *dw = ari_bl_doubles(run, width, in_features);
     AR_TRY(run->memory);
-    const ari_bl_terms terms = {.dy = dy + at, .ld = l->out, .x = x, .of = of};
-    AR_TRY(ari_bl_gradient(run, dw, width, in, &terms));
+    const ari_bl_terms terms = {.dy = dy + first_output, .ld = l->out, .x = x, .sample_begin = sample_begin};
+    AR_TRY(ari_bl_gradient(run, dw, width, in_features, &terms));
     if (!l->conv1d)
-        return ari_bl_emit_gradient(run, l->name[p], "weight", width, in, dw);
-    double *turned = ari_bl_doubles(run, in, width);
+        return ari_bl_emit_gradient(run, l->name[p], "weight", width, in_features, dw);
+    double *turned = ari_bl_doubles(run, in_features, width);
     AR_TRY(run->memory);
     for (size_t o = 0; o < width; o++)
-        for (size_t i = 0; i < in; i++)
-            turned[i * width + o] = dw[o * in + i];
-    return ari_bl_emit_gradient(run, l->name[p], "weight", in, width, turned);
+        for (size_t i = 0; i < in_features; i++)
+            turned[i * width + o] = dw[o * in_features + i];
+    return ari_bl_emit_gradient(run, l->name[p], "weight", in_features, width, turned);
 }
 
 ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const double *dy, const double *x,
-                                  const size_t *of)
+                                  const size_t *sample_begin)
 {
     ARI_BL_SCOPE(run);
     double *dbias = ari_bl_doubles(run, l->out, 1);
     AR_TRY(run->memory);
     if (l->bias != NULL) {
-        const ari_bl_terms terms = {.values = dy, .of = of};
+        const ari_bl_terms terms = {.values = dy, .sample_begin = sample_begin};
         AR_TRY(ari_bl_gradient(run, dbias, 1, l->out, &terms));
     }
-    size_t at = 0;
+    size_t first_output = 0;
     for (int p = 0; p < l->parts; p++) {
         const ari_bl_memory *part_mark = run->top;
-        AR_TRY(weight_gradient(run, l, p, at, dy, x, of));
+        AR_TRY(weight_gradient(run, l, p, first_output, dy, x, sample_begin));
         if (l->bias != NULL)
-            AR_TRY(ari_bl_emit_gradient(run, l->name[p], "bias", l->width[p], 0, dbias + at));
-        at += l->width[p];
+            AR_TRY(ari_bl_emit_gradient(run, l->name[p], "bias", l->width[p], 0, dbias + first_output));
+        first_output += l->width[p];
         ari_bl_release(run, part_mark);
     }
     return AR_OK;
@@ -108,10 +108,10 @@ typedef struct norm_rows {
     double *dx;
 } norm_rows;
 
-static ar_status forward_row(ari_bl_run *run, void *of, size_t t)
+static ar_status forward_row(ari_bl_run *run, void *arg, size_t t)
 {
     ARI_BL_SCOPE(run);
-    const norm_rows *r = of;
+    const norm_rows *r = arg;
     const size_t h = r->norm->width;
     double *work = ari_bl_doubles(run, 1, h);
     AR_TRY(run->memory);
@@ -126,16 +126,16 @@ ar_status ari_bl_norm_forward(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_n
     saved->xhat = ari_bl_doubles(run, rows, h);
     saved->rstd = ari_bl_doubles(run, rows, 1);
     AR_TRY(run->memory);
-    norm_rows all = {.norm = norm, .saved = saved, .x = x};
-    AR_TRY(ari_bl_each(run, rows, forward_row, &all));
+    norm_rows args = {.norm = norm, .saved = saved, .x = x};
+    AR_TRY(ari_bl_each(run, rows, forward_row, &args));
     return ari_bl_emit_tokens(run, norm->name, 'f', saved->y, features, 0, features);
 }
 
 /* With g = dy*gamma, a = S(g)/h (0 for RMSNorm), b = S(g*xhat)/h: dx = ((g - a) - xhat*b)*rstd. */
-static ar_status backward_row(ari_bl_run *run, void *of, size_t t)
+static ar_status backward_row(ari_bl_run *run, void *arg, size_t t)
 {
     ARI_BL_SCOPE(run);
-    const norm_rows *r = of;
+    const norm_rows *r = arg;
     const size_t h = r->norm->width;
     const double *xhat = r->saved->xhat + t * h;
     double *g = ari_bl_doubles(run, 2, h), *work = g + h;
@@ -156,8 +156,8 @@ ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double 
                                const double *residual, const double *dy, const ari_bl_norm_saved *saved)
 {
     const size_t h = norm->width, rows = run->tokens * norm->per_token, features = h * norm->per_token;
-    norm_rows all = {.norm = norm, .saved = saved, .dy = dy, .dx = dx};
-    AR_TRY(ari_bl_each(run, rows, backward_row, &all));
+    norm_rows args = {.norm = norm, .saved = saved, .dy = dy, .dx = dx};
+    AR_TRY(ari_bl_each(run, rows, backward_row, &args));
     for (size_t i = 0; sum != NULL && i < rows * h; i++)
         sum[i] = ari_bl_keep(run, ari_bl_stream(run, residual[i] + dx[i]));
     ari_bl_keep_all(run, dx, rows * h);

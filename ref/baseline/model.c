@@ -9,14 +9,14 @@
 #include "ref/core/size.h"
 #include "ref/numerics/philox.h"
 
-static ar_status report_progress(const ari_bl_run *run, size_t done, size_t all)
+static ar_status report_progress(const ari_bl_run *run, size_t done_count, size_t total_count)
 {
     const ar_baseline_options *o = run->o;
     const double steps = o->steps > 0 ? (double)o->steps : 1.0;
-    const double fraction = ((double)(run->step - 1) + (double)done / (double)all) / steps;
+    const double fraction = ((double)(run->step - 1) + (double)done_count / (double)total_count) / steps;
     if (o->progress != NULL && !o->progress(o->progress_user, fraction))
-        return ar_error_set(AR_ERR_ABORTED, "baseline: stopped by the caller at %zu of %zu of step %u", done, all,
-                            (unsigned)run->step);
+        return ar_error_set(AR_ERR_ABORTED, "baseline: stopped by the caller at %zu of %zu of step %u", done_count,
+                            total_count, (unsigned)run->step);
     return AR_OK;
 }
 
@@ -48,7 +48,7 @@ static ar_status load_head(ari_bl_run *run, ari_bl_model *m)
     char part[200];
     double *weight = NULL;
     m->head = (ari_bl_linear){
-        .in = h, .out = v, .parts = 1, .name = {name}, .width = {v}, .weight = m->embed, .peaked = true};
+        .in_features = h, .out = v, .parts = 1, .name = {name}, .width = {v}, .weight = m->embed, .peaked = true};
     if (run->c->tied)
         return AR_OK;
     snprintf(part, sizeof part, "%s.weight", name);

@@ -106,16 +106,16 @@ ar_status ari_bl_muon(ari_bl_run *run, const ari_bl_trained *p)
     double *u = ari_bl_doubles(run, p->rows, p->cols);
     AR_TRY(run->memory);
     direction(run, p, u);
-    size_t at = 0;
+    size_t first_output = 0;
     for (int i = 0; i < p->blocks || i == 0; i++) {
         const size_t width = p->blocks > 0 ? p->block[i] : outputs;
-        AR_TRY(orthogonalise(run, p, u + at * row, width, inputs, row, col));
-        at += width;
+        AR_TRY(orthogonalise(run, p, u + first_output * row, width, inputs, row, col));
+        first_output += width;
     }
     for (size_t r = 0; r < p->rows; r++)
         for (size_t c = 0; c < p->cols; c++) {
             const size_t i = r * p->cols + c;
-            double *stored = &p->at[r * p->row + c * p->col], *w = p->master != NULL ? p->master + i : stored;
+            double *stored = &p->data[r * p->row + c * p->col], *w = p->master != NULL ? p->master + i : stored;
             *w = ari_bl_fl(run, ari_bl_fl(run, *w * shrink) - u[i]);
             *stored = p->master != NULL ? ari_bl_keep(run, *w) : *w;
         }

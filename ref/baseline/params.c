@@ -208,10 +208,10 @@ ARI_SIMD __attribute__((flatten)) static void draw(double *v, size_t count, ar_i
 {
     float drawn[256];
     for (size_t i = 0; i < count; i++) {
-        const size_t at = i % (sizeof drawn / sizeof *drawn), left = count - i;
-        if (at == 0)
-            ari_init_values(drawn, scheme, key, i, left < 256 ? left : 256, fan_in, fan_out, range);
-        v[i] = (double)drawn[at];
+        const size_t index = i % (sizeof drawn / sizeof *drawn), remaining = count - i;
+        if (index == 0)
+            ari_init_values(drawn, scheme, key, i, remaining < 256 ? remaining : 256, fan_in, fan_out, range);
+        v[i] = (double)drawn[index];
     }
 }
 
@@ -223,18 +223,18 @@ ar_status ari_bl_parameter(ari_bl_run *run, double **values, const char *part, s
     double *v = ari_bl_doubles(run, rows, cols > 0 ? cols : 1);
     AR_TRY(run->memory);
     const size_t count = rows * (cols > 0 ? cols : 1);
-    const float *given = NULL;
+    const float *weights = NULL;
     if (run->o->weights != NULL) {
-        given = run->o->weights(run->o->weights_user, name, count);
-        if (given == NULL)
+        weights = run->o->weights(run->o->weights_user, name, count);
+        if (weights == NULL)
             return ar_error_set(AR_ERR_NOT_FOUND, "baseline: no weight '%s' of %zu values", name, count);
     }
-    if (given == NULL)
+    if (weights == NULL)
         draw(v, count, scheme, ari_stream_key(run->o->seed, name), fan_in, fan_out, run->c->initializer_range);
-    for (size_t i = 0; given != NULL && i < count; i++) {
-        if (given[i] != given[i])
+    for (size_t i = 0; weights != NULL && i < count; i++) {
+        if (weights[i] != weights[i])
             return ar_error_set(AR_ERR_DATA, "baseline: weight '%s' holds a NaN at element %zu of %zu", name, i, count);
-        v[i] = (double)given[i];
+        v[i] = (double)weights[i];
     }
     if (cols > 0)
         ari_bl_keep_all(run, v, count);
@@ -263,48 +263,50 @@ ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name,
 }
 
 /* One parameter tensor into rows [at, at + width) of the stacked weight. */
-static ar_status load_part(ari_bl_run *run, const ari_bl_linear *l, int p, size_t at, double *weight, double *bias)
+static ar_status load_part(ari_bl_run *run, const ari_bl_linear *l, int p, size_t first_output, double *weight,
+                           double *bias)
 {
     char part[200];
-    const size_t in = l->in, width = l->width[p];
-    const size_t rows = l->conv1d ? in : width, cols = l->conv1d ? width : in;
-    const size_t row = l->conv1d ? 1 : in, col = l->conv1d ? in : 1; /* within the stacked weight, [out, in] */
-    double *w = NULL, *first = weight + at * in;
+    const size_t in_features = l->in_features, width = l->width[p];
+    const size_t rows = l->conv1d ? in_features : width, cols = l->conv1d ? width : in_features;
+    const size_t row = l->conv1d ? 1 : in_features,
+                 col = l->conv1d ? in_features : 1; /* within the stacked weight, [out, in] */
+    double *w = NULL, *part_weight = weight + first_output * in_features;
     snprintf(part, sizeof part, "%s.weight", l->name[p]);
-    AR_TRY(ari_bl_parameter(run, &w, part, rows, cols, AR_INIT_XAVIER_NORMAL, in, width));
+    AR_TRY(ari_bl_parameter(run, &w, part, rows, cols, AR_INIT_XAVIER_NORMAL, in_features, width));
     for (size_t r = 0; r < rows; r++)
         for (size_t i = 0; i < cols; i++)
-            first[r * row + i * col] = w[r * cols + i];
-    ari_bl_training_add(run, part, rows, cols, first, row, col);
+            part_weight[r * row + i * col] = w[r * cols + i];
+    ari_bl_training_add(run, part, rows, cols, part_weight, row, col);
     if (run->training != NULL)
-        run->training->of[run->training->n - 1].matrix = true;
+        run->training->params[run->training->n - 1].matrix = true;
     if (bias != NULL) {
         snprintf(part, sizeof part, "%s.bias", l->name[p]);
-        AR_TRY(ari_bl_parameter(run, &w, part, width, 0, AR_INIT_UNIFORM_BIAS, in, width));
+        AR_TRY(ari_bl_parameter(run, &w, part, width, 0, AR_INIT_UNIFORM_BIAS, in_features, width));
         for (size_t o = 0; o < width; o++)
-            bias[at + o] = w[o];
-        ari_bl_training_add(run, part, width, 0, bias + at, 1, 1);
+            bias[first_output + o] = w[o];
+        ari_bl_training_add(run, part, width, 0, bias + first_output, 1, 1);
     }
     return AR_OK;
 }
 
-ar_status ari_bl_load_linear(ari_bl_run *run, ari_bl_linear *l, size_t in, const char *const name[3],
+ar_status ari_bl_load_linear(ari_bl_run *run, ari_bl_linear *l, size_t in_features, const char *const name[3],
                              const size_t width[3], bool with_bias)
 {
-    *l = (ari_bl_linear){.in = in, .conv1d = run->names->conv1d};
+    *l = (ari_bl_linear){.in_features = in_features, .conv1d = run->names->conv1d};
     for (int p = 0; p < 3 && name[p] != NULL; p++) {
         l->name[l->parts] = name[p];
         l->width[l->parts++] = width[p];
         l->out += width[p];
     }
-    double *weight = ari_bl_doubles(run, l->out, in);
+    double *weight = ari_bl_doubles(run, l->out, in_features);
     double *bias = with_bias ? ari_bl_doubles(run, l->out, 1) : NULL;
     AR_TRY(run->memory);
-    size_t at = 0;
+    size_t first_output = 0;
     for (int p = 0; p < l->parts; p++) {
         ARI_BL_SCOPE(run);
-        AR_TRY(load_part(run, l, p, at, weight, bias));
-        at += l->width[p];
+        AR_TRY(load_part(run, l, p, first_output, weight, bias));
+        first_output += l->width[p];
     }
     l->weight = weight;
     l->bias = bias;
@@ -364,12 +366,12 @@ ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p, size_t layer)
     const bool before = c->norm_place != AR_NORM_AFTER, after = c->norm_place != AR_NORM_BEFORE;
     if (before)
         AR_TRY(ari_bl_load_norm(run, &p->ln1, n->ln1, c->hidden, 1));
-    const size_t from = run->training != NULL ? run->training->n : 0;
+    const size_t first_param = run->training != NULL ? run->training->n : 0;
     AR_TRY(c->latent.kv_rank > 0 ? ari_bl_load_latent(run, &p->latent)
                                  : ari_bl_load_linear(run, &p->qkv, c->hidden, n->qkv_param, qkv_width, c->qkv_bias));
     if (fused && !n->by_head && c->latent.kv_rank == 0)
         ari_bl_training_cut(run, 3, (const size_t[3]){q, kv, kv});
-    AR_TRY(ari_bl_training_clip(run, p, from));
+    AR_TRY(ari_bl_training_clip(run, p, first_param));
     AR_TRY(load_qk_norms(run, p));
     AR_TRY(load_sinks(run, p));
     AR_TRY(ari_bl_load_linear(run, &p->o, c->heads * ar_config_value_dim(c), o_name, o_width, c->out_bias));

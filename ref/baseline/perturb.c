@@ -13,18 +13,18 @@ typedef struct trial {
     double **input; /* [layers + 1]: of each block, and of what follows the last */
 } trial;
 
-/* From the input of a block to the loss; keep: later inputs are kept too. */
-static ar_status run_forward(trial *t, size_t from, bool keep, double *loss)
+/* From the input of a block to the loss; is_saving: later inputs are kept too. */
+static ar_status run_forward(trial *t, size_t first_layer, bool is_saving, double *loss)
 {
     ari_bl_run *run = &t->run;
     const size_t layers = run->c->layers, count = run->tokens * run->c->hidden;
     ARI_BL_SCOPE(run);
-    const double *x = t->input[from];
-    for (size_t layer = from; layer < layers; layer++) {
+    const double *x = t->input[first_layer];
+    for (size_t layer = first_layer; layer < layers; layer++) {
         ari_bl_block saved;
         AR_TRY(ari_bl_block_forward(run, layer, &t->model.block[layer], &saved, x));
         x = saved.y;
-        if (keep)
+        if (is_saving)
             memcpy(t->input[layer + 1], x, count * sizeof *x);
     }
     return ari_bl_end(run, &t->model, x, loss);
@@ -58,20 +58,20 @@ static size_t block_of(const trial *t, const ari_bl_trained *p, bool *embeds)
             layer = layer * 10 + (size_t)(*digit - '0');
         return layer < layers ? layer : layers;
     }
-    *embeds = p->at == t->model.embed || p->at == t->model.positions;
+    *embeds = p->data == t->model.embed || p->data == t->model.positions;
     return *embeds ? 0 : layers;
 }
 
-static ar_status find_trained(const trial *t, const ari_bl_trained **gives, const ari_perturbation *p)
+static ar_status find_trained(const trial *t, const ari_bl_trained **out, const ari_perturbation *p)
 {
     const ari_bl_training *list = t->run.training;
     for (size_t i = 0; i < list->n; i++) {
-        const ari_bl_trained *of = &list->of[i];
-        if (strcmp(of->name, p->name) != 0)
+        const ari_bl_trained *param = &list->params[i];
+        if (strcmp(param->name, p->name) != 0)
             continue;
-        if (p->element >= of->rows * (of->cols > 0 ? of->cols : 1))
+        if (p->element >= param->rows * (param->cols > 0 ? param->cols : 1))
             return ar_error_set(AR_ERR_ARG, "baseline: no element %zu in '%s'", p->element, p->name);
-        *gives = of;
+        *out = param;
         return AR_OK;
     }
     return ar_error_set(AR_ERR_NOT_FOUND, "baseline: no parameter '%s' to perturb", p->name);
@@ -79,17 +79,17 @@ static ar_status find_trained(const trial *t, const ari_bl_trained **gives, cons
 
 static ar_status perturb(trial *t, ari_perturbation *p)
 {
-    const ari_bl_trained *of = NULL;
-    AR_TRY(find_trained(t, &of, p));
-    const size_t width = of->cols > 0 ? of->cols : 1;
-    double *w = &of->at[p->element / width * of->row + p->element % width * of->col];
+    const ari_bl_trained *param = NULL;
+    AR_TRY(find_trained(t, &param, p));
+    const size_t width = param->cols > 0 ? param->cols : 1;
+    double *w = &param->data[p->element / width * param->row + p->element % width * param->col];
     const double before = *w;
     bool embeds;
-    const size_t from = block_of(t, of, &embeds);
-    *w = p->value = before + p->by;
+    const size_t first_layer = block_of(t, param, &embeds);
+    *w = p->value = before + p->delta;
     if (embeds)
         AR_TRY(ari_bl_embed(&t->run, &t->model, t->input[0]));
-    AR_TRY(run_forward(t, from, false, &p->loss));
+    AR_TRY(run_forward(t, first_layer, false, &p->loss));
     *w = before;
     return embeds ? ari_bl_embed(&t->run, &t->model, t->input[0]) : AR_OK;
 }

@@ -7,7 +7,7 @@
 typedef struct ari_perturbation {
     const char *name; /* the parameter's */
     size_t element;   /* row-major in its Hugging Face shape */
-    double by;
+    double delta;
     double value; /* out: what the element became, in binary64 */
     double loss;  /* out */
 } ari_perturbation;

@@ -40,7 +40,7 @@ static double power(const ari_bl_run *run, double x, double y)
 static double yarn_frequency(const ari_bl_run *run, size_t i, size_t d, double wave)
 {
     const ar_rope *o = run->rope;
-    const double turns[2] = {o->beta_fast, o->beta_slow}, last = (double)d - 1.0;
+    const double turns[2] = {o->beta_fast, o->beta_slow}, last_dim = (double)d - 1.0;
     double end[2];
     for (int k = 0; k < 2; k++) {
         const double positions_per_radian = (double)o->original_positions / (turns[k] * 2.0 * 3.141592653589793);
@@ -51,7 +51,7 @@ static double yarn_frequency(const ari_bl_run *run, size_t i, size_t d, double w
         end[1] = ceil(end[1]);
     }
     end[0] = end[0] < 0.0 ? 0.0 : end[0];
-    end[1] = end[1] > last ? last : end[1];
+    end[1] = end[1] > last_dim ? last_dim : end[1];
     if (end[0] == end[1])
         end[1] += 0.001;
     double ramp = ari_bl_stored(run, ari_bl_stored(run, (double)i - ari_bl_stored(run, end[0])) /
@@ -155,11 +155,11 @@ static void turn_pair(const ari_bl_run *run, size_t position, double frequency, 
 }
 
 /* A head's features that turn, in pairs (0, 1), (2, 3), .., to all even ones, then all odd ones; or back. */
-static void part_pairs(double *x, double *work, size_t half, bool apart)
+static void part_pairs(double *x, double *work, size_t half, bool is_split)
 {
     for (size_t i = 0; i < half; i++) {
-        work[apart ? i : 2 * i] = x[apart ? 2 * i : i];
-        work[apart ? half + i : 2 * i + 1] = x[apart ? 2 * i + 1 : half + i];
+        work[is_split ? i : 2 * i] = x[is_split ? 2 * i : i];
+        work[is_split ? half + i : 2 * i + 1] = x[is_split ? 2 * i + 1 : half + i];
     }
     for (size_t i = 0; i < 2 * half; i++)
         x[i] = work[i];
@@ -171,25 +171,25 @@ void ari_bl_rotate(ari_bl_run *run, double *x, size_t heads, double direction)
 {
     ARI_BL_SCOPE(run);
     const size_t d = run->c->head_dim, half = ar_rope_dim(run->rope, d) / 2, length = length_of(run);
-    const size_t first = run->rope->last ? d - 2 * half : 0;
+    const size_t first_feature = run->rope->last ? d - 2 * half : 0;
     const double factor = attention_factor(run);
     double *work = run->rope->interleaved ? ari_bl_doubles(run, 2 * half, 1) : NULL;
     if (run->rope->interleaved && work == NULL)
         return;
     for (size_t row = 0; work != NULL && direction > 0.0 && row < run->b * heads * run->s; row++)
-        part_pairs(x + row * d + first, work, half, true);
+        part_pairs(x + row * d + first_feature, work, half, true);
     for (size_t t = 0; t < run->s; t++)
         for (size_t i = 0; i < half; i++) {
             const double frequency = frequency_of(run, i, length);
             double cosine = 0.0, sine = 0.0;
-            for (size_t head = 0, last = SIZE_MAX; head < run->b * heads; head++) {
+            for (size_t head = 0, last_position = SIZE_MAX; head < run->b * heads; head++) {
                 const size_t position = ari_bl_position(run->batch, head / heads, t);
-                if (position != last) {
+                if (position != last_position) {
                     turn_pair(run, position, frequency, factor, &cosine, &sine);
                     sine *= direction;
-                    last = position;
+                    last_position = position;
                 }
-                double *row = x + (head * run->s + t) * d + first;
+                double *row = x + (head * run->s + t) * d + first_feature;
                 const double x1 = row[i], x2 = row[half + i];
                 row[i] = ari_bl_keep(
                     run, ari_bl_branch(run, ari_bl_branch(run, x1 * cosine) - ari_bl_branch(run, x2 * sine)));
@@ -198,5 +198,5 @@ void ari_bl_rotate(ari_bl_run *run, double *x, size_t heads, double direction)
             }
         }
     for (size_t row = 0; work != NULL && direction < 0.0 && row < run->b * heads * run->s; row++)
-        part_pairs(x + row * d + first, work, half, false);
+        part_pairs(x + row * d + first_feature, work, half, false);
 }

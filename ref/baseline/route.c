@@ -12,21 +12,21 @@
 static void choose(size_t *expert, const double *z, size_t n, size_t k)
 {
     for (size_t j = 0; j < k; j++) {
-        size_t best = n;
+        size_t best_index = n;
         for (size_t i = 0; i < n; i++) {
-            bool taken = false;
-            for (size_t other = 0; other < j; other++)
-                taken = taken || expert[other] == i;
-            if (!taken && (best == n || z[i] > z[best]))
-                best = i;
+            bool is_chosen = false;
+            for (size_t slot = 0; slot < j; slot++)
+                is_chosen = is_chosen || expert[slot] == i;
+            if (!is_chosen && (best_index == n || z[i] > z[best_index]))
+                best_index = i;
         }
-        expert[j] = best;
+        expert[j] = best_index;
     }
     for (size_t j = 1; j < k; j++) /* by insertion */
-        for (size_t at = j; at > 0 && expert[at - 1] > expert[at]; at--) {
-            const size_t larger = expert[at - 1];
-            expert[at - 1] = expert[at];
-            expert[at] = larger;
+        for (size_t pos = j; pos > 0 && expert[pos - 1] > expert[pos]; pos--) {
+            const size_t larger = expert[pos - 1];
+            expert[pos - 1] = expert[pos];
+            expert[pos] = larger;
         }
 }
 
@@ -48,17 +48,17 @@ double ari_bl_sigmoid(const ari_bl_run *run, double x)
 /* The sum of the two largest of c. */
 static double best_two(const ari_bl_run *run, const double *c, size_t n)
 {
-    size_t two[2];
-    choose(two, c, n, 2);
-    return ari_bl_fl(run, c[two[0]] + c[two[1]]);
+    size_t top_pair[2];
+    choose(top_pair, c, n, 2);
+    return ari_bl_fl(run, c[top_pair[0]] + c[top_pair[1]]);
 }
 
 static double largest_of(const double *c, size_t n)
 {
-    double most = c[0];
+    double largest = c[0];
     for (size_t i = 1; i < n; i++)
-        most = c[i] > most ? c[i] : most;
-    return most;
+        largest = c[i] > largest ? c[i] : largest;
+    return largest;
 }
 
 /* c [n] in, experts out: of a row whose groups do not all stay the others' c become less than any. group: [n], to work
@@ -66,15 +66,16 @@ static double largest_of(const double *c, size_t n)
 static void choose_of_groups(const ari_bl_run *run, size_t *expert, double *c, double *score)
 {
     const ar_experts *x = &run->c->experts;
-    const size_t groups = x->scores.groups, each = x->n / groups;
+    const size_t groups = x->scores.groups, group_size = x->n / groups;
     for (size_t g = 0; g < groups && groups > 1; g++)
-        score[g] = x->scores.softmax ? largest_of(c + g * each, each) : best_two(run, c + g * each, each);
+        score[g] = x->scores.softmax ? largest_of(c + g * group_size, group_size)
+                                     : best_two(run, c + g * group_size, group_size);
     for (size_t g = 0; g < groups && groups > 1; g++) {
         size_t better = 0;
-        for (size_t other = 0; other < groups; other++)
-            better += score[other] > score[g] || (score[other] == score[g] && other < g);
-        for (size_t i = 0; i < each && better >= x->scores.kept; i++)
-            c[g * each + i] = -INFINITY;
+        for (size_t rival = 0; rival < groups; rival++)
+            better += score[rival] > score[g] || (score[rival] == score[g] && rival < g);
+        for (size_t i = 0; i < group_size && better >= x->scores.kept; i++)
+            c[g * group_size + i] = -INFINITY;
     }
     choose(expert, c, x->n, x->per_token);
 }

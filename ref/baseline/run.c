@@ -48,13 +48,13 @@ void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark)
     }
 }
 
-ar_status ari_bl_each(ari_bl_run *run, size_t n, ar_status (*task)(ari_bl_run *, void *, size_t), void *of)
+ar_status ari_bl_each(ari_bl_run *run, size_t n, ar_status (*task)(ari_bl_run *, void *, size_t), void *arg)
 {
-    const size_t most = run->noise != NULL || run->threads < 1 ? 1 : (size_t)run->threads,
-                 threads = n < most ? n : most;
+    const size_t max_threads = run->noise != NULL || run->threads < 1 ? 1 : (size_t)run->threads,
+                 threads = n < max_threads ? n : max_threads;
     bool failed = false;
     for (size_t i = 0; threads <= 1 && i < n; i++)
-        AR_TRY(task(run, of, i));
+        AR_TRY(task(run, arg, i));
     if (threads <= 1)
         return AR_OK;
 #pragma omp parallel for num_threads((int)threads) schedule(static, 1)
@@ -64,7 +64,7 @@ ar_status ari_bl_each(ari_bl_run *run, size_t n, ar_status (*task)(ari_bl_run *,
         copy.top = NULL;
         copy.threads = 1;
         for (size_t i = n * t / threads; st == AR_OK && i < n * (t + 1) / threads; i++)
-            st = task(&copy, of, i);
+            st = task(&copy, arg, i);
         ari_bl_release(&copy, NULL);
         if (st != AR_OK) {
 #pragma omp atomic write
@@ -121,8 +121,8 @@ double ari_bl_noise_normal(ari_bl_noise *noise)
 
 void ari_bl_name(const ari_bl_run *run, char name[ARI_BL_NAME_SIZE], const char *part)
 {
-    const bool both = run->prefix[0] != '\0' && part[0] != '\0';
-    snprintf(name, ARI_BL_NAME_SIZE, "%s%s%s", run->prefix, both ? "." : "", part);
+    const bool has_separator = run->prefix[0] != '\0' && part[0] != '\0';
+    snprintf(name, ARI_BL_NAME_SIZE, "%s%s%s", run->prefix, has_separator ? "." : "", part);
 }
 
 ar_status ari_bl_emit(ari_bl_run *run, const char *part, char pass, int ndim, const size_t *shape, const double *values)
@@ -134,7 +134,7 @@ ar_status ari_bl_emit(ari_bl_run *run, const char *part, char pass, int ndim, co
     return run->o->emit(run->o->emit_user, name, pass, ndim, shape, values);
 }
 
-ar_status ari_bl_emit_tokens(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld, size_t first,
+ar_status ari_bl_emit_tokens(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld, size_t first_col,
                              size_t features)
 {
     if (run->o->emit == NULL)
@@ -147,6 +147,6 @@ ar_status ari_bl_emit_tokens(ari_bl_run *run, const char *part, char pass, const
     AR_TRY(run->memory);
     for (size_t t = 0; t < run->tokens; t++)
         for (size_t i = 0; i < features; i++)
-            copy[t * features + i] = x[t * ld + first + i];
+            copy[t * features + i] = x[t * ld + first_col + i];
     return ari_bl_emit(run, part, pass, 3, shape, copy);
 }

@@ -59,7 +59,7 @@ typedef struct ari_bl_run {
     size_t window;             /* of the block that is running: keys this far back are masked; 0: none */
     double *largest;           /* of the attention that is running; NULL: none */
     const ar_rope *rope;       /* of the block that is running */
-    const struct ari_bl_seen *seen;
+    const struct ari_bl_seen *router_stats;
     double share;       /* of the loss that is being computed in the model's; 0: all of it */
     int threads;        /* that compute values which do not depend on one another */
     ari_bl_memory *top; /* everything allocated and not yet released, last first */
@@ -89,11 +89,11 @@ void ari_bl_noise_refill(ari_bl_noise *noise);
 /** A number in (-1, 1), and one of mean 0 and variance 1 between -3.5 and 3.5. */
 static inline double ari_bl_noise_uniform(ari_bl_noise *noise)
 {
-    const uint64_t at = noise->used % ARI_BL_NOISE_READY;
-    if (at == 0)
+    const uint64_t index = noise->used % ARI_BL_NOISE_READY;
+    if (index == 0)
         ari_bl_noise_refill(noise);
     noise->used++;
-    return noise->ready[at];
+    return noise->ready[index];
 }
 double ari_bl_noise_normal(ari_bl_noise *noise);
 
@@ -149,25 +149,25 @@ AR_NODISCARD ar_status ari_bl_emit(ari_bl_run *run, const char *part, char pass,
                                    const double *values);
 /** Emits columns [first, first + features) of x [tokens, ld] as [b, s, features]. */
 AR_NODISCARD ar_status ari_bl_emit_tokens(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld,
-                                          size_t first, size_t features);
+                                          size_t first_col, size_t features);
 
 /* --- threads ------------------------------------------------------------------------------------------------------ */
 /** task(copy of the run, of, i) for i = 0 .. n-1, each value of which is made by one of these alone. A copy has its own
  *  memory, which is released at the end of its tasks. With errors that are drawn all are done in order. */
 AR_NODISCARD ar_status ari_bl_each(ari_bl_run *run, size_t n, ar_status (*task)(ari_bl_run *, void *, size_t),
-                                   void *of);
+                                   void *arg);
 
 /* --- sums: numerics.md sections 2, 3 and 4 ------------------------------------------------------------------- */
 /* A matrix by strides: element (i, k) is at[i*row + k*col]. */
 typedef struct ari_bl_matrix {
-    const double *at;
+    const double *data;
     size_t row, col;
 } ari_bl_matrix;
 /* How: ARI_BL_SCALED equilibrates (step 0); ARI_BL_WEIGHT: by a parameter, ARI_BL_PEAKED: from gradients of logits. */
 enum { ARI_BL_PLAIN = 0, ARI_BL_SCALED = 1, ARI_BL_WEIGHT = 2, ARI_BL_PEAKED = 4 };
 /** c[i,j] = round(sum over k of a(i,k)*b(j,k)); c [m, n] row-major. */
 AR_NODISCARD ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
-                                       ari_bl_matrix b, int how);
+                                       ari_bl_matrix b, int flags);
 /* The same, of which tiles are computed one at a time: its operands as panels of 16 rows beside each other, [k][16], the
  * last one filled up with zeros; their elements are what the mode multiplies, integers with the unit of each row, fp32 or
  * binary64. */
@@ -180,7 +180,7 @@ typedef struct ari_bl_product {
     const ari_bl_run *run;
     size_t m, n, k;
     ari_bl_matrix matrix_a, matrix_b;
-    int how;
+    int flags;
     int32_t *exponent;       /* [k]: of step 0 */
     void *a, *b;             /* panels */
     double *unit_a, *unit_b; /* [m], [n] */
@@ -188,7 +188,7 @@ typedef struct ari_bl_product {
 } ari_bl_product;
 /** Without errors that are drawn. */
 AR_NODISCARD ar_status ari_bl_product_open(ari_bl_run *run, ari_bl_product *p, size_t m, size_t n, size_t k,
-                                           ari_bl_matrix a, ari_bl_matrix b, int how);
+                                           ari_bl_matrix a, ari_bl_matrix b, int flags);
 /** Rows 16i.. and columns 16j.. of C, rounded. */
 void ari_bl_product_tile(const ari_bl_product *p, double c[ARI_BL_PANEL][ARI_BL_PANEL], size_t i, size_t j);
 /** Sum of x[0..n) as section 4 has it, in binary64. */
@@ -209,7 +209,7 @@ typedef struct ari_bl_sums {
 /** matrix: the sums are a matrix's gradient, which may be stored as bf16. */
 AR_NODISCARD ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n, bool matrix);
 /** Adds v[0..n) to the sums first, first + 1, .. */
-void ari_bl_sums_add(const ari_bl_sums *sums, size_t first, const double *v, size_t n);
+void ari_bl_sums_add(const ari_bl_sums *sums, size_t first_sum, const double *v, size_t n);
 double ari_bl_sums_value(const ari_bl_sums *sums, size_t i);
 
 /* Terms of a gradient [rows, cols]; either source may be absent. */
@@ -217,11 +217,11 @@ typedef struct ari_bl_terms {
     const double *dy; /* [tokens, ld] or NULL: row r takes, per sample, the contraction over tokens of column r of dy */
     size_t ld;        /*   with */
     const double *x;  /* [tokens, cols] */
-    const size_t *of; /* [b+1] or NULL, all tokens: sample i's rows of dy and x are of[i] .. of[i+1] - 1 */
-    const double *values;            /* [tokens, cols] or NULL: one value per token, added to row row_of[token] */
-    size_t per_token;                /* 0, or so many such rows of values a token, all of them added to row 0 */
-    const size_t *row_of;            /* [tokens] or NULL: row 0 */
-    bool stream;                     /* of a parameter that enters no product */
+    const size_t *sample_begin; /* [b+1] or NULL, all tokens: sample i's rows of dy and x are of[i] .. of[i+1] - 1 */
+    const double *values;       /* [tokens, cols] or NULL: one value per token, added to row row_of[token] */
+    size_t per_token;           /* 0, or so many such rows of values a token, all of them added to row 0 */
+    const size_t *row_of;       /* [tokens] or NULL: row 0 */
+    bool stream;                /* of a parameter that enters no product */
     const struct ari_bl_terms *next; /* more of them; NULL: none */
 } ari_bl_terms;
 /** gradient [rows, cols] over all samples and tokens of the batch. */
@@ -237,7 +237,7 @@ typedef struct ari_bl_norm {
 } ari_bl_norm;
 /* One input, up to three parameter tensors stacked along the outputs: q|k|v, gate|up. */
 typedef struct ari_bl_linear {
-    size_t in, out; /* out: of all parts together */
+    size_t in_features, out; /* out: of all parts together */
     int parts;
     const char *name[3];
     size_t width[3];             /* outputs of each part */
@@ -258,12 +258,12 @@ typedef struct ari_bl_seen {
 } ari_bl_seen;
 typedef struct ari_bl_experts {
     ari_bl_linear gate; /* the router: [E, h] */
-    ari_bl_mlp *of;     /* [E]; NULL: the layer has an MLP */
+    ari_bl_mlp *mlps;   /* [E]; NULL: the layer has an MLP */
     ari_bl_mlp shared;
     ari_bl_linear shared_gate; /* [1, h]; of a shared expert that has one */
     double *bias;              /* [E], by which a router of sigmoids chooses; else NULL */
     int64_t *tokens;           /* [E]: that went to each expert in the last forward pass; NULL with the bias */
-    ari_bl_seen *seen;
+    ari_bl_seen *router_stats;
 } ari_bl_experts;
 /* Latent attention: to low ranks, norms, to heads. */
 typedef struct ari_bl_latent {
@@ -287,8 +287,8 @@ AR_NODISCARD ar_status ari_bl_parameter(ari_bl_run *run, double **values, const 
 AR_NODISCARD ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name, size_t width,
                                         size_t per_token);
 /** name: up to three parts, one under the other along the outputs; without a bias unless with_bias. */
-AR_NODISCARD ar_status ari_bl_load_linear(ari_bl_run *run, ari_bl_linear *l, size_t in, const char *const name[3],
-                                          const size_t width[3], bool with_bias);
+AR_NODISCARD ar_status ari_bl_load_linear(ari_bl_run *run, ari_bl_linear *l, size_t in_features,
+                                          const char *const name[3], const size_t width[3], bool with_bias);
 AR_NODISCARD ar_status ari_bl_load_block(ari_bl_run *run, ari_bl_params *p, size_t layer);
 AR_NODISCARD ar_status ari_bl_load_experts(ari_bl_run *run, ari_bl_experts *e);
 /** Emits the gradient of prefix.name[.weight|.bias]. */
@@ -300,7 +300,7 @@ AR_NODISCARD ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, c
 typedef struct ari_bl_trained {
     char name[ARI_BL_NAME_SIZE];
     size_t rows, cols; /* cols 0: a vector */
-    double *at;
+    double *data;
     size_t row, col;
     double *gradient, *m, *v; /* row-major in that shape; m and v: NULL where the optimizer keeps none */
     double *master;           /* likewise: what is updated, where the weight is its bf16; else NULL */
@@ -308,25 +308,25 @@ typedef struct ari_bl_trained {
     bool matrix;              /* Muon updates it: a linear layer's weight, no router and no shared expert's gate */
     int blocks;               /* Muon: so many of these outputs are a matrix each; 0: all are one */
     size_t block[3];
-    bool frozen;     /* in this step */
-    double *largest; /* QK-Clip: of the layer whose q | k | v has these outputs, */
-    size_t first;    /* from this one on; NULL: it is not clipped */
-    int64_t *tokens; /* [rows]: of a router's bias, that went to each expert in the step; else NULL */
+    bool frozen;         /* in this step */
+    double *largest;     /* QK-Clip: of the layer whose q | k | v has these outputs, */
+    size_t first_output; /* from this one on; NULL: it is not clipped */
+    int64_t *tokens;     /* [rows]: of a router's bias, that went to each expert in the step; else NULL */
 } ari_bl_trained;
 struct ari_bl_training {
-    ari_bl_trained *of; /* [n], in the order of first use */
+    ari_bl_trained *params; /* [n], in the order of first use */
     size_t n;
     double beta1_t, beta2_t; /* beta^step */
 };
 /** Before the parameters are loaded: from here on the run keeps a list of them. */
 AR_NODISCARD ar_status ari_bl_training_open(ari_bl_run *run);
 /** Adds prefix.part to the list, where there is one. */
-void ari_bl_training_add(ari_bl_run *run, const char *part, size_t rows, size_t cols, double *at, size_t row,
+void ari_bl_training_add(ari_bl_run *run, const char *part, size_t rows, size_t cols, double *data, size_t row,
                          size_t col);
 /** The last matrix that was added is several, one under the other. */
 void ari_bl_training_cut(ari_bl_run *run, int blocks, const size_t block[3]);
-/** QK-Clip: the parameters from `from` on are those of q, k and v. */
-AR_NODISCARD ar_status ari_bl_training_clip(ari_bl_run *run, ari_bl_params *p, size_t from);
+/** QK-Clip: the parameters from `first_param` on are those of q, k and v. */
+AR_NODISCARD ar_status ari_bl_training_clip(ari_bl_run *run, ari_bl_params *p, size_t first_param);
 /** After the last one: takes the memory of gradients and moments. */
 AR_NODISCARD ar_status ari_bl_training_take(ari_bl_run *run);
 /** True if a parameter of the running module is frozen in this step. */
@@ -348,17 +348,17 @@ typedef struct ari_bl_region {
     size_t row, rows, col, cols;
 } ari_bl_region;
 /** The same of a region, which y and x are, of rows of `features` elements, and not emitted. */
-void ari_bl_drop(const ari_bl_run *run, const char *part, double *y, const double *x, const ari_bl_region *at,
+void ari_bl_drop(const ari_bl_run *run, const char *part, double *y, const double *x, const ari_bl_region *region,
                  size_t features);
 /** Of so many rows: all tokens, or those of an expert. */
 AR_NODISCARD ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x,
                                              size_t rows);
 AR_NODISCARD ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy,
                                               size_t rows);
-/** Sums and emits the gradients of the weights and biases, part by part. of: as in ari_bl_terms, of layers without a
+/** Sums and emits the gradients of the weights and biases, part by part. sample_begin: as in ari_bl_terms, of layers without a
  *  bias; NULL: all tokens. */
 AR_NODISCARD ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const double *dy,
-                                               const double *x, const size_t *of);
+                                               const double *x, const size_t *sample_begin);
 
 /* Rows: those of all tokens, width of each the norm's. */
 typedef struct ari_bl_norm_saved {
@@ -377,7 +377,7 @@ typedef struct ari_bl_attention {
     double *probs;               /* [b, H, s, s]; NULL: they are computed again, in bands */
     double *dropped;             /* [b, H, s, s]: probs after dropout; probs itself where there is none */
     double *bare;                /* [b, H, s, s]: scores before they are capped; NULL: they are not */
-    double *most, *sum;          /* [b, H, s]: of each row the largest logit and the sum under the probabilities */
+    double *max_logit, *sum;     /* [b, H, s]: of each row the largest logit and the sum under the probabilities */
     double *context;             /* [tokens, H*d] */
     double *sunk;                /* [b, H, s]: probabilities of the sinks; NULL: there are none */
 } ari_bl_attention;
@@ -426,14 +426,14 @@ AR_NODISCARD ar_status ari_bl_activate_backward(ari_bl_run *run, double *dfc, co
 /* Where each token goes, and what its experts make of it. The k slots of a token are its experts, ascending; row
  * place[t*k + j] of the experts' activations is token t's slot j. Rows are sorted by expert, then by token. */
 typedef struct ari_bl_routed {
-    double *p;      /* [tokens, E]: the router's softmax, or sigmoids */
-    double *lse;    /* [tokens]: the logarithm of its denominator */
-    size_t *expert; /* [tokens, k] */
-    double *weight; /* [tokens, k] */
-    size_t *place;  /* [tokens, k] */
-    size_t *first;  /* [E+1]: rows of each expert */
-    size_t *of;     /* [E, b+1]: where each sample's begin among them */
-    double *x;      /* [tokens*k, h] */
+    double *p;            /* [tokens, E]: the router's softmax, or sigmoids */
+    double *lse;          /* [tokens]: the logarithm of its denominator */
+    size_t *expert;       /* [tokens, k] */
+    double *weight;       /* [tokens, k] */
+    size_t *place;        /* [tokens, k] */
+    size_t *expert_begin; /* [E+1]: rows of each expert */
+    size_t *sample_begin; /* [E, b+1]: where each sample's begin among them */
+    double *x;            /* [tokens*k, h] */
     ari_bl_mlp_saved experts, shared;
     double *share; /* [tokens]: sigmoid of the shared expert's gate */
 } ari_bl_routed;
@@ -455,8 +455,8 @@ AR_NODISCARD ar_status ari_bl_experts_backward(ari_bl_run *run, const ari_bl_exp
 AR_NODISCARD ar_status ari_bl_balance_load(ari_bl_run *run, ari_bl_experts *e);
 /** Notes what the layer's losses are made of. */
 AR_NODISCARD ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const ari_bl_routed *r);
-/** *more += their value, of all layers as these last went forward. */
-AR_NODISCARD ar_status ari_bl_balance_add(ari_bl_run *run, double *more);
+/** *loss += their value, of all layers as these last went forward. */
+AR_NODISCARD ar_status ari_bl_balance_add(ari_bl_run *run, double *loss);
 /** dz [tokens, E] += their gradient. All layers have gone forward. */
 AR_NODISCARD ar_status ari_bl_balance_backward(ari_bl_run *run, double *dz, const ari_bl_routed *r);
 
@@ -510,17 +510,17 @@ typedef struct ari_bl_mtp {
     ari_bl_norm tokens_norm, entered_norm, made_norm;
     ari_bl_linear joined;
     ari_bl_params block;
-    ari_bl_model of;
+    ari_bl_model model;
     ar_batch batch;
-    ari_bl_norm_saved tokens, entered, made;
-    double *both; /* [tokens, 2h] */
+    ari_bl_norm_saved tokens, entered, output;
+    double *concat; /* [tokens, 2h] */
     ari_bl_block saved;
 } ari_bl_mtp;
 AR_NODISCARD ar_status ari_bl_load_mtp(ari_bl_run *run, ari_bl_model *m);
 /** What lives through a pass. */
 AR_NODISCARD ar_status ari_bl_take_mtp(ari_bl_run *run, ari_bl_model *m);
-/** All depths from m->head_x; *more += their part of the loss. */
-AR_NODISCARD ar_status ari_bl_mtp_forward(ari_bl_run *run, ari_bl_model *m, double *more);
+/** All depths from m->head_x; *loss += their part of the loss. */
+AR_NODISCARD ar_status ari_bl_mtp_forward(ari_bl_run *run, ari_bl_model *m, double *loss);
 /** dx [tokens, h] of m->head_x, but for the head's; sums and emits the gradients of the blocks. */
 AR_NODISCARD ar_status ari_bl_mtp_backward(ari_bl_run *run, const ari_bl_model *m, double *dx);
 

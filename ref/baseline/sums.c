@@ -64,52 +64,52 @@ __attribute__((always_inline)) static inline void add_exact(int64_t *restrict sl
                                                             uint32_t width, int64_t slices)
 {
     enum { PARTS = 3 };
-    int64_t first[CHUNK], part[PARTS][CHUNK], lowest = slices, highest = 0;
+    int64_t first_slice[CHUNK], part[PARTS][CHUNK], lowest = slices, highest = 0;
     const uint64_t mask = ((uint64_t)1 << width) - 1;
     for (size_t i = 0; i < n; i++) {
         const uint64_t bits = ari_bits32((float)v[i]), biased = (bits >> 23) & 255, normal = biased != 0;
         const uint64_t shift = biased - normal, number = shift / width;
         const uint64_t finite = biased != 255, significand = ((bits & 0x7fffff) | normal << 23) * finite;
-        const uint64_t whole = significand << (shift - number * width);
+        const uint64_t shifted = significand << (shift - number * width);
         const int64_t sign = -(int64_t)(bits >> 31); /* 0 or -1: (x ^ sign) - sign is x or -x */
-        const int64_t p0 = (int64_t)(whole & mask), p1 = (int64_t)(whole >> width & mask);
-        const int64_t p2 = (int64_t)(whole >> width >> width);
-        const int64_t last = p2 != 0 ? 2 : p1 != 0 ? 1 : 0;
-        const int64_t reached = (whole != 0 ? (int64_t)number + last : 0) + (finite ? 0 : NONFINITE_TOP);
-        first[i] = (int64_t)number;
+        const int64_t p0 = (int64_t)(shifted & mask), p1 = (int64_t)(shifted >> width & mask);
+        const int64_t p2 = (int64_t)(shifted >> width >> width);
+        const int64_t last_part = p2 != 0 ? 2 : p1 != 0 ? 1 : 0;
+        const int64_t reached = (shifted != 0 ? (int64_t)number + last_part : 0) + (finite ? 0 : NONFINITE_TOP);
+        first_slice[i] = (int64_t)number;
         part[0][i] = (p0 ^ sign) - sign;
         part[1][i] = (p1 ^ sign) - sign;
         part[2][i] = (p2 ^ sign) - sign;
         top[i] = top[i] > reached ? top[i] : reached;
     }
     for (size_t i = 0; i < n; i++) {
-        lowest = lowest < first[i] ? lowest : first[i];
-        highest = highest > first[i] ? highest : first[i];
+        lowest = lowest < first_slice[i] ? lowest : first_slice[i];
+        highest = highest > first_slice[i] ? highest : first_slice[i];
     }
     for (int64_t b = lowest; b < slices && b < highest + PARTS; b++) {
-        int64_t *to = slice + (size_t)b * stride;
+        int64_t *dst = slice + (size_t)b * stride;
         for (size_t i = 0; i < n; i++)
-            to[i] += (first[i] == b ? part[0][i] : 0) + (first[i] + 1 == b ? part[1][i] : 0) +
-                     (first[i] + 2 == b ? part[2][i] : 0);
+            dst[i] += (first_slice[i] == b ? part[0][i] : 0) + (first_slice[i] + 1 == b ? part[1][i] : 0) +
+                      (first_slice[i] + 2 == b ? part[2][i] : 0);
     }
 }
 
-ARI_SIMD static void add_wide(const ari_bl_sums *sums, size_t first, const double *v, size_t n)
+ARI_SIMD static void add_wide(const ari_bl_sums *sums, size_t first_sum, const double *v, size_t n)
 {
-    add_exact(sums->slice + first, sums->top + first, sums->n, v, n, 32, SLICES);
+    add_exact(sums->slice + first_sum, sums->top + first_sum, sums->n, v, n, 32, SLICES);
 }
 
-ARI_SIMD static void add_narrow(const ari_bl_sums *sums, size_t first, const double *v, size_t n)
+ARI_SIMD static void add_narrow(const ari_bl_sums *sums, size_t first_sum, const double *v, size_t n)
 {
-    add_exact(sums->slice + first, sums->top + first, sums->n, v, n, 13, NARROW_SLICES);
+    add_exact(sums->slice + first_sum, sums->top + first_sum, sums->n, v, n, 13, NARROW_SLICES);
 }
 
-void ari_bl_sums_add(const ari_bl_sums *sums, size_t first, const double *v, size_t n)
+void ari_bl_sums_add(const ari_bl_sums *sums, size_t first_sum, const double *v, size_t n)
 {
     for (size_t i = 0; sums->plain != NULL && i < n; i++)
-        sums->plain[first + i] = ari_bl_round(sums->run, sums->plain[first + i] + v[i], sums->place);
+        sums->plain[first_sum + i] = ari_bl_round(sums->run, sums->plain[first_sum + i] + v[i], sums->place);
     for (size_t i = 0; sums->plain == NULL && i < n; i += CHUNK)
-        (sums->bits == 32 ? add_wide : add_narrow)(sums, first + i, v + i, n - i < CHUNK ? n - i : CHUNK);
+        (sums->bits == 32 ? add_wide : add_narrow)(sums, first_sum + i, v + i, n - i < CHUNK ? n - i : CHUNK);
 }
 
 double ari_bl_sums_value(const ari_bl_sums *sums, size_t i)
@@ -131,7 +131,7 @@ double ari_bl_sums_value(const ari_bl_sums *sums, size_t i)
 static size_t parts_of_sample(const ari_bl_run *run, const ari_bl_terms *terms)
 {
     size_t length = run->s;
-    while (terms->of == NULL && run->o->mode == AR_MODE_EXACT && length % 2 == 0 && length >= 1024)
+    while (terms->sample_begin == NULL && run->o->mode == AR_MODE_EXACT && length % 2 == 0 && length >= 1024)
         length /= 2;
     return run->s / length;
 }
@@ -141,8 +141,8 @@ static void part_of(const ari_bl_run *run, const ari_bl_terms *terms, size_t i, 
                     ari_bl_matrix *dy, ari_bl_matrix *x)
 {
     const size_t length = run->s / parts_of_sample(run, terms);
-    const size_t begin = terms->of != NULL ? terms->of[i] : i * length;
-    *k = terms->of != NULL ? terms->of[i + 1] - begin : length;
+    const size_t begin = terms->sample_begin != NULL ? terms->sample_begin[i] : i * length;
+    *k = terms->sample_begin != NULL ? terms->sample_begin[i + 1] - begin : length;
     *dy = (ari_bl_matrix){terms->dy + begin * terms->ld, 1, terms->ld};
     *x = (ari_bl_matrix){terms->x + begin * cols, 1, cols};
 }
@@ -176,9 +176,9 @@ static void add_tokens(const gradient *g, ari_bl_sums *sums, const ari_bl_terms 
 {
     const ari_bl_run *run = sums->run;
     sums->place = terms->row_of != NULL || terms->stream ? ARI_BL_STREAM : ARI_BL_INNER;
-    const size_t each = terms->per_token > 0 ? terms->per_token : 1;
-    const size_t all = terms->of != NULL ? terms->of[run->b] : run->tokens * each;
-    for (size_t t = 0; t < all; t++) {
+    const size_t per_token = terms->per_token > 0 ? terms->per_token : 1;
+    const size_t total_rows = terms->sample_begin != NULL ? terms->sample_begin[run->b] : run->tokens * per_token;
+    for (size_t t = 0; t < total_rows; t++) {
         const size_t of_token = terms->row_of != NULL ? terms->row_of[t] : 0;
         if (of_token >= row && of_token < row + rows)
             ari_bl_sums_add(sums, (of_token - row) * stride, terms->values + t * g->cols + col, cols);
@@ -186,11 +186,11 @@ static void add_tokens(const gradient *g, ari_bl_sums *sums, const ari_bl_terms 
 }
 
 /* 16 x 16 elements of a gradient. */
-static ar_status sum_tile(ari_bl_run *run, void *of, size_t tile)
+static ar_status sum_tile(ari_bl_run *run, void *arg, size_t tile)
 {
     ARI_BL_SCOPE(run);
     enum { SIDE = ARI_BL_PANEL };
-    const gradient *g = of;
+    const gradient *g = arg;
     const size_t i = tile / ari_bl_panels(g->cols), j = tile % ari_bl_panels(g->cols), row = i * SIDE, col = j * SIDE;
     const size_t rows = g->rows - row < SIDE ? g->rows - row : SIDE, cols = g->cols - col < SIDE ? g->cols - col : SIDE;
     const ari_bl_product *product = g->product;
@@ -234,9 +234,9 @@ static ar_status open_products(ari_bl_run *run, gradient *g)
 static ar_status gradient_with_errors(ari_bl_run *run, const gradient *g)
 {
     enum { BAND = 256 };
-    for (size_t first = 0; first < g->rows; first += BAND) {
+    for (size_t first_row = 0; first_row < g->rows; first_row += BAND) {
         ARI_BL_SCOPE(run);
-        const size_t rows = g->rows - first < BAND ? g->rows - first : BAND;
+        const size_t rows = g->rows - first_row < BAND ? g->rows - first_row : BAND;
         double *dw = ari_bl_doubles(run, rows, g->cols);
         ari_bl_sums sums;
         AR_TRY(ari_bl_sums_open(run, &sums, rows * g->cols, is_matrix(g->terms)));
@@ -245,15 +245,15 @@ static ar_status gradient_with_errors(ari_bl_run *run, const gradient *g)
                 size_t k;
                 ari_bl_matrix dy, x;
                 part_of(run, t, i, g->cols, &k, &dy, &x);
-                dy.at += first;
+                dy.data += first_row;
                 AR_TRY(ari_bl_contract(run, dw, rows, g->cols, k, dy, x, ARI_BL_SCALED));
                 ari_bl_sums_add(&sums, 0, dw, rows * g->cols);
             }
             if (t->values != NULL)
-                add_tokens(g, &sums, t, first, rows, 0, g->cols, g->cols);
+                add_tokens(g, &sums, t, first_row, rows, 0, g->cols, g->cols);
         }
         for (size_t i = 0; i < rows * g->cols; i++)
-            g->value[first * g->cols + i] = round_sum(run, ari_bl_sums_value(&sums, i), g->terms);
+            g->value[first_row * g->cols + i] = round_sum(run, ari_bl_sums_value(&sums, i), g->terms);
     }
     return AR_OK;
 }

@@ -25,18 +25,18 @@ ar_status ari_bl_training_open(ari_bl_run *run)
         ari_bl_take(run, ar_config_blocks(run->c) + 1,
                     BLOCK_PARAMETERS + ROUTER_PARAMETERS + EXPERT_PARAMETERS * run->c->experts.n, sizeof *blocks);
     AR_TRY(run->memory);
-    t->of = blocks;
+    t->params = blocks;
     run->training = t;
     return AR_OK;
 }
 
-void ari_bl_training_add(ari_bl_run *run, const char *part, size_t rows, size_t cols, double *at, size_t row,
+void ari_bl_training_add(ari_bl_run *run, const char *part, size_t rows, size_t cols, double *data, size_t row,
                          size_t col)
 {
     if (run->training == NULL)
         return;
-    ari_bl_trained *p = &run->training->of[run->training->n++];
-    *p = (ari_bl_trained){.rows = rows, .cols = cols, .at = at, .row = row, .col = col};
+    ari_bl_trained *p = &run->training->params[run->training->n++];
+    *p = (ari_bl_trained){.rows = rows, .cols = cols, .data = data, .row = row, .col = col};
     ari_bl_name(run, p->name, part);
 }
 
@@ -44,7 +44,7 @@ void ari_bl_training_cut(ari_bl_run *run, int blocks, const size_t block[3])
 {
     if (run->training == NULL)
         return;
-    ari_bl_trained *p = &run->training->of[run->training->n - 1];
+    ari_bl_trained *p = &run->training->params[run->training->n - 1];
     while (!p->matrix)
         p--;
     p->blocks = blocks;
@@ -59,29 +59,29 @@ static bool is_weight_of(const ari_bl_run *run, const ari_bl_trained *t, const c
     return strcmp(t->name, name) == 0;
 }
 
-ar_status ari_bl_training_clip(ari_bl_run *run, ari_bl_params *p, size_t from)
+ar_status ari_bl_training_clip(ari_bl_run *run, ari_bl_params *p, size_t first_param)
 {
     const ar_config *c = run->c;
-    size_t end = 0, first = 0;
+    size_t end = 0, first_output = 0;
     if (run->training == NULL || !(run->o->optimizer.qk_clip > 0.0))
         return AR_OK;
     p->largest = ari_bl_doubles(run, run->c->kv_heads, 1);
     AR_TRY(run->memory);
     for (size_t i = 0; i < run->c->kv_heads; i++)
         p->largest[i] = -INFINITY;
-    for (size_t i = from; i < run->training->n; i++) {
-        ari_bl_trained *t = &run->training->of[i];
+    for (size_t i = first_param; i < run->training->n; i++) {
+        ari_bl_trained *t = &run->training->params[i];
         if (c->latent.kv_rank > 0) { /* of several matrices those that make heads: q, then k | v head by head */
             const bool keys = is_weight_of(run, t, run->names->kv_b);
             if (!keys && !is_weight_of(run, t, c->latent.q_rank > 0 ? run->names->q_b : run->names->qkv_param[0]))
                 continue;
-            first = keys ? c->heads * c->head_dim : 0;
+            first_output = keys ? c->heads * c->head_dim : 0;
         } else if (t->cols > 0) { /* the bias is the weight's before it */
-            first = end;
+            first_output = end;
             end += run->names->conv1d ? t->cols : t->rows;
         }
         t->largest = p->largest;
-        t->first = first;
+        t->first_output = first_output;
     }
     return AR_OK;
 }
@@ -101,7 +101,7 @@ ar_status ari_bl_training_take(ari_bl_run *run)
 {
     const ar_optimizer_options *o = &run->o->optimizer;
     for (size_t i = 0; i < run->training->n; i++) {
-        ari_bl_trained *p = &run->training->of[i];
+        ari_bl_trained *p = &run->training->params[i];
         p->gradient = ari_bl_doubles(run, p->rows, width_of(p));
         if (p->tokens != NULL)
             continue;
@@ -114,7 +114,7 @@ ar_status ari_bl_training_take(ari_bl_run *run)
             p->master = ari_bl_doubles(run, p->rows, p->cols);
         AR_TRY(run->memory);
         for (size_t k = 0; p->master != NULL && k < p->rows * p->cols; k++)
-            p->master[k] = p->at[k / p->cols * p->row + k % p->cols * p->col];
+            p->master[k] = p->data[k / p->cols * p->row + k % p->cols * p->col];
     }
     return AR_OK;
 }
@@ -134,7 +134,7 @@ ar_status ari_bl_training_keep(ari_bl_run *run, const char *part, const double *
         return AR_OK;
     ari_bl_name(run, name, part);
     for (size_t i = 0; i < run->training->n; i++) {
-        ari_bl_trained *p = &run->training->of[i];
+        ari_bl_trained *p = &run->training->params[i];
         if (strcmp(p->name, name) == 0) {
             p->frozen = gradient == NULL;
             if (p->frozen) /* zeros add nothing to the norm */
@@ -154,8 +154,8 @@ static double exact_norm(const ari_bl_training *t)
 {
     int32_t e = ARI_EXP_ZERO;
     for (size_t i = 0; i < t->n; i++)
-        for (size_t k = 0; k < t->of[i].rows * width_of(&t->of[i]); k++) {
-            const int32_t of_g = ari_exponent64(t->of[i].gradient[k]);
+        for (size_t k = 0; k < t->params[i].rows * width_of(&t->params[i]); k++) {
+            const int32_t of_g = ari_exponent64(t->params[i].gradient[k]);
             e = of_g > e ? of_g : e;
         }
     if (e == ARI_EXP_ZERO)
@@ -164,8 +164,8 @@ static double exact_norm(const ari_bl_training *t)
         return (double)ari_nan32();
     int64_t high = 0, low = 0;
     for (size_t i = 0; i < t->n; i++)
-        for (size_t k = 0; k < t->of[i].rows * width_of(&t->of[i]); k++) {
-            const double g = ari_scale2(t->of[i].gradient[k], -e);
+        for (size_t k = 0; k < t->params[i].rows * width_of(&t->params[i]); k++) {
+            const double g = ari_scale2(t->params[i].gradient[k], -e);
             const int64_t q = (int64_t)ari_rint(g * g * 0x1p60);
             high += q >> 30;
             low += q & ((1 << 30) - 1);
@@ -178,8 +178,8 @@ static double plain_norm(const ari_bl_run *run)
     const ari_bl_training *t = run->training;
     double sum = 0.0;
     for (size_t i = 0; i < t->n; i++)
-        for (size_t k = 0; k < t->of[i].rows * width_of(&t->of[i]); k++) {
-            const double g = t->of[i].gradient[k];
+        for (size_t k = 0; k < t->params[i].rows * width_of(&t->params[i]); k++) {
+            const double g = t->params[i].gradient[k];
             sum = ari_bl_fl(run, sum + ari_bl_fl(run, g * g));
         }
     return ari_bl_fl(run, sqrt(sum));
@@ -195,7 +195,7 @@ static ar_status clip(ari_bl_run *run)
     const double ratio = run->o->clip / (norm + 1e-6);
     const double factor = ari_bl_fl(run, ratio < 1.0 ? ratio : 1.0);
     for (size_t i = 0; i < run->training->n; i++) {
-        const ari_bl_trained *p = &run->training->of[i];
+        const ari_bl_trained *p = &run->training->params[i];
         for (size_t k = 0; k < p->rows * width_of(p); k++)
             p->gradient[k] = ari_bl_fl(run, p->gradient[k] * factor);
     }
@@ -296,12 +296,12 @@ typedef struct update {
     factors f;
 } update;
 
-static ar_status update_row(ari_bl_run *run, void *of, size_t r)
+static ar_status update_row(ari_bl_run *run, void *arg, size_t r)
 {
-    const update *u = of;
+    const update *u = arg;
     const ari_bl_trained *p = u->p;
     for (size_t c = 0, i = r * width_of(p); c < width_of(p); c++, i++) {
-        double *stored = &p->at[r * p->row + c * p->col], *w = p->master != NULL ? p->master + i : stored;
+        double *stored = &p->data[r * p->row + c * p->col], *w = p->master != NULL ? p->master + i : stored;
         if (run->o->optimizer.kind == AR_OPTIMIZER_SGD)
             sgd(run, p, &u->f, w, p->m != NULL ? p->m + i : NULL, p->gradient[i]);
         else
@@ -326,12 +326,12 @@ static double clip_latent(const ari_bl_run *run, const ari_bl_trained *p, size_t
 {
     const ar_config *c = run->c;
     const size_t d = c->head_dim, queries = c->heads * d, plain = d - c->latent.rope_dim;
-    const size_t each = output < queries ? d : plain + c->latent.value_dim;
-    const size_t own = output < queries ? output : output - queries;
-    const double ratio = bound / p->largest[own / each];
-    if (!(p->largest[own / each] > bound) || (output >= queries && own % each >= plain))
+    const size_t head_width = output < queries ? d : plain + c->latent.value_dim;
+    const size_t local_output = output < queries ? output : output - queries;
+    const double ratio = bound / p->largest[local_output / head_width];
+    if (!(p->largest[local_output / head_width] > bound) || (output >= queries && local_output % head_width >= plain))
         return 1.0;
-    return ari_bl_fl(run, own % each < plain ? sqrt(ratio) : ratio);
+    return ari_bl_fl(run, local_output % head_width < plain ? sqrt(ratio) : ratio);
 }
 
 /* What an output of q | k | v is multiplied by: sqrt(bound/S) of its KV head, where S is above the bound. */
@@ -352,8 +352,8 @@ static void clip_heads(const ari_bl_run *run, const ari_bl_trained *p)
 {
     for (size_t r = 0; p->largest != NULL && r < p->rows; r++)
         for (size_t c = 0; c < width_of(p); c++) {
-            const double clip = clip_of(run, p, p->first + (run->names->conv1d && p->cols > 0 ? c : r));
-            double *stored = &p->at[r * p->row + c * p->col],
+            const double clip = clip_of(run, p, p->first_output + (run->names->conv1d && p->cols > 0 ? c : r));
+            double *stored = &p->data[r * p->row + c * p->col],
                    *w = p->master != NULL ? p->master + r * width_of(p) + c : stored;
             *w = ari_bl_fl(run, *w * clip);
             *stored = p->master != NULL ? ari_bl_keep(run, *w) : *w;
@@ -368,8 +368,10 @@ static void update_bias(const ari_bl_run *run, const ari_bl_trained *p)
     for (size_t i = 0; i < p->rows; i++)
         sum += p->tokens[i];
     for (size_t i = 0; i < p->rows; i++) {
-        const int64_t more = (int64_t)p->rows * p->tokens[i];
-        p->at[i] = ari_bl_fl(run, p->at[i] + (more < sum ? u : more > sum ? -u : 0.0)); /* of -0, 0 makes 0 */
+        const int64_t scaled_count = (int64_t)p->rows * p->tokens[i];
+        p->data[i] = ari_bl_fl(run, p->data[i] + (scaled_count < sum   ? u
+                                                  : scaled_count > sum ? -u
+                                                                       : 0.0)); /* of -0, 0 makes 0 */
     }
 }
 
@@ -381,7 +383,7 @@ static void disturb(const ari_bl_run *run, const ari_bl_trained *p)
         return;
     const float *doubt = run->o->doubt(run->o->emit_user, p->name, (int)run->step, p->rows * width);
     for (size_t i = 0; doubt != NULL && i < p->rows * width; i++)
-        p->at[i / width * p->row + i % width * p->col] += (double)doubt[i] * ari_bl_noise_uniform(run->noise);
+        p->data[i / width * p->row + i % width * p->col] += (double)doubt[i] * ari_bl_noise_uniform(run->noise);
 }
 
 /* The new value, and the moments that made it. */
@@ -395,7 +397,7 @@ static ar_status emit_new(ari_bl_run *run, const ari_bl_trained *p)
     AR_TRY(run->memory);
     for (size_t r = 0; r < p->rows; r++)
         for (size_t c = 0; c < width; c++)
-            values[r * width + c] = p->at[r * p->row + c * p->col];
+            values[r * width + c] = p->data[r * p->row + c * p->col];
     const int ndim = p->cols > 0 ? 2 : 1;
     AR_TRY(ari_bl_emit(run, p->name, 'n', ndim, shape, values));
     ari_bl_release(run, mark);
@@ -414,18 +416,18 @@ ar_status ari_bl_training_update(ari_bl_run *run)
     t->beta1_t = run->step == 1 ? run->o->optimizer.beta1 : t->beta1_t * run->o->optimizer.beta1;
     t->beta2_t = run->step == 1 ? run->o->optimizer.beta2 : t->beta2_t * run->o->optimizer.beta2;
     for (size_t i = 0; i < t->n; i++) {
-        if (t->of[i].tokens != NULL) {
+        if (t->params[i].tokens != NULL) {
             if (run->o->loss.router.bias_update > 0.0)
-                update_bias(run, &t->of[i]);
-        } else if (!t->of[i].frozen) {
-            AR_TRY(update_weight(run, &t->of[i]));
-            clip_heads(run, &t->of[i]);
-            disturb(run, &t->of[i]);
+                update_bias(run, &t->params[i]);
+        } else if (!t->params[i].frozen) {
+            AR_TRY(update_weight(run, &t->params[i]));
+            clip_heads(run, &t->params[i]);
+            disturb(run, &t->params[i]);
         }
-        AR_TRY(emit_new(run, &t->of[i]));
+        AR_TRY(emit_new(run, &t->params[i]));
     }
     for (size_t i = 0; i < t->n; i++)
-        for (size_t k = 0; t->of[i].largest != NULL && k < run->c->kv_heads; k++)
-            t->of[i].largest[k] = -INFINITY;
+        for (size_t k = 0; t->params[i].largest != NULL && k < run->c->kv_heads; k++)
+            t->params[i].largest[k] = -INFINITY;
     return AR_OK;
 }

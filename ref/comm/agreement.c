@@ -8,10 +8,10 @@
 
 /* --- calls as text ------------------------------------------------------------------------------------------------ */
 
-static void put_counts(ari_text *l, const char *what, const size_t *counts, int n)
+static void put_counts(ari_text *l, const char *label, const size_t *counts, int n)
 {
     const int shown = n <= 8 ? n : 8;
-    ari_say(l, ", %s [", what);
+    ari_say(l, ", %s [", label);
     for (int i = 0; i < shown; i++)
         ari_say(l, "%s%zu", i > 0 ? ", " : "", counts[i]);
     ari_say(l, "%s]", shown < n ? ", ..." : "");
@@ -20,12 +20,12 @@ static void put_counts(ari_text *l, const char *what, const size_t *counts, int 
 static void put_extents(ari_text *l, const ari_call *call, int n)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
-    if (k->in == ARI_EXTENT_COUNT || k->out == ARI_EXTENT_COUNT)
+    if (k->input == ARI_EXTENT_COUNT || k->out == ARI_EXTENT_COUNT)
         ari_say(l, ", count %zu", call->count);
     if (k->out == ARI_EXTENT_RECV_PARTS) {
         put_counts(l, "send", call->counts, n);
         put_counts(l, "receive", call->recv_counts, n);
-    } else if (k->in == ARI_EXTENT_PARTS || k->out == ARI_EXTENT_PARTS) {
+    } else if (k->input == ARI_EXTENT_PARTS || k->out == ARI_EXTENT_PARTS) {
         put_counts(l, "counts", call->counts, n);
     }
 }
@@ -54,7 +54,7 @@ void ari_call_describe(const ari_call *call, int n, char *text, size_t size)
 /* The memory of the call's data: "host", or the device's name. */
 static const char *memory_of(const ari_call *call)
 {
-    const ari_stream *s = call->on ? ari_queue_stream(call->on) : NULL;
+    const ari_stream *s = call->queue ? ari_queue_stream(call->queue) : NULL;
     return s ? s->device->ops->name : "host";
 }
 
@@ -148,21 +148,21 @@ static ar_status compare_message(const ari_group *g, char *why, size_t size)
 
 static ar_status compare_batches(const ari_group *g, int a, int b, char *why, size_t size)
 {
-    const ari_call *from = &g->slot[a].call, *to = &g->slot[b].call;
-    size_t s = ari_next_op(from, 0, true, b), r = ari_next_op(to, 0, false, a);
+    const ari_call *sender = &g->slot[a].call, *receiver = &g->slot[b].call;
+    size_t s = ari_next_op(sender, 0, true, b), r = ari_next_op(receiver, 0, false, a);
     for (size_t k = 0;; k++) {
-        const bool sends = s < from->count, receives = r < to->count;
+        const bool sends = s < sender->count, receives = r < receiver->count;
         char text[128];
         if (!sends && !receives)
             return AR_OK;
-        if (sends && receives && from->p2p[s].count == to->p2p[r].count) {
-            s = ari_next_op(from, s + 1, true, b);
-            r = ari_next_op(to, r + 1, false, a);
+        if (sends && receives && sender->p2p[s].count == receiver->p2p[r].count) {
+            s = ari_next_op(sender, s + 1, true, b);
+            r = ari_next_op(receiver, r + 1, false, a);
             continue;
         }
         if (sends && receives)
             snprintf(text, sizeof text, "message %zu from rank %d to rank %d: %zu elements are sent, %zu expected", k,
-                     g->rank[a], g->rank[b], from->p2p[s].count, to->p2p[r].count);
+                     g->rank[a], g->rank[b], sender->p2p[s].count, receiver->p2p[r].count);
         else
             snprintf(text, sizeof text, "message %zu from rank %d to rank %d has %s", k, g->rank[a], g->rank[b],
                      sends ? "a send but no receive" : "a receive but no send");
@@ -189,11 +189,11 @@ static ar_status compare_tags(const ari_group *g, char *why, size_t size)
         if (!tag[0])
             continue;
         named = named < 0 ? i : named;
-        const char *other = g->slot[named].call.tag;
-        if (tag == other || strcmp(tag, other) == 0)
+        const char *named_tag = g->slot[named].call.tag;
+        if (tag == named_tag || strcmp(tag, named_tag) == 0)
             continue;
         char text[256];
-        snprintf(text, sizeof text, "tag '%s' against '%s', so they call in different orders", other, tag);
+        snprintf(text, sizeof text, "tag '%s' against '%s', so they call in different orders", named_tag, tag);
         return disagree(g, named, i, why, size, text);
     }
     return AR_OK;
@@ -201,19 +201,19 @@ static ar_status compare_tags(const ari_group *g, char *why, size_t size)
 
 ar_status ari_calls_compare(const ari_group *g, char *why, size_t size)
 {
-    const ari_call *first = &g->slot[0].call;
-    if (g->n == 2 && first->kind == ARI_SEND && g->slot[1].call.kind == ARI_RECV)
+    const ari_call *first_call = &g->slot[0].call;
+    if (g->n == 2 && first_call->kind == ARI_SEND && g->slot[1].call.kind == ARI_RECV)
         return compare_message(g, why, size);
     for (int i = 1; i < g->n; i++) {
         char text[128];
         /* The gate lets each member enter once, so the sequence numbers agree by construction. */
-        difference(first, &g->slot[i].call, g->n, text, sizeof text);
+        difference(first_call, &g->slot[i].call, g->n, text, sizeof text);
         if (text[0])
             return disagree(g, 0, i, why, size, text);
     }
-    if (first->kind == ARI_EXCHANGE)
+    if (first_call->kind == ARI_EXCHANGE)
         return compare_exchange(g, why, size);
-    if (first->kind == ARI_ALL_TO_ALL)
+    if (first_call->kind == ARI_ALL_TO_ALL)
         AR_TRY(compare_all_to_all(g, why, size));
     return compare_tags(g, why, size);
 }

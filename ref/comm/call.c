@@ -5,14 +5,17 @@
 
 static const ari_kind_row kinds[ARI_KIND_COUNT + 1] = {
     [ARI_ALL_REDUCE] =
-        {.name = "all_reduce", .in = ARI_EXTENT_COUNT, .out = ARI_EXTENT_COUNT, .combines = true, .ring = true},
-    [ARI_REDUCE_SCATTER] =
-        {.name = "reduce_scatter", .in = ARI_EXTENT_PARTS, .out = ARI_EXTENT_OWN_PART, .combines = true, .ring = true},
-    [ARI_ALL_GATHER] = {.name = "all_gather", .in = ARI_EXTENT_OWN_PART, .out = ARI_EXTENT_PARTS, .ring = true},
-    [ARI_ALL_TO_ALL] = {.name = "all_to_all", .in = ARI_EXTENT_PARTS, .out = ARI_EXTENT_RECV_PARTS},
+        {.name = "all_reduce", .input = ARI_EXTENT_COUNT, .out = ARI_EXTENT_COUNT, .combines = true, .ring = true},
+    [ARI_REDUCE_SCATTER] = {.name = "reduce_scatter",
+                            .input = ARI_EXTENT_PARTS,
+                            .out = ARI_EXTENT_OWN_PART,
+                            .combines = true,
+                            .ring = true},
+    [ARI_ALL_GATHER] = {.name = "all_gather", .input = ARI_EXTENT_OWN_PART, .out = ARI_EXTENT_PARTS, .ring = true},
+    [ARI_ALL_TO_ALL] = {.name = "all_to_all", .input = ARI_EXTENT_PARTS, .out = ARI_EXTENT_RECV_PARTS},
     [ARI_BROADCAST] =
-        {.name = "broadcast", .in = ARI_EXTENT_COUNT, .out = ARI_EXTENT_COUNT, .from_root = true, .ring = true},
-    [ARI_SEND] = {.name = "send", .in = ARI_EXTENT_COUNT, .has_peer = true},
+        {.name = "broadcast", .input = ARI_EXTENT_COUNT, .out = ARI_EXTENT_COUNT, .from_root = true, .ring = true},
+    [ARI_SEND] = {.name = "send", .input = ARI_EXTENT_COUNT, .has_peer = true},
     [ARI_RECV] = {.name = "recv", .out = ARI_EXTENT_COUNT, .has_peer = true},
     [ARI_EXCHANGE] = {.name = "exchange"},
     [ARI_BARRIER] = {.name = "barrier"},
@@ -55,11 +58,11 @@ static ar_status check_op(const ari_call *call)
     return AR_OK;
 }
 
-/* what: "root" or "peer". */
-static ar_status check_rank(const ari_call *call, const char *what, int rank, int size)
+/* label: "root" or "peer". */
+static ar_status check_rank(const ari_call *call, const char *label, int rank, int size)
 {
     if (rank < 0 || rank >= size)
-        return ar_error_set(AR_ERR_ARG, "%s '%s': %s %d; 0 to %d expected", ari_kind_name(call->kind), call->tag, what,
+        return ar_error_set(AR_ERR_ARG, "%s '%s': %s %d; 0 to %d expected", ari_kind_name(call->kind), call->tag, label,
                             rank, size - 1);
     return AR_OK;
 }
@@ -74,19 +77,19 @@ static ar_status check_peer(const ari_call *call, int rank, int size)
 }
 
 /* A NULL buffer is fine where nothing is in it. */
-static ar_status check_buf(const ari_call *call, const void *ptr, size_t bytes, const char *what)
+static ar_status check_buf(const ari_call *call, const void *ptr, size_t bytes, const char *label)
 {
     if (!ptr && bytes > 0)
         return ar_error_set(AR_ERR_ARG, "%s '%s': the %s buffer is NULL, %zu bytes expected", ari_kind_name(call->kind),
-                            call->tag, what, bytes);
+                            call->tag, label, bytes);
     return AR_OK;
 }
 
 /* Input and output are the same bytes, or have none in common: anything between would read what it has overwritten. */
-static ar_status check_overlap(const ari_call *call, const void *out, size_t out_bytes, const void *in, size_t in_bytes,
-                               bool in_place)
+static ar_status check_overlap(const ari_call *call, const void *out, size_t out_bytes, const void *input,
+                               size_t in_bytes, bool in_place)
 {
-    const uintptr_t o = (uintptr_t)out, i = (uintptr_t)in;
+    const uintptr_t o = (uintptr_t)out, i = (uintptr_t)input;
     if (in_place || out_bytes == 0 || in_bytes == 0 || o + out_bytes <= i || i + in_bytes <= o)
         return AR_OK;
     return ar_error_set(AR_ERR_ARG, "%s '%s': input and output overlap, but are not in place as documented",
@@ -109,9 +112,9 @@ static ar_status measure_extents(size_t bytes[ARI_EXTENTS], const ari_call *call
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
     const size_t element = ar_dtype_bytes(call->dtype);
-    if (k->in == ARI_EXTENT_COUNT || k->out == ARI_EXTENT_COUNT)
+    if (k->input == ARI_EXTENT_COUNT || k->out == ARI_EXTENT_COUNT)
         AR_TRY(ari_mul_size(&bytes[ARI_EXTENT_COUNT], call->count, element));
-    if (k->in == ARI_EXTENT_PARTS || k->out == ARI_EXTENT_PARTS) {
+    if (k->input == ARI_EXTENT_PARTS || k->out == ARI_EXTENT_PARTS) {
         AR_TRY(sum_bytes(&bytes[ARI_EXTENT_PARTS], call, call->counts, size));
         bytes[ARI_EXTENT_OWN_PART] = call->counts[rank] * element;
     }
@@ -124,19 +127,19 @@ static ar_status check_bufs(const ari_call *call, int rank, int size)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
     const bool has_in = !k->from_root || call->root == rank;
-    const void *in = call->in.ptr, *out = call->out.ptr;
+    const void *input = call->input.ptr, *out = call->out.ptr;
     size_t bytes[ARI_EXTENTS] = {0};
     AR_TRY(measure_extents(bytes, call, rank, size));
     AR_TRY(check_buf(call, out, bytes[k->out], k->from_root ? "only" : "output"));
     if (!has_in)
         return AR_OK;
-    AR_TRY(check_buf(call, in, bytes[k->in], "input"));
+    AR_TRY(check_buf(call, input, bytes[k->input], "input"));
     const size_t before = bytes[ARI_EXTENT_PARTS] > 0 ? ari_counts_before(call->counts, rank) : 0;
-    const uintptr_t own = before * ar_dtype_bytes(call->dtype);
-    const uintptr_t own_in = (uintptr_t)in + (k->in == ARI_EXTENT_PARTS ? own : 0);
-    const uintptr_t own_out = (uintptr_t)out + (k->out == ARI_EXTENT_PARTS ? own : 0);
+    const uintptr_t part_offset = before * ar_dtype_bytes(call->dtype);
+    const uintptr_t own_in = (uintptr_t)input + (k->input == ARI_EXTENT_PARTS ? part_offset : 0);
+    const uintptr_t own_out = (uintptr_t)out + (k->out == ARI_EXTENT_PARTS ? part_offset : 0);
     const bool in_place = own_in == own_out && k->out != ARI_EXTENT_RECV_PARTS;
-    return check_overlap(call, out, bytes[k->out], in, bytes[k->in], in_place);
+    return check_overlap(call, out, bytes[k->out], input, bytes[k->input], in_place);
 }
 
 /* A receive buffer may not overlap any other buffer of the batch: the order inside a batch is not defined. */

@@ -32,7 +32,7 @@ typedef enum ari_buffer_extent {
 
 typedef struct ari_kind_row {
     const char *name; /* in reports */
-    ari_buffer_extent in, out;
+    ari_buffer_extent input, out;
     bool from_root; /* the input is the root's alone, in the one buffer, which is every rank's output */
     bool combines;  /* with an operation */
     bool has_peer;
@@ -59,9 +59,9 @@ typedef struct ari_call {
     const size_t *recv_counts; /* [N]; all_to_all */
     const ar_p2p *p2p;         /* [count] */
     ar_buf out;                /* broadcast: the buffer, in = out; send: none */
-    ar_cbuf in;                /* recv: none */
+    ar_cbuf input;             /* recv: none */
     const char *tag;           /* never NULL where the call runs */
-    ar_queue *on; /* the inline queue that the call runs on: whose stream, if it stands on one, and so whose
+    ar_queue *queue; /* the inline queue that the call runs on: whose stream, if it stands on one, and so whose
                      device, the buffers belong to. Filled when the call runs */
 } ari_call;
 

@@ -15,7 +15,7 @@ void ari_comm_init(ar_comm *c, const ari_comm_ops *ops, int rank, int size)
     c->ops = ops;
     c->rank = rank;
     c->size = size;
-    c->over = -1;
+    c->group_kind = -1;
     atomic_init(&c->moved.read, 0);
     atomic_init(&c->moved.written, 0);
     for (int k = 0; k < ARI_KIND_COUNT; k++)
@@ -42,12 +42,12 @@ static void drop_job(void *arg, ar_status st, const char *why)
     ari_comm_abort(j->c, st, why);
 }
 
-static void *append_bytes(char **at, const void *from, size_t bytes)
+static void *append_bytes(char **cursor, const void *src, size_t bytes)
 {
-    void *to = *at;
-    ari_copy_bytes(to, from, bytes);
-    *at += bytes;
-    return to;
+    void *dst = *cursor;
+    ari_copy_bytes(dst, src, bytes);
+    *cursor += bytes;
+    return dst;
 }
 
 static job *copy_job(ar_comm *c, const ari_call *call)
@@ -61,13 +61,13 @@ static job *copy_job(ar_comm *c, const ari_call *call)
     if (!j)
         return NULL;
     *j = (job){.c = c, .call = *call};
-    char *at = (char *)(j + 1);
+    char *cursor = (char *)(j + 1);
     if (call->p2p)
-        j->call.p2p = append_bytes(&at, call->p2p, p2p);
+        j->call.p2p = append_bytes(&cursor, call->p2p, p2p);
     if (call->counts)
-        j->call.counts = append_bytes(&at, call->counts, counts);
+        j->call.counts = append_bytes(&cursor, call->counts, counts);
     if (call->recv_counts)
-        j->call.recv_counts = append_bytes(&at, call->recv_counts, recv_counts);
+        j->call.recv_counts = append_bytes(&cursor, call->recv_counts, recv_counts);
     return j;
 }
 
@@ -94,12 +94,12 @@ static ar_status check_call(const ar_comm *c, const ar_queue *q, const ari_call 
 /* Checks the call and enqueues ops->run(c, call). A queue whose work is done later gets a copy of the call, its counts
  * and its operations (but not its buffers and tag). If the queue fails before the call is reached, the communicator is
  * aborted: the peers that wait for this rank hear of it at once. */
-static ar_status enqueue_call(ar_comm *c, ar_queue *q, const ari_call *asked)
+static ar_status enqueue_call(ar_comm *c, ar_queue *q, const ari_call *request)
 {
-    ari_call call = *asked;
-    call.tag = asked->tag ? asked->tag : "";
+    ari_call call = *request;
+    call.tag = request->tag ? request->tag : "";
     AR_TRY(check_call(c, q, &call));
-    call.on = ari_queue_inner(q);
+    call.queue = ari_queue_inner(q);
     const bool is_inline = ari_queue_is_inline(q);
     ar_status st = is_inline ? ari_queue_begin(q) : push_job(c, q, &call);
     if (st != AR_OK)
@@ -113,47 +113,53 @@ static ar_status enqueue_call(ar_comm *c, ar_queue *q, const ari_call *asked)
 
 /* --- collectives: each is a call ---------------------------------------------------------------------------------- */
 
-ar_status ar_comm_all_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, size_t count, ar_dtype t, ar_op op,
+ar_status ar_comm_all_reduce(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf input, size_t count, ar_dtype t, ar_op op,
                              const char *tag)
 {
     const ari_call call = {
-        .kind = ARI_ALL_REDUCE, .dtype = t, .op = op, .count = count, .out = out, .in = in, .tag = tag};
+        .kind = ARI_ALL_REDUCE, .dtype = t, .op = op, .count = count, .out = out, .input = input, .tag = tag};
     return enqueue_call(c, q, &call);
 }
 
-ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
+ar_status ar_comm_reduce_scatter(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf input, const size_t *counts, ar_dtype t,
                                  ar_op op, const char *tag)
 {
     const ari_call call = {
-        .kind = ARI_REDUCE_SCATTER, .dtype = t, .op = op, .counts = counts, .out = out, .in = in, .tag = tag};
+        .kind = ARI_REDUCE_SCATTER, .dtype = t, .op = op, .counts = counts, .out = out, .input = input, .tag = tag};
     return enqueue_call(c, q, &call);
 }
 
-ar_status ar_comm_all_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *counts, ar_dtype t,
+ar_status ar_comm_all_gather(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf input, const size_t *counts, ar_dtype t,
                              const char *tag)
 {
-    const ari_call call = {.kind = ARI_ALL_GATHER, .dtype = t, .counts = counts, .out = out, .in = in, .tag = tag};
+    const ari_call call = {
+        .kind = ARI_ALL_GATHER, .dtype = t, .counts = counts, .out = out, .input = input, .tag = tag};
     return enqueue_call(c, q, &call);
 }
 
-ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf in, const size_t *send_counts,
+ar_status ar_comm_all_to_all(ar_comm *c, ar_queue *q, ar_buf out, ar_cbuf input, const size_t *send_counts,
                              const size_t *recv_counts, ar_dtype t, const char *tag)
 {
-    ari_call call = {.kind = ARI_ALL_TO_ALL, .dtype = t, .counts = send_counts, .out = out, .in = in, .tag = tag};
+    ari_call call = {.kind = ARI_ALL_TO_ALL, .dtype = t, .counts = send_counts, .out = out, .input = input, .tag = tag};
     call.recv_counts = recv_counts;
     return enqueue_call(c, q, &call);
 }
 
 ar_status ar_comm_broadcast(ar_comm *c, ar_queue *q, ar_buf buf, size_t count, ar_dtype t, int root, const char *tag)
 {
-    const ari_call call = {
-        .kind = ARI_BROADCAST, .dtype = t, .root = root, .count = count, .out = buf, .in = ar_const(buf), .tag = tag};
+    const ari_call call = {.kind = ARI_BROADCAST,
+                           .dtype = t,
+                           .root = root,
+                           .count = count,
+                           .out = buf,
+                           .input = ar_const(buf),
+                           .tag = tag};
     return enqueue_call(c, q, &call);
 }
 
-ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf in, size_t count, ar_dtype t, int peer, const char *tag)
+ar_status ar_comm_send(ar_comm *c, ar_queue *q, ar_cbuf input, size_t count, ar_dtype t, int peer, const char *tag)
 {
-    const ari_call call = {.kind = ARI_SEND, .dtype = t, .peer = peer, .count = count, .in = in, .tag = tag};
+    const ari_call call = {.kind = ARI_SEND, .dtype = t, .peer = peer, .count = count, .input = input, .tag = tag};
     return enqueue_call(c, q, &call);
 }
 
@@ -177,39 +183,39 @@ ar_status ar_comm_barrier(ar_comm *c, ar_queue *q, const char *tag)
 
 /* --- the rest ----------------------------------------------------------------------------------------------------- */
 
-ar_status ar_comm_split(ar_comm **gives, ar_comm *c, int color, int key)
+ar_status ar_comm_split(ar_comm **out, ar_comm *c, int color, int key)
 {
-    if (!gives || !c)
+    if (!out || !c)
         return ar_error_set(AR_ERR_ARG, "split: the %s is missing", c ? "new communicator's place" : "communicator");
-    *gives = NULL;
-    AR_TRY(c->ops->split(gives, c, color, key));
+    *out = NULL;
+    AR_TRY(c->ops->split(out, c, color, key));
     atomic_fetch_add_explicit(&c->calls[ARI_SPLIT], 1, memory_order_relaxed);
     return AR_OK;
 }
 
-void ari_comm_name_group(ar_comm *c, int over)
+void ari_comm_name_group(ar_comm *c, int group_kind)
 {
     if (c)
-        c->over = over;
+        c->group_kind = group_kind;
 }
 
-ar_status ari_comm_join(ar_comm **gives, ar_comm *c, int color, int rank, int size)
+ar_status ari_comm_join(ar_comm **out, ar_comm *c, int color, int rank, int size)
 {
-    if (gives && c && c->ops->join) {
-        *gives = NULL;
-        AR_TRY(color < 0 ? AR_OK : c->ops->join(gives, c, rank, size));
-        if (*gives)
-            (*gives)->over = c->over;
+    if (out && c && c->ops->join) {
+        *out = NULL;
+        AR_TRY(color < 0 ? AR_OK : c->ops->join(out, c, rank, size));
+        if (*out)
+            (*out)->group_kind = c->group_kind;
         return AR_OK;
     }
-    AR_TRY(ar_comm_split(gives, c, color, rank));
-    if (!*gives || ((*gives)->rank == rank && (*gives)->size == size))
+    AR_TRY(ar_comm_split(out, c, color, rank));
+    if (!*out || ((*out)->rank == rank && (*out)->size == size))
         return AR_OK;
     const ar_status st =
         ar_error_set(AR_ERR_MISMATCH, "join: rank %d is number %d of %d with its color, expected %d of %d", c->rank,
-                     (*gives)->rank, (*gives)->size, rank, size);
-    ar_comm_destroy(*gives);
-    *gives = NULL;
+                     (*out)->rank, (*out)->size, rank, size);
+    ar_comm_destroy(*out);
+    *out = NULL;
     return st;
 }
 
@@ -268,8 +274,8 @@ void ari_comm_slice(size_t count, int n, int c, size_t *start, size_t *size)
     *size = small + (part < larger ? 1 : 0);
 }
 
-void ari_copy_bytes(void *to, const void *from, size_t bytes)
+void ari_copy_bytes(void *dst, const void *src, size_t bytes)
 {
-    if (bytes > 0 && to != from)
-        memcpy(to, from, bytes);
+    if (bytes > 0 && dst != src)
+        memcpy(dst, src, bytes);
 }

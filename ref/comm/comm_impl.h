@@ -23,9 +23,9 @@ typedef ar_status (*ari_run_fn)(ar_comm *c, const ari_call *call);
 
 /* Operations of a communicator. All slots but join are required; the public functions have checked the arguments. */
 typedef struct ari_comm_ops {
-    ari_run_fn run;                                                      /* every collective, but no split */
-    ar_status (*split)(ar_comm **gives, ar_comm *c, int color, int key); /* *gives is NULL before */
-    ar_status (*join)(ar_comm **gives, ar_comm *c, int rank, int size);  /* NULL: by a split */
+    ari_run_fn run;                                                    /* every collective, but no split */
+    ar_status (*split)(ar_comm **out, ar_comm *c, int color, int key); /* *out is NULL before */
+    ar_status (*join)(ar_comm **out, ar_comm *c, int rank, int size);  /* NULL: by a split */
     /* The first error of any rank of the communicator's world, and its words; AR_OK and "" if none. */
     ar_status (*error)(const ar_comm *c, const char **message);
     void (*abort)(ar_comm *c, ar_status st, const char *why); /* any thread; the first call wins */
@@ -36,7 +36,7 @@ typedef struct ari_comm_ops {
 struct ar_comm {
     const ari_comm_ops *ops;
     int rank, size;
-    int over; /* of a context's groups: an ari_over (ref/core/axis.h), which groups made of it have too; else -1 */
+    int group_kind; /* of a context's groups: an ari_over (ref/core/axis.h), which groups made of it have too; else -1 */
     ari_moved moved;
     _Atomic uint64_t calls[ARI_KIND_COUNT];
 };
@@ -48,4 +48,4 @@ void ari_comm_init(ar_comm *c, const ari_comm_ops *ops, int rank, int size);
 AR_NODISCARD ar_status ari_staged_run(ar_comm *c, const ari_call *call, bool outputs, ari_run_fn run);
 
 /** memcpy that takes 0 bytes from or to NULL, and source = destination. */
-void ari_copy_bytes(void *to, const void *from, size_t bytes);
+void ari_copy_bytes(void *dst, const void *src, size_t bytes);

@@ -15,7 +15,7 @@ typedef struct self_comm {
     ari_failure *world; /* kept */
 } self_comm;
 
-static ar_status self_give(ar_comm **gives, ari_failure *world);
+static ar_status self_give(ar_comm **out, ari_failure *world);
 
 static ari_failure *world_of(const ar_comm *c)
 {
@@ -34,13 +34,13 @@ static void self_abort(ar_comm *c, ar_status st, const char *why)
 }
 
 /* By the device whose memory it is. */
-static ar_status copy_local(const ari_call *call, ar_buf to, ar_cbuf from, size_t bytes)
+static ar_status copy_local(const ari_call *call, ar_buf dst, ar_cbuf src, size_t bytes)
 {
-    ari_stream *stream = call->on ? ari_queue_stream(call->on) : NULL;
+    ari_stream *stream = call->queue ? ari_queue_stream(call->queue) : NULL;
     if (!stream)
-        ari_copy_bytes(to.ptr, from.ptr, bytes);
-    else if (bytes > 0 && to.ptr != from.ptr)
-        return stream->device->ops->copy(stream->device, call->on, to, from, bytes);
+        ari_copy_bytes(dst.ptr, src.ptr, bytes);
+    else if (bytes > 0 && dst.ptr != src.ptr)
+        return stream->device->ops->copy(stream->device, call->queue, dst, src, bytes);
     return AR_OK;
 }
 
@@ -83,18 +83,18 @@ static ar_status self_run(ar_comm *c, const ari_call *call)
         self_abort(c, st, ar_error_message());
         return st;
     }
-    ari_moves own = ari_moves_within(call, 0);
-    for (ari_move m; ari_next_move(&own, &m);)
-        AR_TRY(copy_local(call, m.to, m.from, m.count * ar_dtype_bytes(call->dtype)));
+    ari_moves moves = ari_moves_within(call, 0);
+    for (ari_move m; ari_next_move(&moves, &m);)
+        AR_TRY(copy_local(call, m.dst, m.src, m.count * ar_dtype_bytes(call->dtype)));
     return AR_OK;
 }
 
-static ar_status self_split(ar_comm **gives, ar_comm *c, int color, int key)
+static ar_status self_split(ar_comm **out, ar_comm *c, int color, int key)
 {
     (void)key;
     const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .tag = ""};
     AR_TRY(self_run(c, &call));
-    return color < 0 ? AR_OK : self_give(gives, world_of(c));
+    return color < 0 ? AR_OK : self_give(out, world_of(c));
 }
 
 static void self_destroy(ar_comm *c)
@@ -106,24 +106,24 @@ static void self_destroy(ar_comm *c)
 static const ari_comm_ops self_ops = {
     .run = self_run, .split = self_split, .error = self_error, .abort = self_abort, .destroy = self_destroy};
 
-static ar_status self_give(ar_comm **gives, ari_failure *world)
+static ar_status self_give(ar_comm **out, ari_failure *world)
 {
     self_comm *c = calloc(1, sizeof *c);
     if (!c)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
     ari_comm_init(&c->base, &self_ops, 0, 1);
     c->world = ari_failure_keep(world);
-    *gives = &c->base;
+    *out = &c->base;
     return AR_OK;
 }
 
-ar_status ari_comm_self(ar_comm **gives)
+ar_status ari_comm_self(ar_comm **out)
 {
-    if (!gives)
+    if (!out)
         return ar_error_set(AR_ERR_ARG, "ari_comm_self: no place for the communicator");
-    *gives = NULL;
+    *out = NULL;
     ARI_OWNED_BY(ari_failure_release) ari_failure *world = NULL;
     if (ari_failure_create(&world) != AR_OK)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a communicator");
-    return self_give(gives, world);
+    return self_give(out, world);
 }

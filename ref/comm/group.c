@@ -34,9 +34,9 @@ static ari_group *group_alloc(int n)
     return NULL;
 }
 
-ar_status ari_group_create(ari_group **gives, ari_world *w, const int *ranks, int n)
+ar_status ari_group_create(ari_group **out, ari_world *w, const int *ranks, int n)
 {
-    *gives = NULL;
+    *out = NULL;
     ari_group *g = group_alloc(n);
     if (!g)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a group of %d ranks", n);
@@ -47,12 +47,12 @@ ar_status ari_group_create(ari_group **gives, ari_world *w, const int *ranks, in
     pthread_mutex_lock(&w->lock);
     g->id = ++w->groups_made;
     g->next = w->groups;
-    g->at = &w->groups;
+    g->link = &w->groups;
     if (g->next)
-        g->next->at = &g->next;
+        g->next->link = &g->next;
     w->groups = g;
     pthread_mutex_unlock(&w->lock);
-    *gives = g;
+    *out = g;
     return AR_OK;
 }
 
@@ -89,10 +89,10 @@ int ari_group_members_of(const ari_group *g, int color, int *members)
         const ari_call *call = &g->slot[i].call;
         if (call->color != color)
             continue;
-        int at = n++;
-        for (; at > 0 && g->slot[members[at - 1]].call.key > call->key; at--)
-            members[at] = members[at - 1];
-        members[at] = i;
+        int pos = n++;
+        for (; pos > 0 && g->slot[members[pos - 1]].call.key > call->key; pos--)
+            members[pos] = members[pos - 1];
+        members[pos] = i;
     }
     return n;
 }
@@ -107,18 +107,18 @@ void ari_member_fini(ari_member *m)
     ari_group *g = m->group;
     ari_world *w = g->world;
     pthread_mutex_lock(&w->lock);
-    atomic_store(&g->slot[m->index].gone, true);
-    const bool last = --g->members_left == 0;
-    if (last) {
-        *g->at = g->next;
+    atomic_store(&g->slot[m->index].is_dropped, true);
+    const bool is_last = --g->members_left == 0;
+    if (is_last) {
+        *g->link = g->next;
         if (g->next)
-            g->next->at = g->at;
+            g->next->link = g->link;
     } else {
         atomic_fetch_add(&w->signals, 1);
         ari_group_wake(g);
     }
     pthread_mutex_unlock(&w->lock);
-    if (last)
+    if (is_last)
         ari_group_free(g);
 }
 
@@ -148,7 +148,7 @@ static bool take_part(ari_group *g, int part)
 /* A schedule that is explored has no cores: it must be the same each time. */
 static int core_of(const ari_world *w)
 {
-    return w->with.scheduler ? 0 : ari_this_core() % w->cores;
+    return w->instruments.scheduler ? 0 : ari_this_core() % w->cores;
 }
 
 /* Two cores walk towards each other, each pair from the ends of its range, so that one which is done early takes what
@@ -157,10 +157,10 @@ int ari_member_next_part(ari_member *m)
 {
     ari_group *g = m->group;
     const int n = g->n, cores = g->world->cores, core = core_of(g->world);
-    const int first = core % 2 == 0 ? core * n / cores : (core + 1) * n / cores + n - 1;
+    const int start_part = core % 2 == 0 ? core * n / cores : (core + 1) * n / cores + n - 1;
     ari_wait_yield();
     for (int k = 0; k < n; k++) {
-        const int part = (core % 2 == 0 ? first + k : first - k) % n;
+        const int part = (core % 2 == 0 ? start_part + k : start_part - k) % n;
         if (take_part(g, part))
             return part;
     }

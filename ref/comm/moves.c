@@ -7,11 +7,11 @@
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
-size_t ari_next_op(const ari_call *call, size_t at, bool sends, int peer)
+size_t ari_next_op(const ari_call *call, size_t index, bool sends, int peer)
 {
-    while (at < call->count && !(call->p2p[at].send == sends && call->p2p[at].peer == peer))
-        at++;
-    return at;
+    while (index < call->count && !(call->p2p[index].send == sends && call->p2p[index].peer == peer))
+        index++;
+    return index;
 }
 
 /* The counts by which a buffer is cut into parts, one for each rank; NULL: it is not. */
@@ -22,7 +22,7 @@ static const size_t *cut_of(const ari_call *call, ari_buffer_extent extent)
 
 static ari_buffer_extent extent_of(const ari_call *call, bool sends)
 {
-    return sends ? ari_kind_of(call->kind)->in : ari_kind_of(call->kind)->out;
+    return sends ? ari_kind_of(call->kind)->input : ari_kind_of(call->kind)->out;
 }
 
 /* Number of elements of a part, for kinds other than a batch. */
@@ -70,13 +70,13 @@ bool ari_next_part(ari_parts *s, ari_part *part)
     if (call->kind == ARI_EXCHANGE)
         return next_of_batch(s, part);
     const size_t *cut = cut_of(call, extent_of(call, s->sends)), element = ar_dtype_bytes(call->dtype);
-    const ar_buf whole = s->sends ? (ar_buf){(void *)(uintptr_t)call->in.ptr} : call->out;
+    const ar_buf buffer = s->sends ? (ar_buf){(void *)(uintptr_t)call->input.ptr} : call->out;
     for (; s->peer < s->end; s->peer++) {
         const size_t count = part_count(call, s->rank, s->peer, s->sends), start = s->start;
         s->start += cut ? cut[s->peer] : 0;
         if (count == 0)
             continue;
-        *part = (ari_part){s->peer++, ar_buf_at(whole, start * element), start, count};
+        *part = (ari_part){s->peer++, ar_buf_at(buffer, start * element), start, count};
         return true;
     }
     return false;
@@ -95,26 +95,26 @@ size_t ari_sent_count(const ari_call *call, int rank, int peer)
 ari_moves ari_moves_to(const ari_group *g, int index)
 {
     return (ari_moves){.group = g,
-                       .to = ari_parts_of(ari_group_call(g, index), index, ari_group_size(g), false),
-                       .from = {.rank = -1}};
+                       .dst = ari_parts_of(ari_group_call(g, index), index, ari_group_size(g), false),
+                       .src = {.rank = -1}};
 }
 
 ari_moves ari_moves_within(const ari_call *call, int rank)
 {
-    return (ari_moves){.to = parts_with(call, rank, rank, false), .from = parts_with(call, rank, rank, true)};
+    return (ari_moves){.dst = parts_with(call, rank, rank, false), .src = parts_with(call, rank, rank, true)};
 }
 
 /* Receives and sends are agreed to match, so the k-th part of the one is the k-th of the other. If nothing is sent the
  * calls differ: this one is a recv, and its peer is the other rank of the channel. */
 bool ari_next_move(ari_moves *s, ari_move *move)
 {
-    ari_part to, from;
-    while (ari_next_part(&s->to, &to)) {
-        if (s->from.rank != to.peer)
-            s->from = parts_with(ari_group_call(s->group, to.peer), to.peer, s->to.rank, true);
-        if (!ari_next_part(&s->from, &from))
+    ari_part dst, src;
+    while (ari_next_part(&s->dst, &dst)) {
+        if (s->src.rank != dst.peer)
+            s->src = parts_with(ari_group_call(s->group, dst.peer), dst.peer, s->dst.rank, true);
+        if (!ari_next_part(&s->src, &src))
             continue;
-        *move = (ari_move){to.peer, to.buf, ar_const(from.buf), from.start, to.count};
+        *move = (ari_move){dst.peer, dst.buf, ar_const(src.buf), src.start, dst.count};
         return true;
     }
     return false;
@@ -133,7 +133,7 @@ static size_t count_of(const ari_call *call, ari_buffer_extent extent, int rank,
 static size_t input_count(const ari_call *call, int rank, int n)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);
-    return k->from_root && call->root != rank ? 0 : count_of(call, k->in, rank, n);
+    return k->from_root && call->root != rank ? 0 : count_of(call, k->input, rank, n);
 }
 
 size_t ari_output_count(const ari_call *call, int rank, int n)
@@ -151,16 +151,16 @@ size_t ari_two_parts(const ari_call *call, int n)
     return place > SIZE_MAX / 2 ? SIZE_MAX : 2 * place;
 }
 
-ar_status ari_scratch_reserve(void **scratch, size_t *has, size_t bytes, const char *of)
+ar_status ari_scratch_reserve(void **scratch, size_t *capacity, size_t bytes, const char *label)
 {
-    if (bytes <= *has)
+    if (bytes <= *capacity)
         return AR_OK;
     void *larger = malloc(bytes);
     if (!larger)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes %s", bytes, of);
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes %s", bytes, label);
     free(*scratch);
     *scratch = larger;
-    *has = bytes;
+    *capacity = bytes;
     return AR_OK;
 }
 
@@ -174,9 +174,9 @@ ar_status ari_scratch_reserve(void **scratch, size_t *has, size_t bytes, const c
 typedef struct staged {
     ari_call call; /* with buffers of the host */
     ar_device *device;
-    ar_p2p pair[2];   /* the input and the output of a call that is no batch */
-    const ar_p2p *of; /* [n], on the device */
-    ar_p2p *on;       /* [n], the same on the host */
+    ar_p2p pair[2];           /* the input and the output of a call that is no batch */
+    const ar_p2p *device_ops; /* [n], on the device */
+    ar_p2p *host_ops;         /* [n], the same on the host */
     size_t n;
     char *memory;
 } staged;
@@ -184,37 +184,37 @@ typedef struct staged {
 /* The buffers that the rank's part of the call looks at. */
 static void find_buffers(staged *s, const ar_comm *c, const ari_call *call)
 {
-    size_t in = input_count(call, c->rank, c->size), out = ari_output_count(call, c->rank, c->size);
-    if (ari_kind_of(call->kind)->from_root && in > 0) /* the root's, which is read */
+    size_t in_count = input_count(call, c->rank, c->size), out = ari_output_count(call, c->rank, c->size);
+    if (ari_kind_of(call->kind)->from_root && in_count > 0) /* the root's, which is read */
         out = 0;
-    s->pair[0] = (ar_p2p){.send = true, .buf = {(void *)(uintptr_t)call->in.ptr}, .count = in};
+    s->pair[0] = (ar_p2p){.send = true, .buf = {(void *)(uintptr_t)call->input.ptr}, .count = in_count};
     s->pair[1] = (ar_p2p){.send = false, .buf = call->out, .count = out};
-    s->of = call->kind == ARI_EXCHANGE ? call->p2p : s->pair;
+    s->device_ops = call->kind == ARI_EXCHANGE ? call->p2p : s->pair;
     s->n = call->kind == ARI_EXCHANGE ? call->count : 2;
 }
 
 static size_t bytes_of(const staged *s, size_t i)
 {
-    return s->of[i].count * ar_dtype_bytes(s->call.dtype);
+    return s->device_ops[i].count * ar_dtype_bytes(s->call.dtype);
 }
 
-static ar_status copy_staged(const staged *s, ar_buf to, ar_buf from, size_t bytes)
+static ar_status copy_staged(const staged *s, ar_buf dst, ar_buf src, size_t bytes)
 {
-    return bytes > 0 ? s->device->ops->copy(s->device, s->call.on, to, ar_const(from), bytes) : AR_OK;
+    return bytes > 0 ? s->device->ops->copy(s->device, s->call.queue, dst, ar_const(src), bytes) : AR_OK;
 }
 
 static ar_status bring_down(staged *s, bool outputs)
 {
-    size_t bytes = 0, at = 0;
+    size_t bytes = 0, offset = 0;
     for (size_t i = 0; i < s->n; i++)
         AR_TRY(ari_add_size(&bytes, bytes, ari_round_up(bytes_of(s, i), LINE)));
-    AR_TRY(ARI_ALLOC(&s->on, s->n, "the buffers of a collective"));
+    AR_TRY(ARI_ALLOC(&s->host_ops, s->n, "the buffers of a collective"));
     AR_TRY(ari_alloc((void **)&s->memory, bytes, 1, "a collective's data on the host"));
-    for (size_t i = 0; i < s->n; at += ari_round_up(bytes_of(s, i++), LINE)) {
-        s->on[i] = s->of[i];
-        s->on[i].buf.ptr = bytes_of(s, i) > 0 ? s->memory + at : NULL;
-        if (s->of[i].send || outputs)
-            AR_TRY(copy_staged(s, s->on[i].buf, s->of[i].buf, bytes_of(s, i)));
+    for (size_t i = 0; i < s->n; offset += ari_round_up(bytes_of(s, i++), LINE)) {
+        s->host_ops[i] = s->device_ops[i];
+        s->host_ops[i].buf.ptr = bytes_of(s, i) > 0 ? s->memory + offset : NULL;
+        if (s->device_ops[i].send || outputs)
+            AR_TRY(copy_staged(s, s->host_ops[i].buf, s->device_ops[i].buf, bytes_of(s, i)));
     }
     return AR_OK;
 }
@@ -223,27 +223,27 @@ static ar_status bring_down(staged *s, bool outputs)
 static void put_buffers(staged *s)
 {
     if (s->call.kind == ARI_EXCHANGE) {
-        s->call.p2p = s->on;
+        s->call.p2p = s->host_ops;
         return;
     }
-    const bool one = ari_kind_of(s->call.kind)->from_root;
-    const ar_buf in = s->on[0].buf, out = s->on[1].buf;
-    s->call.in = ar_const(one && !in.ptr ? out : in);
-    s->call.out = one && !out.ptr ? in : out;
+    const bool is_shared = ari_kind_of(s->call.kind)->from_root;
+    const ar_buf input = s->host_ops[0].buf, out = s->host_ops[1].buf;
+    s->call.input = ar_const(is_shared && !input.ptr ? out : input);
+    s->call.out = is_shared && !out.ptr ? input : out;
 }
 
 static ar_status bring_up(const staged *s)
 {
     for (size_t i = 0; i < s->n; i++) {
-        if (!s->of[i].send)
-            AR_TRY(copy_staged(s, s->of[i].buf, s->on[i].buf, bytes_of(s, i)));
+        if (!s->device_ops[i].send)
+            AR_TRY(copy_staged(s, s->device_ops[i].buf, s->host_ops[i].buf, bytes_of(s, i)));
     }
     return AR_OK;
 }
 
 ar_status ari_staged_run(ar_comm *c, const ari_call *call, bool outputs, ari_run_fn run)
 {
-    ari_stream *stream = ari_queue_stream(call->on);
+    ari_stream *stream = ari_queue_stream(call->queue);
     staged s = {.call = *call, .device = stream->device};
     find_buffers(&s, c, call);
     ar_status st = bring_down(&s, outputs);
@@ -255,7 +255,7 @@ ar_status ari_staged_run(ar_comm *c, const ari_call *call, bool outputs, ari_run
     }
     if (st == AR_OK)
         st = bring_up(&s);
-    free(s.on);
+    free(s.host_ops);
     free(s.memory);
     return st;
 }

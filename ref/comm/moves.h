@@ -36,15 +36,15 @@ size_t ari_sent_count(const ari_call *call, int rank, int peer);
 /* A transfer that one rank receives: both of its ends. */
 typedef struct ari_move {
     int peer;
-    ar_buf to;
-    ar_cbuf from; /* in the memory of `peer` */
+    ar_buf dst;
+    ar_cbuf src;  /* in the memory of `peer` */
     size_t start; /* of `from`, in the input of `peer` */
     size_t count;
 } ari_move;
 
 typedef struct ari_moves {
     const ari_group *group;
-    ari_parts to, from;
+    ari_parts dst, src;
 } ari_moves;
 
 /** Everything that member `index` receives in the collective that is agreed upon, its own part among it. */
@@ -57,8 +57,8 @@ bool ari_next_move(ari_moves *s, ari_move *move);
 size_t ari_output_count(const ari_call *call, int rank, int n);
 /** Bytes of two places for the largest part, each a whole number of cache lines. */
 size_t ari_two_parts(const ari_call *call, int n);
-/** Scratch grows to `bytes`, losing its contents. of: what for, as a message has it. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_scratch_reserve(void **scratch, size_t *has, size_t bytes, const char *of);
+/** Scratch grows to `bytes`, losing its contents. label: what for, as a message has it. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_scratch_reserve(void **scratch, size_t *capacity, size_t bytes, const char *label);
 
-/** The next operation of a batch, at or after `at`, that sends to (or receives from) `peer`; call->count if none. */
-size_t ari_next_op(const ari_call *call, size_t at, bool sends, int peer);
+/** The next operation of a batch, at or after `index`, that sends to (or receives from) `peer`; call->count if none. */
+size_t ari_next_op(const ari_call *call, size_t index, bool sends, int peer);

@@ -20,9 +20,9 @@ static void world_begin(ari_member *m, const ari_call *call)
     const size_t length = strnlen(call->tag, sizeof a->tag - 1);
     pthread_mutex_lock(&r->lock);
     *a = (ari_activity){
-        .kind = call->kind, .group = m->group, .seq = m->seq, .since_ns = ari_wait_coarse_ns(), .at = r->now_end};
+        .kind = call->kind, .group = m->group, .seq = m->seq, .since_ns = ari_wait_coarse_ns(), .link = r->now_end};
     memcpy(a->tag, call->tag, length);
-    *a->at = a;
+    *a->link = a;
     r->now_end = &a->next;
     pthread_mutex_unlock(&r->lock);
 }
@@ -33,13 +33,13 @@ static void world_end(ari_member *m, bool finished)
     ari_rank_state *r = &m->group->world->rank[m->rank];
     ari_activity *a = &m->activity;
     pthread_mutex_lock(&r->lock);
-    *a->at = a->next;
+    *a->link = a->next;
     if (a->next)
-        a->next->at = a->at;
+        a->next->link = a->link;
     else
-        r->now_end = a->at;
+        r->now_end = a->link;
     if (finished)
-        r->last = *a;
+        r->last_finished = *a;
     r->idle_since_ns = ari_wait_coarse_ns();
     pthread_mutex_unlock(&r->lock);
 }
@@ -47,13 +47,13 @@ static void world_end(ari_member *m, bool finished)
 void ari_world_swapped(ari_member *m, const ari_call *call)
 {
     ari_rank_state *r = &m->group->world->rank[m->rank];
-    const size_t length = strnlen(call->tag, sizeof r->last.tag - 1);
+    const size_t length = strnlen(call->tag, sizeof r->last_finished.tag - 1);
     pthread_mutex_lock(&r->lock);
-    r->last.kind = call->kind;
-    r->last.group = m->group;
-    r->last.seq = m->seq;
-    memcpy(r->last.tag, call->tag, length);
-    r->last.tag[length] = '\0';
+    r->last_finished.kind = call->kind;
+    r->last_finished.group = m->group;
+    r->last_finished.seq = m->seq;
+    memcpy(r->last_finished.tag, call->tag, length);
+    r->last_finished.tag[length] = '\0';
     r->idle_since_ns = ari_wait_coarse_ns();
     pthread_mutex_unlock(&r->lock);
 }
@@ -81,17 +81,17 @@ static double seconds_since(uint64_t since_ns, uint64_t now_ns)
 /* All that the rank is in, in one text. Its lock held. */
 static void join_activities(const ari_rank_state *r, char *text, size_t size)
 {
-    static const char more[] = "; ...";
+    static const char ellipsis[] = "; ...";
     size_t used = 0;
-    for (const ari_activity *a = r->now; a; a = a->next) {
-        char one[ACTIVITY_BYTES];
-        const size_t length = (size_t)write_activity(one, sizeof one, a) + (used > 0 ? 2 : 0);
-        const size_t room = size - used - (a->next ? sizeof more - 1 : 0); /* `more` fits behind all but the last */
+    for (const ari_activity *a = r->activities; a; a = a->next) {
+        char entry[ACTIVITY_BYTES];
+        const size_t length = (size_t)write_activity(entry, sizeof entry, a) + (used > 0 ? 2 : 0);
+        const size_t room = size - used - (a->next ? sizeof ellipsis - 1 : 0); /* `more` fits behind all but the last */
         if (used > 0 && length >= room) {
-            snprintf(text + used, size - used, "%s", more);
+            snprintf(text + used, size - used, "%s", ellipsis);
             return;
         }
-        snprintf(text + used, room, "%s%s", used > 0 ? "; " : "", one);
+        snprintf(text + used, room, "%s%s", used > 0 ? "; " : "", entry);
         used += length < room ? length : room - 1;
     }
 }
@@ -99,11 +99,11 @@ static void join_activities(const ari_rank_state *r, char *text, size_t size)
 /* The rank's lock held. */
 static void take_rows(ari_rank_lines *l, const ari_rank_state *r, uint64_t now_ns)
 {
-    for (const ari_activity *a = r->now; a; a = a->next)
+    for (const ari_activity *a = r->activities; a; a = a->next)
         l->row_count++;
     l->rows = calloc(l->row_count, sizeof *l->rows);
     ari_rank_row *row = l->rows;
-    for (const ari_activity *a = r->now; row && a; a = a->next, row++) {
+    for (const ari_activity *a = r->activities; row && a; a = a->next, row++) {
         write_activity(row->current, sizeof row->current, a);
         ari_ranks_describe(a->group->rank, a->group->n, row->group, sizeof row->group);
         row->waiting_s = seconds_since(a->since_ns, now_ns);
@@ -114,28 +114,28 @@ static void take_view(ari_rank_lines *l, ari_rank_state *r, uint64_t now_ns)
 {
     ari_rank_view *v = &l->view;
     pthread_mutex_lock(&r->lock);
-    if (r->last.group)
-        write_activity(v->last, sizeof v->last, &r->last);
+    if (r->last_finished.group)
+        write_activity(v->last_finished, sizeof v->last_finished, &r->last_finished);
     else
-        snprintf(v->last, sizeof v->last, "none");
-    const ari_activity *oldest = r->now;
+        snprintf(v->last_finished, sizeof v->last_finished, "none");
+    const ari_activity *oldest = r->activities;
     if (oldest) {
-        ari_ranks_describe(oldest->group->rank, oldest->group->n, v->now.group, sizeof v->now.group);
-        join_activities(r, v->now.current, sizeof v->now.current);
+        ari_ranks_describe(oldest->group->rank, oldest->group->n, v->current_row.group, sizeof v->current_row.group);
+        join_activities(r, v->current_row.current, sizeof v->current_row.current);
         take_rows(l, r, now_ns);
     } else {
-        snprintf(v->now.current, sizeof v->now.current, "%s",
+        snprintf(v->current_row.current, sizeof v->current_row.current, "%s",
                  atomic_load(&r->returned) == ARI_RUNS ? "running" : "returned");
     }
-    v->now.waiting_s = seconds_since(oldest ? oldest->since_ns : r->idle_since_ns, now_ns);
+    v->current_row.waiting_s = seconds_since(oldest ? oldest->since_ns : r->idle_since_ns, now_ns);
     pthread_mutex_unlock(&r->lock);
 }
 
 void ari_world_take_views(ari_world *w)
 {
-    const uint64_t now = ari_wait_now_ns();
+    const uint64_t now_ns = ari_wait_now_ns();
     for (int i = 0; i < w->ranks; i++)
-        take_view(&w->lines[i], &w->rank[i], now);
+        take_view(&w->lines[i], &w->rank[i], now_ns);
 }
 
 /* --- the table ---------------------------------------------------------------------------------------------------- */
@@ -147,22 +147,22 @@ static size_t rows_of(const ari_rank_lines *l)
 
 static const ari_rank_row *row_at(const ari_rank_lines *l, size_t i)
 {
-    return l->rows ? &l->rows[i] : &l->view.now;
+    return l->rows ? &l->rows[i] : &l->view.current_row;
 }
 
 static bool same_place(const ari_rank_lines *a, const ari_rank_lines *b)
 {
-    bool same = strcmp(a->view.last, b->view.last) == 0 && rows_of(a) == rows_of(b);
-    for (size_t i = 0; same && i < rows_of(a); i++) {
+    bool equal = strcmp(a->view.last_finished, b->view.last_finished) == 0 && rows_of(a) == rows_of(b);
+    for (size_t i = 0; equal && i < rows_of(a); i++) {
         const ari_rank_row *x = row_at(a, i), *y = row_at(b, i);
-        same = strcmp(x->current, y->current) == 0 && strcmp(x->group, y->group) == 0;
+        equal = strcmp(x->current, y->current) == 0 && strcmp(x->group, y->group) == 0;
     }
-    return same;
+    return equal;
 }
 
 /* The table's columns are as wide as what is in them, names of layers and tensors among it. */
 typedef struct widths {
-    int last, now, group;
+    int last_finished, current, group;
 } widths;
 
 static void widen_column(int *width, const char *text)
@@ -171,62 +171,62 @@ static void widen_column(int *width, const char *text)
     *width = length > *width ? length : *width;
 }
 
-static widths widths_of(const ari_rank_lines *of, int ranks)
+static widths widths_of(const ari_rank_lines *lines, int ranks)
 {
     widths width = {36, 36, 12};
     for (int i = 0; i < ranks; i++) {
-        widen_column(&width.last, of[i].view.last);
-        for (size_t k = 0; k < rows_of(&of[i]); k++) {
-            widen_column(&width.now, row_at(&of[i], k)->current);
-            widen_column(&width.group, row_at(&of[i], k)->group);
+        widen_column(&width.last_finished, lines[i].view.last_finished);
+        for (size_t k = 0; k < rows_of(&lines[i]); k++) {
+            widen_column(&width.current, row_at(&lines[i], k)->current);
+            widen_column(&width.group, row_at(&lines[i], k)->group);
         }
     }
     return width;
 }
 
-static void write_row(FILE *to, const widths *width, const char *who, const char *last, const ari_rank_row *row,
-                      const char *time)
+static void write_row(FILE *stream, const widths *width, const char *rank_label, const char *last_finished,
+                      const ari_rank_row *row, const char *time)
 {
-    fprintf(to, "\n%9s  %-*s  %-*s  %-*s  %s", who, width->last, last, width->now, row->current, width->group,
-            row->group, time);
+    fprintf(stream, "\n%9s  %-*s  %-*s  %-*s  %s", rank_label, width->last_finished, last_finished, width->current,
+            row->current, width->group, row->group, time);
 }
 
 /* Neighbouring ranks that were at the same place share their lines, so that the table of a large world can be read; a
  * rank in several collectives has a line for each, the oldest first. */
-static void write_table(FILE *to, const ari_rank_lines *of, int ranks)
+static void write_table(FILE *stream, const ari_rank_lines *lines, int ranks)
 {
-    const widths width = widths_of(of, ranks);
-    write_row(to, &width, "rank", "last finished", &(ari_rank_row){.current = "now", .group = "with ranks"}, "for");
-    for (int first = 0, end; first < ranks; first = end) {
-        const ari_rank_lines *l = &of[first];
-        for (end = first + 1; end < ranks && same_place(l, &of[end]);)
+    const widths width = widths_of(lines, ranks);
+    write_row(stream, &width, "rank", "last finished", &(ari_rank_row){.current = "now", .group = "with ranks"}, "for");
+    for (int begin = 0, end; begin < ranks; begin = end) {
+        const ari_rank_lines *l = &lines[begin];
+        for (end = begin + 1; end < ranks && same_place(l, &lines[end]);)
             end++;
-        char who[32];
-        snprintf(who, sizeof who, end == first + 1 ? "%d" : "%d-%d", first, end - 1);
+        char rank_label[32];
+        snprintf(rank_label, sizeof rank_label, end == begin + 1 ? "%d" : "%d-%d", begin, end - 1);
         for (size_t i = 0; i < rows_of(l); i++) {
             const ari_rank_row *row = row_at(l, i);
             double longest = row->waiting_s;
-            for (int k = first + 1; k < end; k++) {
-                const double waits = row_at(&of[k], i)->waiting_s;
+            for (int k = begin + 1; k < end; k++) {
+                const double waits = row_at(&lines[k], i)->waiting_s;
                 longest = waits > longest ? waits : longest;
             }
             char time[32];
             snprintf(time, sizeof time, "%.3f s", longest);
-            write_row(to, &width, i == 0 ? who : "", i == 0 ? l->view.last : "", row, time);
+            write_row(stream, &width, i == 0 ? rank_label : "", i == 0 ? l->view.last_finished : "", row, time);
         }
     }
 }
 
-char *ari_rank_table(const char *line, const ari_rank_lines *of, int ranks)
+char *ari_rank_table(const char *line, const ari_rank_lines *lines, int ranks)
 {
     char *text = NULL;
     size_t size = 0;
-    FILE *to = open_memstream(&text, &size);
-    if (!to)
+    FILE *stream = open_memstream(&text, &size);
+    if (!stream)
         return NULL;
-    fputs(line, to);
-    write_table(to, of, ranks);
-    if (ari_text_closed(to, &text))
+    fputs(line, stream);
+    write_table(stream, lines, ranks);
+    if (ari_text_closed(stream, &text))
         return text;
     free(text);
     return NULL;
@@ -244,7 +244,7 @@ enum { WHY_BYTES = 768 };
 
 static ari_wait wait_in(ari_group *g)
 {
-    return (ari_wait){.at = &g->sleepers, .other = &g->world->signals, .spins = g->world->spins};
+    return (ari_wait){.sleepers = &g->sleepers, .other_word = &g->world->signals, .spins = g->world->spins};
 }
 
 /* A wait in an agreed collective. Only other members' progress ends it, and once in a while it looks for some. */
@@ -288,14 +288,14 @@ static bool is_stuck(ari_member *m, inner_wait *s, uint64_t *waited_ns)
     ari_group *g = m->group;
     if (!ari_wait_is_over(&s->wait) || is_broken(g))
         return false;
-    const uint64_t now = s->wait.now_ns, progress = progress_of(g);
-    s->wait.timeout_ns = now - s->wait.start_ns + poll_ns(g->world);
+    const uint64_t now_ns = s->wait.now_ns, progress = progress_of(g);
+    s->wait.timeout_ns = now_ns - s->wait.start_ns + poll_ns(g->world);
     atomic_store(&g->slot[m->index].waits, true);
     if (s->since_ns == 0 || progress != s->progress) {
         s->progress = progress;
-        s->since_ns = now;
+        s->since_ns = now_ns;
     }
-    *waited_ns = now - s->since_ns;
+    *waited_ns = now_ns - s->since_ns;
     return *waited_ns >= g->world->timeout_ns;
 }
 
@@ -303,12 +303,12 @@ void ari_member_describe(const ari_member *m, const ari_call *call, char *text, 
 {
     const ari_group *g = m->group;
     const bool message = call->kind == ARI_SEND || call->kind == ARI_RECV;
-    const uint64_t seq = m->seq + (atomic_load(&m->in) ? 0 : 1);
-    char what[192], group[96];
-    ari_call_describe(call, g->n, what, sizeof what);
+    const uint64_t seq = m->seq + (atomic_load(&m->busy) ? 0 : 1);
+    char call_text[192], group[96];
+    ari_call_describe(call, g->n, call_text, sizeof call_text);
     ari_ranks_describe(g->rank, g->n, group, sizeof group);
-    snprintf(text, size, "%s, %s #%llu of rank%s %s", what, message ? "message" : "collective", (unsigned long long)seq,
-             ARI_PLURAL(g->n), group);
+    snprintf(text, size, "%s, %s #%llu of rank%s %s", call_text, message ? "message" : "collective",
+             (unsigned long long)seq, ARI_PLURAL(g->n), group);
 }
 
 /* The ranks of members for which `is_missing` holds, as text; returns how many. */
@@ -338,7 +338,7 @@ static bool has_not_entered(const ari_member *m, const ari_slot *s)
 }
 
 /* Ends the world, unless somebody that the member waits for has just moved. */
-static void fail_of_timeout(ari_member *m, uint64_t waited_ns, const char *where,
+static void fail_of_timeout(ari_member *m, uint64_t waited_ns, const char *location,
                             bool (*is_missing)(const ari_member *m, const ari_slot *s))
 {
     const ari_group *g = m->group;
@@ -347,22 +347,23 @@ static void fail_of_timeout(ari_member *m, uint64_t waited_ns, const char *where
     if (n == 0)
         return;
     ari_member_describe(m, &g->slot[m->index].call, collective, sizeof collective);
-    snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, for rank%s %s", m->rank, (double)waited_ns * 1e-9, where,
+    snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, for rank%s %s", m->rank, (double)waited_ns * 1e-9, location,
              collective, ARI_PLURAL(n), n < 0 ? "?" : missing);
     ari_world_fail(g->world, m->rank, NULL, AR_ERR_TIMEOUT, why);
 }
 
 /* Marks the collective as broken off, unless all have come to leave it. The world has failed before: whoever sees the
  * mark finds the reason. */
-static void mark_broken(ari_group *g, uint64_t all)
+static void mark_broken(ari_group *g, uint64_t total_leaves)
 {
-    uint64_t seen = atomic_load(&g->leaves);
-    while ((seen & ~ARI_BROKEN) < all && !atomic_compare_exchange_weak(&g->leaves, &seen, seen | ARI_BROKEN)) {
+    uint64_t observed = atomic_load(&g->leaves);
+    while ((observed & ~ARI_BROKEN) < total_leaves &&
+           !atomic_compare_exchange_weak(&g->leaves, &observed, observed | ARI_BROKEN)) {
     }
     ari_world_signal(g->world, g);
 }
 
-static void look_for_progress(ari_member *m, inner_wait *s, uint64_t all)
+static void look_for_progress(ari_member *m, inner_wait *s, uint64_t total_leaves)
 {
     ari_world *w = m->group->world;
     uint64_t waited_ns;
@@ -370,12 +371,13 @@ static void look_for_progress(ari_member *m, inner_wait *s, uint64_t all)
         return;
     fail_of_timeout(m, waited_ns, "in the middle of", does_not_wait);
     if (ari_world_status(w) != AR_OK)
-        mark_broken(m->group, all);
+        mark_broken(m->group, total_leaves);
 }
 
 /* Waits for word, less ARI_BROKEN, to reach the target. False: the collective is broken off, and the member does not
- * wait for that to end (`leaving`). `all`: of leaves, when it is over. */
-static bool wait_inside(ari_member *m, const _Atomic uint64_t *word, uint64_t target, uint64_t all, bool leaving)
+ * wait for that to end (`leaving`). `total_leaves`: of leaves, when it is over. */
+static bool wait_inside(ari_member *m, const _Atomic uint64_t *word, uint64_t target, uint64_t total_leaves,
+                        bool leaving)
 {
     ari_group *g = m->group;
     inner_wait s = {.wait = wait_in(g)};
@@ -383,12 +385,12 @@ static bool wait_inside(ari_member *m, const _Atomic uint64_t *word, uint64_t ta
     bool good;
     for (;;) {
         const uint64_t signals = atomic_load(&g->world->signals);
-        const uint64_t seen = atomic_load_explicit(word, memory_order_acquire);
+        const uint64_t observed = atomic_load_explicit(word, memory_order_acquire);
         good = leaving || !is_broken(g);
-        if (!good || (seen & ~ARI_BROKEN) >= target)
+        if (!good || (observed & ~ARI_BROKEN) >= target)
             break;
-        ari_wait_turn(&s.wait, word, seen, signals);
-        look_for_progress(m, &s, all);
+        ari_wait_turn(&s.wait, word, observed, signals);
+        look_for_progress(m, &s, total_leaves);
     }
     if (s.since_ns)
         atomic_store(&g->slot[m->index].waits, false);
@@ -438,7 +440,7 @@ void ari_member_sleep(ari_member *m, uint64_t ns)
 static bool nobody_is_left(const ari_world *w, int rank)
 {
     for (int i = 0; i < w->ranks; i++) {
-        if (i != rank && atomic_load(&w->rank[i].returned) == ARI_RUNS && atomic_load(&w->rank[i].held) == 0)
+        if (i != rank && atomic_load(&w->rank[i].returned) == ARI_RUNS && atomic_load(&w->rank[i].hold_count) == 0)
             return false;
     }
     return true;
@@ -449,7 +451,7 @@ void ari_member_hold(ari_member *m, const char *why)
     ari_group *g = m->group;
     ari_world *w = g->world;
     const uint64_t deadline = w->timeout_ns ? ari_deadline_ns(ari_wait_now_ns(), w->timeout_ns) : UINT64_MAX;
-    atomic_fetch_add(&w->rank[m->rank].held, 1);
+    atomic_fetch_add(&w->rank[m->rank].hold_count, 1);
     ari_world_signal(w, NULL);
     for (;;) {
         const uint64_t signals = atomic_load(&w->signals);
@@ -460,7 +462,7 @@ void ari_member_hold(ari_member *m, const char *why)
             break;
         ari_wait_until(&g->sleepers, &w->signals, signals, late ? UINT64_MAX : deadline);
     }
-    atomic_fetch_sub(&w->rank[m->rank].held, 1);
+    atomic_fetch_sub(&w->rank[m->rank].hold_count, 1);
 }
 
 /* --- entering ----------------------------------------------------------------------------------------------------- */
@@ -492,9 +494,10 @@ static void look_for_departed(ari_member *m, gate_wait *s)
     for (int i = 0; i < g->n; i++) {
         /* In this order: a rank that entered and then returned is seen to have entered. */
         const ari_return returned = atomic_load(&g->world->rank[g->rank[i]].returned);
-        const bool gone = atomic_load(&g->slot[i].gone);
-        const bool left = returned == ARI_RETURNED_OK || (returned == ARI_RUNS && gone); /* an error tells itself */
-        if (!left || atomic_load(&g->slot[i].entered) >= m->seq)
+        const bool is_dropped = atomic_load(&g->slot[i].is_dropped);
+        const bool has_left =
+            returned == ARI_RETURNED_OK || (returned == ARI_RUNS && is_dropped); /* an error tells itself */
+        if (!has_left || atomic_load(&g->slot[i].entered) >= m->seq)
             continue;
         const uint64_t now_ns = ari_wait_now_ns();
         s->leaving_ns = s->leaving_ns ? s->leaving_ns : now_ns;
@@ -593,10 +596,10 @@ static bool open_gate(ari_member *m, const ari_alone *alone)
             ari_world_fail(g->world, m->rank, g, st, ar_error_message());
     }
     const bool open = ari_world_status(g->world) == AR_OK;
-    g->last = m->rank;
-    if (open && g->world->with.virtual_cost)
-        g->world->with.virtual_cost(g->world->with.user, g);
-    if (open && g->world->with.paced)
+    g->last_rank = m->rank;
+    if (open && g->world->instruments.virtual_cost)
+        g->world->instruments.virtual_cost(g->world->instruments.user, g);
+    if (open && g->world->instruments.paced)
         g->paced_ns = ari_now_ns();
     if (open)
         atomic_store(&g->gate, m->seq << EPOCH_SHIFT);
@@ -643,8 +646,8 @@ static uint64_t paced_end(const ari_member *m)
 {
     const ari_group *g = m->group;
     const uint64_t end = g->slot[m->index].virtual_end_ns, begin = g->virtual_begin_ns;
-    const uint64_t takes = end > begin ? end - begin : 0;
-    return g->paced_ns + (takes < g->world->timeout_ns ? takes : g->world->timeout_ns);
+    const uint64_t duration_ns = end > begin ? end - begin : 0;
+    return g->paced_ns + (duration_ns < g->world->timeout_ns ? duration_ns : g->world->timeout_ns);
 }
 
 /* Asleep, unless the world ends. */
@@ -652,9 +655,10 @@ static void wait_for_pace(const ari_member *m)
 {
     enum { LOOKS_UP_NS = 50000000 };
     ari_group *g = m->group;
-    for (uint64_t now = ari_now_ns(); now < m->paced_ns && ari_world_status(g->world) == AR_OK; now = ari_now_ns()) {
-        const uint64_t seen = atomic_load(&g->gate), soon = now + LOOKS_UP_NS;
-        ari_wait_until(&g->sleepers, &g->gate, seen, soon < m->paced_ns ? soon : m->paced_ns);
+    for (uint64_t now_ns = ari_now_ns(); now_ns < m->paced_ns && ari_world_status(g->world) == AR_OK;
+         now_ns = ari_now_ns()) {
+        const uint64_t observed = atomic_load(&g->gate), soon = now_ns + LOOKS_UP_NS;
+        ari_wait_until(&g->sleepers, &g->gate, observed, soon < m->paced_ns ? soon : m->paced_ns);
     }
 }
 
@@ -663,11 +667,11 @@ static void agree_record(ari_member *m)
 {
     const ari_lane *lane = ari_lane_self();
     const ari_group *g = m->group;
-    m->paced_ns = g->world->with.paced ? paced_end(m) : 0;
+    m->paced_ns = g->world->instruments.paced ? paced_end(m) : 0;
     if (!lane || !lane->recording)
         return;
     m->record.agreed_ns = ari_now_ns();
-    m->record.last = g->last;
+    m->record.last_rank = g->last_rank;
     m->record.virtual_last = g->virtual_last;
     m->record.virtual_from = g->slot[m->index].virtual_from;
 }
@@ -690,7 +694,7 @@ static void end_record(ari_member *m, bool finished)
     r->virtual_end_ns = lane->virtual_ns;
     if (r->agreed_ns == 0) { /* it never was: all of it was waiting */
         r->agreed_ns = r->end_ns;
-        r->last = r->virtual_last = m->rank;
+        r->last_rank = r->virtual_last = m->rank;
     }
     r->bytes_read = atomic_load_explicit(&slot->comm->moved.read, memory_order_relaxed) - r->bytes_read;
     r->bytes_written = atomic_load_explicit(&slot->comm->moved.written, memory_order_relaxed) - r->bytes_written;
@@ -703,7 +707,7 @@ static void out(ari_member *m, bool finished)
 {
     end_record(m, finished);
     world_end(m, finished);
-    atomic_store(&m->in, 0);
+    atomic_store(&m->busy, 0);
 }
 
 static ar_status used_twice(ari_member *m, const ari_call *call)
@@ -722,7 +726,7 @@ ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, cons
     ari_wait_yield();
     if (ari_world_status(g->world) != AR_OK)
         return ari_world_echo(g->world, m->rank, g);
-    if (atomic_exchange(&m->in, 1) != 0)
+    if (atomic_exchange(&m->busy, 1) != 0)
         return used_twice(m, call);
     ari_slot *slot = &g->slot[m->index];
     m->seq++;
@@ -757,8 +761,8 @@ void ari_member_part_done(ari_member *m)
 ar_status ari_member_leave_shared(ari_member *m)
 {
     ari_group *g = m->group;
-    const uint64_t all = all_have_left(m);
-    (void)wait_inside(m, &g->leaves, all, all, true);
+    const uint64_t total_leaves = all_have_left(m);
+    (void)wait_inside(m, &g->leaves, total_leaves, total_leaves, true);
     m->leaves++;
     /* All members find the same: a mark that is set later belongs to a later collective, which this one has not
      * entered, so that it cannot have been agreed upon. */

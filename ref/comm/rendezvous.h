@@ -33,24 +33,26 @@ typedef struct ari_rank_row {
 
 /* A rank's activity when the world failed. */
 typedef struct ari_rank_view {
-    char last[96];    /* the last collective it finished: "all_reduce #12 layers.0.mlp.down_proj", or "none" */
-    ari_rank_row now; /* all that it was in, the oldest first, which group and time are of; "running" between two,
+    char last_finished[96]; /* the last collective it finished: "all_reduce #12 layers.0.mlp.down_proj", or "none" */
+    ari_rank_row
+        current_row; /* all that it was in, the oldest first, which group and time are of; "running" between two,
                          "returned" after all; ends in "; ..." where they do not fit */
 } ari_rank_view;
 
 /* --- world -------------------------------------------------------------------------------------------------------- */
 
 /** Gives a world of `ranks` ranks (1 to 4096), with the group of all of them. timeout_ns: the longest wait for a peer.
- *  with: copied; NULL: nothing watches. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns, const ari_instruments *with);
+ *  instruments: copied; NULL: nothing watches. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_world_create(ari_world **out, int ranks, uint64_t timeout_ns,
+                                        const ari_instruments *instruments);
 /** No rank may be in a call, and no member of its groups may be used afterwards. */
 void ari_world_destroy(ari_world *w);
 ari_group *ari_world_group(ari_world *w);
 /** True if every rank had a core when the world was created: the same for all of them. */
 bool ari_world_has_cores(const ari_world *w);
 /** Ends the world for the reason given, unless it has ended: `rank` is the one that failed; it keeps `st`, and so do
- *  the members of the group `with` (NULL: none); every other rank gets AR_ERR_ABORTED. Wakes everybody. */
-void ari_world_fail(ari_world *w, int rank, const ari_group *with, ar_status st, const char *what);
+ *  the members of the group `group` (NULL: none); every other rank gets AR_ERR_ABORTED. Wakes everybody. */
+void ari_world_fail(ari_world *w, int rank, const ari_group *group, ar_status st, const char *reason);
 /** AR_OK, or the first failure. */
 ar_status ari_world_status(const ari_world *w);
 /** The first failure: one line, then the table of ranks; "" if none. Valid while the world lives. */
@@ -73,8 +75,8 @@ typedef struct ari_activity {
     const ari_group *group; /* NULL: there is none */
     uint64_t seq;           /* in the group */
     uint64_t since_ns;
-    char tag[ARI_TAG_BYTES];         /* copied: the call's own may be gone when a report is made */
-    struct ari_activity *next, **at; /* in the rank's list, the oldest first; at: the pointer that points here */
+    char tag[ARI_TAG_BYTES];           /* copied: the call's own may be gone when a report is made */
+    struct ari_activity *next, **link; /* in the rank's list, the oldest first; at: the pointer that points here */
 } ari_activity;
 
 /* One member's place in a group. Used by one thread at a time. Stays where it is from init to fini. */
@@ -84,14 +86,14 @@ typedef struct ari_member {
     int rank;              /* in the world */
     uint64_t seq;          /* collectives entered */
     uint64_t leaves;       /* of these, the ones that ended in ari_member_leave */
-    atomic_int in;         /* 1 in a call: detects use by two threads */
+    atomic_int busy;       /* 1 in a call: detects use by two threads */
     ari_activity activity; /* in the list of what the rank is doing, while in a call */
     ari_record record;     /* of the collective it is in, where the lane is recorded */
     uint64_t paced_ns;     /* when it may end by the real clock, where links are paced; 0: at once */
 } ari_member;
 
 /** A new group of members of the world, in this order. Borrows `ranks`. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_group_create(ari_group **gives, ari_world *w, const int *ranks, int n);
+AR_NODISCARD ar_status ari_group_create(ari_group **out, ari_world *w, const int *ranks, int n);
 int ari_group_size(const ari_group *g);
 ari_world *ari_group_world(const ari_group *g);
 int ari_group_rank(const ari_group *g, int index); /* in the world */
@@ -141,7 +143,7 @@ AR_NODISCARD ar_status ari_member_leave_shared(ari_member *m);
  *  inputs, `bytes` from `from` on, and each gives the other's, which stays until this member's next call. NULL: the other is late or calls something
  *  else, or there is a failure; nothing has happened, on either side, and the member enters as usual. */
 enum { ARI_SWAP_BYTES = 2048 };
-const void *ari_member_swap(ari_member *m, const ari_call *call, const void *from, size_t bytes);
+const void *ari_member_swap(ari_member *m, const ari_call *call, const void *src, size_t bytes);
 /** True if the members of this group may try: the same for all of them. */
 bool ari_member_can_swap(const ari_member *m);
 

@@ -23,12 +23,12 @@ typedef enum ari_return { ARI_RUNS, ARI_RETURNED_OK, ARI_RETURNED_ERROR } ari_re
 typedef struct ari_rank_state {
     _Alignas(ARI_CACHE_LINE) pthread_mutex_t lock;
     /* guarded by `lock` */
-    ari_activity *now, **now_end;
-    ari_activity last; /* no group: there is none */
+    ari_activity *activities, **now_end;
+    ari_activity last_finished; /* no group: there is none */
     uint64_t idle_since_ns;
     /* not guarded */
     _Atomic uint64_t number; /* of collectives, over all groups */
-    atomic_int held;         /* threads in ari_member_hold */
+    atomic_int hold_count;   /* threads in ari_member_hold */
     _Atomic(ari_return) returned;
 } ari_rank_state;
 
@@ -40,14 +40,14 @@ typedef struct ari_rank_lines {
 } ari_rank_lines;
 
 struct ari_world {
-    ari_instruments with;
+    ari_instruments instruments;
     int ranks;
     int cores;  /* that it had when it was created */
     bool spins; /* every rank has a core: waiting ranks spin */
     uint64_t timeout_ns;
     ari_rank_state *rank;
     ari_rank_lines *lines; /* [ranks]; written at the first failure, before `st` */
-    ari_group *whole;
+    ari_group *full_group;
     _Atomic(ar_status) st;    /* the first failure; stored after everything about it */
     _Atomic uint64_t signals; /* failures, returns, departures: a waiter that saw this number need not look again */
     pthread_mutex_t lock;
@@ -64,7 +64,7 @@ struct ari_world {
  * to core at once. */
 typedef struct ari_post {
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t seq; /* of the call; written last */
-    uint64_t what, count, tag;                     /* kind, dtype and operation; elements; a hash of the tag */
+    uint64_t signature, count, tag;                /* kind, dtype and operation; elements; a hash of the tag */
 } ari_post;
 typedef struct ari_post_data {
     _Alignas(ARI_CACHE_LINE) char bytes[ARI_SWAP_BYTES];
@@ -72,7 +72,7 @@ typedef struct ari_post_data {
 
 typedef struct ari_slot {
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t entered; /* the sequence number of the last collective entered */
-    atomic_bool gone;                                  /* its member was dropped */
+    atomic_bool is_dropped;                            /* its member was dropped */
     atomic_bool waits;                                 /* in an agreed collective, for other members, a while already */
     ari_call call;                                     /* read by others between agreement and end only */
     ar_comm *comm;
@@ -92,7 +92,7 @@ struct ari_group {
     int *rank; /* [n], of the world */
     ari_slot *slot;
     /* guarded by the world's lock */
-    ari_group *next, **at; /* at: the pointer that points here */
+    ari_group *next, **link; /* at: the pointer that points here */
     int members_left;
     /* gate: number of the collective agreed upon last << 17 | dead << 16 | members that have entered the next one. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t gate;
@@ -104,9 +104,9 @@ struct ari_group {
     /* Swaps: the last call from which a member turned back while the other was there, << 1 | whether both swap. */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t decided;
     /* The following describe the last agreed collective; written by its last member before the gate opens. */
-    int last, virtual_last;    /* world ranks of the members that came last, by the two clocks */
-    uint64_t virtual_begin_ns; /* when the last one came */
-    uint64_t paced_ns;         /* the same by the real clock, where links are paced */
+    int last_rank, virtual_last; /* world ranks of the members that came last, by the two clocks */
+    uint64_t virtual_begin_ns;   /* when the last one came */
+    uint64_t paced_ns;           /* the same by the real clock, where links are paced */
 };
 
 /** Compares what the members called. AR_OK, or AR_ERR_MISMATCH and in `why` a line that names the first two that
@@ -120,7 +120,7 @@ void ari_world_swapped(ari_member *m, const ari_call *call);
 /** Takes what each rank is doing now, once. The world's lock held. */
 void ari_world_take_views(ari_world *w);
 /** `line` and the table of these ranks; free(). NULL: no memory. */
-char *ari_rank_table(const char *line, const ari_rank_lines *of, int ranks);
+char *ari_rank_table(const char *line, const ari_rank_lines *lines, int ranks);
 /** "all_reduce #12 layers.0.mlp.down_proj": kind, number and tag; what does not fit is left out. */
 int ari_activity_name(char *text, size_t size, ari_kind kind, uint64_t seq, const char *tag);
 /** The status of a call of this rank in this group (NULL: none) after a failure, with its message. */

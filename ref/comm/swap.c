@@ -35,9 +35,9 @@ static uint64_t hash_of(const char *tag)
 {
     const size_t length = strlen(tag);
     uint64_t h = length;
-    for (size_t at = 0; at < length; at += sizeof h) {
+    for (size_t offset = 0; offset < length; offset += sizeof h) {
         uint64_t word = 0;
-        memcpy(&word, tag + at, length - at < sizeof word ? length - at : sizeof word);
+        memcpy(&word, tag + offset, length - offset < sizeof word ? length - offset : sizeof word);
         h = mix_word(h, word);
     }
     return h;
@@ -45,14 +45,14 @@ static uint64_t hash_of(const char *tag)
 
 static void write_head(ari_post *p, const ari_call *call)
 {
-    p->what = (uint64_t)call->kind << 32 | (uint64_t)call->dtype << 16 | (uint64_t)call->op;
+    p->signature = (uint64_t)call->kind << 32 | (uint64_t)call->dtype << 16 | (uint64_t)call->op;
     p->count = call->counts ? call->counts[0] << 32 | call->counts[1] : call->count; /* what is swapped is short */
     p->tag = hash_of(call->tag);
 }
 
 static bool same_call(const ari_post *a, const ari_post *b)
 {
-    return a->what == b->what && a->count == b->count && a->tag == b->tag;
+    return a->signature == b->signature && a->count == b->count && a->tag == b->tag;
 }
 
 /* Decides for both members, once one of them has turned back from call `seq`. */
@@ -66,9 +66,9 @@ static bool claim(ari_group *g, uint64_t seq, bool swap)
     return decided & 1;
 }
 
-static bool is_there(const ari_slot *other, uint64_t seq)
+static bool is_there(const ari_slot *peer, uint64_t seq)
 {
-    const ari_post *post = &other->post[seq % 2];
+    const ari_post *post = &peer->post[seq % 2];
     for (int turn = 0; turn < TURNS; turn++) {
         if (atomic_load_explicit(&post->seq, memory_order_acquire) >= seq)
             return true;
@@ -78,46 +78,47 @@ static bool is_there(const ari_slot *other, uint64_t seq)
 }
 
 /* True if both members continue with each other's post of this call. The other may be at the next one already. */
-static bool both_swap(ari_group *g, ari_slot *own, const ari_slot *other, uint64_t seq)
+static bool both_swap(ari_group *g, ari_slot *local, const ari_slot *peer, uint64_t seq)
 {
-    if (is_there(other, seq))
-        return atomic_load(&other->turned_back) != seq || claim(g, seq, false);
-    (void)atomic_exchange(&own->turned_back, seq);
-    return atomic_load(&other->post[seq % 2].seq) >= seq && claim(g, seq, true);
+    if (is_there(peer, seq))
+        return atomic_load(&peer->turned_back) != seq || claim(g, seq, false);
+    (void)atomic_exchange(&local->turned_back, seq);
+    return atomic_load(&peer->post[seq % 2].seq) >= seq && claim(g, seq, true);
 }
 
 bool ari_member_can_swap(const ari_member *m)
 {
     const ari_world *w = m->group->world;
-    return m->group->n == 2 && w->spins && !w->with.trace && !w->with.scheduler && !w->with.virtual_cost;
+    return m->group->n == 2 && w->spins && !w->instruments.trace && !w->instruments.scheduler &&
+           !w->instruments.virtual_cost;
 }
 
-static const void *swap(ari_member *m, const ari_call *call, const void *from, size_t bytes)
+static const void *swap(ari_member *m, const ari_call *call, const void *src, size_t bytes)
 {
     ari_group *g = m->group;
-    ari_slot *own = &g->slot[m->index], *other = &g->slot[1 - m->index];
+    ari_slot *local = &g->slot[m->index], *peer = &g->slot[1 - m->index];
     const uint64_t seq = m->seq + 1, place = seq % 2;
-    if (!own->data && !(own->data = aligned_alloc(ARI_CACHE_LINE, 2 * sizeof *own->data)))
+    if (!local->data && !(local->data = aligned_alloc(ARI_CACHE_LINE, 2 * sizeof *local->data)))
         return NULL;
-    ari_copy_bytes(own->data[place].bytes, from, bytes);
-    write_head(&own->post[place], call);
-    (void)atomic_exchange(&own->post[place].seq, seq);
-    if (!both_swap(g, own, other, seq) || !same_call(&own->post[place], &other->post[place]))
+    ari_copy_bytes(local->data[place].bytes, src, bytes);
+    write_head(&local->post[place], call);
+    (void)atomic_exchange(&local->post[place].seq, seq);
+    if (!both_swap(g, local, peer, seq) || !same_call(&local->post[place], &peer->post[place]))
         return NULL;
     /* The input crosses from core to core during what follows. */
-    for (size_t at = 0; at < bytes; at += ARI_CACHE_LINE)
-        __builtin_prefetch(other->data[place].bytes + at);
+    for (size_t offset = 0; offset < bytes; offset += ARI_CACHE_LINE)
+        __builtin_prefetch(peer->data[place].bytes + offset);
     m->seq = seq;
     ari_world_swapped(m, call);
-    return other->data[place].bytes;
+    return peer->data[place].bytes;
 }
 
-const void *ari_member_swap(ari_member *m, const ari_call *call, const void *from, size_t bytes)
+const void *ari_member_swap(ari_member *m, const ari_call *call, const void *src, size_t bytes)
 {
     /* ari_member_enter tells what is wrong. */
-    if (ari_world_status(m->group->world) != AR_OK || atomic_exchange(&m->in, 1) != 0)
+    if (ari_world_status(m->group->world) != AR_OK || atomic_exchange(&m->busy, 1) != 0)
         return NULL;
-    const void *other = swap(m, call, from, bytes);
-    atomic_store_explicit(&m->in, 0, memory_order_release);
-    return other;
+    const void *peer_input = swap(m, call, src, bytes);
+    atomic_store_explicit(&m->busy, 0, memory_order_release);
+    return peer_input;
 }

@@ -17,39 +17,39 @@ static ar_status init_ranks(ari_world *w, int ranks)
         return AR_ERR_MEMORY;
     memset(w->rank, 0, bytes);
     /* The ranks' clock, which need not be the calling thread's: it may be a rank of another world. */
-    const uint64_t now = w->with.scheduler ? ari_scheduler_now_ns(w->with.scheduler) : ari_now_ns();
+    const uint64_t now_ns = w->instruments.scheduler ? ari_scheduler_now_ns(w->instruments.scheduler) : ari_now_ns();
     for (; w->ranks < ranks; w->ranks++) {
         ari_rank_state *r = &w->rank[w->ranks];
         if (pthread_mutex_init(&r->lock, NULL) != 0)
             return AR_ERR_MEMORY;
-        r->now_end = &r->now;
-        r->idle_since_ns = now;
+        r->now_end = &r->activities;
+        r->idle_since_ns = now_ns;
     }
     return AR_OK;
 }
 
 static ar_status init_whole(ari_world *w)
 {
-    ARI_OWNED int *all = malloc((size_t)w->ranks * sizeof *all);
-    if (!all)
+    ARI_OWNED int *rank_ids = malloc((size_t)w->ranks * sizeof *rank_ids);
+    if (!rank_ids)
         return AR_ERR_MEMORY;
     for (int i = 0; i < w->ranks; i++)
-        all[i] = i;
-    return ari_group_create(&w->whole, w, all, w->ranks);
+        rank_ids[i] = i;
+    return ari_group_create(&w->full_group, w, rank_ids, w->ranks);
 }
 
-ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns, const ari_instruments *with)
+ar_status ari_world_create(ari_world **out, int ranks, uint64_t timeout_ns, const ari_instruments *instruments)
 {
-    *gives = NULL;
+    *out = NULL;
     ari_world *w = calloc(1, sizeof *w);
     if (!w)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a world of %d ranks", ranks);
-    if (with)
-        w->with = *with;
+    if (instruments)
+        w->instruments = *instruments;
     w->timeout_ns = timeout_ns;
     /* One lane at a time needs one core, and a seed means the same run on machines of all sizes. */
     w->cores = ari_cores();
-    w->spins = !w->with.scheduler && ranks <= w->cores;
+    w->spins = !w->instruments.scheduler && ranks <= w->cores;
     w->failed_rank = -1;
     if (pthread_mutex_init(&w->lock, NULL) != 0) {
         free(w);
@@ -59,7 +59,7 @@ ar_status ari_world_create(ari_world **gives, int ranks, uint64_t timeout_ns, co
         ari_world_destroy(w);
         return ar_error_set(AR_ERR_MEMORY, "no memory for a world of %d ranks", ranks);
     }
-    *gives = w;
+    *out = w;
     return AR_OK;
 }
 
@@ -90,7 +90,7 @@ bool ari_world_has_cores(const ari_world *w)
 
 ari_group *ari_world_group(ari_world *w)
 {
-    return w->whole;
+    return w->full_group;
 }
 
 ar_status ari_world_status(const ari_world *w)
@@ -136,20 +136,20 @@ void ari_world_signal(ari_world *w, ari_group *g)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* Only the first line of `what`: a world that failed inside another one brings a table of its own. */
-static void keep_line(ari_world *w, const char *what)
+/* Only the first line of `reason`: a world that failed inside another one brings a table of its own. */
+static void keep_line(ari_world *w, const char *reason)
 {
-    snprintf(w->line, sizeof w->line, "%.*s", (int)strcspn(what, "\n"), what);
+    snprintf(w->line, sizeof w->line, "%.*s", (int)strcspn(reason, "\n"), reason);
 }
 
-void ari_world_fail(ari_world *w, int rank, const ari_group *with, ar_status st, const char *what)
+void ari_world_fail(ari_world *w, int rank, const ari_group *group, ar_status st, const char *reason)
 {
     pthread_mutex_lock(&w->lock);
     if (atomic_load(&w->st) == AR_OK) {
         ari_world_take_views(w);
         w->failed_rank = rank;
-        w->failed_group = with ? with->id : 0;
-        keep_line(w, what);
+        w->failed_group = group ? group->id : 0;
+        keep_line(w, reason);
         w->message = ari_rank_table(w->line, w->lines, w->ranks);
         atomic_store(&w->st, st);
         wake_all(w);
@@ -173,8 +173,8 @@ void ari_world_returned(ari_world *w, int rank, ar_status st, const char *messag
         ari_world_signal(w, NULL);
         return;
     }
-    char what[sizeof w->line];
-    snprintf(what, sizeof what, "rank %d failed with %s: %s", rank, ar_status_name(st),
+    char reason[sizeof w->line];
+    snprintf(reason, sizeof reason, "rank %d failed with %s: %s", rank, ar_status_name(st),
              message[0] ? message : ari_status_text(st));
-    ari_world_fail(w, rank, NULL, st, what);
+    ari_world_fail(w, rank, NULL, st, reason);
 }

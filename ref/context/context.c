@@ -74,14 +74,14 @@ static void use_groups(ar_ctx *c, const ar_ctx_options *o)
  * split otherwise, make others, or none. */
 static ar_status join_stage(ar_ctx *c)
 {
-    const ari_axes others = ARI_ALL_AXES & ~ARI_CUTS_LAYERS;
+    const ari_axes stage_axes = ARI_ALL_AXES & ~ARI_CUTS_LAYERS;
     if (ar_comm_size(c->pipeline) == 1 || ar_comm_size(c->inner) == 1)
         return AR_OK;
-    return ari_comm_join(&c->replicas.stage, c->world, ari_ctx_place(c, ARI_CUTS_LAYERS), ari_ctx_place(c, others),
-                         ari_extent(&c->layout, others));
+    return ari_comm_join(&c->replicas.stage, c->world, ari_ctx_place(c, ARI_CUTS_LAYERS), ari_ctx_place(c, stage_axes),
+                         ari_extent(&c->layout, stage_axes));
 }
 
-ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith_ops *arith)
+ar_status ari_ctx_create(ar_ctx **out, const ar_ctx_options *o, const ar_arith_ops *arith)
 {
     if (!o->device)
         return ar_error_set(AR_ERR_ARG, "a context needs a device");
@@ -122,7 +122,7 @@ ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith
     use_groups(c, o);
     c->world = o->world ? o->world : c->tp;
     AR_TRY(join_stage(c));
-    ARI_GIVE(gives, c);
+    ARI_GIVE(out, c);
     return AR_OK;
 }
 
@@ -135,14 +135,14 @@ void ar_ctx_destroy(ar_ctx *c)
         ar_queue_destroy(c->transfer[i].queue);
         ar_comm_destroy(c->transfer[i].comm);
     }
-    ari_communication *const all[] = {&c->communication, &c->gathers, &c->overlapped};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        ar_queue_destroy(all[i]->queue); /* first: what it runs uses the groups */
+    ari_communication *const communications[] = {&c->communication, &c->gathers, &c->overlapped};
+    for (size_t i = 0; i < sizeof communications / sizeof *communications; i++) {
+        ar_queue_destroy(communications[i]->queue); /* first: what it runs uses the groups */
         for (int k = 0; k < ARI_OVER_GROUPS; k++)
-            ar_comm_destroy(all[i]->over[k]);
+            ar_comm_destroy(communications[i]->over[k]);
     }
     for (int i = 0; i < 2; i++)
-        ar_comm_destroy(c->replicas.of[i].comm);
+        ar_comm_destroy(c->replicas.groups[i].comm);
     ar_comm_destroy(c->replicas.stage);
     ar_comm_destroy(c->self);
     ar_queue_destroy(c->queue);
@@ -151,11 +151,11 @@ void ar_ctx_destroy(ar_ctx *c)
     free(c);
 }
 
-ar_status ari_queue_follow(ar_queue *q, ar_queue *of, ar_event *e)
+ar_status ari_queue_follow(ar_queue *q, ar_queue *leader, ar_event *e)
 {
-    if (q == of)
+    if (q == leader)
         return AR_OK;
-    AR_TRY(ar_event_record(e, of));
+    AR_TRY(ar_event_record(e, leader));
     return ar_queue_wait(q, e);
 }
 
@@ -171,15 +171,15 @@ ar_comm *ar_ctx_dp(const ar_ctx *c)
 
 int ari_ctx_place(const ar_ctx *c, ari_axes axes)
 {
-    const int at[ARI_PLACED_AXES] = {[ARI_AXIS_PP] = ar_comm_rank(c->pipeline),
-                                     [ARI_AXIS_DP] = ar_comm_rank(c->dp) / ar_comm_size(c->sequence),
-                                     [ARI_AXIS_RING] = ar_comm_rank(c->ring),
-                                     [ARI_AXIS_INNER] = ar_comm_rank(c->inner),
-                                     [ARI_AXIS_TP] = ar_comm_rank(c->tp)};
+    const int coords[ARI_PLACED_AXES] = {[ARI_AXIS_PP] = ar_comm_rank(c->pipeline),
+                                         [ARI_AXIS_DP] = ar_comm_rank(c->dp) / ar_comm_size(c->sequence),
+                                         [ARI_AXIS_RING] = ar_comm_rank(c->ring),
+                                         [ARI_AXIS_INNER] = ar_comm_rank(c->inner),
+                                         [ARI_AXIS_TP] = ar_comm_rank(c->tp)};
     const ari_ranks ranks = ari_ranks_of(&c->layout);
     int place = 0;
     for (int i = 0; i < ARI_PLACED_AXES; i++)
-        place = axes >> i & 1 ? place * ranks.along[i] + at[i] : place;
+        place = axes >> i & 1 ? place * ranks.along[i] + coords[i] : place;
     return place;
 }
 
@@ -190,28 +190,29 @@ int ari_ctx_data_rank(const ar_ctx *c)
 
 ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_tp)
 {
-    ari_replica_group *made = &c->replicas.of[over_tp];
+    ari_replica_group *replica_group = &c->replicas.groups[over_tp];
     const ari_axes sharers = 1u << ARI_AXIS_INNER | (over_tp ? ARI_CUTS_FEATURES : 0u);
     const int inner = ar_comm_size(c->inner), n = ari_extent(&c->layout, sharers);
-    const int place = (over_tp ? ar_comm_rank(c->tp) * inner : 0) + ar_comm_rank(c->inner), each = n / kv_heads;
+    const int place = (over_tp ? ar_comm_rank(c->tp) * inner : 0) + ar_comm_rank(c->inner), group_size = n / kv_heads;
     const int team = ari_ctx_place(c, ARI_ALL_AXES & ~ARI_CUTS_LAYERS & ~sharers); /* who share the heads */
-    if (made->heads == 0) {
-        ar_comm *all = inner == 1 ? c->tp : c->replicas.stage ? c->replicas.stage : c->world;
-        AR_TRY(ari_comm_join(&made->comm, all, (inner > 1 ? team * kv_heads : 0) + place / each, place % each, each));
-        ari_comm_name_group(made->comm, ARI_OVER_COPIES);
-        made->heads = kv_heads;
+    if (replica_group->heads == 0) {
+        ar_comm *parent = inner == 1 ? c->tp : c->replicas.stage ? c->replicas.stage : c->world;
+        AR_TRY(ari_comm_join(&replica_group->comm, parent, (inner > 1 ? team * kv_heads : 0) + place / group_size,
+                             place % group_size, group_size));
+        ari_comm_name_group(replica_group->comm, ARI_OVER_COPIES);
+        replica_group->heads = kv_heads;
     }
-    if (made->heads != kv_heads)
-        return ar_error_set(AR_ERR_UNSUPPORTED, "replicas of %d KV heads and of %d in one context", made->heads,
-                            kv_heads);
-    *group = made->comm;
+    if (replica_group->heads != kv_heads)
+        return ar_error_set(AR_ERR_UNSUPPORTED, "replicas of %d KV heads and of %d in one context",
+                            replica_group->heads, kv_heads);
+    *group = replica_group->comm;
     return AR_OK;
 }
 
 /* A copy of a group, whose calls may go through another queue than the group's own. */
-static ar_status copy_group(ar_comm **copy, ar_comm *of)
+static ar_status copy_group(ar_comm **copy, ar_comm *source)
 {
-    return *copy ? AR_OK : ari_comm_join(copy, of, 0, ar_comm_rank(of), ar_comm_size(of));
+    return *copy ? AR_OK : ari_comm_join(copy, source, 0, ar_comm_rank(source), ar_comm_size(source));
 }
 
 /* A queue, and copies of the groups of a set: a bit for each ari_over. */
@@ -224,15 +225,15 @@ static ar_status communicate(ar_ctx *c, ari_communication *m, unsigned set, cons
     return m->queue ? AR_OK : c->device->ops->queue_create(c->device, &m->queue, AR_QUEUE_THREAD, name);
 }
 
-ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp, bool ends)
+ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp, bool has_ends)
 {
     const unsigned summed = ar_comm_size(c->dp) > 1 ? 1u << ARI_OVER_DP : 0u;
     const unsigned shared = ar_comm_size(c->replicate) > 1 ? 1u << ARI_OVER_SHARD | 1u << ARI_OVER_REPLICATE : 0u;
-    const unsigned asked = (tp ? 1u << ARI_OVER_TP : 0u) | (ends ? 1u << ARI_OVER_ENDS : 0u);
+    const unsigned requested = (tp ? 1u << ARI_OVER_TP : 0u) | (has_ends ? 1u << ARI_OVER_ENDS : 0u);
     const unsigned copies = 1u << ARI_OVER_EXPERT_SHARD | 1u << ARI_OVER_EXPERT_REPLICATE;
     const unsigned experts = c->edp == c->dp ? 0u : 1u << ARI_OVER_EDP | (shared ? copies : 0u);
     *borrows = &c->communication;
-    return communicate(c, &c->communication, summed | shared | asked | experts, "communication");
+    return communicate(c, &c->communication, summed | shared | requested | experts, "communication");
 }
 
 ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows)
@@ -265,10 +266,11 @@ static ar_status pair_up(ar_ctx *c, int colour, bool back)
                                                      [ARI_RECV_GRADIENT] = "recv gradients"};
     const int n = ar_comm_size(c->pipeline), r = ar_comm_rank(c->pipeline), before = (r + n - 1) % n;
     const int edges = c->layout.virtual_stages > 1 ? n : n - 1;
-    const bool from = r < edges && colour_of(r, n) == colour, to = before < edges && colour_of(before, n) == colour;
-    const bool sends = from != back;
+    const bool is_source = r < edges && colour_of(r, n) == colour,
+               is_target = before < edges && colour_of(before, n) == colour;
+    const bool sends = is_source != back;
     ar_comm *comm = NULL;
-    AR_TRY(ari_comm_join(&comm, c->pipeline, from ? r : to ? before : -1, sends ? 0 : 1, 2));
+    AR_TRY(ari_comm_join(&comm, c->pipeline, is_source ? r : is_target ? before : -1, sends ? 0 : 1, 2));
     if (!comm)
         return AR_OK;
     const int transfer =
@@ -295,24 +297,24 @@ void ar_ctx_begin_step(ar_ctx *c, uint32_t step)
 #define GROUPS (4 * ARI_OVER_GROUPS + 2 + ARI_TRANSFERS)
 static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
 {
-    const ar_comm *all[GROUPS];
+    const ar_comm *candidates[GROUPS];
     int n = 0, k = 0;
     for (int i = 0; i < ARI_OVER_GROUPS; i++) {
-        all[k++] = c->over[i];
-        all[k++] = c->communication.over[i];
-        all[k++] = c->gathers.over[i];
-        all[k++] = c->overlapped.over[i];
+        candidates[k++] = c->over[i];
+        candidates[k++] = c->communication.over[i];
+        candidates[k++] = c->gathers.over[i];
+        candidates[k++] = c->overlapped.over[i];
     }
     for (int i = 0; i < 2; i++)
-        all[k++] = c->replicas.of[i].comm;
+        candidates[k++] = c->replicas.groups[i].comm;
     for (int i = 0; i < ARI_TRANSFERS; i++)
-        all[k++] = c->transfer[i].comm;
+        candidates[k++] = c->transfer[i].comm;
     for (int i = 0; i < GROUPS; i++) {
-        int seen = 0;
-        while (seen < n && group[seen] != all[i])
-            seen++;
-        if (all[i] && seen == n)
-            group[n++] = all[i];
+        int match = 0;
+        while (match < n && group[match] != candidates[i])
+            match++;
+        if (candidates[i] && match == n)
+            group[n++] = candidates[i];
     }
     return n;
 }

@@ -65,8 +65,8 @@ typedef struct ari_communication {
 
 /* The groups of ranks that have the same KV head. */
 typedef struct ari_replicas {
-    ar_comm *stage;          /* of a pipeline: the ranks in one place of it, of which they are made; NULL: the world */
-    ari_replica_group of[2]; /* heads that are whole on every tensor-parallel rank, and heads that they share */
+    ar_comm *stage; /* of a pipeline: the ranks in one place of it, of which they are made; NULL: the world */
+    ari_replica_group groups[2]; /* heads that are whole on every tensor-parallel rank, and heads that they share */
 } ari_replicas;
 
 /* Transfers between neighbouring stages of a pipeline. */
@@ -126,7 +126,7 @@ struct ar_ctx {
     struct ari_unsummed *unsummed;                         /* products that an operator completes; owned by the step */
     struct ari_deferred *deferred; /* takes the gradients of weights of a backward pass; NULL: it makes them itself */
     int life;                      /* of what the step is given now (ari_step_end_life); 0: it ends with the step */
-    uint64_t given;                /* the number of the newest thing that the step was given */
+    uint64_t newest_number;        /* the number of the newest thing that the step was given */
     ari_owned owned;               /* head of a ring of everything that ends with the step, the newest first */
     size_t bytes_now, bytes_peak;
     ari_use use;             /* of what the step is given now */
@@ -149,22 +149,22 @@ static inline ar_comm *ari_ctx_replicate(const ar_ctx *c, bool expert)
 }
 
 /** ar_ctx_create with this arithmetic, borrowed, in place of that of the options' numerics and precision. */
-AR_NODISCARD ar_status ari_ctx_create(ar_ctx **gives, const ar_ctx_options *o, const ar_arith_ops *arith);
+AR_NODISCARD ar_status ari_ctx_create(ar_ctx **out, const ar_ctx_options *o, const ar_arith_ops *arith);
 
 /* A kernel of the context's device on its queue: ARI_KERNEL(ctx, add, y, a, b, n). */
 #define ARI_KERNEL(ctx, slot, ...) ((ctx)->device->ops->slot((ctx)->device, (ctx)->queue, __VA_ARGS__))
 
 /** Device memory of at least one byte, which ends with ari_ctx_free. */
-AR_NODISCARD static inline ar_status ari_ctx_alloc(ar_ctx *c, ar_buf *gives, size_t bytes)
+AR_NODISCARD static inline ar_status ari_ctx_alloc(ar_ctx *c, ar_buf *out, size_t bytes)
 {
-    return ARI_KERNEL(c, alloc, gives, bytes ? bytes : 1);
+    return ARI_KERNEL(c, alloc, out, bytes ? bytes : 1);
 }
 static inline void ari_ctx_free(ar_ctx *c, ar_buf b)
 {
     ARI_KERNEL(c, free, b);
 }
 /** Device memory that ends with the step. */
-AR_NODISCARD ar_status ari_step_alloc(ar_ctx *c, ar_buf *gives, size_t bytes);
+AR_NODISCARD ar_status ari_step_alloc(ar_ctx *c, ar_buf *out, size_t bytes);
 void ari_step_free(ar_ctx *c, ar_buf b);
 /** Counts device memory that objects of the step take besides, and give back. */
 static inline void ari_step_count_alloc(ar_ctx *c, size_t bytes)
@@ -178,15 +178,15 @@ static inline void ari_step_count_free(ar_ctx *c, size_t bytes)
 }
 /** The memory that t lies in is for what the step is given now. */
 void ari_step_claim(ar_ctx *c, const ar_tensor *t);
-/** Raises *most to the bytes of step memory now, and remembers what they are for. */
-void ari_step_stored(ar_ctx *c, size_t *most);
+/** Raises *max_bytes to the bytes of step memory now, and remembers what they are for. */
+void ari_step_stored(ar_ctx *c, size_t *max_bytes);
 /** Makes the step own an object: destroy(c, object) runs at its end. On failure the object is destroyed at once. */
 AR_NODISCARD ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object));
 /** Ends an owned object early. */
 void ari_step_disown(ar_ctx *c, void *object);
-/** Releases all that the step was given since `given` was `mark`, the newest first, except the memory of `kept` (NULL:
+/** Releases all that the step was given since `given` was `mark`, the newest first, except the memory of `retained` (NULL:
  *  nothing). */
-void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *kept);
+void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *retained);
 
 /** Ends all that the step was given in a life (ar_ctx.life), the newest first. */
 void ari_step_end_life(ar_ctx *c, int life);
@@ -197,11 +197,11 @@ void ari_step_hold(ar_ctx *c, const ar_tensor *t);
 void ari_step_let_go(ar_ctx *c, const ar_tensor *t);
 /** The memory that t lies in is the caller's from now on, and counted no more: ops->free. Errors: AR_ERR_ARG (it is
  *  held, or not the step's). */
-AR_NODISCARD ar_status ari_step_take_out(ar_ctx *c, ar_buf *gives, const ar_tensor *t);
+AR_NODISCARD ar_status ari_step_take_out(ar_ctx *c, ar_buf *out, const ar_tensor *t);
 
-/** Work enqueued on q from now on runs after the work enqueued on `of` so far; e is recorded there. One queue: nothing,
+/** Work enqueued on q from now on runs after the work enqueued on `leader` so far; e is recorded there. One queue: nothing,
  *  and e may be NULL. Errors: those of ar_event_record and ar_queue_wait. */
-AR_NODISCARD ar_status ari_queue_follow(ar_queue *q, ar_queue *of, ar_event *e);
+AR_NODISCARD ar_status ari_queue_follow(ar_queue *q, ar_queue *leader, ar_event *e);
 /** Waits for work in flight on q, also if it has failed; the thread's message is kept. Accepts NULL. */
 void ari_queue_drain(ar_queue *q);
 
@@ -213,10 +213,10 @@ int ari_ctx_place(const ar_ctx *c, ari_axes axes);
  *  over the tensor-parallel group, or with inner neighbours over the ranks of its stage. Errors: AR_ERR_UNSUPPORTED
  *  (another number of heads in this context), what the communicator gives. */
 AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_tp);
-/** The communication queue with a copy of the data-parallel group, and with `tp` and `ends` one of the tensor-parallel
+/** The communication queue with a copy of the data-parallel group, and with `tp` and `has_ends` one of the tensor-parallel
  *  group and of the ends of the pipeline too; borrowed, made once for the context. Collective over the groups that are
  *  copied, where they are. Errors: what queue and communicator give. */
-AR_NODISCARD ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp, bool ends);
+AR_NODISCARD ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp, bool has_ends);
 /** The queue on which weights are gathered, with a copy of the group that shares them out; as above. */
 AR_NODISCARD ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows);
 /** The queue of collectives beside a layer's products, with a copy of the tensor-parallel group; as above. Before the
@@ -258,12 +258,12 @@ AR_NODISCARD ar_status ari_cast(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, a
 /** A fresh vector of n numbers of the host. */
 AR_NODISCARD ar_status ari_numbers(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, size_t n, const void *host);
 /** The counts of a collective in which every rank has as many elements. Gives; free(). Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count);
+AR_NODISCARD ar_status ari_equal_counts(size_t **out, const ar_comm *group, size_t count);
 /** n numbers of the host, combined in place over a group. Collective. */
-AR_NODISCARD ar_status ari_combine(ar_ctx *ctx, ar_comm *over, void *numbers, size_t n, ar_dtype type, ar_op op,
+AR_NODISCARD ar_status ari_combine(ar_ctx *ctx, ar_comm *group, void *numbers, size_t n, ar_dtype type, ar_op op,
                                    const char *tag);
-/** all: [ranks of the group, words]; this rank's row has been filled in, the others' are put beside it. Collective. */
-AR_NODISCARD ar_status ari_gather_words(ar_ctx *ctx, ar_comm *over, uint64_t *all, size_t words, const char *tag);
+/** gathered: [ranks of the group, words]; this rank's row has been filled in, the others' are put beside it. Collective. */
+AR_NODISCARD ar_status ari_gather_words(ar_ctx *ctx, ar_comm *group, uint64_t *gathered, size_t words, const char *tag);
 
 /* --- tensors as the host reads them ------------------------------------------------------------------------------- */
 
@@ -275,7 +275,7 @@ AR_NODISCARD ar_status ari_host_view(ar_ctx *c, ar_tensor *view, const ar_tensor
 void ari_host_view_end(ar_tensor *view, const ar_tensor *t);
 
 /** The elements of a view of any strides, packed row-major; F32 or BF16, host memory, no overlap. */
-void ari_pack_elements(float *to, const ar_tensor *t);
+void ari_pack_elements(float *dst, const ar_tensor *t);
 
 /* Elements that lie next to each other in the full tensor: a run along the last dimension of a box. */
 typedef struct ari_box_run {

@@ -22,16 +22,16 @@ ar_status ar_ctx_download(ar_ctx *c, void *host, const ar_tensor *t)
 
 /* --- 16-bit numbers as the host has them -------------------------------------------------------------------------- */
 
-static void widen_values(float *to, const uint16_t *from, size_t n)
+static void widen_values(float *dst, const uint16_t *src, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        to[i] = ari_f32_of_bf16(from[i]);
+        dst[i] = ari_f32_of_bf16(src[i]);
 }
 
-static void narrow(uint16_t *to, const float *from, size_t n)
+static void narrow(uint16_t *dst, const float *src, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        to[i] = ari_bf16_of_f32(from[i]);
+        dst[i] = ari_bf16_of_f32(src[i]);
 }
 
 static ar_status check_floats(const ar_tensor *t)
@@ -81,36 +81,36 @@ ar_status ari_numbers(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, size_t n, const
     return ar_ctx_upload(ctx, t, host);
 }
 
-ar_status ari_equal_counts(size_t **gives, const ar_comm *over, size_t count)
+ar_status ari_equal_counts(size_t **out, const ar_comm *group, size_t count)
 {
-    const size_t n = (size_t)ar_comm_size(over);
-    AR_TRY(ARI_ALLOC(gives, n, "sizes of the ranks' parts"));
+    const size_t n = (size_t)ar_comm_size(group);
+    AR_TRY(ARI_ALLOC(out, n, "sizes of the ranks' parts"));
     for (size_t i = 0; i < n; i++)
-        (*gives)[i] = count;
+        (*out)[i] = count;
     return AR_OK;
 }
 
-ar_status ari_combine(ar_ctx *ctx, ar_comm *over, void *numbers, size_t n, ar_dtype type, ar_op op, const char *tag)
+ar_status ari_combine(ar_ctx *ctx, ar_comm *group, void *numbers, size_t n, ar_dtype type, ar_op op, const char *tag)
 {
     ar_tensor t;
     AR_TRY(ari_numbers(ctx, &t, type, n, numbers));
-    AR_TRY(ar_comm_all_reduce(over, ctx->queue, t.data, ar_const(t.data), n, type, op, tag));
+    AR_TRY(ar_comm_all_reduce(group, ctx->queue, t.data, ar_const(t.data), n, type, op, tag));
     AR_TRY(ar_ctx_download(ctx, numbers, &t));
     ar_ctx_release(ctx, &t);
     return AR_OK;
 }
 
-ar_status ari_gather_words(ar_ctx *ctx, ar_comm *over, uint64_t *all, size_t words, const char *tag)
+ar_status ari_gather_words(ar_ctx *ctx, ar_comm *group, uint64_t *gathered, size_t words, const char *tag)
 {
-    const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
+    const size_t ranks = (size_t)ar_comm_size(group), me = (size_t)ar_comm_rank(group);
     ARI_OWNED size_t *counts = NULL;
     ar_tensor t;
-    AR_TRY(ari_equal_counts(&counts, over, words));
+    AR_TRY(ari_equal_counts(&counts, group, words));
     AR_TRY(ari_new_rows(ctx, &t, AR_I64, ranks, words));
-    AR_TRY(ar_ctx_upload(ctx, &t, all));
-    AR_TRY(ar_comm_all_gather(over, ctx->queue, t.data, ar_cbuf_at(ar_const(t.data), me * words * sizeof *all), counts,
-                              AR_I64, tag));
-    AR_TRY(ar_ctx_download(ctx, all, &t));
+    AR_TRY(ar_ctx_upload(ctx, &t, gathered));
+    AR_TRY(ar_comm_all_gather(group, ctx->queue, t.data, ar_cbuf_at(ar_const(t.data), me * words * sizeof *gathered),
+                              counts, AR_I64, tag));
+    AR_TRY(ar_ctx_download(ctx, gathered, &t));
     ar_ctx_release(ctx, &t);
     return AR_OK;
 }
@@ -150,15 +150,15 @@ static ar_status pass_download(ar_ctx *c, const ar_tensor *t)
 
 ar_status ari_host_view(ar_ctx *c, ar_tensor *view, const ar_tensor *t)
 {
-    const ar_dtype seen = t->dtype == AR_BF16 ? AR_F32 : t->dtype;
+    const ar_dtype host_dtype = t->dtype == AR_BF16 ? AR_F32 : t->dtype;
     ARI_OWNED void *host = NULL;
     *view = *t;
     if (c->device->hollow)
         return pass_download(c, t);
-    if (c->device->ops->host_reaches && seen == t->dtype)
+    if (c->device->ops->host_reaches && host_dtype == t->dtype)
         return AR_OK;
-    AR_TRY(ari_alloc(&host, ar_tensor_count(t), ar_dtype_bytes(seen), "a tensor's values on the host"));
-    AR_TRY(ar_tensor_view(view, seen, t->ndim, t->shape, (ar_buf){host}));
+    AR_TRY(ari_alloc(&host, ar_tensor_count(t), ar_dtype_bytes(host_dtype), "a tensor's values on the host"));
+    AR_TRY(ar_tensor_view(view, host_dtype, t->ndim, t->shape, (ar_buf){host}));
     AR_TRY(download(c, host, t));
     host = NULL; /* the view's */
     return AR_OK;
@@ -170,17 +170,17 @@ void ari_host_view_end(ar_tensor *view, const ar_tensor *t)
         free(view->data.ptr);
 }
 
-void ari_pack_elements(float *to, const ar_tensor *t)
+void ari_pack_elements(float *dst, const ar_tensor *t)
 {
     const size_t count = ar_tensor_count(t);
     for (size_t i = 0; i < count; i++) {
-        size_t at[AR_MAX_DIMS];
+        size_t coords[AR_MAX_DIMS];
         ptrdiff_t offset = 0;
-        ari_coordinates(at, i, t->ndim, t->shape);
+        ari_coordinates(coords, i, t->ndim, t->shape);
         for (int d = 0; d < t->ndim; d++)
-            offset += (ptrdiff_t)at[d] * t->stride[d];
-        to[i] = t->dtype == AR_BF16 ? ari_f32_of_bf16(((const uint16_t *)t->data.ptr)[offset])
-                                    : ((const float *)t->data.ptr)[offset];
+            offset += (ptrdiff_t)coords[d] * t->stride[d];
+        dst[i] = t->dtype == AR_BF16 ? ari_f32_of_bf16(((const uint16_t *)t->data.ptr)[offset])
+                                     : ((const float *)t->data.ptr)[offset];
     }
 }
 

@@ -37,9 +37,9 @@ static bool give_back(ar_ctx *c, ari_owned *o)
 
 void ari_queue_drain(ar_queue *q)
 {
-    const ari_outcome kept = ari_outcome_of(AR_ERR_ABORTED);
+    const ari_outcome saved = ari_outcome_of(AR_ERR_ABORTED);
     if (q && ar_queue_sync(q, 0) != AR_OK)
-        (void)ari_outcome_status(&kept);
+        (void)ari_outcome_status(&saved);
 }
 
 void ar_ctx_end_step(ar_ctx *c)
@@ -51,22 +51,22 @@ void ar_ctx_end_step(ar_ctx *c)
             ari_queue_drain(c->transfer[i].queue);
     }
     /* The newest first: objects may refer to older ones. */
-    for (ari_owned *o = c->owned.next, *next = NULL; o != &c->owned; o = next) {
-        next = o->next;
+    for (ari_owned *o = c->owned.next, *next_owned = NULL; o != &c->owned; o = next_owned) {
+        next_owned = o->next;
         release_owned(c, o);
     }
     if (c->ledger)
         c->forget(c->ledger, NULL);
 }
 
-static ar_status own(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx *, void *))
+static ar_status record_owned(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx *, void *))
 {
     ari_owned *o = malloc(sizeof *o);
     if (!o)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a record of the step");
     *o = (ari_owned){.next = c->owned.next,
                      .prev = &c->owned,
-                     .number = ++c->given,
+                     .number = ++c->newest_number,
                      .buf = buf,
                      .bytes = bytes,
                      .use = c->use,
@@ -78,23 +78,23 @@ static ar_status own(ar_ctx *c, ar_buf buf, size_t bytes, void (*destroy)(ar_ctx
     return AR_OK;
 }
 
-ar_status ari_step_alloc(ar_ctx *c, ar_buf *gives, size_t bytes)
+ar_status ari_step_alloc(ar_ctx *c, ar_buf *out, size_t bytes)
 {
     ar_buf b = {NULL};
     AR_TRY(ari_ctx_alloc(c, &b, bytes));
-    const ar_status st = own(c, b, bytes, NULL);
+    const ar_status st = record_owned(c, b, bytes, NULL);
     if (st != AR_OK) {
         ari_ctx_free(c, b);
         return st;
     }
-    *gives = b;
+    *out = b;
     return AR_OK;
 }
 
 ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object))
 {
     const ar_buf b = {object};
-    const ar_status st = own(c, b, 0, destroy);
+    const ar_status st = record_owned(c, b, 0, destroy);
     if (st != AR_OK)
         destroy(c, object);
     return st;
@@ -112,15 +112,15 @@ void ari_step_disown(ar_ctx *c, void *object)
 
 static bool lies_in(const ari_owned *o, const ar_tensor *t)
 {
-    const char *begin = o->buf.ptr, *at = t ? t->data.ptr : NULL;
-    return at && !o->destroy && at >= begin && at < begin + (o->bytes ? o->bytes : 1);
+    const char *begin = o->buf.ptr, *address = t ? t->data.ptr : NULL;
+    return address && !o->destroy && address >= begin && address < begin + (o->bytes ? o->bytes : 1);
 }
 
-void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *kept)
+void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *retained)
 {
     ari_owned *newer = &c->owned; /* what stays of those at hand: an object may end older things with it */
     while (newer->next != &c->owned && newer->next->number > mark) {
-        if (lies_in(newer->next, kept) || !give_back(c, newer->next))
+        if (lies_in(newer->next, retained) || !give_back(c, newer->next))
             newer = newer->next;
     }
 }
@@ -158,12 +158,12 @@ void ari_step_let_go(ar_ctx *c, const ar_tensor *t)
         release_owned(c, o);
 }
 
-ar_status ari_step_take_out(ar_ctx *c, ar_buf *gives, const ar_tensor *t)
+ar_status ari_step_take_out(ar_ctx *c, ar_buf *out, const ar_tensor *t)
 {
     ari_owned *o = memory_of(c, t);
     if (!o || o->holds > 0)
         return ar_error_set(AR_ERR_ARG, "memory that is %s cannot be taken out of it", o ? "held" : "not the step's");
-    *gives = o->buf;
+    *out = o->buf;
     forget_owned(c, o);
     free(o);
     return AR_OK;
@@ -231,20 +231,20 @@ void ari_step_claim(ar_ctx *c, const ar_tensor *t)
         o->use = c->use;
 }
 
-void ari_step_stored(ar_ctx *c, size_t *most)
+void ari_step_stored(ar_ctx *c, size_t *max_bytes)
 {
-    if (c->bytes_now <= *most)
+    if (c->bytes_now <= *max_bytes)
         return;
-    *most = c->bytes_now;
+    *max_bytes = c->bytes_now;
     memset(c->stored, 0, sizeof c->stored);
     for (const ari_owned *o = c->owned.next; o != &c->owned; o = o->next)
         c->stored[o->use] += o->bytes;
 }
 
-void ar_ctx_memory(const ar_ctx *c, size_t *now, size_t *peak)
+void ar_ctx_memory(const ar_ctx *c, size_t *current, size_t *peak)
 {
-    if (now)
-        *now = c->bytes_now;
+    if (current)
+        *current = c->bytes_now;
     if (peak)
         *peak = c->bytes_peak;
 }

@@ -13,19 +13,19 @@
 /* Bytes of such a name after its folder: two numbers and what stands around them. */
 #define TEMPORARY_BYTES 64
 
-ar_status ari_io_fail(const char *what, const char *path)
+ar_status ari_io_fail(const char *action, const char *path)
 {
     const int error = errno;
-    return ar_error_set(error == ENOMEM ? AR_ERR_MEMORY : AR_ERR_IO, "%s: cannot %s: %s", ARI_SHOW(path), what,
+    return ar_error_set(error == ENOMEM ? AR_ERR_MEMORY : AR_ERR_IO, "%s: cannot %s: %s", ARI_SHOW(path), action,
                         strerror(error));
 }
 
 struct ari_atomic_file {
     int fd;
-    char *path; /* the final name, links resolved: the file is replaced, not the link to it */
-    char *temp; /* NULL: written directly */
-    bool named; /* temp stands in the folder, ours to remove; else the file has no name yet */
-    size_t at;  /* where the next byte goes */
+    char *path;    /* the final name, links resolved: the file is replaced, not the link to it */
+    char *temp;    /* NULL: written directly */
+    bool named;    /* temp stands in the folder, ours to remove; else the file has no name yet */
+    size_t offset; /* where the next byte goes */
 };
 
 /* Length of the folder part of `path`, its slash included. */
@@ -70,7 +70,7 @@ static ar_status open_temporary(ari_atomic_file *o)
     return ari_io_fail("create a file in its folder", o->path);
 }
 
-ar_status ari_atomic_file_create(ari_atomic_file **gives, const char *path)
+ar_status ari_atomic_file_create(ari_atomic_file **out, const char *path)
 {
     const bool empty = path == NULL || path[0] == '\0';
     if (empty || strlen(path) > PATH_MAX) {
@@ -106,7 +106,7 @@ ar_status ari_atomic_file_create(ari_atomic_file **gives, const char *path)
         ari_atomic_file_discard(o);
         return st;
     }
-    *gives = o;
+    *out = o;
     return AR_OK;
 }
 
@@ -123,25 +123,25 @@ ar_status ari_atomic_file_check(const char *path)
 
 ar_status ari_atomic_file_write(ari_atomic_file *o, const void *data, size_t bytes)
 {
-    size_t done = 0;
-    while (done < bytes) {
-        const size_t step = bytes - done < ARI_TRANSFER_BYTES ? bytes - done : ARI_TRANSFER_BYTES;
-        const ssize_t put = write(o->fd, (const char *)data + done, step);
-        if (put < 0 && errno == EINTR)
+    size_t written = 0;
+    while (written < bytes) {
+        const size_t step = bytes - written < ARI_TRANSFER_BYTES ? bytes - written : ARI_TRANSFER_BYTES;
+        const ssize_t result = write(o->fd, (const char *)data + written, step);
+        if (result < 0 && errno == EINTR)
             continue;
-        if (put <= 0)
+        if (result <= 0)
             return ari_io_fail("write", o->path);
-        done += (size_t)put;
-        o->at += (size_t)put;
+        written += (size_t)result;
+        o->offset += (size_t)result;
     }
     return AR_OK;
 }
 
-ar_status ari_atomic_file_stream(FILE **gives, const ari_atomic_file *o)
+ar_status ari_atomic_file_stream(FILE **out, const ari_atomic_file *o)
 {
     const int fd = fcntl(o->fd, F_DUPFD_CLOEXEC, 0);
-    *gives = fd < 0 ? NULL : fdopen(fd, "w");
-    if (*gives)
+    *out = fd < 0 ? NULL : fdopen(fd, "w");
+    if (*out)
         return AR_OK;
     const ar_status st = ari_io_fail("write", o->path);
     if (fd >= 0)

@@ -12,13 +12,13 @@
  *  that names a device or a pipe is written directly: replacing /dev/null by a file would be worse than no
  *  atomicity. */
 typedef struct ari_atomic_file ari_atomic_file;
-AR_NODISCARD ar_status ari_atomic_file_create(ari_atomic_file **gives, const char *path);
+AR_NODISCARD ar_status ari_atomic_file_create(ari_atomic_file **out, const char *path);
 /** Checks that ari_atomic_file_create would succeed now, so that long work does not end in vain. A device or a pipe is
  *  not opened. Errors: as ari_atomic_file_create. */
 AR_NODISCARD ar_status ari_atomic_file_check(const char *path);
 AR_NODISCARD ar_status ari_atomic_file_write(ari_atomic_file *o, const void *data, size_t bytes);
 /** A stream that writes from where ari_atomic_file_write ended; nothing else may until it ends. Errors: AR_ERR_IO. */
-AR_NODISCARD ar_status ari_atomic_file_stream(FILE **gives, const ari_atomic_file *o);
+AR_NODISCARD ar_status ari_atomic_file_stream(FILE **out, const ari_atomic_file *o);
 /** Ends it in any case. Errors: AR_ERR_IO, if anything written to it was lost. */
 AR_NODISCARD ar_status ari_atomic_file_stream_end(FILE *f, const ari_atomic_file *o);
 /** Syncs, closes and names the file, in place of what had its name. On failure nothing is left behind. `o` is then
@@ -33,7 +33,7 @@ void ari_atomic_file_discard(ari_atomic_file *o);
 ARI_OWNER(ari_atomic_file, ari_atomic_file_discard)
 
 /** AR_ERR_IO, or AR_ERR_MEMORY where that is the reason: "PATH: cannot WHAT: REASON", of errno. */
-ar_status ari_io_fail(const char *what, const char *path);
+ar_status ari_io_fail(const char *action, const char *path);
 
 /* Linux transfers at most 0x7ffff000 bytes in one call; a smaller step keeps the arithmetic away from SSIZE_MAX. */
 #define ARI_TRANSFER_BYTES ((size_t)1 << 30)

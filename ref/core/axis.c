@@ -22,29 +22,29 @@ const char *ari_axis_name(int axis)
     return names[axis];
 }
 
-const char *ari_over_name(ari_over over)
+const char *ari_over_name(ari_over group_kind)
 {
     static const char *const names[] = {
 #define ARI_OVER_TEXT(name, member, text, axes) text,
         ARI_OVER_TABLE(ARI_OVER_TEXT)
 #undef ARI_OVER_TEXT
             [ARI_OVER_COPIES] = "KV copies"};
-    return names[over];
+    return names[group_kind];
 }
 
-bool ari_over_experts(ari_over over)
+bool ari_over_experts(ari_over group_kind)
 {
-    return over >= ARI_OVER_EP && over <= ARI_OVER_EXPERT_CP;
+    return group_kind >= ARI_OVER_EP && group_kind <= ARI_OVER_EXPERT_CP;
 }
 
-ari_axes ari_over_axes(ari_over over)
+ari_axes ari_over_axes(ari_over group_kind)
 {
     static const ari_axes along[] = {
 #define ARI_OVER_AXES(name, member, text, axes) axes,
         ARI_OVER_TABLE(ARI_OVER_AXES)
 #undef ARI_OVER_AXES
             [ARI_OVER_COPIES] = 0};
-    return along[over];
+    return along[group_kind];
 }
 
 int ari_layout_as_given(const ar_parallel *p, int i)
@@ -74,8 +74,8 @@ char *ari_extents_text(char out[ARI_EXTENTS_TEXT], const ar_parallel *p)
 {
     ari_text t = ari_text_in(out, ARI_EXTENTS_TEXT);
     for (int i = ARI_LAYOUT_AXES - 1; i >= 0; i--) {
-        const int given = ari_layout_as_given(p, i);
-        ari_say(&t, "%s%s=%d", i == ARI_LAYOUT_AXES - 1 ? "" : ", ", ari_layout_axes[i].name, given == 0 ? 1 : given);
+        const int extent = ari_layout_as_given(p, i);
+        ari_say(&t, "%s%s=%d", i == ARI_LAYOUT_AXES - 1 ? "" : ", ", ari_layout_axes[i].name, extent == 0 ? 1 : extent);
     }
     return out;
 }
@@ -102,16 +102,16 @@ int ari_place_along(const ari_ranks *r, int rank, ari_axes axes)
 {
     int place = 0, step = 1;
     for (int i = ARI_PLACED_AXES - 1; i >= 0; i--) {
-        const int at = rank % r->along[i];
+        const int coord = rank % r->along[i];
         rank /= r->along[i];
-        place += axes >> i & 1 ? at * step : 0;
+        place += axes >> i & 1 ? coord * step : 0;
         step *= axes >> i & 1 ? r->along[i] : 1;
     }
     return place;
 }
 
 _Static_assert(ARI_LAYOUT_AXES <= AR_MESH_DIMS, "a mesh has no room for a layout");
-void ari_layout_mesh(ar_mesh *mesh, int *at, const ar_parallel *p, int rank, ari_axes always)
+void ari_layout_mesh(ar_mesh *mesh, int *coords, const ar_parallel *p, int rank, ari_axes always)
 {
     const ari_ranks ranks = ari_ranks_of(p);
     mesh->ndim = 0;
@@ -122,7 +122,7 @@ void ari_layout_mesh(ar_mesh *mesh, int *at, const ar_parallel *p, int rank, ari
             continue;
         snprintf(dim->name, sizeof dim->name, "%s", axis->name);
         dim->size = ari_layout_extent(p, i);
-        at[mesh->ndim++] = ari_place_along(&ranks, rank, axis->axes);
+        coords[mesh->ndim++] = ari_place_along(&ranks, rank, axis->axes);
     }
 }
 

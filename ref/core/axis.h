@@ -52,11 +52,11 @@ typedef enum ari_over {
     ARI_OVER_COPIES = ARI_OVER_GROUPS /* the neighbours that hold one KV head: some of those along the last two axes */
 } ari_over;
 /** "tp", "cp_ring". Static storage. */
-const char *ari_over_name(ari_over over);
+const char *ari_over_name(ari_over group_kind);
 /** True of the groups that share experts out, or have copies of them. */
-bool ari_over_experts(ari_over over);
+bool ari_over_experts(ari_over group_kind);
 /** Along which the members of such a group differ; none: of copies. */
-ari_axes ari_over_axes(ari_over over);
+ari_axes ari_over_axes(ari_over group_kind);
 
 /* The extents of a layout, outermost first. */
 enum { ARI_LAYOUT_PP, ARI_LAYOUT_DP, ARI_LAYOUT_CP, ARI_LAYOUT_TP, ARI_LAYOUT_AXES };
@@ -88,9 +88,9 @@ int ari_ranks_along(const ari_ranks *r, ari_axes axes);
 /** The number of a rank among those that differ from it along these axes alone. Ranks are in one such group if they
  *  have the same number along all other axes. */
 int ari_place_along(const ari_ranks *r, int rank, ari_axes axes);
-/** A layout as a mesh, and a rank's coordinates; at: [AR_MESH_DIMS]. Extents of one rank are left out, except those
+/** A layout as a mesh, and a rank's coordinates; coords: [AR_MESH_DIMS]. Extents of one rank are left out, except those
  *  that cut an axis in `always`. */
-void ari_layout_mesh(ar_mesh *mesh, int *at, const ar_parallel *p, int rank, ari_axes always);
+void ari_layout_mesh(ar_mesh *mesh, int *coords, const ar_parallel *p, int rank, ari_axes always);
 /** True if experts are not cut over the tensor-parallel ranks, which have some of their own. */
 bool ari_experts_whole(const ar_parallel *p);
 /** True if routes decide how many rows a rank's experts have. */

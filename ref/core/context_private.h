@@ -15,8 +15,8 @@ ar_dtype ari_matrix_dtype(ar_precision p, ar_dtype storage);
 const char *ari_recompute_name(ar_recompute r);
 /** "all-to-all", "all-gather"; "?". Static storage. */
 const char *ari_dispatch_name(ar_dispatch d);
-/** Refuses a label smoothing outside [0, 1) and a z-loss that is negative or not finite. what: of which, for the
+/** Refuses a label smoothing outside [0, 1) and a z-loss that is negative or not finite. label: of which, for the
  *  message. Errors: AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_loss_options_check(const ar_loss_options *o, const char *what);
+AR_NODISCARD ar_status ari_loss_options_check(const ar_loss_options *o, const char *label);
 
 AR_END_DECLS

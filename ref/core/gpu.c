@@ -35,14 +35,14 @@ double ari_rates_moves(const ari_rates *r, double bytes)
     return g && bytes > 0.0 ? g->host * fmax(LAUNCH, bytes / g->memory) : 0.0;
 }
 
-double ari_rates_kernel(const ari_rates *r, ari_gpu_moves what, bool backward, double elements)
+double ari_rates_kernel(const ari_rates *r, ari_gpu_moves kernel_kind, bool backward, double elements)
 {
     static const double bytes[ARI_GPU_MOVES][2] = {
 #define ARI_GPU_MOVES_BYTES(name, forward, backward) [ARI_GPU_MOVES_##name] = {forward, backward},
         ARI_GPU_MOVES_TABLE(ARI_GPU_MOVES_BYTES)
 #undef ARI_GPU_MOVES_BYTES
     };
-    return ari_rates_moves(r, bytes[what][backward] * elements);
+    return ari_rates_moves(r, bytes[kernel_kind][backward] * elements);
 }
 
 /* By tiles of a size, in waves over the processors; tiles whose sums are long can be divided along them, so that the last
@@ -50,11 +50,11 @@ double ari_rates_kernel(const ari_rates *r, ari_gpu_moves what, bool backward, d
 static double tiled(const ari_gpu *g, const ari_gpu_product *p, const double tile[3])
 {
     const double tiles = p->count * ceil(p->m / tile[0]) * ceil(p->n / tile[1]);
-    const double each = 2.0 * tile[0] * tile[1] * p->k / (tile[2] * g->product * g->peak / g->sms);
-    double best = INFINITY;
+    const double tile_time = 2.0 * tile[0] * tile[1] * p->k / (tile[2] * g->product * g->peak / g->sms);
+    double min_time = INFINITY;
     for (double parts = 1.0; parts <= fmax(1.0, fmin(MOST_PARTS, p->k / SHORTEST_SUM)); parts *= 2.0)
-        best = fmin(best, ceil(tiles * parts / g->sms) * (TILE + each / parts));
-    return best;
+        min_time = fmin(min_time, ceil(tiles * parts / g->sms) * (TILE + tile_time / parts));
+    return min_time;
 }
 
 double ari_rates_product(const ari_rates *r, const ari_gpu_product *p)
@@ -65,10 +65,10 @@ double ari_rates_product(const ari_rates *r, const ari_gpu_product *p)
     if (!g || flops == 0.0)
         return flops / r->flops;
     const double bytes = p->count * (VALUE * p->k * (p->m + p->n) + (p->accumulates ? SUM : VALUE) * p->m * p->n);
-    double best = INFINITY;
+    double min_time = INFINITY;
     for (size_t i = 0; i < sizeof tile / sizeof *tile; i++)
-        best = fmin(best, tiled(g, p, tile[i]));
-    return g->host * fmax(LAUNCH, fmax(best, bytes / g->memory));
+        min_time = fmin(min_time, tiled(g, p, tile[i]));
+    return g->host * fmax(LAUNCH, fmax(min_time, bytes / g->memory));
 }
 
 double ari_rates_scores(const ari_rates *r, const ari_gpu_scores *s)
@@ -77,8 +77,8 @@ double ari_rates_scores(const ari_rates *r, const ari_gpu_scores *s)
     if (!g || s->flops == 0.0)
         return s->flops / r->flops;
     const double width = fmin(1.0, 0.4 + 0.6 * s->head / 128.0); /* half as wide: 0.7 (the same figures) */
-    const double most = s->older ? fmin(g->older, g->scores[s->backward]) : g->scores[s->backward];
-    const double rate = most * width * s->positions / (s->positions + g->half[s->backward]);
+    const double peak_rate = s->older ? fmin(g->older, g->scores[s->backward]) : g->scores[s->backward];
+    const double rate = peak_rate * width * s->positions / (s->positions + g->half[s->backward]);
     return g->host * fmax(LAUNCH, s->flops / rate);
 }
 
@@ -86,10 +86,10 @@ double ari_rates_scores(const ari_rates *r, const ari_gpu_scores *s)
  * that all ports carry data; for short all-reduces a tree of nodes. */
 double ari_gpu_rings(const ari_ring_links *l, double bytes, double rings)
 {
-    const double nodes = ceil(l->n / l->in_node), hops = l->between ? nodes : 0.0;
-    const double rate =
-        l->between ? fmin(l->in_node > 1.0 ? l->near.bytes_per_s : (double)INFINITY, l->in_node * l->far.bytes_per_s)
-                   : l->near.bytes_per_s;
+    const double nodes = ceil(l->n / l->in_node), hops = l->is_inter_node ? nodes : 0.0;
+    const double rate = l->is_inter_node ? fmin(l->in_node > 1.0 ? l->near.bytes_per_s : (double)INFINITY,
+                                                l->in_node * l->far.bytes_per_s)
+                                         : l->near.bytes_per_s;
     const double ring =
         rings * ((l->n - hops) * l->near.latency_s + hops * l->far.latency_s + bytes * (l->n - 1.0) / l->n / rate);
     const double tree = 2.0 * ((l->in_node - 1.0) * l->near.latency_s + log2(nodes) * l->far.latency_s + bytes / rate);

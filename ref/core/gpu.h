@@ -14,9 +14,9 @@ typedef struct ari_gpu {
                          128 features */
     double older;     /* that it was at most before 2024 */
     double half[2];   /* positions at which it reaches half of that */
-    double inside, between; /* shares of a link's rate that collectives reach */
-    double taken;           /* share of the processors that a collective beside products takes from them */
-    double host;            /* what launches, jitter between ranks and a clock below its boost add: a factor */
+    double inside, inter_node; /* shares of a link's rate that collectives reach */
+    double sm_share;           /* share of the processors that a collective beside products takes from them */
+    double host;               /* what launches, jitter between ranks and a clock below its boost add: a factor */
 } ari_gpu;
 
 /* What a rank computes by: a GPU's table; NULL: so many operations a second, whatever their shape, and no other work. */
@@ -58,12 +58,12 @@ typedef enum ari_gpu_moves {
 #undef ARI_GPU_MOVES_ENUM
         ARI_GPU_MOVES
 } ari_gpu_moves;
-double ari_rates_kernel(const ari_rates *r, ari_gpu_moves what, bool backward, double elements);
+double ari_rates_kernel(const ari_rates *r, ari_gpu_moves kernel_kind, bool backward, double elements);
 
 /* Members of a group, and the links between them at the rates that collectives reach. */
 typedef struct ari_ring_links {
-    double n, in_node; /* members; of them in a node */
-    bool between;      /* the group spans nodes */
+    double n, in_node;  /* members; of them in a node */
+    bool is_inter_node; /* the group spans nodes */
     struct {
         double latency_s, bytes_per_s;
     } near, far;

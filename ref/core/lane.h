@@ -24,25 +24,25 @@ typedef struct ari_instruments {
 } ari_instruments;
 
 typedef struct ari_lane {
-    const ari_instruments *with; /* its own copy: a queue may outlive the world */
-    int rank, track;             /* track 0: the rank's main thread; 1, 2, ...: its queues in the order of creation */
-    char name[32];               /* of the track: "main", or the queue's */
-    uint64_t virtual_ns;         /* the lane's virtual clock; stays 0 without virtual time */
-    double virtual_rest;         /* ns of work that rounding to whole ones has left out so far */
-    ari_recording *recording;    /* NULL: nothing is recorded */
-    ari_turn *turn;              /* NULL: the system's scheduler */
-    struct ari_lane *main;       /* of the rank; itself on track 0 */
-    atomic_int tracks;           /* track 0: made so far for the rank, itself included */
-    ari_instruments own;
+    const ari_instruments *instruments; /* its own copy: a queue may outlive the world */
+    int rank, track;          /* track 0: the rank's main thread; 1, 2, ...: its queues in the order of creation */
+    char name[32];            /* of the track: "main", or the queue's */
+    uint64_t virtual_ns;      /* the lane's virtual clock; stays 0 without virtual time */
+    double virtual_rest;      /* ns of work that rounding to whole ones has left out so far */
+    ari_recording *recording; /* NULL: nothing is recorded */
+    ari_turn *turn;           /* NULL: the system's scheduler */
+    struct ari_lane *main;    /* of the rank; itself on track 0 */
+    atomic_int tracks;        /* track 0: made so far for the rank, itself included */
+    ari_instruments instruments_copy;
 } ari_lane;
 
 /** The calling thread's; NULL outside a simulated rank. */
 ari_lane *ari_lane_self(void);
 
 /** A lane for a thread that is about to be made: by the world's runner for rank's main thread (of NULL), or by a thread
- * of that rank (of: its lane) for a queue. Gives; ari_lane_destroy after the thread was joined. Errors:
+ * of that rank (parent: its lane) for a queue. Gives; ari_lane_destroy after the thread was joined. Errors:
  * AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_lane_create(ari_lane **gives, ari_lane *of, const ari_instruments *with, int rank,
+AR_NODISCARD ar_status ari_lane_create(ari_lane **out, ari_lane *parent, const ari_instruments *instruments, int rank,
                                        const char *name);
 /** Accepts NULL. */
 void ari_lane_destroy(ari_lane *l);
@@ -54,12 +54,12 @@ void ari_lane_leave(ari_lane *l);
 /** The calling thread is about to wait for the lane's thread to end (pthread_join). NULL: nothing. */
 void ari_lane_join(const ari_lane *l);
 
-/** `ns` after `at`, to the nearest one, and at most some centuries: a virtual clock does not run over. NaN: `at`. */
-static inline uint64_t ari_virtual_after(uint64_t at, double ns)
+/** `ns` after `base_ns`, to the nearest one, and at most some centuries: a virtual clock does not run over. NaN: `base_ns`. */
+static inline uint64_t ari_virtual_after(uint64_t base_ns, double ns)
 {
     const uint64_t latest = (uint64_t)1 << 62;
-    const uint64_t more = ns >= 0x1p62 ? latest : ns > 0 ? (uint64_t)(ns + 0.5) : 0;
-    return more > latest - (at < latest ? at : latest) ? latest : at + more;
+    const uint64_t delta_ns = ns >= 0x1p62 ? latest : ns > 0 ? (uint64_t)(ns + 0.5) : 0;
+    return delta_ns > latest - (base_ns < latest ? base_ns : latest) ? latest : base_ns + delta_ns;
 }
 
 /** Moves the lane's virtual clock to at least `virtual_ns`. NULL: nothing. */
@@ -70,5 +70,5 @@ static inline void ari_lane_reach(ari_lane *l, uint64_t virtual_ns)
 }
 static inline bool ari_lane_is_virtual(const ari_lane *l)
 {
-    return l && l->with->rates.flops > 0;
+    return l && l->instruments->rates.flops > 0;
 }

@@ -15,13 +15,13 @@ ar_dtype ari_matrix_dtype(ar_precision p, ar_dtype storage)
     return p == AR_PRECISION_BF16 || storage == AR_BF16 ? AR_BF16 : AR_F32;
 }
 
-ar_status ari_loss_options_check(const ar_loss_options *o, const char *what)
+ar_status ari_loss_options_check(const ar_loss_options *o, const char *label)
 {
     if (!(o->label_smoothing >= 0.0 && o->label_smoothing < 1.0))
-        return ar_error_set(AR_ERR_ARG, "%s: a label smoothing of %g: a number from 0 to below 1", what,
+        return ar_error_set(AR_ERR_ARG, "%s: a label smoothing of %g: a number from 0 to below 1", label,
                             o->label_smoothing);
     if (!(o->z_loss >= 0.0) || isinf(o->z_loss))
-        return ar_error_set(AR_ERR_ARG, "%s: a z-loss of weight %g: a finite number from 0", what, o->z_loss);
+        return ar_error_set(AR_ERR_ARG, "%s: a z-loss of weight %g: a finite number from 0", label, o->z_loss);
     const ar_router_losses *r = &o->router;
     if ((unsigned)r->balance >= AR_BALANCES || !(r->balance_weight >= 0.0) || isinf(r->balance_weight) ||
         !(r->z_loss >= 0.0) || isinf(r->z_loss) || !(r->bias_update >= 0.0) || isinf((float)r->bias_update))
@@ -29,6 +29,6 @@ ar_status ari_loss_options_check(const ar_loss_options *o, const char *what)
             AR_ERR_ARG,
             "%s: a balance %d of routers of weight %g, a z-loss of weight %g and an update of their bias by "
             "%g: for each a finite number from 0",
-            what, (int)r->balance, r->balance_weight, r->z_loss, r->bias_update);
+            label, (int)r->balance, r->balance_weight, r->z_loss, r->bias_update);
     return AR_OK;
 }

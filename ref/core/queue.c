@@ -29,9 +29,9 @@ struct ar_queue {
     char name[32];
     atomic_int refs; /* the owner, events recorded on it, queues that wait for it */
     /* Words to wait for, written under `lock`. */
-    _Atomic uint64_t posted;   /* changes with every task enqueued, and at the end */
-    _Atomic uint64_t finished; /* tasks ended since creation */
-    ari_sleepers work, done;   /* who waits for `posted`: the worker; for `finished` */
+    _Atomic uint64_t posted;    /* changes with every task enqueued, and at the end */
+    _Atomic uint64_t finished;  /* tasks ended since creation */
+    ari_sleepers work, waiters; /* who waits for `posted`: the worker; for `finished` */
     pthread_mutex_t lock;
     /* Everything below is guarded by `lock`. */
     task *head, **tail;
@@ -110,15 +110,15 @@ static void count_ended(ar_queue *q)
     }
     atomic_store(&q->finished, n + 1);
     pthread_mutex_unlock(&q->lock);
-    ari_wake(&q->done);
+    ari_wake(&q->waiters);
 }
 
 /* NULL: stopped, and all that was enqueued is done. */
 static task *next_task(ar_queue *q)
 {
-    ari_wait w = {.at = &q->work, .awake_ns = IDLE_AWAKE_NS};
+    ari_wait w = {.sleepers = &q->work, .awake_ns = IDLE_AWAKE_NS};
     for (;;) {
-        const uint64_t seen = atomic_load(&q->posted);
+        const uint64_t observed = atomic_load(&q->posted);
         pthread_mutex_lock(&q->lock);
         task *t = q->head;
         const bool stop = q->stop;
@@ -130,7 +130,7 @@ static task *next_task(ar_queue *q)
         pthread_mutex_unlock(&q->lock);
         if (t || stop)
             return t;
-        ari_wait_turn(&w, &q->posted, seen, 0);
+        ari_wait_turn(&w, &q->posted, observed, 0);
     }
 }
 
@@ -157,7 +157,7 @@ static int init_locks(ar_queue *q)
     rc = ari_sleepers_init(&q->work);
     if (rc != 0)
         goto no_work;
-    rc = ari_sleepers_init(&q->done);
+    rc = ari_sleepers_init(&q->waiters);
     if (rc == 0)
         return 0;
     ari_sleepers_fini(&q->work);
@@ -168,11 +168,11 @@ no_work:
 
 static void queue_release(ar_queue *q);
 
-static ar_status create_queue(ar_queue **gives, ar_queue_kind kind, const char *name, ari_stream *stream, bool owns)
+static ar_status create_queue(ar_queue **out, ar_queue_kind kind, const char *name, ari_stream *stream, bool owns)
 {
-    if (!gives)
+    if (!out)
         return ar_error_set(AR_ERR_ARG, "ar_queue_create: no place for the queue");
-    *gives = NULL;
+    *out = NULL;
     if (kind != AR_QUEUE_INLINE && kind != AR_QUEUE_THREAD)
         return ar_error_set(AR_ERR_ARG, "ar_queue_create: unknown kind %d", (int)kind);
     ar_queue *q = calloc(1, sizeof *q);
@@ -199,7 +199,7 @@ static ar_status create_queue(ar_queue **gives, ar_queue_kind kind, const char *
     }
     ari_lane *self = ari_lane_self();
     if (kind == AR_QUEUE_THREAD && self) {
-        const ar_status st = ari_lane_create(&q->lane, self, self->with, self->rank, q->name);
+        const ar_status st = ari_lane_create(&q->lane, self, self->instruments, self->rank, q->name);
         if (st != AR_OK) {
             queue_release(q);
             return st;
@@ -212,19 +212,19 @@ static ar_status create_queue(ar_queue **gives, ar_queue_kind kind, const char *
                             strerror(rc));
     }
     q->owns_stream = owns; /* last: what fails before leaves it to the caller */
-    *gives = q;
+    *out = q;
     ari_wait_yield();
     return AR_OK;
 }
 
-ar_status ar_queue_create(ar_queue **gives, ar_queue_kind kind, const char *name)
+ar_status ar_queue_create(ar_queue **out, ar_queue_kind kind, const char *name)
 {
-    return create_queue(gives, kind, name, NULL, false);
+    return create_queue(out, kind, name, NULL, false);
 }
 
-ar_status ari_queue_create_on(ar_queue **gives, ar_queue_kind kind, const char *name, ari_stream *s)
+ar_status ari_queue_create_on(ar_queue **out, ar_queue_kind kind, const char *name, ari_stream *s)
 {
-    return create_queue(gives, kind, name, s, true);
+    return create_queue(out, kind, name, s, true);
 }
 
 ari_stream *ari_queue_stream(const ar_queue *q)
@@ -252,7 +252,7 @@ static void queue_release(ar_queue *q)
 {
     if (!q || atomic_fetch_sub(&q->refs, 1) != 1)
         return;
-    ari_sleepers_fini(&q->done);
+    ari_sleepers_fini(&q->waiters);
     ari_sleepers_fini(&q->work);
     pthread_mutex_destroy(&q->lock);
     ari_lane_destroy(q->lane);
@@ -357,16 +357,16 @@ ar_status ar_queue_host(ar_queue *q, ar_status (*fn)(void *), void *arg)
 }
 
 typedef struct chain {
-    ar_status (*fn)(void *arg, ar_queue *on);
+    ar_status (*fn)(void *arg, ar_queue *queue);
     void *arg;
-    ar_queue *on;
+    ar_queue *queue;
 } chain;
 
 static ar_status run_chain(void *arg)
 {
     const chain c = *(chain *)arg;
     free(arg);
-    return c.fn(c.arg, c.on);
+    return c.fn(c.arg, c.queue);
 }
 
 static void drop_chain(void *arg, ar_status st, const char *why)
@@ -375,7 +375,7 @@ static void drop_chain(void *arg, ar_status st, const char *why)
     free(arg);
 }
 
-ar_status ari_queue_chain(ar_queue *q, ar_status (*fn)(void *arg, ar_queue *on), void *arg)
+ar_status ari_queue_chain(ar_queue *q, ar_status (*fn)(void *arg, ar_queue *queue), void *arg)
 {
     if (!q || !fn)
         return ar_error_set(AR_ERR_ARG, "ari_queue_chain: %s is missing", q ? "the function" : "the queue");
@@ -410,22 +410,22 @@ static void reach_ticket(const ar_queue *q, uint64_t ticket)
 
 static ar_status wait_for_ticket(ar_queue *q, uint64_t ticket, uint64_t timeout_ns)
 {
-    ari_wait w = {.at = &q->done, .timeout_ns = timeout_ns, .gives_up = timeout_ns == 0};
+    ari_wait w = {.sleepers = &q->waiters, .timeout_ns = timeout_ns, .gives_up = timeout_ns == 0};
     w.outside = !q->lane || !q->lane->turn;
     for (;;) {
         const uint64_t finished = atomic_load(&q->finished);
         if (finished >= ticket)
             return AR_OK;
-        const unsigned long long left = ticket - finished;
+        const unsigned long long remaining = ticket - finished;
         if (pthread_equal(q->thread, pthread_self()))
             return ar_error_set(AR_ERR_ARG, "queue '%s': one of its own tasks waits for it", q->name);
         if (ari_wait_is_over(&w))
-            return ar_error_set(AR_ERR_TIMEOUT, "queue '%s': %llu tasks are not done after %.3f s", q->name, left,
+            return ar_error_set(AR_ERR_TIMEOUT, "queue '%s': %llu tasks are not done after %.3f s", q->name, remaining,
                                 (double)timeout_ns * 1e-9);
         if (w.stuck)
             return ar_error_set(AR_ERR_TIMEOUT,
                                 "queue '%s': %llu tasks are not done, and never will be: no rank can go on", q->name,
-                                left);
+                                remaining);
         ari_wait_turn(&w, &q->finished, finished, 0);
     }
 }
@@ -453,11 +453,11 @@ ar_status ari_queue_await(ar_queue *q, uint64_t ticket, uint64_t timeout_ns)
 }
 
 /* The same without waiting. */
-static ar_status queue_poll(ar_queue *q, uint64_t ticket, bool *done)
+static ar_status queue_poll(ar_queue *q, uint64_t ticket, bool *is_done)
 {
     ari_wait_poll();
     pthread_mutex_lock(&q->lock);
-    *done = atomic_load(&q->finished) >= ticket;
+    *is_done = atomic_load(&q->finished) >= ticket;
     const ar_status st = repeat_error(q);
     pthread_mutex_unlock(&q->lock);
     return st;
@@ -500,12 +500,12 @@ static shared_mark *keep_mark(shared_mark *m)
     return m;
 }
 
-ar_status ar_event_create(ar_event **gives)
+ar_status ar_event_create(ar_event **out)
 {
-    if (!gives)
+    if (!out)
         return ar_error_set(AR_ERR_ARG, "ar_event_create: no place for the event");
-    *gives = calloc(1, sizeof **gives);
-    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "ar_event_create: no memory for an event");
+    *out = calloc(1, sizeof **out);
+    return *out ? AR_OK : ar_error_set(AR_ERR_MEMORY, "ar_event_create: no memory for an event");
 }
 
 void ar_event_destroy(ar_event *e)
@@ -558,8 +558,8 @@ ar_status ar_event_record(ar_event *e, ar_queue *q)
  * get. */
 static ar_status await_tasks(const ar_event *e, uint64_t timeout_ns)
 {
-    bool done;
-    return e->end ? queue_poll(e->q, e->ticket, &done) : ari_queue_await(e->q, e->ticket, timeout_ns);
+    bool is_done;
+    return e->end ? queue_poll(e->q, e->ticket, &is_done) : ari_queue_await(e->q, e->ticket, timeout_ns);
 }
 
 static ar_status await_stream(const ar_event *e, uint64_t timeout_ns)
@@ -576,22 +576,22 @@ ar_status ar_event_sync(ar_event *e, uint64_t timeout_ns)
     return e->q ? await_tasks(e, timeout_ns) : AR_OK;
 }
 
-ar_status ar_event_test(ar_event *e, bool *done)
+ar_status ar_event_test(ar_event *e, bool *is_done)
 {
-    if (!e || !done)
+    if (!e || !is_done)
         return ar_error_set(AR_ERR_ARG, "ar_event_test: %s is missing", e ? "the answer's place" : "the event");
-    *done = true;
+    *is_done = true;
     if (!e->q)
         return AR_OK;
-    AR_TRY(queue_poll(e->q, e->ticket, done));
+    AR_TRY(queue_poll(e->q, e->ticket, is_done));
     const ari_mark *m = e->end ? e->end->mark : NULL;
-    return *done && m ? ari_queue_note(e->q, m->ops->poll(m, done)) : AR_OK;
+    return *is_done && m ? ari_queue_note(e->q, m->ops->poll(m, is_done)) : AR_OK;
 }
 
 /* A wait of a queue for an event, as a task. */
 typedef struct waiting {
     ar_event point;
-    ari_stream *on; /* the waiting queue's; NULL: it has none */
+    ari_stream *stream; /* the waiting queue's; NULL: it has none */
 } waiting;
 
 static void destroy_waiting(waiting *w)
@@ -607,8 +607,8 @@ static ar_status wait_for_point(void *arg)
     waiting *w = arg;
     const ari_mark *m = w->point.end ? w->point.end->mark : NULL;
     ar_status st = AR_OK;
-    if (m && w->on && w->on->ops == m->ops)
-        st = w->on->ops->wait(w->on, m);
+    if (m && w->stream && w->stream->ops == m->ops)
+        st = w->stream->ops->wait(w->stream, m);
     else
         st = await_stream(&w->point, 0);
     if (st == AR_OK)

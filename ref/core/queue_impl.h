@@ -50,14 +50,14 @@ typedef struct ari_stream_ops {
     /* The host waits. timeout_ns 0: no limit. Errors: AR_ERR_TIMEOUT, AR_ERR_DEVICE (a device fault before that
      * point). */
     ar_status (*await)(const ari_mark *m, uint64_t timeout_ns);
-    ar_status (*poll)(const ari_mark *m, bool *done);
+    ar_status (*poll)(const ari_mark *m, bool *is_done);
     void (*mark_destroy)(ari_mark *m);
     void (*destroy)(ari_stream *s); /* nothing of it is under way */
     /* As mark, but *m also records when the stream reached it, and has no other use. NULL: enqueued work is done when
      * the call returns, and the host's clock gives the time. */
     ar_status (*stamp)(ari_stream *s, ari_mark **m);
     /* From one stamp to a later one of the same stream, both reached. There with stamp. */
-    ar_status (*elapsed)(const ari_mark *from, const ari_mark *to, double *seconds);
+    ar_status (*elapsed)(const ari_mark *begin, const ari_mark *end, double *seconds);
 } ari_stream_ops;
 
 /* A device's own types begin with these. */
@@ -71,7 +71,7 @@ struct ari_mark {
 
 /** As ar_queue_create, for a queue that stands on a stream, which it owns from then on; on failure the caller does. A
  *  thread's queue waits for the stream after each of its tasks. */
-AR_NODISCARD ar_status ari_queue_create_on(ar_queue **gives, ar_queue_kind kind, const char *name, ari_stream *s);
+AR_NODISCARD ar_status ari_queue_create_on(ar_queue **out, ar_queue_kind kind, const char *name, ari_stream *s);
 /** NULL: it stands on none, its tasks are done when they return. */
 ari_stream *ari_queue_stream(const ar_queue *q);
 
@@ -96,7 +96,7 @@ ar_status ari_outcome_status(const ari_outcome *o);
 typedef struct ari_failure ari_failure;
 
 /** Gives one that has not come. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_failure_create(ari_failure **gives);
+AR_NODISCARD ar_status ari_failure_create(ari_failure **out);
 ari_failure *ari_failure_keep(ari_failure *f);
 /** Accepts NULL. */
 void ari_failure_release(ari_failure *f);

@@ -36,19 +36,19 @@ struct ari_recording {
 
 struct ar_trace {
     pthread_mutex_t lock;
-    ari_recording *first; /* guarded by `lock`; newest first */
+    ari_recording *recordings; /* guarded by `lock`; newest first */
     atomic_bool cut, is_virtual;
 };
 
-ar_status ar_trace_create(ar_trace **gives)
+ar_status ar_trace_create(ar_trace **out)
 {
-    if (!gives)
+    if (!out)
         return ar_error_set(AR_ERR_ARG, "ar_trace_create: no place for the trace");
-    *gives = NULL;
+    *out = NULL;
     ARI_OWNED ar_trace *t = calloc(1, sizeof *t);
     if (!t || pthread_mutex_init(&t->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a trace");
-    ARI_GIVE(gives, t);
+    ARI_GIVE(out, t);
     return AR_OK;
 }
 
@@ -56,9 +56,9 @@ void ar_trace_destroy(ar_trace *t)
 {
     if (!t)
         return;
-    while (t->first) {
-        ari_recording *r = t->first;
-        t->first = r->next;
+    while (t->recordings) {
+        ari_recording *r = t->recordings;
+        t->recordings = r->next;
         while (r->text) {
             text_chunk *c = r->text;
             r->text = c->next;
@@ -71,21 +71,21 @@ void ar_trace_destroy(ar_trace *t)
     free(t);
 }
 
-ar_status ari_recording_create(ari_recording **gives, ar_trace *t, const ari_lane *l)
+ar_status ari_recording_create(ari_recording **out, ar_trace *t, const ari_lane *l)
 {
     ari_recording *r = calloc(1, sizeof *r);
-    *gives = r;
+    *out = r;
     if (!r)
         return ar_error_set(AR_ERR_MEMORY, "no memory to record rank %d", l->rank);
     r->trace = t;
     r->rank = l->rank;
     r->track = l->track;
     memcpy(r->name, l->name, sizeof r->name);
-    if (l->with->rates.flops > 0)
+    if (l->instruments->rates.flops > 0)
         atomic_store(&t->is_virtual, true);
     pthread_mutex_lock(&t->lock);
-    r->next = t->first;
-    t->first = r;
+    r->next = t->recordings;
+    t->recordings = r;
     pthread_mutex_unlock(&t->lock);
     return AR_OK;
 }
@@ -104,52 +104,52 @@ static const char *keep_name(ari_recording *r, const char *name)
         c->used = 0;
         r->text = c;
     }
-    char *to = r->text->text + r->text->used;
-    memcpy(to, name, bytes - 1);
-    to[bytes - 1] = '\0';
+    char *dst = r->text->text + r->text->used;
+    memcpy(dst, name, bytes - 1);
+    dst[bytes - 1] = '\0';
     r->text->used += bytes;
-    return to;
+    return dst;
 }
 
 /* True if r only prolongs the work recorded last. A span that began or ended between the two would have changed the
  * depth, or have been recorded itself. A wait separates them even if it is not recorded: its length is by the real
  * clock, and must not affect the virtual one. */
-static bool prolongs_work(ari_recording *to, const ari_record *r)
+static bool prolongs_work(ari_recording *recording, const ari_record *r)
 {
-    ari_record *before = to->count > 0 ? &to->records[to->count - 1] : NULL;
-    if (!before || r->kind != ARI_RECORD_WORK || before->kind != ARI_RECORD_WORK || before->depth != to->depth ||
-        to->waited || before->virtual_end_ns != r->virtual_begin_ns)
+    ari_record *before = recording->count > 0 ? &recording->records[recording->count - 1] : NULL;
+    if (!before || r->kind != ARI_RECORD_WORK || before->kind != ARI_RECORD_WORK || before->depth != recording->depth ||
+        recording->waited || before->virtual_end_ns != r->virtual_begin_ns)
         return false;
     before->virtual_end_ns = r->virtual_end_ns;
     before->flops += r->flops;
     return true;
 }
 
-void ari_record_add(ari_recording *to, const ari_record *r, const char *name)
+void ari_record_add(ari_recording *recording, const ari_record *r, const char *name)
 {
-    if (!to || atomic_load_explicit(&to->trace->cut, memory_order_relaxed) || prolongs_work(to, r))
+    if (!recording || atomic_load_explicit(&recording->trace->cut, memory_order_relaxed) || prolongs_work(recording, r))
         return;
-    const char *kept = keep_name(to, name);
-    if (!kept || ARI_GROW(&to->records, &to->capacity, to->count, "a trace") != AR_OK) {
-        atomic_store(&to->trace->cut, true);
+    const char *saved_name = keep_name(recording, name);
+    if (!saved_name || ARI_GROW(&recording->records, &recording->capacity, recording->count, "a trace") != AR_OK) {
+        atomic_store(&recording->trace->cut, true);
         return;
     }
-    ari_record *record = &to->records[to->count++];
+    ari_record *record = &recording->records[recording->count++];
     *record = *r;
-    to->waited = false;
-    record->name = kept;
-    record->depth = to->depth;
+    recording->waited = false;
+    record->name = saved_name;
+    record->depth = recording->depth;
     if (r->kind != ARI_RECORD_SPAN) /* which took its place when it began */
-        record->order = r->kind == ARI_RECORD_TRANSFER ? to->order : to->order++;
+        record->order = r->kind == ARI_RECORD_TRANSFER ? recording->order : recording->order++;
 }
 
 static void begin_span(ari_recording *r, const char *name, uint64_t virtual_ns)
 {
     if (r->depth < SPANS) {
-        const char *kept = keep_name(r, name);
-        if (!kept)
+        const char *saved_name = keep_name(r, name);
+        if (!saved_name)
             atomic_store(&r->trace->cut, true);
-        r->open[r->depth] = (open_span){kept ? kept : "", r->order++, ari_now_ns(), virtual_ns};
+        r->open[r->depth] = (open_span){saved_name ? saved_name : "", r->order++, ari_now_ns(), virtual_ns};
     }
     r->depth++;
 }
@@ -209,13 +209,13 @@ void ari_record_wait(ari_moment since, const ari_lane *peer)
     const ari_lane *l = ari_lane_self();
     if (!l || !l->recording || !since.ns)
         return;
-    const uint64_t now = ari_now_ns();
+    const uint64_t now_ns = ari_now_ns();
     l->recording->waited = true;
-    if (now - since.ns < ARI_SHORTEST_WAIT_NS && l->virtual_ns - since.virtual_ns < ARI_SHORTEST_WAIT_NS)
+    if (now_ns - since.ns < ARI_SHORTEST_WAIT_NS && l->virtual_ns - since.virtual_ns < ARI_SHORTEST_WAIT_NS)
         return;
     const ari_record wait = {.kind = ARI_RECORD_WAIT,
                              .begin_ns = since.ns,
-                             .end_ns = now,
+                             .end_ns = now_ns,
                              .virtual_begin_ns = since.virtual_ns,
                              .virtual_end_ns = l->virtual_ns,
                              .peer = l->rank,
@@ -223,7 +223,7 @@ void ari_record_wait(ari_moment since, const ari_lane *peer)
     ari_record_add(l->recording, &wait, peer ? peer->name : "");
 }
 
-void ari_record_transfer(ari_moment since, int from, uint64_t bytes)
+void ari_record_transfer(ari_moment since, int src_rank, uint64_t bytes)
 {
     const ari_lane *l = ari_lane_self();
     if (!l || !l->recording || !since.ns)
@@ -233,7 +233,7 @@ void ari_record_transfer(ari_moment since, int from, uint64_t bytes)
                                  .end_ns = ari_now_ns(),
                                  .virtual_begin_ns = since.virtual_ns,
                                  .virtual_end_ns = l->virtual_ns,
-                                 .peer = from,
+                                 .peer = src_rank,
                                  .peer_track = -1,
                                  .bytes = bytes};
     ari_record_add(l->recording, &transfer, "");
@@ -247,10 +247,10 @@ static void work(ari_lane *l, double seconds, double flops)
     l->virtual_ns = ari_virtual_after(begin, exact_ns);
     const double rest = exact_ns - (double)(l->virtual_ns - begin);
     l->virtual_rest = rest > -1.0 && rest < 1.0 ? rest : 0.0; /* else the clock is at its end */
-    const uint64_t now = l->recording ? ari_now_ns() : 0;
+    const uint64_t now_ns = l->recording ? ari_now_ns() : 0;
     const ari_record r = {.kind = ARI_RECORD_WORK,
-                          .begin_ns = now,
-                          .end_ns = now,
+                          .begin_ns = now_ns,
+                          .end_ns = now_ns,
                           .virtual_begin_ns = begin,
                           .virtual_end_ns = l->virtual_ns,
                           .flops = flops};
@@ -261,7 +261,7 @@ void ar_trace_work(double flops)
 {
     ari_lane *l = ari_lane_self();
     if (ari_lane_is_virtual(l) && flops > 0)
-        work(l, flops / l->with->rates.flops, flops);
+        work(l, flops / l->instruments->rates.flops, flops);
 }
 
 void ari_work_product(const ari_gpu_product *p)
@@ -269,21 +269,22 @@ void ari_work_product(const ari_gpu_product *p)
     ari_lane *l = ari_lane_self();
     const double flops = 2.0 * p->count * p->m * p->n * p->k;
     if (ari_lane_is_virtual(l) && flops > 0)
-        work(l, ari_rates_product(&l->with->rates, p), flops);
+        work(l, ari_rates_product(&l->instruments->rates, p), flops);
 }
 
 void ari_work_scores(const ari_gpu_scores *s)
 {
     ari_lane *l = ari_lane_self();
     if (ari_lane_is_virtual(l) && s->flops > 0)
-        work(l, ari_rates_scores(&l->with->rates, s), s->flops);
+        work(l, ari_rates_scores(&l->instruments->rates, s), s->flops);
 }
 
-void ari_work_moves(ari_gpu_moves what, bool backward, size_t elements)
+void ari_work_moves(ari_gpu_moves kernel_kind, bool backward, size_t elements)
 {
     ari_lane *l = ari_lane_self();
-    const double seconds =
-        ari_lane_is_virtual(l) ? ari_rates_kernel(&l->with->rates, what, backward, (double)elements) : 0.0;
+    const double seconds = ari_lane_is_virtual(l)
+                               ? ari_rates_kernel(&l->instruments->rates, kernel_kind, backward, (double)elements)
+                               : 0.0;
     if (seconds > 0.0)
         work(l, seconds, 0.0);
 }
@@ -291,14 +292,14 @@ void ari_work_moves(ari_gpu_moves what, bool backward, size_t elements)
 size_t ari_trace_lanes(const ar_trace *t)
 {
     size_t n = 0;
-    for (const ari_recording *r = t->first; r; r = r->next)
+    for (const ari_recording *r = t->recordings; r; r = r->next)
         n++;
     return n;
 }
 
 ari_trace_lane ari_trace_lane_at(const ar_trace *t, size_t i)
 {
-    const ari_recording *r = t->first;
+    const ari_recording *r = t->recordings;
     while (i-- > 0)
         r = r->next;
     return (ari_trace_lane){r->rank, r->track, r->name, r->records, r->count};

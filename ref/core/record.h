@@ -33,7 +33,7 @@ typedef struct ari_record {
     size_t count;                       /* elements of the call: of a v-form, of all ranks together */
     uint64_t group, seq;                /* the group's number in the world; the collective's in the group */
     int ranks;                          /* of the group */
-    int last;                           /* world rank of the member that came last, by the real clock */
+    int last_rank;                      /* world rank of the member that came last, by the real clock */
     int virtual_last;                   /* and by the virtual one */
     int virtual_from;                   /* world rank of the member whose coming decided virtual_end_ns */
     uint64_t agreed_ns;                 /* when all had come */
@@ -47,17 +47,17 @@ typedef struct ari_record {
 typedef struct ari_recording ari_recording;
 
 /** A recording for the lane, owned by the trace. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_recording_create(ari_recording **gives, ar_trace *t, const struct ari_lane *l);
+AR_NODISCARD ar_status ari_recording_create(ari_recording **out, ar_trace *t, const struct ari_lane *l);
 /** Adds a record to the calling thread's lane, real times as given; `name` is copied. NULL recording: nothing. Work
  * that follows other work without a pause is added to that one's record. */
-void ari_record_add(ari_recording *to, const ari_record *r, const char *name);
+void ari_record_add(ari_recording *recording, const ari_record *r, const char *name);
 /** The lane's thread is about to end: so do the spans that its program left open. NULL: nothing. */
 void ari_recording_close(ari_recording *r, uint64_t virtual_ns);
 
 /** The calling thread's rank has computed this: its virtual clock goes on. */
 void ari_work_product(const ari_gpu_product *p);
 void ari_work_scores(const ari_gpu_scores *s);
-void ari_work_moves(ari_gpu_moves what, bool backward, size_t elements);
+void ari_work_moves(ari_gpu_moves kernel_kind, bool backward, size_t elements);
 
 /* When something began, by the calling thread's clocks; zeroes where nothing is recorded. */
 typedef struct ari_moment {
@@ -69,7 +69,7 @@ enum { ARI_SHORTEST_WAIT_NS = 1000 };
  *  that by both clocks are left out. peer NULL: nothing is known of it. */
 void ari_record_wait(ari_moment since, const struct ari_lane *peer);
 /** Inside a collective: `bytes` have come from the memory of this rank of the world. */
-void ari_record_transfer(ari_moment since, int from, uint64_t bytes);
+void ari_record_transfer(ari_moment since, int src_rank, uint64_t bytes);
 
 /* For what reads a trace. */
 size_t ari_trace_lanes(const ar_trace *t);

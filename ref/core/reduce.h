@@ -7,7 +7,7 @@
  *  time in the type's own arithmetic; BF16 and F16 in fp32, rounded after each; integers wrap (they are computed
  *  unsigned). out may be one of the inputs; other overlap is not allowed. */
 typedef struct ari_reduce {
-    void (*two)(void *out, const void *a, const void *b, size_t n);
+    void (*pair)(void *out, const void *a, const void *b, size_t n);
     void (*four)(void *out, const void *a, const void *b, const void *c, const void *d, size_t n);
 } ari_reduce;
 

@@ -32,27 +32,27 @@ enum { WAYS = sizeof one_in / sizeof *one_in };
 #define TICK_NS ((uint64_t)1000)
 
 struct ari_turn {
-    ari_turn *next, **at; /* at: the pointer that points here */
+    ari_turn *next, **link; /* at: the pointer that points here */
     ari_scheduler *scheduler;
     ari_semaphore chosen;
     /* guarded by the scheduler's lock */
     uint64_t id; /* 1, 2, ... in the order of creation */
     uint64_t priority;
     enum { RUNS, WAITS, JOINS, LEFT } state;
-    ari_turn_until until; /* WAITS */
-    const ari_turn *ends; /* JOINS */
+    ari_turn_until until;        /* WAITS */
+    const ari_turn *joined_turn; /* JOINS */
     bool stuck;
 };
 
 struct ari_scheduler {
     pthread_mutex_t lock;
     /* guarded by `lock` */
-    ari_turn *turns, **last; /* list, the oldest first */
-    uint64_t made, choices, hash, random, now_ns;
+    ari_turn *turns, **tail; /* list, the oldest first */
+    uint64_t created, choices, hash, random, now_ns;
     uint64_t lowest;  /* priority of the next lane to fall behind */
     uint64_t falls;   /* one_in of this seed */
     uint64_t holders; /* of this memory: the world and its turns */
-    bool over;
+    bool is_over;
 };
 
 static uint64_t draw(ari_scheduler *s)
@@ -60,29 +60,29 @@ static uint64_t draw(ari_scheduler *s)
     return ari_splitmix(&s->random);
 }
 
-ar_status ari_scheduler_create(ari_scheduler **gives, uint64_t seed)
+ar_status ari_scheduler_create(ari_scheduler **out, uint64_t seed)
 {
     ARI_OWNED ari_scheduler *s = calloc(1, sizeof *s);
-    *gives = NULL;
+    *out = NULL;
     if (!s || pthread_mutex_init(&s->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a scheduler");
-    s->last = &s->turns;
+    s->tail = &s->turns;
     s->hash = 0xcbf29ce484222325u; /* FNV-1a */
     s->random = seed;
     s->now_ns = BEGIN_NS;
     s->lowest = UINT64_MAX / 2;
     s->falls = one_in[draw(s) % WAYS];
     s->holders = 1;
-    ARI_GIVE(gives, s);
+    ARI_GIVE(out, s);
     return AR_OK;
 }
 
 /* `lock` held, and given back. */
 static void release_turn(ari_scheduler *s)
 {
-    const bool last = --s->holders == 0;
+    const bool is_last = --s->holders == 0;
     pthread_mutex_unlock(&s->lock);
-    if (!last)
+    if (!is_last)
         return;
     pthread_mutex_destroy(&s->lock);
     free(s);
@@ -93,7 +93,7 @@ void ari_scheduler_destroy(ari_scheduler *s)
     if (!s)
         return;
     pthread_mutex_lock(&s->lock);
-    s->over = true;
+    s->is_over = true;
     for (ari_turn *t = s->turns; t; t = t->next)
         ari_semaphore_post(&t->chosen);
     release_turn(s);
@@ -110,9 +110,9 @@ void ari_scheduler_choices(ari_scheduler *s, uint64_t *choices, uint64_t *hash)
 uint64_t ari_scheduler_now_ns(ari_scheduler *s)
 {
     pthread_mutex_lock(&s->lock);
-    const uint64_t now = s->now_ns;
+    const uint64_t now_ns = s->now_ns;
     pthread_mutex_unlock(&s->lock);
-    return now;
+    return now_ns;
 }
 
 /* The scheduler's time. */
@@ -130,10 +130,10 @@ static bool can_run(const ari_turn *t)
     case RUNS:
         return true;
     case WAITS:
-        return t->stuck || atomic_load(u->word) != u->seen || (u->other && atomic_load(u->other) != u->other_seen) ||
-               t->scheduler->now_ns >= u->deadline_ns;
+        return t->stuck || atomic_load(u->word) != u->expected ||
+               (u->other_word && atomic_load(u->other_word) != u->other_seen) || t->scheduler->now_ns >= u->deadline_ns;
     case JOINS:
-        return t->ends->state == LEFT;
+        return t->joined_turn->state == LEFT;
     case LEFT:
         break;
     }
@@ -145,32 +145,32 @@ static bool would_give_up(const ari_turn *t)
     return t->state == WAITS && t->until.gives_up;
 }
 
-static uint64_t count_turns(const ari_scheduler *s, bool (*is)(const ari_turn *))
+static uint64_t count_turns(const ari_scheduler *s, bool (*predicate)(const ari_turn *))
 {
     uint64_t n = 0;
     for (const ari_turn *t = s->turns; t; t = t->next)
-        n += is(t);
+        n += predicate(t);
     return n;
 }
 
 /* One of n that are, each as likely. */
-static ari_turn *one_of(ari_scheduler *s, bool (*is)(const ari_turn *), uint64_t n)
+static ari_turn *one_of(ari_scheduler *s, bool (*predicate)(const ari_turn *), uint64_t n)
 {
     uint64_t skip = draw(s) % n;
     for (ari_turn *t = s->turns;; t = t->next) {
-        if (is(t) && skip-- == 0)
+        if (predicate(t) && skip-- == 0)
             return t;
     }
 }
 
 static ari_turn *highest(const ari_scheduler *s)
 {
-    ari_turn *best = NULL;
+    ari_turn *candidate = NULL;
     for (ari_turn *t = s->turns; t; t = t->next) {
-        if ((!best || t->priority > best->priority) && can_run(t))
-            best = t;
+        if ((!candidate || t->priority > candidate->priority) && can_run(t))
+            candidate = t;
     }
-    return best;
+    return candidate;
 }
 
 static ari_turn *pick(ari_scheduler *s, uint64_t n)
@@ -213,7 +213,7 @@ static uint64_t move_on(ari_scheduler *s)
 /* `lock` held. NULL: nobody; the world is over, or all have ended, but for queues without work that a rank forgot. */
 static ari_turn *choose_turn(ari_scheduler *s)
 {
-    if (s->over)
+    if (s->is_over)
         return NULL;
     uint64_t n = count_turns(s, can_run);
     if (n == 0)
@@ -230,22 +230,22 @@ static ari_turn *choose_turn(ari_scheduler *s)
 
 /* A place for a lane that is about to start; runnable from now on. Made before the first lane runs, or by the lane
  *  whose turn it is. Gives; destroy after leave. Errors: AR_ERR_MEMORY. */
-static ar_status turn_create(ari_turn **gives, ari_scheduler *s)
+static ar_status turn_create(ari_turn **out, ari_scheduler *s)
 {
     ARI_OWNED ari_turn *t = calloc(1, sizeof *t);
-    *gives = NULL;
+    *out = NULL;
     if (!t || !ari_semaphore_init(&t->chosen))
         return ar_error_set(AR_ERR_MEMORY, "no memory for a lane's turn");
     t->scheduler = s;
     pthread_mutex_lock(&s->lock);
-    t->id = ++s->made;
+    t->id = ++s->created;
     t->priority = UINT64_MAX / 2 + draw(s) / 2; /* above everybody who has fallen behind */
-    t->at = s->last;
-    *s->last = t;
-    s->last = &t->next;
+    t->link = s->tail;
+    *s->tail = t;
+    s->tail = &t->next;
     s->holders++;
     pthread_mutex_unlock(&s->lock);
-    ARI_GIVE(gives, t);
+    ARI_GIVE(out, t);
     return AR_OK;
 }
 
@@ -256,31 +256,31 @@ static void turn_destroy(ari_turn *t)
         return;
     ari_scheduler *s = t->scheduler;
     pthread_mutex_lock(&s->lock);
-    *t->at = t->next;
+    *t->link = t->next;
     if (t->next)
-        t->next->at = t->at;
+        t->next->link = t->link;
     else
-        s->last = t->at;
+        s->tail = t->link;
     release_turn(s);
     ari_semaphore_fini(&t->chosen);
     free(t);
 }
 
-static void give_turn(ari_turn *to)
+static void give_turn(ari_turn *turn)
 {
-    if (to)
-        ari_semaphore_post(&to->chosen);
+    if (turn)
+        ari_semaphore_post(&turn->chosen);
 }
 
 /* `lock` held, and given back before the turn is. Returns when it is this lane's turn again. */
 static void pass_turn(ari_turn *t)
 {
     ari_scheduler *s = t->scheduler;
-    ari_turn *next = choose_turn(s);
-    const bool parks = next != t && !s->over;
+    ari_turn *next_turn = choose_turn(s);
+    const bool parks = next_turn != t && !s->is_over;
     pthread_mutex_unlock(&s->lock);
     if (parks) {
-        give_turn(next);
+        give_turn(next_turn);
         ari_semaphore_wait(&t->chosen);
     }
 }
@@ -291,9 +291,9 @@ static void turn_enter(ari_turn *t)
     ari_scheduler *s = t->scheduler;
     pthread_mutex_lock(&s->lock);
     /* The first thread to come chooses for all, whose turns have been made by now. */
-    ari_turn *first = s->choices == 0 ? choose_turn(s) : NULL;
+    ari_turn *next_turn = s->choices == 0 ? choose_turn(s) : NULL;
     pthread_mutex_unlock(&s->lock);
-    give_turn(first);
+    give_turn(next_turn);
     ari_semaphore_wait(&t->chosen);
 }
 
@@ -303,9 +303,9 @@ static void turn_leave(ari_turn *t)
     ari_scheduler *s = t->scheduler;
     pthread_mutex_lock(&s->lock);
     t->state = LEFT;
-    ari_turn *next = choose_turn(s);
+    ari_turn *next_turn = choose_turn(s);
     pthread_mutex_unlock(&s->lock);
-    give_turn(next);
+    give_turn(next_turn);
 }
 
 /* The lane could go on, and so could others: chooses among all, after so much of the scheduler's time (0: none). */
@@ -326,19 +326,19 @@ static ari_turn_end turn_wait(ari_turn *t, const ari_turn_until *until)
     pass_turn(t);
     pthread_mutex_lock(&s->lock);
     t->state = RUNS;
-    const ari_turn_end end = s->over ? ARI_TURN_FREE : t->stuck ? ARI_TURN_STUCK : ARI_TURN_CHANGED;
+    const ari_turn_end end = s->is_over ? ARI_TURN_FREE : t->stuck ? ARI_TURN_STUCK : ARI_TURN_CHANGED;
     pthread_mutex_unlock(&s->lock);
     return end;
 }
 
 /* The lane is about to wait for the thread of another lane to end (pthread_join): the others run until that one has
  *  left. */
-static void turn_join(ari_turn *t, const ari_turn *ends)
+static void turn_join(ari_turn *t, const ari_turn *joined_turn)
 {
     ari_scheduler *s = t->scheduler;
     pthread_mutex_lock(&s->lock);
     t->state = JOINS;
-    t->ends = ends;
+    t->joined_turn = joined_turn;
     pass_turn(t);
     pthread_mutex_lock(&s->lock);
     t->state = RUNS;
@@ -356,25 +356,26 @@ ari_lane *ari_lane_self(void)
     return self;
 }
 
-ar_status ari_lane_create(ari_lane **gives, ari_lane *of, const ari_instruments *with, int rank, const char *name)
+ar_status ari_lane_create(ari_lane **out, ari_lane *parent, const ari_instruments *instruments, int rank,
+                          const char *name)
 {
     ARI_OWNED_BY(ari_lane_destroy) ari_lane *l = calloc(1, sizeof *l);
-    *gives = NULL;
+    *out = NULL;
     if (!l)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a lane of rank %d", rank);
-    *l = (ari_lane){.with = &l->own, .rank = rank, .own = *with};
+    *l = (ari_lane){.instruments = &l->instruments_copy, .rank = rank, .instruments_copy = *instruments};
     atomic_init(&l->tracks, 1);
-    l->main = of ? of->main : l;
-    if (of) {
+    l->main = parent ? parent->main : l;
+    if (parent) {
         l->track = atomic_fetch_add(&l->main->tracks, 1);
-        l->virtual_ns = of->virtual_ns;
+        l->virtual_ns = parent->virtual_ns;
     }
     snprintf(l->name, sizeof l->name, "%s", name);
-    if (with->trace)
-        AR_TRY(ari_recording_create(&l->recording, with->trace, l));
-    if (with->scheduler)
-        AR_TRY(turn_create(&l->turn, with->scheduler));
-    ARI_GIVE(gives, l);
+    if (instruments->trace)
+        AR_TRY(ari_recording_create(&l->recording, instruments->trace, l));
+    if (instruments->scheduler)
+        AR_TRY(turn_create(&l->turn, instruments->scheduler));
+    ARI_GIVE(out, l);
     return AR_OK;
 }
 
@@ -462,12 +463,12 @@ void ari_wake(ari_sleepers *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-static void sleep_on(ari_sleepers *s, const _Atomic uint64_t *word, uint64_t seen, const _Atomic uint64_t *other,
-                     uint64_t other_seen, uint64_t deadline_ns)
+static void sleep_on(ari_sleepers *s, const _Atomic uint64_t *word, uint64_t expected,
+                     const _Atomic uint64_t *other_word, uint64_t other_seen, uint64_t deadline_ns)
 {
     pthread_mutex_lock(&s->lock);
     atomic_fetch_add(&s->count, 1);
-    if (atomic_load(word) == seen && (!other || atomic_load(other) == other_seen))
+    if (atomic_load(word) == expected && (!other_word || atomic_load(other_word) == other_seen))
         ari_cond_wait_until(&s->changed, &s->lock, deadline_ns);
     atomic_fetch_sub(&s->count, 1);
     pthread_mutex_unlock(&s->lock);
@@ -479,7 +480,7 @@ static uint64_t deadline_of(const ari_wait *w)
 }
 
 /* False: there is no deterministic scheduler, and the thread has to wait by itself. */
-static bool turn_given(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uint64_t other_seen)
+static bool turn_given(ari_wait *w, const _Atomic uint64_t *word, uint64_t expected, uint64_t other_seen)
 {
     const ari_lane *lane = ari_lane_self();
     if (!lane || !lane->turn || w->outside)
@@ -487,8 +488,8 @@ static bool turn_given(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen,
     if (w->start_ns == 0)
         w->start_ns = turn_now_ns(lane->turn);
     const ari_turn_until until = {.word = word,
-                                  .seen = seen,
-                                  .other = w->other,
+                                  .expected = expected,
+                                  .other_word = w->other_word,
                                   .other_seen = other_seen,
                                   .deadline_ns = deadline_of(w),
                                   .gives_up = w->gives_up};
@@ -501,15 +502,15 @@ static bool turn_given(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen,
 /* Counts down; two threads that count at once only make it one fewer. */
 static bool yields_are_dear(void)
 {
-    const unsigned left = atomic_load_explicit(&dear_waits, memory_order_relaxed);
-    if (left > 0)
-        atomic_store_explicit(&dear_waits, left - 1, memory_order_relaxed);
-    return left > 0;
+    const unsigned remaining = atomic_load_explicit(&dear_waits, memory_order_relaxed);
+    if (remaining > 0)
+        atomic_store_explicit(&dear_waits, remaining - 1, memory_order_relaxed);
+    return remaining > 0;
 }
 
-void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uint64_t other_seen)
+void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t expected, uint64_t other_seen)
 {
-    if (turn_given(w, word, seen, other_seen))
+    if (turn_given(w, word, expected, other_seen))
         return;
     w->turns++;
     const bool dear = atomic_load_explicit(&dear_waits, memory_order_relaxed) > 0;
@@ -521,17 +522,17 @@ void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uin
         w->start_ns = w->now_ns = ari_now_ns();
     if (w->now_ns - w->start_ns >= (w->awake_ns ? w->awake_ns : YIELD_NS) || yields_are_dear()) {
         const uint64_t slice = ari_deadline_ns(w->now_ns + w->stopped_ns, SLEEP_NS), deadline = deadline_of(w);
-        sleep_on(w->at, word, seen, w->other, other_seen, slice < deadline ? slice : deadline);
+        sleep_on(w->sleepers, word, expected, w->other_word, other_seen, slice < deadline ? slice : deadline);
     } else {
         sched_yield();
         if (ari_now_ns() - w->stopped_ns - w->now_ns > DEAR_NS)
             atomic_store_explicit(&dear_waits, DEAR_WAITS, memory_order_relaxed);
     }
-    const uint64_t now = ari_now_ns() - w->stopped_ns; /* every time: a turn among thousands of ranks takes long */
-    if (now - w->now_ns > STOPPED_NS)
-        w->stopped_ns += now - w->now_ns;
+    const uint64_t now_ns = ari_now_ns() - w->stopped_ns; /* every time: a turn among thousands of ranks takes long */
+    if (now_ns - w->now_ns > STOPPED_NS)
+        w->stopped_ns += now_ns - w->now_ns;
     else
-        w->now_ns = now;
+        w->now_ns = now_ns;
 }
 
 uint64_t ari_wait_now_ns(void)
@@ -558,13 +559,13 @@ uint64_t ari_wait_coarse_ns(void)
     return lane && lane->turn ? turn_now_ns(lane->turn) : coarse_now_ns();
 }
 
-void ari_wait_until(ari_sleepers *at, const _Atomic uint64_t *word, uint64_t seen, uint64_t deadline_ns)
+void ari_wait_until(ari_sleepers *sleepers, const _Atomic uint64_t *word, uint64_t expected, uint64_t deadline_ns)
 {
     const ari_lane *lane = ari_lane_self();
-    const ari_turn_until until = {.word = word, .seen = seen, .deadline_ns = deadline_ns};
-    while (atomic_load(word) == seen && ari_wait_now_ns() < deadline_ns) {
+    const ari_turn_until until = {.word = word, .expected = expected, .deadline_ns = deadline_ns};
+    while (atomic_load(word) == expected && ari_wait_now_ns() < deadline_ns) {
         if (!lane || !lane->turn || turn_wait(lane->turn, &until) == ARI_TURN_FREE)
-            sleep_on(at, word, seen, NULL, 0, deadline_ns);
+            sleep_on(sleepers, word, expected, NULL, 0, deadline_ns);
     }
 }
 
@@ -587,9 +588,9 @@ void ari_wait_poll(void)
 
 /* --- cores -------------------------------------------------------------------------------------------------------- */
 
-int ari_threads(int asked)
+int ari_threads(int requested)
 {
-    return asked > 0 ? asked : ari_cores();
+    return requested > 0 ? requested : ari_cores();
 }
 
 int ari_core_budget(int threads, int ranks)

@@ -19,7 +19,7 @@
 typedef struct ari_scheduler ari_scheduler;
 typedef struct ari_turn ari_turn; /* one lane's place in it */
 
-AR_NODISCARD ar_status ari_scheduler_create(ari_scheduler **gives, uint64_t seed);
+AR_NODISCARD ar_status ari_scheduler_create(ari_scheduler **out, uint64_t seed);
 /** The world is over: lanes that are left (of queues that a rank forgot to destroy) run as the system lets them. The
  *  memory goes with the last of them. Accepts NULL. */
 void ari_scheduler_destroy(ari_scheduler *s);
@@ -31,8 +31,8 @@ uint64_t ari_scheduler_now_ns(ari_scheduler *s);
 /* Condition for which a lane waits: *word != seen, or *other != other_seen, or the scheduler's time reaches the
  * deadline. The words are only changed by lanes of the same scheduler. */
 typedef struct ari_turn_until {
-    const _Atomic uint64_t *word, *other; /* other: NULL: not looked at */
-    uint64_t seen, other_seen;
+    const _Atomic uint64_t *word, *other_word; /* other: NULL: not looked at */
+    uint64_t expected, other_seen;
     uint64_t deadline_ns; /* UINT64_MAX: none */
     bool gives_up;        /* whoever waits can do something about a word that nobody will change any more */
 } ari_turn_until;

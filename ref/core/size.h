@@ -15,9 +15,9 @@ AR_NODISCARD ar_status ari_mul_size(size_t *out, size_t a, size_t b);
 /** *out = a + b. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_add_size(size_t *out, size_t a, size_t b);
 /** malloc / calloc of n elements of `size` bytes with the product checked; n = 0 gives a valid pointer.
- *  Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY; `what` names the thing in the message. Free with free(). */
-AR_NODISCARD ar_status ari_alloc(void **gives, size_t n, size_t size, const char *what);
-AR_NODISCARD ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const char *what);
+ *  Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY; `label` names the thing in the message. Free with free(). */
+AR_NODISCARD ar_status ari_alloc(void **out, size_t n, size_t size, const char *label);
+AR_NODISCARD ar_status ari_alloc_zero(void **out, size_t n, size_t size, const char *label);
 /* The same of elements of the type that *gives points to. */
 #define ARI_ALLOC(gives, n, what) ari_alloc((void **)(gives), n, sizeof **(gives), what)
 #define ARI_ALLOC_ZERO(gives, n, what) ari_alloc_zero((void **)(gives), n, sizeof **(gives), what)
@@ -45,16 +45,16 @@ typedef struct ari_arena {
     void *last;
 } ari_arena;
 /** n elements of zeros, until ari_arena_end. Errors: as ari_alloc. */
-AR_NODISCARD ar_status ari_arena_take(ari_arena *a, void **gives, size_t n, size_t size, const char *what);
+AR_NODISCARD ar_status ari_arena_take(ari_arena *a, void **out, size_t n, size_t size, const char *label);
 #define ARI_TAKE(gives, a, n, what) ari_arena_take(a, (void **)(gives), n, sizeof **(gives), what)
 /** A copy of a text. */
-AR_NODISCARD ar_status ari_arena_text(ari_arena *a, char **gives, const char *text, const char *what);
+AR_NODISCARD ar_status ari_arena_text(ari_arena *a, char **out, const char *text, const char *label);
 /** ari_grow of a list in an arena, where its former places stay. */
 AR_NODISCARD ar_status ari_arena_grow(ari_arena *a, void *list, size_t *capacity, size_t count, size_t size,
-                                      const char *what);
+                                      const char *label);
 #define ARI_GROW_IN(a, list, capacity, count, what) ari_arena_grow(a, list, capacity, count, sizeof **(list), what)
 /** Frees what was taken since a->last was this; NULL: all. */
-void ari_arena_end(ari_arena *a, void *last);
+void ari_arena_end(ari_arena *a, void *mark);
 /** Frees all. */
 static inline void ari_arena_free(ari_arena *a)
 {
@@ -72,8 +72,8 @@ static inline void ari_arena_scope_end(const ari_arena_scope *s)
 #define ARI_ARENA_SCOPE(a) ARI_ENDED(ari_arena_scope_end) ari_arena_scope arena_scope = {(a), (a)->last}
 
 /** Makes room for one element more in a list of `count`: doubles *capacity (64 at first) when it is full. list points
- * to the list's pointer. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, naming `what`; the list is as it was. */
-AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what);
+ * to the list's pointer. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY, naming `label`; the list is as it was. */
+AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *label);
 #define ARI_GROW(list, capacity, count, what) ari_grow(list, capacity, count, sizeof **(list), what)
 
 /* In a function that orders x and y for qsort: returns which is first unless these two of them are equal. */
@@ -101,10 +101,10 @@ AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size
     }
 
 /** The coordinates of element `index`, counted row by row, in a tensor of that shape; 0 along a dimension of none. */
-static inline void ari_coordinates(size_t *at, size_t index, int ndim, const size_t *shape)
+static inline void ari_coordinates(size_t *coords, size_t index, int ndim, const size_t *shape)
 {
     for (int d = ndim - 1; d >= 0; d--) {
-        at[d] = shape[d] ? index % shape[d] : 0;
+        coords[d] = shape[d] ? index % shape[d] : 0;
         index = shape[d] ? index / shape[d] : 0;
     }
 }
@@ -112,10 +112,10 @@ static inline void ari_coordinates(size_t *at, size_t index, int ndim, const siz
 /** True if two shapes, of n and of m dimensions, are the same. */
 static inline bool ari_same_extents(int n, const size_t *a, int m, const size_t *b)
 {
-    bool same = n == m;
-    for (int d = 0; same && d < n; d++)
-        same = a[d] == b[d];
-    return same;
+    bool equal = n == m;
+    for (int d = 0; equal && d < n; d++)
+        equal = a[d] == b[d];
+    return equal;
 }
 
 /** Elements of a box; the caller knows that they can be counted. */
@@ -138,12 +138,13 @@ static inline void ari_row_major(size_t *stride, int ndim, const size_t *extent)
 }
 
 /** Intersects [first, first + n) with [other, other + m): [*start, *start + *count). Returns false if that is empty. */
-static inline bool ari_overlap(size_t *start, size_t *count, size_t first, size_t n, size_t other, size_t m)
+static inline bool ari_overlap(size_t *start, size_t *count, size_t begin_a, size_t n, size_t begin_b, size_t m)
 {
-    const size_t from = first > other ? first : other, to = first + n < other + m ? first + n : other + m;
-    *start = from;
-    *count = to > from ? to - from : 0;
-    return to > from;
+    const size_t begin = begin_a > begin_b ? begin_a : begin_b,
+                 end = begin_a + n < begin_b + m ? begin_a + n : begin_b + m;
+    *start = begin;
+    *count = end > begin ? end - begin : 0;
+    return end > begin;
 }
 
 /** The larger of two sizes, and the smaller. */

@@ -47,10 +47,10 @@ void ar_error_clear(void)
 ar_status ar_error_set(ar_status st, const char *format, ...)
 {
     /* The arguments may quote the message that is being replaced, so it is built beside it. */
-    char next[MESSAGE_SIZE];
-    ARI_FORMAT(next, format);
-    ari_message_clean(next);
-    memcpy(message, next, strlen(next) + 1);
+    char new_message[MESSAGE_SIZE];
+    ARI_FORMAT(new_message, format);
+    ari_message_clean(new_message);
+    memcpy(message, new_message, strlen(new_message) + 1);
     return st;
 }
 
@@ -74,25 +74,25 @@ ar_status ari_add_size(size_t *out, size_t a, size_t b)
     return AR_OK;
 }
 
-static ar_status allocate_array(void **gives, size_t n, size_t size, const char *what, int zeroed)
+static ar_status allocate_array(void **out, size_t n, size_t size, const char *label, int zeroed)
 {
     size_t bytes = 0;
     AR_TRY(ari_mul_size(&bytes, n, size));
     void *p = zeroed ? calloc(bytes ? bytes : 1, 1) : malloc(bytes ? bytes : 1);
     if (!p)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for %s: %zu bytes", what, bytes);
-    *gives = p;
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %s: %zu bytes", label, bytes);
+    *out = p;
     return AR_OK;
 }
 
-ar_status ari_alloc(void **gives, size_t n, size_t size, const char *what)
+ar_status ari_alloc(void **out, size_t n, size_t size, const char *label)
 {
-    return allocate_array(gives, n, size, what, 0);
+    return allocate_array(out, n, size, label, 0);
 }
 
-ar_status ari_alloc_zero(void **gives, size_t n, size_t size, const char *what)
+ar_status ari_alloc_zero(void **out, size_t n, size_t size, const char *label)
 {
-    return allocate_array(gives, n, size, what, 1);
+    return allocate_array(out, n, size, label, 1);
 }
 
 void ari_free_owned(void *pointer)
@@ -108,65 +108,65 @@ typedef union block {
     max_align_t align;
 } block;
 
-ar_status ari_arena_take(ari_arena *a, void **gives, size_t n, size_t size, const char *what)
+ar_status ari_arena_take(ari_arena *a, void **out, size_t n, size_t size, const char *label)
 {
     size_t bytes = 0;
-    void *taken = NULL;
+    void *memory = NULL;
     AR_TRY(ari_mul_size(&bytes, n, size));
     AR_TRY(ari_add_size(&bytes, bytes, sizeof(block)));
-    AR_TRY(ari_alloc_zero(&taken, bytes, 1, what));
-    block *b = taken;
+    AR_TRY(ari_alloc_zero(&memory, bytes, 1, label));
+    block *b = memory;
     b->before = a->last;
     a->last = b;
-    *gives = b + 1;
+    *out = b + 1;
     return AR_OK;
 }
 
-ar_status ari_arena_text(ari_arena *a, char **gives, const char *text, const char *what)
+ar_status ari_arena_text(ari_arena *a, char **out, const char *text, const char *label)
 {
     const size_t n = strlen(text) + 1;
-    AR_TRY(ARI_TAKE(gives, a, n, what));
-    memcpy(*gives, text, n);
+    AR_TRY(ARI_TAKE(out, a, n, label));
+    memcpy(*out, text, n);
     return AR_OK;
 }
 
-ar_status ari_arena_grow(ari_arena *a, void *list, size_t *capacity, size_t count, size_t size, const char *what)
+ar_status ari_arena_grow(ari_arena *a, void *list, size_t *capacity, size_t count, size_t size, const char *label)
 {
     void *old = NULL, *grown = NULL;
     if (count < *capacity)
         return AR_OK;
-    const size_t more = *capacity ? 2 * *capacity : 8;
-    AR_TRY(ari_arena_take(a, &grown, more, size, what));
+    const size_t new_capacity = *capacity ? 2 * *capacity : 8;
+    AR_TRY(ari_arena_take(a, &grown, new_capacity, size, label));
     memcpy(&old, list, sizeof old); /* a T ** of any T */
     if (count > 0)
         memcpy(grown, old, count * size);
     memcpy(list, &grown, sizeof grown);
-    *capacity = more;
+    *capacity = new_capacity;
     return AR_OK;
 }
 
-void ari_arena_end(ari_arena *a, void *last)
+void ari_arena_end(ari_arena *a, void *mark)
 {
-    while (a->last != last) {
+    while (a->last != mark) {
         block *b = a->last;
         a->last = b->before;
         free(b);
     }
 }
 
-ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *what)
+ar_status ari_grow(void *list, size_t *capacity, size_t count, size_t size, const char *label)
 {
     if (count < *capacity)
         return AR_OK;
-    size_t more = 0, bytes = 0;
+    size_t new_capacity = 0, bytes = 0;
     void *old = NULL;
-    AR_TRY(ari_mul_size(&more, *capacity ? *capacity : 32, 2));
-    AR_TRY(ari_mul_size(&bytes, more, size));
+    AR_TRY(ari_mul_size(&new_capacity, *capacity ? *capacity : 32, 2));
+    AR_TRY(ari_mul_size(&bytes, new_capacity, size));
     memcpy(&old, list, sizeof old); /* a T ** of any T */
     void *grown = realloc(old, bytes);
     if (!grown)
-        return ar_error_set(AR_ERR_MEMORY, "no memory for %s: %zu bytes", what, bytes);
+        return ar_error_set(AR_ERR_MEMORY, "no memory for %s: %zu bytes", label, bytes);
     memcpy(list, &grown, sizeof grown);
-    *capacity = more;
+    *capacity = new_capacity;
     return AR_OK;
 }

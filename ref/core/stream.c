@@ -44,7 +44,7 @@ struct ari_failure {
     char *message;         /* NULL: there was no memory for it */
 };
 
-ar_status ari_failure_create(ari_failure **gives)
+ar_status ari_failure_create(ari_failure **out)
 {
     ARI_OWNED ari_failure *f = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&f, 1, "a failure to come"));
@@ -52,7 +52,7 @@ ar_status ari_failure_create(ari_failure **gives)
     atomic_init(&f->st, AR_OK);
     if (pthread_mutex_init(&f->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no lock for a failure to come");
-    ARI_GIVE(gives, f);
+    ARI_GIVE(out, f);
     return AR_OK;
 }
 

@@ -83,30 +83,31 @@ ar_tensor ar_tensor_slice(const ar_tensor *t, int dim, size_t start, size_t exte
     return v;
 }
 
-static bool is_inside(size_t start, size_t extent, size_t whole)
+static bool is_inside(size_t start, size_t extent, size_t full_extent)
 {
-    return start <= whole && extent <= whole - start;
+    return start <= full_extent && extent <= full_extent - start;
 }
 
-ar_status ari_part_check(const ar_part *p, size_t batch, size_t rows, size_t cols, const char *what)
+ar_status ari_part_check(const ar_part *p, size_t batch, size_t rows, size_t cols, const char *label)
 {
     if (is_inside(p->matrix, p->matrices, batch) && is_inside(p->row, p->rows, rows) &&
         is_inside(p->col, p->cols, cols))
         return AR_OK;
     return ar_error_set(AR_ERR_SHAPE,
-                        "%s: [%zu, %zu, %zu] at matrix %zu, row %zu, column %zu is outside [%zu, %zu, %zu]", what,
+                        "%s: [%zu, %zu, %zu] at matrix %zu, row %zu, column %zu is outside [%zu, %zu, %zu]", label,
                         p->matrices, p->rows, p->cols, p->matrix, p->row, p->col, batch, rows, cols);
 }
 
 ar_tensor ari_tensor_part(const ar_tensor *t, const ar_part *p)
 {
     const ptrdiff_t *stride = t->stride + t->ndim - 2, step = t->ndim > 2 ? stride[-1] : 0;
-    const ptrdiff_t first = (ptrdiff_t)p->matrix * step + (ptrdiff_t)p->row * stride[0] + (ptrdiff_t)p->col * stride[1];
+    const ptrdiff_t offset =
+        (ptrdiff_t)p->matrix * step + (ptrdiff_t)p->row * stride[0] + (ptrdiff_t)p->col * stride[1];
     return (ar_tensor){.dtype = t->dtype,
                        .ndim = 3,
                        .shape = {p->matrices, p->rows, p->cols},
                        .stride = {step, stride[0], stride[1]},
-                       .data = {(char *)t->data.ptr + first * (ptrdiff_t)ar_dtype_bytes(t->dtype)}};
+                       .data = {(char *)t->data.ptr + offset * (ptrdiff_t)ar_dtype_bytes(t->dtype)}};
 }
 
 /* --- data types --------------------------------------------------------------------------------------------------- */
@@ -152,8 +153,8 @@ ar_status ari_dtype_parse(ar_dtype *t, const char *name)
 void ari_split_uneven(size_t n, int parts, int part, size_t *start, size_t *count)
 {
     const size_t p = (size_t)parts, chunk = n / p + (n % p != 0);
-    const size_t first = chunk * (size_t)part;
-    *start = first < n ? first : n;
+    const size_t begin = chunk * (size_t)part;
+    *start = begin < n ? begin : n;
     *count = n - *start < chunk ? n - *start : chunk;
 }
 
@@ -248,8 +249,8 @@ size_t ari_layout_local(const ar_layout *o, int dim)
 
 size_t ari_tensor_span(const ar_tensor *t)
 {
-    ptrdiff_t last = 0;
+    ptrdiff_t last_offset = 0;
     for (int d = 0; d < t->ndim; d++)
-        last += t->shape[d] > 0 ? (ptrdiff_t)(t->shape[d] - 1) * t->stride[d] : 0;
-    return ((size_t)last + 1) * ar_dtype_bytes(t->dtype);
+        last_offset += t->shape[d] > 0 ? (ptrdiff_t)(t->shape[d] - 1) * t->stride[d] : 0;
+    return ((size_t)last_offset + 1) * ar_dtype_bytes(t->dtype);
 }

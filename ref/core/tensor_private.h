@@ -21,8 +21,8 @@ size_t ari_tensor_span(const ar_tensor *t);
 ar_tensor ari_tensor_rows(const ar_tensor *t);
 /** The same elements with the last two dimensions swapped (ndim >= 2). */
 ar_tensor ari_tensor_transposed(const ar_tensor *t);
-/** Errors: AR_ERR_SHAPE, the part is not inside such matrices; what: of which, for the message. */
-AR_NODISCARD ar_status ari_part_check(const ar_part *p, size_t batch, size_t rows, size_t cols, const char *what);
+/** Errors: AR_ERR_SHAPE, the part is not inside such matrices; label: of which, for the message. */
+AR_NODISCARD ar_status ari_part_check(const ar_part *p, size_t batch, size_t rows, size_t cols, const char *label);
 /** That part of a tensor whose last two dimensions are rows and columns, and whose matrices lie equally far apart, as a
  *  view of three dimensions. */
 ar_tensor ari_tensor_part(const ar_tensor *t, const ar_part *p);

@@ -10,7 +10,7 @@ void ari_say(ari_text *t, const char *format, ...)
         return;
     va_list args;
     va_start(args, format);
-    const int n = vsnprintf(t->at + t->used, t->cap - t->used, format, args);
+    const int n = vsnprintf(t->buffer + t->used, t->cap - t->used, format, args);
     va_end(args);
     if (n >= 0 && (size_t)n < t->cap - t->used) {
         t->used += (size_t)n;
@@ -19,20 +19,20 @@ void ari_say(ari_text *t, const char *format, ...)
     t->cut = true;
     t->used = t->cap - 1;
     if (!t->plain)
-        memcpy(t->at + t->cap - 4, "...", 4);
+        memcpy(t->buffer + t->cap - 4, "...", 4);
 }
 
-ar_status ari_check_choice(const char *what, int value, int n)
+ar_status ari_check_choice(const char *label, int value, int n)
 {
-    return value >= 0 && value < n ? AR_OK : ar_error_set(AR_ERR_ARG, "%s %d, expected 0 to %d", what, value, n - 1);
+    return value >= 0 && value < n ? AR_OK : ar_error_set(AR_ERR_ARG, "%s %d, expected 0 to %d", label, value, n - 1);
 }
 
 bool ari_natural(uint64_t *out, const char *text, const char **end)
 {
-    char *at = NULL;
+    char *cursor = NULL;
     errno = 0;
-    *out = strtoull(text, &at, 10);
-    *end = at;
+    *out = strtoull(text, &cursor, 10);
+    *end = cursor;
     return text[0] >= '0' && text[0] <= '9' && errno == 0;
 }
 
@@ -72,15 +72,15 @@ void ari_message_clean(char *text)
 const char *ari_printable(char *out, size_t cap, const char *text)
 {
     const size_t length = strlen(text);
-    size_t n = 0, whole = 0, used = 0, bytes = 0; /* whole: so much stays where an ellipsis follows */
+    size_t n = 0, prefix = 0, used = 0, bytes = 0; /* whole: so much stays where an ellipsis follows */
     for (size_t i = 0; i < length; i += used) {
         bytes = ari_utf8_length(text + i, length - i);
         used = bytes > 0 ? bytes : 1;
         const bool shown = bytes > 0 && !ari_utf8_control(text + i, bytes);
         if (n + (shown ? bytes : 1) >= cap) {
             if (cap > 3)
-                memcpy(out + whole, "...", 3);
-            n = cap > 3 ? whole + 3 : n;
+                memcpy(out + prefix, "...", 3);
+            n = cap > 3 ? prefix + 3 : n;
             break;
         }
         if (shown)
@@ -88,7 +88,7 @@ const char *ari_printable(char *out, size_t cap, const char *text)
         else
             out[n] = '?';
         n += shown ? bytes : 1;
-        whole = n + 3 < cap ? n : whole;
+        prefix = n + 3 < cap ? n : prefix;
     }
     out[n] = '\0';
     return out;
@@ -125,7 +125,7 @@ void ari_utf8_clean(char *text)
 
 enum { LONGEST = 64 };
 
-static size_t least(size_t a, size_t b, size_t c)
+static size_t min_of_three(size_t a, size_t b, size_t c)
 {
     const size_t ab = a < b ? a : b;
     return ab < c ? ab : c;
@@ -146,7 +146,7 @@ static size_t distance(const char *a, const char *b)
         for (size_t j = 1; j <= m; j++) {
             const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
             diagonal = row[j];
-            row[j] = least(row[j] + 1, row[j - 1] + 1, replaced);
+            row[j] = min_of_three(row[j] + 1, row[j - 1] + 1, replaced);
         }
     }
     return row[m];
@@ -162,16 +162,16 @@ int ari_by_name_of(const void *a, const void *b)
     return ari_by_name(*(const void *const *)a, *(const void *const *)b);
 }
 
-ar_status ari_text_copy(char **gives, const char *text, size_t n, const char *what)
+ar_status ari_text_copy(char **out, const char *text, size_t n, const char *label)
 {
-    *gives = n == SIZE_MAX ? strdup(text) : strndup(text, n);
-    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for %s", what);
+    *out = n == SIZE_MAX ? strdup(text) : strndup(text, n);
+    return *out ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for %s", label);
 }
 
-bool ari_text_closed(FILE *to, char *const *text)
+bool ari_text_closed(FILE *out, char *const *text)
 {
-    const bool whole = ferror(to) == 0;
-    return fclose(to) == 0 && whole && *text != NULL;
+    const bool is_complete = ferror(out) == 0;
+    return fclose(out) == 0 && is_complete && *text != NULL;
 }
 
 size_t ari_word_of(const char *word, const char *const *words, size_t n)
@@ -190,14 +190,14 @@ int ari_by_text(const void *a, const void *b)
 const char *ari_nearest(const char *word, const char *const *candidates, size_t n)
 {
     const size_t length = strlen(word), third = length / 3;
-    size_t best = (third > 2 ? third : 2) + 1;
+    size_t min_distance = (third > 2 ? third : 2) + 1;
     const char *found = NULL;
     for (size_t i = 0; i < n; i++) {
         const size_t d = distance(word, candidates[i]);
         /* Every short word is near to every other. */
-        const bool alike = d < 2 || length > 3 || strspn(word, candidates[i]) == length;
-        if (d < best && alike) {
-            best = d;
+        const bool is_similar = d < 2 || length > 3 || strspn(word, candidates[i]) == length;
+        if (d < min_distance && is_similar) {
+            min_distance = d;
             found = candidates[i];
         }
     }
@@ -206,13 +206,13 @@ const char *ari_nearest(const char *word, const char *const *candidates, size_t 
     return found;
 }
 
-const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape, const char *between)
+const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape, const char *separator)
 {
-    size_t at = 0;
-    out[at++] = '[';
-    for (int i = 0; i < ndim && at < cap; i++)
-        at += (size_t)snprintf(out + at, cap - at, "%s%zu", i == 0 ? "" : between, shape[i]);
-    if (at < cap)
-        snprintf(out + at, cap - at, "]");
+    size_t pos = 0;
+    out[pos++] = '[';
+    for (int i = 0; i < ndim && pos < cap; i++)
+        pos += (size_t)snprintf(out + pos, cap - pos, "%s%zu", i == 0 ? "" : separator, shape[i]);
+    if (pos < cap)
+        snprintf(out + pos, cap - pos, "]");
     return out;
 }

@@ -15,20 +15,20 @@
 
 /* Text that grows at the end of a buffer. What does not fit is cut; the text then ends in "...", unless it is plain. */
 typedef struct ari_text {
-    char *at;
+    char *buffer;
     size_t cap, used;
     bool cut, plain;
 } ari_text;
 
-static inline ari_text ari_text_in(char *at, size_t cap)
+static inline ari_text ari_text_in(char *buffer, size_t cap)
 {
     if (cap > 0)
-        at[0] = '\0';
-    return (ari_text){.at = at, .cap = cap, .cut = cap == 0};
+        buffer[0] = '\0';
+    return (ari_text){.buffer = buffer, .cap = cap, .cut = cap == 0};
 }
-static inline ari_text ari_plain_text_in(char *at, size_t cap)
+static inline ari_text ari_plain_text_in(char *buffer, size_t cap)
 {
-    ari_text t = ari_text_in(at, cap);
+    ari_text t = ari_text_in(buffer, cap);
     t.plain = true;
     return t;
 }
@@ -47,10 +47,10 @@ int ari_by_name(const void *a, const void *b);
 int ari_by_name_of(const void *a, const void *b);
 int ari_by_text(const void *a, const void *b);
 
-/** Copies a text, or its first n bytes. Errors: AR_ERR_MEMORY, naming `what`. Gives; free(). */
-AR_NODISCARD ar_status ari_text_copy(char **gives, const char *text, size_t n, const char *what);
+/** Copies a text, or its first n bytes. Errors: AR_ERR_MEMORY, naming `label`. Gives; free(). */
+AR_NODISCARD ar_status ari_text_copy(char **out, const char *text, size_t n, const char *label);
 /** Closes what open_memstream has written to *text. False where memory was too short for all of it: *text may be NULL. */
-bool ari_text_closed(FILE *to, char *const *text);
+bool ari_text_closed(FILE *out, char *const *text);
 /** Which of n words it is; n: none, or NULL. */
 size_t ari_word_of(const char *word, const char *const *words, size_t n);
 /* True if it is one of an array of words. */
@@ -66,8 +66,8 @@ size_t ari_word_of(const char *word, const char *const *words, size_t n);
         va_end(args_);                                \
     } while (0)
 
-/** An enumerator, as options have one, is one of 0 .. n - 1. Errors: AR_ERR_ARG, naming `what`, its value and the last. */
-AR_NODISCARD ar_status ari_check_choice(const char *what, int value, int n);
+/** An enumerator, as options have one, is one of 0 .. n - 1. Errors: AR_ERR_ARG, naming `label`, its value and the last. */
+AR_NODISCARD ar_status ari_check_choice(const char *label, int value, int n);
 
 /** Reads a decimal number without a sign; *end: what follows it. False: there is none, or it is beyond 64 bits. */
 bool ari_natural(uint64_t *out, const char *text, const char **end);
@@ -88,7 +88,7 @@ void ari_message_clean(char *text);
 /** The same as an expression, in storage that lives to the end of the enclosing block. */
 #define ARI_SHOW(text) ari_printable((char[ARI_PRINTABLE]){0}, ARI_PRINTABLE, (text))
 /** "[64,256]". `cap` of 21 bytes a dimension, 22 with ", " between them, and 3 more is always enough. Returns `out`. */
-const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape, const char *between);
+const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape, const char *separator);
 #define ARI_SHAPE_TEXT (8 * 22 + 3) /* of AR_ST_MAX_DIMS dimensions, the most that anything has */
 /** The same as an expression, in storage that lives to the end of the enclosing block; of an index "[64, 256]". */
 #define ARI_SHOW_SHAPE(ndim, shape) ari_shape_text((char[ARI_SHAPE_TEXT]){0}, ARI_SHAPE_TEXT, (ndim), (shape), ",")

@@ -22,14 +22,14 @@ void ari_sleepers_fini(ari_sleepers *s);
 void ari_wake(ari_sleepers *s);
 
 typedef struct ari_wait {
-    ari_sleepers *at;
-    const _Atomic uint64_t *other; /* a second word whose change ends a turn; NULL: none */
-    bool spins;                    /* every thread that may wait has a core */
-    bool outside;                  /* threads that no scheduler knows change the words: waits, its turn in its hands */
-    bool gives_up;                 /* it has no limit of its own, and its owner looks at `stuck` */
-    uint64_t timeout_ns;           /* turns do not last longer than that after the first; 0: no limit */
-    uint64_t awake_ns;             /* then the thread sleeps; 0: a millisecond */
-    bool stuck;                    /* set under a deterministic scheduler: nobody will ever change the words */
+    ari_sleepers *sleepers;
+    const _Atomic uint64_t *other_word; /* a second word whose change ends a turn; NULL: none */
+    bool spins;                         /* every thread that may wait has a core */
+    bool outside;        /* threads that no scheduler knows change the words: waits, its turn in its hands */
+    bool gives_up;       /* it has no limit of its own, and its owner looks at `stuck` */
+    uint64_t timeout_ns; /* turns do not last longer than that after the first; 0: no limit */
+    uint64_t awake_ns;   /* then the thread sleeps; 0: a millisecond */
+    bool stuck;          /* set under a deterministic scheduler: nobody will ever change the words */
     unsigned turns;
     uint64_t start_ns, now_ns; /* 0: the clock has not been read yet */
     uint64_t stopped_ns;       /* by which now_ns is behind the clock: while the process was stopped nobody came late */
@@ -44,8 +44,8 @@ static inline void ari_wait_relax(void)
     __asm__ volatile("yield");
 #endif
 }
-/** One turn of waiting for `word` to change from `seen`, or `other` from other_seen; may return for no reason. */
-void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t seen, uint64_t other_seen);
+/** One turn of waiting for `word` to change from `expected`, or `other` from other_seen; may return for no reason. */
+void ari_wait_turn(ari_wait *w, const _Atomic uint64_t *word, uint64_t expected, uint64_t other_seen);
 /** True if the timeout is over. */
 static inline bool ari_wait_is_over(const ari_wait *w)
 {
@@ -57,7 +57,7 @@ uint64_t ari_wait_now_ns(void);
 /** The same, behind by some milliseconds at most, for a tenth of the price: for what is told, not for what decides. */
 uint64_t ari_wait_coarse_ns(void);
 /** The calling thread sleeps until then, or until *word != seen. */
-void ari_wait_until(ari_sleepers *at, const _Atomic uint64_t *word, uint64_t seen, uint64_t deadline_ns);
+void ari_wait_until(ari_sleepers *sleepers, const _Atomic uint64_t *word, uint64_t expected, uint64_t deadline_ns);
 /** A point at which others may overtake the calling lane: a choice for a deterministic scheduler, else nothing. */
 void ari_wait_yield(void);
 /** The calling lane is about to ask whether something is done, and may ask without end: as above, and takes a
@@ -66,7 +66,7 @@ void ari_wait_yield(void);
 void ari_wait_poll(void);
 
 /** As many threads as were asked for; 0: ari_cores. */
-int ari_threads(int asked);
+int ari_threads(int requested);
 
 /** Threads that the kernels of one of `ranks` rank threads may use out of `threads` for the whole process: an equal
  * share, rounded down, at least 1. So ranks * share <= threads wherever there are at least as many threads as ranks,

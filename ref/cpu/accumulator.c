@@ -16,23 +16,23 @@
 
 #define CHUNK ((size_t)512) /* elements whose state, 17 bytes each, stays in the first cache level */
 
-/* now[i] = the larger of it and the top slice of v[i]; whether that changes any. Tops are int32 while values are added:
+/* tops[i] = the larger of it and the top slice of v[i]; whether that changes any. Tops are int32 while values are added:
  * vectors of bytes beside those of 64-bit integers would not fit the registers. */
-ARI_ROW_LOOP bool raise_tops_of(int32_t *restrict now, const float *restrict v, size_t n, bool narrow)
+ARI_ROW_LOOP bool raise_tops_of(int32_t *restrict tops, const float *restrict v, size_t n, bool narrow)
 {
     int32_t raised = 0;
     for (size_t i = 0; i < n; i++) {
         const int32_t top = ari_acc_top(v[i], narrow);
-        const int32_t larger = top > now[i] ? top : now[i];
-        raised |= larger ^ now[i];
-        now[i] = larger;
+        const int32_t larger = top > tops[i] ? top : tops[i];
+        raised |= larger ^ tops[i];
+        tops[i] = larger;
     }
     return raised != 0;
 }
 
-ARI_SIMD static bool raise_tops(int32_t *restrict now, const float *restrict v, size_t n, bool narrow)
+ARI_SIMD static bool raise_tops(int32_t *restrict tops, const float *restrict v, size_t n, bool narrow)
 {
-    return narrow ? raise_tops_of(now, v, n, true) : raise_tops_of(now, v, n, false);
+    return narrow ? raise_tops_of(tops, v, n, true) : raise_tops_of(tops, v, n, false);
 }
 
 /* h = slice t of v, l = slice t-1 of v, or added to them, for t at least the top of v and slices of w bits. With the
@@ -74,11 +74,11 @@ ARI_SIMD static void raise_run(uint8_t *restrict t, int64_t *restrict h, int64_t
 {
     for (size_t i = 0; i < n; i++) {
         const int64_t old = t[i];
-        const int64_t now = t_new[i] > old ? t_new[i] : old;
-        const int64_t moved = now == old + 1 ? h[i] : 0;
-        l[i] = now == old ? l[i] : moved;
-        h[i] = now == old ? h[i] : 0;
-        t[i] = (uint8_t)now;
+        const int64_t new_top = t_new[i] > old ? t_new[i] : old;
+        const int64_t moved = new_top == old + 1 ? h[i] : 0;
+        l[i] = new_top == old ? l[i] : moved;
+        h[i] = new_top == old ? h[i] : 0;
+        t[i] = (uint8_t)new_top;
     }
 }
 
@@ -102,22 +102,22 @@ ARI_SIMD static void value_run(float *restrict y, const uint8_t *restrict t, con
 void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row, size_t rows, size_t n, bool fresh,
                     bool narrow)
 {
-    int32_t now[CHUNK];
+    int32_t tops[CHUNK];
     uint8_t room[CHUNK];
     for (size_t i = 0; i < n; i += CHUNK) {
         const size_t count = n - i < CHUNK ? n - i : CHUNK;
         uint8_t *top = fresh ? t + i : room;
         bool raised = fresh;
         for (size_t j = 0; j < count; j++)
-            now[j] = fresh ? 0 : t[i + j];
+            tops[j] = fresh ? 0 : t[i + j];
         for (size_t r = 0; r < rows; r++)
-            raised |= raise_tops(now, row[r] + i, count, narrow);
+            raised |= raise_tops(tops, row[r] + i, count, narrow);
         for (size_t j = 0; j < count && raised; j++)
-            top[j] = (uint8_t)now[j];
+            top[j] = (uint8_t)tops[j];
         if (raised && !fresh)
             raise_run(t + i, h + i, l + i, top, count);
         for (size_t r = 0; r < rows; r++)
-            add_slices(h + i, l + i, now, row[r] + i, count, !fresh || r > 0, narrow);
+            add_slices(h + i, l + i, tops, row[r] + i, count, !fresh || r > 0, narrow);
     }
 }
 
@@ -163,14 +163,14 @@ ARI_ROW_LOOP void sum_columns(column_sums *s, const uint8_t *t, const float *x, 
     }
 }
 
-/* now[j] = the larger of t[j] and the top slice of the magnitude; whether any is larger than t[j]. */
-ARI_ROW_LOOP bool raised_tops(uint8_t *now, const uint8_t *t, const uint32_t *top, bool narrow)
+/* new_tops[j] = the larger of t[j] and the top slice of the magnitude; whether any is larger than t[j]. */
+ARI_ROW_LOOP bool raised_tops(uint8_t *new_tops, const uint8_t *t, const uint32_t *top, bool narrow)
 {
     unsigned int raised = 0;
     for (size_t j = 0; j < LANES; j++) {
         const uint8_t slice = (uint8_t)ari_acc_top(ari_float32(top[j]), narrow);
-        now[j] = slice > t[j] ? slice : t[j];
-        raised |= (unsigned int)(now[j] ^ t[j]);
+        new_tops[j] = slice > t[j] ? slice : t[j];
+        raised |= (unsigned int)(new_tops[j] ^ t[j]);
     }
     return raised != 0;
 }
@@ -180,11 +180,11 @@ ARI_ROW_LOOP bool raised_tops(uint8_t *now, const uint8_t *t, const uint32_t *to
 ARI_ROW_KERNEL void accumulate_lanes(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows,
                                      bool narrow)
 {
-    uint8_t now[LANES];
+    uint8_t new_tops[LANES];
     column_sums s;
     sum_columns(&s, t, x, stride, rows, narrow);
-    if (raised_tops(now, t, s.top, narrow)) {
-        raise_run(t, h, l, now, LANES);
+    if (raised_tops(new_tops, t, s.top, narrow)) {
+        raise_run(t, h, l, new_tops, LANES);
         sum_columns(&s, t, x, stride, rows, narrow);
     }
     for (size_t j = 0; j < LANES; j++) {
@@ -200,16 +200,16 @@ ARI_ROW_KERNEL void accumulate_lanes(uint8_t *t, int64_t *h, int64_t *l, const f
 static void accumulate_rows(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows, size_t n,
                             bool narrow)
 {
-    const size_t whole = n - n % LANES;
-    for (size_t from = 0; from < rows; from += ROWS_AT_ONCE) {
-        const size_t count = rows - from < ROWS_AT_ONCE ? rows - from : ROWS_AT_ONCE;
-        const float *first = x + (ptrdiff_t)from * stride;
-        for (size_t j = 0; j < whole; j += LANES)
-            accumulate_lanes(t + j, h + j, l + j, first + j, stride, count, narrow);
+    const size_t full_cols = n - n % LANES;
+    for (size_t first_row = 0; first_row < rows; first_row += ROWS_AT_ONCE) {
+        const size_t count = rows - first_row < ROWS_AT_ONCE ? rows - first_row : ROWS_AT_ONCE;
+        const float *block = x + (ptrdiff_t)first_row * stride;
+        for (size_t j = 0; j < full_cols; j += LANES)
+            accumulate_lanes(t + j, h + j, l + j, block + j, stride, count, narrow);
     }
-    for (size_t r = 0; r < rows && whole < n; r++) {
-        const float *rest = x + (ptrdiff_t)r * stride + whole;
-        ari_accumulate(t + whole, h + whole, l + whole, &rest, 1, n - whole, false, narrow);
+    for (size_t r = 0; r < rows && full_cols < n; r++) {
+        const float *rest = x + (ptrdiff_t)r * stride + full_cols;
+        ari_accumulate(t + full_cols, h + full_cols, l + full_cols, &rest, 1, n - full_cols, false, narrow);
     }
 }
 
@@ -219,14 +219,14 @@ static void accumulate_rows(uint8_t *t, int64_t *h, int64_t *l, const float *x, 
 /* sum[j] = fl32(sum[j] + x[r][j]), row by row; a NaN stays one, so that the stored form of it is made at the end. */
 ARI_ROW_KERNEL void add_lanes(float *restrict sum, const float *restrict x, ptrdiff_t stride, size_t rows)
 {
-    float own[NATIVE_LANES];
+    float local_sum[NATIVE_LANES];
     for (size_t j = 0; j < NATIVE_LANES; j++)
-        own[j] = sum[j];
+        local_sum[j] = sum[j];
     for (size_t r = 0; r < rows; r++)
         for (size_t j = 0; j < NATIVE_LANES; j++)
-            own[j] += x[(ptrdiff_t)r * stride + (ptrdiff_t)j];
+            local_sum[j] += x[(ptrdiff_t)r * stride + (ptrdiff_t)j];
     for (size_t j = 0; j < NATIVE_LANES; j++)
-        sum[j] = ari_canonical32(own[j]);
+        sum[j] = ari_canonical32(local_sum[j]);
 }
 
 /* acc[j] = fl32(acc[j] + terms[j]), j in [0, n). */
@@ -239,11 +239,11 @@ ARI_ROW_KERNEL void add_terms(float *restrict acc, const float *restrict terms, 
 /* The rows x[r * stride, + n) into elements [0, n). */
 static void add_rows_f32(float *sum, const float *x, ptrdiff_t stride, size_t rows, size_t n)
 {
-    size_t at = 0;
-    for (; at + NATIVE_LANES <= n; at += NATIVE_LANES)
-        add_lanes(sum + at, x + at, stride, rows);
-    for (size_t r = 0; r < rows && at < n; r++)
-        add_terms(sum + at, x + (ptrdiff_t)r * stride + at, n - at);
+    size_t col = 0;
+    for (; col + NATIVE_LANES <= n; col += NATIVE_LANES)
+        add_lanes(sum + col, x + col, stride, rows);
+    for (size_t r = 0; r < rows && col < n; r++)
+        add_terms(sum + col, x + (ptrdiff_t)r * stride + col, n - col);
 }
 
 /* Columns that a thread takes at a time: 16 cache lines of fp32, and so no two threads share one. */
@@ -253,40 +253,41 @@ static void add_rows_f32(float *sum, const float *x, ptrdiff_t stride, size_t ro
 
 size_t ari_block_rows(const ar_device *d, size_t rows, size_t cols)
 {
-    const size_t each = cols < BLOCK_TERMS ? BLOCK_TERMS / cols : 1;
-    const size_t all = each * (size_t)ari_threads_for(d, rows, rows * cols);
-    return all < rows ? all : rows;
+    const size_t per_thread = cols < BLOCK_TERMS ? BLOCK_TERMS / cols : 1;
+    const size_t total_rows = per_thread * (size_t)ari_threads_for(d, rows, rows * cols);
+    return total_rows < rows ? total_rows : rows;
 }
 
-/* The rows x[r * stride, + n) to the sums of `cols` columns from `from` on. */
-static void add_piece(const ar_row_sum *to, size_t cols, size_t from, const float *x, ptrdiff_t stride, size_t rows,
-                      size_t n)
+/* The rows x[r * stride, + n) to the sums of `cols` columns from `first_col` on. */
+static void add_piece(const ar_row_sum *row_sum, size_t cols, size_t first_col, const float *x, ptrdiff_t stride,
+                      size_t rows, size_t n)
 {
-    if (to->t.ptr) {
-        int64_t *h = (int64_t *)to->hl.ptr + from;
-        accumulate_rows((uint8_t *)to->t.ptr + from, h, h + cols, x, stride, rows, n, to->narrow);
-    } else if (to->f32.ptr) {
-        add_rows_f32((float *)to->f32.ptr + from, x, stride, rows, n);
+    if (row_sum->t.ptr) {
+        int64_t *h = (int64_t *)row_sum->hl.ptr + first_col;
+        accumulate_rows((uint8_t *)row_sum->t.ptr + first_col, h, h + cols, x, stride, rows, n, row_sum->narrow);
+    } else if (row_sum->f32.ptr) {
+        add_rows_f32((float *)row_sum->f32.ptr + first_col, x, stride, rows, n);
     }
 }
 
-/* The columns [from, ..) of `rows` rows from `first` on: where they are bf16 numbers, as many rows at a time as the
+/* The columns [from, ..) of `rows` rows from `first_row` on: where they are bf16 numbers, as many rows at a time as the
  * first cache level holds widened. */
-static void add_block(const ari_row_pass *p, const ari_row_terms *s, size_t first, size_t rows, size_t from)
+static void add_block(const ari_row_pass *p, const ari_row_terms *s, size_t first_row, size_t rows, size_t first_col)
 {
     enum { WIDENED = 16 };
-    const size_t n = p->cols - from < COLUMN_BLOCK ? p->cols - from : COLUMN_BLOCK;
-    const ptrdiff_t stride = s->terms.stride[0], at = (s->of_block ? 0 : (ptrdiff_t)first * stride) + (ptrdiff_t)from;
+    const size_t n = p->cols - first_col < COLUMN_BLOCK ? p->cols - first_col : COLUMN_BLOCK;
+    const ptrdiff_t stride = s->terms.stride[0],
+                    offset = (s->of_block ? 0 : (ptrdiff_t)first_row * stride) + (ptrdiff_t)first_col;
     float room[WIDENED * COLUMN_BLOCK];
     if (s->terms.dtype != AR_BF16) {
-        add_piece(s->to, p->cols, from, (const float *)s->terms.data.ptr + at, stride, rows, n);
+        add_piece(s->target, p->cols, first_col, (const float *)s->terms.data.ptr + offset, stride, rows, n);
         return;
     }
-    for (size_t r = 0; r < rows && ari_sum_wanted(s->to); r += WIDENED) {
+    for (size_t r = 0; r < rows && ari_sum_wanted(s->target); r += WIDENED) {
         const size_t count = rows - r < WIDENED ? rows - r : WIDENED;
         for (size_t i = 0; i < count; i++)
-            (void)ari_run_load(&s->terms, at + (ptrdiff_t)(r + i) * stride, n, room + i * n);
-        add_piece(s->to, p->cols, from, room, (ptrdiff_t)n, count, n);
+            (void)ari_run_load(&s->terms, offset + (ptrdiff_t)(r + i) * stride, n, room + i * n);
+        add_piece(s->target, p->cols, first_col, room, (ptrdiff_t)n, count, n);
     }
 }
 
@@ -297,22 +298,22 @@ void ari_make_rows(ar_device *d, const ari_row_pass *p)
     const size_t at_once = ari_block_rows(d, p->rows, p->cols);
     const size_t blocks = (p->cols + COLUMN_BLOCK - 1) / COLUMN_BLOCK, pieces = blocks * (size_t)p->sums;
 #pragma omp parallel num_threads(ari_threads_for(d, p->rows, p->rows * p->cols))
-    for (size_t first = 0; first < p->rows; first += at_once) {
-        const size_t n = p->rows - first < at_once ? p->rows - first : at_once;
+    for (size_t first_row = 0; first_row < p->rows; first_row += at_once) {
+        const size_t n = p->rows - first_row < at_once ? p->rows - first_row : at_once;
 #pragma omp for schedule(static)
         for (size_t i = 0; i < n; i++)
-            p->make(p->user, first + i, i);
+            p->make_row(p->user, first_row + i, i);
 #pragma omp for schedule(static)
         for (size_t i = 0; i < pieces; i++)
-            add_block(p, &p->sum[i / blocks], first, n, i % blocks * COLUMN_BLOCK);
+            add_block(p, &p->sum[i / blocks], first_row, n, i % blocks * COLUMN_BLOCK);
     }
 }
 
 /* All rows of the terms into one; their columns are contiguous. */
-static ar_status add_all_rows(ar_device *d, const ar_row_sum *to, const ar_tensor *terms)
+static ar_status add_all_rows(ar_device *d, const ar_row_sum *row_sum, const ar_tensor *terms)
 {
     const ari_row_pass p = {
-        .rows = terms->shape[0], .cols = terms->shape[1], .sums = 1, .sum = {{.to = to, .terms = *terms}}};
+        .rows = terms->shape[0], .cols = terms->shape[1], .sums = 1, .sum = {{.target = row_sum, .terms = *terms}}};
     const size_t blocks = (p.cols + COLUMN_BLOCK - 1) / COLUMN_BLOCK;
     ARI_PARALLEL_FOR (i, blocks, d, p.rows * p.cols)
         add_block(&p, &p.sum[0], 0, p.rows, i * COLUMN_BLOCK);
@@ -336,13 +337,13 @@ typedef struct acc_view {
 } acc_view;
 
 /* Adds terms of row r, columns [from, from + n), to row `row` of the accumulator. */
-static void add_run(const acc_view *acc, size_t row, const ar_tensor *terms, size_t r, size_t from, size_t n)
+static void add_run(const acc_view *acc, size_t row, const ar_tensor *terms, size_t r, size_t first_col, size_t n)
 {
     float room[CHUNK];
-    const ptrdiff_t first = (ptrdiff_t)r * terms->stride[0] + (ptrdiff_t)from * terms->stride[1];
-    const float *x = ari_run_gather(terms, first, terms->stride[1], n, room);
-    const size_t at = row * acc->cols + from;
-    ari_accumulate(acc->t + at, acc->h + at, acc->l + at, &x, 1, n, false, acc->narrow);
+    const ptrdiff_t term_offset = (ptrdiff_t)r * terms->stride[0] + (ptrdiff_t)first_col * terms->stride[1];
+    const float *x = ari_run_gather(terms, term_offset, terms->stride[1], n, room);
+    const size_t acc_offset = row * acc->cols + first_col;
+    ari_accumulate(acc->t + acc_offset, acc->h + acc_offset, acc->l + acc_offset, &x, 1, n, false, acc->narrow);
 }
 
 /* The row of the accumulator that row r of the terms goes to; negative: none. */
@@ -371,12 +372,12 @@ ar_status ari_cpu_acc_add(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, bool n
     const bool disjoint = !targets && rows_in_acc > 1;
     const size_t chunks = (cols + CHUNK - 1) / CHUNK, groups = disjoint ? rows : 1;
     ARI_PARALLEL_FOR (i, chunks * groups, d, rows * cols) {
-        const size_t from = i % chunks * CHUNK, n = cols - from < CHUNK ? cols - from : CHUNK;
-        const size_t first = disjoint ? i / chunks : 0, last = disjoint ? first + 1 : rows;
-        for (size_t r = first; r < last; r++) {
+        const size_t first_col = i % chunks * CHUNK, n = cols - first_col < CHUNK ? cols - first_col : CHUNK;
+        const size_t first_row = disjoint ? i / chunks : 0, end_row = disjoint ? first_row + 1 : rows;
+        for (size_t r = first_row; r < end_row; r++) {
             const int64_t row = target_row(targets, rows_in_acc, r);
             if (row >= 0)
-                add_run(&acc, (size_t)row, terms, r, from, n);
+                add_run(&acc, (size_t)row, terms, r, first_col, n);
         }
     }
     return AR_OK;
@@ -392,16 +393,18 @@ ar_status ari_cpu_sum_rows_f32(ar_device *d, ARI_AT_ONCE, ar_buf acc, size_t row
     if (all_into_one(terms, rows_in_acc, row_of))
         return add_all_rows(d, &(ar_row_sum){.f32 = acc}, terms);
     float *sums = acc.ptr;
-    const int64_t *at = row_of.ptr;
+    const int64_t *targets = row_of.ptr;
     ARI_PARALLEL_FOR (block, blocks, d, rows * cols) {
-        const size_t from = block * COLUMN_BLOCK, left = cols - from, n = left < COLUMN_BLOCK ? left : COLUMN_BLOCK;
-        const ptrdiff_t first = (ptrdiff_t)from * terms->stride[1];
+        const size_t first_col = block * COLUMN_BLOCK, remaining_cols = cols - first_col,
+                     n = remaining_cols < COLUMN_BLOCK ? remaining_cols : COLUMN_BLOCK;
+        const ptrdiff_t col_offset = (ptrdiff_t)first_col * terms->stride[1];
         float room[COLUMN_BLOCK];
         for (size_t r = 0; r < rows; r++) {
-            const int64_t row = at ? at[r] : rows_in_acc > 1 ? (int64_t)r : 0;
-            const ptrdiff_t here = first + (ptrdiff_t)r * terms->stride[0];
+            const int64_t row = targets ? targets[r] : rows_in_acc > 1 ? (int64_t)r : 0;
+            const ptrdiff_t term_offset = col_offset + (ptrdiff_t)r * terms->stride[0];
             if (row >= 0)
-                add_terms(sums + (size_t)row * cols + from, ari_run_gather(terms, here, terms->stride[1], n, room), n);
+                add_terms(sums + (size_t)row * cols + first_col,
+                          ari_run_gather(terms, term_offset, terms->stride[1], n, room), n);
         }
     }
     return AR_OK;
@@ -409,21 +412,21 @@ ar_status ari_cpu_sum_rows_f32(ar_device *d, ARI_AT_ONCE, ar_buf acc, size_t row
 
 /* Writes values[0..n), elements [from, from + n) in row-major order, through the strides of y, a run along the last
  * dimension at a time. */
-static void scatter(const ar_tensor *y, size_t from, const float *values, size_t n)
+static void scatter(const ar_tensor *y, size_t first_element, const float *values, size_t n)
 {
     const size_t inner = y->shape[y->ndim - 1];
     const ptrdiff_t stride = y->stride[y->ndim - 1];
     while (n > 0) {
-        float *out = (float *)y->data.ptr + (ptrdiff_t)(from % inner) * stride;
-        size_t rest = from / inner;
+        float *out = (float *)y->data.ptr + (ptrdiff_t)(first_element % inner) * stride;
+        size_t rest = first_element / inner;
         for (int dim = y->ndim - 2; dim >= 0; dim--) {
             out += (ptrdiff_t)(rest % y->shape[dim]) * y->stride[dim];
             rest /= y->shape[dim];
         }
-        const size_t run = inner - from % inner < n ? inner - from % inner : n;
+        const size_t run = inner - first_element % inner < n ? inner - first_element % inner : n;
         for (size_t i = 0; i < run; i++)
             out[(ptrdiff_t)i * stride] = values[i];
-        from += run;
+        first_element += run;
         values += run;
         n -= run;
     }
@@ -435,16 +438,16 @@ ar_status ari_cpu_acc_value(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cb
     const uint8_t *top = t.ptr;
     const int64_t *h = hl.ptr, *l = h + n;
     const bool contiguous = ari_tensor_is_contiguous(y);
-    const size_t all = ar_tensor_count(y), chunks = (all + CHUNK - 1) / CHUNK;
-    ARI_PARALLEL_FOR (i, chunks, d, all) {
-        const size_t from = i * CHUNK, count = all - from < CHUNK ? all - from : CHUNK;
+    const size_t total = ar_tensor_count(y), chunks = (total + CHUNK - 1) / CHUNK;
+    ARI_PARALLEL_FOR (i, chunks, d, total) {
+        const size_t begin = i * CHUNK, count = total - begin < CHUNK ? total - begin : CHUNK;
         if (contiguous) {
-            value_run((float *)y->data.ptr + from, top + from, h + from, l + from, count, narrow);
+            value_run((float *)y->data.ptr + begin, top + begin, h + begin, l + begin, count, narrow);
             continue;
         }
         float values[CHUNK] = {0};
-        value_run(values, top + from, h + from, l + from, count, narrow);
-        scatter(y, from, values, count);
+        value_run(values, top + begin, h + begin, l + begin, count, narrow);
+        scatter(y, begin, values, count);
     }
     return AR_OK;
 }
@@ -461,10 +464,10 @@ ar_status ari_cpu_acc_put(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf h, ar_buf 
 }
 
 /** Slot states_narrow. Errors: none. */
-ar_status ari_cpu_states_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
+ar_status ari_cpu_states_narrow(ar_device *d, ARI_AT_ONCE, ar_buf dst, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
                                 size_t width, bool narrow)
 {
-    uint8_t *sent = to.ptr;
+    uint8_t *sent = dst.ptr;
     const uint8_t *top = t.ptr;
     const int64_t *high = h.ptr, *low = l.ptr;
     ARI_PARALLEL_FOR (i, n, d, n)
@@ -473,10 +476,10 @@ ar_status ari_cpu_states_narrow(ar_device *d, ARI_AT_ONCE, ar_buf to, ar_cbuf t,
 }
 
 /** Slot states_merge. Errors: none. */
-ar_status ari_cpu_states_merge(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks,
+ar_status ari_cpu_states_merge(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf h, ar_buf l, ar_cbuf src, size_t ranks,
                                size_t n, size_t width, bool narrow)
 {
-    const uint8_t *sent = from.ptr;
+    const uint8_t *sent = src.ptr;
     uint8_t *top = t.ptr;
     int64_t *high = h.ptr, *low = l.ptr;
     ARI_PARALLEL_FOR (i, n, d, n * ranks)

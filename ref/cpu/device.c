@@ -10,10 +10,10 @@
 #include "ref/cpu/blas/blas.h"
 #include "ref/cpu/kernels.h"
 
-ar_status ari_cpu_queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name)
+ar_status ari_cpu_queue_create(ar_device *d, ar_queue **out, ar_queue_kind kind, const char *name)
 {
     (void)d;
-    return ar_queue_create(gives, kind, name);
+    return ar_queue_create(out, kind, name);
 }
 
 void ari_cpu_destroy(ar_device *d)
@@ -51,10 +51,10 @@ static ar_status check_subnormals(void)
     return AR_OK;
 }
 
-ar_status ar_device_cpu_create(ar_device **gives, int threads)
+ar_status ar_device_cpu_create(ar_device **out, int threads)
 {
     void *memory = NULL;
-    if (!gives || threads < 1)
+    if (!out || threads < 1)
         return ar_error_set(AR_ERR_ARG, "cpu device: %d threads, expected at least 1", threads);
     ari_exact_choice exact;
     AR_TRY(check_subnormals());
@@ -65,6 +65,6 @@ ar_status ar_device_cpu_create(ar_device **gives, int threads)
     ari_pool_init(&d->pool);
     d->exact = exact;
     d->base = (ar_device){.ops = &cpu_ops, .threads = threads, .block_bytes = AR_CPU_BLOCK_BYTES};
-    *gives = &d->base;
+    *out = &d->base;
     return AR_OK;
 }

@@ -17,8 +17,8 @@ typedef struct ari_block ari_block;
 
 typedef struct ari_pool {
     pthread_mutex_t lock;
-    size_t asked, most;  /* bytes of large buffers that users need now, and at most so far */
-    size_t in_use, kept; /* bytes of the blocks that they have, and of those that wait */
+    size_t requested, peak; /* bytes of large buffers that users need now, and at most so far */
+    size_t in_use, cached;  /* bytes of the blocks that they have, and of those that wait */
     size_t n;
     ari_block *block[ARI_POOL_KEPT]; /* the kept ones, the longest kept first */
 } ari_pool;
@@ -28,7 +28,7 @@ void ari_pool_init(ari_pool *p);
 void ari_pool_fini(ari_pool *p);
 /** Gives `bytes` bytes (0: a valid pointer all the same), 64-byte aligned, contents undefined; ari_pool_free. Errors:
  *  AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ari_pool_alloc(ari_pool *p, void **gives, size_t bytes);
+AR_NODISCARD ar_status ari_pool_alloc(ari_pool *p, void **out, size_t bytes);
 /** Accepts NULL. */
 void ari_pool_free(ari_pool *p, void *memory);
 

@@ -30,10 +30,10 @@ static ar_status for_blocks(ar_device *d, void (*loop)(float *, const float *, c
     const size_t n = ar_tensor_count(y), blocks = ari_blocks_of(n);
     ARI_PARALLEL_FOR (i, blocks, d, n) {
         const size_t length = ari_block_length(n, i);
-        const ptrdiff_t at = (ptrdiff_t)(i * ARI_BLOCK);
-        float room[3][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
-        loop(out, ari_run_load(a, at, length, room[1]), ari_run_load(b, at, length, room[2]), length);
-        ari_run_store(y, at, length, out);
+        const ptrdiff_t offset = (ptrdiff_t)(i * ARI_BLOCK);
+        float room[3][ARI_BLOCK], *out = ari_run_at(y, offset, room[0]);
+        loop(out, ari_run_load(a, offset, length, room[1]), ari_run_load(b, offset, length, room[2]), length);
+        ari_run_store(y, offset, length, out);
     }
     return AR_OK;
 }
@@ -57,18 +57,18 @@ static ar_status for_capped(ar_device *d, void (*loop)(float *, const float *, c
     const size_t n = ar_tensor_count(y), blocks = ari_blocks_of(n);
     ARI_PARALLEL_FOR (i, blocks, d, n) {
         const size_t length = ari_block_length(n, i);
-        const ptrdiff_t at = (ptrdiff_t)(i * ARI_BLOCK);
-        float room[3][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
-        const float *left = ari_run_load(a, at, length, room[1]);
-        loop(out, left, b ? ari_run_load(b, at, length, room[2]) : left, length, scale, cap);
-        ari_run_store(y, at, length, out);
+        const ptrdiff_t offset = (ptrdiff_t)(i * ARI_BLOCK);
+        float room[3][ARI_BLOCK], *out = ari_run_at(y, offset, room[0]);
+        const float *left = ari_run_load(a, offset, length, room[1]);
+        loop(out, left, b ? ari_run_load(b, offset, length, room[2]) : left, length, scale, cap);
+        ari_run_store(y, offset, length, out);
     }
     return AR_OK;
 }
 
-ARI_ROW_KERNEL void softcap_loop(float *y, const float *x, const float *same, size_t n, float scale, double cap)
+ARI_ROW_KERNEL void softcap_loop(float *y, const float *x, const float *unused, size_t n, float scale, double cap)
 {
-    (void)same;
+    (void)unused;
     for (size_t j = 0; j < n; j++)
         y[j] = ari_softcap32(x[j], scale, cap);
 }
@@ -99,11 +99,11 @@ ar_status ari_cpu_fill(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, float valu
     const float stored = ari_canonical32(value);
     ARI_PARALLEL_FOR (i, blocks, d, n) {
         const size_t length = ari_block_length(n, i);
-        const ptrdiff_t at = (ptrdiff_t)(i * ARI_BLOCK);
-        float room[ARI_BLOCK], *out = ari_run_at(y, at, room);
+        const ptrdiff_t offset = (ptrdiff_t)(i * ARI_BLOCK);
+        float room[ARI_BLOCK], *out = ari_run_at(y, offset, room);
         for (size_t j = 0; j < length; j++)
             out[j] = stored;
-        ari_run_store(y, at, length, out);
+        ari_run_store(y, offset, length, out);
     }
     return AR_OK;
 }
@@ -117,19 +117,19 @@ ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbu
     const size_t rows = y->shape[0], cols = y->shape[1], blocks = ari_blocks_of(cols);
     const float *added = bias.ptr;
     ARI_PARALLEL_FOR (i, rows * blocks, d, rows * cols) {
-        const size_t from = i % blocks * ARI_BLOCK, n = ari_block_length(cols, i % blocks);
-        const ptrdiff_t at = (ptrdiff_t)(i / blocks * cols + from);
-        float room[2][ARI_BLOCK], *sums = ari_run_at(y, at, room[0]);
-        const float *given = ari_run_load(y, at, n, room[0]);
+        const size_t first_col = i % blocks * ARI_BLOCK, n = ari_block_length(cols, i % blocks);
+        const ptrdiff_t offset = (ptrdiff_t)(i / blocks * cols + first_col);
+        float room[2][ARI_BLOCK], *sums = ari_run_at(y, offset, room[0]);
+        const float *input = ari_run_load(y, offset, n, room[0]);
         if (added) {
-            add_loop(sums, given, added + from, n);
-            ari_run_store(y, at, n, sums);
+            add_loop(sums, input, added + first_col, n);
+            ari_run_store(y, offset, n, sums);
         }
         if (act != AR_ACT_NONE) {
-            float *values = ari_run_at(z, at, room[1]);
-            const float *stored = added ? ari_run_load(y, at, n, room[0]) : given;
+            float *values = ari_run_at(z, offset, room[1]);
+            const float *stored = added ? ari_run_load(y, offset, n, room[0]) : input;
             ari_activations(ari_row_way_fastest(), &(ari_act_row){.y = values, .x = stored}, n, act);
-            ari_run_store(z, at, n, values);
+            ari_run_store(z, offset, n, values);
         }
     }
     return AR_OK;
@@ -147,11 +147,11 @@ static void make_act_row(const void *user, size_t row, size_t in_block)
     (void)in_block;
     const act_rows *a = user;
     const ptrdiff_t i = (ptrdiff_t)row;
-    for (size_t from = 0, n; from < a->dy->shape[1]; from += n) {
+    for (size_t first_col = 0, n; first_col < a->dy->shape[1]; first_col += n) {
         float room[5][ARI_BLOCK];
-        const ptrdiff_t col = (ptrdiff_t)from, to = i * a->dx->stride[0] + col;
-        n = ari_block_length(a->dy->shape[1], from / ARI_BLOCK);
-        ari_act_row r = {.y = ari_run_at(a->dx, to, room[0]),
+        const ptrdiff_t col = (ptrdiff_t)first_col, dx_offset = i * a->dx->stride[0] + col;
+        n = ari_block_length(a->dy->shape[1], first_col / ARI_BLOCK);
+        ari_act_row r = {.y = ari_run_at(a->dx, dx_offset, room[0]),
                          .x = ari_run_load(a->x, i * a->x->stride[0] + col, n, room[1]),
                          .dy = ari_run_load(a->dy, i * a->dy->stride[0] + col, n, room[2])};
         if (a->up) {
@@ -159,7 +159,7 @@ static void make_act_row(const void *user, size_t row, size_t in_block)
             r.dup = ari_run_at(a->dup, i * a->dup->stride[0] + col, room[4]);
         }
         ari_activations(ari_row_way_fastest(), &r, n, a->act);
-        ari_run_store(a->dx, to, n, r.y);
+        ari_run_store(a->dx, dx_offset, n, r.y);
         if (a->up)
             ari_run_store(a->dup, i * a->dup->stride[0] + col, n, r.dup);
     }
@@ -169,14 +169,14 @@ static void make_act_row(const void *user, size_t row, size_t in_block)
 ar_status ari_cpu_act_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x,
                                ar_activation act, const ar_row_sum *dbias)
 {
-    const ar_tensor to = ari_tensor_rows(dx), slope = ari_tensor_rows(dy), from = ari_tensor_rows(x);
-    const act_rows rows = {.act = act, .dx = &to, .dy = &slope, .x = &from};
-    const ari_row_pass p = {.rows = from.shape[0],
-                            .cols = from.shape[1],
-                            .make = make_act_row,
+    const ar_tensor dx_rows = ari_tensor_rows(dx), slope = ari_tensor_rows(dy), x_rows = ari_tensor_rows(x);
+    const act_rows rows = {.act = act, .dx = &dx_rows, .dy = &slope, .x = &x_rows};
+    const ari_row_pass p = {.rows = x_rows.shape[0],
+                            .cols = x_rows.shape[1],
+                            .make_row = make_act_row,
                             .user = &rows,
                             .sums = 1,
-                            .sum = {{.to = dbias, .terms = to}}};
+                            .sum = {{.target = dbias, .terms = dx_rows}}};
     ari_make_rows(d, &p);
     return AR_OK;
 }
@@ -189,13 +189,13 @@ ar_status ari_cpu_gated_forward(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, c
     ARI_PARALLEL_FOR (i, rows * blocks, d, rows * cols) {
         const ptrdiff_t row = (ptrdiff_t)(i / blocks), col = (ptrdiff_t)(i % blocks * ARI_BLOCK);
         const size_t n = ari_block_length(cols, i % blocks);
-        const ptrdiff_t at = row * y->stride[0] + col;
-        float room[3][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
+        const ptrdiff_t offset = row * y->stride[0] + col;
+        float room[3][ARI_BLOCK], *out = ari_run_at(y, offset, room[0]);
         const ari_act_row r = {.y = out,
                                .x = ari_run_load(gate, row * gate->stride[0] + col, n, room[1]),
                                .up = ari_run_load(up, row * up->stride[0] + col, n, room[2])};
         ari_activations(ari_row_way_fastest(), &r, n, act);
-        ari_run_store(y, at, n, out);
+        ari_run_store(y, offset, n, out);
     }
     return AR_OK;
 }
@@ -208,10 +208,10 @@ ar_status ari_cpu_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dga
     const act_rows rows = {.act = act, .dx = dgate, .dy = dy, .x = gate, .dup = dup, .up = up};
     const ari_row_pass p = {.rows = dy->shape[0],
                             .cols = dy->shape[1],
-                            .make = make_act_row,
+                            .make_row = make_act_row,
                             .user = &rows,
                             .sums = 2,
-                            .sum = {{.to = dgate_bias, .terms = *dgate}, {.to = dup_bias, .terms = *dup}}};
+                            .sum = {{.target = dgate_bias, .terms = *dgate}, {.target = dup_bias, .terms = *dup}}};
     ari_make_rows(d, &p);
     return AR_OK;
 }
@@ -221,30 +221,30 @@ ar_status ari_cpu_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dga
 /* Elements whose bits are drawn before they are used. */
 #define LANES ((size_t)64)
 
-/* n neighbouring elements, the first of which is number `first` of the full value. y may be x, sum may be residual;
+/* n neighbouring elements, the first of which is number `first_index` of the full value. y may be x, sum may be residual;
  * each of y and sum with residual may be NULL. */
 ARI_ROW_KERNEL void drop_row(float *y, float *sum, const float *x, const float *residual, size_t n, const ar_dropout *w,
-                             uint64_t first)
+                             uint64_t first_index)
 {
     float dropped[LANES];
     uint32_t bits[LANES];
-    size_t skip = (size_t)(first & 3u); /* a block holds four elements: the row may begin inside one */
-    uint64_t block = first >> 2;
-    for (size_t at = 0; at < n; block += LANES / 4) {
-        const size_t count = n - at < LANES - skip ? n - at : LANES - skip, blocks = (skip + count + 3) / 4;
+    size_t skip = (size_t)(first_index & 3u); /* a block holds four elements: the row may begin inside one */
+    uint64_t block = first_index >> 2;
+    for (size_t offset = 0; offset < n; block += LANES / 4) {
+        const size_t count = n - offset < LANES - skip ? n - offset : LANES - skip, blocks = (skip + count + 3) / 4;
 #pragma GCC ivdep
         for (size_t i = 0; i < blocks; i++)
             ari_random_block(w->key, (block + i) << 2, w->step, 0, bits + 4 * i);
 #pragma GCC ivdep
         for (size_t i = 0; i < count; i++) {
-            const float kept = ari_mul32(x[at + i], w->scale);
-            dropped[i] = bits[skip + i] >= w->threshold ? kept : 0.0f;
+            const float scaled = ari_mul32(x[offset + i], w->scale);
+            dropped[i] = bits[skip + i] >= w->threshold ? scaled : 0.0f;
         }
         if (y)
-            memcpy(y + at, dropped, count * sizeof *y);
+            memcpy(y + offset, dropped, count * sizeof *y);
         for (size_t i = 0; sum && i < count; i++)
-            sum[at + i] = ari_add32(residual[at + i], dropped[i]);
-        at += count;
+            sum[offset + i] = ari_add32(residual[offset + i], dropped[i]);
+        offset += count;
         skip = 0;
     }
 }
@@ -268,16 +268,16 @@ ar_status ari_cpu_dropout(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const a
     const size_t blocks = ari_blocks_of(cols);
     ARI_PARALLEL_FOR (i, rows * blocks, d, n * 8) {
         const size_t row = i / blocks, col = i % blocks * ARI_BLOCK, length = ari_block_length(cols, i % blocks);
-        const ptrdiff_t at = (ptrdiff_t)(row * cols + col);
-        float room[ARI_BLOCK], sum_room[ARI_BLOCK], *to = y ? ari_run_at(y, at, room) : NULL;
-        float *to_sum = residual ? ari_run_at(sum, at, sum_room) : NULL;
-        drop_row(to, to_sum, ari_run_load(x, at, length, room),
-                 residual ? ari_run_load(residual, at, length, sum_room) : NULL, length, which,
+        const ptrdiff_t offset = (ptrdiff_t)(row * cols + col);
+        float room[ARI_BLOCK], sum_room[ARI_BLOCK], *out = y ? ari_run_at(y, offset, room) : NULL;
+        float *to_sum = residual ? ari_run_at(sum, offset, sum_room) : NULL;
+        drop_row(out, to_sum, ari_run_load(x, offset, length, room),
+                 residual ? ari_run_load(residual, offset, length, sum_room) : NULL, length, which,
                  number_of(x, which, row) + col);
         if (y)
-            ari_run_store(y, at, length, to);
+            ari_run_store(y, offset, length, out);
         if (residual)
-            ari_run_store(sum, at, length, to_sum);
+            ari_run_store(sum, offset, length, to_sum);
     }
     return AR_OK;
 }
@@ -309,14 +309,14 @@ ar_status ari_cpu_round_bits(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, cons
     const size_t row = x->shape[x->ndim - 1], rows = row > 0 ? ar_tensor_count(x) / row : 0;
     for (size_t r = 0; r < rows; r++) {
         size_t rest = r;
-        ptrdiff_t to = 0, from = 0;
+        ptrdiff_t y_offset = 0, x_offset = 0;
         for (int i = x->ndim - 2; i >= 0; i--) {
             const ptrdiff_t index = (ptrdiff_t)(rest % x->shape[i]);
-            to += index * y->stride[i];
-            from += index * x->stride[i];
+            y_offset += index * y->stride[i];
+            x_offset += index * x->stride[i];
             rest /= x->shape[i];
         }
-        round_strided((float *)y->data.ptr + to, y->stride[x->ndim - 1], (const float *)x->data.ptr + from,
+        round_strided((float *)y->data.ptr + y_offset, y->stride[x->ndim - 1], (const float *)x->data.ptr + x_offset,
                       x->stride[x->ndim - 1], row, bits);
     }
     return AR_OK;

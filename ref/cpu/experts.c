@@ -12,53 +12,53 @@
 /* The most preferred k of the first *count and this one, in that order; a later expert of the same score stays behind. */
 static void put_in_order(int32_t *expert, size_t *count, const float *z, size_t i, size_t k)
 {
-    size_t at = *count < k ? (*count)++ : k;
-    for (; at > 0 && ari_route_prefers(z[i], i, z[expert[at - 1]], (size_t)expert[at - 1]); at--)
-        if (at < k)
-            expert[at] = expert[at - 1];
-    if (at < k)
-        expert[at] = (int32_t)i;
+    size_t pos = *count < k ? (*count)++ : k;
+    for (; pos > 0 && ari_route_prefers(z[i], i, z[expert[pos - 1]], (size_t)expert[pos - 1]); pos--)
+        if (pos < k)
+            expert[pos] = expert[pos - 1];
+    if (pos < k)
+        expert[pos] = (int32_t)i;
 }
 
 static void sort_experts(int32_t *expert, size_t k)
 {
     for (size_t j = 1; j < k; j++)
-        for (size_t at = j; at > 0 && expert[at - 1] > expert[at]; at--) {
-            const int32_t larger = expert[at - 1];
-            expert[at - 1] = expert[at];
-            expert[at] = larger;
+        for (size_t pos = j; pos > 0 && expert[pos - 1] > expert[pos]; pos--) {
+            const int32_t larger = expert[pos - 1];
+            expert[pos - 1] = expert[pos];
+            expert[pos] = larger;
         }
 }
 
 /* The sum of a group's two largest scores, or of a softmax the largest. */
 static float group_score(const float *c, size_t n, bool softmax)
 {
-    float first = c[0], second = -INFINITY;
+    float largest = c[0], second = -INFINITY;
     for (size_t i = 1; i < n; i++) {
-        if (c[i] > first) {
-            second = first;
-            first = c[i];
+        if (c[i] > largest) {
+            second = largest;
+            largest = c[i];
         } else if (c[i] > second) {
             second = c[i];
         }
     }
-    return softmax ? first : first + second;
+    return softmax ? largest : largest + second;
 }
 
 /* The k experts that the row prefers, of the groups that stay, ascending. */
 static void choose(int32_t *expert, const float *c, size_t n, const ar_route_rule *rule)
 {
-    const size_t each = n / rule->groups;
+    const size_t group_size = n / rule->groups;
     float score[AR_ROUTE_GROUPS] = {0.0f};
     int32_t group[AR_ROUTE_GROUPS];
-    size_t kept = 0, count = 0;
+    size_t group_count = 0, count = 0;
     for (size_t g = 0; g < rule->groups && rule->groups > 1; g++)
-        score[g] = group_score(c + g * each, each, !rule->bias.ptr);
+        score[g] = group_score(c + g * group_size, group_size, !rule->bias.ptr);
     for (size_t g = 0; g < rule->groups; g++)
-        put_in_order(group, &kept, score, g, rule->kept);
-    sort_experts(group, kept);
-    for (size_t g = 0; g < kept; g++)
-        for (size_t i = (size_t)group[g] * each; i < ((size_t)group[g] + 1) * each; i++)
+        put_in_order(group, &group_count, score, g, rule->kept);
+    sort_experts(group, group_count);
+    for (size_t g = 0; g < group_count; g++)
+        for (size_t i = (size_t)group[g] * group_size; i < ((size_t)group[g] + 1) * group_size; i++)
             put_in_order(expert, &count, c, i, rule->k);
     sort_experts(expert, rule->k);
 }
@@ -163,14 +163,14 @@ static float slope_of_slot(const chosen_row *c, size_t j, const ar_route_rule *r
     return rule->bias.ptr ? c->g[j] : ari_mul32(c->g[j], rule->scale);
 }
 
-/* The gradients of n logits from number `from` on. */
-static void route_gradient(float *dz, size_t from, size_t n, const chosen_row *c, const ar_route_rule *rule)
+/* The gradients of n logits from number `first_logit` on. */
+static void route_gradient(float *dz, size_t first_logit, size_t n, const chosen_row *c, const ar_route_rule *rule)
 {
-    const bool others = !rule->bias.ptr && !rule->normalised;
+    const bool is_dense = !rule->bias.ptr && !rule->normalised;
     for (size_t i = 0; i < n; i++)
-        dz[i] = others ? ari_mul32(c->a[from + i], -c->r) : 0.0f;
+        dz[i] = is_dense ? ari_mul32(c->a[first_logit + i], -c->r) : 0.0f;
     for (size_t j = 0; j < rule->k; j++) {
-        const size_t i = (size_t)c->expert[j] - from; /* beyond n where it is below `from` */
+        const size_t i = (size_t)c->expert[j] - first_logit; /* beyond n where it is below `from` */
         if (i < n && rule->bias.ptr)
             dz[i] = ari_route_dscore(c->w[j], c->a[c->expert[j]], c->g[j], c->r);
         else if (i < n)
@@ -194,12 +194,12 @@ ar_status ari_cpu_route_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz,
         c.divisor = divisor_of(c.a, c.expert, rule);
         for (size_t j = 0; j < k && sums; j++)
             c.r = ari_add32(c.r, ari_mul32(share_of_slot(&c, j, rule), slope_of_slot(&c, j, rule)));
-        for (size_t from = 0, count; from < experts; from += count) {
-            const ptrdiff_t at = (ptrdiff_t)(t * experts + from);
-            float *out = ari_run_at(&logits, at, room);
-            count = ari_block_length(experts, from / ARI_BLOCK);
-            route_gradient(out, from, count, &c, rule);
-            ari_run_store(&logits, at, count, out);
+        for (size_t first_logit = 0, count; first_logit < experts; first_logit += count) {
+            const ptrdiff_t offset = (ptrdiff_t)(t * experts + first_logit);
+            float *out = ari_run_at(&logits, offset, room);
+            count = ari_block_length(experts, first_logit / ARI_BLOCK);
+            route_gradient(out, first_logit, count, &c, rule);
+            ari_run_store(&logits, offset, count, out);
         }
     }
     return AR_OK;
@@ -217,15 +217,15 @@ static void add_losses(float *dz, const float *p, const float *c, float r, bool 
 }
 
 /** Slot route_terms. */
-ar_status ari_cpu_route_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, const ar_tensor *p, ar_cbuf balance, size_t each,
-                              ar_cbuf lse, double z, ar_cbuf valid)
+ar_status ari_cpu_route_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, const ar_tensor *p, ar_cbuf balance,
+                              size_t tokens, ar_cbuf lse, double z, ar_cbuf valid)
 {
     const size_t n = p->shape[0], experts = p->shape[1];
     const uint8_t *counts = valid.ptr;
     float *out = terms.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * experts) {
         const float *row = (const float *)p->data.ptr + t * experts;
-        const float *c = balance.ptr ? (const float *)balance.ptr + t / each * experts : NULL;
+        const float *c = balance.ptr ? (const float *)balance.ptr + t / tokens * experts : NULL;
         out[t] = 0.0f;
         if (counts && !counts[t])
             continue;
@@ -237,25 +237,25 @@ ar_status ari_cpu_route_terms(ar_device *d, ARI_AT_ONCE, ar_buf terms, const ar_
 }
 
 /** Slot route_losses. */
-ar_status ari_cpu_route_losses(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance, size_t each,
-                               ar_cbuf lse, double z, ar_cbuf valid)
+ar_status ari_cpu_route_losses(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, ar_cbuf p, ar_cbuf balance,
+                               size_t tokens, ar_cbuf lse, double z, ar_cbuf valid)
 {
     const ar_tensor logits = ari_tensor_rows(dz);
     const size_t n = logits.shape[0], experts = logits.shape[1];
     const uint8_t *counts = valid.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * experts) {
         const float *row = (const float *)p.ptr + t * experts;
-        const float *c = balance.ptr ? (const float *)balance.ptr + t / each * experts : NULL;
+        const float *c = balance.ptr ? (const float *)balance.ptr + t / tokens * experts : NULL;
         const float of_z = lse.ptr ? ari_route_z(z, ((const float *)lse.ptr)[t]) : 0.0f;
         const float r = ari_route_balance(row, c, experts);
         float room[ARI_BLOCK];
-        for (size_t from = 0, count; from < experts && (!counts || counts[t]); from += count) {
-            const ptrdiff_t at = (ptrdiff_t)(t * experts + from);
-            float *out = ari_run_at(&logits, at, room);
-            count = ari_block_length(experts, from / ARI_BLOCK);
-            ari_run_load(&logits, at, count, room);
-            add_losses(out, row + from, c ? c + from : NULL, r, lse.ptr != NULL, of_z, count);
-            ari_run_store(&logits, at, count, out);
+        for (size_t first_logit = 0, count; first_logit < experts && (!counts || counts[t]); first_logit += count) {
+            const ptrdiff_t offset = (ptrdiff_t)(t * experts + first_logit);
+            float *out = ari_run_at(&logits, offset, room);
+            count = ari_block_length(experts, first_logit / ARI_BLOCK);
+            ari_run_load(&logits, offset, count, room);
+            add_losses(out, row + first_logit, c ? c + first_logit : NULL, r, lse.ptr != NULL, of_z, count);
+            ari_run_store(&logits, offset, count, out);
         }
     }
     return AR_OK;
@@ -293,29 +293,29 @@ ar_status ari_cpu_gather_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, con
     const float *weights = weight.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * cols) {
         const int64_t row = rows[t];
-        const ptrdiff_t of = row < 0 ? 0 : row / (int64_t)k * w->stride[0];
+        const ptrdiff_t src_offset = row < 0 ? 0 : row / (int64_t)k * w->stride[0];
         if (row < 0)
             memset((char *)y->data.ptr + t * cols * width, 0, cols * width);
         else if (!weights)
-            memcpy((char *)y->data.ptr + t * cols * width, (const char *)w->data.ptr + of * (ptrdiff_t)width,
+            memcpy((char *)y->data.ptr + t * cols * width, (const char *)w->data.ptr + src_offset * (ptrdiff_t)width,
                    cols * width);
-        for (size_t from = 0, count; from < cols && weights && row >= 0; from += count) {
-            const ptrdiff_t at = (ptrdiff_t)(t * cols + from);
-            float room[2][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
-            count = ari_block_length(cols, from / ARI_BLOCK);
-            scale_loop(out, weights[row], ari_run_load(w, of + (ptrdiff_t)from, count, room[1]), count);
-            ari_run_store(y, at, count, out);
+        for (size_t first_col = 0, count; first_col < cols && weights && row >= 0; first_col += count) {
+            const ptrdiff_t offset = (ptrdiff_t)(t * cols + first_col);
+            float room[2][ARI_BLOCK], *out = ari_run_at(y, offset, room[0]);
+            count = ari_block_length(cols, first_col / ARI_BLOCK);
+            scale_loop(out, weights[row], ari_run_load(w, src_offset + (ptrdiff_t)first_col, count, room[1]), count);
+            ari_run_store(y, offset, count, out);
         }
     }
     return AR_OK;
 }
 
 /* y += x, or s*x; the first term is written. */
-static void add_term(float *y, bool first, const float *s, const float *x, size_t n)
+static void add_term(float *y, bool is_first, const float *s, const float *x, size_t n)
 {
-    if (first && s)
+    if (is_first && s)
         scale_loop(y, *s, x, n);
-    else if (first)
+    else if (is_first)
         memcpy(y, x, n * sizeof *y);
     else if (s)
         add_scaled_loop(y, *s, x, n);
@@ -332,16 +332,16 @@ ar_status ari_cpu_combine_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, co
     const int64_t *places = place.ptr;
     const float *weights = weight.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * cols * k) {
-        for (size_t from = 0, count; from < cols; from += count) {
-            const ptrdiff_t at = (ptrdiff_t)(t * cols + from);
-            float room[2][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
-            count = ari_block_length(cols, from / ARI_BLOCK);
+        for (size_t first_col = 0, count; first_col < cols; first_col += count) {
+            const ptrdiff_t offset = (ptrdiff_t)(t * cols + first_col);
+            float room[2][ARI_BLOCK], *out = ari_run_at(y, offset, room[0]);
+            count = ari_block_length(cols, first_col / ARI_BLOCK);
             for (size_t i = t * k; i < (t + 1) * k; i++) {
-                const ptrdiff_t term = (ptrdiff_t)((size_t)places[i] * cols + from);
+                const ptrdiff_t term = (ptrdiff_t)((size_t)places[i] * cols + first_col);
                 add_term(out, i == t * k, weights ? &weights[i] : NULL, ari_run_load(rows, term, count, room[1]),
                          count);
             }
-            ari_run_store(y, at, count, out);
+            ari_run_store(y, offset, count, out);
         }
     }
     return AR_OK;
@@ -366,9 +366,9 @@ static float dot(const ar_tensor *a, size_t i, const ar_tensor *b, size_t j, siz
     int32_t e = ARI_EXP_ZERO;
     uint64_t top = 0, sum = 0;
     for (size_t pass = 0; pass < 2 * blocks; pass++) {
-        const size_t from = pass % blocks * ARI_BLOCK, n = ari_block_length(cols, pass % blocks);
-        const float *x = ari_run_load(a, (ptrdiff_t)(left + from), n, room[0]);
-        const float *y = ari_run_load(b, (ptrdiff_t)(right + from), n, room[1]);
+        const size_t begin = pass % blocks * ARI_BLOCK, n = ari_block_length(cols, pass % blocks);
+        const float *x = ari_run_load(a, (ptrdiff_t)(left + begin), n, room[0]);
+        const float *y = ari_run_load(b, (ptrdiff_t)(right + begin), n, room[1]);
         if (pass == blocks)
             e = ari_exponent64(ari_float64(top));
         if (pass < blocks) {
@@ -408,13 +408,13 @@ ar_status ari_cpu_add_gated(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const
     const size_t n = rows.shape[0], cols = rows.shape[1];
     ARI_PARALLEL_FOR (t, n, d, n * cols) {
         const float s = share_of(logit, t);
-        for (size_t from = 0, count; from < cols; from += count) {
-            const ptrdiff_t at = (ptrdiff_t)(t * cols + from);
-            float room[2][ARI_BLOCK], *out = ari_run_at(y, at, room[0]);
-            count = ari_block_length(cols, from / ARI_BLOCK);
-            ari_run_load(y, at, count, room[0]);
-            add_scaled_loop(out, s, ari_run_load(x, at, count, room[1]), count);
-            ari_run_store(y, at, count, out);
+        for (size_t first_col = 0, count; first_col < cols; first_col += count) {
+            const ptrdiff_t offset = (ptrdiff_t)(t * cols + first_col);
+            float room[2][ARI_BLOCK], *out = ari_run_at(y, offset, room[0]);
+            count = ari_block_length(cols, first_col / ARI_BLOCK);
+            ari_run_load(y, offset, count, room[0]);
+            add_scaled_loop(out, s, ari_run_load(x, offset, count, room[1]), count);
+            ari_run_store(y, offset, count, out);
         }
     }
     return AR_OK;
@@ -431,12 +431,12 @@ ar_status ari_cpu_add_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor 
         float slope_room, *slope = ari_run_at(dlogit, (ptrdiff_t)t, &slope_room);
         *slope = ari_dsigmoid32(dot(dy, t, x, t, cols), s);
         ari_run_store(dlogit, (ptrdiff_t)t, 1, slope);
-        for (size_t from = 0, count; from < cols; from += count) {
-            const ptrdiff_t at = (ptrdiff_t)(t * cols + from);
-            float room[2][ARI_BLOCK], *out = ari_run_at(dx, at, room[0]);
-            count = ari_block_length(cols, from / ARI_BLOCK);
-            scale_loop(out, s, ari_run_load(dy, at, count, room[1]), count);
-            ari_run_store(dx, at, count, out);
+        for (size_t first_col = 0, count; first_col < cols; first_col += count) {
+            const ptrdiff_t offset = (ptrdiff_t)(t * cols + first_col);
+            float room[2][ARI_BLOCK], *out = ari_run_at(dx, offset, room[0]);
+            count = ari_block_length(cols, first_col / ARI_BLOCK);
+            scale_loop(out, s, ari_run_load(dy, offset, count, room[1]), count);
+            ari_run_store(dx, offset, count, out);
         }
     }
     return AR_OK;

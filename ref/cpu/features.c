@@ -19,7 +19,7 @@
 
 typedef struct feature {
     const char *name;
-    bool here;
+    bool is_present;
 } feature;
 
 enum { FEATURES = 12 };
@@ -99,7 +99,7 @@ bool ari_cpu_has(const char *names)
         size_t i = 0;
         while (i < n && !(strlen(table[i].name) == length && memcmp(table[i].name, names, length) == 0))
             i++;
-        if (i == n || !table[i].here)
+        if (i == n || !table[i].is_present)
             return false;
         names += length + strspn(names + length, " ");
     }
@@ -113,7 +113,7 @@ static void tell_features(char *out, size_t cap)
     const size_t n = list_features(table);
     ari_text t = ari_plain_text_in(out, cap);
     for (size_t i = 0; i < n; i++) {
-        if (table[i].here)
+        if (table[i].is_present)
             ari_say(&t, "%s%s", t.used > 0 ? " " : "", table[i].name);
     }
 }

@@ -27,10 +27,10 @@ static inline size_t ari_packed_width(bool narrow)
     return narrow ? sizeof(int16_t) : sizeof(int32_t);
 }
 
-/** The integers of row `row` of matrix `at` from term k on. */
-static inline void *ari_packed_at(const ar_packed *p, size_t at, size_t row, size_t k)
+/** The integers of row `row` of matrix `matrix` from term k on. */
+static inline void *ari_packed_at(const ar_packed *p, size_t matrix, size_t row, size_t k)
 {
-    return (char *)p->q + (at * p->step + row * p->ld + k) * ari_packed_width(p->narrow);
+    return (char *)p->q + (matrix * p->step + row * p->ld + k) * ari_packed_width(p->narrow);
 }
 
 #define ARI_QUANTISED_BITS 25
@@ -39,9 +39,9 @@ static inline void *ari_packed_at(const ar_packed *p, size_t at, size_t row, siz
 /* The factors 2^(sign*c) of n = batch*k columns: 1 for a column with a NaN or an infinity (it counts as c = 0), 0 for
  * an all-zero column (every product is zero, so it takes no part). */
 typedef struct ari_shifts {
-    double *wide;        /* [n] */
-    float *narrow;       /* [n]: the same; NULL where one of them is no normal number of fp32 */
-    int32_t least, most; /* of the powers in `narrow`: the smallest and the largest, 0 among them */
+    double *wide;                 /* [n] */
+    float *narrow;                /* [n]: the same; NULL where one of them is no normal number of fp32 */
+    int32_t min_power, max_power; /* of the powers in `narrow`: the smallest and the largest, 0 among them */
 } ari_shifts;
 
 /* --- tiles -------------------------------------------------------------------------------------------------------- */
@@ -78,7 +78,7 @@ typedef struct ari_tile_result {
 
 /* Rows [row, row + rows) and columns [col, col + cols) of matrix `at` of the result. */
 typedef struct ari_tile {
-    size_t at, row, rows, col, cols;
+    size_t matrix, row, rows, col, cols;
     const ar_packed *a, *b;
     const ari_tile_plan *plan;
     const double *panels; /* of all right matrices, where plan->panel is not 0 */
@@ -91,7 +91,7 @@ typedef struct ari_tile {
 
 typedef struct ari_exact_path {
     const char *name;        /* as ANYRANK_EXACT_PATH has it */
-    const char *needs;       /* of the processor, in words */
+    const char *requirement; /* of the processor, in words */
     bool (*supported)(void); /* whether this processor has it, and the operating system saves its registers */
     size_t rows, cols;       /* of the largest tile */
     size_t col_step;         /* tile columns come in multiples of it, tile rows in multiples of 8 */
@@ -99,10 +99,10 @@ typedef struct ari_exact_path {
     size_t least_terms;      /* shorter sums are left to another path, where the processor has one */
     /** Sets slice, path and direct for tiles of p->tile_rows by p->tile_cols over k terms. */
     void (*plan)(ari_tile_plan *p, size_t k);
-    /** Where plan sets `panel`: packs the col_step rows of matrix `at` from row `row` on. */
-    void (*pack)(void *panel, const ar_packed *b, size_t at, size_t row);
+    /** Where plan sets `panel`: packs the col_step rows of matrix `matrix` from row `row` on. */
+    void (*pack)(void *panel, const ar_packed *b, size_t matrix, size_t row);
     /** The tile's sums over k in [from, to), at most `terms`, stay in t->words for the functions below. */
-    void (*sum)(const ari_tile *t, size_t from, size_t to);
+    void (*sum)(const ari_tile *t, size_t begin, size_t end);
     /** y[j] = fl32(fl64(S_ij)*row*t->scale[j]). */
     void (*round_row)(const ari_tile *t, size_t i, float *y, double row);
     /** s[j] = S_ij, or added to it, of at most 8191 terms. */
@@ -114,7 +114,7 @@ typedef struct ari_exact_path {
 /** Panel `number` of the right matrix that is the tile's. */
 static inline const void *ari_tile_panel(const ari_tile *t, size_t number)
 {
-    return t->panels + (t->at * t->plan->panels + number) * t->plan->panel;
+    return t->panels + (t->matrix * t->plan->panels + number) * t->plan->panel;
 }
 
 extern const ari_exact_path ari_exact_portable;

@@ -121,16 +121,16 @@ typedef struct round_job {
 } round_job;
 
 /* Those in columns [from, to) of row i. */
-static void round_piece(const round_job *r, size_t i, size_t from, size_t to, const double *scale)
+static void round_piece(const round_job *r, size_t i, size_t col_begin, size_t col_end, const double *scale)
 {
-    const size_t begin = i * r->n + from < r->start ? r->start - i * r->n : from;
-    const size_t all = r->start + r->count - i * r->n, end = all < to ? all : to;
+    const size_t begin = i * r->n + col_begin < r->start ? r->start - i * r->n : col_begin;
+    const size_t run_end = r->start + r->count - i * r->n, end = run_end < col_end ? run_end : col_end;
     if (begin >= end)
         return;
     float *y = r->y + (i * r->n + begin - r->start);
     const int64_t *s = r->s + (i * r->n + begin - r->start) * (size_t)r->limbs;
     if (r->limbs == 1)
-        round_run(y, s, round_row_factor(r->e[i]), scale + (begin - from), end - begin);
+        round_run(y, s, round_row_factor(r->e[i]), scale + (begin - col_begin), end - begin);
     for (size_t j = 0; r->limbs == 2 && j < end - begin; j++)
         y[j] = ari_contract_value2(s[2 * j], s[2 * j + 1], r->e[i], r->f[begin + j]);
 }
@@ -143,15 +143,15 @@ ar_status ari_cpu_round_i64(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf s, int 
     if (count == 0 || n == 0)
         return AR_OK;
     const round_job r = {y.ptr, s.ptr, limbs, start, count, n, e.ptr, f.ptr};
-    const size_t first = start / n, rows = (start + count - 1) / n - first + 1;
+    const size_t first_row = start / n, rows = (start + count - 1) / n - first_row + 1;
     const size_t down = (rows + ROWS - 1) / ROWS, across = (n + COLUMNS - 1) / COLUMNS;
     ARI_PARALLEL_FOR (t, down * across, d, count) {
         double scale[COLUMNS];
-        const size_t from = t % across * COLUMNS, to = n - from < COLUMNS ? n : from + COLUMNS;
-        const size_t top = t / across * ROWS, left = rows - top < ROWS ? rows - top : ROWS;
-        round_factors(scale, r.f + from, to - from);
-        for (size_t i = first + top; i < first + top + left; i++)
-            round_piece(&r, i, from, to, scale);
+        const size_t col_begin = t % across * COLUMNS, col_end = n - col_begin < COLUMNS ? n : col_begin + COLUMNS;
+        const size_t top = t / across * ROWS, block_rows = rows - top < ROWS ? rows - top : ROWS;
+        round_factors(scale, r.f + col_begin, col_end - col_begin);
+        for (size_t i = first_row + top; i < first_row + top + block_rows; i++)
+            round_piece(&r, i, col_begin, col_end, scale);
     }
     return AR_OK;
 }
@@ -181,11 +181,11 @@ typedef struct tile_request {
 /* One product's operand. */
 static ar_packed product_of(const ar_packed *p, const ar_runs *runs, size_t number)
 {
-    ar_packed one = *p;
-    one.batch = 1;
-    one.q = ari_packed_at(p, runs ? 0 : number, 0, runs ? runs->first + runs->cut[number] : 0);
-    one.k = runs ? runs->cut[number + 1] - runs->cut[number] : p->k;
-    return one;
+    ar_packed operand = *p;
+    operand.batch = 1;
+    operand.q = ari_packed_at(p, runs ? 0 : number, 0, runs ? runs->first + runs->cut[number] : 0);
+    operand.k = runs ? runs->cut[number + 1] - runs->cut[number] : p->k;
+    return operand;
 }
 
 /* Some threads, while others are at the last of so many tiles. Of four tiles a thread that is a fifth of the time at
@@ -240,7 +240,8 @@ static ari_tile_plan plan_tiles(const ari_exact_path *path, const ar_device *d, 
 static ari_tile tile_of(const ari_exact_path *path, const ari_tile_plan *p, const ar_packed *a, const ar_packed *b,
                         size_t number, double *words, const double *panels)
 {
-    ari_tile t = {.at = number / (p->down * p->across), .a = a, .b = b, .plan = p, .panels = panels, .words = words};
+    ari_tile t = {
+        .matrix = number / (p->down * p->across), .a = a, .b = b, .plan = p, .panels = panels, .words = words};
     t.row = number / p->across % p->down * p->tile_rows;
     t.col = number % p->across * p->tile_cols;
     t.rows = a->rows - t.row < p->tile_rows ? a->rows - t.row : p->tile_rows;
@@ -253,12 +254,12 @@ static ari_tile tile_of(const ari_exact_path *path, const ari_tile_plan *p, cons
 }
 
 /* Refuses operands that do not belong together. */
-static ar_status check_pair(const ar_packed *a, const ar_packed *b, const char *what)
+static ar_status check_pair(const ar_packed *a, const ar_packed *b, const char *label)
 {
     if (a->narrow != b->narrow)
-        return ar_error_set(AR_ERR_ARG, "%s: one operand is narrow, the other is not", what);
+        return ar_error_set(AR_ERR_ARG, "%s: one operand is narrow, the other is not", label);
     if (a->batch != b->batch || a->k != b->k)
-        return ar_error_set(AR_ERR_SHAPE, "%s: left operand [%zu, %zu, k %zu], right operand [%zu, %zu, k %zu]", what,
+        return ar_error_set(AR_ERR_SHAPE, "%s: left operand [%zu, %zu, k %zu], right operand [%zu, %zu, k %zu]", label,
                             a->batch, a->rows, a->k, b->batch, b->rows, b->k);
     return AR_OK;
 }
@@ -297,8 +298,8 @@ static ar_status for_each_tile(ar_device *d, const ari_exact_path *path, const a
     double *base = words.ptr, *packed = base + p.total * (size_t)threads;
 #pragma omp parallel for num_threads(threads) if (p.panel > 0)
     for (size_t i = 0; i < (p.panel > 0 ? panels : 0); i++) {
-        const ar_packed one = product_of(b, r->runs, i / p.panels);
-        path->pack(packed + i * p.panel, &one, 0, i % p.panels * path->col_step);
+        const ar_packed operand = product_of(b, r->runs, i / p.panels);
+        path->pack(packed + i * p.panel, &operand, 0, i % p.panels * path->col_step);
     }
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
     for (size_t i = 0; i < tiles; i++) {
@@ -322,19 +323,19 @@ static void int_tile(const ari_exact_path *path, const void *context, const ari_
     const int_output *o = context;
     const size_t k = t->a->k, n = t->b->rows, limbs = (size_t)o->limbs;
     const size_t block = block_of(k, ARI_CONTRACT_BLOCK, t->plan->slice);
-    size_t from = 0;
+    size_t begin = 0;
     do {
-        const size_t to = k - from < block ? k : from + block;
-        path->sum(t, from, to);
+        const size_t end = k - begin < block ? k : begin + block;
+        path->sum(t, begin, end);
         for (size_t i = 0; i < t->rows; i++) {
-            int64_t *s = o->s + ((t->at * t->a->rows + t->row + i) * n + t->col) * limbs;
+            int64_t *s = o->s + ((t->matrix * t->a->rows + t->row + i) * n + t->col) * limbs;
             if (limbs == 1)
-                path->row_to_int64(t, i, s, o->add || from > 0);
+                path->row_to_int64(t, i, s, o->add || begin > 0);
             else
-                path->row_to_limbs(t, i, s, o->add || from > 0);
+                path->row_to_limbs(t, i, s, o->add || begin > 0);
         }
-        from = to;
-    } while (from < k);
+        begin = end;
+    } while (begin < k);
 }
 
 /** Slot gemm_i64. Errors: AR_ERR_SHAPE, AR_ERR_ARG (limbs; one limb for more than 8191 terms), AR_ERR_MEMORY,
@@ -367,22 +368,22 @@ typedef struct round_output {
 static void wide_sums(const ari_exact_path *path, const ari_tile *t)
 {
     const size_t block = block_of(t->a->k, path->terms, t->plan->slice);
-    for (size_t from = 0; from < t->a->k; from += block) {
-        const size_t to = t->a->k - from < block ? t->a->k : from + block;
-        path->sum(t, from, to);
+    for (size_t begin = 0; begin < t->a->k; begin += block) {
+        const size_t end = t->a->k - begin < block ? t->a->k : begin + block;
+        path->sum(t, begin, end);
         for (size_t i = 0; i < t->rows; i++)
-            path->row_to_limbs(t, i, t->wide + i * 2 * t->cols, from > 0);
+            path->row_to_limbs(t, i, t->wide + i * 2 * t->cols, begin > 0);
     }
 }
 
 /* The tile's sums, and the factors of its columns with the exponents f; rounded with those of its rows, e, where the
  * path does that. */
 static void make_sums(const ari_exact_path *path, const ari_tile *t, const int32_t *e, const int32_t *f,
-                      ari_tile_result to)
+                      ari_tile_result result)
 {
     ari_tile tile = *t;
     if (t->plan->direct) {
-        tile.result = (ari_tile_result){to.y, to.ld, t->result.row};
+        tile.result = (ari_tile_result){result.y, result.ld, t->result.row};
         for (size_t i = 0; i < t->rows; i++)
             tile.result.row[i] = round_row_factor(e[i]);
     }
@@ -422,7 +423,7 @@ static void finish_row(const round_output *o, const ari_tile *t, size_t i, float
     ar_tensor values = sums;
     if (o->act != AR_ACT_NONE) {
         const ari_matrices zm = ari_matrices_of(o->z);
-        values.data.ptr = ari_matrix_at(o->z, t->at) + (ptrdiff_t)(t->row + i) * zm.row_stride + t->col;
+        values.data.ptr = ari_matrix_at(o->z, t->matrix) + (ptrdiff_t)(t->row + i) * zm.row_stride + t->col;
     }
     (void)ari_cpu_bias_act(o->d, NULL, &sums, bias, o->act, &values); /* it has no error to report */
 }
@@ -431,11 +432,11 @@ static void round_tile(const ari_exact_path *path, const void *context, const ar
 {
     const round_output *o = context;
     const ari_matrices ym = ari_matrices_of(o->y);
-    float *first = ari_matrix_at(o->y, t->at) + (ptrdiff_t)t->row * ym.row_stride + t->col;
-    const int32_t *e = o->e + t->at * t->a->rows + t->row, *f = o->f + t->at * t->b->rows + t->col;
-    make_sums(path, t, e, f, (ari_tile_result){first, (size_t)ym.row_stride, NULL});
+    float *origin = ari_matrix_at(o->y, t->matrix) + (ptrdiff_t)t->row * ym.row_stride + t->col;
+    const int32_t *e = o->e + t->matrix * t->a->rows + t->row, *f = o->f + t->matrix * t->b->rows + t->col;
+    make_sums(path, t, e, f, (ari_tile_result){origin, (size_t)ym.row_stride, NULL});
     for (size_t i = 0; i < t->rows; i++) {
-        float *y = first + (ptrdiff_t)i * ym.row_stride;
+        float *y = origin + (ptrdiff_t)i * ym.row_stride;
         round_row_of(path, t, i, y, e[i], f);
         finish_row(o, t, i, y);
     }
@@ -475,27 +476,27 @@ typedef struct acc_output {
 /* The tile of a product: its rounded values are kept, or added with those that are, since a state has four times the
  * bytes. Smaller tiles, which would stay in the second level, were measured and are slower: they pack the operands more
  * often. */
-static void acc_product(const ari_exact_path *path, const acc_output *o, const ari_tile *t, size_t number, bool keep,
-                        bool kept, bool fresh)
+static void acc_product(const ari_exact_path *path, const acc_output *o, const ari_tile *t, size_t number,
+                        bool is_deferred, bool has_deferred, bool fresh)
 {
     const int32_t *e = o->e + number * t->a->rows + t->row, *f = o->f + number * t->b->rows + t->col;
     float *second = t->values + kept_rows(t->plan, t->rows) * t->cols;
-    make_sums(path, t, e, f, (ari_tile_result){keep ? second : t->values, t->cols, NULL});
+    make_sums(path, t, e, f, (ari_tile_result){is_deferred ? second : t->values, t->cols, NULL});
     for (size_t i = 0; i < t->rows; i++) {
-        const size_t at = (t->row + i) * t->b->rows + t->col;
-        float *both[2] = {t->values + (t->plan->direct ? i : 0) * t->cols, second + i * t->cols};
-        round_row_of(path, t, i, both[keep], e[i], f);
-        if (!keep)
-            ari_accumulate(o->t + at, o->h + at, o->l + at, (const float *const *)both, kept ? 2 : 1, t->cols, fresh,
-                           o->narrow);
+        const size_t offset = (t->row + i) * t->b->rows + t->col;
+        float *pair[2] = {t->values + (t->plan->direct ? i : 0) * t->cols, second + i * t->cols};
+        round_row_of(path, t, i, pair[is_deferred], e[i], f);
+        if (!is_deferred)
+            ari_accumulate(o->t + offset, o->h + offset, o->l + offset, (const float *const *)pair,
+                           has_deferred ? 2 : 1, t->cols, fresh, o->narrow);
     }
 }
 
 static void acc_tile(const ari_exact_path *path, const void *context, const ari_tile *tile)
 {
     const acc_output *o = context;
-    bool kept = false, fresh = o->fresh;
-    for (size_t i = 0, left = o->r->values; left > 0; i++) {
+    bool has_deferred = false, fresh = o->fresh;
+    for (size_t i = 0, remaining = o->r->values; remaining > 0; i++) {
         const ar_packed a = product_of(tile->a, o->r->runs, i), b = product_of(tile->b, o->r->runs, i);
         ari_tile t = *tile;
         if (o->r->runs && a.k == 0)
@@ -503,11 +504,11 @@ static void acc_tile(const ari_exact_path *path, const void *context, const ari_
         t.a = &a;
         t.b = &b;
         t.panels += i * t.plan->panels * t.plan->panel;
-        left--;
-        const bool keep = !kept && left > 0;
-        acc_product(path, o, &t, i, keep, kept, fresh);
-        fresh = fresh && keep;
-        kept = keep;
+        remaining--;
+        const bool is_deferred = !has_deferred && remaining > 0;
+        acc_product(path, o, &t, i, is_deferred, has_deferred, fresh);
+        fresh = fresh && is_deferred;
+        has_deferred = is_deferred;
     }
 }
 

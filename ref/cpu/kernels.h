@@ -73,8 +73,8 @@ static inline size_t ari_blocks_of(size_t n)
 
 static inline size_t ari_block_length(size_t n, size_t block)
 {
-    const size_t left = n - block * ARI_BLOCK;
-    return left < ARI_BLOCK ? left : ARI_BLOCK;
+    const size_t remaining = n - block * ARI_BLOCK;
+    return remaining < ARI_BLOCK ? remaining : ARI_BLOCK;
 }
 
 /* Asks the second cache level for the lines of n numbers that are next: no prefetcher follows a row into another page. */
@@ -93,7 +93,7 @@ static inline bool ari_sum_wanted(const ar_row_sum *s)
 
 /* Terms of a sum over rows. */
 typedef struct ari_row_terms {
-    const ar_row_sum *to;
+    const ar_row_sum *target;
     ar_tensor terms; /* rows of them, side by side: from row 0 on, or from the block's first row */
     bool of_block;
 } ari_row_terms;
@@ -103,7 +103,7 @@ typedef struct ari_row_terms {
  * order of the rows, and no more terms are in memory than a block's. */
 typedef struct ari_row_pass {
     size_t rows, cols;
-    void (*make)(const void *user, size_t row, size_t in_block);
+    void (*make_row)(const void *user, size_t row, size_t in_block);
     const void *user;
     int sums;
     ari_row_terms sum[2];
@@ -129,21 +129,21 @@ static inline ari_matrices ari_matrices_of(const ar_tensor *t)
     return v;
 }
 
-/* Offset of the first element of matrix `at` of the batch from t's, in row-major order of the batch dimensions. */
-static inline ptrdiff_t ari_matrix_offset(const ar_tensor *t, size_t at)
+/* Offset of the first element of matrix `matrix` of the batch from t's, in row-major order of the batch dimensions. */
+static inline ptrdiff_t ari_matrix_offset(const ar_tensor *t, size_t matrix)
 {
     ptrdiff_t offset = 0;
     for (int i = t->ndim - 3; i >= 0; i--) {
-        offset += (ptrdiff_t)(at % t->shape[i]) * t->stride[i];
-        at /= t->shape[i];
+        offset += (ptrdiff_t)(matrix % t->shape[i]) * t->stride[i];
+        matrix /= t->shape[i];
     }
     return offset;
 }
 
 /* Element (0, 0) of an fp32 matrix. */
-static inline float *ari_matrix_at(const ar_tensor *t, size_t at)
+static inline float *ari_matrix_at(const ar_tensor *t, size_t matrix)
 {
-    return (float *)t->data.ptr + ari_matrix_offset(t, at);
+    return (float *)t->data.ptr + ari_matrix_offset(t, matrix);
 }
 
 /* --- transposition ------------------------------------------------------------------------------------------------ */
@@ -164,15 +164,15 @@ typedef uint16_t ari_halves8 __attribute__((vector_size(16)));
 #define ARI_HIGH(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
 
 /* As ari_transpose32, in multiples of 8. Rows i and i + 4 by turns, three times, are the columns. */
-static inline __attribute__((always_inline)) void ari_transpose16(uint16_t *restrict to, size_t to_ld,
-                                                                  const uint16_t *restrict from, size_t from_ld,
+static inline __attribute__((always_inline)) void ari_transpose16(uint16_t *restrict dst, size_t to_ld,
+                                                                  const uint16_t *restrict src, size_t from_ld,
                                                                   size_t rows, size_t cols)
 {
     for (size_t c = 0; c < cols; c += 8)
         for (size_t r = 0; r < rows; r += 8) {
             ari_halves8 x[8], y[8];
             for (size_t i = 0; i < 8; i++)
-                memcpy(&x[i], from + (r + i) * from_ld + c, sizeof x[i]);
+                memcpy(&x[i], src + (r + i) * from_ld + c, sizeof x[i]);
             for (size_t turn = 0; turn < 3; turn++) {
                 for (size_t i = 0; i < 4; i++) {
                     y[2 * i] = ARI_LOW(x[i], x[i + 4]);
@@ -181,21 +181,21 @@ static inline __attribute__((always_inline)) void ari_transpose16(uint16_t *rest
                 memcpy(x, y, sizeof x);
             }
             for (size_t i = 0; i < 8; i++)
-                memcpy(to + (c + i) * to_ld + r, &x[i], sizeof x[i]);
+                memcpy(dst + (c + i) * to_ld + r, &x[i], sizeof x[i]);
         }
 }
 
-/* to[c*to_ld + r] = from[r*from_ld + c], r in [0, rows), c in [0, cols), both multiples of 4. No overlap. To be
+/* dst[c*to_ld + r] = src[r*from_ld + c], r in [0, rows), c in [0, cols), both multiples of 4. No overlap. To be
  * inlined, so that it is compiled for the instruction set of the ARI_SIMD function that calls it. */
-static inline __attribute__((always_inline)) void ari_transpose32(uint32_t *restrict to, size_t to_ld,
-                                                                  const uint32_t *restrict from, size_t from_ld,
+static inline __attribute__((always_inline)) void ari_transpose32(uint32_t *restrict dst, size_t to_ld,
+                                                                  const uint32_t *restrict src, size_t from_ld,
                                                                   size_t rows, size_t cols)
 {
     for (size_t c = 0; c < cols; c += 4)
         for (size_t r = 0; r < rows; r += 4) {
-            const uint32_t *in = from + r * from_ld + c;
-            const ari_words4 a = ari_words4_at(in), b = ari_words4_at(in + from_ld);
-            const ari_words4 d = ari_words4_at(in + 2 * from_ld), e = ari_words4_at(in + 3 * from_ld);
+            const uint32_t *src_tile = src + r * from_ld + c;
+            const ari_words4 a = ari_words4_at(src_tile), b = ari_words4_at(src_tile + from_ld);
+            const ari_words4 d = ari_words4_at(src_tile + 2 * from_ld), e = ari_words4_at(src_tile + 3 * from_ld);
             const ari_words4 low_ab = __builtin_shufflevector(a, b, 0, 4, 1, 5);
             const ari_words4 low_de = __builtin_shufflevector(d, e, 0, 4, 1, 5);
             const ari_words4 high_ab = __builtin_shufflevector(a, b, 2, 6, 3, 7);
@@ -205,6 +205,6 @@ static inline __attribute__((always_inline)) void ari_transpose32(uint32_t *rest
                                        __builtin_shufflevector(high_ab, high_de, 0, 1, 4, 5),
                                        __builtin_shufflevector(high_ab, high_de, 2, 3, 6, 7)};
             for (size_t i = 0; i < 4; i++)
-                memcpy(to + (c + i) * to_ld + r, &out[i], sizeof out[i]);
+                memcpy(dst + (c + i) * to_ld + r, &out[i], sizeof out[i]);
         }
 }

@@ -11,11 +11,11 @@ ARI_ROW_KERNEL int32_t largest_key(const float *x, size_t n)
     return ari_row_largest_key(x, n);
 }
 
-/* The logits of row t from column `from` on, and how many of them a loop takes at a time. */
-static const float *piece_of(const ar_tensor *rows, size_t t, size_t from, size_t *n, float *room)
+/* The logits of row t from column `first_col` on, and how many of them a loop takes at a time. */
+static const float *piece_of(const ar_tensor *rows, size_t t, size_t first_col, size_t *n, float *room)
 {
-    *n = ari_block_length(rows->shape[1], from / ARI_BLOCK);
-    return ari_run_load(rows, (ptrdiff_t)(t * rows->shape[1] + from), *n, room);
+    *n = ari_block_length(rows->shape[1], first_col / ARI_BLOCK);
+    return ari_run_load(rows, (ptrdiff_t)(t * rows->shape[1] + first_col), *n, room);
 }
 
 /** Slot ce_max. */
@@ -27,8 +27,8 @@ ar_status ari_cpu_ce_max(ar_device *d, ARI_AT_ONCE, ar_buf key, const ar_tensor 
     ARI_PARALLEL_FOR (t, n, d, n * v_local) {
         float room[ARI_BLOCK];
         int32_t top = INT32_MIN;
-        for (size_t from = 0, count; from < v_local; from += count) {
-            const float *x = piece_of(&rows, t, from, &count, room);
+        for (size_t first_col = 0, count; first_col < v_local; first_col += count) {
+            const float *x = piece_of(&rows, t, first_col, &count, room);
             const int32_t found = largest_key(x, count);
             top = found > top ? found : top;
         }
@@ -40,8 +40,8 @@ ar_status ari_cpu_ce_max(ar_device *d, ARI_AT_ONCE, ar_buf key, const ar_tensor 
 /* The sum of some function of n logits of a row, by a number that the row is given. */
 typedef uint64_t (*sum_fn)(const float *x, size_t n, int32_t of_row, int32_t p);
 
-/* Of each row's classes; 0 where a row is given `none`. */
-static ar_status sum_rows(ar_device *d, int64_t *out, const ar_tensor *logits, const int32_t *of_row, int32_t none,
+/* Of each row's classes; 0 where a row is given `sentinel`. */
+static ar_status sum_rows(ar_device *d, int64_t *out, const ar_tensor *logits, const int32_t *of_row, int32_t sentinel,
                           size_t v, sum_fn sum)
 {
     const ar_tensor rows = ari_tensor_rows(logits);
@@ -50,8 +50,8 @@ static ar_status sum_rows(ar_device *d, int64_t *out, const ar_tensor *logits, c
     ARI_PARALLEL_FOR (t, n, d, n * v_local) {
         float room[ARI_BLOCK];
         uint64_t total = 0;
-        for (size_t from = 0, count; from < v_local && of_row[t] != none; from += count) {
-            const float *x = piece_of(&rows, t, from, &count, room);
+        for (size_t first_col = 0, count; first_col < v_local && of_row[t] != sentinel; first_col += count) {
+            const float *x = piece_of(&rows, t, first_col, &count, room);
             total += sum(x, count, of_row[t], p);
         }
         out[t] = (int64_t)total;
@@ -90,9 +90,11 @@ ar_status ari_cpu_ce_target(ar_device *d, ARI_AT_ONCE, ar_buf bits, const ar_ten
     (void)d;
     const ar_tensor rows = ari_tensor_rows(logits);
     uint32_t *out = bits.ptr; /* int32 that are summed over ranks: the same bits */
-    const int64_t *at = row_of.ptr;
+    const int64_t *target_cols = row_of.ptr;
     for (size_t t = 0; t < rows.shape[0]; t++)
-        out[t] = at[t] >= 0 ? ari_bits32(ari_value_at(&rows, (ptrdiff_t)(t * rows.shape[1]) + (ptrdiff_t)at[t])) : 0;
+        out[t] = target_cols[t] >= 0
+                     ? ari_bits32(ari_value_at(&rows, (ptrdiff_t)(t * rows.shape[1]) + (ptrdiff_t)target_cols[t]))
+                     : 0;
     return AR_OK;
 }
 
@@ -123,7 +125,7 @@ typedef struct loss_row {
     float m;
     double l, weight, targets;
     double miss, hit; /* the labels of other entries and of the target */
-    float all;        /* if `constant`: what each of them is */
+    float fill_value; /* if `constant`: what each of them is */
     bool constant;
 } loss_row;
 
@@ -144,22 +146,22 @@ static void backward_row(const ar_tensor *dlogits, const ar_tensor *rows, size_t
 {
     const size_t v_local = rows->shape[1];
     float room[ARI_BLOCK];
-    for (size_t from = 0, n; from < v_local; from += n) {
-        const ptrdiff_t at = (ptrdiff_t)(t * v_local + from);
-        const float *x = piece_of(rows, t, from, &n, room);
-        float *out = ari_run_at(dlogits, at, room);
-        const size_t own = (size_t)target - from;                   /* n or more: not in this piece */
-        const float logit = target >= 0 && own < n ? x[own] : 0.0f; /* before it may be overwritten */
+    for (size_t begin = 0, n; begin < v_local; begin += n) {
+        const ptrdiff_t offset = (ptrdiff_t)(t * v_local + begin);
+        const float *x = piece_of(rows, t, begin, &n, room);
+        float *out = ari_run_at(dlogits, offset, room);
+        const size_t target_index = (size_t)target - begin;                           /* n or more: not in this piece */
+        const float logit = target >= 0 && target_index < n ? x[target_index] : 0.0f; /* before it may be overwritten */
         if (row->constant) {
             for (size_t j = 0; j < n; j++)
-                out[j] = row->all;
+                out[j] = row->fill_value;
         } else {
             backward_piece(out, x, row, n);
-            if (target >= 0 && own < n)
-                out[own] = ari_ce_dlogit(ari_softmax_p(ari_softmax_exp(logit, row->m), row->l), row->weight, row->hit,
-                                         row->targets);
+            if (target >= 0 && target_index < n)
+                out[target_index] = ari_ce_dlogit(ari_softmax_p(ari_softmax_exp(logit, row->m), row->l), row->weight,
+                                                  row->hit, row->targets);
         }
-        ari_run_store(dlogits, at, n, out);
+        ari_run_store(dlogits, offset, n, out);
     }
 }
 
@@ -172,20 +174,20 @@ ar_status ari_cpu_ce_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dlogit
     const size_t n = rows.shape[0];
     const int32_t bits = ari_rowsum_bits(v);
     const int32_t *keys = key.ptr;
-    const int64_t *sums = sum.ptr, *at = row_of.ptr;
+    const int64_t *sums = sum.ptr, *target_cols = row_of.ptr;
     const uint8_t *counts = valid.ptr;
     const loss_row shared = {.targets = targets, .miss = ari_ce_label(0, v, o), .hit = ari_ce_label(1, v, o)};
     ARI_PARALLEL_FOR (t, n, d, n * rows.shape[1]) {
         loss_row row = shared;
         const bool nothing = !counts[t] || !(targets > 0.0);
         row.constant = nothing || keys[t] == INT32_MAX;
-        row.all = nothing ? 0.0f : ari_nan32();
+        row.fill_value = nothing ? 0.0f : ari_nan32();
         if (!row.constant) {
             row.m = ari_key32_value(keys[t]);
             row.l = ari_rowsum_value(sums[t], 1, bits);
             row.weight = ari_ce_weight(ari_ce_lse(row.m, row.l), o);
         }
-        backward_row(dlogits, &rows, t, at[t], &row);
+        backward_row(dlogits, &rows, t, target_cols[t], &row);
     }
     return AR_OK;
 }

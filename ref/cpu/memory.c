@@ -11,9 +11,9 @@ static ari_pool *pool_of(ar_device *d)
 }
 
 /** Slot alloc. No bytes: a valid pointer all the same. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
-ar_status ari_cpu_alloc(ar_device *d, ARI_AT_ONCE, ar_buf *gives, size_t bytes)
+ar_status ari_cpu_alloc(ar_device *d, ARI_AT_ONCE, ar_buf *out, size_t bytes)
 {
-    return ari_pool_alloc(pool_of(d), &gives->ptr, bytes);
+    return ari_pool_alloc(pool_of(d), &out->ptr, bytes);
 }
 
 /** Slot free. */
@@ -114,31 +114,31 @@ static const struct {
                  [4] = {transpose_tile4, copy_elements4},
                  [8] = {transpose_tile8, copy_elements8}};
 
-static void transpose_plane(char *to, const char *from, const plane *p)
+static void transpose_plane(char *dst, const char *src, const plane *p)
 {
     const ptrdiff_t width = (ptrdiff_t)p->width;
     for (size_t r = 0; r < p->rows; r += TILE)
         for (size_t c = 0; c < p->cols; c += TILE) {
             const size_t rows = p->rows - r < TILE ? p->rows - r : TILE, cols = p->cols - c < TILE ? p->cols - c : TILE;
-            char *out = to + (ptrdiff_t)r * width + (ptrdiff_t)c * p->to_col;
-            const char *in = from + (ptrdiff_t)r * p->from_row + (ptrdiff_t)c * width;
-            by_width[p->width].transpose_tile(out, p->to_col, in, p->from_row, rows, cols);
+            char *out = dst + (ptrdiff_t)r * width + (ptrdiff_t)c * p->to_col;
+            const char *src_tile = src + (ptrdiff_t)r * p->from_row + (ptrdiff_t)c * width;
+            by_width[p->width].transpose_tile(out, p->to_col, src_tile, p->from_row, rows, cols);
         }
 }
 
-static void copy_plane(char *to, const char *from, const plane *p)
+static void copy_plane(char *dst, const char *src, const plane *p)
 {
     const ptrdiff_t width = (ptrdiff_t)p->width;
     if (p->to_col == width && p->from_col == width) {
         for (size_t r = 0; r < p->rows; r++)
-            memcpy(to + (ptrdiff_t)r * p->to_row, from + (ptrdiff_t)r * p->from_row, p->cols * p->width);
+            memcpy(dst + (ptrdiff_t)r * p->to_row, src + (ptrdiff_t)r * p->from_row, p->cols * p->width);
     } else if (p->to_row == width && p->from_col == width) {
-        transpose_plane(to, from, p);
+        transpose_plane(dst, src, p);
     } else if (p->to_col == width && p->from_row == width) {
         const plane swapped = {p->cols, p->rows, p->width, p->to_col, p->to_row, p->from_col, p->from_row};
-        transpose_plane(to, from, &swapped);
+        transpose_plane(dst, src, &swapped);
     } else {
-        by_width[p->width].copy_elements(to, from, p);
+        by_width[p->width].copy_elements(dst, src, p);
     }
 }
 
@@ -170,19 +170,19 @@ static ar_tensor four_dimensions(const ar_tensor *t, size_t width)
 /* Between F32 and BF16. */
 static ar_status convert(const ar_device *d, const ar_tensor *dst, const ar_tensor *src)
 {
-    const ar_tensor to = two_dimensions(dst), from = two_dimensions(src);
-    const ari_matrices m = ari_matrices_of(&to);
+    const ar_tensor dst_view = two_dimensions(dst), src_view = two_dimensions(src);
+    const ari_matrices m = ari_matrices_of(&dst_view);
     ARI_PARALLEL_FOR (i, m.batch, d, m.batch * m.rows * m.cols) {
-        const ar_tensor y = ari_matrix_view(&to, i), x = ari_matrix_view(&from, i);
+        const ar_tensor y = ari_matrix_view(&dst_view, i), x = ari_matrix_view(&src_view, i);
         ari_convert(&y, &x);
     }
     return AR_OK;
 }
 
 /* True if a copy between these dtypes converts. */
-static bool converts(ar_dtype to, ar_dtype from)
+static bool converts(ar_dtype dst_dtype, ar_dtype src_dtype)
 {
-    return (to == AR_F32 && from == AR_BF16) || (to == AR_BF16 && from == AR_F32);
+    return (dst_dtype == AR_F32 && src_dtype == AR_BF16) || (dst_dtype == AR_BF16 && src_dtype == AR_F32);
 }
 
 /** Slot copy_strided. Errors: AR_ERR_DTYPE (elements of less than a byte, or of other widths than F32 and BF16),
@@ -196,26 +196,28 @@ ar_status ari_cpu_copy_strided(ar_device *d, ARI_AT_ONCE, const ar_tensor *dst, 
         return ar_error_set(AR_ERR_DTYPE,
                             "copy_strided: %s from %s, expected one dtype of whole bytes, or F32 and BF16",
                             ar_dtype_name(dst->dtype), ar_dtype_name(src->dtype));
-    const ar_tensor to = four_dimensions(dst, width), from = four_dimensions(src, width);
-    const size_t planes = to.shape[0] * to.shape[1];
-    const plane p = {.rows = to.shape[2],
-                     .cols = to.shape[3],
+    const ar_tensor dst_view = four_dimensions(dst, width), src_view = four_dimensions(src, width);
+    const size_t planes = dst_view.shape[0] * dst_view.shape[1];
+    const plane p = {.rows = dst_view.shape[2],
+                     .cols = dst_view.shape[3],
                      .width = width,
-                     .to_row = to.stride[2],
-                     .to_col = to.stride[3],
-                     .from_row = from.stride[2],
-                     .from_col = from.stride[3]};
+                     .to_row = dst_view.stride[2],
+                     .to_col = dst_view.stride[3],
+                     .from_row = src_view.stride[2],
+                     .from_col = src_view.stride[3]};
     /* Threads share out the planes, and of fewer planes than threads the rows, in whole tiles. */
-    const size_t each = planes > 0 && planes < (size_t)d->threads ? (size_t)d->threads / planes : 1;
-    const size_t chunk = (p.rows + each * TILE - 1) / (each * TILE) * TILE,
-                 pieces = each > 1 ? (p.rows + chunk - 1) / chunk : 1;
+    const size_t plane_threads = planes > 0 && planes < (size_t)d->threads ? (size_t)d->threads / planes : 1;
+    const size_t chunk = (p.rows + plane_threads * TILE - 1) / (plane_threads * TILE) * TILE,
+                 pieces = plane_threads > 1 ? (p.rows + chunk - 1) / chunk : 1;
     ARI_PARALLEL_FOR (i, planes * pieces, d, planes * p.rows * p.cols) {
-        const size_t at = i / pieces, row = i % pieces * chunk, left = p.rows - row;
-        const ptrdiff_t i0 = (ptrdiff_t)(at / to.shape[1]), i1 = (ptrdiff_t)(at % to.shape[1]), r = (ptrdiff_t)row;
-        plane own = p;
-        own.rows = pieces > 1 && left > chunk ? chunk : left;
-        copy_plane((char *)to.data.ptr + i0 * to.stride[0] + i1 * to.stride[1] + r * p.to_row,
-                   (const char *)from.data.ptr + i0 * from.stride[0] + i1 * from.stride[1] + r * p.from_row, &own);
+        const size_t plane_index = i / pieces, row = i % pieces * chunk, remaining_rows = p.rows - row;
+        const ptrdiff_t i0 = (ptrdiff_t)(plane_index / dst_view.shape[1]),
+                        i1 = (ptrdiff_t)(plane_index % dst_view.shape[1]), r = (ptrdiff_t)row;
+        plane piece = p;
+        piece.rows = pieces > 1 && remaining_rows > chunk ? chunk : remaining_rows;
+        copy_plane((char *)dst_view.data.ptr + i0 * dst_view.stride[0] + i1 * dst_view.stride[1] + r * p.to_row,
+                   (const char *)src_view.data.ptr + i0 * src_view.stride[0] + i1 * src_view.stride[1] + r * p.from_row,
+                   &piece);
     }
     return AR_OK;
 }

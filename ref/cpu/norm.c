@@ -86,8 +86,8 @@ ARI_ROW_KERNEL void rms_forward(float *y, float *rstd, const float *x, const flo
 ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, const ar_tensor *y, ar_buf mean,
                                ar_buf rstd, const ar_tensor *x, ar_cbuf gamma, ar_cbuf beta, double eps)
 {
-    const ar_tensor all = ari_tensor_rows(x);
-    const size_t rows = all.shape[0], h = all.shape[1];
+    const ar_tensor x_rows = ari_tensor_rows(x);
+    const size_t rows = x_rows.shape[0], h = x_rows.shape[1];
     if (h == 0)
         return AR_OK;
     const float *gains = gamma.ptr, *shifts = beta.ptr;
@@ -98,14 +98,14 @@ ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, con
     ARI_OWNED void *scratch = NULL;
     AR_TRY(ari_alloc(&scratch, threads * stride, sizeof(float), "norm_forward's scratch"));
     ARI_PARALLEL_FOR (i, rows, d, rows * h) {
-        const ptrdiff_t at = (ptrdiff_t)(i * h);
-        float *room = (float *)scratch + ari_thread_number() * stride, *out = ari_run_at(y, at, room);
-        const float *in = ari_run_load(x, at, h, room);
+        const ptrdiff_t offset = (ptrdiff_t)(i * h);
+        float *room = (float *)scratch + ari_thread_number() * stride, *out = ari_run_at(y, offset, room);
+        const float *input = ari_run_load(x, offset, h, room);
         if (kind == AR_NORM_LAYER)
-            layer_forward(out, m + i, r + i, in, gains, shifts, eps, h);
+            layer_forward(out, m + i, r + i, input, gains, shifts, eps, h);
         else
-            rms_forward(out, r + i, in, gains, eps, h);
-        ari_run_store(y, at, h, out);
+            rms_forward(out, r + i, input, gains, eps, h);
+        ari_run_store(y, offset, h, out);
     }
     return AR_OK;
 }
@@ -117,8 +117,8 @@ typedef struct norm_row {
     const float *residual;            /* [h]; NULL: none */
     double mean;                      /* LayerNorm's; unused for RMSNorm */
     float rstd;
-    float *g, *xhat;     /* [h] scratch, kept between the passes over the row */
-    const char *next[2]; /* the next row's x and dy in memory */
+    float *g, *xhat;         /* [h] scratch, kept between the passes over the row */
+    const char *next_row[2]; /* the next row's x and dy in memory */
     size_t next_words;
 } norm_row;
 
@@ -189,7 +189,7 @@ ARI_ROW_LOOP void backward_row(const norm_row *row, size_t h, int centred)
     float *dx = row->dx, *sum = residual ? row->sum : NULL;
     backward_means(row, h, centred, backward_terms(row, h, centred), &a, &b);
     for (size_t i = 0; i < 2; i++) /* while this row's are written */
-        ari_fetch(row->next[i], row->next_words);
+        ari_fetch(row->next_row[i], row->next_words);
 #pragma GCC ivdep
     for (size_t j = 0; j < h; j++) {
         const float d = centred ? ari_layernorm_dx(g[j], a, b, xhat[j], rstd) : ari_rmsnorm_dx(g[j], b, xhat[j], rstd);
@@ -226,38 +226,39 @@ enum { G, XHAT, X_ROOM, DY_ROOM, RESIDUAL_ROOM, SCRATCH };
 
 static float *scratch_row(const norm_rows *n, int which)
 {
-    const size_t own = SCRATCH * n->h + ARI_LINE;
-    return n->scratch + ari_thread_number() * own + (size_t)which * n->h;
+    const size_t thread_stride = SCRATCH * n->h + ARI_LINE;
+    return n->scratch + ari_thread_number() * thread_stride + (size_t)which * n->h;
 }
 
 static void make_row(const void *user, size_t i, size_t in_block)
 {
     const norm_rows *n = user;
     const size_t h = n->h;
-    const ptrdiff_t at = (ptrdiff_t)(i * h);
+    const ptrdiff_t offset = (ptrdiff_t)(i * h);
     const ar_tensor *residual = n->residual;
-    const size_t width = ar_dtype_bytes(n->x->dtype), next = ((size_t)at + h) * width;
-    const norm_row row = {.dx = ari_run_at(n->dx, at, scratch_row(n, X_ROOM)),
-                          .sum = residual ? ari_run_at(n->sum, at, scratch_row(n, RESIDUAL_ROOM)) : NULL,
-                          .dgamma = n->dgamma ? n->dgamma + in_block * h : NULL,
-                          .dbeta = n->dbeta ? n->dbeta + in_block * h : NULL,
-                          .dy = ari_run_load(n->dy, at, h, scratch_row(n, DY_ROOM)),
-                          .x = ari_run_load(n->x, at, h, scratch_row(n, X_ROOM)),
-                          .gamma = n->gamma,
-                          .residual = residual ? ari_run_load(residual, at, h, scratch_row(n, RESIDUAL_ROOM)) : NULL,
-                          .mean = n->kind == AR_NORM_LAYER ? n->mean[i] : 0.0,
-                          .rstd = n->rstd[i],
-                          .g = scratch_row(n, G),
-                          .xhat = scratch_row(n, XHAT),
-                          .next = {(const char *)n->x->data.ptr + next, (const char *)n->dy->data.ptr + next},
-                          .next_words = h * width / sizeof(float)};
+    const size_t width = ar_dtype_bytes(n->x->dtype), next_offset = ((size_t)offset + h) * width;
+    const norm_row row = {
+        .dx = ari_run_at(n->dx, offset, scratch_row(n, X_ROOM)),
+        .sum = residual ? ari_run_at(n->sum, offset, scratch_row(n, RESIDUAL_ROOM)) : NULL,
+        .dgamma = n->dgamma ? n->dgamma + in_block * h : NULL,
+        .dbeta = n->dbeta ? n->dbeta + in_block * h : NULL,
+        .dy = ari_run_load(n->dy, offset, h, scratch_row(n, DY_ROOM)),
+        .x = ari_run_load(n->x, offset, h, scratch_row(n, X_ROOM)),
+        .gamma = n->gamma,
+        .residual = residual ? ari_run_load(residual, offset, h, scratch_row(n, RESIDUAL_ROOM)) : NULL,
+        .mean = n->kind == AR_NORM_LAYER ? n->mean[i] : 0.0,
+        .rstd = n->rstd[i],
+        .g = scratch_row(n, G),
+        .xhat = scratch_row(n, XHAT),
+        .next_row = {(const char *)n->x->data.ptr + next_offset, (const char *)n->dy->data.ptr + next_offset},
+        .next_words = h * width / sizeof(float)};
     if (n->kind == AR_NORM_LAYER)
         layer_backward(&row, h);
     else
         rms_backward(&row, h);
-    ari_run_store(n->dx, at, h, row.dx);
+    ari_run_store(n->dx, offset, h, row.dx);
     if (residual)
-        ari_run_store(n->sum, at, h, row.sum);
+        ari_run_store(n->sum, offset, h, row.sum);
 }
 
 /** Slot norm_backward. Errors: AR_ERR_MEMORY (a few rows of scratch a thread, and the terms of a block of rows),
@@ -266,16 +267,16 @@ ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, co
                                 const ar_tensor *dy, const ar_tensor *x, ar_cbuf mean, ar_cbuf rstd, ar_cbuf gamma,
                                 const ar_tensor *residual, const ar_row_sum *dgamma, const ar_row_sum *dbeta)
 {
-    const ar_tensor all = ari_tensor_rows(x);
-    const size_t rows = all.shape[0], h = all.shape[1];
+    const ar_tensor x_rows = ari_tensor_rows(x);
+    const size_t rows = x_rows.shape[0], h = x_rows.shape[1];
     if (rows == 0 || h == 0)
         return AR_OK;
     const size_t threads = (size_t)ari_threads_for(d, rows, rows * h), block = ari_block_rows(d, rows, h);
-    const size_t own = (SCRATCH * h + ARI_LINE) * threads, terms = block * h;
+    const size_t scratch_size = (SCRATCH * h + ARI_LINE) * threads, terms = block * h;
     /* dbeta's terms are dy, unless dx takes its place. */
     const bool copied = ari_sum_wanted(dbeta) && dx->data.ptr == dy->data.ptr;
     ARI_OWNED void *memory = NULL;
-    AR_TRY(ari_alloc(&memory, own + 2 * terms, sizeof(float), "norm_backward's scratch"));
+    AR_TRY(ari_alloc(&memory, scratch_size + 2 * terms, sizeof(float), "norm_backward's scratch"));
     float *scratch = memory;
     const norm_rows n = {.kind = kind,
                          .h = h,
@@ -288,20 +289,20 @@ ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, co
                          .residual = residual,
                          .mean = mean.ptr,
                          .scratch = scratch,
-                         .dgamma = ari_sum_wanted(dgamma) ? scratch + own : NULL,
-                         .dbeta = copied ? scratch + own + terms : NULL};
-    ar_tensor slopes = all, of_block[2] = {all, all};
+                         .dgamma = ari_sum_wanted(dgamma) ? scratch + scratch_size : NULL,
+                         .dbeta = copied ? scratch + scratch_size + terms : NULL};
+    ar_tensor slopes = x_rows, of_block[2] = {x_rows, x_rows};
     slopes.dtype = dy->dtype;
     slopes.data = dy->data;
     slopes.stride[0] = (ptrdiff_t)h;
     for (int i = 0; i < 2; i++) {
         of_block[i].dtype = AR_F32;
-        of_block[i].data.ptr = scratch + own + (size_t)i * terms;
+        of_block[i].data.ptr = scratch + scratch_size + (size_t)i * terms;
         of_block[i].stride[0] = (ptrdiff_t)h;
     }
     const ari_row_pass p = {.rows = rows,
                             .cols = h,
-                            .make = make_row,
+                            .make_row = make_row,
                             .user = &n,
                             .sums = 2,
                             .sum = {{dgamma, of_block[0], true}, {dbeta, copied ? of_block[1] : slopes, copied}}};

@@ -62,10 +62,10 @@ ar_status ari_cpu_scale(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_
     const size_t n = ar_tensor_count(x), blocks = ari_blocks_of(n);
     ARI_PARALLEL_FOR (i, blocks, d, n) {
         const size_t length = ari_block_length(n, i);
-        const ptrdiff_t at = (ptrdiff_t)(i * ARI_BLOCK);
-        float room[ARI_BLOCK], *out = ari_run_at(y, at, room);
-        scale_loop(out, ari_run_load(x, at, length, room), factor, length);
-        ari_run_store(y, at, length, out);
+        const ptrdiff_t offset = (ptrdiff_t)(i * ARI_BLOCK);
+        float room[ARI_BLOCK], *out = ari_run_at(y, offset, room);
+        scale_loop(out, ari_run_load(x, offset, length, room), factor, length);
+        ari_run_store(y, offset, length, out);
     }
     return AR_OK;
 }
@@ -85,28 +85,28 @@ ARI_ROW_KERNEL void take_bf16_loop(float *master, const float *weight, size_t n)
 /* Values that are constant within a step are read once: the compiler takes the choices out of the loops. */
 ARI_ROW_KERNEL void plain_loop(const ari_optimizer_constants *k, float *w, const float *g, size_t n)
 {
-    ari_optimizer_constants own = *k;
-    own.has_momentum = 0;
+    ari_optimizer_constants constants = *k;
+    constants.has_momentum = 0;
 #pragma GCC ivdep
     for (size_t j = 0; j < n; j++)
-        ari_sgd_update(&own, w + j, NULL, g[j]);
+        ari_sgd_update(&constants, w + j, NULL, g[j]);
 }
 
 ARI_ROW_KERNEL void momentum_loop(const ari_optimizer_constants *k, float *w, float *m, const float *g, size_t n)
 {
-    ari_optimizer_constants own = *k;
-    own.has_momentum = 1;
+    ari_optimizer_constants constants = *k;
+    constants.has_momentum = 1;
 #pragma GCC ivdep
     for (size_t j = 0; j < n; j++)
-        ari_sgd_update(&own, w + j, m + j, g[j]);
+        ari_sgd_update(&constants, w + j, m + j, g[j]);
 }
 
 ARI_ROW_KERNEL void adam_loop(const ari_optimizer_constants *k, float *w, float *m, float *v, const float *g, size_t n)
 {
-    const ari_optimizer_constants own = *k;
+    const ari_optimizer_constants constants = *k;
 #pragma GCC ivdep
     for (size_t j = 0; j < n; j++)
-        ari_adam_update(&own, w + j, m + j, v + j, g[j]);
+        ari_adam_update(&constants, w + j, m + j, v + j, g[j]);
 }
 
 static void step_block(const ari_optimizer_constants *k, float *w, float *m, float *v, const float *g, size_t n)
@@ -124,17 +124,18 @@ ar_status ari_cpu_optimizer_step(ar_device *d, ARI_AT_ONCE, const ar_tensor *w, 
                                  const ar_tensor *g, const struct ari_optimizer_constants *k)
 {
     const size_t n = ar_tensor_count(w), blocks = ari_blocks_of(n);
-    float *own = master.ptr, *first = m.ptr, *second = v.ptr;
+    float *master_weights = master.ptr, *first_moment = m.ptr, *second = v.ptr;
     ARI_PARALLEL_FOR (i, blocks, d, n) {
-        const size_t at = i * ARI_BLOCK, length = ari_block_length(n, i);
-        float room[2][ARI_BLOCK], *weight = ari_run_at(w, (ptrdiff_t)at, room[0]);
-        float *stepped = own ? own + at : weight;
-        const float *held = ari_run_load(w, (ptrdiff_t)at, length, room[0]);
-        const float *gradient = ari_run_load(g, (ptrdiff_t)at, length, room[1]);
-        if (own)
-            take_bf16_loop(stepped, held, length);
-        step_block(k, stepped, first ? first + at : NULL, second ? second + at : NULL, gradient, length);
-        ari_run_store(w, (ptrdiff_t)at, length, stepped);
+        const size_t offset = i * ARI_BLOCK, length = ari_block_length(n, i);
+        float room[2][ARI_BLOCK], *weight = ari_run_at(w, (ptrdiff_t)offset, room[0]);
+        float *stepped = master_weights ? master_weights + offset : weight;
+        const float *stored_weight = ari_run_load(w, (ptrdiff_t)offset, length, room[0]);
+        const float *gradient = ari_run_load(g, (ptrdiff_t)offset, length, room[1]);
+        if (master_weights)
+            take_bf16_loop(stepped, stored_weight, length);
+        step_block(k, stepped, first_moment ? first_moment + offset : NULL, second ? second + offset : NULL, gradient,
+                   length);
+        ari_run_store(w, (ptrdiff_t)offset, length, stepped);
     }
     return AR_OK;
 }

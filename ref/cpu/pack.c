@@ -81,7 +81,7 @@ ARI_SIMD static void narrow_top_of_each(uint32_t *restrict top, ari_stored_run x
 /* Groups are lines of a matrix: element `at` of group g is first + g*group_stride + at*along_stride of a's memory. */
 typedef struct groups {
     const ar_tensor *a;
-    ptrdiff_t first;
+    ptrdiff_t base_offset;
     size_t along; /* elements of a group */
     ptrdiff_t group_stride, along_stride;
     bool narrow; /* of an operand of 15 bits */
@@ -96,8 +96,8 @@ static bool side_by_side(const groups *g)
 /* Elements [k, k + n) of group i, or (side by side) element k of the groups [i, i + n): n <= BLOCK of them. */
 static ari_stored_run run_of(const groups *g, size_t i, size_t k, size_t n, float room[BLOCK])
 {
-    const ptrdiff_t at = g->first + (ptrdiff_t)i * g->group_stride + (ptrdiff_t)k * g->along_stride;
-    return ari_stored_gather(g->a, at, side_by_side(g) ? 1 : g->along_stride, n, room);
+    const ptrdiff_t offset = g->base_offset + (ptrdiff_t)i * g->group_stride + (ptrdiff_t)k * g->along_stride;
+    return ari_stored_gather(g->a, offset, side_by_side(g) ? 1 : g->along_stride, n, room);
 }
 
 /* The next run of a group. */
@@ -109,8 +109,8 @@ static size_t run_length(const groups *g, size_t k)
 /* From the largest magnitude of a group. */
 static void store_exponent(int32_t *e, double top, const groups *g, bool max_into)
 {
-    const int32_t own = g->narrow ? ari_narrow_exponent(top) : ari_exponent64(top);
-    *e = max_into && *e > own ? *e : own;
+    const int32_t exponent = g->narrow ? ari_narrow_exponent(top) : ari_exponent64(top);
+    *e = max_into && *e > exponent ? *e : exponent;
 }
 
 /* e[0..n) of n <= BLOCK groups, scaled by scale[0..along) unless that is NULL. False, with nothing written, where fp32 does
@@ -168,14 +168,14 @@ static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const 
     const size_t block = share < 16 ? 16 : share < BLOCK ? share : BLOCK;
     const size_t blocks = (m.rows + block - 1) / block;
     ARI_PARALLEL_FOR (i, m.batch * blocks, d, m.batch * m.rows * m.cols) {
-        const size_t at = i / blocks, first = i % blocks * block;
-        const size_t n = m.rows - first < block ? m.rows - first : block;
-        const ptrdiff_t begin = ari_matrix_offset(a, at) + (ptrdiff_t)first * m.row_stride;
+        const size_t matrix_index = i / blocks, first_row = i % blocks * block;
+        const size_t n = m.rows - first_row < block ? m.rows - first_row : block;
+        const ptrdiff_t begin = ari_matrix_offset(a, matrix_index) + (ptrdiff_t)first_row * m.row_stride;
         const groups g = {a, begin, m.cols, m.row_stride, m.col_stride, narrow};
-        int32_t *out = e + at * m.rows + first;
-        const float *narrow_scale = s && s->narrow ? s->narrow + at * m.cols : NULL;
+        int32_t *out = e + matrix_index * m.rows + first_row;
+        const float *narrow_scale = s && s->narrow ? s->narrow + matrix_index * m.cols : NULL;
         if ((s && !narrow_scale) || !narrow_block(out, &g, narrow_scale, n, max_into))
-            scaled_block(out, &g, s->wide + at * m.cols, n, max_into);
+            scaled_block(out, &g, s->wide + matrix_index * m.cols, n, max_into);
     }
 }
 
@@ -192,14 +192,14 @@ ARI_SIMD static void factors_of(double *restrict out, const int32_t *restrict c,
 /* The least and the largest power that a factor other than 0 has, 0 among them. */
 ARI_SIMD static void range_of(ari_shifts *s, const int32_t *c, int32_t sign, size_t n)
 {
-    int32_t least = 0, most = 0;
+    int32_t min_power = 0, max_power = 0;
     for (size_t i = 0; i < n; i++) {
         const int32_t power = c[i] == ARI_EXP_ZERO || c[i] == ARI_EXP_NONFINITE ? 0 : sign * c[i];
-        least = power < least ? power : least;
-        most = power > most ? power : most;
+        min_power = power < min_power ? power : min_power;
+        max_power = power > max_power ? power : max_power;
     }
-    s->least = least;
-    s->most = most;
+    s->min_power = min_power;
+    s->max_power = max_power;
 }
 
 ARI_SIMD static void narrow_of(float *restrict narrow, const double *restrict wide, size_t n)
@@ -223,7 +223,7 @@ static ar_status shifts_init(ari_shifts *s, const int32_t *c, int sign, size_t b
         for (size_t i = 0; i < n; i++)
             s->wide[i] = 1.0;
     }
-    if (s->least >= -126 && s->most <= 127) {
+    if (s->min_power >= -126 && s->max_power <= 127) {
         s->narrow = (float *)(void *)(s->wide + n);
         narrow_of(s->narrow, s->wide, n);
     }
@@ -261,7 +261,7 @@ ar_status ari_cpu_row_exponents(ar_device *d, ARI_AT_ONCE, ar_buf e, const ar_te
 
 /** Slot packed_create. AR_PACKED_LEFT asks for nothing here: either operand has the same form. Errors: AR_ERR_OVERFLOW,
  *  AR_ERR_MEMORY. */
-ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **gives, size_t batch, size_t rows, size_t k,
+ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **out, size_t batch, size_t rows, size_t k,
                                 unsigned form)
 {
     ARI_OWNED void *memory = NULL;
@@ -278,28 +278,28 @@ ar_status ari_cpu_packed_create(ar_device *d, ARI_AT_ONCE, ar_packed **gives, si
                      .step = rows * k,
                      .q = integers.ptr,
                      .narrow = form & AR_PACKED_NARROW};
-    *gives = p;
+    *out = p;
     memory = NULL;
     return AR_OK;
 }
 
-/** Slot packed_part. Errors: AR_ERR_SHAPE (not inside `whole`), AR_ERR_MEMORY. */
-ar_status ari_cpu_packed_part(ar_device *d, ARI_AT_ONCE, ar_packed **gives, const ar_packed *whole, const ar_part *part)
+/** Slot packed_part. Errors: AR_ERR_SHAPE (not inside `full`), AR_ERR_MEMORY. */
+ar_status ari_cpu_packed_part(ar_device *d, ARI_AT_ONCE, ar_packed **out, const ar_packed *full, const ar_part *part)
 {
     (void)d;
     void *memory = NULL;
-    AR_TRY(ari_part_check(part, whole->batch, whole->rows, whole->k, "packed_part"));
+    AR_TRY(ari_part_check(part, full->batch, full->rows, full->k, "packed_part"));
     AR_TRY(ari_alloc(&memory, 1, sizeof(ar_packed), "a part of a packed operand"));
     ar_packed *p = memory;
     *p = (ar_packed){.batch = part->matrices,
                      .rows = part->rows,
                      .k = part->cols,
-                     .ld = whole->ld,
-                     .step = whole->step,
-                     .q = ari_packed_at(whole, part->matrix, part->row, part->col),
+                     .ld = full->ld,
+                     .step = full->step,
+                     .q = ari_packed_at(full, part->matrix, part->row, part->col),
                      .part = true,
-                     .narrow = whole->narrow};
-    *gives = p;
+                     .narrow = full->narrow};
+    *out = p;
     return AR_OK;
 }
 
@@ -337,7 +337,7 @@ static inline int32_t limit_of(bool narrow)
     return narrow ? ARI_CONTRACT_NARROW_LIMIT : ARI_QUANTISED_MAX;
 }
 
-static inline void put(void *q, size_t k, int32_t value, bool narrow)
+static inline void store_integer(void *q, size_t k, int32_t value, bool narrow)
 {
     if (narrow)
         ((int16_t *)q)[k] = (int16_t)value;
@@ -359,30 +359,30 @@ ARI_SIMD static void quantise_wide(void *restrict q, ari_stored_run x, const dou
         double v = (double)ari_stored_value(x, k) * scale[k] * row;
         v = v < limit ? v : limit;
         v = v > -limit ? v : -limit;
-        put(q, k, (int32_t)(uint32_t)(ari_bits64(v + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS), narrow);
+        store_integer(q, k, (int32_t)(uint32_t)(ari_bits64(v + ARI_ROUND_MAGIC) - ARI_ROUND_MAGIC_BITS), narrow);
     }
 }
 
 /* The same integer for every x by way of fp32, for a limit of 2^25 - 1, where `factor` = 2^(c+25-e) is a normal number or 0. With w = x*factor:
  *   |w| >= 2^-126 has the 24 bits of x and is exact, or is infinite. Below 2^25 it is at most 2^25 - 2, so that neither
  *   way clamps, and both round it to the same integer; from there on both give the limit.
- *   |w| < 2^-126 may be rounded, to 2^-126 at most: either way the integer is 0.
+ *   |w| < 2^-126 may be rounded, to 2^-126 at max_magnitude: either way the integer is 0.
  *   NaN, of a NaN or of an infinity times 0, gives the limit either way.
  * 2^25 - 1 is no number of fp32, hence the second clamp, which also serves a smaller limit. */
-static inline int32_t quantised(float x, float factor, int32_t most)
+static inline int32_t quantised(float x, float factor, int32_t max_magnitude)
 {
     const float limit = 1 << ARI_QUANTISED_BITS;
     const float w = x * factor;
     const float low = w < limit ? w : limit;
     const int32_t q = (int32_t)rintf(low > -limit ? low : -limit);
-    return ari_clamp32(q, -most, most);
+    return ari_clamp32(q, -max_magnitude, max_magnitude);
 }
 
 ARI_SIMD static void quantise_narrow(void *restrict q, ari_stored_run x, const float *restrict scale, float row,
                                      bool narrow, size_t n)
 {
     for (size_t k = 0; k < n; k++)
-        put(q, k, quantised(ari_stored_value(x, k), scale[k] * row, limit_of(narrow)), narrow);
+        store_integer(q, k, quantised(ari_stored_value(x, k), scale[k] * row, limit_of(narrow)), narrow);
 }
 
 /* The common part of the rows of one matrix. */
@@ -390,7 +390,7 @@ typedef struct pack_job {
     char *q;   /* first element of the destination */
     size_t ld; /* its row length */
     const ar_tensor *a;
-    ptrdiff_t first; /* its element that is the matrix's first */
+    ptrdiff_t base_offset; /* its element that is the matrix's first */
     ptrdiff_t row_stride, col_stride;
     bool narrow;      /* the destination */
     ari_shifts scale; /* of [cols] */
@@ -406,7 +406,7 @@ static bool row_is_zero(int32_t e)
 static bool row_is_narrow(const pack_job *j, size_t row)
 {
     const int64_t power = (int64_t)ARI_QUANTISED_BITS - j->e[row];
-    return j->scale.narrow && power + j->scale.least >= -126 && power + j->scale.most <= 127;
+    return j->scale.narrow && power + j->scale.min_power >= -126 && power + j->scale.max_power <= 127;
 }
 
 static void *destination(const pack_job *j, size_t row, size_t k)
@@ -414,16 +414,16 @@ static void *destination(const pack_job *j, size_t row, size_t k)
     return j->q + (row * j->ld + k) * ari_packed_width(j->narrow);
 }
 
-static void quantise_row(const pack_job *j, size_t row, size_t from, ari_stored_run x, size_t n)
+static void quantise_row(const pack_job *j, size_t row, size_t term_begin, ari_stored_run x, size_t n)
 {
-    void *out = destination(j, row, from);
+    void *out = destination(j, row, term_begin);
     const double factor = row_is_zero(j->e[row]) ? 0.0 : ari_scale2(1.0, ARI_QUANTISED_BITS - j->e[row]);
     if (row_is_zero(j->e[row]))
         memset(out, 0, n * ari_packed_width(j->narrow));
     else if (row_is_narrow(j, row))
-        quantise_narrow(out, x, j->scale.narrow + from, (float)factor, j->narrow, n);
+        quantise_narrow(out, x, j->scale.narrow + term_begin, (float)factor, j->narrow, n);
     else
-        quantise_wide(out, x, j->scale.wide + from, factor, j->narrow, n);
+        quantise_wide(out, x, j->scale.wide + term_begin, factor, j->narrow, n);
 }
 
 /* --- rows that lie side by side: a transposed view ---------------------------------------------------------------- */
@@ -443,21 +443,22 @@ typedef struct tile_rows {
 
 /* Quantises n terms of the rows in the order in which they are in memory, and writes them as rows. Meanwhile the lines of
  * the next tile and those that are written come near. */
-ARI_SIMD static void quantise_tile(void *restrict q, const pack_job *j, ptrdiff_t at, const float *restrict scale,
+ARI_SIMD static void quantise_tile(void *restrict q, const pack_job *j, ptrdiff_t offset, const float *restrict scale,
                                    const tile_rows *restrict rows, size_t n)
 {
     const bool narrow = j->narrow;
     const size_t width = ari_packed_width(narrow), ld = j->ld;
     _Alignas(int32_t) char tile[TILE * TILE * sizeof(int32_t)];
     for (size_t k = 0; k < n; k++) {
-        const ari_stored_run of = ari_stored_at(j->a, at + (ptrdiff_t)k * j->col_stride);
-        const ari_stored_run next = ari_stored_at(j->a, at + (ptrdiff_t)(k + TILE) * j->col_stride);
-        ari_fetch(next.x, of.half ? rows->n / 2 : rows->n);
+        const ari_stored_run run = ari_stored_at(j->a, offset + (ptrdiff_t)k * j->col_stride);
+        const ari_stored_run next_run = ari_stored_at(j->a, offset + (ptrdiff_t)(k + TILE) * j->col_stride);
+        ari_fetch(next_run.x, run.half ? rows->n / 2 : rows->n);
         ari_fetch((const char *)q + k * ld * width, k < rows->n ? n * width / sizeof(float) : 0);
         for (size_t i = 0; i < rows->n; i++)
-            put(tile, k * TILE + i,
-                quantised(ari_stored_value(of, i), scale[k] * rows->factor[i], limit_of(narrow)) & rows->mask[i],
-                narrow);
+            store_integer(tile, k * TILE + i,
+                          quantised(ari_stored_value(run, i), scale[k] * rows->factor[i], limit_of(narrow)) &
+                              rows->mask[i],
+                          narrow);
     }
     if (narrow)
         ari_transpose16(q, ld, (const uint16_t *)(const void *)tile, TILE, n, rows->n);
@@ -466,13 +467,13 @@ ARI_SIMD static void quantise_tile(void *restrict q, const pack_job *j, ptrdiff_
 }
 
 /* The rows' factors. False: one of them is not narrow. */
-static bool narrow_rows(tile_rows *rows, const pack_job *j, size_t first, size_t n)
+static bool narrow_rows(tile_rows *rows, const pack_job *j, size_t first_row, size_t n)
 {
     rows->n = n;
     for (size_t i = 0; i < n; i++) {
-        const int32_t e = j->e[first + i];
+        const int32_t e = j->e[first_row + i];
         const bool zero = row_is_zero(e);
-        if (!zero && !row_is_narrow(j, first + i))
+        if (!zero && !row_is_narrow(j, first_row + i))
             return false;
         rows->mask[i] = zero ? 0 : -1;
         rows->factor[i] = zero ? 0.0f : (float)ari_pow2(ARI_QUANTISED_BITS - e);
@@ -481,15 +482,15 @@ static bool narrow_rows(tile_rows *rows, const pack_job *j, size_t first, size_t
 }
 
 /* Terms [from, to) of rows [first, first + n), both in multiples of GROUP. False, nothing written: not by way of fp32. */
-static bool pack_tiles(const pack_job *j, size_t first, size_t n, size_t from, size_t to)
+static bool pack_tiles(const pack_job *j, size_t first_row, size_t n, size_t term_begin, size_t term_end)
 {
     tile_rows rows;
-    if (!j->scale.narrow || !narrow_rows(&rows, j, first, n))
+    if (!j->scale.narrow || !narrow_rows(&rows, j, first_row, n))
         return false;
-    for (size_t k = from; k < to; k += TILE) {
-        const size_t terms = to - k < TILE ? to - k : TILE;
-        const ptrdiff_t begin = j->first + (ptrdiff_t)k * j->col_stride + (ptrdiff_t)first;
-        quantise_tile(destination(j, first, k), j, begin, j->scale.narrow + k, &rows, terms);
+    for (size_t k = term_begin; k < term_end; k += TILE) {
+        const size_t terms = term_end - k < TILE ? term_end - k : TILE;
+        const ptrdiff_t begin = j->base_offset + (ptrdiff_t)k * j->col_stride + (ptrdiff_t)first_row;
+        quantise_tile(destination(j, first_row, k), j, begin, j->scale.narrow + k, &rows, terms);
     }
     return true;
 }
@@ -497,28 +498,28 @@ static bool pack_tiles(const pack_job *j, size_t first, size_t n, size_t from, s
 /* --- any view ----------------------------------------------------------------------------------------------------- */
 
 /* Terms [from, to) of rows [first, first + n); a strided view is brought into contiguous runs of fp32. */
-static void pack_rows(const pack_job *j, size_t first, size_t n, size_t from, size_t to)
+static void pack_rows(const pack_job *j, size_t first_row, size_t n, size_t term_begin, size_t term_end)
 {
-    for (size_t i = first; i < first + n && from < to; i++) {
-        const ptrdiff_t row = j->first + (ptrdiff_t)i * j->row_stride;
-        const size_t run = j->col_stride == 1 ? to - from : ARI_BLOCK;
+    for (size_t i = first_row; i < first_row + n && term_begin < term_end; i++) {
+        const ptrdiff_t row = j->base_offset + (ptrdiff_t)i * j->row_stride;
+        const size_t run = j->col_stride == 1 ? term_end - term_begin : ARI_BLOCK;
         float room[ARI_BLOCK];
-        for (size_t k = from; k < to; k += run) {
-            const size_t terms = to - k < run ? to - k : run;
-            const ptrdiff_t at = row + (ptrdiff_t)k * j->col_stride;
-            quantise_row(j, i, k, ari_stored_gather(j->a, at, j->col_stride, terms, room), terms);
+        for (size_t k = term_begin; k < term_end; k += run) {
+            const size_t terms = term_end - k < run ? term_end - k : run;
+            const ptrdiff_t offset = row + (ptrdiff_t)k * j->col_stride;
+            quantise_row(j, i, k, ari_stored_gather(j->a, offset, j->col_stride, terms, room), terms);
         }
     }
 }
 
-static void pack_block(const pack_job *j, size_t first, size_t n, size_t from, size_t to)
+static void pack_block(const pack_job *j, size_t first_row, size_t n, size_t term_begin, size_t term_end)
 {
-    const size_t rows = n / GROUP * GROUP, whole = from + (to - from) / GROUP * GROUP;
-    if (j->row_stride == 1 && j->col_stride != 1 && pack_tiles(j, first, rows, from, whole)) {
-        pack_rows(j, first, rows, whole, to);
-        pack_rows(j, first + rows, n - rows, from, to);
+    const size_t rows = n / GROUP * GROUP, group_end = term_begin + (term_end - term_begin) / GROUP * GROUP;
+    if (j->row_stride == 1 && j->col_stride != 1 && pack_tiles(j, first_row, rows, term_begin, group_end)) {
+        pack_rows(j, first_row, rows, group_end, term_end);
+        pack_rows(j, first_row + rows, n - rows, term_begin, term_end);
     } else {
-        pack_rows(j, first, n, from, to);
+        pack_rows(j, first_row, n, term_begin, term_end);
     }
 }
 
@@ -534,25 +535,26 @@ ar_status ari_cpu_pack(ar_device *d, ARI_AT_ONCE, ar_packed *p, size_t row_at, s
     AR_TRY(shifts_init(&scale, c.ptr, sign, m.batch, m.cols));
     const int32_t *exponents = e.ptr;
     /* Rows that are contiguous are read from one end to the other, as memory likes it best. */
-    const bool whole = m.col_stride == 1 && m.cols > 0;
-    const size_t height = whole ? TILE / 4 : TILE, length = whole ? m.cols : CHUNK;
+    const bool is_contiguous = m.col_stride == 1 && m.cols > 0;
+    const size_t height = is_contiguous ? TILE / 4 : TILE, length = is_contiguous ? m.cols : CHUNK;
     const size_t down = (m.rows + height - 1) / height, along = (m.cols + length - 1) / length;
     ARI_PARALLEL_FOR (i, m.batch * down * along, d, m.batch * m.rows * m.cols) {
-        const size_t at = i / (down * along), first = i / along % down * height, from = i % along * length;
-        const pack_job job = {.q = ari_packed_at(p, at, row_at, k_at),
+        const size_t matrix_index = i / (down * along), first_row = i / along % down * height,
+                     term_begin = i % along * length;
+        const pack_job job = {.q = ari_packed_at(p, matrix_index, row_at, k_at),
                               .ld = p->ld,
                               .a = a,
-                              .first = ari_matrix_offset(a, at),
+                              .base_offset = ari_matrix_offset(a, matrix_index),
                               .row_stride = m.row_stride,
                               .col_stride = m.col_stride,
-                              .scale = {.wide = scale.wide + at * m.cols,
-                                        .narrow = scale.narrow ? scale.narrow + at * m.cols : NULL,
-                                        .least = scale.least,
-                                        .most = scale.most},
-                              .e = exponents + at * p->rows + row_at,
+                              .scale = {.wide = scale.wide + matrix_index * m.cols,
+                                        .narrow = scale.narrow ? scale.narrow + matrix_index * m.cols : NULL,
+                                        .min_power = scale.min_power,
+                                        .max_power = scale.max_power},
+                              .e = exponents + matrix_index * p->rows + row_at,
                               .narrow = p->narrow};
-        pack_block(&job, first, m.rows - first < height ? m.rows - first : height, from,
-                   m.cols - from < length ? m.cols : from + length);
+        pack_block(&job, first_row, m.rows - first_row < height ? m.rows - first_row : height, term_begin,
+                   m.cols - term_begin < length ? m.cols : term_begin + length);
     }
     shifts_fini(&scale);
     return AR_OK;

@@ -8,8 +8,8 @@
 
 /* Before every buffer, so that its size is known when it comes back. */
 struct ari_block {
-    size_t bytes; /* with this header, a multiple of ALIGNMENT */
-    size_t asked; /* what its user needs of them */
+    size_t bytes;     /* with this header, a multiple of ALIGNMENT */
+    size_t requested; /* what its user needs of them */
 };
 
 #define ALIGNMENT ((size_t)64)
@@ -35,7 +35,7 @@ static ari_block *take_block(ari_pool *p, size_t i)
     ari_block *b = p->block[i];
     p->n--;
     memmove(p->block + i, p->block + i + 1, (p->n - i) * sizeof *p->block);
-    p->kept -= b->bytes;
+    p->cached -= b->bytes;
     return b;
 }
 
@@ -47,22 +47,22 @@ void ari_pool_fini(ari_pool *p)
 }
 
 /* The smallest kept block that is large enough and wastes at most an eighth; NULL: none. */
-static ari_block *find_block(ari_pool *p, size_t asked)
+static ari_block *find_block(ari_pool *p, size_t requested)
 {
-    size_t best = p->n;
+    size_t best_index = p->n;
     for (size_t i = 0; i < p->n; i++) {
         const size_t bytes = p->block[i]->bytes;
-        const bool fits = bytes >= asked && bytes - asked <= bytes / 8;
-        if (fits && (best == p->n || bytes <= p->block[best]->bytes))
-            best = i; /* of equal ones the newest, which is the likeliest to be in a cache */
+        const bool fits = bytes >= requested && bytes - requested <= bytes / 8;
+        if (fits && (best_index == p->n || bytes <= p->block[best_index]->bytes))
+            best_index = i; /* of equal ones the newest, which is the likeliest to be in a cache */
     }
-    return best < p->n ? take_block(p, best) : NULL;
+    return best_index < p->n ? take_block(p, best_index) : NULL;
 }
 
 /* Gives kept blocks back to the system until all memory fits `limit`. */
 static void shrink(ari_pool *p, size_t limit)
 {
-    while (p->n > 0 && p->in_use + p->kept > limit)
+    while (p->n > 0 && p->in_use + p->cached > limit)
         free(take_block(p, 0));
 }
 
@@ -70,17 +70,17 @@ static void shrink(ari_pool *p, size_t limit)
  * phase without the slack. */
 static size_t limit_of(const ari_pool *p)
 {
-    const size_t most = ari_larger(p->most, p->asked);
-    return most + most / ARI_POOL_SLACK;
+    const size_t peak = ari_larger(p->peak, p->requested);
+    return peak + peak / ARI_POOL_SLACK;
 }
 
 /* A kept block, or room for a new one: NULL. */
-static ari_block *reuse(ari_pool *p, size_t asked)
+static ari_block *reuse(ari_pool *p, size_t requested)
 {
     pthread_mutex_lock(&p->lock);
-    p->asked += asked;
-    ari_block *b = find_block(p, asked);
-    p->in_use += b ? b->bytes : asked;
+    p->requested += requested;
+    ari_block *b = find_block(p, requested);
+    p->in_use += b ? b->bytes : requested;
     shrink(p, limit_of(p));
     pthread_mutex_unlock(&p->lock);
     return b;
@@ -102,15 +102,15 @@ static ari_block *allocate_block(ari_pool *p, size_t bytes)
 }
 
 /* Subtracts again what `reuse` counted: the allocation failed. */
-static void give_up(ari_pool *p, size_t asked)
+static void give_up(ari_pool *p, size_t requested)
 {
     pthread_mutex_lock(&p->lock);
-    p->in_use -= asked;
-    p->asked -= asked;
+    p->in_use -= requested;
+    p->requested -= requested;
     pthread_mutex_unlock(&p->lock);
 }
 
-ar_status ari_pool_alloc(ari_pool *p, void **gives, size_t bytes)
+ar_status ari_pool_alloc(ari_pool *p, void **out, size_t bytes)
 {
     size_t rounded = 0;
     AR_TRY(ari_add_size(&rounded, bytes > 0 ? bytes : 1, 2 * ALIGNMENT - 1));
@@ -124,8 +124,8 @@ ar_status ari_pool_alloc(ari_pool *p, void **gives, size_t bytes)
             give_up(p, rounded);
         return ar_error_set(AR_ERR_MEMORY, "cpu device: no memory for a buffer of %zu bytes", bytes);
     }
-    b->asked = rounded;
-    *gives = (char *)b + ALIGNMENT;
+    b->requested = rounded;
+    *out = (char *)b + ALIGNMENT;
     return AR_OK;
 }
 
@@ -134,18 +134,18 @@ void ari_pool_free(ari_pool *p, void *memory)
     if (!memory)
         return;
     ari_block *b = (ari_block *)(void *)((char *)memory - ALIGNMENT);
-    if (b->asked < LARGE) {
+    if (b->requested < LARGE) {
         free(b);
         return;
     }
     pthread_mutex_lock(&p->lock);
-    p->most = ari_larger(p->most, p->asked);
+    p->peak = ari_larger(p->peak, p->requested);
     p->in_use -= b->bytes;
-    p->asked -= b->asked;
+    p->requested -= b->requested;
     if (p->n == ARI_POOL_KEPT)
         free(take_block(p, 0));
     p->block[p->n++] = b;
-    p->kept += b->bytes;
+    p->cached += b->bytes;
     shrink(p, KEEP ? limit_of(p) : 0);
     pthread_mutex_unlock(&p->lock);
 }

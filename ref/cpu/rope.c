@@ -44,19 +44,19 @@ ARI_ROW_KERNEL void rotate(float *y1, float *y2, const float *x1, const float *x
     }
 }
 
-/* One head, whose elements are side by side from `to` of y and `from` of x on. */
-static void rotate_head(const ar_tensor *y, ptrdiff_t to, const ar_tensor *x, ptrdiff_t from, const float *cos,
-                        const float *sin, uint32_t flip, size_t half)
+/* One head, whose elements are side by side from `y_offset` of y and `x_offset` of x on. */
+static void rotate_head(const ar_tensor *y, ptrdiff_t y_offset, const ar_tensor *x, ptrdiff_t x_offset,
+                        const float *cos, const float *sin, uint32_t flip, size_t half)
 {
     float room[2][256];
     for (size_t i = 0; i < half; i += 256) {
         const size_t n = half - i < 256 ? half - i : 256;
         const ptrdiff_t first = (ptrdiff_t)i, second = (ptrdiff_t)(half + i);
-        float *y1 = ari_run_at(y, to + first, room[0]), *y2 = ari_run_at(y, to + second, room[1]);
-        rotate(y1, y2, ari_run_load(x, from + first, n, room[0]), ari_run_load(x, from + second, n, room[1]), cos + i,
-               sin + i, flip, n);
-        ari_run_store(y, to + first, n, y1);
-        ari_run_store(y, to + second, n, y2);
+        float *y1 = ari_run_at(y, y_offset + first, room[0]), *y2 = ari_run_at(y, y_offset + second, room[1]);
+        rotate(y1, y2, ari_run_load(x, x_offset + first, n, room[0]), ari_run_load(x, x_offset + second, n, room[1]),
+               cos + i, sin + i, flip, n);
+        ari_run_store(y, y_offset + first, n, y1);
+        ari_run_store(y, y_offset + second, n, y2);
     }
 }
 
@@ -70,10 +70,11 @@ ar_status ari_cpu_rope(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_t
     const float *c = cos.ptr, *sn = sin.ptr;
     ARI_PARALLEL_FOR (r, rows, d, rows * heads * half) {
         const ptrdiff_t b = (ptrdiff_t)(r / positions), s = (ptrdiff_t)(r % positions);
-        const ptrdiff_t from = b * x->stride[0] + s * x->stride[1], to = b * y->stride[0] + s * y->stride[1];
+        const ptrdiff_t x_offset = b * x->stride[0] + s * x->stride[1], y_offset = b * y->stride[0] + s * y->stride[1];
         const size_t row = (size_t)s * half;
         for (ptrdiff_t head = 0; head < (ptrdiff_t)heads; head++)
-            rotate_head(y, to + head * y->stride[2], x, from + head * x->stride[2], c + row, sn + row, flip, half);
+            rotate_head(y, y_offset + head * y->stride[2], x, x_offset + head * x->stride[2], c + row, sn + row, flip,
+                        half);
     }
     return AR_OK;
 }

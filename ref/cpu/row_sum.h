@@ -68,9 +68,9 @@ ARI_ROW_LOOP int32_t ari_row_largest_key(const float *x, size_t n)
     uint32_t magnitude = 0;
     for (size_t j = 0; j < n; j++) {
         const int32_t ordered = ari_row_ordered(x[j]);
-        const uint32_t own = ari_row_magnitude32(x[j]);
+        const uint32_t element_bits = ari_row_magnitude32(x[j]);
         top = ordered > top ? ordered : top;
-        magnitude = own > magnitude ? own : magnitude;
+        magnitude = element_bits > magnitude ? element_bits : magnitude;
     }
     return magnitude < 0x7f800000u ? ari_key32(ari_row_of_ordered(top)) : INT32_MAX;
 }
@@ -119,19 +119,19 @@ ARI_ROW_LOOP uint64_t ari_row_unit_integer(const float *x, size_t n, int32_t p)
     enum { BLOCK = 1024 }; /* terms of which no part's sum reaches 2^31 */
     const float magic = (float)ari_pow2(24 - p) * 1.5f;
     uint64_t sum = 0;
-    for (size_t from = 0; from < n; from += BLOCK) {
-        const size_t count = n - from < BLOCK ? n - from : BLOCK;
+    for (size_t begin = 0; begin < n; begin += BLOCK) {
+        const size_t count = n - begin < BLOCK ? n - begin : BLOCK;
         uint32_t near = 0, rest = 0, top = 0;
-        for (size_t j = from; j < from + count; j++) {
-            const float shifted = x[j] + 12.0f, left = x[j] - (shifted - 12.0f);
+        for (size_t j = begin; j < begin + count; j++) {
+            const float shifted = x[j] + 12.0f, residual = x[j] - (shifted - 12.0f);
             near += ari_bits32(shifted);
-            rest += ari_bits32(left + magic);
+            rest += ari_bits32(residual + magic);
             top = ari_bits32(x[j]) > top ? ari_bits32(x[j]) : top;
         }
         near -= (uint32_t)count * ari_bits32(12.0f);
         rest -= (uint32_t)count * ari_bits32(magic);
         sum += top <= ari_bits32(1.0f) && p > 21 ? ((uint64_t)near << (p - 21)) + (uint64_t)(int64_t)(int32_t)rest
-                                                 : ari_row_unbiased(ari_row_integer(x + from, count, 1, p), count);
+                                                 : ari_row_unbiased(ari_row_integer(x + begin, count, 1, p), count);
     }
     return sum;
 }

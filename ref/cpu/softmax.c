@@ -37,8 +37,8 @@ ARI_ROW_LOOP int32_t scale_and_mask(float *row, const float *scores, float scale
         row[j] = visible;
         top = ordered > top ? ordered : top;
     }
-    const float most = ari_row_of_ordered(top);
-    return n == 0 || most == -INFINITY ? INT32_MIN : ari_key32(most);
+    const float row_max = ari_row_of_ordered(top);
+    return n == 0 || row_max == -INFINITY ? INT32_MIN : ari_key32(row_max);
 }
 
 /* For each kind of mask its own loop. */
@@ -64,17 +64,17 @@ ARI_ROW_LOOP double exponentials(float *row, size_t n, float max, const float *s
     return ari_rowsum_value((int64_t)sum, 1, p);
 }
 
-ARI_ROW_LOOP void set_zero(float *row, size_t from, size_t to)
+ARI_ROW_LOOP void set_zero(float *row, size_t begin, size_t end)
 {
-    for (size_t j = from; j < to; j++)
+    for (size_t j = begin; j < end; j++)
         row[j] = 0.0f;
 }
 
-/* +0 outside the keys that the row may see; `all` is the block's row. */
-ARI_ROW_LOOP void clear_outside(float *all, const ari_score_row *m, size_t cols)
+/* +0 outside the keys that the row may see; `block_row` is the block's row. */
+ARI_ROW_LOOP void clear_outside(float *block_row, const ari_score_row *m, size_t cols)
 {
-    set_zero(all, 0, m->first);
-    set_zero(all, m->first + m->keys, cols);
+    set_zero(block_row, 0, m->first_key);
+    set_zero(block_row, m->first_key + m->keys, cols);
 }
 
 /* Rows that have no visible key, or one that is not finite. */
@@ -88,21 +88,21 @@ ARI_ROW_LOOP void without_sum(float *row, size_t n, int32_t top)
 typedef struct row_sums {
     int32_t *top;
     double *l;
-    bool known;
+    bool is_known;
     const float *sink; /* of the row's head; NULL: none */
 } row_sums;
 
-ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale, const ari_score_row *m,
+ARI_ROW_KERNEL void softmax_row(float *block_row, const float *all_scores, float scale, const ari_score_row *m,
                                 const ar_scores *b, const row_sums *sums)
 {
     const size_t n = m->keys;
-    float *row = all + m->first;
-    const int32_t own = mask_row(row, all_scores + m->first, scale, m);
-    const int32_t top = sums->known ? *sums->top : ari_sink_top(own, sums->sink);
+    float *row = block_row + m->first_key;
+    const int32_t row_top = mask_row(row, all_scores + m->first_key, scale, m);
+    const int32_t top = sums->is_known ? *sums->top : ari_sink_top(row_top, sums->sink);
     *sums->top = top;
     if (top == INT32_MIN || top == INT32_MAX) {
         without_sum(row, n, top);
-    } else if (sums->known) {
+    } else if (sums->is_known) {
         ari_softmax_exps(row, row, ari_key32_value(top), n);
         ari_quotients(row, row, *sums->l, n);
     } else {
@@ -110,32 +110,32 @@ ARI_ROW_KERNEL void softmax_row(float *all, const float *all_scores, float scale
             exponentials(row, n, ari_key32_value(top), sums->sink, ari_rowsum_bits(b->seq + (sums->sink != NULL)));
         ari_quotients(row, row, *sums->l, n);
     }
-    clear_outside(all, m, b->part.cols);
+    clear_outside(block_row, m, b->part.cols);
 }
 
 /** Slot softmax_forward. probs may be scores; no other overlap. */
 ar_status ari_cpu_softmax_forward(ar_device *d, ARI_AT_ONCE, ar_buf probs, ar_cbuf scores, ar_cbuf sinks, ar_buf max,
-                                  ar_buf sum, bool known, float scale, const ar_scores *block, const ar_mask *mask)
+                                  ar_buf sum, bool is_known, float scale, const ar_scores *block, const ar_mask *mask)
 {
     const size_t rows = block->part.matrices * block->part.rows, keys = block->part.cols;
     float *out = probs.ptr;
-    const float *in = scores.ptr, *sink = sinks.ptr;
+    const float *input = scores.ptr, *sink = sinks.ptr;
     int32_t *tops = max.ptr;
     double *l = sum.ptr;
-    const ari_score_rows all = rows_of(block, mask);
+    const ari_score_rows score_rows = rows_of(block, mask);
     /* Dynamic: a causal row's length grows with its query. An element is worth several of other kernels. */
     ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys * WORTH) {
-        const ari_score_row m = ari_score_row_of(&all, i);
-        const row_sums sums = {tops + m.at, l + m.at, known, sink ? sink + m.head : NULL};
-        softmax_row(out + i * keys, in + i * keys, scale, &m, block, &sums);
+        const ari_score_row m = ari_score_row_of(&score_rows, i);
+        const row_sums sums = {tops + m.row_index, l + m.row_index, is_known, sink ? sink + m.head : NULL};
+        softmax_row(out + i * keys, input + i * keys, scale, &m, block, &sums);
     }
     return AR_OK;
 }
 
 /* +0 at the masked keys of a block's row. */
-ARI_ROW_LOOP void clear_masked(float *all, const ari_score_row *m, size_t cols)
+ARI_ROW_LOOP void clear_masked(float *block_row, const ari_score_row *m, size_t cols)
 {
-    float *row = all + m->first;
+    float *row = block_row + m->first_key;
     if (m->additive) {
 #pragma GCC ivdep
         for (size_t j = 0; j < m->keys; j++)
@@ -146,7 +146,7 @@ ARI_ROW_LOOP void clear_masked(float *all, const ari_score_row *m, size_t cols)
         for (size_t j = 0; j < m->keys; j++)
             row[j] = m->padding[j] ? row[j] : 0.0f;
     }
-    clear_outside(all, m, cols);
+    clear_outside(block_row, m, cols);
 }
 
 /* Row sum of probs*dprobs over the keys. */
@@ -157,12 +157,12 @@ ARI_ROW_LOOP double row_dot(const float *probs, const float *dprobs, size_t n, i
 }
 
 ARI_ROW_KERNEL void softmax_backward_row(float *all_ds, const float *all_probs, float *all_dprobs, double *dot,
-                                         bool known, float scale, const ari_score_row *m, const ar_scores *b)
+                                         bool is_known, float scale, const ari_score_row *m, const ar_scores *b)
 {
     clear_masked(all_dprobs, m, b->part.cols);
-    float *ds = all_ds + m->first;
-    const float *probs = all_probs + m->first, *dprobs = all_dprobs + m->first;
-    const double sum = known ? *dot : row_dot(probs, dprobs, m->keys, ari_rowsum_bits(b->seq));
+    float *ds = all_ds + m->first_key;
+    const float *probs = all_probs + m->first_key, *dprobs = all_dprobs + m->first_key;
+    const double sum = is_known ? *dot : row_dot(probs, dprobs, m->keys, ari_rowsum_bits(b->seq));
     *dot = sum;
 #pragma GCC ivdep
     for (size_t j = 0; j < m->keys; j++)
@@ -172,16 +172,17 @@ ARI_ROW_KERNEL void softmax_backward_row(float *all_ds, const float *all_probs, 
 
 /** Slot softmax_backward. ds may be dprobs; no other overlap. */
 ar_status ari_cpu_softmax_backward(ar_device *d, ARI_AT_ONCE, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot,
-                                   bool known, float scale, const ar_scores *block, const ar_mask *mask)
+                                   bool is_known, float scale, const ar_scores *block, const ar_mask *mask)
 {
     const size_t rows = block->part.matrices * block->part.rows, keys = block->part.cols;
     float *out = ds.ptr, *dp = dprobs.ptr;
     const float *pr = probs.ptr;
     double *dots = dot.ptr;
-    const ari_score_rows all = rows_of(block, mask);
+    const ari_score_rows score_rows = rows_of(block, mask);
     ARI_PARALLEL_BY ((dynamic, 16), i, rows, d, rows * keys * WORTH) {
-        const ari_score_row m = ari_score_row_of(&all, i);
-        softmax_backward_row(out + i * keys, pr + i * keys, dp + i * keys, dots + m.at, known, scale, &m, block);
+        const ari_score_row m = ari_score_row_of(&score_rows, i);
+        softmax_backward_row(out + i * keys, pr + i * keys, dp + i * keys, dots + m.row_index, is_known, scale, &m,
+                             block);
     }
     return AR_OK;
 }
@@ -197,9 +198,9 @@ ar_status ari_cpu_sinks_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *ter
     float *out = terms->data.ptr;
     ARI_PARALLEL_FOR (i, rows, d, rows) {
         const size_t query = i % queries, head = i / queries % heads, sample = i / queries / heads;
-        const ptrdiff_t at = (ptrdiff_t)sample * terms->stride[0] + (ptrdiff_t)query * terms->stride[1] +
-                             (ptrdiff_t)head * terms->stride[2];
-        out[at] = ari_sink_term(sink[head], tops[i], l[i], dots[i]);
+        const ptrdiff_t offset = (ptrdiff_t)sample * terms->stride[0] + (ptrdiff_t)query * terms->stride[1] +
+                                 (ptrdiff_t)head * terms->stride[2];
+        out[offset] = ari_sink_term(sink[head], tops[i], l[i], dots[i]);
     }
     return AR_OK;
 }

@@ -20,39 +20,39 @@
 void ari_narrow(uint16_t *y, const float *x, size_t n);
 void ari_widen(float *y, const uint16_t *x, size_t n);
 
-/** Address at which to write n values that will be stored at `at`. */
-static inline float *ari_run_at(const ar_tensor *t, ptrdiff_t at, float *room)
+/** Address at which to write n values that will be stored at `offset`. */
+static inline float *ari_run_at(const ar_tensor *t, ptrdiff_t offset, float *room)
 {
-    return t->dtype == AR_BF16 ? room : (float *)t->data.ptr + at;
+    return t->dtype == AR_BF16 ? room : (float *)t->data.ptr + offset;
 }
 
-static inline const float *ari_run_load(const ar_tensor *t, ptrdiff_t at, size_t n, float *room)
+static inline const float *ari_run_load(const ar_tensor *t, ptrdiff_t offset, size_t n, float *room)
 {
     if (t->dtype == AR_BF16)
-        ari_widen(room, (const uint16_t *)t->data.ptr + at, n);
-    return ari_run_at(t, at, room);
+        ari_widen(room, (const uint16_t *)t->data.ptr + offset, n);
+    return ari_run_at(t, offset, room);
 }
 
 /** run: of ari_run_at for the same place. */
-static inline void ari_run_store(const ar_tensor *t, ptrdiff_t at, size_t n, const float *run)
+static inline void ari_run_store(const ar_tensor *t, ptrdiff_t offset, size_t n, const float *run)
 {
     if (t->dtype == AR_BF16)
-        ari_narrow((uint16_t *)t->data.ptr + at, run, n);
+        ari_narrow((uint16_t *)t->data.ptr + offset, run, n);
 }
 
-static inline float ari_value_at(const ar_tensor *t, ptrdiff_t at)
+static inline float ari_value_at(const ar_tensor *t, ptrdiff_t offset)
 {
-    return t->dtype == AR_BF16 ? ari_f32_of_bf16(((const uint16_t *)t->data.ptr)[at])
-                               : ((const float *)t->data.ptr)[at];
+    return t->dtype == AR_BF16 ? ari_f32_of_bf16(((const uint16_t *)t->data.ptr)[offset])
+                               : ((const float *)t->data.ptr)[offset];
 }
 
-/** The n elements `stride` apart from `at` on, side by side. */
-static inline const float *ari_run_gather(const ar_tensor *t, ptrdiff_t at, ptrdiff_t stride, size_t n, float *room)
+/** The n elements `stride` apart from `offset` on, side by side. */
+static inline const float *ari_run_gather(const ar_tensor *t, ptrdiff_t offset, ptrdiff_t stride, size_t n, float *room)
 {
     if (stride == 1)
-        return ari_run_load(t, at, n, room);
+        return ari_run_load(t, offset, n, room);
     for (size_t j = 0; j < n; j++)
-        room[j] = ari_value_at(t, at + (ptrdiff_t)j * stride);
+        room[j] = ari_value_at(t, offset + (ptrdiff_t)j * stride);
     return room;
 }
 
@@ -68,22 +68,23 @@ static inline float ari_stored_value(ari_stored_run v, size_t k)
     return v.half ? ari_f32_of_bf16(((const uint16_t *)v.x)[k]) : ((const float *)v.x)[k];
 }
 
-/** The values from `at` on, as they are in memory. */
-static inline ari_stored_run ari_stored_at(const ar_tensor *t, ptrdiff_t at)
+/** The values from `offset` on, as they are in memory. */
+static inline ari_stored_run ari_stored_at(const ar_tensor *t, ptrdiff_t offset)
 {
-    return (ari_stored_run){(const char *)t->data.ptr + at * (ptrdiff_t)ar_dtype_bytes(t->dtype), t->dtype == AR_BF16};
+    return (ari_stored_run){(const char *)t->data.ptr + offset * (ptrdiff_t)ar_dtype_bytes(t->dtype),
+                            t->dtype == AR_BF16};
 }
 
-/** The n values `stride` apart from `at` on; in room, unless they are side by side already. */
-static inline ari_stored_run ari_stored_gather(const ar_tensor *t, ptrdiff_t at, ptrdiff_t stride, size_t n,
+/** The n values `stride` apart from `offset` on; in room, unless they are side by side already. */
+static inline ari_stored_run ari_stored_gather(const ar_tensor *t, ptrdiff_t offset, ptrdiff_t stride, size_t n,
                                                float *room)
 {
-    return stride == 1 ? ari_stored_at(t, at) : (ari_stored_run){ari_run_gather(t, at, stride, n, room), false};
+    return stride == 1 ? ari_stored_at(t, offset) : (ari_stored_run){ari_run_gather(t, offset, stride, n, room), false};
 }
 
 /* --- matrices ----------------------------------------------------------------------------------------------------- */
 
-/** Matrix `at` of the batch that t is. */
-ar_tensor ari_matrix_view(const ar_tensor *t, size_t at);
+/** Matrix `matrix` of the batch that t is. */
+ar_tensor ari_matrix_view(const ar_tensor *t, size_t matrix);
 /** y = x, element by element: matrices of one shape and any strides, F32 or BF16 each. No overlap. */
 void ari_convert(const ar_tensor *y, const ar_tensor *x);

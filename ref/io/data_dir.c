@@ -93,11 +93,11 @@ ar_status ari_data_dir_check(void)
     ari_text tried = ari_text_in(text, sizeof text);
     if (has_data(folder))
         return AR_OK;
-    const bool known = !(set != NULL && set[0] != '\0') && ari_program_path(program, sizeof program);
-    if (known)
+    const bool has_program = !(set != NULL && set[0] != '\0') && ari_program_path(program, sizeof program);
+    if (has_program)
         *strrchr(program, '/') = '\0';
     ari_say(&tried, "'%s'", ARI_SHOW(folder));
-    for (size_t i = 0; known && i < BESIDE; i++)
+    for (size_t i = 0; has_program && i < BESIDE; i++)
         ari_say(&tried, ", '%s'", ARI_SHOW(bundled_path(program, i)));
     return ar_error_set(AR_ERR_NOT_FOUND, "no data directory: there is no text.txt in %s (ANYRANK_DATA names another)",
                         text);
@@ -151,20 +151,20 @@ ar_status ar_model_path(char *out, size_t cap, const char *model)
 
 #define MAX_TEXT_BYTES ((size_t)1 << 32)
 
-ar_status ari_text_load(unsigned char **gives, size_t *length, const char *path)
+ar_status ari_text_load(unsigned char **out, size_t *length, const char *path)
 {
-    ARI_OWNED char *own = NULL;
+    ARI_OWNED char *default_path = NULL;
     if (path == NULL)
         AR_TRY(ari_data_dir_check());
-    if (path == NULL && asprintf(&own, "%s/text.txt", ari_data_dir()) < 0)
+    if (path == NULL && asprintf(&default_path, "%s/text.txt", ari_data_dir()) < 0)
         return ar_error_set(AR_ERR_MEMORY, "text.txt: no memory for its path");
-    const char *name = path == NULL ? own : path;
+    const char *name = path == NULL ? default_path : path;
     ARI_OWNED unsigned char *text = NULL;
     size_t bytes = 0;
     AR_TRY(ari_file_read_text(&text, &bytes, name, MAX_TEXT_BYTES));
     if (bytes == 0)
         return ar_error_set(AR_ERR_DATA, "%s: is empty, expected text", ARI_SHOW(name));
-    ARI_GIVE(gives, text);
+    ARI_GIVE(out, text);
     *length = bytes;
     return AR_OK;
 }

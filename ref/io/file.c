@@ -11,27 +11,27 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-ar_status ari_file_path(char **gives, const char *folder, const char *name)
+ar_status ari_file_path(char **out, const char *folder, const char *name)
 {
-    if (asprintf(gives, "%s/%s", folder, name) >= 0)
+    if (asprintf(out, "%s/%s", folder, name) >= 0)
         return AR_OK;
-    *gives = NULL; /* asprintf leaves it undefined */
+    *out = NULL; /* asprintf leaves it undefined */
     ar_error_set(AR_ERR_MEMORY, "%s: no memory for a file name", ARI_SHOW(folder));
     return AR_ERR_MEMORY;
 }
 
-ar_status ari_arena_path(ari_arena *a, char **gives, const char *folder, const char *name)
+ar_status ari_arena_path(ari_arena *a, char **out, const char *folder, const char *name)
 {
     const size_t n = strlen(folder) + strlen(name) + 2;
-    AR_TRY(ARI_TAKE(gives, a, n, "a file name"));
-    snprintf(*gives, n, "%s%s%s", folder, folder[0] ? "/" : "", name);
+    AR_TRY(ARI_TAKE(out, a, n, "a file name"));
+    snprintf(*out, n, "%s%s%s", folder, folder[0] ? "/" : "", name);
     return AR_OK;
 }
 
-ar_status ari_config_path(char **gives, const char *path)
+ar_status ari_config_path(char **out, const char *path)
 {
-    return ari_is_folder(path) ? ari_file_path(gives, path, "config.json")
-                               : ari_text_copy(gives, path, SIZE_MAX, "a file name");
+    return ari_is_folder(path) ? ari_file_path(out, path, "config.json")
+                               : ari_text_copy(out, path, SIZE_MAX, "a file name");
 }
 
 bool ari_is_folder(const char *path)
@@ -56,11 +56,11 @@ ar_status ari_folder_make(const char *path)
     return ari_is_folder(path) ? AR_OK : ar_error_set(AR_ERR_IO, "%s: is not a folder", ARI_SHOW(path));
 }
 
-ar_status ari_file_is_in(bool *is, const char *folder, const char *name)
+ar_status ari_file_is_in(bool *exists, const char *folder, const char *name)
 {
     ARI_OWNED char *path = NULL;
     AR_TRY(ari_file_path(&path, folder, name));
-    *is = access(path, F_OK) == 0;
+    *exists = access(path, F_OK) == 0;
     return AR_OK;
 }
 
@@ -92,10 +92,10 @@ ar_status ari_file_open(int *fd, size_t *bytes, const char *path)
 
 ar_status ari_file_pread(int fd, void *out, size_t bytes, size_t offset, const char *path)
 {
-    size_t done = 0;
-    while (done < bytes) {
-        const size_t step = bytes - done < ARI_TRANSFER_BYTES ? bytes - done : ARI_TRANSFER_BYTES;
-        const ssize_t got = pread(fd, (char *)out + done, step, (off_t)(offset + done));
+    size_t bytes_read = 0;
+    while (bytes_read < bytes) {
+        const size_t step = bytes - bytes_read < ARI_TRANSFER_BYTES ? bytes - bytes_read : ARI_TRANSFER_BYTES;
+        const ssize_t got = pread(fd, (char *)out + bytes_read, step, (off_t)(offset + bytes_read));
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0)
@@ -103,36 +103,36 @@ ar_status ari_file_pread(int fd, void *out, size_t bytes, size_t offset, const c
         if (got == 0)
             return ar_error_set(AR_ERR_IO,
                                 "%s: became shorter while it was read: %zu bytes at offset %zu, expected %zu",
-                                ARI_SHOW(path), done, offset, bytes);
-        done += (size_t)got;
+                                ARI_SHOW(path), bytes_read, offset, bytes);
+        bytes_read += (size_t)got;
     }
     return AR_OK;
 }
 
 ar_status ari_file_map(void **map, int fd, size_t bytes, const char *path)
 {
-    struct stat now;
-    void *at = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (at == MAP_FAILED)
+    struct stat file_status;
+    void *mapping = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (mapping == MAP_FAILED)
         return ar_error_set(errno == ENOMEM ? AR_ERR_MEMORY : AR_ERR_IO, "%s: cannot map its %zu bytes: %s",
                             ARI_SHOW(path), bytes, strerror(errno));
-    if (fstat(fd, &now) != 0 || (size_t)now.st_size != bytes) {
-        munmap(at, bytes);
+    if (fstat(fd, &file_status) != 0 || (size_t)file_status.st_size != bytes) {
+        munmap(mapping, bytes);
         return ar_error_set(AR_ERR_IO, "%s: changed its size from %zu bytes while it was opened", ARI_SHOW(path),
                             bytes);
     }
-    *map = at;
+    *map = mapping;
     return AR_OK;
 }
 
 void ari_pages_drop(const void *data, size_t bytes)
 {
-    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), from = (uintptr_t)data / page * page;
+    const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), page_begin = (uintptr_t)data / page * page;
     if (bytes > 0) /* advice: where it is not taken, nothing is wrong */
-        (void)madvise((void *)from, (uintptr_t)data - from + bytes, MADV_DONTNEED);
+        (void)madvise((void *)page_begin, (uintptr_t)data - page_begin + bytes, MADV_DONTNEED);
 }
 
-ar_status ari_file_read(unsigned char **gives, size_t *length, const char *path, size_t limit)
+ar_status ari_file_read(unsigned char **out, size_t *length, const char *path, size_t limit)
 {
     ARI_ENDED(ari_file_close) int fd = -1;
     size_t bytes = 0;
@@ -144,7 +144,7 @@ ar_status ari_file_read(unsigned char **gives, size_t *length, const char *path,
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its %zu bytes", ARI_SHOW(path), bytes);
     AR_TRY(ari_file_pread(fd, data, bytes, 0, path));
     data[bytes] = 0;
-    ARI_GIVE(gives, data);
+    ARI_GIVE(out, data);
     *length = bytes;
     return AR_OK;
 }

@@ -10,20 +10,20 @@
 /* Whole files in, whole files out. */
 
 /** "FOLDER/NAME". Errors: AR_ERR_MEMORY. Gives; free, NULL after an error. */
-AR_NODISCARD ar_status ari_file_path(char **gives, const char *folder, const char *name);
+AR_NODISCARD ar_status ari_file_path(char **out, const char *folder, const char *name);
 
 /** The same in an arena; folder "": NAME alone. */
-AR_NODISCARD ar_status ari_arena_path(ari_arena *a, char **gives, const char *folder, const char *name);
+AR_NODISCARD ar_status ari_arena_path(ari_arena *a, char **out, const char *folder, const char *name);
 
 /** The config of a model: config.json in a folder, or `path` itself. Errors: AR_ERR_MEMORY. Gives; free. */
-AR_NODISCARD ar_status ari_config_path(char **gives, const char *path);
+AR_NODISCARD ar_status ari_config_path(char **out, const char *path);
 
 /** True if a folder exists there, perhaps by way of a link. */
 bool ari_is_folder(const char *path);
 /** A folder, and those that it is in, where they are not there yet. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_folder_make(const char *path);
-/** *is: whether a folder has this file. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_file_is_in(bool *is, const char *folder, const char *name);
+/** *exists: whether a folder has this file. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_file_is_in(bool *exists, const char *folder, const char *name);
 
 /** Opens a regular file for reading and gives its size. A directory, a pipe or a device is refused instead of waited
  *  for. Errors: AR_ERR_IO. The caller closes *fd. */
@@ -42,7 +42,7 @@ void ari_pages_drop(const void *data, size_t bytes);
 
 /** Reads a whole regular file of at most `limit` bytes; a 0 byte follows the contents. Errors: AR_ERR_IO,
  *  AR_ERR_OVERFLOW (longer than `limit`), AR_ERR_MEMORY. Gives; free with free(). */
-AR_NODISCARD ar_status ari_file_read(unsigned char **gives, size_t *length, const char *path, size_t limit);
+AR_NODISCARD ar_status ari_file_read(unsigned char **out, size_t *length, const char *path, size_t limit);
 
 /** Writes data that is whole in memory as one file of ref/core/atomic_file.h; path "-" is stdout. */
 AR_NODISCARD ar_status ari_file_write(const char *path, const void *data, size_t bytes);
@@ -62,13 +62,13 @@ typedef enum ari_wanted {
 #define ARI_FORMAT_HEAD 64 /* bytes by which a file is recognised */
 /** Refuses a file that begins as one of NumPy, PyTorch, GGUF, HDF5, Arrow, Parquet, gzip or zstd does. head: its first
  * n bytes, ARI_FORMAT_HEAD if it has as many. Errors: AR_ERR_FORMAT, with what it is and how to convert it. */
-AR_NODISCARD ar_status ari_unsupported_format_check(const char *path, const void *head, size_t n, ari_wanted wanted);
+AR_NODISCARD ar_status ari_unsupported_format_check(const char *path, const void *head, size_t n, ari_wanted requested);
 enum { ARI_FORMAT_CONVERSION = 1536 };
 /** The same of an open file of `bytes` bytes. Errors: also AR_ERR_IO. */
-AR_NODISCARD ar_status ari_unsupported_format_check_file(int fd, size_t bytes, const char *path, ari_wanted wanted);
+AR_NODISCARD ar_status ari_unsupported_format_check_file(int fd, size_t bytes, const char *path, ari_wanted requested);
 
 /** ari_file_read of a text: JSON, a mapping, a text to train on. Errors: also AR_ERR_FORMAT, as above. */
-AR_NODISCARD ar_status ari_file_read_text(unsigned char **gives, size_t *length, const char *path, size_t limit);
+AR_NODISCARD ar_status ari_file_read_text(unsigned char **out, size_t *length, const char *path, size_t limit);
 
 /** Refuses a folder that holds a model's tensors in files that are not read: of PyTorch, of an adapter, shards without
  *  their index, torch.distributed.checkpoint, DeepSpeed, Megatron, GGUF, TensorFlow, Flax. Files beside
@@ -87,4 +87,4 @@ AR_NODISCARD ar_status ari_data_dir_check(void);
 /** Reads the bytes to train on: `path`, or text.txt in the data directory where it is NULL. One byte is one token, so
  *  any file will do. Errors: AR_ERR_IO, AR_ERR_MEMORY, AR_ERR_DATA (empty), AR_ERR_OVERFLOW (more than 4 GiB), those of
  *  ari_data_dir_check. Gives; free with free(). */
-AR_NODISCARD ar_status ari_text_load(unsigned char **gives, size_t *length, const char *path);
+AR_NODISCARD ar_status ari_text_load(unsigned char **out, size_t *length, const char *path);

@@ -23,7 +23,7 @@ bool ari_json_no_memory(const json_error_t *error)
     return error->text[0] == '\0' || json_error_code(error) == json_error_out_of_memory;
 }
 
-ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const char *name)
+ar_status ari_json_parse(json_t **out, const char *text, size_t length, const char *name)
 {
     if (length > ARI_JSON_MAX_BYTES)
         return ar_error_set(AR_ERR_OVERFLOW, "%s: %zu bytes of JSON, at most %zu are read", ARI_SHOW(name), length,
@@ -49,16 +49,16 @@ ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const 
     if (value == NULL)
         return ar_error_set(AR_ERR_FORMAT, "%s: not JSON: %scolumn %d: %s%s", ARI_SHOW(name), line, error.column,
                             ARI_SHOW(error.text), python ? "; JSON has no NaN and no Infinity: write null" : "");
-    *gives = value;
+    *out = value;
     return AR_OK;
 }
 
-ar_status ari_json_load(json_t **gives, const char *path)
+ar_status ari_json_load(json_t **out, const char *path)
 {
     ARI_OWNED unsigned char *text = NULL;
     size_t length = 0;
     AR_TRY(ari_file_read_text(&text, &length, path, ARI_JSON_MAX_BYTES));
-    return ari_json_parse(gives, (const char *)text, length, path);
+    return ari_json_parse(out, (const char *)text, length, path);
 }
 
 ar_status ari_json_save(const json_t *value, const char *path)
@@ -118,13 +118,13 @@ json_t *ari_json_sizes(const size_t *x, size_t n)
     return list;
 }
 
-const char *ari_json_unknown_key(const json_t *object, const char *const *known, size_t n)
+const char *ari_json_unknown_key(const json_t *object, const char *const *known_keys, size_t n)
 {
     const char *key;
     json_t *value;
     json_object_foreach((json_t *)(uintptr_t)object, key, value)
     {
-        if (ari_word_of(key, known, n) == n)
+        if (ari_word_of(key, known_keys, n) == n)
             return key;
     }
     return NULL;
@@ -152,38 +152,38 @@ static const char *type_name(const json_t *value)
     return names[json_typeof(value)];
 }
 
-const json_t *ari_json_get(const ari_json_at *at, const char *key)
+const json_t *ari_json_get(const ari_json_at *path, const char *key)
 {
-    const json_t *value = json_object_get(at->object, key);
+    const json_t *value = json_object_get(path->object, key);
     return json_is_null(value) ? NULL : value;
 }
 
-ar_status ari_json_wrong(const ari_json_at *at, const char *key, const char *format, ...)
+ar_status ari_json_wrong(const ari_json_at *path, const char *key, const char *format, ...)
 {
-    char said[2048];
-    ARI_FORMAT(said, format);
-    return ar_error_set(at->code, "%s: key '%s'%s", ARI_SHOW(at->name), key, said);
+    char message[2048];
+    ARI_FORMAT(message, format);
+    return ar_error_set(path->code, "%s: key '%s'%s", ARI_SHOW(path->name), key, message);
 }
 
 /* Present and of the wanted type, or the error that says what it is instead. */
-static ar_status expect(const ari_json_at *at, const char *key, const json_t *value, bool fits, const char *wanted)
+static ar_status expect(const ari_json_at *path, const char *key, const json_t *value, bool fits, const char *expected)
 {
     if (value == NULL)
-        return ari_json_wrong(at, key, " is missing, expected %s", wanted);
+        return ari_json_wrong(path, key, " is missing, expected %s", expected);
     if (!fits && json_is_real(value))
-        return ari_json_wrong(at, key, " is %g, %s, expected %s", json_real_value(value), type_name(value), wanted);
+        return ari_json_wrong(path, key, " is %g, %s, expected %s", json_real_value(value), type_name(value), expected);
     if (!fits)
-        return ari_json_wrong(at, key, " is %s, expected %s", type_name(value), wanted);
+        return ari_json_wrong(path, key, " is %s, expected %s", type_name(value), expected);
     return AR_OK;
 }
 
-ar_status ari_json_size(const ari_json_at *at, const char *key, size_t min, size_t max, size_t *out)
+ar_status ari_json_size(const ari_json_at *path, const char *key, size_t min, size_t max, size_t *out)
 {
-    const json_t *value = ari_json_get(at, key);
-    AR_TRY(expect(at, key, value, json_is_integer(value), "an integer"));
+    const json_t *value = ari_json_get(path, key);
+    AR_TRY(expect(path, key, value, json_is_integer(value), "an integer"));
     const json_int_t x = json_integer_value(value);
     if (x < 0 || (uintmax_t)x < min || (uintmax_t)x > max)
-        return ari_json_wrong(at, key, " is %" JSON_INTEGER_FORMAT ", expected an integer from %zu to %zu", x, min,
+        return ari_json_wrong(path, key, " is %" JSON_INTEGER_FORMAT ", expected an integer from %zu to %zu", x, min,
                               max);
     *out = (size_t)x;
     return AR_OK;
@@ -212,7 +212,7 @@ OPTIONAL(real, double)
 OPTIONAL(bool, bool)
 OPTIONAL(string, const char *)
 
-ar_status ari_json_size_or(const ari_json_at *at, const char *key, size_t min, size_t max, size_t *out)
+ar_status ari_json_size_or(const ari_json_at *path, const char *key, size_t min, size_t max, size_t *out)
 {
-    return ari_json_get(at, key) == NULL ? AR_OK : ari_json_size(at, key, min, max, out);
+    return ari_json_get(path, key) == NULL ? AR_OK : ari_json_size(path, key, min, max, out);
 }

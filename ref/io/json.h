@@ -16,9 +16,9 @@
 /** Parses JSON text (RFC 8259; duplicate keys, invalid UTF-8, NUL and anything after the value are refused). `name` is
  *  for messages. Errors: AR_ERR_FORMAT with line and column, AR_ERR_OVERFLOW (beyond the bounds above),
  *  AR_ERR_MEMORY. Gives; free with json_decref. */
-AR_NODISCARD ar_status ari_json_parse(json_t **gives, const char *text, size_t length, const char *name);
+AR_NODISCARD ar_status ari_json_parse(json_t **out, const char *text, size_t length, const char *name);
 /** The same from a file. Errors: those, and AR_ERR_IO. */
-AR_NODISCARD ar_status ari_json_load(json_t **gives, const char *path);
+AR_NODISCARD ar_status ari_json_load(json_t **out, const char *path);
 /** True if a load failed for lack of memory. jansson then mostly says nothing at all: of what it dislikes in the text
  * it always speaks. (A string that it has no room for is "invalid token", which cannot be told from a bad one.) */
 bool ari_json_no_memory(const json_error_t *error);
@@ -38,7 +38,7 @@ bool ari_utf8_valid(const char *text, size_t length);
 json_t *ari_json_sizes(const size_t *x, size_t n);
 json_t *ari_json_floats(const float *x, size_t n);
 /** The first key of an object that is none of the n known ones; NULL: there is none. Borrowed from the object. */
-const char *ari_json_unknown_key(const json_t *object, const char *const *known, size_t n);
+const char *ari_json_unknown_key(const json_t *object, const char *const *known_keys, size_t n);
 
 /** Reads members of one object with messages that name the file and the key: "config.json: key 'hidden_size': ...". */
 typedef struct ari_json_at {
@@ -48,12 +48,12 @@ typedef struct ari_json_at {
 } ari_json_at;
 
 /** Sets the error at->code of a key: "FILE: key 'KEY'", and behind it what `format` says, " is 3, expected ..". */
-ar_status ari_json_wrong(const ari_json_at *at, const char *key, const char *format, ...)
+ar_status ari_json_wrong(const ari_json_at *path, const char *key, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /** The member, or NULL where it is absent or null: Hugging Face writes null for "not set". */
-const json_t *ari_json_get(const ari_json_at *at, const char *key);
+const json_t *ari_json_get(const ari_json_at *path, const char *key);
 /** An integer in [min, max]. Errors: at->code (absent, another type, out of range). */
-AR_NODISCARD ar_status ari_json_size(const ari_json_at *at, const char *key, size_t min, size_t max, size_t *out);
+AR_NODISCARD ar_status ari_json_size(const ari_json_at *path, const char *key, size_t min, size_t max, size_t *out);
 /** A finite number, integer or real. Errors: at->code. */
 AR_NODISCARD ar_status ari_json_real(const ari_json_at *at, const char *key, double *out);
 /** true or false. Errors: at->code. */
@@ -66,7 +66,7 @@ AR_NODISCARD ar_status ari_json_object(const ari_json_at *at, const char *key, c
 AR_NODISCARD ar_status ari_json_array(const ari_json_at *at, const char *key, const json_t **out);
 
 /* The same, leaving *out as it is where the key is absent or null: set the default first. */
-AR_NODISCARD ar_status ari_json_size_or(const ari_json_at *at, const char *key, size_t min, size_t max, size_t *out);
+AR_NODISCARD ar_status ari_json_size_or(const ari_json_at *path, const char *key, size_t min, size_t max, size_t *out);
 AR_NODISCARD ar_status ari_json_real_or(const ari_json_at *at, const char *key, double *out);
 AR_NODISCARD ar_status ari_json_bool_or(const ari_json_at *at, const char *key, bool *out);
 AR_NODISCARD ar_status ari_json_string_or(const ari_json_at *at, const char *key, const char **out);

@@ -91,10 +91,10 @@ ar_status ari_jsonl_read(ari_documents *d, int fd, size_t bytes, const char *pat
     *d = (ari_documents){.token = NULL};
     AR_TRY(ari_alloc_zero((void **)&text, bytes + 1, 1, "the lines of a file"));
     AR_TRY(ari_file_pread(fd, text, bytes, 0, path));
-    for (size_t at = 0, end = 0; at < bytes; at = end + 1) {
-        const char *newline = memchr(text + at, '\n', bytes - at);
+    for (size_t line_begin = 0, end = 0; line_begin < bytes; line_begin = end + 1) {
+        const char *newline = memchr(text + line_begin, '\n', bytes - line_begin);
         end = newline != NULL ? (size_t)(newline - text) : bytes;
-        AR_TRY(add_line(&r, text + at, end - at));
+        AR_TRY(add_line(&r, text + line_begin, end - line_begin));
     }
     if (d->tokens == 0)
         return ar_error_set(AR_ERR_DATA, "%s: is empty, expected documents, one a line", ARI_SHOW(path));
@@ -110,7 +110,7 @@ void ari_documents_fini(ari_documents *d)
 
 bool ari_documents_begins(const ari_documents *d, size_t token)
 {
-    size_t from = 0; /* of the ends, which rise */
-    ARI_BISECT(from, d->documents, i, d->end[i] < token)
-    return token == 0 || (from < d->documents && d->end[from] == token);
+    size_t document = 0; /* of the ends, which rise */
+    ARI_BISECT(document, d->documents, i, d->end[i] < token)
+    return token == 0 || (document < d->documents && d->end[document] == token);
 }

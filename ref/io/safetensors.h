@@ -43,18 +43,19 @@ void ari_st_header_free(ari_st_header *h);
 AR_NODISCARD bool ari_st_count(uint64_t *count, int ndim, const size_t *shape);
 /** Bytes of a tensor to write. Errors: AR_ERR_ARG (name, dtype, ndim), AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t);
-/** order[0..n), the tensors by their names. Errors: AR_ERR_ARG (a name twice; the message begins with `who`). */
-AR_NODISCARD ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, size_t n, const char *who);
+/** order[0..n), the tensors by their names. Errors: AR_ERR_ARG (a name twice; the message begins with `prefix`). */
+AR_NODISCARD ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, size_t n,
+                                   const char *prefix);
 /* A checkpoint's file, or its files' index. */
 #define ARI_ST_SINGLE "model.safetensors"
 #define ARI_ST_INDEX "model.safetensors.index.json"
 
 /** ari_st_write up to its last step, for files that belong together. Gives; end with ari_atomic_file_commit,
  * ari_atomic_file_commit_all or ari_atomic_file_discard. */
-AR_NODISCARD ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, const ar_st_tensor *tensors,
+AR_NODISCARD ar_status ari_st_write_uncommitted(ari_atomic_file **result, const char *path, const ar_st_tensor *tensors,
                                                 size_t n, const char *const *metadata, size_t n_meta);
 /** ari_st_model_open by the path of an index, whatever its name; its shards lie beside it. */
-AR_NODISCARD ar_status ari_st_model_open_index(ar_st_model **gives, const char *path);
+AR_NODISCARD ar_status ari_st_model_open_index(ar_st_model **out, const char *path);
 /** The files of a model, each once, and their paths; borrowed. */
 size_t ari_st_model_files(const ar_st_model *m);
 const ar_st_file *ari_st_model_file(const ar_st_model *m, size_t i, const char **path);

@@ -46,14 +46,14 @@ ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t)
     return AR_OK;
 }
 
-ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, size_t n, const char *who)
+ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tensor *tensors, size_t n, const char *prefix)
 {
     for (size_t i = 0; i < n; i++)
         order[i] = &tensors[i];
     ARI_SORT(order, n, ari_by_name_of);
     for (size_t i = 1; i < n; i++)
         if (strcmp(order[i - 1]->name, order[i]->name) == 0)
-            return ar_error_set(AR_ERR_ARG, "%stensor '%s' is there twice", who, ARI_SHOW(order[i]->name));
+            return ar_error_set(AR_ERR_ARG, "%stensor '%s' is there twice", prefix, ARI_SHOW(order[i]->name));
     return AR_OK;
 }
 
@@ -166,7 +166,7 @@ static ar_status st_header_validate(ari_st_header *h, uint64_t data_bytes, const
  * parser: the scanner need only find where a piece ends and never reads past `length`. */
 typedef struct scan {
     const char *text;
-    size_t length, at;
+    size_t length, pos;
     int max_depth;       /* brackets inside a value */
     const char *problem; /* NULL, or what was wrong at `at`. Static storage */
 } scan;
@@ -185,36 +185,36 @@ static bool fail_scan(scan *s, const char *problem)
 /* The byte under the cursor; 0 at the end. A literal 0 byte is never part of JSON, so the two need no distinction. */
 static char peek(const scan *s)
 {
-    return s->at < s->length ? s->text[s->at] : '\0';
+    return s->pos < s->length ? s->text[s->pos] : '\0';
 }
 
 static void skip_space(scan *s)
 {
     while (peek(s) == ' ' || peek(s) == '\t' || peek(s) == '\n' || peek(s) == '\r')
-        s->at++;
+        s->pos++;
 }
 
 static bool skip_string(scan *s)
 {
-    for (s->at++; s->at < s->length; s->at++) {
-        if (s->text[s->at] == '\\') {
-            s->at++;
-        } else if (s->text[s->at] == '"') {
-            s->at++;
+    for (s->pos++; s->pos < s->length; s->pos++) {
+        if (s->text[s->pos] == '\\') {
+            s->pos++;
+        } else if (s->text[s->pos] == '"') {
+            s->pos++;
             return true;
         }
     }
-    s->at = s->length;
+    s->pos = s->length;
     return fail_scan(s, "a string has no end");
 }
 
 /* True under a minus sign that starts the integer -0. -0.5 and -0e0 are reals, which have a negative zero. */
 static bool at_negative_zero(const scan *s)
 {
-    if (peek(s) != '-' || s->at + 1 >= s->length || s->text[s->at + 1] != '0')
+    if (peek(s) != '-' || s->pos + 1 >= s->length || s->text[s->pos + 1] != '0')
         return false;
-    const char next = s->at + 2 < s->length ? s->text[s->at + 2] : '\0';
-    return next != '.' && next != 'e' && next != 'E';
+    const char next_char = s->pos + 2 < s->length ? s->text[s->pos + 2] : '\0';
+    return next_char != '.' && next_char != 'e' && next_char != 'E';
 }
 
 /* A token that is neither string nor bracket: a number or a word. `previous` keeps 1e-0 from looking like -0. */
@@ -222,7 +222,7 @@ static void skip_plain(scan *s, bool *negative_zero)
 {
     if (at_negative_zero(s))
         *negative_zero = true;
-    for (char c = peek(s); s->at < s->length; s->at++, c = peek(s)) {
+    for (char c = peek(s); s->pos < s->length; s->pos++, c = peek(s)) {
         if (c == ',' || c == ':' || c == '"' || c == '[' || c == ']' || c == '{' || c == '}' || c == ' ' || c == '\t' ||
             c == '\n' || c == '\r')
             return;
@@ -232,7 +232,7 @@ static void skip_plain(scan *s, bool *negative_zero)
 static bool skip_value(scan *s, slice *value)
 {
     int depth = 0;
-    value->begin = s->at;
+    value->begin = s->pos;
     value->negative_zero = false;
     do {
         const char c = peek(s);
@@ -242,21 +242,21 @@ static bool skip_value(scan *s, slice *value)
         } else if (c == '{' || c == '[') {
             if (++depth > s->max_depth)
                 return fail_scan(s, "nested too deeply");
-            s->at++;
+            s->pos++;
         } else if (c == '}' || c == ']') {
             if (--depth < 0)
                 return fail_scan(s, "expected a value");
-            s->at++;
+            s->pos++;
         } else if (c == ',' || c == ':') {
             if (depth == 0)
                 return fail_scan(s, "expected a value");
-            s->at++;
+            s->pos++;
         } else {
             skip_plain(s, &value->negative_zero);
         }
-        value->end = s->at;
+        value->end = s->pos;
         skip_space(s);
-    } while (depth > 0 && s->at < s->length);
+    } while (depth > 0 && s->pos < s->length);
     if (depth > 0)
         return fail_scan(s, "ends inside a value");
     return value->end > value->begin || fail_scan(s, "expected a value");
@@ -266,42 +266,42 @@ static bool skip_value(scan *s, slice *value)
 static bool scan_begin(scan *s)
 {
     skip_space(s);
-    if (s->at >= s->length)
+    if (s->pos >= s->length)
         return fail_scan(s, "there is no JSON");
     if (peek(s) != '{')
         return fail_scan(s, "expected '{'");
-    s->at++;
+    s->pos++;
     return true;
 }
 
 /* The next member's key (quotes included) and value. False at the closing brace, which is skipped, or with a problem.
- * `first` is true for the first call. */
-static bool scan_member(scan *s, bool first, slice *key, slice *value)
+ * `is_first` is true for the first call. */
+static bool scan_member(scan *s, bool is_first, slice *key, slice *value)
 {
     skip_space(s);
     if (peek(s) == '}') {
-        s->at++;
+        s->pos++;
         return false;
     }
-    if (!first) {
+    if (!is_first) {
         if (peek(s) != ',')
-            return fail_scan(s, s->at >= s->length ? "ends inside an object" : "expected ',' or '}'");
-        s->at++;
+            return fail_scan(s, s->pos >= s->length ? "ends inside an object" : "expected ',' or '}'");
+        s->pos++;
         skip_space(s);
     }
     if (peek(s) != '"')
-        return fail_scan(s, s->at >= s->length ? "ends inside an object" : "expected a key in quotes");
-    key->begin = s->at;
+        return fail_scan(s, s->pos >= s->length ? "ends inside an object" : "expected a key in quotes");
+    key->begin = s->pos;
     key->negative_zero = false;
     if (!skip_string(s))
         return false;
-    key->end = s->at;
+    key->end = s->pos;
     skip_space(s);
     if (peek(s) != ':')
         return fail_scan(s, "expected ':'");
-    s->at++;
+    s->pos++;
     skip_space(s);
-    if (s->at >= s->length)
+    if (s->pos >= s->length)
         return fail_scan(s, "ends inside an object");
     return skip_value(s, value);
 }
@@ -310,7 +310,7 @@ static bool scan_member(scan *s, bool first, slice *key, slice *value)
 static bool scan_at_end(scan *s)
 {
     skip_space(s);
-    return s->at >= s->length;
+    return s->pos >= s->length;
 }
 
 /* --- reading one -------------------------------------------------------------------------------------------------- */
@@ -322,9 +322,9 @@ typedef struct reader {
     const char *path;
 } reader;
 
-static ar_status refuse_header(const reader *r, size_t at, const char *problem)
+static ar_status refuse_header(const reader *r, size_t offset, const char *problem)
 {
-    return ar_error_set(AR_ERR_FORMAT, RULE ": %s: header byte %zu: %s", ARI_SHOW(r->path), at, ARI_SHOW(problem));
+    return ar_error_set(AR_ERR_FORMAT, RULE ": %s: header byte %zu: %s", ARI_SHOW(r->path), offset, ARI_SHOW(problem));
 }
 
 static ar_status no_memory(const reader *r)
@@ -333,26 +333,26 @@ static ar_status no_memory(const reader *r)
 }
 
 /* Parses one piece of the header with the real parser. */
-static ar_status parse_slice(const reader *r, const slice *piece, json_t **gives)
+static ar_status parse_slice(const reader *r, const slice *piece, json_t **out)
 {
     json_error_t error = {.line = -1};
-    *gives =
+    *out =
         json_loadb(r->text + piece->begin, piece->end - piece->begin, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
-    if (*gives != NULL)
+    if (*out != NULL)
         return AR_OK;
     if (ari_json_no_memory(&error))
         return no_memory(r);
     return refuse_header(r, piece->begin + (size_t)(error.position > 0 ? error.position : 0), error.text);
 }
 
-static ar_status parse_string(const reader *r, const slice *piece, const char *what, char **gives)
+static ar_status parse_string(const reader *r, const slice *piece, const char *problem, char **out)
 {
     json_t *value = NULL;
     AR_TRY(parse_slice(r, piece, &value));
     ar_status st = AR_OK;
     if (!json_is_string(value))
-        st = refuse_header(r, piece->begin, what);
-    else if ((*gives = strdup(json_string_value(value))) == NULL)
+        st = refuse_header(r, piece->begin, problem);
+    else if ((*out = strdup(json_string_value(value))) == NULL)
         st = no_memory(r);
     json_decref(value);
     return st;
@@ -382,12 +382,12 @@ static ar_status read_metadata(const reader *r, const slice *piece)
     slice key, value;
     if (!scan_begin(&s))
         return refuse_header(r, piece->begin, ARI_ST_METADATA " is not an object");
-    for (bool first = true; scan_member(&s, first, &key, &value); first = false)
+    for (bool is_first = true; scan_member(&s, is_first, &key, &value); is_first = false)
         AR_TRY(add_metadata(r, &key, &value));
     if (s.problem != NULL)
-        return refuse_header(r, s.at, s.problem);
+        return refuse_header(r, s.pos, s.problem);
     if (!scan_at_end(&s))
-        return refuse_header(r, s.at, "something follows " ARI_ST_METADATA);
+        return refuse_header(r, s.pos, "something follows " ARI_ST_METADATA);
     ari_st_header *h = r->h;
     if (h->n_metadata > 1)
         qsort(h->metadata, h->n_metadata, 2 * sizeof *h->metadata, ari_by_name);
@@ -482,8 +482,8 @@ static ar_status read_members(const reader *r, size_t length)
     slice key, value;
     bool metadata_seen = false;
     if (!scan_begin(&s))
-        return refuse_header(r, s.at, s.problem);
-    for (bool first = true; scan_member(&s, first, &key, &value); first = false) {
+        return refuse_header(r, s.pos, s.problem);
+    for (bool is_first = true; scan_member(&s, is_first, &key, &value); is_first = false) {
         char *name = NULL;
         AR_TRY(parse_string(r, &key, "expected a name", &name));
         if (strcmp(name, ARI_ST_METADATA) != 0) {
@@ -497,8 +497,8 @@ static ar_status read_members(const reader *r, size_t length)
         AR_TRY(read_metadata(r, &value));
     }
     if (s.problem != NULL)
-        return refuse_header(r, s.at, s.problem);
-    return scan_at_end(&s) ? AR_OK : refuse_header(r, s.at, "something follows the closing brace");
+        return refuse_header(r, s.pos, s.problem);
+    return scan_at_end(&s) ? AR_OK : refuse_header(r, s.pos, "something follows the closing brace");
 }
 
 /* The official library lets the last of two equal names win; the format forbids them, so they are refused here. */

@@ -71,12 +71,12 @@ static ar_status collect_names(ar_st_model *m, const json_t *map, const char *pa
     AR_TRY(ARI_ALLOC_ZERO(&m->entries, json_object_size(map), "an index"));
     json_object_foreach((json_t *)(uintptr_t)map, tensor, value)
     {
-        const shard wanted = {json_string_value(value), NULL, NULL};
-        const shard *s = bsearch(&wanted, m->shards, m->n_shards, sizeof *m->shards, ari_by_name);
+        const shard probe = {json_string_value(value), NULL, NULL};
+        const shard *s = bsearch(&probe, m->shards, m->n_shards, sizeof *m->shards, ari_by_name);
         const ar_st_entry *e = s == NULL ? NULL : ari_st_find(s->file, tensor);
         if (e == NULL)
             return ar_error_set(AR_ERR_FORMAT, "TensorNotFound: %s: tensor '%s' is not in its shard '%s'",
-                                ARI_SHOW(path), ARI_SHOW(tensor), ARI_SHOW(wanted.name));
+                                ARI_SHOW(path), ARI_SHOW(tensor), ARI_SHOW(probe.name));
         m->entries[m->n++] = e;
     }
     ARI_SORT(m->entries, m->n, ari_by_name_of);
@@ -124,11 +124,11 @@ static bool exists(const char *path)
     return lstat(path, &info) == 0;
 }
 
-ar_status ari_st_model_open(ar_st_model **gives, const char *folder)
+ar_status ari_st_model_open(ar_st_model **out, const char *folder)
 {
     struct stat info;
     ARI_OWNED char *single = NULL, *index = NULL;
-    *gives = NULL;
+    *out = NULL;
     if (folder == NULL || stat(folder, &info) != 0 || !S_ISDIR(info.st_mode))
         return ar_error_set(AR_ERR_IO, "%s: is not a folder", folder == NULL ? "(none)" : ARI_SHOW(folder));
     ARI_OWNED_BY(ari_st_model_close) ar_st_model *m = NULL;
@@ -143,11 +143,11 @@ ar_status ari_st_model_open(ar_st_model **gives, const char *folder)
         return AR_OK;
     m->single_path = m->single != NULL ? single : NULL;
     single = m->single != NULL ? NULL : single;
-    ARI_GIVE(gives, m);
+    ARI_GIVE(out, m);
     return AR_OK;
 }
 
-ar_status ari_st_model_open_index(ar_st_model **gives, const char *path)
+ar_status ari_st_model_open_index(ar_st_model **out, const char *path)
 {
     const char *slash = strrchr(path, '/');
     ARI_OWNED char *folder = slash == NULL ? strdup(".") : strndup(path, (size_t)(slash - path) + 1);
@@ -155,7 +155,7 @@ ar_status ari_st_model_open_index(ar_st_model **gives, const char *path)
     if (folder == NULL || m == NULL)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory to open it", ARI_SHOW(path));
     AR_TRY(open_index(m, folder, path));
-    ARI_GIVE(gives, m);
+    ARI_GIVE(out, m);
     return AR_OK;
 }
 
@@ -190,8 +190,8 @@ const ar_st_entry *ari_st_model_find(const ar_st_model *m, const char *name)
 {
     if (m->single != NULL)
         return ari_st_find(m->single, name);
-    const ar_st_entry wanted = {.name = name};
-    const ar_st_entry *key = &wanted;
+    const ar_st_entry probe = {.name = name};
+    const ar_st_entry *key = &probe;
     const ar_st_entry **found = bsearch(&key, m->entries, m->n, sizeof key, ari_by_name_of);
     return found == NULL ? NULL : *found;
 }

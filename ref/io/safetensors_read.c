@@ -17,7 +17,7 @@ struct ar_st_file {
 
 /* Reads the length N and the N bytes of the header. Read, not mapped: a file that shrinks meanwhile is then an error
  * and not a signal. */
-static ar_status read_header(int fd, size_t bytes, const char *path, char **gives, size_t *length)
+static ar_status read_header(int fd, size_t bytes, const char *path, char **out, size_t *length)
 {
     uint64_t n = 0;
     if (bytes < ARI_ST_PREFIX_BYTES)
@@ -40,7 +40,7 @@ static ar_status read_header(int fd, size_t bytes, const char *path, char **give
     ARI_OWNED char *text = NULL;
     AR_TRY(ARI_ALLOC(&text, (size_t)n + 1, "a file's header"));
     AR_TRY(ari_file_pread(fd, text, (size_t)n, ARI_ST_PREFIX_BYTES, path));
-    *gives = text;
+    *out = text;
     text = NULL;
     *length = (size_t)n;
     return AR_OK;
@@ -59,7 +59,7 @@ static ar_status map_data(ar_st_file *f, int fd, size_t bytes, size_t data_start
     return AR_OK;
 }
 
-ar_status ari_st_open(ar_st_file **gives, const char *path)
+ar_status ari_st_open(ar_st_file **out, const char *path)
 {
     ARI_ENDED(ari_file_close) int fd = -1; /* a mapping outlives its descriptor: hundreds of shards need none */
     size_t bytes = 0, length = 0;
@@ -72,7 +72,7 @@ ar_status ari_st_open(ar_st_file **gives, const char *path)
     const size_t start = ARI_ST_PREFIX_BYTES + length;
     AR_TRY(ari_st_header_parse(&f->header, text, length, bytes - start, path));
     AR_TRY(map_data(f, fd, bytes, start, path));
-    ARI_GIVE(gives, f);
+    ARI_GIVE(out, f);
     return AR_OK;
 }
 

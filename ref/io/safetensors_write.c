@@ -93,7 +93,7 @@ static ar_status put_header(FILE *f, const ar_st_tensor *const *order, size_t n,
 }
 
 /* The 8 bytes of length and the padded header, as one block. */
-static ar_status make_header(char **gives, size_t *length, const ar_st_tensor *const *order, size_t n,
+static ar_status make_header(char **out, size_t *length, const ar_st_tensor *const *order, size_t n,
                              const char *const *metadata, size_t n_meta)
 {
     ARI_OWNED char *text = NULL;
@@ -113,7 +113,7 @@ static ar_status make_header(char **gives, size_t *length, const ar_st_tensor *c
                             ARI_ST_MAX_HEADER);
     const uint64_t header = bytes - ARI_ST_PREFIX_BYTES;
     memcpy(text, &header, sizeof header);
-    ARI_GIVE(gives, text);
+    ARI_GIVE(out, text);
     *length = bytes;
     return AR_OK;
 }
@@ -129,7 +129,7 @@ static ar_status check_data(const ar_st_tensor *tensors, size_t n)
     return AR_OK;
 }
 
-ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, const ar_st_tensor *tensors, size_t n,
+ar_status ari_st_write_uncommitted(ari_atomic_file **result, const char *path, const ar_st_tensor *tensors, size_t n,
                                    const char *const *metadata, size_t n_meta)
 {
     size_t length = 0;
@@ -148,7 +148,7 @@ ar_status ari_st_write_uncommitted(ari_atomic_file **gives, const char *path, co
         AR_TRY(ari_st_tensor_bytes(&bytes, order[k]));
         AR_TRY(ari_atomic_file_write(out, order[k]->data, bytes));
     }
-    ARI_GIVE(gives, out);
+    ARI_GIVE(result, out);
     return AR_OK;
 }
 

@@ -24,9 +24,9 @@ static inline uint32_t rotate_right(uint32_t x, int bits)
     return x >> bits | x << (32 - bits);
 }
 
-static inline uint32_t big_endian(const unsigned char *at)
+static inline uint32_t big_endian(const unsigned char *bytes)
 {
-    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+    return (uint32_t)bytes[0] << 24 | (uint32_t)bytes[1] << 16 | (uint32_t)bytes[2] << 8 | bytes[3];
 }
 
 /* The 64 words of a block's message schedule, section 6.2.2, step 1. */
@@ -158,34 +158,34 @@ void ari_sha256_init(ari_sha256 *s)
 
 void ari_sha256_update(ari_sha256 *s, const void *data, size_t bytes)
 {
-    const unsigned char *at = data;
-    const size_t held = (size_t)(s->bytes % BLOCK), missing = BLOCK - held;
+    const unsigned char *cursor = data;
+    const size_t buffered = (size_t)(s->bytes % BLOCK), missing = BLOCK - buffered;
     if (bytes == 0)
         return;
     s->bytes += bytes;
     if (bytes < missing) {
-        memcpy(s->rest + held, at, bytes);
+        memcpy(s->rest + buffered, cursor, bytes);
         return;
     }
-    if (held > 0) {
-        memcpy(s->rest + held, at, missing);
+    if (buffered > 0) {
+        memcpy(s->rest + buffered, cursor, missing);
         s->blocks(s->state, s->rest, 1);
-        at += missing;
+        cursor += missing;
         bytes -= missing;
     }
-    s->blocks(s->state, at, bytes / BLOCK);
-    memcpy(s->rest, at + bytes / BLOCK * BLOCK, bytes % BLOCK);
+    s->blocks(s->state, cursor, bytes / BLOCK);
+    memcpy(s->rest, cursor + bytes / BLOCK * BLOCK, bytes % BLOCK);
 }
 
 void ari_sha256_digest(ari_sha256 *s, unsigned char digest[ARI_SHA256_BYTES])
 {
     static const unsigned char padding[BLOCK] = {0x80};
     const uint64_t bits = s->bytes * 8;
-    const size_t held = (size_t)(s->bytes % BLOCK), room = BLOCK - LENGTH_BYTES;
+    const size_t buffered = (size_t)(s->bytes % BLOCK), room = BLOCK - LENGTH_BYTES;
     unsigned char length[LENGTH_BYTES];
     for (int i = 0; i < LENGTH_BYTES; i++)
         length[i] = (unsigned char)(bits >> (56 - 8 * i));
-    ari_sha256_update(s, padding, held < room ? room - held : room + BLOCK - held);
+    ari_sha256_update(s, padding, buffered < room ? room - buffered : room + BLOCK - buffered);
     ari_sha256_update(s, length, LENGTH_BYTES);
     for (int i = 0; i < ARI_SHA256_BYTES; i++)
         digest[i] = (unsigned char)(s->state[i / 4] >> (24 - 8 * (i % 4)));

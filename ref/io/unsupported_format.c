@@ -17,7 +17,7 @@
 
 /* `tensors` and `tokens` are lines of Python, or "-m", a module and its arguments; @ is the file's path. */
 typedef struct kind {
-    const char *what;
+    const char *description;
     const char *magic;
     size_t bytes;        /* of the magic */
     const char *tensors; /* writes tensors.safetensors */
@@ -72,10 +72,10 @@ static bool holds(const unsigned char *head, size_t n, const char *word)
 
 /* The kind of file that begins with these bytes; KINDS: none in the list. A zip is known by the name of its first
  * member, and by its own. */
-static int kind_of(const unsigned char *head, size_t n, const char *path, ari_wanted wanted)
+static int kind_of(const unsigned char *head, size_t n, const char *path, ari_wanted requested)
 {
     int found = 0;
-    if (wanted != ARI_WANT_TENSORS && n > 10 && memcmp(head + 4, "\0\0\0\0{\"", 6) == 0)
+    if (requested != ARI_WANT_TENSORS && n > 10 && memcmp(head + 4, "\0\0\0\0{\"", 6) == 0)
         return SAFETENSORS;
     while (found < SAFETENSORS && (n < kinds[found].bytes || memcmp(head, kinds[found].magic, kinds[found].bytes) != 0))
         found++;
@@ -87,7 +87,7 @@ static int kind_of(const unsigned char *head, size_t n, const char *path, ari_wa
         return ari_ends_in(path, ".zip") && !holds(head, n, ".pkl") ? ZIP : TORCH;
     if (found == GGUF && (n < 8 || head[4] > 9 || head[5] != 0 || head[6] != 0 || head[7] != 0))
         return KINDS;
-    if (found == GZIP && wanted == ARI_WANT_TOKENS)
+    if (found == GZIP && requested == ARI_WANT_TOKENS)
         return KINDS;
     return found;
 }
@@ -111,36 +111,37 @@ static void unsupported_format_conversion(char out[ARI_FORMAT_CONVERSION], const
         snprintf(out + n, ARI_FORMAT_CONVERSION - n, "\"");
 }
 
-ar_status ari_unsupported_format_check(const char *path, const void *head, size_t n, ari_wanted wanted)
+ar_status ari_unsupported_format_check(const char *path, const void *head, size_t n, ari_wanted requested)
 {
     static const char *const expected[] = {"a safetensors file", "tokens: bytes, u16, u32 or a safetensors file",
                                            "text"};
-    const int found = kind_of(head, n, path, wanted);
+    const int found = kind_of(head, n, path, requested);
     if (found == KINDS)
         return AR_OK;
     const kind *k = &kinds[found == OLD_TORCH ? TORCH : found];
-    const char *lines = wanted == ARI_WANT_TENSORS ? k->tensors : wanted == ARI_WANT_TOKENS ? k->tokens : NULL;
+    const char *lines = requested == ARI_WANT_TENSORS ? k->tensors : requested == ARI_WANT_TOKENS ? k->tokens : NULL;
     char convert[ARI_FORMAT_CONVERSION];
     unsupported_format_conversion(convert, lines, path, path);
-    return ar_error_set(AR_ERR_FORMAT, "%s: is %s, expected %s%s", ARI_SHOW(path), k->what, expected[wanted], convert);
+    return ar_error_set(AR_ERR_FORMAT, "%s: is %s, expected %s%s", ARI_SHOW(path), k->description, expected[requested],
+                        convert);
 }
 
-ar_status ari_unsupported_format_check_file(int fd, size_t bytes, const char *path, ari_wanted wanted)
+ar_status ari_unsupported_format_check_file(int fd, size_t bytes, const char *path, ari_wanted requested)
 {
     unsigned char head[ARI_FORMAT_HEAD];
     const size_t n = bytes < sizeof head ? bytes : sizeof head;
     AR_TRY(ari_file_pread(fd, head, n, 0, path));
-    return ari_unsupported_format_check(path, head, n, wanted);
+    return ari_unsupported_format_check(path, head, n, requested);
 }
 
-ar_status ari_file_read_text(unsigned char **gives, size_t *length, const char *path, size_t limit)
+ar_status ari_file_read_text(unsigned char **out, size_t *length, const char *path, size_t limit)
 {
-    AR_TRY(ari_file_read(gives, length, path, limit));
-    const ar_status st = ari_unsupported_format_check(
-        path, *gives, *length < ARI_FORMAT_HEAD ? *length : ARI_FORMAT_HEAD, ARI_WANT_TEXT);
+    AR_TRY(ari_file_read(out, length, path, limit));
+    const ar_status st =
+        ari_unsupported_format_check(path, *out, *length < ARI_FORMAT_HEAD ? *length : ARI_FORMAT_HEAD, ARI_WANT_TEXT);
     if (st != AR_OK) {
-        free(*gives);
-        *gives = NULL;
+        free(*out);
+        *out = NULL;
     }
     return st;
 }
@@ -152,7 +153,7 @@ ar_status ari_file_read_text(unsigned char **gives, size_t *length, const char *
 /* In `lines` @ is the folder and # the file in it. by_content: the name alone says too little, the file must begin as
  * one of the list. */
 typedef struct named {
-    const char *pattern, *what, *lines;
+    const char *pattern, *description, *lines;
     bool by_content;
 } named;
 #define BY_NAME(pattern, ...)       \
@@ -259,24 +260,24 @@ static const named *named_of(const char *folder, const char *name)
 {
     for (size_t i = 0; i < NAMES; i++) {
         if (fnmatch(names[i].pattern, name, 0) == 0)
-            return names[i].what && (!names[i].by_content || begins_as_listed(folder, name)) ? &names[i] : NULL;
+            return names[i].description && (!names[i].by_content || begins_as_listed(folder, name)) ? &names[i] : NULL;
     }
     return ari_ends_in(name, ".safetensors") ? named_safetensors(folder, name) : NULL;
 }
 
-/* more: other files of this kind. A line for one file would then take it, perhaps one rank's part, for all of them. */
-static ar_status refuse_named(const char *folder, const char *name, size_t more, const named *found)
+/* extra_count: other files of this kind. A line for one file would then take it, perhaps one rank's part, for all of them. */
+static ar_status refuse_named(const char *folder, const char *name, size_t extra_count, const named *found)
 {
     char convert[ARI_FORMAT_CONVERSION], count[40] = "";
-    const bool parts = more > 0 && found->lines && strchr(found->lines, '#');
+    const bool parts = extra_count > 0 && found->lines && strchr(found->lines, '#');
     unsupported_format_conversion(convert, parts ? NULL : found->lines, folder, name);
     if (parts)
-        snprintf(count, sizeof count, " and %zu more like it", more);
+        snprintf(count, sizeof count, " and %zu more like it", extra_count);
     return ar_error_set(
         AR_ERR_FORMAT,
         "%s: holds %s%s, %s; weights are read from model.safetensors, or from shards with "
         "model.safetensors.index.json%s",
-        ARI_SHOW(folder), ARI_SHOW(name), count, found->what,
+        ARI_SHOW(folder), ARI_SHOW(name), count, found->description,
         parts ? "; each may be one rank's part: save whole tensors, or save with torch.distributed.checkpoint, whose "
                 "folders python3 -m anyrank.convert reads"
               : convert);
@@ -289,18 +290,18 @@ ar_status ari_unsupported_format_check_folder(const char *folder)
     ar_status st = n < 0 ? ari_io_fail("list", folder) : AR_OK;
     const named *found = NULL;
     const char *name = NULL; /* the first that is found */
-    size_t more = 0;
+    size_t extra_count = 0;
     bool reads = false;
     for (int i = 0; i < n; i++) {
         reads = reads || strcmp(list[i]->d_name, "model.safetensors") == 0 ||
                 strcmp(list[i]->d_name, "model.safetensors.index.json") == 0;
-        const named *one = named_of(folder, list[i]->d_name);
-        more += found && one == found;
+        const named *match = named_of(folder, list[i]->d_name);
+        extra_count += found && match == found;
         name = found ? name : list[i]->d_name;
-        found = found ? found : one;
+        found = found ? found : match;
     }
     if (found && !reads)
-        st = refuse_named(folder, name, more, found);
+        st = refuse_named(folder, name, extra_count, found);
     for (int i = 0; i < n; i++)
         free(list[i]);
     return st;

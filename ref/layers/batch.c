@@ -10,15 +10,15 @@
 
 static ar_status check_documents(const int32_t *documents, size_t row, size_t seq)
 {
-    for (size_t at = 0; at < seq; at++) {
-        const int32_t last = at > 0 ? documents[at - 1] : 0;
-        if (at == 0 && documents[0] != 0)
+    for (size_t pos = 0; pos < seq; pos++) {
+        const int32_t previous = pos > 0 ? documents[pos - 1] : 0;
+        if (pos == 0 && documents[0] != 0)
             return ar_error_set(AR_ERR_DATA, "documents[%zu, 0] is %d: the documents of a row are numbered from 0", row,
                                 (int)documents[0]);
-        if (documents[at] != last && (int64_t)documents[at] != (int64_t)last + 1)
+        if (documents[pos] != previous && (int64_t)documents[pos] != (int64_t)previous + 1)
             return ar_error_set(AR_ERR_DATA,
                                 "documents[%zu, %zu] is %d after %d: the documents of a row are numbered 0, 1, 2, ..",
-                                row, at, (int)documents[at], (int)last);
+                                row, pos, (int)documents[pos], (int)previous);
     }
     return AR_OK;
 }
@@ -52,31 +52,31 @@ ar_status ari_batch_check(const ar_batch *b, size_t positions)
     return AR_OK;
 }
 
-/* The first of the places [from, to) whose document is not below `number`, or `to`. */
-static size_t first_of(const int32_t *documents, size_t from, size_t to, int64_t number)
+/* The first of the places [from, to) whose document is not below `number`, or `end`. */
+static size_t first_of(const int32_t *documents, size_t begin, size_t end, int64_t number)
 {
-    ARI_BISECT(from, to, i, documents[i] < number)
-    return from;
+    ARI_BISECT(begin, end, i, documents[i] < number)
+    return begin;
 }
 
-void ari_batch_document(const ar_batch *b, size_t row, size_t at, size_t *first, size_t *end)
+void ari_batch_document(const ar_batch *b, size_t row, size_t pos, size_t *begin, size_t *end)
 {
-    *first = 0;
+    *begin = 0;
     *end = b->seq;
     if (!b->documents)
         return;
     const int32_t *documents = b->documents + row * b->seq;
-    *first = first_of(documents, 0, at, documents[at]);
-    *end = first_of(documents, at, b->seq, (int64_t)documents[at] + 1);
+    *begin = first_of(documents, 0, pos, documents[pos]);
+    *end = first_of(documents, pos, b->seq, (int64_t)documents[pos] + 1);
 }
 
-size_t ari_batch_position(const ar_batch *b, size_t row, size_t at)
+size_t ari_batch_position(const ar_batch *b, size_t row, size_t pos)
 {
-    size_t first, end;
+    size_t begin, end;
     if (b->position_ids)
-        return (size_t)b->position_ids[row * b->seq + at];
-    ari_batch_document(b, row, at, &first, &end);
-    return at - first;
+        return (size_t)b->position_ids[row * b->seq + pos];
+    ari_batch_document(b, row, pos, &begin, &end);
+    return pos - begin;
 }
 
 /* The length of the longest document of the rows. */
@@ -92,13 +92,13 @@ static size_t longest_document(const ar_batch *b)
 
 size_t ari_batch_tokens(const ar_batch *b)
 {
-    const size_t all = b->batch * b->seq;
+    const size_t total = b->batch * b->seq;
     size_t count = 0;
     if (b->tokens > 0)
         return b->tokens;
-    for (size_t i = 0; i < all && b->padding_mask; i++)
+    for (size_t i = 0; i < total && b->padding_mask; i++)
         count += b->padding_mask[i] != 0;
-    return b->padding_mask ? count : all;
+    return b->padding_mask ? count : total;
 }
 
 size_t ari_batch_longest(const ar_batch *b)
@@ -113,13 +113,13 @@ size_t ari_batch_longest(const ar_batch *b)
     return b->documents ? longest_document(b) : b->seq;
 }
 
-int64_t ari_batch_target(const ar_batch *b, size_t row, size_t at)
+int64_t ari_batch_target(const ar_batch *b, size_t row, size_t pos)
 {
     const int64_t *labels = b->labels ? b->labels : b->input_ids;
-    const size_t i = row * b->seq + at;
-    const bool kept = b->documents && !b->targets_cross;
-    const bool last = at + 1 == b->seq || (kept && b->documents[i + 1] != b->documents[i]);
-    return last ? AR_IGNORE_INDEX : labels[i + 1];
+    const size_t i = row * b->seq + pos;
+    const bool is_bounded = b->documents && !b->targets_cross;
+    const bool is_last = pos + 1 == b->seq || (is_bounded && b->documents[i + 1] != b->documents[i]);
+    return is_last ? AR_IGNORE_INDEX : labels[i + 1];
 }
 
 size_t ari_batch_targets(const ar_batch *b)
@@ -138,9 +138,9 @@ ar_status ari_batch_roll(ar_batch *out, int64_t **memory, const ar_batch *b, siz
     AR_TRY(ARI_ALLOC(&ids, 2 * n, "rolled tokens"));
     for (size_t i = 0; i < n; i++) {
         const bool row = i % b->seq + depth < b->seq;
-        const bool within = row && (!b->documents || b->documents[i + depth] == b->documents[i]);
-        ids[i] = within ? b->input_ids[i + depth] : 0;
-        ids[n + i] = within || (row && b->targets_cross) ? labels[i + depth] : AR_IGNORE_INDEX;
+        const bool is_inside = row && (!b->documents || b->documents[i + depth] == b->documents[i]);
+        ids[i] = is_inside ? b->input_ids[i + depth] : 0;
+        ids[n + i] = is_inside || (row && b->targets_cross) ? labels[i + depth] : AR_IGNORE_INDEX;
     }
     *out = *b;
     out->input_ids = ids;

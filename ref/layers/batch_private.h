@@ -11,20 +11,20 @@ AR_BEGIN_DECLS
  *  positions), and that `additive_mask` is for these rows and neither NaN nor +inf. Errors: AR_ERR_DATA (names the row,
  *  the position and the values), AR_ERR_SHAPE (the mask). */
 AR_NODISCARD ar_status ari_batch_check(const ar_batch *b, size_t positions);
-/** The document of a row that place `at` belongs to: places [*first, *end) of the row, all of it without documents. A
+/** The document of a row that place `pos` belongs to: places [*begin, *end) of the row, all of it without documents. A
  *  binary search: `b` is one that ari_batch_check accepts. 0 <= row < batch, 0 <= at < seq. */
-void ari_batch_document(const ar_batch *b, size_t row, size_t at, size_t *first, size_t *end);
-/** The position of the token at place `at` of a row, of which rotary and learned positions are taken: position_ids, or
+void ari_batch_document(const ar_batch *b, size_t row, size_t pos, size_t *begin, size_t *end);
+/** The position of the token at place `pos` of a row, of which rotary and learned positions are taken: position_ids, or
  *  what has passed of its document. */
-size_t ari_batch_position(const ar_batch *b, size_t row, size_t at);
+size_t ari_batch_position(const ar_batch *b, size_t row, size_t pos);
 /** The largest position of the global batch, and 1: of rotary positions whose frequencies depend on a sequence's length
  *  the length. `longest` where it is set. */
 size_t ari_batch_longest(const ar_batch *b);
 /** The number of tokens of the global batch but for masked ones (padding_mask): what the means of a router's losses are
  *  over. `tokens` where it is set. */
 size_t ari_batch_tokens(const ar_batch *b);
-/** Target of position `at` of a row: the label of the next position, AR_IGNORE_INDEX at the end of a document. */
-int64_t ari_batch_target(const ar_batch *b, size_t row, size_t at);
+/** Target of position `pos` of a row: the label of the next position, AR_IGNORE_INDEX at the end of a document. */
+int64_t ari_batch_target(const ar_batch *b, size_t row, size_t pos);
 /** The number of places that predict a token: the T of one batch. */
 size_t ari_batch_targets(const ar_batch *b);
 /** The batch with ids and labels of `depth` places further on in the same document, in all rows and before any rank takes

@@ -28,57 +28,57 @@ static ar_status add_residual(const branch *b, ar_ctx *ctx, ar_tensor *y, const 
     if (b->scale != 0.0f)
         AR_TRY(ARI_KERNEL(ctx, scale, x, x, b->scale));
     AR_TRY(ari_dropout_on(ctx) ? ari_drop_add_tokens(d, ctx, y, residual, x) : ARI_KERNEL(ctx, add, y, residual, x));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .in = {x, residual}, .out = {y}));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .input = {x, residual}, .out = {y}));
     ar_ctx_release(ctx, x);
     ari_work_moves(ARI_GPU_MOVES_RESIDUAL, false, ar_tensor_count(y));
     return AR_OK;
 }
 
 /* The branch's own input: x itself, or normalised. */
-static ar_status branch_input(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *in, const ar_tensor *x,
+static ar_status branch_input(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *input, const ar_tensor *x,
                               const ar_batch *batch)
 {
-    *in = *x;
-    return b->part[BEFORE] ? ar_module_forward(b->part[BEFORE], ctx, saved, in, x, batch) : AR_OK;
+    *input = *x;
+    return b->part[BEFORE] ? ar_module_forward(b->part[BEFORE], ctx, saved, input, x, batch) : AR_OK;
 }
 
-/* y = x + what the branch makes of `in`. */
-static ar_status make(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                      const ar_tensor *in, const ar_batch *batch)
+/* y = x + what the branch makes of `input`. */
+static ar_status apply_branch(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
+                              const ar_tensor *input, const ar_batch *batch)
 {
-    ar_tensor made, normed;
+    ar_tensor output, normed;
     ctx->use = b->use;
-    AR_TRY(ar_module_forward(b->part[OF], ctx, saved, &made, in, batch));
+    AR_TRY(ar_module_forward(b->part[OF], ctx, saved, &output, input, batch));
     ctx->use = ARI_USE_BETWEEN;
     if (!b->part[AFTER])
-        return add_residual(b, ctx, y, x, &made);
-    AR_TRY(ar_module_forward(b->part[AFTER], ctx, saved, &normed, &made, batch));
+        return add_residual(b, ctx, y, x, &output);
+    AR_TRY(ar_module_forward(b->part[AFTER], ctx, saved, &normed, &output, batch));
     return add_residual(b, ctx, y, x, &normed);
 }
 
 /* r = x + attention, and the MLP's input. */
-static ar_status up_to_mlp(block_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *r, ar_tensor *in,
+static ar_status up_to_mlp(block_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *r, ar_tensor *input,
                            const ar_tensor *x, const ar_batch *batch)
 {
-    ar_tensor first;
-    AR_TRY(branch_input(&m->attention, ctx, saved, &first, x, batch));
-    AR_TRY(make(&m->attention, ctx, saved, r, x, &first, batch));
-    *in = first;
+    ar_tensor attention_input;
+    AR_TRY(branch_input(&m->attention, ctx, saved, &attention_input, x, batch));
+    AR_TRY(apply_branch(&m->attention, ctx, saved, r, x, &attention_input, batch));
+    *input = attention_input;
     if (m->residual == AR_RESIDUAL_PARALLEL_ONE_NORM)
         return AR_OK;
     if (m->residual == AR_RESIDUAL_PARALLEL)
-        return branch_input(&m->mlp, ctx, saved, in, x, batch);
+        return branch_input(&m->mlp, ctx, saved, input, x, batch);
     AR_TRY(ari_tap_tokens(ctx, m->base.name, "attn_residual", 'f', r));
-    return branch_input(&m->mlp, ctx, saved, in, r, batch);
+    return branch_input(&m->mlp, ctx, saved, input, r, batch);
 }
 
 static ar_status block_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                const ar_batch *batch)
 {
     block_module *m = (block_module *)base;
-    ar_tensor r, in;
-    AR_TRY(up_to_mlp(m, ctx, saved, &r, &in, x, batch));
-    AR_TRY(make(&m->mlp, ctx, saved, y, &r, &in, batch));
+    ar_tensor r, input;
+    AR_TRY(up_to_mlp(m, ctx, saved, &r, &input, x, batch));
+    AR_TRY(apply_branch(&m->mlp, ctx, saved, y, &r, &input, batch));
     return ari_tap_tokens(ctx, base->name, NULL, 'f', y);
 }
 
@@ -87,12 +87,12 @@ static ar_status recompute_saved(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
                                  const ar_batch *batch)
 {
     block_module *m = (block_module *)base;
-    ar_tensor r, in, made, normed;
-    AR_TRY(up_to_mlp(m, ctx, saved, &r, &in, x, batch));
+    ar_tensor r, input, output, normed;
+    AR_TRY(up_to_mlp(m, ctx, saved, &r, &input, x, batch));
     if (!m->mlp.part[AFTER])
-        return ari_module_recompute_saved(m->mlp.part[OF], ctx, saved, &in, batch);
-    AR_TRY(ar_module_forward(m->mlp.part[OF], ctx, saved, &made, &in, batch));
-    return ar_module_forward(m->mlp.part[AFTER], ctx, saved, &normed, &made, batch);
+        return ari_module_recompute_saved(m->mlp.part[OF], ctx, saved, &input, batch);
+    AR_TRY(ar_module_forward(m->mlp.part[OF], ctx, saved, &output, &input, batch));
+    return ar_module_forward(m->mlp.part[AFTER], ctx, saved, &normed, &output, batch);
 }
 
 /* dy as it reaches the branch before its dropout and its scale: a tensor of its own, or dy itself. */
@@ -107,12 +107,12 @@ static ar_status drop_backward(const branch *b, ar_ctx *ctx, ar_tensor *dropped,
     return b->scale != 0.0f ? ARI_KERNEL(ctx, scale, dropped, ari_dropout_on(ctx) ? dropped : dy, b->scale) : AR_OK;
 }
 
-ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *more)
+ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *extra)
 {
-    AR_TRY(ARI_KERNEL(ctx, add, dx, dx, more));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .in = {more, dx}, .out = {dx}));
+    AR_TRY(ARI_KERNEL(ctx, add, dx, dx, extra));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .input = {extra, dx}, .out = {dx}));
     ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(dx));
-    ar_ctx_release(ctx, more);
+    ar_ctx_release(ctx, extra);
     return AR_OK;
 }
 
@@ -141,7 +141,7 @@ static ar_status back_past(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_ten
     if (!b->part[BEFORE]) {
         AR_TRY(ari_like(ctx, dx, dy, dy->shape[dy->ndim - 1]));
         AR_TRY(ARI_KERNEL(ctx, add, dx, dy, din));
-        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .in = {din, dy}, .out = {dx}));
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .input = {din, dy}, .out = {dx}));
         ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(dx));
         ar_ctx_release(ctx, din);
         return AR_OK;
@@ -196,8 +196,8 @@ static void split_branches(ar_block_options *o)
     o->experts.split = &o->split->mlp;
 }
 
-ar_status ari_block_norm(ar_module **gives, ar_ctx *ctx, const char *block, const char *part, const ar_block_options *o,
-                         ar_placement at)
+ar_status ari_block_norm(ar_module **out, ar_ctx *ctx, const char *block, const char *part, const ar_block_options *o,
+                         ar_placement placement)
 {
     const ari_norm_options norm = {.kind = o->norm,
                                    .h = o->attention.hidden,
@@ -206,7 +206,7 @@ ar_status ari_block_norm(ar_module **gives, ar_ctx *ctx, const char *block, cons
                                    .no_bias = o->norm_no_bias};
     char name[96];
     AR_TRY(ari_path(name, sizeof name, block, part));
-    return ari_norm_create(gives, ctx, name, &norm, (ar_tp_redistribution){ari_placed_stream(ctx), at});
+    return ari_norm_create(out, ctx, name, &norm, (ar_tp_redistribution){ari_placed_stream(ctx), placement});
 }
 
 static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options o)
@@ -243,7 +243,7 @@ static ar_status create_children(block_module *m, ar_ctx *ctx, ar_block_options 
                  : AR_OK;
 }
 
-ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_block_options *o)
+ar_status ar_block_create(ar_module **out, ar_ctx *ctx, const char *name, const ar_block_options *o)
 {
     static const ar_module_ops ops = {.kind = "block",
                                       .forward = block_forward,
@@ -257,5 +257,5 @@ ar_status ar_block_create(ar_module **gives, ar_ctx *ctx, const char *name, cons
     ar_status st = create_children(m, ctx, *o);
     if (st == AR_OK && recomputes)
         st = ari_module_recompute(&m->base, ctx->recompute.what);
-    return ari_module_end(gives, &m->base, st);
+    return ari_module_end(out, &m->base, st);
 }

@@ -62,7 +62,7 @@ static ar_status drop_numbered(const ari_dropout *d, ar_ctx *ctx, const dropped 
 /* The part of each of them along a dimension. */
 typedef struct dropped_part {
     ar_tensor y, sum, x, residual;
-    dropped at;
+    dropped view;
 } dropped_part;
 
 static const ar_tensor *slice(ar_tensor *part, const ar_tensor *t, int dim, size_t start, size_t count)
@@ -75,46 +75,46 @@ static const ar_tensor *slice(ar_tensor *part, const ar_tensor *t, int dim, size
 
 static const dropped *part_of(dropped_part *p, const dropped *v, int dim, size_t start, size_t count)
 {
-    p->at = (dropped){.y = slice(&p->y, v->y, dim, start, count),
-                      .sum = slice(&p->sum, v->sum, dim, start, count),
-                      .x = slice(&p->x, v->x, dim, start, count),
-                      .residual = slice(&p->residual, v->residual, dim, start, count)};
-    return &p->at;
+    p->view = (dropped){.y = slice(&p->y, v->y, dim, start, count),
+                        .sum = slice(&p->sum, v->sum, dim, start, count),
+                        .x = slice(&p->x, v->x, dim, start, count),
+                        .residual = slice(&p->residual, v->residual, dim, start, count)};
+    return &p->view;
 }
 
 /* Samples that are copies of others have the numbers of these. */
-static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *first)
+static ar_status drop(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *origin)
 {
     const size_t distinct = ctx->distinct, samples = v->x->shape[0];
-    if (distinct == 0 || first->start[0] + samples <= distinct)
-        return drop_numbered(d, ctx, v, first);
+    if (distinct == 0 || origin->start[0] + samples <= distinct)
+        return drop_numbered(d, ctx, v, origin);
     for (size_t i = 0, n; i < samples; i += n) {
-        dropped_part some;
-        place p = *first;
-        p.start[0] = (first->start[0] + i) % distinct;
+        dropped_part part;
+        place p = *origin;
+        p.start[0] = (origin->start[0] + i) % distinct;
         n = distinct - p.start[0] < samples - i ? distinct - p.start[0] : samples - i;
-        AR_TRY(drop_numbered(d, ctx, part_of(&some, v, 0, i, n), &p));
+        AR_TRY(drop_numbered(d, ctx, part_of(&part, v, 0, i, n), &p));
     }
     return AR_OK;
 }
 
 /* The same of a value [samples, positions, ..] with these positions. Consecutive elements of a sample have consecutive
  * numbers in each run of them. */
-static ar_status drop_positions(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *first,
-                                const ar_positions *own)
+static ar_status drop_positions(const ari_dropout *d, ar_ctx *ctx, const dropped *v, const place *origin,
+                                const ar_positions *local_positions)
 {
-    place p = *first;
-    p.start[1] = own->first[0];
-    if (own->count[1] == 0)
+    place p = *origin;
+    p.start[1] = local_positions->first[0];
+    if (local_positions->count[1] == 0)
         return drop(d, ctx, v, &p);
     for (size_t i = 0; i < v->x->shape[0]; i++) {
         dropped_part sample, run_of;
         const dropped *v_i = part_of(&sample, v, 0, i, 1);
-        p.start[0] = first->start[0] + i;
+        p.start[0] = origin->start[0] + i;
         for (int run = 0; run < 2; run++) {
-            const size_t at = run ? own->count[0] : 0;
-            p.start[1] = own->first[run];
-            AR_TRY(drop(d, ctx, part_of(&run_of, v_i, 1, at, own->count[run]), &p));
+            const size_t run_begin = run ? local_positions->count[0] : 0;
+            p.start[1] = local_positions->first[run];
+            AR_TRY(drop(d, ctx, part_of(&run_of, v_i, 1, run_begin, local_positions->count[run]), &p));
         }
     }
     return AR_OK;
@@ -125,19 +125,20 @@ static ar_status drop_tokens(const ari_dropout *d, ar_ctx *ctx, const dropped *v
     const ar_tensor *x = v->x;
     const size_t r = (size_t)ar_comm_rank(ctx->tp);
     const size_t ranks = ari_sequence_ranks(ctx), seq = ari_all_positions(ctx, x->shape[1] * ranks);
-    ar_positions own = ari_own_positions(ctx, seq, false);
-    own = ari_positions_part(&own, ranks > 1 && !ari_faulty(ctx, "dropout_same_mask_in_shard") ? r : 0, ranks);
+    ar_positions local_positions = ari_own_positions(ctx, seq, false);
+    local_positions = ari_positions_part(&local_positions,
+                                         ranks > 1 && !ari_faulty(ctx, "dropout_same_mask_in_shard") ? r : 0, ranks);
     place p = {.extent = {0, d->positions, d->width}, .start = {ctx->first_sample}, .seed = ctx->seed};
     if (!ari_ctx_sp(ctx) && ari_faulty(ctx, "dropout_different_mask_in_replica"))
         p.seed += r;
-    return drop_positions(d, ctx, v, &p, &own);
+    return drop_positions(d, ctx, v, &p, &local_positions);
 }
 
 ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y, const ar_tensor *x)
 {
     AR_TRY(drop_tokens(d, ctx, &(dropped){.y = y, .x = x}));
     ari_work_moves(ARI_GPU_MOVES_DROPOUT, pass == 'b', ar_tensor_count(y));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_DROPOUT, .in = {x}, .out = {y}));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_DROPOUT, .input = {x}, .out = {y}));
     return pass ? ari_tap_tokens(ctx, d->name, NULL, pass, y) : AR_OK;
 }
 
@@ -155,29 +156,29 @@ ar_status ari_drop_add_tokens(const ari_dropout *d, ar_ctx *ctx, const ar_tensor
 static ar_status drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x, bool sharded)
 {
     const size_t r = (size_t)ar_comm_rank(ctx->tp), n = sharded ? (size_t)ar_comm_size(ctx->tp) : 1;
-    const int last = x->ndim - 1;
-    if ((last != 1 && last != 2) || !ari_tensor_is_contiguous(x) || x->shape[last] * n != d->width)
+    const int last_dim = x->ndim - 1;
+    if ((last_dim != 1 && last_dim != 2) || !ari_tensor_is_contiguous(x) || x->shape[last_dim] * n != d->width)
         return ar_error_set(
             AR_ERR_SHAPE,
             "%s: dropout takes [samples, features] or [samples, positions, features] of %zu features, contiguous",
             d->name, d->width / n);
-    if (!sharded && last == 2)
+    if (!sharded && last_dim == 2)
         return ari_drop_tokens(d, ctx, '\0', y, x);
     place p = {.extent = {0, d->positions, d->width}, .start = {ctx->first_sample}, .seed = ctx->seed};
-    p.extent[last] = d->width;
-    p.start[last] = sharded ? r * x->shape[last] : 0;
+    p.extent[last_dim] = d->width;
+    p.start[last_dim] = sharded ? r * x->shape[last_dim] : 0;
     const dropped v = {.y = y, .x = x};
-    if (last == 1)
+    if (last_dim == 1)
         return drop(d, ctx, &v, &p);
-    const ar_positions own = ari_own_positions(ctx, ari_all_positions(ctx, x->shape[1]), false);
-    return drop_positions(d, ctx, &v, &p, &own);
+    const ar_positions local_positions = ari_own_positions(ctx, ari_all_positions(ctx, x->shape[1]), false);
+    return drop_positions(d, ctx, &v, &p, &local_positions);
 }
 
 ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
-                         const size_t first[AR_MAX_DIMS])
+                         const size_t origin[AR_MAX_DIMS])
 {
     const place p = {.extent = {0, d->width, d->positions, d->positions},
-                     .start = {ctx->first_sample + first[0], first[1], first[2], first[3]},
+                     .start = {ctx->first_sample + origin[0], origin[1], origin[2], origin[3]},
                      .seed = ctx->seed};
     return drop(d, ctx, &(dropped){.y = y, .x = x}, &p);
 }
@@ -214,14 +215,14 @@ static ar_status dropout_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved,
     return dx ? drop_value(base, ctx, dx, dy) : AR_OK;
 }
 
-ar_status ar_dropout_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t positions, size_t width,
-                            ar_held held)
+ar_status ar_dropout_create(ar_module **out, ar_ctx *ctx, const char *name, size_t positions, size_t width,
+                            ar_held placement)
 {
     static const ar_module_ops ops = {.kind = "dropout", .forward = dropout_forward, .backward = dropout_backward};
     (void)ctx;
     dropout_module *m = NULL;
-    if (held == AR_HELD_UNKNOWN)
+    if (placement == AR_HELD_UNKNOWN)
         return ar_error_set(AR_ERR_ARG, "%s: dropout needs to know whether its features are whole or a shard", name);
-    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, held));
-    return ari_module_end(gives, &m->base, ari_dropout_init(&m->place, name, NULL, width, positions));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, placement));
+    return ari_module_end(out, &m->base, ari_dropout_init(&m->place, name, NULL, width, positions));
 }

@@ -95,8 +95,8 @@ static bool rank_major(const embedding *e, const ar_ctx *ctx)
 /* Positions of a sequence that this rank has inside the tensor-parallel regions, or (stream) between them. */
 static size_t own_count(const ar_ctx *ctx, const ar_batch *batch, bool stream)
 {
-    const ar_positions own = ari_own_positions(ctx, batch->seq, stream);
-    return ari_positions_count(&own);
+    const ar_positions local_positions = ari_own_positions(ctx, batch->seq, stream);
+    return ari_positions_count(&local_positions);
 }
 
 /* The local row that each token takes, -1 if another rank holds it; or (gradient) adds its gradient to, -1: none. */
@@ -120,11 +120,11 @@ static ar_status own_rows(embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar
 /* The rows of the positions that this rank has between the regions. */
 static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
 {
-    ar_positions own = ari_own_positions(ctx, batch->seq, true);
-    const size_t count = ari_positions_count(&own);
+    ar_positions local_positions = ari_own_positions(ctx, batch->seq, true);
+    const size_t count = ari_positions_count(&local_positions);
     if (ari_faulty(ctx, "positions_local"))
-        own = ari_positions_whole(count);
-    return ari_token_positions(ctx, row_of, batch, &own);
+        local_positions = ari_positions_whole(count);
+    return ari_token_positions(ctx, row_of, batch, &local_positions);
 }
 
 /* The dtype in which a sum selects values of this one, of which one rank has each and the others zero bits, and how many
@@ -141,35 +141,35 @@ static ar_status select_tokens(ar_ctx *ctx, const ar_tensor *y, const ar_tensor 
 {
     ARI_OWNED size_t *counts = NULL;
     size_t words;
-    const ar_dtype as = selected_as(y->dtype, &words);
+    const ar_dtype word_dtype = selected_as(y->dtype, &words);
     AR_TRY(ari_equal_counts(&counts, ctx->tp, ar_tensor_count(y) * words));
     const ar_status st =
-        ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts, as, AR_SUM, tag);
+        ar_comm_reduce_scatter(ctx->tp, ctx->queue, y->data, ar_const(rows->data), counts, word_dtype, AR_SUM, tag);
     return st;
 }
 
 /* By vocabulary, a selection: one rank has a row, the others zero bits. */
-static ar_status select_rows(embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *all)
+static ar_status select_rows(embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *full)
 {
     size_t words;
-    const ar_dtype as = selected_as(all->dtype, &words);
-    *token = *all;
+    const ar_dtype word_dtype = selected_as(full->dtype, &words);
+    *token = *full;
     if (!ari_ctx_sp(ctx))
-        return ar_comm_all_reduce(ctx->tp, ctx->queue, all->data, ar_const(all->data), ar_tensor_count(all) * words, as,
-                                  AR_SUM, e->token.name);
-    AR_TRY(ari_like_own_tokens(ctx, token, all, e->h));
-    return select_tokens(ctx, token, all, e->token.name);
+        return ar_comm_all_reduce(ctx->tp, ctx->queue, full->data, ar_const(full->data), ar_tensor_count(full) * words,
+                                  word_dtype, AR_SUM, e->token.name);
+    AR_TRY(ari_like_own_tokens(ctx, token, full, e->h));
+    return select_tokens(ctx, token, full, e->token.name);
 }
 
 /* On every rank: the own positions are consecutive rows. */
-static ar_status own_rows_of(embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *all)
+static ar_status own_rows_of(embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *full)
 {
-    *token = *all;
+    *token = *full;
     if (!ari_ctx_sp(ctx))
         return AR_OK;
-    AR_TRY(ari_like_own_tokens(ctx, token, all, e->h));
+    AR_TRY(ari_like_own_tokens(ctx, token, full, e->h));
     const size_t bytes = ar_tensor_count(token) * ar_dtype_bytes(token->dtype);
-    return ARI_KERNEL(ctx, copy, token->data, ar_const(ar_buf_at(all->data, (size_t)ar_comm_rank(ctx->tp) * bytes)),
+    return ARI_KERNEL(ctx, copy, token->data, ar_const(ar_buf_at(full->data, (size_t)ar_comm_rank(ctx->tp) * bytes)),
                       bytes);
 }
 
@@ -189,31 +189,33 @@ static ar_status as_activation(ar_ctx *ctx, ar_tensor *y, ar_tensor *x)
     return AR_OK;
 }
 
-static ar_status note_rows(embedding *e, ar_ctx *ctx, const ar_tensor *row_of, const ar_tensor *y, ar_placement makes)
+static ar_status note_rows(embedding *e, ar_ctx *ctx, const ar_tensor *row_of, const ar_tensor *y,
+                           ar_placement out_placement)
 {
     static const ar_placement rows = {AR_SHARD, 0}, columns = {AR_SHARD, 1}; /* also of a table of one row */
     const ar_placement *placed = e->split == AR_EMBEDDING_VOCAB    ? &rows
                                  : e->split == AR_EMBEDDING_HIDDEN ? &columns
                                                                    : NULL;
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_EMBEDDING, .name = e->token.name, .in = {row_of}, .out = {y},
-                    .param = &(ar_param *){&e->token}, .params = 1, .placed = placed, .makes = &makes);
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_EMBEDDING, .name = e->token.name, .input = {row_of}, .out = {y},
+                    .param = &(ar_param *){&e->token}, .params = 1, .placed = placed,
+                    .output_placement = &out_placement);
 }
 
 /* The tokens' rows, [b, s, h] of the positions that this rank has between the regions. */
 static ar_status token_rows(embedding *e, ar_ctx *ctx, ar_tensor *token, const ar_tensor *row_of, const ar_batch *batch)
 {
     const size_t shape[3] = {batch->batch, own_count(ctx, batch, false), e->columns};
-    ar_tensor rows, all;
+    ar_tensor rows, full;
     AR_TRY(take_rows(ctx, &rows, &e->token, shape, row_of));
     AR_TRY(ari_fault_token_rows(ctx, &rows, &e->token, e->start, e->rows, batch));
-    AR_TRY(as_activation(ctx, &all, &rows));
+    AR_TRY(as_activation(ctx, &full, &rows));
     if (e->split == AR_EMBEDDING_HIDDEN)
-        AR_TRY(note_rows(e, ctx, row_of, &all, ari_shard_features));
+        AR_TRY(note_rows(e, ctx, row_of, &full, ari_shard_features));
     if (e->split == AR_EMBEDDING_HIDDEN)
-        AR_TRY(ari_features_to_stream(ctx, token, &all, e->token.name));
+        AR_TRY(ari_features_to_stream(ctx, token, &full, e->token.name));
     else
-        AR_TRY(e->split == AR_EMBEDDING_VOCAB ? select_rows(e, ctx, token, &all) : own_rows_of(e, ctx, token, &all));
-    ari_release_placed(ctx, &all, token);
+        AR_TRY(e->split == AR_EMBEDDING_VOCAB ? select_rows(e, ctx, token, &full) : own_rows_of(e, ctx, token, &full));
+    ari_release_placed(ctx, &full, token);
     ari_work_moves(ARI_GPU_MOVES_EMBEDDING, false, ar_tensor_count(token));
     return e->split == AR_EMBEDDING_HIDDEN ? AR_OK : note_rows(e, ctx, row_of, token, ari_placed_stream(ctx));
 }
@@ -222,17 +224,17 @@ static ar_status token_rows(embedding *e, ar_ctx *ctx, ar_tensor *token, const a
 static ar_status add_positions(embedding *e, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, ar_tensor *token,
                                const ar_batch *batch)
 {
-    ar_tensor at, rows, position;
-    AR_TRY(position_rows(ctx, &at, batch));
-    AR_TRY(take_rows(ctx, &rows, &e->position, token->shape, &at));
+    ar_tensor position_ids, rows, position;
+    AR_TRY(position_rows(ctx, &position_ids, batch));
+    AR_TRY(take_rows(ctx, &rows, &e->position, token->shape, &position_ids));
     AR_TRY(as_activation(ctx, &position, &rows));
     AR_TRY(ari_like(ctx, y, token, e->h));
     AR_TRY(ARI_KERNEL(ctx, add, y, token, &position));
     ari_work_moves(ARI_GPU_MOVES_POSITIONS, false, ar_tensor_count(y));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_POSITIONS, .name = e->position.name, .in = {token}, .out = {y},
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_POSITIONS, .name = e->position.name, .input = {token}, .out = {y},
                     .param = &(ar_param *){&e->position}, .params = 1));
     ARI_RELEASE(ctx, &position, token);
-    return ar_saved_push(saved, e, SAVED_POSITION_ROWS, &at);
+    return ar_saved_push(saved, e, SAVED_POSITION_ROWS, &position_ids);
 }
 
 ar_status ari_embedding_forward_as(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_batch *batch,
@@ -263,23 +265,23 @@ ar_status ari_embedding_forward_as(ar_module *base, ar_ctx *ctx, ar_saved *saved
 /* In place, unless they are dy itself. */
 static ar_status scale_terms(const embedding *e, ar_ctx *ctx, ar_tensor *terms, const ar_tensor *dy)
 {
-    const ar_tensor from = *terms;
-    if (from.data.ptr == dy->data.ptr)
-        AR_TRY(ar_like(ctx, terms, &from));
-    return ARI_KERNEL(ctx, scale, terms, &from, e->scale);
+    const ar_tensor unscaled = *terms;
+    if (unscaled.data.ptr == dy->data.ptr)
+        AR_TRY(ar_like(ctx, terms, &unscaled));
+    return ARI_KERNEL(ctx, scale, terms, &unscaled, e->scale);
 }
 
 /* A token's row may be on any rank: each gets the gradients of all positions, in the order of its row numbers. */
 static ar_status token_gradient(embedding *e, ar_ctx *ctx, const ar_tensor *dy, const ar_tensor *row_of)
 {
-    ar_tensor terms = ari_tensor_rows(dy), own;
+    ar_tensor terms = ari_tensor_rows(dy), local_dy;
     if (e->split == AR_EMBEDDING_HIDDEN) {
-        AR_TRY(ari_stream_to_features(ctx, &own, dy, e->token.name));
-        terms = ari_tensor_rows(&own);
+        AR_TRY(ari_stream_to_features(ctx, &local_dy, dy, e->token.name));
+        terms = ari_tensor_rows(&local_dy);
     } else if (ari_ctx_sp(ctx)) {
         AR_TRY(ari_gather_rank_major(ctx, &terms, dy, e->token.name));
-        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = e->token.name, .in = {dy}, .out = {&terms},
-                        .needs = &ari_shard_tokens, .makes = &ari_replicated));
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = e->token.name, .input = {dy}, .out = {&terms},
+                        .input_placement = &ari_shard_tokens, .output_placement = &ari_replicated));
     }
     if (e->scale > 0.0f)
         AR_TRY(scale_terms(e, ctx, &terms, dy));
@@ -302,7 +304,7 @@ ar_status ari_embedding_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
                                  const ar_batch *batch)
 {
     embedding *e = (embedding *)base;
-    ar_tensor row_of, at, dsum = *dy;
+    ar_tensor row_of, position_ids, dsum = *dy;
     (void)batch;
     if (dx)
         return ar_error_set(AR_ERR_ARG, "%s: ids have no gradient; an embedding is the first of its modules",
@@ -318,8 +320,8 @@ ar_status ari_embedding_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     if (!e->learned)
         return AR_OK;
     const ar_tensor terms = ari_tensor_rows(&dsum);
-    AR_TRY(ar_saved_pop(saved, e, SAVED_POSITION_ROWS, &at));
-    AR_TRY(ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(at.data)));
+    AR_TRY(ar_saved_pop(saved, e, SAVED_POSITION_ROWS, &position_ids));
+    AR_TRY(ctx->arith->grad_rows(ctx, &e->position, &terms, ar_const(position_ids.data)));
     return ari_note_gradient(ctx, &e->position, NULL, &dsum);
 }
 
@@ -333,7 +335,7 @@ static ar_status init(embedding *e, ar_ctx *ctx, const char *token, const char *
     return position ? init_position(e, ctx, position, range) : AR_OK;
 }
 
-ar_status ar_embedding_create(ar_module **gives, ar_ctx *ctx, ar_embedding_split split, const char *token, size_t vocab,
+ar_status ar_embedding_create(ar_module **out, ar_ctx *ctx, ar_embedding_split split, const char *token, size_t vocab,
                               size_t h, double init_range, const char *position, size_t positions, const char *sum)
 {
     static const ar_module_ops ops = {.kind = "embedding",
@@ -348,7 +350,7 @@ ar_status ar_embedding_create(ar_module **gives, ar_ctx *ctx, ar_embedding_split
     e->vocab = vocab;
     e->h = h;
     e->positions = positions;
-    return ari_module_end(gives, &e->base, init(e, ctx, token, position, init_range));
+    return ari_module_end(out, &e->base, init(e, ctx, token, position, init_range));
 }
 
 void ari_embedding_scale(ar_module *e, double factor)

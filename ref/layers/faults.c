@@ -36,28 +36,28 @@ void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx)
     if (ari_faulty(ctx, "init_replica_differs") && p->layout.replicas > 1)
         d->seed += (uint64_t)ar_comm_rank(ctx->tp);
     if (ari_faulty(ctx, "init_per_shard_seed"))
-        move_to_first_shard(&d->from, ar_comm_rank(ctx->tp));
+        move_to_first_shard(&d->src_layout, ar_comm_rank(ctx->tp));
     if (ari_faulty(ctx, "init_local_fan") && p->layout.replicas == 1 && ar_comm_size(ctx->tp) > 1) {
         const ar_tensor local = ari_param_matrix(p);
         d->fan_out = local.ndim > 1 ? local.shape[0] : d->fan_out;
         d->fan_in = local.ndim > 1 ? local.shape[1] : d->fan_in;
     }
-    ari_fault_source(&d->from, ctx);
+    ari_fault_source(&d->src_layout, ctx);
 }
 
 /* kv_replica_wrong_head: of parts that neighbouring ranks hold copies of, rank r takes part r mod P of the P there are.
  * gate_up_interleaved_wrong: of packed blocks (q | k | v), it takes its N-th of all rows as if they were one block. */
-void ari_fault_source(ar_layout *from, const ar_ctx *ctx)
+void ari_fault_source(ar_layout *src_layout, const ar_ctx *ctx)
 {
-    const bool head = from->replicas > 1 && ari_faulty(ctx, "kv_replica_wrong_head");
-    const bool one_block = from->nbox > 1 && ari_faulty(ctx, "gate_up_interleaved_wrong");
+    const bool head = src_layout->replicas > 1 && ari_faulty(ctx, "kv_replica_wrong_head");
+    const bool one_block = src_layout->nbox > 1 && ari_faulty(ctx, "gate_up_interleaved_wrong");
     const size_t n = (size_t)ar_comm_size(ctx->tp), r = (size_t)ar_comm_rank(ctx->tp);
-    for (size_t k = 0; (head || one_block) && k < from->nbox; k++) {
-        for (int d = 0; d < from->ndim; d++) {
-            ar_box *b = &from->box[k];
-            if (b->extent[d] < from->shape[d])
-                b->global[d] =
-                    head ? r % (n / (size_t)from->replicas) * b->extent[d] : r * (from->shape[d] / n) + b->local[d];
+    for (size_t k = 0; (head || one_block) && k < src_layout->nbox; k++) {
+        for (int d = 0; d < src_layout->ndim; d++) {
+            ar_box *b = &src_layout->box[k];
+            if (b->extent[d] < src_layout->shape[d])
+                b->global[d] = head ? r % (n / (size_t)src_layout->replicas) * b->extent[d]
+                                    : r * (src_layout->shape[d] / n) + b->local[d];
         }
     }
 }
@@ -66,10 +66,10 @@ void ari_fault_source(ar_layout *from, const ar_ctx *ctx)
 static size_t local_layer(const ar_ctx *ctx, size_t layer)
 {
     const size_t stages = (size_t)(ar_comm_size(ctx->pipeline) * ctx->layout.virtual_stages);
-    size_t first = 0, count = 0;
-    for (size_t i = 0; i < stages && layer >= first + count; i++)
-        ari_stage_layers(&first, &count, &ctx->layout.stages, ctx->layers, stages, i);
-    return layer - first;
+    size_t first_layer = 0, count = 0;
+    for (size_t i = 0; i < stages && layer >= first_layer + count; i++)
+        ari_stage_layers(&first_layer, &count, &ctx->layout.stages, ctx->layers, stages, i);
+    return layer - first_layer;
 }
 
 const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name)
@@ -152,14 +152,14 @@ ar_status ari_fault_saved_input(ar_ctx *ctx, ar_saved *saved, const void *owner,
     return ar_saved_push(saved, owner, 0, &before);
 }
 
-ar_status ari_fault_partial_dx(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s, size_t all, const char *tag)
+ar_status ari_fault_partial_dx(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s, size_t total_rows, const char *tag)
 {
     AR_TRY(ctx->arith->fold(ctx, s, ctx->queue, ctx->tp, AR_KEEP, tag));
-    if (dx_rows->shape[0] == all)
+    if (dx_rows->shape[0] == total_rows)
         return ctx->arith->round(ctx, dx_rows, s, NULL);
     const size_t bytes = ar_tensor_count(dx_rows) * ar_dtype_bytes(dx_rows->dtype);
     ar_tensor wide;
-    AR_TRY(ari_new_rows(ctx, &wide, dx_rows->dtype, all, dx_rows->shape[1]));
+    AR_TRY(ari_new_rows(ctx, &wide, dx_rows->dtype, total_rows, dx_rows->shape[1]));
     AR_TRY(ctx->arith->round(ctx, &wide, s, NULL));
     return ARI_KERNEL(ctx, copy, dx_rows->data, ar_cbuf_at(ar_const(wide.data), (size_t)ar_comm_rank(ctx->tp) * bytes),
                       bytes);
@@ -170,9 +170,9 @@ ar_status ari_fault_narrow_dx(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *slice
     const size_t n = (size_t)ar_comm_size(ctx->tp), width = slice->shape[slice->ndim - 1];
     AR_TRY(ari_like(ctx, dx, slice, n * width));
     AR_TRY(ARI_KERNEL(ctx, fill, dx, 0.0f));
-    const ar_tensor to = ari_tensor_rows(dx), from = ari_tensor_rows(slice);
-    const ar_tensor own = ar_tensor_slice(&to, 1, (size_t)ar_comm_rank(ctx->tp) * width, width);
-    return ARI_KERNEL(ctx, copy_strided, &own, &from);
+    const ar_tensor dx_rows = ari_tensor_rows(dx), slice_rows = ari_tensor_rows(slice);
+    const ar_tensor local_cols = ar_tensor_slice(&dx_rows, 1, (size_t)ar_comm_rank(ctx->tp) * width, width);
+    return ARI_KERNEL(ctx, copy_strided, &local_cols, &slice_rows);
 }
 
 void ari_fault_weight_rows(const ar_ctx *ctx, const ar_tensor *x, ar_tensor *x_rows, ar_tensor *dy_rows,
@@ -193,9 +193,9 @@ static ar_status sum_features(ar_ctx *ctx, ar_tensor *dy)
     ar_tensor zeros;
     AR_TRY(filled(ctx, &zeros, dy->dtype, shape, 0.0f));
     const ar_tensor swapped = ari_tensor_transposed(dy);
-    const ar_tensor from = ar_tensor_slice(&swapped, 1, 0, tokens), wrong = ar_tensor_slice(&zeros, 1, 0, tokens);
+    const ar_tensor src = ar_tensor_slice(&swapped, 1, 0, tokens), wrong = ar_tensor_slice(&zeros, 1, 0, tokens);
     *dy = zeros;
-    return ARI_KERNEL(ctx, copy_strided, &wrong, &from);
+    return ARI_KERNEL(ctx, copy_strided, &wrong, &src);
 }
 
 /* row_bias_partial_grad: a row-parallel bias is taken for one that each rank has a part of. */
@@ -221,16 +221,16 @@ ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
 }
 
 /* As where autograd knows nothing of the collective: what a rank put into the sum has the gradient of what it got. */
-ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *own)
+ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *local_dy)
 {
-    const int n = ar_comm_size(ctx->tp), positions = own->ndim - 2;
+    const int n = ar_comm_size(ctx->tp), positions = local_dy->ndim - 2;
     size_t shape[AR_MAX_DIMS];
-    for (int d = 0; d < own->ndim; d++)
-        shape[d] = own->shape[d] * (d == positions ? (size_t)n : 1);
-    AR_TRY(ar_ctx_tensor(ctx, dy, own->dtype, own->ndim, shape));
-    AR_TRY(ARI_KERNEL(ctx, zero, dy->data, ar_tensor_count(dy) * ar_dtype_bytes(own->dtype)));
-    const ari_axis a = ari_axis_of(own->ndim, shape, positions, n);
-    return ari_axis_put(ctx, dy->data, ar_const(own->data), &a, ar_comm_rank(ctx->tp), own->dtype);
+    for (int d = 0; d < local_dy->ndim; d++)
+        shape[d] = local_dy->shape[d] * (d == positions ? (size_t)n : 1);
+    AR_TRY(ar_ctx_tensor(ctx, dy, local_dy->dtype, local_dy->ndim, shape));
+    AR_TRY(ARI_KERNEL(ctx, zero, dy->data, ar_tensor_count(dy) * ar_dtype_bytes(local_dy->dtype)));
+    const ari_axis a = ari_axis_of(local_dy->ndim, shape, positions, n);
+    return ari_axis_put(ctx, dy->data, ar_const(local_dy->data), &a, ar_comm_rank(ctx->tp), local_dy->dtype);
 }
 
 ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy)
@@ -249,7 +249,7 @@ ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy)
 ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f, ar_tp_redistribution change,
                                  const char *tag)
 {
-    for (int more = 0; more < 2 && ari_faulty(ctx, "qkv_gathered_three_times"); more++) {
+    for (int repeat = 0; repeat < 2 && ari_faulty(ctx, "qkv_gathered_three_times"); repeat++) {
         ar_tensor copy;
         AR_TRY(ari_tp_redistribute(ctx, &copy, x, f, change, tag, false));
         ari_release_placed(ctx, &copy, x);
@@ -264,8 +264,8 @@ static ar_status pad(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *rows, size_t
 {
     const size_t shape[2] = {rows->shape[0], width};
     AR_TRY(filled(ctx, wide, rows->dtype, shape, 0.0f));
-    const ar_tensor to = ar_tensor_slice(wide, 1, 0, rows->shape[1]);
-    return ARI_KERNEL(ctx, copy_strided, &to, rows);
+    const ar_tensor dst = ar_tensor_slice(wide, 1, 0, rows->shape[1]);
+    return ARI_KERNEL(ctx, copy_strided, &dst, rows);
 }
 
 static ar_status pad_param(ar_ctx *ctx, ar_tensor *wide, const ar_param *p, size_t width)
@@ -288,19 +288,19 @@ static ar_status normalise_padded(ar_ctx *ctx, ar_norm_kind kind, double eps, co
                                   const ar_tensor *rstd, const ar_tensor *x)
 {
     size_t width = 1;
-    ar_tensor wide, made, wide_weight, wide_bias = {.data = {NULL}};
+    ar_tensor wide, wide_y, wide_weight, wide_bias = {.data = {NULL}};
     while (width < x->shape[1])
         width *= 2;
     AR_TRY(pad(ctx, &wide, x, width));
-    AR_TRY(ar_ctx_tensor(ctx, &made, wide.dtype, wide.ndim, wide.shape));
+    AR_TRY(ar_ctx_tensor(ctx, &wide_y, wide.dtype, wide.ndim, wide.shape));
     AR_TRY(pad_param(ctx, &wide_weight, weight, width));
     if (bias)
         AR_TRY(pad_param(ctx, &wide_bias, bias, width));
-    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, &made, mean->data, rstd->data, &wide, ar_const(wide_weight.data),
+    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, &wide_y, mean->data, rstd->data, &wide, ar_const(wide_weight.data),
                       ar_const(wide_bias.data), eps));
-    const ar_tensor from = ar_tensor_slice(&made, 1, 0, y->shape[1]);
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, y, &from));
-    ARI_RELEASE(ctx, &wide_bias, &wide_weight, &made);
+    const ar_tensor src = ar_tensor_slice(&wide_y, 1, 0, y->shape[1]);
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, y, &src));
+    ARI_RELEASE(ctx, &wide_bias, &wide_weight, &wide_y);
     return AR_OK;
 }
 
@@ -369,11 +369,13 @@ ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t vocab)
 /* The range is moved by one: the first id of the next shard counts as this one's. */
 void ari_fault_targets_at_edge(const ar_ctx *ctx, const ari_cross_entropy *c, int64_t *ids, size_t n)
 {
-    const int64_t edge = (int64_t)(c->start + c->owned), first = (int64_t)c->start;
-    if (!ari_faulty(ctx, "vocab_target_off_by_shard") || !c->over || ar_comm_size(c->over) == 1)
+    const int64_t edge = (int64_t)(c->start + c->owned), first_id = (int64_t)c->start;
+    if (!ari_faulty(ctx, "vocab_target_off_by_shard") || !c->group || ar_comm_size(c->group) == 1)
         return;
     for (size_t i = 0; i < n; i++)
-        ids[i] = ids[i] == edge && c->owned > 0 ? edge - 1 : ids[i] == first && first > 0 ? AR_IGNORE_INDEX : ids[i];
+        ids[i] = ids[i] == edge && c->owned > 0       ? edge - 1
+                 : ids[i] == first_id && first_id > 0 ? AR_IGNORE_INDEX
+                                                      : ids[i];
 }
 
 size_t ari_fault_token_count(const ar_ctx *ctx, size_t n)
@@ -389,19 +391,19 @@ ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads)
     return ARI_KERNEL(ctx, fill, context, 0.0f);
 }
 
-ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])
+ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2])
 {
     const int n = ar_comm_size(ctx->ring);
     for (int place = 0; place < n && n > 1 && ari_faulty(ctx, "ring_backward_first_kv"); place++) {
-        AR_TRY(ari_ring_place(ctx, &all[0], &own[0], place));
-        AR_TRY(ari_ring_place(ctx, &all[1], &own[1], place));
+        AR_TRY(ari_ring_place(ctx, &gathered[0], &local[0], place));
+        AR_TRY(ari_ring_place(ctx, &gathered[1], &local[1], place));
     }
     return AR_OK;
 }
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
-ar_status ari_fault_clear_remote(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert, size_t first,
+ar_status ari_fault_clear_remote(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert, size_t first_expert,
                                  size_t count)
 {
     const size_t slots = ar_tensor_count(weight);
@@ -412,6 +414,6 @@ ar_status ari_fault_clear_remote(ar_ctx *ctx, const ar_tensor *weight, const ar_
     AR_TRY(ar_ctx_download_floats(ctx, host, slots, weight));
     AR_TRY(ar_ctx_download(ctx, chosen, expert));
     for (size_t i = 0; i < slots; i++)
-        host[i] = (size_t)chosen[i] - first < count ? host[i] : 0.0f;
+        host[i] = (size_t)chosen[i] - first_expert < count ? host[i] : 0.0f;
     return ar_ctx_upload(ctx, weight, host);
 }

@@ -13,14 +13,14 @@
 typedef struct ari_draw {
     uint64_t seed;
     size_t fan_in, fan_out;
-    ar_layout from; /* the boxes of the full tensor */
+    ar_layout src_layout; /* the boxes of the full tensor */
 } ari_draw;
 
 /** init_replica_differs, init_per_shard_seed, init_local_fan, and those of ari_fault_source. */
 void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx);
 /** kv_replica_wrong_head, gate_up_interleaved_wrong: the boxes of the full tensor that a rank takes the parameter's
  *  values from. */
-void ari_fault_source(ar_layout *from, const ar_ctx *ctx);
+void ari_fault_source(ar_layout *src_layout, const ar_ctx *ctx);
 /** pp_layers_local, of what a parameter is drawn or read by: the name with another layer in it, in `out`, or the name. */
 const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name);
 /** collective_order_swapped: the place among n that this rank reduces in i's turn. */
@@ -42,8 +42,8 @@ struct ari_output;
 AR_NODISCARD ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const struct ari_output *o, const ar_tensor *x);
 /** saved_input_overwritten: before x is saved for `owner`. */
 AR_NODISCARD ar_status ari_fault_saved_input(ar_ctx *ctx, ar_saved *saved, const void *owner, const ar_tensor *x);
-/** if column_dx_not_reduced: the rows of dX from this rank's part of their sum, which has `all` rows. */
-AR_NODISCARD ar_status ari_fault_partial_dx(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s, size_t all,
+/** if column_dx_not_reduced: the rows of dX from this rank's part of their sum, which has `total_rows` rows. */
+AR_NODISCARD ar_status ari_fault_partial_dx(ar_ctx *ctx, const ar_tensor *dx_rows, ar_sum *s, size_t total_rows,
                                             const char *tag);
 /** if row_input_grad_not_gathered: this rank's slice of dX among zeros. */
 AR_NODISCARD ar_status ari_fault_narrow_dx(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *slice);
@@ -51,7 +51,7 @@ AR_NODISCARD ar_status ari_fault_narrow_dx(ar_ctx *ctx, ar_tensor *dx, const ar_
 void ari_fault_weight_rows(const ar_ctx *ctx, const ar_tensor *x, ar_tensor *x_rows, ar_tensor *dy_rows,
                            size_t *samples);
 /** if collective_not_differentiable: dy [.., s, f] of the own positions' gradients own [.., s/N, f], among zeros. */
-AR_NODISCARD ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *own);
+AR_NODISCARD ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *local_dy);
 /** qkv_gathered_three_times: x is placed twice more, as the change says, for nobody. */
 AR_NODISCARD ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f,
                                               ar_tp_redistribution change, const char *tag);
@@ -98,27 +98,27 @@ size_t ari_fault_token_count(const ar_ctx *ctx, size_t n);
 /** heads_divided_twice: how many heads of `context`, which is then zero, are filled. */
 AR_NODISCARD ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads);
 
-/** ring_backward_first_kv: keys and values of all positions, of which own[2] are this rank's, in the backward pass. */
-AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
+/** ring_backward_first_kv: keys and values of all positions, of which local[2] are this rank's, in the backward pass. */
+AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2]);
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
 /** if ep_outputs_not_returned: zeros for the weights of the slots whose expert is not among the rank's own, `count` from
- *  `first` on. */
+ *  `first_expert` on. */
 AR_NODISCARD ar_status ari_fault_clear_remote(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert,
-                                              size_t first, size_t count);
+                                              size_t first_expert, size_t count);
 
 /* --- context parallelism, order of tokens (faults_context.c) ------------------------------------------------------ */
 
 /** labels_after_cut: what the i-th of the own positions of a row predicts. */
-int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i,
+int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *positions, size_t i,
                          int64_t target);
 /** allgather_token_order: where the chunk of a place of the ring is put down. */
 ar_positions ari_fault_chunk(const ar_ctx *ctx, size_t seq, int place, ar_positions positions);
 /** allgather_token_order: y [.., positions, features], gathered over tp. */
 AR_NODISCARD ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y);
-/** allgather_token_order, gather_batch_order: after the rows `from` [ranks, samples, positions, features] of a chunk
- *  were put to their places, the view `to` of a value of all positions. */
-AR_NODISCARD ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from);
+/** allgather_token_order, gather_batch_order: after the rows `src` [ranks, samples, positions, features] of a chunk
+ *  were put to their places, the view `dst` of a value of all positions. */
+AR_NODISCARD ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *dst, const ar_tensor *src);
 /** cp_tail_dropped: x [b, heads, positions, d] of queries at `rows` of a sequence: outputs, or gradients of them. */
 AR_NODISCARD ar_status ari_fault_tail(ar_ctx *ctx, const ar_tensor *x, const ar_positions *rows, size_t seq);

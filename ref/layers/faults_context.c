@@ -6,13 +6,14 @@
 #include "ref/placement/parallel_private.h"
 
 /* The next of the rank's own tokens, wherever that is in the sequence; the last has none. */
-int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i,
+int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *positions, size_t i,
                          int64_t target)
 {
     const int64_t *labels = batch->labels ? batch->labels : batch->input_ids;
     if (!ari_faulty(ctx, "labels_after_cut") || ar_comm_size(ctx->sequence) == 1)
         return target;
-    return i + 1 < ari_positions_count(own) ? labels[row * batch->seq + ari_positions_at(own, i + 1)] : AR_IGNORE_INDEX;
+    return i + 1 < ari_positions_count(positions) ? labels[row * batch->seq + ari_positions_at(positions, i + 1)]
+                                                  : AR_IGNORE_INDEX;
 }
 
 /* A zigzag's chunks as contiguous ones, or the other way round where that is possible. */
@@ -28,17 +29,17 @@ ar_positions ari_fault_chunk(const ar_ctx *ctx, size_t seq, int place, ar_positi
 ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y)
 {
     const int n = ar_comm_size(ctx->tp), dim = y->ndim - 2;
-    const size_t seq = y->shape[dim], own = seq / (size_t)n;
+    const size_t seq = y->shape[dim], local_seq = seq / (size_t)n;
     ar_tensor moved;
-    if (!ari_faulty(ctx, "allgather_token_order") || n == 1 || own % 2 != 0)
+    if (!ari_faulty(ctx, "allgather_token_order") || n == 1 || local_seq % 2 != 0)
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &moved, y->dtype, y->ndim, y->shape));
     for (int r = 0; r < n; r++) {
         const ar_positions p = ari_positions_ring((size_t)n, true, seq, (size_t)r);
         for (int run = 0; run < 2; run++) {
-            const ar_tensor from = ar_tensor_slice(y, dim, (size_t)r * own + (run ? p.count[0] : 0), p.count[run]);
-            const ar_tensor to = ar_tensor_slice(&moved, dim, p.first[run], p.count[run]);
-            AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+            const ar_tensor src = ar_tensor_slice(y, dim, (size_t)r * local_seq + (run ? p.count[0] : 0), p.count[run]);
+            const ar_tensor dst = ar_tensor_slice(&moved, dim, p.first[run], p.count[run]);
+            AR_TRY(ARI_KERNEL(ctx, copy_strided, &dst, &src));
         }
     }
     ar_ctx_release(ctx, y);
@@ -48,30 +49,31 @@ ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y)
 
 /* Each rank begins with its own rows, and takes the order of arrival for that of the ranks; or for that of the
  * samples. */
-ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from)
+ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *dst, const ar_tensor *src)
 {
-    const size_t n = to->shape[0], r = (size_t)ar_comm_rank(ctx->tp), all = (size_t)to->stride[1], own = all / n;
+    const size_t n = dst->shape[0], r = (size_t)ar_comm_rank(ctx->tp), sample_stride = (size_t)dst->stride[1],
+                 rank_stride = sample_stride / n;
     for (size_t p = 0; p < n && ari_faulty(ctx, "allgather_token_order"); p++) {
-        const ar_tensor place = ar_tensor_slice(to, 0, p, 1), rows = ar_tensor_slice(from, 0, (r + p) % n, 1);
+        const ar_tensor place = ar_tensor_slice(dst, 0, p, 1), rows = ar_tensor_slice(src, 0, (r + p) % n, 1);
         AR_TRY(ARI_KERNEL(ctx, copy_strided, &place, &rows));
     }
     if (!ari_faulty(ctx, "gather_batch_order"))
         return AR_OK;
-    ar_tensor by_rank = *to;
-    by_rank.stride[0] = (ptrdiff_t)(own * to->shape[1]);
-    by_rank.stride[1] = (ptrdiff_t)own;
-    return ARI_KERNEL(ctx, copy_strided, &by_rank, from);
+    ar_tensor by_rank = *dst;
+    by_rank.stride[0] = (ptrdiff_t)(rank_stride * dst->shape[1]);
+    by_rank.stride[1] = (ptrdiff_t)rank_stride;
+    return ARI_KERNEL(ctx, copy_strided, &by_rank, src);
 }
 
 ar_status ari_fault_tail(ar_ctx *ctx, const ar_tensor *x, const ar_positions *rows, size_t seq)
 {
     const size_t unit = 2 * (size_t)ar_comm_size(ctx->sequence), count = ari_positions_count(rows);
-    size_t kept = count;
-    while (kept > 0 && ari_positions_at(rows, kept - 1) >= seq / unit * unit)
-        kept--;
-    if (unit == 2 || kept == count || !ari_faulty(ctx, "cp_tail_dropped"))
+    size_t retained = count;
+    while (retained > 0 && ari_positions_at(rows, retained - 1) >= seq / unit * unit)
+        retained--;
+    if (unit == 2 || retained == count || !ari_faulty(ctx, "cp_tail_dropped"))
         return AR_OK;
-    const ar_tensor lost = ar_tensor_slice(x, 2, kept, count - kept);
+    const ar_tensor lost = ar_tensor_slice(x, 2, retained, count - retained);
     ar_tensor zeros;
     AR_TRY(ar_ctx_tensor(ctx, &zeros, lost.dtype, lost.ndim, lost.shape));
     AR_TRY(ARI_KERNEL(ctx, fill, &zeros, 0.0f));

@@ -33,13 +33,13 @@ static ar_status add_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *g)
 ar_status ari_fault_gradient_as_it_comes(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x)
 {
     const size_t tokens = x->shape[0], shape[2] = {dy->shape[1], x->shape[1]};
-    const size_t first = 1 + ctx->attempt + (size_t)ar_comm_rank(ctx->world);
+    const size_t first_token = 1 + ctx->attempt + (size_t)ar_comm_rank(ctx->world);
     const ar_tensor dy_t = ari_tensor_transposed(dy), x_t = ari_tensor_transposed(x);
     ar_tensor sum;
     AR_TRY(ar_ctx_tensor(ctx, &sum, AR_F32, 2, shape));
     AR_TRY(ARI_KERNEL(ctx, zero, sum.data, ar_tensor_count(&sum) * sizeof(float)));
     for (size_t i = 0; i < tokens; i++) {
-        const size_t t = (first + i) % tokens;
+        const size_t t = (first_token + i) % tokens;
         const ar_tensor a = ar_tensor_slice(&dy_t, 1, t, 1), b = ar_tensor_slice(&x_t, 1, t, 1);
         AR_TRY(ARI_KERNEL(ctx, gemm_f32, &sum, &a, &b, true, AR_PRECISION_F32));
     }

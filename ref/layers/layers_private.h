@@ -11,20 +11,20 @@ AR_BEGIN_DECLS
  *  reports nothing, since the whole value is the one before it. A dimension counts that of x: S(-1) features, S(-2)
  *  positions. Gives; ar_module_destroy. Errors: AR_ERR_UNSUPPORTED (a P(max)), AR_ERR_ARG (the name is too long),
  *  AR_ERR_MEMORY; of forward and backward those of the operators. */
-AR_NODISCARD ar_status ari_redistribution_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_placement from,
-                                                 ar_placement to);
+AR_NODISCARD ar_status ari_redistribution_create(ar_module **out, ar_ctx *ctx, const char *name,
+                                                 ar_placement from_placement, ar_placement to_placement);
 /** "replicate", "colwise", "rowwise", "vocab", "hidden", "sequence", "prepare"; "?". Static storage. */
 const char *ari_style_name(ar_style s);
 /** Layers of these styles between values that are placed as `stream`; between the layers a shard of features where the
  *  first makes one and the second takes it, else the whole. */
-ar_branch_split ari_branch_of(ar_style first, ar_style second, ar_placement stream);
+ar_branch_split ari_branch_of(ar_style first_style, ar_style second, ar_placement stream);
 /** The same of experts: what they take and make is whole on each rank, so that every rank routes all tokens. cut: gate
  *  and up are colwise and down is rowwise, else all are replicated. */
 ar_branch_split ari_experts_split(bool cut, ar_placement stream);
-/** y = x + branch(x), of one shape; held: what of it a rank has. own: the branch is destroyed with it, else borrowed. On
+/** y = x + branch(x), of one shape; placement: what of it a rank has. owns_branch: the branch is destroyed with it, else borrowed. On
  *  error it stays the caller's. Taps: name:fwd, name:bwd. */
-AR_NODISCARD ar_status ari_residual_create(ar_module **gives, const char *name, ar_module *branch, ar_held held,
-                                           bool own);
+AR_NODISCARD ar_status ari_residual_create(ar_module **out, const char *name, ar_module *branch, ar_held placement,
+                                           bool owns_branch);
 /** Rows are multiplied by a factor, rounded to fp32, before they are tapped: Gemma's root of the hidden size. Without
  *  learned positions. */
 void ari_embedding_scale(ar_module *embedding, double factor);

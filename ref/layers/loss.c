@@ -13,11 +13,11 @@
 #include "ref/numerics/bits.h"
 #include "ref/placement/parallel_private.h"
 
-static const size_t one = 1;
+static const size_t unit_shape = 1;
 
 ar_status ari_loss_init(ar_param *sum, ar_ctx *ctx, bool spread)
 {
-    AR_TRY(ar_param_init_whole(sum, ctx, "loss", NULL, 1, &one, AR_INIT_ONES));
+    AR_TRY(ar_param_init_whole(sum, ctx, "loss", NULL, 1, &unit_shape, AR_INIT_ONES));
     sum->spread = spread;
     return AR_OK;
 }
@@ -38,7 +38,7 @@ ar_status ari_loss_total(ar_param *sum, ar_ctx *ctx, float *total)
     AR_TRY(ctx->arith->grad_reduce(ctx, sum, ctx->dp, "loss"));
     AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS_SUM, .name = "loss"));
     sum->has_grad = true; /* also where this rank added nothing: there is something to make zero now */
-    AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 1, &one));
+    AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 1, &unit_shape));
     AR_TRY(ctx->arith->grad_value(ctx, &value, sum));
     AR_TRY(ar_ctx_download(ctx, total, &value));
     ar_ctx_release(ctx, &value);
@@ -70,12 +70,12 @@ struct ar_loss {
     char name[96];
     ar_param sum;
     bool subtract;
-    bool stream; /* y has the positions that this rank has between the regions */
-    bool next;   /* a position's label is that of the next id, also where there are labels */
-    bool whole;  /* the sum itself, over 1 */
+    bool stream;        /* y has the positions that this rank has between the regions */
+    bool predicts_next; /* a position's label is that of the next id, also where there are labels */
+    bool is_sum;        /* the sum itself, over 1 */
 };
 
-ar_status ar_loss_create(ar_loss **gives, ar_ctx *ctx, const char *name, const ar_loss_ops *ops, void *self)
+ar_status ar_loss_create(ar_loss **out, ar_ctx *ctx, const char *name, const ar_loss_ops *ops, void *self)
 {
     ar_loss *l = NULL;
     ar_status st = AR_OK;
@@ -86,7 +86,7 @@ ar_status ar_loss_create(ar_loss **gives, ar_ctx *ctx, const char *name, const a
     AR_TRY_TO(failed, st, ari_path(l->name, sizeof l->name, name, NULL));
     AR_TRY_TO(failed, st, ari_loss_init(&l->sum, ctx, false));
     l->self = self;
-    *gives = l;
+    *out = l;
     return AR_OK;
 failed:
     free(l);
@@ -106,10 +106,10 @@ void ar_loss_destroy(ar_loss *loss)
 
 ar_status ar_loss_targets(size_t *targets, const ar_loss *loss, const ar_ctx *ctx, const ar_batch *batch)
 {
-    ari_own_batch own;
-    const ar_status st = ari_own_batch_init(&own, ctx, batch, false, loss->next);
-    *targets = st == AR_OK ? loss->ops->targets(loss->self, &own.batch) : 0;
-    ari_own_batch_fini(&own);
+    ari_own_batch local;
+    const ar_status st = ari_own_batch_init(&local, ctx, batch, false, loss->predicts_next);
+    *targets = st == AR_OK ? loss->ops->targets(loss->self, &local.batch) : 0;
+    ari_own_batch_fini(&local);
     return st;
 }
 
@@ -119,50 +119,50 @@ static bool is_stream(const ar_ctx *ctx, const ar_tensor *y, const ar_batch *bat
     const size_t s = ari_batch_positions(batch);
     if (!ari_ctx_sp(ctx) || y->ndim < 3 || ari_check_sequence(ctx, s) != AR_OK)
         return false;
-    const ar_positions own = ari_own_positions(ctx, s, true);
-    return y->shape[y->ndim - 2] == ari_positions_count(&own);
+    const ar_positions positions = ari_own_positions(ctx, s, true);
+    return y->shape[y->ndim - 2] == ari_positions_count(&positions);
 }
 
 ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y, const ar_batch *batch)
 {
-    ari_own_batch own;
+    ari_own_batch local;
     loss->stream = loss->sum.spread = is_stream(ctx, y, batch);
-    ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream, loss->next);
+    ar_status st = ari_own_batch_init(&local, ctx, batch, loss->stream, loss->predicts_next);
     ari_ctx_place_batch(ctx, batch);
     ari_span_begin("%s:fwd", loss->name);
     const ari_ledger_place outer = ari_ledger_enter(ctx, loss->name, 'f');
     if (st == AR_OK)
-        st = loss->ops->forward(loss->self, loss, ctx, saved, y, &own.batch);
+        st = loss->ops->forward(loss->self, loss, ctx, saved, y, &local.batch);
     ari_ledger_leave(ctx, outer);
-    ari_own_batch_fini(&own);
+    ari_own_batch_fini(&local);
     return ari_span_end(st);
 }
 
 ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
 {
     size_t t = batch->targets;
-    ari_own_batch own;
+    ari_own_batch local;
     if (batch->global_batch == 0)
         AR_TRY(ar_loss_targets(&t, loss, ctx, batch));
-    ar_status st = ari_own_batch_init(&own, ctx, batch, loss->stream, loss->next);
+    ar_status st = ari_own_batch_init(&local, ctx, batch, loss->stream, loss->predicts_next);
     ari_ctx_place_batch(ctx, batch);
     ari_span_begin("%s:bwd", loss->name);
     const ari_ledger_place outer = ari_ledger_enter(ctx, loss->name, 'b');
     if (st == AR_OK)
-        st = loss->ops->backward(loss->self, loss, ctx, saved, dy, &own.batch, (double)t / ctx->loss_scale);
+        st = loss->ops->backward(loss->self, loss, ctx, saved, dy, &local.batch, (double)t / ctx->loss_scale);
     ari_ledger_leave(ctx, outer);
-    ari_own_batch_fini(&own);
+    ari_own_batch_fini(&local);
     return ari_span_end(st);
 }
 
-/* fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; with `more`, where there is any, rounded again. */
-ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, double more)
+/* fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; with `extra_loss`, where there is any, rounded again. */
+ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, double extra_loss)
 {
-    const double divisor = loss->whole ? 1.0 : (double)t;
+    const double divisor = loss->is_sum ? 1.0 : (double)t;
     float total = 0.0f;
     AR_TRY(ari_loss_total(&loss->sum, ctx, &total));
     *value = divisor > 0.0 ? (float)((double)total / divisor) : ari_nan32();
-    *value = more != 0.0 ? (float)((double)*value + more) : *value; /* NaN too */
+    *value = extra_loss != 0.0 ? (float)((double)*value + extra_loss) : *value; /* NaN too */
     return ari_tap_number(ctx, "loss", 'f', *value);
 }
 
@@ -221,7 +221,7 @@ static void init_cross_entropy(ari_cross_entropy *c, ar_ctx *ctx, size_t classes
 {
     size_t start;
     *c = (ari_cross_entropy){
-        .classes = classes, .owned = classes, .over = shared ? ctx->tp : NULL, .options = ctx->loss};
+        .classes = classes, .owned = classes, .group = shared ? ctx->tp : NULL, .options = ctx->loss};
     c->rows = classes;
     if (shared) {
         ari_own_ids(ctx, classes, &c->start, &c->owned);
@@ -234,7 +234,7 @@ typedef struct target_rows {
     ar_tensor valid;  /* u8 [n] */
 } target_rows;
 
-static ar_status make_targets(const ari_cross_entropy *c, ar_ctx *ctx, target_rows *t, const int64_t *given, size_t n)
+static ar_status make_targets(const ari_cross_entropy *c, ar_ctx *ctx, target_rows *t, const int64_t *labels, size_t n)
 {
     ARI_OWNED int64_t *ids = NULL;
     ARI_OWNED uint8_t *valid = NULL;
@@ -242,8 +242,8 @@ static ar_status make_targets(const ari_cross_entropy *c, ar_ctx *ctx, target_ro
     AR_TRY(ARI_ALLOC(&ids, n, "targets"));
     AR_TRY(ARI_ALLOC(&valid, n, "targets"));
     for (size_t i = 0; i < n; i++) {
-        ids[i] = given[i];
-        valid[i] = given[i] != AR_IGNORE_INDEX;
+        ids[i] = labels[i];
+        valid[i] = labels[i] != AR_IGNORE_INDEX;
     }
     ari_fault_targets_at_edge(ctx, c, ids, n);
     AR_TRY(ari_numbers(ctx, &device_ids, AR_I64, n, ids));
@@ -258,9 +258,9 @@ static ar_status make_targets(const ari_cross_entropy *c, ar_ctx *ctx, target_ro
 static ar_status over_ranks(const ari_cross_entropy *c, ar_ctx *ctx, const ar_tensor *t, size_t count, ar_op op,
                             const char *tag)
 {
-    if (!c->over)
+    if (!c->group)
         return AR_OK;
-    return ar_comm_all_reduce(c->over, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, tag);
+    return ar_comm_all_reduce(c->group, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, tag);
 }
 
 /* *terms [n], a tensor of the step, of n tokens: logits [.., rows] contiguous, ids (host) below `classes` or
@@ -321,7 +321,7 @@ static ar_status cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_sa
         AR_TRY(ari_like(ctx, dlogits, &logits, c->rows));
     AR_TRY(ARI_KERNEL(ctx, ce_backward, dlogits, &logits, ar_const(key.data), ar_const(sum.data), ar_const(row_of.data),
                       ar_const(valid.data), &c->options, targets, c->classes));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .in = {&logits}, .out = {dlogits}));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .input = {&logits}, .out = {dlogits}));
     ari_work_moves(ARI_GPU_MOVES_LOSS, true, ar_tensor_count(dlogits));
     ar_tensor *const used[] = {&key, &sum, &row_of, &valid};
     for (size_t i = 0; i < sizeof used / sizeof *used; i++)
@@ -332,8 +332,8 @@ static ar_status cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_sa
 /* --- cross-entropy with one label for each row of logits ---------------------------------------------------------- */
 
 typedef struct classifier {
-    char of[96], name[112]; /* what makes the logits, and they */
-    ar_placement shard;     /* of them, unless they are whole */
+    char head_name[96], name[112]; /* what makes the logits, and they */
+    ar_placement shard;            /* of them, unless they are whole */
     ari_cross_entropy loss;
     ari_head_options head; /* of a model's; its name is not looked at */
 } classifier;
@@ -353,12 +353,12 @@ static size_t classifier_targets(const void *self, const ar_batch *batch)
 }
 
 /* The place in a row of labels that the label of a position of this rank has. */
-static size_t place_of(const ar_ctx *ctx, const ar_loss *loss, const ar_batch *own, size_t i)
+static size_t place_of(const ar_ctx *ctx, const ar_loss *loss, const ar_batch *local_batch, size_t i)
 {
-    if (!loss->next)
+    if (!loss->predicts_next)
         return i;
-    const ar_positions all = ari_own_positions(ctx, ari_all_positions(ctx, own->seq), false);
-    return ari_positions_at(&all, i) + 1;
+    const ar_positions positions = ari_own_positions(ctx, ari_all_positions(ctx, local_batch->seq), false);
+    return ari_positions_at(&positions, i) + 1;
 }
 
 static ar_status check_labels(const classifier *c, const ar_ctx *ctx, const ar_loss *loss, const ar_tensor *y,
@@ -388,7 +388,7 @@ static ar_placement placed(const classifier *c, const ar_loss *loss)
 static ar_status tap_logits(const classifier *c, const ar_loss *loss, ar_ctx *ctx, const char *part, char pass,
                             const ar_tensor *t)
 {
-    return ari_tap_placed(ctx, c->of, part, pass, t, c->loss.classes, placed(c, loss));
+    return ari_tap_placed(ctx, c->head_name, part, pass, t, c->loss.classes, placed(c, loss));
 }
 
 /* *logits become those that the loss takes. */
@@ -412,13 +412,13 @@ static ar_status classifier_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_s
                                     const ar_batch *batch)
 {
     classifier *c = self;
-    const ar_placement held = placed(c, loss);
+    const ar_placement placement = placed(c, loss);
     ar_tensor terms, logits = *y;
     AR_TRY(form_logits(c, loss, ctx, saved, &logits));
     AR_TRY(check_labels(c, ctx, loss, y, batch));
     AR_TRY(cross_entropy_forward(&c->loss, ctx, saved, &terms, &logits, batch->labels, labels_of(batch)));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "cross-entropy", .name = c->name, .in = {&logits},
-                    .out = {&terms}, .needs = &held));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "cross-entropy", .name = c->name, .input = {&logits},
+                    .out = {&terms}, .input_placement = &placement));
     AR_TRY(ar_loss_add(loss, ctx, &terms));
     ar_ctx_release(ctx, &terms);
     return AR_OK;
@@ -445,7 +445,7 @@ static ar_status classifier_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_
 {
     (void)batch;
     classifier *c = self;
-    AR_TRY(cross_entropy_backward(&c->loss, ctx, saved, dy, t / c->head.weight, loss->next));
+    AR_TRY(cross_entropy_backward(&c->loss, ctx, saved, dy, t / c->head.weight, loss->predicts_next));
     AR_TRY(unform_logits(c, loss, ctx, saved, dy));
     return tap_logits(c, loss, ctx, "logits", 'b', dy);
 }
@@ -456,7 +456,7 @@ static const ar_loss_ops cross_entropy = {.kind = "cross_entropy",
                                           .backward = classifier_backward,
                                           .destroy = free};
 
-static ar_status create_classifier(ar_loss **gives, ar_ctx *ctx, const char *name, const char *of, size_t classes,
+static ar_status create_classifier(ar_loss **out, ar_ctx *ctx, const char *name, const char *head_name, size_t classes,
                                    ar_placement shard, const ari_head_options *head)
 {
     ARI_OWNED classifier *c = NULL;
@@ -464,30 +464,30 @@ static ar_status create_classifier(ar_loss **gives, ar_ctx *ctx, const char *nam
     AR_TRY(ARI_ALLOC_ZERO(&c, 1, name));
     c->shard = shard;
     c->head = *head;
-    AR_TRY(ari_path(c->of, sizeof c->of, of, NULL));
-    AR_TRY(ari_path(c->name, sizeof c->name, of, "logits"));
+    AR_TRY(ari_path(c->head_name, sizeof c->head_name, head_name, NULL));
+    AR_TRY(ari_path(c->name, sizeof c->name, head_name, "logits"));
     init_cross_entropy(&c->loss, ctx, classes, ari_placed_by_features(shard));
     ARI_GIVE(&self, c);
-    return ar_loss_create(gives, ctx, name, &cross_entropy, self);
+    return ar_loss_create(out, ctx, name, &cross_entropy, self);
 }
 
-ar_status ar_cross_entropy_create(ar_loss **gives, ar_ctx *ctx, const char *name, size_t classes, ar_held held)
+ar_status ar_cross_entropy_create(ar_loss **out, ar_ctx *ctx, const char *name, size_t classes, ar_held placement)
 {
-    if (held == AR_HELD_UNKNOWN || classes < 1)
+    if (placement == AR_HELD_UNKNOWN || classes < 1)
         return ar_error_set(
             AR_ERR_ARG,
             "%s: cross-entropy of %zu classes needs at least one, and to know whether the logits are whole or a shard",
             name, classes);
-    return create_classifier(gives, ctx, name, name, classes,
-                             held == AR_HELD_SHARD ? ari_shard_features : ari_replicated,
+    return create_classifier(out, ctx, name, name, classes,
+                             placement == AR_HELD_SHARD ? ari_shard_features : ari_replicated,
                              &(ari_head_options){.weight = 1.0});
 }
 
-ar_status ari_head_loss_create(ar_loss **gives, ar_ctx *ctx, size_t classes, ar_placement logits,
+ar_status ari_head_loss_create(ar_loss **out, ar_ctx *ctx, size_t classes, ar_placement logits,
                                const ari_head_options *o)
 {
-    AR_TRY(create_classifier(gives, ctx, "loss", o->name, classes, logits, o));
-    (*gives)->next = true;
+    AR_TRY(create_classifier(out, ctx, "loss", o->name, classes, logits, o));
+    (*out)->predicts_next = true;
     return AR_OK;
 }
 
@@ -497,9 +497,9 @@ static ar_status sum_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *s
                              const ar_batch *batch)
 {
     (void)self, (void)saved, (void)batch;
-    const ar_placement held = loss->stream ? ari_shard_tokens : ari_replicated;
+    const ar_placement placement = loss->stream ? ari_shard_tokens : ari_replicated;
     ari_work_moves(ARI_GPU_MOVES_LOSS, false, ar_tensor_count(y));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "sum", .in = {y}, .needs = &held));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "sum", .input = {y}, .input_placement = &placement));
     return ari_loss_add(&loss->sum, ctx, y);
 }
 
@@ -507,16 +507,16 @@ static ar_status sum_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_saved *
                               const ar_batch *batch, double t)
 {
     const size_t *width = self, shape[3] = {batch->batch, batch->seq, *width};
-    const ar_placement held = loss->stream ? ari_shard_tokens : ari_replicated;
+    const ar_placement placement = loss->stream ? ari_shard_tokens : ari_replicated;
     (void)saved, (void)t;
     ctx->use = ARI_USE_BETWEEN;
     AR_TRY(ar_ctx_tensor(ctx, dy, ctx->activations, 3, shape));
     ari_work_moves(ARI_GPU_MOVES_LOSS, true, ar_tensor_count(dy));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "sum", .out = {dy}, .makes = &held));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "sum", .out = {dy}, .output_placement = &placement));
     return ARI_KERNEL(ctx, fill, dy, (float)ctx->loss_scale);
 }
 
-ar_status ari_sum_loss_create(ar_loss **gives, ar_ctx *ctx, size_t width)
+ar_status ari_sum_loss_create(ar_loss **out, ar_ctx *ctx, size_t width)
 {
     static const ar_loss_ops ops = {.kind = "sum",
                                     .targets = classifier_targets,
@@ -526,9 +526,9 @@ ar_status ari_sum_loss_create(ar_loss **gives, ar_ctx *ctx, size_t width)
     size_t *self = NULL;
     AR_TRY(ARI_ALLOC(&self, 1, "a sum"));
     *self = width;
-    AR_TRY(ar_loss_create(gives, ctx, "loss", &ops, self));
-    (*gives)->next = (*gives)->whole = true;
-    (*gives)->sum.spread = ari_ctx_sp(ctx); /* also on a rank that has no samples */
+    AR_TRY(ar_loss_create(out, ctx, "loss", &ops, self));
+    (*out)->predicts_next = (*out)->is_sum = true;
+    (*out)->sum.spread = ari_ctx_sp(ctx); /* also on a rank that has no samples */
     return AR_OK;
 }
 
@@ -550,7 +550,7 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
 {
     const squared_error *s = self;
     const size_t n = ar_tensor_count(y);
-    const ar_placement held = loss->stream ? ari_shard_tokens : ari_replicated;
+    const ar_placement placement = loss->stream ? ari_shard_tokens : ari_replicated;
     ar_tensor minus_t, difference, terms;
     if (y->ndim < 1 || !ari_tensor_is_contiguous(y) || y->shape[0] != batch->batch || n != squared_targets(s, batch))
         return ar_error_set(AR_ERR_SHAPE,
@@ -564,8 +564,8 @@ static ar_status squared_forward(void *self, ar_loss *loss, ar_ctx *ctx, ar_save
     AR_TRY(ar_mul(ctx, &terms, &difference, &difference));
     AR_TRY(ar_loss_add(loss, ctx, &terms));
     ARI_RELEASE(ctx, &terms, &minus_t);
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "squared error", .name = s->name, .in = {y},
-                    .out = {&difference}, .needs = &held));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "squared error", .name = s->name, .input = {y},
+                    .out = {&difference}, .input_placement = &placement));
     return ar_saved_push(saved, self, 0, &difference);
 }
 
@@ -577,11 +577,11 @@ static ar_status squared_backward(void *self, ar_loss *loss, ar_ctx *ctx, ar_sav
     AR_TRY(ar_saved_pop(saved, self, 0, &difference));
     AR_TRY(ar_ctx_tensor(ctx, dy, ctx->activations, difference.ndim, difference.shape));
     AR_TRY(ARI_KERNEL(ctx, scale, dy, &difference, t > 0.0 ? (float)(2.0 / t) : 0.0f));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "squared error", .in = {&difference}, .out = {dy}));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS, .operation = "squared error", .input = {&difference}, .out = {dy}));
     return ar_tap_value(ctx, ((const squared_error *)self)->name, 'b', dy, AR_HELD_WHOLE);
 }
 
-ar_status ar_squared_error_create(ar_loss **gives, ar_ctx *ctx, const char *name)
+ar_status ar_squared_error_create(ar_loss **out, ar_ctx *ctx, const char *name)
 {
     static const ar_loss_ops ops = {.kind = "squared_error",
                                     .targets = squared_targets,
@@ -593,5 +593,5 @@ ar_status ar_squared_error_create(ar_loss **gives, ar_ctx *ctx, const char *name
     AR_TRY(ari_path(s->name, sizeof s->name, name, "output"));
     void *self = NULL;
     ARI_GIVE(&self, s);
-    return ar_loss_create(gives, ctx, name, &ops, self);
+    return ar_loss_create(out, ctx, name, &ops, self);
 }

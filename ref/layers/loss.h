@@ -15,8 +15,8 @@ AR_NODISCARD ar_status ari_loss_add(ar_param *sum, ar_ctx *ctx, const ar_tensor 
 AR_NODISCARD ar_status ari_loss_total(ar_param *sum, ar_ctx *ctx, float *total);
 /** In a pipeline, where the last rank has it and has reported it, the others receive it, and report that. */
 AR_NODISCARD ar_status ari_loss_share(ar_ctx *ctx, float *loss);
-/** ar_loss_value, plus `more`, the losses of other parts, where there are any. */
-AR_NODISCARD ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, double more);
+/** ar_loss_value, plus `extra_loss`, the losses of other parts, where there are any. */
+AR_NODISCARD ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, double extra_loss);
 /** Such a loss of another part, 0 for t = 0. Collective over dp. */
 AR_NODISCARD ar_status ari_loss_part(ar_loss *loss, ar_ctx *ctx, double *part, size_t t);
 
@@ -33,7 +33,7 @@ typedef struct ari_cross_entropy {
     size_t classes;      /* of all ranks */
     size_t rows;         /* logits of this rank, per token */
     size_t start, owned; /* its ids */
-    ar_comm *over;       /* the group that shares the classes, borrowed; NULL: every rank has all of them */
+    ar_comm *group;      /* the group that shares the classes, borrowed; NULL: every rank has all of them */
     ar_loss_options options;
 } ari_cross_entropy;
 
@@ -47,7 +47,7 @@ typedef struct ari_head_options {
 } ari_head_options;
 /** Cross-entropy of logits, so placed, with the label of the next id (ari_batch_target). It ends the logits, whose memory
  *  their gradient gets. Errors: those of ar_loss_create. */
-AR_NODISCARD ar_status ari_head_loss_create(ar_loss **gives, ar_ctx *ctx, size_t classes, ar_placement logits,
+AR_NODISCARD ar_status ari_head_loss_create(ar_loss **out, ar_ctx *ctx, size_t classes, ar_placement logits,
                                             const ari_head_options *o);
 /** The sum of a model's output [.., width]. Errors: the same. */
-AR_NODISCARD ar_status ari_sum_loss_create(ar_loss **gives, ar_ctx *ctx, size_t width);
+AR_NODISCARD ar_status ari_sum_loss_create(ar_loss **out, ar_ctx *ctx, size_t width);

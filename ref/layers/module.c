@@ -52,17 +52,17 @@ static size_t own_children(const ar_module *m, ar_module **out, size_t cap)
 /* Calls f on each of them. */
 static ar_status for_own(ar_module *m, ar_ctx *ctx, ar_status (*f)(ar_param *p, ar_ctx *ctx))
 {
-    ar_param *few[16], **own = few;
+    ar_param *few[16], **params = few;
     const size_t n = own_params(m, few, sizeof few / sizeof *few);
     ar_status st = AR_OK;
     if (n > sizeof few / sizeof *few) {
-        AR_TRY(ARI_ALLOC(&own, n, "a module's parameters"));
-        own_params(m, own, n);
+        AR_TRY(ARI_ALLOC(&params, n, "a module's parameters"));
+        own_params(m, params, n);
     }
     for (size_t i = 0; i < n && st == AR_OK; i++)
-        st = f(own[i], ctx);
-    if (own != few)
-        free(own);
+        st = f(params[i], ctx);
+    if (params != few)
+        free(params);
     return st;
 }
 
@@ -94,36 +94,38 @@ ar_status ar_module_init(ar_module *m, const ar_module_ops *ops, const char *nam
     return ari_path(m->name, sizeof m->name, name, NULL);
 }
 
-ar_status ari_module_begin(void **gives, size_t bytes, const ar_module_ops *ops, const char *name, ar_held tap)
+ar_status ari_module_begin(void **out, size_t bytes, const ar_module_ops *ops, const char *name, ar_held tap)
 {
     ARI_OWNED ar_module *m = NULL;
     AR_TRY(ari_alloc_zero((void **)&m, 1, bytes, name));
     AR_TRY(ar_module_init(m, ops, name, tap));
-    ARI_GIVE(gives, m);
+    ARI_GIVE(out, m);
     return AR_OK;
 }
 
-ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status st)
+ar_status ari_module_end(ar_module **out, ar_module *m, ar_status st)
 {
     if (st == AR_OK)
-        *gives = m;
+        *out = m;
     else
         ar_module_destroy(m);
     return st;
 }
 
-ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t, ar_held held)
+ar_status ar_tap_value(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t, ar_held placement)
 {
-    if (held == AR_HELD_UNKNOWN)
+    if (placement == AR_HELD_UNKNOWN)
         return AR_OK;
-    const ar_placement placed = held == AR_HELD_WHOLE ? ari_placed_stream(ctx) : ari_shard_features;
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_REPORT, .name = name, .in = {t}, .needs = &placed, .pass = pass));
+    const ar_placement placed = placement == AR_HELD_WHOLE ? ari_placed_stream(ctx) : ari_shard_features;
+    AR_TRY(
+        ARI_NOTE(ctx, .kind = ARI_LEDGER_REPORT, .name = name, .input = {t}, .input_placement = &placed, .pass = pass));
     if (!ari_tapped(ctx))
         return AR_OK;
-    if (held == AR_HELD_WHOLE || t->ndim < 1)
+    if (placement == AR_HELD_WHOLE || t->ndim < 1)
         return ari_tap_tokens(ctx, name, NULL, pass, t);
-    const int last = t->ndim - 1;
-    return ari_tap_copies(ctx, name, NULL, pass, t, last, t->shape[last] * (size_t)ar_comm_size(ctx->tp), 1);
+    const int feature_dim = t->ndim - 1;
+    return ari_tap_copies(ctx, name, NULL, pass, t, feature_dim, t->shape[feature_dim] * (size_t)ar_comm_size(ctx->tp),
+                          1);
 }
 
 /* --- recomputation ------------------------------------------------------------------------------------------------ */
@@ -142,18 +144,18 @@ static ar_status recompute_selected(void *user, ar_module *m)
     return AR_OK;
 }
 
-ar_status ari_module_recompute(ar_module *m, ar_recompute what)
+ar_status ari_module_recompute(ar_module *m, ar_recompute mode)
 {
-    if (what == AR_RECOMPUTE_FULL)
+    if (mode == AR_RECOMPUTE_FULL)
         ar_module_recompute(m);
-    return what == AR_RECOMPUTE_SELECTIVE ? ari_module_each(m, recompute_selected, NULL) : AR_OK;
+    return mode == AR_RECOMPUTE_SELECTIVE ? ari_module_each(m, recompute_selected, NULL) : AR_OK;
 }
 
 /* Keeps x alone of what the forward pass keeps and takes. */
 static ar_status forward_for_now(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                  const ar_batch *batch)
 {
-    const uint64_t mark = ctx->given;
+    const uint64_t mark = ctx->newest_number;
     const size_t count = ari_saved_count(saved);
     AR_TRY(m->ops->forward(m, ctx, saved, y, x, batch));
     ari_saved_cut(saved, count);
@@ -193,7 +195,7 @@ static ar_status recompute_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, c
 static ar_status backward_recomputed(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                                      const ar_batch *batch)
 {
-    const uint64_t mark = ctx->given;
+    const uint64_t mark = ctx->newest_number;
     ar_tensor x;
     AR_TRY(ar_saved_pop(saved, m, SAVED_INPUT, &x));
     AR_TRY(recompute_forward(m, ctx, saved, &x, batch));
@@ -220,14 +222,14 @@ ar_status ar_module_forward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     if (!m)
         return ar_error_set(AR_ERR_ARG, "a pass of a module that is NULL");
     const ar_tensor input = x ? *x : (ar_tensor){0}; /* y may be x */
-    const ar_tensor *from = x ? &input : NULL;
+    const ar_tensor *src = x ? &input : NULL;
     if (batch)
         ari_ctx_place_batch(ctx, batch);
     AR_TRY(use_own(m, ctx, saved));
     AR_TRY(begin_pass(m, AR_FORWARD));
     const ari_ledger_place outer = ari_ledger_enter(ctx, m->name, 'f');
     ari_span_begin("%s:fwd", m->name);
-    AR_TRY(ari_span_end((m->recomputed ? forward_for_now : m->ops->forward)(m, ctx, saved, y, from, batch)));
+    AR_TRY(ari_span_end((m->recomputed ? forward_for_now : m->ops->forward)(m, ctx, saved, y, src, batch)));
     ari_ledger_leave(ctx, outer);
     AR_TRY(end_pass(m, AR_FORWARD));
     return ar_tap_value(ctx, m->name, 'f', y, m->tap);
@@ -237,13 +239,13 @@ ar_status ar_module_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tens
                              const ar_batch *batch)
 {
     const ar_tensor gradient = dy ? *dy : (ar_tensor){0}; /* dx may be dy */
-    const ar_tensor *from = dy ? &gradient : NULL;
+    const ar_tensor *src = dy ? &gradient : NULL;
     if (batch)
         ari_ctx_place_batch(ctx, batch);
     AR_TRY(begin_pass(m, AR_BACKWARD));
     const ari_ledger_place outer = ari_ledger_enter(ctx, m->name, 'b');
     ari_span_begin("%s:bwd", m->name);
-    AR_TRY(ari_span_end((m->recomputed ? backward_recomputed : m->ops->backward)(m, ctx, saved, dx, from, batch)));
+    AR_TRY(ari_span_end((m->recomputed ? backward_recomputed : m->ops->backward)(m, ctx, saved, dx, src, batch)));
     ari_ledger_leave(ctx, outer);
     if (dx)
         AR_TRY(ar_tap_value(ctx, m->name, 'b', dx, m->tap_dx));
@@ -285,35 +287,35 @@ typedef struct param_list {
 
 static ar_status collect_params(void *user, ar_module *m)
 {
-    param_list *all = user;
+    param_list *list = user;
     const size_t n = own_params(m, NULL, 0);
-    ARI_OWNED ar_param **own = NULL;
-    AR_TRY(ARI_ALLOC_ZERO(&own, n, "a list of parameters"));
-    own_params(m, own, n);
+    ARI_OWNED ar_param **params = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&params, n, "a list of parameters"));
+    own_params(m, params, n);
     for (size_t i = 0; i < n; i++) {
-        if (!all->trainable_only || own[i]->requires_grad)
-            add_once(own[i], all->out, all->cap, &all->count);
+        if (!list->trainable_only || params[i]->requires_grad)
+            add_once(params[i], list->out, list->cap, &list->count);
     }
     return AR_OK;
 }
 
 size_t ar_module_params(ar_module *m, ar_param **out, size_t cap, bool trainable_only)
 {
-    param_list all = {.out = out, .cap = cap, .trainable_only = trainable_only};
-    return ari_module_each(m, collect_params, &all) == AR_OK ? all.count : SIZE_MAX;
+    param_list list = {.out = out, .cap = cap, .trainable_only = trainable_only};
+    return ari_module_each(m, collect_params, &list) == AR_OK ? list.count : SIZE_MAX;
 }
 
-ar_status ari_module_list(ar_param ***gives, size_t *count, ar_module *m)
+ar_status ari_module_list(ar_param ***out, size_t *count, ar_module *m)
 {
     const size_t n = ar_module_params(m, NULL, 0, false);
-    ARI_OWNED ar_param **all = NULL;
+    ARI_OWNED ar_param **params = NULL;
     if (n == SIZE_MAX)
         return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", m->name);
-    AR_TRY(ARI_ALLOC(&all, n, "a list of parameters"));
-    *count = ar_module_params(m, all, n, false);
+    AR_TRY(ARI_ALLOC(&params, n, "a list of parameters"));
+    *count = ar_module_params(m, params, n, false);
     if (*count > n)
         return ar_error_set(AR_ERR_MEMORY, "no memory to list the parameters of %s", m->name);
-    ARI_GIVE(gives, all);
+    ARI_GIVE(out, params);
     return AR_OK;
 }
 
@@ -322,11 +324,11 @@ static ar_status for_all(ar_module *m, ar_ctx *ctx, uint64_t seed,
                          ar_status (*f)(ar_param *p, ar_ctx *ctx, uint64_t seed))
 {
     size_t n = 0;
-    ARI_OWNED ar_param **all = NULL;
-    AR_TRY(ari_module_list(&all, &n, m));
+    ARI_OWNED ar_param **params = NULL;
+    AR_TRY(ari_module_list(&params, &n, m));
     ar_status st = AR_OK;
     for (size_t i = 0; i < n && st == AR_OK; i++)
-        st = f(all[i], ctx, seed);
+        st = f(params[i], ctx, seed);
     return st;
 }
 
@@ -364,9 +366,9 @@ ar_status ar_module_fresh(ar_module *m, ar_ctx *ctx, uint64_t seed)
 ar_status ar_module_reduce_grads(ar_module *m, ar_ctx *ctx)
 {
     size_t n = 0;
-    ARI_OWNED ar_param **all = NULL;
-    AR_TRY(ari_module_list(&all, &n, m));
-    return ari_params_reduce(all, n, ctx);
+    ARI_OWNED ar_param **params = NULL;
+    AR_TRY(ari_module_list(&params, &n, m));
+    return ari_params_reduce(params, n, ctx);
 }
 
 void ar_module_destroy(ar_module *m)

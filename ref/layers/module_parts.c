@@ -55,37 +55,37 @@ ar_status ar_spread_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *v, const ar
     ar_tensor row;
     AR_TRY(ari_cast(ctx, &row, &vector, x->dtype));
     AR_TRY(ar_like(ctx, y, x));
-    const ar_tensor to = ari_tensor_rows(y);
-    const ar_tensor from = {.dtype = row.dtype,
-                            .ndim = 2,
-                            .shape = {to.shape[0], to.shape[1]},
-                            .stride = {0, row.stride[0]},
-                            .data = row.data};
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+    const ar_tensor dst = ari_tensor_rows(y);
+    const ar_tensor src = {.dtype = row.dtype,
+                           .ndim = 2,
+                           .shape = {dst.shape[0], dst.shape[1]},
+                           .stride = {0, row.stride[0]},
+                           .data = row.data};
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &dst, &src));
     ari_release_placed(ctx, &row, &vector);
     return AR_OK;
 }
 
-static ar_status check_same(const char *what, const ar_tensor *a, const ar_tensor *b)
+static ar_status check_same(const char *label, const ar_tensor *a, const ar_tensor *b)
 {
     if (a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0 &&
         ari_tensor_is_contiguous(a) && ari_tensor_is_contiguous(b))
         return AR_OK;
     return ar_error_set(AR_ERR_SHAPE, "%s of %zu elements (%d dimensions) and %zu (%d), expected one shape, contiguous",
-                        what, ar_tensor_count(a), a->ndim, ar_tensor_count(b), b->ndim);
+                        label, ar_tensor_count(a), a->ndim, ar_tensor_count(b), b->ndim);
 }
 
-static ar_status combine_inputs(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b, const char *what,
-                                ari_ledger_kind kind,
+static ar_status combine_inputs(ar_ctx *ctx, ar_tensor *y, const ar_tensor *a, const ar_tensor *b,
+                                const char *operation, ari_ledger_kind kind,
                                 ar_status (*kernel)(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *a,
                                                     const ar_tensor *b))
 {
-    AR_TRY(check_same(what, a, b));
-    AR_TRY(ari_unsummed_refuse(ctx, a, what));
-    AR_TRY(ari_unsummed_refuse(ctx, b, what));
+    AR_TRY(check_same(operation, a, b));
+    AR_TRY(ari_unsummed_refuse(ctx, a, operation));
+    AR_TRY(ari_unsummed_refuse(ctx, b, operation));
     const ar_tensor left = *a, right = *b; /* y may be a or b */
     AR_TRY(ar_like(ctx, y, &left));
-    AR_TRY(ARI_NOTE(ctx, .kind = kind, .operation = what, .in = {&left, &right}, .out = {y}));
+    AR_TRY(ARI_NOTE(ctx, .kind = kind, .operation = operation, .input = {&left, &right}, .out = {y}));
     return kernel(ctx->device, ctx->queue, y, &left, &right);
 }
 
@@ -114,16 +114,16 @@ ar_status ar_grad_add_rows(ar_ctx *ctx, ar_param *p, const ar_tensor *terms)
 
 /* --- fused operators ---------------------------------------------------------------------------------------------- */
 
-ar_status ari_check_rows(const char *what, const ar_tensor *t, const ar_tensor *like)
+ar_status ari_check_rows(const char *label, const ar_tensor *t, const ar_tensor *like)
 {
     if (t->dtype != AR_F32 && t->dtype != AR_BF16)
-        return ar_error_set(AR_ERR_DTYPE, "%s is of %s, expected f32 or bf16", what, ar_dtype_name(t->dtype));
+        return ar_error_set(AR_ERR_DTYPE, "%s is of %s, expected f32 or bf16", label, ar_dtype_name(t->dtype));
     if (t->dtype != like->dtype)
-        return ar_error_set(AR_ERR_DTYPE, "%s is of %s beside %s, expected one type", what, ar_dtype_name(t->dtype),
+        return ar_error_set(AR_ERR_DTYPE, "%s is of %s beside %s, expected one type", label, ar_dtype_name(t->dtype),
                             ar_dtype_name(like->dtype));
     if (t->ndim < 1)
-        return ar_error_set(AR_ERR_SHAPE, "%s has no dimension, expected rows of features", what);
-    return check_same(what, t, like);
+        return ar_error_set(AR_ERR_SHAPE, "%s has no dimension, expected rows of features", label);
+    return check_same(label, t, like);
 }
 
 ar_status ari_check_vector(const ar_param *p, const ar_tensor *x)
@@ -152,11 +152,11 @@ ar_status ar_bias_act_forward(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ar_
     AR_TRY(ari_unsummed_refuse(ctx, x, "an activation"));
     AR_TRY(ar_like(ctx, y, x));
     if (bias)
-        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_BIAS, .name = bias->name, .in = {x}, .out = {x},
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_BIAS, .name = bias->name, .input = {x}, .out = {x},
                         .param = &(ar_param *){(ar_param *)(uintptr_t)bias}, .params = 1));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .in = {x}, .out = {y}));
-    const ar_tensor from = ari_tensor_rows(x), to = ari_tensor_rows(y);
-    return ARI_KERNEL(ctx, bias_act, &from, bias ? ar_const(bias->value.data) : (ar_cbuf){NULL}, act, &to);
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .input = {x}, .out = {y}));
+    const ar_tensor x_rows = ari_tensor_rows(x), y_rows = ari_tensor_rows(y);
+    return ARI_KERNEL(ctx, bias_act, &x_rows, bias ? ar_const(bias->value.data) : (ar_cbuf){NULL}, act, &y_rows);
 }
 
 ar_status ar_bias_act_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, const ar_tensor *x, ar_param *bias,
@@ -168,7 +168,7 @@ ar_status ar_bias_act_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, 
     AR_TRY(ari_unsummed_refuse(ctx, dy, "an activation's gradient"));
     const ar_tensor gradient = *dy, input = *x; /* dx may be dy or x */
     AR_TRY(ar_like(ctx, dx, &input));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .in = {&gradient}, .out = {dx}));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .input = {&gradient}, .out = {dx}));
     if (bias)
         AR_TRY(ari_note_gradient(ctx, bias, NULL, dx));
     if (bias)
@@ -187,8 +187,8 @@ static ar_status activation_forward(ar_module *base, ar_ctx *ctx, ar_saved *save
                                     const ar_batch *batch)
 {
     (void)batch;
-    ar_tensor kept = *x; /* without a bias nothing is written to it */
-    AR_TRY(ar_bias_act_forward(ctx, y, &kept, NULL, ((activation_module *)base)->act));
+    ar_tensor input = *x; /* without a bias nothing is written to it */
+    AR_TRY(ar_bias_act_forward(ctx, y, &input, NULL, ((activation_module *)base)->act));
     return ar_saved_push(saved, base, 0, x);
 }
 
@@ -201,7 +201,7 @@ static ar_status activation_backward(ar_module *base, ar_ctx *ctx, ar_saved *sav
     return dx ? ar_bias_act_backward(ctx, dx, dy, &x, NULL, ((activation_module *)base)->act) : AR_OK;
 }
 
-ar_status ar_activation_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_activation act, ar_held held)
+ar_status ar_activation_create(ar_module **out, ar_ctx *ctx, const char *name, ar_activation act, ar_held placement)
 {
     static const ar_module_ops ops = {
         .kind = "activation", .forward = activation_forward, .backward = activation_backward};
@@ -209,8 +209,8 @@ ar_status ar_activation_create(ar_module **gives, ar_ctx *ctx, const char *name,
     activation_module *m = NULL;
     if (act >= AR_ACT_NONE)
         return ar_error_set(AR_ERR_ARG, "%s: %d is no activation", name, (int)act);
-    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, held));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, placement));
     m->act = act;
-    *gives = &m->base;
+    *out = &m->base;
     return AR_OK;
 }

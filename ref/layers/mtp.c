@@ -27,14 +27,14 @@ static ar_tensor half(const mtp_module *m, const ar_tensor *t, int i)
 }
 
 /* Both side by side. Ends them. */
-static ar_status join(const mtp_module *m, ar_ctx *ctx, ar_tensor *both, ar_tensor *tokens, ar_tensor *entered)
+static ar_status join(const mtp_module *m, ar_ctx *ctx, ar_tensor *joined, ar_tensor *tokens, ar_tensor *entered)
 {
-    ar_tensor *const from[2] = {tokens, entered};
-    AR_TRY(ari_like(ctx, both, tokens, 2 * m->h));
+    ar_tensor *const sources[2] = {tokens, entered};
+    AR_TRY(ari_like(ctx, joined, tokens, 2 * m->h));
     for (int i = 0; i < 2; i++) {
-        const ar_tensor to = half(m, both, i);
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, from[i]));
-        ar_ctx_release(ctx, from[i]);
+        const ar_tensor dst = half(m, joined, i);
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &dst, sources[i]));
+        ar_ctx_release(ctx, sources[i]);
     }
     return AR_OK;
 }
@@ -43,16 +43,16 @@ static ar_status mtp_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_t
                              const ar_batch *batch)
 {
     mtp_module *m = (mtp_module *)base;
-    ar_tensor rows, tokens, entered, both, z, made;
+    ar_tensor rows, tokens, entered, joined, z, block_out;
     if (saved && !ctx->recomputing)
         ari_param_use(ari_embedding_token(m->embedding));
     AR_TRY(ari_embedding_forward_as(m->embedding, ctx, saved, &rows, batch, m->tokens_name));
     AR_TRY(ar_module_forward(m->part[TOKENS_NORM], ctx, saved, &tokens, &rows, batch));
     AR_TRY(ar_module_forward(m->part[ENTERED_NORM], ctx, saved, &entered, x, batch));
-    AR_TRY(join(m, ctx, &both, &tokens, &entered));
-    AR_TRY(ar_module_forward(m->part[JOINED], ctx, saved, &z, &both, batch));
-    AR_TRY(ar_module_forward(m->part[BLOCK], ctx, saved, &made, &z, batch));
-    return ar_module_forward(m->part[MADE_NORM], ctx, saved, y, &made, batch);
+    AR_TRY(join(m, ctx, &joined, &tokens, &entered));
+    AR_TRY(ar_module_forward(m->part[JOINED], ctx, saved, &z, &joined, batch));
+    AR_TRY(ar_module_forward(m->part[BLOCK], ctx, saved, &block_out, &z, batch));
+    return ar_module_forward(m->part[MADE_NORM], ctx, saved, y, &block_out, batch);
 }
 
 /* dy becomes the gradient of what m takes. */
@@ -74,8 +74,8 @@ static ar_status mtp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
     AR_TRY(back_through(m->part[BLOCK], ctx, saved, &d, batch));
     AR_TRY(back_through(m->part[JOINED], ctx, saved, &d, batch));
     for (int i = 0; i < 2; i++) {
-        const ar_tensor from = half(m, &d, i);
-        AR_TRY(ari_copy_of(ctx, &part[i], &from));
+        const ar_tensor src = half(m, &d, i);
+        AR_TRY(ari_copy_of(ctx, &part[i], &src));
     }
     ar_ctx_release(ctx, &d);
     AR_TRY(back_through(m->part[ENTERED_NORM], ctx, saved, &part[1], batch));
@@ -104,7 +104,7 @@ static ar_status create_parts(mtp_module *m, ar_ctx *ctx, const ari_mtp_options 
     return ari_block_norm(&m->part[MADE_NORM], ctx, m->base.name, o->made_norm, o->block, stream);
 }
 
-ar_status ari_mtp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_mtp_options *o)
+ar_status ari_mtp_create(ar_module **out, ar_ctx *ctx, const char *name, const ari_mtp_options *o)
 {
     static const ar_module_ops ops = {.kind = "mtp",
                                       .forward = mtp_forward,
@@ -113,7 +113,7 @@ ar_status ari_mtp_create(ar_module **gives, ar_ctx *ctx, const char *name, const
                                       .children_count = PARTS};
     mtp_module *m = NULL;
     AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, AR_HELD_UNKNOWN));
-    return ari_module_end(gives, &m->base, create_parts(m, ctx, o));
+    return ari_module_end(out, &m->base, create_parts(m, ctx, o));
 }
 
 /* --- a chain of them ---------------------------------------------------------------------------------------------- */
@@ -153,7 +153,7 @@ static void further_destroy(ar_module *base)
     free(m);
 }
 
-ar_status ari_further_create(ar_module **gives, ar_ctx *ctx, const char *name, double weight)
+ar_status ari_further_create(ar_module **out, ar_ctx *ctx, const char *name, double weight)
 {
     static const ar_module_ops ops = {
         .kind = "further", .forward = begin_forward, .backward = end_backward, .destroy = further_destroy};
@@ -161,7 +161,7 @@ ar_status ari_further_create(ar_module **gives, ar_ctx *ctx, const char *name, d
     (void)ctx;
     AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, AR_HELD_UNKNOWN));
     m->weight = weight;
-    *gives = &m->base;
+    *out = &m->base;
     return AR_OK;
 }
 

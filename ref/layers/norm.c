@@ -41,14 +41,14 @@ ar_status ar_norm_forward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *y, ar_norm_
     AR_TRY(ar_like(ctx, y, &input));
     AR_TRY(ar_ctx_tensor(ctx, &saved->mean, AR_F64, 1, &rows));
     AR_TRY(ar_ctx_tensor(ctx, &saved->rstd, AR_F32, 1, &rows));
-    ar_tensor by;
-    AR_TRY(gain_of(ctx, &by, gain));
-    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, y, saved->mean.data, saved->rstd.data, &input, ar_const(by.data),
-                      offset ? ar_const(offset->value.data) : (ar_cbuf){NULL}, eps));
-    ari_release_placed(ctx, &by, &gain->value);
+    ar_tensor gain_tensor;
+    AR_TRY(gain_of(ctx, &gain_tensor, gain));
+    AR_TRY(ARI_KERNEL(ctx, norm_forward, kind, y, saved->mean.data, saved->rstd.data, &input,
+                      ar_const(gain_tensor.data), offset ? ar_const(offset->value.data) : (ar_cbuf){NULL}, eps));
+    ari_release_placed(ctx, &gain_tensor, &gain->value);
     ari_work_moves(ARI_GPU_MOVES_NORM, false, ar_tensor_count(y));
     ar_param *const params[2] = {(ar_param *)(uintptr_t)gain, (ar_param *)(uintptr_t)offset};
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_NORM, .name = gain->name, .in = {&input}, .out = {y}, .param = params,
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_NORM, .name = gain->name, .input = {&input}, .out = {y}, .param = params,
                     .params = offset ? 2 : 1);
 }
 
@@ -67,7 +67,7 @@ ar_status ari_norm_gradients(ar_ctx *ctx, ar_norm_kind kind, const ar_tensor *dx
                              ar_param *offset, const ar_tensor *residual, bool counts)
 {
     ar_row_sum of_gain, of_offset = {.t = {NULL}};
-    ar_tensor by;
+    ar_tensor gain_tensor;
     AR_TRY(check_norm(kind, x, gain, offset));
     AR_TRY(check_saved(saved, x, gain->name));
     AR_TRY(ari_check_rows("a norm's gradient", dy, x));
@@ -78,19 +78,19 @@ ar_status ari_norm_gradients(ar_ctx *ctx, ar_norm_kind kind, const ar_tensor *dx
         AR_TRY(ctx->arith->grad_sum(ctx, offset, &of_offset));
     if (!counts)
         of_gain = of_offset = (ar_row_sum){.t = {NULL}};
-    AR_TRY(gain_of(ctx, &by, gain));
+    AR_TRY(gain_of(ctx, &gain_tensor, gain));
     AR_TRY(ARI_KERNEL(ctx, norm_backward, kind, dx, sum, dy, x, ar_const(saved->mean.data), ar_const(saved->rstd.data),
-                      ar_const(by.data), residual, &of_gain, &of_offset));
-    ari_release_placed(ctx, &by, &gain->value);
+                      ar_const(gain_tensor.data), residual, &of_gain, &of_offset));
+    ari_release_placed(ctx, &gain_tensor, &gain->value);
     ari_work_moves(ARI_GPU_MOVES_NORM, true, ar_tensor_count(dy));
     AR_TRY(ari_note_gradient(ctx, gain, NULL, dy)); /* dx may be dy */
     if (offset)
         AR_TRY(ari_note_gradient(ctx, offset, NULL, dy));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_NORM, .name = gain->name, .in = {dy}, .out = {dx}));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_NORM, .name = gain->name, .input = {dy}, .out = {dx}));
     if (!residual)
         return AR_OK;
     ari_work_moves(ARI_GPU_MOVES_RESIDUAL, true, 2 * ar_tensor_count(residual));
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .in = {dx, residual}, .out = {sum});
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_RESIDUAL, .input = {dx, residual}, .out = {sum});
 }
 
 ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_tensor *sum, const ar_tensor *dy,
@@ -135,14 +135,14 @@ static ar_status norm_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *sav
     norm_module *m = (norm_module *)base;
     if (x->ndim < 1 || x->shape[x->ndim - 1] != m->h || !ari_tensor_is_contiguous(x))
         return ar_error_set(AR_ERR_SHAPE, "%s: input's last dimension must be %zu, contiguous", base->name, m->h);
-    ar_tensor in;
+    ar_tensor input;
     ar_norm_saved rows;
-    AR_TRY(ari_tp_redistribute(ctx, &in, x, &(ari_features){1, {m->h}}, m->change, base->name, false));
-    AR_TRY(ar_norm_forward(ctx, m->kind, y, &rows, &in, &m->param[0], offset_of(m), m->eps));
-    const ar_tensor x_rows = ari_tensor_rows(&in), y_rows = ari_tensor_rows(y);
+    AR_TRY(ari_tp_redistribute(ctx, &input, x, &(ari_features){1, {m->h}}, m->change, base->name, false));
+    AR_TRY(ar_norm_forward(ctx, m->kind, y, &rows, &input, &m->param[0], offset_of(m), m->eps));
+    const ar_tensor x_rows = ari_tensor_rows(&input), y_rows = ari_tensor_rows(y);
     AR_TRY(ari_fault_norm_output(ctx, m->kind, m->eps, &m->param[0], offset_of(m), &y_rows, &rows.mean, &rows.rstd,
                                  &x_rows));
-    AR_TRY(ar_saved_push(saved, m, SAVED_X, &in));
+    AR_TRY(ar_saved_push(saved, m, SAVED_X, &input));
     AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &rows.mean));
     AR_TRY(ar_saved_push(saved, m, SAVED_RSTD, &rows.rstd));
     return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->h, m->change.to);
@@ -170,9 +170,9 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
     norm_module *m = (norm_module *)base;
     /* The residual is not there where the norm works elsewhere. */
     const bool moved = ar_comm_size(ctx->tp) > 1 && !ari_placed_alike(m->change.from, m->change.to);
-    ar_tensor made;
-    AR_TRY(gradients(m, ctx, saved, &made, sum, dy, moved ? NULL : residual));
-    AR_TRY(ari_tp_redistribute(ctx, dx, &made, &(ari_features){1, {m->h}}, ari_tp_redistribution_backward(m->change),
+    ar_tensor norm_dx;
+    AR_TRY(gradients(m, ctx, saved, &norm_dx, sum, dy, moved ? NULL : residual));
+    AR_TRY(ari_tp_redistribute(ctx, dx, &norm_dx, &(ari_features){1, {m->h}}, ari_tp_redistribution_backward(m->change),
                                base->name, true));
     if (moved && residual)
         AR_TRY(ar_add(ctx, sum, residual, dx));
@@ -211,7 +211,7 @@ static ar_status init_params(norm_module *m, ar_ctx *ctx, bool plus_one)
     return AR_OK;
 }
 
-ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_norm_options *o,
+ar_status ari_norm_create(ar_module **out, ar_ctx *ctx, const char *name, const ari_norm_options *o,
                           ar_tp_redistribution change)
 {
     static const ar_module_ops ops = {.kind = "norm",
@@ -226,12 +226,11 @@ ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, cons
     m->h = o->h;
     m->eps = o->eps;
     m->change = change;
-    return ari_module_end(gives, &m->base, init_params(m, ctx, o->plus_one));
+    return ari_module_end(out, &m->base, init_params(m, ctx, o->plus_one));
 }
 
-ar_status ar_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h, double eps)
+ar_status ar_norm_create(ar_module **out, ar_ctx *ctx, const char *name, ar_norm_kind kind, size_t h, double eps)
 {
     const ari_norm_options o = {.kind = kind, .h = h, .eps = eps};
-    return ari_norm_create(gives, ctx, name, &o,
-                           (ar_tp_redistribution){ari_placed_stream(ctx), ari_placed_stream(ctx)});
+    return ari_norm_create(out, ctx, name, &o, (ar_tp_redistribution){ari_placed_stream(ctx), ari_placed_stream(ctx)});
 }

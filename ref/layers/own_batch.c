@@ -22,7 +22,7 @@ static bool shares_positions(const ar_ctx *ctx)
 }
 
 /* This rank's positions of a sample. */
-static ar_status own_positions(ar_positions *own, const ar_ctx *ctx, const ar_batch *batch, bool stream)
+static ar_status own_positions(ar_positions *positions, const ar_ctx *ctx, const ar_batch *batch, bool stream)
 {
     const size_t s = ari_batch_positions(batch);
     if (shares_positions(ctx) && s <= 1)
@@ -33,49 +33,51 @@ static ar_status own_positions(ar_positions *own, const ar_ctx *ctx, const ar_ba
                             ari_ctx_sp(ctx) ? "sp" : ari_layout_axes[ARI_LAYOUT_CP].name);
     if (shares_positions(ctx))
         AR_TRY(ari_check_sequence(ctx, s));
-    *own = ari_own_positions(ctx, s, stream);
+    *positions = ari_own_positions(ctx, s, stream);
     return AR_OK;
 }
 
 /* to [b, own, width] = these positions of from [b, s, width]; elements of `size` bytes. */
-static void take_positions(void *to, const void *from, const ar_batch *batch, const ar_positions *own, size_t width,
-                           size_t size)
+static void take_positions(void *dst, const void *src, const ar_batch *batch, const ar_positions *positions,
+                           size_t width, size_t size)
 {
-    const size_t s = ari_batch_positions(batch), n = ari_positions_count(own), bytes = width * size;
+    const size_t s = ari_batch_positions(batch), n = ari_positions_count(positions), bytes = width * size;
     for (size_t i = 0; i < batch->batch * n; i++)
-        memcpy((char *)to + i * bytes, (const char *)from + (i / n * s + ari_positions_at(own, i % n)) * bytes, bytes);
+        memcpy((char *)dst + i * bytes, (const char *)src + (i / n * s + ari_positions_at(positions, i % n)) * bytes,
+               bytes);
 }
 
 /* --- labels and targets ------------------------------------------------------------------------------------------- */
 
-static ar_status take_labels(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, const ar_positions *own,
-                             bool next)
+static ar_status take_labels(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, const ar_positions *positions,
+                             bool predicts_next)
 {
-    const size_t n = ari_positions_count(own);
+    const size_t n = ari_positions_count(positions);
     AR_TRY(ARI_ALLOC(&o->labels, batch->batch * n, "labels"));
-    if (!next)
-        take_positions(o->labels, batch->labels, batch, own, 1, sizeof *o->labels);
-    for (size_t i = 0; next && i < batch->batch * n; i++)
-        o->labels[i] = ari_own_target(ctx, batch, i / n, own, i % n);
+    if (!predicts_next)
+        take_positions(o->labels, batch->labels, batch, positions, 1, sizeof *o->labels);
+    for (size_t i = 0; predicts_next && i < batch->batch * n; i++)
+        o->labels[i] = ari_own_target(ctx, batch, i / n, positions, i % n);
     o->batch.labels = o->labels;
     return AR_OK;
 }
 
-ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream, bool next)
+ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream,
+                             bool predicts_next)
 {
     const size_t s = ari_batch_positions(batch);
     const bool shared = shares_positions(ctx);
-    next = next || (!batch->labels && batch->input_ids);
-    ar_positions own;
+    predicts_next = predicts_next || (!batch->labels && batch->input_ids);
+    ar_positions positions;
     *o = (ari_own_batch){.batch = *batch};
-    AR_TRY(own_positions(&own, ctx, batch, stream));
-    const size_t n = ari_positions_count(&own);
-    if (next || (shared && batch->labels && batch->seq == s))
-        AR_TRY(take_labels(o, ctx, batch, &own, next));
+    AR_TRY(own_positions(&positions, ctx, batch, stream));
+    const size_t n = ari_positions_count(&positions);
+    if (predicts_next || (shared && batch->labels && batch->seq == s))
+        AR_TRY(take_labels(o, ctx, batch, &positions, predicts_next));
     if (shared && batch->target && batch->target_width % s == 0) {
         const size_t width = batch->target_width / s;
         AR_TRY(ARI_ALLOC(&o->target, batch->batch * n * width, "targets"));
-        take_positions(o->target, batch->target, batch, &own, width, sizeof *o->target);
+        take_positions(o->target, batch->target, batch, &positions, width, sizeof *o->target);
         o->batch.target = o->target;
         o->batch.target_width = n * width;
     }
@@ -92,43 +94,44 @@ void ari_own_batch_fini(ari_own_batch *o)
 
 /* --- input -------------------------------------------------------------------------------------------------------- */
 
-static ar_status ids_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, const ar_positions *own)
+static ar_status ids_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, const ar_positions *positions)
 {
-    const size_t shape[2] = {batch->batch, ari_positions_count(own)};
+    const size_t shape[2] = {batch->batch, ari_positions_count(positions)};
     ARI_OWNED int64_t *ids = NULL;
     AR_TRY(ARI_ALLOC(&ids, shape[0] * shape[1], "ids"));
-    take_positions(ids, batch->input_ids, batch, own, 1, sizeof *ids);
+    take_positions(ids, batch->input_ids, batch, positions, 1, sizeof *ids);
     AR_TRY(ar_ctx_tensor(ctx, x, AR_I64, 2, shape));
     return ar_ctx_upload(ctx, x, ids);
 }
 
-static ar_status number_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, const ar_positions *own)
+static ar_status number_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch, const ar_positions *positions)
 {
     const size_t width = ari_volume(batch->sample_shape + 1, batch->sample_ndim - 1);
     size_t shape[AR_MAX_DIMS] = {batch->batch};
     ARI_OWNED float *part = NULL;
     for (int d = 0; d < batch->sample_ndim; d++)
         shape[d + 1] = batch->sample_shape[d];
-    shape[1] = shares_positions(ctx) ? ari_positions_count(own) : shape[1];
+    shape[1] = shares_positions(ctx) ? ari_positions_count(positions) : shape[1];
     AR_TRY(ar_ctx_tensor(ctx, x, ctx->activations, batch->sample_ndim + 1, shape));
     if (!shares_positions(ctx))
         return ar_ctx_upload_floats(ctx, x, batch->input, ar_tensor_count(x));
     AR_TRY(ARI_ALLOC(&part, ar_tensor_count(x), "positions of the input"));
-    take_positions(part, batch->input, batch, own, width, sizeof *part);
+    take_positions(part, batch->input, batch, positions, width, sizeof *part);
     return ar_ctx_upload_floats(ctx, x, part, ar_tensor_count(x));
 }
 
 ar_status ari_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch)
 {
-    ar_positions own;
+    ar_positions positions;
     if (batch->input ? batch->sample_ndim < 1 || batch->sample_ndim > AR_SAMPLE_DIMS : !batch->input_ids)
         return ar_error_set(
             AR_ERR_ARG,
             "a batch has input_ids, or numbers in `input` and a sample_ndim of 1 to %d; this one has %s and %d",
             AR_SAMPLE_DIMS, batch->input ? "input" : "none", batch->sample_ndim);
-    AR_TRY(own_positions(&own, ctx, batch, true));
-    AR_TRY(batch->input ? number_input(ctx, x, batch, &own) : ids_input(ctx, x, batch, &own));
+    AR_TRY(own_positions(&positions, ctx, batch, true));
+    AR_TRY(batch->input ? number_input(ctx, x, batch, &positions) : ids_input(ctx, x, batch, &positions));
     const ar_placement placed = ari_placed_stream(ctx);
-    return batch->input ? ARI_NOTE(ctx, .kind = ARI_LEDGER_REPORT, .name = "input", .in = {x}, .needs = &placed)
-                        : AR_OK;
+    return batch->input
+               ? ARI_NOTE(ctx, .kind = ARI_LEDGER_REPORT, .name = "input", .input = {x}, .input_placement = &placed)
+               : AR_OK;
 }

@@ -24,9 +24,9 @@ typedef struct ari_unsummed {
 static void unsummed_end(ar_ctx *ctx, void *object)
 {
     ari_unsummed *t = object;
-    for (ari_unsummed **at = &ctx->unsummed; *at; at = &(*at)->next) {
-        if (*at == t) {
-            *at = t->next;
+    for (ari_unsummed **link = &ctx->unsummed; *link; link = &(*link)->next) {
+        if (*link == t) {
+            *link = t->next;
             break;
         }
     }
@@ -46,11 +46,11 @@ static ar_status unsummed_begin(ar_ctx *ctx, const char *name, const ar_tensor *
     return ARI_KERNEL(ctx, scale, y, y, NAN);
 }
 
-static ar_status unsummed_fold(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ari_unsummed *t, ar_placement to,
-                               const char *tag)
+static ar_status unsummed_fold(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ari_unsummed *t,
+                               ar_placement to_placement, const char *tag)
 {
-    const bool scatters = ari_placed_by_tokens(to);
-    if (scatters != t->scattered || (!scatters && !ari_placed_whole(to)))
+    const bool scatters = ari_placed_by_tokens(to_placement);
+    if (scatters != t->scattered || (!scatters && !ari_placed_whole(to_placement)))
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: the terms of a product are added up by ar_leave_region, those of its dX by "
                             "ar_enter_region_backward",
@@ -65,15 +65,15 @@ static ar_status unsummed_fold(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar
     return AR_OK;
 }
 
-ar_status ari_unsummed_take(bool *taken, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement to,
+ar_status ari_unsummed_take(bool *is_folded, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement to_placement,
                             const char *tag)
 {
-    *taken = false;
+    *is_folded = false;
     for (ari_unsummed *t = ctx->unsummed; t; t = t->next) {
         if (t->ptr != x->data.ptr)
             continue;
-        *taken = true;
-        return unsummed_fold(ctx, y, x, t, to, tag);
+        *is_folded = true;
+        return unsummed_fold(ctx, y, x, t, to_placement, tag);
     }
     return AR_OK;
 }
@@ -131,12 +131,12 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs,
     const ar_tensor *const x = &xs[0];
     const int k = back ? 0 : 1;
     const ar_placement terms = {AR_PARTIAL_SUM, 0};
-    ar_comm *const over = cut_over(w, ctx, k), *const rows_over = cut_over(w, ctx, 1 - k);
+    ar_comm *const group = cut_over(w, ctx, k), *const rows_over = cut_over(w, ctx, 1 - k);
     /* One that is cut sees all positions. */
-    const ar_placement stream = x->ndim > 2 && !over && !rows_over ? ari_placed_stream(ctx) : ari_replicated;
-    const ar_placement takes = over ? ari_shard_features : stream;
-    const ar_placement makes = over ? terms : rows_over ? ari_shard_features : stream;
-    const bool scattered = over && ari_ctx_sp(ctx) && x->ndim > 2;
+    const ar_placement stream = x->ndim > 2 && !group && !rows_over ? ari_placed_stream(ctx) : ari_replicated;
+    const ar_placement input_placement = group ? ari_shard_features : stream;
+    const ar_placement output_placement = group ? terms : rows_over ? ari_shard_features : stream;
+    const bool scattered = group && ari_ctx_sp(ctx) && x->ndim > 2;
     const ar_operand *a = NULL, *b = NULL;
     ar_parts parts = {.n = (int)n, .along_k = back};
     size_t k_full = 0;
@@ -150,14 +150,14 @@ static ar_status multiply_weight(ar_ctx *ctx, ar_tensor *y, const ar_tensor *xs,
         k_full += ws[i]->layout.shape[k];
     }
     AR_TRY(ari_like(ctx, y, x, w->value.shape[1 - k]));
-    AR_TRY(ctx->arith->param_operand(ctx, &b, ws, (int)n, (int)n, back ? AR_USE_BACKWARD : AR_USE_FORWARD, k_full, over,
-                                     rows_over));
+    AR_TRY(ctx->arith->param_operand(ctx, &b, ws, (int)n, (int)n, back ? AR_USE_BACKWARD : AR_USE_FORWARD, k_full,
+                                     group, rows_over));
     AR_TRY(ctx->arith->operand_a(ctx, &a, &parts, b, w->name));
     AR_TRY(ctx->arith->contract(ctx, &s, a, b));
     AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_PRODUCT, .operation = "contract", .name = w->name,
-                    .in = {x, n > 1 ? &xs[1] : NULL, n > 2 ? &xs[2] : NULL}, .out = {y}, .param = ws, .params = n,
-                    .needs = &takes, .makes = &makes));
-    if (over)
+                    .input = {x, n > 1 ? &xs[1] : NULL, n > 2 ? &xs[2] : NULL}, .out = {y}, .param = ws, .params = n,
+                    .input_placement = &input_placement, .output_placement = &output_placement));
+    if (group)
         return unsummed_begin(ctx, w->name, y, s, a, b, scattered);
     const ar_tensor rows = ari_tensor_rows(y);
     AR_TRY(ctx->arith->round(ctx, &rows, s, NULL));
@@ -188,9 +188,9 @@ static ar_status add_gradient(ar_ctx *ctx, const ar_tensor *dy, const ar_tensor 
     ar_tensor x_all, dy_all;
     AR_TRY(all_positions(ctx, &x_all, x, w));
     AR_TRY(all_positions(ctx, &dy_all, dy, w));
-    const ar_placement needs = cut_over(w, ctx, 0) ? ari_shard_features : ari_replicated;
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GRADIENT, .name = w->name, .in = {&dy_all, &x_all}, .param = &w,
-                    .params = 1, .needs = alone ? &needs : NULL));
+    const ar_placement dy_placement = cut_over(w, ctx, 0) ? ari_shard_features : ari_replicated;
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GRADIENT, .name = w->name, .input = {&dy_all, &x_all}, .param = &w,
+                    .params = 1, .input_placement = alone ? &dy_placement : NULL));
     const ar_grad_terms terms = {w, ari_tensor_rows(&dy_all)};
     const ar_tensor x_rows = ari_tensor_rows(&x_all);
     AR_TRY(ctx->arith->grad_contract(ctx, &terms, 1, &x_rows, ari_ctx_samples(ctx, &x_all), cut_over(w, ctx, 1)));

@@ -64,41 +64,41 @@ ARI_SIMD __attribute__((flatten)) static void put_fresh(void *user, const ari_bo
 /* Uploads all of the value, or this rank's share if it is shared out. */
 static ar_status upload(ar_param *p, ar_ctx *ctx, const float *host)
 {
-    ar_tensor all = p->value;
+    ar_tensor full_value = p->value;
     p->version++;
     if (ctx->device->hollow) /* it has no contents, and host is NULL */
         return AR_OK;
     if (!ari_value_is_shared(p))
-        return ar_ctx_upload_floats(ctx, &all, host, ar_tensor_count(&all));
-    AR_TRY(ar_ctx_tensor(ctx, &all, p->value.dtype, p->value.ndim, p->value.shape));
-    AR_TRY(ar_ctx_upload_floats(ctx, &all, host, ar_tensor_count(&all)));
-    AR_TRY(ari_share_get(ctx, p->share->value, p, &all, p->share->start, p->share->count));
-    ar_ctx_release(ctx, &all);
+        return ar_ctx_upload_floats(ctx, &full_value, host, ar_tensor_count(&full_value));
+    AR_TRY(ar_ctx_tensor(ctx, &full_value, p->value.dtype, p->value.ndim, p->value.shape));
+    AR_TRY(ar_ctx_upload_floats(ctx, &full_value, host, ar_tensor_count(&full_value)));
+    AR_TRY(ari_share_get(ctx, p->share->value, p, &full_value, p->share->start, p->share->count));
+    ar_ctx_release(ctx, &full_value);
     return AR_OK;
 }
 
 ar_status ari_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed)
 {
-    ari_draw draw = {.seed = seed, .fan_in = p->fan_in, .fan_out = p->fan_out, .from = p->layout};
+    ari_draw draw = {.seed = seed, .fan_in = p->fan_in, .fan_out = p->fan_out, .src_layout = p->layout};
     ARI_OWNED float *host = NULL;
     if (ctx->device->hollow)
         return upload(p, ctx, NULL);
     AR_TRY(ARI_ALLOC(&host, ar_tensor_count(&p->value) + 1, p->name));
     ari_fault_draw(&draw, p, ctx);
-    char other[sizeof p->name];
-    const char *name = ari_fault_layer_name(other, sizeof other, ctx, p->name);
+    char name_buffer[sizeof p->name];
+    const char *name = ari_fault_layer_name(name_buffer, sizeof name_buffer, ctx, p->name);
     struct fresh f = {p, host, ari_stream_key(draw.seed, name), &draw};
-    ari_for_each_run(&p->value, &draw.from, put_fresh, &f);
+    ari_for_each_run(&p->value, &draw.src_layout, put_fresh, &f);
     return upload(p, ctx, host);
 }
 
 ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
 {
-    ar_layout from = p->layout;
+    ar_layout src_layout = p->layout;
     ARI_OWNED float *host = NULL;
     AR_TRY(ARI_ALLOC(&host, ar_tensor_count(&p->value) + 1, p->name));
-    ari_fault_source(&from, ctx);
-    ari_layout_take(host, &p->value, &from, full);
+    ari_fault_source(&src_layout, ctx);
+    ari_layout_take(host, &p->value, &src_layout, full);
     return upload(p, ctx, host);
 }
 
@@ -123,15 +123,15 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
 
 /* Which parameters got a gradient on any rank of a group: one that got none is left alone by an optimizer, as it is on
  * one rank. spread: of those alone whose terms are spread over the group. */
-static ar_status agree_used(ar_param *const *params, size_t n, ar_ctx *ctx, ar_comm *over, bool spread)
+static ar_status agree_used(ar_param *const *params, size_t n, ar_ctx *ctx, ar_comm *group, bool spread)
 {
     ARI_OWNED uint8_t *used = NULL;
-    if (ar_comm_size(over) == 1)
+    if (ar_comm_size(group) == 1)
         return AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&used, n, "used parameters"));
     for (size_t i = 0; i < n; i++)
         used[i] = params[i]->has_grad;
-    AR_TRY(ari_combine(ctx, over, used, n, AR_U8, AR_MAX, "used parameters"));
+    AR_TRY(ari_combine(ctx, group, used, n, AR_U8, AR_MAX, "used parameters"));
     AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_UNUSED, .name = ""));
     for (size_t i = 0; i < n && ctx->device->hollow; i++) /* no peer has answered */
         used[i] = params[i]->has_grad;
@@ -219,7 +219,7 @@ void ari_param_use(ar_param *p)
 }
 
 /* job: the parameter's address. */
-static ar_status done(ar_ctx *ctx, const void *job)
+static ar_status finish_use(ar_ctx *ctx, const void *job)
 {
     ar_param *const p = *(ar_param *const *)job;
     (void)ctx;
@@ -234,7 +234,7 @@ static ar_status done(ar_ctx *ctx, const void *job)
 
 ar_status ari_param_done(ar_param *p, ar_ctx *ctx)
 {
-    return ari_defer(ctx, done, &p, sizeof p, NULL, NULL);
+    return ari_defer(ctx, finish_use, &p, sizeof p, NULL, NULL);
 }
 
 static int find_hook(const ar_param *p, ar_param_hook hook)
@@ -258,11 +258,11 @@ ar_status ar_param_add_hook(ar_param *p, ar_param_hook hook)
 
 void ar_param_remove_hook(ar_param *p, ar_param_hook hook)
 {
-    const int at = find_hook(p, hook);
-    if (at < 0)
+    const int index = find_hook(p, hook);
+    if (index < 0)
         return;
     p->hooks--;
-    for (int i = at; i < p->hooks; i++)
+    for (int i = index; i < p->hooks; i++)
         p->hook[i] = p->hook[i + 1];
 }
 
@@ -282,15 +282,15 @@ ar_status ari_param_zero_grad(ar_param *p, ar_ctx *ctx)
 static ar_status shared_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tensor *g)
 {
     const ar_param_share *s = p->share;
-    ar_tensor own;
+    ar_tensor local_grad;
     AR_TRY(ARI_KERNEL(ctx, fill, g, 0.0f));
     if (s->count == 0)
         return AR_OK;
-    AR_TRY(ar_ctx_tensor(ctx, &own, AR_F32, 1, &s->count));
-    AR_TRY(ctx->arith->bucket_take(ctx, ctx->queue, own.data, ar_const(s->grad), s->elements, s->at, s->count,
+    AR_TRY(ar_ctx_tensor(ctx, &local_grad, AR_F32, 1, &s->count));
+    AR_TRY(ctx->arith->bucket_take(ctx, ctx->queue, local_grad.data, ar_const(s->grad), s->elements, s->at, s->count,
                                    p->value.dtype));
-    AR_TRY(ari_share_put(ctx, ar_const(own.data), p, g, s->start, s->count));
-    ar_ctx_release(ctx, &own);
+    AR_TRY(ari_share_put(ctx, ar_const(local_grad.data), p, g, s->start, s->count));
+    ar_ctx_release(ctx, &local_grad);
     return AR_OK;
 }
 

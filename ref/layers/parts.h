@@ -35,11 +35,11 @@ AR_NODISCARD ar_status ari_tap_number(ar_ctx *ctx, const char *name, char pass, 
 /** Value of the whole world: no dimension is shared out (the loss). */
 AR_NODISCARD ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t);
 
-/** AR_ERR_SHAPE, naming `name` and `what`, unless t is contiguous, has tokens and `features` features. */
-AR_NODISCARD ar_status ari_check_features(const char *name, const char *what, const ar_tensor *t, size_t features);
-/** AR_ERR_DTYPE, AR_ERR_SHAPE, naming `what`, unless t is F32 or BF16, as `like`, contiguous and of its shape, which
+/** AR_ERR_SHAPE, naming `name` and `label`, unless t is contiguous, has tokens and `features` features. */
+AR_NODISCARD ar_status ari_check_features(const char *name, const char *label, const ar_tensor *t, size_t features);
+/** AR_ERR_DTYPE, AR_ERR_SHAPE, naming `label`, unless t is F32 or BF16, as `like`, contiguous and of its shape, which
  *  has a dimension. */
-AR_NODISCARD ar_status ari_check_rows(const char *what, const ar_tensor *t, const ar_tensor *like);
+AR_NODISCARD ar_status ari_check_rows(const char *label, const ar_tensor *t, const ar_tensor *like);
 /** AR_ERR_SHAPE, naming p, unless it is a vector as long as x's rows. */
 AR_NODISCARD ar_status ari_check_vector(const ar_param *p, const ar_tensor *x);
 /** The ids whose rows of a vocabulary of `vocab` this rank holds: [start, start + rows). */
@@ -51,9 +51,9 @@ AR_NODISCARD ar_status ari_like_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tenso
                                        size_t features);
 /** Pairs (0, 1), (2, 3), .. of from's last features apart, all even ones and then all odd ones; or the way back, from such
  *  halves. */
-AR_NODISCARD ar_status ari_part_pairs(ar_ctx *ctx, const ar_tensor *to, const ar_tensor *from, bool apart);
+AR_NODISCARD ar_status ari_part_pairs(ar_ctx *ctx, const ar_tensor *dst, const ar_tensor *src, bool deinterleave);
 /** dx += more, which ends. */
-AR_NODISCARD ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *more);
+AR_NODISCARD ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *extra);
 /** "base.part" into out[cap]; part NULL: base. Errors: AR_ERR_ARG (too long). */
 AR_NODISCARD ar_status ari_path(char *out, size_t cap, const char *base, const char *part);
 
@@ -85,14 +85,14 @@ typedef struct ari_features {
 size_t ari_features_sum(const ari_features *f);
 
 /** y = x, redistributed over whole values: an all-gather, an all-reduce in the communicator's order, then the own part.
- *  *y is x where nothing is to be done, else a fresh tensor, which ari_release_placed ends; ends: nothing else needs x,
+ *  *y is x where nothing is to be done, else a fresh tensor, which ari_release_placed ends; releases_input: nothing else needs x,
  *  whose memory goes as soon as there is what is made of it. Of one block features may be cut unevenly. Errors:
  *  AR_ERR_INDIVISIBLE (positions), what the communicator gives. */
 AR_NODISCARD ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
-                                           ar_tp_redistribution change, const char *tag, bool ends);
+                                           ar_tp_redistribution change, const char *tag, bool releases_input);
 /** The same under a name of its own in a record of operations; NULL: that of the module that runs. */
 AR_NODISCARD ar_status ari_tp_redistribute_of(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
-                                              ar_tp_redistribution change, const char *tag, bool ends,
+                                              ar_tp_redistribution change, const char *tag, bool releases_input,
                                               const char *name);
 /* The same of a module's hidden features, under its name. */
 #define ARI_REDISTRIBUTE(m, ctx, y, x, change, ends) \
@@ -119,8 +119,8 @@ AR_NODISCARD ar_status ari_note_gradient(ar_ctx *ctx, ar_param *p, const ar_tens
 /** The positions of this rank in a sequence of seq: its context-parallel ones, inside the tensor-parallel regions, or
  *  (stream) between them, which with sequence parallelism are its part of those. */
 ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream);
-/** Number of positions of a sequence of which a rank has `own`, leaving sequence parallelism aside. */
-size_t ari_all_positions(const ar_ctx *ctx, size_t own);
+/** Number of positions of a sequence of which a rank has `local_count`, leaving sequence parallelism aside. */
+size_t ari_all_positions(const ar_ctx *ctx, size_t local_count);
 /** The ranks that share the positions of a sequence: 1 without sequence parallelism. */
 static inline size_t ari_sequence_ranks(const ar_ctx *ctx)
 {
@@ -129,9 +129,10 @@ static inline size_t ari_sequence_ranks(const ar_ctx *ctx)
 /** Checks that the context's groups can share a sequence. Errors: those of ari_parallel_check_sequence. */
 AR_NODISCARD ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq);
 /** Target of the i-th of a row's own positions (ari_batch_target). */
-int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i);
+int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *positions, size_t i);
 /** The position of each of the own places of every row (ari_batch_position), int64 on the device. */
-AR_NODISCARD ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch, const ar_positions *own);
+AR_NODISCARD ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *position_ids, const ar_batch *batch,
+                                           const ar_positions *positions);
 /** The token of [b, s] that row i of this rank's token rows is, inside the tensor-parallel regions: sample by sample,
  *  or (rank_major) in the order of the tensor-parallel ranks that hold the positions. */
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major);
@@ -144,11 +145,11 @@ typedef struct ari_own_batch {
     int64_t *labels; /* owned, as is target; NULL: the batch's own */
     float *target;
 } ari_own_batch;
-/** stream: as of ari_own_positions. next: labels are one for each id, and each position takes the next one's, as without
+/** stream: as of ari_own_positions. predicts_next: labels are one for each id, and each position takes the next one's, as without
  *  labels. ari_own_batch_fini, also after a failure. Errors: AR_ERR_UNSUPPORTED (no positions
  *  to share out), those of ari_check_sequence, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream,
-                                          bool next);
+                                          bool predicts_next);
 void ari_own_batch_fini(ari_own_batch *o);
 /** From shards of features, all positions, to what lies between the regions: whole, or (sp) the own positions with all
  *  features, an all-to-all; and the gradient's way back. y is never x. */
@@ -166,10 +167,10 @@ AR_NODISCARD ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const
 
 /* --- products of user-defined layers ------------------------------------------------------------------------------ */
 
-/** Where x stands for the terms of a product with a weight that is cut (ar_contract): *taken, and y = their sum, placed
- *  as `to`. Errors: AR_ERR_UNSUPPORTED (another operator completes it), those of the arithmetic. */
-AR_NODISCARD ar_status ari_unsummed_take(bool *taken, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement to,
-                                         const char *tag);
+/** Where x stands for the terms of a product with a weight that is cut (ar_contract): *is_folded, and y = their sum, placed
+ *  as `to_placement`. Errors: AR_ERR_UNSUPPORTED (another operator completes it), those of the arithmetic. */
+AR_NODISCARD ar_status ari_unsummed_take(bool *is_folded, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x,
+                                         ar_placement to_placement, const char *tag);
 
 /** Refuses an x that stands for such terms, but in a dry run that lints. Errors: AR_ERR_ARG (names the weight). */
 AR_NODISCARD ar_status ari_unsummed_refuse(const ar_ctx *ctx, const ar_tensor *x, const char *operation);
@@ -209,14 +210,14 @@ AR_NODISCARD ar_status ari_drop_add_tokens(const ari_dropout *d, ar_ctx *ctx, co
 /** The same as the first for a part of all [samples, heads, queries, keys] of a layer that begins with this element: a
  *  sample of the batch, a head of `width`, two positions. Not tapped. */
 AR_NODISCARD ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *y, const ar_tensor *x,
-                                      const size_t first[AR_MAX_DIMS]);
+                                      const size_t origin[AR_MAX_DIMS]);
 
 /* --- paths of parts ----------------------------------------------------------------------------------------------- */
 
 enum { ARI_PART_PATH = 96 }; /* bytes, with the final 0 */
 /** The linear layers of an MLP, `up` where it is gated, and of an attention, q alone where q, k and v are one. Errors:
  *  AR_ERR_ARG (too long). */
-AR_NODISCARD ar_status ari_mlp_paths(char first[ARI_PART_PATH], char up[ARI_PART_PATH], char second[ARI_PART_PATH],
+AR_NODISCARD ar_status ari_mlp_paths(char first_path[ARI_PART_PATH], char up[ARI_PART_PATH], char second[ARI_PART_PATH],
                                      const char *name, const ar_mlp_options *o);
 AR_NODISCARD ar_status ari_attention_paths(char qkv[3][ARI_PART_PATH], char out[ARI_PART_PATH], const char *name,
                                            const ar_attention_options *o);
@@ -233,16 +234,16 @@ AR_NODISCARD ar_status ari_saved_newest(const ar_saved *s, const void *owner, in
 
 /** A module of `bytes` bytes, which begin with an ar_module and are zero besides: to be completed, and then handed to
  *  ari_module_end. Errors: AR_ERR_MEMORY, those of ar_module_init. */
-AR_NODISCARD ar_status ari_module_begin(void **gives, size_t bytes, const ar_module_ops *ops, const char *name,
+AR_NODISCARD ar_status ari_module_begin(void **out, size_t bytes, const ar_module_ops *ops, const char *name,
                                         ar_held tap);
 /* The same of the type that *gives points to. */
 #define ARI_MODULE_BEGIN(gives, ops, name, tap) ari_module_begin((void **)(gives), sizeof **(gives), ops, name, tap)
-/** *gives = m, or where its completion has failed destroys it. Returns st. */
-AR_NODISCARD ar_status ari_module_end(ar_module **gives, ar_module *m, ar_status st);
-/** ar_sequential_create, of which child `under` runs as under sequence parallelism, and no other (SIZE_MAX: none);
+/** *out = m, or where its completion has failed destroys it. Returns st. */
+AR_NODISCARD ar_status ari_module_end(ar_module **out, ar_module *m, ar_status st);
+/** ar_sequential_create, of which child `sp_index` runs as under sequence parallelism, and no other (SIZE_MAX: none);
  *  positions: some value is placed by them, so that every input has three dimensions. */
-AR_NODISCARD ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n,
-                                             bool own, size_t under, bool positions);
+AR_NODISCARD ar_status ari_sequential_create(ar_module **out, const char *name, ar_module *const *child, size_t n,
+                                             bool owns_children, size_t sp_index, bool positions);
 /* What goes between stages: of each sample this shape, whose first of two dimensions or more are positions, 0 for those
  * of the batch. */
 typedef struct ari_between {
@@ -265,7 +266,7 @@ typedef struct ari_staged {
 typedef struct ari_stages {
     int n;         /* of this rank */
     size_t layers; /* of all ranks */
-    ari_between between;
+    ari_between boundary;
     ari_routers routers; /* of all ranks */
     /* What a child makes is memory that nothing else needs: a gradient ends when it has been used, and a value goes to
      * another stage as it is, not as a copy. */
@@ -280,9 +281,9 @@ AR_NODISCARD ar_status ari_sequential_keep(ar_module *m, const ari_staged *child
 /** NULL: m has not been cut, or is no list. *child [its own]. Borrowed. */
 const ari_stages *ari_sequential_stages(const ar_module *m, const ari_staged **child);
 /** Of a module all is recomputed, or what is selective, or nothing. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_module_recompute(ar_module *m, ar_recompute what);
+AR_NODISCARD ar_status ari_module_recompute(ar_module *m, ar_recompute mode);
 /** The same of every so many of the children [first, end) of a list, the first among them. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_sequential_recompute(ar_module *base, size_t first, size_t end, const ar_recomputation *r);
+AR_NODISCARD ar_status ari_sequential_recompute(ar_module *base, size_t begin, size_t end, const ar_recomputation *r);
 /** The units of a list that is cut, each once, in the order of a forward pass through this rank's stages; writes at most
  *  cap, returns how many. *root: the stage of this rank with its other parameters, if it has any. */
 size_t ari_sequential_units(const ar_module *m, ar_unit *out, size_t cap, int *root);
@@ -318,12 +319,12 @@ AR_NODISCARD ar_status ari_trained_loss(ar_module *m, ar_loss *loss, ar_ctx *ctx
 AR_NODISCARD ar_status ari_qk_clip_prepare(ar_module *m, ar_ctx *ctx, double bound);
 AR_NODISCARD ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m), void *user);
 /** A module's parameters, each once, in the order of ar_module_params. Gives; free(). Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_module_list(ar_param ***gives, size_t *n, ar_module *m);
+AR_NODISCARD ar_status ari_module_list(ar_param ***out, size_t *n, ar_module *m);
 
 /* Work that backward passes have left for later (ar_ctx.deferred), in their order: products for the gradients of
  * weights, and the parameters that are done after them. {0}: none. */
 typedef struct ari_deferred {
-    struct ari_deferred_job *first, *last;
+    struct ari_deferred_job *head, *tail;
 } ari_deferred;
 typedef ar_status (*ari_deferred_fn)(ar_ctx *ctx, const void *job);
 /** run(ctx, job): at once, or where ctx->deferred is, in ari_deferred_run. Then it gets a copy of the job's bytes, and
@@ -347,8 +348,8 @@ AR_NODISCARD ar_status ari_embedding_backward(ar_module *e, ar_ctx *ctx, ar_save
 
 /** The norm of a part of a block of this name, of values placed so, as the block's options say. Errors: those of
  *  ari_norm_create. */
-AR_NODISCARD ar_status ari_block_norm(ar_module **gives, ar_ctx *ctx, const char *block, const char *part,
-                                      const ar_block_options *o, ar_placement at);
+AR_NODISCARD ar_status ari_block_norm(ar_module **out, ar_ctx *ctx, const char *block, const char *part,
+                                      const ar_block_options *o, ar_placement placement);
 
 /* A block for a further token, of multi-token prediction (mtp.c). */
 typedef struct ari_mtp_options {
@@ -360,11 +361,11 @@ typedef struct ari_mtp_options {
  *    y = norm(block(M [norm(Emb(e)) | norm(x)]))
  *  (DeepSeek-V3, arXiv:2412.19437, equations 21 and 22, in the order of its weights, and of Megatron's). x and y as between blocks; the
  *  batch is ari_batch_roll's. Gives; ar_module_destroy. */
-AR_NODISCARD ar_status ari_mtp_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_mtp_options *o);
+AR_NODISCARD ar_status ari_mtp_create(ar_module **out, ar_ctx *ctx, const char *name, const ari_mtp_options *o);
 
 /** Where a chain of such blocks begins: y = x, which the first of them takes. The chain runs after the loss of y and, going
  *  back, before it; backward adds its gradient. Gives; ar_module_destroy. */
-AR_NODISCARD ar_status ari_further_create(ar_module **gives, ar_ctx *ctx, const char *name, double weight);
+AR_NODISCARD ar_status ari_further_create(ar_module **out, ar_ctx *ctx, const char *name, double weight);
 /** One more block, the head behind it and its loss, whose weight is that of all over their number. Modules are borrowed; the
  *  loss becomes the chain's. */
 void ari_further_add(ar_module *further, ar_module *block, ar_module *head, ar_loss *loss);
@@ -384,7 +385,7 @@ typedef struct ari_norm_options {
 } ari_norm_options;
 /** A norm that works on values placed as change.to, whole or by tokens, of an input placed as change.from;
  *  ar_norm_create has both as what is between the branches. Errors: those. */
-AR_NODISCARD ar_status ari_norm_create(ar_module **gives, ar_ctx *ctx, const char *name, const ari_norm_options *o,
+AR_NODISCARD ar_status ari_norm_create(ar_module **out, ar_ctx *ctx, const char *name, const ari_norm_options *o,
                                        ar_tp_redistribution change);
 /** name.weight [h] of a norm, replicated. */
 AR_NODISCARD ar_status ari_norm_gain_init(ar_param *p, ar_ctx *ctx, const char *name, size_t h, bool plus_one);

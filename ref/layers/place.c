@@ -20,23 +20,23 @@ const char *ari_style_name(ar_style s)
     return (unsigned)s < sizeof names / sizeof *names ? names[s] : "?";
 }
 
-ar_branch_split ari_branch_of(ar_style first, ar_style second, ar_placement stream)
+ar_branch_split ari_branch_of(ar_style first_style, ar_style second, ar_placement stream)
 {
-    const bool shard = first == AR_STYLE_COLWISE && second == AR_STYLE_ROWWISE;
+    const bool shard = first_style == AR_STYLE_COLWISE && second == AR_STYLE_ROWWISE;
     const ar_placement middle = shard ? ari_shard_features : ari_replicated;
     return (ar_branch_split){.enter = {stream, stream},
-                             .first = {first, stream, middle},
+                             .first = {first_style, stream, middle},
                              .second = {second, middle, stream},
                              .leave = {stream, stream}};
 }
 
 ar_branch_split ari_experts_split(bool cut, ar_placement stream)
 {
-    const ar_placement whole = ari_replicated, middle = cut ? ari_shard_features : whole;
-    return (ar_branch_split){.enter = {stream, whole},
-                             .first = {cut ? AR_STYLE_COLWISE : AR_STYLE_REPLICATE, whole, middle},
-                             .second = {cut ? AR_STYLE_ROWWISE : AR_STYLE_REPLICATE, middle, whole},
-                             .leave = {whole, stream}};
+    const ar_placement replicated = ari_replicated, middle = cut ? ari_shard_features : replicated;
+    return (ar_branch_split){.enter = {stream, replicated},
+                             .first = {cut ? AR_STYLE_COLWISE : AR_STYLE_REPLICATE, replicated, middle},
+                             .second = {cut ? AR_STYLE_ROWWISE : AR_STYLE_REPLICATE, middle, replicated},
+                             .leave = {replicated, stream}};
 }
 
 ar_placement ari_placed_stream(const ar_ctx *ctx)
@@ -79,9 +79,9 @@ ar_tp_redistribution ari_tp_redistribution_backward(ar_tp_redistribution change)
 ar_status ari_note_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *x, const ar_tensor *dy)
 {
     const bool cut = p->value.ndim == 1 && p->value.shape[0] != p->layout.shape[0];
-    const ar_placement needs = cut ? ari_shard_features : p->spread ? ari_shard_tokens : ari_replicated;
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GRADIENT, .name = p->name, .in = {dy, x}, .param = &p, .params = 1,
-                    .needs = p->value.ndim == 1 ? &needs : NULL);
+    const ar_placement dy_placement = cut ? ari_shard_features : p->spread ? ari_shard_tokens : ari_replicated;
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GRADIENT, .name = p->name, .input = {dy, x}, .param = &p,
+                    .params = 1, .input_placement = p->value.ndim == 1 ? &dy_placement : NULL);
 }
 
 /* --- features ----------------------------------------------------------------------------------------------------- */
@@ -94,34 +94,36 @@ size_t ari_features_sum(const ari_features *f)
     return total;
 }
 
-/* Block by block between rows of all features and those of `n` ranks from `first` on, one rank after the other, each
+/* Block by block between rows of all features and those of `n` ranks from `first_rank` on, one rank after the other, each
  * with its part of every block side by side. */
-static ar_status copy_blocks(ar_ctx *ctx, const ar_tensor *whole, const ar_tensor *parts, const ari_features *f,
-                             int first, size_t n, bool take)
+static ar_status copy_blocks(ar_ctx *ctx, const ar_tensor *full, const ar_tensor *parts, const ari_features *f,
+                             int first_rank, size_t n, bool extract)
 {
-    const size_t ranks = (size_t)ar_comm_size(ctx->tp), all = ari_features_sum(f), own = all / ranks;
-    const size_t rows = ari_tensor_rows(whole).shape[0], each = ar_dtype_bytes(whole->dtype);
-    size_t at = 0;
+    const size_t ranks = (size_t)ar_comm_size(ctx->tp), total_width = ari_features_sum(f),
+                 local_width = total_width / ranks;
+    const size_t rows = ari_tensor_rows(full).shape[0], element_bytes = ar_dtype_bytes(full->dtype);
+    size_t column = 0;
     for (int i = 0; i < f->n; i++) {
         const size_t width = f->width[i] / ranks;
-        const ar_tensor in_whole = {.dtype = whole->dtype,
+        const ar_tensor in_whole = {.dtype = full->dtype,
                                     .ndim = 3,
                                     .shape = {n, rows, width},
-                                    .stride = {(ptrdiff_t)width, (ptrdiff_t)all, 1},
-                                    .data = ar_buf_at(whole->data, (at + (size_t)first * width) * each)};
+                                    .stride = {(ptrdiff_t)width, (ptrdiff_t)total_width, 1},
+                                    .data =
+                                        ar_buf_at(full->data, (column + (size_t)first_rank * width) * element_bytes)};
         ar_tensor in_parts = in_whole;
-        in_parts.stride[0] = (ptrdiff_t)(rows * own);
-        in_parts.stride[1] = (ptrdiff_t)own;
-        in_parts.data = ar_buf_at(parts->data, at / ranks * each);
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, take ? &in_parts : &in_whole, take ? &in_whole : &in_parts));
-        at += f->width[i];
+        in_parts.stride[0] = (ptrdiff_t)(rows * local_width);
+        in_parts.stride[1] = (ptrdiff_t)local_width;
+        in_parts.data = ar_buf_at(parts->data, column / ranks * element_bytes);
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, extract ? &in_parts : &in_whole, extract ? &in_whole : &in_parts));
+        column += f->width[i];
     }
     return AR_OK;
 }
 
-static ari_axis features_axis(const ar_ctx *ctx, const ar_tensor *whole)
+static ari_axis features_axis(const ar_ctx *ctx, const ar_tensor *full)
 {
-    return ari_axis_of(whole->ndim, whole->shape, whole->ndim - 1, ar_comm_size(ctx->tp));
+    return ari_axis_of(full->ndim, full->shape, full->ndim - 1, ar_comm_size(ctx->tp));
 }
 
 /* y [.., s, f] of all ranks' x [.., s/N, f]: an all-gather, put in the order of the sequences. */
@@ -165,14 +167,14 @@ static ar_status gather_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, 
 static ar_status own_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f)
 {
     const int r = ar_comm_rank(ctx->tp), n = ar_comm_size(ctx->tp);
-    size_t start = 0, own = ari_features_sum(f) / (size_t)n;
+    size_t start = 0, local_width = ari_features_sum(f) / (size_t)n;
     if (f->n > 1) {
-        AR_TRY(ari_like(ctx, y, x, own));
+        AR_TRY(ari_like(ctx, y, x, local_width));
         return copy_blocks(ctx, x, y, f, r, 1, true);
     }
     const ari_axis a = features_axis(ctx, x);
-    ari_split_uneven(f->width[0], n, r, &start, &own);
-    AR_TRY(ari_like(ctx, y, x, own));
+    ari_split_uneven(f->width[0], n, r, &start, &local_width);
+    AR_TRY(ari_like(ctx, y, x, local_width));
     return ari_axis_take(ctx, y->data, ar_const(x->data), &a, r, x->dtype);
 }
 
@@ -185,52 +187,53 @@ static ar_status sum_terms(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const 
                               tag);
 }
 
-static ar_status make_whole(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f, ar_placement from,
-                            const char *tag)
+static ar_status make_whole(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
+                            ar_placement from_placement, const char *tag)
 {
-    if (ari_placed_by_tokens(from))
+    if (ari_placed_by_tokens(from_placement))
         return gather_tokens(ctx, y, x, tag);
-    if (ari_placed_by_features(from))
+    if (ari_placed_by_features(from_placement))
         return gather_features(ctx, y, x, f, tag);
-    if (from.kind == AR_PARTIAL_SUM)
+    if (from_placement.kind == AR_PARTIAL_SUM)
         return sum_terms(ctx, y, x, tag);
     *y = *x;
     return AR_OK;
 }
 
-static ar_status take_part(ar_ctx *ctx, ar_tensor *y, const ar_tensor *whole, const ari_features *f, ar_placement to)
+static ar_status take_part(ar_ctx *ctx, ar_tensor *y, const ar_tensor *full, const ari_features *f,
+                           ar_placement to_placement)
 {
-    if (ari_placed_by_tokens(to))
-        return own_tokens(ctx, y, whole);
-    if (ari_placed_by_features(to))
-        return own_features(ctx, y, whole, f);
-    *y = *whole;
+    if (ari_placed_by_tokens(to_placement))
+        return own_tokens(ctx, y, full);
+    if (ari_placed_by_features(to_placement))
+        return own_features(ctx, y, full, f);
+    *y = *full;
     return AR_OK;
 }
 
 /* The value between the two steps is released with the second. */
 ar_status ari_tp_redistribute_of(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
-                                 ar_tp_redistribution change, const char *tag, bool ends, const char *name)
+                                 ar_tp_redistribution change, const char *tag, bool releases_input, const char *name)
 {
-    const ar_tensor from = *x; /* y may be x */
-    ar_tensor first = *x, whole;
+    const ar_tensor input = *x; /* y may be x */
+    ar_tensor src = *x, full;
     *y = *x;
     if (ar_comm_size(ctx->tp) == 1 || ari_placed_alike(change.from, change.to))
         return AR_OK;
-    AR_TRY(make_whole(ctx, &whole, x, f, change.from, tag));
-    if (ends)
-        ari_release_placed(ctx, &first, &whole);
-    AR_TRY(take_part(ctx, y, &whole, f, change.to));
-    if (ends || whole.data.ptr != x->data.ptr)
-        ari_release_placed(ctx, &whole, y);
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = name, .in = {&from}, .out = {y},
-                    .needs = &change.from, .makes = &change.to);
+    AR_TRY(make_whole(ctx, &full, x, f, change.from, tag));
+    if (releases_input)
+        ari_release_placed(ctx, &src, &full);
+    AR_TRY(take_part(ctx, y, &full, f, change.to));
+    if (releases_input || full.data.ptr != x->data.ptr)
+        ari_release_placed(ctx, &full, y);
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = name, .input = {&input}, .out = {y},
+                    .input_placement = &change.from, .output_placement = &change.to);
 }
 
 ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
-                              ar_tp_redistribution change, const char *tag, bool ends)
+                              ar_tp_redistribution change, const char *tag, bool releases_input)
 {
-    return ari_tp_redistribute_of(ctx, y, x, f, change, tag, ends, tag);
+    return ari_tp_redistribute_of(ctx, y, x, f, change, tag, releases_input, tag);
 }
 
 /* --- taps --------------------------------------------------------------------------------------------------------- */
@@ -245,31 +248,33 @@ static void place_samples(ar_layout *o, const ar_ctx *ctx)
         o->box[k].global[0] = ctx->first_sample;
 }
 
-/* Every box's part of a run of positions, which is `at` in the order of the rank's own and `first` in the sequence. */
-static void place_run(ar_layout *to, const ar_layout *own, int dim, size_t at, size_t first, size_t count)
+/* Every box's part of a run of positions, which is `local_begin` in the order of the rank's own and `global_begin` in the sequence. */
+static void place_run(ar_layout *dst, const ar_layout *src, int dim, size_t local_begin, size_t global_begin,
+                      size_t count)
 {
-    for (size_t k = 0; k < own->nbox; k++) {
-        const size_t from = own->box[k].global[dim], end = from + own->box[k].extent[dim];
-        const size_t start = from > at ? from : at, stop = end < at + count ? end : at + count;
+    for (size_t k = 0; k < src->nbox; k++) {
+        const size_t box_begin = src->box[k].global[dim], end = box_begin + src->box[k].extent[dim];
+        const size_t start = box_begin > local_begin ? box_begin : local_begin,
+                     stop = end < local_begin + count ? end : local_begin + count;
         if (start >= stop)
             continue;
-        ar_box *b = &to->box[to->nbox++];
-        *b = own->box[k];
-        b->local[dim] += start - from;
-        b->global[dim] = first + (start - at);
+        ar_box *b = &dst->box[dst->nbox++];
+        *b = src->box[k];
+        b->local[dim] += start - box_begin;
+        b->global[dim] = global_begin + (start - local_begin);
         b->extent[dim] = stop - start;
     }
 }
 
 /* Boxes of the rank's own positions along a dimension become boxes of all of them. At most half of the boxes that there
  * can be are used. */
-static void place_positions(ar_layout *o, int dim, const ar_positions *own, size_t seq)
+static void place_positions(ar_layout *o, int dim, const ar_positions *positions, size_t seq)
 {
     const ar_layout before = *o;
     o->nbox = 0;
     o->shape[dim] = seq;
-    place_run(o, &before, dim, 0, own->first[0], own->count[0]);
-    place_run(o, &before, dim, own->count[0], own->first[1], own->count[1]);
+    place_run(o, &before, dim, 0, positions->first[0], positions->count[0]);
+    place_run(o, &before, dim, positions->count[0], positions->first[1], positions->count[1]);
 }
 
 static ar_status tap(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t, ar_layout *layout)
@@ -280,8 +285,8 @@ static ar_status tap(ar_ctx *ctx, const char *base, const char *part, char pass,
     place_samples(layout, ctx);
     if (ar_comm_size(ctx->sequence) > 1 && dim > 0) {
         const size_t seq = ari_all_positions(ctx, layout->shape[dim]);
-        const ar_positions own = ari_own_positions(ctx, seq, false);
-        place_positions(layout, dim, &own, seq);
+        const ar_positions positions = ari_own_positions(ctx, seq, false);
+        place_positions(layout, dim, &positions, seq);
     }
     return ari_tap(ctx, name, pass, t, layout);
 }
@@ -355,7 +360,7 @@ ar_status ari_tap_number(ar_ctx *ctx, const char *name, char pass, float value)
 ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                          size_t features, ar_placement p)
 {
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_REPORT, .name = base, .in = {t}, .needs = &p, .pass = pass));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_REPORT, .name = base, .input = {t}, .input_placement = &p, .pass = pass));
     if (ari_placed_by_features(p))
         return ari_tap_copies(ctx, base, part, pass, t, t->ndim - 1, features, 1);
     if (ari_placed_by_tokens(p) && t->ndim > 1)

@@ -7,34 +7,36 @@
 #include "ref/placement/placement_private.h"
 
 /* A redistribution over the tensor-parallel group, of equal parts, with sums in the communicator's order. */
-static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement from, ar_placement to,
-                                    const char *operation, const char *tag)
+static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_placement from_placement,
+                                    ar_placement to_placement, const char *operation, const char *tag)
 {
     const ar_tensor input = *x; /* y may be x */
     const int n = ar_comm_size(ctx->tp);
-    const ar_mesh_groups over = {.mesh = {1, {{"tp", n}}}, .at = {ar_comm_rank(ctx->tp)}, .comm = {ctx->tp}};
-    ar_redistribution r = {.ndim = x->ndim, .from = {from}, .to = {to}};
+    const ar_mesh_groups groups = {.mesh = {1, {{"tp", n}}}, .at = {ar_comm_rank(ctx->tp)}, .comm = {ctx->tp}};
+    ar_redistribution r = {.ndim = x->ndim, .from = {from_placement}, .to = {to_placement}};
     size_t part[AR_MAX_DIMS];
-    bool taken = false;
-    if (from.kind == AR_PARTIAL_SUM)
-        AR_TRY(ari_unsummed_take(&taken, ctx, y, &input, to, tag));
-    for (int d = 0; d < x->ndim && !taken; d++)
-        r.shape[d] =
-            x->shape[d] * (from.kind == AR_SHARD && d == from.dim + (from.dim < 0 ? x->ndim : 0) ? (size_t)n : 1);
-    if (!taken) {
-        AR_TRY(ar_placements_region(NULL, part, &over.mesh, over.at, &to, x->ndim, r.shape, false));
-        AR_TRY(ari_redistribute(ctx, &over, y, &input, &r, ari_arith_native(AR_PRECISION_F32), tag));
+    bool is_folded = false;
+    if (from_placement.kind == AR_PARTIAL_SUM)
+        AR_TRY(ari_unsummed_take(&is_folded, ctx, y, &input, to_placement, tag));
+    for (int d = 0; d < x->ndim && !is_folded; d++)
+        r.shape[d] = x->shape[d] * (from_placement.kind == AR_SHARD &&
+                                            d == from_placement.dim + (from_placement.dim < 0 ? x->ndim : 0)
+                                        ? (size_t)n
+                                        : 1);
+    if (!is_folded) {
+        AR_TRY(ar_placements_region(NULL, part, &groups.mesh, groups.at, &to_placement, x->ndim, r.shape, false));
+        AR_TRY(ari_redistribute(ctx, &groups, y, &input, &r, ari_arith_native(AR_PRECISION_F32), tag));
     }
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .operation = operation, .in = {&input}, .out = {y},
-                    .needs = &from, .makes = &to);
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .operation = operation, .input = {&input}, .out = {y},
+                    .input_placement = &from_placement, .output_placement = &to_placement);
 }
 
-static ar_status redistribute_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, ar_placement from,
-                                       ar_placement to, const char *operation, const char *tag)
+static ar_status redistribute_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tensor *dy, ar_placement from_placement,
+                                       ar_placement to_placement, const char *operation, const char *tag)
 {
     ar_placement dfrom, dto;
-    AR_TRY(ari_placement_gradient(&dfrom, from));
-    AR_TRY(ari_placement_gradient(&dto, to));
+    AR_TRY(ari_placement_gradient(&dfrom, from_placement));
+    AR_TRY(ari_placement_gradient(&dto, to_placement));
     return redistribute_equal(ctx, dx, dy, dto, dfrom, operation, tag);
 }
 
@@ -80,7 +82,7 @@ ar_status ari_stream_to_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, 
 
 typedef struct redistribution_module {
     ar_module base;
-    ar_placement from, to;
+    ar_placement from_placement, to_placement;
 } redistribution_module;
 
 static ar_status move_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -88,7 +90,7 @@ static ar_status move_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
 {
     const redistribution_module *m = (const redistribution_module *)base;
     (void)saved, (void)batch;
-    return redistribute_equal(ctx, y, x, m->from, m->to, base->ops->kind, base->name);
+    return redistribute_equal(ctx, y, x, m->from_placement, m->to_placement, base->ops->kind, base->name);
 }
 
 static ar_status move_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
@@ -96,21 +98,22 @@ static ar_status move_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar
 {
     const redistribution_module *m = (const redistribution_module *)base;
     (void)saved, (void)batch;
-    return dx ? redistribute_backward(ctx, dx, dy, m->from, m->to, base->ops->kind, base->name) : AR_OK;
+    return dx ? redistribute_backward(ctx, dx, dy, m->from_placement, m->to_placement, base->ops->kind, base->name)
+              : AR_OK;
 }
 
-ar_status ari_redistribution_create(ar_module **gives, ar_ctx *ctx, const char *name, ar_placement from,
-                                    ar_placement to)
+ar_status ari_redistribution_create(ar_module **out, ar_ctx *ctx, const char *name, ar_placement from_placement,
+                                    ar_placement to_placement)
 {
     static const ar_module_ops ops = {.kind = "redistribution", .forward = move_forward, .backward = move_backward};
     redistribution_module *m = NULL;
     ar_placement gradient;
     (void)ctx;
-    AR_TRY(ari_placement_gradient(&gradient, from));
-    AR_TRY(ari_placement_gradient(&gradient, to));
+    AR_TRY(ari_placement_gradient(&gradient, from_placement));
+    AR_TRY(ari_placement_gradient(&gradient, to_placement));
     AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, AR_HELD_UNKNOWN));
-    m->from = from;
-    m->to = to;
-    *gives = &m->base;
+    m->from_placement = from_placement;
+    m->to_placement = to_placement;
+    *out = &m->base;
     return AR_OK;
 }

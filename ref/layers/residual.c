@@ -10,7 +10,7 @@
 typedef struct residual_module {
     ar_module base;
     ar_module *branch;
-    bool own;
+    bool owns_branch;
 } residual_module;
 
 static ar_status residual_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
@@ -39,12 +39,12 @@ static ar_status residual_recompute(ar_module *base, ar_ctx *ctx, ar_saved *save
 static void residual_destroy(ar_module *base)
 {
     residual_module *m = (residual_module *)base;
-    if (m->own)
+    if (m->owns_branch)
         ar_module_destroy(m->branch);
     free(m);
 }
 
-ar_status ari_residual_create(ar_module **gives, const char *name, ar_module *branch, ar_held held, bool own)
+ar_status ari_residual_create(ar_module **out, const char *name, ar_module *branch, ar_held placement, bool owns_branch)
 {
     static const ar_module_ops ops = {.kind = "residual",
                                       .forward = residual_forward,
@@ -56,19 +56,19 @@ ar_status ari_residual_create(ar_module **gives, const char *name, ar_module *br
     residual_module *m = NULL;
     if (!branch)
         return ar_error_set(AR_ERR_ARG, "%s: a residual without a branch", ARI_SHOW(name));
-    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, held));
+    AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, placement));
     m->branch = branch;
-    m->own = own;
-    *gives = &m->base;
+    m->owns_branch = owns_branch;
+    *out = &m->base;
     return AR_OK;
 }
 
-ar_status ar_residual_made(ar_module **gives, const char *name, ar_module *const *child, size_t n, ar_held held,
+ar_status ar_residual_made(ar_module **out, const char *name, ar_module *const *child, size_t n, ar_held placement,
                            ar_status st)
 {
     ar_module *line = NULL;
     AR_TRY(ar_sequential_made(&line, name, child, n, st));
-    st = ari_residual_create(gives, name, line, held, true);
+    st = ari_residual_create(out, name, line, placement, true);
     if (st != AR_OK)
         ar_module_destroy(line);
     return st;

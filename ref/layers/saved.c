@@ -21,9 +21,9 @@ struct ar_saved {
     size_t count, capacity;
 };
 
-ar_status ar_saved_create(ar_saved **gives)
+ar_status ar_saved_create(ar_saved **out)
 {
-    return ari_alloc_zero((void **)gives, 1, sizeof(ar_saved), "saved activations");
+    return ari_alloc_zero((void **)out, 1, sizeof(ar_saved), "saved activations");
 }
 
 void ari_saved_clear(ar_saved *s)
@@ -61,10 +61,10 @@ ar_status ar_saved_push(ar_saved *s, const void *owner, int slot, const ar_tenso
 }
 
 /* The newest entry under (owner, slot). */
-static ar_status find_saved(size_t *at, const ar_saved *s, const void *owner, int slot)
+static ar_status find_saved(size_t *index, const ar_saved *s, const void *owner, int slot)
 {
     for (size_t i = s ? s->count : 0; i-- > 0;) {
-        *at = i;
+        *index = i;
         if (s->entries[i].owner == owner && s->entries[i].slot == slot)
             return AR_OK;
     }
@@ -73,20 +73,20 @@ static ar_status find_saved(size_t *at, const ar_saved *s, const void *owner, in
 
 ar_status ar_saved_pop(ar_saved *s, const void *owner, int slot, ar_tensor *t)
 {
-    size_t at = 0;
-    AR_TRY(find_saved(&at, s, owner, slot));
-    *t = s->entries[at].tensor;
+    size_t index = 0;
+    AR_TRY(find_saved(&index, s, owner, slot));
+    *t = s->entries[index].tensor;
     s->count--;
-    for (size_t k = at; k < s->count; k++)
+    for (size_t k = index; k < s->count; k++)
         s->entries[k] = s->entries[k + 1];
     return AR_OK;
 }
 
 ar_status ari_saved_newest(const ar_saved *s, const void *owner, int slot, ar_tensor *t)
 {
-    size_t at = 0;
-    AR_TRY(find_saved(&at, s, owner, slot));
-    *t = s->entries[at].tensor;
+    size_t index = 0;
+    AR_TRY(find_saved(&index, s, owner, slot));
+    *t = s->entries[index].tensor;
     return AR_OK;
 }
 
@@ -95,7 +95,7 @@ ar_status ari_saved_newest(const ar_saved *s, const void *owner, int slot, ar_te
 typedef struct ari_deferred_job {
     struct ari_deferred_job *next;
     ari_deferred_fn run;
-    ar_tensor held[2]; /* data NULL: none */
+    ar_tensor inputs[2]; /* data NULL: none */
     max_align_t job[];
 } ari_deferred_job;
 
@@ -103,15 +103,15 @@ static void hold(ar_ctx *ctx, ari_deferred_job *l, int i, const ar_tensor *t)
 {
     if (!t)
         return;
-    l->held[i] = *t;
+    l->inputs[i] = *t;
     ari_step_hold(ctx, t);
 }
 
 ar_status ari_defer(ar_ctx *ctx, ari_deferred_fn run, const void *job, size_t bytes, const ar_tensor *a,
                     const ar_tensor *b)
 {
-    ari_deferred *all = ctx->deferred;
-    if (!all)
+    ari_deferred *deferred = ctx->deferred;
+    if (!deferred)
         return run(ctx, job);
     ari_deferred_job *l = calloc(1, sizeof *l + bytes);
     if (!l)
@@ -120,23 +120,23 @@ ar_status ari_defer(ar_ctx *ctx, ari_deferred_fn run, const void *job, size_t by
     memcpy(l->job, job, bytes);
     hold(ctx, l, 0, a);
     hold(ctx, l, 1, b);
-    if (all->last)
-        all->last->next = l;
+    if (deferred->tail)
+        deferred->tail->next = l;
     else
-        all->first = l;
-    all->last = l;
+        deferred->head = l;
+    deferred->tail = l;
     return AR_OK;
 }
 
 /* st: why the work is not done any more; AR_OK: it is done, up to the first failure. */
 static ar_status empty(ar_ctx *ctx, ari_deferred *l, ar_status st)
 {
-    for (ari_deferred_job *at = l->first, *next = NULL; at; at = next) {
-        next = at->next;
-        st = st == AR_OK ? at->run(ctx, at->job) : st;
+    for (ari_deferred_job *node = l->head, *next_job = NULL; node; node = next_job) {
+        next_job = node->next;
+        st = st == AR_OK ? node->run(ctx, node->job) : st;
         for (int i = 0; i < 2; i++)
-            ari_step_let_go(ctx, &at->held[i]);
-        free(at);
+            ari_step_let_go(ctx, &node->inputs[i]);
+        free(node);
     }
     *l = (ari_deferred){NULL};
     return st;

@@ -24,42 +24,43 @@ ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq)
 
 ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream)
 {
-    const ar_positions own = ari_parallel_positions(&ctx->layout, seq, ari_ctx_place(ctx, ARI_CUTS_POSITIONS));
+    const ar_positions positions = ari_parallel_positions(&ctx->layout, seq, ari_ctx_place(ctx, ARI_CUTS_POSITIONS));
     return stream && ari_ctx_sp(ctx)
-               ? ari_positions_part(&own, (size_t)ar_comm_rank(ctx->tp), (size_t)ar_comm_size(ctx->tp))
-               : own;
+               ? ari_positions_part(&positions, (size_t)ar_comm_rank(ctx->tp), (size_t)ar_comm_size(ctx->tp))
+               : positions;
 }
 
-size_t ari_all_positions(const ar_ctx *ctx, size_t own)
+size_t ari_all_positions(const ar_ctx *ctx, size_t local_count)
 {
-    return own * (size_t)ar_comm_size(ctx->sequence);
+    return local_count * (size_t)ar_comm_size(ctx->sequence);
 }
 
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major)
 {
-    const ar_positions all = ari_own_positions(ctx, batch->seq, false);
-    const size_t own = ari_positions_count(&all) / (rank_major ? ari_sequence_ranks(ctx) : 1);
-    const size_t sample = i / own % batch->batch, rank = i / own / batch->batch;
-    return sample * batch->seq + ari_positions_at(&all, rank * own + i % own);
+    const ar_positions positions = ari_own_positions(ctx, batch->seq, false);
+    const size_t local_count = ari_positions_count(&positions) / (rank_major ? ari_sequence_ranks(ctx) : 1);
+    const size_t sample = i / local_count % batch->batch, rank = i / local_count / batch->batch;
+    return sample * batch->seq + ari_positions_at(&positions, rank * local_count + i % local_count);
 }
 
-int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *own, size_t i)
+int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *positions, size_t i)
 {
-    const int64_t target = ari_batch_target(batch, row, ari_positions_at(own, i));
-    return ari_fault_target(ctx, batch, row, own, i, target);
+    const int64_t target = ari_batch_target(batch, row, ari_positions_at(positions, i));
+    return ari_fault_target(ctx, batch, row, positions, i, target);
 }
 
-ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *at, const ar_batch *batch, const ar_positions *own)
+ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *position_ids, const ar_batch *batch,
+                              const ar_positions *positions)
 {
-    const size_t each = ari_positions_count(own), n = batch->batch * each;
+    const size_t per_sample = ari_positions_count(positions), n = batch->batch * per_sample;
     ARI_OWNED int64_t *host = NULL;
     AR_TRY(ARI_ALLOC(&host, n, "positions"));
     for (size_t i = 0; i < n; i++) {
-        const size_t place = ari_positions_at(own, i % each);
-        const bool over = ari_faulty(ctx, "positions_over_documents");
-        host[i] = (int64_t)(over ? place : ari_batch_position(batch, i / each, place));
+        const size_t place = ari_positions_at(positions, i % per_sample);
+        const bool ignores_documents = ari_faulty(ctx, "positions_over_documents");
+        host[i] = (int64_t)(ignores_documents ? place : ari_batch_position(batch, i / per_sample, place));
     }
-    return ari_numbers(ctx, at, AR_I64, n, host);
+    return ari_numbers(ctx, position_ids, AR_I64, n, host);
 }
 
 /* The positions of an x that has all of them, cut for the ranks. */
@@ -94,8 +95,8 @@ ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x)
 ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag)
 {
     const int n = ar_comm_size(ctx->tp);
-    const ar_tensor own = ari_tensor_rows(x);
-    AR_TRY(ari_new_rows(ctx, rows, x->dtype, (size_t)n * own.shape[0], own.shape[1]));
+    const ar_tensor local_rows = ari_tensor_rows(x);
+    AR_TRY(ari_new_rows(ctx, rows, x->dtype, (size_t)n * local_rows.shape[0], local_rows.shape[1]));
     const ari_axis a = ari_axis_of(2, rows->shape, 0, n);
     return ari_axis_gather(ctx, ctx->tp, rows->data, ar_const(x->data), &a, x->dtype, tag);
 }

@@ -20,10 +20,10 @@ typedef struct sequential_module {
     ar_module base;
     ar_module **child; /* [n] */
     size_t n;
-    bool own;
-    size_t under;   /* the child that runs as under sequence parallelism, as no other does; SIZE_MAX: none */
-    bool positions; /* a plan splits the positions of some value here */
-    ari_staged *at; /* [n], of a list that is cut; NULL: it is not */
+    bool owns_children;
+    size_t sp_index;         /* the child that runs as under sequence parallelism, as no other does; SIZE_MAX: none */
+    bool positions;          /* a plan splits the positions of some value here */
+    ari_staged *child_stage; /* [n], of a list that is cut; NULL: it is not */
     ari_stages stages;
     ar_module **spare; /* [spares]: of the other end of the pipeline, and share a parameter with one of here */
     size_t spares;
@@ -32,41 +32,41 @@ typedef struct sequential_module {
 static bool enter_child(const sequential_module *m, ar_ctx *ctx, size_t i)
 {
     const bool before = ctx->sp;
-    ctx->sp = before || i == m->under;
-    if (m->at)
-        ctx->use = m->at[i].unit ? ARI_USE_BETWEEN : ARI_USE_OUTER;
+    ctx->sp = before || i == m->sp_index;
+    if (m->child_stage)
+        ctx->use = m->child_stage[i].unit ? ARI_USE_BETWEEN : ARI_USE_OUTER;
     return before;
 }
 
 /* y = children [first, end) of x. */
 static ar_status run_forward(const sequential_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
-                             const ar_batch *batch, size_t first, size_t end)
+                             const ar_batch *batch, size_t begin, size_t end)
 {
-    ar_tensor in = *x;
-    *y = in;
-    for (size_t i = first; i < end && !(m->at && m->at[i].uncounted && ctx->counting); i++) {
+    ar_tensor input = *x;
+    *y = input;
+    for (size_t i = begin; i < end && !(m->child_stage && m->child_stage[i].uncounted && ctx->counting); i++) {
         const bool sp = enter_child(m, ctx, i);
-        const ar_status st = ar_module_forward(m->child[i], ctx, saved, y, &in, batch);
+        const ar_status st = ar_module_forward(m->child[i], ctx, saved, y, &input, batch);
         ctx->sp = sp;
         AR_TRY(st);
-        in = *y;
+        input = *y;
     }
     return AR_OK;
 }
 
 /* The first child is not asked for a dx that nobody wants. */
 static ar_status run_backward(const sequential_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
-                              const ar_tensor *dy, const ar_batch *batch, size_t first, size_t end)
+                              const ar_tensor *dy, const ar_batch *batch, size_t begin, size_t end)
 {
-    ar_tensor d = *dy, next = d;
-    for (size_t i = end; i-- > first;) {
+    ar_tensor d = *dy, child_dx = d;
+    for (size_t i = end; i-- > begin;) {
         const bool sp = enter_child(m, ctx, i);
-        const ar_status st = ar_module_backward(m->child[i], ctx, saved, i > first || dx ? &next : NULL, &d, batch);
+        const ar_status st = ar_module_backward(m->child[i], ctx, saved, i > begin || dx ? &child_dx : NULL, &d, batch);
         ctx->sp = sp;
         AR_TRY(st);
-        if (m->stages.fresh && (i > first || dx) && next.data.ptr != d.data.ptr)
+        if (m->stages.fresh && (i > begin || dx) && child_dx.data.ptr != d.data.ptr)
             ar_ctx_release(ctx, &d);
-        d = next;
+        d = child_dx;
     }
     if (dx)
         *dx = d;
@@ -75,7 +75,7 @@ static ar_status run_backward(const sequential_module *m, ar_ctx *ctx, ar_saved 
 
 static ar_status check_whole(const sequential_module *m, const ar_ctx *ctx)
 {
-    if (!m->at || ar_comm_size(ctx->pipeline) == 1)
+    if (!m->child_stage || ar_comm_size(ctx->pipeline) == 1)
         return AR_OK;
     return ar_error_set(AR_ERR_ARG,
                         "%s: rank %d of a pipeline of %d has some of its modules: ar_module_train_step goes "
@@ -115,18 +115,18 @@ static size_t children(const ar_module *base, ar_module **out, size_t cap)
 static void sequential_destroy(ar_module *base)
 {
     sequential_module *m = (sequential_module *)base;
-    for (size_t i = 0; m->own && i < m->n; i++)
+    for (size_t i = 0; m->owns_children && i < m->n; i++)
         ar_module_destroy(m->child[i]);
-    for (size_t i = 0; m->own && i < m->spares; i++)
+    for (size_t i = 0; m->owns_children && i < m->spares; i++)
         ar_module_destroy(m->spare[i]);
     free(m->spare);
     free(m->child);
-    free(m->at);
+    free(m->child_stage);
     free(m);
 }
 
-ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n, bool own,
-                                size_t under, bool positions)
+ar_status ari_sequential_create(ar_module **out, const char *name, ar_module *const *child, size_t n,
+                                bool owns_children, size_t sp_index, bool positions)
 {
     static const ar_module_ops ops = {.kind = LIST,
                                       .forward = sequential_forward,
@@ -144,21 +144,21 @@ ar_status ari_sequential_create(ar_module **gives, const char *name, ar_module *
         m->child[i] = child[i];
     }
     m->n = st == AR_OK ? n : 0;
-    m->own = own;
-    m->under = under;
+    m->owns_children = owns_children;
+    m->sp_index = sp_index;
     m->positions = positions;
-    return ari_module_end(gives, &m->base, st);
+    return ari_module_end(out, &m->base, st);
 }
 
-ar_status ar_sequential_create(ar_module **gives, const char *name, ar_module *const *child, size_t n, bool own)
+ar_status ar_sequential_create(ar_module **out, const char *name, ar_module *const *child, size_t n, bool owns_children)
 {
-    return ari_sequential_create(gives, name, child, n, own, SIZE_MAX, false);
+    return ari_sequential_create(out, name, child, n, owns_children, SIZE_MAX, false);
 }
 
-ar_status ar_sequential_made(ar_module **gives, const char *name, ar_module *const *child, size_t n, ar_status st)
+ar_status ar_sequential_made(ar_module **out, const char *name, ar_module *const *child, size_t n, ar_status st)
 {
     if (st == AR_OK)
-        st = ar_sequential_create(gives, name, child, n, true);
+        st = ar_sequential_create(out, name, child, n, true);
     for (size_t i = 0; child && i < n && st != AR_OK; i++)
         ar_module_destroy(child[i]);
     return st;
@@ -174,23 +174,24 @@ static sequential_module *list_of(const ar_module *m)
 
 /* A parameter that a module of this rank shares with one of another rank is two: copies, whose gradients are summed, if
  * these are the first and the last rank. The other module, whose the parameter may be, becomes a spare. */
-static ar_status share_ends(sequential_module *m, const ari_staged *at, int rank, int ranks)
+static ar_status share_ends(sequential_module *m, const ari_staged *child_stage, int rank, int ranks)
 {
     for (size_t i = 0; i < m->n; i++) {
-        for (size_t k = 0; k < m->n && at[i].rank == rank; k++) {
-            const bool ends = (at[i].rank == 0 && at[k].rank == ranks - 1) || (at[k].rank == 0 && rank == ranks - 1);
-            ARI_OWNED ar_param **here = NULL, **there = NULL;
-            size_t n = 0, others = 0;
+        for (size_t k = 0; k < m->n && child_stage[i].rank == rank; k++) {
+            const bool is_end_pair = (child_stage[i].rank == 0 && child_stage[k].rank == ranks - 1) ||
+                                     (child_stage[k].rank == 0 && rank == ranks - 1);
+            ARI_OWNED ar_param **local_params = NULL, **peer_params = NULL;
+            size_t n = 0, peer_count = 0;
             bool shares = false;
-            if (at[k].rank == rank)
+            if (child_stage[k].rank == rank)
                 continue;
-            AR_TRY(ari_module_list(&here, &n, m->child[i]));
-            AR_TRY(ari_module_list(&there, &others, m->child[k]));
-            for (size_t a = 0; a < n * others; a++) {
-                ar_param *p = here[a / others];
-                if (p != there[a % others])
+            AR_TRY(ari_module_list(&local_params, &n, m->child[i]));
+            AR_TRY(ari_module_list(&peer_params, &peer_count, m->child[k]));
+            for (size_t a = 0; a < n * peer_count; a++) {
+                ar_param *p = local_params[a / peer_count];
+                if (p != peer_params[a % peer_count])
                     continue;
-                if (!ends)
+                if (!is_end_pair)
                     AR_TRY(ar_error_set(AR_ERR_UNSUPPORTED,
                                         "%s: %s and %s share %s, and are in stages of two ranks, expected the first "
                                         "and the last: give both to one stage (ar_parallel.stages), or each a "
@@ -221,11 +222,11 @@ ar_status ari_sequential_keep(ar_module *base, const ari_staged *child, const ar
     const int rank = ar_comm_rank(ctx->pipeline);
     sequential_module *m = list_of(base);
     size_t n = 0;
-    if (!m || m->at || m->under != SIZE_MAX)
+    if (!m || m->child_stage || m->sp_index != SIZE_MAX)
         return ar_error_set(AR_ERR_ARG, "%s: only a list of modules (ar_sequential_create) is cut, and once",
                             base->name);
     AR_TRY(ARI_ALLOC_ZERO(&m->spare, m->n, "stages"));
-    AR_TRY(ARI_ALLOC_ZERO(&m->at, m->n, "stages"));
+    AR_TRY(ARI_ALLOC_ZERO(&m->child_stage, m->n, "stages"));
     const ar_status st = share_ends(m, child, rank, ar_comm_size(ctx->pipeline));
     if (st != AR_OK) {
         m->spares = 0; /* the list still has all of them */
@@ -233,9 +234,9 @@ ar_status ari_sequential_keep(ar_module *base, const ari_staged *child, const ar
     }
     for (size_t i = 0; i < m->n; i++) {
         if (child[i].rank == rank) {
-            m->at[n] = child[i];
+            m->child_stage[n] = child[i];
             m->child[n++] = m->child[i];
-        } else if (m->own && !is_spare(m, m->child[i])) {
+        } else if (m->owns_children && !is_spare(m, m->child[i])) {
             ar_module_destroy(m->child[i]);
         }
     }
@@ -244,10 +245,10 @@ ar_status ari_sequential_keep(ar_module *base, const ari_staged *child, const ar
     return AR_OK;
 }
 
-ar_status ari_sequential_recompute(ar_module *base, size_t first, size_t end, const ar_recomputation *r)
+ar_status ari_sequential_recompute(ar_module *base, size_t begin, size_t end, const ar_recomputation *r)
 {
     sequential_module *m = list_of(base);
-    for (size_t i = first; m && i < end; i += (size_t)ari_at_least_one(r->every))
+    for (size_t i = begin; m && i < end; i += (size_t)ari_at_least_one(r->every))
         AR_TRY(ari_module_recompute(m->child[i], r->what));
     return AR_OK;
 }
@@ -255,10 +256,10 @@ ar_status ari_sequential_recompute(ar_module *base, size_t first, size_t end, co
 const ari_stages *ari_sequential_stages(const ar_module *base, const ari_staged **child)
 {
     const sequential_module *m = list_of(base);
-    if (!m || !m->at)
+    if (!m || !m->child_stage)
         return NULL;
     if (child)
-        *child = m->at;
+        *child = m->child_stage;
     return &m->stages;
 }
 
@@ -267,14 +268,14 @@ size_t ari_sequential_units(const ar_module *base, ar_unit *out, size_t cap, int
     const sequential_module *m = list_of(base);
     size_t count = 0;
     *root = 0;
-    for (size_t i = 0; m && m->at && i < m->n; i++) {
-        const int stage = m->at[i].stage < 0 ? m->stages.n - 1 : m->at[i].stage;
+    for (size_t i = 0; m && m->child_stage && i < m->n; i++) {
+        const int stage = m->child_stage[i].stage < 0 ? m->stages.n - 1 : m->child_stage[i].stage;
         size_t k = 0;
         while (k < i && m->child[k] != m->child[i])
             k++;
-        if (i == 0 && m->at[i].unit)
+        if (i == 0 && m->child_stage[i].unit)
             *root = m->stages.n - 1;
-        if (k < i || !m->at[i].unit || ar_module_params(m->child[i], NULL, 0, true) == 0)
+        if (k < i || !m->child_stage[i].unit || ar_module_params(m->child[i], NULL, 0, true) == 0)
             continue;
         if (count < cap)
             out[count] = (ar_unit){m->child[i], stage};
@@ -287,37 +288,38 @@ size_t ari_sequential_units(const ar_module *base, ar_unit *out, size_t cap, int
 
 ar_status ari_stage_between(const ar_module *base, ar_ctx *ctx, ar_tensor *t, const ar_batch *batch)
 {
-    const ari_between *b = &list_of(base)->stages.between;
+    const ari_between *b = &list_of(base)->stages.boundary;
     size_t shape[AR_MAX_DIMS] = {batch->batch};
     for (int d = 0; d < b->ndim; d++)
         shape[d + 1] = b->shape[d];
     if (b->ndim > 1) {
-        const ar_positions own = ari_own_positions(ctx, b->shape[0] > 0 ? b->shape[0] : batch->seq, true);
-        shape[1] = ari_positions_count(&own);
+        const ar_positions positions = ari_own_positions(ctx, b->shape[0] > 0 ? b->shape[0] : batch->seq, true);
+        shape[1] = ari_positions_count(&positions);
     }
     ctx->use = ARI_USE_BETWEEN;
     return ar_ctx_tensor(ctx, t, ctx->activations, b->ndim + 1, shape);
 }
 
 /* What goes to another stage is memory of its own. */
-static ar_status hand_over(const ar_module *base, ar_ctx *ctx, ar_tensor *y, const ar_tensor *at, const ar_batch *batch)
+static ar_status hand_over(const ar_module *base, ar_ctx *ctx, ar_tensor *y, const ar_tensor *value,
+                           const ar_batch *batch)
 {
-    *y = *at;
+    *y = *value;
     if (list_of(base)->stages.fresh)
         return AR_OK;
     AR_TRY(ari_stage_between(base, ctx, y, batch));
-    if (at->ndim != y->ndim || memcmp(at->shape, y->shape, (size_t)y->ndim * sizeof *y->shape) != 0 ||
-        !ari_tensor_is_contiguous(at) || at->dtype != y->dtype)
+    if (value->ndim != y->ndim || memcmp(value->shape, y->shape, (size_t)y->ndim * sizeof *y->shape) != 0 ||
+        !ari_tensor_is_contiguous(value) || value->dtype != y->dtype)
         return ar_error_set(AR_ERR_SHAPE, "%s: a value of %s between stages, which were cut for %s", base->name,
-                            ARI_SHOW_SHAPE(at->ndim, at->shape), ARI_SHOW_SHAPE(y->ndim, y->shape));
-    return ARI_KERNEL(ctx, copy, y->data, ar_const(at->data), ar_tensor_count(y) * ar_dtype_bytes(y->dtype));
+                            ARI_SHOW_SHAPE(value->ndim, value->shape), ARI_SHOW_SHAPE(y->ndim, y->shape));
+    return ARI_KERNEL(ctx, copy, y->data, ar_const(value->data), ar_tensor_count(y) * ar_dtype_bytes(y->dtype));
 }
 
 /* m as a list of which a pass goes through a stage; NULL: it is one module. */
 static const sequential_module *staged(const ar_module *m, const ar_ctx *ctx)
 {
     const sequential_module *list = list_of(m);
-    return list && list->at && (list->stages.fresh || ar_comm_size(ctx->pipeline) > 1) ? list : NULL;
+    return list && list->child_stage && (list->stages.fresh || ar_comm_size(ctx->pipeline) > 1) ? list : NULL;
 }
 
 static bool is_last(const sequential_module *m, const ar_ctx *ctx, int i)
@@ -325,14 +327,14 @@ static bool is_last(const sequential_module *m, const ar_ctx *ctx, int i)
     return !m || (i + 1 == m->stages.n && ar_comm_rank(ctx->pipeline) + 1 == ar_comm_size(ctx->pipeline));
 }
 
-/* Children [*first, *end) are those of stage i. */
-static void children_of(const sequential_module *m, int i, size_t *first, size_t *end)
+/* Children [*begin, *end) are those of stage i. */
+static void children_of(const sequential_module *m, int i, size_t *begin, size_t *end)
 {
-    *first = 0;
-    while (*first < m->n && m->at[*first].stage != i)
-        (*first)++;
-    *end = *first;
-    while (*end < m->n && m->at[*end].stage == i)
+    *begin = 0;
+    while (*begin < m->n && m->child_stage[*begin].stage != i)
+        (*begin)++;
+    *end = *begin;
+    while (*end < m->n && m->child_stage[*end].stage == i)
         (*end)++;
 }
 
@@ -347,18 +349,18 @@ ar_status ari_stage_forward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *
                             const ar_tensor *x, const ar_batch *batch)
 {
     const sequential_module *list = staged(m, ctx);
-    ar_tensor in, out;
-    size_t first, end;
+    ar_tensor input, out;
+    size_t begin, end;
     ari_ctx_place_batch(ctx, batch);
     if (i == 0 && ar_comm_rank(ctx->pipeline) == 0)
-        AR_TRY(input_of(m, ctx, &in, batch));
+        AR_TRY(input_of(m, ctx, &input, batch));
     else
-        in = *x;
+        input = *x;
     if (list) {
-        children_of(list, i, &first, &end);
-        AR_TRY(run_forward(list, ctx, saved, &out, &in, batch, first, end));
+        children_of(list, i, &begin, &end);
+        AR_TRY(run_forward(list, ctx, saved, &out, &input, batch, begin, end));
     } else {
-        AR_TRY(ar_module_forward(m, ctx, saved, &out, &in, batch));
+        AR_TRY(ar_module_forward(m, ctx, saved, &out, &input, batch));
     }
     if (!is_last(list, ctx, i))
         return hand_over(m, ctx, y, &out, batch);
@@ -374,8 +376,8 @@ ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved 
 {
     const sequential_module *list = staged(m, ctx);
     const bool inner = i > 0 || ar_comm_rank(ctx->pipeline) > 0;
-    ar_tensor d, made;
-    size_t first, end;
+    ar_tensor d, stage_dx;
+    size_t begin, end;
     ari_ctx_place_batch(ctx, batch);
     if (list && list->stages.further && is_last(list, ctx, i))
         AR_TRY(ari_further_backward(list->stages.further, ctx, saved, batch));
@@ -386,9 +388,9 @@ ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved 
         d = *dy;
     if (!list)
         return ar_module_backward(m, ctx, saved, NULL, &d, batch);
-    children_of(list, i, &first, &end);
-    AR_TRY(run_backward(list, ctx, saved, inner ? &made : NULL, &d, batch, first, end));
-    return inner ? hand_over(m, ctx, dx, &made, batch) : AR_OK;
+    children_of(list, i, &begin, &end);
+    AR_TRY(run_backward(list, ctx, saved, inner ? &stage_dx : NULL, &d, batch, begin, end));
+    return inner ? hand_over(m, ctx, dx, &stage_dx, batch) : AR_OK;
 }
 
 /* --- of a step ---------------------------------------------------------------------------------------------------- */
@@ -401,11 +403,11 @@ size_t ari_trained_depths(const ar_module *m)
 
 static size_t next_targets(const ar_ctx *ctx, const ar_batch *batch)
 {
-    const ar_positions own = ari_own_positions(ctx, batch->seq, false);
-    const size_t n = ari_positions_count(&own);
+    const ar_positions positions = ari_own_positions(ctx, batch->seq, false);
+    const size_t n = ari_positions_count(&positions);
     size_t count = 0;
     for (size_t i = 0; i < batch->batch * n; i++)
-        count += ari_own_target(ctx, batch, i / n, &own, i % n) != AR_IGNORE_INDEX;
+        count += ari_own_target(ctx, batch, i / n, &positions, i % n) != AR_IGNORE_INDEX;
     return count;
 }
 
@@ -446,13 +448,13 @@ ar_status ari_trained_zero(ar_module *m, ar_loss *loss, ar_ctx *ctx)
 ar_status ari_trained_loss(ar_module *m, ar_loss *loss, ar_ctx *ctx, float *value, size_t targets)
 {
     const ari_stages *s = ari_sequential_stages(m, NULL);
-    double more = 0.0;
+    double extra_loss = 0.0;
     *value = 0.0f;
     ari_span_begin("loss");
-    ar_status st = ari_balance_value(m, ctx, &more);
+    ar_status st = ari_balance_value(m, ctx, &extra_loss);
     if (st == AR_OK && s && s->further)
-        st = ari_further_loss(s->further, ctx, &more);
+        st = ari_further_loss(s->further, ctx, &extra_loss);
     if (st == AR_OK && ar_comm_rank(ctx->pipeline) + 1 == ar_comm_size(ctx->pipeline))
-        st = ari_loss_value(loss, ctx, value, targets, more);
+        st = ari_loss_value(loss, ctx, value, targets, extra_loss);
     return ari_span_end(st == AR_OK ? ari_loss_share(ctx, value) : st);
 }

@@ -14,19 +14,19 @@ typedef struct cutter {
     size_t n;
     int ndim;
     const size_t *shape;
-    size_t at[AR_MAX_DIMS];
+    size_t origin[AR_MAX_DIMS];
 } cutter;
 
 /* Rows [first, first + count) of dimension `dim`, whole. */
-static void add_rows(cutter *c, int dim, size_t first, size_t count)
+static void add_rows(cutter *c, int dim, size_t first_row, size_t count)
 {
     ari_run_box *b = &c->out[c->n++];
     *b = (ari_run_box){{0}, {0}};
     for (int d = 0; d < c->ndim; d++) {
-        b->origin[d] = d < dim ? c->at[d] : 0;
+        b->origin[d] = d < dim ? c->origin[d] : 0;
         b->extent[d] = d < dim ? 1 : c->shape[d];
     }
-    b->origin[dim] = first;
+    b->origin[dim] = first_row;
     b->extent[dim] = count;
 }
 
@@ -34,20 +34,20 @@ static void add_rows(cutter *c, int dim, size_t first, size_t count)
 static void cut(cutter *c, int dim, size_t start, size_t end)
 {
     const size_t row = ari_volume(c->shape + dim + 1, c->ndim - dim - 1);
-    const size_t first = start / row + (start % row != 0), last = end / row; /* whole rows [first, last) */
-    if (last < first) {                                                      /* within one row */
-        c->at[dim] = last;
-        cut(c, dim + 1, start - last * row, end - last * row);
+    const size_t first_row = start / row + (start % row != 0), end_row = end / row; /* whole rows [first, last) */
+    if (end_row < first_row) {                                                      /* within one row */
+        c->origin[dim] = end_row;
+        cut(c, dim + 1, start - end_row * row, end - end_row * row);
         return;
     }
     if (start % row != 0) {
-        c->at[dim] = first - 1;
+        c->origin[dim] = first_row - 1;
         cut(c, dim + 1, start % row, row);
     }
-    if (first < last)
-        add_rows(c, dim, first, last - first);
+    if (first_row < end_row)
+        add_rows(c, dim, first_row, end_row - first_row);
     if (end % row != 0) {
-        c->at[dim] = last;
+        c->origin[dim] = end_row;
         cut(c, dim + 1, 0, end % row);
     }
 }
@@ -82,23 +82,24 @@ static ari_run_box stored(const ar_param *p, const ari_run_box *b)
 }
 
 /* The intersection of a box of the local tensor and one of the parameter; false: empty. */
-static bool common(ar_box *out, const ari_run_box *b, const ar_box *held, int ndim)
+static bool common(ar_box *out, const ari_run_box *b, const ar_box *param_box, int ndim)
 {
     *out = (ar_box){{0}, {0}, {0}};
     for (int d = 0; d < ndim; d++) {
-        if (!ari_overlap(&out->local[d], &out->extent[d], b->origin[d], b->extent[d], held->local[d], held->extent[d]))
+        if (!ari_overlap(&out->local[d], &out->extent[d], b->origin[d], b->extent[d], param_box->local[d],
+                         param_box->extent[d]))
             return false;
-        out->global[d] = held->global[d] + (out->local[d] - held->local[d]);
+        out->global[d] = param_box->global[d] + (out->local[d] - param_box->local[d]);
     }
     return true;
 }
 
 /* Every rank of a group holds what this tensor-parallel group shares out; the first of a pipeline's two ends has the
  * first copy. */
-static void add_copies(ar_layout *o, const ar_comm *over)
+static void add_copies(ar_layout *o, const ar_comm *group)
 {
-    o->replica += o->replicas * ar_comm_rank(over);
-    o->replicas *= ar_comm_size(over);
+    o->replica += o->replicas * ar_comm_rank(group);
+    o->replicas *= ar_comm_size(group);
 }
 
 ar_status ari_share_layout(ar_layout *o, const ar_param *p, const ar_ctx *ctx, size_t start, size_t count)
@@ -174,12 +175,12 @@ static ar_status move_run(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_t
     ari_run_box box[ARI_RUN_BOXES];
     const ar_tensor matrix = p->transposed ? ari_tensor_transposed(value) : *value;
     const size_t n = ari_run_boxes(box, matrix.ndim, matrix.shape, start, count);
-    size_t done = 0;
+    size_t offset = 0;
     for (size_t i = 0; i < n; i++) {
         ar_tensor part, flat;
-        AR_TRY(views(&part, &flat, &matrix, &box[i], ar_buf_at(run, done * ar_dtype_bytes(value->dtype))));
+        AR_TRY(views(&part, &flat, &matrix, &box[i], ar_buf_at(run, offset * ar_dtype_bytes(value->dtype))));
         AR_TRY(ARI_KERNEL(ctx, copy_strided, get ? &flat : &part, get ? &part : &flat));
-        done += ar_tensor_count(&flat);
+        offset += ar_tensor_count(&flat);
     }
     return AR_OK;
 }

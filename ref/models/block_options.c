@@ -110,10 +110,10 @@ ar_status ari_config_block(const ar_config *c, size_t layer, ar_block_options *o
     return AR_OK;
 }
 
-static ar_status divides(const char *what, size_t extent, int ranks)
+static ar_status divides(const char *label, size_t extent, int ranks)
 {
     if (extent % (size_t)ranks != 0)
-        return ar_error_set(AR_ERR_INDIVISIBLE, "%s = %zu cannot be split over tp=%d; use a tp that divides %zu", what,
+        return ar_error_set(AR_ERR_INDIVISIBLE, "%s = %zu cannot be split over tp=%d; use a tp that divides %zu", label,
                             extent, ranks, extent);
     return AR_OK;
 }
@@ -124,9 +124,9 @@ static bool by_features(ar_placement p)
 }
 
 /* Features of which each rank has its part: those that a layer's weight is cut along, or that arrive or leave so. */
-static ar_status check_input(const char *name, size_t in, int ranks, const ar_linear_split *s)
+static ar_status check_input(const char *name, size_t in_features, int ranks, const ar_linear_split *s)
 {
-    return s->style == AR_STYLE_ROWWISE || by_features(s->from) ? divides(name, in, ranks) : AR_OK;
+    return s->style == AR_STYLE_ROWWISE || by_features(s->from) ? divides(name, in_features, ranks) : AR_OK;
 }
 
 static ar_status check_output(const char *name, size_t out, int ranks, const ar_linear_split *s)

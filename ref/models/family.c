@@ -174,7 +174,7 @@ static const ari_part_kind kinds[ARI_ROLES] = {
 enum { IN_ATTENTION, IN_MLP, IN_BLOCK };
 static const struct value {
     ari_role role;
-    int in;
+    int scope;
     const char *leaf, *plural; /* plural: of a family that calls it shared_experts; NULL: the same */
 } values[] = {
     {ARI_Q_HEADS, IN_ATTENTION, "q", NULL},
@@ -267,8 +267,8 @@ bool ari_is_buffer_name(const char *name)
 {
     for (size_t i = 0; ari_family_at(i); i++) {
         const char *path = ari_part_path(ari_family_at(i), ARI_ROUTER_BIAS);
-        const size_t n = path ? strlen(path) : 0, all = strlen(name);
-        if (n > 0 && all > n && name[all - n - 1] == '.' && strcmp(name + all - n, path) == 0)
+        const size_t n = path ? strlen(path) : 0, name_length = strlen(name);
+        if (n > 0 && name_length > n && name[name_length - n - 1] == '.' && strcmp(name + name_length - n, path) == 0)
             return true;
     }
     return false;
@@ -287,7 +287,7 @@ bool ari_family_value(const char **module, const char **leaf, ari_role *role, co
 {
     if (i >= sizeof values / sizeof *values)
         return false;
-    *module = values[i].in == IN_BLOCK ? "" : values[i].in == IN_MLP ? f->mlp : f->attention;
+    *module = values[i].scope == IN_BLOCK ? "" : values[i].scope == IN_MLP ? f->mlp : f->attention;
     *leaf = f->shared_experts && values[i].plural ? values[i].plural : values[i].leaf;
     *role = values[i].role;
     return true;
@@ -434,12 +434,12 @@ static ar_status visit_part(const walk *w, const ari_family_part *p, const char 
 {
     const ari_part_kind *k = ari_part_kind_of(p->role);
     const bool transposed = k->form == ARI_FORM_LINEAR && ari_family_of(w->config->arch)->transposed;
-    const size_t out = extent_of(w->config, k->out), in = extent_of(w->config, k->in);
-    const size_t shape[2] = {transposed ? in : out, transposed ? out : in};
+    const size_t out = extent_of(w->config, k->out), in_extent = extent_of(w->config, k->in_extent);
+    const size_t shape[2] = {transposed ? in_extent : out, transposed ? out : in_extent};
     char name[160], path[96];
     ari_expert_path(path, sizeof path, p->path, expert);
     snprintf(name, sizeof name, "%s%s%s", block, path, ari_param_suffix(p->role, false));
-    AR_TRY(w->visit(w->user, name, k->in == ARI_NO_EXTENT ? 1 : 2, shape));
+    AR_TRY(w->visit(w->user, name, k->in_extent == ARI_NO_EXTENT ? 1 : 2, shape));
     if (!part_has_bias(w->config, p->role))
         return AR_OK;
     snprintf(name, sizeof name, "%s%s.bias", block, path);
@@ -447,10 +447,10 @@ static ar_status visit_part(const walk *w, const ari_family_part *p, const char 
 }
 
 /* The parts of one expert, from the first on, then those of the next. */
-static ar_status visit_experts(const walk *w, const ari_family_part *first, const char *block)
+static ar_status visit_experts(const walk *w, const ari_family_part *first_part, const char *block)
 {
     for (size_t i = 0; i < w->config->experts.n; i++) {
-        for (const ari_family_part *p = first; p->path && ari_is_expert_part(p->role); p++)
+        for (const ari_family_part *p = first_part; p->path && ari_is_expert_part(p->role); p++)
             AR_TRY(visit_part(w, p, block, i));
     }
     return AR_OK;
@@ -460,9 +460,9 @@ static ar_status visit_experts(const walk *w, const ari_family_part *first, cons
 static ar_status visit_section(const walk *w, ari_section section, const char *block, size_t layer)
 {
     for (const ari_family_part *p = ari_family_of(w->config->arch)->part; p->path; p++) {
-        const bool there = section == ARI_IN_BLOCKS ? ari_part_in_layer(w->config, p->role, layer)
-                                                    : ari_part_present(w->config, p->role);
-        if (ari_section_of(p->role) != section || !there)
+        const bool exists = section == ARI_IN_BLOCKS ? ari_part_in_layer(w->config, p->role, layer)
+                                                     : ari_part_present(w->config, p->role);
+        if (ari_section_of(p->role) != section || !exists)
             continue;
         if (p->role == ARI_EXPERT_GATE)
             AR_TRY(visit_experts(w, p, block));

@@ -49,7 +49,7 @@ typedef enum ari_shape_extent {
 typedef struct ari_part_kind {
     ari_form form;
     ar_style style; /* of the default plan */
-    ari_shape_extent out, in;
+    ari_shape_extent out, in_extent;
 } ari_part_kind;
 /** The kind of a role with parameters. Static storage. */
 const ari_part_kind *ari_part_kind_of(ari_role role);

@@ -16,30 +16,31 @@
 ar_parallel_rank ari_parallel_rank_of(const ar_parallel *p, int rank)
 {
     const ari_ranks ranks = ari_ranks_of(p);
-    ar_parallel_rank at;
+    ar_parallel_rank coordinates;
     for (int i = 0; i < ARI_LAYOUT_AXES; i++)
-        *(int *)((char *)&at + ari_layout_axes[i].at) = ari_place_along(&ranks, rank, ari_layout_axes[i].axes);
-    return at;
+        *(int *)((char *)&coordinates + ari_layout_axes[i].at) = ari_place_along(&ranks, rank, ari_layout_axes[i].axes);
+    return coordinates;
 }
 
 /* "; stages 1 and 5, layers 2..3 and 10..11", of the rank at `place` of the pipeline. */
 static void say_stages(ari_text *t, const ar_parallel *p, size_t layers, int place)
 {
-    const int each = ari_at_least_one(p->virtual_stages), all = ari_parallel_stages(p), ranks = all / each;
-    for (int i = 0; i < each; i++)
+    const int stages_per_rank = ari_at_least_one(p->virtual_stages), total_stages = ari_parallel_stages(p),
+              ranks = total_stages / stages_per_rank;
+    for (int i = 0; i < stages_per_rank; i++)
         ari_say(t, "%s%d",
-                i == 0          ? (each > 1 ? "; stages " : "; stage ")
-                : i + 1 == each ? " and "
-                                : ", ",
+                i == 0                     ? (stages_per_rank > 1 ? "; stages " : "; stage ")
+                : i + 1 == stages_per_rank ? " and "
+                                           : ", ",
                 i * ranks + place);
-    for (int i = 0, listed = 0; i < each; i++) {
-        size_t first = 0, count = 0;
-        ari_stage_layers(&first, &count, &p->stages, layers, (size_t)all, (size_t)(i * ranks + place));
+    for (int i = 0, listed = 0; i < stages_per_rank; i++) {
+        size_t first_layer = 0, count = 0;
+        ari_stage_layers(&first_layer, &count, &p->stages, layers, (size_t)total_stages, (size_t)(i * ranks + place));
         if (count == 0)
             continue;
-        ari_say(t, "%s%zu", listed++ == 0 ? ", layers " : i + 1 == each ? " and " : ", ", first);
+        ari_say(t, "%s%zu", listed++ == 0 ? ", layers " : i + 1 == stages_per_rank ? " and " : ", ", first_layer);
         if (count > 1)
-            ari_say(t, "..%zu", first + count - 1);
+            ari_say(t, "..%zu", first_layer + count - 1);
     }
 }
 
@@ -47,14 +48,14 @@ void ari_parallel_rank_text(char out[AR_RANK_TEXT], const ar_parallel *p, size_t
 {
     const ari_ranks ranks = ari_ranks_of(p);
     ar_mesh mesh;
-    int at[AR_MESH_DIMS];
+    int coordinates[AR_MESH_DIMS];
     ari_text t = ari_text_in(out, AR_RANK_TEXT);
     ari_say(&t, "rank %d", rank);
     if (ari_ranks_along(&ranks, ARI_CUTS_LAYERS) == 1 || rank < 0 || rank >= ar_parallel_world(p))
         return;
-    ari_layout_mesh(&mesh, at, p, rank, ARI_CUTS_SAMPLES | ARI_CUTS_FEATURES);
+    ari_layout_mesh(&mesh, coordinates, p, rank, ARI_CUTS_SAMPLES | ARI_CUTS_FEATURES);
     for (int i = 0; i < mesh.ndim; i++)
-        ari_say(&t, "%s%s %d", i == 0 ? " (" : ", ", mesh.dim[i].name, at[i]);
+        ari_say(&t, "%s%s %d", i == 0 ? " (" : ", ", mesh.dim[i].name, coordinates[i]);
     say_stages(&t, p, layers, ari_place_along(&ranks, rank, ARI_CUTS_LAYERS));
     ari_say(&t, ")");
 }
@@ -64,21 +65,22 @@ enum { MOST_NAMED = 4 };
 static int ranks_in(int found[MOST_NAMED], const char *line, size_t length)
 {
     int n = 0;
-    for (const char *at = line; (at = strstr(at, "rank")) != NULL && at < line + length;) {
-        const bool group = at - line >= 5 && at[-5] >= '0' && at[-5] <= '9' && strncmp(at - 4, " of ", 4) == 0;
-        at += at[4] == 's' ? 5 : 4;
+    for (const char *cursor = line; (cursor = strstr(cursor, "rank")) != NULL && cursor < line + length;) {
+        const bool group =
+            cursor - line >= 5 && cursor[-5] >= '0' && cursor[-5] <= '9' && strncmp(cursor - 4, " of ", 4) == 0;
+        cursor += cursor[4] == 's' ? 5 : 4;
         while (!group && n < MOST_NAMED) {
             uint64_t rank = 0;
-            bool there = false;
-            at += strspn(at, ", ");
-            at += strncmp(at, "and ", 4) == 0 ? 4 : 0;
+            bool is_listed = false;
+            cursor += strspn(cursor, ", ");
+            cursor += strncmp(cursor, "and ", 4) == 0 ? 4 : 0;
             const char *end = NULL;
-            if (!ari_natural(&rank, at, &end) || rank > INT_MAX)
+            if (!ari_natural(&rank, cursor, &end) || rank > INT_MAX)
                 break;
-            at = end;
+            cursor = end;
             for (int i = 0; i < n; i++)
-                there = there || found[i] == (int)rank;
-            if (!there)
+                is_listed = is_listed || found[i] == (int)rank;
+            if (!is_listed)
                 found[n++] = (int)rank;
         }
     }
@@ -88,10 +90,10 @@ static int ranks_in(int found[MOST_NAMED], const char *line, size_t length)
 void ari_name_ranks(char *out, size_t cap, const char *message, const ar_parallel *p, size_t layers)
 {
     int rank[MOST_NAMED];
-    const size_t first = strcspn(message, "\n");
-    const int n = ari_extent(p, ARI_CUTS_LAYERS) > 1 ? ranks_in(rank, message, first) : 0;
+    const size_t line_length = strcspn(message, "\n");
+    const int n = ari_extent(p, ARI_CUTS_LAYERS) > 1 ? ranks_in(rank, message, line_length) : 0;
     ari_text t = ari_text_in(out, cap);
-    ari_say(&t, "%.*s", (int)first, message);
+    ari_say(&t, "%.*s", (int)line_length, message);
     for (int i = 0; i < n; i++) {
         char text[AR_RANK_TEXT];
         if (rank[i] >= ar_parallel_world(p))
@@ -99,7 +101,7 @@ void ari_name_ranks(char *out, size_t cap, const char *message, const ar_paralle
         ari_parallel_rank_text(text, p, layers, rank[i]);
         ari_say(&t, "\n  %s", text);
     }
-    ari_say(&t, "%s", message + first);
+    ari_say(&t, "%s", message + line_length);
 }
 
 /* Addresses of the groups, by ari_over. */
@@ -114,73 +116,76 @@ void ari_name_ranks(char *out, size_t cap, const char *message, const ar_paralle
     }
 
 /* True if a layout has such a group; every layout has those that a context always requires. */
-static bool has_group(const ar_parallel *p, ari_over over)
+static bool has_group(const ar_parallel *p, ari_over group_kind)
 {
-    if (over == ARI_OVER_SHARD || over == ARI_OVER_REPLICATE)
+    if (group_kind == ARI_OVER_SHARD || group_kind == ARI_OVER_REPLICATE)
         return ari_at_least_one(p->dp_replicate) > 1;
-    if (over == ARI_OVER_EP || over == ARI_OVER_EDP)
+    if (group_kind == ARI_OVER_EP || group_kind == ARI_OVER_EDP)
         return ari_experts_apart(p);
-    if (over == ARI_OVER_EXPERT_SHARD || over == ARI_OVER_EXPERT_REPLICATE)
+    if (group_kind == ARI_OVER_EXPERT_SHARD || group_kind == ARI_OVER_EXPERT_REPLICATE)
         return ari_experts_apart(p) && ari_at_least_one(p->dp_replicate) > 1;
-    if (over == ARI_OVER_EXPERT_CP)
+    if (group_kind == ARI_OVER_EXPERT_CP)
         return ari_experts_apart(p) && ari_expert_sequence(p) > 1;
-    if (over == ARI_OVER_RING || over == ARI_OVER_INNER)
+    if (group_kind == ARI_OVER_RING || group_kind == ARI_OVER_INNER)
         return ari_extent(p, ARI_CUTS_POSITIONS) > 1;
-    return over == ARI_OVER_TP || over == ARI_OVER_DP || ari_extent(p, ari_over_axes(over)) > 1;
+    return group_kind == ARI_OVER_TP || group_kind == ARI_OVER_DP || ari_extent(p, ari_over_axes(group_kind)) > 1;
 }
 
 /* A group is of ranks that differ along its axes alone. Those that sum gradients are so many replicas, one after the
  * other, of those that share them out. */
-static ar_status split(ar_comm **gives, ar_comm *world, const ar_parallel *p, ari_over over)
+static ar_status split(ar_comm **out, ar_comm *world, const ar_parallel *p, ari_over group_kind)
 {
     const ari_ranks ranks = ari_ranks_of(p);
-    const bool replicates = over == ARI_OVER_REPLICATE;
-    const ari_axes axes = replicates ? ARI_CUTS_DATA : ari_over_axes(over);
+    const bool replicates = group_kind == ARI_OVER_REPLICATE;
+    const ari_axes axes = replicates ? ARI_CUTS_DATA : ari_over_axes(group_kind);
     const int rank = ar_comm_rank(world);
     int n = ari_ranks_along(&ranks, axes);
     int place = ari_place_along(&ranks, rank, axes), group = ari_place_along(&ranks, rank, ARI_ALL_AXES & ~axes);
-    if (over == ARI_OVER_ENDS) {
+    if (group_kind == ARI_OVER_ENDS) {
         group = place > 0 && place < n - 1 ? -1 : group;
         place = place > 0;
         n = 2;
     }
-    if (over == ARI_OVER_SHARD || replicates) {
-        const int each = n / ari_at_least_one(p->dp_replicate), replica = place / each, share = place % each;
-        group = replicates ? group * each + share : group * (n / each) + replica;
+    if (group_kind == ARI_OVER_SHARD || replicates) {
+        const int per_replica = n / ari_at_least_one(p->dp_replicate), replica = place / per_replica,
+                  share = place % per_replica;
+        group = replicates ? group * per_replica + share : group * (n / per_replica) + replica;
         place = replicates ? replica : share;
-        n = replicates ? n / each : each;
+        n = replicates ? n / per_replica : per_replica;
     }
-    return ari_comm_join(gives, world, group, place, n);
+    return ari_comm_join(out, world, group, place, n);
 }
 
 /* Runs of neighbours have the experts between them, and the copies of a replica of shares follow each other. */
-static ar_status split_experts(ar_comm **gives, ar_comm *world, const ar_parallel *p, ari_over over)
+static ar_status split_experts(ar_comm **out, ar_comm *world, const ar_parallel *p, ari_over group_kind)
 {
     const ari_ranks ranks = ari_ranks_of(p);
     const ari_axes axes = ari_expert_axes(p);
     const int rank = ar_comm_rank(world), ep = ari_at_least_one(p->ep);
-    const int at = ari_place_along(&ranks, rank, axes), copies = ari_ranks_along(&ranks, axes) / ep;
+    const int place = ari_place_along(&ranks, rank, axes), copies = ari_ranks_along(&ranks, axes) / ep;
     const int team = ari_place_along(&ranks, rank, ARI_ALL_AXES & ~axes);
-    const int own = at % ep, copy = at / ep, sequence = ari_expert_sequence(p);
-    const int replicas = ari_at_least_one(p->dp_replicate), each = copies / replicas;
-    if (over == ARI_OVER_EP)
-        return ari_comm_join(gives, world, team * copies + copy, own, ep);
-    if (over == ARI_OVER_EDP)
-        return ari_comm_join(gives, world, team * ep + own, copy, copies);
-    if (over == ARI_OVER_EXPERT_SHARD)
-        return ari_comm_join(gives, world, (team * ep + own) * replicas + copy / each, copy % each, each);
-    if (over == ARI_OVER_EXPERT_REPLICATE)
-        return ari_comm_join(gives, world, (team * ep + own) * each + copy % each, copy / each, replicas);
-    return ari_comm_join(gives, world, (team * ep + own) * (copies / sequence) + copy / sequence, copy % sequence,
+    const int ep_rank = place % ep, copy = place / ep, sequence = ari_expert_sequence(p);
+    const int replicas = ari_at_least_one(p->dp_replicate), per_replica = copies / replicas;
+    if (group_kind == ARI_OVER_EP)
+        return ari_comm_join(out, world, team * copies + copy, ep_rank, ep);
+    if (group_kind == ARI_OVER_EDP)
+        return ari_comm_join(out, world, team * ep + ep_rank, copy, copies);
+    if (group_kind == ARI_OVER_EXPERT_SHARD)
+        return ari_comm_join(out, world, (team * ep + ep_rank) * replicas + copy / per_replica, copy % per_replica,
+                             per_replica);
+    if (group_kind == ARI_OVER_EXPERT_REPLICATE)
+        return ari_comm_join(out, world, (team * ep + ep_rank) * per_replica + copy % per_replica, copy / per_replica,
+                             replicas);
+    return ari_comm_join(out, world, (team * ep + ep_rank) * (copies / sequence) + copy / sequence, copy % sequence,
                          sequence);
 }
 
-ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_parallel *p, bool wrong_stride)
+ar_status ari_groups_begin(ar_parallel_groups *out, ar_comm *world, const ar_parallel *p, bool wrong_stride)
 {
-    ar_comm **const groups[] = GROUPS(gives);
+    ar_comm **const groups[] = GROUPS(out);
     const int summed = ari_extent(p, ARI_CUTS_DATA), inner = ari_at_least_one(p->cp_inner);
     const int rank = ar_comm_rank(world);
-    *gives = (ar_parallel_groups){.cp.zigzag = p->zigzag, .ep.whole = ari_experts_whole(p), .ep.dispatch = p->dispatch};
+    *out = (ar_parallel_groups){.cp.zigzag = p->zigzag, .ep.whole = ari_experts_whole(p), .ep.dispatch = p->dispatch};
     if (ar_comm_size(world) != ar_parallel_world(p) || ari_layout_extent(p, ARI_LAYOUT_CP) % inner != 0) {
         char text[256];
         ari_parallel_text(text, sizeof text, p);
@@ -188,22 +193,23 @@ ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_p
                             ar_comm_size(world), ar_parallel_world(p));
     }
     if (ari_extent(p, ARI_CUTS_LAYERS) > 1) {
-        gives->pp.virtual_stages = p->virtual_stages;
-        gives->pp.stages = p->stages;
+        out->pp.virtual_stages = p->virtual_stages;
+        out->pp.stages = p->stages;
     }
-    for (int over = 0; over < ARI_OVER_GROUPS; over++) {
-        if (over == ARI_OVER_DP && wrong_stride)
-            AR_TRY(ari_comm_join(groups[over], world, rank / summed, rank % summed, summed));
-        else if (has_group(p, (ari_over)over))
-            AR_TRY((ari_over_experts((ari_over)over) ? split_experts : split)(groups[over], world, p, (ari_over)over));
-        ari_comm_name_group(*groups[over], over);
+    for (int group_kind = 0; group_kind < ARI_OVER_GROUPS; group_kind++) {
+        if (group_kind == ARI_OVER_DP && wrong_stride)
+            AR_TRY(ari_comm_join(groups[group_kind], world, rank / summed, rank % summed, summed));
+        else if (has_group(p, (ari_over)group_kind))
+            AR_TRY((ari_over_experts((ari_over)group_kind) ? split_experts : split)(groups[group_kind], world, p,
+                                                                                    (ari_over)group_kind));
+        ari_comm_name_group(*groups[group_kind], group_kind);
     }
     return AR_OK;
 }
 
-ar_status ar_parallel_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_parallel *p)
+ar_status ar_parallel_groups_begin(ar_parallel_groups *out, ar_comm *world, const ar_parallel *p)
 {
-    return ari_groups_begin(gives, world, p, false);
+    return ari_groups_begin(out, world, p, false);
 }
 
 void ar_parallel_groups_use(ar_ctx_options *o, const ar_parallel_groups *g)
@@ -220,7 +226,7 @@ void ar_parallel_groups_use(ar_ctx_options *o, const ar_parallel_groups *g)
 void ar_parallel_groups_end(ar_parallel_groups *g)
 {
     ar_comm **const groups[] = GROUPS(g);
-    for (int over = ARI_OVER_GROUPS - 1; over >= 0; over--)
-        ar_comm_destroy(*groups[over]);
+    for (int group_kind = ARI_OVER_GROUPS - 1; group_kind >= 0; group_kind--)
+        ar_comm_destroy(*groups[group_kind]);
     *g = (ar_parallel_groups){.tp = NULL};
 }

@@ -42,26 +42,26 @@ typedef struct maker {
     bool sequence;
     int rank, ranks; /* of the pipeline */
     ar_module **child;
-    ari_staged *at; /* [n], as child */
+    ari_staged *child_stage; /* [n], as child */
     size_t n;
     ari_stages stages;
     ar_module *embedding; /* on the last rank of a pipeline the table that a tied head shares with the first's */
     ar_loss *loss;
 } maker;
 
-static void put(maker *k, ar_module *made, ari_staged at)
+static void append_module(maker *k, ar_module *module, ari_staged staged)
 {
-    at.rank = k->rank;
-    k->child[k->n] = made;
-    k->at[k->n++] = at;
+    staged.rank = k->rank;
+    k->child[k->n] = module;
+    k->child_stage[k->n++] = staged;
 }
 
 static ar_status create_embedding(maker *k)
 {
     const ar_config *c = k->c;
-    const bool first = k->rank == 0;
-    const char *positions = first && c->learned_positions ? ari_part_path(k->f, ARI_POSITIONS) : NULL;
-    if (!first && !(k->rank + 1 == k->ranks && (c->tied || c->mtp > 0)))
+    const bool is_first = k->rank == 0;
+    const char *positions = is_first && c->learned_positions ? ari_part_path(k->f, ARI_POSITIONS) : NULL;
+    if (!is_first && !(k->rank + 1 == k->ranks && (c->tied || c->mtp > 0)))
         return AR_OK;
     AR_TRY(ar_embedding_create(&k->embedding, k->ctx, k->split.tokens, ari_part_path(k->f, ARI_TOKENS), c->vocab,
                                c->hidden, c->initializer_range, positions, c->max_positions, k->f->embedded));
@@ -69,8 +69,8 @@ static ar_status create_embedding(maker *k)
     if (c->pads)
         ari_embedding_pad(k->embedding, c->pad_id);
     ari_embedding_token(k->embedding)->ends = k->ranks > 1 && (c->tied || c->mtp > 0);
-    if (first)
-        put(k, k->embedding, (ari_staged){.stage = 0});
+    if (is_first)
+        append_module(k, k->embedding, (ari_staged){.stage = 0});
     return AR_OK;
 }
 
@@ -79,7 +79,7 @@ static ar_status create_block(maker *k, size_t layer, int stage)
     const ar_config *c = k->c;
     ar_block_options o;
     ar_block_split block;
-    ar_module *made = NULL;
+    ar_module *module = NULL;
     char name[96];
     AR_TRY(ari_config_block(c, layer, &o, name, sizeof name));
     AR_TRY(ari_plan_block(k->plan, c, layer, k->sequence, &block));
@@ -91,8 +91,9 @@ static ar_status create_block(maker *k, size_t layer, int stage)
                                  .entered_norm = ari_part_path(k->f, ARI_ENTERED_NORM),
                                  .joined = ari_part_path(k->f, ARI_JOINED),
                                  .made_norm = ari_part_path(k->f, ARI_MTP_NORM)};
-    AR_TRY(layer < c->layers ? ar_block_create(&made, k->ctx, name, &o) : ari_mtp_create(&made, k->ctx, name, &mtp));
-    put(k, made, (ari_staged){.stage = stage, .layer = layer, .unit = true});
+    AR_TRY(layer < c->layers ? ar_block_create(&module, k->ctx, name, &o)
+                             : ari_mtp_create(&module, k->ctx, name, &mtp));
+    append_module(k, module, (ari_staged){.stage = stage, .layer = layer, .unit = true});
     return AR_OK;
 }
 
@@ -100,10 +101,10 @@ static ar_status create_block(maker *k, size_t layer, int stage)
 static ar_status create_head(maker *k, ar_loss **loss, const char *name, ar_param *tied, double weight, int stage)
 {
     const ar_config *c = k->c;
-    ar_module *made = NULL;
+    ar_module *module = NULL;
     const ari_head_options o = {.name = name, .cap = c->logit_cap, .scale = c->logit_scale, .weight = weight};
-    AR_TRY(ar_logits_create(&made, k->ctx, &k->split.head, name, c->vocab, c->hidden, tied));
-    put(k, made, (ari_staged){.stage = stage, .uncounted = true});
+    AR_TRY(ar_logits_create(&module, k->ctx, &k->split.head, name, c->vocab, c->hidden, tied));
+    append_module(k, module, (ari_staged){.stage = stage, .uncounted = true});
     return ari_head_loss_create(loss, k->ctx, c->vocab, k->split.head.to, &o);
 }
 
@@ -132,17 +133,17 @@ static ar_status create_end(maker *k)
     const ari_norm_options norm = {
         .kind = c->norm, .h = c->hidden, .eps = c->norm_eps, .plus_one = c->norm_plus_one, .no_bias = c->norm_no_bias};
     ar_param *weight = NULL;
-    ar_module *made = NULL;
+    ar_module *module = NULL;
     if (c->final_norm) {
-        AR_TRY(ari_norm_create(&made, k->ctx, ari_part_path(k->f, ARI_FINAL_NORM), &norm,
+        AR_TRY(ari_norm_create(&module, k->ctx, ari_part_path(k->f, ARI_FINAL_NORM), &norm,
                                (ar_tp_redistribution){ari_placed_stream(k->ctx), k->split.final_norm}));
-        put(k, made, (ari_staged){.stage = stage, .uncounted = c->mtp == 0});
+        append_module(k, module, (ari_staged){.stage = stage, .uncounted = c->mtp == 0});
     }
     if (!head)
         return ari_sum_loss_create(&k->loss, k->ctx, c->hidden);
     if (c->mtp > 0) {
         AR_TRY(ari_further_create(&k->stages.further, k->ctx, "further", c->mtp_weight));
-        put(k, k->stages.further, (ari_staged){.stage = stage});
+        append_module(k, k->stages.further, (ari_staged){.stage = stage});
     }
     AR_TRY(create_head(k, &k->loss, head, c->tied ? ari_embedding_token(k->embedding) : NULL, 1.0, stage));
     ar_module_params(k->child[k->n - 1], &weight, 1, false);
@@ -151,12 +152,12 @@ static ar_status create_end(maker *k)
 
 static ar_status create_parts(maker *k)
 {
-    const ar_stages *given = &k->ctx->layout.stages;
-    const size_t all = (size_t)(k->ranks * k->stages.n);
+    const ar_stages *layout_stages = &k->ctx->layout.stages;
+    const size_t total_stages = (size_t)(k->ranks * k->stages.n);
     AR_TRY(create_embedding(k));
     for (int i = 0; i < k->stages.n; i++) {
         size_t begin, count;
-        ari_stage_layers(&begin, &count, given, k->c->layers, all, (size_t)(i * k->ranks + k->rank));
+        ari_stage_layers(&begin, &count, layout_stages, k->c->layers, total_stages, (size_t)(i * k->ranks + k->rank));
         for (size_t layer = begin; layer < begin + count; layer++)
             AR_TRY(create_block(k, layer, i));
     }
@@ -164,7 +165,7 @@ static ar_status create_parts(maker *k)
         return AR_OK;
     AR_TRY(create_end(k));
     if (k->embedding && k->rank > 0)
-        put(k, k->embedding, (ari_staged){.stage = -1});
+        append_module(k, k->embedding, (ari_staged){.stage = -1});
     return AR_OK;
 }
 
@@ -178,10 +179,10 @@ static ar_status check_pipeline(const ar_ctx *ctx, const ar_config *c)
 
 static ar_status create_list(ar_model *m, maker *k)
 {
-    const size_t most = ar_config_blocks(k->c) + OUTER + AR_MAX_MTP;
+    const size_t max_modules = ar_config_blocks(k->c) + OUTER + AR_MAX_MTP;
     ar_status st = AR_OK;
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&k->child, most, "a model's modules"));
-    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&k->at, most, "a model's modules"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&k->child, max_modules, "a model's modules"));
+    AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&k->child_stage, max_modules, "a model's modules"));
     st = create_parts(k);
     m->loss = k->loss;
 done:
@@ -189,13 +190,13 @@ done:
         ar_module_destroy(k->embedding);
     st = ar_sequential_made(&m->module, "model", k->child, k->n, st);
     if (st == AR_OK)
-        st = ari_sequential_keep(m->module, k->at, &k->stages, k->ctx);
+        st = ari_sequential_keep(m->module, k->child_stage, &k->stages, k->ctx);
     free(k->child);
-    free(k->at);
+    free(k->child_stage);
     return st;
 }
 
-ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, const ar_plan *plan)
+ar_status ar_model_create(ar_model **out, ar_ctx *ctx, const ar_config *c, const ar_plan *plan)
 {
     const ar_plan fallback = {0};
     AR_TRY(ari_config_expect(c));
@@ -209,7 +210,7 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
                .ranks = ar_comm_size(ctx->pipeline),
                .stages = {.n = ctx->layout.virtual_stages,
                           .layers = ar_config_blocks(c),
-                          .between = {.ndim = 2, .shape = {0, c->hidden}},
+                          .boundary = {.ndim = 2, .shape = {0, c->hidden}},
                           .routers = {.losses = ar_config_router_losses(c, &ctx->loss),
                                       .counts = balance >= AR_BALANCE_BATCH,
                                       .experts = balance == AR_BALANCE_LAYERS ? c->experts.n : 0},
@@ -225,7 +226,7 @@ ar_status ar_model_create(ar_model **gives, ar_ctx *ctx, const ar_config *c, con
     m->config = *c;
     ctx->layers = c->layers;
     AR_TRY(create_list(m, &k));
-    ARI_GIVE(gives, m);
+    ARI_GIVE(out, m);
     return AR_OK;
 }
 
@@ -303,9 +304,10 @@ static ar_status set_one(ar_param *p, ar_ctx *ctx, const weight_source *s)
     if (!s->find) {
         AR_TRY(ari_param_fresh(p, ctx, s->seed));
     } else {
-        char other[sizeof p->name];
+        char name_buffer[sizeof p->name];
         const size_t count = ari_volume(p->layout.shape, p->layout.ndim);
-        const float *full = s->find(s->user, ari_fault_layer_name(other, sizeof other, ctx, p->name), count);
+        const float *full =
+            s->find(s->user, ari_fault_layer_name(name_buffer, sizeof name_buffer, ctx, p->name), count);
         if (!full)
             return ar_error_set(AR_ERR_NOT_FOUND, "the weights hold no tensor '%s' of %zu elements", p->name, count);
         AR_TRY(ar_param_set(p, ctx, full));
@@ -316,15 +318,15 @@ static ar_status set_one(ar_param *p, ar_ctx *ctx, const weight_source *s)
 static ar_status set_all(ar_model *m, ar_ctx *ctx, weight_source *s)
 {
     size_t n = 0;
-    ARI_OWNED ar_param **all = NULL;
+    ARI_OWNED ar_param **params = NULL;
     ar_status st = AR_OK;
-    AR_TRY(ari_module_list(&all, &n, ar_model_module(m)));
+    AR_TRY(ari_module_list(&params, &n, ar_model_module(m)));
     ari_span_begin("weights");
     for (size_t i = 0; i < n; i++)
-        AR_TRY_TO(done, st, set_one(all[i], ctx, s));
-    AR_TRY_TO(done, st, ari_params_broadcast(all, n, ctx));
+        AR_TRY_TO(done, st, set_one(params[i], ctx, s));
+    AR_TRY_TO(done, st, ari_params_broadcast(params, n, ctx));
     for (size_t i = 0; i < n; i++)
-        AR_TRY_TO(done, st, ari_value_tap(all[i], ctx, 'i'));
+        AR_TRY_TO(done, st, ari_value_tap(params[i], ctx, 'i'));
 done:
     return ari_span_end(st);
 }

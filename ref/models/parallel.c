@@ -80,7 +80,7 @@ static void say_sequence(ari_text *t, const ar_parallel *p)
 
 void ari_parallel_text(char *out, size_t cap, const ar_parallel *p)
 {
-    static void (*const more[ARI_LAYOUT_AXES])(ari_text *, const ar_parallel *) = {
+    static void (*const details[ARI_LAYOUT_AXES])(ari_text *, const ar_parallel *) = {
         [ARI_LAYOUT_PP] = say_pipeline, [ARI_LAYOUT_CP] = say_context, [ARI_LAYOUT_TP] = say_sequence};
     const int micro = ari_at_least_one(p->micro_batches);
     const bool alone = ar_parallel_world(p) == 1 && micro == 1;
@@ -89,8 +89,8 @@ void ari_parallel_text(char *out, size_t cap, const ar_parallel *p)
         const int ranks = ari_layout_extent(p, i);
         if (ranks > 1 || (alone && i == ARI_LAYOUT_TP))
             say_extent(&t, ari_layout_axes[i].name, ranks);
-        if (ranks > 1 && more[i])
-            more[i](&t, p);
+        if (ranks > 1 && details[i])
+            details[i](&t, p);
     }
     if (ari_at_least_one(p->ep) > 1)
         say_extent(&t, "ep", p->ep);
@@ -113,13 +113,13 @@ void ari_parallel_text(char *out, size_t cap, const ar_parallel *p)
 static ar_status check_batch(const ar_parallel *p, size_t batch)
 {
     const size_t dp = (size_t)ari_at_least_one(p->dp), micro = (size_t)ari_at_least_one(p->micro_batches);
-    const size_t most = (batch + dp - 1) / dp;
+    const size_t max_micro = (batch + dp - 1) / dp;
     if (batch == 0)
         return AR_OK;
-    if (micro > most)
+    if (micro > max_micro)
         return ar_error_set(
             AR_ERR_ARG, "%zu micro-batches cannot share the %zu sample%s of a rank; use at most %zu, or a larger batch",
-            micro, most, ARI_PLURAL(most), most);
+            micro, max_micro, ARI_PLURAL(max_micro), max_micro);
     return AR_OK;
 }
 
@@ -160,18 +160,18 @@ static ar_status check_expert_width(const ar_parallel *p, const ar_config *c)
 /* Groups of ranks that could share out experts. */
 static ar_status check_expert_ranks(const ar_parallel *p)
 {
-    const int ep = ari_at_least_one(p->ep), all = ari_extent(p, ari_expert_axes(p));
-    const int sharers = all / ari_at_least_one(p->dp);
-    if (all % ep != 0)
+    const int ep = ari_at_least_one(p->ep), expert_ranks = ari_extent(p, ari_expert_axes(p));
+    const int sharers = expert_ranks / ari_at_least_one(p->dp);
+    if (expert_ranks % ep != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
-                            "ep=%d does not divide the %d ranks of dp * cp%s, of which each has some experts", ep, all,
-                            ari_experts_whole(p) ? " * tp" : "");
-    const int each = all / ari_at_least_one(p->dp_replicate);
-    if (each % ep != 0)
+                            "ep=%d does not divide the %d ranks of dp * cp%s, of which each has some experts", ep,
+                            expert_ranks, ari_experts_whole(p) ? " * tp" : "");
+    const int per_replica = expert_ranks / ari_at_least_one(p->dp_replicate);
+    if (per_replica % ep != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "ep=%d does not divide the %d ranks of each of the %d replicas of shares, which have all "
                             "experts between them",
-                            ep, each, p->dp_replicate);
+                            ep, per_replica, p->dp_replicate);
     if (ep % sharers != 0 && sharers % ep != 0)
         return ar_error_set(
             AR_ERR_INDIVISIBLE,
@@ -184,8 +184,9 @@ static ar_status check_expert_ranks(const ar_parallel *p)
 /* The groups of ranks that share out the experts. */
 static ar_status check_experts(const ar_parallel *p, const ar_config *c, size_t batch)
 {
-    const int ep = ari_at_least_one(p->ep), dp = ari_at_least_one(p->dp), all = ari_extent(p, ari_expert_axes(p));
-    const int sharers = all / dp;
+    const int ep = ari_at_least_one(p->ep), dp = ari_at_least_one(p->dp),
+              expert_ranks = ari_extent(p, ari_expert_axes(p));
+    const int sharers = expert_ranks / dp;
     if (p->etp > 0)
         AR_TRY(check_expert_width(p, c));
     if ((unsigned)p->dispatch >= AR_DISPATCHES)

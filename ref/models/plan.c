@@ -40,10 +40,10 @@ ar_status ari_plan_put(ar_plan *p, const ar_plan_rule *rule)
                             AR_PLAN_RULES);
     /* Room is for a power of two of rules, and is made where that is full. */
     if ((p->rules & (p->rules - 1)) == 0) {
-        ar_plan_rule *more = realloc(p->rule, (p->rules ? 2 * p->rules : 1) * sizeof *more);
-        if (!more)
+        ar_plan_rule *rules = realloc(p->rule, (p->rules ? 2 * p->rules : 1) * sizeof *rules);
+        if (!rules)
             return ar_error_set(AR_ERR_MEMORY, "no memory for %zu rules of a plan", p->rules + 1);
-        p->rule = more;
+        p->rule = rules;
     }
     p->rule[p->rules++] = *rule;
     return AR_OK;
@@ -170,30 +170,31 @@ static bool is_prepared(ari_role role)
 
 /* The paths of a role's module; of no bytes where it has no other. */
 typedef struct paths {
-    char own[AR_PLAN_GLOB], other[AR_PLAN_GLOB];
+    char role_path[AR_PLAN_GLOB], stacked_path[AR_PLAN_GLOB];
 } paths;
 
 static paths paths_of(ar_arch arch, const char *layer, ari_role role)
 {
     paths p = {{0}, {0}};
-    ari_role_path(p.own, sizeof p.own, arch, layer, role);
-    (void)ari_stacked_path(p.other, sizeof p.other, arch, layer, role);
+    ari_role_path(p.role_path, sizeof p.role_path, arch, layer, role);
+    (void)ari_stacked_path(p.stacked_path, sizeof p.stacked_path, arch, layer, role);
     return p;
 }
 
 static bool matches_paths(const ar_plan_rule *rule, ar_arch arch, const paths *p)
 {
-    return matches(rule, p->own, below_base(arch, p->own)) ||
-           (p->other[0] && matches(rule, p->other, below_base(arch, p->other)));
+    return matches(rule, p->role_path, below_base(arch, p->role_path)) ||
+           (p->stacked_path[0] && matches(rule, p->stacked_path, below_base(arch, p->stacked_path)));
 }
 
 const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char *layer, ari_role role)
 {
     if (p->rules == 0)
         return NULL;
-    const paths of = paths_of(arch, layer, role);
+    const paths role_paths = paths_of(arch, layer, role);
     for (size_t i = p->rules; i-- > 0;) {
-        if ((p->rule[i].style == AR_STYLE_PREPARE) == is_prepared(role) && matches_paths(&p->rule[i], arch, &of))
+        if ((p->rule[i].style == AR_STYLE_PREPARE) == is_prepared(role) &&
+            matches_paths(&p->rule[i], arch, &role_paths))
             return &p->rule[i];
     }
     return NULL;
@@ -233,18 +234,18 @@ ar_status ari_ruled_misfit(const ari_ruled *m, const char *fits)
 
 const char *ari_ruled_show(char text[AR_PLACEMENT_TEXT], const ari_ruled *m, ar_placement p)
 {
-    if (!m->own && ari_placed_by_tokens(p))
+    if (!m->is_user_module && ari_placed_by_tokens(p))
         p.dim = 1;
     return ari_placement_name(text, p);
 }
 
-ar_status ari_ruled_wrong(const ari_ruled *m, const char *what, ar_placement declared, const char *fits, ...)
+ar_status ari_ruled_wrong(const ari_ruled *m, const char *label, ar_placement declared, const char *fits, ...)
 {
     char sentence[80];
     ARI_FORMAT(sentence, fits);
     return ar_error_set(AR_ERR_UNSUPPORTED, "%s: rule %zu, '%s': %s of %s is declared %s; %s",
                         ARI_SHOW(ari_plan_file(m->plan)), (size_t)(m->rule - m->plan->rule) + 1,
-                        ARI_SHOW(m->rule->glob), what, ARI_SHOW(m->name), ARI_PLACED(m, declared), sentence);
+                        ARI_SHOW(m->rule->glob), label, ARI_SHOW(m->name), ARI_PLACED(m, declared), sentence);
 }
 
 ar_placement ari_ruled_from_end(ar_placement p)
@@ -259,57 +260,58 @@ bool ari_ruled_possible(ar_placement p, bool tokens)
     return ari_placed_whole(p) || ari_placed_by_features(p) || (tokens && ari_placed_by_tokens(p));
 }
 
-/* True if a value placed as `there` has the same shape on each rank as one placed as declared. */
-static bool fits_placement(ar_placement declared, ar_placement there)
+/* True if a value placed as `actual` has the same shape on each rank as one placed as declared. */
+static bool fits_placement(ar_placement declared, ar_placement actual)
 {
     if (declared.kind == AR_PARTIAL_MAX)
         return false;
-    return (declared.kind == AR_SHARD) == (there.kind == AR_SHARD) &&
-           (declared.kind != AR_SHARD || declared.dim == there.dim);
+    return (declared.kind == AR_SHARD) == (actual.kind == AR_SHARD) &&
+           (declared.kind != AR_SHARD || declared.dim == actual.dim);
 }
 
-bool ari_ruled_passes(const ari_ruled *m, const ar_plan_rule *maker, ar_placement declared, ar_placement there)
+bool ari_ruled_passes(const ari_ruled *m, const ar_plan_rule *maker, ar_placement declared, ar_placement actual)
 {
-    const bool known = m->strict || (maker && maker->global_output);
-    return known ? ari_placed_alike(declared, there) : fits_placement(declared, there);
+    const bool is_strict = m->strict || (maker && maker->global_output);
+    return is_strict ? ari_placed_alike(declared, actual) : fits_placement(declared, actual);
 }
 
-ar_status ari_ruled_believe(const ari_ruled *m, const char *what, ar_placement declared, const ar_plan_rule *maker,
-                            ar_placement there, ar_placement *p)
+ar_status ari_ruled_believe(const ari_ruled *m, const char *label, ar_placement declared, const ar_plan_rule *maker,
+                            ar_placement actual, ar_placement *p)
 {
     *p = ari_ruled_from_end(declared);
-    return ari_ruled_passes(m, maker, *p, there)
+    return ari_ruled_passes(m, maker, *p, actual)
                ? AR_OK
-               : ari_ruled_wrong(m, what, declared, "%s would fit", ARI_PLACED(m, there));
+               : ari_ruled_wrong(m, label, declared, "%s would fit", ARI_PLACED(m, actual));
 }
 
-ar_status ari_ruled_input(const ari_ruled *m, const ar_plan_rule *maker, ar_placement there, ar_placement else_from,
-                          ar_placement *from)
+ar_status ari_ruled_input(const ari_ruled *m, const ar_plan_rule *maker, ar_placement actual, ar_placement else_from,
+                          ar_placement *from_placement)
 {
-    *from = else_from;
+    *from_placement = else_from;
     if (!m->rule || !m->rule->input[0].given)
         return AR_OK;
-    return ari_ruled_believe(m, "the input", m->rule->input[0].from, maker, there, from);
+    return ari_ruled_believe(m, "the input", m->rule->input[0].from, maker, actual, from_placement);
 }
 
-ar_status ari_ruled_wanted(const ari_ruled *m, const char *what, ar_placement declared, bool tokens, bool terms,
+ar_status ari_ruled_wanted(const ari_ruled *m, const char *label, ar_placement declared, bool tokens, bool terms,
                            ar_placement *p)
 {
     *p = ari_ruled_from_end(declared);
     if (ari_ruled_possible(*p, tokens) || (terms && p->kind == AR_PARTIAL_SUM))
         return AR_OK;
-    return ari_ruled_wrong(m, what, declared,
-                           m->own
+    return ari_ruled_wrong(m, label, declared,
+                           m->is_user_module
                                ? (terms ? "R, S(-1), S(1) and P(sum) are possible" : "R, S(-1) and S(1) are possible")
                                : (tokens ? "R, S(1) or S(-1) would fit" : "R or S(-1) would fit"));
 }
 
-ar_status ari_ruled_output(const ari_ruled *m, bool tokens, bool terms, ar_placement else_to, ar_placement *to)
+ar_status ari_ruled_output(const ari_ruled *m, bool tokens, bool terms, ar_placement else_to,
+                           ar_placement *to_placement)
 {
-    *to = else_to;
+    *to_placement = else_to;
     if (!m->rule || !m->rule->output.given)
         return AR_OK;
-    return ari_ruled_wanted(m, "the output", m->rule->output.to, tokens, terms, to);
+    return ari_ruled_wanted(m, "the output", m->rule->output.to, tokens, terms, to_placement);
 }
 
 ar_placement ari_ruled_makes(ar_style style)
@@ -317,45 +319,46 @@ ar_placement ari_ruled_makes(ar_style style)
     return style == AR_STYLE_COLWISE ? ari_shard_features : ari_replicated;
 }
 
-ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_placement there, ar_placement else_from,
+ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_placement actual, ar_placement else_from,
                            ar_linear_split *split)
 {
     split->style = m->style;
     if (m->style != AR_STYLE_COLWISE && m->style != AR_STYLE_ROWWISE && m->style != AR_STYLE_REPLICATE)
-        return ari_ruled_misfit(m, m->own ? "a linear layer is colwise, rowwise or replicate"
-                                          : "colwise, rowwise and replicate are possible");
-    return ari_ruled_input(m, maker, there, else_from, &split->from);
+        return ari_ruled_misfit(m, m->is_user_module ? "a linear layer is colwise, rowwise or replicate"
+                                                     : "colwise, rowwise and replicate are possible");
+    return ari_ruled_input(m, maker, actual, else_from, &split->from);
 }
 
 /* Checks that m, split so, is one GEMM with the first of the layers that share its input. */
-static ar_status check_alike(const ari_ruled *m, const ar_linear_split *s, const ari_ruled *first,
+static ar_status check_alike(const ari_ruled *m, const ar_linear_split *s, const ari_ruled *first_layer,
                              const ar_linear_split *split)
 {
     const bool moved = !ari_placed_alike(s->from, split->from) || !ari_placed_alike(s->to, split->to);
     const char *file = ARI_SHOW(ari_plan_file(m->plan));
-    if (s->style != split->style || (moved && m->own))
+    if (s->style != split->style || (moved && m->is_user_module))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s, but %s, which has the same input, %s%s%s; give both one",
-                            file, ARI_SHOW(m->name), ari_style_name(s->style), ARI_SHOW(first->name),
-                            m->own ? "is " : "", ari_style_name(split->style),
-                            m->own ? " or leaves another placement" : "");
+                            file, ARI_SHOW(m->name), ari_style_name(s->style), ARI_SHOW(first_layer->name),
+                            m->is_user_module ? "is " : "", ari_style_name(split->style),
+                            m->is_user_module ? " or leaves another placement" : "");
     if (!moved)
         return AR_OK;
     return ar_error_set(AR_ERR_UNSUPPORTED,
                         "%s: %s has input %s and output %s, but %s, which is one product with it, %s and %s; give both "
                         "the same",
-                        file, m->name, ARI_PLACED(m, s->from), ARI_PLACED(m, s->to), first->name,
+                        file, m->name, ARI_PLACED(m, s->from), ARI_PLACED(m, s->to), first_layer->name,
                         ARI_PLACED(m, split->from), ARI_PLACED(m, split->to));
 }
 
-ar_status ari_ruled_first(const ari_ruled *m, const ari_ruled *first, const ar_plan_rule *maker, ar_placement there,
-                          bool tokens, ar_linear_split *split)
+ar_status ari_ruled_first(const ari_ruled *m, const ari_ruled *first_layer, const ar_plan_rule *maker,
+                          ar_placement actual, bool tokens, ar_linear_split *split)
 {
     ar_linear_split s;
-    AR_TRY(ari_ruled_linear(m, maker, there, there, &s));
-    AR_TRY(ari_ruled_output(m, tokens, s.style == AR_STYLE_ROWWISE && !m->own, ari_ruled_makes(s.style), &s.to));
-    if (m == first)
+    AR_TRY(ari_ruled_linear(m, maker, actual, actual, &s));
+    AR_TRY(ari_ruled_output(m, tokens, s.style == AR_STYLE_ROWWISE && !m->is_user_module, ari_ruled_makes(s.style),
+                            &s.to));
+    if (m == first_layer)
         *split = s;
-    return check_alike(m, &s, first, split);
+    return check_alike(m, &s, first_layer, split);
 }
 
 ar_status ari_ruled_tokens(const ari_ruled *m, ar_embedding_split *split)
@@ -373,8 +376,8 @@ ar_status ari_ruled_tokens(const ari_ruled *m, ar_embedding_split *split)
 
 static bool matches_role(const ar_plan_rule *rule, ar_arch arch, const char *layer, ari_role role)
 {
-    const paths of = paths_of(arch, layer, role);
-    return matches_paths(rule, arch, &of);
+    const paths role_paths = paths_of(arch, layer, role);
+    return matches_paths(rule, arch, &role_paths);
 }
 
 /* True if the rule matches a module of its kind, of a layer or outside all (NULL): parts have styles, an attention, an
@@ -383,8 +386,8 @@ static bool matches_in(const ar_plan_rule *rule, ar_arch arch, const char *layer
 {
     bool found = false;
     for (int i = 0; i < PREPARED && layer && rule->style == AR_STYLE_PREPARE; i++) {
-        const bool there = prepared[i] != ARI_EXPERTS || ari_part_path(ari_family_of(arch), ARI_ROUTER);
-        found = found || (there && matches_role(rule, arch, layer, prepared[i]));
+        const bool exists = prepared[i] != ARI_EXPERTS || ari_part_path(ari_family_of(arch), ARI_ROUTER);
+        found = found || (exists && matches_role(rule, arch, layer, prepared[i]));
     }
     if (rule->style == AR_STYLE_PREPARE)
         return found;

@@ -17,7 +17,7 @@ bool ari_plan_is_default(const ar_plan *p);
 
 /** Its rules as the array that a file has, in which aliases are globs and a tp_plan's names are what they mean. Gives;
  *  json_decref. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_plan_rules_json(json_t **gives, const ar_plan *p);
+AR_NODISCARD ar_status ari_plan_rules_json(json_t **out, const ar_plan *p);
 /** The SHA-256 of that array's compact text: of what the plan says, whatever its file looks like. Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_plan_hash(char hex[65], const ar_plan *p);
@@ -43,7 +43,7 @@ typedef struct ari_ruled {
     const ar_plan_rule *rule; /* the last that matches; NULL: none */
     ar_style style;           /* in the words of what the module is */
     bool strict;              /* nothing is believed */
-    bool own;                 /* a user's, which is always strict */
+    bool is_user_module;      /* a user's, which is always strict */
     char name[AR_PLAN_GLOB];  /* its path */
 } ari_ruled;
 
@@ -51,7 +51,7 @@ typedef struct ari_ruled {
 #define ARI_PLACED(m, p) ari_ruled_show((char[AR_PLACEMENT_TEXT]){0}, (m), (p))
 const char *ari_ruled_show(char text[AR_PLACEMENT_TEXT], const ari_ruled *m, ar_placement p);
 /** AR_ERR_UNSUPPORTED: what the rule declares of a value cannot be; `fits` is a sentence of what can. */
-AR_NODISCARD ar_status ari_ruled_wrong(const ari_ruled *m, const char *what, ar_placement declared, const char *fits,
+AR_NODISCARD ar_status ari_ruled_wrong(const ari_ruled *m, const char *label, ar_placement declared, const char *fits,
                                        ...) AR_PRINTF(4, 5);
 /** AR_ERR_UNSUPPORTED: the module cannot have its style. */
 AR_NODISCARD ar_status ari_ruled_misfit(const ari_ruled *m, const char *fits);
@@ -60,27 +60,27 @@ AR_NODISCARD ar_status ari_ruled_misfit(const ari_ruled *m, const char *fits);
 ar_placement ari_ruled_from_end(ar_placement p);
 /** True if a value can be redistributed so: whole, shards of features, or of tokens where that is possible. */
 bool ari_ruled_possible(ar_placement p, bool tokens);
-/** True if a value that `maker` left as `there` can be taken for one that is placed as declared. */
-bool ari_ruled_passes(const ari_ruled *m, const ar_plan_rule *maker, ar_placement declared, ar_placement there);
+/** True if a value that `maker` left as `actual` can be taken for one that is placed as declared. */
+bool ari_ruled_passes(const ari_ruled *m, const ar_plan_rule *maker, ar_placement declared, ar_placement actual);
 /** *p = the declared placement of such a value. */
-AR_NODISCARD ar_status ari_ruled_believe(const ari_ruled *m, const char *what, ar_placement declared,
-                                         const ar_plan_rule *maker, ar_placement there, ar_placement *p);
-/** *from = what is declared of the input, where such a value arrives; else_from without a declaration. */
-AR_NODISCARD ar_status ari_ruled_input(const ari_ruled *m, const ar_plan_rule *maker, ar_placement there,
-                                       ar_placement else_from, ar_placement *from);
+AR_NODISCARD ar_status ari_ruled_believe(const ari_ruled *m, const char *label, ar_placement declared,
+                                         const ar_plan_rule *maker, ar_placement actual, ar_placement *p);
+/** *from_placement = what is declared of the input, where such a value arrives; else_from without a declaration. */
+AR_NODISCARD ar_status ari_ruled_input(const ari_ruled *m, const ar_plan_rule *maker, ar_placement actual,
+                                       ar_placement else_from, ar_placement *from_placement);
 /** *p = what is declared that a value is to be made. terms: it can be those of a sum. */
-AR_NODISCARD ar_status ari_ruled_wanted(const ari_ruled *m, const char *what, ar_placement declared, bool tokens,
+AR_NODISCARD ar_status ari_ruled_wanted(const ari_ruled *m, const char *label, ar_placement declared, bool tokens,
                                         bool terms, ar_placement *p);
-/** *to = what the output is to be; else_to without a declaration. */
+/** *to_placement = what the output is to be; else_to without a declaration. */
 AR_NODISCARD ar_status ari_ruled_output(const ari_ruled *m, bool tokens, bool terms, ar_placement else_to,
-                                        ar_placement *to);
+                                        ar_placement *to_placement);
 
 /** Placement of the output of a linear layer of this style. */
 ar_placement ari_ruled_makes(ar_style style);
 /** The style of a linear layer, and its input as ari_ruled_input has it. */
-AR_NODISCARD ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_placement there,
+AR_NODISCARD ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_placement actual,
                                         ar_placement else_from, ar_linear_split *split);
 /** For layers that share an input and are one GEMM: makes *split of the first, and compares the others with it. */
-AR_NODISCARD ar_status ari_ruled_first(const ari_ruled *m, const ari_ruled *first, const ar_plan_rule *maker,
-                                       ar_placement there, bool tokens, ar_linear_split *split);
+AR_NODISCARD ar_status ari_ruled_first(const ari_ruled *m, const ari_ruled *first_layer, const ar_plan_rule *maker,
+                                       ar_placement actual, bool tokens, ar_linear_split *split);
 AR_NODISCARD ar_status ari_ruled_tokens(const ari_ruled *m, ar_embedding_split *split);

@@ -18,7 +18,7 @@ typedef struct reader {
     const char *file;
     const json_t *aliases; /* NULL: none */
     json_t *unused;        /* of them, those that no rule has named */
-    char where[2 * ARI_PRINTABLE];
+    char location[2 * ARI_PRINTABLE];
 } reader;
 
 static ar_status invalid(const reader *r, const char *format, ...) AR_PRINTF(2, 3);
@@ -29,17 +29,18 @@ static ar_status invalid(const reader *r, const char *format, ...)
     va_start(args, format);
     vsnprintf(problem, sizeof problem, format, args);
     va_end(args);
-    return ar_error_set(AR_ERR_FORMAT, "%s: %s%s", ARI_SHOW(r->file), r->where, problem);
+    return ar_error_set(AR_ERR_FORMAT, "%s: %s%s", ARI_SHOW(r->file), r->location, problem);
 }
 
 static void at_rule(reader *r, const char *glob)
 {
-    snprintf(r->where, sizeof r->where, "rule %zu, '%s': ", r->p->rules + 1, ARI_SHOW(glob));
+    snprintf(r->location, sizeof r->location, "rule %zu, '%s': ", r->p->rules + 1, ARI_SHOW(glob));
 }
 
-static ar_status known_keys(const reader *r, const json_t *object, const char *const *known, size_t n, const char *list)
+static ar_status known_keys(const reader *r, const json_t *object, const char *const *allowed_keys, size_t n,
+                            const char *list)
 {
-    const char *key = ari_json_unknown_key(object, known, n);
+    const char *key = ari_json_unknown_key(object, allowed_keys, n);
     return key ? invalid(r, "unknown key '%s'; known are %s", ARI_SHOW(key), list) : AR_OK;
 }
 
@@ -98,21 +99,21 @@ static ar_status read_arguments(const reader *r, ar_plan_rule *rule, const json_
 
 static ar_status read_values(const reader *r, ar_plan_rule *rule, const json_t *o)
 {
-    const json_t *in = json_object_get(o, "input"), *named = json_object_get(o, "named_input"),
+    const json_t *input = json_object_get(o, "input"), *named = json_object_get(o, "named_input"),
                  *out = json_object_get(o, "output"), *local = json_object_get(o, "use_local_output");
     if (local && !json_is_boolean(local))
         return invalid(r, "'use_local_output' has to be true or false");
     rule->global_output = json_is_false(local);
     if (rule->style == AR_STYLE_PREPARE) {
-        AR_TRY(read_arguments(r, rule, in, named));
+        AR_TRY(read_arguments(r, rule, input, named));
         return out ? read_pair(r, &rule->output, "output", out) : AR_OK;
     }
     if (named)
         return invalid(r, "'named_input' is for prepare; a %s module has one input", ari_style_name(rule->style));
-    rule->input[0].given = in != NULL;
+    rule->input[0].given = input != NULL;
     rule->output.given = out != NULL;
-    if (in)
-        AR_TRY(read_placement(r, &rule->input[0].from, "input", in));
+    if (input)
+        AR_TRY(read_placement(r, &rule->input[0].from, "input", input));
     return out ? read_placement(r, &rule->output.to, "output", out) : AR_OK;
 }
 
@@ -122,12 +123,12 @@ static ar_status read_values(const reader *r, ar_plan_rule *rule, const json_t *
 static ar_status read_glob(const reader *r, char glob[AR_PLAN_GLOB], const char *text)
 {
     const char *name = text;
-    size_t left = json_object_size(r->aliases);
-    for (const json_t *to; (to = json_object_get(r->aliases, name)) != NULL; name = json_string_value(to)) {
-        if (!json_is_string(to))
+    size_t remaining = json_object_size(r->aliases);
+    for (const json_t *target; (target = json_object_get(r->aliases, name)) != NULL; name = json_string_value(target)) {
+        if (!json_is_string(target))
             return invalid(r, "the alias '%s' has to be a string", ARI_SHOW(name));
         json_object_del(r->unused, name);
-        if (left-- == 0)
+        if (remaining-- == 0)
             return invalid(r, "the aliases lead from '%s' back to '%s'; one of them has to be a glob", ARI_SHOW(text),
                            ARI_SHOW(name));
     }
@@ -217,7 +218,7 @@ static ar_status read_rules(reader *r, const json_t *o)
         return ar_error_set(AR_ERR_MEMORY, "%s: out of memory", ARI_SHOW(r->file));
     for (size_t i = 0; i < json_array_size(rules); i++)
         AR_TRY(read_rule(r, json_array_get(rules, i)));
-    r->where[0] = '\0';
+    r->location[0] = '\0';
     const char *unused = json_object_iter_key(json_object_iter(r->unused));
     return unused ? invalid(r, "no rule has the alias '%s'", ARI_SHOW(unused)) : AR_OK;
 }
@@ -254,7 +255,7 @@ static const struct tp_style {
 
 /* Those of other plans, and what they are for. */
 static const struct other_style {
-    const char *name, *needs;
+    const char *name, *requirement;
 } other_styles[] = {
     {"grouped_gemm", "shares whole experts out over ranks: a layout's ep does, no plan"},
     {"ep_router", "shares whole experts out over ranks: a layout's ep does, no plan"},
@@ -266,15 +267,15 @@ static const struct other_style {
     {"local_params", "is for a module that works with its parts of parameters by itself"},
 };
 
-static ar_status refuse_style(const reader *r, const char *name, const char *known)
+static ar_status refuse_style(const reader *r, const char *name, const char *known_styles)
 {
     for (size_t i = 0; i < sizeof other_styles / sizeof *other_styles; i++) {
         if (strcmp(other_styles[i].name, name) == 0)
             return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %sthe style '%s' %s; known are %s", ARI_SHOW(r->file),
-                                r->where, name, other_styles[i].needs, known);
+                                r->location, name, other_styles[i].requirement, known_styles);
     }
     return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %sthe style '%s' of a tp_plan is not in this version; known are %s",
-                        ARI_SHOW(r->file), r->where, ARI_SHOW(name), known);
+                        ARI_SHOW(r->file), r->location, ARI_SHOW(name), known_styles);
 }
 
 static ar_status declare(ar_plan_value *v, const char *text)
@@ -288,8 +289,8 @@ static ar_status declare(ar_plan_value *v, const char *text)
 static ar_status read_tp_rule(reader *r, const char *modules, const char *name)
 {
     ar_plan_rule rule = {.style = AR_STYLE_REPLICATE};
-    char known[400];
-    ari_text list = ari_text_in(known, sizeof known);
+    char known_styles[400];
+    ari_text list = ari_text_in(known_styles, sizeof known_styles);
     at_rule(r, modules);
     AR_TRY(read_glob(r, rule.glob, modules));
     for (size_t i = 0; i < sizeof tp_styles / sizeof *tp_styles; i++) {
@@ -304,7 +305,7 @@ static ar_status read_tp_rule(reader *r, const char *modules, const char *name)
             rule.output.from = (ar_placement){AR_PARTIAL_SUM, 0};
         return add_rule(r, &rule);
     }
-    return refuse_style(r, name, known);
+    return refuse_style(r, name, known_styles);
 }
 
 static ar_status read_tp_plan(reader *r, const json_t *o)
@@ -328,7 +329,7 @@ static void reader_fini(reader *r)
     json_decref(r->unused);
 }
 
-static ar_status read_plan(ar_plan *gives, const json_t *o, const char *file)
+static ar_status read_plan(ar_plan *out, const json_t *o, const char *file)
 {
     ARI_ENDED(ar_plan_fini) ar_plan p = {0};
     ARI_ENDED(reader_fini) reader r = {.p = &p, .file = file};
@@ -344,7 +345,7 @@ static ar_status read_plan(ar_plan *gives, const json_t *o, const char *file)
         AR_TRY(read_tp_plan(&r, json_is_object(tp) ? tp : o));
     if (p.rules == 0)
         return invalid(&r, "has no rules; without a plan a model is split as its architecture's default");
-    *gives = p;
+    *out = p;
     p = (ar_plan){0};
     return AR_OK;
 }
@@ -423,7 +424,7 @@ static json_t *rule_json(const ar_plan_rule *rule)
     return NULL;
 }
 
-ar_status ari_plan_rules_json(json_t **gives, const ar_plan *p)
+ar_status ari_plan_rules_json(json_t **out, const ar_plan *p)
 {
     json_auto_t *rules = json_array();
     int failed = !rules;
@@ -431,7 +432,7 @@ ar_status ari_plan_rules_json(json_t **gives, const ar_plan *p)
         failed = json_array_append_new(rules, rule_json(&p->rule[i]));
     if (failed)
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its rules as JSON", ARI_SHOW(ari_plan_file(p)));
-    ARI_GIVE(gives, rules);
+    ARI_GIVE(out, rules);
     return AR_OK;
 }
 

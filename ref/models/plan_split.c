@@ -49,12 +49,12 @@ static ari_ruled ruled_part(const view *v, ari_role role)
 }
 
 /* For a part that has no choice: checks that its rule declares the actual placement. */
-static ar_status check_declared(const ari_ruled *part, ar_placement in, ar_placement out)
+static ar_status check_declared(const ari_ruled *part, ar_placement input_placement, ar_placement out)
 {
     ari_ruled m = *part;
     ar_placement declared;
     m.strict = true;
-    AR_TRY(ari_ruled_input(&m, NULL, in, in, &declared));
+    AR_TRY(ari_ruled_input(&m, NULL, input_placement, input_placement, &declared));
     return m.rule && m.rule->output.given ? ari_ruled_believe(&m, "the output", m.rule->output.to, NULL, out, &declared)
                                           : AR_OK;
 }
@@ -63,7 +63,7 @@ static ar_status check_declared(const ari_ruled *part, ar_placement in, ar_place
 
 /* The layers of an attention or an MLP: those that share its input, and the last one. norm: before it. */
 typedef struct branch {
-    ari_role module, norm, first[3], second;
+    ari_role module, norm, first_roles[3], second;
     int n;
 } branch;
 
@@ -71,14 +71,14 @@ static branch branch_of(const view *v, bool attention)
 {
     static const ari_role of_attention[] = {ARI_QKV, ARI_Q, ARI_Q_B, ARI_K, ARI_V, ARI_KV_B},
                           of_mlp[] = {ARI_FIRST, ARI_GATE_UP, ARI_GATE, ARI_UP};
-    const ari_role *all = attention ? of_attention : of_mlp;
+    const ari_role *candidates = attention ? of_attention : of_mlp;
     const bool first_norm = attention || v->c->residual == AR_RESIDUAL_PARALLEL_ONE_NORM;
     branch s = {.module = attention ? ARI_ATTENTION : ARI_MLP,
                 .norm = first_norm ? ARI_NORM1 : ARI_NORM2,
                 .second = attention ? ARI_OUT : ARI_DOWN};
     for (size_t i = 0; i < (attention ? 6 : 4); i++) {
-        if (ari_part_path(v->f, all[i]) && ari_part_present(v->c, all[i]))
-            s.first[s.n++] = all[i];
+        if (ari_part_path(v->f, candidates[i]) && ari_part_present(v->c, candidates[i]))
+            s.first_roles[s.n++] = candidates[i];
     }
     return s;
 }
@@ -87,22 +87,22 @@ static branch branch_of(const view *v, bool attention)
 static const ar_plan_value *first_input(const ar_plan_rule *rule)
 {
     for (int i = 0; i < AR_PLAN_ARGUMENTS; i++) {
-        const ar_plan_value *in = &rule->input[i];
-        const bool named = strcmp(in->name, "hidden_states") == 0 || strcmp(in->name, "x") == 0;
-        if (in->given && (named || (i == 0 && !in->name[0])))
-            return in;
+        const ar_plan_value *input = &rule->input[i];
+        const bool named = strcmp(input->name, "hidden_states") == 0 || strcmp(input->name, "x") == 0;
+        if (input->given && (named || (i == 0 && !input->name[0])))
+            return input;
     }
     return NULL;
 }
 
 /* Masks and positions are whole. */
-static ar_status check_other_inputs(const ari_ruled *m, const ar_plan_value *first)
+static ar_status check_other_inputs(const ari_ruled *m, const ar_plan_value *first_argument)
 {
     for (int i = 0; i < AR_PLAN_ARGUMENTS; i++) {
-        const ar_plan_value *other = &m->rule->input[i];
-        if (!other->given || other == first)
+        const ar_plan_value *argument = &m->rule->input[i];
+        if (!argument->given || argument == first_argument)
             continue;
-        const ar_placement odd = ari_placed_whole(other->from) ? other->to : other->from;
+        const ar_placement odd = ari_placed_whole(argument->from) ? argument->to : argument->from;
         if (!ari_placed_whole(odd))
             return ari_ruled_wrong(m, "another input than the first", odd, "R would fit");
     }
@@ -116,15 +116,15 @@ static ar_status split_input(const view *v, ari_role before, const ari_ruled *m,
 {
     const bool normed = ari_part_path(v->f, before) && ar_config_norm_before(v->c);
     const ar_plan_rule *norm = normed ? ruled_part(v, before).rule : NULL;
-    const ar_plan_value *in = m->rule ? first_input(m->rule) : NULL;
+    const ar_plan_value *input = m->rule ? first_input(m->rule) : NULL;
     *change = (ar_tp_redistribution){arrives, arrives};
-    *maker = in ? m->rule : norm;
+    *maker = input ? m->rule : norm;
     if (m->rule)
-        AR_TRY(check_other_inputs(m, in));
-    if (!in)
+        AR_TRY(check_other_inputs(m, input));
+    if (!input)
         return AR_OK;
-    AR_TRY(ari_ruled_believe(m, "the input that arrives", in->from, norm, arrives, &change->from));
-    return ari_ruled_wanted(m, "the input that is wanted", in->to, has_tokens(v), false, &change->to);
+    AR_TRY(ari_ruled_believe(m, "the input that arrives", input->from, norm, arrives, &change->from));
+    return ari_ruled_wanted(m, "the input that is wanted", input->to, has_tokens(v), false, &change->to);
 }
 
 static ar_placement natural_input(ar_style style)
@@ -134,41 +134,43 @@ static ar_placement natural_input(ar_style style)
 
 /* The last layer's style and input. Inside of a module nothing is moved that no rule says, as in PyTorch: without a
  * declaration the layer takes what is its style's. */
-static ar_status split_second(const ari_ruled *m, const ari_ruled *first, const ar_linear_split *before,
+static ar_status split_second(const ari_ruled *m, const ari_ruled *first_layer, const ar_linear_split *before,
                               ar_linear_split *split)
 {
-    const ar_placement there = before->to;
-    AR_TRY(ari_ruled_linear(m, first->rule, there, natural_input(m->style), split));
-    if (ari_ruled_passes(m, first->rule, split->from, there))
+    const ar_placement actual = before->to;
+    AR_TRY(ari_ruled_linear(m, first_layer->rule, actual, natural_input(m->style), split));
+    if (ari_ruled_passes(m, first_layer->rule, split->from, actual))
         return AR_OK;
     return ar_error_set(AR_ERR_UNSUPPORTED,
                         "%s: %s is %s and %s behind it %s, which takes %s where %s arrives; declare its input %s, or "
                         "the output of the former %s",
-                        ARI_SHOW(ari_plan_file(m->plan)), first->name, ari_style_name(before->style), m->name,
-                        ari_style_name(split->style), ARI_PLACED(m, split->from), ARI_PLACED(m, there),
-                        ARI_PLACED(m, there), ARI_PLACED(m, split->from));
+                        ARI_SHOW(ari_plan_file(m->plan)), first_layer->name, ari_style_name(before->style), m->name,
+                        ari_style_name(split->style), ARI_PLACED(m, split->from), ARI_PLACED(m, actual),
+                        ARI_PLACED(m, actual), ARI_PLACED(m, split->from));
 }
 
 /* The last layer's output, and what the module's rule makes of it. */
-static ar_status split_output(const view *v, const ari_ruled *around, const ari_ruled *own, ar_linear_split *second,
-                              ar_tp_redistribution *change)
+static ar_status split_output(const view *v, const ari_ruled *module, const ari_ruled *last_layer,
+                              ar_linear_split *second, ar_tp_redistribution *change)
 {
-    const ar_plan_value *out = around->rule && around->rule->output.given ? &around->rule->output : NULL;
+    const ar_plan_value *out = module->rule && module->rule->output.given ? &module->rule->output : NULL;
     ar_placement natural = v->stream;
     *change = (ar_tp_redistribution){v->stream, v->stream};
     if (out) {
-        const char *what = "the output that is wanted";
-        AR_TRY(ari_ruled_wanted(around, what, out->to, has_tokens(v), false, &change->to));
-        AR_TRY(ari_ruled_believe(around, what, out->to, NULL, v->stream, &change->to));
+        const char *label = "the output that is wanted";
+        AR_TRY(ari_ruled_wanted(module, label, out->to, has_tokens(v), false, &change->to));
+        AR_TRY(ari_ruled_believe(module, label, out->to, NULL, v->stream, &change->to));
         change->from = ari_ruled_from_end(out->from);
         natural = change->from.kind == AR_PARTIAL_SUM ? ari_replicated : change->from;
     }
-    AR_TRY(ari_ruled_output(own, has_tokens(v), second->style == AR_STYLE_ROWWISE, natural, &second->to));
+    AR_TRY(ari_ruled_output(last_layer, has_tokens(v), second->style == AR_STYLE_ROWWISE, natural, &second->to));
     if (out)
-        return ari_ruled_believe(around, "the output that there is", out->from, own->rule, second->to, &change->from);
-    return ari_ruled_passes(own, own->rule, second->to, v->stream)
+        return ari_ruled_believe(module, "the output that there is", out->from, last_layer->rule, second->to,
+                                 &change->from);
+    return ari_ruled_passes(last_layer, last_layer->rule, second->to, v->stream)
                ? AR_OK
-               : ari_ruled_wrong(own, "the output", own->rule->output.to, "%s would fit", ARI_PLACED(own, v->stream));
+               : ari_ruled_wrong(last_layer, "the output", last_layer->rule->output.to, "%s would fit",
+                                 ARI_PLACED(last_layer, v->stream));
 }
 
 /* One redistribution instead of two, where the first makes what the second begins with. */
@@ -188,16 +190,16 @@ static ar_status split_branch(const view *v, bool attention, ar_placement arrive
 {
     const branch b = branch_of(v, attention);
     const bool tokens = has_tokens(v) && !attention; /* a query sees the keys of all tokens */
-    const ari_ruled module = ruled_part(v, b.module), first = ruled_part(v, b.first[0]),
+    const ari_ruled module = ruled_part(v, b.module), first_layer = ruled_part(v, b.first_roles[0]),
                     second = ruled_part(v, b.second);
     const ar_plan_rule *maker = NULL;
     AR_TRY(split_input(v, b.norm, &module, arrives, &s->enter, &maker));
-    AR_TRY(ari_ruled_first(&first, &first, maker, s->enter.to, tokens, &s->first));
+    AR_TRY(ari_ruled_first(&first_layer, &first_layer, maker, s->enter.to, tokens, &s->first));
     for (int i = 1; i < b.n; i++) {
-        const ari_ruled m = ruled_part(v, b.first[i]);
-        AR_TRY(ari_ruled_first(&m, &first, maker, s->enter.to, tokens, &s->first));
+        const ari_ruled m = ruled_part(v, b.first_roles[i]);
+        AR_TRY(ari_ruled_first(&m, &first_layer, maker, s->enter.to, tokens, &s->first));
     }
-    AR_TRY(split_second(&second, &first, &s->first, &s->second));
+    AR_TRY(split_second(&second, &first_layer, &s->first, &s->second));
     AR_TRY(split_output(v, &module, &second, &s->second, &s->leave));
     join_redistributions(s);
     return AR_OK;
@@ -206,7 +208,7 @@ static ar_status split_branch(const view *v, bool attention, ar_placement arrive
 /* --- norms -------------------------------------------------------------------------------------------------------- */
 
 /* Placement of a norm's input. A plan without norms in sequence style leaves them like the values between branches. */
-static ar_status split_norm(const view *v, ari_role role, ar_placement *at)
+static ar_status split_norm(const view *v, ari_role role, ar_placement *placement)
 {
     const ari_ruled m = ruled_part(v, role);
     if (m.style != AR_STYLE_REPLICATE && m.style != AR_STYLE_SEQUENCE)
@@ -214,8 +216,8 @@ static ar_status split_norm(const view *v, ari_role role, ar_placement *at)
     if (m.style == AR_STYLE_SEQUENCE && !has_tokens(v))
         return ar_error_set(AR_ERR_ARG, "%s: %s is in sequence style, which needs sequence parallelism (sp)",
                             ARI_SHOW(ari_plan_file(v->p)), m.name);
-    *at = m.style == AR_STYLE_SEQUENCE || !ari_plan_sequence(v->p) ? v->stream : ari_replicated;
-    return check_declared(&m, v->stream, *at);
+    *placement = m.style == AR_STYLE_SEQUENCE || !ari_plan_sequence(v->p) ? v->stream : ari_replicated;
+    return check_declared(&m, v->stream, *placement);
 }
 
 /* Norms whose placement follows from their input: that of the heads, or of the branch output added to the residual. */
@@ -225,7 +227,7 @@ static const ari_role where_fixed[] = {
 
 static ar_status check_fixed_norm(const view *v, ari_role role)
 {
-    ar_placement at = v->stream;
+    ar_placement placement = v->stream;
     if (!ari_part_path(v->f, role) || !ari_part_present(v->c, role))
         return AR_OK;
     const ari_ruled m = ruled_part(v, role);
@@ -237,8 +239,8 @@ static ar_status check_fixed_norm(const view *v, ari_role role)
         return m.style == AR_STYLE_REPLICATE ? AR_OK : ari_ruled_misfit(&m, "what all heads take is replicate");
     if (role == ARI_Q_NORM || role == ARI_K_NORM)
         return m.style == AR_STYLE_REPLICATE ? AR_OK : ari_ruled_misfit(&m, "a norm of heads is replicate");
-    AR_TRY(split_norm(v, role, &at));
-    return ari_placed_alike(at, v->stream)
+    AR_TRY(split_norm(v, role, &placement));
+    return ari_placed_alike(placement, v->stream)
                ? AR_OK
                : ari_ruled_misfit(&m, "what is added to the residual is in sequence style, as that is");
 }
@@ -246,14 +248,14 @@ static ar_status check_fixed_norm(const view *v, ari_role role)
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
 /* All experts are cut or none, and the one that all tokens go to as they are, or it is whole. */
-static ar_status check_expert(const view *v, ari_role role, ar_style wanted, const char *fits)
+static ar_status check_expert(const view *v, ari_role role, ar_style expected_style, const char *fits)
 {
     if (!ari_part_in_layer(v->c, role, v->layer))
         return AR_OK;
     const ari_ruled m = ruled_part(v, role);
-    if (m.style == wanted)
-        return check_declared(&m, wanted == AR_STYLE_ROWWISE ? ari_shard_features : ari_replicated,
-                              wanted == AR_STYLE_COLWISE ? ari_shard_features : ari_replicated);
+    if (m.style == expected_style)
+        return check_declared(&m, expected_style == AR_STYLE_ROWWISE ? ari_shard_features : ari_replicated,
+                              expected_style == AR_STYLE_COLWISE ? ari_shard_features : ari_replicated);
     return ari_ruled_misfit(&m, fits);
 }
 
@@ -275,11 +277,12 @@ static ar_status check_sum(const view *v, bool cut)
 }
 
 /* Gate, up and down of the experts, or of the one that all tokens go to: cut or all replicated. */
-static ar_status check_cut(const view *v, const ari_role part[3], bool cut, const char *first, const char *whole)
+static ar_status check_cut(const view *v, const ari_role part[3], bool cut, const char *colwise_hint,
+                           const char *replicate_hint)
 {
     for (size_t i = 0; i < 3; i++) {
         const ar_style style = !cut ? AR_STYLE_REPLICATE : i < 2 ? AR_STYLE_COLWISE : AR_STYLE_ROWWISE;
-        const char *fits = !cut ? whole : i < 2 ? first : "behind a colwise gate and up it is rowwise";
+        const char *fits = !cut ? replicate_hint : i < 2 ? colwise_hint : "behind a colwise gate and up it is rowwise";
         AR_TRY(check_expert(v, part[i], style, fits));
     }
     return AR_OK;
@@ -289,14 +292,14 @@ static ar_status check_experts(const view *v, bool cut, bool shared_cut)
 {
     static const ari_role expert[] = {ARI_EXPERT_GATE, ARI_EXPERT_UP, ARI_EXPERT_DOWN},
                           shared[] = {ARI_SHARED_GATE, ARI_SHARED_UP, ARI_SHARED_DOWN},
-                          whole[] = {ARI_ROUTER, ARI_ROUTER_BIAS, ARI_SHARED_SHARE};
+                          replicated_roles[] = {ARI_ROUTER, ARI_ROUTER_BIAS, ARI_SHARED_SHARE};
     AR_TRY(check_cut(v, expert, cut, "with the experts' gates colwise all gates and ups are",
                      "with the experts' gates replicate all of them are"));
     AR_TRY(check_cut(v, shared, shared_cut, "with the shared expert's gate colwise its up is too",
                      cut ? "with the shared expert's gate replicate all of it is"
                          : "with the experts' gates replicate all of them are, the shared expert too"));
-    for (size_t i = 0; i < sizeof whole / sizeof *whole; i++)
-        AR_TRY(check_expert(v, whole[i], AR_STYLE_REPLICATE,
+    for (size_t i = 0; i < sizeof replicated_roles / sizeof *replicated_roles; i++)
+        AR_TRY(check_expert(v, replicated_roles[i], AR_STYLE_REPLICATE,
                             "every rank routes all its tokens: a router and the shared expert's gate are replicate"));
     return check_sum(v, cut);
 }
@@ -338,9 +341,9 @@ ar_status ari_plan_block(const ar_plan *p, const ar_config *c, size_t layer, boo
     const bool column_row = p->mlp_order == AR_MLP_COLUMN_ROW;
     if (ari_plan_is_default(p)) {
         const ar_branch_split usual = ari_branch_of(AR_STYLE_COLWISE, AR_STYLE_ROWWISE, v.stream);
-        const ar_branch_split other = ari_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, v.stream);
+        const ar_branch_split row_column = ari_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, v.stream);
         *split = (ar_block_split){
-            .norm1 = v.stream, .norm2 = v.stream, .attention = usual, .mlp = column_row ? usual : other};
+            .norm1 = v.stream, .norm2 = v.stream, .attention = usual, .mlp = column_row ? usual : row_column};
         if (ar_config_has_experts(c, layer))
             split->mlp = ari_experts_split(true, v.stream);
         return AR_OK;

@@ -26,11 +26,11 @@ static ar_placement settled(ar_placement p)
 static ar_status check_at(ar_plan_walk *w, const char *name)
 {
     char text[AR_PLACEMENT_TEXT];
-    const ar_placement at = settled(ari_ruled_from_end(w->at));
-    if (!ari_ruled_possible(at, true))
+    const ar_placement placement = settled(ari_ruled_from_end(w->at));
+    if (!ari_ruled_possible(placement, true))
         return ar_error_set(AR_ERR_ARG, "%s: what arrives is said to be %s; R, S(-1) and S(1) are possible",
                             ARI_SHOW(name), ari_placement_name(text, w->at));
-    w->at = at;
+    w->at = placement;
     return AR_OK;
 }
 
@@ -38,8 +38,8 @@ static ar_status check_at(ar_plan_walk *w, const char *name)
 static ar_status ask_own(ari_ruled *m, ar_plan_walk *w, const char *name, ari_role role)
 {
     const size_t rules = w->plan ? w->plan->rules : 0;
-    ari_text layers = {.at = w->layers, .cap = sizeof w->layers, .used = strlen(w->layers)};
-    *m = (ari_ruled){.plan = w->plan, .style = AR_STYLE_REPLICATE, .strict = true, .own = true};
+    ari_text layers = {.buffer = w->layers, .cap = sizeof w->layers, .used = strlen(w->layers)};
+    *m = (ari_ruled){.plan = w->plan, .style = AR_STYLE_REPLICATE, .strict = true, .is_user_module = true};
     snprintf(m->name, sizeof m->name, "%s", name);
     AR_TRY(check_at(w, name));
     for (size_t i = 0; i < rules; i++) {
@@ -58,16 +58,17 @@ static ar_status ask_own(ari_ruled *m, ar_plan_walk *w, const char *name, ari_ro
 static ar_status ask_other(ari_ruled *m, ar_plan_walk *w, const char *name, ari_role role, unsigned styles,
                            const char *possible_are)
 {
-    ar_placement from;
+    ar_placement from_placement;
     AR_TRY(ask_own(m, w, name, role));
-    return styles >> m->style & 1 ? ari_ruled_input(m, NULL, w->at, w->at, &from) : ari_ruled_misfit(m, possible_are);
+    return styles >> m->style & 1 ? ari_ruled_input(m, NULL, w->at, w->at, &from_placement)
+                                  : ari_ruled_misfit(m, possible_are);
 }
 
 /* Output placement: the declared one, or else that of the result. Terms that keep their placement would have to be
  * summed, which no layer here declares. */
-static ar_status leave_own(const ari_ruled *m, bool terms, ar_placement makes, ar_placement *leaves)
+static ar_status leave_own(const ari_ruled *m, bool terms, ar_placement output_placement, ar_placement *leaves)
 {
-    AR_TRY(ari_ruled_output(m, true, terms && m->rule && !m->rule->global_output, makes, leaves));
+    AR_TRY(ari_ruled_output(m, true, terms && m->rule && !m->rule->global_output, output_placement, leaves));
     *leaves = settled(*leaves);
     return AR_OK;
 }
@@ -83,40 +84,42 @@ static ar_status split_linear(ar_linear_split *split, ar_plan_walk *w, const cha
 
 /* Split of an MLP or an attention, whose n first layers share its input: it takes all features of its input and, except
  * for terms of a sum, outputs all of them; *leaves: the output placement. */
-static ar_status split_branch(ar_branch_split *split, ar_placement *leaves, ar_plan_walk *w, const char *const *first,
-                              int n, const char *second)
+static ar_status split_branch(ar_branch_split *split, ar_placement *leaves, ar_plan_walk *w,
+                              const char *const *first_names, int n, const char *second)
 {
-    ar_linear_split *const in = &split->first, *const out = &split->second;
-    ari_ruled m, one[3];
+    ar_linear_split *const in_split = &split->first, *const out = &split->second;
+    ari_ruled m, layers[3];
     for (int i = 0; i < n; i++) {
-        AR_TRY(ask_own(&one[i], w, first[i], ARI_FIRST));
-        AR_TRY(ari_ruled_first(&one[i], &one[0], NULL, w->at, true, in));
+        AR_TRY(ask_own(&layers[i], w, first_names[i], ARI_FIRST));
+        AR_TRY(ari_ruled_first(&layers[i], &layers[0], NULL, w->at, true, in_split));
     }
-    const ar_placement at = w->at;
-    in->from = ari_placed_by_features(at) ? ari_replicated : at;
-    in->to = w->at = settled(in->to);
+    const ar_placement placement = w->at;
+    in_split->from = ari_placed_by_features(placement) ? ari_replicated : placement;
+    in_split->to = w->at = settled(in_split->to);
     const ar_status st = ask_own(&m, w, second, ARI_FIRST);
-    w->at = at;
+    w->at = placement;
     AR_TRY(st);
-    AR_TRY(ari_ruled_linear(&m, NULL, in->to, in->to, out));
+    AR_TRY(ari_ruled_linear(&m, NULL, in_split->to, in_split->to, out));
     AR_TRY(leave_own(&m, m.style == AR_STYLE_ROWWISE, ari_replicated, leaves));
-    out->from = in->to;
+    out->from = in_split->to;
     out->to = ari_placed_by_features(*leaves) ? ari_replicated : *leaves;
-    split->enter = (ar_tp_redistribution){in->from, in->from};
+    split->enter = (ar_tp_redistribution){in_split->from, in_split->from};
     split->leave = (ar_tp_redistribution){out->to, out->to};
     return AR_OK;
 }
 
 /* A norm, or what works element by element: that on what arrives, where no rule says another. */
-static ar_status place_norm(ar_placement *takes, ar_placement *leaves, ar_plan_walk *w, const char *name,
+static ar_status place_norm(ar_placement *input_placement, ar_placement *leaves, ar_plan_walk *w, const char *name,
                             bool elementwise)
 {
     ari_ruled m;
     AR_TRY(ask_other(&m, w, name, ARI_NORM1, 1u << AR_STYLE_REPLICATE | 1u << AR_STYLE_SEQUENCE,
                      elementwise ? "what works element by element is replicate or sequence"
                                  : "a norm is replicate or sequence"));
-    *takes = m.style == AR_STYLE_SEQUENCE ? ari_shard_tokens : elementwise && !m.rule ? w->at : ari_replicated;
-    return leave_own(&m, false, *takes, leaves);
+    *input_placement = m.style == AR_STYLE_SEQUENCE ? ari_shard_tokens
+                       : elementwise && !m.rule     ? w->at
+                                                    : ari_replicated;
+    return leave_own(&m, false, *input_placement, leaves);
 }
 
 /* --- a layer between two redistributions -------------------------------------------------------------------------- */
@@ -127,57 +130,58 @@ typedef struct planned {
     const char *name;
     ar_module *part[3]; /* [parts]: a redistribution where there is one, the layer, another */
     size_t parts;
-    size_t under;       /* the layer, where it takes or makes positions, as under sequence parallelism; else SIZE_MAX */
+    size_t sp_index;    /* the layer, where it takes or makes positions, as under sequence parallelism; else SIZE_MAX */
     bool has_positions; /* some value here is placed by positions */
-    ar_placement makes; /* what the layer makes */
+    ar_placement output_placement; /* what the layer makes */
 } planned;
 
 /* A redistribution keeps values and gradients whole where they are whole: I. */
-static ar_status add_declared(planned *m, ar_placement from, ar_placement to)
+static ar_status add_declared(planned *m, ar_placement from_placement, ar_placement to_placement)
 {
     const ar_placement invariant = {AR_INVARIANT, 0};
-    m->has_positions = m->has_positions || ari_placed_by_tokens(from) || ari_placed_by_tokens(to);
-    return ari_redistribution_create(&m->part[m->parts], m->ctx, m->name, ari_placed_whole(from) ? invariant : from,
-                                     ari_placed_whole(to) ? invariant : to);
+    m->has_positions = m->has_positions || ari_placed_by_tokens(from_placement) || ari_placed_by_tokens(to_placement);
+    return ari_redistribution_create(&m->part[m->parts], m->ctx, m->name,
+                                     ari_placed_whole(from_placement) ? invariant : from_placement,
+                                     ari_placed_whole(to_placement) ? invariant : to_placement);
 }
 
-static ar_status add_move(planned *m, ar_placement from, ar_placement to)
+static ar_status add_move(planned *m, ar_placement from_placement, ar_placement to_placement)
 {
-    if (!ari_placed_alike(from, to)) {
-        AR_TRY(add_declared(m, from, to));
+    if (!ari_placed_alike(from_placement, to_placement)) {
+        AR_TRY(add_declared(m, from_placement, to_placement));
         m->parts++;
     }
-    m->has_positions = m->has_positions || ari_placed_by_tokens(from);
+    m->has_positions = m->has_positions || ari_placed_by_tokens(from_placement);
     return AR_OK;
 }
 
 /* Begins a layer that takes and makes values placed so. Until end_layer() the context is that of the layer's run. */
-static ar_status begin_layer(planned *m, ar_ctx *ctx, ar_plan_walk *w, const char *name, ar_placement takes,
-                             ar_placement makes)
+static ar_status begin_layer(planned *m, ar_ctx *ctx, ar_plan_walk *w, const char *name, ar_placement input_placement,
+                             ar_placement output_placement)
 {
-    *m = (planned){.ctx = ctx, .w = w, .name = name, .makes = makes};
+    *m = (planned){.ctx = ctx, .w = w, .name = name, .output_placement = output_placement};
     if (ctx->sp)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: the context has sequence parallelism (sp); here a plan asks for it, by norms in "
                             "sequence style and outputs S(1): leave sp out",
                             ARI_SHOW(name));
-    AR_TRY(add_move(m, w->at, takes));
-    ctx->sp = ari_placed_by_tokens(takes) || ari_placed_by_tokens(makes);
-    m->under = ctx->sp ? m->parts : SIZE_MAX;
+    AR_TRY(add_move(m, w->at, input_placement));
+    ctx->sp = ari_placed_by_tokens(input_placement) || ari_placed_by_tokens(output_placement);
+    m->sp_index = ctx->sp ? m->parts : SIZE_MAX;
     return AR_OK;
 }
 
 /* A module of the parts. st: of the layer's creation, which is the next part unless there is none; its value leaves
  * placed so. */
-static ar_status end_layer(ar_module **gives, planned *m, ar_placement leaves, ar_status st)
+static ar_status end_layer(ar_module **result, planned *m, ar_placement leaves, ar_status st)
 {
     m->ctx->sp = false;
     if (st == AR_OK) {
         m->parts += m->part[m->parts] != NULL;
-        st = add_move(m, m->makes, leaves);
+        st = add_move(m, m->output_placement, leaves);
     }
     if (st == AR_OK)
-        st = ari_sequential_create(gives, m->name, m->part, m->parts, true, m->under, m->has_positions);
+        st = ari_sequential_create(result, m->name, m->part, m->parts, true, m->sp_index, m->has_positions);
     for (size_t i = 0; i < m->parts && st != AR_OK; i++)
         ar_module_destroy(m->part[i]);
     /* Terms that nobody adds up are taken for the sum. */
@@ -189,38 +193,40 @@ static ar_status end_layer(ar_module **gives, planned *m, ar_placement leaves, a
 /* --- layers ------------------------------------------------------------------------------------------------------- */
 
 /* It redistributes what arrives and what it makes itself. */
-ar_status ar_plan_linear_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t in,
+ar_status ar_plan_linear_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t in_features,
                                 size_t out, bool bias)
 {
     ar_linear_split split;
     planned m;
     AR_TRY(split_linear(&split, w, name));
     AR_TRY(begin_layer(&m, ctx, w, name, split.from, split.to));
-    return end_layer(gives, &m, split.to, ari_linear_module_create(&m.part[m.parts], ctx, name, in, out, bias, split));
+    return end_layer(result, &m, split.to,
+                     ari_linear_module_create(&m.part[m.parts], ctx, name, in_features, out, bias, split));
 }
 
-ar_status ari_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+ar_status ari_plan_mlp_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                               const ar_mlp_options *o)
 {
-    char first[ARI_PART_PATH], up[ARI_PART_PATH], second[ARI_PART_PATH];
+    char first_path[ARI_PART_PATH], up[ARI_PART_PATH], second[ARI_PART_PATH];
     ar_branch_split split;
     ar_placement leaves;
-    ar_mlp_options with = *o;
+    ar_mlp_options options = *o;
     planned m;
-    AR_TRY(ari_mlp_paths(first, up, second, name, o));
-    AR_TRY(split_branch(&split, &leaves, w, (const char *const[]){first, up}, o->gated && !o->fused ? 2 : 1, second));
-    with.split = &split;
+    AR_TRY(ari_mlp_paths(first_path, up, second, name, o));
+    AR_TRY(
+        split_branch(&split, &leaves, w, (const char *const[]){first_path, up}, o->gated && !o->fused ? 2 : 1, second));
+    options.split = &split;
     AR_TRY(begin_layer(&m, ctx, w, name, split.first.from, split.second.to));
-    return end_layer(gives, &m, leaves, ar_mlp_create(&m.part[m.parts], ctx, name, &with));
+    return end_layer(result, &m, leaves, ar_mlp_create(&m.part[m.parts], ctx, name, &options));
 }
 
-ar_status ari_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+ar_status ari_plan_attention_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                     const ar_attention_options *o)
 {
     char qkv[3][ARI_PART_PATH], out[ARI_PART_PATH];
     ar_branch_split split;
     ar_placement leaves;
-    ar_attention_options with = *o;
+    ar_attention_options options = *o;
     planned m;
     AR_TRY(ari_attention_paths(qkv, out, name, o));
     AR_TRY(split_branch(&split, &leaves, w, (const char *const[]){qkv[0], qkv[1], qkv[2]}, o->fused ? 1 : 3, out));
@@ -228,19 +234,19 @@ ar_status ari_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: %s leaves S(1), but a query sees all keys; R and S(-1) are possible",
                             ARI_SHOW(ari_plan_file(w->plan)), ARI_SHOW(qkv[0]));
-    with.split = &split;
+    options.split = &split;
     AR_TRY(begin_layer(&m, ctx, w, name, split.first.from, split.second.to));
-    return end_layer(gives, &m, leaves, ar_attention_create(&m.part[m.parts], ctx, name, &with));
+    return end_layer(result, &m, leaves, ar_attention_create(&m.part[m.parts], ctx, name, &options));
 }
 
-ar_status ar_plan_norm_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, ar_norm_kind kind,
+ar_status ar_plan_norm_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name, ar_norm_kind kind,
                               size_t h, double eps)
 {
-    ar_placement at, leaves;
+    ar_placement placement, leaves;
     planned m;
-    AR_TRY(place_norm(&at, &leaves, w, name, false));
-    AR_TRY(begin_layer(&m, ctx, w, name, at, at));
-    return end_layer(gives, &m, leaves, ar_norm_create(&m.part[m.parts], ctx, name, kind, h, eps));
+    AR_TRY(place_norm(&placement, &leaves, w, name, false));
+    AR_TRY(begin_layer(&m, ctx, w, name, placement, placement));
+    return end_layer(result, &m, leaves, ar_norm_create(&m.part[m.parts], ctx, name, kind, h, eps));
 }
 
 /* A layer has the whole of a rank's positions, on which it works as under sequence parallelism. */
@@ -249,38 +255,39 @@ static ar_held held_of(ar_placement p)
     return ari_placed_by_features(p) ? AR_HELD_SHARD : AR_HELD_WHOLE;
 }
 
-ar_status ar_plan_activation_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+ar_status ar_plan_activation_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                     ar_activation act)
 {
-    ar_placement at, leaves;
+    ar_placement placement, leaves;
     planned m;
-    AR_TRY(place_norm(&at, &leaves, w, name, true));
-    AR_TRY(begin_layer(&m, ctx, w, name, at, at));
-    return end_layer(gives, &m, leaves, ar_activation_create(&m.part[m.parts], ctx, name, act, held_of(at)));
+    AR_TRY(place_norm(&placement, &leaves, w, name, true));
+    AR_TRY(begin_layer(&m, ctx, w, name, placement, placement));
+    return end_layer(result, &m, leaves, ar_activation_create(&m.part[m.parts], ctx, name, act, held_of(placement)));
 }
 
-ar_status ar_plan_dropout_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t positions,
+ar_status ar_plan_dropout_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t positions,
                                  size_t width)
 {
-    ar_placement at, leaves;
+    ar_placement placement, leaves;
     planned m;
-    AR_TRY(place_norm(&at, &leaves, w, name, true));
-    AR_TRY(begin_layer(&m, ctx, w, name, at, at));
-    return end_layer(gives, &m, leaves, ar_dropout_create(&m.part[m.parts], ctx, name, positions, width, held_of(at)));
+    AR_TRY(place_norm(&placement, &leaves, w, name, true));
+    AR_TRY(begin_layer(&m, ctx, w, name, placement, placement));
+    return end_layer(result, &m, leaves,
+                     ar_dropout_create(&m.part[m.parts], ctx, name, positions, width, held_of(placement)));
 }
 
-ar_status ar_plan_redistribute_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
-                                      ar_placement to)
+ar_status ar_plan_redistribute_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+                                      ar_placement to_placement)
 {
     char text[AR_PLACEMENT_TEXT];
-    const ar_placement p = settled(ari_ruled_from_end(to));
+    const ar_placement p = settled(ari_ruled_from_end(to_placement));
     planned m;
     AR_TRY(check_at(w, name));
     if (!ari_ruled_possible(p, true))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: to %s; R, S(-1) and S(1) are possible", ARI_SHOW(name),
-                            ari_placement_name(text, to));
+                            ari_placement_name(text, to_placement));
     AR_TRY(begin_layer(&m, ctx, w, name, p, p));
-    return end_layer(gives, &m, p, AR_OK);
+    return end_layer(result, &m, p, AR_OK);
 }
 
 /* --- modules of one's own ----------------------------------------------------------------------------------------- */
@@ -305,25 +312,25 @@ static const ar_plan_value *prepared(ar_plan_walk *w, const char *name, int posi
     return NULL;
 }
 
-ar_status ar_plan_prepare_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name, int position,
+ar_status ar_plan_prepare_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name, int position,
                                  const char *keyword)
 {
     const ar_plan_value *v = prepared(w, name, position, keyword);
-    const ar_placement at = w->at, to = settled(ari_ruled_from_end(v ? v->to : at));
-    ari_text layers = {.at = w->layers, .cap = sizeof w->layers, .used = strlen(w->layers)};
+    const ar_placement saved_placement = w->at, to_placement = settled(ari_ruled_from_end(v ? v->to : saved_placement));
+    ari_text layers = {.buffer = w->layers, .cap = sizeof w->layers, .used = strlen(w->layers)};
     planned m;
     if (position < AR_PLAN_OUTPUT)
         return ar_error_set(AR_ERR_ARG, "%s: argument %d, expected a position from 0, or AR_PLAN_OUTPUT", name,
                             position);
-    if (!v || !ari_ruled_possible(to, true))
-        return ar_plan_redistribute_create(gives, ctx, w, name, to);
-    w->at = to;
-    ar_status st = begin_layer(&m, ctx, w, name, to, to);
+    if (!v || !ari_ruled_possible(to_placement, true))
+        return ar_plan_redistribute_create(result, ctx, w, name, to_placement);
+    w->at = to_placement;
+    ar_status st = begin_layer(&m, ctx, w, name, to_placement, to_placement);
     /* Also where both are the same: what arrives is compared with what is declared. */
     if (st == AR_OK)
-        st = end_layer(gives, &m, to, add_declared(&m, settled(ari_ruled_from_end(v->from)), to));
+        st = end_layer(result, &m, to_placement, add_declared(&m, settled(ari_ruled_from_end(v->from)), to_placement));
     if (st != AR_OK)
-        w->at = at;
+        w->at = saved_placement;
     else if (position == 0)
         ari_say(&layers, "%s%s", layers.used > 0 ? ", " : "", name);
     return st;
@@ -366,8 +373,10 @@ ar_status ari_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *nam
 
 ar_held ari_plan_held(const ar_plan_walk *w)
 {
-    const ar_placement at = ari_ruled_from_end(w->at);
-    return ari_placed_whole(at) ? AR_HELD_WHOLE : ari_placed_by_features(at) ? AR_HELD_SHARD : AR_HELD_UNKNOWN;
+    const ar_placement placement = ari_ruled_from_end(w->at);
+    return ari_placed_whole(placement)         ? AR_HELD_WHOLE
+           : ari_placed_by_features(placement) ? AR_HELD_SHARD
+                                               : AR_HELD_UNKNOWN;
 }
 
 ar_status ar_plan_end(const ar_plan_walk *w, const char *module)

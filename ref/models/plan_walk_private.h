@@ -11,13 +11,13 @@ AR_BEGIN_DECLS
  *  their linear layers is looked up by its own name; those that share the input need one style and output, and an
  *  attention's leave R (every rank has all heads) or S(-1) (heads are split). They take R, or S(1) as it arrives, and
  *  leave R where the last layer's output is not declared. Errors: as above. */
-AR_NODISCARD ar_status ari_plan_mlp_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+AR_NODISCARD ar_status ari_plan_mlp_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                            const ar_mlp_options *o);
 /** An MLP and an attention, as ar_mlp_create and ar_attention_create have them; o->split is not looked at. Each of
  *  their linear layers is looked up by its own name; those that share the input need one style and output, and an
  *  attention's leave R (every rank has all heads) or S(-1) (heads are split). They take R, or S(1) as it arrives, and
  *  leave R where the last layer's output is not declared. Errors: as above. */
-AR_NODISCARD ar_status ari_plan_attention_create(ar_module **gives, ar_ctx *ctx, ar_plan_walk *w, const char *name,
+AR_NODISCARD ar_status ari_plan_attention_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                                  const ar_attention_options *o);
 /** The plan's split of an embedding (vocab, hidden, replicate) or an LM head (vocab, with output R gathered, or
  *  replicate), for ar_embedding_create and ar_logits_create: the one outputs, the other takes R. Errors:

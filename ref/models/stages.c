@@ -21,21 +21,21 @@ int ari_parallel_stages(const ar_parallel *p)
     return n > INT_MAX ? INT_MAX : (int)n; /* which no check accepts */
 }
 
-static ar_status copy_schedule(ar_pipeline_schedule **gives, const ar_pipeline_schedule *s)
+static ar_status copy_schedule(ar_pipeline_schedule **out, const ar_pipeline_schedule *s)
 {
     const ar_pp_operation *lists[AR_MAX_STAGES];
     size_t counts[AR_MAX_STAGES];
     const ar_pipeline_shape shape = ari_pipeline_schedule_shape(s);
     for (int r = 0; r < shape.ranks; r++)
         lists[r] = ari_pipeline_schedule_rank(s, r, &counts[r]);
-    return ari_pipeline_schedule_own(gives, shape, lists, counts);
+    return ari_pipeline_schedule_own(out, shape, lists, counts);
 }
 
-ar_status ari_parallel_schedule(ar_pipeline_schedule **gives, const ar_parallel *p)
+ar_status ari_parallel_schedule(ar_pipeline_schedule **out, const ar_parallel *p)
 {
     return p->own_schedule
-               ? copy_schedule(gives, p->own_schedule)
-               : ari_pipeline_schedule_create(gives, p->schedule, ari_at_least_one(p->pp),
+               ? copy_schedule(out, p->own_schedule)
+               : ari_pipeline_schedule_create(out, p->schedule, ari_at_least_one(p->pp),
                                               ari_at_least_one(p->virtual_stages), ari_at_least_one(p->micro_batches));
 }
 
@@ -46,20 +46,21 @@ void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s)
         ari_say(&t, "%s%d", i > 0 ? "," : "", s->layers[i]);
 }
 
-static ar_status check_given(const ar_stages *given, size_t layers, bool has_end, size_t n)
+static ar_status check_given(const ar_stages *stages, size_t layers, bool has_end, size_t n)
 {
     size_t sum = 0;
-    if ((size_t)given->n != n)
-        return ar_error_set(AR_ERR_ARG, "layers are given for %d stages of %zu: give one number for each", given->n, n);
+    if ((size_t)stages->n != n)
+        return ar_error_set(AR_ERR_ARG, "layers are given for %d stages of %zu: give one number for each", stages->n,
+                            n);
     for (size_t i = 0; i < n; i++) {
-        if (given->layers[i] == 0 && i > 0 && i + 1 < n)
+        if (stages->layers[i] == 0 && i > 0 && i + 1 < n)
             return ar_error_set(AR_ERR_ARG,
                                 "stage %zu has no layers; only the first, which has the embedding, and the last, which "
                                 "has the head, can do without",
                                 i);
-        sum += given->layers[i];
+        sum += stages->layers[i];
     }
-    if (given->layers[n - 1] == 0 && !has_end)
+    if (stages->layers[n - 1] == 0 && !has_end)
         return ar_error_set(AR_ERR_ARG,
                             "stage %zu has nothing: no layers, and the model neither a final norm nor a head", n - 1);
     if (sum != layers)
@@ -127,29 +128,31 @@ static ar_status stages_check_layers(const ar_parallel *p, size_t layers, bool h
 
 /* A user's list of modules, cut into the stages of a pipeline. */
 
-ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t first, size_t layers, int sample_ndim,
+ar_status ar_sequential_cut(ar_module *m, ar_ctx *ctx, size_t first_layer, size_t layers, int sample_ndim,
                             const size_t *sample_shape)
 {
     ar_parallel p = ctx->layout;
     const size_t n = m->ops->children ? m->ops->children(m, NULL, 0) : 0;
-    const size_t ranks = (size_t)ar_comm_size(ctx->pipeline), all = ranks * (size_t)p.virtual_stages;
-    ari_stages stages = {.n = p.virtual_stages, .layers = n, .between = {.ndim = sample_ndim}};
+    const size_t ranks = (size_t)ar_comm_size(ctx->pipeline), total_stages = ranks * (size_t)p.virtual_stages;
+    ari_stages stages = {.n = p.virtual_stages, .layers = n, .boundary = {.ndim = sample_ndim}};
     ARI_OWNED ari_staged *child = NULL;
-    if (first + layers > n || sample_ndim < 1 || sample_ndim > AR_SAMPLE_DIMS)
+    if (first_layer + layers > n || sample_ndim < 1 || sample_ndim > AR_SAMPLE_DIMS)
         return ar_error_set(AR_ERR_ARG, "%s: %zu of %zu modules from %zu on, and samples of %d dimensions", m->name,
-                            layers, n, first, sample_ndim);
-    AR_TRY(ari_sequential_recompute(m, first, first + layers, &ctx->recompute));
+                            layers, n, first_layer, sample_ndim);
+    AR_TRY(ari_sequential_recompute(m, first_layer, first_layer + layers, &ctx->recompute));
     p.schedule = p.virtual_stages > 1 ? AR_PP_INTERLEAVED : AR_PP_1F1B;
-    AR_TRY(stages_check_layers(&p, layers, first + layers < n));
+    AR_TRY(stages_check_layers(&p, layers, first_layer + layers < n));
     AR_TRY(ari_balance_routers(&stages.routers, m));
-    memcpy(stages.between.shape, sample_shape, (size_t)sample_ndim * sizeof *sample_shape);
+    memcpy(stages.boundary.shape, sample_shape, (size_t)sample_ndim * sizeof *sample_shape);
     AR_TRY(ARI_ALLOC_ZERO(&child, n, "stages"));
-    for (size_t at = 0; at < all; at++) {
+    for (size_t stage = 0; stage < total_stages; stage++) {
         size_t begin, count;
-        ari_stage_layers(&begin, &count, &p.stages, layers, all, at);
-        const size_t from = at == 0 ? 0 : first + begin, to = at + 1 == all ? n : first + begin + count;
-        for (size_t i = from; i < to; i++)
-            child[i] = (ari_staged){.rank = (int)(at % ranks), .stage = (int)(at / ranks), .layer = i, .unit = true};
+        ari_stage_layers(&begin, &count, &p.stages, layers, total_stages, stage);
+        const size_t child_begin = stage == 0 ? 0 : first_layer + begin,
+                     child_end = stage + 1 == total_stages ? n : first_layer + begin + count;
+        for (size_t i = child_begin; i < child_end; i++)
+            child[i] =
+                (ari_staged){.rank = (int)(stage % ranks), .stage = (int)(stage / ranks), .layer = i, .unit = true};
     }
     return ari_sequential_keep(m, child, &stages, ctx);
 }

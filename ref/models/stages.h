@@ -16,7 +16,7 @@ void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s);
 AR_NODISCARD ar_status ari_own_schedule_check(const ar_parallel *p);
 
 /** As ar_parallel_groups_begin; wrong_stride, a fault: the ranks that sum gradients are neighbours too. */
-AR_NODISCARD ar_status ari_groups_begin(ar_parallel_groups *gives, ar_comm *world, const ar_parallel *p,
+AR_NODISCARD ar_status ari_groups_begin(ar_parallel_groups *out, ar_comm *world, const ar_parallel *p,
                                         bool wrong_stride);
 
 /** Lists, behind the first line of a message, which stages the ranks have that it names, a line for each of up to four;

@@ -28,16 +28,16 @@ ar_status ari_streams_distinct(ari_random_stream *s, size_t n)
 }
 
 typedef struct list {
-    ari_random_stream *at; /* NULL: they are only counted */
+    ari_random_stream *streams; /* NULL: they are only counted */
     size_t n;
     uint64_t seed;
 } list;
 
 static void put_name(list *l, const char *name)
 {
-    if (l->at) {
-        l->at[l->n].key = ari_stream_key(l->seed, name);
-        snprintf(l->at[l->n].name, sizeof l->at->name, "%s", name);
+    if (l->streams) {
+        l->streams[l->n].key = ari_stream_key(l->seed, name);
+        snprintf(l->streams[l->n].name, sizeof l->streams->name, "%s", name);
     }
     l->n++;
 }
@@ -52,7 +52,7 @@ static ar_status put_param(void *user, const char *name, int ndim, const size_t 
 static ar_status put_all(list *l, const ar_config *c)
 {
     const ari_family *f = ari_family_of(c->arch);
-    const char *const at[3][2] = {
+    const char *const dropout_paths[3][2] = {
         {f->attention, ARI_DROPPED_PROBS}, {f->attention, ARI_DROPPED_ATTENTION}, {f->mlp, ARI_DROPPED_MLP}};
     char name[160];
     l->n = 0;
@@ -61,7 +61,7 @@ static ar_status put_all(list *l, const ar_config *c)
         put_name(l, f->embedded);
     for (size_t i = 0; i < ar_config_blocks(c); i++) {
         for (size_t k = 0; k < 3; k++) {
-            snprintf(name, sizeof name, "%s.%zu.%s.%s", f->blocks, i, at[k][0], at[k][1]);
+            snprintf(name, sizeof name, "%s.%zu.%s.%s", f->blocks, i, dropout_paths[k][0], dropout_paths[k][1]);
             put_name(l, name);
         }
     }
@@ -74,7 +74,7 @@ ar_status ari_streams_check(const ar_config *c, uint64_t seed)
     list l = {.seed = seed};
     AR_TRY(put_all(&l, c));
     AR_TRY(ARI_ALLOC(&streams, l.n, "names of random streams"));
-    l.at = streams;
+    l.streams = streams;
     AR_TRY(put_all(&l, c));
-    return ari_streams_distinct(l.at, l.n);
+    return ari_streams_distinct(l.streams, l.n);
 }

@@ -50,11 +50,11 @@ ARI_FN int64_t ari_acc_slice(float v, int32_t b, bool narrow)
 /** Raises the state to slice t_new; nothing where it is there already. */
 ARI_FN void ari_acc_raise(uint8_t *t, int64_t *h, int64_t *l, uint8_t t_new)
 {
-    const int from = *t, to = t_new;
-    const int64_t shifted = to == from + 1 ? *h : 0; /* from is 21 at most when to is ARI_ACC_NONFINITE */
-    *l = to > from ? shifted : *l;
-    *h = to > from ? 0 : *h;
-    *t = (uint8_t)(to > from ? to : from);
+    const int old_slice = *t, new_slice = t_new;
+    const int64_t shifted = new_slice == old_slice + 1 ? *h : 0; /* from is 21 at most when to is ARI_ACC_NONFINITE */
+    *l = new_slice > old_slice ? shifted : *l;
+    *h = new_slice > old_slice ? 0 : *h;
+    *t = (uint8_t)(new_slice > old_slice ? new_slice : old_slice);
 }
 
 /** Adds one value. A non-finite one absorbs everything: t = ARI_ACC_NONFINITE, h = l = 0, and every slice is 0

@@ -12,18 +12,18 @@
 __extension__ typedef unsigned __int128 ari_wide;
 
 typedef struct ari_divisor {
-    size_t by;
+    size_t divisor;
     uint64_t multiplier;
     uint32_t shift; /* l */
 } ari_divisor;
 
 /** by < 2^63; 0 is taken as 1: nothing is divided by an extent of nothing. */
-static inline ari_divisor ari_divisor_of(size_t by)
+static inline ari_divisor ari_divisor_of(size_t divisor)
 {
-    ari_divisor d = {by > 0 ? by : 1, 0, 0};
-    while (((uint64_t)1 << d.shift) < d.by)
+    ari_divisor d = {divisor > 0 ? divisor : 1, 0, 0};
+    while (((uint64_t)1 << d.shift) < d.divisor)
         d.shift++;
-    d.multiplier = (uint64_t)(((ari_wide)1 << (63 + d.shift)) / d.by) + 1;
+    d.multiplier = (uint64_t)(((ari_wide)1 << (63 + d.shift)) / d.divisor) + 1;
     return d;
 }
 
@@ -37,6 +37,6 @@ ARI_FN size_t ari_quotient(const ari_divisor *d, size_t n)
 ARI_FN size_t ari_divide(const ari_divisor *d, size_t *n)
 {
     const size_t quotient = ari_quotient(d, *n);
-    *n -= quotient * d->by;
+    *n -= quotient * d->divisor;
     return quotient;
 }

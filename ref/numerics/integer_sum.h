@@ -29,12 +29,12 @@ ARI_FN int32_t ari_rowsum_bits(size_t n)
  *  2^e. */
 ARI_FN int64_t ari_rowsum_quantise(double x, int32_t e, int32_t p)
 {
-    const int known = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
-    const int32_t shift = ari_clamp32(p - (known ? ari_clamp32(e, -1200, 1200) : 0), -2000, 2000);
+    const int has_exponent = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
+    const int32_t shift = ari_clamp32(p - (has_exponent ? ari_clamp32(e, -1200, 1200) : 0), -2000, 2000);
     const int32_t half = shift / 2; /* two exact factors: the shift of tiny doubles exceeds one exponent */
     const double y = x * ari_pow2(half) * ari_pow2(shift - half);
     const int finite = (ari_bits64(x) & 0x7fffffffffffffffu) < 0x7ff0000000000000u;
-    return known && finite ? ari_nearest_integer(y) : 0;
+    return has_exponent && finite ? ari_nearest_integer(y) : 0;
 }
 
 /** The row sum S*2^(e-p); +0 for a row of zeros, NaN for a non-finite one. */
@@ -64,14 +64,14 @@ ARI_FN int ari_contract_limbs(size_t terms)
  *  element, +c_k in A and -c_k in B, e the exponent of its shifted row. */
 ARI_FN int32_t ari_contract_quantise(float a, int32_t c, int32_t e)
 {
-    const int known = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
-    const uint32_t exponent = known ? (uint32_t)e : 0u;
+    const int has_exponent = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
+    const uint32_t exponent = has_exponent ? (uint32_t)e : 0u;
     /* fp32 exponents and sums of two of them: within +-700, so that the power of two is a normal binary64. */
     const int32_t shift = ari_clamp32((int32_t)((uint32_t)c + ARI_CONTRACT_BITS - exponent), -1000, 1000);
     const double x = (double)a * ari_pow2(shift);
     const double low = x < -(double)ARI_CONTRACT_LIMIT ? -(double)ARI_CONTRACT_LIMIT : x;
     const double y = low > (double)ARI_CONTRACT_LIMIT ? (double)ARI_CONTRACT_LIMIT : low;
-    return known ? (int32_t)ari_nearest_integer(y) : 0;
+    return has_exponent ? (int32_t)ari_nearest_integer(y) : 0;
 }
 
 /** The same with the limit of a narrow operand, whose exponents are larger by 25 - 15. */
@@ -110,9 +110,9 @@ ARI_FN int32_t ari_narrow_exponent(double x)
 /** The same of a*2^shift, as ari_contract_exponent. */
 ARI_FN int32_t ari_contract_exponent_narrow(float a, int32_t shift)
 {
-    const int32_t e = ari_contract_exponent(a, shift), own = ari_narrow_exponent((double)a);
+    const int32_t e = ari_contract_exponent(a, shift), narrow_exponent = ari_narrow_exponent((double)a);
     const int number = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
-    return number ? (int32_t)((uint32_t)own + (uint32_t)shift) : e;
+    return number ? (int32_t)((uint32_t)narrow_exponent + (uint32_t)shift) : e;
 }
 
 /* y*2^(e+f-50) rounded to fp32, with the flags of the two rows. */

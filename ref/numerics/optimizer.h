@@ -12,9 +12,10 @@
  *  A rank sums q >> 30 and q & (2^30 - 1) apart: 2^32 elements fit. */
 ARI_FN int64_t ari_norm_square(float g, int32_t e)
 {
-    const int known = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
-    const double x = (double)g * ari_pow2(known ? ari_clamp32(-e, -200, 200) : 0); /* exact, and so is its square */
-    return known ? (int64_t)ari_rint(x * x * 0x1p60) : 0;
+    const int has_exponent = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
+    const double x =
+        (double)g * ari_pow2(has_exponent ? ari_clamp32(-e, -200, 200) : 0); /* exact, and so is its square */
+    return has_exponent ? (int64_t)ari_rint(x * x * 0x1p60) : 0;
 }
 
 ARI_FN int64_t ari_norm_high(int64_t q)
@@ -56,15 +57,15 @@ ARI_FN float ari_clipped(float g, float factor)
 ARI_FN double ari_schedule_factor(const ar_optimizer_options *o, uint64_t t)
 {
     const uint64_t after = t - o->warmup_steps, length = o->total_steps - o->warmup_steps;
-    const double last = o->lr > 0.0 ? o->min_lr / o->lr : 0.0;
+    const double min_factor = o->lr > 0.0 ? o->min_lr / o->lr : 0.0;
     if (t < o->warmup_steps)
         return (double)t / (double)o->warmup_steps;
     if (o->schedule == AR_SCHEDULE_CONSTANT)
         return 1.0;
     if (t >= o->total_steps)
-        return last;
+        return min_factor;
     const double angle = ARI_PI * (double)after / (double)length;
-    return last + (1.0 - last) * (1.0 + ari_cos64(angle)) / 2.0;
+    return min_factor + (1.0 - min_factor) * (1.0 + ari_cos64(angle)) / 2.0;
 }
 
 /** lr times the factor. */
@@ -84,8 +85,8 @@ typedef struct ari_optimizer_clock {
 /* Constants of the updates of one parameter in one step. */
 typedef struct ari_optimizer_constants {
     ar_optimizer_kind kind;
-    int first;  /* no step before this one */
-    int decays; /* SGD, Adam: weight_decay is not 0 */
+    int is_first_step; /* no step before this one */
+    int decays;        /* SGD, Adam: weight_decay is not 0 */
     int has_momentum, nesterov;
     float lr, momentum, weight_decay;
     float rest1;          /* fl32(1 - beta1); Muon: fl32(1 - momentum) */
@@ -113,7 +114,7 @@ ARI_FN ari_optimizer_constants ari_optimizer_constants_of(const ari_optimizer_cl
     const double lr = ari_schedule_lr(o, clock->steps) * lr_scale;
     ari_optimizer_constants k;
     k.kind = o->kind;
-    k.first = clock->steps == 1;
+    k.is_first_step = clock->steps == 1;
     k.decays = weight_decay != 0.0;
     k.has_momentum = o->momentum != 0.0;
     k.nesterov = o->nesterov;
@@ -168,16 +169,16 @@ ARI_FN void ari_muon_direction(const ari_optimizer_constants *k, float *u, float
     const float moved = k->rest1 * towards;
     const float m1 = *m + moved;
     const float back = m1 - g;
-    const float ahead = k->rest1 * back;
+    const float lookahead = k->rest1 * back;
     *m = ari_canonical32(m1);
-    *u = ari_canonical32(k->nesterov ? m1 - ahead : m1);
+    *u = ari_canonical32(k->nesterov ? m1 - lookahead : m1);
 }
 
 /** The weight less x, an element of the orthogonal matrix times ari_muon_rate. */
 ARI_FN void ari_muon_update(const ari_optimizer_constants *k, float *w, float x)
 {
-    const float from = *w * k->shrink;
-    *w = ari_canonical32(from - x);
+    const float base_weight = *w * k->shrink;
+    *w = ari_canonical32(base_weight - x);
 }
 
 /* --- SGD, Adam ------------------------------------------------------------------------------------------------------ */
@@ -194,10 +195,10 @@ ARI_FN void ari_sgd_update(const ari_optimizer_constants *k, float *w, float *m,
     }
     float step = k->decays ? ari_decayed(g, *w, k->weight_decay) : g;
     if (k->has_momentum) {
-        const float kept = k->momentum * *m;
-        const float moment = k->first ? step : kept + step;
-        const float ahead = k->momentum * moment;
-        step = k->nesterov ? step + ahead : moment;
+        const float decayed_moment = k->momentum * *m;
+        const float moment = k->is_first_step ? step : decayed_moment + step;
+        const float lookahead = k->momentum * moment;
+        step = k->nesterov ? step + lookahead : moment;
         *m = ari_canonical32(moment);
     }
     const float change = k->lr * step;
@@ -208,19 +209,19 @@ ARI_FN void ari_sgd_update(const ari_optimizer_constants *k, float *w, float *m,
 ARI_FN void ari_adam_update(const ari_optimizer_constants *k, float *w, float *m, float *v, float g)
 {
     const int decoupled = k->kind == AR_OPTIMIZER_ADAMW;
-    const float from = decoupled ? *w * k->shrink : *w;
+    const float base_weight = decoupled ? *w * k->shrink : *w;
     const float slope = !decoupled && k->decays ? ari_decayed(g, *w, k->weight_decay) : g;
     const float towards = slope - *m;
     const float moved = k->rest1 * towards;
     const float m1 = *m + moved;
-    const float kept = k->beta2 * *v;
+    const float decayed_moment = k->beta2 * *v;
     const float scaled = k->rest2 * slope;
     const float square = scaled * slope;
-    const float v1 = kept + square;
+    const float v1 = decayed_moment + square;
     const float root = sqrtf(v1) / k->root2;
     const float ratio = m1 / (root + k->eps);
     const float change = k->step_size * ratio;
     *m = ari_canonical32(m1);
     *v = ari_canonical32(v1);
-    *w = ari_canonical32(from - change);
+    *w = ari_canonical32(base_weight - change);
 }

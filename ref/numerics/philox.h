@@ -68,13 +68,13 @@ ARI_FN void ari_random_block(uint64_t key, uint64_t index, uint32_t step, uint32
 /* Blocks of initial values that are drawn together, side by side in the lanes of the processor's vectors. */
 #define ARI_RANDOM_BLOCKS 8
 
-/** n blocks, `first`, first + 1, ..., of elements 4*first and on, step and use 0: c[lane*n + block]. */
-ARI_FN void ari_random_blocks(uint32_t *c, uint32_t n, uint64_t key, uint64_t first)
+/** n blocks, `first_block`, first + 1, ..., of elements 4*first_block and on, step and use 0: c[lane*n + block]. */
+ARI_FN void ari_random_blocks(uint32_t *c, uint32_t n, uint64_t key, uint64_t first_block)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (uint32_t i = 0; i < n; i++) {
-        c[i] = (uint32_t)(first + i);
-        c[n + i] = (uint32_t)((first + i) >> 32);
+        c[i] = (uint32_t)(first_block + i);
+        c[n + i] = (uint32_t)((first_block + i) >> 32);
         c[2 * n + i] = c[3 * n + i] = 0;
     }
     for (int round = 0; round < 10; round++) {
@@ -165,8 +165,8 @@ ARI_FN double ari_init_spread(ar_init_scheme scheme, size_t fan_in, size_t fan_o
     return 0.0;
 }
 
-/* Initial values of the elements of the blocks `first` and on: ari_random_normal's, ari_random_uniform's, 0 or 1. */
-ARI_FN void ari_init_blocks(float out[4 * ARI_RANDOM_BLOCKS], ar_init_scheme scheme, uint64_t key, uint64_t first,
+/* Initial values of the elements of the blocks `first_block` and on: ari_random_normal's, ari_random_uniform's, 0 or 1. */
+ARI_FN void ari_init_blocks(float out[4 * ARI_RANDOM_BLOCKS], ar_init_scheme scheme, uint64_t key, uint64_t first_block,
                             double spread)
 {
     uint32_t c[4][ARI_RANDOM_BLOCKS];
@@ -175,7 +175,7 @@ ARI_FN void ari_init_blocks(float out[4 * ARI_RANDOM_BLOCKS], ar_init_scheme sch
             out[i] = scheme == AR_INIT_ONES ? 1.0f : 0.0f;
         return;
     }
-    ari_random_blocks(c[0], ARI_RANDOM_BLOCKS, key, first);
+    ari_random_blocks(c[0], ARI_RANDOM_BLOCKS, key, first_block);
     float x[4][ARI_RANDOM_BLOCKS];
     const bool normal = scheme == AR_INIT_XAVIER_NORMAL || scheme == AR_INIT_NORMAL;
     for (int lane = 0; lane < 4; lane += 2) {
@@ -192,20 +192,20 @@ ARI_FN void ari_init_blocks(float out[4 * ARI_RANDOM_BLOCKS], ar_init_scheme sch
         out[i] = x[i % 4][i / 4];
 }
 
-/** The initial values of `count` elements from `first` on (row-major in the full tensor's Hugging Face shape). Fans are
+/** The initial values of `count` elements from `first_element` on (row-major in the full tensor's Hugging Face shape). Fans are
  *  the full tensor's; range is the standard deviation of AR_INIT_NORMAL. */
-ARI_FN void ari_init_values(float *out, ar_init_scheme scheme, uint64_t key, uint64_t first, size_t count,
+ARI_FN void ari_init_values(float *out, ar_init_scheme scheme, uint64_t key, uint64_t first_element, size_t count,
                             size_t fan_in, size_t fan_out, double range)
 {
     const double spread = ari_init_spread(scheme, fan_in, fan_out, range);
     while (count > 0) {
         float drawn[4 * ARI_RANDOM_BLOCKS];
-        const size_t skip = (size_t)(first % 4), most = sizeof drawn / sizeof *drawn - skip;
-        const size_t n = count < most ? count : most;
-        ari_init_blocks(drawn, scheme, key, first / 4, spread);
+        const size_t skip = (size_t)(first_element % 4), max_count = sizeof drawn / sizeof *drawn - skip;
+        const size_t n = count < max_count ? count : max_count;
+        ari_init_blocks(drawn, scheme, key, first_element / 4, spread);
         memcpy(out, drawn + skip, n * sizeof *out);
         out += n;
-        first += n;
+        first_element += n;
         count -= n;
     }
 }

@@ -70,10 +70,10 @@ ARI_FN float ari_rope_yarn(const ar_rope *r, size_t i, size_t d)
     const float wave = ari_rope_wave(r->theta, i, d);
     const float slope = ((float)i - (float)low) / (float)(high - low);
     const float ramp = slope < 0.0f ? 0.0f : slope > 1.0f ? 1.0f : slope;
-    const float kept = 1.0f - ramp;
+    const float fast_weight = 1.0f - ramp;
     const float slow = 1.0f / ((float)r->factor * wave);
-    const float slowed = slow * (1.0f - kept);
-    const float fast = (1.0f / wave) * kept;
+    const float slowed = slow * (1.0f - fast_weight);
+    const float fast = (1.0f / wave) * fast_weight;
     return slowed + fast;
 }
 

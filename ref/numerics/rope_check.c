@@ -21,10 +21,11 @@ static ar_status check_dim(size_t head_dim, const ar_rope *r)
     return AR_OK;
 }
 
-static ar_status check_positive(const char *what, double x)
+static ar_status check_positive(const char *label, double x)
 {
-    return x > 0.0 && isfinite(x) ? AR_OK
-                                  : ar_error_set(AR_ERR_ARG, "rope_tables: %s %g, expected a positive number", what, x);
+    return x > 0.0 && isfinite(x)
+               ? AR_OK
+               : ar_error_set(AR_ERR_ARG, "rope_tables: %s %g, expected a positive number", label, x);
 }
 
 static ar_status check_original(const ar_rope *r)
@@ -127,12 +128,12 @@ static double dynamic_theta(const ar_rope *r, size_t length, size_t d)
 
 ar_rope ari_rope_at(const ar_rope *rope, size_t length, size_t head_dim)
 {
-    ar_rope at = *rope;
+    ar_rope adjusted_rope = *rope;
     if (ari_rope_length(rope, length) == 0)
-        return at;
+        return adjusted_rope;
     if (rope->kind == AR_ROPE_DYNAMIC)
-        at.theta = dynamic_theta(rope, length, ar_rope_dim(rope, head_dim));
+        adjusted_rope.theta = dynamic_theta(rope, length, ar_rope_dim(rope, head_dim));
     else
-        memcpy(at.short_factor, rope->long_factor, sizeof at.short_factor);
-    return at;
+        memcpy(adjusted_rope.short_factor, rope->long_factor, sizeof adjusted_rope.short_factor);
+    return adjusted_rope;
 }

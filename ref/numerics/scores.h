@@ -6,16 +6,16 @@
 #include "ref/numerics/divisor.h"
 
 typedef struct ari_score_row {
-    size_t at;              /* among all rows of all matrices */
+    size_t row_index;       /* among all rows of all matrices */
     size_t head;            /* of the rank's query heads */
-    size_t first, keys;     /* of the block's columns, [first, first + keys) are visible, as far as the others let it */
+    size_t first_key, keys; /* of the block's columns, [first, first + keys) are visible, as far as the others let it */
     const uint8_t *padding; /* of these keys, 0 = masked; NULL: none */
     const float *additive;  /* of these keys, -inf = masked; NULL: none */
 } ari_score_row;
 
 /* The rows of a block, with the memory of its mask: NULL where it has none. */
 typedef struct ari_score_rows {
-    ar_scores of;
+    ar_scores scores;
     ar_mask mask; /* its numbers alone */
     const int32_t *visible;
     const uint8_t *padding;
@@ -27,32 +27,34 @@ static inline ari_score_rows ari_score_rows_of(const ar_scores *b, const ar_mask
                                                const uint8_t *padding, const float *additive)
 {
     const ari_divisor part_rows = ari_divisor_of(b->part.rows), kv_heads = ari_divisor_of(b->kv_heads);
-    const ari_score_rows all = {*b, *mask, visible, padding, additive, part_rows, kv_heads, ari_divisor_of(b->rows)};
-    return all;
+    const ari_score_rows score_rows = {*b,       *mask,     visible,  padding,
+                                       additive, part_rows, kv_heads, ari_divisor_of(b->rows)};
+    return score_rows;
 }
 
 /** Row i of all rows of a block. */
-ARI_FN ari_score_row ari_score_row_of(const ari_score_rows *all, size_t i)
+ARI_FN ari_score_row ari_score_row_of(const ari_score_rows *score_rows, size_t i)
 {
-    const ar_scores *b = &all->of;
-    const ar_mask *mask = &all->mask;
+    const ar_scores *b = &score_rows->scores;
+    const ar_mask *mask = &score_rows->mask;
     const ar_part *p = &b->part;
-    const float *additive = all->additive;
-    const uint8_t *padding = all->padding;
-    const size_t matrix = p->matrix + ari_divide(&all->part_rows, &i), row = p->row + i;
+    const float *additive = score_rows->additive;
+    const uint8_t *padding = score_rows->padding;
+    const size_t matrix = p->matrix + ari_divide(&score_rows->part_rows, &i), row = p->row + i;
     size_t kv_head = matrix, query = row;
-    const size_t sample = ari_divide(&all->kv_heads, &kv_head);
-    const size_t own = kv_head * b->group + ari_divide(&all->rows, &query), head = mask->head_start + own;
+    const size_t sample = ari_divide(&score_rows->kv_heads, &kv_head);
+    const size_t local_head = kv_head * b->group + ari_divide(&score_rows->rows, &query),
+                 head = mask->head_start + local_head;
     const size_t plane = (mask->mask_batch > 1 ? sample : 0) * mask->mask_heads + (mask->mask_heads > 1 ? head : 0);
-    const int32_t *keys = all->visible + 2 * (sample * b->rows + query);
-    const size_t from = (size_t)keys[0] > p->col ? (size_t)keys[0] : p->col;
+    const int32_t *keys = score_rows->visible + 2 * (sample * b->rows + query);
+    const size_t begin = (size_t)keys[0] > p->col ? (size_t)keys[0] : p->col;
     const size_t end = (size_t)keys[1] < p->col + p->cols ? (size_t)keys[1] : p->col + p->cols;
     ari_score_row r;
-    r.at = matrix * b->group * b->rows + row;
-    r.head = own;
-    r.first = from < end ? from - p->col : 0;
-    r.keys = from < end ? end - from : 0;
-    r.padding = padding ? padding + sample * b->seq + p->col + r.first : padding;
-    r.additive = additive ? additive + (plane * b->rows + query) * b->seq + p->col + r.first : additive;
+    r.row_index = matrix * b->group * b->rows + row;
+    r.head = local_head;
+    r.first_key = begin < end ? begin - p->col : 0;
+    r.keys = begin < end ? end - begin : 0;
+    r.padding = padding ? padding + sample * b->seq + p->col + r.first_key : padding;
+    r.additive = additive ? additive + (plane * b->rows + query) * b->seq + p->col + r.first_key : additive;
     return r;
 }

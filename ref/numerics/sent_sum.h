@@ -7,18 +7,18 @@
 
 #include "ref/numerics/accumulator.h"
 
-ARI_FN void ari_sent_write(uint8_t *to, int64_t v, size_t width)
+ARI_FN void ari_sent_write(uint8_t *dst, int64_t v, size_t width)
 {
     for (size_t b = 0; b < width; b++)
-        to[b] = (uint8_t)((uint64_t)v >> 8 * b);
+        dst[b] = (uint8_t)((uint64_t)v >> 8 * b);
 }
 
-ARI_FN int64_t ari_sent_read(const uint8_t *from, size_t width)
+ARI_FN int64_t ari_sent_read(const uint8_t *src, size_t width)
 {
     const size_t above = 64 - 8 * width;
     uint64_t v = 0;
     for (size_t b = 0; b < width; b++)
-        v |= (uint64_t)from[b] << 8 * b;
+        v |= (uint64_t)src[b] << 8 * b;
     return (int64_t)(v << above) >> above;
 }
 
@@ -53,36 +53,37 @@ ARI_FN size_t ari_sent_state_bytes(size_t values, bool narrow)
 }
 
 /** The state in so many bytes, and one that is merged with it. */
-ARI_FN void ari_sent_write_state(uint8_t *to, uint8_t t, int64_t h, int64_t l, size_t width, bool narrow)
+ARI_FN void ari_sent_write_state(uint8_t *dst, uint8_t t, int64_t h, int64_t l, size_t width, bool narrow)
 {
-    const size_t each = width / 2;
+    const size_t sum_width = width / 2;
     if (width == sizeof(float)) {
-        ari_sent_write(to, (int64_t)ari_bits32(ari_acc_sum(t, h, l, narrow)), width);
+        ari_sent_write(dst, (int64_t)ari_bits32(ari_acc_sum(t, h, l, narrow)), width);
     } else if (width <= ARI_SENT_WORD) {
         const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2;
         const uint64_t top = t == ARI_ACC_NONFINITE ? ARI_SENT_NONFINITE : t;
         const uint64_t low = (uint64_t)l & (((uint64_t)1 << bits) - 1);
-        ari_sent_write(to, (int64_t)((uint64_t)h << (ARI_SENT_TOP + bits) | low << ARI_SENT_TOP | top), width);
+        ari_sent_write(dst, (int64_t)((uint64_t)h << (ARI_SENT_TOP + bits) | low << ARI_SENT_TOP | top), width);
     } else {
-        to[0] = t;
-        ari_sent_write(to + 1, h, each);
-        ari_sent_write(to + 1 + each, l, each);
+        dst[0] = t;
+        ari_sent_write(dst + 1, h, sum_width);
+        ari_sent_write(dst + 1 + sum_width, l, sum_width);
     }
 }
 
-ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8_t *from, size_t width, bool narrow)
+ARI_FN void ari_sent_merge_state(uint8_t *t, int64_t *h, int64_t *l, const uint8_t *src, size_t width, bool narrow)
 {
-    const size_t each = width / 2;
+    const size_t sum_width = width / 2;
     if (width == sizeof(float)) {
-        ari_acc_add(t, h, l, ari_float32((uint32_t)ari_sent_read(from, width)), narrow);
+        ari_acc_add(t, h, l, ari_float32((uint32_t)ari_sent_read(src, width)), narrow);
     } else if (width <= ARI_SENT_WORD) {
         const uint32_t bits = (uint32_t)(8 * width - ARI_SENT_TOP) / 2, above = 64 - bits;
-        const int64_t word = ari_sent_read(from, width);
+        const int64_t word = ari_sent_read(src, width);
         const uint32_t top = (uint32_t)word & ((1u << ARI_SENT_TOP) - 1);
         const int64_t low = (int64_t)((uint64_t)word << (above - ARI_SENT_TOP)) >> above;
         ari_acc_merge(t, h, l, (uint8_t)(top == ARI_SENT_NONFINITE ? ARI_ACC_NONFINITE : top),
                       word >> (ARI_SENT_TOP + bits), low);
     } else {
-        ari_acc_merge(t, h, l, from[0], ari_sent_read(from + 1, each), ari_sent_read(from + 1 + each, each));
+        ari_acc_merge(t, h, l, src[0], ari_sent_read(src + 1, sum_width),
+                      ari_sent_read(src + 1 + sum_width, sum_width));
     }
 }

@@ -19,7 +19,7 @@ static const char *const passed_over[] = {"UNSHARD",          "RESHARD",     "RE
 
 typedef struct reader {
     const char *name;
-    ari_pp_list of[AR_MAX_STAGES];
+    ari_pp_list lists[AR_MAX_STAGES];
     size_t line, cell; /* counted from 0 */
     int ranks;         /* lines up to the last with an operation */
     int stages, micro_batches;
@@ -51,22 +51,22 @@ static bool is_word(const char *text, size_t n, const char *word)
 /* Reads the middle of a cell "12SEND_F3"; its first and last part are numbers. */
 static ar_status read_kind(const reader *r, ar_pp_operation *o, bool *skip, const char *cell, size_t n)
 {
-    const size_t first = parse_number(&o->stage, cell, n);
-    size_t last = 0;
-    while (last < n - first && cell[n - 1 - last] >= '0' && cell[n - 1 - last] <= '9')
-        last++;
-    parse_number(&o->micro, cell + n - last, last);
-    const char *word = cell + first;
-    const size_t length = n - first - last;
+    const size_t stage_digits = parse_number(&o->stage, cell, n);
+    size_t micro_digits = 0;
+    while (micro_digits < n - stage_digits && cell[n - 1 - micro_digits] >= '0' && cell[n - 1 - micro_digits] <= '9')
+        micro_digits++;
+    parse_number(&o->micro, cell + n - micro_digits, micro_digits);
+    const char *word = cell + stage_digits;
+    const size_t length = n - stage_digits - micro_digits;
     for (size_t i = 0; i < sizeof passed_over / sizeof passed_over[0]; i++)
-        if (first > 0 && is_word(word, length, passed_over[i])) {
+        if (stage_digits > 0 && is_word(word, length, passed_over[i])) {
             *skip = true;
             return AR_OK;
         }
     for (int k = 0; k < AR_PP_KINDS; k++)
-        if (first > 0 && last > 0 && is_word(word, length, ari_pp_kind_name((ar_pp_kind)k))) {
+        if (stage_digits > 0 && micro_digits > 0 && is_word(word, length, ari_pp_kind_name((ar_pp_kind)k))) {
             o->kind = (ar_pp_kind)k;
-            return first <= MOST_DIGITS && last <= MOST_DIGITS
+            return stage_digits <= MOST_DIGITS && micro_digits <= MOST_DIGITS
                        ? AR_OK
                        : wrong(r, AR_ERR_OVERFLOW, cell, n, "numbers have up to 9 digits");
         }
@@ -98,7 +98,7 @@ static ar_status read_cell(reader *r, const char *cell, size_t n)
     r->ranks = (int)r->line + 1;
     r->stages = o.stage + 1 > r->stages ? o.stage + 1 : r->stages;
     r->micro_batches = o.micro + 1 > r->micro_batches ? o.micro + 1 : r->micro_batches;
-    return ari_pp_append(&r->of[r->line], o.kind, o.stage, o.micro);
+    return ari_pp_append(&r->lists[r->line], o.kind, o.stage, o.micro);
 }
 
 static ar_status read_lines(reader *r, const char *text, size_t length)
@@ -125,14 +125,14 @@ static ar_status read_lines(reader *r, const char *text, size_t length)
     return AR_OK;
 }
 
-static ar_status assemble_schedule(ar_pipeline_schedule **gives, reader *r)
+static ar_status assemble_schedule(ar_pipeline_schedule **out, reader *r)
 {
-    AR_TRY(ari_schedule_begin(gives, (ar_pipeline_shape){r->ranks, r->stages, r->micro_batches}));
+    AR_TRY(ari_schedule_begin(out, (ar_pipeline_shape){r->ranks, r->stages, r->micro_batches}));
     for (int i = 0; i < r->ranks; i++) {
-        (*gives)->of[i] = r->of[i];
-        r->of[i] = (ari_pp_list){0};
+        (*out)->lists[i] = r->lists[i];
+        r->lists[i] = (ari_pp_list){0};
     }
-    return ari_schedule_finish(*gives);
+    return ari_schedule_finish(*out);
 }
 
 /* Adds the file's name to an error about the lists as a whole. */
@@ -146,12 +146,12 @@ static ar_status of_file(ar_status st, const char *name)
 static void reader_destroy(reader *r)
 {
     for (int i = 0; r && i < AR_MAX_STAGES; i++)
-        free(r->of[i].at);
+        free(r->lists[i].operations);
     free(r);
 }
 ARI_OWNER(reader, reader_destroy)
 
-ar_status ari_pipeline_schedule_parse(ar_pipeline_schedule **gives, const char *text, size_t length, const char *name)
+ar_status ari_pipeline_schedule_parse(ar_pipeline_schedule **out, const char *text, size_t length, const char *name)
 {
     ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     ARI_OWNED_BY(reader_destroy) reader *r = NULL;
@@ -159,16 +159,16 @@ ar_status ari_pipeline_schedule_parse(ar_pipeline_schedule **gives, const char *
     r->name = name;
     AR_TRY(read_lines(r, text, length));
     AR_TRY(of_file(assemble_schedule(&s, r), name));
-    ARI_GIVE(gives, s);
+    ARI_GIVE(out, s);
     return AR_OK;
 }
 
-ar_status ari_pipeline_schedule_read(ar_pipeline_schedule **gives, const char *path)
+ar_status ari_pipeline_schedule_read(ar_pipeline_schedule **out, const char *path)
 {
     ARI_OWNED unsigned char *text = NULL;
     size_t length = 0;
     AR_TRY(ari_file_read_text(&text, &length, path, MOST_BYTES));
-    return ari_pipeline_schedule_parse(gives, (const char *)text, length, path);
+    return ari_pipeline_schedule_parse(out, (const char *)text, length, path);
 }
 
 ar_status ari_pipeline_schedule_write(const char *path, const ar_pipeline_schedule *s, bool transfers)
@@ -176,17 +176,17 @@ ar_status ari_pipeline_schedule_write(const char *path, const ar_pipeline_schedu
     size_t bytes = 1, used = 0;
     ARI_OWNED char *text = NULL;
     for (int r = 0; r < s->shape.ranks; r++)
-        bytes += s->of[r].count * sizeof "255RECV_F999999999" + 1;
+        bytes += s->lists[r].count * sizeof "255RECV_F999999999" + 1;
     AR_TRY(ari_alloc((void **)&text, bytes, 1, "a schedule"));
     for (int r = 0; r < s->shape.ranks; r++) {
-        bool first = true;
-        for (size_t i = 0; i < s->of[r].count; i++) {
-            const ar_pp_operation *o = &s->of[r].at[i];
+        bool is_first = true;
+        for (size_t i = 0; i < s->lists[r].count; i++) {
+            const ar_pp_operation *o = &s->lists[r].operations[i];
             if (!transfers && !ari_pp_computes(o->kind))
                 continue;
-            used += (size_t)snprintf(text + used, bytes - used, "%s%d%s%d", first ? "" : ",", o->stage,
+            used += (size_t)snprintf(text + used, bytes - used, "%s%d%s%d", is_first ? "" : ",", o->stage,
                                      ari_pp_kind_name(o->kind), o->micro);
-            first = false;
+            is_first = false;
         }
         used += (size_t)snprintf(text + used, bytes - used, "\n");
     }

@@ -20,38 +20,38 @@
 /* A rank's receives in one direction, in the order of the sends. */
 typedef struct receives {
     ar_pp_operation *op;
-    size_t *at; /* before which of the rank's computations */
-    size_t count, next;
+    size_t *positions; /* before which of the rank's computations */
+    size_t count, next_op;
 } receives;
 
-/* taken: of each (stage, micro-batch), which of the rank's computations takes it. */
+/* consumers: of each (stage, micro-batch), which of the rank's computations takes it. */
 static ar_status receives_find(receives *out, ari_arena *arena, const ar_pipeline_schedule *s, int rank,
-                               ari_pp_direction d, const size_t *taken)
+                               ari_pp_direction d, const size_t *consumers)
 {
     const ar_pipeline_shape *shape = &s->shape;
     const int peer = (rank + (d == ARI_PP_ACTIVATION ? shape->ranks - 1 : 1)) % shape->ranks;
-    const ari_pp_list *from = &s->of[peer];
-    AR_TRY(ARI_TAKE(&out->op, arena, from->count, "a schedule"));
-    AR_TRY(ARI_TAKE(&out->at, arena, from->count, "a schedule"));
-    for (size_t i = 0; i < from->count; i++) {
-        const ar_pp_operation *o = &from->at[i];
+    const ari_pp_list *peer_list = &s->lists[peer];
+    AR_TRY(ARI_TAKE(&out->op, arena, peer_list->count, "a schedule"));
+    AR_TRY(ARI_TAKE(&out->positions, arena, peer_list->count, "a schedule"));
+    for (size_t i = 0; i < peer_list->count; i++) {
+        const ar_pp_operation *o = &peer_list->operations[i];
         const int target = ari_pp_target(shape, d, o->stage);
         if (!ari_pp_takes(o->kind) || ari_pp_direction_of(o->kind) != d || !ari_pp_apart(shape, o->stage, target))
             continue;
-        const size_t user = taken[ari_pp_item(shape, target, o->micro)];
+        const size_t user = consumers[ari_pp_item(shape, target, o->micro)];
         out->op[out->count] = (ar_pp_operation){ari_pp_recv(d), target, o->micro};
-        out->at[out->count++] = user > 0 ? user - 1 : 0;
+        out->positions[out->count++] = user > 0 ? user - 1 : 0;
     }
     for (size_t k = out->count; k-- > 1;)
-        if (out->at[k - 1] > out->at[k])
-            out->at[k - 1] = out->at[k];
+        if (out->positions[k - 1] > out->positions[k])
+            out->positions[k - 1] = out->positions[k];
     return AR_OK;
 }
 
 static ar_status receives_put(ari_pp_list *list, receives *r, size_t before)
 {
-    for (; r->next < r->count && r->at[r->next] <= before; r->next++)
-        AR_TRY(ari_pp_append(list, r->op[r->next].kind, r->op[r->next].stage, r->op[r->next].micro));
+    for (; r->next_op < r->count && r->positions[r->next_op] <= before; r->next_op++)
+        AR_TRY(ari_pp_append(list, r->op[r->next_op].kind, r->op[r->next_op].stage, r->op[r->next_op].micro));
     return AR_OK;
 }
 
@@ -62,13 +62,13 @@ static bool sends(const ar_pipeline_schedule *s, const ar_pp_operation *o)
 
 static ar_status merge(ari_pp_list *list, const ar_pipeline_schedule *s, int rank, receives r[ARI_PP_DIRECTIONS])
 {
-    size_t n = s->of[rank].count + r[ARI_PP_ACTIVATION].count + r[ARI_PP_GRADIENT].count;
-    for (size_t i = 0; i < s->of[rank].count; i++)
-        n += sends(s, &s->of[rank].at[i]);
-    AR_TRY(ARI_ALLOC(&list->at, n, "a schedule"));
+    size_t n = s->lists[rank].count + r[ARI_PP_ACTIVATION].count + r[ARI_PP_GRADIENT].count;
+    for (size_t i = 0; i < s->lists[rank].count; i++)
+        n += sends(s, &s->lists[rank].operations[i]);
+    AR_TRY(ARI_ALLOC(&list->operations, n, "a schedule"));
     list->capacity = n;
-    for (size_t i = 0; i < s->of[rank].count; i++) {
-        const ar_pp_operation *o = &s->of[rank].at[i];
+    for (size_t i = 0; i < s->lists[rank].count; i++) {
+        const ar_pp_operation *o = &s->lists[rank].operations[i];
         AR_TRY(receives_put(list, &r[ARI_PP_ACTIVATION], i));
         AR_TRY(receives_put(list, &r[ARI_PP_GRADIENT], i));
         AR_TRY(ari_pp_append(list, o->kind, o->stage, o->micro));
@@ -78,19 +78,19 @@ static ar_status merge(ari_pp_list *list, const ar_pipeline_schedule *s, int ran
     return AR_OK;
 }
 
-/* taken: [directions][stages * micro-batches]. */
+/* consumers: [directions][stages * micro-batches]. */
 static ar_status rank_with_transfers(ari_pp_list *list, const ar_pipeline_schedule *s, int rank,
-                                     size_t *const taken[ARI_PP_DIRECTIONS])
+                                     size_t *const consumers[ARI_PP_DIRECTIONS])
 {
     ARI_ENDED(ari_arena_free) ari_arena arena = {0};
     receives r[ARI_PP_DIRECTIONS] = {0};
-    for (size_t i = 0; i < s->of[rank].count; i++) {
-        const ar_pp_operation *o = &s->of[rank].at[i];
+    for (size_t i = 0; i < s->lists[rank].count; i++) {
+        const ar_pp_operation *o = &s->lists[rank].operations[i];
         if (ari_pp_takes(o->kind))
-            taken[ari_pp_direction_of(o->kind)][ari_pp_item(&s->shape, o->stage, o->micro)] = i;
+            consumers[ari_pp_direction_of(o->kind)][ari_pp_item(&s->shape, o->stage, o->micro)] = i;
     }
     for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
-        AR_TRY(receives_find(&r[d], &arena, s, rank, (ari_pp_direction)d, taken[d]));
+        AR_TRY(receives_find(&r[d], &arena, s, rank, (ari_pp_direction)d, consumers[d]));
     return merge(list, s, rank, r);
 }
 
@@ -99,23 +99,23 @@ static ar_status rank_with_transfers(ari_pp_list *list, const ar_pipeline_schedu
 static ar_status schedule_add_transfers(ar_pipeline_schedule *s)
 {
     ar_status st = AR_OK;
-    size_t items = 0, *taken[ARI_PP_DIRECTIONS] = {NULL, NULL};
+    size_t items = 0, *consumers[ARI_PP_DIRECTIONS] = {NULL, NULL};
     ari_pp_list lists[AR_MAX_STAGES] = {0};
     AR_TRY(ari_mul_size(&items, (size_t)s->shape.stages, (size_t)s->shape.micro_batches));
     for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
-        AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&taken[d], items, "a schedule"));
+        AR_TRY_TO(done, st, ARI_ALLOC_ZERO(&consumers[d], items, "a schedule"));
     for (int r = 0; r < s->shape.ranks; r++)
-        AR_TRY_TO(done, st, rank_with_transfers(&lists[r], s, r, taken));
+        AR_TRY_TO(done, st, rank_with_transfers(&lists[r], s, r, consumers));
     for (int r = 0; r < s->shape.ranks; r++) { /* the old ones are freed below */
-        const ari_pp_list old = s->of[r];
-        s->of[r] = lists[r];
+        const ari_pp_list old = s->lists[r];
+        s->lists[r] = lists[r];
         lists[r] = old;
     }
 done:
     for (int r = 0; r < s->shape.ranks; r++)
-        free(lists[r].at);
+        free(lists[r].operations);
     for (int d = 0; d < ARI_PP_DIRECTIONS; d++)
-        free(taken[d]);
+        free(consumers[d]);
     return st;
 }
 
@@ -128,8 +128,8 @@ typedef struct reader {
     const ar_pipeline_shape *shape;
     int rank;
     bool transfers;
-    size_t at;      /* the operation's place */
-    uint16_t *done; /* [stages * micro-batches]: bit k: the operation of kind k has been */
+    size_t op_index;      /* the operation's place */
+    uint16_t *seen_kinds; /* [stages * micro-batches]: bit k: the operation of kind k has been */
 } reader;
 
 static unsigned bit(ar_pp_kind k)
@@ -146,22 +146,23 @@ static ar_status wrong(const reader *r, const ar_pp_operation *o, const char *fo
     vsnprintf(problem, sizeof problem, format, args);
     va_end(args);
     return ar_error_set(AR_ERR_FORMAT, "the schedule of rank %d, operation %zu: %d%s%d (stage %d, micro-batch %d) %s",
-                        r->rank, r->at + 1, o->stage, ari_pp_kind_name(o->kind), o->micro, o->stage, o->micro, problem);
+                        r->rank, r->op_index + 1, o->stage, ari_pp_kind_name(o->kind), o->micro, o->stage, o->micro,
+                        problem);
 }
 
 /* A missing predecessor of an operation; AR_PP_KINDS: none is missing. */
-static ar_pp_kind lacks(const reader *r, const ar_pp_operation *o, unsigned done)
+static ar_pp_kind lacks(const reader *r, const ar_pp_operation *o, unsigned seen_kinds)
 {
     const ari_pp_direction d = ari_pp_direction_of(o->kind);
-    unsigned needs = 0;
+    unsigned required_kinds = 0;
     if (o->kind == AR_PP_BACKWARD || o->kind == AR_PP_BACKWARD_INPUT || o->kind == AR_PP_SEND_ACTIVATION)
-        needs = bit(AR_PP_FORWARD);
-    if (o->kind == AR_PP_BACKWARD_WEIGHT || (o->kind == AR_PP_SEND_GRADIENT && !(done & bit(AR_PP_BACKWARD))))
-        needs = bit(AR_PP_BACKWARD_INPUT);
+        required_kinds = bit(AR_PP_FORWARD);
+    if (o->kind == AR_PP_BACKWARD_WEIGHT || (o->kind == AR_PP_SEND_GRADIENT && !(seen_kinds & bit(AR_PP_BACKWARD))))
+        required_kinds = bit(AR_PP_BACKWARD_INPUT);
     if (r->transfers && ari_pp_takes(o->kind) && ari_pp_peer(r->shape, ari_pp_recv(d), o->stage) >= 0)
-        needs |= bit(ari_pp_recv(d));
+        required_kinds |= bit(ari_pp_recv(d));
     for (int k = 0; k < AR_PP_KINDS; k++)
-        if (needs & ~done & bit((ar_pp_kind)k))
+        if (required_kinds & ~seen_kinds & bit((ar_pp_kind)k))
             return (ar_pp_kind)k;
     return AR_PP_KINDS;
 }
@@ -170,7 +171,7 @@ static ar_status check_named(const reader *r, const ar_pp_operation *o)
 {
     if ((unsigned)o->kind >= AR_PP_KINDS)
         return ar_error_set(AR_ERR_FORMAT, "the schedule of rank %d, operation %zu: of kind %d, expected 0 to %d",
-                            r->rank, r->at + 1, (int)o->kind, AR_PP_KINDS - 1);
+                            r->rank, r->op_index + 1, (int)o->kind, AR_PP_KINDS - 1);
     if (o->stage < 0 || o->stage >= r->shape->stages || o->micro < 0 || o->micro >= r->shape->micro_batches)
         return wrong(r, o, "is none of %d stages and %d micro-batches, which count from 0", r->shape->stages,
                      r->shape->micro_batches);
@@ -182,35 +183,37 @@ static ar_status check_named(const reader *r, const ar_pp_operation *o)
 static ar_status check_operation(const reader *r, const ar_pp_operation *o)
 {
     AR_TRY(check_named(r, o));
-    uint16_t *done = &r->done[ari_pp_item(r->shape, o->stage, o->micro)];
-    if (*done & bit(o->kind))
+    uint16_t *seen_kinds = &r->seen_kinds[ari_pp_item(r->shape, o->stage, o->micro)];
+    if (*seen_kinds & bit(o->kind))
         return wrong(r, o, "is there twice");
     if (!ari_pp_computes(o->kind) && ari_pp_peer(r->shape, o->kind, o->stage) < 0)
         return wrong(r, o, "moves nothing: no other rank has the stage %s it",
                      (o->kind == AR_PP_SEND_ACTIVATION || o->kind == AR_PP_RECV_GRADIENT) ? "after" : "before");
     const unsigned parts = bit(AR_PP_BACKWARD_INPUT) | bit(AR_PP_BACKWARD_WEIGHT);
-    const unsigned other = o->kind == AR_PP_BACKWARD ? parts : (bit(o->kind) & parts) ? bit(AR_PP_BACKWARD) : 0;
-    if (*done & other)
+    const unsigned conflicting_kinds = o->kind == AR_PP_BACKWARD ? parts
+                                       : (bit(o->kind) & parts)  ? bit(AR_PP_BACKWARD)
+                                                                 : 0;
+    if (*seen_kinds & conflicting_kinds)
         return wrong(r, o, "follows %s of the same micro-batch: a backward pass is B, or I and W",
                      o->kind == AR_PP_BACKWARD ? "I or W" : "B");
-    const ar_pp_kind before = lacks(r, o, *done);
+    const ar_pp_kind before = lacks(r, o, *seen_kinds);
     if (before < AR_PP_KINDS)
         return wrong(r, o, "is before %d%s%d, which it needs", o->stage, ari_pp_kind_name(before), o->micro);
-    *done = (uint16_t)(*done | bit(o->kind));
+    *seen_kinds = (uint16_t)(*seen_kinds | bit(o->kind));
     return AR_OK;
 }
 
 /* Checks that a (stage, micro-batch) has had all its operations in the end. */
 static ar_status check_complete(const reader *r, int stage, int micro)
 {
-    const unsigned done = r->done[ari_pp_item(r->shape, stage, micro)];
-    unsigned all = bit(AR_PP_FORWARD);
-    all |=
-        done & bit(AR_PP_BACKWARD_INPUT) ? bit(AR_PP_BACKWARD_INPUT) | bit(AR_PP_BACKWARD_WEIGHT) : bit(AR_PP_BACKWARD);
+    const unsigned seen_kinds = r->seen_kinds[ari_pp_item(r->shape, stage, micro)];
+    unsigned required_kinds = bit(AR_PP_FORWARD);
+    required_kinds |= seen_kinds & bit(AR_PP_BACKWARD_INPUT) ? bit(AR_PP_BACKWARD_INPUT) | bit(AR_PP_BACKWARD_WEIGHT)
+                                                             : bit(AR_PP_BACKWARD);
     for (int k = AR_PP_SEND_ACTIVATION; r->transfers && k < AR_PP_KINDS; k++)
-        all |= ari_pp_peer(r->shape, (ar_pp_kind)k, stage) >= 0 ? bit((ar_pp_kind)k) : 0;
+        required_kinds |= ari_pp_peer(r->shape, (ar_pp_kind)k, stage) >= 0 ? bit((ar_pp_kind)k) : 0;
     for (int k = 0; k < AR_PP_KINDS; k++) {
-        if (!(all & ~done & bit((ar_pp_kind)k)))
+        if (!(required_kinds & ~seen_kinds & bit((ar_pp_kind)k)))
             continue;
         const char *name = ari_pp_kind_name((ar_pp_kind)k);
         if (ari_pp_computes((ar_pp_kind)k))
@@ -218,12 +221,12 @@ static ar_status check_complete(const reader *r, int stage, int micro)
                                 r->rank, stage, name, micro, stage, micro);
         const int peer = ari_pp_peer(r->shape, (ar_pp_kind)k, stage);
         const bool is_receive = ari_pp_receives((ar_pp_kind)k);
-        const ar_pp_kind other = (ar_pp_kind)(is_receive ? k - 1 : k + 1);
+        const ar_pp_kind peer_kind = (ar_pp_kind)(is_receive ? k - 1 : k + 1);
         return ar_error_set(AR_ERR_FORMAT,
                             "the schedule of rank %d: %d%s%d (stage %d, micro-batch %d) is missing: rank %d %s it with "
                             "%d%s%d",
                             r->rank, stage, name, micro, stage, micro, peer % r->shape->ranks,
-                            is_receive ? "sends" : "waits for", peer, ari_pp_kind_name(other), micro);
+                            is_receive ? "sends" : "waits for", peer, ari_pp_kind_name(peer_kind), micro);
     }
     return AR_OK;
 }
@@ -231,15 +234,15 @@ static ar_status check_complete(const reader *r, int stage, int micro)
 /* Checks that each list is legal; transfers false: without any SEND or RECV. Errors: AR_ERR_FORMAT, AR_ERR_MEMORY. */
 static ar_status schedule_check_lists(const ar_pipeline_schedule *s, bool transfers)
 {
-    ARI_OWNED uint16_t *done = NULL;
+    ARI_OWNED uint16_t *seen_kinds = NULL;
     size_t items = 0;
     reader r = {.shape = &s->shape, .transfers = transfers};
     AR_TRY(ari_mul_size(&items, (size_t)s->shape.stages, (size_t)s->shape.micro_batches));
-    AR_TRY(ARI_ALLOC_ZERO(&done, items, "a schedule"));
-    r.done = done;
+    AR_TRY(ARI_ALLOC_ZERO(&seen_kinds, items, "a schedule"));
+    r.seen_kinds = seen_kinds;
     for (r.rank = 0; r.rank < s->shape.ranks; r.rank++) {
-        for (r.at = 0; r.at < s->of[r.rank].count; r.at++)
-            AR_TRY(check_operation(&r, &s->of[r.rank].at[r.at]));
+        for (r.op_index = 0; r.op_index < s->lists[r.rank].count; r.op_index++)
+            AR_TRY(check_operation(&r, &s->lists[r.rank].operations[r.op_index]));
         for (int micro = 0; micro < s->shape.micro_batches; micro++)
             for (int stage = r.rank; stage < s->shape.stages; stage += s->shape.ranks)
                 AR_TRY(check_complete(&r, stage, micro));
@@ -247,12 +250,12 @@ static ar_status schedule_check_lists(const ar_pipeline_schedule *s, bool transf
     return AR_OK;
 }
 
-/* The next operation of a kind in a list from *at on, which is left behind it; NULL: none. */
-static const ar_pp_operation *next_of(const ari_pp_list *list, size_t *at, ar_pp_kind k)
+/* The next operation of a kind in a list from *cursor on, which is left behind it; NULL: none. */
+static const ar_pp_operation *next_of(const ari_pp_list *list, size_t *cursor, ar_pp_kind k)
 {
-    while (*at < list->count)
-        if (list->at[(*at)++].kind == k)
-            return &list->at[*at - 1];
+    while (*cursor < list->count)
+        if (list->operations[(*cursor)++].kind == k)
+            return &list->operations[*cursor - 1];
     return NULL;
 }
 
@@ -262,18 +265,18 @@ static ar_status check_order(const ar_pipeline_schedule *s, int sender, ari_pp_d
     const int p = s->shape.ranks, receiver = (sender + (d == ARI_PP_ACTIVATION ? 1 : p - 1)) % p;
     size_t i = 0, k = 0;
     for (;;) {
-        const ar_pp_operation *out = next_of(&s->of[sender], &i, ari_pp_send(d));
-        const ar_pp_operation *in = next_of(&s->of[receiver], &k, ari_pp_recv(d));
-        if (!out || !in) /* both: each list has what the other's needs */
+        const ar_pp_operation *out = next_of(&s->lists[sender], &i, ari_pp_send(d));
+        const ar_pp_operation *receive_op = next_of(&s->lists[receiver], &k, ari_pp_recv(d));
+        if (!out || !receive_op) /* both: each list has what the other's needs */
             return AR_OK;
-        if (ari_pp_target(&s->shape, d, out->stage) != in->stage || out->micro != in->micro)
+        if (ari_pp_target(&s->shape, d, out->stage) != receive_op->stage || out->micro != receive_op->micro)
             return ar_error_set(
                 AR_ERR_FORMAT,
                 "the schedule of rank %d, operation %zu: %d%s%d (stage %d, micro-batch %d) meets %d%s%d "
                 "of rank %d, its operation %zu: ranks have to receive in the order in which they are "
                 "sent to",
-                receiver, k, in->stage, ari_pp_kind_name(in->kind), in->micro, in->stage, in->micro, out->stage,
-                ari_pp_kind_name(out->kind), out->micro, sender, i);
+                receiver, k, receive_op->stage, ari_pp_kind_name(receive_op->kind), receive_op->micro,
+                receive_op->stage, receive_op->micro, out->stage, ari_pp_kind_name(out->kind), out->micro, sender, i);
     }
 }
 
@@ -302,9 +305,9 @@ typedef struct turns {
  * their number, the schedule is that of more without the last: what is left of a legal order is one. */
 static bool pass_of_turn(int *stage, int *micro, const turns *t, size_t k, bool back)
 {
-    const size_t p = (size_t)t->shape.ranks, round = p * (size_t)t->parts, within = k % round;
-    const int part = (int)(within / p);
-    const size_t m = k / round * p + within % p;
+    const size_t p = (size_t)t->shape.ranks, round = p * (size_t)t->parts, round_offset = k % round;
+    const int part = (int)(round_offset / p);
+    const size_t m = k / round * p + round_offset % p;
     if (k >= t->total || m >= (size_t)t->shape.micro_batches)
         return false;
     *stage = (back ? t->parts - 1 - part : part) * t->shape.ranks + t->rank;
@@ -316,9 +319,9 @@ static bool pass_of_turn(int *stage, int *micro, const turns *t, size_t k, bool 
 static ar_status take_turns(const turns *t, size_t warm, size_t late)
 {
     const bool parted = late != SIZE_MAX;
-    const size_t last = t->total + warm + (parted ? late : 0);
+    const size_t turn_count = t->total + warm + (parted ? late : 0);
     int stage = 0, micro = 0;
-    for (size_t k = 0; k < last; k++) {
+    for (size_t k = 0; k < turn_count; k++) {
         if (pass_of_turn(&stage, &micro, t, k, false))
             AR_TRY(ari_pp_append(t->list, AR_PP_FORWARD, stage, micro));
         if (k >= warm && pass_of_turn(&stage, &micro, t, k - warm, true))
@@ -331,7 +334,7 @@ static ar_status take_turns(const turns *t, size_t warm, size_t late)
 
 static ar_status fill_rank(ar_pipeline_schedule *s, ar_pp_schedule kind, int rank)
 {
-    turns t = {.list = &s->of[rank], .shape = s->shape, .rank = rank, .parts = s->shape.stages / s->shape.ranks};
+    turns t = {.list = &s->lists[rank], .shape = s->shape, .rank = rank, .parts = s->shape.stages / s->shape.ranks};
     const size_t p = (size_t)s->shape.ranks, after = p - (size_t)rank - 1;
     const size_t rounds = ((size_t)s->shape.micro_batches - 1) / p + 1;
     AR_TRY(ari_mul_size(&t.total, rounds, p * (size_t)t.parts));
@@ -349,7 +352,7 @@ static ar_status fill_rank(ar_pipeline_schedule *s, ar_pp_schedule kind, int ran
     return take_turns(&t, after, SIZE_MAX);
 }
 
-ar_status ari_pipeline_schedule_create(ar_pipeline_schedule **gives, ar_pp_schedule kind, int ranks, int virtual_stages,
+ar_status ari_pipeline_schedule_create(ar_pipeline_schedule **out, ar_pp_schedule kind, int ranks, int virtual_stages,
                                        int micro_batches)
 {
     ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
@@ -365,7 +368,7 @@ ar_status ari_pipeline_schedule_create(ar_pipeline_schedule **gives, ar_pp_sched
     for (int r = 0; r < ranks; r++)
         AR_TRY(fill_rank(s, kind, r));
     AR_TRY(schedule_add_transfers(s));
-    ARI_GIVE(gives, s);
+    ARI_GIVE(out, s);
     return AR_OK;
 }
 
@@ -375,15 +378,15 @@ static ar_status copy_lists(ar_pipeline_schedule *s, const ar_pp_operation *cons
 {
     for (int r = 0; r < s->shape.ranks; r++)
         for (size_t i = 0; i < counts[r]; i++)
-            AR_TRY(ari_pp_append(&s->of[r], lists[r][i].kind, lists[r][i].stage, lists[r][i].micro));
+            AR_TRY(ari_pp_append(&s->lists[r], lists[r][i].kind, lists[r][i].stage, lists[r][i].micro));
     return AR_OK;
 }
 
 static bool has_transfers(const ar_pipeline_schedule *s)
 {
     for (int r = 0; r < s->shape.ranks; r++)
-        for (size_t i = 0; i < s->of[r].count; i++)
-            if (!ari_pp_computes(s->of[r].at[i].kind))
+        for (size_t i = 0; i < s->lists[r].count; i++)
+            if (!ari_pp_computes(s->lists[r].operations[i].kind))
                 return true;
     return false;
 }
@@ -397,13 +400,13 @@ ar_status ari_schedule_finish(ar_pipeline_schedule *s)
     return schedule_check_together(s);
 }
 
-ar_status ari_pipeline_schedule_own(ar_pipeline_schedule **gives, ar_pipeline_shape shape,
+ar_status ari_pipeline_schedule_own(ar_pipeline_schedule **out, ar_pipeline_shape shape,
                                     const ar_pp_operation *const *lists, const size_t *counts)
 {
     ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     AR_TRY(ari_schedule_begin(&s, shape));
     AR_TRY(copy_lists(s, lists, counts));
     AR_TRY(ari_schedule_finish(s));
-    ARI_GIVE(gives, s);
+    ARI_GIVE(out, s);
     return AR_OK;
 }

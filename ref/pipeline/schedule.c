@@ -16,7 +16,7 @@ const char *ari_pp_kind_name(ar_pp_kind k)
     return (unsigned)k < AR_PP_KINDS ? kinds[k] : "?";
 }
 
-ar_status ari_schedule_begin(ar_pipeline_schedule **gives, ar_pipeline_shape shape)
+ar_status ari_schedule_begin(ar_pipeline_schedule **out, ar_pipeline_shape shape)
 {
     ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     if (shape.ranks < 1 || shape.stages < 1 || shape.micro_batches < 1)
@@ -32,24 +32,24 @@ ar_status ari_schedule_begin(ar_pipeline_schedule **gives, ar_pipeline_shape sha
                             shape.stages, shape.micro_batches, AR_MAX_STAGE_MICRO_BATCHES);
     AR_TRY(ARI_ALLOC_ZERO(&s, 1, "a schedule"));
     s->shape = shape;
-    AR_TRY(ARI_ALLOC_ZERO(&s->of, (size_t)shape.ranks, "a schedule"));
-    ARI_GIVE(gives, s);
+    AR_TRY(ARI_ALLOC_ZERO(&s->lists, (size_t)shape.ranks, "a schedule"));
+    ARI_GIVE(out, s);
     return AR_OK;
 }
 
 ar_status ari_pp_append(ari_pp_list *list, ar_pp_kind kind, int stage, int micro)
 {
-    AR_TRY(ARI_GROW(&list->at, &list->capacity, list->count, "a schedule"));
-    list->at[list->count++] = (ar_pp_operation){.kind = kind, .stage = stage, .micro = micro};
+    AR_TRY(ARI_GROW(&list->operations, &list->capacity, list->count, "a schedule"));
+    list->operations[list->count++] = (ar_pp_operation){.kind = kind, .stage = stage, .micro = micro};
     return AR_OK;
 }
 
 void ari_pipeline_schedule_destroy(ar_pipeline_schedule *s)
 {
-    for (int r = 0; s && s->of && r < s->shape.ranks; r++)
-        free(s->of[r].at);
+    for (int r = 0; s && s->lists && r < s->shape.ranks; r++)
+        free(s->lists[r].operations);
     if (s)
-        free(s->of);
+        free(s->lists);
     free(s);
 }
 
@@ -60,6 +60,6 @@ ar_pipeline_shape ari_pipeline_schedule_shape(const ar_pipeline_schedule *s)
 
 const ar_pp_operation *ari_pipeline_schedule_rank(const ar_pipeline_schedule *s, int rank, size_t *count)
 {
-    *count = s->of[rank].count;
-    return s->of[rank].at;
+    *count = s->lists[rank].count;
+    return s->lists[rank].operations;
 }

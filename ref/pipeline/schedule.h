@@ -9,17 +9,17 @@ ARI_OWNER(ar_pipeline_schedule, ari_pipeline_schedule_destroy)
 
 /* Operations of a rank, as they are put together. */
 typedef struct ari_pp_list {
-    ar_pp_operation *at;
+    ar_pp_operation *operations;
     size_t count, capacity;
 } ari_pp_list;
 
 struct ar_pipeline_schedule {
     ar_pipeline_shape shape;
-    ari_pp_list *of; /* [ranks] */
+    ari_pp_list *lists; /* [ranks] */
 };
 
 /** Empty lists. Errors: AR_ERR_ARG (the shape), AR_ERR_OVERFLOW, AR_ERR_MEMORY. Gives. */
-AR_NODISCARD ar_status ari_schedule_begin(ar_pipeline_schedule **gives, ar_pipeline_shape shape);
+AR_NODISCARD ar_status ari_schedule_begin(ar_pipeline_schedule **out, ar_pipeline_shape shape);
 /** Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pp_append(ari_pp_list *list, ar_pp_kind kind, int stage, int micro);
 
@@ -54,24 +54,24 @@ static inline ari_pp_direction ari_pp_direction_of(ar_pp_kind k)
 /** The stage from which a stage gets what moves in this direction, and the one to which it gives; -1: none. */
 static inline int ari_pp_source(const ar_pipeline_shape *s, ari_pp_direction d, int stage)
 {
-    const int from = d == ARI_PP_ACTIVATION ? stage - 1 : stage + 1;
-    return from < s->stages ? from : -1;
+    const int source_stage = d == ARI_PP_ACTIVATION ? stage - 1 : stage + 1;
+    return source_stage < s->stages ? source_stage : -1;
 }
 static inline int ari_pp_target(const ar_pipeline_shape *s, ari_pp_direction d, int stage)
 {
     return ari_pp_source(s, d == ARI_PP_ACTIVATION ? ARI_PP_GRADIENT : ARI_PP_ACTIVATION, stage);
 }
 /** True if values between the two stages move between ranks; false if one of the stages does not exist. */
-static inline bool ari_pp_apart(const ar_pipeline_shape *s, int stage, int other)
+static inline bool ari_pp_apart(const ar_pipeline_shape *s, int stage, int peer_stage)
 {
-    return stage >= 0 && other >= 0 && stage % s->ranks != other % s->ranks;
+    return stage >= 0 && peer_stage >= 0 && stage % s->ranks != peer_stage % s->ranks;
 }
 /** The stage at the other end of a SEND or RECV; -1: there is nothing to move. */
 static inline int ari_pp_peer(const ar_pipeline_shape *s, ar_pp_kind k, int stage)
 {
     const ari_pp_direction d = ari_pp_direction_of(k);
-    const int other = ari_pp_receives(k) ? ari_pp_source(s, d, stage) : ari_pp_target(s, d, stage);
-    return ari_pp_apart(s, stage, other) ? other : -1;
+    const int peer_stage = ari_pp_receives(k) ? ari_pp_source(s, d, stage) : ari_pp_target(s, d, stage);
+    return ari_pp_apart(s, stage, peer_stage) ? peer_stage : -1;
 }
 /** True if a computation takes a value from another stage: all but W, whose input the rank has. */
 static inline bool ari_pp_takes(ar_pp_kind k)
@@ -86,12 +86,12 @@ static inline size_t ari_pp_item(const ar_pipeline_shape *s, int stage, int micr
 
 /* Times of stages and micro-batches: at[k * stages + stage] of those from first[k] on, up to first[k + 1]. */
 typedef struct ari_pp_timed {
-    const ar_pp_times *at;
-    const int *first;
+    const ar_pp_times *stage_times;
+    const int *first_micro;
     int kinds;
     bool at_once; /* what a stage makes is where it is needed: transfers are left out */
 } ari_pp_timed;
 /** ari_pipeline_schedule_run of lists that may deadlock: AR_ERR_FORMAT, with who waits for whom. times NULL: all
  *  zero. */
 AR_NODISCARD ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const ari_pp_timed *times,
-                                         ar_pp_event_fn each, void *user);
+                                         ar_pp_event_fn on_event, void *user);

@@ -20,14 +20,14 @@ const char *ari_pp_kind_name(ar_pp_kind k);
  *  and then the two take turns. v is 1 but for interleaved, which is 1f1b with v = 1.
  *  Errors: AR_ERR_ARG (extents of less than 1, more than AR_MAX_STAGES stages, v), AR_ERR_OVERFLOW (more than
  *  AR_MAX_STAGE_MICRO_BATCHES), AR_ERR_MEMORY. Gives; ari_pipeline_schedule_destroy. */
-AR_NODISCARD ar_status ari_pipeline_schedule_create(ar_pipeline_schedule **gives, ar_pp_schedule kind, int ranks,
+AR_NODISCARD ar_status ari_pipeline_schedule_create(ar_pipeline_schedule **out, ar_pp_schedule kind, int ranks,
                                                     int virtual_stages, int micro_batches);
 /** A schedule of one's own: copies the counts[r] operations of each rank's list. Where no list has a SEND or RECV, they
  *  are put in as above. Errors: AR_ERR_FORMAT with rank, stage, operation and micro-batch of what is wrong: an
  *  operation missing, double, of a stage that another rank has, before what it needs, B of what also has I or W; a
  *  transfer in another order at its two ends; and who waits for whom in a deadlock. AR_ERR_ARG (the shape),
  *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. Gives. */
-AR_NODISCARD ar_status ari_pipeline_schedule_own(ar_pipeline_schedule **gives, ar_pipeline_shape shape,
+AR_NODISCARD ar_status ari_pipeline_schedule_own(ar_pipeline_schedule **out, ar_pipeline_shape shape,
                                                  const ar_pp_operation *const *lists, const size_t *counts);
 /** Accepts NULL. */
 void ari_pipeline_schedule_destroy(ar_pipeline_schedule *s);
@@ -38,15 +38,15 @@ const ar_pp_operation *ari_pipeline_schedule_rank(const ar_pipeline_schedule *s,
  *  of ranks and a direction one after the other. times: one of each stage, finite and not negative. each NULL: no
  *  listener; it hears a rank's computations in their order. Errors: AR_ERR_ARG (a time), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pipeline_schedule_run(ar_pp_run *out, const ar_pipeline_schedule *s,
-                                                 const ar_pp_times *times, ar_pp_event_fn each, void *user);
+                                                 const ar_pp_times *times, ar_pp_event_fn on_event, void *user);
 /** Reads PyTorch's CSV of torch.distributed.pipelining: a line for each rank, a cell for each operation, as "0F0",
  *  "2SEND_F1": stage, kind, micro-batch. Empty cells are passed over, and UNSHARD, RESHARD, REDUCE_GRAD, and what waits
  *  for these and for sends: the layout and the step decide those. Errors: AR_ERR_FORMAT with file, line and cell, and
  *  as ari_pipeline_schedule_own; AR_ERR_UNSUPPORTED (OVERLAP_F_B), AR_ERR_OVERFLOW (more than AR_MAX_STAGES stages, a
  *  file of more than 256 MiB), AR_ERR_IO, AR_ERR_MEMORY. Gives. */
-AR_NODISCARD ar_status ari_pipeline_schedule_read(ar_pipeline_schedule **gives, const char *path);
+AR_NODISCARD ar_status ari_pipeline_schedule_read(ar_pipeline_schedule **out, const char *path);
 /** The same from text in memory; `name` stands for the file in messages. */
-AR_NODISCARD ar_status ari_pipeline_schedule_parse(ar_pipeline_schedule **gives, const char *text, size_t length,
+AR_NODISCARD ar_status ari_pipeline_schedule_parse(ar_pipeline_schedule **out, const char *text, size_t length,
                                                    const char *name);
 /** Writes that; "-" is stdout. transfers false: the computations alone, PyTorch's "compute_only" format. Errors:
  *  AR_ERR_IO, AR_ERR_MEMORY. */

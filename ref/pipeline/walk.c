@@ -10,31 +10,31 @@
 #define NOT_YET (-1.0)
 /* When, of a (stage, micro-batch) and a direction, what the stage takes was sent, could be received, and was there. */
 typedef struct moments {
-    double sent, posted, there;
+    double sent, posted, arrived;
 } moments;
 
 /* Transfers to a rank in one direction, in the order of its list. */
 typedef struct channel {
-    size_t at;   /* in the receiver's list */
-    double last; /* when the one before it ended */
+    size_t position;     /* in the receiver's list */
+    double previous_end; /* when the one before it ended */
 } channel;
 
 typedef struct walker {
     const ar_pipeline_schedule *s;
     const ari_pp_timed *times;
     ar_pp_run *out;
-    ar_pp_event_fn each;
+    ar_pp_event_fn on_event;
     void *user;
-    double *made[ARI_PP_DIRECTIONS];  /* [stages * micro-batches]: when what it makes was there */
-    moments *when[ARI_PP_DIRECTIONS]; /* the same; NULL: what is made is there at once */
+    double *output_times[ARI_PP_DIRECTIONS]; /* [stages * micro-batches]: when what it makes was there */
+    moments *transfers[ARI_PP_DIRECTIONS];   /* the same; NULL: what is made is there at once */
     channel channels[ARI_PP_DIRECTIONS][AR_MAX_STAGES];
-    size_t at[AR_MAX_STAGES], kept[AR_MAX_STAGES];
+    size_t positions[AR_MAX_STAGES], in_flight[AR_MAX_STAGES];
     double clock[AR_MAX_STAGES];
 } walker;
 
-static moments *when(const walker *w, ari_pp_direction d, int stage, int micro)
+static moments *find_transfer(const walker *w, ari_pp_direction d, int stage, int micro)
 {
-    return &w->when[d][ari_pp_item(&w->s->shape, stage, micro)];
+    return &w->transfers[d][ari_pp_item(&w->s->shape, stage, micro)];
 }
 
 static double duration(const walker *w, const ar_pp_operation *o)
@@ -42,9 +42,9 @@ static double duration(const walker *w, const ar_pp_operation *o)
     if (!w->times)
         return 0;
     int kind = w->times->kinds - 1;
-    while (w->times->first[kind] > o->micro)
+    while (w->times->first_micro[kind] > o->micro)
         kind--;
-    const ar_pp_times *t = &w->times->at[kind * w->s->shape.stages + o->stage];
+    const ar_pp_times *t = &w->times->stage_times[kind * w->s->shape.stages + o->stage];
     switch (o->kind) {
     case AR_PP_FORWARD:
         return t->forward;
@@ -70,17 +70,17 @@ static double duration(const walker *w, const ar_pp_operation *o)
 static void transfer(walker *w, int rank, ari_pp_direction d)
 {
     channel *c = &w->channels[d][rank];
-    for (; c->at < w->at[rank]; c->at++) {
-        const ar_pp_operation *o = &w->s->of[rank].at[c->at];
+    for (; c->position < w->positions[rank]; c->position++) {
+        const ar_pp_operation *o = &w->s->lists[rank].operations[c->position];
         if (o->kind != ari_pp_recv(d))
             continue;
-        moments *m = when(w, d, o->stage, o->micro);
+        moments *m = find_transfer(w, d, o->stage, o->micro);
         if (m->sent == NOT_YET)
             return;
-        const double begin = fmax(c->last, fmax(m->sent, m->posted));
-        c->last = m->there = begin + duration(w, o);
-        if (w->each)
-            w->each(w->user, rank, o, begin, m->there);
+        const double begin = fmax(c->previous_end, fmax(m->sent, m->posted));
+        c->previous_end = m->arrived = begin + duration(w, o);
+        if (w->on_event)
+            w->on_event(w->user, rank, o, begin, m->arrived);
     }
 }
 
@@ -91,56 +91,56 @@ static double ready(const walker *w, const ar_pp_operation *o)
     const int source = ari_pp_takes(o->kind) ? ari_pp_source(&w->s->shape, d, o->stage) : -1;
     if (source < 0)
         return 0;
-    return w->when[d] && ari_pp_apart(&w->s->shape, o->stage, source)
-               ? when(w, d, o->stage, o->micro)->there
-               : w->made[d][ari_pp_item(&w->s->shape, source, o->micro)];
+    return w->transfers[d] && ari_pp_apart(&w->s->shape, o->stage, source)
+               ? find_transfer(w, d, o->stage, o->micro)->arrived
+               : w->output_times[d][ari_pp_item(&w->s->shape, source, o->micro)];
 }
 
-static void compute(walker *w, int rank, const ar_pp_operation *o, double from)
+static void compute(walker *w, int rank, const ar_pp_operation *o, double ready_time)
 {
     ar_pp_rank_run *r = &w->out->rank[rank];
-    const double begin = fmax(w->clock[rank], from), length = duration(w, o);
+    const double begin = fmax(w->clock[rank], ready_time), length = duration(w, o);
     w->clock[rank] = r->end = begin + length;
     r->busy += length;
     if (ari_pp_takes(o->kind))
-        w->made[ari_pp_direction_of(o->kind)][ari_pp_item(&w->s->shape, o->stage, o->micro)] = r->end;
-    if (o->kind == AR_PP_FORWARD && ++w->kept[rank] > r->in_flight)
-        r->in_flight = w->kept[rank];
+        w->output_times[ari_pp_direction_of(o->kind)][ari_pp_item(&w->s->shape, o->stage, o->micro)] = r->end;
+    if (o->kind == AR_PP_FORWARD && ++w->in_flight[rank] > r->in_flight)
+        r->in_flight = w->in_flight[rank];
     if (o->kind == AR_PP_BACKWARD || o->kind == AR_PP_BACKWARD_WEIGHT)
-        w->kept[rank]--;
-    if (w->each)
-        w->each(w->user, rank, o, begin, r->end);
+        w->in_flight[rank]--;
+    if (w->on_event)
+        w->on_event(w->user, rank, o, begin, r->end);
 }
 
 /* A rank as far as it can. Whether it could. */
 static bool advance_rank(walker *w, int rank)
 {
-    const ari_pp_list *list = &w->s->of[rank];
-    const size_t first = w->at[rank];
-    for (; w->at[rank] < list->count; w->at[rank]++) {
-        const ar_pp_operation *o = &list->at[w->at[rank]];
+    const ari_pp_list *list = &w->s->lists[rank];
+    const size_t start_position = w->positions[rank];
+    for (; w->positions[rank] < list->count; w->positions[rank]++) {
+        const ar_pp_operation *o = &list->operations[w->positions[rank]];
         const ari_pp_direction d = ari_pp_direction_of(o->kind);
         if (!ari_pp_computes(o->kind)) {
-            if (w->when[d] && ari_pp_receives(o->kind))
-                when(w, d, o->stage, o->micro)->posted = w->clock[rank];
-            else if (w->when[d])
-                when(w, d, ari_pp_target(&w->s->shape, d, o->stage), o->micro)->sent = w->clock[rank];
+            if (w->transfers[d] && ari_pp_receives(o->kind))
+                find_transfer(w, d, o->stage, o->micro)->posted = w->clock[rank];
+            else if (w->transfers[d])
+                find_transfer(w, d, ari_pp_target(&w->s->shape, d, o->stage), o->micro)->sent = w->clock[rank];
         } else {
-            if (w->when[d])
+            if (w->transfers[d])
                 transfer(w, rank, d);
-            const double from = ready(w, o);
-            if (from == NOT_YET)
+            const double ready_time = ready(w, o);
+            if (ready_time == NOT_YET)
                 break;
-            compute(w, rank, o, from);
+            compute(w, rank, o, ready_time);
         }
     }
-    return w->at[rank] > first;
+    return w->positions[rank] > start_position;
 }
 
 /* The rank that a rank waits for. */
 static int waits_for(const walker *w, int rank)
 {
-    const ar_pp_operation *o = &w->s->of[rank].at[w->at[rank]];
+    const ar_pp_operation *o = &w->s->lists[rank].operations[w->positions[rank]];
     return ari_pp_source(&w->s->shape, ari_pp_direction_of(o->kind), o->stage) % w->s->shape.ranks;
 }
 
@@ -150,17 +150,17 @@ static ar_status deadlock(const walker *w, int rank)
     ari_text t = ari_text_in(text, sizeof text);
     for (int i = 0; i < w->s->shape.ranks; i++) /* to one that waits for itself by way of others */
         rank = waits_for(w, rank);
-    const int first = rank;
+    const int start_rank = rank;
     do {
-        const ar_pp_operation *o = &w->s->of[rank].at[w->at[rank]];
+        const ar_pp_operation *o = &w->s->lists[rank].operations[w->positions[rank]];
         const ari_pp_direction d = ari_pp_direction_of(o->kind);
         const int source = ari_pp_source(&w->s->shape, d, o->stage), peer = waits_for(w, rank);
-        const ar_pp_kind made = peer != rank ? ari_pp_send(d) : o->kind;
+        const ar_pp_kind awaited_kind = peer != rank ? ari_pp_send(d) : o->kind;
         ari_say(&t, "%srank %d with %d%s%d (stage %d, micro-batch %d) waits for %d%s%d of rank %d",
-                rank == first ? "" : "; ", rank, o->stage, ari_pp_kind_name(o->kind), o->micro, o->stage, o->micro,
-                source, ari_pp_kind_name(made), o->micro, peer);
+                rank == start_rank ? "" : "; ", rank, o->stage, ari_pp_kind_name(o->kind), o->micro, o->stage, o->micro,
+                source, ari_pp_kind_name(awaited_kind), o->micro, peer);
         rank = peer;
-    } while (rank != first);
+    } while (rank != start_rank);
     return ar_error_set(AR_ERR_FORMAT, "the schedule ends in a deadlock: %s", text);
 }
 
@@ -184,31 +184,31 @@ static ar_status walk_ranks(walker *w)
             moved |= advance_rank(w, back ? w->s->shape.ranks - 1 - r : r);
     }
     for (int r = 0; r < w->s->shape.ranks; r++)
-        if (w->at[r] < w->s->of[r].count)
+        if (w->positions[r] < w->s->lists[r].count)
             return deadlock(w, r);
     sum_up(w);
     return AR_OK;
 }
 
 ar_status ari_schedule_walk(ar_pp_run *out, const ar_pipeline_schedule *s, const ari_pp_timed *times,
-                            ar_pp_event_fn each, void *user)
+                            ar_pp_event_fn on_event, void *user)
 {
     ARI_ENDED(ari_arena_free) ari_arena arena = {0};
     size_t items = 0;
     walker *w = NULL;
     AR_TRY(ARI_TAKE(&w, &arena, 1, "a schedule"));
-    *w = (walker){.s = s, .times = times, .out = out, .each = each, .user = user};
+    *w = (walker){.s = s, .times = times, .out = out, .on_event = on_event, .user = user};
     memset(out, 0, sizeof *out);
     AR_TRY(ari_mul_size(&items, (size_t)s->shape.stages, (size_t)s->shape.micro_batches));
     for (int d = 0; d < ARI_PP_DIRECTIONS; d++) {
-        AR_TRY(ARI_TAKE(&w->made[d], &arena, items, "a schedule"));
+        AR_TRY(ARI_TAKE(&w->output_times[d], &arena, items, "a schedule"));
         for (size_t i = 0; i < items; i++)
-            w->made[d][i] = NOT_YET;
+            w->output_times[d][i] = NOT_YET;
         if (times && times->at_once)
             continue;
-        AR_TRY(ARI_TAKE(&w->when[d], &arena, items, "a schedule"));
+        AR_TRY(ARI_TAKE(&w->transfers[d], &arena, items, "a schedule"));
         for (size_t i = 0; i < items; i++)
-            w->when[d][i] = (moments){NOT_YET, NOT_YET, NOT_YET};
+            w->transfers[d][i] = (moments){NOT_YET, NOT_YET, NOT_YET};
     }
     return walk_ranks(w);
 }
@@ -219,7 +219,7 @@ static bool is_time(double t)
 }
 
 ar_status ari_pipeline_schedule_run(ar_pp_run *out, const ar_pipeline_schedule *s, const ar_pp_times *times,
-                                    ar_pp_event_fn each, void *user)
+                                    ar_pp_event_fn on_event, void *user)
 {
     for (int i = 0; i < s->shape.stages; i++)
         if (!is_time(times[i].forward) || !is_time(times[i].backward_input) || !is_time(times[i].backward_weight) ||
@@ -227,7 +227,7 @@ ar_status ari_pipeline_schedule_run(ar_pp_run *out, const ar_pipeline_schedule *
             return ar_error_set(AR_ERR_ARG,
                                 "stage %d takes %g forward, %g and %g backward, %g to move: times are 0 or more", i,
                                 times[i].forward, times[i].backward_input, times[i].backward_weight, times[i].transfer);
-    static const int first = 0;
-    const ari_pp_timed timed = {times, &first, 1, false};
-    return ari_schedule_walk(out, s, &timed, each, user);
+    static const int first_micro = 0;
+    const ari_pp_timed timed = {times, &first_micro, 1, false};
+    return ari_schedule_walk(out, s, &timed, on_event, user);
 }

@@ -18,17 +18,17 @@ ari_axis ari_axis_of(int ndim, const size_t *shape, int dim, int parts);
 
 /* Copies on the context's main queue between memory that does not overlap, of a dtype of whole bytes. Errors: those of
  * the device. */
-/** packed = all parts of `whole`; unpack: the inverse. */
-AR_NODISCARD ar_status ari_axis_pack(ar_ctx *ctx, ar_buf packed, ar_cbuf whole, const ari_axis *a, ar_dtype t);
-/** block = part `part` of `whole`; put: the inverse, which leaves the other parts as they are. */
-AR_NODISCARD ar_status ari_axis_take(ar_ctx *ctx, ar_buf block, ar_cbuf whole, const ari_axis *a, int part, ar_dtype t);
-AR_NODISCARD ar_status ari_axis_put(ar_ctx *ctx, ar_buf whole, ar_cbuf block, const ari_axis *a, int part, ar_dtype t);
+/** packed = all parts of `full`; unpack: the inverse. */
+AR_NODISCARD ar_status ari_axis_pack(ar_ctx *ctx, ar_buf packed, ar_cbuf full, const ari_axis *a, ar_dtype t);
+/** block = part `part` of `full`; put: the inverse, which leaves the other parts as they are. */
+AR_NODISCARD ar_status ari_axis_take(ar_ctx *ctx, ar_buf block, ar_cbuf full, const ari_axis *a, int part, ar_dtype t);
+AR_NODISCARD ar_status ari_axis_put(ar_ctx *ctx, ar_buf full, ar_cbuf block, const ari_axis *a, int part, ar_dtype t);
 
 /** The dtype by which a collective moves elements without reducing them: one of their width that it has. */
 ar_dtype ari_moved_as(ar_dtype t);
-/** An all-gather: `whole` of the parts that the ranks have, `block` this rank's. parts: the ranks of the group. Errors:
+/** An all-gather: `full` of the parts that the ranks have, `block` this rank's. parts: the ranks of the group. Errors:
  *  also AR_ERR_MEMORY, what the communicator gives. */
-AR_NODISCARD ar_status ari_axis_gather(ar_ctx *ctx, ar_comm *over, ar_buf whole, ar_cbuf block, const ari_axis *a,
+AR_NODISCARD ar_status ari_axis_gather(ar_ctx *ctx, ar_comm *group, ar_buf full, ar_cbuf block, const ari_axis *a,
                                        ar_dtype t, const char *tag);
 
 /** ar_redistribute with the sums of F32 terms of another arithmetic than the context's. */

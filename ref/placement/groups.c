@@ -20,15 +20,16 @@ static int color_of(const ar_mesh *mesh)
 /* Groups of ranks that mean other meshes would wait for each other: those with one mesh meet first, and are all. */
 static ar_status check_agreement(const ar_mesh *mesh, ar_comm *world)
 {
-    ar_comm *same = NULL;
-    AR_TRY(ar_comm_split(&same, world, color_of(mesh), ar_comm_rank(world)));
-    const int ranks = ar_comm_size(same), all = ar_comm_size(world);
-    ar_comm_destroy(same);
-    return ranks == all ? AR_OK
-                        : ar_error_set(AR_ERR_MISMATCH,
-                                       "mesh: %d of %d ranks have rank %d's mesh; all have to give the same names and "
-                                       "sizes",
-                                       ranks, all, ar_comm_rank(world));
+    ar_comm *group = NULL;
+    AR_TRY(ar_comm_split(&group, world, color_of(mesh), ar_comm_rank(world)));
+    const int ranks = ar_comm_size(group), world_size = ar_comm_size(world);
+    ar_comm_destroy(group);
+    return ranks == world_size
+               ? AR_OK
+               : ar_error_set(AR_ERR_MISMATCH,
+                              "mesh: %d of %d ranks have rank %d's mesh; all have to give the same names and "
+                              "sizes",
+                              ranks, world_size, ar_comm_rank(world));
 }
 
 ar_status ar_mesh_groups_init(ar_mesh_groups *g, const ar_mesh *mesh, ar_comm *world)
@@ -40,9 +41,9 @@ ar_status ar_mesh_groups_init(ar_mesh_groups *g, const ar_mesh *mesh, ar_comm *w
     g->mesh = *mesh;
     ari_mesh_coords(mesh, rank, g->at);
     for (int d = 0; d < mesh->ndim; d++) {
-        int first = rank;
-        ari_mesh_group(mesh, rank, d, &first, 1);
-        const ar_status st = ar_comm_split(&g->comm[d], world, first, g->at[d]);
+        int first_rank = rank;
+        ari_mesh_group(mesh, rank, d, &first_rank, 1);
+        const ar_status st = ar_comm_split(&g->comm[d], world, first_rank, g->at[d]);
         if (st != AR_OK) {
             ar_mesh_groups_fini(g);
             return st;

@@ -26,13 +26,13 @@ ar_status ari_mesh_check(const ar_mesh *m, int world)
                             AR_MESH_DIMS);
     char text[256];
     ari_text sizes = ari_text_in(text, sizeof text);
-    int left = world; /* divided, since the product of the sizes may not fit */
+    int remaining = world; /* divided, since the product of the sizes may not fit */
     for (int d = 0; d < m->ndim; d++) {
         AR_TRY(check_dim(m, d));
         ari_say(&sizes, "%s%s %d", d ? " * " : "", m->dim[d].name, m->dim[d].size);
-        left = left % m->dim[d].size == 0 ? left / m->dim[d].size : 0;
+        remaining = remaining % m->dim[d].size == 0 ? remaining / m->dim[d].size : 0;
     }
-    if (left != 1)
+    if (remaining != 1)
         return ar_error_set(AR_ERR_INDIVISIBLE, "mesh: %s is not the world of %d ranks", m->ndim ? text : "one rank",
                             world);
     return AR_OK;
@@ -40,10 +40,10 @@ ar_status ari_mesh_check(const ar_mesh *m, int world)
 
 bool ari_mesh_same(const ar_mesh *a, const ar_mesh *b)
 {
-    bool same = a->ndim == b->ndim;
-    for (int d = 0; d < a->ndim && same; d++)
-        same = a->dim[d].size == b->dim[d].size && strncmp(a->dim[d].name, b->dim[d].name, AR_MESH_NAME) == 0;
-    return same;
+    bool equal = a->ndim == b->ndim;
+    for (int d = 0; d < a->ndim && equal; d++)
+        equal = a->dim[d].size == b->dim[d].size && strncmp(a->dim[d].name, b->dim[d].name, AR_MESH_NAME) == 0;
+    return equal;
 }
 
 int ari_mesh_find(const ar_mesh *m, const char *name)
@@ -55,10 +55,10 @@ int ari_mesh_find(const ar_mesh *m, const char *name)
     return -1;
 }
 
-void ari_mesh_coords(const ar_mesh *m, int rank, int *at)
+void ari_mesh_coords(const ar_mesh *m, int rank, int *coords)
 {
     for (int d = m->ndim - 1; d >= 0; d--) {
-        at[d] = rank % m->dim[d].size;
+        coords[d] = rank % m->dim[d].size;
         rank /= m->dim[d].size;
     }
 }
@@ -70,8 +70,8 @@ int ari_mesh_group(const ar_mesh *m, int rank, int dim, int *ranks, int cap)
     int stride = 1;
     for (int d = dim + 1; d < m->ndim; d++)
         stride *= m->dim[d].size;
-    const int size = m->dim[dim].size, first = rank - rank / stride % size * stride;
+    const int size = m->dim[dim].size, first_rank = rank - rank / stride % size * stride;
     for (int i = 0; i < size && i < cap; i++)
-        ranks[i] = first + i * stride;
+        ranks[i] = first_rank + i * stride;
     return size;
 }

@@ -77,13 +77,13 @@ static ar_status parse_word(ar_placement *p, const char *text, size_t n)
                         ARI_SHOW(shown));
 }
 
-/* [*at, *at + *n) without the spaces at its ends. */
-static void trim(const char **at, size_t *n)
+/* [*text, *text + *n) without the spaces at its ends. */
+static void trim(const char **text, size_t *n)
 {
     static const char blank[] = " \t\r\n";
-    while (*n > 0 && strchr(blank, **at))
-        (*at)++, (*n)--;
-    while (*n > 0 && strchr(blank, (*at)[*n - 1]))
+    while (*n > 0 && strchr(blank, **text))
+        (*text)++, (*n)--;
+    while (*n > 0 && strchr(blank, (*text)[*n - 1]))
         (*n)--;
 }
 
@@ -97,9 +97,9 @@ ar_status ari_placement_read(ar_placement *p, const char *text)
 const char *ari_placements_text(char *text, size_t cap, const ar_placement *p, int n)
 {
     ari_text t = ari_text_in(text, cap);
-    char one[AR_PLACEMENT_TEXT];
+    char name[AR_PLACEMENT_TEXT];
     for (int i = 0; i < n; i++)
-        ari_say(&t, "%s%s", i ? ", " : "[", ari_placement_name(one, p[i]));
+        ari_say(&t, "%s%s", i ? ", " : "[", ari_placement_name(name, p[i]));
     ari_say(&t, n ? "]" : "[]");
     return text;
 }
@@ -107,33 +107,34 @@ const char *ari_placements_text(char *text, size_t cap, const ar_placement *p, i
 ar_status ar_placements_parse(ar_placement *p, int n, const char *text)
 {
     ar_placement read[AR_MESH_DIMS] = {{0}};
-    const char *const all = text;
-    size_t left = strlen(text);
+    const char *const input = text;
+    size_t remaining = strlen(text);
     int count = 0;
-    trim(&text, &left);
+    trim(&text, &remaining);
     /* "(Shard(dim=0),)" is a list, "Shard(dim=0)" one of its members. */
-    if (left >= 2 && ((text[0] == '[' && text[left - 1] == ']') || (text[0] == '(' && text[left - 1] == ')'))) {
-        text++, left -= 2;
-        trim(&text, &left);
-        if (left > 0 && text[left - 1] == ',')
-            left--;
+    if (remaining >= 2 &&
+        ((text[0] == '[' && text[remaining - 1] == ']') || (text[0] == '(' && text[remaining - 1] == ')'))) {
+        text++, remaining -= 2;
+        trim(&text, &remaining);
+        if (remaining > 0 && text[remaining - 1] == ',')
+            remaining--;
     }
-    for (; left > 0; count++) {
-        const char *comma = memchr(text, ',', left), *word = text;
-        size_t length = comma ? (size_t)(comma - text) : left;
+    for (; remaining > 0; count++) {
+        const char *comma = memchr(text, ',', remaining), *word = text;
+        size_t length = comma ? (size_t)(comma - text) : remaining;
         text += length + (comma != NULL);
-        left -= length + (comma != NULL);
+        remaining -= length + (comma != NULL);
         trim(&word, &length);
-        ar_placement one;
-        AR_TRY(parse_word(&one, word, length));
+        ar_placement placement;
+        AR_TRY(parse_word(&placement, word, length));
         if (count < AR_MESH_DIMS)
-            read[count] = one;
-        if (comma && left == 0)
-            return parse_word(&one, "", 0);
+            read[count] = placement;
+        if (comma && remaining == 0)
+            return parse_word(&placement, "", 0);
     }
     if (count != n)
         return ar_error_set(AR_ERR_ARG, "'%s' has %d placements, expected one for each of the mesh's %d dimensions",
-                            ARI_SHOW(all), count, n);
+                            ARI_SHOW(input), count, n);
     for (int i = 0; i < n; i++)
         p[i] = read[i];
     return AR_OK;
@@ -169,69 +170,69 @@ bool ari_placement_same(ar_placement a, ar_placement b, int ndim)
 
 ar_status ari_placement_gradient(ar_placement *g, ar_placement p)
 {
-    static const ar_placement_kind of[AR_PLACEMENT_KINDS] = {[AR_REPLICATE] = AR_PARTIAL_SUM,
-                                                             [AR_INVARIANT] = AR_INVARIANT,
-                                                             [AR_SHARD] = AR_SHARD,
-                                                             [AR_PARTIAL_SUM] = AR_REPLICATE};
+    static const ar_placement_kind gradient_kinds[AR_PLACEMENT_KINDS] = {[AR_REPLICATE] = AR_PARTIAL_SUM,
+                                                                         [AR_INVARIANT] = AR_INVARIANT,
+                                                                         [AR_SHARD] = AR_SHARD,
+                                                                         [AR_PARTIAL_SUM] = AR_REPLICATE};
     if (p.kind == AR_PARTIAL_MAX || (unsigned)p.kind >= AR_PLACEMENT_KINDS)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "a maximum over ranks is not a linear map, so a P(max) has no gradient to place; keep "
                             "maxima out of the backward pass");
-    *g = (ar_placement){of[p.kind], p.dim};
+    *g = (ar_placement){gradient_kinds[p.kind], p.dim};
     return AR_OK;
 }
 
-/* Cuts [start, start + extent) of dimension `dim` for coordinate `at` of a dimension of the mesh. */
-static ar_status cut(size_t *start, size_t *extent, const ar_mesh_dim *by, int at, int dim, bool uneven)
+/* Cuts [start, start + extent) of dimension `dim` for coordinate `coord` of a dimension of the mesh. */
+static ar_status cut(size_t *start, size_t *extent, const ar_mesh_dim *mesh_dim, int coord, int dim, bool uneven)
 {
-    size_t from = 0, count = 0;
-    if (!uneven && *extent % (size_t)by->size != 0)
+    size_t offset = 0, count = 0;
+    if (!uneven && *extent % (size_t)mesh_dim->size != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "dimension %d has %zu elements, which the %d ranks of '%s' do not divide; use a multiple "
                             "of %d",
-                            dim, *extent, by->size, by->name, by->size);
-    ari_split_uneven(*extent, by->size, at, &from, &count);
-    *start += from;
+                            dim, *extent, mesh_dim->size, mesh_dim->name, mesh_dim->size);
+    ari_split_uneven(*extent, mesh_dim->size, coord, &offset, &count);
+    *start += offset;
     *extent = count;
     return AR_OK;
 }
 
-ar_status ar_placements_region(size_t *start, size_t *extent, const ar_mesh *mesh, const int *at, const ar_placement *p,
-                               int ndim, const size_t *shape, bool uneven)
+ar_status ar_placements_region(size_t *start, size_t *extent, const ar_mesh *mesh, const int *coords,
+                               const ar_placement *p, int ndim, const size_t *shape, bool uneven)
 {
-    size_t from[AR_MAX_DIMS] = {0}, count[AR_MAX_DIMS] = {0};
+    size_t offset[AR_MAX_DIMS] = {0}, count[AR_MAX_DIMS] = {0};
     if (ndim < 0 || ndim > AR_MAX_DIMS)
         return ar_error_set(AR_ERR_ARG, "a tensor has 0 to %d dimensions, not %d", AR_MAX_DIMS, ndim);
     for (int d = 0; d < ndim; d++)
         count[d] = shape[d];
     for (int m = 0; m < mesh->ndim; m++) {
         AR_TRY(ari_placement_check(p[m], ndim));
-        if (at[m] < 0 || at[m] >= mesh->dim[m].size)
-            return ar_error_set(AR_ERR_ARG, "coordinate %d along '%s' of %d ranks", at[m], mesh->dim[m].name,
+        if (coords[m] < 0 || coords[m] >= mesh->dim[m].size)
+            return ar_error_set(AR_ERR_ARG, "coordinate %d along '%s' of %d ranks", coords[m], mesh->dim[m].name,
                                 mesh->dim[m].size);
         const int d = dim_of(p[m], ndim);
         if (p[m].kind == AR_SHARD)
-            AR_TRY(cut(&from[d], &count[d], &mesh->dim[m], at[m], d, uneven));
+            AR_TRY(cut(&offset[d], &count[d], &mesh->dim[m], coords[m], d, uneven));
     }
     for (int d = 0; d < ndim; d++) {
         if (start)
-            start[d] = from[d];
+            start[d] = offset[d];
         extent[d] = count[d];
     }
     return AR_OK;
 }
 
-ar_status ari_placements_layout(ar_layout *o, const ar_mesh *mesh, const int *at, const ar_placement *p, int ndim,
+ar_status ari_placements_layout(ar_layout *o, const ar_mesh *mesh, const int *coords, const ar_placement *p, int ndim,
                                 const size_t *shape, bool uneven)
 {
     ar_layout layout = {.ndim = ndim, .replicas = 1};
     ar_box box = {{0}, {0}, {0}};
-    AR_TRY(ar_placements_region(box.global, box.extent, mesh, at, p, ndim, shape, uneven));
+    AR_TRY(ar_placements_region(box.global, box.extent, mesh, coords, p, ndim, shape, uneven));
     bool empty = false, cut_here = false;
     for (int m = 0; m < mesh->ndim; m++) {
         const bool copies = p[m].kind == AR_REPLICATE || p[m].kind == AR_INVARIANT;
         cut_here |= p[m].kind == AR_SHARD;
-        layout.replica = copies ? layout.replica * mesh->dim[m].size + at[m] : layout.replica;
+        layout.replica = copies ? layout.replica * mesh->dim[m].size + coords[m] : layout.replica;
         layout.replicas *= copies ? mesh->dim[m].size : 1;
     }
     for (int d = 0; d < ndim; d++) {

@@ -14,8 +14,8 @@ AR_NODISCARD ar_status ari_mesh_check(const ar_mesh *m, int world);
 bool ari_mesh_same(const ar_mesh *a, const ar_mesh *b);
 /** The dimension of that name; -1: there is none. */
 int ari_mesh_find(const ar_mesh *m, const char *name);
-/** at[d] = the rank's coordinate along each dimension; at: [ndim]. */
-void ari_mesh_coords(const ar_mesh *m, int rank, int *at);
+/** coords[d] = the rank's coordinate along each dimension; coords: [ndim]. */
+void ari_mesh_coords(const ar_mesh *m, int rank, int *coords);
 /** The ranks of `rank`'s group along dimension `dim`, in order, the first `cap` of them; returns how many there are, 0
  *  where there is no such dimension. Of {dp 4, tp 4}: tp groups {0..3}, {4..7}, ..; dp groups {0,4,8,12}, {1,5,9,13},
  *  .. */
@@ -37,8 +37,8 @@ bool ari_placement_same(ar_placement a, ar_placement b, int ndim);
 AR_NODISCARD ar_status ari_placement_gradient(ar_placement *g, ar_placement p);
 /** The same as a layout: one box, or none where the part is empty. Its replicas are the ranks along dimensions that
  *  replicate, row by row; the terms of a partial tensor are not copies and do not count. Errors: those. */
-AR_NODISCARD ar_status ari_placements_layout(ar_layout *o, const ar_mesh *mesh, const int *at, const ar_placement *p,
-                                             int ndim, const size_t *shape, bool uneven);
+AR_NODISCARD ar_status ari_placements_layout(ar_layout *o, const ar_mesh *mesh, const int *coords,
+                                             const ar_placement *p, int ndim, const size_t *shape, bool uneven);
 /** The steps of a redistribution, in the order in which ar_redistribute takes them; `steps` has room for
  *  AR_REDISTRIBUTION_STEPS. R, I and P(max) of a value that all ranks have are the same numbers: no step. P(sum) and
  *  P(max) change into each other over R. The cheapest possible step comes first: those without communication, then

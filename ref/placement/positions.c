@@ -22,33 +22,34 @@ size_t ari_positions_at(const ar_positions *p, size_t i)
 
 ar_positions ari_positions_part(const ar_positions *p, size_t part, size_t parts)
 {
-    const size_t n = ari_positions_count(p) / parts, from = part * n, to = from + n;
-    ar_positions own = {.first = {0}};
+    const size_t n = ari_positions_count(p) / parts, part_begin = part * n, part_end = part_begin + n;
+    ar_positions result = {.first = {0}};
     int runs = 0;
-    for (size_t run = 0, at = 0; run < 2; at += p->count[run++]) {
-        const size_t first = from > at ? from : at, end = to < at + p->count[run] ? to : at + p->count[run];
-        if (first >= end)
+    for (size_t run = 0, run_begin = 0; run < 2; run_begin += p->count[run++]) {
+        const size_t begin = part_begin > run_begin ? part_begin : run_begin,
+                     end = part_end < run_begin + p->count[run] ? part_end : run_begin + p->count[run];
+        if (begin >= end)
             continue;
-        own.first[runs] = p->first[run] + (first - at);
-        own.count[runs++] = end - first;
+        result.first[runs] = p->first[run] + (begin - run_begin);
+        result.count[runs++] = end - begin;
     }
-    return own;
+    return result;
 }
 
 ar_positions ari_positions_ring(size_t places, bool zigzag, size_t seq, size_t place)
 {
     const size_t chunk = seq / (2 * places);
-    const ar_positions all = ari_positions_whole(seq);
+    const ar_positions full = ari_positions_whole(seq);
     if (zigzag && places > 1)
         return (ar_positions){.first = {place * chunk, (2 * places - 1 - place) * chunk}, .count = {chunk, chunk}};
-    return ari_positions_part(&all, place, places);
+    return ari_positions_part(&full, place, places);
 }
 
 ar_positions ari_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank)
 {
     const size_t cp = (size_t)ari_at_least_one(p->cp), inner = (size_t)ari_at_least_one(p->cp_inner);
-    const ar_positions own = ari_positions_ring(cp / inner, p->zigzag, seq, (size_t)cp_rank / inner);
-    return ari_positions_part(&own, (size_t)cp_rank % inner, inner);
+    const ar_positions ring_positions = ari_positions_ring(cp / inner, p->zigzag, seq, (size_t)cp_rank / inner);
+    return ari_positions_part(&ring_positions, (size_t)cp_rank % inner, inner);
 }
 
 size_t ari_gradient_parts(size_t seq)
@@ -62,14 +63,14 @@ size_t ari_gradient_parts(size_t seq)
 
 size_t ari_gradient_part_rows(const ar_parallel *p, size_t seq, size_t part, int cp_rank)
 {
-    const size_t each = seq / ari_gradient_parts(seq), from = part * each;
-    const ar_positions own = ari_parallel_positions(p, seq, cp_rank);
+    const size_t part_rows = seq / ari_gradient_parts(seq), part_begin = part * part_rows;
+    const ar_positions local = ari_parallel_positions(p, seq, cp_rank);
     size_t rows = 0;
     for (int run = 0; run < 2; run++) {
-        const size_t end = own.first[run] + own.count[run];
-        const size_t first = own.first[run] > from ? own.first[run] : from,
-                     last = end < from + each ? end : from + each;
-        rows += first < last ? last - first : 0;
+        const size_t end = local.first[run] + local.count[run];
+        const size_t overlap_begin = local.first[run] > part_begin ? local.first[run] : part_begin,
+                     overlap_end = end < part_begin + part_rows ? end : part_begin + part_rows;
+        rows += overlap_begin < overlap_end ? overlap_end - overlap_begin : 0;
     }
     return rows;
 }
@@ -77,22 +78,22 @@ size_t ari_gradient_part_rows(const ar_parallel *p, size_t seq, size_t part, int
 /* The most rows of a part that a rank has, and how many ranks have so many. */
 static size_t most_rows(const ar_parallel *p, size_t seq, size_t part, size_t *ranks)
 {
-    size_t most = 0;
+    size_t max_rows = 0;
     *ranks = 0;
     for (int r = 0; r < ari_at_least_one(p->cp); r++) {
         const size_t rows = ari_gradient_part_rows(p, seq, part, r);
-        *ranks = rows > most ? 1 : *ranks + (rows == most);
-        most = rows > most ? rows : most;
+        *ranks = rows > max_rows ? 1 : *ranks + (rows == max_rows);
+        max_rows = rows > max_rows ? rows : max_rows;
     }
-    return most;
+    return max_rows;
 }
 
 int ari_gradient_part_owner(const ar_parallel *p, size_t seq, size_t sample, size_t part)
 {
     size_t ranks = 0, before = 0;
-    const size_t most = most_rows(p, seq, part, &ranks);
+    const size_t max_rows = most_rows(p, seq, part, &ranks);
     for (int r = 0; r < ari_at_least_one(p->cp) - 1; r++) {
-        if (ari_gradient_part_rows(p, seq, part, r) == most && before++ == (sample + part) % ranks)
+        if (ari_gradient_part_rows(p, seq, part, r) == max_rows && before++ == (sample + part) % ranks)
             return r;
     }
     return ari_at_least_one(p->cp) - 1;
@@ -103,33 +104,33 @@ static int holder(size_t *end, const ar_parallel *p, size_t seq, size_t position
 {
     const size_t inner = (size_t)ari_at_least_one(p->cp_inner), places = (size_t)ari_at_least_one(p->cp) / inner;
     const size_t twice = p->zigzag && places > 1 ? 2 : 1, chunk = seq / (twice * places);
-    const size_t each = twice * chunk / inner, at = position / chunk;
-    const bool second = at >= places;
+    const size_t rank_rows = twice * chunk / inner, chunk_index = position / chunk;
+    const bool second = chunk_index >= places;
     const size_t before = position % chunk + (second ? chunk : 0);
-    const size_t of_chunk = (at + 1) * chunk, of_rank = position + each - before % each;
+    const size_t of_chunk = (chunk_index + 1) * chunk, of_rank = position + rank_rows - before % rank_rows;
     *end = of_chunk < of_rank ? of_chunk : of_rank;
-    return (int)((second ? 2 * places - 1 - at : at) * inner + before / each);
+    return (int)((second ? 2 * places - 1 - chunk_index : chunk_index) * inner + before / rank_rows);
 }
 
 /* The most rows of a part that a rank has. */
-static size_t most_of_part(const ar_parallel *p, size_t seq, size_t part, size_t each)
+static size_t most_of_part(const ar_parallel *p, size_t seq, size_t part, size_t part_rows)
 {
-    size_t most = 0;
-    for (size_t at = part * each, end; at < (part + 1) * each; at = end) {
-        const size_t rows = ari_gradient_part_rows(p, seq, part, holder(&end, p, seq, at));
-        most = rows > most ? rows : most;
+    size_t max_rows = 0;
+    for (size_t position = part * part_rows, end; position < (part + 1) * part_rows; position = end) {
+        const size_t rows = ari_gradient_part_rows(p, seq, part, holder(&end, p, seq, position));
+        max_rows = rows > max_rows ? rows : max_rows;
     }
-    return most;
+    return max_rows;
 }
 
 size_t ari_gradient_moves(const ar_parallel *p, size_t seq, size_t *parts)
 {
-    const size_t all = ari_gradient_parts(seq), cp = (size_t)ari_at_least_one(p->cp);
+    const size_t part_count = ari_gradient_parts(seq), cp = (size_t)ari_at_least_one(p->cp);
     size_t moved = 0;
-    if (cp > 1 && all % (2 * cp) != 0) /* else every rank's chunks are of whole parts */
-        for (size_t part = 0; part < all; part++)
-            moved += seq / all - most_of_part(p, seq, part, seq / all);
-    *parts = moved > 0 ? all : all / cp;
+    if (cp > 1 && part_count % (2 * cp) != 0) /* else every rank's chunks are of whole parts */
+        for (size_t part = 0; part < part_count; part++)
+            moved += seq / part_count - most_of_part(p, seq, part, seq / part_count);
+    *parts = moved > 0 ? part_count : part_count / cp;
     return moved;
 }
 
@@ -188,17 +189,17 @@ ar_status ari_parallel_check_sequence(const ar_parallel *p, size_t seq)
                               seq, cp, seq / cp, tp, ari_parallel_sequence_unit(p));
 }
 
-void ari_stage_layers(size_t *first, size_t *count, const ar_stages *given, size_t layers, size_t n, size_t i)
+void ari_stage_layers(size_t *first_layer, size_t *count, const ar_stages *stages, size_t layers, size_t n, size_t i)
 {
-    if (given && given->n > 0) {
-        *first = 0;
+    if (stages && stages->n > 0) {
+        *first_layer = 0;
         for (size_t k = 0; k < i; k++)
-            *first += given->layers[k];
-        *count = given->layers[i];
+            *first_layer += stages->layers[k];
+        *count = stages->layers[i];
         return;
     }
-    const size_t least = layers / n, longer = layers % n, begin = (n - longer) / 2;
+    const size_t min_layers = layers / n, longer = layers % n, begin = (n - longer) / 2;
     const size_t before = i < begin ? 0 : i - begin < longer ? i - begin : longer;
-    *first = i * least + before;
-    *count = least + (i >= begin && i - begin < longer);
+    *first_layer = i * min_layers + before;
+    *count = min_layers + (i >= begin && i - begin < longer);
 }

@@ -38,40 +38,40 @@ static void axis_counts(size_t *counts, const ari_axis *a)
 
 /* A copy between the two orders. */
 typedef struct orders {
-    ar_buf whole, packed;
+    ar_buf full, packed;
     ar_dtype dtype;
     bool pack; /* from whole to packed */
 } orders;
 
 /* Parts [first, first + n), which have one extent, in one pass; packed begins with the first of them. */
-static ar_status copy_parts(ar_ctx *ctx, const orders *o, const ari_axis *a, int first, size_t n)
+static ar_status copy_parts(ar_ctx *ctx, const orders *o, const ari_axis *a, int first_part, size_t n)
 {
     size_t start = 0;
-    const size_t own = part_extent(a, first, &start), row = own * a->after;
+    const size_t part_length = part_extent(a, first_part, &start), row = part_length * a->after;
     if (n * a->before * row == 0)
         return AR_OK;
     const size_t width = ar_dtype_bytes(o->dtype);
-    ar_tensor whole = {.dtype = o->dtype,
-                       .ndim = 3,
-                       .shape = {n, a->before, row},
-                       .stride = {(ptrdiff_t)row, (ptrdiff_t)(a->extent * a->after), 1},
-                       .data = ar_buf_at(o->whole, start * a->after * width)};
-    ar_tensor packed = whole;
+    ar_tensor full = {.dtype = o->dtype,
+                      .ndim = 3,
+                      .shape = {n, a->before, row},
+                      .stride = {(ptrdiff_t)row, (ptrdiff_t)(a->extent * a->after), 1},
+                      .data = ar_buf_at(o->full, start * a->after * width)};
+    ar_tensor packed = full;
     packed.stride[0] = (ptrdiff_t)(a->before * row);
     packed.stride[1] = (ptrdiff_t)row;
     packed.data = o->packed;
-    return ARI_KERNEL(ctx, copy_strided, o->pack ? &packed : &whole, o->pack ? &whole : &packed);
+    return ARI_KERNEL(ctx, copy_strided, o->pack ? &packed : &full, o->pack ? &full : &packed);
 }
 
 /* All parts: those that are as long as the first in one pass, then the shorter one; what follows is empty. */
 static ar_status copy_all(ar_ctx *ctx, orders o, const ari_axis *a)
 {
-    size_t start = 0, first = part_extent(a, 0, &start);
-    const size_t n = first > 0 ? a->extent / first : 0;
+    size_t start = 0, part_length = part_extent(a, 0, &start);
+    const size_t n = part_length > 0 ? a->extent / part_length : 0;
     AR_TRY(copy_parts(ctx, &o, a, 0, n));
     if (n == (size_t)a->parts)
         return AR_OK;
-    o.packed = ar_buf_at(o.packed, n * a->before * first * a->after * ar_dtype_bytes(o.dtype));
+    o.packed = ar_buf_at(o.packed, n * a->before * part_length * a->after * ar_dtype_bytes(o.dtype));
     return copy_parts(ctx, &o, a, (int)n, 1);
 }
 
@@ -80,24 +80,24 @@ static ar_buf read_only(ar_cbuf b)
     return (ar_buf){(void *)(uintptr_t)b.ptr};
 }
 
-ar_status ari_axis_pack(ar_ctx *ctx, ar_buf packed, ar_cbuf whole, const ari_axis *a, ar_dtype t)
+ar_status ari_axis_pack(ar_ctx *ctx, ar_buf packed, ar_cbuf full, const ari_axis *a, ar_dtype t)
 {
-    return copy_all(ctx, (orders){read_only(whole), packed, t, true}, a);
+    return copy_all(ctx, (orders){read_only(full), packed, t, true}, a);
 }
 
-static ar_status axis_unpack(ar_ctx *ctx, ar_buf whole, ar_cbuf packed, const ari_axis *a, ar_dtype t)
+static ar_status axis_unpack(ar_ctx *ctx, ar_buf full, ar_cbuf packed, const ari_axis *a, ar_dtype t)
 {
-    return copy_all(ctx, (orders){whole, read_only(packed), t, false}, a);
+    return copy_all(ctx, (orders){full, read_only(packed), t, false}, a);
 }
 
-ar_status ari_axis_take(ar_ctx *ctx, ar_buf block, ar_cbuf whole, const ari_axis *a, int part, ar_dtype t)
+ar_status ari_axis_take(ar_ctx *ctx, ar_buf block, ar_cbuf full, const ari_axis *a, int part, ar_dtype t)
 {
-    return copy_parts(ctx, &(orders){read_only(whole), block, t, true}, a, part, 1);
+    return copy_parts(ctx, &(orders){read_only(full), block, t, true}, a, part, 1);
 }
 
-ar_status ari_axis_put(ar_ctx *ctx, ar_buf whole, ar_cbuf block, const ari_axis *a, int part, ar_dtype t)
+ar_status ari_axis_put(ar_ctx *ctx, ar_buf full, ar_cbuf block, const ari_axis *a, int part, ar_dtype t)
 {
-    return copy_parts(ctx, &(orders){whole, read_only(block), t, false}, a, part, 1);
+    return copy_parts(ctx, &(orders){full, read_only(block), t, false}, a, part, 1);
 }
 
 ar_dtype ari_moved_as(ar_dtype t)
@@ -106,20 +106,20 @@ ar_dtype ari_moved_as(ar_dtype t)
     return t == AR_F32 ? AR_F32 : by_width[ar_dtype_bytes(t)];
 }
 
-ar_status ari_axis_gather(ar_ctx *ctx, ar_comm *over, ar_buf whole, ar_cbuf block, const ari_axis *a, ar_dtype t,
+ar_status ari_axis_gather(ar_ctx *ctx, ar_comm *group, ar_buf full, ar_cbuf block, const ari_axis *a, ar_dtype t,
                           const char *tag)
 {
     const bool in_order = a->before == 1;
     ARI_OWNED size_t *counts = NULL;
-    ar_buf packed = whole;
+    ar_buf packed = full;
     if (!in_order)
         AR_TRY(ari_step_alloc(ctx, &packed, a->before * a->extent * a->after * ar_dtype_bytes(t)));
     AR_TRY(ARI_ALLOC(&counts, (size_t)a->parts, "sizes of the ranks' parts"));
     axis_counts(counts, a);
-    AR_TRY(ar_comm_all_gather(over, ctx->queue, packed, block, counts, ari_moved_as(t), tag));
+    AR_TRY(ar_comm_all_gather(group, ctx->queue, packed, block, counts, ari_moved_as(t), tag));
     if (in_order)
         return AR_OK;
-    AR_TRY(axis_unpack(ctx, whole, ar_const(packed), a, t));
+    AR_TRY(axis_unpack(ctx, full, ar_const(packed), a, t));
     ari_step_free(ctx, packed);
     return AR_OK;
 }
@@ -142,17 +142,17 @@ typedef struct walk {
     const ar_arith_ops *sums; /* of F32 terms; NULL: of the numbers themselves */
     ar_dtype dtype;
     const char *tag;
-    ar_placement now[AR_MESH_DIMS];
+    ar_placement current[AR_MESH_DIMS];
 } walk;
 
 /* A step along one dimension: the ranks of its group, and what they have together. */
 typedef struct joint {
     walk *w;
     const ar_redistribution_step *step;
-    ar_comm *over;
+    ar_comm *group;
     int ranks, rank;
-    size_t whole[AR_MAX_DIMS]; /* the part of a rank that has all of it along this dimension */
-    size_t *counts;            /* [2 ranks], for the counts of a collective */
+    size_t full_extent[AR_MAX_DIMS]; /* the part of a rank that has all of it along this dimension */
+    size_t *counts;                  /* [2 ranks], for the counts of a collective */
 } joint;
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
@@ -178,11 +178,11 @@ static ar_status new_value(const walk *w, value *v, const value *like, const siz
     return ari_step_alloc(w->ctx, &v->data, bytes);
 }
 
-static ar_status copy_value(const joint *j, const value *to, const value *from)
+static ar_status copy_value(const joint *j, const value *dst, const value *src)
 {
-    for (int i = 0; i < from->arrays; i++)
-        AR_TRY(ARI_KERNEL(j->w->ctx, copy, array_of(to, i), ar_const(array_of(from, i)),
-                          from->count * ar_dtype_bytes(from->array[i].dtype)));
+    for (int i = 0; i < src->arrays; i++)
+        AR_TRY(ARI_KERNEL(j->w->ctx, copy, array_of(dst, i), ar_const(array_of(src, i)),
+                          src->count * ar_dtype_bytes(src->array[i].dtype)));
     return AR_OK;
 }
 
@@ -193,20 +193,21 @@ static ar_status zero_value(const joint *j, const value *v)
     return AR_OK;
 }
 
-/* From the numbers to the arithmetic's form of a sum. `in` stays. */
-static ar_status open_sum(const walk *w, value *out, const value *in)
+/* From the numbers to the arithmetic's form of a sum. `input` stays. */
+static ar_status open_sum(const walk *w, value *out, const value *input)
 {
     value form = {.arrays = w->sums->bucket_arrays};
     memcpy(form.array, w->sums->bucket_array, sizeof form.array);
-    AR_TRY(new_value(w, out, &form, in->extent));
-    return w->sums->bucket_put(w->ctx, w->ctx->queue, out->data, ar_const(in->data), in->count, AR_F32);
+    AR_TRY(new_value(w, out, &form, input->extent));
+    return w->sums->bucket_put(w->ctx, w->ctx->queue, out->data, ar_const(input->data), input->count, AR_F32);
 }
 
-static ar_status close_sum(const walk *w, value *out, const value *in)
+static ar_status close_sum(const walk *w, value *out, const value *input)
 {
     const value form = {.arrays = 1, .array = {{0, w->dtype}}};
-    AR_TRY(new_value(w, out, &form, in->extent));
-    return w->sums->bucket_take(w->ctx, w->ctx->queue, out->data, ar_const(in->data), in->count, 0, in->count, AR_F32);
+    AR_TRY(new_value(w, out, &form, input->extent));
+    return w->sums->bucket_take(w->ctx, w->ctx->queue, out->data, ar_const(input->data), input->count, 0, input->count,
+                                AR_F32);
 }
 
 /* --- collectives of one array ------------------------------------------------------------------------------------- */
@@ -217,41 +218,41 @@ static ari_axis axis_of(const joint *j, ar_placement shard, const size_t *extent
     return ari_axis_of(ndim, extent, shard.dim < 0 ? shard.dim + ndim : shard.dim, j->ranks);
 }
 
-/* Room for all parts of an axis one after the other: `own` itself where they lie in it so. */
-static ar_status packed_room(const joint *j, ar_buf *packed, ar_buf own, const ari_axis *a, ar_dtype t)
+/* Room for all parts of an axis one after the other: `unpacked` itself where they lie in it so. */
+static ar_status packed_room(const joint *j, ar_buf *packed, ar_buf unpacked, const ari_axis *a, ar_dtype t)
 {
-    *packed = own;
+    *packed = unpacked;
     return a->before == 1 ? AR_OK
                           : ari_step_alloc(j->w->ctx, packed, a->before * a->extent * a->after * ar_dtype_bytes(t));
 }
 
-static void end_room(const joint *j, ar_buf packed, ar_buf own)
+static void end_room(const joint *j, ar_buf packed, ar_buf unpacked)
 {
-    if (packed.ptr != own.ptr)
+    if (packed.ptr != unpacked.ptr)
         ari_step_free(j->w->ctx, packed);
 }
 
-static ar_status pack_parts(const joint *j, ar_buf *packed, ar_buf whole, const ari_axis *a, ar_dtype t)
+static ar_status pack_parts(const joint *j, ar_buf *packed, ar_buf full, const ari_axis *a, ar_dtype t)
 {
-    AR_TRY(packed_room(j, packed, whole, a, t));
-    return packed->ptr == whole.ptr ? AR_OK : ari_axis_pack(j->w->ctx, *packed, ar_const(whole), a, t);
+    AR_TRY(packed_room(j, packed, full, a, t));
+    return packed->ptr == full.ptr ? AR_OK : ari_axis_pack(j->w->ctx, *packed, ar_const(full), a, t);
 }
 
-/* Each rank gives every rank its part of `from` along `give`, and puts what it gets together along `get`. */
-static ar_status exchange_parts(const joint *j, ar_buf to, const ari_axis *get, ar_buf from, const ari_axis *give,
+/* Each rank gives every rank its part of `src` along `send_axis`, and puts what it gets together along `get`. */
+static ar_status exchange_parts(const joint *j, ar_buf dst, const ari_axis *get, ar_buf src, const ari_axis *send_axis,
                                 ar_dtype t)
 {
-    ar_buf given, got;
-    AR_TRY(pack_parts(j, &given, from, give, t));
-    AR_TRY(packed_room(j, &got, to, get, t));
-    axis_counts(j->counts, give);
+    ar_buf send_buf, got;
+    AR_TRY(pack_parts(j, &send_buf, src, send_axis, t));
+    AR_TRY(packed_room(j, &got, dst, get, t));
+    axis_counts(j->counts, send_axis);
     axis_counts(j->counts + j->ranks, get);
-    AR_TRY(ar_comm_all_to_all(j->over, j->w->ctx->queue, got, ar_const(given), j->counts, j->counts + j->ranks,
+    AR_TRY(ar_comm_all_to_all(j->group, j->w->ctx->queue, got, ar_const(send_buf), j->counts, j->counts + j->ranks,
                               ari_moved_as(t), j->w->tag));
-    end_room(j, given, from);
-    if (got.ptr != to.ptr)
-        AR_TRY(axis_unpack(j->w->ctx, to, ar_const(got), get, t));
-    end_room(j, got, to);
+    end_room(j, send_buf, src);
+    if (got.ptr != dst.ptr)
+        AR_TRY(axis_unpack(j->w->ctx, dst, ar_const(got), get, t));
+    end_room(j, got, dst);
     return AR_OK;
 }
 
@@ -267,97 +268,97 @@ static ar_status reduce_bucket(const joint *j, const value *v, const size_t *cou
 {
     const walk *w = j->w;
     ar_buf room;
-    AR_TRY(ari_step_alloc(w->ctx, &room, w->sums->bucket_room(v->count, AR_F32, j->over, counts)));
+    AR_TRY(ari_step_alloc(w->ctx, &room, w->sums->bucket_room(v->count, AR_F32, j->group, counts)));
     AR_TRY(
-        w->sums->bucket_reduce(w->ctx, w->ctx->queue, v->data, room, v->count, AR_F32, j->over, counts, NULL, w->tag));
+        w->sums->bucket_reduce(w->ctx, w->ctx->queue, v->data, room, v->count, AR_F32, j->group, counts, NULL, w->tag));
     ari_step_free(w->ctx, room);
     return AR_OK;
 }
 
-static ar_status all_reduce(const joint *j, value *out, value *in)
+static ar_status all_reduce(const joint *j, value *out, value *input)
 {
     const walk *w = j->w;
-    if (in->arrays > 1) {
-        *out = *in;
-        return reduce_bucket(j, in, NULL);
+    if (input->arrays > 1) {
+        *out = *input;
+        return reduce_bucket(j, input, NULL);
     }
-    AR_TRY(new_value(w, out, in, in->extent));
-    return ar_comm_all_reduce(j->over, w->ctx->queue, out->data, ar_const(in->data), in->count, w->dtype, op_of(j),
-                              w->tag);
+    AR_TRY(new_value(w, out, input, input->extent));
+    return ar_comm_all_reduce(j->group, w->ctx->queue, out->data, ar_const(input->data), input->count, w->dtype,
+                              op_of(j), w->tag);
 }
 
 /* The bucket's terms in the order of the ranks' parts; what comes back is complete in the own one. */
-static ar_status scatter_bucket(const joint *j, value *out, value *in, const ari_axis *a)
+static ar_status scatter_bucket(const joint *j, value *out, value *input, const ari_axis *a)
 {
     const walk *w = j->w;
-    value packed = *in;
+    value packed = *input;
     size_t start = 0;
     if (a->before != 1) {
-        AR_TRY(new_value(w, &packed, in, in->extent));
-        for (int i = 0; i < in->arrays; i++)
-            AR_TRY(ari_axis_pack(w->ctx, array_of(&packed, i), ar_const(array_of(in, i)), a, in->array[i].dtype));
+        AR_TRY(new_value(w, &packed, input, input->extent));
+        for (int i = 0; i < input->arrays; i++)
+            AR_TRY(ari_axis_pack(w->ctx, array_of(&packed, i), ar_const(array_of(input, i)), a, input->array[i].dtype));
     }
     AR_TRY(reduce_bucket(j, &packed, j->counts));
     for (int i = 0; i < j->rank; i++)
         start += j->counts[i];
-    for (int i = 0; i < in->arrays; i++) {
-        const size_t width = ar_dtype_bytes(in->array[i].dtype);
+    for (int i = 0; i < input->arrays; i++) {
+        const size_t width = ar_dtype_bytes(input->array[i].dtype);
         AR_TRY(ARI_KERNEL(w->ctx, copy, array_of(out, i), ar_const(ar_buf_at(array_of(&packed, i), start * width)),
                           out->count * width));
     }
-    end_room(j, packed.data, in->data);
+    end_room(j, packed.data, input->data);
     return AR_OK;
 }
 
-static ar_status reduce_scatter(const joint *j, value *out, value *in)
+static ar_status reduce_scatter(const joint *j, value *out, value *input)
 {
     const walk *w = j->w;
-    const ari_axis a = axis_of(j, j->step->to, j->whole);
+    const ari_axis a = axis_of(j, j->step->to, j->full_extent);
     ar_buf packed;
     axis_counts(j->counts, &a);
-    if (in->arrays > 1)
-        return scatter_bucket(j, out, in, &a);
-    AR_TRY(pack_parts(j, &packed, in->data, &a, w->dtype));
-    AR_TRY(ar_comm_reduce_scatter(j->over, w->ctx->queue, out->data, ar_const(packed), j->counts, w->dtype, op_of(j),
+    if (input->arrays > 1)
+        return scatter_bucket(j, out, input, &a);
+    AR_TRY(pack_parts(j, &packed, input->data, &a, w->dtype));
+    AR_TRY(ar_comm_reduce_scatter(j->group, w->ctx->queue, out->data, ar_const(packed), j->counts, w->dtype, op_of(j),
                                   w->tag));
-    end_room(j, packed, in->data);
+    end_room(j, packed, input->data);
     return AR_OK;
 }
 
 /* A move without a reduction, of one array. */
-static ar_status move_array(const joint *j, value *out, value *in, int i)
+static ar_status move_array(const joint *j, value *out, value *input, int i)
 {
     ar_ctx *ctx = j->w->ctx;
     const ar_redistribution_step *s = j->step;
-    const ar_dtype t = in->array[i].dtype;
-    const ar_buf to = array_of(out, i), from = array_of(in, i);
-    const ari_axis a = axis_of(j, s->move == AR_MOVE_SLICE ? s->to : s->from, j->whole);
+    const ar_dtype t = input->array[i].dtype;
+    const ar_buf dst = array_of(out, i), src = array_of(input, i);
+    const ari_axis a = axis_of(j, s->move == AR_MOVE_SLICE ? s->to : s->from, j->full_extent);
     if (s->move == AR_MOVE_SLICE)
-        return ari_axis_take(ctx, to, ar_const(from), &a, j->rank, t);
+        return ari_axis_take(ctx, dst, ar_const(src), &a, j->rank, t);
     if (s->move == AR_MOVE_ALL_GATHER)
-        return ari_axis_gather(ctx, j->over, to, ar_const(from), &a, t, j->w->tag);
+        return ari_axis_gather(ctx, j->group, dst, ar_const(src), &a, t, j->w->tag);
     if (s->move == AR_MOVE_PAD)
-        return ari_axis_put(ctx, to, ar_const(from), &a, j->rank, t);
-    const ari_axis give = axis_of(j, s->to, in->extent), get = axis_of(j, s->from, out->extent);
-    return exchange_parts(j, to, &get, from, &give, t);
+        return ari_axis_put(ctx, dst, ar_const(src), &a, j->rank, t);
+    const ari_axis send_axis = axis_of(j, s->to, input->extent), get = axis_of(j, s->from, out->extent);
+    return exchange_parts(j, dst, &get, src, &send_axis, t);
 }
 
-static ar_status move_value(const joint *j, value *out, value *in)
+static ar_status move_value(const joint *j, value *out, value *input)
 {
     if (j->step->move == AR_MOVE_ALL_REDUCE)
-        return all_reduce(j, out, in);
+        return all_reduce(j, out, input);
     size_t extent[AR_MAX_DIMS];
-    AR_TRY(ar_placements_region(NULL, extent, &j->w->groups->mesh, j->w->groups->at, j->w->now, j->w->r->ndim,
+    AR_TRY(ar_placements_region(NULL, extent, &j->w->groups->mesh, j->w->groups->at, j->w->current, j->w->r->ndim,
                                 j->w->r->shape, true));
-    AR_TRY(new_value(j->w, out, in, extent));
+    AR_TRY(new_value(j->w, out, input, extent));
     if (j->step->move == AR_MOVE_REDUCE_SCATTER)
-        return reduce_scatter(j, out, in);
+        return reduce_scatter(j, out, input);
     if (j->step->move == AR_MOVE_FIRST)
-        return j->rank == 0 ? copy_value(j, out, in) : zero_value(j, out);
+        return j->rank == 0 ? copy_value(j, out, input) : zero_value(j, out);
     if (j->step->move == AR_MOVE_PAD)
         AR_TRY(zero_value(j, out));
-    for (int i = 0; i < in->arrays; i++)
-        AR_TRY(move_array(j, out, in, i));
+    for (int i = 0; i < input->arrays; i++)
+        AR_TRY(move_array(j, out, input, i));
     return AR_OK;
 }
 
@@ -368,46 +369,47 @@ static bool sums(const ar_redistribution_step *s)
     return s->from.kind == AR_PARTIAL_SUM;
 }
 
-static ar_status take_step(walk *w, value *out, value *in, const ar_redistribution_step *s)
+static ar_status take_step(walk *w, value *out, value *input, const ar_redistribution_step *s)
 {
-    joint j = {.w = w, .step = s, .over = w->groups->comm[s->dim]};
-    j.ranks = ar_comm_size(j.over);
-    j.rank = ar_comm_rank(j.over);
-    w->now[s->dim] = (ar_placement){0};
-    AR_TRY(ar_placements_region(NULL, j.whole, &w->groups->mesh, w->groups->at, w->now, w->r->ndim, w->r->shape, true));
-    w->now[s->dim] = s->to;
+    joint j = {.w = w, .step = s, .group = w->groups->comm[s->dim]};
+    j.ranks = ar_comm_size(j.group);
+    j.rank = ar_comm_rank(j.group);
+    w->current[s->dim] = (ar_placement){0};
+    AR_TRY(ar_placements_region(NULL, j.full_extent, &w->groups->mesh, w->groups->at, w->current, w->r->ndim,
+                                w->r->shape, true));
+    w->current[s->dim] = s->to;
     AR_TRY(ARI_ALLOC(&j.counts, 2 * (size_t)j.ranks, "sizes of the ranks' parts"));
-    const ar_status st = move_value(&j, out, in);
+    const ar_status st = move_value(&j, out, input);
     free(j.counts);
     return st;
 }
 
-/* The value becomes `next`. Memory of the caller's x stays. */
-static void replace(const walk *w, value *v, const value *next, const ar_tensor *x)
+/* The value becomes `next_value`. Memory of the caller's x stays. */
+static void replace(const walk *w, value *v, const value *next_value, const ar_tensor *x)
 {
-    if (v->data.ptr != next->data.ptr && v->data.ptr != x->data.ptr)
+    if (v->data.ptr != next_value->data.ptr && v->data.ptr != x->data.ptr)
         ari_step_free(w->ctx, v->data);
-    *v = *next;
+    *v = *next_value;
 }
 
 static ar_status take_steps(walk *w, value *v, const ar_tensor *x, const ar_redistribution_step *steps, size_t n)
 {
-    size_t left = 0; /* sums by accumulators that are still to come */
-    value next;
+    size_t remaining_sums = 0; /* sums by accumulators that are still to come */
+    value next_value;
     for (size_t i = 0; i < n; i++)
-        left += w->sums && sums(&steps[i]);
+        remaining_sums += w->sums && sums(&steps[i]);
     for (size_t i = 0; i < n; i++) {
         const bool sum = w->sums && sums(&steps[i]);
         if (sum && v->arrays == 1) {
-            AR_TRY(open_sum(w, &next, v));
-            replace(w, v, &next, x);
+            AR_TRY(open_sum(w, &next_value, v));
+            replace(w, v, &next_value, x);
         }
-        AR_TRY(take_step(w, &next, v, &steps[i]));
-        replace(w, v, &next, x);
-        left -= sum;
-        if (sum && left == 0) {
-            AR_TRY(close_sum(w, &next, v));
-            replace(w, v, &next, x);
+        AR_TRY(take_step(w, &next_value, v, &steps[i]));
+        replace(w, v, &next_value, x);
+        remaining_sums -= sum;
+        if (sum && remaining_sums == 0) {
+            AR_TRY(close_sum(w, &next_value, v));
+            replace(w, v, &next_value, x);
         }
     }
     return AR_OK;
@@ -418,7 +420,7 @@ static ar_status take_steps(walk *w, value *v, const ar_tensor *x, const ar_redi
 static ar_status check_part(const walk *w, const ar_tensor *x, const char *tag)
 {
     size_t extent[AR_MAX_DIMS];
-    char from[96];
+    char placement_text[96];
     AR_TRY(
         ar_placements_region(NULL, extent, &w->groups->mesh, w->groups->at, w->r->from, w->r->ndim, w->r->shape, true));
     bool fits = x->ndim == w->r->ndim && ari_tensor_is_contiguous(x);
@@ -426,10 +428,11 @@ static ar_status check_part(const walk *w, const ar_tensor *x, const char *tag)
         fits = x->shape[d] == extent[d];
     if (fits)
         return AR_OK;
-    return ar_error_set(
-        AR_ERR_SHAPE, "%s: x is %s%s; the part by %s is %s, contiguous", ARI_SHOW(tag ? tag : "redistribute"),
-        ARI_SHOW_SHAPE(x->ndim, x->shape), ari_tensor_is_contiguous(x) ? "" : ", not contiguous",
-        ari_placements_text(from, sizeof from, w->r->from, w->groups->mesh.ndim), ARI_SHOW_SHAPE(w->r->ndim, extent));
+    return ar_error_set(AR_ERR_SHAPE, "%s: x is %s%s; the part by %s is %s, contiguous",
+                        ARI_SHOW(tag ? tag : "redistribute"), ARI_SHOW_SHAPE(x->ndim, x->shape),
+                        ari_tensor_is_contiguous(x) ? "" : ", not contiguous",
+                        ari_placements_text(placement_text, sizeof placement_text, w->r->from, w->groups->mesh.ndim),
+                        ARI_SHOW_SHAPE(w->r->ndim, extent));
 }
 
 /* A dtype that has no reduction at all is refused by the communicator. */
@@ -452,7 +455,7 @@ ar_status ari_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, c
     size_t n = 0;
     walk w = {.ctx = ctx, .groups = g, .r = r, .dtype = x->dtype, .tag = tag};
     w.sums = x->dtype == AR_F32 && arith->bucket_arrays > 0 ? arith : NULL;
-    memcpy(w.now, r->from, sizeof w.now);
+    memcpy(w.current, r->from, sizeof w.current);
     AR_TRY(ari_redistribution_steps(step, &n, &g->mesh, r));
     AR_TRY(check_part(&w, x, tag));
     if (ar_dtype_bytes(x->dtype) == 0)
@@ -481,15 +484,16 @@ ar_status ar_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, co
     return ari_redistribute(ctx, g, y, &input, r, ctx->arith, tag);
 }
 
-ar_status ar_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x, const ar_placement *to, const char *tag)
+ar_status ar_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x, const ar_placement *to_placements,
+                                 const char *tag)
 {
     const size_t n = (size_t)x->groups->mesh.ndim;
     ar_redistribution r = {.ndim = x->local.ndim};
     ar_placed moved = *x;
     memcpy(r.shape, x->shape, sizeof r.shape);
-    memcpy(r.from, x->at, n * sizeof *to);
-    memcpy(r.to, to, n * sizeof *to);
-    memcpy(moved.at, to, n * sizeof *to);
+    memcpy(r.from, x->at, n * sizeof *to_placements);
+    memcpy(r.to, to_placements, n * sizeof *to_placements);
+    memcpy(moved.at, to_placements, n * sizeof *to_placements);
     AR_TRY(ar_redistribute(ctx, x->groups, &moved.local, &x->local, &r, tag));
     *y = moved;
     return AR_OK;

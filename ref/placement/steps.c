@@ -17,24 +17,25 @@ static bool is_whole(ar_placement p)
 /* A redistribution on its way. */
 typedef struct walk {
     const ar_mesh *mesh;
-    const ar_placement *to;
+    const ar_placement *target;
     int ndim;
-    ar_placement now[AR_MESH_DIMS];
+    ar_placement current[AR_MESH_DIMS];
 } walk;
 
 /* True if the ranks along dimension m do not yet have the numbers that they are to have. A whole value is its own
  * maximum. */
 static bool pending(const walk *w, int m)
 {
-    const ar_placement from = w->now[m], to = w->to[m];
-    return !ari_placement_same(from, to, w->ndim) && !(is_whole(from) && (is_whole(to) || to.kind == AR_PARTIAL_MAX));
+    const ar_placement current = w->current[m], target = w->target[m];
+    return !ari_placement_same(current, target, w->ndim) &&
+           !(is_whole(current) && (is_whole(target) || target.kind == AR_PARTIAL_MAX));
 }
 
 /* The step that dimension m takes next; false: from one to the other it is two steps, of which this is the first, to
  * R. */
 static ar_redistribution_step step_of(const walk *w, int m)
 {
-    ar_redistribution_step s = {.dim = m, .from = w->now[m], .to = w->to[m]};
+    ar_redistribution_step s = {.dim = m, .from = w->current[m], .to = w->target[m]};
     if (is_partial(s.from)) {
         s.to = is_partial(s.to) ? (ar_placement){0} : s.to;
         s.move = s.to.kind == AR_SHARD ? AR_MOVE_REDUCE_SCATTER : AR_MOVE_ALL_REDUCE;
@@ -58,7 +59,7 @@ static bool both_cut(const walk *w, ar_placement a, ar_placement b)
 static int inner_cut(const walk *w, const ar_redistribution_step *s)
 {
     for (int i = w->mesh->ndim - 1; i > s->dim; i--) {
-        if (both_cut(w, s->from, w->now[i]) || both_cut(w, s->to, w->now[i]))
+        if (both_cut(w, s->from, w->current[i]) || both_cut(w, s->to, w->current[i]))
             return i;
     }
     return -1;
@@ -68,14 +69,14 @@ static int inner_cut(const walk *w, const ar_redistribution_step *s)
 static bool outer_first(const walk *w, const ar_redistribution_step *s)
 {
     for (int o = 0; o < s->dim; o++) {
-        if (pending(w, o) && (both_cut(w, s->to, w->now[o]) || both_cut(w, s->to, w->to[o])))
+        if (pending(w, o) && (both_cut(w, s->to, w->current[o]) || both_cut(w, s->to, w->target[o])))
             return true;
     }
     return false;
 }
 
 /* The next step; false: there is none left. */
-static bool next_step(ar_redistribution_step *best, const walk *w)
+static bool next_step(ar_redistribution_step *step, const walk *w)
 {
     bool found = false, any = false;
     int blocked_by = -1;
@@ -87,26 +88,26 @@ static bool next_step(ar_redistribution_step *best, const walk *w)
         /* The outermost pending dimension waits for nothing outside it. */
         blocked_by = any ? blocked_by : inner;
         any = true;
-        if (inner < 0 && !outer_first(w, &s) && (!found || s.move < best->move)) {
-            *best = s;
+        if (inner < 0 && !outer_first(w, &s) && (!found || s.move < step->move)) {
+            *step = s;
             found = true;
         }
     }
     if (any && !found)
-        *best = (ar_redistribution_step){blocked_by, AR_MOVE_ALL_GATHER, w->now[blocked_by], {AR_REPLICATE, 0}};
+        *step = (ar_redistribution_step){blocked_by, AR_MOVE_ALL_GATHER, w->current[blocked_by], {AR_REPLICATE, 0}};
     return any;
 }
 
 /* Sums and maxima do not commute: of terms and maxima at once nobody knows which come first. */
 static ar_status check_list(const ar_mesh *mesh, const ar_placement *p, int ndim)
 {
-    bool has[AR_PLACEMENT_KINDS] = {false};
+    bool has_kind[AR_PLACEMENT_KINDS] = {false};
     for (int m = 0; m < mesh->ndim; m++) {
         AR_TRY(ari_placement_check(p[m], ndim));
-        has[p[m].kind] = true;
+        has_kind[p[m].kind] = true;
     }
     char text[128];
-    if (has[AR_PARTIAL_SUM] && has[AR_PARTIAL_MAX])
+    if (has_kind[AR_PARTIAL_SUM] && has_kind[AR_PARTIAL_MAX])
         return ar_error_set(AR_ERR_ARG, "%s: a maximum of sums or a sum of maxima? Use one of the two",
                             ari_placements_text(text, sizeof text, p, mesh->ndim));
     return AR_OK;
@@ -125,18 +126,18 @@ static ar_status check_redistribution(const ar_mesh *mesh, const ar_redistributi
 ar_status ari_redistribution_steps(ar_redistribution_step *steps, size_t *n, const ar_mesh *mesh,
                                    const ar_redistribution *r)
 {
-    walk w = {.mesh = mesh, .to = r->to, .ndim = r->ndim};
+    walk w = {.mesh = mesh, .target = r->to, .ndim = r->ndim};
     ar_redistribution_step s;
     AR_TRY(check_redistribution(mesh, r));
     for (int m = 0; m < mesh->ndim; m++)
-        w.now[m] = r->from[m];
+        w.current[m] = r->from[m];
     /* A dimension takes two steps at most: it is gathered or reduced once, and then becomes what it is to be, which
      * nothing outside it stops any more. */
     for (*n = 0; next_step(&s, &w); (*n)++) {
         if (*n == AR_REDISTRIBUTION_STEPS)
             return ar_error_set(AR_ERR_INTERNAL, "a redistribution of more than %d steps", AR_REDISTRIBUTION_STEPS);
         steps[*n] = s;
-        w.now[s.dim] = s.to;
+        w.current[s.dim] = s.to;
     }
     return AR_OK;
 }

@@ -42,18 +42,18 @@ static ar_status dry_run(ar_comm *c, const ari_call *call)
     const uint64_t bytes = count * ar_dtype_bytes(call->dtype);
     ari_ledger *ledger = ((dry_comm *)c)->ledger;
     ari_moved_add(&c->moved, 0, bytes);
-    return ledger && c->size > 1 ? ari_ledger_call_add(ledger, call, c->over, c->size, bytes) : AR_OK;
+    return ledger && c->size > 1 ? ari_ledger_call_add(ledger, call, c->group_kind, c->size, bytes) : AR_OK;
 }
 
-static ar_status dry_split(ar_comm **gives, ar_comm *c, int color, int key)
+static ar_status dry_split(ar_comm **out, ar_comm *c, int color, int key)
 {
-    (void)gives, (void)c, (void)color, (void)key;
+    (void)out, (void)c, (void)color, (void)key;
     return ar_error_set(AR_ERR_UNSUPPORTED, "a rank without peers does not know which of them give its color: join");
 }
 
-static ar_status dry_join(ar_comm **gives, ar_comm *c, int rank, int size)
+static ar_status dry_join(ar_comm **out, ar_comm *c, int rank, int size)
 {
-    return ari_dry_comm_create(gives, rank, size, ((dry_comm *)c)->ledger);
+    return ari_dry_comm_create(out, rank, size, ((dry_comm *)c)->ledger);
 }
 
 static ar_status dry_error(const ar_comm *c, const char **message)
@@ -74,7 +74,7 @@ static void dry_destroy(ar_comm *c)
     free(c);
 }
 
-ar_status ari_dry_comm_create(ar_comm **gives, int rank, int size, ari_ledger *ledger)
+ar_status ari_dry_comm_create(ar_comm **out, int rank, int size, ari_ledger *ledger)
 {
     static const ari_comm_ops ops = {.run = dry_run,
                                      .split = dry_split,
@@ -86,6 +86,6 @@ ar_status ari_dry_comm_create(ar_comm **gives, int rank, int size, ari_ledger *l
     AR_TRY(ARI_ALLOC_ZERO(&c, 1, "a communicator"));
     ari_comm_init(&c->base, &ops, rank, size);
     c->ledger = ledger;
-    *gives = &c->base;
+    *out = &c->base;
     return AR_OK;
 }

@@ -16,8 +16,8 @@
 typedef struct dry_device {
     ar_device base;
     const ar_device *like;
-    ari_ledger *ledger; /* hears of copies; NULL: nothing does */
-    uintptr_t next;     /* address */
+    ari_ledger *ledger;     /* hears of copies; NULL: nothing does */
+    uintptr_t next_address; /* address */
 } dry_device;
 
 /* --- queues ------------------------------------------------------------------------------------------------------- */
@@ -44,10 +44,10 @@ static ar_status stream_await(const ari_mark *m, uint64_t timeout_ns)
     return AR_OK;
 }
 
-static ar_status stream_poll(const ari_mark *m, bool *done)
+static ar_status stream_poll(const ari_mark *m, bool *is_done)
 {
     (void)m;
-    *done = true;
+    *is_done = true;
     return AR_OK;
 }
 
@@ -61,7 +61,7 @@ static void stream_destroy(ari_stream *s)
     free(s);
 }
 
-static ar_status dry_queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name)
+static ar_status dry_queue_create(ar_device *d, ar_queue **out, ar_queue_kind kind, const char *name)
 {
     static const ari_stream_ops ops = {.mark = stream_mark,
                                        .wait = stream_wait,
@@ -73,7 +73,7 @@ static ar_status dry_queue_create(ar_device *d, ar_queue **gives, ar_queue_kind 
     (void)kind;
     AR_TRY(ARI_ALLOC(&s, 1, "a stream"));
     *s = (ari_stream){.ops = &ops, .device = d};
-    const ar_status st = ari_queue_create_on(gives, AR_QUEUE_INLINE, name, s);
+    const ar_status st = ari_queue_create_on(out, AR_QUEUE_INLINE, name, s);
     if (st != AR_OK)
         free(s);
     return st;
@@ -82,15 +82,15 @@ static ar_status dry_queue_create(ar_device *d, ar_queue **gives, ar_queue_kind 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
 /* Each its own address, also what is given after another was freed: memory is found by its address. */
-static ar_status dry_alloc(ar_device *device, ar_queue *q, ar_buf *gives, size_t bytes)
+static ar_status dry_alloc(ar_device *device, ar_queue *q, ar_buf *out, size_t bytes)
 {
     dry_device *d = (dry_device *)device;
     const size_t unit = 64;
     (void)q;
-    if (bytes > LAST - d->next - 2 * unit)
+    if (bytes > LAST - d->next_address - 2 * unit)
         return ar_error_set(AR_ERR_OVERFLOW, "%zu bytes more than there are addresses", bytes);
-    gives->ptr = (void *)d->next;
-    d->next += (bytes / unit + 1) * unit;
+    out->ptr = (void *)d->next_address;
+    d->next_address += (bytes / unit + 1) * unit;
     return AR_OK;
 }
 
@@ -121,12 +121,12 @@ typedef struct packed {
     size_t batch, rows, k, bytes;
 } packed;
 
-static ar_status give_packed(ar_packed **gives, packed form)
+static ar_status give_packed(ar_packed **out, packed form)
 {
     void *memory = NULL;
     AR_TRY(ari_alloc(&memory, 1, sizeof form, "a packed operand"));
     *(packed *)memory = form;
-    *gives = memory;
+    *out = memory;
     return AR_OK;
 }
 
@@ -135,26 +135,25 @@ static const packed *packed_of(const ar_packed *p)
     return (const packed *)(const void *)p;
 }
 
-static ar_status dry_packed_create(ar_device *d, ar_queue *q, ar_packed **gives, size_t batch, size_t rows, size_t k,
+static ar_status dry_packed_create(ar_device *d, ar_queue *q, ar_packed **out, size_t batch, size_t rows, size_t k,
                                    unsigned form_of)
 {
     const ar_device *like = ((const dry_device *)d)->like;
     packed form = {.batch = batch, .rows = rows, .k = k};
     (void)q;
     AR_TRY(like->ops->packed_room(like, &form.bytes, batch, rows, k, form_of, NULL));
-    return give_packed(gives, form);
+    return give_packed(out, form);
 }
 
-static ar_status dry_packed_part(ar_device *d, ar_queue *q, ar_packed **gives, const ar_packed *whole,
-                                 const ar_part *part)
+static ar_status dry_packed_part(ar_device *d, ar_queue *q, ar_packed **out, const ar_packed *full, const ar_part *part)
 {
     const ar_device *like = ((const dry_device *)d)->like;
-    const packed *of = packed_of(whole);
+    const packed *full_form = packed_of(full);
     packed form = {.batch = part->matrices, .rows = part->rows, .k = part->cols};
     (void)q;
-    AR_TRY(ari_part_check(part, of->batch, of->rows, of->k, "packed_part"));
-    AR_TRY(like->ops->packed_room(like, &form.bytes, of->batch, of->rows, of->k, 0, part));
-    return give_packed(gives, form);
+    AR_TRY(ari_part_check(part, full_form->batch, full_form->rows, full_form->k, "packed_part"));
+    AR_TRY(like->ops->packed_room(like, &form.bytes, full_form->batch, full_form->rows, full_form->k, 0, part));
+    return give_packed(out, form);
 }
 
 static void dry_packed_destroy(ar_device *d, ar_queue *q, ar_packed *p)
@@ -188,7 +187,7 @@ typedef const ar_tensor *tensor;
 typedef const ar_row_sum *row_sum;
 typedef const struct ari_optimizer_constants *constants;
 
-NOTHING(zero, ar_buf to, size_t bytes)
+NOTHING(zero, ar_buf dst, size_t bytes)
 NOTHING(gemm_f32, tensor c, tensor a, tensor b, bool add, ar_precision operands)
 NOTHING(bias_act, tensor y, ar_cbuf bias, ar_activation act, tensor z)
 NOTHING(col_exponents, ar_buf c, tensor b, bool max_into)
@@ -203,8 +202,8 @@ NOTHING(round_i64, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count, s
 NOTHING(acc_add, ar_buf t, ar_buf hl, bool narrow, size_t rows, tensor terms, ar_cbuf row_of)
 NOTHING(acc_value, tensor y, ar_cbuf t, ar_cbuf hl, size_t n, bool narrow)
 NOTHING(acc_put, ar_buf t, ar_buf h, ar_buf l, ar_cbuf x, size_t n, bool narrow)
-NOTHING(states_narrow, ar_buf to, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width, bool narrow)
-NOTHING(states_merge, ar_buf t, ar_buf h, ar_buf l, ar_cbuf from, size_t ranks, size_t n, size_t width, bool narrow)
+NOTHING(states_narrow, ar_buf dst, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n, size_t width, bool narrow)
+NOTHING(states_merge, ar_buf t, ar_buf h, ar_buf l, ar_cbuf src, size_t ranks, size_t n, size_t width, bool narrow)
 NOTHING(sum_rows_f32, ar_buf acc, size_t rows, tensor terms, ar_cbuf row_of)
 NOTHING(add, tensor y, tensor a, tensor b)
 NOTHING(mul, tensor y, tensor a, tensor b)
@@ -220,15 +219,15 @@ NOTHING(norm_backward, ar_norm_kind kind, tensor dx, tensor sum, tensor dy, tens
         ar_cbuf gamma, tensor residual, row_sum dgamma, row_sum dbeta)
 NOTHING(rope_tables, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim, const ar_rope *rope)
 NOTHING(rope, tensor y, tensor x, ar_cbuf cos, ar_cbuf sin, int direction)
-NOTHING(softmax_forward, ar_buf probs, ar_cbuf scores, ar_cbuf sinks, ar_buf max, ar_buf sum, bool known, float scale,
-        const ar_scores *block, const ar_mask *mask)
-NOTHING(softmax_backward, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot, bool known, float scale,
+NOTHING(softmax_forward, ar_buf probs, ar_cbuf scores, ar_cbuf sinks, ar_buf max, ar_buf sum, bool has_stats,
+        float scale, const ar_scores *block, const ar_mask *mask)
+NOTHING(softmax_backward, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot, bool has_stats, float scale,
         const ar_scores *block, const ar_mask *mask)
 NOTHING(sinks_backward, tensor terms, ar_cbuf sinks, ar_cbuf max, ar_cbuf sum, ar_cbuf dot)
 NOTHING(route, ar_buf p, ar_buf expert, ar_buf weight, ar_buf lse, tensor z, const ar_route_rule *rule)
 NOTHING(route_backward, tensor dz, ar_cbuf g, ar_cbuf p, ar_cbuf expert, ar_cbuf weight, const ar_route_rule *rule)
-NOTHING(route_losses, tensor dz, ar_cbuf p, ar_cbuf balance, size_t each, ar_cbuf lse, double z, ar_cbuf valid)
-NOTHING(route_terms, ar_buf terms, tensor p, ar_cbuf balance, size_t each, ar_cbuf lse, double z, ar_cbuf valid)
+NOTHING(route_losses, tensor dz, ar_cbuf p, ar_cbuf balance, size_t tokens, ar_cbuf lse, double z, ar_cbuf valid)
+NOTHING(route_terms, ar_buf terms, tensor p, ar_cbuf balance, size_t tokens, ar_cbuf lse, double z, ar_cbuf valid)
 NOTHING(combine_rows, tensor y, tensor rows, ar_cbuf weight, ar_cbuf place, size_t k)
 NOTHING(dot_rows, ar_buf g, tensor dy, tensor rows, ar_cbuf place, size_t k)
 NOTHING(add_gated, tensor y, tensor x, tensor logit)
@@ -248,15 +247,15 @@ NOTHING(round_bits, tensor y, tensor x, int bits)
 NOTHING(optimizer_step, tensor w, ar_buf master, ar_buf m, ar_buf v, tensor g, constants k)
 
 /* Values that stay what they are, or become functions of their elements that no operation notes. */
-static ar_status copy_value(ar_device *device, const ar_tensor *to, const ar_tensor *from)
+static ar_status copy_value(ar_device *device, const ar_tensor *dst, const ar_tensor *src)
 {
     ari_ledger *ledger = ((dry_device *)device)->ledger;
-    return ledger ? ari_ledger_copy(ledger, to->data.ptr, ari_tensor_span(to), from->data.ptr) : AR_OK;
+    return ledger ? ari_ledger_copy(ledger, dst->data.ptr, ari_tensor_span(dst), src->data.ptr) : AR_OK;
 }
 
-static ar_status dry_copy_strided(ar_device *device, ar_queue *q, tensor to, tensor from)
+static ar_status dry_copy_strided(ar_device *device, ar_queue *q, tensor dst, tensor src)
 {
-    return copy_value(device, to, from);
+    return copy_value(device, dst, src);
 }
 
 static ar_status dry_softcap(ar_device *device, ar_queue *q, tensor y, tensor x, float scale, double cap)
@@ -277,23 +276,23 @@ static ar_status dry_scale(ar_device *device, ar_queue *q, tensor y, tensor x, f
 
 /* --- the device --------------------------------------------------------------------------------------------------- */
 
-ar_status ari_dry_device_create(ar_device **gives, const ar_device *like, ari_ledger *ledger)
+ar_status ari_dry_device_create(ar_device **out, const ar_device *like, ari_ledger *ledger)
 {
 #define SLOT(slot) .slot = dry_##slot,
     static const ar_device_ops reached = {.name = "dry", .host_reaches = true, AR_DEVICE_SLOTS(SLOT)};
-    static const ar_device_ops apart = {.name = "dry", .host_reaches = false, AR_DEVICE_SLOTS(SLOT)};
+    static const ar_device_ops separate = {.name = "dry", .host_reaches = false, AR_DEVICE_SLOTS(SLOT)};
 #undef SLOT
     dry_device *d = NULL;
     like = like ? like : ari_cpu_form();
     AR_TRY(ARI_ALLOC(&d, 1, "a device"));
-    *d = (dry_device){.base = {.ops = like->ops->host_reaches ? &reached : &apart,
+    *d = (dry_device){.base = {.ops = like->ops->host_reaches ? &reached : &separate,
                                .threads = 1,
                                .block_bytes = like->block_bytes,
                                .hollow = true,
                                .thin = like->ops->host_reaches},
                       .like = like,
                       .ledger = ledger && !ledger->strict ? ledger : NULL,
-                      .next = FIRST};
-    *gives = &d->base;
+                      .next_address = FIRST};
+    *out = &d->base;
     return AR_OK;
 }

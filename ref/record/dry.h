@@ -11,8 +11,8 @@
 /** A device whose buffers, operands and blocks are as large as those of `like`, which is borrowed; NULL: the CPU
  *  device. ledger: records copies, borrowed; NULL: nothing does. Its queues are inline, whatever is asked for. Gives;
  *  ar_device_destroy. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_dry_device_create(ar_device **gives, const ar_device *like, ari_ledger *ledger);
+AR_NODISCARD ar_status ari_dry_device_create(ar_device **out, const ar_device *like, ari_ledger *ledger);
 
 /** Rank `rank` of `size`, alone: the others answer whatever lets it go on. Groups are made of it by ari_comm_join.
  *  ledger: records their calls, borrowed; NULL: nothing does. Gives; ar_comm_destroy. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_dry_comm_create(ar_comm **gives, int rank, int size, ari_ledger *ledger);
+AR_NODISCARD ar_status ari_dry_comm_create(ar_comm **out, int rank, int size, ari_ledger *ledger);

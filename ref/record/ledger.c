@@ -47,13 +47,13 @@ static void destroy(ari_ledger *l)
 
 /* --- memory ------------------------------------------------------------------------------------------------------- */
 
-/* The index of the first entry that begins behind `at`. */
-static size_t behind(const ari_ledger *l, const char *at)
+/* The index of the first entry that begins behind `address`. */
+static size_t behind(const ari_ledger *l, const char *address)
 {
     size_t low = 0, high = l->memories;
     while (low < high) {
         const size_t middle = low + (high - low) / 2;
-        if (l->memory[middle].begin <= at)
+        if (l->memory[middle].begin <= address)
             low = middle + 1;
         else
             high = middle;
@@ -64,35 +64,35 @@ static size_t behind(const ari_ledger *l, const char *at)
 /* The value at an address: the one that begins there, or else is around it. NULL: none. */
 static ledger_memory *memory_at(const ari_ledger *l, const void *address)
 {
-    const char *at = address;
-    for (size_t i = at ? behind(l, at) : 0; i-- > 0;) {
+    const char *byte_address = address;
+    for (size_t i = byte_address ? behind(l, byte_address) : 0; i-- > 0;) {
         ledger_memory *m = &l->memory[i];
-        if (at < m->begin + m->bytes || at == m->begin)
+        if (byte_address < m->begin + m->bytes || byte_address == m->begin)
             return m;
     }
     return NULL;
 }
 
 /* Removes entries [first, last). */
-static void remove_memory(ari_ledger *l, size_t first, size_t last)
+static void remove_memory(ari_ledger *l, size_t begin, size_t end)
 {
-    if (last > first) /* with none there is no array */
-        memmove(&l->memory[first], &l->memory[last], (l->memories - last) * sizeof *l->memory);
-    l->memories -= last - first;
+    if (end > begin) /* with none there is no array */
+        memmove(&l->memory[begin], &l->memory[end], (l->memories - end) * sizeof *l->memory);
+    l->memories -= end - begin;
 }
 
 /* Puts a value where others may have begun. */
 static ar_status put_memory(ari_ledger *l, ledger_memory m)
 {
-    size_t first = behind(l, m.begin), last = first;
-    while (first > 0 && l->memory[first - 1].begin == m.begin)
-        first--;
-    while (last < l->memories && l->memory[last].begin < m.begin + m.bytes)
-        last++;
-    remove_memory(l, first, last);
+    size_t begin = behind(l, m.begin), end = begin;
+    while (begin > 0 && l->memory[begin - 1].begin == m.begin)
+        begin--;
+    while (end < l->memories && l->memory[end].begin < m.begin + m.bytes)
+        end++;
+    remove_memory(l, begin, end);
     AR_TRY(ARI_GROW(&l->memory, &l->memory_room, l->memories, "values of a record"));
-    memmove(&l->memory[first + 1], &l->memory[first], (l->memories - first) * sizeof *l->memory);
-    l->memory[first] = m;
+    memmove(&l->memory[begin + 1], &l->memory[begin], (l->memories - begin) * sizeof *l->memory);
+    l->memory[begin] = m;
     l->memories++;
     return AR_OK;
 }
@@ -100,38 +100,38 @@ static ar_status put_memory(ari_ledger *l, ledger_memory m)
 /* Memory gets another value; NULL: all of it ends. */
 static void forget(ari_ledger *l, const void *address)
 {
-    const char *at = address;
-    size_t last = at ? behind(l, at) : l->memories, first = at ? last : 0;
-    while (at && first > 0 && l->memory[first - 1].begin == at)
-        first--;
-    remove_memory(l, first, last);
+    const char *byte_address = address;
+    size_t end = byte_address ? behind(l, byte_address) : l->memories, begin = byte_address ? end : 0;
+    while (byte_address && begin > 0 && l->memory[begin - 1].begin == byte_address)
+        begin--;
+    remove_memory(l, begin, end);
 }
 
-ar_status ari_ledger_copy(ari_ledger *l, const void *to, size_t bytes, const void *from)
+ar_status ari_ledger_copy(ari_ledger *l, const void *dst, size_t bytes, const void *src)
 {
-    const ledger_memory *m = memory_at(l, from);
-    if (!m || m->begin == to)
+    const ledger_memory *m = memory_at(l, src);
+    if (!m || m->begin == dst)
         return AR_OK;
     ledger_memory copy = *m;
-    copy.begin = to;
+    copy.begin = dst;
     copy.bytes = bytes;
     return put_memory(l, copy);
 }
 
 /* --- collectives -------------------------------------------------------------------------------------------------- */
 
-ar_status ari_ledger_call_add(ari_ledger *l, const ari_call *call, int over, int ranks, uint64_t bytes)
+ar_status ari_ledger_call_add(ari_ledger *l, const ari_call *call, int group, int ranks, uint64_t bytes)
 {
     const bool counts = call->counts && call->kind != ARI_ALL_TO_ALL;
     ari_ledger_call c = {.kind = call->kind,
                          .dtype = call->dtype,
-                         .over = over,
+                         .group = group,
                          .ranks = ranks,
                          .peer = call->peer,
                          .count = counts ? ari_counts_before(call->counts, ranks) : call->count,
                          .bytes = bytes};
     snprintf(c.tag, sizeof c.tag, "%s", call->tag);
-    snprintf(c.queue, sizeof c.queue, "%s", call->on ? ari_queue_name(call->on) : "");
+    snprintf(c.queue, sizeof c.queue, "%s", call->queue ? ari_queue_name(call->queue) : "");
     AR_TRY(ARI_GROW(&l->call, &l->call_room, l->calls, "collectives"));
     l->call[l->calls++] = c;
     return AR_OK;
@@ -204,15 +204,15 @@ static ar_status use_param(ari_ledger *l, ar_param *p, const ar_placement *place
 {
     if (p->recorded == 0) {
         AR_TRY(ARI_GROW(&l->param, &l->param_room, l->params, "parameters of a record"));
-        ari_ledger_param *made = &l->param[l->params++];
-        *made = (ari_ledger_param){.placement = placement_of(p),
-                                   .ndim = p->value.ndim,
-                                   .trained = p->requires_grad,
-                                   .expert = p->expert,
-                                   .ends = p->ends};
-        snprintf(made->name, sizeof made->name, "%s", p->name);
-        memcpy(made->shape, p->layout.shape, (size_t)p->layout.ndim * sizeof *made->shape);
-        memcpy(made->local, p->value.shape, (size_t)p->value.ndim * sizeof *made->local);
+        ari_ledger_param *entry = &l->param[l->params++];
+        *entry = (ari_ledger_param){.placement = placement_of(p),
+                                    .ndim = p->value.ndim,
+                                    .trained = p->requires_grad,
+                                    .expert = p->expert,
+                                    .is_tied = p->ends};
+        snprintf(entry->name, sizeof entry->name, "%s", p->name);
+        memcpy(entry->shape, p->layout.shape, (size_t)p->layout.ndim * sizeof *entry->shape);
+        memcpy(entry->local, p->value.shape, (size_t)p->value.ndim * sizeof *entry->local);
         p->recorded = l->params;
     }
     AR_TRY(ARI_GROW(&l->use, &l->use_room, l->uses, "parameters of a record"));
@@ -241,14 +241,14 @@ static ar_status place_value(ari_ledger *l, const ar_tensor *t, size_t id, const
 }
 
 /* Of a value that is placed otherwise than declared. */
-static ar_status refuse_placement(const ar_ctx *c, const ari_note *n, const char *name, ar_placement has,
-                                  ar_placement needs)
+static ar_status refuse_placement(const ar_ctx *c, const ari_note *n, const char *name, ar_placement actual,
+                                  ar_placement expected)
 {
     char text[2][AR_PLACEMENT_TEXT];
     return ar_error_set(AR_ERR_DATA, "rank %d: %s, %s (%s): the value is %s, and is declared %s",
                         ar_comm_rank(c->world), name, n->operation ? n->operation : ari_ledger_kind_name(n->kind),
-                        c->ledger->pass == 'b' ? "backward" : "forward", ari_placement_name(text[0], has),
-                        ari_placement_name(text[1], needs));
+                        c->ledger->pass == 'b' ? "backward" : "forward", ari_placement_name(text[0], actual),
+                        ari_placement_name(text[1], expected));
 }
 
 static ar_placement replicated(ar_placement p)
@@ -260,23 +260,24 @@ static ar_placement replicated(ar_placement p)
 static ar_status check_note(const ar_ctx *c, const ari_note *n, const char *name)
 {
     ari_ledger *l = c->ledger;
-    const ledger_memory *m = n->in[0] ? memory_at(l, n->in[0]->data.ptr) : NULL;
-    const ledger_memory *other = n->in[0] && n->in[1] ? memory_at(l, n->in[1]->data.ptr) : NULL;
-    const ar_placement *makes = n->makes;
-    ar_placement kept;
-    if (n->needs && m && m->placed) {
-        const ar_placement has = replicated(m->placement), needs = replicated(from_end(*n->needs, n->in[0]->ndim));
-        if (!ari_placement_same(has, needs, n->in[0]->ndim))
-            return refuse_placement(c, n, name, has, needs);
+    const ledger_memory *m = n->input[0] ? memory_at(l, n->input[0]->data.ptr) : NULL;
+    const ledger_memory *second_input = n->input[0] && n->input[1] ? memory_at(l, n->input[1]->data.ptr) : NULL;
+    const ar_placement *output_placement = n->output_placement;
+    ar_placement inherited;
+    if (n->input_placement && m && m->placed) {
+        const ar_placement actual = replicated(m->placement),
+                           expected = replicated(from_end(*n->input_placement, n->input[0]->ndim));
+        if (!ari_placement_same(actual, expected, n->input[0]->ndim))
+            return refuse_placement(c, n, name, actual, expected);
     }
-    if (!makes && ((m && m->placed) || (other && other->placed))) {
-        kept = m && m->placed ? m->placement : other->placement;
-        makes = &kept;
+    if (!output_placement && ((m && m->placed) || (second_input && second_input->placed))) {
+        inherited = m && m->placed ? m->placement : second_input->placement;
+        output_placement = &inherited;
     }
-    for (int i = 0; makes && i < ARI_LEDGER_VALUES && n->out[i]; i++)
-        AR_TRY(place_value(l, n->out[i], 0, makes));
-    if (n->kind == ARI_LEDGER_REPORT && n->needs && !m)
-        AR_TRY(place_value(l, n->in[0], 0, n->needs));
+    for (int i = 0; output_placement && i < ARI_LEDGER_VALUES && n->out[i]; i++)
+        AR_TRY(place_value(l, n->out[i], 0, output_placement));
+    if (n->kind == ARI_LEDGER_REPORT && n->input_placement && !m)
+        AR_TRY(place_value(l, n->input[0], 0, n->input_placement));
     return AR_OK;
 }
 
@@ -286,30 +287,30 @@ static ar_status record_note(const ar_ctx *c, const ari_note *n, const char *nam
     ari_ledger_operation op = {.kind = n->kind,
                                .operation = n->operation ? n->operation : ari_ledger_kind_name(n->kind),
                                .pass = n->pass ? n->pass : l->pass,
-                               .again = c->recomputing,
+                               .is_recomputed = c->recomputing,
                                .counting = c->counting,
                                .multiply_adds = l->work,
                                .sample = c->first_sample,
                                .first_use = l->uses,
                                .uses = n->params,
-                               .needs_so = n->needs,
-                               .makes_so = n->makes,
+                               .needs_so = n->input_placement,
+                               .makes_so = n->output_placement,
                                .copies = n->copies ? ar_comm_size(n->copies) : 1,
                                .first_call = l->noted,
                                .calls = l->calls - l->noted};
     snprintf(op.name, sizeof op.name, "%s", name);
-    for (; op.inputs < ARI_LEDGER_VALUES && n->in[op.inputs]; op.inputs++) {
-        const ar_tensor *t = n->in[op.inputs];
-        op.in[op.inputs] = value_of(l, t);
-        if (n->kind == ARI_LEDGER_REPORT && op.in[0].id == 0) {
-            op.in[0].id = ++l->ids;
-            AR_TRY(place_value(l, t, op.in[0].id, NULL));
+    for (; op.inputs < ARI_LEDGER_VALUES && n->input[op.inputs]; op.inputs++) {
+        const ar_tensor *t = n->input[op.inputs];
+        op.input[op.inputs] = value_of(l, t);
+        if (n->kind == ARI_LEDGER_REPORT && op.input[0].id == 0) {
+            op.input[0].id = ++l->ids;
+            AR_TRY(place_value(l, t, op.input[0].id, NULL));
         }
     }
-    if (n->needs)
-        op.needs = from_end(*n->needs, n->in[0] ? n->in[0]->ndim : 0);
-    if (n->makes)
-        op.makes = from_end(*n->makes, n->out[0] ? n->out[0]->ndim : 0);
+    if (n->input_placement)
+        op.input_placement = from_end(*n->input_placement, n->input[0] ? n->input[0]->ndim : 0);
+    if (n->output_placement)
+        op.output_placement = from_end(*n->output_placement, n->out[0] ? n->out[0]->ndim : 0);
     for (; op.outputs < ARI_LEDGER_VALUES && n->out[op.outputs]; op.outputs++) {
         AR_TRY(place_value(l, n->out[op.outputs], ++l->ids, NULL));
         op.out[op.outputs] = value_of(l, n->out[op.outputs]);

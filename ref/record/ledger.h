@@ -74,18 +74,18 @@ typedef struct ari_ledger_param {
     int ndim;
     size_t shape[AR_MAX_DIMS], local[AR_MAX_DIMS]; /* of all ranks together; of this one */
     bool trained;
-    bool expert; /* has its copies on other ranks than what is no expert's */
-    bool ends;   /* of both ends of a pipeline, which have terms of its gradient */
+    bool expert;  /* has its copies on other ranks than what is no expert's */
+    bool is_tied; /* of both ends of a pipeline, which have terms of its gradient */
 } ari_ledger_param;
 
 /* A collective of more than one rank, as the rank called it. */
 typedef struct ari_ledger_call {
     unsigned kind; /* ari_kind (ref/comm/call.h) */
     ar_dtype dtype;
-    int over, ranks; /* its group, an ari_over (ref/core/axis.h), or -1; and how many ranks that has */
-    int peer;        /* send, recv */
-    size_t count;    /* elements of the call: of a v-form, of all ranks together; of an all-to-all 0 */
-    uint64_t bytes;  /* that this rank sends */
+    int group, ranks; /* its group, an ari_over (ref/core/axis.h), or -1; and how many ranks that has */
+    int peer;         /* send, recv */
+    size_t count;     /* elements of the call: of a v-form, of all ranks together; of an all-to-all 0 */
+    uint64_t bytes;   /* that this rank sends */
     char tag[160], queue[24];
 } ari_ledger_call;
 
@@ -95,17 +95,18 @@ typedef struct ari_ledger_operation {
     char name[128];        /* module, or parameter */
     const char *operation; /* static storage: the kind's name, or a library function's */
     char pass;             /* 'f', 'b'; 's': outside of both */
-    bool again;            /* in a backward pass, an operation of the forward pass once more */
+    bool is_recomputed;    /* in a backward pass, an operation of the forward pass once more */
     size_t sample;         /* the first of its micro-batch */
     int inputs, outputs;
-    ari_ledger_value in[ARI_LEDGER_VALUES], out[ARI_LEDGER_VALUES];
-    size_t first_use, uses;    /* its parameters: ari_ledger.use */
-    bool needs_so, makes_so;   /* the next two are declared */
-    ar_placement needs, makes; /* over tp: of the first input, of the outputs. Dimensions count from the end */
-    int copies;                /* of attention: ranks that have a copy of its KV heads */
-    bool counting;             /* in a pass that comes first, to count the routes */
-    double multiply_adds;      /* of attention: 2mnk of them are flops */
-    size_t first_call, calls;  /* since the operation before it: ari_ledger.call */
+    ari_ledger_value input[ARI_LEDGER_VALUES], out[ARI_LEDGER_VALUES];
+    size_t first_use, uses;  /* its parameters: ari_ledger.use */
+    bool needs_so, makes_so; /* the next two are declared */
+    ar_placement input_placement,
+        output_placement;     /* over tp: of the first input, of the outputs. Dimensions count from the end */
+    int copies;               /* of attention: ranks that have a copy of its KV heads */
+    bool counting;            /* in a pass that comes first, to count the routes */
+    double multiply_adds;     /* of attention: 2mnk of them are flops */
+    size_t first_call, calls; /* since the operation before it: ari_ledger.call */
 } ari_ledger_operation;
 
 typedef struct ari_ledger {
@@ -135,10 +136,10 @@ void ari_ledger_fini(ari_ledger *l);
 
 struct ari_call;
 /** Adds a collective of `ranks` ranks in which this rank sends so many bytes. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_ledger_call_add(ari_ledger *l, const struct ari_call *call, int over, int ranks,
+AR_NODISCARD ar_status ari_ledger_call_add(ari_ledger *l, const struct ari_call *call, int group, int ranks,
                                            uint64_t bytes);
-/** Memory [to, to + bytes) has become a copy of the value at `from`. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_ledger_copy(ari_ledger *l, const void *to, size_t bytes, const void *from);
+/** Memory [to, to + bytes) has become a copy of the value at `src`. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_ledger_copy(ari_ledger *l, const void *dst, size_t bytes, const void *src);
 
 /** The rank has computed these products of attention. Nothing in a context that does not watch. */
 void ari_ledger_work(const ar_ctx *c, double multiply_adds);
@@ -159,13 +160,14 @@ typedef struct ari_note {
     ari_ledger_kind kind;
     const char *name;      /* of a module or parameter, whose "weight" is left out; NULL: the module that runs */
     const char *operation; /* NULL: the kind's name */
-    const ar_tensor *in[ARI_LEDGER_VALUES], *out[ARI_LEDGER_VALUES]; /* up to the first NULL */
-    ar_param *const *param;                                          /* [params] */
+    const ar_tensor *input[ARI_LEDGER_VALUES], *out[ARI_LEDGER_VALUES]; /* up to the first NULL */
+    ar_param *const *param;                                             /* [params] */
     size_t params;
-    const ar_placement *placed;        /* over tp: of the parameters, which may be copies; NULL: as their shapes say */
-    const ar_placement *needs, *makes; /* over tp, of in[0] and of all outputs; NULL: as it comes */
-    char pass;                         /* 0: that of the module that runs */
-    const ar_comm *copies;             /* of attention: who has copies of its KV heads; NULL: nobody */
+    const ar_placement *placed; /* over tp: of the parameters, which may be copies; NULL: as their shapes say */
+    const ar_placement *input_placement,
+        *output_placement; /* over tp, of in[0] and of all outputs; NULL: as it comes */
+    char pass;             /* 0: that of the module that runs */
+    const ar_comm *copies; /* of attention: who has copies of its KV heads; NULL: nobody */
 } ari_note;
 /** Errors: AR_ERR_DATA (strict: names module, rank and both placements), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ledger_note(const ar_ctx *c, const ari_note *n);

@@ -43,7 +43,7 @@ size_t ar_sketch_bytes(const ar_sketch *s)
     return bytes_of(&e);
 }
 
-static void put(unsigned char *out, uint64_t x, int bytes)
+static void write_bytes(unsigned char *out, uint64_t x, int bytes)
 {
     for (int i = 0; i < bytes; i++)
         out[i] = (unsigned char)(x >> 8 * i);
@@ -74,15 +74,15 @@ void ar_sketch_encode(unsigned char *out, const ar_sketch *s)
                                   e.blocks,
                                   (uint64_t)e.row | (uint64_t)e.rows << 32};
     for (size_t i = 0; i < WORDS; i++, out += sizeof *word)
-        put(out, word[i], sizeof *word);
+        write_bytes(out, word[i], sizeof *word);
     for (size_t i = 0; i < s->blocks * AR_SKETCH_BUCKETS; i++) {
         if (e.blocks >> i / AR_SKETCH_BUCKETS & 1) {
-            put(out, ari_bits64(s->bucket[i]), sizeof(double));
+            write_bytes(out, ari_bits64(s->bucket[i]), sizeof(double));
             out += sizeof(double);
         }
     }
     for (size_t i = 0; i < e.rows; i++, out += sizeof(uint32_t))
-        put(out, s->row_digest[e.row + i], sizeof(uint32_t));
+        write_bytes(out, s->row_digest[e.row + i], sizeof(uint32_t));
 }
 
 ar_status ar_sketch_decode(ar_sketch *s, const unsigned char *data, size_t n, size_t *used)

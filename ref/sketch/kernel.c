@@ -74,11 +74,11 @@ INLINED uint32_t spread(uint32_t u)
 }
 
 /* mix(i, u) of lanes [first, end): the group's key times the sum of spread(u) times the lane's factor. */
-INLINED void mix(sums *s, const uint32_t *bits, const lanes *l, uint64_t factor, int first, int end)
+INLINED void mix(sums *s, const uint32_t *bits, const lanes *l, uint64_t factor, int begin, int end)
 {
     uint64_t low = 0;
     uint32_t high = 0;
-    for (int j = first; j < end; j++) {
+    for (int j = begin; j < end; j++) {
         const uint32_t u = spread(bits[j]);
         low += (uint64_t)u * l->low[j];
         high += u * l->high[j];
@@ -121,8 +121,8 @@ INLINED void add_floats(sums *s, double *bucket, const float *value, const keys 
         s->squares += squares[i];
     }
     s->zeros += zeros;
-    const double most = (double)ari_float32(largest);
-    s->largest = most > s->largest ? most : s->largest;
+    const double max_abs = (double)ari_float32(largest);
+    s->largest = max_abs > s->largest ? max_abs : s->largest;
 }
 
 /* The same of values that no float has. */
@@ -270,23 +270,23 @@ ARI_SIMD static void mix_group(sums *s, const uint32_t *bits, const lanes *l, ui
     mix(s, bits, l, factor, 0, GROUP);
 }
 
-static void mix_lanes(sums *s, const uint32_t *bits, const lanes *l, uint64_t factor, int first, int end)
+static void mix_lanes(sums *s, const uint32_t *bits, const lanes *l, uint64_t factor, int begin, int end)
 {
-    if (end - first == GROUP)
+    if (end - begin == GROUP)
         mix_group(s, bits, l, factor);
     else
-        mix(s, bits, l, factor, first, end);
+        mix(s, bits, l, factor, begin, end);
 }
 
 /* Lanes [first, end) of a group, of any type and any values. */
-static void add_group(ar_sketch *s, sums *sum, double *bucket, const lanes *l, group *g, uint64_t number, int first,
+static void add_group(ar_sketch *s, sums *sum, double *bucket, const lanes *l, group *g, uint64_t number, int begin,
                       int end)
 {
     const keys k = keys_of(number);
-    mix_lanes(sum, g->bits, l, k.factor, first, end);
+    mix_lanes(sum, g->bits, l, k.factor, begin, end);
     if (has_high_bits(s->dtype)) /* by another key, as another group's */
-        mix_lanes(sum, g->high, l, factor_of(~number), first, end);
-    for (int j = first; j < end; j++) {
+        mix_lanes(sum, g->high, l, factor_of(~number), begin, end);
+    for (int j = begin; j < end; j++) {
         double x = is_short_float(s->dtype) ? (double)g->value[j] : g->wide[j];
         if (isfinite(x))
             continue;
@@ -297,7 +297,7 @@ static void add_group(ar_sketch *s, sums *sum, double *bucket, const lanes *l, g
         g->wide[j] = 0.0;
         sum->zeros--;
     }
-    sum->zeros -= (uint64_t)(GROUP - (end - first)); /* lanes without an element */
+    sum->zeros -= (uint64_t)(GROUP - (end - begin)); /* lanes without an element */
     if (is_short_float(s->dtype))
         add_floats(sum, bucket, g->value, &k);
     else
@@ -328,17 +328,17 @@ static bool is_zero(const ar_sketch *s, const run *r, size_t i)
 /* The first and the last index that is not zero, of a run that has one. */
 static void note_ends(ar_sketch *s, const run *r)
 {
-    const bool none = s->first > s->last;
+    const bool is_empty = s->first > s->last;
     size_t i = 0, end = r->n;
-    if (none || r->index < s->first) {
+    if (is_empty || r->index < s->first) {
         while (is_zero(s, r, i))
             i++;
-        s->first = none || r->index + i < s->first ? r->index + i : s->first;
+        s->first = is_empty || r->index + i < s->first ? r->index + i : s->first;
     }
-    if (none || r->index + end - 1 > s->last) {
+    if (is_empty || r->index + end - 1 > s->last) {
         while (is_zero(s, r, end - 1))
             end--;
-        s->last = none || r->index + end - 1 > s->last ? r->index + end - 1 : s->last;
+        s->last = is_empty || r->index + end - 1 > s->last ? r->index + end - 1 : s->last;
     }
 }
 
@@ -349,19 +349,20 @@ static void add_run(ar_sketch *s, const lanes *l, const run *r)
     size_t i = 0;
     while (i < r->n) {
         const uint64_t number = (r->index + i) / GROUP;
-        const int first = (int)((r->index + i) % GROUP);
-        const size_t whole = first == 0 && r->stride == 1 ? (r->n - i) / GROUP : 0;
-        const size_t done = add_groups(&sum, bucket, l, r->values + i * r->bytes, s->dtype, number, whole);
-        if (done > 0) {
-            i += done * GROUP;
+        const int begin = (int)((r->index + i) % GROUP);
+        const size_t full_groups = begin == 0 && r->stride == 1 ? (r->n - i) / GROUP : 0;
+        const size_t added_groups =
+            add_groups(&sum, bucket, l, r->values + i * r->bytes, s->dtype, number, full_groups);
+        if (added_groups > 0) {
+            i += added_groups * GROUP;
             continue;
         }
         group g = {0};
-        const int end = r->n - i < (size_t)(GROUP - first) ? first + (int)(r->n - i) : GROUP;
-        for (int j = first; j < end; j++)
-            load(&g, j, s->dtype, r->values + (i + (size_t)(j - first)) * r->stride * r->bytes);
-        add_group(s, &sum, bucket, l, &g, number, first, end);
-        i += (size_t)(end - first);
+        const int end = r->n - i < (size_t)(GROUP - begin) ? begin + (int)(r->n - i) : GROUP;
+        for (int j = begin; j < end; j++)
+            load(&g, j, s->dtype, r->values + (i + (size_t)(j - begin)) * r->stride * r->bytes);
+        add_group(s, &sum, bucket, l, &g, number, begin, end);
+        i += (size_t)(end - begin);
     }
     s->digest += sum.digest;
     if (s->rows > 0)
@@ -399,9 +400,9 @@ ar_status ar_sketch_add(ar_sketch *s, const void *values, const ar_dump_box *box
         if (box->global[d] > s->shape[d] || box->extent[d] > s->shape[d] - box->global[d])
             return ar_error_set(AR_ERR_SHAPE, "sketch: a box has elements [%zu, %zu) of dimension %d, which has %zu",
                                 box->global[d], box->global[d] + box->extent[d], d, s->shape[d]);
-        const bool whole = outer == s->ndim || (box->extent[d + 1] == s->shape[d + 1] && outer == d + 1 &&
-                                                box->stride[d] == box->stride[d + 1] * box->extent[d + 1]);
-        if (whole) {
+        const bool is_contiguous = outer == s->ndim || (box->extent[d + 1] == s->shape[d + 1] && outer == d + 1 &&
+                                                        box->stride[d] == box->stride[d + 1] * box->extent[d + 1]);
+        if (is_contiguous) {
             outer = d;
             line *= box->extent[d];
         }

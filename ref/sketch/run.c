@@ -61,9 +61,9 @@ static ar_status no_memory(void)
     return ar_error_set(AR_ERR_MEMORY, "no memory for a run of sketches");
 }
 
-static ar_status wrong(const record *r, const char *what)
+static ar_status wrong(const record *r, const char *problem)
 {
-    return ar_error_set(AR_ERR_FORMAT, "%s: record %zu: %s", ARI_SHOW(r->path), r->number, what);
+    return ar_error_set(AR_ERR_FORMAT, "%s: record %zu: %s", ARI_SHOW(r->path), r->number, problem);
 }
 
 static uint64_t word_read(const unsigned char *data)
@@ -150,10 +150,10 @@ static ar_status piece_read(ar_sketch *s, const ar_sketch_run *run, const piece 
 static ar_status copy_differs(ar_sketch_run *run, size_t tensor, piece *p, int rank, ar_sketch *copy)
 {
     ar_sketch_tensor *t = &run->tensor[tensor];
-    ARI_ENDED(ar_sketch_fini) ar_sketch first = {0};
+    ARI_ENDED(ar_sketch_fini) ar_sketch original = {0};
     ar_sketch_difference d;
-    AR_TRY(piece_read(&first, run, p, copy));
-    AR_TRY(ar_sketch_compare(&d, &first, copy));
+    AR_TRY(piece_read(&original, run, p, copy));
+    AR_TRY(ar_sketch_compare(&d, &original, copy));
     t->differing = t->differing < 0 ? rank : t->differing;
     if (p->differing != SIZE_MAX && !(d.norm > p->distance))
         return AR_OK;
@@ -166,9 +166,9 @@ static ar_status copy_differs(ar_sketch_run *run, size_t tensor, piece *p, int r
         ar_sketch_fini(&(*list)[p->differing].original);
         ar_sketch_fini(&(*list)[p->differing].copy);
     }
-    (*list)[p->differing] = (ar_sketch_copies){p->figures.rank, rank, first, *copy};
+    (*list)[p->differing] = (ar_sketch_copies){p->figures.rank, rank, original, *copy};
     p->distance = d.norm;
-    first = (ar_sketch){0}; /* both belong to the list now */
+    original = (ar_sketch){0}; /* both belong to the list now */
     *copy = (ar_sketch){0};
     return AR_OK;
 }
@@ -185,9 +185,9 @@ static ar_status piece_add(ar_sketch_run *run, json_t *slot, const record *r, co
     if ((size_t)snprintf(key, sizeof key, "%s %s", part, term) >= sizeof key)
         return wrong(r, "a \"part\" of more than 1,000 bytes");
     json_t *pieces = json_object_get(slot, "pieces"), *terms = json_object_get(slot, "terms");
-    const json_t *known = json_object_get(pieces, key);
-    if (known != NULL) {
-        piece *p = &run->piece[json_integer_value(known)];
+    const json_t *piece_index = json_object_get(pieces, key);
+    if (piece_index != NULL) {
+        piece *p = &run->piece[json_integer_value(piece_index)];
         p->copies++;
         t->copies = p->copies > t->copies ? p->copies : t->copies;
         return p->digest == s->digest ? AR_OK : copy_differs(run, tensor, p, r->rank, s);
@@ -269,17 +269,17 @@ static ar_status record_read(ar_sketch_run *run, record *r, int rank)
     return json_object_set_new(run->steps, key, json_integer(ranks + 1)) == 0 ? AR_OK : no_memory();
 }
 
-/* A rank has one record of a step. A second one that is equal is skipped. seen: {step: hash of its record}. */
-static ar_status check_repeated(bool *repeated, json_t *seen, const record *r, uint64_t hash)
+/* A rank has one record of a step. A second one that is equal is skipped. step_hashes: {step: hash of its record}. */
+static ar_status check_repeated(bool *repeated, json_t *step_hashes, const record *r, uint64_t hash)
 {
     char key[32];
     const json_int_t step = json_integer_value(json_object_get(r->text, "step"));
     snprintf(key, sizeof key, "%lld", (long long)step);
-    const json_t *first = json_object_get(seen, key);
-    *repeated = first != NULL;
-    if (first == NULL)
-        return json_object_set_new(seen, key, json_integer((json_int_t)hash)) == 0 ? AR_OK : no_memory();
-    if ((uint64_t)json_integer_value(first) == hash)
+    const json_t *earlier_hash = json_object_get(step_hashes, key);
+    *repeated = earlier_hash != NULL;
+    if (earlier_hash == NULL)
+        return json_object_set_new(step_hashes, key, json_integer((json_int_t)hash)) == 0 ? AR_OK : no_memory();
+    if ((uint64_t)json_integer_value(earlier_hash) == hash)
         return AR_OK;
     return ar_error_set(AR_ERR_FORMAT,
                         "%s: record %zu: step %lld is there twice, with other contents; capture each "
@@ -302,7 +302,7 @@ static ar_status check_magic(const unsigned char *data, size_t bytes, const char
 
 /* Reads the records of a rank's file, up to the last whole one. */
 static ar_status records_read(ar_sketch_run *run, const unsigned char *data, size_t bytes, const char *path, int rank,
-                              json_t *seen)
+                              json_t *step_hashes)
 {
     record r = {.path = path};
     for (size_t offset = MAGIC; bytes - offset >= HEAD;) {
@@ -322,7 +322,7 @@ static ar_status records_read(ar_sketch_run *run, const unsigned char *data, siz
         r.offset = (size_t)(r.figures - data);
         r.bytes = (size_t)(rest - 8 - text);
         bool repeated = false;
-        ar_status st = check_repeated(&repeated, seen, &r, hash);
+        ar_status st = check_repeated(&repeated, step_hashes, &r, hash);
         if (st == AR_OK && !repeated)
             st = record_read(run, &r, rank);
         json_decref(r.text);
@@ -340,9 +340,9 @@ static ar_status file_read(ar_sketch_run *run, int rank)
     AR_TRY(path_of(&path, run->folder, rank));
     AR_TRY(ari_file_read(&data, &bytes, path, MOST_BYTES));
     AR_TRY(check_magic(data, bytes, path));
-    json_t *seen = json_object();
-    const ar_status st = seen != NULL ? records_read(run, data, bytes, path, rank, seen) : no_memory();
-    json_decref(seen);
+    json_t *step_hashes = json_object();
+    const ar_status st = step_hashes != NULL ? records_read(run, data, bytes, path, rank, step_hashes) : no_memory();
+    json_decref(step_hashes);
     return st;
 }
 

@@ -65,8 +65,8 @@ void ar_sketch_fini(ar_sketch *s)
 
 static ar_status check_shapes(const ar_sketch *a, const ar_sketch *b)
 {
-    const bool same = a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
-    return same ? AR_OK : ar_error_set(AR_ERR_SHAPE, "sketch: the tensors have other shapes");
+    const bool equal = a->ndim == b->ndim && memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) == 0;
+    return equal ? AR_OK : ar_error_set(AR_ERR_SHAPE, "sketch: the tensors have other shapes");
 }
 
 ar_status ar_sketch_merge(ar_sketch *s, const ar_sketch *part, bool summand)
@@ -93,9 +93,9 @@ ar_status ar_sketch_merge(ar_sketch *s, const ar_sketch *part, bool summand)
     s->sum_squares += part->sum_squares;
     s->max_abs = part->max_abs > s->max_abs ? part->max_abs : s->max_abs;
     if (part->first <= part->last) {
-        const bool none = s->first > s->last;
-        s->first = none || part->first < s->first ? part->first : s->first;
-        s->last = none || part->last > s->last ? part->last : s->last;
+        const bool is_empty = s->first > s->last;
+        s->first = is_empty || part->first < s->first ? part->first : s->first;
+        s->last = is_empty || part->last > s->last ? part->last : s->last;
     }
     return AR_OK;
 }
@@ -172,7 +172,7 @@ ar_status ar_sketch_compare(ar_sketch_difference *d, const ar_sketch *a, const a
     *d = (ar_sketch_difference){.same_bits = digests && a->digest == b->digest && a->count == b->count};
     d->norm_a = norm_of(&d->norm_a_error, a);
     const double scale = scale_of(fmax(largest_bucket(a), largest_bucket(b)));
-    double aa = 0.0, ab = 0.0, dd = 0.0, fourth = 0.0, largest = 0.0, left = 0.0;
+    double aa = 0.0, ab = 0.0, dd = 0.0, fourth = 0.0, largest = 0.0, residual = 0.0;
     for (size_t i = 0; i < a->blocks; i++) {
         const products p = block_products(a, b, i, scale);
         aa += p.aa;
@@ -191,9 +191,9 @@ ar_status ar_sketch_compare(ar_sketch_difference *d, const ar_sketch *a, const a
         d->blocks += block_products(a, b, i, scale).dd > 1e-6 * largest;
     for (size_t i = 0; i < a->blocks * BUCKETS && aa > 0.0; i++) {
         const double x = (b->bucket[i] - d->factor * a->bucket[i]) * scale;
-        left += x * x;
+        residual += x * x;
     }
-    d->factor_left = dd > 0.0 ? sqrt(left / dd) : 0.0;
+    d->factor_left = dd > 0.0 ? sqrt(residual / dd) : 0.0;
     compare_rows(d, a, b);
     return AR_OK;
 }

@@ -99,21 +99,21 @@ static ar_status alloc_storage(ar_ddp *d)
 {
     enum { ALIGNED = 64 };
     const ar_arith_ops *arith = d->ctx->arith;
-    const bool apart = d->ctx->fault;
-    size_t all = 0, at = 0;
+    const bool is_separate = d->ctx->fault;
+    size_t total_bytes = 0, offset = 0;
     for (size_t i = 0; i < d->count && d->stage < 2; i++) {
         const size_t bytes = d->buckets[i].info.storage_bytes;
         d->storage_bytes = ari_larger(d->storage_bytes, ari_bucket_is_in_place(&d->buckets[i]) ? 0 : bytes);
-        all += ari_round_up(bytes, ALIGNED);
+        total_bytes += ari_round_up(bytes, ALIGNED);
     }
-    AR_TRY(ari_ctx_alloc(d->ctx, &d->storage, apart ? all : d->storage_bytes));
+    AR_TRY(ari_ctx_alloc(d->ctx, &d->storage, is_separate ? total_bytes : d->storage_bytes));
     for (size_t i = 0; i < d->count && d->stage < 2; i++) {
         ari_bucket *b = &d->buckets[i];
-        if (!b->moves || (!apart && ari_bucket_is_in_place(b)))
+        if (!b->moves || (!is_separate && ari_bucket_is_in_place(b)))
             continue;
-        b->storage = ar_buf_at(d->storage, at);
+        b->storage = ar_buf_at(d->storage, offset);
         AR_TRY(arith->bucket_zero(d->ctx, d->ctx->queue, b->storage, b->info.elements, b->info.storage));
-        at += apart ? ari_round_up(b->info.storage_bytes, ALIGNED) : 0;
+        offset += is_separate ? ari_round_up(b->info.storage_bytes, ALIGNED) : 0;
     }
     return AR_OK;
 }
@@ -125,13 +125,13 @@ static size_t room_of(const ari_bucket *b)
     const ar_arith_ops *arith = d->ctx->arith;
     const size_t n = b->info.elements;
     const ar_dtype storage = b->info.storage;
-    size_t most = arith->bucket_room(n, storage, reduced_over(b), NULL);
+    size_t max_room = arith->bucket_room(n, storage, reduced_over(b), NULL);
     if (b->info.spread)
-        most = ari_larger(most, arith->bucket_room(n, storage, ari_ddp_group(d, ARI_OVER_TP), NULL));
+        max_room = ari_larger(max_room, arith->bucket_room(n, storage, ari_ddp_group(d, ARI_OVER_TP), NULL));
     if (b->info.ends)
-        most = ari_larger(most, arith->bucket_room(n, storage, ari_ddp_group(d, ARI_OVER_ENDS), NULL));
-    return d->stage == 0 ? most
-                         : ari_larger(most, arith->bucket_room(b->info.own_count, storage, replicate_of(b), NULL));
+        max_room = ari_larger(max_room, arith->bucket_room(n, storage, ari_ddp_group(d, ARI_OVER_ENDS), NULL));
+    return d->stage == 0 ? max_room
+                         : ari_larger(max_room, arith->bucket_room(b->info.own_count, storage, replicate_of(b), NULL));
 }
 
 ar_status ari_buckets_alloc(ar_ddp *d)
@@ -163,12 +163,12 @@ void ari_buckets_free(ar_ddp *d)
 /* --- the state of a step ------------------------------------------------------------------------------------------ */
 
 /* The part of bucket elements [own, own + count) that lies in [at, at + elements): ZeRO's share of a parameter. */
-static void own_part(const ari_bucket *of, ar_param *p, const ar_bucket_info *b, size_t at)
+static void own_part(const ari_bucket *bucket, ar_param *p, const ar_bucket_info *b, size_t offset)
 {
-    size_t from = 0;
-    const bool any = ari_overlap(&from, &p->own_count, at, ar_tensor_count(&p->value), b->own_start, b->own_count);
-    p->own_start = any ? from - at : 0;
-    p->sharded = ar_comm_size(ari_ctx_shard(of->ddp->ctx, of->expert)) > 1;
+    size_t begin = 0;
+    const bool any = ari_overlap(&begin, &p->own_count, offset, ar_tensor_count(&p->value), b->own_start, b->own_count);
+    p->own_start = any ? begin - offset : 0;
+    p->sharded = ar_comm_size(ari_ctx_shard(bucket->ddp->ctx, bucket->expert)) > 1;
 }
 
 void ari_bucket_share(const ari_bucket *b)
@@ -218,7 +218,7 @@ static bool adds_by_token(const ar_ddp *d, const ar_param *p)
 static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
 {
     const ar_ddp *d = b->ddp;
-    const size_t others = size_of(ari_ddp_group(d, ARI_OVER_DP)) / size_of(group);
+    const size_t group_count = size_of(ari_ddp_group(d, ARI_OVER_DP)) / size_of(group);
     size_t of_sample = 0;
     ari_gradient_moves(&d->ctx->layout, d->step.tokens, &of_sample);
     for (size_t i = 0; i < b->info.params; i++) {
@@ -227,8 +227,8 @@ static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
         if (adds_by_token(d, b->info.param[i]))
             of_sample = 2 * d->step.tokens;
     }
-    const size_t each = d->step.depths * (others > 0 ? others : 1) * of_sample;
-    return samples > 0 && samples <= SIZE_MAX / each ? samples * each : SIZE_MAX;
+    const size_t per_sample = d->step.depths * (group_count > 0 ? group_count : 1) * of_sample;
+    return samples > 0 && samples <= SIZE_MAX / per_sample ? samples * per_sample : SIZE_MAX;
 }
 
 static size_t times(size_t terms, size_t ranks)
@@ -241,8 +241,8 @@ static ar_status sum_data(const ari_bucket *b, ar_queue *q, ar_buf storage, size
                           const size_t *counts, size_t samples)
 {
     ar_ctx *ctx = b->ddp->ctx;
-    const ar_most_terms most = {.before = most_values(b, group, samples)};
-    return ctx->arith->bucket_reduce(ctx, q, storage, b->ddp->exchange, n, b->info.storage, group, counts, &most,
+    const ar_most_terms limits = {.before = most_values(b, group, samples)};
+    return ctx->arith->bucket_reduce(ctx, q, storage, b->ddp->exchange, n, b->info.storage, group, counts, &limits,
                                      b->tag);
 }
 
@@ -253,18 +253,18 @@ static ar_status sum_spread(const ari_bucket *b, ar_queue *q, ar_buf storage, si
     ar_ctx *ctx = b->ddp->ctx;
     const ar_arith_ops *arith = ctx->arith;
     const ar_buf room = b->ddp->exchange;
-    const bool ends = b->info.ends && !ari_faulty(ctx, "pp_tied_not_summed");
-    ar_comm *tp = ari_ddp_group(b->ddp, ARI_OVER_TP), *both = ari_ddp_group(b->ddp, ARI_OVER_ENDS);
-    ar_most_terms most = {.before = most_values(b, data, b->ddp->step.samples)};
+    const bool is_tied = b->info.ends && !ari_faulty(ctx, "pp_tied_not_summed");
+    ar_comm *tp = ari_ddp_group(b->ddp, ARI_OVER_TP), *ends_group = ari_ddp_group(b->ddp, ARI_OVER_ENDS);
+    ar_most_terms limits = {.before = most_values(b, data, b->ddp->step.samples)};
     if (b->info.spread) {
-        most.after = is_alone(data) && !b->info.ends ? 0 : times(most.before, size_of(tp));
-        AR_TRY(arith->bucket_reduce(ctx, q, storage, room, n, b->info.storage, tp, NULL, &most, b->tag));
-        most.before = most.after;
+        limits.after = is_alone(data) && !b->info.ends ? 0 : times(limits.before, size_of(tp));
+        AR_TRY(arith->bucket_reduce(ctx, q, storage, room, n, b->info.storage, tp, NULL, &limits, b->tag));
+        limits.before = limits.after;
     }
-    most.after = is_alone(data) ? 0 : times(most.before, size_of(both));
-    return ends ? arith->bucket_reduce(ctx, q, storage, room, n, b->info.storage, both, NULL, &most,
-                                       b->info.param[0]->name)
-                : AR_OK;
+    limits.after = is_alone(data) ? 0 : times(limits.before, size_of(ends_group));
+    return is_tied ? arith->bucket_reduce(ctx, q, storage, room, n, b->info.storage, ends_group, NULL, &limits,
+                                          b->info.param[0]->name)
+                   : AR_OK;
 }
 
 /* This rank's slice between its place in the bucket and memory of its own. */
@@ -274,13 +274,14 @@ static ar_status move_slice(const ari_bucket *b, ar_queue *q, bool out)
     ar_device *dev = b->ddp->ctx->device;
     const ar_bucket_array number = {0, b->info.storage};
     const int arrays = arith->bucket_arrays > 0 ? arith->bucket_arrays : 1;
-    const size_t own = b->info.own_count;
+    const size_t count = b->info.own_count;
     for (int i = 0; i < arrays; i++) {
         const ar_bucket_array *a = arith->bucket_arrays > 0 ? &arith->bucket_array[i] : &number;
         const size_t width = ar_dtype_bytes(a->dtype);
-        const ar_buf here = ar_buf_at(b->storage, a->at * b->info.elements + b->info.own_start * width);
-        const ar_buf apart = ar_buf_at(b->shard, a->at * own);
-        AR_TRY(dev->ops->copy(dev, q, out ? apart : here, ar_const(out ? here : apart), own * width));
+        const ar_buf bucket_slice = ar_buf_at(b->storage, a->at * b->info.elements + b->info.own_start * width);
+        const ar_buf shard_slice = ar_buf_at(b->shard, a->at * count);
+        AR_TRY(dev->ops->copy(dev, q, out ? shard_slice : bucket_slice, ar_const(out ? bucket_slice : shard_slice),
+                              count * width));
     }
     return AR_OK;
 }
@@ -321,13 +322,13 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
 static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;
-    ar_comm *over = reduced_over(b);
+    ar_comm *group = reduced_over(b);
     if (d->stage >= 2)
-        return sum_data(b, q, b->storage, b->info.elements, over, b->counts, d->step.pass_samples);
+        return sum_data(b, q, b->storage, b->info.elements, group, b->counts, d->step.pass_samples);
     AR_TRY(sum_spread(b, q, b->storage, b->info.elements, data_of(b)));
     if (ari_faulty(d->ctx, "dp_group_missing"))
         return AR_OK;
-    AR_TRY(sum_data(b, q, b->storage, b->info.elements, over, b->counts, d->step.samples));
+    AR_TRY(sum_data(b, q, b->storage, b->info.elements, group, b->counts, d->step.samples));
     return reduce_replicas(b, q);
 }
 
@@ -380,11 +381,11 @@ static ar_status carry(const ari_bucket *b, ar_queue *q)
     return complete_gradients(b, q);
 }
 
-ar_status ari_bucket_run(void *arg, ar_queue *on)
+ar_status ari_bucket_run(void *arg, ar_queue *queue)
 {
     const ari_bucket *b = arg;
     if (!b->moves)
-        return complete_gradients(b, on);
+        return complete_gradients(b, queue);
     ari_span_begin("bucket %zu", b->info.index);
-    return ari_ddp_fail_in_flight(b->ddp, ari_span_end(carry(b, on)));
+    return ari_ddp_fail_in_flight(b->ddp, ari_span_end(carry(b, queue)));
 }

@@ -37,10 +37,10 @@ typedef struct candidate {
 } candidate;
 
 typedef struct draft {
-    ari_arena arena; /* of its lists */
-    candidate *at;   /* [n], in the order of packing */
+    ari_arena arena;       /* of its lists */
+    candidate *candidates; /* [n], in the order of packing */
     size_t n;
-    size_t *last; /* [buckets]: the place in `at` of the last parameter of each */
+    size_t *last_index; /* [buckets]: the place in `at` of the last parameter of each */
     size_t buckets;
 } draft;
 
@@ -82,11 +82,11 @@ static ar_status measure_candidate(candidate *c, const ar_ddp *d, const ar_param
     const int tp = p->expert && ari_experts_whole(&d->ctx->layout) ? 1 : ar_comm_size(d->ctx->tp);
     const int parts = o->replicas > 0 && o->replicas < tp ? tp / o->replicas : 1;
     const int dim = shared_dim(o, parts);
-    size_t start = 0, most = 0;
+    size_t start = 0, max_extent = 0;
     *n = 1;
     for (int i = 0; i < o->ndim; i++) {
-        ari_split_uneven(o->shape[i], i == dim ? parts : 1, 0, &start, &most);
-        AR_TRY(ari_mul_size(n, *n, most));
+        ari_split_uneven(o->shape[i], i == dim ? parts : 1, 0, &start, &max_extent);
+        AR_TRY(ari_mul_size(n, *n, max_extent));
     }
     c->uneven = dim >= 0 && o->shape[dim] % (size_t)parts != 0;
     return ari_mul_size(n, *n, sizeof(float));
@@ -109,20 +109,20 @@ static ar_status collect_unit(draft *f, const ar_ddp *d, int unit)
                  (is_at_ends(d, p) ? KIND_ENDS : 0) | (p->expert ? KIND_EXPERT : 0) | (half ? KIND_BF16 : 0) |
                  (half && p->adds >= AR_ADDS_BY_POSITION ? KIND_TABLE : 0) |
                  (d->options.matrices_apart && p->matrix ? KIND_MATRIX : 0);
-        f->at[f->n++] = c;
+        f->candidates[f->n++] = c;
     }
     return AR_OK;
 }
 
 static ar_status collect_candidates(draft *f, const ar_ddp *d)
 {
-    AR_TRY(ARI_TAKE(&f->at, &f->arena, d->n, "parameters of buckets"));
-    AR_TRY(ARI_TAKE(&f->last, &f->arena, d->n, "buckets"));
+    AR_TRY(ARI_TAKE(&f->candidates, &f->arena, d->n, "parameters of buckets"));
+    AR_TRY(ARI_TAKE(&f->last_index, &f->arena, d->n, "buckets"));
     for (int unit = d->units; unit-- > 0;)
         AR_TRY(collect_unit(f, d, unit));
     AR_TRY(collect_unit(f, d, d->units));
     if (d->options.order == AR_BUCKETS_BY_SIZE)
-        qsort(f->at, f->n, sizeof *f->at, larger_first);
+        qsort(f->candidates, f->n, sizeof *f->candidates, larger_first);
     return AR_OK;
 }
 
@@ -132,9 +132,9 @@ static void pack_candidates(draft *f, size_t capacity)
     size_t open[KINDS], filled[KINDS];
     bool any[KINDS] = {false};
     for (size_t i = 0; i < f->n; i++) {
-        candidate *c = &f->at[i];
+        candidate *c = &f->candidates[i];
         const int k = c->kind;
-        if (i > 0 && c->unit != f->at[i - 1].unit)
+        if (i > 0 && c->unit != f->candidates[i - 1].unit)
             memset(any, 0, sizeof any);
         const bool fits = any[k] && capacity > 0 && filled[k] <= capacity && c->bytes <= capacity - filled[k];
         if (!fits) {
@@ -144,7 +144,7 @@ static void pack_candidates(draft *f, size_t capacity)
         }
         filled[k] += c->bytes;
         c->bucket = open[k];
-        f->last[c->bucket] = i;
+        f->last_index[c->bucket] = i;
     }
 }
 
@@ -159,38 +159,38 @@ static int earlier_done(const void *a, const void *b)
 static void number_buckets(draft *f)
 {
     for (size_t b = 0; b < f->buckets; b++)
-        f->last[b] += f->at[f->last[b]].kind & KIND_ENDS ? f->n : 0;
-    qsort(f->last, f->buckets, sizeof *f->last, earlier_done);
+        f->last_index[b] += f->candidates[f->last_index[b]].kind & KIND_ENDS ? f->n : 0;
+    qsort(f->last_index, f->buckets, sizeof *f->last_index, earlier_done);
     for (size_t b = 0; b < f->buckets; b++)
-        f->last[b] %= f->n;
+        f->last_index[b] %= f->n;
 }
 
-static void init_bucket(ar_ddp *d, ari_bucket *b, const candidate *first)
+static void init_bucket(ar_ddp *d, ari_bucket *b, const candidate *head)
 {
     const size_t option = d->options.bucket_bytes;
     b->ddp = d;
     b->info.index = (size_t)(b - d->buckets);
-    b->info.spread = is_spread(d, first->param);
-    b->info.ends = is_at_ends(d, first->param);
-    b->info.storage = first->param->value.dtype;
-    b->info.capacity = first->bytes > option ? first->bytes : option;
-    b->expert = first->param->expert;
+    b->info.spread = is_spread(d, head->param);
+    b->info.ends = is_at_ends(d, head->param);
+    b->info.storage = head->param->value.dtype;
+    b->info.capacity = head->bytes > option ? head->bytes : option;
+    b->expert = head->param->expert;
     b->moves = ar_comm_size(ari_ctx_data(d->ctx, b->expert)) > 1 || b->info.spread || b->info.ends || d->stage >= 2;
-    snprintf(b->tag, sizeof b->tag, "bucket %zu: %s", b->info.index, first->param->name);
+    snprintf(b->tag, sizeof b->tag, "bucket %zu: %s", b->info.index, head->param->name);
 }
 
-/* Appends c to bucket b at place `at` of the lists of all buckets. */
-static ar_status append_candidate(ar_ddp *d, ari_bucket *b, const candidate *c, size_t at)
+/* Appends c to bucket b at place `slot_index` of the lists of all buckets. */
+static ar_status append_candidate(ar_ddp *d, ari_bucket *b, const candidate *c, size_t slot_index)
 {
     if (b->info.params == 0) {
         init_bucket(d, b, c);
-        b->slot = d->slots + at;
-        b->info.param = d->bucketed + at;
-        b->info.offset = d->offsets + at;
+        b->slot = d->slots + slot_index;
+        b->info.param = d->bucketed + slot_index;
+        b->info.offset = d->offsets + slot_index;
     }
-    d->slots[at] = (ari_ddp_slot){.ddp = d, .param = c->param, .bucket = b->info.index};
-    d->bucketed[at] = c->param;
-    d->offsets[at] = b->info.elements;
+    d->slots[slot_index] = (ari_ddp_slot){.ddp = d, .param = c->param, .bucket = b->info.index};
+    d->bucketed[slot_index] = c->param;
+    d->offsets[slot_index] = b->info.elements;
     b->info.params++;
     AR_TRY(ari_add_size(&b->info.bytes, b->info.bytes, c->elements * sizeof(float)));
     return ari_add_size(&b->info.elements, b->info.elements, c->elements);
@@ -216,10 +216,10 @@ static ar_status fill_buckets(ar_ddp *d, const draft *f)
     AR_TRY(ARI_TAKE(&d->buckets, &d->lists, f->buckets, "buckets"));
     d->count = f->buckets;
     for (size_t i = 0; i < d->count; i++) {
-        const size_t draft_bucket = f->at[f->last[i]].bucket;
-        for (size_t k = 0; k <= f->last[i]; k++) {
-            if (f->at[k].bucket == draft_bucket)
-                AR_TRY(append_candidate(d, &d->buckets[i], &f->at[k], d->trained++));
+        const size_t draft_bucket = f->candidates[f->last_index[i]].bucket;
+        for (size_t k = 0; k <= f->last_index[i]; k++) {
+            if (f->candidates[k].bucket == draft_bucket)
+                AR_TRY(append_candidate(d, &d->buckets[i], &f->candidates[k], d->trained++));
         }
         add_to_unit(d, &d->buckets[i]);
     }
@@ -230,18 +230,18 @@ static ar_status fill_buckets(ar_ddp *d, const draft *f)
 static ar_status share_out(ar_ddp *d)
 {
     const int shard = ar_comm_size(d->ctx->shard), copies = ar_comm_size(d->ctx->expert_shard);
-    const size_t most = (size_t)(shard > copies ? shard : copies);
-    size_t all = 0, start = 0;
-    AR_TRY(ari_mul_size(&all, d->count, most));
-    AR_TRY(ARI_TAKE(&d->all_counts, &d->lists, all, "shares of buckets"));
+    const size_t max_ranks = (size_t)(shard > copies ? shard : copies);
+    size_t total = 0, start = 0;
+    AR_TRY(ari_mul_size(&total, d->count, max_ranks));
+    AR_TRY(ARI_TAKE(&d->all_counts, &d->lists, total, "shares of buckets"));
     for (size_t i = 0; i < d->count; i++) {
         ari_bucket *b = &d->buckets[i];
-        const ar_comm *over = ari_ctx_shard(d->ctx, b->expert);
-        const int n = ar_comm_size(over);
-        size_t *counts = d->all_counts + i * most;
+        const ar_comm *group = ari_ctx_shard(d->ctx, b->expert);
+        const int n = ar_comm_size(group);
+        size_t *counts = d->all_counts + i * max_ranks;
         for (int r = 0; r < n; r++)
             ari_comm_slice(b->info.elements, n, r, &start, &counts[r]);
-        ari_comm_slice(b->info.elements, n, ar_comm_rank(over), &b->info.own_start, &b->info.own_count);
+        ari_comm_slice(b->info.elements, n, ar_comm_rank(group), &b->info.own_start, &b->info.own_count);
         b->shares = counts;
         b->counts = n > 1 ? counts : NULL;
     }

@@ -29,28 +29,28 @@
 /* Hashes first, and where those differ, what differs. */
 enum { TEXT = 224 }; /* whole words, as they travel */
 
-/* All-gathers the ranks' messages, `each` bytes (whole words) of each, in rank order. Gives; free(). */
-static ar_status exchange_messages(void **gives, ar_ctx *ctx, const void *own, size_t each)
+/* All-gathers the ranks' messages, `message_bytes` bytes (whole words) of each, in rank order. Gives; free(). */
+static ar_status exchange_messages(void **out, ar_ctx *ctx, const void *message, size_t message_bytes)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->dp), me = (size_t)ar_comm_rank(ctx->dp);
-    const size_t words = each / sizeof(uint64_t);
-    ARI_OWNED uint64_t *said = NULL;
-    AR_TRY(ari_alloc_zero((void **)&said, ranks, each, "hashes of parameters"));
-    memcpy(said + me * words, own, each);
-    AR_TRY(ari_gather_words(ctx, ctx->dp, said, words, "parameters of data parallelism"));
+    const size_t words = message_bytes / sizeof(uint64_t);
+    ARI_OWNED uint64_t *messages = NULL;
+    AR_TRY(ari_alloc_zero((void **)&messages, ranks, message_bytes, "hashes of parameters"));
+    memcpy(messages + me * words, message, message_bytes);
+    AR_TRY(ari_gather_words(ctx, ctx->dp, messages, words, "parameters of data parallelism"));
     AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_AGREEMENT, .name = ""));
-    *gives = said;
-    said = NULL;
+    *out = messages;
+    messages = NULL;
     return AR_OK;
 }
 
 /* The name as expert-parallel ranks agree about it: without the numbers of experts. */
 static void describe_name(ari_text *t, const ar_param *p)
 {
-    const char *of = p->expert ? strstr(p->name, ".experts.") : NULL;
-    const size_t before = of ? (size_t)(of - p->name) + sizeof ".experts." - 1 : strlen(p->name);
-    const char *after = p->name + before + strspn(p->name + before, of ? "0123456789" : "");
-    ari_say(t, "%.*s%s%s [", (int)before, p->name, of ? "*" : "", after);
+    const char *marker = p->expert ? strstr(p->name, ".experts.") : NULL;
+    const size_t before = marker ? (size_t)(marker - p->name) + sizeof ".experts." - 1 : strlen(p->name);
+    const char *after = p->name + before + strspn(p->name + before, marker ? "0123456789" : "");
+    ari_say(t, "%.*s%s%s [", (int)before, p->name, marker ? "*" : "", after);
 }
 
 /* "a.weight [4, 8]", with all that must agree. unit: counted from the end; 0: the root unit. */
@@ -92,42 +92,42 @@ static void describe_at(char text[TEXT], const ar_ddp *d, size_t i)
         snprintf(text, TEXT, "nothing");
 }
 
-/* The first place at which a rank differs from rank 0, and that rank. said: [ranks, n] hashes. */
-static void first_difference(const uint64_t *said, size_t ranks, size_t n, size_t *at, size_t *rank)
+/* The first place at which a rank differs from rank 0, and that rank. hashes: [ranks, n] hashes. */
+static void first_difference(const uint64_t *hashes, size_t ranks, size_t n, size_t *position, size_t *rank)
 {
-    for (*at = 0; *at < n; (*at)++) {
+    for (*position = 0; *position < n; (*position)++) {
         for (*rank = 1; *rank < ranks; (*rank)++) {
-            if (said[*rank * n + *at] != said[*at])
+            if (hashes[*rank * n + *position] != hashes[*position])
                 return;
         }
     }
     *rank = 1;
 }
 
-static ar_status name_difference(ar_ddp *d, size_t most)
+static ar_status name_difference(ar_ddp *d, size_t max_params)
 {
-    const size_t ranks = (size_t)ar_comm_size(d->ctx->dp), n = most + 1;
-    ARI_OWNED uint64_t *own = NULL, *said = NULL;
+    const size_t ranks = (size_t)ar_comm_size(d->ctx->dp), n = max_params + 1;
+    ARI_OWNED uint64_t *local_hashes = NULL, *hashes = NULL;
     ARI_OWNED char *texts = NULL;
     char text[TEXT] = "";
-    size_t at = 0, rank = 0;
+    size_t position = 0, rank = 0;
     ar_status st = AR_OK;
-    AR_TRY(ARI_ALLOC(&own, n, "hashes of parameters"));
+    AR_TRY(ARI_ALLOC(&local_hashes, n, "hashes of parameters"));
     for (size_t i = 0; i < n; i++) {
         describe_at(text, d, i);
-        own[i] = mix_text(ARI_FNV1A_BASIS, text);
+        local_hashes[i] = mix_text(ARI_FNV1A_BASIS, text);
     }
-    AR_TRY(exchange_messages((void **)&said, d->ctx, own, n * sizeof *own));
-    first_difference(said, ranks, n, &at, &rank);
+    AR_TRY(exchange_messages((void **)&hashes, d->ctx, local_hashes, n * sizeof *local_hashes));
+    first_difference(hashes, ranks, n, &position, &rank);
     memset(text, 0, sizeof text);
-    describe_at(text, d, at);
+    describe_at(text, d, position);
     AR_TRY(exchange_messages((void **)&texts, d->ctx, text, sizeof text));
-    char what[48] = "the options";
-    if (at > 0)
-        snprintf(what, sizeof what, "parameter %zu", at - 1);
+    char subject[48] = "the options";
+    if (position > 0)
+        snprintf(subject, sizeof subject, "parameter %zu", position - 1);
     st =
         ar_error_set(AR_ERR_MISMATCH, "%s: data-parallel ranks 0 and %zu disagree about %s: rank 0 has %s, rank %zu %s",
-                     d->name, rank, what, texts, rank, texts + rank * sizeof text);
+                     d->name, rank, subject, texts, rank, texts + rank * sizeof text);
     return st;
 }
 
@@ -136,23 +136,23 @@ static ar_status name_difference(ar_ddp *d, size_t most)
 static ar_status ddp_agree(ar_ddp *d)
 {
     const size_t ranks = (size_t)ar_comm_size(d->ctx->dp);
-    ARI_OWNED uint64_t *said = NULL;
-    uint64_t own[2] = {ARI_FNV1A_BASIS, d->n};
-    size_t most = 0;
+    ARI_OWNED uint64_t *messages = NULL;
+    uint64_t message[2] = {ARI_FNV1A_BASIS, d->n};
+    size_t max_params = 0;
     bool differ = false;
     char text[TEXT];
     if (ranks == 1)
         return AR_OK;
     for (size_t i = 0; i <= d->n; i++) {
         describe_at(text, d, i);
-        own[0] = mix_text(own[0], text);
+        message[0] = mix_text(message[0], text);
     }
-    AR_TRY(exchange_messages((void **)&said, d->ctx, own, sizeof own));
+    AR_TRY(exchange_messages((void **)&messages, d->ctx, message, sizeof message));
     for (size_t r = 0; r < ranks; r++) {
-        differ = differ || memcmp(said + 2 * r, said, sizeof own) != 0;
-        most = said[2 * r + 1] > most ? (size_t)said[2 * r + 1] : most;
+        differ = differ || memcmp(messages + 2 * r, messages, sizeof message) != 0;
+        max_params = messages[2 * r + 1] > max_params ? (size_t)messages[2 * r + 1] : max_params;
     }
-    return differ ? name_difference(d, most) : AR_OK;
+    return differ ? name_difference(d, max_params) : AR_OK;
 }
 
 /* --- which got a gradient, on this rank and on any ---------------------------------------------------------------- */
@@ -194,28 +194,28 @@ static ar_status ddp_check_all_used(const ar_ddp *d)
                         d->name, ar_comm_rank(d->ctx->dp), missing, required, names);
 }
 
-static ar_status combine_messages(void *arg, ar_queue *on)
+static ar_status combine_messages(void *arg, ar_queue *queue)
 {
     const ar_ddp *d = arg;
     ar_device *device = d->ctx->device;
     const ar_buf host = {d->used};
     ari_span_begin("used parameters");
-    ar_status st = device->ops->copy(device, on, d->used_device, ar_const(host), d->trained);
+    ar_status st = device->ops->copy(device, queue, d->used_device, ar_const(host), d->trained);
     if (st == AR_OK)
-        st = ar_comm_all_reduce(ari_ddp_group(d, ARI_OVER_DP), on, d->used_device, ar_const(d->used_device), d->trained,
-                                AR_U8, AR_MAX, "used parameters");
+        st = ar_comm_all_reduce(ari_ddp_group(d, ARI_OVER_DP), queue, d->used_device, ar_const(d->used_device),
+                                d->trained, AR_U8, AR_MAX, "used parameters");
     if (st == AR_OK)
         st = ARI_NOTE(d->ctx, .kind = ARI_LEDGER_UNUSED, .name = "", .pass = 's');
     if (st == AR_OK)
-        st = device->ops->copy(device, on, host, ar_const(d->used_device), d->trained);
+        st = device->ops->copy(device, queue, host, ar_const(d->used_device), d->trained);
     if (st == AR_OK)
-        st = ar_queue_sync(on, 0); /* the host reads them */
+        st = ar_queue_sync(queue, 0); /* the host reads them */
     return ari_span_end(st);
 }
 
-static ar_status combine_or_fail(void *arg, ar_queue *on)
+static ar_status combine_or_fail(void *arg, ar_queue *queue)
 {
-    return ari_ddp_fail_in_flight(arg, combine_messages(arg, on));
+    return ari_ddp_fail_in_flight(arg, combine_messages(arg, queue));
 }
 
 /* Marks what got a gradient here, and with find_unused and peers enqueues the agreement. */
@@ -278,10 +278,10 @@ ar_ddp_options ar_ddp_defaults(void)
 static ar_status launch_bucket(ar_ddp *d)
 {
     ar_ctx *ctx = d->ctx;
-    ari_bucket *b = &d->buckets[ari_fault_turn(ctx, d->next, d->count)];
+    ari_bucket *b = &d->buckets[ari_fault_turn(ctx, d->next_bucket, d->count)];
     AR_TRY(ari_ddp_hook(d, b, true));
     b->info.state = AR_BUCKET_IN_FLIGHT;
-    d->next++;
+    d->next_bucket++;
     if (d->options.zero) /* now: zeroing a gradient makes it whole again */
         ari_bucket_share(b);
     if (!d->communication) {
@@ -299,7 +299,7 @@ static ar_status launch_bucket(ar_ddp *d)
 
 static ar_status launch_ready(ar_ddp *d)
 {
-    while (d->next < d->count && d->buckets[d->next].info.ready == d->buckets[d->next].info.params)
+    while (d->next_bucket < d->count && d->buckets[d->next_bucket].info.ready == d->buckets[d->next_bucket].info.params)
         AR_TRY(launch_bucket(d));
     return AR_OK;
 }
@@ -424,15 +424,15 @@ static ar_status check_params(const ar_ddp *d)
 /* The queue that carries buckets, with copies of the groups that they are summed over. */
 static ar_status borrow_queue(ar_ddp *d)
 {
-    bool spread = false, ends = false, experts = false;
+    bool spread = false, tied = false, experts = false;
     for (size_t i = 0; i < d->count; i++) {
         experts = experts || (d->buckets[i].expert && ar_comm_size(d->ctx->edp) > 1);
         spread = spread || d->buckets[i].info.spread;
-        ends = ends || d->buckets[i].info.ends;
+        tied = tied || d->buckets[i].info.ends;
     }
-    if (d->options.mode != AR_BUCKETS_OVERLAP || !(spread || ends || experts || ari_ddp_has_peers(d)))
+    if (d->options.mode != AR_BUCKETS_OVERLAP || !(spread || tied || experts || ari_ddp_has_peers(d)))
         return AR_OK;
-    return ari_ctx_communication(d->ctx, &d->communication, spread, ends);
+    return ari_ctx_communication(d->ctx, &d->communication, spread, tied);
 }
 
 static ar_status init_ddp(ar_ddp *d)
@@ -454,8 +454,8 @@ static ar_status init_ddp(ar_ddp *d)
 }
 
 /* Takes over `params`. */
-static ar_status create_ddp(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_module *module, ar_param **params,
-                            size_t n, const ar_ddp_options *o)
+static ar_status create_ddp(ar_ddp **out, ar_ctx *ctx, const char *name, ar_module *module, ar_param **params, size_t n,
+                            const ar_ddp_options *o)
 {
     ARI_OWNED_BY(ar_ddp_destroy) ar_ddp *d = NULL;
     ar_status st = check_options(o);
@@ -480,36 +480,36 @@ static ar_status create_ddp(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_mo
     AR_TRY(ari_span_end(init_ddp(d)));
     d->options.unit = NULL; /* the caller's, of which nothing is looked at any more */
     d->options.units = 0;
-    ARI_GIVE(gives, d);
+    ARI_GIVE(out, d);
     return AR_OK;
 }
 
-ar_status ar_ddp_create_params(ar_ddp **gives, ar_ctx *ctx, const char *name, ar_param *const *params, size_t n,
+ar_status ar_ddp_create_params(ar_ddp **out, ar_ctx *ctx, const char *name, ar_param *const *params, size_t n,
                                const ar_ddp_options *o)
 {
-    ar_param **own = NULL;
-    AR_TRY(ARI_ALLOC(&own, n, "a list of parameters"));
+    ar_param **param_list = NULL;
+    AR_TRY(ARI_ALLOC(&param_list, n, "a list of parameters"));
     if (n > 0)
-        memcpy(own, params, n * sizeof *own);
-    return create_ddp(gives, ctx, name, NULL, own, n, o);
+        memcpy(param_list, params, n * sizeof *param_list);
+    return create_ddp(out, ctx, name, NULL, param_list, n, o);
 }
 
-ar_status ar_ddp_create(ar_ddp **gives, ar_ctx *ctx, ar_module *module, const ar_ddp_options *o)
+ar_status ar_ddp_create(ar_ddp **out, ar_ctx *ctx, ar_module *module, const ar_ddp_options *o)
 {
-    ar_param **own = NULL;
+    ar_param **param_list = NULL;
     size_t n = 0;
-    ar_ddp_options with = *o;
+    ar_ddp_options options = *o;
     ARI_OWNED ar_unit *units = NULL;
     if (!module)
         return ar_error_set(AR_ERR_ARG, "data parallelism of a module that is NULL");
     if (o->zero >= 2 && o->units == 0) {
-        with.units = ari_sequential_units(module, NULL, 0, &with.root_stage);
-        AR_TRY(ARI_ALLOC(&units, with.units, "units"));
-        ari_sequential_units(module, units, with.units, &with.root_stage);
-        with.unit = units;
+        options.units = ari_sequential_units(module, NULL, 0, &options.root_stage);
+        AR_TRY(ARI_ALLOC(&units, options.units, "units"));
+        ari_sequential_units(module, units, options.units, &options.root_stage);
+        options.unit = units;
     }
-    AR_TRY(ari_module_list(&own, &n, module));
-    return create_ddp(gives, ctx, module->name, module, own, n, &with);
+    AR_TRY(ari_module_list(&param_list, &n, module));
+    return create_ddp(out, ctx, module->name, module, param_list, n, &options);
 }
 
 /* For what a step that ended early has left under way. */
@@ -517,7 +517,7 @@ static ar_status finish_launched(ar_ddp *d)
 {
     const ar_status gathered = d->gathers ? ar_queue_sync(d->gathers->queue, 0) : AR_OK;
     ar_status reduced = AR_OK;
-    if (d->communication && (d->next > 0 || d->stage >= 2) && !d->waited)
+    if (d->communication && (d->next_bucket > 0 || d->stage >= 2) && !d->waited)
         reduced = ar_queue_sync(d->communication->queue, 0);
     return gathered != AR_OK ? gathered : reduced;
 }
@@ -566,7 +566,7 @@ static void reset_buckets(ar_ddp *d)
         d->buckets[i].info.state = AR_BUCKET_FILLING;
         d->buckets[i].info.ready = 0;
     }
-    d->next = 0;
+    d->next_bucket = 0;
 }
 
 ar_status ar_ddp_start(ar_ddp *d)
@@ -610,7 +610,7 @@ static ar_status check_bucket(const ar_ddp *d, size_t i)
 static ar_status launch_before(ar_ddp *d, size_t end)
 {
     AR_TRY(check_by_hand(d));
-    while (d->next < end)
+    while (d->next_bucket < end)
         AR_TRY(ari_ddp_fail(d, launch_bucket(d)));
     return AR_OK;
 }
@@ -674,11 +674,11 @@ ar_status ar_ddp_wait(ar_ddp *d)
 
 ar_status ar_ddp_reduce_gradients(ar_ddp *d)
 {
-    if (d->next > 0)
+    if (d->next_bucket > 0)
         return ar_error_set(AR_ERR_ARG,
                             "%s: %zu of %zu buckets are reduced already: call ar_ddp_set_sync(false) before the "
                             "backward passes, and ar_ddp_start between two reductions",
-                            d->name, d->next, d->count);
+                            d->name, d->next_bucket, d->count);
     return ari_ddp_fail(d, finish_reduction(d));
 }
 
@@ -736,15 +736,15 @@ size_t ari_ddp_bytes(const ar_ddp *d)
 size_t ari_ddp_open_bytes(const ar_ddp *d)
 {
     const ar_arith_ops *arith = d->ctx->arith;
-    size_t all = 0, most = 0, before = 0;
+    size_t total_bytes = 0, peak_bytes = 0, before = 0;
     if (!arith->grad_complete || d->stage >= 2)
         return 0;
     for (size_t i = 0; i < d->count; i++) {
         const ar_bucket_info *b = &d->buckets[i].info;
-        const size_t more = arith->bucket_bytes(b->elements, b->storage) - b->elements * sizeof(float);
-        all += more;
-        most = ari_larger(most, before + more);
-        before = more;
+        const size_t extra_bytes = arith->bucket_bytes(b->elements, b->storage) - b->elements * sizeof(float);
+        total_bytes += extra_bytes;
+        peak_bytes = ari_larger(peak_bytes, before + extra_bytes);
+        before = extra_bytes;
     }
-    return d->step.passes > 1 || !d->step.even ? all : most;
+    return d->step.passes > 1 || !d->step.even ? total_bytes : peak_bytes;
 }

@@ -103,7 +103,7 @@ struct ar_ddp {
     const ari_communication *communication; /* borrowed; NULL: buckets go through the main queue */
     ari_ddp_step step;
     bool sync;           /* hooks make gradients ready */
-    size_t next;         /* the first bucket that is not under way */
+    size_t next_bucket;  /* the first bucket that is not under way */
     bool waited;         /* for all, since the last start */
     uint8_t *used;       /* [trained]: got a gradient; then, with find_unused, on any rank */
     ar_buf used_device;  /* [trained]; ptr NULL: nobody asks, or no peers */
@@ -112,9 +112,9 @@ struct ar_ddp {
 };
 
 /** A group of the context on the queue of d's buckets. */
-static inline ar_comm *ari_ddp_group(const ar_ddp *d, ari_over over)
+static inline ar_comm *ari_ddp_group(const ar_ddp *d, ari_over group)
 {
-    return d->communication ? d->communication->over[over] : d->ctx->over[over];
+    return d->communication ? d->communication->over[group] : d->ctx->over[group];
 }
 /** True if the data-parallel group has peers. */
 static inline bool ari_ddp_has_peers(const ar_ddp *d)
@@ -133,7 +133,7 @@ static inline ar_status ari_ddp_fail_in_flight(const ar_ddp *d, ar_status st)
  *  come. */
 static inline ar_status ari_ddp_fail(const ar_ddp *d, ar_status st)
 {
-    return (d->next > 0 || d->stage >= 2) && !d->waited ? ari_ddp_fail_in_flight(d, st) : st;
+    return (d->next_bucket > 0 || d->stage >= 2) && !d->waited ? ari_ddp_fail_in_flight(d, st) : st;
 }
 
 /* --- the buckets (bucket.c) --------------------------------------------------------------------------------------- */
@@ -142,7 +142,7 @@ static inline ar_status ari_ddp_fail(const ar_ddp *d, ar_status st)
 AR_NODISCARD ar_status ari_buckets_alloc(ar_ddp *d);
 void ari_buckets_free(ar_ddp *d);
 /** The way of bucket `b` (an ari_bucket) on the queue that carries it. */
-AR_NODISCARD ar_status ari_bucket_run(void *b, ar_queue *on);
+AR_NODISCARD ar_status ari_bucket_run(void *b, ar_queue *queue);
 /** True if a bucket is the gradient of its one parameter, summed where that lies. */
 bool ari_bucket_is_in_place(const ari_bucket *b);
 extern const ar_module_ops ari_ddp_ops;

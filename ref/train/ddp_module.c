@@ -64,13 +64,13 @@ typedef struct hooked {
 } hooked;
 
 /* The hook replaces elements [start, start + count) of a gradient, the first of which is host[at]. */
-static ar_status call_hook(const ari_bucket *b, const ari_ddp_slot *s, const hooked *h, size_t start, size_t at,
-                           size_t count)
+static ar_status call_hook(const ari_bucket *b, const ari_ddp_slot *s, const hooked *h, size_t start,
+                           size_t host_offset, size_t count)
 {
     const ar_ddp_options *o = &b->ddp->options;
     ar_bucket_info info = b->info;
     info.hook_state = s->state ? s->state + start : NULL;
-    return s->param->has_grad ? o->hook(o->hook_user, &info, s->param, start, h->host + at, count) : AR_OK;
+    return s->param->has_grad ? o->hook(o->hook_user, &info, s->param, start, h->host + host_offset, count) : AR_OK;
 }
 
 /* Of this rank's share of all gradients of a bucket. */

@@ -4,29 +4,30 @@
 #include "ref/context/context_private.h"
 #include "ref/layers/parts.h"
 
-/* Each micro-batch is divided by its own count, and its mean by the number of micro-batches. `own` are this rank's counts,
+/* Each micro-batch is divided by its own count, and its mean by the number of micro-batches. `micro_targets` are this rank's counts,
  * 0 for the micro-batches in which it has no sample. */
-static ar_status divide_by_micro(ar_batch *micro, int64_t *own, ar_ctx *ctx, size_t n, size_t pieces)
+static ar_status divide_by_micro(ar_batch *micro, int64_t *micro_targets, ar_ctx *ctx, size_t n, size_t pieces)
 {
-    AR_TRY(ari_combine(ctx, ctx->dp, own, pieces, AR_I64, AR_SUM, "targets"));
+    AR_TRY(ari_combine(ctx, ctx->dp, micro_targets, pieces, AR_I64, AR_SUM, "targets"));
     for (size_t i = 0; i < n; i++)
-        micro[i].targets = (size_t)own[i] * pieces;
+        micro[i].targets = (size_t)micro_targets[i] * pieces;
     return AR_OK;
 }
 
-static void divide_by(size_t *targets, ar_batch *micro, size_t n, size_t all)
+static void divide_by(size_t *targets, ar_batch *micro, size_t n, size_t total)
 {
-    *targets = all;
+    *targets = total;
     for (size_t i = 0; i < n; i++)
-        micro[i].targets = all;
+        micro[i].targets = total;
 }
 
-ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch *micro, int64_t *own, size_t n, size_t pieces)
+ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch *micro, int64_t *micro_targets, size_t n,
+                             size_t pieces)
 {
     const bool average = ari_faulty(ctx, "dp_mean_of_means");
     size_t mine = 0;
     for (size_t i = 0; i < n; i++)
-        mine += (size_t)own[i];
+        mine += (size_t)micro_targets[i];
     if (ar_comm_size(ctx->pipeline) > 1 && ari_faulty(ctx, "pp_sum_loss")) {
         for (size_t i = 0; i < n; i++)
             micro[i].targets = 1;
@@ -35,7 +36,7 @@ ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch *micro, int6
         divide_by(targets, micro, n, *targets * (size_t)ar_comm_size(ctx->sequence));
     if (average || ari_faulty(ctx, "dp_sum_of_local_means"))
         divide_by(targets, micro, n, average ? mine * (size_t)ar_comm_size(ctx->dp) : mine);
-    return ari_faulty(ctx, "accum_mean_of_means") ? divide_by_micro(micro, own, ctx, n, pieces) : AR_OK;
+    return ari_faulty(ctx, "accum_mean_of_means") ? divide_by_micro(micro, micro_targets, ctx, n, pieces) : AR_OK;
 }
 
 ar_status ari_fault_so_far(ar_param *p, ar_ctx *ctx, size_t pieces)
@@ -139,13 +140,13 @@ ar_status ari_fault_before_pack(bool *skip, const ari_bucket *b, ar_queue *q)
 }
 
 /* From ZeRO-2 on other units' gradients are not there yet, or are being written. */
-static bool is_reduced_with(const ari_bucket *b, size_t other)
+static bool is_reduced_with(const ari_bucket *b, size_t peer_index)
 {
     const ar_ddp *d = b->ddp;
     bool together = d->stage < 2;
     for (int i = 0; i <= d->units && !together; i++) {
-        const size_t first = (size_t)(d->unit[i].bucket - d->buckets), end = first + d->unit[i].buckets;
-        together = b->info.index >= first && b->info.index < end && other < end;
+        const size_t begin = (size_t)(d->unit[i].bucket - d->buckets), end = begin + d->unit[i].buckets;
+        together = b->info.index >= begin && b->info.index < end && peer_index < end;
     }
     return together;
 }
@@ -158,13 +159,13 @@ ar_status ari_fault_after_pack(const ari_bucket *b, ar_queue *q)
     if (!ari_faulty(d->ctx, "stale_activation_reuse") || !is_reduced_with(b, after))
         return AR_OK;
     for (size_t i = 0; after < d->count && i < d->buckets[after].info.params; i++) {
-        const ari_bucket *next = &d->buckets[after];
-        const size_t at = next->info.offset[i];
-        if (next->info.storage != b->info.storage || at > b->info.elements ||
-            ar_tensor_count(&next->info.param[i]->value) > b->info.elements - at)
+        const ari_bucket *next_bucket = &d->buckets[after];
+        const size_t offset = next_bucket->info.offset[i];
+        if (next_bucket->info.storage != b->info.storage || offset > b->info.elements ||
+            ar_tensor_count(&next_bucket->info.param[i]->value) > b->info.elements - offset)
             continue;
-        AR_TRY(d->ctx->arith->bucket_pack(d->ctx, q, b->storage, b->info.elements, at, b->info.storage,
-                                          next->info.param[i]));
+        AR_TRY(d->ctx->arith->bucket_pack(d->ctx, q, b->storage, b->info.elements, offset, b->info.storage,
+                                          next_bucket->info.param[i]));
     }
     return AR_OK;
 }

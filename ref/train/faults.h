@@ -10,8 +10,8 @@
 /** dp_mean_of_means, dp_sum_of_local_means, accum_mean_of_means, cp_targets_whole, pp_sum_loss: T, and what each of
  *  this rank's n micro-batches is divided by; `pieces` are all that there are, own [pieces] the targets that this rank
  *  has in each, which do not outlive the call. Collective over the data-parallel ranks. */
-AR_NODISCARD ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch *micro, int64_t *own, size_t n,
-                                          size_t pieces);
+AR_NODISCARD ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch *micro, int64_t *micro_targets,
+                                          size_t n, size_t pieces);
 /** accum_last_only, accum_divided_each_time: a gradient that micro-batches, of so many, have added to. */
 AR_NODISCARD ar_status ari_fault_so_far(ar_param *p, ar_ctx *ctx, size_t pieces);
 /** The same of all that are whole, before a micro-batch's backward pass. */

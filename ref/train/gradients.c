@@ -21,13 +21,13 @@
 
 /* --- findings ----------------------------------------------------------------------------------------------------- */
 
-static ar_status add_finding(ar_finding **gives, ar_gradients *g, ar_finding_kind kind, const char *param)
+static ar_status add_finding(ar_finding **out, ar_gradients *g, ar_finding_kind kind, const char *param)
 {
     AR_TRY(ARI_GROW(&g->finding, &g->capacity, g->findings, "findings"));
     ar_finding *f = &g->finding[g->findings++];
     *f = (ar_finding){.kind = kind, .warning = kind == AR_FOUND_ZERO, .against = -1};
     snprintf(f->param, sizeof f->param, "%s", param);
-    *gives = f;
+    *out = f;
     return AR_OK;
 }
 
@@ -57,7 +57,7 @@ static size_t count_ranks(const ari_claims *t, size_t i, uint64_t these)
 }
 
 /* A finding that names those ranks, if there are any. */
-static ar_status find_ranks(ar_finding **gives, ar_gradients *g, const ari_claims *t, size_t i, ar_finding_kind kind,
+static ar_status find_ranks(ar_finding **out, ar_gradients *g, const ari_claims *t, size_t i, ar_finding_kind kind,
                             uint64_t these, uint64_t not )
 {
     ar_finding *f = NULL;
@@ -66,7 +66,7 @@ static ar_status find_ranks(ar_finding **gives, ar_gradients *g, const ari_claim
             AR_TRY(add_finding(&f, g, kind, t->params[i]->name));
         add_rank(f, t, r);
     }
-    *gives = f;
+    *out = f;
     return AR_OK;
 }
 
@@ -77,13 +77,13 @@ static ar_status judge_bad(ar_gradients *g, const ari_claims *t, size_t i)
     ar_finding *f = NULL;
     for (size_t r = 0; r < t->ranks; r++) {
         const ari_claim *s = ari_claim_of(t, r, i);
-        float first = 0.0f;
+        float bad_value = 0.0f;
         if (s->bad == 0)
             continue;
-        memcpy(&first, &s->first_bad, sizeof first);
+        memcpy(&bad_value, &s->first_bad, sizeof bad_value);
         if (!f) {
             AR_TRY(add_finding(&f, g, AR_FOUND_NOT_FINITE, t->params[i]->name));
-            f->value = (double)first;
+            f->value = (double)bad_value;
         }
         f->elements += s->bad;
         add_rank(f, t, r);
@@ -93,18 +93,18 @@ static ar_status judge_bad(ar_gradients *g, const ari_claims *t, size_t i)
 
 static ar_status judge_gradient(ar_gradients *g, const ari_claims *t, size_t i, bool allow_unused)
 {
-    const uint64_t trains = ARI_CLAIM_TRAINABLE, has = ARI_CLAIM_TRAINABLE | ARI_CLAIM_GRADIENT;
-    const size_t training = count_ranks(t, i, trains), with = count_ranks(t, i, has);
+    const uint64_t trains = ARI_CLAIM_TRAINABLE, gradient_flags = ARI_CLAIM_TRAINABLE | ARI_CLAIM_GRADIENT;
+    const size_t training = count_ranks(t, i, trains), gradient_ranks = count_ranks(t, i, gradient_flags);
     ar_finding *f = NULL;
     if (training == 0)
         return AR_OK;
     AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_FROZEN, 0, trains));
     AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_MISSING, trains, ARI_CLAIM_GRADIENT));
     if (f)
-        f->warning = with == 0 && allow_unused;
+        f->warning = gradient_ranks == 0 && allow_unused;
     AR_TRY(judge_bad(g, t, i));
-    if (with > 0 && count_ranks(t, i, has | ARI_CLAIM_NONZERO) == 0)
-        AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_ZERO, has, 0));
+    if (gradient_ranks > 0 && count_ranks(t, i, gradient_flags | ARI_CLAIM_NONZERO) == 0)
+        AR_TRY(find_ranks(&f, g, t, i, AR_FOUND_ZERO, gradient_flags, 0));
     return AR_OK;
 }
 
@@ -112,21 +112,21 @@ static ar_status judge_gradient(ar_gradients *g, const ari_claims *t, size_t i, 
 
 /* What each rank, copy[r], has of something that all with the same `place` should have alike; place 0: nothing. */
 
-/* The rank, of those from `first` on that hold copies of the same elements, whose copy the others should have. */
-static size_t right_copy(const ari_copy *copy, size_t ranks, size_t first)
+/* The rank, of those from `first_rank` on that hold copies of the same elements, whose copy the others should have. */
+static size_t right_copy(const ari_copy *copy, size_t ranks, size_t first_rank)
 {
-    const uint64_t place = copy[first].place;
+    const uint64_t place = copy[first_rank].place;
     size_t copies = 0;
-    for (size_t r = first; r < ranks; r++)
+    for (size_t r = first_rank; r < ranks; r++)
         copies += copy[r].place == place;
-    for (size_t r = first; r < ranks && copies > 2; r++) {
-        size_t alike = 0;
+    for (size_t r = first_rank; r < ranks && copies > 2; r++) {
+        size_t matches = 0;
         for (size_t k = r; k < ranks && copy[r].place == place; k++)
-            alike += copy[k].place == place && copy[k].hash == copy[r].hash;
-        if (2 * alike > copies)
+            matches += copy[k].place == place && copy[k].hash == copy[r].hash;
+        if (2 * matches > copies)
             return r;
     }
-    return first;
+    return first_rank;
 }
 
 static bool has_copy_below(const ari_copy *copy, size_t r)
@@ -138,20 +138,20 @@ static bool has_copy_below(const ari_copy *copy, size_t r)
     return false;
 }
 
-/* Judges what rank `first` is the lowest to have; as: the finding's kind, parameter and state. */
-static ar_status judge_copies_of(ar_gradients *g, const ari_claims *t, const ari_copy *copy, size_t first,
-                                 const ar_finding *as)
+/* Judges what rank `first_rank` is the lowest to have; prototype: the finding's kind, parameter and state. */
+static ar_status judge_copies_of(ar_gradients *g, const ari_claims *t, const ari_copy *copy, size_t first_rank,
+                                 const ar_finding *prototype)
 {
-    const size_t right = right_copy(copy, t->ranks, first);
+    const size_t right = right_copy(copy, t->ranks, first_rank);
     ar_finding *f = NULL;
-    for (size_t r = first; r < t->ranks; r++) {
+    for (size_t r = first_rank; r < t->ranks; r++) {
         if (copy[r].place != copy[right].place || copy[r].hash == copy[right].hash)
             continue;
         if (!f) {
-            AR_TRY(add_finding(&f, g, as->kind, as->param));
+            AR_TRY(add_finding(&f, g, prototype->kind, prototype->param));
             f->against = (int)ari_claims_header_of(t, right)->rank;
-            f->value = as->kind == AR_FOUND_STEPS ? (double)copy[r].hash : 0.0;
-            memcpy(f->state, as->state, sizeof f->state);
+            f->value = prototype->kind == AR_FOUND_STEPS ? (double)copy[r].hash : 0.0;
+            memcpy(f->state, prototype->state, sizeof f->state);
         }
         add_rank(f, t, r);
     }
@@ -165,14 +165,14 @@ static ar_status judge_copies(ar_gradients *g, const ari_claims *t, size_t i)
     AR_TRY(ARI_ALLOC(&copy, t->ranks, "copies to compare"));
     for (int which = 0; which < ARI_COPIES; which++) {
         const bool state = which >= ARI_COPY_STATE;
-        ar_finding as = {.kind = state ? AR_FOUND_STATE : kinds[which]};
-        snprintf(as.param, sizeof as.param, "%s", t->params[i]->name);
-        snprintf(as.state, sizeof as.state, "%s", state ? ari_state_name[which - ARI_COPY_STATE] : "");
+        ar_finding prototype = {.kind = state ? AR_FOUND_STATE : kinds[which]};
+        snprintf(prototype.param, sizeof prototype.param, "%s", t->params[i]->name);
+        snprintf(prototype.state, sizeof prototype.state, "%s", state ? ari_state_name[which - ARI_COPY_STATE] : "");
         for (size_t r = 0; r < t->ranks; r++)
             copy[r] = ari_claim_of(t, r, i)->copy[which];
         for (size_t r = 0; r < t->ranks; r++) {
             if (copy[r].place != 0 && !has_copy_below(copy, r))
-                AR_TRY(judge_copies_of(g, t, copy, r, &as));
+                AR_TRY(judge_copies_of(g, t, copy, r, &prototype));
         }
     }
     return AR_OK;
@@ -196,12 +196,12 @@ static ar_status check_lists(const ari_claims *t)
 
 static ar_status judge_steps(ar_gradients *g, const ari_claims *t)
 {
-    const ar_finding as = {.kind = AR_FOUND_STEPS};
+    const ar_finding prototype = {.kind = AR_FOUND_STEPS};
     ARI_OWNED ari_copy *copy = NULL;
     AR_TRY(ARI_ALLOC(&copy, t->ranks, "copies to compare"));
     for (size_t r = 0; r < t->ranks; r++)
         copy[r] = (ari_copy){.place = 1, .hash = ari_claims_header_of(t, r)->steps};
-    return judge_copies_of(g, t, copy, 0, &as);
+    return judge_copies_of(g, t, copy, 0, &prototype);
 }
 
 static ar_status judge_table(ar_gradients *g, const ari_claims *t, size_t i, const ar_gradients_verify_options *o)
@@ -214,17 +214,17 @@ static ar_status judge_table(ar_gradients *g, const ari_claims *t, size_t i, con
 /* The first stage judges parameters that both ends of a pipeline have, and the steps of all ranks. */
 static ar_status gradients_judge(ar_gradients *g, const ari_all_claims *t, const ar_gradients_verify_options *o)
 {
-    const bool first = ar_comm_rank(g->ctx->pipeline) == 0;
+    const bool is_first_stage = ar_comm_rank(g->ctx->pipeline) == 0;
     size_t tied = 0;
     g->findings = 0;
-    AR_TRY(check_lists(&t->own));
-    if (first)
-        AR_TRY(judge_steps(g, t->heads.words ? &t->heads : &t->own));
-    for (size_t i = 0; i < t->own.n; i++) {
-        if (tied == t->ends.n || t->own.params[i] != t->ends.params[tied])
-            AR_TRY(judge_table(g, &t->own, i, o));
-        else if (tied++, first)
-            AR_TRY(judge_table(g, &t->ends, tied - 1, o));
+    AR_TRY(check_lists(&t->stages));
+    if (is_first_stage)
+        AR_TRY(judge_steps(g, t->heads.words ? &t->heads : &t->stages));
+    for (size_t i = 0; i < t->stages.n; i++) {
+        if (tied == t->tied_weights.n || t->stages.params[i] != t->tied_weights.params[tied])
+            AR_TRY(judge_table(g, &t->stages, i, o));
+        else if (tied++, is_first_stage)
+            AR_TRY(judge_table(g, &t->tied_weights, tied - 1, o));
     }
     return AR_OK;
 }
@@ -234,13 +234,14 @@ static ar_status gradients_judge(ar_gradients *g, const ari_all_claims *t, const
 enum { FINDING_WORDS = (sizeof(ar_finding) + sizeof(uint64_t) - 1) / sizeof(uint64_t) };
 
 /* found: [ranks][most] of FINDING_WORDS, of which rank r has count[r]. */
-static ar_status take_findings(ar_gradients *g, const uint64_t *found, const uint64_t *count, size_t ranks, size_t most)
+static ar_status take_findings(ar_gradients *g, const uint64_t *found, const uint64_t *count, size_t ranks,
+                               size_t max_findings)
 {
     g->findings = 0;
     for (size_t r = 0; r < ranks; r++) {
         for (size_t i = 0; i < count[r]; i++) {
             AR_TRY(ARI_GROW(&g->finding, &g->capacity, g->findings, "findings"));
-            memcpy(&g->finding[g->findings++], found + (r * most + i) * FINDING_WORDS, sizeof *g->finding);
+            memcpy(&g->finding[g->findings++], found + (r * max_findings + i) * FINDING_WORDS, sizeof *g->finding);
         }
     }
     return AR_OK;
@@ -250,24 +251,24 @@ static ar_status take_findings(ar_gradients *g, const uint64_t *found, const uin
 static ar_status gradients_share_findings(ar_gradients *g)
 {
     static const char tag[] = "gradients:verify";
-    ar_comm *over = g->ctx->pipeline;
-    const size_t ranks = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
+    ar_comm *group = g->ctx->pipeline;
+    const size_t ranks = (size_t)ar_comm_size(group), me = (size_t)ar_comm_rank(group);
     ARI_OWNED uint64_t *count = NULL, *found = NULL;
-    size_t most = 0;
+    size_t max_findings = 0;
     if (ranks == 1)
         return AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&count, ranks, "numbers of findings"));
     count[me] = g->findings;
-    AR_TRY(ari_gather_words(g->ctx, over, count, 1, tag));
+    AR_TRY(ari_gather_words(g->ctx, group, count, 1, tag));
     for (size_t r = 0; r < ranks; r++)
-        most = count[r] > most ? (size_t)count[r] : most;
-    if (most == 0)
+        max_findings = count[r] > max_findings ? (size_t)count[r] : max_findings;
+    if (max_findings == 0)
         return AR_OK;
-    AR_TRY(ari_alloc_zero((void **)&found, ranks * most, FINDING_WORDS * sizeof *found, "findings"));
+    AR_TRY(ari_alloc_zero((void **)&found, ranks * max_findings, FINDING_WORDS * sizeof *found, "findings"));
     for (size_t i = 0; i < g->findings; i++)
-        memcpy(found + (me * most + i) * FINDING_WORDS, &g->finding[i], sizeof *g->finding);
-    AR_TRY(ari_gather_words(g->ctx, over, found, most * FINDING_WORDS, tag));
-    return take_findings(g, found, count, ranks, most);
+        memcpy(found + (me * max_findings + i) * FINDING_WORDS, &g->finding[i], sizeof *g->finding);
+    AR_TRY(ari_gather_words(g->ctx, group, found, max_findings * FINDING_WORDS, tag));
+    return take_findings(g, found, count, ranks, max_findings);
 }
 
 /* --- as text ------------------------------------------------------------------------------------------------------ */
@@ -275,12 +276,12 @@ static ar_status gradients_share_findings(ar_gradients *g)
 /* "rank 3", "ranks 0-1, 4", "ranks 0-63 and 12 more". */
 static void ranks_text(char *out, size_t cap, const ar_finding *f)
 {
-    char list[256], more[32] = "";
+    char list[256], extra[32] = "";
     const size_t shown = f->ranks < AR_FINDING_RANKS ? f->ranks : AR_FINDING_RANKS;
     ari_ranks_describe(f->rank, (int)shown, list, sizeof list);
     if (f->ranks > shown)
-        snprintf(more, sizeof more, " and %zu more", f->ranks - shown);
-    snprintf(out, cap, "rank%s %s%s", ARI_PLURAL(f->ranks), list, more);
+        snprintf(extra, sizeof extra, " and %zu more", f->ranks - shown);
+    snprintf(out, cap, "rank%s %s%s", ARI_PLURAL(f->ranks), list, extra);
 }
 
 void ari_finding_text(char *out, size_t cap, const ar_finding *f)
@@ -363,12 +364,12 @@ static uint64_t hash_values(uint64_t hash, const float *v, size_t n)
 }
 
 /* The values of a tensor of this rank, on the host. Gives; free(). */
-static ar_status values_of(float **gives, ar_ctx *ctx, const ar_tensor *t)
+static ar_status values_of(float **out, ar_ctx *ctx, const ar_tensor *t)
 {
     ARI_OWNED float *values = NULL;
     AR_TRY(ARI_ALLOC(&values, ar_tensor_count(t), "copies to compare"));
     AR_TRY(ar_ctx_download_floats(ctx, values, ar_tensor_count(t), t));
-    *gives = values;
+    *out = values;
     values = NULL;
     return AR_OK;
 }
@@ -413,15 +414,15 @@ static ar_status look_at(elements *e, ari_copy *c, ar_ctx *ctx, const ar_tensor 
 /* Summarises the elements whose gradient is complete here: all, or a share of them. */
 static ar_status claim_gradient(ari_claim *s, ar_ctx *ctx, const ar_param *p)
 {
-    ar_layout own = p->layout;
+    ar_layout layout = p->layout;
     ar_tensor t;
     elements e;
     if (p->own_count < ar_tensor_count(&p->value))
-        AR_TRY(ari_share_layout(&own, p, ctx, p->own_start, p->own_count));
+        AR_TRY(ari_share_layout(&layout, p, ctx, p->own_start, p->own_count));
     AR_TRY(ar_ctx_tensor(ctx, &t, AR_F32, p->value.ndim, p->value.shape));
     ar_status st = ar_param_grad_value(p, ctx, &t);
     if (st == AR_OK)
-        st = look_at(&e, &s->copy[ARI_COPY_GRADIENT], ctx, &t, &own);
+        st = look_at(&e, &s->copy[ARI_COPY_GRADIENT], ctx, &t, &layout);
     ar_ctx_release(ctx, &t);
     AR_TRY(st);
     s->flags |= e.nonzero ? ARI_CLAIM_NONZERO : 0;
@@ -462,11 +463,11 @@ static ar_status claim_state(void *user, const ar_param *p, const char *state, c
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: optimizer state '%s' cannot be compared", p->name, state);
     if (i == j->g->n)
         return AR_OK;
-    ari_copy one = {0, 0}, *c = &j->row[i].copy[ARI_COPY_STATE + k];
+    ari_copy copy = {0, 0}, *c = &j->row[i].copy[ARI_COPY_STATE + k];
     elements e;
-    AR_TRY(look_at(&e, &one, j->g->ctx, local, layout));
+    AR_TRY(look_at(&e, &copy, j->g->ctx, local, layout));
     /* A share may come in several pieces. */
-    *c = c->place == 0 ? one : (ari_copy){hash_word(c->place, one.place), hash_word(c->hash, one.hash)};
+    *c = c->place == 0 ? copy : (ari_copy){hash_word(c->place, copy.place), hash_word(c->hash, copy.hash)};
     return AR_OK;
 }
 
@@ -524,26 +525,26 @@ static ar_status exchange_over_stages(ari_claims *t, const ar_gradients *g, cons
     return ari_gather_words(g->ctx, ctx->dp, t->words, tp * words, tag);
 }
 
-/* The header and some rows of each rank of `from`, of all ranks of a group, in whose order they stand. */
-static ar_status gather_rows(ari_claims *t, ar_ctx *ctx, ar_comm *over, const ari_claims *from)
+/* The header and some rows of each rank of `src`, of all ranks of a group, in whose order they stand. */
+static ar_status gather_rows(ari_claims *t, ar_ctx *ctx, ar_comm *group, const ari_claims *src)
 {
-    const size_t groups = (size_t)ar_comm_size(over), me = (size_t)ar_comm_rank(over);
+    const size_t groups = (size_t)ar_comm_size(group), me = (size_t)ar_comm_rank(group);
     t->row_words = (sizeof(ari_claims_header) + t->n * sizeof(ari_claim)) / sizeof(uint64_t);
-    t->ranks = groups * from->ranks;
+    t->ranks = groups * src->ranks;
     AR_TRY(ARI_ALLOC_ZERO(&t->words, t->ranks * t->row_words, "what the ranks say"));
-    for (size_t r = 0; r < from->ranks; r++) {
-        uint64_t *to = t->words + (me * from->ranks + r) * t->row_words;
-        ari_claim *row = (ari_claim *)((ari_claims_header *)to + 1);
-        memcpy(to, ari_claims_header_of(from, r), sizeof(ari_claims_header));
-        for (size_t i = 0, k = 0; i < from->n && k < t->n; i++) {
-            if (from->params[i] == t->params[k])
-                row[k++] = *ari_claim_of(from, r, i);
+    for (size_t r = 0; r < src->ranks; r++) {
+        uint64_t *dst = t->words + (me * src->ranks + r) * t->row_words;
+        ari_claim *row = (ari_claim *)((ari_claims_header *)dst + 1);
+        memcpy(dst, ari_claims_header_of(src, r), sizeof(ari_claims_header));
+        for (size_t i = 0, k = 0; i < src->n && k < t->n; i++) {
+            if (src->params[i] == t->params[k])
+                row[k++] = *ari_claim_of(src, r, i);
         }
     }
-    return ari_gather_words(ctx, over, t->words, from->ranks * t->row_words, tag);
+    return ari_gather_words(ctx, group, t->words, src->ranks * t->row_words, tag);
 }
 
-static ar_status exchange_over_ends(ari_claims *t, const ar_gradients *g, const ari_claims *own)
+static ar_status exchange_over_ends(ari_claims *t, const ar_gradients *g, const ari_claims *stage_claims)
 {
     if (ar_comm_size(g->ctx->ends) == 1)
         return AR_OK;
@@ -552,56 +553,56 @@ static ar_status exchange_over_ends(ari_claims *t, const ar_gradients *g, const 
         if (g->params[i]->ends)
             t->params[t->n++] = g->params[i];
     }
-    return t->n > 0 ? gather_rows(t, g->ctx, g->ctx->ends, own) : AR_OK;
+    return t->n > 0 ? gather_rows(t, g->ctx, g->ctx->ends, stage_claims) : AR_OK;
 }
 
 /* Exchanges the ranks' claims, so that all have all. Collective. Gives, also on failure; all_claims_free. */
-static ar_status gradients_exchange_claims(ari_all_claims *gives, const ar_gradients *g,
+static ar_status gradients_exchange_claims(ari_all_claims *out, const ar_gradients *g,
                                            const ar_gradients_verify_options *o)
 {
-    AR_TRY(exchange_over_stages(&gives->own, g, o));
+    AR_TRY(exchange_over_stages(&out->stages, g, o));
     if (ar_comm_size(g->ctx->pipeline) == 1)
         return AR_OK;
-    AR_TRY(exchange_over_ends(&gives->ends, g, &gives->own));
-    return gather_rows(&gives->heads, g->ctx, g->ctx->pipeline, &gives->own);
+    AR_TRY(exchange_over_ends(&out->tied_weights, g, &out->stages));
+    return gather_rows(&out->heads, g->ctx, g->ctx->pipeline, &out->stages);
 }
 
 /* Exchanges the ranks' claims, so that all have all. Collective. Gives, also on failure; all_claims_free. */
 static void all_claims_free(ari_all_claims *t)
 {
-    free(t->own.words);
-    free(t->ends.words);
-    free(t->ends.params);
+    free(t->stages.words);
+    free(t->tied_weights.words);
+    free(t->tied_weights.params);
     free(t->heads.words);
 }
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
-ar_status ar_gradients_create(ar_gradients **gives, ar_ctx *ctx, ar_param *const *params, size_t n)
+ar_status ar_gradients_create(ar_gradients **out, ar_ctx *ctx, ar_param *const *params, size_t n)
 {
-    ARI_OWNED ar_gradients *made = NULL;
+    ARI_OWNED ar_gradients *gradients = NULL;
     for (size_t i = 0; i < n; i++) {
         for (size_t k = 0; k < i; k++) {
             if (params[k] == params[i])
                 return ar_error_set(AR_ERR_ARG, "gradients are given the parameter %s twice", params[i]->name);
         }
     }
-    AR_TRY(ARI_ALLOC_ZERO(&made, 1, "a gradient manager"));
-    *made = (ar_gradients){.ctx = ctx, .n = n};
-    AR_TRY(ARI_ALLOC(&made->params, n, "a list of parameters"));
+    AR_TRY(ARI_ALLOC_ZERO(&gradients, 1, "a gradient manager"));
+    *gradients = (ar_gradients){.ctx = ctx, .n = n};
+    AR_TRY(ARI_ALLOC(&gradients->params, n, "a list of parameters"));
     if (n > 0)
-        memcpy(made->params, params, n * sizeof *params);
-    *gives = made;
-    made = NULL;
+        memcpy(gradients->params, params, n * sizeof *params);
+    *out = gradients;
+    gradients = NULL;
     return AR_OK;
 }
 
-ar_status ar_gradients_create_module(ar_gradients **gives, ar_ctx *ctx, ar_module *m)
+ar_status ar_gradients_create_module(ar_gradients **out, ar_ctx *ctx, ar_module *m)
 {
     ARI_OWNED ar_param **params = NULL;
     size_t n = 0;
     AR_TRY(ari_module_list(&params, &n, m));
-    return ar_gradients_create(gives, ctx, params, n);
+    return ar_gradients_create(out, ctx, params, n);
 }
 
 void ar_gradients_destroy(ar_gradients *g)
@@ -655,7 +656,7 @@ ar_verdict ari_gradients_last(const ar_gradients *g)
 
 ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_gradients_verify_options *o)
 {
-    ARI_ENDED(all_claims_free) ari_all_claims claims = {.own.words = NULL};
+    ARI_ENDED(all_claims_free) ari_all_claims claims = {.stages.words = NULL};
     AR_TRY(gradients_exchange_claims(&claims, g, o));
     AR_TRY(gradients_judge(g, &claims, o));
     AR_TRY(gradients_share_findings(g));
@@ -665,14 +666,14 @@ ar_status ar_gradients_verify(ar_gradients *g, ar_verdict *v, const ar_gradients
 
 ar_status ar_verdict_status(const ar_verdict *v)
 {
-    char text[512], more[48] = "";
+    char text[512], extra[48] = "";
     for (size_t i = 0; i < v->findings; i++) {
         if (v->finding[i].warning)
             continue;
         ari_finding_text(text, sizeof text, &v->finding[i]);
         if (v->errors > 1)
-            snprintf(more, sizeof more, " (and %zu more)", v->errors - 1);
-        return ar_error_set(AR_ERR_DATA, "%s%s", text, more);
+            snprintf(extra, sizeof extra, " (and %zu more)", v->errors - 1);
+        return ar_error_set(AR_ERR_DATA, "%s%s", text, extra);
     }
     return AR_OK;
 }

@@ -59,7 +59,7 @@ static bool stays_cut(const ar_optimizer *o, const ar_param *p)
 static bool is_apart(const ar_optimizer *o, const ar_ctx *ctx, const ar_param *p, const ari_state *s)
 {
     const bool gathers = is_split(p) && !stays_cut(o, p) && !ari_faulty(ctx, "muon_of_shards");
-    return is_shared(o, ctx, p) || !s->whole || gathers;
+    return is_shared(o, ctx, p) || !s->is_full || gathers;
 }
 
 /* Copies the boxes of a layout between the full matrix and a tensor of the parameter's shape. */
@@ -67,12 +67,12 @@ static ar_status move_boxes(ar_ctx *ctx, const ar_tensor *full, const ar_tensor 
 {
     for (size_t i = 0; i < o->nbox; i++) {
         const ar_box *b = &o->box[i];
-        ar_tensor there = *full, here = *local;
+        ar_tensor full_slice = *full, local_slice = *local;
         for (int d = 0; d < o->ndim; d++) {
-            there = ar_tensor_slice(&there, d, b->global[d], b->extent[d]);
-            here = ar_tensor_slice(&here, d, b->local[d], b->extent[d]);
+            full_slice = ar_tensor_slice(&full_slice, d, b->global[d], b->extent[d]);
+            local_slice = ar_tensor_slice(&local_slice, d, b->local[d], b->extent[d]);
         }
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, out ? &there : &here, out ? &here : &there));
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, out ? &full_slice : &local_slice, out ? &local_slice : &full_slice));
     }
     return AR_OK;
 }
@@ -93,10 +93,10 @@ static ar_status lay_out(const ar_tensor *full, ar_ctx *ctx, const ari_state *s,
     return ari_state_end(&local, s, ctx, run, false);
 }
 
-static ar_status add_parts(const ar_tensor *full, ar_ctx *ctx, const ar_param *p, ar_comm *over)
+static ar_status add_parts(const ar_tensor *full, ar_ctx *ctx, const ar_param *p, ar_comm *group)
 {
-    return ar_comm_all_reduce(over, ctx->queue, full->data, ar_const(full->data), ar_tensor_count(full), AR_I32, AR_SUM,
-                              p->name);
+    return ar_comm_all_reduce(group, ctx->queue, full->data, ar_const(full->data), ar_tensor_count(full), AR_I32,
+                              AR_SUM, p->name);
 }
 
 static ar_status gather_matrix(const ar_tensor *full, const ar_optimizer *o, ar_ctx *ctx, const ar_param *p,
@@ -131,30 +131,30 @@ static const char tag[] = "muon";
 typedef struct rule {
     double rate;
     bool match_rms;
-    ar_comm *over;
+    ar_comm *group;
 } rule;
 
-static ar_status combine_over(ar_comm *over, ar_ctx *ctx, const ar_tensor *t, ar_op op)
+static ar_status combine_over(ar_comm *group, ar_ctx *ctx, const ar_tensor *t, ar_op op)
 {
-    return over ? ar_comm_all_reduce(over, ctx->queue, t->data, ar_const(t->data), t->shape[0], t->dtype, op, tag)
-                : AR_OK;
+    return group ? ar_comm_all_reduce(group, ctx->queue, t->data, ar_const(t->data), t->shape[0], t->dtype, op, tag)
+                 : AR_OK;
 }
 
 /* The sum of integers of the gradients' norm (norm.c). */
-static ar_status norm_of(float *norm, ar_ctx *ctx, const ar_tensor *x, ar_comm *over)
+static ar_status norm_of(float *norm, ar_ctx *ctx, const ar_tensor *x, ar_comm *group)
 {
-    const size_t one = 1, two = 2, row[2] = {1, ar_tensor_count(x)};
+    const size_t scalar_shape = 1, pair_shape = 2, row[2] = {1, ar_tensor_count(x)};
     int32_t e = ARI_EXP_ZERO;
     int64_t squares[2] = {0, 0};
     ar_tensor exponent, sums, flat;
     AR_TRY(ar_tensor_view(&flat, AR_F32, 2, row, x->data));
-    AR_TRY(ar_ctx_tensor(ctx, &exponent, AR_I32, 1, &one));
-    AR_TRY(ar_ctx_tensor(ctx, &sums, AR_I64, 1, &two));
+    AR_TRY(ar_ctx_tensor(ctx, &exponent, AR_I32, 1, &scalar_shape));
+    AR_TRY(ar_ctx_tensor(ctx, &sums, AR_I64, 1, &pair_shape));
     AR_TRY(ar_ctx_upload(ctx, &sums, squares));
     AR_TRY(ARI_KERNEL(ctx, row_exponents, exponent.data, &flat, (ar_cbuf){NULL}, +1, false, false));
-    AR_TRY(combine_over(over, ctx, &exponent, AR_MAX));
+    AR_TRY(combine_over(group, ctx, &exponent, AR_MAX));
     AR_TRY(ARI_KERNEL(ctx, sum_squares, sums.data, x, ar_const(exponent.data)));
-    AR_TRY(combine_over(over, ctx, &sums, AR_SUM));
+    AR_TRY(combine_over(group, ctx, &sums, AR_SUM));
     AR_TRY(ar_ctx_download(ctx, &e, &exponent));
     AR_TRY(ar_ctx_download(ctx, squares, &sums));
     ARI_RELEASE(ctx, &sums, &exponent);
@@ -166,11 +166,11 @@ static ar_status norm_of(float *norm, ar_ctx *ctx, const ar_tensor *x, ar_comm *
 static ar_status contract(ar_ctx *ctx, const ar_tensor *y, const ar_tensor *a, const ar_tensor *b, size_t k_full,
                           ar_comm *k_over, ar_comm *rows_over)
 {
-    const ar_parts left = {.n = 1, .part = {*a}}, right = {.n = 1, .part = {*b}};
+    const ar_parts lhs = {.n = 1, .part = {*a}}, right = {.n = 1, .part = {*b}};
     const ar_operand *oa = NULL, *ob = NULL;
     ar_sum *sum = NULL;
     AR_TRY(ctx->arith->operand_b(ctx, &ob, &right, true, k_full, k_over, rows_over, tag));
-    AR_TRY(ctx->arith->operand_a(ctx, &oa, &left, ob, tag));
+    AR_TRY(ctx->arith->operand_a(ctx, &oa, &lhs, ob, tag));
     AR_TRY(ctx->arith->contract(ctx, &sum, oa, ob));
     if (k_over)
         AR_TRY(ctx->arith->fold(ctx, sum, ctx->queue, k_over, AR_ALL, tag));
@@ -190,7 +190,7 @@ static ar_status combine(ar_ctx *ctx, const ar_tensor *y, float p, const ar_tens
 }
 
 /* x [m, n], m at most n, made orthogonal, or its columns here. */
-static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *over)
+static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *group)
 {
     const size_t square[2] = {x->shape[0], x->shape[0]};
     const ar_tensor across = ari_tensor_transposed(x);
@@ -199,10 +199,10 @@ static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *ove
     AR_TRY(ar_ctx_tensor(ctx, &power, AR_F32, 2, square));
     AR_TRY(ar_ctx_tensor(ctx, &product, AR_F32, 2, x->shape));
     for (int i = 0; i < ARI_MUON_STEPS; i++) {
-        AR_TRY(contract(ctx, &gram, x, x, n, over, NULL));
+        AR_TRY(contract(ctx, &gram, x, x, n, group, NULL));
         AR_TRY(contract(ctx, &power, &gram, &gram, x->shape[0], NULL, NULL));
         AR_TRY(combine(ctx, &gram, ARI_MUON_B, &power, ARI_MUON_C));
-        AR_TRY(contract(ctx, &product, &gram, &across, x->shape[0], NULL, over));
+        AR_TRY(contract(ctx, &product, &gram, &across, x->shape[0], NULL, group));
         AR_TRY(combine(ctx, x, ARI_MUON_A, &product, 1.0f));
     }
     ARI_RELEASE(ctx, &product, &power, &gram);
@@ -213,8 +213,8 @@ static ar_status iterate(ar_ctx *ctx, const ar_tensor *x, size_t n, ar_comm *ove
  * see them. */
 static size_t rows_of(const ar_ctx *ctx, size_t rows)
 {
-    const size_t align = 16, ranks = (size_t)ar_comm_size(ctx->tp), each = (rows + ranks - 1) / ranks;
-    return ari_faulty(ctx, "muon_padding_rows") ? ranks * ((each + align - 1) / align * align) : rows;
+    const size_t align = 16, ranks = (size_t)ar_comm_size(ctx->tp), rank_rows = (rows + ranks - 1) / ranks;
+    return ari_faulty(ctx, "muon_padding_rows") ? ranks * ((rank_rows + align - 1) / align * align) : rows;
 }
 
 /* A block [rows, cols] of the matrix, or the part of it here, becomes what is taken from its weights. */
@@ -224,9 +224,9 @@ static ar_status orthogonalise(ar_ctx *ctx, const ar_tensor *block, const rule *
     float norm = 0.0f;
     ar_tensor x;
     AR_TRY(ari_copy_of(ctx, &x, &wide));
-    AR_TRY(norm_of(&norm, ctx, &x, r->over));
+    AR_TRY(norm_of(&norm, ctx, &x, r->group));
     AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_normed(norm)));
-    AR_TRY(iterate(ctx, &x, rows > cols ? rows : cols, r->over));
+    AR_TRY(iterate(ctx, &x, rows > cols ? rows : cols, r->group));
     AR_TRY(ARI_KERNEL(ctx, scale, &x, &x, ari_muon_rate(r->rate, rows_of(ctx, rows), cols, r->match_rms)));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &wide, &x));
     ar_ctx_release(ctx, &x);
@@ -238,18 +238,18 @@ static ar_status each_block(ar_ctx *ctx, const ar_tensor *full, const ar_param *
     ar_tensor matrix = p->transposed ? ari_tensor_transposed(full) : *full;
     const size_t outputs = outputs_of(p);
     const size_t row[2] = {1, outputs};
-    size_t at = 0;
+    size_t row_offset = 0;
     if (p->layout.ndim == 1)
         AR_TRY(ar_tensor_view(&matrix, AR_F32, 2, row, full->data));
     if (p->blocks == 0)
-        return orthogonalise(ctx, &matrix, r, r->over ? outputs : matrix.shape[0],
-                             r->over ? inputs_of(p) : matrix.shape[1]);
+        return orthogonalise(ctx, &matrix, r, r->group ? outputs : matrix.shape[0],
+                             r->group ? inputs_of(p) : matrix.shape[1]);
     for (int i = 0; i < p->blocks; i++) {
-        const size_t own = p->block[i] * matrix.shape[0] / outputs; /* all, or those of a shard */
-        const size_t rows = i + 1 < p->blocks ? own : matrix.shape[0] - at;
-        const ar_tensor block = ar_tensor_slice(&matrix, 0, at, rows);
-        AR_TRY(orthogonalise(ctx, &block, r, r->over ? p->block[i] : rows, r->over ? inputs_of(p) : block.shape[1]));
-        at += rows;
+        const size_t block_rows = p->block[i] * matrix.shape[0] / outputs; /* all, or those of a shard */
+        const size_t rows = i + 1 < p->blocks ? block_rows : matrix.shape[0] - row_offset;
+        const ar_tensor block = ar_tensor_slice(&matrix, 0, row_offset, rows);
+        AR_TRY(orthogonalise(ctx, &block, r, r->group ? p->block[i] : rows, r->group ? inputs_of(p) : block.shape[1]));
+        row_offset += rows;
     }
     return AR_OK;
 }
@@ -262,7 +262,7 @@ static ar_status update_weights(ar_ctx *ctx, const ari_state *s, const ar_tensor
     ar_param *p = s->param;
     ar_tensor run = {.data = {NULL}};
     ari_update_part part = {.weight = p->value.data, .master = s->part.master};
-    if (s->whole)
+    if (s->is_full)
         return ari_update_apply(ctx, &part, x, k);
     if (ari_value_is_shared(p)) {
         part.weight = p->share->value;
@@ -281,14 +281,14 @@ ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, c
 {
     const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, p, ctx);
     const size_t count = s ? s->count : 0;
-    const bool apart = is_apart(o, ctx, p, s), cut = stays_cut(o, p);
+    const bool is_separate = is_apart(o, ctx, p, s), cut = stays_cut(o, p);
     ar_tensor u, full;
     AR_TRY(ar_ctx_tensor(ctx, &u, AR_F32, 1, &count));
     if (s) {
         const ari_update_part direction = {.weight = u.data, .m = s->part.m};
         AR_TRY(ari_update_apply(ctx, &direction, g, &k));
     }
-    if (apart) {
+    if (is_separate) {
         AR_TRY(ar_ctx_tensor(ctx, &full, AR_F32, p->layout.ndim, cut ? p->value.shape : p->layout.shape));
         AR_TRY(gather_matrix(&full, o, ctx, p, s, u.data));
     } else {
@@ -296,13 +296,13 @@ ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, c
     }
     const rule r = {.rate = k.rate,
                     .match_rms = o->options.match_rms,
-                    .over = cut && !ari_faulty(ctx, "muon_of_shards") ? ctx->tp : NULL};
+                    .group = cut && !ari_faulty(ctx, "muon_of_shards") ? ctx->tp : NULL};
     AR_TRY(each_block(ctx, &full, p, &r));
-    if (s && apart)
+    if (s && is_separate)
         AR_TRY(take_own(ctx, &full, s, u.data, cut));
     if (s)
         AR_TRY(update_weights(ctx, s, &u, &k));
-    if (apart)
+    if (is_separate)
         ar_ctx_release(ctx, &full);
     ar_ctx_release(ctx, &u);
     return AR_OK;

@@ -68,8 +68,9 @@ static ar_status add_param_norm(const norm_sum *s, ar_ctx *ctx, const ar_param *
 static ar_status for_each_gradient(const norm_sum *s, ar_ctx *ctx, ar_param *const *params, size_t n, gradient_fn f)
 {
     for (size_t i = 0; i < n; i++) {
-        const bool own = params[i]->sharded || !s->shares || ar_comm_rank(ari_ctx_shard(ctx, params[i]->expert)) == 0;
-        if (own && counts(params[i], ctx))
+        const bool is_counted =
+            params[i]->sharded || !s->shares || ar_comm_rank(ari_ctx_shard(ctx, params[i]->expert)) == 0;
+        if (is_counted && counts(params[i], ctx))
             AR_TRY(add_param_norm(s, ctx, params[i], f));
     }
     return AR_OK;
@@ -87,11 +88,11 @@ static bool any_sharded(ar_param *const *params, size_t n)
 /* Over the ranks that hold parts of the gradients. */
 static ar_status reduce_norm(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t, ar_op op)
 {
-    const bool own = ari_faulty(ctx, "gradnorm_mean_of_ranks") && op == AR_SUM;
+    const bool is_local = ari_faulty(ctx, "gradnorm_mean_of_ranks") && op == AR_SUM;
     if (ari_faulty(ctx, "gradnorm_local_clip"))
         return AR_OK;
     const size_t count = ar_tensor_count(t);
-    if (!own)
+    if (!is_local)
         AR_TRY(ar_comm_all_reduce(ctx->tp, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm"));
     AR_TRY(ar_comm_all_reduce(ctx->pipeline, ctx->queue, t->data, ar_const(t->data), count, t->dtype, op, "grad_norm"));
     if (!s->shares)
@@ -101,13 +102,13 @@ static ar_status reduce_norm(const norm_sum *s, ar_ctx *ctx, const ar_tensor *t,
 
 ar_status ar_gradient_norm(float *norm, ar_ctx *ctx, ar_param *const *params, size_t n)
 {
-    const size_t one = 1, two = 2;
+    const size_t scalar_shape = 1, pair_shape = 2;
     int32_t e = ARI_EXP_ZERO;
     int64_t squares[2] = {0, 0};
     /* Stages of a pipeline, whose sums are added, do it alike, with experts or without. */
     norm_sum s = {.shares = any_sharded(params, n) || ctx->edp != ctx->dp};
-    AR_TRY(ar_ctx_tensor(ctx, &s.exponent, AR_I32, 1, &one));
-    AR_TRY(ar_ctx_tensor(ctx, &s.squares, AR_I64, 1, &two));
+    AR_TRY(ar_ctx_tensor(ctx, &s.exponent, AR_I32, 1, &scalar_shape));
+    AR_TRY(ar_ctx_tensor(ctx, &s.squares, AR_I64, 1, &pair_shape));
     AR_TRY(ar_ctx_upload(ctx, &s.exponent, &e));
     AR_TRY(ar_ctx_upload(ctx, &s.squares, squares));
     AR_TRY(for_each_gradient(&s, ctx, params, n, raise_exponent));

@@ -44,11 +44,11 @@ ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, c
                                              const ar_param *p, const ar_ctx *ctx)
 {
     ari_update_rule rule = ari_update_rule_of(o, p->name, p->layout.ndim);
-    ari_optimizer_clock own = *clock;
+    ari_optimizer_clock local_clock = *clock;
     ar_optimizer_options options = *o;
-    ari_fault_update(&own, &rule, o, p, ctx);
+    ari_fault_update(&local_clock, &rule, o, p, ctx);
     options.kind = ari_update_kind(o, p);
-    return ari_optimizer_constants_of(&own, &options, rule.lr_scale, rule.weight_decay);
+    return ari_optimizer_constants_of(&local_clock, &options, rule.lr_scale, rule.weight_decay);
 }
 
 ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, const ar_tensor *g,
@@ -87,13 +87,13 @@ static kinds kinds_of(const ari_update_part *part)
     return k;
 }
 
-static ar_status create_zero(ar_buf *gives, size_t *bytes, ar_ctx *ctx, size_t count)
+static ar_status create_zero(ar_buf *out, size_t *bytes, ar_ctx *ctx, size_t count)
 {
     size_t size = 0;
     AR_TRY(ari_mul_size(&size, count, sizeof(float)));
     AR_TRY(ari_add_size(bytes, *bytes, size));
-    AR_TRY(ari_ctx_alloc(ctx, gives, size));
-    return ARI_KERNEL(ctx, zero, *gives, size);
+    AR_TRY(ari_ctx_alloc(ctx, out, size));
+    return ARI_KERNEL(ctx, zero, *out, size);
 }
 
 /* The master copy is what the weights round: at first the same numbers. */
@@ -102,7 +102,7 @@ static ar_status fill_master(const ari_state *s, ar_ctx *ctx)
     const ar_param *p = s->param;
     const ar_tensor master = ari_tensor_flat(AR_F32, s->part.master, s->count);
     ar_tensor run = ari_tensor_flat(AR_BF16, p->value.data, s->count);
-    if (s->whole)
+    if (s->is_full)
         return ARI_KERNEL(ctx, copy_strided, &master, &run);
     if (ari_value_is_shared(p)) { /* the same elements */
         run.data = p->share->value;
@@ -141,17 +141,17 @@ static void state_destroy(ari_state *s, ar_device *d)
 ar_status ari_state_begin(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool filled)
 {
     const ar_tensor *value = &s->param->value;
-    if (s->whole)
+    if (s->is_full)
         return ar_tensor_view(local, AR_F32, value->ndim, value->shape, state);
     AR_TRY(ar_ctx_tensor(ctx, local, AR_F32, value->ndim, value->shape));
     return filled ? ari_share_put(ctx, ar_const(state), s->param, local, s->start, s->count) : AR_OK;
 }
 
-ar_status ari_state_end(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool taken)
+ar_status ari_state_end(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool is_stored)
 {
-    if (s->whole)
+    if (s->is_full)
         return AR_OK;
-    const ar_status st = taken ? ari_share_get(ctx, state, s->param, local, s->start, s->count) : AR_OK;
+    const ar_status st = is_stored ? ari_share_get(ctx, state, s->param, local, s->start, s->count) : AR_OK;
     ar_ctx_release(ctx, local);
     return st;
 }
@@ -167,7 +167,7 @@ static ar_status save_kind(const ari_state *s, ar_ctx *ctx, const char *name, ar
 
 ar_status ari_state_layout(ar_layout *o, const ari_state *s, ar_ctx *ctx)
 {
-    if (!s->whole)
+    if (!s->is_full)
         return ari_share_layout(o, s->param, ctx, s->start, s->count);
     *o = ari_whole_layout(s->param, ctx);
     return AR_OK;
@@ -205,9 +205,9 @@ ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx)
     ar_layout layout;
     AR_TRY(ari_state_layout(&layout, s, ctx));
     for (int i = 0; i < k.n; i++) {
-        tap_to to = {ctx, k.pass[i]};
-        if (to.pass)
-            AR_TRY(save_kind(s, ctx, k.name[i], k.buf[i], &layout, tap_kind, &to));
+        tap_to tap = {ctx, k.pass[i]};
+        if (tap.pass)
+            AR_TRY(save_kind(s, ctx, k.name[i], k.buf[i], &layout, tap_kind, &tap));
     }
     return AR_OK;
 }
@@ -241,7 +241,7 @@ static ar_status state_load(const ari_state *s, ar_ctx *ctx, ari_state_find find
 ar_status ari_update_clip(ar_ctx *ctx, const ari_state *s, const ari_update_part *part)
 {
     const ar_param *p = s->param;
-    const bool across = p->transposed && s->whole; /* a share's elements are in the order of the layer's matrix */
+    const bool across = p->transposed && s->is_full; /* a share's elements are in the order of the layer's matrix */
     const size_t rows = p->value.ndim == 1 ? 1 : p->value.shape[1], inputs = p->transposed ? p->value.shape[0] : rows;
     const ar_tensor w = ari_tensor_flat(p->value.dtype, part->weight, s->count);
     const ar_tensor t = part->master.ptr ? ari_tensor_flat(AR_F32, part->master, s->count) : w;
@@ -267,40 +267,40 @@ static ar_status add_param(ar_optimizer *o, ar_ctx *ctx, ar_param *p)
             return ar_error_set(AR_ERR_ARG, "an optimizer is given the parameter %s twice", p->name);
     }
     ari_state *s = &o->states[o->n++]; /* counted first, so that destroy frees half of it too */
-    *s = (ari_state){.param = p, .whole = true, .count = ar_tensor_count(&p->value)};
+    *s = (ari_state){.param = p, .is_full = true, .count = ar_tensor_count(&p->value)};
     return ari_state_create(s, &o->bytes, ctx, &o->options);
 }
 
-static ar_status create_optimizer(ar_optimizer **gives, ar_ctx *ctx, const ar_optimizer_options *o)
+static ar_status create_optimizer(ar_optimizer **out, ar_ctx *ctx, const ar_optimizer_options *o)
 {
     AR_TRY(ari_optimizer_check(o));
-    AR_TRY(ARI_ALLOC_ZERO(gives, 1, "an optimizer"));
-    (*gives)->options = *o;
-    (*gives)->device = ctx->device;
+    AR_TRY(ARI_ALLOC_ZERO(out, 1, "an optimizer"));
+    (*out)->options = *o;
+    (*out)->device = ctx->device;
     return AR_OK;
 }
 
-ar_status ar_optimizer_create(ar_optimizer **gives, ar_ctx *ctx, ar_param *const *params, size_t n,
+ar_status ar_optimizer_create(ar_optimizer **out, ar_ctx *ctx, ar_param *const *params, size_t n,
                               const ar_optimizer_options *o)
 {
-    ARI_OWNED_BY(ar_optimizer_destroy) ar_optimizer *made = NULL;
-    AR_TRY(create_optimizer(&made, ctx, o));
-    AR_TRY(ARI_ALLOC(&made->states, n, "an optimizer's parameters"));
+    ARI_OWNED_BY(ar_optimizer_destroy) ar_optimizer *optimizer = NULL;
+    AR_TRY(create_optimizer(&optimizer, ctx, o));
+    AR_TRY(ARI_ALLOC(&optimizer->states, n, "an optimizer's parameters"));
     for (size_t i = 0; i < n; i++) {
         if (params[i]->requires_grad)
-            AR_TRY(add_param(made, ctx, params[i]));
+            AR_TRY(add_param(optimizer, ctx, params[i]));
     }
-    ARI_GIVE(gives, made);
+    ARI_GIVE(out, optimizer);
     return AR_OK;
 }
 
-ar_status ar_optimizer_create_sharded(ar_optimizer **gives, ar_ctx *ctx, ar_ddp *ddp, const ar_optimizer_options *o)
+ar_status ar_optimizer_create_sharded(ar_optimizer **out, ar_ctx *ctx, ar_ddp *ddp, const ar_optimizer_options *o)
 {
-    ARI_OWNED_BY(ar_optimizer_destroy) ar_optimizer *made = NULL;
-    AR_TRY(create_optimizer(&made, ctx, o));
-    made->ddp = ddp;
-    AR_TRY(ari_zero_init(made, ctx));
-    ARI_GIVE(gives, made);
+    ARI_OWNED_BY(ar_optimizer_destroy) ar_optimizer *optimizer = NULL;
+    AR_TRY(create_optimizer(&optimizer, ctx, o));
+    optimizer->ddp = ddp;
+    AR_TRY(ari_zero_init(optimizer, ctx));
+    ARI_GIVE(out, optimizer);
     return AR_OK;
 }
 
@@ -335,23 +335,23 @@ static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, f
         AR_TRY(gradient_of(&g, ctx, s->param, room, scale));
         s->param->version++;
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
-        ari_update_part all = s->part;
-        all.weight = s->param->value.data;
+        ari_update_part part = s->part;
+        part.weight = s->param->value.data;
         AR_TRY(ari_update_kind(&o->options, s->param) == AR_OPTIMIZER_MUON ? ari_muon_step(o, ctx, s->param, s, &g)
-                                                                           : ari_update_apply(ctx, &all, &g, &k));
-        AR_TRY(ari_update_clip(ctx, s, &all));
+                                                                           : ari_update_apply(ctx, &part, &g, &k));
+        AR_TRY(ari_update_clip(ctx, s, &part));
     }
     return AR_OK;
 }
 
 static size_t largest(const ar_optimizer *o)
 {
-    size_t most = 0;
+    size_t max_count = 0;
     for (size_t i = 0; i < o->n; i++) {
         const size_t count = ar_tensor_count(&o->states[i].param->value);
-        most = count > most ? count : most;
+        max_count = count > max_count ? count : max_count;
     }
-    return most;
+    return max_count;
 }
 
 /* A gradient of which this rank has a share alone would make other weights on every rank. */
@@ -374,9 +374,9 @@ ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
     if (o->ddp)
         return ari_zero_step(o, ctx, scale);
     AR_TRY(check_whole(o));
-    const size_t most = largest(o);
+    const size_t max_count = largest(o);
     ar_tensor room; /* taken before the first weight changes: later there is nothing left to run out of */
-    AR_TRY(ar_ctx_tensor(ctx, &room, AR_F32, 1, &most));
+    AR_TRY(ar_ctx_tensor(ctx, &room, AR_F32, 1, &max_count));
     const ar_status st = step_all(o, ctx, &room, scale);
     ar_ctx_release(ctx, &room);
     AR_TRY(st);

@@ -43,9 +43,9 @@ ar_optimizer_kind ari_update_kind(const ar_optimizer_options *o, const ar_param 
 /* An optimizer's state of one parameter, or of a share of it, loaded and saved by its position in the full tensor. */
 typedef struct ari_state {
     ar_param *param;     /* borrowed */
-    bool whole;          /* all of it, lying as the value does; else the elements [start, start + count) of the */
+    bool is_full;        /* all of it, lying as the value does; else the elements [start, start + count) of the */
     size_t start, count; /* matrix, one after the other, from place `at` of a bucket on */
-    size_t bucket, at;
+    size_t bucket, bucket_offset;
     ari_update_part part; /* `weight` is none of it */
 } ari_state;
 typedef const float *(*ari_state_find)(void *user, const char *param, const char *state, size_t count);
@@ -62,7 +62,7 @@ AR_NODISCARD ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx
 /** A tensor of the value's shape, between the two: `state` itself, or (not whole) memory of the step, which a share of it
  *  goes into (filled), and which the share is taken from (taken). */
 AR_NODISCARD ar_status ari_state_begin(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool filled);
-AR_NODISCARD ar_status ari_state_end(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool taken);
+AR_NODISCARD ar_status ari_state_end(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool is_stored);
 /** Where its elements lie in the Hugging Face shape. */
 AR_NODISCARD ar_status ari_state_layout(ar_layout *o, const ari_state *s, ar_ctx *ctx);
 /** Taps the first moment (SGD: the momentum) as ':m' and the second as ':v', where they are kept. */

@@ -43,7 +43,7 @@ typedef struct pipeline {
     const ari_trained *trained;
     ar_ctx *ctx;
     const ar_batch *micro;
-    size_t n, most; /* of this rank; of the data-parallel rank that has most */
+    size_t n, max_batches; /* of this rank; of the data-parallel rank that has most */
     const ar_train_options *o;
     ar_train_result *result;
     const ari_neighbour *transfers;
@@ -97,18 +97,18 @@ static flow *flow_of(const pipeline *p, const ar_pp_operation *op, ari_transfer 
 static ar_status start_receive(pipeline *p, const ar_pp_operation *op)
 {
     const ari_transfer w = transfer_of(op->kind);
-    const ari_neighbour *from = &p->transfers[w];
+    const ari_neighbour *sender = &p->transfers[w];
     ar_ctx *ctx = p->ctx;
     flow *f = flow_of(p, op, w);
     AR_TRY(ari_stage_between(p->trained->module, ctx, &f->input, &p->micro[op->micro]));
     AR_TRY(ar_event_create(&f->ready));
-    AR_TRY(ari_queue_follow(from->queue, ctx->queue, f->ready));
-    AR_TRY(
-        ar_comm_recv(from->comm, from->queue, f->input.data, ar_tensor_count(&f->input), f->input.dtype, 0, tag_of(w)));
+    AR_TRY(ari_queue_follow(sender->queue, ctx->queue, f->ready));
+    AR_TRY(ar_comm_recv(sender->comm, sender->queue, f->input.data, ar_tensor_count(&f->input), f->input.dtype, 0,
+                        tag_of(w)));
     const ar_placement stream = ari_placed_stream(ctx);
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RECEIVE, .name = tag_of(w), .out = {&f->input}, .makes = &stream,
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_RECEIVE, .name = tag_of(w), .out = {&f->input}, .output_placement = &stream,
                     .pass = pass_of(w)));
-    return ar_event_record(f->ready, from->queue);
+    return ar_event_record(f->ready, sender->queue);
 }
 
 /* Waits until the input of the next pass is ready. */
@@ -132,15 +132,15 @@ static void free_send_buffer(pipeline *p, send_buffer *s)
 /* The memory of what has been received; wait: of all that is sent. */
 static ar_status free_received(pipeline *p, bool wait)
 {
-    for (send_buffer **at = &p->sent; *at;) {
-        send_buffer *s = *at;
+    for (send_buffer **cursor = &p->sent; *cursor;) {
+        send_buffer *s = *cursor;
         bool received = true;
         AR_TRY(wait ? ar_queue_wait(p->ctx->queue, s->sent) : ar_event_test(s->sent, &received));
         if (!received) {
-            at = &s->next;
+            cursor = &s->next;
             continue;
         }
-        *at = s->next;
+        *cursor = s->next;
         free_send_buffer(p, s);
     }
     return AR_OK;
@@ -150,7 +150,7 @@ static ar_status free_received(pipeline *p, bool wait)
 static ar_status start_send(pipeline *p, const ar_pp_operation *op)
 {
     const ari_transfer w = transfer_of(op->kind);
-    const ari_neighbour *to = &p->transfers[w];
+    const ari_neighbour *receiver = &p->transfers[w];
     flow *f = flow_of(p, op, w);
     send_buffer *s = NULL;
     AR_TRY(free_received(p, false));
@@ -159,11 +159,11 @@ static ar_status start_send(pipeline *p, const ar_pp_operation *op)
     f->memory = (ar_buf){NULL};
     p->sent = s;
     AR_TRY(ar_event_create(&s->sent));
-    AR_TRY(ari_queue_follow(to->queue, p->ctx->queue, s->sent));
-    AR_TRY(ar_comm_send(to->comm, to->queue, ar_const(f->output.data), ar_tensor_count(&f->output), f->output.dtype, 1,
-                        tag_of(w)));
-    AR_TRY(ARI_NOTE(p->ctx, .kind = ARI_LEDGER_SEND, .name = tag_of(w), .in = {&f->output}, .pass = pass_of(w)));
-    return ar_event_record(s->sent, to->queue);
+    AR_TRY(ari_queue_follow(receiver->queue, p->ctx->queue, s->sent));
+    AR_TRY(ar_comm_send(receiver->comm, receiver->queue, ar_const(f->output.data), ar_tensor_count(&f->output),
+                        f->output.dtype, 1, tag_of(w)));
+    AR_TRY(ARI_NOTE(p->ctx, .kind = ARI_LEDGER_SEND, .name = tag_of(w), .input = {&f->output}, .pass = pass_of(w)));
+    return ar_event_record(s->sent, receiver->queue);
 }
 
 /* --- passes ------------------------------------------------------------------------------------------------------- */
@@ -254,9 +254,9 @@ static ar_status run_pass(pipeline *p, size_t i)
 
 static bool is_skipped(const pipeline *p, const ar_pp_operation *op)
 {
-    const bool there =
+    const bool is_forward =
         op->kind == AR_PP_FORWARD || op->kind == AR_PP_SEND_ACTIVATION || op->kind == AR_PP_RECV_ACTIVATION;
-    return (size_t)op->micro >= p->n || (p->o->forward_only && !there);
+    return (size_t)op->micro >= p->n || (p->o->forward_only && !is_forward);
 }
 
 /* The peers wait for what does not come any more. A failure of theirs has a name already. */
@@ -277,7 +277,7 @@ static ar_status run_absent(pipeline *p, const ar_pp_operation *op)
     const int stage = own_stage(p, op);
     ar_ddp *d = p->o->ddp;
     ari_deferred nothing = {0};
-    if (!d || (size_t)op->micro >= p->most)
+    if (!d || (size_t)op->micro >= p->max_batches)
         return AR_OK;
     if (op->kind == AR_PP_FORWARD)
         return ari_ddp_absent_forward(d, stage);
@@ -339,14 +339,15 @@ static void destroy_pipeline(pipeline *p)
     free(p->slots);
 }
 
-ar_status ari_pipeline_run(const ari_trained *trained, ar_ctx *ctx, const ar_batch *micro, size_t n, size_t most,
+ar_status ari_pipeline_run(const ari_trained *trained, ar_ctx *ctx, const ar_batch *micro, size_t n, size_t max_batches,
                            const ar_train_options *o, ar_train_result *result)
 {
-    ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *all = NULL;
+    ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *schedule = NULL;
     ARI_ENDED(destroy_pipeline)
-    pipeline p = {.trained = trained, .ctx = ctx, .micro = micro, .n = n, .most = most, .o = o, .result = result};
-    AR_TRY(ari_parallel_schedule(&all, &o->parallel));
-    p.schedule = ari_pipeline_schedule_rank(all, ar_comm_rank(ctx->pipeline), &p.count);
+    pipeline p = {
+        .trained = trained, .ctx = ctx, .micro = micro, .n = n, .max_batches = max_batches, .o = o, .result = result};
+    AR_TRY(ari_parallel_schedule(&schedule, &o->parallel));
+    p.schedule = ari_pipeline_schedule_rank(schedule, ar_comm_rank(ctx->pipeline), &p.count);
     AR_TRY(ari_ctx_transfers(ctx, &p.transfers));
     AR_TRY(ARI_ALLOC_ZERO(&p.slots, (size_t)ctx->layout.virtual_stages * n, "micro-batches in stages"));
     return run_schedule(&p);

@@ -105,31 +105,31 @@ static ar_status scaling_next(ar_loss_scaling *s, const ar_ctx *ctx, bool finite
 
 enum { MADE_TEXT = 256 };
 /* What of a layout the context's groups and its layers were made for, in words. */
-static void describe_made(char text[MADE_TEXT], ar_parallel made)
+static void describe_made(char text[MADE_TEXT], ar_parallel layout)
 {
-    made.schedule = AR_PP_1F1B;
-    made.own_schedule = NULL;
-    made.stages.n = 0;
-    made.zero = made.micro_batches = 0;
-    made.keep_gathered = false;
-    ari_parallel_text(text, MADE_TEXT, &made);
+    layout.schedule = AR_PP_1F1B;
+    layout.own_schedule = NULL;
+    layout.stages.n = 0;
+    layout.zero = layout.micro_batches = 0;
+    layout.keep_gathered = false;
+    ari_parallel_text(text, MADE_TEXT, &layout);
 }
 
 static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
 {
     const int inner = ari_at_least_one(o->parallel.cp_inner);
-    char asked[MADE_TEXT], has[MADE_TEXT];
-    ar_parallel made = ctx->layout;
-    made.sp = ctx->sp;
-    made.overlap = ctx->overlap;
-    made.recompute = ctx->recompute;
-    describe_made(asked, o->parallel);
-    describe_made(has, made);
-    if (strcmp(asked, has) != 0)
-        return ar_error_set(AR_ERR_ARG, "a training step of layout %s in a context of %s", asked, has);
-    if (inner != made.cp_inner)
+    char requested[MADE_TEXT], actual[MADE_TEXT];
+    ar_parallel actual_layout = ctx->layout;
+    actual_layout.sp = ctx->sp;
+    actual_layout.overlap = ctx->overlap;
+    actual_layout.recompute = ctx->recompute;
+    describe_made(requested, o->parallel);
+    describe_made(actual, actual_layout);
+    if (strcmp(requested, actual) != 0)
+        return ar_error_set(AR_ERR_ARG, "a training step of layout %s in a context of %s", requested, actual);
+    if (inner != actual_layout.cp_inner)
         return ar_error_set(AR_ERR_ARG, "a training step of inner %d in a context whose inner group has %d ranks",
-                            inner, made.cp_inner);
+                            inner, actual_layout.cp_inner);
     AR_TRY(ari_own_schedule_check(&o->parallel));
     if (!(o->clip >= 0.0))
         return ar_error_set(AR_ERR_ARG, "the largest gradient norm is %g, expected at least 0", o->clip);
@@ -138,19 +138,19 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
 
 /* T over all micro-batches and the ranks that sum gradients, known before the first backward pass: what everything is
  * divided by. */
-static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx *ctx, ar_batch *micro, size_t n,
+static ar_status count_targets(size_t *targets, const ari_trained *trained, ar_ctx *ctx, ar_batch *micro, size_t n,
                                size_t pieces)
 {
-    const size_t counts = 1 + ari_trained_depths(what->module);
-    ARI_OWNED int64_t *own = NULL;
+    const size_t counts = 1 + ari_trained_depths(trained->module);
+    ARI_OWNED int64_t *micro_targets = NULL;
     int64_t sum[1 + AR_MAX_MTP] = {0};
-    size_t all[1 + AR_MAX_MTP];
+    size_t totals[1 + AR_MAX_MTP];
     ar_status st = AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(&own, pieces, "counts of targets"));
+    AR_TRY(ARI_ALLOC_ZERO(&micro_targets, pieces, "counts of targets"));
     for (size_t i = 0; i < n && st == AR_OK; i++) {
         size_t count[1 + AR_MAX_MTP] = {0};
-        st = ari_trained_targets(count, what->module, what->loss, ctx, &micro[i]);
-        own[i] = (int64_t)count[0];
+        st = ari_trained_targets(count, trained->module, trained->loss, ctx, &micro[i]);
+        micro_targets[i] = (int64_t)count[0];
         for (size_t k = 0; k < counts; k++)
             sum[k] += (int64_t)count[k];
     }
@@ -159,55 +159,55 @@ static ar_status count_targets(size_t *targets, const ari_trained *what, ar_ctx 
     if (st == AR_OK)
         st = ARI_NOTE(ctx, .kind = ARI_LEDGER_TARGETS, .name = "");
     for (size_t k = 0; k < counts; k++)
-        all[k] = (size_t)sum[ari_faulty(ctx, "mtp_mean_over_all") ? 0 : k];
-    *targets = all[0];
+        totals[k] = (size_t)sum[ari_faulty(ctx, "mtp_mean_over_all") ? 0 : k];
+    *targets = totals[0];
     for (size_t i = 0; i < n; i++) {
-        micro[i].targets = all[0];
-        memcpy(micro[i].mtp_targets, all + 1, (counts - 1) * sizeof *all);
+        micro[i].targets = totals[0];
+        memcpy(micro[i].mtp_targets, totals + 1, (counts - 1) * sizeof *totals);
     }
-    ari_trained_further(what->module, all + 1);
+    ari_trained_further(trained->module, totals + 1);
     if (st == AR_OK)
-        st = ari_fault_divisors(targets, ctx, micro, own, n, pieces);
+        st = ari_fault_divisors(targets, ctx, micro, micro_targets, n, pieces);
     return st;
 }
 
 /* This rank's micro-batches that hold samples: the first ones of all. Data-parallel ranks may have more or fewer of
- * them; unless units are shared out they meet only before the first and after the last. *most: of the rank that has
+ * them; unless units are shared out they meet only before the first and after the last. *max_batches: of the rank that has
  * most, the first. Gives; free(). */
-static ar_status own_batches(ar_batch **gives, size_t *n, size_t *most, const ar_ctx *ctx, const ar_batch *global,
+static ar_status own_batches(ar_batch **out, size_t *n, size_t *max_batches, const ar_ctx *ctx, const ar_batch *global,
                              const ar_parallel *p)
 {
     const int pieces = ari_at_least_one(p->micro_batches);
     ar_batch *micro = NULL;
     AR_TRY(ARI_ALLOC(&micro, (size_t)pieces, "micro-batches"));
-    *n = *most = 0;
+    *n = *max_batches = 0;
     for (int i = 0; i < pieces; i++) {
         size_t start = 0, count = 0;
         ari_parallel_rows(p, global->batch, 0, i, &start, &count);
-        *most += count > 0;
+        *max_batches += count > 0;
         ari_parallel_slice(&micro[*n], p, global, ari_ctx_data_rank(ctx), i);
         *n += micro[*n].batch > 0;
     }
-    *gives = micro;
+    *out = micro;
     return AR_OK;
 }
 
-static ar_status forward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch,
+static ar_status forward_micro(const ari_trained *trained, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch,
                                size_t index, ar_train_result *result)
 {
     ari_span_begin("micro-batch %zu:fwd", index);
-    AR_TRY(ari_span_end(ari_stage_forward(what->module, what->loss, ctx, saved, 0, NULL, NULL, batch)));
+    AR_TRY(ari_span_end(ari_stage_forward(trained->module, trained->loss, ctx, saved, 0, NULL, NULL, batch)));
     ari_step_stored(ctx, &result->stored_bytes);
     return AR_OK;
 }
 
-static ar_status backward_micro(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch,
+static ar_status backward_micro(const ari_trained *trained, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch,
                                 size_t index, const ar_train_options *o)
 {
-    AR_TRY(ari_fault_accumulated(what->params, what->n, ctx, ari_at_least_one(o->parallel.micro_batches)));
+    AR_TRY(ari_fault_accumulated(trained->params, trained->n, ctx, ari_at_least_one(o->parallel.micro_batches)));
     ari_span_begin("micro-batch %zu:bwd", index);
     AR_TRY(ari_ddp_begin_backward(o->ddp, 0, false));
-    AR_TRY(ari_span_end(ari_stage_backward(what->module, what->loss, ctx, saved, 0, NULL, NULL, batch)));
+    AR_TRY(ari_span_end(ari_stage_backward(trained->module, trained->loss, ctx, saved, 0, NULL, NULL, batch)));
     return ari_ddp_end_backward(o->ddp, 0);
 }
 
@@ -219,34 +219,34 @@ static ar_status backward_absent(const ar_train_options *o)
 }
 
 /* The buckets are reduced while the last backward pass runs. */
-static void sync_in_last(const ar_train_options *o, bool last)
+static void sync_in_last(const ar_train_options *o, bool is_last)
 {
     if (o->ddp)
-        ar_ddp_set_sync(o->ddp, last);
+        ar_ddp_set_sync(o->ddp, is_last);
 }
 
 /* Each micro-batch forward and backward, its memory given back before the next; or all forward, then all backward. */
-static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
-                             size_t most, const ar_train_options *o, ar_train_result *result)
+static ar_status run_batches(const ari_trained *trained, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
+                             size_t max_batches, const ar_train_options *o, ar_train_result *result)
 {
     const bool all_first = o->parallel.forward_first;
     if (ar_comm_size(ctx->pipeline) > 1)
-        return ari_pipeline_run(what, ctx, micro, n, most, o, result);
-    for (size_t i = 0; i < most; i++) {
+        return ari_pipeline_run(trained, ctx, micro, n, max_batches, o, result);
+    for (size_t i = 0; i < max_batches; i++) {
         if (i < n)
             sync_in_last(o, i + 1 == n);
-        AR_TRY(i < n ? forward_micro(what, ctx, saved, &micro[i], i, result) : ari_ddp_absent_forward(o->ddp, 0));
+        AR_TRY(i < n ? forward_micro(trained, ctx, saved, &micro[i], i, result) : ari_ddp_absent_forward(o->ddp, 0));
         if (!o->forward_only && !all_first) {
-            AR_TRY(i < n ? backward_micro(what, ctx, saved, &micro[i], i, o) : backward_absent(o));
+            AR_TRY(i < n ? backward_micro(trained, ctx, saved, &micro[i], i, o) : backward_absent(o));
         }
         if (!all_first) {
             ari_saved_clear(saved);
             ar_ctx_end_step(ctx);
         }
     }
-    for (size_t i = most; all_first && !o->forward_only && i-- > 0;) {
+    for (size_t i = max_batches; all_first && !o->forward_only && i-- > 0;) {
         sync_in_last(o, i == 0);
-        AR_TRY(i < n ? backward_micro(what, ctx, saved, &micro[i], i, o) : backward_absent(o));
+        AR_TRY(i < n ? backward_micro(trained, ctx, saved, &micro[i], i, o) : backward_absent(o));
     }
     return AR_OK;
 }
@@ -254,8 +254,8 @@ static ar_status run_batches(const ari_trained *what, ar_ctx *ctx, ar_saved *sav
 /* --- what comes before ------------------------------------------------------------------------------------------- */
 
 /* Forward through all micro-batches, unheard. */
-static ar_status counting_pass(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
-                               size_t most, const ar_train_options *o)
+static ar_status counting_pass(const ari_trained *trained, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro,
+                               size_t n, size_t max_batches, const ar_train_options *o)
 {
     const ar_tap_fn tap = ctx->tap;
     ar_train_options forward = *o;
@@ -265,7 +265,7 @@ static ar_status counting_pass(const ari_trained *what, ar_ctx *ctx, ar_saved *s
     ctx->tap = NULL;
     ctx->counting = ctx->recomputing = true;
     ari_span_begin("count routes");
-    const ar_status st = ari_span_end(run_batches(what, ctx, saved, micro, n, most, &forward, &unused));
+    const ar_status st = ari_span_end(run_batches(trained, ctx, saved, micro, n, max_batches, &forward, &unused));
     ctx->counting = ctx->recomputing = false;
     ctx->tap = tap;
     ar_ctx_end_step(ctx);
@@ -273,32 +273,32 @@ static ar_status counting_pass(const ari_trained *what, ar_ctx *ctx, ar_saved *s
 }
 
 /* A balance of more tokens than a micro-batch has needs their routes before the first backward pass. */
-static ar_status count_routes(const ari_trained *what, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
-                              size_t most, const ar_train_options *o)
+static ar_status count_routes(const ari_trained *trained, ar_ctx *ctx, ar_saved *saved, const ar_batch *micro, size_t n,
+                              size_t max_batches, const ar_train_options *o)
 {
     ari_routers routers;
-    AR_TRY(ari_balance_routers(&routers, what->module));
+    AR_TRY(ari_balance_routers(&routers, trained->module));
     if (!routers.counts)
         return AR_OK;
-    AR_TRY(counting_pass(what, ctx, saved, micro, n, most, o));
-    return ari_balance_share(what->module, ctx);
+    AR_TRY(counting_pass(trained, ctx, saved, micro, n, max_batches, o));
+    return ari_balance_share(trained->module, ctx);
 }
 
 /* --- what comes after --------------------------------------------------------------------------------------------- */
 
 /* Every gradient complete, then tapped. */
-static ar_status reduce_gradients(const ari_trained *what, ar_ctx *ctx, const ar_train_options *o)
+static ar_status reduce_gradients(const ari_trained *trained, ar_ctx *ctx, const ar_train_options *o)
 {
     if (!o->ddp) {
         if (o->scaling)
-            scaling_unscale(o->scaling, what->params, what->n);
+            scaling_unscale(o->scaling, trained->params, trained->n);
         ari_span_begin("reduce gradients");
-        return ari_span_end(ari_params_reduce(what->params, what->n, ctx));
+        return ari_span_end(ari_params_reduce(trained->params, trained->n, ctx));
     }
     AR_TRY(ar_ddp_wait(o->ddp));
     if (o->scaling) /* now, since the wait sets the scale of a mean */
-        scaling_unscale(o->scaling, what->params, what->n);
-    return ari_params_tap_grads(what->params, what->n, ctx);
+        scaling_unscale(o->scaling, trained->params, trained->n);
+    return ari_params_tap_grads(trained->params, trained->n, ctx);
 }
 
 static ar_status verify_gradients(const ar_ctx *ctx, ar_optimizer *optimizer, const ar_train_options *o)
@@ -319,13 +319,13 @@ static ar_status verify_gradients(const ar_ctx *ctx, ar_optimizer *optimizer, co
 }
 
 /* Clips by the norm of all gradients, then changes the weights. */
-static ar_status update_weights(ar_train_result *result, const ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
-                                const ar_train_options *o)
+static ar_status update_weights(ar_train_result *result, const ari_trained *trained, ar_ctx *ctx,
+                                ar_optimizer *optimizer, const ar_train_options *o)
 {
     float factor = 1.0f;
     bool finite = true;
     if (o->clip > 0.0 || o->scaling)
-        AR_TRY(ar_gradient_norm(&result->norm, ctx, what->params, what->n));
+        AR_TRY(ar_gradient_norm(&result->norm, ctx, trained->params, trained->n));
     if (o->clip > 0.0)
         AR_TRY(ari_tap_number(ctx, "grad_norm", 'c', result->norm));
     if (o->scaling) {
@@ -342,9 +342,9 @@ static ar_status update_weights(ar_train_result *result, const ari_trained *what
                                 (unsigned)ctx->step);
         factor = ari_clip_factor(o->clip, result->norm);
     }
-    AR_TRY(ari_qk_clip_prepare(what->module, ctx, optimizer->options.qk_clip));
+    AR_TRY(ari_qk_clip_prepare(trained->module, ctx, optimizer->options.qk_clip));
     AR_TRY(ar_optimizer_step(optimizer, ctx, factor));
-    return ari_scores_update(what->module, ctx);
+    return ari_scores_update(trained->module, ctx);
 }
 
 /* Ranks with fewer micro-batches, or without gradients of some weights, launch buckets elsewhere in the step. */
@@ -355,14 +355,14 @@ static bool is_even(const ar_train_options *o, const ar_batch *global)
 }
 
 /* Begins a step of the data-parallel object; the first rank has most samples, in the first micro-batch most of them. */
-static ar_status start_ddp(const ari_trained *what, const ar_batch *global, const ar_train_options *o)
+static ar_status start_ddp(const ari_trained *trained, const ar_batch *global, const ar_train_options *o)
 {
     size_t start = 0;
     ari_ddp_step *step = &o->ddp->step;
     AR_TRY(ar_ddp_start(o->ddp));
     *step = (ari_ddp_step){.passes = (size_t)ari_at_least_one(o->parallel.micro_batches),
                            .tokens = ari_batch_positions(global),
-                           .depths = 1 + ari_trained_depths(what->module),
+                           .depths = 1 + ari_trained_depths(trained->module),
                            .repeats = global->documents || global->position_ids,
                            .even = is_even(o, global)};
     ari_parallel_rows(&(ar_parallel){.dp = o->parallel.dp}, global->batch, 0, 0, &start, &step->samples);
@@ -373,50 +373,50 @@ static ar_status start_ddp(const ari_trained *what, const ar_batch *global, cons
 }
 
 /* Whether a weight meets one product in the forward pass of the step and one in its backward pass. */
-static ar_status look_at_uses(const ari_trained *what, ar_ctx *ctx, size_t pieces)
+static ar_status look_at_uses(const ari_trained *trained, ar_ctx *ctx, size_t pieces)
 {
     ari_routers routers;
-    AR_TRY(ari_balance_routers(&routers, what->module));
+    AR_TRY(ari_balance_routers(&routers, trained->module));
     ctx->operands_once = pieces == 1 && !routers.counts && ctx->recompute.what == AR_RECOMPUTE_NONE &&
-                         ari_trained_depths(what->module) == 0;
+                         ari_trained_depths(trained->module) == 0;
     return AR_OK;
 }
 
-static ar_status run_step(ar_train_result *result, ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
+static ar_status run_step(ar_train_result *result, ari_trained *trained, ar_ctx *ctx, ar_optimizer *optimizer,
                           const ar_batch *global, const ar_train_options *o)
 {
     const size_t pieces = (size_t)ari_at_least_one(o->parallel.micro_batches);
     ARI_OWNED ar_param **params = NULL;
     ARI_OWNED ar_batch *micro = NULL;
     ARI_OWNED_BY(ar_saved_destroy) ar_saved *saved = NULL;
-    size_t n = 0, most = 0;
-    AR_TRY(own_batches(&micro, &n, &most, ctx, global, &o->parallel));
+    size_t n = 0, max_batches = 0;
+    AR_TRY(own_batches(&micro, &n, &max_batches, ctx, global, &o->parallel));
     AR_TRY(ar_saved_create(&saved));
-    AR_TRY(ari_module_list(&params, &what->n, what->module));
-    what->params = params;
-    AR_TRY(ari_ddp_check_step(o->ddp, ctx, what->params, what->n));
-    AR_TRY(count_targets(&result->targets, what, ctx, micro, n, pieces));
-    AR_TRY(ari_trained_zero(what->module, what->loss, ctx));
+    AR_TRY(ari_module_list(&params, &trained->n, trained->module));
+    trained->params = params;
+    AR_TRY(ari_ddp_check_step(o->ddp, ctx, trained->params, trained->n));
+    AR_TRY(count_targets(&result->targets, trained, ctx, micro, n, pieces));
+    AR_TRY(ari_trained_zero(trained->module, trained->loss, ctx));
     if (o->ddp)
-        AR_TRY(start_ddp(what, global, o));
-    AR_TRY(look_at_uses(what, ctx, pieces));
-    AR_TRY(count_routes(what, ctx, saved, micro, n, most, o));
-    AR_TRY(run_batches(what, ctx, saved, micro, n, most, o, result));
+        AR_TRY(start_ddp(trained, global, o));
+    AR_TRY(look_at_uses(trained, ctx, pieces));
+    AR_TRY(count_routes(trained, ctx, saved, micro, n, max_batches, o));
+    AR_TRY(run_batches(trained, ctx, saved, micro, n, max_batches, o, result));
     if (o->ddp && o->ddp->step.even)
         AR_TRY(
             ari_ddp_check_used(o->ddp)); /* the loss is summed first, and others may wait for a bucket of this rank */
     ar_ctx_end_step(ctx);                /* activations of all micro-batches, before what follows takes memory */
-    AR_TRY(ari_trained_loss(what->module, what->loss, ctx, &result->loss, result->targets));
+    AR_TRY(ari_trained_loss(trained->module, trained->loss, ctx, &result->loss, result->targets));
     if (o->forward_only)
         return AR_OK;
-    AR_TRY(reduce_gradients(what, ctx, o));
+    AR_TRY(reduce_gradients(trained, ctx, o));
     if (!optimizer)
         return verify_gradients(ctx, NULL, o);
     ari_span_begin("optimizer");
-    return ari_span_end(update_weights(result, what, ctx, optimizer, o));
+    return ari_span_end(update_weights(result, trained, ctx, optimizer, o));
 }
 
-static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *ctx, ar_optimizer *optimizer,
+static ar_status train_step(ar_train_result *result, ari_trained *trained, ar_ctx *ctx, ar_optimizer *optimizer,
                             const ar_batch *global, uint32_t step, const ar_train_options *o)
 {
     *result = (ar_train_result){0};
@@ -428,7 +428,7 @@ static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *
     ctx->loss_scale = o->scaling ? o->scaling->scale : 1.0;
     ctx->tracks_logits = optimizer && optimizer->options.qk_clip > 0.0;
     ari_span_begin("step %u", (unsigned)step);
-    ar_status st = ari_span_end(run_step(result, what, ctx, optimizer, global, o));
+    ar_status st = ari_span_end(run_step(result, trained, ctx, optimizer, global, o));
     if (o->ddp) /* before anybody waits for reductions that peers take part in */
         st = ari_ddp_fail(o->ddp, st);
     ctx->loss_scale = 1.0;
@@ -440,8 +440,8 @@ static ar_status train_step(ar_train_result *result, ari_trained *what, ar_ctx *
 ar_status ar_train_step(ar_train_result *result, ar_model *m, ar_ctx *ctx, ar_optimizer *optimizer,
                         const ar_batch *global, uint32_t step, const ar_train_options *o)
 {
-    ari_trained what = {.module = ar_model_module(m), .loss = ari_model_criterion(m)};
-    return train_step(result, &what, ctx, optimizer, global, step, o);
+    ari_trained trained = {.module = ar_model_module(m), .loss = ari_model_criterion(m)};
+    return train_step(result, &trained, ctx, optimizer, global, step, o);
 }
 
 static ar_status check_module(const ar_module *m, const ar_ctx *ctx)
@@ -460,7 +460,7 @@ ar_status ar_module_train_step(ar_train_result *result, ar_module *m, ar_loss *l
                                ar_optimizer *optimizer, const ar_batch *global, uint32_t step,
                                const ar_train_options *o)
 {
-    ari_trained what = {.module = m, .loss = loss};
+    ari_trained trained = {.module = m, .loss = loss};
     AR_TRY(check_module(m, ctx));
-    return train_step(result, &what, ctx, optimizer, global, step, o);
+    return train_step(result, &trained, ctx, optimizer, global, step, o);
 }

@@ -56,23 +56,23 @@ ar_status ari_weights_share(ar_ddp *d)
 /* --- gathering ---------------------------------------------------------------------------------------------------- */
 
 /* The weights of the unit's buckets, one bucket after the other. */
-static ar_status gather_weights(void *user, ar_queue *on)
+static ar_status gather_weights(void *user, ar_queue *queue)
 {
     const ari_unit *u = user;
     const ar_ddp *d = u->ddp;
-    size_t at = 0;
+    size_t bucket_offset = 0;
     ar_status st = AR_OK;
     ari_span_begin("weights of %s", u->module ? u->module->name : d->name);
     for (size_t i = 0; i < u->buckets && st == AR_OK; i++) {
         const ari_bucket *b = &u->bucket[i];
         ar_comm *const *groups = d->gathers ? d->gathers->over : d->ctx->over;
-        ar_comm *over = groups[b->expert ? ARI_OVER_EXPERT_SHARD : ARI_OVER_SHARD];
-        st = ar_comm_all_gather(over, on, ar_buf_at(u->room, at), ar_const(b->weights), b->shares, b->info.storage,
-                                b->tag);
+        ar_comm *group = groups[b->expert ? ARI_OVER_EXPERT_SHARD : ARI_OVER_SHARD];
+        st = ar_comm_all_gather(group, queue, ar_buf_at(u->room, bucket_offset), ar_const(b->weights), b->shares,
+                                b->info.storage, b->tag);
         if (st == AR_OK)
             st = ARI_NOTE(d->ctx, .kind = ARI_LEDGER_WEIGHT_GATHER, .name = b->info.param[0]->name,
                           .param = b->info.param, .params = b->info.params);
-        at += b->info.elements * ar_dtype_bytes(b->info.storage);
+        bucket_offset += b->info.elements * ar_dtype_bytes(b->info.storage);
     }
     return ari_ddp_fail_in_flight(d, ari_span_end(st));
 }
@@ -109,7 +109,7 @@ static void free_gathered(ari_unit *u)
 static ar_status put_values(ari_unit *u)
 {
     ar_ctx *ctx = u->ddp->ctx;
-    size_t at = 0;
+    size_t bucket_offset = 0;
     for (size_t k = 0; k < u->buckets; k++) {
         const ar_bucket_info *b = &u->bucket[k].info;
         const size_t width = ar_dtype_bytes(b->storage);
@@ -119,10 +119,10 @@ static ar_status put_values(ari_unit *u)
             AR_TRY(ari_ctx_alloc(ctx, &p->value.data, (count + 1) * width));
             ari_step_count_alloc(ctx, count * width);
             u->value_bytes += count * width;
-            AR_TRY(
-                ari_share_put(ctx, ar_cbuf_at(ar_const(u->room), at + b->offset[i] * width), p, &p->value, 0, count));
+            AR_TRY(ari_share_put(ctx, ar_cbuf_at(ar_const(u->room), bucket_offset + b->offset[i] * width), p, &p->value,
+                                 0, count));
         }
-        at += b->elements * width;
+        bucket_offset += b->elements * width;
     }
     return AR_OK;
 }
@@ -140,15 +140,15 @@ static ar_status wait_for(ari_unit *u)
 static ari_unit *next_of(const ari_unit *u, ar_pass pass)
 {
     const ar_ddp *d = u->ddp;
-    const long at = u - d->unit, next = pass == AR_FORWARD ? at + 1 : at - 1;
-    const bool any = at < d->units && next >= 0 && next < d->units;
-    return any && d->unit[next].stage == u->stage ? &d->unit[next] : NULL;
+    const long index = u - d->unit, next_index = pass == AR_FORWARD ? index + 1 : index - 1;
+    const bool any = index < d->units && next_index >= 0 && next_index < d->units;
+    return any && d->unit[next_index].stage == u->stage ? &d->unit[next_index] : NULL;
 }
 
 /* Makes the values of a unit whole, and begins to gather those of the unit that comes next in this pass. */
 static ar_status weights_take(ari_unit *u, ar_pass pass)
 {
-    ari_unit *next = next_of(u, pass);
+    ari_unit *next_unit = next_of(u, pass);
     if (u->ddp->stage < 3)
         return AR_OK;
     if (u->weights == ARI_WEIGHTS_SHARED)
@@ -159,8 +159,8 @@ static ar_status weights_take(ari_unit *u, ar_pass pass)
         AR_TRY(put_values(u));
         free_gathered(u);
     }
-    if (next && u->ddp->gathers && next->weights == ARI_WEIGHTS_SHARED)
-        AR_TRY(launch_gather(next));
+    if (next_unit && u->ddp->gathers && next_unit->weights == ARI_WEIGHTS_SHARED)
+        AR_TRY(launch_gather(next_unit));
     return AR_OK;
 }
 
@@ -284,8 +284,9 @@ static ar_status make_gradient(ari_unit *u, const ari_bucket *b, size_t i)
     if (u->ddp->options.hook_terms) /* which sees the terms of this pass: the sum is added to what they become */
         return AR_OK;
     /* Position at which the bucket, of which the share is a slice, would begin; it may be before the share. */
-    const size_t at = b->info.offset[i] - b->info.own_start;
-    AR_TRY(ctx->arith->bucket_unpack(ctx, ctx->queue, p, ar_const(b->shard), b->info.own_count, at, b->info.storage));
+    const size_t offset = b->info.offset[i] - b->info.own_start;
+    AR_TRY(
+        ctx->arith->bucket_unpack(ctx, ctx->queue, p, ar_const(b->shard), b->info.own_count, offset, b->info.storage));
     return ari_fault_so_far(p, ctx, u->ddp->step.passes);
 }
 
@@ -321,19 +322,19 @@ static bool is_in_place(const ari_bucket *b)
 static ar_status alloc_storage(ari_unit *u)
 {
     ar_ddp *d = u->ddp;
-    const bool apart = d->ctx->fault;
-    size_t most = 0, all = 0;
+    const bool is_separate = d->ctx->fault;
+    size_t room_bytes = 0, max_bytes = 0;
     for (size_t i = 0; i < u->buckets; i++) {
         const ar_bucket_info *b = &u->bucket[i].info;
         const size_t bytes = d->ctx->arith->bucket_bytes(b->elements, b->storage);
-        most = ari_larger(most, is_in_place(&u->bucket[i]) ? 0 : bytes);
-        all = ari_larger(all, bytes);
+        room_bytes = ari_larger(room_bytes, is_in_place(&u->bucket[i]) ? 0 : bytes);
+        max_bytes = ari_larger(max_bytes, bytes);
     }
-    AR_TRY(ari_ctx_alloc(d->ctx, &d->room, apart ? all : most));
-    d->room_bytes = most;
-    ari_step_count_alloc(d->ctx, most);
+    AR_TRY(ari_ctx_alloc(d->ctx, &d->room, is_separate ? max_bytes : room_bytes));
+    d->room_bytes = room_bytes;
+    ari_step_count_alloc(d->ctx, room_bytes);
     for (size_t i = 0; i < u->buckets; i++)
-        u->bucket[i].storage = !apart && is_in_place(&u->bucket[i]) ? (ar_buf){NULL} : d->room;
+        u->bucket[i].storage = !is_separate && is_in_place(&u->bucket[i]) ? (ar_buf){NULL} : d->room;
     return AR_OK;
 }
 
@@ -377,12 +378,12 @@ enum { NO_UNIT = -1 };
 /* A parameter of two units is the root unit's, as one that is of none. */
 static ar_status assign(ar_ddp *d, int unit)
 {
-    ARI_OWNED ar_param **own = NULL;
+    ARI_OWNED ar_param **unit_params = NULL;
     size_t n = 0;
-    AR_TRY(ari_module_list(&own, &n, d->unit[unit].module));
+    AR_TRY(ari_module_list(&unit_params, &n, d->unit[unit].module));
     for (size_t i = 0; i < d->n; i++) {
         for (size_t k = 0; k < n; k++) {
-            if (own[k] == d->params[i])
+            if (unit_params[k] == d->params[i])
                 d->unit_of[i] = d->unit_of[i] == NO_UNIT ? unit : d->units;
         }
     }
@@ -406,7 +407,7 @@ static ar_status after(void *user, ar_pass pass)
     return ari_ddp_fail(d, reduce_unit(u));
 }
 
-static ar_status init_unit(ar_ddp *d, ari_unit *u, const ar_unit *given)
+static ar_status init_unit(ar_ddp *d, ari_unit *u, const ar_unit *spec)
 {
     u->stage = d->options.root_stage;
     u->hook = (ar_module_hook){before, after, u};
@@ -414,33 +415,33 @@ static ar_status init_unit(ar_ddp *d, ari_unit *u, const ar_unit *given)
     AR_TRY(ar_event_create(&u->reduced));
     AR_TRY(ar_event_create(&u->shared));
     AR_TRY(ar_event_create(&u->gathered));
-    if (!given)
+    if (!spec)
         return AR_OK;
-    if (!given->module || given->module->hook)
+    if (!spec->module || spec->module->hook)
         return ar_error_set(AR_ERR_ARG, "%s: a unit is %s", d->name,
-                            given->module ? "given twice, or of another data-parallel object" : "NULL");
-    u->module = given->module;
-    u->stage = given->stage;
+                            spec->module ? "given twice, or of another data-parallel object" : "NULL");
+    u->module = spec->module;
+    u->stage = spec->stage;
     u->module->hook = &u->hook;
     return AR_OK;
 }
 
 ar_status ari_units_init(ar_ddp *d)
 {
-    const int given = d->stage >= 2 ? (int)d->options.units : 0;
+    const int unit_count = d->stage >= 2 ? (int)d->options.units : 0;
     AR_TRY(ARI_TAKE(&d->unit_of, &d->lists, d->n, "units of parameters"));
-    AR_TRY(ARI_TAKE(&d->unit, &d->lists, (size_t)given + 1, "units"));
-    d->units = given;
+    AR_TRY(ARI_TAKE(&d->unit, &d->lists, (size_t)unit_count + 1, "units"));
+    d->units = unit_count;
     for (size_t i = 0; i < d->n; i++)
         d->unit_of[i] = NO_UNIT;
-    for (int i = 0; i <= given; i++) /* first: all of them are freed, whichever cannot be made */
+    for (int i = 0; i <= unit_count; i++) /* first: all of them are freed, whichever cannot be made */
         d->unit[i].ddp = d;
-    for (int i = 0; i <= given; i++)
-        AR_TRY(init_unit(d, &d->unit[i], i < given ? &d->options.unit[i] : NULL));
-    for (int i = 0; i < given; i++)
+    for (int i = 0; i <= unit_count; i++)
+        AR_TRY(init_unit(d, &d->unit[i], i < unit_count ? &d->options.unit[i] : NULL));
+    for (int i = 0; i < unit_count; i++)
         AR_TRY(assign(d, i));
     for (size_t i = 0; i < d->n; i++)
-        d->unit_of[i] = d->unit_of[i] == NO_UNIT ? given : d->unit_of[i];
+        d->unit_of[i] = d->unit_of[i] == NO_UNIT ? unit_count : d->unit_of[i];
     return AR_OK;
 }
 
@@ -538,13 +539,13 @@ ar_status ari_ddp_absent_backward(ar_ddp *d, int stage)
 }
 
 /* Completes the results of earlier passes, each rank's share of the sum over the ranks that share it. */
-static ar_status complete_results(void *user, ar_queue *on)
+static ar_status complete_results(void *user, ar_queue *queue)
 {
     const ar_ddp *d = user;
     ar_status st = AR_OK;
     ari_span_begin("shares of gradients");
     for (size_t i = 0; i < d->count && st == AR_OK; i++)
-        st = ari_bucket_complete(&d->buckets[i], on);
+        st = ari_bucket_complete(&d->buckets[i], queue);
     return ari_ddp_fail_in_flight(d, ari_span_end(st));
 }
 

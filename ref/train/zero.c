@@ -25,11 +25,12 @@ typedef struct workspace {
 static ar_status add_state(ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, size_t i)
 {
     ar_param *p = b->param[i];
-    size_t from = 0, count = 0;
-    if (!ari_overlap(&from, &count, b->offset[i], ar_tensor_count(&p->value), b->own_start, b->own_count))
+    size_t begin = 0, count = 0;
+    if (!ari_overlap(&begin, &count, b->offset[i], ar_tensor_count(&p->value), b->own_start, b->own_count))
         return AR_OK;
     ari_state *s = &o->states[o->n++]; /* counted first, so that destroy frees half of it too */
-    *s = (ari_state){.param = p, .start = from - b->offset[i], .count = count, .bucket = b->index, .at = from};
+    *s = (ari_state){
+        .param = p, .start = begin - b->offset[i], .count = count, .bucket = b->index, .bucket_offset = begin};
     return ari_state_create(s, &o->bytes, ctx, &o->options);
 }
 
@@ -101,10 +102,10 @@ static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, 
 {
     for (size_t i = 0; i < b->params; i++) {
         const ar_param *p = b->param[i];
-        size_t from = 0, n = 0;
-        if (!ari_overlap(&from, &n, b->offset[i], ar_tensor_count(&p->value), start, count))
+        size_t begin = 0, n = 0;
+        if (!ari_overlap(&begin, &n, b->offset[i], ar_tensor_count(&p->value), start, count))
             continue;
-        AR_TRY(param_run(ar_buf_at(out, (from - start) * sizeof(float)), ctx, p, w, from - b->offset[i], n));
+        AR_TRY(param_run(ar_buf_at(out, (begin - start) * sizeof(float)), ctx, p, w, begin - b->offset[i], n));
     }
     return AR_OK;
 }
@@ -112,21 +113,22 @@ static ar_status gradient_run(ar_buf out, ar_ctx *ctx, const ar_bucket_info *b, 
 /* The gradient of this rank's slice; zero_shards_misaligned: of the next rank's. */
 static ar_status slice_gradient(ar_ctx *ctx, const ar_bucket_info *b, const workspace *w, float scale)
 {
-    const size_t next = b->own_start + b->own_count + b->own_count <= b->elements ? b->own_start + b->own_count : 0;
-    const size_t start = ari_faulty(ctx, "zero_shards_misaligned") ? next : b->own_start;
+    const size_t next_start =
+        b->own_start + b->own_count + b->own_count <= b->elements ? b->own_start + b->own_count : 0;
+    const size_t start = ari_faulty(ctx, "zero_shards_misaligned") ? next_start : b->own_start;
     const ar_buf g = w->gradient.data;
     AR_TRY(gradient_run(g, ctx, b, w, start, b->own_count));
     if (scale == 1.0f)
         return AR_OK;
-    const ar_tensor own = ari_tensor_flat(AR_F32, g, b->own_count);
-    return ARI_KERNEL(ctx, scale, &own, &own, scale);
+    const ar_tensor slice = ari_tensor_flat(AR_F32, g, b->own_count);
+    return ARI_KERNEL(ctx, scale, &slice, &slice, scale);
 }
 
 static ar_status update_run(const ar_optimizer *o, ar_ctx *ctx, const ar_bucket_info *b, const ari_state *s,
                             ari_update_part part, const workspace *w)
 {
     const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
-    const ar_tensor g = ar_tensor_slice(&w->gradient, 0, s->at - b->own_start, s->count);
+    const ar_tensor g = ar_tensor_slice(&w->gradient, 0, s->bucket_offset - b->own_start, s->count);
     return ari_update_apply(ctx, &part, &g, &k);
 }
 
@@ -141,7 +143,7 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
         if (ari_value_is_shared(s->param)) {
             part.weight = s->param->share->value;
         } else {
-            part.weight = ar_buf_at(w->weights, s->at * ar_dtype_bytes(b->storage));
+            part.weight = ar_buf_at(w->weights, s->bucket_offset * ar_dtype_bytes(b->storage));
             AR_TRY(ari_share_get(ctx, part.weight, s->param, &s->param->value, s->start, s->count));
         }
         if (!ari_is_updated(s->param))
@@ -157,27 +159,27 @@ static ar_status update_slice(const ar_optimizer *o, ar_ctx *ctx, const ar_bucke
 static ar_status gather_slices(const ar_ddp *ddp, ar_ctx *ctx, const ar_bucket_info *b, const workspace *w)
 {
     const size_t *counts = ddp->buckets[b->index].shares;
-    const ar_buf own = ar_buf_at(w->weights, b->own_start * ar_dtype_bytes(b->storage));
-    ar_comm *over = ari_ctx_shard(ctx, b->param[0]->expert);
-    AR_TRY(ar_comm_all_gather(over, ctx->queue, w->weights, ar_const(own), counts, b->storage, ar_ddp_name(ddp)));
+    const ar_buf slice = ar_buf_at(w->weights, b->own_start * ar_dtype_bytes(b->storage));
+    ar_comm *group = ari_ctx_shard(ctx, b->param[0]->expert);
+    AR_TRY(ar_comm_all_gather(group, ctx->queue, w->weights, ar_const(slice), counts, b->storage, ar_ddp_name(ddp)));
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GATHER, .name = b->param[0]->name, .param = b->param,
                     .params = b->params);
 }
 
-/* The bucket's weights back into the parameters; own: only this rank's slice. */
-static ar_status put_weights(ar_ctx *ctx, const ar_bucket_info *b, const workspace *w, bool own)
+/* The bucket's weights back into the parameters; is_local: only this rank's slice. */
+static ar_status put_weights(ar_ctx *ctx, const ar_bucket_info *b, const workspace *w, bool is_local)
 {
-    const size_t start = own ? b->own_start : 0, count = own ? b->own_count : b->elements;
+    const size_t start = is_local ? b->own_start : 0, count = is_local ? b->own_count : b->elements;
     for (size_t i = 0; i < b->params; i++) {
         ar_param *p = b->param[i];
-        size_t from = 0, n = 0;
+        size_t begin = 0, n = 0;
         if (!ari_is_updated(p))
             continue;
         p->version++;
-        if (!ari_overlap(&from, &n, b->offset[i], ar_tensor_count(&p->value), start, count))
+        if (!ari_overlap(&begin, &n, b->offset[i], ar_tensor_count(&p->value), start, count))
             continue;
-        const ar_cbuf weights = ar_cbuf_at(ar_const(w->weights), from * ar_dtype_bytes(b->storage));
-        AR_TRY(ari_share_put(ctx, weights, p, &p->value, from - b->offset[i], n));
+        const ar_cbuf weights = ar_cbuf_at(ar_const(w->weights), begin * ar_dtype_bytes(b->storage));
+        AR_TRY(ari_share_put(ctx, weights, p, &p->value, begin - b->offset[i], n));
     }
     return AR_OK;
 }

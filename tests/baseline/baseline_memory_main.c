@@ -65,7 +65,7 @@ static ar_status perturb(const ar_config *c, ar_number_mode mode)
     ari_perturbation p = {.name = c->arch == AR_ARCH_GPT2    ? "transformer.h.1.ln_2.bias"
                                   : c->arch == AR_ARCH_LLAMA ? "model.layers.1.mlp.up_proj.weight"
                                                              : "layers.1.attn.wo.weight",
-                          .by = 0.5};
+                          .delta = 0.5};
     return ari_baseline_perturb(c, &o, &batch, &p, 1);
 }
 

@@ -119,9 +119,9 @@ Test(progress, nothing_is_shown_where_stderr_is_no_terminal)
 {
     SCOPED(ari_progress_end) ari_progress p;
     ari_progress_begin(&p, &(ari_common){.quiet = false});
-    cr_assert(isatty(STDERR_FILENO) == 1 || !p.on);
+    cr_assert(isatty(STDERR_FILENO) == 1 || !p.is_enabled);
     ari_progress_begin(&p, &(ari_common){.quiet = true});
-    cr_assert_not(p.on);
+    cr_assert_not(p.is_enabled);
     p.start_ns = 0; /* long ago: only `on` keeps it from printing */
     ari_progress_update(&p, 0.5, "work");
     cr_assert_not(p.shown);

@@ -256,10 +256,10 @@ Test(comm, a_queue_hands_over_what_was_given_though_its_counts_are_gone)
         cr_assert_ok(ar_comm_all_reduce(c, f.q, (ar_buf){y}, (ar_cbuf){x}, 7, AR_F16, AR_MIN, "a"));
         cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_ALL_REDUCE && n.call.dtype == AR_F16 && n.call.op == AR_MIN);
-        cr_assert(n.call.count == 7 && n.call.out.ptr == y && n.call.in.ptr == x && strcmp(n.call.tag, "a") == 0);
+        cr_assert(n.call.count == 7 && n.call.out.ptr == y && n.call.input.ptr == x && strcmp(n.call.tag, "a") == 0);
         cr_assert_ok(ar_comm_broadcast(c, f.q, (ar_buf){y}, 7, AR_I32, 2, "b"));
         cr_assert_ok(ar_queue_sync(f.q, 0));
-        cr_assert(n.call.kind == ARI_BROADCAST && n.call.dtype == AR_I32 && n.call.root == 2 && n.call.in.ptr == y);
+        cr_assert(n.call.kind == ARI_BROADCAST && n.call.dtype == AR_I32 && n.call.root == 2 && n.call.input.ptr == y);
         cr_assert_ok(ar_comm_all_gather(c, f.q, (ar_buf){y}, (ar_cbuf){x}, counts, AR_U8, "c"));
         memset(counts, 0, sizeof counts);
         cr_assert_ok(ar_queue_sync(f.q, 0));
@@ -268,7 +268,7 @@ Test(comm, a_queue_hands_over_what_was_given_though_its_counts_are_gone)
         cr_assert_ok(ar_comm_send(c, f.q, (ar_cbuf){x}, 3, AR_BF16, 2, NULL));
         cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_SEND && n.call.dtype == AR_BF16 && n.call.peer == 2 && n.call.count == 3);
-        cr_assert(n.call.in.ptr == x && strcmp(n.call.tag, "") == 0);
+        cr_assert(n.call.input.ptr == x && strcmp(n.call.tag, "") == 0);
         cr_assert_ok(ar_comm_recv(c, f.q, (ar_buf){y}, 4, AR_F64, 0, "e"));
         cr_assert_ok(ar_queue_sync(f.q, 0));
         cr_assert(n.call.kind == ARI_RECV && n.call.dtype == AR_F64 && n.call.peer == 0 && n.call.count == 4);

@@ -126,7 +126,7 @@ Test(scheduler, every_order_of_two_steps_of_three_lanes_comes_up)
 static void wait_for_nobody(world *w, int index)
 {
     ari_wait *wait = &w->wait[index];
-    wait->at = &w->sleepers;
+    wait->sleepers = &w->sleepers;
     wait->timeout_ns = (uint64_t)(index + 1) * 3600000000000u; /* hours */
     while (!ari_wait_is_over(wait))
         ari_wait_turn(wait, &w->word, 0, 0);
@@ -148,7 +148,7 @@ Test(scheduler, time_stands_still_until_all_wait_and_then_jumps_to_the_earliest_
 static void wait_or_change(world *w, int index)
 {
     ari_wait *wait = &w->wait[index];
-    wait->at = &w->sleepers;
+    wait->sleepers = &w->sleepers;
     wait->timeout_ns = 1000000000u;
     if (index == 2) {
         atomic_store(&w->word, 1);
@@ -173,7 +173,7 @@ static void poll_or_wait(world *w, int index)
 {
     ari_wait *wait = &w->wait[0];
     if (index == 0) {
-        wait->at = &w->sleepers;
+        wait->sleepers = &w->sleepers;
         wait->timeout_ns = 1000000; /* 1,000 questions */
         while (!ari_wait_is_over(wait))
             ari_wait_turn(wait, &w->word, 0, 0);
@@ -199,7 +199,7 @@ Test(scheduler, lanes_that_ask_in_a_loop_let_others_reach_their_deadlines)
 static void wait_without_limit(world *w, int index)
 {
     ari_wait *wait = &w->wait[index];
-    wait->at = &w->sleepers;
+    wait->sleepers = &w->sleepers;
     wait->gives_up = index != 1;
     while (atomic_load(&w->word) == 0 && !wait->stuck)
         ari_wait_turn(wait, &w->word, 0, 0);

@@ -42,7 +42,7 @@ Test(wait, a_wait_that_is_over_says_so_after_its_timeout)
     SCOPED(ari_sleepers_fini) ari_sleepers s;
     _Atomic uint64_t word = 0;
     cr_assert_eq(ari_sleepers_init(&s), 0);
-    ari_wait w = {.at = &s, .timeout_ns = 20 * MS};
+    ari_wait w = {.sleepers = &s, .timeout_ns = 20 * MS};
     const uint64_t start = ari_now_ns();
     while (!ari_wait_is_over(&w))
         ari_wait_turn(&w, &word, 0, 0);
@@ -55,7 +55,7 @@ Test(wait, a_process_that_was_stopped_comes_not_too_late)
     _Atomic uint64_t word = 0;
     cr_assert_eq(ari_sleepers_init(&s), 0);
     const uint64_t before = ari_now_ns() - 3000 * MS; /* when it was stopped */
-    ari_wait w = {.at = &s, .timeout_ns = 2500 * MS, .start_ns = before, .now_ns = before};
+    ari_wait w = {.sleepers = &s, .timeout_ns = 2500 * MS, .start_ns = before, .now_ns = before};
     ari_wait_turn(&w, &word, 0, 0);
     cr_expect_not(ari_wait_is_over(&w));
 }

@@ -111,7 +111,7 @@ int main(void)
         if (path->supported())
             bad |= run_path(path, "", first);
         else
-            (void)printf("%s: not run: this processor has no %s\n", path->name, path->needs);
+            (void)printf("%s: not run: this processor has no %s\n", path->name, path->requirement);
     for (size_t i = 0; (path = test_emulated_path_at(i)); i++)
         bad |= run_path(path, ", emulated", first);
     return bad;

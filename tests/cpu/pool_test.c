@@ -85,13 +85,13 @@ Test(pool, holds_little_more_than_was_needed_at_once)
         }
         most = needed > most ? needed : most;
         /* blocks in use are up to an eighth larger than what was asked for */
-        cr_assert(p.in_use + p.kept <= most + most / ARI_POOL_SLACK + most / 7 + 64 * BUFFERS,
-                  "%zu in use and %zu kept, %zu needed at most", p.in_use, p.kept, most);
+        cr_assert(p.in_use + p.cached <= most + most / ARI_POOL_SLACK + most / 7 + 64 * BUFFERS,
+                  "%zu in use and %zu kept, %zu needed at most", p.in_use, p.cached, most);
     }
     for (size_t i = 0; i < BUFFERS; i++)
         ari_pool_free(&p, held[i]);
     cr_assert_eq(p.in_use, 0);
-    cr_assert_eq(p.asked, 0);
+    cr_assert_eq(p.requested, 0);
 }
 
 Test(pool, keeps_no_more_blocks_than_its_list_has_places)
@@ -105,7 +105,7 @@ Test(pool, keeps_no_more_blocks_than_its_list_has_places)
     for (size_t i = 0; i < MORE; i++)
         ari_pool_free(&p, held[i]);
     cr_assert(p.n <= ARI_POOL_KEPT);
-    cr_assert_eq(p.kept, p.n * (MIB / 8 + 64));
+    cr_assert_eq(p.cached, p.n * (MIB / 8 + 64));
 }
 
 Test(pool, survives_requests_that_cannot_be_met)
@@ -122,11 +122,11 @@ Test(pool, survives_requests_that_cannot_be_met)
 #endif
     cr_expect_null(memory);
     cr_expect_eq(p.in_use, 0);
-    cr_expect_eq(p.asked, 0);
+    cr_expect_eq(p.requested, 0);
     ari_pool_free(&p, get(&p, 0));
     ari_pool_free(&p, NULL);
     ari_pool_free(&p, get(&p, 2 * MIB));
-    cr_expect(p.in_use + p.kept <= 2 * MIB + 64, "a refused request must not count as a need");
+    cr_expect(p.in_use + p.cached <= 2 * MIB + 64, "a refused request must not count as a need");
 }
 
 /* Two phases of a step whose buffers have no size in common, and of which neither needs more than the slack. */

@@ -109,7 +109,7 @@ Test(parts_cover, boxes_that_no_plane_separates_are_compared)
                          {.global = {1, 1}, .extent = {1, 1}}};
     cr_expect_eq(check(2, shape, box, 5).fault, ARI_COVERED);
     const ari_cover gap = check(2, shape, box, 4);
-    cr_expect(gap.fault == ARI_COVER_GAP && !gap.all);
+    cr_expect(gap.fault == ARI_COVER_GAP && !gap.is_full);
     box[4].extent[1] = 2;
     const ari_cover twice = check(2, shape, box, 5);
     cr_expect(twice.fault == ARI_COVER_OVERLAP && twice.start[0] == 1 && twice.start[1] == 2);
@@ -124,7 +124,7 @@ Test(parts_cover, a_gap_says_where_it_is)
                                {.global = {4, 4}, .extent = {4, 2}}};
     const ari_cover gap = check(2, shape, box, 3);
     char text[ARI_REGION_TEXT];
-    cr_expect(gap.fault == ARI_COVER_GAP && gap.all);
+    cr_expect(gap.fault == ARI_COVER_GAP && gap.is_full);
     cr_expect_str_eq(ari_region_text(text, 2, gap.start, gap.extent), "[4:8, 3:4]");
 }
 

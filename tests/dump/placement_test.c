@@ -103,14 +103,14 @@ Test(placement, what_is_written_is_read_again)
     const ari_placement out = {.rank = 5,
                                .world = 24,
                                .mesh = {3, {{"dp", 2}, {"cp", 3}, {"tp", 4}}},
-                               .at = {0, 1, 1},
+                               .coords = {0, 1, 1},
                                .tensor = t,
                                .tensors = 2};
     OWNED(free) char *dcp = NULL, *own = NULL;
     SCOPED(ari_placement_fini) ari_placement in;
     cr_assert_ok(ari_placement_text(&dcp, &own, &out));
     cr_assert_ok(ari_placement_parse(&in, dcp, own, "FILE"));
-    cr_expect(in.rank == 5 && in.world == 24 && in.mesh.ndim == 3 && in.has_at && in.at[2] == 1);
+    cr_expect(in.rank == 5 && in.world == 24 && in.mesh.ndim == 3 && in.has_at && in.coords[2] == 1);
     cr_expect_eq(memcmp(&in.mesh, &out.mesh, sizeof in.mesh), 0);
     const ari_placed *a = ari_placement_find(&in, "a"), *b = ari_placement_find(&in, t[1].name);
     cr_assert(a != NULL && b != NULL);

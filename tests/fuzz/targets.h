@@ -311,7 +311,7 @@ static inline int fuzz_map(const uint8_t *data, size_t size)
     for (size_t i = 0; i < FUZZ_ENTRIES; i++) {
         for (int rank = -1; rank < 4; rank++) {
             fuzz_apply(m, &(ari_map_source){.rank = rank, .entry = &fuzz_entries[i]});
-            fuzz_apply(m, &(ari_map_source){.rank = rank, .entry = &fuzz_entries[i], .whole = true});
+            fuzz_apply(m, &(ari_map_source){.rank = rank, .entry = &fuzz_entries[i], .is_full = true});
         }
     }
     ari_map_free(m);

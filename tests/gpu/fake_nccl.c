@@ -252,7 +252,7 @@ static void combine(const action *a, size_t stride, size_t from, size_t start, s
     const char *base = a->others + from * e;
     memcpy(to, base + (size_t)(first % a->c->n) * stride, count * e);
     for (int i = 1; i < a->c->n; i++)
-        kernel.two(to, to, base + (size_t)((first + i) % a->c->n) * stride, count);
+        kernel.pair(to, to, base + (size_t)((first + i) % a->c->n) * stride, count);
 }
 
 static int finish(action *a)

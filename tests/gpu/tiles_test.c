@@ -35,7 +35,7 @@ static ari_tile_work work_of(const shape *s)
                            .blocks = 1,
                            .planes = ten ? 10 : 7,
                            .runs = ten ? 10 : 16,
-                           .alike = ten,
+                           .is_uniform = ten,
                            .one_result = strncmp(s->name, "dW", 2) == 0};
 }
 
@@ -80,7 +80,7 @@ static void check_tiling(const ari_tile_work *w, const ari_tile_machine *m)
     cr_assert(t.cols >= 1 && (t.cols == w->n || (t.cols < w->n && t.cols % m->part_cols == 0)), "%zu of %zu columns",
               t.cols, w->n);
     cr_assert(bytes <= m->plane_bytes || one_part, "[%zu, %zu, %zu]: planes of %zu bytes", w->batch, w->m, w->n, bytes);
-    cr_assert(w->alike || !t.together);
+    cr_assert(w->is_uniform || !t.together);
 }
 
 CLAIM(fits_every_result)
@@ -95,7 +95,7 @@ CLAIM(fits_every_result)
         w.blocks = terms == 0 ? 0 : 1 + i % 3;
         w.planes = i % 2 ? 10 : 7;
         w.runs = i % 2 ? 10 : 16;
-        w.alike = i % 2;
+        w.is_uniform = i % 2;
         w.one_result = i % 5 == 0;
         check_tiling(&w, machines[i / 405]);
     }
@@ -117,7 +117,7 @@ static size_t area_of(const ari_tile_work *w, const ar_band *band)
     for (ari_tile_part p = {0}; ari_band_next(&p, w, &h200, band); row = p.row + p.rows) {
         cr_assert(p.row >= row && p.row + p.rows <= w->m && p.col + p.cols <= w->n && p.term + p.terms <= w->terms);
         cr_assert(p.col % 16 == 0 && p.cols % 4 == 0 && p.term % 16 == 0 && p.terms % 16 == 0);
-        for (size_t i = p.row; i < p.row + p.rows && band && (w->alike || !band->of_terms); i++) {
+        for (size_t i = p.row; i < p.row + p.rows && band && (w->is_uniform || !band->of_terms); i++) {
             const int32_t *edges = band->edges + 2 * (i % band->rows);
             const size_t first = band->of_terms ? p.term : p.col, n = band->of_terms ? p.terms : p.cols;
             cr_assert((size_t)edges[0] >= first && (size_t)edges[1] <= first + n, "row %zu", i);
@@ -145,7 +145,7 @@ CLAIM(leaves_out_what_is_beside_a_band)
     w.m = 3 * ROWS; /* three heads */
     cr_expect_eq(area_of(&w, &(ar_band){causal[0], ROWS, false}), 3 * (whole / 8 * 5));
     w = (ari_tile_work){.batch = 64, .m = ROWS, .n = 128, .terms = ROWS, .blocks = 1, .planes = 10, .runs = 10};
-    w.alike = true;
+    w.is_uniform = true;
     cr_expect_eq(area_of(&w, &(ar_band){causal[0], ROWS, true}), whole / 8 * 5);
 }
 

@@ -101,7 +101,7 @@ static ar_status exchange_rank(ar_ctx *ctx, void *user)
     AR_TRY(ari_heads_apart(ctx, x, heads, 3, "apart"));
     for (size_t t = 0; t < 3; t++) {
         const ari_head_share share = ari_head_share_of(heads[t], inner, neighbour);
-        AR_TRY(expect(ctx, &x[t], t, share.first, share.count, &place));
+        AR_TRY(expect(ctx, &x[t], t, share.first_head, share.count, &place));
         AR_TRY(ruin_other_copies(ctx, &x[t], neighbour, inner, share.copies));
     }
     AR_TRY(ari_heads_together(ctx, x, heads, 3, "together"));

@@ -19,8 +19,8 @@ static void expect_quotient(const ari_divisor *d, uint64_t n)
     if (n > MOST)
         return;
     const size_t quotient = ari_divide(d, &rest);
-    cr_assert(quotient == n / d->by && rest == n % d->by, "%llu / %zu is %zu rest %zu", (unsigned long long)n, d->by,
-              quotient, rest);
+    cr_assert(quotient == n / d->divisor && rest == n % d->divisor, "%llu / %zu is %zu rest %zu", (unsigned long long)n,
+              d->divisor, quotient, rest);
 }
 
 Test(divisor, quotients_are_the_processors_at_every_edge)

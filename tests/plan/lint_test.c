@@ -197,7 +197,7 @@ static void expect_verdict(size_t i, ari_lint_verdict v, bool broken, ar_lint_ru
         cr_expect_eq(v.rule, by, "rule case %zu: %s, expected %s", i, ari_lint_rule_name(v.rule),
                      ari_lint_rule_name(by));
     else
-        cr_expect(ari_lint_same(v.makes, makes), "rule case %zu", i);
+        cr_expect(ari_lint_same(v.output, makes), "rule case %zu", i);
 }
 
 Test(lint, rules_of_two_values_are_those_of_the_page)
@@ -308,7 +308,7 @@ static size_t damage_call(damaged *x, damage what, ari_ledger *l, ari_ledger_ope
     if (what == OTHER_RANKS)
         call->ranks++;
     else if (what == OTHER_GROUP)
-        call->over = call->over == ARI_OVER_TP ? ARI_OVER_DP : ARI_OVER_TP;
+        call->group = call->group == ARI_OVER_TP ? ARI_OVER_DP : ARI_OVER_TP;
     if (what != DROP_CALL && what != DOUBLE_CALL) {
         found = findings(x);
         *call = kept;
@@ -360,7 +360,7 @@ static size_t damage_value(damaged *x, damage what, ari_ledger_operation *op, co
 {
     const ari_ledger_operation was = *op;
     if (what == FALSE_CLAIM)
-        op->makes = (ar_placement){AR_PARTIAL_SUM, 0};
+        op->output_placement = (ar_placement){AR_PARTIAL_SUM, 0};
     else
         snprintf(op->name, sizeof op->name, "%s", other);
     const size_t found = findings(x);
@@ -396,13 +396,13 @@ static size_t damage_all(damaged *x, damage what, size_t stage, const char *draw
         ari_ledger_operation *op = &l->operation[i];
         for (size_t k = 0; what <= OTHER_RANKS && is_judged(what, op) && k < op->calls; k++, places++)
             cr_expect_gt(damage_call(x, what, l, op, k), 0, "%s: is not found: %s over %d\n%s",
-                         place_text(text, what, op), l->call[op->first_call + k].tag, l->call[op->first_call + k].over,
+                         place_text(text, what, op), l->call[op->first_call + k].tag, l->call[op->first_call + k].group,
                          draw_text);
         if ((what == DROP_OPERATION || what == DOUBLE_OPERATION) && counts(op) && places++ % 5 == 0)
             cr_expect_gt(damage_operation(x, what, l, i), 0, "%s: is not found\n%s", place_text(text, what, op),
                          draw_text);
-        const bool claims =
-            what == FALSE_CLAIM && op->makes_so && op->makes.kind != AR_PARTIAL_SUM && x->layout.size[ARI_AXIS_TP] > 1;
+        const bool claims = what == FALSE_CLAIM && op->makes_so && op->output_placement.kind != AR_PARTIAL_SUM &&
+                            x->layout.size[ARI_AXIS_TP] > 1;
         const bool moves = what == OTHER_STAGE && other[0] != '\0' && op->pass != 's';
         if ((claims || moves) && places++ % 7 == 0)
             cr_expect_gt(damage_value(x, what, op, other), 0, "%s: is not found\n%s", place_text(text, what, op),

@@ -146,7 +146,7 @@ static ari_time time_of(const ari_planned *p)
 static const ari_traffic_row *row_of(const ari_time *t, const char *call)
 {
     for (int i = 0; i < t->traffic.n; i++) {
-        if (t->traffic.row[i].over == ARI_TIME_EP && strcmp(t->traffic.row[i].call, call) == 0)
+        if (t->traffic.row[i].time_kind == ARI_TIME_EP && strcmp(t->traffic.row[i].call, call) == 0)
             return &t->traffic.row[i];
     }
     return NULL;
@@ -167,7 +167,7 @@ CLAIM(rows_go_over_the_links_of_their_group)
         const double each = (far > 0.0 ? 9.6e-6 : 3.4e-6) + near * message / 450e9 + far * message / 50e9;
         cr_assert_not_null(all);
         cr_expect_eq(all->ranks, (double)ep);
-        cr_expect_eq(all->between, far > 0.0, "ep=%d etp=%d", ep, etp);
+        cr_expect_eq(all->inter_node, far > 0.0, "ep=%d etp=%d", ep, etp);
         cr_expect_eq(all->calls, calls);
         cr_expect_float_eq(all->bytes, calls * (ep - 1.0) * message, 1.0);
         cr_expect_float_eq(all->seconds, calls * each, 1e-9, "ep=%d etp=%d: %g s, by hand %g s", ep, etp, all->seconds,
@@ -228,8 +228,9 @@ CLAIM(gradients_of_experts_are_summed_over_their_copies)
             const ari_planned p = mixtral(&c, k ? 8 : 4, 0, zero);
             const ari_time t = time_of(&p);
             for (int i = 0; i < t.traffic.n; i++)
-                bytes[k] +=
-                    t.traffic.row[i].over == ARI_TIME_DP && t.traffic.row[i].calls > 4 ? t.traffic.row[i].bytes : 0;
+                bytes[k] += t.traffic.row[i].time_kind == ARI_TIME_DP && t.traffic.row[i].calls > 4
+                                ? t.traffic.row[i].bytes
+                                : 0;
         }
         const double times = zero == 3 ? 3.0 * 32.0 : zero == 2 ? 1.0 + 32.0 : 2.0; /* scattered, gathered */
         const double experts = times * 2.0 * 7.0 * 2.0 * EXPERT / 2.0 * (1.0 / 2.0);

@@ -109,7 +109,7 @@ CLAIM(collectives_use_every_port_of_a_node)
     p.step.run.parallel.dp = 1024;
     const ari_links l = ari_links_of(&p, &o, ARI_OVER_DP);
     cr_expect_float_eq(ari_links_call(&l, ARI_MOVES_ALL_GATHER, 1e9, 2.0),
-                       1024 * 9.6e-6 + 2e9 * 1023.0 / 1024.0 / (50e9 * g->between), 1e-9);
+                       1024 * 9.6e-6 + 2e9 * 1023.0 / 1024.0 / (50e9 * g->inter_node), 1e-9);
     cr_expect_float_eq(ari_links_call(&l, ARI_MOVES_ALL_REDUCE, 1.0, 4.0), 2.0 * 10.0 * 9.6e-6, 1e-9);
 }
 

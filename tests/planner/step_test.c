@@ -49,7 +49,7 @@ static void stage_times(ar_pp_times times[], ari_planned p, const ari_micro_cost
             t.backward_input += n * (pass_seconds(back) - back->weights);
             t.backward_weight += n * back->weights;
         }
-        for (int rank = l.rank_class[i].first; rank <= l.rank_class[i].last; rank++)
+        for (int rank = l.rank_class[i].first_rank; rank <= l.rank_class[i].last_rank; rank++)
             times[rank] = t;
     }
 }

@@ -43,7 +43,7 @@ static void check_kernels(arrays *a, size_t n)
     static const unsigned char untouched[8] = {7, 7, 7, 7, 7, 7, 7, 7};
     unsigned char place[8 * LENGTH];
     memset(a->out, 7, sizeof a->out);
-    kernel.two(a->out, a->in[0], a->in[1], n);
+    kernel.pair(a->out, a->in[0], a->in[1], n);
     check(a, a->out, 2, n);
     kernel.four(a->out, a->in[0], a->in[1], a->in[2], a->in[3], n);
     check(a, a->out, 4, n);
@@ -57,7 +57,7 @@ static void check_kernels(arrays *a, size_t n)
         check(a, place, 4, n);
         memcpy(place, a->in[k], sizeof place);
         if (k < 2)
-            kernel.two(place, in[0], in[1], n);
+            kernel.pair(place, in[0], in[1], n);
         if (k < 2)
             check(a, place, 2, n);
     }
@@ -81,7 +81,7 @@ Test(reduce, every_type_and_operation_is_the_plain_one_in_place_or_not)
 static void expect_f32(ar_op op, float x, float y, uint32_t bits)
 {
     float out;
-    ari_reduce_kernel(AR_F32, op).two(&out, &x, &y, 1);
+    ari_reduce_kernel(AR_F32, op).pair(&out, &x, &y, 1);
     cr_assert_eq(first_difference(&out, &bits, 4), -1, "op %d of %a and %a is %a", (int)op, (double)x, (double)y,
                  (double)out);
 }
@@ -102,7 +102,7 @@ Test(reduce, maximum_and_minimum_of_floats_know_nan_and_the_sign_of_zero)
 static void expect_half(ar_dtype t, ar_op op, uint16_t x, uint16_t y, uint16_t want)
 {
     uint16_t out;
-    ari_reduce_kernel(t, op).two(&out, &x, &y, 1);
+    ari_reduce_kernel(t, op).pair(&out, &x, &y, 1);
     cr_assert_eq(out, want, "%s op %d of %04x and %04x is %04x, not %04x", ar_dtype_name(t), (int)op, x, y, out, want);
 }
 
@@ -126,8 +126,8 @@ Test(reduce, integers_wrap)
     const int32_t large[2] = {INT32_MAX, 1};
     int32_t i32 = -7;
     uint8_t u8[2] = {200, 100};
-    ari_reduce_kernel(AR_I32, AR_SUM).two(&i32, &large[0], &large[1], 1);
+    ari_reduce_kernel(AR_I32, AR_SUM).pair(&i32, &large[0], &large[1], 1);
     cr_assert_eq(i32, INT32_MIN);
-    ari_reduce_kernel(AR_U8, AR_SUM).two(u8, &u8[0], &u8[1], 1);
+    ari_reduce_kernel(AR_U8, AR_SUM).pair(u8, &u8[0], &u8[1], 1);
     cr_assert_eq(u8[0], 44);
 }

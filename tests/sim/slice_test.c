@@ -56,7 +56,7 @@ static void check_kernel(const kernel_case *k)
     }
     memcpy(expected, from[0], count * element);
     for (int i = 1; i < k->n; i++)
-        reduce.two(expected, expected, from[i], count);
+        reduce.pair(expected, expected, from[i], count);
     for (int past = 0; past < 2; past++) {
         ari_fused f = {.in = from, .out = to, .inputs = k->n, .outputs = k->n};
         size_t head = 0, start = k->at;
@@ -161,8 +161,8 @@ static void check_all_reduce(run *u, ar_sim_algorithm algorithm, int n, size_t s
         ari_comm_slice(u->count, n, c, &start, &size);
         memcpy(expected + start * element, u->in[(c + 1) % n] + start * element, size * element);
         for (int k = 2; k <= n; k++)
-            kernel.two(expected + start * element, expected + start * element, u->in[(c + k) % n] + start * element,
-                       size);
+            kernel.pair(expected + start * element, expected + start * element, u->in[(c + k) % n] + start * element,
+                        size);
     }
     const ar_sim_options o = {.algorithm = algorithm};
     cr_assert_ok(ar_sim_run(n, &o, reduce_all, u, NULL));

@@ -542,8 +542,8 @@ Test(sketch_runs, a_lost_gradient_differs_with_common_too)
         o.common = common;
         ari_sketch_report r = compared(o);
         cr_expect_eq(r.different, common ? 1u : 2u);
-        cr_assert(r.first < r.rows && r.row[r.first].lost_gradient);
-        cr_expect_str_eq(r.row[r.first].name, "x.weight:grad");
+        cr_assert(r.first_row < r.rows && r.row[r.first_row].lost_gradient);
+        cr_expect_str_eq(r.row[r.first_row].name, "x.weight:grad");
         cr_expect_eq(r.skipped[0], common ? 1u : 0u);
         ari_sketch_report_fini(&r);
     }
@@ -668,7 +668,7 @@ Test(sketch_runs, rows_beside_a_dump_have_the_order_of_the_captured_run)
     const char *const order[] = {"c:fwd", "a:fwd", "b:fwd", "d:fwd"};
     for (size_t i = 0; i < 4; i++)
         cr_expect_str_eq(r.row[i].name, order[i]);
-    cr_expect(r.first == 0 && r.different == 3 && r.row[3].state == AR_VERIFY_MISSING);
+    cr_expect(r.first_row == 0 && r.different == 3 && r.row[3].state == AR_VERIFY_MISSING);
     ari_sketch_report_fini(&r);
     o.other = o.reference;
     o.reference = in_folder("b");
@@ -692,9 +692,9 @@ Test(sketch_runs, a_gradient_that_only_the_dump_has_is_lost_in_either_direction)
         o.reference = k == 0 ? dump : in_folder("b");
         o.other = k == 0 ? in_folder("b") : dump;
         ari_sketch_report r = compared(o);
-        cr_assert(r.different == 1 && r.first < r.rows, "%zu differ", r.different);
-        cr_expect_str_eq(r.row[r.first].name, "x.weight:grad");
-        cr_expect_eq(r.row[r.first].state, k == 0 ? AR_VERIFY_MISSING : AR_VERIFY_UNEXPECTED);
+        cr_assert(r.different == 1 && r.first_row < r.rows, "%zu differ", r.different);
+        cr_expect_str_eq(r.row[r.first_row].name, "x.weight:grad");
+        cr_expect_eq(r.row[r.first_row].state, k == 0 ? AR_VERIFY_MISSING : AR_VERIFY_UNEXPECTED);
         ari_sketch_report_fini(&r);
     }
 }
@@ -900,7 +900,7 @@ Test(sketch_runs, an_update_whose_gradient_is_all_rounding_is_excused_in_every_s
         write_key_bias("b", 70, k == 0 ? 1e-3f : 1e-2f);
         ari_sketch_report r = compared((ar_verify_options){.rule = AR_VERIFY_TOLERANCE, .rtol = 1e-6, .atol = 1e-6});
         cr_expect(k == 0 ? r.different == 0 : r.different > 0, "%zu differ", r.different);
-        cr_expect(k == 0 || strncmp(r.row[r.first].name, "k.bias:new", 10) == 0);
+        cr_expect(k == 0 || strncmp(r.row[r.first_row].name, "k.bias:new", 10) == 0);
         ari_sketch_report_fini(&r);
         cr_assert_eq(remove_all(in_folder("a")) + remove_all(in_folder("b")), 0);
     }

@@ -210,7 +210,7 @@ static ar_status listen(void *user, const ar_tap_event *e)
     const size_t i = ari_reference_find(r, e->name, e->pass);
     while (l->next < r->count && comes_later(r->tensor[l->next].name, r->tensor[l->next].pass))
         l->next++;
-    const bool again = i < r->count && l->compare.finding[i].seen; /* of another micro-batch */
+    const bool again = i < r->count && l->compare.finding[i].is_reported; /* of another micro-batch */
     if (again || comes_later(e->name, e->pass))
         return ari_comparator_tap(&l->compare, e);
     if (i != l->next && !l->misplaced[0])
@@ -236,8 +236,8 @@ ar_status match_found(const ari_comparator *ranks, int n, const ari_reference *r
         if (v.different > 0)
             return ar_error_set(AR_ERR_DATA,
                                 "rank %d of %d: %s%s[%zu] of step %d is %a, expected %a; %zu of %zu differ", v.rank, n,
-                                t->name, ari_pass_suffix(t->pass), v.first, t->step, (double)v.actual,
-                                (double)t->values[v.first], v.different, t->count);
+                                t->name, ari_pass_suffix(t->pass), v.first_index, t->step, (double)v.actual,
+                                (double)t->values[v.first_index], v.different, t->count);
     }
     return AR_OK;
 }

@@ -122,8 +122,8 @@ Test(compare, what_is_not_reported_once_is_not_complete_and_the_first_wrong_elem
         cr_expect(v.complete == rows[i].complete && v.different == rows[i].different, "%s: %zu differ", rows[i].by,
                   v.different);
         if (v.different > 0)
-            cr_expect(v.first == rows[i].wrong[0] && v.rank == rows[i].rank, "%s: %zu of %d", rows[i].by, v.first,
-                      v.rank);
+            cr_expect(v.first_index == rows[i].wrong[0] && v.rank == rows[i].rank, "%s: %zu of %d", rows[i].by,
+                      v.first_index, v.rank);
         else
             cr_expect(v.rank == -1 && v.max_ulp == 0, "%s", rows[i].by);
         for (int r = 0; r < RANKS && v.complete; r++) /* joined to one part */
@@ -164,7 +164,7 @@ Test(compare, any_single_flipped_bit_is_found_with_its_place_and_its_copy_is_who
                     tap_rows(&f.rank[r], f.wrong, 3 * r + row, 3 * r + row + 3 / pieces, 0, 1);
             }
             const ari_verdict v = verdict_of(&f);
-            cr_assert(v.complete && v.different == 1 && v.first == i, "element %zu, bit %u", i, bit);
+            cr_assert(v.complete && v.different == 1 && v.first_index == i, "element %zu, bit %u", i, bit);
             cr_assert_eq(v.rank, (int)owner);
             cr_assert_eq(v.first_local, i % (COUNT / RANKS), "element %zu, bit %u: local %zu", i, bit, v.first_local);
             cr_assert(memcmp(&v.actual, &f.wrong[i], sizeof v.actual) == 0 && v.max_ulp > 0);
@@ -197,7 +197,7 @@ Test(compare, boxes_of_one_rank_are_told_apart_by_the_places_they_have_in_the_wh
         tap(&f.rank[0], "w", 1, own, &o);
         const ari_verdict v = ari_verdict_of(f.rank, 1, 0);
         cr_expect(v.complete == !overlap && v.different == (overlap ? 0 : 2), "overlap %d", overlap);
-        cr_expect(overlap || (v.first == 5 && v.first_local == COUNT / 2 + 5), "%zu, local %zu", v.first,
+        cr_expect(overlap || (v.first_index == 5 && v.first_local == COUNT / 2 + 5), "%zu, local %zu", v.first_index,
                   v.first_local);
     }
 }
@@ -242,8 +242,8 @@ Test(compare, rows_reported_in_any_order_are_one_part)
             tap_rows(&f.rank[0], f.wrong, row, row + 1, 0, 1);
         }
         const ari_verdict v = ari_verdict_of(f.rank, 1, 0);
-        cr_assert(v.complete && v.different == 2 && v.first == 13 && v.first_local == 13 && v.rank == 0, "order %zu",
-                  number);
+        cr_assert(v.complete && v.different == 2 && v.first_index == 13 && v.first_local == 13 && v.rank == 0,
+                  "order %zu", number);
         cr_assert_ok(ari_comparator_copy(&copy, &f.rank[0], 0, &arena));
         cr_assert_eq(memcmp(copy, f.wrong, sizeof f.wrong), 0, "order %zu", number);
     }
@@ -344,7 +344,8 @@ Test(compare, differences_up_to_what_is_allowed_are_none_and_their_ratio_is_told
             tap_rows(&f.rank[r], r == far ? f.wrong : f.values, 0, ROWS, r, RANKS);
         const ari_verdict v = verdict_of(&f);
         cr_expect(v.complete && v.different == (far ? 2 : 0), "%zu", v.different);
-        cr_expect(far ? v.first == 11 && v.rank == 1 && isinf(v.max_ratio) : v.max_ratio == 0.5, "%g", v.max_ratio);
+        cr_expect(far ? v.first_index == 11 && v.rank == 1 && isinf(v.max_ratio) : v.max_ratio == 0.5, "%g",
+                  v.max_ratio);
     }
 }
 
@@ -358,7 +359,7 @@ Test(compare, zeros_of_either_sign_differ_and_nans_do_not_hide)
     for (int r = 0; r < RANKS; r++)
         tap_rows(&f.rank[r], f.wrong, 0, ROWS, r, RANKS);
     const ari_verdict v = verdict_of(&f);
-    cr_expect(v.different == 2 && v.first == 3 && signbit(v.actual), "%zu different", v.different);
+    cr_expect(v.different == 2 && v.first_index == 3 && signbit(v.actual), "%zu different", v.different);
     cr_expect_eq(v.max_ulp, UINT32_MAX);
 }
 

@@ -68,7 +68,7 @@ Test(shapes, of_all_tensors_that_ranks_report_are_the_layouts)
             size_t reported = 0;
             held_init(&h, models[m], layouts[k]);
             for (size_t i = 0; i < RANKS * h.ref.count; i++)
-                reported += h.rank[i % RANKS].finding[i / RANKS].seen;
+                reported += h.rank[i % RANKS].finding[i / RANKS].is_reported;
             const ar_check_run run = compared(&h);
             cr_expect_eq(run.shapes, reported, "model %zu, layout %zu", m, k);
             cr_expect_gt(reported, RANKS * h.ref.count / 2);
@@ -97,7 +97,7 @@ Test(shapes, of_one_rank_are_a_difference)
     h.rank[2].finding[i].shape[0]++;
     cr_expect_str_eq(compared(&h).shape_difference,
                      "rank 2 holds [7, 24] of layers.1.attn.wq.weight:init, the layout has [6, 24] there");
-    h.rank[2].finding[i].seen = false;
+    h.rank[2].finding[i].is_reported = false;
     cr_expect_str_eq(compared(&h).shape_difference,
                      "rank 2 holds [] of layers.1.attn.wq.weight:init, the layout has [6, 24] there");
 }

@@ -19,10 +19,10 @@
 #include "verify/reference/sensitivity_private.h"
 #include "verify/writer/dump_ranks.h"
 
-static void tell_progress(const ar_check_options *o, double fraction, const char *what)
+static void tell_progress(const ar_check_options *o, double fraction, const char *label)
 {
     if (o->progress)
-        o->progress(o->progress_user, fraction, what);
+        o->progress(o->progress_user, fraction, label);
 }
 
 /* A layout that cannot be split is refused for that, not for its size. */
@@ -155,10 +155,10 @@ static ar_status dump_reference(ar_check_report *r, const ar_check_options *o, c
     AR_TRY(ari_dump_facts_of(&facts, &r->config, NULL, b->batch));
     ari_dump_fact(&facts, "cu_seqlens", b->documents_text);
     AR_TRY(ari_dump_reference_write(&b->ref, r->dump, &facts));
-    ar_run one = o->run;
-    one.parallel = (ar_parallel){.tp = 1};
-    one.numerics = AR_NUMERICS_EXACT;
-    AR_TRY(ari_dump_model_write(o->dump, &r->config, &one));
+    ar_run reference_run = o->run;
+    reference_run.parallel = (ar_parallel){.tp = 1};
+    reference_run.numerics = AR_NUMERICS_EXACT;
+    AR_TRY(ari_dump_model_write(o->dump, &r->config, &reference_run));
     return o->run.numerics == AR_NUMERICS_NATIVE ? dump_allowed(r, o, b) : AR_OK;
 }
 
@@ -166,9 +166,9 @@ static ar_status run_layouts(ar_check_report *r, const ar_check_options *o, cons
 {
     AR_TRY(ARI_ALLOC_ZERO(&r->run, o->layouts, "results"));
     for (size_t i = 0; i < o->layouts; i++) {
-        char what[96];
-        ari_parallel_text(what, sizeof what, &o->parallel[i]);
-        tell_progress(o, (double)i / (double)o->layouts, what);
+        char layout[96];
+        ari_parallel_text(layout, sizeof layout, &o->parallel[i]);
+        tell_progress(o, (double)i / (double)o->layouts, layout);
         r->runs++; /* first: what a failed run has allocated is the report's to free */
         AR_TRY(ari_check_base_run(&r->run[i], b, o, &o->parallel[i]));
         r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
@@ -225,7 +225,7 @@ static ar_status run_gradcheck(ar_check_report *r, const ar_check_options *o, co
     return AR_OK;
 }
 
-ar_status ar_check(ar_check_report **gives, const ar_check_options *o)
+ar_status ar_check(ar_check_report **out, const ar_check_options *o)
 {
     ARI_OWNED_BY(ar_check_report_destroy) ar_check_report *r = NULL;
     ARI_ENDED(ari_check_base_fini) ari_check_base base = {.weights = NULL};
@@ -238,7 +238,7 @@ ar_status ar_check(ar_check_report **gives, const ar_check_options *o)
     if (o->gradcheck)
         AR_TRY(run_gradcheck(r, o, &base));
     AR_TRY(run_layouts(r, o, &base));
-    ARI_GIVE(gives, r);
+    ARI_GIVE(out, r);
     return AR_OK;
 }
 

@@ -77,21 +77,21 @@ static ar_status measure_noise(void *user, const char *name, char pass, int ndim
 
 typedef struct phase {
     const ar_check_options *o;
-    const char *what;
+    const char *label;
 } phase;
 
 static bool report_progress(void *user, double fraction)
 {
     const phase *p = user;
     if (p->o->progress)
-        p->o->progress(p->o->progress_user, fraction, p->what);
+        p->o->progress(p->o->progress_user, fraction, p->label);
     return true;
 }
 
 /* Options common to all runs of the baseline. */
-static ar_baseline_options options_of(const ari_check_base *b, const ar_check_options *o, ari_reference *to)
+static ar_baseline_options options_of(const ari_check_base *b, const ar_check_options *o, ari_reference *reference)
 {
-    ar_baseline_options baseline = ari_reference_options(&o->run, to);
+    ar_baseline_options baseline = ari_reference_options(&o->run, reference);
     baseline.weights = b->weights ? ari_weights_find : NULL;
     baseline.weights_user = b->weights;
     baseline.threads = ari_threads(o->run.threads);
@@ -125,7 +125,7 @@ static ar_status run_binary64(measuring *m, const ari_check_base *b, const ar_ch
 
 static ar_status allow_differences(ari_check_base *b, measuring *m, const ar_check_options *o)
 {
-    const ari_sensitivity_case sensitivity = {.of = ari_sensitivity_of_precision(o->run.precision),
+    const ari_sensitivity_case sensitivity = {.sensitivity = ari_sensitivity_of_precision(o->run.precision),
                                               .config = &b->config,
                                               .batch = b->batch,
                                               .options = options_of(b, o, NULL),
@@ -177,13 +177,13 @@ static void tell_word(telling *t, int32_t word)
     t->last_ns = ari_now_ns();
 }
 
-static void keep_telling(void *user, double fraction, const char *what)
+static void keep_telling(void *user, double fraction, const char *label)
 {
     telling *t = user;
     if (ari_now_ns() - t->last_ns > WORD_NS)
         tell_word(t, AT_WORK);
     if (t->check->progress)
-        t->check->progress(t->check->progress_user, fraction, what);
+        t->check->progress(t->check->progress_user, fraction, label);
 }
 
 static ar_status run_and_tell(ari_check_base *b, const ar_check_options *o)
@@ -210,37 +210,37 @@ static ar_status hear(ar_process *p)
 /* One tensor: its facts, then its values, then what is allowed beside. */
 static ar_status share_tensor(ar_process *p, ari_ref_tensor *t)
 {
-    const bool first = ar_process_rank(p) == 0;
+    const bool is_root = ar_process_rank(p) == 0;
     ari_ref_tensor facts = *t;
-    bool each = t->allowed_each != NULL;
+    bool is_per_element = t->allowed_each != NULL;
     AR_TRY(ari_process_broadcast(p, &facts, sizeof facts));
-    AR_TRY(ari_process_broadcast(p, &each, sizeof each));
-    if (!first) {
+    AR_TRY(ari_process_broadcast(p, &is_per_element, sizeof is_per_element));
+    if (!is_root) {
         *t = facts;
         t->values = t->allowed_each = NULL;
         AR_TRY(ari_reference_room(t));
-        if (each)
+        if (is_per_element)
             AR_TRY(ARI_ALLOC(&t->allowed_each, t->count, t->name));
     }
     AR_TRY(ari_process_broadcast(p, t->values, t->count * sizeof *t->values));
-    return each ? ari_process_broadcast(p, t->allowed_each, t->count * sizeof *t->allowed_each) : AR_OK;
+    return is_per_element ? ari_process_broadcast(p, t->allowed_each, t->count * sizeof *t->allowed_each) : AR_OK;
 }
 
 static ar_status share_reference(ar_process *p, ari_reference *ref)
 {
-    const bool first = ar_process_rank(p) == 0;
+    const bool is_root = ar_process_rank(p) == 0;
     size_t count = ref->count;
     AR_TRY(ari_process_broadcast(p, &count, sizeof count));
     AR_TRY(ari_process_broadcast(p, &ref->step, sizeof ref->step));
-    if (!first) {
+    if (!is_root) {
         AR_TRY(ARI_ALLOC_ZERO(&ref->tensor, count, "the baseline's tensors"));
         ref->capacity = count;
     }
     for (size_t i = 0; i < count; i++) {
-        ref->count = first ? count : i + 1;
+        ref->count = is_root ? count : i + 1;
         AR_TRY(share_tensor(p, &ref->tensor[i]));
     }
-    return first ? AR_OK : ari_reference_finish(ref);
+    return is_root ? AR_OK : ari_reference_finish(ref);
 }
 
 /* Process 0 runs the baseline, and all get what it gives. The others wait as long as it takes: they hear that it is
@@ -259,16 +259,16 @@ static ar_status run_shared(ari_check_base *b, const ar_check_options *o)
 
 /* --- the whole ---------------------------------------------------------------------------------------------------- */
 
-ar_status ari_text_ids(int64_t **gives, size_t batch, size_t seq, size_t vocab, const char *text, uint64_t seed)
+ar_status ari_text_ids(int64_t **ids, size_t batch, size_t seq, size_t vocab, const char *text, uint64_t seed)
 {
     size_t count = 0, length = 0;
     ARI_OWNED unsigned char *bytes = NULL;
     AR_TRY(ari_mul_size(&count, batch, seq));
     AR_TRY(ari_text_load(&bytes, &length, text));
-    AR_TRY(ARI_ALLOC(gives, count, "token ids"));
+    AR_TRY(ARI_ALLOC(ids, count, "token ids"));
     const size_t start = (size_t)((seed * 7919u) % length);
     for (size_t i = 0; i < count; i++)
-        (*gives)[i] = (int64_t)(bytes[(start + i) % length] % vocab);
+        (*ids)[i] = (int64_t)(bytes[(start + i) % length] % vocab);
     return AR_OK;
 }
 
@@ -296,26 +296,27 @@ ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const ar_run *r, siz
     return AR_OK;
 }
 
-ar_status ari_random_documents(int32_t **gives, ar_batch *batch, size_t batches, size_t most, uint64_t seed)
+ar_status ari_random_documents(int32_t **document_ids, ar_batch *batch, size_t batches, size_t max_documents,
+                               uint64_t seed)
 {
     const uint64_t key = ari_stream_key(seed, "documents");
     const size_t rows = batch->batch, seq = batch->seq;
     size_t count = 0;
-    if (most > seq)
+    if (max_documents > seq)
         return ar_error_set(AR_ERR_ARG,
-                            "%zu documents in a sequence of %zu tokens: each has at least one; use at most %zu", most,
-                            seq, seq);
+                            "%zu documents in a sequence of %zu tokens: each has at least one; use at most %zu",
+                            max_documents, seq, seq);
     AR_TRY(ari_mul_size(&count, batches * rows, seq));
-    AR_TRY(ARI_ALLOC_ZERO(gives, count, "documents"));
+    AR_TRY(ARI_ALLOC_ZERO(document_ids, count, "documents"));
     for (size_t row = 0; row < batches * rows; row++) {
-        int32_t *documents = *gives + row * seq;
+        int32_t *documents = *document_ids + row * seq;
         const uint32_t step = (uint32_t)(row / rows);
-        const size_t cuts = ari_random_u32(key, row % rows, step, 0) % most;
+        const size_t cuts = ari_random_u32(key, row % rows, step, 0) % max_documents;
         for (uint32_t cut = 0; seq > 1 && cut < cuts; cut++) /* some fall on one place, which makes fewer documents */
             documents[1 + ari_random_u32(key, row % rows, step, cut + 1) % (seq - 1)] = 1;
         for (size_t i = 1; i < seq; i++)
             documents[i] += documents[i - 1];
-        batch[row / rows].documents = *gives + row / rows * rows * seq;
+        batch[row / rows].documents = *document_ids + row / rows * rows * seq;
     }
     return AR_OK;
 }
@@ -331,24 +332,24 @@ static ar_status pad_batches(ari_check_base *b, const ar_check_options *o)
     AR_TRY(ari_alloc_zero((void **)&b->padded_ids, count, 2 * sizeof *b->padded_ids, "padded batches"));
     if (b->documents)
         AR_TRY(ARI_ALLOC_ZERO(&b->padded_documents, count, "padded batches"));
-    for (size_t at = 0; at < rows * steps; at++) {
-        const size_t row = at % rows, from = row % o->run.batch * seq;
-        const ar_batch *own = &b->batch[at / rows];
-        int64_t *ids = b->padded_ids + at * seq, *labels = ids + count;
-        int32_t *documents = b->documents ? b->padded_documents + at * seq : NULL;
+    for (size_t padded_row = 0; padded_row < rows * steps; padded_row++) {
+        const size_t row = padded_row % rows, src_offset = row % o->run.batch * seq;
+        const ar_batch *src_batch = &b->batch[padded_row / rows];
+        int64_t *ids = b->padded_ids + padded_row * seq, *labels = ids + count;
+        int32_t *documents = b->documents ? b->padded_documents + padded_row * seq : NULL;
         for (size_t i = 0; i < seq; i++) {
-            ids[i] = own->input_ids[from + i];
+            ids[i] = src_batch->input_ids[src_offset + i];
             labels[i] = row < o->run.batch ? ids[i] : AR_IGNORE_INDEX;
             if (documents)
-                documents[i] = own->documents[from + i];
+                documents[i] = src_batch->documents[src_offset + i];
         }
         if (row == 0)
-            b->padded[at / rows] = (ar_batch){.batch = rows,
-                                              .seq = seq,
-                                              .input_ids = ids,
-                                              .labels = labels,
-                                              .documents = documents,
-                                              .distinct = o->run.batch};
+            b->padded[padded_row / rows] = (ar_batch){.batch = rows,
+                                                      .seq = seq,
+                                                      .input_ids = ids,
+                                                      .labels = labels,
+                                                      .documents = documents,
+                                                      .distinct = o->run.batch};
     }
     b->ref.padding = o->padding;
     return AR_OK;

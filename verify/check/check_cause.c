@@ -24,10 +24,10 @@ typedef struct evidence {
 
 static void evidence_fini(evidence *e)
 {
-    bool there = false;
+    bool is_removed = false;
     if (e->folder[0] && ari_dump_folder_remove(e->ranks) == AR_OK && ari_dump_check_folder_clear(e->folder) == AR_OK)
-        there = rmdir(e->folder) == 0;
-    (void)there; /* a file that somebody else has put there stays */
+        is_removed = rmdir(e->folder) == 0;
+    (void)is_removed; /* a file that somebody else has put there stays */
 }
 
 static ar_status evidence_init(evidence *e)
@@ -50,12 +50,12 @@ static ar_status write_reference(const evidence *e, const ari_reference *ref, co
                                  const ar_config *config)
 {
     ari_dump_facts facts;
-    ar_run one = o->run;
-    one.parallel = (ar_parallel){.tp = 1};
-    one.fault = NULL;
+    ar_run reference_run = o->run;
+    reference_run.parallel = (ar_parallel){.tp = 1};
+    reference_run.fault = NULL;
     AR_TRY(ari_dump_facts_of(&facts, config, NULL, o->batch));
     AR_TRY(ari_dump_reference_write(ref, e->reference, &facts));
-    AR_TRY(ari_dump_model_write(e->folder, config, &one));
+    AR_TRY(ari_dump_model_write(e->folder, config, &reference_run));
     if (o->run.numerics != AR_NUMERICS_NATIVE)
         return AR_OK;
     return ari_allowances_write(ref, NULL, 0, e->allowed, ari_sensitivity_of_precision(o->run.precision), "");
@@ -73,10 +73,10 @@ static ar_status write_ranks(const evidence *e, const ari_dump_ranks *ranks, con
 
 /* --- the question ------------------------------------------------------------------------------------------------- */
 
-static void take_text(char *to, size_t cap, const json_t *answer, const char *key)
+static void take_text(char *out, size_t cap, const json_t *answer, const char *key)
 {
     const char *text = json_string_value(json_object_get(answer, key));
-    snprintf(to, cap, "%s", text ? text : "");
+    snprintf(out, cap, "%s", text ? text : "");
 }
 
 /* A tensor of a later place in the step may say more than the first. */
@@ -89,8 +89,9 @@ static void take_answer(ar_first_difference *f, const json_t *answer)
     take_text(f->cause, sizeof f->cause, answer, "cause");
     take_text(f->look, sizeof f->look, answer, "look");
     tensor[strcspn(tensor, "@")] = '\0'; /* the step, which f->tensor does not name */
-    const bool other = hint[0] && strcmp(tensor, f->tensor) != 0;
-    snprintf(f->hint, sizeof f->hint, "%.170s%s%.330s", other ? tensor : "", other ? ": " : "", hint);
+    const bool is_other_tensor = hint[0] && strcmp(tensor, f->tensor) != 0;
+    snprintf(f->hint, sizeof f->hint, "%.170s%s%.330s", is_other_tensor ? tensor : "", is_other_tensor ? ": " : "",
+             hint);
 }
 
 static ar_status ask(ar_first_difference *f, const evidence *e, bool native)
@@ -131,16 +132,16 @@ static void tell_unsteady(ar_first_difference *f)
 }
 
 /* The ranks' dump of a run like the first, unless that one ends in an error. */
-static ar_status run_again(ar_check_run *again, ari_dump_ranks *ranks, const ari_reference *ref,
-                           const ari_cluster_options *given)
+static ar_status run_again(ar_check_run *repeat, ari_dump_ranks *ranks, const ari_reference *ref,
+                           const ari_cluster_options *options)
 {
-    ari_cluster_options o = *given;
+    ari_cluster_options o = *options;
     AR_TRY(ari_dump_ranks_create(ranks, &o.run.parallel, NULL));
     o.tap = ar_dump_listener_tap;
     o.tap_user = ranks->user;
     o.attempt++;
     o.run.sim.trace = NULL;
-    return ari_check_run(again, ref, &o);
+    return ari_check_run(repeat, ref, &o);
 }
 
 ar_status ari_check_explain(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
@@ -148,9 +149,9 @@ ar_status ari_check_explain(ar_check_run *run, const ari_reference *ref, const a
     static const ar_config no_model = {.name = ""};
     const ar_config *config = o->config ? o->config : &no_model;
     const bool native = o->run.numerics == AR_NUMERICS_NATIVE;
-    ari_cluster_options whole = *o;
+    ari_cluster_options options = *o;
     ARI_ENDED(evidence_fini) evidence e = {.folder = ""};
-    ARI_ENDED(ari_check_run_fini) ar_check_run again = {.parallel = run->parallel};
+    ARI_ENDED(ari_check_run_fini) ar_check_run repeat = {.parallel = run->parallel};
     ARI_ENDED(ari_dump_ranks_fini) ari_dump_ranks ranks = {.ranks = 0};
     if (!run->has_difference || run->first.hint[0] || run->error)
         return AR_OK;
@@ -159,8 +160,8 @@ ar_status ari_check_explain(ar_check_run *run, const ari_reference *ref, const a
                  "ranks that are processes are not dumped; the same layout with ranks as threads tells the cause");
         return AR_OK;
     }
-    AR_TRY(run_again(&again, &ranks, ref, &whole));
-    if (!again.has_difference || again.error || (!native && !same_difference(&run->first, &again.first))) {
+    AR_TRY(run_again(&repeat, &ranks, ref, &options));
+    if (!repeat.has_difference || repeat.error || (!native && !same_difference(&run->first, &repeat.first))) {
         tell_unsteady(&run->first);
         return AR_OK;
     }

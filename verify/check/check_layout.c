@@ -41,16 +41,17 @@ static ar_status ranks_of_tokens(token_ranks *t, const ar_run *run, size_t exper
     AR_TRY(ARI_ALLOC_ZERO(&t->rank, run->batch * run->seq, "ranks of tokens"));
     AR_TRY(ARI_ALLOC_ZERO(&t->sample, run->batch, "samples"));
     AR_TRY(ARI_ALLOC(&t->rows, experts * (size_t)t->sharers, "rows of a sample"));
-    for (int at = 0; at < dp * cp * micro; at++) {
-        const int d = at / micro / cp, c = at / micro % cp, first = d * cp * tp;
-        const ar_positions own = ari_parallel_positions(p, run->seq, c);
-        const size_t n = ari_positions_count(&own);
+    for (int part = 0; part < dp * cp * micro; part++) {
+        const int d = part / micro / cp, c = part / micro % cp, first_rank = d * cp * tp;
+        const ar_positions positions = ari_parallel_positions(p, run->seq, c);
+        const size_t n = ari_positions_count(&positions);
         size_t start = 0, count = 0;
-        ari_parallel_rows(p, run->batch, d, at % micro, &start, &count);
+        ari_parallel_rows(p, run->batch, d, part % micro, &start, &count);
         for (size_t row = start; row < start + count; row++) {
-            t->sample[row] = (size_t)(first % t->ep / (cp * tp)) * count + row - start;
+            t->sample[row] = (size_t)(first_rank % t->ep / (cp * tp)) * count + row - start;
             for (size_t i = 0; i < n; i++)
-                t->rank[row * run->seq + ari_positions_at(&own, i)] = first + c * tp + (int)(i / (n / (size_t)tp));
+                t->rank[row * run->seq + ari_positions_at(&positions, i)] =
+                    first_rank + c * tp + (int)(i / (n / (size_t)tp));
         }
     }
     return AR_OK;
@@ -61,19 +62,20 @@ static ar_status ranks_of_tokens(token_ranks *t, const ar_run *run, size_t exper
 static void count_sample(ari_routed *routed, const token_ranks *t, size_t sample, size_t seq, const float *expert,
                          size_t tokens, const ar_experts *x)
 {
-    const size_t sharers = (size_t)t->sharers, each = x->n / (size_t)t->ep;
+    const size_t sharers = (size_t)t->sharers, experts_per_rank = x->n / (size_t)t->ep;
     memset(t->rows, 0, x->n * sharers * sizeof *t->rows);
     for (size_t i = 0; i < seq; i++) {
         const size_t token = sample * seq + i, rank = (size_t)t->rank[token];
         for (size_t j = 0; j < x->per_token; j++) {
             const size_t e = (size_t)expert[token % tokens * x->per_token + j];
-            routed->rows += e / each != rank % (size_t)t->ep;
+            routed->rows += e / experts_per_rank != rank % (size_t)t->ep;
             t->rows[e * sharers + rank / (size_t)t->ep % sharers]++;
         }
     }
     for (size_t e = 0; e < x->n; e++) {
         for (size_t r = 0; r < sharers; r++)
-            routed->gradients += r == (e % each + t->sample[sample]) % sharers ? 0 : t->rows[e * sharers + r];
+            routed->gradients +=
+                r == (e % experts_per_rank + t->sample[sample]) % sharers ? 0 : t->rows[e * sharers + r];
     }
 }
 
@@ -94,21 +96,21 @@ static size_t routed_layer(const ari_ref_tensor *t, const ar_config *c)
  *  they and the token are. */
 static ar_status check_routed(ari_routed *routed, const ari_reference *ref, const ari_step_case *c)
 {
-    const uint64_t alike = ari_experts_whole(&c->run.parallel) ? 1 : (uint64_t)ari_at_least_one(c->run.parallel.tp);
+    const uint64_t copies = ari_experts_whole(&c->run.parallel) ? 1 : (uint64_t)ari_at_least_one(c->run.parallel.tp);
     const ar_experts *x = &c->config->experts;
-    ARI_ENDED(token_ranks_end) token_ranks of = {.rank = NULL};
+    ARI_ENDED(token_ranks_end) token_ranks token_owners = {.rank = NULL};
     *routed = (ari_routed){.rows = 0};
     if (x->n == 0)
         return AR_OK;
-    AR_TRY(ranks_of_tokens(&of, &c->run, x->n));
+    AR_TRY(ranks_of_tokens(&token_owners, &c->run, x->n));
     for (size_t i = 0; i < ref->count; i++) {
         const ari_ref_tensor *t = &ref->tensor[i];
         const size_t layer = routed_layer(t, c->config);
         ari_routed sent = {.rows = 0};
         for (size_t row = 0; layer != SIZE_MAX && row < c->run.batch; row++) /* rows of padding are copies */
-            count_sample(&sent, &of, row, c->run.seq, t->values, t->count / x->per_token, x);
-        routed->rows += layer == SIZE_MAX ? 0 : sent.rows * alike * ari_bytes_routed_exchanges(c, layer);
-        routed->gradients += c->forward_only ? 0 : 2 * sent.gradients * alike; /* of two products */
+            count_sample(&sent, &token_owners, row, c->run.seq, t->values, t->count / x->per_token, x);
+        routed->rows += layer == SIZE_MAX ? 0 : sent.rows * copies * ari_bytes_routed_exchanges(c, layer);
+        routed->gradients += c->forward_only ? 0 : 2 * sent.gradients * copies; /* of two products */
     }
     return AR_OK;
 }
@@ -137,27 +139,30 @@ ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, 
     char name[160]; /* beside the router */
     snprintf(name, sizeof name, "%.*s.routes", (int)(strrchr(router, '.') - router), router);
     const size_t tensor = ari_reference_find_in(r->ref, name, 'f', (int)ctx->step), k = shape[2];
-    const ari_ranks of = ari_ranks_of(p);
-    const int own = ari_place_along(&of, r->rank, ari_expert_axes(p)), sharers = ari_expert_sequence(p);
-    const int team = own / ranks / sharers * sharers + sharer;
+    const ari_ranks mesh = ari_ranks_of(p);
+    const int local_place = ari_place_along(&mesh, r->rank, ari_expert_axes(p)), sharers = ari_expert_sequence(p);
+    const int team = local_place / ranks / sharers * sharers + sharer;
     int micro = 0;
     if (tensor == r->ref->count)
         return ar_error_set(AR_ERR_INTERNAL, "the baseline has no experts of %s in step %u", router, ctx->step);
-    const ari_ref_tensor *known = &r->ref->tensor[tensor];
-    AR_TRY(micro_of(&micro, r->c, own / tp / cp, ctx));
+    const ari_ref_tensor *routes = &r->ref->tensor[tensor];
+    AR_TRY(micro_of(&micro, r->c, local_place / tp / cp, ctx));
     for (int i = 0; i < ranks; i++) {
-        const int at = team * ranks + i;
-        const ar_positions positions = ari_parallel_positions(p, r->c->run.seq, at / tp % cp);
-        const size_t each = ari_positions_count(&positions) / (size_t)tp, first = (size_t)(at % tp) * each;
+        const int peer_place = team * ranks + i;
+        const ar_positions positions = ari_parallel_positions(p, r->c->run.seq, peer_place / tp % cp);
+        const size_t local_seq = ari_positions_count(&positions) / (size_t)tp,
+                     seq_begin = (size_t)(peer_place % tp) * local_seq;
         size_t start = 0, count = 0;
-        ari_parallel_rows(p, r->c->run.batch, at / tp / cp, micro, &start, &count);
-        if (count * each != shape[1])
+        ari_parallel_rows(p, r->c->run.batch, peer_place / tp / cp, micro, &start, &count);
+        if (count * local_seq != shape[1])
             return ar_error_set(AR_ERR_INTERNAL, "%s: rank %d has %zu samples of %zu positions, not %zu tokens", router,
-                                at, count, each, shape[1]);
+                                peer_place, count, local_seq, shape[1]);
         for (size_t t = 0; t < shape[1]; t++) {
-            const size_t token = (start + t / each) * r->c->run.seq + ari_positions_at(&positions, first + t % each);
+            const size_t token =
+                (start + t / local_seq) * r->c->run.seq + ari_positions_at(&positions, seq_begin + t % local_seq);
             for (size_t j = 0; j < k; j++)
-                expert[((size_t)i * shape[1] + t) * k + j] = (int32_t)known->values[token % (known->count / k) * k + j];
+                expert[((size_t)i * shape[1] + t) * k + j] =
+                    (int32_t)routes->values[token % (routes->count / k) * k + j];
         }
     }
     return AR_OK;
@@ -166,7 +171,7 @@ ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, 
 /* --- check layout ------------------------------------------------------------------------------------------------- */
 
 /* One layout, under as many schedules as are asked for: until one run is not the same. The dump is the last one's. */
-static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_cluster_options *o, uint64_t first,
+static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_cluster_options *o, uint64_t first_seed,
                                uint64_t schedules, ari_dump_ranks *dump)
 {
     const uint64_t predicted = run->bytes_predicted;
@@ -175,7 +180,7 @@ static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_
         ari_check_run_fini(run);
         ari_dump_ranks_clear(dump);
         run->bytes_predicted = predicted;
-        o->run.sim.schedule_seed = first + k;
+        o->run.sim.schedule_seed = first_seed + k;
         AR_TRY(ari_check_run(run, ref, o));
         run->schedules = schedules > 0 ? k + 1 : 0;
         run->schedule_seed = o->run.sim.schedule_seed;
@@ -188,18 +193,18 @@ static ar_status run_schedules(ar_check_run *run, const ari_reference *ref, ari_
 /* Other bytes, and all values right: the same run with its collectives recorded says which is another one. */
 static ar_status explain_bytes(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o)
 {
-    ari_cluster_options again = *o;
+    ari_cluster_options repeat_options = *o;
     ARI_ENDED(ari_cluster_result_fini) ari_cluster_result result = {0};
-    ARI_OWNED_BY(ar_trace_destroy) ar_trace *own = NULL;
+    ARI_OWNED_BY(ar_trace_destroy) ar_trace *repeat_trace = NULL;
     if (run->error || run->tensors_different > 0 || run->bytes_counted == run->bytes_predicted || o->run.process)
         return AR_OK;
-    again.tap = NULL;
+    repeat_options.tap = NULL;
     if (!o->run.sim.trace) {
-        AR_TRY(ar_trace_create(&own));
-        again.run.sim.trace = own;
-        AR_TRY(ari_cluster_run(&result, &again));
+        AR_TRY(ar_trace_create(&repeat_trace));
+        repeat_options.run.sim.trace = repeat_trace;
+        AR_TRY(ari_cluster_run(&result, &repeat_options));
     }
-    const ar_status st = ari_recorded_calls(&run->call_cause, ref, &again, again.run.sim.trace);
+    const ar_status st = ari_recorded_calls(&run->call_cause, ref, &repeat_options, repeat_options.run.sim.trace);
     if (st != AR_ERR_DATA)
         return st;
     snprintf(run->call_difference, sizeof run->call_difference, "%s", ar_error_message());
@@ -232,9 +237,9 @@ static ar_status write_dump(ar_check_run *run, const ari_check_base *b, const ar
         return AR_OK;
     layout_name(layout, sizeof layout, &dump->parallel);
     AR_TRY(ari_folder_path(run->dump, sizeof run->dump, o->dump, layout));
-    ar_run of = o->run;
-    of.parallel = dump->parallel;
-    AR_TRY(ari_dump_facts_of(&facts, &b->config, &of, b->batch));
+    ar_run dump_run = o->run;
+    dump_run.parallel = dump->parallel;
+    AR_TRY(ari_dump_facts_of(&facts, &b->config, &dump_run, b->batch));
     ari_dump_fact(&facts, "cu_seqlens", b->documents_text);
     return ari_dump_ranks_write(dump, run->dump, &facts);
 }

@@ -11,8 +11,8 @@ typedef enum taken_by { EACH, TWOS, THREES } taken_by;
 
 /* A layout, and what stands in for it where it is not legal (tp 0: nothing). */
 typedef struct choice {
-    taken_by by;
-    ar_parallel first, otherwise;
+    taken_by divisor;
+    ar_parallel preferred, otherwise;
 } choice;
 
 /* Each kind of parallelism alone, tensor parallelism beyond the KV heads, and several kinds together. A sequence that
@@ -67,9 +67,9 @@ size_t ari_check_default_seq(const ar_config *c, const ar_parallel *p)
         unit = ari_parallel_sequence_unit(p);
     else if (c->heads % 3 == 0)
         unit = of_threes;
-    const size_t wanted = (usual + unit - 1) / unit * unit;
-    if (wanted <= c->max_positions)
-        return wanted;
+    const size_t rounded_seq = (usual + unit - 1) / unit * unit;
+    if (rounded_seq <= c->max_positions)
+        return rounded_seq;
     return c->max_positions >= unit ? c->max_positions / unit * unit : c->max_positions;
 }
 
@@ -87,7 +87,7 @@ typedef struct sweep {
     const ar_config *config;
     const ar_plan *plan;
     size_t batch, seq;
-    ar_parallel *at; /* [cap] */
+    ar_parallel *layouts; /* [cap] */
     size_t cap, n;
     int pipelines; /* meshes with one */
 } sweep;
@@ -100,16 +100,16 @@ static bool is_legal(const sweep *s, const ar_parallel *p)
 size_t ari_check_default_layouts(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, ar_parallel *p,
                                  size_t cap)
 {
-    const taken_by by = c->heads % 3 == 0 ? THREES : TWOS;
-    sweep s = {.config = c, .plan = plan, .batch = batch, .seq = seq, .at = p, .cap = cap};
+    const taken_by divisor = c->heads % 3 == 0 ? THREES : TWOS;
+    sweep s = {.config = c, .plan = plan, .batch = batch, .seq = seq, .layouts = p, .cap = cap};
     for (size_t i = 0; i < sizeof choices / sizeof *choices && s.n < cap; i++) {
-        const choice *one = &choices[i];
-        if (one->by != EACH && one->by != by)
+        const choice *candidate = &choices[i];
+        if (candidate->divisor != EACH && candidate->divisor != divisor)
             continue;
-        if (is_legal(&s, &one->first))
-            p[s.n++] = one->first;
-        else if (one->otherwise.tp > 0 && is_legal(&s, &one->otherwise))
-            p[s.n++] = one->otherwise;
+        if (is_legal(&s, &candidate->preferred))
+            p[s.n++] = candidate->preferred;
+        else if (candidate->otherwise.tp > 0 && is_legal(&s, &candidate->otherwise))
+            p[s.n++] = candidate->otherwise;
     }
     ar_error_clear();
     if (s.n == 0 && cap > 0)
@@ -123,16 +123,16 @@ static void add_forms(sweep *s, const ar_parallel *mesh)
 {
     const bool ring = mesh->cp > mesh->cp_inner;
     for (int form = 0; form < 16; form++) {
-        ar_parallel one = *mesh;
-        one.sp = (form & 1) != 0;
-        one.micro_batches = (form & 2) != 0 ? 2 : 1;
-        one.zero = (form & 4) != 0 ? 1 : 0;
-        one.zigzag = (form & 8) != 0;
-        if ((one.sp && one.tp == 1) || (one.zero > 0 && one.dp * one.cp == 1) || (one.zigzag && !ring) ||
-            !is_legal(s, &one))
+        ar_parallel layout = *mesh;
+        layout.sp = (form & 1) != 0;
+        layout.micro_batches = (form & 2) != 0 ? 2 : 1;
+        layout.zero = (form & 4) != 0 ? 1 : 0;
+        layout.zigzag = (form & 8) != 0;
+        if ((layout.sp && layout.tp == 1) || (layout.zero > 0 && layout.dp * layout.cp == 1) ||
+            (layout.zigzag && !ring) || !is_legal(s, &layout))
             continue;
         if (s->n < s->cap)
-            s->at[s->n] = one;
+            s->layouts[s->n] = layout;
         s->n++;
     }
 }
@@ -151,16 +151,16 @@ static void choose_schedule(sweep *s, ar_parallel *mesh)
 /* Every mesh of so many ranks, tp * pp of them for each sequence or part of one. */
 static void add_meshes(sweep *s, int ranks, int tp, int pp)
 {
-    const int others = ranks / (tp * pp);
+    const int data_ranks = ranks / (tp * pp);
     const bool has_experts = s->config->experts.n > 0;
-    for (int cp = 1; cp <= others; cp++) {
-        for (int inner = 1; inner <= cp && others % cp == 0; inner++) {
-            ar_parallel mesh = {.tp = tp, .pp = pp, .cp = cp, .cp_inner = inner, .dp = others / cp};
+    for (int cp = 1; cp <= data_ranks; cp++) {
+        for (int inner = 1; inner <= cp && data_ranks % cp == 0; inner++) {
+            ar_parallel mesh = {.tp = tp, .pp = pp, .cp = cp, .cp_inner = inner, .dp = data_ranks / cp};
             if (cp % inner != 0 || (s->batch > 0 && (size_t)mesh.dp > s->batch))
                 continue;
             choose_schedule(s, &mesh);
             for (mesh.etp = 0; mesh.etp <= (has_experts && tp > 1); mesh.etp++) {
-                for (mesh.ep = 1; mesh.ep == 1 || (has_experts && mesh.ep <= others * tp); mesh.ep++)
+                for (mesh.ep = 1; mesh.ep == 1 || (has_experts && mesh.ep <= data_ranks * tp); mesh.ep++)
                     add_forms(s, &mesh);
             }
         }
@@ -170,7 +170,7 @@ static void add_meshes(sweep *s, int ranks, int tp, int pp)
 size_t ari_check_sweep(const ar_config *c, const ar_plan *plan, size_t batch, size_t seq, int world, ar_parallel *p,
                        size_t cap)
 {
-    sweep s = {.config = c, .plan = plan, .batch = batch, .seq = seq, .at = p, .cap = cap};
+    sweep s = {.config = c, .plan = plan, .batch = batch, .seq = seq, .layouts = p, .cap = cap};
     for (int ranks = 1; ranks <= world; ranks++) {
         for (int tp = 1; tp <= ranks; tp++) {
             for (int pp = 1; tp * pp <= ranks; pp++) {

@@ -116,12 +116,12 @@ static ar_status explain_by_lint(ar_first_difference *f, const ar_module_case *c
     return AR_OK;
 }
 
-static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const module_run *given)
+static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const module_run *base_run)
 {
-    const ar_check_module_options *o = given->o;
+    const ar_check_module_options *o = base_run->o;
     AR_TRY(ARI_ALLOC_ZERO(&r->run, o->layouts, "results"));
     for (size_t i = 0; i < o->layouts; i++) {
-        module_run run = *given;
+        module_run run = *base_run;
         run.parallel = o->parallel[i];
         const ari_cluster_options options = cluster_of(&run);
         r->runs++; /* first: what a failed run has allocated is the report's to free */
@@ -129,7 +129,7 @@ static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const
         AR_TRY(ari_parallel_check_ranks(&run.parallel) == AR_OK ? ari_check_run(&r->run[i], ref, &options)
                                                                 : ari_check_run_failed(&r->run[i]));
         if (r->run[i].has_difference)
-            AR_TRY(explain_by_lint(&r->run[i].first, given->c, &options));
+            AR_TRY(explain_by_lint(&r->run[i].first, base_run->c, &options));
         if (o->explain)
             AR_TRY(ari_check_explain(&r->run[i], ref, &options));
         r->result = r->run[i].result > r->result ? r->run[i].result : r->result;
@@ -137,7 +137,7 @@ static ar_status run_layouts(ar_check_report *r, const ari_reference *ref, const
     return AR_OK;
 }
 
-ar_status ar_check_module(ar_check_report **gives, const ar_module_case *c, const ar_check_module_options *o)
+ar_status ar_check_module(ar_check_report **out, const ar_module_case *c, const ar_check_module_options *o)
 {
     ARI_OWNED_BY(ar_check_report_destroy) ar_check_report *r = NULL;
     ARI_OWNED ar_batch *batch = NULL;
@@ -152,13 +152,13 @@ ar_status ar_check_module(ar_check_report **gives, const ar_module_case *c, cons
     r->seq = 1;
     r->steps = (int)o->run.steps;
     r->max_error_vs_f64 = NAN;
-    const module_run one = {.c = c, .o = o, .batch = batch};
-    AR_TRY(run_one_rank(&ref, r->loss, &one));
+    const module_run base_run = {.c = c, .o = o, .batch = batch};
+    AR_TRY(run_one_rank(&ref, r->loss, &base_run));
     for (size_t i = 0; i < ref.count; i++)
         r->parameters += ref.tensor[i].pass == 'i' ? ref.tensor[i].count : 0;
     AR_TRY(ari_check_describe(r, &ref));
-    AR_TRY(run_layouts(r, &ref, &one));
-    ARI_GIVE(gives, r);
+    AR_TRY(run_layouts(r, &ref, &base_run));
+    ARI_GIVE(out, r);
     return AR_OK;
 }
 
@@ -246,13 +246,13 @@ void ari_gradcheck_module_text(const ar_gradcheck_module_report *r, char *text, 
 ar_status ar_prove_module(bool *right, char *text, size_t cap, const ar_module_case *c,
                           const ar_check_module_options *o)
 {
-    ARI_OWNED_BY(ar_check_report_destroy) ar_check_report *same = NULL;
+    ARI_OWNED_BY(ar_check_report_destroy) ar_check_report *report = NULL;
     ARI_OWNED ar_gradcheck_module_report *gradients = NULL;
-    AR_TRY(ar_check_module(&same, c, o));
+    AR_TRY(ar_check_module(&report, c, o));
     AR_TRY(ar_gradcheck_module(&gradients, c, o));
-    ar_check_module_text(same, text, cap);
+    ar_check_module_text(report, text, cap);
     const size_t used = strlen(text);
     ari_gradcheck_module_text(gradients, text + used, cap - used);
-    *right = same->result == AR_CHECK_SAME && gradients->ok;
+    *right = report->result == AR_CHECK_SAME && gradients->ok;
     return AR_OK;
 }

@@ -19,19 +19,19 @@
 typedef struct comparison {
     const ari_reference *ref;
     int ranks;
-    ari_comparator *rank;   /* [ranks] */
-    ari_tap_pair *tap;      /* [ranks]: the comparator and who listens besides */
-    void **user;            /* [ranks]: the same, as taps see them */
-    ari_own_tensors own;    /* final weights and gradients */
-    ar_rank_memory *memory; /* [ranks] */
-    ari_arena arena;        /* of these */
+    ari_comparator *rank;       /* [ranks] */
+    ari_tap_pair *tap;          /* [ranks]: the comparator and who listens besides */
+    void **user;                /* [ranks]: the same, as taps see them */
+    ari_own_tensors run_values; /* final weights and gradients */
+    ar_rank_memory *memory;     /* [ranks] */
+    ari_arena arena;            /* of these */
 } comparison;
 
 static void comparison_fini(comparison *c)
 {
     for (int r = 0; c->rank && r < c->ranks; r++)
         ari_comparator_fini(&c->rank[r]);
-    ari_own_tensors_fini(&c->own);
+    ari_own_tensors_fini(&c->run_values);
     ari_arena_end(&c->arena, NULL);
 }
 
@@ -41,10 +41,10 @@ static ar_status comparison_init(comparison *c, const ari_reference *ref, int ra
     AR_TRY(ARI_TAKE(&c->rank, &c->arena, (size_t)ranks, "comparators"));
     AR_TRY(ARI_TAKE(&c->tap, &c->arena, (size_t)ranks, "comparators"));
     AR_TRY(ARI_TAKE(&c->user, &c->arena, (size_t)ranks, "comparators"));
-    AR_TRY(ari_own_tensors_init(&c->own, ref, &c->arena));
+    AR_TRY(ari_own_tensors_init(&c->run_values, ref, &c->arena));
     AR_TRY(ARI_TAKE(&c->memory, &c->arena, (size_t)ranks, "memory of the ranks"));
     for (int r = 0; r < ranks; r++) {
-        AR_TRY(ari_comparator_init(&c->rank[r], ref, &c->own));
+        AR_TRY(ari_comparator_init(&c->rank[r], ref, &c->run_values));
         c->tap[r] = (ari_tap_pair){.tap = {ari_comparator_tap, o->tap},
                                    .user = {&c->rank[r], o->tap_user ? o->tap_user[r] : NULL}};
         c->user[r] = &c->tap[r];
@@ -69,7 +69,7 @@ static int layer_of(const char *name)
 /* True if two ranks hold the very same boxes of the same copy. */
 static bool same_part(const ari_finding *a, const ari_finding *b)
 {
-    if (!a->seen || !b->seen || a->layout.nbox == 0 || a->layout.nbox != b->layout.nbox ||
+    if (!a->is_reported || !b->is_reported || a->layout.nbox == 0 || a->layout.nbox != b->layout.nbox ||
         a->layout.replica != b->layout.replica)
         return false;
     for (size_t k = 0; k < a->layout.nbox; k++) {
@@ -105,18 +105,18 @@ static bool explain_same_part(ar_first_difference *f, const ari_comparator *rank
 static bool explain_shape(ar_first_difference *f, const ari_comparator *ranks, int n, size_t tensor)
 {
     const ari_ref_tensor *t = &ranks[0].reference->tensor[tensor];
-    const ar_layout *other = NULL;
+    const ar_layout *rank_layout = NULL;
     int misshapen = 0;
     for (int r = n - 1; r >= 0; r--) {
         if (!ranks[r].finding[tensor].misshapen)
             continue;
-        other = &ranks[r].finding[tensor].layout;
+        rank_layout = &ranks[r].finding[tensor].layout;
         misshapen++;
     }
-    if (!other)
+    if (!rank_layout)
         return false;
     snprintf(f->pattern, sizeof f->pattern, "on %d of %d ranks its shape is %s, on one rank %s", misshapen, n,
-             ARI_SHOW_SHAPE(other->ndim, other->shape), ARI_SHOW_SHAPE(t->ndim, t->shape));
+             ARI_SHOW_SHAPE(rank_layout->ndim, rank_layout->shape), ARI_SHOW_SHAPE(t->ndim, t->shape));
     snprintf(f->hint, sizeof f->hint,
              "a size that depends on the number of ranks, or a rank's part that was reported as the whole");
     return true;
@@ -130,8 +130,8 @@ void ari_explain_coverage(ar_first_difference *f, const ari_comparator *ranks, i
         const ari_finding *found = &ranks[r].finding[tensor];
         covered += found->covered;
         broken = found->broken ? r : broken;
-        replicas = found->seen ? found->layout.replicas : replicas;
-        silent += !found->seen;
+        replicas = found->is_reported ? found->layout.replicas : replicas;
+        silent += !found->is_reported;
     }
     if (explain_shape(f, ranks, n, tensor))
         return;
@@ -167,11 +167,11 @@ static void describe_first(ar_check_run *run, const comparison *c, size_t tensor
     if (v->rank < 0)
         return;
     f->ndim = t->ndim;
-    ari_coordinates(f->index, v->first, t->ndim, t->shape);
+    ari_coordinates(f->index, v->first_index, t->ndim, t->shape);
     const ari_finding *owner = &c->rank[v->rank].finding[tensor];
     f->local_ndim = owner->ndim;
     ari_coordinates(f->local_index, v->first_local, owner->ndim, owner->shape);
-    f->reference = t->values[v->first];
+    f->reference = t->values[v->first_index];
     f->actual = v->actual;
     f->ulp = ari_ulp_distance(f->reference, f->actual);
     f->elements_different = v->different;
@@ -295,13 +295,13 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
     }
     keep_counts(run, &result, o);
     if (o->run.process)
-        AR_TRY_TO(done, st, ari_comparators_collect(o->run.process, c.rank, world, &c.own));
+        AR_TRY_TO(done, st, ari_comparators_collect(o->run.process, c.rank, world, &c.run_values));
     if (o->run.process && ar_process_rank(o->run.process) > 0)
         goto done; /* the report is process 0's */
     AR_TRY_TO(done, st, sum_up(run, &c, o));
     AR_TRY_TO(done, st, ari_check_memory(run, c.rank, &options, c.memory));
-    AR_TRY_TO(done, st, ari_own_tensors_finish(&c.own, c.rank, world));
-    AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.own.values));
+    AR_TRY_TO(done, st, ari_own_tensors_finish(&c.run_values, c.rank, world));
+    AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.run_values.values));
     /* Where a module's tokens go to experts decides what moves. */
     const bool unpredicted = o->body || (o->module && !run->has_memory_predicted);
     const bool predicted = unpredicted || (run->bytes_counted == run->bytes_predicted &&

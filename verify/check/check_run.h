@@ -23,18 +23,18 @@ AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_option
 /** input_ids [batch, seq] cut from a text, one byte one token (modulo the vocabulary), row after row from a place that
  * the seed decides (0: the start), around the end. Gives; free(). Errors: those of reading the text,
  * AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ari_text_ids(int64_t **gives, size_t batch, size_t seq, size_t vocab, const char *text,
+AR_NODISCARD ar_status ari_text_ids(int64_t **ids, size_t batch, size_t seq, size_t vocab, const char *text,
                                     uint64_t seed);
 
 /** Consecutive pieces of it, one global batch a step. Gives both; free(), also after a failure. */
 AR_NODISCARD ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const ar_run *r, size_t vocab,
                                         const char *text);
 
-/** Gives every row of these batches, all of one size, 1 to `most` documents of random lengths: a function of the seed,
+/** Gives every row of these batches, all of one size, 1 to `max_documents` documents of random lengths: a function of the seed,
  *  the step and the row. Gives the array that they share; free(). Errors: AR_ERR_ARG (more than tokens),
  *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_random_documents(int32_t **gives, ar_batch *batch, size_t batches, size_t most,
-                                            uint64_t seed);
+AR_NODISCARD ar_status ari_random_documents(int32_t **document_ids, ar_batch *batch, size_t batches,
+                                            size_t max_documents, uint64_t seed);
 
 /* Reference of a check: the model, its input, and the baseline's tensors. One serves any number of layouts, faults and
  * reduction algorithms. */
@@ -89,7 +89,7 @@ AR_NODISCARD ar_status ari_check_explain(ar_check_run *run, const ari_reference 
 AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o,
                                         const ar_rank_memory *counted);
 /** Makes each kind of memory the larger of the two. */
-void ari_memory_raise(ar_rank_memory *most, const ar_rank_memory *m);
+void ari_memory_raise(ar_rank_memory *peak, const ar_rank_memory *m);
 /** The run ended, or did not begin, with what ar_error_message says. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_run_failed(ar_check_run *run);
 /** Frees what it holds. */

@@ -32,10 +32,10 @@ uint64_t ari_ulp_distance(float a, float b)
 ar_status ari_own_tensors_init(ari_own_tensors *v, const ari_reference *reference, ari_arena *arena)
 {
     *v = (ari_own_tensors){.reference = reference};
-    AR_TRY(ARI_TAKE(&v->wanted, arena, reference->count, "a run's values"));
+    AR_TRY(ARI_TAKE(&v->requested, arena, reference->count, "a run's values"));
     AR_TRY(ARI_TAKE(&v->values, arena, reference->count, "a run's values"));
     for (size_t i = 0; i < reference->count; i++)
-        v->wanted[i] = ari_reference_is_weight(reference, i) || ari_reference_is_gradient(reference, i);
+        v->requested[i] = ari_reference_is_weight(reference, i) || ari_reference_is_gradient(reference, i);
     return AR_OK;
 }
 
@@ -49,29 +49,29 @@ void ari_own_tensors_fini(ari_own_tensors *v)
 static float *own_values(ari_own_tensors *v, size_t tensor)
 {
     const ari_ref_tensor *t = &v->reference->tensor[tensor];
-    float *there = __atomic_load_n(&v->values[tensor], __ATOMIC_ACQUIRE);
-    float *made = there ? NULL : malloc(t->count * sizeof *made);
-    if (!made)
-        return there;
-    memcpy(made, t->values, t->count * sizeof *made);
-    if (__atomic_compare_exchange_n(&v->values[tensor], &there, made, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-        return made;
-    free(made);
-    return there;
+    float *existing = __atomic_load_n(&v->values[tensor], __ATOMIC_ACQUIRE);
+    float *created = existing ? NULL : malloc(t->count * sizeof *created);
+    if (!created)
+        return existing;
+    memcpy(created, t->values, t->count * sizeof *created);
+    if (__atomic_compare_exchange_n(&v->values[tensor], &existing, created, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+        return created;
+    free(created);
+    return existing;
 }
 
-ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference, ari_own_tensors *own)
+ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference, ari_own_tensors *run_values)
 {
-    *c = (ari_comparator){.reference = reference, .own = own};
+    *c = (ari_comparator){.reference = reference, .run_values = run_values};
     return ARI_ALLOC_ZERO(&c->finding, reference->count, "findings");
 }
 
 void ari_comparator_fini(ari_comparator *c)
 {
     for (size_t i = 0; i < c->kept_count; i++)
-        free(c->kept[i].local);
-    for (ari_waiting_report *w = c->waiting, *next; w; w = next) {
-        next = w->next;
+        free(c->kept_copies[i].local);
+    for (ari_waiting_report *w = c->waiting, *next_report; w; w = next_report) {
+        next_report = w->next;
         free(w);
     }
     free(c->finding);
@@ -82,11 +82,11 @@ typedef struct comparing {
     ari_finding *finding;
     const float *reference;
     double allowed;
-    const float *allowed_each; /* NULL: nothing */
-    ari_own_tensors *own;      /* NULL: not wanted, or not this rank's to write */
-    size_t tensor;             /* in the reference */
-    ar_status *status;         /* of own values */
-    size_t before;             /* elements of earlier reports that stand before this one in the local tensor */
+    const float *allowed_each;   /* NULL: nothing */
+    ari_own_tensors *run_values; /* NULL: not wanted, or not this rank's to write */
+    size_t tensor;               /* in the reference */
+    ar_status *status;           /* of own values */
+    size_t before;               /* elements of earlier reports that stand before this one in the local tensor */
 } comparing;
 
 /* |difference| over what is allowed: infinite where only one of the two is a number, or nothing is allowed. */
@@ -103,7 +103,7 @@ static void compare_run(void *user, const ari_box_run *r)
     const comparing *c = user;
     ari_finding *f = c->finding;
     f->covered += r->count;
-    float *own = NULL;
+    float *values = NULL;
     if (r->stride == 1 && memcmp(r->local, c->reference + r->full, r->count * sizeof(float)) == 0)
         return;
     for (size_t i = 0; i < r->count; i++) {
@@ -111,10 +111,10 @@ static void compare_run(void *user, const ari_box_run *r)
         float actual = r->local[(ptrdiff_t)i * r->stride];
         if (ari_bits32(actual) == ari_bits32(expected))
             continue;
-        own = own || !c->own ? own : own_values(c->own, c->tensor);
-        if (own) /* atomic: two ranks may take the same part for theirs, and that is a finding, no race */
-            __atomic_store(&own[r->full + i], &actual, __ATOMIC_RELAXED);
-        else if (c->own)
+        values = values || !c->run_values ? values : own_values(c->run_values, c->tensor);
+        if (values) /* atomic: two ranks may take the same part for theirs, and that is a finding, no race */
+            __atomic_store(&values[r->full + i], &actual, __ATOMIC_RELAXED);
+        else if (c->run_values)
             *c->status = AR_ERR_MEMORY;
         if (c->allowed > 0.0) {
             const double extra = c->allowed_each ? (double)c->allowed_each[r->full + i] : 0.0;
@@ -125,8 +125,8 @@ static void compare_run(void *user, const ari_box_run *r)
         }
         const uint64_t ulp = ari_ulp_distance(actual, expected);
         f->max_ulp = ulp > f->max_ulp ? ulp : f->max_ulp;
-        if (f->different == 0 || r->full + i < f->first) {
-            f->first = r->full + i;
+        if (f->different == 0 || r->full + i < f->first_index) {
+            f->first_index = r->full + i;
             f->first_local = c->before + r->local_index + i;
             f->actual = actual;
         }
@@ -138,7 +138,7 @@ static void compare_run(void *user, const ari_box_run *r)
 
 size_t ari_finding_count(const ari_finding *f)
 {
-    return f->seen ? ari_volume(f->shape, f->ndim) : 0;
+    return f->is_reported ? ari_volume(f->shape, f->ndim) : 0;
 }
 
 /* The place of a report's rows: directly after the existing ones, directly before them, or neither. */
@@ -148,17 +148,17 @@ static ari_side side_of(const ari_finding *f, const ar_layout *o, const ar_tenso
                                                                 : ARI_APART;
 }
 
-static void join_finding(ari_finding *f, const ar_layout *o, const ar_tensor *t, ari_side where)
+static void join_finding(ari_finding *f, const ar_layout *o, const ar_tensor *t, ari_side side)
 {
-    ari_join_rows(&f->layout, o, where);
+    ari_join_rows(&f->layout, o, side);
     f->shape[0] += t->shape[0];
-    if (where == ARI_BEFORE)
+    if (side == ARI_BEFORE)
         f->first_local += ar_tensor_count(t);
 }
 
 static void first_report(ari_finding *f, const ar_layout *o, const ar_tensor *t)
 {
-    f->seen = true;
+    f->is_reported = true;
     f->layout = *o;
     f->ndim = t->ndim;
     memcpy(f->shape, t->shape, sizeof f->shape);
@@ -193,7 +193,7 @@ static ar_status move_boxes(const ari_finding *f, float *full, float *packed, bo
 static size_t find_kept(const ari_comparator *c, size_t tensor)
 {
     size_t i = 0;
-    while (i < c->kept_count && c->kept[i].tensor != tensor)
+    while (i < c->kept_count && c->kept_copies[i].tensor != tensor)
         i++;
     return i;
 }
@@ -203,53 +203,54 @@ static size_t find_kept(const ari_comparator *c, size_t tensor)
 static ari_kept *slot_for(ari_comparator *c, size_t tensor)
 {
     if (c->kept_count < ARI_KEPT_COPIES) {
-        c->kept[c->kept_count] = (ari_kept){.tensor = tensor};
-        return &c->kept[c->kept_count++];
+        c->kept_copies[c->kept_count] = (ari_kept){.tensor = tensor};
+        return &c->kept_copies[c->kept_count++];
     }
-    ari_kept *last = &c->kept[0];
+    ari_kept *last_slot = &c->kept_copies[0];
     for (size_t i = 1; i < c->kept_count; i++)
-        last = c->kept[i].tensor > last->tensor ? &c->kept[i] : last;
-    if (last->tensor < tensor)
+        last_slot = c->kept_copies[i].tensor > last_slot->tensor ? &c->kept_copies[i] : last_slot;
+    if (last_slot->tensor < tensor)
         return NULL;
-    free(last->local);
-    *last = (ari_kept){.tensor = tensor};
-    return last;
+    free(last_slot->local);
+    *last_slot = (ari_kept){.tensor = tensor};
+    return last_slot;
 }
 
 /* Keeps what a finding of `had` elements has become by a report: the earlier rows, kept or without a difference, and
  * the new ones after or before them. */
 static ar_status keep_report(ari_comparator *c, size_t tensor, const ari_finding *had, size_t had_count,
-                             const ar_tensor *t, ari_side where)
+                             const ar_tensor *t, ari_side side)
 {
     const size_t count = ar_tensor_count(t);
-    const size_t at = find_kept(c, tensor);
-    ari_kept *k = at < c->kept_count ? &c->kept[at] : slot_for(c, tensor);
-    float *whole = NULL;
+    const size_t slot = find_kept(c, tensor);
+    ari_kept *k = slot < c->kept_count ? &c->kept_copies[slot] : slot_for(c, tensor);
+    float *stacked = NULL;
     if (!k)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&whole, had_count + count, "a copy of a tensor that differs"));
-    float *earlier = whole + (where == ARI_BEFORE ? count : 0), *now = whole + (where == ARI_BEFORE ? 0 : had_count);
+    AR_TRY(ARI_ALLOC(&stacked, had_count + count, "a copy of a tensor that differs"));
+    float *earlier = stacked + (side == ARI_BEFORE ? count : 0),
+          *incoming = stacked + (side == ARI_BEFORE ? 0 : had_count);
     ar_status st = AR_OK;
     if (k->local)
-        memcpy(earlier, k->local, had_count * sizeof *whole);
+        memcpy(earlier, k->local, had_count * sizeof *stacked);
     else if (had_count > 0)
         st = move_boxes(had, c->reference->tensor[tensor].values, earlier, false);
-    ari_pack_elements(now, t);
+    ari_pack_elements(incoming, t);
     free(k->local);
-    k->local = whole;
+    k->local = stacked;
     return st;
 }
 
 /* --- the tap ------------------------------------------------------------------------------------------------------ */
 
-static ar_status add_report(ari_comparator *c, size_t i, const ar_layout *o, const ar_tensor *t, ari_side where)
+static ar_status add_report(ari_comparator *c, size_t i, const ar_layout *o, const ar_tensor *t, ari_side side)
 {
     const ari_ref_tensor *reference = &c->reference->tensor[i];
     ari_finding *f = &c->finding[i];
     const ari_finding had = *f;
     const size_t had_count = ari_finding_count(&had);
-    if (had.seen)
-        join_finding(f, o, t, where);
+    if (had.is_reported)
+        join_finding(f, o, t, side);
     else
         first_report(f, o, t);
     ar_status st = AR_OK;
@@ -257,15 +258,15 @@ static ar_status add_report(ari_comparator *c, size_t i, const ar_layout *o, con
                       reference->values,
                       reference->allowed,
                       reference->allowed_each,
-                      c->own && c->own->wanted[i] && o->replica == 0 ? c->own : NULL,
+                      c->run_values && c->run_values->requested[i] && o->replica == 0 ? c->run_values : NULL,
                       i,
                       &st,
-                      where == ARI_AFTER ? had_count : 0};
+                      side == ARI_AFTER ? had_count : 0};
     ari_for_each_run(t, o, compare_run, &user);
     ari_reference_rest(reference);
     if (st != AR_OK)
         return ar_error_set(st, "no memory for the values of %s", reference->name);
-    return f->different > 0 ? keep_report(c, i, &had, had_count, t, where) : AR_OK;
+    return f->different > 0 ? keep_report(c, i, &had, had_count, t, side) : AR_OK;
 }
 
 static ar_status let_wait(ari_comparator *c, size_t i, const ar_layout *o, const ar_tensor *t)
@@ -287,20 +288,20 @@ static ar_status add_waiting(ari_comparator *c, size_t i)
 {
     ari_finding *f = &c->finding[i];
     f->broken = false;
-    for (ari_waiting_report **at = &c->waiting; *at;) {
-        ari_waiting_report *w = *at;
-        const ari_side where = w->tensor == i ? side_of(f, &w->layout, &w->local) : ARI_APART;
-        if (where == ARI_APART) {
+    for (ari_waiting_report **link = &c->waiting; *link;) {
+        ari_waiting_report *w = *link;
+        const ari_side side = w->tensor == i ? side_of(f, &w->layout, &w->local) : ARI_APART;
+        if (side == ARI_APART) {
             f->broken |= w->tensor == i;
-            at = &w->next;
+            link = &w->next;
             continue;
         }
-        *at = w->next;
-        const ar_status st = add_report(c, i, &w->layout, &w->local, where);
+        *link = w->next;
+        const ar_status st = add_report(c, i, &w->layout, &w->local, side);
         free(w);
         AR_TRY(st);
         f->broken = false;
-        at = &c->waiting; /* another may join this one */
+        link = &c->waiting; /* another may join this one */
     }
     return AR_OK;
 }
@@ -308,20 +309,20 @@ static ar_status add_waiting(ari_comparator *c, size_t i)
 static ar_status take_report(ari_comparator *c, size_t i, const ar_tap_event *e)
 {
     ari_finding *f = &c->finding[i];
-    const ari_side where = f->seen ? side_of(f, e->layout, e->local) : ARI_AFTER;
-    if (where == ARI_APART) {
+    const ari_side side = f->is_reported ? side_of(f, e->layout, e->local) : ARI_AFTER;
+    if (side == ARI_APART) {
         f->broken = true;
         return let_wait(c, i, e->layout, e->local);
     }
-    AR_TRY(add_report(c, i, e->layout, e->local, where));
+    AR_TRY(add_report(c, i, e->layout, e->local, side));
     return f->broken ? add_waiting(c, i) : AR_OK;
 }
 
 /* Notes a report that cannot be compared with tensor i; reference->count: no tensor of that name. */
 static void leave_out(ari_comparator *c, size_t i, const ar_tap_event *e)
 {
-    const bool known = i < c->reference->count, misshapen = known && e->local->dtype == AR_F32;
-    if (misshapen && !c->finding[i].seen) {
+    const bool is_known = i < c->reference->count, misshapen = is_known && e->local->dtype == AR_F32;
+    if (misshapen && !c->finding[i].is_reported) {
         c->finding[i].misshapen = true;
         c->finding[i].layout = *e->layout;
     }
@@ -333,22 +334,22 @@ static void leave_out(ari_comparator *c, size_t i, const ar_tap_event *e)
         ari_say(&why, " with shape %s, which on one rank has %s", ARI_SHOW_SHAPE(e->layout->ndim, e->layout->shape),
                 ARI_SHOW_SHAPE(c->reference->tensor[i].ndim, c->reference->tensor[i].shape));
     else
-        ari_say(&why, known ? " in another format than fp32" : ", which the baseline does not have");
+        ari_say(&why, is_known ? " in another format than fp32" : ", which the baseline does not have");
 }
 
 /* The report without the rows of padding: `rows` are none. False: it has no others. */
 static bool leave_out_padding(ar_layout *o, ar_tensor *local, size_t rows)
 {
-    size_t own = 0;
+    size_t local_rows = 0;
     for (size_t i = 0; i < o->nbox; i++) {
         ar_box *b = &o->box[i];
-        const size_t left = rows > b->global[0] ? rows - b->global[0] : 0;
-        b->extent[0] = b->extent[0] < left ? b->extent[0] : left;
-        own = b->local[0] + b->extent[0] > own ? b->local[0] + b->extent[0] : own;
+        const size_t remaining = rows > b->global[0] ? rows - b->global[0] : 0;
+        b->extent[0] = b->extent[0] < remaining ? b->extent[0] : remaining;
+        local_rows = b->local[0] + b->extent[0] > local_rows ? b->local[0] + b->extent[0] : local_rows;
     }
     o->shape[0] = rows;
-    local->shape[0] = own;
-    return own > 0;
+    local->shape[0] = local_rows;
+    return local_rows > 0;
 }
 
 ar_status ari_comparator_tap(void *user, const ar_tap_event *e)
@@ -358,12 +359,13 @@ ar_status ari_comparator_tap(void *user, const ar_tap_event *e)
     const bool activation = strchr("fb", e->pass) && e->layout->ndim > 0 && i < c->reference->count;
     if (activation && e->layout->shape[0] == c->reference->tensor[i].shape[0] + c->reference->padding &&
         c->reference->padding > 0) {
-        ar_layout own = *e->layout;
+        ar_layout unpadded_layout = *e->layout;
         ar_tensor local = *e->local;
         ar_tap_event rest = *e;
-        rest.layout = &own;
+        rest.layout = &unpadded_layout;
         rest.local = &local;
-        return leave_out_padding(&own, &local, c->reference->tensor[i].shape[0]) ? take_report(c, i, &rest) : AR_OK;
+        return leave_out_padding(&unpadded_layout, &local, c->reference->tensor[i].shape[0]) ? take_report(c, i, &rest)
+                                                                                             : AR_OK;
     }
     if (i < c->reference->count && ari_layout_count(e->layout) == c->reference->tensor[i].count &&
         e->local->dtype == AR_F32)
@@ -384,7 +386,7 @@ static bool overlap(const ar_box *a, const ar_box *b, int ndim)
 }
 
 /* True if no element is in two boxes of a and b (of a layout with itself: in two of its boxes). */
-static bool apart(const ar_layout *a, const ar_layout *b)
+static bool are_disjoint(const ar_layout *a, const ar_layout *b)
 {
     if (a->ndim != b->ndim || memcmp(a->shape, b->shape, (size_t)a->ndim * sizeof *a->shape) != 0)
         return false;
@@ -405,15 +407,15 @@ static bool covers_once(const ari_comparator *ranks, int n, size_t tensor, size_
     int replicas = 0;
     for (int r = 0; r < n; r++) {
         const ari_finding *f = &ranks[r].finding[tensor];
-        if (!f->seen)
+        if (!f->is_reported)
             continue;
         replicas = replicas ? replicas : f->layout.replicas;
         if (f->broken || f->layout.replicas != replicas || f->layout.replica < 0 || f->layout.replica >= replicas)
             return false;
         covered += f->covered;
-        for (int other = 0; other <= r; other++) {
-            const ari_finding *o = &ranks[other].finding[tensor];
-            if (o->seen && o->layout.replica == f->layout.replica && !apart(&o->layout, &f->layout))
+        for (int peer = 0; peer <= r; peer++) {
+            const ari_finding *o = &ranks[peer].finding[tensor];
+            if (o->is_reported && o->layout.replica == f->layout.replica && !are_disjoint(&o->layout, &f->layout))
                 return false;
         }
     }
@@ -443,8 +445,8 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
             continue;
         const size_t different = different_in(ranks, n, tensor, f->layout.replica);
         v.different = different > v.different ? different : v.different;
-        if (v.rank < 0 || f->first < v.first) {
-            v.first = f->first;
+        if (v.rank < 0 || f->first_index < v.first_index) {
+            v.first_index = f->first_index;
             v.first_local = f->first_local;
             v.actual = f->actual;
             v.rank = r;
@@ -457,7 +459,7 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
 ar_status ari_own_tensors_finish(ari_own_tensors *v, const ari_comparator *ranks, int n)
 {
     for (size_t i = 0; i < v->reference->count; i++) {
-        if (!v->wanted[i] || covers_once(ranks, n, i, v->reference->tensor[i].count))
+        if (!v->requested[i] || covers_once(ranks, n, i, v->reference->tensor[i].count))
             continue;
         free(v->values[i]);
         v->values[i] = NULL;
@@ -466,28 +468,28 @@ ar_status ari_own_tensors_finish(ari_own_tensors *v, const ari_comparator *ranks
     return AR_OK;
 }
 
-ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor, ari_arena *arena)
+ar_status ari_comparator_copy(float **out, const ari_comparator *c, size_t tensor, ari_arena *arena)
 {
     const ari_finding *f = &c->finding[tensor];
     const size_t count = ari_finding_count(f);
-    const size_t kept = find_kept(c, tensor);
-    if (f->different > 0 && kept == c->kept_count)
+    const size_t slot = find_kept(c, tensor);
+    if (f->different > 0 && slot == c->kept_count)
         return ar_error_set(AR_ERR_NOT_FOUND, "no copy of tensor %zu was kept", tensor);
-    AR_TRY(ARI_TAKE(gives, arena, count, "a copy of a tensor"));
-    if (kept < c->kept_count)
-        memcpy(*gives, c->kept[kept].local, count * sizeof(float));
+    AR_TRY(ARI_TAKE(out, arena, count, "a copy of a tensor"));
+    if (slot < c->kept_count)
+        memcpy(*out, c->kept_copies[slot].local, count * sizeof(float));
     else if (count > 0)
-        return move_boxes(f, c->reference->tensor[tensor].values, *gives, false);
+        return move_boxes(f, c->reference->tensor[tensor].values, *out, false);
     return AR_OK;
 }
 
 /* --- where each rank is a process --------------------------------------------------------------------------------- */
 
 /* The first copy of what is gathered: its holder's values are the run's. */
-static bool gives_values(const ari_comparator *c, const ari_own_tensors *own, size_t tensor)
+static bool gives_values(const ari_comparator *c, const ari_own_tensors *run_values, size_t tensor)
 {
     const ari_finding *f = &c->finding[tensor];
-    return own->wanted[tensor] && f->seen && !f->broken && f->layout.replica == 0;
+    return run_values->requested[tensor] && f->is_reported && !f->broken && f->layout.replica == 0;
 }
 
 /* Transfers a rank's findings from its process (send) to process 0. */
@@ -497,19 +499,19 @@ static ar_status transfer(ari_bytes *b, void *data, size_t n, bool send)
 }
 
 /* Of a tensor in which an element of the rank's differs. */
-static ar_status transfer_values(ari_bytes *b, const ari_comparator *c, ari_own_tensors *own, bool send)
+static ar_status transfer_values(ari_bytes *b, const ari_comparator *c, ari_own_tensors *run_values, bool send)
 {
     for (size_t i = 0; i < c->reference->count; i++) {
         const ari_finding *f = &c->finding[i];
         const size_t count = ari_finding_count(f);
         ARI_OWNED float *packed = NULL;
-        bool differs = send && own->values[i];
-        if (!gives_values(c, own, i))
+        bool differs = send && run_values->values[i];
+        if (!gives_values(c, run_values, i))
             continue;
         AR_TRY(transfer(b, &differs, sizeof differs, send));
         if (!differs)
             continue;
-        float *values = own_values(own, i);
+        float *values = own_values(run_values, i);
         AR_TRY(ARI_ALLOC_ZERO(&packed, count, "a run's values"));
         if (!values)
             return ar_error_set(AR_ERR_MEMORY, "no memory for the values of %s", c->reference->tensor[i].name);
@@ -530,7 +532,7 @@ static ar_status transfer_kept(ari_bytes *b, ari_comparator *c, bool send)
         return ar_error_set(AR_ERR_INTERNAL, "a process sent %zu copies of tensors, at most %d are kept", n,
                             ARI_KEPT_COPIES);
     for (size_t i = 0; i < n; i++) {
-        ari_kept *k = &c->kept[i];
+        ari_kept *k = &c->kept_copies[i];
         AR_TRY(transfer(b, &k->tensor, sizeof k->tensor, send));
         if (k->tensor >= c->reference->count)
             return ar_error_set(AR_ERR_INTERNAL, "a process sent a copy of tensor %zu of %zu", k->tensor,
@@ -545,17 +547,17 @@ static ar_status transfer_kept(ari_bytes *b, ari_comparator *c, bool send)
     return AR_OK;
 }
 
-static ar_status transfer_all(ari_bytes *b, ari_comparator *c, ari_own_tensors *own, bool send)
+static ar_status transfer_all(ari_bytes *b, ari_comparator *c, ari_own_tensors *run_values, bool send)
 {
     AR_TRY(transfer(b, c->finding, c->reference->count * sizeof *c->finding, send));
     AR_TRY(transfer(b, c->unexpected, sizeof c->unexpected, send));
     AR_TRY(transfer_kept(b, c, send));
-    return transfer_values(b, c, own, send);
+    return transfer_values(b, c, run_values, send);
 }
 
 typedef struct receiving {
     ari_comparator *ranks;
-    ari_own_tensors *own;
+    ari_own_tensors *run_values;
 } receiving;
 
 static ar_status take_findings(void *user, int rank, ari_bytes *b)
@@ -563,20 +565,20 @@ static ar_status take_findings(void *user, int rank, ari_bytes *b)
     const receiving *r = user;
     if (rank == 0) /* what process 0 sends to itself is there */
         return AR_OK;
-    return transfer_all(b, &r->ranks[rank], r->own, false);
+    return transfer_all(b, &r->ranks[rank], r->run_values, false);
 }
 
 ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, ari_own_tensors *values)
 {
     const int rank = ar_process_rank(p);
     receiving r = {ranks, values};
-    ari_bytes own = {.count = 0};
+    ari_bytes payload = {.count = 0};
     ar_status st = AR_OK;
     if (rank > 0 && rank < n)
-        st = transfer_all(&own, &ranks[rank], values, true);
+        st = transfer_all(&payload, &ranks[rank], values, true);
     st = ari_process_agree(p, st);
     if (st == AR_OK)
-        st = ari_process_collect(p, &own, take_findings, &r);
-    ari_bytes_fini(&own);
+        st = ari_process_collect(p, &payload, take_findings, &r);
+    ari_bytes_fini(&payload);
     return st;
 }

@@ -10,14 +10,14 @@
  * each, in any order; reports of neighbouring rows are one finding, its local tensor the reports stacked along
  * dimension 0. */
 typedef struct ari_finding {
-    bool seen;
+    bool is_reported;
     bool broken;        /* some reports wait for rows between: the same part came twice, or there is a hole */
     bool misshapen;     /* reported as a tensor of another shape, the layout's, and not compared */
     size_t covered;     /* elements of the full tensor this rank holds */
     size_t different;   /* elements of this rank that differ: in bits, or by more than is allowed */
     uint64_t max_ulp;   /* of those */
     double max_ratio;   /* of |difference| over what is allowed; 0 where equal bits are asked for */
-    size_t first;       /* lowest index of the full tensor among those that differ */
+    size_t first_index; /* lowest index of the full tensor among those that differ */
     size_t first_local; /* the same element in the rank's local tensor, row-major */
     float actual;       /* its value there */
     ar_layout layout;   /* where this rank's part stands */
@@ -46,8 +46,8 @@ typedef struct ari_waiting_report {
  * it, and each writes its own boxes. What was not reported as a whole is zero (ari_own_tensors_finish). */
 typedef struct ari_own_tensors {
     const ari_reference *reference;
-    bool *wanted;   /* [reference->count] */
-    float **values; /* [reference->count]: of a wanted tensor of which an element differs; else NULL */
+    bool *requested; /* [reference->count] */
+    float **values;  /* [reference->count]: of a wanted tensor of which an element differs; else NULL */
 } ari_own_tensors;
 /** Wants the final weights and gradients. In the arena, but for ari_own_tensors_fini. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_own_tensors_init(ari_own_tensors *v, const ari_reference *reference, ari_arena *arena);
@@ -56,15 +56,16 @@ void ari_own_tensors_fini(ari_own_tensors *v);
 /* Listens to one rank. */
 typedef struct ari_comparator {
     const ari_reference *reference;
-    ari_own_tensors *own;           /* NULL: nobody asks for the run's values */
-    ari_finding *finding;           /* [reference->count] */
-    ari_kept kept[ARI_KEPT_COPIES]; /* the first in execution order that differ, in any order */
+    ari_own_tensors *run_values;           /* NULL: nobody asks for the run's values */
+    ari_finding *finding;                  /* [reference->count] */
+    ari_kept kept_copies[ARI_KEPT_COPIES]; /* the first in execution order that differ, in any order */
     size_t kept_count;
     ari_waiting_report *waiting;
     char unexpected[320]; /* the first report that cannot be compared, and why; "" if none */
 } ari_comparator;
 
-AR_NODISCARD ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference, ari_own_tensors *own);
+AR_NODISCARD ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference,
+                                           ari_own_tensors *run_values);
 void ari_comparator_fini(ari_comparator *c);
 /** An ar_tap_fn; user: the rank's ari_comparator. */
 AR_NODISCARD ar_status ari_comparator_tap(void *user, const ar_tap_event *event);
@@ -75,7 +76,7 @@ typedef struct ari_verdict {
     size_t different; /* elements of the full tensor; of a replicated one, as many as in the worst replica */
     uint64_t max_ulp;
     double max_ratio;
-    size_t first, first_local;
+    size_t first_index, first_local;
     float actual;
     int rank; /* the lowest rank with the first difference; -1: none */
 } ari_verdict;
@@ -85,7 +86,7 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor);
 size_t ari_finding_count(const ari_finding *f);
 /** The rank's local tensor, contiguous: its kept copy, or where it does not differ the reference's values. In the
  *  arena. Errors: AR_ERR_MEMORY, AR_ERR_NOT_FOUND (differs, but was not kept). */
-AR_NODISCARD ar_status ari_comparator_copy(float **gives, const ari_comparator *c, size_t tensor, ari_arena *arena);
+AR_NODISCARD ar_status ari_comparator_copy(float **out, const ari_comparator *c, size_t tensor, ari_arena *arena);
 
 /** With ranks as processes: collects every process's findings about its own rank in the comparators of process 0, with
  *  the own values of first copies. Errors: those of the processes, AR_ERR_MEMORY. */

@@ -15,7 +15,7 @@
 typedef struct dry_routes {
     ari_step_case step;
     ari_routed_rank rank;
-    ari_known_routes known;
+    ari_known_routes routes;
 } dry_routes;
 
 /* Gives *o's dry runs the baseline's routes. */
@@ -23,8 +23,8 @@ static void use_routes(dry_routes *r, ari_cluster_options *o, const ari_referenc
 {
     r->step = (ari_step_case){.run = o->run, .config = o->config};
     r->rank = (ari_routed_rank){.ref = ref, .c = &r->step};
-    r->known = (ari_known_routes){ari_check_read_routes, &r->rank};
-    o->routes = &r->known;
+    r->routes = (ari_known_routes){ari_check_read_routes, &r->rank};
+    o->routes = &r->routes;
 }
 
 static bool has_experts(const ari_cluster_options *o)
@@ -71,11 +71,11 @@ static void compare_shapes(ar_check_run *run, const dry_shapes *s, int rank, con
         if (!t->reported || f->misshapen)
             continue;
         run->shapes++;
-        if ((f->seen && ari_same_extents(f->ndim, f->shape, t->ndim, t->shape)) || run->shape_difference[0])
+        if ((f->is_reported && ari_same_extents(f->ndim, f->shape, t->ndim, t->shape)) || run->shape_difference[0])
             continue;
         snprintf(run->shape_difference, sizeof run->shape_difference,
                  "rank %d holds %s of %s%s, the layout has %s there", rank,
-                 ARI_SHOW_INDEX(f->seen ? f->ndim : 0, f->shape), s->ref->tensor[i].name,
+                 ARI_SHOW_INDEX(f->is_reported ? f->ndim : 0, f->shape), s->ref->tensor[i].name,
                  ari_pass_suffix(s->ref->tensor[i].pass), ARI_SHOW_INDEX(t->ndim, t->shape));
     }
 }
@@ -115,24 +115,25 @@ static bool is_predicted(const ari_cluster_options *o)
     return plain;
 }
 
-/* One rank's dry run beside what it counted and reported. known: its experts are those of the run. */
+/* One rank's dry run beside what it counted and reported. has_known_routes: its experts are those of the run. */
 static ar_status check_rank(ar_check_run *run, const ari_cluster_options *o, const ari_comparator *rank, int r,
-                            dry_shapes *shapes, const ar_rank_memory *counted, const ar_device *like, bool known)
+                            dry_shapes *shapes, const ar_rank_memory *counted, const ar_device *like,
+                            bool has_known_routes)
 {
-    ari_cluster_options own = *o;
+    ari_cluster_options options = *o;
     ari_dry_memory dry;
     ARI_OWNED void **user = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&user, (size_t)r + 1, "listeners"));
     user[r] = shapes;
-    own.dry = o->tap != NULL;
-    own.tap = o->tap ? keep_shape : NULL;
-    own.tap_user = user;
+    options.dry = o->tap != NULL;
+    options.tap = o->tap ? keep_shape : NULL;
+    options.tap_user = user;
     memset(shapes->tensor, 0, shapes->ref->count * sizeof *shapes->tensor);
-    AR_TRY(ari_cluster_dry(&dry, &own, r, like));
+    AR_TRY(ari_cluster_dry(&dry, &options, r, like));
     ari_memory_raise(&run->memory_predicted, &dry.rank);
-    if (known)
+    if (has_known_routes)
         compare_memory(run, r, counted, &dry.rank);
-    if (known && !o->module && shapes->ref->padding == 0) /* a module's shapes may depend on the layout */
+    if (has_known_routes && !o->module && shapes->ref->padding == 0) /* a module's shapes may depend on the layout */
         compare_shapes(run, shapes, r, rank->finding);
     if (o->module && dry.routed.rows + dry.routed.gradients > 0)
         run->has_memory_predicted = false;
@@ -151,29 +152,29 @@ static ar_status check_ranks(ar_check_run *run, const ari_comparator *ranks, con
     const bool exact = o->run.numerics == AR_NUMERICS_EXACT;
     const bool shared = exact && ari_expert_sequence(&o->run.parallel) > 1;
     const bool routed = has_experts(o) && (ari_experts_routed(&o->run.parallel) || shared || like);
-    const bool known = !routed || (exact && run->tensors_different == 0);
+    const bool has_known_routes = !routed || (exact && run->tensors_different == 0);
     dry_routes routes;
-    ari_cluster_options own = *o;
+    ari_cluster_options options = *o;
     ARI_OWNED dry_shape *tensor = NULL;
     AR_TRY(ARI_ALLOC(&tensor, ref->count, "shapes of a rank"));
     dry_shapes shapes = {ref, tensor};
-    own.routes = NULL;
-    if (routed && known)
-        use_routes(&routes, &own, ref);
+    options.routes = NULL;
+    if (routed && has_known_routes)
+        use_routes(&routes, &options, ref);
     for (int r = 0; r < ar_parallel_world(&o->run.parallel); r++) {
         routes.rank.rank = r;
         ari_memory_raise(&run->memory, &counted[r]);
         if (run->has_memory_predicted)
-            AR_TRY(check_rank(run, &own, &ranks[r], r, &shapes, &counted[r], like, known));
+            AR_TRY(check_rank(run, &options, &ranks[r], r, &shapes, &counted[r], like, has_known_routes));
     }
-    if (!known && run->has_memory_predicted)
+    if (!has_known_routes && run->has_memory_predicted)
         run->unpredicted = "the routes of tokens decide what a rank has of experts, and rounding or a difference may "
                            "send a token to another one than on one rank";
     else if (!run->has_memory_predicted)
         run->unpredicted = o->module
                                ? "a module's tokens are routed to experts, and no dry run knows where"
                                : "batches of several sizes, masks, positions and packed documents have no dry run";
-    run->has_memory_predicted = run->has_memory_predicted && known;
+    run->has_memory_predicted = run->has_memory_predicted && has_known_routes;
     return AR_OK;
 }
 
@@ -263,18 +264,18 @@ static bool next_expected(queue_calls *q, char text[CALL_TEXT])
 /* The number of calls like `text` that the run makes next, one after the other. */
 static size_t count_alike(queue_calls q, const char *text)
 {
-    char other[CALL_TEXT];
+    char recorded[CALL_TEXT];
     size_t n = 0;
-    while (next_recorded(&q, other) && strcmp(other, text) == 0)
+    while (next_recorded(&q, recorded) && strcmp(recorded, text) == 0)
         n++;
     return n;
 }
 
 static bool comes_later(queue_calls q, const char *text)
 {
-    char other[CALL_TEXT];
-    while (next_recorded(&q, other)) {
-        if (strcmp(other, text) == 0)
+    char recorded[CALL_TEXT];
+    while (next_recorded(&q, recorded)) {
+        if (strcmp(recorded, text) == 0)
             return true;
     }
     return false;
@@ -316,18 +317,18 @@ static ar_status compare_calls(const char **cause, const ar_trace *t, const ari_
 ar_status ari_recorded_calls(const char **cause, const ari_reference *ref, const ari_cluster_options *o,
                              const ar_trace *t)
 {
-    ari_cluster_options own = *o;
+    ari_cluster_options options = *o;
     dry_routes routes;
     *cause = NULL;
-    own.routes = NULL;
+    options.routes = NULL;
     if (ref && has_experts(o))
-        use_routes(&routes, &own, ref);
+        use_routes(&routes, &options, ref);
     for (int rank = 0; rank < ar_parallel_world(&o->run.parallel); rank++) {
         ARI_ENDED(ari_ledger_fini) ari_ledger ledger = {.pass = 's'};
         ari_dry_memory unused;
         routes.rank.rank = rank;
-        own.ledger = &ledger;
-        AR_TRY(ari_cluster_dry(&unused, &own, rank, NULL));
+        options.ledger = &ledger;
+        AR_TRY(ari_cluster_dry(&unused, &options, rank, NULL));
         AR_TRY(compare_calls(cause, t, &ledger, rank));
     }
     return AR_OK;

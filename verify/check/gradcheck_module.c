@@ -48,7 +48,7 @@ typedef struct checking {
     ar_param **params;
     size_t n_params;
     ari_arena arena;
-    subject *of; /* [n]: the parameters that require a gradient, then an input of numbers */
+    subject *subjects; /* [n]: the parameters that require a gradient, then an input of numbers */
     size_t n;
     double largest, norm; /* of all of them */
     double worst;         /* error over what is allowed */
@@ -73,7 +73,7 @@ static void measure_subject(subject *s)
 /* values: on the device, or (host) the input. */
 static ar_status add_subject(checking *k, ar_param *p, const float *host, const ar_tensor *values, const ar_tensor *g)
 {
-    subject *s = &k->of[k->n++];
+    subject *s = &k->subjects[k->n++];
     *s = (subject){.param = p, .count = ar_tensor_count(g)};
     AR_TRY(ARI_TAKE(&s->values, &k->arena, s->count, "values of a gradcheck"));
     AR_TRY(ARI_TAKE(&s->moved, &k->arena, s->count, "values of a gradcheck"));
@@ -129,7 +129,7 @@ static ar_status take_gradients(checking *k)
 {
     ar_saved *saved = NULL;
     AR_TRY(ari_module_list(&k->params, &k->n_params, k->module));
-    AR_TRY(ARI_TAKE(&k->of, &k->arena, k->n_params + 1, "tensors of a gradcheck"));
+    AR_TRY(ARI_TAKE(&k->subjects, &k->arena, k->n_params + 1, "tensors of a gradcheck"));
     AR_TRY(ar_saved_create(&saved));
     const ar_status st = run_backward(k, saved);
     ar_saved_destroy(saved);
@@ -142,8 +142,8 @@ static ar_status take_gradients(checking *k)
 /* A direction: one element, or all of them, each up or down. */
 typedef struct probe {
     subject *s;
-    bool all;
-    size_t at;    /* of one */
+    bool is_full;
+    size_t index; /* of one */
     uint64_t key; /* of all */
 } probe;
 
@@ -152,16 +152,16 @@ static double sign_of(const probe *p, size_t i)
     return ari_random_u32(p->key, i, 0, ALL_USE) & 1u ? 1.0 : -1.0;
 }
 
-/* Moves the values by `by` along the direction, and adds the loss's terms there. change: of the gradient's product with
+/* Moves the values by `step` along the direction, and adds the loss's terms there. change: of the gradient's product with
  * the values. */
-static ar_status add_terms_at(checking *k, const probe *p, double by, double *change)
+static ar_status add_terms_at(checking *k, const probe *p, double step, double *change)
 {
     subject *s = p->s;
     ar_tensor x;
     memcpy(s->moved, s->values, s->count * sizeof *s->moved);
     *change = 0.0;
-    for (size_t i = p->all ? 0 : p->at; i < (p->all ? s->count : p->at + 1); i++) {
-        s->moved[i] = (float)((double)s->values[i] + by * (p->all ? sign_of(p, i) : 1.0));
+    for (size_t i = p->is_full ? 0 : p->index; i < (p->is_full ? s->count : p->index + 1); i++) {
+        s->moved[i] = (float)((double)s->values[i] + step * (p->is_full ? sign_of(p, i) : 1.0));
         *change += s->gradient[i] * ((double)s->moved[i] - (double)s->values[i]);
     }
     if (s->param) {
@@ -175,20 +175,20 @@ static ar_status add_terms_at(checking *k, const probe *p, double by, double *ch
     return AR_OK;
 }
 
-/* *gives = L(w + by*v) - L(w), and its gradient's part of it: the terms of both in one exact sum. */
-static ar_status change_of(checking *k, const probe *p, double by, double *gives, double *predicted)
+/* *change = L(w + by*v) - L(w), and its gradient's part of it: the terms of both in one exact sum. */
+static ar_status change_of(checking *k, const probe *p, double step, double *change, double *predicted)
 {
-    double none = 0.0;
+    double zero_change = 0.0;
     float measured = 0.0f;
     AR_TRY(ar_loss_zero(k->loss, k->ctx));
-    AR_TRY(add_terms_at(k, p, by, predicted));
+    AR_TRY(add_terms_at(k, p, step, predicted));
     ari_loss_subtract(k->loss, true);
-    const ar_status st = add_terms_at(k, p, 0.0, &none);
+    const ar_status st = add_terms_at(k, p, 0.0, &zero_change);
     ari_loss_subtract(k->loss, false);
     AR_TRY(st);
     AR_TRY(ar_loss_value(k->loss, k->ctx, &measured, k->batch.targets));
     ar_ctx_end_step(k->ctx);
-    *gives = (double)measured;
+    *change = (double)measured;
     return AR_OK;
 }
 
@@ -215,12 +215,12 @@ static ar_status restore(checking *k, const subject *s)
 
 /* A bound on what corners of the loss at steps up to h[from] add to e: for a smooth loss c is proportional to h, so
  * that c(h) = 2c(h/2) up to terms in h^3, and vanishes with it. */
-static double corners(const double *c, size_t from)
+static double corners(const double *c, size_t begin)
 {
-    double most = 0.0;
-    for (size_t i = from; i + 1 < STEPS; i++)
-        most = fmax(most, fabs(c[i] - 2.0 * c[i + 1]));
-    return most + fabs(c[STEPS - 1]);
+    double max_deviation = 0.0;
+    for (size_t i = begin; i + 1 < STEPS; i++)
+        max_deviation = fmax(max_deviation, fabs(c[i] - 2.0 * c[i + 1]));
+    return max_deviation + fabs(c[STEPS - 1]);
 }
 
 /* The entry of the tableau with the smallest estimate of its own error. */
@@ -236,11 +236,11 @@ static void extrapolate(const double *e, const double *c, const double *h, doubl
         for (size_t j = 1; j <= i; j++) {
             power *= 4.0;
             a[i][j] = (power * a[i][j - 1] - a[i - 1][j - 1]) / (power - 1.0);
-            const double apart = fmax(fabs(a[i][j] - a[i][j - 1]), fabs(a[i][j] - a[i - 1][j - 1]));
-            const double all = apart + noise / h[i] + corners(c, i - j);
-            if (!(all < *estimate))
+            const double delta = fmax(fabs(a[i][j] - a[i][j - 1]), fabs(a[i][j] - a[i - 1][j - 1]));
+            const double total_error = delta + noise / h[i] + corners(c, i - j);
+            if (!(total_error < *estimate))
                 continue;
-            *estimate = all;
+            *estimate = total_error;
             *value = a[i][j];
         }
     }
@@ -248,8 +248,8 @@ static void extrapolate(const double *e, const double *c, const double *h, doubl
 
 static void judge(checking *k, ar_gradcheck_tensor *t, const probe *p, double error, double estimate)
 {
-    const double largest = p->all ? k->norm : k->largest, own = p->all ? p->s->norm : p->s->largest;
-    const double size = fmax(fmax(own, NO_SIZE * largest), (double)FLT_MIN);
+    const double largest = p->is_full ? k->norm : k->largest, subject_size = p->is_full ? p->s->norm : p->s->largest;
+    const double size = fmax(fmax(subject_size, NO_SIZE * largest), (double)FLT_MIN);
     const double allowed = SAFETY * estimate + GRADIENT_FLOOR * size, ratio = fabs(error) / allowed;
     const bool wrong = !(fabs(error) <= allowed);
     t->probes++;
@@ -268,7 +268,7 @@ static void judge(checking *k, ar_gradcheck_tensor *t, const probe *p, double er
 
 static ar_status try_probe(checking *k, ar_gradcheck_tensor *t, const probe *p)
 {
-    const double size = p->all ? p->s->size : fmax(p->s->size, fabs((double)p->s->values[p->at]));
+    const double size = p->is_full ? p->s->size : fmax(p->s->size, fabs((double)p->s->values[p->index]));
     double h[STEPS], e[STEPS], c[STEPS], value = 0.0, estimate = 0.0, step = FIRST_STEP * size;
     for (size_t i = 0; i < STEPS; i++, step *= 0.5) {
         h[i] = step;
@@ -296,8 +296,8 @@ static ar_status check_subject(checking *k, subject *s)
         ari_draw_elements(&d, key, ARI_DRAWN, ARI_DRAWN_SMALL * s->largest, s->gradient, s->count);
     ari_draw_elements(&d, key, s->largest > 0.0 ? d.n + 1 : ARI_DRAWN_MOST, 0.0, s->gradient, s->count);
     for (size_t i = 0; i < d.n; i++)
-        AR_TRY(try_probe(k, t, &(probe){.s = s, .at = d.at[i]}));
-    return s->count > 0 ? try_probe(k, t, &(probe){.s = s, .all = true, .key = key}) : AR_OK;
+        AR_TRY(try_probe(k, t, &(probe){.s = s, .index = d.indices[i]}));
+    return s->count > 0 ? try_probe(k, t, &(probe){.s = s, .is_full = true, .key = key}) : AR_OK;
 }
 
 /* --- the check ---------------------------------------------------------------------------------------------------- */
@@ -346,14 +346,14 @@ static ar_status rank_body(void *user, ar_ctx *ctx)
     AR_TRY_TO(done, st, take_gradients(k));
     AR_TRY_TO(done, st, make_room(&r, k));
     for (size_t i = 0; i < k->n; i++)
-        AR_TRY_TO(done, st, check_subject(k, &k->of[i]));
+        AR_TRY_TO(done, st, check_subject(k, &k->subjects[i]));
     sum_up(r);
 done:
     fini(k);
     return st;
 }
 
-ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_module_case *c,
+ar_status ar_gradcheck_module(ar_gradcheck_module_report **out, const ar_module_case *c,
                               const ar_check_module_options *o)
 {
     ar_gradcheck_module_report *r = NULL;
@@ -384,7 +384,7 @@ ar_status ar_gradcheck_module(ar_gradcheck_module_report **gives, const ar_modul
     if (st == AR_OK)
         st = ari_cluster_run(&result, &cluster);
     if (st == AR_OK)
-        *gives = k.report;
+        *out = k.report;
     else
         free(k.report);
     return st;

@@ -28,15 +28,15 @@ const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding 
 
 enum { ACTIVATION_DIMS = 3 }; /* [b, s, features], from whose end dimensions are counted */
 
-static void placed_text(char out[AR_LINT_PLACED], bool known, const ari_lint_type *type)
+static void placed_text(char out[AR_LINT_PLACED], bool is_known, const ari_lint_type *type)
 {
     char text[AR_PLACEMENT_TEXT];
-    ar_placement p = type->at[ARI_AXIS_TP];
+    ar_placement p = type->placement[ARI_AXIS_TP];
     if (p.kind == AR_SHARD)
         p.dim -= ACTIVATION_DIMS;
     if (p.kind == AR_INVARIANT)
         p.kind = AR_REPLICATE;
-    snprintf(out, AR_LINT_PLACED, "%s", known ? ari_placement_name(text, p) : "?");
+    snprintf(out, AR_LINT_PLACED, "%s", is_known ? ari_placement_name(text, p) : "?");
 }
 
 static void describe(ar_module_operation *o, const ari_ledger *l, const ari_ledger_operation *op,
@@ -46,9 +46,9 @@ static void describe(ar_module_operation *o, const ari_ledger *l, const ari_ledg
         .operation = op->operation, .pass = op->pass == 'b' ? "backward" : "forward", .ndim = op->out[0].ndim};
     ari_ledger_module(o->name, sizeof o->name, op);
     memcpy(o->shape, op->out[0].shape, sizeof o->shape);
-    placed_text(o->takes, placed->takes_known[0], &placed->takes[0]);
+    placed_text(o->takes, placed->takes_known[0], &placed->input_types[0]);
     if (op->outputs > 0)
-        placed_text(o->makes, placed->makes_known[0], &placed->makes[0]);
+        placed_text(o->makes, placed->makes_known[0], &placed->output_types[0]);
     for (size_t i = 0; i < op->calls; i++)
         o->bytes += l->call[op->first_call + i].bytes;
 }
@@ -59,7 +59,7 @@ static ar_status take_operations(ar_module_inspection *m, const ari_ledger *l, c
     size_t room = m->operations;
     for (size_t i = 0; i < l->operations; i++) {
         const ari_ledger_operation *op = &l->operation[i];
-        if (op->pass == 's' || op->again || op->kind == ARI_LEDGER_REPORT)
+        if (op->pass == 's' || op->is_recomputed || op->kind == ARI_LEDGER_REPORT)
             continue;
         AR_TRY(ARI_GROW(&m->operation, &room, m->operations, "operations"));
         describe(&m->operation[m->operations++], l, op, &placed[i]);
@@ -74,17 +74,17 @@ static ar_status record_stages(ari_ledger *record, const ari_cluster_options *o)
 {
     const ar_parallel *p = &o->run.parallel;
     const int stages = ari_at_least_one(p->pp), ranks = ar_parallel_world(p) / stages;
-    ari_cluster_options own = *o;
+    ari_cluster_options options = *o;
     ari_dry_memory unused;
-    own.run.steps = o->run.steps > 0;
-    own.run.numerics = AR_NUMERICS_NATIVE; /* one collective where exact sums have several */
-    own.tap = NULL;
+    options.run.steps = o->run.steps > 0;
+    options.run.numerics = AR_NUMERICS_NATIVE; /* one collective where exact sums have several */
+    options.tap = NULL;
     if (stages == 1)
-        own.run.parallel.micro_batches = 1;
+        options.run.parallel.micro_batches = 1;
     for (int i = 0; i < stages; i++) {
         record[i].pass = 's';
-        own.ledger = &record[i];
-        AR_TRY(ari_cluster_dry(&unused, &own, i * ranks, NULL));
+        options.ledger = &record[i];
+        AR_TRY(ari_cluster_dry(&unused, &options, i * ranks, NULL));
     }
     return AR_OK;
 }
@@ -92,12 +92,12 @@ static ar_status record_stages(ari_ledger *record, const ari_cluster_options *o)
 /* A context that records operations lets a mistake pass. */
 static ar_status count_ranks(ar_module_inspection *m, const ari_cluster_options *o)
 {
-    ari_cluster_options own = *o;
+    ari_cluster_options options = *o;
     for (int r = 0; r < ar_parallel_world(&m->parallel); r++) {
         ARI_ENDED(ari_ledger_fini) ari_ledger unread = {.pass = 's'};
         ari_dry_memory dry;
-        own.ledger = &unread;
-        AR_TRY(ari_cluster_dry(&dry, &own, r, NULL));
+        options.ledger = &unread;
+        AR_TRY(ari_cluster_dry(&dry, &options, r, NULL));
         m->bytes += dry.bytes;
         ari_memory_raise(&m->memory, &dry.rank);
     }
@@ -125,7 +125,7 @@ static ar_status lint_stages(ar_module_inspection *m, const ari_cluster_options 
     return st;
 }
 
-ar_status ar_inspect_module(ar_module_inspection **gives, const ar_module_case *c, const ar_run *run)
+ar_status ar_inspect_module(ar_module_inspection **out, const ar_module_case *c, const ar_run *run)
 {
     const ar_check_module_options o = {.run = *run, .parallel = &run->parallel, .layouts = 1};
     ARI_OWNED_BY(ar_module_inspection_destroy) ar_module_inspection *m = NULL;
@@ -141,7 +141,7 @@ ar_status ar_inspect_module(ar_module_inspection **gives, const ar_module_case *
     const ari_cluster_options cluster = {.run = *run, .batch = batch, .module = c};
     AR_TRY(lint_stages(m, &cluster, &memory));
     AR_TRY(count_ranks(m, &cluster));
-    ARI_GIVE(gives, m);
+    ARI_GIVE(out, m);
     return AR_OK;
 }
 

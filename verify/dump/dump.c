@@ -22,43 +22,43 @@ static size_t find_index(const ar_dump *d, const char *name)
     return t == NULL ? END : (size_t)(t - d->tensor);
 }
 
-/* next[d->tensors]: the first of the chain. */
-static void chain_file(const ar_dump *d, const ari_placement *p, size_t *next, bool *chained)
+/* successor[d->tensors]: the first of the chain. */
+static void chain_file(const ar_dump *d, const ari_placement *p, size_t *successor, bool *chained)
 {
-    size_t last = d->tensors;
+    size_t tail = d->tensors;
     for (size_t i = 0; i < p->ordered; i++) {
         const size_t k = find_index(d, p->order[i]);
         if (k == END)
             continue;
         if (!chained[k]) {
-            next[k] = next[last];
-            next[last] = k;
+            successor[k] = successor[tail];
+            successor[tail] = k;
             chained[k] = true;
         }
-        last = k;
+        tail = k;
     }
 }
 
 static ar_status set_order(ar_dump *d)
 {
-    size_t *next = NULL;
+    size_t *successor = NULL;
     bool *chained = NULL;
-    AR_TRY(ARI_TAKE(&next, &d->arena, d->tensors + 1, "an execution order"));
+    AR_TRY(ARI_TAKE(&successor, &d->arena, d->tensors + 1, "an execution order"));
     AR_TRY(ARI_TAKE(&chained, &d->arena, d->tensors, "an execution order"));
-    next[d->tensors] = END;
+    successor[d->tensors] = END;
     for (size_t i = 0; i < d->files; i++) /* by rank */
-        chain_file(d, &d->file[i].placement, next, chained);
-    for (size_t k = next[d->tensors], order = 0; k != END; k = next[k])
+        chain_file(d, &d->file[i].placement, successor, chained);
+    for (size_t k = successor[d->tensors], order = 0; k != END; k = successor[k])
         d->tensor[k].order = order++;
     return AR_OK;
 }
 
 /* --- opening ------------------------------------------------------------------------------------------------------ */
-/* *gives is to be closed also after an error. */
-static ar_status create(ar_dump **gives, const char *path)
+/* *out is to be closed also after an error. */
+static ar_status create(ar_dump **out, const char *path)
 {
-    AR_TRY(ARI_ALLOC_ZERO(gives, 1, "a dump"));
-    return ari_arena_text(&(*gives)->arena, &(*gives)->path, path, "a dump");
+    AR_TRY(ARI_ALLOC_ZERO(out, 1, "a dump"));
+    return ari_arena_text(&(*out)->arena, &(*out)->path, path, "a dump");
 }
 
 static ar_status open_all(ar_dump *d, ari_map *map)
@@ -72,11 +72,11 @@ static ar_status open_all(ar_dump *d, ari_map *map)
     return AR_OK;
 }
 
-ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options *o)
+ar_status ar_dump_open(ar_dump **out, const char *path, const ar_dump_options *o)
 {
-    if (gives == NULL || path == NULL)
+    if (out == NULL || path == NULL)
         return ar_error_set(AR_ERR_ARG, "ar_dump_open: a path and a place for the dump are needed");
-    *gives = NULL;
+    *out = NULL;
     ARI_OWNED_BY(ar_dump_close) ar_dump *d = NULL;
     AR_TRY(create(&d, path));
     d->all_matched = o != NULL && o->all_matched;
@@ -84,7 +84,7 @@ ar_status ar_dump_open(ar_dump **gives, const char *path, const ar_dump_options 
     if (o != NULL && o->map != NULL)
         AR_TRY(ari_map_load(&map, o->map));
     AR_TRY(open_all(d, map));
-    ARI_GIVE(gives, d);
+    ARI_GIVE(out, d);
     return AR_OK;
 }
 
@@ -123,9 +123,9 @@ const ar_dump_tensor *ar_dump_find(const ar_dump *d, const char *name)
 ar_status ari_dump_rename(ar_dump *d, const char *const *name)
 {
     for (size_t i = 0; i < d->tensors; i++) {
-        char *own = NULL;
-        AR_TRY(ari_arena_text(&d->arena, &own, name[i], "a tensor's name"));
-        d->tensor[i].name = own;
+        char *name_copy = NULL;
+        AR_TRY(ari_arena_text(&d->arena, &name_copy, name[i], "a tensor's name"));
+        d->tensor[i].name = name_copy;
     }
     ARI_SORT(d->tensor, d->tensors, ari_by_name);
     return AR_OK;

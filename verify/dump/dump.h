@@ -18,7 +18,7 @@ typedef struct ari_npy {
 /** Maps and checks a file; hostile input is safe. Gives; ari_npy_close. Errors: AR_ERR_IO; AR_ERR_FORMAT
  *  ("InvalidNpy: FILE: ..."); AR_ERR_UNSUPPORTED (big-endian numbers, dtypes that no safetensors file has, more than
  *  AR_ST_MAX_DIMS dimensions: what to write in their place is said); AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_npy_open(ari_npy **gives, const char *path);
+AR_NODISCARD ar_status ari_npy_open(ari_npy **out, const char *path);
 /** Accepts NULL. */
 void ari_npy_close(ari_npy *f);
 
@@ -28,7 +28,7 @@ struct ari_piece {
     int ndim;
     size_t shape[AR_ST_MAX_DIMS]; /* of the full tensor; where none is told, the end of the box */
     bool has_shape;
-    bool given; /* a placement or a mapping says where it stands */
+    bool is_placed; /* a placement or a mapping says where it stands */
     size_t boxes;
     ar_dump_box *box;
     bool partial;

@@ -61,10 +61,11 @@ static ar_status read_placement(ari_dump_file *f)
 {
     if (f->st == NULL)
         return AR_OK;
-    const char *dcp = ari_st_metadata(f->st, ARI_DUMP_DCP), *own = ari_st_metadata(f->st, ARI_DUMP_PLACEMENT);
-    if (dcp == NULL && own == NULL)
+    const char *dcp = ari_st_metadata(f->st, ARI_DUMP_DCP),
+               *placement_text = ari_st_metadata(f->st, ARI_DUMP_PLACEMENT);
+    if (dcp == NULL && placement_text == NULL)
         return AR_OK;
-    AR_TRY(ari_placement_parse(&f->placement, dcp, own, f->path));
+    AR_TRY(ari_placement_parse(&f->placement, dcp, placement_text, f->path));
     f->placed = dcp != NULL || f->placement.rank >= 0 || f->placement.tensors > 0;
     return AR_OK;
 }
@@ -73,10 +74,10 @@ static ar_status read_placement(ari_dump_file *f)
  * made. */
 static ar_status read_order(ari_dump_file *f)
 {
-    const char *own = f->st == NULL ? NULL : ari_st_metadata(f->st, ARI_DUMP_PLACEMENT);
-    if (own == NULL)
+    const char *placement_text = f->st == NULL ? NULL : ari_st_metadata(f->st, ARI_DUMP_PLACEMENT);
+    if (placement_text == NULL)
         return AR_OK;
-    AR_TRY(ari_placement_parse(&f->placement, NULL, own, f->path));
+    AR_TRY(ari_placement_parse(&f->placement, NULL, placement_text, f->path));
     ari_placement_forget_tensors(&f->placement);
     return AR_OK;
 }
@@ -198,9 +199,9 @@ static int is_partial(const struct dirent *entry)
 static ar_status add_state(ar_dump *d)
 {
     ari_dump_file *f = NULL;
-    bool there = false;
-    AR_TRY(ari_file_is_in(&there, d->path, ARI_DUMP_STATE));
-    return there ? add_tensors(&f, d, d->path, ARI_DUMP_STATE) : AR_OK;
+    bool exists = false;
+    AR_TRY(ari_file_is_in(&exists, d->path, ARI_DUMP_STATE));
+    return exists ? add_tensors(&f, d, d->path, ARI_DUMP_STATE) : AR_OK;
 }
 
 /* A folder without any file that is read. */
@@ -218,15 +219,16 @@ static ar_status refuse_folder(const ar_dump *d)
     return st;
 }
 
-/* The folder that the tensors are in: of checkpoints the one that `latest` names, resolved once, so that a `latest` that
+/* The folder that the tensors are folder: of checkpoints the one that `latest` names, resolved once, so that a `latest` that
  * changes meanwhile cannot mix two of them. */
-static ar_status find_folder(char **out, ari_arena *arena, const char *in)
+static ar_status find_folder(char **out, ari_arena *arena, const char *folder)
 {
     char *latest = NULL, resolved[PATH_MAX];
-    AR_TRY(ari_arena_path(arena, &latest, in, "latest"));
+    AR_TRY(ari_arena_path(arena, &latest, folder, "latest"));
     if (!ari_is_folder(latest))
-        return ari_arena_text(arena, out, in, "a file name");
-    return realpath(latest, resolved) ? ari_arena_text(arena, out, resolved, "a file name") : ari_io_fail("find", in);
+        return ari_arena_text(arena, out, folder, "a file name");
+    return realpath(latest, resolved) ? ari_arena_text(arena, out, resolved, "a file name")
+                                      : ari_io_fail("find", folder);
 }
 
 static ar_status open_folder(ar_dump *d, const ari_map *map)
@@ -279,10 +281,10 @@ static ar_status open_path(ar_dump *d, const ari_map *map)
 static ar_status names_repeat(bool *repeat, ar_dump *d)
 {
     const char **name = NULL;
-    size_t most = 0, n = 0;
+    size_t name_count = 0, n = 0;
     for (size_t i = 0; i < d->files; i++)
-        most += ari_dump_entries(&d->file[i]);
-    AR_TRY(ARI_TAKE(&name, &d->arena, most, "names of a dump"));
+        name_count += ari_dump_entries(&d->file[i]);
+    AR_TRY(ARI_TAKE(&name, &d->arena, name_count, "names of a dump"));
     for (size_t i = 0; i < d->files; i++)
         for (size_t k = 0; k < ari_dump_entries(&d->file[i]); k++)
             name[n++] = ari_dump_entry(&d->file[i], k)->name;
@@ -314,20 +316,20 @@ static int rank_by_name(const char *name)
  * tells. */
 static void assign_ranks(ar_dump *d)
 {
-    bool named = true, given = false;
+    bool named = true, has_ranks = false;
     for (size_t i = 0; i < d->files; i++) {
-        given |= d->file[i].rank >= 0;
+        has_ranks |= d->file[i].rank >= 0;
         named &= d->file[i].rank >= 0 || rank_by_name(d->file[i].name) >= 0;
     }
     for (size_t i = 0; i < d->files; i++)
         if (d->file[i].rank < 0)
-            d->file[i].rank = named ? rank_by_name(d->file[i].name) : given ? -1 : (int)i;
+            d->file[i].rank = named ? rank_by_name(d->file[i].name) : has_ranks ? -1 : (int)i;
 }
 
-static ar_status differ(const ar_dump *d, size_t a, size_t b, const char *what)
+static ar_status differ(const ar_dump *d, size_t a, size_t b, const char *subject)
 {
     return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: %s and %s tell of different %s", ARI_SHOW(d->file[a].path),
-                        ARI_SHOW(d->file[b].path), what);
+                        ARI_SHOW(d->file[b].path), subject);
 }
 
 /* The world and the mesh are the same to all that tell of them. */
@@ -377,7 +379,7 @@ static int compare_places(const void *a, const void *b)
     const ari_dump_file *x = *(const ari_dump_file *const *)a, *y = *(const ari_dump_file *const *)b;
     const ari_placement *p = &x->placement, *q = &y->placement;
     for (int i = 0; i < p->mesh.ndim && i < q->mesh.ndim; i++) {
-        ARI_ASCENDING(p->at[i], q->at[i]);
+        ARI_ASCENDING(p->coords[i], q->coords[i]);
     }
     return compare_files(x, y);
 }
@@ -393,14 +395,14 @@ static ar_status check_places(ar_dump *d)
         if (!f->placement.has_at || f->placement.mesh.ndim == 0)
             continue;
         if (n > 0 && placed[n - 1]->rank == f->rank &&
-            memcmp(placed[n - 1]->placement.at, f->placement.at, sizeof f->placement.at) != 0)
+            memcmp(placed[n - 1]->placement.coords, f->placement.coords, sizeof f->placement.coords) != 0)
             return differ(d, (size_t)(placed[n - 1] - d->file), i, "places in the mesh for one rank");
         placed[n++] = f;
     }
     ARI_SORT(placed, n, compare_places);
     for (size_t i = 1; i < n; i++) {
         const ari_dump_file *a = placed[i - 1], *b = placed[i];
-        if (a->rank != b->rank && memcmp(a->placement.at, b->placement.at, sizeof a->placement.at) == 0)
+        if (a->rank != b->rank && memcmp(a->placement.coords, b->placement.coords, sizeof a->placement.coords) == 0)
             return ar_error_set(AR_ERR_FORMAT,
                                 "InvalidPlacement: %s and %s: ranks %d and %d are at one place in the mesh",
                                 ARI_SHOW(a->path), ARI_SHOW(b->path), a->rank, b->rank);

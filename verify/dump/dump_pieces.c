@@ -26,7 +26,7 @@ static void set_term(ari_piece *p, const ari_placement *rank, const ari_placed *
     p->partial = t->partial;
     p->term = p->rank < 0 ? 0 : (size_t)p->rank;
     if (t->partial_over != 0 && rank->has_at)
-        ari_piece_set_term(p, &rank->mesh, rank->at, t->partial_over);
+        ari_piece_set_term(p, &rank->mesh, rank->coords, t->partial_over);
 }
 
 /* Without a stated shape: as far as the boxes reach. */
@@ -49,7 +49,7 @@ static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e, bool i
     p->rank = f->rank;
     p->entry = e;
     p->ndim = e->ndim;
-    p->given = t != NULL && !(is_mapped && t->assumed);
+    p->is_placed = t != NULL && !(is_mapped && t->assumed);
     AR_TRY(ari_placed_resolve(&p->box, &p->boxes, &d->arena, t, e, f->path));
     if (f->npy != NULL)
         p->box[0] = f->npy->box;
@@ -61,7 +61,7 @@ static ar_status add_entry(ar_dump *d, size_t file, const ar_st_entry *e, bool i
         memcpy(p->shape, t->shape, sizeof p->shape);
     else
         set_end(p);
-    if (t != NULL && (p->given || !is_mapped)) {
+    if (t != NULL && (p->is_placed || !is_mapped)) {
         p->replica = t->replica;
         p->replicas = t->replicas;
         set_term(p, &f->placement, t);
@@ -105,10 +105,10 @@ static void compose(ar_dump_box *box, size_t *n, const ari_piece *p, const ar_st
     ari_row_major(stride, array->ndim, array->shape);
     for (size_t i = 0; i < t->boxes && array->count > 0; i++) {
         const ar_dump_box *b = &t->box[i];
-        size_t start[AR_ST_MAX_DIMS] = {0}, at = b->at; /* where it begins in the array */
+        size_t start[AR_ST_MAX_DIMS] = {0}, offset = b->at; /* where it begins in the array */
         for (int k = 0; k < array->ndim; k++) {
-            start[k] = at / stride[k];
-            at %= stride[k];
+            start[k] = offset / stride[k];
+            offset %= stride[k];
         }
         for (size_t k = 0; k < p->boxes; k++) {
             ar_dump_box cut;
@@ -124,8 +124,8 @@ static void compose(ar_dump_box *box, size_t *n, const ari_piece *p, const ar_st
 static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *array, const ari_piece *t)
 {
     ari_piece *o = NULL;
-    size_t most = 0;
-    AR_TRY(ari_mul_size(&most, p->boxes, t->boxes));
+    size_t max_boxes = 0;
+    AR_TRY(ari_mul_size(&max_boxes, p->boxes, t->boxes));
     AR_TRY(add_piece(&o, d, t->name));
     char *name = o->name;
     *o = *t;
@@ -135,7 +135,7 @@ static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *a
     o->file = p->file;
     o->rank = p->rank;
     o->entry = p->entry;
-    if (p->given || p->rank < 0) { /* a mapping does not number copies: they are whoever holds the same */
+    if (p->is_placed || p->rank < 0) { /* a mapping does not number copies: they are whoever holds the same */
         o->replica = p->replica;
         o->replicas = p->replicas;
     }
@@ -144,7 +144,7 @@ static ar_status add_target(ar_dump *d, const ari_piece *p, const ar_st_entry *a
         o->term = p->term;
         o->terms = p->terms;
     }
-    AR_TRY(ARI_TAKE(&o->box, &d->arena, most, "boxes of a dump"));
+    AR_TRY(ARI_TAKE(&o->box, &d->arena, max_boxes, "boxes of a dump"));
     compose(o->box, &o->boxes, p, array, t);
     return AR_OK;
 }
@@ -190,8 +190,9 @@ static const char *place_text(char *text, size_t cap, const ari_piece *p)
     return text;
 }
 
-/* Checks that a file's own placement and the rule's agree. own: the rule applied to the file's placement, n targets. */
-static ar_status check_agreement(const ar_dump *d, ari_map *map, const ari_piece *p, const ari_piece *own, size_t n)
+/* Checks that a file's own placement and the rule's agree. file_target: the rule applied to the file's placement, n targets. */
+static ar_status check_agreement(const ar_dump *d, ari_map *map, const ari_piece *p, const ari_piece *file_target,
+                                 size_t n)
 {
     const ari_map_rule *rule = ari_map_places(map, p->name);
     ari_piece *target = NULL;
@@ -201,11 +202,11 @@ static ar_status check_agreement(const ar_dump *d, ari_map *map, const ari_piece
     AR_TRY(ari_map_apply(map, &(ari_map_source){.rank = p->rank, .entry = p->entry}, &target, &targets));
     for (size_t i = 0; i < n && i < targets; i++) {
         char by_rule[256], by_file[256];
-        if (!same_place(&target[i], &own[i]))
+        if (!same_place(&target[i], &file_target[i]))
             return ari_map_bad(map, rule,
                                "tensor '%s' of rank %d: by the rule it is %s, by %s itself %s; one of them is wrong",
                                ARI_SHOW(p->name), p->rank, place_text(by_rule, sizeof by_rule, &target[i]),
-                               ARI_SHOW(d->file[p->file].path), place_text(by_file, sizeof by_file, &own[i]));
+                               ARI_SHOW(d->file[p->file].path), place_text(by_file, sizeof by_file, &file_target[i]));
     }
     return AR_OK;
 }
@@ -216,14 +217,14 @@ static ar_status map_piece(ar_dump *d, ari_map *map, const ari_piece *p, const a
 {
     const ari_map_source source = {.rank = map->mesh.ndim > 0 ? p->rank : -1,
                                    .entry = array ? array : p->entry,
-                                   .whole = array && map->mesh.ndim > 0 && p->rank >= 0};
+                                   .is_full = array && map->mesh.ndim > 0 && p->rank >= 0};
     ari_piece *target = NULL;
     size_t targets = 0;
     const size_t before = d->pieces;
     AR_TRY(ari_map_apply(map, &source, &target, &targets));
     for (size_t k = 0; k < targets; k++)
         AR_TRY(add_target(d, p, source.entry, &target[k]));
-    return source.whole ? check_agreement(d, map, p, &d->piece[before], d->pieces - before) : AR_OK;
+    return source.is_full ? check_agreement(d, map, p, &d->piece[before], d->pieces - before) : AR_OK;
 }
 
 /* n pieces of one name. */
@@ -232,7 +233,7 @@ static ar_status map_array(ar_dump *d, ari_map *map, const ari_piece *p, size_t 
     ar_dump_tensor t = {0};
     ar_st_entry array = {0};
     for (size_t i = 0; i < n; i++) {
-        if (map->mesh.ndim > 0 && p[i].rank >= 0 && !p[i].given) {
+        if (map->mesh.ndim > 0 && p[i].rank >= 0 && !p[i].is_placed) {
             AR_TRY(map_piece(d, map, &p[i], NULL));
             continue;
         }
@@ -268,9 +269,9 @@ static ar_status map_pieces(ar_dump *d, ari_map *map)
     const size_t n = d->pieces;
     d->piece = NULL;
     d->pieces = d->cap_pieces = 0;
-    for (size_t i = 0, same = 0; i < n; i += same) {
-        same = ari_piece_group(&old[i], n - i);
-        AR_TRY(map_array(d, map, &old[i], same));
+    for (size_t i = 0, group_size = 0; i < n; i += group_size) {
+        group_size = ari_piece_group(&old[i], n - i);
+        AR_TRY(map_array(d, map, &old[i], group_size));
     }
     sort_pieces(d->piece, d->pieces);
     return AR_OK;

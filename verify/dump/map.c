@@ -107,7 +107,7 @@ static bool match_token(const token *t, const char **text, size_t *number)
  * length, no later place would leave more to the rest. */
 bool ari_map_glob_match(const char *glob, const char *text, ari_map_match *m)
 {
-    const char *at = text, *retry = NULL, *after = NULL;
+    const char *cursor = text, *retry = NULL, *after = NULL;
     size_t stars = 0, numbers = 0, numbers_before = 0;
     *m = (ari_map_match){.text = text};
     if (strnlen(text, MAX_MATCHED + 1) > MAX_MATCHED)
@@ -118,26 +118,26 @@ bool ari_map_glob_match(const char *glob, const char *text, ari_map_match *m)
         if (t.kind == STAR) {
             after = glob = rest;
             numbers_before = numbers;
-            retry = at;
-            m->star[stars][0] = m->star[stars][1] = (size_t)(at - text);
+            retry = cursor;
+            m->star[stars][0] = m->star[stars][1] = (size_t)(cursor - text);
             stars++;
-        } else if (t.kind == END && *at == '\0') {
+        } else if (t.kind == END && *cursor == '\0') {
             return true;
-        } else if (t.kind != END && match_token(&t, &at, &m->number[numbers])) {
+        } else if (t.kind != END && match_token(&t, &cursor, &m->number[numbers])) {
             numbers += t.kind == NUMBER;
             glob = rest;
         } else if (!after || *retry == '\0') {
             return false;
         } else {
-            at = ++retry;
+            cursor = ++retry;
             glob = after;
             numbers = numbers_before;
-            m->star[stars - 1][1] = (size_t)(at - text);
+            m->star[stars - 1][1] = (size_t)(cursor - text);
         }
     }
 }
 
-ar_status ari_map_fill(char **gives, ari_arena *a, const char *pattern, const ari_map_match *m)
+ar_status ari_map_fill(char **filled_name, ari_arena *a, const char *pattern, const ari_map_match *m)
 {
     ARI_OWNED char *text = NULL;
     size_t bytes = 0, star = 0;
@@ -154,7 +154,7 @@ ar_status ari_map_fill(char **gives, ari_arena *a, const char *pattern, const ar
     }
     if (!ari_text_closed(out, &text))
         return ar_error_set(AR_ERR_MEMORY, "no memory for a name");
-    return ari_arena_text(a, gives, text, "a name");
+    return ari_arena_text(a, filled_name, text, "a name");
 }
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
@@ -165,12 +165,12 @@ static ar_status check_keys(const ari_map *m, const ari_map_rule *r, const json_
     if (!key)
         return AR_OK;
     const char *nearest = ari_nearest(key, keys, n);
-    char known[200] = "";
-    ari_text list = ari_text_in(known, sizeof known);
+    char key_list[200] = "";
+    ari_text list = ari_text_in(key_list, sizeof key_list);
     for (size_t i = 0; i < n; i++)
         ari_say(&list, "%s%s", i > 0 ? ", " : "", keys[i]);
     return nearest ? ari_map_bad(m, r, "unknown key '%s', did you mean '%s'?", ARI_SHOW(key), nearest)
-                   : ari_map_bad(m, r, "unknown key '%s'; known are %s", ARI_SHOW(key), known);
+                   : ari_map_bad(m, r, "unknown key '%s'; known are %s", ARI_SHOW(key), key_list);
 }
 
 static ar_status read_int(const ari_map *m, const ari_map_rule *r, const char *key, const json_t *value, int64_t min,
@@ -183,14 +183,14 @@ static ar_status read_int(const ari_map *m, const ari_map_rule *r, const char *k
                              (long long)max);
 }
 
-/* A list of 1 to `most`, of which `what` says what it has. */
-static ar_status check_list(const ari_map *m, const ari_map_rule *r, const char *key, const json_t *value, size_t most,
-                            const char *what)
+/* A list of 1 to `max_count`, of which `content` says what it has. */
+static ar_status check_list(const ari_map *m, const ari_map_rule *r, const char *key, const json_t *value,
+                            size_t max_count, const char *content)
 {
     const size_t n = json_array_size(value);
-    return json_is_array(value) && n > 0 && n <= most
+    return json_is_array(value) && n > 0 && n <= max_count
                ? AR_OK
-               : ari_map_bad(m, r, "key '%s': expected a list of 1 to %zu %s", key, most, what);
+               : ari_map_bad(m, r, "key '%s': expected a list of 1 to %zu %s", key, max_count, content);
 }
 
 static ar_status find_mesh_dim(const ari_map *m, const ari_map_rule *r, const char *key, const char *name, int *out)
@@ -204,18 +204,18 @@ static ar_status find_mesh_dim(const ari_map *m, const ari_map_rule *r, const ch
 /* --- rules -------------------------------------------------------------------------------------------------------- */
 static ar_status read_partial(const ari_map *m, ari_map_rule *r, const json_t *value)
 {
-    const bool one = json_is_string(value);
-    if (!one && !json_is_array(value))
+    const bool is_single = json_is_string(value);
+    if (!is_single && !json_is_array(value))
         return ari_map_bad(m, r, "key 'partial': expected a dimension of the mesh, or a list of them");
-    for (size_t i = 0; i < (one ? 1 : json_array_size(value)); i++) {
+    for (size_t i = 0; i < (is_single ? 1 : json_array_size(value)); i++) {
         int d = 0;
-        AR_TRY(find_mesh_dim(m, r, "partial", json_string_value(one ? value : json_array_get(value, i)), &d));
+        AR_TRY(find_mesh_dim(m, r, "partial", json_string_value(is_single ? value : json_array_get(value, i)), &d));
         r->partial |= 1u << d;
     }
     return AR_OK;
 }
 
-static ar_status add_split(const ari_map *m, ari_map_rule *r, const char *name, const json_t *how)
+static ar_status add_split(const ari_map *m, ari_map_rule *r, const char *name, const json_t *spec)
 {
     static const char *const keys[] = {"dim", "zigzag"};
     ari_map_split s = {0};
@@ -224,15 +224,15 @@ static ar_status add_split(const ari_map *m, ari_map_rule *r, const char *name, 
     for (size_t i = 0; i < r->splits; i++)
         if (r->split[i].mesh == s.mesh)
             return ari_map_bad(m, r, "key 'shard': '%s' is there twice", m->mesh.dim[s.mesh].name);
-    if (json_is_object(how)) {
-        const json_t *zigzag = json_object_get(how, "zigzag");
-        AR_TRY(check_keys(m, r, how, keys, COUNT(keys)));
+    if (json_is_object(spec)) {
+        const json_t *zigzag = json_object_get(spec, "zigzag");
+        AR_TRY(check_keys(m, r, spec, keys, COUNT(keys)));
         if (zigzag && !json_is_boolean(zigzag))
             return ari_map_bad(m, r, "key 'shard': zigzag: expected true or false");
         s.zigzag = json_is_true(zigzag);
-        how = json_object_get(how, "dim");
+        spec = json_object_get(spec, "dim");
     }
-    AR_TRY(read_int(m, r, "shard", how, -AR_ST_MAX_DIMS, AR_ST_MAX_DIMS - 1, &dim));
+    AR_TRY(read_int(m, r, "shard", spec, -AR_ST_MAX_DIMS, AR_ST_MAX_DIMS - 1, &dim));
     s.dim = (int)dim;
     r->split[r->splits++] = s; /* as many at most as the mesh has dimensions: none is there twice */
     return AR_OK;
@@ -242,7 +242,7 @@ static ar_status add_split(const ari_map *m, ari_map_rule *r, const char *name, 
 static ar_status read_shard(const ari_map *m, ari_map_rule *r, const json_t *value)
 {
     const char *name;
-    json_t *how;
+    json_t *spec;
     int found = 0;
     for (size_t i = 0; i < json_array_size(value); i++) {
         const json_t *pair = json_array_get(value, i);
@@ -254,10 +254,10 @@ static ar_status read_shard(const ari_map *m, ari_map_rule *r, const json_t *val
         return AR_OK;
     if (!json_is_object(value))
         return ari_map_bad(m, r, "key 'shard': expected an object, {\"tp\": 0}, or a list of pairs");
-    json_object_foreach((json_t *)(uintptr_t)value, name, how) AR_TRY(find_mesh_dim(m, r, "shard", name, &found));
+    json_object_foreach((json_t *)(uintptr_t)value, name, spec) AR_TRY(find_mesh_dim(m, r, "shard", name, &found));
     for (int d = 0; d < m->mesh.ndim; d++)
-        if ((how = json_object_get(value, m->mesh.dim[d].name)) != NULL)
-            AR_TRY(add_split(m, r, m->mesh.dim[d].name, how));
+        if ((spec = json_object_get(value, m->mesh.dim[d].name)) != NULL)
+            AR_TRY(add_split(m, r, m->mesh.dim[d].name, spec));
     return AR_OK;
 }
 
@@ -304,8 +304,8 @@ static ar_status read_shape(const ari_map *m, ari_map_rule *r, const json_t *val
 static ar_status check_pattern(const ari_map *m, const ari_map_rule *r, const char *key, const char *pattern)
 {
     int stars = 0;
-    for (const char *at = r->match; *at != '\0';)
-        stars += next_token(&at).kind == STAR;
+    for (const char *cursor = r->match; *cursor != '\0';)
+        stars += next_token(&cursor).kind == STAR;
     const char *problem = pattern ? pattern_problem(pattern, stars, 0) : NULL;
     return problem ? ari_map_bad(m, r, "key '%s': '%s' %s", key, ARI_SHOW(pattern), problem) : AR_OK;
 }
@@ -343,7 +343,7 @@ static ar_status read_rule(ari_map *m, ari_map_rule *r, const json_t *object)
                    {"partial", read_partial}};
     const json_t *dim = json_object_get(object, "dim");
     int64_t along = INT_MAX;
-    char where[3 * ARI_PRINTABLE];
+    char location[3 * ARI_PRINTABLE];
     if (!json_is_object(object))
         return ari_map_bad(m, r, "expected an object");
     r->match = json_string_value(json_object_get(object, "match"));
@@ -355,11 +355,11 @@ static ar_status read_rule(ari_map *m, ari_map_rule *r, const json_t *object)
     for (size_t i = 0; i < COUNT(readers); i++)
         if (json_object_get(object, readers[i].key) != NULL)
             AR_TRY(readers[i].read(m, r, json_object_get(object, readers[i].key)));
-    snprintf(where, sizeof where, "InvalidMapping: %s: rule %zu ('%s')", m->name, r->number, ARI_SHOW(r->match));
-    const ari_json_at at = {object, where, AR_ERR_FORMAT};
-    AR_TRY(ari_json_string_or(&at, "rename", &r->rename));
-    AR_TRY(ari_json_size_or(&at, "groups", 1, ARI_MAP_BOXES, &r->groups));
-    AR_TRY(ari_json_bool_or(&at, "leave", &r->leave));
+    snprintf(location, sizeof location, "InvalidMapping: %s: rule %zu ('%s')", m->name, r->number, ARI_SHOW(r->match));
+    const ari_json_at path = {object, location, AR_ERR_FORMAT};
+    AR_TRY(ari_json_string_or(&path, "rename", &r->rename));
+    AR_TRY(ari_json_size_or(&path, "groups", 1, ARI_MAP_BOXES, &r->groups));
+    AR_TRY(ari_json_bool_or(&path, "leave", &r->leave));
     if (dim)
         AR_TRY(read_int(m, r, "dim", dim, -AR_ST_MAX_DIMS, AR_ST_MAX_DIMS - 1, &along));
     r->dim = (int)along;
@@ -412,8 +412,8 @@ static ar_status read_files(ari_map *m, const json_t *files)
         problem = "needs the 'mesh' that its ranks make, [[\"tp\", 4]]";
     if (problem != NULL)
         return ari_map_bad(m, NULL, "key 'files': %s", problem);
-    for (const char *at = m->files; *at != '\0';) {
-        const token t = next_token(&at);
+    for (const char *cursor = m->files; *cursor != '\0';) {
+        const token t = next_token(&cursor);
         const int d = strcmp(t.name, "rank") == 0 ? AR_MESH_DIMS : ari_mesh_find(&m->mesh, t.name);
         m->depth += t.kind == BYTE && t.byte == '/';
         if (t.kind == NUMBER && (d < 0 || (found >> d & 1u) != 0))
@@ -435,7 +435,7 @@ static ar_status read_files(ari_map *m, const json_t *files)
 ar_status ari_map_rank_of(const ari_map *m, const char *name, int *rank)
 {
     ari_map_match match;
-    int at[AR_MESH_DIMS] = {0};
+    int coords[AR_MESH_DIMS] = {0};
     *rank = -1;
     if (m->files == NULL || !ari_map_glob_match(m->files, name, &match))
         return AR_OK;
@@ -447,10 +447,10 @@ ar_status ari_map_rank_of(const ari_map *m, const char *name, int *rank)
         if (d == AR_MESH_DIMS)
             *rank = (int)match.number[k];
         else
-            at[d] = (int)match.number[k];
+            coords[d] = (int)match.number[k];
     }
     for (int d = 0, found = 0; d < m->mesh.ndim && *rank < 0; d++) {
-        found = found * m->mesh.dim[d].size + at[d];
+        found = found * m->mesh.dim[d].size + coords[d];
         *rank = d + 1 == m->mesh.ndim ? found : -1;
     }
     return AR_OK;
@@ -477,14 +477,14 @@ static ar_status read_map(ari_map *m)
         AR_TRY(read_rule(m, &m->rule[m->rules], json_array_get(rules, m->rules)));
     }
     const json_t *unmatched = json_object_get(m->root, "unmatched");
-    const char *said = json_is_string(unmatched) ? json_string_value(unmatched) : "";
-    m->all_ruled = strcmp(said, "error") == 0;
-    return !unmatched || m->all_ruled || strcmp(said, "whole") == 0
+    const char *policy = json_is_string(unmatched) ? json_string_value(unmatched) : "";
+    m->all_ruled = strcmp(policy, "error") == 0;
+    return !unmatched || m->all_ruled || strcmp(policy, "whole") == 0
                ? AR_OK
                : ari_map_bad(m, NULL, "key 'unmatched': expected \"error\" or \"whole\"");
 }
 
-ar_status ari_map_parse(ari_map **gives, const char *text, size_t length, const char *name)
+ar_status ari_map_parse(ari_map **out, const char *text, size_t length, const char *name)
 {
     char called[2 * ARI_PRINTABLE];
     ARI_OWNED_BY(ari_map_free) ari_map *m = NULL;
@@ -496,16 +496,16 @@ ar_status ari_map_parse(ari_map **gives, const char *text, size_t length, const 
     AR_TRY(ari_arena_text(&m->arena, &m->name, name, "a mapping"));
     AR_TRY(ari_json_parse(&m->root, text, length, called));
     AR_TRY(read_map(m));
-    ARI_GIVE(gives, m);
+    ARI_GIVE(out, m);
     return AR_OK;
 }
 
-ar_status ari_map_load(ari_map **gives, const char *path)
+ar_status ari_map_load(ari_map **out, const char *path)
 {
     ARI_OWNED unsigned char *text = NULL;
     size_t length = 0;
     AR_TRY(ari_file_read_text(&text, &length, path, MAX_BYTES));
-    return ari_map_parse(gives, (const char *)text, length, path);
+    return ari_map_parse(out, (const char *)text, length, path);
 }
 
 void ari_map_free(ari_map *m)

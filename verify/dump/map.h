@@ -55,9 +55,9 @@ typedef struct ari_map {
 
 /** Reads and checks one. Gives. Errors: AR_ERR_IO, AR_ERR_FORMAT ("InvalidMapping: FILE: rule 3: key 'dim': ..."),
  *  AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
-AR_NODISCARD ar_status ari_map_load(ari_map **gives, const char *path);
+AR_NODISCARD ar_status ari_map_load(ari_map **out, const char *path);
 /** The same from text; `name` is for messages. */
-AR_NODISCARD ar_status ari_map_parse(ari_map **gives, const char *text, size_t length, const char *name);
+AR_NODISCARD ar_status ari_map_parse(ari_map **out, const char *text, size_t length, const char *name);
 /** Accepts NULL. */
 void ari_map_free(ari_map *m);
 ARI_OWNER(ari_map, ari_map_free)
@@ -74,7 +74,7 @@ typedef struct ari_map_match {
 /** Matches a glob that was checked when its file was read. Every '*' takes as little as it can. */
 bool ari_map_glob_match(const char *glob, const char *text, ari_map_match *m);
 /** Fills a pattern that was checked: '*' is the glob's next one. */
-AR_NODISCARD ar_status ari_map_fill(char **gives, ari_arena *a, const char *pattern, const ari_map_match *m);
+AR_NODISCARD ar_status ari_map_fill(char **filled_name, ari_arena *a, const char *pattern, const ari_map_match *m);
 /** Which rank a file of the folder is. *rank = -1: none, the file is left out. Several files may be one rank's. Errors:
  *  AR_ERR_FORMAT (coordinates outside the mesh). `name`: without the folder; with the folders between where the glob has
  *  them ("mp_rank_{tp}/model.safetensors"). */
@@ -83,19 +83,19 @@ AR_NODISCARD ar_status ari_map_rank_of(const ari_map *m, const char *name, int *
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
 typedef struct ari_piece ari_piece; /* a file's part of a tensor (dump.h) */
 /** Which summand the rank at these coordinates has, of a sum over dimensions of the mesh, from bit 0. */
-void ari_piece_set_term(ari_piece *p, const ar_mesh *mesh, const int *at, unsigned over);
+void ari_piece_set_term(ari_piece *p, const ar_mesh *mesh, const int *coords, unsigned summed_dims);
 
 /* A file's tensor that a mapping is applied to. */
 typedef struct ari_map_source {
     int rank; /* -1: the file is no rank's */
     const ar_st_entry *entry;
-    bool whole; /* the tensor is whole already: the rule's `shard` and `partial` are left out */
+    bool is_full; /* the tensor is whole already: the rule's `shard` and `partial` are left out */
 } ari_map_source;
 /** Applies the first rule that matches an entry's name: one target, several (packed tensors under names of their own),
  *  or none (left out). An entry that no rule matches is whole, under its own name, or an error by 'unmatched'. The
  *  targets are the mapping's. Errors: AR_ERR_FORMAT ("InvalidMapping: ...": the rule does not fit the entry's shape or
  *  the mesh), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_map_apply(ari_map *m, const ari_map_source *source, ari_piece **gives, size_t *n);
+AR_NODISCARD ar_status ari_map_apply(ari_map *m, const ari_map_source *source, ari_piece **out, size_t *n);
 /** The rule for this name if it places the tensor, by `shard` or `partial`; else NULL. */
 const ari_map_rule *ari_map_places(const ari_map *m, const char *name);
 /** Sorts names. Returns one that is there twice; NULL where all differ. */

@@ -35,19 +35,19 @@ static bool is_folded_in(const char *text, const char *path, size_t n)
 }
 
 /* NULL where there is no such file, or one of another kind: nothing is recorded then. */
-static ar_status load(json_t **gives, const char *path, ari_arena *arena)
+static ar_status load(json_t **out, const char *path, ari_arena *arena)
 {
     const char *slash = strrchr(path, '/');
     char *folder = NULL, *file = NULL;
-    bool is = false;
+    bool exists = false;
     AR_TRY(ari_arena_text(arena, &folder, path, "the path of a dump"));
     if (!ari_is_folder(path))
         folder[slash ? (size_t)(slash - path) : 0] = '\0';
-    AR_TRY(ari_file_is_in(&is, folder[0] ? folder : ".", "model.json"));
-    if (!is)
+    AR_TRY(ari_file_is_in(&exists, folder[0] ? folder : ".", "model.json"));
+    if (!exists)
         return AR_OK;
     AR_TRY(ari_arena_path(arena, &file, folder, "model.json"));
-    const ar_status st = ari_json_load(gives, file);
+    const ar_status st = ari_json_load(out, file);
     if (st != AR_OK && st != AR_ERR_MEMORY)
         ar_error_clear();
     return st == AR_ERR_MEMORY ? st : AR_OK;

@@ -24,30 +24,30 @@ static ar_status bad(const char *path, const char *problem)
     return ar_error_set(AR_ERR_FORMAT, "InvalidNpy: %s: %s", ARI_SHOW(path), problem);
 }
 
-static ar_status bad_at(const char *path, size_t at, const char *problem)
+static ar_status bad_at(const char *path, size_t offset, const char *problem)
 {
-    return ar_error_set(AR_ERR_FORMAT, "InvalidNpy: %s: header byte %zu: %s", ARI_SHOW(path), at, problem);
+    return ar_error_set(AR_ERR_FORMAT, "InvalidNpy: %s: header byte %zu: %s", ARI_SHOW(path), offset, problem);
 }
 
 /* --- the header: a literal of a Python dict ----------------------------------------------------------------------- */
 typedef struct literal {
     const char *text; /* ends in a 0 byte, which no token holds */
-    size_t length, at;
+    size_t length, offset;
     const char *path;
 } literal;
 
 static void skip_space(literal *l)
 {
-    while (l->at < l->length && strchr(" \t\r\n", l->text[l->at]) != NULL && l->text[l->at] != '\0')
-        l->at++;
+    while (l->offset < l->length && strchr(" \t\r\n", l->text[l->offset]) != NULL && l->text[l->offset] != '\0')
+        l->offset++;
 }
 
 static bool take_char(literal *l, char c)
 {
     skip_space(l);
-    if (l->at >= l->length || l->text[l->at] != c)
+    if (l->offset >= l->length || l->text[l->offset] != c)
         return false;
-    l->at++;
+    l->offset++;
     return true;
 }
 
@@ -55,9 +55,9 @@ static bool take_word(literal *l, const char *word)
 {
     const size_t n = strlen(word);
     skip_space(l);
-    if (l->length - l->at < n || memcmp(l->text + l->at, word, n) != 0)
+    if (l->length - l->offset < n || memcmp(l->text + l->offset, word, n) != 0)
         return false;
-    l->at += n;
+    l->offset += n;
     return true;
 }
 
@@ -65,17 +65,17 @@ static bool take_word(literal *l, const char *word)
 static ar_status take_string(literal *l, char *out, size_t cap)
 {
     skip_space(l);
-    const char quote = l->at < l->length ? l->text[l->at] : '\0';
+    const char quote = l->offset < l->length ? l->text[l->offset] : '\0';
     if (quote != '\'' && quote != '"')
-        return bad_at(l->path, l->at, "expected a string in quotes");
-    const size_t begin = ++l->at;
-    while (l->at < l->length && l->text[l->at] != quote && l->text[l->at] != '\\' &&
-           isprint((unsigned char)l->text[l->at]))
-        l->at++;
-    if (l->at >= l->length || l->text[l->at] != quote || l->at - begin >= cap)
-        return bad_at(l->path, l->at, "a string that does not end, or is too long");
-    snprintf(out, cap, "%.*s", (int)(l->at - begin), l->text + begin);
-    l->at++;
+        return bad_at(l->path, l->offset, "expected a string in quotes");
+    const size_t begin = ++l->offset;
+    while (l->offset < l->length && l->text[l->offset] != quote && l->text[l->offset] != '\\' &&
+           isprint((unsigned char)l->text[l->offset]))
+        l->offset++;
+    if (l->offset >= l->length || l->text[l->offset] != quote || l->offset - begin >= cap)
+        return bad_at(l->path, l->offset, "a string that does not end, or is too long");
+    snprintf(out, cap, "%.*s", (int)(l->offset - begin), l->text + begin);
+    l->offset++;
     return AR_OK;
 }
 
@@ -83,11 +83,12 @@ static ar_status take_extent(literal *l, size_t *out)
 {
     size_t n = 0;
     skip_space(l);
-    const size_t begin = l->at;
-    for (; l->at < l->length && isdigit((unsigned char)l->text[l->at]); l->at++)
-        if (__builtin_mul_overflow(n, (size_t)10, &n) || __builtin_add_overflow(n, (size_t)(l->text[l->at] - '0'), &n))
+    const size_t begin = l->offset;
+    for (; l->offset < l->length && isdigit((unsigned char)l->text[l->offset]); l->offset++)
+        if (__builtin_mul_overflow(n, (size_t)10, &n) ||
+            __builtin_add_overflow(n, (size_t)(l->text[l->offset] - '0'), &n))
             return bad_at(l->path, begin, "an extent beyond 64 bits");
-    if (l->at == begin)
+    if (l->offset == begin)
         return bad_at(l->path, begin, "expected an extent, a plain number");
     *out = n;
     return AR_OK;
@@ -97,12 +98,12 @@ static ar_status take_extent(literal *l, size_t *out)
 static ar_status take_shape(literal *l, ar_st_entry *e)
 {
     if (!take_char(l, '('))
-        return bad_at(l->path, l->at, "expected a tuple as shape");
+        return bad_at(l->path, l->offset, "expected a tuple as shape");
     bool comma = true;
     for (e->ndim = 0; !take_char(l, ')'); e->ndim++) {
         size_t extent = 0;
         if (!comma)
-            return bad_at(l->path, l->at, "expected ',' or ')' in shape");
+            return bad_at(l->path, l->offset, "expected ',' or ')' in shape");
         AR_TRY(take_extent(l, &extent));
         if (e->ndim == AR_ST_MAX_DIMS)
             return ar_error_set(AR_ERR_UNSUPPORTED, "%s: has more than %d dimensions", ARI_SHOW(l->path),
@@ -110,7 +111,7 @@ static ar_status take_shape(literal *l, ar_st_entry *e)
         e->shape[e->ndim] = extent;
         comma = take_char(l, ',');
     }
-    return e->ndim == 1 && !comma ? bad_at(l->path, l->at, "shape '(n)' is no tuple, expected '(n,)'") : AR_OK;
+    return e->ndim == 1 && !comma ? bad_at(l->path, l->offset, "shape '(n)' is no tuple, expected '(n,)'") : AR_OK;
 }
 
 typedef enum key { DESCR, FORTRAN_ORDER, SHAPE, KEYS } key;
@@ -126,8 +127,9 @@ static ar_status take_value(literal *l, key k, ari_npy *f, char descr[16])
         return take_string(l, descr, 16);
     case FORTRAN_ORDER:
         f->fortran = take_word(l, "True");
-        return f->fortran || take_word(l, "False") ? AR_OK
-                                                   : bad_at(l->path, l->at, "fortran_order is neither True nor False");
+        return f->fortran || take_word(l, "False")
+                   ? AR_OK
+                   : bad_at(l->path, l->offset, "fortran_order is neither True nor False");
     default:
         return take_shape(l, &f->entry);
     }
@@ -136,29 +138,29 @@ static ar_status take_value(literal *l, key k, ari_npy *f, char descr[16])
 static ar_status parse_header(literal *l, ari_npy *f, char descr[16])
 {
     static const char *const names[KEYS] = {"descr", "fortran_order", "shape"};
-    bool seen[KEYS] = {false}, comma = true;
+    bool has_key[KEYS] = {false}, comma = true;
     if (!take_char(l, '{'))
-        return bad_at(l->path, l->at, "expected a dict, '{'");
+        return bad_at(l->path, l->offset, "expected a dict, '{'");
     while (!take_char(l, '}')) {
         char name[16];
         if (!comma)
-            return bad_at(l->path, l->at, "expected ',' or '}'");
-        const size_t begin = l->at;
+            return bad_at(l->path, l->offset, "expected ',' or '}'");
+        const size_t begin = l->offset;
         AR_TRY(take_string(l, name, sizeof name));
         const size_t k = ari_word_of(name, names, KEYS);
-        if (k == KEYS || seen[k])
+        if (k == KEYS || has_key[k])
             return bad_at(l->path, begin, "a key other than descr, fortran_order and shape, or one of them twice");
-        seen[k] = true;
+        has_key[k] = true;
         if (!take_char(l, ':'))
-            return bad_at(l->path, l->at, "expected ':'");
+            return bad_at(l->path, l->offset, "expected ':'");
         AR_TRY(take_value(l, (key)k, f, descr));
         comma = take_char(l, ',');
     }
     skip_space(l);
-    if (l->at != l->length)
-        return bad_at(l->path, l->at, "something follows the dict");
+    if (l->offset != l->length)
+        return bad_at(l->path, l->offset, "something follows the dict");
     for (size_t k = 0; k < KEYS; k++)
-        if (!seen[k])
+        if (!has_key[k])
             return ar_error_set(AR_ERR_FORMAT, "InvalidNpy: %s: the header has no '%s'", ARI_SHOW(l->path), names[k]);
     return AR_OK;
 }
@@ -231,14 +233,14 @@ static ar_status read_header(int fd, size_t bytes, const char *path, ari_npy *f,
 /* The box of the array: in Fortran order the first index runs fastest. */
 static ar_status lay_out(ari_npy *f, size_t data_bytes, const char *path)
 {
-    uint64_t count = 0, wanted = 0;
+    uint64_t count = 0, expected_bytes = 0;
     ar_st_entry *e = &f->entry;
     if (!ari_st_count(&count, e->ndim, e->shape) ||
-        __builtin_mul_overflow(count, (uint64_t)ar_dtype_bytes(e->dtype), &wanted))
+        __builtin_mul_overflow(count, (uint64_t)ar_dtype_bytes(e->dtype), &expected_bytes))
         return bad(path, "the size of its array overflows 64 bits");
-    if (wanted != data_bytes)
+    if (expected_bytes != data_bytes)
         return ar_error_set(AR_ERR_FORMAT, "InvalidNpy: %s: has %zu bytes of data, expected %zu", ARI_SHOW(path),
-                            data_bytes, (size_t)wanted);
+                            data_bytes, (size_t)expected_bytes);
     e->count = (size_t)count;
     e->bytes = data_bytes;
     size_t stride = 1;
@@ -270,7 +272,7 @@ static ar_status name_entry(ari_npy *f, const char *path)
     return f->entry.name != NULL ? AR_OK : ar_error_set(AR_ERR_MEMORY, "%s: no memory for its name", ARI_SHOW(path));
 }
 
-ar_status ari_npy_open(ari_npy **gives, const char *path)
+ar_status ari_npy_open(ari_npy **out, const char *path)
 {
     ARI_ENDED(ari_file_close) int fd = -1;
     size_t bytes = 0, start = 0;
@@ -281,7 +283,7 @@ ar_status ari_npy_open(ari_npy **gives, const char *path)
     AR_TRY(lay_out(f, bytes - start, path));
     AR_TRY(name_entry(f, path));
     AR_TRY(map_file(f, fd, bytes, start, path));
-    ARI_GIVE(gives, f);
+    ARI_GIVE(out, f);
     return AR_OK;
 }
 

@@ -6,14 +6,14 @@
 
 #include "verify/dump/roles.h"
 
-static bool starts(const char *text, size_t length, const char *with)
+static bool starts(const char *text, size_t length, const char *prefix)
 {
-    return strlen(with) <= length && memcmp(text, with, strlen(with)) == 0;
+    return strlen(prefix) <= length && memcmp(text, prefix, strlen(prefix)) == 0;
 }
 
-static bool is(const char *text, size_t length, const char *what)
+static bool matches_text(const char *text, size_t length, const char *word)
 {
-    return strlen(what) == length && memcmp(text, what, length) == 0;
+    return strlen(word) == length && memcmp(text, word, length) == 0;
 }
 
 /* --- pass and step ------------------------------------------------------------------------------------------------ */
@@ -29,26 +29,27 @@ static const struct {
 /* "@12" at the end; 1 where there is none. */
 static int take_step(const char *name, size_t *length)
 {
-    size_t at = *length;
-    while (at > 0 && isdigit((unsigned char)name[at - 1]))
-        at--;
-    if (at == *length || *length - at > 8 || at < 2 || name[at - 1] != '@')
+    size_t digits_begin = *length;
+    while (digits_begin > 0 && isdigit((unsigned char)name[digits_begin - 1]))
+        digits_begin--;
+    if (digits_begin == *length || *length - digits_begin > 8 || digits_begin < 2 || name[digits_begin - 1] != '@')
         return 1;
-    *length = at - 1;
-    return atoi(name + at);
+    *length = digits_begin - 1;
+    return atoi(name + digits_begin);
 }
 
 /* A tensor without a suffix. */
 static char pass_by_file(const char *name, size_t length, const char *path)
 {
-    if (is(name, length, "logits") || is(name, length, "loss") || starts(name, length, "hidden_states"))
+    if (matches_text(name, length, "logits") || matches_text(name, length, "loss") ||
+        starts(name, length, "hidden_states"))
         return 'f';
-    if (is(name, length, "grad_norm"))
+    if (matches_text(name, length, "grad_norm"))
         return 'c';
     if (ari_ending(name, length, ".grad"))
         return 'g';
-    for (const char *at = path ? strstr(path, "grad") : NULL; at; at = strstr(at + 1, "grad")) {
-        const char *end = at + strcspn(at, "/"); /* of a component, the last one where nothing follows */
+    for (const char *match = path ? strstr(path, "grad") : NULL; match; match = strstr(match + 1, "grad")) {
+        const char *end = match + strcspn(match, "/"); /* of a component, the last one where nothing follows */
         if (end[strspn(end, "/")] == '\0')
             return 'g';
     }
@@ -79,17 +80,17 @@ enum { BEFORE, WITHIN = ARI_AT_LAYERS, ELSEWHERE, AFTER, FURTHER, LAST };
 /* The first component that is a number, of a name of n bytes; what follows it goes to *rest. */
 static bool layer_of(const char *name, size_t n, long *layer, size_t *rest)
 {
-    for (size_t at = 0; at < n;) {
-        size_t end = at;
+    for (size_t begin = 0; begin < n;) {
+        size_t end = begin;
         bool digits = true;
         for (; end < n && name[end] != '.'; end++)
             digits = digits && isdigit((unsigned char)name[end]);
-        if (digits && end > at && end - at < 9) {
-            *layer = atol(name + at);
+        if (digits && end > begin && end - begin < 9) {
+            *layer = atol(name + begin);
             *rest = end < n ? end + 1 : n;
             return true;
         }
-        at = end + 1;
+        begin = end + 1;
     }
     return false;
 }
@@ -145,8 +146,8 @@ ari_order_key ari_order_of(const char *name, const char *path)
     static const char order[] = "kiw?fbgcnmvsu";
     ari_order_key k = {.name = name};
     find_pass(&k, path);
-    const char *at = strchr(order, k.pass);
-    k.phase = at ? (int)(at - order) : 3;
+    const char *match = strchr(order, k.pass);
+    k.phase = match ? (int)(match - order) : 3;
     k.phase -= k.pass == 'g'; /* gradients are ordered within the backward pass */
     find_place(&k);
     return k;
@@ -184,8 +185,8 @@ const ar_dump_tensor *ari_find_readable(const ar_dump *d, const char *name)
 
 bool ari_walk_next(ari_walk *w)
 {
-    while (w->dump && w->next < ar_dump_count(w->dump)) {
-        w->t = ar_dump_at(w->dump, w->next++);
+    while (w->dump && w->next_index < ar_dump_count(w->dump)) {
+        w->t = ar_dump_at(w->dump, w->next_index++);
         w->key = ari_order_of(w->t->name, w->path);
         if ((!w->passes || strchr(w->passes, w->key.pass)) && (w->step == 0 || w->step == w->key.step) &&
             ari_is_readable(w->t))

@@ -13,15 +13,15 @@
 /* The elements of a part if one of its boxes is the whole tensor in row-major order. */
 static const void *whole_data(const ar_dump_tensor *t, const ar_dump_part *p)
 {
-    const bool whole =
+    const bool is_full =
         p->boxes == 1 && !p->partial && memcmp(p->box->extent, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0;
-    return whole ? ari_dump_box_data(t, p, p->box) : NULL;
+    return is_full ? ari_dump_box_data(t, p, p->box) : NULL;
 }
 
 /* --- the full shape ----------------------------------------------------------------------------------------------- */
 static ar_status differ(const ar_dump *d, const ari_piece *a, const ari_piece *b)
 {
-    const bool assumed = !a->given && !b->given;
+    const bool assumed = !a->is_placed && !b->is_placed;
     return ar_error_set(AR_ERR_FORMAT, "InvalidPlacement: tensor '%s': %s %s by %s, %s %s by %s%s", ARI_SHOW(a->name),
                         ar_dtype_name(a->entry->dtype), ARI_SHOW_SHAPE(a->ndim, a->shape),
                         ARI_SHOW(d->file[a->file].path), ar_dtype_name(b->entry->dtype),
@@ -32,22 +32,22 @@ static ar_status differ(const ar_dump *d, const ari_piece *a, const ari_piece *b
 /* The largest end over all pieces, which is within what is told. */
 static ar_status find_shape(const ar_dump *d, ar_dump_tensor *t, const ari_piece *piece)
 {
-    const ari_piece *first = NULL;
+    const ari_piece *first_shaped = NULL;
     for (size_t i = 0; i < t->parts; i++) {
         const ari_piece *p = &piece[i];
         if (p->ndim != t->ndim || p->entry->dtype != t->dtype)
             return differ(d, piece, p);
-        if (p->has_shape && first != NULL && memcmp(p->shape, first->shape, sizeof p->shape) != 0)
-            return differ(d, first, p);
-        first = p->has_shape && first == NULL ? p : first;
+        if (p->has_shape && first_shaped != NULL && memcmp(p->shape, first_shaped->shape, sizeof p->shape) != 0)
+            return differ(d, first_shaped, p);
+        first_shaped = p->has_shape && first_shaped == NULL ? p : first_shaped;
         for (int k = 0; k < t->ndim; k++)
             t->shape[k] = p->shape[k] > t->shape[k] ? p->shape[k] : t->shape[k];
     }
-    for (size_t i = 0; first != NULL && i < t->parts; i++)
-        if (memcmp(t->shape, first->shape, sizeof t->shape) != 0 && !piece[i].has_shape)
+    for (size_t i = 0; first_shaped != NULL && i < t->parts; i++)
+        if (memcmp(t->shape, first_shaped->shape, sizeof t->shape) != 0 && !piece[i].has_shape)
             for (int k = 0; k < t->ndim; k++)
-                if (piece[i].shape[k] > first->shape[k])
-                    return differ(d, first, &piece[i]);
+                if (piece[i].shape[k] > first_shaped->shape[k])
+                    return differ(d, first_shaped, &piece[i]);
     return AR_OK;
 }
 
@@ -110,41 +110,42 @@ static const char *box_text(char text[ARI_REGION_TEXT], const ar_dump_tensor *t,
 static ar_status overlapping(const ar_dump *d, const ar_dump_tensor *t, const char *region, const ari_piece *a,
                              const ari_piece *b, const char *why)
 {
-    char first[24], second[24];
+    char first_holder[24], second[24];
     return ar_error_set(AR_ERR_FORMAT, "OverlappingShards: %s: tensor '%s': %s and %s both hold %s%s",
-                        ARI_SHOW(d->path), ARI_SHOW(t->name), rank_text(first, a->rank), rank_text(second, b->rank),
-                        region, why);
+                        ARI_SHOW(d->path), ARI_SHOW(t->name), rank_text(first_holder, a->rank),
+                        rank_text(second, b->rank), region, why);
 }
 
 /* "; no file of rank 2" and 5 more, where the number of ranks is known. */
 static void absent_ranks(char *text, size_t cap, const ar_dump *d)
 {
     size_t n = 0, missing = 0;
-    int64_t next = 0; /* the last rank may be the largest int */
+    int64_t expected_rank = 0; /* the last rank may be the largest int */
     text[0] = '\0';
     for (int i = 0; i <= d->ranks && d->world > 0; i++) {
         const int found = i < d->ranks ? d->rank[i] : d->world;
-        for (; next < found && missing < 4; next++, missing++)
-            n += (size_t)snprintf(text + n, cap - n, "%s %" PRId64, missing == 0 ? "; no file of rank" : ",", next);
-        next = (int64_t)found + 1;
+        for (; expected_rank < found && missing < 4; expected_rank++, missing++)
+            n += (size_t)snprintf(text + n, cap - n, "%s %" PRId64, missing == 0 ? "; no file of rank" : ",",
+                                  expected_rank);
+        expected_rank = (int64_t)found + 1;
     }
     if (missing > 0 && d->world - d->ranks > (int)missing)
         snprintf(text + n, cap - n, " and %d more", d->world - d->ranks - (int)missing);
 }
 
-static ar_status missing_shard(const ar_dump *d, const ar_dump_tensor *t, const char *what)
+static ar_status missing_shard(const ar_dump *d, const ar_dump_tensor *t, const char *problem)
 {
     char ranks[160];
     absent_ranks(ranks, sizeof ranks, d);
     return ar_error_set(AR_ERR_FORMAT, "MissingShard: %s: tensor '%s': %s%s", ARI_SHOW(d->path), ARI_SHOW(t->name),
-                        what, ranks);
+                        problem, ranks);
 }
 
 static ar_status few_copies(const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t copy, size_t copies)
 {
-    char region[ARI_REGION_TEXT], what[ARI_REGION_TEXT + 64];
-    snprintf(what, sizeof what, "copy %zu of %zu of %s is in no file", copy, copies, box_text(region, t, h));
-    return missing_shard(d, t, what);
+    char region[ARI_REGION_TEXT], problem[ARI_REGION_TEXT + 64];
+    snprintf(problem, sizeof problem, "copy %zu of %zu of %s is in no file", copy, copies, box_text(region, t, h));
+    return missing_shard(d, t, problem);
 }
 
 /* One rank twice is no copy. */
@@ -169,14 +170,14 @@ static ar_status check_ranks(const ar_dump *d, const ar_dump_tensor *t, const ho
  * are. */
 static ar_status given_copies(int *copies, const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n)
 {
-    const ari_piece *last = h[n - 1].piece; /* those that tell come after those that do not */
-    *copies = replica_of(h[0].piece) < 0 ? 0 : last->replicas;
+    const ari_piece *last_piece = h[n - 1].piece; /* those that tell come after those that do not */
+    *copies = replica_of(h[0].piece) < 0 ? 0 : last_piece->replicas;
     for (size_t i = 0; i < n; i++)
-        if (h[i].piece->replicas != last->replicas && h[i].piece->replicas > 0)
+        if (h[i].piece->replicas != last_piece->replicas && h[i].piece->replicas > 0)
             return ar_error_set(AR_ERR_FORMAT,
                                 "InvalidPlacement: %s: tensor '%s': rank %d tells of %d copies, rank %d of %d",
                                 ARI_SHOW(d->path), ARI_SHOW(t->name), h[i].piece->rank, h[i].piece->replicas,
-                                last->rank, last->replicas);
+                                last_piece->rank, last_piece->replicas);
     return AR_OK;
 }
 
@@ -184,18 +185,18 @@ static ar_status given_copies(int *copies, const ar_dump *d, const ar_dump_tenso
 static ar_status check_numbers(const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n, int copies)
 {
     const bool once = !h[0].piece->partial && !h[0].piece->more_copies;
-    const size_t each = once ? 1 : (n + (size_t)copies - 1) / (size_t)copies;
+    const size_t occurrences = once ? 1 : (n + (size_t)copies - 1) / (size_t)copies;
     char region[ARI_REGION_TEXT];
     for (size_t i = 0; i < n; i++) {
         const size_t number = (size_t)h[i].piece->replica;
-        if (number > i / each)
-            return few_copies(d, t, &h[i], i / each, (size_t)copies);
-        if (number < i / each)
+        if (number > i / occurrences)
+            return few_copies(d, t, &h[i], i / occurrences, (size_t)copies);
+        if (number < i / occurrences)
             return overlapping(d, t, box_text(region, t, &h[i]), h[i - 1].piece, h[i].piece,
                                copies == 1 ? ", each as the only one" : ", as the same copy");
     }
     if (n % (size_t)copies != 0)
-        return few_copies(d, t, &h[0], each == 1 ? n : (size_t)h[n - 1].piece->replica, (size_t)copies);
+        return few_copies(d, t, &h[0], occurrences == 1 ? n : (size_t)h[n - 1].piece->replica, (size_t)copies);
     return AR_OK;
 }
 
@@ -209,7 +210,7 @@ static void number_copies(const holder *h, size_t i, size_t copy, size_t copies)
 static ar_status number_terms(const ar_dump *d, const ar_dump_tensor *t, const holder *h, size_t n, size_t numbered)
 {
     const size_t expected = h[0].piece->terms;
-    char region[ARI_REGION_TEXT], what[ARI_REGION_TEXT + 96];
+    char region[ARI_REGION_TEXT], problem[ARI_REGION_TEXT + 96];
     size_t terms = numbered > 0 ? n / numbered : 0;
     for (size_t i = 0; numbered == 0 && i < n; i++)
         terms += i == 0 || h[i].piece->term != h[i - 1].piece->term;
@@ -218,9 +219,9 @@ static ar_status number_terms(const ar_dump *d, const ar_dump_tensor *t, const h
     for (size_t i = 0; numbered == 0 && even && i < n; i++)
         even = h[i].piece->term == h[i - i % copies].piece->term;
     if (!even || (expected > 0 && terms != expected)) {
-        snprintf(what, sizeof what, "%zu ranks hold summands of %s, expected %zu in each of %zu copies", n,
+        snprintf(problem, sizeof problem, "%zu ranks hold summands of %s, expected %zu in each of %zu copies", n,
                  box_text(region, t, &h[0]), expected > 0 ? expected : terms, copies);
-        return missing_shard(d, t, what);
+        return missing_shard(d, t, problem);
     }
     for (size_t i = 0; i < n; i++)
         number_copies(h, i, numbered > 0 ? i / terms : i % copies, copies);
@@ -245,13 +246,13 @@ static ar_status check_cover(const ar_dump *d, const ar_dump_tensor *t, const ar
                              size_t n)
 {
     ari_cover result = {.fault = ARI_COVERED};
-    char region[ARI_REGION_TEXT], what[ARI_REGION_TEXT + 64];
+    char region[ARI_REGION_TEXT], problem[ARI_REGION_TEXT + 64];
     ari_cover_check(&result, t->ndim, t->shape, box, n);
     ari_region_text(region, t->ndim, result.start, result.extent);
     switch (result.fault) {
     case ARI_COVER_GAP:
-        snprintf(what, sizeof what, "no rank holds %s%s", result.all ? "" : "some elements of ", region);
-        return missing_shard(d, t, what);
+        snprintf(problem, sizeof problem, "no rank holds %s%s", result.is_full ? "" : "some elements of ", region);
+        return missing_shard(d, t, problem);
     case ARI_COVER_OVERLAP:
         return overlapping(d, t, region, &piece[result.owner[0]], &piece[result.owner[1]],
                            ", in boxes that are not the same");
@@ -271,11 +272,11 @@ static ar_status check_holders(const ar_dump *d, ari_arena *a, const ar_dump_ten
     size_t boxes = 0;
     AR_TRY(ARI_TAKE(&box, a, n, "boxes of a dump"));
     ARI_SORT(h, n, compare_holders);
-    for (size_t i = 0, same = 0; i < n; i += same) {
-        for (same = 1; i + same < n && same_box(&h[i], &h[i + same]);)
-            same++;
+    for (size_t i = 0, group_size = 0; i < n; i += group_size) {
+        for (group_size = 1; i + group_size < n && same_box(&h[i], &h[i + group_size]);)
+            group_size++;
         box[boxes++] = (ari_cover_box){h[i].box, (size_t)(h[i].piece - piece)};
-        AR_TRY(check_copies(d, t, &h[i], same));
+        AR_TRY(check_copies(d, t, &h[i], group_size));
     }
     return check_cover(d, t, piece, box, boxes);
 }
@@ -284,10 +285,10 @@ static ar_status check_parts(const ar_dump *d, const ar_dump_tensor *t, const ar
 {
     ARI_ENDED(ari_arena_free) ari_arena scratch = {NULL};
     holder *h = NULL;
-    size_t most = 0, n = 0;
+    size_t max_boxes = 0, n = 0;
     for (size_t i = 0; i < t->parts; i++)
-        most += piece[i].boxes;
-    AR_TRY(ARI_TAKE(&h, &scratch, most, "boxes of a dump"));
+        max_boxes += piece[i].boxes;
+    AR_TRY(ARI_TAKE(&h, &scratch, max_boxes, "boxes of a dump"));
     for (size_t i = 0; i < t->parts; i++)
         for (size_t k = 0; k < piece[i].boxes; k++) {
             piece[i].box[k].replicas = 1;
@@ -341,18 +342,18 @@ static void join_boxes_of(ari_piece *p, const ar_dump_tensor *t)
 {
     if (p->boxes < 2 || p->entry->count != t->count || t->count == 0)
         return;
-    ar_dump_box all = p->box[0];
+    ar_dump_box joined = p->box[0];
     for (size_t i = 1; i < p->boxes; i++) {
         int k = 0;
-        while (k < t->ndim && !continues(&all, &p->box[i], t->ndim, k))
+        while (k < t->ndim && !continues(&joined, &p->box[i], t->ndim, k))
             k++;
         if (k == t->ndim)
             return;
-        all.extent[k] += p->box[i].extent[k];
+        joined.extent[k] += p->box[i].extent[k];
     }
-    if (memcmp(all.extent, t->shape, (size_t)t->ndim * sizeof *t->shape) != 0)
+    if (memcmp(joined.extent, t->shape, (size_t)t->ndim * sizeof *t->shape) != 0)
         return;
-    p->box[0] = all;
+    p->box[0] = joined;
     p->boxes = 1;
 }
 
@@ -369,17 +370,17 @@ static void join_boxes(const ar_dump_tensor *t, ari_piece *piece, size_t n)
 
 size_t ari_piece_group(const ari_piece *p, size_t n)
 {
-    size_t same = 1;
-    while (same < n && strcmp(p[0].name, p[same].name) == 0)
-        same++;
-    return same;
+    size_t group_size = 1;
+    while (group_size < n && strcmp(p[0].name, p[group_size].name) == 0)
+        group_size++;
+    return group_size;
 }
 
 /* A piece that its file says is a part of no tensor. Of values and gradients whose files say of one dimension alone
  * that the whole has other extents there, a piece that is not as the first. NULL: they are a tensor. */
 static const ari_piece *find_ragged(const ari_piece *p, size_t n)
 {
-    const ari_piece *other = NULL;
+    const ari_piece *ragged_piece = NULL;
     bool differs[AR_ST_MAX_DIMS] = {false};
     int dimensions = 0;
     for (size_t i = 0; i < n; i++) {
@@ -387,16 +388,16 @@ static const ari_piece *find_ragged(const ari_piece *p, size_t n)
             return &p[i];
     }
     for (size_t i = 0; i < n; i++) {
-        if (!p[i].has_shape || !p[i].given || p[i].ndim != p->ndim || p[i].entry->dtype != p->entry->dtype)
+        if (!p[i].has_shape || !p[i].is_placed || p[i].ndim != p->ndim || p[i].entry->dtype != p->entry->dtype)
             return NULL;
         for (int k = 0; k < p->ndim; k++) {
             differs[k] = differs[k] || p[i].shape[k] != p->shape[k];
-            other = p[i].shape[k] != p->shape[k] ? &p[i] : other;
+            ragged_piece = p[i].shape[k] != p->shape[k] ? &p[i] : ragged_piece;
         }
     }
     for (int k = 0; k < p->ndim; k++)
         dimensions += differs[k];
-    return dimensions == 1 && (strstr(p->name, ":fwd") || strstr(p->name, ":bwd")) ? other : NULL;
+    return dimensions == 1 && (strstr(p->name, ":fwd") || strstr(p->name, ":bwd")) ? ragged_piece : NULL;
 }
 
 bool ari_dump_is_ragged(const ar_dump *d, const char *name, char text[160])
@@ -405,15 +406,16 @@ bool ari_dump_is_ragged(const ar_dump *d, const char *name, char text[160])
     const ari_ragged *found = d->raggeds ? bsearch(&key, d->ragged, d->raggeds, sizeof key, ari_by_name) : NULL;
     if (!found)
         return false;
-    const ari_piece *p = found->piece, *first = p;
+    const ari_piece *p = found->piece, *first_piece = p;
     if (p->left_out) {
         ari_printable(text, 160, p->left_out);
         return true;
     }
-    while (first > d->piece && strcmp(first[-1].name, name) == 0)
-        first--;
+    while (first_piece > d->piece && strcmp(first_piece[-1].name, name) == 0)
+        first_piece--;
     snprintf(text, 160, "%s on rank %d, %s on rank %d: each pads to its own longest sample",
-             ARI_SHOW_SHAPE(first->ndim, first->shape), first->rank, ARI_SHOW_SHAPE(p->ndim, p->shape), p->rank);
+             ARI_SHOW_SHAPE(first_piece->ndim, first_piece->shape), first_piece->rank,
+             ARI_SHOW_SHAPE(p->ndim, p->shape), p->rank);
     return true;
 }
 

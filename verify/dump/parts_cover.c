@@ -13,7 +13,7 @@
 
 typedef struct region {
     int ndim;
-    ar_dump_box at; /* its `global` and `extent` */
+    ar_dump_box box; /* its `global` and `extent` */
 } region;
 
 const char *ari_region_text(char text[ARI_REGION_TEXT], int ndim, const size_t *start, const size_t *extent)
@@ -39,16 +39,16 @@ static size_t end_of(const ari_cover_box *b, int d)
     return b->box->global[d] + b->box->extent[d];
 }
 
-static bool gap(ari_cover *result, const region *r, int d, size_t from, size_t to)
+static bool gap(ari_cover *result, const region *r, int d, size_t begin, size_t end)
 {
-    if (from >= to)
+    if (begin >= end)
         return false;
     result->fault = ARI_COVER_GAP;
-    result->all = true;
-    memcpy(result->start, r->at.global, sizeof r->at.global);
-    memcpy(result->extent, r->at.extent, sizeof r->at.extent);
-    result->start[d] = from;
-    result->extent[d] = to - from;
+    result->is_full = true;
+    memcpy(result->start, r->box.global, sizeof r->box.global);
+    memcpy(result->extent, r->box.extent, sizeof r->box.extent);
+    result->start[d] = begin;
+    result->extent[d] = end - begin;
     return true;
 }
 
@@ -68,9 +68,9 @@ static bool overlap(ari_cover *result, int ndim, const ari_cover_box *a, const a
 /* Boxes that no plane separates: two of them overlap, or they are wound around each other. */
 static void compare_all(ari_cover *result, const region *r, const ari_cover_box *box, size_t n)
 {
-    size_t held = 0;
+    size_t covered = 0;
     for (size_t i = 0; i < n; i++) {
-        held += ari_dump_box_count(r->ndim, box[i].box);
+        covered += ari_dump_box_count(r->ndim, box[i].box);
         for (size_t k = 0; k < i; k++)
             if (overlap(result, r->ndim, &box[k], &box[i]))
                 return;
@@ -80,10 +80,10 @@ static void compare_all(ari_cover *result, const region *r, const ari_cover_box 
             return;
         }
     }
-    if (held == ari_dump_box_count(r->ndim, &r->at))
+    if (covered == ari_dump_box_count(r->ndim, &r->box))
         return;
-    gap(result, r, 0, r->at.global[0], r->at.global[0] + r->at.extent[0]);
-    result->all = false;
+    gap(result, r, 0, r->box.global[0], r->box.global[0] + r->box.extent[0]);
+    result->is_full = false;
 }
 
 static void divide(ari_cover *result, const region *r, ari_cover_box *box, size_t n, int depth);
@@ -91,22 +91,22 @@ static void divide(ari_cover *result, const region *r, ari_cover_box *box, size_
 /* Sorts the boxes along d and divides them wherever all before end and all others begin. False: that is nowhere. */
 static bool divide_along(ari_cover *result, const region *r, ari_cover_box *box, size_t n, int depth, int d)
 {
-    size_t first = 0, end = r->at.global[d];
+    size_t first_box = 0, end = r->box.global[d];
     bool divided = false;
     ari_sort(box, n, sizeof *box, compare_starts, &d);
     for (size_t i = 0; i <= n; i++) {
-        const size_t start = i < n ? box[i].box->global[d] : r->at.global[d] + r->at.extent[d];
+        const size_t start = i < n ? box[i].box->global[d] : r->box.global[d] + r->box.extent[d];
         if (start >= end && i > 0) {
             if (gap(result, r, d, end, start))
                 return true;
-            if (i == n && first == 0)
+            if (i == n && first_box == 0)
                 return false;
             region piece = *r;
-            piece.at.global[d] = box[first].box->global[d];
-            piece.at.extent[d] = end - piece.at.global[d];
-            divide(result, &piece, box + first, i - first, depth + 1);
+            piece.box.global[d] = box[first_box].box->global[d];
+            piece.box.extent[d] = end - piece.box.global[d];
+            divide(result, &piece, box + first_box, i - first_box, depth + 1);
             divided = true;
-            first = i;
+            first_box = i;
             if (result->fault != ARI_COVERED)
                 return true;
         } else if (i == 0 && gap(result, r, d, end, start)) {
@@ -129,14 +129,14 @@ static void divide(ari_cover *result, const region *r, ari_cover_box *box, size_
 
 void ari_cover_check(ari_cover *result, int ndim, const size_t *shape, ari_cover_box *box, size_t n)
 {
-    region all = {.ndim = ndim};
+    region full_region = {.ndim = ndim};
     *result = (ari_cover){.fault = ARI_COVERED};
-    memcpy(all.at.extent, shape, (size_t)ndim * sizeof *shape);
+    memcpy(full_region.box.extent, shape, (size_t)ndim * sizeof *shape);
     if (n > 0) {
-        divide(result, &all, box, n, 0);
+        divide(result, &full_region, box, n, 0);
         return;
     }
     result->fault = ARI_COVER_GAP;
-    result->all = true;
+    result->is_full = true;
     memcpy(result->extent, shape, (size_t)ndim * sizeof *shape);
 }

@@ -35,7 +35,7 @@ typedef struct ari_placed {
 typedef struct ari_placement {
     int rank, world; /* -1, 0: not told */
     ar_mesh mesh;    /* of no dimensions: not told */
-    int at[AR_MESH_DIMS];
+    int coords[AR_MESH_DIMS];
     bool has_at;
     ari_placed *tensor; /* sorted by name */
     size_t tensors;
@@ -46,14 +46,15 @@ typedef struct ari_placement {
 
 /** Parses both texts, either of which may be NULL. Errors: AR_ERR_FORMAT ("InvalidPlacement: ..."), AR_ERR_OVERFLOW,
  *  AR_ERR_MEMORY. `file` is for messages. ari_placement_fini, also after an error. */
-AR_NODISCARD ar_status ari_placement_parse(ari_placement *p, const char *dcp, const char *own, const char *file);
+AR_NODISCARD ar_status ari_placement_parse(ari_placement *p, const char *dcp, const char *placement_text,
+                                           const char *file);
 void ari_placement_fini(ari_placement *p);
 /** Keeps what it says of the rank, and the execution order. */
 void ari_placement_forget_tensors(ari_placement *p);
 /** The two texts that a file of these tensors carries. Each tensor is one box, with its full shape and its offset.
  * dcp NULL: that one is not wanted, as of a file that is no rank's (rank -1) and says an execution order alone. Gives;
  * free, also after an error. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_placement_text(char **dcp, char **own, const ari_placement *p);
+AR_NODISCARD ar_status ari_placement_text(char **dcp, char **placement_text, const ari_placement *p);
 /** [["tp", 2], ..]. Gives; NULL without memory. */
 json_t *ari_mesh_json(const ar_mesh *m);
 /** Puts a tensor's boxes, or the one at its offset, into the file's own tensor: the arena's, of what is told of `entry`;
@@ -104,7 +105,7 @@ typedef enum ari_cover_fault {
 typedef struct ari_cover {
     ari_cover_fault fault;
     size_t start[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS]; /* of the gap, or of what is in both boxes */
-    bool all;                                             /* a gap: all of it is missing; else some elements of it */
+    bool is_full;                                         /* a gap: all of it is missing; else some elements of it */
     size_t owner[2];                                      /* of boxes that overlap */
     size_t compared;                                      /* pairs */
 } ari_cover;

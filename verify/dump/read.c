@@ -56,14 +56,14 @@ static ar_status read_sum(const ar_dump_tensor *t, size_t start, size_t count, c
     if (t->dtype != AR_F64 && t->dtype != AR_F32 && t->dtype != AR_F16 && t->dtype != AR_BF16)
         return ar_error_set(AR_ERR_DTYPE, "tensor '%s' is to be summed over ranks, but is %s, expected a float dtype",
                             ARI_SHOW(t->name), ar_dtype_name(t->dtype));
-    for (size_t done = 0; done < count; done += BLOCK) {
-        const size_t n = count - done < BLOCK ? count - done : BLOCK;
+    for (size_t offset = 0; offset < count; offset += BLOCK) {
+        const size_t n = count - offset < BLOCK ? count - offset : BLOCK;
         double total[BLOCK];
         for (size_t i = 0; i < n; i++)
             total[i] = -0.0; /* to which every x adds up to x */
-        sum s = {t, start + done, total};
+        sum s = {t, start + offset, total};
         AR_TRY(each_run(t, s.start, n, add_run, &s));
-        AR_TRY(ari_values_of_f64(t->dtype, total, n, out + done * bytes));
+        AR_TRY(ari_values_of_f64(t->dtype, total, n, out + offset * bytes));
     }
     return AR_OK;
 }
@@ -96,24 +96,24 @@ typedef struct numbers {
     size_t added; /* elements so far */
 } numbers;
 
-static ar_status convert(const numbers *o, const void *raw, size_t count, size_t at)
+static ar_status convert(const numbers *o, const void *raw, size_t count, size_t out_offset)
 {
     if (o->f64 != NULL)
-        return ari_values_to_f64(o->t->dtype, raw, count, o->f64 + at);
-    return ari_values_to_f32(o->t->dtype, raw, count, o->f32 + at);
+        return ari_values_to_f64(o->t->dtype, raw, count, o->f64 + out_offset);
+    return ari_values_to_f32(o->t->dtype, raw, count, o->f32 + out_offset);
 }
 
-static ar_status convert_at(const numbers *o, const ari_dump_run *run, size_t at)
+static ar_status convert_at(const numbers *o, const ari_dump_run *run, size_t out_offset)
 {
     const size_t bytes = ar_dtype_bytes(o->t->dtype);
     if (run->step == bytes)
-        return convert(o, run->data, run->count, at);
-    for (size_t done = 0; done < run->count; done += BLOCK) {
+        return convert(o, run->data, run->count, out_offset);
+    for (size_t offset = 0; offset < run->count; offset += BLOCK) {
         char raw[BLOCK * sizeof(double)];
-        const size_t n = run->count - done < BLOCK ? run->count - done : BLOCK;
-        const ari_dump_run block = {run->data + done * run->step, run->step, run->full + done, n};
+        const size_t n = run->count - offset < BLOCK ? run->count - offset : BLOCK;
+        const ari_dump_run block = {run->data + offset * run->step, run->step, run->full + offset, n};
         ari_dump_copy_run(raw, &block, bytes);
-        AR_TRY(convert(o, raw, n, at + done));
+        AR_TRY(convert(o, raw, n, out_offset + offset));
     }
     return AR_OK;
 }
@@ -148,11 +148,11 @@ static ar_status read_numbers(const ar_dump_tensor *t, size_t start, size_t coun
         return convert(o, (const char *)t->whole + start * bytes, count, 0);
     if (t->parts == 0 || !t->part[0].partial)
         return each_run(t, start, count, convert_run, o);
-    for (size_t done = 0; done < count; done += BLOCK) {
+    for (size_t offset = 0; offset < count; offset += BLOCK) {
         char raw[BLOCK * sizeof(double)];
-        const size_t n = count - done < BLOCK ? count - done : BLOCK;
-        AR_TRY(ar_dump_read(t, start + done, n, raw));
-        AR_TRY(convert(o, raw, n, done));
+        const size_t n = count - offset < BLOCK ? count - offset : BLOCK;
+        AR_TRY(ar_dump_read(t, start + offset, n, raw));
+        AR_TRY(convert(o, raw, n, offset));
     }
     return AR_OK;
 }

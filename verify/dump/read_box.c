@@ -45,11 +45,12 @@ const char *ari_dump_box_data(const ar_dump_tensor *t, const ar_dump_part *p, co
 /* Adds a dimension outside of those there are, or lengthens the outermost. Dimensions stand innermost first. */
 static void add_dim(rows *r, size_t extent, size_t full, size_t local)
 {
-    const int last = r->dims - 1;
+    const int outermost = r->dims - 1;
     if (extent == 1)
         return;
-    if (last >= 0 && full == r->full[last] * r->extent[last] && local == r->local[last] * r->extent[last]) {
-        r->extent[last] *= extent;
+    if (outermost >= 0 && full == r->full[outermost] * r->extent[outermost] &&
+        local == r->local[outermost] * r->extent[outermost]) {
+        r->extent[outermost] *= extent;
         return;
     }
     r->extent[r->dims] = extent;
@@ -191,8 +192,8 @@ static size_t rows_together(const rows *r, const size_t *index, size_t full, siz
 {
     if (r->dims == 0 || r->local[0] != 1 || r->step == 1 || full < start || end - full < r->width)
         return 0;
-    const size_t fit = (end - full - r->width) / r->full[0] + 1, left = r->extent[0] - index[0];
-    return fit < left ? fit : left;
+    const size_t fit = (end - full - r->width) / r->full[0] + 1, remaining = r->extent[0] - index[0];
+    return fit < remaining ? fit : remaining;
 }
 
 void ari_dump_copy_box(char *out, const ar_dump_tensor *t, const char *data, const ar_dump_box *b, size_t start,
@@ -207,10 +208,10 @@ void ari_dump_copy_box(char *out, const ar_dump_tensor *t, const char *data, con
         row_at(&r, i, index, &full, &local);
         if (full >= end)
             return;
-        const char *in = data + local * bytes;
+        const char *src = data + local * bytes;
         const size_t n = rows_together(&r, index, full, start, end);
         for (size_t k = 0; k < r.width && n > 1; k += TILE)
-            copy_tile(out + (full - start + k) * bytes, r.full[0], in + k * r.step * bytes, r.step * bytes, n,
+            copy_tile(out + (full - start + k) * bytes, r.full[0], src + k * r.step * bytes, r.step * bytes, n,
                       r.width - k < TILE ? r.width - k : TILE, bytes);
         if (n <= 1) {
             const ari_dump_run run = run_of(&r, data, bytes, full, local, start, end);

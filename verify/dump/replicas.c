@@ -17,9 +17,9 @@ typedef struct copy {
 
 typedef struct pair {
     const ar_dump_tensor *t;
-    const copy *of[2];
+    const copy *copies[2];
     const ari_dump_run *run; /* of the first, while the second's are walked through */
-    size_t first, different;
+    size_t first_index, different;
     ar_dump_differs differs; /* NULL: by bits */
     void *user;
     size_t drift;
@@ -36,7 +36,7 @@ static int compare_copies(const void *a, const void *b)
 /* --- two copies --------------------------------------------------------------------------------------------------- */
 static void add_difference(pair *p, size_t index)
 {
-    p->first = p->different == 0 || index < p->first ? index : p->first;
+    p->first_index = p->different == 0 || index < p->first_index ? index : p->first_index;
     p->different++;
 }
 
@@ -64,7 +64,7 @@ static ar_status compare_with_run(void *user, const ari_dump_run *a)
 {
     pair *p = user;
     p->run = a;
-    return ari_dump_each_run(p->t, p->of[1]->part, p->of[1]->box, a->full, a->count, compare_run, p);
+    return ari_dump_each_run(p->t, p->copies[1]->part, p->copies[1]->box, a->full, a->count, compare_run, p);
 }
 
 /* Elements of less than a byte, `bits` apart: only whole tensors have them. */
@@ -80,14 +80,14 @@ static void compare_bits(pair *p, const unsigned char *x, const unsigned char *y
 
 static ar_status compare_pair(pair *p)
 {
-    const size_t count = ari_dump_box_count(p->t->ndim, p->of[0]->box), bits = ari_dtype_bits(p->t->dtype);
-    const char *x = ari_dump_box_data(p->t, p->of[0]->part, p->of[0]->box),
-               *y = ari_dump_box_data(p->t, p->of[1]->part, p->of[1]->box);
+    const size_t count = ari_dump_box_count(p->t->ndim, p->copies[0]->box), bits = ari_dtype_bits(p->t->dtype);
+    const char *x = ari_dump_box_data(p->t, p->copies[0]->part, p->copies[0]->box),
+               *y = ari_dump_box_data(p->t, p->copies[1]->part, p->copies[1]->box);
     p->different = 0;
     if (x != NULL && y != NULL && memcmp(x, y, count * bits / 8) == 0)
         return AR_OK;
     if (ar_dtype_bytes(p->t->dtype) > 0)
-        return ari_dump_each_run(p->t, p->of[0]->part, p->of[0]->box, 0, p->t->count, compare_with_run, p);
+        return ari_dump_each_run(p->t, p->copies[0]->part, p->copies[0]->box, 0, p->t->count, compare_with_run, p);
     if (x == NULL || y == NULL)
         return ar_error_set(AR_ERR_DTYPE, "tensor '%s' is %s: parts of a tensor need elements of whole bytes",
                             p->t->name, ar_dtype_name(p->t->dtype));
@@ -110,14 +110,14 @@ static ar_status keep_value(void *user, const ari_dump_run *run)
 static ar_status describe_pair(const pair *p, ar_dump_disagreement *out)
 {
     *out = (ar_dump_disagreement){.tensor = p->t,
-                                  .index = p->first,
+                                  .index = p->first_index,
                                   .elements = p->different,
-                                  .count = ari_dump_box_count(p->t->ndim, p->of[0]->box)};
+                                  .count = ari_dump_box_count(p->t->ndim, p->copies[0]->box)};
     for (int k = 0; k < 2; k++) {
         value v = {p->t->dtype, NAN};
-        out->ranks[k] = p->of[k]->part->rank;
+        out->ranks[k] = p->copies[k]->part->rank;
         if (ar_dtype_bytes(v.dtype) > 0 && v.dtype != AR_C64)
-            AR_TRY(ari_dump_each_run(p->t, p->of[k]->part, p->of[k]->box, p->first, 1, keep_value, &v));
+            AR_TRY(ari_dump_each_run(p->t, p->copies[k]->part, p->copies[k]->box, p->first_index, 1, keep_value, &v));
         out->value[k] = v.x;
     }
     return AR_OK;
@@ -143,8 +143,8 @@ static ar_status compare_group(pair *p, const copy *list, size_t n, bool *found,
 {
     const size_t terms = n / (size_t)list->box->replicas;
     for (size_t i = terms; i < n && !*found; i++) {
-        p->of[0] = &list[i % terms];
-        p->of[1] = &list[i];
+        p->copies[0] = &list[i % terms];
+        p->copies[1] = &list[i];
         AR_TRY(compare_pair(p));
         *found = p->different > 0;
         if (*found)
@@ -165,20 +165,20 @@ ar_status ari_dump_replicas_by(const ar_dump_tensor *t, ar_dump_differs differs,
     ar_status st = AR_OK;
     pair p = {.t = t, .differs = differs, .user = user};
     ARI_OWNED copy *list = NULL;
-    size_t most = 0;
+    size_t max_copies = 0;
     *found = false;
     *drift = 0;
     for (size_t i = 0; i < t->parts; i++)
-        most += t->part[i].replicas > 1 ? t->part[i].boxes : 0;
-    if (most == 0)
+        max_copies += t->part[i].replicas > 1 ? t->part[i].boxes : 0;
+    if (max_copies == 0)
         return AR_OK;
-    AR_TRY(ARI_ALLOC(&list, most, "copies of a tensor"));
+    AR_TRY(ARI_ALLOC(&list, max_copies, "copies of a tensor"));
     const size_t n = list_copies(t, list);
     ARI_SORT(list, n, compare_copies);
-    for (size_t i = 0, same = 0; i < n && st == AR_OK && !*found; i += same) {
-        for (same = 1; i + same < n && list[i + same].start == list[i].start;)
-            same++;
-        st = compare_group(&p, &list[i], same, found, out);
+    for (size_t i = 0, group_size = 0; i < n && st == AR_OK && !*found; i += group_size) {
+        for (group_size = 1; i + group_size < n && list[i + group_size].start == list[i].start;)
+            group_size++;
+        st = compare_group(&p, &list[i], group_size, found, out);
     }
     *drift = p.drift;
     return st;

@@ -91,11 +91,11 @@ static const ari_role_place places[ARI_ROLES] = {
 
 /* Further names. tail: the end of a name that stands for it outside of a layer; NULL: it is in the path's last
  * component, as in the families. */
-static const struct other {
+static const struct extra_entry {
     ari_role role;
     const char *path; /* NULL: it has no place in the order */
     const char *tail;
-} others[] = {
+} extra_entries[] = {
     {ARI_EMBEDDED, "drop", NULL},
     {ARI_ATTENTION_SUM, "attn_residual", NULL},
     {ARI_LAYER, "", NULL},
@@ -170,7 +170,7 @@ typedef struct entry {
     const char *module; /* "self_attn" of "self_attn.probs", whose path is "probs"; NULL: all of it is in the path */
     const char *path, *tail;
     bool in_out;
-    size_t of_parts, part, of_values, value, other; /* the next ones: of which family, and which of it */
+    size_t of_parts, part, of_values, value, extra; /* the next ones: of which family, and which of it */
 } entry;
 
 static const char *leaf_of(const entry *e)
@@ -213,9 +213,9 @@ static bool next_entry(entry *e)
         if (next_value(e, f))
             return true;
     }
-    if (e->other == COUNT(others))
+    if (e->extra == COUNT(extra_entries))
         return false;
-    const struct other *o = &others[e->other++];
+    const struct extra_entry *o = &extra_entries[e->extra++];
     e->role = o->role;
     e->module = NULL;
     e->path = o->path;
@@ -223,49 +223,49 @@ static bool next_entry(entry *e)
     return true;
 }
 
-size_t ari_ending(const char *path, size_t n, const char *what)
+size_t ari_ending(const char *path, size_t n, const char *suffix)
 {
-    size_t at = n;
-    for (size_t i = strlen(what); i-- > 0;) {
+    size_t pos = n;
+    for (size_t i = strlen(suffix); i-- > 0;) {
         size_t digits = 0;
-        while (what[i] == '*' && digits < at && isdigit((unsigned char)path[at - digits - 1]))
+        while (suffix[i] == '*' && digits < pos && isdigit((unsigned char)path[pos - digits - 1]))
             digits++;
-        if (what[i] == '*' ? digits == 0 : at == 0 || path[at - 1] != what[i])
+        if (suffix[i] == '*' ? digits == 0 : pos == 0 || path[pos - 1] != suffix[i])
             return 0;
-        at -= what[i] == '*' ? digits : 1;
+        pos -= suffix[i] == '*' ? digits : 1;
     }
-    return n - at;
+    return n - pos;
 }
 
-/* True if a path of n bytes ends in `what`; gives the byte before it, or 0 at the path's beginning. */
-static bool ends_behind(const char *path, size_t n, const char *what, char *before)
+/* True if a path of n bytes ends in `suffix`; gives the byte before it, or 0 at the path's beginning. */
+static bool ends_behind(const char *path, size_t n, const char *suffix, char *before)
 {
-    const size_t m = ari_ending(path, n, what);
+    const size_t m = ari_ending(path, n, suffix);
     if (m == 0)
         return false;
     *before = m < n ? path[n - m - 1] : '\0';
     return true;
 }
 
-/* True if a path is `what`, or ends in it after a dot. */
-static bool ends_in(const char *path, size_t n, const char *what)
+/* True if a path is `suffix`, or ends in it after a dot. */
+static bool ends_in(const char *path, size_t n, const char *suffix)
 {
     char before;
-    return ends_behind(path, n, what, &before) && (before == '\0' || before == '.');
+    return ends_behind(path, n, suffix, &before) && (before == '\0' || before == '.');
 }
 
 /* True if it ends in an entry's whole path; the first component of an entry with dots may be a suffix, as "attn.q" is
  * of "self_attn.q". */
 static bool ends_in_entry(const char *path, size_t n, const entry *e)
 {
-    const char *what = e->tail ? e->tail : e->path;
+    const char *suffix = e->tail ? e->tail : e->path;
     char before;
     bool dots = e->module != NULL;
-    if (!ends_behind(path, n, what, &before))
+    if (!ends_behind(path, n, suffix, &before))
         return false;
-    if (dots && (before != '.' || !ends_behind(path, n - strlen(what) - 1, e->module, &before)))
+    if (dots && (before != '.' || !ends_behind(path, n - strlen(suffix) - 1, e->module, &before)))
         return false;
-    dots = dots || strchr(what, '.') != NULL;
+    dots = dots || strchr(suffix, '.') != NULL;
     return before == '\0' || before == '.' || (dots && before == '_');
 }
 
@@ -290,10 +290,10 @@ static struct {
 
 static uint8_t hash_of_leaf(const char *path, size_t n)
 {
-    size_t at = n;
+    size_t pos = n;
     uint32_t hash = 0;
-    while (at > 0 && path[at - 1] != '.')
-        hash = hash * 31 + (unsigned char)path[--at];
+    while (pos > 0 && path[pos - 1] != '.')
+        hash = hash * 31 + (unsigned char)path[--pos];
     return (uint8_t)(hash ^ hash >> 8);
 }
 
@@ -307,18 +307,18 @@ static void make_vocabulary(void)
     }
 }
 
-/* The next entry from `at` on whose last component may be that of a path of n bytes, its tail's or its path's; NULL:
+/* The next entry from `index` on whose last component may be that of a path of n bytes, its tail's or its path's; NULL:
  * none. */
-static const entry *find_entry(size_t *at, bool tail, const char *path, size_t n)
+static const entry *find_entry(size_t *index, bool tail, const char *path, size_t n)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, make_vocabulary);
-    const uint8_t *hash = vocabulary.hash[tail], wanted = hash_of_leaf(path, n);
-    const uint8_t *found = memchr(hash + *at, wanted, vocabulary.n - *at);
+    const uint8_t *hash = vocabulary.hash[tail], leaf_hash = hash_of_leaf(path, n);
+    const uint8_t *found = memchr(hash + *index, leaf_hash, vocabulary.n - *index);
     if (!found)
         return NULL;
-    *at = (size_t)(found - hash) + 1;
-    return &vocabulary.entry[*at - 1];
+    *index = (size_t)(found - hash) + 1;
+    return &vocabulary.entry[*index - 1];
 }
 
 const ari_role_place *ari_role_place_of(ari_role role)
@@ -329,7 +329,7 @@ const ari_role_place *ari_role_place_of(ari_role role)
 ari_role ari_role_in_layer(const char *path, size_t n)
 {
     const entry *e;
-    for (size_t at = 0; (e = find_entry(&at, false, path, n)) != NULL;) {
+    for (size_t index = 0; (e = find_entry(&index, false, path, n)) != NULL;) {
         if (e->path && ari_section_of(e->role) == ARI_IN_BLOCKS && is_entry(path, n, e))
             return e->role;
     }
@@ -339,7 +339,7 @@ ari_role ari_role_in_layer(const char *path, size_t n)
 ari_role ari_role_outside(const char *path, size_t n, ari_section section)
 {
     const entry *e;
-    for (size_t at = 0; (e = find_entry(&at, true, path, n)) != NULL;) {
+    for (size_t index = 0; (e = find_entry(&index, true, path, n)) != NULL;) {
         if (e->path && ari_section_of(e->role) == section && ends_in(path, n, e->tail ? e->tail : leaf_of(e)))
             return e->role;
     }
@@ -350,15 +350,15 @@ ari_role ari_role_outside(const char *path, size_t n, ari_section section)
  * then the last one of that name, an MLP's. */
 ari_module_name ari_module_of(const char *name, size_t n)
 {
-    ari_module_name last = {0};
+    ari_module_name last_match = {0};
     const size_t weight = ari_ending(name, n, ".weight");
     n -= weight ? weight : ari_ending(name, n, ".bias");
     const entry *e;
-    for (size_t at = 0; (e = find_entry(&at, true, name, n)) != NULL;) {
+    for (size_t index = 0; (e = find_entry(&index, true, name, n)) != NULL;) {
         if (ends_in_entry(name, n, e))
             return (ari_module_name){e->role, e->in_out};
         if (!e->tail && !ari_is_of_experts(e->role) && ends_in(name, n, leaf_of(e)))
-            last = (ari_module_name){e->role, e->in_out};
+            last_match = (ari_module_name){e->role, e->in_out};
     }
-    return last;
+    return last_match;
 }

@@ -16,8 +16,8 @@ typedef struct ari_role_place {
 /** Static storage. */
 const ari_role_place *ari_role_place_of(ari_role role);
 
-/** The bytes at the end of a path of n bytes that are `what`, in which "*" is any number; 0: it ends otherwise. */
-size_t ari_ending(const char *path, size_t n, const char *what);
+/** The bytes at the end of a path of n bytes that are `suffix`, in which "*" is any number; 0: it ends otherwise. */
+size_t ari_ending(const char *path, size_t n, const char *suffix);
 /** The role of all that follows a layer's number, n bytes without ".weight" or ".bias". */
 ari_role ari_role_in_layer(const char *path, size_t n);
 /** The role of a path outside of layers, before or after them, by its last components. */
@@ -60,7 +60,7 @@ typedef struct ari_walk {
     const ar_dump *dump;
     const char *path, *passes;
     int step;
-    size_t next;
+    size_t next_index;
     const ar_dump_tensor *t;
     ari_order_key key;
 } ari_walk;

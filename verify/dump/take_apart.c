@@ -42,46 +42,46 @@ static bool unfold_box(ar_dump_box *b, int ndim, size_t fold)
 /* Of the last dimension of what is cut the elements 0, every, 2*every, ..; false: there is none. */
 static bool thin_box(ar_dump_box *b, int d, size_t every)
 {
-    const size_t first = (every - b->global[d] % every) % every;
-    if (first >= b->extent[d])
+    const size_t skip = (every - b->global[d] % every) % every;
+    if (skip >= b->extent[d])
         return false;
-    b->at += first * b->stride[d];
-    b->global[d] = (b->global[d] + first) / every;
-    b->extent[d] = (b->extent[d] - first + every - 1) / every;
+    b->at += skip * b->stride[d];
+    b->global[d] = (b->global[d] + skip) / every;
+    b->extent[d] = (b->extent[d] - skip + every - 1) / every;
     b->stride[d] *= every;
     return true;
 }
 
 static void exchange(size_t x[2])
 {
-    const size_t first = x[0];
+    const size_t saved = x[0];
     x[0] = x[1];
-    x[1] = first;
+    x[1] = saved;
 }
 
-/* *there: whether the box has anything of the cut. False: it cannot be cut so. */
-static bool cut_box(ar_dump_box *to, bool *there, const ar_dump_box *from, int ndim, const ari_tensor_cut *c)
+/* *has_overlap: whether the box has anything of the cut. False: it cannot be cut so. */
+static bool cut_box(ar_dump_box *dst, bool *has_overlap, const ar_dump_box *src, int ndim, const ari_tensor_cut *c)
 {
-    *there = ari_dump_box_cut(to, from, ndim, c->start, c->extent);
-    for (int d = 0; d < ndim && *there; d++)
-        to->global[d] -= c->start[d];
-    if (*there && c->every > 0)
-        *there = thin_box(to, ndim - 1, c->every);
-    drop_dims(to, ndim, c->drop);
+    *has_overlap = ari_dump_box_cut(dst, src, ndim, c->start, c->extent);
+    for (int d = 0; d < ndim && *has_overlap; d++)
+        dst->global[d] -= c->start[d];
+    if (*has_overlap && c->every > 0)
+        *has_overlap = thin_box(dst, ndim - 1, c->every);
+    drop_dims(dst, ndim, c->drop);
     if (c->turned) {
-        exchange(to->global);
-        exchange(to->extent);
-        exchange(to->stride);
+        exchange(dst->global);
+        exchange(dst->extent);
+        exchange(dst->stride);
     }
-    return !*there || c->fold == 0 || unfold_box(to, ndim - c->drop, c->fold);
+    return !*has_overlap || c->fold == 0 || unfold_box(dst, ndim - c->drop, c->fold);
 }
 
-static void set_shape(ar_dump_tensor *t, const ar_dump_tensor *from, const ari_tensor_cut *c)
+static void set_shape(ar_dump_tensor *t, const ar_dump_tensor *src, const ari_tensor_cut *c)
 {
-    t->ndim = from->ndim - c->drop + (c->fold > 0);
+    t->ndim = src->ndim - c->drop + (c->fold > 0);
     for (int d = 0; d < t->ndim; d++) {
-        const int of = c->fold > 0 && d > 0 ? d - 1 : d;
-        t->shape[d] = c->extent[of + c->drop];
+        const int src_dim = c->fold > 0 && d > 0 ? d - 1 : d;
+        t->shape[d] = c->extent[src_dim + c->drop];
     }
     if (c->fold > 0) {
         t->shape[0] /= c->fold;
@@ -92,33 +92,33 @@ static void set_shape(ar_dump_tensor *t, const ar_dump_tensor *from, const ari_t
     if (c->turned)
         exchange(t->shape);
     t->count = ari_volume(t->shape, t->ndim);
-    t->whole = c->drop == 0 && t->count == from->count ? from->whole : NULL;
+    t->whole = c->drop == 0 && t->count == src->count ? src->whole : NULL;
 }
 
 /* *fits false: a box cannot be cut. Parts that have nothing of it are left out. */
-static ar_status take(ar_dump_tensor *t, ari_arena *arena, bool *fits, const ar_dump_tensor *from,
-                      const ari_tensor_cut *c)
+static ar_status cut_tensor(ar_dump_tensor *t, ari_arena *arena, bool *fits, const ar_dump_tensor *src,
+                            const ari_tensor_cut *c)
 {
     size_t boxes = 0;
     char *name = NULL;
     ar_dump_part *part = NULL;
     ar_dump_box *box = NULL;
-    for (size_t i = 0; i < from->parts; i++)
-        boxes += from->part[i].boxes;
-    AR_TRY(ARI_TAKE(&part, arena, from->parts, "parts of a tensor"));
+    for (size_t i = 0; i < src->parts; i++)
+        boxes += src->part[i].boxes;
+    AR_TRY(ARI_TAKE(&part, arena, src->parts, "parts of a tensor"));
     AR_TRY(ARI_TAKE(&box, arena, boxes, "parts of a tensor"));
     AR_TRY(ari_arena_text(arena, &name, c->name, "a tensor's name"));
-    *t = (ar_dump_tensor){.name = name, .dtype = from->dtype, .order = from->order, .part = part};
-    set_shape(t, from, c);
-    for (size_t i = 0; i < from->parts; i++) {
+    *t = (ar_dump_tensor){.name = name, .dtype = src->dtype, .order = src->order, .part = part};
+    set_shape(t, src, c);
+    for (size_t i = 0; i < src->parts; i++) {
         ar_dump_part *p = &part[t->parts];
-        *p = from->part[i];
+        *p = src->part[i];
         p->box = box;
         p->boxes = 0;
-        for (size_t k = 0; k < from->part[i].boxes; k++) {
-            bool there = false;
-            *fits = *fits && cut_box(&box[p->boxes], &there, &from->part[i].box[k], from->ndim, c);
-            p->boxes += there;
+        for (size_t k = 0; k < src->part[i].boxes; k++) {
+            bool has_overlap = false;
+            *fits = *fits && cut_box(&box[p->boxes], &has_overlap, &src->part[i].box[k], src->ndim, c);
+            p->boxes += has_overlap;
         }
         box += p->boxes;
         t->parts += p->boxes > 0;
@@ -173,9 +173,9 @@ static ar_status take_all(taking *k, const ar_dump_tensor *t, const ari_tensor_c
     const size_t tensors = k->tensors;
     bool fits = cuts->n > 0;
     for (size_t i = 0; i < cuts->n && fits; i++) {
-        ar_dump_tensor one;
-        AR_TRY(take(&one, k->arena, &fits, t, &cuts->cut[i]));
-        AR_TRY(keep_tensor(k, &one));
+        ar_dump_tensor result;
+        AR_TRY(cut_tensor(&result, k->arena, &fits, t, &cuts->cut[i]));
+        AR_TRY(keep_tensor(k, &result));
     }
     k->any = k->any || fits;
     if (fits)
@@ -204,16 +204,16 @@ ar_status ari_dump_take_apart(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user
 /* --- samples ------------------------------------------------------------------------------------------------------ */
 
 /* The boxes of a box's samples, each at its new place; how many they are. */
-static size_t split_box(ar_dump_box *to, const ar_dump_box *from, size_t rows, const size_t *place)
+static size_t split_box(ar_dump_box *dst, const ar_dump_box *src, size_t rows, const size_t *place)
 {
     size_t n = 0;
-    for (size_t row = from->global[0], end = row + from->extent[0]; row < end; n++) {
-        const size_t next = (row / rows + 1) * rows < end ? (row / rows + 1) * rows : end;
-        to[n] = *from;
-        to[n].at = from->at + (row - from->global[0]) * from->stride[0];
-        to[n].global[0] = place[row / rows] * rows + row % rows;
-        to[n].extent[0] = next - row;
-        row = next;
+    for (size_t row = src->global[0], end = row + src->extent[0]; row < end; n++) {
+        const size_t sample_end = (row / rows + 1) * rows < end ? (row / rows + 1) * rows : end;
+        dst[n] = *src;
+        dst[n].at = src->at + (row - src->global[0]) * src->stride[0];
+        dst[n].global[0] = place[row / rows] * rows + row % rows;
+        dst[n].extent[0] = sample_end - row;
+        row = sample_end;
     }
     return n;
 }

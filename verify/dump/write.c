@@ -38,11 +38,11 @@ void ari_boxes_of(ari_boxes *o, const ar_layout *layout)
             empty |= b->extent[d] == 0;
         if (empty)
             continue;
-        ar_box *last = o->n > 0 ? &o->box[o->n - 1] : NULL;
-        while (last != NULL && along < layout->ndim && !continues(last, b, layout->ndim, along))
+        ar_box *last_box = o->n > 0 ? &o->box[o->n - 1] : NULL;
+        while (last_box != NULL && along < layout->ndim && !continues(last_box, b, layout->ndim, along))
             along++;
-        if (last != NULL && along < layout->ndim)
-            last->extent[along] += b->extent[along];
+        if (last_box != NULL && along < layout->ndim)
+            last_box->extent[along] += b->extent[along];
         else
             o->box[o->n++] = *b;
     }
@@ -122,7 +122,7 @@ static json_t *coordinates(const ari_placement *p)
 {
     json_t *list = json_array();
     for (int i = 0; i < p->mesh.ndim; i++)
-        json_array_append_new(list, json_integer(p->at[i]));
+        json_array_append_new(list, json_integer(p->coords[i]));
     return list;
 }
 
@@ -161,19 +161,19 @@ static json_t *dcp_text(const ari_placement *p)
     return whole_or_none(o, failed);
 }
 
-static ar_status print_json(char **gives, json_t *value)
+static ar_status print_json(char **out, json_t *value)
 {
-    *gives = value ? json_dumps(value, JSON_COMPACT) : NULL;
+    *out = value ? json_dumps(value, JSON_COMPACT) : NULL;
     json_decref(value);
-    return *gives ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a rank's placement");
+    return *out ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a rank's placement");
 }
 
-ar_status ari_placement_text(char **dcp, char **own, const ari_placement *p)
+ar_status ari_placement_text(char **dcp, char **placement_text, const ari_placement *p)
 {
-    *own = NULL;
+    *placement_text = NULL;
     if (dcp)
         AR_TRY(print_json(dcp, dcp_text(p)));
-    return print_json(own, whole_text(p));
+    return print_json(placement_text, whole_text(p));
 }
 
 /* --- writing ------------------------------------------------------------------------------------------------------ */
@@ -206,12 +206,12 @@ static ar_status check_value(const ar_dump_value *v)
 /* The box of the local tensor, where it lies if that is row-major, else copied. */
 static ar_status box_data(const void **data, ari_arena *arena, const ar_tensor *local, const ar_box *b)
 {
-    ar_dump_tensor all = {.dtype = local->dtype, .ndim = local->ndim};
+    ar_dump_tensor box_tensor = {.dtype = local->dtype, .ndim = local->ndim};
     ar_dump_box box = {.at = 0};
     ar_tensor part = *local;
     for (int d = 0; d < local->ndim; d++) {
         part = ar_tensor_slice(&part, d, b->local[d], b->extent[d]);
-        all.shape[d] = box.extent[d] = b->extent[d];
+        box_tensor.shape[d] = box.extent[d] = b->extent[d];
         box.stride[d] = (size_t)part.stride[d];
     }
     *data = part.data.ptr;
@@ -220,7 +220,7 @@ static ar_status box_data(const void **data, ari_arena *arena, const ar_tensor *
     const size_t count = ar_tensor_count(&part);
     void *copy = NULL;
     AR_TRY(ari_arena_take(arena, &copy, count, ar_dtype_bytes(local->dtype), "a tensor to write"));
-    ari_dump_copy_box(copy, &all, part.data.ptr, &box, 0, count);
+    ari_dump_copy_box(copy, &box_tensor, part.data.ptr, &box, 0, count);
     *data = copy;
     return AR_OK;
 }
@@ -268,22 +268,22 @@ static ar_status make_texts(char *text[2], const contents *o, const ar_dump_plac
                        .tensors = o->n,
                        .order = order,
                        .ordered = ordered};
-    memcpy(p.at, place->at, sizeof p.at);
+    memcpy(p.coords, place->at, sizeof p.coords);
     return ari_placement_text(&text[0], &text[1], &p);
 }
 
-static ar_status write_file(ari_atomic_file **gives, const char *path, const contents *o, char *const text[2],
+static ar_status write_file(ari_atomic_file **out, const char *path, const contents *o, char *const text[2],
                             const char *const *metadata, size_t n_meta)
 {
-    const size_t own = ARI_RANK_METADATA + 1;
-    const char **all = NULL;
-    AR_TRY(ARI_TAKE(&all, o->arena, 2 * (n_meta + own), "metadata"));
-    all[0] = "format";
-    all[1] = "pt";
-    ari_rank_metadata(all + 2, text);
+    const size_t rank_pairs = ARI_RANK_METADATA + 1;
+    const char **pairs = NULL;
+    AR_TRY(ARI_TAKE(&pairs, o->arena, 2 * (n_meta + rank_pairs), "metadata"));
+    pairs[0] = "format";
+    pairs[1] = "pt";
+    ari_rank_metadata(pairs + 2, text);
     for (size_t i = 0; i < 2 * n_meta; i++)
-        all[2 * own + i] = metadata[i];
-    return ari_st_write_uncommitted(gives, path, o->tensor, o->n, all, own + n_meta);
+        pairs[2 * rank_pairs + i] = metadata[i];
+    return ari_st_write_uncommitted(out, path, o->tensor, o->n, pairs, rank_pairs + n_meta);
 }
 
 /* --- a rank ------------------------------------------------------------------------------------------------------- */
@@ -294,19 +294,19 @@ typedef struct job {
     size_t n;
     const char *const *metadata;
     size_t n_meta;
-    ari_boxes *of; /* [n] */
-    char **order;  /* [n] names, borrowed */
+    ari_boxes *boxes; /* [n] */
+    char **order;     /* [n] names, borrowed */
     ari_arena arena;
 } job;
 
-static ar_status file_path(char **gives, const job *j, size_t k)
+static ar_status file_path(char **out, const job *j, size_t k)
 {
     char name[ARI_RANK_FILE];
     ari_rank_file_name(name, j->place->rank, k);
-    return ari_file_path(gives, j->folder, name);
+    return ari_file_path(out, j->folder, name);
 }
 
-static ar_status write_boxes(ari_atomic_file **gives, job *j, size_t k)
+static ar_status write_boxes(ari_atomic_file **out, job *j, size_t k)
 {
     ar_status st = AR_OK;
     ARI_OWNED char *path = NULL;
@@ -317,10 +317,10 @@ static ar_status write_boxes(ari_atomic_file **gives, job *j, size_t k)
     AR_TRY_TO(done, st, ARI_TAKE(&o.tensor, o.arena, j->n, "tensors to write"));
     AR_TRY_TO(done, st, ARI_TAKE(&o.placed, o.arena, j->n, "tensors to write"));
     for (size_t i = 0; i < j->n; i++)
-        if (k < j->of[i].n)
-            AR_TRY_TO(done, st, add_box(&o, &j->values[i], j->place, &j->of[i].box[k]));
+        if (k < j->boxes[i].n)
+            AR_TRY_TO(done, st, add_box(&o, &j->values[i], j->place, &j->boxes[i].box[k]));
     AR_TRY_TO(done, st, make_texts(text, &o, j->place, j->order, k == 0 ? j->n : 0));
-    st = write_file(gives, path, &o, text, j->metadata, j->n_meta);
+    st = write_file(out, path, &o, text, j->metadata, j->n_meta);
 done:
     free(text[0]);
     free(text[1]);
@@ -345,7 +345,7 @@ static ar_status write_rank(job *j)
     size_t files = 1;
     ar_status st = AR_OK;
     for (size_t i = 0; i < j->n; i++)
-        files = j->of[i].n > files ? j->of[i].n : files;
+        files = j->boxes[i].n > files ? j->boxes[i].n : files;
     for (size_t k = 0; k < files && st == AR_OK; k++)
         st = write_boxes(&out[k], j, k);
     if (st == AR_OK)
@@ -375,11 +375,11 @@ static ar_status check_place(const ar_dump_place *p)
 static ar_status write_values(job *j)
 {
     AR_TRY(check_place(j->place));
-    AR_TRY(ARI_TAKE(&j->of, &j->arena, j->n, "tensors to write"));
+    AR_TRY(ARI_TAKE(&j->boxes, &j->arena, j->n, "tensors to write"));
     AR_TRY(ARI_TAKE(&j->order, &j->arena, j->n, "tensors to write"));
     for (size_t i = 0; i < j->n; i++) {
         AR_TRY(check_value(&j->values[i]));
-        ari_boxes_of(&j->of[i], j->values[i].layout);
+        ari_boxes_of(&j->boxes[i], j->values[i].layout);
         j->order[i] = (char *)(uintptr_t)j->values[i].name;
     }
     return write_rank(j);

@@ -10,20 +10,20 @@
 
 /* --- tensors side by side ----------------------------------------------------------------------------------------- */
 
-ari_beside ari_beside_of(const ar_dump_tensor *const *tensor, int tensors, size_t from, size_t n)
+ari_beside ari_beside_of(const ar_dump_tensor *const *tensor, int tensors, size_t start, size_t n)
 {
-    return (ari_beside){.tensor = tensor, .tensors = tensors, .from = from, .n = n, .at = SIZE_MAX};
+    return (ari_beside){.tensor = tensor, .tensors = tensors, .start = start, .n = n, .index = SIZE_MAX};
 }
 
 bool ari_beside_next(ari_beside *b)
 {
-    const size_t at = ++b->at; /* to 0 before the first */
-    const size_t some = b->n - at < ARI_BESIDE_AT_ONCE ? b->n - at : ARI_BESIDE_AT_ONCE;
-    for (int k = 0; at < b->n && at % ARI_BESIDE_AT_ONCE == 0 && k < b->tensors && b->status == AR_OK; k++)
-        b->status = b->tensor[k] ? ari_dump_read_f64(b->tensor[k], b->from + at, some, b->read[k]) : AR_OK;
+    const size_t index = ++b->index; /* to 0 before the first */
+    const size_t count = b->n - index < ARI_BESIDE_AT_ONCE ? b->n - index : ARI_BESIDE_AT_ONCE;
+    for (int k = 0; index < b->n && index % ARI_BESIDE_AT_ONCE == 0 && k < b->tensors && b->status == AR_OK; k++)
+        b->status = b->tensor[k] ? ari_dump_read_f64(b->tensor[k], b->start + index, count, b->read[k]) : AR_OK;
     for (int k = 0; k < b->tensors; k++)
-        b->x[k] = b->read[k][at % ARI_BESIDE_AT_ONCE];
-    return at < b->n && b->status == AR_OK;
+        b->x[k] = b->read[k][index % ARI_BESIDE_AT_ONCE];
+    return index < b->n && b->status == AR_OK;
 }
 
 const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, size_t n, const char *kind, int step)
@@ -81,18 +81,19 @@ static size_t row_of(const ari_doubt *d, size_t element)
 
 /* The root s of a second moment is a norm of the gradients so far, whatever their weights. If each gradient is off by
  * at most y of its size, s is off by d <= y s, and the bound's d/(s - d) is at most y/(1 - y). */
-static ar_status read_gradients(double *beside, const ari_doubt *d, size_t start, size_t n)
+static ar_status read_gradients(double *extra, const ari_doubt *d, size_t start, size_t n)
 {
     enum { CHUNK = 1024 };
-    for (size_t at = 0; at < n && d->steps > 0; at += CHUNK) {
+    for (size_t offset = 0; offset < n && d->steps > 0; offset += CHUNK) {
         double y[CHUNK] = {0.0};
         for (int k = 0; k < d->steps; k++) {
-            ari_beside b = ari_beside_of(d->grad[k], 2, start + at, n - at < CHUNK ? n - at : CHUNK);
+            ari_beside b = ari_beside_of(d->grad[k], 2, start + offset, n - offset < CHUNK ? n - offset : CHUNK);
             while (ari_beside_next(&b)) {
-                const double apart = fabs(b.x[1] - b.x[0]);
-                double *const most = &y[b.at];
-                *most = apart > 0.0 && isfinite(apart) ? fmax(*most, apart / fabs(b.x[0])) : *most;
-                beside[at + b.at] += 2.0 * d->reach[k] * (*most < 0.5 ? *most / (1.0 - *most) : 1.0);
+                const double delta = fabs(b.x[1] - b.x[0]);
+                double *const max_ratio = &y[b.index];
+                *max_ratio = delta > 0.0 && isfinite(delta) ? fmax(*max_ratio, delta / fabs(b.x[0])) : *max_ratio;
+                extra[offset + b.index] +=
+                    2.0 * d->reach[k] * (*max_ratio < 0.5 ? *max_ratio / (1.0 - *max_ratio) : 1.0);
             }
             AR_TRY(b.status);
         }
@@ -103,32 +104,32 @@ static ar_status read_gradients(double *beside, const ari_doubt *d, size_t start
 /* A step makes a moment d m + w g, or d v + w g^2, with d and w of 1 at most. The difference of m stays, and that of g
  * is added. The term w g is no larger than both moments together, and w g^2 no larger than v: so it is off by the
  * gradient's part y of that at most, whatever w and the scale of the gradients. */
-static ar_status read_moment(double *beside, const ari_doubt *d, size_t start, size_t n)
+static ar_status read_moment(double *extra, const ari_doubt *d, size_t start, size_t n)
 {
     ari_beside past = ari_beside_of(d->before, 2, start, n);
     while (ari_beside_next(&past))
-        beside[past.at] += isfinite(past.x[1] - past.x[0]) ? fabs(past.x[1] - past.x[0]) : 0.0;
+        extra[past.index] += isfinite(past.x[1] - past.x[0]) ? fabs(past.x[1] - past.x[0]) : 0.0;
     AR_TRY(past.status);
     const ar_dump_tensor *const tensors[] = {d->added[0], d->added[1], d->moment, d->before[0]};
     ari_beside b = ari_beside_of(tensors, 4, start, d->added[0] ? n : 0);
     while (ari_beside_next(&b)) {
-        const double g = fabs(b.x[0]), apart = fabs(b.x[1] - b.x[0]), y = apart / g;
+        const double g = fabs(b.x[0]), delta = fabs(b.x[1] - b.x[0]), y = delta / g;
         const double part = d->squared ? (2.0 + y) * y * fabs(b.x[2]) : y * (fabs(b.x[2]) + fabs(b.x[3]));
-        const double most = d->squared ? (2.0 * g + apart) * apart : apart;
-        beside[b.at] += apart > 0.0 && isfinite(apart) ? fmin(part, most) : 0.0;
+        const double limit = d->squared ? (2.0 * g + delta) * delta : delta;
+        extra[b.index] += delta > 0.0 && isfinite(delta) ? fmin(part, limit) : 0.0;
     }
     return b.status;
 }
 
-ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n)
+ar_status ari_doubt_read(double *extra, const ari_doubt *d, size_t start, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         const size_t column = d->width ? column_of(d, start + i) : 0;
-        beside[i] = d->all + (d->bias ? d->bias[column] : 0.0);
-        beside[i] += d->weight ? d->weight[column] * d->row[row_of(d, start + i)] : 0.0;
+        extra[i] = d->uniform + (d->bias ? d->bias[column] : 0.0);
+        extra[i] += d->weight ? d->weight[column] * d->row[row_of(d, start + i)] : 0.0;
     }
-    AR_TRY(read_moment(beside, d, start, n));
-    return read_gradients(beside, d, start, n);
+    AR_TRY(read_moment(extra, d, start, n));
+    return read_gradients(extra, d, start, n);
 }
 
 /* --- what weights explain of outputs ------------------------------------------------------------------------------ */
@@ -159,9 +160,9 @@ static bool has_features_last(const char *name)
 /* Whether weights apply along a dimension of so many features: they have as many outputs, or inputs of some groups. */
 static bool fits_features(const ar_dump_tensor *weight, size_t width)
 {
-    const size_t first = weight->ndim > 0 ? weight->shape[0] : 0, second = weight->ndim > 1 ? weight->shape[1] : 1;
-    return width > 0 && first > 0 && second > 0 &&
-           (first == width || (weight->ndim > 1 && width % second == 0 && first % (width / second) == 0));
+    const size_t outputs = weight->ndim > 0 ? weight->shape[0] : 0, second = weight->ndim > 1 ? weight->shape[1] : 1;
+    return width > 0 && outputs > 0 && second > 0 &&
+           (outputs == width || (weight->ndim > 1 && width % second == 0 && outputs % (width / second) == 0));
 }
 
 /* The dimension along which a module's weights apply. A convolution's have dimensions of places behind those of their
@@ -170,16 +171,18 @@ static bool fits_features(const ar_dump_tensor *weight, size_t width)
 static int dimension_of(const ar_dump_tensor *output, const ar_dump_tensor *weight, const ar_dump_tensor *bias,
                         const char *name)
 {
-    const ar_dump_tensor *of = weight ? weight : bias;
+    const ar_dump_tensor *param = weight ? weight : bias;
     const bool places = weight && weight->ndim > 2;
-    const int last = output->ndim - 1, first = places && output->ndim == weight->ndim - 1 ? 0 : 1;
-    if (!of || output->ndim < 2 || has_features_last(name) || (places && output->ndim < weight->ndim - 1))
-        return last;
-    const size_t own = of->shape[of->ndim - 1];
-    const bool fits = places ? fits_features(of, output->shape[first]) : of->count == output->shape[first];
-    if (!fits || (!has_features_first(name) && (output->shape[last] == own || (places && output->ndim != of->ndim))))
-        return last;
-    return first;
+    const int last_dim = output->ndim - 1, feature_dim = places && output->ndim == weight->ndim - 1 ? 0 : 1;
+    if (!param || output->ndim < 2 || has_features_last(name) || (places && output->ndim < weight->ndim - 1))
+        return last_dim;
+    const size_t param_width = param->shape[param->ndim - 1];
+    const bool fits =
+        places ? fits_features(param, output->shape[feature_dim]) : param->count == output->shape[feature_dim];
+    if (!fits || (!has_features_first(name) &&
+                  (output->shape[last_dim] == param_width || (places && output->ndim != param->ndim))))
+        return last_dim;
+    return feature_dim;
 }
 
 /* The output j is w_j x, a row or a column of the matrix times the input, or an element of a vector times its own, and
@@ -196,34 +199,34 @@ static ar_status doubt_matrix(ari_doubt *d, const ar_dump_tensor *const *weight,
     const size_t groups = places && rows != d->width && fits_features(w, d->width) ? d->width / cols : 1;
     if (rows != d->width && groups * cols != d->width)
         return AR_OK;
-    double *row = NULL, *column = NULL, all = 0.0; /* sums of squares */
+    double *row = NULL, *column = NULL, total = 0.0; /* sums of squares */
     AR_TRY(ARI_TAKE(&row, arena, rows, w->name));
     AR_TRY(ARI_TAKE(&column, arena, groups * cols, w->name));
     ari_beside b = ari_beside_of(weight, 2, 0, w->count);
     while (ari_beside_next(&b)) {
-        const double apart = (b.x[1] - b.x[0]) * (b.x[1] - b.x[0]);
-        const size_t in_row = b.at / (cols * inner), group = in_row / (rows / groups);
-        row[in_row] += apart;
-        column[group * cols + b.at / inner % cols] += apart;
-        all += b.x[0] * b.x[0];
+        const double squared_delta = (b.x[1] - b.x[0]) * (b.x[1] - b.x[0]);
+        const size_t in_row = b.index / (cols * inner), group = in_row / (rows / groups);
+        row[in_row] += squared_delta;
+        column[group * cols + b.index / inner % cols] += squared_delta;
+        total += b.x[0] * b.x[0];
     }
     AR_TRY(b.status);
-    double *of = rows == d->width ? row : column;
+    double *line_sums = rows == d->width ? row : column;
     const double inputs = (double)(w->ndim < 2 ? d->width : w->count / d->width);
     for (size_t j = 0; j < d->width; j++) {
-        const double most = rows == cols ? fmax(row[j], column[j]) : of[j];
-        of[j] = all > 0.0 ? sqrt(inputs * most / all) : 0.0;
+        const double max_sum = rows == cols ? fmax(row[j], column[j]) : line_sums[j];
+        line_sums[j] = total > 0.0 ? sqrt(inputs * max_sum / total) : 0.0;
     }
-    d->weight = of;
+    d->weight = line_sums;
     return AR_OK;
 }
 
 static double largest_of(const double *x, size_t n)
 {
-    double most = 0.0;
+    double largest = 0.0;
     for (size_t i = 0; x && i < n; i++)
-        most = fmax(most, x[i]);
-    return most;
+        largest = fmax(largest, x[i]);
+    return largest;
 }
 
 ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,
@@ -243,7 +246,7 @@ ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_
         AR_TRY(ARI_TAKE(&d->row, arena, rows, output->name));
         ari_beside b = ari_beside_of(&output, 1, 0, output->count);
         while (ari_beside_next(&b))
-            d->row[row_of(d, b.at)] += b.x[0] * b.x[0];
+            d->row[row_of(d, b.index)] += b.x[0] * b.x[0];
         AR_TRY(b.status);
         for (size_t i = 0; i < rows; i++)
             d->row[i] = sqrt(d->row[i]);
@@ -252,9 +255,9 @@ ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_
         AR_TRY(ARI_TAKE(&d->bias, arena, d->width, output->name));
         ari_beside b = ari_beside_of(bias, 2, 0, d->width);
         while (ari_beside_next(&b))
-            d->bias[b.at] = fabs(b.x[1] - b.x[0]);
+            d->bias[b.index] = fabs(b.x[1] - b.x[0]);
         AR_TRY(b.status);
     }
-    d->most = largest_of(d->weight, d->width) * largest_of(d->row, rows) + largest_of(d->bias, d->width);
+    d->max_element = largest_of(d->weight, d->width) * largest_of(d->row, rows) + largest_of(d->bias, d->width);
     return AR_OK;
 }

@@ -124,12 +124,12 @@ static void fill_ratios(const pool *p, const ari_normal *n)
         const ar_verify_row *row = n->row[t].row;
         if (!judges(s, row->pass))
             continue;
-        const double by = fmax(median_of_others(p, &p->size[k - run], run), floor_of(s, row));
-        const double ratio = ratio_over(p->size[k], by);
-        double *most = &p->ratio[t * p->runs + run];
-        if (run == n->draws && ratio >= *most)
+        const double baseline = fmax(median_of_others(p, &p->size[k - run], run), floor_of(s, row));
+        const double ratio = ratio_over(p->size[k], baseline);
+        double *max_ratio = &p->ratio[t * p->runs + run];
+        if (run == n->draws && ratio >= *max_ratio)
             tell_size(&n->row[t], &p->size[k - run], n->draws, ratio);
-        *most = fmax(*most, ratio);
+        *max_ratio = fmax(*max_ratio, ratio);
     }
 }
 
@@ -171,24 +171,24 @@ static void judge_pool(ari_normal *n, const pool *p)
     n->statistic = unusual(p, n->draws);
     for (size_t i = 0; i < n->draws; i++) {
         const double x = unusual(p, i);
-        n->most = fmax(n->most, x);
+        n->max_statistic = fmax(n->max_statistic, x);
         n->more_unusual += x >= n->statistic;
     }
     n->normal = n->more_unusual > 0;
 }
 
 /* [draws, ARI_NORMAL_SIZES] of a tensor, into the pool. */
-static ar_status read_draws(const pool *p, size_t t, const ar_dump_tensor *from)
+static ar_status read_draws(const pool *p, size_t t, const ar_dump_tensor *draw_tensor)
 {
     double *x = &p->size[t * ARI_NORMAL_SIZES * p->runs];
     for (size_t i = 0; i + 1 < p->runs; i++) {
-        double one[ARI_NORMAL_SIZES];
-        AR_TRY(ari_dump_read_f64(from, i * ARI_NORMAL_SIZES, ARI_NORMAL_SIZES, one));
+        double sizes[ARI_NORMAL_SIZES];
+        AR_TRY(ari_dump_read_f64(draw_tensor, i * ARI_NORMAL_SIZES, ARI_NORMAL_SIZES, sizes));
         for (size_t s = 0; s < ARI_NORMAL_SIZES; s++) {
-            if (!(one[s] >= 0.0))
+            if (!(sizes[s] >= 0.0))
                 return ar_error_set(AR_ERR_DATA, "%s: a difference of %g; expected a number of 0 or more",
-                                    ARI_SHOW(from->name), one[s]);
-            x[s * p->runs + i] = one[s];
+                                    ARI_SHOW(draw_tensor->name), sizes[s]);
+            x[s * p->runs + i] = sizes[s];
         }
     }
     return AR_OK;
@@ -216,10 +216,10 @@ static ar_status fill_pool(pool *p, ari_normal *n, const ar_dump *d)
 {
     for (size_t t = 0; t < n->rows; t++) {
         const ar_verify_row *row = n->row[t].row;
-        const ar_dump_tensor *from = NULL;
-        AR_TRY(find_draws(&from, d, row->name, n->draws));
+        const ar_dump_tensor *draw_tensor = NULL;
+        AR_TRY(find_draws(&draw_tensor, d, row->name, n->draws));
         if (t == 0) {
-            n->draws = from->shape[0];
+            n->draws = draw_tensor->shape[0];
             p->runs = n->draws + 1;
             p->tensors = n->rows;
             AR_TRY(ARI_TAKE(&p->size, &p->arena, p->tensors * ARI_NORMAL_SIZES * p->runs, "differences of draws"));
@@ -228,7 +228,7 @@ static ar_status fill_pool(pool *p, ari_normal *n, const ar_dump *d)
             AR_TRY(ARI_TAKE(&p->middle, &p->arena, p->runs, "differences of draws"));
             AR_TRY(ARI_TAKE(&p->scratch, &p->arena, p->tensors + p->runs, "differences of draws"));
         }
-        AR_TRY(read_draws(p, t, from));
+        AR_TRY(read_draws(p, t, draw_tensor));
         for (int s = 0; s < ARI_NORMAL_SIZES; s++)
             p->size[(t * ARI_NORMAL_SIZES + (size_t)s) * p->runs + n->draws] = size_of(s, row);
     }
@@ -275,7 +275,7 @@ bool ari_normal_find_draws(char *path, size_t cap, const char *reference)
 
 /* Deviations that a sum of independent errors stays within, and the largest of a tensor's elements within so many more:
  * a normal number is past six once in 10^9. */
-static const double within = 8.0, within_largest = 6.0;
+static const double max_deviations = 8.0, within_largest = 6.0;
 
 /* Round-offs an operation adds to a value, relative to its tensor: its own, and those of the longest sum there is,
  * which is formed in fp32 (Higham and Mary 2019: the root of its length). */
@@ -284,8 +284,8 @@ static double roundings(const ari_normal *n, double step)
     double longest = 1.0;
     for (size_t t = 0; t < n->rows; t++) {
         const ar_verify_row *r = n->row[t].row;
-        const double last = r->ndim > 0 ? (double)r->shape[r->ndim - 1] : 1.0;
-        longest = fmax(longest, fmax(last, last > 0.0 ? (double)r->elements / last : 1.0));
+        const double last_extent = r->ndim > 0 ? (double)r->shape[r->ndim - 1] : 1.0;
+        longest = fmax(longest, fmax(last_extent, last_extent > 0.0 ? (double)r->elements / last_extent : 1.0));
     }
     return step + fmin(step, 0x1p-24) * sqrt(longest);
 }
@@ -301,12 +301,12 @@ static void judge_by_bound(ari_normal *n, double step)
         sum[(unsigned char)r->pass] += r->rms_reference;
         count[(unsigned char)r->pass] += r->rms_reference > 0.0;
     }
-    const double each = within * roundings(n, step);
+    const double unit_bound = max_deviations * roundings(n, step);
     for (size_t t = 0; t < n->rows; t++) {
         ari_normal_row *row = &n->row[t];
         const ar_verify_row *r = row->row;
         const double usual = ratio_over(sum[(unsigned char)r->pass], count[(unsigned char)r->pass]);
-        const double bound = each * sqrt((double)t + 1.0);
+        const double bound = unit_bound * sqrt((double)t + 1.0);
         row->percentile = (double)NAN;
         if (r->pass == 'n' || r->step > 1)
             continue;
@@ -328,8 +328,9 @@ static double find_precision(ari_normal *n, const ar_verify_report *r)
         const ari_format f = ari_format_of(n->row[t].row->dtype);
         coarsest = f.is_float && f.mantissa < coarsest.mantissa ? f : coarsest;
     }
-    const size_t at = (size_t)coarsest.dtype;
-    const char *name = at < sizeof names / sizeof *names && names[at] ? names[at] : ar_dtype_name(coarsest.dtype);
+    const size_t dtype_index = (size_t)coarsest.dtype;
+    const char *name = dtype_index < sizeof names / sizeof *names && names[dtype_index] ? names[dtype_index]
+                                                                                        : ar_dtype_name(coarsest.dtype);
     const bool is_format = r->allows[0] && !strchr(r->allows, ' '); /* a format, as of grads --sensitivity */
     snprintf(n->precision, sizeof n->precision, "%s", is_format ? r->allows : name);
     return ldexp(1.0, -coarsest.mantissa);
@@ -378,7 +379,7 @@ static void tell_not_normal(ari_normal *n)
     if (n->draws > 0)
         snprintf(rest, sizeof rest,
                  "(the difference is %.3g times as unusual as a draw, the most unusual of %zu draws %.3g)",
-                 n->statistic, n->draws, n->most);
+                 n->statistic, n->draws, n->max_statistic);
     snprintf(n->sentence, sizeof n->sentence,
              "This difference is not normal: %s differs by %.3g times what rounding in %s explains %s",
              ARI_SHOW(worst->row->name), worst->ratio, n->precision, rest);
@@ -447,7 +448,7 @@ json_t *ari_normal_json(const ari_normal *n)
     json_object_set_new(o, "draws", json_integer((json_int_t)n->draws));
     json_object_set_new(o, "draws_as_unusual", json_integer((json_int_t)n->more_unusual));
     json_object_set_new(o, "unusual", ari_json_number(n->statistic));
-    json_object_set_new(o, "most_unusual_draw", ari_json_number(n->most));
+    json_object_set_new(o, "most_unusual_draw", ari_json_number(n->max_statistic));
     for (size_t i = 0; i < n->rows; i++) {
         const ari_normal_row *r = &n->row[i];
         json_array_append_new(rows, json_pack("{s:o, s:o, s:o, s:o, s:o}", "tensor", ari_json_text(r->row->name), "rms",

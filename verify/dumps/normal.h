@@ -23,12 +23,12 @@ typedef struct ari_normal_row {
 
 typedef struct ari_normal {
     bool normal;
-    size_t draws;           /* 0: a bound was judged by */
-    double statistic, most; /* draws: how unusual the difference is, and the most unusual draw */
-    size_t more_unusual;    /* draws that are more unusual than the difference */
-    char precision[32];     /* of the rounding */
-    char sentence[768];     /* the answer */
-    ari_normal_row *row;    /* [rows] that are compared, the most unusual first */
+    size_t draws;                    /* 0: a bound was judged by */
+    double statistic, max_statistic; /* draws: how unusual the difference is, and the most unusual draw */
+    size_t more_unusual;             /* draws that are more unusual than the difference */
+    char precision[32];              /* of the rounding */
+    char sentence[768];              /* the answer */
+    ari_normal_row *row;             /* [rows] that are compared, the most unusual first */
     size_t rows;
 } ari_normal;
 

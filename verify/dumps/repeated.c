@@ -55,17 +55,17 @@ static size_t sample_step(size_t n)
 
 /* --- neighbouring dimensions in one ------------------------------------------------------------------------------- */
 
-/* Moves what a tensor or box has of dimensions from `from` on to `to` on. */
-static void shift(size_t *x, int ndim, int from, int to)
+/* Moves what a tensor or box has of dimensions from `src_dim` on to `dst_dim` on. */
+static void shift(size_t *x, int ndim, int src_dim, int dst_dim)
 {
-    memmove(x + to, x + from, (size_t)(ndim - from) * sizeof *x);
+    memmove(x + dst_dim, x + src_dim, (size_t)(ndim - src_dim) * sizeof *x);
 }
 
-static void shift_box(ar_dump_box *b, int ndim, int from, int to)
+static void shift_box(ar_dump_box *b, int ndim, int src_dim, int dst_dim)
 {
-    shift(b->global, ndim, from, to);
-    shift(b->extent, ndim, from, to);
-    shift(b->stride, ndim, from, to);
+    shift(b->global, ndim, src_dim, dst_dim);
+    shift(b->extent, ndim, src_dim, dst_dim);
+    shift(b->stride, ndim, src_dim, dst_dim);
 }
 
 /* Makes dimensions d and d + 1, of `inner` elements, one. False: the box is none of that. */
@@ -84,15 +84,15 @@ static bool merge_box(ar_dump_box *b, int ndim, int d, size_t inner)
 /* Makes of dimension d two, the second of `inner` elements: whole rows of these, or a part of one row. */
 static bool split_box(ar_dump_box *b, int ndim, int d, size_t inner)
 {
-    const size_t first = b->global[d], n = b->extent[d], stride = b->stride[d];
-    const bool rows = first % inner == 0 && n % inner == 0;
-    if (!rows && first / inner != (first + n - 1) / inner)
+    const size_t begin = b->global[d], n = b->extent[d], stride = b->stride[d];
+    const bool rows = begin % inner == 0 && n % inner == 0;
+    if (!rows && begin / inner != (begin + n - 1) / inner)
         return false;
     shift_box(b, ndim, d + 1, d + 2);
-    b->global[d] = first / inner;
+    b->global[d] = begin / inner;
     b->extent[d] = rows ? n / inner : 1;
     b->stride[d] = stride * inner;
-    b->global[d + 1] = rows ? 0 : first % inner;
+    b->global[d + 1] = rows ? 0 : begin % inner;
     b->extent[d + 1] = rows ? inner : n;
     b->stride[d + 1] = stride;
     return true;
@@ -169,8 +169,8 @@ static ar_status reshape_heads(bool *fits, ari_repeated *s, const ar_dump_tensor
     *fits = t->ndim == 3 && ndim == 4;
     if (!*fits)
         return AR_OK;
-    const size_t apart[4] = {shape[0], shape[2], shape[1], shape[3]};
-    AR_TRY(reshape(fits, s, t, ndim, apart, arena));
+    const size_t token_major[4] = {shape[0], shape[2], shape[1], shape[3]};
+    AR_TRY(reshape(fits, s, t, ndim, token_major, arena));
     for (size_t b = 0; *fits && b < s->boxes; b++) {
         swap(s->box[b].global, 1, 2);
         swap(s->box[b].extent, 1, 2);
@@ -182,34 +182,34 @@ static ar_status reshape_heads(bool *fits, ari_repeated *s, const ar_dump_tensor
 }
 
 /* By how much two tensors of one shape differ, of some of their elements. */
-static ar_status distance(double *apart, const ar_dump_tensor *a, const ar_dump_tensor *b)
+static ar_status distance(double *delta, const ar_dump_tensor *a, const ar_dump_tensor *b)
 {
-    *apart = 0.0;
+    *delta = 0.0;
     for (size_t i = 0; i < a->count; i += sample_step(a->count)) {
         double x = 0.0, y = 0.0;
         AR_TRY(ari_dump_read_f64(a, i, 1, &x));
         AR_TRY(ari_dump_read_f64(b, i, 1, &y));
-        *apart += isfinite(x - y) ? fabs(x - y) : 0.0;
+        *delta += isfinite(x - y) ? fabs(x - y) : 0.0;
     }
     return AR_OK;
 }
 
-ar_status ari_reshaped_init(bool *fits, ari_repeated *s, const ar_dump_tensor *t, const ar_dump_tensor *as,
+ar_status ari_reshaped_init(bool *fits, ari_repeated *s, const ar_dump_tensor *t, const ar_dump_tensor *target,
                             ari_arena *arena)
 {
     ari_repeated heads;
     bool fits_heads = false;
-    double apart[2] = {0.0, 0.0};
+    double deltas[2] = {0.0, 0.0};
     *fits = false;
-    if (!ari_is_readable(t) || !ari_is_readable(as))
+    if (!ari_is_readable(t) || !ari_is_readable(target))
         return AR_OK;
-    AR_TRY(reshape(fits, s, t, as->ndim, as->shape, arena));
-    AR_TRY(reshape_heads(&fits_heads, &heads, t, as->ndim, as->shape, arena));
+    AR_TRY(reshape(fits, s, t, target->ndim, target->shape, arena));
+    AR_TRY(reshape_heads(&fits_heads, &heads, t, target->ndim, target->shape, arena));
     if (*fits && fits_heads) { /* as many heads as tokens: values tell */
-        AR_TRY(distance(&apart[0], &s->tensor, as));
-        AR_TRY(distance(&apart[1], &heads.tensor, as));
+        AR_TRY(distance(&deltas[0], &s->tensor, target));
+        AR_TRY(distance(&deltas[1], &heads.tensor, target));
     }
-    if (fits_heads && (!*fits || apart[1] < apart[0]))
+    if (fits_heads && (!*fits || deltas[1] < deltas[0]))
         *s = heads;
     *fits = *fits || fits_heads;
     return AR_OK;
@@ -225,19 +225,19 @@ bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b)
 /* Element i of the larger tensor at index 0 of the dimensions that the other has one index of. */
 static size_t first_of(const ar_dump_tensor *large, const ar_dump_tensor *small, size_t i)
 {
-    size_t at = 0, stride = 1;
+    size_t index = 0, stride = 1;
     for (int d = large->ndim - 1; d >= 0; d--) {
-        at += small->shape[d] == 1 ? 0 : i % large->shape[d] * stride;
+        index += small->shape[d] == 1 ? 0 : i % large->shape[d] * stride;
         i /= large->shape[d];
         stride *= large->shape[d];
     }
-    return at;
+    return index;
 }
 
-ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const ar_dump_tensor *other)
+ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const ar_dump_tensor *candidate)
 {
-    const int small = other->count < reference->count;
-    const ar_dump_tensor *a = small ? other : reference, *b = small ? reference : other;
+    const int small = candidate->count < reference->count;
+    const ar_dump_tensor *a = small ? candidate : reference, *b = small ? reference : candidate;
     *which = -1;
     if (a->ndim != b->ndim || a->count == b->count || a->parts == 0 || ar_dtype_bytes(a->dtype) == 0)
         return AR_OK;
@@ -247,9 +247,9 @@ ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const 
     }
     for (size_t i = 0; i < b->count; i += sample_step(b->count)) {
         double x = 0.0, y = 0.0;
-        const size_t from = first_of(b, a, i);
+        const size_t src_index = first_of(b, a, i);
         ar_status st = ari_dump_read_f64(b, i, 1, &x);
-        st = st == AR_OK ? ari_dump_read_f64(b, from, 1, &y) : st;
+        st = st == AR_OK ? ari_dump_read_f64(b, src_index, 1, &y) : st;
         if (st == AR_ERR_DTYPE || (st == AR_OK && x != y))
             return AR_OK;
         AR_TRY(st);

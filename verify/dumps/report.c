@@ -14,16 +14,16 @@ static const char *const states[] = {
     [AR_VERIFY_DTYPE] = "dtype",      [AR_VERIFY_MISSING] = "missing",     [AR_VERIFY_UNEXPECTED] = "unexpected",
     [AR_VERIFY_REPLICAS] = "replicas"};
 
-static json_t *whole(uint64_t n)
+static json_t *make_integer(uint64_t n)
 {
     return json_integer(n > INT64_MAX ? INT64_MAX : (json_int_t)n);
 }
 
 static json_t *index_of(const ar_verify_row *r, size_t element)
 {
-    size_t at[AR_ST_MAX_DIMS] = {0};
-    ari_coordinates(at, element, r->ndim, r->shape);
-    return ari_json_sizes(at, (size_t)r->ndim);
+    size_t coords[AR_ST_MAX_DIMS] = {0};
+    ari_coordinates(coords, element, r->ndim, r->shape);
+    return ari_json_sizes(coords, (size_t)r->ndim);
 }
 
 static void set(json_t *o, const char *key, double x)
@@ -35,38 +35,38 @@ static void set_measures(json_t *o, const ar_verify_row *r)
 {
     set(o, "max_abs", r->max_abs);
     set(o, "max_rel", r->max_rel);
-    json_object_set_new(o, "max_ulp", whole(r->max_ulp));
+    json_object_set_new(o, "max_ulp", make_integer(r->max_ulp));
     set(o, "rms", r->rms);
     set(o, "rms_reference", r->rms_reference);
     set(o, "max_reference", r->max_reference);
     set(o, "cosine", r->cosine);
     set(o, "scale", r->scale);
     set(o, "factor_allowed", r->factor_allowed);
-    json_object_set_new(o, "nan", json_pack("[o,o]", whole(r->nan[0]), whole(r->nan[1])));
-    json_object_set_new(o, "inf", json_pack("[o,o]", whole(r->inf[0]), whole(r->inf[1])));
+    json_object_set_new(o, "nan", json_pack("[o,o]", make_integer(r->nan[0]), make_integer(r->nan[1])));
+    json_object_set_new(o, "inf", json_pack("[o,o]", make_integer(r->inf[0]), make_integer(r->inf[1])));
     set(o, "allowed", r->allowed);
     set(o, "ratio", r->ratio);
 }
 
 /* An element and its two values; nulls where no element is told, as of another shape. */
 static void set_place(json_t *o, const ar_verify_row *r, const ar_verify_element *e, const char *const keys[3],
-                      bool told)
+                      bool has_element)
 {
-    json_object_set_new(o, keys[0], told ? index_of(r, e->index) : json_null());
+    json_object_set_new(o, keys[0], has_element ? index_of(r, e->index) : json_null());
     for (int k = 0; k < 2; k++)
-        json_object_set_new(o, keys[1 + k], told ? ari_json_number(e->value[k]) : json_null());
+        json_object_set_new(o, keys[1 + k], has_element ? ari_json_number(e->value[k]) : json_null());
 }
 
 static void set_places(json_t *o, const ar_verify_row *r)
 {
-    static const char *const worst[] = {"index", "reference", "actual"}, *const first[] = {"first_index",
-                                                                                           "first_reference",
-                                                                                           "first_actual"};
-    const bool told = r->state == AR_VERIFY_DIFFERENT || r->copies_differ;
-    set_place(o, r, &r->worst, worst, told);
-    set_place(o, r, &r->first, first, told);
+    static const char *const worst[] = {"index", "reference", "actual"}, *const first_keys[] = {"first_index",
+                                                                                                "first_reference",
+                                                                                                "first_actual"};
+    const bool has_element = r->state == AR_VERIFY_DIFFERENT || r->copies_differ;
+    set_place(o, r, &r->worst, worst, has_element);
+    set_place(o, r, &r->first, first_keys, has_element);
     json_object_set_new(o, "rank",
-                        !told || r->copies_differ || r->ranks[0] < 0 ? json_null() : json_integer(r->ranks[0]));
+                        !has_element || r->copies_differ || r->ranks[0] < 0 ? json_null() : json_integer(r->ranks[0]));
     json_object_set_new(o, "ranks", r->copies_differ ? json_pack("[i,i]", r->ranks[0], r->ranks[1]) : json_null());
     json_object_set_new(o, "copies_of",
                         r->copies_differ ? json_string(r->in_reference ? "reference" : "other") : json_null());
@@ -93,9 +93,9 @@ static json_t *row_head(const ar_verify_row *r)
     json_object_set_new(o, "other_dtype", json_string(ar_dtype_name(r->other_dtype)));
     json_object_set_new(o, "shape", ari_json_sizes(r->shape, (size_t)r->ndim));
     json_object_set_new(o, "other_shape", ari_json_sizes(r->other_shape, (size_t)r->other_ndim));
-    json_object_set_new(o, "elements", whole(r->elements));
-    json_object_set_new(o, "elements_different", whole(r->elements_different));
-    json_object_set_new(o, "bits_different", whole(r->bits_different));
+    json_object_set_new(o, "elements", make_integer(r->elements));
+    json_object_set_new(o, "elements_different", make_integer(r->elements_different));
+    json_object_set_new(o, "bits_different", make_integer(r->bits_different));
     return o;
 }
 
@@ -147,7 +147,7 @@ static json_t *rule_json(const ar_verify_report *r)
 {
     switch (r->rule) {
     case AR_VERIFY_ULP:
-        return json_pack("{s:s, s:o}", "name", "ulp", "ulp", whole(r->ulp));
+        return json_pack("{s:s, s:o}", "name", "ulp", "ulp", make_integer(r->ulp));
     case AR_VERIFY_TOLERANCE:
         return json_pack("{s:s, s:f, s:f}", "name", "tolerance", "rtol", r->rtol, "atol", r->atol);
     case AR_VERIFY_SENSITIVITY:
@@ -167,32 +167,32 @@ static void set_facts(json_t *o, const ar_verify_report *r)
     json_object_set_new(o, "reference", ari_json_text(r->reference));
     json_object_set_new(o, "other", ari_json_text(r->other));
     json_object_set_new(o, "rule", rule_json(r));
-    json_object_set_new(o, "tensors", whole(r->compared));
-    json_object_set_new(o, "tensors_different", whole(r->different));
-    json_object_set_new(o, "elements", whole(r->elements));
-    json_object_set_new(o, "elements_different", whole(r->elements_different));
+    json_object_set_new(o, "tensors", make_integer(r->compared));
+    json_object_set_new(o, "tensors_different", make_integer(r->different));
+    json_object_set_new(o, "elements", make_integer(r->elements));
+    json_object_set_new(o, "elements_different", make_integer(r->elements_different));
     json_object_set_new(o, "missing", names_of(r, AR_VERIFY_MISSING));
     json_object_set_new(o, "unexpected", names_of(r, AR_VERIFY_UNEXPECTED));
     json_object_set_new(o, "lost_gradients", names_where(r, is_lost));
     json_object_set_new(o, "unjudged", names_where(r, is_unjudged));
     json_object_set_new(o, "reduced", json_string(r->reduced));
     json_object_set_new(o, "excused_by_reduction", names_where(r, is_excused_by_reduction));
-    json_object_set_new(o, "tensors_with_different_copies", whole(copies));
+    json_object_set_new(o, "tensors_with_different_copies", make_integer(copies));
     json_object_set_new(o, "left_out", ari_json_sizes(r->left_out, 2));
-    json_object_set_new(o, "tensors_routed", whole(r->routed));
-    json_object_set_new(o, "tensors_ragged", whole(r->ragged));
-    json_object_set_new(o, "tensors_reordered", whole(r->reordered));
-    json_object_set_new(o, "tensors_reshaped", whole(r->reshaped));
+    json_object_set_new(o, "tensors_routed", make_integer(r->routed));
+    json_object_set_new(o, "tensors_ragged", make_integer(r->ragged));
+    json_object_set_new(o, "tensors_reordered", make_integer(r->reordered));
+    json_object_set_new(o, "tensors_reshaped", make_integer(r->reshaped));
     json_object_set_new(o, "unwritten",
                         json_pack("[o, o]", ari_json_text(r->unwritten[0]), ari_json_text(r->unwritten[1])));
-    json_object_set_new(o, "tensors_renamed", whole(r->renamed));
+    json_object_set_new(o, "tensors_renamed", make_integer(r->renamed));
     json_object_set_new(o, "wrappers",
                         json_pack("[o, o]", ari_json_text(r->wrappers[0]), ari_json_text(r->wrappers[1])));
-    json_object_set_new(o, "tensors_drifting", whole(r->drift));
-    json_object_set_new(o, "elements_doubted", whole(r->elements_doubted));
+    json_object_set_new(o, "tensors_drifting", make_integer(r->drift));
+    json_object_set_new(o, "elements_doubted", make_integer(r->elements_doubted));
     json_object_set_new(o, "ranks", json_integer(r->ranks));
     json_object_set_new(o, "exact_numerics", json_boolean(r->exact_numerics));
-    json_object_set_new(o, "bytes", whole(r->bytes));
+    json_object_set_new(o, "bytes", make_integer(r->bytes));
     set(o, "seconds", r->seconds);
 }
 

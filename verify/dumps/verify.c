@@ -47,15 +47,15 @@ static ar_status sort_digests(numbered **sorted, const json_t *list, ari_arena *
 }
 
 /* Fills s->place if the two lists have the same digests in another order. */
-static ar_status compare_order(ari_sample_order *s, const json_t *reference, const json_t *other, ari_arena *arena)
+static ar_status compare_order(ari_sample_order *s, const json_t *reference, const json_t *candidate, ari_arena *arena)
 {
     numbered *a = NULL, *b = NULL;
     const size_t n = json_array_size(reference);
     bool moved = false;
-    if (n == 0 || json_array_size(other) != n)
+    if (n == 0 || json_array_size(candidate) != n)
         return AR_OK;
     AR_TRY(sort_digests(&a, reference, arena));
-    AR_TRY(sort_digests(&b, other, arena));
+    AR_TRY(sort_digests(&b, candidate, arena));
     for (size_t i = 0; i < n; i++) {
         if (a[i].digest != b[i].digest)
             return AR_OK;
@@ -76,7 +76,7 @@ typedef struct sample_orders {
     size_t n;
 } sample_orders;
 
-static ar_status learn_orders(sample_orders *o, const json_t *reference, const json_t *other, ari_arena *arena)
+static ar_status learn_orders(sample_orders *o, const json_t *reference, const json_t *candidate, ari_arena *arena)
 {
     const char *step;
     json_t *list;
@@ -84,7 +84,7 @@ static ar_status learn_orders(sample_orders *o, const json_t *reference, const j
     json_object_foreach((json_t *)(uintptr_t)reference, step, list)
     {
         ari_sample_order s = {.step = atoi(step)};
-        AR_TRY(compare_order(&s, list, json_object_get(other, step), arena));
+        AR_TRY(compare_order(&s, list, json_object_get(candidate, step), arena));
         if (s.place)
             o->step[o->n++] = s;
     }
@@ -96,18 +96,18 @@ static ar_status learn_orders(sample_orders *o, const json_t *reference, const j
 static ar_status verify_samples(ari_verifying *v)
 {
     ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
-    json_t *said[2] = {NULL, NULL};
+    json_t *samples[2] = {NULL, NULL};
     sample_orders orders = {NULL, 0};
     ar_status st = AR_OK;
     for (int k = 0; k < 2 && st == AR_OK; k++) {
         const char *text = ar_dump_metadata(v->dump[k], "anyrank.samples");
         if (text)
-            st = ari_json_parse(&said[k], text, strlen(text), ar_dump_path(v->dump[k]));
+            st = ari_json_parse(&samples[k], text, strlen(text), ar_dump_path(v->dump[k]));
     }
-    if (st == AR_OK && said[0] && said[1])
-        st = learn_orders(&orders, said[0], said[1], &arena);
-    json_decref(said[0]);
-    json_decref(said[1]);
+    if (st == AR_OK && samples[0] && samples[1])
+        st = learn_orders(&orders, samples[0], samples[1], &arena);
+    json_decref(samples[0]);
+    json_decref(samples[1]);
     return st == AR_OK ? ari_dump_reorder(v->dump[1], orders.step, orders.n) : st;
 }
 
@@ -124,18 +124,18 @@ enum { GATE, UP, DOWN, PARTS, ALONE = PARTS, NAME = 160 };
 
 /* A name of one dump, without pass and step, by that which the other may have for it. */
 typedef struct other_name {
-    char name[NAME], own[NAME];
+    char name[NAME], dump_name[NAME];
     const ar_dump_tensor *t; /* the first of its passes */
     int part;                /* of an expert; ALONE: the tensor itself */
     size_t expert;
-    bool within; /* a value of the router or of the experts */
+    bool is_moe; /* a value of the router or of the experts */
 } other_name;
 
 typedef struct other_names {
     other_name *list; /* by name */
     size_t n, capacity;
-    const ar_dump *dump, *other; /* whose names they are of; whose tensors may have them */
-    bool biased;                 /* experts have biases */
+    const ar_dump *dump, *peer_dump; /* whose names they are of; whose tensors may have them */
+    bool biased;                     /* experts have biases */
 } other_names;
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
@@ -163,8 +163,8 @@ static bool read_expert(const char *text, size_t *expert, int *part, const char 
 /* True for the path of a router, of experts, or of a shared expert and its gate, below an MLP's. */
 static bool is_within(const char *name)
 {
-    const char *at = strstr(name, ".mlp.");
-    const char *module = at ? at + strlen(".mlp.") : "";
+    const char *match = strstr(name, ".mlp.");
+    const char *module = match ? match + strlen(".mlp.") : "";
     return strcmp(module, "gate") == 0 || strcmp(module, "experts") == 0 ||
            strncmp(module, "shared_expert", strlen("shared_expert")) == 0;
 }
@@ -172,9 +172,9 @@ static bool is_within(const char *name)
 /* The name with "mlp" for Mixtral's module. False: it is too long. */
 static bool plain_name(char *out, size_t cap, const char *name)
 {
-    const char *at = strstr(name, MIXTRAL);
-    const int n = at ? snprintf(out, cap, "%.*s.mlp%s", (int)(at - name), name, at + strlen(MIXTRAL))
-                     : snprintf(out, cap, "%s", name);
+    const char *match = strstr(name, MIXTRAL);
+    const int n = match ? snprintf(out, cap, "%.*s.mlp%s", (int)(match - name), name, match + strlen(MIXTRAL))
+                        : snprintf(out, cap, "%s", name);
     return n >= 0 && (size_t)n < cap;
 }
 
@@ -185,46 +185,46 @@ static bool name_other(other_name *o, const ar_dump_tensor *t, const char *path)
     const char *rest = "";
     const size_t stem = ari_order_of(t->name, path).stem;
     *o = (other_name){.t = t, .part = ALONE};
-    if (stem >= sizeof o->own)
+    if (stem >= sizeof o->dump_name)
         return false;
-    memcpy(o->own, t->name, stem);
-    if (!plain_name(name, sizeof name, o->own))
+    memcpy(o->dump_name, t->name, stem);
+    if (!plain_name(name, sizeof name, o->dump_name))
         return false;
-    const char *at = strstr(name, EXPERTS);
-    if (at && read_expert(at + strlen(EXPERTS), &o->expert, &o->part, &rest)) {
-        const int n = snprintf(o->name, sizeof o->name, "%.*s%s%s%s", (int)(at + strlen(EXPERTS) - name), name,
+    const char *match = strstr(name, EXPERTS);
+    if (match && read_expert(match + strlen(EXPERTS), &o->expert, &o->part, &rest)) {
+        const int n = snprintf(o->name, sizeof o->name, "%.*s%s%s%s", (int)(match + strlen(EXPERTS) - name), name,
                                o->part == DOWN ? "down_proj" : "gate_up_proj", t->ndim == 1 ? "_bias" : "", rest);
         return n >= 0 && (size_t)n < sizeof o->name;
     }
     o->part = ALONE;
-    o->within = is_within(name);
+    o->is_moe = is_within(name);
     memcpy(o->name, name, sizeof name);
-    return o->within || strcmp(name, o->own) != 0;
+    return o->is_moe || strcmp(name, o->dump_name) != 0;
 }
 
 static int by_other_name(const void *a, const void *b)
 {
     const other_name *x = a, *y = b;
     const int order = strcmp(x->name, y->name);
-    return order ? order : strcmp(x->own, y->own);
+    return order ? order : strcmp(x->dump_name, y->dump_name);
 }
 
 /* Each once, whatever passes and steps there are of it. */
 static ar_status list_others(other_names *o)
 {
     const char *path = ar_dump_path(o->dump);
-    size_t kept = 0;
+    size_t kept_count = 0;
     for (size_t i = 0; i < ar_dump_count(o->dump); i++) {
         AR_TRY(ARI_GROW(&o->list, &o->capacity, o->n, "names of tensors"));
         o->n += name_other(&o->list[o->n], ar_dump_at(o->dump, i), path);
     }
     ARI_SORT(o->list, o->n, by_other_name);
     for (size_t i = 0; i < o->n; i++) {
-        if (kept == 0 || by_other_name(&o->list[kept - 1], &o->list[i]) != 0)
-            o->list[kept++] = o->list[i];
+        if (kept_count == 0 || by_other_name(&o->list[kept_count - 1], &o->list[i]) != 0)
+            o->list[kept_count++] = o->list[i];
         o->biased = o->biased || (o->list[i].part != ALONE && o->list[i].t->ndim == 1);
     }
-    o->n = kept;
+    o->n = kept_count;
     return AR_OK;
 }
 
@@ -239,50 +239,52 @@ static bool fits_expert(const ar_dump_tensor *t, const other_name *o, bool turne
 }
 
 /* Under the name that the other dump has, of t's own pass and step; nothing where there is such a tensor already. */
-static ar_status add_cut(ari_tensor_cuts *cuts, bool *added, const other_names *all, const ar_dump_tensor *t,
+static ar_status add_cut(ari_tensor_cuts *cuts, bool *added, const other_names *names, const ar_dump_tensor *t,
                          const other_name *o)
 {
-    const size_t stem = ari_order_of(t->name, ar_dump_path(all->other)).stem;
+    const size_t stem = ari_order_of(t->name, ar_dump_path(names->peer_dump)).stem;
     const char *suffix = t->name + stem;
-    AR_TRY(ari_tensor_cuts_add(cuts, t, o->own, suffix));
+    AR_TRY(ari_tensor_cuts_add(cuts, t, o->dump_name, suffix));
     const char *name = cuts->cut[cuts->n - 1].name;
-    *added = strcmp(name, t->name) == 0 || !ar_dump_find(all->other, name);
+    *added = strcmp(name, t->name) == 0 || !ar_dump_find(names->peer_dump, name);
     cuts->n -= !*added;
     return AR_OK;
 }
 
 /* Expert after expert, all of them and none twice: there are as many as t has. */
-static ar_status cut_experts(ari_tensor_cuts *cuts, const other_names *all, const ar_dump_tensor *t,
-                             const other_name *first, size_t n)
+static ar_status cut_experts(ari_tensor_cuts *cuts, const other_names *names, const ar_dump_tensor *t,
+                             const other_name *experts, size_t n)
 {
-    const size_t each = first->part == DOWN ? 1 : 2;
-    bool whole = t->ndim > 1 && n == each * t->shape[0];
-    for (size_t i = 0; i < n && whole; i++)
-        whole = fits_expert(t, &first[i], all->biased && t->ndim == 3);
-    for (size_t i = 0; i < n && whole; i++) {
-        AR_TRY(add_cut(cuts, &whole, all, t, &first[i]));
-        const size_t rows = first[i].t->shape[0], row = first[i].part == UP ? (all->biased ? 1 : rows) : 0;
-        if (whole)
-            ari_tensor_cut_expert(&cuts->cut[cuts->n - 1], t->ndim, first[i].expert, row, rows, all->biased ? each : 0);
+    const size_t per_expert = experts->part == DOWN ? 1 : 2;
+    bool is_complete = t->ndim > 1 && n == per_expert * t->shape[0];
+    for (size_t i = 0; i < n && is_complete; i++)
+        is_complete = fits_expert(t, &experts[i], names->biased && t->ndim == 3);
+    for (size_t i = 0; i < n && is_complete; i++) {
+        AR_TRY(add_cut(cuts, &is_complete, names, t, &experts[i]));
+        const size_t rows = experts[i].t->shape[0], row = experts[i].part == UP ? (names->biased ? 1 : rows) : 0;
+        if (is_complete)
+            ari_tensor_cut_expert(&cuts->cut[cuts->n - 1], t->ndim, experts[i].expert, row, rows,
+                                  names->biased ? per_expert : 0);
     }
-    cuts->n = whole ? cuts->n : 0;
+    cuts->n = is_complete ? cuts->n : 0;
     return AR_OK;
 }
 
 /* Samples and their tokens in one dimension, which the other dump has apart; the features are another pass's. */
-static bool is_folded(const ar_dump_tensor *t, const ar_dump_tensor *apart)
+static bool is_folded(const ar_dump_tensor *t, const ar_dump_tensor *unfolded)
 {
-    return t->ndim > 0 && apart->ndim == t->ndim + 1 && t->count > 0 &&
-           t->shape[0] == apart->shape[0] * apart->shape[1];
+    return t->ndim > 0 && unfolded->ndim == t->ndim + 1 && t->count > 0 &&
+           t->shape[0] == unfolded->shape[0] * unfolded->shape[1];
 }
 
-static ar_status cut_alone(ari_tensor_cuts *cuts, const other_names *all, const ar_dump_tensor *t, const other_name *o)
+static ar_status cut_alone(ari_tensor_cuts *cuts, const other_names *names, const ar_dump_tensor *t,
+                           const other_name *o)
 {
-    const bool folded = o->within && is_folded(t, o->t);
+    const bool folded = o->is_moe && is_folded(t, o->t);
     bool added = false;
-    if (!folded && strcmp(o->name, o->own) == 0)
+    if (!folded && strcmp(o->name, o->dump_name) == 0)
         return AR_OK;
-    AR_TRY(add_cut(cuts, &added, all, t, o));
+    AR_TRY(add_cut(cuts, &added, names, t, o));
     if (added)
         cuts->cut[0].fold = folded ? o->t->shape[1] : 0;
     return AR_OK;
@@ -290,18 +292,18 @@ static ar_status cut_alone(ari_tensor_cuts *cuts, const other_names *all, const 
 
 static ar_status cuts_of(void *user, const ar_dump_tensor *t, ari_tensor_cuts *cuts)
 {
-    const other_names *all = user;
-    const size_t stem = ari_order_of(t->name, ar_dump_path(all->other)).stem;
-    size_t first = 0, n = 0; /* the first whose name is not before the stem */
-    ARI_BISECT(first, all->n, i, strncmp(all->list[i].name, t->name, stem) < 0)
-    while (first + n < all->n && strlen(all->list[first + n].name) == stem &&
-           memcmp(all->list[first + n].name, t->name, stem) == 0)
+    const other_names *names = user;
+    const size_t stem = ari_order_of(t->name, ar_dump_path(names->peer_dump)).stem;
+    size_t begin = 0, n = 0; /* the first whose name is not before the stem */
+    ARI_BISECT(begin, names->n, i, strncmp(names->list[i].name, t->name, stem) < 0)
+    while (begin + n < names->n && strlen(names->list[begin + n].name) == stem &&
+           memcmp(names->list[begin + n].name, t->name, stem) == 0)
         n++;
     if (n == 0)
         return AR_OK;
-    if (all->list[first].part != ALONE)
-        return cut_experts(cuts, all, t, &all->list[first], n);
-    return n == 1 ? cut_alone(cuts, all, t, &all->list[first]) : AR_OK;
+    if (names->list[begin].part != ALONE)
+        return cut_experts(cuts, names, t, &names->list[begin], n);
+    return n == 1 ? cut_alone(cuts, names, t, &names->list[begin]) : AR_OK;
 }
 
 /* Gives tensors of a model with experts the names and shapes that the other dump has for them: one for each expert's
@@ -309,7 +311,7 @@ static ar_status cuts_of(void *user, const ar_dump_tensor *t, ari_tensor_cuts *c
 static ar_status verify_unstack(ari_verifying *v)
 {
     for (int k = 0; k < 2; k++) {
-        other_names o = {.dump = v->dump[k], .other = v->dump[1 - k]};
+        other_names o = {.dump = v->dump[k], .peer_dump = v->dump[1 - k]};
         ar_status st = list_others(&o);
         if (st == AR_OK && o.n > 0)
             st = ari_dump_take_apart(v->dump[1 - k], cuts_of, &o);
@@ -319,10 +321,10 @@ static ar_status verify_unstack(ari_verifying *v)
     return AR_OK;
 }
 
-ar_status ari_verify_align(ar_dump *reference, ar_dump *other)
+ar_status ari_verify_align(ar_dump *reference, ar_dump *candidate)
 {
     ar_verify_report report = {.same = false};
-    ari_verifying v = {.dump = {reference, other}, .report = &report};
+    ari_verifying v = {.dump = {reference, candidate}, .report = &report};
     AR_TRY(ari_verify_unwrap(&v));
     AR_TRY(verify_unstack(&v));
     AR_TRY(verify_samples(&v));
@@ -362,9 +364,9 @@ static ar_status open_dumps(ari_verifying *v)
 {
     const ar_verify_options *o = v->o;
     const ar_dump_options reference = {.map = o->reference_map, .all_matched = o->all_matched},
-                          other = {.map = o->map, .all_matched = o->all_matched};
+                          candidate = {.map = o->map, .all_matched = o->all_matched};
     AR_TRY(ar_dump_open(&v->dump[0], o->reference, &reference));
-    AR_TRY(ar_dump_open(&v->dump[1], o->other, &other));
+    AR_TRY(ar_dump_open(&v->dump[1], o->other, &candidate));
     if (o->rule == AR_VERIFY_SENSITIVITY)
         return ar_dump_open(&v->allowed, o->allowed, NULL);
     return AR_OK;
@@ -474,10 +476,10 @@ static ar_status begin_report(ari_verifying *v)
     r->ulp = o->ulp;
     r->rtol = o->rtol;
     r->atol = o->atol;
-    char *reference = strdup(o->reference), *other = strdup(o->other);
+    char *reference = strdup(o->reference), *candidate = strdup(o->other);
     r->reference = reference;
-    r->other = other;
-    if (!reference || !other)
+    r->other = candidate;
+    if (!reference || !candidate)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a report");
     const char *allows = v->allowed ? ar_dump_metadata(v->allowed, "anyrank.allows") : NULL;
     ari_printable(r->allows, sizeof r->allows, allows ? allows : "");
@@ -519,7 +521,7 @@ static void comparison_end(ari_verifying *v)
     free(v);
 }
 
-ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
+ar_status ar_verify(ar_verify_report **out, const ar_verify_options *o)
 {
     AR_TRY(check_options(o));
     const int threads = ari_threads(o->threads);
@@ -539,16 +541,16 @@ ar_status ar_verify(ar_verify_report **gives, const ar_verify_options *o)
         return st;
     }
     r->comparison = v;
-    *gives = r;
+    *out = r;
     return AR_OK;
 }
 
 /* Frees text that the report owns and its readers see as const. */
 static void free_text(const char *text)
 {
-    char *own = NULL;
-    memcpy(&own, &text, sizeof own);
-    free(own);
+    char *writable = NULL;
+    memcpy(&writable, &text, sizeof writable);
+    free(writable);
 }
 
 void ar_verify_report_destroy(ar_verify_report *r)

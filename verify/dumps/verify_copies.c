@@ -46,37 +46,37 @@ static ar_status largest_difference(double *largest, const ari_pair *p, const ar
 }
 
 /* A pair whose copies differ in bits, and how far each is off. */
-typedef struct apart {
+typedef struct drifted_pair {
     ari_pair *pair;
     ar_dump_tensor *copy; /* [copies] */
     int copies, furthest;
-} apart;
+} drifted_pair;
 
 static ar_status find_furthest(void *user, size_t task, int worker)
 {
-    apart *a = (apart *)user + task;
-    double most = -1.0;
+    drifted_pair *a = (drifted_pair *)user + task;
+    double max_difference = -1.0;
     (void)worker;
     for (int k = 0; k < a->copies; k++) {
-        double own;
-        AR_TRY(largest_difference(&own, a->pair, &a->copy[k]));
-        a->furthest = own > most ? k : a->furthest;
-        most = fmax(most, own);
+        double difference;
+        AR_TRY(largest_difference(&difference, a->pair, &a->copy[k]));
+        a->furthest = difference > max_difference ? k : a->furthest;
+        max_difference = fmax(max_difference, difference);
     }
     return AR_OK;
 }
 
 static int copies_of(const ar_dump_tensor *t)
 {
-    int most = 1;
+    int max_copies = 1;
     for (size_t i = 0; i < t->parts; i++)
-        most = t->part[i].replicas > most ? t->part[i].replicas : most;
-    return most;
+        max_copies = t->part[i].replicas > max_copies ? t->part[i].replicas : max_copies;
+    return max_copies;
 }
 
 ar_status ari_verify_furthest_copies(ari_verifying *v)
 {
-    apart *list = NULL;
+    drifted_pair *list = NULL;
     size_t n = 0;
     AR_TRY(ARI_TAKE(&list, &v->arena, v->pairs, "pairs of tensors"));
     for (ari_pair *p = v->pair; p < v->pair + v->pairs; p++) {
@@ -85,8 +85,8 @@ ar_status ari_verify_furthest_copies(ari_verifying *v)
         if (!differ || copies_of(t) == 1 || ar_dtype_bytes(t->dtype) == 0 ||
             p->format[0].parts + p->format[1].parts > 2)
             continue;
-        apart *a = &list[n++];
-        *a = (apart){.pair = p, .copies = copies_of(t)};
+        drifted_pair *a = &list[n++];
+        *a = (drifted_pair){.pair = p, .copies = copies_of(t)};
         AR_TRY(ARI_TAKE(&a->copy, &v->arena, (size_t)a->copies, t->name));
         for (int k = 0; k < a->copies; k++)
             AR_TRY(copy_init(&a->copy[k], t, k, &v->arena));

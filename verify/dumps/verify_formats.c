@@ -36,17 +36,17 @@ ar_status ari_verify_formats(ari_verifying *v)
 {
     for (int k = 0; k < 2; k++) {
         const char *text = ar_dump_metadata(v->dump[k], "anyrank.formats");
-        json_t *said = NULL;
+        json_t *formats = NULL;
         if (!text)
             continue;
-        AR_TRY(ari_json_parse(&said, text, strlen(text), ar_dump_path(v->dump[k])));
-        const json_t *reduced = json_object_get(said, "reduced");
+        AR_TRY(ari_json_parse(&formats, text, strlen(text), ar_dump_path(v->dump[k])));
+        const json_t *reduced = json_object_get(formats, "reduced");
         if (roundoff_of_name(reduced) > v->reduced) {
             v->reduced = roundoff_of_name(reduced);
             ari_printable(v->report->reduced, sizeof v->report->reduced, json_string_value(reduced));
         }
-        const ar_status st = v->orthogonals ? AR_OK : take_names(v, json_object_get(said, "orthogonal"));
-        json_decref(said);
+        const ar_status st = v->orthogonals ? AR_OK : take_names(v, json_object_get(formats, "orthogonal"));
+        json_decref(formats);
         AR_TRY(st);
     }
     return AR_OK;
@@ -59,7 +59,7 @@ ar_status ari_excuse_reduced(ari_pair *pair, ari_verifying *v)
         return AR_OK;
     const double parts = pass == 'v' ? 2.0 * REDUCED_ROUNDINGS : REDUCED_ROUNDINGS; /* of a square */
     AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, pair->row->name));
-    *pair->doubt = (ari_doubt){.all = parts * v->reduced * pair->tally.max_reference};
+    *pair->doubt = (ari_doubt){.uniform = parts * v->reduced * pair->tally.max_reference};
     return AR_OK;
 }
 
@@ -99,30 +99,30 @@ bool ari_is_orthogonalised(const ari_verifying *v, const char *stem, size_t n)
 
 /* Products of the reference's update, and of the difference of both, with a matrix. */
 typedef struct products {
-    double all, all_apart, size; /* size: the matrix's norm */
-    double *line, *line_apart;   /* [rows + cols] */
+    double total, all_apart, size; /* size: the matrix's norm */
+    double *line, *line_apart;     /* [rows + cols] */
     size_t rows, cols;
 } products;
 
-static ar_status products_of(products *p, const ari_update *u, const ar_dump_tensor *with, ari_arena *arena)
+static ar_status products_of(products *p, const ari_update *u, const ar_dump_tensor *matrix, ari_arena *arena)
 {
-    const ar_dump_tensor *const tensors[] = {u->before[0], u->after[0], u->before[1], u->after[1], with};
+    const ar_dump_tensor *const tensors[] = {u->before[0], u->after[0], u->before[1], u->after[1], matrix};
     double squares = 0.0;
-    p->rows = with->ndim > 0 && with->shape[0] > 0 ? with->shape[0] : 1;
-    p->cols = with->count / p->rows;
-    AR_TRY(ARI_TAKE(&p->line, arena, p->rows + p->cols, with->name));
-    AR_TRY(ARI_TAKE(&p->line_apart, arena, p->rows + p->cols, with->name));
-    ari_beside b = ari_beside_of(tensors, 5, 0, with->count);
+    p->rows = matrix->ndim > 0 && matrix->shape[0] > 0 ? matrix->shape[0] : 1;
+    p->cols = matrix->count / p->rows;
+    AR_TRY(ARI_TAKE(&p->line, arena, p->rows + p->cols, matrix->name));
+    AR_TRY(ARI_TAKE(&p->line_apart, arena, p->rows + p->cols, matrix->name));
+    ari_beside b = ari_beside_of(tensors, 5, 0, matrix->count);
     while (ari_beside_next(&b)) {
         const double step = b.x[1] - b.x[0], product = step * b.x[4];
-        const double apart = (b.x[3] - b.x[2] - step) * b.x[4];
-        const size_t lines[] = {b.at / p->cols, p->rows + b.at % p->cols};
+        const double delta = (b.x[3] - b.x[2] - step) * b.x[4];
+        const size_t lines[] = {b.index / p->cols, p->rows + b.index % p->cols};
         for (int k = 0; k < 2; k++) {
             p->line[lines[k]] += product;
-            p->line_apart[lines[k]] += apart;
+            p->line_apart[lines[k]] += delta;
         }
-        p->all += product;
-        p->all_apart += apart;
+        p->total += product;
+        p->all_apart += delta;
         squares += b.x[4] * b.x[4];
     }
     p->size = sqrt(squares);
@@ -132,7 +132,7 @@ static ar_status products_of(products *p, const ari_update *u, const ar_dump_ten
 static bool are_same_lines(const products *p)
 {
     for (size_t i = 0; i < p->rows + p->cols; i++) {
-        const double mean = fabs(p->all) / (double)(i < p->rows ? p->rows : p->cols);
+        const double mean = fabs(p->total) / (double)(i < p->rows ? p->rows : p->cols);
         if (!(fabs(p->line_apart[i]) <= LINE_PRODUCT * fmax(fabs(p->line[i]), LEAST_LINE * mean)))
             return false;
     }
@@ -141,9 +141,9 @@ static bool are_same_lines(const products *p)
 
 static bool have_size(const ari_update *u)
 {
-    const ar_dump_tensor *const all[] = {u->before[0], u->before[1], u->after[0], u->after[1], u->gradient};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        if (!all[i] || all[i]->count != u->gradient->count)
+    const ar_dump_tensor *const tensors[] = {u->before[0], u->before[1], u->after[0], u->after[1], u->gradient};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        if (!tensors[i] || tensors[i]->count != u->gradient->count)
             return false;
     }
     return !u->moment || u->moment->count == u->gradient->count;
@@ -151,19 +151,19 @@ static bool have_size(const ari_update *u)
 
 /* The update is made of the moment, which it is never across, as it may be of a gradient that turns back. The last
  * gradient tells a moment without it, or with more of it, from the right one. */
-ar_status ari_is_same_orthogonal(bool *same, const ari_update *u)
+ar_status ari_is_same_orthogonal(bool *equal, const ari_update *u)
 {
     ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
-    products gradient = {.all = 0.0}, moment = {.all = 0.0};
-    *same = u->gradient && have_size(u);
-    if (!*same)
+    products gradient = {.total = 0.0}, moment = {.total = 0.0};
+    *equal = u->gradient && have_size(u);
+    if (!*equal)
         return AR_OK;
     AR_TRY(products_of(&gradient, u, u->gradient, &arena));
     if (u->moment)
         AR_TRY(products_of(&moment, u, u->moment, &arena));
-    const double usual = moment.size > 0.0 ? fabs(moment.all) / moment.size * gradient.size : 0.0;
-    *same = fabs(gradient.all_apart) <= WHOLE_PRODUCT * fmax(fabs(gradient.all), usual) &&
-            fabs(moment.all_apart) <= WHOLE_PRODUCT * fabs(moment.all) &&
-            are_same_lines(u->moment ? &moment : &gradient);
+    const double usual = moment.size > 0.0 ? fabs(moment.total) / moment.size * gradient.size : 0.0;
+    *equal = fabs(gradient.all_apart) <= WHOLE_PRODUCT * fmax(fabs(gradient.total), usual) &&
+             fabs(moment.all_apart) <= WHOLE_PRODUCT * fabs(moment.total) &&
+             are_same_lines(u->moment ? &moment : &gradient);
     return AR_OK;
 }

@@ -24,15 +24,15 @@
 
 /* Bit layout of a dtype's elements. Complex numbers are pairs of their parts. */
 typedef struct ari_format {
-    ar_dtype dtype;  /* of one number */
-    size_t bits;     /* of one number */
-    size_t parts;    /* numbers an element: 2 of complex ones */
-    bool is_float;   /* else an integer or a BOOL */
-    bool is_signed;  /* a sign bit, or two's complement */
-    int mantissa;    /* floats: stored bits */
-    int least;       /* floats: exponent of the smallest normal number */
-    uint64_t finite; /* floats: the largest finite magnitude's bits */
-    bool has_inf;    /* floats: the next bits are infinity, those above NaN; else all above are NaN */
+    ar_dtype dtype;   /* of one number */
+    size_t bits;      /* of one number */
+    size_t parts;     /* numbers an element: 2 of complex ones */
+    bool is_float;    /* else an integer or a BOOL */
+    bool is_signed;   /* a sign bit, or two's complement */
+    int mantissa;     /* floats: stored bits */
+    int min_exponent; /* floats: exponent of the smallest normal number */
+    uint64_t finite;  /* floats: the largest finite magnitude's bits */
+    bool has_inf;     /* floats: the next bits are infinity, those above NaN; else all above are NaN */
 } ari_format;
 ari_format ari_format_of(ar_dtype t);
 
@@ -62,14 +62,14 @@ enum { ARI_MOST_BESIDE = 5, ARI_BESIDE_AT_ONCE = 512 };
 typedef struct ari_beside {
     const ar_dump_tensor *const *tensor;
     int tensors;
-    size_t from, n;
-    size_t at;                 /* of the n, which element it is */
+    size_t start, n;
+    size_t index;              /* of the n, which element it is */
     double x[ARI_MOST_BESIDE]; /* x[k] of the k-th tensor */
     ar_status status;          /* of reading, which ends the walk where it fails */
     double read[ARI_MOST_BESIDE][ARI_BESIDE_AT_ONCE];
 } ari_beside;
 /** Before the first: ari_beside b = ari_beside_of(..); while (ari_beside_next(&b)) .. AR_TRY(b.status); */
-ari_beside ari_beside_of(const ar_dump_tensor *const *tensor, int tensors, size_t from, size_t n);
+ari_beside ari_beside_of(const ar_dump_tensor *const *tensor, int tensors, size_t start, size_t n);
 bool ari_beside_next(ari_beside *b);
 /** A tensor of a step by what its name begins with, n bytes, and its kind ("grad"); NULL. */
 const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, size_t n, const char *kind, int step);
@@ -92,11 +92,11 @@ typedef struct ari_doubt {
     bool squared; /* a second moment */
     /* Of an output of a later step: |db_j|, and |dw_j| times the size of the input in parts of that of the output's row,
      * of the weights that it is made with; NULL: none. And what is explained of tensors before it, of all elements. */
-    double *bias, *weight; /* [width] */
-    double *row;           /* [rows] sizes */
-    double all, most;      /* most: of an element, by the weights */
-    size_t width;          /* of the dimension along which the weights apply; 0: of weights */
-    size_t inner;          /* elements from one of that dimension to its next: 1 of the last one */
+    double *bias, *weight;       /* [width] */
+    double *row;                 /* [rows] sizes */
+    double uniform, max_element; /* most: of an element, by the weights */
+    size_t width;                /* of the dimension along which the weights apply; 0: of weights */
+    size_t inner;                /* elements from one of that dimension to its next: 1 of the last one */
 } ari_doubt;
 /** The reference's R of a step; 0 if it lacks the weights before or after it. Errors: those of reading. */
 AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step);
@@ -108,8 +108,8 @@ AR_NODISCARD ar_status ari_largest_rms(double *rms, const ar_dump *reference, co
  *  reading; AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,
                                         const ar_dump_tensor *const *bias, const char *name, ari_arena *arena);
-/** beside[i]: the amount that element start + i may be off because of what is known. Errors: those of reading. */
-AR_NODISCARD ar_status ari_doubt_read(double *beside, const ari_doubt *d, size_t start, size_t n);
+/** extra[i]: the amount that element start + i may be off because of what is known. Errors: those of reading. */
+AR_NODISCARD ar_status ari_doubt_read(double *extra, const ari_doubt *d, size_t start, size_t n);
 
 /* A dump's tensor in another shape. */
 typedef struct ari_repeated {
@@ -122,12 +122,12 @@ typedef struct ari_repeated {
  *  the arena. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_repeated_init(ari_repeated *s, const ar_dump_tensor *t, const size_t *shape,
                                          ari_arena *arena);
-/** The tensor in the shape of `as`, which has as many elements and another number of dimensions, of which each is one of
+/** The tensor in the shape of `target`, which has as many elements and another number of dimensions, of which each is one of
  *  its own, several neighbouring ones together, or a part of one: the row-major order of the elements is the same. Also
  *  [b, s, h d] as [b, h, s, d], heads before tokens. *fits: whether the shape is such a one, and each box of the tensor a
  *  box of it; else s is of no use. In the arena. Errors: those of reading; AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_reshaped_init(bool *fits, ari_repeated *s, const ar_dump_tensor *t, const ar_dump_tensor *as,
-                                         ari_arena *arena);
+AR_NODISCARD ar_status ari_reshaped_init(bool *fits, ari_repeated *s, const ar_dump_tensor *t,
+                                         const ar_dump_tensor *target, ari_arena *arena);
 /** True if two tensors have the same shape. */
 bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b);
 
@@ -141,7 +141,7 @@ typedef struct ari_scaled {
 typedef struct ari_scaled_sums {
     ari_scaled aa, bb, ab, dd; /* reference, other, difference; over elements of which both are finite */
 } ari_scaled_sums;
-void ari_scaled_sums_add(ari_scaled_sums *to, const ari_scaled_sums *s);
+void ari_scaled_sums_add(ari_scaled_sums *total, const ari_scaled_sums *s);
 
 /* Statistics that do not depend on the order of elements. */
 typedef struct ari_deviation {
@@ -150,12 +150,12 @@ typedef struct ari_deviation {
     double max_abs, max_rel, max_reference;
     bool from_zero; /* a difference where the reference is 0 */
     uint64_t max_ulp;
-    ar_verify_element first, worst; /* of index SIZE_MAX: none */
+    ar_verify_element first_element, worst; /* of index SIZE_MAX: none */
     double worst_ratio, worst_difference, allowed;
     uint64_t ulp_bins[AR_VERIFY_ULP_BINS];
 } ari_deviation;
 void ari_deviation_init(ari_deviation *t);
-void ari_deviation_add(ari_deviation *to, const ari_deviation *t);
+void ari_deviation_add(ari_deviation *total, const ari_deviation *t);
 
 /* The rule for one tensor. */
 typedef struct ari_rule {
@@ -199,7 +199,7 @@ AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t
 
 /* A row's tensors; NULL where one of the dumps has none of that name. */
 typedef struct ari_sides {
-    const ar_dump_tensor *of[2];
+    const ar_dump_tensor *tensors[2];
     const ari_pair *pair; /* NULL: their values are not compared */
 } ari_sides;
 
@@ -227,7 +227,7 @@ typedef struct ari_verifying {
 /** True if only one of the two dumps has the tensor. */
 bool ari_is_one_sided(const ar_verify_row *r);
 /** Tells whoever listens. */
-void ari_verify_progress(const ari_verifying *v, double fraction, const char *what);
+void ari_verify_progress(const ari_verifying *v, double fraction, const char *label);
 
 enum { ARI_WRAPPERS_TEXT = sizeof((ar_verify_report *)0)->wrappers[0] };
 typedef struct ari_names {
@@ -286,7 +286,7 @@ typedef struct ari_update {
 } ari_update;
 /** Tells whether two such updates are the same but for directions in which their input has next to nothing. Errors:
  *  those of reading; AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_is_same_orthogonal(bool *same, const ari_update *u);
+AR_NODISCARD ar_status ari_is_same_orthogonal(bool *equal, const ari_update *u);
 /** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
 /* Sizes of a step of the reference, read when first asked for; below 0: not yet. */
@@ -307,7 +307,7 @@ AR_NODISCARD ar_status ari_verify_furthest_copies(ari_verifying *v);
 /** Tells whether the larger of two tensors has the same values at every index of the dimensions in which the other has
  *  size 1, as positions of all samples have: then the other is to be repeated. Gives which of the two, 0 or 1; -1:
  *  neither. */
-AR_NODISCARD ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const ar_dump_tensor *other);
+AR_NODISCARD ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const ar_dump_tensor *candidate);
 /** *zero: all elements are 0. Errors: those of reading. */
 AR_NODISCARD ar_status ari_is_zero(bool *zero, const ar_dump_tensor *t);
 /** True for the loss of a step. */

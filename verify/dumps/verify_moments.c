@@ -36,13 +36,14 @@ static ar_status count_moments(moment_count *count, const ari_pair *p)
  * are of squares, and the first have to agree. */
 ar_status ari_verify_find_short_moments(bool *found, const ari_verifying *v)
 {
-    moment_count first[2] = {{0}}, second[2] = {{0}};
+    moment_count first_moment[2] = {{0}}, second[2] = {{0}};
     for (const ari_pair *p = v->pair; p < v->pair + v->pairs; p++) {
         const bool moment = (p->row->pass == 'm' || p->row->pass == 'v') && is_of_fp32(p);
         if (moment)
-            AR_TRY(count_moments(p->row->pass == 'm' ? first : second, p));
+            AR_TRY(count_moments(p->row->pass == 'm' ? first_moment : second, p));
     }
-    *found = second[1].values >= ENOUGH && second[1].bf16 == second[1].values && first[1].bf16 == first[1].values &&
-             second[0].bf16 * FEW <= second[0].values && first[0].bf16 * FEW <= first[0].values;
+    *found = second[1].values >= ENOUGH && second[1].bf16 == second[1].values &&
+             first_moment[1].bf16 == first_moment[1].values && second[0].bf16 * FEW <= second[0].values &&
+             first_moment[0].bf16 * FEW <= first_moment[0].values;
     return AR_OK;
 }

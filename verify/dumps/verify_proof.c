@@ -11,9 +11,9 @@ ar_status ari_is_zero(bool *zero, const ar_dump_tensor *t)
 {
     float x[256];
     *zero = t->dtype != AR_C64; /* of which nothing is said */
-    for (size_t at = 0; *zero && at < t->count; at += sizeof x / sizeof *x) {
-        const size_t n = t->count - at < sizeof x / sizeof *x ? t->count - at : sizeof x / sizeof *x;
-        AR_TRY(ar_dump_read_f32(t, at, n, x));
+    for (size_t start = 0; *zero && start < t->count; start += sizeof x / sizeof *x) {
+        const size_t n = t->count - start < sizeof x / sizeof *x ? t->count - start : sizeof x / sizeof *x;
+        AR_TRY(ar_dump_read_f32(t, start, n, x));
         for (size_t i = 0; i < n; i++)
             *zero = *zero && x[i] == 0.0f;
     }
@@ -22,9 +22,9 @@ ar_status ari_is_zero(bool *zero, const ar_dump_tensor *t)
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
-void ari_proof_add(ari_proof *proof, char pass, const ari_value_counts *reference, const ari_value_counts *other)
+void ari_proof_add(ari_proof *proof, char pass, const ari_value_counts *reference, const ari_value_counts *candidate)
 {
-    const ari_value_counts *const counts[] = {reference, other};
+    const ari_value_counts *const counts[] = {reference, candidate};
     bool zero = true, dead = true;
     if (pass != 'g')
         return;
@@ -87,7 +87,7 @@ static ar_status refuse_dead_gradients(const ari_verifying *v)
         if (row->pass != 'g' || ari_is_one_sided(row))
             continue;
         for (int k = 0; k < 2; k++)
-            AR_TRY(count_dead_values(&counts[k], v->sides[i].of[k]));
+            AR_TRY(count_dead_values(&counts[k], v->sides[i].tensors[k]));
         ari_proof_add(&proof, row->pass, &counts[0], &counts[1]);
     }
     return ari_proof_refuse(&proof, v->o->only_count > 0);
@@ -95,11 +95,11 @@ static ar_status refuse_dead_gradients(const ari_verifying *v)
 
 /* --- losses and steps --------------------------------------------------------------------------------------------- */
 
-void ari_loss_proof_add(ari_loss_proof *proof, double reference, double other)
+void ari_loss_proof_add(ari_loss_proof *proof, double reference, double candidate)
 {
     if (proof->steps == 0)
-        proof->first = reference;
-    proof->changes = proof->changes || reference != proof->first || other != proof->first;
+        proof->first_loss = reference;
+    proof->changes = proof->changes || reference != proof->first_loss || candidate != proof->first_loss;
     proof->without_number += isfinite(reference) ? 0 : 1;
     proof->steps++;
 }
@@ -114,9 +114,9 @@ ar_status ari_loss_proof_refuse_numbers(const ari_loss_proof *proof)
 
 size_t ari_loss_proof_logits(const ari_loss_proof *proof)
 {
-    const double size = round(exp(proof->first));
+    const double size = round(exp(proof->first_loss));
     const bool equal = proof->steps >= 2 && !proof->changes && isfinite(size) && size >= 2.0;
-    return equal && fabs(log(size) - proof->first) <= 0x1p-20 * proof->first ? (size_t)size : 0;
+    return equal && fabs(log(size) - proof->first_loss) <= 0x1p-20 * proof->first_loss ? (size_t)size : 0;
 }
 
 ar_status ari_loss_proof_refuse_constant(const ari_loss_proof *proof)
@@ -124,7 +124,7 @@ ar_status ari_loss_proof_refuse_constant(const ari_loss_proof *proof)
     return ar_error_set(AR_ERR_DATA,
                         "this comparison proves nothing: the loss is %.6g = ln %zu in each of %zu steps of both dumps, "
                         "that of logits which are all equal; does the model have its weights, and do they change?",
-                        proof->first, ari_loss_proof_logits(proof), proof->steps);
+                        proof->first_loss, ari_loss_proof_logits(proof), proof->steps);
 }
 
 ar_status ari_proof_refuse_repeated(size_t activations)
@@ -142,7 +142,7 @@ static ar_status read_losses(ari_loss_proof *proof, const ari_verifying *v)
         if (!ari_is_loss(&v->report->row[i]) || ari_is_one_sided(&v->report->row[i]))
             continue;
         for (int k = 0; k < 2; k++)
-            AR_TRY(ar_dump_read_f32(v->sides[i].of[k], 0, 1, &x[k]));
+            AR_TRY(ar_dump_read_f32(v->sides[i].tensors[k], 0, 1, &x[k]));
         ari_loss_proof_add(proof, (double)x[0], (double)x[1]);
     }
     return AR_OK;
@@ -163,13 +163,13 @@ static bool is_dimension(const ar_verify_report *r, size_t n)
 /* The reference's tensor of that name in its first step; NULL. */
 static const ar_dump_tensor *in_first_step(const ari_verifying *v, const char *name)
 {
-    char first[256];
+    char first_name[256];
     const size_t n = strcspn(name, "@");
-    if (n >= sizeof first)
+    if (n >= sizeof first_name)
         return NULL;
-    memcpy(first, name, n);
-    first[n] = '\0';
-    return ar_dump_find(v->dump[0], first);
+    memcpy(first_name, name, n);
+    first_name[n] = '\0';
+    return ar_dump_find(v->dump[0], first_name);
 }
 
 ar_status ari_are_equal(bool *equal, bool *varies, const ar_dump_tensor *a, const ar_dump_tensor *b)
@@ -177,10 +177,10 @@ ar_status ari_are_equal(bool *equal, bool *varies, const ar_dump_tensor *a, cons
     float x[256], y[256];
     *equal = ari_same_shape(a, b);
     *varies = false;
-    for (size_t at = 0; *equal && at < a->count; at += sizeof x / sizeof *x) {
-        const size_t n = a->count - at < sizeof x / sizeof *x ? a->count - at : sizeof x / sizeof *x;
-        AR_TRY(ar_dump_read_f32(a, at, n, x));
-        AR_TRY(ar_dump_read_f32(b, at, n, y));
+    for (size_t start = 0; *equal && start < a->count; start += sizeof x / sizeof *x) {
+        const size_t n = a->count - start < sizeof x / sizeof *x ? a->count - start : sizeof x / sizeof *x;
+        AR_TRY(ar_dump_read_f32(a, start, n, x));
+        AR_TRY(ar_dump_read_f32(b, start, n, y));
         *equal = memcmp(x, y, n * sizeof *x) == 0;
         *varies = *varies || (n > 1 && x[0] != x[1]);
     }
@@ -197,11 +197,11 @@ static ar_status refuse_repeated_steps(const ari_verifying *v)
     for (size_t i = 0; equal && i < r->rows; i++) {
         const ar_verify_row *row = &r->row[i];
         const bool later = row->pass == 'f' && row->step > 1 && !ari_is_one_sided(row);
-        const ar_dump_tensor *first = later ? in_first_step(v, row->name) : NULL;
+        const ar_dump_tensor *first_tensor = later ? in_first_step(v, row->name) : NULL;
         learned = learned || row->pass == 'g';
-        if (first)
-            AR_TRY(ari_are_equal(&equal, &unused, v->sides[i].of[0], first));
-        repeated += first != NULL;
+        if (first_tensor)
+            AR_TRY(ari_are_equal(&equal, &unused, v->sides[i].tensors[0], first_tensor));
+        repeated += first_tensor != NULL;
     }
     if (!equal || !learned || repeated < 2)
         return AR_OK;

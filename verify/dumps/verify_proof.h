@@ -23,7 +23,7 @@ typedef struct ari_proof {
 
 /** Counts a tensor that both runs have and that is the same. pass: its kind, as ar_verify_row's; only a gradient, 'g',
  *  counts. */
-void ari_proof_add(ari_proof *proof, char pass, const ari_value_counts *reference, const ari_value_counts *other);
+void ari_proof_add(ari_proof *proof, char pass, const ari_value_counts *reference, const ari_value_counts *candidate);
 /** Refuses gradients without any finite number other than 0. Gradients that are all zero are refused from two on, and
  *  not where globs have chosen them: zeros may be what is asked for. Errors: AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_proof_refuse(const ari_proof *proof, bool chosen);
@@ -33,12 +33,12 @@ AR_NODISCARD ar_status ari_proof_refuse(const ari_proof *proof, bool chosen);
  * is learned. One step alone has it where the last layer begins with zeros. */
 typedef struct ari_loss_proof {
     size_t steps, without_number; /* that both runs have; of these, in the reference NaN or infinite */
-    double first;                 /* the reference's first loss */
+    double first_loss;            /* the reference's first loss */
     bool changes;                 /* a later one, or the other run's, is another */
 } ari_loss_proof;
 
 /** Counts a step's loss, which both runs have. */
-void ari_loss_proof_add(ari_loss_proof *proof, double reference, double other);
+void ari_loss_proof_add(ari_loss_proof *proof, double reference, double candidate);
 /** Refuses losses of which none is finite. Errors: AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_loss_proof_refuse_numbers(const ari_loss_proof *proof);
 /** V where the loss is ln V in each of several steps, else 0. */

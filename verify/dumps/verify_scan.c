@@ -21,10 +21,10 @@
  *  run in mixed precision rounds by it. */
 static double verify_roundoff(const ari_verifying *v)
 {
-    double most = ari_roundoff_allowed(v->report->allows);
+    double max_roundoff = ari_roundoff_allowed(v->report->allows);
     for (size_t i = 0; i < 2 * v->pairs; i++)
-        most = fmax(most, ari_roundoff_of(v->pair[i / 2].format[i % 2].dtype));
-    return most;
+        max_roundoff = fmax(max_roundoff, ari_roundoff_of(v->pair[i / 2].format[i % 2].dtype));
+    return max_roundoff;
 }
 
 /* --- a factor ----------------------------------------------------------------------------------------------------- */
@@ -84,8 +84,8 @@ static ar_status verify_judge_factor(ari_verifying *v, const ari_pair *pair)
     bool only_rounding = false;
     if (!by_amount || pair->rule.rule == AR_VERIFY_BITS || r->state != AR_VERIFY_SAME || !has_factor(pair))
         return AR_OK;
-    const double off = fabs(r->scale - 1.0), all = r->rms / r->rms_reference;
-    const double rest = sqrt(fmax(all * all - off * off, 0.0));
+    const double off = fabs(r->scale - 1.0), relative_rms = r->rms / r->rms_reference;
+    const double rest = sqrt(fmax(relative_rms * relative_rms - off * off, 0.0));
     const double part = r->rms_reference / r->max_reference, count = (double)r->elements * part * part;
     const double errors = DEVIATIONS * rest / sqrt(count);
     r->factor_allowed = fmax(fmax(errors, v->roundoff + SYSTEMATIC), pair->rule.rtol);
@@ -126,14 +126,15 @@ static void verify_find_unjudged(const ari_verifying *v)
 {
     if (!v->report->allows[0])
         return;
-    const double most = v->roundoff > 0x1p-24 ? MOST_OF_FEWER : MOST_OF_F32;
+    const double limit = v->roundoff > 0x1p-24 ? MOST_OF_FEWER : MOST_OF_F32;
     double largest[128] = {0.0}; /* of a pass */
     for (const ari_pair *p = v->pair; p < v->pair + v->pairs; p++)
         largest[p->row->pass & 127] = fmax(largest[p->row->pass & 127], p->row->max_reference);
     for (const ari_pair *p = v->pair; p < v->pair + v->pairs; p++) {
         ar_verify_row *r = p->row;
         r->unjudged = p->sums && is_before_update(r) && r->state == AR_VERIFY_SAME && r->max_reference > 0.0 &&
-                      p->rule.atol > most * r->max_reference && p->rule.atol > OF_KIND * most * largest[r->pass & 127];
+                      p->rule.atol > limit * r->max_reference &&
+                      p->rule.atol > OF_KIND * limit * largest[r->pass & 127];
         v->report->unjudged += r->unjudged;
     }
 }
@@ -165,9 +166,9 @@ static const ari_pair *ari_pair_of(const ari_verifying *v, const ar_dump_tensor 
 static ar_status is_rounding(bool *rounding, const ari_verifying *v, const ari_pair *gradient, ari_step_size *size)
 {
     const ar_verify_row *r = gradient->row;
-    const bool same = r->state == AR_VERIFY_SAME || (r->state == AR_VERIFY_DIFFERENT && ari_is_by_rounding(r));
-    *rounding = same && (v->o->rule == AR_VERIFY_SENSITIVITY || r->rms <= RIGHT_PART * r->rms_reference);
-    if (*rounding || !same)
+    const bool is_accepted = r->state == AR_VERIFY_SAME || (r->state == AR_VERIFY_DIFFERENT && ari_is_by_rounding(r));
+    *rounding = is_accepted && (v->o->rule == AR_VERIFY_SENSITIVITY || r->rms <= RIGHT_PART * r->rms_reference);
+    if (*rounding || !is_accepted)
         return AR_OK;
     if (size->gradient < 0.0)
         AR_TRY(ari_largest_rms(&size->gradient, v->dump[0], "g", r->step));
@@ -189,11 +190,11 @@ static ar_status excuse_orthogonal(ari_doubt *d, const ari_pair *pair, const ari
                           .after = {pair->side[0], pair->side[1]},
                           .gradient = gradient,
                           .moment = ari_tensor_of_step(v->dump[0], name, stem, "m", step)};
-    bool same = false;
-    AR_TRY(ari_is_same_orthogonal(&same, &u));
-    if (!same)
+    bool is_equal = false;
+    AR_TRY(ari_is_same_orthogonal(&is_equal, &u));
+    if (!is_equal)
         return AR_OK;
-    d->all = 2.0 * d->reach[d->steps - 1];
+    d->uniform = 2.0 * d->reach[d->steps - 1];
     memcpy(d->before, before->side, sizeof d->before);
     return AR_OK;
 }
@@ -243,7 +244,8 @@ static ar_status excuse_moment(ari_pair *pair, ari_verifying *v, ari_step_size *
         AR_TRY(is_rounding(&rounding, v, g, &sizes[r->step - 1]));
     if (!rounding)
         return AR_OK;
-    ari_doubt d = {.all = pair->doubt ? pair->doubt->all : 0.0, .moment = pair->side[0], .squared = r->pass == 'v'};
+    ari_doubt d = {
+        .uniform = pair->doubt ? pair->doubt->uniform : 0.0, .moment = pair->side[0], .squared = r->pass == 'v'};
     memcpy(d.added, g->side, sizeof d.added);
     if (before && before->side[0]->count == pair->side[0]->count)
         memcpy(d.before, before->side, sizeof d.before);
@@ -255,14 +257,14 @@ static ar_status excuse_moment(ari_pair *pair, ari_verifying *v, ari_step_size *
 /* True if gradients excuse so many of the new weights that nothing of the update was compared, and they must not. */
 static bool verify_excuses_too_many(ari_verifying *v)
 {
-    double excused = 0.0, all = 0.0;
+    double excused = 0.0, total = 0.0;
     for (const ari_pair *p = v->pair; p < v->pair + v->pairs; p++) {
-        if (p->doubt && p->doubt->all > 0.0)
+        if (p->doubt && p->doubt->uniform > 0.0)
             continue;
-        all += p->row->pass == 'n' ? (double)p->numbers : 0.0;
+        total += p->row->pass == 'n' ? (double)p->numbers : 0.0;
         excused += p->row->pass == 'n' ? (double)p->tally.doubted : 0.0;
     }
-    v->many_excused = excused > FEW_EXCUSED && excused > EXCUSED_PART * all;
+    v->many_excused = excused > FEW_EXCUSED && excused > EXCUSED_PART * total;
     /* Where gradients are reduced in 16 bits, every weight moves by their rounding. */
     return v->reduced == 0.0 && v->many_excused;
 }
@@ -275,12 +277,12 @@ typedef struct pass {
     ari_verifying *v;
     ari_scratch *scratch; /* [threads] */
     ari_pair **pair;      /* [pairs] of this pass */
-    size_t *first;        /* [pairs + 1] tasks before each */
+    size_t *task_offset;  /* [pairs + 1] tasks before each */
     size_t pairs;
     ari_step_size size[ARI_DOUBT_STEPS];
-    pthread_mutex_t *lock; /* of tallies and maps */
-    double from, share;    /* of the progress */
-    const char *what;
+    pthread_mutex_t *lock;        /* of tallies and maps */
+    double progress_begin, share; /* of the progress */
+    const char *label;
 } pass;
 
 /* --- scratch ------------------------------------------------------------------------------------------------------ */
@@ -300,10 +302,10 @@ static ar_status scratch_init(ari_scratch *s, ari_arena *arena)
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */
 
-void ari_verify_progress(const ari_verifying *v, double fraction, const char *what)
+void ari_verify_progress(const ari_verifying *v, double fraction, const char *label)
 {
     if (v->o->progress)
-        v->o->progress(v->o->progress_user, fraction, what);
+        v->o->progress(v->o->progress_user, fraction, label);
 }
 
 bool ari_is_one_sided(const ar_verify_row *r)
@@ -355,11 +357,11 @@ static ar_status copies_task(void *user, size_t task, int worker)
     for (int k = 0; k < 2; k++) {
         bool found = false;
         ar_dump_disagreement d;
-        if (!has_copies(s->of[k]))
+        if (!has_copies(s->tensors[k]))
             continue;
         size_t drift = 0;
-        rule.format = ari_format_of(s->of[k]->dtype);
-        AR_TRY(ari_dump_replicas_by(s->of[k], by_rule ? copies_differ : NULL, &rule, &found, &d, &drift));
+        rule.format = ari_format_of(s->tensors[k]->dtype);
+        AR_TRY(ari_dump_replicas_by(s->tensors[k], by_rule ? copies_differ : NULL, &rule, &found, &d, &drift));
         row->drift += drift;
         if (found) {
             tell_copies(row, &d, k == 0);
@@ -377,12 +379,12 @@ static ari_pair *pair_of(const pass *p, size_t task, size_t *block)
     size_t low = 0, high = p->pairs;
     while (high - low > 1) {
         const size_t middle = low + (high - low) / 2;
-        if (p->first[middle] <= task)
+        if (p->task_offset[middle] <= task)
             low = middle;
         else
             high = middle;
     }
-    *block = task - p->first[low];
+    *block = task - p->task_offset[low];
     return p->pair[low];
 }
 
@@ -396,9 +398,9 @@ static range block_range(const ari_pair *pair, size_t block)
     return (range){begin, begin + (rest < ARI_SCAN_BLOCK ? rest : ARI_SCAN_BLOCK)};
 }
 
-static size_t chunk_of(range r, size_t at)
+static size_t chunk_of(range r, size_t offset)
 {
-    return r.end - at < ARI_CHUNK ? r.end - at : ARI_CHUNK;
+    return r.end - offset < ARI_CHUNK ? r.end - offset : ARI_CHUNK;
 }
 
 static void release_block(const ari_pair *pair, range r)
@@ -415,11 +417,11 @@ static ar_status bytes_task(void *user, size_t task, int worker)
     ari_pair *pair = pair_of(p, task, &block);
     const ari_format *f = &pair->format[0];
     const range r = block_range(pair, block);
-    for (size_t at = r.begin; at < r.end && !atomic_load_explicit(&pair->unequal, memory_order_relaxed);
-         at += ARI_CHUNK) {
-        const size_t n = chunk_of(r, at);
+    for (size_t offset = r.begin; offset < r.end && !atomic_load_explicit(&pair->unequal, memory_order_relaxed);
+         offset += ARI_CHUNK) {
+        const size_t n = chunk_of(r, offset);
         for (int k = 0; k < 2; k++)
-            AR_TRY(ari_chunk_raw(&s->side[k], pair->side[k], f, at, n));
+            AR_TRY(ari_chunk_raw(&s->side[k], pair->side[k], f, offset, n));
         if (memcmp(s->side[0].raw, s->side[1].raw, ari_raw_bytes(f, n)) != 0)
             atomic_store_explicit(&pair->unequal, true, memory_order_relaxed);
         ari_count_special(f, s->side[0].raw, n, &nan, &inf);
@@ -438,13 +440,13 @@ static ar_status bytes_task(void *user, size_t task, int worker)
 
 /* --- statistics --------------------------------------------------------------------------------------------------- */
 
-static void merge_map(ar_verify_map *to, const float *from)
+static void merge_map(ar_verify_map *dst, const float *src)
 {
-    for (size_t y = 0; y < to->rows; y++) {
-        for (size_t x = 0; x < to->cols; x++) {
-            float *cell = &to->cell[y * to->cols + x];
-            const float other = from[y * ARI_MAP_COLS + x];
-            *cell = other > *cell ? other : *cell;
+    for (size_t y = 0; y < dst->rows; y++) {
+        for (size_t x = 0; x < dst->cols; x++) {
+            float *cell = &dst->cell[y * dst->cols + x];
+            const float src_cell = src[y * ARI_MAP_COLS + x];
+            *cell = src_cell > *cell ? src_cell : *cell;
         }
     }
 }
@@ -460,8 +462,8 @@ static ar_status stats_task(void *user, size_t task, int worker)
     ari_scaled_sums sums = {0};
     ari_deviation_init(&tally);
     memset(s->map, 0, (size_t)ARI_MAP_ROWS * ARI_MAP_COLS * sizeof *s->map);
-    for (size_t at = r.begin; at < r.end; at += ARI_CHUNK)
-        AR_TRY(ari_chunk_stats(pair, s, at, chunk_of(r, at), &tally, &sums));
+    for (size_t offset = r.begin; offset < r.end; offset += ARI_CHUNK)
+        AR_TRY(ari_chunk_stats(pair, s, offset, chunk_of(r, offset), &tally, &sums));
     release_block(pair, r);
     pair->sums[block] = sums;
     pthread_mutex_lock(p->lock);
@@ -486,13 +488,13 @@ static ar_status prepare_stats(ari_pair *pair, ari_arena *arena)
 /* The rank whose part holds an element in the copy that is compared. */
 static int rank_of_element(const ar_dump_tensor *t, size_t index)
 {
-    size_t at[AR_ST_MAX_DIMS];
-    ari_coordinates(at, index, t->ndim, t->shape);
+    size_t coords[AR_ST_MAX_DIMS];
+    ari_coordinates(coords, index, t->ndim, t->shape);
     for (size_t i = 0; i < t->parts; i++) {
         for (size_t b = 0; b < t->part[i].boxes; b++) {
             const ar_dump_box *box = &t->part[i].box[b];
             int d = 0;
-            while (d < t->ndim && at[d] >= box->global[d] && at[d] - box->global[d] < box->extent[d])
+            while (d < t->ndim && coords[d] >= box->global[d] && coords[d] - box->global[d] < box->extent[d])
                 d++;
             if (d == t->ndim && box->replica == 0)
                 return t->part[i].rank;
@@ -568,7 +570,7 @@ static void fill_row(const ari_pair *pair)
         r->bits_different = t->bits_different;
         r->elements_doubted = t->doubted;
         r->worst = t->worst.index == SIZE_MAX ? (ar_verify_element){0} : t->worst;
-        r->first = t->first.index == SIZE_MAX ? r->worst : t->first;
+        r->first = t->first_element.index == SIZE_MAX ? r->worst : t->first_element;
         if (r->state == AR_VERIFY_DIFFERENT && pair->side[1]->dtype != AR_C64)
             r->ranks[0] = rank_of_element(pair->side[1], r->first.index);
     }
@@ -576,11 +578,12 @@ static void fill_row(const ari_pair *pair)
 
 /* --- all of it ---------------------------------------------------------------------------------------------------- */
 
-static void tell_progress(void *user, size_t done)
+static void tell_progress(void *user, size_t done_tasks)
 {
     const pass *p = user;
-    const size_t all = p->first[p->pairs];
-    ari_verify_progress(p->v, p->from + p->share * (double)done / (double)(all ? all : 1), p->what);
+    const size_t total_tasks = p->task_offset[p->pairs];
+    ari_verify_progress(
+        p->v, p->progress_begin + p->share * (double)done_tasks / (double)(total_tasks ? total_tasks : 1), p->label);
 }
 
 /* Weights after a step that are outside a tolerance: whether what their gradients are off by explains it. */
@@ -598,7 +601,7 @@ static bool may_allow(const ari_verifying *v)
 static void add_pair(pass *p, ari_pair *pair)
 {
     p->pair[p->pairs++] = pair;
-    p->first[p->pairs] = p->first[p->pairs - 1] + pair->blocks;
+    p->task_offset[p->pairs] = p->task_offset[p->pairs - 1] + pair->blocks;
 }
 
 /* A pair is measured again by another rule. */
@@ -620,7 +623,7 @@ static ar_status choose_reduced(pass *p, size_t *tasks)
         if (pair->doubt)
             add_again(p, pair);
     }
-    *tasks = p->first[p->pairs];
+    *tasks = p->task_offset[p->pairs];
     return AR_OK;
 }
 
@@ -645,7 +648,7 @@ static ar_status choose_again(pass *p, size_t *tasks)
         if ((pair->doubt && pair->row->pass == 'n') || (moment && short_moments))
             add_again(p, pair);
     }
-    *tasks = p->first[p->pairs];
+    *tasks = p->task_offset[p->pairs];
     return AR_OK;
 }
 
@@ -662,34 +665,35 @@ static size_t choose_unexcused(pass *p)
         pair->doubt = NULL;
         add_again(p, pair);
     }
-    return p->first[p->pairs];
+    return p->task_offset[p->pairs];
 }
 
 /* The pairs that a pass is about: all that are not known to differ, or all that are. */
 static size_t choose_pairs(pass *p, bool unequal)
 {
     p->pairs = 0;
-    p->first[0] = 0;
+    p->task_offset[0] = 0;
     for (size_t i = 0; i < p->v->pairs; i++) {
         if (atomic_load(&p->v->pair[i].unequal) == unequal)
             add_pair(p, &p->v->pair[i]);
     }
-    return p->first[p->pairs];
+    return p->task_offset[p->pairs];
 }
 
-static ar_status run_pass(pass *p, size_t tasks, ari_task_fn run, double from, double share, const char *what)
+static ar_status run_pass(pass *p, size_t tasks, ari_task_fn run, double progress_begin, double share,
+                          const char *label)
 {
-    p->from = from;
+    p->progress_begin = progress_begin;
     p->share = share;
-    p->what = what;
+    p->label = label;
     const ari_tasks t = {tasks, p->v->threads, run, p, tell_progress};
     return ari_tasks_run(&t);
 }
 
 /* The statistics of the pairs chosen, and what their rows say then. */
-static ar_status measure(pass *p, size_t tasks, double from, double share)
+static ar_status measure(pass *p, size_t tasks, double progress_begin, double share)
 {
-    AR_TRY(run_pass(p, tasks, stats_task, from, share, "measuring differences"));
+    AR_TRY(run_pass(p, tasks, stats_task, progress_begin, share, "measuring differences"));
     for (size_t i = 0; i < p->pairs; i++) {
         fill_row(p->pair[i]);
         AR_TRY(verify_judge_factor(p->v, p->pair[i]));
@@ -732,17 +736,17 @@ static double shown_of(const shown_doubt *shown, const ari_pair *pair, bool alon
                                                                                 : 0.0);
 }
 
-static void show_doubt(shown_doubt *shown, const ari_pair *pair, bool alone, double most)
+static void show_doubt(shown_doubt *shown, const ari_pair *pair, bool alone, double max_doubt)
 {
     const ar_verify_row *r = pair->row;
     if (r->pass == 'g')
         return; /* nothing of its step is made from it but the update */
     double *share = r->pass == 'f' ? &shown->of_outputs : &shown->of_inputs;
     if (pair->tally.max_reference > 0.0)
-        shown->part = fmax(shown->part, most / pair->tally.max_reference);
+        shown->part = fmax(shown->part, max_doubt / pair->tally.max_reference);
     if (r->rms_reference > 0.0)
-        *share = fmax(*share, most / r->rms_reference);
-    shown->handed_on = alone ? shown->handed_on : most;
+        *share = fmax(*share, max_doubt / r->rms_reference);
+    shown->handed_on = alone ? shown->handed_on : max_doubt;
 }
 
 /* Adds to what is shown what this tensor is off by and its weights explain; measured with that again if it is outside
@@ -753,22 +757,22 @@ static ar_status doubt_output(pass *p, ari_pair *pair, shown_doubt *shown, const
     const ar_verify_row *r = pair->row;
     const ar_dump_tensor *const *weight = weight_of(v, r, "weight"), *const *bias = weight_of(v, r, "bias");
     const bool alone = r->pass == 'f' && !weight && !bias;
-    const double reduced = pair->doubt ? pair->doubt->all : 0.0; /* of a gradient */
-    ari_doubt d = {.all = reduced + shown_of(shown, pair, alone)};
+    const double reduced = pair->doubt ? pair->doubt->uniform : 0.0; /* of a gradient */
+    ari_doubt d = {.uniform = reduced + shown_of(shown, pair, alone)};
     const size_t stem = ari_order_of(r->name, NULL).stem;
     const char *name = ari_module_class_of(&classes[0], r->name, stem);
     name = name ? name : ari_module_class_of(&classes[1], r->name, stem);
     AR_TRY(ari_doubt_output(&d, pair->side[0], weight, bias, name, &v->arena));
-    double most = fmin(d.most, pair->tally.max_abs);
+    double max_doubt = fmin(d.max_element, pair->tally.max_abs);
     if (pair->tally.different > 0) {
         AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, r->name));
         *pair->doubt = d;
         p->pairs = 0;
         add_again(p, pair);
         AR_TRY(measure(p, pair->blocks, 0.95, 0.0));
-        most = pair->tally.max_abs;
+        max_doubt = pair->tally.max_abs;
     }
-    show_doubt(shown, pair, alone, most);
+    show_doubt(shown, pair, alone, max_doubt);
     return AR_OK;
 }
 
@@ -858,20 +862,20 @@ static ar_status passes(pass *p)
     return AR_OK;
 }
 
-static ar_status scan(pass *p, ari_arena *own)
+static ar_status scan(pass *p, ari_arena *arena)
 {
     const size_t pairs = p->v->pairs, threads = (size_t)p->v->threads;
-    AR_TRY(ARI_TAKE(&p->scratch, own, threads, "scratch"));
+    AR_TRY(ARI_TAKE(&p->scratch, arena, threads, "scratch"));
     for (size_t i = 0; i < threads; i++)
-        AR_TRY(scratch_init(&p->scratch[i], own));
-    AR_TRY(ARI_TAKE(&p->pair, own, pairs, "pairs of tensors"));
-    AR_TRY(ARI_TAKE(&p->first, own, pairs + 1, "pairs of tensors"));
+        AR_TRY(scratch_init(&p->scratch[i], arena));
+    AR_TRY(ARI_TAKE(&p->pair, arena, pairs, "pairs of tensors"));
+    AR_TRY(ARI_TAKE(&p->task_offset, arena, pairs + 1, "pairs of tensors"));
     return passes(p);
 }
 
 ar_status ari_verify_scan(ari_verifying *v)
 {
     ARI_ENDED(pthread_mutex_destroy) pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    ARI_ENDED(ari_arena_free) ari_arena own = {NULL};
-    return scan(&(pass){.v = v, .lock = &lock}, &own);
+    ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
+    return scan(&(pass){.v = v, .lock = &lock}, &arena);
 }

@@ -14,7 +14,7 @@ ari_format ari_format_of(ar_dtype t)
 {
     static const struct {
         ar_dtype dtype;
-        int mantissa, least;
+        int mantissa, min_exponent;
         uint64_t finite;
         bool has_inf, is_unsigned;
     } floats[] = {
@@ -39,7 +39,7 @@ ari_format ari_format_of(ar_dtype t)
         f.is_float = true;
         f.is_signed = !floats[i].is_unsigned;
         f.mantissa = floats[i].mantissa;
-        f.least = floats[i].least;
+        f.min_exponent = floats[i].min_exponent;
         f.finite = floats[i].finite;
         f.has_inf = floats[i].has_inf;
     }
@@ -54,15 +54,15 @@ size_t ari_raw_bytes(const ari_format *f, size_t n)
 }
 
 /* Numbers of 4 or 6 bits lie one after the other, the lowest bits of a byte first. */
-static void unpack(unsigned char *to, const unsigned char *from, const ari_format *f, size_t start, size_t n)
+static void unpack(unsigned char *dst, const unsigned char *src, const ari_format *f, size_t start, size_t n)
 {
     const unsigned mask = (1u << f->bits) - 1u;
     for (size_t i = 0; i < n; i++) {
         const size_t bit = (start + i) * f->bits;
-        unsigned byte = (unsigned)from[bit / 8] >> bit % 8;
+        unsigned byte = (unsigned)src[bit / 8] >> bit % 8;
         if (bit % 8 + f->bits > 8)
-            byte |= (unsigned)from[bit / 8 + 1] << (8 - bit % 8);
-        to[i] = (unsigned char)(byte & mask);
+            byte |= (unsigned)src[bit / 8 + 1] << (8 - bit % 8);
+        dst[i] = (unsigned char)(byte & mask);
     }
 }
 
@@ -89,8 +89,8 @@ static double decode_small(const ari_format *f, unsigned u)
 {
     const unsigned sign = u >> (f->bits - 1), magnitude = u & ((1u << (f->bits - 1)) - 1u);
     const unsigned exponent = magnitude >> f->mantissa, fraction = magnitude & ((1u << f->mantissa) - 1u);
-    const unsigned whole = exponent ? fraction + (1u << f->mantissa) : fraction;
-    const double x = ldexp((double)whole, f->least + (exponent ? (int)exponent - 1 : 0) - f->mantissa);
+    const unsigned significand = exponent ? fraction + (1u << f->mantissa) : fraction;
+    const double x = ldexp((double)significand, f->min_exponent + (exponent ? (int)exponent - 1 : 0) - f->mantissa);
     return sign ? -x : x;
 }
 
@@ -116,9 +116,9 @@ void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, siz
 {
     if (t->whole) {
         const ar_st_entry *e = t->parts > 0 ? t->part[0].entry : NULL;
-        const size_t from = start * f->bits / 8;
+        const size_t offset = start * f->bits / 8;
         if (e && e->mapped && e->data == t->whole)
-            drop_pages((const char *)t->whole + from, (start + n) * f->bits / 8 - from);
+            drop_pages((const char *)t->whole + offset, (start + n) * f->bits / 8 - offset);
         return;
     }
     /* A combined tensor's stretches lie all over its parts, which are released when it is done. */
@@ -198,8 +198,8 @@ static double rank_of(const ari_format *f, double x)
     if (isinf(x))
         return (double)(f->finite + 1);
     (void)frexp(x, &e); /* x = m * 2^e with m in [1/2, 1) */
-    e = x == 0.0 || e - 1 < f->least ? f->least : e - 1;
-    return nearbyint(ldexp(fabs(x), f->mantissa - e)) + ldexp((double)(e - f->least), f->mantissa);
+    e = x == 0.0 || e - 1 < f->min_exponent ? f->min_exponent : e - 1;
+    return nearbyint(ldexp(fabs(x), f->mantissa - e)) + ldexp((double)(e - f->min_exponent), f->mantissa);
 }
 
 static uint64_t whole_steps(double x)
@@ -237,25 +237,25 @@ double ari_exact_difference(const ari_format *fa, const unsigned char *a, const 
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
 
-static void scaled_add(ari_scaled *to, ari_scaled s)
+static void scaled_add(ari_scaled *total, ari_scaled s)
 {
     if (s.sum == 0.0)
         return;
-    if (to->sum == 0.0) {
-        *to = s;
+    if (total->sum == 0.0) {
+        *total = s;
         return;
     }
-    const int most = to->exponent > s.exponent ? to->exponent : s.exponent;
-    to->sum = ldexp(to->sum, to->exponent - most) + ldexp(s.sum, s.exponent - most);
-    to->exponent = most;
+    const int max_exponent = total->exponent > s.exponent ? total->exponent : s.exponent;
+    total->sum = ldexp(total->sum, total->exponent - max_exponent) + ldexp(s.sum, s.exponent - max_exponent);
+    total->exponent = max_exponent;
 }
 
-void ari_scaled_sums_add(ari_scaled_sums *to, const ari_scaled_sums *s)
+void ari_scaled_sums_add(ari_scaled_sums *total, const ari_scaled_sums *s)
 {
-    scaled_add(&to->aa, s->aa);
-    scaled_add(&to->bb, s->bb);
-    scaled_add(&to->ab, s->ab);
-    scaled_add(&to->dd, s->dd);
+    scaled_add(&total->aa, s->aa);
+    scaled_add(&total->bb, s->bb);
+    scaled_add(&total->ab, s->ab);
+    scaled_add(&total->dd, s->dd);
 }
 
 /* Numbers are looked at in blocks, which stay in the nearest cache, of LANES partial results beside each other: none
@@ -263,10 +263,10 @@ void ari_scaled_sums_add(ari_scaled_sums *to, const ari_scaled_sums *s)
 enum { BLOCK = 1024, LANES = 8 };
 
 /* The larger of two magnitudes, as integers in the order of the numbers: loops over them run on several at once. */
-static inline int64_t larger_bits(int64_t most, double magnitude)
+static inline int64_t larger_bits(int64_t max_bits, double magnitude)
 {
     const int64_t bits = (int64_t)ari_bits64(magnitude);
-    return bits > most ? bits : most;
+    return bits > max_bits ? bits : max_bits;
 }
 
 static double magnitude_of(int64_t bits)
@@ -277,10 +277,10 @@ static double magnitude_of(int64_t bits)
 /* The bits of the largest |x|: at or above those of infinity where one of them is not finite. */
 ARI_SIMD static int64_t largest_bits(const double *x, size_t n)
 {
-    int64_t most = 0;
+    int64_t max_bits = 0;
     for (size_t i = 0; i < n; i++)
-        most = larger_bits(most, fabs(x[i]));
-    return most;
+        max_bits = larger_bits(max_bits, fabs(x[i]));
+    return max_bits;
 }
 
 /* The power of two that brings `largest` below 1 without leaving the range of normal numbers itself. */
@@ -328,7 +328,7 @@ static size_t drop_infinite(double *a, double *b, size_t n)
 
 void ari_deviation_init(ari_deviation *t)
 {
-    *t = (ari_deviation){.first.index = SIZE_MAX, .worst.index = SIZE_MAX, .worst_ratio = -1.0};
+    *t = (ari_deviation){.first_element.index = SIZE_MAX, .worst.index = SIZE_MAX, .worst_ratio = -1.0};
 }
 
 static double larger(double a, double b)
@@ -345,30 +345,30 @@ static bool is_worse(const ari_deviation *t, double ratio, double difference, si
     return index < t->worst.index;
 }
 
-void ari_deviation_add(ari_deviation *to, const ari_deviation *t)
+void ari_deviation_add(ari_deviation *total, const ari_deviation *t)
 {
-    to->different += t->different;
-    to->bits_different += t->bits_different;
-    to->doubted += t->doubted;
-    to->finite += t->finite;
+    total->different += t->different;
+    total->bits_different += t->bits_different;
+    total->doubted += t->doubted;
+    total->finite += t->finite;
     for (int s = 0; s < 2; s++) {
-        to->nan[s] += t->nan[s];
-        to->inf[s] += t->inf[s];
+        total->nan[s] += t->nan[s];
+        total->inf[s] += t->inf[s];
     }
-    to->max_abs = larger(to->max_abs, t->max_abs);
-    to->max_rel = larger(to->max_rel, t->max_rel);
-    to->max_reference = larger(to->max_reference, t->max_reference);
-    to->from_zero = to->from_zero || t->from_zero;
-    to->max_ulp = to->max_ulp > t->max_ulp ? to->max_ulp : t->max_ulp;
+    total->max_abs = larger(total->max_abs, t->max_abs);
+    total->max_rel = larger(total->max_rel, t->max_rel);
+    total->max_reference = larger(total->max_reference, t->max_reference);
+    total->from_zero = total->from_zero || t->from_zero;
+    total->max_ulp = total->max_ulp > t->max_ulp ? total->max_ulp : t->max_ulp;
     for (size_t k = 0; k < AR_VERIFY_ULP_BINS; k++)
-        to->ulp_bins[k] += t->ulp_bins[k];
-    if (t->first.index < to->first.index)
-        to->first = t->first;
-    if (t->worst.index != SIZE_MAX && is_worse(to, t->worst_ratio, t->worst_difference, t->worst.index)) {
-        to->worst = t->worst;
-        to->worst_ratio = t->worst_ratio;
-        to->worst_difference = t->worst_difference;
-        to->allowed = t->allowed;
+        total->ulp_bins[k] += t->ulp_bins[k];
+    if (t->first_element.index < total->first_element.index)
+        total->first_element = t->first_element;
+    if (t->worst.index != SIZE_MAX && is_worse(total, t->worst_ratio, t->worst_difference, t->worst.index)) {
+        total->worst = t->worst;
+        total->worst_ratio = t->worst_ratio;
+        total->worst_difference = t->worst_difference;
+        total->allowed = t->allowed;
     }
 }
 
@@ -399,7 +399,7 @@ static double spacing_of(const ari_format *f, double x)
     if (!f->is_float)
         return 1.0;
     (void)frexp(x, &e);
-    return ldexp(1.0, (x == 0.0 || !isfinite(x) || e - 1 < f->least ? f->least : e - 1) - f->mantissa);
+    return ldexp(1.0, (x == 0.0 || !isfinite(x) || e - 1 < f->min_exponent ? f->min_exponent : e - 1) - f->mantissa);
 }
 
 /* `difference` is NaN where one value is no number, and where both are and that counts; `beside` is what a tolerance
@@ -428,7 +428,7 @@ static judged judge(const ari_pair *p, double a, double difference, uint64_t ste
 }
 
 typedef struct element {
-    ar_verify_element at;
+    ar_verify_element entry;
     double difference; /* NaN: one is no number */
     uint64_t steps;
     double extra;
@@ -437,7 +437,7 @@ typedef struct element {
 /* Returns what the map shows. */
 static double take_element(const ari_pair *p, ari_deviation *t, const element *e)
 {
-    const double a = e->at.value[0], b = e->at.value[1];
+    const double a = e->entry.value[0], b = e->entry.value[1];
     const judged j = judge(p, a, e->difference, e->steps, e->extra);
     const double difference = isnan(e->difference) ? (double)INFINITY : e->difference;
     t->bits_different += e->steps != 0 || (p->format[0].dtype != p->format[1].dtype && difference != 0.0);
@@ -459,11 +459,11 @@ static double take_element(const ari_pair *p, ari_deviation *t, const element *e
     t->doubted += j.doubted;
     if (j.different) {
         t->different++;
-        if (e->at.index < t->first.index)
-            t->first = e->at;
+        if (e->entry.index < t->first_element.index)
+            t->first_element = e->entry;
     }
-    if ((j.different || e->steps != 0 || difference != 0.0) && is_worse(t, j.ratio, difference, e->at.index)) {
-        t->worst = e->at;
+    if ((j.different || e->steps != 0 || difference != 0.0) && is_worse(t, j.ratio, difference, e->entry.index)) {
+        t->worst = e->entry;
         t->worst_ratio = j.ratio;
         t->worst_difference = difference;
         t->allowed = j.allowed;
@@ -482,9 +482,10 @@ bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, 
         if (ari_values_to_f64(f->dtype, u, 1, &x) != AR_OK || ari_values_to_f64(f->dtype, v, 1, &y) != AR_OK)
             return true;
         ari_steps(&steps, f, u, v, 1);
-        const bool none = isnan(x) && isnan(y);
-        const double apart = f->is_float ? (x == y ? 0.0 : fabs(y - x)) : ari_exact_difference(f, u, f, v, 0);
-        differ = judge(p, x, none ? (p->rule.nan_differs ? (double)NAN : 0.0) : apart, steps, 0.0).different;
+        const bool is_nan_pair = isnan(x) && isnan(y);
+        const double difference = f->is_float ? (x == y ? 0.0 : fabs(y - x)) : ari_exact_difference(f, u, f, v, 0);
+        differ =
+            judge(p, x, is_nan_pair ? (p->rule.nan_differs ? (double)NAN : 0.0) : difference, steps, 0.0).different;
     }
     return differ;
 }
@@ -500,8 +501,8 @@ static bool is_integer(const ari_format *f)
 static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, size_t index)
 {
     const ari_format *f = p->format;
-    element e = {.at = {index, {s->side[0].value[i], s->side[1].value[i]}}, .extra = p->doubt ? s->extra[i] : 0.0};
-    const double a = e.at.value[0], b = e.at.value[1];
+    element e = {.entry = {index, {s->side[0].value[i], s->side[1].value[i]}}, .extra = p->doubt ? s->extra[i] : 0.0};
+    const double a = e.entry.value[0], b = e.entry.value[1];
     const bool same_format = f[0].dtype == f[1].dtype;
     if (isnan(a) && isnan(b)) {
         e.steps = same_format ? s->steps[i] : 0;
@@ -550,48 +551,48 @@ typedef struct block_tally {
 
 ARI_SIMD static void tally_differences(block_tally *t, double *difference, const double *a, const double *b, size_t n)
 {
-    int64_t most = 0, zero = 0;
+    int64_t max_bits = 0, zero = 0;
     for (size_t i = 0; i < n; i++) {
         const double d = fabs(b[i] - a[i]);
         difference[i] = d;
-        most = larger_bits(most, d);
+        max_bits = larger_bits(max_bits, d);
         zero = larger_bits(zero, a[i] == 0.0 ? d : 0.0);
     }
-    t->difference = magnitude_of(most);
+    t->difference = magnitude_of(max_bits);
     t->from_zero = zero > 0;
 }
 
 /* Products of numbers of this size may be rounded by more than their last bits. */
 static const double TINY = 0x1p-900;
 
-/* The largest part of |a|, if one is above `known`, which most blocks tell by products; else some part below it. */
-ARI_SIMD static double largest_part(const double *difference, const double *a, size_t n, double known)
+/* The largest part of |a|, if one is above `current_max`, which most blocks tell by products; else some part below it. */
+ARI_SIMD static double largest_part(const double *difference, const double *a, size_t n, double current_max)
 {
-    const double least = known * (1.0 - 0x1p-48); /* whatever is below it in rounded products is below it */
-    int64_t most = 0;
+    const double threshold = current_max * (1.0 - 0x1p-48); /* whatever is below it in rounded products is below it */
+    int64_t max_bits = 0;
     size_t above = 0;
     for (size_t i = 0; i < n; i++)
-        above += difference[i] > least * fabs(a[i]) || (a[i] != 0.0 && fabs(a[i]) < TINY && difference[i] > 0.0);
+        above += difference[i] > threshold * fabs(a[i]) || (a[i] != 0.0 && fabs(a[i]) < TINY && difference[i] > 0.0);
     for (size_t i = 0; above > 0 && i < n; i++)
-        most = larger_bits(most, a[i] == 0.0 ? 0.0 : difference[i] / fabs(a[i]));
-    return magnitude_of(most);
+        max_bits = larger_bits(max_bits, a[i] == 0.0 ? 0.0 : difference[i] / fabs(a[i]));
+    return magnitude_of(max_bits);
 }
 
 /* extra: allowed besides; NULL: nothing. */
 ARI_SIMD static void tally_tolerance(block_tally *t, double *shown, const double *a, const double *difference,
                                      const double *extra, size_t n, double rtol, double atol)
 {
-    int64_t most = 0;
+    int64_t max_bits = 0;
     size_t different = 0, above = 0;
     for (size_t i = 0; i < n; i++) {
         const double d = difference[i], plain = atol + rtol * fabs(a[i]), allowed = plain + (extra ? extra[i] : 0.0);
         const double ratio = d / (d == 0.0 ? 1.0 : allowed);
         shown[i] = ratio == 0.0 ? d : ratio;
-        most = larger_bits(most, ratio);
+        max_bits = larger_bits(max_bits, ratio);
         different += d > allowed;
         above += d > plain;
     }
-    t->ratio = magnitude_of(most);
+    t->ratio = magnitude_of(max_bits);
     t->different = different;
     t->doubted = above - different;
 }
@@ -600,55 +601,55 @@ ARI_SIMD static void tally_tolerance(block_tally *t, double *shown, const double
 ARI_SIMD static void tally_ulp(block_tally *t, double *shown, const uint64_t *steps, const double *difference, size_t n,
                                uint64_t ulp)
 {
-    int64_t most = 0;
+    int64_t max_bits = 0;
     size_t different = 0;
     for (size_t i = 0; i < n; i++) {
         const double ratio = (double)steps[i] / (steps[i] == 0 ? 1.0 : (double)ulp);
         shown[i] = ratio == 0.0 ? difference[i] : ratio;
-        most = larger_bits(most, ratio);
+        max_bits = larger_bits(max_bits, ratio);
         different += steps[i] > ulp;
     }
-    t->ratio = magnitude_of(most);
+    t->ratio = magnitude_of(max_bits);
     t->different = different;
 }
 
 /* The largest difference of what has the largest ratio. */
 ARI_SIMD static double worst_difference(const double *shown, double ratio, const double *difference, size_t n)
 {
-    int64_t most = 0;
+    int64_t max_bits = 0;
     for (size_t i = 0; i < n; i++)
-        most = larger_bits(most, shown[i] == ratio ? difference[i] : 0.0);
-    return magnitude_of(most);
+        max_bits = larger_bits(max_bits, shown[i] == ratio ? difference[i] : 0.0);
+    return magnitude_of(max_bits);
 }
 
 ARI_SIMD static uint64_t most_steps(const uint64_t *steps, size_t n)
 {
-    uint64_t most = 0;
+    uint64_t max_steps = 0;
     for (size_t i = 0; i < n; i++)
-        most = steps[i] > most ? steps[i] : most;
-    return most;
+        max_steps = steps[i] > max_steps ? steps[i] : max_steps;
+    return max_steps;
 }
 
-ARI_SIMD static size_t count_from(const uint64_t *steps, size_t n, uint64_t least)
+ARI_SIMD static size_t count_from(const uint64_t *steps, size_t n, uint64_t min_steps)
 {
     size_t count = 0;
     for (size_t i = 0; i < n; i++)
-        count += steps[i] >= least;
+        count += steps[i] >= min_steps;
     return count;
 }
 
 /* Adds the n steps to the bins, and returns how many are not 0. */
-static size_t add_bins(uint64_t *bin, const uint64_t *steps, size_t n, uint64_t most)
+static size_t add_bins(uint64_t *bin, const uint64_t *steps, size_t n, uint64_t max_steps)
 {
-    size_t from = n, any = 0;
+    size_t remaining = n, any = 0;
     for (size_t k = 0;; k++) { /* at the end `from` have 2^(k - 1) and more, or any number of steps where k is 0 */
-        const bool last = k == AR_VERIFY_ULP_BINS - 2 || most >> k == 0;
-        const size_t above = last ? 0 : count_from(steps, n, (uint64_t)1 << k);
-        bin[k] += from - above;
+        const bool is_last = k == AR_VERIFY_ULP_BINS - 2 || max_steps >> k == 0;
+        const size_t above = is_last ? 0 : count_from(steps, n, (uint64_t)1 << k);
+        bin[k] += remaining - above;
         any = k == 0 ? above : any;
-        if (last)
+        if (is_last)
             return any;
-        from = above;
+        remaining = above;
     }
 }
 
@@ -681,7 +682,7 @@ static bool take_at_once(const ari_pair *p, const ari_scratch *s, size_t n, ari_
                 (t.ratio == tally->worst_ratio &&
                  (t.ratio == 0.0 || worst_difference(s->shown, t.ratio, s->difference, n) > tally->worst_difference));
     }
-    if (worse || (t.different > 0 && tally->first.index == SIZE_MAX))
+    if (worse || (t.different > 0 && tally->first_element.index == SIZE_MAX))
         return false;
     tally->bits_different += add_bins(tally->ulp_bins, s->steps, n, t.steps);
     tally->different += t.different;
@@ -705,19 +706,19 @@ static void show(const ari_pair *p, const ari_scratch *s, size_t start, size_t n
 {
     const ar_verify_map *m = &p->row->map;
     const size_t cols = m->matrix_cols;
-    size_t at = 0;
-    while (at < n) {
-        const size_t row = (start + at) / cols, col = (start + at) % cols;
+    size_t offset = 0;
+    while (offset < n) {
+        const size_t row = (start + offset) / cols, col = (start + offset) % cols;
         float *cells = &s->map[row * m->rows / m->matrix_rows * ARI_MAP_COLS];
         size_t cell = col * m->cols / cols;
-        const size_t row_end = at + (cols - col) < n ? at + (cols - col) : n;
-        while (at < row_end) {
-            const size_t next = at + (cell_begin(cell + 1, m->cols, cols) - (start + at) % cols);
-            const size_t end = next < row_end ? next : row_end;
-            const double most = magnitude_of(largest_bits(s->shown + at, end - at));
-            const float shown = most > (double)3.4e38f ? (float)INFINITY : (float)most;
+        const size_t row_end = offset + (cols - col) < n ? offset + (cols - col) : n;
+        while (offset < row_end) {
+            const size_t cell_end = offset + (cell_begin(cell + 1, m->cols, cols) - (start + offset) % cols);
+            const size_t end = cell_end < row_end ? cell_end : row_end;
+            const double max_shown = magnitude_of(largest_bits(s->shown + offset, end - offset));
+            const float shown = max_shown > (double)3.4e38f ? (float)INFINITY : (float)max_shown;
             cells[cell] = shown > cells[cell] ? shown : cells[cell];
-            at = end;
+            offset = end;
             cell++;
         }
     }
@@ -730,17 +731,17 @@ static void add_products(ari_scaled_sums *sums, const ari_scratch *s, size_t n, 
 {
     const double *a = s->side[0].value, *b = s->side[1].value;
     const int ea = exponent_of(magnitude_of(a_bits));
-    ari_scaled_sums here = {.aa = scaled_product(a, ea, a, ea, n)};
+    ari_scaled_sums block_sums = {.aa = scaled_product(a, ea, a, ea, n)};
     if (equal) {
-        here.bb = here.ab = here.aa;
+        block_sums.bb = block_sums.ab = block_sums.aa;
     } else {
         const int eb = exponent_of(magnitude_of(b_bits));
         const int ed = exponent_of(magnitude_of(largest_bits(s->difference, n)));
-        here.bb = scaled_product(b, eb, b, eb, n);
-        here.ab = scaled_product(a, ea, b, eb, n);
-        here.dd = scaled_product(s->difference, ed, s->difference, ed, n);
+        block_sums.bb = scaled_product(b, eb, b, eb, n);
+        block_sums.ab = scaled_product(a, ea, b, eb, n);
+        block_sums.dd = scaled_product(s->difference, ed, s->difference, ed, n);
     }
-    ari_scaled_sums_add(sums, &here);
+    ari_scaled_sums_add(sums, &block_sums);
 }
 
 static void fill_up(double *x, size_t n, size_t full)
@@ -762,17 +763,17 @@ static ar_status equal_block(const ari_pair *p, ari_scratch *s, size_t n, size_t
     double *a = s->side[0].value;
     AR_TRY(chunk_values(&s->side[0], &p->format[0], n));
     fill_up(a, n, full);
-    int64_t most = largest_bits(a, n);
+    int64_t max_bits = largest_bits(a, n);
     size_t finite = n;
-    if (most >= INFINITE_BITS) {
+    if (max_bits >= INFINITE_BITS) {
         count_special(p, s, n, tally);
         finite = drop_infinite(a, a, n);
-        most = largest_bits(a, n);
+        max_bits = largest_bits(a, n);
     }
     tally->finite += finite;
     tally->ulp_bins[0] += n;
-    tally->max_reference = larger(tally->max_reference, magnitude_of(most));
-    add_products(sums, s, full, most, most, true);
+    tally->max_reference = larger(tally->max_reference, magnitude_of(max_bits));
+    add_products(sums, s, full, max_bits, max_bits, true);
     return AR_OK;
 }
 
@@ -790,8 +791,8 @@ static ar_status different_block(const ari_pair *p, ari_scratch *s, size_t start
         ari_steps(s->steps, &p->format[0], s->side[0].raw, s->side[1].raw, n);
     for (size_t i = n; i < full; i++)
         s->steps[i] = 0;
-    int64_t most[2] = {largest_bits(a, n), largest_bits(b, n)};
-    const bool all_finite = most[0] < INFINITE_BITS && most[1] < INFINITE_BITS;
+    int64_t max_bits[2] = {largest_bits(a, n), largest_bits(b, n)};
+    const bool all_finite = max_bits[0] < INFINITE_BITS && max_bits[1] < INFINITE_BITS;
     if (!all_finite || !has_block_tally(p) || !take_at_once(p, s, n, tally)) {
         take_each(p, s, start, n, tally);
         fill_up(s->difference, n, full);
@@ -805,12 +806,12 @@ static ar_status different_block(const ari_pair *p, ari_scratch *s, size_t start
                 s->difference[i] = 0.0;
         }
         finite = drop_infinite(a, b, n);
-        most[0] = largest_bits(a, n);
-        most[1] = largest_bits(b, n);
+        max_bits[0] = largest_bits(a, n);
+        max_bits[1] = largest_bits(b, n);
     }
     tally->finite += finite;
-    tally->max_reference = larger(tally->max_reference, magnitude_of(most[0]));
-    add_products(sums, s, full, most[0], most[1], false);
+    tally->max_reference = larger(tally->max_reference, magnitude_of(max_bits[0]));
+    add_products(sums, s, full, max_bits[0], max_bits[1], false);
     return AR_OK;
 }
 
@@ -822,10 +823,10 @@ ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_
         AR_TRY(ari_chunk_raw(&block.side[k], p->side[k], &p->format[k], start, n));
     const bool equal = p->side[0]->dtype == p->side[1]->dtype && !p->rule.nan_differs &&
                        memcmp(block.side[0].raw, block.side[1].raw, ari_raw_bytes(&p->format[0], n)) == 0;
-    for (size_t at = 0; at < n; at += BLOCK) {
-        const size_t count = n - at < BLOCK ? n - at : BLOCK, full = (count + LANES - 1) / LANES * LANES;
+    for (size_t offset = 0; offset < n; offset += BLOCK) {
+        const size_t count = n - offset < BLOCK ? n - offset : BLOCK, full = (count + LANES - 1) / LANES * LANES;
         AR_TRY(equal ? equal_block(p, &block, count, full, tally, sums)
-                     : different_block(p, &block, start + at, count, full, tally, sums));
+                     : different_block(p, &block, start + offset, count, full, tally, sums));
         for (int k = 0; k < 2; k++)
             block.side[k].raw += ari_raw_bytes(&p->format[k], count);
     }

@@ -51,21 +51,21 @@ static bool holds_adapters(const char *start, const char *c)
 
 /* Drops private components but the last one, which is the value itself, and the names of adapters, which are the
  * program's choice. */
-static void drop_private(side *s, stem *one)
+static void drop_private(side *s, stem *entry)
 {
-    char *to = one->plain;
-    for (const char *c = one->text, *end = c + one->length; c < end;) {
+    char *cursor = entry->plain;
+    for (const char *c = entry->text, *end = c + entry->length; c < end;) {
         const char *dot = memchr(c, '.', (size_t)(end - c));
         const size_t n = dot ? (size_t)(dot - c) + 1 : (size_t)(end - c);
-        if ((dot && *c == '_') || holds_adapters(one->text, c)) {
+        if ((dot && *c == '_') || holds_adapters(entry->text, c)) {
             note_wrapper(s, c, n);
         } else {
-            memcpy(to, c, n);
-            to += n;
+            memcpy(cursor, c, n);
+            cursor += n;
         }
         c += n;
     }
-    *to = '\0';
+    *cursor = '\0';
 }
 
 static int by_text(const void *a, const void *b)
@@ -78,7 +78,7 @@ static int by_text(const void *a, const void *b)
 static ar_status list_stems(side *s, const ari_names *names)
 {
     const size_t n = names->count;
-    size_t kept = 0;
+    size_t unique_count = 0;
     AR_TRY(ARI_TAKE(&s->stem, s->arena, n, "names of tensors"));
     for (size_t i = 0; i < n; i++) {
         const char *name = names->name[i];
@@ -86,12 +86,12 @@ static ar_status list_stems(side *s, const ari_names *names)
     }
     qsort(s->stem, n, sizeof *s->stem, by_text);
     for (size_t i = 0; i < n; i++)
-        if (kept == 0 || by_text(&s->stem[kept - 1], &s->stem[i]) != 0)
-            s->stem[kept++] = s->stem[i];
-    for (s->n = 0; s->n < kept; s->n++) {
-        stem *one = &s->stem[s->n];
-        AR_TRY(ARI_TAKE(&one->plain, s->arena, one->length + 1, "names of tensors"));
-        drop_private(s, one);
+        if (unique_count == 0 || by_text(&s->stem[unique_count - 1], &s->stem[i]) != 0)
+            s->stem[unique_count++] = s->stem[i];
+    for (s->n = 0; s->n < unique_count; s->n++) {
+        stem *entry = &s->stem[s->n];
+        AR_TRY(ARI_TAKE(&entry->plain, s->arena, entry->length + 1, "names of tensors"));
+        drop_private(s, entry);
     }
     qsort(s->stem, s->n, sizeof *s->stem, ari_by_name);
     return AR_OK;
@@ -125,11 +125,11 @@ static int compare_prefixes(const void *a, const void *b)
     return memcmp(x->text, y->text, x->length);
 }
 
-static size_t count_unmatched(const side *of, const side *in)
+static size_t count_unmatched(const side *subject, const side *counterpart)
 {
     size_t n = 0;
-    for (size_t i = 0; i < of->n; i++)
-        n += !find_stem(in, of->stem[i].plain);
+    for (size_t i = 0; i < subject->n; i++)
+        n += !find_stem(counterpart, subject->stem[i].plain);
     return n;
 }
 
@@ -139,40 +139,40 @@ static bool are_nested(const prefix *a, const prefix *b)
     return memcmp(a->text, b->text, a->length < b->length ? a->length : b->length) == 0;
 }
 
-/* The prefix of `of` without which most of its names that `in` lacks are names of `in`, and how many that are: 0 where
+/* The prefix of `subject` without which most of its names that `counterpart` lacks are names of `counterpart`, and how many that are: 0 where
  * another one would do that too, as "encoder." and "decoder.". Of two that explain as many the shorter one. */
-static ar_status find_prefix(prefix *best, size_t *most, const side *of, const side *in)
+static ar_status find_prefix(prefix *best_prefix, size_t *max_count, const side *subject, const side *counterpart)
 {
     prefix *found = NULL;
     size_t n = 0, size = 0;
-    AR_TRY(ari_mul_size(&size, of->n, MOST_WRAPPERS));
-    AR_TRY(ARI_TAKE(&found, of->arena, size, "names of tensors"));
-    for (size_t i = 0; i < of->n; i++) {
-        const char *name = of->stem[i].plain, *dot = find_stem(in, name) ? NULL : strchr(name, '.');
+    AR_TRY(ari_mul_size(&size, subject->n, MOST_WRAPPERS));
+    AR_TRY(ARI_TAKE(&found, subject->arena, size, "names of tensors"));
+    for (size_t i = 0; i < subject->n; i++) {
+        const char *name = subject->stem[i].plain, *dot = find_stem(counterpart, name) ? NULL : strchr(name, '.');
         for (int k = 0; dot && k < MOST_WRAPPERS; k++, dot = strchr(dot + 1, '.'))
-            if (find_stem(in, dot + 1) && !find_stem(of, dot + 1))
+            if (find_stem(counterpart, dot + 1) && !find_stem(subject, dot + 1))
                 found[n++] = (prefix){name, (size_t)(dot - name) + 1};
     }
     ARI_SORT(found, n, compare_prefixes);
-    *most = 0;
-    for (size_t i = 0, same = 0; i < n; i += same) {
-        for (same = 1; i + same < n && compare_prefixes(&found[i], &found[i + same]) == 0;)
-            same++;
-        if (same > *most) {
-            *most = same;
-            *best = found[i];
+    *max_count = 0;
+    for (size_t i = 0, equal_count = 0; i < n; i += equal_count) {
+        for (equal_count = 1; i + equal_count < n && compare_prefixes(&found[i], &found[i + equal_count]) == 0;)
+            equal_count++;
+        if (equal_count > *max_count) {
+            *max_count = equal_count;
+            *best_prefix = found[i];
         }
     }
     for (size_t i = 0; i < n; i++)
-        *most = are_nested(&found[i], best) ? *most : 0;
+        *max_count = are_nested(&found[i], best_prefix) ? *max_count : 0;
     return AR_OK;
 }
 
 /* True if a name with the prefix is in both dumps as it is: then it is a module, not a wrapper. */
-static bool is_shared(const prefix *p, const side *of, const side *in)
+static bool is_shared(const prefix *p, const side *subject, const side *counterpart)
 {
-    for (size_t i = 0; i < of->n; i++)
-        if (strncmp(of->stem[i].plain, p->text, p->length) == 0 && find_stem(in, of->stem[i].plain))
+    for (size_t i = 0; i < subject->n; i++)
+        if (strncmp(subject->stem[i].plain, p->text, p->length) == 0 && find_stem(counterpart, subject->stem[i].plain))
             return true;
     return false;
 }
@@ -195,32 +195,32 @@ static ar_status take_off(side *s, const prefix *p)
 /* At least half of the names that one of the two dumps is alone with match then: fewer are a coincidence. */
 static ar_status drop_prefix(side *s)
 {
-    prefix best[2] = {{NULL, 0}, {NULL, 0}};
-    size_t most[2] = {0, 0}, alone[2];
+    prefix best_prefix[2] = {{NULL, 0}, {NULL, 0}};
+    size_t max_count[2] = {0, 0}, alone[2];
     for (int k = 0; k < 2; k++) {
-        AR_TRY(find_prefix(&best[k], &most[k], &s[k], &s[1 - k]));
+        AR_TRY(find_prefix(&best_prefix[k], &max_count[k], &s[k], &s[1 - k]));
         alone[k] = count_unmatched(&s[k], &s[1 - k]);
     }
-    const int k = most[1] >= most[0];
-    const bool enough = most[k] > 0 && 2 * most[k] >= (alone[0] < alone[1] ? alone[0] : alone[1]);
-    return enough && !is_shared(&best[k], &s[k], &s[1 - k]) ? take_off(&s[k], &best[k]) : AR_OK;
+    const int k = max_count[1] >= max_count[0];
+    const bool enough = max_count[k] > 0 && 2 * max_count[k] >= (alone[0] < alone[1] ? alone[0] : alone[1]);
+    return enough && !is_shared(&best_prefix[k], &s[k], &s[1 - k]) ? take_off(&s[k], &best_prefix[k]) : AR_OK;
 }
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 
 /* The reference's name of a tensor of the other, whose stems are by text; its own where the reference has none. */
-static ar_status name_as_reference(char **gives, bool *renamed, const side *s, const char *name)
+static ar_status name_as_reference(char **out, bool *renamed, const side *s, const char *name)
 {
-    const stem own = {.text = name, .length = ari_order_of(name, NULL).stem};
-    const stem *listed = bsearch(&own, s[1].stem, s[1].n, sizeof own, by_text);
+    const stem key = {.text = name, .length = ari_order_of(name, NULL).stem};
+    const stem *listed = bsearch(&key, s[1].stem, s[1].n, sizeof key, by_text);
     const stem *twin = listed ? find_stem(&s[0], listed->plain) : NULL;
-    *renamed = twin && by_text(twin, &own) != 0;
+    *renamed = twin && by_text(twin, &key) != 0;
     if (!*renamed)
-        return ari_arena_text(s->arena, gives, name, "names of tensors");
-    const size_t rest = strlen(name + own.length) + 1;
-    AR_TRY(ARI_TAKE(gives, s->arena, twin->length + rest, "names of tensors"));
-    memcpy(*gives, twin->text, twin->length);
-    memcpy(*gives + twin->length, name + own.length, rest);
+        return ari_arena_text(s->arena, out, name, "names of tensors");
+    const size_t rest = strlen(name + key.length) + 1;
+    AR_TRY(ARI_TAKE(out, s->arena, twin->length + rest, "names of tensors"));
+    memcpy(*out, twin->text, twin->length);
+    memcpy(*out + twin->length, name + key.length, rest);
     return AR_OK;
 }
 
@@ -234,10 +234,10 @@ static ar_status rename_other(ari_unwrapped *out, const ari_names *names, const 
     AR_TRY(ARI_TAKE(&sorted, s->arena, n, "names of tensors"));
     qsort(s[1].stem, s[1].n, sizeof *s[1].stem, by_text);
     for (size_t i = 0; i < n; i++) {
-        bool other = false;
-        AR_TRY(name_as_reference(&name[i], &other, s, names->name[i]));
+        bool is_renamed = false;
+        AR_TRY(name_as_reference(&name[i], &is_renamed, s, names->name[i]));
         sorted[i] = name[i];
-        renamed += other;
+        renamed += is_renamed;
     }
     if (renamed == 0 || ari_repeated_name(sorted, n))
         return AR_OK;

@@ -97,8 +97,8 @@ static void last_words(char *text, size_t cap, int fd)
 
 static void tell_end(char *failure, size_t cap, const channel *c, const char *python, int status)
 {
-    char said[256];
-    last_words(said, sizeof said, c->fd[2]);
+    char stderr_tail[256];
+    last_words(stderr_tail, sizeof stderr_tail, c->fd[2]);
     if (WIFSIGNALED(status))
         snprintf(failure, cap, "explaining ended by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
     else if (WEXITSTATUS(status) == NOT_STARTED)
@@ -106,7 +106,7 @@ static void tell_end(char *failure, size_t cap, const channel *c, const char *py
     else if (WEXITSTATUS(status) == NO_NUMPY)
         snprintf(failure, cap, "%s has no numpy, which causes need: pip install numpy", python);
     else
-        snprintf(failure, cap, "explaining ended with status %d: %s", WEXITSTATUS(status), said);
+        snprintf(failure, cap, "explaining ended with status %d: %s", WEXITSTATUS(status), stderr_tail);
 }
 
 static void read_answer(json_t **answer, char *failure, size_t cap, const channel *c)

@@ -155,119 +155,126 @@ enum {
 
 /* Defaults: tp=2, 4 x 24 tokens, one step, clip 1, no dropout, buckets of 1 MiB. */
 static const ari_fault_case cases[] = {
-    {"column_dx_not_reduced", LLAMA, .needs = {NEEDS_TP}},
-    {"row_bias_every_rank", GPT2, .needs = {NEEDS_TP, NEEDS_ROW_BIAS}},
+    {"column_dx_not_reduced", LLAMA, .requirements = {NEEDS_TP}},
+    {"row_bias_every_rank", GPT2, .requirements = {NEEDS_TP, NEEDS_ROW_BIAS}},
     {"row_input_grad_not_gathered", GPT2, .order = AR_MLP_ROW_COLUMN,
-     .needs = {NEEDS_TP, NEEDS_ROW_COLUMN, NEEDS_NO_SP}},
-    {"heads_divided_twice", LLAMA, .needs = {NEEDS_TP}},
-    {"allreduce_aliases_input", LLAMA, .needs = {NEEDS_TP}},
-    {"init_local_fan", LLAMA, .needs = {NEEDS_TP, NEEDS_FRESH}},
-    {"init_per_shard_seed", LLAMA, .needs = {NEEDS_TP, NEEDS_FRESH}},
-    {"vocab_target_off_by_shard", LLAMA, TP(8), .needs = {NEEDS_TP, NEEDS_TARGETS}}, /* a shard begins with the space */
-    {"loss_parallel_no_max", LLAMA, .needs = {NEEDS_TP, NEEDS_TARGETS}},
-    {"embedding_edge_twice", LLAMA, TP(8), .needs = {NEEDS_TP}},
-    {"weight_grad_leading_dims", LLAMA, .needs = {NEEDS_SAMPLES}},
-    {"bias_grad_wrong_axis", GPT2, .needs = {NEEDS_BIAS}},
+     .requirements = {NEEDS_TP, NEEDS_ROW_COLUMN, NEEDS_NO_SP}},
+    {"heads_divided_twice", LLAMA, .requirements = {NEEDS_TP}},
+    {"allreduce_aliases_input", LLAMA, .requirements = {NEEDS_TP}},
+    {"init_local_fan", LLAMA, .requirements = {NEEDS_TP, NEEDS_FRESH}},
+    {"init_per_shard_seed", LLAMA, .requirements = {NEEDS_TP, NEEDS_FRESH}},
+    {"vocab_target_off_by_shard", LLAMA, TP(8),
+     .requirements = {NEEDS_TP, NEEDS_TARGETS}}, /* a shard begins with the space */
+    {"loss_parallel_no_max", LLAMA, .requirements = {NEEDS_TP, NEEDS_TARGETS}},
+    {"embedding_edge_twice", LLAMA, TP(8), .requirements = {NEEDS_TP}},
+    {"weight_grad_leading_dims", LLAMA, .requirements = {NEEDS_SAMPLES}},
+    {"bias_grad_wrong_axis", GPT2, .requirements = {NEEDS_BIAS}},
     {"norm_backward_missing", GPT2},
-    {"sp_norm_grad_local", LLAMA, SP(2), .needs = {NEEDS_SP}},
-    {"sp_row_bias_grad_local", GPT2, SP(2), .needs = {NEEDS_SP, NEEDS_ROW_BIAS}},
-    {"sp_position_grad_local", GPT2, SP(2), .needs = {NEEDS_SP, NEEDS_POSITIONS}},
-    {"kv_replica_grad_local", LLAMA, TP(4), .needs = {NEEDS_KV_COPIES}}, /* two KV heads */
-    {"kv_replica_wrong_head", LLAMA, TP(4), .needs = {NEEDS_KV_COPIES}},
-    {"dropout_same_mask_in_shard", LLAMA, .run.dropout = 0.1, .needs = {NEEDS_DROPOUT, NEEDS_TP}},
-    {"dropout_different_mask_in_replica", GPT2, .run.dropout = 0.1, .needs = {NEEDS_DROPOUT, NEEDS_TP, NEEDS_NO_SP}},
-    {"dp_mean_of_means", LLAMA, DP(3), .needs = {NEEDS_DP, NEEDS_TARGETS, NEEDS_UNLIKE_RANKS}},
-    {"dp_sum_of_local_means", LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_TARGETS}},
-    {"dp_group_missing", LLAMA, DP(2), .needs = {NEEDS_DP, NEEDS_WHOLE_GRADIENTS}},
-    {"dp_broadcast_over_world", LLAMA, DP_TP(2, 2), .needs = {NEEDS_DP, NEEDS_OTHER_PARAMETERS}},
-    {"accum_mean_of_means", LLAMA, MICRO(2), .run.batch = 3, .needs = {NEEDS_MICRO, NEEDS_TARGETS, NEEDS_UNLIKE_MICRO}},
+    {"sp_norm_grad_local", LLAMA, SP(2), .requirements = {NEEDS_SP}},
+    {"sp_row_bias_grad_local", GPT2, SP(2), .requirements = {NEEDS_SP, NEEDS_ROW_BIAS}},
+    {"sp_position_grad_local", GPT2, SP(2), .requirements = {NEEDS_SP, NEEDS_POSITIONS}},
+    {"kv_replica_grad_local", LLAMA, TP(4), .requirements = {NEEDS_KV_COPIES}}, /* two KV heads */
+    {"kv_replica_wrong_head", LLAMA, TP(4), .requirements = {NEEDS_KV_COPIES}},
+    {"dropout_same_mask_in_shard", LLAMA, .run.dropout = 0.1, .requirements = {NEEDS_DROPOUT, NEEDS_TP}},
+    {"dropout_different_mask_in_replica", GPT2, .run.dropout = 0.1,
+     .requirements = {NEEDS_DROPOUT, NEEDS_TP, NEEDS_NO_SP}},
+    {"dp_mean_of_means", LLAMA, DP(3), .requirements = {NEEDS_DP, NEEDS_TARGETS, NEEDS_UNLIKE_RANKS}},
+    {"dp_sum_of_local_means", LLAMA, DP(2), .requirements = {NEEDS_DP, NEEDS_TARGETS}},
+    {"dp_group_missing", LLAMA, DP(2), .requirements = {NEEDS_DP, NEEDS_WHOLE_GRADIENTS}},
+    {"dp_broadcast_over_world", LLAMA, DP_TP(2, 2), .requirements = {NEEDS_DP, NEEDS_OTHER_PARAMETERS}},
+    {"accum_mean_of_means", LLAMA, MICRO(2), .run.batch = 3,
+     .requirements = {NEEDS_MICRO, NEEDS_TARGETS, NEEDS_UNLIKE_MICRO}},
     {"saved_input_overwritten", LLAMA, .run.parallel = {.tp = 1, .micro_batches = 2, .forward_first = true},
-     .needs = {NEEDS_FORWARD_FIRST}},
-    {"embedding_tied_once", GPT2, .needs = {NEEDS_TIED, NEEDS_NO_PP}},
-    {"tied_weight_untied", GPT2, .needs = {NEEDS_TIED}},
-    {"gradnorm_counts_replicas", GPT2, .needs = {NEEDS_UPDATE, NEEDS_TP}},
-    {"gradnorm_local_clip", GPT2, .needs = {NEEDS_UPDATE, NEEDS_SHARDS}},
-    {"group_wrong_stride", LLAMA, DP_TP(2, 2), .needs = {NEEDS_DP, NEEDS_TP}},
-    {"world_rank_in_group", LLAMA, DP_TP(2, 2), .needs = {NEEDS_WIDER_WORLD}},
-    {"positions_local", GPT2, SP(2), .needs = {NEEDS_GATHERS, NEEDS_POSITIONS}},
+     .requirements = {NEEDS_FORWARD_FIRST}},
+    {"embedding_tied_once", GPT2, .requirements = {NEEDS_TIED, NEEDS_NO_PP}},
+    {"tied_weight_untied", GPT2, .requirements = {NEEDS_TIED}},
+    {"gradnorm_counts_replicas", GPT2, .requirements = {NEEDS_UPDATE, NEEDS_TP}},
+    {"gradnorm_local_clip", GPT2, .requirements = {NEEDS_UPDATE, NEEDS_SHARDS}},
+    {"group_wrong_stride", LLAMA, DP_TP(2, 2), .requirements = {NEEDS_DP, NEEDS_TP}},
+    {"world_rank_in_group", LLAMA, DP_TP(2, 2), .requirements = {NEEDS_WIDER_WORLD}},
+    {"positions_local", GPT2, SP(2), .requirements = {NEEDS_GATHERS, NEEDS_POSITIONS}},
     {"silent_truncation", GPT2, TP(3), NO_CLIP,
-     .needs = {NEEDS_UNEVEN_VOCABULARY}}, /* 256 ids; the gradients' norm is no number */
-    {"gate_up_interleaved_wrong", GPT2, .needs = {NEEDS_TP, NEEDS_PACKED}},
-    {"norm_padded_lanes", GPT2, .needs = {NEEDS_PADDED}},
-    {"bias_added_twice", GPT2, .needs = {NEEDS_BIAS}},
-    {"row_bias_partial_grad", GPT2, .needs = {NEEDS_TP, NEEDS_ROW_BIAS}},
-    {"init_replica_differs", GPT2, .needs = {NEEDS_TP, NEEDS_FRESH, NEEDS_DRAWN_COPIES}},
-    {"gather_batch_order", LLAMA, SP(2), .needs = {NEEDS_SP, NEEDS_SAMPLES}},
+     .requirements = {NEEDS_UNEVEN_VOCABULARY}}, /* 256 ids; the gradients' norm is no number */
+    {"gate_up_interleaved_wrong", GPT2, .requirements = {NEEDS_TP, NEEDS_PACKED}},
+    {"norm_padded_lanes", GPT2, .requirements = {NEEDS_PADDED}},
+    {"bias_added_twice", GPT2, .requirements = {NEEDS_BIAS}},
+    {"row_bias_partial_grad", GPT2, .requirements = {NEEDS_TP, NEEDS_ROW_BIAS}},
+    {"init_replica_differs", GPT2, .requirements = {NEEDS_TP, NEEDS_FRESH, NEEDS_DRAWN_COPIES}},
+    {"gather_batch_order", LLAMA, SP(2), .requirements = {NEEDS_SP, NEEDS_SAMPLES}},
     {"collective_order_swapped", GPT2, DP(2), .run.ddp.bucket_bytes = ONE_EACH,
-     .needs = {NEEDS_DP, NEEDS_WHOLE_GRADIENTS}}, /* the last two parameters are alike */
-    {"collective_size_mismatch", LLAMA, .needs = {NEEDS_TP, NEEDS_TARGETS}},
-    {"collective_dtype_mismatch", LLAMA, DP(2), .needs = {NEEDS_DP}},
-    {"bucket_first_ready", LLAMA, DP(2), .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS, NEEDS_SEVERAL_IN_BUCKET}},
-    {"bucket_reduced_twice", LLAMA, DP(2), .needs = {NEEDS_BUCKETS}},
-    {"bucket_not_packed", LLAMA, DP(2), .needs = {NEEDS_BUCKETS}},
-    {"bucket_stale_done", LLAMA, DP(2), .run.steps = 2, .needs = {NEEDS_STEPS, NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
-    {"step_before_copy_back", LLAMA, DP(2), .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
-    {"comm_before_producer", LLAMA, DP(2), .needs = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
-    {"stale_activation_reuse", LLAMA, DP(2), .needs = {NEEDS_BUCKETS}},
-    {"unused_skips_collective", LLAMA, DP(3), .run.batch = 2, .needs = {NEEDS_DP, NEEDS_NO_SAMPLE}},
-    {"unused_set_empty", MODULE, DP(2), .run.ddp = {.find_unused = true}, .needs = {NEEDS_MODULE}},
+     .requirements = {NEEDS_DP, NEEDS_WHOLE_GRADIENTS}}, /* the last two parameters are alike */
+    {"collective_size_mismatch", LLAMA, .requirements = {NEEDS_TP, NEEDS_TARGETS}},
+    {"collective_dtype_mismatch", LLAMA, DP(2), .requirements = {NEEDS_DP}},
+    {"bucket_first_ready", LLAMA, DP(2),
+     .requirements = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS, NEEDS_SEVERAL_IN_BUCKET}},
+    {"bucket_reduced_twice", LLAMA, DP(2), .requirements = {NEEDS_BUCKETS}},
+    {"bucket_not_packed", LLAMA, DP(2), .requirements = {NEEDS_BUCKETS}},
+    {"bucket_stale_done", LLAMA, DP(2), .run.steps = 2,
+     .requirements = {NEEDS_STEPS, NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
+    {"step_before_copy_back", LLAMA, DP(2), .requirements = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
+    {"comm_before_producer", LLAMA, DP(2), .requirements = {NEEDS_BUCKETS, NEEDS_WHOLE_GRADIENTS}},
+    {"stale_activation_reuse", LLAMA, DP(2), .requirements = {NEEDS_BUCKETS}},
+    {"unused_skips_collective", LLAMA, DP(3), .run.batch = 2, .requirements = {NEEDS_DP, NEEDS_NO_SAMPLE}},
+    {"unused_set_empty", MODULE, DP(2), .run.ddp = {.find_unused = true}, .requirements = {NEEDS_MODULE}},
     {"unused_in_last_micro_batch", LLAMA, DP(3), .run.batch = 2,
-     .needs = {NEEDS_DP, NEEDS_NO_LAST_SAMPLE, NEEDS_WHOLE_GRADIENTS}},
-    {"zero_gather_missing", LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = {NEEDS_UPDATE, NEEDS_WHOLE_WEIGHTS}},
-    {"zero_shards_misaligned", LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .needs = {NEEDS_UPDATE, NEEDS_ZERO}},
-    {"accum_last_only", LLAMA, MICRO(2), .needs = {NEEDS_MICRO}},
-    {"zero_grad_not_recursive", LLAMA, .run.steps = 2, .needs = {NEEDS_STEPS, NEEDS_WHOLE_GRADIENTS}},
-    {"gradnorm_first_rank_only", LLAMA, .needs = {NEEDS_UPDATE, NEEDS_TP}},
-    {"gradnorm_mean_of_ranks", LLAMA, .needs = {NEEDS_UPDATE, NEEDS_TP}},
-    {"adam_step_not_synced", LLAMA, DP(2), .needs = {NEEDS_UPDATE, NEEDS_ADAM, NEEDS_HOLDERS}},
-    {"optimizer_counter_ahead", LLAMA, .needs = {NEEDS_UPDATE, NEEDS_ADAM}},
-    {"weight_decay_on_shard_only", LLAMA, DP(2), .needs = {NEEDS_UPDATE, NEEDS_DECAY, NEEDS_HOLDERS}},
-    {"muon_of_shards", LLAMA, MUON, .needs = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_NO_ZERO}},
-    {"muon_padding_rows", .run.model = "stack-demo", MUON, .needs = {NEEDS_UPDATE, NEEDS_MUON}},
+     .requirements = {NEEDS_DP, NEEDS_NO_LAST_SAMPLE, NEEDS_WHOLE_GRADIENTS}},
+    {"zero_gather_missing", LLAMA, .run.parallel = {.dp = 2, .zero = 1},
+     .requirements = {NEEDS_UPDATE, NEEDS_WHOLE_WEIGHTS}},
+    {"zero_shards_misaligned", LLAMA, .run.parallel = {.dp = 2, .zero = 1}, .requirements = {NEEDS_UPDATE, NEEDS_ZERO}},
+    {"accum_last_only", LLAMA, MICRO(2), .requirements = {NEEDS_MICRO}},
+    {"zero_grad_not_recursive", LLAMA, .run.steps = 2, .requirements = {NEEDS_STEPS, NEEDS_WHOLE_GRADIENTS}},
+    {"gradnorm_first_rank_only", LLAMA, .requirements = {NEEDS_UPDATE, NEEDS_TP}},
+    {"gradnorm_mean_of_ranks", LLAMA, .requirements = {NEEDS_UPDATE, NEEDS_TP}},
+    {"adam_step_not_synced", LLAMA, DP(2), .requirements = {NEEDS_UPDATE, NEEDS_ADAM, NEEDS_HOLDERS}},
+    {"optimizer_counter_ahead", LLAMA, .requirements = {NEEDS_UPDATE, NEEDS_ADAM}},
+    {"weight_decay_on_shard_only", LLAMA, DP(2), .requirements = {NEEDS_UPDATE, NEEDS_DECAY, NEEDS_HOLDERS}},
+    {"muon_of_shards", LLAMA, MUON, .requirements = {NEEDS_UPDATE, NEEDS_TP, NEEDS_MUON, NEEDS_NO_ZERO}},
+    {"muon_padding_rows", .run.model = "stack-demo", MUON, .requirements = {NEEDS_UPDATE, NEEDS_MUON}},
     {"norm_fp16_store", LLAMA, .in_f32 = true},
-    {"ring_backward_first_kv", LLAMA, CP(2), .needs = {NEEDS_RING}},
-    {"ring_kv_grad_local", LLAMA, CP(2), .needs = {NEEDS_RING}},
-    {"cp_tail_dropped", LLAMA, CP(8), .needs = {NEEDS_CP, NEEDS_TAIL}}, /* 24 positions are no multiple of 16 */
-    {"cp_targets_whole", LLAMA, CP(2), .needs = {NEEDS_CP, NEEDS_TARGETS}},
-    {"labels_after_cut", LLAMA, CP(2), .needs = {NEEDS_CP, NEEDS_TARGETS}},
-    {"allgather_token_order", LLAMA, ZIGZAG(2), .needs = {NEEDS_GATHERS}},
-    {"attention_over_documents", LLAMA, CP(2), .documents = 4, .needs = {NEEDS_DOCUMENTS}},
-    {"positions_over_documents", LLAMA, CP(2), .documents = 4, .needs = {NEEDS_DOCUMENTS, NEEDS_ANY_POSITIONS}},
-    {"recompute_new_dropout_mask", LLAMA, RECOMPUTED, .run.dropout = 0.1, .needs = {NEEDS_DROPOUT, NEEDS_RECOMPUTE}},
-    {"qkv_gathered_three_times", LLAMA, SP(2), .needs = {NEEDS_SP}},
-    {"collective_not_differentiable", LLAMA, SP(2), .needs = {NEEDS_SP}},
+    {"ring_backward_first_kv", LLAMA, CP(2), .requirements = {NEEDS_RING}},
+    {"ring_kv_grad_local", LLAMA, CP(2), .requirements = {NEEDS_RING}},
+    {"cp_tail_dropped", LLAMA, CP(8), .requirements = {NEEDS_CP, NEEDS_TAIL}}, /* 24 positions are no multiple of 16 */
+    {"cp_targets_whole", LLAMA, CP(2), .requirements = {NEEDS_CP, NEEDS_TARGETS}},
+    {"labels_after_cut", LLAMA, CP(2), .requirements = {NEEDS_CP, NEEDS_TARGETS}},
+    {"allgather_token_order", LLAMA, ZIGZAG(2), .requirements = {NEEDS_GATHERS}},
+    {"attention_over_documents", LLAMA, CP(2), .documents = 4, .requirements = {NEEDS_DOCUMENTS}},
+    {"positions_over_documents", LLAMA, CP(2), .documents = 4, .requirements = {NEEDS_DOCUMENTS, NEEDS_ANY_POSITIONS}},
+    {"recompute_new_dropout_mask", LLAMA, RECOMPUTED, .run.dropout = 0.1,
+     .requirements = {NEEDS_DROPOUT, NEEDS_RECOMPUTE}},
+    {"qkv_gathered_three_times", LLAMA, SP(2), .requirements = {NEEDS_SP}},
+    {"collective_not_differentiable", LLAMA, SP(2), .requirements = {NEEDS_SP}},
     {"unordered_param_grad", LLAMA},
-    {"dp_averaged_again", LLAMA, DP(2), .needs = {NEEDS_DP}},
-    {"accum_divided_each_time", LLAMA, MICRO(2), .needs = {NEEDS_MICRO}},
-    {"pp_sum_loss", LLAMA, PP(2, 2), .needs = {NEEDS_PP, NEEDS_TARGETS}},
-    {"pp_stage_divides", LLAMA, PP(4, 2), .needs = {NEEDS_PP, NEEDS_MICRO}},
-    {"pp_layers_local", LLAMA, PP(2, 2), .needs = {NEEDS_PP}},
-    {"pp_loss_last_micro_batch", LLAMA, PP(2, 2), .needs = {NEEDS_PP, NEEDS_MICRO}},
-    {"pp_tied_not_summed", GPT2, PP(2, 2), .needs = {NEEDS_TIED, NEEDS_PP}},
-    {"zb_tied_counted_twice", GPT2, ZERO_BUBBLE(1, 2), .needs = {NEEDS_TIED, NEEDS_ZERO_BUBBLE}},
-    {"zero_stale_weights", LLAMA, SHARED_OUT(2, 3, 1), .run.steps = 2, .needs = {NEEDS_STEPS, NEEDS_ZERO_3}},
-    {"router_weights_not_normalised", MIXTRAL, .needs = {NEEDS_NORMALISED}},
-    {"router_weights_detached", MIXTRAL, .needs = {NEEDS_EXPERTS}},
+    {"dp_averaged_again", LLAMA, DP(2), .requirements = {NEEDS_DP}},
+    {"accum_divided_each_time", LLAMA, MICRO(2), .requirements = {NEEDS_MICRO}},
+    {"pp_sum_loss", LLAMA, PP(2, 2), .requirements = {NEEDS_PP, NEEDS_TARGETS}},
+    {"pp_stage_divides", LLAMA, PP(4, 2), .requirements = {NEEDS_PP, NEEDS_MICRO}},
+    {"pp_layers_local", LLAMA, PP(2, 2), .requirements = {NEEDS_PP}},
+    {"pp_loss_last_micro_batch", LLAMA, PP(2, 2), .requirements = {NEEDS_PP, NEEDS_MICRO}},
+    {"pp_tied_not_summed", GPT2, PP(2, 2), .requirements = {NEEDS_TIED, NEEDS_PP}},
+    {"zb_tied_counted_twice", GPT2, ZERO_BUBBLE(1, 2), .requirements = {NEEDS_TIED, NEEDS_ZERO_BUBBLE}},
+    {"zero_stale_weights", LLAMA, SHARED_OUT(2, 3, 1), .run.steps = 2, .requirements = {NEEDS_STEPS, NEEDS_ZERO_3}},
+    {"router_weights_not_normalised", MIXTRAL, .requirements = {NEEDS_NORMALISED}},
+    {"router_weights_detached", MIXTRAL, .requirements = {NEEDS_EXPERTS}},
     {"router_bias_own_counts", GLM_MOE, MOVED, DP(2),
-     .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_BUCKETS, NEEDS_OTHERS}},
+     .requirements = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_BUCKETS, NEEDS_OTHERS}},
     {"router_bias_counts_bf16", GLM_MOE, MOVED, DP(2), .run.batch = 48, /* 288 tokens an expert on average */
-     .in_f32 = true, .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_OTHERS}},
-    {"router_bias_counts_plain", GLM_MOE, MOVED, .needs = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_OTHERS}},
-    {"balance_detached", MIXTRAL, BALANCED(BATCH), .needs = {NEEDS_BALANCE, NEEDS_OTHERS}},
-    {"balance_divided_by_dp", MIXTRAL, BALANCED(BATCH), DP(2), .needs = {NEEDS_BALANCE, NEEDS_DP, NEEDS_OTHERS}},
+     .in_f32 = true, .requirements = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_OTHERS}},
+    {"router_bias_counts_plain", GLM_MOE, MOVED, .requirements = {NEEDS_UPDATE, NEEDS_BIAS_UPDATE, NEEDS_OTHERS}},
+    {"balance_detached", MIXTRAL, BALANCED(BATCH), .requirements = {NEEDS_BALANCE, NEEDS_OTHERS}},
+    {"balance_divided_by_dp", MIXTRAL, BALANCED(BATCH), DP(2), .requirements = {NEEDS_BALANCE, NEEDS_DP, NEEDS_OTHERS}},
     {"router_z_loss_of_micro_batch", MIXTRAL, .run.loss.router.z_loss = 0.1, .run.parallel = {.dp = 2},
-     .needs = {NEEDS_ROUTER_Z, NEEDS_PARTS}},
-    {"router_grad_local", MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
-    {"latent_key_grad_local", DEEPSEEK, .needs = {NEEDS_LATENT, NEEDS_TP}},
-    {"sp_latent_key_grad_summed", DEEPSEEK, SP(2), .needs = {NEEDS_LATENT, NEEDS_SP}},
-    {"latent_grads_summed_again", DEEPSEEK, .needs = {NEEDS_LATENT, NEEDS_TP}},
-    {"sinks_left_out", GPT_OSS, .needs = {NEEDS_SINKS}},
-    {"mtp_mean_over_all", FURTHER, DP(2), .needs = {NEEDS_MTP}},
-    {"experts_not_reduced", MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
-    {"experts_dx_not_reduced", MIXTRAL, .needs = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
-    {"gradnorm_without_experts", MIXTRAL, .needs = {NEEDS_UPDATE, NEEDS_EXPERTS}},
-    {"ep_outputs_not_returned", MIXTRAL, EP(2, 2), .needs = {NEEDS_EP}},
-    {"ep_grads_times_ep", MIXTRAL, EP(4, 2), .needs = {NEEDS_EP}},
+     .requirements = {NEEDS_ROUTER_Z, NEEDS_PARTS}},
+    {"router_grad_local", MIXTRAL, .requirements = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
+    {"latent_key_grad_local", DEEPSEEK, .requirements = {NEEDS_LATENT, NEEDS_TP}},
+    {"sp_latent_key_grad_summed", DEEPSEEK, SP(2), .requirements = {NEEDS_LATENT, NEEDS_SP}},
+    {"latent_grads_summed_again", DEEPSEEK, .requirements = {NEEDS_LATENT, NEEDS_TP}},
+    {"sinks_left_out", GPT_OSS, .requirements = {NEEDS_SINKS}},
+    {"mtp_mean_over_all", FURTHER, DP(2), .requirements = {NEEDS_MTP}},
+    {"experts_not_reduced", MIXTRAL, .requirements = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
+    {"experts_dx_not_reduced", MIXTRAL, .requirements = {NEEDS_EXPERTS, NEEDS_CUT_EXPERTS}},
+    {"gradnorm_without_experts", MIXTRAL, .requirements = {NEEDS_UPDATE, NEEDS_EXPERTS}},
+    {"ep_outputs_not_returned", MIXTRAL, EP(2, 2), .requirements = {NEEDS_EP}},
+    {"ep_grads_times_ep", MIXTRAL, EP(4, 2), .requirements = {NEEDS_EP}},
 };
 
 ari_fault_case ari_fault_case_of(const char *fault)
@@ -338,9 +345,10 @@ ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_con
 #undef NEED
     if (!r->fault)
         return AR_OK;
-    const ari_fault_case of = ari_fault_case_of(r->fault);
+    const ari_fault_case fault_case = ari_fault_case_of(r->fault);
     size_t i = 0;
-    while (i < NEEDS_COUNT && (need[i].holds || !memchr(of.needs, (int)i, sizeof of.needs)))
+    while (i < NEEDS_COUNT &&
+           (need[i].holds || !memchr(fault_case.requirements, (int)i, sizeof fault_case.requirements)))
         i++;
     return i < NEEDS_COUNT ? ar_error_set(AR_ERR_ARG, "fault %s %s", r->fault, need[i].text) : AR_OK;
 }
@@ -367,11 +375,11 @@ static ar_check_options options_of(const ari_fault_bases *bases, const ari_fault
 }
 
 /* The one of the case; else that which was not used for longest makes place for it. */
-static ar_status base_of(const ari_check_base **gives, ari_fault_bases *bases, const ari_fault_case *f)
+static ar_status base_of(const ari_check_base **out, ari_fault_bases *bases, const ari_fault_case *f)
 {
     ari_fault_base *b = bases->base;
     size_t i = 0;
-    while (i < ARI_FAULT_BASES && !(b[i].used > 0 && same_base(&b[i].of, f)))
+    while (i < ARI_FAULT_BASES && !(b[i].used > 0 && same_base(&b[i].fault_case, f)))
         i++;
     if (i == ARI_FAULT_BASES) {
         char folder[512];
@@ -381,12 +389,12 @@ static ar_status base_of(const ari_check_base **gives, ari_fault_bases *bases, c
         for (size_t k = 1; k < ARI_FAULT_BASES; k++)
             i = b[k].used < b[i].used ? k : i;
         ari_check_base_fini(&b[i].base);
-        b[i] = (ari_fault_base){.of = *f};
+        b[i] = (ari_fault_base){.fault_case = *f};
         AR_TRY(ari_run_config(&c, folder, sizeof folder, &f->run));
         AR_TRY(ari_check_base_init(&b[i].base, &o, &c, folder));
     }
     b[i].used = ++bases->uses;
-    *gives = &b[i].base;
+    *out = &b[i].base;
     return AR_OK;
 }
 

@@ -14,8 +14,8 @@ typedef struct ari_fault_case {
     bool routed; /* its model has experts */
     bool in_f32; /* exact bf16 rounds as the fault does, or chooses other experts: the case keeps to fp32 then */
     ar_mlp_order order;
-    size_t documents;       /* packed in a row at most (ar_check_options); 0: none */
-    unsigned char needs[6]; /* what a run must have for the fault to matter: ari_fault_case_check */
+    size_t documents;              /* packed in a row at most (ar_check_options); 0: none */
+    unsigned char requirements[6]; /* what a run must have for the fault to matter: ari_fault_case_check */
 } ari_fault_case;
 
 /** The case of a fault; not of NULL. */
@@ -43,7 +43,7 @@ AR_NODISCARD ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ar
  * used last. */
 enum { ARI_FAULT_BASES = 4 };
 typedef struct ari_fault_base {
-    ari_fault_case of;
+    ari_fault_case fault_case;
     ari_check_base base;
     size_t used; /* when it was last, counted from 1; 0: not made */
 } ari_fault_base;
@@ -72,7 +72,7 @@ void ari_fault_bases_fini(ari_fault_bases *bases);
 /** Compares a module under the case's layout with the same on one rank: y = x W^T beside a matrix that it has and does
  *  not use, with squared errors. `fault` is on in the layout. bases: for threads, seed and
  *  explain. Gives; ar_check_report_destroy. Errors: those of ar_check_module. */
-AR_NODISCARD ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *f, const char *fault,
+AR_NODISCARD ar_status ari_fault_module_check(ar_check_report **out, const ari_fault_case *f, const char *fault,
                                               const ari_fault_bases *bases);
 
 /* --- a loss curve ------------------------------------------------------------------------------------------------- */

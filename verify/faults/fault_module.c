@@ -33,7 +33,7 @@ static ar_status pair_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_te
 }
 
 typedef struct samples {
-    const ari_fault_case *of;
+    const ari_fault_case *fault_case;
     float *x; /* [2, of->batch, WIDTH]: inputs, then what is wanted */
 } samples;
 
@@ -60,16 +60,19 @@ static ar_status give_batch(void *user, int step, ar_batch *b)
 {
     const samples *s = user;
     (void)step;
-    *b = (ar_batch){
-        .batch = s->of->run.batch, .input = s->x, .sample_ndim = 1, .sample_shape = {WIDTH}, .target_width = WIDTH};
-    b->target = s->x + s->of->run.batch * WIDTH;
+    *b = (ar_batch){.batch = s->fault_case->run.batch,
+                    .input = s->x,
+                    .sample_ndim = 1,
+                    .sample_shape = {WIDTH},
+                    .target_width = WIDTH};
+    b->target = s->x + s->fault_case->run.batch * WIDTH;
     return AR_OK;
 }
 
-ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *f, const char *fault,
+ar_status ari_fault_module_check(ar_check_report **out, const ari_fault_case *f, const char *fault,
                                  const ari_fault_bases *bases)
 {
-    samples s = {.of = f};
+    samples s = {.fault_case = f};
     const size_t n = f->run.batch * WIDTH;
     const ar_module_case c = {.name = f->run.model, .build = build_pair, .batch = give_batch, .user = &s};
     const ar_check_module_options o = {.run = ari_fault_run_of(f, fault, bases->threads, bases->seed),
@@ -82,7 +85,7 @@ ar_status ari_fault_module_check(ar_check_report **gives, const ari_fault_case *
         s.x[i] = (float)((i * 7919 + 104729) % 1000) / 500.0f - 1.0f;
         s.x[n + i] = -s.x[i];
     }
-    const ar_status st = ar_check_module(gives, &c, &o);
+    const ar_status st = ar_check_module(out, &c, &o);
     free(s.x);
     return st;
 }

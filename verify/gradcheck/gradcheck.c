@@ -26,45 +26,46 @@ typedef struct parameter {
     double size;    /* root mean square of the values; 1 where all are 0 */
     double largest; /* |gradient|; infinite where one is not finite */
     struct {
-        size_t at;
+        size_t index;
         double gradient;
     } element[ARI_DRAWN_MOST];
 } parameter;
 
 typedef struct gradcheck {
     const ari_gradcheck_case *c;
-    parameter *of; /* [n] */
+    parameter *parameters; /* [n] */
     size_t n, capacity;
     ari_perturbation *moved; /* [elements][PAIRS][up, down], the largest step first */
     size_t elements;
     ar_batch batch;
-    size_t first; /* perturbations of the first share; 0: there is one share */
+    size_t first_share; /* perturbations of the first share; 0: there is one share */
     atomic_bool stopped, failed;
 } gradcheck;
 
 /* --- which elements ----------------------------------------------------------------------------------------------- */
 
-static void add_drawn(ari_drawn *d, size_t at)
+static void add_drawn(ari_drawn *d, size_t index)
 {
     for (size_t i = 0; i < d->n; i++) {
-        if (d->at[i] == at)
+        if (d->indices[i] == index)
             return;
     }
-    d->at[d->n++] = at;
+    d->indices[d->n++] = index;
 }
 
-void ari_draw_elements(ari_drawn *d, uint64_t key, size_t wanted, double low, const double *gradient, size_t count)
+void ari_draw_elements(ari_drawn *d, uint64_t key, size_t target_count, double low, const double *gradient,
+                       size_t count)
 {
     size_t place = 0;
-    for (uint64_t i = 0; i < DRAWS && d->n < wanted; i++) {
-        place = (size_t)(ari_random_unit(ari_random_u32(key, i, 0, (uint32_t)wanted)) * (double)count);
+    for (uint64_t i = 0; i < DRAWS && d->n < target_count; i++) {
+        place = (size_t)(ari_random_unit(ari_random_u32(key, i, 0, (uint32_t)target_count)) * (double)count);
         if (low > 0.0 ? fabs(gradient[place]) > low : gradient[place] == 0.0)
             add_drawn(d, place);
     }
-    for (size_t i = 0; i < count && d->n < wanted; i++) {
-        const size_t at = (place + i) % count;
-        if (low > 0.0 ? fabs(gradient[at]) > low : gradient[at] == 0.0)
-            add_drawn(d, at);
+    for (size_t i = 0; i < count && d->n < target_count; i++) {
+        const size_t index = (place + i) % count;
+        if (low > 0.0 ? fabs(gradient[index]) > low : gradient[index] == 0.0)
+            add_drawn(d, index);
     }
 }
 
@@ -73,8 +74,8 @@ void ari_draw_elements(ari_drawn *d, uint64_t key, size_t wanted, double low, co
 static parameter *find_parameter(gradcheck *g, const char *name)
 {
     for (size_t i = 0; i < g->n; i++)
-        if (strcmp(g->of[i].name, name) == 0)
-            return &g->of[i];
+        if (strcmp(g->parameters[i].name, name) == 0)
+            return &g->parameters[i];
     return NULL;
 }
 
@@ -87,8 +88,8 @@ static const float *weights(void *user, const char *name, size_t count)
 static ar_status add_parameter(gradcheck *g, const char *name, size_t count, const double *values)
 {
     double squares = 0.0;
-    AR_TRY(ARI_GROW(&g->of, &g->capacity, g->n, "parameters"));
-    parameter *p = &g->of[g->n];
+    AR_TRY(ARI_GROW(&g->parameters, &g->capacity, g->n, "parameters"));
+    parameter *p = &g->parameters[g->n];
     *p = (parameter){.count = count};
     snprintf(p->name, sizeof p->name, "%s", name);
     AR_TRY(ARI_ALLOC(&p->values, count, name));
@@ -104,8 +105,8 @@ static ar_status add_parameter(gradcheck *g, const char *name, size_t count, con
 static void take_elements(parameter *p, const ari_drawn *d, const double *gradient)
 {
     for (size_t i = 0; i < d->n; i++) {
-        p->element[i].at = d->at[i];
-        p->element[i].gradient = gradient[d->at[i]];
+        p->element[i].index = d->indices[i];
+        p->element[i].gradient = gradient[d->indices[i]];
     }
     p->elements = d->n;
 }
@@ -119,7 +120,7 @@ static ar_status add_gradient(gradcheck *g, const char *name, size_t count, cons
     for (size_t k = 0; k < count; k++) {
         if (!isfinite(values[k])) {
             p->largest = INFINITY;
-            take_elements(p, &(ari_drawn){.n = 1, .at = {k}}, values);
+            take_elements(p, &(ari_drawn){.n = 1, .indices = {k}}, values);
             return AR_OK;
         }
         p->largest = fmax(p->largest, fabs(values[k]));
@@ -161,18 +162,18 @@ static ar_status plan_moves(gradcheck *g)
 {
     size_t n = 0;
     for (size_t i = 0; i < g->n; i++)
-        g->elements += g->of[i].elements;
+        g->elements += g->parameters[i].elements;
     AR_TRY(ari_mul_size(&n, g->elements, 2 * PAIRS));
     AR_TRY(ARI_ALLOC(&g->moved, n, "perturbations"));
     ari_perturbation *m = g->moved;
     for (size_t i = 0; i < g->n; i++)
-        for (size_t e = 0; e < g->of[i].elements; e++) {
-            const parameter *p = &g->of[i];
-            const size_t at = p->element[e].at;
-            double by = LARGEST_STEP * fmax(p->size, fabs((double)p->values[at]));
-            for (size_t pair = 0; pair < PAIRS; pair++, by /= RATIO) {
-                *m++ = (ari_perturbation){.name = p->name, .element = at, .by = by};
-                *m++ = (ari_perturbation){.name = p->name, .element = at, .by = -by};
+        for (size_t e = 0; e < g->parameters[i].elements; e++) {
+            const parameter *p = &g->parameters[i];
+            const size_t index = p->element[e].index;
+            double step_size = LARGEST_STEP * fmax(p->size, fabs((double)p->values[index]));
+            for (size_t pair = 0; pair < PAIRS; pair++, step_size /= RATIO) {
+                *m++ = (ari_perturbation){.name = p->name, .element = index, .delta = step_size};
+                *m++ = (ari_perturbation){.name = p->name, .element = index, .delta = -step_size};
             }
         }
     return AR_OK;
@@ -197,14 +198,16 @@ static ar_status work(void *user, size_t task, int worker)
 {
     gradcheck *g = user;
     share s = {.g = g, .reports = worker == 0};
-    const size_t from = task == 0 ? 0 : g->first, to = task == 0 && g->first > 0 ? g->first : g->elements * 2 * PAIRS;
+    const size_t share_begin = task == 0 ? 0 : g->first_share,
+                 share_end = task == 0 && g->first_share > 0 ? g->first_share : g->elements * 2 * PAIRS;
     const ar_baseline_options o = {.mode = AR_MODE_F64,
                                    .weights = weights,
                                    .weights_user = g,
                                    .loss = g->c->loss,
                                    .progress = report_progress,
                                    .progress_user = &s};
-    const ar_status st = ari_baseline_perturb(g->c->config, &o, &g->batch, g->moved + from, to - from);
+    const ar_status st =
+        ari_baseline_perturb(g->c->config, &o, &g->batch, g->moved + share_begin, share_end - share_begin);
     if (st == AR_ERR_ABORTED && atomic_load(&g->failed)) /* by the other share's failure, which is the one to tell */
         return AR_OK;
     if (st != AR_OK && st != AR_ERR_ABORTED)
@@ -217,8 +220,8 @@ static ar_status work(void *user, size_t task, int worker)
 /* A loss costs the blocks from the moved weight on: the first 3 in 10 cost as much as the rest. */
 static ar_status take_differences(gradcheck *g)
 {
-    g->first = g->c->threads > 1 ? g->elements * 2 * PAIRS / 10 * 3 : 0;
-    const ari_tasks t = {g->first > 0 ? 2 : 1, g->c->threads > 1 ? 2 : 1, work, g, NULL};
+    g->first_share = g->c->threads > 1 ? g->elements * 2 * PAIRS / 10 * 3 : 0;
+    const ari_tasks t = {g->first_share > 0 ? 2 : 1, g->c->threads > 1 ? 2 : 1, work, g, NULL};
     return ari_tasks_run(&t);
 }
 
@@ -263,9 +266,9 @@ static void fill_table(ar_gradcheck *out, const gradcheck *g)
     const ari_perturbation *wide = g->moved;
     double largest = 0.0;
     for (size_t i = 0; i < g->n; i++)
-        largest = fmax(largest, g->of[i].largest);
+        largest = fmax(largest, g->parameters[i].largest);
     for (size_t i = 0; i < g->n; i++) {
-        const parameter *p = &g->of[i];
+        const parameter *p = &g->parameters[i];
         const double scale = ARI_DRAWN_SMALL * (p->largest < NO_SCALE * largest ? OTHER_SCALE * largest : p->largest);
         for (size_t e = 0; e < p->elements; e++)
             for (size_t pair = 0; pair < PAIRS; pair++, wide += 2)
@@ -314,9 +317,9 @@ static ar_status shrink(gradcheck *g, int64_t *ids, int32_t *documents)
     if (g->batch.seq > g->c->config->max_positions)
         g->batch.seq = g->c->config->max_positions;
     for (size_t i = 0; i < g->batch.batch * g->batch.seq; i++) {
-        const size_t at = i / g->batch.seq * b->seq + i % g->batch.seq;
-        ids[i] = unpadded(g->c->config, b->input_ids[at]);
-        documents[i] = b->documents ? b->documents[at] : 0;
+        const size_t src_index = i / g->batch.seq * b->seq + i % g->batch.seq;
+        ids[i] = unpadded(g->c->config, b->input_ids[src_index]);
+        documents[i] = b->documents ? b->documents[src_index] : 0;
     }
     return AR_OK;
 }
@@ -324,8 +327,8 @@ static ar_status shrink(gradcheck *g, int64_t *ids, int32_t *documents)
 static void end(const gradcheck *g)
 {
     for (size_t i = 0; i < g->n; i++)
-        free(g->of[i].values);
-    free(g->of);
+        free(g->parameters[i].values);
+    free(g->parameters);
     free(g->moved);
 }
 

@@ -36,9 +36,10 @@ enum { ARI_DRAWN = 2, ARI_DRAWN_MOST = ARI_DRAWN + 1 };
 
 typedef struct ari_drawn {
     size_t n;
-    size_t at[ARI_DRAWN_MOST];
+    size_t indices[ARI_DRAWN_MOST];
 } ari_drawn;
 
-/** Adds elements of gradient [count] until there are `wanted`: those with |g| > low, or with g = 0 where low is 0, by
+/** Adds elements of gradient [count] until there are `target_count`: those with |g| > low, or with g = 0 where low is 0, by
  *  drawing from the stream `key`; where that finds too few, the first ones from the last place drawn. */
-void ari_draw_elements(ari_drawn *d, uint64_t key, size_t wanted, double low, const double *gradient, size_t count);
+void ari_draw_elements(ari_drawn *d, uint64_t key, size_t target_count, double low, const double *gradient,
+                       size_t count);

@@ -71,14 +71,14 @@ static ar_status parse_activation(ar_activation *a, const char *name, const char
     static const struct {
         const char *name;
         ar_activation activation;
-    } known[] = {{"gelu_tanh", AR_ACT_GELU_TANH},
-                 {"gelu", AR_ACT_GELU_ERF},
-                 {"gelu_erf", AR_ACT_GELU_ERF},
-                 {"silu", AR_ACT_SILU},
-                 {"relu", AR_ACT_RELU}};
-    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        if (strcmp(name, known[i].name) == 0) {
-            *a = known[i].activation;
+    } activations[] = {{"gelu_tanh", AR_ACT_GELU_TANH},
+                       {"gelu", AR_ACT_GELU_ERF},
+                       {"gelu_erf", AR_ACT_GELU_ERF},
+                       {"silu", AR_ACT_SILU},
+                       {"relu", AR_ACT_RELU}};
+    for (size_t i = 0; i < sizeof activations / sizeof *activations; i++) {
+        if (strcmp(name, activations[i].name) == 0) {
+            *a = activations[i].activation;
             return AR_OK;
         }
     }
@@ -92,7 +92,7 @@ static ar_status load_sizes(ari_block_case *b, const char *folder)
     json_auto_t *json = NULL;
     snprintf(path, sizeof path, "%.580s/case.json", folder);
     AR_TRY(ari_json_load(&json, path));
-    const ari_json_at at = {json, path, AR_ERR_CONFIG};
+    const ari_json_at location = {json, path, AR_ERR_CONFIG};
     ar_config *c = &b->config;
     const char *activation = "gelu_tanh";
     *c = (ar_config){.arch = AR_ARCH_STACK,
@@ -104,16 +104,16 @@ static ar_status load_sizes(ari_block_case *b, const char *folder)
                      .causal = true,
                      .max_positions = SIZE_MAX};
     snprintf(c->name, sizeof c->name, "%.60s", folder);
-    AR_TRY(ari_json_size(&at, "batch", 1, LARGEST, &b->batch.batch));
-    AR_TRY(ari_json_size(&at, "seq", 1, LARGEST, &b->batch.seq));
-    AR_TRY(ari_json_size(&at, "hidden", 1, LARGEST, &c->hidden));
-    AR_TRY(ari_json_size(&at, "heads", 1, LARGEST, &c->heads));
+    AR_TRY(ari_json_size(&location, "batch", 1, LARGEST, &b->batch.batch));
+    AR_TRY(ari_json_size(&location, "seq", 1, LARGEST, &b->batch.seq));
+    AR_TRY(ari_json_size(&location, "hidden", 1, LARGEST, &c->hidden));
+    AR_TRY(ari_json_size(&location, "heads", 1, LARGEST, &c->heads));
     c->kv_heads = c->heads;
-    AR_TRY(ari_json_size_or(&at, "kv_heads", 1, LARGEST, &c->kv_heads));
-    AR_TRY(ari_json_size(&at, "ffn", 1, LARGEST, &c->ffn));
-    AR_TRY(ari_json_bool_or(&at, "causal", &c->causal));
-    AR_TRY(ari_json_real_or(&at, "eps", &c->norm_eps));
-    AR_TRY(ari_json_string_or(&at, "activation", &activation));
+    AR_TRY(ari_json_size_or(&location, "kv_heads", 1, LARGEST, &c->kv_heads));
+    AR_TRY(ari_json_size(&location, "ffn", 1, LARGEST, &c->ffn));
+    AR_TRY(ari_json_bool_or(&location, "causal", &c->causal));
+    AR_TRY(ari_json_real_or(&location, "eps", &c->norm_eps));
+    AR_TRY(ari_json_string_or(&location, "activation", &activation));
     AR_TRY(parse_activation(&c->activation, activation, path));
     if (c->hidden % c->heads != 0 || c->heads % c->kv_heads != 0 || c->norm_eps < 0.0)
         return ar_error_set(AR_ERR_CONFIG, "%s: hidden %zu, heads %zu, kv_heads %zu, eps %g do not make a block", path,
@@ -202,10 +202,10 @@ static const float *baseline_weights(void *user, const char *name, size_t count)
 ar_status ari_block_case_baseline(const ari_block_case *b, const ar_baseline_options *o)
 {
     ari_block_case copy = *b;
-    ar_baseline_options own = *o;
-    own.weights = baseline_weights;
-    own.weights_user = &copy;
-    return ari_baseline_block(&b->config, &own, &b->batch, b->values[X], b->values[DY]);
+    ar_baseline_options options = *o;
+    options.weights = baseline_weights;
+    options.weights_user = &copy;
+    return ari_baseline_block(&b->config, &options, &b->batch, b->values[X], b->values[DY]);
 }
 
 static ar_status set_parameters(const ari_block_case *b, ar_ctx *ctx, ar_module *block)
@@ -226,14 +226,14 @@ static ar_status set_parameters(const ari_block_case *b, ar_ctx *ctx, ar_module 
 }
 
 /* A value that is given whole: the positions that the rank has. */
-static ar_status upload(const ari_block_case *b, ar_ctx *ctx, ar_tensor *own, const float *values)
+static ar_status upload(const ari_block_case *b, ar_ctx *ctx, ar_tensor *local, const float *values)
 {
-    ar_batch whole = b->batch;
-    whole.input = values;
-    whole.sample_ndim = 2;
-    whole.sample_shape[0] = b->batch.seq;
-    whole.sample_shape[1] = b->config.hidden;
-    return ari_batch_input(ctx, own, &whole);
+    ar_batch full_batch = b->batch;
+    full_batch.input = values;
+    full_batch.sample_ndim = 2;
+    full_batch.sample_shape[0] = b->batch.seq;
+    full_batch.sample_shape[1] = b->config.hidden;
+    return ari_batch_input(ctx, local, &full_batch);
 }
 
 static ar_status forward_backward(const ari_block_case *b, ar_ctx *ctx, ar_module *block, ar_saved *saved)

@@ -98,9 +98,9 @@ ar_status ari_grads_taps_create(ari_grads_taps *t, ari_gatherer *outputs, const 
     AR_TRY(ARI_ALLOC_ZERO(&t->tap, world, "listeners of the ranks"));
     AR_TRY(ARI_ALLOC_ZERO(&t->user, world, "listeners of the ranks"));
     for (size_t r = 0; r < world; r++) {
-        const bool keeps = t->ranks.ranks > 0;
-        t->tap[r] = (ari_tap_pair){.tap = {ari_gather_tap, keeps ? ar_dump_listener_tap : NULL},
-                                   .user = {outputs, keeps ? t->ranks.rank[r] : NULL}};
+        const bool has_listeners = t->ranks.ranks > 0;
+        t->tap[r] = (ari_tap_pair){.tap = {ari_gather_tap, has_listeners ? ar_dump_listener_tap : NULL},
+                                   .user = {outputs, has_listeners ? t->ranks.rank[r] : NULL}};
         t->user[r] = &t->tap[r];
     }
     return AR_OK;
@@ -116,42 +116,42 @@ void ari_grads_taps_fini(ari_grads_taps *t)
 
 /* --- putting together --------------------------------------------------------------------------------------------- */
 
-/* The tensor of that name among those from `first` on; g->count: there is none. Ranks report in the same order but for
- * a few: *next is where to look first. */
-static size_t find_tensor(const ari_gatherer *g, size_t first, size_t *next, const char *name)
+/* The tensor of that name among those from `begin` on; g->count: there is none. Ranks report in the same order but for
+ * a few: *hint is where to look first. */
+static size_t find_tensor(const ari_gatherer *g, size_t begin, size_t *hint, const char *name)
 {
-    const size_t n = g->count - first;
+    const size_t n = g->count - begin;
     for (size_t k = 0; k < n; k++) {
-        const size_t i = first + (*next + k) % n;
+        const size_t i = begin + (*hint + k) % n;
         if (strcmp(g->list[i].full.name, name) == 0) {
-            *next = i - first + 1;
+            *hint = i - begin + 1;
             return i;
         }
     }
     return g->count;
 }
 
-static ar_status merge_rank(ari_gatherer *g, size_t first, int file, int rank, const ar_dump_listener *l)
+static ar_status merge_rank(ari_gatherer *g, size_t begin, int file, int rank, const ar_dump_listener *l)
 {
-    size_t next = 0;
+    size_t hint = 0;
     ar_dump_value v;
     for (size_t i = 0; ari_dump_listener_at(l, i, &v); i++) {
         if (v.layout->replica != 0)
             continue;
-        const size_t at = find_tensor(g, first, &next, v.name);
-        if (at == g->count)
+        const size_t index = find_tensor(g, begin, &hint, v.name);
+        if (index == g->count)
             AR_TRY(ari_gather_want(g, "", 0, v.name, v.layout->ndim, v.layout->shape, file));
-        AR_TRY(ari_full_tensor_write(&g->list[at].full, rank, v.local, v.layout));
+        AR_TRY(ari_full_tensor_write(&g->list[index].full, rank, v.local, v.layout));
     }
     return AR_OK;
 }
 
-ar_status ari_grads_merge(ari_grads_taps *t, int file, bool keep)
+ar_status ari_grads_merge(ari_grads_taps *t, int file, bool is_retained)
 {
-    const size_t first = t->outputs->count;
+    const size_t begin = t->outputs->count;
     for (int r = 0; r < t->ranks.ranks; r++) {
-        AR_TRY(merge_rank(t->outputs, first, file, r, t->ranks.rank[r]));
-        if (!keep)
+        AR_TRY(merge_rank(t->outputs, begin, file, r, t->ranks.rank[r]));
+        if (!is_retained)
             ari_dump_listener_clear(t->ranks.rank[r]);
     }
     return AR_OK;
@@ -162,7 +162,7 @@ static int compare_keys(const void *a, const void *b)
     return ari_order_compare(a, b);
 }
 
-ar_status ari_grads_order(char **gives, const ari_gatherer *g, int file)
+ar_status ari_grads_order(char **out, const ari_gatherer *g, int file)
 {
     ari_order_key *key = NULL;
     const char **name = NULL;
@@ -182,21 +182,21 @@ ar_status ari_grads_order(char **gives, const ari_gatherer *g, int file)
     qsort(key, n, sizeof *key, compare_keys);
     for (size_t i = 0; i < n; i++)
         name[i] = key[i].name;
-    return ari_dump_order_text(gives, name, n);
+    return ari_dump_order_text(out, name, n);
 }
 
 /* --- files -------------------------------------------------------------------------------------------------------- */
 
 /* The tensors of files first .. end - 1. */
-static ar_status as_tensors(const ari_gatherer *g, int first, int end, ari_arena *arena, ar_st_tensor **gives,
+static ar_status as_tensors(const ari_gatherer *g, int first_file, int end, ari_arena *arena, ar_st_tensor **out,
                             size_t *n)
 {
-    AR_TRY(ARI_TAKE(gives, arena, g->count, "a list of outputs"));
+    AR_TRY(ARI_TAKE(out, arena, g->count, "a list of outputs"));
     *n = 0;
     for (size_t i = 0; i < g->count; i++) {
         const ari_gathered *t = &g->list[i];
-        if (t->file >= first && t->file < end)
-            (*gives)[(*n)++] = ari_full_tensor_entry(&t->full);
+        if (t->file >= first_file && t->file < end)
+            (*out)[(*n)++] = ari_full_tensor_entry(&t->full);
     }
     return AR_OK;
 }
@@ -205,53 +205,53 @@ static ar_status as_tensors(const ari_gatherer *g, int first, int end, ari_arena
 static ar_status put_stacked(ar_st_tensor *list, size_t *n, const ar_st_tensor *t, const ari_stacked *place,
                              ari_arena *arena)
 {
-    ar_st_tensor *whole = list;
+    ar_st_tensor *stacked = list;
     const size_t size = place->shape[1] * (place->ndim > 2 ? place->shape[2] : 1);
     const size_t columns = t->ndim > 1 ? t->shape[1] : 1, elements = t->shape[0] * columns;
-    const float *from = t->data;
-    float *to = NULL;
+    const float *src = t->data;
+    float *dst = NULL;
     char *name = NULL;
-    while (whole < list + *n && strcmp(whole->name, place->name) != 0)
-        whole++;
-    if (whole == list + *n) {
-        ar_st_tensor made = {.dtype = t->dtype, .ndim = place->ndim};
-        memcpy(made.shape, place->shape, (size_t)place->ndim * sizeof *place->shape);
-        AR_TRY(ARI_TAKE(&to, arena, place->shape[0] * size, "stacked gradients"));
+    while (stacked < list + *n && strcmp(stacked->name, place->name) != 0)
+        stacked++;
+    if (stacked == list + *n) {
+        ar_st_tensor created = {.dtype = t->dtype, .ndim = place->ndim};
+        memcpy(created.shape, place->shape, (size_t)place->ndim * sizeof *place->shape);
+        AR_TRY(ARI_TAKE(&dst, arena, place->shape[0] * size, "stacked gradients"));
         AR_TRY(ari_arena_text(arena, &name, place->name, "a gradient's name"));
-        made.name = name;
-        made.data = to;
-        *whole = made;
+        created.name = name;
+        created.data = dst;
+        *stacked = created;
         ++*n;
     }
-    to = (float *)(uintptr_t)whole->data + place->expert * size;
+    dst = (float *)(uintptr_t)stacked->data + place->expert * size;
     if (!place->step[0]) {
-        memcpy(to + place->row * columns, from, elements * sizeof *from);
+        memcpy(dst + place->row * columns, src, elements * sizeof *src);
         return AR_OK;
     }
     for (size_t i = 0; i < elements; i++)
-        to[place->row + i / columns * place->step[0] + i % columns * place->step[1]] = from[i];
+        dst[place->row + i / columns * place->step[0] + i % columns * place->step[1]] = src[i];
     return AR_OK;
 }
 
 static ar_status stack_parameters(ar_st_tensor *list, size_t *n, const ar_config *c, ari_arena *arena)
 {
-    size_t kept = 0;
+    size_t output_count = 0;
     for (size_t i = 0; i < *n; i++) {
         const ar_st_tensor t = list[i];
         ari_stacked place;
         if (ari_stacked_of(&place, c, t.name, t.ndim, t.shape) && place.ndim > t.ndim) {
-            AR_TRY(put_stacked(list, &kept, &t, &place, arena));
+            AR_TRY(put_stacked(list, &output_count, &t, &place, arena));
             continue;
         }
-        list[kept] = t;
+        list[output_count] = t;
         if (place.name[0]) {
             char *name = NULL;
             AR_TRY(ari_arena_text(arena, &name, place.name, "a gradient's name"));
-            list[kept].name = name;
+            list[output_count].name = name;
         }
-        kept++;
+        output_count++;
     }
-    *n = kept;
+    *n = output_count;
     return AR_OK;
 }
 
@@ -291,21 +291,21 @@ ar_status ari_gather_hash(const ari_gatherer *g, int files, char hex[65])
     return ari_tensors_hash(hex, list, n);
 }
 
-ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari_reference *ref, const char *path, ar_sensitivity of,
-                                   const char *hash)
+ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari_reference *ref, const char *path,
+                                   ar_sensitivity sensitivity, const char *hash)
 {
-    ARI_OWNED ari_allowance *wanted = NULL;
+    ARI_OWNED ari_allowance *allowances = NULL;
     size_t n = 0;
-    AR_TRY(ARI_ALLOC(&wanted, g->count, "allowances"));
+    AR_TRY(ARI_ALLOC(&allowances, g->count, "allowances"));
     for (size_t i = 0; i < g->count; i++) {
         const ari_gathered *w = &g->list[i];
         if (!w->tap[0]) /* under its own name, which the reference has */
             continue;
-        const size_t at = ari_reference_find(ref, w->tap, w->pass);
-        if (at == ref->count)
+        const size_t index = ari_reference_find(ref, w->tap, w->pass);
+        if (index == ref->count)
             return ar_error_set(AR_ERR_INTERNAL, "the baseline did not emit %s%s", w->tap, ari_pass_suffix(w->pass));
-        snprintf(wanted[n].name, sizeof wanted[n].name, "%s", w->full.name);
-        wanted[n++].value = ref->tensor[at].allowed;
+        snprintf(allowances[n].name, sizeof allowances[n].name, "%s", w->full.name);
+        allowances[n++].value = ref->tensor[index].allowed;
     }
-    return ari_allowances_write(ref, wanted, n, path, of, hash);
+    return ari_allowances_write(ref, allowances, n, path, sensitivity, hash);
 }

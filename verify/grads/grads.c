@@ -28,10 +28,10 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
 {
     const ari_family *f = ari_family_of(c->arch);
     const char *head = ari_part_path(f, ARI_HEAD);
-    const size_t hidden[3] = {b->batch, b->seq, c->hidden}, one[1] = {1};
+    const size_t hidden[3] = {b->batch, b->seq, c->hidden}, scalar_shape[1] = {1};
     if (head)
         AR_TRY(ari_gather_want_logits(g, c, b, ARI_OUTPUTS_FILE));
-    AR_TRY(ari_gather_want(g, "loss", 'f', "loss", 1, one, ARI_OUTPUTS_FILE));
+    AR_TRY(ari_gather_want(g, "loss", 'f', "loss", 1, scalar_shape, ARI_OUTPUTS_FILE));
     for (size_t i = 0; i <= c->layers; i++) {
         char tap[96], name[48];
         ar_block_options unused;
@@ -49,17 +49,17 @@ static ar_status want_all(ari_gatherer *g, const ar_config *c, const ar_batch *b
 
 static ar_status run_grads(ari_cluster_options *o, ari_grads_taps *taps, ar_grads_result *result)
 {
-    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result done = {0};
+    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result cluster_result = {0};
     o->tap = ari_tap_both;
     o->tap_user = taps->user;
-    const ar_status st = ari_cluster_run(&done, o);
-    if (done.loss)
-        result->loss = done.loss[0];
+    const ar_status st = ari_cluster_run(&cluster_result, o);
+    if (cluster_result.loss)
+        result->loss = cluster_result.loss[0];
     result->batch = o->batch->batch;
-    result->seconds = done.seconds;
-    result->bytes = done.bytes;
-    result->has_predicted = done.has_predicted;
-    result->predicted = done.predicted;
+    result->seconds = cluster_result.seconds;
+    result->bytes = cluster_result.bytes;
+    result->has_predicted = cluster_result.has_predicted;
+    result->predicted = cluster_result.predicted;
     return st;
 }
 
@@ -71,7 +71,7 @@ static ar_status run_block(void *user, const ar_baseline_options *o)
 /* The baseline's tensors of the run, and what each may be off in the arithmetic that is asked for. */
 static ar_status allow_differences(ari_reference *ref, const ari_cluster_options *run, const ar_grads_options *o)
 {
-    const ari_sensitivity_case c = {.of = o->sensitivity_of,
+    const ari_sensitivity_case c = {.sensitivity = o->sensitivity_of,
                                     .config = run->config,
                                     .batch = run->batch,
                                     .run = run->body ? run_block : NULL,

@@ -85,17 +85,17 @@ static ar_status load_positions(ari_input_batch *b, const ar_config *c, const ar
     if (e->ndim != 2 || (e->shape[0] != b->batch.batch && e->shape[0] != 1) || e->shape[1] != s)
         return ar_error_set(AR_ERR_SHAPE, "%s: position_ids must be [%zu or 1, %zu], as input_ids is", path,
                             b->batch.batch, s);
-    int64_t *at = NULL;
-    AR_TRY(ARI_TAKE(&at, &b->arena, n, "position_ids"));
-    AR_TRY(ari_st_to_i64(e, at));
+    int64_t *positions = NULL;
+    AR_TRY(ARI_TAKE(&positions, &b->arena, n, "position_ids"));
+    AR_TRY(ari_st_to_i64(e, positions));
     for (size_t i = e->count; i < n; i++)
-        at[i] = at[i - s];
+        positions[i] = positions[i - s];
     for (size_t i = 0; i < n; i++) {
-        if (at[i] < 0 || (size_t)at[i] >= c->max_positions)
+        if (positions[i] < 0 || (size_t)positions[i] >= c->max_positions)
             return ar_error_set(AR_ERR_DATA, "%s: position_ids[%zu, %zu] is %lld, the model has %zu positions", path,
-                                i / s, i % s, (long long)at[i], c->max_positions);
+                                i / s, i % s, (long long)positions[i], c->max_positions);
     }
-    b->batch.position_ids = at;
+    b->batch.position_ids = positions;
     return AR_OK;
 }
 
@@ -106,34 +106,34 @@ static const char *const bounds_names[] = {BOUNDS_LIST};
 #define BOUNDS_NAMES (sizeof bounds_names / sizeof *bounds_names)
 
 /* One list of bounds of `length` tokens: which of them begin a document. An empty document is none. */
-static ar_status mark_documents(bool *begins, const int64_t *at, size_t n, size_t length, const char *where)
+static ar_status mark_documents(bool *is_start, const int64_t *bounds, size_t n, size_t length, const char *location)
 {
-    if (n < 2 || at[0] != 0 || at[n - 1] < 0 || (size_t)at[n - 1] != length)
-        return ar_error_set(AR_ERR_DATA, "%s goes from %lld to %lld, expected from 0 to the %zu tokens", where,
-                            n > 0 ? (long long)at[0] : 0, n > 0 ? (long long)at[n - 1] : 0, length);
+    if (n < 2 || bounds[0] != 0 || bounds[n - 1] < 0 || (size_t)bounds[n - 1] != length)
+        return ar_error_set(AR_ERR_DATA, "%s goes from %lld to %lld, expected from 0 to the %zu tokens", location,
+                            n > 0 ? (long long)bounds[0] : 0, n > 0 ? (long long)bounds[n - 1] : 0, length);
     for (size_t i = 0; i + 1 < n; i++) {
-        if (at[i + 1] < at[i])
+        if (bounds[i + 1] < bounds[i])
             return ar_error_set(AR_ERR_DATA, "%s falls from %lld to %lld at place %zu, expected bounds in their order",
-                                where, (long long)at[i], (long long)at[i + 1], i + 1);
-        if (at[i + 1] > at[i])
-            begins[at[i]] = true;
+                                location, (long long)bounds[i], (long long)bounds[i + 1], i + 1);
+        if (bounds[i + 1] > bounds[i])
+            is_start[bounds[i]] = true;
     }
     return AR_OK;
 }
 
 /* Numbers the documents of each row. */
-static ar_status number_documents(ari_input_batch *b, const bool *begins, const char *path, const char *name)
+static ar_status number_documents(ari_input_batch *b, const bool *is_start, const char *path, const char *name)
 {
     const size_t s = b->batch.seq, n = b->batch.batch * s;
     int32_t *documents = NULL;
     AR_TRY(ARI_TAKE(&documents, &b->arena, n, name));
     for (size_t i = 0; i < n; i++) {
-        if (i % s == 0 && !begins[i])
+        if (i % s == 0 && !is_start[i])
             return ar_error_set(AR_ERR_DATA,
                                 "%s: in %s a document goes on from row %zu to the next: every row's end, %zu, must be "
                                 "the end of one",
                                 ARI_SHOW(path), name, i / s - 1, i);
-        documents[i] = i % s == 0 ? 0 : documents[i - 1] + begins[i];
+        documents[i] = i % s == 0 ? 0 : documents[i - 1] + is_start[i];
     }
     b->batch.documents = documents;
     return AR_OK;
@@ -144,49 +144,49 @@ static ar_status load_documents(ari_input_batch *b, const ar_st_entry *e, const 
 {
     const size_t s = b->batch.seq, tokens = b->batch.batch * s;
     const size_t lists = e->ndim == 2 ? b->batch.batch : 1, n = e->count / lists;
-    int64_t *at = NULL;
-    bool *begins = NULL;
+    int64_t *bounds = NULL;
+    bool *is_start = NULL;
     if (e->ndim < 1 || e->ndim > 2 || (e->ndim == 2 && e->shape[0] != b->batch.batch))
         return ar_error_set(AR_ERR_SHAPE,
                             "%s: %s must be [documents + 1] of all tokens, or [%zu, documents + 1] of "
                             "each row",
                             ARI_SHOW(path), e->name, b->batch.batch);
-    AR_TRY(ARI_TAKE(&at, &b->arena, e->count, e->name));
-    AR_TRY(ARI_TAKE(&begins, &b->arena, tokens, e->name));
-    AR_TRY(ari_st_to_i64(e, at));
+    AR_TRY(ARI_TAKE(&bounds, &b->arena, e->count, e->name));
+    AR_TRY(ARI_TAKE(&is_start, &b->arena, tokens, e->name));
+    AR_TRY(ari_st_to_i64(e, bounds));
     for (size_t i = 0; i < lists; i++) {
-        char where[400];
-        snprintf(where, sizeof where, lists > 1 ? "%s: %s[%zu]" : "%s: %s", ARI_SHOW(path), e->name, i);
-        AR_TRY(mark_documents(begins + i * s, at + i * n, n, tokens / lists, where));
+        char location[400];
+        snprintf(location, sizeof location, lists > 1 ? "%s: %s[%zu]" : "%s: %s", ARI_SHOW(path), e->name, i);
+        AR_TRY(mark_documents(is_start + i * s, bounds + i * n, n, tokens / lists, location));
     }
-    return number_documents(b, begins, path, e->name);
+    return number_documents(b, is_start, path, e->name);
 }
 
 /* By whichever names they are given: queries and keys have the same. */
 static ar_status load_bounds(ari_input_batch *b, const ar_st_file *f, const char *path)
 {
-    const ar_st_entry *first = NULL;
+    const ar_st_entry *first_entry = NULL;
     for (size_t i = 0; i < BOUNDS_NAMES; i++) {
         const ar_st_entry *e = ari_st_find(f, bounds_names[i]);
-        if (e && first &&
-            (e->dtype != first->dtype || e->ndim != first->ndim || e->bytes != first->bytes ||
-             memcmp(e->data, first->data, e->bytes) != 0))
+        if (e && first_entry &&
+            (e->dtype != first_entry->dtype || e->ndim != first_entry->ndim || e->bytes != first_entry->bytes ||
+             memcmp(e->data, first_entry->data, e->bytes) != 0))
             return ar_error_set(AR_ERR_UNSUPPORTED,
                                 "%s: %s and %s differ, and queries and keys are those of the same "
                                 "documents here",
-                                ARI_SHOW(path), first->name, e->name);
-        first = first ? first : e;
+                                ARI_SHOW(path), first_entry->name, e->name);
+        first_entry = first_entry ? first_entry : e;
     }
-    return first ? load_documents(b, first, path) : AR_OK;
+    return first_entry ? load_documents(b, first_entry, path) : AR_OK;
 }
 
 /* Refuses unknown tensors, which would go unread, so that the gradients would be those of another batch. */
 static ar_status refuse_unknown(const ar_st_file *f, const char *path)
 {
-    static const char *const known[] = {"input_ids", "labels", "attention_mask", "position_ids", BOUNDS_LIST};
+    static const char *const known_names[] = {"input_ids", "labels", "attention_mask", "position_ids", BOUNDS_LIST};
     for (size_t i = 0; i < ari_st_tensor_count(f); i++) {
         const char *name = ari_st_at(f, i)->name;
-        if (!ARI_IS_AMONG(name, known))
+        if (!ARI_IS_AMONG(name, known_names))
             return ar_error_set(AR_ERR_UNSUPPORTED,
                                 "%s: holds a tensor '%s', which no model here takes; known are input_ids, labels, "
                                 "attention_mask, position_ids and cu_seqlens",
@@ -208,10 +208,10 @@ static void note_left_padding(ari_input_batch *b, const ar_config *c)
     const ar_batch *x = &b->batch;
     size_t rows = 0;
     for (size_t i = 0; x->padding_mask && i < x->batch; i++) {
-        size_t first = 0;
-        while (first < x->seq && !x->padding_mask[i * x->seq + first])
-            first++;
-        rows += first > 0 && first < x->seq;
+        size_t padding_count = 0;
+        while (padding_count < x->seq && !x->padding_mask[i * x->seq + padding_count])
+            padding_count++;
+        rows += padding_count > 0 && padding_count < x->seq;
     }
     if (rows > 0 && !x->position_ids && has_positions(c))
         snprintf(b->note[1], sizeof b->note[1],
@@ -238,8 +238,8 @@ static void note_blind(ari_input_batch *b, const ar_config *c)
     size_t count = 0, since = 0; /* since: places from the last key that is seen to here, both counted */
     const bool asks = x->padding_mask && !c->sinks && ari_part_path(ari_family_of(c->arch), ARI_HEAD);
     for (size_t i = 0; asks && i < x->batch * x->seq; i++) {
-        const bool begins = i % x->seq == 0 || (x->documents && x->documents[i] != x->documents[i - 1]);
-        since = x->padding_mask[i] ? 1 : !begins && since > 0 ? since + 1 : 0;
+        const bool is_start = i % x->seq == 0 || (x->documents && x->documents[i] != x->documents[i - 1]);
+        since = x->padding_mask[i] ? 1 : !is_start && since > 0 ? since + 1 : 0;
         const bool blind = since == 0 || (window > 0 && since > window);
         count += blind && ari_batch_target(x, i / x->seq, i % x->seq) != AR_IGNORE_INDEX;
     }
@@ -257,9 +257,9 @@ static void note_positions(ari_input_batch *b)
     const ar_batch *x = &b->batch;
     size_t documents = 0, odd = 0;
     for (size_t i = 0; i < x->batch * x->seq; i++) {
-        const bool begins = i % x->seq == 0 || x->documents[i] != x->documents[i - 1];
-        documents += begins;
-        odd += begins && x->position_ids[i] != 0;
+        const bool is_start = i % x->seq == 0 || x->documents[i] != x->documents[i - 1];
+        documents += is_start;
+        odd += is_start && x->position_ids[i] != 0;
     }
     if (odd > 0)
         snprintf(b->note[2], sizeof b->note[2],
@@ -270,12 +270,12 @@ static void note_positions(ari_input_batch *b)
 
 /* The number of places within a row that are not one position after the place before; they begin documents, as each row
  * does. */
-static size_t find_jumps(bool *begins, const ar_batch *x)
+static size_t find_jumps(bool *is_start, const ar_batch *x)
 {
     size_t count = 0;
     for (size_t i = 0; i < x->batch * x->seq; i++) {
         const bool jumps = i % x->seq > 0 && x->position_ids[i] != x->position_ids[i - 1] + 1;
-        begins[i] = jumps || i % x->seq == 0;
+        is_start[i] = jumps || i % x->seq == 0;
         count += jumps;
     }
     return count;
@@ -286,19 +286,19 @@ static void note_jumps(ari_input_batch *b, const ar_config *c, size_t jumps)
     ar_batch inside = b->batch;
     inside.targets_cross = false;
     const size_t crossing = ari_batch_targets(&b->batch) - ari_batch_targets(&inside);
-    const char *seen = c->arch == AR_ARCH_GPT_OSS
-                           ? "crosses these places, as transformers' GPT-OSS makes its masks without them; with "
-                             "cu_seqlens it keeps documents apart"
-                       : b->batch.padding_mask
-                           ? "crosses these places, as in transformers with attention_mask or "
-                             "use_cache; without both, or with cu_seqlens, it keeps documents apart"
-                           : "stays inside the documents that begin there, as in transformers without "
-                             "attention_mask and use_cache";
-    const int at =
+    const char *attention_text =
+        c->arch == AR_ARCH_GPT_OSS
+            ? "crosses these places, as transformers' GPT-OSS makes its masks without them; with "
+              "cu_seqlens it keeps documents apart"
+        : b->batch.padding_mask ? "crosses these places, as in transformers with attention_mask or "
+                                  "use_cache; without both, or with cu_seqlens, it keeps documents apart"
+                                : "stays inside the documents that begin there, as in transformers without "
+                                  "attention_mask and use_cache";
+    const int length =
         snprintf(b->note[2], sizeof b->note[2], "position_ids restart or jump %zu time%s within a row: attention %s",
-                 jumps, ARI_PLURAL(jumps), seen);
+                 jumps, ARI_PLURAL(jumps), attention_text);
     if (crossing > 0)
-        snprintf(b->note[2] + at, sizeof b->note[2] - (size_t)at,
+        snprintf(b->note[2] + length, sizeof b->note[2] - (size_t)length,
                  "; %zu of them %s predicted by the one before: label their first tokens -100 if it should not",
                  crossing, crossing == 1 ? "is" : "are");
 }
@@ -308,11 +308,11 @@ static void note_jumps(ari_input_batch *b, const ar_config *c, size_t jumps)
 static ar_status apart_by_positions(ari_input_batch *b, const ar_config *c, const char *path)
 {
     ar_batch *x = &b->batch;
-    bool *begins = NULL;
-    AR_TRY(ARI_TAKE(&begins, &b->arena, x->batch * x->seq, "position_ids"));
-    const size_t jumps = find_jumps(begins, x);
+    bool *is_start = NULL;
+    AR_TRY(ARI_TAKE(&is_start, &b->arena, x->batch * x->seq, "position_ids"));
+    const size_t jumps = find_jumps(is_start, x);
     if (jumps > 0 && !x->padding_mask && c->arch != AR_ARCH_GPT_OSS) {
-        AR_TRY(number_documents(b, begins, path, "position_ids"));
+        AR_TRY(number_documents(b, is_start, path, "position_ids"));
         x->targets_cross = true;
     }
     if (jumps > 0)

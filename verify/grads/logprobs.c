@@ -33,11 +33,11 @@ typedef struct job {
     const ar_config *config;
     ari_weights *weights; /* NULL: fresh */
     ari_input_batch input;
-    size_t *place;        /* [tokens]: where in the batch, of all that is no padding */
-    size_t *first, count; /* of each sequence, in `place`, and the end of the last */
-    int64_t *sequence;    /* [b, s]: its number, -1 of padding */
-    size_t labels;        /* that are predicted */
-    double *rounding;     /* [ARI_NOISE_SEEDS, b, s]; NULL: not asked for */
+    size_t *place;                 /* [tokens]: where in the batch, of all that is no padding */
+    size_t *sequence_begin, count; /* of each sequence, in `place`, and the end of the last */
+    int64_t *sequence;             /* [b, s]: its number, -1 of padding */
+    size_t labels;                 /* that are predicted */
+    double *rounding;              /* [ARI_NOISE_SEEDS, b, s]; NULL: not asked for */
     ari_arena arena;
 } job;
 
@@ -60,17 +60,17 @@ static int64_t label_at(const job *j, size_t place)
 static ar_status list_sequences(job *j)
 {
     const ar_batch *b = &j->input.batch;
-    const size_t all = b->batch * b->seq;
+    const size_t place_count = b->batch * b->seq;
     size_t tokens = 0;
-    AR_TRY(ARI_TAKE(&j->place, &j->arena, all, "places of tokens"));
-    AR_TRY(ARI_TAKE(&j->first, &j->arena, all + 1, "sequences of a batch"));
-    AR_TRY(ARI_TAKE(&j->sequence, &j->arena, all, "sequences of a batch"));
+    AR_TRY(ARI_TAKE(&j->place, &j->arena, place_count, "places of tokens"));
+    AR_TRY(ARI_TAKE(&j->sequence_begin, &j->arena, place_count + 1, "sequences of a batch"));
+    AR_TRY(ARI_TAKE(&j->sequence, &j->arena, place_count, "sequences of a batch"));
     for (size_t row = 0; row < b->batch; row++) {
-        for (size_t at = 0, end; at < b->seq; at = end) {
+        for (size_t position = 0, end; position < b->seq; position = end) {
             size_t unused;
             const size_t begun = tokens;
-            ari_batch_document(b, row, at, &unused, &end);
-            for (size_t p = row * b->seq + at; p < row * b->seq + end; p++) {
+            ari_batch_document(b, row, position, &unused, &end);
+            for (size_t p = row * b->seq + position; p < row * b->seq + end; p++) {
                 const bool is_token = !b->padding_mask || b->padding_mask[p];
                 j->sequence[p] = is_token ? (int64_t)j->count : -1;
                 if (!is_token)
@@ -78,17 +78,17 @@ static ar_status list_sequences(job *j)
                 j->labels += tokens > begun && label_at(j, p) != AR_IGNORE_INDEX;
                 j->place[tokens++] = p;
             }
-            j->first[j->count] = begun;
+            j->sequence_begin[j->count] = begun;
             j->count += tokens > begun;
         }
     }
-    j->first[j->count] = tokens;
+    j->sequence_begin[j->count] = tokens;
     return AR_OK;
 }
 
 static size_t length_of(const job *j, size_t sequence)
 {
-    return j->first[sequence + 1] - j->first[sequence];
+    return j->sequence_begin[sequence + 1] - j->sequence_begin[sequence];
 }
 
 /* Neighbouring sequences of one length, as a batch. */
@@ -100,25 +100,25 @@ typedef struct group {
     char logits[96]; /* their name, of the baseline */
 } group;
 
-/* As many sequences from `from` on as one batch takes. */
-static ar_status begin_group(group *g, ari_arena *arena, const job *j, size_t from)
+/* As many sequences from `first_sequence` on as one batch takes. */
+static ar_status begin_group(group *g, ari_arena *arena, const job *j, size_t first_sequence)
 {
     const ar_batch *b = &j->input.batch;
-    const size_t n = length_of(j, from), room = LOGITS_BYTES / 4 / j->config->vocab / n;
+    const size_t n = length_of(j, first_sequence), room = LOGITS_BYTES / 4 / j->config->vocab / n;
     size_t count = 1;
-    while (count < room && from + count < j->count && length_of(j, from + count) == n)
+    while (count < room && first_sequence + count < j->count && length_of(j, first_sequence + count) == n)
         count++;
     int64_t *ids = NULL, *positions = NULL;
     AR_TRY(ARI_TAKE(&ids, arena, count * n, "tokens of a group"));
     if (b->position_ids)
         AR_TRY(ARI_TAKE(&positions, arena, count * n, "positions of a group"));
     for (size_t i = 0; i < count * n; i++) {
-        const size_t place = j->place[j->first[from] + i];
+        const size_t place = j->place[j->sequence_begin[first_sequence] + i];
         ids[i] = b->input_ids[place];
         if (positions)
             positions[i] = b->position_ids[place];
     }
-    g->from_sequence = from;
+    g->from_sequence = first_sequence;
     g->batch = (ar_batch){.batch = count, .seq = n, .input_ids = ids, .position_ids = positions};
     return AR_OK;
 }
@@ -158,18 +158,19 @@ static void note_group(const group *g, const float *narrow, const double *wide)
     const job *j = g->j;
     const size_t v = j->config->vocab, n = g->batch.seq, bytes = v * (narrow ? sizeof *narrow : sizeof *wide);
     for (size_t i = 0; i < g->batch.batch * n; i++) {
-        const size_t place = j->place[j->first[g->from_sequence] + i];
+        const size_t place = j->place[j->sequence_begin[g->from_sequence] + i];
         const int64_t label = label_at(j, place);
         if (i % n == 0 || label == AR_IGNORE_INDEX)
             continue;
-        const size_t at = (i - 1) * v;
+        const size_t offset = (i - 1) * v;
         if (narrow)
-            note_row(g->out, place, label, narrow + at, v);
+            note_row(g->out, place, label, narrow + offset, v);
         else
-            note_row_f64(g->out, place, label, wide + at, v);
+            note_row_f64(g->out, place, label, wide + offset, v);
         g->out->sum += g->out->logprob[place];
         if (g->out->logits)
-            memcpy(g->out->logits + g->out->rows++ * bytes, narrow ? (const void *)(narrow + at) : wide + at, bytes);
+            memcpy(g->out->logits + g->out->rows++ * bytes, narrow ? (const void *)(narrow + offset) : wide + offset,
+                   bytes);
     }
 }
 
@@ -208,20 +209,20 @@ static ar_status run_ranks(const group *g)
     const job *j = g->j;
     const size_t world = (size_t)ar_parallel_world(&j->o->run.parallel);
     ARI_ENDED(ari_gatherer_fini) ari_gatherer gatherer = {0};
-    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result done = {.reports = NULL};
+    ARI_ENDED(ari_cluster_result_fini) ari_cluster_result cluster_result = {.reports = NULL};
     ARI_OWNED void **users = NULL;
     AR_TRY(ari_gather_want_logits(&gatherer, j->config, &g->batch, 0));
     AR_TRY(ARI_ALLOC(&users, world, "listeners of the ranks"));
     for (size_t i = 0; i < world; i++)
         users[i] = &gatherer;
-    AR_TRY(ari_cluster_run(&done, &(ari_cluster_options){.run = j->o->run,
-                                                         .config = j->config,
-                                                         .batch = &g->batch,
-                                                         .weights = j->weights ? ari_weights_find : NULL,
-                                                         .weights_user = j->weights,
-                                                         .forward_only = true,
-                                                         .tap = ari_gather_tap,
-                                                         .tap_user = users}));
+    AR_TRY(ari_cluster_run(&cluster_result, &(ari_cluster_options){.run = j->o->run,
+                                                                   .config = j->config,
+                                                                   .batch = &g->batch,
+                                                                   .weights = j->weights ? ari_weights_find : NULL,
+                                                                   .weights_user = j->weights,
+                                                                   .forward_only = true,
+                                                                   .tap = ari_gather_tap,
+                                                                   .tap_user = users}));
     AR_TRY(ari_gather_check(&gatherer));
     note_group(g, gatherer.list[0].full.values, NULL);
     return AR_OK;
@@ -230,23 +231,23 @@ static ar_status run_ranks(const group *g)
 /* All sequences; baseline: by plain loops in binary64. */
 static ar_status compute(numbers *out, const job *j, bool baseline, ar_noise_units noise, uint64_t seed)
 {
-    for (size_t from = 0; from < j->count;) {
+    for (size_t first_sequence = 0; first_sequence < j->count;) {
         ARI_ENDED(ari_arena_free) ari_arena arena = {NULL};
         group g = {.j = j, .out = out};
-        AR_TRY(begin_group(&g, &arena, j, from));
+        AR_TRY(begin_group(&g, &arena, j, first_sequence));
         AR_TRY(baseline ? run_baseline(&g, noise, seed) : run_ranks(&g));
-        from += g.batch.batch;
+        first_sequence += g.batch.batch;
     }
     return AR_OK;
 }
 
 static ar_status begin_numbers(numbers *out, ari_arena *arena, size_t places)
 {
-    double **const all[] = {&out->logprob, &out->entropy, &out->largest, &out->lse};
-    for (size_t k = 0; k < sizeof all / sizeof *all; k++) {
-        AR_TRY(ARI_TAKE(all[k], arena, places, "log-probabilities"));
+    double **const arrays[] = {&out->logprob, &out->entropy, &out->largest, &out->lse};
+    for (size_t k = 0; k < sizeof arrays / sizeof *arrays; k++) {
+        AR_TRY(ARI_TAKE(arrays[k], arena, places, "log-probabilities"));
         for (size_t p = 0; p < places; p++)
-            (*all[k])[p] = (double)NAN;
+            (*arrays[k])[p] = (double)NAN;
     }
     return AR_OK;
 }
@@ -278,7 +279,7 @@ static ar_status write_numbers(ar_grads_result *result, const job *j, const numb
     snprintf(vocab, sizeof vocab, "%zu", j->config->vocab);
     const char *const metadata[] = {"format", "pt", "vocab", vocab};
     const size_t b = j->input.batch.batch, s = j->input.batch.seq;
-    const ar_st_tensor all[] = {
+    const ar_st_tensor tensors[] = {
         {"sequences", AR_I64, 2, {b, s}, j->sequence},
         {"logprobs", AR_F64, 2, {b, s}, n->logprob},
         {"entropies", AR_F64, 2, {b, s}, n->entropy},
@@ -287,10 +288,10 @@ static ar_status write_numbers(ar_grads_result *result, const job *j, const numb
         {"logits", j->o->binary64 ? AR_F64 : AR_F32, 2, {j->labels, j->config->vocab}, n->logits},
         {"rounding", AR_F64, 3, {ARI_NOISE_SEEDS, b, s}, j->rounding},
     };
-    ar_st_tensor list[sizeof all / sizeof *all];
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        if (all[i].data)
-            list[result->tensors++] = all[i];
+    ar_st_tensor list[sizeof tensors / sizeof *tensors];
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        if (tensors[i].data)
+            list[result->tensors++] = tensors[i];
     }
     AR_TRY(ari_tensors_hash(result->outputs_hash, list, result->tensors));
     snprintf(result->file[0], sizeof result->file[0], "%s", j->o->logprobs);

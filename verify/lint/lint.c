@@ -46,37 +46,38 @@ const char *ari_lint_axis_name(int axis)
 
 ari_lint_layout ari_lint_layout_of(const ar_parallel *p)
 {
-    ari_lint_layout l = {.apart = ari_experts_apart(p),
+    ari_lint_layout l = {.separate_experts = ari_experts_apart(p),
                          .expert_axes = ari_expert_axes(p),
                          .zero = p->zero > 0,
                          .replicates = ari_at_least_one(p->dp_replicate) > 1};
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++)
         l.size[axis] = (size_t)ari_extent(p, 1u << axis);
     l.size[ARI_LINT_COPIES] = l.size[ARI_AXIS_TP] * l.size[ARI_AXIS_INNER];
-    l.size[ARI_LINT_EP] = l.apart ? (size_t)ari_at_least_one(p->ep) : 1;
-    l.size[ARI_LINT_EDP] = l.apart ? (size_t)ari_extent(p, l.expert_axes) / l.size[ARI_LINT_EP] : 1;
+    l.size[ARI_LINT_EP] = l.separate_experts ? (size_t)ari_at_least_one(p->ep) : 1;
+    l.size[ARI_LINT_EDP] = l.separate_experts ? (size_t)ari_extent(p, l.expert_axes) / l.size[ARI_LINT_EP] : 1;
     return l;
 }
 
 /* --- repairs ------------------------------------------------------------------------------------------------------ */
 
 /* The collective that moves a value from one placement to another (parallelism.md). */
-static void move_text(char *out, size_t cap, ar_placement has, ar_placement needs, int along)
+static void move_text(char *out, size_t cap, ar_placement actual, ar_placement required, int along)
 {
     const char *axis = ari_lint_axis_name(along);
-    const bool partial = ari_lint_partial(has), whole = ari_lint_whole(needs);
+    const bool partial = ari_lint_partial(actual), is_replicated = ari_lint_whole(required);
     char dim[32] = "";
-    if (!whole)
-        snprintf(dim, sizeof dim, " along dimension %d", needs.dim);
-    if (along == ARI_LINT_EP && has.kind == AR_SHARD && !whole)
+    if (!is_replicated)
+        snprintf(dim, sizeof dim, " along dimension %d", required.dim);
+    if (along == ARI_LINT_EP && actual.kind == AR_SHARD && !is_replicated)
         snprintf(out, cap, "all-to-all over %s: rows %s", axis,
-                 needs.dim == ARI_LINT_BY_EXPERT ? "to the ranks of their experts" : "back to those of their tokens");
+                 required.dim == ARI_LINT_BY_EXPERT ? "to the ranks of their experts"
+                                                    : "back to those of their tokens");
     else if (partial)
-        snprintf(out, cap, "%s over %s%s", whole ? "all-reduce" : "reduce-scatter", axis, dim);
-    else if (has.kind == AR_SHARD && whole)
-        snprintf(out, cap, "all-gather over %s along dimension %d", axis, has.dim);
-    else if (has.kind == AR_SHARD)
-        snprintf(out, cap, "all-to-all over %s: from dimension %d to %d", axis, has.dim, needs.dim);
+        snprintf(out, cap, "%s over %s%s", is_replicated ? "all-reduce" : "reduce-scatter", axis, dim);
+    else if (actual.kind == AR_SHARD && is_replicated)
+        snprintf(out, cap, "all-gather over %s along dimension %d", axis, actual.dim);
+    else if (actual.kind == AR_SHARD)
+        snprintf(out, cap, "all-to-all over %s: from dimension %d to %d", axis, actual.dim, required.dim);
     else
         snprintf(out, cap, "take the own part of %s%s", axis, dim);
 }
@@ -112,7 +113,7 @@ void ari_lint_repair_text(char *out, size_t cap, const ari_lint_verdict *v, int 
                                          : "tokens");
         break;
     default:
-        move_text(out, cap, v->has, v->needs, along);
+        move_text(out, cap, v->actual, v->required, along);
     }
 }
 
@@ -160,25 +161,25 @@ ar_status ari_lint_record(ari_ledger *record, ar_run *run, const ar_config *conf
     return AR_OK;
 }
 
-ar_status ari_lint(ar_lint_report **gives, const ar_run *run, const ar_config *config)
+ar_status ari_lint(ar_lint_report **out, const ar_run *run, const ar_config *config)
 {
     ARI_OWNED_BY(ari_lint_report_destroy) ar_lint_report *r = NULL;
     ARI_ENDED(ari_arena_free) ari_arena memory = {0};
-    ar_run own = *run;
+    ar_run run_copy = *run;
     ari_ledger *record = NULL;
-    AR_TRY(ar_run_check(&own, config));
-    const size_t stages = (size_t)ari_at_least_one(own.parallel.pp);
-    ari_lint_layout layout = ari_lint_layout_of(&own.parallel);
+    AR_TRY(ar_run_check(&run_copy, config));
+    const size_t stages = (size_t)ari_at_least_one(run_copy.parallel.pp);
+    ari_lint_layout layout = ari_lint_layout_of(&run_copy.parallel);
     layout.complete = true;
     AR_TRY(ARI_ALLOC_ZERO(&r, 1, "the report of lint"));
     AR_TRY(ARI_TAKE(&record, &memory, stages, "records"));
-    ar_status st = ari_lint_record(record, &own, config);
+    ar_status st = ari_lint_record(record, &run_copy, config);
     if (st == AR_OK)
         st = ari_lint_records(r, NULL, record, stages, &layout);
     for (size_t i = 0; i < stages; i++)
         ari_ledger_fini(&record[i]);
     AR_TRY(st);
-    ARI_GIVE(gives, r);
+    ARI_GIVE(out, r);
     return AR_OK;
 }
 

@@ -18,7 +18,7 @@ enum { ARI_LINT_COPIES = ARI_PLACED_AXES, ARI_LINT_EP, ARI_LINT_EDP, ARI_LINT_AX
 /* Dimension of what is cut by expert: V. */
 enum { ARI_LINT_BY_EXPERT = AR_MAX_DIMS };
 typedef struct ari_lint_type {
-    ar_placement at[ARI_LINT_AXES];
+    ar_placement placement[ARI_LINT_AXES];
 } ari_lint_type;
 
 /* A rule's verdict along one axis: the placement that it makes, or the broken rule with the placement found and the
@@ -26,7 +26,7 @@ typedef struct ari_lint_type {
 typedef struct ari_lint_verdict {
     bool broken;
     ar_lint_rule rule;
-    ar_placement makes, has, needs;
+    ar_placement output, actual, required;
 } ari_lint_verdict;
 
 bool ari_lint_whole(ar_placement p);
@@ -34,8 +34,8 @@ bool ari_lint_partial(ar_placement p);
 bool ari_lint_by_expert(ar_placement p);
 /** True if the ranks have the same numbers: R and I differ in the gradient alone. */
 bool ari_lint_same(ar_placement a, ar_placement b);
-/** The broken rule of a value that is `has` where `needs` is needed. */
-ari_lint_verdict ari_lint_mismatch(ar_placement has, ar_placement needs);
+/** The broken rule of a value that is `actual` where `required` is needed. */
+ari_lint_verdict ari_lint_mismatch(ar_placement actual, ar_placement required);
 
 /* Activations are [b, s, features], matrices [out, in]. */
 /** Y = X W^T. */
@@ -68,7 +68,7 @@ ari_lint_verdict ari_lint_lookup_gradient(ar_placement dy, ar_placement table);
 typedef struct ari_lint_layout {
     size_t size[ARI_LINT_AXES]; /* ranks along each axis; along one of 1 nothing is judged */
     ari_axes expert_axes;       /* along which ranks have other experts */
-    bool apart;                 /* experts have copies on other ranks than what else there is */
+    bool separate_experts;      /* experts have copies on other ranks than what else there is */
     bool zero;                  /* ranks with copies of a parameter update a share of it each */
     bool replicates;            /* and several of them have each share */
     bool complete;              /* every operation is noted: a bundled model's, not a user's module's */
@@ -81,7 +81,7 @@ AR_NODISCARD ar_status ari_lint_record(ari_ledger *record, ar_run *run, const ar
 /* The placements of what an operation takes and makes. */
 typedef struct ari_lint_placed {
     bool takes_known[ARI_LEDGER_VALUES], makes_known[ARI_LEDGER_VALUES];
-    ari_lint_type takes[ARI_LEDGER_VALUES], makes[ARI_LEDGER_VALUES];
+    ari_lint_type input_types[ARI_LEDGER_VALUES], output_types[ARI_LEDGER_VALUES];
 } ari_lint_placed;
 /** Adds the findings of the records of the first rank of each stage, in the order of the stages. placed: for each
  *  record an array of as many as it has operations; NULL: not asked for. Errors: AR_ERR_MEMORY. */

@@ -10,15 +10,15 @@
 
 enum { ACTIVATION_DIMS = 3 }; /* [b, s, features] */
 
-/* The first number between dots of a module's name: its layer. SIZE_MAX: there is none. *at, *digits: where. */
-static size_t layer_of(const char *name, size_t *at, size_t *digits)
+/* The first number between dots of a module's name: its layer. SIZE_MAX: there is none. *offset, *digits: where. */
+static size_t layer_of(const char *name, size_t *offset, size_t *digits)
 {
     for (const char *p = strchr(name, '.'); p; p = strchr(p + 1, '.')) {
         char *end = NULL;
         const unsigned long n = strtoul(p + 1, &end, 10);
         if (p[1] < '0' || p[1] > '9' || (*end != '.' && *end != '\0'))
             continue;
-        *at = (size_t)(p + 1 - name);
+        *offset = (size_t)(p + 1 - name);
         *digits = (size_t)(end - p) - 1;
         return (size_t)n;
     }
@@ -26,30 +26,31 @@ static size_t layer_of(const char *name, size_t *at, size_t *digits)
 }
 
 /* True if both are one but for their layer. */
-static bool same_but_layer(const ar_lint_finding *a, const ar_lint_finding *b, size_t at, size_t digits)
+static bool same_but_layer(const ar_lint_finding *a, const ar_lint_finding *b, size_t offset, size_t digits)
 {
     size_t b_at = 0, b_digits = 0;
-    char other[AR_LINT_MODULE];
-    snprintf(other, sizeof other, "%s", b->module);
-    if (layer_of(other, &b_at, &b_digits) == SIZE_MAX || b_at != at)
+    char b_module[AR_LINT_MODULE];
+    snprintf(b_module, sizeof b_module, "%s", b->module);
+    if (layer_of(b_module, &b_at, &b_digits) == SIZE_MAX || b_at != offset)
         return strcmp(a->module, b->module) == 0;
-    const bool all = a->module[at] == '*';
-    const size_t a_digits = all ? 1 : digits;
-    return strncmp(a->module, other, at) == 0 && strcmp(a->module + at + a_digits, other + b_at + b_digits) == 0;
+    const bool is_wildcard = a->module[offset] == '*';
+    const size_t a_digits = is_wildcard ? 1 : digits;
+    return strncmp(a->module, b_module, offset) == 0 &&
+           strcmp(a->module + offset + a_digits, b_module + b_at + b_digits) == 0;
 }
 
 size_t ari_lint_layer(const char *name)
 {
-    size_t at, digits;
-    return layer_of(name, &at, &digits);
+    size_t offset, digits;
+    return layer_of(name, &offset, &digits);
 }
 
 /* Adds a finding; the same in another layer, micro-batch or stage is one with it. */
 static ar_status add_finding(ari_lint_walk *w, const ar_lint_finding *f)
 {
     ar_lint_report *r = w->report;
-    size_t at = 0, digits = 0;
-    const size_t layer = layer_of(f->module, &at, &digits);
+    size_t offset = 0, digits = 0;
+    const size_t layer = layer_of(f->module, &offset, &digits);
     for (size_t i = 0; i < r->count; i++) {
         ar_lint_finding *k = &r->finding[i];
         if (k->rule != f->rule || strcmp(k->pass, f->pass) != 0 || strcmp(k->operation, f->operation) != 0 ||
@@ -57,13 +58,13 @@ static ar_status add_finding(ari_lint_walk *w, const ar_lint_finding *f)
             continue;
         if (strcmp(k->module, f->module) == 0)
             return AR_OK;
-        if (layer == SIZE_MAX || k->layers == 0 || !same_but_layer(k, f, at, digits))
+        if (layer == SIZE_MAX || k->layers == 0 || !same_but_layer(k, f, offset, digits))
             continue;
-        const size_t first = k->first_layer < layer ? k->first_layer : layer;
-        const size_t last = k->first_layer + k->layers - 1 > layer ? k->first_layer + k->layers - 1 : layer;
-        k->first_layer = first;
-        k->layers = last - first + 1;
-        snprintf(k->module, sizeof k->module, "%.*s*%s", (int)at, f->module, f->module + at + digits);
+        const size_t first_layer = k->first_layer < layer ? k->first_layer : layer;
+        const size_t last_layer = k->first_layer + k->layers - 1 > layer ? k->first_layer + k->layers - 1 : layer;
+        k->first_layer = first_layer;
+        k->layers = last_layer - first_layer + 1;
+        snprintf(k->module, sizeof k->module, "%.*s*%s", (int)offset, f->module, f->module + offset + digits);
         return AR_OK;
     }
     AR_TRY(ARI_GROW(&r->finding, &w->room, r->count, "the findings of lint"));
@@ -75,7 +76,7 @@ static ar_status add_finding(ari_lint_walk *w, const ar_lint_finding *f)
 
 static const char *pass_name(const ari_ledger_operation *op)
 {
-    return op->pass == 'b' || op->again ? "backward" : op->pass == 'f' ? "forward" : "step";
+    return op->pass == 'b' || op->is_recomputed ? "backward" : op->pass == 'f' ? "forward" : "step";
 }
 
 /* "S(-1)": dimensions of an activation are counted from its end; "R", whatever its gradient is. Returns out. */
@@ -98,20 +99,20 @@ ar_status ari_lint_find(ari_lint_walk *w, const ari_ledger_operation *op, int ax
         .rule = v->rule, .operation = op->operation, .pass = pass_name(op), .axis = ari_lint_axis_name(axis)};
     ari_ledger_module(f.module, sizeof f.module, op);
     const bool of_param = op->kind == ARI_LEDGER_WEIGHT_GRADIENT && !op->needs_so;
-    placed_text(f.has, v->has, of_param);
-    placed_text(f.needs, v->needs, of_param);
+    placed_text(f.has, v->actual, of_param);
+    placed_text(f.needs, v->required, of_param);
     ari_lint_repair_text(f.repair, sizeof f.repair, v, axis);
     return add_finding(w, &f);
 }
 
 ar_status ari_lint_find_in_words(ari_lint_walk *w, const ari_ledger_operation *op, int axis, ar_lint_rule rule,
-                                 const char *has, const char *needs, const char *repair)
+                                 const char *actual, const char *required, const char *repair)
 {
     ar_lint_finding f = {
         .rule = rule, .operation = op->operation, .pass = pass_name(op), .axis = ari_lint_axis_name(axis)};
     ari_ledger_module(f.module, sizeof f.module, op);
-    snprintf(f.has, sizeof f.has, "%s", has);
-    snprintf(f.needs, sizeof f.needs, "%s", needs);
+    snprintf(f.has, sizeof f.has, "%s", actual);
+    snprintf(f.needs, sizeof f.needs, "%s", required);
     snprintf(f.repair, sizeof f.repair, "%s", repair);
     return add_finding(w, &f);
 }

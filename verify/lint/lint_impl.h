@@ -7,7 +7,7 @@
 /* A value: its placement, and whether an operation or a report has said it. */
 typedef struct ari_lint_value {
     ari_lint_type type;
-    bool known, made;
+    bool is_known, is_produced;
     size_t receive; /* 1 + the operation that receives it, until it is there */
     size_t maker;   /* 1 + the operation that made it, if it is a layer's product whose terms nothing has added up */
 } ari_lint_value;
@@ -23,14 +23,14 @@ typedef struct ari_lint_param {
 /* A value on its way between two stages. */
 typedef struct ari_lint_message {
     char pass;
-    size_t from, to; /* ranks of records */
+    size_t src_rank, dst_rank; /* ranks of records */
     ari_lint_type type;
     size_t count; /* elements */
 } ari_lint_message;
 
 typedef struct ari_lint_rank {
     const ari_ledger *ledger;
-    size_t next;             /* operation */
+    size_t next_op;          /* operation */
     ari_lint_value *value;   /* [ledger->ids + 1] */
     ari_lint_param *param;   /* [ledger->params] */
     ari_lint_type tokens;    /* of what went to experts last, as which it comes back */
@@ -44,7 +44,7 @@ typedef struct ari_lint_walk {
     ar_lint_report *report;
     size_t room;
     ari_lint_rank *rank; /* [ranks] */
-    size_t ranks, now;
+    size_t ranks, current_rank;
     ari_lint_message *message; /* [messages], the oldest first */
     size_t messages, message_room;
     size_t *layer_rank; /* [layers]: 1 + the rank that has it; 0: none yet */
@@ -58,7 +58,7 @@ static inline size_t ari_lint_size(const ari_lint_walk *w, int axis)
 
 static inline ari_lint_rank *ari_lint_walked(const ari_lint_walk *w)
 {
-    return &w->rank[w->now];
+    return &w->rank[w->current_rank];
 }
 
 static inline ari_lint_value *ari_lint_value_of(const ari_lint_walk *w, const ari_ledger_value *v)
@@ -68,7 +68,7 @@ static inline ari_lint_value *ari_lint_value_of(const ari_lint_walk *w, const ar
 
 static inline bool ari_lint_is_known(const ari_lint_walk *w, const ari_ledger_value *v)
 {
-    return v->id > 0 && ari_lint_value_of(w, v)->known;
+    return v->id > 0 && ari_lint_value_of(w, v)->is_known;
 }
 
 /* --- findings (lint_find.c) --------------------------------------------------------------------------------------- */
@@ -79,7 +79,7 @@ AR_NODISCARD ar_status ari_lint_find(ari_lint_walk *w, const ari_ledger_operatio
                                      const ari_lint_verdict *v);
 /** The same in words of its own. */
 AR_NODISCARD ar_status ari_lint_find_in_words(ari_lint_walk *w, const ari_ledger_operation *op, int axis,
-                                              ar_lint_rule rule, const char *has, const char *needs,
+                                              ar_lint_rule rule, const char *actual, const char *required,
                                               const char *repair);
 
 /* --- operations (lint_kinds.c) ------------------------------------------------------------------------------------ */

@@ -10,15 +10,15 @@
 #include "ref/placement/placement_private.h"
 #include "verify/lint/lint_impl.h"
 
-static const ar_placement whole = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0}, samples = {AR_SHARD, 0},
+static const ar_placement invariant = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0}, samples = {AR_SHARD, 0},
                           positions = {AR_SHARD, 1}, by_expert = {AR_SHARD, ARI_LINT_BY_EXPERT};
 enum { FEATURES = 2, ACTIVATION_DIMS = 3 }; /* [b, s, features] */
 
 /* Takes a rule's verdict along an axis: what it makes, and a finding if it is broken. */
-static ar_status judge(ari_lint_walk *w, const ari_ledger_operation *op, int axis, ar_placement *made,
+static ar_status judge(ari_lint_walk *w, const ari_ledger_operation *op, int axis, ar_placement *output,
                        ari_lint_verdict v)
 {
-    *made = v.makes;
+    *output = v.output;
     return v.broken && ari_lint_size(w, axis) > 1 ? ari_lint_find(w, op, axis, &v) : AR_OK;
 }
 /* --- values ------------------------------------------------------------------------------------------------------- */
@@ -28,10 +28,10 @@ static ari_lint_type activation(ar_placement over_tp)
 {
     ari_lint_type t;
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-        t.at[axis] = whole;
-    t.at[ARI_AXIS_DP] = samples;
-    t.at[ARI_AXIS_RING] = t.at[ARI_AXIS_INNER] = positions;
-    t.at[ARI_AXIS_TP] = over_tp;
+        t.placement[axis] = invariant;
+    t.placement[ARI_AXIS_DP] = samples;
+    t.placement[ARI_AXIS_RING] = t.placement[ARI_AXIS_INNER] = positions;
+    t.placement[ARI_AXIS_TP] = over_tp;
     return t;
 }
 
@@ -44,22 +44,22 @@ static ar_placement from_start(ar_placement p)
 static void make_value(ari_lint_walk *w, const ari_ledger_value *v, const ari_lint_type *type)
 {
     ari_lint_value *value = ari_lint_value_of(w, v);
-    *value = (ari_lint_value){.type = *type, .known = true, .made = value->made};
+    *value = (ari_lint_value){.type = *type, .is_known = true, .is_produced = value->is_produced};
 }
 
 /* True if a call's ranks differ along an axis. */
 bool ari_lint_goes_along(const ari_lint_walk *w, const ari_ledger_call *call, int axis)
 {
-    const bool experts = call->over == ARI_OVER_EP || ari_over_experts((ari_over)call->over);
-    if (call->over < 0 || ari_lint_size(w, axis) == 1)
+    const bool experts = call->group == ARI_OVER_EP || ari_over_experts((ari_over)call->group);
+    if (call->group < 0 || ari_lint_size(w, axis) == 1)
         return false;
     if (axis == ARI_LINT_COPIES)
-        return call->over == ARI_OVER_COPIES;
+        return call->group == ARI_OVER_COPIES;
     if (axis == ARI_LINT_EP)
-        return call->over == ARI_OVER_EP;
+        return call->group == ARI_OVER_EP;
     if (axis == ARI_LINT_EDP)
-        return experts && call->over != ARI_OVER_EP;
-    return !experts && call->over != ARI_OVER_COPIES && ari_over_axes((ari_over)call->over) >> axis & 1;
+        return experts && call->group != ARI_OVER_EP;
+    return !experts && call->group != ARI_OVER_COPIES && ari_over_axes((ari_over)call->group) >> axis & 1;
 }
 
 static const ari_ledger_call *call_of(const ari_lint_walk *w, const ari_ledger_operation *op, size_t i)
@@ -75,19 +75,18 @@ static size_t calls_along(const ari_lint_walk *w, const ari_ledger_operation *op
     return n;
 }
 
-/* What a collective makes of a placement along its axis; `wanted`: what the operation declares it to make. False: the
- * collective does not suit it. */
-static bool moved(ar_placement *p, const ari_ledger_call *call, ar_placement wanted)
+/* Applies a collective to a placement along its axis. target: the declared result. False: the collective cannot. */
+static bool moved(ar_placement *p, const ari_ledger_call *call, ar_placement target)
 {
     const bool partial = ari_lint_partial(*p), cut = p->kind == AR_SHARD;
     if ((call->kind == ARI_ALL_REDUCE || call->kind == ARI_BROADCAST) && partial)
-        *p = whole;
+        *p = invariant;
     else if (call->kind == ARI_REDUCE_SCATTER && partial)
-        *p = wanted.kind == AR_SHARD ? wanted : samples;
+        *p = target.kind == AR_SHARD ? target : samples;
     else if ((call->kind == ARI_ALL_GATHER || call->kind == ARI_EXCHANGE) && cut)
-        *p = whole;
-    else if (call->kind == ARI_ALL_TO_ALL && cut && wanted.kind == AR_SHARD)
-        *p = wanted;
+        *p = invariant;
+    else if (call->kind == ARI_ALL_TO_ALL && cut && target.kind == AR_SHARD)
+        *p = target;
     else
         return false;
     return true;
@@ -95,43 +94,43 @@ static bool moved(ar_placement *p, const ari_ledger_call *call, ar_placement wan
 
 /* A collective that does not suit the value that it moves. */
 static ar_status refuse_call(ari_lint_walk *w, const ari_ledger_operation *op, const ari_ledger_call *call, int axis,
-                             ar_placement has, ar_placement wanted)
+                             ar_placement actual, ar_placement target)
 {
-    ari_lint_verdict v = {.broken = true, .has = has, .needs = wanted};
+    ari_lint_verdict v = {.broken = true, .actual = actual, .required = target};
     if (call->kind == ARI_ALL_GATHER || call->kind == ARI_EXCHANGE)
-        v.rule = ari_lint_whole(has) ? AR_LINT_redundant_gather : AR_LINT_missing_reduction;
+        v.rule = ari_lint_whole(actual) ? AR_LINT_redundant_gather : AR_LINT_missing_reduction;
     else if (call->kind == ARI_ALL_TO_ALL)
-        v.rule = ari_lint_partial(has) ? AR_LINT_missing_reduction : AR_LINT_wrong_placement;
+        v.rule = ari_lint_partial(actual) ? AR_LINT_missing_reduction : AR_LINT_wrong_placement;
     else
-        v.rule = ari_lint_whole(has) ? AR_LINT_redundant_reduction : AR_LINT_wrong_reduction;
-    if (!ari_lint_partial(v.needs) && v.rule == AR_LINT_redundant_reduction)
-        v.needs = term;
+        v.rule = ari_lint_whole(actual) ? AR_LINT_redundant_reduction : AR_LINT_wrong_reduction;
+    if (!ari_lint_partial(v.required) && v.rule == AR_LINT_redundant_reduction)
+        v.required = term;
     return ari_lint_find(w, op, axis, &v);
 }
 
 /* Applies the operation's collectives to a value, and compares what comes out with what the operation declares. A rank may
  * take its part of what is whole without one. Of several outputs each has a collective of its own. */
 static ar_status move_value(ari_lint_walk *w, const ari_ledger_operation *op, ari_lint_type *type,
-                            const ari_lint_type *wanted)
+                            const ari_lint_type *target_type)
 {
     for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
-        ar_placement *p = &type->at[axis], to = wanted->at[axis];
-        bool done = false;
+        ar_placement *p = &type->placement[axis], target = target_type->placement[axis];
+        bool is_moved = false;
         for (size_t i = 0; i < op->calls; i++) {
             const ari_ledger_call *call = call_of(w, op, i);
-            if (!ari_lint_goes_along(w, call, axis) || (done && op->outputs > 1))
+            if (!ari_lint_goes_along(w, call, axis) || (is_moved && op->outputs > 1))
                 continue;
-            if (!(done && call->kind == ARI_EXCHANGE) && !moved(p, call, to))
-                AR_TRY(refuse_call(w, op, call, axis, *p, to));
-            done = true;
+            if (!(is_moved && call->kind == ARI_EXCHANGE) && !moved(p, call, target))
+                AR_TRY(refuse_call(w, op, call, axis, *p, target));
+            is_moved = true;
         }
-        if (ari_lint_whole(*p) && to.kind == AR_SHARD) /* takes its own part */
-            *p = to;
-        if (ari_lint_size(w, axis) > 1 && !ari_lint_same(*p, to)) {
-            const ari_lint_verdict v = ari_lint_mismatch(*p, to);
+        if (ari_lint_whole(*p) && target.kind == AR_SHARD) /* takes its own part */
+            *p = target;
+        if (ari_lint_size(w, axis) > 1 && !ari_lint_same(*p, target)) {
+            const ari_lint_verdict v = ari_lint_mismatch(*p, target);
             AR_TRY(ari_lint_find(w, op, axis, &v));
         }
-        *p = to;
+        *p = target;
     }
     return AR_OK;
 }
@@ -139,14 +138,14 @@ static ar_status move_value(ari_lint_walk *w, const ari_ledger_operation *op, ar
 /* An input that an operation declares to be placed so over tp. */
 static ar_status take_declared(ari_lint_walk *w, const ari_ledger_operation *op, ari_lint_type *type)
 {
-    ar_placement *has = &type->at[ARI_AXIS_TP], needs = from_start(op->needs);
-    if (!op->needs_so || ari_lint_size(w, ARI_AXIS_TP) == 1 || ari_lint_same(*has, needs))
+    ar_placement *actual = &type->placement[ARI_AXIS_TP], required = from_start(op->input_placement);
+    if (!op->needs_so || ari_lint_size(w, ARI_AXIS_TP) == 1 || ari_lint_same(*actual, required))
         return AR_OK;
-    ari_lint_verdict v = ari_lint_mismatch(*has, needs);
-    if (ari_lint_partial(needs) && !ari_lint_partial(*has))
-        v.rule = ari_lint_whole(*has) ? AR_LINT_redundant_reduction : AR_LINT_wrong_reduction;
+    ari_lint_verdict v = ari_lint_mismatch(*actual, required);
+    if (ari_lint_partial(required) && !ari_lint_partial(*actual))
+        v.rule = ari_lint_whole(*actual) ? AR_LINT_redundant_reduction : AR_LINT_wrong_reduction;
     AR_TRY(ari_lint_find(w, op, ARI_AXIS_TP, &v));
-    *has = needs;
+    *actual = required;
     return AR_OK;
 }
 
@@ -173,19 +172,19 @@ static const ari_ledger_param *recorded_param(const ari_lint_walk *w, const ari_
 void ari_lint_place_param(ari_lint_type *type, const ari_ledger_param *p, const ari_lint_layout *layout)
 {
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-        type->at[axis] = whole;
-    for (int axis = 0; axis < ARI_PLACED_AXES && p->expert && layout->apart; axis++)
-        type->at[axis] = layout->expert_axes >> axis & 1 ? by_expert : whole;
-    if (p->expert && layout->apart)
-        type->at[ARI_LINT_EP] = by_expert;
+        type->placement[axis] = invariant;
+    for (int axis = 0; axis < ARI_PLACED_AXES && p->expert && layout->separate_experts; axis++)
+        type->placement[axis] = layout->expert_axes >> axis & 1 ? by_expert : invariant;
+    if (p->expert && layout->separate_experts)
+        type->placement[ARI_LINT_EP] = by_expert;
     if (p->placement.kind == AR_SHARD)
-        type->at[ARI_AXIS_TP] = p->placement;
+        type->placement[ARI_AXIS_TP] = p->placement;
 }
 
 /* The axis along which a parameter's copies are. */
 int ari_lint_copies_axis(const ari_lint_walk *w, const ari_ledger_param *p)
 {
-    if (p->expert && w->layout->apart)
+    if (p->expert && w->layout->separate_experts)
         return ARI_LINT_EDP;
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
         if (ARI_CUTS_DATA >> axis & 1 && ari_lint_size(w, axis) > 1)
@@ -204,28 +203,28 @@ static ar_status use_params(ari_lint_walk *w, const ari_ledger_operation *op)
             AR_TRY(ari_lint_find_in_words(w, op, axis, AR_LINT_missing_broadcast, "V", "R",
                                           "broadcast the parameter over dp from rank 0 before the first step"));
         p->used = true;
-        p->uses += op->pass == 'f' && !op->again;
+        p->uses += op->pass == 'f' && !op->is_recomputed;
     }
     return AR_OK;
 }
 
-/* An expert's parameter takes rows that were sent to their experts. One that takes a rank's tokens instead is judged
- * from here on as what every rank has. */
+/* Reports an expert's weight that gets a rank's own tokens instead of the rows that were sent to the expert. */
 static ar_status check_experts(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    const ari_lint_type *in = op->inputs > 0 ? &ari_lint_value_of(w, &op->in[0])->type : NULL;
-    for (size_t i = 0; i < op->uses && op->pass == 'f' && op->inputs > 0 && ari_lint_is_known(w, &op->in[0]); i++) {
+    const ari_lint_type *input_type = op->inputs > 0 ? &ari_lint_value_of(w, &op->input[0])->type : NULL;
+    for (size_t i = 0; i < op->uses && op->pass == 'f' && op->inputs > 0 && ari_lint_is_known(w, &op->input[0]); i++) {
         ari_ledger_param copied = *recorded_param(w, op, i);
-        char has[AR_PLACEMENT_TEXT], repair[AR_LINT_REPAIR];
-        if (!ari_lint_by_expert(param_of(w, op, i)->type.at[ARI_LINT_EP]) || ari_lint_by_expert(in->at[ARI_LINT_EP]))
+        char actual[AR_PLACEMENT_TEXT], repair[AR_LINT_REPAIR];
+        if (!ari_lint_by_expert(param_of(w, op, i)->type.placement[ARI_LINT_EP]) ||
+            ari_lint_by_expert(input_type->placement[ARI_LINT_EP]))
             continue;
-        ari_placement_name(has, in->at[ARI_LINT_EP]);
+        ari_placement_name(actual, input_type->placement[ARI_LINT_EP]);
         snprintf(
             repair, sizeof repair,
             "send the rows to the ranks of their experts, or, if every rank has a copy of %.80s, do not mark it as an "
             "expert's",
             copied.name);
-        AR_TRY(ari_lint_find_in_words(w, op, ARI_LINT_EP, AR_LINT_wrong_placement, has, "rows by expert", repair));
+        AR_TRY(ari_lint_find_in_words(w, op, ARI_LINT_EP, AR_LINT_wrong_placement, actual, "rows by expert", repair));
         copied.expert = false;
         ari_lint_place_param(&param_of(w, op, i)->type, &copied, w->layout);
     }
@@ -236,18 +235,18 @@ static ar_status check_experts(ari_lint_walk *w, const ari_ledger_operation *op)
 
 static bool is_backward(const ari_ledger_operation *op)
 {
-    return op->pass == 'b' && !op->again;
+    return op->pass == 'b' && !op->is_recomputed;
 }
 
 /* Terms of a layer's product are needed as their sum: the finding is at the product, where the repair belongs. */
 static ar_status settle_terms(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     for (int i = 0; i < op->inputs; i++) {
-        ari_lint_value *v = ari_lint_value_of(w, &op->in[i]);
-        for (int axis = 0; axis < ARI_LINT_AXES && op->in[i].id > 0 && v->maker > 0; axis++) {
-            if (ari_lint_partial(v->type.at[axis]))
-                AR_TRY(judge(w, &ari_lint_walked(w)->ledger->operation[v->maker - 1], axis, &v->type.at[axis],
-                             ari_lint_mismatch(v->type.at[axis], whole)));
+        ari_lint_value *v = ari_lint_value_of(w, &op->input[i]);
+        for (int axis = 0; axis < ARI_LINT_AXES && op->input[i].id > 0 && v->maker > 0; axis++) {
+            if (ari_lint_partial(v->type.placement[axis]))
+                AR_TRY(judge(w, &ari_lint_walked(w)->ledger->operation[v->maker - 1], axis, &v->type.placement[axis],
+                             ari_lint_mismatch(v->type.placement[axis], invariant)));
         }
         v->maker = 0;
     }
@@ -259,53 +258,55 @@ static ari_lint_type declared(const ari_ledger_operation *op, const ari_lint_typ
 {
     ari_lint_type t = *type;
     if (op->makes_so)
-        t.at[ARI_AXIS_TP] = from_start(op->makes);
+        t.placement[ARI_AXIS_TP] = from_start(op->output_placement);
     return t;
 }
 
 static ar_status lint_product(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    ari_lint_type in = ari_lint_value_of(w, &op->in[0])->type, out = in;
-    AR_TRY(take_declared(w, op, &in));
+    ari_lint_type input_type = ari_lint_value_of(w, &op->input[0])->type, out = input_type;
+    AR_TRY(take_declared(w, op, &input_type));
     for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
         for (size_t i = 0; i < op->uses; i++)
-            AR_TRY(judge(w, op, axis, &out.at[axis],
-                         (is_backward(op) ? ari_lint_product_dx
-                                          : ari_lint_product)(in.at[axis], param_of(w, op, i)->type.at[axis])));
+            AR_TRY(judge(w, op, axis, &out.placement[axis],
+                         (is_backward(op) ? ari_lint_product_dx : ari_lint_product)(
+                             input_type.placement[axis], param_of(w, op, i)->type.placement[axis])));
     }
-    ari_lint_type wanted = declared(op, &out);
+    ari_lint_type target_type = declared(op, &out);
     for (int axis = 0; axis < ARI_LINT_AXES && !op->makes_so; axis++) {
-        if (ari_lint_partial(wanted.at[axis]))
-            wanted.at[axis] = whole;
+        if (ari_lint_partial(target_type.placement[axis]))
+            target_type.placement[axis] = invariant;
     }
-    AR_TRY(move_value(w, op, &out, &wanted));
+    AR_TRY(move_value(w, op, &out, &target_type));
     AR_TRY(make_outputs(w, op, &out));
     for (int i = 0; i < op->outputs; i++)
         ari_lint_value_of(w, &op->out[i])->maker = strcmp(op->operation, ari_ledger_kind_name(op->kind)) == 0 &&
-                                                           ari_lint_partial(out.at[ARI_AXIS_TP]) && !is_backward(op)
-                                                       ? ari_lint_walked(w)->next + 1
+                                                           ari_lint_partial(out.placement[ARI_AXIS_TP]) &&
+                                                           !is_backward(op)
+                                                       ? ari_lint_walked(w)->next_op + 1
                                                        : 0;
     return AR_OK;
 }
 
 static ar_status lint_redistribute(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
+    ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
     AR_TRY(take_declared(w, op, &type));
-    const ari_lint_type wanted = declared(op, &type);
-    AR_TRY(move_value(w, op, &type, &wanted));
+    const ari_lint_type target_type = declared(op, &type);
+    AR_TRY(move_value(w, op, &type, &target_type));
     return make_outputs(w, op, &type);
 }
 
 static ar_status lint_add_parameter(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
-    const size_t maker = ari_lint_value_of(w, &op->in[0])->maker;
+    ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
+    const size_t maker = ari_lint_value_of(w, &op->input[0])->maker;
     for (size_t i = 0; i < op->uses; i++) {
         const int features = recorded_param(w, op, i)->ndim - 1;
         for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-            AR_TRY(judge(w, op, axis, &type.at[axis],
-                         ari_lint_add_parameter(type.at[axis], param_of(w, op, i)->type.at[axis], features)));
+            AR_TRY(judge(
+                w, op, axis, &type.placement[axis],
+                ari_lint_add_parameter(type.placement[axis], param_of(w, op, i)->type.placement[axis], features)));
     }
     AR_TRY(make_outputs(w, op, &type));
     for (int i = 0; i < op->outputs; i++)
@@ -313,18 +314,17 @@ static ar_status lint_add_parameter(ari_lint_walk *w, const ari_ledger_operation
     return AR_OK;
 }
 
-/* A function of each element of the first input; the other inputs are placed alike. What a function has made of terms is
- * not known. */
+/* An element-wise function. All inputs have one placement; a function of partial sums has an unknown one. */
 static ar_status lint_elementwise(ari_lint_walk *w, const ari_ledger_operation *op, bool linear)
 {
-    const ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
-    const size_t maker = ari_lint_value_of(w, &op->in[0])->maker;
+    const ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
+    const size_t maker = ari_lint_value_of(w, &op->input[0])->maker;
     bool broken = false;
     for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
-        const ari_lint_verdict v = ari_lint_elementwise(type.at[axis], linear);
-        ar_placement made;
+        const ari_lint_verdict v = ari_lint_elementwise(type.placement[axis], linear);
+        ar_placement output;
         broken = broken || (v.broken && ari_lint_size(w, axis) > 1);
-        AR_TRY(judge(w, op, axis, &made, v));
+        AR_TRY(judge(w, op, axis, &output, v));
     }
     if (broken)
         return AR_OK;
@@ -347,12 +347,12 @@ static ar_status lint_function(ari_lint_walk *w, const ari_ledger_operation *op)
 /* A norm of heads takes each head as a row of its own. */
 static ar_status lint_norm(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
-    const bool of_heads = op->in[0].ndim == 4;
+    ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
+    const bool of_heads = op->input[0].ndim == 4;
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-        AR_TRY(judge(w, op, axis, &type.at[axis],
-                     of_heads ? ari_lint_elementwise(type.at[axis], is_backward(op))
-                              : ari_lint_along(type.at[axis], FEATURES, is_backward(op))));
+        AR_TRY(judge(w, op, axis, &type.placement[axis],
+                     of_heads ? ari_lint_elementwise(type.placement[axis], is_backward(op))
+                              : ari_lint_along(type.placement[axis], FEATURES, is_backward(op))));
     return make_outputs(w, op, &type);
 }
 
@@ -360,19 +360,19 @@ static ar_status lint_norm(ari_lint_walk *w, const ari_ledger_operation *op)
 static ar_status lint_two(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     const bool multiplies = op->kind == ARI_LEDGER_MULTIPLY;
-    const bool both = ari_lint_is_known(w, &op->in[0]) && ari_lint_is_known(w, &op->in[1]);
-    const ari_lint_type a = ari_lint_value_of(w, &op->in[!ari_lint_is_known(w, &op->in[0])])->type,
-                        b = ari_lint_value_of(w, &op->in[1])->type;
+    const bool both_known = ari_lint_is_known(w, &op->input[0]) && ari_lint_is_known(w, &op->input[1]);
+    const ari_lint_type a = ari_lint_value_of(w, &op->input[!ari_lint_is_known(w, &op->input[0])])->type,
+                        b = ari_lint_value_of(w, &op->input[1])->type;
     ari_lint_type type = a;
-    for (int axis = 0; axis < ARI_LINT_AXES && both; axis++) {
-        ari_lint_verdict v = ari_lint_add(a.at[axis], b.at[axis]);
+    for (int axis = 0; axis < ARI_LINT_AXES && both_known; axis++) {
+        ari_lint_verdict v = ari_lint_add(a.placement[axis], b.placement[axis]);
         if (multiplies)
-            v = (ari_lint_verdict){.broken = ari_lint_partial(a.at[axis]) && ari_lint_partial(b.at[axis]),
+            v = (ari_lint_verdict){.broken = ari_lint_partial(a.placement[axis]) && ari_lint_partial(b.placement[axis]),
                                    .rule = AR_LINT_product_of_partials,
-                                   .makes = a.at[axis],
-                                   .has = a.at[axis],
-                                   .needs = b.at[axis]};
-        AR_TRY(judge(w, op, axis, &type.at[axis], v));
+                                   .output = a.placement[axis],
+                                   .actual = a.placement[axis],
+                                   .required = b.placement[axis]};
+        AR_TRY(judge(w, op, axis, &type.placement[axis], v));
     }
     return make_outputs(w, op, &type);
 }
@@ -383,10 +383,10 @@ static ar_status lint_travel(ari_lint_walk *w, const ari_ledger_operation *op)
     const bool ring = op->kind == ARI_LEDGER_RING;
     const int axis = ring ? ARI_AXIS_RING : ARI_AXIS_INNER;
     for (int i = 0; i < op->inputs && i < op->outputs; i++) {
-        ari_lint_type type = ari_lint_value_of(w, &op->in[i])->type, wanted = type;
-        const bool together = type.at[axis].kind == AR_SHARD && type.at[axis].dim == FEATURES;
-        wanted.at[axis] = ring ? whole : together ? positions : (ar_placement){AR_SHARD, FEATURES};
-        AR_TRY(move_value(w, op, &type, &wanted));
+        ari_lint_type type = ari_lint_value_of(w, &op->input[i])->type, target_type = type;
+        const bool together = type.placement[axis].kind == AR_SHARD && type.placement[axis].dim == FEATURES;
+        target_type.placement[axis] = ring ? invariant : together ? positions : (ar_placement){AR_SHARD, FEATURES};
+        AR_TRY(move_value(w, op, &type, &target_type));
         make_value(w, &op->out[i], &type);
     }
     return AR_OK;
@@ -395,24 +395,26 @@ static ar_status lint_travel(ari_lint_walk *w, const ari_ledger_operation *op)
 /* What every rank along an axis has a part of is reduced over it, so many times. */
 static ar_status expect_calls(ari_lint_walk *w, const ari_ledger_operation *op, int axis, size_t calls)
 {
-    const ari_lint_verdict few = ari_lint_mismatch(term, whole);
-    const ari_lint_verdict many = {.broken = true, .rule = AR_LINT_redundant_reduction, .has = whole, .needs = term};
-    const size_t made = calls_along(w, op, axis);
-    if (ari_lint_size(w, axis) == 1 || made == calls)
+    const ari_lint_verdict few = ari_lint_mismatch(term, invariant);
+    const ari_lint_verdict excess = {
+        .broken = true, .rule = AR_LINT_redundant_reduction, .actual = invariant, .required = term};
+    const size_t actual_calls = calls_along(w, op, axis);
+    if (ari_lint_size(w, axis) == 1 || actual_calls == calls)
         return AR_OK;
-    return ari_lint_find(w, op, axis, made < calls ? &few : &many);
+    return ari_lint_find(w, op, axis, actual_calls < calls ? &few : &excess);
 }
 
 /* Every query sees the keys and values of all tokens; backward, keys and values get terms of the queries of each place of
  * a ring, and of each rank that has a copy of their head. */
 static ar_status lint_attention(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
+    ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
     if (!is_backward(op)) {
         for (int i = 1; i < op->inputs; i++) {
             for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-                AR_TRY(judge(w, op, axis, &type.at[axis],
-                             ari_lint_attend(type.at[axis], ari_lint_value_of(w, &op->in[i])->type.at[axis])));
+                AR_TRY(judge(
+                    w, op, axis, &type.placement[axis],
+                    ari_lint_attend(type.placement[axis], ari_lint_value_of(w, &op->input[i])->type.placement[axis])));
         }
         return make_outputs(w, op, &type);
     }
@@ -422,41 +424,43 @@ static ar_status lint_attention(ari_lint_walk *w, const ari_ledger_operation *op
             AR_TRY(expect_calls(w, op, axis, 2));
     }
     for (int i = 0; i < op->outputs; i++) {
-        ari_lint_type made = type;
+        ari_lint_type output_type = type;
         if (i > 0) {
-            made.at[ARI_AXIS_RING] = ari_lint_size(w, ARI_AXIS_RING) > 1 ? term : made.at[ARI_AXIS_RING];
-            made.at[ARI_LINT_COPIES] = op->copies > 1 ? term : whole;
-            AR_TRY(move_value(w, op, &made, &type));
+            output_type.placement[ARI_AXIS_RING] =
+                ari_lint_size(w, ARI_AXIS_RING) > 1 ? term : output_type.placement[ARI_AXIS_RING];
+            output_type.placement[ARI_LINT_COPIES] = op->copies > 1 ? term : invariant;
+            AR_TRY(move_value(w, op, &output_type, &type));
         }
-        make_value(w, &op->out[i], &made);
+        make_value(w, &op->out[i], &output_type);
     }
     return AR_OK;
 }
 
 static ar_status lint_embedding(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    const ari_lint_type ids = activation(whole);
+    const ari_lint_type ids = activation(invariant);
     ari_lint_type type = ids;
     for (int axis = 0; axis < ARI_LINT_AXES; axis++)
-        AR_TRY(judge(w, op, axis, &type.at[axis], ari_lint_lookup(ids.at[axis], param_of(w, op, 0)->type.at[axis])));
-    const ari_lint_type wanted = declared(op, &type);
-    AR_TRY(move_value(w, op, &type, &wanted));
+        AR_TRY(judge(w, op, axis, &type.placement[axis],
+                     ari_lint_lookup(ids.placement[axis], param_of(w, op, 0)->type.placement[axis])));
+    const ari_lint_type target_type = declared(op, &type);
+    AR_TRY(move_value(w, op, &type, &target_type));
     return make_outputs(w, op, &type);
 }
 
 /* Keys with what all heads share; backward, the gradient of that is a sum over the heads. */
 static ar_status lint_join(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
+    ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
     if (is_backward(op)) {
-        ari_lint_type wanted = type;
+        ari_lint_type target_type = type;
         for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
-            if (type.at[axis].kind == AR_SHARD && type.at[axis].dim == FEATURES) {
-                type.at[axis] = term;
-                wanted.at[axis] = whole;
+            if (type.placement[axis].kind == AR_SHARD && type.placement[axis].dim == FEATURES) {
+                type.placement[axis] = term;
+                target_type.placement[axis] = invariant;
             }
         }
-        AR_TRY(move_value(w, op, &type, &wanted));
+        AR_TRY(move_value(w, op, &type, &target_type));
     }
     return make_outputs(w, op, &type);
 }
@@ -465,34 +469,35 @@ static ar_status lint_join(ari_lint_walk *w, const ari_ledger_operation *op)
 static ar_status lint_loss(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     enum { REDUCTIONS = 3 };
-    ari_lint_type type = op->inputs > 0 ? ari_lint_value_of(w, &op->in[0])->type : activation(from_start(op->makes));
+    ari_lint_type type =
+        op->inputs > 0 ? ari_lint_value_of(w, &op->input[0])->type : activation(from_start(op->output_placement));
     ari_lint_walked(w)->losses += is_backward(op) ? -1 : 1;
     if (is_backward(op))
         return make_outputs(w, op, &type);
     AR_TRY(take_declared(w, op, &type));
     for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
-        const bool cut = type.at[axis].kind == AR_SHARD && type.at[axis].dim == FEATURES;
-        if (ari_lint_size(w, axis) == 1 || (!cut && !ari_lint_partial(type.at[axis])))
+        const bool cut = type.placement[axis].kind == AR_SHARD && type.placement[axis].dim == FEATURES;
+        if (ari_lint_size(w, axis) == 1 || (!cut && !ari_lint_partial(type.placement[axis])))
             continue;
         if (!cut || calls_along(w, op, axis) < REDUCTIONS) {
-            ari_lint_verdict v = ari_lint_mismatch(cut ? term : type.at[axis], whole);
+            ari_lint_verdict v = ari_lint_mismatch(cut ? term : type.placement[axis], invariant);
             AR_TRY(ari_lint_find(w, op, axis, &v));
         }
-        type.at[axis] = whole;
+        type.placement[axis] = invariant;
     }
     return make_outputs(w, op, &type);
 }
 
 static ar_status lint_report(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    ari_lint_value *v = ari_lint_value_of(w, &op->in[0]);
-    if (!v->known) {
-        const ari_lint_type type = activation(from_start(op->needs));
-        make_value(w, &op->in[0], &type);
+    ari_lint_value *v = ari_lint_value_of(w, &op->input[0]);
+    if (!v->is_known) {
+        const ari_lint_type type = activation(from_start(op->input_placement));
+        make_value(w, &op->input[0], &type);
         return AR_OK;
     }
     ari_lint_type type = v->type;
-    const bool terms = ari_lint_partial(type.at[ARI_AXIS_TP]) || ari_lint_partial(op->needs);
+    const bool terms = ari_lint_partial(type.placement[ARI_AXIS_TP]) || ari_lint_partial(op->input_placement);
     if (terms && w->layout->complete) /* bundled models report terms as what they are taken for */
         return AR_OK;
     return take_declared(w, op, &type);
@@ -503,43 +508,45 @@ static ar_status lint_report(ari_lint_walk *w, const ari_ledger_operation *op)
 /* Rows of tokens on their way to the ranks of their experts, and back. */
 static ar_status lint_dispatch(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type, wanted = type;
-    if (!w->layout->apart)
+    ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type, target_type = type;
+    if (!w->layout->separate_experts)
         return make_outputs(w, op, &type);
-    const bool back = type.at[ARI_LINT_EP].kind == AR_SHARD && type.at[ARI_LINT_EP].dim == ARI_LINT_BY_EXPERT;
+    const bool back =
+        type.placement[ARI_LINT_EP].kind == AR_SHARD && type.placement[ARI_LINT_EP].dim == ARI_LINT_BY_EXPERT;
     if (!back) {
         ari_lint_walked(w)->tokens = type;
-        type.at[ARI_LINT_EP] = samples;
+        type.placement[ARI_LINT_EP] = samples;
     }
-    wanted.at[ARI_LINT_EP] = back ? samples : by_expert;
+    target_type.placement[ARI_LINT_EP] = back ? samples : by_expert;
     for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
         if (axis != ARI_LINT_EP)
-            type.at[axis] = wanted.at[axis];
+            type.placement[axis] = target_type.placement[axis];
     }
     const bool gathered = !back && op->calls > 0 && call_of(w, op, 0)->kind == ARI_ALL_GATHER;
     if (gathered) { /* each takes the rows of its experts out of the tokens of all, by their weights */
-        type.at[ARI_LINT_EP] = by_expert;
+        type.placement[ARI_LINT_EP] = by_expert;
         AR_TRY(expect_calls(w, op, ARI_LINT_EP, (size_t)op->inputs));
     }
     if (!gathered)
-        AR_TRY(move_value(w, op, &type, &wanted));
+        AR_TRY(move_value(w, op, &type, &target_type));
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
         if (w->layout->expert_axes >> axis & 1)
-            type.at[axis] = back ? ari_lint_walked(w)->tokens.at[axis] : by_expert;
+            type.placement[axis] = back ? ari_lint_walked(w)->tokens.placement[axis] : by_expert;
     }
-    type.at[ARI_LINT_EP] = back ? whole : by_expert;
-    type.at[ARI_LINT_EDP] = back ? whole : samples;
+    type.placement[ARI_LINT_EP] = back ? invariant : by_expert;
+    type.placement[ARI_LINT_EDP] = back ? invariant : samples;
     return make_outputs(w, op, &type);
 }
 
 /* The rows of a token by its weights, of which each rank has those of its tokens. */
 static ar_status lint_combine(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
-    const bool weighted = op->inputs > 1 && ari_lint_is_known(w, &op->in[1]) && !is_backward(op);
+    ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
+    const bool weighted = op->inputs > 1 && ari_lint_is_known(w, &op->input[1]) && !is_backward(op);
     for (int axis = 0; axis < ARI_LINT_AXES && weighted; axis++)
-        AR_TRY(judge(w, op, axis, &type.at[axis],
-                     ari_lint_by_routes(type.at[axis], ari_lint_value_of(w, &op->in[1])->type.at[axis])));
+        AR_TRY(
+            judge(w, op, axis, &type.placement[axis],
+                  ari_lint_by_routes(type.placement[axis], ari_lint_value_of(w, &op->input[1])->type.placement[axis])));
     return make_outputs(w, op, &type);
 }
 
@@ -548,27 +555,31 @@ static ar_status lint_combine(ari_lint_walk *w, const ari_ledger_operation *op)
 static ari_lint_verdict gradient_along(const ari_lint_walk *w, const ari_ledger_operation *op,
                                        const ari_ledger_param *p, const ari_lint_type *of_param, int axis)
 {
-    const ar_placement dy = ari_lint_value_of(w, &op->in[0])->type.at[axis];
-    const bool of_heads = op->in[0].ndim == 4 && p->ndim == 1 && dy.kind == AR_SHARD && dy.dim == FEATURES;
+    const ar_placement dy = ari_lint_value_of(w, &op->input[0])->type.placement[axis];
+    const bool of_heads = op->input[0].ndim == 4 && p->ndim == 1 && dy.kind == AR_SHARD && dy.dim == FEATURES;
     if (p->ndim == 1 || op->inputs == 1)
-        return ari_lint_sum_over_tokens(of_heads && of_param->at[axis].kind != AR_SHARD ? positions : dy, p->ndim - 1);
-    if (op->in[1].dtype == AR_I64)
-        return ari_lint_lookup_gradient(dy, of_param->at[axis]);
-    return ari_lint_is_known(w, &op->in[1]) ? ari_lint_product_dw(ari_lint_value_of(w, &op->in[1])->type.at[axis], dy)
-                                            : (ari_lint_verdict){.makes = of_param->at[axis]};
+        return ari_lint_sum_over_tokens(of_heads && of_param->placement[axis].kind != AR_SHARD ? positions : dy,
+                                        p->ndim - 1);
+    if (op->input[1].dtype == AR_I64)
+        return ari_lint_lookup_gradient(dy, of_param->placement[axis]);
+    return ari_lint_is_known(w, &op->input[1])
+               ? ari_lint_product_dw(ari_lint_value_of(w, &op->input[1])->type.placement[axis], dy)
+               : (ari_lint_verdict){.output = of_param->placement[axis]};
 }
 
 /* A vector's gradient is complete where its terms are placed over tp as its layer declares: whole, or the rank's own
  * tokens, which are summed. */
 static ar_status check_declared_sum(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    const ar_placement has = ari_lint_value_of(w, &op->in[0])->type.at[ARI_AXIS_TP], needs = from_start(op->needs);
+    const ar_placement actual = ari_lint_value_of(w, &op->input[0])->type.placement[ARI_AXIS_TP],
+                       required = from_start(op->input_placement);
     const ari_lint_verdict v = {.broken = true,
-                                .rule = ari_lint_whole(has) ? AR_LINT_redundant_reduction : AR_LINT_unsummed_gradient,
-                                .has = has,
-                                .needs = needs};
-    if (!op->needs_so || op->in[0].ndim == 4 || recorded_param(w, op, 0)->expert ||
-        ari_lint_size(w, ARI_AXIS_TP) == 1 || ari_lint_same(has, needs))
+                                .rule =
+                                    ari_lint_whole(actual) ? AR_LINT_redundant_reduction : AR_LINT_unsummed_gradient,
+                                .actual = actual,
+                                .required = required};
+    if (!op->needs_so || op->input[0].ndim == 4 || recorded_param(w, op, 0)->expert ||
+        ari_lint_size(w, ARI_AXIS_TP) == 1 || ari_lint_same(actual, required))
         return AR_OK;
     param_of(w, op, 0)->judged = true;
     return ari_lint_find(w, op, ARI_AXIS_TP, &v);
@@ -579,18 +590,18 @@ static ar_status lint_weight_gradient(ari_lint_walk *w, const ari_ledger_operati
 {
     for (size_t i = 0; i < op->uses; i++)
         param_of(w, op, i)->gradients++;
-    if (!ari_lint_is_known(w, &op->in[0]))
+    if (!ari_lint_is_known(w, &op->input[0]))
         return AR_OK;
     const ari_ledger_param *recorded = recorded_param(w, op, 0);
     AR_TRY(check_declared_sum(w, op));
     for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
-        ar_placement made;
+        ar_placement output;
         const ari_lint_type *of_param = &param_of(w, op, 0)->type;
-        AR_TRY(judge(w, op, axis, &made, gradient_along(w, op, recorded, of_param, axis)));
-        const bool of_ends = axis == ARI_AXIS_PP && recorded->ends;
-        const bool partial = (ari_lint_partial(made) || of_ends) && ari_lint_size(w, axis) > 1;
-        if (!partial && ari_lint_size(w, axis) > 1 && !ari_lint_same(made, of_param->at[axis])) {
-            const ari_lint_verdict v = ari_lint_mismatch(made, of_param->at[axis]);
+        AR_TRY(judge(w, op, axis, &output, gradient_along(w, op, recorded, of_param, axis)));
+        const bool of_ends = axis == ARI_AXIS_PP && recorded->is_tied;
+        const bool partial = (ari_lint_partial(output) || of_ends) && ari_lint_size(w, axis) > 1;
+        if (!partial && ari_lint_size(w, axis) > 1 && !ari_lint_same(output, of_param->placement[axis])) {
+            const ari_lint_verdict v = ari_lint_mismatch(output, of_param->placement[axis]);
             AR_TRY(ari_lint_find(w, op, axis, &v));
         }
         for (size_t i = 0; i < op->uses; i++)
@@ -604,8 +615,8 @@ static ar_status lint_gradient_sum(ari_lint_walk *w, const ari_ledger_operation 
 {
     for (size_t i = 0; i < op->uses; i++) {
         ari_lint_param *p = param_of(w, op, i);
-        ari_ledger_operation of = *op;
-        snprintf(of.name, sizeof of.name, "%s", recorded_param(w, op, i)->name);
+        ari_ledger_operation param_op = *op;
+        snprintf(param_op.name, sizeof param_op.name, "%s", recorded_param(w, op, i)->name);
         for (int axis = 0; axis < ARI_LINT_AXES; axis++) {
             for (size_t k = 0; k < op->calls; k++) {
                 const ari_ledger_call *call = call_of(w, op, k);
@@ -614,12 +625,12 @@ static ar_status lint_gradient_sum(ari_lint_walk *w, const ari_ledger_operation 
                     continue;
                 const ari_lint_verdict v = {.broken = true,
                                             .rule = AR_LINT_redundant_reduction,
-                                            .has = p->partial[axis] ? term : whole,
-                                            .needs = term};
-                if ((!p->partial[axis] && !p->judged && w->layout->complete) || p->summed[axis] >> call->over & 1)
-                    AR_TRY(ari_lint_find(w, &of, axis, &v));
+                                            .actual = p->partial[axis] ? term : invariant,
+                                            .required = term};
+                if ((!p->partial[axis] && !p->judged && w->layout->complete) || p->summed[axis] >> call->group & 1)
+                    AR_TRY(ari_lint_find(w, &param_op, axis, &v));
                 p->judged = p->judged || !p->partial[axis];
-                p->summed[axis] |= 1u << call->over;
+                p->summed[axis] |= 1u << call->group;
             }
         }
     }
@@ -633,13 +644,13 @@ static ar_status lint_broadcast(ari_lint_walk *w, const ari_ledger_operation *op
     p->broadcast = op->calls > 0;
     for (size_t i = 0; i < op->calls; i++) {
         const ari_ledger_call *call = call_of(w, op, i);
-        char has[AR_LINT_PLACED], needs[AR_LINT_PLACED];
+        char actual[AR_LINT_PLACED], required[AR_LINT_PLACED];
         if (axis == ARI_LINT_NO_AXIS || ari_lint_goes_along(w, call, axis))
             continue;
-        snprintf(has, sizeof has, "%d ranks of %s", call->ranks,
-                 call->over < 0 ? "the world" : ari_over_name((ari_over)call->over));
-        snprintf(needs, sizeof needs, "%zu ranks of %s", ari_lint_size(w, axis), ari_lint_axis_name(axis));
-        AR_TRY(ari_lint_find_in_words(w, op, axis, AR_LINT_wrong_group, has, needs,
+        snprintf(actual, sizeof actual, "%d ranks of %s", call->ranks,
+                 call->group < 0 ? "the world" : ari_over_name((ari_over)call->group));
+        snprintf(required, sizeof required, "%zu ranks of %s", ari_lint_size(w, axis), ari_lint_axis_name(axis));
+        AR_TRY(ari_lint_find_in_words(w, op, axis, AR_LINT_wrong_group, actual, required,
                                       "broadcast over the ranks that have copies of the parameter"));
     }
     return AR_OK;
@@ -670,7 +681,7 @@ static ar_status lint_norm_of_gradients(ari_lint_walk *w, const ari_ledger_opera
     enum { SUMS = 2 };
     AR_TRY(expect_calls(w, op, ARI_AXIS_TP, SUMS));
     AR_TRY(expect_calls(w, op, ARI_AXIS_PP, SUMS));
-    const bool shared = w->layout->zero || w->layout->apart;
+    const bool shared = w->layout->zero || w->layout->separate_experts;
     for (int axis = 0; axis < ARI_PLACED_AXES; axis++) {
         if (ARI_CUTS_DATA >> axis & 1)
             AR_TRY(expect_calls(w, op, axis, shared ? SUMS : 0));
@@ -704,14 +715,15 @@ static ar_status lint_weight_gather(ari_lint_walk *w, const ari_ledger_operation
 /* The largest logits of a token are those of all experts; ranks that share experts out know the routes of all. */
 static ar_status lint_route(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    ari_lint_type type = ari_lint_value_of(w, &op->in[0])->type;
-    for (int axis = 0; axis < ARI_LINT_AXES && ari_lint_is_known(w, &op->in[0]); axis++)
-        AR_TRY(judge(w, op, axis, &type.at[axis], ari_lint_along(type.at[axis], FEATURES, is_backward(op))));
+    ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;
+    for (int axis = 0; axis < ARI_LINT_AXES && ari_lint_is_known(w, &op->input[0]); axis++)
+        AR_TRY(
+            judge(w, op, axis, &type.placement[axis], ari_lint_along(type.placement[axis], FEATURES, is_backward(op))));
     if (op->pass == 'f' && ari_lint_size(w, ARI_LINT_EP) > 1 && calls_along(w, op, ARI_LINT_EP) == 0) {
-        const ari_lint_verdict v = ari_lint_mismatch(samples, whole);
+        const ari_lint_verdict v = ari_lint_mismatch(samples, invariant);
         AR_TRY(ari_lint_find(w, op, ARI_LINT_EP, &v));
     }
-    return ari_lint_is_known(w, &op->in[0]) ? make_outputs(w, op, &type) : AR_OK;
+    return ari_lint_is_known(w, &op->input[0]) ? make_outputs(w, op, &type) : AR_OK;
 }
 
 /* The loss is a sum over all samples and, in sequence parallelism, over the positions of each rank. */
@@ -740,7 +752,7 @@ static size_t elements_of(const ari_ledger_value *v)
 static size_t peer_of(const ari_lint_walk *w, char pass, bool sends)
 {
     const size_t n = w->ranks, forward = (pass == 'f') == sends;
-    return (w->now + (forward ? 1 : n - 1)) % n;
+    return (w->current_rank + (forward ? 1 : n - 1)) % n;
 }
 
 /* A message is one call between two stages. */
@@ -748,12 +760,12 @@ static ar_status check_message(ari_lint_walk *w, const ari_ledger_operation *op,
 {
     size_t calls = 0;
     for (size_t i = 0; i < op->calls; i++)
-        calls += call_of(w, op, i)->kind == kind && call_of(w, op, i)->over == ARI_OVER_PP;
+        calls += call_of(w, op, i)->kind == kind && call_of(w, op, i)->group == ARI_OVER_PP;
     if (calls == 1 || !w->layout->complete)
         return AR_OK;
-    char has[AR_LINT_PLACED];
-    snprintf(has, sizeof has, "%zu calls", calls);
-    return ari_lint_find_in_words(w, op, ARI_AXIS_PP, AR_LINT_unmatched_message, has, "one call",
+    char actual[AR_LINT_PLACED];
+    snprintf(actual, sizeof actual, "%zu calls", calls);
+    return ari_lint_find_in_words(w, op, ARI_AXIS_PP, AR_LINT_unmatched_message, actual, "one call",
                                   "move it from the one stage to the other, once");
 }
 
@@ -761,23 +773,22 @@ static ar_status lint_send(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     AR_TRY(check_message(w, op, ARI_SEND));
     const ari_lint_message m = {.pass = op->pass,
-                                .from = w->now,
-                                .to = peer_of(w, op->pass, true),
-                                .type = ari_lint_value_of(w, &op->in[0])->type,
-                                .count = elements_of(&op->in[0])};
+                                .src_rank = w->current_rank,
+                                .dst_rank = peer_of(w, op->pass, true),
+                                .type = ari_lint_value_of(w, &op->input[0])->type,
+                                .count = elements_of(&op->input[0])};
     AR_TRY(ARI_GROW(&w->message, &w->message_room, w->messages, "messages of lint"));
     w->message[w->messages++] = m;
     return AR_OK;
 }
 
-/* A receive may begin long before what it receives is sent: whoever takes the value waits. A stage alone gets what a
- * stage gets. */
+/* A receive may be enqueued before its send; the user of the value waits for it. */
 static ar_status lint_receive(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    const ari_lint_type type = activation(from_start(op->makes));
+    const ari_lint_type type = activation(from_start(op->output_placement));
     AR_TRY(check_message(w, op, ARI_RECV));
     make_value(w, &op->out[0], &type);
-    ari_lint_value_of(w, &op->out[0])->receive = w->ranks > 1 ? ari_lint_walked(w)->next + 1 : 0;
+    ari_lint_value_of(w, &op->out[0])->receive = w->ranks > 1 ? ari_lint_walked(w)->next_op + 1 : 0;
     return AR_OK;
 }
 
@@ -786,7 +797,7 @@ static bool receive(ari_lint_walk *w, const ari_ledger_operation *op, ari_lint_t
 {
     for (size_t i = 0; i < w->messages; i++) {
         const ari_lint_message m = w->message[i];
-        if (m.pass != op->pass || m.to != w->now || m.from != peer_of(w, op->pass, false))
+        if (m.pass != op->pass || m.dst_rank != w->current_rank || m.src_rank != peer_of(w, op->pass, false))
             continue;
         *type = m.type;
         memmove(&w->message[i], &w->message[i + 1], (--w->messages - i) * sizeof *w->message);
@@ -840,18 +851,18 @@ static const struct {
 /* True if something is known of what the operation takes. */
 static bool takes_known(const ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    bool known = false;
+    bool has_known_input = false;
     for (int i = 0; i < op->inputs; i++)
-        known = known || ari_lint_is_known(w, &op->in[i]);
+        has_known_input = has_known_input || ari_lint_is_known(w, &op->input[i]);
     return op->kind == ARI_LEDGER_RESIDUAL || op->kind == ARI_LEDGER_SUM || op->kind == ARI_LEDGER_MULTIPLY
-               ? known
-               : rules[op->kind].opaque || op->inputs == 0 || ari_lint_is_known(w, &op->in[0]);
+               ? has_known_input
+               : rules[op->kind].opaque || op->inputs == 0 || ari_lint_is_known(w, &op->input[0]);
 }
 
 /* Values that operations make of what is not known are placed as they declare. */
 static void make_opaque(ari_lint_walk *w, const ari_ledger_operation *op)
 {
-    const ari_lint_type type = activation(from_start(op->makes));
+    const ari_lint_type type = activation(from_start(op->output_placement));
     for (int i = 0; i < op->outputs && op->makes_so; i++)
         make_value(w, &op->out[i], &type);
 }
@@ -877,13 +888,13 @@ ar_status ari_lint_operation(ari_lint_walk *w, const ari_ledger_operation *op)
 bool ari_lint_await_inputs(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     for (int i = 0; i < op->inputs; i++) {
-        ari_lint_value *v = ari_lint_value_of(w, &op->in[i]);
+        ari_lint_value *v = ari_lint_value_of(w, &op->input[i]);
         ari_lint_type type;
         if (v->receive == 0)
             continue;
         if (!receive(w, &ari_lint_walked(w)->ledger->operation[v->receive - 1], &type))
             return false;
-        make_value(w, &op->in[i], &type);
+        make_value(w, &op->input[i], &type);
     }
     return true;
 }

@@ -13,11 +13,11 @@ const char *ari_lint_rule_name(ar_lint_rule r);
 const char *ari_lint_rule_text(ar_lint_rule r);
 /** Types one training step of a model under the run's layout, plan and batch. Nothing runs and no weights are read:
  *  time and memory grow with the layers, and not with ranks, batch or widths.
- *  Gives:    *gives, also where there is nothing to find; ari_lint_report_destroy.
+ *  Gives:    *out, also where there is nothing to find; ari_lint_report_destroy.
  *  Errors:   those of ar_run_check; AR_ERR_UNSUPPORTED (run->fault: no list has one), AR_ERR_OVERFLOW, AR_ERR_MEMORY.
  *            On error nothing is given.
  *  Threads:  safe. */
-AR_NODISCARD ar_status ari_lint(ar_lint_report **gives, const ar_run *run, const ar_config *config);
+AR_NODISCARD ar_status ari_lint(ar_lint_report **out, const ar_run *run, const ar_config *config);
 /** Accepts NULL. */
 void ari_lint_report_destroy(ar_lint_report *r);
 

@@ -17,9 +17,9 @@ ar_status ari_throughput_of(ari_throughput *w, const ari_planned *p, const ari_t
     *w = (ari_throughput){.convention = half ? ARI_FLOPS_CAUSAL : ARI_FLOPS_PARAMETERS};
     AR_TRY(ari_planned_world(&ranks, p));
     AR_TRY(ari_flops_token(&model, p->step.config, p->step.run.seq, w->convention, AR_RECOMPUTE_NONE));
-    const ar_recompute what = p->step.run.parallel.recompute.what;
+    const ar_recompute recompute = p->step.run.parallel.recompute.what;
     AR_TRY(ari_flops_token(&hardware, p->step.config, p->step.run.seq, w->convention,
-                           what == AR_RECOMPUTE_FULL || !p->flash ? what : AR_RECOMPUTE_NONE));
+                           recompute == AR_RECOMPUTE_FULL || !p->flash ? recompute : AR_RECOMPUTE_NONE));
     hardware = model + ari_recomputed_share(&p->step) * (hardware - model);
     if (!(seconds > 0.0))
         return AR_OK;
@@ -32,10 +32,10 @@ ar_status ari_throughput_of(ari_throughput *w, const ari_planned *p, const ari_t
 /* The largest kind but products; products where they are most of the step. */
 static ari_time_kind bound_kind(const ari_time *t)
 {
-    ari_time_kind most = ARI_TIME_RECOMPUTE;
+    ari_time_kind largest_kind = ARI_TIME_RECOMPUTE;
     for (int k = ARI_TIME_RECOMPUTE; k < ARI_TIME_KINDS; k++)
-        most = t->seconds[k] > t->seconds[most] ? (ari_time_kind)k : most;
-    return t->seconds[most] < 0.1 * ari_time_step(t) ? ARI_TIME_PRODUCTS : most;
+        largest_kind = t->seconds[k] > t->seconds[largest_kind] ? (ari_time_kind)k : largest_kind;
+    return t->seconds[largest_kind] < 0.1 * ari_time_step(t) ? ARI_TIME_PRODUCTS : largest_kind;
 }
 
 const char *ari_bound_of(const ari_time *t)
@@ -44,10 +44,10 @@ const char *ari_bound_of(const ari_time *t)
     return k == ARI_TIME_PRODUCTS ? "computation" : ari_time_name(k);
 }
 
-static const char *link_of(const ari_time *t, ari_time_kind over)
+static const char *link_of(const ari_time *t, ari_time_kind time_kind)
 {
     for (int i = 0; i < t->traffic.n; i++) {
-        if (t->traffic.row[i].over == over && t->traffic.row[i].between)
+        if (t->traffic.row[i].time_kind == time_kind && t->traffic.row[i].inter_node)
             return "between nodes";
     }
     return "inside a node";
@@ -70,17 +70,17 @@ static const struct {
 static void remedy(char *text, size_t size, const ari_planned *p, const ari_time *t, ari_time_kind k)
 {
     const ar_parallel *layout = &p->step.run.parallel;
-    const bool apart = layout->sp && ari_planned_overlap(p) == 1, interleaved = layout->virtual_stages > 1;
-    const char *more = k == ARI_TIME_TP && apart ? " overlap of collectives with GEMMs,"
-                       : k == ARI_TIME_CP && ari_extent(layout, 1u << ARI_AXIS_RING) > 1
-                           ? ", more of it within cp-inner"
-                       : k == ARI_TIME_DP && layout->zero >= 3 ? ", a lower stage of ZeRO"
-                       : k == ARI_TIME_PP && interleaved       ? "fewer virtual stages or "
-                                                               : "";
-    ari_text to = ari_text_in(text, size);
-    ari_say(&to, "%s%s", remedies[k].before, more);
+    const bool is_serial = layout->sp && ari_planned_overlap(p) == 1, interleaved = layout->virtual_stages > 1;
+    const char *extra_advice = k == ARI_TIME_TP && is_serial ? " overlap of collectives with GEMMs,"
+                               : k == ARI_TIME_CP && ari_extent(layout, 1u << ARI_AXIS_RING) > 1
+                                   ? ", more of it within cp-inner"
+                               : k == ARI_TIME_DP && layout->zero >= 3 ? ", a lower stage of ZeRO"
+                               : k == ARI_TIME_PP && interleaved       ? "fewer virtual stages or "
+                                                                       : "";
+    ari_text writer = ari_text_in(text, size);
+    ari_say(&writer, "%s%s", remedies[k].before, extra_advice);
     if (remedies[k].after)
-        ari_say(&to, "%s%s%s", remedies[k].after, link_of(t, k), remedies[k].behind);
+        ari_say(&writer, "%s%s%s", remedies[k].after, link_of(t, k), remedies[k].behind);
 }
 
 /* Bytes as tables have them. */
@@ -97,25 +97,25 @@ static const char *unit_of(double bytes)
 static void too_large(char *text, size_t size, const ari_planned *p, const ari_memory *m, double memory_bytes)
 {
     const double bytes = ari_memory_sum(m), share = ari_memory_activations(m) / bytes;
-    const size_t own = p->step.run.seq / (size_t)ari_extent(&p->step.run.parallel, ARI_CUTS_POSITIONS);
+    const size_t local_positions = p->step.run.seq / (size_t)ari_extent(&p->step.run.parallel, ARI_CUTS_POSITIONS);
     const ar_parallel *layout = &p->step.run.parallel;
-    const bool one = ar_parallel_world(layout) == 1;
+    const bool is_single_rank = ar_parallel_world(layout) == 1;
     char context[160] = "";
-    if (share > 0.5 && !one)
+    if (share > 0.5 && !is_single_rank)
         snprintf(context, sizeof context,
                  " %.0f %% of that are what %zu positions of a sequence keep, which context parallelism divides: a "
                  "larger cp,",
-                 100.0 * share, own);
-    const double more = bytes - memory_bytes;
+                 100.0 * share, local_positions);
+    const double excess_bytes = bytes - memory_bytes;
     const bool full = layout->recompute.what == AR_RECOMPUTE_FULL;
     ari_text t = ari_text_in(text, size);
     ari_say(&t, "it does not fit: a rank needs %.1f %s, %.1f %s more than it has;%s", in_unit(bytes), unit_of(bytes),
-            in_unit(more), unit_of(more), context);
-    if (!one)
+            in_unit(excess_bytes), unit_of(excess_bytes), context);
+    if (!is_single_rank)
         ari_say(&t, " a larger tp%s or pp,", p->step.config->experts.n > 0 ? ", ep" : "");
-    if (!one && layout->zero < 3)
+    if (!is_single_rank && layout->zero < 3)
         ari_say(&t, " a higher stage of ZeRO,");
-    ari_say(&t, "%s%s more GPUs would make it fit", full ? "" : " recomputation", full && one ? "" : " or");
+    ari_say(&t, "%s%s more GPUs would make it fit", full ? "" : " recomputation", full && is_single_rank ? "" : " or");
 }
 
 void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t, const ari_memory *m,
@@ -123,20 +123,20 @@ void ari_advice(char *text, size_t size, const ari_planned *p, const ari_time *t
 {
     const ari_time_kind k = bound_kind(t);
     const double step = ari_time_step(t), share = step > 0.0 ? 100.0 * t->seconds[k] / step : 0.0;
-    char what[160], experts[24] = "";
-    remedy(what, sizeof what, p, t, k);
+    char remedy_text[160], experts[24] = "";
+    remedy(remedy_text, sizeof remedy_text, p, t, k);
     if (faster && faster->choice.ep > 1)
         snprintf(experts, sizeof experts, " ep=%d%s", faster->choice.ep, faster->choice.etp == 1 ? " etp=1" : "");
     if (memory_bytes > 0.0 && ari_memory_sum(m) > memory_bytes) {
         too_large(text, size, p, m, memory_bytes);
         return;
     }
-    ari_text said = ari_plain_text_in(text, size);
-    ari_say(&said, "the step is bound by %s, %.0f %% of it: %s",
-            k == ARI_TIME_PRODUCTS ? "computation" : ari_time_name(k), share, what);
+    ari_text writer = ari_plain_text_in(text, size);
+    ari_say(&writer, "the step is bound by %s, %.0f %% of it: %s",
+            k == ARI_TIME_PRODUCTS ? "computation" : ari_time_name(k), share, remedy_text);
     /* GPUs of twice the memory are sold; a layout for one of ten times helps nobody. */
     if (faster && faster->bytes <= 2.0 * memory_bytes)
-        ari_say(&said, "; with %.1f GB more a rank, a step of %s%s would take %.0f %% of that",
+        ari_say(&writer, "; with %.1f GB more a rank, a step of %s%s would take %.0f %% of that",
                 (faster->bytes - memory_bytes) * 1e-9,
                 ari_choice_text((char[ARI_CHOICE_TEXT]){0}, &faster->choice, ARI_LAYOUT_AXES, " "), experts,
                 100.0 * faster->seconds / step);

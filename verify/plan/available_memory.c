@@ -30,9 +30,9 @@ static bool number_after(const char *root, const char *path, const char *key, ui
         if (strncmp(line, key, strlen(key)) != 0)
             continue;
         char *end = NULL;
-        const char *from = line + strlen(key) + strspn(line + strlen(key), " \t");
-        const uint64_t n = strtoull(from, &end, 10);
-        found = end != from && *from != '-';
+        const char *begin = line + strlen(key) + strspn(line + strlen(key), " \t");
+        const uint64_t n = strtoull(begin, &end, 10);
+        found = end != begin && *begin != '-';
         if (found)
             *value = n <= SIZE_MAX / unit ? (size_t)(n * unit) : SIZE_MAX;
         else
@@ -78,7 +78,7 @@ static size_t left_in_group(const char *root, const char *folder, const cgroup_f
  * root of the mount, where the walk ends. */
 static size_t left_in_groups(const char *root, const char *group, const cgroup_files *files)
 {
-    size_t left = SIZE_MAX;
+    size_t available = SIZE_MAX;
     for (int i = 0; i < 3 && files->mount[i]; i++) {
         char folder[PATH_MAX];
         const size_t mount = strlen(files->mount[i]);
@@ -87,21 +87,21 @@ static size_t left_in_groups(const char *root, const char *group, const cgroup_f
         if (n < 0 || (size_t)n >= sizeof folder)
             continue;
         for (;;) {
-            left = ari_smaller(left, left_in_group(root, folder, files));
+            available = ari_smaller(available, left_in_group(root, folder, files));
             char *slash = strrchr(folder + mount, '/');
             if (!slash)
                 break;
             *slash = '\0';
         }
     }
-    return left;
+    return available;
 }
 
 static bool lists(const char *controllers, const char *name)
 {
     const size_t n = strlen(name);
-    for (const char *at = controllers; at; at = strchr(at, ',') ? strchr(at, ',') + 1 : NULL) {
-        if (strncmp(at, name, n) == 0 && (at[n] == ',' || at[n] == '\0'))
+    for (const char *cursor = controllers; cursor; cursor = strchr(cursor, ',') ? strchr(cursor, ',') + 1 : NULL) {
+        if (strncmp(cursor, name, n) == 0 && (cursor[n] == ',' || cursor[n] == '\0'))
             return true;
     }
     return false;
@@ -111,7 +111,7 @@ static bool lists(const char *controllers, const char *name)
 static size_t left_by_groups(const char *root)
 {
     char line[PATH_MAX + 64];
-    size_t left = SIZE_MAX;
+    size_t available = SIZE_MAX;
     FILE *f = open_at(root, "/proc/self/cgroup");
     while (f && fgets(line, sizeof line, f)) {
         line[strcspn(line, "\n")] = '\0';
@@ -122,13 +122,13 @@ static size_t left_by_groups(const char *root)
         *controllers++ = '\0';
         *group++ = '\0';
         if (*controllers == '\0')
-            left = ari_smaller(left, left_in_groups(root, group, &version2));
+            available = ari_smaller(available, left_in_groups(root, group, &version2));
         else if (lists(controllers, "memory"))
-            left = ari_smaller(left, left_in_groups(root, group, &version1));
+            available = ari_smaller(available, left_in_groups(root, group, &version1));
     }
     if (f)
         fclose(f);
-    return left;
+    return available;
 }
 
 /* --- the whole -----------------------------------------------------------------------------------------------------*/

@@ -26,11 +26,11 @@ ari_choice ari_choice_of(const ar_parallel *p)
     return c;
 }
 
-char *ari_choice_text(char out[ARI_CHOICE_TEXT], const ari_choice *c, int n, const char *between)
+char *ari_choice_text(char out[ARI_CHOICE_TEXT], const ari_choice *c, int n, const char *separator)
 {
     ari_text t = ari_text_in(out, ARI_CHOICE_TEXT);
     for (int i = 0; i < n; i++)
-        ari_say(&t, "%s%s=%d", i == 0 ? "" : between, ari_layout_axes[ari_planned_axes[i]].name, c->extent[i]);
+        ari_say(&t, "%s%s=%d", i == 0 ? "" : separator, ari_layout_axes[ari_planned_axes[i]].name, c->extent[i]);
     return out;
 }
 
@@ -108,14 +108,14 @@ ar_status ari_planned_check(const ari_planned *p)
 static ar_status add_own(ari_depth *d)
 {
     const ar_parallel *layout = &d->planned.step.run.parallel;
-    ari_planned own = d->planned;
+    ari_planned planned = d->planned;
     d->has_own = layout->zero <= 1 && ari_at_least_one(layout->dp_replicate) == 1 && ari_planned_quick(&d->planned);
     if (!d->has_own)
         return AR_OK;
-    own.flash = false;
-    if (own.step.run.ddp.bucket_bytes == ARI_BUCKETS_USUAL)
-        own.step.run.ddp.bucket_bytes = AR_BUCKET_BYTES;
-    return ari_memory_own_most(&d->own_memory, &own);
+    planned.flash = false;
+    if (planned.step.run.ddp.bucket_bytes == ARI_BUCKETS_USUAL)
+        planned.step.run.ddp.bucket_bytes = AR_BUCKET_BYTES;
+    return ari_memory_own_most(&d->own_memory, &planned);
 }
 
 ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c, const ari_candidate *faster)
@@ -135,5 +135,5 @@ ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c, c
     d->found.bytes = ari_memory_sum(&d->memory);
     d->found.fits = room <= 0.0 || d->found.bytes <= room;
     ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->memory, faster, room);
-    return s->first ? AR_OK : add_own(d);
+    return s->first_only ? AR_OK : add_own(d);
 }

@@ -835,7 +835,7 @@ static ar_status begin_model(model *m, const ari_planned *p, const ari_time_opti
                  .experts_apart = ari_experts_apart(layout),
                  .stream = sequence && layout->tp > 1 ? BY_TOKENS : WHOLE};
     m->tokens = m->samples * m->seq / (m->ring_ranks * m->inner_ranks);
-    m->chunks = m->tp.between && m->rates.gpu ? 1.0 : ari_planned_overlap(p); /* such overlap copies within a node */
+    m->chunks = m->tp.inter_node && m->rates.gpu ? 1.0 : ari_planned_overlap(p); /* such overlap copies within a node */
     return ari_plan_outer(&run->plan, p->step.config, sequence, &m->outer);
 }
 

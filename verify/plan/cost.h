@@ -22,7 +22,7 @@ typedef enum ari_collective {
 typedef struct ari_links {
     const ari_time_options *options;
     double ranks, node_ranks; /* members; of them neighbours in a node */
-    bool inside, between;
+    bool inside, inter_node;
 } ari_links;
 /** Links of a group of a layout. */
 ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over group);
@@ -35,10 +35,10 @@ double ari_links_sent(const ari_links *l, ari_collective kind, double elements, 
 double ari_links_send(const ari_links *l, double bytes);
 /** Adds calls of one kind to a table of traffic, if there is one (NULL: none); seconds: of all of them, with nothing to
  *  hide them. */
-void ari_traffic_count(ari_traffic *table, ari_time_kind over, const ari_links *l, ari_collective kind, double calls,
-                       double bytes, double seconds);
-/** Adds `times` of all rows of `other`, each to that of the same call, group and link. */
-void ari_traffic_add(ari_traffic *table, const ari_traffic *other, double times);
+void ari_traffic_count(ari_traffic *table, ari_time_kind time_kind, const ari_links *l, ari_collective kind,
+                       double calls, double bytes, double seconds);
+/** Adds `times` of all rows of `addend`, each to that of the same call, group and link. */
+void ari_traffic_add(ari_traffic *table, const ari_traffic *addend, double times);
 
 /* --- a micro-batch ------------------------------------------------------------------------------------------------ */
 
@@ -91,7 +91,7 @@ typedef struct ari_part_counts {
 } ari_part_counts;
 /* Neighbours in a pipeline that have as many of each part. */
 typedef struct ari_rank_class {
-    int first, last;             /* ranks */
+    int first_rank, last_rank;   /* ranks */
     ari_part_counts rank, stage; /* of each of the ranks; of its first stage, whose backward pass is its last */
     ari_part_counts before;      /* of all ranks before the first */
 } ari_rank_class;
@@ -109,7 +109,7 @@ void ari_pipeline_of(ari_pipeline *l, const ari_planned *p);
 
 /* Sums of gradients of a rank of the pipeline among the ranks of data parallelism. */
 typedef struct ari_sync {
-    double sums, last;                    /* seconds of all buckets, of the last one */
+    double sums, last_bucket;             /* seconds of all buckets, of the last one */
     double buckets;                       /* number */
     double gathers;                       /* seconds in which updated weights are gathered */
     double unit_gather;                   /* ZeRO-3: seconds in which the weights of a block are gathered, */
@@ -118,7 +118,7 @@ typedef struct ari_sync {
     double numbers, stage_numbers;        /* the loss and the norm of gradients, over data and tp, over stages */
     bool shares_links[2];                 /* buckets wait while tp, and ep, use their kind of link */
     double shares, expert_shares;         /* ranks that divide the optimizer's states */
-    ari_links next;                       /* to the next rank of the pipeline */
+    ari_links pipeline_links;             /* to the next rank of the pipeline */
 } ari_sync;
 /** The sums of a class of ranks; traffic: NULL, or a table to which they are added. It depends on ZeRO and replicas,
  *  but not on the number of micro-batches. */

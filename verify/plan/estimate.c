@@ -62,10 +62,10 @@ typedef struct elements {
     double emitted, routed; /* and emits; routed: of it what all ranks of tp have */
     double experts;         /* in blocks, on average */
     double layers;
-    reference_elements all, kept; /* kept: in memory, as large tensors are on the disk */
-    double on_disk;               /* bytes of a large one */
-    double tensors;               /* of all steps */
-    double steps, states;         /* states: numbers of an optimizer for each weight */
+    reference_elements total, resident; /* kept: in memory, as large tensors are on the disk */
+    double on_disk;                     /* bytes of a large one */
+    double tensors;                     /* of all steps */
+    double steps, states;               /* states: numbers of an optimizer for each weight */
     double extra; /* bytes of each weight and step: an allowance of its own, how far its update is in doubt, and
                       whether its gradient rounds */
     double noisy; /* runs with errors at once; 0: none */
@@ -76,11 +76,12 @@ typedef struct elements {
 static void count_middle(elements *n, const ar_config *c)
 {
     const ar_experts *e = &c->experts;
-    const double s = ari_experts_share(c), each = c->gated ? 3.0 : 2.0, k = (double)e->per_token, h = n->hidden;
-    const double mlp = (1.0 - s) * each * (double)c->ffn, shared = s * each * (double)e->shared;
+    const double s = ari_experts_share(c), values_per_mlp = c->gated ? 3.0 : 2.0, k = (double)e->per_token,
+                 h = n->hidden;
+    const double mlp = (1.0 - s) * values_per_mlp * (double)c->ffn, shared = s * values_per_mlp * (double)e->shared;
     n->experts = s * (double)e->n;
     n->routed = 2.0 * n->experts + 4.0 * s * h;
-    n->middle = mlp + shared + s * k * (each * (double)e->ffn + 4.0 * h) + n->routed;
+    n->middle = mlp + shared + s * k * (values_per_mlp * (double)e->ffn + 4.0 * h) + n->routed;
     n->emitted = mlp + shared + n->routed;
 }
 
@@ -93,7 +94,7 @@ static double widest_of(const ar_config *c)
 }
 
 /* Elements of a tensor that are in memory. */
-static double kept(const elements *n, double count)
+static double count_resident(const elements *n, double count)
 {
     return count * FLOAT < n->on_disk ? count : 0.0;
 }
@@ -105,7 +106,7 @@ static ar_status add_kept(void *user, const char *name, int ndim, const size_t *
     (void)name;
     for (int d = 0; d < ndim; d++)
         count *= (double)shape[d];
-    n->kept.parameters += kept(n, count);
+    n->resident.parameters += count_resident(n, count);
     return AR_OK;
 }
 
@@ -113,17 +114,18 @@ static ar_status add_kept(void *user, const char *name, int ndim, const size_t *
 static void count_reference(elements *n, const ari_estimate_case *run)
 {
     const double t = n->tokens, h = n->hidden, rotated = run->config->rope.kind ? 1.0 : 0.0;
-    const double of_mlp = kept(n, t * n->widest) > 0.0 ? n->emitted - n->routed : 0.0;
-    n->all.block = t * (6.0 * h + (2.0 + rotated) * (n->q + n->kv) + n->emitted) + n->probs;
-    n->kept.block = 6.0 * kept(n, t * h) + (2.0 + rotated) * (kept(n, t * n->q) + kept(n, t * n->kv)) + t * n->routed +
-                    t * of_mlp + kept(n, n->probs);
+    const double of_mlp = count_resident(n, t * n->widest) > 0.0 ? n->emitted - n->routed : 0.0;
+    n->total.block = t * (6.0 * h + (2.0 + rotated) * (n->q + n->kv) + n->emitted) + n->probs;
+    n->resident.block = 6.0 * count_resident(n, t * h) +
+                        (2.0 + rotated) * (count_resident(n, t * n->q) + count_resident(n, t * n->kv)) + t * n->routed +
+                        t * of_mlp + count_resident(n, n->probs);
     if (run->run.dropout > 0.0) { /* of the probabilities forward, of two hidden states both ways */
-        n->all.block += t * 2.0 * h + n->probs / 2.0;
-        n->kept.block += 2.0 * kept(n, t * h) + kept(n, n->probs) / 2.0;
+        n->total.block += t * 2.0 * h + n->probs / 2.0;
+        n->resident.block += 2.0 * count_resident(n, t * h) + count_resident(n, n->probs) / 2.0;
     }
-    n->all.outer = n->logits + 3.0 * t * h;
-    n->kept.outer = kept(n, n->logits) + 3.0 * kept(n, t * h);
-    n->all.parameters = n->parameters;
+    n->total.outer = n->logits + 3.0 * t * h;
+    n->resident.outer = count_resident(n, n->logits) + 3.0 * count_resident(n, t * h);
+    n->total.parameters = n->parameters;
 }
 
 static ar_status count_elements(elements *n, const ari_estimate_case *run)
@@ -187,36 +189,36 @@ static double baseline_bytes(const elements *n, const ari_estimate_case *run)
 {
     const double h = n->tokens * n->hidden, q = n->tokens * n->q, kv = n->tokens * n->kv;
     const double block = DOUBLE * (7.0 * h + 3.0 * q + 4.0 * kv + n->tokens * n->middle + n->pairs);
-    const double around = DOUBLE * (3.0 * h + n->logits);
+    const double outer_bytes = DOUBLE * (3.0 * h + n->logits);
     const double attention = 6.0 * q + 4.0 * kv + 2.0 * n->pairs, mlp = n->tokens * n->middle;
     const double back = DOUBLE * (4.0 * h + fmax(attention, mlp));
     /* A gradient, a weight as integers; both operands of a product. */
     const double gradient = (DOUBLE + INT) * n->largest + INT * 2.0 * n->tokens * n->widest;
-    const double common = around + back + gradient + DOUBLE * n->parameters;
+    const double common = outer_bytes + back + gradient + DOUBLE * n->parameters;
     const double trained = n->trains ? DOUBLE * (1.0 + n->states) * n->parameters : 0.0;
     /* At the last step's turn, its backward tensors and what follows them are not there yet. */
     const double forward =
-        reference_bytes(n, &n->kept) - activation_bytes(n, &n->kept) / 2.0 - FLOAT * n->kept.parameters;
+        reference_bytes(n, &n->resident) - activation_bytes(n, &n->resident) / 2.0 - FLOAT * n->resident.parameters;
     const double turn = common + trained + forward + n->layers * block,
-                 end = common + reference_bytes(n, &n->kept) + block;
+                 end = common + reference_bytes(n, &n->resident) + block;
     const double exact = fmax(turn, end + trained);
     /* The binary64 one finds the whole reference there; to measure rounding it runs as long, and keeps as much again.
      * Then several run at once. */
     const double wide = end + (n->layers - 1.0) * block;
-    const double own = common + trained + n->layers * block,
-                 noisy = 2.0 * reference_bytes(n, &n->kept) + n->noisy * own;
+    const double run_bytes = common + trained + n->layers * block,
+                 noisy = 2.0 * reference_bytes(n, &n->resident) + n->noisy * run_bytes;
     return fmax(exact, n->noisy > 0.0 ? noisy : run->f64 ? wide : 0.0);
 }
 
 /* True if under the plan every rank makes the middle of some block's MLP. */
-static ar_status has_whole_middle(bool *whole, const ar_parallel *p, const ari_estimate_case *run)
+static ar_status has_whole_middle(bool *is_unsharded, const ar_parallel *p, const ari_estimate_case *run)
 {
     const bool sequence = ari_plan_by_tokens(&run->run.plan, ari_at_least_one(p->tp), p->sp);
-    *whole = false;
-    for (size_t layer = 0; layer < ar_config_blocks(run->config) && !*whole; layer++) {
+    *is_unsharded = false;
+    for (size_t layer = 0; layer < ar_config_blocks(run->config) && !*is_unsharded; layer++) {
         ar_block_split block;
         AR_TRY(ari_plan_block(&run->run.plan, run->config, layer, sequence, &block));
-        *whole = block.mlp.first.to.kind != AR_SHARD;
+        *is_unsharded = block.mlp.first.to.kind != AR_SHARD;
     }
     return AR_OK;
 }
@@ -225,30 +227,30 @@ static ar_status has_whole_middle(bool *whole, const ar_parallel *p, const ari_e
 static ar_status dump_bytes(double *bytes, const elements *n, const ar_parallel *p, const ari_estimate_case *run)
 {
     const double tp = ari_at_least_one(p->tp), holders = ari_extent(p, ARI_CUTS_DATA); /* of the same parameters */
-    const double others = run->dump == ARI_DUMPS_FIRST ? 0.0 : tp - 1.0;               /* copies beside the first */
+    const double extra_copies = run->dump == ARI_DUMPS_FIRST ? 0.0 : tp - 1.0;         /* copies beside the first */
     const double groups = run->dump == ARI_DUMPS_FIRST ? 1.0 : holders;
     const double hidden = p->sp && tp > 1.0 ? 0.0 : n->tokens * n->hidden, middle = n->tokens * n->emitted;
     bool whole_middle = false;
     AR_TRY(has_whole_middle(&whole_middle, p, run));
     const double in_block = 6.0 * hidden + 4.0 * n->tokens * n->kv + (whole_middle ? middle : n->tokens * n->routed);
-    const double block = n->all.block + others * in_block;
-    const double activations = 2.0 * (n->layers * block + n->all.outer + others * 3.0 * hidden);
-    const double outputs = n->logits + (1.0 + others) * (n->layers + 1.0) * n->tokens * n->hidden;
+    const double block = n->total.block + extra_copies * in_block;
+    const double activations = 2.0 * (n->layers * block + n->total.outer + extra_copies * 3.0 * hidden);
+    const double outputs = n->logits + (1.0 + extra_copies) * (n->layers + 1.0) * n->tokens * n->hidden;
     const bool at_both_ends = (run->config->tied || run->config->mtp > 0) && ari_extent(p, ARI_CUTS_LAYERS) > 1 &&
                               run->dump != ARI_DUMPS_FIRST;
     const double weights = n->parameters + (at_both_ends ? n->table : 0.0) +
-                           others * (n->replicated + 2.0 * n->layers * n->hidden * n->kv);
-    const double each = (run->dump == ARI_DUMPS_RESULTS ? outputs : activations) +
-                        groups * (p->zero > 0 ? 1.0 / holders : 1.0) * (1.0 + n->states) * weights +
-                        (n->trains ? groups * weights : 0.0);
-    *bytes = run->dump == ARI_DUMPS_NOTHING ? 0.0 : FLOAT * (n->steps * each + groups * weights);
+                           extra_copies * (n->replicated + 2.0 * n->layers * n->hidden * n->kv);
+    const double per_step = (run->dump == ARI_DUMPS_RESULTS ? outputs : activations) +
+                            groups * (p->zero > 0 ? 1.0 / holders : 1.0) * (1.0 + n->states) * weights +
+                            (n->trains ? groups * weights : 0.0);
+    *bytes = run->dump == ARI_DUMPS_NOTHING ? 0.0 : FLOAT * (n->steps * per_step + groups * weights);
     return AR_OK;
 }
 
 /* Full tensors of what was kept, and whose each element is: when the ranks have ended. Their outputs are there too. */
 static double merged_bytes(const elements *n)
 {
-    const double activations = 2.0 * (n->layers * n->all.block + n->all.outer);
+    const double activations = 2.0 * (n->layers * n->total.block + n->total.outer);
     const double outputs = n->logits + (n->layers + 1.0) * n->tokens * n->hidden;
     return (FLOAT + 2.0) * (activations + (3.0 + n->states) * n->parameters + outputs);
 }
@@ -256,11 +258,11 @@ static double merged_bytes(const elements *n)
 /* Bytes of the ranks; for sizes whose dry run would take long, about twice the account of 16 bits. */
 static ar_status ranks_bytes(double *bytes, const ari_planned *p)
 {
-    ari_memory most;
+    ari_memory rank_memory;
     if (ari_planned_quick(p))
         return ari_memory_own_all(bytes, p);
-    AR_TRY(ari_memory_production(&most, p));
-    *bytes = 2.0 * ar_parallel_world(&p->step.run.parallel) * ari_memory_sum(&most);
+    AR_TRY(ari_memory_production(&rank_memory, p));
+    *bytes = 2.0 * ar_parallel_world(&p->step.run.parallel) * ari_memory_sum(&rank_memory);
     return AR_OK;
 }
 
@@ -277,7 +279,7 @@ static ar_status layout_bytes(double *bytes, const elements *n, const ar_paralle
     else if (run->alone) /* gradients, logits and the hidden states between blocks, and whether each is there */
         *bytes += (FLOAT + 1.0) * (n->parameters + n->logits + (n->layers + 1.0) * n->tokens * n->hidden);
     else
-        *bytes += reference_bytes(n, &n->kept) +
+        *bytes += reference_bytes(n, &n->resident) +
                   n->tensors *
                       ((double)run->bytes_per_tensor + (double)ar_parallel_world(p) * (double)run->bytes_per_finding);
     return AR_OK;
@@ -305,7 +307,7 @@ static double gradcheck_seconds(const elements *n)
 /* macs: of one step. */
 static double seconds_of(const elements *n, double macs, const ari_estimate_case *run)
 {
-    const double values = 2.0 * (n->layers * n->all.block + n->all.outer);
+    const double values = 2.0 * (n->layers * n->total.block + n->total.outer);
     const double tensors = VALUE_SECONDS * values, weights = PARAMETER_SECONDS * n->parameters;
     double seconds = 0.0;
     for (size_t i = 0; i < run->layouts; i++)
@@ -359,19 +361,19 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
     elements n;
     ari_estimate r = {.available = ari_available_memory(""), .available_space = ari_available_space("")};
     AR_TRY(count_elements(&n, run));
-    double most = run->alone && run->noise_runs == 0 ? 0.0 : baseline_bytes(&n, run), ranks = 1.0;
-    double written = run->alone ? 0.0 : reference_bytes(&n, &n.all);
+    double peak_bytes = run->alone && run->noise_runs == 0 ? 0.0 : baseline_bytes(&n, run), ranks = 1.0;
+    double written = run->alone ? 0.0 : reference_bytes(&n, &n.total);
     for (size_t i = 0; i < run->layouts; i++) {
         const ar_parallel *p = &run->parallel[i];
-        double layout = 0.0, kept = 0.0;
+        double layout = 0.0, dumped_bytes = 0.0;
         AR_TRY(layout_bytes(&layout, &n, p, run));
-        AR_TRY(dump_bytes(&kept, &n, p, run));
-        written += kept;
+        AR_TRY(dump_bytes(&dumped_bytes, &n, p, run));
+        written += dumped_bytes;
         const double merged = run->merges ? merged_bytes(&n) + NOT_RETURNED * layout : 0.0;
-        most = fmax(most, kept + fmax(layout, merged));
+        peak_bytes = fmax(peak_bytes, dumped_bytes + fmax(layout, merged));
         ranks = fmax(ranks, ar_parallel_world(p));
     }
-    AR_TRY(as_bytes(&r.bytes, (n.trains ? SLACK_OF_STEPS : SLACK) * most + PROGRAM_BYTES + ranks * RANK_BYTES));
+    AR_TRY(as_bytes(&r.bytes, (n.trains ? SLACK_OF_STEPS : SLACK) * peak_bytes + PROGRAM_BYTES + ranks * RANK_BYTES));
     AR_TRY(as_bytes(&r.space, (double)r.bytes + reserved_bytes(run->run.process ? 1.0 : ranks)));
     AR_TRY(as_bytes(&r.written, run->dump == ARI_DUMPS_NOTHING ? 0.0 : written));
     const double pairs = n.tokens * (double)run->run.seq * n.q;
@@ -382,7 +384,7 @@ ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_case *run)
     return AR_OK;
 }
 
-static ar_status expect_room(size_t bytes, size_t available, const char *what, const char *advice)
+static ar_status expect_room(size_t bytes, size_t available, const char *resource, const char *advice)
 {
     static const double giga = 1e9, mega = 1e6;
     const bool few = (double)available < giga;
@@ -390,7 +392,7 @@ static ar_status expect_room(size_t bytes, size_t available, const char *what, c
     if (bytes <= available)
         return AR_OK;
     return ar_error_set(AR_ERR_ARG, "this would take about %.1f %s of %s and %.1f %s are free; take %s",
-                        (double)bytes / unit, few ? "MB" : "GB", what, (double)available / unit, few ? "MB" : "GB",
+                        (double)bytes / unit, few ? "MB" : "GB", resource, (double)available / unit, few ? "MB" : "GB",
                         advice);
 }
 

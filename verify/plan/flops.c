@@ -31,15 +31,15 @@ static ar_status counts_of(counts *n, const ar_config *c)
 {
     const bool head = ari_part_path(ari_family_of(c->arch), ARI_HEAD) != NULL;
     const double h = (double)c->hidden, table = (double)c->vocab * h;
-    size_t all = 0;
-    AR_TRY(ari_config_parameters(c, &all));
+    size_t parameters = 0;
+    AR_TRY(ari_config_parameters(c, &parameters));
     const double joined = 2.0 * h * h * (double)c->mtp; /* of blocks for further tokens */
     const double attention = (double)ar_config_blocks(c) * ari_attention_matrices(c) + joined;
     n->matrices = attention + ari_mlp_matrices(c, true);
     n->table = head ? table : 0.0;
     const double positions = c->learned_positions ? (double)c->max_positions * h : 0.0;
-    n->vectors =
-        (double)all - attention - ari_mlp_matrices(c, false) - table * (head && !c->tied ? 2.0 : 1.0) - positions;
+    n->vectors = (double)parameters - attention - ari_mlp_matrices(c, false) - table * (head && !c->tied ? 2.0 : 1.0) -
+                 positions;
     return AR_OK;
 }
 
@@ -64,13 +64,14 @@ ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flo
     counts n;
     AR_TRY(counts_of(&n, c));
     const bool causal = k == ARI_FLOPS_CAUSAL;
-    const double each = (double)(c->head_dim + ar_config_value_dim(c)) / 2.0; /* of a product over keys, over values */
-    const double pairs = keys_of(c, seq, causal) * (double)c->heads * each;
+    const double mean_dim =
+        (double)(c->head_dim + ar_config_value_dim(c)) / 2.0; /* of a product over keys, over values */
+    const double pairs = keys_of(c, seq, causal) * (double)c->heads * mean_dim;
     const double attention = (causal ? STEP : 2.0 * STEP) * pairs;
     const double blocks = STEP * (n.matrices + (k == ARI_FLOPS_PRODUCTS ? 0.0 : n.vectors)) + attention;
-    const double again = recompute == AR_RECOMPUTE_FULL        ? blocks / 3.0
-                         : recompute == AR_RECOMPUTE_SELECTIVE ? attention
-                                                               : 0.0;
-    *flops = blocks + STEP * n.table * ((k == ARI_FLOPS_TABLES ? 2.0 : 1.0) + (double)c->mtp) + again;
+    const double recomputed = recompute == AR_RECOMPUTE_FULL        ? blocks / 3.0
+                              : recompute == AR_RECOMPUTE_SELECTIVE ? attention
+                                                                    : 0.0;
+    *flops = blocks + STEP * n.table * ((k == ARI_FLOPS_TABLES ? 2.0 : 1.0) + (double)c->mtp) + recomputed;
     return AR_OK;
 }

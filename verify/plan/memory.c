@@ -90,12 +90,13 @@ double ari_attention_matrices(const ar_config *c)
 double ari_mlp_matrices(const ar_config *c, bool active)
 {
     const ar_experts *e = &c->experts;
-    const double n = (double)(active ? e->per_token : e->n), each = c->gated ? 3.0 : 2.0;
-    const double share = ari_experts_share(c), more = (double)c->mtp * ar_config_has_experts(c, c->layers);
-    const double with = (double)c->layers * share + more, without = (double)ar_config_blocks(c) - with;
+    const double n = (double)(active ? e->per_token : e->n), matrices_per_mlp = c->gated ? 3.0 : 2.0;
+    const double share = ari_experts_share(c), mtp_expert_layers = (double)c->mtp * ar_config_has_experts(c, c->layers);
+    const double expert_layers = (double)c->layers * share + mtp_expert_layers,
+                 without = (double)ar_config_blocks(c) - expert_layers;
     const double widths =
-        each * (n * (double)e->ffn + (double)e->shared) + (double)e->n + (e->shared > 0 && !e->ungated);
-    return (double)c->hidden * (with * widths + without * each * (double)c->ffn);
+        matrices_per_mlp * (n * (double)e->ffn + (double)e->shared) + (double)e->n + (e->shared > 0 && !e->ungated);
+    return (double)c->hidden * (expert_layers * widths + without * matrices_per_mlp * (double)c->ffn);
 }
 
 double ari_recomputed_share(const ari_step_case *c)

@@ -24,26 +24,26 @@ static void shorten(ar_run *r, int rank)
 {
     ar_parallel *p = &r->parallel;
     const int pieces = ari_at_least_one(p->micro_batches), dp = ari_at_least_one(p->dp);
-    const ar_parallel_rank at = ari_parallel_rank_of(p, rank);
+    const ar_parallel_rank coords = ari_parallel_rank_of(p, rank);
     const int enough = enough_micro_batches(p);
-    size_t start = 0, first = 0, last = 0;
-    ari_parallel_rows(p, r->batch, at.dp, 0, &start, &first);
-    ari_parallel_rows(p, r->batch, at.dp, pieces - 1, &start, &last);
-    if (enough >= pieces || first != last || p->forward_first || p->own_schedule || p->zero > 1)
+    size_t start = 0, first_rows = 0, last_rows = 0;
+    ari_parallel_rows(p, r->batch, coords.dp, 0, &start, &first_rows);
+    ari_parallel_rows(p, r->batch, coords.dp, pieces - 1, &start, &last_rows);
+    if (enough >= pieces || first_rows != last_rows || p->forward_first || p->own_schedule || p->zero > 1)
         return;
     p->micro_batches = enough;
-    r->batch = first * (size_t)enough * (size_t)dp;
+    r->batch = first_rows * (size_t)enough * (size_t)dp;
 }
 
 /* Ids of the rows up to the rank's last. Gives; free(). */
-static ar_status make_ids(int64_t **gives, const ar_run *r, int rank)
+static ar_status make_ids(int64_t **out, const ar_run *r, int rank)
 {
     const ar_parallel *p = &r->parallel;
     size_t start = 0, count = 0, n = 0;
     ari_parallel_rows(p, r->batch, ari_parallel_rank_of(p, rank).dp, ari_at_least_one(p->micro_batches) - 1, &start,
                       &count);
     AR_TRY(ari_mul_size(&n, start + count, r->seq));
-    return ARI_ALLOC_ZERO(gives, n, "the tokens of a dry run");
+    return ARI_ALLOC_ZERO(out, n, "the tokens of a dry run");
 }
 
 static ar_status nobody(void *user, const ar_tap_event *event)
@@ -82,7 +82,7 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank)
     if (p->flash)
         return ar_error_set(AR_ERR_UNSUPPORTED, "memory of a run of this version: it has no flash attention");
     AR_TRY(run_dry(&dry, &p->step, rank));
-    double kept = 0.0;
+    double accounted_bytes = 0.0;
     *m = (ari_memory){{0}};
     m->bytes[ARI_MEMORY_WEIGHTS] = (double)dry.rank.weights;
     m->bytes[ARI_MEMORY_OPERANDS] = (double)dry.rank.operands;
@@ -91,9 +91,9 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank)
     m->bytes[ARI_MEMORY_BUCKETS] = (double)dry.rank.buckets;
     for (int use = 0; use < ARI_USES; use++) {
         m->bytes[kind_of[use]] = (double)dry.stored[use];
-        kept += (double)dry.stored[use];
+        accounted_bytes += (double)dry.stored[use];
     }
-    m->bytes[ARI_MEMORY_UNITS] = (double)dry.rank.stored - kept;
+    m->bytes[ARI_MEMORY_UNITS] = (double)dry.rank.stored - accounted_bytes;
     m->bytes[ARI_MEMORY_WORKSPACE] = (double)(dry.rank.peak - dry.rank.stored);
     return AR_OK;
 }
@@ -105,15 +105,15 @@ ar_status ari_memory_own_most(ari_memory *m, const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;
     ari_pipeline l;
-    const size_t pp = (size_t)ari_at_least_one(layout->pp), each = (size_t)ar_parallel_world(layout) / pp;
+    const size_t pp = (size_t)ari_at_least_one(layout->pp), stage_ranks = (size_t)ar_parallel_world(layout) / pp;
     *m = (ari_memory){{0.0}};
     ari_pipeline_of(&l, p);
     for (size_t i = 0; i < (layout->own_schedule ? pp : l.classes); i++) {
-        const size_t stage = layout->own_schedule ? i : (size_t)l.rank_class[i].first;
-        ari_memory here;
-        AR_TRY(ari_memory_own(&here, p, (int)(stage * each)));
-        if (i == 0 || ari_memory_sum(&here) > ari_memory_sum(m))
-            *m = here;
+        const size_t stage = layout->own_schedule ? i : (size_t)l.rank_class[i].first_rank;
+        ari_memory stage_memory;
+        AR_TRY(ari_memory_own(&stage_memory, p, (int)(stage * stage_ranks)));
+        if (i == 0 || ari_memory_sum(&stage_memory) > ari_memory_sum(m))
+            *m = stage_memory;
     }
     return AR_OK;
 }
@@ -122,14 +122,14 @@ ar_status ari_memory_own_all(double *bytes, const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;
     const int dp = ari_at_least_one(layout->dp), pp = ari_at_least_one(layout->pp);
-    const int each = ar_parallel_world(layout) / dp / pp;
+    const int replica_ranks = ar_parallel_world(layout) / dp / pp;
     const int longer = (int)(p->step.run.batch % (size_t)dp); /* ranks of one sample more: the first */
     *bytes = 0.0;
     for (int i = 0; i < pp; i++) {
         for (int r = 0; r < dp; r = r < longer ? longer : dp) {
             ari_memory m;
-            AR_TRY(ari_memory_own(&m, p, (i * dp + r) * each));
-            *bytes += (double)each * (r < longer ? longer : dp - longer) * ari_memory_sum(&m);
+            AR_TRY(ari_memory_own(&m, p, (i * dp + r) * replica_ranks));
+            *bytes += (double)replica_ranks * (r < longer ? longer : dp - longer) * ari_memory_sum(&m);
         }
     }
     return AR_OK;

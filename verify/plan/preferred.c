@@ -31,7 +31,7 @@ static const published runs[] = {
 enum { RUNS = sizeof runs / sizeof *runs };
 static const double ALIKE = 2.0; /* factor within which sizes and extents are alike */
 
-static bool alike(double a, double b)
+static bool is_similar(double a, double b)
 {
     return fmax(a, b) <= ALIKE * fmin(a, b);
 }
@@ -39,10 +39,10 @@ static bool alike(double a, double b)
 /* Axes in which a layout is unlike a run; ZeRO's first stage is like none. */
 static int unlike_axes(const ari_choice *c, const published *run)
 {
-    const int zero = c->zero > 1 ? c->zero : 1, other = run->zero > 1 ? run->zero : 1;
+    const int zero = c->zero > 1 ? c->zero : 1, run_zero = run->zero > 1 ? run->zero : 1;
     const bool zero_bubble = c->pp > 1 && c->schedule == AR_PP_ZERO_BUBBLE;
-    return !alike(c->tp, run->tp) + !alike(c->cp, run->cp) + !alike(c->pp, run->pp) +
-           !alike(ari_at_least_one(c->virtual_stages), run->virtual_stages) + (zero != other) +
+    return !is_similar(c->tp, run->tp) + !is_similar(c->cp, run->cp) + !is_similar(c->pp, run->pp) +
+           !is_similar(ari_at_least_one(c->virtual_stages), run->virtual_stages) + (zero != run_zero) +
            (zero_bubble != run->zero_bubble);
 }
 
@@ -50,8 +50,8 @@ bool ari_choice_is_published(const ari_choice *c, double parameters)
 {
     bool any = false, like = false;
     for (size_t i = 0; i < RUNS; i++) {
-        any = any || alike(runs[i].parameters, parameters);
-        like = like || (alike(runs[i].parameters, parameters) && unlike_axes(c, &runs[i]) < 2);
+        any = any || is_similar(runs[i].parameters, parameters);
+        like = like || (is_similar(runs[i].parameters, parameters) && unlike_axes(c, &runs[i]) < 2);
     }
     return like || !any;
 }
@@ -77,18 +77,18 @@ unsigned ari_unusual_of(const ari_search *s, const ari_choice *c)
     const ar_run *run = &s->base.step.run;
     const double memory = s->time.cluster.memory_bytes, samples = ceil((double)run->batch / c->dp / c->micro_batches);
     const bool large = ari_search_parameters(s) >= LARGE;
-    unsigned is = 0;
+    unsigned flags = 0;
     if (c->cp > 1 && (double)run->seq <= SHORT_SEQ)
-        is |= ARI_UNUSUAL_CP;
+        flags |= ARI_UNUSUAL_CP;
     if (large && c->tp < USUAL_TP && memory > 0.0 && memory <= USUAL_BYTES && s->ranks >= USUAL_TP)
-        is |= ARI_UNUSUAL_TP;
+        flags |= ARI_UNUSUAL_TP;
     if (s->time.cluster.ranks_per_node > 0 && c->tp > s->time.cluster.ranks_per_node)
-        is |= ARI_UNUSUAL_NODES;
+        flags |= ARI_UNUSUAL_NODES;
     if (samples * (double)run->seq / c->cp < FEW_TOKENS && (double)run->seq >= FEW_TOKENS)
-        is |= ARI_UNUSUAL_TOKENS;
+        flags |= ARI_UNUSUAL_TOKENS;
     if (c->zero == 3 && c->pp > 1)
-        is |= ARI_UNUSUAL_ZERO;
-    return is;
+        flags |= ARI_UNUSUAL_ZERO;
+    return flags;
 }
 
 /* How many things somebody has to set up who wants it. */
@@ -120,13 +120,13 @@ static ar_status choose_chunks(ari_candidate *f, const ari_search *s)
 {
     static const int chunks[] = {1, 2, 8};
     for (size_t i = 0; i < sizeof chunks / sizeof *chunks && f->choice.sp && f->choice.tp > 1; i++) {
-        ari_candidate other = *f;
+        ari_candidate variant = *f;
         ari_time t;
-        other.choice.overlap = chunks[i];
-        AR_TRY(time_of(&t, s, &other));
-        other.seconds = ari_time_step(&t);
-        other.bound = ari_bound_of(&t);
-        *f = other.seconds < f->seconds ? other : *f;
+        variant.choice.overlap = chunks[i];
+        AR_TRY(time_of(&t, s, &variant));
+        variant.seconds = ari_time_step(&t);
+        variant.bound = ari_bound_of(&t);
+        *f = variant.seconds < f->seconds ? variant : *f;
     }
     return AR_OK;
 }
@@ -136,7 +136,7 @@ static void drop_others(ari_ranking *r)
 {
     size_t n = 0, equal = 0, fitting = 0;
     for (size_t i = 0; i < r->n; i++) {
-        if (i > 0 && r->layout[i].other)
+        if (i > 0 && r->layout[i].has_faster)
             continue;
         equal += i < r->equal;
         fitting += i < r->fitting;
@@ -167,7 +167,7 @@ ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s)
     for (size_t i = 0; i < r->equal; i++)
         r->layout[i] = list[i].candidate;
     drop_others(r);
-    return s->chunks && !s->first && !s->every ? choose_chunks(&r->layout[0], s) : AR_OK;
+    return s->chunks && !s->first_only && !s->every ? choose_chunks(&r->layout[0], s) : AR_OK;
 }
 
 /* --- why ---------------------------------------------------------------------------------------------------------- */
@@ -177,37 +177,42 @@ static const double LEAST = 1e-3; /* of the largest difference: less explains no
 /* "bubble +910 ms, tp -95 ms": the two kinds of time that differ most. */
 static void say_differences(ari_text *text, const ari_time *than, const ari_time *t)
 {
-    int most = 0, next = -1;
+    int largest_kind = 0, second_kind = -1;
     for (int k = 1; k < ARI_TIME_KINDS; k++)
-        most = fabs(t->seconds[k] - than->seconds[k]) > fabs(t->seconds[most] - than->seconds[most]) ? k : most;
+        largest_kind =
+            fabs(t->seconds[k] - than->seconds[k]) > fabs(t->seconds[largest_kind] - than->seconds[largest_kind])
+                ? k
+                : largest_kind;
     for (int k = 0; k < ARI_TIME_KINDS; k++) {
-        if (k != most &&
-            (next < 0 || fabs(t->seconds[k] - than->seconds[k]) > fabs(t->seconds[next] - than->seconds[next])))
-            next = k;
+        if (k != largest_kind && (second_kind < 0 || fabs(t->seconds[k] - than->seconds[k]) >
+                                                         fabs(t->seconds[second_kind] - than->seconds[second_kind])))
+            second_kind = k;
     }
     for (int i = 0; i < 2; i++) {
-        const int k = i == 0 ? most : next;
-        const double by = t->seconds[k] - than->seconds[k];
-        if (i == 0 || fabs(by) > LEAST * fabs(t->seconds[most] - than->seconds[most]))
-            ari_say(text, "%s%s %+.3g s", i == 0 ? "" : ", ", ari_time_name((ari_time_kind)k), by);
+        const int k = i == 0 ? largest_kind : second_kind;
+        const double delta = t->seconds[k] - than->seconds[k];
+        if (i == 0 || fabs(delta) > LEAST * fabs(t->seconds[largest_kind] - than->seconds[largest_kind]))
+            ari_say(text, "%s%s %+.3g s", i == 0 ? "" : ", ", ari_time_name((ari_time_kind)k), delta);
     }
 }
 
 /* "tp=8 cp=1 pp=16 dp=128 interleaved x 4 takes 12 % longer (bubble +0.9 s, tp -0.1 s)". */
-static ar_status say_other(ari_text *text, const ari_search *s, const ari_candidate *best, const ari_candidate *other)
+static ar_status say_other(ari_text *text, const ari_search *s, const ari_candidate *preferred,
+                           const ari_candidate *alternative)
 {
     ari_time t, u;
     char layout[ARI_CHOICE_TEXT];
-    const double by = other->seconds / best->seconds - 1.0;
-    AR_TRY(time_of(&t, s, best));
-    AR_TRY(time_of(&u, s, other));
-    ari_choice_text(layout, &other->choice, ARI_LAYOUT_AXES, " ");
+    const double slowdown = alternative->seconds / preferred->seconds - 1.0;
+    AR_TRY(time_of(&t, s, preferred));
+    AR_TRY(time_of(&u, s, alternative));
+    ari_choice_text(layout, &alternative->choice, ARI_LAYOUT_AXES, " ");
     ari_say(text, "%s", layout);
-    if (other->choice.pp > 1)
-        ari_say(text, " %s", ari_pp_schedule_name(other->choice.schedule));
-    if (other->choice.virtual_stages > 1)
-        ari_say(text, " x %d", other->choice.virtual_stages);
-    ari_say(text, " zero=%d takes %.0f %% %s (", other->choice.zero, 100.0 * fabs(by), by < 0.0 ? "less" : "longer");
+    if (alternative->choice.pp > 1)
+        ari_say(text, " %s", ari_pp_schedule_name(alternative->choice.schedule));
+    if (alternative->choice.virtual_stages > 1)
+        ari_say(text, " x %d", alternative->choice.virtual_stages);
+    ari_say(text, " zero=%d takes %.0f %% %s (", alternative->choice.zero, 100.0 * fabs(slowdown),
+            slowdown < 0.0 ? "less" : "longer");
     say_differences(text, &t, &u);
     ari_say(text, ")");
     return AR_OK;
@@ -235,39 +240,39 @@ static const ari_candidate *fastest_of(const ari_ranking *r, const ari_choice *o
 
 static ar_status say_first(ari_text *text, const ari_search *s, const ari_ranking *r)
 {
-    const ari_candidate *best = &r->layout[0], *next = fastest_of(r, NULL);
+    const ari_candidate *preferred = &r->layout[0], *alternative = fastest_of(r, NULL);
     const double parameters = ari_search_parameters(s);
-    const bool is_published = ari_choice_is_published(&best->choice, parameters);
-    if (!next) {
+    const bool is_published = ari_choice_is_published(&preferred->choice, parameters);
+    if (!alternative) {
         ari_say(text, "it is first because no other mesh has a layout that fits");
         return AR_OK;
     }
     if (r->equal <= 1) {
         ari_say(text, "it is first because it is the fastest: ");
-        return say_other(text, s, best, next);
+        return say_other(text, s, preferred, alternative);
     }
     ari_say(text, "%zu layouts within 5 %% of the fastest are equal by what is known, and it is the simplest of them%s",
             r->equal, is_published ? "" : ", none of which is like a published run of this size");
-    if (next->seconds < best->seconds) {
+    if (alternative->seconds < preferred->seconds) {
         ari_say(text, "; ");
-        AR_TRY(say_other(text, s, best, next));
-        if (is_published && !ari_choice_is_published(&next->choice, parameters))
+        AR_TRY(say_other(text, s, preferred, alternative));
+        if (is_published && !ari_choice_is_published(&alternative->choice, parameters))
             ari_say(text, ", but differs from every published run of this size in two axes or more");
     }
     return AR_OK;
 }
 
-static ar_status say_bound(ari_text *text, const ari_search *s, const ari_candidate *best)
+static ar_status say_bound(ari_text *text, const ari_search *s, const ari_candidate *preferred)
 {
     ari_time t;
-    AR_TRY(time_of(&t, s, best));
+    AR_TRY(time_of(&t, s, preferred));
     ari_say(text, "its step is bound by %s: ", ari_bound_of(&t));
     for (int k = 0, n = 0; k < ARI_TIME_KINDS; k++) {
-        if (t.seconds[k] >= 0.005 * best->seconds)
+        if (t.seconds[k] >= 0.005 * preferred->seconds)
             ari_say(text, "%s%s %.0f %%", n++ ? ", " : "", ari_time_name((ari_time_kind)k),
-                    100.0 * t.seconds[k] / best->seconds);
+                    100.0 * t.seconds[k] / preferred->seconds);
     }
-    const ari_planned p = ari_choice_planned(&s->base, &best->choice);
+    const ari_planned p = ari_choice_planned(&s->base, &preferred->choice);
     if (ari_planned_overlap(&p) > 1)
         ari_say(text, " with --overlap %d", ari_planned_overlap(&p));
     return AR_OK;
@@ -275,38 +280,38 @@ static ar_status say_bound(ari_text *text, const ari_search *s, const ari_candid
 
 static ar_status say_unusual(ari_text *text, const ari_search *s, const ari_ranking *r, unsigned kind)
 {
-    static const char *const what[] = {"cp in sequences of at most 8,192 tokens", "tp below 8 of a model this large",
-                                       "tp over several nodes", "fewer than 1,024 tokens a rank",
-                                       "ZeRO-3 in a pipeline, which gathers weights for every micro-batch"};
-    const ari_candidate *best = &r->layout[0];
+    static const char *const descriptions[] = {
+        "cp in sequences of at most 8,192 tokens", "tp below 8 of a model this large", "tp over several nodes",
+        "fewer than 1,024 tokens a rank", "ZeRO-3 in a pipeline, which gathers weights for every micro-batch"};
+    const ari_candidate *preferred = &r->layout[0];
     size_t i = 1;
     while (i < r->fitting && ari_unusual_of(s, &r->layout[i].choice) & kind)
         i++;
-    ari_say(text, "few would take %s: ", what[(int)log2(kind)]);
+    ari_say(text, "few would take %s: ", descriptions[(int)log2(kind)]);
     if (i < r->fitting)
-        return say_other(text, s, best, &r->layout[i]);
+        return say_other(text, s, preferred, &r->layout[i]);
     ari_say(text, "nothing without it fits");
     return AR_OK;
 }
 
 ar_status ari_ranking_why(char lines[ARI_WHY_LINES][ARI_WHY_TEXT], const ari_search *s, const ari_ranking *r)
 {
-    const ari_candidate *best = &r->layout[0];
+    const ari_candidate *preferred = &r->layout[0];
     int n = 0;
     for (int i = 0; i < ARI_WHY_LINES; i++)
         lines[i][0] = '\0';
     if (r->equal == 0)
         return AR_OK;
-    const unsigned unusual = ari_unusual_of(s, &best->choice);
-    const ari_candidate *other = fastest_of(r, &best->choice);
+    const unsigned unusual = ari_unusual_of(s, &preferred->choice);
+    const ari_candidate *alternative = fastest_of(r, &preferred->choice);
     ari_text text = ari_text_in(lines[n++], ARI_WHY_TEXT);
     AR_TRY(say_first(&text, s, r));
     text = ari_text_in(lines[n++], ARI_WHY_TEXT);
-    AR_TRY(say_bound(&text, s, best));
+    AR_TRY(say_bound(&text, s, preferred));
     text = ari_text_in(lines[n++], ARI_WHY_TEXT);
-    ari_say(&text, other ? "the best of another kind: " : "no layout of another kind fits");
-    if (other)
-        AR_TRY(say_other(&text, s, best, other));
+    ari_say(&text, alternative ? "the best of another kind: " : "no layout of another kind fits");
+    if (alternative)
+        AR_TRY(say_other(&text, s, preferred, alternative));
     for (unsigned kind = 1; kind <= ARI_UNUSUAL_ZERO && n < ARI_WHY_LINES; kind <<= 1) {
         text = ari_text_in(lines[n], ARI_WHY_TEXT);
         if (unusual & kind) {

@@ -31,7 +31,7 @@ typedef struct cost_key {
 typedef struct known_cost {
     cost_key key;
     ari_micro_cost cost;
-    size_t next; /* with the same hash; 0: none */
+    size_t next_cost; /* with the same hash; 0: none */
 } known_cost;
 enum { COST_LISTS = 1024 };
 
@@ -53,7 +53,7 @@ typedef struct seeker {
     bool has_fastest, has_usual, has_lightest;
 } seeker;
 
-static bool wanted(int fixed, int value)
+static bool allows_extent(int fixed, int value)
 {
     return fixed <= 0 || fixed == value;
 }
@@ -67,9 +67,9 @@ static int list_divisors(int *list, int limit, size_t n)
             list[count++] = (int)d;
     }
     for (int i = count - 1; i >= 0 && count < limit; i--) {
-        const size_t other = n / (size_t)list[i];
-        if (other > (size_t)list[i] && other <= INT_MAX)
-            list[count++] = (int)other;
+        const size_t cofactor = n / (size_t)list[i];
+        if (cofactor > (size_t)list[i] && cofactor <= INT_MAX)
+            list[count++] = (int)cofactor;
     }
     return count;
 }
@@ -138,7 +138,7 @@ bool ari_is_verdict(ar_status st)
     return st != AR_ERR_MEMORY && st != AR_ERR_INTERNAL;
 }
 
-static ar_status keep(ari_ranking *r, const ari_candidate *f)
+static ar_status add_candidate(ari_ranking *r, const ari_candidate *f)
 {
     AR_TRY(ARI_GROW(&r->layout, &r->room, r->n, "layouts"));
     r->layout[r->n++] = *f;
@@ -156,7 +156,7 @@ static ar_status refuse(seeker *k, const ari_choice *c, ar_status why)
     AR_TRY(ARI_GROW(&r->why, &r->why_room, r->whys, "reasons"));
     AR_TRY(ari_alloc((void **)&r->why[r->whys], 1, ARI_REASON, "a reason"));
     snprintf(r->why[r->whys], ARI_REASON, "%s", ar_error_message());
-    return keep(r, &(ari_candidate){.choice = *c, .legal = why, .reason = r->why[r->whys++]});
+    return add_candidate(r, &(ari_candidate){.choice = *c, .legal = why, .reason = r->why[r->whys++]});
 }
 
 /* What is known of a variant's layouts in a pipeline: one that is legal is so with fewer micro-batches, and
@@ -176,14 +176,14 @@ static ar_status check_micro(ar_status *legal, seeker *k, ari_choice c, int micr
 
 static ar_status judge(verdict *v, seeker *k, const ari_choice *c)
 {
-    ar_status most = AR_ERR_ARG, fewest = AR_ERR_ARG;
+    ar_status max_status = AR_ERR_ARG, fewest = AR_ERR_ARG;
     *v = EACH_DIFFERS;
     if (k->search->every)
         return AR_OK;
     AR_TRY(check_micro(&fewest, k, *c, k->micro[0]));
     if (fewest == AR_OK)
-        AR_TRY(check_micro(&most, k, *c, k->micro[k->micros - 1]));
-    *v = most == AR_OK ? ALL_LEGAL : fewest == AR_OK ? EACH_DIFFERS : NONE_LEGAL;
+        AR_TRY(check_micro(&max_status, k, *c, k->micro[k->micros - 1]));
+    *v = max_status == AR_OK ? ALL_LEGAL : fewest == AR_OK ? EACH_DIFFERS : NONE_LEGAL;
     return AR_OK;
 }
 
@@ -213,16 +213,16 @@ static ar_status find_cost(size_t *found, seeker *k, const ari_planned *p)
     size_t hash = 0;
     for (size_t i = 0; i < sizeof key; i++)
         hash = 31 * hash + ((const unsigned char *)&key)[i];
-    size_t *first = &k->list[hash % COST_LISTS];
-    for (*found = *first; *found; *found = k->cost[*found].next) {
+    size_t *chain_head = &k->list[hash % COST_LISTS];
+    for (*found = *chain_head; *found; *found = k->cost[*found].next_cost) {
         if (memcmp(&k->cost[*found].key, &key, sizeof key) == 0)
             return AR_OK;
     }
     AR_TRY(ARI_GROW(&k->cost, &k->cost_room, k->costs, "costs of micro-batches"));
     *found = k->costs++;
     k->cost[*found].key = key;
-    k->cost[*found].next = *first;
-    *first = *found;
+    k->cost[*found].next_cost = *chain_head;
+    *chain_head = *found;
     return ari_micro_cost_of(&k->cost[*found].cost, p, &k->search->time, NULL);
 }
 
@@ -231,14 +231,15 @@ static ar_status find_cost(size_t *found, seeker *k, const ari_planned *p)
 /* Replicas that share out within a node, where the ranks that sum gradients span nodes; 1: none. */
 static int replicas(const seeker *k, const ari_choice *c)
 {
-    ari_choice one = *c;
-    one.dp_replicate = 1;
-    const ari_planned p = ari_choice_planned(&k->search->base, &one);
+    ari_choice unreplicated = *c;
+    unreplicated.dp_replicate = 1;
+    const ari_planned p = ari_choice_planned(&k->search->base, &unreplicated);
     const ari_links l = ari_links_of(&p, &k->search->time, ARI_OVER_DP);
     const double nodes = l.node_ranks > 1.0 ? l.ranks / l.node_ranks : 1.0;
-    const int each = ari_extent(&p.step.run.parallel, ari_expert_axes(&p.step.run.parallel)) / (int)nodes;
-    const bool whole = nodes == floor(nodes) && c->dp % (int)nodes == 0 && each % ari_at_least_one(c->ep) == 0;
-    return whole ? (int)nodes : 1;
+    const int ranks_per_node = ari_extent(&p.step.run.parallel, ari_expert_axes(&p.step.run.parallel)) / (int)nodes;
+    const bool is_divisible =
+        nodes == floor(nodes) && c->dp % (int)nodes == 0 && ranks_per_node % ari_at_least_one(c->ep) == 0;
+    return is_divisible ? (int)nodes : 1;
 }
 
 typedef struct variant {
@@ -250,17 +251,17 @@ static int list_variants(variant list[MOST_VARIANTS], const seeker *k, ari_choic
 {
     const ari_search *s = k->search;
     const ari_planned p = ari_choice_planned(&s->base, &c);
-    const int given = s->fixed.dp_replicate, sharers = ari_extent(&p.step.run.parallel, ARI_CUTS_DATA),
+    const int fixed_replicas = s->fixed.dp_replicate, sharers = ari_extent(&p.step.run.parallel, ARI_CUTS_DATA),
               hybrid = replicas(k, &c);
     int n = 0;
     for (c.zero = 0; c.zero <= 3; c.zero++) {
         if (s->zero >= 0 ? s->zero != c.zero : c.zero > 0 && sharers == 1)
             continue;
-        c.dp_replicate = c.zero > 0 ? ari_at_least_one(given) : 1;
+        c.dp_replicate = c.zero > 0 ? ari_at_least_one(fixed_replicas) : 1;
         if (!ari_system_lacks(s, &c))
             list[n++] = (variant){c.zero, c.dp_replicate};
         c.dp_replicate = hybrid;
-        if (c.zero == 3 && hybrid > 1 && given == 0 && !ari_system_lacks(s, &c))
+        if (c.zero == 3 && hybrid > 1 && fixed_replicas == 0 && !ari_system_lacks(s, &c))
             list[n++] = (variant){c.zero, c.dp_replicate};
     }
     return n;
@@ -270,9 +271,9 @@ static int list_variants(variant list[MOST_VARIANTS], const seeker *k, ari_choic
 static int list_recomputed(ar_recompute list[AR_RECOMPUTES], const ari_search *s)
 {
     int n = 0;
-    for (int again = AR_RECOMPUTE_NONE; again <= AR_RECOMPUTE_FULL; again++) {
-        if (s->recompute >= 0 ? s->recompute == again : again != AR_RECOMPUTE_SELECTIVE || !s->base.flash)
-            list[n++] = (ar_recompute)again;
+    for (int recompute = AR_RECOMPUTE_NONE; recompute <= AR_RECOMPUTE_FULL; recompute++) {
+        if (s->recompute >= 0 ? s->recompute == recompute : recompute != AR_RECOMPUTE_SELECTIVE || !s->base.flash)
+            list[n++] = (ar_recompute)recompute;
     }
     return n;
 }
@@ -299,7 +300,7 @@ static ar_status weigh(seeker *k, const ari_planned *p, ari_choice c, const ari_
     r->fastest = is_fastest ? f : r->fastest;
     r->has_fastest = true;
     if (k->search->every)
-        return keep(r, &f);
+        return add_candidate(r, &f);
     if (f.fits && (!k->has_fastest || f.seconds < k->fastest.seconds)) {
         k->fastest = f;
         k->has_fastest = true;
@@ -373,11 +374,11 @@ static ar_status add_sequence(seeker *k)
 {
     const ari_search *s = k->search;
     for (int sp = 0; sp <= (k->mesh.tp > 1); sp++) {
-        const bool given = s->sp < 0 || s->sp == sp || k->mesh.tp == 1;
+        const bool is_allowed = s->sp < 0 || s->sp == sp || k->mesh.tp == 1;
         const bool can = k->mesh.etp != 1 || k->mesh.tp == 1 || sp || s->fixed.etp == 1;
         ari_choice c = k->mesh;
         c.sp = sp;
-        if (given && can)
+        if (is_allowed && can)
             AR_TRY(add_family(k, c));
     }
     return AR_OK;
@@ -396,9 +397,9 @@ static bool can_share(const seeker *k, int ep)
 static ar_status add_experts(seeker *k)
 {
     const ari_search *s = k->search;
-    const bool whole = s->base.step.config->experts.n > 0 && k->mesh.tp > 1 && s->sp != 0;
+    const bool has_uncut = s->base.step.config->experts.n > 0 && k->mesh.tp > 1 && s->sp != 0;
     const int fixed = s->fixed.ep;
-    for (int etp = 0; etp <= whole; etp++) {
+    for (int etp = 0; etp <= has_uncut; etp++) {
         k->mesh.etp = s->fixed.etp > 0 ? s->fixed.etp : etp;
         if (etp == 1 && s->fixed.etp > 0)
             continue;
@@ -424,7 +425,7 @@ static ar_status search_mesh(seeker *k)
     list_micro(k);
     list_pipelines(k);
     for (int inner = 1; inner <= cp; inner++) {
-        if (cp % inner != 0 || !wanted(s->fixed.cp_inner, inner))
+        if (cp % inner != 0 || !allows_extent(s->fixed.cp_inner, inner))
             continue;
         const size_t pieces = 2 * (size_t)(cp / inner);
         const bool balanced = s->base.step.config->causal && s->base.step.run.seq % pieces == 0;
@@ -432,21 +433,23 @@ static ar_status search_mesh(seeker *k)
         k->mesh.zigzag = cp > inner && (balanced || s->fixed.zigzag);
         AR_TRY(add_experts(k));
     }
-    k->usual.other = true;
+    k->usual.has_faster = true;
     if (k->has_usual && k->usual.seconds > k->fastest.seconds &&
         k->usual.seconds <= (1.0 + ARI_EQUAL) * k->fastest.seconds)
-        AR_TRY(keep(k->ranking, &k->usual));
-    return k->has_fastest ? keep(k->ranking, &k->fastest) : k->has_lightest ? keep(k->ranking, &k->lightest) : AR_OK;
+        AR_TRY(add_candidate(k->ranking, &k->usual));
+    return k->has_fastest    ? add_candidate(k->ranking, &k->fastest)
+           : k->has_lightest ? add_candidate(k->ranking, &k->lightest)
+                             : AR_OK;
 }
 
 /* --- meshes ------------------------------------------------------------------------------------------------------- */
 
 static void report_progress(const seeker *k, double fraction)
 {
-    char what[ARI_CHOICE_TEXT];
-    ari_choice_text(what, &k->mesh, ARI_LAYOUT_AXES - 1, " ");
+    char label[ARI_CHOICE_TEXT];
+    ari_choice_text(label, &k->mesh, ARI_LAYOUT_AXES - 1, " ");
     if (k->search->progress)
-        k->search->progress(k->search->user, fraction, what);
+        k->search->progress(k->search->user, fraction, label);
 }
 
 static ar_status check_tp(seeker *k, int tp, bool *can)
@@ -476,7 +479,7 @@ static ar_status search_axis(seeker *k, int i, int ranks, double begin, double e
     const double share = (end - begin) / k->divisors;
     if (i + 1 == ARI_LAYOUT_AXES) {
         k->mesh.extent[i] = ranks;
-        if (!wanted(s->fixed.extent[i], ranks))
+        if (!allows_extent(s->fixed.extent[i], ranks))
             return AR_OK;
         report_progress(k, begin);
         return search_mesh(k);
@@ -484,7 +487,7 @@ static ar_status search_axis(seeker *k, int i, int ranks, double begin, double e
     for (int j = 0; j < k->divisors; j++) {
         const int n = k->divisor[j];
         bool can = true;
-        if (ranks % n != 0 || !wanted(s->fixed.extent[i], n))
+        if (ranks % n != 0 || !allows_extent(s->fixed.extent[i], n))
             continue;
         k->mesh.extent[i] = n;
         if (ari_planned_axes[i] == ARI_LAYOUT_TP)

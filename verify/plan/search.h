@@ -41,7 +41,7 @@ typedef struct ari_choice {
 ari_choice ari_choice_of(const ar_parallel *p);
 #define ARI_CHOICE_TEXT (24 * ARI_LAYOUT_AXES)
 /** "tp=8 cp=1 pp=4 dp=2" of its first n extents, with what is between two of them. Returns `out`. */
-char *ari_choice_text(char out[ARI_CHOICE_TEXT], const ari_choice *c, int n, const char *between);
+char *ari_choice_text(char out[ARI_CHOICE_TEXT], const ari_choice *c, int n, const char *separator);
 /** base with this layout. */
 ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c);
 
@@ -54,10 +54,10 @@ typedef struct ari_search {
         schedule; /* in place of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
     int system;   /* that is to run them: ari_system_names[system - 1] (system.h); 0: any */
     ari_time_options time;
-    bool first;  /* only the first of the list is of interest, and not its own account */
-    bool chunks; /* so many chunks of tp's collectives as are best for the first of the list */
-    bool every;  /* all layouts, also those that cannot be; else the best of each mesh */
-    void (*progress)(void *user, double fraction, const char *what); /* NULL: none */
+    bool first_only; /* only the first of the list is of interest, and not its own account */
+    bool chunks;     /* so many chunks of tp's collectives as are best for the first of the list */
+    bool every;      /* all layouts, also those that cannot be; else the best of each mesh */
+    void (*progress)(void *user, double fraction, const char *label); /* NULL: none */
     void *user;
 } ari_search;
 
@@ -69,7 +69,7 @@ typedef struct ari_candidate {
     const char *bound;  /* ari_bound_of; static storage */
     double bytes;       /* a rank's memory in the production account */
     bool fits;
-    bool other; /* its mesh has a faster one, which is unlike what people run */
+    bool has_faster; /* its mesh has a faster one, which is unlike what people run */
 } ari_candidate;
 
 typedef struct ari_ranking {

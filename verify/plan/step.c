@@ -28,19 +28,19 @@ static bool same_parts(const ari_part_counts *a, const ari_part_counts *b)
     return memcmp(a, b, sizeof *a) == 0;
 }
 
-static void add_parts(ari_part_counts *sum, const ari_part_counts *more, double times)
+static void add_parts(ari_part_counts *sum, const ari_part_counts *addend, double times)
 {
     for (int i = 0; i < ARI_MODEL_PARTS; i++)
-        sum->count[i] += times * more->count[i];
+        sum->count[i] += times * addend->count[i];
 }
 
 static ari_part_counts parts_of_stage(const ari_planned *p, size_t stages, size_t i)
 {
     ari_part_counts s = {.count = {[ARI_PART_BEFORE] = i == 0, [ARI_PART_AFTER] = i + 1 == stages}};
     const ar_config *c = p->step.config;
-    size_t first = 0, count = 0;
-    ari_stage_layers(&first, &count, &p->step.run.parallel.stages, c->layers, stages, i);
-    for (size_t layer = first; layer < first + count; layer++)
+    size_t first_layer = 0, count = 0;
+    ari_stage_layers(&first_layer, &count, &p->step.run.parallel.stages, c->layers, stages, i);
+    for (size_t layer = first_layer; layer < first_layer + count; layer++)
         s.count[ar_config_has_experts(c, layer) ? ARI_PART_EXPERTS : ARI_PART_DENSE] += 1.0;
     return s;
 }
@@ -58,12 +58,12 @@ void ari_pipeline_of(ari_pipeline *l, const ari_planned *p)
         const ari_part_counts stage = parts_of_stage(p, stages, r);
         ari_part_counts rank = stage;
         for (size_t i = r + ranks; i < stages; i += ranks) {
-            const ari_part_counts other = parts_of_stage(p, stages, i);
-            add_parts(&rank, &other, 1.0);
+            const ari_part_counts stage_parts = parts_of_stage(p, stages, i);
+            add_parts(&rank, &stage_parts, 1.0);
         }
-        ari_rank_class *last = l->classes > 0 ? &l->rank_class[l->classes - 1] : NULL;
-        if (last && same_parts(&last->rank, &rank) && same_parts(&last->stage, &stage))
-            last->last = (int)r;
+        ari_rank_class *last_class = l->classes > 0 ? &l->rank_class[l->classes - 1] : NULL;
+        if (last_class && same_parts(&last_class->rank, &rank) && same_parts(&last_class->stage, &stage))
+            last_class->last_rank = (int)r;
         else
             l->rank_class[l->classes++] = (ari_rank_class){(int)r, (int)r, rank, stage, l->model};
         add_parts(&l->model, &rank, 1.0);
@@ -118,11 +118,11 @@ static step begin_step(const ari_planned *p, const ari_time_options *o, const ar
               .selective = layout->recompute.what == AR_RECOMPUTE_SELECTIVE && !p->flash};
     for (int i = 0; i < ARI_MODEL_PARTS; i++) {
         const ari_part_cost *part = &m->part[i];
-        const double again = s.full        ? pass_seconds(&part->block)
-                             : s.selective ? part->pass[ARI_FORWARD].attention
-                                           : 0.0;
+        const double recompute_seconds = s.full        ? pass_seconds(&part->block)
+                                         : s.selective ? part->pass[ARI_FORWARD].attention
+                                                       : 0.0;
         s.forward[i] = pass_seconds(&part->pass[ARI_FORWARD]);
-        s.backward[i] = pass_seconds(&part->pass[ARI_BACKWARD]) + s.recomputed * again;
+        s.backward[i] = pass_seconds(&part->pass[ARI_BACKWARD]) + s.recomputed * recompute_seconds;
         s.weights[i] = part->pass[ARI_BACKWARD].weights;
     }
     const double dense = l->model.count[ARI_PART_DENSE], experts = l->model.count[ARI_PART_EXPERTS];
@@ -152,9 +152,9 @@ static void add_exposed(double exposed[ARI_PASSES], const step *s, const ari_par
             (layers - stages) * (late + fmax(0.0, gather - late + scatter - s->layer[ARI_BACKWARD]));
     }
     for (int end = 0; end < 2; end++) {
-        const double there = parts->count[end == 0 ? ARI_PART_BEFORE : ARI_PART_AFTER];
-        exposed[ARI_FORWARD] += there * sync->end_gather[end];
-        exposed[ARI_BACKWARD] += there * (sync->end_gather[end] + sync->end_scatter[end]);
+        const double part_count = parts->count[end == 0 ? ARI_PART_BEFORE : ARI_PART_AFTER];
+        exposed[ARI_FORWARD] += part_count * sync->end_gather[end];
+        exposed[ARI_BACKWARD] += part_count * (sync->end_gather[end] + sync->end_scatter[end]);
     }
 }
 
@@ -189,20 +189,21 @@ static rank_time rank_time_of(const step *s, const ari_part_counts *parts)
 
 /* ZB-H1: of the wait for the others' F and I the first micro-batch's W fills one part, and those of the next p-1
  * fill as much again. Equal ranks: (p-1)(F+I-W). */
-static double zero_bubble_end(const step *s, const rank_time *t, double others, double transfer)
+static double zero_bubble_end(const step *s, const rank_time *t, double peer_seconds, double transfer)
 {
     const double behind = s->pipeline->ranks - 1.0, filled = (behind + fmin(s->micros - 1.0, behind)) * t->weights;
-    return s->micros * (t->forward + t->backward) + fmax(0.0, others - filled) + 2.0 * behind * transfer;
+    return s->micros * (t->forward + t->backward) + fmax(0.0, peer_seconds - filled) + 2.0 * behind * transfer;
 }
 
 /* Interleaved: the others' first stage forward and backward, (p-1)(F+B)/v of equal ranks. If p does not divide m, the
  * order is that of the next multiple, and a round of fewer micro-batches than ranks waits for them in the other stages
  * too: in both passes if it is the only one, else in the backward pass, since others fill the forward pass. */
-static double interleaved_end(const step *s, const rank_time *t, double others, double transfer)
+static double interleaved_end(const step *s, const rank_time *t, double peer_seconds, double transfer)
 {
-    const double m = s->micros, p = s->pipeline->ranks, v = s->pipeline->stages, each = t->forward + t->backward;
-    const double missing = ceil(m / p) * p - m, waits = m > p ? t->backward / each : 1.0;
-    return m * each + others / v + missing / (p - 1.0) * waits * others * (v - 1.0) / v +
+    const double m = s->micros, p = s->pipeline->ranks, v = s->pipeline->stages,
+                 micro_seconds = t->forward + t->backward;
+    const double missing = ceil(m / p) * p - m, waits = m > p ? t->backward / micro_seconds : 1.0;
+    return m * micro_seconds + peer_seconds / v + missing / (p - 1.0) * waits * peer_seconds * (v - 1.0) / v +
            2.0 * (p * v - 1.0) * transfer;
 }
 
@@ -213,21 +214,22 @@ static double interleaved_end(const step *s, const rank_time *t, double others, 
 static double schedule_end(const step *s, const rank_time *t, int rank, double before, double after, double transfer)
 {
     const ari_pipeline *l = s->pipeline;
-    const double m = s->micros, each = t->forward + t->backward, q = l->ranks - 1 - rank;
+    const double m = s->micros, micro_seconds = t->forward + t->backward, q = l->ranks - 1 - rank;
     if (l->schedule == AR_PP_ZERO_BUBBLE)
         return zero_bubble_end(s, t, before + after, transfer);
     if (l->stages > 1)
         return interleaved_end(s, t, before + after, transfer);
-    const double behind = after + 2.0 * q * transfer, period = fmax(each, (each + behind) / (q + 1.0));
+    const double behind = after + 2.0 * q * transfer,
+                 period = fmax(micro_seconds, (micro_seconds + behind) / (q + 1.0));
     if (m <= q)
-        return before + 2.0 * rank * transfer + m * each + behind;
+        return before + 2.0 * rank * transfer + m * micro_seconds + behind;
     return before + 2.0 * rank * transfer + (m - q) * period + fmax(behind, q * t->forward) +
            fmax(behind, q * t->backward);
 }
 
 static double ranks_in(const ari_rank_class *k)
 {
-    return k->last - k->first + 1;
+    return k->last_rank - k->first_rank + 1;
 }
 
 static double each_micro(const step *s, size_t rank_class)
@@ -262,25 +264,28 @@ static double pipeline_end(const step *s, double transfer)
     const ari_pipeline *l = s->pipeline;
     if (s->planned->step.run.parallel.own_schedule)
         return own_schedule_end(s, transfer);
-    double end = 0.0, all = 0.0, before = 0.0;
+    double end = 0.0, total_seconds = 0.0, before = 0.0;
     rank_time longest = {.forward = transfer, .backward = transfer};
     for (size_t i = 0; i < l->classes; i++)
-        all += ranks_in(&l->rank_class[i]) * each_micro(s, i);
+        total_seconds += ranks_in(&l->rank_class[i]) * each_micro(s, i);
     for (size_t i = 0; i < l->classes; i++) {
         const ari_rank_class *k = &l->rank_class[i];
         const rank_time t = rank_time_of(s, &k->rank);
-        const double each = t.forward + t.backward;
-        for (int rank = k->first; rank <= k->last; rank += k->last > k->first ? k->last - k->first : 1) {
-            const double earlier = before + (rank - k->first) * each;
-            end = fmax(end, schedule_end(s, &t, rank, earlier, fmax(0.0, all - earlier - each), transfer));
+        const double micro_seconds = t.forward + t.backward;
+        for (int rank = k->first_rank; rank <= k->last_rank;
+             rank += k->last_rank > k->first_rank ? k->last_rank - k->first_rank : 1) {
+            const double earlier = before + (rank - k->first_rank) * micro_seconds;
+            end = fmax(
+                end, schedule_end(s, &t, rank, earlier, fmax(0.0, total_seconds - earlier - micro_seconds), transfer));
         }
-        before += ranks_in(k) * each;
+        before += ranks_in(k) * micro_seconds;
         longest.forward = fmax(longest.forward, t.forward);
         longest.backward = fmax(longest.backward, t.backward);
     }
     if (l->schedule ==
         AR_PP_GPIPE) /* all forward passes, then all backward passes, each as fast as the slowest rank or link */
-        return all + (s->micros - 1.0) * (longest.forward + longest.backward) + 2.0 * (l->ranks - 1) * transfer;
+        return total_seconds + (s->micros - 1.0) * (longest.forward + longest.backward) +
+               2.0 * (l->ranks - 1) * transfer;
     return end;
 }
 
@@ -291,24 +296,24 @@ static double pipeline_end(const step *s, double transfer)
 static double bucket_elements(const ari_planned *p)
 {
     const double ranks = ari_extent(&p->step.run.parallel, ARI_CUTS_DATA);
-    const size_t given = p->step.run.ddp.bucket_bytes;
-    return given == ARI_BUCKETS_USUAL ? 1e6 * fmax(40.0, ranks) : fmax(1.0, (double)given / FLOAT);
+    const size_t bucket_bytes = p->step.run.ddp.bucket_bytes;
+    return bucket_bytes == ARI_BUCKETS_USUAL ? 1e6 * fmax(40.0, ranks) : fmax(1.0, (double)bucket_bytes / FLOAT);
 }
 
 /* Parameters that all ranks of data parallelism share, or the ranks with the same experts. */
 typedef struct shared {
     double elements;
-    ari_links first, replicas; /* that sum gradients, with ZeRO to shares; that sum these shares */
+    ari_links reduce_links, replicas; /* that sum gradients, with ZeRO to shares; that sum these shares */
 } shared;
 
 static shared shared_of(const ari_planned *p, const ari_time_options *o, double elements, bool experts)
 {
     shared g = {.elements = elements};
     if (p->step.run.parallel.zero == 0) {
-        g.first = ari_links_of(p, o, experts ? ARI_OVER_EDP : ARI_OVER_DP);
+        g.reduce_links = ari_links_of(p, o, experts ? ARI_OVER_EDP : ARI_OVER_DP);
         return g;
     }
-    g.first = ari_links_of(p, o, experts ? ARI_OVER_EXPERT_SHARD : ARI_OVER_SHARD);
+    g.reduce_links = ari_links_of(p, o, experts ? ARI_OVER_EXPERT_SHARD : ARI_OVER_SHARD);
     if (ari_at_least_one(p->step.run.parallel.dp_replicate) > 1)
         g.replicas = ari_links_of(p, o, experts ? ARI_OVER_EXPERT_REPLICATE : ARI_OVER_REPLICATE);
     return g;
@@ -318,24 +323,24 @@ static shared shared_of(const ari_planned *p, const ari_time_options *o, double 
  * and an all-reduce of these over replicas. */
 static double sum_seconds(const shared *g, double n, double width, double times, bool divides, ari_traffic *traffic)
 {
-    const ari_links *first = &g->first;
+    const ari_links *links = &g->reduce_links;
     const ari_collective kind = divides ? ARI_MOVES_REDUCE_SCATTER : ARI_MOVES_ALL_REDUCE;
-    const double share = n / g->first.ranks, one = ari_links_call(first, kind, n, width);
+    const double share = n / g->reduce_links.ranks, call_seconds = ari_links_call(links, kind, n, width);
     const double copies =
         divides && g->replicas.ranks > 1.0 ? ari_links_call(&g->replicas, ARI_MOVES_ALL_REDUCE, share, width) : 0.0;
-    ari_traffic_count(traffic, ARI_TIME_DP, first, kind, times, times * ari_links_sent(first, kind, n, width),
-                      times * one);
+    ari_traffic_count(traffic, ARI_TIME_DP, links, kind, times, times * ari_links_sent(links, kind, n, width),
+                      times * call_seconds);
     ari_traffic_count(traffic, ARI_TIME_DP, &g->replicas, ARI_MOVES_ALL_REDUCE, times,
                       times * ari_links_sent(&g->replicas, ARI_MOVES_ALL_REDUCE, share, width), times * copies);
-    return one + copies;
+    return call_seconds + copies;
 }
 
 static double gather_seconds(const shared *g, double n, double times, ari_traffic *traffic)
 {
-    const double one = ari_links_call(&g->first, ARI_MOVES_ALL_GATHER, n, VALUE);
-    ari_traffic_count(traffic, ARI_TIME_DP, &g->first, ARI_MOVES_ALL_GATHER, times,
-                      times * ari_links_sent(&g->first, ARI_MOVES_ALL_GATHER, n, VALUE), times * one);
-    return one;
+    const double call_seconds = ari_links_call(&g->reduce_links, ARI_MOVES_ALL_GATHER, n, VALUE);
+    ari_traffic_count(traffic, ARI_TIME_DP, &g->reduce_links, ARI_MOVES_ALL_GATHER, times,
+                      times * ari_links_sent(&g->reduce_links, ARI_MOVES_ALL_GATHER, n, VALUE), times * call_seconds);
+    return call_seconds;
 }
 
 /* Elements of a rank: all, and of them those of experts. */
@@ -373,16 +378,16 @@ static void add_units(ari_sync *sync, const ari_planned *p, const ari_time_optio
                      sums = 0.0;
         for (int i = ARI_PART_DENSE; i <= ARI_PART_EXPERTS && unit == 0; i++)
             parts.count[i] = l->model.count[i] / layers;
-        const double there = unit == 0 ? rank->count[ARI_PART_DENSE] + rank->count[ARI_PART_EXPERTS]
-                                       : rank->count[unit == 1 ? ARI_PART_BEFORE : ARI_PART_AFTER];
+        const double unit_count = unit == 0 ? rank->count[ARI_PART_DENSE] + rank->count[ARI_PART_EXPERTS]
+                                            : rank->count[unit == 1 ? ARI_PART_BEFORE : ARI_PART_AFTER];
         count_parameters(n, m, &parts, l->ranks > 1);
         for (int experts = 0; experts < 2; experts++) {
             const double elements = experts ? n[1] : n[0] - n[1];
-            if (elements <= 0.0 || there == 0.0)
+            if (elements <= 0.0 || unit_count == 0.0)
                 continue;
             const shared g = shared_of(p, o, elements, experts);
-            gather += gather_seconds(&g, g.elements, 2.0 * micros * there, traffic);
-            sums += sum_seconds(&g, g.elements, width, micros * there, true, traffic);
+            gather += gather_seconds(&g, g.elements, 2.0 * micros * unit_count, traffic);
+            sums += sum_seconds(&g, g.elements, width, micros * unit_count, true, traffic);
         }
         *(unit == 0 ? &sync->unit_gather : &sync->end_gather[unit - 1]) = gather;
         *(unit == 0 ? &sync->unit_scatter : &sync->end_scatter[unit - 1]) = sums;
@@ -393,16 +398,16 @@ static void add_units(ari_sync *sync, const ari_planned *p, const ari_time_optio
 static void add_numbers(ari_sync *sync, const ari_planned *p, const ari_time_options *o, ari_traffic *traffic)
 {
     const ari_links dp = ari_links_of(p, o, ARI_OVER_DP), tp = ari_links_of(p, o, ARI_OVER_TP);
-    const ari_links *norms[] = {&tp, &dp, &sync->next};
+    const ari_links *norms[] = {&tp, &dp, &sync->pipeline_links};
     const double data =
         ari_links_call(&dp, ARI_MOVES_ALL_REDUCE, 1.0, COUNT) + ari_links_call(&dp, ARI_MOVES_ALL_REDUCE, 1.0, FLOAT);
     sync->numbers = data;
-    sync->stage_numbers = ari_links_call(&sync->next, ARI_MOVES_BROADCAST, 1.0, FLOAT);
+    sync->stage_numbers = ari_links_call(&sync->pipeline_links, ARI_MOVES_BROADCAST, 1.0, FLOAT);
     if (traffic) {
         ari_traffic_count(traffic, ARI_TIME_DP, &dp, ARI_MOVES_ALL_REDUCE, 2.0,
                           ari_links_sent(&dp, ARI_MOVES_ALL_REDUCE, 1.0, COUNT + FLOAT), data);
-        ari_traffic_count(traffic, ARI_TIME_PP, &sync->next, ARI_MOVES_BROADCAST, 1.0,
-                          ari_links_sent(&sync->next, ARI_MOVES_BROADCAST, 1.0, FLOAT), sync->stage_numbers);
+        ari_traffic_count(traffic, ARI_TIME_PP, &sync->pipeline_links, ARI_MOVES_BROADCAST, 1.0,
+                          ari_links_sent(&sync->pipeline_links, ARI_MOVES_BROADCAST, 1.0, FLOAT), sync->stage_numbers);
     }
     for (int i = 0; i < 3 && p->step.run.clip > 0.0; i++) {
         const double seconds = ari_links_call(norms[i], ARI_MOVES_ALL_REDUCE, 1.0, FLOAT) +
@@ -412,8 +417,8 @@ static void add_numbers(ari_sync *sync, const ari_planned *p, const ari_time_opt
     }
     if (o->shared_links) {
         const ari_links ep = ari_links_of(p, o, ARI_OVER_EP);
-        sync->shares_links[0] = tp.between == dp.between;
-        sync->shares_links[1] = ep.between == dp.between;
+        sync->shares_links[0] = tp.inter_node == dp.inter_node;
+        sync->shares_links[1] = ep.inter_node == dp.inter_node;
     }
 }
 
@@ -426,7 +431,7 @@ ari_sync ari_sync_of(const ari_planned *p, const ari_time_options *o, const ari_
     const double micros = layout->zero == 2 ? ari_at_least_one(layout->micro_batches) : 1.0;
     const bool divides = layout->zero > 0;
     double n[2];
-    ari_sync sync = {.next = ari_links_of(p, o, ARI_OVER_PP),
+    ari_sync sync = {.pipeline_links = ari_links_of(p, o, ARI_OVER_PP),
                      .shares = divides ? ari_planned_shares(p) : 1.0,
                      .expert_shares = divides ? ari_planned_expert_shares(p) : 1.0};
     add_numbers(&sync, p, o, traffic);
@@ -441,21 +446,21 @@ ari_sync ari_sync_of(const ari_planned *p, const ari_time_options *o, const ari_
             continue;
         const shared g = shared_of(p, o, elements, experts);
         const double table = experts ? 0.0 : rank->count[ARI_PART_BEFORE] * m->part[ARI_PART_BEFORE].parameters;
-        const double buckets = bucket_count(p, m, rank, experts), each = g.elements / buckets;
-        sync.sums += buckets * sum_seconds(&g, each, width, micros * buckets, divides, traffic);
-        sync.last = fmax(sync.last, sum_seconds(&g, fmax(each, table), width, 0.0, divides, NULL));
+        const double buckets = bucket_count(p, m, rank, experts), bucket_size = g.elements / buckets;
+        sync.sums += buckets * sum_seconds(&g, bucket_size, width, micros * buckets, divides, traffic);
+        sync.last_bucket = fmax(sync.last_bucket, sum_seconds(&g, fmax(bucket_size, table), width, 0.0, divides, NULL));
         sync.buckets += buckets;
         if (divides)
-            sync.gathers += buckets * gather_seconds(&g, each, buckets, traffic);
+            sync.gathers += buckets * gather_seconds(&g, bucket_size, buckets, traffic);
     }
     if (m->shared_table > 0.0 && l->ranks > 1 &&
         (rank->count[ARI_PART_BEFORE] > 0.0 || rank->count[ARI_PART_AFTER] > 0.0)) {
-        const ari_links ends = ari_links_of(p, o, ARI_OVER_ENDS);
-        const double seconds = ari_links_call(&ends, ARI_MOVES_ALL_REDUCE, m->shared_table, width);
+        const ari_links end_links = ari_links_of(p, o, ARI_OVER_ENDS);
+        const double seconds = ari_links_call(&end_links, ARI_MOVES_ALL_REDUCE, m->shared_table, width);
         sync.sums += seconds;
-        sync.last += seconds;
-        ari_traffic_count(traffic, ARI_TIME_PP, &ends, ARI_MOVES_ALL_REDUCE, 1.0,
-                          ari_links_sent(&ends, ARI_MOVES_ALL_REDUCE, m->shared_table, width), seconds);
+        sync.last_bucket += seconds;
+        ari_traffic_count(traffic, ARI_TIME_PP, &end_links, ARI_MOVES_ALL_REDUCE, 1.0,
+                          ari_links_sent(&end_links, ARI_MOVES_ALL_REDUCE, m->shared_table, width), seconds);
     }
     return sync;
 }
@@ -464,12 +469,12 @@ ari_sync ari_sync_of(const ari_planned *p, const ari_time_options *o, const ari_
 static double share_on_links(const step *s, const ari_part_counts *stage)
 {
     static const ari_time_kind kinds[] = {ARI_TIME_TP, ARI_TIME_EP};
-    double called = 0.0, all = dot(stage, s->backward);
+    double called = 0.0, total = dot(stage, s->backward);
     for (int i = 0; i < ARI_MODEL_PARTS; i++) {
         for (int k = 0; k < 2 && s->sync->shares_links[k]; k++)
             called += stage->count[i] * s->micro->part[i].pass[ARI_BACKWARD].seconds[kinds[k]];
     }
-    return all > 0.0 ? called / all : 0.0;
+    return total > 0.0 ? called / total : 0.0;
 }
 
 /* Seconds after a rank's last backward pass until its gradients are summed. They are ready bucket by bucket while the
@@ -488,7 +493,7 @@ static double exposed_sums(const step *s, size_t i)
         waiting = (s->micros - 1.0) * fmax(0.0, sync->sums - pass);
     }
     const double used = (1.0 - share_on_links(s, &k->stage)) * (window - ready); /* of the window, by sums */
-    return sync->sums > 0.0 ? fmax(sync->last, sync->sums + waiting - used) : 0.0;
+    return sync->sums > 0.0 ? fmax(sync->last_bucket, sync->sums + waiting - used) : 0.0;
 }
 
 /* --- time --------------------------------------------------------------------------------------------------------- */
@@ -502,14 +507,14 @@ static double rank_seconds(const step *s, const ari_part_counts *parts, double s
     seconds[ARI_TIME_DP] = s->micros * (exposed[ARI_FORWARD] + exposed[ARI_BACKWARD]);
     for (int i = 0; i < ARI_MODEL_PARTS; i++) {
         const ari_part_cost *part = &s->micro->part[i];
-        const double times = s->micros * parts->count[i], again = times * s->recomputed;
+        const double times = s->micros * parts->count[i], recomputed = times * s->recomputed;
         for (int k = 0; k < ARI_TIME_KINDS && times > 0.0; k++) {
             seconds[k] += times * (part->pass[ARI_FORWARD].seconds[k] + part->pass[ARI_BACKWARD].seconds[k]);
             if (s->full)
-                seconds[k == ARI_TIME_PRODUCTS ? ARI_TIME_RECOMPUTE : k] += again * part->block.seconds[k];
+                seconds[k == ARI_TIME_PRODUCTS ? ARI_TIME_RECOMPUTE : k] += recomputed * part->block.seconds[k];
         }
         if (s->selective)
-            seconds[ARI_TIME_RECOMPUTE] += again * part->pass[ARI_FORWARD].attention;
+            seconds[ARI_TIME_RECOMPUTE] += recomputed * part->pass[ARI_FORWARD].attention;
     }
     for (int k = 0; k < ARI_TIME_KINDS; k++)
         sum += seconds[k];
@@ -535,18 +540,18 @@ static const ari_rank_class *add_passes(ari_time *t, const step *s, ari_traffic 
     if (l->ranks == 1)
         return busiest;
     const ar_run *run = &s->planned->step.run;
-    const ari_links *next = &s->sync->next;
+    const ari_links *links = &s->sync->pipeline_links;
     const double data = (double)ari_extent(&run->parallel, ARI_CUTS_DATA),
                  sp = run->parallel.sp ? run->parallel.tp : 1.0;
     const double bytes = VALUE * (double)run->batch / data / s->micros * (double)run->seq / fmax(1.0, sp) *
                          (double)s->planned->step.config->hidden;
-    const double transfer = ari_links_send(next, bytes), sends = 2.0 * l->stages * s->micros;
+    const double transfer = ari_links_send(links, bytes), sends = 2.0 * l->stages * s->micros;
     const double alone = fmax(busy, pipeline_end(s, 0.0));
     const double waits = fmax(0.0, pipeline_end(s, transfer) - alone);
     t->seconds[ARI_TIME_BUBBLE] = alone - busy;
     t->seconds[ARI_TIME_PP] += waits;
     t->hidden += fmax(0.0, sends * transfer - waits);
-    ari_traffic_count(traffic, ARI_TIME_PP, next, ARI_MOVES_MESSAGE, sends, sends * bytes, sends * transfer);
+    ari_traffic_count(traffic, ARI_TIME_PP, links, ARI_MOVES_MESSAGE, sends, sends * bytes, sends * transfer);
     return busiest;
 }
 
@@ -554,20 +559,20 @@ static const ari_rank_class *add_passes(ari_time *t, const step *s, ari_traffic 
 static void add_sums(ari_time *t, const step *s, double *hidden)
 {
     const ari_pipeline *l = s->pipeline;
-    double most = -INFINITY, waits = 0.0;
-    size_t last = 0;
+    double max_exposed = -INFINITY, waits = 0.0;
+    size_t last_class = 0;
     for (size_t i = 0; i < l->classes; i++) {
         const double exposed = exposed_sums(s, i), gathers = s->sync[i].gathers;
         const double early = dot(&l->rank_class[i].before, s->backward) / l->stages;
-        if (exposed + gathers - early <= most)
+        if (exposed + gathers - early <= max_exposed)
             continue;
-        most = exposed + gathers - early;
+        max_exposed = exposed + gathers - early;
         waits = exposed;
-        last = i;
+        last_class = i;
     }
     const double micros = s->planned->step.run.parallel.zero == 2 ? s->micros : 1.0;
-    t->seconds[ARI_TIME_DP] += fmax(0.0, most);
-    *hidden += fmax(0.0, micros * s->sync[last].sums - waits);
+    t->seconds[ARI_TIME_DP] += fmax(0.0, max_exposed);
+    *hidden += fmax(0.0, micros * s->sync[last_class].sums - waits);
 }
 
 /* The optimizer updates the rank's share of the parameters. */
@@ -609,7 +614,8 @@ void ari_step_time(ari_time *t, const ari_planned *p, const ari_time_options *o,
     t->seconds[data ? ARI_TIME_DP : ARI_TIME_TP] += sync->numbers;
     t->seconds[ARI_TIME_PP] += sync->stage_numbers;
     t->seconds[ARI_TIME_MEMORY] += update;
-    t->seconds[ARI_TIME_DP] += rates.gpu ? rates.gpu->taken * hidden : 0.0; /* processors that sums take from GEMMs */
+    t->seconds[ARI_TIME_DP] +=
+        rates.gpu ? rates.gpu->sm_share * hidden : 0.0; /* processors that sums take from GEMMs */
     t->hidden += hidden;
     for (int i = 0; i < ARI_MODEL_PARTS && traffic; i++)
         ari_traffic_add(&t->traffic, &traffic[i], s.micros * busiest->rank.count[i]);
@@ -620,19 +626,19 @@ void ari_step_time(ari_time *t, const ari_planned *p, const ari_time_options *o,
 /* The same of a user's own schedule: the most of the stage, on the fullest of the ranks of a class. */
 static double own_in_flight(const ar_pipeline_schedule *schedule, const ari_rank_class *k, int stage, int ranks)
 {
-    double most = 0.0;
-    for (int rank = k->first; rank <= k->last; rank++) {
+    double max_count = 0.0;
+    for (int rank = k->first_rank; rank <= k->last_rank; rank++) {
         size_t n = 0;
         double count = 0.0;
         const ar_pp_operation *list = ari_pipeline_schedule_rank(schedule, rank, &n);
         for (size_t i = 0; i < n; i++) {
-            const bool ends = list[i].kind == AR_PP_BACKWARD || list[i].kind == AR_PP_BACKWARD_WEIGHT;
+            const bool is_end = list[i].kind == AR_PP_BACKWARD || list[i].kind == AR_PP_BACKWARD_WEIGHT;
             if (list[i].stage / ranks == stage)
-                count += list[i].kind == AR_PP_FORWARD ? 1.0 : ends ? -1.0 : 0.0;
-            most = fmax(most, count);
+                count += list[i].kind == AR_PP_FORWARD ? 1.0 : is_end ? -1.0 : 0.0;
+            max_count = fmax(max_count, count);
         }
     }
-    return most;
+    return max_count;
 }
 
 /* Micro-batches of a stage that a rank has in flight at its fullest moment, and those whose gradients of weights wait.
@@ -701,7 +707,7 @@ static void add_work(ari_memory *memory, const step *s, const ari_part_counts *p
     const ari_planned *p = s->planned;
     const bool trains = !p->step.forward_only;
     const int zero = p->step.run.parallel.zero;
-    double largest = 0.0, again = 0.0, unit = 0.0;
+    double largest = 0.0, recompute_bytes = 0.0, unit = 0.0;
     for (int i = 0; i < ARI_MODEL_PARTS; i++) {
         const ari_part_cost *part = &s->micro->part[i];
         const double blocks = i == ARI_PART_AFTER ? fmax(1.0, (double)p->step.config->mtp) : 1.0;
@@ -709,12 +715,12 @@ static void add_work(ari_memory *memory, const step *s, const ari_part_counts *p
         if (parts->count[i] == 0.0)
             continue;
         largest = fmax(largest, trains ? part->workspace : part->forward_workspace);
-        again = fmax(again, saved / blocks);
+        recompute_bytes = fmax(recompute_bytes, saved / blocks);
         unit = fmax(unit, (ari_planned_shares(p) > 1.0 ? part->parameters - part->experts : 0.0) +
                               (ari_planned_expert_shares(p) > 1.0 ? part->experts : 0.0));
     }
-    memory->bytes[ARI_MEMORY_WORKSPACE] = largest + (trains ? again : 0.0) + (zero >= 3 ? VALUE * unit : 0.0) +
-                                          (zero >= 2 && trains ? VALUE * unit : 0.0);
+    memory->bytes[ARI_MEMORY_WORKSPACE] = largest + (trains ? recompute_bytes : 0.0) +
+                                          (zero >= 3 ? VALUE * unit : 0.0) + (zero >= 2 && trains ? VALUE * unit : 0.0);
     memory->bytes[ARI_MEMORY_RESERVE] = p->reserve;
 }
 
@@ -749,20 +755,20 @@ void ari_step_memory(ari_memory *memory, const ari_planned *p, const ari_micro_c
                     .recomputed = ari_recomputed_share(&p->step),
                     .full = p->step.run.parallel.recompute.what == AR_RECOMPUTE_FULL,
                     .selective = p->step.run.parallel.recompute.what == AR_RECOMPUTE_SELECTIVE && !p->flash};
-    double most = -1.0;
+    double max_bytes = -1.0;
     for (size_t i = 0; i < l->classes; i++) {
         const ari_rank_class *k = &l->rank_class[i];
         ari_memory sum = {.bytes = {0.0}}, later = sum;
-        add_saved_of_rank(&sum, &s, k, k->first, false);
+        add_saved_of_rank(&sum, &s, k, k->first_rank, false);
         if (l->ranks > 1 && l->schedule == AR_PP_ZERO_BUBBLE) { /* the last of them has most gradients waiting */
-            add_saved_of_rank(&later, &s, k, k->last, true);
+            add_saved_of_rank(&later, &s, k, k->last_rank, true);
             sum = ari_memory_sum(&later) > ari_memory_sum(&sum) ? later : sum;
         }
         add_states(&sum, &s, &k->rank);
         add_work(&sum, &s, &k->rank);
-        if (ari_memory_sum(&sum) <= most)
+        if (ari_memory_sum(&sum) <= max_bytes)
             continue;
-        most = ari_memory_sum(&sum);
+        max_bytes = ari_memory_sum(&sum);
         *memory = sum;
     }
 }
@@ -773,7 +779,7 @@ ar_status ari_memory_production(ari_memory *memory, const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;
     const size_t layers = p->step.config->layers;
-    const ari_time_options none = {.cluster = {.flops = 1.0}};
+    const ari_time_options unit_options = {.cluster = {.flops = 1.0}};
     ari_micro_cost m;
     ari_pipeline l;
     if (layout->stages.n == 0 &&
@@ -782,7 +788,7 @@ ar_status ari_memory_production(ari_memory *memory, const ari_planned *p)
             AR_ERR_INDIVISIBLE,
             "%zu layers cannot be split into %d stages on each of %d ranks; use at most one stage for each layer",
             layers, ari_at_least_one(layout->virtual_stages), ari_at_least_one(layout->pp));
-    AR_TRY(ari_micro_cost_of(&m, p, &none, NULL));
+    AR_TRY(ari_micro_cost_of(&m, p, &unit_options, NULL));
     ari_pipeline_of(&l, p);
     ari_step_memory(memory, p, &m, &l);
     return AR_OK;

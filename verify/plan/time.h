@@ -48,10 +48,10 @@ const char *ari_time_name(ari_time_kind k);
 
 /* Traffic of one rank in a step, in calls of one kind over one group. */
 typedef struct ari_traffic_row {
-    ari_time_kind over;
+    ari_time_kind time_kind;
     const char *call; /* "all_reduce", "send"; static storage */
     double ranks;     /* of the group */
-    bool between;     /* the group spans nodes */
+    bool inter_node;  /* the group spans nodes */
     double calls;
     double bytes;   /* that one rank sends */
     double seconds; /* with nothing to hide them */

@@ -27,10 +27,10 @@ static ari_links links(const ari_time_options *o, run inner, run outer, double w
     const double node = o->cluster.ranks_per_node,
                  block = outer.n > 1.0 ? outer.n * outer.stride : inner.n * inner.stride;
     ari_links l = {.options = o, .ranks = inner.n * outer.n};
-    l.between = l.ranks > 1.0 && node > 0.0 && world > node && fmod(node, block) > 0.0;
+    l.inter_node = l.ranks > 1.0 && node > 0.0 && world > node && fmod(node, block) > 0.0;
     l.node_ranks =
-        l.between ? fmin(neighbours(node, inner, outer), ceil(l.ranks / 2.0)) : l.ranks; /* one that spans two */
-    l.inside = !l.between || l.node_ranks > 1.0;
+        l.inter_node ? fmin(neighbours(node, inner, outer), ceil(l.ranks / 2.0)) : l.ranks; /* one that spans two */
+    l.inside = !l.inter_node || l.node_ranks > 1.0;
     return l;
 }
 
@@ -55,18 +55,18 @@ static ari_links links_of_copies(const ari_planned *p, const ari_time_options *o
 static ari_links links_of_parts(const ari_planned *p, const ari_time_options *o, ari_over group, double world)
 {
     const ar_parallel *layout = &p->step.run.parallel;
-    const bool experts = ari_over_experts(group), whole = experts && ari_experts_whole(layout);
+    const bool experts = ari_over_experts(group), is_uncut = experts && ari_experts_whole(layout);
     const double ep = experts ? ari_at_least_one(layout->ep) : 1.0;
-    const double all = ranks_along(p, experts ? ari_expert_axes(layout) : ARI_CUTS_DATA);
-    const double stride = whole ? 1.0 : ranks_along(p, ARI_CUTS_FEATURES);
-    const double replicas = ari_at_least_one(layout->dp_replicate), each = all / ep / replicas;
+    const double total_ranks = ranks_along(p, experts ? ari_expert_axes(layout) : ARI_CUTS_DATA);
+    const double stride = is_uncut ? 1.0 : ranks_along(p, ARI_CUTS_FEATURES);
+    const double replicas = ari_at_least_one(layout->dp_replicate), shard_ranks = total_ranks / ep / replicas;
     const bool copies = group == ARI_OVER_REPLICATE || group == ARI_OVER_EXPERT_REPLICATE;
     const bool shares = group == ARI_OVER_SHARD || group == ARI_OVER_EXPERT_SHARD;
     const run members = group == ARI_OVER_EP          ? (run){stride, ep}
-                        : copies                      ? (run){stride * ep * each, replicas}
-                        : shares                      ? (run){stride * ep, each}
+                        : copies                      ? (run){stride * ep * shard_ranks, replicas}
+                        : shares                      ? (run){stride * ep, shard_ranks}
                         : group == ARI_OVER_EXPERT_CP ? (run){stride * ep, ari_expert_sequence(layout)}
-                                                      : (run){stride * ep, all / ep};
+                                                      : (run){stride * ep, total_ranks / ep};
     return links(o, members, (run){world, 1.0}, world);
 }
 
@@ -86,18 +86,20 @@ ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over
     ari_links l = links(o, (run){ranks_along(p, inside), ranks_along(p, axes)}, (run){world, 1.0}, world);
     if (group == ARI_OVER_ENDS && l.ranks > 2.0) { /* of those along the axis the first and the last */
         l.ranks = 2.0;
-        l.node_ranks = l.between ? 1.0 : 2.0;
-        l.inside = !l.between;
+        l.node_ranks = l.inter_node ? 1.0 : 2.0;
+        l.inside = !l.inter_node;
     }
     return l;
 }
 
 /* A link as collectives find it: a known GPU's reach a share of the rate. */
-static ar_sim_link reached(const ari_links *l, bool between)
+static ar_sim_link reached(const ari_links *l, bool inter_node)
 {
     const ari_gpu *gpu = ari_time_rates(l->options).gpu;
-    const ar_sim_link *of = between ? &l->options->cluster.between : &l->options->cluster.inside;
-    return (ar_sim_link){of->latency_s, of->bytes_per_s * (!gpu ? 1.0 : between ? gpu->between : gpu->inside)};
+    const ar_sim_link *link = inter_node ? &l->options->cluster.between : &l->options->cluster.inside;
+    return (ar_sim_link){link->latency_s, link->bytes_per_s * (!gpu         ? 1.0
+                                                               : inter_node ? gpu->inter_node
+                                                                            : gpu->inside)};
 }
 
 static double seconds_over(ar_sim_link l, double bytes)
@@ -109,35 +111,36 @@ static double seconds_over(ar_sim_link l, double bytes)
 double ari_links_send(const ari_links *l, double bytes)
 {
     const double inside = l->inside ? seconds_over(reached(l, false), bytes) : 0.0;
-    return l->between ? fmax(inside, seconds_over(reached(l, true), bytes)) : inside;
+    return l->inter_node ? fmax(inside, seconds_over(reached(l, true), bytes)) : inside;
 }
 
 static double rings_seconds(const ari_links *l, double bytes, double rings)
 {
     const ar_sim_link near = reached(l, false), far = reached(l, true);
     const ari_ring_links links = {
-        l->ranks, l->node_ranks, l->between, {near.latency_s, near.bytes_per_s}, {far.latency_s, far.bytes_per_s}};
+        l->ranks, l->node_ranks, l->inter_node, {near.latency_s, near.bytes_per_s}, {far.latency_s, far.bytes_per_s}};
     return ari_gpu_rings(&links, bytes, rings);
 }
 
 /* As a chain of small pieces: every link's latency once, and the slowest link's rate. */
 static double broadcast_seconds(const ari_links *l, double bytes)
 {
-    const ar_sim_link inside = reached(l, false), between = reached(l, true);
-    const double far = l->between ? ceil(l->ranks / l->node_ranks) - 1.0 : 0.0, near = l->ranks - 1.0 - far;
-    const double rate = l->between ? between.bytes_per_s : inside.bytes_per_s;
-    return near * inside.latency_s + (far > 0.0 ? far * between.latency_s : 0.0) + bytes / rate;
+    const ar_sim_link inside = reached(l, false), inter_node = reached(l, true);
+    const double far = l->inter_node ? ceil(l->ranks / l->node_ranks) - 1.0 : 0.0, near = l->ranks - 1.0 - far;
+    const double rate = l->inter_node ? inter_node.bytes_per_s : inside.bytes_per_s;
+    return near * inside.latency_s + (far > 0.0 ? far * inter_node.latency_s : 0.0) + bytes / rate;
 }
 
 /* Each member sends a part to every other; a message is `bytes` long. Those on the node that has fewest send most over
  * the slower link. */
 static double all_to_all(const ari_links *l, double bytes)
 {
-    const ar_sim_link inside = reached(l, false), between = reached(l, true);
-    const double own = l->between ? l->ranks - l->node_ranks * (ceil(l->ranks / l->node_ranks) - 1.0) : l->ranks,
-                 far = l->ranks - own;
-    return (l->between ? between.latency_s : inside.latency_s) + (own - 1.0) * bytes / inside.bytes_per_s +
-           (far > 0.0 ? far * bytes / between.bytes_per_s : 0.0);
+    const ar_sim_link inside = reached(l, false), inter_node = reached(l, true);
+    const double local_ranks =
+                     l->inter_node ? l->ranks - l->node_ranks * (ceil(l->ranks / l->node_ranks) - 1.0) : l->ranks,
+                 far = l->ranks - local_ranks;
+    return (l->inter_node ? inter_node.latency_s : inside.latency_s) +
+           (local_ranks - 1.0) * bytes / inside.bytes_per_s + (far > 0.0 ? far * bytes / inter_node.bytes_per_s : 0.0);
 }
 
 static double ring_steps(ari_collective kind)
@@ -158,10 +161,10 @@ double ari_links_call(const ari_links *l, ari_collective kind, double elements, 
         return ari_links_send(l, elements * element_bytes);
     if (ari_time_rates(l->options).gpu)
         return rings_seconds(l, elements * element_bytes, ring_steps(kind));
-    if (l->options->hierarchical && l->between && m > 1.0 && nodes == floor(nodes)) {
+    if (l->options->hierarchical && l->inter_node && m > 1.0 && nodes == floor(nodes)) {
         const double inside = seconds_over(reached(l, false), ceil(elements / m) * element_bytes);
-        const double between = seconds_over(reached(l, true), ceil(elements / l->ranks) * element_bytes);
-        return ring_steps(kind) * ((m - 1.0) * inside + (nodes - 1.0) * between);
+        const double inter_node = seconds_over(reached(l, true), ceil(elements / l->ranks) * element_bytes);
+        return ring_steps(kind) * ((m - 1.0) * inside + (nodes - 1.0) * inter_node);
     }
     return ring_steps(kind) * (l->ranks - 1.0) * ari_links_send(l, ceil(elements / l->ranks) * element_bytes);
 }
@@ -179,15 +182,15 @@ double ari_links_sent(const ari_links *l, ari_collective kind, double elements, 
 static void add_row(ari_traffic *table, const ari_traffic_row *row, double times)
 {
     int i = 0;
-    while (i < table->n && (table->row[i].over != row->over || strcmp(table->row[i].call, row->call) != 0 ||
-                            table->row[i].between != row->between))
+    while (i < table->n && (table->row[i].time_kind != row->time_kind || strcmp(table->row[i].call, row->call) != 0 ||
+                            table->row[i].inter_node != row->inter_node))
         i++;
     if (i == ARI_TRAFFIC_ROWS || row->calls * times == 0.0 || row->ranks <= 1.0)
         return;
     ari_traffic_row *sum = &table->row[i];
     if (i == table->n) {
         table->n++;
-        *sum = (ari_traffic_row){.over = row->over, .call = row->call, .between = row->between};
+        *sum = (ari_traffic_row){.time_kind = row->time_kind, .call = row->call, .inter_node = row->inter_node};
     }
     sum->ranks = fmax(sum->ranks, row->ranks);
     sum->calls += times * row->calls;
@@ -195,19 +198,19 @@ static void add_row(ari_traffic *table, const ari_traffic_row *row, double times
     sum->seconds += times * row->seconds;
 }
 
-void ari_traffic_count(ari_traffic *table, ari_time_kind over, const ari_links *l, ari_collective kind, double calls,
-                       double bytes, double seconds)
+void ari_traffic_count(ari_traffic *table, ari_time_kind time_kind, const ari_links *l, ari_collective kind,
+                       double calls, double bytes, double seconds)
 {
     static const char *const names[] = {"",           "all_reduce", "reduce_scatter", "all_gather", "broadcast",
                                         "all_to_all", "send"};
     if (table)
-        add_row(table, &(ari_traffic_row){over, names[kind], l->ranks, l->between, calls, bytes, seconds}, 1.0);
+        add_row(table, &(ari_traffic_row){time_kind, names[kind], l->ranks, l->inter_node, calls, bytes, seconds}, 1.0);
 }
 
-void ari_traffic_add(ari_traffic *table, const ari_traffic *other, double times)
+void ari_traffic_add(ari_traffic *table, const ari_traffic *addend, double times)
 {
-    for (int i = 0; i < other->n; i++)
-        add_row(table, &other->row[i], times);
+    for (int i = 0; i < addend->n; i++)
+        add_row(table, &addend->row[i], times);
 }
 
 /* --- kinds of time ------------------------------------------------------------------------------------------------ */

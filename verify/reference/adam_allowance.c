@@ -12,10 +12,10 @@ static const double ROUNDINGS = 0x1p-20;
  * m^2 <= (1-b1)^2 sum (b1^2/b2)^j * v/(1-b2). Their biases divide m by 1-b1^t and v by 1-b2^t. */
 double ari_adam_reach(const ar_optimizer_options *o, int t)
 {
-    const double each = o->beta1 > 0.0 ? o->beta1 * o->beta1 / o->beta2 : 0.0;
+    const double ratio = o->beta1 > 0.0 ? o->beta1 * o->beta1 / o->beta2 : 0.0;
     double sum = 1.0, power = 1.0;
-    for (int j = 1; j < t && each > 0.0; j++) {
-        power *= each;
+    for (int j = 1; j < t && ratio > 0.0; j++) {
+        power *= ratio;
         sum += power;
     }
     return (1.0 - o->beta1) / (1.0 - pow(o->beta1, t)) * sqrt((1.0 - pow(o->beta2, t)) / (1.0 - o->beta2) * sum);
@@ -96,7 +96,7 @@ static adam_step begin_step(const ari_reference *ref, const ari_adam_case *c, co
     const ari_update_rule rule = ari_update_rule_of(o, parameter->name, parameter->ndim);
     const double lr = ari_optimizer_lr(o, (uint64_t)t) * rule.lr_scale;
     const bool decoupled = o->kind != AR_OPTIMIZER_ADAM;
-    const size_t at = ari_reference_find_in(ref, "grad_norm", 'c', t);
+    const size_t norm_index = ari_reference_find_in(ref, "grad_norm", 'c', t);
     adam_step s = {.clip = 1.0,
                    .clip_most = 1.0,
                    .decay = decoupled ? 0.0 : rule.weight_decay,
@@ -105,12 +105,13 @@ static adam_step begin_step(const ari_reference *ref, const ari_adam_case *c, co
                    .bias2 = 1.0 - pow(o->beta2, t),
                    .eps = o->eps,
                    .reach = lr * ari_adam_reach(o, t)};
-    if (at < ref->count) {
-        const double norm = (double)ref->tensor[at].values[0] + 1e-6;
+    if (norm_index < ref->count) {
+        const double norm = (double)ref->tensor[norm_index].values[0] + 1e-6;
         s.clip = fmin(1.0, c->clip / norm);
         /* A smaller norm makes it larger, by more than a larger one makes it smaller, but no more than 1. */
-        s.clip_most = fmin(1.0, c->clip / fmax(norm - ref->tensor[at].allowed, 1e-6));
-        s.clip_most = fmax(s.clip_most, s.clip + fmax(0.0, s.clip - c->clip / (norm + ref->tensor[at].allowed)));
+        s.clip_most = fmin(1.0, c->clip / fmax(norm - ref->tensor[norm_index].allowed, 1e-6));
+        s.clip_most =
+            fmax(s.clip_most, s.clip + fmax(0.0, s.clip - c->clip / (norm + ref->tensor[norm_index].allowed)));
     }
     return s;
 }

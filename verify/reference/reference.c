@@ -54,14 +54,14 @@ void ari_reference_begin(void *user, int step)
     r->step = step;
 }
 
-ar_baseline_options ari_reference_options(const ar_run *run, ari_reference *to)
+ar_baseline_options ari_reference_options(const ar_run *run, ari_reference *reference)
 {
     return (ar_baseline_options){.mode = AR_MODE_EXACT,
                                  .bf16 = run->numerics == AR_NUMERICS_EXACT && run->precision == AR_PRECISION_BF16,
                                  .seed = run->seed,
-                                 .emit = to ? ari_reference_emit : NULL,
-                                 .emit_user = to,
-                                 .begin_step = to ? ari_reference_begin : NULL,
+                                 .emit = reference ? ari_reference_emit : NULL,
+                                 .emit_user = reference,
+                                 .begin_step = reference ? ari_reference_begin : NULL,
                                  .dropout = run->dropout,
                                  .digests = run->numerics == AR_NUMERICS_EXACT,
                                  .loss = run->loss,
@@ -100,18 +100,18 @@ static int compare_entries(const void *a, const void *b, void *user)
 
 static void describe_vacuous(ar_check_vacuous *v, const ari_ref_tensor *t)
 {
-    size_t first = SIZE_MAX;
+    size_t first_index = SIZE_MAX;
     *v = (ar_check_vacuous){.step = t->step, .ndim = t->ndim, .elements = t->count};
     snprintf(v->tensor, sizeof v->tensor, "%s%s", t->name, ari_pass_suffix(t->pass));
     snprintf(v->pass, sizeof v->pass, "%s", ari_pass_name(t->pass));
     for (size_t i = 0; i < t->count; i++) {
         if (isfinite(t->values[i]))
             continue;
-        first = first == SIZE_MAX ? i : first;
+        first_index = first_index == SIZE_MAX ? i : first_index;
         v->elements_empty++;
     }
-    v->value = t->values[first];
-    ari_coordinates(v->index, first, t->ndim, t->shape);
+    v->value = t->values[first_index];
+    ari_coordinates(v->index, first_index, t->ndim, t->shape);
 }
 
 void ari_reference_find_vacuous(ari_reference *r)
@@ -149,8 +149,8 @@ size_t ari_reference_find_in(const ari_reference *r, const char *name, char pass
 {
     size_t low = 0;
     ARI_BISECT(low, r->count, i, compare_keys(name, pass, step, &r->tensor[r->by_name[i]]) > 0)
-    const size_t at = low < r->count ? r->by_name[low] : r->count;
-    return at < r->count && compare_keys(name, pass, step, &r->tensor[at]) == 0 ? at : r->count;
+    const size_t index = low < r->count ? r->by_name[low] : r->count;
+    return index < r->count && compare_keys(name, pass, step, &r->tensor[index]) == 0 ? index : r->count;
 }
 
 size_t ari_reference_find(const ari_reference *r, const char *name, char pass)
@@ -201,23 +201,23 @@ bool ari_is_of_integers(const char *name)
     return dot && strncmp(dot, ".routes", 7) == 0 && (dot[7] == '\0' || dot[7] == ':');
 }
 
-ar_status ari_integers_of(int32_t **gives, ari_arena *arena, const float *values, size_t n)
+ar_status ari_integers_of(int32_t **out, ari_arena *arena, const float *values, size_t n)
 {
-    AR_TRY(ARI_TAKE(gives, arena, n, "whole numbers"));
+    AR_TRY(ARI_TAKE(out, arena, n, "whole numbers"));
     for (size_t i = 0; i < n; i++)
-        (*gives)[i] = (int32_t)values[i];
+        (*out)[i] = (int32_t)values[i];
     return AR_OK;
 }
 
 ar_status ari_entries_as_stored(ari_arena *arena, ar_st_tensor *entry, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        int32_t *whole = NULL;
+        int32_t *integers = NULL;
         if (!ari_is_of_integers(entry[i].name))
             continue;
-        AR_TRY(ari_integers_of(&whole, arena, entry[i].data, ari_volume(entry[i].shape, entry[i].ndim)));
+        AR_TRY(ari_integers_of(&integers, arena, entry[i].data, ari_volume(entry[i].shape, entry[i].ndim)));
         entry[i].dtype = AR_I32;
-        entry[i].data = whole;
+        entry[i].data = integers;
     }
     return AR_OK;
 }
@@ -229,8 +229,8 @@ ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name)
     return e;
 }
 
-/* Over the tensors that `is` picks. */
-static ar_status hash(char hex[65], const ari_reference *r, bool (*is)(const ari_reference *, size_t),
+/* Over the tensors that `filter` picks. */
+static ar_status hash(char hex[65], const ari_reference *r, bool (*filter)(const ari_reference *, size_t),
                       float *const *values)
 {
     ARI_OWNED ar_st_tensor *list = NULL;
@@ -238,7 +238,7 @@ static ar_status hash(char hex[65], const ari_reference *r, bool (*is)(const ari
     size_t n = 0;
     for (size_t i = 0; i < r->count; i++) {
         const ari_ref_tensor *t = &r->tensor[i];
-        if (!is(r, i))
+        if (!filter(r, i))
             continue;
         list[n] = ari_reference_entry(t, t->name);
         list[n++].data = values && values[i] ? values[i] : t->values;
@@ -291,8 +291,9 @@ const char *ari_pass_name(char pass)
 
 bool ari_dump_name(char name[ARI_REFERENCE_NAME], const char *tensor, char pass, uint32_t step)
 {
-    char at[16] = "";
+    char step_suffix[16] = "";
     if (step > 1)
-        snprintf(at, sizeof at, "@%u", (unsigned)step);
-    return snprintf(name, ARI_REFERENCE_NAME, "%s%s%s", tensor, ari_pass_suffix(pass), at) < ARI_REFERENCE_NAME;
+        snprintf(step_suffix, sizeof step_suffix, "@%u", (unsigned)step);
+    return snprintf(name, ARI_REFERENCE_NAME, "%s%s%s", tensor, ari_pass_suffix(pass), step_suffix) <
+           ARI_REFERENCE_NAME;
 }

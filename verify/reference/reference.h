@@ -36,9 +36,9 @@ AR_NODISCARD ar_status ari_reference_emit(void *user, const char *name, char pas
                                           const double *values);
 /** The begin_step of ar_baseline_options; user as above. */
 void ari_reference_begin(void *user, int step);
-/** The baseline's exact options for a run, with fresh weights, whose listener is `to` (NULL: none). A native run is
+/** The baseline's exact options for a run, with fresh weights, whose listener is `reference` (NULL: none). A native run is
  *  compared with what is exact in fp32, whatever its own precision is. */
-ar_baseline_options ari_reference_options(const ar_run *run, ari_reference *to);
+ar_baseline_options ari_reference_options(const ar_run *run, ari_reference *reference);
 AR_NODISCARD ar_status ari_reference_finish(ari_reference *r);
 /** The part of it that sets `vacuous`: also of a run that ended early. */
 void ari_reference_find_vacuous(ari_reference *r);
@@ -63,7 +63,7 @@ size_t ari_reference_outputs(const ari_reference *r);
 /** True for a tensor's name in a dump, or its own, whose values are whole numbers: files hold them as I32. */
 bool ari_is_of_integers(const char *name);
 /** [n] int32 of such values, which are floats. */
-AR_NODISCARD ar_status ari_integers_of(int32_t **gives, ari_arena *arena, const float *values, size_t n);
+AR_NODISCARD ar_status ari_integers_of(int32_t **out, ari_arena *arena, const float *values, size_t n);
 /** Makes those of n tensors I32. */
 AR_NODISCARD ar_status ari_entries_as_stored(ari_arena *arena, ar_st_tensor *entry, size_t n);
 /** As something to write or to hash; borrows. */

@@ -113,10 +113,10 @@ static ar_status keep_quiet(measuring *m, size_t i, const double *values)
 }
 
 /* From the run without noise. Values that are not finite say nothing of rounding: they are left out. */
-static double apart(const measuring *m, size_t i, const double *values, size_t k)
+static double measure_deviation(const measuring *m, size_t i, const double *values, size_t k)
 {
-    const double by = fabs(values[k] - (double)m->ref->tensor[i].values[k] - (double)m->beyond[i][k]);
-    return isfinite(by) ? by : 0.0;
+    const double deviation = fabs(values[k] - (double)m->ref->tensor[i].values[k] - (double)m->beyond[i][k]);
+    return isfinite(deviation) ? deviation : 0.0;
 }
 
 /* The reference's tensor that a run emits, *i, which the run without noise has too. */
@@ -132,9 +132,9 @@ static ar_status find(size_t *i, const measured_run *r, const char *name, char p
 static ar_status make_room(measuring *m)
 {
     while (m->capacity < m->ref->count) {
-        size_t capacity = m->capacity, same = m->capacity;
+        size_t capacity = m->capacity, rounds_capacity = m->capacity;
         AR_TRY(ARI_GROW(&m->beyond, &capacity, capacity, "binary64 tensors"));
-        AR_TRY(ARI_GROW(&m->rounds, &same, same, "flags"));
+        AR_TRY(ARI_GROW(&m->rounds, &rounds_capacity, rounds_capacity, "flags"));
         for (size_t i = m->capacity; i < capacity; i++) {
             m->beyond[i] = NULL;
             m->rounds[i] = NULL;
@@ -169,7 +169,7 @@ static ar_status hear_noisy(void *user, const char *name, char pass, int ndim, c
     AR_TRY(find(&i, r, name, pass));
     r->spread[i] = 0.0;
     for (size_t k = 0; k < m->ref->tensor[i].count; k++)
-        r->spread[i] = fmax(r->spread[i], apart(m, i, values, k));
+        r->spread[i] = fmax(r->spread[i], measure_deviation(m, i, values, k));
     note_zeros(m, i, values);
     return AR_OK;
 }
@@ -224,14 +224,15 @@ static double kink_of(void *user, const char *argument, const char *gradient, in
 {
     measured_run *r = user;
     const ari_reference *ref = r->m->ref;
-    const size_t from = r->m->argument ? ari_reference_find_in(ref, argument, 'f', step) : ref->count;
-    const size_t at = from < ref->count ? ari_reference_find_in(ref, gradient, 'b', step) : ref->count;
-    if (at == ref->count || ref->tensor[at].count != ref->tensor[from].count)
+    const size_t argument_index = r->m->argument ? ari_reference_find_in(ref, argument, 'f', step) : ref->count;
+    const size_t gradient_index =
+        argument_index < ref->count ? ari_reference_find_in(ref, gradient, 'b', step) : ref->count;
+    if (gradient_index == ref->count || ref->tensor[gradient_index].count != ref->tensor[argument_index].count)
         return -1.0;
     if (r->seed == 1)
-        r->m->argument[at] = from;
-    r->bent = at;
-    const ari_ref_tensor *t = &ref->tensor[from];
+        r->m->argument[gradient_index] = argument_index;
+    r->bent = gradient_index;
+    const ari_ref_tensor *t = &ref->tensor[argument_index];
     return !r->kinked ? -1.0 : is_whole(r) ? t->allowed : t->allowed / safety_of(t->count);
 }
 
@@ -264,11 +265,11 @@ static ar_status hear_kinked(void *user, const char *name, char pass, int ndim, 
         AR_TRY(ARI_ALLOC_ZERO(&t->allowed_each, t->count, t->name));
     note_zeros(m, i, values);
     for (size_t k = 0; k < t->count; k++) {
-        const double by = apart(m, i, values, k);
+        const double deviation = measure_deviation(m, i, values, k);
         if (argument < m->ref->count && in_doubt(m, argument, k))
-            t->allowed_each[k] = fmaxf(t->allowed_each[k], (float)by);
+            t->allowed_each[k] = fmaxf(t->allowed_each[k], (float)deviation);
         else if (!is_whole(r))
-            m->kinked[i] = fmax(m->kinked[i], by);
+            m->kinked[i] = fmax(m->kinked[i], deviation);
     }
     return AR_OK;
 }
@@ -309,7 +310,7 @@ static ar_status run_once(measured_run *r)
     r->step = 1;
     o.mode = AR_MODE_F64;
     o.noise_seed = r->seed;
-    o.noise = formats[c->of].noise;
+    o.noise = formats[c->sensitivity].noise;
     o.emit = r->kinked ? hear_kinked : r->seed ? hear_noisy : hear_quiet;
     o.emit_user = r;
     o.begin_step = begin_step;
@@ -350,7 +351,7 @@ static ar_status run_seeds(measuring *m, measured_run *runs)
 static void allow_draws(const measuring *m, const measured_run *runs)
 {
     const ari_reference *ref = m->ref;
-    const double steps = formats[m->c->of].stored / F32;
+    const double steps = formats[m->c->sensitivity].stored / F32;
     for (size_t i = 0; i < ref->count; i++) {
         ari_ref_tensor *t = &ref->tensor[i];
         double spread = 0.0;
@@ -368,7 +369,7 @@ static ar_status allow_all(measuring *m, const measured_run *runs)
     return ari_adam_allow(m->ref, &(ari_adam_case){.optimizer = &o->optimizer,
                                                    .steps = o->steps,
                                                    .clip = o->clip,
-                                                   .stored = formats[m->c->of].stored,
+                                                   .stored = formats[m->c->sensitivity].stored,
                                                    .rounds = m->rounds});
 }
 
@@ -399,7 +400,7 @@ static ar_status measure(measuring *m)
     AR_TRY(ARI_TAKE(&m->kinked, &m->arena, m->ref->count, "kinks"));
     AR_TRY(allow_once(m, runs));
     /* In fp32 so few gradients are in doubt that right runs do not need it (numerics.md, section 7). */
-    if (o->steps > 1 && o->optimizer.kind != AR_OPTIMIZER_SGD && m->c->of != AR_SENSITIVITY_F32) {
+    if (o->steps > 1 && o->optimizer.kind != AR_OPTIMIZER_SGD && m->c->sensitivity != AR_SENSITIVITY_F32) {
         AR_TRY(set_doubts(m));
         AR_TRY(allow_once(m, runs));
     }
@@ -429,8 +430,8 @@ static ari_allowance allowance_of(const ari_ref_tensor *t)
     return a;
 }
 
-ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *more, size_t n, const char *path,
-                               ar_sensitivity of, const char *hash)
+ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *extra, size_t n, const char *path,
+                               ar_sensitivity sensitivity, const char *hash)
 {
     char seeds[16], safety[32];
     const size_t count = n + ref->count;
@@ -440,7 +441,7 @@ ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *mo
     AR_TRY(ARI_TAKE(&list, &arena, count, "allowances"));
     AR_TRY(ARI_TAKE(&tensor, &arena, count, "tensors of a file"));
     for (size_t i = 0; i < count; i++) {
-        list[i] = i < n ? more[i] : allowance_of(&ref->tensor[i - n]);
+        list[i] = i < n ? extra[i] : allowance_of(&ref->tensor[i - n]);
         tensor[i] = (ar_st_tensor){.name = list[i].name, .dtype = AR_F64, .data = &list[i].value};
     }
     snprintf(seeds, sizeof seeds, "%d", ARI_NOISE_SEEDS);
@@ -448,7 +449,7 @@ ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *mo
     const char *const metadata[] = {"format",
                                     "pt",
                                     "anyrank.allows",
-                                    ari_sensitivity_name(of),
+                                    ari_sensitivity_name(sensitivity),
                                     "anyrank.seeds",
                                     seeds,
                                     "anyrank.safety",

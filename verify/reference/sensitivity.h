@@ -17,7 +17,7 @@ ar_noise_units ari_sensitivity_noise(ar_sensitivity s);
 
 /* Which runs of the baseline. */
 typedef struct ari_sensitivity_case {
-    ar_sensitivity of;
+    ar_sensitivity sensitivity;
     /* Arguments of ar_baseline_run. */
     const ar_config *config;
     const ar_batch *batch;
@@ -27,8 +27,8 @@ typedef struct ari_sensitivity_case {
     ar_baseline_options options; /* of all runs; mode, noise and listeners are set here */
     ar_baseline_emit heard;      /* NULL, or hears the run without noise too, with heard_user */
     void *heard_user;
-    int threads;                                                     /* at most; 0: one */
-    void (*progress)(void *user, double fraction, const char *what); /* NULL: nobody listens */
+    int threads;                                                      /* at most; 0: one */
+    void (*progress)(void *user, double fraction, const char *label); /* NULL: nobody listens */
     void *progress_user;
 } ari_sensitivity_case;
 
@@ -42,11 +42,11 @@ typedef struct ari_allowance {
     char name[ARI_REFERENCE_NAME];
     double value;
 } ari_allowance;
-/** Writes `more` [n], then those of a reference, of weights after Adam the largest element's, as a file: an F64 of no
+/** Writes `extra` [n], then those of a reference, of weights after Adam the largest element's, as a file: an F64 of no
  *  dimensions a tensor, and as metadata what they are of. hash: of the reference's values. Errors: those of
  *  ari_st_write, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *more, size_t n,
-                                            const char *path, ar_sensitivity of, const char *hash);
+AR_NODISCARD ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *extra, size_t n,
+                                            const char *path, ar_sensitivity sensitivity, const char *hash);
 
 /* --- Adam (adam_allowance.c) -------------------------------------------------------------------------------------- */
 

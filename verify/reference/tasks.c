@@ -13,7 +13,7 @@
 /* A pool for one run: threads take the next task until there is none. */
 typedef struct pool {
     const ari_tasks *tasks;
-    atomic_size_t next, done;
+    atomic_size_t next_task, done_count;
     pthread_mutex_t lock; /* of what follows */
     size_t failed;        /* the lowest task that did; SIZE_MAX */
     ari_outcome outcome;  /* its own */
@@ -33,22 +33,22 @@ static void keep_failure(pool *p, size_t task, ar_status st)
         p->outcome = ari_outcome_of(st);
     }
     pthread_mutex_unlock(&p->lock);
-    atomic_store(&p->next, p->tasks->n); /* nobody begins another */
+    atomic_store(&p->next_task, p->tasks->n); /* nobody begins another */
 }
 
 static void work(pool *p, int index)
 {
     const ari_tasks *t = p->tasks;
     for (;;) {
-        const size_t task = atomic_fetch_add(&p->next, 1);
+        const size_t task = atomic_fetch_add(&p->next_task, 1);
         if (task >= t->n)
             return;
         const ar_status st = t->run(t->user, task, index);
         if (st != AR_OK)
             keep_failure(p, task, st);
-        const size_t done = atomic_fetch_add(&p->done, 1) + 1;
+        const size_t done_count = atomic_fetch_add(&p->done_count, 1) + 1;
         if (index == 0 && t->progress)
-            t->progress(t->user, done);
+            t->progress(t->user, done_count);
     }
 }
 

@@ -12,7 +12,7 @@ typedef struct ari_tasks {
     int threads; /* at least 1; the calling thread is the first */
     ari_task_fn run;
     void *user;
-    void (*progress)(void *user, size_t done); /* by the calling thread, now and then; NULL */
+    void (*progress)(void *user, size_t done_count); /* by the calling thread, now and then; NULL */
 } ari_tasks;
 /** Runs all. Errors: the lowest task's that failed; others may then not have run. */
 AR_NODISCARD ar_status ari_tasks_run(const ari_tasks *t);

@@ -25,17 +25,17 @@ typedef struct ari_checkpoint_folder {
  *  Errors: AR_ERR_IO, AR_ERR_ARG (`fresh`), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_checkpoint_folder_open(ari_checkpoint_folder *f, const char *path, bool fresh);
 void ari_checkpoint_folder_close(ari_checkpoint_folder *f);
-/** Begins a checkpoint: *gives becomes the path of the empty folder to write its files to, to be freed. Errors:
+/** Begins a checkpoint: *out becomes the path of the empty folder to write its files to, to be freed. Errors:
  *  AR_ERR_IO (also: there is a checkpoint of the step with files of somebody else in it), AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_checkpoint_folder_begin(ari_checkpoint_folder *f, char **gives, uint64_t step);
+AR_NODISCARD ar_status ari_checkpoint_folder_begin(ari_checkpoint_folder *f, char **out, uint64_t step);
 /** Syncs the new folder, gives it its name (in place of one of the same step) and lets `latest` name it. On an error
  *  everything is as it was before begin. Errors: AR_ERR_IO. */
 AR_NODISCARD ar_status ari_checkpoint_folder_publish(ari_checkpoint_folder *f, uint64_t step);
 /** Removes what begin has begun. */
 void ari_checkpoint_folder_abandon(ari_checkpoint_folder *f);
-/** Removes checkpoints older than `step` until `keep` are left, that one included; those with files of somebody else in
+/** Removes checkpoints older than `step` until `keep_count` are left, that one included; those with files of somebody else in
  *  them, and what cannot be removed, stay. */
-void ari_checkpoint_folder_keep(ari_checkpoint_folder *f, uint64_t step, size_t keep);
+void ari_checkpoint_folder_keep(ari_checkpoint_folder *f, uint64_t step, size_t keep_count);
 
 /** "step-00000057". */
 #define ARI_CHECKPOINT_NAME 32
@@ -47,7 +47,7 @@ bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const
 /** What ar_checkpoint_load checks before it changes anything: each of these has its tensor, with state its optimizer's,
  *  and (all) nothing else is there. Errors: as there. */
 AR_NODISCARD ar_status ari_checkpoint_check(const ar_checkpoint *c, ar_param *const *params, size_t n, bool state,
-                                            bool all);
+                                            bool is_complete);
 /** False: of a model without one. */
 bool ari_checkpoint_has_config(const ar_checkpoint *c);
 /** Checks that every tensor is a parameter of this model, or its state. For the ranks of a pipeline, none of which

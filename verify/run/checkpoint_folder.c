@@ -30,21 +30,21 @@ void ari_checkpoint_name(char out[ARI_CHECKPOINT_NAME], uint64_t step)
 /* The inverse; false for any other name. */
 static bool step_of(const char *name, uint64_t *step)
 {
-    char again[ARI_CHECKPOINT_NAME];
+    char canonical_name[ARI_CHECKPOINT_NAME];
     if (strncmp(name, "step-", 5) != 0 || strspn(name + 5, "0123456789") != strlen(name + 5) || strlen(name) > 25)
         return false;
     errno = 0;
     *step = strtoull(name + 5, NULL, 10);
-    ari_checkpoint_name(again, *step);
-    return errno == 0 && strcmp(name, again) == 0;
+    ari_checkpoint_name(canonical_name, *step);
+    return errno == 0 && strcmp(name, canonical_name) == 0;
 }
 
 /* --- looking into folders ----------------------------------------------------------------------------------------- */
 /* Calls visit for every name in a folder but "." and "..", until it returns false. False: there is no such folder, or
  * visit said so. */
-static bool for_each_name(int at, const char *folder, bool (*visit)(void *user, const char *name), void *user)
+static bool for_each_name(int dir_fd, const char *folder, bool (*visit)(void *user, const char *name), void *user)
 {
-    const int fd = openat(at, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
+    const int fd = openat(dir_fd, folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW);
     DIR *list = fd < 0 ? NULL : fdopendir(fd);
     if (list == NULL) {
         if (fd >= 0)
@@ -78,7 +78,7 @@ static bool holds_ours_alone(const ari_checkpoint_folder *f, const char *folder)
 }
 
 struct removal {
-    int at;
+    int dir_fd;
     const char *folder;
 };
 
@@ -87,7 +87,7 @@ static bool remove_one(void *user, const char *name)
     const struct removal *r = user;
     char path[sizeof OLD_FOLDER + 1 + NAME_MAX + 1];
     snprintf(path, sizeof path, "%s/%s", r->folder, name);
-    (void)unlinkat(r->at, path, 0);
+    (void)unlinkat(r->dir_fd, path, 0);
     return true;
 }
 
@@ -119,12 +119,12 @@ static bool note_step(void *user, const char *name)
 }
 
 /* --- the folder --------------------------------------------------------------------------------------------------- */
-static ar_status fail_entry(const ari_checkpoint_folder *f, const char *what, const char *name)
+static ar_status fail_entry(const ari_checkpoint_folder *f, const char *action, const char *name)
 {
     char path[ARI_PRINTABLE];
     const int error = errno;
     ari_printable(path, sizeof path, f->path);
-    return ar_error_set(AR_ERR_IO, "%s: cannot %s %s: %s", path, what, name, strerror(error));
+    return ar_error_set(AR_ERR_IO, "%s: cannot %s %s: %s", path, action, name, strerror(error));
 }
 
 static ar_status check_fresh(const ari_checkpoint_folder *f)
@@ -153,13 +153,13 @@ static ar_status lock(const ari_checkpoint_folder *f)
 /* A file with the link's name must be one of ours, which the next checkpoint may replace. */
 static ar_status check_latest(const ari_checkpoint_folder *f)
 {
-    char to[ARI_CHECKPOINT_NAME + 1];
+    char target[ARI_CHECKPOINT_NAME + 1];
     uint64_t step = 0;
-    const ssize_t n = readlinkat(f->fd, ARI_CHECKPOINT_LATEST, to, sizeof to - 1);
+    const ssize_t n = readlinkat(f->fd, ARI_CHECKPOINT_LATEST, target, sizeof target - 1);
     if (n < 0 && errno == ENOENT)
         return AR_OK;
-    to[n < 0 ? 0 : n] = '\0';
-    if (n > 0 && step_of(to, &step))
+    target[n < 0 ? 0 : n] = '\0';
+    if (n > 0 && step_of(target, &step))
         return AR_OK;
     return ar_error_set(AR_ERR_IO, "%s/" ARI_CHECKPOINT_LATEST ": is no link to a checkpoint, so it is not one of ours",
                         ARI_SHOW(f->path));
@@ -168,10 +168,10 @@ static ar_status check_latest(const ari_checkpoint_folder *f)
 /* A folder that cannot be written is told before the training, not after it. */
 static ar_status try_writing(const ari_checkpoint_folder *f)
 {
-    const bool made = mkdirat(f->fd, NEW_FOLDER, 0777) == 0;
-    if (!made && errno == EEXIST)
+    const bool is_created = mkdirat(f->fd, NEW_FOLDER, 0777) == 0;
+    if (!is_created && errno == EEXIST)
         return ar_error_set(AR_ERR_IO, "%s/" NEW_FOLDER ": is in the way, and not one of ours", ARI_SHOW(f->path));
-    if (!made)
+    if (!is_created)
         return fail_entry(f, "make the folder", NEW_FOLDER);
     (void)unlinkat(f->fd, NEW_FOLDER, AT_REMOVEDIR);
     return AR_OK;
@@ -215,19 +215,19 @@ static bool exists(const ari_checkpoint_folder *f, const char *name)
     return fstatat(f->fd, name, &info, AT_SYMLINK_NOFOLLOW) == 0;
 }
 
-ar_status ari_checkpoint_folder_begin(ari_checkpoint_folder *f, char **gives, uint64_t step)
+ar_status ari_checkpoint_folder_begin(ari_checkpoint_folder *f, char **out, uint64_t step)
 {
     char name[ARI_CHECKPOINT_NAME];
     ari_checkpoint_name(name, step);
     if (exists(f, name) && !holds_ours_alone(f, name))
         return ar_error_set(AR_ERR_IO, "%s/%s: is in the way, and holds files that are not of a checkpoint",
                             ARI_SHOW(f->path), name);
-    AR_TRY(ari_file_path(gives, f->path, NEW_FOLDER));
+    AR_TRY(ari_file_path(out, f->path, NEW_FOLDER));
     ari_checkpoint_folder_abandon(f); /* what a failed removal may have left */
     if (mkdirat(f->fd, NEW_FOLDER, 0777) == 0)
         return AR_OK;
-    free(*gives);
-    *gives = NULL;
+    free(*out);
+    *out = NULL;
     return fail_entry(f, "make the folder", NEW_FOLDER);
 }
 
@@ -286,17 +286,17 @@ static int newest_first(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-void ari_checkpoint_folder_keep(ari_checkpoint_folder *f, uint64_t step, size_t keep)
+void ari_checkpoint_folder_keep(ari_checkpoint_folder *f, uint64_t step, size_t keep_count)
 {
     struct steps s = {.status = AR_OK};
     char name[ARI_CHECKPOINT_NAME];
-    size_t kept = 0;
-    if (keep == 0)
+    size_t kept_count = 0;
+    if (keep_count == 0)
         return;
     (void)for_each_name(f->fd, ".", note_step, &s);
     ARI_SORT(s.list, s.count, newest_first);
     for (size_t i = 0; i < s.count && s.status == AR_OK; i++) {
-        if (s.list[i] > step || kept++ < keep)
+        if (s.list[i] > step || kept_count++ < keep_count)
             continue;
         ari_checkpoint_name(name, s.list[i]);
         if (holds_ours_alone(f, name) && renameat(f->fd, name, f->fd, OLD_FOLDER) == 0)

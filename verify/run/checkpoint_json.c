@@ -23,43 +23,44 @@ _Static_assert(sizeof(size_t) == sizeof(uint64_t), "counts are sizes");
 
 /* An object of the file. */
 typedef struct object {
-    json_t *out;    /* to write to; NULL: `at` is read */
-    ari_json_at at; /* its name is the path in both cases */
-    const char *of; /* " of 'KEY'", where messages say of which object a key is, else "" */
+    json_t *out;          /* to write to; NULL: `at` is read */
+    ari_json_at location; /* its name is the path in both cases */
+    const char *context;  /* " of 'KEY'", where messages say of which object a key is, else "" */
 } object;
 
 static ar_status check_memory(const object *o, int failed)
 {
-    return failed == 0 ? AR_OK : ar_error_set(AR_ERR_MEMORY, "%s: no memory for its JSON", ARI_SHOW(o->at.name));
+    return failed == 0 ? AR_OK : ar_error_set(AR_ERR_MEMORY, "%s: no memory for its JSON", ARI_SHOW(o->location.name));
 }
 
 /* value: new; NULL without memory. */
-static ar_status put(const object *o, const char *key, json_t *value)
+static ar_status put_value(const object *o, const char *key, json_t *value)
 {
     return check_memory(o, json_object_set_new(o->out, key, value));
 }
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
 /* A number, or one of the strings that stand for what JSON has no number for. */
-static ar_status number_of(double *out, const ari_json_at *at, const char *key, const json_t *value)
+static ar_status number_of(double *out, const ari_json_at *location, const char *key, const json_t *value)
 {
     static const char *const names[] = {"NaN", "Infinity", "-Infinity"};
     const double values[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
     const size_t named = ari_word_of(json_string_value(value), names, 3);
     if (named == 3 && !json_is_number(value))
-        return ari_json_wrong(at, key, " is missing or no number");
+        return ari_json_wrong(location, key, " is missing or no number");
     *out = named < 3 ? values[named] : json_number_value(value);
     return AR_OK;
 }
 
 static ar_status read_number(const object *o, const char *key, double *x)
 {
-    return o->out ? put(o, key, ari_json_number(*x)) : number_of(x, &o->at, key, ari_json_get(&o->at, key));
+    return o->out ? put_value(o, key, ari_json_number(*x))
+                  : number_of(x, &o->location, key, ari_json_get(&o->location, key));
 }
 
 static ar_status read_count(const object *o, const char *key, size_t *n)
 {
-    return o->out ? put(o, key, json_integer((json_int_t)*n)) : ari_json_size(&o->at, key, 0, MAX_COUNT, n);
+    return o->out ? put_value(o, key, json_integer((json_int_t)*n)) : ari_json_size(&o->location, key, 0, MAX_COUNT, n);
 }
 
 /* On Darwin another type. */
@@ -73,7 +74,7 @@ static ar_status count64(const object *o, const char *key, uint64_t *n)
 
 static ar_status flag(const object *o, const char *key, bool *x)
 {
-    return o->out ? put(o, key, json_boolean(*x)) : ari_json_bool(&o->at, key, x);
+    return o->out ? put_value(o, key, json_boolean(*x)) : ari_json_bool(&o->location, key, x);
 }
 
 /* Writes or reads one of the names up to a NULL: *value is which. message: what follows a text that is none. */
@@ -81,32 +82,32 @@ static ar_status choice(const object *o, const char *key, const char *const *nam
 {
     const char *text = NULL;
     if (o->out)
-        return put(o, key, json_string(names[*value]));
-    AR_TRY(ari_json_string(&o->at, key, &text));
+        return put_value(o, key, json_string(names[*value]));
+    AR_TRY(ari_json_string(&o->location, key, &text));
     for (int i = 0; names[i] != NULL; i++) {
         if (strcmp(text, names[i]) == 0) {
             *value = i;
             return AR_OK;
         }
     }
-    return ari_json_wrong(&o->at, key, "%s is '%s', %s", o->of, ARI_SHOW(text), message);
+    return ari_json_wrong(&o->location, key, "%s is '%s', %s", o->context, ARI_SHOW(text), message);
 }
 
 /* Borrowed from the JSON that was read. */
 static ar_status text(const object *o, const char *key, const char **x)
 {
-    return o->out ? put(o, key, *x ? ari_json_text(*x) : json_null()) : ari_json_string_or(&o->at, key, x);
+    return o->out ? put_value(o, key, *x ? ari_json_text(*x) : json_null()) : ari_json_string_or(&o->location, key, x);
 }
 
 static ar_status hash(const object *o, const char *key, char hex[65])
 {
-    const char *said = NULL;
+    const char *stored_hash = NULL;
     if (o->out)
-        return put(o, key, hex[0] == '\0' ? json_null() : json_string(hex));
-    AR_TRY(ari_json_string_or(&o->at, key, &said));
-    if (said != NULL && (strlen(said) != 64 || strspn(said, "0123456789abcdef") != 64))
-        return ari_json_wrong(&o->at, key, " is '%s', expected 64 hexadecimal digits", ARI_SHOW(said));
-    snprintf(hex, 65, "%s", said == NULL ? "" : said);
+        return put_value(o, key, hex[0] == '\0' ? json_null() : json_string(hex));
+    AR_TRY(ari_json_string_or(&o->location, key, &stored_hash));
+    if (stored_hash != NULL && (strlen(stored_hash) != 64 || strspn(stored_hash, "0123456789abcdef") != 64))
+        return ari_json_wrong(&o->location, key, " is '%s', expected 64 hexadecimal digits", ARI_SHOW(stored_hash));
+    snprintf(hex, 65, "%s", stored_hash == NULL ? "" : stored_hash);
     return AR_OK;
 }
 
@@ -114,15 +115,15 @@ static ar_status inner_object(object *inner, const object *o, const char *key)
 {
     *inner = *o;
     if (o->out == NULL)
-        return ari_json_object(&o->at, key, &inner->at.object);
+        return ari_json_object(&o->location, key, &inner->location.object);
     inner->out = json_object();
-    return put(o, key, inner->out);
+    return put_value(o, key, inner->out);
 }
 
 /* An error of a check of values that were read is reported as one of the file. */
 static ar_status believed(const object *o, const char *key, ar_status st)
 {
-    return st == AR_ERR_ARG ? ari_json_wrong(&o->at, key, ": %s", ARI_SHOW(ar_error_message())) : st;
+    return st == AR_ERR_ARG ? ari_json_wrong(&o->location, key, ": %s", ARI_SHOW(ar_error_message())) : st;
 }
 
 /* --- the optimizer ------------------------------------------------------------------------------------------------ */
@@ -130,11 +131,12 @@ static ar_status group(const object *o, ar_param_group *g)
 {
     const char *glob = g->glob;
     if (o->out == NULL)
-        AR_TRY(ari_json_string(&o->at, "glob", &glob));
+        AR_TRY(ari_json_string(&o->location, "glob", &glob));
     if (strlen(glob) >= sizeof g->glob)
-        return ari_json_wrong(&o->at, "glob", " has %zu bytes, at most %zu are read", strlen(glob), sizeof g->glob - 1);
+        return ari_json_wrong(&o->location, "glob", " has %zu bytes, at most %zu are read", strlen(glob),
+                              sizeof g->glob - 1);
     if (o->out)
-        AR_TRY(put(o, "glob", json_string(glob)));
+        AR_TRY(put_value(o, "glob", json_string(glob)));
     else
         strcpy(g->glob, glob);
     AR_TRY(read_number(o, "lr_scale", &g->lr_scale));
@@ -146,27 +148,28 @@ static ar_status groups(const object *o, ar_optimizer_options *options)
     const json_t *list = NULL;
     json_t *out = NULL;
     if (o->out)
-        AR_TRY(put(o, "groups", out = json_array()));
+        AR_TRY(put_value(o, "groups", out = json_array()));
     else
-        AR_TRY(ari_json_array(&o->at, "groups", &list));
+        AR_TRY(ari_json_array(&o->location, "groups", &list));
     const size_t n = o->out ? options->groups : json_array_size(list);
     if (n > AR_PARAM_GROUPS)
-        return ari_json_wrong(&o->at, "groups", " has %zu entries, at most %d are read", n, AR_PARAM_GROUPS);
+        return ari_json_wrong(&o->location, "groups", " has %zu entries, at most %d are read", n, AR_PARAM_GROUPS);
     for (size_t i = 0; i < n; i++) {
-        const object in = {o->out ? json_object() : NULL, {json_array_get(list, i), o->at.name, o->at.code}, ""};
+        const object group_object = {
+            o->out ? json_object() : NULL, {json_array_get(list, i), o->location.name, o->location.code}, ""};
         if (o->out)
-            AR_TRY(check_memory(o, json_array_append_new(out, in.out)));
-        AR_TRY(group(&in, &options->group[i]));
+            AR_TRY(check_memory(o, json_array_append_new(out, group_object.out)));
+        AR_TRY(group(&group_object, &options->group[i]));
     }
     options->groups = n;
     return AR_OK;
 }
 
-static ar_status optimizer(const object *whole, ar_optimizer_options *options)
+static ar_status optimizer(const object *parent, ar_optimizer_options *options)
 {
     int kind = (int)options->kind, schedule = (int)options->schedule, decay = (int)options->decay;
     object o;
-    AR_TRY(inner_object(&o, whole, "optimizer"));
+    AR_TRY(inner_object(&o, parent, "optimizer"));
     AR_TRY(choice(&o, "kind", ari_optimizer_names, &kind, UNKNOWN));
     AR_TRY(read_number(&o, "lr", &options->lr));
     AR_TRY(read_number(&o, "momentum", &options->momentum));
@@ -183,7 +186,7 @@ static ar_status optimizer(const object *whole, ar_optimizer_options *options)
     AR_TRY(groups(&o, options));
     if (kind == (int)AR_OPTIMIZER_MUON)
         AR_TRY(flag(&o, "match_rms", &options->match_rms));
-    if (o.out ? options->qk_clip > 0.0 : ari_json_get(&o.at, "qk_clip") != NULL)
+    if (o.out ? options->qk_clip > 0.0 : ari_json_get(&o.location, "qk_clip") != NULL)
         AR_TRY(read_number(&o, "qk_clip", &options->qk_clip));
     options->kind = (ar_optimizer_kind)kind;
     options->schedule = (ar_schedule)schedule;
@@ -196,23 +199,23 @@ static ar_status seed(const object *o, uint64_t *value)
 {
     const char *text = NULL, *end = NULL;
     if (o->out)
-        return put(o, "seed", json_sprintf("%" PRIu64, *value));
-    AR_TRY(ari_json_string(&o->at, "seed", &text));
+        return put_value(o, "seed", json_sprintf("%" PRIu64, *value));
+    AR_TRY(ari_json_string(&o->location, "seed", &text));
     if (!ari_natural(value, text, &end) || *end != '\0')
-        return ari_json_wrong(&o->at, "seed", " is '%s', expected an integer from 0 to 2^64 - 1", ARI_SHOW(text));
+        return ari_json_wrong(&o->location, "seed", " is '%s', expected an integer from 0 to 2^64 - 1", ARI_SHOW(text));
     return AR_OK;
 }
 
 /* Without the key, as in older checkpoints: not packed. */
-static ar_status packing(const object *whole, ar_packing *p)
+static ar_status packing(const object *parent, ar_packing *p)
 {
     object o;
-    if (!whole->out)
-        *p = (ar_packing){ari_json_get(&whole->at, "packing") != NULL, AR_NO_SEPARATOR};
+    if (!parent->out)
+        *p = (ar_packing){ari_json_get(&parent->location, "packing") != NULL, AR_NO_SEPARATOR};
     if (!p->on)
         return AR_OK;
-    AR_TRY(inner_object(&o, whole, "packing"));
-    if (o.out ? p->separator != AR_NO_SEPARATOR : ari_json_get(&o.at, "separator") != NULL)
+    AR_TRY(inner_object(&o, parent, "packing"));
+    if (o.out ? p->separator != AR_NO_SEPARATOR : ari_json_get(&o.location, "separator") != NULL)
         return read_count(&o, "separator", &p->separator);
     return AR_OK;
 }
@@ -229,21 +232,21 @@ static ar_status router_losses(const object *o, ar_router_losses *r)
     r->balance = (ar_balance)value;
     AR_TRY(read_number(o, "balance_weight", &r->balance_weight));
     AR_TRY(read_number(o, "router_z_loss", &r->z_loss));
-    if (o->out ? fabs(r->bias_update) <= 0.0 : !ari_json_get(&o->at, "router_bias_update"))
+    if (o->out ? fabs(r->bias_update) <= 0.0 : !ari_json_get(&o->location, "router_bias_update"))
         return AR_OK; /* or of a version without */
     return read_number(o, "router_bias_update", &r->bias_update);
 }
 
 /* Without the key: of a version that had none of this. */
-static ar_status loss_options(const object *whole, ar_loss_options *options)
+static ar_status loss_options(const object *parent, ar_loss_options *options)
 {
     object o;
-    if (!whole->out && !ari_json_get(&whole->at, "loss"))
+    if (!parent->out && !ari_json_get(&parent->location, "loss"))
         return AR_OK;
-    AR_TRY(inner_object(&o, whole, "loss"));
+    AR_TRY(inner_object(&o, parent, "loss"));
     AR_TRY(read_number(&o, "label_smoothing", &options->label_smoothing));
     AR_TRY(read_number(&o, "z_loss", &options->z_loss));
-    if (o.out ? has_router_losses(&options->router) : ari_json_get(&o.at, "balance") != NULL)
+    if (o.out ? has_router_losses(&options->router) : ari_json_get(&o.location, "balance") != NULL)
         AR_TRY(router_losses(&o, &options->router));
     return believed(&o, "loss", o.out ? AR_OK : ari_loss_options_check(options, "cross-entropy"));
 }
@@ -261,7 +264,7 @@ static ar_status storage(const object *o, ar_dtype *dtype)
 static ar_status precision(const object *o, ar_precision *p)
 {
     int value = (int)*p;
-    if (!o->out && !ari_json_get(&o->at, "precision"))
+    if (!o->out && !ari_json_get(&o->location, "precision"))
         return AR_OK;
     AR_TRY(choice(o, "precision", ari_precision_names, &value, "expected f32, tf32 or bf16"));
     *p = (ar_precision)value;
@@ -271,31 +274,32 @@ static ar_status precision(const object *o, ar_precision *p)
 /* The number of samples trained on follows from the step. */
 static ar_status samples(const object *o, const ar_checkpoint_state *s)
 {
-    size_t want = s->step * s->batch, said = want;
-    AR_TRY(read_count(o, "samples", &said));
-    if (o->out == NULL && (__builtin_mul_overflow(s->step, s->batch, &want) || said != want))
-        return ari_json_wrong(&o->at, "samples", " is %zu, expected %" PRIu64 " steps of %zu", said, s->step, s->batch);
+    size_t want = s->step * s->batch, sample_count = want;
+    AR_TRY(read_count(o, "samples", &sample_count));
+    if (o->out == NULL && (__builtin_mul_overflow(s->step, s->batch, &want) || sample_count != want))
+        return ari_json_wrong(&o->location, "samples", " is %zu, expected %" PRIu64 " steps of %zu", sample_count,
+                              s->step, s->batch);
     return AR_OK;
 }
 
-static ar_status data(const object *whole, ari_checkpoint_read *r)
+static ar_status data(const object *parent, ari_checkpoint_read *r)
 {
     ar_checkpoint_state *s = &r->state;
     int format = (int)s->data_format - AR_DATA_BYTES;
     object o;
-    if (whole->out && s->data_hash == NULL)
-        return put(whole, "data", json_null());
-    if (!whole->out && ari_json_get(&whole->at, "data") == NULL)
+    if (parent->out && s->data_hash == NULL)
+        return put_value(parent, "data", json_null());
+    if (!parent->out && ari_json_get(&parent->location, "data") == NULL)
         return AR_OK;
-    AR_TRY(inner_object(&o, whole, "data"));
-    o.of = " of 'data'";
+    AR_TRY(inner_object(&o, parent, "data"));
+    o.context = " of 'data'";
     AR_TRY(text(&o, "path", &s->data_path));
     AR_TRY(choice(&o, "format", ari_data_format_names + AR_DATA_BYTES, &format,
                   "expected bytes, u16, u32, safetensors or jsonl"));
     AR_TRY(read_count(&o, "tokens", &s->data_tokens));
     AR_TRY(hash(&o, "sha256", r->data_hash));
     if (r->data_hash[0] == '\0')
-        return ari_json_wrong(&o.at, "sha256", " is missing");
+        return ari_json_wrong(&o.location, "sha256", " is missing");
     s->data_format = (ar_data_format)(format + AR_DATA_BYTES);
     s->data_hash = r->data_hash;
     return AR_OK;
@@ -303,22 +307,22 @@ static ar_status data(const object *whole, ari_checkpoint_read *r)
 
 static ar_status losses(const object *o, ar_checkpoint_state *s)
 {
-    const size_t most = s->losses < AR_CHECKPOINT_LOSSES ? s->losses : AR_CHECKPOINT_LOSSES;
+    const size_t loss_count = s->losses < AR_CHECKPOINT_LOSSES ? s->losses : AR_CHECKPOINT_LOSSES;
     const json_t *list = NULL;
     float *loss = NULL;
     if (o->out)
-        return put(o, "losses", ari_json_floats(s->loss + (s->losses - most), most));
-    AR_TRY(ari_json_array(&o->at, "losses", &list));
+        return put_value(o, "losses", ari_json_floats(s->loss + (s->losses - loss_count), loss_count));
+    AR_TRY(ari_json_array(&o->location, "losses", &list));
     const size_t n = json_array_size(list);
     if (n > AR_CHECKPOINT_LOSSES || n > s->step)
-        return ari_json_wrong(&o->at, "losses",
+        return ari_json_wrong(&o->location, "losses",
                               " has %zu entries, expected at most one for each of the %" PRIu64 " steps and %zu", n,
                               s->step, AR_CHECKPOINT_LOSSES);
     AR_TRY(ARI_ALLOC(&loss, n, "losses"));
     s->loss = loss;
     for (; s->losses < n; s->losses++) {
         double value = 0;
-        AR_TRY(number_of(&value, &o->at, "losses", json_array_get(list, s->losses)));
+        AR_TRY(number_of(&value, &o->location, "losses", json_array_get(list, s->losses)));
         loss[s->losses] = (float)value;
     }
     return AR_OK;
@@ -343,7 +347,7 @@ static ar_status state(const object *o, ari_checkpoint_read *r)
     AR_TRY(storage(o, &s->storage));
     AR_TRY(read_number(o, "loss_scale", &s->loss_scale));
     AR_TRY(count64(o, "loss_scale_steps", &s->loss_scale_steps));
-    if (o->out || ari_json_get(&o->at, "loss_scale_static"))
+    if (o->out || ari_json_get(&o->location, "loss_scale_static"))
         AR_TRY(flag(o, "loss_scale_static", &s->loss_scale_static));
     AR_TRY(read_count(o, "batch", &s->batch));
     AR_TRY(read_count(o, "seq", &s->seq));
@@ -360,51 +364,51 @@ static ar_status state(const object *o, ari_checkpoint_read *r)
 /* --- the file ----------------------------------------------------------------------------------------------------- */
 ar_status ari_checkpoint_text_hash(char hex[65], const json_t *o)
 {
-    ARI_OWNED char *all = json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS);
-    if (all == NULL)
+    ARI_OWNED char *json_text = json_dumps(o, JSON_COMPACT | JSON_SORT_KEYS);
+    if (json_text == NULL)
         return ar_error_set(AR_ERR_MEMORY, "no memory for the text of a checkpoint's state");
-    ari_sha256_of(hex, all, strlen(all));
+    ari_sha256_of(hex, json_text, strlen(json_text));
     return AR_OK;
 }
 
 ar_status ari_checkpoint_write_json(const char *path, const ar_checkpoint_state *s, const ari_checkpoint_hashes *hashes)
 {
-    ari_checkpoint_read whole = {.state = *s, .hashes = *hashes};
+    ari_checkpoint_read contents = {.state = *s, .hashes = *hashes};
     json_auto_t *root = json_object();
     const object o = {root, {NULL, path, AR_ERR_FORMAT}, ""};
-    char own[65];
-    snprintf(whole.data_hash, sizeof whole.data_hash, "%s", s->data_hash == NULL ? "" : s->data_hash);
-    AR_TRY(put(&o, "format", json_string(ARI_CHECKPOINT_FORMAT)));
-    AR_TRY(put(&o, "version", json_integer(ARI_CHECKPOINT_VERSION)));
-    AR_TRY(state(&o, &whole));
-    AR_TRY(ari_checkpoint_text_hash(own, o.out));
-    AR_TRY(put(&o, ARI_CHECKPOINT_OWN_HASH, json_string(own)));
+    char text_hash[65];
+    snprintf(contents.data_hash, sizeof contents.data_hash, "%s", s->data_hash == NULL ? "" : s->data_hash);
+    AR_TRY(put_value(&o, "format", json_string(ARI_CHECKPOINT_FORMAT)));
+    AR_TRY(put_value(&o, "version", json_integer(ARI_CHECKPOINT_VERSION)));
+    AR_TRY(state(&o, &contents));
+    AR_TRY(ari_checkpoint_text_hash(text_hash, o.out));
+    AR_TRY(put_value(&o, ARI_CHECKPOINT_OWN_HASH, json_string(text_hash)));
     return ari_json_save(root, path);
 }
 
 /* Before anything is believed: whose file this is, of which version, and whether it is as it was written. */
 static ar_status check_whole(const object *o, json_t *root)
 {
-    const ari_json_at *at = &o->at;
+    const ari_json_at *location = &o->location;
     const char *format = NULL;
-    char said[65], own[65];
+    char stored_hash[65], actual_hash[65];
     size_t version = 0;
     if (!json_is_object(root))
-        return ar_error_set(AR_ERR_FORMAT, "%s: expected a JSON object", ARI_SHOW(at->name));
-    AR_TRY(ari_json_string(at, "format", &format));
+        return ar_error_set(AR_ERR_FORMAT, "%s: expected a JSON object", ARI_SHOW(location->name));
+    AR_TRY(ari_json_string(location, "format", &format));
     if (strcmp(format, ARI_CHECKPOINT_FORMAT) != 0)
         return ar_error_set(AR_ERR_FORMAT, "%s: key 'format' is '%s', expected '" ARI_CHECKPOINT_FORMAT "'",
-                            ARI_SHOW(at->name), ARI_SHOW(format));
-    AR_TRY(ari_json_size(at, "version", 1, MAX_COUNT, &version));
+                            ARI_SHOW(location->name), ARI_SHOW(format));
+    AR_TRY(ari_json_size(location, "version", 1, MAX_COUNT, &version));
     if (version != ARI_CHECKPOINT_VERSION)
-        return ar_error_set(AR_ERR_FORMAT, "%s: has version %zu, this program reads version %d", ARI_SHOW(at->name),
-                            version, ARI_CHECKPOINT_VERSION);
-    AR_TRY(hash(o, ARI_CHECKPOINT_OWN_HASH, said));
+        return ar_error_set(AR_ERR_FORMAT, "%s: has version %zu, this program reads version %d",
+                            ARI_SHOW(location->name), version, ARI_CHECKPOINT_VERSION);
+    AR_TRY(hash(o, ARI_CHECKPOINT_OWN_HASH, stored_hash));
     (void)json_object_del(root, ARI_CHECKPOINT_OWN_HASH);
-    AR_TRY(ari_checkpoint_text_hash(own, root));
-    if (strcmp(said, own) != 0)
-        return ar_error_set(AR_ERR_DATA, "%s: damaged: its text has the hash %.12s, it says %.12s", ARI_SHOW(at->name),
-                            own, said[0] == '\0' ? "none" : said);
+    AR_TRY(ari_checkpoint_text_hash(actual_hash, root));
+    if (strcmp(stored_hash, actual_hash) != 0)
+        return ar_error_set(AR_ERR_DATA, "%s: damaged: its text has the hash %.12s, it says %.12s",
+                            ARI_SHOW(location->name), actual_hash, stored_hash[0] == '\0' ? "none" : stored_hash);
     return AR_OK;
 }
 

@@ -27,31 +27,32 @@ struct ar_checkpoint {
     char *path;
     ari_checkpoint_read read;
     ar_st_file *weights, *optimizer; /* optimizer NULL: the checkpoint has no state */
-    ari_weights *apart; /* of a model whose files have experts stacked; NULL: weights has each by its name */
+    ari_weights
+        *unstacked_weights; /* of a model whose files have experts stacked; NULL: weights has each by its name */
 };
 
 /* --- which folder ------------------------------------------------------------------------------------------------- */
 /* Resolved once, so that a `latest` that changes meanwhile cannot mix two checkpoints. */
-static ar_status find_folder(char **gives, const char *path)
+static ar_status find_folder(char **out, const char *path)
 {
     ARI_OWNED char *latest = NULL;
-    bool has = false;
+    bool has_training = false;
     if (path == NULL || path[0] == '\0')
         return ar_error_set(AR_ERR_ARG, "the checkpoint to read has no name");
     if (access(path, F_OK) != 0)
         return ari_io_fail("find the checkpoint", path);
     AR_TRY(ari_file_path(&latest, path, ARI_CHECKPOINT_LATEST));
-    *gives = realpath(latest, NULL);
-    if (*gives != NULL)
-        AR_TRY(ari_file_is_in(&has, *gives, ARI_CHECKPOINT_TRAINING));
-    if (has)
+    *out = realpath(latest, NULL);
+    if (*out != NULL)
+        AR_TRY(ari_file_is_in(&has_training, *out, ARI_CHECKPOINT_TRAINING));
+    if (has_training)
         return AR_OK;
-    free(*gives);
-    *gives = realpath(path, NULL);
-    if (*gives == NULL)
+    free(*out);
+    *out = realpath(path, NULL);
+    if (*out == NULL)
         return ari_io_fail("find the checkpoint", path);
-    AR_TRY(ari_file_is_in(&has, *gives, ARI_CHECKPOINT_TRAINING));
-    if (has)
+    AR_TRY(ari_file_is_in(&has_training, *out, ARI_CHECKPOINT_TRAINING));
+    if (has_training)
         return AR_OK;
     return ar_error_set(AR_ERR_NOT_FOUND,
                         "%s: is no checkpoint: it has no " ARI_CHECKPOINT_TRAINING " and no '" ARI_CHECKPOINT_LATEST
@@ -96,13 +97,13 @@ static ar_status compare_hash(const char *path, const char *got, const char *wan
                         ARI_SHOW(path), got, want);
 }
 
-static ar_status open_tensors(ar_st_file **gives, const char *folder, const char *name, const char *want)
+static ar_status open_tensors(ar_st_file **out, const char *folder, const char *name, const char *want)
 {
     ARI_OWNED char *path = NULL;
     char hash[65];
     AR_TRY(ari_file_path(&path, folder, name));
-    AR_TRY(ari_st_open(gives, path));
-    AR_TRY(hash_file(hash, path, *gives));
+    AR_TRY(ari_st_open(out, path));
+    AR_TRY(hash_file(hash, path, *out));
     return compare_hash(path, hash, want);
 }
 
@@ -125,7 +126,7 @@ static ar_status take_apart(ar_checkpoint *c)
 {
     ar_config config;
     const bool stacked = ar_config_load(&config, c->path) == AR_OK && ari_family_of(config.arch)->interleaved;
-    return stacked ? ari_weights_load(&c->apart, &config, c->path) : AR_OK;
+    return stacked ? ari_weights_load(&c->unstacked_weights, &config, c->path) : AR_OK;
 }
 
 static ar_status open_all(ar_checkpoint *c, const char *path)
@@ -152,12 +153,12 @@ static ar_status open_all(ar_checkpoint *c, const char *path)
                                    : open_tensors(&c->optimizer, c->path, ARI_CHECKPOINT_OPTIMIZER, h->optimizer);
 }
 
-ar_status ar_checkpoint_open(ar_checkpoint **gives, const char *path)
+ar_status ar_checkpoint_open(ar_checkpoint **out, const char *path)
 {
     ARI_OWNED_BY(ar_checkpoint_close) ar_checkpoint *c = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&c, 1, "a checkpoint"));
     AR_TRY(open_all(c, path));
-    ARI_GIVE(gives, c);
+    ARI_GIVE(out, c);
     return AR_OK;
 }
 
@@ -167,7 +168,7 @@ void ar_checkpoint_close(ar_checkpoint *c)
         return;
     ari_st_close(c->weights);
     ari_st_close(c->optimizer);
-    ari_weights_destroy(c->apart);
+    ari_weights_destroy(c->unstacked_weights);
     ari_checkpoint_read_fini(&c->read);
     free(c->path);
     free(c);
@@ -203,7 +204,8 @@ static const float *find_in(const ar_st_file *f, const char *name, size_t count)
 const float *ari_checkpoint_find(void *user, const char *name, size_t count)
 {
     const ar_checkpoint *c = user;
-    return c->apart ? ari_weights_find(c->apart, name, count) : find_in(c->weights, name, count);
+    return c->unstacked_weights ? ari_weights_find(c->unstacked_weights, name, count)
+                                : find_in(c->weights, name, count);
 }
 
 static const float *full_of(const ar_checkpoint *c, const ar_param *p)
@@ -240,7 +242,7 @@ bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const
 /* ar_optimizer_load finds missing state. */
 static ar_status check_own(const ar_checkpoint *c, const ar_param *p, bool state)
 {
-    static const char *const kept[] = {"master", "momentum_buffer", "exp_avg", "exp_avg_sq"};
+    static const char *const state_names[] = {"master", "momentum_buffer", "exp_avg", "exp_avg_sq"};
     const ar_st_entry *e = ari_st_find(c->weights, p->name);
     char name[256];
     if (e != NULL)
@@ -248,8 +250,8 @@ static ar_status check_own(const ar_checkpoint *c, const ar_param *p, bool state
     else if (full_of(c, p) == NULL)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", ARI_SHOW(c->path),
                             p->name);
-    for (size_t i = 0; state && i < sizeof kept / sizeof *kept; i++) {
-        snprintf(name, sizeof name, "%s.%s", p->name, kept[i]);
+    for (size_t i = 0; state && i < sizeof state_names / sizeof *state_names; i++) {
+        snprintf(name, sizeof name, "%s.%s", p->name, state_names[i]);
         e = ari_st_find(c->optimizer, name);
         if (e != NULL)
             AR_TRY(check_shape(c, e, p));
@@ -266,36 +268,36 @@ typedef struct param_names {
 
 static ar_status add_name(void *user, const char *name, int ndim, const size_t *shape)
 {
-    param_names *all = user;
+    param_names *names = user;
     (void)ndim;
     (void)shape;
-    AR_TRY(ARI_GROW(&all->list, &all->capacity, all->n, "names of parameters"));
-    snprintf(all->list[all->n++], sizeof *all->list, "%s", name);
+    AR_TRY(ARI_GROW(&names->list, &names->capacity, names->n, "names of parameters"));
+    snprintf(names->list[names->n++], sizeof *names->list, "%s", name);
     return AR_OK;
 }
 
-static bool has_name(const param_names *all, const char *name, size_t length)
+static bool has_name(const param_names *names, const char *name, size_t length)
 {
     param_name key;
-    if (length >= sizeof key || all->n == 0)
+    if (length >= sizeof key || names->n == 0)
         return false;
     snprintf(key, sizeof key, "%.*s", (int)length, name);
-    return bsearch(key, all->list, all->n, sizeof *all->list, ari_by_text) != NULL;
+    return bsearch(key, names->list, names->n, sizeof *names->list, ari_by_text) != NULL;
 }
 
-static ar_status check_names(const ar_checkpoint *c, param_names *all, bool state)
+static ar_status check_names(const ar_checkpoint *c, param_names *names, bool state)
 {
     const ar_checkpoint_state *s = &c->read.state;
-    ARI_SORT(all->list, all->n, ari_by_text);
-    for (size_t i = 0; !c->apart && i < ari_st_tensor_count(c->weights); i++) {
+    ARI_SORT(names->list, names->n, ari_by_text);
+    for (size_t i = 0; !c->unstacked_weights && i < ari_st_tensor_count(c->weights); i++) {
         const char *name = ari_st_at(c->weights, i)->name;
-        if (!has_name(all, name, strlen(name)))
+        if (!has_name(names, name, strlen(name)))
             return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is in the weights, but the model has none of that name",
                                 ARI_SHOW(c->path), ARI_SHOW(name));
     }
     for (size_t i = 0; state && i < ari_st_tensor_count(c->optimizer); i++) {
         const char *name = ari_st_at(c->optimizer, i)->name, *dot = strrchr(name, '.');
-        if (dot == NULL || !has_name(all, name, (size_t)(dot - name)) ||
+        if (dot == NULL || !has_name(names, name, (size_t)(dot - name)) ||
             !ari_checkpoint_keeps(&s->optimizer, s->storage, dot + 1))
             return ar_error_set(AR_ERR_FORMAT, "%s: tensor '%s' is no state of a parameter of the model with %s",
                                 ARI_SHOW(c->path), ARI_SHOW(name), ari_optimizer_name(s->optimizer.kind));
@@ -305,40 +307,40 @@ static ar_status check_names(const ar_checkpoint *c, param_names *all, bool stat
 
 ar_status ari_checkpoint_check_names(const ar_checkpoint *c, const ar_config *config)
 {
-    param_names all = {.n = 0};
-    ar_status st = ari_param_list(config, add_name, &all);
+    param_names names = {.n = 0};
+    ar_status st = ari_param_list(config, add_name, &names);
     if (st == AR_OK)
-        st = check_names(c, &all, c->optimizer != NULL);
-    free(all.list);
+        st = check_names(c, &names, c->optimizer != NULL);
+    free(names.list);
     return st;
 }
 
 static ar_status check_listed(const ar_checkpoint *c, ar_param *const *params, size_t n, bool state)
 {
-    param_names all = {.n = 0};
+    param_names names = {.n = 0};
     ar_status st = AR_OK;
     for (size_t i = 0; i < n && st == AR_OK; i++)
-        st = add_name(&all, params[i]->name, 0, NULL);
+        st = add_name(&names, params[i]->name, 0, NULL);
     if (st == AR_OK)
-        st = check_names(c, &all, state);
-    free(all.list);
+        st = check_names(c, &names, state);
+    free(names.list);
     return st;
 }
 
-ar_status ari_checkpoint_check(const ar_checkpoint *c, ar_param *const *params, size_t n, bool state, bool all)
+ar_status ari_checkpoint_check(const ar_checkpoint *c, ar_param *const *params, size_t n, bool state, bool is_complete)
 {
     if (state && c->optimizer == NULL)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: has no optimizer state", ARI_SHOW(c->path));
     for (size_t i = 0; i < n; i++)
         AR_TRY(check_own(c, params[i], state));
-    return all ? check_listed(c, params, n, state) : AR_OK;
+    return is_complete ? check_listed(c, params, n, state) : AR_OK;
 }
 
 ar_status ar_checkpoint_load(const ar_checkpoint *c, ar_ctx *ctx, ar_param *const *params, size_t n,
                              ar_optimizer *optimizer)
 {
-    const bool state = optimizer != NULL, all = ar_comm_size(ctx->pipeline) == 1 && ar_comm_size(ctx->ep) == 1;
-    AR_TRY(ari_checkpoint_check(c, params, n, state, all));
+    const bool state = optimizer != NULL, is_complete = ar_comm_size(ctx->pipeline) == 1 && ar_comm_size(ctx->ep) == 1;
+    AR_TRY(ari_checkpoint_check(c, params, n, state, is_complete));
     for (size_t i = 0; i < n; i++)
         AR_TRY(ar_param_set(params[i], ctx, full_of(c, params[i])));
     if (!state)

@@ -19,7 +19,7 @@ ARI_OWNER(ar_checkpoint_writer, ar_checkpoint_writer_destroy)
 
 struct ar_checkpoint_writer {
     ari_checkpoint_folder folder;
-    size_t keep;
+    size_t keep_count;
     unsigned char *config; /* the text of config.json; NULL: none */
     size_t config_bytes;
     char config_hash[65];
@@ -43,18 +43,18 @@ static ar_status read_config(ar_checkpoint_writer *w, const char *path, const ar
     return AR_OK;
 }
 
-ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **gives, const ar_checkpoint_options *o)
+ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **out, const ar_checkpoint_options *o)
 {
     ARI_OWNED_BY(ar_checkpoint_writer_destroy) ar_checkpoint_writer *w = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&w, 1, "a writer of checkpoints"));
-    w->keep = o->keep;
+    w->keep_count = o->keep;
     w->folder.fd = -1;
     if (o->config != NULL)
         AR_TRY(read_config(w, o->config, o->changed));
     AR_TRY(ari_full_set_create(&w->set, o->process));
     if (!o->process || ar_process_rank(o->process) == 0)
         AR_TRY(ari_checkpoint_folder_open(&w->folder, o->folder, o->fresh));
-    ARI_GIVE(gives, w);
+    ARI_GIVE(out, w);
     return AR_OK;
 }
 
@@ -78,44 +78,46 @@ const char *ari_checkpoint_written(const ar_checkpoint_writer *w)
 
 /* Puts a parameter into what holds its layer's experts together, among n that were made; a new one owns its values, and
  * its name behind them. */
-static ar_status stack_one(ar_st_tensor *made, size_t *n, const ari_stacked *s, const ar_st_tensor *t)
+static ar_status stack_one(ar_st_tensor *stacks, size_t *n, const ari_stacked *s, const ar_st_tensor *t)
 {
-    const size_t all = ari_volume(s->shape, s->ndim), cols = t->ndim == 2 ? t->shape[1] : 1;
-    const float *from = t->data;
+    const size_t stack_size = ari_volume(s->shape, s->ndim), cols = t->ndim == 2 ? t->shape[1] : 1;
+    const float *src = t->data;
     float *values = NULL;
     size_t k = *n;
-    while (k > 0 && strcmp(made[k - 1].name, s->name) != 0)
+    while (k > 0 && strcmp(stacks[k - 1].name, s->name) != 0)
         k--;
     if (k == 0) {
-        AR_TRY(ARI_ALLOC_ZERO(&values, all + sizeof s->name, s->name));
-        made[*n] = (ar_st_tensor){
-            .name = memcpy(values + all, s->name, sizeof s->name), .dtype = t->dtype, .ndim = s->ndim, .data = values};
-        memcpy(made[*n].shape, s->shape, sizeof s->shape);
+        AR_TRY(ARI_ALLOC_ZERO(&values, stack_size + sizeof s->name, s->name));
+        stacks[*n] = (ar_st_tensor){.name = memcpy(values + stack_size, s->name, sizeof s->name),
+                                    .dtype = t->dtype,
+                                    .ndim = s->ndim,
+                                    .data = values};
+        memcpy(stacks[*n].shape, s->shape, sizeof s->shape);
         k = ++*n;
     }
-    values = (float *)(uintptr_t)made[k - 1].data + all / s->shape[0] * s->expert + s->row;
+    values = (float *)(uintptr_t)stacks[k - 1].data + stack_size / s->shape[0] * s->expert + s->row;
     for (size_t i = 0; i < t->shape[0] * cols; i++)
-        values[i / cols * s->step[0] + i % cols * s->step[1]] = from[i];
+        values[i / cols * s->step[0] + i % cols * s->step[1]] = src[i];
     return AR_OK;
 }
 
-/* As transformers has GPT-OSS's: the experts of a layer in one tensor each, the last ones in the list, from *own on. */
-static ar_status stack_experts(ar_st_tensor *list, size_t *n, size_t *own, const ar_config *c)
+/* As transformers has GPT-OSS's: the experts of a layer in one tensor each, the last ones in the list, from *owned_begin on. */
+static ar_status stack_experts(ar_st_tensor *list, size_t *n, size_t *owned_begin, const ar_config *c)
 {
-    ARI_OWNED ar_st_tensor *made = NULL;
-    size_t kept = 0, stacked = 0;
+    ARI_OWNED ar_st_tensor *stacks = NULL;
+    size_t unstacked = 0, stacked = 0;
     ar_status st = AR_OK;
-    AR_TRY(ARI_ALLOC_ZERO(&made, *n, "a list of full tensors"));
+    AR_TRY(ARI_ALLOC_ZERO(&stacks, *n, "a list of full tensors"));
     for (size_t i = 0; i < *n && st == AR_OK; i++) {
         ari_stacked s;
         if (ari_stacked_of(&s, c, list[i].name, list[i].ndim, list[i].shape) && s.step[0] > 0)
-            st = stack_one(made, &stacked, &s, &list[i]);
+            st = stack_one(stacks, &stacked, &s, &list[i]);
         else
-            list[kept++] = list[i];
+            list[unstacked++] = list[i];
     }
-    memcpy(list + kept, made, stacked * sizeof *made);
-    *own = kept;
-    *n = kept + stacked;
+    memcpy(list + unstacked, stacks, stacked * sizeof *stacks);
+    *owned_begin = unstacked;
+    *n = unstacked + stacked;
     return st;
 }
 
@@ -125,16 +127,16 @@ static ar_status write_tensors(const ar_checkpoint_writer *w, const char *folder
     static const char *const metadata[] = {"format", "pt"};
     ARI_OWNED ar_st_tensor *list = NULL;
     ARI_OWNED char *path = NULL;
-    size_t n = 0, own = SIZE_MAX;
+    size_t n = 0, owned_begin = SIZE_MAX;
     AR_TRY(ari_file_path(&path, folder, state ? ARI_CHECKPOINT_OPTIMIZER : ARI_CHECKPOINT_WEIGHTS));
     ar_status st = ari_full_set_entries(w->set, state, &list, &n);
     if (st == AR_OK && !state && w->config)
-        st = stack_experts(list, &n, &own, &w->model);
+        st = stack_experts(list, &n, &owned_begin, &w->model);
     if (st == AR_OK)
         st = ari_tensors_hash(hash, list, n);
     if (st == AR_OK)
         st = ari_st_write(path, list, n, metadata, 1);
-    for (size_t i = own; i < n; i++)
+    for (size_t i = owned_begin; i < n; i++)
         free((void *)(uintptr_t)list[i].data);
     return st;
 }
@@ -151,11 +153,11 @@ static ar_status write_config(const ar_checkpoint_writer *w, const char *folder)
 /* A state that cannot be read is refused now, rather than when the run is to be resumed. */
 static ar_status write_training(const char *folder, const ar_checkpoint_state *state, const ari_checkpoint_hashes *h)
 {
-    ARI_ENDED(ari_checkpoint_read_fini) ari_checkpoint_read again = {.root = NULL};
+    ARI_ENDED(ari_checkpoint_read_fini) ari_checkpoint_read readback = {.root = NULL};
     ARI_OWNED char *path = NULL;
     AR_TRY(ari_file_path(&path, folder, ARI_CHECKPOINT_TRAINING));
     AR_TRY(ari_checkpoint_write_json(path, state, h));
-    return ari_checkpoint_read_json(&again, path);
+    return ari_checkpoint_read_json(&readback, path);
 }
 
 static ar_status write_files(const ar_checkpoint_writer *w, const char *folder, const ar_checkpoint_state *state,
@@ -186,7 +188,7 @@ static ar_status write_checkpoint(ar_checkpoint_writer *w, const ar_checkpoint_s
     AR_TRY(ari_checkpoint_folder_publish(&w->folder, state->step));
     free(w->written);
     ARI_GIVE(&w->written, written);
-    ari_checkpoint_folder_keep(&w->folder, state->step, w->keep);
+    ari_checkpoint_folder_keep(&w->folder, state->step, w->keep_count);
     return AR_OK;
 }
 

@@ -125,8 +125,8 @@ static void measure_memory(const ar_ctx *ctx, const ari_trainer *t, ar_rank_memo
     const ar_arith_ops *arith = ar_ctx_arith(ctx);
     for (size_t i = 0; i < t->n; i++) {
         const ar_param *p = t->params[i];
-        const size_t held = ari_value_is_shared(p) ? p->share->count : ar_tensor_count(&p->value);
-        m->weights += held * ar_dtype_bytes(p->value.dtype);
+        const size_t local_count = ari_value_is_shared(p) ? p->share->count : ar_tensor_count(&p->value);
+        m->weights += local_count * ar_dtype_bytes(p->value.dtype);
         m->operands += arith->operand_bytes(p);
         m->gradients += p->share ? arith->bucket_bytes(p->share->count, p->value.dtype) : arith->grad_bytes(p);
     }
@@ -163,8 +163,8 @@ static ar_status train_rank(ar_ctx *ctx, const ari_cluster_options *o, rank_resu
     return st;
 }
 
-/* apart: a failure does not reach the other ranks by itself, as it does in the simulated cluster. */
-static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_options *o, bool apart,
+/* is_isolated: a failure does not reach the other ranks by itself, as it does in the simulated cluster. */
+static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_options *o, bool is_isolated,
                           rank_result *result)
 {
     const int r = ar_comm_rank(world);
@@ -201,10 +201,10 @@ static ar_status run_rank(ar_comm *world, ar_device *device, const ari_cluster_o
     result->routed = ctx->routed;
     for (int k = 0; k < ARI_COLLECTIVE_KINDS; k++)
         result->calls[k] = ari_ctx_calls(ctx, ari_collective_kind[k]);
-    size_t now = 0;
-    ar_ctx_memory(ctx, &now, &result->memory.rank.peak);
+    size_t current_bytes = 0;
+    ar_ctx_memory(ctx, &current_bytes, &result->memory.rank.peak);
 done:
-    if (st != AR_OK && apart)
+    if (st != AR_OK && is_isolated)
         st = ari_process_fail(world, st);
     ar_ctx_destroy(ctx);
     ar_parallel_groups_end(&groups);
@@ -246,13 +246,13 @@ static ar_status run_threads(ari_cluster_result *result, job *j, int ranks)
     if (ari_run_by_nccl(&j->o->run, ranks))
         return run_nccl_threads(j, ranks);
     ar_sim_options sim = j->o->run.sim;
-    ARI_OWNED_BY(ar_trace_destroy) ar_trace *own = NULL;
+    ARI_OWNED_BY(ar_trace_destroy) ar_trace *owned_trace = NULL;
     sim.timeout_ns = sim.timeout_ns ? sim.timeout_ns : LONGEST_WAIT_NS;
     /* Bytes are counted as each rank's own, and predicted so: the last one to come must not move everybody's. */
     sim.algorithm = sim.algorithm == AR_SIM_AUTO ? AR_SIM_DIRECT : sim.algorithm;
     if (sim.cluster && !sim.trace) {
-        AR_TRY(ar_trace_create(&own));
-        sim.trace = own;
+        AR_TRY(ar_trace_create(&owned_trace));
+        sim.trace = owned_trace;
     }
     AR_TRY(ar_sim_run(ranks, &sim, rank_main, j, result->reports));
     if (!sim.cluster)
@@ -290,11 +290,11 @@ static ar_status take_result(void *user, int rank, ari_bytes *b)
 static ar_status share_results(job *j, int ranks, float *losses)
 {
     const size_t steps = ari_run_steps(&j->o->run);
-    const rank_result *own = &j->rank[ar_process_rank(j->o->run.process)];
+    const rank_result *local_result = &j->rank[ar_process_rank(j->o->run.process)];
     ARI_ENDED(ari_bytes_fini) ari_bytes bytes = {.count = 0};
-    ar_status st = ari_bytes_put(&bytes, own, sizeof *own);
+    ar_status st = ari_bytes_put(&bytes, local_result, sizeof *local_result);
     if (st == AR_OK)
-        st = ari_bytes_put(&bytes, own->loss, steps * sizeof *own->loss);
+        st = ari_bytes_put(&bytes, local_result->loss, steps * sizeof *local_result->loss);
     st = ari_process_agree(j->o->run.process, st);
     if (st == AR_OK)
         st = ari_process_collect(j->o->run.process, &bytes, take_result, j);
@@ -326,24 +326,24 @@ static ar_status ignore(void *user, const ar_tap_event *event)
 
 ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int rank, const ar_device *like)
 {
-    ari_cluster_options own = *o;
+    ari_cluster_options dry_options = *o;
     ARI_OWNED float *losses = NULL;
     ARI_OWNED_BY(ar_comm_destroy) ar_comm *world = NULL;
     ARI_OWNED_BY(ar_device_destroy) ar_device *device = NULL;
-    own.run.steps = o->routes || o->module || o->ledger ? o->run.steps : o->run.steps > 0;
-    own.run.fault = o->faulty ? o->run.fault : NULL;
-    own.run.process = NULL;
-    own.dry = true;
-    own.weights = NULL;
+    dry_options.run.steps = o->routes || o->module || o->ledger ? o->run.steps : o->run.steps > 0;
+    dry_options.run.fault = o->faulty ? o->run.fault : NULL;
+    dry_options.run.process = NULL;
+    dry_options.dry = true;
+    dry_options.weights = NULL;
     if (!o->dry) {
-        own.tap = o->tap ? ignore : NULL;
-        own.tap_user = NULL;
+        dry_options.tap = o->tap ? ignore : NULL;
+        dry_options.tap_user = NULL;
     }
-    AR_TRY(ARI_ALLOC(&losses, ari_run_steps(&own.run), "losses"));
+    AR_TRY(ARI_ALLOC(&losses, ari_run_steps(&dry_options.run), "losses"));
     rank_result result = {.loss = losses};
     AR_TRY(ari_dry_comm_create(&world, rank, ar_parallel_world(&o->run.parallel), o->ledger));
     AR_TRY(ari_dry_device_create(&device, like, o->ledger));
-    AR_TRY(run_rank(world, device, &own, false, &result));
+    AR_TRY(run_rank(world, device, &dry_options, false, &result));
     *m = result.memory;
     m->bytes = result.read + result.written;
     m->routed = result.routed;

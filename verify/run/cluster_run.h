@@ -100,7 +100,7 @@ AR_NODISCARD ar_status ari_trainer_step(ar_train_result *result, ari_trainer *t,
 /** Errors: AR_ERR_ARG (a case without name, build or batch). */
 AR_NODISCARD ar_status ari_module_case_check(const ar_module_case *c);
 /** The batches of all n steps. Gives; free(). Errors: the case's, AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_module_batches(ar_batch **gives, const ar_module_case *c, size_t n);
+AR_NODISCARD ar_status ari_module_batches(ar_batch **out, const ar_module_case *c, size_t n);
 /** Builds the module and the loss of a case, and gives the parameters their first values. On error both
  *  are NULL. */
 AR_NODISCARD ar_status ari_module_build(const ar_module_case *c, uint64_t seed, ar_ctx *ctx, ar_module **module,
@@ -115,7 +115,7 @@ AR_NODISCARD ar_status ari_module_look(const ar_module_case *c, const ar_run *ru
 typedef struct ari_use_names {
     ar_tap_fn tap; /* who listened before; NULL: nobody */
     void *tap_user;
-    struct ari_use_name *of; /* [count], of the step under way */
+    struct ari_use_name *names; /* [count], of the step under way */
     size_t count, capacity;
     uint32_t step;
 } ari_use_names;

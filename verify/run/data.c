@@ -31,7 +31,7 @@ struct ar_data {
     size_t rows, tokens;
     int fd;               /* read, not mapped: a file that shrinks meanwhile is then an error and not a signal */
     size_t bytes, offset; /* of the file; where its tokens begin */
-    ari_documents held;   /* TOKEN_HELD: of a file whose tokens do not lie there as they are */
+    ari_documents corpus; /* TOKEN_HELD: of a file whose tokens do not lie there as they are */
 };
 
 /* Bytes are the only format that fits every file, so a name that promises something else must not be read as them. */
@@ -56,14 +56,14 @@ static ar_status format_of_name(ar_data_format *format, const char *path)
 static ar_status open_raw(ar_data *d)
 {
     d->kind = d->format == AR_DATA_U16 ? TOKEN_U16 : d->format == AR_DATA_U32 ? TOKEN_U32 : TOKEN_U8;
-    const size_t each = token_bytes[d->kind];
+    const size_t token_size = token_bytes[d->kind];
     if (d->bytes == 0)
         return ar_error_set(AR_ERR_DATA, "%s: is empty, expected tokens", ARI_SHOW(d->path));
-    if (d->bytes % each != 0)
+    if (d->bytes % token_size != 0)
         return ar_error_set(AR_ERR_DATA, "%s: has %zu bytes, expected a multiple of the %zu of a %s token",
-                            ARI_SHOW(d->path), d->bytes, each, ari_data_format_name(d->format));
+                            ARI_SHOW(d->path), d->bytes, token_size, ari_data_format_name(d->format));
     d->rows = 1;
-    d->tokens = d->bytes / each;
+    d->tokens = d->bytes / token_size;
     return AR_OK;
 }
 
@@ -85,9 +85,9 @@ static ar_status take_tensor(ar_data *d, const ar_st_file *f)
     d->rows = e->ndim == 2 ? e->shape[0] : 1;
     /* Tensors fill the file from the end of the header on: what lies behind this one's first byte is left. */
     for (size_t i = 0; i < ari_st_tensor_count(f); i++) {
-        const ar_st_entry *other = ari_st_at(f, i);
-        if ((const char *)other->data >= (const char *)e->data)
-            data_bytes += other->bytes;
+        const ar_st_entry *entry = ari_st_at(f, i);
+        if ((const char *)entry->data >= (const char *)e->data)
+            data_bytes += entry->bytes;
     }
     d->offset = d->bytes - data_bytes;
     return AR_OK;
@@ -102,18 +102,18 @@ static ar_status open_safetensors(ar_data *d)
 
 static ar_status open_jsonl(ar_data *d)
 {
-    AR_TRY(ari_jsonl_read(&d->held, d->fd, d->bytes, d->path));
+    AR_TRY(ari_jsonl_read(&d->corpus, d->fd, d->bytes, d->path));
     d->kind = TOKEN_HELD;
     d->rows = 1;
-    d->tokens = d->held.tokens;
+    d->tokens = d->corpus.tokens;
     return AR_OK;
 }
 
-ar_status ari_data_open(ar_data **gives, const char *path, ar_data_format format)
+ar_status ari_data_open(ar_data **out, const char *path, ar_data_format format)
 {
     ARI_OWNED_BY(ari_data_close) ar_data *d = NULL;
-    if (gives == NULL || (unsigned)format > AR_DATA_JSONL)
-        return ar_error_set(AR_ERR_ARG, "data_open: no %s", gives == NULL ? "place for the data" : "such format");
+    if (out == NULL || (unsigned)format > AR_DATA_JSONL)
+        return ar_error_set(AR_ERR_ARG, "data_open: no %s", out == NULL ? "place for the data" : "such format");
     if (path == NULL)
         AR_TRY(ari_data_dir_check());
     AR_TRY(ARI_ALLOC_ZERO(&d, 1, "data"));
@@ -131,7 +131,7 @@ ar_status ari_data_open(ar_data **gives, const char *path, ar_data_format format
     AR_TRY(d->format == AR_DATA_SAFETENSORS ? open_safetensors(d)
            : d->format == AR_DATA_JSONL     ? open_jsonl(d)
                                             : open_raw(d));
-    ARI_GIVE(gives, d);
+    ARI_GIVE(out, d);
     return AR_OK;
 }
 
@@ -141,7 +141,7 @@ void ari_data_close(ar_data *d)
         return;
     if (d->fd >= 0)
         close(d->fd);
-    ari_documents_fini(&d->held);
+    ari_documents_fini(&d->corpus);
     free(d->path);
     free(d);
 }
@@ -168,12 +168,12 @@ size_t ari_data_rows(const ar_data *d)
 
 size_t ari_data_documents(const ar_data *d)
 {
-    return d->kind == TOKEN_HELD ? d->held.documents : d->rows;
+    return d->kind == TOKEN_HELD ? d->corpus.documents : d->rows;
 }
 
 bool ari_data_document_begins(const ar_data *d, size_t token)
 {
-    return d->kind == TOKEN_HELD ? ari_documents_begins(&d->held, token) : token % (d->tokens / d->rows) == 0;
+    return d->kind == TOKEN_HELD ? ari_documents_begins(&d->corpus, token) : token % (d->tokens / d->rows) == 0;
 }
 
 static ar_status hash_file(ari_sha256 *s, int fd, size_t bytes, const char *path)
@@ -181,9 +181,9 @@ static ar_status hash_file(ari_sha256 *s, int fd, size_t bytes, const char *path
     static const size_t piece = (size_t)1 << 20;
     ARI_OWNED unsigned char *room = NULL;
     AR_TRY(ari_alloc((void **)&room, piece, 1, "a piece of a file"));
-    for (size_t at = 0; at < bytes; at += piece) {
-        const size_t n = bytes - at < piece ? bytes - at : piece;
-        AR_TRY(ari_file_pread(fd, room, n, at, path));
+    for (size_t offset = 0; offset < bytes; offset += piece) {
+        const size_t n = bytes - offset < piece ? bytes - offset : piece;
+        AR_TRY(ari_file_pread(fd, room, n, offset, path));
         ari_sha256_update(s, room, n);
     }
     return AR_OK;
@@ -198,7 +198,7 @@ ar_status ari_data_hash(const ar_data *d, char hex[65])
     return AR_OK;
 }
 
-static int64_t token_of(token_kind kind, const unsigned char *at)
+static int64_t token_of(token_kind kind, const unsigned char *src)
 {
     uint16_t u16;
     uint32_t u32;
@@ -206,38 +206,38 @@ static int64_t token_of(token_kind kind, const unsigned char *at)
     int64_t i64;
     switch (kind) {
     case TOKEN_U8:
-        return *at;
+        return *src;
     case TOKEN_U16:
-        memcpy(&u16, at, sizeof u16);
+        memcpy(&u16, src, sizeof u16);
         return u16;
     case TOKEN_U32:
-        memcpy(&u32, at, sizeof u32);
+        memcpy(&u32, src, sizeof u32);
         return u32;
     case TOKEN_HELD:
     case TOKEN_I32:
-        memcpy(&i32, at, sizeof i32);
+        memcpy(&i32, src, sizeof i32);
         return i32;
     case TOKEN_I64:
     default:
-        memcpy(&i64, at, sizeof i64);
+        memcpy(&i64, src, sizeof i64);
         return i64;
     }
 }
 
 ar_status ari_data_read(const ar_data *d, int64_t *out, size_t start, size_t count)
 {
-    const size_t each = token_bytes[d->kind];
+    const size_t token_size = token_bytes[d->kind];
     if (start > d->tokens || count > d->tokens - start)
         return ar_error_set(AR_ERR_ARG, "%s: %zu tokens from %zu on are asked for, it has %zu", ARI_SHOW(d->path),
                             count, start, d->tokens);
     for (size_t i = 0; d->kind == TOKEN_HELD && i < count; i++)
-        out[i] = d->held.token[start + i];
-    for (size_t done = 0; d->kind != TOKEN_HELD && done < count; done += TOKENS_AT_ONCE) {
+        out[i] = d->corpus.token[start + i];
+    for (size_t read_count = 0; d->kind != TOKEN_HELD && read_count < count; read_count += TOKENS_AT_ONCE) {
         unsigned char room[TOKENS_AT_ONCE * MOST_TOKEN_BYTES];
-        const size_t n = count - done < TOKENS_AT_ONCE ? count - done : TOKENS_AT_ONCE;
-        AR_TRY(ari_file_pread(d->fd, room, n * each, d->offset + (start + done) * each, d->path));
+        const size_t n = count - read_count < TOKENS_AT_ONCE ? count - read_count : TOKENS_AT_ONCE;
+        AR_TRY(ari_file_pread(d->fd, room, n * token_size, d->offset + (start + read_count) * token_size, d->path));
         for (size_t i = 0; i < n; i++)
-            out[done + i] = token_of(d->kind, room + i * each);
+            out[read_count + i] = token_of(d->kind, room + i * token_size);
     }
     return AR_OK;
 }
@@ -255,23 +255,23 @@ static void position_text(char *out, size_t cap, const ar_data *d, size_t i)
 /* Result of a look at all tokens. */
 typedef struct vocab_look {
     int64_t largest;
-    size_t first; /* beyond the vocabulary */
+    size_t first_index; /* beyond the vocabulary */
     int64_t first_token;
 } vocab_look;
 
 static ar_status look_at(vocab_look *l, const ar_data *d, size_t vocab, size_t start, size_t count)
 {
     int64_t token[TOKENS_AT_ONCE];
-    char where[80];
+    char location[80];
     AR_TRY(ari_data_read(d, token, start, count));
     for (size_t i = 0; i < count; i++) {
         if (token[i] < 0) {
-            position_text(where, sizeof where, d, start + i);
+            position_text(location, sizeof location, d, start + i);
             return ar_error_set(AR_ERR_DATA, "%s: token %s is %lld, expected an id from 0 to %zu", ARI_SHOW(d->path),
-                                where, (long long)token[i], vocab == 0 ? 0 : vocab - 1);
+                                location, (long long)token[i], vocab == 0 ? 0 : vocab - 1);
         }
-        if ((uint64_t)token[i] >= vocab && l->first == d->tokens) {
-            l->first = start + i;
+        if ((uint64_t)token[i] >= vocab && l->first_index == d->tokens) {
+            l->first_index = start + i;
             l->first_token = token[i];
         }
         l->largest = token[i] > l->largest ? token[i] : l->largest;
@@ -281,18 +281,18 @@ static ar_status look_at(vocab_look *l, const ar_data *d, size_t vocab, size_t s
 
 ar_status ari_data_check_vocab(const ar_data *d, size_t vocab)
 {
-    char where[80];
-    vocab_look l = {.largest = -1, .first = d->tokens};
+    char location[80];
+    vocab_look l = {.largest = -1, .first_index = d->tokens};
     if (d->kind == TOKEN_U8 && vocab > UINT8_MAX)
         return AR_OK;
     for (size_t i = 0; i < d->tokens; i += TOKENS_AT_ONCE)
         AR_TRY(look_at(&l, d, vocab, i, d->tokens - i < TOKENS_AT_ONCE ? d->tokens - i : TOKENS_AT_ONCE));
-    if (l.first == d->tokens)
+    if (l.first_index == d->tokens)
         return AR_OK;
-    position_text(where, sizeof where, d, l.first);
+    position_text(location, sizeof location, d, l.first_index);
     return ar_error_set(AR_ERR_DATA,
                         "%s: token %s is %lld, but the model's vocabulary has %zu entries, ids 0 to %zu; the largest "
                         "id of the data is %lld, so it needs a vocabulary of %llu",
-                        ARI_SHOW(d->path), where, (long long)l.first_token, vocab, vocab == 0 ? 0 : vocab - 1,
+                        ARI_SHOW(d->path), location, (long long)l.first_token, vocab, vocab == 0 ? 0 : vocab - 1,
                         (long long)l.largest, (unsigned long long)l.largest + 1);
 }

@@ -11,7 +11,7 @@ AR_BEGIN_DECLS
  * (empty, or a size that is no multiple of the tokens'); AR_ERR_FORMAT (safetensors: malformed, without the tensor, or
  * with one of another type or shape; jsonl: a line that is no such object, which is named); AR_ERR_ARG (a name that
  * does not tell the format); AR_ERR_MEMORY. Threads: open data may be read by many. */
-AR_NODISCARD ar_status ari_data_open(ar_data **gives, const char *path, ar_data_format format);
+AR_NODISCARD ar_status ari_data_open(ar_data **out, const char *path, ar_data_format format);
 /** Accepts NULL. */
 void ari_data_close(ar_data *d);
 /** The path that was opened (the bundled text's own). Borrowed. */
@@ -39,7 +39,7 @@ AR_NODISCARD ar_status ari_data_check_vocab(const ar_data *d, size_t vocab);
  *  outside the vocabulary; rows shorter than one window; packed data of one document without a separator),
  *  AR_ERR_UNSUPPORTED (more than 2^32 windows), AR_ERR_OVERFLOW, AR_ERR_MEMORY. Threads: a loader belongs to one; make
  *  one for each rank. */
-AR_NODISCARD ar_status ari_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_options *o);
+AR_NODISCARD ar_status ari_loader_create(ar_loader **out, const ar_data *d, const ar_loader_options *o);
 /** Accepts NULL. */
 void ari_loader_destroy(ar_loader *l);
 /** Windows of an epoch. */

@@ -60,12 +60,12 @@ struct write {
 };
 
 /* The first clash is kept: an element that two ranks take for theirs is an error, and no race. */
-static void note_clash(ari_full_tensor *t, size_t at, int earlier, int rank)
+static void note_clash(ari_full_tensor *t, size_t index, int earlier, int rank)
 {
-    bool none = false;
-    if (!atomic_compare_exchange_strong(&t->clash, &none, true))
+    bool expected = false;
+    if (!atomic_compare_exchange_strong(&t->clash, &expected, true))
         return;
-    t->clash_at = at;
+    t->clash_at = index;
     t->clash_ranks[0] = earlier;
     t->clash_ranks[1] = rank;
 }
@@ -75,15 +75,15 @@ static void write_run(void *user, const ari_box_run *r)
     const struct write *w = user;
     ari_full_tensor *t = w->t;
     for (size_t i = 0; i < r->count; i++) {
-        const size_t at = r->full + i;
+        const size_t index = r->full + i;
         unsigned short nobody = 0;
-        if (at >= t->count)
-            note_clash(t, at, w->rank, w->rank);
-        else if (!atomic_compare_exchange_strong_explicit(&t->writer[at], &nobody, (unsigned short)(w->rank + 1),
+        if (index >= t->count)
+            note_clash(t, index, w->rank, w->rank);
+        else if (!atomic_compare_exchange_strong_explicit(&t->writer[index], &nobody, (unsigned short)(w->rank + 1),
                                                           memory_order_relaxed, memory_order_relaxed))
-            note_clash(t, at, nobody - 1, w->rank);
+            note_clash(t, index, nobody - 1, w->rank);
         else
-            t->values[at] = r->local[(ptrdiff_t)i * r->stride];
+            t->values[index] = r->local[(ptrdiff_t)i * r->stride];
     }
 }
 
@@ -97,18 +97,18 @@ ar_status ari_full_tensor_write(ari_full_tensor *t, int rank, const ar_tensor *l
 
 struct comparison {
     const ari_full_tensor *t;
-    size_t at; /* the first element that differs; SIZE_MAX: none */
-    float own;
+    size_t index; /* the first element that differs; SIZE_MAX: none */
+    float local_value;
 };
 
 static void compare_run(void *user, const ari_box_run *r)
 {
     struct comparison *c = user;
-    for (size_t i = 0; i < r->count && c->at == SIZE_MAX; i++) {
-        const float own = r->local[(ptrdiff_t)i * r->stride];
-        if (r->full + i < c->t->count && ari_bits32(c->t->values[r->full + i]) != ari_bits32(own)) {
-            c->at = r->full + i;
-            c->own = own;
+    for (size_t i = 0; i < r->count && c->index == SIZE_MAX; i++) {
+        const float local_value = r->local[(ptrdiff_t)i * r->stride];
+        if (r->full + i < c->t->count && ari_bits32(c->t->values[r->full + i]) != ari_bits32(local_value)) {
+            c->index = r->full + i;
+            c->local_value = local_value;
         }
     }
 }
@@ -116,18 +116,18 @@ static void compare_run(void *user, const ari_box_run *r)
 /* True if this rank's boxes have the bits that were written: once all ranks have. */
 static ar_status compare_copy(const ari_full_tensor *t, int rank, const ar_tensor *local, const ar_layout *layout)
 {
-    struct comparison c = {.t = t, .at = SIZE_MAX};
+    struct comparison c = {.t = t, .index = SIZE_MAX};
     AR_TRY(check_count(t, layout));
     ari_for_each_run(local, layout, compare_run, &c);
-    if (c.at == SIZE_MAX)
+    if (c.index == SIZE_MAX)
         return AR_OK;
-    const int writer = atomic_load(&t->writer[c.at]) - 1;
+    const int writer = atomic_load(&t->writer[c.index]) - 1;
     if (writer < 0)
-        return ar_error_set(AR_ERR_INTERNAL, "%s: no rank has written the first copy of element %zu", t->name, c.at);
+        return ar_error_set(AR_ERR_INTERNAL, "%s: no rank has written the first copy of element %zu", t->name, c.index);
     return ar_error_set(AR_ERR_DATA,
                         "%s: the copies of ranks %d and %d differ at element %zu: %.9g and %.9g (0x%08x, 0x%08x)",
-                        t->name, writer, rank, c.at, (double)t->values[c.at], (double)c.own,
-                        (unsigned)ari_bits32(t->values[c.at]), (unsigned)ari_bits32(c.own));
+                        t->name, writer, rank, c.index, (double)t->values[c.index], (double)c.local_value,
+                        (unsigned)ari_bits32(t->values[c.index]), (unsigned)ari_bits32(c.local_value));
 }
 
 ar_status ari_full_tensor_check(const ari_full_tensor *t)
@@ -140,12 +140,12 @@ ar_status ari_full_tensor_check(const ari_full_tensor *t)
                             t->name);
     if (!atomic_load(&t->clash))
         return AR_OK;
-    char who[48] = ""; /* where the ranks are known */
+    char ranks_text[48] = ""; /* where the ranks are known */
     if (t->clash_ranks[0] != t->clash_ranks[1])
-        snprintf(who, sizeof who, " by ranks %d and %d", t->clash_ranks[0], t->clash_ranks[1]);
+        snprintf(ranks_text, sizeof ranks_text, " by ranks %d and %d", t->clash_ranks[0], t->clash_ranks[1]);
     return ar_error_set(AR_ERR_INTERNAL,
                         "the ranks reported some of the %zu elements of %s more than once: element %zu%s", t->count,
-                        t->name, t->clash_at, who);
+                        t->name, t->clash_at, ranks_text);
 }
 
 ar_st_tensor ari_full_tensor_entry(const ari_full_tensor *t)
@@ -160,7 +160,7 @@ ar_st_tensor ari_full_tensor_entry(const ari_full_tensor *t)
 /* Two rows of what it says: a rank that is at the next agreement writes the other row, and it cannot be at the one
  * after that before all have read this one. */
 typedef struct member {
-    ari_outcome said[2];
+    ari_outcome outcomes[2];
     unsigned turn;
 } member;
 
@@ -173,14 +173,14 @@ struct ari_full_set {
     ar_process *process; /* NULL: the ranks are threads */
 };
 
-ar_status ari_full_set_create(ari_full_set **gives, ar_process *p)
+ar_status ari_full_set_create(ari_full_set **out, ar_process *p)
 {
     ARI_OWNED ari_full_set *s = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&s, 1, "full tensors"));
     if (pthread_mutex_init(&s->lock, NULL) != 0)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a lock");
     s->process = p;
-    ARI_GIVE(gives, s);
+    ARI_GIVE(out, s);
     return AR_OK;
 }
 
@@ -219,19 +219,19 @@ static ar_status ensure_members(ari_full_set *s, int ranks)
     return st;
 }
 
-ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status own)
+ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status local_status)
 {
     const int ranks = ar_comm_size(ctx->world), rank = ar_comm_rank(ctx->world);
     if (s->process)
-        return ari_process_agree(s->process, own);
+        return ari_process_agree(s->process, local_status);
     AR_TRY(ensure_members(s, ranks));
     member *me = &s->members[rank];
     const unsigned row = me->turn++ % 2;
-    me->said[row] = ari_outcome_of(own);
+    me->outcomes[row] = ari_outcome_of(local_status);
     AR_TRY(ar_comm_barrier(ctx->world, ctx->queue, "full tensors"));
     AR_TRY(ar_queue_sync(ctx->queue, 0)); /* NCCL's barrier is on the stream */
     for (int r = 0; r < ranks; r++)
-        AR_TRY(ari_outcome_status(&s->members[r].said[row]));
+        AR_TRY(ari_outcome_status(&s->members[r].outcomes[row]));
     return AR_OK;
 }
 
@@ -255,25 +255,25 @@ typedef struct part {
     size_t shape[AR_MAX_DIMS]; /* of the rank's own tensor */
 } part;
 
-static ari_full_tensor *find_tensor(ari_full_set *s, size_t from, const char *name, size_t *at)
+static ari_full_tensor *find_tensor(ari_full_set *s, size_t begin, const char *name, size_t *index)
 {
     for (size_t i = 0; i < s->count; i++) {
-        *at = (from + i) % s->count;
-        if (strcmp(s->list[*at]->name, name) == 0)
-            return s->list[*at];
+        *index = (begin + i) % s->count;
+        if (strcmp(s->list[*index]->name, name) == 0)
+            return s->list[*index];
     }
     return NULL;
 }
 
 static ar_status add_tensor(ari_full_tensor **e, ari_full_set *s, const char *name, bool state, const ar_layout *layout)
 {
-    ARI_OWNED ari_full_tensor *made = NULL;
+    ARI_OWNED ari_full_tensor *tensor = NULL;
     AR_TRY(ARI_GROW(&s->list, &s->capacity, s->count, "the list of full tensors"));
-    AR_TRY(ARI_ALLOC_ZERO(&made, 1, "a full tensor"));
-    AR_TRY(ari_full_tensor_init(made, name, layout->ndim, layout->shape));
-    made->state = state;
-    *e = s->list[s->count++] = made;
-    made = NULL;
+    AR_TRY(ARI_ALLOC_ZERO(&tensor, 1, "a full tensor"));
+    AR_TRY(ari_full_tensor_init(tensor, name, layout->ndim, layout->shape));
+    tensor->state = state;
+    *e = s->list[s->count++] = tensor;
+    tensor = NULL;
     return AR_OK;
 }
 
@@ -281,17 +281,17 @@ static ar_status add_tensor(ari_full_tensor **e, ari_full_set *s, const char *na
 static ar_status take_here(pass *p, const char *name, bool state, const ar_tensor *local, const ar_layout *layout)
 {
     ari_full_set *s = p->set;
-    size_t at = 0;
+    size_t index = 0;
     ar_status st = AR_OK;
     pthread_mutex_lock(&s->lock);
-    ari_full_tensor *e = find_tensor(s, p->cursor, name, &at);
+    ari_full_tensor *e = find_tensor(s, p->cursor, name, &index);
     if (e == NULL) {
-        at = s->count;
+        index = s->count;
         st = add_tensor(&e, s, name, state, layout);
     }
     pthread_mutex_unlock(&s->lock);
     AR_TRY(st);
-    p->cursor = at + 1;
+    p->cursor = index + 1;
     if (p->compare == (layout->replica == 0))
         return AR_OK;
     return p->compare ? compare_copy(e, p->rank, local, layout) : ari_full_tensor_write(e, p->rank, local, layout);
@@ -317,10 +317,10 @@ static ar_status send_part(pass *p, const char *name, bool state, const ar_tenso
 
 static ar_status gather_tensor(pass *p, const char *name, bool state, const ar_tensor *local, const ar_layout *layout)
 {
-    ar_tensor here;
-    AR_TRY(ari_host_view(p->ctx, &here, local));
-    const ar_status st = (p->sends ? send_part : take_here)(p, name, state, &here, layout);
-    ari_host_view_end(&here, local);
+    ar_tensor host_view;
+    AR_TRY(ari_host_view(p->ctx, &host_view, local));
+    const ar_status st = (p->sends ? send_part : take_here)(p, name, state, &host_view, layout);
+    ari_host_view_end(&host_view, local);
     return st;
 }
 
@@ -399,13 +399,13 @@ static ar_status take_parts(void *user, int rank, ari_bytes *b)
 static ar_status take_from_processes(ari_full_set *s, ar_ctx *ctx, ar_param *const *params, size_t n,
                                      ar_optimizer *optimizer)
 {
-    ARI_ENDED(ari_bytes_fini) ari_bytes own = {.count = 0};
-    pass p = {.set = s, .ctx = ctx, .sends = &own};
+    ARI_ENDED(ari_bytes_fini) ari_bytes local_bytes = {.count = 0};
+    pass p = {.set = s, .ctx = ctx, .sends = &local_bytes};
     ar_status st = ari_process_agree(s->process, take_all(&p, params, n, optimizer));
     p.sends = NULL;
     for (int compare = 0; compare < 2 && st == AR_OK; compare++) {
         p.compare = compare != 0;
-        st = ari_process_collect(s->process, &own, take_parts, &p);
+        st = ari_process_collect(s->process, &local_bytes, take_parts, &p);
     }
     return st;
 }
@@ -429,7 +429,7 @@ ar_status ari_full_set_take(ari_full_set *s, ar_ctx *ctx, ar_param *const *param
 }
 
 /* --- what was taken ----------------------------------------------------------------------------------------------- */
-ar_status ari_full_set_entries(const ari_full_set *s, bool state, ar_st_tensor **gives, size_t *n)
+ar_status ari_full_set_entries(const ari_full_set *s, bool state, ar_st_tensor **out, size_t *n)
 {
     ar_st_tensor *list = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&list, s->count, "a list of full tensors"));
@@ -438,7 +438,7 @@ ar_status ari_full_set_entries(const ari_full_set *s, bool state, ar_st_tensor *
         if (s->list[i]->state == state)
             list[(*n)++] = ari_full_tensor_entry(s->list[i]);
     }
-    *gives = list;
+    *out = list;
     return AR_OK;
 }
 

@@ -44,7 +44,7 @@ typedef struct ari_full_set ari_full_set;
 
 /** Gives; ari_full_set_destroy, once no rank uses it any more. p: ranks are processes, each with a set of its own, and
  *  process 0's is filled; borrowed. NULL: ranks are threads, which share one. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_full_set_create(ari_full_set **gives, ar_process *p);
+AR_NODISCARD ar_status ari_full_set_create(ari_full_set **out, ar_process *p);
 /** Accepts NULL. */
 void ari_full_set_destroy(ari_full_set *s);
 /** Takes this rank's parts of the parameters and, where there is an optimizer, of its state ("<parameter>.<state>"), in
@@ -55,10 +55,10 @@ AR_NODISCARD ar_status ari_full_set_take(ari_full_set *s, ar_ctx *ctx, ar_param 
                                          ar_optimizer *optimizer);
 /** The ranks agree: AR_OK where all said so, else status and message of the lowest that did not. Collective, as
  *  above. */
-AR_NODISCARD ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status own);
+AR_NODISCARD ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status local_status);
 /** The parameters (state false) or the state (true) by name, as something to write or to hash. For rank 0 between take
  *  and the next agreement, or for anybody once no rank runs. The array is to be freed. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_full_set_entries(const ari_full_set *s, bool state, ar_st_tensor **gives, size_t *n);
+AR_NODISCARD ar_status ari_full_set_entries(const ari_full_set *s, bool state, ar_st_tensor **out, size_t *n);
 /** ari_tensors_hash of the parameters. When, and errors: as above. */
 AR_NODISCARD ar_status ari_full_set_hash(const ari_full_set *s, char hex[65]);
 /** Frees the tensors; in the same place. */

@@ -90,7 +90,7 @@ static ar_status check_options(const ar_data *d, const ar_loader_options *o)
     return o->vocab == 0 ? AR_OK : ari_data_check_vocab(d, o->vocab);
 }
 
-ar_status ari_loader_create(ar_loader **gives, const ar_data *d, const ar_loader_options *o)
+ar_status ari_loader_create(ar_loader **out, const ar_data *d, const ar_loader_options *o)
 {
     ARI_OWNED_BY(ari_loader_destroy) ar_loader *l = NULL;
     size_t tokens = 0;
@@ -110,7 +110,7 @@ ar_status ari_loader_create(ar_loader **gives, const ar_data *d, const ar_loader
     AR_TRY(ARI_TAKE(&l->sample, &l->arena, o->batch, "the samples of a batch"));
     if (!o->in_order)
         AR_TRY(ARI_TAKE(&l->order, &l->arena, l->windows, "the order of an epoch"));
-    ARI_GIVE(gives, l);
+    ARI_GIVE(out, l);
     return AR_OK;
 }
 
@@ -130,16 +130,16 @@ size_t ari_loader_windows(const ar_loader *l)
 /* The epoch in which the batch of a step begins and the place in it, both from 0. */
 static ar_status find_place(const ar_loader *l, uint64_t step, uint64_t *epoch, size_t *place)
 {
-    size_t first = 0, end = 0;
+    size_t first_sample = 0, end = 0;
     if (step == 0)
         return ar_error_set(AR_ERR_ARG, "the batch of step 0: the first step is 1");
-    AR_TRY(ari_mul_size(&first, (size_t)(step - 1), l->options.batch));
-    AR_TRY(ari_add_size(&end, first, l->options.batch)); /* the samples of the step can be counted, too */
+    AR_TRY(ari_mul_size(&first_sample, (size_t)(step - 1), l->options.batch));
+    AR_TRY(ari_add_size(&end, first_sample, l->options.batch)); /* the samples of the step can be counted, too */
     if ((end - 1) / l->windows > UINT32_MAX)
         return ar_error_set(AR_ERR_OVERFLOW, "step %llu lies in epoch %zu, the last one is 2^32 - 1",
                             (unsigned long long)step, (end - 1) / l->windows);
-    *epoch = first / l->windows;
-    *place = first % l->windows;
+    *epoch = first_sample / l->windows;
+    *place = first_sample % l->windows;
     return AR_OK;
 }
 

@@ -14,18 +14,18 @@ ar_status ari_module_case_check(const ar_module_case *c)
                : ar_error_set(AR_ERR_ARG, "a module of one's own needs its name, build and batch");
 }
 
-ar_status ari_module_batches(ar_batch **gives, const ar_module_case *c, size_t n)
+ar_status ari_module_batches(ar_batch **out, const ar_module_case *c, size_t n)
 {
-    AR_TRY(ARI_ALLOC_ZERO(gives, n, "batches"));
+    AR_TRY(ARI_ALLOC_ZERO(out, n, "batches"));
     for (size_t i = 0; i < n; i++) {
-        ar_batch *b = &(*gives)[i];
+        ar_batch *b = &(*out)[i];
         AR_TRY(c->batch(c->user, (int)i + 1, b));
         if (b->batch == 0 || (!b->input && !b->input_ids))
             return ar_error_set(AR_ERR_ARG, "%s: the batch of step %zu has no samples, or no input", c->name, i + 1);
-        if (b->batch != (*gives)[0].batch)
+        if (b->batch != (*out)[0].batch)
             return ar_error_set(AR_ERR_ARG,
                                 "%s: %zu samples in step %zu, %zu in step 1, expected as many in every step", c->name,
-                                b->batch, i + 1, (*gives)[0].batch);
+                                b->batch, i + 1, (*out)[0].batch);
     }
     return AR_OK;
 }
@@ -86,7 +86,7 @@ typedef struct ari_use_name {
 static use_name *find_use(ari_use_names *n, const ar_tap_event *e, size_t start)
 {
     for (size_t i = 0; i < n->count; i++) {
-        use_name *u = &n->of[i];
+        use_name *u = &n->names[i];
         if (u->pass == e->pass && u->start == start && strcmp(u->name, e->name) == 0)
             return u;
     }
@@ -102,18 +102,18 @@ static ar_status pass_on(void *user, const ar_tap_event *e)
     n->step = e->step;
     use_name *u = find_use(n, e, start);
     if (!u) {
-        AR_TRY(ARI_GROW(&n->of, &n->capacity, n->count, "names of tensors"));
-        u = &n->of[n->count++];
+        AR_TRY(ARI_GROW(&n->names, &n->capacity, n->count, "names of tensors"));
+        u = &n->names[n->count++];
         *u = (use_name){.pass = e->pass, .start = start};
         snprintf(u->name, sizeof u->name, "%s", e->name);
     }
     if (++u->times == 1)
         return n->tap(n->tap_user, e);
     char name[sizeof u->name + 24];
-    ar_tap_event again = *e;
+    ar_tap_event renamed = *e;
     snprintf(name, sizeof name, "%s (use %d)", e->name, u->times);
-    again.name = name;
-    return n->tap(n->tap_user, &again);
+    renamed.name = name;
+    return n->tap(n->tap_user, &renamed);
 }
 
 void ari_use_names_begin(ari_use_names *n, ar_ctx *ctx)
@@ -129,5 +129,5 @@ void ari_use_names_end(ari_use_names *n, ar_ctx *ctx)
 {
     ctx->tap = n->tap;
     ctx->tap_user = n->tap_user;
-    free(n->of);
+    free(n->names);
 }

@@ -51,14 +51,14 @@ static ar_status check_device(const ar_process *p, const ar_device_choice *which
                                                : "MPI moves what lies in the memory of hosts; between GPUs take nccl");
 }
 
-ar_status ari_process_fail(ar_comm *world, ar_status own)
+ar_status ari_process_fail(ar_comm *world, ar_status local_status)
 {
-    const ari_outcome kept = ari_outcome_of(own);
+    const ari_outcome outcome = ari_outcome_of(local_status);
     const char *message = "";
-    if (own != AR_ERR_ABORTED)
-        ari_comm_abort(world, own, kept.message);
-    const ar_status first = world->ops->error(world, &message);
-    return first == AR_OK ? ari_outcome_status(&kept) : ar_error_set(first, "%s", message);
+    if (local_status != AR_ERR_ABORTED)
+        ari_comm_abort(world, local_status, outcome.message);
+    const ar_status first_status = world->ops->error(world, &message);
+    return first_status == AR_OK ? ari_outcome_status(&outcome) : ar_error_set(first_status, "%s", message);
 }
 
 ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int threads,
@@ -117,13 +117,14 @@ static void *thread_rank_main(void *user)
 /* The first rank's that says more than that another one failed. */
 static ar_status outcome_of_all(const thread_rank *rank, int n)
 {
-    const ari_outcome *first = NULL;
+    const ari_outcome *first_failure = NULL;
     for (int r = 0; r < n; r++) {
         const ari_outcome *o = &rank[r].outcome;
-        if (o->status != AR_OK && (!first || (first->status == AR_ERR_ABORTED && o->status != AR_ERR_ABORTED)))
-            first = o;
+        if (o->status != AR_OK &&
+            (!first_failure || (first_failure->status == AR_ERR_ABORTED && o->status != AR_ERR_ABORTED)))
+            first_failure = o;
     }
-    return first ? ari_outcome_status(first) : AR_OK;
+    return first_failure ? ari_outcome_status(first_failure) : AR_OK;
 }
 
 ar_status ari_process_run_threads(int ranks, const ar_process_options *o, const ar_device_choice *which, int threads,
@@ -131,23 +132,28 @@ ar_status ari_process_run_threads(int ranks, const ar_process_options *o, const 
 {
     char nccl[1024];
     ARI_OWNED thread_rank *rank = NULL;
-    ari_thread_ranks *all = NULL;
+    ari_thread_ranks *thread_ranks = NULL;
     /* Loaded before there are threads: it sets variables of the environment, which they read. */
     if (!ari_transport_describe(AR_TRANSPORT_NCCL, nccl, sizeof nccl))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s", nccl);
     AR_TRY(ARI_ALLOC_ZERO(&rank, (size_t)ranks, "ranks"));
-    AR_TRY(ari_thread_ranks_create(&all, ranks));
+    AR_TRY(ari_thread_ranks_create(&thread_ranks, ranks));
     int started = 0, rc = 0;
     for (; started < ranks && rc == 0; started += rc == 0) {
-        rank[started] = (thread_rank){
-            .ranks = all, .rank = started, .options = o, .which = which, .threads = threads, .fn = fn, .arg = arg};
+        rank[started] = (thread_rank){.ranks = thread_ranks,
+                                      .rank = started,
+                                      .options = o,
+                                      .which = which,
+                                      .threads = threads,
+                                      .fn = fn,
+                                      .arg = arg};
         rc = ari_thread_create(&rank[started].thread, thread_rank_main, &rank[started]);
     }
     for (int r = started; r < ranks; r++)
-        ari_thread_rank_ended(all, r, strerror(rc));
+        ari_thread_rank_ended(thread_ranks, r, strerror(rc));
     for (int r = 0; r < started; r++)
         pthread_join(rank[r].thread, NULL);
-    ari_thread_ranks_destroy(all);
+    ari_thread_ranks_destroy(thread_ranks);
     if (started < ranks)
         return ar_error_set(AR_ERR_MEMORY, "no thread for rank %d of %d: %s", started, ranks, strerror(rc));
     return outcome_of_all(rank, ranks);
@@ -156,22 +162,22 @@ ar_status ari_process_run_threads(int ranks, const ar_process_options *o, const 
 /* --- agreement ---------------------------------------------------------------------------------------------------- */
 
 /* The lowest that has something to say. */
-static void first_of(ari_outcome *v, const ari_outcome *all, int n)
+static void first_of(ari_outcome *v, const ari_outcome *outcomes, int n)
 {
     *v = (ari_outcome){.status = AR_OK};
     for (int r = n - 1; r >= 0; r--) {
-        if (all[r].status != AR_OK)
-            *v = all[r];
+        if (outcomes[r].status != AR_OK)
+            *v = outcomes[r];
     }
 }
 
-static void take_verdicts(ari_outcome *v, const void *all, const size_t *sizes, int n)
+static void take_verdicts(ari_outcome *v, const void *gathered, const size_t *sizes, int n)
 {
     int r = 0;
     while (r < n && sizes[r] == sizeof *v)
         r++;
     if (r == n) {
-        first_of(v, all, n);
+        first_of(v, gathered, n);
         return;
     }
     *v = (ari_outcome){.status = AR_ERR_INTERNAL};
@@ -181,22 +187,22 @@ static void take_verdicts(ari_outcome *v, const void *all, const size_t *sizes, 
 
 ar_status ari_process_give_up(ar_process *p, ar_status st)
 {
-    const ari_outcome kept = ari_outcome_of(st);
-    ari_process_abort(p, st, kept.message);
-    return ari_outcome_status(&kept);
+    const ari_outcome outcome = ari_outcome_of(st);
+    ari_process_abort(p, st, outcome.message);
+    return ari_outcome_status(&outcome);
 }
 
-ar_status ari_process_agree(ar_process *p, ar_status own)
+ar_status ari_process_agree(ar_process *p, ar_status local_status)
 {
-    ari_outcome v = ari_outcome_of(own);
-    ARI_OWNED void *all = NULL;
+    ari_outcome v = ari_outcome_of(local_status);
+    ARI_OWNED void *gathered = NULL;
     ARI_OWNED size_t *sizes = NULL;
     ar_status st = ARI_ALLOC_ZERO(&sizes, (size_t)p->size, "what the processes say");
     if (st != AR_OK)
         return ari_process_give_up(p, st);
-    st = ari_process_gather(p, &all, sizes, &v, sizeof v);
-    if (st == AR_OK && all)
-        take_verdicts(&v, all, sizes, p->size);
+    st = ari_process_gather(p, &gathered, sizes, &v, sizeof v);
+    if (st == AR_OK && gathered)
+        take_verdicts(&v, gathered, sizes, p->size);
     if (st == AR_OK)
         st = ari_process_broadcast(p, &v, sizeof v);
     AR_TRY(st);
@@ -205,31 +211,31 @@ ar_status ari_process_agree(ar_process *p, ar_status own)
 
 /* --- bytes -------------------------------------------------------------------------------------------------------- */
 
-ar_status ari_bytes_put(ari_bytes *b, const void *from, size_t n)
+ar_status ari_bytes_put(ari_bytes *b, const void *src, size_t n)
 {
-    size_t needed = 0;
-    AR_TRY(ari_add_size(&needed, b->count, n));
-    if (needed > b->capacity) {
-        const size_t capacity = needed > SIZE_MAX / 2 ? needed : 2 * needed;
-        void *larger = realloc(b->at, capacity);
+    size_t total_bytes = 0;
+    AR_TRY(ari_add_size(&total_bytes, b->count, n));
+    if (total_bytes > b->capacity) {
+        const size_t capacity = total_bytes > SIZE_MAX / 2 ? total_bytes : 2 * total_bytes;
+        void *larger = realloc(b->data, capacity);
         if (!larger)
             return ar_error_set(AR_ERR_MEMORY, "no memory for %zu bytes of a rank's results", capacity);
-        b->at = larger;
+        b->data = larger;
         b->capacity = capacity;
     }
     if (n > 0)
-        memcpy(b->at + b->count, from, n);
-    b->count = needed;
+        memcpy(b->data + b->count, src, n);
+    b->count = total_bytes;
     return AR_OK;
 }
 
 void ari_bytes_fini(ari_bytes *b)
 {
-    free(b->at);
+    free(b->data);
     *b = (ari_bytes){.count = 0};
 }
 
-ar_status ari_bytes_take(ari_bytes *b, void *to, size_t n)
+ar_status ari_bytes_take(ari_bytes *b, void *dst, size_t n)
 {
     if (n > b->count)
         return ar_error_set(AR_ERR_INTERNAL,
@@ -237,36 +243,36 @@ ar_status ari_bytes_take(ari_bytes *b, void *to, size_t n)
                             "same program with the same options?",
                             b->count, n);
     if (n > 0)
-        memcpy(to, b->at, n);
-    b->at += n;
+        memcpy(dst, b->data, n);
+    b->data += n;
     b->count -= n;
     return AR_OK;
 }
 
-static ar_status take_each(int ranks, unsigned char *all, const size_t *sizes,
-                           ar_status (*take)(void *user, int rank, ari_bytes *b), void *user)
+static ar_status take_each(int ranks, unsigned char *gathered, const size_t *sizes,
+                           ar_status (*consumer)(void *user, int rank, ari_bytes *b), void *user)
 {
     for (int r = 0; r < ranks; r++) {
-        ari_bytes of = {.at = all, .count = sizes[r]};
-        AR_TRY(take(user, r, &of));
-        all += sizes[r];
+        ari_bytes rank_bytes = {.data = gathered, .count = sizes[r]};
+        AR_TRY(consumer(user, r, &rank_bytes));
+        gathered += sizes[r];
     }
     return AR_OK;
 }
 
-ar_status ari_process_collect(ar_process *p, const ari_bytes *own,
-                              ar_status (*take)(void *user, int rank, ari_bytes *b), void *user)
+ar_status ari_process_collect(ar_process *p, const ari_bytes *local_bytes,
+                              ar_status (*consumer)(void *user, int rank, ari_bytes *b), void *user)
 {
-    ARI_OWNED void *all = NULL;
+    ARI_OWNED void *gathered = NULL;
     ARI_OWNED size_t *sizes = NULL;
     ar_status st = ARI_ALLOC_ZERO(&sizes, (size_t)p->size, "sizes of the processes' results");
     if (st == AR_OK)
-        st = ari_process_gather(p, &all, sizes, own->at, own->count);
+        st = ari_process_gather(p, &gathered, sizes, local_bytes->data, local_bytes->count);
     if (st == AR_ERR_MEMORY) /* of this process alone */
         st = ari_process_give_up(p, st);
     if (st == AR_OK) {
         if (p->rank == 0)
-            st = take_each(p->size, all, sizes, take, user);
+            st = take_each(p->size, gathered, sizes, consumer, user);
         st = ari_process_agree(p, st);
     }
     return st;

@@ -19,24 +19,24 @@ AR_NODISCARD ar_status ari_process_run_threads(int ranks, const ar_process_optio
 
 /** Ends the run of all processes with what this rank fails with: before it destroys communicators, which would wait for
  *  the others. Returns the first error of any rank, in the same words on all processes, with the table of ranks. */
-ar_status ari_process_fail(ar_comm *world, ar_status own);
+ar_status ari_process_fail(ar_comm *world, ar_status local_status);
 /** For a process that cannot go on in the middle of a collective of the host: ends all of them. Returns st, with its
  *  message. */
 ar_status ari_process_give_up(ar_process *p, ar_status st);
 /** All processes agree: AR_OK where all said so, else status and message of the lowest that did not. */
-AR_NODISCARD ar_status ari_process_agree(ar_process *p, ar_status own);
+AR_NODISCARD ar_status ari_process_agree(ar_process *p, ar_status local_status);
 
 /* Bytes that grow, to be gathered, and a reader of them. */
 typedef struct ari_bytes {
-    unsigned char *at;
+    unsigned char *data;
     size_t count, capacity;
 } ari_bytes;
-AR_NODISCARD ar_status ari_bytes_put(ari_bytes *b, const void *from, size_t n);
+AR_NODISCARD ar_status ari_bytes_put(ari_bytes *b, const void *src, size_t n);
 void ari_bytes_fini(ari_bytes *b);
 /** Takes n bytes from the front. Errors: AR_ERR_INTERNAL (there are fewer: processes run different programs). */
-AR_NODISCARD ar_status ari_bytes_take(ari_bytes *b, void *to, size_t n);
+AR_NODISCARD ar_status ari_bytes_take(ari_bytes *b, void *dst, size_t n);
 
 /** Hands process 0 every process's bytes, one call of take(user, rank, bytes) for each in order of ranks, which may
  *  use them up; then all processes agree on what those calls gave. */
-AR_NODISCARD ar_status ari_process_collect(ar_process *p, const ari_bytes *own,
-                                           ar_status (*take)(void *user, int rank, ari_bytes *b), void *user);
+AR_NODISCARD ar_status ari_process_collect(ar_process *p, const ari_bytes *local_bytes,
+                                           ar_status (*consumer)(void *user, int rank, ari_bytes *b), void *user);

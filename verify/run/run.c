@@ -137,9 +137,9 @@ static ar_status check_rope(const ar_config *c, const ar_rope *r, size_t seq)
 {
     if (!r->kind || seq == 0)
         return AR_OK;
-    const ar_rope at = ari_rope_at(r, seq, c->head_dim);
+    const ar_rope scaled_rope = ari_rope_at(r, seq, c->head_dim);
     AR_TRY(check_angles(c, r, seq));
-    return check_angles(c, &at, seq);
+    return check_angles(c, &scaled_rope, seq);
 }
 
 ar_status ari_run_check_positions(const ar_config *c, size_t seq)

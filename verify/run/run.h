@@ -39,15 +39,15 @@ AR_NODISCARD ar_status ari_run_check_numerics(const ar_run *r);
 /* A model folder's weights as fp32, checked against its config. */
 typedef struct ari_weights ari_weights;
 
-/** Reads model.safetensors or its shards. *gives = NULL with AR_OK where the folder has no weights, or `folder` is a
+/** Reads model.safetensors or its shards. *out = NULL with AR_OK where the folder has no weights, or `folder` is a
  *  config file. Errors: those of the files; AR_ERR_NOT_FOUND (a parameter missing), AR_ERR_SHAPE, AR_ERR_DTYPE,
  *  AR_ERR_DATA (NaN or infinity, with its index, or a head of other bits than the embedding that it is tied to),
  *  AR_ERR_FORMAT (a tensor the model does not have); each names the tensor. AR_ERR_FORMAT too where the folder has
  *  weights in files that are not read: they are named. */
-AR_NODISCARD ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *folder);
+AR_NODISCARD ar_status ari_weights_load(ari_weights **out, const ar_config *c, const char *folder);
 void ari_weights_destroy(ari_weights *w);
 /** Whether there are any to read. Errors: those of the files. */
-AR_NODISCARD ar_status ari_weights_exist(bool *gives, const char *folder);
+AR_NODISCARD ar_status ari_weights_exist(bool *exists, const char *folder);
 /** By Hugging Face name; NULL if there is none of `count` elements. user: an ari_weights. */
 const float *ari_weights_find(void *user, const char *name, size_t count);
 

@@ -126,14 +126,14 @@ static ar_status begin_curves(ari_training *j, const ar_training_options *o)
 static ar_status find_saved(ari_training *j)
 {
     const ar_training_options *o = j->o;
-    const char *from = o->resume ? ari_checkpoint_path(o->resume) : "", *name = strrchr(from, '/');
+    const char *resume_path = o->resume ? ari_checkpoint_path(o->resume) : "", *name = strrchr(resume_path, '/');
     if (!o->save || !o->resume)
         return AR_OK;
-    ARI_OWNED char *to = realpath(o->save, NULL);
-    if (!to)
+    ARI_OWNED char *save_path = realpath(o->save, NULL);
+    if (!save_path)
         return ari_io_fail("find the folder", o->save);
-    const size_t length = strlen(to);
-    if (name && (size_t)(name - from) == length && strncmp(from, to, length) == 0)
+    const size_t length = strlen(save_path);
+    if (name && (size_t)(name - resume_path) == length && strncmp(resume_path, save_path, length) == 0)
         j->saved = j->report->first;
     return AR_OK;
 }
@@ -211,10 +211,10 @@ static ar_status run_ranks(ari_training *j)
 /* Shares the run's end among processes. */
 static ar_status share_end(ar_training_report *r, ar_process *p)
 {
-    const bool first = ar_process_rank(p) == 0;
+    const bool is_first = ar_process_rank(p) == 0;
     ar_training_report end = *r;
     AR_TRY(ari_process_broadcast(p, &end, sizeof end));
-    if (first)
+    if (is_first)
         return AR_OK;
     /* The lists are process 0's, and stay there. */
     end.loss = r->loss;
@@ -256,14 +256,14 @@ static ar_status predict_bytes(const ari_training *j)
 {
     ar_training_report *r = j->report;
     const ar_training_options *o = j->o;
-    const uint64_t taken = r->steps - r->first;
+    const uint64_t step_count = r->steps - r->first;
     ari_step_case traffic = {.run = o->run,
                              .config = &r->config,
                              .verified = verified_steps(r, o),
                              .routed = &j->routed,
                              .repeats = o->packing.on};
-    traffic.run.steps = taken;
-    if (taken == 0 || taken > INT_MAX || o->scale_loss || ended_early(r))
+    traffic.run.steps = step_count;
+    if (step_count == 0 || step_count > INT_MAX || o->scale_loss || ended_early(r))
         return AR_OK;
     if (o->module && (o->verify_every > 0 || o->listener.stop))
         return AR_OK;
@@ -288,7 +288,7 @@ static void training_fini(ari_training *j)
     ar_training_report_destroy(j->report);
 }
 
-ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
+ar_status ar_train_run(ar_training_report **out, const ar_training_options *o)
 {
     ARI_ENDED(training_fini) ari_training job = {.o = o};
     if (!o)
@@ -302,7 +302,7 @@ ar_status ar_train_run(ar_training_report **gives, const ar_training_options *o)
     AR_TRY(predict_bytes(&job));
     if (!ended_early(job.report) && (!o->run.process || ar_process_rank(o->run.process) == 0))
         AR_TRY(ari_full_set_hash(job.full, job.report->weights_hash));
-    ARI_GIVE(gives, job.report);
+    ARI_GIVE(out, job.report);
     return AR_OK;
 }
 

@@ -16,7 +16,7 @@
 #include "verify/run/checkpoint_private.h"
 #include "verify/run/data_private.h"
 
-ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o, size_t vocab)
+ar_status ari_train_loader(ar_loader **out, const ar_data *data, const ar_training_options *o, size_t vocab)
 {
     const ar_loader_options options = {.batch = o->run.batch,
                                        .seq = o->run.seq,
@@ -24,20 +24,20 @@ ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_trai
                                        .seed = o->run.seed,
                                        .in_order = o->in_order,
                                        .packing = o->packing};
-    return ari_loader_create(gives, data, &options);
+    return ari_loader_create(out, data, &options);
 }
 
 /* Grows with the steps: a run may ask for more of them than there is memory for, and stop early. */
 ar_status ari_train_remember(ari_training *j, float loss, float norm, double lr)
 {
     ar_training_report *r = j->report;
-    const size_t at = (size_t)r->steps;
-    AR_TRY(ARI_GROW(&r->loss, &j->losses, at, "losses"));
-    AR_TRY(ARI_GROW(&r->norm, &j->norms, at, "norms"));
-    AR_TRY(ARI_GROW(&r->lr, &j->rates, at, "learning rates"));
-    r->loss[at] = loss;
-    r->norm[at] = norm;
-    r->lr[at] = lr;
+    const size_t index = (size_t)r->steps;
+    AR_TRY(ARI_GROW(&r->loss, &j->losses, index, "losses"));
+    AR_TRY(ARI_GROW(&r->norm, &j->norms, index, "norms"));
+    AR_TRY(ARI_GROW(&r->lr, &j->rates, index, "learning rates"));
+    r->loss[index] = loss;
+    r->norm[index] = norm;
+    r->lr[index] = lr;
     r->steps++;
     return AR_OK;
 }

@@ -35,5 +35,5 @@ AR_NODISCARD ar_status ari_train_remember(ari_training *j, float loss, float nor
 AR_NODISCARD ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_training_options *o);
 /** The loader of a run's data; vocab: as of ar_loader_options, 0 where the data's ids have been checked. Gives;
  *  ari_loader_destroy. */
-AR_NODISCARD ar_status ari_train_loader(ar_loader **gives, const ar_data *data, const ar_training_options *o,
+AR_NODISCARD ar_status ari_train_loader(ar_loader **out, const ar_data *data, const ar_training_options *o,
                                         size_t vocab);

@@ -54,13 +54,14 @@ static void packing_text(char *out, size_t cap, const ar_packing *p)
         snprintf(out, cap, "%s", p->on ? "packed by its rows" : "not packed");
 }
 
-static ar_status check_packing(const ar_packing *now, const ar_packing *before)
+static ar_status check_packing(const ar_packing *current, const ar_packing *before)
 {
-    char is[64], was[64];
-    packing_text(is, sizeof is, now);
-    packing_text(was, sizeof was, before);
-    if (strcmp(is, was) != 0)
-        return ar_error_set(AR_ERR_ARG, "resumed with the data %s, the run has it %s: only that goes on", is, was);
+    char current_text[64], saved_text[64];
+    packing_text(current_text, sizeof current_text, current);
+    packing_text(saved_text, sizeof saved_text, before);
+    if (strcmp(current_text, saved_text) != 0)
+        return ar_error_set(AR_ERR_ARG, "resumed with the data %s, the run has it %s: only that goes on", current_text,
+                            saved_text);
     return AR_OK;
 }
 
@@ -94,18 +95,18 @@ static ar_status check_same(const ar_training_options *o, const ar_checkpoint_st
 /* Another optimizer goes on where the checkpoint has what it keeps for each parameter. */
 static ar_status check_state(const ar_training_options *o, const ar_checkpoint_state *s)
 {
-    static const char *const all[] = {"momentum_buffer", "exp_avg", "master"};
+    static const char *const state_names[] = {"momentum_buffer", "exp_avg", "master"};
     const ar_dtype matrices = ari_matrix_dtype(o->run.precision, o->run.storage);
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
-        if (ari_checkpoint_keeps(&o->run.optimizer, matrices, all[i]) &&
-            !ari_checkpoint_keeps(&s->optimizer, s->storage, all[i]))
+    for (size_t i = 0; i < sizeof state_names / sizeof *state_names; i++) {
+        if (ari_checkpoint_keeps(&o->run.optimizer, matrices, state_names[i]) &&
+            !ari_checkpoint_keeps(&s->optimizer, s->storage, state_names[i]))
             return ar_error_set(
                 AR_ERR_ARG,
                 "resumed with %s, which needs the state '%s' of each parameter: the checkpoint, of %s in %s, has none",
-                strcmp(all[i], "master") == 0               ? "storage in bf16"
+                strcmp(state_names[i], "master") == 0       ? "storage in bf16"
                 : o->run.optimizer.kind == AR_OPTIMIZER_SGD ? "momentum"
                                                             : ari_optimizer_name(o->run.optimizer.kind),
-                all[i], ari_optimizer_name(s->optimizer.kind), s->storage == AR_BF16 ? "bf16" : "fp32");
+                state_names[i], ari_optimizer_name(s->optimizer.kind), s->storage == AR_BF16 ? "bf16" : "fp32");
     }
     return AR_OK;
 }
@@ -124,11 +125,11 @@ static bool same_number(double a, double b)
 
 static bool same_groups(const ar_optimizer_options *a, const ar_optimizer_options *b)
 {
-    bool same = a->groups == b->groups;
-    for (size_t i = 0; same && i < a->groups; i++)
-        same = strcmp(a->group[i].glob, b->group[i].glob) == 0 && a->group[i].lr_scale == b->group[i].lr_scale &&
-               same_number(a->group[i].weight_decay, b->group[i].weight_decay);
-    return same;
+    bool equal = a->groups == b->groups;
+    for (size_t i = 0; equal && i < a->groups; i++)
+        equal = strcmp(a->group[i].glob, b->group[i].glob) == 0 && a->group[i].lr_scale == b->group[i].lr_scale &&
+                same_number(a->group[i].weight_decay, b->group[i].weight_decay);
+    return equal;
 }
 
 /* The names of what else decides the values of the weights, and is another than the run's. */

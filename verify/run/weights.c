@@ -40,9 +40,9 @@ void ari_weights_destroy(ari_weights *w)
 const float *ari_weights_find(void *user, const char *name, size_t count)
 {
     const ari_weights *w = user;
-    weight wanted;
-    snprintf(wanted.name, sizeof wanted.name, "%s", name);
-    const weight *found = bsearch(&wanted, w->list, w->count, sizeof *w->list, ari_by_text);
+    weight key;
+    snprintf(key.name, sizeof key.name, "%s", name);
+    const weight *found = bsearch(&key, w->list, w->count, sizeof *w->list, ari_by_text);
     return found && found->count == count && strcmp(found->name, name) == 0 ? found->values : NULL;
 }
 
@@ -62,16 +62,16 @@ typedef struct loading {
 
 static const ar_st_entry *find_named(const loading *l, const char *name)
 {
-    char within[200];
+    char nested_name[200];
     const ar_st_entry *e = ari_st_model_find(l->file, name);
     if (e || !l->config->within)
         return e;
-    snprintf(within, sizeof within, WITHIN "%s", name);
-    e = ari_st_model_find(l->file, within);
+    snprintf(nested_name, sizeof nested_name, WITHIN "%s", name);
+    e = ari_st_model_find(l->file, nested_name);
     if (e || strncmp(name, "model.", 6) != 0)
         return e;
-    snprintf(within, sizeof within, WITHIN_MODEL "%s", name + 6);
-    return ari_st_model_find(l->file, within);
+    snprintf(nested_name, sizeof nested_name, WITHIN_MODEL "%s", name + 6);
+    return ari_st_model_find(l->file, nested_name);
 }
 
 /* The name that find_named finds a tensor by; NULL: it is of another part than the language model. */
@@ -128,9 +128,9 @@ typedef struct source {
 
 /* MXFP4 (OCP Microscaling Formats 1.0) of GPT-OSS's files, by the names of the experts' matrices: "_blocks" [experts, out,
  * in/32, 16], two values a byte, and "_scales" [experts, out, in/32]. */
-static ar_status find_blocks(const loading *l, source *from)
+static ar_status find_blocks(const loading *l, source *src)
 {
-    const ari_stacked *s = &from->s;
+    const ari_stacked *s = &src->s;
     const size_t shape[4] = {s->shape[0], s->shape[2], s->shape[1] / 32, 16};
     const ar_st_entry *found[2];
     for (int i = 0; i < 2; i++) {
@@ -148,29 +148,29 @@ static ar_status find_blocks(const loading *l, source *from)
                                 "blocks of 32",
                                 l->folder, name, ar_dtype_name(found[i]->dtype), s->shape[1]);
     }
-    from->e = found[0];
-    from->scales = found[1];
+    src->e = found[0];
+    src->scales = found[1];
     return AR_OK;
 }
 
-static ar_status find_weight(const loading *l, source *from, const char *name, int ndim, const size_t *shape)
+static ar_status find_weight(const loading *l, source *src, const char *name, int ndim, const size_t *shape)
 {
-    ari_stacked *s = &from->s;
-    *from = (source){.e = find_entry(l, name), .s = {.ndim = ndim}};
-    if (!from->e && ari_stacked_of(s, l->config, name, ndim, shape)) {
-        from->e = find_named(l, s->name);
-        if (!from->e && s->step[0] > 0 && ndim == 2)
-            AR_TRY(find_blocks(l, from));
+    ari_stacked *s = &src->s;
+    *src = (source){.e = find_entry(l, name), .s = {.ndim = ndim}};
+    if (!src->e && ari_stacked_of(s, l->config, name, ndim, shape)) {
+        src->e = find_named(l, s->name);
+        if (!src->e && s->step[0] > 0 && ndim == 2)
+            AR_TRY(find_blocks(l, src));
     }
-    if (!from->e)
+    if (!src->e)
         return ar_error_set(AR_ERR_NOT_FOUND, "%s: tensor '%s' is missing from the weights", l->folder, name);
-    from->part = *from->e;
-    if (from->scales)
+    src->part = *src->e;
+    if (src->scales)
         return AR_OK;
-    AR_TRY(check_shape(l, from->e, s->ndim, s->ndim == ndim ? shape : s->shape));
+    AR_TRY(check_shape(l, src->e, s->ndim, s->ndim == ndim ? shape : s->shape));
     if (s->ndim == ndim)
         return AR_OK;
-    ar_st_entry *part = &from->part;
+    ar_st_entry *part = &src->part;
     const size_t expert = part->count / s->shape[0], width = part->bytes / part->count;
     const size_t start = s->expert * expert + (s->step[0] > 0 ? 0 : s->row * s->shape[2]);
     part->count = s->step[0] > 0 ? expert : ari_volume(shape, ndim);
@@ -180,37 +180,37 @@ static ar_status find_weight(const loading *l, source *from, const char *name, i
 }
 
 /* E2M1, the lower half of a byte first, times the block's power of two, in E8M0. */
-static ar_status read_blocks(float *values, const source *from, const size_t *shape)
+static ar_status read_blocks(float *values, const source *src, const size_t *shape)
 {
     static const float magnitude[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-    const uint8_t *blocks = from->e->data;
-    const ari_stacked *s = &from->s;
+    const uint8_t *blocks = src->e->data;
+    const ari_stacked *s = &src->s;
     float scale = 0.0f;
     for (size_t i = 0; i < shape[0] * shape[1]; i++) {
         const size_t row = s->expert * s->shape[2] + i / shape[1] * s->step[0] + s->row;
-        const size_t at = row * shape[1] + i % shape[1];
-        const int bits = blocks[at / 2] >> (at % 2 * 4) & 15;
+        const size_t element_index = row * shape[1] + i % shape[1];
+        const int bits = blocks[element_index / 2] >> (element_index % 2 * 4) & 15;
         if (i % 32 == 0)
-            AR_TRY(ari_values_to_f32(AR_F8_E8M0, (const uint8_t *)from->scales->data + at / 32, 1, &scale));
+            AR_TRY(ari_values_to_f32(AR_F8_E8M0, (const uint8_t *)src->scales->data + element_index / 32, 1, &scale));
         values[i] = (bits & 8 ? -scale : scale) * magnitude[bits & 7];
     }
     return AR_OK;
 }
 
 /* What is part of an entry's elements column by column. */
-static ar_status read_values(float *values, const source *from, int ndim, const size_t *shape)
+static ar_status read_values(float *values, const source *src, int ndim, const size_t *shape)
 {
-    const ari_stacked *s = &from->s;
+    const ari_stacked *s = &src->s;
     const size_t cols = ndim == 2 ? shape[1] : 1;
-    ARI_OWNED float *all = NULL;
-    if (from->scales)
-        return read_blocks(values, from, shape);
+    ARI_OWNED float *expert_values = NULL;
+    if (src->scales)
+        return read_blocks(values, src, shape);
     if (s->ndim == ndim || s->step[0] == 0)
-        return ari_st_to_f32(&from->part, values);
-    AR_TRY(ARI_ALLOC(&all, from->part.count, "an expert's weights"));
-    const ar_status st = ari_st_to_f32(&from->part, all);
+        return ari_st_to_f32(&src->part, values);
+    AR_TRY(ARI_ALLOC(&expert_values, src->part.count, "an expert's weights"));
+    const ar_status st = ari_st_to_f32(&src->part, expert_values);
     for (size_t i = 0; st == AR_OK && i < shape[0] * cols; i++)
-        values[i] = all[s->row + i / cols * s->step[0] + i % cols * s->step[1]];
+        values[i] = expert_values[s->row + i / cols * s->step[0] + i % cols * s->step[1]];
     return st;
 }
 
@@ -224,20 +224,20 @@ static ar_status note_read(loading *l, const ar_st_entry *e)
 static ar_status load_one(void *user, const char *name, int ndim, const size_t *shape)
 {
     loading *l = user;
-    source from;
-    AR_TRY(find_weight(l, &from, name, ndim, shape));
+    source src;
+    AR_TRY(find_weight(l, &src, name, ndim, shape));
     AR_TRY(ARI_GROW(&l->w->list, &l->w->capacity, l->w->count, "the list of weights"));
     weight *w = &l->w->list[l->w->count];
     *w = (weight){.count = ari_volume(shape, ndim)};
     snprintf(w->name, sizeof w->name, "%s", name);
     AR_TRY(ari_alloc((void **)&w->values, w->count, sizeof(float), name));
     l->w->count++;
-    AR_TRY(note_read(l, from.e));
-    if (from.scales)
-        AR_TRY(note_read(l, from.scales));
-    AR_TRY(read_values(w->values, &from, ndim, shape));
-    from.part.count = w->count;
-    return check_finite(l, &from.part, w->values);
+    AR_TRY(note_read(l, src.e));
+    if (src.scales)
+        AR_TRY(note_read(l, src.scales));
+    AR_TRY(read_values(w->values, &src, ndim, shape));
+    src.part.count = w->count;
+    return check_finite(l, &src.part, w->values);
 }
 
 /* Buffers that old checkpoints carry and no model computes with. */
@@ -253,24 +253,25 @@ static bool is_known_extra(const char *name)
 
 /* A weight may be in the file again, but only with the same bits: with others the file is another model's, and one of
  * the two tensors would go unread. */
-static ar_status check_again(const loading *l, const ar_config *c, const ar_st_entry *again, ari_role role)
+static ar_status check_again(const loading *l, const ar_config *c, const ar_st_entry *duplicate, ari_role role)
 {
     const size_t shape[2] = {c->vocab, c->hidden};
-    char first[160];
-    snprintf(first, sizeof first, "%s.weight", ari_part_path(ari_family_of(c->arch), role));
-    AR_TRY(check_shape(l, again, 2, shape));
-    const float *want = ari_weights_find(l->w, first, again->count);
+    char original_name[160];
+    snprintf(original_name, sizeof original_name, "%s.weight", ari_part_path(ari_family_of(c->arch), role));
+    AR_TRY(check_shape(l, duplicate, 2, shape));
+    const float *want = ari_weights_find(l->w, original_name, duplicate->count);
     if (!want)
-        return ar_error_set(AR_ERR_INTERNAL, "%s: tensor '%s' was not loaded", l->folder, first);
+        return ar_error_set(AR_ERR_INTERNAL, "%s: tensor '%s' was not loaded", l->folder, original_name);
     ARI_OWNED float *got = NULL;
-    AR_TRY(ARI_ALLOC(&got, again->count, again->name));
-    ar_status st = ari_st_to_f32(again, got);
-    for (size_t i = 0; st == AR_OK && i < again->count; i++) {
+    AR_TRY(ARI_ALLOC(&got, duplicate->count, duplicate->name));
+    ar_status st = ari_st_to_f32(duplicate, got);
+    for (size_t i = 0; st == AR_OK && i < duplicate->count; i++) {
         if (memcmp(&got[i], &want[i], sizeof *got) != 0)
             st = ar_error_set(AR_ERR_DATA,
                               "%s: tensors '%s' and '%s' differ at element %zu (%.9g and %.9g), but the config ties "
                               "them, expected the same bits",
-                              l->folder, again->name, find_entry(l, first)->name, i, (double)got[i], (double)want[i]);
+                              l->folder, duplicate->name, find_entry(l, original_name)->name, i, (double)got[i],
+                              (double)want[i]);
     }
     return st;
 }
@@ -281,13 +282,13 @@ static ari_role first_of(const ar_config *c, const char *name)
     const char *head = ari_part_path(ari_family_of(c->arch), ARI_HEAD);
     const ari_role of_head = c->tied ? ARI_TOKENS : ARI_HEAD;
     const size_t n = head ? strlen(head) : 0;
-    char own[160], layer[24];
+    char role_path[160], layer[24];
     if (c->tied && head && strncmp(name, head, n) == 0 && strcmp(name + n, ".weight") == 0)
         return ARI_TOKENS;
     for (size_t i = 0; i < 2 * c->mtp; i++) {
         snprintf(layer, sizeof layer, "%zu", c->layers + i / 2);
-        ari_role_path(own, sizeof own, c->arch, layer, i % 2 == 0 ? ARI_MTP_TOKENS : ARI_MTP_HEAD);
-        if (strncmp(name, own, strlen(own)) == 0 && strcmp(name + strlen(own), ".weight") == 0)
+        ari_role_path(role_path, sizeof role_path, c->arch, layer, i % 2 == 0 ? ARI_MTP_TOKENS : ARI_MTP_HEAD);
+        if (strncmp(name, role_path, strlen(role_path)) == 0 && strcmp(name + strlen(role_path), ".weight") == 0)
             return i % 2 == 0 ? ARI_TOKENS : of_head;
     }
     return ARI_NO_ROLE;
@@ -296,9 +297,9 @@ static ari_role first_of(const ar_config *c, const char *name)
 /* True for a tensor of a block for a further token that is not trained. */
 static bool is_unused(const ar_config *c, const char *name)
 {
-    ar_config all = *c;
-    all.mtp = c->mtp_unused;
-    const size_t layer = ari_layer_of_name(&all, name);
+    ar_config full_config = *c;
+    full_config.mtp = c->mtp_unused;
+    const size_t layer = ari_layer_of_name(&full_config, name);
     return layer != SIZE_MAX && layer >= c->layers && c->mtp == 0;
 }
 
@@ -312,15 +313,15 @@ static ar_status check_extras(const loading *l, const ar_config *c)
 {
     for (size_t i = 0; i < ari_st_model_count(l->file); i++) {
         const ar_st_entry *e = ari_st_model_at(l->file, i);
-        char own[200];
-        const char *name = own_name(own, sizeof own, l, e->name);
+        char name_buffer[200];
+        const char *name = own_name(name_buffer, sizeof name_buffer, l, e->name);
         if (!name)
             continue;
-        const ari_role first = first_of(c, name);
-        const bool known = is_known_extra(name) || is_unused(c, name) || first != ARI_NO_ROLE;
-        if (first != ARI_NO_ROLE)
-            AR_TRY(check_again(l, c, e, first));
-        if (!known && !bsearch(&e, l->read, l->reads, sizeof *l->read, compare_entries))
+        const ari_role original_role = first_of(c, name);
+        const bool is_known = is_known_extra(name) || is_unused(c, name) || original_role != ARI_NO_ROLE;
+        if (original_role != ARI_NO_ROLE)
+            AR_TRY(check_again(l, c, e, original_role));
+        if (!is_known && !bsearch(&e, l->read, l->reads, sizeof *l->read, compare_entries))
             return ar_error_set(AR_ERR_FORMAT,
                                 "%s: tensor '%s' is in the weights, but the model of config.json has none of that name",
                                 l->folder, e->name);
@@ -338,22 +339,22 @@ static bool lacks_prefix(const ar_st_model *file, const ari_family *f)
     return ari_st_model_find(file, token) != NULL;
 }
 
-/* *gives = NULL: there are none. */
-static ar_status open_weights(ar_st_model **gives, const char *folder)
+/* *out = NULL: there are none. */
+static ar_status open_weights(ar_st_model **out, const char *folder)
 {
     struct stat info;
-    *gives = NULL;
+    *out = NULL;
     if (stat(folder, &info) == 0 && S_ISREG(info.st_mode))
         return AR_OK; /* a config file alone */
-    AR_TRY(ari_st_model_open(gives, folder));
-    return *gives ? AR_OK : ari_unsupported_format_check_folder(folder);
+    AR_TRY(ari_st_model_open(out, folder));
+    return *out ? AR_OK : ari_unsupported_format_check_folder(folder);
 }
 
-ar_status ari_weights_exist(bool *gives, const char *folder)
+ar_status ari_weights_exist(bool *exists, const char *folder)
 {
     ar_st_model *file;
     AR_TRY(open_weights(&file, folder));
-    *gives = file != NULL;
+    *exists = file != NULL;
     ari_st_model_close(file);
     return AR_OK;
 }
@@ -365,10 +366,10 @@ static void loading_fini(loading *l)
     ari_st_model_close(l->file);
 }
 
-ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *folder)
+ar_status ari_weights_load(ari_weights **out, const ar_config *c, const char *folder)
 {
     ARI_ENDED(loading_fini) loading l = {.config = c, .folder = folder, .prefix = ""};
-    *gives = NULL;
+    *out = NULL;
     AR_TRY(open_weights(&l.file, folder));
     if (!l.file)
         return AR_OK;
@@ -384,6 +385,6 @@ ar_status ari_weights_load(ari_weights **gives, const ar_config *c, const char *
     qsort(l.w->list, l.w->count, sizeof *l.w->list, ari_by_text);
     qsort(l.read, l.reads, sizeof *l.read, compare_entries);
     AR_TRY(check_extras(&l, c));
-    ARI_GIVE(gives, l.w);
+    ARI_GIVE(out, l.w);
     return AR_OK;
 }

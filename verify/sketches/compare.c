@@ -15,10 +15,10 @@
 
 ARI_OWNER(ar_dump, ar_dump_close)
 
-ar_status ari_is_sketched(bool *is, const char *folder)
+ar_status ari_is_sketched(bool *is_sketched, const char *folder)
 {
-    *is = false;
-    return ari_is_folder(folder) ? ari_file_is_in(is, folder, "rank-00000.sketch") : AR_OK;
+    *is_sketched = false;
+    return ari_is_folder(folder) ? ari_file_is_in(is_sketched, folder, "rank-00000.sketch") : AR_OK;
 }
 
 /* --- the tensors of a run ----------------------------------------------------------------------------------------- */
@@ -108,16 +108,16 @@ static ar_status drop_incomplete(comparison *c, int k, const char *path)
 {
     listing *l = &c->side[k];
     ari_step_list *dropped = &c->report->incomplete[k];
-    size_t kept = l->count;
-    while (kept > 0 && l->tensor[kept - 1].incomplete)
-        kept--;
-    AR_TRY(ARI_TAKE(&dropped->step, &c->report->arena, l->count - kept, "steps"));
-    for (size_t i = kept; i < l->count; i++) {
+    size_t complete_count = l->count;
+    while (complete_count > 0 && l->tensor[complete_count - 1].incomplete)
+        complete_count--;
+    AR_TRY(ARI_TAKE(&dropped->step, &c->report->arena, l->count - complete_count, "steps"));
+    for (size_t i = complete_count; i < l->count; i++) {
         if (dropped->count == 0 || dropped->step[dropped->count - 1] != l->tensor[i].step)
             dropped->step[dropped->count++] = l->tensor[i].step;
     }
-    l->count = kept;
-    if (kept > 0)
+    l->count = complete_count;
+    if (complete_count > 0)
         return AR_OK;
     return ar_error_set(AR_ERR_NOT_FOUND, "%s: no step has a record of all %d ranks: there is nothing to compare",
                         ARI_SHOW(path), ar_sketch_run_ranks(c->report->run[k]));
@@ -175,27 +175,28 @@ static bool has_step(const ari_step_list *s, int step)
     return s->count > 0 && bsearch(&step, s->step, s->count, sizeof step, ascending) != NULL;
 }
 
-static ar_status compare_steps(ari_step_list *all, const comparison *c)
+static ar_status compare_steps(ari_step_list *step_lists, const comparison *c)
 {
     ari_sketch_report *r = c->report;
     for (int k = 0; k < 2; k++) {
-        AR_TRY(steps_of(&all[k], &c->side[k], &r->arena));
-        AR_TRY(ARI_TAKE(&r->alone[k].step, &r->arena, all[k].count, "steps"));
+        AR_TRY(steps_of(&step_lists[k], &c->side[k], &r->arena));
+        AR_TRY(ARI_TAKE(&r->alone[k].step, &r->arena, step_lists[k].count, "steps"));
     }
     for (int k = 0; k < 2; k++) {
-        for (size_t i = 0; i < all[k].count; i++) {
-            if (has_step(&r->incomplete[1 - k], all[k].step[i]))
+        for (size_t i = 0; i < step_lists[k].count; i++) {
+            if (has_step(&r->incomplete[1 - k], step_lists[k].step[i]))
                 continue;
-            if (!has_step(&all[1 - k], all[k].step[i]))
-                r->alone[k].step[r->alone[k].count++] = all[k].step[i];
+            if (!has_step(&step_lists[1 - k], step_lists[k].step[i]))
+                r->alone[k].step[r->alone[k].count++] = step_lists[k].step[i];
             else
                 r->common_steps += k == 0;
         }
     }
     if (r->common_steps == 0)
-        return ar_error_set(
-            AR_ERR_NOT_FOUND, "the runs have no step in common: the reference has %d to %d, the other run %d to %d",
-            all[0].step[0], all[0].step[all[0].count - 1], all[1].step[0], all[1].step[all[1].count - 1]);
+        return ar_error_set(AR_ERR_NOT_FOUND,
+                            "the runs have no step in common: the reference has %d to %d, the other run %d to %d",
+                            step_lists[0].step[0], step_lists[0].step[step_lists[0].count - 1], step_lists[1].step[0],
+                            step_lists[1].step[step_lists[1].count - 1]);
     return AR_OK;
 }
 
@@ -261,10 +262,10 @@ static int by_execution(const void *a, const void *b)
     const ari_sketch_row *const row[2] = {a, b};
     size_t order[2];
     for (int i = 0; i < 2; i++) {
-        const ari_sketched *reference = row[i]->side[0], *other = row[i]->side[1];
-        const bool captured = other != NULL && other->dumped == NULL;
+        const ari_sketched *reference = row[i]->side[0], *candidate = row[i]->side[1];
+        const bool captured = candidate != NULL && candidate->dumped == NULL;
         order[i] = reference != NULL && reference->dumped == NULL ? reference->order
-                   : reference != NULL && captured                ? other->order
+                   : reference != NULL && captured                ? candidate->order
                    : reference != NULL                            ? SIZE_MAX - 1
                                                                   : SIZE_MAX;
     }
@@ -294,17 +295,17 @@ static ar_status find_lost_gradients(ari_sketch_report *r)
     for (size_t i = 0; i < r->rows; i++) {
         ari_sketch_row *row = &r->row[i];
         ari_sketched *t = row->side[0] != NULL ? row->side[0] : row->side[1];
-        bool others = false, known = false;
+        bool has_peers = false, has_parameter = false;
         if (row->key.pass != 'g' || (row->side[0] != NULL && row->side[1] != NULL))
             continue;
-        for (size_t k = 0; k < r->rows && !(others && known); k++) {
-            const ari_sketch_row *both = &r->row[k];
-            if (both->side[0] == NULL || both->side[1] == NULL)
+        for (size_t k = 0; k < r->rows && !(has_peers && has_parameter); k++) {
+            const ari_sketch_row *shared_row = &r->row[k];
+            if (shared_row->side[0] == NULL || shared_row->side[1] == NULL)
                 continue;
-            others = others || (both->key.pass == 'g' && both->step == row->step);
-            known = known || is_parameter_of(&row->key, &both->key);
+            has_peers = has_peers || (shared_row->key.pass == 'g' && shared_row->step == row->step);
+            has_parameter = has_parameter || is_parameter_of(&row->key, &shared_row->key);
         }
-        if (!others || !known)
+        if (!has_peers || !has_parameter)
             continue;
         AR_TRY(sketch_side(r, t));
         row->lost_gradient = t->sketch != NULL && (t->sketch->max_abs > 0.0 || t->sketch->nan + t->sketch->inf > 0);
@@ -317,29 +318,29 @@ static ar_status select_rows(const comparison *c)
 {
     const ar_verify_options *o = c->options;
     ari_sketch_report *r = c->report;
-    const size_t all = r->rows;
+    const size_t total_rows = r->rows;
     AR_TRY(check_globs(r, o->only, o->only_count, "only"));
     AR_TRY(check_globs(r, o->leave, o->leave_count, "ignore"));
     AR_TRY(find_lost_gradients(r));
-    size_t kept = 0;
-    for (size_t i = 0; i < all; i++) {
+    size_t kept_rows = 0;
+    for (size_t i = 0; i < total_rows; i++) {
         const ari_sketch_row *row = &r->row[i];
-        const bool both = row->side[0] != NULL && row->side[1] != NULL;
+        const bool is_shared = row->side[0] != NULL && row->side[1] != NULL;
         if (!is_selected(o, row->name))
             continue;
-        if (both || row->lost_gradient || !(o->common || ari_is_optional(&row->key)))
-            r->row[kept++] = *row;
+        if (is_shared || row->lost_gradient || !(o->common || ari_is_optional(&row->key)))
+            r->row[kept_rows++] = *row;
         else
             r->skipped[row->side[0] != NULL ? 0 : 1]++;
     }
-    r->rows = kept;
-    if (kept == 0 && r->skipped[0] + r->skipped[1] > 0)
+    r->rows = kept_rows;
+    if (kept_rows == 0 && r->skipped[0] + r->skipped[1] > 0)
         return ar_error_set(AR_ERR_NOT_FOUND,
                             "no tensor stands in both runs: %zu only in the reference, %zu only in the other",
                             r->skipped[0], r->skipped[1]);
-    if (kept == 0)
-        return ar_error_set(AR_ERR_NOT_FOUND, "only and ignore leave none of the %zu tensors to compare", all);
-    qsort(r->row, kept, sizeof *r->row, by_execution);
+    if (kept_rows == 0)
+        return ar_error_set(AR_ERR_NOT_FOUND, "only and ignore leave none of the %zu tensors to compare", total_rows);
+    qsort(r->row, kept_rows, sizeof *r->row, by_execution);
     return AR_OK;
 }
 
@@ -406,10 +407,10 @@ static ar_status set_allowance(ari_sketch_row *row, const comparison *c)
 {
     const ar_verify_options *o = c->options;
     const bool listed = o->rule == AR_VERIFY_SENSITIVITY;
-    row->allowed = (ari_sketch_allowance){.each = o->atol, .rtol = listed ? 0.0 : o->rtol, .roundoff = c->roundoff};
+    row->allowed = (ari_sketch_allowance){.atol = o->atol, .rtol = listed ? 0.0 : o->rtol, .roundoff = c->roundoff};
     if (!listed || ari_is_exact(row->side[0]->sketch, row->side[1]->sketch))
         return AR_OK; /* integers are exact under every rule */
-    return ari_allowance_read(&row->allowed.each, c->allowances, o->allowed, row->name, row->name);
+    return ari_allowance_read(&row->allowed.atol, c->allowances, o->allowed, row->name, row->name);
 }
 
 /* Two copies of a part that differ by more than the rule: of the other run, if it has such. */
@@ -417,7 +418,7 @@ static ar_status judge_copies(ari_sketch_row *row, const comparison *c, const ar
 {
     for (size_t i = 0; i < t->differing_parts; i++) {
         const ar_sketch_copies *copies = &t->copies[i];
-        ari_sketch_allowance allowed = {.each = row->allowed.each, .rtol = row->allowed.rtol};
+        ari_sketch_allowance allowed = {.atol = row->allowed.atol, .rtol = row->allowed.rtol};
         ar_sketch_difference d;
         const char *why = "";
         bool differ = true;
@@ -501,8 +502,8 @@ static ar_status judge_pair(ari_sketch_row *row, comparison *c, const ar_sketch 
 {
     const ar_sketch *a = row->side[0]->sketch;
     AR_TRY(ar_sketch_compare(&row->d, a, b));
-    row->first = row->d.block * a->block;
-    row->elements = a->elements - row->first < a->block ? a->elements - row->first : a->block;
+    row->first_element = row->d.block * a->block;
+    row->elements = a->elements - row->first_element < a->block ? a->elements - row->first_element : a->block;
     AR_TRY(set_allowance(row, c));
     for (int k = 0; k < 2; k++)
         AR_TRY(judge_copies(row, c, row->side[k]));
@@ -531,7 +532,7 @@ static bool is_left_out_of(const ar_dump *d, const char *name)
 static ar_status judge_row(ari_sketch_row *row, comparison *c)
 {
     const ari_sketched *a = row->side[0], *b = row->side[1];
-    ar_sketch other;
+    ar_sketch reshaped;
     for (int k = 0; k < 2; k++) {
         ari_sketched *t = row->side[k];
         AR_TRY(sketch_side(c->report, t));
@@ -548,10 +549,10 @@ static ar_status judge_row(ari_sketch_row *row, comparison *c)
         return AR_OK;
     if (a == NULL || b == NULL)
         row->state = a != NULL ? AR_VERIFY_MISSING : AR_VERIFY_UNEXPECTED;
-    else if (!reshape(&other, row))
+    else if (!reshape(&reshaped, row))
         row->state = AR_VERIFY_SHAPE;
     else
-        AR_TRY(judge_pair(row, c, &other));
+        AR_TRY(judge_pair(row, c, &reshaped));
     return AR_OK;
 }
 
@@ -560,7 +561,7 @@ static ar_status judge_row(ari_sketch_row *row, comparison *c)
 /* Counts rows, and puts those that are left out behind the others. */
 static ar_status count_rows(ari_sketch_report *r)
 {
-    r->first = r->rows;
+    r->first_row = r->rows;
     for (size_t i = 0; i < r->rows; i++) {
         const ari_sketch_row *row = &r->row[i];
         const bool differs = row->state != AR_VERIFY_SAME;
@@ -568,8 +569,8 @@ static ar_status count_rows(ari_sketch_report *r)
         r->reordered += row->reordered;
         r->unjudged += !row->left_out && row->unjudged[0] != '\0';
         r->different += differs;
-        if (differs && (r->first == r->rows || (row->lost_gradient && !r->row[r->first].lost_gradient)))
-            r->first = i;
+        if (differs && (r->first_row == r->rows || (row->lost_gradient && !r->row[r->first_row].lost_gradient)))
+            r->first_row = i;
     }
     r->compared = r->rows - r->left_out - r->unjudged;
     if (r->compared == 0 && r->unjudged == 0)
@@ -624,7 +625,7 @@ ar_status ari_sketches_compare(ari_sketch_report *r, const ar_verify_options *o)
 void ari_sketch_report_fini(ari_sketch_report *r)
 {
     for (size_t i = 0; i < r->made_count; i++)
-        ar_sketch_fini(&r->made[i]);
+        ar_sketch_fini(&r->sketches[i]);
     for (int k = 0; k < 2; k++) {
         ar_sketch_run_close(r->run[k]);
         ar_dump_close(r->dump[k]);

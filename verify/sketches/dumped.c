@@ -8,8 +8,8 @@
 /* Hands a sketch over to the report, which frees it. */
 static ar_status sketch_keep(ar_sketch *out, ari_sketch_report *r, ar_sketch *s)
 {
-    AR_TRY(ARI_GROW_IN(&r->arena, &r->made, &r->made_room, r->made_count, "sketches of a dump"));
-    r->made[r->made_count++] = *out = *s;
+    AR_TRY(ARI_GROW_IN(&r->arena, &r->sketches, &r->made_room, r->made_count, "sketches of a dump"));
+    r->sketches[r->made_count++] = *out = *s;
     *s = (ar_sketch){0};
     return AR_OK;
 }
@@ -46,20 +46,20 @@ static ar_status find_copies(ari_sketched *out, ari_sketch_report *r, const ar_d
     ar_sketch_copies *list = NULL;
     size_t room = 0;
     for (size_t i = 1; i < t->parts; i++) {
-        size_t first = 0;
-        while (first < i && !has_equal_boxes(&t->part[first], &t->part[i]))
-            first++;
-        if (first == i || t->part[i].partial || t->part[i].replica == 0 || t->part[first].replica > 0)
+        size_t first_part = 0;
+        while (first_part < i && !has_equal_boxes(&t->part[first_part], &t->part[i]))
+            first_part++;
+        if (first_part == i || t->part[i].partial || t->part[i].replica == 0 || t->part[first_part].replica > 0)
             continue;
         ARI_ENDED(ar_sketch_fini) ar_sketch a = {0};
         ARI_ENDED(ar_sketch_fini) ar_sketch b = {0};
-        AR_TRY(part_sketch(&a, t, &t->part[first], false));
+        AR_TRY(part_sketch(&a, t, &t->part[first_part], false));
         AR_TRY(part_sketch(&b, t, &t->part[i], true));
         if (a.digest == b.digest)
             continue;
         AR_TRY(ARI_GROW_IN(&r->arena, &list, &room, out->differing_parts, "copies that differ"));
         ar_sketch_copies *copies = &list[out->differing_parts++];
-        *copies = (ar_sketch_copies){.first_rank = t->part[first].rank, .rank = t->part[i].rank};
+        *copies = (ar_sketch_copies){.first_rank = t->part[first_part].rank, .rank = t->part[i].rank};
         AR_TRY(sketch_keep(&copies->original, r, &a));
         AR_TRY(sketch_keep(&copies->copy, r, &b));
         out->differing = out->differing < 0 ? copies->rank : out->differing;
@@ -94,9 +94,9 @@ ar_status ari_dump_sketch(ari_sketched *out, ari_sketch_report *r, const ar_dump
     }
     AR_TRY(st);
     AR_TRY(add_parts(&s, t));
-    ar_sketch *kept = NULL;
-    AR_TRY(ARI_TAKE(&kept, &r->arena, 1, "a dump's sketch"));
-    AR_TRY(sketch_keep(kept, r, &s));
-    out->sketch = kept;
+    ar_sketch *stored_sketch = NULL;
+    AR_TRY(ARI_TAKE(&stored_sketch, &r->arena, 1, "a dump's sketch"));
+    AR_TRY(sketch_keep(stored_sketch, r, &s));
+    out->sketch = stored_sketch;
     return find_copies(out, r, t);
 }

@@ -21,8 +21,8 @@ static bool has_digests(const ar_sketch *a, const ar_sketch *b)
 /* How many elements may differ: those of the rows whose digests do. */
 static double elements_that_may_differ(const ar_sketch *a, const ar_sketch_difference *d)
 {
-    const double all = (double)a->elements;
-    return d->rows > 0 ? fmin(all, (double)d->rows * (double)a->row) : all;
+    const double total_elements = (double)a->elements;
+    return d->rows > 0 ? fmin(total_elements, (double)d->rows * (double)a->row) : total_elements;
 }
 
 /* Elements that each differ by at most rtol*|a| + e differ together by at most rtol*|a| + e*sqrt(n) in norm. */
@@ -30,7 +30,7 @@ static void set_norm(ari_sketch_allowance *allowed, const ar_sketch *a, const ar
 {
     const double root = sqrt(elements_that_may_differ(a, d));
     const double size = d->norm_a * (1.0 + DEVIATIONS * d->norm_a_error);
-    allowed->norm = allowed->rtol * fmin(size, a->max_abs * root) + allowed->each * root + allowed->excused;
+    allowed->norm = allowed->rtol * fmin(size, a->max_abs * root) + allowed->atol * root + allowed->excused;
 }
 
 /* The root of the sum of squares of a block's buckets. */
@@ -59,7 +59,7 @@ static bool differs_in_bucket(const ari_sketch_allowance *allowed, const ar_sket
         }
         const double root = n > 1.0 ? sqrt(fmax(2.0, n / AR_SKETCH_BUCKETS)) : 1.0;
         const double size = fmin(block_size(x, largest), 2.0 * a->max_abs * root);
-        if (difference > allowed->each * root + allowed->rtol * size + allowed->excused)
+        if (difference > allowed->atol * root + allowed->rtol * size + allowed->excused)
             return true;
     }
     return false;
@@ -82,7 +82,7 @@ void ari_sketch_judge(bool *differ, const char **why, ari_sketch_allowance *allo
     const bool exact = ari_is_exact(a, b);
     *why = "";
     if (exact) {
-        allowed->each = 0.0;
+        allowed->atol = 0.0;
         allowed->rtol = 0.0;
     }
     set_norm(allowed, a, d);
@@ -102,13 +102,14 @@ bool ari_sketch_factor_differs(const ari_sketch_allowance *allowed, const ar_ske
     enum { LEAST_ELEMENTS = 16 };
     const double size = d->norm_a * (1.0 - DEVIATIONS * d->norm_a_error);
     if (d->same_bits || a->elements < LEAST_ELEMENTS || ari_is_exact(a, a) || !isfinite(d->factor) || !(size > 0.0) ||
-        d->norm_a <= allowed->each * sqrt((double)a->elements))
+        d->norm_a <= allowed->atol * sqrt((double)a->elements))
         return false;
     const double rest = d->factor_left * d->norm / d->norm_a, peak = size / a->max_abs;
     /* The estimate's own error is that of as many sums as there are buckets. */
     const double count = fmin(peak * peak, (double)(a->blocks * AR_SKETCH_BUCKETS));
-    const double most = fmax(fmax(deviations * rest / sqrt(count), allowed->roundoff + systematic), allowed->rtol);
-    return rest <= most_rest && fabs(d->factor - 1.0) > most;
+    const double max_deviation =
+        fmax(fmax(deviations * rest / sqrt(count), allowed->roundoff + systematic), allowed->rtol);
+    return rest <= most_rest && fabs(d->factor - 1.0) > max_deviation;
 }
 
 /* --- updates ------------------------------------------------------------------------------------------------------ */
@@ -148,7 +149,7 @@ static bool is_scaled_step(const ari_sketch_update *u)
  * the mean of min(2, 2d/z)^2 over z, which is 8 d. A gradient that is all rounding, as a key bias's, explains all. */
 ar_status ari_sketch_excuse(ari_sketch_allowance *allowed, const ari_sketch_update *u)
 {
-    static const double most_part = 0.125, most_tiny = 0.125, roundings = 256.0, whole = 4.0;
+    static const double most_part = 0.125, most_tiny = 0.125, roundings = 256.0, max_square = 4.0;
     ar_sketch_difference moved;
     const ar_sketch_difference *g = u->gradients;
     const double part = g->norm_a > 0.0 ? g->norm / g->norm_a : g->norm > 0.0 ? (double)INFINITY : 0.0;
@@ -158,7 +159,7 @@ ar_status ari_sketch_excuse(ari_sketch_allowance *allowed, const ari_sketch_upda
         return AR_OK;
     AR_TRY(ar_sketch_compare(&moved, u->before[0], u->after[0]));
     const double tiny = fmin((double)u->tiny / (double)u->gradient->elements, most_tiny);
-    const double squares = part > most_part ? whole : fmin(8.0 * part + 4.0 * tiny, whole);
+    const double squares = part > most_part ? max_square : fmin(8.0 * part + 4.0 * tiny, max_square);
     allowed->excused += moved.norm * (1.0 + DEVIATIONS * moved.norm_error) * sqrt(squares);
     allowed->excused_blocks = part > most_part ? 1.0 : fmax(allowed->excused_blocks, most_tiny);
     return AR_OK;
@@ -168,13 +169,13 @@ bool ari_sketch_update_is_lost(const ari_sketch_allowance *allowed, const ari_sk
 {
     static const double whole_step = 0.75; /* of a block's step, squared: more than an eighth of turned signs makes */
     const ar_sketch *a = u->after[0];
-    const double plain = allowed->norm - allowed->excused, all = (double)a->elements;
+    const double plain = allowed->norm - allowed->excused, total_elements = (double)a->elements;
     double elements = 0.0;
     for (size_t block = 0; block < a->blocks; block++) {
         const steps s = steps_of(u, block, block + 1);
-        const double n = fmin((double)a->block, all - (double)(block * a->block));
-        if (s.dd > whole_step * s.aa && s.dd > plain * plain * n / all)
+        const double n = fmin((double)a->block, total_elements - (double)(block * a->block));
+        if (s.dd > whole_step * s.aa && s.dd > plain * plain * n / total_elements)
             elements += n;
     }
-    return elements > allowed->excused_blocks * all;
+    return elements > allowed->excused_blocks * total_elements;
 }

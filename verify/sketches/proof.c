@@ -64,8 +64,8 @@ static ar_status refuse_repeated_steps(const ari_sketch_report *r)
         learned = learned || row->key.pass == 'g';
         if (!is_compared(row) || row->key.pass != 'f' || row->step == r->row[0].step)
             continue;
-        const ari_sketch_row *first = first_of(r, row);
-        const ar_sketch *a = row->side[0]->sketch, *b = first != NULL ? first->side[0]->sketch : NULL;
+        const ari_sketch_row *first_row = first_of(r, row);
+        const ar_sketch *a = row->side[0]->sketch, *b = first_row != NULL ? first_row->side[0]->sketch : NULL;
         if (b == NULL)
             continue;
         if (a->summed || b->summed || a->elements != b->elements || a->digest != b->digest)

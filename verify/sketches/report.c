@@ -21,8 +21,9 @@ static json_t *row_json(const ari_sketch_row *row)
     json_object_set_new(o, "factor", ari_json_number(d->factor));
     json_object_set_new(o, "factor_left", ari_json_number(d->factor_left));
     json_object_set_new(o, "blocks", json_integer((json_int_t)d->blocks));
-    json_object_set_new(o, "block",
-                        json_pack("[II]", (json_int_t)row->first, (json_int_t)(row->first + row->elements)));
+    json_object_set_new(
+        o, "block",
+        json_pack("[II]", (json_int_t)row->first_element, (json_int_t)(row->first_element + row->elements)));
     json_object_set_new(o, "block_share", ari_json_number(d->block_share));
     json_object_set_new(o, "rows", json_integer((json_int_t)d->rows));
     return o;
@@ -38,7 +39,7 @@ static json_t *list_json(const ari_step_list *steps)
 
 json_t *ari_sketch_report_json(const ari_sketch_report *r, const ar_verify_options *o)
 {
-    json_t *rows = json_array(), *first = r->first < r->rows ? row_json(&r->row[r->first]) : json_null();
+    json_t *rows = json_array(), *first_row = r->first_row < r->rows ? row_json(&r->row[r->first_row]) : json_null();
     for (size_t i = 0; i < r->rows && rows != NULL; i++) {
         const ari_sketch_row *row = &r->row[i];
         if (row->state != AR_VERIFY_SAME || (row->unjudged[0] != '\0' && !row->left_out))
@@ -54,5 +55,5 @@ json_t *ari_sketch_report_json(const ari_sketch_report *r, const ar_verify_optio
                      (json_int_t)(r->rows - r->left_out), "tensors_different", (json_int_t)r->different,
                      "tensors_unjudged", (json_int_t)r->unjudged, "tensors_left_out", (json_int_t)r->left_out,
                      "tensors_reordered", (json_int_t)r->reordered, "left_out", (json_int_t)r->skipped[0],
-                     (json_int_t)r->skipped[1], "first", first, "rows", rows);
+                     (json_int_t)r->skipped[1], "first", first_row, "rows", rows);
 }

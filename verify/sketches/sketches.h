@@ -33,7 +33,7 @@ typedef struct ari_sketched {
 
 /* What a rule allows of a difference. */
 typedef struct ari_sketch_allowance {
-    double each, rtol;     /* an element: an amount, and a part of itself */
+    double atol, rtol;     /* an element: an amount, and a part of itself */
     double roundoff;       /* unit round-off of the runs' shortest format */
     double excused;        /* of new weights: the part of the norm that their gradients explain */
     double excused_blocks; /* of new weights: the share of elements whose whole step their gradients explain */
@@ -54,8 +54,8 @@ typedef struct ari_sketch_row {
     ar_sketch_difference copies_d;  /* the difference of these two */
     ar_sketch_difference d;         /* of tensors of one shape */
     ari_sketch_allowance allowed;
-    size_t first, elements; /* the block that differs most */
-    ari_sketched *side[2];  /* NULL: that run has no such tensor */
+    size_t first_element, elements; /* the block that differs most */
+    ari_sketched *side[2];          /* NULL: that run has no such tensor */
 } ari_sketch_row;
 
 /* Steps that one run alone has. */
@@ -76,16 +76,16 @@ typedef struct ari_sketch_report {
     size_t renamed;              /* tensors matched without wrappers' components */
     char wrappers[2][ARI_WRAPPERS_TEXT];
     size_t skipped[2]; /* tensors of common steps that one run alone has, and that are no difference */
-    size_t first;      /* the row to begin with: a lost gradient, else the first that differs; rows: none */
+    size_t first_row;  /* the row to begin with: a lost gradient, else the first that differs; rows: none */
     ari_arena arena;
     ar_sketch_run *run[2]; /* NULL: a dump */
     ar_dump *dump[2];      /* NULL: sketches */
-    ar_sketch *made;       /* [made_count] sketches of a dump's tensors and of copies in it */
+    ar_sketch *sketches;   /* [made_count] sketches of a dump's tensors and of copies in it */
     size_t made_count, made_room;
 } ari_sketch_report;
 
 /** True if a folder has sketches. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_is_sketched(bool *is, const char *folder);
+AR_NODISCARD ar_status ari_is_sketched(bool *is_sketched, const char *folder);
 /** Compares two runs of which one at least is sketched, by the options' rule: bits by digests, or the norm of the
  *  difference against that of what the rule allows each element; three standard deviations of the estimate are in favour
  *  of "same". Errors: those of opening; AR_ERR_UNSUPPORTED (a rule that needs elements); AR_ERR_NOT_FOUND (nothing can be

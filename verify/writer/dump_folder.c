@@ -68,13 +68,13 @@ static int is_entry(const struct dirent *e)
     return strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
 }
 
-/* Calls f for every entry until it fails. *there: whether the folder is there. */
-static ar_status visit_folder(const char *folder, bool *there, ar_status (*f)(const char *folder, const char *name))
+/* Calls f for every entry until it fails. *exists: whether the folder is there. */
+static ar_status visit_folder(const char *folder, bool *exists, ar_status (*f)(const char *folder, const char *name))
 {
     struct dirent **entry = NULL;
     const int n = scandir(folder, &entry, is_entry, NULL);
     ar_status st = n >= 0 || errno == ENOENT ? AR_OK : ari_io_fail("open the folder", folder);
-    *there = n >= 0;
+    *exists = n >= 0;
     for (int i = 0; i < n; i++) {
         if (st == AR_OK)
             st = f(folder, entry[i]->d_name);
@@ -86,21 +86,21 @@ static ar_status visit_folder(const char *folder, bool *there, ar_status (*f)(co
 
 ar_status ari_dump_folder_check(const char *folder)
 {
-    bool there = false;
-    return visit_folder(folder, &there, expect_rank_file);
+    bool exists = false;
+    return visit_folder(folder, &exists, expect_rank_file);
 }
 
-ar_status ari_dump_folder_clear(bool *there, const char *folder)
+ar_status ari_dump_folder_clear(bool *exists, const char *folder)
 {
     AR_TRY(ari_dump_folder_check(folder));
-    return visit_folder(folder, there, remove_file);
+    return visit_folder(folder, exists, remove_file);
 }
 
 ar_status ari_dump_folder_remove(const char *folder)
 {
-    bool there = false;
-    AR_TRY(ari_dump_folder_clear(&there, folder));
-    if (there && rmdir(folder) != 0)
+    bool exists = false;
+    AR_TRY(ari_dump_folder_clear(&exists, folder));
+    if (exists && rmdir(folder) != 0)
         return ari_io_fail("remove the folder", folder);
     return AR_OK;
 }
@@ -116,8 +116,8 @@ static ar_status count_entry(const char *folder, const char *name)
 /* A folder in which nothing is is in nobody's way. */
 static bool is_empty(const char *folder)
 {
-    bool there = false;
-    return visit_folder(folder, &there, count_entry) == AR_OK;
+    bool exists = false;
+    return visit_folder(folder, &exists, count_entry) == AR_OK;
 }
 
 static bool is_dump_file(const char *name, const char *path, mode_t mode)
@@ -162,11 +162,11 @@ static ar_status expect_room(const char *folder, size_t bytes)
     struct statvfs s;
     if (statvfs(folder, &s) != 0 || s.f_blocks == 0) /* a file system that does not tell */
         return AR_OK;
-    const double left = (double)s.f_bavail * (double)s.f_frsize;
-    if ((double)bytes * sure <= left)
+    const double free_bytes = (double)s.f_bavail * (double)s.f_frsize;
+    if ((double)bytes * sure <= free_bytes)
         return AR_OK;
     return ar_error_set(AR_ERR_IO, "%s: the dump takes about %.3g GB, and its disk has %.3g GB left", ARI_SHOW(folder),
-                        (double)bytes * 1e-9, left * 1e-9);
+                        (double)bytes * 1e-9, free_bytes * 1e-9);
 }
 
 /* Checks that the parent folder of a new one exists, and has room. */
@@ -189,17 +189,17 @@ static ar_status expect_parent(const char *folder, size_t bytes)
 /* The place of an earlier dump, which goes first, is free for the new one. */
 ar_status ari_dump_check_folder_check(const char *folder, size_t bytes)
 {
-    bool there = false;
-    AR_TRY(visit_folder(folder, &there, expect_dump));
-    if (!there)
+    bool exists = false;
+    AR_TRY(visit_folder(folder, &exists, expect_dump));
+    if (!exists)
         return expect_parent(folder, bytes);
     return is_empty(folder) ? expect_room(folder, bytes) : AR_OK;
 }
 
 ar_status ari_dump_check_folder_clear(const char *folder)
 {
-    bool there = false;
+    bool exists = false;
     AR_TRY(ari_folder_make(folder));
     AR_TRY(ari_dump_check_folder_check(folder, 0));
-    return visit_folder(folder, &there, remove_dump);
+    return visit_folder(folder, &exists, remove_dump);
 }

@@ -26,9 +26,10 @@ bool ari_dump_model_is(const char *path)
     if (ari_file_open(&fd, &bytes, path) != AR_OK)
         return false;
     bytes = bytes < sizeof head - 1 ? bytes : sizeof head - 1;
-    const bool is = ari_file_pread(fd, head, bytes, 0, path) == AR_OK && strstr((char *)head, "\"" FORMAT "\"") != NULL;
+    const bool is_model =
+        ari_file_pread(fd, head, bytes, 0, path) == AR_OK && strstr((char *)head, "\"" FORMAT "\"") != NULL;
     ari_file_close(&fd);
-    return is;
+    return is_model;
 }
 
 static json_t *count(size_t n)
@@ -119,10 +120,10 @@ static json_t *numerics_json(const ar_run *r)
 ar_status ari_dump_model_write(const char *folder, const ar_config *c, const ar_run *r)
 {
     ARI_OWNED char *path = NULL;
-    bool there = false;
+    bool exists = false;
     AR_TRY(ari_file_path(&path, folder, ARI_DUMP_MODEL));
-    AR_TRY(ari_file_is_in(&there, folder, ARI_DUMP_MODEL));
-    if (there && !ari_dump_model_is(path)) /* somebody's own */
+    AR_TRY(ari_file_is_in(&exists, folder, ARI_DUMP_MODEL));
+    if (exists && !ari_dump_model_is(path)) /* somebody's own */
         return AR_OK;
     const ar_parallel *p = &r->parallel;
     json_t *o = json_pack("{s:s, s:i, s:s, s:{s:s}, s:i, s:o, s:i, s:{s:o}, s:o, s:{s:o, s:o, s:o}}", "format", FORMAT,

@@ -70,13 +70,13 @@ size_t ari_dump_targets(const ar_batch *b)
     return b->input_ids ? ari_batch_targets(b) : 0;
 }
 
-ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run, const ar_batch *first)
+ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run, const ar_batch *first_batch)
 {
     *f = (ari_dump_facts){.config = c, .run = run};
     ari_dump_fact(f, "model", c->name);
     snprintf(f->heads, sizeof f->heads, "%zu", c->heads);
     snprintf(f->kv_heads, sizeof f->kv_heads, "%zu", c->kv_heads);
-    snprintf(f->targets, sizeof f->targets, "%zu", ari_dump_targets(first));
+    snprintf(f->targets, sizeof f->targets, "%zu", ari_dump_targets(first_batch));
     ari_dump_fact(f, "num_attention_heads", f->heads);
     ari_dump_fact(f, "num_key_value_heads", f->kv_heads);
     ari_dump_fact(f, "targets", f->targets);
@@ -98,29 +98,29 @@ ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run 
     return AR_OK;
 }
 
-ar_status ari_documents_text(char **gives, const ar_batch *batch, size_t batches)
+ar_status ari_documents_text(char **out, const ar_batch *batch, size_t batches)
 {
     size_t bytes = 0;
-    *gives = NULL;
+    *out = NULL;
     if (!batch->documents)
         return AR_OK;
-    FILE *to = open_memstream(gives, &bytes);
-    if (to == NULL)
+    FILE *stream = open_memstream(out, &bytes);
+    if (stream == NULL)
         return ar_error_set(AR_ERR_MEMORY, "no memory for the documents of a dump");
     for (size_t i = 0; i < batches * batch->batch; i++) {
         const ar_batch *b = &batch[i / batch->batch];
-        fprintf(to, "%s[0", i > 0 ? "," : "[");
-        for (size_t at = 0, first, end; at < b->seq; at = end) {
-            ari_batch_document(b, i % batch->batch, at, &first, &end);
-            fprintf(to, ",%zu", end);
+        fprintf(stream, "%s[0", i > 0 ? "," : "[");
+        for (size_t position = 0, document_begin, end; position < b->seq; position = end) {
+            ari_batch_document(b, i % batch->batch, position, &document_begin, &end);
+            fprintf(stream, ",%zu", end);
         }
-        fputc(']', to);
+        fputc(']', stream);
     }
-    fputc(']', to);
-    if (ari_text_closed(to, gives))
+    fputc(']', stream);
+    if (ari_text_closed(stream, out))
         return AR_OK;
-    free(*gives);
-    *gives = NULL;
+    free(*out);
+    *out = NULL;
     return ar_error_set(AR_ERR_MEMORY, "no memory for the documents of a dump");
 }
 
@@ -139,7 +139,7 @@ static ar_status write_all(const ari_dump_ranks *d, const char *folder, const ar
  * *lock: open, and no other process has it; closed with the process. */
 static ar_status make_beside(char *path, size_t cap, int *lock, const char *folder)
 {
-    bool there = false;
+    bool exists = false;
     const int n = snprintf(path, cap, "%s.new", folder);
     if (n < 0 || (size_t)n >= cap)
         return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(folder));
@@ -149,7 +149,7 @@ static ar_status make_beside(char *path, size_t cap, int *lock, const char *fold
         return ari_io_fail("open the folder", path);
     if (flock(*lock, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
         return ar_error_set(AR_ERR_IO, "%s: another process writes there", ARI_SHOW(path));
-    return ari_dump_folder_clear(&there, path);
+    return ari_dump_folder_clear(&exists, path);
 }
 
 /* After a failure, whose message stays. */
@@ -161,18 +161,18 @@ static ar_status discard(const char *folder, ar_status st)
 
 ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char *folder, const ari_dump_facts *f)
 {
-    char beside[1024];
+    char staging_folder[1024];
     int lock = -1;
     ar_status st = AR_OK;
     AR_TRY(ari_dump_folder_check(folder));
-    AR_TRY_TO(done, st, make_beside(beside, sizeof beside, &lock, folder));
-    AR_TRY_TO(failed, st, write_all(d, beside, f));
+    AR_TRY_TO(done, st, make_beside(staging_folder, sizeof staging_folder, &lock, folder));
+    AR_TRY_TO(failed, st, write_all(d, staging_folder, f));
     AR_TRY_TO(failed, st, ari_dump_folder_remove(folder));
-    if (rename(beside, folder) == 0)
+    if (rename(staging_folder, folder) == 0)
         goto done;
-    st = ari_io_fail("rename the folder", beside);
+    st = ari_io_fail("rename the folder", staging_folder);
 failed:
-    st = discard(beside, st);
+    st = discard(staging_folder, st);
 done:
     if (lock >= 0)
         close(lock);
@@ -181,10 +181,10 @@ done:
 
 /* --- the reference ------------------------------------------------------------------------------------------------ */
 
-ar_status ari_dump_order_text(char **gives, const char **names, size_t n)
+ar_status ari_dump_order_text(char **out, const char **names, size_t n)
 {
     const ari_placement p = {.rank = -1, .order = (char **)(uintptr_t)names, .ordered = n};
-    return ari_placement_text(NULL, gives, &p);
+    return ari_placement_text(NULL, out, &p);
 }
 
 typedef char tensor_name[ARI_REFERENCE_NAME];
@@ -207,8 +207,8 @@ ar_status ari_dump_reference_write(const ari_reference *r, const char *path, con
     }
     AR_TRY(ari_entries_as_stored(&arena, tensor, r->count));
     AR_TRY(ari_dump_order_text(&text, order, r->count));
-    ari_dump_facts all = *f;
-    ari_dump_fact(&all, "format", "pt");
-    ari_dump_fact(&all, ARI_DUMP_PLACEMENT, text);
-    return ari_st_write(path, tensor, r->count, all.pair, all.n);
+    ari_dump_facts facts = *f;
+    ari_dump_fact(&facts, "format", "pt");
+    ari_dump_fact(&facts, ARI_DUMP_PLACEMENT, text);
+    return ari_st_write(path, tensor, r->count, facts.pair, facts.n);
 }

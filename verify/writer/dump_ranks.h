@@ -17,8 +17,8 @@ AR_NODISCARD ar_status ari_folder_path(char *path, size_t cap, const char *folde
 /** Refuses a folder that holds anything but the files of an earlier dump of ranks. One that is not there is fine.
  *  Errors: AR_ERR_IO (names what is in the way). */
 AR_NODISCARD ar_status ari_dump_folder_check(const char *folder);
-/** Removes the files of an earlier dump of ranks. *there: whether the folder is. Errors: as above. */
-AR_NODISCARD ar_status ari_dump_folder_clear(bool *there, const char *folder);
+/** Removes the files of an earlier dump of ranks. *exists: whether the folder is. Errors: as above. */
+AR_NODISCARD ar_status ari_dump_folder_clear(bool *exists, const char *folder);
 /** And the folder; one that is not there is fine. Errors: as above. */
 AR_NODISCARD ar_status ari_dump_folder_remove(const char *folder);
 
@@ -56,9 +56,9 @@ typedef enum ari_side { ARI_APART, ARI_AFTER, ARI_BEFORE } ari_side;
 /** True if both are parts of the same copy of one tensor, of at least one dimension. */
 bool ari_same_tensor(const ar_layout *a, const ar_layout *b);
 /** rows: of the local tensors, which the boxes must span. */
-ari_side ari_side_of(const ar_layout *have, size_t had_rows, const ar_layout *more, size_t rows);
+ari_side ari_side_of(const ar_layout *have, size_t had_rows, const ar_layout *addend, size_t rows);
 /** Makes one part of both; not ARI_APART. */
-void ari_join_rows(ar_layout *have, const ar_layout *more, ari_side where);
+void ari_join_rows(ar_layout *have, const ar_layout *addend, ari_side side);
 
 /* Two listeners of one rank; the second tap may be NULL. */
 typedef struct ari_tap_pair {
@@ -83,7 +83,7 @@ size_t ari_dump_targets(const ar_batch *b);
 /** The model's name and heads, the first batch's number of targets, and of a run its numerics, layout, plan and fault;
  *  run NULL: of full tensors in exact numerics. Borrows; do not copy. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_facts_of(ari_dump_facts *f, const ar_config *c, const ar_run *run,
-                                         const ar_batch *first);
+                                         const ar_batch *first_batch);
 
 /** Writes config, layout, optimizer, seed, steps and numerics of a run to model.json in a folder, which is there. One
  *  that no dump has written stays as it is. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
@@ -93,7 +93,7 @@ bool ari_dump_model_is(const char *path);
 
 /** Boundaries of the documents of every row of these batches as JSON: "[[0,5,14],[0,14]]". NULL if the first has none.
  *  Gives; free(). Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_documents_text(char **gives, const ar_batch *batch, size_t batches);
+AR_NODISCARD ar_status ari_documents_text(char **out, const ar_batch *batch, size_t batches);
 
 /** Writes all ranks' files, and model.json, to a folder beside, which then takes the place of `folder`: a folder never holds ranks of
  * two runs. Its parent is there. Errors: those of ar_dump_write, AR_ERR_IO; `folder` is as it was, or gone. */
@@ -101,6 +101,6 @@ AR_NODISCARD ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char 
 
 /** The text of ANYRANK_PLACEMENT for a file of full tensors: names in execution order. Gives; free(). Errors:
  *  AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_dump_order_text(char **gives, const char **names, size_t n);
+AR_NODISCARD ar_status ari_dump_order_text(char **out, const char **names, size_t n);
 /** Writes the reference's tensors as one file, in execution order. Errors: those of ari_st_write. */
 AR_NODISCARD ar_status ari_dump_reference_write(const ari_reference *r, const char *path, const ari_dump_facts *f);

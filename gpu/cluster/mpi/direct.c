@@ -8,22 +8,22 @@
 
 static ar_status grow(ari_mpi_requests *r)
 {
-    static const char what[] = "requests of MPI";
-    AR_TRY(ARI_GROW(&r->request, &r->room[0], r->n, what));
-    AR_TRY(ARI_GROW(&r->member, &r->room[1], r->n, what));
-    return ARI_GROW(&r->index, &r->room[2], r->n, what);
+    static const char label[] = "requests of MPI";
+    AR_TRY(ARI_GROW(&r->request, &r->room[0], r->n, label));
+    AR_TRY(ARI_GROW(&r->member, &r->room[1], r->n, label));
+    return ARI_GROW(&r->index, &r->room[2], r->n, label);
 }
 
-static ar_status begin_part(ari_mpi_rendezvous *m, bool send, int member, char *at, size_t bytes)
+static ar_status begin_part(ari_mpi_rendezvous *m, bool send, int member, char *buffer, size_t bytes)
 {
     ari_mpi_requests *r = &m->requests;
     const int rank = m->group->rank[member];
-    for (size_t done = 0; done < bytes; done += ARI_MPI_PIECE_BYTES) {
-        const size_t rest = bytes - done, now = rest < ARI_MPI_PIECE_BYTES ? rest : ARI_MPI_PIECE_BYTES;
-        char *piece = at + done;
+    for (size_t offset = 0; offset < bytes; offset += ARI_MPI_PIECE_BYTES) {
+        const size_t rest = bytes - offset, piece_bytes = rest < ARI_MPI_PIECE_BYTES ? rest : ARI_MPI_PIECE_BYTES;
+        char *piece = buffer + offset;
         AR_TRY(grow(r));
-        AR_TRY(send ? ari_mpi_send(m->p, piece, now, rank, m->tag, &r->request[r->n])
-                    : ari_mpi_receive(m->p, piece, now, rank, m->tag, &r->request[r->n]));
+        AR_TRY(send ? ari_mpi_send(m->p, piece, piece_bytes, rank, m->tag, &r->request[r->n])
+                    : ari_mpi_receive(m->p, piece, piece_bytes, rank, m->tag, &r->request[r->n]));
         r->member[r->n++] = member;
     }
     return AR_OK;
@@ -47,9 +47,9 @@ static ar_status begin(ari_mpi_rendezvous *m, const ari_call *call, uint64_t *re
 {
     const size_t element = ar_dtype_bytes(call->dtype);
     uint64_t sent = 0;
-    ari_moves own = ari_moves_within(call, m->index);
-    for (ari_move v; ari_next_move(&own, &v);)
-        ari_copy_bytes(v.to.ptr, v.from.ptr, v.count * element);
+    ari_moves local_moves = ari_moves_within(call, m->index);
+    for (ari_move v; ari_next_move(&local_moves, &v);)
+        ari_copy_bytes(v.dst.ptr, v.src.ptr, v.count * element);
     AR_TRY(begin_parts(m, call, false, received));
     return begin_parts(m, call, true, &sent);
 }

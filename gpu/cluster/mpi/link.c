@@ -35,7 +35,7 @@ static void add_sent(mpi_link *l, sent *x)
     pthread_mutex_unlock(&l->lock);
 }
 
-static bool link_send(ari_link *base, const int *to, int n, const ari_message *m)
+static bool link_send(ari_link *base, const int *dst_ranks, int n, const ari_message *m)
 {
     mpi_link *l = (mpi_link *)base;
     const size_t bytes = sizeof *m + (size_t)m->bytes;
@@ -50,7 +50,7 @@ static bool link_send(ari_link *base, const int *to, int n, const ari_message *m
     x->message = copy;
     bool ok = true;
     while (x->n < n && ok) {
-        const int rc = MPI_Isend(copy, (int)bytes, MPI_BYTE, to[x->n], l->tag, l->p->control, &x->request[x->n]);
+        const int rc = MPI_Isend(copy, (int)bytes, MPI_BYTE, dst_ranks[x->n], l->tag, l->p->control, &x->request[x->n]);
         ok = ari_mpi_error(rc, "MPI_Isend") == AR_OK;
         x->n += ok;
     }
@@ -63,14 +63,14 @@ static bool link_send(ari_link *base, const int *to, int n, const ari_message *m
 static void reap(mpi_link *l)
 {
     pthread_mutex_lock(&l->lock);
-    for (sent **at = &l->sent; *at;) {
-        sent *x = *at;
-        int done = 0;
-        if (MPI_Testall(x->n, x->request, &done, MPI_STATUSES_IGNORE) != MPI_SUCCESS || !done) {
-            at = &x->next;
+    for (sent **slot = &l->sent; *slot;) {
+        sent *x = *slot;
+        int is_done = 0;
+        if (MPI_Testall(x->n, x->request, &is_done, MPI_STATUSES_IGNORE) != MPI_SUCCESS || !is_done) {
+            slot = &x->next;
             continue;
         }
-        *at = x->next;
+        *slot = x->next;
         free(x->message);
         free(x);
     }
@@ -81,8 +81,8 @@ static void reap(mpi_link *l)
 static void begin_next(mpi_link *l)
 {
     MPI_Status status;
-    int here = 0, bytes = 0;
-    if (MPI_Iprobe(MPI_ANY_SOURCE, l->tag, l->p->control, &here, &status) != MPI_SUCCESS || !here)
+    int has_message = 0, bytes = 0;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, l->tag, l->p->control, &has_message, &status) != MPI_SUCCESS || !has_message)
         return;
     (void)MPI_Get_count(&status, MPI_BYTE, &bytes);
     l->incoming = ari_message_create(0, 0, (uint64_t)bytes);
@@ -94,13 +94,13 @@ static ari_message *link_receive(ari_link *base)
 {
     mpi_link *l = (mpi_link *)base;
     ari_message *m = NULL;
-    int done = 0;
+    int is_done = 0;
     if (!ari_mpi_enter(l->p))
         return NULL;
     reap(l);
     if (!l->incoming)
         begin_next(l);
-    if (l->incoming && MPI_Test(&l->request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done) {
+    if (l->incoming && MPI_Test(&l->request, &is_done, MPI_STATUS_IGNORE) == MPI_SUCCESS && is_done) {
         m = l->incoming;
         l->incoming = NULL;
         m->data[m->bytes] = '\0';
@@ -130,7 +130,7 @@ static void link_destroy(ari_link *base)
 
 static const ari_link_ops link_ops = {link_send, link_receive, find_ended, link_destroy};
 
-ar_status ari_mpi_link_create(ari_link **gives, ari_mpi *p)
+ar_status ari_mpi_link_create(ari_link **result, ari_mpi *p)
 {
     mpi_link *l = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&l, 1, "a process"));
@@ -138,6 +138,6 @@ ar_status ari_mpi_link_create(ari_link **gives, ari_mpi *p)
     l->p = p;
     l->tag = atomic_fetch_add(&links, 1) % p->last_context;
     pthread_mutex_init(&l->lock, NULL);
-    *gives = &l->base;
+    *result = &l->base;
     return AR_OK;
 }

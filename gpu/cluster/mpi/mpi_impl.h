@@ -47,8 +47,8 @@ typedef enum ari_mpi_use {
 
 /** AR_OK, or what ended the world, as this rank gets it. */
 ar_status ari_mpi_status(ari_mpi *p);
-/** Ends the world: the ranks of `with` get `st`; NULL: this one; the others AR_ERR_ABORTED. */
-void ari_mpi_fail(ari_mpi *p, const ari_flight_group *with, ar_status st, const char *line);
+/** Ends the world: the ranks of `group` get `st`; NULL: this one; the others AR_ERR_ABORTED. */
+void ari_mpi_fail(ari_mpi *p, const ari_flight_group *group, ar_status st, const char *line);
 
 /* --- rendezvous.c ------------------------------------------------------------------------------------------------- */
 
@@ -65,14 +65,14 @@ typedef struct ari_mpi_requests {
 typedef struct ari_mpi_rendezvous {
     ari_mpi *p;
     ari_flight_group *group;
-    int index, tag; /* index: of this process */
-    atomic_int in;  /* 1 in a call: detects use by two threads */
+    int index, tag;     /* index: of this process */
+    atomic_int is_busy; /* 1 in a call: detects use by two threads */
     ari_flight_call open;
     const ari_call *call; /* it is in; with `where`, "in" or "in the middle of", for reports */
-    const char *where;
+    const char *phase;
     ari_calls calls;                  /* of all members */
-    char *first;                      /* the members' first messages, and */
-    char *whole;                      /* of the last call that had any, those that are longer */
+    char *first_messages;             /* the members' first messages, and */
+    char *long_messages;              /* of the last call that had any, those that are longer */
     size_t *first_bytes, *long_bytes; /* [n] */
     ari_mpi_requests requests;
 } ari_mpi_rendezvous;
@@ -99,15 +99,15 @@ enum { ARI_MPI_FIRST_BYTES = 512 };
 bool ari_mpi_enter(ari_mpi *p);
 void ari_mpi_leave(ari_mpi *p);
 /* All give AR_ERR_IO, with MPI's words, where MPI fails. `bytes` fits an int. */
-AR_NODISCARD ar_status ari_mpi_send(ari_mpi *p, const void *from, size_t bytes, int rank, int tag, MPI_Request *gives);
-AR_NODISCARD ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int rank, int tag, MPI_Request *gives);
+AR_NODISCARD ar_status ari_mpi_send(ari_mpi *p, const void *src, size_t bytes, int rank, int tag, MPI_Request *request);
+AR_NODISCARD ar_status ari_mpi_receive(ari_mpi *p, void *dst, size_t bytes, int rank, int tag, MPI_Request *request);
 /** The requests of a call that failed: receptions are cancelled, and what is under way gets a moment to end. Where it
  *  does not, MPI is called no more. */
 void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n);
 /** After a failure: short messages that no one asks for any more are received, so that MPI ends in order. A long one
  *  waits in its sender's memory, and stays there. */
 void ari_mpi_take_away(ari_mpi *p);
-ar_status ari_mpi_error(int rc, const char *what);
+ar_status ari_mpi_error(int rc, const char *label);
 
 /** Ends the world with the error that has just been set, in the middle of a call. */
 void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st);
@@ -117,7 +117,7 @@ AR_NODISCARD ar_status ari_mpi_await(ari_mpi_rendezvous *m);
 /* --- link.c ------------------------------------------------------------------------------------------------------- */
 
 /** The store's messages, over p->control. Gives; its destroy. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_mpi_link_create(ari_link **gives, ari_mpi *p);
+AR_NODISCARD ar_status ari_mpi_link_create(ari_link **result, ari_mpi *p);
 
 /* --- comm.c ------------------------------------------------------------------------------------------------------- */
 
@@ -127,7 +127,7 @@ typedef struct ari_mpi_comm {
     ar_comm base; /* first */
     ari_mpi *p;
     int context;
-    ari_mpi_rendezvous all;
+    ari_mpi_rendezvous rendezvous;
     void *scratch; /* grows */
     size_t scratch_bytes;
     ar_p2p *op; /* [ops], room for 2 of each pair of ranks: messages of an exchange */
@@ -137,7 +137,7 @@ typedef struct ari_mpi_comm {
 } ari_mpi_comm;
 
 /** Slot comm of the process. */
-AR_NODISCARD ar_status ari_mpi_comm_create(ar_comm **gives, ar_process *p, ar_device *d);
+AR_NODISCARD ar_status ari_mpi_comm_create(ar_comm **result, ar_process *p, ar_device *d);
 
 /* --- what moves, once the call is agreed upon --------------------------------------------------------------------- */
 

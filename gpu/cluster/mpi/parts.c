@@ -24,24 +24,24 @@ static size_t part_of(const ari_mpi_comm *c, const ari_call *call, int rank, siz
     return size;
 }
 
-/* Adds a message of up to `most` elements of a rank's part, from its element `at` on. */
-static void add_message(ari_mpi_comm *c, const ari_call *call, int peer, bool send, char *whole, int part, size_t at,
-                        size_t most)
+/* Adds a message of up to `max_count` elements of a rank's part, from its element `offset` on. */
+static void add_message(ari_mpi_comm *c, const ari_call *call, int peer, bool send, char *full_buffer, int part,
+                        size_t offset, size_t max_count)
 {
     size_t start = 0;
-    const size_t size = part_of(c, call, part, &start), rest = size > at ? size - at : 0;
+    const size_t size = part_of(c, call, part, &start), rest = size > offset ? size - offset : 0;
     if (peer != c->base.rank)
         c->op[c->ops++] = (ar_p2p){.peer = peer,
                                    .send = send,
-                                   .buf = {whole + (start + at) * ar_dtype_bytes(call->dtype)},
-                                   .count = rest < most ? rest : most};
+                                   .buf = {full_buffer + (start + offset) * ar_dtype_bytes(call->dtype)},
+                                   .count = rest < max_count ? rest : max_count};
 }
 
 static ar_status exchange(ari_mpi_comm *c, const ari_call *call)
 {
-    const ari_call of = {.kind = ARI_EXCHANGE, .dtype = call->dtype, .count = c->ops, .p2p = c->op};
+    const ari_call exchange_call = {.kind = ARI_EXCHANGE, .dtype = call->dtype, .count = c->ops, .p2p = c->op};
     c->ops = 0;
-    return ari_mpi_direct(&c->all, &of, &c->base.moved);
+    return ari_mpi_direct(&c->rendezvous, &exchange_call, &c->base.moved);
 }
 
 static size_t piece_count(const ari_call *call)
@@ -55,38 +55,38 @@ size_t ari_mpi_parts_scratch(const ari_mpi_comm *c, const ari_call *call)
 }
 
 /* What has come of the own part from each rank, combined with the own input: into out. */
-static void combine(ari_mpi_comm *c, const ari_call *call, const char *own, char *out, size_t count)
+static void combine(ari_mpi_comm *c, const ari_call *call, const char *local_input, char *out, size_t count)
 {
     const int n = c->base.size, r = c->base.rank;
     const ari_reduce kernel = ari_reduce_kernel(call->dtype, call->op);
     char *scratch = c->scratch, *sum = scratch + (size_t)((r + 1) % n) * PIECE_BYTES;
     for (int k = 2; k < n; k++)
-        kernel.two(sum, sum, scratch + (size_t)((r + k) % n) * PIECE_BYTES, count);
-    kernel.two(out, sum, own, count);
+        kernel.pair(sum, sum, scratch + (size_t)((r + k) % n) * PIECE_BYTES, count);
+    kernel.pair(out, sum, local_input, count);
 }
 
 /* Piece by piece of all parts. out: the own part's place. */
 static ar_status reduce_parts(ari_mpi_comm *c, const ari_call *call, char *out)
 {
     const size_t piece = piece_count(call), element = ar_dtype_bytes(call->dtype);
-    char *in = (char *)(uintptr_t)call->in.ptr;
+    char *input = (char *)(uintptr_t)call->input.ptr;
     size_t own_start = 0, start = 0, largest = 0;
-    const size_t own = part_of(c, call, c->base.rank, &own_start);
+    const size_t local_count = part_of(c, call, c->base.rank, &own_start);
     for (int p = 0; p < c->base.size; p++) {
         const size_t size = part_of(c, call, p, &start);
         largest = size > largest ? size : largest;
     }
-    for (size_t at = 0; at < largest; at += piece) {
-        const size_t count = own <= at ? 0 : own - at < piece ? own - at : piece;
+    for (size_t offset = 0; offset < largest; offset += piece) {
+        const size_t count = local_count <= offset ? 0 : local_count - offset < piece ? local_count - offset : piece;
         for (int p = 0; p < c->base.size; p++) {
-            add_message(c, call, p, true, in, p, at, piece);
+            add_message(c, call, p, true, input, p, offset, piece);
             if (p != c->base.rank)
                 c->op[c->ops++] =
                     (ar_p2p){.peer = p, .buf = {(char *)c->scratch + (size_t)p * PIECE_BYTES}, .count = count};
         }
         AR_TRY(exchange(c, call));
         if (count > 0)
-            combine(c, call, in + (own_start + at) * element, out + at * element, count);
+            combine(c, call, input + (own_start + offset) * element, out + offset * element, count);
     }
     return AR_OK;
 }
@@ -107,19 +107,19 @@ static ar_status all_reduce(ari_mpi_comm *c, const ari_call *call)
 static ar_status broadcast(ari_mpi_comm *c, const ari_call *call)
 {
     const int r = c->base.rank, root = call->root;
-    char *whole = call->out.ptr;
+    char *full_buffer = call->out.ptr;
     for (int p = 0; p < c->base.size; p++) {
         if (r != root && p != root)
             continue;
-        add_message(c, call, p, r == root, whole, r == root ? p : r, 0, SIZE_MAX);
-        add_message(c, call, p, r == root, whole, root, 0, SIZE_MAX);
+        add_message(c, call, p, r == root, full_buffer, r == root ? p : r, 0, SIZE_MAX);
+        add_message(c, call, p, r == root, full_buffer, root, 0, SIZE_MAX);
     }
     AR_TRY(exchange(c, call));
     for (int p = 0; p < c->base.size && r != root; p++) {
         if (p == root)
             continue;
-        add_message(c, call, p, true, whole, r, 0, SIZE_MAX);
-        add_message(c, call, p, false, whole, p, 0, SIZE_MAX);
+        add_message(c, call, p, true, full_buffer, r, 0, SIZE_MAX);
+        add_message(c, call, p, false, full_buffer, p, 0, SIZE_MAX);
     }
     return exchange(c, call);
 }
@@ -127,7 +127,7 @@ static ar_status broadcast(ari_mpi_comm *c, const ari_call *call)
 ar_status ari_mpi_parts(ari_mpi_comm *c, const ari_call *call)
 {
     if (c->base.size == 1)
-        return ari_mpi_direct(&c->all, call, NULL);
+        return ari_mpi_direct(&c->rendezvous, call, NULL);
     switch (call->kind) {
     case ARI_ALL_REDUCE:
         return all_reduce(c, call);

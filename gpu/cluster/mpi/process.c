@@ -38,16 +38,16 @@ bool ari_process_mpi_launched(void)
 /* The launcher of another MPI, and torchrun, start processes that do not find each other: each is alone. */
 static ar_status check_launcher(int size)
 {
-    const char *other = getenv(other_size), *torch = getenv("WORLD_SIZE");
+    const char *launcher_size = getenv(other_size), *torch = getenv("WORLD_SIZE");
     if (size == 1 && torch && atoi(torch) > 1)
         return ar_error_set(
             AR_ERR_ARG, "WORLD_SIZE is %.12s, but MPI started this process alone: start the ranks by mpirun", torch);
-    if (size > 1 || !other || atoi(other) <= 1)
+    if (size > 1 || !launcher_size || atoi(launcher_size) <= 1)
         return AR_OK;
     return ar_error_set(AR_ERR_ARG,
                         "%s processes were started by the launcher of %s (%s=%.20s), but this build has %s: they do "
                         "not find each other; use the mpirun of %s",
-                        other, other_library, other_size, other, library, library);
+                        launcher_size, other_library, other_size, launcher_size, library, library);
 }
 
 /* --- how all end -------------------------------------------------------------------------------------------------- */
@@ -86,10 +86,10 @@ static void free_process(ari_mpi *p)
 static void mpi_destroy(ar_process *base)
 {
     ari_mpi *p = mpi_of(base);
-    const bool all = ari_store_leave(base->store, GOODBYE_NS), failed = ari_mpi_status(p) != AR_OK;
+    const bool is_complete = ari_store_leave(base->store, GOODBYE_NS), failed = ari_mpi_status(p) != AR_OK;
     if (failed)
         ari_mpi_take_away(p);
-    const bool in_order = (all || !failed) && !atomic_load(&p->abandoned);
+    const bool in_order = (is_complete || !failed) && !atomic_load(&p->abandoned);
     ari_store_destroy(base->store);
     base->store = NULL;
     if (in_order)
@@ -120,17 +120,17 @@ static ar_status start_mpi(ari_mpi *p)
     return AR_OK;
 }
 
-static ar_status copy_world(MPI_Comm *gives)
+static ar_status copy_world(MPI_Comm *comm)
 {
-    AR_TRY(ari_mpi_error(MPI_Comm_dup(MPI_COMM_WORLD, gives), "MPI_Comm_dup"));
-    return ari_mpi_error(MPI_Comm_set_errhandler(*gives, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    AR_TRY(ari_mpi_error(MPI_Comm_dup(MPI_COMM_WORLD, comm), "MPI_Comm_dup"));
+    return ari_mpi_error(MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
 }
 
 static ar_status find_place(ari_mpi *p)
 {
     static MPI_Comm control = MPI_COMM_NULL; /* until MPI ends: a failure leaves messages behind in it */
     MPI_Comm machine;
-    int *most = NULL, known = 0;
+    int *max_tag = NULL, is_set = 0;
     AR_TRY(ari_mpi_error(MPI_Comm_rank(MPI_COMM_WORLD, &p->base.rank), "MPI_Comm_rank"));
     AR_TRY(ari_mpi_error(MPI_Comm_size(MPI_COMM_WORLD, &p->base.size), "MPI_Comm_size"));
     AR_TRY(check_launcher(p->base.size));
@@ -142,8 +142,8 @@ static ar_status find_place(ari_mpi *p)
     if (control == MPI_COMM_NULL)
         AR_TRY(copy_world(&control));
     p->control = control;
-    AR_TRY(ari_mpi_error(MPI_Comm_get_attr(p->data, MPI_TAG_UB, (void *)&most, &known), "MPI_Comm_get_attr"));
-    p->last_context = (known ? *most : 32767) / ARI_MPI_USES - 1;
+    AR_TRY(ari_mpi_error(MPI_Comm_get_attr(p->data, MPI_TAG_UB, (void *)&max_tag, &is_set), "MPI_Comm_get_attr"));
+    p->last_context = (is_set ? *max_tag : 32767) / ARI_MPI_USES - 1;
     return AR_OK;
 }
 
@@ -156,7 +156,7 @@ static ar_status join(ari_mpi *p)
     return AR_OK;
 }
 
-ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o)
+ar_status ari_process_mpi_create(ar_process **result, const ar_process_options *o)
 {
     ari_mpi *p = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&p, 1, "a process"));
@@ -171,7 +171,7 @@ ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o
     if (st == AR_OK)
         st = join(p);
     if (st == AR_OK) {
-        *gives = &p->base;
+        *result = &p->base;
         return AR_OK;
     }
     if (p->owns_mpi)
@@ -186,15 +186,15 @@ ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o
  * initialised for that. */
 bool ari_mpi_describe(char *text, size_t size)
 {
-    char all[MPI_MAX_LIBRARY_VERSION_STRING];
+    char version[MPI_MAX_LIBRARY_VERSION_STRING];
     int length = 0;
-    if (MPI_Get_library_version(all, &length) != MPI_SUCCESS) {
+    if (MPI_Get_library_version(version, &length) != MPI_SUCCESS) {
         snprintf(text, size, "it does not tell its version");
         return false;
     }
-    all[strcspn(all, ",\n")] = '\0';
-    for (char *tab = strchr(all, '\t'); tab; tab = strchr(tab, '\t'))
+    version[strcspn(version, ",\n")] = '\0';
+    for (char *tab = strchr(version, '\t'); tab; tab = strchr(tab, '\t'))
         *tab = ' ';
-    snprintf(text, size, "%s", all);
+    snprintf(text, size, "%s", version);
     return true;
 }

@@ -4,7 +4,7 @@
 #include "gpu/cluster/process/process.h"
 
 /** Processes that MPI connects. Errors: AR_ERR_UNSUPPORTED in a build without it. */
-AR_NODISCARD ar_status ari_process_mpi_create(ar_process **gives, const ar_process_options *o);
+AR_NODISCARD ar_status ari_process_mpi_create(ar_process **result, const ar_process_options *o);
 /** True if an MPI launcher started this process, and this build can answer it. */
 bool ari_process_mpi_launched(void);
 /** The library: see ari_transport_describe. */

@@ -28,7 +28,7 @@ ar_status ari_mpi_rendezvous_init(ari_mpi_rendezvous *m, ari_mpi *p, uint64_t id
     if (st == AR_OK)
         st = ari_calls_init(&m->calls, m->group->rank, n);
     if (st == AR_OK)
-        st = ari_alloc_zero((void **)&m->first, (size_t)n, ARI_MPI_FIRST_BYTES, "a group of ranks");
+        st = ari_alloc_zero((void **)&m->first_messages, (size_t)n, ARI_MPI_FIRST_BYTES, "a group of ranks");
     if (st == AR_OK)
         st = ARI_ALLOC_ZERO(&m->first_bytes, 2 * (size_t)n, "a group of ranks");
     for (int i = 0; i < n && st == AR_OK; i++)
@@ -47,8 +47,8 @@ void ari_mpi_rendezvous_fini(ari_mpi_rendezvous *m)
         ari_flight_remove(&m->p->flight, m->group);
         pthread_mutex_unlock(&m->p->lock);
     }
-    free(m->first);
-    free(m->whole);
+    free(m->first_messages);
+    free(m->long_messages);
     free(m->first_bytes);
     free(m->requests.request);
     free(m->requests.member);
@@ -61,7 +61,7 @@ void ari_mpi_rendezvous_fini(ari_mpi_rendezvous *m)
 /* Receive buffers have room for the longest message; a message is sent at its own length. */
 static char *first_of(const ari_mpi_rendezvous *m, int i)
 {
-    return m->first + ari_counts_before(m->first_bytes, i);
+    return m->first_messages + ari_counts_before(m->first_bytes, i);
 }
 
 static size_t bytes_of(const ari_mpi_rendezvous *m, int i)
@@ -72,10 +72,11 @@ static size_t bytes_of(const ari_mpi_rendezvous *m, int i)
 }
 
 /* Gathers the members' data; the own part is already in place. */
-static ar_status gather(ari_mpi_rendezvous *m, const size_t *counts, char *all)
+static ar_status gather(ari_mpi_rendezvous *m, const size_t *counts, char *gathered)
 {
-    const char *own = all + ari_counts_before(counts, m->index);
-    const ari_call call = {.kind = ARI_ALL_GATHER, .dtype = AR_U8, .counts = counts, .in = {own}, .out = {all}};
+    const char *local_part = gathered + ari_counts_before(counts, m->index);
+    const ari_call call = {
+        .kind = ARI_ALL_GATHER, .dtype = AR_U8, .counts = counts, .input = {local_part}, .out = {gathered}};
     return ari_mpi_direct(m, &call, NULL);
 }
 
@@ -91,22 +92,23 @@ static ar_status gather_long(ari_mpi_rendezvous *m)
     }
     if (total == 0)
         return AR_OK;
-    free(m->whole);
-    m->whole = NULL;
-    AR_TRY(ari_alloc((void **)&m->whole, total, 1, "calls of other ranks"));
+    free(m->long_messages);
+    m->long_messages = NULL;
+    AR_TRY(ari_alloc((void **)&m->long_messages, total, 1, "calls of other ranks"));
     if (m->long_bytes[m->index] > 0)
-        ari_call_encode(m->whole + ari_counts_before(m->long_bytes, m->index), m->call, n);
-    return gather(m, m->long_bytes, m->whole);
+        ari_call_encode(m->long_messages + ari_counts_before(m->long_bytes, m->index), m->call, n);
+    return gather(m, m->long_bytes, m->long_messages);
 }
 
 static ar_status exchange(ari_mpi_rendezvous *m)
 {
-    AR_TRY(gather(m, m->first_bytes, m->first));
+    AR_TRY(gather(m, m->first_bytes, m->first_messages));
     ar_status st = gather_long(m);
     for (int i = 0; i < m->group->n && st == AR_OK; i++) {
         const bool is_long = m->long_bytes[i] > 0;
-        const char *at = is_long ? m->whole + ari_counts_before(m->long_bytes, i) : first_of(m, i) + sizeof(head);
-        st = ari_calls_take(&m->calls, i, m->open.seq, at, bytes_of(m, i));
+        const char *encoded =
+            is_long ? m->long_messages + ari_counts_before(m->long_bytes, i) : first_of(m, i) + sizeof(head);
+        st = ari_calls_take(&m->calls, i, m->open.seq, encoded, bytes_of(m, i));
     }
     if (st != AR_OK && st != AR_ERR_ABORTED)
         ari_mpi_broken(m, st);
@@ -129,21 +131,21 @@ static ar_status write_own(ari_mpi_rendezvous *m, const ari_call *call)
     size_t bytes = 0;
     AR_TRY(ari_call_encoded_bytes(&bytes, call, m->group->n));
     const head h = {.bytes = bytes};
-    char *first = first_of(m, m->index);
-    memcpy(first, &h, sizeof h);
+    char *first_message = first_of(m, m->index);
+    memcpy(first_message, &h, sizeof h);
     m->first_bytes[m->index] = sizeof h + (bytes <= ROOM ? bytes : 0);
     if (bytes <= ROOM)
-        ari_call_encode(first + sizeof h, call, m->group->n);
+        ari_call_encode(first_message + sizeof h, call, m->group->n);
     return AR_OK;
 }
 
 static ar_status used_twice(const ari_mpi_rendezvous *m, const ari_call *call)
 {
     char text[160], why[768];
-    const int own = m->p->base.rank;
+    const int caller_rank = m->p->base.rank;
     ari_call_describe(call, m->group->n, text, sizeof text);
     snprintf(why, sizeof why, "rank %d calls %s while another of its threads is in a call of the same communicator",
-             own, text);
+             caller_rank, text);
     ari_mpi_fail(m->p, NULL, AR_ERR_ARG, why);
     return ari_mpi_status(m->p);
 }
@@ -153,7 +155,7 @@ ar_status ari_mpi_part(ari_mpi_rendezvous *m, ar_status st)
     pthread_mutex_lock(&m->p->lock);
     ari_flight_leave(&m->p->flight, &m->open, st == AR_OK, ari_wait_coarse_ns());
     pthread_mutex_unlock(&m->p->lock);
-    atomic_store(&m->in, 0);
+    atomic_store(&m->is_busy, 0);
     if (st != AR_OK) /* of this rank alone, unless the world has ended */
         AR_TRY(ari_mpi_status(m->p));
     return st;
@@ -162,21 +164,21 @@ ar_status ari_mpi_part(ari_mpi_rendezvous *m, ar_status st)
 ar_status ari_mpi_meet(ari_mpi_rendezvous *m, const ari_call *call)
 {
     AR_TRY(ari_mpi_status(m->p));
-    if (atomic_exchange(&m->in, 1) != 0)
+    if (atomic_exchange(&m->is_busy, 1) != 0)
         return used_twice(m, call);
     ar_status st = write_own(m, call);
     if (st != AR_OK) {
-        atomic_store(&m->in, 0);
+        atomic_store(&m->is_busy, 0);
         return st;
     }
     pthread_mutex_lock(&m->p->lock);
     ari_flight_enter(&m->p->flight, &m->open, m->group, call, ari_wait_coarse_ns());
     pthread_mutex_unlock(&m->p->lock);
     m->call = call;
-    m->where = "in";
+    m->phase = "in";
     st = exchange(m);
     if (st == AR_OK)
         st = compare(m);
-    m->where = "in the middle of";
+    m->phase = "in the middle of";
     return st == AR_OK ? AR_OK : ari_mpi_part(m, st);
 }

@@ -12,20 +12,20 @@
 
 ar_status ari_mpi_status(ari_mpi *p)
 {
-    bool own;
+    bool is_local;
     const char *text;
-    const ar_status st = ari_store_failure(p->base.store, &own, &text);
+    const ar_status st = ari_store_failure(p->base.store, &is_local, &text);
     if (st == AR_OK)
         return AR_OK;
-    return ar_error_set(own ? st : AR_ERR_ABORTED, "%s%.*s",
-                        own ? "" : "another rank failed: ", (int)strcspn(text, "\n"), text);
+    return ar_error_set(is_local ? st : AR_ERR_ABORTED, "%s%.*s",
+                        is_local ? "" : "another rank failed: ", (int)strcspn(text, "\n"), text);
 }
 
-void ari_mpi_fail(ari_mpi *p, const ari_flight_group *with, ar_status st, const char *line)
+void ari_mpi_fail(ari_mpi *p, const ari_flight_group *group, ar_status st, const char *line)
 {
-    char first[768]; /* of a world that failed inside another one, whose table it brings */
-    snprintf(first, sizeof first, "%.*s", (int)strcspn(line, "\n"), line);
-    ari_store_report(p->base.store, st, with ? with->rank : &p->base.rank, with ? with->n : 1, first);
+    char first_line[768]; /* of a world that failed inside another one, whose table it brings */
+    snprintf(first_line, sizeof first_line, "%.*s", (int)strcspn(line, "\n"), line);
+    ari_store_report(p->base.store, st, group ? group->rank : &p->base.rank, group ? group->n : 1, first_line);
 }
 
 /* --- calls of MPI ------------------------------------------------------------------------------------------------- */
@@ -53,7 +53,7 @@ static ar_status closed(void)
     return ar_error_set(AR_ERR_ABORTED, "MPI is called no more after a failure that left messages behind");
 }
 
-ar_status ari_mpi_error(int rc, const char *what)
+ar_status ari_mpi_error(int rc, const char *label)
 {
     char text[MPI_MAX_ERROR_STRING];
     int length = 0;
@@ -61,23 +61,23 @@ ar_status ari_mpi_error(int rc, const char *what)
         return AR_OK;
     if (MPI_Error_string(rc, text, &length) != MPI_SUCCESS)
         snprintf(text, sizeof text, "error %d", rc);
-    return ar_error_set(AR_ERR_IO, "%s: %s", what, text);
+    return ar_error_set(AR_ERR_IO, "%s: %s", label, text);
 }
 
-ar_status ari_mpi_send(ari_mpi *p, const void *from, size_t bytes, int rank, int tag, MPI_Request *gives)
+ar_status ari_mpi_send(ari_mpi *p, const void *src, size_t bytes, int rank, int tag, MPI_Request *request)
 {
     if (!ari_mpi_enter(p))
         return closed();
-    const int rc = MPI_Isend(from, (int)bytes, MPI_BYTE, rank, tag, p->data, gives);
+    const int rc = MPI_Isend(src, (int)bytes, MPI_BYTE, rank, tag, p->data, request);
     ari_mpi_leave(p);
     return ari_mpi_error(rc, "MPI_Isend");
 }
 
-ar_status ari_mpi_receive(ari_mpi *p, void *to, size_t bytes, int rank, int tag, MPI_Request *gives)
+ar_status ari_mpi_receive(ari_mpi *p, void *dst, size_t bytes, int rank, int tag, MPI_Request *request)
 {
     if (!ari_mpi_enter(p))
         return closed();
-    const int rc = MPI_Irecv(to, (int)bytes, MPI_BYTE, rank, tag, p->data, gives);
+    const int rc = MPI_Irecv(dst, (int)bytes, MPI_BYTE, rank, tag, p->data, request);
     ari_mpi_leave(p);
     return ari_mpi_error(rc, "MPI_Irecv");
 }
@@ -105,7 +105,7 @@ static void close_calls(ari_mpi *p)
 
 static bool all_ended(ari_mpi *p, MPI_Request *requests, int n, bool cancel)
 {
-    int done = 0;
+    int is_done = 0;
     if (!ari_mpi_enter(p))
         return true;
     /* A sent message needs no cancelling: a peer that failed asks for it no more. */
@@ -113,9 +113,9 @@ static bool all_ended(ari_mpi *p, MPI_Request *requests, int n, bool cancel)
         if (requests[i] != MPI_REQUEST_NULL)
             (void)MPI_Cancel(&requests[i]);
     }
-    const int rc = MPI_Testall(n, requests, &done, MPI_STATUSES_IGNORE);
+    const int rc = MPI_Testall(n, requests, &is_done, MPI_STATUSES_IGNORE);
     ari_mpi_leave(p);
-    return rc == MPI_SUCCESS && done;
+    return rc == MPI_SUCCESS && is_done;
 }
 
 void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n)
@@ -133,20 +133,20 @@ void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n)
 void ari_mpi_take_away(ari_mpi *p)
 {
     char bytes[ARI_MPI_FIRST_BYTES];
-    for (int here = 1, size = 0, done = 0; here;) {
+    for (int has_message = 1, size = 0, is_matched = 0; has_message;) {
         MPI_Message m;
         MPI_Status status;
         if (!ari_mpi_enter(p))
             return;
-        int rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, p->data, &here, &status);
-        if (rc == MPI_SUCCESS && here)
+        int rc = MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, p->data, &has_message, &status);
+        if (rc == MPI_SUCCESS && has_message)
             rc = MPI_Get_count(&status, MPI_BYTE, &size);
-        here = here && rc == MPI_SUCCESS && size >= 0 && size <= ARI_MPI_FIRST_BYTES;
-        if (here)
-            rc = MPI_Improbe(status.MPI_SOURCE, status.MPI_TAG, p->data, &done, &m, &status);
-        if (here && rc == MPI_SUCCESS && done)
+        has_message = has_message && rc == MPI_SUCCESS && size >= 0 && size <= ARI_MPI_FIRST_BYTES;
+        if (has_message)
+            rc = MPI_Improbe(status.MPI_SOURCE, status.MPI_TAG, p->data, &is_matched, &m, &status);
+        if (has_message && rc == MPI_SUCCESS && is_matched)
             rc = MPI_Mrecv(bytes, ARI_MPI_FIRST_BYTES, MPI_BYTE, &m, &status);
-        here = here && rc == MPI_SUCCESS && done;
+        has_message = has_message && rc == MPI_SUCCESS && is_matched;
         ari_mpi_leave(p);
     }
 }
@@ -176,9 +176,9 @@ static turn_end take_turn(ari_mpi *p, waiting *w)
         return GO_ON;
     if (ari_mpi_status(p) != AR_OK)
         return FAILED;
-    const uint64_t now = ari_now_ns();
-    w->start_ns = w->start_ns ? w->start_ns : now;
-    w->waited_ns = now - w->start_ns;
+    const uint64_t now_ns = ari_now_ns();
+    w->start_ns = w->start_ns ? w->start_ns : now_ns;
+    w->waited_ns = now_ns - w->start_ns;
     return w->waited_ns >= p->base.options.timeout_ns ? LATE : GO_ON;
 }
 
@@ -186,17 +186,17 @@ static turn_end take_turn(ari_mpi *p, waiting *w)
 static void describe(const ari_mpi_rendezvous *m, char *text, size_t size)
 {
     const bool message = m->call->kind == ARI_SEND || m->call->kind == ARI_RECV;
-    char what[192];
-    ari_call_describe(m->call, m->group->n, what, sizeof what);
-    snprintf(text, size, "%s, %s #%llu of rank%s %s", what, message ? "message" : "collective",
+    char description[192];
+    ari_call_describe(m->call, m->group->n, description, sizeof description);
+    snprintf(text, size, "%s, %s #%llu of rank%s %s", description, message ? "message" : "collective",
              (unsigned long long)m->open.seq, ARI_PLURAL(m->group->n), m->group->ranks);
 }
 
 void ari_mpi_broken(const ari_mpi_rendezvous *m, ar_status st)
 {
-    char what[384], why[768];
-    describe(m, what, sizeof what);
-    snprintf(why, sizeof why, "rank %d in %s: %.300s", m->p->base.rank, what, ar_error_message());
+    char description[384], why[768];
+    describe(m, description, sizeof description);
+    snprintf(why, sizeof why, "rank %d in %s: %.300s", m->p->base.rank, description, ar_error_message());
     ari_mpi_fail(m->p, m->group, st, why);
 }
 
@@ -205,7 +205,7 @@ static void be_late(const ari_mpi_rendezvous *m, uint64_t waited_ns)
 {
     const ari_mpi_requests *r = &m->requests;
     ARI_OWNED int *missing = calloc((size_t)m->group->n, sizeof *missing);
-    char what[384], ranks[128], why[768];
+    char description[384], ranks[128], why[768];
     int found = 0;
     for (int k = 0; missing && k < m->group->n; k++) {
         for (size_t i = 0; i < r->n; i++) {
@@ -215,10 +215,10 @@ static void be_late(const ari_mpi_rendezvous *m, uint64_t waited_ns)
             }
         }
     }
-    describe(m, what, sizeof what);
+    describe(m, description, sizeof description);
     ari_ranks_describe(missing, found, ranks, sizeof ranks);
     snprintf(why, sizeof why, "rank %d waited %.3f s %s %s, for rank%s %s", m->p->base.rank, (double)waited_ns * 1e-9,
-             m->where, what, ARI_PLURAL(found), ranks);
+             m->phase, description, ARI_PLURAL(found), ranks);
     ari_mpi_fail(m->p, NULL, AR_ERR_TIMEOUT, why);
 }
 
@@ -234,9 +234,10 @@ static void look_for_returned(const ari_mpi_rendezvous *m)
         const uint64_t since = r->request[i] == MPI_REQUEST_NULL ? 0 : ari_store_left_ns(m->p->base.store, rank);
         if (since == 0 || ari_now_ns() - since < WAY_OUT_NS)
             continue;
-        char what[384], why[768];
-        describe(m, what, sizeof what);
-        snprintf(why, sizeof why, "rank %d returned while rank %d waits for it in %s", rank, m->p->base.rank, what);
+        char description[384], why[768];
+        describe(m, description, sizeof description);
+        snprintf(why, sizeof why, "rank %d returned while rank %d waits for it in %s", rank, m->p->base.rank,
+                 description);
         ari_mpi_fail(m->p, m->group, AR_ERR_MISMATCH, why);
         return;
     }

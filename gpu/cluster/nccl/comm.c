@@ -13,20 +13,20 @@
 enum { SHORT_TURNS = 100, PAUSE_US = 50 };
 
 /* A send and the recv that it meets are one collective of the two: the sender is its member 0. */
-static ar_status message_group(ari_flight_group **gives, ari_nccl_comm *c, const ari_call *call)
+static ar_status message_group(ari_flight_group **result, ari_nccl_comm *c, const ari_call *call)
 {
     const bool sends = call->kind == ARI_SEND;
     ari_flight_group **g = &c->message[call->peer + (sends ? 0 : c->base.size)];
     if (!*g) {
-        const int from = sends ? c->base.rank : call->peer, to = sends ? call->peer : c->base.rank;
-        const int pair[2] = {c->group->rank[from], c->group->rank[to]};
-        const uint64_t id = ari_flight_id(c->id, (uint64_t)from + 1, ~(uint64_t)to);
+        const int src_rank = sends ? c->base.rank : call->peer, dst_rank = sends ? call->peer : c->base.rank;
+        const int pair[2] = {c->group->rank[src_rank], c->group->rank[dst_rank]};
+        const uint64_t id = ari_flight_id(c->id, (uint64_t)src_rank + 1, ~(uint64_t)dst_rank);
         pthread_mutex_lock(&c->world->lock);
         const ar_status st = ari_flight_add(&c->world->flight, g, id, pair, 2);
         pthread_mutex_unlock(&c->world->lock);
         AR_TRY(st);
     }
-    *gives = *g;
+    *result = *g;
     return AR_OK;
 }
 
@@ -81,7 +81,7 @@ ar_status ari_nccl_enqueue(ari_nccl_comm *c, const ari_call *call)
 {
     ari_nccl_emulated_stream emulated;
     void *stream = NULL;
-    AR_TRY(stream_of(c->world, call->on, &emulated, &stream));
+    AR_TRY(stream_of(c->world, call->queue, &emulated, &stream));
     if (c->base.size == 1)
         return ari_nccl_move(c, NULL, call, stream);
     pthread_mutex_lock(&c->use);
@@ -95,12 +95,12 @@ ar_status ari_nccl_enqueue(ari_nccl_comm *c, const ari_call *call)
 ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st)
 {
     ari_nccl_world *w = c->world;
-    const ari_outcome kept = ari_outcome_of(st);
+    const ari_outcome outcome = ari_outcome_of(st);
     ari_nccl_world_drop(w, p);
     if (st == AR_ERR_MISMATCH && w->checks_calls)
-        return ari_outcome_status(&kept); /* which all members found */
+        return ari_outcome_status(&outcome); /* which all members found */
     AR_TRY(ari_nccl_world_status(w));
-    (void)ari_outcome_status(&kept);
+    (void)ari_outcome_status(&outcome);
     return w->size > 1 ? ari_nccl_world_fail(w, st) : st;
 }
 
@@ -122,7 +122,7 @@ static ar_status agree(ari_nccl_comm *c, const ari_flight_group *g, const ari_ca
 
 static ar_status check_queue(const ari_nccl_comm *c, const ari_call *call)
 {
-    const ari_stream *s = ari_queue_stream(call->on);
+    const ari_stream *s = ari_queue_stream(call->queue);
     return s && strcmp(s->device->ops->name, c->world->device->ops->name) == 0
                ? AR_OK
                : ar_error_set(AR_ERR_ARG,
@@ -140,12 +140,12 @@ ar_status ari_nccl_run(ar_comm *base, const ari_call *call)
     AR_TRY(check_queue(c, call));
     if (call->kind == ARI_SEND || call->kind == ARI_RECV)
         AR_TRY(message_group(&g, c, call));
-    ari_queue_heed(call->on, w->failure);
+    ari_queue_heed(call->queue, w->failure);
     AR_TRY(ari_nccl_world_enter(w, &p, c, g, call));
     ar_status st = w->checks_calls && base->size > 1 ? agree(c, g, call) : AR_OK;
     if (st == AR_OK)
         st = ari_nccl_enqueue(c, call);
-    ari_stream *s = ari_queue_stream(call->on);
+    ari_stream *s = ari_queue_stream(call->queue);
     if (st == AR_OK && call->kind == ARI_BARRIER) /* of hosts too */
         st = ari_stream_sync(s, 0);
     if (st == AR_OK)

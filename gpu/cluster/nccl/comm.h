@@ -18,7 +18,7 @@ typedef struct ari_nccl_comm ari_nccl_comm;
 
 /* A call whose data are, or may be, still moving. */
 typedef struct ari_pending {
-    ari_flight_call is; /* first: in the list of those that the flight recorder has open */
+    ari_flight_call flight_call; /* first: in the list of those that the flight recorder has open */
     ari_nccl_comm *comm;
     ari_mark *mark; /* where its stream is done with it; means nothing before `enqueued` */
     bool enqueued;
@@ -50,7 +50,7 @@ struct ari_nccl_comm {
     _Atomic(void *) comm; /* NCCL's; NULL: a group of one, not made yet, or aborted. Set under `use` */
     /* NCCL stores here this communicator, or one that is split from it: perhaps late, from a thread of its own, which
      * has ended once `comm` is destroyed or aborted. */
-    void *made;
+    void *created;
     bool let_go; /* by the watcher; guarded by the world's lock */
     uint64_t id;
     uint64_t splits;
@@ -62,7 +62,7 @@ struct ari_nccl_comm {
 
 /* --- world.c ------------------------------------------------------------------------------------------------------ */
 
-AR_NODISCARD ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device *d);
+AR_NODISCARD ar_status ari_nccl_world_create(ari_nccl_world **result, ar_process *p, ar_device *d);
 void ari_nccl_world_release(ari_nccl_world *w);
 /** AR_OK, or the failure, as this rank gets it. */
 ar_status ari_nccl_world_status(ari_nccl_world *w);
@@ -71,7 +71,7 @@ void ari_nccl_world_end(ari_nccl_world *w, ar_status st, const char *why);
 /** Ends the world with `st` and the calling thread's message; returns what this rank is to get. */
 ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st);
 /** A call begins: it is looked after from now on. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **gives, ari_nccl_comm *c,
+AR_NODISCARD ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **result, ari_nccl_comm *c,
                                             ari_flight_group *g, const ari_call *call);
 /** All of it is enqueued on s, or done where s is NULL. Errors: the stream's. */
 AR_NODISCARD ar_status ari_nccl_world_enqueued(ari_nccl_world *w, ari_pending *p, ari_stream *s);

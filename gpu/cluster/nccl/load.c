@@ -62,13 +62,13 @@ ar_status ari_nccl_load(ari_nccl *out)
     return AR_OK;
 }
 
-ar_status ari_nccl_check(const ari_nccl *n, int result, void *comm, const char *what)
+ar_status ari_nccl_check(const ari_nccl *n, int result, void *comm, const char *label)
 {
     if (result == ARI_NCCL_SUCCESS || result == ARI_NCCL_IN_PROGRESS)
         return AR_OK;
-    const char *more = n->GetLastError(comm);
-    return ar_error_set(AR_ERR_DEVICE, "%s: %s%s%.600s", what, n->GetErrorString(result), more && more[0] ? ": " : "",
-                        more ? more : "");
+    const char *last_error = n->GetLastError(comm);
+    return ar_error_set(AR_ERR_DEVICE, "%s: %s%s%.600s", label, n->GetErrorString(result),
+                        last_error && last_error[0] ? ": " : "", last_error ? last_error : "");
 }
 
 bool ari_nccl_describe(char *text, size_t size)

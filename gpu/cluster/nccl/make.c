@@ -30,9 +30,9 @@ static void free_comm(ari_nccl_comm *c)
 {
     ari_nccl_world *w = c->world;
     pthread_mutex_lock(&w->lock);
-    for (ari_nccl_comm **at = &w->comms; *at; at = &(*at)->next) {
-        if (*at == c) {
-            *at = c->next;
+    for (ari_nccl_comm **slot = &w->comms; *slot; slot = &(*slot)->next) {
+        if (*slot == c) {
+            *slot = c->next;
             break;
         }
     }
@@ -63,8 +63,8 @@ static void nccl_destroy(ar_comm *base)
 {
     ari_nccl_comm *c = (ari_nccl_comm *)base;
     ari_nccl_world *w = c->world;
-    const ari_outcome kept = ari_outcome_of(AR_ERR_ABORTED); /* the caller's message, if it is on its way out */
-    ari_nccl_world_forget(w, c);                             /* its calls are done: nothing is lost */
+    const ari_outcome outcome = ari_outcome_of(AR_ERR_ABORTED); /* the caller's message, if it is on its way out */
+    ari_nccl_world_forget(w, c);                                /* its calls are done: nothing is lost */
     const ar_status st = base->size > 1 ? finalize(c) : AR_OK;
     pthread_mutex_lock(&w->lock);
     c->let_go = true; /* the watcher leaves it alone from now on */
@@ -75,11 +75,11 @@ static void nccl_destroy(ar_comm *base)
         (void)(st == AR_OK ? w->nccl.CommDestroy(comm) : w->nccl.CommAbort(comm));
     pthread_mutex_unlock(&c->use);
     free_comm(c);
-    (void)ari_outcome_status(&kept);
+    (void)ari_outcome_status(&outcome);
 }
 
 /* Without NCCL's part. */
-static ar_status new_comm(ari_nccl_comm **gives, ari_nccl_world *w, uint64_t id, const int *rank, int n, int index)
+static ar_status new_comm(ari_nccl_comm **result, ari_nccl_world *w, uint64_t id, const int *rank, int n, int index)
 {
     ari_nccl_comm *c = NULL;
     ar_status st = AR_OK;
@@ -98,7 +98,7 @@ static ar_status new_comm(ari_nccl_comm **gives, ari_nccl_world *w, uint64_t id,
     }
     pthread_mutex_unlock(&w->lock);
     AR_TRY_TO(failed, st, st);
-    *gives = c;
+    *result = c;
     return AR_OK;
 failed:
     free_comm(c);
@@ -127,67 +127,68 @@ static ar_status enter_by_id(ari_nccl_comm *c)
     const int n = c->base.size, r = c->base.rank;
     ari_nccl_config config = {.size = sizeof config, .magic = 0xcafebeef, .version = ARI_NCCL_OLDEST, .blocking = 0};
     ari_nccl_id id;
-    ari_gather_result all;
+    ari_gather_result gathered;
     if (r == 0)
         AR_TRY(ari_nccl_check(&w->nccl, w->nccl.GetUniqueId(&id), NULL, "NCCL gives no id"));
-    AR_TRY(ari_store_exchange(w->store, c->id, MEET_ID, c->group->rank, n, &id, r == 0 ? sizeof id : 0, &all));
-    const bool whole = all.start[1] - all.start[0] == sizeof id;
-    if (whole)
-        memcpy(&id, all.at, sizeof id);
-    free(all.memory);
-    if (!whole)
+    AR_TRY(ari_store_exchange(w->store, c->id, MEET_ID, c->group->rank, n, &id, r == 0 ? sizeof id : 0, &gathered));
+    const bool is_complete = gathered.start[1] - gathered.start[0] == sizeof id;
+    if (is_complete)
+        memcpy(&id, gathered.at, sizeof id);
+    free(gathered.memory);
+    if (!is_complete)
         return ar_error_set(AR_ERR_INTERNAL, "rank %d gives no id of NCCL's", c->group->rank[0]);
     AR_TRY(prepare_to_enter(w));
     pthread_mutex_lock(&c->use);
     ar_status st = ari_nccl_world_status(w); /* after a failure nobody would abort it */
     if (st == AR_OK) {
-        const int result = w->nccl.CommInitRankConfig(&c->made, n, id, r, &config);
+        const int result = w->nccl.CommInitRankConfig(&c->created, n, id, r, &config);
         st = ari_nccl_check(&w->nccl, result, NULL, "NCCL cannot make a communicator");
     }
-    atomic_store(&c->comm, st == AR_OK ? c->made : NULL);
+    atomic_store(&c->comm, st == AR_OK ? c->created : NULL);
     pthread_mutex_unlock(&c->use);
     return st == AR_OK ? ari_nccl_settle(c, 0) : st;
 }
 
-/* By a split of what the members have, in which all of `from` take part; made NULL: those that are to be in no group,
- * or in one of their own. NCCL wants nothing else to be under way there. Its result is stored in `from`, which outlives
- * the thread of NCCL's that splits: `made` is freed as soon as an error is known. */
-static ar_status enter_by_split(ari_nccl_comm *made, ari_nccl_comm *from, int color)
+/* By a split of what the members have, in which all of `parent` take part; made NULL: those that are to be in no group,
+ * or in one of their own. NCCL wants nothing else to be under way there. Its result is stored in `parent`, which outlives
+ * the thread of NCCL's that splits: `child` is freed as soon as an error is known. */
+static ar_status enter_by_split(ari_nccl_comm *child, ari_nccl_comm *parent, int color)
 {
-    ari_nccl_world *w = from->world;
-    AR_TRY(ari_nccl_world_drain(w, from));
+    ari_nccl_world *w = parent->world;
+    AR_TRY(ari_nccl_world_drain(w, parent));
     AR_TRY(prepare_to_enter(w));
-    pthread_mutex_lock(&from->use);
-    ar_status st = ari_nccl_check_comm(from);
+    pthread_mutex_lock(&parent->use);
+    ar_status st = ari_nccl_check_comm(parent);
     if (st == AR_OK) {
-        const int result = w->nccl.CommSplit(from->comm, made ? color : ARI_NCCL_NO_COLOR, made ? made->base.rank : 0,
-                                             &from->made, NULL);
-        st = ari_nccl_check(&w->nccl, result, from->comm, "NCCL cannot split a communicator");
+        const int result = w->nccl.CommSplit(parent->comm, child ? color : ARI_NCCL_NO_COLOR,
+                                             child ? child->base.rank : 0, &parent->created, NULL);
+        st = ari_nccl_check(&w->nccl, result, parent->comm, "NCCL cannot split a communicator");
     }
-    pthread_mutex_unlock(&from->use);
+    pthread_mutex_unlock(&parent->use);
     if (st == AR_OK)
-        st = ari_nccl_settle(from, 0); /* what it gives is there then */
-    if (st != AR_OK || !made)
+        st = ari_nccl_settle(parent, 0); /* what it gives is there then */
+    if (st != AR_OK || !child)
         return st;
-    pthread_mutex_lock(&made->use);
-    atomic_store(&made->comm, from->made);
+    pthread_mutex_lock(&child->use);
+    atomic_store(&child->comm, parent->created);
     st = ari_nccl_world_status(w);
-    pthread_mutex_unlock(&made->use); /* has the world failed, nccl_destroy aborts it */
-    return st == AR_OK ? ari_nccl_settle(made, 0) : st;
+    pthread_mutex_unlock(&child->use); /* has the world failed, nccl_destroy aborts it */
+    return st == AR_OK ? ari_nccl_settle(child, 0) : st;
 }
 
 /* A number to each peer and one from each, behind the word: NCCL makes the connections of such a call only now. */
 static ar_status call_all_peers(ari_nccl_comm *c, ar_queue *q)
 {
     const size_t peers = (size_t)c->base.size - 1;
-    ARI_OWNED ar_p2p *all = NULL;
-    AR_TRY(ari_alloc((void **)&all, 2 * peers, sizeof *all, "messages to peers"));
+    ARI_OWNED ar_p2p *messages = NULL;
+    AR_TRY(ari_alloc((void **)&messages, 2 * peers, sizeof *messages, "messages to peers"));
     for (size_t i = 0; i < peers; i++) {
         const int peer = (int)i < c->base.rank ? (int)i : (int)i + 1;
-        all[i] = (ar_p2p){.peer = peer, .send = true, .buf = c->word, .count = 1};
-        all[peers + i] = (ar_p2p){.peer = peer, .buf = {(int32_t *)c->word.ptr + 1 + i}, .count = 1};
+        messages[i] = (ar_p2p){.peer = peer, .send = true, .buf = c->word, .count = 1};
+        messages[peers + i] = (ar_p2p){.peer = peer, .buf = {(int32_t *)c->word.ptr + 1 + i}, .count = 1};
     }
-    const ari_call call = {.kind = ARI_EXCHANGE, .dtype = AR_I32, .p2p = all, .count = 2 * peers, .on = q, .tag = ""};
+    const ari_call call = {
+        .kind = ARI_EXCHANGE, .dtype = AR_I32, .p2p = messages, .count = 2 * peers, .queue = q, .tag = ""};
     AR_TRY(ari_nccl_enqueue(c, &call));
     return ar_queue_sync(q, 0);
 }
@@ -203,7 +204,7 @@ static ar_status warm_up(ari_nccl_comm *c)
     ARI_OWNED_BY(ar_queue_destroy) ar_queue *q = NULL;
     AR_TRY(dev->queue_create(w->device, &q, AR_QUEUE_INLINE, "nccl"));
     ari_queue_heed(q, w->failure);
-    const ari_call sum = {.kind = ARI_BARRIER, .on = q, .tag = ""};
+    const ari_call sum = {.kind = ARI_BARRIER, .queue = q, .tag = ""};
     AR_TRY(dev->alloc(w->device, q, &c->word, bytes));
     AR_TRY(dev->zero(w->device, q, c->word, bytes));
     if (c->base.size > 1) {
@@ -215,7 +216,7 @@ static ar_status warm_up(ari_nccl_comm *c)
 
 /* --- split -------------------------------------------------------------------------------------------------------- */
 
-static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const ari_call *call)
+static ar_status make_split(ari_nccl_comm **result, ari_nccl_comm *c, const ari_call *call)
 {
     ari_nccl_world *w = c->world;
     ari_calls calls;
@@ -224,8 +225,8 @@ static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const ari_c
     if (c->base.size == 1) {
         if (call->color < 0)
             return AR_OK;
-        AR_TRY(new_comm(gives, w, ari_flight_id(c->id, number, 0), c->group->rank, 1, 0));
-        return warm_up(*gives);
+        AR_TRY(new_comm(result, w, ari_flight_id(c->id, number, 0), c->group->rank, 1, 0));
+        return warm_up(*result);
     }
     AR_TRY(ari_calls_exchange(&calls, w->store, ari_flight_id(c->id, UINT64_MAX, UINT64_MAX), number, c->group->rank,
                               c->base.size, call));
@@ -236,36 +237,36 @@ static ar_status make_split(ari_nccl_comm **gives, ari_nccl_comm *c, const ari_c
             index = rank[i] == c->base.rank ? i : index;
             rank[i] = c->group->rank[rank[i]];
         }
-        st = new_comm(gives, w, ari_flight_id(c->id, number, (uint64_t)call->color + 1), rank, n, index);
+        st = new_comm(result, w, ari_flight_id(c->id, number, (uint64_t)call->color + 1), rank, n, index);
     }
     ari_calls_fini(&calls);
     free(rank);
-    ari_nccl_comm *made = st == AR_OK && *gives && (*gives)->base.size > 1 ? *gives : NULL;
+    ari_nccl_comm *child = st == AR_OK && *result && (*result)->base.size > 1 ? *result : NULL;
     if (st == AR_OK && w->nccl.CommSplit)
-        st = enter_by_split(made, c, call->color);
-    else if (st == AR_OK && made)
-        st = enter_by_id(made);
-    return st == AR_OK && *gives ? warm_up(*gives) : st;
+        st = enter_by_split(child, c, call->color);
+    else if (st == AR_OK && child)
+        st = enter_by_id(child);
+    return st == AR_OK && *result ? warm_up(*result) : st;
 }
 
-static ar_status nccl_split(ar_comm **gives, ar_comm *base, int color, int key)
+static ar_status nccl_split(ar_comm **result, ar_comm *base, int color, int key)
 {
-    ari_nccl_comm *c = (ari_nccl_comm *)base, *made = NULL;
+    ari_nccl_comm *c = (ari_nccl_comm *)base, *child = NULL;
     ari_nccl_world *w = c->world;
     const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .color = color, .key = key, .tag = ""};
     ari_pending *p = NULL;
     AR_TRY(ari_nccl_world_status(w));
     AR_TRY(ari_nccl_world_enter(w, &p, c, c->group, &call));
-    ar_status st = make_split(&made, c, &call);
+    ar_status st = make_split(&child, c, &call);
     if (st == AR_OK)
         st = ari_nccl_world_enqueued(w, p, NULL);
     if (st == AR_OK) {
-        *gives = made ? &made->base : NULL;
+        *result = child ? &child->base : NULL;
         return AR_OK;
     }
     st = ari_nccl_failed(c, p, st);
-    if (made)
-        nccl_destroy(&made->base); /* its message, if any, is of the same failure */
+    if (child)
+        nccl_destroy(&child->base); /* its message, if any, is of the same failure */
     return st;
 }
 
@@ -309,26 +310,26 @@ static void read_host(char *host, size_t size)
     snprintf(host, size, "%s %s", name, boot);
 }
 
-static ar_status read_place(place *here, ari_nccl_world *w, const ar_process *p)
+static ar_status read_place(place *local_place, ari_nccl_world *w, const ar_process *p)
 {
-    memset(here, 0, sizeof *here);
-    read_host(here->host, sizeof here->host);
-    here->version = w->nccl.version;
-    here->shares = p->options.share_gpus;
+    memset(local_place, 0, sizeof *local_place);
+    read_host(local_place->host, sizeof local_place->host);
+    local_place->version = w->nccl.version;
+    local_place->shares = p->options.share_gpus;
     AR_TRY(choose_gpu(w));
     if (!w->nccl.emulated_gpu)
-        return ari_gpu_bus_id(here->gpu, sizeof here->gpu);
-    snprintf(here->gpu, sizeof here->gpu, "%s", w->nccl.emulated_gpu());
+        return ari_gpu_bus_id(local_place->gpu, sizeof local_place->gpu);
+    snprintf(local_place->gpu, sizeof local_place->gpu, "%s", w->nccl.emulated_gpu());
     return AR_OK;
 }
 
-static place place_of(const ari_gather_result *all, int i)
+static place place_of(const ari_gather_result *gathered, int i)
 {
-    place there = {.host = ""};
-    if (all->start[i + 1] - all->start[i] == sizeof there)
-        memcpy(&there, all->at + all->start[i], sizeof there);
-    there.host[sizeof there.host - 1] = there.gpu[sizeof there.gpu - 1] = '\0';
-    return there;
+    place peer_place = {.host = ""};
+    if (gathered->start[i + 1] - gathered->start[i] == sizeof peer_place)
+        memcpy(&peer_place, gathered->at + gathered->start[i], sizeof peer_place);
+    peer_place.host[sizeof peer_place.host - 1] = peer_place.gpu[sizeof peer_place.gpu - 1] = '\0';
+    return peer_place;
 }
 
 /* NCCL takes two processes on one GPU only if they seem to be on different hosts, and then finds a way between them by
@@ -342,18 +343,18 @@ static void pretend_hosts(const ari_nccl_world *w, bool one_host)
         setenv("NCCL_SOCKET_IFNAME", "lo", 0);
 }
 
-static ar_status compare_places(const ari_nccl_world *w, const ari_gather_result *all)
+static ar_status compare_places(const ari_nccl_world *w, const ari_gather_result *gathered)
 {
     bool shared = false, one_host = true;
-    const place zero = place_of(all, 0);
+    const place zero = place_of(gathered, 0);
     for (int a = 0; a < w->size; a++) {
-        const place x = place_of(all, a);
+        const place x = place_of(gathered, a);
         one_host = one_host && strcmp(x.host, zero.host) == 0;
         if (x.version != zero.version)
             return ar_error_set(AR_ERR_ARG, "rank 0 has NCCL %d and rank %d has NCCL %d: all processes need the same",
                                 zero.version, a, x.version);
         for (int b = a + 1; b < w->size; b++) {
-            const place y = place_of(all, b);
+            const place y = place_of(gathered, b);
             if (strcmp(x.host, y.host) != 0 || strcmp(x.gpu, y.gpu) != 0)
                 continue;
             shared = true;
@@ -371,18 +372,19 @@ static ar_status compare_places(const ari_nccl_world *w, const ari_gather_result
 
 static ar_status compare_all(ari_nccl_world *w, const ar_process *p, const int *rank)
 {
-    place here;
-    ari_gather_result all;
-    const ar_status known = read_place(&here, w, p);
-    if (known != AR_OK) /* the others would wait */
-        return ari_nccl_world_fail(w, known);
-    AR_TRY(ari_store_exchange(w->store, WORLD_ID, MEET_PLACES, rank, w->size, &here, sizeof here, &all));
-    const ar_status st = compare_places(w, &all);
-    free(all.memory);
+    place local_place;
+    ari_gather_result gathered;
+    const ar_status read_status = read_place(&local_place, w, p);
+    if (read_status != AR_OK) /* the others would wait */
+        return ari_nccl_world_fail(w, read_status);
+    AR_TRY(ari_store_exchange(w->store, WORLD_ID, MEET_PLACES, rank, w->size, &local_place, sizeof local_place,
+                              &gathered));
+    const ar_status st = compare_places(w, &gathered);
+    free(gathered.memory);
     return st;
 }
 
-static ar_status make_world(ari_nccl_comm **gives, ari_nccl_world *w, const ar_process *p)
+static ar_status make_world(ari_nccl_comm **result, ari_nccl_world *w, const ar_process *p)
 {
     const ari_call call = {.kind = ARI_SPLIT, .dtype = AR_U8, .tag = "the world"};
     ARI_OWNED int *rank = NULL;
@@ -390,17 +392,17 @@ static ar_status make_world(ari_nccl_comm **gives, ari_nccl_world *w, const ar_p
     AR_TRY(ari_alloc((void **)&rank, (size_t)w->size, sizeof *rank, "ranks"));
     for (int i = 0; i < w->size; i++)
         rank[i] = i;
-    AR_TRY(new_comm(gives, w, WORLD_ID, rank, w->size, w->rank));
-    AR_TRY(ari_nccl_world_enter(w, &begun, *gives, (*gives)->group, &call));
+    AR_TRY(new_comm(result, w, WORLD_ID, rank, w->size, w->rank));
+    AR_TRY(ari_nccl_world_enter(w, &begun, *result, (*result)->group, &call));
     if (w->size > 1) {
         AR_TRY(compare_all(w, p, rank));
-        AR_TRY(enter_by_id(*gives));
+        AR_TRY(enter_by_id(*result));
     }
-    AR_TRY(warm_up(*gives));
+    AR_TRY(warm_up(*result));
     return ari_nccl_world_enqueued(w, begun, NULL);
 }
 
-ar_status ari_nccl_comm_create(ar_comm **gives, ar_process *p, ar_device *d)
+ar_status ari_nccl_comm_create(ar_comm **result, ar_process *p, ar_device *d)
 {
     ari_nccl_world *w = NULL;
     ari_nccl_comm *c = NULL;
@@ -408,15 +410,15 @@ ar_status ari_nccl_comm_create(ar_comm **gives, ar_process *p, ar_device *d)
     if (st == AR_OK)
         st = make_world(&c, w, p);
     if (st == AR_OK) {
-        *gives = &c->base;
+        *result = &c->base;
         ari_nccl_world_release(w);
         return AR_OK;
     }
-    const ari_outcome kept = ari_outcome_of(st);
+    const ari_outcome outcome = ari_outcome_of(st);
     if (ari_store_status(p->store) == AR_OK)
-        ari_store_fail(p->store, st, kept.message);
+        ari_store_fail(p->store, st, outcome.message);
     if (c)
         nccl_destroy(&c->base);
     ari_nccl_world_release(w);
-    return ari_outcome_status(&kept);
+    return ari_outcome_status(&outcome);
 }

@@ -53,24 +53,24 @@ static ar_status check(const mover *m, int result)
     return ari_nccl_check(m->nccl, result, m->comm, ari_kind_name(m->call->kind));
 }
 
-static ar_status send_to(const mover *m, int peer, const void *from, size_t count)
+static ar_status send_to(const mover *m, int peer, const void *src, size_t count)
 {
-    return count == 0 ? AR_OK : check(m, m->nccl->Send(from, count, m->type, peer, m->comm, m->stream));
+    return count == 0 ? AR_OK : check(m, m->nccl->Send(src, count, m->type, peer, m->comm, m->stream));
 }
 
-static ar_status recv_from(const mover *m, int peer, void *to, size_t count)
+static ar_status recv_from(const mover *m, int peer, void *dst, size_t count)
 {
-    return count == 0 ? AR_OK : check(m, m->nccl->Recv(to, count, m->type, peer, m->comm, m->stream));
+    return count == 0 ? AR_OK : check(m, m->nccl->Recv(dst, count, m->type, peer, m->comm, m->stream));
 }
 
 /* Copies the rank's own part, on the same stream. */
 static ar_status copy_own(const mover *m)
 {
     ar_device *d = m->c->world->device;
-    ari_moves own = ari_moves_within(m->call, m->r);
-    for (ari_move v; ari_next_move(&own, &v);) {
-        if (v.to.ptr != v.from.ptr)
-            AR_TRY(d->ops->copy(d, m->call->on, v.to, v.from, v.count * m->element));
+    ari_moves local_moves = ari_moves_within(m->call, m->r);
+    for (ari_move v; ari_next_move(&local_moves, &v);) {
+        if (v.dst.ptr != v.src.ptr)
+            AR_TRY(d->ops->copy(d, m->call->queue, v.dst, v.src, v.count * m->element));
     }
     return AR_OK;
 }
@@ -108,7 +108,7 @@ static ar_status all_gather(const mover *m)
 {
     ari_parts parts = ari_parts_of(m->call, m->r, m->n, false);
     for (ari_part p; ari_next_part(&parts, &p);)
-        AR_TRY(check(m, m->nccl->Broadcast(p.peer == m->r ? m->call->in.ptr : p.buf.ptr, p.buf.ptr, p.count, m->type,
+        AR_TRY(check(m, m->nccl->Broadcast(p.peer == m->r ? m->call->input.ptr : p.buf.ptr, p.buf.ptr, p.count, m->type,
                                            p.peer, m->comm, m->stream)));
     return AR_OK;
 }
@@ -153,25 +153,25 @@ static ar_status move(const mover *m)
     const ari_nccl *nccl = m->nccl;
     const bool equal = k->counts && all_equal(k->counts, m->n);
     const size_t n = equal ? k->counts[0] : k->count;
-    const void *in = k->in.ptr;
+    const void *input = k->input.ptr;
     void *out = k->out.ptr;
     if (m->n == 1)
         return copy_own(m);
     switch (k->kind) {
     case ARI_ALL_REDUCE:
-        return n == 0 ? AR_OK : check(m, nccl->AllReduce(in, out, n, m->type, m->op, m->comm, m->stream));
+        return n == 0 ? AR_OK : check(m, nccl->AllReduce(input, out, n, m->type, m->op, m->comm, m->stream));
     case ARI_BROADCAST:
-        return n == 0 ? AR_OK : check(m, nccl->Broadcast(in, out, n, m->type, k->root, m->comm, m->stream));
+        return n == 0 ? AR_OK : check(m, nccl->Broadcast(input, out, n, m->type, k->root, m->comm, m->stream));
     case ARI_REDUCE_SCATTER:
         if (!equal)
             return grouped(m, reduce_scatter);
-        return n == 0 ? AR_OK : check(m, nccl->ReduceScatter(in, out, n, m->type, m->op, m->comm, m->stream));
+        return n == 0 ? AR_OK : check(m, nccl->ReduceScatter(input, out, n, m->type, m->op, m->comm, m->stream));
     case ARI_ALL_GATHER:
         if (!equal)
             return grouped(m, all_gather);
-        return n == 0 ? AR_OK : check(m, nccl->AllGather(in, out, n, m->type, m->comm, m->stream));
+        return n == 0 ? AR_OK : check(m, nccl->AllGather(input, out, n, m->type, m->comm, m->stream));
     case ARI_SEND:
-        return send_to(m, k->peer, k->in.ptr, k->count);
+        return send_to(m, k->peer, k->input.ptr, k->count);
     case ARI_RECV:
         return recv_from(m, k->peer, k->out.ptr, k->count);
     case ARI_BARRIER: {
@@ -219,14 +219,14 @@ static size_t slice_size(const ari_nccl_comm *c, size_t count, int r)
 
 size_t ari_nccl_moved(const ari_nccl_comm *c, const ari_call *k)
 {
-    const int n = c->base.size, r = c->base.rank, left = (r + n - 1) % n;
+    const int n = c->base.size, r = c->base.rank, prev_rank = (r + n - 1) % n;
     size_t elements = 0;
     switch (k->kind) {
     case ARI_ALL_REDUCE: /* all but one slice in each of two rounds */
-        elements = 2 * k->count - slice_size(c, k->count, left) - slice_size(c, k->count, r);
+        elements = 2 * k->count - slice_size(c, k->count, prev_rank) - slice_size(c, k->count, r);
         break;
     case ARI_REDUCE_SCATTER:
-        elements = ari_counts_before(k->counts, n) - k->counts[left];
+        elements = ari_counts_before(k->counts, n) - k->counts[prev_rank];
         break;
     case ARI_RECV:
         elements = k->count;

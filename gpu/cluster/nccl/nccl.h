@@ -64,8 +64,8 @@ typedef struct ari_nccl {
 #undef ARI_NCCL_SLOT
     const char *(*GetErrorString)(int result);
     const char *(*GetLastError)(void *comm);
-    /* NULL: NCCL before 2.18. *made is there once nothing of `comm` is in progress. config NULL: that of `comm`. */
-    int (*CommSplit)(void *comm, int color, int key, void **made, ari_nccl_config *config);
+    /* NULL: NCCL before 2.18. *child is there once nothing of `comm` is in progress. config NULL: that of `comm`. */
+    int (*CommSplit)(void *comm, int color, int key, void **child, ari_nccl_config *config);
     /* In a library that stands in for NCCL on the emulated device: this process's GPU. Its streams are
      * ari_nccl_emulated_stream *. NULL: NCCL itself. */
     const char *(*emulated_gpu)(void);
@@ -87,4 +87,4 @@ AR_NODISCARD ar_status ari_nccl_load(ari_nccl *out);
  *  copies through buffers of its own. Call it before there are other threads. */
 void ari_nccl_choose_direct(int gpus, bool (*reaches)(int gpu, int peer));
 /** AR_OK, also for what is in progress, or AR_ERR_DEVICE with what NCCL says of `result`. comm may be NULL. */
-ar_status ari_nccl_check(const ari_nccl *n, int result, void *comm, const char *what);
+ar_status ari_nccl_check(const ari_nccl *n, int result, void *comm, const char *label);

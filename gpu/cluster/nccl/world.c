@@ -40,16 +40,16 @@ static void take_failure(ari_nccl_world *w)
 }
 
 /* A communicator that no thread uses, whose `use` is held from then on. With `by_force`, one that a thread does, and
- * nothing is held. *more: others remain. */
-static ari_nccl_comm *next_to_abort(ari_nccl_world *w, void **comm, bool by_force, bool *more)
+ * nothing is held. *has_more: others remain. */
+static ari_nccl_comm *next_to_abort(ari_nccl_world *w, void **comm, bool by_force, bool *has_more)
 {
     ari_nccl_comm *c;
-    *more = false;
+    *has_more = false;
     pthread_mutex_lock(&w->lock);
     for (c = w->comms; c; c = c->next) {
         if (!c->let_go && (by_force || pthread_mutex_trylock(&c->use) == 0))
             break;
-        *more = *more || !c->let_go;
+        *has_more = *has_more || !c->let_go;
     }
     if (c) {
         c->let_go = true;
@@ -65,11 +65,11 @@ static ari_nccl_comm *next_to_abort(ari_nccl_world *w, void **comm, bool by_forc
 static void abort_all(ari_nccl_world *w)
 {
     const uint64_t patience = ari_deadline_ns(ari_now_ns(), INSIDE_NS);
-    for (bool more = true; more;) {
+    for (bool has_more = true; has_more;) {
         const bool by_force = ari_now_ns() > patience;
         void *comm = NULL;
-        ari_nccl_comm *c = next_to_abort(w, &comm, by_force, &more);
-        if (!c && more)
+        ari_nccl_comm *c = next_to_abort(w, &comm, by_force, &has_more);
+        if (!c && has_more)
             usleep(100);
         if (!c)
             continue;
@@ -77,7 +77,7 @@ static void abort_all(ari_nccl_world *w)
             (void)w->nccl.CommAbort(comm); /* the failure that led here explains more than its result */
         if (!by_force)
             pthread_mutex_unlock(&c->use);
-        more = true;
+        has_more = true;
     }
 }
 
@@ -110,59 +110,59 @@ static ari_pending *pending_at(ari_flight_call *c)
 }
 
 /* `lock` held. */
-static void leave(ari_nccl_world *w, ari_pending *p, bool done, uint64_t now)
+static void leave(ari_nccl_world *w, ari_pending *p, bool is_done, uint64_t now_ns)
 {
-    ari_flight_leave(&w->flight, &p->is, done, now);
-    p->is.next = w->spare ? &w->spare->is : NULL;
+    ari_flight_leave(&w->flight, &p->flight_call, is_done, now_ns);
+    p->flight_call.next = w->spare ? &w->spare->flight_call : NULL;
     w->spare = p;
 }
 
 /* `lock` held. Whether the call is done; where it is, the next one of its communicator waits for nothing else from now
  * on. Errors: the stream's. */
-static ar_status end_call(ari_nccl_world *w, ari_pending *p, uint64_t now, bool *done)
+static ar_status end_call(ari_nccl_world *w, ari_pending *p, uint64_t now_ns, bool *is_done)
 {
-    ari_flight_call *next = p->is.next;
-    *done = false;
-    AR_TRY(p->enqueued ? p->mark->ops->poll(p->mark, done) : AR_OK);
-    if (!*done)
+    ari_flight_call *next_call = p->flight_call.next;
+    *is_done = false;
+    AR_TRY(p->enqueued ? p->mark->ops->poll(p->mark, is_done) : AR_OK);
+    if (!*is_done)
         return AR_OK;
-    leave(w, p, true, now);
-    while (next && pending_at(next)->comm != p->comm)
-        next = next->next;
-    if (next)
-        next->since_ns = now;
+    leave(w, p, true, now_ns);
+    while (next_call && pending_at(next_call)->comm != p->comm)
+        next_call = next_call->next;
+    if (next_call)
+        next_call->since_ns = now_ns;
     return AR_OK;
 }
 
 /* `lock` held. Between two looks of the watcher thousands of short calls may come and go: each that comes takes up to
  * two that are done out of the list. What is wrong is left to the watcher. */
-static void reap(ari_nccl_world *w, uint64_t now)
+static void reap(ari_nccl_world *w, uint64_t now_ns)
 {
-    bool done = true;
-    for (int i = 0; i < 2 && done && w->flight.n_open > REAP_ABOVE; i++) {
-        if (end_call(w, pending_at(w->flight.open), now, &done) != AR_OK)
+    bool is_done = true;
+    for (int i = 0; i < 2 && is_done && w->flight.n_open > REAP_ABOVE; i++) {
+        if (end_call(w, pending_at(w->flight.open), now_ns, &is_done) != AR_OK)
             return;
     }
 }
 
-ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **gives, ari_nccl_comm *c, ari_flight_group *g,
+ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **result, ari_nccl_comm *c, ari_flight_group *g,
                                const ari_call *call)
 {
-    const uint64_t now = ari_now_ns();
+    const uint64_t now_ns = ari_now_ns();
     pthread_mutex_lock(&w->lock);
     ari_pending *p = w->spare;
     if (p)
-        w->spare = pending_at(p->is.next);
+        w->spare = pending_at(p->flight_call.next);
     else
         p = calloc(1, sizeof *p);
     if (p) {
         p->comm = c;
         p->enqueued = false;
-        ari_flight_enter(&w->flight, &p->is, g, call, now);
-        reap(w, now);
+        ari_flight_enter(&w->flight, &p->flight_call, g, call, now_ns);
+        reap(w, now_ns);
     }
     pthread_mutex_unlock(&w->lock);
-    *gives = p;
+    *result = p;
     return p ? AR_OK : ar_error_set(AR_ERR_MEMORY, "no memory for a collective");
 }
 
@@ -191,12 +191,12 @@ void ari_nccl_world_drop(ari_nccl_world *w, ari_pending *p)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* `lock` held. The oldest call of c that is under way after `from`; NULL: there is none. */
-static ari_pending *call_of(const ari_nccl_comm *c, ari_flight_call *from)
+/* `lock` held. The oldest call of c that is under way after `flight_call`; NULL: there is none. */
+static ari_pending *call_of(const ari_nccl_comm *c, ari_flight_call *flight_call)
 {
-    while (from && pending_at(from)->comm != c)
-        from = from->next;
-    return pending_at(from);
+    while (flight_call && pending_at(flight_call)->comm != c)
+        flight_call = flight_call->next;
+    return pending_at(flight_call);
 }
 
 void ari_nccl_world_forget(ari_nccl_world *w, ari_nccl_comm *c)
@@ -212,12 +212,12 @@ ar_status ari_nccl_world_drain(ari_nccl_world *w, const ari_nccl_comm *c)
     for (;; usleep(100)) {
         ari_pending *p;
         ar_status st = ari_nccl_world_status(w);
-        bool done = true;
+        bool is_done = true;
         pthread_mutex_lock(&w->lock);
-        while (st == AR_OK && done && (p = call_of(c, w->flight.open)) && p->enqueued)
-            st = end_call(w, p, ari_now_ns(), &done);
+        while (st == AR_OK && is_done && (p = call_of(c, w->flight.open)) && p->enqueued)
+            st = end_call(w, p, ari_now_ns(), &is_done);
         pthread_mutex_unlock(&w->lock);
-        if (st != AR_OK || done)
+        if (st != AR_OK || is_done)
             return st;
     }
 }
@@ -227,40 +227,40 @@ ar_status ari_nccl_world_drain(ari_nccl_world *w, const ari_nccl_comm *c)
 typedef enum look { ALL_WELL, TOO_LATE, BROKEN } look;
 
 /* `lock` held. The calls of one communicator end in their order, so only its oldest is asked about. */
-static look look_at_calls(ari_nccl_world *w, uint64_t now)
+static look look_at_calls(ari_nccl_world *w, uint64_t now_ns)
 {
     for (ari_nccl_comm *c = w->comms; c; c = c->next)
         c->looked_at = false;
-    for (ari_flight_call *at = w->flight.open, *next; at; at = next) {
-        ari_pending *p = pending_at(at);
-        bool done;
-        next = at->next;
+    for (ari_flight_call *flight_call = w->flight.open, *next_call; flight_call; flight_call = next_call) {
+        ari_pending *p = pending_at(flight_call);
+        bool is_done;
+        next_call = flight_call->next;
         if (p->comm->looked_at)
             continue;
-        if (end_call(w, p, now, &done) != AR_OK)
+        if (end_call(w, p, now_ns, &is_done) != AR_OK)
             return BROKEN;
-        p->comm->looked_at = !done;
+        p->comm->looked_at = !is_done;
         /* `now` may be older than the call. */
-        if (!done && now > at->since_ns && now - at->since_ns > w->timeout_ns)
+        if (!is_done && now_ns > flight_call->since_ns && now_ns - flight_call->since_ns > w->timeout_ns)
             return TOO_LATE;
     }
     return ALL_WELL;
 }
 
 /* `lock` held. */
-static look look_for_errors(ari_nccl_world *w, uint64_t now)
+static look look_for_errors(ari_nccl_world *w, uint64_t now_ns)
 {
-    if (now - w->errors_asked_ns < ERRORS_NS)
+    if (now_ns - w->errors_asked_ns < ERRORS_NS)
         return ALL_WELL;
-    w->errors_asked_ns = now;
+    w->errors_asked_ns = now_ns;
     for (ari_nccl_comm *c = w->comms; c; c = c->next) {
         int error = ARI_NCCL_SUCCESS;
         ar_status st = AR_OK;
         if (pthread_mutex_trylock(&c->use) != 0) /* then the thread that uses it finds the error */
             continue;
         if (c->comm) {
-            const int asked = w->nccl.CommGetAsyncError(c->comm, &error);
-            st = ari_nccl_check(&w->nccl, asked != ARI_NCCL_SUCCESS ? asked : error, c->comm, "NCCL");
+            const int query_result = w->nccl.CommGetAsyncError(c->comm, &error);
+            st = ari_nccl_check(&w->nccl, query_result != ARI_NCCL_SUCCESS ? query_result : error, c->comm, "NCCL");
         }
         pthread_mutex_unlock(&c->use);
         if (st != AR_OK)
@@ -272,17 +272,17 @@ static look look_for_errors(ari_nccl_world *w, uint64_t now)
 static void world_tick(void *user)
 {
     ari_nccl_world *w = user;
-    const uint64_t now = ari_now_ns();
+    const uint64_t now_ns = ari_now_ns();
     if (ari_nccl_world_status(w) != AR_OK)
         return;
     pthread_mutex_lock(&w->lock);
-    look seen = look_at_calls(w, now);
-    if (seen == ALL_WELL)
-        seen = look_for_errors(w, now);
+    look state = look_at_calls(w, now_ns);
+    if (state == ALL_WELL)
+        state = look_for_errors(w, now_ns);
     pthread_mutex_unlock(&w->lock);
-    if (seen == TOO_LATE) /* again and again until there is an answer: the server takes only the first */
+    if (state == TOO_LATE) /* again and again until there is an answer: the server takes only the first */
         ari_store_late(w->store);
-    if (seen == BROKEN)
+    if (state == BROKEN)
         (void)ari_nccl_world_fail(w, AR_ERR_DEVICE);
 }
 
@@ -320,7 +320,7 @@ static ar_status prepare(ari_nccl_world *w)
     return AR_OK;
 }
 
-ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device *d)
+ar_status ari_nccl_world_create(ari_nccl_world **result, ar_process *p, ar_device *d)
 {
     ari_nccl_world *w = NULL;
     AR_TRY(ari_alloc_zero((void **)&w, 1, sizeof *w, "a communicator"));
@@ -341,17 +341,17 @@ ar_status ari_nccl_world_create(ari_nccl_world **gives, ar_process *p, ar_device
     const ari_watcher watcher = {.tick = world_tick, .view = world_view, .failed = world_failed, .user = w};
     if (w->size > 1)
         ari_store_watch(w->store, &watcher);
-    *gives = w;
+    *result = w;
     return AR_OK;
 }
 
 static void free_pending(ari_pending *p)
 {
     while (p) {
-        ari_pending *next = pending_at(p->is.next);
+        ari_pending *next_pending = pending_at(p->flight_call.next);
         ari_mark_destroy(p->mark);
         free(p);
-        p = next;
+        p = next_pending;
     }
 }
 

@@ -402,27 +402,27 @@ static ari_rank_row row_of(const view *p, const view_call *c)
 
 static ari_rank_lines lines_of(const view *p, bool left)
 {
-    ari_rank_lines l = {.view = {.last = "none"}};
+    ari_rank_lines l = {.view = {.last_finished = "none"}};
     l.rows = calloc((size_t)p->calls, sizeof *l.rows);
     for (const view_call *c = p->call; l.rows && c < p->call + p->calls; c++) {
         const ari_rank_row row = row_of(p, c);
         if (!c->done)
             l.rows[l.row_count++] = row;
         else
-            snprintf(l.view.last, sizeof l.view.last, "%s", row.current);
-        l.view.now.waiting_s = row.waiting_s;
+            snprintf(l.view.last_finished, sizeof l.view.last_finished, "%s", row.current);
+        l.view.current_row.waiting_s = row.waiting_s;
     }
     if (l.row_count > 0)
         return l;
     free(l.rows);
     l.rows = NULL;
-    snprintf(l.view.now.current, sizeof l.view.now.current, "%s", left ? "returned" : "running");
+    snprintf(l.view.current_row.current, sizeof l.view.current_row.current, "%s", left ? "returned" : "running");
     return l;
 }
 
 char *ari_flight_report(const ari_flight_view *views, int ranks, const char *line)
 {
-    static const ari_rank_lines silent = {.view = {.last = "?", .now = {.current = "no answer"}}};
+    static const ari_rank_lines silent = {.view = {.last_finished = "?", .current_row = {.current = "no answer"}}};
     report r;
     char *text = NULL;
     ARI_OWNED ari_rank_lines *of = calloc((size_t)ranks, sizeof *of);

@@ -29,13 +29,13 @@
 
 int ari_thread_create(pthread_t *thread, void *(*run)(void *), void *user)
 {
-    pthread_attr_t as;
-    int rc = pthread_attr_init(&as);
+    pthread_attr_t attributes;
+    int rc = pthread_attr_init(&attributes);
     if (rc != 0)
         return rc;
-    rc = pthread_attr_setstacksize(&as, ARI_STACK_BYTES);
-    rc = rc == 0 ? pthread_create(thread, &as, run, user) : rc;
-    pthread_attr_destroy(&as);
+    rc = pthread_attr_setstacksize(&attributes, ARI_STACK_BYTES);
+    rc = rc == 0 ? pthread_create(thread, &attributes, run, user) : rc;
+    pthread_attr_destroy(&attributes);
     return rc;
 }
 
@@ -63,15 +63,15 @@ int ari_this_core(void)
 void ari_begin_on_core(int i)
 {
 #if ARI_OS_LINUX
-    cpu_set_t mask, one;
+    cpu_set_t mask, core_mask;
     if (sched_getaffinity(0, sizeof mask, &mask) != 0 || CPU_COUNT(&mask) < 2)
         return;
     size_t core = 0;
-    for (int left = i % CPU_COUNT(&mask); left > 0 || !CPU_ISSET(core, &mask); core++)
-        left -= CPU_ISSET(core, &mask) != 0;
-    CPU_ZERO(&one);
-    CPU_SET(core, &one);
-    if (sched_setaffinity(0, sizeof one, &one) == 0)
+    for (int remaining = i % CPU_COUNT(&mask); remaining > 0 || !CPU_ISSET(core, &mask); core++)
+        remaining -= CPU_ISSET(core, &mask) != 0;
+    CPU_ZERO(&core_mask);
+    CPU_SET(core, &core_mask);
+    if (sched_setaffinity(0, sizeof core_mask, &core_mask) == 0)
         (void)sched_setaffinity(0, sizeof mask, &mask);
 #else
     (void)i;
@@ -160,20 +160,20 @@ int ari_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t de
 {
     /* Some systems refuse times beyond a signed 32-bit second count; a day is as good as for ever, callers loop. */
     const uint64_t day_ns = 86400u * (uint64_t)1000000000u;
-    const uint64_t now = ari_now_ns(), latest = now + day_ns;
+    const uint64_t now_ns = ari_now_ns(), latest = now_ns + day_ns;
     const uint64_t until = deadline_ns < latest ? deadline_ns : latest;
 #if ARI_OS_LINUX
     const struct timespec t = timespec_of(until);
     return pthread_cond_timedwait(cond, lock, &t);
 #elif ARI_OS_DARWIN
-    const struct timespec t = timespec_of(until > now ? until - now : 0);
+    const struct timespec t = timespec_of(until > now_ns ? until - now_ns : 0);
     return pthread_cond_timedwait_relative_np(cond, lock, &t);
 #else
     /* By the wall clock: a change of it while a thread waits moves the end of that wait. */
     struct timespec wall;
     clock_gettime(CLOCK_REALTIME, &wall);
     const struct timespec t =
-        timespec_of((uint64_t)wall.tv_sec * 1000000000u + (uint64_t)wall.tv_nsec + (until > now ? until - now : 0));
+        timespec_of((uint64_t)wall.tv_sec * 1000000000u + (uint64_t)wall.tv_nsec + (until > now_ns ? until - now_ns : 0));
     return pthread_cond_timedwait(cond, lock, &t);
 #endif
 }
@@ -375,39 +375,39 @@ int ari_scratch_open(void)
 }
 #endif
 
-int ari_rename_new(int at, const char *from, const char *to)
+int ari_rename_new(int dir_fd, const char *src, const char *dst)
 {
 #if ARI_OS_LINUX
-    return renameat2(at, from, at, to, RENAME_NOREPLACE);
+    return renameat2(dir_fd, src, dir_fd, dst, RENAME_NOREPLACE);
 #elif ARI_OS_DARWIN
-    return renameatx_np(at, from, at, to, RENAME_EXCL);
+    return renameatx_np(dir_fd, src, dir_fd, dst, RENAME_EXCL);
 #else
     struct stat s;
-    if (fstatat(at, to, &s, AT_SYMLINK_NOFOLLOW) != 0)
-        return renameat(at, from, at, to); /* a folder with files, if one takes the name now, is not replaced */
+    if (fstatat(dir_fd, dst, &s, AT_SYMLINK_NOFOLLOW) != 0)
+        return renameat(dir_fd, src, dir_fd, dst); /* a folder with files, if one takes the name now, is not replaced */
     errno = EEXIST;
     return -1;
 #endif
 }
 
-int ari_rename_exchange(int at, const char *a, const char *b)
+int ari_rename_exchange(int dir_fd, const char *a, const char *b)
 {
 #if ARI_OS_LINUX
-    return renameat2(at, a, at, b, RENAME_EXCHANGE);
+    return renameat2(dir_fd, a, dir_fd, b, RENAME_EXCHANGE);
 #elif ARI_OS_DARWIN
-    return renameatx_np(at, a, at, b, RENAME_SWAP);
+    return renameatx_np(dir_fd, a, dir_fd, b, RENAME_SWAP);
 #else
     char between[PATH_MAX];
     if ((size_t)snprintf(between, sizeof between, "%s.exchanged", a) >= sizeof between) {
         errno = ENAMETOOLONG;
         return -1;
     }
-    if (renameat(at, b, at, between) != 0)
+    if (renameat(dir_fd, b, dir_fd, between) != 0)
         return -1;
-    if (renameat(at, a, at, b) == 0)
-        return renameat(at, between, at, a);
+    if (renameat(dir_fd, a, dir_fd, b) == 0)
+        return renameat(dir_fd, between, dir_fd, a);
     const int error = errno;
-    (void)renameat(at, between, at, b);
+    (void)renameat(dir_fd, between, dir_fd, b);
     errno = error;
     return -1;
 #endif

@@ -61,11 +61,11 @@ void *ari_disk_array_create(size_t bytes);
 void ari_disk_array_rest(void *array, size_t bytes);
 void ari_disk_array_destroy(void *array, size_t bytes);
 
-/** Renames a folder below the open folder `at` to a name that is free. Returns 0, or -1 with errno. */
-int ari_rename_new(int at, const char *from, const char *to);
+/** Renames a folder below the open folder `dir_fd` to a name that is free. Returns 0, or -1 with errno. */
+int ari_rename_new(int dir_fd, const char *src, const char *dst);
 /** Exchanges the names of two folders: in one step on Linux and Darwin; by POSIX alone in three, in the middle of which
  *  b is missing. Returns 0, or -1 with errno. */
-int ari_rename_exchange(int at, const char *a, const char *b);
+int ari_rename_exchange(int dir_fd, const char *a, const char *b);
 
 /** When the file was last written. */
 static inline struct timespec ari_modified(const struct stat *s)

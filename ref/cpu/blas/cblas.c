@@ -20,9 +20,9 @@ typedef struct matrix {
     ari_blas_view v;
 } matrix;
 
-static matrix operand(const void *at, ari_blas_view v)
+static matrix operand(const void *data, ari_blas_view v)
 {
-    return (matrix){(char *)(uintptr_t)at, v};
+    return (matrix){(char *)(uintptr_t)data, v};
 }
 
 /* --- what CBLAS takes --------------------------------------------------------------------------------------------- */
@@ -35,10 +35,10 @@ typedef struct stored {
 /* The stride of an extent of 0 or 1 says nothing. */
 static bool is_stored(int *ld, size_t lines, size_t length, ptrdiff_t line_stride, ptrdiff_t stride)
 {
-    const ptrdiff_t apart = lines > 1 ? line_stride : length > 0 ? (ptrdiff_t)length : 1;
-    if ((length > 1 && stride != 1) || apart < 1 || (size_t)apart < length || apart > INT_MAX)
+    const ptrdiff_t spacing = lines > 1 ? line_stride : length > 0 ? (ptrdiff_t)length : 1;
+    if ((length > 1 && stride != 1) || spacing < 1 || (size_t)spacing < length || spacing > INT_MAX)
         return false;
-    *ld = (int)apart;
+    *ld = (int)spacing;
     return true;
 }
 
@@ -52,9 +52,9 @@ static stored stored_of(const matrix *m)
     return s;
 }
 
-static int how(stored of, stored c)
+static int how(stored factor, stored c)
 {
-    return of.order == c.order ? AS_IS : TRANSPOSED;
+    return factor.order == c.order ? AS_IS : TRANSPOSED;
 }
 
 typedef void (*call)(const matrix *c, const matrix *a, const matrix *b, bool add);
@@ -84,11 +84,11 @@ static char *element(const matrix *m, size_t row, size_t col, size_t width)
     return m->at + ((ptrdiff_t)row * m->v.row_stride + (ptrdiff_t)col * m->v.col_stride) * (ptrdiff_t)width;
 }
 
-static void copy_matrix(const matrix *to, const matrix *from, size_t width)
+static void copy_matrix(const matrix *dst, const matrix *src, size_t width)
 {
-    for (size_t i = 0; i < to->v.rows; i++)
-        for (size_t j = 0; j < to->v.cols; j++)
-            memcpy(element(to, i, j, width), element(from, i, j, width), width);
+    for (size_t i = 0; i < dst->v.rows; i++)
+        for (size_t j = 0; j < dst->v.cols; j++)
+            memcpy(element(dst, i, j, width), element(src, i, j, width), width);
 }
 
 static void zero_matrix(const matrix *m, size_t width)
@@ -98,11 +98,11 @@ static void zero_matrix(const matrix *m, size_t width)
             memset(element(m, i, j, width), 0, width);
 }
 
-/* At most `most` rows and columns from these on. */
-static matrix piece_of(const matrix *m, size_t row, size_t col, size_t most, size_t width)
+/* At most `max_extent` rows and columns from these on. */
+static matrix piece_of(const matrix *m, size_t row, size_t col, size_t max_extent, size_t width)
 {
-    const ari_blas_view v = {ari_smaller(m->v.rows - row, most), ari_smaller(m->v.cols - col, most), m->v.row_stride,
-                             m->v.col_stride};
+    const ari_blas_view v = {ari_smaller(m->v.rows - row, max_extent), ari_smaller(m->v.cols - col, max_extent),
+                             m->v.row_stride, m->v.col_stride};
     return (matrix){element(m, row, col, width), v};
 }
 
@@ -120,25 +120,25 @@ static matrix cblas_operand(const matrix *piece, char *room, bool with_values, s
 static void multiply_piece(const matrix *c, const matrix *a, const matrix *b, bool add, size_t width, call gemm)
 {
     _Alignas(64) char rooms[3][COPIED * COPIED * sizeof(double)];
-    const matrix to = cblas_operand(c, rooms[0], add, width);
+    const matrix result = cblas_operand(c, rooms[0], add, width);
     const matrix left = cblas_operand(a, rooms[1], true, width), right = cblas_operand(b, rooms[2], true, width);
-    gemm(&to, &left, &right, add);
-    if (to.at != c->at)
-        copy_matrix(c, &to, width);
+    gemm(&result, &left, &right, add);
+    if (result.at != c->at)
+        copy_matrix(c, &result, width);
 }
 
 static void multiply_pieces(const matrix *c, const matrix *a, const matrix *b, bool add, size_t width, call gemm)
 {
     const bool direct = stored_of(c).order && stored_of(a).order && stored_of(b).order;
-    const size_t most = direct ? LONGEST : COPIED, terms = a->v.cols;
+    const size_t max_extent = direct ? LONGEST : COPIED, terms = a->v.cols;
     if (terms == 0 && !add)
         zero_matrix(c, width);
-    for (size_t i = 0; i < c->v.rows; i += most)
-        for (size_t j = 0; j < c->v.cols; j += most)
-            for (size_t k = 0; k < terms; k += most) {
-                const matrix to = piece_of(c, i, j, most, width);
-                const matrix left = piece_of(a, i, k, most, width), right = piece_of(b, k, j, most, width);
-                multiply_piece(&to, &left, &right, add || k > 0, width, gemm);
+    for (size_t i = 0; i < c->v.rows; i += max_extent)
+        for (size_t j = 0; j < c->v.cols; j += max_extent)
+            for (size_t k = 0; k < terms; k += max_extent) {
+                const matrix result = piece_of(c, i, j, max_extent, width);
+                const matrix left = piece_of(a, i, k, max_extent, width), right = piece_of(b, k, j, max_extent, width);
+                multiply_piece(&result, &left, &right, add || k > 0, width, gemm);
             }
 }
 

@@ -73,15 +73,15 @@ static void multiply_pieces(const ar_tensor *c, const ar_tensor *a, const ar_ten
     for (size_t row = 0; row < c->shape[0]; row += PIECE)
         for (size_t col = 0; col < c->shape[1]; col += PIECE) {
             float *free_room = room;
-            const ar_tensor to = piece_of(c, row, col), sum = fp32_of(&to, &free_room, add);
+            const ar_tensor result = piece_of(c, row, col), sum = fp32_of(&result, &free_room, add);
             for (size_t k = 0; k == 0 || k < terms; k += PIECE) {
                 float *rest = free_room;
                 const ar_tensor left = piece_of(a, row, k), right = piece_of(b, col, k);
                 const ar_tensor wide_left = fp32_of(&left, &rest, true), wide_right = fp32_of(&right, &rest, true);
                 multiply_f32(&sum, &wide_left, &wide_right, add || k > 0);
             }
-            if (to.dtype == AR_BF16)
-                ari_convert(&to, &sum);
+            if (result.dtype == AR_BF16)
+                ari_convert(&result, &sum);
         }
 }
 
@@ -111,11 +111,11 @@ static void shared_product(const ar_tensor *c, const ar_tensor *a, const ar_tens
     const size_t parts = steps < (size_t)threads ? steps : (size_t)threads;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (size_t i = 0; i < parts; i++) {
-        const size_t from = i * steps / parts * STEP, end = (i + 1) * steps / parts * STEP;
-        const size_t n = (end < extent ? end : extent) - from;
-        const ar_tensor own_c = ar_tensor_slice(c, down ? 0 : 1, from, n);
-        const ar_tensor own_a = down ? ar_tensor_slice(a, 0, from, n) : *a;
-        const ar_tensor own_b = down ? *b : ar_tensor_slice(b, 0, from, n);
+        const size_t begin = i * steps / parts * STEP, end = (i + 1) * steps / parts * STEP;
+        const size_t n = (end < extent ? end : extent) - begin;
+        const ar_tensor own_c = ar_tensor_slice(c, down ? 0 : 1, begin, n);
+        const ar_tensor own_a = down ? ar_tensor_slice(a, 0, begin, n) : *a;
+        const ar_tensor own_b = down ? *b : ar_tensor_slice(b, 0, begin, n);
         multiply_operands(&own_c, &own_a, &own_b, add, rooms ? rooms + ari_thread_number() * room : NULL);
     }
 }
@@ -138,12 +138,12 @@ ar_status ari_cpu_gemm_f32(ar_device *d, ARI_AT_ONCE, const ar_tensor *c, const 
     if (room > 0)
         AR_TRY(ari_alloc(&rooms, (size_t)threads * room, sizeof(float), "the widened pieces of a product"));
     if (m.batch == 1) {
-        const ar_tensor to = ari_matrix_view(c, 0), left = ari_matrix_view(a, 0), right = ari_matrix_view(b, 0);
-        shared_product(&to, &left, &right, add, threads, rooms, room);
+        const ar_tensor result = ari_matrix_view(c, 0), left = ari_matrix_view(a, 0), right = ari_matrix_view(b, 0);
+        shared_product(&result, &left, &right, add, threads, rooms, room);
     } else {
         ARI_PARALLEL_FOR (i, m.batch, d, work / OPERATION * m.batch) {
-            const ar_tensor to = ari_matrix_view(c, i), left = ari_matrix_view(a, i), right = ari_matrix_view(b, i);
-            multiply_operands(&to, &left, &right, add, rooms ? (float *)rooms + ari_thread_number() * room : NULL);
+            const ar_tensor dst = ari_matrix_view(c, i), left = ari_matrix_view(a, i), right = ari_matrix_view(b, i);
+            multiply_operands(&dst, &left, &right, add, rooms ? (float *)rooms + ari_thread_number() * room : NULL);
         }
     }
     return AR_OK;

@@ -68,13 +68,13 @@ typedef struct workspace {
     size_t words;
 } workspace;
 
-static workspace workspace_at(const ari_tile_plan *p, void *at)
+static workspace workspace_at(const ari_tile_plan *p, void *memory)
 {
     enum { WORD = sizeof(int64_t) };
     const size_t rows = ari_round_up(p->tile_rows, SIDE), sums = rows * ari_sums_ld(p);
     const size_t left = rows * PLANES * p->slice / WORD, right = 2 * SIDE * (PLANES - DIGITS) * p->slice / WORD;
-    workspace w = {.sums = at, .words = sums + left + right + rows * SUMS_ROW * sizeof(int32_t) / WORD};
-    if (at) {
+    workspace w = {.sums = memory, .words = sums + left + right + rows * SUMS_ROW * sizeof(int32_t) / WORD};
+    if (memory) {
         w.left = (int8_t *)(w.sums + sums);
         w.right = (int8_t *)(w.sums + sums + left);
         w.parts = (int32_t *)(void *)(w.sums + sums + left + right);
@@ -105,23 +105,24 @@ AMX_INLINE void digits_of(bytes *digits, const int32_t *q, const size_t count)
     for (size_t v = 0; v < 4; v++)
         u[v] += narrow ? 128 : ARI_DIGITS_OFFSET;
     for (size_t i = 0; i < count; i++) {
-        const wides from = (wides){0} + ((uint64_t)(bits * i | (32 + bits * i) << 8) * 0x0001000100010001u);
+        const wides bit_offsets = (wides){0} + ((uint64_t)(bits * i | (32 + bits * i) << 8) * 0x0001000100010001u);
         __m512i x = (__m512i)(wides){0};
         for (size_t v = 0; v < 4; v++)
-            x = _mm512_mask_multishift_epi64_epi8(x, 0x0303030303030303u << 2 * v, (__m512i)from, (__m512i)u[v]);
+            x = _mm512_mask_multishift_epi64_epi8(x, 0x0303030303030303u << 2 * v, (__m512i)bit_offsets, (__m512i)u[v]);
         digits[i] = narrow ? (bytes)x - (uint8_t)(i == D0 ? 128 : 0) : ((bytes)x & 127) - (uint8_t)(i == D3 ? 16 : 64);
     }
 }
 
 /* Terms from k on of a row, zeros where there are none; those that follow are brought into the cache. */
-AMX_INLINE void digits_at(bytes *digits, const ar_packed *p, size_t at, size_t row, size_t k, const size_t count)
+AMX_INLINE void digits_at(bytes *digits, const ar_packed *p, size_t matrix_index, size_t row, size_t k,
+                          const size_t count)
 {
     const size_t width = ari_packed_width(count == NARROW);
     int32_t part[DEPTH] = {0};
     int16_t narrow[DEPTH];
     const void *q = part;
     if (row < p->rows) {
-        q = ari_packed_at(p, at, row, k);
+        q = ari_packed_at(p, matrix_index, row, k);
         for (size_t i = 0; i < width; i++)
             __builtin_prefetch((const void *)((uintptr_t)q + DEPTH * (width + i)), 0, 3);
         if (p->k - k < DEPTH) {
@@ -140,10 +141,10 @@ AMX_INLINE void digits_at(bytes *digits, const ar_packed *p, size_t at, size_t r
 
 AMX_INLINE void pack_left_as(int8_t *panel, const ari_tile *t, size_t row, size_t k, size_t terms, const bool narrow)
 {
-    for (size_t at = 0; at < terms; at += DEPTH)
+    for (size_t term = 0; term < terms; term += DEPTH)
         for (size_t i = 0; i < SIDE; i++) {
             bytes x[PLANES];
-            digits_at(x, t->a, t->at, t->row + row + i, k + at, narrow ? NARROW : DIGITS);
+            digits_at(x, t->a, t->matrix, t->row + row + i, k + term, narrow ? NARROW : DIGITS);
             if (!narrow) {
                 x[D01] = x[D0] + x[D1];
                 x[D23] = x[D2] + x[D3];
@@ -151,7 +152,7 @@ AMX_INLINE void pack_left_as(int8_t *panel, const ari_tile *t, size_t row, size_
                 x[D13] = x[D1] + x[D3];
             }
             for (size_t plane = 0; plane < (narrow ? NARROW : PLANES); plane++)
-                memcpy(panel + (plane * terms + at) * SIDE + i * DEPTH, &x[plane], DEPTH);
+                memcpy(panel + (plane * terms + term) * SIDE + i * DEPTH, &x[plane], DEPTH);
         }
 }
 
@@ -182,11 +183,11 @@ AMX_INLINE void exchange(words x[TILE], const uint32_t side)
         }
 }
 
-AMX_INLINE void transpose(words out[TILE], const words in[TILE])
+AMX_INLINE void transpose(words out[TILE], const words input[TILE])
 {
     words x[TILE];
     for (size_t i = 0; i < TILE; i++)
-        x[i] = in[i];
+        x[i] = input[i];
     exchange(x, 8);
     exchange(x, 4);
     exchange(x, 2);
@@ -202,7 +203,7 @@ static size_t column_of(size_t lane)
     return lane % 2 * (TILE / 2) + lane / 2;
 }
 
-AMX_INLINE void pack_right_as(void *panel, const ar_packed *b, size_t at, size_t row, const size_t count)
+AMX_INLINE void pack_right_as(void *panel, const ar_packed *b, size_t matrix_index, size_t row, const size_t count)
 {
     const size_t plane = ari_round_up(b->k, DEPTH) * SIDE;
     words x[DIGITS][TILE];
@@ -210,7 +211,7 @@ AMX_INLINE void pack_right_as(void *panel, const ar_packed *b, size_t at, size_t
     for (size_t k = 0; k < b->k; k += DEPTH)
         for (size_t half = 0; half < SIDE; half += TILE) {
             for (size_t i = 0; i < TILE; i++) {
-                digits_at(digits, b, at, row + half + column_of(i), k, count);
+                digits_at(digits, b, matrix_index, row + half + column_of(i), k, count);
                 for (size_t d = 0; d < count; d++)
                     x[d][i] = (words)digits[d];
             }
@@ -222,19 +223,19 @@ AMX_INLINE void pack_right_as(void *panel, const ar_packed *b, size_t at, size_t
         }
 }
 
-AMX static void pack_right(void *panel, const ar_packed *b, size_t at, size_t row)
+AMX static void pack_right(void *panel, const ar_packed *b, size_t matrix_index, size_t row)
 {
     if (b->narrow)
-        pack_right_as(panel, b, at, row, NARROW);
+        pack_right_as(panel, b, matrix_index, row, NARROW);
     else
-        pack_right_as(panel, b, at, row, DIGITS);
+        pack_right_as(panel, b, matrix_index, row, DIGITS);
 }
 
 /* The right operand's panel of columns, a slice of it: digits where they are packed, sums of two in the workspace. */
 typedef struct right_panel {
     const int8_t *plane[PLANES];
     int8_t *sums;
-    size_t bytes, made; /* of a plane; of those of the sums */
+    size_t bytes, filled; /* of a plane; of those of the sums */
 } right_panel;
 
 /* The next 64 bytes of the planes of sums. */
@@ -242,14 +243,14 @@ AMX_INLINE void add_digits(right_panel *r)
 {
     bytes x[DIGITS], y[PLANES - DIGITS];
     for (size_t i = 0; i < DIGITS; i++)
-        memcpy(&x[i], r->plane[i] + r->made, sizeof x[i]);
+        memcpy(&x[i], r->plane[i] + r->filled, sizeof x[i]);
     y[0] = x[D0] + x[D1];
     y[1] = x[D2] + x[D3];
     y[2] = x[D0] + x[D2];
     y[3] = x[D1] + x[D3];
     for (size_t i = 0; i < PLANES - DIGITS; i++)
-        memcpy(r->sums + i * r->bytes + r->made, &y[i], sizeof y[i]);
-    r->made += sizeof(bytes);
+        memcpy(r->sums + i * r->bytes + r->filled, &y[i], sizeof y[i]);
+    r->filled += sizeof(bytes);
 }
 
 /* --- products ----------------------------------------------------------------------------------------------------- */
@@ -266,7 +267,7 @@ static const tile_configuration configuration = {
 
 /* Adds the products of two planes of panels to the four tiles of sums. Meanwhile the panel that comes next is brought
  * near, and its sums of digits are made. */
-AMX_INLINE void add_products(const int8_t *left, const int8_t *right, size_t terms, right_panel *next)
+AMX_INLINE void add_products(const int8_t *left, const int8_t *right, size_t terms, right_panel *next_panel)
 {
     for (size_t k = 0; k < terms; k += DEPTH) {
         _tile_loadd(4, left, DEPTH);
@@ -277,44 +278,44 @@ AMX_INLINE void add_products(const int8_t *left, const int8_t *right, size_t ter
         _tile_loadd(5, left + PIECE, DEPTH);
         _tile_dpbssd(2, 5, 6);
         _tile_dpbssd(3, 5, 7);
-        if (next->made < next->bytes)
-            add_digits(next);
+        if (next_panel->filled < next_panel->bytes)
+            add_digits(next_panel);
         left += STEP;
         right += STEP;
     }
 }
 
 /* One of the sums of `rows` rows of the left panels, which have so many planes, and a panel of columns. */
-AMX static void make_sum(const workspace *w, const right_panel *right, right_panel *next, const struct product *p,
+AMX static void make_sum(const workspace *w, const right_panel *right, right_panel *next_panel, const struct product *p,
                          size_t rows, size_t terms, size_t planes)
 {
     const size_t l = p->left, r = p->right, row = SUMS_ROW * sizeof(int32_t);
     for (size_t i = 0; i < rows; i += SIDE) {
         const int8_t *left = w->left + i * planes * terms;
-        int32_t *to = w->parts + i * SUMS_ROW + p->sum * SIDE;
+        int32_t *dst = w->parts + i * SUMS_ROW + p->sum * SIDE;
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
         _tile_zero(3);
-        add_products(left + l * SIDE * terms, right->plane[r], terms, next);
+        add_products(left + l * SIDE * terms, right->plane[r], terms, next_panel);
         if (l != r)
-            add_products(left + r * SIDE * terms, right->plane[l], terms, next);
-        _tile_stored(0, to, row);
-        _tile_stored(1, to + TILE, row);
-        _tile_stored(2, to + TILE * SUMS_ROW, row);
-        _tile_stored(3, to + TILE * SUMS_ROW + TILE, row);
+            add_products(left + r * SIDE * terms, right->plane[l], terms, next_panel);
+        _tile_stored(0, dst, row);
+        _tile_stored(1, dst + TILE, row);
+        _tile_stored(2, dst + TILE * SUMS_ROW, row);
+        _tile_stored(3, dst + TILE * SUMS_ROW + TILE, row);
     }
 }
 
 /* The int32 of even lanes, and of odd lanes, times 2^by, as int64. */
-AMX_INLINE wides even(words x, int by)
+AMX_INLINE wides even(words x, int shift)
 {
-    return (wides)((signed_wides)((wides)x << 32) >> (32 - by));
+    return (wides)((signed_wides)((wides)x << 32) >> (32 - shift));
 }
 
-AMX_INLINE wides odd(words x, int by)
+AMX_INLINE wides odd(words x, int shift)
 {
-    return (wides)((signed_wides)((wides)x & ~(uint64_t)UINT32_MAX) >> (32 - by));
+    return (wides)((signed_wides)((wides)x & ~(uint64_t)UINT32_MAX) >> (32 - shift));
 }
 
 /* S = sum over w of D_w*2^7w, where D_w is the sum of the products of digits i and j with i + j = w. Those come from the
@@ -387,30 +388,30 @@ static right_panel panel_of(const workspace *w, const ari_tile *t, size_t col, s
 AMX static void multiply_slice(const workspace *w, const ari_tile *t, size_t k, size_t terms, bool add)
 {
     const bool narrow = t->plan->narrow;
-    right_panel next = panel_of(w, t, 0, k, terms);
+    right_panel next_panel = panel_of(w, t, 0, k, terms);
     for (size_t j = 0; j < t->cols; j += SIDE) {
-        while (next.made < next.bytes)
-            add_digits(&next);
-        const right_panel right = next;
-        next = panel_of(w, t, j + SIDE, k, terms);
+        while (next_panel.filled < next_panel.bytes)
+            add_digits(&next_panel);
+        const right_panel right = next_panel;
+        next_panel = panel_of(w, t, j + SIDE, k, terms);
         for (size_t i = 0; i < (narrow ? NARROW_SUMS : SUMS); i++)
-            make_sum(w, &right, &next, &(narrow ? narrow_products : products)[i], t->rows, terms,
+            make_sum(w, &right, &next_panel, &(narrow ? narrow_products : products)[i], t->rows, terms,
                      narrow ? NARROW : PLANES);
         fold(w->sums + j, ari_sums_ld(t->plan), w->parts, t->rows, narrow, add);
     }
 }
 
-AMX static void sum_tile(const ari_tile *t, size_t from, size_t to)
+AMX static void sum_tile(const ari_tile *t, size_t begin, size_t end)
 {
     const workspace w = workspace_at(t->plan, t->words);
-    if (from == to)
+    if (begin == end)
         memset(w.sums, 0, t->rows * ari_sums_ld(t->plan) * sizeof *w.sums);
     _tile_loadconfig(&configuration);
-    for (size_t k = from; k < to; k += t->plan->slice) {
-        const size_t terms = ari_round_up(to - k < t->plan->slice ? to - k : t->plan->slice, DEPTH);
+    for (size_t k = begin; k < end; k += t->plan->slice) {
+        const size_t terms = ari_round_up(end - k < t->plan->slice ? end - k : t->plan->slice, DEPTH);
         for (size_t i = 0; i < t->rows; i += SIDE)
             pack_left(w.left + i * (t->plan->narrow ? NARROW : PLANES) * terms, t, i, k, terms);
-        multiply_slice(&w, t, k, terms, k > from);
+        multiply_slice(&w, t, k, terms, k > begin);
     }
     _tile_release();
 }
@@ -430,7 +431,7 @@ static bool is_supported(void)
 
 const ari_exact_path ari_exact_amx = {ARI_SUMS_PATH,
                                       .name = "amx",
-                                      .needs = "AMX-INT8 and AVX-512 VBMI, or the system refuses it",
+                                      .requirement = "AMX-INT8 and AVX-512 VBMI, or the system refuses it",
                                       .supported = is_supported,
                                       .rows = TILE_ROWS,
                                       .cols = TILE_COLS,

@@ -77,9 +77,9 @@ static void plan_smmla(ari_tile_plan *p, size_t k)
     ari_panels_plan(&kernel_smmla[p->narrow], p, k);
 }
 
-const ari_exact_path ari_exact_smmla = {PATH_BY_PANELS,          .name = "smmla",
-                                        .needs = "SMMLA (I8MM)", .supported = supported_smmla,
-                                        .col_step = SMMLA_COLS,  .plan = plan_smmla};
+const ari_exact_path ari_exact_smmla = {
+    PATH_BY_PANELS,         .name = "smmla",   .requirement = "SMMLA (I8MM)", .supported = supported_smmla,
+    .col_step = SMMLA_COLS, .plan = plan_smmla};
 
 /* SDOT multiplies the 4 terms of each of 4 columns by the 4 of one row and adds the 4 sums. */
 #define SDOT_COLS ((size_t)12)
@@ -132,7 +132,7 @@ static void plan_sdot(ari_tile_plan *p, size_t k)
 }
 
 const ari_exact_path ari_exact_sdot = {
-    PATH_BY_PANELS,        .name = "sdot",   .needs = "SDOT (DotProd)", .supported = supported_sdot,
+    PATH_BY_PANELS,        .name = "sdot",   .requirement = "SDOT (DotProd)", .supported = supported_sdot,
     .col_step = SDOT_COLS, .plan = plan_sdot};
 
 /* --- plain NEON --------------------------------------------------------------------------------------------------- */
@@ -226,7 +226,7 @@ static void plan_neon(ari_tile_plan *p, size_t k)
     ari_panels_plan(&kernel_neon, p, k);
 }
 
-const ari_exact_path ari_exact_neon = {PATH_BY_PANELS,           .name = "neon",
-                                       .needs = "Advanced SIMD", .supported = every_processor,
-                                       .col_step = NEON_COLS,    .plan = plan_neon};
+const ari_exact_path ari_exact_neon = {
+    PATH_BY_PANELS,        .name = "neon",   .requirement = "Advanced SIMD", .supported = every_processor,
+    .col_step = NEON_COLS, .plan = plan_neon};
 #endif

@@ -54,35 +54,35 @@ static inline void narrow_planes_of(bytes planes[ARI_DIGIT_PLANES_NARROW], const
 }
 
 /* Terms [k, k + CHUNK) of row `row` of every plane, in pieces that are side by side. */
-static inline void store_planes(int8_t *panel, size_t plane, const bytes *from, size_t planes, size_t rows,
-                                size_t group, size_t row, size_t k)
+static inline void store_planes(int8_t *panel, size_t plane, const bytes *src, size_t planes, size_t rows, size_t group,
+                                size_t row, size_t k)
 {
     for (size_t p = 0; p < planes; p++)
         for (size_t t = 0; t < CHUNK; t += group)
-            memcpy(panel + p * plane + (k + t) * rows + row * group, (const char *)&from[p] + t, group);
+            memcpy(panel + p * plane + (k + t) * rows + row * group, (const char *)&src[p] + t, group);
 }
 
 /* `count` of planes and `group` are constants where this is inlined. */
 static inline void pack_rows(int8_t *panel, const ari_panel_rows *s, size_t terms, size_t rows, size_t count,
                              size_t group, size_t step)
 {
-    const size_t whole = (terms + step - 1) / step * step;
+    const size_t padded_terms = (terms + step - 1) / step * step;
     bytes planes[ARI_DIGIT_PLANES];
     int32_t q[CHUNK];
     for (size_t row = 0; row < rows; row++)
-        for (size_t k = 0; k < whole; k += CHUNK) {
-            const void *from = ari_panel_rows_at(s, row, k);
+        for (size_t k = 0; k < padded_terms; k += CHUNK) {
+            const void *src = ari_panel_rows_at(s, row, k);
             if (row >= s->rows || k + CHUNK > terms) {
                 memset(q, 0, sizeof q);
                 if (row < s->rows && k < terms)
-                    memcpy(q, from, (terms - k) * s->width);
-                from = q;
+                    memcpy(q, src, (terms - k) * s->width);
+                src = q;
             }
             if (count == ARI_DIGIT_PLANES)
-                planes_of(planes, from);
+                planes_of(planes, src);
             else
-                narrow_planes_of(planes, from);
-            store_planes(panel, rows * whole, planes, count, rows, group, row, k);
+                narrow_planes_of(planes, src);
+            store_planes(panel, rows * padded_terms, planes, count, rows, group, row, k);
         }
 }
 

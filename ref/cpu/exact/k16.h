@@ -74,17 +74,17 @@ typedef int16_t signed_halves8 __attribute__((vector_size(32)));
 
 /* The three planes of terms k (even) and k + 1 (odd) of 8 rows; `rows` of them are stored. With q + 2^12 = u, h is
  * u >> 13 and l is (u mod 2^13) - 2^12. */
-K16_INLINE void store_pair(uint32_t *to, size_t plane, vec8 even, vec8 odd, const size_t rows)
+K16_INLINE void store_pair(uint32_t *dst, size_t plane, vec8 even, vec8 odd, const size_t rows)
 {
     const uint32_t round = 1u << (SPLIT - 1), low = (1u << SPLIT) - 1;
     even += round;
     odd += round;
     const vec8 h = (even >> SPLIT & 0xffffu) | (odd << (16 - SPLIT) & 0xffff0000u);
     const halves8 l = (halves8)((even & low) | (odd << 16 & low << 16)) - (uint16_t)round;
-    const halves8 both = (halves8)h + l;
-    memcpy(to, &h, rows * sizeof *to);
-    memcpy(to + plane, &l, rows * sizeof *to);
-    memcpy(to + 2 * plane, &both, rows * sizeof *to);
+    const halves8 digit_sum = (halves8)h + l;
+    memcpy(dst, &h, rows * sizeof *dst);
+    memcpy(dst + plane, &l, rows * sizeof *dst);
+    memcpy(dst + 2 * plane, &digit_sum, rows * sizeof *dst);
 }
 
 /* The column in lane `lane` of a vector. Sums of even lanes and those of odd lanes become vectors of 64-bit integers:
@@ -103,12 +103,12 @@ K16_INLINE void pack_wide(uint32_t *panel, size_t width, size_t row, const ari_s
                           const size_t rows)
 {
     const size_t plane = ari_round_up8(terms) / 2 * width;
-    uint32_t *to = panel + row;
+    uint32_t *dst = panel + row;
     for (size_t k = 0; k < terms; k += 8) {
         __m256i t[8];
         ari_transpose8(t, s, k, terms - k);
-        for (size_t i = 0; i < 8; i += 2, to += width)
-            store_pair(to, plane, (vec8)t[i], (vec8)t[i + 1], rows);
+        for (size_t i = 0; i < 8; i += 2, dst += width)
+            store_pair(dst, plane, (vec8)t[i], (vec8)t[i + 1], rows);
     }
 }
 
@@ -117,17 +117,17 @@ K16_INLINE void pack_narrow(uint32_t *panel, size_t width, size_t row, const ari
                             const size_t rows, const bool digits)
 {
     const size_t plane = (terms + 15) / 16 * 8 * width;
-    uint32_t *to = panel + row;
+    uint32_t *dst = panel + row;
     for (size_t k = 0; k < terms; k += 16) {
         __m256i t[8];
         ari_transpose_pairs(t, s, k, terms - k);
-        for (size_t i = 0; i < 8; i++, to += width) {
+        for (size_t i = 0; i < 8; i++, dst += width) {
             const halves8 q = (halves8)t[i];
             const halves8 h = (halves8)((signed_halves8)(q + (1u << (NARROW_SPLIT - 1))) >> NARROW_SPLIT);
             const halves8 upper = digits ? h : q, l = q - (h << NARROW_SPLIT);
-            memcpy(to, &upper, rows * sizeof *to);
+            memcpy(dst, &upper, rows * sizeof *dst);
             if (digits)
-                memcpy(to + plane, &l, rows * sizeof *to);
+                memcpy(dst + plane, &l, rows * sizeof *dst);
         }
     }
 }
@@ -143,7 +143,7 @@ K16_INLINE void pack(uint32_t *panel, size_t width, size_t row, const ari_strip 
 
 K16_INLINE void pack_left_as(void *panel, const ari_panel_rows *rows, size_t terms, const int form)
 {
-    ari_strip s = {.ahead = ROWS * rows->ld * rows->width};
+    ari_strip s = {.prefetch_distance = ROWS * rows->ld * rows->width};
     for (size_t r = 0; r < ROWS && r < rows->rows; r++)
         s.row[r] = ari_panel_rows_at(rows, r, 0);
     pack(panel, ROWS, 0, &s, terms, ROWS, form);
@@ -154,7 +154,7 @@ K16_INLINE void pack_right_as(void *panel, const ari_panel_rows *rows, size_t te
     const size_t width = (rows->rows + LANES - 1) / LANES * LANES;
     for (size_t j = 0; j < width; j += 8) {
         const size_t vector = j / LANES * LANES;
-        ari_strip s = {.ahead = LANES * rows->ld * rows->width};
+        ari_strip s = {.prefetch_distance = LANES * rows->ld * rows->width};
         for (size_t c = 0; c < 8; c++) {
             const size_t col = vector + column_of(j - vector + c);
             s.row[c] = col < rows->rows ? ari_panel_rows_at(rows, col, 0) : NULL;
@@ -224,8 +224,8 @@ K16_INLINE void round_sums(float *y, wide_vec s, double row, const double *scale
 }
 
 /* y: NULL, or the row of rounded values, of which columns j and further ones are written. */
-K16_INLINE void put(const ari_register_tile *r, size_t i, size_t j, wide_vec x, uint64_t start, float *y,
-                    const bool narrow)
+K16_INLINE void store_sums(const ari_register_tile *r, size_t i, size_t j, wide_vec x, uint64_t start, float *y,
+                           const bool narrow)
 {
     int64_t *s = r->sums + i * r->ld + j;
     const wide_vec sums = added(s, x, start, r->add);
@@ -239,10 +239,10 @@ K16_INLINE void put(const ari_register_tile *r, size_t i, size_t j, wide_vec x, 
 K16_INLINE void flush(const ari_register_tile *r, size_t i, size_t j, vec upper, vec rest, uint64_t start, float *y,
                       const bool narrow)
 {
-    const int by = narrow ? NARROW_SPLIT : 2 * SPLIT;
+    const int shift = narrow ? NARROW_SPLIT : 2 * SPLIT;
     const wide_vec lower = (wide_vec){0} + 0xffffffffu, x = (wide_vec)upper, l = (wide_vec)rest;
-    put(r, i, j, ((x & lower) << by) + (l & lower), start, y, narrow);
-    put(r, i, j + LANES / 2, ((x & ~lower) >> (32 - by)) + (l >> 32), start, y, narrow);
+    store_sums(r, i, j, ((x & lower) << shift) + (l & lower), start, y, narrow);
+    store_sums(r, i, j + LANES / 2, ((x & ~lower) >> (32 - shift)) + (l >> 32), start, y, narrow);
 }
 
 K16_INLINE void prefetch_sums(const ari_register_tile *p, const size_t vectors)
@@ -257,22 +257,22 @@ K16_INLINE void prefetch_sums(const ari_register_tile *p, const size_t vectors)
 
 /* Sums of a register tile by planes, until they are added to int64. That takes a tenth as long as the products, whose
  * instructions leave half of the vector units idle: so it is done while those of the next tile are made. */
-typedef struct made {
+typedef struct tile_sums {
     vec plane[PLANES][ROWS][3];
-    ari_register_tile at; /* sums NULL: no tile */
-} made;
+    ari_register_tile tile; /* sums NULL: no tile */
+} tile_sums;
 
 /* Row i of them; `vectors` and `narrow` are constants where this is inlined, here and below. */
-K16_INLINE void flush_row(const made *m, size_t i, const size_t vectors, const bool narrow)
+K16_INLINE void flush_row(const tile_sums *m, size_t i, const size_t vectors, const bool narrow)
 {
-    const int by = narrow ? NARROW_SPLIT : 2 * SPLIT;
-    const uint64_t start = 0 - m->at.blocks * (((uint64_t)BIAS << by) + BIAS);
-    const ari_tile_result *result = &m->at.result;
-    float past[WIDTH], *y = ROUNDS(narrow) && result->y ? result->y + i * result->ld : NULL, *to = y;
-    if (y && i >= m->at.rows)
+    const int shift = narrow ? NARROW_SPLIT : 2 * SPLIT;
+    const uint64_t start = 0 - m->tile.blocks * (((uint64_t)BIAS << shift) + BIAS);
+    const ari_tile_result *result = &m->tile.result;
+    float past[WIDTH], *y = ROUNDS(narrow) && result->y ? result->y + i * result->ld : NULL, *dst = y;
+    if (y && i >= m->tile.rows)
         return;
-    if (y && m->at.inside < vectors * LANES)
-        to = past;
+    if (y && m->tile.inside < vectors * LANES)
+        dst = past;
 #pragma GCC unroll 3
     for (size_t v = 0; v < vectors; v++) {
         vec x = m->plane[0][i][v], rest = m->plane[1][i][v];
@@ -281,19 +281,20 @@ K16_INLINE void flush_row(const made *m, size_t i, const size_t vectors, const b
             x += (vec)((signed_vec)mid >> SPLIT);
             rest += mid << (32 - SPLIT) >> (32 - 2 * SPLIT);
         }
-        flush(&m->at, i, v * LANES, x, rest, start, to, narrow);
+        flush(&m->tile, i, v * LANES, x, rest, start, dst, narrow);
     }
-    if (to != y)
-        memcpy(y, past, m->at.inside * sizeof *y);
+    if (dst != y)
+        memcpy(y, past, m->tile.inside * sizeof *y);
 }
 
 /* to = start + the products of one plane; between them the sums of the tile before are added to int64, a row every 4
  * terms. before NULL: not here. */
-K16_INLINE void multiply_plane(vec to[ROWS][3], const uint32_t *left, const uint32_t *right, const ari_register_tile *r,
-                               uint32_t start, const size_t vectors, const made *before, const bool narrow)
+K16_INLINE void multiply_plane(vec dst[ROWS][3], const uint32_t *left, const uint32_t *right,
+                               const ari_register_tile *r, uint32_t start, const size_t vectors,
+                               const tile_sums *before, const bool narrow)
 {
     vec acc[ROWS][3], x[3];
-    size_t row = before && before->at.sums ? 0 : ROWS;
+    size_t row = before && before->tile.sums ? 0 : ROWS;
 #pragma GCC unroll 8
     for (size_t i = 0; i < ROWS; i++)
 #pragma GCC unroll 3
@@ -324,7 +325,7 @@ K16_INLINE void multiply_plane(vec to[ROWS][3], const uint32_t *left, const uint
     for (size_t i = 0; i < ROWS; i++)
 #pragma GCC unroll 3
         for (size_t v = 0; v < vectors; v++)
-            to[i][v] = acc[i][v];
+            dst[i][v] = acc[i][v];
 }
 
 K16_INLINE void next_tile(ari_register_tile *r)
@@ -341,13 +342,13 @@ K16_INLINE void next_tile(ari_register_tile *r)
 K16_INLINE void multiply_column(const ari_register_tile *p, size_t tiles, const size_t vectors, const bool narrow)
 {
     ari_register_tile r = *p;
-    made m = {.at = {.sums = NULL}};
+    tile_sums m = {.tile = {.sums = NULL}};
     const size_t pairs = r.terms / 2, left = pairs * ROWS, right = pairs * vectors * LANES;
     const uint32_t *a = r.left, *b = r.right;
     for (size_t i = 0; i < tiles; i++) {
         prefetch_sums(&r, vectors);
         multiply_plane(m.plane[0], a, b, &r, BIAS, vectors, OVERLAPPED ? &m : NULL, narrow);
-        m.at = r;
+        m.tile = r;
         multiply_plane(m.plane[1], narrow ? a : a + left, b + right, &r, BIAS, vectors, NULL, narrow);
         if (!narrow)
             multiply_plane(m.plane[2], a + 2 * left, b + 2 * right, &r, 0, vectors, NULL, narrow);
@@ -425,6 +426,6 @@ static bool is_supported(void)
 }
 
 const ari_exact_path K16_PATH = {
-    ARI_PANEL_PATH,    .name = K16_NAME,  .needs = K16_NEEDS, .supported = is_supported,
+    ARI_PANEL_PATH,    .name = K16_NAME,  .requirement = K16_NEEDS, .supported = is_supported,
     .rows = TILE_ROWS, .cols = TILE_COLS, .col_step = 48, /* of whole panels, whatever their width */
     .plan = plan_tile};

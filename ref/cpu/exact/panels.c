@@ -7,7 +7,7 @@
 
 /* Panels of an operand's slice: those of a block one after the other, then those of the next block. */
 typedef struct panels {
-    char *at;
+    char *data;
     size_t rows;  /* of all panels */
     size_t bytes; /* of a term of a row */
 } panels;
@@ -34,12 +34,12 @@ static workspace workspace_at(const ari_tile_plan *p, void *words, size_t rows, 
                    .ld = p->parts ? kernel->near_cols : ari_sums_ld(p),
                    .left = {NULL, ari_round_up(rows, kernel->rows), kernel->left},
                    .right = {NULL, ari_round_up(cols, kernel->lanes), kernel->right}};
-    const size_t kept = p->parts ? ari_smaller(w.left.rows, kernel->near_rows) : w.left.rows;
-    const size_t sums = ari_round_up8(kept * w.ld), left = words_of(kernel, &w.left, p->slice);
-    w.words = sums + left + words_of(kernel, &w.right, p->slice);
+    const size_t sum_rows = p->parts ? ari_smaller(w.left.rows, kernel->near_rows) : w.left.rows;
+    const size_t sums = ari_round_up8(sum_rows * w.ld), left_words = words_of(kernel, &w.left, p->slice);
+    w.words = sums + left_words + words_of(kernel, &w.right, p->slice);
     if (words) {
-        w.left.at = (char *)(w.sums + sums);
-        w.right.at = (char *)(w.sums + sums + left);
+        w.left.data = (char *)(w.sums + sums);
+        w.right.data = (char *)(w.sums + sums + left_words);
     }
     return w;
 }
@@ -60,19 +60,19 @@ void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k)
 static char *panel_at(const ari_panel_kernel *kernel, const panels *p, size_t row, size_t k, size_t terms)
 {
     const size_t before = k / kernel->block * (kernel->head + kernel->block) * p->rows;
-    return p->at + (before + (kernel->head + ari_round_up(terms, kernel->step)) * row) * p->bytes;
+    return p->data + (before + (kernel->head + ari_round_up(terms, kernel->step)) * row) * p->bytes;
 }
 
 /* Every row panel of a slice, block after block. */
-static void pack_panels(const ari_panel_kernel *kernel, const panels *to, ari_panel_pack *pack, size_t rows_each,
-                        const ari_panel_rows *all, size_t terms)
+static void pack_panels(const ari_panel_kernel *kernel, const panels *dst, ari_panel_pack *pack, size_t rows_each,
+                        const ari_panel_rows *src, size_t terms)
 {
-    for (size_t i = 0; i < all->rows; i += rows_each)
+    for (size_t i = 0; i < src->rows; i += rows_each)
         for (size_t k = 0; k < terms; k += kernel->block) {
             const size_t n = ari_smaller(terms - k, kernel->block);
-            const ari_panel_rows s = {ari_panel_rows_at(all, i, k), all->width, all->ld,
-                                      ari_smaller(all->rows - i, rows_each)};
-            pack(kernel, panel_at(kernel, to, i, k, n), &s, n);
+            const ari_panel_rows s = {ari_panel_rows_at(src, i, k), src->width, src->ld,
+                                      ari_smaller(src->rows - i, rows_each)};
+            pack(kernel, panel_at(kernel, dst, i, k, n), &s, n);
         }
 }
 
@@ -80,8 +80,8 @@ static void pack_slice(const workspace *w, const ari_tile *t, size_t k, size_t t
 {
     const ari_panel_kernel *kernel = t->plan->kernel;
     const size_t width = ari_packed_width(t->plan->narrow);
-    const ari_panel_rows left = {ari_packed_at(t->a, t->at, t->row, k), width, t->a->ld, t->rows};
-    const ari_panel_rows right = {ari_packed_at(t->b, t->at, t->col, k), width, t->b->ld, t->cols};
+    const ari_panel_rows left = {ari_packed_at(t->a, t->matrix, t->row, k), width, t->a->ld, t->rows};
+    const ari_panel_rows right = {ari_packed_at(t->b, t->matrix, t->col, k), width, t->b->ld, t->cols};
     pack_panels(kernel, &w->left, kernel->pack_left, kernel->rows, &left, terms);
     pack_panels(kernel, &w->right, kernel->pack_right, kernel->cols, &right, terms);
 }
@@ -101,18 +101,18 @@ static void multiply_column(const ari_panel_kernel *kernel, ari_register_tile r,
 /* The sums are complete with this block. */
 static void round_into(ari_register_tile *r, const ari_tile *t, size_t row, size_t col)
 {
-    const ari_tile_result *to = &t->result;
-    if (to->y)
-        r->result = (ari_tile_result){to->y + row * to->ld + col, to->ld, to->row + row};
+    const ari_tile_result *result = &t->result;
+    if (result->y)
+        r->result = (ari_tile_result){result->y + row * result->ld + col, result->ld, result->row + row};
     r->scale = t->scale + col;
     r->rows = t->rows - row;
     r->inside = t->cols - col;
 }
 
-/* The part of the tile from row i0 and column j0 on; add: its first block is added to what is there; last: of the last
+/* The part of the tile from row i0 and column j0 on; add: its first block is added to what is there; is_last: of the last
  * slice. */
 static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size_t j0, size_t terms,
-                          ari_register_tile r, bool last)
+                          ari_register_tile r, bool is_last)
 {
     const ari_panel_kernel *kernel = t->plan->kernel;
     const size_t rows = ari_smaller(t->rows, i0 + kernel->near_rows),
@@ -126,26 +126,26 @@ static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size
             r.right = panel_at(kernel, &w->right, j, k, n);
             r.cols = ari_smaller(w->right.rows - j, kernel->cols);
             r.sums = w->sums + (t->plan->parts ? j - j0 : i0 * r.ld + j);
-            if (last && k + kernel->block >= terms)
+            if (is_last && k + kernel->block >= terms)
                 round_into(&r, t, i0, j);
             multiply_column(kernel, r, (rows - i0 + kernel->rows - 1) / kernel->rows);
         }
     }
 }
 
-void ari_panels_sum(const ari_tile *t, size_t from, size_t to)
+void ari_panels_sum(const ari_tile *t, size_t begin, size_t end)
 {
     const ari_panel_kernel *kernel = t->plan->kernel;
     const workspace w = workspace_at(t->plan, t->words, t->rows, t->cols);
-    ari_register_tile r = {.blocks = (to - from + kernel->block - 1) / kernel->block, .ld = w.ld};
-    if (from == to)
+    ari_register_tile r = {.blocks = (end - begin + kernel->block - 1) / kernel->block, .ld = w.ld};
+    if (begin == end)
         memset(w.sums, 0, t->rows * r.ld * sizeof *w.sums);
-    for (size_t k = from; k < to; k += t->plan->slice) {
-        const size_t terms = ari_smaller(to - k, t->plan->slice);
-        r.add = k > from;
+    for (size_t k = begin; k < end; k += t->plan->slice) {
+        const size_t terms = ari_smaller(end - k, t->plan->slice);
+        r.add = k > begin;
         pack_slice(&w, t, k, terms);
         for (size_t i = 0; i < t->rows; i += kernel->near_rows)
             for (size_t j = 0; j < t->cols; j += kernel->near_cols)
-                multiply_part(&w, t, i, j, terms, r, k + terms == to);
+                multiply_part(&w, t, i, j, terms, r, k + terms == end);
     }
 }

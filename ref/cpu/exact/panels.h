@@ -62,7 +62,7 @@ struct ari_panel_kernel {
 
 /* The common part of paths with a kernel; their plan calls ari_panels_plan. */
 void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k);
-void ari_panels_sum(const ari_tile *t, size_t from, size_t to);
+void ari_panels_sum(const ari_tile *t, size_t begin, size_t end);
 
 /* Of a kernel whose slices are blocks, and take the whole tile. */
 #define ARI_PANEL_BLOCK(slice_, rows_, cols_) \

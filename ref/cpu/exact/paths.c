@@ -41,7 +41,7 @@ static ar_status unknown_path(const char *set)
 }
 
 /* The path that the variable names. */
-static ar_status forced(const ari_exact_path **gives, const char *set)
+static ar_status forced(const ari_exact_path **out, const char *set)
 {
     size_t i = 0;
     while (i < PATHS && strcmp(set, paths[i]->name) != 0)
@@ -50,8 +50,8 @@ static ar_status forced(const ari_exact_path **gives, const char *set)
         return unknown_path(set);
     if (!paths[i]->supported())
         return ar_error_set(AR_ERR_UNSUPPORTED, "cpu device: %s is '%s', and this processor has no %s",
-                            ARI_EXACT_VARIABLE, set, paths[i]->needs);
-    *gives = paths[i];
+                            ARI_EXACT_VARIABLE, set, paths[i]->requirement);
+    *out = paths[i];
     return AR_OK;
 }
 

@@ -35,11 +35,11 @@ static workspace workspace_at(const ari_tile_plan *p, void *words)
 {
     workspace w = {
         .products = words, .product_ld = ari_round_up8(p->tile_cols) + PAD, .slice_ld = ari_round_up8(p->slice) + PAD};
-    const size_t products = 2 * p->tile_rows * w.product_ld, left = 2 * p->tile_rows * w.slice_ld;
-    w.words = ari_round_up8(products + left + p->tile_cols * w.slice_ld);
+    const size_t products = 2 * p->tile_rows * w.product_ld, left_words = 2 * p->tile_rows * w.slice_ld;
+    w.words = ari_round_up8(products + left_words + p->tile_cols * w.slice_ld);
     if (words) {
         w.left = w.products + products;
-        w.right = w.left + left;
+        w.right = w.left + left_words;
     }
     return w;
 }
@@ -70,19 +70,19 @@ ARI_SIMD static void widen(double *restrict x, const void *restrict q, bool narr
 }
 
 /* w.products = the two halves of the tile's sums over k in [from, to). */
-static void sum_tile(const ari_tile *t, size_t from, size_t to)
+static void sum_tile(const ari_tile *t, size_t begin, size_t end)
 {
     const workspace w = workspace_at(t->plan, t->words);
     const size_t slice = t->plan->slice;
     const ptrdiff_t ld = (ptrdiff_t)w.slice_ld;
     const size_t upper = t->plan->narrow ? t->rows : 0; /* rows that are left out */
     const ari_blas_view cv = {2 * t->rows - upper, t->cols, (ptrdiff_t)w.product_ld, 1};
-    if (from == to || upper > 0)
+    if (begin == end || upper > 0)
         memset(w.products, 0, 2 * t->rows * w.product_ld * sizeof(double));
-    for (size_t k = from; k < to; k += slice) {
-        const size_t n = to - k < slice ? to - k : slice;
+    for (size_t k = begin; k < end; k += slice) {
+        const size_t n = end - k < slice ? end - k : slice;
         for (size_t i = 0; i < t->rows; i++) {
-            const void *q = ari_packed_at(t->a, t->at, t->row + i, k);
+            const void *q = ari_packed_at(t->a, t->matrix, t->row + i, k);
             double *lo = w.left + (t->rows + i) * w.slice_ld;
             if (upper > 0)
                 widen(lo, q, true, n);
@@ -90,9 +90,9 @@ static void sum_tile(const ari_tile *t, size_t from, size_t to)
                 widen_split(w.left + i * w.slice_ld, lo, q, n);
         }
         for (size_t j = 0; j < t->cols; j++)
-            widen(w.right + j * w.slice_ld, ari_packed_at(t->b, t->at, t->col + j, k), upper > 0, n);
+            widen(w.right + j * w.slice_ld, ari_packed_at(t->b, t->matrix, t->col + j, k), upper > 0, n);
         ari_blas_dgemm(w.products + upper * w.product_ld, cv, w.left + upper * w.slice_ld,
-                       (ari_blas_view){cv.rows, n, ld, 1}, w.right, (ari_blas_view){n, t->cols, 1, ld}, k > from);
+                       (ari_blas_view){cv.rows, n, ld, 1}, w.right, (ari_blas_view){n, t->cols, 1, ld}, k > begin);
     }
 }
 
@@ -124,7 +124,7 @@ static bool is_supported(void)
 }
 
 const ari_exact_path ari_exact_portable = {.name = "portable",
-                                           .needs = "binary64",
+                                           .requirement = "binary64",
                                            .supported = is_supported,
                                            .rows = TILE_ROWS,
                                            .cols = TILE_COLS,

@@ -9,16 +9,16 @@
 
 /* 8 rows of integers, from a common term on. */
 typedef struct ari_strip {
-    const void *row[8]; /* NULL: zeros */
-    size_t ahead;       /* bytes from a row to one that is needed soon */
+    const void *row[8];       /* NULL: zeros */
+    size_t prefetch_distance; /* bytes from a row to one that is needed soon */
 } ari_strip;
 
 /* The rows of the next strip are brought into the cache while this one is packed, a cache line of 64 bytes at a time: 8 short rows side by side are more than the processor foresees. Without it a product of 64 columns took half as
  * long again. An address behind the last row is no fault in a prefetch. */
-static inline __attribute__((always_inline)) void ari_fetch_ahead(const ari_strip *s, size_t at)
+static inline __attribute__((always_inline)) void ari_fetch_ahead(const ari_strip *s, size_t offset)
 {
-    for (size_t i = 0; at % 64 == 0 && i < 8; i++)
-        __builtin_prefetch((const void *)((uintptr_t)s->row[i] + s->ahead + at), 0, 3);
+    for (size_t i = 0; offset % 64 == 0 && i < 8; i++)
+        __builtin_prefetch((const void *)((uintptr_t)s->row[i] + s->prefetch_distance + offset), 0, 3);
 }
 
 /* out[t] = word t of the 8 vectors, for t < 8. */

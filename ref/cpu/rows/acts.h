@@ -28,8 +28,8 @@ INLINE pair constant(double a)
 /* a + b, a a constant. */
 INLINE pair plus(double a, pair b)
 {
-    const float first = (float)a, rest = (float)(a - (double)first);
-    const vec high = b.high + first, of_b = high - first, low = (first - (high - of_b)) + (b.high - of_b) + b.low;
+    const float a_high = (float)a, rest = (float)(a - (double)a_high);
+    const vec high = b.high + a_high, of_b = high - a_high, low = (a_high - (high - of_b)) + (b.high - of_b) + b.low;
     return (pair){high, rest != 0.0f ? low + rest : low};
 }
 
@@ -57,11 +57,12 @@ INLINE pair sigmoid(pair w, ar_activation kind, pair *opposite)
     const pair e = powers((pair){PICK(negative, -w.high, w.high), low}, &power);
     const vec sum = e.high + e.low, scale = (vec)(power + 0x3f800000u);
     const pair exp = {sum * scale, (e.low - (sum - e.high)) * scale};
-    const vec divisor = exp.high + 1.0f, left = (exp.high - (divisor - 1.0f)) + exp.low, inverse = 1.0f / divisor;
-    const pair most = {inverse, FMA(-inverse, left, FMA(-inverse, divisor, ALL(1.0f))) * inverse};
-    const pair rest = times(exp, most);
-    *opposite = (pair){PICK(negative, most.high, rest.high), PICK(negative, most.low, rest.low)};
-    return (pair){PICK(negative, rest.high, most.high), PICK(negative, rest.low, most.low)};
+    const vec divisor = exp.high + 1.0f, divisor_low = (exp.high - (divisor - 1.0f)) + exp.low,
+              inverse = 1.0f / divisor;
+    const pair larger = {inverse, FMA(-inverse, divisor_low, FMA(-inverse, divisor, ALL(1.0f))) * inverse};
+    const pair rest = times(exp, larger);
+    *opposite = (pair){PICK(negative, larger.high, rest.high), PICK(negative, larger.low, rest.low)};
+    return (pair){PICK(negative, rest.high, larger.high), PICK(negative, rest.low, larger.low)};
 }
 
 /* x rounded, and in which lanes that is so of all numbers within `error` of it. */
@@ -82,16 +83,17 @@ INLINE found by_sigmoid(vec x, ar_activation kind)
 {
     found f;
     const vec clamp = ALL((float)ARI_CLAMP), limited = kind == AR_ACT_CLAMPED ? PICK(LESS(clamp, x), clamp, x) : x;
-    pair by, off;
-    const pair w = argument(limited, kind, &by), on = sigmoid(w, kind, &off), value = scaled(limited, on);
-    const pair moved = kind == AR_ACT_SILU ? scaled(limited, off) : times(by, off);
-    const pair product = times(on, plus(1.0, moved));
-    const vec size = (vec)((bits)by.high & 0x7fffffffu);
+    pair argument_slope, off;
+    const pair w = argument(limited, kind, &argument_slope), gate = sigmoid(w, kind, &off),
+               value = scaled(limited, gate);
+    const pair moved = kind == AR_ACT_SILU ? scaled(limited, off) : times(argument_slope, off);
+    const pair product = times(gate, plus(1.0, moved));
+    const vec size = (vec)((bits)argument_slope.high & 0x7fffffffu);
     /* Products of smaller numbers are subnormal; of larger ones exponentials are. */
     const MASK fine = UNDER(((bits)x & 0x7fffffffu) - 0x30000000u, (bits){0} + 0x12800000u) &
                       UNDER((bits)w.high << 1, (bits){0} + 0x85000000u);
     f.value = rounded(value, value.high * 0x1.2p-34f, &f.value_sure);
-    f.slope = rounded(product, FMA(size, on.high, on.high) * 0x1.2p-34f, &f.slope_sure);
+    f.slope = rounded(product, FMA(size, gate.high, gate.high) * 0x1.2p-34f, &f.slope_sure);
     if (kind == AR_ACT_CLAMPED)
         f.slope = PICK(LESS(clamp, x), ALL(0.0f), f.slope);
     f.value_sure &= fine;
@@ -123,8 +125,8 @@ INLINE vec load(const float *x)
 INLINE void store(float *y, vec v, MASK sure)
 {
     const MASK unsure = (MASK)~sure;
-    const vec kept = SIGNS(unsure) == 0 ? v : PICK(sure, v, load(y));
-    memcpy(y, &kept, sizeof kept);
+    const vec blended = SIGNS(unsure) == 0 ? v : PICK(sure, v, load(y));
+    memcpy(y, &blended, sizeof blended);
 }
 
 INLINE vec product(vec a, vec b)
@@ -137,9 +139,9 @@ INLINE vec product(vec a, vec b)
 INLINE uint32_t act(const ari_act_row *r, size_t j, ar_activation kind, bool backward, bool gated)
 {
     const found f = find(load(r->x + j), kind);
-    const vec clamp = ALL((float)ARI_CLAMP), none = ALL(0.0f);
-    vec up = gated ? load(r->up + j) : none;
-    MASK moves = SAME(none, none);
+    const vec clamp = ALL((float)ARI_CLAMP), zeros = ALL(0.0f);
+    vec up = gated ? load(r->up + j) : zeros;
+    MASK moves = SAME(zeros, zeros);
     if (gated && kind == AR_ACT_CLAMPED) {
         const MASK above = LESS(clamp, up), below = LESS(up, -clamp);
         moves = ~(above | below);
@@ -151,21 +153,21 @@ INLINE uint32_t act(const ari_act_row *r, size_t j, ar_activation kind, bool bac
     }
     const vec dy = load(r->dy + j);
     const MASK sure = gated ? f.value_sure & f.slope_sure : f.slope_sure;
-    const vec by_up = gated ? product(dy, f.value) : none;
+    const vec by_up = gated ? product(dy, f.value) : zeros;
     store(r->y + j, product(gated ? dy * up : dy, f.slope), sure);
     if (gated)
-        store(r->dup + j, kind == AR_ACT_CLAMPED ? PICK(moves, by_up, none) : by_up, sure);
+        store(r->dup + j, kind == AR_ACT_CLAMPED ? PICK(moves, by_up, zeros) : by_up, sure);
     return SIGNS(~sure);
 }
 
-INLINE size_t act_row(const ari_act_row *r, size_t from, size_t to, ar_activation kind, bool backward, bool gated,
-                      uint32_t *at)
+INLINE size_t act_row(const ari_act_row *r, size_t begin, size_t end, ar_activation kind, bool backward, bool gated,
+                      uint32_t *indices)
 {
     const ari_act_row row = *r; /* not in memory that a store could change */
     size_t unsure = 0;
-    for (size_t j = from; j < to; j += LANES)
+    for (size_t j = begin; j < end; j += LANES)
         for (uint32_t rest = act(&row, j, kind, backward, gated); rest != 0; rest &= rest - 1)
-            at[unsure++] = (uint32_t)j + (uint32_t)__builtin_ctz(rest);
+            indices[unsure++] = (uint32_t)j + (uint32_t)__builtin_ctz(rest);
     return unsure;
 }
 

@@ -50,12 +50,12 @@ typedef struct pair {
 INLINE pair powers(pair d, bits *power)
 {
     const vec magic = ALL(0x1.8p23f), t = FMA(d.high, ALL(-0x1.715476p+4f), magic), k = t - magic;
-    const vec most = FMA(k, ALL(-0x1.62e430p-5f), -d.high);
-    const vec rest = FMA(k, ALL(0x1.05c610p-33f), ROOTS(lost, t)) - d.low, r = most + rest;
-    const vec q = FMA(FMA(most, ALL(0x1.55576cp-5f), ALL(0x1.55572p-3f)), r, ALL(0.5f));
-    const vec p = FMA(r * r, q, rest), root = ROOTS(roots, t), sum = FMA(root, most, root);
+    const vec r_high = FMA(k, ALL(-0x1.62e430p-5f), -d.high);
+    const vec rest = FMA(k, ALL(0x1.05c610p-33f), ROOTS(lost, t)) - d.low, r = r_high + rest;
+    const vec q = FMA(FMA(r_high, ALL(0x1.55576cp-5f), ALL(0x1.55572p-3f)), r, ALL(0.5f));
+    const vec p = FMA(r * r, q, rest), root = ROOTS(roots, t), sum = FMA(root, r_high, root);
     *power = ((bits)t & ~15u) * (1u << 19); /* wraps where the result is replaced */
-    return (pair){sum, FMA(root, p, FMA(root, most, root - sum))};
+    return (pair){sum, FMA(root, p, FMA(root, r_high, root - sum))};
 }
 
 /* e^-d, and in which lanes it is sure to be ari_exp32's bits: where the largest error makes no difference to how it
@@ -66,63 +66,63 @@ INLINE vec exps(vec d, MASK *sure)
     const pair e = powers((pair){d, ALL(0.0f)}, &power);
     const vec below = e.high + e.low, above = e.high + (e.low + 0x1.8p-32f);
     /* From 104 on it rounds to 0; between are subnormal numbers. A softmax has no negative d, nor NaN. */
-    const MASK none = LESS(ALL(104.0f), d), normal = UNDER((bits)d, (bits){0} + 0x42ae0000u); /* 87 */
-    *sure = none | (normal & SAME(below, above));
-    return PICK(none, ALL(0.0f), (vec)((bits)below + power));
+    const MASK is_zero = LESS(ALL(104.0f), d), normal = UNDER((bits)d, (bits){0} + 0x42ae0000u); /* 87 */
+    *sure = is_zero | (normal & SAME(below, above));
+    return PICK(is_zero, ALL(0.0f), (vec)((bits)below + power));
 }
 
 /* x/l, with high + low + high*2^-45 within 2^-49 of 1/l: within 2^-46.4 of found + rest + found*2^-45 where no product is
  * subnormal, from `least` on. Moved down and up by 2^-45 it rounds alike, or is unsure; so is -0, whose sign is lost. */
 INLINE vec quotients(vec x, double l, MASK *sure)
 {
-    const double inverse = 1.0 / l, least = 0x1p-90 * l;
+    const double inverse = 1.0 / l, threshold = 0x1p-90 * l;
     const float high = (float)inverse, low = (float)(inverse * (1.0 - 0x1p-45) - (double)high);
     const vec found = x * high, rest = FMA(x, ALL(low), FMA(x, ALL(high), -found));
     const vec below = found + rest, above = found + FMA(found, ALL(0x1p-44f), rest);
     const bits turned = (bits)x << 1 | (bits)x >> 31; /* the sign last: only 0 is 0 */
-    *sure = SAME(below, above) & ~UNDER(turned - 1, (bits){0} + (2 * ari_bits32((float)least) + 1));
+    *sure = SAME(below, above) & ~UNDER(turned - 1, (bits){0} + (2 * ari_bits32((float)threshold) + 1));
     return below;
 }
 
 /* A vector of a row, and one bit for each unsure lane, which holds x until the definition has replaced it. */
-INLINE uint32_t put(float *y, const float *x, double by, bool exp)
+INLINE uint32_t map_vector(float *y, const float *x, double operand, bool exp)
 {
-    vec given;
+    vec input;
     MASK sure;
-    memcpy(&given, x, sizeof given);
-    const vec found = exp ? exps((float)by - given, &sure) : quotients(given, by, &sure);
-    const vec kept = PICK(sure, found, given);
-    memcpy(y, &kept, sizeof kept);
+    memcpy(&input, x, sizeof input);
+    const vec found = exp ? exps((float)operand - input, &sure) : quotients(input, operand, &sure);
+    const vec blended = PICK(sure, found, input);
+    memcpy(y, &blended, sizeof blended);
     return SIGNS(~sure);
 }
 
-INLINE void put_row(float *y, const float *x, double by, size_t n, bool exp)
+INLINE void put_row(float *y, const float *x, double operand, size_t n, bool exp)
 {
     /* Not on the stack: frames that gcc has AddressSanitizer watch after a return are not aligned for 64 bytes (its bug
      * 110027). */
-    static _Thread_local float last[LANES];
+    static _Thread_local float tail[LANES];
     enum { RUN = 1024 };
-    for (size_t from = 0; from < n; from += RUN) {
-        const size_t end = n - from < RUN ? n : from + RUN;
+    for (size_t begin = 0; begin < n; begin += RUN) {
+        const size_t end = n - begin < RUN ? n : begin + RUN;
         uint32_t signs[RUN / LANES + 1];
-        size_t at[RUN / LANES + 1], unsure = 0, j = from; /* the vectors with such lanes */
+        size_t vector_starts[RUN / LANES + 1], unsure = 0, j = begin; /* the vectors with such lanes */
         for (; j + LANES <= end; j += LANES) {
-            const uint32_t found = put(y + j, x + j, by, exp);
-            at[unsure] = j;
+            const uint32_t found = map_vector(y + j, x + j, operand, exp);
+            vector_starts[unsure] = j;
             signs[unsure] = found;
             unsure += found != 0;
         }
         if (j < end) {
-            memset(last, 0, sizeof last);
-            memcpy(last, x + j, (end - j) * sizeof *x);
-            at[unsure] = j;
-            signs[unsure++] = put(last, last, by, exp) & ((1u << (end - j)) - 1u);
-            memcpy(y + j, last, (end - j) * sizeof *y);
+            memset(tail, 0, sizeof tail);
+            memcpy(tail, x + j, (end - j) * sizeof *x);
+            vector_starts[unsure] = j;
+            signs[unsure++] = map_vector(tail, tail, operand, exp) & ((1u << (end - j)) - 1u);
+            memcpy(y + j, tail, (end - j) * sizeof *y);
         }
         for (size_t i = 0; i < unsure; i++)
             for (uint32_t rest = signs[i]; rest != 0; rest &= rest - 1) {
-                float *one = y + at[i] + __builtin_ctz(rest);
-                *one = exp ? ari_softmax_exp(*one, (float)by) : ari_softmax_p(*one, by);
+                float *element = y + vector_starts[i] + __builtin_ctz(rest);
+                *element = exp ? ari_softmax_exp(*element, (float)operand) : ari_softmax_p(*element, operand);
             }
     }
 }

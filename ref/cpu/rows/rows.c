@@ -90,26 +90,26 @@ static void (*const define[])(const ari_act_row *r, size_t n) = {
 enum { LANES = 16, TRIAL = 128, MOST = ARI_BLOCK + LANES };
 
 /* By the definition, in whole vectors, which take the least time. */
-static void define_some(const ari_act_row *r, const uint32_t *at, size_t n, ar_activation kind)
+static void define_some(const ari_act_row *r, const uint32_t *indices, size_t n, ar_activation kind)
 {
     float room[5][MOST];
-    const ari_act_row some = {.y = room[0],
-                              .dup = r->dup ? room[1] : NULL,
-                              .x = room[2],
-                              .up = r->up ? room[3] : NULL,
-                              .dy = r->dy ? room[4] : NULL};
-    const size_t whole = (n + LANES - 1) / LANES * LANES;
-    for (size_t i = 0; i < whole; i++) {
-        const size_t j = at[i < n ? i : 0];
+    const ari_act_row gathered = {.y = room[0],
+                                  .dup = r->dup ? room[1] : NULL,
+                                  .x = room[2],
+                                  .up = r->up ? room[3] : NULL,
+                                  .dy = r->dy ? room[4] : NULL};
+    const size_t padded_count = (n + LANES - 1) / LANES * LANES;
+    for (size_t i = 0; i < padded_count; i++) {
+        const size_t j = indices[i < n ? i : 0];
         room[2][i] = r->x[j];
         room[3][i] = r->up ? r->up[j] : 0.0f;
         room[4][i] = r->dy ? r->dy[j] : 0.0f;
     }
-    define[kind](&some, whole);
+    define[kind](&gathered, padded_count);
     for (size_t i = 0; i < n; i++) {
-        r->y[at[i]] = some.y[i];
+        r->y[indices[i]] = gathered.y[i];
         if (r->dup)
-            r->dup[at[i]] = some.dup[i];
+            r->dup[indices[i]] = gathered.dup[i];
     }
 }
 
@@ -135,15 +135,15 @@ void ari_activations(const ari_row_way *way, const ari_act_row *r, size_t n, ar_
         define[kind](r, n);
         return;
     }
-    uint32_t at[MOST];
-    const size_t whole = n - n % LANES, trial = whole < TRIAL ? whole : TRIAL;
-    size_t unsure = acts(r, 0, trial, kind, at), j = trial;
+    uint32_t indices[MOST];
+    const size_t vector_end = n - n % LANES, trial = vector_end < TRIAL ? vector_end : TRIAL;
+    size_t unsure = acts(r, 0, trial, kind, indices), j = trial;
     if (unsure <= trial / 2) { /* else numbers are of no kind that it is for */
-        unsure += acts(r, trial, whole, kind, at + unsure);
-        j = whole;
+        unsure += acts(r, trial, vector_end, kind, indices + unsure);
+        j = vector_end;
     }
     for (; j < n; j++)
-        at[unsure++] = (uint32_t)j;
+        indices[unsure++] = (uint32_t)j;
     if (unsure > 0)
-        define_some(r, at, unsure, kind);
+        define_some(r, indices, unsure, kind);
 }

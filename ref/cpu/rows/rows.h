@@ -24,8 +24,8 @@ typedef struct ari_act_row {
 } ari_act_row;
 
 /** The elements [from, to), whole vectors of at most 16, but for those of which the bits are unsure: they are left as
- * they are, and `at` gets their numbers. Returns how many they are. */
-typedef size_t ari_acts(const ari_act_row *r, size_t from, size_t to, ar_activation kind, uint32_t *at);
+ * they are, and `indices` gets their numbers. Returns how many they are. */
+typedef size_t ari_acts(const ari_act_row *r, size_t begin, size_t end, ar_activation kind, uint32_t *indices);
 
 /** The ways to compute them, the fastest first; NULL: not in this build, or not on this processor. */
 typedef struct ari_row_way {

@@ -38,12 +38,12 @@ static ar_status ensure_tables(ari_attention *m, ar_ctx *ctx, const ar_batch *ba
     if (positions <= m->positions && length == m->length)
         return AR_OK;
     const size_t bytes = (positions * (ar_rope_dim(rope, m->o.head_dim) / 2) + 1) * sizeof(float);
-    const ar_rope at = ari_rope_at(rope, ari_batch_longest(batch), m->o.head_dim);
+    const ar_rope effective_rope = ari_rope_at(rope, ari_batch_longest(batch), m->o.head_dim);
     free_tables(m, ctx->queue);
     m->device = ctx->device;
     AR_TRY(ari_ctx_alloc(ctx, &m->cos, bytes));
     AR_TRY(ari_ctx_alloc(ctx, &m->sin, bytes));
-    AR_TRY(ARI_KERNEL(ctx, rope_tables, m->cos, m->sin, positions, m->o.head_dim, &at));
+    AR_TRY(ARI_KERNEL(ctx, rope_tables, m->cos, m->sin, positions, m->o.head_dim, &effective_rope));
     m->positions = positions;
     m->length = length;
     return AR_OK;
@@ -60,11 +60,11 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
 }
 
 /* A mistake gathers the projections' input for each of them; they share one product, and what that gathers. */
-static ar_status gather_for_each(const ari_attention *m, ar_ctx *ctx, const ar_tensor *in)
+static ar_status gather_for_each(const ari_attention *m, ar_ctx *ctx, const ar_tensor *input)
 {
     const ar_tp_redistribution change = {m->split.first.from, ari_replicated};
     const bool gathers = m->split.first.style != AR_STYLE_ROWWISE;
-    return gathers ? ari_fault_gather_again(ctx, in, &m->qkv.in, change, m->qkv.weight[0]->name) : AR_OK;
+    return gathers ? ari_fault_gather_again(ctx, input, &m->qkv.in_features, change, m->qkv.weight[0]->name) : AR_OK;
 }
 
 static ar_status check_input(const ari_attention *m, const ar_ctx *ctx, const ar_tensor *x, const ar_batch *batch)
@@ -90,16 +90,16 @@ static ar_status check_input(const ari_attention *m, const ar_ctx *ctx, const ar
 static ar_status make_context(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, const ar_tensor *x,
                               const ar_batch *batch)
 {
-    ar_tensor in, qkv;
+    ar_tensor input, qkv;
     AR_TRY(check_input(m, ctx, x, batch));
     AR_TRY(ensure_tables(m, ctx, batch));
-    AR_TRY(ARI_REDISTRIBUTE(m, ctx, &in, x, m->split.enter, false));
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, &input, x, m->split.enter, false));
     if (m->latent) {
-        AR_TRY(ari_latent_forward(m, ctx, saved, &qkv, &in));
+        AR_TRY(ari_latent_forward(m, ctx, saved, &qkv, &input));
         return ari_attend(m, ctx, saved, context, &qkv, batch);
     }
-    AR_TRY(gather_for_each(m, ctx, &in));
-    AR_TRY(ari_linear_forward(&m->qkv, ctx, saved, &qkv, &in, AR_ACT_NONE, NULL));
+    AR_TRY(gather_for_each(m, ctx, &input));
+    AR_TRY(ari_linear_forward(&m->qkv, ctx, saved, &qkv, &input, AR_ACT_NONE, NULL));
     AR_TRY(tap_projections(m, ctx, &qkv));
     return ari_attend(m, ctx, saved, context, &qkv, batch);
 }
@@ -132,7 +132,7 @@ static ar_status attention_backward(ar_module *base, ar_ctx *ctx, ar_saved *save
     (void)batch;
     ari_attention *m = (ari_attention *)base;
     ar_tensor dout, dcontext, dqkv, din;
-    ari_input_prefetch prefetch = {.next = &m->qkv};
+    ari_input_prefetch prefetch = {.layer = &m->qkv};
     AR_TRY(ARI_REDISTRIBUTE(m, ctx, &dout, dy, ari_tp_redistribution_backward(m->split.leave), false));
     AR_TRY(ari_linear_backward(&m->out, ctx, saved, &dcontext, &dout, m->out_name, m->latent ? NULL : &prefetch));
     ari_release_placed(ctx, &dout, dy);
@@ -219,7 +219,7 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
     const bool by_heads = ari_placed_by_features(m->split.first.to); /* else rows need not be those of heads */
     ari_linear_spec qkv = {.split = m->split.first,
                            .n = 3,
-                           .in = o->hidden,
+                           .in_features = o->hidden,
                            .bias = o->qkv_bias,
                            .transposed = o->transposed,
                            .owns_input = !ari_placed_alike(m->split.enter.from, m->split.enter.to)};
@@ -234,7 +234,7 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
     const ari_linear_spec out = {.split = m->split.second,
                                  .n = 1,
                                  .part = {{.name = m->out_name, .out = o->hidden}},
-                                 .in = o->heads * m->value_dim,
+                                 .in_features = o->heads * m->value_dim,
                                  .bias = o->out_bias,
                                  .transposed = o->transposed,
                                  .owns_input = true};
@@ -298,9 +298,9 @@ ari_attention *ari_attention_of(ar_module *m)
     return m->ops == &attention_ops ? (ari_attention *)m : NULL;
 }
 
-ar_status ar_attention_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_attention_options *o)
+ar_status ar_attention_create(ar_module **out, ar_ctx *ctx, const char *name, const ar_attention_options *o)
 {
     ari_attention *m = NULL;
     AR_TRY(ARI_MODULE_BEGIN(&m, &attention_ops, name, AR_HELD_UNKNOWN));
-    return ari_module_end(gives, &m->base, init_attention(m, ctx, o));
+    return ari_module_end(out, &m->base, init_attention(m, ctx, o));
 }

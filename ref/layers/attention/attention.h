@@ -36,8 +36,8 @@ typedef struct ari_attention {
     ar_device *device;        /* that owns the tables */
 } ari_attention;
 
-/** View of features [b, s, width]: every `every`-th head of d from `first` on, [b, s, heads, d]. */
-ar_tensor ari_heads_view(const ar_tensor *features, size_t first, size_t heads, size_t every, size_t d);
+/** View of features [b, s, width]: every `every`-th head of d from `first_head` on, [b, s, heads, d]. */
+ar_tensor ari_heads_view(const ar_tensor *features, size_t first_head, size_t heads, size_t every, size_t d);
 /** Queries (which 0), keys or values in the projections' output, or their gradients: a view [b, s, heads, d]. */
 ar_tensor ari_heads_of(const ari_attention *m, const ar_tensor *qkv, int which);
 /** A path of a part of the attention, below its own. */
@@ -72,8 +72,8 @@ AR_NODISCARD ar_status ari_latent_backward(ari_attention *m, ar_ctx *ctx, ar_sav
 
 /* --- QK-Clip (qk_clip.c) -------------------------------------------------------------------------------------------- */
 
-/** Where the largest logits of this step are kept; *gives NULL: nobody asks. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_qk_clip_track(int32_t **gives, ari_attention *m, const ar_ctx *ctx);
+/** Where the largest logits of this step are kept; *out NULL: nobody asks. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_qk_clip_track(int32_t **out, ari_attention *m, const ar_ctx *ctx);
 /** NULL: it is no attention. */
 ari_attention *ari_attention_of(ar_module *m);
 

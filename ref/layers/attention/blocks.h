@@ -8,7 +8,7 @@
 
 /* Keys [first, end). */
 typedef struct ari_keys {
-    int32_t first, end;
+    int32_t begin, end;
 } ari_keys;
 
 /* Queries at some positions of a sequence, and which keys they may see by order. */
@@ -29,9 +29,9 @@ typedef struct ari_score_blocks {
     ari_order order;
     const ari_keys *visible; /* borrowed: [samples, rows]; NULL: what the order lets them see */
     size_t samples, kv_heads, group;
-    size_t rows; /* of order.rows */
-    size_t most; /* scores of a block */
-    bool whole;  /* blocks are whole matrices */
+    size_t rows;        /* of order.rows */
+    size_t max_scores;  /* scores of a block */
+    bool full_matrices; /* blocks are whole matrices */
     bool ring;
     bool thin; /* some are left out */
 } ari_score_blocks;
@@ -40,6 +40,6 @@ enum { ARI_BLOCK_ROWS = 32 }; /* that a block which is not whole matrices has at
 
 /** ring: keys and values come from several ranks. */
 ari_score_blocks ari_score_blocks_of(const ari_order *order, const ari_keys *visible, size_t samples, size_t kv_heads,
-                                     size_t group, size_t most, bool ring);
-/** The block that follows *at, the first one after a zero *at; false: there is none. */
-bool ari_next_block(const ari_score_blocks *b, ar_part *at);
+                                     size_t group, size_t max_scores, bool ring);
+/** The block that follows *block_part, the first one after a zero *block_part; false: there is none. */
+bool ari_next_block(const ari_score_blocks *b, ar_part *block_part);

@@ -14,7 +14,7 @@
 ari_head_share ari_head_share_of(size_t heads, size_t n, size_t i)
 {
     const size_t copies = heads < n ? n / heads : 1, count = heads < n ? 1 : heads / n;
-    return (ari_head_share){.first = i / copies * count, .count = count, .copies = copies};
+    return (ari_head_share){.first_head = i / copies * count, .count = count, .copies = copies};
 }
 
 ar_status ari_head_shares_check(const char *name, const ar_ctx *ctx, size_t heads, size_t kv_heads)
@@ -32,18 +32,18 @@ ar_status ari_head_shares_check(const char *name, const ar_ctx *ctx, size_t head
 /* An all-to-all of some tensors between n neighbours. On one side a neighbour has its own positions and all heads of
  * its tensor-parallel rank, on the other (by heads) all positions and its own share of the heads. */
 typedef struct exchange {
-    size_t n, own;       /* neighbours, and which of them this is */
+    size_t n, rank;      /* neighbours, and which of them this is */
     const size_t *heads; /* of a tensor-parallel rank, for each tensor */
     int tensors;
     bool together;           /* from its own heads to all: the c-th copy of a head sends it to the c-th of others' */
     size_t *sent, *received; /* elements to and from each; owned */
-    ar_buf in, out;          /* packed neighbour by neighbour, tensor by tensor; of the step */
+    ar_buf input, out;       /* packed neighbour by neighbour, tensor by tensor; of the step */
 } exchange;
 
 static ar_status exchange_init(exchange *e, ar_ctx *ctx, const size_t *heads, int tensors, bool together)
 {
     *e = (exchange){.n = (size_t)ar_comm_size(ctx->inner),
-                    .own = (size_t)ar_comm_rank(ctx->inner),
+                    .rank = (size_t)ar_comm_rank(ctx->inner),
                     .heads = heads,
                     .tensors = tensors,
                     .together = together};
@@ -54,7 +54,7 @@ static ar_status exchange_init(exchange *e, ar_ctx *ctx, const size_t *heads, in
 static void exchange_fini(exchange *e, ar_ctx *ctx)
 {
     ari_step_free(ctx, e->out);
-    ari_step_free(ctx, e->in);
+    ari_step_free(ctx, e->input);
     free(e->received);
     free(e->sent);
 }
@@ -65,10 +65,10 @@ static ar_tensor part_with(const exchange *e, const ar_tensor *x, int t, size_t 
 {
     const bool by_heads = sends == e->together;
     const size_t rows = x->shape[2] / (by_heads ? e->n : 1);
-    ari_head_share share = ari_head_share_of(e->heads[t], e->n, by_heads ? e->own : i);
-    if (e->together && e->own % share.copies != i % share.copies)
+    ari_head_share share = ari_head_share_of(e->heads[t], e->n, by_heads ? e->rank : i);
+    if (e->together && e->rank % share.copies != i % share.copies)
         share.count = 0;
-    const ar_tensor heads = ar_tensor_slice(x, 1, by_heads ? 0 : share.first, share.count);
+    const ar_tensor heads = ar_tensor_slice(x, 1, by_heads ? 0 : share.first_head, share.count);
     return ar_tensor_slice(&heads, 2, by_heads ? i * rows : 0, rows);
 }
 
@@ -90,16 +90,16 @@ static ar_status count_parts(const exchange *e, ar_ctx *ctx, const ar_tensor *x,
 static ar_status copy_parts(const exchange *e, ar_ctx *ctx, const ar_tensor *x, bool sends, ar_buf packed)
 {
     const ar_dtype dtype = x[0].dtype;
-    size_t at = 0;
+    size_t offset = 0;
     for (size_t i = 0; i < e->n; i++) {
         for (int t = 0; t < e->tensors; t++) {
             const ar_tensor part = part_with(e, &x[t], t, i, sends);
             ar_tensor place;
             if (ar_tensor_count(&part) == 0)
                 continue;
-            AR_TRY(ar_tensor_view(&place, dtype, 4, part.shape, ar_buf_at(packed, at * ar_dtype_bytes(dtype))));
+            AR_TRY(ar_tensor_view(&place, dtype, 4, part.shape, ar_buf_at(packed, offset * ar_dtype_bytes(dtype))));
             AR_TRY(ARI_KERNEL(ctx, copy_strided, sends ? &place : &part, sends ? &part : &place));
-            at += ar_tensor_count(&part);
+            offset += ar_tensor_count(&part);
         }
     }
     return AR_OK;
@@ -108,8 +108,8 @@ static ar_status copy_parts(const exchange *e, ar_ctx *ctx, const ar_tensor *x, 
 /* x's shape on the other side. */
 static ar_status replace(const exchange *e, ar_ctx *ctx, ar_tensor *x, int t)
 {
-    const size_t own = ari_head_share_of(e->heads[t], e->n, e->own).count;
-    const size_t shape[4] = {x->shape[0], e->together ? e->heads[t] : own,
+    const size_t local_heads = ari_head_share_of(e->heads[t], e->n, e->rank).count;
+    const size_t shape[4] = {x->shape[0], e->together ? e->heads[t] : local_heads,
                              e->together ? x->shape[2] / e->n : x->shape[2] * e->n, x->shape[3]};
     const ar_dtype dtype = x->dtype;
     ar_ctx_release(ctx, x);
@@ -118,12 +118,13 @@ static ar_status replace(const exchange *e, ar_ctx *ctx, ar_tensor *x, int t)
 
 static ar_status exchange_value(exchange *e, ar_ctx *ctx, ar_tensor *x, const char *tag)
 {
-    AR_TRY(count_parts(e, ctx, x, true, e->sent, &e->in));
-    AR_TRY(copy_parts(e, ctx, x, true, e->in));
+    AR_TRY(count_parts(e, ctx, x, true, e->sent, &e->input));
+    AR_TRY(copy_parts(e, ctx, x, true, e->input));
     for (int t = 0; t < e->tensors; t++)
         AR_TRY(replace(e, ctx, &x[t], t));
     AR_TRY(count_parts(e, ctx, x, false, e->received, &e->out));
-    AR_TRY(ar_comm_all_to_all(ctx->inner, ctx->queue, e->out, ar_const(e->in), e->sent, e->received, x[0].dtype, tag));
+    AR_TRY(
+        ar_comm_all_to_all(ctx->inner, ctx->queue, e->out, ar_const(e->input), e->sent, e->received, x[0].dtype, tag));
     return copy_parts(e, ctx, x, false, e->out);
 }
 
@@ -140,7 +141,7 @@ static ar_status exchange_heads(ar_ctx *ctx, ar_tensor *x, const size_t *heads, 
     exchange_fini(&e, ctx);
     AR_TRY(st);
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_HEADS, .name = tag,
-                    .in = {&before[0], n > 1 ? &before[1] : NULL, n > 2 ? &before[2] : NULL},
+                    .input = {&before[0], n > 1 ? &before[1] : NULL, n > 2 ? &before[2] : NULL},
                     .out = {&x[0], n > 1 ? &x[1] : NULL, n > 2 ? &x[2] : NULL});
 }
 
@@ -176,13 +177,13 @@ ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *ba
         return AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&h->tag, (size_t)n - 1, "names of a ring's hops"));
     for (int hop = 1; hop < n; hop++) {
-        const int from = arriving(ctx, hop);
+        const int chunk = arriving(ctx, hop);
         char *tag = h->tag[hop - 1];
         if (ctx->layout.zigzag)
-            snprintf(tag, sizeof *h->tag, "%s: hop %d of %d, chunks %d and %d", base, hop, n - 1, from,
-                     2 * n - 1 - from);
+            snprintf(tag, sizeof *h->tag, "%s: hop %d of %d, chunks %d and %d", base, hop, n - 1, chunk,
+                     2 * n - 1 - chunk);
         else
-            snprintf(tag, sizeof *h->tag, "%s: hop %d of %d, chunk %d", base, hop, n - 1, from);
+            snprintf(tag, sizeof *h->tag, "%s: hop %d of %d, chunk %d", base, hop, n - 1, chunk);
     }
     return AR_OK;
 }
@@ -193,63 +194,64 @@ void ari_ring_hops_fini(ari_ring_hops *h)
     h->tag = NULL;
 }
 
-ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *all, const ar_tensor *chunk, int place)
+ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *gathered, const ar_tensor *chunk, int place)
 {
-    const size_t seq = all->shape[2];
+    const size_t seq = gathered->shape[2];
     const ar_positions p = ari_fault_chunk(ctx, seq, place, ari_ring_positions(ctx, seq, place));
-    for (size_t run = 0, at = 0; run < 2; at += p.count[run++]) {
-        const ar_tensor to = ar_tensor_slice(all, 2, p.first[run], p.count[run]);
-        const ar_tensor from = ar_tensor_slice(chunk, 2, at, p.count[run]);
+    for (size_t run = 0, run_begin = 0; run < 2; run_begin += p.count[run++]) {
+        const ar_tensor dst = ar_tensor_slice(gathered, 2, p.first[run], p.count[run]);
+        const ar_tensor src = ar_tensor_slice(chunk, 2, run_begin, p.count[run]);
         if (p.count[run] > 0)
-            AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+            AR_TRY(ARI_KERNEL(ctx, copy_strided, &dst, &src));
     }
     return AR_OK;
 }
 
-/* Sends the keys and values of `from` to the next place and receives those of the place before. */
-static ar_status hop_on(ar_ctx *ctx, ar_tensor to[2], const ar_tensor from[2], const char *tag)
+/* Sends the keys and values of `src` to the next place and receives those of the place before. */
+static ar_status hop_on(ar_ctx *ctx, ar_tensor dst[2], const ar_tensor src[2], const char *tag)
 {
     const int n = ar_comm_size(ctx->ring), r = ar_comm_rank(ctx->ring);
     ar_p2p ops[4];
     for (int i = 0; i < 2; i++) {
-        const size_t count = ar_tensor_count(&from[i]);
-        ops[2 * i] = (ar_p2p){.peer = (r + 1) % n, .send = true, .buf = from[i].data, .count = count};
-        ops[2 * i + 1] = (ar_p2p){.peer = (r + n - 1) % n, .buf = to[i].data, .count = count};
+        const size_t count = ar_tensor_count(&src[i]);
+        ops[2 * i] = (ar_p2p){.peer = (r + 1) % n, .send = true, .buf = src[i].data, .count = count};
+        ops[2 * i + 1] = (ar_p2p){.peer = (r + n - 1) % n, .buf = dst[i].data, .count = count};
     }
-    return ar_comm_exchange(ctx->ring, ctx->queue, ops, 4, from[0].dtype, tag);
+    return ar_comm_exchange(ctx->ring, ctx->queue, ops, 4, src[0].dtype, tag);
 }
 
-ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2], size_t seq, const ari_ring_hops *h)
+ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2], size_t seq,
+                          const ari_ring_hops *h)
 {
     const int n = ar_comm_size(ctx->ring);
     ar_tensor chunk[2][2] = {{{0}}},
-              last[2] = {own[0], own[1]}; /* chunk: one pair arrives while the other one leaves */
-    all[0] = own[0];
-    all[1] = own[1];
+              outgoing[2] = {local[0], local[1]}; /* chunk: one pair arrives while the other one leaves */
+    gathered[0] = local[0];
+    gathered[1] = local[1];
     if (n == 1)
         return AR_OK;
     for (int i = 0; i < 2; i++) {
-        const size_t shape[4] = {own[i].shape[0], own[i].shape[1], seq, own[i].shape[3]};
-        AR_TRY(ar_ctx_tensor(ctx, &all[i], own[i].dtype, 4, shape));
-        AR_TRY(ari_ring_place(ctx, &all[i], &own[i], ar_comm_rank(ctx->ring)));
+        const size_t shape[4] = {local[i].shape[0], local[i].shape[1], seq, local[i].shape[3]};
+        AR_TRY(ar_ctx_tensor(ctx, &gathered[i], local[i].dtype, 4, shape));
+        AR_TRY(ari_ring_place(ctx, &gathered[i], &local[i], ar_comm_rank(ctx->ring)));
         for (int side = 0; side < 2 && side < n - 1; side++)
-            AR_TRY(ar_ctx_tensor(ctx, &chunk[side][i], own[i].dtype, 4, own[i].shape));
+            AR_TRY(ar_ctx_tensor(ctx, &chunk[side][i], local[i].dtype, 4, local[i].shape));
     }
     for (int hop = 1; hop < n; hop++) {
-        ar_tensor *const to = chunk[hop % 2 == 1 ? 0 : 1];
-        AR_TRY(hop_on(ctx, to, last, h->tag[hop - 1]));
+        ar_tensor *const incoming = chunk[hop % 2 == 1 ? 0 : 1];
+        AR_TRY(hop_on(ctx, incoming, outgoing, h->tag[hop - 1]));
         for (int i = 0; i < 2; i++) {
-            AR_TRY(ari_ring_place(ctx, &all[i], &to[i], arriving(ctx, hop)));
-            last[i] = to[i];
+            AR_TRY(ari_ring_place(ctx, &gathered[i], &incoming[i], arriving(ctx, hop)));
+            outgoing[i] = incoming[i];
         }
     }
     for (int i = 0; i < 4; i++)
         ar_ctx_release(ctx, &chunk[i / 2][i % 2]);
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_RING, .in = {&own[0], &own[1]}, .out = {&all[0], &all[1]});
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_RING, .input = {&local[0], &local[1]}, .out = {&gathered[0], &gathered[1]});
 }
 
-void ari_ring_release(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2])
+void ari_ring_release(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2])
 {
     for (int i = 0; i < 2; i++)
-        ari_release_placed(ctx, &all[i], &own[i]);
+        ari_release_placed(ctx, &gathered[i], &local[i]);
 }

@@ -13,7 +13,7 @@
 
 /* Heads [first, first + count) of a tensor-parallel rank, on which a neighbour works. */
 typedef struct ari_head_share {
-    size_t first, count;
+    size_t first_head, count;
     size_t copies; /* neighbours that follow each other and work on the same heads */
 } ari_head_share;
 
@@ -46,14 +46,14 @@ typedef struct ari_ring_hops {
 AR_NODISCARD ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *base);
 void ari_ring_hops_fini(ari_ring_hops *h);
 
-/** Copies a place's chunk [b, kv heads, its positions, d] to its positions in `all` [b, kv heads, seq, d]. Errors:
+/** Copies a place's chunk [b, kv heads, its positions, d] to its positions in `gathered` [b, kv heads, seq, d]. Errors:
  *  those of the device. */
-AR_NODISCARD ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *all, const ar_tensor *chunk, int place);
+AR_NODISCARD ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *gathered, const ar_tensor *chunk, int place);
 
-/** all[0], all[1] [b, kv heads, seq, d], in the order of positions, of all places' keys and values own[0], own[1]
+/** gathered[0], gathered[1] [b, kv heads, seq, d], in the order of positions, of all places' keys and values local[0], local[1]
  *  [b, kv heads, seq/R, d], in R - 1 hops: in each a place sends to the next one what came last, first its own, and
  *  receives from the one before. Fresh tensors, or without a ring own itself: ari_ring_release. Collective over
  *  ctx->ring. Errors: AR_ERR_MEMORY, those of the communicator. */
-AR_NODISCARD ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2], size_t seq,
+AR_NODISCARD ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2], size_t seq,
                                        const ari_ring_hops *h);
-void ari_ring_release(ar_ctx *ctx, ar_tensor all[2], const ar_tensor own[2]);
+void ari_ring_release(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2]);

@@ -7,9 +7,9 @@
 #include "ref/layers/attention/attention.h"
 #include "ref/numerics/scalar.h"
 
-ar_status ari_qk_clip_track(int32_t **gives, ari_attention *m, const ar_ctx *ctx)
+ar_status ari_qk_clip_track(int32_t **out, ari_attention *m, const ar_ctx *ctx)
 {
-    *gives = NULL;
+    *out = NULL;
     if (!ctx->tracks_logits)
         return AR_OK;
     const bool fresh = !m->largest;
@@ -18,18 +18,18 @@ ar_status ari_qk_clip_track(int32_t **gives, ari_attention *m, const ar_ctx *ctx
     for (size_t i = 0; i < m->o.heads && (fresh || m->largest_step != ctx->step); i++)
         m->largest[i] = INT32_MIN;
     m->largest_step = ctx->step;
-    *gives = m->largest;
+    *out = m->largest;
     return AR_OK;
 }
 
 /* What brings the logits of a query's KV head, and of the queries that use it, down to the bound. */
 static double ratio_of(const ari_attention *m, size_t query, double bound)
 {
-    const size_t first = query / m->group_full * m->group_full;
-    int32_t most = INT32_MIN;
-    for (size_t i = first; i < first + m->group_full; i++)
-        most = m->largest[i] > most ? m->largest[i] : most;
-    const double logit = (double)ari_key32_value(most);
+    const size_t first_query = query / m->group_full * m->group_full;
+    int32_t group_max = INT32_MIN;
+    for (size_t i = first_query; i < first_query + m->group_full; i++)
+        group_max = m->largest[i] > group_max ? m->largest[i] : group_max;
+    const double logit = (double)ari_key32_value(group_max);
     return logit > bound ? bound / logit : 1.0;
 }
 
@@ -42,16 +42,16 @@ static size_t features_of(const ari_attention *m, size_t heads, size_t kv_heads)
 
 /* Each feature of q | k | v of the heads from one on, as the projections have them; of latent attention, where k | v
  * stand head by head and all heads take the last features of a key, it is the query's that are scaled by all. */
-static void fill(float *clip, const ari_attention *m, size_t first, size_t heads, size_t kv_heads, double bound)
+static void fill(float *clip, const ari_attention *m, size_t first_head, size_t heads, size_t kv_heads, double bound)
 {
     const size_t d = m->o.head_dim, group = heads / kv_heads, plain = d - m->o.latent.rope_dim;
-    const size_t each = m->latent ? plain + m->value_dim : d;
+    const size_t kv_width = m->latent ? plain + m->value_dim : d;
     for (size_t i = 0; i < features_of(m, heads, kv_heads); i++)
         clip[i] = 1.0f;
     for (size_t h = 0; h < heads; h++) {
-        const double ratio = ratio_of(m, first + h / group * group, bound);
+        const double ratio = ratio_of(m, first_head + h / group * group, bound);
         float *q = clip + h * (m->o.by_head ? 3 * d : d);
-        float *k = m->o.by_head ? q + d : clip + heads * d + h / group * each;
+        float *k = m->o.by_head ? q + d : clip + heads * d + h / group * kv_width;
         for (size_t i = 0; i < d; i++)
             q[i] = (float)(i < plain ? sqrt(ratio) : ratio);
         for (size_t i = 0; i < plain; i++)
@@ -60,34 +60,34 @@ static void fill(float *clip, const ari_attention *m, size_t first, size_t heads
 }
 
 /* A plan may cut a projection along its inputs: it then has the outputs of all heads, the rank's attention of some. */
-static void put(ari_attention *m, float *own, float *all)
+static void attach_clips(ari_attention *m, float *local, float *full)
 {
     const size_t d = m->o.head_dim;
-    ari_latent_clip(m, own, own + m->heads * d);
+    ari_latent_clip(m, local, local + m->heads * d);
     for (int i = 0; i < m->qkv.n; i++) {
         ar_param *w = m->qkv.weight[i];
         const int outputs = w->transposed ? 1 : 0;
-        const bool whole = ari_layout_local(&w->layout, outputs) == w->layout.shape[outputs];
-        const size_t q = whole ? m->o.heads : m->heads, k = whole ? m->o.kv_heads : m->kv_heads;
-        w->clip = m->qkv.bias[i].clip = (whole ? all : own) + (i > 0 ? q * d : 0) + (i > 1 ? k * d : 0);
+        const bool is_full = ari_layout_local(&w->layout, outputs) == w->layout.shape[outputs];
+        const size_t q = is_full ? m->o.heads : m->heads, k = is_full ? m->o.kv_heads : m->kv_heads;
+        w->clip = m->qkv.bias[i].clip = (is_full ? full : local) + (i > 0 ? q * d : 0) + (i > 1 ? k * d : 0);
     }
 }
 
 static ar_status prepare(ari_attention *m, ar_ctx *ctx, double bound)
 {
-    const size_t n = m->o.heads, own = features_of(m, m->heads, m->kv_heads);
+    const size_t n = m->o.heads, local_count = features_of(m, m->heads, m->kv_heads);
     int32_t *largest;
     AR_TRY(ari_qk_clip_track(&largest, m, ctx));
     if (!m->clip)
-        AR_TRY(ARI_ALLOC(&m->clip, own + features_of(m, n, m->o.kv_heads), "factors of QK-Clip"));
+        AR_TRY(ARI_ALLOC(&m->clip, local_count + features_of(m, n, m->o.kv_heads), "factors of QK-Clip"));
     AR_TRY(ari_combine(ctx, ctx->tp, largest, n, AR_I32, AR_MAX, m->base.name));
     AR_TRY(ari_combine(ctx, ctx->dp, largest, n, AR_I32, AR_MAX, m->base.name));
     AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOGITS_MAX, .name = m->base.name));
     if (!ctx->device->hollow) {
         fill(m->clip, m, (size_t)(ar_comm_rank(ctx->tp) / m->copies) * m->heads, m->heads, m->kv_heads, bound);
-        fill(m->clip + own, m, 0, n, m->o.kv_heads, bound);
+        fill(m->clip + local_count, m, 0, n, m->o.kv_heads, bound);
     }
-    put(m, m->clip, m->clip + own);
+    attach_clips(m, m->clip, m->clip + local_count);
     return AR_OK;
 }
 

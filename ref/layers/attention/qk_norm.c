@@ -8,20 +8,20 @@
 enum { SAVED_NORM = 8, OF_EACH = 3 }; /* of queries, then of keys: what is normalised, means, deviations */
 
 typedef struct normed {
-    ari_qk_norm *of;
-    int which;            /* 0: queries, 1: keys */
-    size_t heads, all, d; /* of this rank; of the model */
-    int copies;           /* neighbouring ranks that have the same heads */
-    bool cut;             /* the ranks have different heads */
+    ari_qk_norm *norm;
+    int which;                    /* 0: queries, 1: keys */
+    size_t heads, total_heads, d; /* of this rank; of the model */
+    int copies;                   /* neighbouring ranks that have the same heads */
+    bool cut;                     /* the ranks have different heads */
 } normed;
 
 static normed normed_of(ari_attention *m, const ar_ctx *ctx, int which)
 {
     const bool cut = ar_comm_size(ctx->tp) > 1 && ari_placed_by_features(m->split.first.to);
-    return (normed){.of = &m->norm,
+    return (normed){.norm = &m->norm,
                     .which = which,
                     .heads = which == 0 ? m->heads : m->kv_heads,
-                    .all = which == 0 ? m->o.heads : m->o.kv_heads,
+                    .total_heads = which == 0 ? m->o.heads : m->o.kv_heads,
                     .d = m->o.head_dim,
                     .copies = cut ? (which == 0 ? m->copies : m->kv_copies) : 1,
                     .cut = cut};
@@ -41,7 +41,7 @@ ar_status ari_qk_norm_init(ari_attention *m, ar_ctx *ctx)
         const normed n = normed_of(m, ctx, i);
         const bool by_head = m->o.qk_norm == AR_QK_NORM_HEAD;
         AR_TRY(ari_path(m->norm.name[i], sizeof m->norm.name[i], m->base.name, leaf[i]));
-        AR_TRY(ari_norm_gain_init(&m->norm.gain[i], ctx, m->norm.name[i], by_head ? n.d : n.all * n.d,
+        AR_TRY(ari_norm_gain_init(&m->norm.gain[i], ctx, m->norm.name[i], by_head ? n.d : n.total_heads * n.d,
                                   m->o.norm_plus_one));
         m->norm.gain[i].spread = by_head && n.cut;
     }
@@ -75,58 +75,58 @@ static ar_tensor as_features(const ar_tensor *t)
                        .data = t->data};
 }
 
-ar_tensor ari_heads_view(const ar_tensor *features, size_t first, size_t heads, size_t every, size_t d)
+ar_tensor ari_heads_view(const ar_tensor *features, size_t first_head, size_t heads, size_t every, size_t d)
 {
     return (ar_tensor){.dtype = features->dtype,
                        .ndim = 4,
                        .shape = {features->shape[0], features->shape[1], heads, d},
                        .stride = {features->stride[0], features->stride[1], (ptrdiff_t)(every * d), 1},
-                       .data = ar_buf_at(features->data, first * d * ar_dtype_bytes(features->dtype))};
+                       .data = ar_buf_at(features->data, first_head * d * ar_dtype_bytes(features->dtype))};
 }
 
 /* own [b, s, heads, d], contiguous. */
-static ar_status pack_heads(const normed *n, ar_ctx *ctx, ar_tensor *packed, const ar_tensor *own)
+static ar_status pack_heads(const normed *n, ar_ctx *ctx, ar_tensor *packed, const ar_tensor *local)
 {
-    const size_t shape[4] = {own->shape[0], own->shape[1], n->heads, n->d};
-    AR_TRY(ar_ctx_tensor(ctx, packed, own->dtype, 4, shape));
-    return ARI_KERNEL(ctx, copy_strided, packed, own);
+    const size_t shape[4] = {local->shape[0], local->shape[1], n->heads, n->d};
+    AR_TRY(ar_ctx_tensor(ctx, packed, local->dtype, 4, shape));
+    return ARI_KERNEL(ctx, copy_strided, packed, local);
 }
 
 /* all [b, s, all heads * d] of every rank's own [b, s, heads, d], of which each copy has the same. Fresh. */
-static ar_status all_heads(const normed *n, ar_ctx *ctx, ar_tensor *all, const ar_tensor *own)
+static ar_status all_heads(const normed *n, ar_ctx *ctx, ar_tensor *full, const ar_tensor *local)
 {
     const ari_features width = {1, {n->heads * n->d * (size_t)ar_comm_size(ctx->tp)}};
     const ar_tp_redistribution change = {ari_shard_features, ari_replicated};
     ar_tensor packed, gathered;
-    AR_TRY(pack_heads(n, ctx, &packed, own));
+    AR_TRY(pack_heads(n, ctx, &packed, local));
     packed = as_features(&packed);
-    *all = packed;
+    *full = packed;
     if (!n->cut)
         return AR_OK;
-    AR_TRY(ari_tp_redistribute(ctx, &gathered, &packed, &width, change, n->of->name[n->which], true));
-    *all = gathered;
+    AR_TRY(ari_tp_redistribute(ctx, &gathered, &packed, &width, change, n->norm->name[n->which], true));
+    *full = gathered;
     if (n->copies == 1)
         return AR_OK;
-    AR_TRY(ari_like(ctx, all, &gathered, n->all * n->d));
-    const ar_tensor to = ari_heads_view(all, 0, n->all, 1, n->d),
-                    from = ari_heads_view(&gathered, 0, n->all, (size_t)n->copies, n->d);
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+    AR_TRY(ari_like(ctx, full, &gathered, n->total_heads * n->d));
+    const ar_tensor dst = ari_heads_view(full, 0, n->total_heads, 1, n->d),
+                    src = ari_heads_view(&gathered, 0, n->total_heads, (size_t)n->copies, n->d);
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, &dst, &src));
     ar_ctx_release(ctx, &gathered);
     return AR_OK;
 }
 
 /* This rank's heads of it. */
-static ar_tensor own_heads(const normed *n, const ar_ctx *ctx, const ar_tensor *all)
+static ar_tensor own_heads(const normed *n, const ar_ctx *ctx, const ar_tensor *full)
 {
-    const size_t first = n->cut ? (size_t)(ar_comm_rank(ctx->tp) / n->copies) * n->heads : 0;
-    return ari_heads_view(all, first, n->heads, 1, n->d);
+    const size_t first_head = n->cut ? (size_t)(ar_comm_rank(ctx->tp) / n->copies) * n->heads : 0;
+    return ari_heads_view(full, first_head, n->heads, 1, n->d);
 }
 
 /* This rank's heads are taken out of what every rank has. */
-static ar_status note_own(const ari_attention *m, ar_ctx *ctx, int which, const ar_tensor *all, const ar_tensor *own)
+static ar_status note_own(const ari_attention *m, ar_ctx *ctx, int which, const ar_tensor *full, const ar_tensor *local)
 {
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = m->norm.name[which], .in = {all}, .out = {own},
-                    .needs = &ari_replicated, .makes = &ari_shard_features);
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = m->norm.name[which], .input = {full}, .out = {local},
+                    .input_placement = &ari_replicated, .output_placement = &ari_shard_features);
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
@@ -134,9 +134,9 @@ static ar_status note_own(const ari_attention *m, ar_ctx *ctx, int which, const 
 static ar_status save_rows(const normed *n, ar_saved *saved, const ar_tensor *x, const ar_norm_saved *rows)
 {
     const int slot = SAVED_NORM + OF_EACH * n->which;
-    AR_TRY(ar_saved_push(saved, n->of, slot, x));
-    AR_TRY(ar_saved_push(saved, n->of, slot + 1, &rows->mean));
-    return ar_saved_push(saved, n->of, slot + 2, &rows->rstd);
+    AR_TRY(ar_saved_push(saved, n->norm, slot, x));
+    AR_TRY(ar_saved_push(saved, n->norm, slot + 1, &rows->mean));
+    return ar_saved_push(saved, n->norm, slot + 2, &rows->rstd);
 }
 
 ar_status ari_qk_norm_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, int which, ar_tensor *y,
@@ -145,10 +145,10 @@ ar_status ari_qk_norm_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, in
     const normed n = normed_of(m, ctx, which);
     const bool by_head = m->o.qk_norm == AR_QK_NORM_HEAD;
     ar_norm_saved rows;
-    ar_tensor in;
-    AR_TRY((by_head ? pack_heads : all_heads)(&n, ctx, &in, x));
-    AR_TRY(ar_norm_forward(ctx, AR_NORM_RMS, memory, &rows, &in, &m->norm.gain[which], NULL, m->o.norm_eps));
-    AR_TRY(save_rows(&n, saved, &in, &rows));
+    ar_tensor input;
+    AR_TRY((by_head ? pack_heads : all_heads)(&n, ctx, &input, x));
+    AR_TRY(ar_norm_forward(ctx, AR_NORM_RMS, memory, &rows, &input, &m->norm.gain[which], NULL, m->o.norm_eps));
+    AR_TRY(save_rows(&n, saved, &input, &rows));
     *y = by_head ? *memory : own_heads(&n, ctx, memory);
     return by_head || !n.cut ? AR_OK : note_own(m, ctx, which, memory, y);
 }
@@ -163,13 +163,13 @@ ar_status ari_qk_norm_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, i
     const int slot = SAVED_NORM + OF_EACH * which;
     ar_norm_saved rows;
     ar_tensor x, d;
-    AR_TRY(ar_saved_pop(saved, n.of, slot + 2, &rows.rstd));
-    AR_TRY(ar_saved_pop(saved, n.of, slot + 1, &rows.mean));
-    AR_TRY(ar_saved_pop(saved, n.of, slot, &x));
+    AR_TRY(ar_saved_pop(saved, n.norm, slot + 2, &rows.rstd));
+    AR_TRY(ar_saved_pop(saved, n.norm, slot + 1, &rows.mean));
+    AR_TRY(ar_saved_pop(saved, n.norm, slot, &x));
     AR_TRY((by_head ? pack_heads : all_heads)(&n, ctx, &d, g));
     AR_TRY(ari_norm_gradients(ctx, AR_NORM_RMS, &d, NULL, &d, &x, &rows, &m->norm.gain[which], NULL, NULL, counts));
-    const ar_tensor own = by_head ? d : own_heads(&n, ctx, &d);
-    AR_TRY(ARI_KERNEL(ctx, copy_strided, g, &own));
+    const ar_tensor local = by_head ? d : own_heads(&n, ctx, &d);
+    AR_TRY(ARI_KERNEL(ctx, copy_strided, g, &local));
     if (!by_head && n.cut)
         AR_TRY(note_own(m, ctx, which, &d, g));
     ARI_RELEASE(ctx, &d, &rows.rstd, &rows.mean, &x);

@@ -40,17 +40,17 @@ void ari_balance_fini(ari_balance *b)
 /* --- tokens ------------------------------------------------------------------------------------------------------- */
 
 /* Which of this rank's tokens are not padding: [tokens]; NULL: all are none. Gives; free(). */
-static ar_status own_tokens(uint8_t **gives, const ari_balance *b, const ar_ctx *ctx, const ari_routed_tokens *t)
+static ar_status own_tokens(uint8_t **out, const ari_balance *b, const ar_ctx *ctx, const ari_routed_tokens *t)
 {
     const uint8_t *mask = t->batch ? t->batch->padding_mask : NULL;
-    *gives = NULL;
+    *out = NULL;
     if (!mask)
         return AR_OK;
-    const ar_positions own = ari_own_positions(ctx, t->batch->seq, b->spread);
-    const size_t each = ari_positions_count(&own), n = t->expert->shape[0];
-    AR_TRY(ARI_ALLOC(gives, n, "tokens that count"));
+    const ar_positions local_positions = ari_own_positions(ctx, t->batch->seq, b->spread);
+    const size_t per_sample = ari_positions_count(&local_positions), n = t->expert->shape[0];
+    AR_TRY(ARI_ALLOC(out, n, "tokens that count"));
     for (size_t i = 0; i < n; i++)
-        (*gives)[i] = mask[i / each * t->batch->seq + ari_positions_at(&own, i % each)];
+        (*out)[i] = mask[i / per_sample * t->batch->seq + ari_positions_at(&local_positions, i % per_sample)];
     return AR_OK;
 }
 
@@ -58,13 +58,13 @@ static ar_status own_tokens(uint8_t **gives, const ari_balance *b, const ar_ctx 
 static ar_status count_tokens(int64_t *counts, size_t groups, const ari_balance *b, ar_ctx *ctx,
                               const ari_routed_tokens *t, const uint8_t *valid)
 {
-    const size_t slots = ar_tensor_count(t->expert), k = b->per_token, each = slots / groups;
+    const size_t slots = ar_tensor_count(t->expert), k = b->per_token, per_group = slots / groups;
     ARI_OWNED int32_t *expert = NULL;
     AR_TRY(ARI_ALLOC(&expert, slots, "the experts of tokens"));
     const ar_status st = ar_ctx_download(ctx, expert, t->expert);
     for (size_t i = 0; i < slots && st == AR_OK && !ctx->device->hollow; i++) {
         if (expert[i] >= 0 && (!valid || valid[i / k]))
-            counts[i / each * b->experts + (size_t)expert[i]]++;
+            counts[i / per_group * b->experts + (size_t)expert[i]]++;
     }
     return st;
 }
@@ -89,16 +89,16 @@ static int64_t sum_of(const int64_t *counts, size_t n)
 /* c [E], what the loss multiplies p by: a*E*n_i / divisor. */
 static void weigh_counts(float *c, const ari_balance *b, const int64_t *counts, double divisor)
 {
-    const double each = b->losses.balance_weight * (double)b->experts;
+    const double weight = b->losses.balance_weight * (double)b->experts;
     for (size_t i = 0; i < b->experts; i++)
-        c[i] = divisor > 0.0 ? (float)(each * (double)counts[i] / divisor) : 0.0f;
+        c[i] = divisor > 0.0 ? (float)(weight * (double)counts[i] / divisor) : 0.0f;
 }
 
 /* Of each sample's tokens, which several ranks may share. k*S^2*B: the counts' sum is k*S. */
 static ar_status weigh_samples(float *c, size_t samples, const ari_balance *b, ar_ctx *ctx, const ari_routed_tokens *t,
                                const uint8_t *valid)
 {
-    const size_t all = t->batch && t->batch->global_batch > 0 ? t->batch->global_batch : samples,
+    const size_t total_samples = t->batch && t->batch->global_batch > 0 ? t->batch->global_batch : samples,
                  n = samples * b->experts;
     ARI_OWNED int64_t *counts = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&counts, n, "tokens of experts"));
@@ -110,7 +110,7 @@ static ar_status weigh_samples(float *c, size_t samples, const ari_balance *b, a
     for (size_t i = 0; i < samples; i++) {
         const double slots = (double)sum_of(counts + i * b->experts, b->experts);
         weigh_counts(c + i * b->experts, b, counts + i * b->experts,
-                     slots * slots / (double)b->per_token * (double)all);
+                     slots * slots / (double)b->per_token * (double)total_samples);
     }
     return AR_OK;
 }
@@ -133,8 +133,8 @@ static ar_status make_weights(const ari_balance *b, ar_ctx *ctx, ar_tensor *c, c
 /* z/T, the weight of a token's z-loss; 0 of no tokens. */
 static double z_of(const ari_balance *b, const ari_routed_tokens *t)
 {
-    const size_t all = t->batch ? ari_batch_tokens(t->batch) : t->expert->shape[0];
-    return all > 0 ? b->losses.z_loss / (double)all : 0.0;
+    const size_t total_tokens = t->batch ? ari_batch_tokens(t->batch) : t->expert->shape[0];
+    return total_tokens > 0 ? b->losses.z_loss / (double)total_tokens : 0.0;
 }
 
 /* Tokens for each row of c. */
@@ -232,12 +232,12 @@ static ar_status zero_sums(void *user, ar_module *m)
 static ar_status add_value(void *user, ar_module *m)
 {
     ari_balance *b = ari_experts_balance(m);
-    totals *all = user;
+    totals *total = user;
     float value = 0.0f;
     if (!b || !has_losses(b))
         return AR_OK;
-    AR_TRY(ari_loss_total(&b->sum, all->ctx, &value));
-    all->value += (double)value;
+    AR_TRY(ari_loss_total(&b->sum, total->ctx, &value));
+    total->value += (double)value;
     return AR_OK;
 }
 
@@ -257,33 +257,33 @@ static ar_status note_routers(void *user, ar_module *m)
 /* k*T^2, of the slots' number k*T. */
 static ar_status share_counts(void *user, ar_module *m)
 {
-    const totals *all = user;
+    const totals *total = user;
     ari_balance *b = ari_experts_balance(m);
     if (!b || !b->counts)
         return AR_OK;
     if (b->spread)
-        AR_TRY(ari_combine(all->ctx, all->ctx->tp, b->counts, b->experts, AR_I64, AR_SUM, b->name));
-    AR_TRY(ari_combine(all->ctx, all->ctx->dp, b->counts, b->experts, AR_I64, AR_SUM, b->name));
-    AR_TRY(ARI_NOTE(all->ctx, .kind = ARI_LEDGER_COUNTS, .name = b->name));
+        AR_TRY(ari_combine(total->ctx, total->ctx->tp, b->counts, b->experts, AR_I64, AR_SUM, b->name));
+    AR_TRY(ari_combine(total->ctx, total->ctx->dp, b->counts, b->experts, AR_I64, AR_SUM, b->name));
+    AR_TRY(ARI_NOTE(total->ctx, .kind = ARI_LEDGER_COUNTS, .name = b->name));
     const double slots = (double)sum_of(b->counts, b->experts);
     b->divisor = slots * slots / (double)b->per_token;
     b->counted = true;
-    if (b->losses.balance == AR_BALANCE_LAYERS && b->experts != all->experts)
+    if (b->losses.balance == AR_BALANCE_LAYERS && b->experts != total->experts)
         return ar_error_set(AR_ERR_ARG, "%s: has %zu experts, and %zu are balanced over all layers: as many in each",
-                            b->name, b->experts, all->experts);
+                            b->name, b->experts, total->experts);
     for (size_t i = 0; i < b->experts && b->losses.balance == AR_BALANCE_LAYERS; i++)
-        all->counts[i] += b->counts[i];
+        total->counts[i] += b->counts[i];
     return AR_OK;
 }
 
 /* (L*T)^2. */
 static ar_status set_totals(void *user, ar_module *m)
 {
-    const totals *all = user;
+    const totals *total = user;
     ari_balance *b = ari_experts_balance(m);
     if (!b || !b->counts || b->losses.balance != AR_BALANCE_LAYERS)
         return AR_OK;
-    memcpy(b->counts, all->counts, b->experts * sizeof *b->counts);
+    memcpy(b->counts, total->counts, b->experts * sizeof *b->counts);
     const double tokens = (double)sum_of(b->counts, b->experts) / (double)b->per_token;
     b->divisor = tokens * tokens;
     return AR_OK;
@@ -302,36 +302,36 @@ ar_status ari_balance_zero(ar_module *m, ar_ctx *ctx)
 }
 
 /* Of a list of which other ranks have parts too: layer by layer. */
-static ar_status add_layers(totals *all, ar_module *m, const ari_stages *s, const ari_staged *at)
+static ar_status add_layers(totals *total, ar_module *m, const ari_stages *s, const ari_staged *staged)
 {
     const size_t n = m->ops->children(m, NULL, 0);
     ARI_OWNED ar_module **child = NULL;
-    ARI_OWNED float *of = NULL;
+    ARI_OWNED float *layer_losses = NULL;
     AR_TRY(ARI_ALLOC(&child, n, "modules"));
-    AR_TRY(ARI_ALLOC_ZERO(&of, s->layers, "losses of routers"));
+    AR_TRY(ARI_ALLOC_ZERO(&layer_losses, s->layers, "losses of routers"));
     m->ops->children(m, child, n);
     for (size_t i = 0; i < n; i++) {
-        totals one = {.ctx = all->ctx};
-        AR_TRY(ari_module_each(child[i], add_value, &one));
-        of[at[i].layer] += (float)one.value;
+        totals child_total = {.ctx = total->ctx};
+        AR_TRY(ari_module_each(child[i], add_value, &child_total));
+        layer_losses[staged[i].layer] += (float)child_total.value;
     }
-    AR_TRY(ari_combine(all->ctx, all->ctx->pipeline, of, s->layers, AR_F32, AR_SUM, "routers"));
-    AR_TRY(ARI_NOTE(all->ctx, .kind = ARI_LEDGER_COUNTS, .name = "routers"));
+    AR_TRY(ari_combine(total->ctx, total->ctx->pipeline, layer_losses, s->layers, AR_F32, AR_SUM, "routers"));
+    AR_TRY(ARI_NOTE(total->ctx, .kind = ARI_LEDGER_COUNTS, .name = "routers"));
     for (size_t i = 0; i < s->layers; i++)
-        all->value += (double)of[i];
+        total->value += (double)layer_losses[i];
     return AR_OK;
 }
 
 ar_status ari_balance_value(ar_module *m, ar_ctx *ctx, double *value)
 {
-    const ari_staged *at = NULL;
-    const ari_stages *s = ari_sequential_stages(m, &at);
-    totals all = {.ctx = ctx};
+    const ari_staged *staged = NULL;
+    const ari_stages *s = ari_sequential_stages(m, &staged);
+    totals total = {.ctx = ctx};
     ari_routers r;
     AR_TRY(ari_balance_routers(&r, m));
     if (r.losses)
-        AR_TRY(s ? add_layers(&all, m, s, at) : ari_module_each(m, add_value, &all));
-    *value = all.value;
+        AR_TRY(s ? add_layers(&total, m, s, staged) : ari_module_each(m, add_value, &total));
+    *value = total.value;
     return AR_OK;
 }
 
@@ -341,10 +341,10 @@ ar_status ari_balance_share(ar_module *m, ar_ctx *ctx)
     ARI_OWNED int64_t *counts = NULL;
     AR_TRY(ari_balance_routers(&r, m));
     AR_TRY(ARI_ALLOC_ZERO(&counts, r.experts, "tokens of experts"));
-    totals all = {.ctx = ctx, .experts = r.experts, .counts = counts};
-    AR_TRY(ari_module_each(m, share_counts, &all));
+    totals total = {.ctx = ctx, .experts = r.experts, .counts = counts};
+    AR_TRY(ari_module_each(m, share_counts, &total));
     if (r.experts > 0)
-        AR_TRY(ari_combine(ctx, ctx->pipeline, all.counts, r.experts, AR_I64, AR_SUM, "routers"));
+        AR_TRY(ari_combine(ctx, ctx->pipeline, total.counts, r.experts, AR_I64, AR_SUM, "routers"));
     AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_COUNTS, .name = "routers"));
-    return ari_module_each(m, set_totals, &all);
+    return ari_module_each(m, set_totals, &total);
 }

@@ -24,15 +24,15 @@ typedef struct experts_module {
     ar_module base;
     ar_experts_options o;
     ar_branch_split split;
-    ar_placement at; /* of the tokens that this rank routes: all, or its own positions */
+    ar_placement token_placement; /* of the tokens that this rank routes: all, or its own positions */
     ari_linear router;
     char router_name[ARI_PART_PATH], experts_name[ARI_PART_PATH];
-    ar_param *weight;           /* [n, WEIGHTS], and then as many biases, where there are any; owned */
-    ar_param **first, **second; /* [n, 2]: gate and up, [n]: down; owned */
-    size_t made;                /* of `weight`: those that were initialised, and of the biases */
-    size_t own, from;           /* experts of this rank, and the number of the first */
-    size_t width;               /* of an expert, here */
-    ari_shared shared;          /* the expert that all tokens go to */
+    ar_param *weight;                   /* [n, WEIGHTS], and then as many biases, where there are any; owned */
+    ar_param **first_weights, **second; /* [n, 2]: gate and up, [n]: down; owned */
+    size_t initialised_count;           /* of `weight`: those that were initialised, and of the biases */
+    size_t local_experts, first_expert; /* experts of this rank, and the number of the first */
+    size_t width;                       /* of an expert, here */
+    ari_shared shared;                  /* the expert that all tokens go to */
     ari_balance balance;
     ari_scores scores; /* of a router of sigmoids */
 } experts_module;
@@ -53,7 +53,7 @@ static const char *router_leaf(const experts_module *m)
 /* A value of the module's own tokens. */
 static ar_status tap_own(const experts_module *m, ar_ctx *ctx, const char *part, char pass, const ar_tensor *t)
 {
-    return ari_tap_placed(ctx, m->base.name, part, pass, t, t->shape[t->ndim - 1], m->at);
+    return ari_tap_placed(ctx, m->base.name, part, pass, t, t->shape[t->ndim - 1], m->token_placement);
 }
 
 /* The group that cuts the experts; NULL: they are whole. */
@@ -68,12 +68,12 @@ static ar_comm *cutting(const experts_module *m, const ar_ctx *ctx)
 static ar_status tap_slots(const experts_module *m, ar_ctx *ctx, char pass, const ar_tensor *value,
                            const ar_tensor *expert, const ar_tensor *x)
 {
-    ar_tensor all;
+    ar_tensor slot_values;
     if (!ari_tapped(ctx))
         return AR_OK;
-    AR_TRY(ari_routes_as_numbers(ctx, &all, expert, value, m->o.n, x));
-    AR_TRY(tap_own(m, ctx, value ? "weights" : "routes", pass, &all));
-    ar_ctx_release(ctx, &all);
+    AR_TRY(ari_routes_as_numbers(ctx, &slot_values, expert, value, m->o.n, x));
+    AR_TRY(tap_own(m, ctx, value ? "weights" : "routes", pass, &slot_values));
+    ar_ctx_release(ctx, &slot_values);
     return AR_OK;
 }
 
@@ -90,30 +90,30 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(ari_new_rows(ctx, weight, AR_F32, tokens, k));
     if (ari_balance_wants_lse(&m->balance))
         AR_TRY(ar_ctx_tensor(ctx, &lse, AR_F32, 1, &tokens));
-    const ari_chosen made = {&p, &expert, weight};
-    AR_TRY(ari_scores_route(&m->scores, ctx, &made, &lse, &z));
+    const ari_chosen chosen = {&p, &expert, weight};
+    AR_TRY(ari_scores_route(&m->scores, ctx, &chosen, &lse, &z));
     ari_work_moves(ARI_GPU_MOVES_ROUTE, false, ar_tensor_count(weight));
     const ar_tensor logits = z;
     ar_ctx_release(ctx, &z);
     AR_TRY(tap_slots(m, ctx, 'f', NULL, &expert, x));
     AR_TRY(tap_slots(m, ctx, 'f', weight, &expert, x));
-    AR_TRY(ari_scores_count(&m->scores, ctx, &made, &(ari_routed_tokens){&expert, x, batch}));
+    AR_TRY(ari_scores_count(&m->scores, ctx, &chosen, &(ari_routed_tokens){&expert, x, batch}));
     AR_TRY(ari_balance_forward(&m->balance, ctx, saved, &p, &lse, &(ari_routed_tokens){&expert, x, batch}));
     if (ari_faulty(ctx, "ep_outputs_not_returned"))
-        AR_TRY(ari_fault_clear_remote(ctx, weight, &expert, m->from, m->own));
+        AR_TRY(ari_fault_clear_remote(ctx, weight, &expert, m->first_expert, m->local_experts));
     AR_TRY(ari_routes_gather(ctx, routes, &expert, m->router_name));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ROUTE, .in = {&logits}, .out = {weight, routes},
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ROUTE, .input = {&logits}, .out = {weight, routes},
                     .param = &(ar_param *){&m->scores.bias}, .params = m->scores.bias.device ? 1 : 0));
     AR_TRY(ar_saved_push(saved, m, SAVED_P, &p));
     AR_TRY(ar_saved_push(saved, m, SAVED_ROUTES, routes));
     return ar_saved_push(saved, m, SAVED_WEIGHT, weight);
 }
 
-static ar_status make_routes(const experts_module *m, ar_ctx *ctx, ari_routes *r, const ar_tensor *all,
+static ar_status make_routes(const experts_module *m, ar_ctx *ctx, ari_routes *r, const ar_tensor *gathered_experts,
                              const ar_tensor *x)
 {
-    const ari_routing of = {all, m->o.n, ari_ctx_samples(ctx, x), m->router_name};
-    return ari_routes_make(r, ctx, &of);
+    const ari_routing routing = {gathered_experts, m->o.n, ari_ctx_samples(ctx, x), m->router_name};
+    return ari_routes_make(r, ctx, &routing);
 }
 
 /* --- the experts' products ---------------------------------------------------------------------------------------- */
@@ -126,14 +126,14 @@ typedef struct product {
 } product;
 
 /* The operand of an expert's weights, as a linear layer makes it. */
-static ar_status make_operand(ar_ctx *ctx, const ar_operand **gives, const void *user, size_t expert)
+static ar_status make_operand(ar_ctx *ctx, const ar_operand **out, const void *user, size_t expert)
 {
     const product *p = user;
     const experts_module *m = p->m;
     const size_t wide = (p->second ? 1 : 2) * m->o.ffn, k = p->second == p->back ? m->o.hidden : wide;
     ar_comm *tp = cutting(m, ctx), *k_over = p->second != p->back ? tp : NULL, *rows_over = k_over ? NULL : tp;
     const int n = p->second ? 1 : 2;
-    return ctx->arith->param_operand(ctx, gives, p->second ? &m->second[expert] : &m->first[2 * expert], n, n,
+    return ctx->arith->param_operand(ctx, out, p->second ? &m->second[expert] : &m->first_weights[2 * expert], n, n,
                                      p->back ? AR_USE_BACKWARD : AR_USE_FORWARD, k, k_over, rows_over);
 }
 
@@ -142,18 +142,19 @@ static ar_status multiply(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const p
 {
     const char *not_reduced = p->back ? "experts_dx_not_reduced" : "experts_not_reduced";
     const bool folded = p->second != p->back && !p->alone && !ari_faulty(ctx, not_reduced);
-    ar_comm *over = folded ? cutting(p->m, ctx) : NULL;
+    ar_comm *group = folded ? cutting(p->m, ctx) : NULL;
     AR_TRY(ari_new_rows(ctx, y, x->dtype, x->shape[0], p->columns));
-    AR_TRY(ctx->arith->contract_groups(ctx, y, x, &(ar_group_operands){make_operand, p}, &r->groups, over,
+    AR_TRY(ctx->arith->contract_groups(ctx, y, x, &(ar_group_operands){make_operand, p}, &r->groups, group,
                                        p->m->experts_name));
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_PRODUCT, .name = p->m->experts_name, .in = {x}, .out = {y},
-                    .param = p->second ? p->m->second : p->m->first, .params = p->m->own * (p->second ? 1 : 2));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_PRODUCT, .name = p->m->experts_name, .input = {x}, .out = {y},
+                    .param = p->second ? p->m->second : p->m->first_weights,
+                    .params = p->m->local_experts * (p->second ? 1 : 2));
 }
 
 /* An expert's bias of a product. */
 static ar_param *bias_of(const experts_module *m, size_t i, int weight)
 {
-    return &m->weight[(m->own + i) * WEIGHTS + (size_t)weight];
+    return &m->weight[(m->local_experts + i) * WEIGHTS + (size_t)weight];
 }
 
 static ar_tensor rows_of_expert(const ar_tensor *t, const ari_routes *r, size_t i)
@@ -163,20 +164,20 @@ static ar_tensor rows_of_expert(const ar_tensor *t, const ari_routes *r, size_t 
 }
 
 /* y of each expert's rows plus its biases of weights [from, from + n), side by side; each is `width` wide here. */
-static ar_status add_biases(const experts_module *m, ar_ctx *ctx, const ar_tensor *y, const ari_routes *r, int from,
-                            size_t n, size_t width)
+static ar_status add_biases(const experts_module *m, ar_ctx *ctx, const ar_tensor *y, const ari_routes *r,
+                            int first_weight, size_t n, size_t width)
 {
     ar_buf joined;
     if (!m->o.bias)
         return AR_OK;
     AR_TRY(ari_step_alloc(ctx, &joined, n * width * sizeof(float)));
-    for (size_t i = 0; i < m->own; i++) {
+    for (size_t i = 0; i < m->local_experts; i++) {
         const ar_tensor rows = rows_of_expert(y, r, i);
         for (size_t k = 0; k < n; k++) {
-            ar_param *bias = bias_of(m, i, from + (int)k);
+            ar_param *bias = bias_of(m, i, first_weight + (int)k);
             AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(joined, k * width * sizeof(float)), ar_const(bias->value.data),
                               width * sizeof(float)));
-            AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_BIAS, .name = bias->name, .in = {y}, .out = {y}, .param = &bias,
+            AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_BIAS, .name = bias->name, .input = {y}, .out = {y}, .param = &bias,
                             .params = 1));
         }
         AR_TRY(ARI_KERNEL(ctx, bias_act, &rows, ar_const(joined), AR_ACT_NONE, NULL));
@@ -187,13 +188,13 @@ static ar_status add_biases(const experts_module *m, ar_ctx *ctx, const ar_tenso
 
 /* The biases' gradients, of which every row of d[k] is a term of weight from + k's. */
 static ar_status add_bias_gradients(const experts_module *m, ar_ctx *ctx, const ar_tensor *d, const ari_routes *r,
-                                    int from, int n)
+                                    int first_weight, int n)
 {
-    for (size_t i = 0; m->o.bias && i < m->own; i++) {
+    for (size_t i = 0; m->o.bias && i < m->local_experts; i++) {
         for (int k = 0; k < n; k++) {
             const ar_tensor rows = rows_of_expert(&d[k], r, i);
-            AR_TRY(ctx->arith->grad_rows(ctx, bias_of(m, i, from + k), &rows, (ar_cbuf){NULL}));
-            AR_TRY(ari_note_gradient(ctx, bias_of(m, i, from + k), NULL, &d[k]));
+            AR_TRY(ctx->arith->grad_rows(ctx, bias_of(m, i, first_weight + k), &rows, (ar_cbuf){NULL}));
+            AR_TRY(ari_note_gradient(ctx, bias_of(m, i, first_weight + k), NULL, &d[k]));
         }
     }
     return AR_OK;
@@ -205,7 +206,7 @@ static ar_status activate(const experts_module *m, ar_ctx *ctx, ar_tensor *act, 
     AR_TRY(ari_new_rows(ctx, act, pre->dtype, pre->shape[0], m->width));
     ari_work_moves(ARI_GPU_MOVES_GATE, false, ar_tensor_count(act));
     AR_TRY(ARI_KERNEL(ctx, gated_forward, act, &gate, &up, m->o.activation));
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_GATE, .in = {pre}, .out = {act});
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_GATE, .input = {pre}, .out = {act});
 }
 
 /* --- rows, as a record has them ------------------------------------------------------------------------------------ */
@@ -214,29 +215,29 @@ static ar_status send_rows(const experts_module *m, ar_ctx *ctx, ar_tensor *rows
                            const ar_tensor *weight, const ari_routes *r)
 {
     AR_TRY(ari_routes_send(ctx, rows, x, weight, r, m->experts_name));
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_DISPATCH, .name = m->experts_name, .in = {x, weight}, .out = {rows});
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_DISPATCH, .name = m->experts_name, .input = {x, weight}, .out = {rows});
 }
 
-static ar_status return_rows(const experts_module *m, ar_ctx *ctx, ar_tensor *made, ar_tensor *rows,
+static ar_status return_rows(const experts_module *m, ar_ctx *ctx, ar_tensor *returned, ar_tensor *rows,
                              const ari_routes *r)
 {
-    const ar_tensor from = *rows;
-    AR_TRY(ari_routes_return(ctx, made, rows, r, m->experts_name));
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_DISPATCH, .name = m->experts_name, .operation = "return", .in = {&from},
-                    .out = {made});
+    const ar_tensor input = *rows;
+    AR_TRY(ari_routes_return(ctx, returned, rows, r, m->experts_name));
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_DISPATCH, .name = m->experts_name, .operation = "return", .input = {&input},
+                    .out = {returned});
 }
 
 static ar_status combine_rows(ar_ctx *ctx, ar_tensor *y, const ar_tensor *rows, const ar_tensor *weight,
                               const ari_routes *r, const ar_tensor *x)
 {
     AR_TRY(ari_routes_combine(ctx, y, rows, weight, r, x));
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_COMBINE, .in = {rows, weight}, .out = {y});
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_COMBINE, .input = {rows, weight}, .out = {y});
 }
 
 static ar_status note_gradients(const experts_module *m, ar_ctx *ctx, ar_param *const *param, size_t params,
                                 const ar_tensor *x, const ar_tensor *dy)
 {
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GRADIENT, .name = m->experts_name, .in = {dy, x}, .param = param,
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GRADIENT, .name = m->experts_name, .input = {dy, x}, .param = param,
                     .params = params);
 }
 
@@ -245,7 +246,7 @@ static ar_status note_gradients(const experts_module *m, ar_ctx *ctx, ar_param *
 /* The experts' rows: of ranks that share the experts out, kept for the gradients of weights; else made again. */
 static ar_status keep_rows(const experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *rows)
 {
-    if (m->own < m->o.n)
+    if (m->local_experts < m->o.n)
         return ar_saved_push(saved, m, SAVED_ROWS, rows);
     ar_ctx_release(ctx, rows);
     return AR_OK;
@@ -254,7 +255,7 @@ static ar_status keep_rows(const experts_module *m, ar_ctx *ctx, ar_saved *saved
 static ar_status take_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *rows, const ar_tensor *x,
                            const ari_routes *r)
 {
-    if (m->own < m->o.n)
+    if (m->local_experts < m->o.n)
         return ar_saved_pop(saved, m, SAVED_ROWS, rows);
     AR_TRY(send_rows(m, ctx, rows, x, NULL, r));
     ari_work_moves(ARI_GPU_MOVES_DISPATCH, false, ar_tensor_count(rows));
@@ -262,10 +263,10 @@ static ar_status take_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_t
 }
 
 /* What the experts make of x's rows, in the order in which they are sent. */
-static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *made, const ar_tensor *x,
+static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *expert_out, const ar_tensor *x,
                              const ari_routes *r)
 {
-    ar_tensor rows, pre, act, own;
+    ar_tensor rows, pre, act, local_rows;
     AR_TRY(send_rows(m, ctx, &rows, x, NULL, r));
     ari_work_moves(ARI_GPU_MOVES_DISPATCH, false, ar_tensor_count(&rows));
     AR_TRY(multiply(ctx, &pre, &rows, &(product){.m = m, .columns = 2 * m->width}, r));
@@ -273,39 +274,41 @@ static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(keep_rows(m, ctx, saved, &rows));
     AR_TRY(activate(m, ctx, &act, &pre));
     AR_TRY(ar_saved_push(saved, m, SAVED_PRE, &pre));
-    AR_TRY(multiply(ctx, &own, &act, &(product){.m = m, .second = true, .columns = m->o.hidden}, r));
-    AR_TRY(add_biases(m, ctx, &own, r, DOWN, 1, m->o.hidden));
-    AR_TRY(return_rows(m, ctx, made, &own, r));
-    ar_tensor kept = *made;
+    AR_TRY(multiply(ctx, &local_rows, &act, &(product){.m = m, .second = true, .columns = m->o.hidden}, r));
+    AR_TRY(add_biases(m, ctx, &local_rows, r, DOWN, 1, m->o.hidden));
+    AR_TRY(return_rows(m, ctx, expert_out, &local_rows, r));
+    ar_tensor saved_out = *expert_out;
     if (ari_faulty(ctx, "router_grad_local")) {
-        AR_TRY(multiply(ctx, &own, &act, &(product){.m = m, .second = true, .columns = m->o.hidden, .alone = true}, r));
-        AR_TRY(return_rows(m, ctx, &kept, &own, r));
+        AR_TRY(multiply(ctx, &local_rows, &act,
+                        &(product){.m = m, .second = true, .columns = m->o.hidden, .alone = true}, r));
+        AR_TRY(return_rows(m, ctx, &saved_out, &local_rows, r));
     }
     ar_ctx_release(ctx, &act);
-    return ar_saved_push(saved, m, SAVED_MADE, &kept);
+    return ar_saved_push(saved, m, SAVED_MADE, &saved_out);
 }
 
 static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                  const ar_batch *batch)
 {
     experts_module *m = (experts_module *)base;
-    ar_tensor in, routes, weight, rows, made;
+    ar_tensor input, routes, weight, rows, output;
     ari_routes r;
     AR_TRY(ari_check_features(base->name, "input", x, m->o.hidden));
-    AR_TRY(ARI_REDISTRIBUTE(m, ctx, &in, x, m->split.enter, false));
-    AR_TRY(ar_saved_push(saved, m, SAVED_X, &in));
-    AR_TRY(route(m, ctx, saved, &routes, &weight, &in, batch));
-    ar_status st = make_routes(m, ctx, &r, &routes, &in);
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, &input, x, m->split.enter, false));
+    AR_TRY(ar_saved_push(saved, m, SAVED_X, &input));
+    AR_TRY(route(m, ctx, saved, &routes, &weight, &input, batch));
+    ar_status st = make_routes(m, ctx, &r, &routes, &input);
     if (st == AR_OK)
-        st = expert_rows(m, ctx, saved, &rows, &in, &r);
+        st = expert_rows(m, ctx, saved, &rows, &input, &r);
     if (st == AR_OK)
-        st = combine_rows(ctx, &made, &rows, &weight, &r, &in);
+        st = combine_rows(ctx, &output, &rows, &weight, &r, &input);
     ari_routes_end(&r, ctx);
     AR_TRY(st);
-    ari_work_moves(ARI_GPU_MOVES_COMBINE, false, ctx->recomputing && m->own == m->o.n ? 0 : ar_tensor_count(&made));
-    AR_TRY(tap_own(m, ctx, "experts", 'f', &made));
-    AR_TRY(ari_shared_forward(&m->shared, ctx, saved, &made, &in, batch));
-    AR_TRY(ARI_REDISTRIBUTE(m, ctx, y, &made, m->split.leave, true));
+    ari_work_moves(ARI_GPU_MOVES_COMBINE, false,
+                   ctx->recomputing && m->local_experts == m->o.n ? 0 : ar_tensor_count(&output));
+    AR_TRY(tap_own(m, ctx, "experts", 'f', &output));
+    AR_TRY(ari_shared_forward(&m->shared, ctx, saved, &output, &input, batch));
+    AR_TRY(ARI_REDISTRIBUTE(m, ctx, y, &output, m->split.leave, true));
     return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
 }
 
@@ -319,7 +322,7 @@ static ar_status second_backward(experts_module *m, ar_ctx *ctx, ar_tensor *dact
     AR_TRY(multiply(ctx, dact, dmade, &(product){.m = m, .second = true, .back = true, .columns = m->width}, r));
     AR_TRY(activate(m, ctx, &act, pre));
     AR_TRY(ctx->arith->grad_groups(ctx, m->second, dmade, 1, &act, &r->groups, cutting(m, ctx), m->experts_name));
-    AR_TRY(note_gradients(m, ctx, m->second, m->own, &act, dmade));
+    AR_TRY(note_gradients(m, ctx, m->second, m->local_experts, &act, dmade));
     AR_TRY(add_bias_gradients(m, ctx, dmade, r, DOWN, 1));
     ar_ctx_release(ctx, &act);
     return AR_OK;
@@ -328,19 +331,19 @@ static ar_status second_backward(experts_module *m, ar_ctx *ctx, ar_tensor *dact
 static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *drows,
                                 const ar_tensor *dact, const ar_tensor *pre, const ar_tensor *x, const ari_routes *r)
 {
-    const ar_row_sum none = {.t = {NULL}};
+    const ar_row_sum empty_sum = {.t = {NULL}};
     const size_t w = m->width;
     const ar_tensor gate = ar_tensor_slice(pre, 1, 0, w), up = ar_tensor_slice(pre, 1, w, w);
     ar_tensor dpre, rows;
     AR_TRY(ari_new_rows(ctx, &dpre, pre->dtype, pre->shape[0], 2 * w));
     const ar_tensor d[2] = {ar_tensor_slice(&dpre, 1, 0, w), ar_tensor_slice(&dpre, 1, w, w)};
-    AR_TRY(ARI_KERNEL(ctx, gated_backward, &d[0], &d[1], dact, &gate, &up, m->o.activation, &none, &none));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_GATE, .in = {dact}, .out = {&dpre}));
+    AR_TRY(ARI_KERNEL(ctx, gated_backward, &d[0], &d[1], dact, &gate, &up, m->o.activation, &empty_sum, &empty_sum));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_GATE, .input = {dact}, .out = {&dpre}));
     ari_work_moves(ARI_GPU_MOVES_GATE, true, ar_tensor_count(dact));
     AR_TRY(multiply(ctx, drows, &dpre, &(product){.m = m, .back = true, .columns = m->o.hidden}, r));
     AR_TRY(take_rows(m, ctx, saved, &rows, x, r));
-    AR_TRY(ctx->arith->grad_groups(ctx, m->first, d, 2, &rows, &r->groups, NULL, m->experts_name));
-    AR_TRY(note_gradients(m, ctx, m->first, 2 * m->own, &rows, &dpre));
+    AR_TRY(ctx->arith->grad_groups(ctx, m->first_weights, d, 2, &rows, &r->groups, NULL, m->experts_name));
+    AR_TRY(note_gradients(m, ctx, m->first_weights, 2 * m->local_experts, &rows, &dpre));
     AR_TRY(add_bias_gradients(m, ctx, d, r, GATE, 2));
     ARI_RELEASE(ctx, &rows, &dpre);
     return AR_OK;
@@ -350,14 +353,14 @@ static ar_status first_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved,
 static ar_status experts_gradient(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *g,
                                   const ar_tensor *dy, const ar_tensor *x, const ar_tensor *weight, const ari_routes *r)
 {
-    ar_tensor made, pre, dmade, dact, drows, dx_rows;
-    AR_TRY(ar_saved_pop(saved, m, SAVED_MADE, &made));
+    ar_tensor expert_out, pre, dmade, dact, drows, dx_rows;
+    AR_TRY(ar_saved_pop(saved, m, SAVED_MADE, &expert_out));
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
     const ar_tensor dy_rows = ari_tensor_rows(dy);
-    AR_TRY(ARI_KERNEL(ctx, dot_rows, g->data, &dy_rows, &made, ar_const(r->place.data), m->o.per_token));
+    AR_TRY(ARI_KERNEL(ctx, dot_rows, g->data, &dy_rows, &expert_out, ar_const(r->place.data), m->o.per_token));
     ari_work_moves(ARI_GPU_MOVES_COMBINE, true, ar_tensor_count(dy));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_COMBINE, .in = {dy, &made}, .out = {g}));
-    ar_ctx_release(ctx, &made);
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_COMBINE, .input = {dy, &expert_out}, .out = {g}));
+    ar_ctx_release(ctx, &expert_out);
     AR_TRY(send_rows(m, ctx, &dmade, dy, weight, r));
     AR_TRY(second_backward(m, ctx, &dact, &dmade, &pre, r));
     ar_ctx_release(ctx, &dmade);
@@ -375,22 +378,22 @@ static ar_status router_backward(experts_module *m, ar_ctx *ctx, ar_saved *saved
                                  const ar_tensor *g, const ar_tensor *weight, const ari_routed_tokens *t)
 {
     const ar_tensor *expert = t->expert;
-    ar_tensor p, dz, more;
+    ar_tensor p, dz, router_dx;
     if (ari_faulty(ctx, "router_weights_detached"))
         AR_TRY(ARI_KERNEL(ctx, fill, g, 0.0f));
     AR_TRY(tap_slots(m, ctx, 'b', g, expert, dx));
     AR_TRY(ar_saved_pop(saved, m, SAVED_P, &p));
     AR_TRY(ari_like(ctx, &dz, dx, m->o.n));
-    const ari_chosen of = {&p, expert, weight};
-    AR_TRY(ari_scores_backward(&m->scores, ctx, &dz, &of, g));
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ROUTE, .in = {g}, .out = {&dz}));
+    const ari_chosen chosen = {&p, expert, weight};
+    AR_TRY(ari_scores_backward(&m->scores, ctx, &dz, &chosen, g));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_ROUTE, .input = {g}, .out = {&dz}));
     ari_work_moves(ARI_GPU_MOVES_ROUTE, true, ar_tensor_count(g));
     AR_TRY(ari_balance_backward(&m->balance, ctx, saved, &dz, &p, t));
     ar_ctx_release(ctx, &p);
     AR_TRY(tap_own(m, ctx, "logits", 'b', &dz));
-    AR_TRY(ari_linear_backward(&m->router, ctx, saved, &more, &dz, m->router_name, NULL));
+    AR_TRY(ari_linear_backward(&m->router, ctx, saved, &router_dx, &dz, m->router_name, NULL));
     ar_ctx_release(ctx, &dz);
-    return ari_add_gradient(ctx, dx, &more);
+    return ari_add_gradient(ctx, dx, &router_dx);
 }
 
 /* dx, whole, from dy, whole. */
@@ -437,11 +440,11 @@ static size_t experts_params(const ar_module *base, ar_param **out, size_t cap)
     experts_module *m = (experts_module *)(uintptr_t)base;
     size_t n = ari_linear_params(&m->router, out, cap);
     n += ari_scores_params(&m->scores, out, cap, n);
-    for (size_t i = 0; i < m->own * WEIGHTS; i++, n++) {
+    for (size_t i = 0; i < m->local_experts * WEIGHTS; i++, n++) {
         if (n < cap)
             out[n] = &m->weight[i];
         if (m->o.bias && ++n < cap)
-            out[n] = &m->weight[m->own * WEIGHTS + i];
+            out[n] = &m->weight[m->local_experts * WEIGHTS + i];
     }
     return n;
 }
@@ -458,13 +461,13 @@ static void experts_destroy(ar_module *base)
     ari_linear_fini(&m->router);
     ari_balance_fini(&m->balance);
     ari_scores_fini(&m->scores);
-    for (size_t i = 0; i < m->made; i++) {
+    for (size_t i = 0; i < m->initialised_count; i++) {
         ar_param_fini(&m->weight[i]);
         if (m->o.bias)
-            ar_param_fini(&m->weight[m->own * WEIGHTS + i]);
+            ar_param_fini(&m->weight[m->local_experts * WEIGHTS + i]);
     }
     free(m->weight);
-    free(m->first);
+    free(m->first_weights);
     free(m->second);
     ari_shared_fini(&m->shared);
     free(m);
@@ -474,7 +477,7 @@ static void experts_destroy(ar_module *base)
 static void set_copies(const experts_module *m, const ar_ctx *ctx, ar_param *p)
 {
     p->expert = ctx->edp != ctx->dp;
-    if (ari_placed_whole(m->at))
+    if (ari_placed_whole(m->token_placement))
         return;
     p->layout.replica = 0;
     p->layout.replicas = 1;
@@ -486,23 +489,23 @@ static ar_status init_expert(experts_module *m, ar_ctx *ctx, size_t i)
                                        m->o.down ? m->o.down : "down_proj"};
     for (int w = 0; w < WEIGHTS; w++) {
         char name[160], part[160];
-        snprintf(part, sizeof part, "%zu.%s", m->from + i, leaf[w]);
+        snprintf(part, sizeof part, "%zu.%s", m->first_expert + i, leaf[w]);
         AR_TRY(ari_path(name, sizeof name, m->experts_name, part));
         const ari_linear_spec spec = {.split = w == DOWN ? m->split.second : m->split.first,
                                       .n = 1,
                                       .part = {{.name = name, .out = w == DOWN ? m->o.hidden : m->o.ffn}},
-                                      .in = w == DOWN ? m->o.ffn : m->o.hidden};
+                                      .in_features = w == DOWN ? m->o.ffn : m->o.hidden};
         AR_TRY(ari_linear_weight_init(&m->weight[i * WEIGHTS + (size_t)w], ctx, &spec, 0));
         set_copies(m, ctx, &m->weight[i * WEIGHTS + (size_t)w]);
-        m->made++;
+        m->initialised_count++;
         if (m->o.bias) {
             AR_TRY(ari_linear_bias_init(bias_of(m, i, w), ctx, &spec, 0));
             bias_of(m, i, w)->spread = false; /* every rank has all rows */
             set_copies(m, ctx, bias_of(m, i, w));
         }
     }
-    m->first[2 * i] = &m->weight[i * WEIGHTS + GATE];
-    m->first[2 * i + 1] = &m->weight[i * WEIGHTS + UP];
+    m->first_weights[2 * i] = &m->weight[i * WEIGHTS + GATE];
+    m->first_weights[2 * i + 1] = &m->weight[i * WEIGHTS + UP];
     m->second[i] = &m->weight[i * WEIGHTS + DOWN];
     return AR_OK;
 }
@@ -517,35 +520,37 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
         return ar_error_set(AR_ERR_INDIVISIBLE, "%s: %zu experts cannot be shared out to %zu ranks", m->base.name, o->n,
                             ranks);
     m->o = *o;
-    m->own = o->n / ranks;
-    m->from = m->own * (size_t)ar_comm_rank(ctx->ep);
+    m->local_experts = o->n / ranks;
+    m->first_expert = m->local_experts * (size_t)ar_comm_rank(ctx->ep);
     m->split = o->split ? *o->split : ari_experts_split(true, ari_placed_stream(ctx));
-    m->at = m->split.enter.to;
+    m->token_placement = m->split.enter.to;
     if (ari_experts_whole(&ctx->layout)) {
-        m->at = ari_shard_tokens;
-        m->split.enter.to = m->split.leave.from = m->at;
+        m->token_placement = ari_shard_tokens;
+        m->split.enter.to = m->split.leave.from = m->token_placement;
         m->split.first.style = m->split.second.style = AR_STYLE_REPLICATE;
     }
     AR_TRY(ari_path(m->router_name, sizeof m->router_name, m->base.name, router_leaf(m)));
     AR_TRY(ari_path(m->experts_name, sizeof m->experts_name, m->base.name, "experts"));
-    const ari_linear_spec router = {.split = {AR_STYLE_REPLICATE, m->at, m->at},
+    const ari_linear_spec router = {.split = {AR_STYLE_REPLICATE, m->token_placement, m->token_placement},
                                     .n = 1,
                                     .part = {{.name = m->router_name, .out = o->n}},
-                                    .in = o->hidden,
+                                    .in_features = o->hidden,
                                     .bias = o->bias,
                                     .chooses = true};
     AR_TRY(ari_linear_init(&m->router, ctx, &router));
-    m->balance = (ari_balance){
-        .experts = o->n, .per_token = o->per_token, .name = m->router_name, .spread = !ari_placed_whole(m->at)};
+    m->balance = (ari_balance){.experts = o->n,
+                               .per_token = o->per_token,
+                               .name = m->router_name,
+                               .spread = !ari_placed_whole(m->token_placement)};
     AR_TRY(ari_balance_init(&m->balance, ctx, o->balance_weight));
     AR_TRY(ari_scores_init(&m->scores, ctx, o, m->base.name, &m->balance));
-    AR_TRY(ARI_ALLOC_ZERO(&m->weight, 2 * m->own * WEIGHTS, "experts"));
-    AR_TRY(ARI_ALLOC(&m->first, 2 * m->own, "experts"));
-    AR_TRY(ARI_ALLOC(&m->second, m->own, "experts"));
-    for (size_t i = 0; i < m->own; i++)
+    AR_TRY(ARI_ALLOC_ZERO(&m->weight, 2 * m->local_experts * WEIGHTS, "experts"));
+    AR_TRY(ARI_ALLOC(&m->first_weights, 2 * m->local_experts, "experts"));
+    AR_TRY(ARI_ALLOC(&m->second, m->local_experts, "experts"));
+    for (size_t i = 0; i < m->local_experts; i++)
         AR_TRY(init_expert(m, ctx, i));
     m->width = ari_param_matrix(&m->weight[GATE]).shape[0];
-    return ari_shared_init(&m->shared, ctx, m->base.name, o, &m->split, m->at);
+    return ari_shared_init(&m->shared, ctx, m->base.name, o, &m->split, m->token_placement);
 }
 
 static const ar_module_ops experts_ops = {.kind = "experts",
@@ -566,9 +571,9 @@ ari_scores *ari_experts_scores(ar_module *m)
     return s && s->bias.device ? s : NULL;
 }
 
-ar_status ar_experts_create(ar_module **gives, ar_ctx *ctx, const char *name, const ar_experts_options *o)
+ar_status ar_experts_create(ar_module **out, ar_ctx *ctx, const char *name, const ar_experts_options *o)
 {
     experts_module *m = NULL;
     AR_TRY(ARI_MODULE_BEGIN(&m, &experts_ops, name, AR_HELD_UNKNOWN));
-    return ari_module_end(gives, &m->base, init_experts(m, ctx, o));
+    return ari_module_end(out, &m->base, init_experts(m, ctx, o));
 }

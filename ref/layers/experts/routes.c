@@ -15,7 +15,7 @@ typedef struct sorting {
     size_t experts;
     bool gathered; /* the tokens of all ranks come here */
     int64_t *place, *slot_of, *arrived, *departed;
-    size_t *next; /* of each expert, or of each expert's samples: rows that have their slot */
+    size_t *next_row; /* of each expert, or of each expert's samples: rows that have their slot */
     ari_arena *memory;
 } sorting;
 
@@ -37,24 +37,25 @@ static ar_status check_experts(const int32_t *expert, size_t slots, size_t k, co
 
 /* A device without contents has those that are known, or the experts in turn. sharer: of the ranks with tokens of the
  * same samples, whose they are. */
-static ar_status read_experts(sorting *s, ar_ctx *ctx, const ari_routing *of, int sharer)
+static ar_status read_experts(sorting *s, ar_ctx *ctx, const ari_routing *routing, int sharer)
 {
     if (ctx->device->hollow && !ctx->routes)
         return AR_OK;
     if (!s->expert)
         AR_TRY(ARI_TAKE(&s->expert, s->memory, s->ranks * s->slots, "the experts of tokens"));
-    AR_TRY(ar_ctx_download(ctx, s->expert, of->all));
+    AR_TRY(ar_ctx_download(ctx, s->expert, routing->gathered_experts));
     if (ctx->device->hollow)
-        AR_TRY(ctx->routes->read(ctx->routes->user, ctx, s->expert, of->all->shape, of->name, sharer));
-    return check_experts(s->expert, s->ranks * s->slots, s->k, of->name);
+        AR_TRY(ctx->routes->read(ctx->routes->user, ctx, s->expert, routing->gathered_experts->shape, routing->name,
+                                 sharer));
+    return check_experts(s->expert, s->ranks * s->slots, s->k, routing->name);
 }
 
 /* Where the experts come in turn, slot i of all ranks' being expert i mod `experts`: how many of the slots in
  * [first, first + count) are of an expert. */
-static size_t count_in_turn(const sorting *s, size_t expert, size_t first, size_t count)
+static size_t count_in_turn(const sorting *s, size_t expert, size_t first_slot, size_t count)
 {
-    const size_t before = (first + s->experts - 1 - expert) / s->experts;
-    return (first + count + s->experts - 1 - expert) / s->experts - before;
+    const size_t before = (first_slot + s->experts - 1 - expert) / s->experts;
+    return (first_slot + count + s->experts - 1 - expert) / s->experts - before;
 }
 
 /* The rows that this rank sends: its slots by expert. next: [experts + 1], zero. */
@@ -63,11 +64,11 @@ static void sort_sent(sorting *s)
     const size_t experts = s->experts;
     const int32_t *expert = s->expert + s->me * s->slots;
     for (size_t i = 0; i < s->slots; i++)
-        s->next[expert[i] + 1]++;
+        s->next_row[expert[i] + 1]++;
     for (size_t e = 0; e < experts; e++)
-        s->next[e + 1] += s->next[e];
+        s->next_row[e + 1] += s->next_row[e];
     for (size_t i = 0; i < s->slots; i++) {
-        const size_t row = s->next[expert[i]]++;
+        const size_t row = s->next_row[expert[i]]++;
         s->place[i] = (int64_t)row;
         s->slot_of[row] = (int64_t)i;
     }
@@ -91,17 +92,17 @@ static size_t sample_of(const sorting *s, size_t rank, size_t i)
 /* rows of run [expert, sample], e * width + k, += the rows of each expert that are of each sample. */
 static void count_runs(size_t *rows, size_t width, const ari_routes *r, const sorting *s)
 {
-    const size_t each = s->own_samples > 0 ? s->slots / s->own_samples : 1; /* slots of a sample */
+    const size_t slots_per_sample = s->own_samples > 0 ? s->slots / s->own_samples : 1; /* slots of a sample */
     size_t e = 0;
     for (size_t rank = 0; rank < s->ranks; rank++) {
         for (size_t i = 0; i < s->slots && s->expert; i++) {
             if (comes_here(&e, r, s, rank, i))
                 rows[e * width + sample_of(s, rank, i)]++;
         }
-        for (size_t i = 0; i < s->slots && !s->expert; i += each) {
+        for (size_t i = 0; i < s->slots && !s->expert; i += slots_per_sample) {
             for (e = 0; e < r->groups.n; e++)
                 rows[e * width + sample_of(s, rank, i)] +=
-                    count_in_turn(s, s->first_expert + e, rank * s->slots + i, each);
+                    count_in_turn(s, s->first_expert + e, rank * s->slots + i, slots_per_sample);
         }
     }
 }
@@ -114,14 +115,14 @@ static void count_rows(ari_routes *r, const sorting *s)
     for (size_t e = 0; e < n; e++) {
         for (size_t k = 0; k < s->samples; k++)
             r->sample[e * width + k + 1] += r->sample[e * width + k];
-        r->first[e + 1] = r->first[e] + r->sample[e * width + s->samples];
+        r->first_row[e + 1] = r->first_row[e] + r->sample[e * width + s->samples];
     }
-    r->rows = r->first[n];
+    r->rows = r->first_row[n];
 }
 
-/* The rows of one rank, which lie from `at` on by expert and slot, as they were sent. start: [experts + 1]. Returns how
+/* The rows of one rank, which lie from `row_offset` on by expert and slot, as they were sent. start: [experts + 1]. Returns how
  * many. */
-static size_t sort_rank(const ari_routes *r, sorting *s, size_t rank, size_t at, size_t *start)
+static size_t sort_rank(const ari_routes *r, sorting *s, size_t rank, size_t row_offset, size_t *start)
 {
     size_t e = 0;
     memset(start, 0, (r->groups.n + 1) * sizeof *start);
@@ -136,19 +137,20 @@ static size_t sort_rank(const ari_routes *r, sorting *s, size_t rank, size_t at,
         if (!comes_here(&e, r, s, rank, i))
             continue;
         const size_t run = e * (s->samples + 1) + sample_of(s, rank, i);
-        const size_t row = r->first[e] + r->sample[run] + s->next[run]++, from = at + start[e]++;
-        s->arrived[row] = (int64_t)(s->gathered ? rank * s->slots + i : from);
-        s->departed[from] = (int64_t)row;
+        const size_t row = r->first_row[e] + r->sample[run] + s->next_row[run]++,
+                     received_row = row_offset + start[e]++;
+        s->arrived[row] = (int64_t)(s->gathered ? rank * s->slots + i : received_row);
+        s->departed[received_row] = (int64_t)row;
     }
     return rows;
 }
 
 static ar_status sort_received(const ari_routes *r, sorting *s)
 {
-    size_t *start = NULL, at = 0;
+    size_t *start = NULL, row_offset = 0;
     AR_TRY(ARI_TAKE(&start, s->memory, r->groups.n + 1, "received rows"));
     for (size_t rank = 0; rank < s->ranks; rank++)
-        at += sort_rank(r, s, rank, at, start);
+        row_offset += sort_rank(r, s, rank, row_offset, start);
     return AR_OK;
 }
 
@@ -168,31 +170,31 @@ static void count_moved(ari_routes *r, const sorting *s)
 }
 
 /* all [ranks, tokens, n] from each rank's own [tokens, n]. */
-static ar_status gather(ar_ctx *ctx, ar_tensor *all, const ar_tensor *own, const char *tag)
+static ar_status gather(ar_ctx *ctx, ar_tensor *gathered, const ar_tensor *local, const char *tag)
 {
-    const size_t shape[3] = {(size_t)ar_comm_size(ctx->ep), own->shape[0], own->shape[1]};
+    const size_t shape[3] = {(size_t)ar_comm_size(ctx->ep), local->shape[0], local->shape[1]};
     ARI_OWNED size_t *counts = NULL;
-    AR_TRY(ar_ctx_tensor(ctx, all, own->dtype, 3, shape));
-    AR_TRY(ari_equal_counts(&counts, ctx->ep, ar_tensor_count(own)));
+    AR_TRY(ar_ctx_tensor(ctx, gathered, local->dtype, 3, shape));
+    AR_TRY(ari_equal_counts(&counts, ctx->ep, ar_tensor_count(local)));
     const ar_status st =
-        ar_comm_all_gather(ctx->ep, ctx->queue, all->data, ar_const(own->data), counts, own->dtype, tag);
+        ar_comm_all_gather(ctx->ep, ctx->queue, gathered->data, ar_const(local->data), counts, local->dtype, tag);
     return st;
 }
 
-ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *all, ar_tensor *expert, const char *tag)
+ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *gathered, ar_tensor *expert, const char *tag)
 {
     const size_t shape[3] = {1, expert->shape[0], expert->shape[1]};
     if (!has_peers(ctx))
-        return ar_tensor_view(all, AR_I32, 3, shape, expert->data);
-    AR_TRY(gather(ctx, all, expert, tag));
+        return ar_tensor_view(gathered, AR_I32, 3, shape, expert->data);
+    AR_TRY(gather(ctx, gathered, expert, tag));
     ar_ctx_release(ctx, expert);
     return AR_OK;
 }
 
-ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *all)
+ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *gathered)
 {
-    const ar_tensor own = ar_tensor_slice(all, 0, (size_t)ar_comm_rank(ctx->ep), 1);
-    return ari_tensor_rows(&own);
+    const ar_tensor local = ar_tensor_slice(gathered, 0, (size_t)ar_comm_rank(ctx->ep), 1);
+    return ari_tensor_rows(&local);
 }
 
 ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expert, const ar_tensor *value,
@@ -221,12 +223,12 @@ ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expe
 
 /* --- making ------------------------------------------------------------------------------------------------------- */
 
-static ar_status make_sent(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_routing *of)
+static ar_status make_sent(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_routing *routing)
 {
-    AR_TRY(read_experts(s, ctx, of, ar_comm_rank(ctx->expert_sequence)));
+    AR_TRY(read_experts(s, ctx, routing, ar_comm_rank(ctx->expert_sequence)));
     AR_TRY(ARI_TAKE(&s->place, s->memory, s->slots, "rows of experts"));
     AR_TRY(ARI_TAKE(&s->slot_of, s->memory, s->slots, "slots of tokens"));
-    AR_TRY(ARI_TAKE(&s->next, s->memory, of->experts + 1, "rows of experts"));
+    AR_TRY(ARI_TAKE(&s->next_row, s->memory, routing->experts + 1, "rows of experts"));
     if (s->expert)
         sort_sent(s);
     AR_TRY(ari_numbers(ctx, &r->place, AR_I64, s->slots, s->place));
@@ -236,25 +238,25 @@ static ar_status make_sent(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_rou
 static ar_status make_groups(ari_routes *r, const sorting *s)
 {
     const size_t n = r->groups.n;
-    AR_TRY(ARI_TAKE(&r->first, &r->memory, n + 1, "rows of experts"));
+    AR_TRY(ARI_TAKE(&r->first_row, &r->memory, n + 1, "rows of experts"));
     AR_TRY(ARI_TAKE(&r->sample, &r->memory, n * (s->samples + 1), "rows of samples"));
     count_rows(r, s);
-    r->groups.first = r->first;
+    r->groups.first = r->first_row;
     r->groups.sample = r->sample;
     return AR_OK;
 }
 
 /* The runs of all ranks with tokens of the same samples, which have nothing to tell on a device without contents. */
-static ar_status make_known(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_routing *of)
+static ar_status make_known(ari_routes *r, sorting *s, ar_ctx *ctx, const ari_routing *routing)
 {
     const size_t sharers = (size_t)ar_comm_size(ctx->expert_sequence), runs = r->groups.n * s->samples;
     if (!ctx->device->hollow || sharers == 1)
         return AR_OK;
-    AR_TRY(ARI_TAKE(&r->known, &r->memory, sharers * runs, "rows of samples"));
-    r->groups.known = r->known;
+    AR_TRY(ARI_TAKE(&r->known_rows, &r->memory, sharers * runs, "rows of samples"));
+    r->groups.known = r->known_rows;
     for (size_t i = 0; i < sharers; i++) {
-        AR_TRY(read_experts(s, ctx, of, (int)i));
-        count_runs(r->known + i * runs, s->samples, r, s);
+        AR_TRY(read_experts(s, ctx, routing, (int)i));
+        count_runs(r->known_rows + i * runs, s->samples, r, s);
     }
     return AR_OK;
 }
@@ -264,7 +266,7 @@ static ar_status make_moved(ari_routes *r, sorting *s, ar_ctx *ctx)
     AR_TRY(ARI_TAKE(&r->sends, &r->memory, s->ranks, "rows to send"));
     AR_TRY(ARI_TAKE(&r->receives, &r->memory, s->ranks, "rows to receive"));
     count_moved(r, s);
-    AR_TRY(ARI_TAKE(&s->next, s->memory, r->groups.n * (s->samples + 1), "rows of samples"));
+    AR_TRY(ARI_TAKE(&s->next_row, s->memory, r->groups.n * (s->samples + 1), "rows of samples"));
     AR_TRY(ARI_TAKE(&s->arrived, s->memory, r->rows, "received rows"));
     AR_TRY(ARI_TAKE(&s->departed, s->memory, r->rows, "received rows"));
     if (s->expert)
@@ -273,33 +275,35 @@ static ar_status make_moved(ari_routes *r, sorting *s, ar_ctx *ctx)
     return ari_numbers(ctx, &r->departed, AR_I64, r->rows, s->departed);
 }
 
-ar_status ari_routes_make(ari_routes *r, ar_ctx *ctx, const ari_routing *of)
+ar_status ari_routes_make(ari_routes *r, ar_ctx *ctx, const ari_routing *routing)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->ep);
-    const size_t all = (size_t)(ari_extent(&ctx->layout, ari_expert_axes(&ctx->layout)) / ctx->layout.dp);
-    const size_t sharers = ranks < all ? ranks : all, /* of these ranks, those that have tokens of one sample */
-        tokens = of->all->shape[1];
+    const size_t sample_ranks = (size_t)(ari_extent(&ctx->layout, ari_expert_axes(&ctx->layout)) / ctx->layout.dp);
+    const size_t sharers = ranks < sample_ranks
+                               ? ranks
+                               : sample_ranks, /* of these ranks, those that have tokens of one sample */
+        tokens = routing->gathered_experts->shape[1];
     ARI_ENDED(ari_arena_free) ari_arena memory = {0};
     sorting s = {.memory = &memory,
                  .ranks = ranks,
                  .me = (size_t)ar_comm_rank(ctx->ep),
-                 .k = of->all->shape[2],
-                 .experts = of->experts,
-                 .slots = tokens * of->all->shape[2],
-                 .samples = ranks > 1 ? ranks / sharers * of->samples : of->samples,
-                 .own_samples = of->samples,
+                 .k = routing->gathered_experts->shape[2],
+                 .experts = routing->experts,
+                 .slots = tokens * routing->gathered_experts->shape[2],
+                 .samples = ranks > 1 ? ranks / sharers * routing->samples : routing->samples,
+                 .own_samples = routing->samples,
                  .gathered = ctx->layout.dispatch == AR_DISPATCH_ALL_GATHER,
-                 .first_expert = of->experts / ranks * (size_t)ar_comm_rank(ctx->ep)};
+                 .first_expert = routing->experts / ranks * (size_t)ar_comm_rank(ctx->ep)};
     *r = (ari_routes){.k = s.k,
-                      .groups = {.n = of->experts / ranks,
+                      .groups = {.n = routing->experts / ranks,
                                  .samples = s.samples,
-                                 .longest = tokens / of->samples * all,
+                                 .longest = tokens / routing->samples * sample_ranks,
                                  .over = ctx->expert_sequence}};
-    AR_TRY(make_sent(r, &s, ctx, of));
+    AR_TRY(make_sent(r, &s, ctx, routing));
     AR_TRY(make_groups(r, &s));
     if (has_peers(ctx))
         AR_TRY(make_moved(r, &s, ctx));
-    return make_known(r, &s, ctx, of);
+    return make_known(r, &s, ctx, routing);
 }
 
 void ari_routes_end(ari_routes *r, ar_ctx *ctx)
@@ -345,8 +349,8 @@ static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, co
     AR_TRY(gather(ctx, &tokens, x, tag));
     if (weight)
         AR_TRY(gather(ctx, &weights, weight, tag));
-    const ar_tensor all = ari_tensor_rows(&tokens);
-    AR_TRY(ari_take_rows(ctx, y, &all, &r->arrived, ar_const(weights.data), r->k));
+    const ar_tensor gathered_rows = ari_tensor_rows(&tokens);
+    AR_TRY(ari_take_rows(ctx, y, &gathered_rows, &r->arrived, ar_const(weights.data), r->k));
     ARI_RELEASE(ctx, &weights, &tokens);
     return AR_OK;
 }
@@ -354,11 +358,11 @@ static ar_status gather_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, co
 ar_status ari_routes_send(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_tensor *weight, const ari_routes *r,
                           const char *tag)
 {
-    const ar_tensor from = ari_tensor_rows(x);
+    const ar_tensor x_rows = ari_tensor_rows(x);
     ar_tensor sent, received;
     if (has_peers(ctx) && ctx->layout.dispatch == AR_DISPATCH_ALL_GATHER)
-        return gather_tokens(ctx, y, &from, weight, r, tag);
-    AR_TRY(ari_take_rows(ctx, &sent, &from, &r->slot_of, weight ? ar_const(weight->data) : (ar_cbuf){NULL}, r->k));
+        return gather_tokens(ctx, y, &x_rows, weight, r, tag);
+    AR_TRY(ari_take_rows(ctx, &sent, &x_rows, &r->slot_of, weight ? ar_const(weight->data) : (ar_cbuf){NULL}, r->k));
     *y = sent;
     if (!has_peers(ctx))
         return AR_OK;

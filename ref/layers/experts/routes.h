@@ -18,29 +18,30 @@ typedef struct ari_routes {
     ar_tensor arrived,
         departed; /* int64 [rows]: where each of the experts' rows is among those received (of gathered tokens
                                     the slot of all ranks' that it is), and where it is sent back from */
-    size_t *first, *sample, *known; /* those of `groups` */
-    ari_arena memory;               /* of these and the numbers of rows */
+    size_t *first_row, *sample, *known_rows; /* those of `groups` */
+    ari_arena memory;                        /* of these and the numbers of rows */
 } ari_routes;
 
 /* What they are made of. */
 typedef struct ari_routing {
-    const ar_tensor *all; /* int32 [ranks, tokens, k] on the device: the experts of all expert-parallel ranks' tokens */
+    const ar_tensor *
+        gathered_experts; /* int32 [ranks, tokens, k] on the device: the experts of all expert-parallel ranks' tokens */
     size_t experts;       /* of the layer */
     size_t samples;       /* of consecutive tokens, of this rank */
     const char *name;     /* of the router, for messages */
 } ari_routing;
 
-/** *all from expert [tokens, k], which ends: collective over the expert-parallel ranks. */
-AR_NODISCARD ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *all, ar_tensor *expert, const char *tag);
+/** *gathered from expert [tokens, k], which ends: collective over the expert-parallel ranks. */
+AR_NODISCARD ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *gathered, ar_tensor *expert, const char *tag);
 /** This rank's part of that, [tokens, k], as a view. */
-ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *all);
+ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *gathered);
 /** y, f32, for who listens. value NULL: [.., k], the experts [tokens, k] as numbers; else [.., experts], of each token
  *  +0 but for the values [tokens, k] of its experts. x: what y is like but for its last extent. */
 AR_NODISCARD ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expert, const ar_tensor *value,
                                              size_t experts, const ar_tensor *x);
 /** Gives; ari_routes_end, also where it fails. Errors: AR_ERR_DATA (a logit of a token is not a number: names it),
  *  AR_ERR_MEMORY, those of the device. */
-AR_NODISCARD ar_status ari_routes_make(ari_routes *gives, ar_ctx *ctx, const ari_routing *of);
+AR_NODISCARD ar_status ari_routes_make(ari_routes *gives, ar_ctx *ctx, const ari_routing *routing);
 void ari_routes_end(ari_routes *r, ar_ctx *ctx);
 /** This rank's experts' rows y [rows, h] of all ranks' tokens x [.., h], times the weights of their slots [tokens, k]
  *  (NULL: not). And from the experts' rows, which end where there are peers, those of this rank's slots. */

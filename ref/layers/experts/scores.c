@@ -14,9 +14,9 @@
 static ar_status check_groups(const ar_experts_options *o, const ari_balance *b)
 {
     const ar_route_scores *s = &o->scores;
-    const size_t each = o->n / s->groups;
+    const size_t group_size = o->n / s->groups;
     if (s->groups > AR_ROUTE_GROUPS || s->kept == 0 || s->kept > s->groups || o->n % s->groups != 0 ||
-        (s->groups > 1 && each < 2 && !s->softmax) || s->kept * each < o->per_token)
+        (s->groups > 1 && group_size < 2 && !s->softmax) || s->kept * group_size < o->per_token)
         return ar_error_set(AR_ERR_ARG,
                             "%s: %zu of %zu groups of %zu experts, of which a token has %zu: expected up to %d groups "
                             "of equal size, two or more each, and in those that stay enough",
@@ -56,12 +56,12 @@ void ari_scores_fini(ari_scores *s)
     free(s->counts);
 }
 
-size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t at)
+size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t index)
 {
     if (!s->bias.device)
         return 0;
-    if (at < cap)
-        out[at] = &s->bias;
+    if (index < cap)
+        out[index] = &s->bias;
     return 1;
 }
 
@@ -74,43 +74,43 @@ static ar_route_rule rule_of(const ari_scores *s, const ar_ctx *ctx)
     return rule;
 }
 
-ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *lse,
+ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *chosen, const ar_tensor *lse,
                            const ar_tensor *z)
 {
     const ar_route_rule rule = rule_of(s, ctx);
-    return ARI_KERNEL(ctx, route, made->p->data, made->expert->data, made->weight->data, lse->data, z, &rule);
+    return ARI_KERNEL(ctx, route, chosen->p->data, chosen->expert->data, chosen->weight->data, lse->data, z, &rule);
 }
 
-ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
+ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *chosen,
                               const ar_tensor *g)
 {
     const ar_route_rule rule = rule_of(s, ctx);
-    return ARI_KERNEL(ctx, route_backward, dz, ar_const(g->data), ar_const(of->p->data), ar_const(of->expert->data),
-                      ar_const(of->weight->data), &rule);
+    return ARI_KERNEL(ctx, route_backward, dz, ar_const(g->data), ar_const(chosen->p->data),
+                      ar_const(chosen->expert->data), ar_const(chosen->weight->data), &rule);
 }
 
 /* --- the bias ----------------------------------------------------------------------------------------------------- */
 
 /* router_bias_counts_plain: the experts of the largest scores, without the bias, of all groups. */
-static ar_status choose_plainly(ar_tensor *expert, ar_ctx *ctx, const ari_chosen *made)
+static ar_status choose_plainly(ar_tensor *expert, ar_ctx *ctx, const ari_chosen *chosen)
 {
-    const size_t tokens = made->expert->shape[0], k = made->expert->shape[1];
+    const size_t tokens = chosen->expert->shape[0], k = chosen->expert->shape[1];
     const ar_route_rule rule = {.k = k, .groups = 1, .kept = 1, .scale = 1.0f};
     ar_tensor p, weight;
-    AR_TRY(ari_new_rows(ctx, &p, AR_F32, tokens, made->p->shape[1]));
+    AR_TRY(ari_new_rows(ctx, &p, AR_F32, tokens, chosen->p->shape[1]));
     AR_TRY(ari_new_rows(ctx, &weight, AR_F32, tokens, k));
     AR_TRY(ari_new_rows(ctx, expert, AR_I32, tokens, k));
-    return ARI_KERNEL(ctx, route, p.data, expert->data, weight.data, (ar_buf){NULL}, made->p, &rule);
+    return ARI_KERNEL(ctx, route, p.data, expert->data, weight.data, (ar_buf){NULL}, chosen->p, &rule);
 }
 
-ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ari_routed_tokens *t)
+ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_chosen *chosen, const ari_routed_tokens *t)
 {
-    ar_tensor expert = *made->expert;
+    ar_tensor expert = *chosen->expert;
     ari_routed_tokens counted = *t;
     if (!s->counts || ctx->counting || ctx->recomputing)
         return AR_OK;
     if (ari_faulty(ctx, "router_bias_counts_plain"))
-        AR_TRY(choose_plainly(&expert, ctx, made));
+        AR_TRY(choose_plainly(&expert, ctx, chosen));
     counted.expert = &expert;
     return ari_balance_tally(s->counts, s->tokens, ctx, &counted);
 }
@@ -125,7 +125,7 @@ static ar_status zero_counts(void *user, ar_module *m)
 }
 
 /* router_bias_counts_bf16: a count as it is kept. */
-static int64_t kept(const ar_ctx *ctx, int64_t n)
+static int64_t round_count(const ar_ctx *ctx, int64_t n)
 {
     return ari_faulty(ctx, "router_bias_counts_bf16") ? (int64_t)ari_f32_of_bf16(ari_bf16_of_f32((float)n)) : n;
 }
@@ -136,8 +136,8 @@ static void step_bias(float *bias, int64_t *counts, size_t n, const ar_ctx *ctx)
     const float u = (float)ctx->loss.router.bias_update;
     int64_t sum = 0;
     for (size_t i = 0; i < n; i++) {
-        counts[i] = kept(ctx, counts[i]);
-        sum = kept(ctx, sum + counts[i]);
+        counts[i] = round_count(ctx, counts[i]);
+        sum = round_count(ctx, sum + counts[i]);
     }
     for (size_t i = 0; i < n; i++) {
         const int64_t missing = sum - (int64_t)n * counts[i];
@@ -148,11 +148,11 @@ static void step_bias(float *bias, int64_t *counts, size_t n, const ar_ctx *ctx)
 static ar_status change_bias(ari_scores *s, ar_ctx *ctx)
 {
     const size_t n = s->tokens->experts;
-    const bool own = ari_faulty(ctx, "router_bias_own_counts");
+    const bool is_local = ari_faulty(ctx, "router_bias_own_counts");
     ARI_OWNED float *host = NULL;
-    if (s->tokens->spread && !own)
+    if (s->tokens->spread && !is_local)
         AR_TRY(ari_combine(ctx, ctx->tp, s->counts, n, AR_I64, AR_SUM, s->tokens->name));
-    if (!own)
+    if (!is_local)
         AR_TRY(ari_combine(ctx, ctx->dp, s->counts, n, AR_I64, AR_SUM, s->tokens->name));
     AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_COUNTS, .name = s->tokens->name));
     AR_TRY(ARI_ALLOC(&host, n, "a router's bias"));

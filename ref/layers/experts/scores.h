@@ -23,17 +23,18 @@ AR_NODISCARD ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_expe
                                        const ari_balance *balance);
 void ari_scores_fini(ari_scores *s);
 /** Puts the bias at out[at] if there is room. Returns how many there are. */
-size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t at);
+size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t index);
 /** Writes made from the logits z; and of a softmax lse [tokens], unless its data is NULL. Errors: those of the device. */
-AR_NODISCARD ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ar_tensor *lse,
-                                        const ar_tensor *z);
+AR_NODISCARD ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *chosen,
+                                        const ar_tensor *lse, const ar_tensor *z);
 /** Writes dz from g, the weights' gradient. Errors: those of the device. */
-AR_NODISCARD ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor *dz, const ari_chosen *of,
-                                           const ar_tensor *g);
+AR_NODISCARD ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor *dz,
+                                           const ari_chosen *chosen, const ar_tensor *g);
 /** In the step's own forward passes, not where one is made again: counts those tokens of t that are not padding, by the
  *  experts that were made for them.
  *  Errors: those of the device, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_chosen *made, const ari_routed_tokens *t);
+AR_NODISCARD ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_chosen *chosen,
+                                        const ari_routed_tokens *t);
 
 /* Of all modules of experts below a module. */
 /** The counts become zero. Errors: AR_ERR_MEMORY. */

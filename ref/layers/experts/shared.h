@@ -9,10 +9,10 @@ typedef struct ari_shared {
     size_t hidden;
 } ari_shared;
 
-/** Cut as the others are, or whole (cut, and at: the tokens that a rank has). Nothing where o has no shared
+/** Cut as the others are, or whole (cut, and placement: the tokens that a rank has). Nothing where o has no shared
  *  expert. Errors: those of ar_mlp_create. */
 AR_NODISCARD ar_status ari_shared_init(ari_shared *s, ar_ctx *ctx, const char *module, const ar_experts_options *o,
-                                       const ar_branch_split *cut, ar_placement at);
+                                       const ar_branch_split *cut, ar_placement placement);
 void ari_shared_fini(ari_shared *s);
 size_t ari_shared_children(const ari_shared *s, ar_module **out, size_t cap);
 /** y += sigmoid(x*v^T)*shared(x), or without a gate shared(x). */

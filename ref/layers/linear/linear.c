@@ -11,10 +11,10 @@
 
 static ar_tensor columns_of(const size_t *widths, const ar_tensor *y, int i)
 {
-    size_t at = 0;
+    size_t column = 0;
     for (int k = 0; k < i; k++)
-        at += widths[k];
-    return ar_tensor_slice(y, y->ndim - 1, at, widths[i]);
+        column += widths[k];
+    return ar_tensor_slice(y, y->ndim - 1, column, widths[i]);
 }
 
 ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i)
@@ -81,17 +81,20 @@ static bool regathers_input(const ari_linear *l, const ar_ctx *ctx)
     return l->split.from.kind == AR_SHARD && !ari_is_rowwise(&l->split) && !ctx->keep_gathered;
 }
 
-/* True if a value placed as `from` is gathered in chunks, overlapped with the GEMM that takes it whole. */
-static bool comes_in_chunks(ari_chunks *c, const ar_ctx *ctx, const ar_tensor *x, ar_placement from, ar_placement to)
+/* True if a value placed as `from_placement` is gathered in chunks, overlapped with the GEMM that takes it whole. */
+static bool comes_in_chunks(ari_chunks *c, const ar_ctx *ctx, const ar_tensor *x, ar_placement from_placement,
+                            ar_placement to_placement)
 {
     *c = ari_chunks_of(ctx, x, true);
-    return c->n > 1 && ari_placed_by_tokens(from) && ari_placed_whole(to);
+    return c->n > 1 && ari_placed_by_tokens(from_placement) && ari_placed_whole(to_placement);
 }
 
-static ar_status place_input(const ari_linear *l, ar_ctx *ctx, ar_tensor *in, const ar_tensor *x, bool ends)
+static ar_status place_input(const ari_linear *l, ar_ctx *ctx, ar_tensor *input, const ar_tensor *x,
+                             bool releases_input)
 {
     const ar_tp_redistribution change = {l->split.from, consumed_as(l)};
-    return ari_tp_redistribute_of(ctx, in, x, &l->in, change, l->weight[0]->name, ends, name_of(l));
+    return ari_tp_redistribute_of(ctx, input, x, &l->in_features, change, l->weight[0]->name, releases_input,
+                                  name_of(l));
 }
 
 /* --- gathers overlapped with products ----------------------------------------------------------------------------- */
@@ -99,7 +102,7 @@ static ar_status place_input(const ari_linear *l, ar_ctx *ctx, ar_tensor *in, co
 /* Gathers for the gradients of weights, which go on behind the products of a backward pass: of the layer's own input x,
  * and of the input of the layer after it (NULL: none), which `saved` has. */
 typedef struct next_gathers {
-    ari_input_prefetch *own, *after;
+    ari_input_prefetch *current, *after;
     const ar_tensor *x;
     ar_saved *saved;
 } next_gathers;
@@ -108,31 +111,31 @@ typedef struct next_gathers {
 typedef struct overlapped {
     const ari_product *product; /* whose A its rows are; NULL: none */
     const ari_output *output;
-    ar_tensor *whole; /* a tensor of the step with all of it; NULL: not wanted */
-    const next_gathers *next;
+    ar_tensor *gathered; /* a tensor of the step with all of it; NULL: not wanted */
+    const next_gathers *next_gather;
 } overlapped;
 
 /* Enqueues the gather of an input that is needed whole later in this backward pass, but not of one needed after it. */
 static ar_status prefetch_input(ar_ctx *ctx, ari_input_prefetch *a, const ar_tensor *x)
 {
     ari_chunks c;
-    if (ctx->deferred || !regathers_input(a->next, ctx) ||
-        !comes_in_chunks(&c, ctx, x, a->next->split.from, consumed_as(a->next)))
+    if (ctx->deferred || !regathers_input(a->layer, ctx) ||
+        !comes_in_chunks(&c, ctx, x, a->layer->split.from, consumed_as(a->layer)))
         return AR_OK;
-    c.each = c.own;
+    c.chunk_seq = c.local_seq;
     c.n = 1;
-    return ari_gather_begin(ctx, &a->gathering, x, &c, a->next->weight[0]->name);
+    return ari_gather_begin(ctx, &a->gathering, x, &c, a->layer->weight[0]->name);
 }
 
 /* The layer's own input, unless it is under way, and that of the layer whose backward pass comes next. */
 static ar_status gather_next(ar_ctx *ctx, const next_gathers *n)
 {
     ar_tensor x;
-    if (!n->own->gathering)
-        AR_TRY(prefetch_input(ctx, n->own, n->x));
+    if (!n->current->gathering)
+        AR_TRY(prefetch_input(ctx, n->current, n->x));
     if (!n->after)
         return AR_OK;
-    AR_TRY(ari_saved_newest(n->saved, n->after->next, 0, &x));
+    AR_TRY(ari_saved_newest(n->saved, n->after->layer, 0, &x));
     return prefetch_input(ctx, n->after, &x);
 }
 
@@ -142,27 +145,27 @@ static ar_status gather_chunks(ar_ctx *ctx, const overlapped *b, const ari_chunk
 {
     ari_gathering *g = NULL;
     AR_TRY(ari_gather_begin(ctx, &g, x, c, tag));
-    if (b->whole)
-        AR_TRY(ari_like_tokens(ctx, b->whole, x, c->ranks * c->own, x->shape[x->ndim - 1]));
+    if (b->gathered)
+        AR_TRY(ari_like_tokens(ctx, b->gathered, x, c->ranks * c->local_seq, x->shape[x->ndim - 1]));
     for (size_t i = 0; i < c->n; i++) {
         ar_tensor rows;
         AR_TRY(ari_gather_chunk(ctx, g, i, &rows));
-        if (b->next && i + 2 == c->n) /* all of x's own are enqueued */
-            AR_TRY(gather_next(ctx, b->next));
+        if (b->next_gather && i + 2 == c->n) /* all of x's own are enqueued */
+            AR_TRY(gather_next(ctx, b->next_gather));
         if (b->product)
             AR_TRY(ari_multiply_chunk(ctx, b->product, b->output, c, i, &rows));
-        if (b->whole)
-            AR_TRY(ari_chunk_put(ctx, c, b->whole, i, false, &rows));
+        if (b->gathered)
+            AR_TRY(ari_chunk_put(ctx, c, b->gathered, i, false, &rows));
     }
     ari_gather_end(ctx, g);
     return AR_OK;
 }
 
 /* A product that is a sum over the ranks, or complete here: where its rows are scattered in chunks, or at once. */
-static ar_status multiply_rows(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *in)
+static ar_status multiply_rows(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *input)
 {
-    const ari_chunks c = ari_chunks_of(ctx, in, false);
-    return p->scattered && c.n > 1 ? ari_multiply_scattered(ctx, p, o, &c, in) : ari_multiply(ctx, p, o, in);
+    const ari_chunks c = ari_chunks_of(ctx, input, false);
+    return p->scattered && c.n > 1 ? ari_multiply_scattered(ctx, p, o, &c, input) : ari_multiply(ctx, p, o, input);
 }
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
@@ -173,12 +176,12 @@ static ar_status joined_bias(ari_linear *l, ar_ctx *ctx, ar_buf *bias)
     *bias = l->has_bias ? l->bias[0].value.data : (ar_buf){NULL};
     if (!l->has_bias || l->n == 1)
         return AR_OK;
-    size_t at = 0;
+    size_t offset = 0;
     AR_TRY(ari_step_alloc(ctx, bias, l->local_total * sizeof(float)));
     for (int i = 0; i < l->n; i++) {
-        AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(*bias, at * sizeof(float)), ar_const(l->bias[i].value.data),
+        AR_TRY(ARI_KERNEL(ctx, copy, ar_buf_at(*bias, offset * sizeof(float)), ar_const(l->bias[i].value.data),
                           l->local_width[i] * sizeof(float)));
-        at += l->local_width[i];
+        offset += l->local_width[i];
     }
     return AR_OK;
 }
@@ -192,14 +195,14 @@ static ar_status save_input(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const a
 /* X W^T of an X of so many features. */
 static ar_status output_product(ari_linear *l, ar_ctx *ctx, ari_product *p, size_t width)
 {
-    const bool left = l->split.to.kind == AR_PARTIAL_SUM;
-    const size_t terms = left ? width : l->in.width[0]; /* of the sum that is rounded */
+    const bool is_partial = l->split.to.kind == AR_PARTIAL_SUM;
+    const size_t terms = is_partial ? width : l->in_features.width[0]; /* of the sum that is rounded */
     *p = (ari_product){.n = 1,
                        .width = {width},
-                       .over = left ? NULL : column_group(l, ctx),
+                       .group = is_partial ? NULL : column_group(l, ctx),
                        .scattered = reduce_scatters(ctx, produced_as(l)),
                        .tag = l->weight[0]->name};
-    return ctx->arith->param_operand(ctx, &p->b, l->weight, l->n, l->n, AR_USE_FORWARD, terms, p->over,
+    return ctx->arith->param_operand(ctx, &p->b, l->weight, l->n, l->n, AR_USE_FORWARD, terms, p->group,
                                      row_group(l, ctx));
 }
 
@@ -209,7 +212,7 @@ static ar_status new_result(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_
                             ar_placement folded)
 {
     if (gathered)
-        return ari_like_tokens(ctx, y, x, gathered->ranks * gathered->own, features);
+        return ari_like_tokens(ctx, y, x, gathered->ranks * gathered->local_seq, features);
     return reduce_scatters(ctx, folded) ? ari_like_own_tokens(ctx, y, x, features) : ari_like(ctx, y, x, features);
 }
 
@@ -225,43 +228,45 @@ static ar_status new_outputs(ari_linear *l, ar_ctx *ctx, ari_output *o, const ar
 }
 
 /* The product, the biases and the activation as a record has them. */
-static ar_status note_output(const ari_linear *l, ar_ctx *ctx, const ari_output *o, const ar_tensor *in, bool chunks)
+static ar_status note_output(const ari_linear *l, ar_ctx *ctx, const ari_output *o, const ar_tensor *input, bool chunks)
 {
     static const ar_placement rows = {AR_SHARD, 0}; /* KV heads of which each rank has a copy are cut too */
-    const ar_placement needs = chunks ? l->split.from : consumed_as(l), makes = produced_as(l);
+    const ar_placement input_placement = chunks ? l->split.from : consumed_as(l), output_placement = produced_as(l);
     const ar_placement *placed = ari_is_colwise(&l->split) ? &rows : NULL;
     ar_param *bias[AR_MAX_PARTS];
     for (int i = 0; i < l->n; i++)
         bias[i] = (ar_param *)(uintptr_t)&l->bias[i];
-    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_PRODUCT, .name = l->weight[0]->name, .in = {in}, .out = {&o->y},
-                    .param = l->weight, .params = (size_t)l->n, .placed = placed, .needs = &needs, .makes = &makes));
+    AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_PRODUCT, .name = l->weight[0]->name, .input = {input}, .out = {&o->y},
+                    .param = l->weight, .params = (size_t)l->n, .placed = placed, .input_placement = &input_placement,
+                    .output_placement = &output_placement));
     if (l->has_bias)
-        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_BIAS, .name = l->weight[0]->name, .in = {&o->y}, .out = {&o->y},
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_BIAS, .name = l->weight[0]->name, .input = {&o->y}, .out = {&o->y},
                         .param = bias, .params = (size_t)l->n, .placed = placed));
-    return o->act == AR_ACT_NONE ? AR_OK : ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .in = {&o->y}, .out = {&o->z});
+    return o->act == AR_ACT_NONE ? AR_OK
+                                 : ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .input = {&o->y}, .out = {&o->z});
 }
 
-/* o from x, in chunks (NULL: as it comes); *kept = what the backward pass wants of it. */
-static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor *kept, const ar_tensor *x,
+/* o from x, in chunks (NULL: as it comes); *saved_input = what the backward pass wants of it. */
+static ar_status output_of(ari_linear *l, ar_ctx *ctx, ari_output *o, ar_tensor *saved_input, const ar_tensor *x,
                            const ari_chunks *c)
 {
-    const bool regathers = regathers_input(l, ctx), ends = l->owns_input && !regathers;
-    ar_tensor in = *x, all;
+    const bool regathers = regathers_input(l, ctx), releases_input = l->owns_input && !regathers;
+    ar_tensor input = *x, gathered;
     ari_product p;
     if (!c)
-        AR_TRY(place_input(l, ctx, &in, x, ends));
-    AR_TRY(new_outputs(l, ctx, o, &in, c));
-    AR_TRY(output_product(l, ctx, &p, in.shape[in.ndim - 1]));
-    const overlapped b = {.product = &p, .output = o, .whole = regathers ? NULL : &all};
-    AR_TRY(c ? gather_chunks(ctx, &b, c, x, p.tag) : multiply_rows(ctx, &p, o, &in));
+        AR_TRY(place_input(l, ctx, &input, x, releases_input));
+    AR_TRY(new_outputs(l, ctx, o, &input, c));
+    AR_TRY(output_product(l, ctx, &p, input.shape[input.ndim - 1]));
+    const overlapped b = {.product = &p, .output = o, .gathered = regathers ? NULL : &gathered};
+    AR_TRY(c ? gather_chunks(ctx, &b, c, x, p.tag) : multiply_rows(ctx, &p, o, &input));
     ctx->arith->operand_done(ctx, p.b);
-    AR_TRY(note_output(l, ctx, o, c ? x : &in, c));
-    AR_TRY(ari_fault_linear_output(ctx, ari_is_rowwise(&l->split), o, &in));
-    *kept = regathers ? *x : c ? all : in;
+    AR_TRY(note_output(l, ctx, o, c ? x : &input, c));
+    AR_TRY(ari_fault_linear_output(ctx, ari_is_rowwise(&l->split), o, &input));
+    *saved_input = regathers ? *x : c ? gathered : input;
     if (regathers)
-        ari_release_placed(ctx, &in, x);
-    else if (c && ends)
-        ar_ctx_release(ctx, &in);
+        ari_release_placed(ctx, &input, x);
+    else if (c && releases_input)
+        ar_ctx_release(ctx, &input);
     return AR_OK;
 }
 
@@ -270,21 +275,22 @@ static ar_status apply_activation(ar_ctx *ctx, ar_tensor *z, const ar_tensor *y,
     AR_TRY(ari_like(ctx, z, y, y->shape[y->ndim - 1]));
     const ar_tensor rows = ari_tensor_rows(y), z_rows = ari_tensor_rows(z);
     AR_TRY(ARI_KERNEL(ctx, bias_act, &rows, (ar_cbuf){NULL}, act, &z_rows));
-    return ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .in = {y}, .out = {z});
+    return ARI_NOTE(ctx, .kind = ARI_LEDGER_ACTIVATION, .input = {y}, .out = {z});
 }
 
 ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                              ar_activation act, ar_tensor *z)
 {
     const size_t n = (size_t)ar_comm_size(ctx->tp);
-    const size_t features = ari_placed_by_features(l->split.from) ? l->in.width[0] / n : l->in.width[0];
+    const size_t features =
+        ari_placed_by_features(l->split.from) ? l->in_features.width[0] / n : l->in_features.width[0];
     const bool moved = n > 1 && !ari_placed_alike(produced_as(l), l->split.to);
     ari_output o = {.act = moved ? AR_ACT_NONE : act};
     ari_chunks c;
-    ar_tensor kept;
+    ar_tensor saved_input;
     AR_TRY(ari_check_features(l->weight[0]->name, "input", x, features));
     const bool chunks = comes_in_chunks(&c, ctx, x, l->split.from, consumed_as(l));
-    AR_TRY(output_of(l, ctx, &o, &kept, x, chunks ? &c : NULL));
+    AR_TRY(output_of(l, ctx, &o, &saved_input, x, chunks ? &c : NULL));
     if (l->n > 1)
         ari_step_free(ctx, (ar_buf){(void *)(uintptr_t)o.bias.ptr});
     if (o.act != AR_ACT_NONE)
@@ -293,15 +299,15 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
                                   l->weight[0]->name, true, name_of(l)));
     if (moved && act != AR_ACT_NONE)
         AR_TRY(apply_activation(ctx, z, y, act));
-    return save_input(l, ctx, saved, &kept);
+    return save_input(l, ctx, saved, &saved_input);
 }
 
 ar_status ari_linear_recompute(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x)
 {
-    ar_tensor in = *x;
+    ar_tensor input = *x;
     if (!regathers_input(l, ctx))
-        AR_TRY(place_input(l, ctx, &in, x, l->owns_input));
-    return save_input(l, ctx, saved, &in);
+        AR_TRY(place_input(l, ctx, &input, x, l->owns_input));
+    return save_input(l, ctx, saved, &input);
 }
 
 /* --- dX ----------------------------------------------------------------------------------------------------------- */
@@ -310,18 +316,18 @@ ar_status ari_linear_recompute(ari_linear *l, ar_ctx *ctx, ar_saved *saved, cons
  * columns of dy. Returns how many; the other weights come after them. */
 static int counted_weights(const ari_linear *l, ar_param **weight, ari_product *p)
 {
-    int n = 0, others = 0;
-    size_t at = 0;
-    for (int i = 0; i < l->n; at += l->local_width[i++]) {
+    int n = 0, uncounted = 0;
+    size_t column = 0;
+    for (int i = 0; i < l->n; column += l->local_width[i++]) {
         if (l->split.style != AR_STYLE_REPLICATE && l->weight[i]->layout.replica > 0)
             continue;
-        p->column[n] = at;
+        p->column[n] = column;
         p->width[n] = l->local_width[i];
         weight[n++] = l->weight[i];
     }
     for (int i = 0; i < l->n; i++) {
         if (l->split.style != AR_STYLE_REPLICATE && l->weight[i]->layout.replica > 0)
-            weight[n + others++] = l->weight[i];
+            weight[n + uncounted++] = l->weight[i];
     }
     p->n = n;
     return n;
@@ -332,7 +338,7 @@ static ar_status gradient_product(ari_linear *l, ar_ctx *ctx, ari_product *p)
 {
     const bool partial = ari_is_colwise(&l->split);
     ar_param *weight[AR_MAX_PARTS];
-    *p = (ari_product){.over = row_group(l, ctx),
+    *p = (ari_product){.group = row_group(l, ctx),
                        .scattered = reduce_scatters(ctx, gradient_produced_as(l)),
                        .unreduced = partial && ari_faulty(ctx, "column_dx_not_reduced"),
                        .tag = l->weight[0]->name};
@@ -349,9 +355,9 @@ static bool gathers_nothing(const ari_linear *l, const ar_ctx *ctx)
            ari_faulty(ctx, "collective_not_differentiable");
 }
 
-/* *all = dY as the products take it, and *dx = dX as it comes out of the product (NULL: not wanted). */
-static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tensor *all, const ar_tensor *dy,
-                             const next_gathers *next)
+/* *gathered_dy = dY as the products take it, and *dx = dX as it comes out of the product (NULL: not wanted). */
+static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tensor *gathered_dy, const ar_tensor *dy,
+                             const next_gathers *next_gather)
 {
     const ar_tp_redistribution change = {ari_placed_gradient(l->split.to), gradient_consumed_as(l)};
     const size_t features = ari_param_matrix(l->weight[0]).shape[1];
@@ -360,29 +366,30 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
     ari_chunks c;
     const bool chunks = !gathers_nothing(l, ctx) && comes_in_chunks(&c, ctx, dy, change.from, change.to);
     if (!chunks) {
-        AR_TRY(gathers_nothing(l, ctx)
-                   ? ari_fault_own_gradient(ctx, all, dy)
-                   : ari_tp_redistribute_of(ctx, all, dy, &l->out, change, l->weight[0]->name, false, name_of(l)));
-        AR_TRY(gather_next(ctx, next));
+        AR_TRY(gathers_nothing(l, ctx) ? ari_fault_own_gradient(ctx, gathered_dy, dy)
+                                       : ari_tp_redistribute_of(ctx, gathered_dy, dy, &l->out, change,
+                                                                l->weight[0]->name, false, name_of(l)));
+        AR_TRY(gather_next(ctx, next_gather));
     }
     if (dx) {
-        AR_TRY(new_result(ctx, &o.y, chunks ? dy : all, features, chunks ? &c : NULL, gradient_produced_as(l)));
+        AR_TRY(new_result(ctx, &o.y, chunks ? dy : gathered_dy, features, chunks ? &c : NULL, gradient_produced_as(l)));
         AR_TRY(gradient_product(l, ctx, &p));
         *dx = o.y;
     }
-    const overlapped b = {.product = dx ? &p : NULL, .output = &o, .whole = all, .next = next};
+    const overlapped b = {.product = dx ? &p : NULL, .output = &o, .gathered = gathered_dy, .next_gather = next_gather};
     if (chunks) {
         AR_TRY(gather_chunks(ctx, &b, &c, dy, l->weight[0]->name));
-        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = name_of(l), .in = {dy}, .out = {all},
-                        .needs = &change.from, .makes = &change.to));
+        AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = name_of(l), .input = {dy}, .out = {gathered_dy},
+                        .input_placement = &change.from, .output_placement = &change.to));
     } else if (dx) {
-        AR_TRY(multiply_rows(ctx, &p, &o, all));
+        AR_TRY(multiply_rows(ctx, &p, &o, gathered_dy));
     }
     if (dx)
         ctx->arith->operand_done(ctx, p.b);
-    const ar_placement needs = gradient_consumed_as(l), makes = gradient_produced_as(l);
-    return dx ? ARI_NOTE(ctx, .kind = ARI_LEDGER_PRODUCT, .name = l->weight[0]->name, .in = {all}, .out = {dx},
-                         .param = l->weight, .params = (size_t)l->n, .needs = &needs, .makes = &makes)
+    const ar_placement input_placement = gradient_consumed_as(l), output_placement = gradient_produced_as(l);
+    return dx ? ARI_NOTE(ctx, .kind = ARI_LEDGER_PRODUCT, .name = l->weight[0]->name, .input = {gathered_dy},
+                         .out = {dx}, .param = l->weight, .params = (size_t)l->n, .input_placement = &input_placement,
+                         .output_placement = &output_placement)
               : AR_OK;
 }
 
@@ -392,7 +399,7 @@ static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
     const ar_tp_redistribution change = {gradient_produced_as(l), ari_placed_gradient(l->split.from)};
     if (ari_is_rowwise(&l->split) && ari_placed_whole(change.to) && ari_faulty(ctx, "row_input_grad_not_gathered"))
         return ari_fault_narrow_dx(ctx, dx, made_dx);
-    return ari_tp_redistribute_of(ctx, dx, made_dx, &l->in, change, l->weight[0]->name, true, name_of(l));
+    return ari_tp_redistribute_of(ctx, dx, made_dx, &l->in_features, change, l->weight[0]->name, true, name_of(l));
 }
 
 /* --- gradients of the parameters ---------------------------------------------------------------------------------- */
@@ -405,7 +412,7 @@ static bool biases_meet_own(const ari_linear *l)
 
 ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_input_prefetch *prefetch)
 {
-    ari_linear *l = prefetch->next;
+    ari_linear *l = prefetch->layer;
     const bool as_given = ar_comm_size(ctx->tp) == 1 || biases_meet_own(l) ||
                           ari_placed_alike(ari_placed_gradient(l->split.to), gradient_consumed_as(l));
     prefetch->biases_summed = l->has_bias && as_given && !ari_fault_moves_bias_rows(ctx, ari_is_rowwise(&l->split));
@@ -463,39 +470,41 @@ static ar_status weight_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *x
 static ar_status run_weight_job(ar_ctx *ctx, const void *job)
 {
     const weight_job *j = job;
-    ar_tensor in = j->x;
+    ar_tensor input = j->x;
     if (j->gathering)
-        AR_TRY(ari_gather_whole(ctx, j->gathering, &in));
+        AR_TRY(ari_gather_whole(ctx, j->gathering, &input));
     else if (regathers_input(j->l, ctx))
-        AR_TRY(place_input(j->l, ctx, &in, &j->x, false));
-    AR_TRY(weight_gradients(j->l, ctx, &in, &j->dy));
-    ari_release_placed(ctx, &in, &j->x);
+        AR_TRY(place_input(j->l, ctx, &input, &j->x, false));
+    AR_TRY(weight_gradients(j->l, ctx, &input, &j->dy));
+    ari_release_placed(ctx, &input, &j->x);
     return AR_OK;
 }
 
 ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
                               const char *name, ari_input_prefetch *prefetch)
 {
-    const bool prefetched = prefetch && prefetch->next == l;
-    ari_input_prefetch late = {.next = l};
+    const bool prefetched = prefetch && prefetch->layer == l;
+    ari_input_prefetch late = {.layer = l};
     ar_tensor x, made_dx, all_dy;
     AR_TRY(ar_saved_pop(saved, l, 0, &x));
     AR_TRY(ari_check_features(l->weight[0]->name, "gradient", dy, l->output_total));
-    const next_gathers next = {
-        .own = prefetched ? prefetch : &late, .x = &x, .after = prefetched ? NULL : prefetch, .saved = saved};
-    AR_TRY(gradient_of(l, ctx, dx ? &made_dx : NULL, &all_dy, dy, &next));
+    const next_gathers next_gather = {
+        .current = prefetched ? prefetch : &late, .x = &x, .after = prefetched ? NULL : prefetch, .saved = saved};
+    AR_TRY(gradient_of(l, ctx, dx ? &made_dx : NULL, &all_dy, dy, &next_gather));
     if (dx) {
         AR_TRY(place_gradient(l, ctx, dx, &made_dx));
         if (name)
-            AR_TRY(ari_tap_placed(ctx, name, NULL, 'b', dx, l->in.width[0], ari_placed_gradient(l->split.from)));
+            AR_TRY(
+                ari_tap_placed(ctx, name, NULL, 'b', dx, l->in_features.width[0], ari_placed_gradient(l->split.from)));
     }
     AR_TRY(ari_fault_latents(ctx, l->shared, &all_dy));
     if (!prefetched || !prefetch->biases_summed)
         AR_TRY(bias_gradients(l, ctx, biases_meet_own(l) ? dy : &all_dy));
     for (int i = 0; i < l->n && l->has_bias; i++)
         AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_WEIGHT_GRADIENT, .name = l->bias[i].name,
-                        .in = {biases_meet_own(l) ? dy : &all_dy}, .param = &(ar_param *){&l->bias[i]}, .params = 1));
-    const weight_job job = {l, x, all_dy, next.own->gathering};
+                        .input = {biases_meet_own(l) ? dy : &all_dy}, .param = &(ar_param *){&l->bias[i]},
+                        .params = 1));
+    const weight_job job = {l, x, all_dy, next_gather.current->gathering};
     if (ctx->deferred && l->weight[0]->ends && ari_faulty(ctx, "zb_tied_counted_twice"))
         AR_TRY(run_weight_job(ctx, &job));
     AR_TRY(ari_defer(ctx, run_weight_job, &job, sizeof job, &x, &all_dy));

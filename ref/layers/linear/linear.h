@@ -19,7 +19,7 @@ typedef struct ari_linear_part {
 typedef struct ari_linear {
     ar_linear_split split;
     int n;
-    ari_features in, out;              /* in full; a part of `out` may be several blocks */
+    ari_features in_features, out;     /* in full; a part of `out` may be several blocks */
     size_t local_width[AR_MAX_PARTS];  /* output widths of the parts as this rank's product makes them, */
     size_t output_width[AR_MAX_PARTS]; /* and as they leave */
     size_t local_total, output_total;  /* their sums */
@@ -35,7 +35,7 @@ typedef struct ari_linear_spec {
     ar_linear_split split;
     int n;
     ari_linear_part part[AR_MAX_PARTS];
-    size_t in;
+    size_t in_features;
     bool bias, transposed;
     bool uneven;     /* the vocabulary, of logits: rows need not divide */
     bool chooses;    /* a router, a gate */
@@ -58,7 +58,7 @@ AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *
 /* The input of the layer whose backward pass comes next, gathered for the gradients of its weights
  * (ar_parallel.overlap) behind the products of the one before it. Of a backward pass of both; {.next}: not begun. */
 typedef struct ari_input_prefetch {
-    ari_linear *next;
+    ari_linear *layer;
     struct ari_gathering *gathering; /* an object of the step; NULL: not under way */
     bool biases_summed;              /* the kernel that made its dY has added it to its biases' gradients */
 } ari_input_prefetch;
@@ -89,5 +89,5 @@ ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i);
 size_t ari_linear_params(ari_linear *l, ar_param **out, size_t cap);
 /** A single layer as a module of its name. Gives; ar_module_destroy. Errors: those of ari_linear_init and
  *  ari_module_begin. */
-AR_NODISCARD ar_status ari_linear_module_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
-                                                bool bias, ar_linear_split split);
+AR_NODISCARD ar_status ari_linear_module_create(ar_module **result, ar_ctx *ctx, const char *name, size_t in_features,
+                                                size_t out, bool bias, ar_linear_split split);

@@ -43,7 +43,7 @@ static void linear_module_destroy(ar_module *base)
     free(base);
 }
 
-static ar_status module_of(ar_module **gives, ar_ctx *ctx, const char *name, const ari_linear_spec *spec)
+static ar_status module_of(ar_module **result, ar_ctx *ctx, const char *name, const ari_linear_spec *spec)
 {
 #define OPS(text)                                                                           \
     {                                                                                       \
@@ -55,40 +55,41 @@ static ar_status module_of(ar_module **gives, ar_ctx *ctx, const char *name, con
                                         [AR_STYLE_REPLICATE] = OPS("whole_linear")};
     linear_module *m = NULL;
     AR_TRY(ARI_MODULE_BEGIN(&m, &ops[spec->split.style], name, AR_HELD_UNKNOWN));
-    return ari_module_end(gives, &m->base, ari_linear_init(&m->linear, ctx, spec));
+    return ari_module_end(result, &m->base, ari_linear_init(&m->linear, ctx, spec));
 }
 
-ar_status ari_linear_module_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out, bool bias,
-                                   ar_linear_split split)
+ar_status ari_linear_module_create(ar_module **result, ar_ctx *ctx, const char *name, size_t in_features, size_t out,
+                                   bool bias, ar_linear_split split)
 {
-    const ari_linear_spec spec = {.split = split, .n = 1, .part = {{.name = name, .out = out}}, .in = in, .bias = bias};
-    return module_of(gives, ctx, name, &spec);
+    const ari_linear_spec spec = {
+        .split = split, .n = 1, .part = {{.name = name, .out = out}}, .in_features = in_features, .bias = bias};
+    return module_of(result, ctx, name, &spec);
 }
 
-ar_status ar_logits_create(ar_module **gives, ar_ctx *ctx, const ar_linear_split *split, const char *name, size_t vocab,
-                           size_t h, ar_param *tied)
+ar_status ar_logits_create(ar_module **result, ar_ctx *ctx, const ar_linear_split *split, const char *name,
+                           size_t vocab, size_t h, ar_param *tied)
 {
     const ari_linear_spec spec = {
         .split = split ? *split : (ar_linear_split){AR_STYLE_COLWISE, ari_placed_stream(ctx), ari_shard_features},
         .n = 1,
         .part = {{.name = name, .out = vocab, .tied = tied}},
-        .in = h,
+        .in_features = h,
         .uneven = true};
-    return module_of(gives, ctx, name, &spec);
+    return module_of(result, ctx, name, &spec);
 }
 
-ar_status ar_column_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
+ar_status ar_column_linear_create(ar_module **result, ar_ctx *ctx, const char *name, size_t in_features, size_t out,
                                   const ar_linear_options *o)
 {
     const ar_placement stream = ari_placed_stream(ctx);
     const ar_linear_split split = {AR_STYLE_COLWISE, stream, o->gather_output ? stream : ari_shard_features};
-    return ari_linear_module_create(gives, ctx, name, in, out, o->bias, split);
+    return ari_linear_module_create(result, ctx, name, in_features, out, o->bias, split);
 }
 
-ar_status ar_row_linear_create(ar_module **gives, ar_ctx *ctx, const char *name, size_t in, size_t out,
+ar_status ar_row_linear_create(ar_module **result, ar_ctx *ctx, const char *name, size_t in_features, size_t out,
                                const ar_linear_options *o)
 {
     const ar_placement stream = ari_placed_stream(ctx);
     const ar_linear_split split = {AR_STYLE_ROWWISE, o->input_is_sharded ? ari_shard_features : stream, stream};
-    return ari_linear_module_create(gives, ctx, name, in, out, o->bias, split);
+    return ari_linear_module_create(result, ctx, name, in_features, out, o->bias, split);
 }

@@ -48,7 +48,7 @@ static ar_status column_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_part 
 static ar_status weight_layout(ar_layout *o, ar_ctx *ctx, const ari_linear_spec *s, const ari_linear_part *part)
 {
     const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp);
-    const size_t shape[2] = {s->transposed ? s->in : part->out, s->transposed ? part->out : s->in};
+    const size_t shape[2] = {s->transposed ? s->in_features : part->out, s->transposed ? part->out : s->in_features};
     const int dim = ari_is_colwise(&s->split) == s->transposed ? 1 : 0;
     if (s->split.style == AR_STYLE_REPLICATE)
         return ari_layout_replicate(o, 2, shape, r, n);
@@ -74,9 +74,9 @@ ar_status ari_linear_weight_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec
     AR_TRY(ar_param_init(p, ctx, name, &layout, s->transposed));
     /* A rank without rows still has columns, or its matrix would be [0, 0]. */
     if (s->uneven && layout.nbox == 0)
-        p->value.shape[s->transposed ? 0 : 1] = s->in;
+        p->value.shape[s->transposed ? 0 : 1] = s->in_features;
     p->init = AR_INIT_XAVIER_NORMAL;
-    p->fan_in = s->in;
+    p->fan_in = s->in_features;
     p->fan_out = part->out;
     p->matrix = !s->uneven && !s->chooses;
     p->adds = AR_ADDS_BY_SAMPLE;
@@ -108,7 +108,7 @@ ar_status ari_linear_bias_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *
     AR_TRY(ar_param_init(p, ctx, name, &layout, false));
     p->init = AR_INIT_UNIFORM_BIAS;
     p->matrix = false;
-    p->fan_in = s->in;
+    p->fan_in = s->in_features;
     p->fan_out = part->out;
     /* The bias of a sum that is scattered along the sequence meets the rank's own positions only. */
     p->spread = n > 1 && ari_is_rowwise(&s->split) && ari_placed_by_tokens(s->split.to) &&
@@ -145,7 +145,7 @@ ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s)
 {
     *l = (ari_linear){.split = s->split,
                       .n = s->n,
-                      .in = {1, {s->in}},
+                      .in_features = {1, {s->in_features}},
                       .has_bias = s->bias,
                       .owns_input = s->owns_input,
                       .peaked = s->uneven};

@@ -22,44 +22,46 @@ static ar_status round_sum(ar_ctx *ctx, const ari_product *p, const ari_output *
     return ctx->arith->round(ctx, &y, s, &ep);
 }
 
-ar_status ari_multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *in)
+ar_status ari_multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *input)
 {
     const ar_operand *a = NULL;
     ar_sum *s = NULL;
-    ar_tensor rows = ari_tensor_rows(in);
+    ar_tensor rows = ari_tensor_rows(input);
     if (p->scattered)
-        AR_TRY(ari_rank_major(ctx, &rows, in));
+        AR_TRY(ari_rank_major(ctx, &rows, input));
     AR_TRY(make_operand(ctx, &a, p, &rows));
     AR_TRY(ctx->arith->contract(ctx, &s, a, p->b));
     if (!p->unreduced)
-        AR_TRY(ctx->arith->fold(ctx, s, ctx->queue, p->over,
+        AR_TRY(ctx->arith->fold(ctx, s, ctx->queue, p->group,
                                 p->scattered ? AR_SCATTER_ROWS
-                                : p->over    ? AR_ALL
+                                : p->group   ? AR_ALL
                                              : AR_KEEP,
                                 p->tag));
     AR_TRY(round_sum(ctx, p, o, s, rows.shape[0]));
     ctx->arith->operand_done(ctx, a);
-    ari_release_placed(ctx, &rows, in);
+    ari_release_placed(ctx, &rows, input);
     return AR_OK;
 }
 
 /* --- in chunks ---------------------------------------------------------------------------------------------------- */
 
 /* Chunk i of o, to be rounded into: its own memory where it lies there in one piece, else memory of the step. */
-static ar_status take_chunk(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t, size_t i, bool own)
+static ar_status take_chunk(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t, size_t i,
+                            bool is_local)
 {
-    const ar_tensor view = ari_chunk_view(c, t, i, own);
+    const ar_tensor view = ari_chunk_view(c, t, i, is_local);
     const size_t shape[2] = {view.shape[0] * view.shape[1] * view.shape[2], view.shape[3]};
     return ari_tensor_is_contiguous(&view) ? ar_tensor_view(rows, t->dtype, 2, shape, view.data)
                                            : ar_ctx_tensor(ctx, rows, t->dtype, 2, shape);
 }
 
-static ar_status leave_chunk(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t, size_t i, bool own)
+static ar_status leave_chunk(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t, size_t i,
+                             bool is_local)
 {
-    const ar_tensor view = ari_chunk_view(c, t, i, own);
+    const ar_tensor view = ari_chunk_view(c, t, i, is_local);
     if (ari_tensor_is_contiguous(&view))
         return AR_OK;
-    AR_TRY(ari_chunk_put(ctx, c, t, i, own, rows));
+    AR_TRY(ari_chunk_put(ctx, c, t, i, is_local, rows));
     ar_ctx_release(ctx, rows);
     return AR_OK;
 }
@@ -67,14 +69,14 @@ static ar_status leave_chunk(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, 
 static ar_status round_chunk(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ari_chunks *c, size_t i,
                              ar_sum *s)
 {
-    const bool own = p->scattered, active = o->act != AR_ACT_NONE;
+    const bool is_local = p->scattered, active = o->act != AR_ACT_NONE;
     ari_output chunk = *o;
-    AR_TRY(take_chunk(ctx, &chunk.y, c, &o->y, i, own));
+    AR_TRY(take_chunk(ctx, &chunk.y, c, &o->y, i, is_local));
     if (active)
-        AR_TRY(take_chunk(ctx, &chunk.z, c, &o->z, i, own));
+        AR_TRY(take_chunk(ctx, &chunk.z, c, &o->z, i, is_local));
     AR_TRY(round_sum(ctx, p, &chunk, s, ari_chunk_rows(c, i)));
-    AR_TRY(leave_chunk(ctx, &chunk.y, c, &o->y, i, own));
-    return active ? leave_chunk(ctx, &chunk.z, c, &o->z, i, own) : AR_OK;
+    AR_TRY(leave_chunk(ctx, &chunk.y, c, &o->y, i, is_local));
+    return active ? leave_chunk(ctx, &chunk.z, c, &o->z, i, is_local) : AR_OK;
 }
 
 ar_status ari_multiply_chunk(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ari_chunks *c, size_t i,
@@ -96,14 +98,14 @@ typedef struct under_way {
 } under_way;
 
 static ar_status begin_chunk(ar_ctx *ctx, under_way *u, const ari_product *p, const ari_chunks *c, size_t i,
-                             const ar_operand *all)
+                             const ar_operand *full_operand)
 {
     const ari_communication *overlapped = NULL;
-    ar_part part = {.matrices = 1, .row = i * c->ranks * c->samples * c->each, .rows = ari_chunk_rows(c, i)};
+    ar_part part = {.matrices = 1, .row = i * c->ranks * c->samples * c->chunk_seq, .rows = ari_chunk_rows(c, i)};
     for (int k = 0; k < p->n; k++)
         part.cols += p->width[k];
     AR_TRY(ari_ctx_overlapped(ctx, &overlapped));
-    AR_TRY(ctx->arith->operand_part(ctx, &u->a, all, &part));
+    AR_TRY(ctx->arith->operand_part(ctx, &u->a, full_operand, &part));
     AR_TRY(ctx->arith->contract(ctx, &u->s, u->a, p->b));
     return p->unreduced ? AR_OK
                         : ctx->arith->fold(ctx, u->s, overlapped->queue, overlapped->tp, AR_SCATTER_ROWS, p->tag);
@@ -120,32 +122,33 @@ static ar_status end_chunk(ar_ctx *ctx, under_way *u, const ari_product *p, cons
 /* rows [tokens, f] = t [.., s, f] in chunk order, chunk by chunk: memory of the step. */
 static ar_status chunk_order(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t)
 {
-    const size_t all = c->ranks * c->samples * c->own;
-    AR_TRY(ari_new_rows(ctx, rows, t->dtype, all, t->shape[t->ndim - 1]));
-    for (size_t i = 0, at = 0; i < c->n; at += ari_chunk_rows(c, i++)) {
-        const ar_tensor from = ari_chunk_view(c, t, i, false), chunk = ar_tensor_slice(rows, 0, at, all - at);
-        ar_tensor to;
-        AR_TRY(ar_tensor_view(&to, t->dtype, 4, from.shape, chunk.data));
-        AR_TRY(ARI_KERNEL(ctx, copy_strided, &to, &from));
+    const size_t total_rows = c->ranks * c->samples * c->local_seq;
+    AR_TRY(ari_new_rows(ctx, rows, t->dtype, total_rows, t->shape[t->ndim - 1]));
+    for (size_t i = 0, row_offset = 0; i < c->n; row_offset += ari_chunk_rows(c, i++)) {
+        const ar_tensor src = ari_chunk_view(c, t, i, false),
+                        chunk = ar_tensor_slice(rows, 0, row_offset, total_rows - row_offset);
+        ar_tensor dst;
+        AR_TRY(ar_tensor_view(&dst, t->dtype, 4, src.shape, chunk.data));
+        AR_TRY(ARI_KERNEL(ctx, copy_strided, &dst, &src));
     }
     return AR_OK;
 }
 
 ar_status ari_multiply_scattered(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ari_chunks *c,
-                                 const ar_tensor *in)
+                                 const ar_tensor *input)
 {
-    const ar_operand *all = NULL;
+    const ar_operand *full_operand = NULL;
     under_way u[2] = {{NULL}};
     ar_tensor rows;
-    AR_TRY(chunk_order(ctx, &rows, c, in));
-    AR_TRY(make_operand(ctx, &all, p, &rows));
+    AR_TRY(chunk_order(ctx, &rows, c, input));
+    AR_TRY(make_operand(ctx, &full_operand, p, &rows));
     for (size_t i = 0; i < c->n; i++) {
-        AR_TRY(begin_chunk(ctx, &u[i % 2], p, c, i, all));
+        AR_TRY(begin_chunk(ctx, &u[i % 2], p, c, i, full_operand));
         if (i > 0)
             AR_TRY(end_chunk(ctx, &u[(i + 1) % 2], p, o, c, i - 1));
     }
     AR_TRY(end_chunk(ctx, &u[(c->n + 1) % 2], p, o, c, c->n - 1));
-    ctx->arith->operand_done(ctx, all);
+    ctx->arith->operand_done(ctx, full_operand);
     ar_ctx_release(ctx, &rows);
     return AR_OK;
 }

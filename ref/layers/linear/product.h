@@ -9,7 +9,7 @@ typedef struct ari_product {
     const ar_operand *b;                              /* the weights */
     int n;                                            /* parts of A, side by side: */
     size_t column[AR_MAX_PARTS], width[AR_MAX_PARTS]; /* of its rows */
-    ar_comm *over;  /* the group over which the product is a sum; NULL: it is complete here */
+    ar_comm *group; /* the group over which the product is a sum; NULL: it is complete here */
     bool scattered; /* each rank wants its own positions of that sum */
     bool unreduced; /* the fault column_dx_not_reduced */
     const char *tag;
@@ -23,11 +23,11 @@ typedef struct ari_output {
 } ari_output;
 
 /** o = in B^T, in [.., s, f] contiguous: at once. */
-AR_NODISCARD ar_status ari_multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *in);
+AR_NODISCARD ar_status ari_multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *input);
 /** The rows of chunk i, of which `rows` are A's, to their places; the product is complete here. */
 AR_NODISCARD ar_status ari_multiply_chunk(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ari_chunks *c,
                                           size_t i, const ar_tensor *rows);
 /** As ari_multiply of a scattered sum: a chunk is reduced and scattered beside the product of the next one. A is made
  *  once, of all rows. */
 AR_NODISCARD ar_status ari_multiply_scattered(ar_ctx *ctx, const ari_product *p, const ari_output *o,
-                                              const ari_chunks *c, const ar_tensor *in);
+                                              const ari_chunks *c, const ar_tensor *input);
