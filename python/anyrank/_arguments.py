@@ -26,7 +26,10 @@ def option_words(command: str, options: typing.Mapping[str, object]) -> list[str
     words = []
     for name, value in options.items():
         if name not in table:
-            near = difflib.get_close_matches(name, table, 1) or [known for known in table if known.startswith(name)][:1]
+            near = (
+                difflib.get_close_matches(name, table, 1)
+                or [candidate for candidate in table if candidate.startswith(name)][:1]
+            )
             hint = f"; did you mean {near[0]}?" if near else f"; help(anyrank.{command}) lists them"
             raise TypeError(f"anyrank.{command}() got an unexpected keyword argument {name!r}{hint}")
         if value is not None:
@@ -42,7 +45,7 @@ def _words(command: str, name: str, option: Option, value: typing.Any) -> list[s
                 raise TypeError
             return [dashed] if value else []
         if option.type == "Texts" and not isinstance(value, str):
-            return [f"{dashed}={_text(one)}" for one in value]
+            return [f"{dashed}={_text(text)}" for text in value]
         return [f"{dashed}={_OF[option.type](value) if option.type in _OF else _text(value)}"]
     except TypeError:
         right = "a path" if option.type == "Path" else option.type.replace("typing.", "")
@@ -74,7 +77,7 @@ def _list(value: typing.Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, (list, tuple)):
-        return ",".join(_number(one) for one in value)
+        return ",".join(_number(number) for number in value)
     return _number(value)
 
 
@@ -110,12 +113,15 @@ def with_options(command: str, *left_out: str) -> typing.Callable[[_F], _F]:
 
     def decorate(function: _F) -> _F:
         signature = inspect.signature(function)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        names = {p.name for p in own} | set(left_out)
-        more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option.type)
-                for name, option in OPTIONS[command].items() if name not in names]
-        setattr(function, "__signature__", signature.replace(parameters=[*own, *more]))
-        lines = [f"    {p.name}: {OPTIONS[command][p.name].help}" for p in more]
+        declared_parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        names = {p.name for p in declared_parameters} | set(left_out)
+        option_parameters = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=option.type)
+            for name, option in OPTIONS[command].items()
+            if name not in names
+        ]
+        setattr(function, "__signature__", signature.replace(parameters=[*declared_parameters, *option_parameters]))
+        lines = [f"    {p.name}: {OPTIONS[command][p.name].help}" for p in option_parameters]
         function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Options of the command:", *lines])
         return function
 

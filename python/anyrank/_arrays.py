@@ -103,16 +103,16 @@ def _of_numbers(value: typing.Any) -> Entry:
         shape.append(len(rows[0]))
         if any(not isinstance(row, (list, tuple)) or len(row) != shape[-1] for row in rows):
             raise TypeError("a nested list whose parts differ in length is no tensor")
-        rows = [one for row in rows for one in row]
-    if any(not isinstance(one, (bool, int, float)) for one in rows):
+        rows = [element for row in rows for element in row]
+    if any(not isinstance(element, (bool, int, float)) for element in rows):
         raise TypeError("a list of what are no numbers is no tensor")
-    if rows and all(isinstance(one, bool) for one in rows):
+    if rows and all(isinstance(element, bool) for element in rows):
         return Entry("BOOL", tuple(shape), memoryview(bytes(rows)))
-    whole = all(isinstance(one, int) for one in rows)
-    if whole and any(not -2**63 <= one < 2**63 for one in rows):
+    is_integral = all(isinstance(element, int) for element in rows)
+    if is_integral and any(not -2**63 <= element < 2**63 for element in rows):
         raise TypeError("a list of integers that 64 bits do not hold is no tensor")
-    data = struct.pack(f"<{len(rows)}{'q' if whole else 'd'}", *rows)
-    return Entry("I64" if whole else "F64", tuple(shape), memoryview(data))
+    data = struct.pack(f"<{len(rows)}{'q' if is_integral else 'd'}", *rows)
+    return Entry("I64" if is_integral else "F64", tuple(shape), memoryview(data))
 
 
 def torch_of(entry: Entry) -> typing.Any:
@@ -155,8 +155,8 @@ def same_bytes(a: Entry, b: Entry) -> bool:
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     words = a.data.nbytes // 8 * 8  # a memoryview is compared element by element
-    one, two = (memoryview(entry.data).cast("B") for entry in (a, b))
-    return one[words:] == two[words:] and one[:words].cast("Q") == two[:words].cast("Q")
+    bytes_a, bytes_b = (memoryview(entry.data).cast("B") for entry in (a, b))
+    return bytes_a[words:] == bytes_b[words:] and bytes_a[:words].cast("Q") == bytes_b[:words].cast("Q")
 
 
 # The code to read a float's bits by; NaN is what is above this, without the sign. (E4M3 has one NaN, E8M0 no sign.)

@@ -114,12 +114,12 @@ class Recorder:
     def _note(self, name: str, agreed: str | None, signature: inspect.Signature, args: typing.Any,
               kwargs: typing.Any) -> None:
         try:
-            given = signature.bind(*args, **kwargs).arguments
-            group, ranks = _group_of(given.get("group"))
+            arguments = signature.bind(*args, **kwargs).arguments
+            group, ranks = _group_of(arguments.get("group"))
             frame = _frame_of_user()
         except Exception:  # noqa: BLE001: the call itself says what is wrong with it
             return
-        tensor, size = _described(given.get(agreed or "input"))
+        tensor, size = _described(arguments.get(agreed or "input"))
         with self.lock:
             number = self.numbers[group, ranks] = self.numbers.get((group, ranks), 0) + 1
             call = Call(group, ranks, number, name, tensor, f"{name} {size if agreed else ''}", *frame)
@@ -150,12 +150,12 @@ def _described(tensor: typing.Any) -> tuple[str, str]:
 def _frame_of_user() -> tuple[str, int, str]:
     """File, line and function of the innermost frame outside of torch and this package."""
     torch: typing.Any = sys.modules["torch"]
-    others = tuple(os.path.dirname(os.path.abspath(str(path))) + os.sep for path in (torch.__file__, __file__))
-    tests = os.path.join(others[1], "tests") + os.sep
+    library_dirs = tuple(os.path.dirname(os.path.abspath(str(path))) + os.sep for path in (torch.__file__, __file__))
+    tests = os.path.join(library_dirs[1], "tests") + os.sep
     frame: typing.Any = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith("<") and (path.startswith(tests) or not path.startswith(others)):
+        if not path.startswith("<") and (path.startswith(tests) or not path.startswith(library_dirs)):
             return path, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
     return "", 0, ""
@@ -171,9 +171,9 @@ def read(path: pathlib.Path) -> list[Call]:
     except OSError:
         return []
     found = []
-    for at in range(0, len(data), WIDTH):
+    for offset in range(0, len(data), WIDTH):
         try:
-            number, group, ranks, *rest = json.loads(data[at:at + WIDTH])
+            number, group, ranks, *rest = json.loads(data[offset:offset + WIDTH])
             found.append((number, Call(group, tuple(ranks), *rest)))
         except (ValueError, TypeError):
             continue

@@ -44,8 +44,8 @@ def find_command() -> str:
 
 def environment() -> dict[str, str]:
     """The command's: it asks this Python for causes, if it has numpy."""
-    own = {"ANYRANK_PYTHON": sys.executable} if sys.executable and importlib.util.find_spec("numpy") else {}
-    return {**own, **os.environ}
+    defaults = {"ANYRANK_PYTHON": sys.executable} if sys.executable and importlib.util.find_spec("numpy") else {}
+    return {**defaults, **os.environ}
 
 
 class Finished(typing.NamedTuple):
@@ -151,10 +151,13 @@ def _message(program: str, command: str, status: int, messages: str) -> str:
     lines = messages.strip().split("\n")
     # Notes follow the error, which is what the caller looks for.
     notes = [line for line in lines if line.startswith("note: ")]
-    said = "\n".join([line for line in lines if line not in notes] + notes)
+    stderr_text = "\n".join([line for line in lines if line not in notes] + notes)
     if status < 0:
         end = f"anyrank {command}: ended by {signal.Signals(-status).name}"
         if status == -signal.SIGKILL:
             end += " (the system does that where memory runs out)"
-        return f"{end}\n{said}" if said else end
-    return said or f"{program} {command}: exit status {status}, no result and no message: is it the anyrank command?"
+        return f"{end}\n{stderr_text}" if stderr_text else end
+    return (
+        stderr_text
+        or f"{program} {command}: exit status {status}, no result and no message: is it the anyrank command?"
+    )

@@ -103,10 +103,12 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
     sizes = layout_of(ranks, layout)
     if math.prod(sizes.values()) == 1:
         raise ValueError(f"{name_of(sizes)} would be compared with itself: give 2 or more")
-    said = _said_in_vain(spec, sizes, dimensions)
+    warning_texts = _said_in_vain(spec, sizes, dimensions)
     if bits + (rtol is not None or atol is not None) > 1:
         raise ValueError("bits, or rtol and atol: give at most one rule")
-    kept = pathlib.Path(folder) if folder is not None else pathlib.Path(tempfile.mkdtemp(prefix="anyrank-compare-"))
+    dump_folder = (
+        pathlib.Path(folder) if folder is not None else pathlib.Path(tempfile.mkdtemp(prefix="anyrank-compare-"))
+    )
     options = {key: value for key, value in (("steps", steps), ("only", only)) if value is not None}
     from anyrank.runs import verify
 
@@ -114,31 +116,39 @@ def compare_ranks(build: Build, step: Step, ranks: int | None = None, *, layout:
     start = {"seed": seed, "timeout": timeout, "threads": threads, "env": env}
     rule: dict[str, typing.Any] = {"rtol": rtol, "atol": atol} if rtol is not None or atol is not None else {}
     allowed: dict[str, typing.Any] = {}
-    keep = folder is not None
+    is_kept = folder is not None
     try:
-        said += _one_rank(run, kept / "one", start)
+        warning_texts += _one_rank(run, dump_folder / "one", start)
         if not rule and not bits:
-            allowed = _allowances(run, kept, start)
-            rule = {"sensitivity": kept / "allowed.safetensors"}
-        said += _ranks(run, kept / "ranks", start)
-        for text in dict.fromkeys(said):
+            allowed = _allowances(run, dump_folder, start)
+            rule = {"sensitivity": dump_folder / "allowed.safetensors"}
+        warning_texts += _ranks(run, dump_folder / "ranks", start)
+        for text in dict.fromkeys(warning_texts):
             warnings.warn(text, stacklevel=2)
-        judge = functools.partial(verify, kept / "one", kept / "ranks", ignore=ignore or [], common=common, **rule)
+        judge = functools.partial(
+            verify, dump_folder / "one", dump_folder / "ranks", ignore=ignore or [], common=common, **rule
+        )
         report = judge()
         if report.unjudged:
             raise AnyrankError(cannot_judge(report, allowed))
         if not report.ok:
-            report = _with_operations(run, kept, start, judge, report)
-            words = ["anyrank", "verify", str(kept / "one"), str(kept / "ranks"), *_words(rule, ignore, common)]
-            where = "" if folder is not None else f"{kept}: both runs, for `look`; nothing else removes them"
-            raise RanksDiffer(explain(report, sizes, seed, repeat, shlex.join(words), where), report)
+            report = _with_operations(run, dump_folder, start, judge, report)
+            words = [
+                "anyrank",
+                "verify",
+                str(dump_folder / "one"),
+                str(dump_folder / "ranks"),
+                *_words(rule, ignore, common),
+            ]
+            dump_note = "" if folder is not None else f"{dump_folder}: both runs, for `look`; nothing else removes them"
+            raise RanksDiffer(explain(report, sizes, seed, repeat, shlex.join(words), dump_note), report)
     except RanksDiffer:
-        keep = True
+        is_kept = True
         raise
     finally:
-        if not keep:
-            shutil.rmtree(kept, ignore_errors=True)
-    weak = tuple(name for name, one in allowed.items() if one.allowed > WEAK * one.largest > 0)
+        if not is_kept:
+            shutil.rmtree(dump_folder, ignore_errors=True)
+    weak = tuple(name for name, allowance in allowed.items() if allowance.allowed > WEAK * allowance.largest > 0)
     worst, tensor = _closest(report)
     return Compared(report, worst, tensor, weak, allowed)
 
@@ -156,25 +166,25 @@ def layout_of(ranks: int | None, layout: Layout | None) -> dict[str, int]:
     return sizes
 
 
-def _said_in_vain(given: typing.Any, layout: Layout, dimensions: typing.Collection[str]) -> list[str]:
+def _said_in_vain(raw_spec: typing.Any, layout: Layout, dimensions: typing.Collection[str]) -> list[str]:
     """What to warn of in a spec that names dimensions of no layout; refuses a spec that cannot be read."""
     __tracebackhide__ = True
     from anyrank.capture._model import shares_samples
     from anyrank.capture._spec import Spec
 
     try:
-        spec = Spec(given)
+        spec = Spec(raw_spec)
         mesh = spec.mesh or dict(layout)
         spec.check(mesh)
     except AnyrankError as error:
         raise AnyrankError(str(error)) from None  # without the frames that found it
-    known = {*mesh, *dimensions}
-    if any(map(shares_samples, known)):
-        known.add("dp")  # means all of those
+    known_dimensions = {*mesh, *dimensions}
+    if any(map(shares_samples, known_dimensions)):
+        known_dimensions.add("dp")  # means all of those
     absent: dict[str, list[str]] = {}
-    for what, name in spec.named():
-        if name not in known:
-            absent.setdefault(name, []).append(what)
+    for spec_part, name in spec.named():
+        if name not in known_dimensions:
+            absent.setdefault(name, []).append(spec_part)
     return [f"{spec.where}: {whats[0]}{f' and {len(whats) - 1} more' if len(whats) > 1 else ''}: no effect, as the "
             f"layout {mesh} has no dimension {name!r}; if the spec serves other layouts too, give it the size 1 here"
             for name, whats in absent.items()]
@@ -223,27 +233,27 @@ def _run(run: _Run, folder: pathlib.Path, draw: int, alone: bool) -> list[str]:
     return capture.notes
 
 
-def _spec(given: typing.Any, mesh: dict[str, int]) -> typing.Any:
-    if isinstance(given, (str, os.PathLike)):
-        given = json.loads(pathlib.Path(given).read_text(encoding="utf-8"))
-    return {"mesh": mesh, **(given or {})}
+def _spec(raw_spec: typing.Any, mesh: dict[str, int]) -> typing.Any:
+    if isinstance(raw_spec, (str, os.PathLike)):
+        raw_spec = json.loads(pathlib.Path(raw_spec).read_text(encoding="utf-8"))
+    return {"mesh": mesh, **(raw_spec or {})}
 
 
-def _failure(failed: ranks.RanksFailed, where: str) -> Exception:
+def _failure(failed: ranks.RanksFailed, context: str) -> Exception:
     """A rank's failure, with where it was. What anyrank refuses is said in its one line, without the rank's frames."""
     if isinstance(failed.exception, AnyrankError):
-        return AnyrankError(f"{where}: {failed.exception}")
-    return ranks.RanksFailed(f"{where}: {failed}", failed.kind, failed.rank, failed.exception)
+        return AnyrankError(f"{context}: {failed.exception}")
+    return ranks.RanksFailed(f"{context}: {failed}", failed.kind, failed.rank, failed.exception)
 
 
 def _one_rank(run: _Run, folder: pathlib.Path, start: dict[str, typing.Any]) -> list[str]:
     """One rank, whose failure is that of the plain model."""
     __tracebackhide__ = True
     try:
-        said: list[str] = ranks.spawn(1, _captured, run, folder, True, **start)[0]
+        warning_texts: list[str] = ranks.spawn(1, _captured, run, folder, True, **start)[0]
     except ranks.RanksFailed as failed:
         raise _failure(failed, "one rank, which the others are compared with, failed") from None
-    return said
+    return warning_texts
 
 
 def _ranks(run: _Run, folder: pathlib.Path, start: dict[str, typing.Any]) -> list[str]:
@@ -252,51 +262,51 @@ def _ranks(run: _Run, folder: pathlib.Path, start: dict[str, typing.Any]) -> lis
         of_all = ranks.spawn(math.prod(run.layout.values()), _captured, run, folder, False, **start)
     except ranks.RanksFailed as failed:
         raise _failure(failed, name_of(run.layout)) from None
-    return [text for said in of_all for text in said]
+    return [text for warning_texts in of_all for text in warning_texts]
 
 
-def _with_operations(run: _Run, kept: pathlib.Path, start: dict[str, typing.Any],
+def _with_operations(run: _Run, dump_folder: pathlib.Path, start: dict[str, typing.Any],
                      verify: typing.Callable[[], VerifyReport], report: VerifyReport) -> VerifyReport:
     """The report, once both runs have been made again with a record of their operations, by which the first wrong one
     is found; as it is where they cannot be."""
     from anyrank.capture._operations import FOLDER
 
-    again = run._replace(capture={**run.capture, "operations": True})
+    recorded_run = run._replace(capture={**run.capture, "operations": True})
     try:
-        for name, of in (("one", _one_rank), ("ranks", _ranks)):
+        for name, runner in (("one", _one_rank), ("ranks", _ranks)):
             with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), (
                     contextlib.redirect_stderr(io.StringIO())):  # what was printed and warned of already
                 warnings.simplefilter("ignore")
-                of(again, kept / f"{name}-again", start)
-            shutil.rmtree(kept / name / FOLDER, ignore_errors=True)
-            (kept / f"{name}-again" / FOLDER).rename(kept / name / FOLDER)
+                runner(recorded_run, dump_folder / f"{name}-again", start)
+            shutil.rmtree(dump_folder / name / FOLDER, ignore_errors=True)
+            (dump_folder / f"{name}-again" / FOLDER).rename(dump_folder / name / FOLDER)
         return verify()
     except (OSError, AnyrankError, ranks.RanksFailed):
         return report
     finally:
         for name in ("one", "ranks"):
-            shutil.rmtree(kept / f"{name}-again", ignore_errors=True)
+            shutil.rmtree(dump_folder / f"{name}-again", ignore_errors=True)
 
 
-def _allowances(run: _Run, kept: pathlib.Path, start: dict[str, typing.Any]) -> dict[str, typing.Any]:
+def _allowances(run: _Run, dump_folder: pathlib.Path, start: dict[str, typing.Any]) -> dict[str, typing.Any]:
     """Measures what rounding explains, and writes it to allowed.safetensors."""
     __tracebackhide__ = True
     from anyrank import rounding
     from anyrank.runs import verify
 
-    again, *draws = [kept / f"again-{draw}" for draw in range(1 + rounding.DRAWS)]
+    repeat_folder, *draws = [dump_folder / f"again-{draw}" for draw in range(1 + rounding.DRAWS)]
     try:
-        ranks.run(1 + rounding.DRAWS, _captured_again, (run, [again, *draws]), alone=True, **start)
+        ranks.run(1 + rounding.DRAWS, _captured_again, (run, [repeat_folder, *draws]), alone=True, **start)
     except ranks.RanksFailed as failed:
         raise _failure(failed, "one rank runs well, but not with errors as large as rounding in each operation (give "
                                "rtol and atol, or bits=True, to do without)") from None
-    report = verify(kept / "one", again)
+    report = verify(dump_folder / "one", repeat_folder)
     if not report.ok:
         name = report.first.tensor if report.first else ""
         raise AnyrankError(f"one rank has other values when it runs again, first in {name}: what build or step draws "
                            "does not come from the seed, so nothing can be compared")
-    allowed = rounding.allowances(kept / "one", draws, kept / "allowed.safetensors")
-    for path in (again, *draws):
+    allowed = rounding.allowances(dump_folder / "one", draws, dump_folder / "allowed.safetensors")
+    for path in (repeat_folder, *draws):
         shutil.rmtree(path)
     return allowed
 
@@ -308,11 +318,13 @@ def cannot_judge(report: VerifyReport, allowed: dict[str, typing.Any]) -> str:
     """Which tensors may differ by as much as they are, and what to do."""
     shares = [f"{name} ({allowed[name].allowed / allowed[name].largest:.2g} of its largest element)"
               if name in allowed and allowed[name].largest > 0 else name for name in report.unjudged[:NAMES]]
-    more = f" and {len(report.unjudged) - NAMES:,} more" if len(report.unjudged) > NAMES else ""
-    return (f"cannot judge {len(report.unjudged):,} of {report.compared:,} tensors, which rounding alone may change by "
-            f"as much as they are: {', '.join(shares)}{more}. The step amplifies rounding: it quantises, or chooses by "
-            "values (experts, top-k). Fix the scale or the choice in the test, compare what goes into it (only=), or "
-            "give rtol= and atol=")
+    remainder_text = f" and {len(report.unjudged) - NAMES:,} more" if len(report.unjudged) > NAMES else ""
+    return (
+        f"cannot judge {len(report.unjudged):,} of {report.compared:,} tensors, which rounding alone may change by "
+        f"as much as they are: {', '.join(shares)}{remainder_text}. The step amplifies rounding: it quantises, or "
+        "chooses by values (experts, top-k). Fix the scale or the choice in the test, compare what goes into it (only=), or "
+        "give rtol= and atol="
+    )
 
 
 
@@ -338,16 +350,23 @@ def _closest(report: VerifyReport) -> tuple[float, str]:
 
 def explain(report: VerifyReport, layout: Layout, seed: int, repeat: str, verifying: str, kept: str = "") -> str:
     """The cause first, then tensor, rank, element; how to see it again, and where what is kept for that is."""
-    first = report.first
-    if first is None:
+    difference = report.first
+    if difference is None:
         return f"{name_of(layout)} do not compute what one rank does:\n{report}"
-    lines = [f"{first.tensor} {_KINDS[_state(first)].replace('%', name_of(layout))}"
-            + (f": {_short(first.hint)}" if first.hint else "")]
+    lines = [f"{difference.tensor} {_KINDS[_state(difference)].replace('%', name_of(layout))}"
+            + (f": {_short(difference.hint)}" if difference.hint else "")]
     operation = [("at" if i == 0 else "", text) for i, text in enumerate(
         (report.explanation or {}).get("operation", ()))]
-    for label, text in [("cause", _cause(first)), *operation, ("check", first.look), *_facts(first, report, layout),
-                        ("seed", str(seed)), ("repeat", repeat), ("look", verifying + " --html report.html"),
-                        ("kept", kept)]:
+    for label, text in [
+        ("cause", _cause(difference)),
+        *operation,
+        ("check", difference.look),
+        *_facts(difference, report, layout),
+        ("seed", str(seed)),
+        ("repeat", repeat),
+        ("look", verifying + " --html report.html"),
+        ("kept", kept),
+    ]:
         if text:
             wrap = label not in ("repeat", "look", "kept")
             parts = textwrap.wrap(text, WIDTH - 11, break_long_words=False, break_on_hyphens=False) if wrap else [text]
@@ -360,9 +379,9 @@ _KINDS = {"different": "differs between one rank and %", "replicas": "has copies
           "missing": "is there on one rank, and not on %", "unexpected": "is not there on one rank, but on %"}
 
 
-def _state(first: Difference) -> str:
+def _state(difference: Difference) -> str:
     """Ranks with parts of which nothing is said hold copies that differ; what shows is their shape."""
-    return "shape" if first.other_shape and first.other_shape != first.shape else first.state
+    return "shape" if difference.other_shape and difference.other_shape != difference.shape else difference.state
 
 
 def _short(hint: str) -> str:
@@ -371,51 +390,59 @@ def _short(hint: str) -> str:
     return match[0] if match else hint
 
 
-def _cause(first: Difference) -> str:
-    sure = f" ({first.confidence})" if first.confidence else ""
-    known = f"{sure} [{first.cause}]" if first.cause and first.cause != "unknown" else ""
-    return first.hint + known if first.hint else ""
+def _cause(difference: Difference) -> str:
+    sure = f" ({difference.confidence})" if difference.confidence else ""
+    cause_label = f"{sure} [{difference.cause}]" if difference.cause and difference.cause != "unknown" else ""
+    return difference.hint + cause_label if difference.hint else ""
 
 
-def _facts(first: Difference, report: VerifyReport, layout: Layout) -> typing.Iterator[tuple[str, str]]:
+def _facts(difference: Difference, report: VerifyReport, layout: Layout) -> typing.Iterator[tuple[str, str]]:
     several = report.different + len(report.missing) + len(report.unexpected)
     which = f", the first of {several:,} that differ in the order of the step" if several > 1 else ", the only one"
-    yield "tensor", f"{first.tensor} ({_meaning(first)}){which}; {report.compared:,} are compared"
-    state = _state(first)
+    yield "tensor", f"{difference.tensor} ({_meaning(difference)}){which}; {report.compared:,} are compared"
+    state = _state(difference)
     if state == "different":
-        alone = f"on rank {first.rank} alone" in first.pattern
-        yield "rank", str(first.rank) if alone else ""
-        yield _judged(first, report, f"on rank {first.rank}" if alone else "here")
+        alone = f"on rank {difference.rank} alone" in difference.pattern
+        yield "rank", str(difference.rank) if alone else ""
+        yield _judged(difference, report, f"on rank {difference.rank}" if alone else "here")
     elif state == "replicas":
         values = " and ".join(f"{_number(value)} on rank {rank}"
-                              for value, rank in zip((first.reference, first.actual), first.ranks))
-        yield "element", f"{list(first.index)}: {values}"
+                              for value, rank in zip((difference.reference, difference.actual), difference.ranks))
+        yield "element", f"{list(difference.index)}: {values}"
     elif state == "shape":
-        yield "shape", f"{list(first.shape)} on one rank, {list(first.other_shape)} on {name_of(layout)}"
-        yield "spec", _advice(first, layout)
+        yield "shape", f"{list(difference.shape)} on one rank, {list(difference.other_shape)} on {name_of(layout)}"
+        yield "spec", _advice(difference, layout)
     elif state == "dtype":
-        yield "dtype", f"{first.dtype} on one rank, {first.other_dtype} on {name_of(layout)}"
-    elif first.tensor in report.lost_gradients:
-        yield "note", f'both have this parameter; ignore="{first.tensor}" leaves its gradient out'
+        yield "dtype", f"{difference.dtype} on one rank, {difference.other_dtype} on {name_of(layout)}"
+    elif difference.tensor in report.lost_gradients:
+        yield "note", f'both have this parameter; ignore="{difference.tensor}" leaves its gradient out'
     elif state in ("missing", "unexpected"):
         yield "note", "common=True compares the tensors that both have; a module in both runs needs the same name"
-    yield "pattern", first.pattern
+    yield "pattern", difference.pattern
     yield "recorded", "; ".join((report.explanation or {}).get("differences", [])[:NAMES]) if (
-        first.cause == "unknown") else ""
-    lost = [name for name in report.lost_gradients if name != first.tensor]
+        difference.cause == "unknown") else ""
+    lost = [name for name in report.lost_gradients if name != difference.tensor]
     yield "lost", f"gradients of parameters that both have: {', '.join(lost[:NAMES])}" + (
         f", and {len(lost) - NAMES:,} more" if len(lost) > NAMES else "") if lost else ""
-    others = [row.tensor for row in report.tensors if row.tensor != first.tensor]
-    more = several - 1 - len(others[:NAMES])
-    yield "also", ", ".join(others[:NAMES]) + (f", and {more:,} more" if more > 0 else "") if others else ""
+    other_names = [row.tensor for row in report.tensors if row.tensor != difference.tensor]
+    remaining = several - 1 - len(other_names[:NAMES])
+    yield "also", (
+        ", ".join(other_names[:NAMES]) + (f", and {remaining:,} more" if remaining > 0 else "") if other_names else ""
+    )
 
 
-def _judged(first: Difference, report: VerifyReport, here: str) -> tuple[str, str]:
+def _judged(difference: Difference, report: VerifyReport, location: str) -> tuple[str, str]:
     """The worst element, or the factor of all."""
-    if first.off_by_factor:
-        return "factor", f"{_number(first.scale)}; rounding explains {first.factor_allowed:.2g} more or less than 1"
-    return "element", (f"{list(first.index)}: {_number(first.reference)} on one rank, {_number(first.actual)} {here}"
-                       f"{_times(first, report)}")
+    if difference.off_by_factor:
+        return (
+            "factor",
+            f"{_number(difference.scale)}; rounding explains {difference.factor_allowed:.2g} more or less than 1",
+        )
+    return "element", (
+        f"{list(difference.index)}: {_number(difference.reference)} on one rank, "
+        f"{_number(difference.actual)} {location}"
+        f"{_times(difference, report)}"
+    )
 
 
 _PASSES = {"fwd": "an output in the forward pass", "bwd": "the gradient of a module's input",
@@ -426,33 +453,34 @@ _PASSES = {"fwd": "an output in the forward pass", "bwd": "the gradient of a mod
            "count": "how many steps were made"}
 
 
-def _meaning(first: Difference) -> str:
-    kind = first.tensor.split("@")[0].rsplit(":", 1)[-1]
-    step = f", step {first.step}" if first.step > 1 else ""
-    if first.tensor.startswith("input."):
+def _meaning(difference: Difference) -> str:
+    kind = difference.tensor.split("@")[0].rsplit(":", 1)[-1]
+    step = f", step {difference.step}" if difference.step > 1 else ""
+    if difference.tensor.startswith("input."):
         return "what the model is given" + step
-    return _PASSES.get(kind, f"{first.pass_} pass") + step
+    return _PASSES.get(kind, f"{difference.pass_} pass") + step
 
 
 def _number(value: object) -> str:
     return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
-def _times(first: Difference, report: VerifyReport) -> str:
+def _times(difference: Difference, report: VerifyReport) -> str:
     rule = report.data["rule"]["name"]
-    if first.ratio is None or first.allowed is None or rule == "bits":
+    if difference.ratio is None or difference.allowed is None or rule == "bits":
         return ""
-    ratio = f"{first.ratio:,.3g} times" if math.isfinite(first.ratio) else "infinitely more than"
-    return f"; {ratio} what {'rounding explains' if rule == 'sensitivity' else 'the rule allows'}, {first.allowed:.2g}"
+    ratio = f"{difference.ratio:,.3g} times" if math.isfinite(difference.ratio) else "infinitely more than"
+    limit = "rounding explains" if rule == "sensitivity" else "the rule allows"
+    return f"; {ratio} what {limit}, {difference.allowed:.2g}"
 
 
-def _advice(first: Difference, layout: Layout) -> str:
+def _advice(difference: Difference, layout: Layout) -> str:
     """What a spec would say where a rank has a part of the tensor."""
     for name, size in layout.items():
-        cut = [d for d, (a, b) in enumerate(zip(first.shape, first.other_shape)) if a != b]
-        if len(first.shape) == len(first.other_shape) and len(cut) == 1 and size > 1 and (
-                first.shape[cut[0]] == size * first.other_shape[cut[0]]):
-            glob = first.tensor.split("@")[0]
+        cut = [d for d, (a, b) in enumerate(zip(difference.shape, difference.other_shape)) if a != b]
+        if len(difference.shape) == len(difference.other_shape) and len(cut) == 1 and size > 1 and (
+                difference.shape[cut[0]] == size * difference.other_shape[cut[0]]):
+            glob = difference.tensor.split("@")[0]
             return f'if this is the part of a rank, say so: spec={{"shard": {{"{glob}": {{"{name}": {cut[0]}}}}}}}'
     return ""
 

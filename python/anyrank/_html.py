@@ -85,13 +85,13 @@ def bytes_of(value: float | None) -> str:
 
 def layout_name(layout: typing.Mapping[str, typing.Any] | None) -> str:
     """ "dp=2 tp=4 sp": what differs from one rank."""
-    known = layout or {}
-    numbers = [f"{key}={known[key]}" for key in ("dp", "pp", "cp", "tp") if known.get(key, 1) > 1]
-    if known.get("cp", 1) > 1 and known.get("zigzag"):
+    settings = layout or {}
+    numbers = [f"{key}={settings[key]}" for key in ("dp", "pp", "cp", "tp") if settings.get(key, 1) > 1]
+    if settings.get("cp", 1) > 1 and settings.get("zigzag"):
         numbers.append("zigzag")
-    numbers += ["sp"] if known.get("sp") else []
-    numbers += [f"zero={known['zero']}"] if known.get("zero") else []
-    numbers += [f"micro-batches={known['micro_batches']}"] if known.get("micro_batches", 1) > 1 else []
+    numbers += ["sp"] if settings.get("sp") else []
+    numbers += [f"zero={settings['zero']}"] if settings.get("zero") else []
+    numbers += [f"micro-batches={settings['micro_batches']}"] if settings.get("micro_batches", 1) > 1 else []
     return " ".join(numbers) or "one rank"
 
 

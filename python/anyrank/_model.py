@@ -53,10 +53,10 @@ def _write(model: typing.Any, folder: pathlib.Path) -> None:
     writer = _safetensors.Writer(folder / "model.safetensors")
     try:
         for name, parameter in model.named_parameters():
-            whole = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
-            if whole.is_meta:
+            full_tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+            if full_tensor.is_meta:
                 raise AnyrankError(f"{type(model).__name__}: {name} is on the meta device: it has no values")
-            entry = _arrays.entry_of(whole)
+            entry = _arrays.entry_of(full_tensor)
             writer.add(name, entry.dtype, entry.shape, entry.data)
         writer.close({"format": "pt"})
     except BaseException:

@@ -16,12 +16,12 @@ MOST_DIGITS = 9  # of a number in a name, as _SPAN reads them
 def folded(names: typing.Iterable[str]) -> list[str]:
     """The names, with each run of consecutive numbers at one place as a span."""
     rows = [tuple(name.split(".")) for name in dict.fromkeys(names)]
-    for at in reversed(range(max(map(len, rows), default=0))):
+    for position in reversed(range(max(map(len, rows), default=0))):
         runs: dict[tuple[tuple[str, ...], tuple[str, ...] | None], list[int]] = {}
         for row in rows:
-            text = row[at] if at < len(row) else ""
+            text = row[position] if position < len(row) else ""
             is_number = text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS and str(int(text)) == text
-            numbers = runs.setdefault((row[:at], row[at + 1:]) if is_number else (row, None), [])
+            numbers = runs.setdefault((row[:position], row[position + 1:]) if is_number else (row, None), [])
             numbers += [int(text)] if is_number else []
         rows = []
         for (before, after), numbers in runs.items():

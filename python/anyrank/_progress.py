@@ -45,13 +45,13 @@ def progress_of(progress: Progress) -> typing.Iterator[typing.Callable[[str], No
             return
         try:
             report = json.loads(text)
-            fraction, seconds, what = report.get("fraction"), float(report.get("seconds", 0)), str(report.get("what"))
+            fraction, seconds, label = report.get("fraction"), float(report.get("seconds", 0)), str(report.get("what"))
         except (ValueError, TypeError, AttributeError):
             return
         if callable(progress):
-            progress(fraction, what)
+            progress(fraction, label)
         elif line is not None and seconds >= FIRST_SECONDS:
-            line.show((f"{100 * fraction:3.0f} %  " if fraction is not None else "") + f"{seconds:.0f} s  {what}")
+            line.show((f"{100 * fraction:3.0f} %  " if fraction is not None else "") + f"{seconds:.0f} s  {label}")
 
     try:
         yield show

@@ -106,9 +106,9 @@ def _join(rank: int, job: Job) -> None:
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(job.seed % 2**32)
     torch.manual_seed(job.seed)
-    at, world = place(rank, job)
-    store = dist.FileStore(os.path.join(job.folder, f"store-{rank - at}"), world)
-    dist.init_process_group("gloo", store=store, rank=at, world_size=world,
+    group_rank, world = place(rank, job)
+    store = dist.FileStore(os.path.join(job.folder, f"store-{rank - group_rank}"), world)
+    dist.init_process_group("gloo", store=store, rank=group_rank, world_size=world,
                             timeout=datetime.timedelta(seconds=job.group_seconds))
     if world > 1:
         Recorder(path_of(job.folder, rank, "calls")).install()
@@ -121,9 +121,9 @@ def place(rank: int, job: Job) -> tuple[int, int]:
 
 def environment(rank: int, job: Job) -> dict[str, str]:
     """What torchrun would set, threads that N ranks share a machine with, and gloo on the loopback alone."""
-    at, world = place(rank, job)
+    group_rank, world = place(rank, job)
     names: dict[str, object] = {
-        "RANK": at, "LOCAL_RANK": at, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
+        "RANK": group_rank, "LOCAL_RANK": group_rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world,
         "OMP_NUM_THREADS": job.threads, "MKL_NUM_THREADS": job.threads, "OPENBLAS_NUM_THREADS": job.threads}
     loopback = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
     if loopback and "GLOO_SOCKET_IFNAME" not in os.environ:
@@ -134,8 +134,8 @@ def environment(rank: int, job: Job) -> dict[str, str]:
 def _raised(error: BaseException) -> Report:
     """An exception as text, from the function on."""
     report = traceback.TracebackException.from_exception(error)
-    first = next((i for i, frame in enumerate(report.stack) if not of_package(frame.filename)), 0)
-    report.stack = traceback.StackSummary.from_list(report.stack[first:])
+    begin = next((i for i, frame in enumerate(report.stack) if not of_package(frame.filename)), 0)
+    report.stack = traceback.StackSummary.from_list(report.stack[begin:])
     lines = "".join(report.format()).rstrip().split("\n")
     if len(lines) > LINES:
         lines[LINES // 2:-LINES // 2] = [f"  .. {len(lines) - LINES} more lines .."]

@@ -32,22 +32,22 @@ def _list(source: Json, *names: str) -> tuple[str, list[Json] | None]:
     return next(((name, values[name]) for name in names if isinstance(values.get(name), list)), (names[0], None))
 
 
-def _tokens(values: list[Json], name: str, where: str) -> list[int]:
+def _tokens(values: list[Json], name: str, location: str) -> list[int]:
     for i, value in enumerate(values):
         if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 63:
-            refuse(f"{where}: {name}[{i}] is no integer")
+            refuse(f"{location}: {name}[{i}] is no integer")
     return values
 
 
-def _numbers(values: list[Json], name: str, where: str) -> list[float]:
+def _numbers(values: list[Json], name: str, location: str) -> list[float]:
     """Log-probabilities, NaN for null."""
-    made = []
+    numbers = []
     for i, value in enumerate(values):
         number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         if not number and value is not None and value != "-Infinity":
-            refuse(f"{where}: {name}[{i}] is neither a number nor null")
-        made.append(math.nan if value is None else float(value))
-    return made
+            refuse(f"{location}: {name}[{i}] is neither a number nor null")
+        numbers.append(math.nan if value is None else float(value))
+    return numbers
 
 
 _WHOLE = ("tokens", "token_ids", "input_ids")
@@ -56,7 +56,7 @@ _RESPONSES = ("response_ids", "output_ids", "completion_ids", "response_token_id
 _NUMBERS = ("logprobs", "log_probs", "token_logprobs", "response_logprobs", "rollout_log_probs", "old_log_probs")
 
 
-def _own(record: Json, where: str, given: bool) -> Sequence:
+def _own(record: Json, location: str, logprobs_required: bool) -> Sequence:
     """A record of one's own. Its numbers are of all n tokens, where the first has none, of all but the first, or of the
     last ones. A null in front is the first token's: with it n - 1 numbers would be those of other tokens."""
     prompt_name, prompt = _list(record, *_PROMPTS)
@@ -66,110 +66,124 @@ def _own(record: Json, where: str, given: bool) -> Sequence:
         prompt = []
         name, tokens = _list(record, *_WHOLE)
     if tokens is None:
-        refuse(f'{where}: expected "tokens": [..], or "prompt_ids" and "response_ids"')
+        refuse(f'{location}: expected "tokens": [..], or "prompt_ids" and "response_ids"')
     n, m = len(prompt) + len(tokens), len(values or [])
     if n == 0:
-        refuse(f"{where}: has no tokens")
-    if given and values is None:
-        refuse(f'{where}: has no log-probabilities: expected "logprobs": [..]')
-    made = Sequence(_tokens(prompt, prompt_name, where) + _tokens(tokens, name, where), len(prompt))
-    if not given or values is None:
-        return made
+        refuse(f"{location}: has no tokens")
+    if logprobs_required and values is None:
+        refuse(f'{location}: has no log-probabilities: expected "logprobs": [..]')
+    sequence = Sequence(_tokens(prompt, prompt_name, location) + _tokens(tokens, name, location), len(prompt))
+    if not logprobs_required or values is None:
+        return sequence
     if m > n:
-        refuse(f"{where}: {number_name} has {m} numbers for {n} tokens")
+        refuse(f"{location}: {number_name} has {m} numbers for {n} tokens")
     if m + 1 == n and values[:1] == [None] and not prompt:
-        refuse(f"{where}: {number_name} begins with null, as of the first token, and has {m} entries for {n} tokens: "
-               "expected an entry for each, or no null in front")
-    numbers = [math.nan] * (n - m) + _numbers(values, number_name, where)
+        refuse(
+            f"{location}: {number_name} begins with null, as of the first token, and has {m} entries for {n} tokens: "
+            "expected an entry for each, or no null in front"
+        )
+    numbers = [math.nan] * (n - m) + _numbers(values, number_name, location)
     if abs(numbers[0]) > 0.0:  # 0 is what some write for none
-        refuse(f"{where}: {number_name} has a number for the first token, which nothing predicts: expected null there, "
-               f"or {m - 1} numbers for the tokens after it")
-    return made._replace(given=[math.nan, *numbers[1:]])
+        refuse(
+            f"{location}: {number_name} has a number for the first token, which nothing predicts: expected null there, "
+            f"or {m - 1} numbers for the tokens after it"
+        )
+    return sequence._replace(given=[math.nan, *numbers[1:]])
 
 
-def _named(text: Json, where: str) -> int:
+def _named(text: Json, location: str) -> int:
     """"token_id:17", as return_tokens_as_token_ids has them."""
     if not isinstance(text, str) or not text.startswith("token_id:"):
-        refuse(f"{where}: says tokens as text: ask vLLM for return_token_ids, or return_tokens_as_token_ids")
+        refuse(f"{location}: says tokens as text: ask vLLM for return_token_ids, or return_tokens_as_token_ids")
     if not re.fullmatch(r"token_id:-?\d{1,18}", text):
-        refuse(f"{where}: has a token_id that is no number")
+        refuse(f"{location}: has a token_id that is no number")
     return int(text[len("token_id:"):])
 
 
-def _choice(record: Json, choice: Json, where: str, given: bool) -> Sequence:
+def _choice(record: Json, choice: Json, location: str, logprobs_required: bool) -> Sequence:
     """A choice of a response of vLLM's server, completions or chat: OpenAI's, with prompt_logprobs, token_ids and
     prompt_token_ids beside. Its numbers are of the last tokens, with echo of all."""
     log = choice.get("logprobs") if isinstance(choice, dict) else None
     content, listed = _list(log, "content")[1], _list(log, "token_logprobs")[1]
     texts, ids = _list(log, "tokens")[1] or [], _list(choice, "token_ids")[1]
     if content is not None:
-        objects = [one if isinstance(one, dict) else {} for one in content]
-        listed, texts = [one.get("logprob") for one in objects], [one.get("token") for one in objects]
+        objects = [entry if isinstance(entry, dict) else {} for entry in content]
+        listed, texts = [entry.get("logprob") for entry in objects], [entry.get("token") for entry in objects]
     prompt, before = (_list(choice, name)[1] or _list(record, name)[1]
                       for name in ("prompt_token_ids", "prompt_logprobs"))
     if prompt is None:
-        refuse(f"{where}: has no prompt_token_ids: ask vLLM for return_token_ids, and for no stream")
-    if given and listed is None and before is None:
-        refuse(f"{where}: has no log-probabilities: ask vLLM for logprobs or prompt_logprobs")
+        refuse(f"{location}: has no prompt_token_ids: ask vLLM for return_token_ids, and for no stream")
+    if logprobs_required and listed is None and before is None:
+        refuse(f"{location}: has no log-probabilities: ask vLLM for logprobs or prompt_logprobs")
     if ids is not None and listed is not None and len(listed) not in (len(ids), len(prompt) + len(ids)):
-        refuse(f"{where}: has another number of token_ids than of logprobs")
+        refuse(f"{location}: has another number of token_ids than of logprobs")
     if before is not None and len(before) != len(prompt):
-        refuse(f"{where}: has another number of prompt_logprobs than of prompt_token_ids")
+        refuse(f"{location}: has another number of prompt_logprobs than of prompt_token_ids")
     values = listed or []
     if ids is None:
-        ids = [_named(texts[i] if i < len(texts) else None, where) for i in range(len(values))]
-    tokens = _tokens(prompt, "prompt_token_ids", where) + _tokens(ids, "token_ids", where)
+        ids = [_named(texts[i] if i < len(texts) else None, location) for i in range(len(values))]
+    tokens = _tokens(prompt, "prompt_token_ids", location) + _tokens(ids, "token_ids", location)
     if not tokens:
-        refuse(f"{where}: has no tokens")
-    numbers = [math.nan] * (len(tokens) - len(values)) + (_numbers(values, "logprobs", where) if given else [])
-    for i, one in enumerate(before or [] if given else []):
-        if one is not None:
-            found = one.get(str(tokens[i])) if isinstance(one, dict) else None
+        refuse(f"{location}: has no tokens")
+    numbers = [math.nan] * (len(tokens) - len(values)) + (
+        _numbers(values, "logprobs", location) if logprobs_required else []
+    )
+    for i, entry in enumerate(before or [] if logprobs_required else []):
+        if entry is not None:
+            found = entry.get(str(tokens[i])) if isinstance(entry, dict) else None
             if not isinstance(found, dict) or "logprob" not in found:
-                refuse(f"{where}: prompt_logprobs[{i}] has no entry for the prompt's token {tokens[i]}")
-            numbers[i] = _numbers([found["logprob"]], "prompt_logprobs", where)[0]
+                refuse(f"{location}: prompt_logprobs[{i}] has no entry for the prompt's token {tokens[i]}")
+            numbers[i] = _numbers([found["logprob"]], "prompt_logprobs", location)[0]
     return Sequence(tokens, len(prompt), [math.nan, *numbers[1:]])
 
 
-def _sglang(record: Json, where: str) -> Sequence:
+def _sglang(record: Json, location: str) -> Sequence:
     """A response of SGLang's /generate: [[log-probability or null, id, text or null], ..]."""
     meta = record["meta_info"]
     prompt = _list(meta, "input_token_logprobs")[1] or []
     triples = prompt + (_list(meta, "output_token_logprobs")[1] or [])
     if not triples:
-        refuse(f"{where}: has no token_logprobs: ask SGLang for return_logprob with logprob_start_len 0")
+        refuse(f"{location}: has no token_logprobs: ask SGLang for return_logprob with logprob_start_len 0")
     if isinstance(meta.get("prompt_tokens"), int) and meta["prompt_tokens"] != len(prompt):
-        refuse(f"{where}: has log-probabilities for a part of the prompt alone: ask SGLang for logprob_start_len 0")
-    if any(not isinstance(one, list) or len(one) < 2 for one in triples):
-        refuse(f"{where}: has a token_logprobs entry that is not [log-probability, id, text]")
-    numbers = _numbers([one[0] for one in triples[1:]], "token_logprobs", where)
-    return Sequence(_tokens([one[1] for one in triples], "token_logprobs", where), len(prompt), [math.nan, *numbers])
+        refuse(f"{location}: has log-probabilities for a part of the prompt alone: ask SGLang for logprob_start_len 0")
+    if any(not isinstance(triple, list) or len(triple) < 2 for triple in triples):
+        refuse(f"{location}: has a token_logprobs entry that is not [log-probability, id, text]")
+    numbers = _numbers([triple[0] for triple in triples[1:]], "token_logprobs", location)
+    return Sequence(
+        _tokens([triple[1] for triple in triples], "token_logprobs", location), len(prompt), [math.nan, *numbers]
+    )
 
 
-def _sequences(value: Json, where: str, given: bool) -> typing.Iterator[Sequence]:
+def _sequences(value: Json, location: str, logprobs_required: bool) -> typing.Iterator[Sequence]:
     """Those of a record, or of a server's response."""
     if not isinstance(value, dict):
-        refuse(f'{where}: expected an object with "tokens", or a server\'s response')
+        refuse(f'{location}: expected an object with "tokens", or a server\'s response')
     for key in ("labels", "attention_mask", "position_ids", "loss_mask", "response_mask"):
         if key in value:
-            refuse(f"{where}: '{key}' would not be looked at: give the tokens of a sequence without padding, and null "
-                   "where there is no log-probability")
+            refuse(
+                f"{location}: '{key}' would not be looked at: give the tokens of a sequence without padding, and null "
+                "where there is no log-probability"
+            )
     choices = _list(value, "choices")[1]
     if choices is not None:
-        yield from (_choice(value, choice, where, given) for choice in choices)
+        yield from (_choice(value, choice, location, logprobs_required) for choice in choices)
     else:
-        yield _sglang(value, where) if isinstance(value.get("meta_info"), dict) else _own(value, where, given)
+        yield (
+            _sglang(value, location)
+            if isinstance(value.get("meta_info"), dict)
+            else _own(value, location, logprobs_required)
+        )
 
 
 def _constant(name: str) -> typing.NoReturn:
     raise ValueError(f"there is no {name.lstrip('-')}: write null")
 
 
-def _parsed(text: str, where: str) -> Json:
+def _parsed(text: str, location: str) -> Json:
     try:
         return json.loads(text, parse_constant=_constant)
     except (ValueError, RecursionError) as error:
-        refuse(f"{where}: not JSON: {error}")
+        refuse(f"{location}: not JSON: {error}")
 
 
 def _values(text: str, path: str) -> list[tuple[str, Json]]:
@@ -191,10 +205,10 @@ def read(path: str, given: bool) -> list[Sequence]:
     except (OSError, ValueError) as error:
         refuse(f"{path}: {getattr(error, 'strerror', None) or f'not JSON: {error}'}")
     found: list[Sequence] = []
-    for where, value in _values(text, path):
-        many = isinstance(value, list)
-        for i, one in enumerate(value if many else [value]):
-            found += _sequences(one, f"{where}: entry {i}" if many else where, given)
+    for location, value in _values(text, path):
+        is_list = isinstance(value, list)
+        for i, entry in enumerate(value if is_list else [value]):
+            found += _sequences(entry, f"{location}: entry {i}" if is_list else location, given)
     if not found:
         refuse(f"{path}: holds no sequence")
     for i, sequence in enumerate(found):

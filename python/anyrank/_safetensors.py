@@ -54,9 +54,9 @@ class Writer:
 
     def add(self, name: str, dtype: str, shape: typing.Sequence[int], data: typing.Any) -> None:
         """data: a contiguous buffer of that many bytes."""
-        expected, given = math.prod(shape) * SIZES[dtype], memoryview(data).nbytes
-        if given != expected:
-            raise ValueError(f"{name}: {given} bytes, {dtype} of shape {list(shape)} has {expected}")
+        expected, actual = math.prod(shape) * SIZES[dtype], memoryview(data).nbytes
+        if actual != expected:
+            raise ValueError(f"{name}: {actual} bytes, {dtype} of shape {list(shape)} has {expected}")
         self.stream(name, dtype, shape, (data,))
 
     def stream(self, name: str, dtype: str, shape: typing.Sequence[int], parts: typing.Iterable[typing.Any]) -> None:
@@ -125,8 +125,8 @@ def write(path: str | os.PathLike[str], tensors: typing.Mapping[str, Entry],
 
 
 def _span(value: typing.Any) -> tuple[int, int]:
-    first, last = list_of(integer(0), 2)(value)
-    return first, last
+    begin, end = list_of(integer(0), 2)(value)
+    return begin, end
 
 
 _ENTRY = record({"dtype": string, "shape": list_of(integer(0)), "data_offsets": _span})
@@ -151,11 +151,11 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Entry], dict[str, str]
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     tensors = {}
     for key, entry in header.items():
-        first, last = entry["data_offsets"]
+        begin, end = entry["data_offsets"]
         shape = tuple(entry["shape"])
-        if entry["dtype"] not in SIZES or not 0 <= first <= last <= size - 8 - length or (
-                last - first != math.prod(shape) * SIZES[entry["dtype"]]):
+        if entry["dtype"] not in SIZES or not 0 <= begin <= end <= size - 8 - length or (
+                end - begin != math.prod(shape) * SIZES[entry["dtype"]]):
             raise AnyrankError(f"{name}: tensor {printable(key)!r}: {printable(entry['dtype'])} {list(shape)} is not "
-                               f"what its bytes {first}..{last} hold")
-        tensors[key] = Entry(entry["dtype"], shape, mapped[8 + length + first:8 + length + last])
+                               f"what its bytes {begin}..{end} hold")
+        tensors[key] = Entry(entry["dtype"], shape, mapped[8 + length + begin:8 + length + end])
     return tensors, metadata

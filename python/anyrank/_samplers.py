@@ -45,27 +45,27 @@ class Claims(typing.NamedTuple):
         """What each sampler leaves, [temperatures, numbers]; of `step` claims one is looked at."""
         sums = {kind: np.zeros((len(temperatures), len(numbers))) for kind, numbers in grid.items()}
         for i in range(0, len(self.given), step):
-            for kind, more in self._left_of(i, np.array(temperatures)[:, None], grid).items():
-                sums[kind] += more
+            for kind, squares in self._left_of(i, np.array(temperatures)[:, None], grid).items():
+                sums[kind] += squares
         return sums
 
     def _left_of(self, i: int, temperature: Array, grid: Grid) -> dict[str, Array]:
         row = np.sort(self.rows[i])[::-1].astype(np.float64)
-        x, none = float(self.rows[i, self.token[i]]), (self.given[i] - self.reference[i]) ** 2 + 1.0
+        x, penalty = float(self.rows[i, self.token[i]]), (self.given[i] - self.reference[i]) ** 2 + 1.0
         mass = np.cumsum(np.exp((row - row[0]) / temperature), axis=1)
         squares = {}
         for kind, numbers in grid.items():
-            kept = np.clip(self._kept(kind, row, mass, temperature, np.array(numbers)), 1, len(row))
-            off = (x - row[0]) / temperature - np.log(np.take_along_axis(mass, kept - 1, 1)) - self.given[i]
-            out = (x < row[kept - 1]) | ~np.isfinite(off)  # no sampler takes a token that it has left out
-            squares[kind] = np.where(out, none, off * off)
+            support_size = np.clip(self._kept(kind, row, mass, temperature, np.array(numbers)), 1, len(row))
+            off = (x - row[0]) / temperature - np.log(np.take_along_axis(mass, support_size - 1, 1)) - self.given[i]
+            out = (x < row[support_size - 1]) | ~np.isfinite(off)  # no sampler takes a token that it has left out
+            squares[kind] = np.where(out, penalty, off * off)
         return squares
 
     @staticmethod
     def _kept(kind: str, row: Array, mass: Array, temperature: Array, numbers: Array) -> Array:
         """How many of the sorted row stay, [temperatures, numbers]."""
         if kind == "top_p":
-            return 1 + np.stack([np.searchsorted(one, numbers * one[-1]) for one in mass])
+            return 1 + np.stack([np.searchsorted(mass_row, numbers * mass_row[-1]) for mass_row in mass])
         if kind == "min_p":
             return np.searchsorted(-row, -(row[0] + temperature * np.log(numbers)), side="right")
         fixed = numbers if kind == "top_k" else np.full(len(numbers), len(row))
@@ -74,39 +74,41 @@ class Claims(typing.NamedTuple):
 
 def _chosen(kind: str, temperatures: typing.Sequence[float], numbers: typing.Sequence[float], left: Array) -> Sampler:
     """The best; another temperature than 1, which is the first, has to leave less than half."""
-    best = [divmod(int(np.argmin(part)), len(numbers)) for part in (left[:1], left)]
-    plain, any_ = (Sampler(temperatures[t], numbers[n], float(left[t, n])) for t, n in best)
+    best_cells = [divmod(int(np.argmin(part)), len(numbers)) for part in (left[:1], left)]
+    plain, any_ = (Sampler(temperatures[t], numbers[n], float(left[t, n])) for t, n in best_cells)
     return any_ if kind == "temperature" or any_.left < 0.5 * plain.left else plain
 
 
-def _finer(kind: str, best: Sampler, pass_: int) -> tuple[list[float], Grid]:
+def _finer(kind: str, best_sampler: Sampler, pass_: int) -> tuple[list[float], Grid]:
     """Around the best sampler of a kind."""
-    step, around = (0.005 if pass_ == 1 else 0.0005), range(-20, 21)
-    temperatures = [1.0, *(t for i in around if (t := best.temperature + i * step) > 0.02)]
+    step, offsets = (0.005 if pass_ == 1 else 0.0005), range(-20, 21)
+    temperatures = [1.0, *(t for i in offsets if (t := best_sampler.temperature + i * step) > 0.02)]
     numbers: list[float] = []
     if kind == "top_k" and pass_ == 1:
-        numbers = [best.number + i for i in around if best.number + i >= 1]
+        numbers = [best_sampler.number + i for i in offsets if best_sampler.number + i >= 1]
     elif kind == "top_p":
-        numbers = [p for i in around if 0 < (p := best.number + i * step / 2) < 1]
+        numbers = [p for i in offsets if 0 < (p := best_sampler.number + i * step / 2) < 1]
     elif kind == "min_p":
-        numbers = [best.number * (1.03 if pass_ == 1 else 1.002) ** i for i in around]
-    return temperatures, {kind: [*numbers, best.number]}
+        numbers = [best_sampler.number * (1.03 if pass_ == 1 else 1.002) ** i for i in offsets]
+    return temperatures, {kind: [*numbers, best_sampler.number]}
 
 
-def _rounded(claims: Claims, kind: str, best: Sampler, step: int) -> Sampler:
+def _rounded(claims: Claims, kind: str, best_sampler: Sampler, step: int) -> Sampler:
     """Many a number of a support leaves the same, and a temperature's neighbours nearly so: that of fewest digits."""
-    def left(one: Sampler, every: int) -> Sampler:
-        return one._replace(left=float(claims.left([one.temperature], {kind: [one.number]}, every)[kind][0, 0]))
+    def left(sampler: Sampler, every: int) -> Sampler:
+        return sampler._replace(
+            left=float(claims.left([sampler.temperature], {kind: [sampler.number]}, every)[kind][0, 0])
+        )
 
-    best = left(best, step)
+    best_sampler = left(best_sampler, step)
     for field in ("temperature", "number"):
-        value = getattr(best, field)
+        value = getattr(best_sampler, field)
         for digits in range(1, 5 if value > 0 else 0):
-            plain = left(best._replace(**{field: float(f"{value:.{digits}g}")}), step)
-            if plain.left <= 1.02 * best.left:
-                best = plain
+            plain = left(best_sampler._replace(**{field: float(f"{value:.{digits}g}")}), step)
+            if plain.left <= 1.02 * best_sampler.left:
+                best_sampler = plain
                 break
-    return left(best, 1)
+    return left(best_sampler, 1)
 
 
 def fit_samplers(claims: Claims) -> dict[str, Sampler]:
@@ -120,9 +122,9 @@ def fit_samplers(claims: Claims) -> dict[str, Sampler]:
     left = claims.left(temperatures, grid, step)
     found = {}
     for kind in SUPPORTS:
-        best = _chosen(kind, temperatures, grid[kind], left[kind])
+        best_sampler = _chosen(kind, temperatures, grid[kind], left[kind])
         for pass_ in (1, 2):
-            nearer, numbers = _finer(kind, best, pass_)
-            best = _chosen(kind, nearer, numbers[kind], claims.left(nearer, numbers, step)[kind])
-        found[kind] = _rounded(claims, kind, best, step)
+            nearer, numbers = _finer(kind, best_sampler, pass_)
+            best_sampler = _chosen(kind, nearer, numbers[kind], claims.left(nearer, numbers, step)[kind])
+        found[kind] = _rounded(claims, kind, best_sampler, step)
     return found

@@ -47,9 +47,9 @@ def main_thread(text: str) -> list[Frame]:
         elif "most recent call first" in line:
             threads.append([])
     for frames in threads:
-        own = [i for i, frame in enumerate(frames) if frame.path == OWN]
-        if own:
-            return frames[:own[0]]
+        entry_indices = [i for i, frame in enumerate(frames) if frame.path == OWN]
+        if entry_indices:
+            return frames[:entry_indices[0]]
     return max(threads, key=len, default=[])
 
 
@@ -69,8 +69,8 @@ def _of_every_run(path: str) -> bool:
 def users(frames: list[Frame]) -> int:
     """The index of the user's innermost frame: in no library, or else in one that not every run has, as a program may
     be installed too; 0 if there is none."""
-    others = [i for i, frame in enumerate(frames) if not _of_every_run(frame.path)]
-    return next((i for i in others if not _installed(frames[i].path)), next(iter(others), 0))
+    user_indices = [i for i, frame in enumerate(frames) if not _of_every_run(frame.path)]
+    return next((i for i in user_indices if not _installed(frames[i].path)), next(iter(user_indices), 0))
 
 
 def collective(frames: list[Frame]) -> str:
@@ -93,7 +93,7 @@ def line_of(frames: list[Frame]) -> str:
         return "not answering: stopped, or inside the system"
     if captured(frames):
         return "at the end of its capture, waiting for the others"
-    at = frames[users(frames)]
-    name, source = collective(frames), at.source()
-    tail = f"{at.function} ({at.where()})" + (f": {source}" if source else "")
+    frame = frames[users(frames)]
+    name, source = collective(frames), frame.source()
+    tail = f"{frame.function} ({frame.where()})" + (f": {source}" if source else "")
     return f"waiting in {name}, called by {tail}" if name else f"in {tail}"

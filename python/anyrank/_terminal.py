@@ -34,8 +34,8 @@ def say(*lines: str, file: typing.TextIO | None = None) -> None:
 
 def refuse(program: str, error: Exception) -> int:
     """Says why an input cannot be used. The exit status."""
-    first, *notes = str(error).split("\n")
-    say(f"{program}: {first}", *notes, file=sys.stderr)
+    message, *notes = str(error).split("\n")
+    say(f"{program}: {message}", *notes, file=sys.stderr)
     return 2
 
 

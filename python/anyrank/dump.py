@@ -198,8 +198,8 @@ class Dump(collections.abc.Mapping[str, typing.Any]):
         for extent in reversed(self.tensor(name).shape):
             index.append(rest % extent)
             rest //= extent
-        (one, other), (a, b) = found["ranks"], map(float, found["values"])
-        return Disagreement((one, other), tuple(reversed(index)), (a, b), found["elements"], found["count"])
+        (rank, peer_rank), (a, b) = found["ranks"], map(float, found["values"])
+        return Disagreement((rank, peer_rank), tuple(reversed(index)), (a, b), found["elements"], found["count"])
 
     def metadata(self, key: str) -> str | None:
         """A value of the files' metadata that all of them agree on; None: there is none."""

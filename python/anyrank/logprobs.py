@@ -91,8 +91,8 @@ class Tokens:
     """Tokens of some sequences, and where each stands: `sequence`, and `place` from 0 in it."""
 
     def __init__(self, sequences: typing.Sequence[typing.Any], prompts: typing.Sequence[int] | None = None) -> None:
-        self.of_each = [np.asarray(one, dtype=np.int64) for one in sequences]
-        self.lengths = np.array([len(one) for one in sequences])
+        self.of_each = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
+        self.lengths = np.array([len(sequence) for sequence in sequences])
         self.prompts = np.array(prompts or [0] * len(sequences))
         self.first = np.cumsum(self.lengths) - self.lengths
         self.token = np.concatenate(self.of_each)
@@ -124,27 +124,38 @@ class Case:
         """The file of `anyrank grads --logprobs`: of the tokens of all sequences, numbers by name."""
         words = [word for word in self.words if layout or word.split("=")[0][2:] in self._WITHOUT_LAYOUT]
         try:
-            done = run_words("grads", [*words, *more, f"--input={batch}", f"--logprobs={self.out}", "--no-color", "--",
-                                       path_name(model or self.model)], self.progress)
+            finished = run_words(
+                "grads",
+                [
+                    *words,
+                    *more,
+                    f"--input={batch}",
+                    f"--logprobs={self.out}",
+                    "--no-color",
+                    "--",
+                    path_name(model or self.model),
+                ],
+                self.progress,
+            )
         except AnyrankError as error:  # the caller has not seen the temporary file
             raise AnyrankError(str(error).replace(str(batch), self.shown), error.exit_status) from None
         entries, metadata = _safetensors.read(self.out)
-        self.report, self.vocab = done.data, int(metadata["vocab"])
-        self.seconds += float(done.data["seconds"])
+        self.report, self.vocab = finished.data, int(metadata["vocab"])
+        self.seconds += float(finished.data["seconds"])
         found = {name: _arrays.numpy_of(entry) for name, entry in entries.items()}
-        here = found["sequences"].reshape(-1) >= 0
-        return {name: value if name == "logits" else value.reshape(*value.shape[:-2], -1)[..., here]
+        token_mask = found["sequences"].reshape(-1) >= 0
+        return {name: value if name == "logits" else value.reshape(*value.shape[:-2], -1)[..., token_mask]
                 for name, value in found.items()}
 
     def of(self, tokens: Tokens, *more: str, positions: Array | None = None, labels: Array | None = None,
            **how: typing.Any) -> dict[str, Array]:
         """The same of tokens, each sequence in a row of its own; positions, labels: of the tokens."""
-        here = np.arange(tokens.lengths.max()) < tokens.lengths[:, None]
-        entries = {"attention_mask": _arrays.entry_of(here.astype(np.uint8))}
+        token_mask = np.arange(tokens.lengths.max()) < tokens.lengths[:, None]
+        entries = {"attention_mask": _arrays.entry_of(token_mask.astype(np.uint8))}
         for name, values in ("input_ids", tokens.token), ("position_ids", positions), ("labels", labels):
             if values is not None:
-                rows = np.zeros(here.shape, dtype=np.int64)
-                rows[here] = values
+                rows = np.zeros(token_mask.shape, dtype=np.int64)
+                rows[token_mask] = values
                 entries[name] = _arrays.entry_of(rows)
         _safetensors.write(self.scratch.path / "batch.safetensors", entries)
         return self.run(self.scratch.path / "batch.safetensors", *more, **how)
@@ -166,17 +177,17 @@ class Case:
     def read_batch(self, path: str, more: list[str]) -> None:
         """Tokens of a batch of `anyrank grads`, whose rules say where sequences are, with their numbers."""
         try:
-            given = {name: _arrays.numpy_of(entry) for name, entry in _safetensors.read(path)[0].items()}
+            batch_tensors = {name: _arrays.numpy_of(entry) for name, entry in _safetensors.read(path)[0].items()}
         except OSError as error:
             refuse(f"{path}: {error.strerror}")
-        if "labels" in given:
+        if "labels" in batch_tensors:
             refuse(f"{path}: labels would not be looked at: each token is predicted")
         self.numbers = self.run(path, *more)
         number = _arrays.numpy_of(_safetensors.read(self.out)[0]["sequences"])
         ends: Array = np.flatnonzero(np.diff(self.numbers["sequences"])) + 1
-        self.tokens = Tokens(np.split(given["input_ids"][number >= 0], ends))
-        positions = np.broadcast_to(given.get("position_ids", -1), number.shape)[number >= 0]
-        wrong: Array = np.flatnonzero(positions != self.tokens.place) if "position_ids" in given else []
+        self.tokens = Tokens(np.split(batch_tensors["input_ids"][number >= 0], ends))
+        positions = np.broadcast_to(batch_tensors.get("position_ids", -1), number.shape)[number >= 0]
+        wrong: Array = np.flatnonzero(positions != self.tokens.place) if "position_ids" in batch_tensors else []
         for i in wrong[:1]:
             row, place = np.argwhere(number >= 0)[i]
             refuse(f"{path}: position_ids[{row}, {place}] is {positions[i]}, expected {self.tokens.place[i]}: each "
@@ -187,7 +198,7 @@ class _Mixed:
     """A model's folder with weights of another one's: a file of each module of both, and a list of which are used."""
 
     def __init__(self, model: str, other: str) -> None:
-        self.scratch, self.weights = Scratch(), [self._weights(pathlib.Path(one)) for one in (model, other)]
+        self.scratch, self.weights = Scratch(), [self._weights(pathlib.Path(path)) for path in (model, other)]
         if not self.weights[0]:
             refuse(f"the other model's weights are compared with the model's, and {model} has none")
         if not self.weights[1]:
@@ -250,9 +261,9 @@ class _Search:
         self.squares = self.left = claims.squares(claims.reference)
         self.cause, self.facts = "", {"value": "", "temperature": ""}
 
-    def note(self, cause: str, left: float, value: str = "", temperature: str = "") -> None:
-        if left < self.left:
-            self.cause, self.left, self.facts = cause, left, {"value": value, "temperature": temperature}
+    def note(self, cause: str, residual: float, value: str = "", temperature: str = "") -> None:
+        if residual < self.left:
+            self.cause, self.left, self.facts = cause, residual, {"value": value, "temperature": temperature}
 
     @property
     def found(self) -> bool:
@@ -262,36 +273,52 @@ class _Search:
     def try_rows(self) -> None:
         """Place by place."""
         c, tokens, numbers = self.claims, self.case.tokens, self.case.numbers
-        x, at = c.reference, c.where
-        logprobs, last = numbers["logprobs"], tokens.place[at] + 1 == tokens.lengths[tokens.sequence[at]]
-        self.note("logits_in_bf16", c.squares(np.array([_logprob_of_bf16(*one) for one in zip(c.rows, c.token)])))
+        x, token_indices = c.reference, c.where
+        logprobs, is_last = (
+            numbers["logprobs"],
+            tokens.place[token_indices] + 1 == tokens.lengths[tokens.sequence[token_indices]],
+        )
+        self.note("logits_in_bf16", c.squares(np.array([_logprob_of_bf16(*pair) for pair in zip(c.rows, c.token)])))
         for cause, predicted in {
-                "logprobs_in_bf16": _bf16(x), "raw_logit": c.rows[np.arange(len(at)), c.token],
-                "largest_for_token": numbers["largest"][at], "entropy_for_logprob": -numbers["entropies"][at],
-                "sign_flipped": -x, "probability_for_logprob": np.exp(x), "logarithm_base_2": x / math.log(2.0),
-                "logarithm_base_10": x / math.log(10.0)}.items():
+            "logprobs_in_bf16": _bf16(x),
+            "raw_logit": c.rows[np.arange(len(token_indices)), c.token],
+            "largest_for_token": numbers["largest"][token_indices],
+            "entropy_for_logprob": -numbers["entropies"][token_indices],
+            "sign_flipped": -x,
+            "probability_for_logprob": np.exp(x),
+            "logarithm_base_2": x / math.log(2.0),
+            "logarithm_base_10": x / math.log(10.0),
+        }.items():
             self.note(cause, c.squares(predicted))
-        self.note("shifted_by_one", c.squares(np.where(last, c.given, np.append(logprobs, np.nan)[at + 1])), "after")
-        self.note("shifted_by_one", c.squares(np.where(tokens.place[at] > 1, logprobs[at - 1], c.given)), "before")
+        self.note(
+            "shifted_by_one",
+            c.squares(np.where(is_last, c.given, np.append(logprobs, np.nan)[token_indices + 1])),
+            "after",
+        )
+        self.note(
+            "shifted_by_one",
+            c.squares(np.where(tokens.place[token_indices] > 1, logprobs[token_indices - 1], c.given)),
+            "before",
+        )
 
     def try_samplers(self) -> None:
         """First those with one number, then those with a temperature too."""
         samplers = fit_samplers(self.claims)
         for plain in (True, False):
-            for kind, one in samplers.items():
-                divided = kind != "temperature" and abs(one.temperature - 1.0) > 1e-9
-                if divided != plain and one.left < WORTH_A_NUMBER * self.left:
-                    value = one.temperature if kind == "temperature" else one.number
-                    self.note(kind, one.left, f"{value:.4g}",
-                              f", after a division by a temperature, {one.temperature:.4g}" if divided else "")
+            for kind, sampler in samplers.items():
+                divided = kind != "temperature" and abs(sampler.temperature - 1.0) > 1e-9
+                if divided != plain and sampler.left < WORTH_A_NUMBER * self.left:
+                    value = sampler.temperature if kind == "temperature" else sampler.number
+                    self.note(kind, sampler.left, f"{value:.4g}",
+                              f", after a division by a temperature, {sampler.temperature:.4g}" if divided else "")
 
-    def try_run(self, cause: str, tokens: Tokens, here: typing.Any = slice(None), value: str = "",
-                **more: typing.Any) -> None:
-        """Another run, of the tokens `here` among its own."""
+    def try_run(self, cause: str, tokens: Tokens, selection: typing.Any = slice(None), value: str = "",
+                **run_options: typing.Any) -> None:
+        """Another run, of the tokens `selection` among its own."""
         if self.found:
             return
         try:
-            predicted = self.case.of(tokens, layout=False, **more)["logprobs"][here]
+            predicted = self.case.of(tokens, layout=False, **run_options)["logprobs"][selection]
             self.note(cause, self.claims.squares(predicted[self.claims.where]), value)
         except AnyrankError as error:  # the model cannot read them so, as without positions enough
             if error.exit_status != 2:
@@ -300,17 +327,17 @@ class _Search:
     def try_readings(self) -> None:
         """The sequences laid into rows as a broken program would."""
         tokens = self.case.tokens
-        most, place, prompt = int(tokens.lengths.max()), tokens.place, tokens.prompts[tokens.sequence]
-        padding = (most - tokens.lengths)[tokens.sequence]
+        max_length, place, prompt = int(tokens.lengths.max()), tokens.place, tokens.prompts[tokens.sequence]
+        padding = (max_length - tokens.lengths)[tokens.sequence]
         self.try_run("positions_from_one", tokens, positions=place + 1)
         if prompt.any():
             response = (prompt > 0) & (place >= prompt)
             self.try_run("positions_restart", tokens, positions=np.where(response, place - prompt, place))
         if padding.any():
-            padded = Tokens([np.pad(one, (most - len(one), 0)) for one in tokens.of_each])
-            here = padded.place >= (most - tokens.lengths)[padded.sequence]
+            padded = Tokens([np.pad(token_ids, (max_length - len(token_ids), 0)) for token_ids in tokens.of_each])
+            token_mask = padded.place >= (max_length - tokens.lengths)[padded.sequence]
             self.try_run("positions_count_padding", tokens, positions=place + padding)
-            self.try_run("padding_attended", padded, here)
+            self.try_run("padding_attended", padded, token_mask)
         if len(tokens.lengths) > 1 and len(tokens.token) <= PACKED_MOST:
             self.try_run("documents_attended", Tokens([tokens.token]))
             self.try_run("documents_attended", Tokens([tokens.token]), positions=place)
@@ -344,47 +371,55 @@ class _Search:
 # --- the sides --------------------------------------------------------------------------------------------------------
 
 
-def _match(tokens: Tokens, sequences: list[Sequence], path: str, others: str) -> Array:
+def _match(tokens: Tokens, sequences: list[Sequence], path: str, input_path: str) -> Array:
     """What a side gives for each token of the input; NaN: nothing. Equal sequences are taken in their order."""
     free: dict[bytes, list[int]] = {}
-    for i, one in enumerate(tokens.of_each):
-        free.setdefault(one.tobytes(), []).append(i)
-    given = np.full(len(tokens.token), np.nan)
+    for i, token_ids in enumerate(tokens.of_each):
+        free.setdefault(token_ids.tobytes(), []).append(i)
+    side_logprobs = np.full(len(tokens.token), np.nan)
     for i, sequence in enumerate(sequences):
         equal, n = free.get(np.array(sequence.tokens, dtype=np.int64).tobytes()), len(sequence.tokens)
         if not equal:
-            refuse(f"{path}: sequence {i}, of {n} token{'s' * (n != 1)}, is not among those of {others}: both have to "
-                   "be of the same tokens")
+            refuse(
+                f"{path}: sequence {i}, of {n} token{'s' * (n != 1)}, is not among those of {input_path}: both have to "
+                "be of the same tokens"
+            )
         found = equal.pop(equal.index(i) if i in equal else 0)
-        given[tokens.first[found]:tokens.first[found] + n] = sequence.given
+        side_logprobs[tokens.first[found]:tokens.first[found] + n] = sequence.given
         tokens.prompts[found] = tokens.prompts[found] or sequence.prompt
-    if np.isnan(given).all():
+    if np.isnan(side_logprobs).all():
         refuse(f"{path}: has no log-probability of any token after the first of its sequence")
-    return given
+    return side_logprobs
 
 
-def _judge(given: Array, case: Case) -> dict[str, typing.Any]:
+def _judge(side_logprobs: Array, case: Case) -> dict[str, typing.Any]:
     """A side's part of the JSON."""
-    where, tokens = np.flatnonzero(~np.isnan(given)), case.tokens
+    token_indices, tokens = np.flatnonzero(~np.isnan(side_logprobs)), case.tokens
     reference = case.numbers["logprobs"]
-    off = given[where] - reference[where]
+    off = side_logprobs[token_indices] - reference[token_indices]
     bound = ROUNDING_WORST * case.rounding[1] if case.within is None else case.within
     beyond, finite = int((~(np.abs(off) <= bound)).sum()), off[np.isfinite(off)]
     rms = math.sqrt(np.mean(finite * finite)) if len(finite) else math.inf
     side: dict[str, typing.Any] = {
         "off": beyond > 0 or (case.within is None and rms > ROUNDING_RMS * case.rounding[0]),
-        "tokens": len(where), "rms": rms, "mean": float(finite.mean()) if len(finite) else math.inf,
-        "largest": float(np.where(np.isnan(off), np.inf, np.abs(off)).max()), "share_off": beyond / len(where),
+        "tokens": len(token_indices), "rms": rms, "mean": float(finite.mean()) if len(finite) else math.inf,
+        "largest": float(np.where(np.isnan(off), np.inf, np.abs(off)).max()), "share_off": beyond / len(token_indices),
         "cause": None, "says": None, "look_at": None, "explained": None,
         "worst": [{"sequence": int(tokens.sequence[i]), "place": int(tokens.place[i]), "token": int(tokens.token[i]),
-                   "given": float(given[i]), "model": float(reference[i])}
-                  for i in where[np.argsort(-np.abs(off), kind="stable")[:WORST]]]}
+                   "given": float(side_logprobs[i]), "model": float(reference[i])}
+                  for i in token_indices[np.argsort(-np.abs(off), kind="stable")[:WORST]]]}
     room = KEPT_BYTES // 4 // case.vocab
-    where = where[::-(-len(where) // room) if room else len(where)]
-    where = where[np.isfinite(given[where]) & np.isfinite(reference[where])]
-    if (side["off"] or side["largest"] > NOTHING) and len(where):
-        rows = case.rows_of(where)
-        _explain(side, case, Claims(where, given[where], reference[where], rows, tokens.token[where]))
+    token_indices = token_indices[::-(-len(token_indices) // room) if room else len(token_indices)]
+    token_indices = token_indices[np.isfinite(side_logprobs[token_indices]) & np.isfinite(reference[token_indices])]
+    if (side["off"] or side["largest"] > NOTHING) and len(token_indices):
+        rows = case.rows_of(token_indices)
+        _explain(
+            side,
+            case,
+            Claims(
+                token_indices, side_logprobs[token_indices], reference[token_indices], rows, tokens.token[token_indices]
+            ),
+        )
     return side
 
 
@@ -405,17 +440,17 @@ def _explain(side: dict[str, typing.Any], case: Case, claims: Claims) -> None:
 
 def _hash(tokens: Tokens, logprobs: Array) -> str:
     """Of each sequence one, over its tokens and their log-probabilities; of these one, in the order of their bytes."""
-    digests = [hashlib.sha256(one.tobytes() + logprobs[at + 1:at + n].tobytes()).digest()
-               for one, at, n in zip(tokens.of_each, tokens.first, tokens.lengths)]
+    digests = [hashlib.sha256(token_ids.tobytes() + logprobs[begin + 1:begin + n].tobytes()).digest()
+               for token_ids, begin, n in zip(tokens.of_each, tokens.first, tokens.lengths)]
     return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
 
 def _json(value: Json, digits: int = 17) -> Json:
     """JSON has no NaN and no infinities."""
     if isinstance(value, dict):
-        return {name: _json(one, digits) for name, one in value.items()}
+        return {name: _json(entry, digits) for name, entry in value.items()}
     if isinstance(value, list):
-        return [_json(one, digits) for one in value]
+        return [_json(entry, digits) for entry in value]
     if not isinstance(value, float):
         return value
     return (float(f"{value:.{digits}g}") if math.isfinite(value) else
@@ -426,15 +461,15 @@ def _write_lines(path: str, case: Case, top: int, digits: int) -> None:
     """Tokens, log-probabilities and entropies, a line for each sequence."""
     tokens, numbers, row = case.tokens, case.numbers, 0
     with open(path + ".part", "w", encoding="utf-8") as out:
-        for one, at, n in zip(tokens.of_each, tokens.first, tokens.lengths):
-            line = {"tokens": one.tolist()}
-            line.update({name: numbers[name][at:at + n].tolist() for name in ("logprobs", "entropies")})
+        for token_ids, begin, n in zip(tokens.of_each, tokens.first, tokens.lengths):
+            line = {"tokens": token_ids.tolist()}
+            line.update({name: numbers[name][begin:begin + n].tolist() for name in ("logprobs", "entropies")})
             if top:
-                line["top"] = [None, *(_largest(numbers["logits"][row + t - 1], numbers["lse"][at + t], top)
+                line["top"] = [None, *(_largest(numbers["logits"][row + t - 1], numbers["lse"][begin + t], top)
                                        for t in range(1, n))]
                 row += n - 1
-            line.update({name: given[at:at + n].tolist() for name, given in case.sides.items()
-                         if not np.isnan(given[at:at + n]).all()})
+            line.update({name: side_logprobs[begin:begin + n].tolist() for name, side_logprobs in case.sides.items()
+                         if not np.isnan(side_logprobs[begin:begin + n]).all()})
             out.write(json.dumps(_json(line, digits), separators=(",", ":")) + "\n")
     os.replace(path + ".part", path)
 
@@ -442,12 +477,14 @@ def _write_lines(path: str, case: Case, top: int, digits: int) -> None:
 def _largest(row: Array, lse: float, top: int) -> list[list[Json]]:
     """The most likely tokens, of equal ones the lower first."""
     order = np.argsort(-row, kind="stable")[:top]
-    return [list(one) for one in zip(order.tolist(), (row[order].astype(np.float64) - lse).astype(row.dtype).tolist())]
+    return [
+        list(pair) for pair in zip(order.tolist(), (row[order].astype(np.float64) - lse).astype(row.dtype).tolist())
+    ]
 
 
-def _table(rows: list[list[str]], left: typing.Container[int] = (), indent: str = "") -> list[str]:
+def _table(rows: list[list[str]], left_aligned: typing.Container[int] = (), indent: str = "") -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return [(indent + "  ".join(cell.ljust(widths[i]) if i in left else cell.rjust(widths[i])
+    return [(indent + "  ".join(cell.ljust(widths[i]) if i in left_aligned else cell.rjust(widths[i])
                                 for i, cell in enumerate(row))).rstrip() for row in rows]
 
 
@@ -455,8 +492,8 @@ def _text_of_side(name: str, side: dict[str, typing.Any]) -> list[str]:
     says = f"{side['cause']}: {side['says']}" if side["cause"] else "unknown: its numbers are not finite"
     if side["look_at"]:
         says += f" ({100.0 * side['explained']:.1f} % of the difference)\n  look at: {side['look_at']}"
-    rows = [[f"{one[key]:.6g}" if key in ("model", "given") else str(one[key]) for key in
-             ("sequence", "place", "token", "model", "given")] for one in side["worst"]]
+    rows = [[f"{worst_token[key]:.6g}" if key in ("model", "given") else str(worst_token[key]) for key in
+             ("sequence", "place", "token", "model", "given")] for worst_token in side["worst"]]
     return ["", f"{name} is off: {says}", *_table([["sequence", "place", "token", "model", name], *rows], indent="  ")]
 
 
@@ -471,7 +508,7 @@ def _text(data: dict[str, typing.Any], out: str | None) -> str:
             rows.append([name, str(side["tokens"]), f"{side['rms']:.3g}", f"{side['mean']:+.3g}",
                          f"{side['largest']:.3g}", "OFF" if side["off"] else says])
         lines += ["both are off" if len(off) > 1 else f"the {off[0]} is off" if off else "no side is off", "",
-                  *_table(rows, left=(0, 5))]
+                  *_table(rows, left_aligned=(0, 5))]
         if data.get("rounding"):
             lines.append("rounding in {arithmetic} makes {rms:.3g} (rms), {largest:.3g} at most".format_map(
                 data["rounding"]))
@@ -516,7 +553,7 @@ def compare(model: typing.Any, *, trainer: Path | None = None, rollout: Path | N
         return _report(case, paths, arithmetic or "bf16-pure", within, top)
 
 
-def _check(paths: dict[str, str], arithmetic: str | None, within: float | None, top: int) -> None:
+def _check(paths: dict[str, str], arithmetic: str | None, tolerance: float | None, top: int) -> None:
     """Refuses options that mean nothing together, before anything is read."""
     sides, out = any(name in paths for name in SIDES), paths.get("out")
     reads = [path for name, path in paths.items() if name != "out" and out and os.path.exists(path)]
@@ -527,11 +564,11 @@ def _check(paths: dict[str, str], arithmetic: str | None, within: float | None, 
             (top < 0, f"--top: got {top}, expected an integer from 1"),
             ("other" in paths and not sides, "--other goes with --rollout or --trainer, whose weights it may be"),
             (arithmetic and not sides, "--arithmetic is that of --rollout or --trainer: give one"),
-            (within is not None and not sides, "--within goes with --rollout or --trainer, which it judges"),
-            (within is not None and not 1e-30 <= within <= 1e6,
-             f"--within: got {within}, expected a number from 1e-30 to 1e6"),
+            (tolerance is not None and not sides, "--within goes with --rollout or --trainer, which it judges"),
+            (tolerance is not None and not 1e-30 <= tolerance <= 1e6,
+             f"--within: got {tolerance}, expected a number from 1e-30 to 1e6"),
             (out and not os.path.isdir(os.path.dirname(out) or "."), f"{out}: there is no such folder"),
-            (out and os.path.exists(out) and any(os.path.samefile(one, out) for one in reads),
+            (out and os.path.exists(out) and any(os.path.samefile(path, out) for path in reads),
              f"--out {out}: that is a file that is read; give the name of another file")):
         if wrong:
             refuse(text)
@@ -540,25 +577,25 @@ def _check(paths: dict[str, str], arithmetic: str | None, within: float | None, 
 def _case(model: str, words: list[str], paths: dict[str, str], top: int, progress: Progress) -> Case:
     """Reads everything, and computes the model's numbers."""
     names = [name for name in SIDES if name in paths]
-    shown, more = paths.get("input") or paths[names[0]], ["--logits"] * bool(top)
+    shown, extra_words = paths.get("input") or paths[names[0]], ["--logits"] * bool(top)
     sides = {name: read(paths[name], True) for name in names}
     case = Case(model, words, shown, progress)
     case.mixed = _Mixed(model, paths["other"]) if "other" in paths else None
     if "input" in paths and shown.endswith(".safetensors"):
-        case.read_batch(shown, more)
+        case.read_batch(shown, extra_words)
     else:
         sequences = read(shown, False) if "input" in paths else sides[names[0]]
-        case.tokens = Tokens([one.tokens for one in sequences], [one.prompt for one in sequences])
+        case.tokens = Tokens([sequence.tokens for sequence in sequences], [sequence.prompt for sequence in sequences])
     case.sides = {name: _match(case.tokens, sides[name], paths[name], shown) for name in names}
-    case.numbers = case.numbers or case.of(case.tokens, *more)
+    case.numbers = case.numbers or case.of(case.tokens, *extra_words)
     return case
 
 
-def _report(case: Case, paths: dict[str, str], arithmetic: str, within: float | None, top: int) -> LogprobsReport:
-    numbers, run, case.within = case.numbers, case.report, within
-    if case.sides and within is None:
+def _report(case: Case, paths: dict[str, str], arithmetic: str, tolerance: float | None, top: int) -> LogprobsReport:
+    numbers, run, case.within = case.numbers, case.report, tolerance
+    if case.sides and tolerance is None:
         case.measure_rounding(arithmetic)
-    judged = {name: _judge(given, case) for name, given in case.sides.items()}
+    judged = {name: _judge(side_logprobs, case) for name, side_logprobs in case.sides.items()}
     if "out" in paths:
         _write_lines(paths["out"], case, top, 17 if run["numerics"] == "binary64" else 9)
     predicted = case.tokens.place > 0
@@ -617,22 +654,22 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 0 no side is off, 1 a side is, 2 wrong usage or input, 3 the machine failed."""
-    given = _parser().parse_args(arguments)
-    paths = {name: value for name, value in vars(given).items() if name in _PATHS and value is not None}
+    args = _parser().parse_args(arguments)
+    paths = {name: value for name, value in vars(args).items() if name in _PATHS and value is not None}
     try:
-        _check(paths, given.arithmetic, given.within, given.top)
-        case = _case(given.model, given.words or [], paths, given.top, None if given.quiet else True)
-        report = _report(case, paths, given.arithmetic or "bf16-pure", given.within, given.top)
+        _check(paths, args.arithmetic, args.within, args.top)
+        case = _case(args.model, args.words or [], paths, args.top, None if args.quiet else True)
+        report = _report(case, paths, args.arithmetic or "bf16-pure", args.within, args.top)
     except AnyrankError as error:
         print(error, file=sys.stderr)
         return error.exit_status if error.exit_status in (2, 3) else 2
     notes = list(report.data["notes"])
     if report.weights == "fresh":
-        notes.append(f"{given.model} has no weights: they are random, drawn from --seed, and the log-probabilities "
+        notes.append(f"{args.model} has no weights: they are random, drawn from --seed, and the log-probabilities "
                      "those of an untrained model, from which a trained model's trainer and rollout are far")
-    for note in notes if not given.quiet else []:
+    for note in notes if not args.quiet else []:
         print(f"note: {note}", file=sys.stderr)
-    print(report.to_json() if given.json else report)
+    print(report.to_json() if args.json else report)
     return report.exit_status
 
 

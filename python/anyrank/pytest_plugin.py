@@ -71,9 +71,9 @@ def _integers(value: typing.Any, name: str) -> list[int] | None:
         found = [int(part) for part in parts]
     except (TypeError, ValueError):
         found = []
-    least = 1 if name == "ranks" else 0
-    if not found or any(number < least for number in found):
-        raise pytest.UsageError(f"anyrank: {name}: {value!r} is not a list of integers from {least}, as 2,4")
+    minimum = 1 if name == "ranks" else 0
+    if not found or any(number < minimum for number in found):
+        raise pytest.UsageError(f"anyrank: {name}: {value!r} is not a list of integers from {minimum}, as 2,4")
     return found
 
 
@@ -129,11 +129,13 @@ def _layouts(config: typing.Any, marker: dict[str, typing.Any]) -> list[dict[str
     from anyrank._compare import layout_of
 
     numbers = _integers(_option(config, "ranks"), "ranks")
-    given = marker.get("layouts")
+    requested = marker.get("layouts")
     try:
-        if given is not None:
-            layouts = [layout_of(None, layout) for layout in ([given] if isinstance(given, dict) else given)]
-            return [one for one in layouts if numbers is None or math.prod(one.values()) in numbers]
+        if requested is not None:
+            layouts = [
+                layout_of(None, layout) for layout in ([requested] if isinstance(requested, dict) else requested)
+            ]
+            return [layout for layout in layouts if numbers is None or math.prod(layout.values()) in numbers]
         if numbers is None:
             numbers = _integers(marker.get("ranks"), "ranks")
         return None if numbers is None else [layout_of(number, None) for number in numbers]
@@ -229,8 +231,8 @@ def _chosen(case: Case, request: typing.Any, ranks: int | None, layout: typing.A
 
 def _dimensions(request: typing.Any) -> set[str]:
     """The names of all layouts of the test, which one spec may serve."""
-    given = _marker(request.node).get("layouts", [])
-    return {name for layout in ([given] if isinstance(given, dict) else given) for name in layout}
+    requested = _marker(request.node).get("layouts", [])
+    return {name for layout in ([requested] if isinstance(requested, dict) else requested) for name in layout}
 
 
 def _outcome(failed: typing.Any) -> BaseException:
@@ -243,11 +245,11 @@ def _outcome(failed: typing.Any) -> BaseException:
 
 def _folder(request: typing.Any, factory: typing.Any, turn: int) -> pathlib.Path:
     """Where a comparison's dumps go: a folder that nobody else has."""
-    given = _option(request.config, "dump")
-    if given is None:
+    dump_folder = _option(request.config, "dump")
+    if dump_folder is None:
         return pathlib.Path(factory.mktemp("anyrank"))
     name = re.sub(r"[^\w.=-]+", "-", request.node.nodeid).strip("-") + (f"-{turn}" if turn > 1 else "")
-    path = pathlib.Path(request.config.invocation_params.dir, given, name)
+    path = pathlib.Path(request.config.invocation_params.dir, dump_folder, name)
     for name in ("one", "ranks", "allowed.safetensors"):  # of an earlier session; nothing else is touched
         part = path / name
         shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
@@ -259,9 +261,9 @@ def _repeat(request: typing.Any) -> str:
     """The command line that runs this turn alone."""
     options = [f"--anyrank-{name}={_option(request.config, name)}" for name in ("ranks", "seeds")
                if request.config.getoption(f"--anyrank-{name}") is not None]
-    root, here = request.config.rootpath, pathlib.Path(request.config.invocation_params.dir)
+    root, invocation_dir = request.config.rootpath, pathlib.Path(request.config.invocation_params.dir)
     path, mark, rest = request.node.nodeid.partition("::")
-    path = os.path.relpath(root / path, here)
+    path = os.path.relpath(root / path, invocation_dir)
     return shlex.join(["pytest", path + mark + rest, *options])
 
 
@@ -274,11 +276,13 @@ def pytest_terminal_summary(terminalreporter: typing.Any) -> None:
     if not found:
         return
     node, worst, tensor, _ = max(found, key=lambda row: float(row[1]))
-    what = f"; nearest to it: {worst:.2g} of what is allowed, in {tensor} of {node}" if tensor else ", bit for bit"
+    margin_text = (
+        f"; nearest to it: {worst:.2g} of what is allowed, in {tensor} of {node}" if tensor else ", bit for bit"
+    )
     terminalreporter.write_line(f"anyrank: {len(found)} comparison{'s' if len(found) > 1 else ''} with one rank, all "
-                                f"the same within what is allowed{what}")
+                                f"the same within what is allowed{margin_text}")
     weak = [(node, names) for node, _, _, names in found if names]
     for node, names in weak[:None if terminalreporter.verbosity > 0 else NEAREST]:
-        more = f" and {len(names) - NEAREST} more" if len(names) > NEAREST else ""
+        remainder = f" and {len(names) - NEAREST} more" if len(names) > NEAREST else ""
         terminalreporter.write_line("  rounding explains more than 1 % of the largest value, so that a small bug may "
-                                    f"hide, in {', '.join(names[:NEAREST])}{more} of {node}")
+                                    f"hide, in {', '.join(names[:NEAREST])}{remainder} of {node}")

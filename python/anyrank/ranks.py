@@ -204,8 +204,8 @@ def _start(ranks: list[_Rank], job: Job, method: str) -> None:
     pipes = [context.Pipe() for _ in range(job.world)]
     try:
         for number, (ours, theirs) in enumerate(pipes):
-            others = [end for pair in pipes for end in pair if end is not theirs] if method == "fork" else []
-            process = context.Process(target=_rank_process.main, args=(number, job, theirs, others),
+            peer_ends = [end for pair in pipes for end in pair if end is not theirs] if method == "fork" else []
+            process = context.Process(target=_rank_process.main, args=(number, job, theirs, peer_ends),
                                       name=f"anyrank rank {number}")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of forking where there are threads
@@ -231,10 +231,10 @@ def _wait(ranks: list[_Rank], timeout: float | None, folder: str) -> None:
         running = _listen(ranks)
         if not running or any(rank.failed() for rank in ranks):
             break
-        left = 1.0 if limit is None else limit - time.monotonic()
-        if left <= 0:
+        remaining = 1.0 if limit is None else limit - time.monotonic()
+        if remaining <= 0:
             return
-        multiprocessing.connection.wait([rank.pipe for rank in running], min(left, LOOK, 1.0))
+        multiprocessing.connection.wait([rank.pipe for rank in running], min(remaining, LOOK, 1.0))
         if len(ranks) > 1 and time.monotonic() >= look:
             called = _called(ranks, folder)
             if called == before and _collectives.is_certain(_collectives.disagreement(called)):
@@ -244,10 +244,10 @@ def _wait(ranks: list[_Rank], timeout: float | None, folder: str) -> None:
     limit = time.monotonic() + SETTLE
     while running:
         failed = [rank for rank in ranks if rank.failed()]
-        left = limit + (ANSWER if all(rank.consequence() for rank in failed) else 0) - time.monotonic()
-        if left <= 0:
+        remaining = limit + (ANSWER if all(rank.consequence() for rank in failed) else 0) - time.monotonic()
+        if remaining <= 0:
             break
-        multiprocessing.connection.wait([rank.pipe for rank in running], min(left, 0.1))
+        multiprocessing.connection.wait([rank.pipe for rank in running], min(remaining, 0.1))
         running = _listen(ranks)
 
 
@@ -293,9 +293,11 @@ _warned: set[tuple[str, str, str, int]] = set()  # what ranks have warned of, gi
 
 
 def _warn(ranks: list[_Rank]) -> None:
-    for said in (said for rank in ranks if rank.report for said in rank.report.warned if said not in _warned):
-        _warned.add(said)
-        text, name, path, line = said
+    for warning in (
+        warning for rank in ranks if rank.report for warning in rank.report.warned if warning not in _warned
+    ):
+        _warned.add(warning)
+        text, name, path, line = warning
         category = getattr(builtins, name, UserWarning)
         warnings.warn_explicit(text, category if issubclass(category, Warning) else UserWarning, path, line)
 
@@ -306,13 +308,13 @@ def _warn(ranks: list[_Rank]) -> None:
 def _ask(ranks: list[_Rank], folder: str) -> None:
     """Has every rank that still runs say where it stands."""
     silent = [rank for rank in ranks if rank.running()]
-    asked: set[int] = set()
+    signaled: set[int] = set()
     limit = time.monotonic() + ANSWER
     while silent and time.monotonic() < limit:
         for rank in silent:
             path = _rank_process.path_of(folder, rank.number, "stack")
-            if path.exists() and rank.number not in asked:
-                asked.add(rank.number)
+            if path.exists() and rank.number not in signaled:
+                signaled.add(rank.number)
                 try:
                     os.kill(rank.process.pid, signal.SIGUSR1)
                 except OSError:
@@ -353,10 +355,10 @@ def _meanwhile(ranks: list[_Rank], reported: typing.Sequence[_Rank]) -> str:
     rest = [rank for rank in ranks if rank not in reported]
     if not rest:
         return ""
-    said: dict[str, list[_Rank]] = {}
+    ranks_by_status: dict[str, list[_Rank]] = {}
     for rank in rest:
-        said.setdefault(_status(rank), []).append(rank)
-    return "\n\nmeanwhile\n" + "\n".join(f"  {_numbers(of)}: {text}" for text, of in said.items())
+        ranks_by_status.setdefault(_status(rank), []).append(rank)
+    return "\n\nmeanwhile\n" + "\n".join(f"  {_numbers(group)}: {text}" for text, group in ranks_by_status.items())
 
 
 def _called(ranks: list[_Rank], folder: str) -> dict[int, list[_collectives.Call]]:
@@ -382,32 +384,32 @@ def _failure(ranks: list[_Rank], folder: str, timeout: float | None) -> RanksFai
 
 def _disagree(ranks: list[_Rank], found: dict[int, _collectives.Call], kind: str) -> RanksFailed:
     """Names the call in which ranks do not agree, which gloo answers by a hang, an abort or some ranks' error."""
-    alike = _alike(ranks, found)
-    lines = "".join(f"\n  {_numbers(of)}: {call.what()}, called by {call.where()}" for of, call in alike)
-    first = min((of for of, _ in alike), key=len)[0]
-    return RanksFailed(f"{_said_of(alike)}{lines}{_meanwhile(ranks, [])}", kind, first.number)
+    call_groups = _alike(ranks, found)
+    lines = "".join(f"\n  {_numbers(group)}: {call.what()}, called by {call.where()}" for group, call in call_groups)
+    named_rank = min((group for group, _ in call_groups), key=len)[0]
+    return RanksFailed(f"{_said_of(call_groups)}{lines}{_meanwhile(ranks, [])}", kind, named_rank.number)
 
 
 def _alike(ranks: list[_Rank], found: dict[int, _collectives.Call]) -> list[tuple[list[_Rank], _collectives.Call]]:
     """Ranks that call the same, and what."""
-    alike: dict[str, list[_Rank]] = {}
+    ranks_by_call: dict[str, list[_Rank]] = {}
     for rank in ranks:
         if rank.number in found:
-            alike.setdefault(found[rank.number].agreed, []).append(rank)
-    return [(of, found[of[0].number]) for of in alike.values()]
+            ranks_by_call.setdefault(found[rank.number].agreed, []).append(rank)
+    return [(group, found[group[0].number]) for group in ranks_by_call.values()]
 
 
-def _said_of(alike: list[tuple[list[_Rank], _collectives.Call]]) -> str:
-    said = " and ".join(f"{_numbers(of)} {call.what()}" for of, call in alike)
-    return f"ranks call {_collectives.kind_of([call for _, call in alike])}: {said}"
+def _said_of(call_groups: list[tuple[list[_Rank], _collectives.Call]]) -> str:
+    summary = " and ".join(f"{_numbers(group)} {call.what()}" for group, call in call_groups)
+    return f"ranks call {_collectives.kind_of([call for _, call in call_groups])}: {summary}"
 
 
 def _warn_of_calls(ranks: list[_Rank], folder: str) -> None:
     """Of a run that ended well all the same: what it computed has no meaning."""
     found = _collectives.disagreement(_called(ranks, folder))
     if _collectives.is_certain(found):
-        where = "; ".join(f"{_numbers(of)} in {call.where()}" for of, call in _alike(ranks, found))
-        warnings.warn(f"no rank failed, but {_said_of(_alike(ranks, found))}; {where}", stacklevel=3)
+        call_sites = "; ".join(f"{_numbers(group)} in {call.where()}" for group, call in _alike(ranks, found))
+        warnings.warn(f"no rank failed, but {_said_of(_alike(ranks, found))}; {call_sites}", stacklevel=3)
 
 
 def _died(ranks: list[_Rank], rank: _Rank, folder: str) -> RanksFailed:
@@ -416,22 +418,22 @@ def _died(ranks: list[_Rank], rank: _Rank, folder: str) -> RanksFailed:
     frames = _stacks.main_thread(path.read_text(errors="replace") if path.exists() else "")
     if frames:
         text += "\n\nIt stood at (innermost last):\n" + _listing(frames)
-    last = {one: calls[-1] for one, calls in _called(ranks, folder).items() if calls}
-    if rank.died == -signal.SIGABRT and last:
+    last_calls = {number: calls[-1] for number, calls in _called(ranks, folder).items() if calls}
+    if rank.died == -signal.SIGABRT and last_calls:
         text += "\n\nThe last collectives that ranks called:" + "".join(
-            f"\n  rank {one}: {call.what()}, called by {call.where()}" for one, call in last.items())
+            f"\n  rank {number}: {call.what()}, called by {call.where()}" for number, call in last_calls.items())
     return RanksFailed(text + _meanwhile(ranks, [rank]), "died", rank.number)
 
 
 def _raised(ranks: list[_Rank], raised: list[_Rank]) -> RanksFailed:
-    first = next((rank for rank in raised if not rank.consequence()), raised[0])
-    assert first.report is not None
-    alike = [rank for rank in raised if rank.report and rank.report.title == first.report.title]
-    whose = f", all alike; this is rank {first.number}'s" if len(alike) > 1 else ""
-    text = (f"{_numbers(alike)} of {len(ranks)} raised {first.report.title}{whose}\n\n{first.report.text}"
-            f"{_meanwhile(ranks, alike)}")
-    exception = pickle.loads(first.report.data) if first.report.data else None
-    return RanksFailed(text, "raised", first.number, exception)
+    culprit = next((rank for rank in raised if not rank.consequence()), raised[0])
+    assert culprit.report is not None
+    matching = [rank for rank in raised if rank.report and rank.report.title == culprit.report.title]
+    attribution = f", all alike; this is rank {culprit.number}'s" if len(matching) > 1 else ""
+    text = (f"{_numbers(matching)} of {len(ranks)} raised {culprit.report.title}{attribution}\n\n{culprit.report.text}"
+            f"{_meanwhile(ranks, matching)}")
+    exception = pickle.loads(culprit.report.data) if culprit.report.data else None
+    return RanksFailed(text, "raised", culprit.number, exception)
 
 
 def _hangs(ranks: list[_Rank], timeout: float) -> RanksFailed:
@@ -457,27 +459,32 @@ def _hangs(ranks: list[_Rank], timeout: float) -> RanksFailed:
     elif len(waits) > 1:
         named = min(waits.values(), key=len)
         shown = named[0]
-        text = (f"{_numbers(named)} of {len(ranks)} {'hangs' if len(named) == 1 else 'hang'}: {after} ranks wait in "
-                f"different collectives, " + " and ".join(f"{_numbers(of)} in {name}" for name, of in waits.items()))
+        text = (
+            f"{_numbers(named)} of {len(ranks)} {'hangs' if len(named) == 1 else 'hang'}: {after} ranks wait in "
+            f"different collectives, " + " and ".join(f"{_numbers(group)} in {name}" for name, group in waits.items())
+        )
     else:
         lines: dict[str, list[_Rank]] = {}
         for rank in running:
             lines.setdefault(_status(rank), []).append(rank)
         named = min(lines.values(), key=len)
         shown = named[0]
-        how = ("called at different lines" if len(lines) > 1 else
+        reason = ("called at different lines" if len(lines) > 1 else
                "called at one line, with different groups or more often by one rank")
         text = (f"{_numbers(named)} of {len(ranks)} {'hangs' if len(named) == 1 else 'hang'}: {after} all ranks wait "
-                f"in {next(iter(waits))}, {how}")
+                f"in {next(iter(waits))}, {reason}")
     listing = _listing(shown.stack or [])
-    where = f"\n\n{_numbers([shown])} (innermost last)\n{listing}" if listing else ""
-    return RanksFailed(text + _meanwhile(ranks, []) + where, "hangs", named[0].number)
+    stack_text = f"\n\n{_numbers([shown])} (innermost last)\n{listing}" if listing else ""
+    return RanksFailed(text + _meanwhile(ranks, []) + stack_text, "hangs", named[0].number)
 
 
 def _listing(frames: list[_stacks.Frame]) -> str:
     """Frames as in a traceback, those of libraries inside of the user's innermost one cut to three."""
-    at = _stacks.users(frames) if frames else 0
-    shown = [frame for i, frame in enumerate(frames) if i >= at - 3 and frame.function not in _stacks.WRAPPERS and
-             not _rank_process.of_package(frame.path)]
+    user_index = _stacks.users(frames) if frames else 0
+    shown = [
+        frame
+        for i, frame in enumerate(frames)
+        if i >= user_index - 3 and frame.function not in _stacks.WRAPPERS and not _rank_process.of_package(frame.path)
+    ]
     return "\n".join(f"  {frame.where()} in {frame.function}" + (f": {frame.source()}" if frame.source() else "")
                      for frame in reversed(shown))

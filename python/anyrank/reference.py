@@ -124,7 +124,7 @@ def _outputs_of(output: typing.Any) -> dict[str, typing.Any]:
         return output.get(name) if isinstance(output, collections.abc.Mapping) else getattr(output, name, None)
 
     found = {name: part(name) for name in ("loss", "logits") if part(name) is not None}
-    found.update({f"hidden_states.{i}": one for i, one in enumerate(part("hidden_states") or ())})
+    found.update({f"hidden_states.{i}": hidden_state for i, hidden_state in enumerate(part("hidden_states") or ())})
     if not found:
         raise TypeError(f"output: {type(output).__name__} has no loss, logits or hidden_states")
     if "loss" in found:
@@ -135,22 +135,22 @@ def _outputs_of(output: typing.Any) -> dict[str, typing.Any]:
 
 def _gradients_of(module: typing.Any, rules: dict[str, typing.Any]) -> dict[str, typing.Any]:
     parameters = dict(module.named_parameters())
-    without = [name for name, one in parameters.items() if one.requires_grad and one.grad is None]
+    without = [name for name, parameter in parameters.items() if parameter.requires_grad and parameter.grad is None]
     if without:
         raise testing.NotSame(f"No gradient: {', '.join(without[:5])}{', ..' if len(without) > 5 else ''} of "
                               f"{len(parameters)} parameters: was backward() called, and does the loss depend on them?")
-    if any(not one.requires_grad for one in parameters.values()):
+    if any(not parameter.requires_grad for parameter in parameters.values()):
         rules["common"] = True
-    return {name: one.grad for name, one in parameters.items() if one.grad is not None}
+    return {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
 
 
-def _as_gradients(other: typing.Any) -> typing.Any:
+def _as_gradients(gradients: typing.Any) -> typing.Any:
     """Names that say so: a dump's `x.weight` alone would be a weight."""
-    if isinstance(other, (list, tuple)):
-        return [_as_gradients(one) for one in other]
-    if isinstance(other, collections.abc.Mapping):
-        return {name if ":" in name else f"{name}:grad": one for name, one in other.items()}
-    return other
+    if isinstance(gradients, (list, tuple)):
+        return [_as_gradients(rank_gradients) for rank_gradients in gradients]
+    if isinstance(gradients, collections.abc.Mapping):
+        return {name if ":" in name else f"{name}:grad": gradient for name, gradient in gradients.items()}
+    return gradients
 
 
 @with_options("grads")
@@ -173,37 +173,48 @@ def grads(model: typing.Any = None, batch: typing.Any = None, *, tensors: _Kind 
         ref.assert_same(model, output)
     """
     scratch = Scratch()
-    given: dict[str, typing.Any] = {"out": scratch.path / "reference", **options}
-    option_words("grads", given)  # a wrong one, before anything is written
+    command_options: dict[str, typing.Any] = {"out": scratch.path / "reference", **options}
+    option_words("grads", command_options)  # a wrong one, before anything is written
     if tensors not in (None, *typing.get_args(_Kind)):
         raise ValueError(f"anyrank.grads(): tensors={tensors!r}: expected 'torch' or 'numpy'")
-    folder = pathlib.Path(given["out"])
-    if given.get("sensitivity") and given.get("sensitivity_of") is None and given.get("precision") is None:
-        given["sensitivity_of"] = _arithmetic(model)
+    folder = pathlib.Path(command_options["out"])
+    if (
+        command_options.get("sensitivity")
+        and command_options.get("sensitivity_of") is None
+        and command_options.get("precision") is None
+    ):
+        command_options["sensitivity_of"] = _arithmetic(model)
     kind = tensors or _kind(model, batch)
     if batch is not None:
-        if given.get("input") is not None:
+        if command_options.get("input") is not None:
             raise TypeError("anyrank.grads(): batch and input are the same: give one of them")
-        given["input"] = _batch_file(batch, model, scratch.path / "batch.safetensors")
-    elif given.get("input") is None and given.get("block") is None:
+        command_options["input"] = _batch_file(batch, model, scratch.path / "batch.safetensors")
+    elif command_options.get("input") is None and command_options.get("block") is None:
         raise TypeError("anyrank.grads(): batch is missing: the model's input_ids [b, s], or a dict with them")
     with model_path(model) as path:
         try:
-            finished = run("grads", [] if path is None else [path], given, progress)
+            finished = run("grads", [] if path is None else [path], command_options, progress)
         except AnyrankError as error:  # the caller has not seen the temporary file
             text = str(error).replace(str(scratch.path / "batch.safetensors"), "batch")
             raise AnyrankError(text, error.exit_status) from None
     return _reference(report_of(GradsReport, finished), folder, kind, scratch)
 
 
-def _reference(report: GradsReport, folder: pathlib.Path, kind: str | None, keeps: object) -> Reference:
+def _reference(report: GradsReport, folder: pathlib.Path, kind: str | None, scratch: object) -> Reference:
     written = {pathlib.Path(file).stem for file in report.files}  # the folder may have others, of an earlier run
     folder = pathlib.Path(report.files[0]).parent  # with against= the device's own, inside `folder`
-    known = {name: _safetensors.read(folder / f"{name}.safetensors")[0] if name in written else {}
+    file_entries = {name: _safetensors.read(folder / f"{name}.safetensors")[0] if name in written else {}
              for name in ("grads", "outputs", "activations", "allowed", "block")}
-    allowed = {name: struct.unpack("<d", entry.data)[0] for name, entry in known["allowed"].items()}
-    return Reference(report, folder, Tensors({**known["grads"], **known["block"]}, kind),
-                     Tensors(known["outputs"], kind), Tensors(known["activations"], kind), allowed, keeps)
+    allowed = {name: struct.unpack("<d", entry.data)[0] for name, entry in file_entries["allowed"].items()}
+    return Reference(
+        report,
+        folder,
+        Tensors({**file_entries["grads"], **file_entries["block"]}, kind),
+        Tensors(file_entries["outputs"], kind),
+        Tensors(file_entries["activations"], kind),
+        allowed,
+        scratch,
+    )
 
 
 def _kind(model: object, batch: object) -> str | None:
@@ -222,7 +233,7 @@ def _arithmetic(model: typing.Any) -> str | None:
     """By the type of the model's parameters; None: the command's own choice."""
     if not hasattr(model, "parameters"):
         return None
-    dtypes = {str(one.dtype) for one in model.parameters()}
+    dtypes = {str(parameter.dtype) for parameter in model.parameters()}
     return {"torch.bfloat16": "bf16-pure", "torch.float16": "f16-pure"}.get(dtypes.pop()) if len(dtypes) == 1 else None
 
 
@@ -231,7 +242,9 @@ def _caches(model: typing.Any, use_cache: bool | None) -> bool:
     if use_cache is None:
         use_cache = getattr(getattr(model, "config", None), "use_cache", False)
     parts = model.modules() if hasattr(model, "modules") else ()
-    return bool(use_cache) and not any(getattr(one, "gradient_checkpointing", False) and one.training for one in parts)
+    return bool(use_cache) and not any(
+        getattr(module, "gradient_checkpointing", False) and module.training for module in parts
+    )
 
 
 def _batch_file(batch: typing.Any, model: typing.Any, path: pathlib.Path) -> Path:

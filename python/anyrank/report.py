@@ -27,29 +27,29 @@ _SPECIAL = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-
 def _numbers(value: typing.Any) -> typing.Any:
     """JSON has no NaN and no infinities: they are texts there."""
     if isinstance(value, list):
-        return tuple(_numbers(one) for one in value)
+        return tuple(_numbers(entry) for entry in value)
     return _SPECIAL.get(value, value) if isinstance(value, str) else value
 
 
-def _field(key: str | None = None, make: typing.Callable[[typing.Any], typing.Any] = _numbers,
+def _field(key: str | None = None, converter: typing.Callable[[typing.Any], typing.Any] = _numbers,
            default: typing.Any = None) -> typing.Any:
     """A field of the JSON: its key there if it is not the field's name, and what makes the value."""
-    return dataclasses.field(default=default, metadata={"key": key, "make": make})
+    return dataclasses.field(default=default, metadata={"key": key, "make": converter})
 
 
 def _verbatim(value: typing.Any) -> typing.Any:
     return value
 
 
-def _many(of: typing.Callable[[typing.Any], _T]) -> typing.Callable[[typing.Any], tuple[_T, ...]]:
-    return lambda rows: tuple(of(row) for row in rows)
+def _many(converter: typing.Callable[[typing.Any], _T]) -> typing.Callable[[typing.Any], tuple[_T, ...]]:
+    return lambda rows: tuple(converter(row) for row in rows)
 
 
-def _build(kind: type[_T], source: Json, **given: typing.Any) -> _T:
-    values = {**given, "data": source}
+def _build(kind: type[_T], source: Json, **overrides: typing.Any) -> _T:
+    values = {**overrides, "data": source}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         key = field.metadata.get("key") or field.name
-        if field.name not in given and source.get(key) is not None and "make" in field.metadata:
+        if field.name not in overrides and source.get(key) is not None and "make" in field.metadata:
             values[field.name] = field.metadata["make"](source[key])
     return kind(**values)
 
@@ -62,7 +62,7 @@ def _row(kind: type[_T]) -> typing.Callable[[Json], _T]:
 class Difference:
     """A tensor that differs. Indices are of the full tensor."""
 
-    tensor: str = _field(make=_verbatim, default="")
+    tensor: str = _field(converter=_verbatim, default="")
     state: str = _field(default="different")  #: different, shape, dtype, replicas (copies), missing or unexpected
     pass_: str = _field("pass", default="")  #: of the names of tensors (models.md): forward, backward, ..
     step: int = _field(default=1)
@@ -95,12 +95,12 @@ class Difference:
     rank: int | None = _field()  #: that holds the first element, where one does
     ranks: tuple[int, ...] = _field(default=())  #: whose copies differ
     copies_of: str | None = _field()
-    pattern: str = _field(make=_verbatim, default="")
-    hint: str = _field(make=_verbatim, default="")
-    cause: str | None = _field(make=_verbatim)  #: of causes.md
-    confidence: str = _field(make=_verbatim, default="")  #: sure, likely or possible
-    look: str = _field("look_at", make=_verbatim, default="")  #: what to look at in the program
-    evidence: Json = _field(make=dict, default=None)
+    pattern: str = _field(converter=_verbatim, default="")
+    hint: str = _field(converter=_verbatim, default="")
+    cause: str | None = _field(converter=_verbatim)  #: of causes.md
+    confidence: str = _field(converter=_verbatim, default="")  #: sure, likely or possible
+    look: str = _field("look_at", converter=_verbatim, default="")  #: what to look at in the program
+    evidence: Json = _field(converter=dict, default=None)
     data: Json = dataclasses.field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -168,21 +168,23 @@ class Report:
 class VerifyReport(Report):
     """Two dumps, compared (verify.md)."""
 
-    reference: str = _field(make=_verbatim, default="")
-    other: str = _field(make=_verbatim, default="")
-    rule: Json = _field(make=dict, default=None)
+    reference: str = _field(converter=_verbatim, default="")
+    other: str = _field(converter=_verbatim, default="")
+    rule: Json = _field(converter=dict, default=None)
     compared: int = _field("tensors", default=0)  #: tensors that both have
     different: int = _field("tensors_different", default=0)
     elements: int = _field(default=0)
     elements_different: int = _field(default=0)
-    missing: tuple[str, ...] = _field(make=tuple, default=())  #: only in the reference
-    unexpected: tuple[str, ...] = _field(make=tuple, default=())  #: only in the other
-    lost_gradients: tuple[str, ...] = _field(make=tuple, default=())  #: of these, of parameters that both have
-    unjudged: tuple[str, ...] = _field(make=tuple, default=())  #: the same by allowances as large as they are
+    missing: tuple[str, ...] = _field(converter=tuple, default=())  #: only in the reference
+    unexpected: tuple[str, ...] = _field(converter=tuple, default=())  #: only in the other
+    lost_gradients: tuple[str, ...] = _field(converter=tuple, default=())  #: of these, of parameters that both have
+    unjudged: tuple[str, ...] = _field(converter=tuple, default=())  #: the same by allowances as large as they are
     left_out: tuple[int, ...] = _field(default=(0, 0))  #: with common=True: tensors of one side alone
     ragged: int = _field("tensors_ragged", default=0)  #: without a place, as of other lengths: not compared
     reordered: int = _field("tensors_reordered", default=0)  #: samples in another order: compared one by one
-    unwritten: tuple[str, ...] = _field(make=tuple, default=("", ""))  #: of each run, in no file: as its capture says
+    unwritten: tuple[str, ...] = _field(
+        converter=tuple, default=("", "")
+    )  #: of each run, in no file: as its capture says
     routed: int = _field("tensors_routed", default=0)  #: within experts, rows by rank or micro-batch: not compared
     renamed: int = _field("tensors_renamed", default=0)
     copies_different: int = _field("tensors_with_different_copies", default=0)
@@ -190,9 +192,9 @@ class VerifyReport(Report):
     elements_doubted: int = _field(default=0)
     ranks: int = _field(default=0)
     seconds: float | None = _field()
-    first: Difference | None = _field(make=_row(Difference))  #: in execution order: nearest to the fault
-    explanation: Json | None = _field(make=dict)  #: of the first: confidence, look, ranks, lines, .. (verify.md)
-    tensors: tuple[Difference, ...] = _field("worst", make=_many(_row(Difference)), default=())  #: the worst first
+    first: Difference | None = _field(converter=_row(Difference))  #: in execution order: nearest to the fault
+    explanation: Json | None = _field(converter=dict)  #: of the first: confidence, look, ranks, lines, .. (verify.md)
+    tensors: tuple[Difference, ...] = _field("worst", converter=_many(_row(Difference)), default=())  #: the worst first
 
     def html(self, path: str | os.PathLike[str]) -> pathlib.Path:
         """Writes the command's own report as a page, for which it runs once more, and returns its path. The inputs must
@@ -201,10 +203,10 @@ class VerifyReport(Report):
 
         page = pathlib.Path(path).resolve()
         words = [word for word in self.words[1:] if not word.startswith("--html=")]
-        done = run_words(self.command, [f"--html={page}", *words])
-        if done.data.get("result") != self.data.get("result"):
+        finished = run_words(self.command, [f"--html={page}", *words])
+        if finished.data.get("result") != self.data.get("result"):
             raise AnyrankError(f"anyrank {self.command}: the inputs have changed since the report was made: its result "
-                               f"was {self.result}, that of the page {page} is {done.data.get('result')}")
+                               f"was {self.result}, that of the page {page} is {finished.data.get('result')}")
         return page
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
@@ -219,7 +221,7 @@ class VerifyReport(Report):
 class CheckedRun:
     """A layout of `check`, against one rank."""
 
-    layout: Json = _field(make=dict, default=None)
+    layout: Json = _field(converter=dict, default=None)
     result: str = _field(default="")  #: same, mispredicted (the bits are equal), vacuous, different or error
     ok: bool = _field("passed", default=False)  #: with strict_predictions=True mispredicted is not
     tensors: int = _field(default=0)
@@ -232,8 +234,8 @@ class CheckedRun:
     weights_hash: str | None = _field()
     gradients_hash: str | None = _field()
     outputs_hash: str | None = _field()
-    first: Difference | None = _field("first_difference", make=_row(Difference))
-    error: Json | None = _field(make=dict)  #: {"message": .., "ranks": [..]} of a run that did not end
+    first: Difference | None = _field("first_difference", converter=_row(Difference))
+    error: Json | None = _field(converter=dict)  #: {"message": .., "ranks": [..]} of a run that did not end
     data: Json = dataclasses.field(default_factory=dict, repr=False)
 
     @property
@@ -246,15 +248,15 @@ class CheckedRun:
 class CheckedModel:
     """A model of `check`."""
 
-    name: str = _field(make=_verbatim, default="")
+    name: str = _field(converter=_verbatim, default="")
     parameters: int = _field(default=0)
     weights: str = _field(default="")  #: fresh, or of the folder
     batch: int = _field(default=0)
     seq: int = _field(default=0)
     steps: int = _field(default=0)
-    baseline: Json = _field(make=dict, default=None)  #: of one rank: losses and hashes
-    runs: tuple[CheckedRun, ...] = _field(make=_many(_row(CheckedRun)), default=())
-    notes: tuple[str, ...] = _field(make=tuple, default=())
+    baseline: Json = _field(converter=dict, default=None)  #: of one rank: losses and hashes
+    runs: tuple[CheckedRun, ...] = _field(converter=_many(_row(CheckedRun)), default=())
+    notes: tuple[str, ...] = _field(converter=tuple, default=())
     data: Json = dataclasses.field(default_factory=dict, repr=False)
 
 
@@ -264,7 +266,7 @@ class CheckReport(Report):
 
     numerics: str = _field(default="exact")
     hash: str | None = _field()  #: of all outputs, gradients and weights, the same on every machine
-    models: tuple[CheckedModel, ...] = _field(make=_many(_row(CheckedModel)), default=())
+    models: tuple[CheckedModel, ...] = _field(converter=_many(_row(CheckedModel)), default=())
 
     @property
     def runs(self) -> tuple[CheckedRun, ...]:
@@ -297,7 +299,7 @@ class Finding:
 
     rule: str = _field(default="")
     text: str = _field(default="")
-    module: str | None = _field(make=_verbatim)
+    module: str | None = _field(converter=_verbatim)
     operation: str = _field(default="")
     pass_: str = _field("pass", default="")
     layers: tuple[int, ...] = _field(default=())  #: the first and the last
@@ -312,12 +314,12 @@ class Finding:
 class LintReport(Report):
     """The types of a step's values under a layout (planner.md)."""
 
-    model: str = _field(make=_verbatim, default="")
-    layout: Json = _field(make=dict, default=None)
+    model: str = _field(converter=_verbatim, default="")
+    layout: Json = _field(converter=dict, default=None)
     operations: int = _field(default=0)
     values: int = _field(default=0)
-    findings: tuple[Finding, ...] = _field(make=_many(_row(Finding)), default=())
-    notes: tuple[str, ...] = _field(make=tuple, default=())
+    findings: tuple[Finding, ...] = _field(converter=_many(_row(Finding)), default=())
+    notes: tuple[str, ...] = _field(converter=tuple, default=())
 
     def _title(self) -> str:
         return self.text.split("\n", 1)[0]
@@ -337,7 +339,7 @@ class PlannedLayout:
     """A layout with its predicted time and memory. seconds, bytes: of a step, and of a rank."""
 
     name: str = _field(default="")
-    layout: Json = _field(make=dict, default=None)
+    layout: Json = _field(converter=dict, default=None)
     legal: bool = _field(default=False)
     reason: str | None = _field()  #: why it is not
     fits: bool | None = _field()
@@ -354,13 +356,13 @@ class PlannedLayout:
 class PlanReport(Report):
     """What layouts of a model take (planner.md); with flow=True, what each rank does (planner.md)."""
 
-    model: str = _field(make=_verbatim, default="")
+    model: str = _field(converter=_verbatim, default="")
     parameters: int | None = _field()
     gpus: int | None = _field()
-    cluster: Json | None = _field(make=dict)
-    layouts: tuple[PlannedLayout, ...] = _field(make=_many(_row(PlannedLayout)), default=())  #: the best first
-    rows: tuple[Json, ...] = _field(make=tuple, default=())  #: of table=".."
-    notes: tuple[str, ...] = _field(make=tuple, default=())
+    cluster: Json | None = _field(converter=dict)
+    layouts: tuple[PlannedLayout, ...] = _field(converter=_many(_row(PlannedLayout)), default=())  #: the best first
+    rows: tuple[Json, ...] = _field(converter=tuple, default=())  #: of table=".."
+    notes: tuple[str, ...] = _field(converter=tuple, default=())
 
     @property
     def best(self) -> PlannedLayout | None:
@@ -389,9 +391,9 @@ class PlanReport(Report):
 class TrainReport(Report):
     """A training run (train.md)."""
 
-    model: str = _field(make=_verbatim, default="")
+    model: str = _field(converter=_verbatim, default="")
     parameters: int = _field(default=0)
-    layout: Json = _field(make=dict, default=None)
+    layout: Json = _field(converter=dict, default=None)
     first_step: int = _field(default=1)
     steps: int = _field(default=0)
     loss: tuple[float, ...] = _field(default=())
@@ -400,8 +402,8 @@ class TrainReport(Report):
     seconds: float | None = _field()
     tokens_per_second: float | None = _field()
     weights_hash: str | None = _field()  #: the same for every layout
-    checkpoint: str | None = _field(make=_verbatim)
-    notes: tuple[str, ...] = _field(make=tuple, default=())
+    checkpoint: str | None = _field(converter=_verbatim)
+    notes: tuple[str, ...] = _field(converter=tuple, default=())
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         numbers = range(self.first_step, self.first_step + len(self.loss))
@@ -417,15 +419,15 @@ class GradsReport(Report):
     """A forward and backward pass whose tensors are in files (check.md)."""
 
     numerics: str = _field(default="exact")
-    layout: Json = _field(make=dict, default=None)
+    layout: Json = _field(converter=dict, default=None)
     loss: tuple[float, ...] = _field(default=())
     outputs_hash: str | None = _field()
     tensors: int = _field(default=0)
     weights: str | None = _field()
-    files: tuple[str, ...] = _field(make=tuple, default=())
+    files: tuple[str, ...] = _field(converter=tuple, default=())
     seconds: float | None = _field()
-    notes: tuple[str, ...] = _field(make=tuple, default=())
-    against: Json | None = _field(make=dict)  #: of against=: `device`, and what verify says of the two runs
+    notes: tuple[str, ...] = _field(converter=tuple, default=())
+    against: Json | None = _field(converter=dict)  #: of against=: `device`, and what verify says of the two runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -439,8 +441,8 @@ class LogprobsReport(Report):
     mean_logprob: float | None = _field()
     mean_entropy: float | None = _field()
     hash: str | None = _field()  #: the same for every batch, packing and layout
-    trainer: Json | None = _field(make=dict)  #: off, rms, cause, says, ..
-    rollout: Json | None = _field(make=dict)
+    trainer: Json | None = _field(converter=dict)  #: off, rms, cause, says, ..
+    rollout: Json | None = _field(converter=dict)
     seconds: float | None = _field()
 
 

@@ -89,9 +89,9 @@ class Finding:
     names: tuple[str, ...]  # of the tensors or values, those before first
 
     def __str__(self) -> str:
-        more = f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
+        remainder = f" and {len(self.names) - 3} more" if len(self.names) > 3 else ""
         look = f"\n  look at: {self.look_at}" if self.look_at else ""
-        return f"{self.cause}: {self.says}\n  {', '.join(self.names[:3])}{more}{look}"
+        return f"{self.cause}: {self.says}\n  {', '.join(self.names[:3])}{remainder}{look}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +160,8 @@ def _add_pieces(state: State, pieces: typing.Iterable[_pieces.Piece]) -> None:
     for (name, role), group in groups.items():
         boxes = _pieces.check_cover(name, group)
 
-        def read(boxes: list[_pieces.Piece] = boxes, first: _pieces.Piece = group[0]) -> Data:
-            return b"".join(_pieces._whole_tensor(boxes, first.shape, first.dtype)) if boxes else b""
+        def read(boxes: list[_pieces.Piece] = boxes, piece: _pieces.Piece = group[0]) -> Data:
+            return b"".join(_pieces._whole_tensor(boxes, piece.shape, piece.dtype)) if boxes else b""
 
         state.add(Tensor(name, role, group[0].dtype, group[0].shape, read))
 
@@ -186,35 +186,39 @@ def _named_parts(folder: str) -> typing.Iterator[_pieces.Piece]:
 def _add_optimizer(state: State, folder: str, names: typing.Collection[str],
                    placeholders: typing.Collection[str]) -> None:
     """Learning rates and loss scale under ZeRO, which each rank's file has, and one of a universal checkpoint."""
-    whole = os.path.join("zero", "optimizer_state.pt")
-    name = whole if whole in names else min((one for one in names if one.endswith("_optim_states.pt")), default=None)
+    universal_file = os.path.join("zero", "optimizer_state.pt")
+    name = (
+        universal_file
+        if universal_file in names
+        else min((file_name for file_name in names if file_name.endswith("_optim_states.pt")), default=None)
+    )
     if name is not None:
         value = _pickles.load(os.path.join(folder, name), placeholders)
-        value = value if name == whole else _pickles.nested(value, "optimizer_state_dict")
+        value = value if name == universal_file else _pickles.nested(value, "optimizer_state_dict")
         groups = next((found for found in (_pickles.nested(value, *keys, "param_groups") for keys in (
             (), ("base_optimizer_state",), ("optimizer_state_dict",))) if isinstance(found, list)), None)
         if groups is None:
             state.notes.append(f"{name}: no param_groups: the optimizer's learning rates are not compared")
         scaler = _pickles.attribute(value, "loss_scaler")
-        held = vars(scaler) if _pickles.class_of(scaler) else {}
+        scaler_fields = vars(scaler) if _pickles.class_of(scaler) else {}
         _flatten(state, "optimizer", {
             "param_groups": [{key: entry for key, entry in group.items() if key != "params"} for group in groups or []],
-            "loss_scaler": {key: entry for key, entry in held.items() if not key.startswith("_")}})
+            "loss_scaler": {key: entry for key, entry in scaler_fields.items() if not key.startswith("_")}})
 
 
 def _add_ranks(state: State, folder: str, names: typing.Sequence[str], placeholders: typing.Collection[str]) -> None:
     """Files of DeepSpeed's ranks: what a rank has as the first one has it is read once, whatever their number."""
-    first = State(folder)
+    first_state = State(folder)
     for i, name in enumerate(names):
-        own, prefix = State(folder), name.rsplit(".", 1)[0] if i else "model_states"
-        _add_file(own, folder, name, placeholders, _OF_THE_MODEL + _OF_THE_LAYOUT, "")
-        first = first if i else own
-        for key, tensor in own.tensors.items():
-            if not (i and _same_tensor(first.tensors.get(key), tensor)):
+        rank_state, prefix = State(folder), name.rsplit(".", 1)[0] if i else "model_states"
+        _add_file(rank_state, folder, name, placeholders, _OF_THE_MODEL + _OF_THE_LAYOUT, "")
+        first_state = first_state if i else rank_state
+        for key, tensor in rank_state.tensors.items():
+            if not (i and _same_tensor(first_state.tensors.get(key), tensor)):
                 state.add(dataclasses.replace(tensor, name=f"{prefix}.{tensor.name}"))
-        state.values.update({f"{prefix}.{key}": value for key, value in own.values.items()
-                             if not (i and key in first.values and _same_value(first.values[key], value))})
-        state.notes += own.notes
+        state.values.update({f"{prefix}.{key}": value for key, value in rank_state.values.items()
+                             if not (i and key in first_state.values and _same_value(first_state.values[key], value))})
+        state.notes += rank_state.notes
 
 
 def _same_tensor(a: Tensor | None, b: Tensor) -> bool:
@@ -231,8 +235,8 @@ def _add_dcp_values(state: State, folder: str, placeholders: typing.Collection[s
         if _pickles.class_of(entry).endswith("TensorStorageMetadata") or key not in infos:
             continue
         path = files.check(key, infos[key])
-        at, n = (_pickles.attribute(infos[key], name) for name in ("offset", "length"))
-        value = _pickles.read_torch(files.map(path)[at:at + n], f"{path}, byte {at}", placeholders)
+        offset, n = (_pickles.attribute(infos[key], name) for name in ("offset", "length"))
+        value = _pickles.read_torch(files.map(path)[offset:offset + n], f"{path}, byte {offset}", placeholders)
         _flatten(state, ".".join(map(str, dcp.nested_path(paths, key))), value)
 
 
@@ -276,8 +280,10 @@ def _add_plain(state: State, folder: str, names: typing.Sequence[str], placehold
             state.notes.append(f"{file}: not read, and not compared")
         elif name.endswith(".safetensors"):
             for key, entry in read_safetensors(file)[0].items():
-                own, role = _named(key)
-                state.add(Tensor(own, role, entry.dtype, tuple(entry.shape), functools.partial(bytes, entry.data)))
+                tensor_name, role = _named(key)
+                state.add(
+                    Tensor(tensor_name, role, entry.dtype, tuple(entry.shape), functools.partial(bytes, entry.data))
+                )
         elif _NO_STATE.search(name):
             continue
         elif name.endswith((".pt", ".pth", ".bin")) or (name.endswith(".pkl") and zipfile.is_zipfile(file)):
@@ -305,8 +311,8 @@ def _add_folder(state: State, path: str, placeholders: typing.Collection[str]) -
         parts = shards.list_files(path)
         if parts:
             _add_pieces(state, _named_parts(path))
-        taken = {*parts, *(os.path.basename(folder) for _, folder in found)}
-        _add_plain(state, path, [name for name in names if name not in taken], placeholders)
+        handled = {*parts, *(os.path.basename(folder) for _, folder in found)}
+        _add_plain(state, path, [name for name in names if name not in handled], placeholders)
     for kind, folder in found:
         _add_foreign(state, kind, folder, placeholders)
 
@@ -375,7 +381,7 @@ def _parts(data: Data, tensor: Tensor, dim: int, n: int) -> list[bytes] | None:
 
     def digest(i: int) -> bytes:
         rows_of = range(i * step, rows * n * step, n * step)
-        return hashlib.sha256(b"".join(data[at:at + step] for at in rows_of)).digest()
+        return hashlib.sha256(b"".join(data[offset:offset + step] for offset in rows_of)).digest()
 
     return [digest(i) for i in range(n)]
 
@@ -396,17 +402,17 @@ class _Causes:
 
     def of(self, a: Tensor, b: Tensor) -> tuple[str, str]:
         x, y = a.read(), b.read()
-        what = f"a {ROLES[a.role]}"
+        label = f"a {ROLES[a.role]}"
         if any(bytes(x)) and not any(bytes(y)):
             return (("moments_reset", "moments are all zero in AFTER") if a.role in ("m", "v") else
-                    ("zeroed", f"{what} is all zero in AFTER"))
+                    ("zeroed", f"{label} is all zero in AFTER"))
         if a.role in ("m", "v"):
-            other = next((key for key in self.names_of(y, b) if key.startswith(f"{a.name} (")), None)
-            if other:
+            swapped_key = next((key for key in self.names_of(y, b) if key.startswith(f"{a.name} (")), None)
+            if swapped_key:
                 return "moments_exchanged", "first and second moments have changed places"
-        others = [key for key in self.names_of(y, b) if key != a.key]
-        if others:
-            return "other_tensor", f"{what} holds what another one held in BEFORE: {a.key} that of {others[0]}"
+        matching_keys = [key for key in self.names_of(y, b) if key != a.key]
+        if matching_keys:
+            return "other_tensor", f"{label} holds what another one held in BEFORE: {a.key} that of {matching_keys[0]}"
         return self.of_parts(a, x, y) or self.of_numbers(a, b, x, y)
 
     def of_parts(self, a: Tensor, x: Data, y: Data) -> tuple[str, str] | None:
@@ -427,21 +433,21 @@ class _Causes:
     @staticmethod
     def of_numbers(a: Tensor, b: Tensor, x: Data, y: Data) -> tuple[str, str]:
         old, new = _numbers(x, a.dtype), _numbers(y, b.dtype)
-        what = "moments" if a.role in ("m", "v") else f"{ROLES[a.role]}s"
+        label = "moments" if a.role in ("m", "v") else f"{ROLES[a.role]}s"
         if old is None or new is None:
-            return "unknown", f"{what} differ"
+            return "unknown", f"{label} differ"
         if a.dtype == "F32" and all(new[i] == _short(old[i]) for i in range(len(old))):
-            return "kept_in_16_bits", f"{what} were rounded to bf16"
+            return "kept_in_16_bits", f"{label} were rounded to bf16"
         if a.dtype == "F32" and all(new[i] == _half(old[i]) for i in range(len(old))):
-            return "kept_in_16_bits", f"{what} were rounded to fp16"
+            return "kept_in_16_bits", f"{label} were rounded to fp16"
         ratios = [new[i] / old[i] for i in range(len(old)) if abs(old[i]) > 1e-30]
         if ratios and all(abs(r - ratios[0]) <= 1e-5 * abs(ratios[0]) for r in ratios):
-            return "scaled", f"{what} are multiplied by {ratios[0]:.6g}"
+            return "scaled", f"{label} are multiplied by {ratios[0]:.6g}"
         size = math.sqrt(sum(v * v for v in old)) or 1.0
         off = math.sqrt(sum((v - w) ** 2 for v, w in zip(old, new))) / size
         if not math.isfinite(off):
-            return "not_finite", f"{what} are not finite"
-        return "unknown", f"{what} differ in no known way"
+            return "not_finite", f"{label} are not finite"
+        return "unknown", f"{label} differ in no known way"
 
 
 _LOOK = {
@@ -548,7 +554,7 @@ def compare(before: Path, after: Path, *, ignore: typing.Collection[str] = (),
             name for key in parts for name in found.pop(key)]
     findings = [Finding(cause, f"{len(names)} {says}" if says.split()[0] in ("tensors", "values", "moments") else says,
                         _LOOK[cause], tuple(names)) for (cause, says), names in found.items()]
-    findings.sort(key=lambda one: -len(one.names))
+    findings.sort(key=lambda finding: -len(finding.names))
     return Report(a.path, b.path, len(a.tensors.keys() & b.tensors.keys()), len(a.values.keys() & b.values.keys()),
                   tuple(findings), tuple(dict.fromkeys([*a.notes, *b.notes])))
 
@@ -564,15 +570,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--placeholder", action="append", default=[], metavar="MODULE.CLASS",
                         help="a pickled class that holds no weights, to be read as inert data")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        report = compare(given.before, given.after, ignore=given.ignore, placeholders=given.placeholder)
+        report = compare(args.before, args.after, ignore=args.ignore, placeholders=args.placeholder)
     except (AnyrankError, OSError) as error:
         print(f"anyrank resume: {error}", file=sys.stderr)
         return 2
     for note in report.notes:
         print(f"note: {note}", file=sys.stderr)
-    print(report.to_json() if given.json else report)
+    print(report.to_json() if args.json else report)
     return 0 if report.same else 1
 
 

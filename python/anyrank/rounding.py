@@ -72,9 +72,9 @@ class Noise(TorchDispatchMode):  # type: ignore[misc]
         returns = func._schema.returns
         if name in EXACT or any(r.alias_info and not r.alias_info.is_write for r in returns):
             return result
-        for one in _tensors(args[0] if name.startswith("_foreach") and func._schema.is_mutable else result):
-            if one.is_floating_point() and one.numel():
-                self._err(one, self._size(func, name, args, kwargs or {}, one))
+        for tensor in _tensors(args[0] if name.startswith("_foreach") and func._schema.is_mutable else result):
+            if tensor.is_floating_point() and tensor.numel():
+                self._err(tensor, self._size(func, name, args, kwargs or {}, tensor))
         return result
 
     def _uniform(self, like: torch.Tensor) -> torch.Tensor:
@@ -116,7 +116,7 @@ def _tensors(value: typing.Any) -> list[torch.Tensor]:
         return [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [one for part in value for one in _tensors(part)] if isinstance(value, (list, tuple)) else []
+    return [tensor for part in value for tensor in _tensors(part)] if isinstance(value, (list, tuple)) else []
 
 
 def _is_less(result: torch.Tensor, source: torch.Tensor) -> bool:
@@ -138,8 +138,8 @@ def _dump(folder: Path) -> dict[str, torch.Tensor]:
     for file in sorted(pathlib.Path(folder).glob("*.safetensors")):
         entries, _ = _safetensors.read(file)
         for name, entry in entries.items():
-            dtype, some = DTYPES.get(entry.dtype), entry.data.nbytes > 0
-            found.setdefault(name, []).append(torch.frombuffer(bytearray(entry.data), dtype=dtype) if dtype and some
+            dtype, has_data = DTYPES.get(entry.dtype), entry.data.nbytes > 0
+            found.setdefault(name, []).append(torch.frombuffer(bytearray(entry.data), dtype=dtype) if dtype and has_data
                                               else torch.empty(0, dtype=dtype))
     return {name: torch.cat(parts) for name, parts in found.items()}
 
@@ -190,8 +190,8 @@ def allowances(reference: Path, draws: typing.Sequence[Path], path: Path) -> dic
 def _sizes(exact: dict[str, torch.Tensor], values: dict[str, torch.Tensor]) -> dict[str, Size]:
     """A draw's differences."""
     for name, value in exact.items():
-        other = values.get(name)
-        if other is None or other.shape != value.shape or other.dtype != value.dtype:
+        counterpart = values.get(name)
+        if counterpart is None or counterpart.shape != value.shape or counterpart.dtype != value.dtype:
             raise AnyrankError(f"{name} is not in every run of one rank with the same shape: what the step does "
                                "depends on the last bits of its values")
     return {name: size_of(value, values[name]) for name, value in exact.items()}
@@ -213,7 +213,7 @@ def _write(exact: dict[str, torch.Tensor], draws: typing.Sequence[dict[str, Size
 def write_allowances(path: Path, rows: typing.Mapping[str, tuple[float, typing.Sequence[Size]]]) -> None:
     """The file for `sensitivity=`: of each tensor what an element may be off, and the sizes of draws, of which all have
     as many or none."""
-    entries, most = {}, max((len(sizes) for _, sizes in rows.values()), default=0)
+    entries, draw_count = {}, max((len(sizes) for _, sizes in rows.values()), default=0)
     for name, (allowed, sizes) in rows.items():
         entries[name] = _safetensors.Entry("F64", (), memoryview(struct.pack("<d", allowed)))
         numbers = [x for size in sizes for x in size]
@@ -221,7 +221,7 @@ def write_allowances(path: Path, rows: typing.Mapping[str, tuple[float, typing.S
             entries[DRAWN + name] = _safetensors.Entry("F64", (len(sizes), len(Size._fields)),
                                                        memoryview(struct.pack(f"<{len(numbers)}d", *numbers)))
     _safetensors.write(path, entries, {"format": "pt", "anyrank.allows": "the run's own formats",
-                                       "anyrank.seeds": str(most), "anyrank.safety": f"{SAFETY:g}"})
+                                       "anyrank.seeds": str(draw_count), "anyrank.safety": f"{SAFETY:g}"})
 
 
 def measure(run: typing.Callable[[pathlib.Path, typing.ContextManager[object]], object], path: Path,
@@ -241,19 +241,21 @@ def measure(run: typing.Callable[[pathlib.Path, typing.ContextManager[object]], 
     if draws < 2:
         raise ValueError(f"draws={draws}: two or more runs tell what is usual")
     with tempfile.TemporaryDirectory(prefix="anyrank-rounding-") as folder:
-        one = pathlib.Path(folder)
-        run(one / "one", contextlib.nullcontext())
-        exact, sizes = _dump(one / "one"), []
+        root = pathlib.Path(folder)
+        run(root / "one", contextlib.nullcontext())
+        exact, sizes = _dump(root / "one"), []
         if not exact:
             raise AnyrankError("the run wrote nothing into the folder that it is given: it has to capture a step there")
-        run(one / "again", contextlib.nullcontext())
-        again = _sizes(exact, _dump(one / "again"))
-        other = next((name for name in again if again[name].largest > 0), None)
-        if other is not None:
-            raise AnyrankError(f"the run has other values when it is made again, first in {other}: it has to begin "
-                               "with the same weights, batch and seed")
+        run(root / "again", contextlib.nullcontext())
+        repeat_sizes = _sizes(exact, _dump(root / "again"))
+        unstable_name = next((name for name in repeat_sizes if repeat_sizes[name].largest > 0), None)
+        if unstable_name is not None:
+            raise AnyrankError(
+                f"the run has other values when it is made again, first in {unstable_name}: it has to begin "
+                "with the same weights, batch and seed"
+            )
         for draw in range(1, 1 + draws):
-            run(one / "drawn", Noise(draw))
-            sizes.append(_sizes(exact, _dump(one / "drawn")))
-            shutil.rmtree(one / "drawn")
+            run(root / "drawn", Noise(draw))
+            sizes.append(_sizes(exact, _dump(root / "drawn")))
+            shutil.rmtree(root / "drawn")
         return _write(exact, sizes, path)

@@ -52,17 +52,20 @@ def verify(reference: Path, other: Path, *, map: Mapping = None, reference_map: 
         if not report.ok:
             print(report.first.tensor, report.first.rank, report.first.cause)
     """
-    given: dict[str, typing.Any] = {**options, "map": map, "reference_map": reference_map}
+    command_options: dict[str, typing.Any] = {**options, "map": map, "reference_map": reference_map}
     scratch = Scratch()  # lives as long as the report, which can be made a page
     for name, mapping in (("map", map), ("reference_map", reference_map)):
         if isinstance(mapping, collections.abc.Mapping):
-            given[name] = scratch.path / f"{name}.json"
-            given[name].write_text(json.dumps(mapping), encoding="utf-8")
-    paths = [_as_dump(reference, scratch, "reference_map", given), _as_dump(other, scratch, "map", given)]
-    return report_of(VerifyReport, run("verify", paths, given, progress), scratch)
+            command_options[name] = scratch.path / f"{name}.json"
+            command_options[name].write_text(json.dumps(mapping), encoding="utf-8")
+    paths = [
+        _as_dump(reference, scratch, "reference_map", command_options),
+        _as_dump(other, scratch, "map", command_options),
+    ]
+    return report_of(VerifyReport, run("verify", paths, command_options, progress), scratch)
 
 
-def _as_dump(path: Path, scratch: Scratch, mapping: str, given: dict[str, typing.Any]) -> Path:
+def _as_dump(path: Path, scratch: Scratch, mapping: str, command_options: dict[str, typing.Any]) -> Path:
     """A checkpoint of another program, converted; all else as it is."""
     if not isinstance(path, (str, os.PathLike)):
         side = "other" if mapping == "map" else "reference"
@@ -74,10 +77,10 @@ def _as_dump(path: Path, scratch: Scratch, mapping: str, given: dict[str, typing
 
     if not is_foreign(path):
         return path
-    done = convert(path, scratch.path / f"{mapping}-of" / os.path.basename(os.path.abspath(path)))
-    if done.needs_map and given.get(mapping) is None:
-        given[mapping] = done.map
-    return done.path
+    conversion = convert(path, scratch.path / f"{mapping}-of" / os.path.basename(os.path.abspath(path)))
+    if conversion.needs_map and command_options.get(mapping) is None:
+        command_options[mapping] = conversion.map
+    return conversion.path
 
 
 @with_options("check")

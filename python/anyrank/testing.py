@@ -61,7 +61,7 @@ def assert_same(reference: Side, other: Side, *, sensitivity: Sensitivity = None
         raise NotSame(_with(msg, f"The {which} is None: it has no values. A parameter without a gradient?"))
     if close and any(rule is not None for rule in (rtol, atol, ulp, sensitivity)):
         raise TypeError("close=True says what counts as the same: give no other rule")
-    here = _this_rank(reference, other)
+    rank_line = _this_rank(reference, other)
     reference, other = _parts(reference, other)
     name = name or SINGLE
     sides = [_side(value, name) for value in (reference, other)]
@@ -84,7 +84,7 @@ def assert_same(reference: Side, other: Side, *, sensitivity: Sensitivity = None
     if not report.ok:
         object.__setattr__(report, "keeps", (report.keeps, scratch))  # its page is made of these files
         is_torch = any(_arrays.is_torch(value) for value in (reference, other))
-        raise NotSame(_with(msg, explain(report, torch=is_torch) + here), report)
+        raise NotSame(_with(msg, explain(report, torch=is_torch) + rank_line), report)
 
 
 def _with(msg: str | None, text: str) -> str:
@@ -96,23 +96,25 @@ def _with(msg: str | None, text: str) -> str:
 Entries = typing.Dict[str, Entry]
 
 
-def _parts(reference: Side, other: Side) -> tuple[Side, Side]:
+def _parts(reference: Side, actual: Side) -> tuple[Side, Side]:
     """Plain tensors of DTensors: this rank's part, and of what it is compared with the same part."""
-    if is_dtensor(reference) or is_dtensor(other):
-        return same_part(reference, other)
-    if isinstance(reference, (str, os.PathLike, Dump)) or isinstance(other, (str, os.PathLike, Dump)):
-        read = _of_dump(reference, other), _of_dump(other, reference)
+    if is_dtensor(reference) or is_dtensor(actual):
+        return same_part(reference, actual)
+    if isinstance(reference, (str, os.PathLike, Dump)) or isinstance(actual, (str, os.PathLike, Dump)):
+        read = _of_dump(reference, actual), _of_dump(actual, reference)
         return _parts(*read) if all(isinstance(side, dict) for side in read) else read
-    if isinstance(reference, typing.Mapping) and isinstance(other, typing.Mapping):
-        both = {key: _parts(reference[key], other[key]) for key in reference if key in other}
-        return ({key: both[key][0] if key in both else value for key, value in reference.items()},
-                {key: both[key][1] if key in both else value for key, value in other.items()})
-    return reference, other
+    if isinstance(reference, typing.Mapping) and isinstance(actual, typing.Mapping):
+        shared_parts = {key: _parts(reference[key], actual[key]) for key in reference if key in actual}
+        return ({key: shared_parts[key][0] if key in shared_parts else value for key, value in reference.items()},
+                {key: shared_parts[key][1] if key in shared_parts else value for key, value in actual.items()})
+    return reference, actual
 
 
-def _of_dump(side: Side, other: Side) -> Side:
+def _of_dump(side: Side, counterpart: Side) -> Side:
     """The tensors of a dump that is compared with DTensors, of which there is a part here alone; else as it is."""
-    values = other.values() if isinstance(other, typing.Mapping) and not isinstance(other, Dump) else []
+    values = (
+        counterpart.values() if isinstance(counterpart, typing.Mapping) and not isinstance(counterpart, Dump) else []
+    )
     if not any(map(is_dtensor, values)):
         return side
     dump = side if isinstance(side, Dump) else open_dump(side)
@@ -121,8 +123,8 @@ def _of_dump(side: Side, other: Side) -> Side:
 
 def _this_rank(*sides: Side) -> str:
     """A line with the rank whose part of a DTensor is compared."""
-    values = [one for side in sides if not isinstance(side, Dump)
-              for one in (side.values() if isinstance(side, typing.Mapping) else [side])]
+    values = [tensor for side in sides if not isinstance(side, Dump)
+              for tensor in (side.values() if isinstance(side, typing.Mapping) else [side])]
     if not any(map(is_dtensor, values)):
         return ""
     import torch
@@ -135,7 +137,7 @@ def _side(value: Side, name: str) -> pathlib.Path | list[Entries]:
     if isinstance(value, (str, os.PathLike)):
         return pathlib.Path(value)
     if isinstance(value, (list, tuple)) and value and not isinstance(value, Entry) and not _are_numbers(value):
-        return [_entries(one, name) for one in value]
+        return [_entries(rank_tensors, name) for rank_tensors in value]
     return [_entries(value, name)]
 
 
@@ -166,11 +168,11 @@ def _entries(value: Side, name: str) -> Entries:
 def _leaves(path: str, value: Side) -> typing.Iterator[tuple[str, typing.Any]]:
     """The tensors of nested dicts, as an optimizer's state_dict: "state.0.exp_avg". None is no tensor."""
     if isinstance(value, typing.Mapping):
-        for key, one in value.items():
-            yield from _leaves(f"{path}.{key}" if path else str(key), one)
+        for key, child in value.items():
+            yield from _leaves(f"{path}.{key}" if path else str(key), child)
     elif isinstance(value, (list, tuple)) and not isinstance(value, Entry) and not _are_numbers(value):
-        for i, one in enumerate(value):
-            yield from _leaves(f"{path}.{i}", one)
+        for i, child in enumerate(value):
+            yield from _leaves(f"{path}.{i}", child)
     elif value is not None:
         yield path, value
 
@@ -180,8 +182,8 @@ def _equal_bytes(sides: list[pathlib.Path | list[Entries]], equal_nan: bool) -> 
     a, b = sides
     if not (isinstance(a, list) and isinstance(b, list) and len(a) == len(b) == 1 and a[0].keys() == b[0].keys()):
         return False
-    return all(_arrays.same_bytes(one, b[0][key]) and (equal_nan or not _arrays.has_nan(one))
-               for key, one in a[0].items())
+    return all(_arrays.same_bytes(entry, b[0][key]) and (equal_nan or not _arrays.has_nan(entry))
+               for key, entry in a[0].items())
 
 
 def _written(side: pathlib.Path | list[Entries], path: pathlib.Path) -> pathlib.Path:
@@ -198,16 +200,19 @@ def _written(side: pathlib.Path | list[Entries], path: pathlib.Path) -> pathlib.
     return path
 
 
-def _allowances(given: Sensitivity, reference: pathlib.Path | list[Entries], name: str,
+def _allowances(sensitivity: Sensitivity, reference: pathlib.Path | list[Entries], name: str,
                 path: pathlib.Path) -> typing.Any:
     """The file of allowances that a dict, or a number for all, means."""
-    if given is None or isinstance(given, (str, os.PathLike)):
-        return given
-    if not isinstance(given, typing.Mapping):
+    if sensitivity is None or isinstance(sensitivity, (str, os.PathLike)):
+        return sensitivity
+    if not isinstance(sensitivity, typing.Mapping):
         if isinstance(reference, pathlib.Path):
             raise TypeError("sensitivity: one number for all tensors of a dump is atol")
-        given = {key: float(given) for entries in reference for key in entries}
-    _safetensors.write(path, {key: Entry("F64", (), memoryview(struct.pack("<d", one))) for key, one in given.items()})
+        sensitivity = {key: float(sensitivity) for entries in reference for key in entries}
+    _safetensors.write(
+        path,
+        {key: Entry("F64", (), memoryview(struct.pack("<d", allowance))) for key, allowance in sensitivity.items()},
+    )
     return path
 
 
@@ -229,19 +234,23 @@ WIDTH = 110
 def explain(report: VerifyReport, torch: bool = False) -> str:
     """A report that is not ok in the words of torch.testing.assert_close, followed by tensor, rank, element, pattern,
     cause and hint. torch: shapes and dtypes are written as torch does."""
-    first = report.first
-    lines = _head(report, first, torch)
-    if first is not None:
-        many, count = len(report.tensors), report.compared
-        which = f", the first of {many:,} in execution order ({count:,} compared)" if many > 1 else ""
-        single = first.tensor == SINGLE and not which
-        lines += [] if single else ["", f"The failure occurred for item {first.tensor!r}{which}"]
-        lines += [_detail(label, text) for label, text in _details(first) if text]
-    others = [row.tensor for row in report.tensors if first is None or row.tensor != first.tensor]
-    known = {*report.missing, *report.unexpected}
-    lines += _names("Also different", [one for one in others if one not in known])
+    difference = report.first
+    lines = _head(report, difference, torch)
+    if difference is not None:
+        difference_count, count = len(report.tensors), report.compared
+        which = (
+            f", the first of {difference_count:,} in execution order ({count:,} compared)"
+            if difference_count > 1
+            else ""
+        )
+        single = difference.tensor == SINGLE and not which
+        lines += [] if single else ["", f"The failure occurred for item {difference.tensor!r}{which}"]
+        lines += [_detail(label, text) for label, text in _details(difference) if text]
+    different_names = [row.tensor for row in report.tensors if difference is None or row.tensor != difference.tensor]
+    unpaired = {*report.missing, *report.unexpected}
+    lines += _names("Also different", [tensor_name for tensor_name in different_names if tensor_name not in unpaired])
     lines += _names("Gradients of parameters that both have, in one alone", report.lost_gradients)
-    if first is None or first.state not in ("missing", "unexpected"):
+    if difference is None or difference.state not in ("missing", "unexpected"):
         lines += _names("Missing in the other", report.missing) + _names("Only in the other", report.unexpected)
     return "\n".join(lines)
 
@@ -252,38 +261,42 @@ def _detail(label: str, text: str) -> str:
                          break_long_words=False, break_on_hyphens=False)
 
 
-def _head(report: VerifyReport, first: Difference | None, torch: bool) -> list[str]:
+def _head(report: VerifyReport, difference: Difference | None, torch: bool) -> list[str]:
     if report.unjudged:
         return [f"Cannot judge {len(report.unjudged)} of {report.compared} tensors:", str(report)]
-    if first is None or first.state in ("missing", "unexpected"):
+    if difference is None or difference.state in ("missing", "unexpected"):
         return ["The keys of the mappings do not match:",
                 f"Missing keys in the actual mapping: {sorted(report.missing)}",
                 f"Additional keys in the actual mapping: {sorted(report.unexpected)}"]
-    if first.state == "shape":
-        a, b = (f"torch.Size({list(s)})" if torch else str(s) for s in (first.shape, first.other_shape))
+    if difference.state == "shape":
+        a, b = (f"torch.Size({list(s)})" if torch else str(s) for s in (difference.shape, difference.other_shape))
         return [f"The values for attribute 'shape' do not match: {a} != {b}."]
-    if first.state == "dtype":
-        names = [_arrays.OF_DTYPE.get(str(dtype), str(dtype)) for dtype in (first.dtype, first.other_dtype)]
-        a, b = (f"torch.{one}" if torch else one for one in names)
+    if difference.state == "dtype":
+        names = [_arrays.OF_DTYPE.get(str(dtype), str(dtype)) for dtype in (difference.dtype, difference.other_dtype)]
+        a, b = (f"torch.{dtype_name}" if torch else dtype_name for dtype_name in names)
         return [f"The values for attribute 'dtype' do not match: {a} != {b}."]
     rule = str((report.rule or {}).get("name"))
     word = "equal" if rule == "bits" else "close"
-    if first.state == "replicas":
-        between = " and ".join(f"rank {rank}" for rank in first.ranks)
-        return [f"Copies of a tensor on several ranks are not {word}!", "",
-                _mismatched(first), f"Between {between} at index {first.index}: {first.reference} and {first.actual}"]
-    absolute, relative = _greatest(first)
-    if not first.shape:
-        return [f"Scalars are not {word}!", "", f"Expected {first.reference} but got {first.actual}.",
-                f"Absolute difference: {absolute}{_up_to(report, first, 'atol')}",
-                f"Relative difference: {relative}{_up_to(report, first, 'rtol')}"]
-    at = "" if rule == "tolerance" and (report.rule or {}).get("rtol") else f" at index {first.index}"
-    lines = [f"Tensor-likes are not {word}!", "", _mismatched(first),
-             f"Greatest absolute difference: {absolute}{at}{_up_to(report, first, 'atol')}",
-             f"Greatest relative difference: {relative}{_up_to(report, first, 'rtol')}"]
-    if first.max_ulp and rule in ("bits", "ulp"):
+    if difference.state == "replicas":
+        rank_names = " and ".join(f"rank {rank}" for rank in difference.ranks)
+        return [
+            f"Copies of a tensor on several ranks are not {word}!",
+            "",
+            _mismatched(difference),
+            f"Between {rank_names} at index {difference.index}: {difference.reference} and {difference.actual}",
+        ]
+    absolute, relative = _greatest(difference)
+    if not difference.shape:
+        return [f"Scalars are not {word}!", "", f"Expected {difference.reference} but got {difference.actual}.",
+                f"Absolute difference: {absolute}{_up_to(report, difference, 'atol')}",
+                f"Relative difference: {relative}{_up_to(report, difference, 'rtol')}"]
+    index_text = "" if rule == "tolerance" and (report.rule or {}).get("rtol") else f" at index {difference.index}"
+    lines = [f"Tensor-likes are not {word}!", "", _mismatched(difference),
+             f"Greatest absolute difference: {absolute}{index_text}{_up_to(report, difference, 'atol')}",
+             f"Greatest relative difference: {relative}{_up_to(report, difference, 'rtol')}"]
+    if difference.max_ulp and rule in ("bits", "ulp"):
         allowed = f" (up to {report.rule['ulp']:,} allowed)" if rule == "ulp" else ""
-        lines.append(f"Greatest distance: {first.max_ulp:,.0f} ulp{allowed}")
+        lines.append(f"Greatest distance: {difference.max_ulp:,.0f} ulp{allowed}")
     return lines
 
 
@@ -324,12 +337,15 @@ def _details(row: Difference) -> typing.Iterator[tuple[str, str]]:
 
 
 def _values(row: Difference, index: tuple[int, ...], reference: object, actual: object) -> str:
-    a, b = (f"{one:.9g}" if isinstance(one, float) and row.dtype != "F64" else str(one) for one in (reference, actual))
+    a, b = (
+        f"{element:.9g}" if isinstance(element, float) and row.dtype != "F64" else str(element)
+        for element in (reference, actual)
+    )
     return f"index {index}: {a} in the reference, {b} in the other"
 
 
 def _names(title: str, names: typing.Sequence[str]) -> list[str]:
     if not names:
         return []
-    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
-    return [f"{title}: {', '.join(names[:MOST_NAMES])}{more}"]
+    remainder = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    return [f"{title}: {', '.join(names[:MOST_NAMES])}{remainder}"]

@@ -68,8 +68,8 @@ def watched_of(folder: str | os.PathLike[str]) -> tuple[list[Finding], list[str]
     steps: dict[int, list[Entry]] = {}
     for entry in entries:
         steps.setdefault(entry["step"], []).append(entry)
-    found = [one for number, step_entries in sorted(steps.items())
-             for one in watched.step(number, step_entries, states.get(number, ()))]
+    found = [finding for number, step_entries in sorted(steps.items())
+             for finding in watched.step(number, step_entries, states.get(number, ()))]
     return found, watched.notes
 
 
@@ -80,9 +80,11 @@ def states_of(folder: pathlib.Path, ranks: int) -> dict[int, list[typing.Any]]:
         path = folder / f"rank-{rank:05d}.sketch"
         for number, document in enumerate(_records_of(path), 1):
             source = f"{path}: record {number}"
-            whole = parsed(parse_json(document, source), _RECORD, source)
-            place = {name: i for (name, _), i in zip(whole["mesh"], whole.get("at", ()))}
-            found.setdefault(whole["step"], []).append({**whole.get("state", {}), "rank": rank, "at": place})
+            rank_record = parsed(parse_json(document, source), _RECORD, source)
+            place = {name: i for (name, _), i in zip(rank_record["mesh"], rank_record.get("at", ()))}
+            found.setdefault(rank_record["step"], []).append(
+                {**rank_record.get("state", {}), "rank": rank, "at": place}
+            )
     return found
 
 
@@ -121,7 +123,7 @@ def main(words: typing.Sequence[str] | None = None) -> int:
     except AnyrankError as error:
         return refuse("anyrank.watch", error)
     if args.json:
-        print(json.dumps({"findings": [dataclasses.asdict(one) for one in found], "notes": notes}, indent=1))
+        print(json.dumps({"findings": [dataclasses.asdict(finding) for finding in found], "notes": notes}, indent=1))
     else:
         say(*map(str, found), *(f"note: {text}" for text in notes), f"{counted(len(found), 'finding')} in {args.run}")
     return 1 if found else 0

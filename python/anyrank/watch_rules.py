@@ -35,8 +35,8 @@ class Finding:
     others: tuple[str, ...] = ()  # further tensors of which the same is to be said
 
     def __str__(self) -> str:
-        more = f", and {counted(len(self.others), 'other')}" if self.others else ""
-        return f"step {self.step}: {self.tensor}{more}: {self.says} [{self.rule}]"
+        remainder = f", and {counted(len(self.others), 'other')}" if self.others else ""
+        return f"step {self.step}: {self.tensor}{remainder}: {self.says} [{self.rule}]"
 
 
 @dataclasses.dataclass
@@ -102,15 +102,18 @@ class Watched:
             if kind != "new" or written == number:
                 current[base] = entry
         step = Step(number, current, before, states)
-        findings = [one for rule in RULES for one in rule(self, step)]
+        findings = [finding for rule in RULES for finding in rule(self, step)]
         self.last = {**before, **{name.rpartition(":")[0]: e for name, e in step.of_kind("new")}}
         self.before = number
-        new = [one for one in findings if (one.rule, one.tensor) not in self.found]
-        self.found.update((one.rule, one.tensor) for one in new)
-        alike: dict[tuple[str, str], list[Finding]] = {}
-        for one in new:
-            alike.setdefault((one.rule, one.says), []).append(one)
-        return [dataclasses.replace(ones[0], others=tuple(one.tensor for one in ones[1:])) for ones in alike.values()]
+        new = [finding for finding in findings if (finding.rule, finding.tensor) not in self.found]
+        self.found.update((finding.rule, finding.tensor) for finding in new)
+        groups: dict[tuple[str, str], list[Finding]] = {}
+        for finding in new:
+            groups.setdefault((finding.rule, finding.says), []).append(finding)
+        return [
+            dataclasses.replace(ones[0], others=tuple(finding.tensor for finding in ones[1:]))
+            for ones in groups.values()
+        ]
 
     def lasts(self, rule: str, tensor: str, holds: bool, steps: int = STALE) -> bool:
         """Whether this has been so for so many captured steps."""
@@ -129,7 +132,11 @@ class Watched:
 
     def learning_rate(self, step: int) -> float | None:
         """The largest of a step; None: it is not recorded."""
-        rates = {int(at): groups for at, groups in self.facts.get("learning_rates", {}).items() if int(at) <= step}
+        rates = {
+            int(rate_step): groups
+            for rate_step, groups in self.facts.get("learning_rates", {}).items()
+            if int(rate_step) <= step
+        }
         groups = rates[max(rates)] if rates else []
         numbers = [x for group in groups for x in group if isinstance(x, (int, float))]
         return max(numbers) if numbers else None
@@ -195,8 +202,8 @@ def no_gradient(run: Watched, step: Step) -> typing.Iterator[Finding]:
         gradient = gradients.get(f"{stem}:grad")
         if _is_in(stem, run.frozen) or stem.startswith("ema."):
             continue
-        first = run.first.setdefault(stem, step.before.get(stem, step.entries[name]))
-        moved = stem in step.before and step.before[stem]["digest"] != first["digest"]
+        initial = run.first.setdefault(stem, step.before.get(stem, step.entries[name]))
+        moved = stem in step.before and step.before[stem]["digest"] != initial["digest"]
         if run.never("no_gradient", stem, gradient is not None or moved):
             yield Finding("no_gradient", f"{stem}:grad", step.number, f"none in {UNUSED} captured steps: the parameter "
                           "is detached, not used, or left out of the backward pass")
@@ -219,13 +226,21 @@ def not_updated(run: Watched, step: Step) -> typing.Iterator[Finding]:
     for name, entry in step.of_kind("new"):
         stem = name.rpartition(":")[0]
         gradient = gradients.get(f"{stem.removeprefix('ema.')}:grad")
-        same = stem in step.before and step.before[stem]["digest"] == entry["digest"]
-        held = (gradient is not None and gradient["max_abs"] > rounding and same and not _is_in(stem, unmoved)
-                and not gradient["nan"] and not gradient["inf"])
+        is_unchanged = stem in step.before and step.before[stem]["digest"] == entry["digest"]
+        is_stale = (
+            gradient is not None
+            and gradient["max_abs"] > rounding
+            and is_unchanged
+            and not _is_in(stem, unmoved)
+            and not gradient["nan"]
+            and not gradient["inf"]
+        )
         if stem.startswith("ema."):
             weight = step.entries.get(f"{stem[4:]}:new")
-            held = same and weight is not None and step.before.get(stem[4:], weight)["digest"] != weight["digest"]
-        if run.lasts("not_updated", stem, held):
+            is_stale = (
+                is_unchanged and weight is not None and step.before.get(stem[4:], weight)["digest"] != weight["digest"]
+            )
+        if run.lasts("not_updated", stem, is_stale):
             yield Finding("not_updated", name, step.number, f"the same bits after {STALE} captured steps in which it "
                           "had a gradient: it is in no optimizer's group, its update is written to a copy, or is too "
                           "small for its format")
@@ -238,11 +253,13 @@ def norm_of_gradients(_run: Watched, step: Step) -> typing.Iterator[Finding]:
     clipped = {state.get("clipped") for state in step.states}
     if norm is None or norm["left_out"] or clipped != {len(gradients)}:
         return
-    whole = math.sqrt(sum(entry["sum_squares"] for _, entry in gradients))
-    known = all(math.isfinite(x) for x in (whole, norm["sum"])) and not any(e["inf"] or e["nan"] for _, e in gradients)
-    if known and abs(norm["sum"] - whole) > NORM_NEAR * whole:
+    total_norm = math.sqrt(sum(entry["sum_squares"] for _, entry in gradients))
+    is_finite = all(math.isfinite(x) for x in (total_norm, norm["sum"])) and not any(
+        e["inf"] or e["nan"] for _, e in gradients
+    )
+    if is_finite and abs(norm["sum"] - total_norm) > NORM_NEAR * total_norm:
         yield Finding("norm_of_gradients", "grad_norm:clip", step.number, f"is {norm['sum']:.6g}, and that of the "
-                      f"gradients {whole:.6g}: of a rank's own part, of other gradients, or of another kind")
+                      f"gradients {total_norm:.6g}: of a rank's own part, of other gradients, or of another kind")
 
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
@@ -250,35 +267,54 @@ def norm_of_gradients(_run: Watched, step: Step) -> typing.Iterator[Finding]:
 
 def steps_agree(run: Watched, step: Step) -> typing.Iterator[Finding]:
     """Ranks make as many steps, of as many micro-batches."""
-    for what in ("steps", "micro_batches"):
-        numbers = [n for n in run.facts.get("ranks", {}).get(what, ()) if isinstance(n, int)]
+    for quantity in ("steps", "micro_batches"):
+        numbers = [n for n in run.facts.get("ranks", {}).get(quantity, ()) if isinstance(n, int)]
         if len(set(numbers)) > 1:
             said = ", ".join(f"rank {rank}: {n}" for rank, n in enumerate(numbers[:8]))
-            yield Finding("steps_agree", what, step.number, f"ranks have other numbers of them: {said}")
+            yield Finding("steps_agree", quantity, step.number, f"ranks have other numbers of them: {said}")
 
 
 def states_agree(_run: Watched, step: Step) -> typing.Iterator[Finding]:
     """Ranks that have the same parameters update them at the same learning rates and as often; all scale alike."""
-    for key, what in (("rates", "learning rates"), ("updates", "counts of updates"), ("scale", "scale of the loss")):
-        first: dict[int, State] = {}
+    for key, quantity in (
+        ("rates", "learning rates"),
+        ("updates", "counts of updates"),
+        ("scale", "scale of the loss"),
+    ):
+        reference_states: dict[int, State] = {}
         for state in step.states:
-            other = first.setdefault(0 if key == "scale" else state.get("parts", 0), state)
-            if state.get(key) != other.get(key):
-                yield Finding("states_agree", what, step.number, f"rank {state['rank']} has {_short(state.get(key))}, "
-                              f"rank {other['rank']} {_short(other.get(key))}")
+            reference_state = reference_states.setdefault(0 if key == "scale" else state.get("parts", 0), state)
+            if state.get(key) != reference_state.get(key):
+                yield Finding(
+                    "states_agree",
+                    quantity,
+                    step.number,
+                    f"rank {state['rank']} has {_short(state.get(key))}, "
+                    f"rank {reference_state['rank']} {_short(reference_state.get(key))}",
+                )
                 break
 
 
 def counts_updates(run: Watched, step: Step) -> typing.Iterator[Finding]:
     """An optimizer counts one update for each step, or less where it skips one, and never backwards."""
-    before, now = run.of_ranks.get("updates", {}), {state["rank"]: state.get("updates") for state in step.states}
-    run.of_ranks["updates"] = now
-    for rank, counts in now.items():
-        known = before.get(rank) or []
-        for one, two in zip(known, counts or []) if len(known) == len(counts or []) else ():
-            if one is not None and two is not None and not 0 <= two - one <= step.number - run.before:
-                yield Finding("counts_updates", "counts of updates", step.number, f"rank {rank} goes from {one} to "
-                              f"{two} in {step.number - run.before} steps")
+    before, current = run.of_ranks.get("updates", {}), {state["rank"]: state.get("updates") for state in step.states}
+    run.of_ranks["updates"] = current
+    for rank, counts in current.items():
+        previous_counts = before.get(rank) or []
+        for old_count, new_count in (
+            zip(previous_counts, counts or []) if len(previous_counts) == len(counts or []) else ()
+        ):
+            if (
+                old_count is not None
+                and new_count is not None
+                and not 0 <= new_count - old_count <= step.number - run.before
+            ):
+                yield Finding(
+                    "counts_updates",
+                    "counts of updates",
+                    step.number,
+                    f"rank {rank} goes from {old_count} to " f"{new_count} in {step.number - run.before} steps",
+                )
                 return
 
 
@@ -289,31 +325,39 @@ def schedulers_follow(run: Watched, step: Step) -> typing.Iterator[Finding]:
     run.of_ranks["schedules"] = {state["rank"]: state for state in step.states}
     steps = step.number - run.before
     for state in step.states:
-        rank, last = state["rank"], before.get(state["rank"], {})
-        still = _are_still(last.get("updates") or [], state.get("updates") or [])
-        pairs = zip(last.get("schedules") or [], state.get("schedules") or [])
-        for i, (one, two) in enumerate(pairs):
-            made, each = _steps_made(one, two), two[2] or 1
+        rank, previous_state = state["rank"], before.get(state["rank"], {})
+        still = _are_still(previous_state.get("updates") or [], state.get("updates") or [])
+        pairs = zip(previous_state.get("schedules") or [], state.get("schedules") or [])
+        for i, (old_schedule, new_schedule) in enumerate(pairs):
+            steps_taken, steps_per_update = _steps_made(old_schedule, new_schedule), new_schedule[2] or 1
             key = f"{rank} {i}"
-            if run.lasts("schedule_steps", key, made > each * steps):
-                times = f", of which accelerate makes {each} for an update" if each > 1 else ""
-                yield Finding("counts_updates", f"scheduler of rank {rank}", step.number, f"made {made} steps{times} "
-                              f"in {counted(steps, 'step')} of the run, and too many in {STALE} captured steps in a "
-                              "row: it is stepped for each micro-batch, or more than once")
-            if run.lasts("schedule_updates", key, made > 0 and still, STILL):
+            if run.lasts("schedule_steps", key, steps_taken > steps_per_update * steps):
+                times = f", of which accelerate makes {steps_per_update} for an update" if steps_per_update > 1 else ""
+                yield Finding(
+                    "counts_updates",
+                    f"scheduler of rank {rank}",
+                    step.number,
+                    f"made {steps_taken} steps{times} "
+                    f"in {counted(steps, 'step')} of the run, and too many in {STALE} captured steps in a "
+                    "row: it is stepped for each micro-batch, or more than once",
+                )
+            if run.lasts("schedule_updates", key, steps_taken > 0 and still, STILL):
                 yield Finding("counts_updates", f"scheduler of rank {rank}", step.number, "goes on while no optimizer "
                               f"has made an update in {STILL} captured steps")
 
 
-def _are_still(before: typing.Sequence[int | None], now: typing.Sequence[int | None]) -> bool:
+def _are_still(before: typing.Sequence[int | None], current: typing.Sequence[int | None]) -> bool:
     """Whether all optimizers count their updates, and none has made one."""
-    return bool(now) and list(before) == list(now) and None not in now
+    return bool(current) and list(before) == list(current) and None not in current
 
 
-def _steps_made(before: typing.Sequence[int | None], now: typing.Sequence[int | None]) -> int:
+def _steps_made(before: typing.Sequence[int | None], current: typing.Sequence[int | None]) -> int:
     """How often a scheduler was stepped. It may be set to a step by one call; accelerate counts calls in which it is
     not stepped; some classes do not count their calls."""
-    moved, called = (two - one if one is not None and two is not None else 0 for one, two in zip(before[:2], now[:2]))
+    moved, called = (
+        new_count - old_count if old_count is not None and new_count is not None else 0
+        for old_count, new_count in zip(before[:2], current[:2])
+    )
     return min(moved, called) if called > 0 else moved
 
 
@@ -321,25 +365,25 @@ def samples_of_ranks(run: Watched, step: Step) -> typing.Iterator[Finding]:
     """Ranks that share out the samples have other ones, and others than in the step before."""
     names = {name for state in step.states for name in (*state.get("data", ()),
                                                         *(() if run.parts else state.get("unsaid", ())))}
-    others = {name for state in step.states for name in state["at"] if name not in names}
+    fixed_axes = {name for state in step.states for name in state["at"] if name not in names}
     before = run.of_ranks.get("samples", {}) if run.before == step.number - 1 else {}
-    now = {state["rank"]: state["samples"] for state in step.states if state.get("samples") is not None}
-    run.of_ranks["samples"] = now
-    for group in step.said("samples", others):
-        known: dict[int, int] = {}
+    current = {state["rank"]: state["samples"] for state in step.states if state.get("samples") is not None}
+    run.of_ranks["samples"] = current
+    for group in step.said("samples", fixed_axes):
+        sample_owners: dict[int, int] = {}
         for state in group:
-            rank, other = state["rank"], known.setdefault(state["samples"], state["rank"])
-            if run.lasts("samples_of_ranks", f"{other} {rank}", other != rank):
-                yield Finding("samples_of_ranks", f"samples of rank {rank}", step.number, f"are those of rank {other} "
+            rank, owner = state["rank"], sample_owners.setdefault(state["samples"], state["rank"])
+            if run.lasts("samples_of_ranks", f"{owner} {rank}", owner != rank):
+                yield Finding("samples_of_ranks", f"samples of rank {rank}", step.number, f"are those of rank {owner} "
                               f"in {STALE} captured steps: a sampler without the rank, or the same seed; ranks that "
                               "are meant to work on the same samples need a mesh that says so (spec=)")
-        again = [state["rank"] for state in group if before.get(state["rank"]) == state["samples"]]
+        repeating_ranks = [state["rank"] for state in group if before.get(state["rank"]) == state["samples"]]
         for state in group:
-            stuck = state["rank"] in again and len(again) < len(group)
+            stuck = state["rank"] in repeating_ranks and len(repeating_ranks) < len(group)
             if run.lasts("samples_again", str(state["rank"]), stuck):
                 yield Finding("samples_of_ranks", f"samples of rank {state['rank']}", step.number, f"are the same "
                               f"in {STALE + 1} steps, while other ranks go on")
-    constant = bool(before) and before == now
+    constant = bool(before) and before == current
     if run.lasts("samples_constant", "", constant, UNUSED - 1) and not ("constant", "") in run.seen:
         if len(step.states) > 1:
             yield Finding("samples_of_ranks", "samples", step.number, f"are the same in {UNUSED} steps, on all ranks: "
@@ -353,8 +397,8 @@ def samples_of_ranks(run: Watched, step: Step) -> typing.Iterator[Finding]:
 def random_states(run: Watched, step: Step) -> typing.Iterator[Finding]:
     """Ranks with other samples draw other random numbers: a note, as many programs give all ranks one seed."""
     names = {name for state in step.states for name in state.get("data", ())}
-    others = {name for state in step.states for name in state["at"] if name not in names}
-    for group in step.said("random", others) if names else ():
+    fixed_axes = {name for state in step.states for name in state["at"] if name not in names}
+    for group in step.said("random", fixed_axes) if names else ():
         if len(group) > 1 and len({state["random"] for state in group}) < len(group):
             run.note("ranks with other samples draw the same random numbers, as for dropout: they have one seed")
     yield from ()
@@ -364,14 +408,14 @@ def checkpoints(run: Watched, step: Step) -> typing.Iterator[Finding]:
     """What is saved is not what was saved before, if the weights have moved since and are not saved as well."""
     for state in step.states:
         saved = state.get("saved", ())
-        now = {state.get("weights"), run.of_ranks.get("weights", {}).get(state["rank"])}
-        for one in saved:
-            since = run.saved.get(one, step.number)
-            if since < step.number and not now & {*saved}:
+        current_weights = {state.get("weights"), run.of_ranks.get("weights", {}).get(state["rank"])}
+        for digest in saved:
+            since = run.saved.get(digest, step.number)
+            if since < step.number and not current_weights & {*saved}:
                 yield Finding("checkpoints", "checkpoint", step.number, f"rank {state['rank']} saves the weights that "
                               f"it saved in step {since}, and not those that it has now")
                 return
-        run.saved.update({one: run.saved.get(one, step.number) for one in saved})
+        run.saved.update({digest: run.saved.get(digest, step.number) for digest in saved})
     run.of_ranks["weights"] = {state["rank"]: state.get("weights") for state in step.states}
 
 

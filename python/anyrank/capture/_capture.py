@@ -49,10 +49,12 @@ SMALL = 1 << 18  # elements of an input or a buffer up to which it is written
 _captured: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
-def _optimizers(given: typing.Any) -> list[typing.Any]:
+def _optimizers(optimizers: typing.Any) -> list[typing.Any]:
     """Optimizers without the wrappers of accelerate and the like; none of an engine's own, which the engine reads."""
     found = []
-    for optimizer in given if isinstance(given, (list, tuple)) else [given] if given is not None else []:
+    for optimizer in (
+        optimizers if isinstance(optimizers, (list, tuple)) else [optimizers] if optimizers is not None else []
+    ):
         inner = optimizer
         while not isinstance(inner, torch.optim.Optimizer) or type(inner).__module__.startswith("accelerate"):
             if type(inner).__module__.startswith("deepspeed"):
@@ -254,8 +256,8 @@ class Capture:
         if self._operations is not None and (failed := self._operations.write()):
             self._warn(f"{self._folder}: operations=True: they could not be recorded: {failed}")
         if self.passes == 0:
-            made = self._step - self._first_step
-            count = f"{made} step{'s' if made > 1 else ''}"
+            step_count = self._step - self._first_step
+            count = f"{step_count} step{'s' if step_count > 1 else ''}"
             self._warn(f"{self._folder}: the run had {count}, and steps={self._steps_given!r} chooses none of them, so "
                        "there are no activations and no gradients")
 
@@ -335,8 +337,8 @@ class Capture:
                        f"{self._rounding.failed}")
         elif self._rounding is not None and self._record.magnitudes is not None:
             self._rounding.write(self._folder / "allowed.safetensors", self._record.magnitudes)
-        made = self._step - self._first_step
-        self._facts.finish(self._exchange, self._folder, self._record.groups.mesh, made, self._micro_batches,
+        step_count = self._step - self._first_step
+        self._facts.finish(self._exchange, self._folder, self._record.groups.mesh, step_count, self._micro_batches,
                            self._optimizers)
         self._exchange.end()
         self.without_backward = self._differentiable and not any(
@@ -356,9 +358,9 @@ class Capture:
             world *= size if isinstance(size, int) else 1
         rank = self._given_rank or 0
         if not 0 <= rank < world:
-            has = f"the mesh {self._spec.mesh} has {world} ranks, from 0" if self._spec.mesh else (
+            reason = f"the mesh {self._spec.mesh} has {world} ranks, from 0" if self._spec.mesh else (
                 "without a process group the ranks are those of spec={\"mesh\": ..}, which is not given")
-            raise AnyrankError(f"rank={rank}: {has}")
+            raise AnyrankError(f"rank={rank}: {reason}")
         if world > 1 and self._given_rank is None:
             raise AnyrankError(f"the mesh {self._spec.mesh} has {world} ranks, without a process group: say rank=")
         return rank, world
@@ -366,9 +368,9 @@ class Capture:
     def _check_optimizers(self) -> None:
         parameters = [p for _, p in parameters_of(self._model)]
         # An engine gives an optimizer parts of its own in place of the parameters, but for those that are frozen.
-        own = {id(p) for p in parameters} if not any(map(is_divided, parameters)) else set()
+        parameter_ids = {id(p) for p in parameters} if not any(map(is_divided, parameters)) else set()
         for optimizer in self._optimizers:
-            if own and not any(id(p) in own for p in _tensors_of(optimizer)):
+            if parameter_ids and not any(id(p) in parameter_ids for p in _tensors_of(optimizer)):
                 raise AnyrankError(f"the optimizer {type(optimizer).__name__} updates none of the model's parameters: "
                                    "was it made for another model, or before fully_shard or .to() replaced them?")
 
@@ -383,15 +385,17 @@ class Capture:
             self._spec = Spec(spec_of(self._model, rank, world), read=True)
         self._hear_engine(engine_of(wrapper))
         self._check_optimizers()
-        own = parameters_of(self._model)
-        empty = [name for name, p in own if p.numel() == 0]
-        if self._engine is None and 2 * len(empty) > len(own):
-            raise AnyrankError(f"{len(empty)} of {len(own)} parameters are empty where the model is called, first "
-                               f"{empty[0]}: an engine puts them together for each use, and this one is not known "
-                               "(DeepSpeed's ZeRO-3 is): capture a run without it, or with fully_shard")
-        self._spec.parameters = {name for name, _ in own}
+        named_parameters = parameters_of(self._model)
+        empty = [name for name, p in named_parameters if p.numel() == 0]
+        if self._engine is None and 2 * len(empty) > len(named_parameters):
+            raise AnyrankError(
+                f"{len(empty)} of {len(named_parameters)} parameters are empty where the model is called, first "
+                f"{empty[0]}: an engine puts them together for each use, and this one is not known "
+                "(DeepSpeed's ZeRO-3 is): capture a run without it, or with fully_shard"
+            )
+        self._spec.parameters = {name for name, _ in named_parameters}
         self._spec.modules = {path for path, _ in modules_of(self._model)}
-        self._parameters = [(self._spec.tied.get(name, name), p) for name, p in own]
+        self._parameters = [(self._spec.tied.get(name, name), p) for name, p in named_parameters]
         names = [name for name, _ in self._parameters]
         twice = sorted(name for name in set(names) if names.count(name) > 1)
         if twice:
@@ -419,8 +423,8 @@ class Capture:
         engine = self._engine
         if engine is not None and self._passes:
             self._over = True
-            wanted = [(name, p) for name, p in self._parameters if self._wanted(f"{name}:grad")]
-            self._take_gradients((name, engine.gradient(p)) for name, p in wanted)
+            selected = [(name, p) for name, p in self._parameters if self._wanted(f"{name}:grad")]
+            self._take_gradients((name, engine.gradient(p)) for name, p in selected)
 
     def _after_engine(self) -> None:
         norm = self._engine.norm() if self._engine is not None else None
@@ -482,29 +486,29 @@ class Capture:
                 self._end_step()
             self._start_pass(args, kwargs)
         else:
-            of = pass_of_call(id(module), [*args, *kwargs.values()], self._pass, self._open_passes())
-            if of is None:
+            forward_pass = pass_of_call(id(module), [*args, *kwargs.values()], self._pass, self._open_passes())
+            if forward_pass is None:
                 self._start_pass(args, kwargs, further=True)
             else:
-                self._pass = of
+                self._pass = forward_pass
         if self._pass is not None:
             self._pass.called.add(id(module))
             self._pass.begin_nodes()
 
     def _open_passes(self) -> list[Pass]:
-        return [one for one in self._of_step if one.open]
+        return [forward_pass for forward_pass in self._of_step if forward_pass.open]
 
     def _whole_passes(self, reached: list[Pass]) -> list[Pass]:
         """The passes that a loss is computed from, after those that turn out to be one are."""
         if self._whole:
             return reached
-        whole, parts = join(reached, self._of_step, self._transfers.count)
-        self._of_step = [one for one in self._of_step if one not in parts]
+        joined_passes, parts = join(reached, self._of_step, self._transfers.count)
+        self._of_step = [forward_pass for forward_pass in self._of_step if forward_pass not in parts]
         self._passes -= len(parts)
-        self._pass = whole[0] if self._pass in parts else self._pass
+        self._pass = joined_passes[0] if self._pass in parts else self._pass
         if parts and self._rounding is not None:
             self._rounding.failed = "a pass is several calls of parts of the model, and not one of the model"
-        return whole
+        return joined_passes
 
     def on_transfer(self, received: typing.Any) -> None:
         """This rank sends another one something, or is about to receive it in this tensor."""
@@ -591,76 +595,84 @@ class Capture:
             self._targets += int((labels[..., 1:] != -100).sum())
         self._pass = Pass(number, args, kwargs, chunk) if self._step in self._chosen else None
         if self._pass is not None:
-            of = self._pass
-            of.received = self._transfers.of(of.inputs.values()) if root is None else set()
-            of.held = [] if further and not all(of.is_apart(one) for one in self._open_passes()) else None
-            self._of_step.append(of)
+            forward_pass = self._pass
+            forward_pass.received = self._transfers.of(forward_pass.inputs.values()) if root is None else set()
+            forward_pass.held = (
+                []
+                if further and not all(forward_pass.is_apart(open_pass) for open_pass in self._open_passes())
+                else None
+            )
+            self._of_step.append(forward_pass)
             self.passes += 1
-            if of.held is None:
-                self._take_inputs(of)
+            if forward_pass.held is None:
+                self._take_inputs(forward_pass)
             else:
-                of.held.append(("", lambda whose, _: self._take_inputs(of) if whose is of else None))
+                forward_pass.held.append(
+                    ("", lambda owner_pass, _: self._take_inputs(forward_pass) if owner_pass is forward_pass else None)
+                )
 
-    def _left_out(self, what: str, name: str) -> None:
+    def _left_out(self, category: str, name: str) -> None:
         if self._record is not None:
-            self._record.left_out(what, name)
+            self._record.left_out(category, name)
 
-    def _take_inputs(self, of: Pass) -> None:
+    def _take_inputs(self, forward_pass: Pass) -> None:
         """What the model is given. A later stage of a pipeline is given what the one before it gave out."""
-        if self._record is None or not (of.chunk.stage.is_first if of.chunk is not None else
+        if self._record is None or not (forward_pass.chunk.stage.is_first if forward_pass.chunk is not None else
                                         self._record.groups.mesh.is_first("pp")):
             return
-        self._record.given(of.inputs, of.batch, self._step)
-        for key, t in of.inputs.items():
+        self._record.given(forward_pass.inputs, forward_pass.batch, self._step)
+        for key, t in forward_pass.inputs.items():
             if t.numel() > SMALL:
                 self._record.left_out("inputs of the model that are large", f"input.{key}")
             elif t.is_meta or not t.dim():
                 continue
             else:
-                samples = 0 if t.shape[0] == of.batch else of.samples_dim(t, "fwd")
-                self.take(of, of.name(f"input.{key}", "fwd"), t, whole_of(t), samples)
+                samples = 0 if t.shape[0] == forward_pass.batch else forward_pass.samples_dim(t, "fwd")
+                self.take(forward_pass, forward_pass.name(f"input.{key}", "fwd"), t, whole_of(t), samples)
 
     def _end_pass(self, _module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
         if in_backward() or self._again or self._replay is not None or in_transform():
             return
-        of, deaf, self._deaf = self._pass, self._deaf, False
+        forward_pass, deaf, self._deaf = self._pass, self._deaf, False
         if deaf:
             return
         self._end_nodes()
         self._gave(output)
         self._heads = self._heads_now()
-        if of is None:
+        if forward_pass is None:
             return
         self._differentiable |= any(t.requires_grad for t in tensors_of(output))
         if any(t.requires_grad for t in [*scalars_of(output), *filter(None, [loss_of(output)])]):
-            of.output = output  # until it is known on which of them backward() is called
+            forward_pass.output = output  # until it is known on which of them backward() is called
         else:
-            self._take_output(of, output, loss_of(output))
+            self._take_output(forward_pass, output, loss_of(output))
 
     def _end_nodes(self) -> None:
         if self._pass is not None:
             self._pass.end_nodes()
 
-    def _take_output(self, of: Pass, output: typing.Any, loss: torch.Tensor | None, unused: bool = False) -> None:
+    def _take_output(
+        self, forward_pass: Pass, output: typing.Any, loss: torch.Tensor | None, unused: bool = False
+    ) -> None:
         """What the model gives out: its loss alone, if it has one; unused: which is not the one that is minimised."""
-        of.output = None
+        forward_pass.output = None
         if loss is not None and not unused:
-            self._take_own(of, "loss", loss)
+            self._take_own(forward_pass, "loss", loss)
             return
         several = isinstance(output, (tuple, list))
         parts = [t for t in (parts_of if several else tensors_of)(output) if loss is None or t is not loss]
         for i, t in enumerate(parts[:None if several else 1]):
             if isinstance(t, torch.Tensor) and t.is_floating_point():
-                self._take_own(of, f"output.{i}" if i else "output", t)
+                self._take_own(forward_pass, f"output.{i}" if i else "output", t)
 
-    def _take_own(self, of: Pass, path: str, t: torch.Tensor) -> str:
+    def _take_own(self, forward_pass: Pass, path: str, t: torch.Tensor) -> str:
         """Writes what the model itself gives out, but for what a pipeline's stage hands to the next. The name that it
         has."""
-        name = of.own(path, t)
-        last = of.chunk is not None and of.chunk.stage.is_last
-        if name and (last or path == "loss" or self._record is None or
-                     (of.chunk is None and self._record.groups.mesh.is_last("pp"))):
-            self._take(of, name, t, whole_of(t), of.samples_dim(t, "fwd"))
+        name = forward_pass.own(path, t)
+        is_last_stage = forward_pass.chunk is not None and forward_pass.chunk.stage.is_last
+        if name and (is_last_stage or path == "loss" or self._record is None or
+                     (forward_pass.chunk is None and self._record.groups.mesh.is_last("pp"))):
+            self._take(forward_pass, name, t, whole_of(t), forward_pass.samples_dim(t, "fwd"))
         return name or f"{path}:fwd"
 
     def _end_step(self) -> None:
@@ -671,17 +683,27 @@ class Capture:
             if self._passes:
                 self._next_step()
             return
-        for of in self._of_step:
-            of.release()
-            self._take_scalars(of, None)
-            if of.output is not None:
-                self._take_output(of, of.output, loss_of(of.output))
+        for forward_pass in self._of_step:
+            forward_pass.release()
+            self._take_scalars(forward_pass, None)
+            if forward_pass.output is not None:
+                self._take_output(forward_pass, forward_pass.output, loss_of(forward_pass.output))
         self._keep_gradients(unseen=True)
         self._micro_batches = max(self._micro_batches, 0 if self._whole else len(self._of_step))
         self._facts.on_step(self._step, self._passes, self._without_gradient(), self._clips.odd)
-        last = any(of.chunk.stage.is_last if of.chunk is not None else self._record.groups.mesh.is_last("pp")
-                   for of in self._of_step)
-        if last and (self._has_gradients or self._given_gradients) and not any(of.loss for of in self._of_step):
+        has_last_stage = any(
+            (
+                forward_pass.chunk.stage.is_last
+                if forward_pass.chunk is not None
+                else self._record.groups.mesh.is_last("pp")
+            )
+            for forward_pass in self._of_step
+        )
+        if (
+            has_last_stage
+            and (self._has_gradients or self._given_gradients)
+            and not any(forward_pass.loss for forward_pass in self._of_step)
+        ):
             self._record.left_out("losses, as no backward pass of a scalar was seen", "loss")
         if self._is_over():
             self._keep_parameters("new", self._step)
@@ -747,14 +769,14 @@ class Capture:
     def _on_written(self) -> None:
         """The sketches of a step are in this rank's file."""
 
-    def _take_scalars(self, of: Pass, loss: torch.Tensor | None) -> None:
+    def _take_scalars(self, forward_pass: Pass, loss: torch.Tensor | None) -> None:
         """Writes the scalars that modules gave out, but for the loss itself, which is written once, as what it is."""
-        for name, t in of.scalars:
+        for name, t in forward_pass.scalars:
             if loss is None or not is_scaled(loss, t):
-                self._take(of, name, t, whole_of(t), None)
-            elif name in of.calls:
-                of.calls[name] -= 1  # nothing has this name
-        of.scalars = []
+                self._take(forward_pass, name, t, whole_of(t), None)
+            elif name in forward_pass.calls:
+                forward_pass.calls[name] -= 1  # nothing has this name
+        forward_pass.scalars = []
 
     def _with_state(self) -> list[typing.Any]:
         """The optimizers, and those within them that have a rank's own share of the state."""
@@ -798,13 +820,13 @@ class Capture:
 
     def _named(self, name: str, t: torch.Tensor | None) -> str:
         """The name of a parameter that is given, whose values t are."""
-        known = {name: p for name, p in self._parameters} if self._record is not None else {}
+        parameter_by_name = {name: p for name, p in self._parameters} if self._record is not None else {}
         plain_name = plain(name)
-        plain_name = plain_name if plain_name in known else plain_name.replace("module.", "", 1)
-        if plain_name not in known:
+        plain_name = plain_name if plain_name in parameter_by_name else plain_name.replace("module.", "", 1)
+        if plain_name not in parameter_by_name:
             raise AnyrankError(f"{name!r} is no parameter of the model that has been called; the first of them is "
-                               f"{next(iter(known), None)!r}")
-        shape = known[plain_name].shape
+                               f"{next(iter(parameter_by_name), None)!r}")
+        shape = parameter_by_name[plain_name].shape
         if t is not None and t.shape != shape:
             raise AnyrankError(f"{name}: the gradient that is given has the shape {list(t.shape)}, the parameter "
                                f"{list(shape)}")
@@ -859,25 +881,29 @@ class Capture:
             self.reserve(name)
             of.scalars.append((name, tensor))
         else:
-            of.give(name, tensor, lambda whose, final, t: self._take(whose, final, t, whole, samples))
+            of.give(name, tensor, lambda owner_pass, final, t: self._take(owner_pass, final, t, whole, samples))
 
-    def _take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None) -> None:
+    def _take(
+        self, forward_pass: Pass, name: str, tensor: torch.Tensor, full_layout: Whole | None, samples: int | None
+    ) -> None:
         if self._record is None or not self._running:
             return
         self._record.seen.add(name)
         if not self._wanted(name):
             return
         if self._inputs is not None:
-            of.written(tensor, self._at(name, self._step))
+            forward_pass.written(tensor, self._at(name, self._step))
         local, spec = local_of(tensor), self._spec.dims_of(name)
         if set(spec) - {"dp"} and not isinstance(tensor, DTensor):
-            whole = None  # was worked out from a DTensor that it was made of, and the spec knows better
+            full_layout = None  # was worked out from a DTensor that it was made of, and the spec knows better
         divided = spec.get("dp", 0) is not None
         if name.endswith(":bwd"):
-            over = of.divisor * self._record.groups.mesh.size(self._record.groups.mean if divided else [])
+            divisor = forward_pass.divisor * self._record.groups.mesh.size(self._record.groups.mean if divided else [])
             scale = self._engine.loss_scale() if self._engine is not None else 1.0
-            local = local / (over * scale) if over * scale != 1.0 else local
-        self._record.add(name, self._at(name, self._step), local, whole, samples, of.number, of.batch)
+            local = local / (divisor * scale) if divisor * scale != 1.0 else local
+        self._record.add(
+            name, self._at(name, self._step), local, full_layout, samples, forward_pass.number, forward_pass.batch
+        )
 
     def on_scaled(self, outputs: typing.Any, scaler: typing.Any) -> None:
         """A GradScaler has multiplied losses, of which it gives out these."""
@@ -891,34 +917,40 @@ class Capture:
         if self._record is None or in_backward() or self._again or self._replay is not None:
             return
         if loss.numel() != 1:  # what a stage of a pipeline gave out
-            for one in self._whole_passes(reached_of(loss, self._open_passes())) if not self._whole else []:
-                self._take_scalars(one, None)
-                one.open = False
+            for reached_pass in self._whole_passes(reached_of(loss, self._open_passes())) if not self._whole else []:
+                self._take_scalars(reached_pass, None)
+                reached_pass.open = False
             return
         reached = self._whole_passes(reached_of(loss, self._open_passes())) or reached_of(loss, self._of_step[-1:])
         if not reached:
             return
-        of = reached[0]
+        loss_pass = reached[0]
         scale = self._scales.pop(id(loss), 1.0) * (self._engine.loss_scale() if self._engine is not None else 1.0)
-        value = loss.detach().reshape(()) / (scale * of.divisor)
-        if of.output is not None:
-            own = next((t for t in [loss_of(of.output), *scalars_of(of.output)] if t is not None and
-                        is_scaled(loss, t)), None)
-            unused = named_loss_of(of.output) if own is None else None
+        value = loss.detach().reshape(()) / (scale * loss_pass.divisor)
+        if loss_pass.output is not None:
+            model_loss = next(
+                (
+                    t
+                    for t in [loss_of(loss_pass.output), *scalars_of(loss_pass.output)]
+                    if t is not None and is_scaled(loss, t)
+                ),
+                None,
+            )
+            unused = named_loss_of(loss_pass.output) if model_loss is None else None
             if unused is not None:
                 self._record.left_out("losses of the model on which backward() is not called", "loss")
-            if own is None:
-                self._take_output(of, of.output, unused, unused=True)
-            if own is not None and is_loss_scale(value, own):
-                value = own.detach()
-            of.output = None
-        for one in reached:
-            self._take_scalars(one, loss)
-            one.open = False
-            one.reached = True
-        of.loss = of.loss or of.name("loss", "fwd")
-        self._take(of, of.loss, value, None, None)
-        self._record.sums.add(of.loss)
+            if model_loss is None:
+                self._take_output(loss_pass, loss_pass.output, unused, unused=True)
+            if model_loss is not None and is_loss_scale(value, model_loss):
+                value = model_loss.detach()
+            loss_pass.output = None
+        for reached_pass in reached:
+            self._take_scalars(reached_pass, loss)
+            reached_pass.open = False
+            reached_pass.reached = True
+        loss_pass.loss = loss_pass.loss or loss_pass.name("loss", "fwd")
+        self._take(loss_pass, loss_pass.loss, value, None, None)
+        self._record.sums.add(loss_pass.loss)
 
     def after_backward(self) -> None:
         if self._replay is not None:
@@ -926,10 +958,10 @@ class Capture:
         self._clips.after_backward()
         if self._listener is not None:
             self._listener.flush()
-        for of in self._of_step:
-            if of.reached and self._rounding is not None and self._listener is not None:
-                of.reached = False
-                self._rounding.repeat(of, self._listener, self._during)
+        for forward_pass in self._of_step:
+            if forward_pass.reached and self._rounding is not None and self._listener is not None:
+                forward_pass.reached = False
+                self._rounding.repeat(forward_pass, self._listener, self._during)
         if self._pass is not None and self._record is not None and not self._optimizers:
             self._grads.update({name: (p.grad, version_of(p.grad)) for name, p in self._parameters
                                 if p.grad is not None and name not in self._has_gradients})
@@ -940,8 +972,8 @@ class Capture:
     def on_clip(self, parameters: list[torch.Tensor]) -> bool:
         if not self._is_ours(parameters):
             return False
-        known = self._passes > 0 and self._engine is None
-        early, odd = self._clips.judge(parameters) if known else (False, "")
+        is_tracked = self._passes > 0 and self._engine is None
+        early, odd = self._clips.judge(parameters) if is_tracked else (False, "")
         if odd and odd not in self._odd_clips:
             self._warn(f"step {self._step}: {odd}")
         self._odd_clips.add(odd)
@@ -975,15 +1007,15 @@ class Capture:
             self._over = self._over or (bool(self._grads) and not self._optimizers and sum(
                 p.numel() for p in parameters) == sum(p.numel() for _, p in self._parameters if p.requires_grad))
             return
-        if not any(optimizer is known for known in self._with_state()):
+        if not any(optimizer is tracked_optimizer for tracked_optimizer in self._with_state()):
             self._optimizers.append(optimizer)
         self._over = True
         if self._step in self._chosen:
             self._facts.on_update(self._optimizers, self._step)
         updated = {id(p) for p in parameters}
         if self._told_optimizers:  # then those that none of them has, which zero_grad() may remove, are complete too
-            others = {id(p) for one in self._optimizers for p in _tensors_of(one)}
-            updated |= {id(p) for _, p in self._parameters if id(p) not in others}
+            optimized_ids = {id(p) for listed_optimizer in self._optimizers for p in _tensors_of(listed_optimizer)}
+            updated |= {id(p) for _, p in self._parameters if id(p) not in optimized_ids}
         self._keep_gradients(updated)
 
     def on_closure(self, again: bool) -> None:
@@ -1003,11 +1035,11 @@ class Capture:
         return (name.rsplit(":", 1)[1] in self._values and
                 (self._only is None or any(fnmatch.fnmatchcase(name, glob) for glob in self._only)))
 
-    def _keep(self, name: str, tensor: torch.Tensor, whole: Whole | None, step: int | None = None) -> None:
+    def _keep(self, name: str, tensor: torch.Tensor, full_layout: Whole | None, step: int | None = None) -> None:
         if self._record is not None:
             self._record.seen.add(name)
         if self._record is not None and self._wanted(name):
-            self._record.add(name, self._at(name, step or self._step), local_of(tensor), whole, None, 0)
+            self._record.add(name, self._at(name, step or self._step), local_of(tensor), full_layout, None, 0)
             if self._rounding is not None and name.endswith(":grad"):
                 self._rounding.kept[name] = local_of(tensor).clone()
 
@@ -1024,30 +1056,30 @@ class Capture:
         if self._engine is not None:
             sources.append(("the engine", self._engine.states))
         if self._given_states:
-            given = {id(p): self._given_states.get(name) for name, p in self._parameters}
-            sources.append(("the program", lambda p: given[id(p)]))
+            states_by_id = {id(p): self._given_states.get(name) for name, p in self._parameters}
+            sources.append(("the program", lambda p: states_by_id[id(p)]))
         for kind, read in sources if self._record is not None else []:
             for name, p in self._parameters:
                 states = read(p)
-                known, unknown = states_of(kind, name, p, states or {})
-                for state, value in known.items():
+                recognized, unknown = states_of(kind, name, p, states or {})
+                for state, value in recognized.items():
                     self._keep(state, value, whole_of(value) or (whole_of(p) if value.shape == p.shape else None), step)
                 for key in unknown:
                     self._left_out(f"states of {kind}", f"{name}.{key}")
                 if states is None and kind == "the engine":
                     self._left_out(f"states of {kind}", name)
 
-    def _take_gradients(self, given: typing.Iterable[tuple[str, torch.Tensor | None]]) -> None:
+    def _take_gradients(self, named_gradients: typing.Iterable[tuple[str, torch.Tensor | None]]) -> None:
         """Writes gradients that are no parameter's own .grad."""
         if self._record is None or self._pass is None or self._listener is None:
             return
         self._listener.flush()
         self._given_gradients = True
-        for name, grad in given:
+        for name, grad in named_gradients:
             if grad is not None:
                 self._keep(f"{name}:grad", grad, whole_of(grad))
 
-    def _keep_gradients(self, of: set[int] | None = None, unseen: bool = False) -> None:
+    def _keep_gradients(self, parameter_ids: set[int] | None = None, unseen: bool = False) -> None:
         """Writes the gradients as they are now, of all parameters or of these; each once in a step. unseen: the program
         may have used them already, and removed them."""
         if self._record is None or self._pass is None or self._listener is None:
@@ -1055,10 +1087,14 @@ class Capture:
         self._listener.flush()
         elsewhere = self._of_other_ranks()
         for name, p in self._parameters if not self._given_gradients else []:
-            if name in self._has_gradients or id(p) in elsewhere or (of is not None and id(p) not in of):
+            if (
+                name in self._has_gradients
+                or id(p) in elsewhere
+                or (parameter_ids is not None and id(p) not in parameter_ids)
+            ):
                 continue
-            left, version = self._grads.get(name, (p.grad, 0))
-            grad = left if p.grad is None else p.grad
+            saved_grad, version = self._grads.get(name, (p.grad, 0))
+            grad = saved_grad if p.grad is None else p.grad
             if grad is None:
                 continue
             self._has_gradients.add(name)

@@ -37,8 +37,8 @@ class Clips:
         early, odd = False, ""
         if trained and all(p.grad is None for p in trained):
             early = not self._gone_backward
-            when = ", before the forward pass has gone backward" if early else ""
-            odd = f"clipping finds no gradient of {len(trained)} parameters{when}: it clips nothing"
+            timing_note = ", before the forward pass has gone backward" if early else ""
+            odd = f"clipping finds no gradient of {len(trained)} parameters{timing_note}: it clips nothing"
         elif trained and all(id(p) in self._left and _is_left(p, self._left[id(p)]) for p in trained):
             early, odd = True, SCALED
         self.odd = odd or self.odd
@@ -53,8 +53,8 @@ def _left_of(p: torch.Tensor) -> Left:
     return weakref.ref(grad), version_of(getattr(grad, "_local_tensor", grad))
 
 
-def _is_left(p: torch.Tensor, left: Left) -> bool:
+def _is_left(p: torch.Tensor, snapshot: Left) -> bool:
     """Whether a parameter's gradient is this one, and was not written over since."""
-    before = left[0]() if left[0] is not None else None
-    gone = left[0] is not None and before is None
-    return not gone and p.grad is before and _left_of(p)[1] == left[1]
+    before = snapshot[0]() if snapshot[0] is not None else None
+    is_freed = snapshot[0] is not None and before is None
+    return not is_freed and p.grad is before and _left_of(p)[1] == snapshot[1]

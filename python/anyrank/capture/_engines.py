@@ -92,8 +92,10 @@ class DeepSpeed:
             master = self.read.safe_get_full_fp32_param(p) if p.requires_grad else None
             if master is not None:
                 return typing.cast(torch.Tensor, master)
-            there = getattr(getattr(p, "ds_status", None), "name", "") == "AVAILABLE"  # which must not be freed then
-            with contextlib.nullcontext() if there else sys.modules["deepspeed"].zero.GatheredParameters([p]):
+            is_available = (
+                getattr(getattr(p, "ds_status", None), "name", "") == "AVAILABLE"
+            )  # which must not be freed then
+            with contextlib.nullcontext() if is_available else sys.modules["deepspeed"].zero.GatheredParameters([p]):
                 return p.detach().clone()
         if p.element_size() < 4 and p.requires_grad:
             flat, before = self._masters().get(id(p), (p, 0))

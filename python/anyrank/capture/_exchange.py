@@ -74,10 +74,10 @@ class Store:
     def _say(self, key: str, value: dict[str, typing.Any]) -> None:
         self.store.set(key, zlib.compress(json.dumps(value).encode(), 1))
 
-    def _stand(self, where: str) -> None:
+    def _stand(self, capture_name: str) -> None:
         """Lets the others know at the end of which capture this rank waits; "": of none."""
         self.ended.add(self.name)
-        self.store.set(f"anyrank-capture-at-{self.rank}", where)
+        self.store.set(f"anyrank-capture-at-{self.rank}", capture_name)
 
     def _get(self, key: str, rank: int) -> bytes:
         limit, pause = time.monotonic() + self.timeout, 1e-3
@@ -97,9 +97,14 @@ class Store:
     def _check_place(self, rank: int, key: str) -> None:
         """Refuses the capture at whose end a rank waits for this one, if that is another than this one waits at."""
         place = f"anyrank-capture-at-{rank}"
-        at = self.store.get(place).decode() if self.store.check([place]) else ""
-        if at and at != self.name and at not in self.ended and not self.store.check([key]):
-            self._refuse(at)
+        capture_name = self.store.get(place).decode() if self.store.check([place]) else ""
+        if (
+            capture_name
+            and capture_name != self.name
+            and capture_name not in self.ended
+            and not self.store.check([key])
+        ):
+            self._refuse(capture_name)
 
     def _refuse(self, name: str) -> None:
         """Says that this rank does not come to the end of a capture that it has not made, and counts that as made."""
@@ -127,17 +132,17 @@ class Store:
         self._stand(self.name)
         heard = []
         for rank in range(self.world):
-            said = json.loads(zlib.decompress(self._get(self._key(now, rank), rank)))
-            if "failed" in said:
+            reply = json.loads(zlib.decompress(self._get(self._key(now, rank), rank)))
+            if "failed" in reply:
                 raise AnyrankError(f"rank {rank} left the capture with an error, so no rank's file is complete: "
-                                   f"{said['failed']}")
-            if "instead" in said:
-                if said["instead"] not in self.ended:
-                    self._refuse(said["instead"])
-                raise AnyrankError(f"rank {rank} is at the end of its capture {said['instead']}, rank {self.rank} at "
+                                   f"{reply['failed']}")
+            if "instead" in reply:
+                if reply["instead"] not in self.ended:
+                    self._refuse(reply["instead"])
+                raise AnyrankError(f"rank {rank} is at the end of its capture {reply['instead']}, rank {self.rank} at "
                                    f"that of {self.name} (folder#number): every rank has to make the same captures, "
                                    "into folders that it names alike")
-            heard.append(said["value"])
+            heard.append(reply["value"])
         if now > MOST_SAID:  # each rank has said this round's, and has heard all but the last ones before it
             self.store.delete_key(self._key(now - MOST_SAID - 1, self.rank))
         return heard

@@ -112,8 +112,8 @@ def _attributes_of(path: str, module: nn.Module) -> Json:
                 value, (int, float, str, type(None), list, tuple, torch.dtype, enum.Enum)):
             with contextlib.suppress(Exception):  # of a class of numbers of the model's own
                 plain = plain_of(value, 2)
-        own = _PLACE.fullmatch(key) and isinstance(plain, int) and {plain, plain - 1} & numbers
-        if plain is not _NONE and not own:
+        is_layer_number = _PLACE.fullmatch(key) and isinstance(plain, int) and {plain, plain - 1} & numbers
+        if plain is not _NONE and not is_layer_number:
             found[key] = plain
     return found
 
@@ -121,13 +121,13 @@ def _attributes_of(path: str, module: nn.Module) -> Json:
 def _configs_of(modules: list[tuple[str, nn.Module]]) -> Json:
     """Settings that modules hold, outermost first, by the attributes that hold them; each once."""
     found: Json = {}
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     for path, module in modules:
         for key, value in vars(module).items():
             mapped = isinstance(value, collections.abc.Mapping)
-            if key.startswith("_") or id(value) in seen or (mapped and key not in SETTINGS):
+            if key.startswith("_") or id(value) in visited_ids or (mapped and key not in SETTINGS):
                 continue
-            seen.add(id(value))
+            visited_ids.add(id(value))
             plain = None
             with contextlib.suppress(Exception):  # of a config's own code
                 plain = plain_of(value) if _settings_of(value) is not None else None
@@ -246,8 +246,8 @@ class Facts:
             return
         self.calls[module] = {}
         names = _arguments_of(_own_module(module))
-        given = {**dict(zip([*names, *map(str, range(len(names), len(args)))], args)), **kwargs}
-        found = {name: _described(t) for name, t in list(inputs_of((), given).items())[:MOST_ITEMS]}
+        arguments = {**dict(zip([*names, *map(str, range(len(names), len(args)))], args)), **kwargs}
+        found = {name: _described(t) for name, t in list(inputs_of((), arguments).items())[:MOST_ITEMS]}
         autocast = _autocast()
         self.calls[module] = {"in": found, "out": [_described(t) for t in leaves_of(output)][:MOST_ITEMS],
                               **({"autocast": autocast} if autocast != self.run["autocast"] else {})}
@@ -297,11 +297,13 @@ class Facts:
                optimizers: list[typing.Any]) -> None:
         """The first rank writes what all know. Of parts of the model that several ranks have, as stages of a pipeline,
         the lowest of them describes them."""
-        own = self._of_rank(steps, micro_batches, optimizers)
-        of_ranks: list[Json | None] = exchange.tell(own)
-        while any(said and "shapes" in said for said in of_ranks):  # a rank sketches a further step, and hears of this
-            of_ranks = exchange.tell(own)
-        parts = [said["parts"] if said else 0 for said in of_ranks]
+        local_facts = self._of_rank(steps, micro_batches, optimizers)
+        of_ranks: list[Json | None] = exchange.tell(local_facts)
+        while any(
+            rank_facts and "shapes" in rank_facts for rank_facts in of_ranks
+        ):  # a rank sketches a further step, and hears of this
+            of_ranks = exchange.tell(local_facts)
+        parts = [rank_facts["parts"] if rank_facts else 0 for rank_facts in of_ranks]
         stages = [self.stage]
         if len({*parts}) > 1:
             lowest = parts.index(parts[mesh.rank]) == mesh.rank
@@ -328,34 +330,38 @@ class Facts:
 
     def _described_modules(self) -> list[Json]:
         """Modules that are alike but for their paths together."""
-        alike: dict[str, tuple[Json, list[str]]] = {}
+        groups: dict[str, tuple[Json, list[str]]] = {}
         for path, module in self.modules:
-            own = _own_module(module)
+            inner_module = _own_module(module)
             try:
-                found = {"class": _class_of(own), "arguments": _arguments_of(own), **self.calls.get(module, {}),
-                         "attributes": _attributes_of(path, own)}
+                found = {
+                    "class": _class_of(inner_module),
+                    "arguments": _arguments_of(inner_module),
+                    **self.calls.get(module, {}),
+                    "attributes": _attributes_of(path, inner_module),
+                }
             except Exception:  # of a module's own code
-                found = {"class": type(own).__name__}
-            alike.setdefault(json.dumps(found), (found, []))[1].append(path)
-        return [{"paths": folded(paths), **found} for found, paths in alike.values()]
+                found = {"class": type(inner_module).__name__}
+            groups.setdefault(json.dumps(found), (found, []))[1].append(path)
+        return [{"paths": folded(paths), **found} for found, paths in groups.values()]
 
     @_tolerant
     def _write(self, folder: pathlib.Path, mesh: Mesh, of_ranks: list[Json | None], stages: list[Json]) -> None:
         keys = ["seed", "steps", "micro_batches", "calls", "without_gradient"]
-        keys += ["odd_clip"] if any(said and said["odd_clip"] for said in of_ranks) else []
+        keys += ["odd_clip"] if any(rank_facts and rank_facts["odd_clip"] for rank_facts in of_ranks) else []
         packages = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
-        whole: Json = {"format": FORMAT, "version": VERSION, "by": "anyrank.capture", "versions": {
+        document: Json = {"format": FORMAT, "version": VERSION, "by": "anyrank.capture", "versions": {
             "anyrank": __version__, "torch": str(torch.__version__), "python": platform.python_version(),
             **{name: str(version) for name, version in packages.items() if version}}}
-        whole.update(world=mesh.world, mesh=mesh.sizes, first_step=self.first_step, **self.run)
-        whole["learning_rates"] = self.rates
-        whole["ranks"] = {key: [said[key] if said else None for said in of_ranks] for key in keys}
-        whole.update(_joined(stages))
+        document.update(world=mesh.world, mesh=mesh.sizes, first_step=self.first_step, **self.run)
+        document["learning_rates"] = self.rates
+        document["ranks"] = {key: [rank_facts[key] if rank_facts else None for rank_facts in of_ranks] for key in keys}
+        document.update(_joined(stages))
         if self.failed:
-            whole["left_out"] = self.failed
+            document["left_out"] = self.failed
         (folder / FILE).unlink(missing_ok=True)
         half = folder / f".anyrank-{os.getpid()}.tmp"
-        half.write_text(bounded(whole), encoding="utf-8")
+        half.write_text(bounded(document), encoding="utf-8")
         os.replace(half, folder / FILE)
 
 
@@ -376,7 +382,7 @@ def referring(objects: typing.Sequence[typing.Any], kind: type, attribute: str) 
 def schedulers_of(optimizers: typing.Sequence[typing.Any]) -> list[typing.Any]:
     """Learning rate schedulers, which alone know of their optimizers."""
     # A scheduler marks the groups. Where none did, a search, which takes a tenth of a second, finds none.
-    marked = [one for one in optimizers if any("initial_lr" in group for group in one.param_groups)]
+    marked = [optimizer for optimizer in optimizers if any("initial_lr" in group for group in optimizer.param_groups)]
     return referring(marked, torch.optim.lr_scheduler.LRScheduler, "last_epoch")
 
 
@@ -386,7 +392,7 @@ def _described_schedulers(optimizers: list[typing.Any]) -> list[Json]:
         state = {key: plain_of(value, 2) for key, value in vars(scheduler).items() if not key.startswith("_")}
         found.append({"class": type(scheduler).__name__,
                       "options": {key: value for key, value in state.items() if value is not _NONE}})
-    return sorted(found, key=lambda one: json.dumps(one, sort_keys=True))
+    return sorted(found, key=lambda description: json.dumps(description, sort_keys=True))
 
 
 def _joined(stages: list[Json]) -> Json:
@@ -400,15 +406,24 @@ def _joined(stages: list[Json]) -> Json:
             known["paths"] += [path for path in module["paths"] if path not in known["paths"]]
         for dtype, names in stage.get("dtypes", {}).items():
             dtypes.setdefault(dtype, []).extend(name for name in names if name not in dtypes.get(dtype, ()))
-        for at, optimizer in enumerate(stage.get("optimizers", ())):
-            if at == len(optimizers):
+        for index, optimizer in enumerate(stage.get("optimizers", ())):
+            if index == len(optimizers):
                 optimizers.append({"class": optimizer["class"], "groups": []})
             for group in optimizer["groups"]:
-                same = next((one for one in optimizers[at]["groups"] if one["options"] == group["options"]), None)
-                if same is None or stage is stages[0]:
-                    optimizers[at]["groups"].append({**group, "parameters": list(group["parameters"])})
+                matching_group = next(
+                    (
+                        candidate
+                        for candidate in optimizers[index]["groups"]
+                        if candidate["options"] == group["options"]
+                    ),
+                    None,
+                )
+                if matching_group is None or stage is stages[0]:
+                    optimizers[index]["groups"].append({**group, "parameters": list(group["parameters"])})
                 else:
-                    same["parameters"] += [name for name in group["parameters"] if name not in same["parameters"]]
+                    matching_group["parameters"] += [
+                        name for name in group["parameters"] if name not in matching_group["parameters"]
+                    ]
     return {"frozen": list(dict.fromkeys(name for stage in stages for name in stage.get("frozen", ()))),
             "tied": [names for stage in stages for names in stage.get("tied", ())],
             "dtypes": dtypes, "optimizers": optimizers, "modules": list(modules.values()),

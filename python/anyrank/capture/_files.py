@@ -87,21 +87,21 @@ class RankFiles:
             self._open(-1)
             places.append({})
         ordering = self.current.get(-1, 0)
-        for number, (writer, here) in enumerate(zip(self.writers, places)):
-            tensors = {name: _text(placed, rank["mesh"]) for name, placed in here.items()}
-            single = [name for name, placed in here.items() if len(placed.boxes) == 1]
-            dcp = {name: {"saved_offsets": list(here[name].boxes[0].full)} for name in single}
-            own = {"version": 1, **rank, "tensors": tensors, **({"order": order} if number == ordering else {})}
+        for number, (writer, file_places) in enumerate(zip(self.writers, places)):
+            tensors = {name: _text(placed, rank["mesh"]) for name, placed in file_places.items()}
+            single = [name for name, placed in file_places.items() if len(placed.boxes) == 1]
+            dcp = {name: {"saved_offsets": list(file_places[name].boxes[0].full)} for name in single}
+            placement = {"version": 1, **rank, "tensors": tensors, **({"order": order} if number == ordering else {})}
             writer.close({"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(dcp),
-                          "ANYRANK_PLACEMENT": json.dumps(own), **metadata})
+                          "ANYRANK_PLACEMENT": json.dumps(placement), **metadata})
         return [pathlib.Path(writer.path) for writer in self.writers]
 
     def remove_older(self, world: int) -> None:
         """Removes what an earlier run left of this rank, and the first rank what ranks left that this run has not."""
-        keep = {rank_file(self.rank, i) for i in range(max(1, len(self.writers)))}
+        current_names = {rank_file(self.rank, i) for i in range(max(1, len(self.writers)))}
         for path in self.folder.glob("rank-*.safetensors*"):
             match = re.fullmatch(r"rank-(\d{5,})(-\d+)?\.safetensors(\.part)?", path.name)
-            if match is None or path.name in keep or path.name.replace(".part", "") in keep:
+            if match is None or path.name in current_names or path.name.replace(".part", "") in current_names:
                 continue
             rank = int(match[1])
             if rank == self.rank or (self.rank == 0 and rank >= world):

@@ -52,37 +52,41 @@ class Inputs:
 
     def _hook(self, path: str, current: typing.Callable[[], Pass | None], step: int) -> typing.Callable[..., None]:
         def hook(module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
-            now = current()
-            if now is None or in_backward() or self.failed:
+            current_pass = current()
+            if current_pass is None or in_backward() or self.failed:
                 return
             try:
                 for key, t in inputs_of(args, kwargs, 1).items():
-                    self._take(now, path, module, key, t, step)
+                    self._take(current_pass, path, module, key, t, step)
             except Exception as error:  # what is read is an extra: the run goes on without it
                 self.failed = f"{path}: {type(error).__name__}: {error}"
         return hook
 
-    def _take(self, now: Pass, path: str, module: nn.Module, key: str, t: torch.Tensor, step: int) -> None:
+    def _take(self, current_pass: Pass, path: str, module: nn.Module, key: str, t: torch.Tensor, step: int) -> None:
         base = f"{path}.in" if key == "0" else f"{path}.in.{key}"
-        made = now.produced_as(t)
-        if made:
-            self.references.setdefault(path, {}).setdefault(key, made)
+        produced_name = current_pass.produced_as(t)
+        if produced_name:
+            self.references.setdefault(path, {}).setdefault(key, produced_name)
             return
         if isinstance(t, nn.Parameter) or t.is_meta or not t.dim() or not self.wanted(f"{base}:fwd"):
             return
-        whole = whole_of(t) or (_whole_by_weight(module, tuple(t.shape), 1) if key == "0" else None)
+        full_layout = whole_of(t) or (_whole_by_weight(module, tuple(t.shape), 1) if key == "0" else None)
         if t.numel() > self.most:
             self.record.left_out("inputs of modules that are large", f"{base}:fwd")
-        elif whole is None and not self._is_placed():
+        elif full_layout is None and not self._is_placed():
             self.record.left_out("inputs of modules without a place", f"{base}:fwd")
         else:
             recurrent = isinstance(module, nn.RNNBase)
-            samples = _samples_of_states(module, key == "0", t.dim()) if recurrent else now.samples_dim(t, "fwd", path)
-            def write(of: Pass, name: str, values: torch.Tensor) -> None:
-                self.record.add(name, name if step == 1 else f"{name}@{step}", local_of(values), whole, samples,
-                                of.number, now.batch)
+            samples = (
+                _samples_of_states(module, key == "0", t.dim())
+                if recurrent
+                else current_pass.samples_dim(t, "fwd", path)
+            )
+            def write(owner_pass: Pass, name: str, values: torch.Tensor) -> None:
+                self.record.add(name, name if step == 1 else f"{name}@{step}", local_of(values), full_layout, samples,
+                                owner_pass.number, current_pass.batch)
 
-            now.give(now.name(base, "fwd"), t, write)
+            current_pass.give(current_pass.name(base, "fwd"), t, write)
 
     def _is_placed(self) -> bool:
         """Whether ranks share out samples alone, so that a plain tensor is all of those that its rank has."""

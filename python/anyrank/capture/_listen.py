@@ -57,8 +57,10 @@ def _whole_of_gradient(t: torch.Tensor) -> Whole | None:
     before = _whole_before_local(t)
     if before is None:
         return whole_of(t)
-    said = t.grad_fn.grad_placements if t.grad_fn is not None else None
-    return before._replace(placements=tuple(said or (Replicate() if p.is_partial() else p for p in before.placements)))
+    gradient_placements = t.grad_fn.grad_placements if t.grad_fn is not None else None
+    return before._replace(
+        placements=tuple(gradient_placements or (Replicate() if p.is_partial() else p for p in before.placements))
+    )
 
 
 def local_of(t: torch.Tensor) -> torch.Tensor:
@@ -69,14 +71,14 @@ def local_of(t: torch.Tensor) -> torch.Tensor:
     return local if local.layout is torch.strided else local.to_dense()
 
 
-def _whole_of_local(t: torch.Tensor, whole: Whole) -> Whole | None:
+def _whole_of_local(t: torch.Tensor, full_layout: Whole) -> Whole | None:
     """The place of a plain tensor that was cut out of, or summed up from, a DTensor."""
-    if len(whole.shape) != t.dim():
+    if len(full_layout.shape) != t.dim():
         return None
-    cut = [d for d in range(t.dim()) if t.shape[d] != whole.shape[d]]
-    if whole.mesh.ndim > 1 or len(cut) > 1:
+    cut = [d for d in range(t.dim()) if t.shape[d] != full_layout.shape[d]]
+    if full_layout.mesh.ndim > 1 or len(cut) > 1:
         return None
-    return Whole(whole.shape, whole.mesh, (Shard(cut[0]) if cut else Replicate(),))
+    return Whole(full_layout.shape, full_layout.mesh, (Shard(cut[0]) if cut else Replicate(),))
 
 
 def _whole_by_weight(module: nn.Module, shape: tuple[int, ...], dim: int) -> Whole | None:
@@ -97,46 +99,46 @@ def _places_by_parts(t: torch.Tensor, given_out: typing.Iterable[Given]) -> list
     """The places that a plain tensor of a module may have by what linear layers in it gave out, [samples, tokens, heads
     x d], where it is q, k or v of it: [samples, tokens, heads, d] or [samples, heads, tokens, d]. None: one of them has
     no known place itself."""
-    found = {place for one in given_out for place in _forms(t, one)}
+    found = {place for module_output in given_out for place in _forms(t, module_output)}
     return [None if place is None else Whole(*place) for place in found]
 
 
-def _forms(t: torch.Tensor, given: Given) -> typing.Iterator[tuple[typing.Any, ...] | None]:
+def _forms(t: torch.Tensor, module_output: Given) -> typing.Iterator[tuple[typing.Any, ...] | None]:
     """As what a tensor of this shape may be what a module gave out, with its last dimension in two or not: shape, mesh
     and placements of the full tensor."""
-    shape, (*outer, width) = tuple(t.shape), given.shape
-    if shape == given.shape:
-        yield None if given.whole is None else tuple(given.whole)
+    shape, (*outer, width) = tuple(t.shape), module_output.shape
+    if shape == module_output.shape:
+        yield None if module_output.whole is None else tuple(module_output.whole)
     if len(outer) != 2 or len(shape) != 4 or shape[0] != outer[0]:
         return
-    is_view = t._is_view() and t.untyped_storage().data_ptr() == given.storage
+    is_view = t._is_view() and t.untyped_storage().data_ptr() == module_output.storage
     for heads, tokens in ((2, 1), (1, 2)):
         if shape[tokens] == outer[1] and shape[heads] * shape[3] == width and not (
                 is_view and t.stride(heads) > t.stride(tokens)):
-            yield None if given.whole is None else _in_heads(shape, heads, tokens, given.whole)
+            yield None if module_output.whole is None else _in_heads(shape, heads, tokens, module_output.whole)
 
 
-def _in_heads(shape: tuple[int, ...], heads: int, tokens: int, whole: Whole) -> tuple[typing.Any, ...] | None:
+def _in_heads(shape: tuple[int, ...], heads: int, tokens: int, full_layout: Whole) -> tuple[typing.Any, ...] | None:
     """The place of [samples, tokens, heads x d] whose last dimension became two. None: one of its placements has no
     counterpart, as where a head is cut in two."""
-    where, cuts = {0: 0, 1: tokens, 2: heads}, []
-    if len(whole.shape) != 3 or whole.shape[2] % shape[3]:
+    dim_map, cuts = {0: 0, 1: tokens, 2: heads}, []
+    if len(full_layout.shape) != 3 or full_layout.shape[2] % shape[3]:
         return None
-    for placement in whole.placements:
+    for placement in full_layout.placements:
         dim = getattr(placement, "dim", None)
         if placement.is_partial() or (dim is not None and type(placement) is not Shard):
             return None
-        cuts.append(Replicate() if dim is None else Shard(where[dim % 3]))
+        cuts.append(Replicate() if dim is None else Shard(dim_map[dim % 3]))
     full = list(shape)
-    full[0], full[tokens], full[heads] = whole.shape[0], whole.shape[1], whole.shape[2] // shape[3]
-    return tuple(full), whole.mesh, tuple(cuts)
+    full[0], full[tokens], full[heads] = full_layout.shape[0], full_layout.shape[1], full_layout.shape[2] // shape[3]
+    return tuple(full), full_layout.mesh, tuple(cuts)
 
 
-def _is_of_own_tokens(whole: Whole | None) -> bool:
+def _is_of_own_tokens(full_layout: Whole | None) -> bool:
     """Whether ranks have different tokens of it, all features of each, as between the regions of tensor parallelism."""
-    cut = [d % len(whole.shape) for d in (getattr(x, "dim", None) for x in whole.placements)
-           if d is not None] if whole is not None else []
-    return bool(cut) and whole is not None and all(d < len(whole.shape) - 1 for d in cut)
+    cut = [d % len(full_layout.shape) for d in (getattr(x, "dim", None) for x in full_layout.placements)
+           if d is not None] if full_layout is not None else []
+    return bool(cut) and full_layout is not None and all(d < len(full_layout.shape) - 1 for d in cut)
 
 
 def _mark_heads(module: nn.Module, t: torch.Tensor) -> bool:
@@ -198,15 +200,17 @@ _SCALED = re.compile(r"(Mul|Div|Neg|ToCopy|Clone|View|Alias|Squeeze|Unsqueeze)Ba
 
 def is_scaled(root: torch.Tensor, scalar: torch.Tensor) -> bool:
     """Whether backward() is called on this scalar, or on a multiple of it, and on nothing else that has a gradient."""
-    node, at, wanted = root.grad_fn, root.output_nr, scalar.grad_fn
-    if root is scalar or wanted is None:
+    node, output_index, target_node = root.grad_fn, root.output_nr, scalar.grad_fn
+    if root is scalar or target_node is None:
         return root is scalar
-    while node is not None and (node is not wanted or at != scalar.output_nr):
+    while node is not None and (node is not target_node or output_index != scalar.output_nr):
         inputs = [(f, i) for f, i in node.next_functions if f is not None]
         of_ddp = node.name() == "_DDPSinkBackward"
-        if not _SCALED.fullmatch(node.name()) or not (at < len(node.next_functions) if of_ddp else len(inputs) == 1):
+        if not _SCALED.fullmatch(node.name()) or not (
+            output_index < len(node.next_functions) if of_ddp else len(inputs) == 1
+        ):
             return False
-        node, at = node.next_functions[at] if of_ddp else inputs[0]
+        node, output_index = node.next_functions[output_index] if of_ddp else inputs[0]
     return node is not None
 
 
@@ -261,9 +265,9 @@ def version_of(t: torch.Tensor) -> int:
     return 0 if t.is_inference() else t._version
 
 
-def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
-    one, other = local_of(one), local_of(other)
-    return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
+def _same_memory(lhs: torch.Tensor, rhs: torch.Tensor) -> bool:
+    lhs, rhs = local_of(lhs), local_of(rhs)
+    return (lhs.data_ptr(), lhs.shape, lhs.stride()) == (rhs.data_ptr(), rhs.shape, rhs.stride())
 
 
 def _samples_of_states(module: nn.RNNBase, sequence: bool, ndim: int) -> int | None:
@@ -277,32 +281,34 @@ def _samples_of_states(module: nn.RNNBase, sequence: bool, ndim: int) -> int | N
 def reached_of(loss: torch.Tensor, passes: typing.Sequence[Pass]) -> list[Pass]:
     """The passes, of these, that a loss is computed from: nodes that they made lie behind it."""
     found: list[Pass] = []
-    todo, seen = [loss.grad_fn], {loss.grad_fn}
+    todo, visited = [loss.grad_fn], {loss.grad_fn}
     while todo and len(found) < len(passes):
         node = todo.pop()
         if node is None:
             continue
         number = node._sequence_nr()
-        found += [one for one in passes if one.has_made(number) and one not in found]
+        found += [
+            forward_pass for forward_pass in passes if forward_pass.has_made(number) and forward_pass not in found
+        ]
         for behind, _ in node.next_functions:
-            if behind is not None and behind not in seen:
-                seen.add(behind)
+            if behind is not None and behind not in visited:
+                visited.add(behind)
                 todo.append(behind)
-    return [one for one in passes if one in found]
+    return [forward_pass for forward_pass in passes if forward_pass in found]
 
 
 def source_of(t: torch.Tensor, passes: typing.Sequence[Pass]) -> Pass | None:
     """The pass, of these, whose module gave a tensor out, or what it was computed from on the shortest way."""
-    found = next((one for one in passes if any(gave() is t for gave in one.gave)), None)
-    todo, seen = [t.grad_fn], {t.grad_fn}
+    found = next((forward_pass for forward_pass in passes if any(gave() is t for gave in forward_pass.gave)), None)
+    todo, visited = [t.grad_fn], {t.grad_fn}
     while found is None and todo:
         node = todo.pop(0)
         if node is not None:
             number = node._sequence_nr()
-            found = next((one for one in passes if one.has_made(number)), None)
-            behind = [one for one, _ in node.next_functions if one not in seen]
+            found = next((forward_pass for forward_pass in passes if forward_pass.has_made(number)), None)
+            behind = [next_node for next_node, _ in node.next_functions if next_node not in visited]
             todo += behind
-            seen.update(behind)
+            visited.update(behind)
     return found
 
 
@@ -324,10 +330,10 @@ def leaves_of(output: typing.Any, depth: int = 4) -> typing.Iterator[torch.Tenso
 def _first_input(args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> typing.Any:
     """Where the first floating point tensor is that a gradient can flow to: an index of args or a key of kwargs. No
     parameter, as weight_norm's are: its gradient is written as that, once the ranks' are reduced."""
-    for at, x in [*enumerate(args), *kwargs.items()]:
+    for key, x in [*enumerate(args), *kwargs.items()]:
         if (isinstance(x, torch.Tensor) and not isinstance(x, nn.Parameter) and x.is_floating_point() and
                 x.requires_grad):
-            return at
+            return key
     return None
 
 
@@ -350,8 +356,8 @@ class Call:
         """The nodes that the call made of the input, on the way to its outputs but for the input itself; and which of
         what they hand back is the input's gradient."""
         users: dict[typing.Any, list[int]] = {}
-        seen = {t.grad_fn for t in leaves_of(output) if t.grad_fn is not None and not self.is_input(t)}
-        todo = list(seen)
+        visited = {t.grad_fn for t in leaves_of(output) if t.grad_fn is not None and not self.is_input(t)}
+        todo = list(visited)
         while todo:
             node = todo.pop()
             if node is self.node or node._sequence_nr() < self.first:
@@ -359,8 +365,8 @@ class Call:
             for i, (behind, number) in enumerate(node.next_functions):
                 if behind is self.node and number == self.number:
                     users.setdefault(node, []).append(i)
-                elif behind is not None and behind not in seen:
-                    seen.add(behind)
+                elif behind is not None and behind not in visited:
+                    visited.add(behind)
                     todo.append(behind)
         return users
 
@@ -420,10 +426,10 @@ class Pass:
         # Of modules that are called as what the model gives out, until it has given that out.
         self.outputs: dict[str, tuple[torch.Tensor, int]] = {}
         self.inputs = inputs_of(args, kwargs)
-        given = [x for x in self.inputs.values() if x.dim() > 0]
-        self.batch = given[0].shape[0] if given else None
-        self.samples = {given[0].shape[0], given[0].shape[:2].numel()} if given else None
-        self.given = {local_of(x).untyped_storage().data_ptr() for x in given}
+        batched_inputs = [x for x in self.inputs.values() if x.dim() > 0]
+        self.batch = batched_inputs[0].shape[0] if batched_inputs else None
+        self.samples = {batched_inputs[0].shape[0], batched_inputs[0].shape[:2].numel()} if batched_inputs else None
+        self.given = {local_of(x).untyped_storage().data_ptr() for x in batched_inputs}
         self.spans: list[tuple[int, int]] = []  # numbers of the nodes that each call makes: first, and end
         self.begun = torch._C._autograd._get_sequence_nr()
         # Of a model that is not called itself, whose modules the program calls:
@@ -446,7 +452,7 @@ class Pass:
 
     def has_made(self, number: int) -> bool:
         """Whether a node with this number is of it."""
-        return any(first <= number < end for first, end in self.spans)
+        return any(begin <= number < end for begin, end in self.spans)
 
     def final(self, name: str) -> tuple[Pass, str]:
         """The pass that it is, or is a part of, and the name that one of its values has there."""
@@ -454,17 +460,17 @@ class Pass:
 
     def give(self, name: str, t: torch.Tensor, write: typing.Callable[[Pass, str, torch.Tensor], None]) -> None:
         """Writes a tensor of it, or a copy of it once it is known which pass this is."""
-        of, final = self.final(name)
-        if of.held is None:
-            write(of, final, t)
+        final_pass, final = self.final(name)
+        if final_pass.held is None:
+            write(final_pass, final, t)
         else:
             copy = t.detach().clone()
-            of.held.append((final, lambda whose, named: write(whose, named, copy)))
+            final_pass.held.append((final, lambda owner_pass, named: write(owner_pass, named, copy)))
 
     def release(self) -> None:
         """It is known which pass it is, or is a part of."""
-        held, self.held = self.held or [], None
-        for name, write in held:
+        pending, self.held = self.held or [], None
+        for name, write in pending:
             write(*self.final(name))
 
     def is_apart(self, other: Pass) -> bool:
@@ -496,12 +502,16 @@ class Pass:
 
     def produced_as(self, t: torch.Tensor) -> str:
         """The name under which this very tensor is written, as it is now; "": it is not."""
-        known, version, name = self.produced.get(id(t), (None, 0, ""))
-        return name if known is not None and known() is t and version == version_of(t) else ""
+        tensor_ref, version, name = self.produced.get(id(t), (None, 0, ""))
+        return name if tensor_ref is not None and tensor_ref() is t and version == version_of(t) else ""
 
     def given_out_within(self, path: str) -> list[Given]:
         """What the modules in the one that ends now gave out: the last of all, up to the first that is not in it."""
-        return list(itertools.takewhile(lambda one: one.path.startswith(f"{path}."), reversed(self.given_out)))
+        return list(
+            itertools.takewhile(
+                lambda module_output: module_output.path.startswith(f"{path}."), reversed(self.given_out)
+            )
+        )
 
     def of_module(self, path: str, t: torch.Tensor) -> str:
         """The name of what a module gives out."""
@@ -512,8 +522,8 @@ class Pass:
     def own(self, path: str, t: torch.Tensor) -> str:
         """The name of what the model itself gives out; "" where a module of that name has given out the same."""
         of_module, version = self.outputs.pop(path, (None, 0))
-        same = of_module is not None and version == version_of(t) and _same_memory(of_module, t)
-        return "" if same else self.name(path, "fwd")
+        is_duplicate = of_module is not None and version == version_of(t) and _same_memory(of_module, t)
+        return "" if is_duplicate else self.name(path, "fwd")
 
     def samples_dim(self, t: torch.Tensor, kind: str, path: str = "") -> int | None:
         """The dimension of an activation's samples: 0, where it has as many rows as the model's input, or some for each
@@ -572,10 +582,10 @@ class Listener:
             if not path:
                 continue
             if self.sink.wants("fwd"):
-                whole: dict[int, Whole | None] = {}  # of each output
+                full_layouts: dict[int, Whole | None] = {}  # of each output
                 # What parallelize_module makes of the output, a plain tensor, is seen after what it makes it of.
-                self.handles.append(m.register_forward_hook(untraced(self._whole_hook(whole)), prepend=True))
-                self.handles.append(m.register_forward_hook(untraced(self._output_hook(path, whole))))
+                self.handles.append(m.register_forward_hook(untraced(self._whole_hook(full_layouts)), prepend=True))
+                self.handles.append(m.register_forward_hook(untraced(self._output_hook(path, full_layouts))))
             if self.sink.wants("bwd"):
                 calls: list[Call | None] = []
                 self.handles.append(m.register_forward_pre_hook(untraced(self._input_hook(calls)), with_kwargs=True))
@@ -593,81 +603,94 @@ class Listener:
     def _order_hook(self, name: str) -> typing.Callable[[torch.Tensor], None]:
         return lambda _p: self.sink.reserve(name)
 
-    def _whole_hook(self, whole: dict[int, Whole | None]) -> typing.Callable[..., None]:
+    def _whole_hook(self, full_layouts: dict[int, Whole | None]) -> typing.Callable[..., None]:
         def hook(_module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
-            whole.clear()
-            whole.update({i: whole_of(t) for i, t in enumerate(parts_of(output)) if isinstance(t, torch.Tensor)})
+            full_layouts.clear()
+            full_layouts.update({i: whole_of(t) for i, t in enumerate(parts_of(output)) if isinstance(t, torch.Tensor)})
         return hook
 
-    def _output_hook(self, path: str, whole: dict[int, Whole | None]) -> typing.Callable[..., None]:
+    def _output_hook(self, path: str, full_layouts: dict[int, Whole | None]) -> typing.Callable[..., None]:
         def hook(module: nn.Module, args: tuple[typing.Any, ...], output: typing.Any) -> None:
-            now = self.sink.current()
-            if now is None or in_backward():
+            current_pass = self.sink.current()
+            if current_pass is None or in_backward():
                 return  # activation checkpointing computes it again
-            tensors, within = tensors_of(output), now.given_out_within(path)
+            tensors, inner_outputs = tensors_of(output), current_pass.given_out_within(path)
             for i, t in enumerate(parts_of(output)):
                 name = f"{path}.{i}" if i else path
                 if not isinstance(t, torch.Tensor) or not t.is_floating_point() or isinstance(t, nn.Parameter):
                     continue  # a bias beside an output is no activation
-                placed = self._mark(module, args, t, whole.get(i), t is tensors[0], within)
-                now.given_out.append(given_of(path, t))
-                called = now.of_module(name, t)
+                placed = self._mark(module, args, t, full_layouts.get(i), t is tensors[0], inner_outputs)
+                current_pass.given_out.append(given_of(path, t))
+                called = current_pass.of_module(name, t)
                 if not placed and not self.sink.in_spec(f"{name}:fwd"):
                     self.sink.unplaced(called)
                 sequence = i == 0 and isinstance(output, tuple) and output[0] is t
                 samples = _samples_of_states(module, sequence, t.dim()) if isinstance(module, nn.RNNBase) else None
-                samples = now.samples_dim(t, "fwd", path) if samples is None else samples
-                if samples == 0 and t.shape[0] == 1 and now.counts_positions(args):
+                samples = current_pass.samples_dim(t, "fwd", path) if samples is None else samples
+                if samples == 0 and t.shape[0] == 1 and current_pass.counts_positions(args):
                     samples = None
                 if samples == 0 and not t.requires_grad and torch.is_grad_enabled() and rows_are_equal(t):
                     t, samples = t[:1], None  # angles of positions that were said for each sample: those of all
-                self.sink.take(now, called, t, whole_of(t), samples)
+                self.sink.take(current_pass, called, t, whole_of(t), samples)
         return hook
 
-    def _mark(self, module: nn.Module, args: tuple[typing.Any, ...], t: torch.Tensor, whole: Whole | None, first: bool,
-              within: list[Given]) -> bool:
-        """Gives a plain output the place of the DTensor that it is a part of. whole: of what it was before the module's
-        own hooks. first: of the module's outputs. within: what modules in this one gave out. Whether its place is
-        known, or it is taken for a copy, as a first output is of which nothing is known."""
+    def _mark(
+        self,
+        module: nn.Module,
+        args: tuple[typing.Any, ...],
+        t: torch.Tensor,
+        full_layout: Whole | None,
+        is_first: bool,
+        inner_outputs: list[Given],
+    ) -> bool:
+        """Gives a plain output the place of the DTensor that it is a part of.
+
+        full_layout: the layout before the module's own hooks. is_first: t is the module's first output. inner_outputs:
+        outputs of the modules in this one. Returns True if the place is known, or if t is taken for a copy, as a first
+        output without a known place is."""
         if whole_of(t) is not None:
             return True
-        given = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        input_tensor = args[0] if args and isinstance(args[0], torch.Tensor) else None
         by_weight = _whole_by_weight(module, tuple(t.shape), 0)
-        if whole is None and by_weight is not None:
+        if full_layout is None and by_weight is not None:
             t._anyrank_whole = by_weight
-        elif whole is not None:
-            t._anyrank_whole = _whole_of_local(t, whole)
-        elif first and given is not None and given.shape == t.shape and (
-                not list(module.parameters()) or _is_of_own_tokens(whole_of(given))):
-            t._anyrank_whole = whole_of(given)  # an activation of a part is a part, and so is a block's of its tokens
+        elif full_layout is not None:
+            t._anyrank_whole = _whole_of_local(t, full_layout)
+        elif is_first and input_tensor is not None and input_tensor.shape == t.shape and (
+                not list(module.parameters()) or _is_of_own_tokens(whole_of(input_tensor))):
+            t._anyrank_whole = whole_of(
+                input_tensor
+            )  # an activation of a part is a part, and so is a block's of its tokens
         if whole_of(t) is None and divided(module, self.gathered) and not _mark_heads(module, t):
-            places = _places_by_parts(t, within)
+            places = _places_by_parts(t, inner_outputs)
             t._anyrank_whole = places[0] if len(places) == 1 else None
-            several = t.dim() == 4 and len([one for one in places if one is not None]) > 1
-            return whole_of(t) is not None or (first and not several)  # else of own heads, or whole: nothing says which
+            several = t.dim() == 4 and len([place for place in places if place is not None]) > 1
+            return whole_of(t) is not None or (
+                is_first and not several
+            )  # else of own heads, or whole: nothing says which
         return True
 
     def _input_hook(self, calls: list[Call | None]) -> typing.Callable[..., None]:
         def hook(_module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
-            now = self.sink.current()
-            at = _first_input(args, kwargs) if now is not None and torch.is_grad_enabled() else None
-            x = None if at is None else args[at] if isinstance(at, int) else kwargs[at]
+            current_pass = self.sink.current()
+            key = _first_input(args, kwargs) if current_pass is not None and torch.is_grad_enabled() else None
+            x = None if key is None else args[key] if isinstance(key, int) else kwargs[key]
             calls.append(None if x is None else Call(x))
         return hook
 
     def _gradient_hook(self, path: str, calls: list[Call | None]) -> typing.Callable[..., None]:
         def hook(module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
-            call, now = calls.pop() if calls else None, self.sink.current()
-            users = call.users_of(output) if call is not None and now is not None else {}
-            if call is None or now is None or not users:
+            call, current_pass = calls.pop() if calls else None, self.sink.current()
+            users = call.users_of(output) if call is not None and current_pass is not None else {}
+            if call is None or current_pass is None or not users:
                 return
-            name, whole = now.name(path, "bwd"), call.whole or _whole_by_weight(module, call.shape, 1)
+            name, full_layout = current_pass.name(path, "bwd"), call.whole or _whole_by_weight(module, call.shape, 1)
 
             samples = _samples_of_states(module, True, len(call.shape)) if isinstance(module, nn.RNNBase) else None
 
             def take(grad: torch.Tensor) -> None:
-                found = now.samples_dim(grad, "bwd", path) if samples is None else samples
-                self.sink.take(now, name, grad, whole_of(grad) or whole, found)
+                found = current_pass.samples_dim(grad, "bwd", path) if samples is None else samples
+                self.sink.take(current_pass, name, grad, whole_of(grad) or full_layout, found)
 
             self.sums.append(Sum(take, users))
         return hook
@@ -675,6 +698,6 @@ class Listener:
     def flush(self) -> None:
         """Gradients of which no further part comes, as a backward pass is over; those of other forward passes may have
         theirs yet to come."""
-        for one in self.sums:
-            one.finish()
-        self.sums = [one for one in self.sums if one.left > 0]
+        for gradient_sum in self.sums:
+            gradient_sum.finish()
+        self.sums = [gradient_sum for gradient_sum in self.sums if gradient_sum.left > 0]

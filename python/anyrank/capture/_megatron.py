@@ -64,25 +64,25 @@ def _copies(m: typing.Any) -> int:
     return max(1, ranks // groups) if groups else 1
 
 
-def _activations(path: str, m: typing.Any, within: typing.Any, sequence: bool) -> tuple[Dims, Dims]:
-    """Of what a module gives out, and of its input's gradient. within: the module that has it."""
+def _activations(path: str, m: typing.Any, parent: typing.Any, sequence: bool) -> tuple[Dims, Dims]:
+    """Of what a module gives out, and of its input's gradient. parent: the module that has it."""
     rows: Dims = {"dp": 1, **({"tp": 0} if sequence else {})}
     kinds, name = _kinds(m), path.rsplit(".", 1)[-1]
-    own = {**rows} if getattr(m, "sequence_parallel", sequence) else {"dp": 1}
+    sequence_dims = {**rows} if getattr(m, "sequence_parallel", sequence) else {"dp": 1}
     if "ColumnParallelLinear" in kinds:
-        return {"dp": 1} if m.gather_output else {"dp": 1, "tp": -1, **_blocks(m, path)}, own
+        return {"dp": 1} if m.gather_output else {"dp": 1, "tp": -1, **_blocks(m, path)}, sequence_dims
     if "RowParallelLinear" in kinds:
-        return own, {"dp": 1, "tp": -1} if m.input_is_parallel else {"dp": 1}
+        return sequence_dims, {"dp": 1, "tp": -1} if m.input_is_parallel else {"dp": 1}
     if "VocabParallelEmbedding" in kinds:
         return (rows if m.reduce_scatter_embeddings else {"dp": 0}), {"dp": 0}
     if "Embedding" in kinds:
         return {"dp": 0}, {"dp": 0}
-    if "FusedScaleMaskSoftmax" in kinds or "DotProductAttention" in _kinds(within):
+    if "FusedScaleMaskSoftmax" in kinds or "DotProductAttention" in _kinds(parent):
         return {"dp": 0, "tp": 1}, {"dp": 0, "tp": 1}  # [b, heads, s, s]
     if "DotProductAttention" in kinds:
         return {"dp": 1, "tp": -1}, {"dp": 1, "tp": 2}  # of queries [s, b, heads, d]
     if name in ("q_layernorm", "k_layernorm"):
-        copies = _copies(within) if name == "k_layernorm" else 1
+        copies = _copies(parent) if name == "k_layernorm" else 1
         return {"dp": 1, "tp": 2, "copies": copies}, {"dp": 1, "tp": 2, "copies": copies}
     if "RotaryEmbedding" in kinds:
         return {"dp": None}, {"dp": None}
@@ -103,8 +103,8 @@ def spec_of(model: nn.Module, rank: int, world: int) -> dict[str, typing.Any]:
             shard[f"{path}:*"] = dims
     for path, m in modules.items():
         if path:
-            given, back = _activations(path, m, modules.get(path.rpartition(".")[0]), sequence)
-            shard.update({f"{path}:fwd": given, f"{path}:bwd": back})
+            output_dims, back = _activations(path, m, modules.get(path.rpartition(".")[0]), sequence)
+            shard.update({f"{path}:fwd": output_dims, f"{path}:bwd": back})
     shard["output:fwd"] = {"dp": 0, "tp": 2}  # logits [b, s, v]; losses of tokens [b, s] are whole
     spec: dict[str, typing.Any] = {"shard": shard}
     if world == 1:
@@ -134,21 +134,21 @@ class Megatron:
         home: typing.Any = sys.modules["megatron.core.optimizer.optimizer"]
         kinds = [kind for kind in _all_kinds(home.MegatronOptimizer) if "step" in vars(kind)]
         undo: list[typing.Callable[[], None]] = []
-        now: list[None] = []
+        active: list[None] = []
 
         def hearing(function: typing.Any) -> typing.Any:
             @functools.wraps(function)
             def heard(optimizer: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-                if now:
+                if active:
                     return function(optimizer, *args, **kwargs)
                 self.optimizers = list(getattr(optimizer, "chained_optimizers", [optimizer]))
                 before()
-                now.append(None)
+                active.append(None)
                 try:
                     result = function(optimizer, *args, **kwargs)
                 finally:
-                    now.pop()
-                clips = any(one.config.clip_grad > 0.0 for one in self.optimizers)
+                    active.pop()
+                clips = any(chained_optimizer.config.clip_grad > 0.0 for chained_optimizer in self.optimizers)
                 self.clipped = result[1] if clips and isinstance(result, tuple) else None
                 after()
                 return result
@@ -160,8 +160,8 @@ class Megatron:
             undo.append(functools.partial(setattr, kind, "step", function))
 
         def restore() -> None:
-            for one in undo:
-                one()
+            for action in undo:
+                action()
         return restore
 
     def _share(self, p: torch.Tensor) -> tuple[typing.Any, slice | None]:
@@ -169,18 +169,18 @@ class Megatron:
         for optimizer in self.optimizers:
             if hasattr(optimizer, "model_param_gbuf_map"):
                 if p in optimizer.model_param_gbuf_map:
-                    own = optimizer._get_model_param_range_map(p)["param"]
-                    return optimizer, slice(own.start, own.end)
-                if any(p is one for bucket in optimizer.buffers for one in bucket.params):
+                    local_range = optimizer._get_model_param_range_map(p)["param"]
+                    return optimizer, slice(local_range.start, local_range.end)
+                if any(p is parameter for bucket in optimizer.buffers for parameter in bucket.params):
                     return optimizer, None
         return None, None
 
-    def _whole(self, p: torch.Tensor, optimizer: typing.Any, own: slice | None, part: torch.Tensor | None
+    def _whole(self, p: torch.Tensor, optimizer: typing.Any, local_slice: slice | None, part: torch.Tensor | None
                ) -> torch.Tensor:
         """A tensor of the parameter's shape from the parts that data-parallel ranks have."""
         full = torch.zeros(p.numel(), dtype=torch.float32, device=p.device)
-        if own is not None and part is not None:
-            full[own] = part.detach().float().flatten()
+        if local_slice is not None and part is not None:
+            full[local_slice] = part.detach().float().flatten()
         dist.all_reduce(full, group=optimizer.data_parallel_group)
         return full.view(p.shape)
 
@@ -188,34 +188,40 @@ class Megatron:
         main = getattr(p, "main_param", None)
         if p.element_size() >= 4:
             return p
-        optimizer, own = self._share(p)
+        optimizer, local_slice = self._share(p)
         if optimizer is not None:
-            return self._whole(p, optimizer, own, main)
+            return self._whole(p, optimizer, local_slice, main)
         return p if main is None or main.shape != p.shape else typing.cast(torch.Tensor, main)
 
     def gradient(self, p: torch.Tensor) -> torch.Tensor | None:
         grad = getattr(p, "main_grad", None)
         grad = p.grad if grad is None else grad
-        optimizer, own = self._share(p)
+        optimizer, local_slice = self._share(p)
         if grad is not None and optimizer is not None:
-            grad = self._whole(p, optimizer, own, grad.flatten()[own] if own is not None else None)
+            grad = self._whole(
+                p, optimizer, local_slice, grad.flatten()[local_slice] if local_slice is not None else None
+            )
         return None if grad is None else grad / self.loss_scale()
 
     def states(self, p: torch.Tensor) -> dict[str, torch.Tensor] | None:
-        optimizer, own = self._share(p)
+        optimizer, local_slice = self._share(p)
         if optimizer is not None:
-            found = optimizer._get_main_param_and_optimizer_states(p) if own is not None else {}
+            found = optimizer._get_main_param_and_optimizer_states(p) if local_slice is not None else {}
             keys: list[list[str] | None] = [None] * dist.get_world_size(optimizer.data_parallel_group)
             dist.all_gather_object(keys, sorted(key for key, value in found.items() if key != "param" and value.dim()),
                                    group=optimizer.data_parallel_group)
-            names = dict.fromkeys(key for one in keys for key in one or [])
-            return {key: self._whole(p, optimizer, own, found.get(key)) for key in names}
+            names = dict.fromkeys(key for rank_keys in keys for key in rank_keys or [])
+            return {key: self._whole(p, optimizer, local_slice, found.get(key)) for key in names}
         main = getattr(p, "main_param", p)
-        inner = [one.optimizer.state for one in self.optimizers if getattr(one, "optimizer", None) is not None]
+        inner = [
+            chained_optimizer.optimizer.state
+            for chained_optimizer in self.optimizers
+            if getattr(chained_optimizer, "optimizer", None) is not None
+        ]
         return next((dict(state[main]) for state in inner if main in state), {} if not p.requires_grad else None)
 
     def loss_scale(self) -> float:
-        scales = [float(one.get_loss_scale()) for one in self.optimizers]
+        scales = [float(chained_optimizer.get_loss_scale()) for chained_optimizer in self.optimizers]
         return scales[0] if scales else 1.0
 
     def norm(self) -> float | None:

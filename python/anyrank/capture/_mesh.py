@@ -64,14 +64,14 @@ class Mesh:
         return n
 
     def ordered(self, names: typing.Iterable[str]) -> list[str]:
-        wanted = set(names)
-        return [name for name in self.sizes if name in wanted]
+        requested = set(names)
+        return [name for name in self.sizes if name in requested]
 
     def along(self, names: typing.Sequence[str]) -> tuple[list[int], int]:
         """The ranks that differ from this one in these dimensions alone, the first slowest; and its place in them."""
         ranks = [self.rank - sum(self.rank // self.strides[n] % self.sizes[n] * self.strides[n] for n in names)]
         for name in names:
-            ranks = [first + i * self.strides[name] for first in ranks for i in range(self.sizes[name])]
+            ranks = [base_rank + i * self.strides[name] for base_rank in ranks for i in range(self.sizes[name])]
         return ranks, ranks.index(self.rank)
 
     def covered(self, ranks: typing.Sequence[int], what: str) -> list[str]:
@@ -94,15 +94,15 @@ def _step(line: Line) -> int:
     return step
 
 
-def _split(line: Line, others: set[tuple[int, int]]) -> list[tuple[int, int, str | None]]:
+def _split(line: Line, measures: set[tuple[int, int]]) -> list[tuple[int, int, str | None]]:
     """A line as (step, size, name); nothing where others are it already, as those that were flattened into it."""
     step, size = _step(line), len(line.ranks)
-    within = sorted((s, n) for s, n in others if s >= step and s * n <= step * size and (s, n) != (step, size))
+    nested = sorted((s, n) for s, n in measures if s >= step and s * n <= step * size and (s, n) != (step, size))
     reach = step
-    for s, n in within:
+    for s, n in nested:
         if s == reach:
             reach *= n
-    if within and reach == step * size:
+    if nested and reach == step * size:
         return []
     return [(step, size, line.name)]
 

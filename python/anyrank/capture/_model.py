@@ -69,12 +69,12 @@ def group_of(m: nn.Module | None) -> typing.Any:
     state = replicate.replicate.state(m) if replicate is not None else None
     if state is not None:
         mesh = state._init_kwargs.get("device_mesh")
-        given = mesh.get_group() if mesh is not None else state._init_kwargs.get("process_group")
-        return state._ddp.process_group if hasattr(state, "_ddp") else given or dist.group.WORLD
+        group = mesh.get_group() if mesh is not None else state._init_kwargs.get("process_group")
+        return state._ddp.process_group if hasattr(state, "_ddp") else group or dist.group.WORLD
     if not isinstance(getattr(m, "module", None), nn.Module):
         return None
-    own = {name.lstrip("_"): value for name, value in vars(m).items() if isinstance(value, dist.ProcessGroup)}
-    return next((own[name] for name in GROUPS if name in own), None)
+    groups = {name.lstrip("_"): value for name, value in vars(m).items() if isinstance(value, dist.ProcessGroup)}
+    return next((groups[name] for name in GROUPS if name in groups), None)
 
 
 def _named_modules(model: nn.Module) -> typing.Iterator[tuple[str, nn.Module]]:
@@ -91,9 +91,9 @@ def _named_modules(model: nn.Module) -> typing.Iterator[tuple[str, nn.Module]]:
         parts = path.split(".")
         ends = [".".join(parts[:i + 1]) for i in range(len(parts))]
         parts = [numbers.get(end, part) for end, part in zip(ends, parts)]
-        kept = [part for i, part in enumerate(parts) if ".".join(parts[:i]) not in wrapped]
+        visible_parts = [part for i, part in enumerate(parts) if ".".join(parts[:i]) not in wrapped]
         if path not in wrapped:
-            yield plain(".".join(kept)), m
+            yield plain(".".join(visible_parts)), m
 
 
 def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
@@ -164,8 +164,8 @@ def _named_parameters(model: nn.Module) -> typing.Iterator[tuple[str, torch.Tens
             for m, name in zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]):
                 shards[(id(m), name)] = p.sharded_param
     for path, m in _named_modules(model):
-        for key, own in m.named_parameters(recurse=False):
-            yield plain(f"{path}.{key}" if path else key), shards.get((id(m), key), own)
+        for key, parameter in m.named_parameters(recurse=False):
+            yield plain(f"{path}.{key}" if path else key), shards.get((id(m), key), parameter)
 
 
 def parameters_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -181,8 +181,8 @@ def tied_of(model: nn.Module) -> list[list[str]]:
     found: dict[typing.Any, list[str]] = {}
     for name, p in _named_parameters(model):
         local = p.to_local() if isinstance(p, DTensor) else p
-        where = local.data_ptr() if local.numel() and not local.is_meta else 0
-        names = found.setdefault((where, tuple(local.shape)) if where else id(p), [])
+        address = local.data_ptr() if local.numel() and not local.is_meta else 0
+        names = found.setdefault((address, tuple(local.shape)) if address else id(p), [])
         names += [name] if name not in names else []
     return [names for names in found.values() if len(names) > 1]
 
@@ -252,9 +252,9 @@ def _data_groups(model: nn.Module, wrapper: typing.Any) -> list[Line]:
     lines = []
     for group in _fsdp_groups(model):
         info = group.mesh_info
-        both = [getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate")]
-        names = ["dp_shard", "dp_replicate"] if all(both) else ["dp", "dp"]
-        lines += [Line(name, ranks_of_group(g)) for name, g in zip(names, both) if g is not None]
+        process_groups = [getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate")]
+        names = ["dp_shard", "dp_replicate"] if all(process_groups) else ["dp", "dp"]
+        lines += [Line(name, ranks_of_group(g)) for name, g in zip(names, process_groups) if g is not None]
     groups = [group_of(m) for m in [wrapper, *model.modules()] if m is not None]
     lines += [Line("dp", ranks_of_group(group)) for group in groups if group is not None]
     return list({line.ranks: line for line in lines}.values())
@@ -294,7 +294,9 @@ def groups_of(model: nn.Module, wrapper: typing.Any, rank: int, world: int, give
     data = [name for name in mesh.sizes if shares_samples(name) or
             (name in covered and name.split("_")[0] not in OTHERS)]
     assumed = given is None and world > 1 and not [line for line in [*lines, *averaged] if len(line.ranks) > 1]
-    said = {name for line in lines if len(line.ranks) > 1 for name in mesh.covered(line.ranks, "a mesh of DTensors")}
-    unsaid = [name for name, size in mesh.sizes.items() if size > 1 and name not in said | {*covered}]
+    line_dims = {
+        name for line in lines if len(line.ranks) > 1 for name in mesh.covered(line.ranks, "a mesh of DTensors")
+    }
+    unsaid = [name for name, size in mesh.sizes.items() if size > 1 and name not in line_dims | {*covered}]
     return Groups(mesh, data, mesh.ordered(covered if mean is None else mean), assumed,
                   tuple(unsaid) if given is None else ())

@@ -81,21 +81,21 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: typing.Any, types: typing.Any, args: typing.Any = (),
                            kwargs: typing.Any = None) -> typing.Any:
-        given = kwargs or {}
+        keywords = kwargs or {}
         if any(issubclass(t, FakeTensor) for t in types):
-            return func(*args, **given)
+            return func(*args, **keywords)
         if any(hasattr(t, "__tensor_flatten__") for t in types):  # a DTensor, whose operations are those of its parts
             return NotImplemented
         place, backward = (None, False) if self.failed else _place(sys._getframe(1))
         inputs: list[int | str] = []
         try:
-            inputs = [] if place is None else [self._input(t, place, backward) for t in tensors_of((args, given))]
+            inputs = [] if place is None else [self._input(t, place, backward) for t in tensors_of((args, keywords))]
         except Exception as error:  # noqa: BLE001  what is recorded is an extra
             self.failed = f"{func}: {type(error).__name__}: {error}"
-        result = func(*args, **given)
+        result = func(*args, **keywords)
         try:
             if place is not None and not self.failed:
-                self._take(func, args, given, result, inputs, place, backward)
+                self._take(func, args, keywords, result, inputs, place, backward)
         except Exception as error:  # noqa: BLE001
             self.failed = f"{func}: {type(error).__name__}: {error}"
         return result
@@ -105,15 +105,15 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
         another tensor, what that left there."""
         if id(t) in self.awaited:
             self._keep(self.results[id(t)], self.awaited.pop(id(t)))
-        known = self.results.get(id(t))
-        storage, first, last = _memory(t)
-        writers = [n for low, high, n in self.written.get(storage, ()) if n > (-1 if known is None else known)
-                   and low < last and first < high]
-        if not writers and (known is not None or id(t) in self.names):
-            return self.names[id(t)] if known is None else known
+        number = self.results.get(id(t))
+        storage, begin, end = _memory(t)
+        writers = [n for low, high, n in self.written.get(storage, ()) if n > (-1 if number is None else number)
+                   and low < end and begin < high]
+        if not writers and (number is not None or id(t) in self.names):
+            return self.names[id(t)] if number is None else number
         if t.is_meta or t.is_sparse:
             return ""
-        self._add(READ if writers else GIVEN, place, [*([] if known is None else [known]), *writers], backward)
+        self._add(READ if writers else GIVEN, place, [*([] if number is None else [number]), *writers], backward)
         return self._result(t)
 
     def _add(self, name: str, place: Place, inputs: list[int | str], backward: bool) -> dict[str, typing.Any]:
@@ -143,27 +143,33 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
         waited = collective and name.startswith(_COLLECTIVES)
         if waited and isinstance(result, (tuple, list)):
             result[-1].wait()
-        given = [args[i] for i, a in enumerate(func._schema.arguments[:len(args)])
+        written_args = [args[i] for i, a in enumerate(func._schema.arguments[:len(args)])
                  if a.alias_info is not None and a.alias_info.is_write or collective]
         row = self._add(f"{func.namespace}.{name}", place, inputs, backward)
         row["numbers"] = _numbers(func, args, kwargs)
         sequence = torch.autograd._get_sequence_nr() - 1
         node = torch._C._current_autograd_node() if backward else None
-        of = self.nodes.get(node._sequence_nr()) if node is not None else None
-        if of is not None:
-            row.update(of=of, module=self.rows[of]["module"], file=self.rows[of]["file"], line=self.rows[of]["line"],
-                       code=self.rows[of]["code"], calls=self.rows[of]["calls"])
+        forward_op = self.nodes.get(node._sequence_nr()) if node is not None else None
+        if forward_op is not None:
+            row.update(
+                of=forward_op,
+                module=self.rows[forward_op]["module"],
+                file=self.rows[forward_op]["file"],
+                line=self.rows[forward_op]["line"],
+                code=self.rows[forward_op]["code"],
+                calls=self.rows[forward_op]["calls"],
+            )
         elif not backward:
             self.nodes.setdefault(sequence, len(self.rows) - 1)
-        seen: set[int] = set()
-        writes = {id(t) for t in tensors_of(given)}
-        for t in (*tensors_of(result), *tensors_of(given)):
-            if id(t) not in seen and not t.is_meta and not t.is_sparse:
-                seen.add(id(t))
+        visited: set[int] = set()
+        writes = {id(t) for t in tensors_of(written_args)}
+        for t in (*tensors_of(result), *tensors_of(written_args)):
+            if id(t) not in visited and not t.is_meta and not t.is_sparse:
+                visited.add(id(t))
                 number = self._result(t, collective and not waited)
                 if id(t) in writes:
-                    storage, first, last = _memory(t)
-                    self.written.setdefault(storage, []).append((first, last, number))
+                    storage, begin, end = _memory(t)
+                    self.written.setdefault(storage, []).append((begin, end, number))
 
     def _keep(self, number: int, t: torch.Tensor) -> None:
         self.bytes += t.numel() * t.element_size()
@@ -186,9 +192,9 @@ def _memory(t: torch.Tensor) -> tuple[int, int, int]:
     """A tensor's storage, and the bytes of it from the first to the last that the tensor has."""
     if t.is_meta or t.is_sparse or not t.numel():
         return 0, 0, 0
-    first, size = t.storage_offset(), t.element_size()
-    last = first + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride())) + 1
-    return t.untyped_storage().data_ptr(), first * size, last * size
+    begin, size = t.storage_offset(), t.element_size()
+    end = begin + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride())) + 1
+    return t.untyped_storage().data_ptr(), begin * size, end * size
 
 
 def tensors_of(value: typing.Any) -> list[torch.Tensor]:
@@ -197,7 +203,7 @@ def tensors_of(value: typing.Any) -> list[torch.Tensor]:
         return [] if isinstance(value, FakeTensor) or hasattr(value, "__tensor_flatten__") else [value]
     if isinstance(value, dict):
         value = list(value.values())
-    return [one for part in value for one in tensors_of(part)] if isinstance(value, (list, tuple)) else []
+    return [tensor for part in value for tensor in tensors_of(part)] if isinstance(value, (list, tuple)) else []
 
 
 def _numbers(func: typing.Any, args: typing.Any, kwargs: dict[str, typing.Any]) -> dict[str, typing.Any]:
@@ -214,15 +220,15 @@ def _numbers(func: typing.Any, args: typing.Any, kwargs: dict[str, typing.Any]) 
 def _place(frame: types.FrameType | None) -> tuple[Place | None, bool]:
     """The program's innermost frame, and whether the engine of the backward pass is within it. None: it is this
     package's own operation."""
-    backward = within = False
+    backward = is_inside = False
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_OWN) and not file.startswith(_TESTS):
-            if not within:
+            if not is_inside:
                 return None, False
         elif file.startswith(_TORCH):
             backward = backward or file.endswith(_ENGINE)
-            within = within or backward or file.startswith(_CALLING)  # this package only passes a call on
+            is_inside = is_inside or backward or file.startswith(_CALLING)  # this package only passes a call on
         elif not file.startswith("<") and not file.endswith("contextlib.py"):
             return _place_of(frame)._replace(calls=tuple(_calls(frame.f_back))), backward
         frame = frame.f_back
@@ -244,10 +250,10 @@ def _place_of(frame: types.FrameType) -> Place:
     code, line = frame.f_code, frame.f_lineno
     text = linecache.getline(code.co_filename, line).strip()
     if hasattr(code, "co_positions"):  # of Python 3.11
-        first, last, start, end = list(code.co_positions())[frame.f_lasti // 2]
-        if first is not None and first == last:
-            part = linecache.getline(code.co_filename, first).encode()[start:end].decode(errors="replace")
-            text, line = part or text, first
+        first_line, last_line, start, end = list(code.co_positions())[frame.f_lasti // 2]
+        if first_line is not None and first_line == last_line:
+            part = linecache.getline(code.co_filename, first_line).encode()[start:end].decode(errors="replace")
+            text, line = part or text, first_line
     return Place(code.co_filename, line, text)
 
 

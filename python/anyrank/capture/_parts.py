@@ -56,14 +56,18 @@ def join(reached: list[Pass], of_step: list[Pass], transfers: int) -> tuple[list
     loss is computed from, and those that are parts of them now."""
     if not reached:
         return [], []
-    last = max(map(of_step.index, reached))
-    group = [one for i, one in enumerate(of_step) if one in reached or (one.open and i < last and not transfers)]
-    parts = [one for one in group[1:] if one.held is not None and not group[0].is_apart(one)]
+    last_reached = max(map(of_step.index, reached))
+    group = [
+        member
+        for i, member in enumerate(of_step)
+        if member in reached or (member.open and i < last_reached and not transfers)
+    ]
+    parts = [member for member in group[1:] if member.held is not None and not group[0].is_apart(member)]
     group[0].release()
-    for one in parts:
-        group[0].join(one)
-        one.release()
-    whole = [one for one in of_step if one is group[0] or (one in reached and one not in parts)]
-    for one in whole:
-        one.release()
-    return whole, parts
+    for member in parts:
+        group[0].join(member)
+        member.release()
+    remaining = [member for member in of_step if member is group[0] or (member in reached and member not in parts)]
+    for member in remaining:
+        member.release()
+    return remaining, parts

@@ -72,8 +72,8 @@ def _install() -> None:
 
     @functools.wraps(backward)
     def heard(tensors: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
-        given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-        return _go_backward([t for t in given if isinstance(t, torch.Tensor)],
+        losses = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        return _go_backward([t for t in losses if isinstance(t, torch.Tensor)],
                             functools.partial(backward, tensors, *args, **kwargs))
 
     torch.autograd.backward = heard
@@ -146,12 +146,12 @@ def hear_stages(stage: typing.Any) -> None:
         return
 
     @functools.wraps(function)
-    def heard(stage: typing.Any, kind: str, given: dict[str, typing.Any], *args: typing.Any,
+    def heard(stage: typing.Any, kind: str, bwd_kwargs: dict[str, typing.Any], *args: typing.Any,
               **kwargs: typing.Any) -> typing.Any:
-        output = given["stage_output"] if kind != "weight" and stage.is_last else ()
+        output = bwd_kwargs["stage_output"] if kind != "weight" and stage.is_last else ()
         losses = [output] if isinstance(output, torch.Tensor) else output
         return _go_backward([t for t in losses if isinstance(t, torch.Tensor)],
-                            functools.partial(function, stage, kind, given, *args, **kwargs))
+                            functools.partial(function, stage, kind, bwd_kwargs, *args, **kwargs))
 
     base.backward_maybe_with_nosync = heard
     _undo.append(lambda: setattr(base, "backward_maybe_with_nosync", function))
@@ -167,10 +167,10 @@ def _before_step(optimizer: typing.Any, args: tuple[typing.Any, ...], kwargs: di
     calls: list[None] = []
 
     @functools.wraps(closure)
-    def heard(*given: typing.Any, **named: typing.Any) -> typing.Any:
+    def heard(*positional: typing.Any, **named: typing.Any) -> typing.Any:
         for watcher in list(_watchers):
             watcher.on_closure(bool(calls))
-        result = closure(*given, **named)
+        result = closure(*positional, **named)
         for watcher in list(_watchers) if not calls else []:
             watcher.before_update(optimizer)
         calls.append(None)
@@ -199,12 +199,12 @@ def _scaling(function: typing.Any) -> typing.Any:
 
 def hear_calls() -> None:
     """Calls of modules are heard while a watcher needs them: torch.compile compiles those that are apart."""
-    now = torch.nn.Module.__call__
-    own = getattr(now, "_of_anyrank", None)
+    module_call = torch.nn.Module.__call__
+    original = getattr(module_call, "_of_anyrank", None)
     if any(watcher.hears_calls() for watcher in _watchers):
-        torch.nn.Module.__call__ = now if own else _calling(now)
-    elif own:
-        torch.nn.Module.__call__ = own
+        torch.nn.Module.__call__ = module_call if original else _calling(module_call)
+    elif original:
+        torch.nn.Module.__call__ = original
 
 
 def _saving(function: typing.Any) -> typing.Any:
@@ -243,16 +243,16 @@ def _clipping(function: typing.Any) -> typing.Any:
         if _clipping_now:
             return function(parameters, *args, **kwargs)
         parameters = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        given = signature.bind(parameters, *args, **kwargs).arguments
+        arguments = signature.bind(parameters, *args, **kwargs).arguments
         concerned = [watcher for watcher in list(_watchers) if watcher.on_clip(parameters)]
         _clipping_now.append(True)
         try:
             returned = function(parameters, *args, **kwargs)
         finally:
             _clipping_now.pop()
-        norm = given.get("total_norm", returned)
+        norm = arguments.get("total_norm", returned)
         for watcher in concerned if norm is not None else []:
-            watcher.on_norm(norm, float(given.get("norm_type", 2.0)))
+            watcher.on_norm(norm, float(arguments.get("norm_type", 2.0)))
         return returned
     return heard
 
@@ -269,15 +269,15 @@ def _transferring(function: typing.Any) -> typing.Any:
     return heard
 
 
-def _replace(function: typing.Callable[..., typing.Any], around: typing.Callable[[typing.Any], typing.Any],
+def _replace(function: typing.Callable[..., typing.Any], decorator: typing.Callable[[typing.Any], typing.Any],
              homes: typing.Sequence[typing.Any] = (torch.nn.utils, clip_grad)) -> None:
     for cell in function.__closure__ or ():
         inner = cell.cell_contents
         if callable(inner) and getattr(inner, "__name__", "") == function.__name__:
-            cell.cell_contents = around(inner)
+            cell.cell_contents = decorator(inner)
             _undo.append(lambda: setattr(cell, "cell_contents", inner))
             return
-    changed, name = around(function), str(function.__name__)
+    changed, name = decorator(function), str(function.__name__)
     for module in homes:
         if getattr(module, name, None) is function:
             setattr(module, name, changed)

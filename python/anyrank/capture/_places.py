@@ -54,14 +54,14 @@ class Part(typing.NamedTuple):
 def _chunk(runs: list[Run], n: int, i: int) -> list[Run]:
     """The i-th of n pieces of these indices, as torch.chunk divides them."""
     total = sum(count for _, count in runs)
-    each = -(-total // n)
-    first, last = min(each * i, total), min(each * (i + 1), total)
-    out, at = [], 0
+    chunk_size = -(-total // n)
+    begin, end = min(chunk_size * i, total), min(chunk_size * (i + 1), total)
+    out, pos = [], 0
     for start, count in runs:
-        a, b = max(first, at), min(last, at + count)
+        a, b = max(begin, pos), min(end, pos + count)
         if b > a:
-            out.append((start + a - at, b - a))
-        at += count
+            out.append((start + a - pos, b - a))
+        pos += count
     return out
 
 
@@ -93,26 +93,28 @@ def runs_of(whole: Whole, at: typing.Sequence[int]) -> list[list[Run]]:
 
 def part_of(mesh: Mesh, whole: Whole, local: Shape, what: str) -> Part:
     """Where the local part of a DTensor is."""
-    at = whole.mesh.get_coordinate()
-    if at is None:
+    coordinates = whole.mesh.get_coordinate()
+    if coordinates is None:
         raise AnyrankError(f"{what}: this rank is not in the DTensor's mesh {whole.mesh}")
-    runs = runs_of(whole, at)
-    known: dict[str, int | None] = {}
+    runs = runs_of(whole, coordinates)
+    cut_dims: dict[str, int | None] = {}
     partial: list[str] = []
     for line, placement in zip(lines_of_device_mesh(whole.mesh), whole.placements):
         names = mesh.covered(line.ranks, f"{what}: dimension {line.name!r} of a DTensor's mesh")
         cut = None if placement.is_partial() else getattr(placement, "dim", None)
-        known.update(dict.fromkeys(names, None if cut is None else cut % len(whole.shape)))
+        cut_dims.update(dict.fromkeys(names, None if cut is None else cut % len(whole.shape)))
         if placement.is_partial():
             kind = getattr(placement, "reduce_op", "sum")
             if kind not in ("sum", "avg"):
                 raise AnyrankError(f"{what}: a DTensor that is to be reduced by {kind!r} cannot be written down")
             partial += names
-    held = tuple(sum(count for _, count in r) for r in runs)
-    if held != local:
-        raise AnyrankError(f"{what}: by its placements {whole.placements} this rank has {list(held)} of the DTensor "
-                           f"{list(whole.shape)}, it has {list(local)}")
-    return Part(whole.shape, tuple(tuple(r) for r in runs), known, tuple(mesh.ordered(partial)))
+    expected_shape = tuple(sum(count for _, count in r) for r in runs)
+    if expected_shape != local:
+        raise AnyrankError(
+            f"{what}: by its placements {whole.placements} this rank has {list(expected_shape)} of the DTensor "
+            f"{list(whole.shape)}, it has {list(local)}"
+        )
+    return Part(whole.shape, tuple(tuple(r) for r in runs), cut_dims, tuple(mesh.ordered(partial)))
 
 
 def boxes_of_runs(runs: typing.Sequence[typing.Sequence[Run]], what: str) -> list[Box]:
@@ -124,11 +126,11 @@ def boxes_of_runs(runs: typing.Sequence[typing.Sequence[Run]], what: str) -> lis
         raise AnyrankError(f"{what}: its part is {number} boxes, at most {MAX_BOXES} are supported")
     placed = []
     for r in runs:
-        at, here = 0, []
+        local_offset, placed_runs = 0, []
         for start, count in r:
-            here.append((start, at, count))
-            at += count
-        placed.append(here)
+            placed_runs.append((start, local_offset, count))
+            local_offset += count
+        placed.append(placed_runs)
     return [Box(tuple(c[0] for c in choice), tuple(c[1] for c in choice), tuple(c[2] for c in choice))
             for choice in itertools.product(*placed)]
 
@@ -161,13 +163,13 @@ def check_spec(name: str, part: Part, spec: dict[str, typing.Any], partial: typi
                sizes: dict[str, int]) -> None:
     """An error where the spec contradicts what a DTensor says of itself."""
     for key, dim in spec.items():
-        own = part.known.get(key)
+        dtensor_dim = part.known.get(key)
         if key == "blocks" and dim or key == "copies":
             raise AnyrankError(f"{name}: is a DTensor, of whose parts {key!r} in the spec cannot be true; {OTHERWISE}")
         if key not in part.known or sizes[key] == 1:
             continue
-        if key in spec.get("zigzag", ()) or own != (None if dim is None else dim % len(part.shape)):
-            says = "divides no dimension" if own is None else f"divides dimension {own}"
+        if key in spec.get("zigzag", ()) or dtensor_dim != (None if dim is None else dim % len(part.shape)):
+            says = "divides no dimension" if dtensor_dim is None else f"divides dimension {dtensor_dim}"
             raise AnyrankError(f"{name}: by its DTensor {key} {says}, the spec says {dim}"
                                f"{' in a zigzag' if key in spec.get('zigzag', ()) else ''}; {OTHERWISE}")
     wrong = [key for key in partial if key in part.known and key not in part.partial and sizes[key] > 1]
@@ -188,8 +190,8 @@ class Spread(typing.NamedTuple):
 def filled(mesh: Mesh, names: typing.Sequence[str], of_ranks: typing.Sequence[typing.Any]) -> list[typing.Any]:
     """Of a rank without a tensor (None) what one at the same place along these dimensions has."""
     places = [tuple(x for n, x in zip(mesh.sizes, mesh.at(rank)) if n in names) for rank in range(mesh.world)]
-    have = {place: own for place, own in zip(places, of_ranks) if own is not None}
-    return [have.get(place) if own is None else own for place, own in zip(places, of_ranks)]
+    have = {place: entry for place, entry in zip(places, of_ranks) if entry is not None}
+    return [have.get(place) if entry is None else entry for place, entry in zip(places, of_ranks)]
 
 
 def spread(mesh: Mesh, name: str, rule: Rule, shapes: typing.Sequence[Shape | None], data: typing.Sequence[str],
@@ -199,14 +201,20 @@ def spread(mesh: Mesh, name: str, rule: Rule, shapes: typing.Sequence[Shape | No
     out = {}
     for dim in sorted(set(rule.dims.values())):
         names = mesh.ordered(n for n, d in rule.dims.items() if d == dim)
-        ranks, at = mesh.along(names)
+        ranks, rank_index = mesh.along(names)
         line = [filled(mesh, names, shapes)[rank] for rank in ranks]
-        each = rule.copies if not set(names) <= set(data) else 1
-        if each > 1 and (len(names) > 1 or len(line) % each):
-            raise AnyrankError(f"{name}: {each} copies along {' and '.join(names)} of {len(line)} ranks")
-        extents = [0 if s is None else s[dim] for s in line][::each]
+        copies = rule.copies if not set(names) <= set(data) else 1
+        if copies > 1 and (len(names) > 1 or len(line) % copies):
+            raise AnyrankError(f"{name}: {copies} copies along {' and '.join(names)} of {len(line)} ranks")
+        extents = [0 if s is None else s[dim] for s in line][::copies]
         full = sum(rule.blocks) * rule.unit or sum(extents)
-        out[dim] = Spread(sum(extents[:at // each]), full, at, len(line), [r for r, s in zip(ranks, line) if s is None])
+        out[dim] = Spread(
+            sum(extents[: rank_index // copies]),
+            full,
+            rank_index,
+            len(line),
+            [r for r, s in zip(ranks, line) if s is None],
+        )
     return out
 
 
@@ -224,19 +232,25 @@ def sample_starts(mesh: Mesh, name: str, over: list[str], data: typing.Sequence[
     for i, rank in enumerate(ranks):
         mine = rows[rank] or ()
         pieces += [((outer[rank], m, i) if by_rank else (m, outer[rank], i), rank, n) for m, n in enumerate(mine)]
-    starts, at = [], 0
+    starts, row_offset = [], 0
     for _, rank, n in sorted(pieces):
         if rank == mesh.rank:
-            starts.append(at)
-        at += n
+            starts.append(row_offset)
+        row_offset += n
     return starts
 
 
 def dealt_boxes(mesh: Mesh, over: list[str], box: Box, before: int, unit: int) -> list[Box]:
     """The boxes of samples that are dealt one by one over ranks. before: those this rank had; unit: a sample's rows."""
-    ranks, at = mesh.along(over)
-    return [Box((((before + i) * len(ranks) + at) * unit, *box.full[1:]), (box.local[0] + i * unit, *box.local[1:]),
-                (unit, *box.extent[1:])) for i in range(box.extent[0] // unit)]
+    ranks, rank_index = mesh.along(over)
+    return [
+        Box(
+            (((before + i) * len(ranks) + rank_index) * unit, *box.full[1:]),
+            (box.local[0] + i * unit, *box.local[1:]),
+            (unit, *box.extent[1:]),
+        )
+        for i in range(box.extent[0] // unit)
+    ]
 
 
 def _runs_of_heads(name: str, rule: Rule, rows: int, place: Spread) -> list[tuple[int, int, int]]:
@@ -246,9 +260,9 @@ def _runs_of_heads(name: str, rule: Rule, rows: int, place: Spread) -> list[tupl
             raise AnyrankError(f"{name}: {n} heads cannot be held alike by {place.ranks} ranks")
     runs = [(place.at * n // place.ranks * rule.unit, max(1, n // place.ranks) * rule.unit, n * rule.unit)
             for n in rule.blocks]
-    if sum(held for _, held, _ in runs) != rows:
+    if sum(rank_rows for _, rank_rows, _ in runs) != rows:
         raise AnyrankError(f"{name}: of {list(rule.blocks)} heads of {rule.unit} rows one of {place.ranks} ranks has "
-                           f"{sum(held for _, held, _ in runs)} rows, not {rows}")
+                           f"{sum(rank_rows for _, rank_rows, _ in runs)} rows, not {rows}")
     return runs
 
 
@@ -262,25 +276,25 @@ def boxes_of_blocks(name: str, rule: Rule, dim: int, local: Shape, offset: Shape
         if local[dim] % total or place.before % total or place.full % total:
             raise AnyrankError(f"{name}: blocks of {blocks} do not divide its {local[dim]} rows")
         runs = [(place.before // total * n, local[dim] // total * n, place.full // total * n) for n in blocks]
-    boxes, full, at = [], 0, 0
-    for before, held, whole in runs:
-        first, start, extent = list(offset), [0] * len(local), list(local)
-        first[dim], start[dim], extent[dim] = full + before, at, held
-        boxes.append(Box(tuple(first), tuple(start), tuple(extent)))
-        full, at = full + whole, at + held
+    boxes, full, local_offset = [], 0, 0
+    for before, rank_rows, block_rows in runs:
+        full_offset, start, extent = list(offset), [0] * len(local), list(local)
+        full_offset[dim], start[dim], extent[dim] = full + before, local_offset, rank_rows
+        boxes.append(Box(tuple(full_offset), tuple(start), tuple(extent)))
+        full, local_offset = full + block_rows, local_offset + rank_rows
     return boxes
 
 
 def zigzag_boxes(mesh: Mesh, name: str, over: str, dim: int, box: Box, local: Shape, full: int) -> list[Box]:
     """The two boxes of a rank that has, of 2n equal pieces along a dimension, the i-th from either end."""
-    ranks, at = mesh.along([over])
+    ranks, rank_index = mesh.along([over])
     piece = local[dim] // 2
     if box.extent[dim] != local[dim] or 2 * piece * len(ranks) != full:
         raise AnyrankError(f"{name}: {local[dim]} of {full} along dimension {dim} are not two of {2 * len(ranks)} "
                            f"equal pieces, as a zigzag over {over} has them")
     out = []
-    for start, index in ((0, at), (piece, 2 * len(ranks) - 1 - at)):
-        first, inner, extent = list(box.full), list(box.local), list(box.extent)
-        first[dim], inner[dim], extent[dim] = index * piece, start, piece
-        out.append(Box(tuple(first), tuple(inner), tuple(extent)))
+    for start, index in ((0, rank_index), (piece, 2 * len(ranks) - 1 - rank_index)):
+        full_offset, inner, extent = list(box.full), list(box.local), list(box.extent)
+        full_offset[dim], inner[dim], extent[dim] = index * piece, start, piece
+        out.append(Box(tuple(full_offset), tuple(inner), tuple(extent)))
     return out

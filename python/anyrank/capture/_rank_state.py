@@ -45,7 +45,7 @@ class RankState:
         samples = [digest for part in record.samples.get(step, ()) for digest in part]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         zero_rate = {id(p) for group in groups if group.get("lr") == 0 for p in group["params"]}
-        said = {
+        state = {
             "parts": zlib.crc32("\n".join(name for name, _ in parameters).encode()),
             "rates": rates, "zero_rate": folded(name for name, p in parameters if id(p) in zero_rate),
             "updates": [_updates_of(optimizer) for optimizer in optimizers], "scale": self.scale,
@@ -55,7 +55,7 @@ class RankState:
             "data": record.groups.data, "unsaid": record.groups.unsaid,
             "schedules": self._schedules_of(optimizers, record.groups.mesh.world)}
         self._saved = []
-        return said
+        return state
 
     def _schedules_of(self, optimizers: typing.Sequence[typing.Any], world: int) -> list[list[int | None]]:
         """Of each learning rate scheduler where it is, how often it was called, and how many steps it makes for an
@@ -64,11 +64,15 @@ class RankState:
             schedulers = schedulers_of(optimizers)
             accelerated = getattr(sys.modules.get("accelerate.scheduler"), "AcceleratedScheduler", None)
             wrappers = referring(schedulers, accelerated, "split_batches") if accelerated is not None else []
-            several = {id(one.scheduler) for one in wrappers if one.step_with_optimizer and not one.split_batches}
+            several = {
+                id(wrapper.scheduler)
+                for wrapper in wrappers
+                if wrapper.step_with_optimizer and not wrapper.split_batches
+            }
             self._schedulers = [(weakref.ref(scheduler), world if id(scheduler) in several else 1)
                                 for scheduler in schedulers]
         return [[*(n if isinstance(n := getattr(scheduler(), key, None), int) else None
-                   for key in ("last_epoch", "_step_count")), each] for scheduler, each in self._schedulers]
+                   for key in ("last_epoch", "_step_count")), factor] for scheduler, factor in self._schedulers]
 
 
 def _random_state() -> int:

@@ -162,18 +162,18 @@ class Record:
         value.hear_part(tensor)
         judged = base.endswith((":fwd", ":bwd", ":buffer")) or (self.unread and base.endswith((":grad", ":new")))
         if self.groups.mesh.world > 1 and judged and value.part is None and not value.said and tensor.dim() > 0:
-            alike = tensor.shape[0] > 1 and rows_are_alike(tensor)
-            value.rows_alike = value.rows_alike and alike
-            value.digests.append(0 if alike and not self.spec.is_input(base) else digest_of(tensor))
+            has_equal_rows = tensor.shape[0] > 1 and rows_are_alike(tensor)
+            value.rows_alike = value.rows_alike and has_equal_rows
+            value.digests.append(0 if has_equal_rows and not self.spec.is_input(base) else digest_of(tensor))
             value.bits += bits_of(tensor) if self._is_given(base) else 0
         self._write(name, value, tensor, part)
 
-    def _part(self, value: Value, whole: Whole, local: Shape, name: str) -> Part:
+    def _part(self, value: Value, dtensor: Whole, local: Shape, name: str) -> Part:
         """A DTensor's part, which the spec may not contradict, with the samples in front as they are written."""
-        part = part_of(self.groups.mesh, whole, local, name)
+        part = part_of(self.groups.mesh, dtensor, local, name)
         base = value.base
         check_spec(name, part, self._spec_of(base), self.spec.partial_of(base), self.groups.mesh.sizes)
-        if value.samples is not None and part.runs[value.samples] != ((0, whole.shape[value.samples]),):
+        if value.samples is not None and part.runs[value.samples] != ((0, dtensor.shape[value.samples]),):
             value.samples = None
         return part if value.samples is None else part.fronted(value.samples)
 
@@ -248,21 +248,26 @@ class Record:
     def _spec_of(self, name: str) -> dict[str, typing.Any]:
         """What the spec says of a tensor; "dp" means all dimensions that share out samples where none is called so."""
         given, sizes = self.spec.dims_of(name), self.groups.mesh.sizes
-        over = self.groups.data if "dp" in given and "dp" not in sizes else []
-        return {**dict.fromkeys(over, given.get("dp")), **{n: d for n, d in given.items() if n in sizes or n in EXTRAS}}
+        data_dims = self.groups.data if "dp" in given and "dp" not in sizes else []
+        return {
+            **dict.fromkeys(data_dims, given.get("dp")),
+            **{n: d for n, d in given.items() if n in sizes or n in EXTRAS},
+        }
 
     def _rule(self, name: str, value: Value) -> Rule:
         """What shares out a tensor besides what a DTensor knows."""
         mesh, data = self.groups.mesh, self.groups.data
         given = _fitting(self._spec_of(name), value) if value.ndim else {}
-        known = value.part.known if value.part else {}
+        dtensor_dims = value.part.known if value.part else {}
         dims: dict[str, int | None] = {n: 0 for n in data if mesh.sizes[n] > 1} if value.per_sample else {}
         if value.part is None:
             check_packed(name, given, mesh.sizes)
         dims.update({n: None if dim is None else value.written(dim) for n, dim in given.items() if n not in EXTRAS})
-        kept = {n: d for n, d in dims.items() if d is not None and n not in known}
-        zigzag = tuple(n for n in given.get("zigzag", ()) if n in kept and mesh.sizes[n] > 1)
-        return Rule(kept, tuple(given.get("blocks") or ()), given.get("unit", 0), given.get("copies", 1), zigzag)
+        divided_dims = {n: d for n, d in dims.items() if d is not None and n not in dtensor_dims}
+        zigzag = tuple(n for n in given.get("zigzag", ()) if n in divided_dims and mesh.sizes[n] > 1)
+        return Rule(
+            divided_dims, tuple(given.get("blocks") or ()), given.get("unit", 0), given.get("copies", 1), zigzag
+        )
 
     def _place(self, name: str, value: Value, shapes: list[Shape | None],
                rows: list[list[int] | None]) -> dict[int, Placed]:
@@ -279,11 +284,11 @@ class Record:
         for dim, place in places.items():
             offset[dim], shape[dim] = place.before, place.full
         blocks = [n for n in rule.dims if n not in self.groups.data] or list(rule.dims)
-        over = mesh.ordered(n for n, dim in rule.dims.items() if dim == 0) if value.samples is not None else []
+        sample_dims = mesh.ordered(n for n, dim in rule.dims.items() if dim == 0) if value.samples is not None else []
         starts = [0] * (max(value.parts) + 1)
         if value.samples is not None:
-            starts = sample_starts(mesh, name, over, self.groups.data, rows, self.spec.samples == "by_rank")
-        dealt, before, out = self.spec.samples == "dealt" and len(over) > 0 and not value.part, 0, {}
+            starts = sample_starts(mesh, name, sample_dims, self.groups.data, rows, self.spec.samples == "by_rank")
+        dealt, before, out = self.spec.samples == "dealt" and len(sample_dims) > 0 and not value.part, 0, {}
         for part in sorted(value.parts):
             number, local = value.parts[part]
             if value.samples is not None:
@@ -302,7 +307,11 @@ class Record:
                 full = places[dim].full
                 boxes = [half for box in boxes for half in zigzag_boxes(mesh, name, n, dim, box, local, full)]
             if dealt:
-                boxes = [one for box in boxes for one in dealt_boxes(mesh, over, box, before, value.units[0])]
+                boxes = [
+                    dealt_box
+                    for box in boxes
+                    for dealt_box in dealt_boxes(mesh, sample_dims, box, before, value.units[0])
+                ]
                 before += local[0] // value.units[0]
             boxes = boxes or [Box((0,) * value.ndim, (0,) * value.ndim, local)]
             assumed = not (value.whole or rule.dims or partial or self.spec.dims_of(name))
@@ -346,11 +355,11 @@ class Record:
 
     def _samples_of(self, rank: int, of_all: list[dict[str, list[list[int]]]], step: str) -> list[list[int]]:
         """What a rank is given in a step; a pipeline's later stage, what the first one with its samples is."""
-        names, where = list(self.groups.mesh.sizes), self.groups.mesh.at(rank)
-        same = [name not in self.groups.data for name in names]
-        ranks = [other for other in range(len(of_all))
-                 if all(free or a == b for free, a, b in zip(same, self.groups.mesh.at(other), where))]
-        return next((of_all[other][step] for other in [rank, *ranks] if of_all[other].get(step)), [])
+        names, coordinates = list(self.groups.mesh.sizes), self.groups.mesh.at(rank)
+        free_dims = [name not in self.groups.data for name in names]
+        ranks = [peer_rank for peer_rank in range(len(of_all))
+                 if all(free or a == b for free, a, b in zip(free_dims, self.groups.mesh.at(peer_rank), coordinates))]
+        return next((of_all[source_rank][step] for source_rank in [rank, *ranks] if of_all[source_rank].get(step)), [])
 
     # --- values that have no place ------------------------------------------------------------------------------------
 
@@ -358,21 +367,21 @@ class Record:
         """Values of which no rank's part has a place in a full tensor, and why: they are written, and not compared.
         alone: what the other ranks have is not known."""
         why: dict[str, str] = {}
-        steps = [other["steps"] for other in of_all]
+        steps = [report["steps"] for report in of_all]
         counting = self._counting(of_all)
         for name, value in self.values.items():
-            shapes = [other["shapes"].get(name) for other in of_all]
-            units = {tuple(other["units"][name]) for other in of_all if name in other["units"]}
+            shapes = [report["shapes"].get(name) for report in of_all]
+            units = {tuple(report["units"][name]) for report in of_all if name in report["units"]}
             if value.ndim and self._is_of_stages(name, of_all):
                 why[name] = "several stages of the pipeline call the module, each with its own layers in it"
             elif 0 < min(steps) < _step_of(name):
                 why[name] = f"a step that not all ranks made ({min(steps)} to {max(steps)})"
-            elif (any(name in other["ragged"] for other in of_all) or len({n for one in units for n in one}) > 1 or
+            elif (any(name in report["ragged"] for report in of_all) or len({n for rows in units for n in rows}) > 1 or
                   self._has_lengths(value, shapes)):
                 why[name] = "each micro-batch or rank pads to a length of its own"
             elif name in counting:
                 why[name] = COUNTS
-            elif any(name in other["unplaced"] for other in of_all):
+            elif any(name in report["unplaced"] for report in of_all):
                 why[name] = "a rank has its own part of it or all, and nothing says which"
             elif self._is_input_of_unknown_place(name, value, alone):
                 why[name] = "the spec says how ranks share out activations, and says nothing of the model's inputs"
@@ -384,12 +393,12 @@ class Record:
     def _counting(self, of_all: list[dict[str, typing.Any]]) -> set[str]:
         """Inputs of integers that count within each of several parts of a batch, on all ranks and in all steps: in one
         part labels may look so."""
-        found = {name for other in of_all for name in other["counting"]}
+        found = {name for report in of_all for name in report["counting"]}
         bases = {name.split("@")[0] for name in found}
-        others = {name.split("@")[0] for other in of_all for name in other["shapes"]
-                  if name.split("@")[0] in bases and name not in other["counting"]}
-        parts = {name: sum(other["counting"].get(name, 0) for other in of_all) for name in found}
-        return {name for name in found if name.split("@")[0] not in others and parts[name] > 1}
+        excluded_bases = {name.split("@")[0] for report in of_all for name in report["shapes"]
+                  if name.split("@")[0] in bases and name not in report["counting"]}
+        parts = {name: sum(report["counting"].get(name, 0) for report in of_all) for name in found}
+        return {name for name in found if name.split("@")[0] not in excluded_bases and parts[name] > 1}
 
     def _is_given(self, base: str) -> bool:
         """Whether it is what the model is given, or what a module reads."""
@@ -398,7 +407,7 @@ class Record:
     def _is_alike_by_chance(self, value: Value, of_all: list[dict[str, typing.Any]], ranks: list[int]) -> bool:
         """Whether nothing but few values, as labels of two samples, says that ranks have copies: it has other values on
         them in another step, or too little is the same in all steps together."""
-        names = [name for name, other in self.values.items() if other.base == value.base]
+        names = [name for name, candidate in self.values.items() if candidate.base == value.base]
         differs = any(len({of_all[rank]["digests"].get(name) for rank in ranks}) > 1 for name in names)
         return differs or sum(self.values[name].bits for name in names) < LEAST_BITS
 
@@ -422,10 +431,10 @@ class Record:
         mesh = self.groups.mesh
         if "pp" not in mesh.sizes:
             return False
-        where = list(mesh.sizes).index("pp")
-        names = [{name for name in other["shapes"] if name.split("@")[0].endswith((":grad", ":new", ":init"))}
-                 for other in of_all]
-        return any(mesh.at(i)[where] != mesh.at(k)[where] and 2 * len(a & b) >= min(len(a), len(b)) > 0
+        pp_dim = list(mesh.sizes).index("pp")
+        names = [{name for name in report["shapes"] if name.split("@")[0].endswith((":grad", ":new", ":init"))}
+                 for report in of_all]
+        return any(mesh.at(i)[pp_dim] != mesh.at(k)[pp_dim] and 2 * len(a & b) >= min(len(a), len(b)) > 0
                    for (i, a), (k, b) in itertools.combinations(enumerate(names), 2))
 
     def _has_lengths(self, value: Value, shapes: list[typing.Any]) -> bool:
@@ -441,11 +450,11 @@ class Record:
         samples: the same on all of them, it is no part; another on each, it is no copy."""
         mesh, data = self.groups.mesh, self.groups.data
         ranks = mesh.along(data)[0]
-        by_rank = [other["digests"].get(name) for other in of_all]
+        by_rank = [report["digests"].get(name) for report in of_all]
         if value.base.endswith((":grad", ":new")):
-            after = {other["digests"].get(name.replace(":grad", ":new")) for other in of_all}
-            alike = name in self.unread and len(after) == 1 and None not in after
-            return UNREAD if alike and len({*by_rank}) > 1 else ""
+            after = {report["digests"].get(name.replace(":grad", ":new")) for report in of_all}
+            has_equal_updates = name in self.unread and len(after) == 1 and None not in after
+            return UNREAD if has_equal_updates and len({*by_rank}) > 1 else ""
         digests = {by_rank[rank] for rank in ranks}
         inputs = {of_all[rank]["inputs"] for rank in ranks}
         small = name.startswith("input.") or value.base.endswith(":buffer")
@@ -462,9 +471,9 @@ class Record:
         return ""
 
     def _add_norms(self, of_all: list[dict[str, typing.Any]]) -> None:
-        for name, (own, kind, over, dtype) in self.norms.items():
-            ranks, _ = self.groups.mesh.along(self.groups.mesh.ordered(over))
-            parts = [of_all[rank]["norms"].get(name, own) for rank in ranks]
+        for name, (local_norm, kind, mesh_dims, dtype) in self.norms.items():
+            ranks, _ = self.groups.mesh.along(self.groups.mesh.ordered(mesh_dims))
+            parts = [of_all[rank]["norms"].get(name, local_norm) for rank in ranks]
             norm = max(parts) if kind == float("inf") else sum(x ** kind for x in parts) ** (1 / kind)
             self._write(name, Value(name, None, 0), torch.tensor(norm, dtype=dtype), 0)
 
@@ -493,32 +502,32 @@ class Record:
         if self.mine is None:
             self.announce(exchange, steps)
         mine, of_all = self.mine or {}, exchange.hear(self.round)
-        ended = next((rank for rank, other in enumerate(of_all) if "mesh" not in other), None)
+        ended = next((rank for rank, report in enumerate(of_all) if "mesh" not in report), None)
         if ended is not None:
             raise RanksEnded(f"rank {ended} has ended its run, and rank {mesh.rank} captures a further step")
         alone = len(of_all) < mesh.world  # then the others are taken to have as much
         of_all = [mine] * mesh.world if alone else of_all
-        for rank, other in enumerate(of_all):
-            if [tuple(dim) for dim in other["mesh"]] != mine["mesh"]:
-                raise AnyrankError(f"rank {rank} found the mesh {dict(other['mesh'])}, rank {mesh.rank} {mesh.sizes}; "
+        for rank, report in enumerate(of_all):
+            if [tuple(dim) for dim in report["mesh"]] != mine["mesh"]:
+                raise AnyrankError(f"rank {rank} found the mesh {dict(report['mesh'])}, rank {mesh.rank} {mesh.sizes}; "
                                    f"{SPEC_HINT}")
         if mesh.rank == 0:
-            if self.groups.assumed and len({other["inputs"] for other in of_all}) == mesh.world:
+            if self.groups.assumed and len({report["inputs"] for report in of_all}) == mesh.world:
                 self.notes.append("nothing says what the ranks are for, and each is given other inputs: with data "
                                   f'parallelism say spec={{"mesh": {{"dp": {mesh.world}}}, "mean_over": "dp"}}')
-            for key, where in (("unmatched", self.spec.where), ("unused", "only")):
+            for key, location in (("unmatched", self.spec.where), ("unused", "only")):
                 if key == "unused" or mesh.world > 1:
-                    self._note(where, set.intersection(*(set(other[key]) for other in of_all)))
+                    self._note(location, set.intersection(*(set(report[key]) for report in of_all)))
         self._add_norms(of_all)
         if steps and not self.only:
             self._write(STEPS, Value(STEPS, None, 0), torch.tensor(steps), 0)
             self.order = {STEPS: None, **self.order}
         without = self._without_place(of_all, alone)
-        shapes = [{name: tuple(shape) for name, shape in other["shapes"].items()} for other in of_all]
+        shapes = [{name: tuple(shape) for name, shape in report["shapes"].items()} for report in of_all]
         places: list[dict[str, Placed]] = [{} for _ in self.files.writers]
         for name, value in self.values.items():
             of_ranks = [shape.get(name) if value.ndim else () for shape in shapes]
-            rows = [other["rows"].get(name, [shape[0]]) if shape else None for other, shape in zip(of_all, of_ranks)]
+            rows = [report["rows"].get(name, [shape[0]]) if shape else None for report, shape in zip(of_all, of_ranks)]
             placed_parts = ({number: _apart(shape, without[name]) for number, shape in value.parts.values()}
                             if name in without else self._place(name, value, of_ranks, rows))
             for number, placed in placed_parts.items():
@@ -529,50 +538,50 @@ class Record:
             self.notes.append(f"rank {rank} has no part of {len(names)} tensors, of modules that it did not call or to "
                               f"which no gradient came; they are without its rows: {names[0]}, ..")
         order = [name for name in self.order if name in self.values]
-        said = {"rank": mesh.rank, "world": mesh.world, "mesh": list(mesh.sizes.items()), "at": mesh.at(mesh.rank)}
-        samples = self._samples_in_order([other["samples"] for other in of_all])
+        rank_info = {"rank": mesh.rank, "world": mesh.world, "mesh": list(mesh.sizes.items()), "at": mesh.at(mesh.rank)}
+        samples = self._samples_in_order([report["samples"] for report in of_all])
         in_order = [digest for step in samples.values() for digest in step]
         if isinstance(self.files, SketchFiles) and self._names_of_stages(of_all):
             self.files.stage = dict(zip(mesh.sizes, mesh.at(mesh.rank)))["pp"]
         if isinstance(self.files, SketchFiles) and in_order:
-            self.files.samples = [zlib.crc32(repr(some).encode()) for some in (in_order, sorted(in_order))]
+            self.files.samples = [zlib.crc32(repr(digests).encode()) for digests in (in_order, sorted(in_order))]
         if samples:
             metadata = {**metadata, "anyrank.samples": json.dumps(samples, separators=(",", ":"))}
         if self.not_written:
-            texts = [f"{what}: {len(names)}, first {names[0]}" for what, names in self.not_written.items()]
+            texts = [f"{reason}: {len(names)}, first {names[0]}" for reason, names in self.not_written.items()]
             metadata = {**metadata, "anyrank.left_out": "; ".join(texts)}
-        return self.files.close(said, places, order, metadata)
+        return self.files.close(rank_info, places, order, metadata)
 
-    def _note(self, where: str, globs: set[str]) -> None:
+    def _note(self, location: str, globs: set[str]) -> None:
         """Globs that match no tensor on any rank."""
         if globs:
             near = {glob: difflib.get_close_matches(glob, self.seen, 1, 0.4) for glob in sorted(globs)}
-            said = ", ".join(repr(glob) + (f" (the nearest is {names[0]!r})" if names else "")
+            quoted_globs = ", ".join(repr(glob) + (f" (the nearest is {names[0]!r})" if names else "")
                              for glob, names in near.items())
-            self.notes.append(f"{where}: no tensor of this run has a name that matches {said}")
+            self.notes.append(f"{location}: no tensor of this run has a name that matches {quoted_globs}")
 
     def _count_copies(self, exchange: Alone | Store, places: list[dict[str, Placed]]) -> None:
         """Ranks that hold the same part of the same sum hold copies of it. Of heads in blocks some may have copies and
         others not: those are counted where they are read."""
         mesh = self.groups.mesh
-        at = dict(zip(mesh.sizes, mesh.at(mesh.rank)))
+        coordinates = dict(zip(mesh.sizes, mesh.at(mesh.rank)))
 
         def key(placed: Placed) -> str:
-            text = repr((placed.boxes, [at[name] for name in placed.partial]))
+            text = repr((placed.boxes, [coordinates[name] for name in placed.partial]))
             return hashlib.sha256(text.encode()).hexdigest()[:16]
 
         mine: dict[str, list[str]] = {}
-        for here in places:
-            for name, placed in here.items():
+        for placements in places:
+            for name, placed in placements.items():
                 mine.setdefault(name, []).append(key(placed))
         of_all = exchange.tell(mine)
-        for here in places:
-            for name, placed in here.items():
+        for placements in places:
+            for name, placed in placements.items():
                 if "unit" in self._spec_of(name) or placed.left_out:
                     continue
-                own = key(placed)
-                holders = [rank for rank, other in enumerate(of_all) if own in other.get(name, ())]
-                here[name] = placed._replace(replica=holders.index(mesh.rank), replicas=len(holders))
+                placement_key = key(placed)
+                holders = [rank for rank, peer_keys in enumerate(of_all) if placement_key in peer_keys.get(name, ())]
+                placements[name] = placed._replace(replica=holders.index(mesh.rank), replicas=len(holders))
 
 
 def _fitting(dims: dict[str, typing.Any], value: Value) -> dict[str, typing.Any]:
@@ -619,8 +628,8 @@ def rows_are_alike(t: torch.Tensor) -> bool:
     rows = local_of(t).reshape(t.shape[0], -1)
     if not rows.numel():
         return True
-    some = rows[:, ::max(1, rows.shape[1] // 100)].contiguous().view(torch.uint8)
-    return bool((some == some[:1]).all())
+    columns = rows[:, ::max(1, rows.shape[1] // 100)].contiguous().view(torch.uint8)
+    return bool((columns == columns[:1]).all())
 
 
 def bits_of(t: torch.Tensor) -> float:
@@ -647,11 +656,11 @@ def magnitude_of(t: torch.Tensor) -> tuple[float, float]:
 def digest_of(t: torch.Tensor) -> int:
     """A number that differs where two tensors of a shape do in one of a thousand of their elements."""
     flat = local_of(t).reshape(-1)
-    some = flat[::max(1, flat.numel() // 1024)].contiguous().cpu()
-    return zlib.crc32(some.view(torch.uint8).numpy().tobytes()) if some.numel() else 0
+    elements = flat[::max(1, flat.numel() // 1024)].contiguous().cpu()
+    return zlib.crc32(elements.view(torch.uint8).numpy().tobytes()) if elements.numel() else 0
 
 
-def _lines(whole: Whole) -> list[tuple[int, ...]]:
+def _lines(dtensor: Whole) -> list[tuple[int, ...]]:
     from anyrank.capture._mesh import lines_of_device_mesh
 
-    return [line.ranks for line in lines_of_device_mesh(whole.mesh)]
+    return [line.ranks for line in lines_of_device_mesh(dtensor.mesh)]

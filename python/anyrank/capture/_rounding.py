@@ -107,9 +107,9 @@ class Rounding:
             return
         self._measure(runs[0], runs[1:], outputs)
 
-    def _run(self, of: Pass, call: Call, outputs: Outputs, listener: Listener,
+    def _run(self, model_pass: Pass, call: Call, outputs: Outputs, listener: Listener,
              during: typing.Callable[[Replay | None], None], noise: Noise | None) -> Values:
-        replay = Replay(of)
+        replay = Replay(model_pass)
         during(replay)
         try:
             with contextlib.ExitStack() as stack:
@@ -120,31 +120,31 @@ class Rounding:
                 stack.enter_context(torch.enable_grad())
                 if noise is not None:
                     stack.enter_context(noise)
-                given = [t for t in leaves_of(call.module(*call.args, **call.kwargs))
+                replayed = [t for t in leaves_of(call.module(*call.args, **call.kwargs))
                          if t.requires_grad and t.is_floating_point()]
-                if noise is None and not (len(given) == len(outputs) and all(
-                        torch.equal(t.detach(), before) for t, (before, _) in zip(given, outputs))):
+                if noise is None and not (len(replayed) == len(outputs) and all(
+                        torch.equal(t.detach(), before) for t, (before, _) in zip(replayed, outputs))):
                     raise ValueError("the model gives other values when it is called again with the same inputs")
-                pairs = [(t, grads[0]) for t, (_, grads) in zip(given, outputs) if grads]
+                pairs = [(t, grads[0]) for t, (_, grads) in zip(replayed, outputs) if grads]
                 grads = self._backward([t for t, _ in pairs], [g for _, g in pairs])
             listener.flush()
         finally:
             during(None)
         values = replay.values
         values.update({f"{name}:grad": g for (name, _), g in zip(self.parameters, grads) if g is not None})
-        values.update({f":{i}": t.detach() for i, t in enumerate(given)})
+        values.update({f":{i}": t.detach() for i, t in enumerate(replayed)})
         return values
 
-    def _backward(self, tensors: list[torch.Tensor], given: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    def _backward(self, tensors: list[torch.Tensor], grad_outputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
         """The gradients of the parameters. FSDP2 and reentrant checkpoints know a whole backward pass alone."""
         parameters = [p for _, p in self.parameters]
         if not self.whole_backward:
-            return list(torch.autograd.grad(tensors, parameters, given, allow_unused=True))
+            return list(torch.autograd.grad(tensors, parameters, grad_outputs, allow_unused=True))
         before = [p.grad for p in parameters]
         try:
             for p in parameters:
                 p.grad = None
-            torch.autograd.backward(tensors, given)
+            torch.autograd.backward(tensors, grad_outputs)
             return [None if p.grad is None else local_of(p.grad) for p in parameters]
         finally:
             for p, grad in zip(parameters, before):
@@ -155,13 +155,13 @@ class Rounding:
             terms.append(sum(float(((draw[f":{i}"] - exact[f":{i}"]).double() * grads[0].double()).sum())
                              for i, (_, grads) in enumerate(outputs) if grads))
         for name, value in exact.items():
-            others = [draw[name] for draw in draws if name in draw and draw[name].shape == value.shape]
+            drawn = [draw[name] for draw in draws if name in draw and draw[name].shape == value.shape]
             if name.endswith(":grad"):
                 self.exact[name] = self.exact.get(name, 0.0) + value
-                for total, other in zip(self.off, others):
-                    total[name] = total.get(name, 0.0) + (other.double() - value.double())
+                for total, noisy in zip(self.off, drawn):
+                    total[name] = total.get(name, 0.0) + (noisy.double() - value.double())
             else:
-                self._add("output:fwd" if name.startswith(":") else name, [size_of(value, other) for other in others])
+                self._add("output:fwd" if name.startswith(":") else name, [size_of(value, noisy) for noisy in drawn])
 
     def _add(self, name: str, sizes: list[Size]) -> None:
         """Of several micro-batches, and of several outputs, the largest."""
@@ -183,10 +183,10 @@ class Rounding:
             value, off = self.kept.get(key), [total[key] * factor for total in self.off if key in total]
             if value is None or not off:
                 continue
-            self._add(key, [size_of(value, (value.double() + one).to(value.dtype)) for one in off])
-            squares += max(float((one ** 2).sum()) for one in off)
+            self._add(key, [size_of(value, (value.double() + error).to(value.dtype)) for error in off])
+            squares += max(float((error ** 2).sum()) for error in off)
             largest, eps = magnitude_of(value)
-            worst = SAFETY * max(one.largest for one in self.of_step[key]) + eps * largest
+            worst = SAFETY * max(size.largest for size in self.of_step[key]) + eps * largest
             moment = self.moments[name] = self.moments.get(name, 0.0) + worst
             self.bounds[name_of(f"{name}:m")] = moment
             self.bounds[name_of(f"{name}:v")] = 2 * (largest + worst) * moment
@@ -205,9 +205,9 @@ class Rounding:
         """What the program has multiplied gradients by after the backward pass: one over a loss scale, or a divisor."""
         along = squares = 0.0
         for name, value in self.exact.items():
-            kept = self.kept.get(name)
-            if kept is not None and kept.shape == value.shape:
-                along += float((kept.double() * value.double()).sum())
+            captured = self.kept.get(name)
+            if captured is not None and captured.shape == value.shape:
+                along += float((captured.double() * value.double()).sum())
                 squares += float((value.double() ** 2).sum())
         return along / squares if squares > 0.0 and math.isfinite(along) else 1.0
 
@@ -216,17 +216,22 @@ class Rounding:
 
         What no pass gives out and no gradient bounds (buffers, averages, what is logged) may be off by as large a share
         of itself as an activation is."""
-        share = max((SAFETY * max(one.largest for one in sizes) / dumped[name][0] for name, sizes in self.sizes.items()
-                     if sizes and name.split("@")[0].endswith(":fwd") and dumped.get(name, (0.0, 0.0))[0] > 0.0),
-                    default=0.0)
+        share = max(
+            (
+                SAFETY * max(size.largest for size in sizes) / dumped[name][0]
+                for name, sizes in self.sizes.items()
+                if sizes and name.split("@")[0].endswith(":fwd") and dumped.get(name, (0.0, 0.0))[0] > 0.0
+            ),
+            default=0.0,
+        )
         rows = {}
         for name, (largest, eps) in dumped.items():
             base, _, step = name.partition("@")
             kind = base.rsplit(":", 1)[-1]
-            same = f"output:fwd@{step}" if step else "output:fwd"
-            sizes = self.sizes.get(name, self.sizes.get(same, []) if base.startswith("output.") else [])
+            output_name = f"output:fwd@{step}" if step else "output:fwd"
+            sizes = self.sizes.get(name, self.sizes.get(output_name, []) if base.startswith("output.") else [])
             safety = SAFETY_SINGLE if base == "loss:fwd" else SAFETY
-            off = safety * max((one.largest for one in sizes), default=0.0) + self.bounds.get(name, 0.0)
+            off = safety * max((size.largest for size in sizes), default=0.0) + self.bounds.get(name, 0.0)
             off += self.moved.get(name, 0.0) * largest
             if not sizes and name not in self.bounds and kind not in ("init", "count") and base[:6] != "input.":
                 off = self._of_state(name, kind) if kind == "state" else share * largest
@@ -243,9 +248,9 @@ class Rounding:
 def _usual_share(value: torch.Tensor, off: list[torch.Tensor]) -> float:
     """The share of itself by which all but a twentieth of a gradient's elements are off, twice, and at most 1. Of the
     others, which are rounding themselves, verify reads the gradients."""
-    apart = torch.stack([one.abs() for one in off]).amax(0).flatten()
-    step = max(1, apart.numel() // 65536)
-    share = apart[::step] / value.double().abs().flatten()[::step].clamp(min=1e-300)
+    max_error = torch.stack([error.abs() for error in off]).amax(0).flatten()
+    step = max(1, max_error.numel() // 65536)
+    share = max_error[::step] / value.double().abs().flatten()[::step].clamp(min=1e-300)
     return min(1.0, 2.0 * float(share.quantile(0.95)))
 
 

@@ -57,11 +57,11 @@ class Figures:
 
     def __init__(self, shape: typing.Sequence[int], device: torch.device) -> None:
         self.shape, self.device = tuple(shape), device
-        n, last = math.prod(self.shape), self.shape[-1] if self.shape else 1
+        n, line_length = math.prod(self.shape), self.shape[-1] if self.shape else 1
         self.block = max(LEAST, -(-(-(-n // BLOCKS)) // GROUP) * GROUP)
         blocks = -(-n // self.block)
-        lines = n // last if last else 0
-        self.row = last * -(-lines // ROWS) if len(self.shape) > 1 and n else 0
+        lines = n // line_length if line_length else 0
+        self.row = line_length * -(-lines // ROWS) if len(self.shape) > 1 and n else 0
         rows = -(-n // self.row) if self.row else 0
         self.numbers = torch.zeros(6, dtype=torch.int64, device=device)  # digest, count, zeros, nan, inf, places
         self.ends = torch.tensor([(1 << 63) - 1, -1], device=device)
@@ -71,15 +71,15 @@ class Figures:
 
     def add(self, tensor: torch.Tensor, box: Box) -> None:
         """The elements of a rank's tensor that a box says the place of."""
-        part = tensor.detach()[tuple(slice(at, at + n) for at, n in zip(box.local, box.extent))].reshape(-1)
-        for first in range(0, part.numel(), AT_ONCE):
-            some = part[first:first + AT_ONCE]
-            left = torch.arange(first, first + some.numel(), dtype=torch.int64, device=self.device)
-            index, weight = torch.zeros_like(left), 1
+        part = tensor.detach()[tuple(slice(offset, offset + n) for offset, n in zip(box.local, box.extent))].reshape(-1)
+        for begin in range(0, part.numel(), AT_ONCE):
+            chunk = part[begin:begin + AT_ONCE]
+            remaining = torch.arange(begin, begin + chunk.numel(), dtype=torch.int64, device=self.device)
+            index, weight = torch.zeros_like(remaining), 1
             for extent, start, full in reversed(list(zip(box.extent, box.full, self.shape))):
-                index += (left % extent + start) * weight
-                left, weight = left // extent, weight * full
-            self._add(some, index)
+                index += (remaining % extent + start) * weight
+                remaining, weight = remaining // extent, weight * full
+            self._add(chunk, index)
 
     def _add(self, values: torch.Tensor, index: torch.Tensor) -> None:
         group, lane = index >> 6, index & (GROUP - 1)
@@ -114,15 +114,15 @@ class Figures:
     def encoded(self) -> bytes:
         """As ar_sketch_encode writes them."""
         digest, *counts = self.numbers.tolist()
-        first, last = self.ends.tolist()
-        empty = first > last
+        first_index, last_index = self.ends.tolist()
+        empty = first_index > last_index
         *counts, places = counts
-        ends = ((1 << 64) - 1, 0) if empty else (first, last)
+        ends = ((1 << 64) - 1, 0) if empty else (first_index, last_index)
         words = [digest & ((1 << 64) - 1), *counts, places & ((1 << 64) - 1), *ends]
         blocks = self.bucket.view(-1, BUCKETS)
         written = (blocks.view(torch.int64) != 0).any(1)
-        held = (self.rows != 0).nonzero()
-        start, end = (int(held[0]), int(held[-1]) + 1) if held.numel() else (0, 0)
+        nonzero_rows = (self.rows != 0).nonzero()
+        start, end = (int(nonzero_rows[0]), int(nonzero_rows[-1]) + 1) if nonzero_rows.numel() else (0, 0)
         mask = sum(1 << i for i in written.nonzero().flatten().tolist())
         bucket: bytes = blocks[written].cpu().numpy().tobytes()
         rows: bytes = (self.rows[start:end] & M32).cpu().numpy().astype("<u4").tobytes()

@@ -59,8 +59,8 @@ class Sketch:
         data = (ctypes.c_ubyte * entry.data.nbytes).from_buffer(entry.data) if not entry.data.readonly and (
             entry.data.nbytes) else bytes(entry.data)
         for box in boxes:
-            first = sum(offset * step for offset, step in zip(box.local, stride))
-            checked(library()["sketch_add"](self._handle, data, first, _sizes(stride), _sizes(box.full),
+            local_offset = sum(offset * step for offset, step in zip(box.local, stride))
+            checked(library()["sketch_add"](self._handle, data, local_offset, _sizes(stride), _sizes(box.full),
                                             _sizes(box.extent)))
 
     def add_on_device(self, tensor: typing.Any, boxes: typing.Sequence[Box]) -> None:
@@ -99,12 +99,12 @@ class Spool:
             if self.file is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 self.file = tempfile.TemporaryFile(dir=self.folder, buffering=0)
-            first, n, file = self.file.seek(0, os.SEEK_END), data.nbytes, self.file
-            for at in range(0, n, 1 << 30):  # a call writes 2 GB at most
-                self.file.write(data[at:at + (1 << 30)])
+            file_offset, n, file = self.file.seek(0, os.SEEK_END), data.nbytes, self.file
+            for pos in range(0, n, 1 << 30):  # a call writes 2 GB at most
+                self.file.write(data[pos:pos + (1 << 30)])
         except OSError as error:
             raise AnyrankError(f"{self.folder}: {error.strerror}") from error
-        return lambda: _read(file, first, n)
+        return lambda: _read(file, file_offset, n)
 
     def close(self) -> None:
         if self.file is not None:
@@ -126,15 +126,15 @@ class Piece:
         return self.made
 
 
-def _read(file: typing.IO[bytes], first: int, n: int) -> memoryview:
+def _read(file: typing.IO[bytes], file_offset: int, n: int) -> memoryview:
     data = memoryview(bytearray(n))
-    file.seek(first)
-    done = 0
-    while done < n:
-        some = file.readinto(data[done:]) or 0  # type: ignore[attr-defined]
-        if not some:
+    file.seek(file_offset)
+    bytes_read = 0
+    while bytes_read < n:
+        count = file.readinto(data[bytes_read:]) or 0  # type: ignore[attr-defined]
+        if not count:
             raise AnyrankError("a copy of a tensor cannot be read back")
-        done += some
+        bytes_read += count
     return data
 
 
@@ -191,20 +191,20 @@ class SketchFiles:
         self.known.clear()
         entries, figures = [], []
         for name in order:
-            parts = [(part, here[name]) for part, here in enumerate(self.pieces) if name in here]
+            parts = [(part, batch[name]) for part, batch in enumerate(self.pieces) if name in batch]
             found = [(piece, places[part][name]) for part, piece in parts]
             moved = any(piece.foreseen and _place(piece.foreseen) != _place(placed) for piece, placed in found)
             why = next((placed.left_out for _, placed in found if placed.left_out), UNFORESEEN if moved else "")
             for (part, piece), (_, placed) in zip(parts, found):
                 if not placed.left_out:
                     self.known[name.split("@")[0], part] = (piece.shape, piece.dtype, placed)
-            at = dict(zip((axis for axis, _ in rank["mesh"]), rank["at"]))
-            term = " ".join(f"{axis}{at[axis]}" for axis in found[0][1].partial)
+            coordinates = dict(zip((axis for axis, _ in rank["mesh"]), rank["at"]))
+            term = " ".join(f"{axis}{coordinates[axis]}" for axis in found[0][1].partial)
             pieces = {"": Sketch(found[0][0].dtype, ())} if why else _sum(found)
-            for where, sketch in pieces.items():
+            for region, sketch in pieces.items():
                 of_stage = self.stage is not None and not name.startswith(("loss:", "grad_norm", "input.", "output"))
                 entries.append({"name": f"stage{self.stage}.{name}" if of_stage else name, "dtype": sketch.dtype,
-                                "shape": list(sketch.shape), "part": _short(where), "term": term, "left_out": why,
+                                "shape": list(sketch.shape), "part": _short(region), "term": term, "left_out": why,
                                 **({"tiny": self.tiny.pop(name)} if self.tiny.get(name) else {})})
                 figures.append(sketch.encoded())
         self._append({"step": self.step, "rank": self.rank, "world": rank["world"], "mesh": rank["mesh"],
@@ -236,8 +236,8 @@ class SketchFiles:
 
 def record(text: dict[str, typing.Any], figures: typing.Iterable[bytes]) -> bytes:
     """A step's record as sketch.h has it."""
-    said = json.dumps(text, separators=(",", ":")).encode()
-    rest = b"".join((len(said).to_bytes(8, "little"), said, *figures))
+    header = json.dumps(text, separators=(",", ":")).encode()
+    rest = b"".join((len(header).to_bytes(8, "little"), header, *figures))
     return len(rest).to_bytes(8, "little") + int(library()["sketch_hash"](rest, len(rest))).to_bytes(8, "little") + rest
 
 
@@ -255,7 +255,7 @@ def _sum(found: list[tuple[Piece, Placed]]) -> dict[str, Sketch]:
     by_batch = [piece.sketches(placed) for piece, placed in found]
     if len(by_batch) == 1:
         return by_batch[0]
-    parts = [(part, sketch) for one in by_batch for part, sketch in one.items()]
+    parts = [(part, sketch) for sketches in by_batch for part, sketch in sketches.items()]
     for _, sketch in parts[1:]:
         parts[0][1].merge(sketch)
     return {" ".join(part for part, _ in parts): parts[0][1]}

@@ -39,16 +39,16 @@ RULE_KEYS = ("match", "shard", "partial", "blocks", "unit", "copies", "note")
 Names = typing.Union[str, typing.Sequence[str], None]
 
 
-def _unknown(key: object, known: typing.Sequence[str], where: str) -> AnyrankError:
-    near = difflib.get_close_matches(str(key), known, 1)
-    hint = f"is {near[0]!r} meant?" if near else f"the keys are {list(known)}"
-    return AnyrankError(f"{where}: unknown key {key!r}; {hint}")
+def _unknown(key: object, valid_keys: typing.Sequence[str], location: str) -> AnyrankError:
+    near = difflib.get_close_matches(str(key), valid_keys, 1)
+    hint = f"is {near[0]!r} meant?" if near else f"the keys are {list(valid_keys)}"
+    return AnyrankError(f"{location}: unknown key {key!r}; {hint}")
 
 
-def _names(value: typing.Any, where: str) -> list[str]:
+def _names(value: typing.Any, location: str) -> list[str]:
     names = [value] if isinstance(value, str) else value
     if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
-        raise AnyrankError(f"{where}: {value!r} is neither a dimension of the mesh nor a list of them")
+        raise AnyrankError(f"{location}: {value!r} is neither a dimension of the mesh nor a list of them")
     return list(names)
 
 
@@ -100,8 +100,8 @@ class Spec:
         for rule in given.get("tensors") or []:
             self._add_rule(rule)
 
-    def _globs(self, given: dict[str, typing.Any], key: str) -> list[tuple[str, typing.Any]]:
-        globs = given.get(key) or {}
+    def _globs(self, spec: dict[str, typing.Any], key: str) -> list[tuple[str, typing.Any]]:
+        globs = spec.get(key) or {}
         if not isinstance(globs, dict):
             raise AnyrankError(f"{self.where}: {key} has to be a dictionary from names to dimensions")
         return list(globs.items())
@@ -115,11 +115,11 @@ class Spec:
             raise AnyrankError(f"{self.where}: mesh: {mesh!r} is neither a dictionary nor pairs of a name and a size"
                                ) from None
 
-    def _add_shard(self, glob: str, dims: typing.Any, where: str) -> None:
+    def _add_shard(self, glob: str, dims: typing.Any, location: str) -> None:
         if not isinstance(dims, dict):
-            raise AnyrankError(f"{where}: {dims!r} is no dictionary such as {{'tp': 0}}")
+            raise AnyrankError(f"{location}: {dims!r} is no dictionary such as {{'tp': 0}}")
         for key, value in dims.items():
-            whole = isinstance(value, int) and not isinstance(value, bool)
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
             if key == "blocks":
                 good = value is None or (isinstance(value, (list, tuple)) and len(value) > 0 and
                                          all(isinstance(n, int) and n > 0 for n in value))
@@ -129,14 +129,14 @@ class Spec:
             elif key == "copies" and dims.get("unit"):
                 good, right = False, "left out beside 'unit', which says how many heads there are copies of"
             elif key in ("copies", "unit"):
-                good, right = whole and value > 0, "an integer from 1"
+                good, right = is_integer and value > 0, "an integer from 1"
             else:
-                good, right = whole or value is None, "a dimension of the tensor, or None"
+                good, right = is_integer or value is None, "a dimension of the tensor, or None"
                 if isinstance(value, dict):
                     good = set(value) == {"dim", "zigzag"} and isinstance(value["dim"], int) and value["zigzag"] is True
                     right = "as {'dim': 1, 'zigzag': True}"
             if not good:
-                raise AnyrankError(f"{where}: {key!r} is {value!r}, which has to be {right}")
+                raise AnyrankError(f"{location}: {key!r} is {value!r}, which has to be {right}")
         cut = {key: value for key, value in dims.items() if isinstance(value, dict)}
         if cut:
             dims = {**dims, **{key: value["dim"] for key, value in cut.items()}, "zigzag": tuple(cut)}
@@ -145,16 +145,16 @@ class Spec:
     def _add_rule(self, rule: typing.Any) -> None:
         if not isinstance(rule, dict) or not isinstance(rule.get("match"), str):
             raise AnyrankError(f"{self.where}: tensors: a rule has to be an object with 'match'")
-        glob, where = rule["match"], f"{self.where}: rule {rule['match']!r}"
+        glob, location = rule["match"], f"{self.where}: rule {rule['match']!r}"
         for key in rule:
             if key not in RULE_KEYS:
-                raise _unknown(key, RULE_KEYS, where)
+                raise _unknown(key, RULE_KEYS, location)
         shard = dict(rule.get("shard") or {})
         shard.update({key: rule[key] for key in ("blocks", "unit", "copies") if key in rule})
         if shard:
-            self._add_shard(glob, shard, where)
+            self._add_shard(glob, shard, location)
         if rule.get("partial") is not None:
-            self.partial.append((glob, _names(rule["partial"], where)))
+            self.partial.append((glob, _names(rule["partial"], location)))
 
     def dims_of(self, name: str) -> dict[str, typing.Any]:
         """What `shard` says of a tensor; {}: nothing."""
@@ -197,9 +197,9 @@ class Spec:
 
     def check(self, sizes: dict[str, int]) -> None:
         """Refuses dimensions that the mesh does not have."""
-        for what, name in self.named():
+        for label, name in self.named():
             if name not in sizes and name not in USUAL:
-                raise AnyrankError(f"{self.where}: {what}: the mesh {sizes} has no dimension {name!r}")
+                raise AnyrankError(f"{self.where}: {label}: the mesh {sizes} has no dimension {name!r}")
 
     def named(self) -> typing.Iterator[tuple[str, str]]:
         """The dimensions of the mesh that it speaks of, each after what it says of them."""

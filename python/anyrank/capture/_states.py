@@ -23,17 +23,17 @@ def states_of(kind: str, name: str, p: torch.Tensor, states: typing.Mapping[str,
               ) -> tuple[dict[str, torch.Tensor], list[str]]:
     """The states that a kind of optimizer has of a parameter, by the names under which they are written; and the keys
     of those that are not."""
-    known: dict[str, torch.Tensor] = {}
+    named_states: dict[str, torch.Tensor] = {}
     unknown: list[str] = []
-    left = {*LEFT, *OF_UPDATES.get(kind, ())}
+    skipped_keys = {*LEFT, *OF_UPDATES.get(kind, ())}
     for key, value in states.items():
-        if not isinstance(value, torch.Tensor) or key in left:
+        if not isinstance(value, torch.Tensor) or key in skipped_keys:
             continue
         plain = type(value) in (torch.Tensor, torch.nn.Parameter) or hasattr(value, "device_mesh")
         if key in MOMENTS and plain:
-            known[f"{name}:{MOMENTS[key]}"] = value
+            named_states[f"{name}:{MOMENTS[key]}"] = value
         elif key in FURTHER and plain and (value.shape == p.shape or not hasattr(p, "device_mesh")):
-            known[f"{name}.{key}:state"] = value
+            named_states[f"{name}.{key}:state"] = value
         else:
             unknown.append(key)
-    return known, unknown
+    return named_states, unknown

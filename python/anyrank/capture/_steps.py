@@ -23,12 +23,12 @@ class Chosen:
         else:
             numbers = [steps] if isinstance(steps, int) else steps
             try:
-                wanted = frozenset(numbers)
+                requested = frozenset(numbers)
             except TypeError:
                 raise AnyrankError(f"steps: {steps!r} is neither a number, numbers nor a function") from None
-            if not wanted or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in wanted):
+            if not requested or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in requested):
                 raise AnyrankError(f"steps: {steps!r} has to be step numbers, which count from 1")
-            self.last, self._function = max(wanted), wanted.__contains__
+            self.last, self._function = max(requested), requested.__contains__
 
     def __contains__(self, step: int) -> bool:
         return bool(self._function(step))

@@ -104,13 +104,13 @@ class Watch(Capture):
             self._exchange.leave("read", step)
 
     def _tell(self, found: typing.Iterable[Finding]) -> None:
-        for one in found:
-            self.findings.append(one)
-            self._on_finding(one)
+        for finding in found:
+            self.findings.append(finding)
+            self._on_finding(finding)
         self.notes += [text for text in self._watched.notes if text not in self.notes]
 
     def stop(self) -> None:
-        last, running = self._step, self._is_running()
+        last_step, running = self._step, self._is_running()
         try:
             super().stop()
             exchange, self._exchange = self._exchange, None  # whose ranks have all come to their end
@@ -122,7 +122,7 @@ class Watch(Capture):
         path = pathlib.Path(self._folder) / FILE
         if self._ended and self._ranks()[0] == 0 and path.is_file():
             self._watched.learn(read_model(path))
-            self._tell(steps_agree(self._watched, Step(last, {}, {})))
+            self._tell(steps_agree(self._watched, Step(last_step, {}, {})))
 
     def metrics(self) -> dict[str, typing.Any]:
         """For W&B, TensorBoard and the like."""

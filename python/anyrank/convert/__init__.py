@@ -178,8 +178,8 @@ def as_dump(path: Path, **options: typing.Any) -> typing.Iterator[tuple[str, str
         yield os.fspath(path), None
         return
     with tempfile.TemporaryDirectory(prefix="anyrank-convert-") as folder:
-        done = convert(path, os.path.join(folder, os.path.basename(os.path.abspath(path))), **options)
-        yield done.path, done.map if done.needs_map else None
+        dump = convert(path, os.path.join(folder, os.path.basename(os.path.abspath(path))), **options)
+        yield dump.path, dump.map if dump.needs_map else None
 
 
 class _Module(types.ModuleType):

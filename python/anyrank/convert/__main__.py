@@ -57,13 +57,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", metavar="OUT", dest="folder", help="the same")
     parser.add_argument("--shard", type=_shard, action="append", metavar="GLOB=DIM",
                         help="how tensor-parallel ranks cut a tensor whose name is not known: a dimension, or copy")
-    other = parser.add_argument_group("checkpoints of other programs")
-    other.add_argument("--full", action="store_true", help="full tensors in one file, not a file of each rank")
-    other.add_argument("--weights", choices=("master", "model"),
+    foreign = parser.add_argument_group("checkpoints of other programs")
+    foreign.add_argument("--full", action="store_true", help="full tensors in one file, not a file of each rank")
+    foreign.add_argument("--weights", choices=("master", "model"),
                        help="fp32 master copies where there are any (the default), or what the model computes with")
-    other.add_argument("--suffix", choices=("new", "init"), help="name weights NAME:new or NAME:init, not NAME")
-    other.add_argument("--step", type=int, metavar="N", help="add @N to the names of weights and optimizer states")
-    other.add_argument("--placeholder", action="append", metavar="MODULE.CLASS",
+    foreign.add_argument("--suffix", choices=("new", "init"), help="name weights NAME:new or NAME:init, not NAME")
+    foreign.add_argument("--step", type=int, metavar="N", help="add @N to the names of weights and optimizer states")
+    foreign.add_argument("--placeholder", action="append", metavar="MODULE.CLASS",
                        help="a pickled class that holds no weights, to be read as inert data")
     split = parser.add_argument_group("splitting and merging", "Without --tp, --pp and --ep the output is a Hugging "
                                       "Face folder.")
@@ -83,9 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _reshards(source: str, given: typing.Mapping[str, typing.Any]) -> bool:
+def _reshards(source: str, options: typing.Mapping[str, typing.Any]) -> bool:
     """Whether a source is to be split or merged: an option says so, or its files are safetensors and not PyTorch's."""
-    if any(name in given for name in _RESHARDS):
+    if any(name in options for name in _RESHARDS):
         return True
     if not os.path.isdir(source):
         return source.endswith((".safetensors", ".json"))
@@ -94,37 +94,37 @@ def _reshards(source: str, given: typing.Mapping[str, typing.Any]) -> bool:
                                                  for name in os.listdir(os.path.join(source, folder)))
 
 
-def _run(source: str, out: str, given: dict[str, typing.Any]) -> None:
-    shard = dict(given.pop("shard", []))
-    if _reshards(source, given):
-        wrong = [name for name in _CONVERTS if name in given]
+def _run(source: str, out: str, options: dict[str, typing.Any]) -> None:
+    shard = dict(options.pop("shard", []))
+    if _reshards(source, options):
+        wrong = [name for name in _CONVERTS if name in options]
         if wrong:
             raise AnyrankError(f"--{wrong[0]} is for checkpoints of other programs, and {source} is split or merged")
-        made = resharding.reshard(source, out, shard=shard, **given)
-        for note in made.notes:
+        result = resharding.reshard(source, out, shard=shard, **options)
+        for note in result.notes:
             print(f"note: {note}")
-        print(f"{made.path}: {made.layout}: {made.tensors} tensors, {made.bytes:,} bytes, in {made.files} "
-              f"file{'s' if made.files != 1 else ''}")
+        print(f"{result.path}: {result.layout}: {result.tensors} tensors, {result.bytes:,} bytes, in {result.files} "
+              f"file{'s' if result.files != 1 else ''}")
         return
-    done = convert(source, out, shard=shard, placeholders=given.pop("placeholder", ()), **given)
-    for note in done.notes:
+    dump = convert(source, out, shard=shard, placeholders=options.pop("placeholder", ()), **options)
+    for note in dump.notes:
         print(f"note: {note}")
-    held = "one file of full tensors" if done.ranks == 0 else f"the files of {done.ranks} ranks"
-    print(f"{done.path}: {done.kind}: {done.tensors} tensors, {done.bytes:,} bytes, as {held}")
-    if done.map:
-        print(f"compare with: anyrank verify REFERENCE {done.path} --map {done.map}" if done.needs_map else
-              f"{done.map}: a mapping to the names of Hugging Face, for anyrank verify --map")
+    files = "one file of full tensors" if dump.ranks == 0 else f"the files of {dump.ranks} ranks"
+    print(f"{dump.path}: {dump.kind}: {dump.tensors} tensors, {dump.bytes:,} bytes, as {files}")
+    if dump.map:
+        print(f"compare with: anyrank verify REFERENCE {dump.path} --map {dump.map}" if dump.needs_map else
+              f"{dump.map}: a mapping to the names of Hugging Face, for anyrank verify --map")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 0, or 2 for a source that cannot be read, as of the command."""
     parser = _parser()
-    given = vars(parser.parse_intermixed_args(arguments))
-    out, folder = given.pop("out", None), given.pop("folder", None)
+    options = vars(parser.parse_intermixed_args(arguments))
+    out, folder = options.pop("out", None), options.pop("folder", None)
     if (out is None) == (folder is None):
         parser.error("give OUT, a new folder" if out is None else "give OUT or --out, not both")
     try:
-        _run(given.pop("source"), out or folder, given)
+        _run(options.pop("source"), out or folder, options)
     except (AnyrankError, OSError) as error:
         print(f"anyrank convert: {error}", file=sys.stderr)
         return 2

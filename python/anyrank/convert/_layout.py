@@ -54,27 +54,27 @@ class Cut:
         blocks = self.blocks or (shape[dim],)
         if self.heads and self.heads % tp and not (self.copied and tp % self.heads == 0):
             copied = (", nor copied evenly to,", " or is a multiple of it") if self.copied else ("", "")
-            what = f"{blocks[self.blocks != ()]} is {self.heads} heads{' in each block' if self.blocks else ''}"
-            raise AnyrankError(f"{name}: dimension {dim} of {what}, which cannot be split over{copied[0]} tp={tp} "
+            label = f"{blocks[self.blocks != ()]} is {self.heads} heads{' in each block' if self.blocks else ''}"
+            raise AnyrankError(f"{name}: dimension {dim} of {label}, which cannot be split over{copied[0]} tp={tp} "
                                f"ranks; use a tp that divides {self.heads}{copied[1]}")
         copies = tp // self.heads if self.copied and tp > self.heads else 1
-        parts, at, start, ranges = tp // copies, rank // copies, 0, []
+        parts, part_index, start, ranges = tp // copies, rank // copies, 0, []
         for block in blocks:
             if block % parts and not self.uneven:
                 raise AnyrankError(f"{name}: dimension {dim} of {block} cannot be split over tp={parts} ranks; use a "
                                    "tp that divides it")
-            each = -(-block // parts)
-            first = min(at * each, block)
-            ranges.append((start + first, min(each, block - first)))
+            part_size = -(-block // parts)
+            begin = min(part_index * part_size, block)
+            ranges.append((start + begin, min(part_size, block - begin)))
             start += block
         merged: list[tuple[int, int]] = []
-        for first, count in ranges:  # of one rank blocks that go on where another ends are one
-            if merged and sum(merged[-1]) == first:
+        for begin, count in ranges:  # of one rank blocks that go on where another ends are one
+            if merged and sum(merged[-1]) == begin:
                 merged[-1] = merged[-1][0], merged[-1][1] + count
             else:
-                merged.append((first, count))
-        return [((*(0,) * dim, first, *(0,) * (len(shape) - dim - 1)), (*shape[:dim], count, *shape[dim + 1:]))
-                for first, count in merged], rank % copies, copies
+                merged.append((begin, count))
+        return [((*(0,) * dim, begin, *(0,) * (len(shape) - dim - 1)), (*shape[:dim], count, *shape[dim + 1:]))
+                for begin, count in merged], rank % copies, copies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,9 +188,9 @@ class Layout:
         if n > layers:
             raise AnyrankError(f"{layers} layers cannot be split over {n} stages (pp={self.pp}); use at most one stage "
                                "for each layer")
-        least, longer = divmod(layers, n)
+        min_layers, longer = divmod(layers, n)
         begin = (n - longer) // 2
-        return tuple(least + (begin <= i < begin + longer) for i in range(n))
+        return tuple(min_layers + (begin <= i < begin + longer) for i in range(n))
 
     def pipeline_ranks(self, of: Parameter) -> tuple[int, ...]:
         """Those that hold it."""
@@ -234,37 +234,39 @@ class Layout:
             return Cut()
         return self._cut_linear(of, shape, dim)
 
-    def _cut_linear(self, of: Parameter, shape: tuple[int, ...], dim: int) -> Cut:
-        if of.role == "gate_up":
+    def _cut_linear(self, param: Parameter, shape: tuple[int, ...], dim: int) -> Cut:
+        if param.role == "gate_up":
             return Cut(dim, blocks=(shape[dim] // 2, shape[dim] // 2))
-        if of.role in ("up", "down"):
+        if param.role in ("up", "down"):
             return Cut(dim)
         heads = self.heads
-        if of.role in ("query", "out"):
+        if param.role in ("query", "out"):
             return Cut(dim, heads)
-        if of.role == "packed":
+        if param.role == "packed":
             keys = heads if self.config.get("num_key_value_heads") is None else self.size("num_key_value_heads")
-            each, rest = divmod(shape[dim], heads + 2 * keys)
+            head_size, rest = divmod(shape[dim], heads + 2 * keys)
             if rest:
-                raise AnyrankError(f"{of.name}: dimension {dim} of {shape[dim]} is no {heads} + 2 * {keys} heads, as "
-                                   "config.json has them")
-            return Cut(dim, keys, (heads * each, keys * each, keys * each))
-        queries = re.sub(r"\.w[kv]\.", ".wq.", re.sub(r"\.[kv]_proj\.", ".q_proj.", of.parameter))
+                raise AnyrankError(
+                    f"{param.name}: dimension {dim} of {shape[dim]} is no {heads} + 2 * {keys} heads, as "
+                    "config.json has them"
+                )
+            return Cut(dim, keys, (heads * head_size, keys * head_size, keys * head_size))
+        queries = re.sub(r"\.w[kv]\.", ".wq.", re.sub(r"\.[kv]_proj\.", ".q_proj.", param.parameter))
         if queries in self.shapes:
             width = self.shapes[queries][0] // heads
         else:
             width = self.config.get("head_dim") or self.size("hidden_size") // heads
         if width < 1 or shape[dim] % width:
-            raise AnyrankError(f"{of.name}: dimension {dim} of {shape[dim]} is no number of heads of {width}")
+            raise AnyrankError(f"{param.name}: dimension {dim} of {shape[dim]} is no number of heads of {width}")
         return Cut(dim, shape[dim] // width, copied=True)
 
-    def _cut_experts(self, of: Parameter, shape: tuple[int, ...]) -> Cut:
+    def _cut_experts(self, param: Parameter, shape: tuple[int, ...]) -> Cut:
         """All experts of a layer: [E, 2F, h] and [E, h, F]; GPT-OSS's [E, h, 2F], gate and up column by column, and
         [E, F, h], with biases [E, 2F] and [E, h]."""
         columnwise = self.config.get("model_type") == "gpt_oss"
-        if len(shape) < 2 or (of.bias and of.role == "down"):
+        if len(shape) < 2 or (param.bias and param.role == "down"):
             return Cut()
-        if of.role == "down":
+        if param.role == "down":
             return Cut(1 if columnwise else 2)
         if columnwise:
             return Cut(len(shape) - 1)
@@ -276,10 +278,10 @@ class Layout:
         """Which of them hold it, and how many of its first dimension's experts each has; 0: all of it."""
         if self.ep == 1 or not (of.stacked or of.expert is not None):
             return tuple(range(self.ep)), 0
-        each = self.experts // self.ep
+        local_experts = self.experts // self.ep
         if of.expert is not None:
-            return (min(of.expert // each, self.ep - 1),), 0
-        return tuple(range(self.ep)), each if shape and shape[0] == self.experts else 0
+            return (min(of.expert // local_experts, self.ep - 1),), 0
+        return tuple(range(self.ep)), local_experts if shape and shape[0] == self.experts else 0
 
     def held(self, of: Parameter, shape: tuple[int, ...]) -> typing.Iterator[tuple[int, list[Box], int, int]]:
         """Each rank that holds something of a full tensor: its number, boxes, which copy they are, and of how many."""
@@ -289,12 +291,12 @@ class Layout:
             for e in expert_ranks:
                 for t in range(self.tp):
                     boxes, copy, copies = cut.boxes(of.name, shape, self.tp, t)
-                    around, others = place, len(pipeline)
+                    replica, replicas = place, len(pipeline)
                     if experts:
-                        boxes = [((experts * e, *at[1:]), (experts, *extent[1:])) for at, extent in boxes]
+                        boxes = [((experts * e, *offset[1:]), (experts, *extent[1:])) for offset, extent in boxes]
                     else:
-                        around = place * len(expert_ranks) + expert_ranks.index(e)
-                        others *= len(expert_ranks)
+                        replica = place * len(expert_ranks) + expert_ranks.index(e)
+                        replicas *= len(expert_ranks)
                     solid = [box for box in boxes if all(box[1])] if all(shape) else boxes[:1]
                     if solid:
-                        yield (p * self.ep + e) * self.tp + t, solid, around * copies + copy, copies * others
+                        yield (p * self.ep + e) * self.tp + t, solid, replica * copies + copy, copies * replicas

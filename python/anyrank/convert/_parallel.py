@@ -84,10 +84,10 @@ class Cuts:
         out = []
         for block in range(blocks):
             local = block * sizes[rank]
-            first, end = max(offset[dim], local), min(offset[dim] + extent[dim], local + sizes[rank])
-            if first < end or extent[dim] == 0:
-                at = block * sum(sizes) + sum(sizes[:rank]) + first - local
-                inside = tuple(first - offset[dim] if d == dim else 0 for d in range(len(offset)))
-                out.append((((*offset[:dim], at, *offset[dim + 1:]), (*extent[:dim], max(0, end - first),
+            begin, end = max(offset[dim], local), min(offset[dim] + extent[dim], local + sizes[rank])
+            if begin < end or extent[dim] == 0:
+                full_offset = block * sum(sizes) + sum(sizes[:rank]) + begin - local
+                inside = tuple(begin - offset[dim] if d == dim else 0 for d in range(len(offset)))
+                out.append((((*offset[:dim], full_offset, *offset[dim + 1:]), (*extent[:dim], max(0, end - begin),
                                                                        *extent[dim + 1:])), inside))
         return full, out

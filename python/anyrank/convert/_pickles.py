@@ -58,9 +58,9 @@ class Placeholder:
         self._args = args
 
     def __new__(cls, *args: typing.Any, **_: typing.Any) -> Placeholder:
-        made = super().__new__(cls)
-        made._args = args
-        return made
+        placeholder = super().__new__(cls)
+        placeholder._args = args
+        return placeholder
 
     def __setstate__(self, state: typing.Any) -> None:
         for part in state if isinstance(state, tuple) else (state,):
@@ -144,27 +144,27 @@ class _Reader(pickle._Unpickler):
         self.kept: list[typing.Any] = []  # these keys, so that nothing else gets their ids
 
     def load(self) -> typing.Any:
-        made = super().load()
-        self.weigh_all(made)
-        return made
+        loaded = super().load()
+        self.weigh_all(loaded)
+        return loaded
 
     def weigh(self, value: typing.Any) -> None:
         """What can be a key and holds others, when it is made."""
         inside = [part for part in _parts(value) if isinstance(part, KEYS)] if isinstance(value, KEYS) else []
         if inside and id(value) not in self.weights:
-            known = [self.weights.get(id(part), (1 + len(_parts(part)), 1)) for part in inside]
-            weight, depth = 1 + len(_parts(value)) + sum(one[0] for one in known), 1 + max(one[1] for one in known)
+            pairs = [self.weights.get(id(part), (1 + len(_parts(part)), 1)) for part in inside]
+            weight, depth = 1 + len(_parts(value)) + sum(pair[0] for pair in pairs), 1 + max(pair[1] for pair in pairs)
             self.limit(weight)
             if depth > MOST_DEEP:
                 self.fail(f"tuples in tuples, {depth} deep")
             self.weights[id(value)] = weight, depth
             self.kept.append(value)
 
-    def weigh_all(self, made: typing.Any) -> None:
+    def weigh_all(self, loaded: typing.Any) -> None:
         """Every container, when all have what they will have. A Placeholder is opaque to what holds it."""
         weights: dict[int, int] = {}  # by id; below 0 until those of what is in it are known
-        roots: list[list[typing.Any]] = [[made]]
-        seen: set[int] = set()
+        roots: list[list[typing.Any]] = [[loaded]]
+        visited: set[int] = set()
         for root in roots:
             todo: list[typing.Any] = [root]
             while todo:
@@ -176,8 +176,8 @@ class _Reader(pickle._Unpickler):
                     if any(weights.get(id(part), 0) < 0 for part in inside):
                         self.fail(f"a {type(value).__name__} that holds itself")
                     todo += (value, *inside) if inside else ()
-                    opaque = [part for part in parts if isinstance(part, Placeholder) and id(part) not in seen]
-                    seen.update(map(id, opaque))
+                    opaque = [part for part in parts if isinstance(part, Placeholder) and id(part) not in visited]
+                    visited.update(map(id, opaque))
                     roots += [[*vars(part).values()] for part in opaque]
                 elif weights[id(value)] < 0:
                     weights[id(value)] = 1 + len(parts) + sum(weights[id(part)] for part in inside)
@@ -197,13 +197,13 @@ class _Reader(pickle._Unpickler):
         if module in ("torch", "torch.storage") and name in STORAGES:
             return _DType(STORAGES[name])
         if full in ("torch.Size", "torch.serialization._get_layout"):
-            return lambda *given: tuple(given[0]) if given and name == "Size" else given
+            return lambda *args: tuple(args[0]) if args and name == "Size" else args
         if module == "torch._utils" and name in ("_rebuild_tensor_v2", "_rebuild_tensor", "_rebuild_tensor_v3"):
-            return lambda *given: self.tensor(name, *given)
+            return lambda *args: self.tensor(name, *args)
         if module == "torch._utils" and name.startswith("_rebuild_parameter"):
             return lambda data, *_: data
         if full == "torch._tensor._rebuild_from_type_v2":
-            return lambda rebuild, _type, given, _state: rebuild(*given)
+            return lambda rebuild, _type, args, _state: rebuild(*args)
         if module == "torch._utils" and name.startswith("_rebuild"):
             return lambda *_: self.fail(f"a tensor made by {full}, which is not supported: save it dense and plain")
         if full not in self.allowed and full not in NAMED_PLACEHOLDERS and not module.startswith(PLACEHOLDERS) and (
@@ -222,19 +222,19 @@ class _Reader(pickle._Unpickler):
         _, dtype, name, _device, count = key[:5]
         return _Storage(dtype, self.storage(name, dtype, count))
 
-    def tensor(self, how: str, storage: typing.Any, offset: int, shape: typing.Any, strides: typing.Any,
-               *more: typing.Any) -> View:
+    def tensor(self, function_name: str, storage: typing.Any, offset: int, shape: typing.Any, strides: typing.Any,
+               *extra: typing.Any) -> View:
         """torch._utils._rebuild_tensor_v2(storage, offset, size, stride, requires_grad, hooks), and v3 with a dtype."""
         if not isinstance(storage, _Storage):
             self.fail("a tensor without a storage")
-        dtype = more[2] if how == "_rebuild_tensor_v3" and len(more) > 2 else storage.dtype
+        dtype = extra[2] if function_name == "_rebuild_tensor_v3" and len(extra) > 2 else storage.dtype
         if not all(type(n) is int and n >= 0 for n in (offset, *shape, *strides)) or not isinstance(dtype, str):
             self.fail("a tensor whose shape, strides and offset are not numbers from 0, or whose dtype is none")
         if len(shape) != len(strides) or len(shape) > 8 or dtype not in SIZES:
             self.fail(f"a tensor of {dtype} {list(shape)} with strides {list(strides)}: malformed, or not supported")
         view = View(str(dtype), tuple(shape), tuple(strides), storage.data, offset)
-        last = offset + sum((n - 1) * step for n, step in zip(shape, strides))
-        if view.count and (last + 1) * SIZES[view.dtype] > storage.data.nbytes:
+        last_element = offset + sum((n - 1) * step for n, step in zip(shape, strides))
+        if view.count and (last_element + 1) * SIZES[view.dtype] > storage.data.nbytes:
             self.fail(f"a tensor {list(shape)} reaches beyond its storage of {storage.data.nbytes} bytes")
         return view
 

@@ -38,7 +38,7 @@ class Piece:
 
     @property
     def where(self) -> str:
-        return "[" + ", ".join(f"{at}:{at + n}" for at, n in zip(self.offset, self.extent)) + "]"
+        return "[" + ", ".join(f"{start}:{start + n}" for start, n in zip(self.offset, self.extent)) + "]"
 
 
 def whole(rank: int, name: str, role: str, view: View, origin: str) -> Piece:
@@ -79,15 +79,15 @@ def choose(pieces: list[Piece], weights: str) -> list[Piece]:
     """Of parameters with a master copy, that one or the one the model computes with."""
     mastered = {piece.name for piece in pieces if piece.role == "master"}
     dropped = "weight" if weights == "master" else "master"
-    held = {piece.name for piece in pieces if piece.role == "weight"} if weights == "model" else mastered
-    return [piece for piece in pieces if piece.role != dropped or piece.name not in (mastered & held)]
+    available = {piece.name for piece in pieces if piece.role == "weight"} if weights == "model" else mastered
+    return [piece for piece in pieces if piece.role != dropped or piece.name not in (mastered & available)]
 
 
 def rename(piece: Piece, suffix: str, step: int | None) -> Piece:
     """The name of models.md: NAME or NAME:new, NAME:m, NAME:v, with @STEP behind it from the second step on."""
     role = {"weight": suffix, "master": suffix, "": ""}.get(piece.role, piece.role)
-    at = f"@{step}" if role and step is not None and step > 1 else ""
-    return dataclasses.replace(piece, name=f"{piece.name}:{role}{at}" if role else piece.name)
+    step_suffix = f"@{step}" if role and step is not None and step > 1 else ""
+    return dataclasses.replace(piece, name=f"{piece.name}:{role}{step_suffix}" if role else piece.name)
 
 
 def by_name(pieces: typing.Iterable[Piece]) -> dict[str, list[Piece]]:
@@ -103,26 +103,26 @@ def _overlap(a: Piece, b: Piece) -> bool:
 
 def check_cover(name: str, pieces: list[Piece]) -> list[Piece]:
     """That the boxes make the full tensor, each element once but for copies. Returns one piece for each box."""
-    first = pieces[0]
+    lead = pieces[0]
     for piece in pieces[1:]:
-        if (piece.shape, piece.dtype) != (first.shape, first.dtype):
+        if (piece.shape, piece.dtype) != (lead.shape, lead.dtype):
             raise AnyrankError(f"{piece.origin}: tensor {name!r} is {piece.dtype} {list(piece.shape)}, in "
-                               f"{first.origin} it is {first.dtype} {list(first.shape)}")
+                               f"{lead.origin} it is {lead.dtype} {list(lead.shape)}")
     different = {(piece.offset, piece.extent): piece for piece in reversed(pieces) if math.prod(piece.extent)}
     boxes = sorted(different.values(), key=lambda piece: piece.offset)
     for piece in boxes:
-        if any(at + n > size for at, n, size in zip(piece.offset, piece.extent, piece.shape)):
+        if any(start + n > size for start, n, size in zip(piece.offset, piece.extent, piece.shape)):
             raise AnyrankError(f"{piece.origin}: tensor {name!r}: {piece.where} is outside of {list(piece.shape)}")
     for i, piece in enumerate(boxes):
-        for other in boxes[i + 1:]:
-            if piece.offset and other.offset[0] >= piece.offset[0] + piece.extent[0]:
+        for neighbor in boxes[i + 1:]:
+            if piece.offset and neighbor.offset[0] >= piece.offset[0] + piece.extent[0]:
                 break
-            if _overlap(piece, other):
-                raise AnyrankError(f"OverlappingShards: {other.origin}: tensor {name!r}: {other.where} overlaps "
+            if _overlap(piece, neighbor):
+                raise AnyrankError(f"OverlappingShards: {neighbor.origin}: tensor {name!r}: {neighbor.where} overlaps "
                                    f"{piece.where} of {piece.origin}")
-    held = sum(math.prod(piece.extent) for piece in boxes)
-    if held != math.prod(first.shape):
-        raise AnyrankError(f"MissingShard: tensor {name!r}: the files hold {held} of its {math.prod(first.shape)} "
+    covered = sum(math.prod(piece.extent) for piece in boxes)
+    if covered != math.prod(lead.shape):
+        raise AnyrankError(f"MissingShard: tensor {name!r}: the files hold {covered} of its {math.prod(lead.shape)} "
                            f"elements: "
                            + ", ".join(f"{piece.where} in {os.path.basename(piece.origin)}" for piece in boxes[:4]))
     return boxes
@@ -150,11 +150,11 @@ def _whole_tensor(boxes: list[Piece], shape: tuple[int, ...], dtype: str) -> typ
         rows = min(step, shape[0] - start)
         out = memoryview(bytearray(rows * row))
         for piece, view in zip(boxes, views):
-            first, end = max(piece.offset[0], start), min(piece.offset[0] + piece.extent[0], start + rows)
-            if first < end:
+            begin, end = max(piece.offset[0], start), min(piece.offset[0] + piece.extent[0], start + rows)
+            if begin < end:
                 strides = row_major(shape)
-                at = sum(i * step for i, step in zip((first - start, *piece.offset[1:]), strides))
-                view.narrow(0, first - piece.offset[0], end - first).copy_into(out, strides, at)
+                out_offset = sum(i * step for i, step in zip((begin - start, *piece.offset[1:]), strides))
+                view.narrow(0, begin - piece.offset[0], end - begin).copy_into(out, strides, out_offset)
                 view.release()
         yield out
 
@@ -165,12 +165,12 @@ def write_full(checkpoint: Checkpoint, path: str) -> int:
     writer = Writer(path)
     try:
         for name, pieces in by_name(checkpoint.pieces).items():
-            first, boxes = pieces[0], check_cover(name, pieces)
+            lead, boxes = pieces[0], check_cover(name, pieces)
             if boxes:
-                writer.stream(name, first.dtype, first.shape, _whole_tensor(boxes, first.shape, first.dtype))
+                writer.stream(name, lead.dtype, lead.shape, _whole_tensor(boxes, lead.shape, lead.dtype))
             else:
-                writer.add(name, first.dtype, first.shape, b"")
-            size += math.prod(first.shape) * SIZES[first.dtype]
+                writer.add(name, lead.dtype, lead.shape, b"")
+            size += math.prod(lead.shape) * SIZES[lead.dtype]
         writer.close({"format": "pt", "converted_from": checkpoint.kind})
     except BaseException:
         writer.discard()
@@ -181,11 +181,11 @@ def write_full(checkpoint: Checkpoint, path: str) -> int:
 def _place(rank: int, mesh: list[tuple[str, int]]) -> dict[str, typing.Any]:
     place: dict[str, typing.Any] = {"version": 1, "rank": rank}
     if mesh:
-        at, rest = [], rank
+        coordinates, rest = [], rank
         for _, n in reversed(mesh):
-            at.append(rest % n)
+            coordinates.append(rest % n)
             rest //= n
-        place.update(world=math.prod(n for _, n in mesh), mesh=[list(pair) for pair in mesh], at=at[::-1])
+        place.update(world=math.prod(n for _, n in mesh), mesh=[list(pair) for pair in mesh], at=coordinates[::-1])
     return place
 
 
@@ -202,7 +202,7 @@ def write_ranks(checkpoint: Checkpoint, folder: str) -> int:
     for rank, pieces in sorted(ranks.items()):
         layers: list[list[Piece]] = []  # the k-th box of each tensor
         for boxes in by_name(pieces).values():
-            for k, piece in enumerate(sorted(boxes, key=lambda one: one.offset)):
+            for k, piece in enumerate(sorted(boxes, key=lambda box: box.offset)):
                 if k == len(layers):
                     layers.append([])
                 layers[k].append(piece)

@@ -50,7 +50,7 @@ class View:
     def bytes(self) -> memoryview:
         """The elements, row-major: those of the file where they lie so, else a copy."""
         size = SIZES[self.dtype]
-        solid = self.count <= 1 or all(n == 1 or own == packed for n, own, packed in
+        solid = self.count <= 1 or all(n == 1 or stride == packed for n, stride, packed in
                                        zip(self.shape, self.strides, row_major(self.shape)))
         if solid:
             return self.storage[self.offset * size:(self.offset + self.count) * size]
@@ -85,8 +85,8 @@ class View:
             if step == 0:
                 target[k::size] = bytes([self.storage[self.offset * size + k]]) * n
             else:
-                first = self.offset * size + k
-                target[k::size] = self.storage[first:first + (n - 1) * step * size + 1:step * size]
+                begin = self.offset * size + k
+                target[k::size] = self.storage[begin:begin + (n - 1) * step * size + 1:step * size]
 
 
 def flat_boxes(shape: tuple[int, ...], start: int, count: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -97,15 +97,15 @@ def flat_boxes(shape: tuple[int, ...], start: int, count: int) -> list[tuple[tup
     if len(shape) <= 1:
         return [((start,) * len(shape), (count,) * len(shape))]
     row = math.prod(shape[1:])
-    first, inside = divmod(start, row)
+    row_index, inside = divmod(start, row)
     boxes = []
     if inside or count < row:
         part = min(count, row - inside)
-        boxes += [((first, *at), (1, *extent)) for at, extent in flat_boxes(shape[1:], inside, part)]
-        first, count = first + 1, count - part
+        boxes += [((row_index, *offset), (1, *extent)) for offset, extent in flat_boxes(shape[1:], inside, part)]
+        row_index, count = row_index + 1, count - part
     if count >= row:
-        boxes.append(((first, *(0,) * (len(shape) - 1)), (count // row, *shape[1:])))
-        first, count = first + count // row, count % row
+        boxes.append(((row_index, *(0,) * (len(shape) - 1)), (count // row, *shape[1:])))
+        row_index, count = row_index + count // row, count % row
     if count:
-        boxes += [((first, *at), (1, *extent)) for at, extent in flat_boxes(shape[1:], 0, count)]
+        boxes += [((row_index, *offset), (1, *extent)) for offset, extent in flat_boxes(shape[1:], 0, count)]
     return boxes

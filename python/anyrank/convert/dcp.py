@@ -40,18 +40,18 @@ def read_metadata(folder: str, placeholders: typing.Collection[str] = ()) -> Pla
     return typing.cast(Placeholder, found)
 
 
-def _numbers(value: typing.Any, where: str) -> tuple[int, ...]:
+def _numbers(value: typing.Any, origin: str) -> tuple[int, ...]:
     if not isinstance(value, tuple) or not all(type(n) is int and n >= 0 for n in value):
-        raise AnyrankError(f"{where}: a shape or an offset that is not made of numbers from 0: {str(value)[:80]}")
+        raise AnyrankError(f"{origin}: a shape or an offset that is not made of numbers from 0: {str(value)[:80]}")
     return value
 
 
-def _dtype(properties: typing.Any, where: str) -> str:
+def _dtype(properties: typing.Any, origin: str) -> str:
     """Of TensorProperties, which are pickled as a tuple that begins with it, or with attributes."""
     state = attribute(properties, "_state")
     found = state[0] if isinstance(state, tuple) and state else attribute(properties, "dtype")
     if found not in SIZES:
-        raise AnyrankError(f"{where}: is of a dtype that is not supported: {class_of(found) or found}")
+        raise AnyrankError(f"{origin}: is of a dtype that is not supported: {class_of(found) or found}")
     return str(found)
 
 
@@ -84,7 +84,7 @@ class _Files:
         if not isinstance(name, str) or type(offset) is not int or type(length) is not int or offset < 0 or length < 0:
             raise AnyrankError(f"{self.folder}: tensor {key!r}: .metadata does not say where its bytes are")
         if attribute(info, "transform_descriptors"):
-            kinds = ", ".join(class_of(one) or str(one) for one in attribute(info, "transform_descriptors"))
+            kinds = ", ".join(class_of(entry) or str(entry) for entry in attribute(info, "transform_descriptors"))
             raise AnyrankError(f"{self.folder}: tensor {key!r} is stored through {kinds}: save it without compression")
         path = os.path.normpath(os.path.join(self.folder, name))
         if os.path.isabs(name) or os.path.relpath(path, self.folder).startswith(".."):
@@ -98,10 +98,10 @@ class _Files:
                 f"{path}: cut short: {self.sizes[path]} bytes, a part of {key!r} ends at {offset + length}")
         return path
 
-    def read(self, path: str, offset: int, length: int, where: str) -> View:
-        value = read_torch(self.map(path)[offset:offset + length], where, self.placeholders)
+    def read(self, path: str, offset: int, length: int, origin: str) -> View:
+        value = read_torch(self.map(path)[offset:offset + length], origin, self.placeholders)
         if not isinstance(value, View):
-            raise AnyrankError(f"{where}: holds {class_of(value) or type(value).__name__}, expected a tensor")
+            raise AnyrankError(f"{origin}: holds {class_of(value) or type(value).__name__}, expected a tensor")
         return value
 
 
@@ -113,29 +113,29 @@ def _rank_of(name: str) -> int:
 
 def read_items(folder: str, metadata: Placeholder, placeholders: typing.Collection[str]) -> tuple[list[Item], int]:
     """Every chunk of every tensor, and how many entries are none (numbers, texts, random states)."""
-    files, items, others = _Files(folder, placeholders), [], 0
+    files, items, skipped = _Files(folder, placeholders), [], 0
     stored: dict[tuple[str, tuple[int, ...]], typing.Any] = {}
     for index, info in metadata.storage_data.items():  # type: ignore[attr-defined]
         stored[str(attribute(index, "fqn")), tuple(attribute(index, "offset") or ())] = info
     paths = attribute(metadata, "planner_data")
     for key, entry in metadata.state_dict_metadata.items():  # type: ignore[attr-defined]
         if class_of(entry) != METADATA + "TensorStorageMetadata":
-            others += 1
+            skipped += 1
             continue
-        where = f"{folder}: tensor {key!r}"
-        dtype = _dtype(attribute(entry, "properties"), where)
-        shape = _numbers(attribute(entry, "size"), where)
+        origin = f"{folder}: tensor {key!r}"
+        dtype = _dtype(attribute(entry, "properties"), origin)
+        shape = _numbers(attribute(entry, "size"), origin)
         for chunk in attribute(entry, "chunks") or []:
-            offset, extent = (_numbers(attribute(chunk, name), where) for name in ("offsets", "sizes"))
+            offset, extent = (_numbers(attribute(chunk, name), origin) for name in ("offsets", "sizes"))
             info = stored.get((key, offset))
             if info is None:
-                raise AnyrankError(f"MissingShard: {where}: .metadata lists a part at {list(offset)} that no file has")
+                raise AnyrankError(f"MissingShard: {origin}: .metadata lists a part at {list(offset)} that no file has")
             path = files.check(key, info)
             place = attribute(info, "offset")
             read = functools.partial(files.read, path, place, attribute(info, "length"), f"{path}, byte {place}")
             items.append(Item(key, tuple(nested_path(paths, key)), dtype, shape, offset, extent,
                               _rank_of(attribute(info, "relative_path")), path, read))
-    return items, others
+    return items, skipped
 
 
 def nested_path(paths: typing.Any, key: str) -> tuple[typing.Any, ...]:
@@ -147,9 +147,9 @@ def name_entry(path: tuple[typing.Any, ...]) -> tuple[str, str, str]:
     """(what the dictionary with it is called, the parameter, the role) of an entry of the dictionary that was saved."""
     parts = [str(part) for part in path]
     if "state" in parts[:-2] and parts[-1] not in ("", None):
-        at = parts.index("state")
-        if at + 3 == len(parts) and not isinstance(path[at + 1], int):
-            return "", *state_name(parts[at + 1], parts[-1])
+        state_index = parts.index("state")
+        if state_index + 3 == len(parts) and not isinstance(path[state_index + 1], int):
+            return "", *state_name(parts[state_index + 1], parts[-1])
     found = OPTIMIZER_STATE.fullmatch(parts[-1])
     if found and len(parts) <= 2 and (parts[-1].startswith("state.") or parts[0].startswith("optim")):
         return "", *state_name(found.group(1), found.group(2))
@@ -161,7 +161,7 @@ def name_entry(path: tuple[typing.Any, ...]) -> tuple[str, str, str]:
 def read(folder: str, placeholders: typing.Collection[str] = ()) -> Checkpoint:
     """A checkpoint of torch.distributed.checkpoint."""
     metadata = read_metadata(folder, placeholders)
-    items, others = read_items(folder, metadata, placeholders)
+    items, skipped = read_items(folder, metadata, placeholders)
     if not items:
         raise AnyrankError(f"{folder}: its .metadata lists no tensor")
     names = {item.key: name_entry(item.path) for item in items}
@@ -178,6 +178,6 @@ def read(folder: str, placeholders: typing.Collection[str] = ()) -> Checkpoint:
     if any(isinstance(part, int) for item in items for part in item.path[1:-1]):
         checkpoint.notes.append("an optimizer's state is saved by number, not by parameter: it keeps its own names; "
                                 "save it with torch.distributed.checkpoint.state_dict.get_state_dict")
-    if others:
-        checkpoint.notes.append(f"{others} entries that are no tensors are left out")
+    if skipped:
+        checkpoint.notes.append(f"{skipped} entries that are no tensors are left out")
     return checkpoint

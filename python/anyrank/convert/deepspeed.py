@@ -64,19 +64,19 @@ class _Rank:
             nested(base, "state", i) for i in range(len(self.masters))]
         for kind in dict.fromkeys(str(kind) for group in groups if isinstance(group, dict) for kind in group):
             found = [nested(group, kind) for group in groups]
-            held = [one for one in found if one is not None]
-            flat = all(one is None or isinstance(one, View) and one.shape == master.shape
-                       for one, master in zip(found, self.masters))
-            if not flat and all(scalar(one) for one in held):
-                self.numbers[kind] = [scalar(one) for one in found]
-            elif flat or all(isinstance(one, View) and len(one.shape) == 1 for one in held):
+            present = [entry for entry in found if entry is not None]
+            flat = all(entry is None or isinstance(entry, View) and entry.shape == master.shape
+                       for entry, master in zip(found, self.masters))
+            if not flat and all(scalar(entry) for entry in present):
+                self.numbers[kind] = [scalar(entry) for entry in found]
+            elif flat or all(isinstance(entry, View) and len(entry.shape) == 1 for entry in present):
                 self.flat[kind] = found
             else:
                 self.left_out.append(kind)
 
     def _views(self, found: typing.Any, key: str) -> list[View]:
         if not isinstance(found, (list, tuple)) or not all(
-            isinstance(one, View) and len(one.shape) == 1 for one in found):
+            isinstance(entry, View) and len(entry.shape) == 1 for entry in found):
             raise AnyrankError(f"{self.path}: {key} is no list of flat tensors: of another version of DeepSpeed, or "
                                f"the optimizer was on NVMe")
         return list(found)
@@ -98,8 +98,8 @@ class _Reader:
         self.universal = universal.is_universal(folder)
         for name in names if not self.universal else ():
             if re.search(r"expert_\d+_mp_rank|expp_rank_", name) or re.match(r"layer_\d+-model_", name):
-                what = EXPERTS if "exp" in name else STAGES
-                raise AnyrankError(f"{folder}: {name}: {what}")
+                reason = EXPERTS if "exp" in name else STAGES
+                raise AnyrankError(f"{folder}: {name}: {reason}")
         self.models = self._listed(MODEL, names)
         self.optims = self._listed(OPTIM, names)
         if self.universal and self.optims:
@@ -142,8 +142,8 @@ class _Reader:
             return Cuts(shard)
         unknown = [*(info.get("autotp_unsupported_parameter_patterns") or ()),
                    *(info.get("parameter_with_2_sub_params_cat_dim_0") or ()),
-                   *(pattern for one in info.get("parameter_with_sub_params") or ()
-                     for pattern in attribute(one, "patterns") or ())]
+                   *(pattern for sub_param in info.get("parameter_with_sub_params") or ()
+                     for pattern in attribute(sub_param, "patterns") or ())]
         patterns: list[tuple[str, int | None]] = []
         for key, dim in (("tp_replicated_parameter_patterns", None), ("parameter_to_average_patterns", None),
                          ("parameter_with_row_parallelism_patterns", 1), ("vocabulary_parameter_patterns", 0)):
@@ -156,7 +156,7 @@ class _Reader:
         shapes = {str(name): view.shape for name, view in (state["module"] or {}).items() if isinstance(view, View)}
         for group in [*_dicts(state.get("param_shapes")), *_dicts(state.get("frozen_param_shapes") or {})]:
             shapes.update(group)
-        shapes.update({other: shapes[name] for other, name in (state.get("shared_params") or {}).items()
+        shapes.update({alias: shapes[name] for alias, name in (state.get("shared_params") or {}).items()
                        if name in shapes})
         return shapes
 
@@ -169,25 +169,26 @@ class _Reader:
 
     def add(self, dp: int, mp: int, name: str, kind: str, view: View, start: int, origin: str) -> None:
         """Elements of a parameter or of its state, from `start` on, of one rank: their boxes become pieces."""
-        shape, at = self.shapes[mp][name], 0
+        shape, pos = self.shapes[mp][name], 0
         for box in flat_boxes(shape, start, view.count):
-            part = view.flat(at, box[1])
-            at += part.count
+            part = view.flat(pos, box[1])
+            pos += part.count
             self._add_box(dp, mp, name, kind, part, box, origin)
 
     def _add_box(self, dp: int, mp: int, name: str, kind: str, part: View, box: typing.Any, origin: str) -> None:
-        shapes = [other.get(name) for other in self.shapes]
+        shapes = [rank_shapes.get(name) for rank_shapes in self.shapes]
         if None in shapes:
             raise AnyrankError(f"{self.folder}: {name!r} is not on every tensor-parallel rank")
         full, placed = self.cuts.place(name, typing.cast("list[tuple[int, ...]]", shapes), mp, box)
         for (offset, extent), inside in placed:
             view = part
-            for dim, (first, count) in enumerate(zip(inside, extent)):
-                view = view.narrow(dim, first, count)
+            for dim, (begin, count) in enumerate(zip(inside, extent)):
+                view = view.narrow(dim, begin, count)
             read = functools.partial(_same, view)
-            own, role = state_name(name, kind) if kind else (name, "weight")
-            self.checkpoint.pieces.append(Piece(dp * self.tp + mp, own, role, part.dtype, full, offset, extent, read,
-                                                origin))
+            piece_name, role = state_name(name, kind) if kind else (name, "weight")
+            self.checkpoint.pieces.append(
+                Piece(dp * self.tp + mp, piece_name, role, part.dtype, full, offset, extent, read, origin)
+            )
 
     def module(self, mp: int, without: typing.Collection[str] = ()) -> None:
         """What the model computes with; under stage 3 the file has none of it, only buffers."""
@@ -199,46 +200,48 @@ class _Reader:
 
     def frozen(self, mp: int, ranks: int) -> None:
         """Parameters without gradients: whole, or under stage 3 a share on each rank."""
-        for (dp, at), state in sorted(self.states.items()):
+        for (dp, mp_rank), state in sorted(self.states.items()):
             fragments = state.get("frozen_param_fragments")
-            held = {piece.name for piece in self.checkpoint.pieces if piece.role == "weight"} if dp == 0 else set()
-            if at != mp or not isinstance(fragments, dict):
+            existing = {piece.name for piece in self.checkpoint.pieces if piece.role == "weight"} if dp == 0 else set()
+            if mp_rank != mp or not isinstance(fragments, dict):
                 continue
             for name, view in fragments.items():
                 count = math.prod(self.shapes[mp][name])
                 share = -(-count // ranks)
-                if name in held or not isinstance(view, View):
+                if name in existing or not isinstance(view, View):
                     continue
                 if view.count == count and ranks == 1 or len(view.shape) != 1:
-                    self._add_box(dp, mp, name, "", view, ((0,) * len(view.shape), view.shape), self.models[dp, at])
+                    self._add_box(
+                        dp, mp, name, "", view, ((0,) * len(view.shape), view.shape), self.models[dp, mp_rank]
+                    )
                 else:
-                    kept = max(0, min(share, count - dp * share))
-                    self.add(dp, mp, name, "", view.narrow(0, 0, kept), dp * share, self.models[dp, at])
+                    unpadded = max(0, min(share, count - dp * share))
+                    self.add(dp, mp, name, "", view.narrow(0, 0, unpadded), dp * share, self.models[dp, mp_rank])
 
     def optimizer(self, mp: int) -> None:
         """The optimizer's copies and moments of one tensor-parallel rank."""
-        ranks = [_Rank(path, self.placeholders) for (_, at), path in sorted(self.optims.items()) if at == mp]
-        found = [dp for dp, at in sorted(self.optims) if at == mp]
-        first = ranks[0]
-        if found != list(range(len(found))) or first.count != len(ranks):
-            missing = (dp for dp in range(max(first.count, max(found) + 1)) if dp not in found)
+        ranks = [_Rank(path, self.placeholders) for (_, mp_rank), path in sorted(self.optims.items()) if mp_rank == mp]
+        found = [dp for dp, mp_rank in sorted(self.optims) if mp_rank == mp]
+        lead = ranks[0]
+        if found != list(range(len(found))) or lead.count != len(ranks):
+            missing = (dp for dp in range(max(lead.count, max(found) + 1)) if dp not in found)
             lost = [*itertools.islice(missing, 8)]
-            raise AnyrankError(f"MissingShard: {self.folder}: *_optim_states.pt of {len(ranks)} ranks, {first.count} "
+            raise AnyrankError(f"MissingShard: {self.folder}: *_optim_states.pt of {len(ranks)} ranks, {lead.count} "
                                f"wrote it; none of zero_pp_rank_{', '.join(map(str, lost)) or '?'} with "
                                f"mp_rank_{mp:02d}")
         groups = self._groups(self.lead[mp])
-        for kind, flat in first.flat.items():
+        for kind, flat in lead.flat.items():
             if any(kind not in rank.flat or len(rank.flat[kind]) != len(flat) for rank in ranks):
                 raise AnyrankError(f"{self.folder}: ranks whose optimizers hold different tensors: {kind}")
-            if first.stage == 3 and None in flat:
-                raise AnyrankError(f"{first.path}: {kind} is a state of only some of the optimizer's groups, which is "
+            if lead.stage == 3 and None in flat:
+                raise AnyrankError(f"{lead.path}: {kind} is a state of only some of the optimizer's groups, which is "
                                    f"not supported under ZeRO 3")
-        if first.left_out:
+        if lead.left_out:
             self.checkpoint.notes.append(f"left out of the optimizer's state, as neither a number nor as flat as the "
-                                         f"weights: {', '.join(first.left_out)}")
+                                         f"weights: {', '.join(lead.left_out)}")
         for dp, rank in enumerate(ranks):
             self.numbers(dp, mp, rank, groups)
-        if first.stage == 3:
+        if lead.stage == 3:
             self._shares(mp, ranks, groups)
         else:
             self._stretches(mp, ranks, groups)
@@ -249,29 +252,29 @@ class _Reader:
                 raise AnyrankError(f"{self.folder}: {len(groups)} parameter groups, the optimizer has "
                                    f"{len(ranks[0].masters)}")
             paddings = nested(ranks[0].paddings, g) or [0] * len(group)
-            at, places = 0, []
+            offset, places = 0, []
             for (name, shape), padding in zip(group.items(), paddings):
-                places.append((name, at, math.prod(shape)))
-                at += math.prod(shape) + padding
+                places.append((name, offset, math.prod(shape)))
+                offset += math.prod(shape) + padding
             begin = 0
             for dp, rank in enumerate(ranks):
                 count = rank.masters[g].count
                 for name, start, n in places:
-                    first, end = max(start, begin), min(start + n, begin + count)
-                    if first < end:
-                        self._check_slice(rank, g, name, first - begin, end - first)
+                    slice_begin, end = max(start, begin), min(start + n, begin + count)
+                    if slice_begin < end:
+                        self._check_slice(rank, g, name, slice_begin - begin, end - slice_begin)
                         for kind, flats in rank.flat.items():
                             flat = flats[g]
                             if flat is not None:
-                                part = self._stretch(rank, flat, first - begin, end - first, name)
-                                self.add(dp, mp, name, kind, part, first - start, rank.path)
+                                part = self._stretch(rank, flat, slice_begin - begin, end - slice_begin, name)
+                                self.add(dp, mp, name, kind, part, slice_begin - start, rank.path)
                 begin += count
 
-    def _stretch(self, rank: _Rank, flat: View, first: int, count: int, name: str) -> View:
-        if first + count > flat.count:
+    def _stretch(self, rank: _Rank, flat: View, start: int, count: int, name: str) -> View:
+        if start + count > flat.count:
             raise AnyrankError(f"{rank.path}: a flat tensor of {flat.count} elements ends within {name!r}: cut "
                                f"short, or of another model")
-        return flat.narrow(0, first, count)
+        return flat.narrow(0, start, count)
 
     def _check_slice(self, rank: _Rank, g: int, name: str, start: int, count: int) -> None:
         """Versions since 0.8 say where each parameter is."""
@@ -286,33 +289,33 @@ class _Reader:
         for dp, rank in enumerate(ranks):
             for kind, flats in rank.flat.items():
                 parts = collections.deque(flat for flat in flats if flat is not None)
-                at = 0
+                pos = 0
                 for name, shape in params.items():
                     count = math.prod(shape)
-                    share, done = -(-count // len(ranks)), 0
-                    kept = max(0, min(share, count - dp * share))  # the rest is padding
-                    while done < share:
-                        while parts and at == parts[0].count:
+                    share, consumed = -(-count // len(ranks)), 0
+                    unpadded = max(0, min(share, count - dp * share))  # the rest is padding
+                    while consumed < share:
+                        while parts and pos == parts[0].count:
                             parts.popleft()
-                            at = 0
+                            pos = 0
                         if not parts:
                             raise AnyrankError(f"{rank.path}: its flat tensors end before {name!r}: cut short, or of "
                                                f"another model")
-                        n = min(share - done, parts[0].count - at)
-                        if done < kept:
-                            part = parts[0].narrow(0, at, min(n, kept - done))
-                            self.add(dp, mp, name, kind, part, dp * share + done, rank.path)
-                        done, at = done + n, at + n
-                if sum(one.count for one in parts) - at > 0:
-                    raise AnyrankError(f"{rank.path}: its flat tensors have {sum(one.count for one in parts) - at} "
+                        n = min(share - consumed, parts[0].count - pos)
+                        if consumed < unpadded:
+                            part = parts[0].narrow(0, pos, min(n, unpadded - consumed))
+                            self.add(dp, mp, name, kind, part, dp * share + consumed, rank.path)
+                        consumed, pos = consumed + n, pos + n
+                if sum(view.count for view in parts) - pos > 0:
+                    raise AnyrankError(f"{rank.path}: its flat tensors have {sum(view.count for view in parts) - pos} "
                                        f"elements more than the parameters: of another model")
 
     def aliases(self) -> None:
         """Tied parameters have one copy in the files and two names in the model."""
-        for other, name in (self.lead[0].get("shared_params") or {}).items():
-            held = {piece.name for piece in self.checkpoint.pieces if piece.role == "master"}
-            if other not in held:
-                self.checkpoint.pieces += [dataclasses.replace(piece, name=other) for piece in self.checkpoint.pieces
+        for alias, name in (self.lead[0].get("shared_params") or {}).items():
+            master_names = {piece.name for piece in self.checkpoint.pieces if piece.role == "master"}
+            if alias not in master_names:
+                self.checkpoint.pieces += [dataclasses.replace(piece, name=alias) for piece in self.checkpoint.pieces
                                            if piece.name == name and piece.role in ("weight", "master")]
 
     def whole(self) -> None:
@@ -339,7 +342,7 @@ class _Reader:
         for mp in range(self.tp if not self.staged else 0):
             self.module(mp, self.unplaced())
             self.frozen(mp, ranks)
-            if any(at == mp for _, at in self.optims):
+            if any(mp_rank == mp for _, mp_rank in self.optims):
                 self.optimizer(mp)
         if self.universal:
             self.whole()

@@ -29,18 +29,18 @@ def _unflatten(item: dcp.Item, full: tuple[int, ...]) -> list[dcp.Item]:
     if len(grid) != len(full) or any(n == 0 or size % n for n, size in zip(grid, full)) or set(item.extent[:-1]) - {1}:
         raise AnyrankError(f"{item.origin}: {item.key!r} {list(item.shape)} is no flattened tensor {list(full)}")
     local = tuple(size // n for n, size in zip(grid, full))
-    out, at = [], 0
+    out, flat_offset = [], 0
     for offset, extent in flat_boxes(local, start, count):
         n = 1
         for size in extent:
             n *= size
 
-        def read(at: int = at, extent: tuple[int, ...] = extent) -> View:
-            return item.read().flat(at, extent)
+        def read(flat_offset: int = flat_offset, extent: tuple[int, ...] = extent) -> View:
+            return item.read().flat(flat_offset, extent)
 
-        begin = tuple(cell * size + first for cell, size, first in zip(item.offset[:-1], local, offset))
+        begin = tuple(cell * size + local_offset for cell, size, local_offset in zip(item.offset[:-1], local, offset))
         out.append(item._replace(shape=full, offset=begin, extent=extent, read=read))
-        at += n
+        flat_offset += n
     return out
 
 
@@ -67,15 +67,15 @@ def _unstack(item: dcp.Item) -> list[tuple[str, dcp.Item]]:
 def read_dist(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
     """A torch_dist checkpoint of megatron-core."""
     metadata = dcp.read_metadata(folder, placeholders)
-    items, others = dcp.read_items(folder, metadata, placeholders)
+    items, skipped_count = dcp.read_items(folder, metadata, placeholders)
     if not items:
         raise AnyrankError(f"{folder}: its .metadata lists no tensor")
     reformed = attribute(metadata, "mcore_data")
     checkpoint = Checkpoint("Megatron torch_dist")
     buckets = 0
-    for whole in items:
-        full = nested(reformed, whole.key, "nd_reformulated_orig_global_shape")
-        for flat in _unflatten(whole, tuple(full)) if full else [whole]:
+    for stored_item in items:
+        full = nested(reformed, stored_item.key, "nd_reformulated_orig_global_shape")
+        for flat in _unflatten(stored_item, tuple(full)) if full else [stored_item]:
             buckets += ".bucket_idx_" in flat.key
             for name, item in _unstack(flat):
                 found = _STATE.fullmatch(name)
@@ -87,8 +87,8 @@ def read_dist(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
     if buckets:
         checkpoint.notes.append("the optimizer's state lies in buckets of the data-parallel ranks, which name no "
                                 "parameter: they keep their own names; save with --dist-ckpt-optim-fully-reshardable")
-    if others:
-        checkpoint.notes.append(f"{others} entries that are no tensors are left out")
+    if skipped_count:
+        checkpoint.notes.append(f"{skipped_count} entries that are no tensors are left out")
     common = os.path.join(folder, "common.pt")
     arguments = attribute(load(common, placeholders), "args") if os.path.isfile(common) else None
     checkpoint.mapping = _mapping(arguments, {piece.name for piece in checkpoint.pieces})
@@ -160,17 +160,19 @@ def read(folder: str, placeholders: typing.Collection[str], shard: typing.Mappin
     files, arguments = [file for file, _ in read_files], read_files[0][1]
     tps, pps = sorted({file.tp for file in files}), sorted({file.pp for file in files})
     size = {key: attribute(arguments, f"{key}_model_parallel_size") for key in ("tensor", "pipeline")}
-    most, stages = size["tensor"] or len(tps), size["pipeline"] or len(pps)
-    held = {(file.tp, file.pp) for file in files}
-    lost = next(((t, p) for t in range(most) for p in range(stages) if (t, p) not in held), None)
-    if lost or len(files) != most * stages:
-        raise AnyrankError(f"MissingShard: {folder}: {len(files)} folders mp_rank_*, {most * stages} ranks wrote it" + (
-            f"; none of tensor-parallel rank {lost[0]}, stage {lost[1]}" if lost else ""))
+    tp_size, stages = size["tensor"] or len(tps), size["pipeline"] or len(pps)
+    present_ranks = {(file.tp, file.pp) for file in files}
+    lost = next(((t, p) for t in range(tp_size) for p in range(stages) if (t, p) not in present_ranks), None)
+    if lost or len(files) != tp_size * stages:
+        raise AnyrankError(
+            f"MissingShard: {folder}: {len(files)} folders mp_rank_*, {tp_size * stages} ranks wrote it"
+            + (f"; none of tensor-parallel rank {lost[0]}, stage {lost[1]}" if lost else "")
+        )
     _number_layers(files)
     checkpoint = Checkpoint("Megatron", mesh=[("pp", len(pps)), ("tp", len(tps))] if len(files) > 1 else [])
     cuts = Cuts(shard, gated=bool(attribute(arguments, "swiglu")))
     for file in files:
-        peers = sorted((other for other in files if other.pp == file.pp), key=lambda other: other.tp)
+        peers = sorted((candidate for candidate in files if candidate.pp == file.pp), key=lambda peer: peer.tp)
         for name, view in file.tensors.items():
             if any(name not in peer.tensors for peer in peers):
                 raise AnyrankError(f"{folder}: {name!r} is not in the file of every tensor-parallel rank")
@@ -178,8 +180,8 @@ def read(folder: str, placeholders: typing.Collection[str], shard: typing.Mappin
             full, placed = cuts.place(name, [peer.tensors[name].shape for peer in peers], file.tp, box)
             for (offset, extent), inside in placed:
                 part = view
-                for dim, (first, count) in enumerate(zip(inside, extent)):
-                    part = part.narrow(dim, first, count)
+                for dim, (begin, count) in enumerate(zip(inside, extent)):
+                    part = part.narrow(dim, begin, count)
 
                 def get(part: View = part) -> View:
                     return part
@@ -199,7 +201,7 @@ def _mapping(arguments: typing.Any, names: set[str]) -> dict[str, typing.Any] | 
             attribute(arguments, "normalization") != "RMSNorm") or attribute(arguments, "num_experts"):
         return None
     groups = attribute(arguments, "num_query_groups") if attribute(arguments, "group_query_attention") else heads
-    to = "model.layers.*."
+    llama_prefix = "model.layers.*."
     rules: list[dict[str, typing.Any]] = [{"match": "*_extra_state*", "leave": True}]
 
     def rule(match: str, **keys: typing.Any) -> None:
@@ -209,7 +211,7 @@ def _mapping(arguments: typing.Any, names: set[str]) -> dict[str, typing.Any] | 
 
     decoder = "decoder.layers.*."
     for kind in ("weight", "bias"):
-        attention, mlp = f"{to}self_attn.", f"{to}mlp."
+        attention, mlp = f"{llama_prefix}self_attn.", f"{llama_prefix}mlp."
         rule(f"{decoder}self_attention.linear_qkv.{kind}*", dim=0, groups=groups, blocks=[heads // groups, 1, 1],
              into=[f"{attention}{part}_proj.{kind}*" for part in "qkv"])
         rule(f"{decoder}mlp.linear_fc1.{kind}*", dim=0, blocks=[1, 1],
@@ -217,11 +219,11 @@ def _mapping(arguments: typing.Any, names: set[str]) -> dict[str, typing.Any] | 
         rule(f"{decoder}self_attention.linear_proj.{kind}*", rename=f"{attention}o_proj.{kind}*")
         rule(f"{decoder}mlp.linear_fc2.{kind}*", rename=f"{mlp}down_proj.{kind}*")
     for old in ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"):
-        rule(f"{decoder}{old}*", rename=f"{to}input_layernorm.weight*")
+        rule(f"{decoder}{old}*", rename=f"{llama_prefix}input_layernorm.weight*")
     for old in ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"):
-        rule(f"{decoder}{old}*", rename=f"{to}post_attention_layernorm.weight*")
+        rule(f"{decoder}{old}*", rename=f"{llama_prefix}post_attention_layernorm.weight*")
     for part in "qk":
-        rule(f"{decoder}self_attention.{part}_layernorm.weight*", rename=f"{to}self_attn.{part}_norm.weight*")
+        rule(f"{decoder}self_attention.{part}_layernorm.weight*", rename=f"{llama_prefix}self_attn.{part}_norm.weight*")
     rule("decoder.final_layernorm.weight*", rename="model.norm.weight*")
     vocab = attribute(arguments, "vocab_size")
     rows = {"shape": [vocab, None]} if isinstance(vocab, int) and vocab > 0 else {}

@@ -147,11 +147,11 @@ def reshard(source: Path, out: Path, *, tp: int = 1, pp: int = 1, ep: int = 1, v
         return Resharded(out, " ".join(extents) or "merged", len(job.tensors), len(files), size, tuple(job.notes))
 
 
-def _config(folder: str, given: Path | None, needed: bool) -> tuple[dict[str, typing.Any], str | None]:
+def _config(folder: str, config_file: Path | None, needed: bool) -> tuple[dict[str, typing.Any], str | None]:
     """config.json, and its path. Merging needs none."""
-    path = os.path.join(folder, "config.json") if given is None else path_name(given)
+    path = os.path.join(folder, "config.json") if config_file is None else path_name(config_file)
     path = os.path.join(path, "config.json") if os.path.isdir(path) else path
-    if given is None and not os.path.exists(path):
+    if config_file is None and not os.path.exists(path):
         if needed:
             raise AnyrankError(f"{folder}: no config.json there, which says how tensors are split; give config "
                                "(--config FILE)")
@@ -185,19 +185,23 @@ class _Job:
             if about.dtype not in SIZES:
                 raise AnyrankError(f"tensor {name!r}: {about.dtype} has elements of less than a byte, which are not "
                                    "copied")
-            of, shape = parameter_of(name), about.shape
+            parameter, shape = parameter_of(name), about.shape
             rows = shape[0] if shape else 1
-            if (of.role in ("tokens", "head") and isinstance(vocab, int) and shape and
-                    layout.shapes.get(of.parameter, shape) == shape):
+            if (parameter.role in ("tokens", "head") and isinstance(vocab, int) and shape and
+                    layout.shapes.get(parameter.parameter, shape) == shape):
                 cut += [name] * (rows > vocab)
                 rows = min(rows, vocab)
                 shape = (-(-rows // pad_vocab) * pad_vocab, *shape[1:])
                 padded += [name] * (shape[0] > rows)
-            use = (0 if of.role in ("tokens", "positions") else 1 if of.layer is not None else 2, of.layer or 0)
-            state = of.state or os.path.basename(about.parts[0].file) == _STATE
+            use = (
+                0 if parameter.role in ("tokens", "positions") else 1 if parameter.layer is not None else 2,
+                parameter.layer or 0,
+            )
+            state = parameter.state or os.path.basename(about.parts[0].file) == _STATE
             order = math.inf if about.order is None else about.order
-            self.tensors.append(_Tensor(of, about.dtype, shape, rows, (order, *use, name), about.order is not None,
-                                        state))
+            self.tensors.append(
+                _Tensor(parameter, about.dtype, shape, rows, (order, *use, name), about.order is not None, state)
+            )
         layout.shapes = {tensor.of.name: tensor.shape for tensor in self.tensors}
         self.tensors.sort(key=lambda tensor: tensor.order)
         unknown = [tensor.of.name for tensor in self.tensors if not tensor.of.known and math.prod(tensor.shape) > 1 and
@@ -247,7 +251,7 @@ class _Job:
         if k == 0 and all(item.tensor.in_order for item in items):
             place["order"] = [item.tensor.of.name for item in items]
         sharding = {item.tensor.of.name: {"saved_offsets": item.box[0]} for item in items}
-        texts = (json.dumps(one, separators=(",", ":"), ensure_ascii=False) for one in (sharding, place))
+        texts = (json.dumps(document, separators=(",", ":"), ensure_ascii=False) for document in (sharding, place))
         return {"DCP_VERSION": "1.0", **dict(zip(("DCP_SHARDING_INFO", "ANYRANK_PLACEMENT"), texts)), **self._format()}
 
     def merged_files(self, shard_size: int) -> list[_File]:
@@ -291,8 +295,8 @@ class _Job:
     def _write_boxes(values: View, holders: list[tuple[_File, _Item]], folder: str) -> None:
         for file, item in holders:
             part = values
-            for dim, (first, count) in enumerate(zip(*item.box)):
-                part = part.narrow(dim, first, count)
+            for dim, (begin, count) in enumerate(zip(*item.box)):
+                part = part.narrow(dim, begin, count)
             with open(os.path.join(folder, file.name), "r+b") as target:
                 target.seek(item.at)
                 target.write(part.bytes())
@@ -310,9 +314,11 @@ class _Job:
     def _check_copies(self, name: str) -> None:
         found = self.dump.disagreement(name) if name in self.copied else None
         if found:
-            (one, other), at = found.ranks, ", ".join(map(str, found.index))
-            raise AnyrankError(f"{self.dump.path}: tensor {name!r}: the copies of ranks {one} and {other} differ in "
-                               f"{found.elements} of {found.count} elements, first at [{at}]")
+            (rank, peer_rank), index_text = found.ranks, ", ".join(map(str, found.index))
+            raise AnyrankError(
+                f"{self.dump.path}: tensor {name!r}: the copies of ranks {rank} and {peer_rank} differ in "
+                f"{found.elements} of {found.count} elements, first at [{index_text}]"
+            )
 
 
 def _write_index(files: list[_File], folder: str) -> None:

@@ -63,11 +63,11 @@ def _axes(meta: dict[str, typing.Any], path: str) -> dict[str, tuple[int, int]]:
     """The coordinates that SGLang or Megatron wrote: tp_rank with tp_size, and so on."""
     axes = {}
     found = [meta.get(key) for key in _INFO]
-    for info in [*(one for one in found if isinstance(one, dict)), meta]:
+    for info in [*(entry for entry in found if isinstance(entry, dict)), meta]:
         for key, rank in info.items():
-            axis, _, what = str(key).rpartition("_")
+            axis, _, suffix = str(key).rpartition("_")
             size = info.get(f"{axis}_size")
-            if what != "rank" or axis in ("", "world", "recompute_pseudo"):
+            if suffix != "rank" or axis in ("", "world", "recompute_pseudo"):
                 continue
             if not isinstance(rank, int) or not isinstance(size, int):
                 continue
@@ -96,20 +96,26 @@ def _read(path: str, placeholders: typing.Collection[str]) -> _Value | None:
         if name.startswith(prefix):
             name, kind = name[len(prefix):], suffix
             break
-    more = "".join(f".{key}={value}" for key, value in tags.items() if key not in _NOT_NAMED)
+    tag_suffix = "".join(f".{key}={value}" for key, value in tags.items() if key not in _NOT_NAMED)
     dims = meta.get("dims")
     if dims is not None and not isinstance(dims, str):
         raise AnyrankError(f"{path}: dims {str(dims)[:60]!r} is no text")
-    at = f"@{step + 1}" if step > 0 else ""
-    return _Value(f"{name}{more}:{kind}{at}", _number(tags, "rank", path), _number(tags, "dump_index", path), value,
-                  dims,
-                  _axes(meta, path), path)
+    step_suffix = f"@{step + 1}" if step > 0 else ""
+    return _Value(
+        f"{name}{tag_suffix}:{kind}{step_suffix}",
+        _number(tags, "rank", path),
+        _number(tags, "dump_index", path),
+        value,
+        dims,
+        _axes(meta, path),
+        path,
+    )
 
 
 def _number_repeats(values: list[_Value]) -> None:
     """A name that a rank wrote more than once in a step: NAME.call2, in the order of writing."""
     count: collections.Counter[tuple[int, str]] = collections.Counter()
-    for value in sorted(values, key=lambda one: one.index):
+    for value in sorted(values, key=lambda entry: entry.index):
         key = value.rank, value.name
         count[key] += 1
         if count[key] > 1:
@@ -123,11 +129,13 @@ def _coordinates(values: list[_Value], folder: str) -> dict[int, dict[str, tuple
     for value in values:
         if axes.setdefault(value.rank, value.axes) != value.axes:
             raise AnyrankError(f"{value.path}: rank {value.rank} is elsewhere in the mesh than in its other files")
-    sizes = {rank: {name: size for name, (_, size) in of.items()} for rank, of in axes.items()}
-    other = next((rank for rank in sizes if sizes[rank] != sizes[min(sizes)]), None)
-    if other is not None:
-        raise AnyrankError(f"{folder}: rank {min(sizes)} says that the mesh is {sizes[min(sizes)]}, rank {other} that "
-                           f"it is {sizes[other]}")
+    sizes = {rank: {name: size for name, (_, size) in rank_axes.items()} for rank, rank_axes in axes.items()}
+    differing_rank = next((rank for rank in sizes if sizes[rank] != sizes[min(sizes)]), None)
+    if differing_rank is not None:
+        raise AnyrankError(
+            f"{folder}: rank {min(sizes)} says that the mesh is {sizes[min(sizes)]}, rank {differing_rank} that "
+            f"it is {sizes[differing_rank]}"
+        )
     return axes
 
 
@@ -139,30 +147,34 @@ def _mesh(values: list[_Value], folder: str) -> tuple[list[tuple[str, int]], dic
     used = {part.partition(":")[0].strip() for text in brackets for part in text.split(",")}
     usual = ("pp", "dp", "cp", "tp")
     # Those that dims divide by come first: of two names of one axis such a one stays.
-    same: dict[str, str] = {}
-    kept: list[str] = []
+    aliases: dict[str, str] = {}
+    mesh_axes: list[str] = []
     for name in sorted(axes[min(axes)], key=lambda name: (name not in used, name not in usual, name)):
-        twin = next((other for other in kept if all(of[other] == of[name] for of in axes.values())), None)
-        apart = len({tuple(of[other][0] for other in kept) for of in axes.values()})
-        if twin or (name not in used and apart == len(axes)):  # a second name, or given by the others
-            same[name] = twin or ""
+        twin = next(
+            (axis for axis in mesh_axes if all(rank_axes[axis] == rank_axes[name] for rank_axes in axes.values())), None
+        )
+        distinct_count = len({tuple(rank_axes[axis][0] for axis in mesh_axes) for rank_axes in axes.values()})
+        if twin or (name not in used and distinct_count == len(axes)):  # a second name, or given by the others
+            aliases[name] = twin or ""
         else:
-            kept.append(name)
-    kept.sort(key=lambda name: usual.index(name) if name in usual else -1)
-    mesh = [(name, axes[min(axes)][name][1]) for name in kept]
+            mesh_axes.append(name)
+    mesh_axes.sort(key=lambda name: usual.index(name) if name in usual else -1)
+    mesh = [(name, axes[min(axes)][name][1]) for name in mesh_axes]
     numbers: dict[int, int] = {}
-    for rank, of in axes.items():
+    for rank, rank_axes in axes.items():
         numbers[rank] = 0
         for name, size in mesh:
-            numbers[rank] = numbers[rank] * size + of[name][0]
+            numbers[rank] = numbers[rank] * size + rank_axes[name][0]
     expected = math.prod(size for _, size in mesh)
     if len(set(numbers.values())) != len(numbers):
         raise AnyrankError(f"{folder}: {len(numbers)} ranks, of which some have the same coordinates along "
-                           f"{', '.join(kept) or 'no axis'}: their parallel_info does not tell them apart")
+                           f"{', '.join(mesh_axes) or 'no axis'}: their parallel_info does not tell them apart")
     if expected != len(numbers):
-        raise AnyrankError(f"MissingShard: {folder}: files of {len(numbers)} ranks, the mesh of {', '.join(kept)} has "
-                           f"{expected}; or one of these is a part of another")
-    return mesh, same, numbers
+        raise AnyrankError(
+            f"MissingShard: {folder}: files of {len(numbers)} ranks, the mesh of {', '.join(mesh_axes)} has "
+            f"{expected}; or one of these is a part of another"
+        )
+    return mesh, aliases, numbers
 
 
 _NAME = r"[A-Za-z_]\w*"
@@ -179,30 +191,32 @@ def _squeeze(value: _Value, several: bool) -> View:
     """Without the dimensions "1". Of several ranks each dimension has a word."""
     view, words = value.view, _words(value.dims or "")
     fits = len(words) == len(view.shape)
-    kept = [d for d, n in enumerate(view.shape) if not (fits and words[d] == "1" and n == 1)]
-    if several and (not fits or any(words[d] == "1" for d in kept)):
+    kept_dims = [d for d, n in enumerate(view.shape) if not (fits and words[d] == "1" and n == 1)]
+    if several and (not fits or any(words[d] == "1" for d in kept_dims)):
         raise AnyrankError(f"{value.path}: has the shape {list(view.shape)}, which its dims {value.dims!r} do not fit")
-    return dataclasses.replace(view, shape=tuple(view.shape[d] for d in kept),
-                               strides=tuple(view.strides[d] for d in kept))
+    return dataclasses.replace(view, shape=tuple(view.shape[d] for d in kept_dims),
+                               strides=tuple(view.strides[d] for d in kept_dims))
 
 
-def _rule(name: str, dims: str, mesh: list[tuple[str, int]], same: dict[str, str]) -> dict[str, typing.Any]:
+def _rule(name: str, dims: str, mesh: list[tuple[str, int]], aliases: dict[str, str]) -> dict[str, typing.Any]:
     """The rule of a mapping. Axes of one rank divide nothing."""
     shard: list[list[typing.Any]] = []
     partial: list[str] = []
-    seen: list[str] = []
+    dim_names: list[str] = []
     for dim, word in enumerate(word for word in _words(dims) if word != "1"):
         found = _WORD.fullmatch(word)
         if not found:
             raise AnyrankError(f"{name}: dims {dims!r}: {word!r} is no word for a dimension, such as h, (heads*d)[tp], "
                                "s[cp:zigzag,sp] or 1")
-        seen += re.findall(_NAME, found.group(1))
+        dim_names += re.findall(_NAME, found.group(1))
         for part in (found.group(2) or "").split(","):
-            axis, _, how = part.partition(":")
-            axis, qualifiers = same.get(axis) or axis, how.split("+") if how else []
+            axis, _, qualifier_text = part.partition(":")
+            axis, qualifiers = aliases.get(axis) or axis, qualifier_text.split("+") if qualifier_text else []
             if not _QUALIFIERS.issuperset(qualifiers) or {"zigzag", "partial"} <= set(qualifiers):
-                raise AnyrankError(f"{name}: dims {dims!r}: {part!r} is qualified by {how!r}, expected zigzag or "
-                                   "natural, and sharded; or partial")
+                raise AnyrankError(
+                    f"{name}: dims {dims!r}: {part!r} is qualified by {qualifier_text!r}, expected zigzag or "
+                    "natural, and sharded; or partial"
+                )
             if axis not in dict(mesh):
                 continue
             if "partial" in qualifiers:
@@ -210,9 +224,11 @@ def _rule(name: str, dims: str, mesh: list[tuple[str, int]], same: dict[str, str
             else:
                 shard.append([axis, {"dim": dim, "zigzag": True} if "zigzag" in qualifiers else dim])
     axes = [*partial, *(axis for axis, _ in shard)]
-    again = next((one for names in (seen, axes) for one in names if names.count(one) > 1), None)
-    if again:
-        raise AnyrankError(f"{name}: dims {dims!r}: {again!r} is there twice")
+    duplicate = next(
+        (candidate for names in (dim_names, axes) for candidate in names if names.count(candidate) > 1), None
+    )
+    if duplicate:
+        raise AnyrankError(f"{name}: dims {dims!r}: {duplicate!r} is there twice")
     return {"match": re.sub(r"([*?{}\\])", r"\\\1", name), **({"shard": shard} if shard else {}),
             **({"partial": partial} if partial else {})}
 
@@ -222,13 +238,15 @@ def _shape(rule: dict[str, typing.Any], mesh: list[tuple[str, int]], shapes: dic
     """The full extents of dimensions of which ranks have more and less; [] where there are none. shapes: by number."""
     out: list[int | None] = [None] * len(next(iter(shapes.values())))
     for dim in range(len(out)):
-        axes = [axis for axis, how in rule.get("shard", []) if (how["dim"] if isinstance(how, dict) else how) == dim]
+        axes = [
+            axis for axis, split in rule.get("shard", []) if (split["dim"] if isinstance(split, dict) else split) == dim
+        ]
         sizes = {}
         for number, shape in shapes.items():
-            at, rest = {}, number
+            coordinates, rest = {}, number
             for axis, n in reversed(mesh):
-                at[axis], rest = rest % n, rest // n
-            sizes[tuple(at[axis] for axis in axes)] = shape[dim]
+                coordinates[axis], rest = rest % n, rest // n
+            sizes[tuple(coordinates[axis] for axis in axes)] = shape[dim]
         if len(set(sizes.values())) > 1:
             out[dim] = sum(sizes.values())
     return out if any(out) else []
@@ -243,7 +261,7 @@ def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
     if not values:
         raise AnyrankError(f"{folder}: none of its {len(paths)} files holds a tensor")
     _number_repeats(values)
-    mesh, same, numbers = _mesh(values, folder)
+    mesh, aliases, numbers = _mesh(values, folder)
     checkpoint = Checkpoint("dump of SGLang", needs_map=len(numbers) > 1)
     dims_of: dict[str, str] = {}
     empty = 0
@@ -275,7 +293,7 @@ def read(folder: str, placeholders: typing.Collection[str]) -> Checkpoint:
     if checkpoint.needs_map:
         rules = []
         for name, dims in sorted(dims_of.items()):
-            rule = _rule(name, dims, mesh, same)
+            rule = _rule(name, dims, mesh, aliases)
             shape = _shape(rule, mesh, {piece.rank: piece.shape for piece in checkpoint.pieces if piece.name == name})
             rules.append({**rule, "shape": shape} if shape else rule)
         checkpoint.mapping = {"version": 1, "mesh": [list(pair) for pair in mesh], "files": "rank-{rank}.safetensors",

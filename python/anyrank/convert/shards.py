@@ -46,7 +46,7 @@ def _file_parts(path: str, rank: int) -> typing.Iterator[Piece]:
         raise AnyrankError(f"{path}: {KEY} is not JSON: {error}") from None
     for key, entry in tensors.items():
         offset = _offset(path, info, key, len(entry.shape))
-        end = tuple(first + count for first, count in zip(offset, entry.shape))
+        end = tuple(begin + count for begin, count in zip(offset, entry.shape))
         view = View(entry.dtype, entry.shape, row_major(entry.shape), entry.data)
         yield Piece(rank, key, "", entry.dtype, end, offset, entry.shape, functools.partial(_same, view), path)
 

@@ -78,24 +78,24 @@ class Universal:
 
     def check_states(self) -> None:
         """Refuses a parameter of the optimizer without its states, and another name that is no copy of the model's."""
-        held = {name for group in self.groups for name in group}
-        kinds = {frozenset(self.states.get(name, ())) for name in held}
+        parameter_names = {name for group in self.groups for name in group}
+        kinds = {frozenset(self.states.get(name, ())) for name in parameter_names}
         bare = []
-        for name in sorted(held):
-            own = frozenset(self.states.get(name, ()))
-            fullest = max((one for one in kinds if own < one), key=len, default=own)
-            if own == fullest and "fp32" in own:
+        for name in sorted(parameter_names):
+            state_kinds = frozenset(self.states.get(name, ()))
+            fullest = max((candidate for candidate in kinds if state_kinds < candidate), key=len, default=state_kinds)
+            if state_kinds == fullest and "fp32" in state_kinds:
                 continue
-            if own == {"fp32"} and self.is_copy(name):
+            if state_kinds == {"fp32"} and self.is_copy(name):
                 bare.append(name)
             else:
-                lost = ", ".join(f"{kind}.pt" for kind in sorted(({"fp32"} | fullest) - own))
+                lost = ", ".join(f"{kind}.pt" for kind in sorted(({"fp32"} | fullest) - state_kinds))
                 raise AnyrankError(f"MissingShard: {os.path.join(self.folder, 'zero', name)}: has no {lost}, which "
                                    f"other parameters have: ds_to_universal.py did not end, or files were left behind")
         if bare:
             self.notes.append(f"{len(bare)} parameters have no optimizer state, the first {bare[0]}: when the "
                               f"checkpoint was saved, they had had no gradient")
-        for name in sorted(self.states.keys() - held):
+        for name in sorted(self.states.keys() - parameter_names):
             if not self.is_copy(name):
                 raise AnyrankError(f"{os.path.join(self.folder, 'zero', name)}: is neither a parameter of the "
                                    f"optimizer (param_shapes in model_states.pt) nor, in fp32.pt alone, a copy of what "
@@ -104,16 +104,19 @@ class Universal:
     def is_copy(self, name: str) -> bool:
         """Whether fp32.pt is what ds_to_universal.py writes of a tensor for which the optimizer has no state: the
         model's own, in fp32, without a word on how it is cut."""
-        own = self.model.get(name)
-        if own is None or set(self.states[name]) != {"fp32"}:
+        model_tensor = self.model.get(name)
+        if model_tensor is None or set(self.states[name]) != {"fp32"}:
             return False
         path = self.states[name]["fp32"]
         copy, keys = self.tensor(path)
-        if set(keys) != {"param"} or (copy.dtype, copy.shape) != ("F32", own.shape):
+        if set(keys) != {"param"} or (copy.dtype, copy.shape) != ("F32", model_tensor.shape):
             return False
-        copied, source, size = copy.bytes(), own.bytes(), SIZES[own.dtype]
-        return all(copied[4 * first:4 * (first + CHUNK)] == as_fp32(
-            own.dtype, source[size * first:size * (first + CHUNK)], path) for first in range(0, own.count, CHUNK))
+        copied, source, size = copy.bytes(), model_tensor.bytes(), SIZES[model_tensor.dtype]
+        return all(
+            copied[4 * begin : 4 * (begin + CHUNK)]
+            == as_fp32(model_tensor.dtype, source[size * begin : size * (begin + CHUNK)], path)
+            for begin in range(0, model_tensor.count, CHUNK)
+        )
 
     def tensor(self, path: str) -> tuple[View, dict[str, typing.Any]]:
         value = load(path, self.placeholders)
@@ -150,14 +153,14 @@ class Universal:
         self.check_states()
         for name in (name for group in self.groups for name in group):
             for kind, path in self.states[name].items():
-                own, role = state_name(name, kind)
+                piece_name, role = state_name(name, kind)
                 if kind == "step":
-                    yield number(own, load(path, self.placeholders), path)
+                    yield number(piece_name, load(path, self.placeholders), path)
                     continue
                 view, keys = self.tensor(path)
                 shape = self.shape(name, path, view, keys)
                 read = functools.partial(self.read, path, shape)
-                yield Piece(0, own, role, view.dtype, shape, (0,) * len(shape), shape, read, path)
+                yield Piece(0, piece_name, role, view.dtype, shape, (0,) * len(shape), shape, read, path)
         yield from self.steps_of_groups()
 
     def read(self, path: str, shape: Shape) -> View:

@@ -31,8 +31,8 @@ CHECKS: dict[str, Check[Json]] = {"trace": _timeline.TRACE, "plan": _plan.checke
 
 def kind_of(found: Json) -> str:
     """The kind of a command's JSON, a key of FORMS. Errors: AnyrankError for one that has no page."""
-    other = found.get("otherData")
-    if "traceEvents" in found and isinstance(other, dict) and other.get("clock"):
+    other_data = found.get("otherData")
+    if "traceEvents" in found and isinstance(other_data, dict) and other_data.get("clock"):
         return "trace"
     command = found.get("command")
     if command == "train":
@@ -41,8 +41,8 @@ def kind_of(found: Json) -> str:
         return "plan"
     if command == "verify" and "rows" in found:
         return "comparison"
-    what = f"the JSON of anyrank {command}" if isinstance(command, str) else "a file that anyrank did not write"
-    raise AnyrankError(f"{what} has no page: expected that of --trace, of anyrank plan about layouts, or of anyrank "
+    subject = f"the JSON of anyrank {command}" if isinstance(command, str) else "a file that anyrank did not write"
+    raise AnyrankError(f"{subject} has no page: expected that of --trace, of anyrank plan about layouts, or of anyrank "
                        "train")
 
 

@@ -21,9 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("file", metavar="FILE.json", help="what the command wrote; - for stdin")
     parser.add_argument("--out", metavar="FILE.html|FILE.svg", help="where to (default: beside FILE.json, as a page if "
                         "there is one of its kind)")
-    given = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     try:
-        say(str(_write_page(given.file, given.out)))
+        say(str(_write_page(args.file, args.out)))
     except AnyrankError as error:
         return refuse("anyrank.page", error)
     return 0

@@ -37,8 +37,8 @@ class Axis(typing.NamedTuple):
 
     def ticks(self) -> list[float]:
         step = tick(self.high - self.low)
-        first = math.ceil(self.low / step - 1e-6)
-        return [i * step for i in range(first, math.floor(self.high / step + 1e-6) + 1)]
+        first_tick = math.ceil(self.low / step - 1e-6)
+        return [i * step for i in range(first_tick, math.floor(self.high / step + 1e-6) + 1)]
 
 
 def tick(extent: float) -> float:
@@ -53,8 +53,8 @@ def rounded(values: list[float], begin: float, end: float) -> Axis:
     low, high = min(values), max(values)
     largest = max(abs(low), abs(high))
     if high - low <= max(LEAST_EXTENT * largest, LEAST_VALUE):
-        around = largest * 0.1 if largest > 10.0 * LEAST_VALUE else 1.0
-        low, high = low - around, high + around
+        margin = largest * 0.1 if largest > 10.0 * LEAST_VALUE else 1.0
+        low, high = low - margin, high + margin
     step = tick(high - low)
     return Axis(math.floor(low / step) * step, math.ceil(high / step) * step, begin, end)
 
@@ -62,13 +62,13 @@ def rounded(values: list[float], begin: float, end: float) -> Axis:
 def smoothed(values: list[float], window: float) -> list[float]:
     """The mean of all values, each weighted by (1 - a)^distance, a = 2/(window + 1): an exponential average to both
     sides, which does not lag behind the curve."""
-    keep = 1 - 2 / (window + 1)
+    decay = 1 - 2 / (window + 1)
 
     def before(series: typing.Iterable[float]) -> list[float]:
         total, sums = 0.0, []
         for value in series:
             sums.append(total)
-            total = (total + value) * keep
+            total = (total + value) * decay
         return sums
 
     def both(series: list[float]) -> list[float]:
@@ -82,17 +82,17 @@ def line(points: Points, style: str, x: Axis, y: Axis) -> str:
     stride = math.ceil(len(points) / MOST_POINTS) or 1
     chosen = points if stride == 1 else [*points[:-1:stride], points[-1]]
     path, broken = [], True
-    for at, value in chosen:
+    for step, value in chosen:
         if math.isfinite(value):
-            path.append(f"{'M' if broken else 'L'}{x.pixel(at):.2f} {y.pixel(value):.2f}")
+            path.append(f"{'M' if broken else 'L'}{x.pixel(step):.2f} {y.pixel(value):.2f}")
         broken = not math.isfinite(value)
     return f'<path class="{style}" d="{"".join(path)}"/>'
 
 
-def _axes(x: Axis, left: Axis, right: Axis | None) -> list[str]:
+def _axes(x: Axis, left_axis: Axis, right: Axis | None) -> list[str]:
     out = []
-    for value in left.ticks():
-        y = left.pixel(value)
+    for value in left_axis.ticks():
+        y = left_axis.pixel(value)
         out += [f'<path class="grid" d="M{LEFT} {y:.1f}H{RIGHT}"/>', label(LEFT - 8, y + 4, 'text-anchor="end"',
                                                                          f"{value:.6g}")]
     for value in x.ticks():
@@ -130,26 +130,32 @@ def _head(run: Json) -> tuple[str, str]:
 def picture(run: Json) -> str:
     """The picture of `anyrank train --json`. Errors: AnyrankError for a run without a step whose loss is known."""
     losses = list(enumerate(_numbers(run["loss"]), start=1))
-    known = [(step, loss) for step, loss in losses if math.isfinite(loss)]
-    if not known:
+    finite_losses = [(step, loss) for step, loss in losses if math.isfinite(loss)]
+    if not finite_losses:
         raise AnyrankError("no step was taken whose loss is a number: there is nothing to draw")
     rates = list(enumerate(_numbers(run["lr"]), start=run["first_step"]))
-    first, last = (known[0][0], known[-1][0]) if len(known) > 1 else (known[0][0] - 0.5, known[0][0] + 0.5)
-    x, left = Axis(first, last, LEFT, RIGHT), rounded([loss for _, loss in known], BOTTOM, TOP)
+    low_step, high_step = (
+        (finite_losses[0][0], finite_losses[-1][0])
+        if len(finite_losses) > 1
+        else (finite_losses[0][0] - 0.5, finite_losses[0][0] + 0.5)
+    )
+    x, left_axis = Axis(low_step, high_step, LEFT, RIGHT), rounded([loss for _, loss in finite_losses], BOTTOM, TOP)
     known_rates = [rate for _, rate in rates if math.isfinite(rate)]
     right = rounded([0.0, *known_rates], BOTTOM, TOP) if rates else None  # a constant rate is no noise
-    body = _axes(x, left, right)
+    body = _axes(x, left_axis, right)
     if run["first_step"] > 1 and x.low <= run["first_step"] - 0.5 <= x.high:
-        at = x.pixel(run["first_step"] - 0.5)
-        body += [f'<path class="mark" d="M{at:.1f} {TOP}V{BOTTOM}"/>', label(at + 4, TOP + 12, 'class="quiet"',
-                                                                               "resumed")]
-    body.append(line(losses, "faint", x, left))
+        resume_x = x.pixel(run["first_step"] - 0.5)
+        body += [
+            f'<path class="mark" d="M{resume_x:.1f} {TOP}V{BOTTOM}"/>',
+            label(resume_x + 4, TOP + 12, 'class="quiet"', "resumed"),
+        ]
+    body.append(line(losses, "faint", x, left_axis))
     names = [("loss", "faint")]
     if right:
         body.append(line(rates, "aside", x, right))
         names.append(("learning rate", "aside"))
     if len(losses) >= LEAST_SMOOTHED:
-        means = smoothed([loss for _, loss in known], len(losses) / WINDOWS + 1)
-        body.append(line([(step, mean) for (step, _), mean in zip(known, means)], "bold", x, left))
+        means = smoothed([loss for _, loss in finite_losses], len(losses) / WINDOWS + 1)
+        body.append(line([(step, mean) for (step, _), mean in zip(finite_losses, means)], "bold", x, left_axis))
         names.append(("smoothed", "bold"))
     return svg((WIDTH, HEIGHT), LEFT, *_head(run), [*body, *_legend(names)])

@@ -42,8 +42,8 @@ def bytes_text(count: float) -> str:
 def seconds_text(seconds: float) -> str:
     if seconds < 0.9995:
         return f"{seconds * 1e6:.1f} us" if seconds < 0.99995e-3 else f"{seconds * 1e3:.1f} ms"
-    whole = round(seconds)
-    return f"{seconds:.2f} s" if seconds < 99.995 else f"{whole // 60} min {whole % 60:02d} s"
+    rounded_seconds = round(seconds)
+    return f"{seconds:.2f} s" if seconds < 99.995 else f"{rounded_seconds // 60} min {rounded_seconds % 60:02d} s"
 
 
 class _Measure(typing.NamedTuple):
@@ -62,8 +62,8 @@ class _Measure(typing.NamedTuple):
 
 
 def _measure(name: str, layouts: list[Json]) -> _Measure:
-    most = max(layout[name]["production"]["sum"] for layout in layouts) or 1.0  # of nothing, as of no time
-    measure = _Measure(name, most, [])
+    max_sum = max(layout[name]["production"]["sum"] for layout in layouts) or 1.0  # of nothing, as of no time
+    measure = _Measure(name, max_sum, [])
     for layout in layouts:
         measure.kinds.extend(kind for kind in measure.parts(layout) if kind not in measure.kinds)
     found = [kind for kind in measure.kinds if any(measure.parts(layout).get(kind, 0) > 0 for layout in layouts)]
@@ -85,18 +85,18 @@ def _legend(measure: _Measure, y: float) -> tuple[list[str], float]:
     """In as many lines as it needs, and where the next one begins."""
     out, x = [], float(LEFT)
     for kind in measure.kinds:
-        needs = 7 * len(kind) + 34
-        if x + needs > WIDTH - 10:
+        entry_width = 7 * len(kind) + 34
+        if x + entry_width > WIDTH - 10:
             x, y = LEFT, y + 20
         out += [f'<rect class="{measure.style(kind)}" x="{x:.1f}" y="{y - 10:.1f}" width="12" height="12"/>',
                 label(x + 17, y, 'class="quiet"', kind)]
-        x += needs
+        x += entry_width
     return out, y + 24
 
 
 def _heads(room: float, memory: _Measure, rows: int) -> list[str]:
-    has = f", which has {room * 1e-9:.4g} GB" if room > 0 else ""
-    out = [label(BARS_AT["memory"], TOP - 14, 'class="quiet"', f"memory of a GPU{has}"),
+    capacity_text = f", which has {room * 1e-9:.4g} GB" if room > 0 else ""
+    out = [label(BARS_AT["memory"], TOP - 14, 'class="quiet"', f"memory of a GPU{capacity_text}"),
            label(BARS_AT["time"], TOP - 14, 'class="quiet"', "time of a step")]
     if 0 < room <= memory.most:
         out.append(f'<path class="limit" d="M{BARS_AT["memory"] + room / memory.most * LENGTH:.1f} {TOP - 6}'

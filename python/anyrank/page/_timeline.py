@@ -83,9 +83,19 @@ def _rendezvous(calls: list[Json]) -> tuple[list[list[typing.Any]], dict[tuple[i
         members[event["args"]["group"], event["args"]["sequence"]].append(event)
     rows, index = [], {}
     for number, (key, events) in enumerate(sorted(members.items())):
-        first, last = min(events, key=lambda e: int(e["pid"]))["args"], events[0]["args"]["came last"]
-        came = max((_ns(e["ts"]) for e in events if e["pid"] == last), default=0)
-        rows.append([*key, first["ranks"], first["group size"], *_call(first)[:3], last, came, _call(first)[3]])
+        call_args, last_rank = min(events, key=lambda e: int(e["pid"]))["args"], events[0]["args"]["came last"]
+        came = max((_ns(e["ts"]) for e in events if e["pid"] == last_rank), default=0)
+        rows.append(
+            [
+                *key,
+                call_args["ranks"],
+                call_args["group size"],
+                *_call(call_args)[:3],
+                last_rank,
+                came,
+                _call(call_args)[3],
+            ]
+        )
         index[key] = number
     return rows, index
 
@@ -133,10 +143,10 @@ def data_of(trace: Json) -> Json:
             of_lane[lanes[event["pid"], event["tid"]]].append(event)
     slices = [event for events in of_lane.values() for event in events]
     rendezvous, index = _rendezvous([event for event in slices if event["cat"] == "collective"])
-    other = trace["otherData"]
-    return {"title": other.get("title", ""), "clock": other["clock"], "cut": other["cut"],
+    other_data = trace["otherData"]
+    return {"title": other_data.get("title", ""), "clock": other_data["clock"], "cut": other_data["cut"],
             "ranks": 1 + max((rank for rank, _ in of_lane), default=-1),
-            "end": max((_ns(e["ts"]) + _ns(e["dur"]) for e in slices), default=0), "summary": other.get("summary"),
+            "end": max((_ns(e["ts"]) + _ns(e["dur"]) for e in slices), default=0), "summary": other_data.get("summary"),
             "rendezvous": rendezvous,
             "lanes": [{"rank": rank, "track": track, "name": names[rank, track], "records": _records(events, index)}
                       for (rank, track), events in of_lane.items()]}

@@ -56,14 +56,18 @@ def checked(value: typing.Any) -> Json:
     return dict(value)
 
 
-def _coarse(cells: list[float], rows: int, cols: int, by: int) -> tuple[list[float], int, int]:
+def _coarse(cells: list[float], rows: int, cols: int, factor: int) -> tuple[list[float], int, int]:
     """The largest of by times by cells; not finite if one is not."""
-    down, across = -(-rows // by), -(-cols // by)
-    most = [0.0] * (down * across)
+    down, across = -(-rows // factor), -(-cols // factor)
+    maxima = [0.0] * (down * across)
     for i, cell in enumerate(cells):
-        at = i // cols // by * across + i % cols // by
-        most[at] = cell if not math.isfinite(cell) else max(most[at], cell) if math.isfinite(most[at]) else most[at]
-    return most, down, across
+        block_index = i // cols // factor * across + i % cols // factor
+        maxima[block_index] = (
+            cell
+            if not math.isfinite(cell)
+            else max(maxima[block_index], cell) if math.isfinite(maxima[block_index]) else maxima[block_index]
+        )
+    return maxima, down, across
 
 
 def _letter(cell: float, low: float, high: float) -> str:
@@ -73,11 +77,11 @@ def _letter(cell: float, low: float, high: float) -> str:
     return LETTERS[1 + round(part * (LEVELS - 1))]
 
 
-def _with_letters(row: Json, by: int) -> Json:
+def _with_letters(row: Json, factor: int) -> Json:
     if not row.get("map"):
         return {key: value for key, value in row.items() if key not in ("map", "map_shape", "matrix")}
     down, across = row["map_shape"]
-    cells, rows, cols = _coarse([float(cell) for cell in row["map"]], down, across, by)
+    cells, rows, cols = _coarse([float(cell) for cell in row["map"]], down, across, factor)
     finite = [cell for cell in cells if cell > 0.0 and math.isfinite(cell)]
     high = max(finite, default=0.0)
     low = min(max(min(finite, default=0.0), high * SMALLEST), high)
@@ -94,8 +98,10 @@ def data_of(report: Json) -> Json:
     coarse = math.ceil(math.sqrt(cells / CELLS_OF_OTHERS)) or 1
     fine = {row["tensor"] for row in mapped[:FINE_MAPS]}
     lettered = [_with_letters(row, 1 if row["tensor"] in fine else coarse) for row in rows]
-    first, worst = report.get("first"), report.get("worst") or [None]
-    if first is not None:
-        lettered[places[first["tensor"]]] |= {key: first[key] for key in ("pattern", "hint") if first.get(key)}
-    return {**report, "rows": lettered, "first": None if first is None else places[first["tensor"]],
+    first_row, worst = report.get("first"), report.get("worst") or [None]
+    if first_row is not None:
+        lettered[places[first_row["tensor"]]] |= {
+            key: first_row[key] for key in ("pattern", "hint") if first_row.get(key)
+        }
+    return {**report, "rows": lettered, "first": None if first_row is None else places[first_row["tensor"]],
             "worst": None if worst[0] is None else places[worst[0]["tensor"]]}
