@@ -8,9 +8,9 @@
  * over_native  over the time of the native block in fp32
  * bits         SHA-256 of output and gradients; exact: the same on every device
  *
- * --profile adds one more pass, of which each slot of the device's table is timed: on a GPU from the first of its kernels
- * to the last. part: of a slot's calls; share: of the pass, which takes longer than without being timed so; bytes: of the
- * tensors that the calls were given. */
+ * --profile adds one more pass, of which each slot of the device's table is timed: on a GPU from the first of its
+ * kernels to the last. part: of a slot's calls; share: of the pass, which takes longer than without being timed so;
+ * bytes: of the tensors that the calls were given. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -41,11 +41,11 @@
 #define LARGE .hidden = 4096, .heads = 32, .kv_heads = 8, .head_dim = 128, .ffn = 11008
 
 enum { BLOCKS = 6, SIDES = 4 };
-/* The blocks that stand for the usual ones, of which bench/torch_block.py has the same. small: width 768, 12 heads, "gpt2"
- * with LayerNorm, GELU and an MLP of 3072, "llama" with RMSNorm, rotary positions and a gated MLP of 2048. large: width
- * 4096, 32 heads, 8 KV heads, an MLP of 11008: "gpt" with LayerNorm, GELU and two matrices in the MLP (132 M parameters),
- * "llama" with three (177 M). experts: Mixtral-8x7B's at an eighth of its width, Qwen3-30B-A3B's at a quarter. GPT-2's own
- * form has as many KV heads as heads. */
+/* The blocks that stand for the usual ones, of which bench/torch_block.py has the same. small: width 768, 12 heads,
+ * "gpt2" with LayerNorm, GELU and an MLP of 3072, "llama" with RMSNorm, rotary positions and a gated MLP of 2048.
+ * large: width 4096, 32 heads, 8 KV heads, an MLP of 11008: "gpt" with LayerNorm, GELU and two matrices in the MLP (132
+ * M parameters), "llama" with three (177 M). experts: Mixtral-8x7B's at an eighth of its width, Qwen3-30B-A3B's at a
+ * quarter. GPT-2's own form has as many KV heads as heads. */
 static const struct {
     const char *which;
     ar_config config;

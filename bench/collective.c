@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Time of an all-reduce, a reduce-scatter or an all-gather (sums, not in place) between simulated ranks, threads of this
- * process, next to a copy: each rank's thread copies what is whole to where it is whole, so that, as in an all-reduce,
- * every input is read once and every output written once. A repetition is a block of consecutive collectives and a block
- * of each kind of copy, each long enough to be timed, from the start of its first rank to the end of its last. All use
- * the same memory; what comes out is compared with the expected values.
+/* Time of an all-reduce, a reduce-scatter or an all-gather (sums, not in place) between simulated ranks, threads of
+ * this process, next to a copy: each rank's thread copies what is whole to where it is whole, so that, as in an
+ * all-reduce, every input is read once and every output written once. A repetition is a block of consecutive
+ * collectives and a block of each kind of copy, each long enough to be timed, from the start of its first rank to the
+ * end of its last. All use the same memory; what comes out is compared with the expected values.
  *
  *   build/bench/collective [--collective all_gather] [--ranks N] [--bytes D] [--algorithm ring] [--json FILE]
  *

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Overhead of data parallelism in a training step: the same simulated ranks, each with its share of 8 sequences of 64
- * tokens, with and without summing gradients in buckets of several capacities, after the backward pass (eager) and during
- * it (overlap). AdamW, native numerics; no clipping, no taps. A repetition takes some steps of every row, one row after
- * another.
+ * tokens, with and without summing gradients in buckets of several capacities, after the backward pass (eager) and
+ * during it (overlap). AdamW, native numerics; no clipping, no taps. A repetition takes some steps of every row, one
+ * row after another.
  *
  *   build/bench/ddp [--model MODEL] [--ranks N] [--cluster SPEC] [--json FILE]
  *

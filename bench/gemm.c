@@ -8,7 +8,7 @@
  * exact_over_native         ratio of times, everything included: exponents, both operands packed
  * exact_over_native_prepared  the same with W's exponents and integers made before, as weights are
  * bf16_over_native          of bf16 numbers, whose integers are narrow, over the same sgemm
- * pack_, products_, sums_seconds  parts of one more prepared product: X's exponents and integers; the products; the pass
+ * pack_, products_, sums_seconds parts of one more prepared product: X's exponents and integers; the products; the pass
  *                           that combines their sums, NaN if the device does both at once
  * bits                      SHA-256 of the exact Y: one for each shape, whatever computed it */
 #include <math.h>

@@ -11,8 +11,8 @@
 ARI_OWNER(ari_profile, ari_profile_end)
 
 /* What the programs of this folder share. Each times what it compares side by side, in repetitions that run one after
- * the other, so that a machine that changes its speed changes it for all; what only warms caches, page tables and BLIS's
- * buffers is not counted. A row's seconds and ratios are medians over the repetitions; its spread is (largest -
+ * the other, so that a machine that changes its speed changes it for all; what only warms caches, page tables and
+ * BLIS's buffers is not counted. A row's seconds and ratios are medians over the repetitions; its spread is (largest -
  * smallest)/median of its ratio, or of its seconds where that ratio is 1. */
 
 /* --- a program ---------------------------------------------------------------------------------------------------- */

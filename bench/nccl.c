@@ -2,7 +2,8 @@
 /* all_reduce through ar_comm over NCCL, beside ncclAllReduce called directly, as nccl-tests does: in the same
  * processes, on the same stream, with a communicator of its own; blocks of calls of both in turn, and the medians.
  *
- *   ANYRANK_NCCL_ID_FILE=/tmp/id torchrun --no-python --nproc-per-node 2 build/cuda/bench/nccl [--repetitions R] [--share]
+ *   ANYRANK_NCCL_ID_FILE=/tmp/id torchrun --no-python --nproc-per-node 2 build/cuda/bench/nccl [--repetitions R]
+ * [--share]
  *
  * or by srun or mpirun (clusters.md). --share: several processes on one GPU (right for correctness, not for speed).
  * What ar_comm does more: it notes the call and where its stream is done with it, for the report if it never is. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* anyrank causes: the causes that explanations name, in short, one in full, and as JSON. The Python package has them. */
+/* anyrank causes: the causes that explanations name, in short, one in full, and as JSON. The Python package has
+ * them. */
 #include <string.h>
 
 #include "cli/options/args.h"

@@ -15,11 +15,14 @@ files that call each other, by names that one file defines. --long lists files, 
 import argparse
 import collections
 import csv
+import io
+import keyword
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
+import tokenize
 
 import check_includes as rules
 
@@ -99,11 +102,30 @@ def interfaces(code):
     return public, private, [f for f in private if len(callers[f] - {defined.get(f)}) == 1]
 
 
-def function_words(code):
-    """Of 1,000 identifiers of the public headers."""
-    names = [word for name, text in code.items() if name.startswith("include/")
-             for word in IDENTIFIER.findall(rules.STRING.sub("", text)) if word not in KEYWORDS]
-    return 1000 * sum(word in WORDS for word in names) / max(1, len(names))
+def c_names(code, folder=""):
+    """Identifiers of the C files below a folder, one for each use."""
+    return [word for name, text in code.items() if name.startswith(folder)
+            for word in IDENTIFIER.findall(rules.STRING.sub("", text)) if word not in KEYWORDS]
+
+
+def python_names(raw):
+    """Identifiers of the Python package without its tests, one for each use."""
+    texts = [text for name, text in raw.items()
+             if name.startswith("python/anyrank/") and name.endswith(".py") and "/tests/" not in name]
+    return [token.string for text in texts for token in tokenize.generate_tokens(io.StringIO(text).readline)
+            if token.type == tokenize.NAME and not keyword.iskeyword(token.string)]
+
+
+def per_thousand(names, counts):
+    return round(1000 * sum(map(counts, names)) / max(1, len(names)), 1)
+
+
+def is_function_word(name):
+    return name in WORDS
+
+
+def is_short(name):
+    return len(name) <= 2
 
 
 def measures(root):
@@ -122,7 +144,10 @@ def measures(root):
     yield "public functions", len(public), public
     yield "private functions in headers", len(private), []
     yield "private functions with one calling file, of 100", round(100 * len(of_one) / max(1, len(private)), 1), of_one
-    yield "function words in include/, of 1,000 identifiers", round(function_words(code), 1), []
+    yield "function words in include/, of 1,000 identifiers", per_thousand(c_names(code, "include/"), is_function_word), []
+    for language, names in (("C", c_names(code)), ("Python", python_names(raw))):
+        yield f"function words in {language}, of 1,000 identifiers", per_thousand(names, is_function_word), []
+        yield f"names of one or two letters in {language}, of 1,000 identifiers", per_thousand(names, is_short), []
     edges = calls(code)
     found = circles(edges)
     across = [files for files in found if len({room_of(path) for path in files}) > 1]

@@ -14,7 +14,7 @@ FILES = {
                     "typedef struct ar_pair {\n    int x, y[3];\n    void (*call)(int a, int b);\n    struct {\n"
                     "        int z;\n    } in;\n} ar_pair;\n",
     "ref/core/a.c": 'int ar_a(int x)\n{\n    return ar_c("give --cp", x);\n}\n',
-    "include/anyrank/p.h": "int ar_p(int of);\n", "python/anyrank/x.py": "x = 1\n",
+    "include/anyrank/p.h": "int ar_p(int of);\n", "python/anyrank/x.py": "own = 1  # of\nif own: value = len(own)\n",
     "python/anyrank/tests/test_x.py": "a\nb\nc\n",
     "ref/comm/c.c": "int ar_c(const char *s, int pp)\n{\n    return ar_a(pp);\n}\n",
     "tests/core/a_test.c": "one\ntwo\n",
@@ -33,8 +33,10 @@ class Measures(unittest.TestCase):
         expected = {"lines of C and CUDA outside tests": 34, "public functions": 1, "private functions in headers": 1,
                     "private functions with one calling file, of 100": 100.0,
                     "function words in include/, of 1,000 identifiers": 500.0,
+                    "function words in Python, of 1,000 identifiers": 600.0,
+                    "names of one or two letters in Python, of 1,000 identifiers": 0.0,
                     "circles of calls across folders": 1, "circles of calls inside folders": 0,
-                    "lines over 120 columns": 3, "lines of the Python package": 1,
+                    "lines over 120 columns": 3, "lines of the Python package": 2,
                     "lines of tests/ and python/anyrank/tests": 5}
         self.assertEqual({name: got[name] for name in expected}, expected)
 

@@ -16,8 +16,8 @@ typedef struct ari_sum {
 ari_sum ari_sum_of(ari_wire *w, int end, bool is_full);
 /** Elements that one piece may have. */
 size_t ari_sum_piece_count(const ari_sum *s);
-/** out = the reduction of `count` elements that lie `offset` bytes into the inputs. out is memory of the mover that is not
- *  read, or the same elements of an input: it is written when all of them were read. False: broken off. */
+/** out = the reduction of `count` elements that lie `offset` bytes into the inputs. out is memory of the mover that is
+ *  not read, or the same elements of an input: it is written when all of them were read. False: broken off. */
 AR_NODISCARD bool ari_sum_piece(const ari_sum *s, void *out, size_t offset, size_t count);
 
 /* Many inputs added and written to many outputs in one go: a block of the sum is held in registers until it lies in

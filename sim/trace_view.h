@@ -84,5 +84,6 @@ typedef struct ari_path_step {
 } ari_path_step;
 
 /** The critical path: from the last end back to the first begin, at every moment what decided it. The steps, the last
- *  one in time first, touch each other: together they are the whole run. They are the arena's. Errors: AR_ERR_MEMORY. */
+ *  one in time first, touch each other: together they are the whole run. They are the arena's. Errors:
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_critical_path(ari_path_step **out, size_t *count, ari_arena *arena, const ari_trace_view *v);

@@ -168,8 +168,8 @@ static void sort_by_coming(timing *t)
     }
 }
 
-/* Ports take messages in the order in which both members of each have come. A member is done when the last of its own has
- * moved, and the latency of the slowest of its links has passed. */
+/* Ports take messages in the order in which both members of each have come. A member is done when the last of its own
+ * has moved, and the latency of the slowest of its links has passed. */
 static void direct(timing *t)
 {
     for (int i = 0; i < t->n; i++) {

@@ -87,9 +87,9 @@ static inline void ari_wire_account(ari_wire *w, size_t read, size_t written)
     ari_wire_pulse(w, read + written);
 }
 
-/** `bytes`, at most ARI_WIRE_PIECE_BYTES, that lie at `src` in the memory of group member `sender`, as they arrive here:
- *  `src` itself, or a copy that stays until the next read into the same place. NULL: they do not; the collective is
- *  broken off, and the member leaves. */
+/** `bytes`, at most ARI_WIRE_PIECE_BYTES, that lie at `src` in the memory of group member `sender`, as they arrive
+ *  here: `src` itself, or a copy that stays until the next read into the same place. NULL: they do not; the collective
+ *  is broken off, and the member leaves. */
 static inline const void *ari_wire_read(ari_wire *w, int sender, const void *src, size_t bytes, int place)
 {
     w->read += bytes;

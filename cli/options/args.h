@@ -170,7 +170,8 @@ AR_NODISCARD ar_status ari_args_tell(char **result, const ari_args_spec *spec, c
 /** Prints a text from `column` on in lines of 80 columns, and a line feed; the cursor is there already. */
 void ari_print_wrapped(FILE *out, const char *text, int column);
 
-/** Prints usage, positionals, options and examples: of a table with sections the options' names alone, unless `is_full`. */
+/** Prints usage, positionals, options and examples: of a table with sections the options' names alone, unless
+ *  `is_full`. */
 void ari_args_help(FILE *out, const ari_args_spec *spec, bool is_full);
 
 /* --- subcommands -------------------------------------------------------------------------------------------------- */

@@ -168,7 +168,8 @@ json_t *ari_optimizer_json(const ar_optimizer_options *o);
 
 /* --- watching ----------------------------------------------------------------------------------------------------- */
 
-/* Recording of a run in a file, and timing as on another cluster. The same for every subcommand that simulates a run. */
+/* Recording of a run in a file, and timing as on another cluster. The same for every subcommand that simulates a
+ * run. */
 typedef struct ari_watch_values {
     const char *trace, *cluster; /* NULL: not given */
 } ari_watch_values;

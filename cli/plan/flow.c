@@ -142,8 +142,8 @@ static double multiply_adds(const ari_ledger_operation *op)
     return op->multiply_adds;
 }
 
-/* Bytes that all ranks of the group move together: (N-1)*D for a reduce-scatter, an all-gather or a broadcast of D bytes,
- * twice that for an all-reduce; D for a message; of exchanges as many times what this rank sends. */
+/* Bytes that all ranks of the group move together: (N-1)*D for a reduce-scatter, an all-gather or a broadcast of D
+ * bytes, twice that for an all-reduce; D for a message; of exchanges as many times what this rank sends. */
 static double group_bytes(const ari_ledger_call *c)
 {
     const double full_bytes = (double)c->count * (double)ar_dtype_bytes(c->dtype), peers = (double)(c->ranks - 1);
@@ -306,8 +306,8 @@ static bool same_rows(const flow *f, const flow_row *a, const flow_row *b)
            same_types(f, x->outputs, a->placed->output_types, b->placed->output_types) && same_names(f, a, b);
 }
 
-/* Rows [*before, first) and [first, rows) are two layers' ones, next to each other: if they are the same, the first stand
- * for both. */
+/* Rows [*before, first) and [first, rows) are two layers' ones, next to each other: if they are the same, the first
+ * stand for both. */
 static void end_layer(flow *f, size_t *before, size_t *first_row)
 {
     const size_t n = f->rows - *first_row;
@@ -348,7 +348,8 @@ static bool is_experts(const ari_ledger_param *p)
     return strstr(p->name, "experts.") != NULL;
 }
 
-/* Broadcasts of the experts' parameters come expert by expert; those of a part are one row. first_row: row of the layer. */
+/* Broadcasts of the experts' parameters come expert by expert; those of a part are one row. first_row: row of the
+ * layer. */
 static bool joins_row(flow *f, const flow_row *row, size_t first_row)
 {
     enum { PARTS_OF_EACH = 6 };

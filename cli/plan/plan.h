@@ -71,8 +71,8 @@ typedef struct ari_plan_request {
     size_t parameters;
 } ari_plan_request;
 
-/** `plan --flow`: a line an operation, then what the passes come to. Errors: AR_ERR_MEMORY, those of ari_planned_case.
- *  */
+/** `plan --flow`: a line an operation, then what the passes come to. Errors: AR_ERR_MEMORY, those of
+ *  ari_planned_case. */
 AR_NODISCARD ar_status ari_plan_flow(const ari_plan_values *v);
 /** `plan --pipeline`. Errors: AR_ERR_ARG (no pipeline), those of ari_planned_case and of files. */
 AR_NODISCARD ar_status ari_plan_pipeline(const ari_plan_values *v);
@@ -95,8 +95,8 @@ json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p);
 json_t *ari_plan_request_json(const ari_plan_request *a);
 /** Rows of numbers, a line a layout, with a line of titles. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ranking_csv(const char *path, const ari_planned *base, const ari_ranking *r);
-/** Columns of a layout, with one more where the model has experts, the first of a table, and their number; their cells in
- *  a row. Errors: as of ari_throughput_of. */
+/** Columns of a layout, with one more where the model has experts, the first of a table, and their number; their cells
+ *  in a row. Errors: as of ari_throughput_of. */
 enum { ARI_LAYOUT_COLUMNS = ARI_LAYOUT_AXES + 12 };
 size_t ari_layout_columns(ari_column columns[ARI_LAYOUT_COLUMNS], const ar_config *config);
 AR_NODISCARD ar_status ari_layout_cells(ari_table *t, const ari_plan_request *a, const ari_candidate *f);

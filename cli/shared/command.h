@@ -11,8 +11,8 @@
 #include "anyrank/status.h"
 #include "ref/io/file.h"
 
-/* Parts that all subcommands share: exit codes, errors, the version, output of results, and notes on a configuration.
- * */
+/* Parts that all subcommands share: exit codes, errors, the version, output of results, and notes on a
+ * configuration. */
 
 /** Options of every subcommand. */
 typedef struct ari_common {
@@ -69,6 +69,6 @@ AR_NODISCARD ar_status ari_json_end(json_t *result, const ari_common *common);
 /** A JSON string; null for NULL and "". Gives; NULL without memory. */
 json_t *ari_json_text_or_null(const char *text);
 /** "config.json: key 'foo' is not known here and was ignored": of each unknown key, and of those whose names were not
- *  kept. Prints them to `out`, with "note: " before them (stderr, so that a report stays what it is), unless NULL. Gives
- *  them as an array of strings; NULL without memory. */
+ *  kept. Prints them to `out`, with "note: " before them (stderr, so that a report stays what it is), unless NULL.
+ *  Gives them as an array of strings; NULL without memory. */
 json_t *ari_config_notes(FILE *out, const ar_config *c);

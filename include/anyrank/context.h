@@ -163,8 +163,8 @@ ar_comm *ar_ctx_dp(const ar_ctx *ctx);
 ar_device *ar_ctx_device(const ar_ctx *ctx);
 /** Returns the main queue, on which layers enqueue their kernels and collectives. */
 ar_queue *ar_ctx_queue(const ar_ctx *ctx);
-/** Writes the bytes of step memory that are allocated now to *current, and the most that were allocated at once since the
- *  context was created to *peak. Either pointer may be NULL. */
+/** Writes the bytes of step memory that are allocated now to *current, and the most that were allocated at once since
+ *  the context was created to *peak. Either pointer may be NULL. */
 void ar_ctx_memory(const ar_ctx *ctx, size_t *current, size_t *peak);
 
 /** Allocates a contiguous tensor of `shape` [ndim] in step memory; its contents are undefined. It is freed when the
@@ -181,8 +181,8 @@ AR_NODISCARD ar_status ar_ctx_download(ar_ctx *ctx, void *host, const ar_tensor 
  *  they are rounded to nearest, ties to even. Errors: also AR_ERR_SHAPE (t does not have `count` elements),
  *  AR_ERR_DTYPE, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_upload_floats(ar_ctx *ctx, const ar_tensor *t, const float *host, size_t count);
-/** As ar_ctx_download, for a tensor t of AR_F32 or AR_BF16: writes its elements as fp32 numbers to `host`, which has room
- *  for cap of them. Errors: also AR_ERR_SHAPE (t has more than cap elements; nothing is written), AR_ERR_DTYPE,
+/** As ar_ctx_download, for a tensor t of AR_F32 or AR_BF16: writes its elements as fp32 numbers to `host`, which has
+ *  room for cap of them. Errors: also AR_ERR_SHAPE (t has more than cap elements; nothing is written), AR_ERR_DTYPE,
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_ctx_download_floats(ar_ctx *ctx, float *host, size_t cap, const ar_tensor *t);
 

@@ -51,9 +51,9 @@ typedef struct ar_placed {
     const ar_mesh_groups *groups;  /* borrowed */
     ar_placement at[AR_MESH_DIMS]; /* placement for each mesh dimension */
 } ar_placed;
-/** Redistributes a distributed tensor: *y is x, placed as `to_placements` [mesh dimensions]. For the backward pass redistribute y's
- *  gradient to the placements that x's gradient has (R and P(sum) swap). y may be x. Collective; tag and errors as for
- *  ar_redistribute; y->local is allocated in step memory. */
+/** Redistributes a distributed tensor: *y is x, placed as `to_placements` [mesh dimensions]. For the backward pass
+ *  redistribute y's gradient to the placements that x's gradient has (R and P(sum) swap). y may be x. Collective; tag
+ *  and errors as for ar_redistribute; y->local is allocated in step memory. */
 AR_NODISCARD ar_status ar_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x,
                                               const ar_placement *to_placements, const char *tag);
 

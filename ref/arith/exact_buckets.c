@@ -212,8 +212,8 @@ static ar_status exchange_states(const exchange *x, size_t width)
                                              x->r->narrow);
 }
 
-/* What leaves and arrives in the widest form, of a part in which the own share is as large as any; what comes back is no
- * more. */
+/* What leaves and arrives in the widest form, of a part in which the own share is as large as any; what comes back is
+ * no more. */
 size_t ari_exact_bucket_room(size_t n, ar_dtype storage, const ar_comm *group, const size_t *counts)
 {
     const size_t ranks = group ? (size_t)ar_comm_size(group) : 1, max_share = most_of_share(ranks);

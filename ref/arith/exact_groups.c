@@ -160,7 +160,8 @@ ar_status ari_exact_contract_groups(ar_ctx *ctx, const ar_tensor *y, const ar_te
 
 /* --- gradients: one contraction for each group and sample, a run of rows ------------------------------------------ */
 
-/* dy (sign +1) or x (-1) transposed, [features, rows], as integers: the rows of each run have exponents of their own. */
+/* dy (sign +1) or x (-1) transposed, [features, rows], as integers: the rows of each run have exponents of their
+ * own. */
 typedef struct run_operand {
     ar_tensor t; /* [features, rows] */
     int sign;
@@ -249,7 +250,7 @@ static ar_status add_groups(ar_ctx *ctx, ar_param *const *sums, const ar_tensor 
     return AR_OK;
 }
 
-/* --- where other ranks have rows of the samples -------------------------------------------------------------------- */
+/* --- where other ranks have rows of the samples ------------------------------------------------------------------- */
 
 /* The runs of all of them, whose rows come to one. */
 typedef struct shared_runs {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The terms of one gradient's sum, of which several ranks have rows, go to the rank that computes it: in a model that is
- * wider than a part of a sample is long they are fewer than a matrix has sums, and each has no more bytes than its
+/* The terms of one gradient's sum, of which several ranks have rows, go to the rank that computes it: in a model that
+ * is wider than a part of a sample is long they are fewer than a matrix has sums, and each has no more bytes than its
  * storage. */
 #include <stdlib.h>
 

@@ -76,8 +76,8 @@ extern __typeof__(*((ar_arith_ops *)0)->grad_groups) ari_native_grad_groups;
 AR_NODISCARD ar_status ari_wide_begin(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *y);
 AR_NODISCARD ar_status ari_wide_end(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide);
 
-/** Gives p a gradient, if it requires one, from dy [tokens, out] and x [tokens, in]; returns whether in *is_trained. Errors:
- *  AR_ERR_SHAPE, those of grad_ensure. */
+/** Gives p a gradient, if it requires one, from dy [tokens, out] and x [tokens, in]; returns whether in *is_trained.
+ *  Errors: AR_ERR_SHAPE, those of grad_ensure. */
 AR_NODISCARD ar_status ari_grad_begin(ar_ctx *ctx, bool *is_trained, ar_param *p, const ar_tensor *dy,
                                       const ar_tensor *x);
 

@@ -303,8 +303,8 @@ static ar_status context_of_head(ari_bl_run *run, void *task_arg, size_t head)
     return ari_bl_contract(run, h->out + head * s * values, s, values, s, p_rows, v_columns, ARI_BL_SCALED);
 }
 
-/* Where nothing is kept of the probabilities but their rows' largest logits and sums: a head in bands of queries, so that
- * memory grows with the sequence and not with its square. */
+/* Where nothing is kept of the probabilities but their rows' largest logits and sums: a head in bands of queries, so
+ * that memory grows with the sequence and not with its square. */
 enum { QUERIES = 256, KEYS = 64 };
 
 static ar_status new_band(ari_bl_run *run, band *b, size_t head, size_t first_query)
@@ -484,8 +484,8 @@ static ar_status ds_of_head(ari_bl_run *run, void *task_arg, size_t head)
     return band_backward(run, &full_band, h->dp + head * s * s, h->ds + head * s * s, h->dot + head * s);
 }
 
-/* The gradients of KV head kv of [b, G]. dK and dV are one contraction over (query heads of the group x queries), dQ one
- * per query head. V met the probabilities after dropout. */
+/* The gradients of KV head kv of [b, G]. dK and dV are one contraction over (query heads of the group x queries), dQ
+ * one per query head. V met the probabilities after dropout. */
 static ar_status gradients_of_kv_head(ari_bl_run *run, void *task_arg, size_t kv)
 {
     const all_heads *h = task_arg;

@@ -66,8 +66,8 @@ ARI_SIMD static void column_maxima(uint64_t *restrict largest, size_t n, size_t 
             largest[kk] = larger(largest[kk], magnitude_of(b.data[j * b.row + kk * b.col]));
 }
 
-/* Step 0: c[kk], the smallest integer with |B[j,kk]| < 2^c for all j; ARI_EXP_ZERO where the column is all zero, 0 where
- * it holds a NaN or an infinity. */
+/* Step 0: c[kk], the smallest integer with |B[j,kk]| < 2^c for all j; ARI_EXP_ZERO where the column is all zero, 0
+ * where it holds a NaN or an infinity. */
 static ar_status column_exponents(ari_bl_run *run, int32_t *c, size_t n, size_t k, ari_bl_matrix b)
 {
     ARI_BL_SCOPE(run);
@@ -101,7 +101,8 @@ ARI_SIMD static void quantise(int32_t *restrict q, double unit[PANEL], double *r
         int32_t e = ari_exponent64(ari_float64(largest[r]));
         const bool finite = e != ARI_EXP_NONFINITE;
         e = e == ARI_EXP_ZERO || !finite ? 0 : e;
-        /* With less than 25 bits none is cut off: e is one more where the largest would round to more than the limit. */
+        /* With less than 25 bits none is cut off: e is one more where the largest would round to more than the
+         * limit. */
         if (finite && w.p < 25 && ari_float64(largest[r]) * ari_pow2(w.p - e) >= (double)w.limit + 0.5)
             e++;
         scale[r] = finite ? ari_pow2(w.p - e) : 0.0;
@@ -114,8 +115,8 @@ ARI_SIMD static void quantise(int32_t *restrict q, double unit[PANEL], double *r
         }
 }
 
-/* Steps 4 and 5. A block of 8191 products below 2^50 stays below 2^63; both conversions round to nearest, so the first is
- * the correctly rounded binary64 of the exact integer. */
+/* Steps 4 and 5. A block of 8191 products below 2^50 stays below 2^63; both conversions round to nearest, so the first
+ * is the correctly rounded binary64 of the exact integer. */
 ARI_SIMD static void exact_values(double value[ROWS][PANEL], const int32_t *a, const int32_t *b, size_t k,
                                   const double *unit_a, const double *unit_b)
 {

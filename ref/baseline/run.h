@@ -168,9 +168,9 @@ enum { ARI_BL_PLAIN = 0, ARI_BL_SCALED = 1, ARI_BL_WEIGHT = 2, ARI_BL_PEAKED = 4
 /** c[i,j] = round(sum over k of a(i,k)*b(j,k)); c [m, n] row-major. */
 AR_NODISCARD ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
                                        ari_bl_matrix b, int flags);
-/* The same, of which tiles are computed one at a time: its operands as panels of 16 rows beside each other, [k][16], the
- * last one filled up with zeros; their elements are what the mode multiplies, integers with the unit of each row, fp32 or
- * binary64. */
+/* The same, of which tiles are computed one at a time: its operands as panels of 16 rows beside each other, [k][16],
+ * the last one filled up with zeros; their elements are what the mode multiplies, integers with the unit of each row,
+ * fp32 or binary64. */
 enum { ARI_BL_PANEL = 16 };
 static inline size_t ari_bl_panels(size_t n)
 {
@@ -355,8 +355,8 @@ AR_NODISCARD ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linea
                                              size_t rows);
 AR_NODISCARD ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy,
                                               size_t rows);
-/** Sums and emits the gradients of the weights and biases, part by part. sample_begin: as in ari_bl_terms, of layers without a
- *  bias; NULL: all tokens. */
+/** Sums and emits the gradients of the weights and biases, part by part. sample_begin: as in ari_bl_terms, of layers
+ *  without a bias; NULL: all tokens. */
 AR_NODISCARD ar_status ari_bl_linear_gradients(ari_bl_run *run, const ari_bl_linear *l, const double *dy,
                                                const double *x, const size_t *sample_begin);
 
@@ -381,8 +381,8 @@ typedef struct ari_bl_attention {
     double *context;             /* [tokens, H*d] */
     double *sunk;                /* [b, H, s]: probabilities of the sinks; NULL: there are none */
 } ari_bl_attention;
-/** qkv [tokens, (H + 2G)*d]: q|k|v, of latent attention values of their own width; p: of which the norms of queries and of keys, and the sinks. Emits q, k, v, the norms, q_rope, k_rope, probs,
- *  context. */
+/** qkv [tokens, (H + 2G)*d]: q|k|v, of latent attention values of their own width; p: of which the norms of queries and
+ *  of keys, and the sinks. Emits q, k, v, the norms, q_rope, k_rope, probs, context. */
 AR_NODISCARD ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *saved, const ari_bl_params *p,
                                                 const double *qkv);
 /** dqkv from dcontext [tokens, H*d]; emits probs, q_rope, k_rope, the norms and their gradients, v, q, k. */
@@ -437,8 +437,8 @@ typedef struct ari_bl_routed {
     ari_bl_mlp_saved experts, shared;
     double *share; /* [tokens]: sigmoid of the shared expert's gate */
 } ari_bl_routed;
-/** Of token t of r: p, experts and weights from its logits z [E]; bias: of a router of sigmoids, else NULL. work: [2, E].
- */
+/** Of token t of r: p, experts and weights from its logits z [E]; bias: of a router of sigmoids, else NULL. work:
+ *  [2, E]. */
 void ari_bl_route_token(const ari_bl_run *run, const double *bias, const ari_bl_routed *r, size_t t, const double *z,
                         double *work);
 /** dz [tokens, E] from g [tokens, k], the gradients of the weights. dz is zero. */

@@ -147,7 +147,8 @@ static void part_of(const ari_bl_run *run, const ari_bl_terms *terms, size_t i, 
     *x = (ari_bl_matrix){terms->x + begin * cols, 1, cols};
 }
 
-/* A gradient [rows, cols]: the products of all parts of all samples, and the tiles of 16 x 16 sums that they meet in. */
+/* A gradient [rows, cols]: the products of all parts of all samples, and the tiles of 16 x 16 sums that they meet
+ * in. */
 typedef struct gradient {
     const ari_bl_terms *terms;
     double *value;
@@ -169,8 +170,9 @@ static bool is_matrix(const ari_bl_terms *terms)
     return terms->dy != NULL || terms->row_of != NULL;
 }
 
-/* Rows [row, row + rows) and columns [col, col + cols) of a gradient; row r's sums begin at r*stride. Gradients of tables
- * and norms are added up where they are stored: so PyTorch does it on the CPU. Others' sums are one operation. */
+/* Rows [row, row + rows) and columns [col, col + cols) of a gradient; row r's sums begin at r*stride. Gradients of
+ * tables and norms are added up where they are stored: so PyTorch does it on the CPU. Others' sums are one
+ * operation. */
 static void add_tokens(const gradient *g, ari_bl_sums *sums, const ari_bl_terms *terms, size_t row, size_t rows,
                        size_t col, size_t cols, size_t stride)
 {

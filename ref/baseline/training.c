@@ -12,8 +12,8 @@
 #include "ref/numerics/elementary.h"
 
 /* A block has at most two norms of two, and four linear layers of three parts with a weight and a bias each, and three
- * weights and biases of every expert, the router's two and four of a shared expert; one for a further token three norms and
- * a matrix besides; around the blocks stand two tables, a norm and a head: fewer than another block has. */
+ * weights and biases of every expert, the router's two and four of a shared expert; one for a further token three norms
+ * and a matrix besides; around the blocks stand two tables, a norm and a head: fewer than another block has. */
 enum { BLOCK_PARAMETERS = 35, ROUTER_PARAMETERS = 6, EXPERT_PARAMETERS = 6 };
 
 /* --- the list ----------------------------------------------------------------------------------------------------- */
@@ -320,8 +320,8 @@ static ar_status update_weight(ari_bl_run *run, ari_bl_trained *p)
     return ari_bl_each(run, p->rows, update_row, &u);
 }
 
-/* Of latent attention: sqrt(bound/S) of the features without positions, bound/S of a query's with them: its key's last r
- * are the same for all heads, and are left alone. */
+/* Of latent attention: sqrt(bound/S) of the features without positions, bound/S of a query's with them: its key's last
+ * r are the same for all heads, and are left alone. */
 static double clip_latent(const ari_bl_run *run, const ari_bl_trained *p, size_t output, double bound)
 {
     const ar_config *c = run->c;

@@ -184,8 +184,8 @@ void ari_step_stored(ar_ctx *c, size_t *max_bytes);
 AR_NODISCARD ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object));
 /** Ends an owned object early. */
 void ari_step_disown(ar_ctx *c, void *object);
-/** Releases all that the step was given since `given` was `mark`, the newest first, except the memory of `retained` (NULL:
- *  nothing). */
+/** Releases all that the step was given since `given` was `mark`, the newest first, except the memory of `retained`
+ *  (NULL: nothing). */
 void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *retained);
 
 /** Ends all that the step was given in a life (ar_ctx.life), the newest first. */
@@ -199,8 +199,8 @@ void ari_step_let_go(ar_ctx *c, const ar_tensor *t);
  *  held, or not the step's). */
 AR_NODISCARD ar_status ari_step_take_out(ar_ctx *c, ar_buf *out, const ar_tensor *t);
 
-/** Work enqueued on q from now on runs after the work enqueued on `leader` so far; e is recorded there. One queue: nothing,
- *  and e may be NULL. Errors: those of ar_event_record and ar_queue_wait. */
+/** Work enqueued on q from now on runs after the work enqueued on `leader` so far; e is recorded there. One queue:
+ *  nothing, and e may be NULL. Errors: those of ar_event_record and ar_queue_wait. */
 AR_NODISCARD ar_status ari_queue_follow(ar_queue *q, ar_queue *leader, ar_event *e);
 /** Waits for work in flight on q, also if it has failed; the thread's message is kept. Accepts NULL. */
 void ari_queue_drain(ar_queue *q);
@@ -213,9 +213,9 @@ int ari_ctx_place(const ar_ctx *c, ari_axes axes);
  *  over the tensor-parallel group, or with inner neighbours over the ranks of its stage. Errors: AR_ERR_UNSUPPORTED
  *  (another number of heads in this context), what the communicator gives. */
 AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_tp);
-/** The communication queue with a copy of the data-parallel group, and with `tp` and `has_ends` one of the tensor-parallel
- *  group and of the ends of the pipeline too; borrowed, made once for the context. Collective over the groups that are
- *  copied, where they are. Errors: what queue and communicator give. */
+/** The communication queue with a copy of the data-parallel group, and with `tp` and `has_ends` one of the
+ *  tensor-parallel group and of the ends of the pipeline too; borrowed, made once for the context. Collective over the
+ *  groups that are copied, where they are. Errors: what queue and communicator give. */
 AR_NODISCARD ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp, bool has_ends);
 /** The queue on which weights are gathered, with a copy of the group that shares them out; as above. */
 AR_NODISCARD ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows);
@@ -262,7 +262,8 @@ AR_NODISCARD ar_status ari_equal_counts(size_t **out, const ar_comm *group, size
 /** n numbers of the host, combined in place over a group. Collective. */
 AR_NODISCARD ar_status ari_combine(ar_ctx *ctx, ar_comm *group, void *numbers, size_t n, ar_dtype type, ar_op op,
                                    const char *tag);
-/** gathered: [ranks of the group, words]; this rank's row has been filled in, the others' are put beside it. Collective. */
+/** gathered: [ranks of the group, words]; this rank's row has been filled in, the others' are put beside it.
+ *  Collective. */
 AR_NODISCARD ar_status ari_gather_words(ar_ctx *ctx, ar_comm *group, uint64_t *gathered, size_t words, const char *tag);
 
 /* --- tensors as the host reads them ------------------------------------------------------------------------------- */

@@ -95,7 +95,8 @@ void ari_layout_mesh(ar_mesh *mesh, int *coords, const ar_parallel *p, int rank,
 bool ari_experts_whole(const ar_parallel *p);
 /** True if routes decide how many rows a rank's experts have. */
 bool ari_experts_routed(const ar_parallel *p);
-/** True if a rank's experts have their copies on other ranks than what else it holds: experts have groups of their own. */
+/** True if a rank's experts have their copies on other ranks than what else it holds: experts have groups of their
+ *  own. */
 bool ari_experts_apart(const ar_parallel *p);
 /** The ranks along these have all copies of all experts between them. */
 ari_axes ari_expert_axes(const ar_parallel *p);

@@ -45,8 +45,8 @@ double ari_rates_kernel(const ari_rates *r, ari_gpu_moves kernel_kind, bool back
     return ari_rates_moves(r, bytes[kernel_kind][backward] * elements);
 }
 
-/* By tiles of a size, in waves over the processors; tiles whose sums are long can be divided along them, so that the last
- * wave is full. Smaller tiles read more for each operation. */
+/* By tiles of a size, in waves over the processors; tiles whose sums are long can be divided along them, so that the
+ * last wave is full. Smaller tiles read more for each operation. */
 static double tiled(const ari_gpu *g, const ari_gpu_product *p, const double tile[3])
 {
     const double tiles = p->count * ceil(p->m / tile[0]) * ceil(p->n / tile[1]);
@@ -82,8 +82,8 @@ double ari_rates_scores(const ari_rates *r, const ari_gpu_scores *s)
     return g->host * fmax(LAUNCH, s->flops / rate);
 }
 
-/* As NCCL does it: of m members in a node each begins a ring of its own, which leaves the node by that member's port, so
- * that all ports carry data; for short all-reduces a tree of nodes. */
+/* As NCCL does it: of m members in a node each begins a ring of its own, which leaves the node by that member's port,
+ * so that all ports carry data; for short all-reduces a tree of nodes. */
 double ari_gpu_rings(const ari_ring_links *l, double bytes, double rings)
 {
     const double nodes = ceil(l->n / l->in_node), hops = l->is_inter_node ? nodes : 0.0;

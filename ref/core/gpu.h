@@ -19,7 +19,8 @@ typedef struct ari_gpu {
     double host;               /* what launches, jitter between ranks and a clock below its boost add: a factor */
 } ari_gpu;
 
-/* What a rank computes by: a GPU's table; NULL: so many operations a second, whatever their shape, and no other work. */
+/* What a rank computes by: a GPU's table; NULL: so many operations a second, whatever their shape, and no other
+ * work. */
 typedef struct ari_rates {
     double flops;
     const ari_gpu *gpu;
@@ -43,8 +44,8 @@ double ari_rates_scores(const ari_rates *r, const ari_gpu_scores *s);
 /** A kernel that moves so many bytes through memory. */
 double ari_rates_moves(const ari_rates *r, double bytes);
 /* Kernels bound by memory, and the bytes that pass through it: forward for each element that one makes (of the loss, of
- * the logits), backward for each that comes, in 16 bits but for the loss's logits, under Megatron-LM's fusions: bias with
- * what follows, both halves of a gated activation, dropout with the residual, queries' and keys' rotation,
+ * the logits), backward for each that comes, in 16 bits but for the loss's logits, under Megatron-LM's fusions: bias
+ * with what follows, both halves of a gated activation, dropout with the residual, queries' and keys' rotation,
  * cross-entropy. */
 /* clang-format off */
 #define ARI_GPU_MOVES_TABLE(X)                                                                          \

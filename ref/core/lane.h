@@ -54,7 +54,8 @@ void ari_lane_leave(ari_lane *l);
 /** The calling thread is about to wait for the lane's thread to end (pthread_join). NULL: nothing. */
 void ari_lane_join(const ari_lane *l);
 
-/** `ns` after `base_ns`, to the nearest one, and at most some centuries: a virtual clock does not run over. NaN: `base_ns`. */
+/** `ns` after `base_ns`, to the nearest one, and at most some centuries: a virtual clock does not run over. NaN:
+ *  `base_ns`. */
 static inline uint64_t ari_virtual_after(uint64_t base_ns, double ns)
 {
     const uint64_t latest = (uint64_t)1 << 62;

@@ -24,8 +24,8 @@ AR_NODISCARD ar_status ari_alloc_zero(void **out, size_t n, size_t size, const c
 /* Before a pointer's declaration: what it points to then is freed where its block ends, on every way out. */
 #define ARI_OWNED __attribute__((cleanup(ari_free_owned)))
 void ari_free_owned(void *pointer);
-/* The same of a thing that `by` ends, also as it is declared: by a pointer to it; and of what a pointer points to, whose
- * type ARI_OWNER has given `by` as its end, NULL included. */
+/* The same of a thing that `by` ends, also as it is declared: by a pointer to it; and of what a pointer points to,
+ * whose type ARI_OWNER has given `by` as its end, NULL included. */
 #define ARI_ENDED(by) __attribute__((cleanup(by)))
 #define ARI_OWNED_BY(by) __attribute__((cleanup(by##_owned)))
 #define ARI_OWNER(type, by)                       \
@@ -89,8 +89,8 @@ AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size
             qsort(list, n, sizeof *(list), compare); \
     } while (0)
 
-/* Raises `low` to the first place from there to `high` of which `before` is false, as it is of all after it; `before` is
- * of place i. */
+/* Raises `low` to the first place from there to `high` of which `before` is false, as it is of all after it; `before`
+ * is of place i. */
 #define ARI_BISECT(low, high, i, before)             \
     for (size_t end_ = (high); (low) < end_;) {      \
         const size_t i = (low) + (end_ - (low)) / 2; \

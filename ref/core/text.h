@@ -41,15 +41,16 @@ static inline bool ari_ends_in(const char *name, const char *end)
     return n >= m && strcmp(name + (n - m), end) == 0;
 }
 
-/** For qsort and bsearch: of elements that begin with a pointer to their name, that point to such, or that begin with the
- *  name itself. */
+/** For qsort and bsearch: of elements that begin with a pointer to their name, that point to such, or that begin with
+ *  the name itself. */
 int ari_by_name(const void *a, const void *b);
 int ari_by_name_of(const void *a, const void *b);
 int ari_by_text(const void *a, const void *b);
 
 /** Copies a text, or its first n bytes. Errors: AR_ERR_MEMORY, naming `label`. Gives; free(). */
 AR_NODISCARD ar_status ari_text_copy(char **out, const char *text, size_t n, const char *label);
-/** Closes what open_memstream has written to *text. False where memory was too short for all of it: *text may be NULL. */
+/** Closes what open_memstream has written to *text. False where memory was too short for all of it: *text may be
+ *  NULL. */
 bool ari_text_closed(FILE *out, char *const *text);
 /** Which of n words it is; n: none, or NULL. */
 size_t ari_word_of(const char *word, const char *const *words, size_t n);
@@ -66,7 +67,8 @@ size_t ari_word_of(const char *word, const char *const *words, size_t n);
         va_end(args_);                                \
     } while (0)
 
-/** An enumerator, as options have one, is one of 0 .. n - 1. Errors: AR_ERR_ARG, naming `label`, its value and the last. */
+/** An enumerator, as options have one, is one of 0 .. n - 1. Errors: AR_ERR_ARG, naming `label`, its value and the
+ *  last. */
 AR_NODISCARD ar_status ari_check_choice(const char *label, int value, int n);
 
 /** Reads a decimal number without a sign; *end: what follows it. False: there is none, or it is beyond 64 bits. */
@@ -97,8 +99,8 @@ const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape,
 /** Bytes of the character at text, where n > 0 bytes are left; 0: it is not well-formed UTF-8 (RFC 3629). */
 size_t ari_utf8_length(const char *text, size_t n);
 /** Whether the character of so many bytes is no sign but an order to whoever shows the text: a terminal's control
- *  characters, U+0000 to U+001F and U+007F to U+009F; ends of lines, U+2028 and U+2029; and those that turn the direction
- *  of what follows (Unicode annex 9), U+061C, U+200E, U+200F, U+202A to U+202E and U+2066 to U+2069. */
+ *  characters, U+0000 to U+001F and U+007F to U+009F; ends of lines, U+2028 and U+2029; and those that turn the
+ *  direction of what follows (Unicode annex 9), U+061C, U+200E, U+200F, U+202A to U+202E and U+2066 to U+2069. */
 bool ari_utf8_control(const char *text, size_t bytes);
 /** Makes bytes that are not UTF-8 '?', one by one, in place. */
 void ari_utf8_clean(char *text);

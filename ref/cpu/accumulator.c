@@ -16,8 +16,8 @@
 
 #define CHUNK ((size_t)512) /* elements whose state, 17 bytes each, stays in the first cache level */
 
-/* tops[i] = the larger of it and the top slice of v[i]; whether that changes any. Tops are int32 while values are added:
- * vectors of bytes beside those of 64-bit integers would not fit the registers. */
+/* tops[i] = the larger of it and the top slice of v[i]; whether that changes any. Tops are int32 while values are
+ * added: vectors of bytes beside those of 64-bit integers would not fit the registers. */
 ARI_ROW_LOOP bool raise_tops_of(int32_t *restrict tops, const float *restrict v, size_t n, bool narrow)
 {
     int32_t raised = 0;
@@ -123,9 +123,9 @@ void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row,
 
 /* --- many rows into one ------------------------------------------------------------------------------------------- */
 
-/* Columns whose sums stay in registers while rows are added to them, and how many rows are, so that their neighbours are
- * still in the caches afterwards. A binary64 number sums up the slices, below 2^32 each, of 2^18 rows exactly below the
- * 2^51 that ARI_ROUND_MAGIC makes an integer of. */
+/* Columns whose sums stay in registers while rows are added to them, and how many rows are, so that their neighbours
+ * are still in the caches afterwards. A binary64 number sums up the slices, below 2^32 each, of 2^18 rows exactly below
+ * the 2^51 that ARI_ROUND_MAGIC makes an integer of. */
 #define LANES ((size_t)16)
 #define ROWS_AT_ONCE ((size_t)128)
 

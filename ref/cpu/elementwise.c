@@ -108,7 +108,7 @@ ar_status ari_cpu_fill(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, float valu
     return AR_OK;
 }
 
-/* --- activations --------------------------------------------------------------------------------------------------- */
+/* --- activations -------------------------------------------------------------------------------------------------- */
 
 /** Slot bias_act. z may be y (then y's own value is lost). */
 ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbuf bias, ar_activation act,
@@ -221,8 +221,8 @@ ar_status ari_cpu_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dga
 /* Elements whose bits are drawn before they are used. */
 #define LANES ((size_t)64)
 
-/* n neighbouring elements, the first of which is number `first_index` of the full value. y may be x, sum may be residual;
- * each of y and sum with residual may be NULL. */
+/* n neighbouring elements, the first of which is number `first_index` of the full value. y may be x, sum may be
+ * residual; each of y and sum with residual may be NULL. */
 ARI_ROW_KERNEL void drop_row(float *y, float *sum, const float *x, const float *residual, size_t n, const ar_dropout *w,
                              uint64_t first_index)
 {

@@ -9,7 +9,8 @@
 
 /* --- routing ------------------------------------------------------------------------------------------------------ */
 
-/* The most preferred k of the first *count and this one, in that order; a later expert of the same score stays behind. */
+/* The most preferred k of the first *count and this one, in that order; a later expert of the same score stays
+ * behind. */
 static void put_in_order(int32_t *expert, size_t *count, const float *z, size_t i, size_t k)
 {
     size_t pos = *count < k ? (*count)++ : k;

@@ -10,8 +10,8 @@
 
 /* --- operands ----------------------------------------------------------------------------------------------------- */
 
-/* Quantised rows: [batch, rows, k] integers of at most ARI_QUANTISED_BITS bits and a sign, row-major: int32, narrow ones
- * int16. A path brings either operand into its own form tile by tile while the integers are in the cache
+/* Quantised rows: [batch, rows, k] integers of at most ARI_QUANTISED_BITS bits and a sign, row-major: int32, narrow
+ * ones int16. A path brings either operand into its own form tile by tile while the integers are in the cache
  * (gemm_exact.c), so that a cached weight costs what the weight costs. */
 struct ar_packed {
     size_t batch, rows, k;

@@ -77,7 +77,8 @@ static inline size_t ari_block_length(size_t n, size_t block)
     return remaining < ARI_BLOCK ? remaining : ARI_BLOCK;
 }
 
-/* Asks the second cache level for the lines of n numbers that are next: no prefetcher follows a row into another page. */
+/* Asks the second cache level for the lines of n numbers that are next: no prefetcher follows a row into another
+ * page. */
 static inline void ari_fetch(const void *p, size_t n)
 {
     for (size_t i = 0; i < n; i += 16)

@@ -113,8 +113,8 @@ static void store_exponent(int32_t *e, double top, const groups *g, bool max_int
     *e = max_into && *e > exponent ? *e : exponent;
 }
 
-/* e[0..n) of n <= BLOCK groups, scaled by scale[0..along) unless that is NULL. False, with nothing written, where fp32 does
- * not tell. */
+/* e[0..n) of n <= BLOCK groups, scaled by scale[0..along) unless that is NULL. False, with nothing written, where fp32
+ * does not tell. */
 static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t n, bool max_into)
 {
     float room[BLOCK];
@@ -363,7 +363,8 @@ ARI_SIMD static void quantise_wide(void *restrict q, ari_stored_run x, const dou
     }
 }
 
-/* The same integer for every x by way of fp32, for a limit of 2^25 - 1, where `factor` = 2^(c+25-e) is a normal number or 0. With w = x*factor:
+/* The same integer for every x by way of fp32, for a limit of 2^25 - 1, where `factor` = 2^(c+25-e) is a normal number
+ * or 0. With w = x*factor:
  *   |w| >= 2^-126 has the 24 bits of x and is exact, or is infinite. Below 2^25 it is at most 2^25 - 2, so that neither
  *   way clamps, and both round it to the same integer; from there on both give the limit.
  *   |w| < 2^-126 may be rounded, to 2^-126 at max_magnitude: either way the integer is 0.
@@ -441,8 +442,8 @@ typedef struct tile_rows {
     size_t n; /* a multiple of GROUP */
 } tile_rows;
 
-/* Quantises n terms of the rows in the order in which they are in memory, and writes them as rows. Meanwhile the lines of
- * the next tile and those that are written come near. */
+/* Quantises n terms of the rows in the order in which they are in memory, and writes them as rows. Meanwhile the lines
+ * of the next tile and those that are written come near. */
 ARI_SIMD static void quantise_tile(void *restrict q, const pack_job *j, ptrdiff_t offset, const float *restrict scale,
                                    const tile_rows *restrict rows, size_t n)
 {
@@ -481,7 +482,8 @@ static bool narrow_rows(tile_rows *rows, const pack_job *j, size_t first_row, si
     return true;
 }
 
-/* Terms [from, to) of rows [first, first + n), both in multiples of GROUP. False, nothing written: not by way of fp32. */
+/* Terms [from, to) of rows [first, first + n), both in multiples of GROUP. False, nothing written: not by way of
+ * fp32. */
 static bool pack_tiles(const pack_job *j, size_t first_row, size_t n, size_t term_begin, size_t term_end)
 {
     tile_rows rows;

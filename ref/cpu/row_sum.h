@@ -49,7 +49,8 @@ ARI_ROW_LOOP uint64_t ari_row_magnitude64(double x)
     return ari_bits64(x) & 0x7fffffffffffffffull;
 }
 
-/* An int32 that orders like the value but for NaNs, which are beyond the infinities, and -0, below +0; and its value. */
+/* An int32 that orders like the value but for NaNs, which are beyond the infinities, and -0, below +0; and its
+ * value. */
 ARI_ROW_LOOP int32_t ari_row_ordered(float x)
 {
     const int32_t bits = (int32_t)ari_bits32(x);
@@ -112,8 +113,8 @@ ARI_ROW_LOOP uint64_t ari_row_integer(const float *x, size_t n, int32_t e, int32
     return sum;
 }
 
-/* The integer sum, not biased, of numbers from 0 to 1, whose exponent is 1, in parts that fp32 holds: of the multiples of
- * 2^-20 next to them, and of what is left, where halves round to even as those of the whole would. */
+/* The integer sum, not biased, of numbers from 0 to 1, whose exponent is 1, in parts that fp32 holds: of the multiples
+ * of 2^-20 next to them, and of what is left, where halves round to even as those of the whole would. */
 ARI_ROW_LOOP uint64_t ari_row_unit_integer(const float *x, size_t n, int32_t p)
 {
     enum { BLOCK = 1024 }; /* terms of which no part's sum reaches 2^31 */

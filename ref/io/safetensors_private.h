@@ -10,23 +10,26 @@ AR_BEGIN_DECLS
 /** Maps and validates a safetensors file, every rule of the format checked before this returns; hostile input is safe.
  *  Errors: AR_ERR_IO; AR_ERR_FORMAT with the rule's name first ("HeaderTooLarge: ..."), the path and the tensor, or, of
  *  a file of another format, with that; AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY.
- *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names that
- *  hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is open, or
- *  reading its data ends in SIGBUS. Gives; close with ari_st_close. Threads: an open file may be read by many. */
+ *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names
+ *  that hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is
+ *  open, or reading its data ends in SIGBUS. Gives; close with ari_st_close. Threads: an open file may be read by
+ *  many. */
 AR_NODISCARD ar_status ari_st_open(ar_st_file **out, const char *path);
 /** Maps and validates a safetensors file, every rule of the format checked before this returns; hostile input is safe.
  *  Errors: AR_ERR_IO; AR_ERR_FORMAT with the rule's name first ("HeaderTooLarge: ..."), the path and the tensor, or, of
  *  a file of another format, with that; AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY.
- *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names that
- *  hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is open, or
- *  reading its data ends in SIGBUS. Gives; close with ari_st_close. Threads: an open file may be read by many. */
+ *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names
+ *  that hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is
+ *  open, or reading its data ends in SIGBUS. Gives; close with ari_st_close. Threads: an open file may be read by
+ *  many. */
 void ari_st_close(ar_st_file *f);
 /** Maps and validates a safetensors file, every rule of the format checked before this returns; hostile input is safe.
  *  Errors: AR_ERR_IO; AR_ERR_FORMAT with the rule's name first ("HeaderTooLarge: ..."), the path and the tensor, or, of
  *  a file of another format, with that; AR_ERR_UNSUPPORTED (more than AR_ST_MAX_DIMS dimensions); AR_ERR_MEMORY.
- *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names that
- *  hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is open, or
- *  reading its data ends in SIGBUS. Gives; close with ari_st_close. Threads: an open file may be read by many. */
+ *  Duplicate names and keys, which the format forbids and its official library lets pass, are refused; so are names
+ *  that hold a NUL. Memory stays within a small multiple of the header's bytes. The file must not shrink while it is
+ *  open, or reading its data ends in SIGBUS. Gives; close with ari_st_close. Threads: an open file may be read by
+ *  many. */
 size_t ari_st_tensor_count(const ar_st_file *f);
 /** Entry i in the order of the header; NULL out of range. */
 const ar_st_entry *ari_st_at(const ar_st_file *f, size_t i);

@@ -265,7 +265,8 @@ static const named *named_of(const char *folder, const char *name)
     return ari_ends_in(name, ".safetensors") ? named_safetensors(folder, name) : NULL;
 }
 
-/* extra_count: other files of this kind. A line for one file would then take it, perhaps one rank's part, for all of them. */
+/* extra_count: other files of this kind. A line for one file would then take it, perhaps one rank's part, for all of
+ * them. */
 static ar_status refuse_named(const char *folder, const char *name, size_t extra_count, const named *found)
 {
     char convert[ARI_FORMAT_CONVERSION], count[40] = "";

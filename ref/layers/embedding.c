@@ -127,8 +127,8 @@ static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *b
     return ari_token_positions(ctx, row_of, batch, &local_positions);
 }
 
-/* The dtype in which a sum selects values of this one, of which one rank has each and the others zero bits, and how many
- * such words a value is: their bit patterns, lest -0 become +0. */
+/* The dtype in which a sum selects values of this one, of which one rank has each and the others zero bits, and how
+ * many such words a value is: their bit patterns, lest -0 become +0. */
 static ar_dtype selected_as(ar_dtype t, size_t *words)
 {
     *words = t == AR_F32 ? 1 : ar_dtype_bytes(t);

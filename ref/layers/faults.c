@@ -281,8 +281,8 @@ static ar_status pad_param(ar_ctx *ctx, ar_tensor *wide, const ar_param *p, size
     return ARI_KERNEL(ctx, add, wide, wide, &ones);
 }
 
-/* norm_padded_lanes, as in vectorised kernels: the statistics cover the width rounded up to a power of two, and the padded
- * rows stay for the backward pass. */
+/* norm_padded_lanes, as in vectorised kernels: the statistics cover the width rounded up to a power of two, and the
+ * padded rows stay for the backward pass. */
 static ar_status normalise_padded(ar_ctx *ctx, ar_norm_kind kind, double eps, const ar_param *weight,
                                   const ar_param *bias, const ar_tensor *y, const ar_tensor *mean,
                                   const ar_tensor *rstd, const ar_tensor *x)

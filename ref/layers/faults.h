@@ -21,7 +21,8 @@ void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx);
 /** kv_replica_wrong_head, gate_up_interleaved_wrong: the boxes of the full tensor that a rank takes the parameter's
  *  values from. */
 void ari_fault_source(ar_layout *src_layout, const ar_ctx *ctx);
-/** pp_layers_local, of what a parameter is drawn or read by: the name with another layer in it, in `out`, or the name. */
+/** pp_layers_local, of what a parameter is drawn or read by: the name with another layer in it, in `out`, or the
+ *  name. */
 const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name);
 /** collective_order_swapped: the place among n that this rank reduces in i's turn. */
 size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n);
@@ -98,13 +99,14 @@ size_t ari_fault_token_count(const ar_ctx *ctx, size_t n);
 /** heads_divided_twice: how many heads of `context`, which is then zero, are filled. */
 AR_NODISCARD ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads);
 
-/** ring_backward_first_kv: keys and values of all positions, of which local[2] are this rank's, in the backward pass. */
+/** ring_backward_first_kv: keys and values of all positions, of which local[2] are this rank's, in the backward
+ *  pass. */
 AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2]);
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
-/** if ep_outputs_not_returned: zeros for the weights of the slots whose expert is not among the rank's own, `count` from
- *  `first_expert` on. */
+/** if ep_outputs_not_returned: zeros for the weights of the slots whose expert is not among the rank's own, `count`
+ *  from `first_expert` on. */
 AR_NODISCARD ar_status ari_fault_clear_remote(ar_ctx *ctx, const ar_tensor *weight, const ar_tensor *expert,
                                               size_t first_expert, size_t count);
 

@@ -155,7 +155,8 @@ ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tenso
     return ari_span_end(st);
 }
 
-/* fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; with `extra_loss`, where there is any, rounded again. */
+/* fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; with `extra_loss`, where there is any, rounded
+ * again. */
 ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, double extra_loss)
 {
     const double divisor = loss->is_sum ? 1.0 : (double)t;
@@ -306,7 +307,8 @@ static ar_status cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_sav
     return ar_saved_push(saved, c, SAVED_LOGITS, logits);
 }
 
-/* *dlogits of the sum of all terms over `targets`; in_place: in the memory of the logits, which are the caller's own. */
+/* *dlogits of the sum of all terms over `targets`; in_place: in the memory of the logits, which are the caller's
+ * own. */
 static ar_status cross_entropy_backward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *dlogits,
                                         double targets, bool in_place)
 {

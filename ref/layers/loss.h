@@ -45,8 +45,8 @@ typedef struct ari_head_options {
     double scale;     /* not 0: that of the logits times it, rounded to fp32, tapped as name.scaled; not with a cap */
     double weight;    /* of the gradient in that of the whole */
 } ari_head_options;
-/** Cross-entropy of logits, so placed, with the label of the next id (ari_batch_target). It ends the logits, whose memory
- *  their gradient gets. Errors: those of ar_loss_create. */
+/** Cross-entropy of logits, so placed, with the label of the next id (ari_batch_target). It ends the logits, whose
+ *  memory their gradient gets. Errors: those of ar_loss_create. */
 AR_NODISCARD ar_status ari_head_loss_create(ar_loss **out, ar_ctx *ctx, size_t classes, ar_placement logits,
                                             const ari_head_options *o);
 /** The sum of a model's output [.., width]. Errors: the same. */

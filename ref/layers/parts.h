@@ -15,8 +15,9 @@ ARI_OWNER(ar_loss, ar_loss_destroy)
 ARI_OWNER(ar_module, ar_module_destroy)
 ARI_OWNER(ar_saved, ar_saved_destroy)
 
-/* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only (ari_ctx_place_batch); of
- * three dimensions or more the last but one is the positions, of which it may hold some only (ari_own_positions). */
+/* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only
+ * (ari_ctx_place_batch); of three dimensions or more the last but one is the positions, of which it may hold some only
+ * (ari_own_positions). */
 /** A value between the tensor-parallel regions, [.., s, features]: whole on every rank, or with sequence parallelism
  * the rank's positions. */
 AR_NODISCARD ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
@@ -25,8 +26,9 @@ AR_NODISCARD ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *
 /** A value sharded along dimension `dim`, whose full extent is `full`; every part is on `copies` neighbouring ranks. */
 AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       int dim, size_t full, int copies);
-/** A value [b, heads, rows, keys] of the attention: of `heads` query heads those from head_start on, of all `seq` positions
- * those of the queries `rows`, and all keys, or what is told of them; on `copies` neighbouring tensor-parallel ranks. */
+/** A value [b, heads, rows, keys] of the attention: of `heads` query heads those from head_start on, of all `seq`
+ *  positions those of the queries `rows`, and all keys, or what is told of them; on `copies` neighbouring
+ *  tensor-parallel ranks. */
 AR_NODISCARD ar_status ari_tap_queries(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                        size_t heads, size_t head_start, int copies, const ar_positions *rows,
                                        size_t seq);
@@ -49,8 +51,8 @@ AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, s
 /** The same with another extent before the last. */
 AR_NODISCARD ar_status ari_like_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t positions,
                                        size_t features);
-/** Pairs (0, 1), (2, 3), .. of from's last features apart, all even ones and then all odd ones; or the way back, from such
- *  halves. */
+/** Pairs (0, 1), (2, 3), .. of from's last features apart, all even ones and then all odd ones; or the way back, from
+ *  such halves. */
 AR_NODISCARD ar_status ari_part_pairs(ar_ctx *ctx, const ar_tensor *dst, const ar_tensor *src, bool deinterleave);
 /** dx += more, which ends. */
 AR_NODISCARD ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *extra);
@@ -85,9 +87,9 @@ typedef struct ari_features {
 size_t ari_features_sum(const ari_features *f);
 
 /** y = x, redistributed over whole values: an all-gather, an all-reduce in the communicator's order, then the own part.
- *  *y is x where nothing is to be done, else a fresh tensor, which ari_release_placed ends; releases_input: nothing else needs x,
- *  whose memory goes as soon as there is what is made of it. Of one block features may be cut unevenly. Errors:
- *  AR_ERR_INDIVISIBLE (positions), what the communicator gives. */
+ *  *y is x where nothing is to be done, else a fresh tensor, which ari_release_placed ends; releases_input: nothing
+ *  else needs x, whose memory goes as soon as there is what is made of it. Of one block features may be cut unevenly.
+ *  Errors: AR_ERR_INDIVISIBLE (positions), what the communicator gives. */
 AR_NODISCARD ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
                                            ar_tp_redistribution change, const char *tag, bool releases_input);
 /** The same under a name of its own in a record of operations; NULL: that of the module that runs. */
@@ -97,8 +99,8 @@ AR_NODISCARD ar_status ari_tp_redistribute_of(ar_ctx *ctx, ar_tensor *y, const a
 /* The same of a module's hidden features, under its name. */
 #define ARI_REDISTRIBUTE(m, ctx, y, x, change, ends) \
     ari_tp_redistribute(ctx, y, x, &(ari_features){1, {(m)->o.hidden}}, change, (m)->base.name, ends)
-/** Taps a value of so many features that is placed so. Terms of a sum are tapped as what they are taken for, the whole.
- *  */
+/** Taps a value of so many features that is placed so. Terms of a sum are tapped as what they are taken for, the
+ *  whole. */
 AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       size_t features, ar_placement p);
 
@@ -112,9 +114,9 @@ AR_NODISCARD ar_status ari_note_gradient(ar_ctx *ctx, ar_param *p, const ar_tens
  * sequence, [.., s/N, features]; inside them it sees all positions. What moves between the two. All of it is
  * contiguous, of any dtype; the dimensions before the sequence are the samples. */
 
-/* Context parallelism: a rank holds some positions of every sequence in all layers (ari_parallel_positions). A batch has
- * all positions on every rank; layers take their own. What sequence parallelism says of a sequence is then said of the
- * positions of the context-parallel rank. */
+/* Context parallelism: a rank holds some positions of every sequence in all layers (ari_parallel_positions). A batch
+ * has all positions on every rank; layers take their own. What sequence parallelism says of a sequence is then said of
+ * the positions of the context-parallel rank. */
 
 /** The positions of this rank in a sequence of seq: its context-parallel ones, inside the tensor-parallel regions, or
  *  (stream) between them, which with sequence parallelism are its part of those. */
@@ -145,9 +147,9 @@ typedef struct ari_own_batch {
     int64_t *labels; /* owned, as is target; NULL: the batch's own */
     float *target;
 } ari_own_batch;
-/** stream: as of ari_own_positions. predicts_next: labels are one for each id, and each position takes the next one's, as without
- *  labels. ari_own_batch_fini, also after a failure. Errors: AR_ERR_UNSUPPORTED (no positions
- *  to share out), those of ari_check_sequence, AR_ERR_MEMORY. */
+/** stream: as of ari_own_positions. predicts_next: labels are one for each id, and each position takes the next one's,
+ *  as without labels. ari_own_batch_fini, also after a failure. Errors: AR_ERR_UNSUPPORTED (no positions to share out),
+ *  those of ari_check_sequence, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream,
                                           bool predicts_next);
 void ari_own_batch_fini(ari_own_batch *o);
@@ -167,8 +169,8 @@ AR_NODISCARD ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const
 
 /* --- products of user-defined layers ------------------------------------------------------------------------------ */
 
-/** Where x stands for the terms of a product with a weight that is cut (ar_contract): *is_folded, and y = their sum, placed
- *  as `to_placement`. Errors: AR_ERR_UNSUPPORTED (another operator completes it), those of the arithmetic. */
+/** Where x stands for the terms of a product with a weight that is cut (ar_contract): *is_folded, and y = their sum,
+ *  placed as `to_placement`. Errors: AR_ERR_UNSUPPORTED (another operator completes it), those of the arithmetic. */
 AR_NODISCARD ar_status ari_unsummed_take(bool *is_folded, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x,
                                          ar_placement to_placement, const char *tag);
 
@@ -250,8 +252,8 @@ typedef struct ari_between {
     int ndim;
     size_t shape[AR_SAMPLE_DIMS];
 } ari_between;
-/* The losses of the routers below a module: whether there are any, whether a step counts routes for them first, and of how
- * many experts each layer is where all layers are balanced together, or 0. */
+/* The losses of the routers below a module: whether there are any, whether a step counts routes for them first, and of
+ * how many experts each layer is where all layers are balanced together, or 0. */
 typedef struct ari_routers {
     bool losses, counts;
     size_t experts;
@@ -284,8 +286,8 @@ const ari_stages *ari_sequential_stages(const ar_module *m, const ari_staged **c
 AR_NODISCARD ar_status ari_module_recompute(ar_module *m, ar_recompute mode);
 /** The same of every so many of the children [first, end) of a list, the first among them. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sequential_recompute(ar_module *base, size_t begin, size_t end, const ar_recomputation *r);
-/** The units of a list that is cut, each once, in the order of a forward pass through this rank's stages; writes at most
- *  cap, returns how many. *root: the stage of this rank with its other parameters, if it has any. */
+/** The units of a list that is cut, each once, in the order of a forward pass through this rank's stages; writes at
+ *  most cap, returns how many. *root: the stage of this rank with its other parameters, if it has any. */
 size_t ari_sequential_units(const ar_module *m, ar_unit *out, size_t cap, int *root);
 
 /* --- passes of a rank's part -------------------------------------------------------------------------------------- */
@@ -293,8 +295,8 @@ size_t ari_sequential_units(const ar_module *m, ar_unit *out, size_t cap, int *r
 /* A module and its loss, or a list that is cut: its stage i. */
 /** A fresh tensor for what goes between two stages: an activation, or its gradient. */
 AR_NODISCARD ar_status ari_stage_between(const ar_module *m, ar_ctx *ctx, ar_tensor *t, const ar_batch *batch);
-/** y from x. The first stage takes the batch in place of x, and the last one adds up the loss's terms in place of y. Errors:
- *  also AR_ERR_SHAPE (a value of another shape than the list was cut for). */
+/** y from x. The first stage takes the batch in place of x, and the last one adds up the loss's terms in place of y.
+ *  Errors: also AR_ERR_SHAPE (a value of another shape than the list was cut for). */
 AR_NODISCARD ar_status ari_stage_forward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y,
                                          const ar_tensor *x, const ar_batch *batch);
 /** And back: dx from dy, which the last stage makes of the loss; the first one makes no dx. Ends dy. */
@@ -302,16 +304,16 @@ AR_NODISCARD ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *c
                                           ar_tensor *dx, const ar_tensor *dy, const ar_batch *batch);
 /** Further tokens, of which each has a T. */
 size_t ari_trained_depths(const ar_module *m);
-/** What this rank's positions of these rows add to each T. loss NULL: another rank of the pipeline has it. Errors: those of
- *  ar_loss_targets. */
+/** What this rank's positions of these rows add to each T. loss NULL: another rank of the pipeline has it. Errors:
+ *  those of ar_loss_targets. */
 AR_NODISCARD ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const ar_module *m, const ar_loss *loss,
                                            const ar_ctx *ctx, const ar_batch *batch);
 /** The targets of the further tokens in the global batch, which a forward pass sets too. */
 void ari_trained_further(ar_module *m, const size_t *targets);
 /** Gradients, the loss's terms and what routers have counted become zero. */
 AR_NODISCARD ar_status ari_trained_zero(ar_module *m, ar_loss *loss, ar_ctx *ctx);
-/** The loss of all micro-batches and data-parallel ranks, with those of routers and of further tokens; the same on every
- *  rank of a pipeline. */
+/** The loss of all micro-batches and data-parallel ranks, with those of routers and of further tokens; the same on
+ *  every rank of a pipeline. */
 AR_NODISCARD ar_status ari_trained_loss(ar_module *m, ar_loss *loss, ar_ctx *ctx, float *value, size_t targets);
 /** Calls f for m and then for all that is below it, depth first, until one fails. Errors: that; AR_ERR_MEMORY. */
 /** QK-Clip: from the logits of this step, what each parameter of q and k is to be multiplied by. bound 0: nothing.
@@ -359,15 +361,15 @@ typedef struct ari_mtp_options {
 } ari_mtp_options;
 /** With the id e of the place that is predicted next,
  *    y = norm(block(M [norm(Emb(e)) | norm(x)]))
- *  (DeepSeek-V3, arXiv:2412.19437, equations 21 and 22, in the order of its weights, and of Megatron's). x and y as between blocks; the
- *  batch is ari_batch_roll's. Gives; ar_module_destroy. */
+ *  (DeepSeek-V3, arXiv:2412.19437, equations 21 and 22, in the order of its weights, and of Megatron's). x and y as
+ *  between blocks; the batch is ari_batch_roll's. Gives; ar_module_destroy. */
 AR_NODISCARD ar_status ari_mtp_create(ar_module **out, ar_ctx *ctx, const char *name, const ari_mtp_options *o);
 
-/** Where a chain of such blocks begins: y = x, which the first of them takes. The chain runs after the loss of y and, going
- *  back, before it; backward adds its gradient. Gives; ar_module_destroy. */
+/** Where a chain of such blocks begins: y = x, which the first of them takes. The chain runs after the loss of y and,
+ *  going back, before it; backward adds its gradient. Gives; ar_module_destroy. */
 AR_NODISCARD ar_status ari_further_create(ar_module **out, ar_ctx *ctx, const char *name, double weight);
-/** One more block, the head behind it and its loss, whose weight is that of all over their number. Modules are borrowed; the
- *  loss becomes the chain's. */
+/** One more block, the head behind it and its loss, whose weight is that of all over their number. Modules are
+ *  borrowed; the loss becomes the chain's. */
 void ari_further_add(ar_module *further, ar_module *block, ar_module *head, ar_loss *loss);
 AR_NODISCARD ar_status ari_further_forward(ar_module *further, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
 AR_NODISCARD ar_status ari_further_backward(ar_module *further, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);

@@ -94,8 +94,8 @@ size_t ari_features_sum(const ari_features *f)
     return total;
 }
 
-/* Block by block between rows of all features and those of `n` ranks from `first_rank` on, one rank after the other, each
- * with its part of every block side by side. */
+/* Block by block between rows of all features and those of `n` ranks from `first_rank` on, one rank after the other,
+ * each with its part of every block side by side. */
 static ar_status copy_blocks(ar_ctx *ctx, const ar_tensor *full, const ar_tensor *parts, const ari_features *f,
                              int first_rank, size_t n, bool extract)
 {
@@ -248,7 +248,8 @@ static void place_samples(ar_layout *o, const ar_ctx *ctx)
         o->box[k].global[0] = ctx->first_sample;
 }
 
-/* Every box's part of a run of positions, which is `local_begin` in the order of the rank's own and `global_begin` in the sequence. */
+/* Every box's part of a run of positions, which is `local_begin` in the order of the rank's own and `global_begin` in
+ * the sequence. */
 static void place_run(ar_layout *dst, const ar_layout *src, int dim, size_t local_begin, size_t global_begin,
                       size_t count)
 {

@@ -23,8 +23,8 @@ static bool numbered(const char *text, size_t *number, const char **rest)
     return true;
 }
 
-/* The rest of `name` after `path` and a dot; NULL: the name does not begin so. "*" in the path stands for a number, which
- * goes to *number. */
+/* The rest of `name` after `path` and a dot; NULL: the name does not begin so. "*" in the path stands for a number,
+ * which goes to *number. */
 static const char *below(const char *name, const char *path, size_t *number)
 {
     if (!path || !path[0])

@@ -39,7 +39,8 @@ ARI_FN int64_t ari_acc_slice(float v, int32_t b, bool narrow)
     const uint32_t significand = biased == 255 ? 0u : (u & 0x7fffffu) | implicit;
     const int32_t up =
         (biased != 0 ? biased - 1 : 0) - bits * b; /* the significand's lowest bit, seen from the slice's */
-    /* From a slice's width of places up and from 24 down nothing is left of the 24 bits in it: 63 stands for all such. */
+    /* From a slice's width of places up and from 24 down nothing is left of the 24 bits in it: 63 stands for all
+     * such. */
     const uint32_t left = (uint32_t)ari_clamp32(up, 0, 63);
     const uint32_t right = (uint32_t)ari_clamp32(-up, 0, 63);
     const uint64_t slice = (((uint64_t)significand << left) >> right) & (((uint64_t)1 << bits) - 1);

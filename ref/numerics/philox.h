@@ -165,7 +165,8 @@ ARI_FN double ari_init_spread(ar_init_scheme scheme, size_t fan_in, size_t fan_o
     return 0.0;
 }
 
-/* Initial values of the elements of the blocks `first_block` and on: ari_random_normal's, ari_random_uniform's, 0 or 1. */
+/* Initial values of the elements of the blocks `first_block` and on: ari_random_normal's, ari_random_uniform's, 0 or
+ * 1. */
 ARI_FN void ari_init_blocks(float out[4 * ARI_RANDOM_BLOCKS], ar_init_scheme scheme, uint64_t key, uint64_t first_block,
                             double spread)
 {
@@ -192,8 +193,8 @@ ARI_FN void ari_init_blocks(float out[4 * ARI_RANDOM_BLOCKS], ar_init_scheme sch
         out[i] = x[i % 4][i / 4];
 }
 
-/** The initial values of `count` elements from `first_element` on (row-major in the full tensor's Hugging Face shape). Fans are
- *  the full tensor's; range is the standard deviation of AR_INIT_NORMAL. */
+/** The initial values of `count` elements from `first_element` on (row-major in the full tensor's Hugging Face shape).
+ *  Fans are the full tensor's; range is the standard deviation of AR_INIT_NORMAL. */
 ARI_FN void ari_init_values(float *out, ar_init_scheme scheme, uint64_t key, uint64_t first_element, size_t count,
                             size_t fan_in, size_t fan_out, double range)
 {

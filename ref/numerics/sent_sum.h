@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Gradients' exact sums on their way between ranks (numerics.md, "In bf16"): integers of `width` bytes, the lowest first,
- * whose highest bit is the sign. */
+/* Gradients' exact sums on their way between ranks (numerics.md, "In bf16"): integers of `width` bytes, the lowest
+ * first, whose highest bit is the sign. */
 #include <stddef.h>
 
 #include "ref/numerics/accumulator.h"

@@ -9,8 +9,8 @@
 #include "ref/core/size.h"
 #include "ref/core/tensor_private.h"
 
-/* Elements enter in groups of 64 whose first index is a multiple of 64. One hash of the group's number gives its key, all
- * signs and the rotations of the buckets; a lane is an element's position in its group. */
+/* Elements enter in groups of 64 whose first index is a multiple of 64. One hash of the group's number gives its key,
+ * all signs and the rotations of the buckets; a lane is an element's position in its group. */
 enum { GROUP = AR_SKETCH_GROUP, BUCKETS = AR_SKETCH_BUCKETS };
 /* Into each of the clones of ARI_SIMD. */
 #define INLINED static inline __attribute__((always_inline))
@@ -38,8 +38,8 @@ static keys keys_of(uint64_t group)
     return (keys){factor_of(group), b, {(uint32_t)c % BUCKETS, (uint32_t)(c >> 32) % BUCKETS}};
 }
 
-/* Lane j's factor in the digest, by halves. Its last eight bits are 4j + 1, so the sum of two factors has one trailing zero
- * and their difference at most seven, and a product with a group's key loses no more bits than these. */
+/* Lane j's factor in the digest, by halves. Its last eight bits are 4j + 1, so the sum of two factors has one trailing
+ * zero and their difference at most seven, and a product with a group's key loses no more bits than these. */
 typedef struct lanes {
     uint32_t low[GROUP], high[GROUP];
 } lanes;
@@ -376,7 +376,8 @@ static void add_run(ar_sketch *s, const lanes *l, const run *r)
         note_ends(s, r);
 }
 
-/* The elements of one row of a box, or of several that follow on each other, split where a block or a row digest ends. */
+/* The elements of one row of a box, or of several that follow on each other, split where a block or a row digest
+ * ends. */
 static void add_line(ar_sketch *s, const lanes *l, run line)
 {
     while (line.n > 0) {

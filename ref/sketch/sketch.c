@@ -108,8 +108,8 @@ static double largest_bucket(const ar_sketch *s)
     return largest;
 }
 
-/* The power of two by which buckets are multiplied, so that no square overflows and none that matters underflows. Sums of
- * finite elements that are infinite stay so. */
+/* The power of two by which buckets are multiplied, so that no square overflows and none that matters underflows. Sums
+ * of finite elements that are infinite stay so. */
 static double scale_of(double largest)
 {
     return largest > 0.0 && isfinite(largest) ? ldexp(1.0, -ilogb(largest)) : 1.0;

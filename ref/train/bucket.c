@@ -212,9 +212,9 @@ static bool adds_by_token(const ar_ddp *d, const ar_param *p)
     return p->adds >= AR_ADDS_BY_TOKEN || (p->adds == AR_ADDS_BY_POSITION && d->step.repeats);
 }
 
-/* Of how many values an element of the bucket can be the sum on a rank that is to sum it over a group of those that have
- * data, or on the ranks of all such groups together: those of the parts of its own samples, and of the ranks whose terms
- * it has already, or whose samples its experts have. */
+/* Of how many values an element of the bucket can be the sum on a rank that is to sum it over a group of those that
+ * have data, or on the ranks of all such groups together: those of the parts of its own samples, and of the ranks whose
+ * terms it has already, or whose samples its experts have. */
 static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
 {
     const ar_ddp *d = b->ddp;
@@ -317,8 +317,8 @@ ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q)
     return sum_data(b, q, b->shard, b->info.own_count, replicate_of(b), NULL, d->step.samples);
 }
 
-/* Spread terms first, then everything over dp; with ZeRO-2 each pass is summed over the ranks that share, and the others
- * complete the shares once a step. */
+/* Spread terms first, then everything over dp; with ZeRO-2 each pass is summed over the ranks that share, and the
+ * others complete the shares once a step. */
 static ar_status reduce_bucket(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;

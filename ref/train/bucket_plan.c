@@ -11,9 +11,9 @@
 #include "ref/train/units.h"
 
 /* Parameters that may share a bucket: of one unit, of one storage, summed over the same groups, and of as many elements
- * on every tensor-parallel rank, or all of them not; on request matrices apart. A copy lies on each of these ranks, and floats are added in the
- * order of its place in the bucket: beside a shard that is longer on one rank it would have another place there, and
- * the copies other bits. */
+ * on every tensor-parallel rank, or all of them not; on request matrices apart. A copy lies on each of these ranks, and
+ * floats are added in the order of its place in the bucket: beside a shard that is longer on one rank it would have
+ * another place there, and the copies other bits. */
 enum {
     KIND_BF16 = 1,
     KIND_SPREAD = 2,

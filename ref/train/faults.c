@@ -4,8 +4,8 @@
 #include "ref/context/context_private.h"
 #include "ref/layers/parts.h"
 
-/* Each micro-batch is divided by its own count, and its mean by the number of micro-batches. `micro_targets` are this rank's counts,
- * 0 for the micro-batches in which it has no sample. */
+/* Each micro-batch is divided by its own count, and its mean by the number of micro-batches. `micro_targets` are this
+ * rank's counts, 0 for the micro-batches in which it has no sample. */
 static ar_status divide_by_micro(ar_batch *micro, int64_t *micro_targets, ar_ctx *ctx, size_t n, size_t pieces)
 {
     AR_TRY(ari_combine(ctx, ctx->dp, micro_targets, pieces, AR_I64, AR_SUM, "targets"));

@@ -26,8 +26,8 @@ AR_NODISCARD ar_status ari_fault_pack_before_backward(ar_ddp *d);
 /** comm_before_producer, bucket_first_ready: what a reduction reads is the gradient at
  *  another moment than that of its completion, here when s is ready. */
 AR_NODISCARD ar_status ari_fault_pack_early(const ar_ddp *d, ari_ddp_slot *s);
-/** stale_activation_reuse, collective_order_swapped, unused_in_last_micro_batch: whether buckets wait for the end of the backward pass, so that
- *  what these do in a race, or out of order, is the same in every run. */
+/** stale_activation_reuse, collective_order_swapped, unused_in_last_micro_batch: whether buckets wait for the end of
+ *  the backward pass, so that what these do in a race, or out of order, is the same in every run. */
 bool ari_fault_waits_for_the_end(const ar_ddp *d);
 /** unused_in_last_micro_batch: before a backward pass that this rank has no sample for. */
 void ari_fault_absent(ar_ddp *d);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Muon: the update of a matrix is that of all of it. Every rank that holds a part of the matrix lays its part of the
  * momentum into zeros, the ranks add these as integers, which moves the bits, and each makes the same matrix orthogonal
- * and takes its own part of the result. Or (shards) those of tensor parallelism leave it cut along its longer side, over
- * which X X^T and the norm are sums. */
+ * and takes its own part of the result. Or (shards) those of tensor parallelism leave it cut along its longer side,
+ * over which X X^T and the norm are sums. */
 #include "anyrank/arith.h"
 #include "ref/context/context.h"
 #include "ref/context/context_private.h"

@@ -63,8 +63,8 @@ static ar_status add_param_norm(const norm_sum *s, ar_ctx *ctx, const ar_param *
     return AR_OK;
 }
 
-/* Parameters that the data-parallel ranks do not share out are the same on each, or on those with the same experts: where
- * others are shared out, their rank 0 counts them. */
+/* Parameters that the data-parallel ranks do not share out are the same on each, or on those with the same experts:
+ * where others are shared out, their rank 0 counts them. */
 static ar_status for_each_gradient(const norm_sum *s, ar_ctx *ctx, ar_param *const *params, size_t n, gradient_fn f)
 {
     for (size_t i = 0; i < n; i++) {

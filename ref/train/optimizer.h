@@ -59,8 +59,8 @@ static inline bool ari_is_updated(const ar_param *p)
  *  are set. Adds to *bytes what it takes. On failure what was made stays, for ari_state_destroy. Errors: AR_ERR_MEMORY,
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx, const ar_optimizer_options *o);
-/** A tensor of the value's shape, between the two: `state` itself, or (not whole) memory of the step, which a share of it
- *  goes into (filled), and which the share is taken from (taken). */
+/** A tensor of the value's shape, between the two: `state` itself, or (not whole) memory of the step, which a share of
+ *  it goes into (filled), and which the share is taken from (taken). */
 AR_NODISCARD ar_status ari_state_begin(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool filled);
 AR_NODISCARD ar_status ari_state_end(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool is_stored);
 /** Where its elements lie in the Hugging Face shape. */
@@ -83,8 +83,9 @@ struct ar_optimizer {
 
 /* --- Muon --------------------------------------------------------------------------------------------------------- */
 
-/** Updates a matrix: s, this rank's state of it, or NULL where it has no share; g, the gradient of the state's elements.
- *  The caller counts a new version. Collective over the ranks that hold parts of it, in the order of the parameters. */
+/** Updates a matrix: s, this rank's state of it, or NULL where it has no share; g, the gradient of the state's
+ *  elements. The caller counts a new version. Collective over the ranks that hold parts of it, in the order of the
+ *  parameters. */
 AR_NODISCARD ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, const ari_state *s,
                                      const ar_tensor *g);
 

@@ -317,8 +317,8 @@ static bool is_in_place(const ari_bucket *b)
     return ari_bucket_is_in_place(b) && b->info.param[0]->grad;
 }
 
-/* Room for the largest bucket of the unit, which all of them go through that are not summed where they lie. Mistakes that
- * pack gradients have it for all, which nobody counts. */
+/* Room for the largest bucket of the unit, which all of them go through that are not summed where they lie. Mistakes
+ * that pack gradients have it for all, which nobody counts. */
 static ar_status alloc_storage(ari_unit *u)
 {
     ar_ddp *d = u->ddp;

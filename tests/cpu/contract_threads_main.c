@@ -99,8 +99,8 @@ static int run_path(const ari_exact_path *path, const char *how, const float *fi
     return 1;
 }
 
-/* Once for every path of the exact product that the machine has, and for those whose instructions are emulated; all give
- * the same bits. */
+/* Once for every path of the exact product that the machine has, and for those whose instructions are emulated; all
+ * give the same bits. */
 int main(void)
 {
     float first[m * n];

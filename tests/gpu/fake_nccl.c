@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What stands for NCCL where there is no GPU: a shared library with NCCL's functions (those of gpu/cluster/nccl/nccl.h),
- * between processes of one machine, on memory of the emulated device, which it reaches by the device's copies alone.
- * Data move through pipes in memory that all processes map. A communicator that is not to block gets on with its call
- * whenever the thread that called asks for its state; one that is, until it is done. What NCCL leaves undefined hangs
- * here: calls that do not fit each other. Reductions have the order of a ring. A communicator that was destroyed or
- * aborted must not be used any more, nor be aborted while a thread is inside of a call with it: that ends the process.
+/* What stands for NCCL where there is no GPU: a shared library with NCCL's functions (those of
+ * gpu/cluster/nccl/nccl.h), between processes of one machine, on memory of the emulated device, which it reaches by the
+ * device's copies alone. Data move through pipes in memory that all processes map. A communicator that is not to block
+ * gets on with its call whenever the thread that called asks for its state; one that is, until it is done. What NCCL
+ * leaves undefined hangs here: calls that do not fit each other. Reductions have the order of a ring. A communicator
+ * that was destroyed or aborted must not be used any more, nor be aborted while a thread is inside of a call with it:
+ * that ends the process.
  *
  * FAKE_NCCL_GPU        the bus id of this process's GPU; unset: each thread that asks has another one
  * FAKE_NCCL_VERSION    what ncclGetVersion gives

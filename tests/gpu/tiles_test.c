@@ -8,8 +8,8 @@
 static const ari_tile_machine h200 = {132, 128, 256, (size_t)75 << 19, (size_t)384 << 20};
 static const ari_tile_machine a100 = {108, 128, 256, (size_t)30 << 20, (size_t)384 << 20};
 
-/* Products of the blocks that are measured, h 4096 and ffn 11008, batch 2 x seq 1024: forward and dX over all tokens, dW
- * over those of a sample. */
+/* Products of the blocks that are measured, h 4096 and ffn 11008, batch 2 x seq 1024: forward and dX over all tokens,
+ * dW over those of a sample. */
 typedef struct shape {
     const char *name;
     size_t batch, m, n, k;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What moves inside the attention between context-parallel ranks: heads against positions, and keys and values round the
- * ring. Every number says which tensor, sample, head, position and feature it belongs to. */
+/* What moves inside the attention between context-parallel ranks: heads against positions, and keys and values round
+ * the ring. Every number says which tensor, sample, head, position and feature it belongs to. */
 #include "ref/comm/comm_private.h"
 #include "ref/core/tensor_private.h"
 #include "ref/layers/attention/context_parallel.h"

@@ -73,7 +73,8 @@ CLAIM(states_of_all_experts_are_what_megatron_says)
     cr_expect(fabs(got - want) < 1e-4 * want, "%.0f bytes, Megatron-LM's %.0f", got, want);
 }
 
-/* DeepSeek-V3's sizes but for its latent attention: three layers with an MLP, and 58 with 256 experts and a shared one. */
+/* DeepSeek-V3's sizes but for its latent attention: three layers with an MLP, and 58 with 256 experts and a shared
+ * one. */
 static ar_config deepseek(void)
 {
     ar_config c = shape_bundled("glm4-moe-demo");
@@ -90,8 +91,8 @@ static ar_config deepseek(void)
     return c;
 }
 
-/* On 2,048 GPUs, the experts over 64 ranks and not over tp. Megatron-LM: 6 bytes a parameter and 12 more over the ranks that
- * have the same ones; of the experts those of the same ep rank. Routers and norms are a ten-thousandth. */
+/* On 2,048 GPUs, the experts over 64 ranks and not over tp. Megatron-LM: 6 bytes a parameter and 12 more over the ranks
+ * that have the same ones; of the experts those of the same ep rank. Routers and norms are a ten-thousandth. */
 CLAIM(states_of_a_deepseek_are_what_megatron_says)
 {
     const ar_config c = deepseek();

@@ -44,8 +44,8 @@ CLAIM(a_rate_that_is_given_is_every_products)
     cr_expect_gt(u.seconds[ARI_TIME_MEMORY], 0.0);
 }
 
-/* Large products reach the share of the peak that the table has, less what the host adds; small ones, short sums and sums
- * that gradients of few tokens read and write again less, and none more. */
+/* Large products reach the share of the peak that the table has, less what the host adds; small ones, short sums and
+ * sums that gradients of few tokens read and write again less, and none more. */
 CLAIM(products_are_slower_the_smaller_they_are)
 {
     for (size_t i = 0; ar_sim_cluster_names[i]; i++) {
@@ -89,8 +89,8 @@ CLAIM(more_micro_batches_never_compute_faster)
     }
 }
 
-/* Members of a group in one node each have a port: an all-gather of eight over two nodes is slower than in one, but not by
- * the ratio of the links. A short all-reduce of many goes over a tree. */
+/* Members of a group in one node each have a port: an all-gather of eight over two nodes is slower than in one, but not
+ * by the ratio of the links. A short all-reduce of many goes over a tree. */
 CLAIM(collectives_use_every_port_of_a_node)
 {
     const ari_time_options o = on("h100");
@@ -137,9 +137,9 @@ static double virtual_seconds(size_t layers, bool forward_only)
     return result.predicted.seconds;
 }
 
-/* All kernels are as short as a launch, so that virtual time counts them. Forward a layer has four GEMMs, of which those
- * of an input are one, attention, two norms, rotary positions, an activation and two residuals. Backward the GEMMs are
- * eleven, one for each gradient of an input and of a weight. */
+/* All kernels are as short as a launch, so that virtual time counts them. Forward a layer has four GEMMs, of which
+ * those of an input are one, attention, two norms, rotary positions, an activation and two residuals. Backward the
+ * GEMMs are eleven, one for each gradient of an input and of a weight. */
 CLAIM(virtual_time_has_the_kernels_of_both_passes)
 {
     const ari_time_options o = on("h100");

@@ -57,8 +57,8 @@ static ar_status ranks_of_tokens(token_ranks *t, const ar_run *run, size_t exper
     return AR_OK;
 }
 
-/* Adds what moves of a sample: the rows of tokens for experts of other ranks, and, of the ranks with copies of an expert,
- * the rows that the one that computes its gradient has not. */
+/* Adds what moves of a sample: the rows of tokens for experts of other ranks, and, of the ranks with copies of an
+ * expert, the rows that the one that computes its gradient has not. */
 static void count_sample(ari_routed *routed, const token_ranks *t, size_t sample, size_t seq, const float *expert,
                          size_t tokens, const ar_experts *x)
 {

@@ -30,8 +30,8 @@ AR_NODISCARD ar_status ari_text_ids(int64_t **ids, size_t batch, size_t seq, siz
 AR_NODISCARD ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const ar_run *r, size_t vocab,
                                         const char *text);
 
-/** Gives every row of these batches, all of one size, 1 to `max_documents` documents of random lengths: a function of the seed,
- *  the step and the row. Gives the array that they share; free(). Errors: AR_ERR_ARG (more than tokens),
+/** Gives every row of these batches, all of one size, 1 to `max_documents` documents of random lengths: a function of
+ *  the seed, the step and the row. Gives the array that they share; free(). Errors: AR_ERR_ARG (more than tokens),
  *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_random_documents(int32_t **document_ids, ar_batch *batch, size_t batches,
                                             size_t max_documents, uint64_t seed);

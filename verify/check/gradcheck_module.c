@@ -152,8 +152,8 @@ static double sign_of(const probe *p, size_t i)
     return ari_random_u32(p->key, i, 0, ALL_USE) & 1u ? 1.0 : -1.0;
 }
 
-/* Moves the values by `step` along the direction, and adds the loss's terms there. change: of the gradient's product with
- * the values. */
+/* Moves the values by `step` along the direction, and adds the loss's terms there. change: of the gradient's product
+ * with the values. */
 static ar_status add_terms_at(checking *k, const probe *p, double step, double *change)
 {
     subject *s = p->s;

@@ -129,8 +129,8 @@ typedef ar_status (*ari_tensor_cuts_of)(void *user, const ar_dump_tensor *t, ari
 /** Adds one that is all of a tensor, under this name. Errors: AR_ERR_MEMORY, AR_ERR_OVERFLOW (the name is longer). */
 AR_NODISCARD ar_status ari_tensor_cuts_add(ari_tensor_cuts *cuts, const ar_dump_tensor *t, const char *name,
                                            const char *rest);
-/** It becomes, of a tensor of ndim dimensions that holds all experts of a layer, one expert's `rows` rows from `row` on; or
- *  (every not 0) the transpose of every `every`-th of its last dimension from `row` on. */
+/** It becomes, of a tensor of ndim dimensions that holds all experts of a layer, one expert's `rows` rows from `row`
+ *  on; or (every not 0) the transpose of every `every`-th of its last dimension from `row` on. */
 void ari_tensor_cut_expert(ari_tensor_cut *c, int ndim, size_t expert, size_t row, size_t rows, size_t every);
 /** Puts what tensors become in their place. A tensor stays of which a rank's part cannot be cut so. The
  *  names have to differ. Errors: AR_ERR_MEMORY, those of cuts_of. */

@@ -124,8 +124,8 @@ static ar_status add_model(ar_dump *d)
 
 /* --- folders ------------------------------------------------------------------------------------------------------ */
 
-/* Files of allowances from grads --sensitivity have the names of the tensors of neighbouring files, and are no dumps.
- * */
+/* Files of allowances from grads --sensitivity have the names of the tensors of neighbouring files, and are no
+ * dumps. */
 static bool is_allowances(const ari_dump_file *f)
 {
     return f->st != NULL && ari_st_metadata(f->st, "anyrank.allows") != NULL;
@@ -219,8 +219,8 @@ static ar_status refuse_folder(const ar_dump *d)
     return st;
 }
 
-/* The folder that the tensors are folder: of checkpoints the one that `latest` names, resolved once, so that a `latest` that
- * changes meanwhile cannot mix two of them. */
+/* The folder that the tensors are folder: of checkpoints the one that `latest` names, resolved once, so that a `latest`
+ * that changes meanwhile cannot mix two of them. */
 static ar_status find_folder(char **out, ari_arena *arena, const char *folder)
 {
     char *latest = NULL, resolved[PATH_MAX];

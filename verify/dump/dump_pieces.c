@@ -190,7 +190,8 @@ static const char *place_text(char *text, size_t cap, const ari_piece *p)
     return text;
 }
 
-/* Checks that a file's own placement and the rule's agree. file_target: the rule applied to the file's placement, n targets. */
+/* Checks that a file's own placement and the rule's agree. file_target: the rule applied to the file's placement, n
+ * targets. */
 static ar_status check_agreement(const ar_dump *d, ari_map *map, const ari_piece *p, const ari_piece *file_target,
                                  size_t n)
 {

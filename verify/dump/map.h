@@ -76,8 +76,8 @@ bool ari_map_glob_match(const char *glob, const char *text, ari_map_match *m);
 /** Fills a pattern that was checked: '*' is the glob's next one. */
 AR_NODISCARD ar_status ari_map_fill(char **filled_name, ari_arena *a, const char *pattern, const ari_map_match *m);
 /** Which rank a file of the folder is. *rank = -1: none, the file is left out. Several files may be one rank's. Errors:
- *  AR_ERR_FORMAT (coordinates outside the mesh). `name`: without the folder; with the folders between where the glob has
- *  them ("mp_rank_{tp}/model.safetensors"). */
+ *  AR_ERR_FORMAT (coordinates outside the mesh). `name`: without the folder; with the folders between where the glob
+ *  has them ("mp_rank_{tp}/model.safetensors"). */
 AR_NODISCARD ar_status ari_map_rank_of(const ari_map *m, const char *name, int *rank);
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */

@@ -57,8 +57,8 @@ void ari_placement_forget_tensors(ari_placement *p);
 AR_NODISCARD ar_status ari_placement_text(char **dcp, char **placement_text, const ari_placement *p);
 /** [["tp", 2], ..]. Gives; NULL without memory. */
 json_t *ari_mesh_json(const ar_mesh *m);
-/** Puts a tensor's boxes, or the one at its offset, into the file's own tensor: the arena's, of what is told of `entry`;
- *  t NULL: nothing is, it is whole. Errors: AR_ERR_FORMAT ("InvalidPlacement: ..."), AR_ERR_MEMORY. */
+/** Puts a tensor's boxes, or the one at its offset, into the file's own tensor: the arena's, of what is told of
+ *  `entry`; t NULL: nothing is, it is whole. Errors: AR_ERR_FORMAT ("InvalidPlacement: ..."), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_placed_resolve(ar_dump_box **box, size_t *boxes, ari_arena *a, const ari_placed *t,
                                           const ar_st_entry *entry, const char *file);
 /** NULL: the file says nothing of it. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tensors of a dump that become others: boxes of them under names of their own, or themselves in another shape or order.
- * Nothing is copied: the boxes of their parts are cut. */
+/* Tensors of a dump that become others: boxes of them under names of their own, or themselves in another shape or
+ * order. Nothing is copied: the boxes of their parts are cut. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

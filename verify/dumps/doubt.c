@@ -186,8 +186,8 @@ static int dimension_of(const ar_dump_tensor *output, const ar_dump_tensor *weig
 }
 
 /* The output j is w_j x, a row or a column of the matrix times the input, or an element of a vector times its own, and
- * so is the input's gradient; a convolution's w_j are of all places, and its inputs may be those of a group. An input of
- * n elements is taken to be in no direction of the matrix: |W x|^2 = |W|^2 |x|^2 / n. */
+ * so is the input's gradient; a convolution's w_j are of all places, and its inputs may be those of a group. An input
+ * of n elements is taken to be in no direction of the matrix: |W x|^2 = |W|^2 |x|^2 / n. */
 static ar_status doubt_matrix(ari_doubt *d, const ar_dump_tensor *const *weight, ari_arena *arena)
 {
     const ar_dump_tensor *w = weight[0];

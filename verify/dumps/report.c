@@ -206,7 +206,8 @@ static json_t *bins_of(const ar_verify_row *r)
     return list;
 }
 
-/* A row as a page shows it, with its histogram and heat map. A line in the table is enough for the many equal tensors. */
+/* A row as a page shows it, with its histogram and heat map. A line in the table is enough for the many equal
+ * tensors. */
 static json_t *page_row(const ar_verify_row *r)
 {
     const ar_verify_map *m = &r->map;

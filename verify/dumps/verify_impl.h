@@ -90,8 +90,9 @@ typedef struct ari_doubt {
     /* Of a moment: the gradient that its step adds, of both dumps; NULL: none. And the reference's moment. */
     const ar_dump_tensor *added[2], *moment;
     bool squared; /* a second moment */
-    /* Of an output of a later step: |db_j|, and |dw_j| times the size of the input in parts of that of the output's row,
-     * of the weights that it is made with; NULL: none. And what is explained of tensors before it, of all elements. */
+    /* Of an output of a later step: |db_j|, and |dw_j| times the size of the input in parts of that of the output's
+     * row, of the weights that it is made with; NULL: none. And what is explained of tensors before it, of all
+     * elements. */
     double *bias, *weight;       /* [width] */
     double *row;                 /* [rows] sizes */
     double uniform, max_element; /* most: of an element, by the weights */
@@ -104,8 +105,8 @@ AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, 
  *  those of reading. */
 AR_NODISCARD ar_status ari_largest_rms(double *rms, const ar_dump *reference, const char *passes, int step);
 /** Of an output y = W x + b of a later step, whose weights are those of both dumps before it; NULL: none. `name` is the
- *  class of its module, which says along which dimension they apply; NULL: shapes say so. In the arena. Errors: those of
- *  reading; AR_ERR_MEMORY. */
+ *  class of its module, which says along which dimension they apply; NULL: shapes say so. In the arena. Errors: those
+ *  of reading; AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,
                                         const ar_dump_tensor *const *bias, const char *name, ari_arena *arena);
 /** extra[i]: the amount that element start + i may be off because of what is known. Errors: those of reading. */
@@ -118,14 +119,14 @@ typedef struct ari_repeated {
     ar_dump_box *box; /* [boxes] of all parts */
     size_t boxes;
 } ari_repeated;
-/** The tensor with its dimensions of one index repeated until it has this shape. Borrows the tensor, which has parts. In
- *  the arena. Errors: AR_ERR_MEMORY. */
+/** The tensor with its dimensions of one index repeated until it has this shape. Borrows the tensor, which has parts.
+ *  In the arena. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_repeated_init(ari_repeated *s, const ar_dump_tensor *t, const size_t *shape,
                                          ari_arena *arena);
-/** The tensor in the shape of `target`, which has as many elements and another number of dimensions, of which each is one of
- *  its own, several neighbouring ones together, or a part of one: the row-major order of the elements is the same. Also
- *  [b, s, h d] as [b, h, s, d], heads before tokens. *fits: whether the shape is such a one, and each box of the tensor a
- *  box of it; else s is of no use. In the arena. Errors: those of reading; AR_ERR_MEMORY. */
+/** The tensor in the shape of `target`, which has as many elements and another number of dimensions, of which each is
+ *  one of its own, several neighbouring ones together, or a part of one: the row-major order of the elements is the
+ *  same. Also [b, s, h d] as [b, h, s, d], heads before tokens. *fits: whether the shape is such a one, and each box of
+ *  the tensor a box of it; else s is of no use. In the arena. Errors: those of reading; AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_reshaped_init(bool *fits, ari_repeated *s, const ar_dump_tensor *t,
                                          const ar_dump_tensor *target, ari_arena *arena);
 /** True if two tensors have the same shape. */
@@ -247,8 +248,8 @@ AR_NODISCARD ar_status ari_names_unwrap(ari_unwrapped *out, const ari_names *nam
 /** Gives tensors of the other dump the reference's names where only wrappers' components tell them apart ("module.",
  *  "_orig_mod."), and reports which; nothing where two names of a dump would become one. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_unwrap(ari_verifying *v);
-/** Gives tensors of the other dump the reference's names where both mean the same: "x.weight" in a file of gradients and
- *  "x.weight:grad" in a dump of ranks. Errors: AR_ERR_MEMORY. */
+/** Gives tensors of the other dump the reference's names where both mean the same: "x.weight" in a file of gradients
+ *  and "x.weight:grad" in a dump of ranks. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_name_by_meaning(ari_verifying *v);
 /** What a file of allowances lets each element of a tensor differ by, under either of two names. path: for messages.
  *  Errors: AR_ERR_NOT_FOUND, AR_ERR_FORMAT (more than one number), AR_ERR_DATA (no finite number of 0 or more), those
@@ -273,7 +274,8 @@ void ari_verify_begin_with_lost(ar_verify_report *r);
 /** Reads which arithmetic of the runs no tensor shows. Errors: AR_ERR_FORMAT (a dump says of it what is no JSON),
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_formats(ari_verifying *v);
-/** Sets pair->doubt of gradients, moments and norms by the format in which gradients are reduced. Errors: AR_ERR_MEMORY. */
+/** Sets pair->doubt of gradients, moments and norms by the format in which gradients are reduced. Errors:
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_excuse_reduced(ari_pair *pair, ari_verifying *v);
 /** Marks and counts the tensors that are the same by that format alone; after all have been measured. */
 void ari_find_excused_by_reduction(const ari_verifying *v);
@@ -312,9 +314,9 @@ AR_NODISCARD ar_status ari_verify_repeats(int *which, const ar_dump_tensor *refe
 AR_NODISCARD ar_status ari_is_zero(bool *zero, const ar_dump_tensor *t);
 /** True for the loss of a step. */
 bool ari_is_loss(const ar_verify_row *r);
-/** Refuses equality that proves nothing: gradients without a number (verify_proof.h), a loss that is none or ln V in all
- *  steps, activations of later steps that are the first one's.
- *  Errors: AR_ERR_DATA (says which), those of reading. */
+/** Refuses equality that proves nothing: gradients without a number (verify_proof.h), a loss that is none or ln V in
+ *  all steps, activations of later steps that are the first one's. Errors: AR_ERR_DATA (says which), those of
+ *  reading. */
 AR_NODISCARD ar_status ari_verify_refuse_dead(const ari_verifying *v);
 /** *equal: both have one shape and the same bits; *varies: not all elements that were compared are one number. Errors:
  *  those of reading. */

@@ -9,7 +9,8 @@
 
 /* Which equality proves nothing: dumps and sketches ask the same. */
 
-/* Of one tensor of one run. Zeros, NaN and infinities need not be counted beyond the first finite number that is not 0. */
+/* Of one tensor of one run. Zeros, NaN and infinities need not be counted beyond the first finite number that is not
+ * 0. */
 typedef struct ari_value_counts {
     uint64_t elements, zeros, nan, inf;
 } ari_value_counts;
@@ -28,9 +29,9 @@ void ari_proof_add(ari_proof *proof, char pass, const ari_value_counts *referenc
  *  not where globs have chosen them: zeros may be what is asked for. Errors: AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_proof_refuse(const ari_proof *proof, bool chosen);
 
-/* The losses of all steps; begins with zeros. A run without a finite loss has computed nothing that another could differ
- * in. ln V is the loss of logits that are all equal, of V = a dimension of some tensor, and it never stays while anything
- * is learned. One step alone has it where the last layer begins with zeros. */
+/* The losses of all steps; begins with zeros. A run without a finite loss has computed nothing that another could
+ * differ in. ln V is the loss of logits that are all equal, of V = a dimension of some tensor, and it never stays while
+ * anything is learned. One step alone has it where the last layer begins with zeros. */
 typedef struct ari_loss_proof {
     size_t steps, without_number; /* that both runs have; of these, in the reference NaN or infinite */
     double first_loss;            /* the reference's first loss */

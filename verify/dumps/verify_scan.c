@@ -41,8 +41,8 @@ static const double SYSTEMATIC = 64.0 * 0x1p-24;
 static const double REST = 0.25;
 enum { LEAST_ELEMENTS = 16 };
 
-/* A factor on weights is their decay, which is judged by the elements. What weights that rounding moved make of an output
- * is no independent error of its elements. */
+/* A factor on weights is their decay, which is judged by the elements. What weights that rounding moved make of an
+ * output is no independent error of its elements. */
 static bool has_factor(const ari_pair *pair)
 {
     const ar_verify_row *r = pair->row;
@@ -56,8 +56,8 @@ static bool has_factor(const ari_pair *pair)
  * bits, where sums are kept in more of them, a 64th of it. */
 static const double ROUNDINGS = 256.0, MOST_ROUNDED = 0x1p-6;
 
-/* True if the reference's gradient or moment is no more than what rounding leaves of zero: then no number is its factor,
- * and exact zeros are as right as it is. */
+/* True if the reference's gradient or moment is no more than what rounding leaves of zero: then no number is its
+ * factor, and exact zeros are as right as it is. */
 static ar_status is_only_rounding(bool *only, ari_verifying *v, const ar_verify_row *r)
 {
     static const char passes[] = "bgmv";
@@ -109,8 +109,9 @@ static ar_status verify_judge_factor(ari_verifying *v, const ari_pair *pair)
 
 /* Allowances are 8 times what rounding did (rounding.py). In fp32 those of right steps are at most 7e-5 of a tensor's
  * largest element (bench/rounding_allowances.py); where rounding moves an element by a 64th of it, something amplifies
- * it: a quantiser, whose steps are that large, or a choice by values. With fewer bits deep gradients of right steps reach
- * 5.5 times the largest element, and experts that other tokens choose 14; 8 is an element that became another one. */
+ * it: a quantiser, whose steps are that large, or a choice by values. With fewer bits deep gradients of right steps
+ * reach 5.5 times the largest element, and experts that other tokens choose 14; 8 is an element that became another
+ * one. */
 static const double MOST_OF_F32 = 0.125, MOST_OF_FEWER = 8.0;
 /* A tensor that is zero but for rounding is no sign of it: its allowance is nothing beside the largest of its kind. */
 static const double OF_KIND = 0x1p-7;

@@ -160,8 +160,8 @@ void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, 
 }
 
 /* Keys that order like the numbers: negative floats count downwards, -0 directly below +0; integers are moved up by
- * half their range. Which bits of a number that turns over is decided before the loop: it goes through every element.
- * */
+ * half their range. Which bits of a number that turns over is decided before the loop: it goes through every
+ * element. */
 #define FILL_STEPS(type)                                                                        \
     {                                                                                           \
         const int top = (int)f->bits - 1;                                                       \
@@ -565,7 +565,8 @@ ARI_SIMD static void tally_differences(block_tally *t, double *difference, const
 /* Products of numbers of this size may be rounded by more than their last bits. */
 static const double TINY = 0x1p-900;
 
-/* The largest part of |a|, if one is above `current_max`, which most blocks tell by products; else some part below it. */
+/* The largest part of |a|, if one is above `current_max`, which most blocks tell by products; else some part below
+ * it. */
 ARI_SIMD static double largest_part(const double *difference, const double *a, size_t n, double current_max)
 {
     const double threshold = current_max * (1.0 - 0x1p-48); /* whatever is below it in rounded products is below it */

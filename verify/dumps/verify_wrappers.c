@@ -139,8 +139,9 @@ static bool are_nested(const prefix *a, const prefix *b)
     return memcmp(a->text, b->text, a->length < b->length ? a->length : b->length) == 0;
 }
 
-/* The prefix of `subject` without which most of its names that `counterpart` lacks are names of `counterpart`, and how many that are: 0 where
- * another one would do that too, as "encoder." and "decoder.". Of two that explain as many the shorter one. */
+/* The prefix of `subject` without which most of its names that `counterpart` lacks are names of `counterpart`, and how
+ * many that are: 0 where another one would do that too, as "encoder." and "decoder.". Of two that explain as many the
+ * shorter one. */
 static ar_status find_prefix(prefix *best_prefix, size_t *max_count, const side *subject, const side *counterpart)
 {
     prefix *found = NULL;

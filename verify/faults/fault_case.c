@@ -17,8 +17,8 @@ enum { BATCH = 4, SEQ = 24 };
 #define BUCKET_BYTES ((size_t)1 << 20)
 #define ONE_EACH SIZE_MAX
 
-/* Requirements of a fault to matter in a run: X(name, true if the run meets it, message if not). The first missing one is
- * reported. */
+/* Requirements of a fault to matter in a run: X(name, true if the run meets it, message if not). The first missing one
+ * is reported. */
 #define OF(what) "is a mistake of " what ", which this model has not"
 #define NEEDS_TABLE(X)                                                                                                \
     X(UPDATE, r->steps > 0,                                                                                           \

@@ -229,8 +229,8 @@ static size_t window_of(const ar_config *c)
     return window;
 }
 
-/* Targets that a place predicts which sees no key, as padding on the left does: transformers gives it a uniform row. Where
- * heads have sinks both give it none. All models with targets are causal. */
+/* Targets that a place predicts which sees no key, as padding on the left does: transformers gives it a uniform row.
+ * Where heads have sinks both give it none. All models with targets are causal. */
 static void note_blind(ari_input_batch *b, const ar_config *c)
 {
     const ar_batch *x = &b->batch;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Log-probabilities of the labels of a batch. Each sequence is computed at its own length, so that neither the batch that
- * it stands in, nor padding, packing or the layout changes a bit in exact numerics, and none in binary64. */
+/* Log-probabilities of the labels of a batch. Each sequence is computed at its own length, so that neither the batch
+ * that it stands in, nor padding, packing or the layout changes a bit in exact numerics, and none in binary64. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

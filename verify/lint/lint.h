@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of ari_lint: types and their rules (lint_rules.c), the walk through a record that gives every value its type
- * (lint_record.c), operation by operation (lint_kinds.c), and its findings (lint_find.c). */
+/* The parts of ari_lint: types and their rules (lint_rules.c), the walk through a record that gives every value its
+ * type (lint_record.c), operation by operation (lint_kinds.c), and its findings (lint_find.c). */
 #pragma once
 
 #include "anyrank/lint.h"
@@ -75,7 +75,8 @@ typedef struct ari_lint_layout {
 } ari_lint_layout;
 ari_lint_layout ari_lint_layout_of(const ar_parallel *p);
 /** Records a step of the first rank of each stage: record [stages], zeroed before and ended by ari_ledger_fini after an
- *  error too. The run becomes a simpler one with the same placements. Errors: those of ari_cluster_dry, AR_ERR_MEMORY. */
+ *  error too. The run becomes a simpler one with the same placements. Errors: those of ari_cluster_dry,
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lint_record(ari_ledger *record, ar_run *run, const ar_config *config);
 
 /* The placements of what an operation takes and makes. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The operations of a step, each by the rule of its kind (lint_rules.c), and its collectives by what they do. Where an
- * operation declares another placement than the operations before it have made, that is the finding, and the walk goes on
- * with what is declared: one bug is one finding. */
+ * operation declares another placement than the operations before it have made, that is the finding, and the walk goes
+ * on with what is declared: one bug is one finding. */
 #include <stdio.h>
 #include <string.h>
 
@@ -108,8 +108,8 @@ static ar_status refuse_call(ari_lint_walk *w, const ari_ledger_operation *op, c
     return ari_lint_find(w, op, axis, &v);
 }
 
-/* Applies the operation's collectives to a value, and compares what comes out with what the operation declares. A rank may
- * take its part of what is whole without one. Of several outputs each has a collective of its own. */
+/* Applies the operation's collectives to a value, and compares what comes out with what the operation declares. A rank
+ * may take its part of what is whole without one. Of several outputs each has a collective of its own. */
 static ar_status move_value(ari_lint_walk *w, const ari_ledger_operation *op, ari_lint_type *type,
                             const ari_lint_type *target_type)
 {
@@ -404,8 +404,8 @@ static ar_status expect_calls(ari_lint_walk *w, const ari_ledger_operation *op, 
     return ari_lint_find(w, op, axis, actual_calls < calls ? &few : &excess);
 }
 
-/* Every query sees the keys and values of all tokens; backward, keys and values get terms of the queries of each place of
- * a ring, and of each rank that has a copy of their head. */
+/* Every query sees the keys and values of all tokens; backward, keys and values get terms of the queries of each place
+ * of a ring, and of each rank that has a copy of their head. */
 static ar_status lint_attention(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;

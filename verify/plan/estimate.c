@@ -22,8 +22,8 @@
 static const double FLOAT = 4.0, DOUBLE = 8.0, INT = 4.0;
 /* Bytes per element of a weight on one rank in exact numerics, at least: fp32 and its gradient. */
 static const double WEIGHT = 4.0 + 4.0;
-/* Rows of a long sequence that a thread of the baseline has at once, where it keeps no probabilities: of them, of scores
- * and of their gradients. */
+/* Rows of a long sequence that a thread of the baseline has at once, where it keeps no probabilities: of them, of
+ * scores and of their gradients. */
 static const double BANDS = 1024.0;
 /* Freed pieces between others that live on, page tables, what an allocation is rounded up to; with steps, tensors of
  * one lie where temporaries of the next would. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory of anyrank itself: a rank of the layout takes a step on the dry-run device (ref/record), with all tokens zero. */
+/* Memory of anyrank itself: a rank of the layout takes a step on the dry-run device (ref/record), with all tokens
+ * zero. */
 
 #include "anyrank/config.h"
 #include "anyrank/schedule.h"

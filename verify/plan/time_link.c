@@ -49,9 +49,9 @@ static ari_links links_of_copies(const ari_planned *p, const ari_time_options *o
     return links(o, (run){1.0, ceil(copies / inner)}, exchanging, world);
 }
 
-/* Ranks that share out what ZeRO does not keep whole are neighbours among those with the same parameters, of which a group
- * has one of each of their groups. So are expert-parallel ranks among those with data, and those of tp with experts of
- * their own; ranks with the same experts are one of each of their groups, or of those of one sequence. */
+/* Ranks that share out what ZeRO does not keep whole are neighbours among those with the same parameters, of which a
+ * group has one of each of their groups. So are expert-parallel ranks among those with data, and those of tp with
+ * experts of their own; ranks with the same experts are one of each of their groups, or of those of one sequence. */
 static ari_links links_of_parts(const ari_planned *p, const ari_time_options *o, ari_over group, double world)
 {
     const ar_parallel *layout = &p->step.run.parallel;

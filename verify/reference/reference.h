@@ -36,8 +36,8 @@ AR_NODISCARD ar_status ari_reference_emit(void *user, const char *name, char pas
                                           const double *values);
 /** The begin_step of ar_baseline_options; user as above. */
 void ari_reference_begin(void *user, int step);
-/** The baseline's exact options for a run, with fresh weights, whose listener is `reference` (NULL: none). A native run is
- *  compared with what is exact in fp32, whatever its own precision is. */
+/** The baseline's exact options for a run, with fresh weights, whose listener is `reference` (NULL: none). A native run
+ *  is compared with what is exact in fp32, whatever its own precision is. */
 ar_baseline_options ari_reference_options(const ar_run *run, ari_reference *reference);
 AR_NODISCARD ar_status ari_reference_finish(ari_reference *r);
 /** The part of it that sets `vacuous`: also of a run that ended early. */

@@ -33,8 +33,8 @@ AR_NODISCARD ar_status ari_checkpoint_folder_begin(ari_checkpoint_folder *f, cha
 AR_NODISCARD ar_status ari_checkpoint_folder_publish(ari_checkpoint_folder *f, uint64_t step);
 /** Removes what begin has begun. */
 void ari_checkpoint_folder_abandon(ari_checkpoint_folder *f);
-/** Removes checkpoints older than `step` until `keep_count` are left, that one included; those with files of somebody else in
- *  them, and what cannot be removed, stay. */
+/** Removes checkpoints older than `step` until `keep_count` are left, that one included; those with files of somebody
+ *  else in them, and what cannot be removed, stay. */
 void ari_checkpoint_folder_keep(ari_checkpoint_folder *f, uint64_t step, size_t keep_count);
 
 /** "step-00000057". */

@@ -21,7 +21,8 @@ AR_NODISCARD ar_status ari_run_config(ar_config *c, char *folder, size_t cap, co
 AR_NODISCARD ar_status ari_run_check_training(const ar_run *r, const char *name);
 /** The part of ar_run_check that is about what the loss adds to that of the targets. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_loss(const ar_run *r, const ar_config *c);
-/** Refuses a sequence of one token to train a language model on: its loss would be that of no target. Errors: AR_ERR_ARG. */
+/** Refuses a sequence of one token to train a language model on: its loss would be that of no target. Errors:
+ *  AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_targets(const ar_run *r, const ar_config *c);
 /** Refuses a sequence of `seq` tokens that has no positions in the model, or rotary angles of 2^20 and more, for which
  *  sine and cosine are not defined (numerics.md): the baseline would compute NaN and every rank stop. Only a

@@ -126,8 +126,8 @@ typedef struct source {
     ari_stacked s;
 } source;
 
-/* MXFP4 (OCP Microscaling Formats 1.0) of GPT-OSS's files, by the names of the experts' matrices: "_blocks" [experts, out,
- * in/32, 16], two values a byte, and "_scales" [experts, out, in/32]. */
+/* MXFP4 (OCP Microscaling Formats 1.0) of GPT-OSS's files, by the names of the experts' matrices: "_blocks" [experts,
+ * out, in/32, 16], two values a byte, and "_scales" [experts, out, in/32]. */
 static ar_status find_blocks(const loading *l, source *src)
 {
     const ari_stacked *s = &src->s;
@@ -276,7 +276,8 @@ static ar_status check_again(const loading *l, const ar_config *c, const ar_st_e
     return st;
 }
 
-/* The role of the weight that a name is another of: a tied head, and the table and head of a block for a further token. */
+/* The role of the weight that a name is another of: a tied head, and the table and head of a block for a further
+ * token. */
 static ari_role first_of(const ar_config *c, const char *name)
 {
     const char *head = ari_part_path(ari_family_of(c->arch), ARI_HEAD);

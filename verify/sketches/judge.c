@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether two sketches are of tensors that are the same by a rule: of what a sketch cannot show nothing is said, and three
- * standard deviations of an estimate are in favour of "same". */
+/* Whether two sketches are of tensors that are the same by a rule: of what a sketch cannot show nothing is said, and
+ * three standard deviations of an estimate are in favour of "same". */
 #include <math.h>
 #include <string.h>
 
@@ -42,8 +42,8 @@ static double block_size(const double *bucket, double largest)
     return largest * sqrt(squares);
 }
 
-/* Whether few elements differ by more than the rule. A bucket sums up a 32nd of a block's elements with random signs, and
- * n independent errors of at most e come together to e*sqrt(n); two may share a bucket however few they are. */
+/* Whether few elements differ by more than the rule. A bucket sums up a 32nd of a block's elements with random signs,
+ * and n independent errors of at most e come together to e*sqrt(n); two may share a bucket however few they are. */
 static bool differs_in_bucket(const ari_sketch_allowance *allowed, const ar_sketch *a, const ar_sketch *b,
                               const ar_sketch_difference *d)
 {
@@ -133,8 +133,8 @@ static steps steps_of(const ari_sketch_update *u, size_t begin, size_t end)
     return s;
 }
 
-/* Whether b's step is a's times a factor, which signs that rounding has turned are not: they leave a rest that is larger
- * than what they take from the factor. */
+/* Whether b's step is a's times a factor, which signs that rounding has turned are not: they leave a rest that is
+ * larger than what they take from the factor. */
 static bool is_scaled_step(const ari_sketch_update *u)
 {
     const steps s = steps_of(u, 0, u->after[0]->blocks);
@@ -143,8 +143,8 @@ static bool is_scaled_step(const ari_sketch_update *u)
     return rest < 0.25 * off * off;
 }
 
-/* An element whose gradient is off by a part y of it moves by min(2, 2y) of its step besides. Tiny elements may be off by
- * all of it, if they are few. Of the others let d be the norm of the gradients' difference, in parts of theirs, and
+/* An element whose gradient is off by a part y of it moves by min(2, 2y) of its step besides. Tiny elements may be off
+ * by all of it, if they are few. Of the others let d be the norm of the gradients' difference, in parts of theirs, and
  * elements as dense near zero as at their root mean square: the steps' squares sum up to at most the whole step's times
  * the mean of min(2, 2d/z)^2 over z, which is 8 d. A gradient that is all rounding, as a key bias's, explains all. */
 ar_status ari_sketch_excuse(ari_sketch_allowance *allowed, const ari_sketch_update *u)

@@ -87,10 +87,10 @@ typedef struct ari_sketch_report {
 /** True if a folder has sketches. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_is_sketched(bool *is_sketched, const char *folder);
 /** Compares two runs of which one at least is sketched, by the options' rule: bits by digests, or the norm of the
- *  difference against that of what the rule allows each element; three standard deviations of the estimate are in favour
- *  of "same". Errors: those of opening; AR_ERR_UNSUPPORTED (a rule that needs elements); AR_ERR_NOT_FOUND (nothing can be
- *  compared: no tensors, no common step, globs that match nothing or leave nothing, all tensors left out); AR_ERR_DATA
- *  (an equality that proves nothing). ari_sketch_report_fini in any case. */
+ *  difference against that of what the rule allows each element; three standard deviations of the estimate are in
+ *  favour of "same". Errors: those of opening; AR_ERR_UNSUPPORTED (a rule that needs elements); AR_ERR_NOT_FOUND
+ *  (nothing can be compared: no tensors, no common step, globs that match nothing or leave nothing, all tensors left
+ *  out); AR_ERR_DATA (an equality that proves nothing). ari_sketch_report_fini in any case. */
 AR_NODISCARD ar_status ari_sketches_compare(ari_sketch_report *r, const ar_verify_options *o);
 void ari_sketch_report_fini(ari_sketch_report *r);
 /** The report for programs: verify.md lists the fields. For the caller to json_decref; NULL without memory. */

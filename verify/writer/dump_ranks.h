@@ -95,8 +95,9 @@ bool ari_dump_model_is(const char *path);
  *  Gives; free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_documents_text(char **out, const ar_batch *batch, size_t batches);
 
-/** Writes all ranks' files, and model.json, to a folder beside, which then takes the place of `folder`: a folder never holds ranks of
- * two runs. Its parent is there. Errors: those of ar_dump_write, AR_ERR_IO; `folder` is as it was, or gone. */
+/** Writes all ranks' files, and model.json, to a folder beside, which then takes the place of `folder`: a folder never
+ *  holds ranks of two runs. Its parent is there. Errors: those of ar_dump_write, AR_ERR_IO; `folder` is as it was, or
+ *  gone. */
 AR_NODISCARD ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char *folder, const ari_dump_facts *f);
 
 /** The text of ANYRANK_PLACEMENT for a file of full tensors: names in execution order. Gives; free(). Errors:

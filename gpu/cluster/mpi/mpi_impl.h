@@ -15,7 +15,8 @@
  *
  * - Every call of MPI returns at once: who waits polls, so that a failure anywhere, a timeout or an abort ends every
  *   wait, and communicators do not wait for each other.
- * - All data go through one MPI communicator, and the store's messages through another. An ar_comm is a context: a number
+ * - All data go through one MPI communicator, and the store's messages through another. An ar_comm is a context: a
+ * number
  *   that its first member chooses once, and with it some tags. So making and destroying one needs nothing collective of
  *   MPI, which might not return. */
 

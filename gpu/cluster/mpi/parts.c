@@ -3,8 +3,8 @@
 #include "ref/comm/comm_private.h"
 #include "ref/core/reduce.h"
 
-/* Collectives whose buffer is cut into parts, one of each rank: those of its counts, else slices. In each exchange every
- * rank has a message for every other one, so that all links are busy at once.
+/* Collectives whose buffer is cut into parts, one of each rank: those of its counts, else slices. In each exchange
+ * every rank has a message for every other one, so that all links are busy at once.
  *
  *   reduce_scatter  each rank gets its part of every input, and combines them in the order r+1, ..., r
  *   all_reduce      the same, then an all_gather of the parts

@@ -150,8 +150,8 @@ static ar_status enter_by_id(ari_nccl_comm *c)
 }
 
 /* By a split of what the members have, in which all of `parent` take part; made NULL: those that are to be in no group,
- * or in one of their own. NCCL wants nothing else to be under way there. Its result is stored in `parent`, which outlives
- * the thread of NCCL's that splits: `child` is freed as soon as an error is known. */
+ * or in one of their own. NCCL wants nothing else to be under way there. Its result is stored in `parent`, which
+ * outlives the thread of NCCL's that splits: `child` is freed as soon as an error is known. */
 static ar_status enter_by_split(ari_nccl_comm *child, ari_nccl_comm *parent, int color)
 {
     ari_nccl_world *w = parent->world;

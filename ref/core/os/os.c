@@ -172,8 +172,8 @@ int ari_cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *lock, uint64_t de
     /* By the wall clock: a change of it while a thread waits moves the end of that wait. */
     struct timespec wall;
     clock_gettime(CLOCK_REALTIME, &wall);
-    const struct timespec t =
-        timespec_of((uint64_t)wall.tv_sec * 1000000000u + (uint64_t)wall.tv_nsec + (until > now_ns ? until - now_ns : 0));
+    const struct timespec t = timespec_of((uint64_t)wall.tv_sec * 1000000000u + (uint64_t)wall.tv_nsec +
+                                          (until > now_ns ? until - now_ns : 0));
     return pthread_cond_timedwait(cond, lock, &t);
 #endif
 }
@@ -200,7 +200,8 @@ bool ari_program_path(char *path, size_t cap)
 #endif
 }
 
-/* A name by which the running program can be started again, on Linux also when another file has taken its name since. */
+/* A name by which the running program can be started again, on Linux also when another file has taken its name
+ * since. */
 static bool find_program(char *path, size_t cap)
 {
 #if ARI_OS_LINUX

@@ -27,11 +27,12 @@ extern "C" {
 /** The file of the running program, links resolved, ends with 0. False where that is not known. */
 bool ari_program_path(char *path, size_t cap);
 /** OpenMP's threads spin while they wait for each other, and on shared cores keep the one they wait for from running: a
- *  check then takes several times as long. A thread that sleeps takes some 50 us to wake up, longer than many kernels of
- *  a block: gcc's runtime spins for about 100 us first, and not at all with more threads than cores. OpenMP's stacks
+ *  check then takes several times as long. A thread that sleeps takes some 50 us to wake up, longer than many kernels
+ *  of a block: gcc's runtime spins for about 100 us first, and not at all with more threads than cores. OpenMP's stacks
  *  would be as small as `ulimit -s`. glibc's large arrays come in huge pages, where the system has them for those who
- *  ask: a quarter of the system's time of a large check. All are read before main begins, so a program that calls this first starts itself
- *  again with this choice, once; a choice of the user's stands. Where that fails it goes on as it is. */
+ *  ask: a quarter of the system's time of a large check. All are read before main begins, so a program that calls this
+ *  first starts itself again with this choice, once; a choice of the user's stands. Where that fails it goes on as it
+ *  is. */
 void ari_threads_sleep(char **argv);
 
 /** In a child: it ends when the thread that forked it does. Where there is no such thing it goes on. */
@@ -54,8 +55,8 @@ void ari_memory_return_large(void);
 /** And now all that is freed: between two parts of a run that have nothing in common. */
 void ari_memory_return(void);
 
-/** On Linux zeros in a file that has no name, in the folder TMPDIR or /var/tmp: memory has those that are in use. NULL: no
- *  room. */
+/** On Linux zeros in a file that has no name, in the folder TMPDIR or /var/tmp: memory has those that are in use. NULL:
+ *  no room. */
 void *ari_disk_array_create(size_t bytes);
 /** They are not in use now: memory need not have them. */
 void ari_disk_array_rest(void *array, size_t bytes);

@@ -12,10 +12,10 @@
 #include <unistd.h>
 #endif
 
-/* The integer sums of a contraction by ten products of int8 (ref/numerics/digits.h) with Intel's AMX. TDPBSSD multiplies
- * a tile of 16 rows by 64 terms with one of 64 terms by 16 columns, in which 4 terms of a column are side by side, and
- * adds the products to 16 by 16 int32. A register tile is two of them by two: of the eight tiles four are sums, two are
- * of the left panel and two of the right.
+/* The integer sums of a contraction by ten products of int8 (ref/numerics/digits.h) with Intel's AMX. TDPBSSD
+ * multiplies a tile of 16 rows by 64 terms with one of 64 terms by 16 columns, in which 4 terms of a column are side by
+ * side, and adds the products to 16 by 16 int32. A register tile is two of them by two: of the eight tiles four are
+ * sums, two are of the left panel and two of the right.
  *
  * Tiles multiply faster than anything feeds them: a step of four products takes as long as 90 vector operations or 32
  * lines from the second cache level, and one whose tiles come from the third takes six times as long. So the right
@@ -93,9 +93,9 @@ static void plan_tile(ari_tile_plan *p, size_t k)
 
 /* --- panels ------------------------------------------------------------------------------------------------------- */
 
-/* The digits of DEPTH integers, `count` of each, their offsets taken off modulo 2^8. A 64-bit lane holds two integers, and a byte of the
- * result is 8 bits of a lane from any bit on: those of vector v become bytes 2v and 2v + 1 of each lane. So terms are
- * not in order, but in the same one in either operand. */
+/* The digits of DEPTH integers, `count` of each, their offsets taken off modulo 2^8. A 64-bit lane holds two integers,
+ * and a byte of the result is 8 bits of a lane from any bit on: those of vector v become bytes 2v and 2v + 1 of each
+ * lane. So terms are not in order, but in the same one in either operand. */
 AMX_INLINE void digits_of(bytes *digits, const int32_t *q, const size_t count)
 {
     const bool narrow = count == NARROW;
@@ -318,8 +318,8 @@ AMX_INLINE wides odd(words x, int shift)
     return (wides)((signed_wides)((wides)x & ~(uint64_t)UINT32_MAX) >> (32 - shift));
 }
 
-/* S = sum over w of D_w*2^7w, where D_w is the sum of the products of digits i and j with i + j = w. Those come from the
- * sums of products, modulo 2^32, and
+/* S = sum over w of D_w*2^7w, where D_w is the sum of the products of digits i and j with i + j = w. Those come from
+ * the sums of products, modulo 2^32, and
  *     low = D0 + D1*2^7,  mid = D2 + D3*2^7,  high = D4 + D5*2^7,  S = low + mid*2^14 + high*2^28 + D6*2^42.
  * A term's part of low is at most 2^12 + 2*2^12*2^7 in magnitude, of mid 3*2^12 + (2*2^12 + 2*2^10)*2^7, of high less:
  * below 2^21 - 2^19, so that 1024 terms of each fit int32. */

@@ -97,8 +97,8 @@ static size_t column_of(size_t lane)
 /* What a panel's terms are stored as: three planes; narrow ones as they are, or in their two digits. */
 enum { KARATSUBA, WHOLE, DIGITS };
 
-/* `rows` rows from row `row` of a panel of `width` rows on: [plane][pair][row of the panel], of dwords that hold a pair of
- * terms each; 8 terms are packed at a time. */
+/* `rows` rows from row `row` of a panel of `width` rows on: [plane][pair][row of the panel], of dwords that hold a pair
+ * of terms each; 8 terms are packed at a time. */
 K16_INLINE void pack_wide(uint32_t *panel, size_t width, size_t row, const ari_strip *s, size_t terms,
                           const size_t rows)
 {
@@ -198,7 +198,8 @@ K16_INLINE vec dot(vec sum, vec a, vec b)
     return (vec)K16_DOT((K16_WORDS)sum, (K16_WORDS)a, (K16_WORDS)b);
 }
 
-/* S, or 64-bit integers to which it is added at s, of the columns of the even lanes of a vector or those of odd ones. */
+/* S, or 64-bit integers to which it is added at s, of the columns of the even lanes of a vector or those of odd
+ * ones. */
 K16_INLINE wide_vec added(const int64_t *s, wide_vec x, uint64_t start, bool add)
 {
     wide_vec sums = (wide_vec){0} + start;
@@ -214,7 +215,8 @@ K16_INLINE real_vec real_of(wide_vec s, const bool narrow)
                   : __builtin_convertvector((signed_wide_vec)s, real_vec);
 }
 
-/* As ari_round_sums. A NaN needs no care: it is a factor's, which has the right bits, and these instructions keep them. */
+/* As ari_round_sums. A NaN needs no care: it is a factor's, which has the right bits, and these instructions keep
+ * them. */
 K16_INLINE void round_sums(float *y, wide_vec s, double row, const double *scales, const bool narrow)
 {
     real_vec scale;

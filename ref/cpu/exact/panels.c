@@ -109,8 +109,8 @@ static void round_into(ari_register_tile *r, const ari_tile *t, size_t row, size
     r->inside = t->cols - col;
 }
 
-/* The part of the tile from row i0 and column j0 on; add: its first block is added to what is there; is_last: of the last
- * slice. */
+/* The part of the tile from row i0 and column j0 on; add: its first block is added to what is there; is_last: of the
+ * last slice. */
 static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size_t j0, size_t terms,
                           ari_register_tile r, bool is_last)
 {

@@ -7,9 +7,9 @@
 #include "ref/cpu/device.h"
 #include "ref/cpu/kernels.h"
 
-/* Which way of making exact sums a device takes (gemm.h): the first that the processor has, the fastest of them wherever
- * two were measured (docs/evidence/2026-11/exact-gemm.tsv, block.tsv). The order is fixed: a measurement at run time took
- * milliseconds of each process, chose the same but for draws, and left a run's path to chance. */
+/* Which way of making exact sums a device takes (gemm.h): the first that the processor has, the fastest of them
+ * wherever two were measured (docs/evidence/2026-11/exact-gemm.tsv, block.tsv). The order is fixed: a measurement at
+ * run time took milliseconds of each process, chose the same but for draws, and left a run's path to chance. */
 static const ari_exact_path *const paths[] = {
 #if ARI_HAVE_X86_PATHS
     &ari_exact_amx,      &ari_exact_avx512vnni, &ari_exact_avxvnni, &ari_exact_avx2,

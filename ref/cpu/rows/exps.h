@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exponentials and quotients of rows in vectors of fp32 numbers. A file for each width includes this one, and acts.h, and
- * says with what:
+/* Exponentials and quotients of rows in vectors of fp32 numbers. A file for each width includes this one, and acts.h,
+ * and says with what:
  *
  *   LANES                of a vector
  *   ROOTS(of, t)         each lane's entry of a table of 16 numbers, by the four lowest bits of t
@@ -71,8 +71,9 @@ INLINE vec exps(vec d, MASK *sure)
     return PICK(is_zero, ALL(0.0f), (vec)((bits)below + power));
 }
 
-/* x/l, with high + low + high*2^-45 within 2^-49 of 1/l: within 2^-46.4 of found + rest + found*2^-45 where no product is
- * subnormal, from `least` on. Moved down and up by 2^-45 it rounds alike, or is unsure; so is -0, whose sign is lost. */
+/* x/l, with high + low + high*2^-45 within 2^-49 of 1/l: within 2^-46.4 of found + rest + found*2^-45 where no product
+ * is subnormal, from `least` on. Moved down and up by 2^-45 it rounds alike, or is unsure; so is -0, whose sign is
+ * lost. */
 INLINE vec quotients(vec x, double l, MASK *sure)
 {
     const double inverse = 1.0 / l, threshold = 0x1p-90 * l;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exponentials and quotients of rows, what softmax and the loss spend most of their time on, and activations: in vectors
- * wherever that is sure to round to the definitions' bits, and by the definitions elsewhere. */
+/* Exponentials and quotients of rows, what softmax and the loss spend most of their time on, and activations: in
+ * vectors wherever that is sure to round to the definitions' bits, and by the definitions elsewhere. */
 #include "anyrank/activation.h"
 #include "ref/cpu/gemm.h"
 #include "ref/cpu/row_sum.h"

@@ -49,8 +49,9 @@ static ari_keys hull(const ari_score_blocks *b, size_t sample, size_t first_quer
     return merged;
 }
 
-/* Number of queries of a head from `first_query` on, in one run of positions, that fit a block with the keys that they see;
- * at most an eighth of all queries: a block also computes keys that its last query sees and its first one does not. */
+/* Number of queries of a head from `first_query` on, in one run of positions, that fit a block with the keys that they
+ * see; at most an eighth of all queries: a block also computes keys that its last query sees and its first one does
+ * not. */
 static size_t height_at(const ari_score_blocks *b, size_t sample, size_t first_query, ari_keys *keys)
 {
     const size_t run = b->order.rows.count[0], end = first_query < run ? run : b->rows;

@@ -50,10 +50,10 @@ void ari_ring_hops_fini(ari_ring_hops *h);
  *  those of the device. */
 AR_NODISCARD ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *gathered, const ar_tensor *chunk, int place);
 
-/** gathered[0], gathered[1] [b, kv heads, seq, d], in the order of positions, of all places' keys and values local[0], local[1]
- *  [b, kv heads, seq/R, d], in R - 1 hops: in each a place sends to the next one what came last, first its own, and
- *  receives from the one before. Fresh tensors, or without a ring own itself: ari_ring_release. Collective over
- *  ctx->ring. Errors: AR_ERR_MEMORY, those of the communicator. */
+/** gathered[0], gathered[1] [b, kv heads, seq, d], in the order of positions, of all places' keys and values local[0],
+ *  local[1] [b, kv heads, seq/R, d], in R - 1 hops: in each a place sends to the next one what came last, first its
+ *  own, and receives from the one before. Fresh tensors, or without a ring own itself: ari_ring_release. Collective
+ *  over ctx->ring. Errors: AR_ERR_MEMORY, those of the communicator. */
 AR_NODISCARD ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2], size_t seq,
                                        const ari_ring_hops *h);
 void ari_ring_release(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2]);

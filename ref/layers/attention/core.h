@@ -26,16 +26,17 @@ typedef struct ari_core {
 } ari_core;
 
 /** o = softmax(q k^T / sqrt(d)) v. q [b, heads, rows, d], o the same with v's features; k, v [b, kv_heads, seq, d], in
- *  the order of positions, v with as many features as it has. o is fresh. Taps the probabilities. Keeps what the backward pass needs besides q, k and v under `owner`. Errors: those
- *  of device and arithmetic. */
+ *  the order of positions, v with as many features as it has. o is fresh. Taps the probabilities. Keeps what the
+ *  backward pass needs besides q, k and v under `owner`. Errors: those of device and arithmetic. */
 AR_NODISCARD ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner,
                                         ar_tensor *o, const ar_tensor *q, const ar_tensor *k, const ar_tensor *v,
                                         const ar_batch *batch);
 
 /** The gradients of q, k and v from dout, that of o; all fresh: g[0] [b, heads, rows, d], g[1], g[2] [b, kv_heads,
- *  rows, d], each with the features of its value, of the keys and values at the positions of the queries here. A KV head's dk and dv are one contraction
- *  over the query heads of its group and all queries, whichever ranks have them: complete on every rank of `replicas`.
- *  Collective over it and the ring. Adds to the gradient of the sinks. Releases the saved activations. */
+ *  rows, d], each with the features of its value, of the keys and values at the positions of the queries here. A KV
+ *  head's dk and dv are one contraction over the query heads of its group and all queries, whichever ranks have them:
+ *  complete on every rank of `replicas`. Collective over it and the ring. Adds to the gradient of the sinks. Releases
+ *  the saved activations. */
 AR_NODISCARD ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner,
                                          ar_tensor g[3], const ar_tensor *dout, const ar_tensor *q, const ar_tensor *k,
                                          const ar_tensor *v);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A router and its experts (layers.h). Every rank routes all its tokens; of each expert a tensor-parallel rank has part of
- * the width, and what the ranks' parts make is summed before it is rounded and weighted. Expert-parallel ranks have some
- * of the experts each: a token's rows go to those that have its experts, and what these make comes back. */
+/* A router and its experts (layers.h). Every rank routes all its tokens; of each expert a tensor-parallel rank has part
+ * of the width, and what the ranks' parts make is summed before it is rounded and weighted. Expert-parallel ranks have
+ * some of the experts each: a token's rows go to those that have its experts, and what these make comes back. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -209,7 +209,8 @@ static ar_status activate(const experts_module *m, ar_ctx *ctx, ar_tensor *act, 
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_GATE, .input = {pre}, .out = {act});
 }
 
-/* --- rows, as a record has them ------------------------------------------------------------------------------------ */
+/* --- rows, as a record has them
+ * ------------------------------------------------------------------------------------ */
 
 static ar_status send_rows(const experts_module *m, ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x,
                            const ar_tensor *weight, const ari_routes *r)

@@ -120,8 +120,8 @@ static void count_rows(ari_routes *r, const sorting *s)
     r->rows = r->first_row[n];
 }
 
-/* The rows of one rank, which lie from `row_offset` on by expert and slot, as they were sent. start: [experts + 1]. Returns how
- * many. */
+/* The rows of one rank, which lie from `row_offset` on by expert and slot, as they were sent. start: [experts + 1].
+ * Returns how many. */
 static size_t sort_rank(const ari_routes *r, sorting *s, size_t rank, size_t row_offset, size_t *start)
 {
     size_t e = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the tokens of a pass go. Slot i = t*k + j is the j-th of the k experts of token t, ascending; the slots sorted by
- * expert, and then by number, are the rows that a rank sends. The experts of a rank work on rows sorted by expert, then by
- * sample, then by the rank that they come from, which is how a sample's lie together. Where every rank has all experts
- * these are the same rows. */
+/* Where the tokens of a pass go. Slot i = t*k + j is the j-th of the k experts of token t, ascending; the slots sorted
+ * by expert, and then by number, are the rows that a rank sends. The experts of a rank work on rows sorted by expert,
+ * then by sample, then by the rank that they come from, which is how a sample's lie together. Where every rank has all
+ * experts these are the same rows. */
 #pragma once
 
 #include "ref/layers/parts.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a router makes of its logits: a softmax's probabilities, or by groups (ar_route_scores) those or sigmoids, with the
- * bias by which it chooses. */
+/* What a router makes of its logits: a softmax's probabilities, or by groups (ar_route_scores) those or sigmoids, with
+ * the bias by which it chooses. */
 #pragma once
 
 #include "ref/layers/experts/balance.h"
@@ -17,14 +17,15 @@ typedef struct ari_scores {
     int64_t *counts;           /* [E]: tokens of the step that went to each so far; NULL: the bias stays. Owned */
 } ari_scores;
 
-/** name: of the module with the router; balance: of the same router, kept. Errors: AR_ERR_ARG (groups that E or k does not fit;
- *  losses, which are of a softmax), those of ar_param_init. */
+/** name: of the module with the router; balance: of the same router, kept. Errors: AR_ERR_ARG (groups that E or k does
+ *  not fit; losses, which are of a softmax), those of ar_param_init. */
 AR_NODISCARD ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *o, const char *name,
                                        const ari_balance *balance);
 void ari_scores_fini(ari_scores *s);
 /** Puts the bias at out[at] if there is room. Returns how many there are. */
 size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t index);
-/** Writes made from the logits z; and of a softmax lse [tokens], unless its data is NULL. Errors: those of the device. */
+/** Writes made from the logits z; and of a softmax lse [tokens], unless its data is NULL. Errors: those of the
+ *  device. */
 AR_NODISCARD ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *chosen,
                                         const ar_tensor *lse, const ar_tensor *z);
 /** Writes dz from g, the weights' gradient. Errors: those of the device. */
@@ -39,9 +40,9 @@ AR_NODISCARD ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_ch
 /* Of all modules of experts below a module. */
 /** The counts become zero. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_scores_zero(ar_module *m);
-/** After the weights of a step have changed: the biases' update (ar_router_losses) by the counts, which become zero, and a
- *  tap of each. Collective over the
- *  context's groups. Errors: AR_ERR_MEMORY, those of the device and the communicators. */
+/** After the weights of a step have changed: the biases' update (ar_router_losses) by the counts, which become zero,
+ *  and a tap of each. Collective over the context's groups. Errors: AR_ERR_MEMORY, those of the device and the
+ *  communicators. */
 AR_NODISCARD ar_status ari_scores_update(ar_module *m, ar_ctx *ctx);
 
 /** The scores of a module of experts; NULL: it is another module, or its router has no bias. */

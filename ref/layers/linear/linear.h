@@ -78,9 +78,9 @@ AR_NODISCARD ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_P
 /** Saves what ari_linear_forward saves of the same x, without computing y: ar_module_ops.recompute of a module that
  *  ends with the layer. */
 AR_NODISCARD ar_status ari_linear_recompute(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x);
-/** dx from dy [.., output_total], placed as the gradients of x and y, tapped as `name` (NULL: not; dx NULL: neither computed nor
- *  tapped); then the gradients of the biases and the weights, in order. What a sample is of a 2-D input says
- *  ari_ctx_samples. prefetch: begins, for another layer than l, or (l itself) is what has begun; NULL: neither. */
+/** dx from dy [.., output_total], placed as the gradients of x and y, tapped as `name` (NULL: not; dx NULL: neither
+ *  computed nor tapped); then the gradients of the biases and the weights, in order. What a sample is of a 2-D input
+ *  says ari_ctx_samples. prefetch: begins, for another layer than l, or (l itself) is what has begun; NULL: neither. */
 AR_NODISCARD ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_tensor *dy, const char *name, ari_input_prefetch *prefetch);
 /** Columns of a y that leaves that belong to weight i, as a view. */
