@@ -80,7 +80,7 @@ struct handles {
     cublas call;
     bool pedantic; /* ARI_SGEMM_VARIABLE */
     pthread_mutex_t lock;
-    stream_handle *first;
+    stream_handle *head;
     ari_tile_machine machine;
 };
 
@@ -117,17 +117,17 @@ bool has_no_kernel(cublasStatus_t s, bool int8)
                      s == CUBLAS_STATUS_INTERNAL_ERROR));
 }
 
-ar_status refused(const cublas &call, cublasStatus_t s, const char *what, bool int8 = false)
+ar_status refused(const cublas &call, cublasStatus_t s, const char *label, bool int8 = false)
 {
     const ar_status code = s == CUBLAS_STATUS_ALLOC_FAILED ? AR_ERR_MEMORY
                            : has_no_kernel(s, int8)        ? AR_ERR_UNSUPPORTED
                                                            : AR_ERR_DEVICE;
-    (void)launched(what); /* finds a sticky error, which cuBLAS has no word for */
+    (void)launched(label); /* finds a sticky error, which cuBLAS has no word for */
     AR_TRY(ari_gpu_check_lost());
-    return ar_error_set(code, "cuBLAS, %s: %s", what, call.status_string(s));
+    return ar_error_set(code, "cuBLAS, %s: %s", label, call.status_string(s));
 }
 
-ar_status handle_create(stream_handle **gives, ar_device *d, const cublas &call, cudaStream_t stream)
+ar_status handle_create(stream_handle **out, ar_device *d, const cublas &call, cudaStream_t stream)
 {
     void *memory = nullptr;
     AR_TRY(ari_alloc(&memory, 1, sizeof(stream_handle), "a handle of cuBLAS"));
@@ -151,38 +151,38 @@ ar_status handle_create(stream_handle **gives, ar_device *d, const cublas &call,
         return refused(call, s, "a handle's stream");
     }
     h->stream = stream;
-    *gives = h;
+    *out = h;
     return AR_OK;
 }
 
 /* The handle of the stream that q stands on, whose device is the calling thread's from here on. */
-ar_status handle_of(ar_device *d, ar_queue *q, cublasHandle_t *gives)
+ar_status handle_of(ar_device *d, ar_queue *q, cublasHandle_t *out)
 {
-    handles *all = static_cast<handles *>(blas_of(d));
+    handles *cache = static_cast<handles *>(blas_of(d));
     cudaStream_t stream;
     AR_TRY(enter(d, q, &stream));
     ar_status st = AR_OK;
-    pthread_mutex_lock(&all->lock);
-    stream_handle *h = all->first;
+    pthread_mutex_lock(&cache->lock);
+    stream_handle *h = cache->head;
     while (h && h->stream != stream)
         h = h->next;
     if (!h) {
-        st = handle_create(&h, d, all->call, stream);
+        st = handle_create(&h, d, cache->call, stream);
         if (st == AR_OK) {
-            h->next = all->first;
-            all->first = h;
+            h->next = cache->head;
+            cache->head = h;
         }
     }
     if (st == AR_OK)
-        *gives = h->handle;
-    pthread_mutex_unlock(&all->lock);
+        *out = h->handle;
+    pthread_mutex_unlock(&cache->lock);
     return st;
 }
 
 ar_status check_sizes(const blas_shape &s, const blas_matrix &c, const blas_matrix &a, const blas_matrix &b)
 {
-    const size_t all[] = {s.m, s.n, s.k, a.ld, b.ld, c.ld};
-    for (size_t x : all)
+    const size_t sizes[] = {s.m, s.n, s.k, a.ld, b.ld, c.ld};
+    for (size_t x : sizes)
         if (x > INT_MAX)
             return ar_error_set(
                 AR_ERR_UNSUPPORTED,
@@ -200,7 +200,7 @@ struct product_types {
 
 /* Row-major c = a b^T is, to cuBLAS, which takes columns first, c^T = b a^T. */
 ar_status product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
-                  const blas_matrix &b, const product_types &t, const void *one, const void *factor)
+                  const blas_matrix &b, const product_types &t, const void *alpha, const void *factor)
 {
     const cublas &call = static_cast<handles *>(blas_of(d))->call;
     cublasHandle_t handle;
@@ -209,24 +209,24 @@ ar_status product(ar_device *d, ar_queue *q, const blas_shape &s, const blas_mat
     const cublasOperation_t of_b = b.transposed ? CUBLAS_OP_N : CUBLAS_OP_T;
     const cublasOperation_t of_a = a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const int m = static_cast<int>(s.m), n = static_cast<int>(s.n), k = static_cast<int>(s.k);
-    for (size_t at = 0; at < s.batch; at += BATCH_MAX) {
-        const size_t batch = s.batch - at < BATCH_MAX ? s.batch - at : BATCH_MAX;
-        const void *left = ar_buf_at(a.data, at * a.step * t.operand_bytes).ptr;
-        const void *right = ar_buf_at(b.data, at * b.step * t.operand_bytes).ptr;
-        void *to = ar_buf_at(c.data, at * c.step * t.result_bytes).ptr;
+    for (size_t begin = 0; begin < s.batch; begin += BATCH_MAX) {
+        const size_t batch = s.batch - begin < BATCH_MAX ? s.batch - begin : BATCH_MAX;
+        const void *left = ar_buf_at(a.data, begin * a.step * t.operand_bytes).ptr;
+        const void *right = ar_buf_at(b.data, begin * b.step * t.operand_bytes).ptr;
+        void *dst = ar_buf_at(c.data, begin * c.step * t.result_bytes).ptr;
         const cublasStatus_t status =
-            batch == 1 ? call.gemm(handle, of_b, of_a, n, m, k, one, right, t.operands, static_cast<int>(b.ld), left,
-                                   t.operands, static_cast<int>(a.ld), factor, to, t.result, static_cast<int>(c.ld),
+            batch == 1 ? call.gemm(handle, of_b, of_a, n, m, k, alpha, right, t.operands, static_cast<int>(b.ld), left,
+                                   t.operands, static_cast<int>(a.ld), factor, dst, t.result, static_cast<int>(c.ld),
                                    t.compute, CUBLAS_GEMM_DEFAULT)
-                       : call.gemm_batched(handle, of_b, of_a, n, m, k, one, right, t.operands, static_cast<int>(b.ld),
-                                           static_cast<long long>(b.step), left, t.operands, static_cast<int>(a.ld),
-                                           static_cast<long long>(a.step), factor, to, t.result, static_cast<int>(c.ld),
-                                           static_cast<long long>(c.step), static_cast<int>(batch), t.compute,
-                                           CUBLAS_GEMM_DEFAULT);
+                       : call.gemm_batched(handle, of_b, of_a, n, m, k, alpha, right, t.operands,
+                                           static_cast<int>(b.ld), static_cast<long long>(b.step), left, t.operands,
+                                           static_cast<int>(a.ld), static_cast<long long>(a.step), factor, dst,
+                                           t.result, static_cast<int>(c.ld), static_cast<long long>(c.step),
+                                           static_cast<int>(batch), t.compute, CUBLAS_GEMM_DEFAULT);
         if (status != CUBLAS_STATUS_SUCCESS) {
-            char what[96];
-            snprintf(what, sizeof what, "%zu products [%zu, %zu] of %zu terms", batch, s.m, s.n, s.k);
-            return refused(call, status, what, t.operands == CUDA_R_8I);
+            char label[96];
+            snprintf(label, sizeof label, "%zu products [%zu, %zu] of %zu terms", batch, s.m, s.n, s.k);
+            return refused(call, status, label, t.operands == CUDA_R_8I);
         }
     }
     return AR_OK;
@@ -240,7 +240,7 @@ ar_status blas_prepare(ar_device *d, ar_queue *q)
     return handle_of(d, q, &handle);
 }
 
-ar_status blas_create(void **gives)
+ar_status blas_create(void **out)
 {
     cublas call;
     ari_tile_machine machine;
@@ -248,29 +248,29 @@ ar_status blas_create(void **gives)
     bool pedantic;
     AR_TRY(ari_sgemm_choose(&pedantic));
     AR_TRY(load(&call));
-    AR_TRY(ari_alloc_zero(gives, 1, sizeof(handles), "the handles of cuBLAS"));
-    handles *all = static_cast<handles *>(*gives);
-    all->call = call;
-    all->machine = machine;
-    all->pedantic = pedantic;
-    pthread_mutex_init(&all->lock, nullptr);
+    AR_TRY(ari_alloc_zero(out, 1, sizeof(handles), "the handles of cuBLAS"));
+    handles *cache = static_cast<handles *>(*out);
+    cache->call = call;
+    cache->machine = machine;
+    cache->pedantic = pedantic;
+    pthread_mutex_init(&cache->lock, nullptr);
     return AR_OK;
 }
 
 void blas_destroy(void *blas)
 {
-    handles *all = static_cast<handles *>(blas);
-    if (!all)
+    handles *cache = static_cast<handles *>(blas);
+    if (!cache)
         return;
-    while (all->first) {
-        stream_handle *h = all->first;
-        all->first = h->next;
+    while (cache->head) {
+        stream_handle *h = cache->head;
+        cache->head = h->next;
         if (!ari_gpu_is_lost())
-            (void)all->call.destroy(h->handle);
+            (void)cache->call.destroy(h->handle);
         ::free(h);
     }
-    pthread_mutex_destroy(&all->lock);
-    ::free(all);
+    pthread_mutex_destroy(&cache->lock);
+    ::free(cache);
 }
 
 ari_tile_machine blas_machine(ar_device *d)
@@ -282,8 +282,8 @@ ar_status blas_int8(ar_device *d, ar_queue *q, const blas_shape &s, const blas_m
                     const blas_matrix &b)
 {
     const product_types types = {CUDA_R_8I, CUDA_R_32I, CUBLAS_COMPUTE_32I, 1, 4};
-    const int32_t one = 1, zero = 0;
-    return product(d, q, s, c, a, b, types, &one, &zero);
+    const int32_t alpha = 1, zero = 0;
+    return product(d, q, s, c, a, b, types, &alpha, &zero);
 }
 
 ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_matrix &c, const blas_matrix &a,
@@ -295,13 +295,13 @@ ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_
     const product_types tf32 = {CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32, 4, 4};
     const product_types bf16 = {CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, 2, 4};
     const product_types rounded = {CUDA_R_16BF, CUDA_R_16BF, CUBLAS_COMPUTE_32F, 2, 2};
-    const float one = 1.0f, zero = 0.0f;
+    const float alpha = 1.0f, zero = 0.0f;
     return product(d, q, s, c, a, b,
                    result == AR_BF16               ? rounded
                    : operands == AR_PRECISION_BF16 ? bf16
                    : operands == AR_PRECISION_TF32 ? tf32
                                                    : f32,
-                   &one, add ? &one : &zero);
+                   &alpha, add ? &alpha : &zero);
 }
 
 } // namespace ari_cuda

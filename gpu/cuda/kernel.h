@@ -19,9 +19,9 @@ ar_status enter(ar_device *d, ar_queue *q, cudaStream_t *stream);
 /* Checks that the library can compute on this GPU. Errors: AR_ERR_UNSUPPORTED, naming what is missing. */
 ar_status check_gpu(int index);
 /* AR_ERR_DEVICE, saying what failed and how, where e is an error. */
-ar_status check(cudaError_t e, const char *what);
+ar_status check(cudaError_t e, const char *label);
 /* After a launch: AR_ERR_DEVICE if the GPU refused it. */
-ar_status launched(const char *what);
+ar_status launched(const char *label);
 
 /* A buffer's memory as a kernel sees it. */
 template <class T> T *dev(ar_buf b)
@@ -82,22 +82,22 @@ class block
     }
 };
 
-__device__ inline void atomic_add(int64_t *to, int64_t v)
+__device__ inline void atomic_add(int64_t *dst, int64_t v)
 {
-    atomicAdd(reinterpret_cast<unsigned long long *>(to), static_cast<unsigned long long>(v));
+    atomicAdd(reinterpret_cast<unsigned long long *>(dst), static_cast<unsigned long long>(v));
 }
-__device__ inline void atomic_max(int32_t *to, int32_t v)
+__device__ inline void atomic_max(int32_t *dst, int32_t v)
 {
-    atomicMax(to, v);
+    atomicMax(dst, v);
 }
 
-template <size_t N, class T> __device__ ari_whole<T, N> load_whole(const T *from)
+template <size_t N, class T> __device__ ari_whole<T, N> load_whole(const T *src)
 {
-    return *reinterpret_cast<const ari_whole<T, N> *>(from);
+    return *reinterpret_cast<const ari_whole<T, N> *>(src);
 }
-template <class T, size_t N> __device__ void store_whole(T *to, const ari_whole<T, N> &x)
+template <class T, size_t N> __device__ void store_whole(T *dst, const ari_whole<T, N> &x)
 {
-    *reinterpret_cast<ari_whole<T, N> *>(to) = x;
+    *reinterpret_cast<ari_whole<T, N> *>(dst) = x;
 }
 
 /* sum + the products of the four signed bytes of a with those of b. */
@@ -129,26 +129,26 @@ template <class F> __global__ void run_blocks(size_t n, F f)
 /* Enqueues f(i) for i in [0, n). */
 template <class F> ar_status launch_each(ar_device *d, ar_queue *q, size_t n, const F &f)
 {
-    const unsigned threads = 256, most = 1u << 20;
+    const unsigned threads = 256, max_blocks = 1u << 20;
     const size_t wanted = (n + threads - 1) / threads;
     cudaStream_t stream;
     AR_TRY(enter(d, q, &stream));
     if (n == 0)
         return AR_OK;
-    run_each<<<static_cast<unsigned>(wanted < most ? wanted : most), threads, 0, stream>>>(n, f);
+    run_each<<<static_cast<unsigned>(wanted < max_blocks ? wanted : max_blocks), threads, 0, stream>>>(n, f);
     return launched("run_each");
 }
 
 /* Enqueues f(b) for n blocks; width: what most of their loops run over, for the number of their threads. */
 template <class F> ar_status launch_blocks(ar_device *d, ar_queue *q, size_t n, size_t width, const F &f)
 {
-    const unsigned most = 1u << 30;
+    const unsigned max_blocks = 1u << 30;
     const unsigned threads = width <= 32 ? 32 : width <= 128 ? 64 : width <= 512 ? 128 : width <= 4096 ? 256 : 512;
     cudaStream_t stream;
     AR_TRY(enter(d, q, &stream));
     if (n == 0)
         return AR_OK;
-    run_blocks<<<static_cast<unsigned>(n < most ? n : most), threads, 0, stream>>>(n, f);
+    run_blocks<<<static_cast<unsigned>(n < max_blocks ? n : max_blocks), threads, 0, stream>>>(n, f);
     return launched("run_blocks");
 }
 

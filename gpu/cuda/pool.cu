@@ -52,7 +52,7 @@ ar_status allow_each_other(const pool *p)
     return AR_OK;
 }
 
-ar_status make(pool **gives, int gpu)
+ar_status create_pool(pool **out, int gpu)
 {
     pool *p = nullptr;
     AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&p), 1, sizeof *p, "the pool of a GPU's memory"));
@@ -82,23 +82,23 @@ ar_status make(pool **gives, int gpu)
     }
     p->next = pools;
     pools = p;
-    *gives = p;
+    *out = p;
     return AR_OK;
 }
 
 ar_status refuse(const pool *p, size_t bytes)
 {
     size_t free_bytes = 0, total = 0;
-    uint64_t held = 0, in_use = 0;
+    uint64_t reserved = 0, in_use = 0;
     (void)cudaMemGetInfo(&free_bytes, &total);
-    (void)cudaMemPoolGetAttribute(p->handle, cudaMemPoolAttrReservedMemCurrent, &held);
+    (void)cudaMemPoolGetAttribute(p->handle, cudaMemPoolAttrReservedMemCurrent, &reserved);
     (void)cudaMemPoolGetAttribute(p->handle, cudaMemPoolAttrUsedMemCurrent, &in_use);
     (void)cudaGetLastError();
     return ar_error_set(
         AR_ERR_MEMORY,
         "GPU %d has no memory for %zu bytes: %zu of %zu are free, this process uses %llu and keeps %llu for reuse",
         p->gpu, bytes, free_bytes, total, static_cast<unsigned long long>(in_use),
-        static_cast<unsigned long long>(held - in_use));
+        static_cast<unsigned long long>(reserved - in_use));
 }
 
 /* `lock` held. Records an event on each stream. */
@@ -113,13 +113,13 @@ ar_status mark_streams(const pool *p)
 }
 
 /* `lock` held. */
-ar_status poll_streams(const pool *p, bool *done)
+ar_status poll_streams(const pool *p, bool *is_done)
 {
     cudaError_t e = cudaSuccess;
     for (const pool_stream *s = p->streams; s && e == cudaSuccess; s = s->next)
         e = s->passed ? cudaEventQuery(s->passed) : cudaSuccess;
-    *done = e != cudaErrorNotReady;
-    if (*done)
+    *is_done = e != cudaErrorNotReady;
+    if (*is_done)
         return check(e, "work enqueued before");
     (void)cudaGetLastError(); /* no error */
     return AR_OK;
@@ -131,10 +131,10 @@ ar_status await_streams(const pool *p, uint64_t timeout_ns)
 {
     const struct timespec nap = {0, 20000};
     const uint64_t since = ari_now_ns();
-    bool done = false;
+    bool is_done = false;
     pthread_mutex_lock(&lock);
     ar_status st = mark_streams(p);
-    while (st == AR_OK && (st = poll_streams(p, &done)) == AR_OK && !done) {
+    while (st == AR_OK && (st = poll_streams(p, &is_done)) == AR_OK && !is_done) {
         pthread_mutex_unlock(&lock);
         (void)nanosleep(&nap, nullptr);
         const uint64_t waited = ari_now_ns() - since;
@@ -149,7 +149,7 @@ ar_status await_streams(const pool *p, uint64_t timeout_ns)
 
 } // namespace
 
-ar_status pool_open(pool **gives, int gpu)
+ar_status pool_open(pool **out, int gpu)
 {
     ar_status st = AR_OK;
     pthread_mutex_lock(&lock);
@@ -157,10 +157,10 @@ ar_status pool_open(pool **gives, int gpu)
     while (p && p->gpu != gpu)
         p = p->next;
     if (!p)
-        st = make(&p, gpu);
+        st = create_pool(&p, gpu);
     if (st == AR_OK) {
         p->devices++;
-        *gives = p;
+        *out = p;
     }
     pthread_mutex_unlock(&lock);
     return st;
@@ -172,10 +172,10 @@ void pool_close(pool *p)
         return;
     pthread_mutex_lock(&lock);
     if (--p->devices == 0) {
-        pool **at = &pools;
-        while (*at != p)
-            at = &(*at)->next;
-        *at = p->next;
+        pool **slot = &pools;
+        while (*slot != p)
+            slot = &(*slot)->next;
+        *slot = p->next;
         if (!ari_gpu_is_lost())
             (void)cudaMemPoolDestroy(p->handle);
         (void)cudaGetLastError();
@@ -210,14 +210,14 @@ ar_status pool_trim(pool *p, uint64_t timeout_ns)
     return check(cudaMemPoolTrimTo(p->handle, 0), "giving memory back");
 }
 
-ar_status pool_take(pool *p, void **gives, size_t bytes, cudaStream_t s, uint64_t timeout_ns)
+ar_status pool_take(pool *p, void **out, size_t bytes, cudaStream_t s, uint64_t timeout_ns)
 {
     const size_t wanted = bytes > 0 ? bytes : 1; /* so that it has an address */
-    cudaError_t e = cudaMallocFromPoolAsync(gives, wanted, p->handle, s);
+    cudaError_t e = cudaMallocFromPoolAsync(out, wanted, p->handle, s);
     if (e == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();
         AR_TRY(pool_trim(p, timeout_ns));
-        e = cudaMallocFromPoolAsync(gives, wanted, p->handle, s);
+        e = cudaMallocFromPoolAsync(out, wanted, p->handle, s);
     }
     if (e == cudaErrorMemoryAllocation) {
         (void)cudaGetLastError();

@@ -21,7 +21,7 @@ struct pool_stream {
 };
 
 /* The pool of GPU `gpu`, the calling thread's; made with the first device on it. pool_close. */
-ar_status pool_open(pool **gives, int gpu);
+ar_status pool_open(pool **out, int gpu);
 /* The GPU has the memory back with the last one. Accepts NULL. */
 void pool_close(pool *p);
 /* Adds a stream of the pool's GPU, which is the calling thread's. The stream's owner removes it before it ends. */
@@ -30,7 +30,7 @@ void pool_leave(pool *p, pool_stream *s);
 /* Memory for work that is enqueued on s from now on. Memory that another stream has freed is used only once that stream
  * has done what precedes the free. If there is no memory, the pool is trimmed and the GPU asked once more. Errors:
  * AR_ERR_MEMORY, those of pool_trim. */
-ar_status pool_take(pool *p, void **gives, size_t bytes, cudaStream_t s, uint64_t timeout_ns);
+ar_status pool_take(pool *p, void **out, size_t bytes, cudaStream_t s, uint64_t timeout_ns);
 /* The host waits for what all streams of the pool have now. Then the GPU gets the memory that the pool keeps for reuse.
  * Errors: AR_ERR_TIMEOUT, AR_ERR_DEVICE. */
 ar_status pool_trim(pool *p, uint64_t timeout_ns);

@@ -26,7 +26,7 @@ struct stream {
     ari_stream base; /* first: an ari_stream of this kind is one of these */
     cudaStream_t handle;
     pool_stream in_pool;
-    bool taken; /* by a queue */
+    bool in_use; /* by a queue */
     stream *next;
 };
 
@@ -48,7 +48,7 @@ struct cuda_device {
     stream *streams; /* guarded by `lock`: the list and `taken` */
 };
 
-cuda_device *own(ar_device *d)
+cuda_device *cuda_of(ar_device *d)
 {
     return reinterpret_cast<cuda_device *>(d);
 }
@@ -70,15 +70,15 @@ void mark_destroy(ari_mark *m)
     ::free(m);
 }
 
-ar_status mark_create(ari_mark **gives, const ari_stream *s, unsigned flags)
+ar_status mark_create(ari_mark **out, const ari_stream *s, unsigned flags)
 {
     mark *m = nullptr;
     AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&m), 1, sizeof *m, "a mark in a stream"));
     m->base.ops = s->ops;
-    m->gpu = own(s->device)->gpu;
+    m->gpu = cuda_of(s->device)->gpu;
     const ar_status st = check(cudaEventCreateWithFlags(&m->event, flags), "making an event");
     if (st == AR_OK)
-        *gives = &m->base;
+        *out = &m->base;
     else
         ::free(m);
     return st;
@@ -86,8 +86,8 @@ ar_status mark_create(ari_mark **gives, const ari_stream *s, unsigned flags)
 
 ar_status stream_mark(ari_stream *s, ari_mark **m)
 {
-    const bool made = !*m;
-    const int gpu = own(s->device)->gpu;
+    const bool is_new = !*m;
+    const int gpu = cuda_of(s->device)->gpu;
     AR_TRY(choose(gpu));
     if (*m && reinterpret_cast<mark *>(*m)->gpu != gpu) { /* an event is of one GPU */
         mark_destroy(*m);
@@ -97,7 +97,7 @@ ar_status stream_mark(ari_stream *s, ari_mark **m)
         AR_TRY(mark_create(m, s, cudaEventDisableTiming));
     const ar_status st =
         check(cudaEventRecord(reinterpret_cast<mark *>(*m)->event, reinterpret_cast<stream *>(s)->handle), "recording");
-    if (st != AR_OK && made) {
+    if (st != AR_OK && is_new) {
         mark_destroy(*m);
         *m = nullptr;
     }
@@ -106,17 +106,17 @@ ar_status stream_mark(ari_stream *s, ari_mark **m)
 
 ar_status stream_wait(ari_stream *s, const ari_mark *m)
 {
-    AR_TRY(choose(own(s->device)->gpu));
+    AR_TRY(choose(cuda_of(s->device)->gpu));
     return check(
         cudaStreamWaitEvent(reinterpret_cast<stream *>(s)->handle, reinterpret_cast<const mark *>(m)->event, 0),
         "waiting for another stream");
 }
 
-ar_status mark_poll(const ari_mark *m, bool *done)
+ar_status mark_poll(const ari_mark *m, bool *is_done)
 {
     AR_TRY(choose(reinterpret_cast<const mark *>(m)->gpu));
     const cudaError_t e = cudaEventQuery(reinterpret_cast<const mark *>(m)->event);
-    *done = e == cudaSuccess;
+    *is_done = e == cudaSuccess;
     if (e == cudaErrorNotReady) {
         (void)cudaGetLastError(); /* no error */
         return AR_OK;
@@ -130,9 +130,9 @@ ar_status mark_await(const ari_mark *m, uint64_t timeout_ns)
     const uint64_t spin_ns = 100000, since = ari_now_ns();
     const struct timespec nap = {0, 20000};
     for (;;) {
-        bool done;
-        AR_TRY(mark_poll(m, &done));
-        if (done)
+        bool is_done;
+        AR_TRY(mark_poll(m, &is_done));
+        if (is_done)
             return AR_OK;
         const uint64_t waited = ari_now_ns() - since;
         if (timeout_ns && waited >= timeout_ns)
@@ -147,26 +147,26 @@ ar_status mark_await(const ari_mark *m, uint64_t timeout_ns)
 void stream_leave(ari_stream *base)
 {
     stream *s = reinterpret_cast<stream *>(base);
-    cuda_device *d = own(base->device);
+    cuda_device *d = cuda_of(base->device);
     pthread_mutex_lock(&d->lock);
-    s->taken = false;
+    s->in_use = false;
     pthread_mutex_unlock(&d->lock);
 }
 
 ar_status stream_stamp(ari_stream *s, ari_mark **m)
 {
-    AR_TRY(choose(own(s->device)->gpu));
+    AR_TRY(choose(cuda_of(s->device)->gpu));
     if (!*m)
         AR_TRY(mark_create(m, s, cudaEventDefault));
     return stream_mark(s, m);
 }
 
-ar_status mark_elapsed(const ari_mark *from, const ari_mark *to, double *seconds)
+ar_status mark_elapsed(const ari_mark *begin_mark, const ari_mark *end_mark, double *seconds)
 {
     float ms = 0.0f;
-    AR_TRY(choose(reinterpret_cast<const mark *>(to)->gpu));
-    AR_TRY(check(cudaEventElapsedTime(&ms, reinterpret_cast<const mark *>(from)->event,
-                                      reinterpret_cast<const mark *>(to)->event),
+    AR_TRY(choose(reinterpret_cast<const mark *>(end_mark)->gpu));
+    AR_TRY(check(cudaEventElapsedTime(&ms, reinterpret_cast<const mark *>(begin_mark)->event,
+                                      reinterpret_cast<const mark *>(end_mark)->event),
                  "the time between two events"));
     *seconds = 1e-3 * static_cast<double>(ms);
     return AR_OK;
@@ -176,7 +176,7 @@ const ari_stream_ops stream_ops = {stream_mark,  stream_wait,  mark_await,   mar
                                    mark_destroy, stream_leave, stream_stamp, mark_elapsed};
 
 /* `lock` held. */
-ar_status stream_create(cuda_device *d, stream **gives)
+ar_status stream_create(cuda_device *d, stream **out)
 {
     stream *s = nullptr;
     AR_TRY(ari_alloc_zero(reinterpret_cast<void **>(&s), 1, sizeof *s, "a stream"));
@@ -192,22 +192,22 @@ ar_status stream_create(cuda_device *d, stream **gives)
     pool_join(d->memory, &s->in_pool);
     s->next = d->streams;
     d->streams = s;
-    *gives = s;
+    *out = s;
     return AR_OK;
 }
 
-ar_status stream_take(cuda_device *d, stream **gives)
+ar_status stream_take(cuda_device *d, stream **out)
 {
     AR_TRY(choose(d->gpu));
     pthread_mutex_lock(&d->lock);
     stream *s = d->streams;
-    while (s && s->taken)
+    while (s && s->in_use)
         s = s->next;
     const ar_status st = s ? AR_OK : stream_create(d, &s);
     if (st == AR_OK)
-        s->taken = true;
+        s->in_use = true;
     pthread_mutex_unlock(&d->lock);
-    *gives = s;
+    *out = s;
     return st;
 }
 
@@ -215,8 +215,9 @@ ar_status stream_take(cuda_device *d, stream **gives)
 stream *stream_of(ar_device *d, ar_queue *q)
 {
     ari_stream *s = q ? ari_queue_stream(q) : nullptr;
-    const bool here = s && s->ops == &stream_ops && ari_queue_is_inline(q) && own(s->device)->gpu == own(d)->gpu;
-    return here ? reinterpret_cast<stream *>(s) : nullptr;
+    const bool is_same_gpu =
+        s && s->ops == &stream_ops && ari_queue_is_inline(q) && cuda_of(s->device)->gpu == cuda_of(d)->gpu;
+    return is_same_gpu ? reinterpret_cast<stream *>(s) : nullptr;
 }
 
 } // namespace
@@ -229,12 +230,12 @@ ARI_GPU_STICKY(SAME)
 ARI_GPU_STICKY_NEWER(SAME)
 #endif
 
-ar_status check(cudaError_t e, const char *what)
+ar_status check(cudaError_t e, const char *label)
 {
     if (e == cudaSuccess)
         return AR_OK;
     (void)cudaGetLastError(); /* or the next launch would be blamed for it */
-    return ari_gpu_failed(e, what, cudaGetErrorString(e), cudaGetErrorName(e));
+    return ari_gpu_failed(e, label, cudaGetErrorString(e), cudaGetErrorName(e));
 }
 
 ar_status enter(ar_device *d, ar_queue *q, cudaStream_t *handle)
@@ -242,15 +243,15 @@ ar_status enter(ar_device *d, ar_queue *q, cudaStream_t *handle)
     const stream *s = stream_of(d, q);
     if (!s)
         return ar_error_set(AR_ERR_ARG, "a kernel of GPU %d was given a queue that is not an inline one of this GPU",
-                            own(d)->gpu);
-    AR_TRY(choose(own(d)->gpu));
+                            cuda_of(d)->gpu);
+    AR_TRY(choose(cuda_of(d)->gpu));
     *handle = s->handle;
     return AR_OK;
 }
 
-ar_status launched(const char *what)
+ar_status launched(const char *label)
 {
-    return check(cudaGetLastError(), what);
+    return check(cudaGetLastError(), label);
 }
 
 ari_imma imma_of(const ar_device *d)
@@ -260,32 +261,32 @@ ari_imma imma_of(const ar_device *d)
 
 void *blas_of(ar_device *d)
 {
-    return own(d)->blas;
+    return cuda_of(d)->blas;
 }
 
 /* --- slots -------------------------------------------------------------------------------------------------------- */
 
-ar_status queue_create(ar_device *d, ar_queue **gives, ar_queue_kind kind, const char *name)
+ar_status queue_create(ar_device *d, ar_queue **out, ar_queue_kind kind, const char *name)
 {
     stream *s = nullptr;
-    AR_TRY(stream_take(own(d), &s));
-    ar_status st = ari_queue_create_on(gives, kind, name, &s->base);
+    AR_TRY(stream_take(cuda_of(d), &s));
+    ar_status st = ari_queue_create_on(out, kind, name, &s->base);
     if (st != AR_OK) {
         stream_leave(&s->base);
         return st;
     }
     if (kind == AR_QUEUE_INLINE) /* a thread's queue has collectives, and no products */
-        st = blas_prepare(d, *gives);
+        st = blas_prepare(d, *out);
     if (st != AR_OK)
-        ar_queue_destroy(*gives);
+        ar_queue_destroy(*out);
     return st;
 }
 
-ar_status alloc(ar_device *d, ar_queue *q, ar_buf *gives, size_t bytes)
+ar_status alloc(ar_device *d, ar_queue *q, ar_buf *out, size_t bytes)
 {
     cudaStream_t s;
     AR_TRY(enter(d, q, &s));
-    return pool_take(own(d)->memory, &gives->ptr, bytes, s, own(d)->timeout_ns);
+    return pool_take(cuda_of(d)->memory, &out->ptr, bytes, s, cuda_of(d)->timeout_ns);
 }
 
 /* The host waits for all streams of d. `*any`: one of them. */
@@ -302,13 +303,13 @@ static void wait_for_all(cuda_device *d, cudaStream_t *any)
 /* Errors are those of work enqueued before; whoever waits for it hears of them. */
 void free(ar_device *d, ar_queue *q, ar_buf b)
 {
-    if (!b.ptr || ari_gpu_is_lost() || cudaSetDevice(own(d)->gpu) != cudaSuccess)
+    if (!b.ptr || ari_gpu_is_lost() || cudaSetDevice(cuda_of(d)->gpu) != cudaSuccess)
         return;
     const stream *s = stream_of(d, q);
-    cudaStream_t on = s ? s->handle : nullptr;
+    cudaStream_t handle = s ? s->handle : nullptr;
     if (!s)
-        wait_for_all(own(d), &on);
-    (void)cudaFreeAsync(b.ptr, on);
+        wait_for_all(cuda_of(d), &handle);
+    (void)cudaFreeAsync(b.ptr, handle);
     (void)cudaGetLastError();
 }
 
@@ -360,7 +361,7 @@ static void find_sticky(const cuda_device *d)
 
 void destroy(ar_device *base)
 {
-    cuda_device *d = own(base);
+    cuda_device *d = cuda_of(base);
     find_sticky(d);
     blas_destroy(d->blas);
     while (d->streams) {
@@ -388,18 +389,18 @@ static ar_status fill(cuda_device *d)
 
 ar_status ari_gpu_choose(ar_device *d)
 {
-    return ari_cuda::choose(ari_cuda::own(d)->gpu);
+    return ari_cuda::choose(ari_cuda::cuda_of(d)->gpu);
 }
 
 ar_status ari_gpu_trim(ar_device *d)
 {
     AR_TRY(ari_gpu_choose(d));
-    return ari_cuda::pool_trim(ari_cuda::own(d)->memory, ari_cuda::own(d)->timeout_ns);
+    return ari_cuda::pool_trim(ari_cuda::cuda_of(d)->memory, ari_cuda::cuda_of(d)->timeout_ns);
 }
 
 void ari_gpu_set_timeout(ar_device *d, uint64_t timeout_ns)
 {
-    ari_cuda::own(d)->timeout_ns = timeout_ns;
+    ari_cuda::cuda_of(d)->timeout_ns = timeout_ns;
 }
 
 ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows)
@@ -416,7 +417,7 @@ static const uint64_t TIMEOUT_NS = static_cast<uint64_t>(60) * 1000000000;
 /* Enough rows of scores to keep every processor busy. */
 static const size_t BLOCK_BYTES = static_cast<size_t>(64) << 20;
 
-ar_status ari_device_cuda_create(ar_device **gives, int index)
+ar_status ari_device_cuda_create(ar_device **out, int index)
 {
     using namespace ari_cuda;
     cuda_device *d = nullptr;
@@ -441,6 +442,6 @@ ar_status ari_device_cuda_create(ar_device **gives, int index)
         destroy(&d->base);
         return st;
     }
-    *gives = &d->base;
+    *out = &d->base;
     return AR_OK;
 }
