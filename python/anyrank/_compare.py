@@ -322,8 +322,8 @@ def cannot_judge(report: VerifyReport, allowed: dict[str, typing.Any]) -> str:
     return (
         f"cannot judge {len(report.unjudged):,} of {report.compared:,} tensors, which rounding alone may change by "
         f"as much as they are: {', '.join(shares)}{remainder_text}. The step amplifies rounding: it quantises, or "
-        "chooses by values (experts, top-k). Fix the scale or the choice in the test, compare what goes into it (only=), or "
-        "give rtol= and atol="
+        "chooses by values (experts, top-k). Fix the scale or the choice in the test, compare what goes into it "
+        "(only=), or give rtol= and atol="
     )
 
 
