@@ -135,8 +135,9 @@ template <class T> struct gated_gradient {
     {
         const vector<T, N> s = read_vector<N>(dy.at(row, col)), g = read_vector<N>(gate.at(row, col));
         const vector<T, N> u = read_vector<N>(up.at(row, col));
-        *by_gate = vector_of<N>(
-            [&](size_t k) { return stored<T>(ari_gated_dgate(act, load(s.lane[k]), load(u.lane[k]), load(g.lane[k]))); });
+        *by_gate = vector_of<N>([&](size_t k) {
+            return stored<T>(ari_gated_dgate(act, load(s.lane[k]), load(u.lane[k]), load(g.lane[k])));
+        });
         *by_up = vector_of<N>(
             [&](size_t k) { return stored<T>(ari_gated_dup(act, load(s.lane[k]), load(u.lane[k]), load(g.lane[k]))); });
         write_vector(dup.at(row, col), *by_up);

@@ -67,7 +67,8 @@ template <class T> ar_status along_lines(ar_device *d, ar_queue *q, const groups
     const bool side_by_side = g.x.stride[3] == 1, wide = side_by_side && g.wide();
     return launch_blocks(d, q, g.x.matrices() * rows * parts, width, [=] ARI_ON_GPU(const block &b) {
         size_t part = b.index;
-        const size_t line = ari_divide(&by_parts, &part), begin = part * PART, matrix = ari_quotient(&g.x.divisor[2], line);
+        const size_t line = ari_divide(&by_parts, &part), begin = part * PART,
+                     matrix = ari_quotient(&g.x.divisor[2], line);
         const size_t n = cols - begin < PART ? cols - begin : PART;
         const T *x = g.x.row(line);
         const int32_t found =

@@ -55,7 +55,8 @@ ar_status forward_of(ar_device *d, ar_queue *q, const ar_tensor *y, ar_buf mean,
                        offset = read_vector<lanes>(bias != nullptr ? bias + j : weight + j);
             write_stored<lanes>(out + j, [&](size_t k) {
                 const float xhat = ari_mul32(deviation<centred>(load(value.lane[k]), m), r);
-                return bias != nullptr ? ari_layernorm_y(xhat, gain.lane[k], offset.lane[k]) : ari_mul32(xhat, gain.lane[k]);
+                return bias != nullptr ? ari_layernorm_y(xhat, gain.lane[k], offset.lane[k])
+                                       : ari_mul32(xhat, gain.lane[k]);
             });
         });
         b.each(1, [&](size_t) {
@@ -148,8 +149,9 @@ ar_status input_gradient(ar_device *d, ar_queue *q, const ar_tensor *dx, const a
             });
             if (to_sum) {
                 const auto residual_values = read_vector<lanes>(residuals + row_offset + j);
-                write_stored<lanes>(to_sum + row_offset + j,
-                                    [&](size_t k) { return ari_add32(load(residual_values.lane[k]), gradient.lane[k]); });
+                write_stored<lanes>(to_sum + row_offset + j, [&](size_t k) {
+                    return ari_add32(load(residual_values.lane[k]), gradient.lane[k]);
+                });
             }
             write_stored<lanes>(dst + row_offset + j, [&](size_t k) { return gradient.lane[k]; });
         });
