@@ -144,9 +144,9 @@ static bool reduce_scatter_steps(const ring *g)
     return true;
 }
 
-/* Steps first .. first+N-2 of the call. In an all_reduce the chunk that arrives at step s takes the place of what the
- * right neighbour read at step s of the reduce-scatter. That is over: the left neighbour has done first+s = N-1+s
- * steps, so the one before it N-2+s, and so on round the ring to the right neighbour, which has done s+1. */
+/* Steps first_step .. first_step+N-2 of the call. In an all_reduce the chunk that arrives at step s takes the place of
+ * what the right neighbour read at step s of the reduce-scatter. That is over: the left neighbour has done first_step+s
+ * = N-1+s steps, so the one before it N-2+s, and so on round the ring to the right neighbour, which has done s+1. */
 static void all_gather_steps(const ring *g, int first_step)
 {
     ari_member *m = &g->wire->mover->member;

@@ -15,7 +15,7 @@ size_t ari_sum_piece_count(const ari_sum *s)
     return ARI_WIRE_PIECE_BYTES / s->wire->element;
 }
 
-/* Member first + k's input, as it arrives. */
+/* Member first_member + k's input, as it arrives. */
 static const void *input(const ari_sum *s, int k, size_t offset, size_t bytes, int place)
 {
     const int n = s->wire->n, i = s->first_member + k < n ? s->first_member + k : s->first_member + k - n;

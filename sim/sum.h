@@ -8,7 +8,7 @@
 typedef struct ari_sum {
     ari_wire *wire;
     ari_reduce kernel;
-    int first_member, last_member; /* members first, first+1, ..., last (modulo N) */
+    int first_member, last_member; /* members first_member, .., last_member (modulo N) */
 } ari_sum;
 
 /** The sum of the agreed call: over all members, in the order that ends at `end`, or (not whole) over all except that
@@ -30,11 +30,11 @@ typedef struct ari_fused {
     const char *const *in; /* [inputs], in the order of additions: ((in[0] + in[1]) + in[2]) + ... */
     char *const *out;      /* [outputs] */
     int inputs, outputs;
-    bool past_cache; /* outputs bypass the cache until ari_stream_end; needs `at` as ari_fused_head gives it */
+    bool past_cache; /* outputs bypass the cache until ari_stream_end; needs `offset` as ari_fused_head gives it */
 } ari_fused;
 
-/** Computes the bytes [at, end) of the outputs from those of the inputs, as far as whole vectors go; returns where it
- *  stopped. */
+/** Computes the bytes [offset, end) of the outputs from those of the inputs, as far as whole vectors go; returns where
+ *  it stopped. */
 typedef size_t (*ari_fused_fn)(const ari_fused *f, size_t offset, size_t end);
 
 /** For this type and operation: ari_reduce's bits. NULL: there is none. */

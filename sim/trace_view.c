@@ -26,8 +26,8 @@ uint64_t ari_view_end(const ari_trace_view *v, const ari_record *r)
 }
 
 /* True if the clock covers the record: computation takes none of the real clock's own time; the virtual clock has the
- * duration of a collective, not of its single transfers, and a wait by the real clock may be none by the virtual one.
- * */
+ * duration of a collective, not of its single transfers, and a wait by the real clock may be none by the virtual
+ * one. */
 static bool shows(const ari_trace_view *v, const ari_record *r)
 {
     if (v->clock == AR_TRACE_REAL)

@@ -92,9 +92,10 @@ static void prepare_ring(timing *t)
     }
 }
 
-/* n - 1 steps: in step s member r receives chunk r + first - s from its left neighbour, when both have done the step
- * before. An empty chunk takes the latency too: the step is made all the same. Reduce-scatter: partial sums of chunk c
- * go from c + 1 round to c, so first is n - 1; all-gather: chunk c goes from c round to c - 1, so first is 0. */
+/* n - 1 steps: in step s member r receives chunk r + first_chunk - s from its left neighbour, when both have done the
+ * step before. An empty chunk takes the latency too: the step is made all the same. Reduce-scatter: partial sums of
+ * chunk c go from c + 1 round to c, so first is n - 1; all-gather: chunk c goes from c round to c - 1, so first is
+ * 0. */
 static void ring(timing *t, int first_chunk)
 {
     const int n = t->n;

@@ -133,8 +133,8 @@ typedef struct ari_args_spec {
     bool mismatch_differs; /* AR_ERR_MISMATCH is a difference: a mistake of the program, not of its user */
 } ari_args_spec;
 
-/* All options of a subcommand with the offsets of their fields: `own` of its own, groups taken apart, then those of
- * every subcommand. */
+/* All options of a subcommand with the offsets of their fields: `local_count` are its own, groups taken apart, then
+ * those of every subcommand. */
 typedef struct ari_option_list {
     const ari_option *option[ARI_OPT_MOST];
     const char *section[ARI_OPT_MOST]; /* NULL: of none */

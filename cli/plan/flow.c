@@ -306,8 +306,8 @@ static bool same_rows(const flow *f, const flow_row *a, const flow_row *b)
            same_types(f, x->outputs, a->placed->output_types, b->placed->output_types) && same_names(f, a, b);
 }
 
-/* Rows [*before, first) and [first, rows) are two layers' ones, next to each other: if they are the same, the first
- * stand for both. */
+/* Rows [*before, first_row) and [first_row, rows) are two layers' ones, next to each other: if they are the same, the
+ * first stand for both. */
 static void end_layer(flow *f, size_t *before, size_t *first_row)
 {
     const size_t n = f->rows - *first_row;
@@ -607,7 +607,7 @@ static void print_totals(FILE *out, const flow *f)
     }
 }
 
-/* Rows [first, end) of one pass. */
+/* Rows [first_row, end) of one pass. */
 static ar_status print_pass(FILE *out, const flow *f, size_t first_row, size_t end, bool markdown)
 {
     ari_table table = {.columns = columns, .n = COLUMNS};

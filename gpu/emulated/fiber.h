@@ -93,8 +93,8 @@ inline void ordered_after(const void *)
 }
 #endif
 
-/* A fiber that has a stack: what a stream does. Whoever has it do something is ordered before that, and not after it.
- * */
+/* A fiber that has a stack: what a stream does. Whoever has it do something is ordered before that, and not after
+ * it. */
 struct worker;
 
 #if ARI_WATCHED

@@ -99,7 +99,7 @@ void free(ar_device *d, ar_queue *q, ar_buf b)
         device_free(d, b.ptr);
 }
 
-/* A copy, of which either side may be the host's; or zeros, where `from` is NULL. */
+/* A copy, of which either side may be the host's; or zeros, where `src` is NULL. */
 struct movement {
     void *dst;
     const void *src;

@@ -29,7 +29,7 @@ typedef struct ari_sum_slice {
     size_t e_step; /* from one matrix's row exponents to the next's */
 } ari_sum_slice;
 
-/** Elements [at, at + s->count) of y = the slice rounded, matrix by matrix. y F32 or BF16, contiguous. */
+/** Elements [offset, offset + s->count) of y = the slice rounded, matrix by matrix. y F32 or BF16, contiguous. */
 AR_NODISCARD ar_status ari_exact_round_slice(ar_ctx *ctx, const ar_tensor *y, size_t offset, const ari_sum_slice *s);
 /** Sums over the group of all `s->count` elements: each rank keeps a slice. `s->s` was memory of the step, and is the
  *  slice's afterwards. Done on q, where `reduced` is recorded unless that is the context's queue; `s->sent` ends

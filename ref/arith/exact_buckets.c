@@ -69,7 +69,7 @@ static size_t most_of_share(size_t ranks)
     return ranks < ELEMENTS_AT_ONCE ? ELEMENTS_AT_ONCE / ranks : 1;
 }
 
-/* A sum of n elements, of which part after part is exchanged: of rank i's share count[i] elements from from[i] on. */
+/* A sum of n elements, of which part after part is exchanged: of rank i's share count[i] elements from start[i] on. */
 typedef struct exchange {
     ar_ctx *ctx;
     ar_queue *q;

@@ -12,7 +12,7 @@
 
 /* --- heads -------------------------------------------------------------------------------------------------------- */
 
-/* Columns [first, first + heads*d) of x [tokens, ld] to head-major. */
+/* Columns [first_col, first_col + heads*d) of x [tokens, ld] to head-major. */
 static void split_heads(const ari_bl_run *run, double *y, const double *x, size_t ld, size_t first_col, size_t heads,
                         size_t d)
 {
@@ -140,7 +140,7 @@ static void logits_of(const ari_bl_run *run, double *row, double *bare, uint8_t 
     mask_row(run, visible, row, query_row);
 }
 
-/* Queries [first, first + rows) of a head of [b, H], with all keys. */
+/* Queries [first_query, first_query + rows) of a head of [b, H], with all keys. */
 typedef struct band {
     size_t head, first_query, rows;
     double *probs, *bare; /* [rows, s]; bare: the scores before capping; NULL: they are not capped */
@@ -217,7 +217,7 @@ static ar_status emit_probs(ari_bl_run *run, char pass, const double *probs)
     return run->s > AR_SCORES_WHOLE ? AR_OK : ari_bl_emit(run, run->names->probs, pass, 4, shape, probs);
 }
 
-/* y, head-major: columns [first, first + heads*d) of x [tokens, ld] normalised. */
+/* y, head-major: columns [first_col, first_col + heads*d) of x [tokens, ld] normalised. */
 static ar_status normalise(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved, double *y,
                            const double *x, size_t ld, size_t first_col, size_t heads)
 {
@@ -282,7 +282,7 @@ typedef struct all_heads {
 
 static size_t members_of(const ari_bl_run *run)
 {
-    return run->c->heads / run->c->kv_heads; /* heads of a sample are a multiple: at / members is n*groups + group */
+    return run->c->heads / run->c->kv_heads; /* heads of a sample are a multiple: head / members is n*groups + group */
 }
 
 static ar_status probs_of_head(ari_bl_run *run, void *task_arg, size_t head)
@@ -534,8 +534,8 @@ static ar_status back_by_queries(ari_bl_run *run, void *task_arg, size_t head)
     return AR_OK;
 }
 
-/* Some keys of a head, [s, keys]: products of scores and dP, which become Pr and dS. from: the first query that may see
- * one of them; those before stay zeros. */
+/* Some keys of a head, [s, keys]: products of scores and dP, which become Pr and dS. first_query: the first query that
+ * may see one of them; those before stay zeros. */
 typedef struct columns {
     size_t head, first_key, keys, first_query;
     double *pr, *ds, *bare; /* bare: of one row; NULL: scores are not capped */
@@ -563,7 +563,7 @@ ARI_SIMD __attribute__((flatten)) static void finish_columns(const ari_bl_run *r
     }
 }
 
-/* Pr after dropout and dS of head `at` and of `keys` keys from `first` on. */
+/* Pr after dropout and dS of `head` and of `keys` keys from `first_key` on. */
 static ar_status columns_of_head(ari_bl_run *run, const all_heads *h, columns *c)
 {
     ARI_BL_SCOPE(run);

@@ -27,7 +27,7 @@ static bool is_padding(const ari_bl_run *run, size_t token)
     return run->batch->padding_mask != NULL && run->batch->padding_mask[token] == 0;
 }
 
-/* count[i] += tokens [first, first + n) that go to expert i. Returns how many tokens these are. */
+/* count[i] += tokens [first_token, first_token + n) that go to expert i. Returns how many tokens these are. */
 static size_t count_tokens(const ari_bl_run *run, double *count, const ari_bl_routed *r, size_t first_token, size_t n)
 {
     const size_t k = run->c->experts.per_token;
@@ -63,7 +63,8 @@ static double count_layers(const ari_bl_run *run, double *count)
     return slots * slots;
 }
 
-/* c [E] of tokens [first, first + n), by their routes, or by those of all layers. count: zero, becomes c. */
+/* c [E] of tokens [first_token, first_token + n), by their routes, or by those of all layers. count: zero, becomes
+ * c. */
 static void make_c(const ari_bl_run *run, double *count, const ari_bl_routed *r, size_t first_token, size_t n)
 {
     const ar_balance balance = balance_of(run);
@@ -98,7 +99,7 @@ static double z_of(const ari_bl_run *run)
     return tokens > 0 ? run->o->loss.router.z_loss / (double)tokens : 0.0;
 }
 
-/* The losses of tokens [first, first + n). */
+/* The losses of tokens [first_token, first_token + n). */
 static ar_status add_terms(ari_bl_run *run, ari_bl_sums *sums, const ari_bl_routed *r, size_t first_token, size_t n)
 {
     ARI_BL_SCOPE(run);

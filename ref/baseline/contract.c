@@ -156,7 +156,7 @@ static void float_values(double value[ROWS][PANEL], const float *a, const float 
 
 /* --- every mode --------------------------------------------------------------------------------------------------- */
 
-/* Rows [first, first + PANEL) of a matrix of n rows, as a panel. */
+/* Rows [first_row, first_row + PANEL) of a matrix of n rows, as a panel. */
 static void fill_panel(double *panel, ari_bl_matrix m, size_t first_row, size_t n, size_t k)
 {
     const size_t rows = n - first_row < PANEL ? n - first_row : PANEL;

@@ -238,7 +238,7 @@ static ar_status take_mlp(ari_bl_run *run, ari_bl_mlp_saved *saved, size_t rows,
     return saved->fc == NULL || saved->act == NULL || saved->y == NULL ? run->memory : AR_OK;
 }
 
-/* Rows [first, first + rows) of saved, from x, whose first row is theirs. */
+/* Rows [first_row, first_row + rows) of saved, from x, whose first row is theirs. */
 static ar_status expert_forward(ari_bl_run *run, const ari_bl_mlp *mlp, const ari_bl_mlp_saved *saved, const double *x,
                                 size_t first_row, size_t rows)
 {
@@ -318,7 +318,7 @@ static ar_status emit_shared(ari_bl_run *run, const double *dact, const double *
     return emit_of_shared(run, ".up", 'b', dfc, 2 * f, f, f);
 }
 
-/* dx of rows [first, first + rows) from dy, both of which begin with theirs; sample_begin: as in ari_bl_terms;
+/* dx of rows [first_row, first_row + rows) from dy, both of which begin with theirs; sample_begin: as in ari_bl_terms;
  * NULL: of the expert that all tokens go to. */
 static ar_status expert_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double *dx, const double *dy,
                                  const ari_bl_mlp_saved *saved, const double *x, size_t first_row, size_t rows,

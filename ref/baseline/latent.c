@@ -80,7 +80,7 @@ static ar_status multiply(ari_bl_run *run, const ari_bl_linear *l, double *y, co
     return AR_OK;
 }
 
-/* y = the layer of the norm of columns [first, first + rank) of low [tokens, ld]. */
+/* y = the layer of the norm of columns [first_col, first_col + rank) of low [tokens, ld]. */
 static ar_status path_forward(ari_bl_run *run, const ari_bl_linear *l, const ari_bl_norm *norm,
                               ari_bl_norm_saved *saved, double *y, const double *low, size_t ld, size_t first_col)
 {
@@ -127,7 +127,7 @@ ar_status ari_bl_latent_forward(ari_bl_run *run, const ari_bl_latent *l, ari_bl_
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* Columns [first, first + rank) of dlow [tokens, ld] from dy of what the layer behind the norm has made. */
+/* Columns [first_col, first_col + rank) of dlow [tokens, ld] from dy of what the layer behind the norm has made. */
 static ar_status path_backward(ari_bl_run *run, const ari_bl_linear *l, const ari_bl_norm *norm, double *dlow,
                                size_t ld, size_t first_col, const double *dy, const ari_bl_norm_saved *saved)
 {

@@ -29,7 +29,7 @@ ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double
     return AR_OK;
 }
 
-/* dW = dy^T*x of outputs [at, at + width), emitted in the parameter's own shape. */
+/* dW = dy^T*x of outputs [first_output, first_output + width), emitted in the parameter's own shape. */
 static ar_status weight_gradient(ari_bl_run *run, const ari_bl_linear *l, int p, size_t first_output, const double *dy,
                                  const double *x, const size_t *sample_begin)
 {

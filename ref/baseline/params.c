@@ -262,7 +262,7 @@ ar_status ari_bl_load_norm(ari_bl_run *run, ari_bl_norm *norm, const char *name,
     return AR_OK;
 }
 
-/* One parameter tensor into rows [at, at + width) of the stacked weight. */
+/* One parameter tensor into rows [first_output, first_output + width) of the stacked weight. */
 static ar_status load_part(ari_bl_run *run, const ari_bl_linear *l, int p, size_t first_output, double *weight,
                            double *bias)
 {

@@ -147,7 +147,7 @@ void ari_bl_name(const ari_bl_run *run, char name[ARI_BL_NAME_SIZE], const char 
 /** Emits values under prefix.part (either may be ""). */
 AR_NODISCARD ar_status ari_bl_emit(ari_bl_run *run, const char *part, char pass, int ndim, const size_t *shape,
                                    const double *values);
-/** Emits columns [first, first + features) of x [tokens, ld] as [b, s, features]. */
+/** Emits columns [first_col, first_col + features) of x [tokens, ld] as [b, s, features]. */
 AR_NODISCARD ar_status ari_bl_emit_tokens(ari_bl_run *run, const char *part, char pass, const double *x, size_t ld,
                                           size_t first_col, size_t features);
 
@@ -158,7 +158,7 @@ AR_NODISCARD ar_status ari_bl_each(ari_bl_run *run, size_t n, ar_status (*task)(
                                    void *arg);
 
 /* --- sums: numerics.md sections 2, 3 and 4 ------------------------------------------------------------------- */
-/* A matrix by strides: element (i, k) is at[i*row + k*col]. */
+/* A matrix by strides: element (i, k) is data[i*row + k*col]. */
 typedef struct ari_bl_matrix {
     const double *data;
     size_t row, col;
@@ -208,7 +208,7 @@ typedef struct ari_bl_sums {
 } ari_bl_sums;
 /** matrix: the sums are a matrix's gradient, which may be stored as bf16. */
 AR_NODISCARD ar_status ari_bl_sums_open(ari_bl_run *run, ari_bl_sums *sums, size_t n, bool matrix);
-/** Adds v[0..n) to the sums first, first + 1, .. */
+/** Adds v[0..n) to the sums first_sum, first_sum + 1, .. */
 void ari_bl_sums_add(const ari_bl_sums *sums, size_t first_sum, const double *v, size_t n);
 double ari_bl_sums_value(const ari_bl_sums *sums, size_t i);
 
@@ -217,7 +217,7 @@ typedef struct ari_bl_terms {
     const double *dy; /* [tokens, ld] or NULL: row r takes, per sample, the contraction over tokens of column r of dy */
     size_t ld;        /*   with */
     const double *x;  /* [tokens, cols] */
-    const size_t *sample_begin; /* [b+1] or NULL, all tokens: sample i's rows of dy and x are of[i] .. of[i+1] - 1 */
+    const size_t *sample_begin; /* [b+1]: sample i has rows [sample_begin[i], sample_begin[i+1]); NULL: all tokens */
     const double *values;       /* [tokens, cols] or NULL: one value per token, added to row row_of[token] */
     size_t per_token;           /* 0, or so many such rows of values a token, all of them added to row 0 */
     const size_t *row_of;       /* [tokens] or NULL: row 0 */
@@ -296,7 +296,7 @@ AR_NODISCARD ar_status ari_bl_emit_gradient(ari_bl_run *run, const char *name, c
                                             size_t cols, const double *gradient);
 
 /* --- training: numerics.md section 6 ------------------------------------------------------------------------- */
-/* A parameter that is updated. Element (r, c) of its Hugging Face shape lies at at[r*row + c*col]. */
+/* A parameter that is updated. Element (r, c) of its Hugging Face shape lies at data[r*row + c*col]. */
 typedef struct ari_bl_trained {
     char name[ARI_BL_NAME_SIZE];
     size_t rows, cols; /* cols 0: a vector */
@@ -504,7 +504,7 @@ typedef struct ari_bl_model {
     struct ari_bl_mtp *mtp;  /* one a further token */
 } ari_bl_model;
 
-/* A further token's block; `of`: rolled ids, the head's input, logits and gradients, as of a model. */
+/* A further token's block; `model`: rolled ids, the head's input, logits and gradients, as of a model. */
 typedef struct ari_bl_mtp {
     size_t layer;
     ari_bl_norm tokens_norm, entered_norm, made_norm;

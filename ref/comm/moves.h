@@ -38,7 +38,7 @@ typedef struct ari_move {
     int peer;
     ar_buf dst;
     ar_cbuf src;  /* in the memory of `peer` */
-    size_t start; /* of `from`, in the input of `peer` */
+    size_t start; /* of `src`, in the input of `peer` */
     size_t count;
 } ari_move;
 

@@ -76,7 +76,7 @@ typedef struct ari_activity {
     uint64_t seq;           /* in the group */
     uint64_t since_ns;
     char tag[ARI_TAG_BYTES];           /* copied: the call's own may be gone when a report is made */
-    struct ari_activity *next, **link; /* in the rank's list, the oldest first; at: the pointer that points here */
+    struct ari_activity *next, **link; /* in the rank's list, the oldest first; link: the pointer to this one */
 } ari_activity;
 
 /* One member's place in a group. Used by one thread at a time. Stays where it is from init to fini. */
@@ -140,7 +140,7 @@ void ari_member_part_done(ari_member *m);
 AR_NODISCARD ar_status ari_member_leave_shared(ari_member *m);
 
 /** A short collective of two ranks that both have a core, instead of entering: both post what the other needs of their
- *  inputs, `bytes` from `from` on, and each gives the other's, which stays until this member's next call. NULL: the
+ *  inputs, `bytes` from `src` on, and each gives the other's, which stays until this member's next call. NULL: the
  *  other is late or calls something else, or there is a failure; nothing has happened, on either side, and the member
  *  enters as usual. */
 enum { ARI_SWAP_BYTES = 2048 };

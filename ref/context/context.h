@@ -184,8 +184,8 @@ void ari_step_stored(ar_ctx *c, size_t *max_bytes);
 AR_NODISCARD ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void *object));
 /** Ends an owned object early. */
 void ari_step_disown(ar_ctx *c, void *object);
-/** Releases all that the step was given since `given` was `mark`, the newest first, except the memory of `retained`
- *  (NULL: nothing). */
+/** Releases all that the step was given since ar_ctx.given was `mark`, the newest first, except the memory of
+ *  `retained` (NULL: nothing). */
 void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *retained);
 
 /** Ends all that the step was given in a life (ar_ctx.life), the newest first. */

@@ -28,7 +28,7 @@ void ari_scheduler_choices(ari_scheduler *s, uint64_t *choices, uint64_t *hash);
 /** The scheduler's time; never 0. */
 uint64_t ari_scheduler_now_ns(ari_scheduler *s);
 
-/* Condition for which a lane waits: *word != seen, or *other != other_seen, or the scheduler's time reaches the
+/* Condition for which a lane waits: *word != seen, or *other_word != other_seen, or the scheduler's time reaches the
  * deadline. The words are only changed by lanes of the same scheduler. */
 typedef struct ari_turn_until {
     const _Atomic uint64_t *word, *other_word; /* other: NULL: not looked at */

@@ -137,7 +137,8 @@ static inline void ari_row_major(size_t *stride, int ndim, const size_t *extent)
     }
 }
 
-/** Intersects [first, first + n) with [other, other + m): [*start, *start + *count). Returns false if that is empty. */
+/** Intersects [begin_a, begin_a + n) with [begin_b, begin_b + m): [*start, *start + *count). Returns false if that is
+ *  empty. */
 static inline bool ari_overlap(size_t *start, size_t *count, size_t begin_a, size_t n, size_t begin_b, size_t m)
 {
     const size_t begin = begin_a > begin_b ? begin_a : begin_b,

@@ -270,8 +270,8 @@ static void add_piece(const ar_row_sum *row_sum, size_t cols, size_t first_col, 
     }
 }
 
-/* The columns [from, ..) of `rows` rows from `first_row` on: where they are bf16 numbers, as many rows at a time as the
- * first cache level holds widened. */
+/* The columns [first_col, ..) of `rows` rows from `first_row` on: where they are bf16 numbers, as many rows at a time
+ * as the first cache level holds widened. */
 static void add_block(const ari_row_pass *p, const ari_row_terms *s, size_t first_row, size_t rows, size_t first_col)
 {
     enum { WIDENED = 16 };
@@ -336,7 +336,7 @@ typedef struct acc_view {
     bool narrow;
 } acc_view;
 
-/* Adds terms of row r, columns [from, from + n), to row `row` of the accumulator. */
+/* Adds terms of row r, columns [first_col, first_col + n), to row `row` of the accumulator. */
 static void add_run(const acc_view *acc, size_t row, const ar_tensor *terms, size_t r, size_t first_col, size_t n)
 {
     float room[CHUNK];
@@ -410,8 +410,8 @@ ar_status ari_cpu_sum_rows_f32(ar_device *d, ARI_AT_ONCE, ar_buf acc, size_t row
     return AR_OK;
 }
 
-/* Writes values[0..n), elements [from, from + n) in row-major order, through the strides of y, a run along the last
- * dimension at a time. */
+/* Writes values[0..n), elements [first_element, first_element + n) in row-major order, through the strides of y, a run
+ * along the last dimension at a time. */
 static void scatter(const ar_tensor *y, size_t first_element, const float *values, size_t n)
 {
     const size_t inner = y->shape[y->ndim - 1];

@@ -171,7 +171,7 @@ static void route_gradient(float *dz, size_t first_logit, size_t n, const chosen
     for (size_t i = 0; i < n; i++)
         dz[i] = is_dense ? ari_mul32(c->a[first_logit + i], -c->r) : 0.0f;
     for (size_t j = 0; j < rule->k; j++) {
-        const size_t i = (size_t)c->expert[j] - first_logit; /* beyond n where it is below `from` */
+        const size_t i = (size_t)c->expert[j] - first_logit; /* beyond n where it is below `first_logit` */
         if (i < n && rule->bias.ptr)
             dz[i] = ari_route_dscore(c->w[j], c->a[c->expert[j]], c->g[j], c->r);
         else if (i < n)

@@ -76,7 +76,7 @@ typedef struct ari_tile_result {
     double *row; /* [rows]: ari_round_row_factor */
 } ari_tile_result;
 
-/* Rows [row, row + rows) and columns [col, col + cols) of matrix `at` of the result. */
+/* Rows [row, row + rows) and columns [col, col + cols) of one matrix of the result. */
 typedef struct ari_tile {
     size_t matrix, row, rows, col, cols;
     const ar_packed *a, *b;
@@ -101,7 +101,7 @@ typedef struct ari_exact_path {
     void (*plan)(ari_tile_plan *p, size_t k);
     /** Where plan sets `panel`: packs the col_step rows of matrix `matrix` from row `row` on. */
     void (*pack)(void *panel, const ar_packed *b, size_t matrix, size_t row);
-    /** The tile's sums over k in [from, to), at most `terms`, stay in t->words for the functions below. */
+    /** The tile's sums over k in [begin, end), at most `terms`, stay in t->words for the functions below. */
     void (*sum)(const ari_tile *t, size_t begin, size_t end);
     /** y[j] = fl32(fl64(S_ij)*row*t->scale[j]). */
     void (*round_row)(const ari_tile *t, size_t i, float *y, double row);

@@ -78,7 +78,7 @@ ARI_SIMD static void narrow_top_of_each(uint32_t *restrict top, ari_stored_run x
     }
 }
 
-/* Groups are lines of a matrix: element `at` of group g is first + g*group_stride + at*along_stride of a's memory. */
+/* Groups are lines of a matrix: element i of group g is base_offset + g*group_stride + i*along_stride of a's memory. */
 typedef struct groups {
     const ar_tensor *a;
     ptrdiff_t base_offset;
@@ -482,8 +482,8 @@ static bool narrow_rows(tile_rows *rows, const pack_job *j, size_t first_row, si
     return true;
 }
 
-/* Terms [from, to) of rows [first, first + n), both in multiples of GROUP. False, nothing written: not by way of
- * fp32. */
+/* Terms [term_begin, term_end) of rows [first_row, first_row + n), both in multiples of GROUP. False, nothing written:
+ * not by way of fp32. */
 static bool pack_tiles(const pack_job *j, size_t first_row, size_t n, size_t term_begin, size_t term_end)
 {
     tile_rows rows;
@@ -499,7 +499,8 @@ static bool pack_tiles(const pack_job *j, size_t first_row, size_t n, size_t ter
 
 /* --- any view ----------------------------------------------------------------------------------------------------- */
 
-/* Terms [from, to) of rows [first, first + n); a strided view is brought into contiguous runs of fp32. */
+/* Terms [term_begin, term_end) of rows [first_row, first_row + n); a strided view is brought into contiguous runs of
+ * fp32. */
 static void pack_rows(const pack_job *j, size_t first_row, size_t n, size_t term_begin, size_t term_end)
 {
     for (size_t i = first_row; i < first_row + n && term_begin < term_end; i++) {

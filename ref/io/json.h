@@ -47,12 +47,12 @@ typedef struct ari_json_at {
     ar_status code;   /* what a missing or ill-typed key is: AR_ERR_FORMAT, AR_ERR_CONFIG */
 } ari_json_at;
 
-/** Sets the error at->code of a key: "FILE: key 'KEY'", and behind it what `format` says, " is 3, expected ..". */
+/** Sets the error path->code of a key: "FILE: key 'KEY'", and behind it what `format` says, " is 3, expected ..". */
 ar_status ari_json_wrong(const ari_json_at *path, const char *key, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /** The member, or NULL where it is absent or null: Hugging Face writes null for "not set". */
 const json_t *ari_json_get(const ari_json_at *path, const char *key);
-/** An integer in [min, max]. Errors: at->code (absent, another type, out of range). */
+/** An integer in [min, max]. Errors: path->code (absent, another type, out of range). */
 AR_NODISCARD ar_status ari_json_size(const ari_json_at *path, const char *key, size_t min, size_t max, size_t *out);
 /** A finite number, integer or real. Errors: at->code. */
 AR_NODISCARD ar_status ari_json_real(const ari_json_at *at, const char *key, double *out);

@@ -284,7 +284,7 @@ AR_NODISCARD ar_status ari_sequential_keep(ar_module *m, const ari_staged *child
 const ari_stages *ari_sequential_stages(const ar_module *m, const ari_staged **child);
 /** Of a module all is recomputed, or what is selective, or nothing. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_recompute(ar_module *m, ar_recompute mode);
-/** The same of every so many of the children [first, end) of a list, the first among them. Errors: AR_ERR_MEMORY. */
+/** The same of every so many of the children [begin, end) of a list, the first among them. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sequential_recompute(ar_module *base, size_t begin, size_t end, const ar_recomputation *r);
 /** The units of a list that is cut, each once, in the order of a forward pass through this rank's stages; writes at
  *  most cap, returns how many. *root: the stage of this rank with its other parameters, if it has any. */

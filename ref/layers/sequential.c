@@ -38,7 +38,7 @@ static bool enter_child(const sequential_module *m, ar_ctx *ctx, size_t i)
     return before;
 }
 
-/* y = children [first, end) of x. */
+/* y = children [begin, end) of x. */
 static ar_status run_forward(const sequential_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                              const ar_batch *batch, size_t begin, size_t end)
 {

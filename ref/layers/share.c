@@ -8,7 +8,7 @@
 #include "ref/core/tensor_private.h"
 #include "ref/layers/parts.h"
 
-/* The list of boxes on its way; the dimensions before `dim` are fixed at `at`. */
+/* The list of boxes on its way; the dimensions before `dim` are fixed at `origin`. */
 typedef struct cutter {
     ari_run_box *out;
     size_t n;
@@ -17,7 +17,7 @@ typedef struct cutter {
     size_t origin[AR_MAX_DIMS];
 } cutter;
 
-/* Rows [first, first + count) of dimension `dim`, whole. */
+/* Rows [first_row, first_row + count) of dimension `dim`, whole. */
 static void add_rows(cutter *c, int dim, size_t first_row, size_t count)
 {
     ari_run_box *b = &c->out[c->n++];
@@ -34,7 +34,7 @@ static void add_rows(cutter *c, int dim, size_t first_row, size_t count)
 static void cut(cutter *c, int dim, size_t start, size_t end)
 {
     const size_t row = ari_volume(c->shape + dim + 1, c->ndim - dim - 1);
-    const size_t first_row = start / row + (start % row != 0), end_row = end / row; /* whole rows [first, last) */
+    const size_t first_row = start / row + (start % row != 0), end_row = end / row; /* whole rows */
     if (end_row < first_row) {                                                      /* within one row */
         c->origin[dim] = end_row;
         cut(c, dim + 1, start - end_row * row, end - end_row * row);

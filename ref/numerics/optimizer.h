@@ -139,8 +139,7 @@ ARI_FN float ari_decayed(float g, float w, float weight_decay)
     return g + decay;
 }
 
-/* --- Muon: the elements' part
- * --------------------------------------------------------------------------------------- */
+/* --- Muon: the elements' part ------------------------------------------------------------------------------------- */
 
 /* Newton-Schulz's quintic iteration: X = aX + (bA + cAA)X with A = XX^T (Jordan et al. 2024). */
 #define ARI_MUON_A 3.4445f
@@ -182,8 +181,7 @@ ARI_FN void ari_muon_update(const ari_optimizer_constants *k, float *w, float x)
     *w = ari_canonical32(base_weight - x);
 }
 
-/* --- SGD, Adam
- * ------------------------------------------------------------------------------------------------------ */
+/* --- SGD, Adam ---------------------------------------------------------------------------------------------------- */
 
 /** SGD. *m: the momentum, or NULL where there is none. Muon: with a momentum w is the direction, without the weight. */
 ARI_FN void ari_sgd_update(const ari_optimizer_constants *k, float *w, float *m, float g)

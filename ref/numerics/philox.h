@@ -68,7 +68,8 @@ ARI_FN void ari_random_block(uint64_t key, uint64_t index, uint32_t step, uint32
 /* Blocks of initial values that are drawn together, side by side in the lanes of the processor's vectors. */
 #define ARI_RANDOM_BLOCKS 8
 
-/** n blocks, `first_block`, first + 1, ..., of elements 4*first_block and on, step and use 0: c[lane*n + block]. */
+/** n blocks, `first_block`, first_block + 1, ..., of elements 4*first_block and on, step and use 0: c[lane*n +
+ *  block]. */
 ARI_FN void ari_random_blocks(uint32_t *c, uint32_t n, uint64_t key, uint64_t first_block)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);

@@ -8,7 +8,7 @@
 typedef struct ari_score_row {
     size_t row_index;       /* among all rows of all matrices */
     size_t head;            /* of the rank's query heads */
-    size_t first_key, keys; /* of the block's columns, [first, first + keys) are visible, as far as the others let it */
+    size_t first_key, keys; /* columns [first_key, first_key + keys) of the block may be visible */
     const uint8_t *padding; /* of these keys, 0 = masked; NULL: none */
     const float *additive;  /* of these keys, -inf = masked; NULL: none */
 } ari_score_row;

@@ -84,7 +84,8 @@ static inline size_t ari_pp_item(const ar_pipeline_shape *s, int stage, int micr
     return (size_t)stage * (size_t)s->micro_batches + (size_t)micro;
 }
 
-/* Times of stages and micro-batches: at[k * stages + stage] of those from first[k] on, up to first[k + 1]. */
+/* Times of stages and micro-batches: stage_times[k * stages + stage] of those from first_micro[k] on, up to
+ * first_micro[k + 1]. */
 typedef struct ari_pp_timed {
     const ar_pp_times *stage_times;
     const int *first_micro;

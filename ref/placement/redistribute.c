@@ -43,7 +43,7 @@ typedef struct orders {
     bool pack; /* from whole to packed */
 } orders;
 
-/* Parts [first, first + n), which have one extent, in one pass; packed begins with the first of them. */
+/* Parts [first_part, first_part + n), which have one extent, in one pass; packed begins with the first of them. */
 static ar_status copy_parts(ar_ctx *ctx, const orders *o, const ari_axis *a, int first_part, size_t n)
 {
     size_t start = 0;

@@ -73,7 +73,7 @@ static ledger_memory *memory_at(const ari_ledger *l, const void *address)
     return NULL;
 }
 
-/* Removes entries [first, last). */
+/* Removes entries [begin, end). */
 static void remove_memory(ari_ledger *l, size_t begin, size_t end)
 {
     if (end > begin) /* with none there is no array */

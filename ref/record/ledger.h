@@ -138,7 +138,7 @@ struct ari_call;
 /** Adds a collective of `ranks` ranks in which this rank sends so many bytes. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ledger_call_add(ari_ledger *l, const struct ari_call *call, int group, int ranks,
                                            uint64_t bytes);
-/** Memory [to, to + bytes) has become a copy of the value at `src`. Errors: AR_ERR_MEMORY. */
+/** Memory [dst, dst + bytes) has become a copy of the value at `src`. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ledger_copy(ari_ledger *l, const void *dst, size_t bytes, const void *src);
 
 /** The rank has computed these products of attention. Nothing in a context that does not watch. */
@@ -165,7 +165,7 @@ typedef struct ari_note {
     size_t params;
     const ar_placement *placed; /* over tp: of the parameters, which may be copies; NULL: as their shapes say */
     const ar_placement *input_placement,
-        *output_placement; /* over tp, of in[0] and of all outputs; NULL: as it comes */
+        *output_placement; /* over tp, of input[0] and of all outputs; NULL: as it comes */
     char pass;             /* 0: that of the module that runs */
     const ar_comm *copies; /* of attention: who has copies of its KV heads; NULL: nobody */
 } ari_note;

@@ -73,7 +73,7 @@ INLINED uint32_t spread(uint32_t u)
     return u ^ u >> 15;
 }
 
-/* mix(i, u) of lanes [first, end): the group's key times the sum of spread(u) times the lane's factor. */
+/* mix(i, u) of lanes [begin, end): the group's key times the sum of spread(u) times the lane's factor. */
 INLINED void mix(sums *s, const uint32_t *bits, const lanes *l, uint64_t factor, int begin, int end)
 {
     uint64_t low = 0;
@@ -278,7 +278,7 @@ static void mix_lanes(sums *s, const uint32_t *bits, const lanes *l, uint64_t fa
         mix(s, bits, l, factor, begin, end);
 }
 
-/* Lanes [first, end) of a group, of any type and any values. */
+/* Lanes [begin, end) of a group, of any type and any values. */
 static void add_group(ar_sketch *s, sums *sum, double *bucket, const lanes *l, group *g, uint64_t number, int begin,
                       int end)
 {

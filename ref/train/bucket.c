@@ -162,7 +162,8 @@ void ari_buckets_free(ar_ddp *d)
 
 /* --- the state of a step ------------------------------------------------------------------------------------------ */
 
-/* The part of bucket elements [own, own + count) that lies in [at, at + elements): ZeRO's share of a parameter. */
+/* The part of bucket elements [own_start, own_start + own_count) that lies in [offset, offset + elements): ZeRO's share
+ * of a parameter. */
 static void own_part(const ari_bucket *bucket, ar_param *p, const ar_bucket_info *b, size_t offset)
 {
     size_t begin = 0;

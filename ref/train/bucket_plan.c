@@ -40,7 +40,7 @@ typedef struct draft {
     ari_arena arena;       /* of its lists */
     candidate *candidates; /* [n], in the order of packing */
     size_t n;
-    size_t *last_index; /* [buckets]: the place in `at` of the last parameter of each */
+    size_t *last_index; /* [buckets]: the index in `candidates` of the last parameter of each */
     size_t buckets;
 } draft;
 

@@ -126,8 +126,8 @@ static ar_status take_own(ar_ctx *ctx, const ar_tensor *full, const ari_state *s
 
 static const char tag[] = "muon";
 
-/* What a parameter's matrices have in common. over: the ranks that have the other parts of its longer side, NULL: it is
- * whole. */
+/* What a parameter's matrices have in common. group: the ranks that have the other parts of its longer side, NULL: it
+ * is whole. */
 typedef struct rule {
     double rate;
     bool match_rms;

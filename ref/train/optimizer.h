@@ -44,7 +44,7 @@ ar_optimizer_kind ari_update_kind(const ar_optimizer_options *o, const ar_param 
 typedef struct ari_state {
     ar_param *param;     /* borrowed */
     bool is_full;        /* all of it, lying as the value does; else the elements [start, start + count) of the */
-    size_t start, count; /* matrix, one after the other, from place `at` of a bucket on */
+    size_t start, count; /* matrix, one after the other, from place `bucket_offset` of a bucket on */
     size_t bucket, bucket_offset;
     ari_update_part part; /* `weight` is none of it */
 } ari_state;

@@ -175,7 +175,7 @@ static ar_status add_terms_at(checking *k, const probe *p, double step, double *
     return AR_OK;
 }
 
-/* *change = L(w + by*v) - L(w), and its gradient's part of it: the terms of both in one exact sum. */
+/* *change = L(w + step*v) - L(w), and its gradient's part of it: the terms of both in one exact sum. */
 static ar_status change_of(checking *k, const probe *p, double step, double *change, double *predicted)
 {
     double zero_change = 0.0;

@@ -58,7 +58,7 @@ void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, siz
 /* --- tensors of dumps (doubt.c, repeated.c) ----------------------------------------------------------------------- */
 
 enum { ARI_MOST_BESIDE = 5, ARI_BESIDE_AT_ONCE = 512 };
-/* A walk over elements [from, from + n) of up to ARI_MOST_BESIDE tensors; of one that is NULL all are 0. */
+/* A walk over elements [start, start + n) of up to ARI_MOST_BESIDE tensors; of one that is NULL all are 0. */
 typedef struct ari_beside {
     const ar_dump_tensor *const *tensor;
     int tensors;

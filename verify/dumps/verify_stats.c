@@ -643,7 +643,7 @@ ARI_SIMD static size_t count_from(const uint64_t *steps, size_t n, uint64_t min_
 static size_t add_bins(uint64_t *bin, const uint64_t *steps, size_t n, uint64_t max_steps)
 {
     size_t remaining = n, any = 0;
-    for (size_t k = 0;; k++) { /* at the end `from` have 2^(k - 1) and more, or any number of steps where k is 0 */
+    for (size_t k = 0;; k++) { /* at the end `remaining` have 2^(k - 1) and more, or any number of steps where k is 0 */
         const bool is_last = k == AR_VERIFY_ULP_BINS - 2 || max_steps >> k == 0;
         const size_t above = is_last ? 0 : count_from(steps, n, (uint64_t)1 << k);
         bin[k] += remaining - above;

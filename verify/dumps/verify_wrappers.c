@@ -15,7 +15,7 @@ enum { MOST_WRAPPERS = 8 }; /* components before a name: of a hostile name no mo
 
 /* A tensor's name without ":fwd" and "@2". */
 typedef struct stem {
-    char *plain;      /* without wrappers; first: the key */
+    char *plain;      /* without wrappers; the first member, as it is the key */
     const char *text; /* borrowed */
     size_t length;
 } stem;

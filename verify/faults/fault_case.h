@@ -5,8 +5,8 @@
 #include "verify/writer/dump_ranks.h"
 
 /* A case in which an injectable fault matters: a bundled model, a layout and a step in which it changes something; or a
- * module (ari_fault_module_check). Small, so that all of them run in a minute. The fault's symptoms are not known here.
- * */
+ * module (ari_fault_module_check). Small, so that all of them run in a minute. The fault's symptoms are not known
+ * here. */
 typedef struct ari_fault_case {
     const char *fault;
     ar_run run;  /* its fault and plan are not looked at */

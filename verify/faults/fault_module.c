@@ -34,7 +34,7 @@ static ar_status pair_backward(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_te
 
 typedef struct samples {
     const ari_fault_case *fault_case;
-    float *x; /* [2, of->batch, WIDTH]: inputs, then what is wanted */
+    float *x; /* [2, fault_case->batch, WIDTH]: inputs, then what is wanted */
 } samples;
 
 static ar_status build_pair(void *user, ar_ctx *ctx, ar_module **module, ar_loss **loss)

@@ -32,7 +32,7 @@ typedef struct ari_sensitivity_case {
     void *progress_user;
 } ari_sensitivity_case;
 
-/** Sets `allowed` of every tensor of `ref`, and `beside` of weights after Adam: what a run in the arithmetic `of` may
+/** Sets `allowed` of every tensor of `ref`, and `allowed_each` of weights after Adam: what a run in that arithmetic may
  * be off. `ref`: a run's tensors, or empty (zeroed): then those of the binary64 run, in fp32. Errors: those of run,
  *  AR_ERR_INTERNAL (it emits other tensors than ref has), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *c);
@@ -63,8 +63,8 @@ typedef struct ari_adam_case {
                                that is zero in all of them is exact */
 } ari_adam_case;
 
-/** For Adam and AdamW, sets `allowed` and `beside` of all ':new' tensors; `allowed` of the gradients and of their norm
- *  is known. Errors: AR_ERR_MEMORY. */
+/** For Adam and AdamW, sets `allowed` and `allowed_each` of all ':new' tensors; `allowed` of the gradients and of their
+ *  norm is known. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_adam_allow(ari_reference *ref, const ari_adam_case *c);
 
 /** The most that step t = 1, 2, .. can move a weight, whatever the gradients, over its learning rate: the largest

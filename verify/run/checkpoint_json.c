@@ -23,7 +23,7 @@ _Static_assert(sizeof(size_t) == sizeof(uint64_t), "counts are sizes");
 
 /* An object of the file. */
 typedef struct object {
-    json_t *out;          /* to write to; NULL: `at` is read */
+    json_t *out;          /* to write to; NULL: `location` is read */
     ari_json_at location; /* its name is the path in both cases */
     const char *context;  /* " of 'KEY'", where messages say of which object a key is, else "" */
 } object;

@@ -464,8 +464,8 @@ static ar_status judge_values(ari_sketch_row *row, comparison *c, const ar_sketc
     return AR_OK;
 }
 
-/* Whether two shapes have the same elements in the same order: neighbouring dimensions of one are one of the other's.
- * */
+/* Whether two shapes have the same elements in the same order: neighbouring dimensions of one are one of the
+ * other's. */
 static bool merge_into_each_other(const ar_sketch *a, const ar_sketch *b)
 {
     int i = 0, k = 0;

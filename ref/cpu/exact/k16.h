@@ -237,7 +237,7 @@ K16_INLINE void store_sums(const ari_register_tile *r, size_t i, size_t j, wide_
         memcpy(s, &sums, sizeof sums);
 }
 
-/* S += x*2^by + rest, of the columns of even lanes and of those of odd ones. */
+/* S += x*2^shift + rest, of the columns of even lanes and of those of odd ones. */
 K16_INLINE void flush(const ari_register_tile *r, size_t i, size_t j, vec upper, vec rest, uint64_t start, float *y,
                       const bool narrow)
 {

@@ -69,7 +69,7 @@ ARI_SIMD static void widen(double *restrict x, const void *restrict q, bool narr
         x[k] = (double)(narrow ? ((const int16_t *)q)[k] : ((const int32_t *)q)[k]);
 }
 
-/* w.products = the two halves of the tile's sums over k in [from, to). */
+/* w.products = the two halves of the tile's sums over k in [begin, end). */
 static void sum_tile(const ari_tile *t, size_t begin, size_t end)
 {
     const workspace w = workspace_at(t->plan, t->words);

@@ -5,8 +5,7 @@
 #include "ref/numerics/activation.h"
 /* Rows of activations and of their backward passes in vectors of fp32 numbers: after exps.h, of the same width. */
 
-/* --- x*sigmoid(w) of some w of x, and its slope, sigmoid(w)*(1 + x*w'*sigmoid(-w))
- * --------------------------------- */
+/* --- x*sigmoid(w) of some w of x, and its slope, sigmoid(w)*(1 + x*w'*sigmoid(-w)) -------------------------------- */
 
 INLINE pair times(pair a, pair b)
 {

@@ -45,8 +45,8 @@ typedef struct pair {
 } pair;
 
 /* e^-d, d a pair and not negative, without its power of two, which is to be added to its bits. With -d = k*ln(2)/16 +
- * most + rest, `most` exact and its magnitude below 2^-5.5, it is 2^(k/16) * (1 + most + p), and of p, at most 2^-12,
- * fp32 keeps what lies above 2^-35: right within 2^-33 times the root, which the table's logarithms take off. */
+ * r_high + rest, `r_high` exact and its magnitude below 2^-5.5, it is 2^(k/16) * (1 + r_high + p), and of p, at most
+ * 2^-12, fp32 keeps what lies above 2^-35: right within 2^-33 times the root, which the table's logarithms take off. */
 INLINE pair powers(pair d, bits *power)
 {
     const vec magic = ALL(0x1.8p23f), t = FMA(d.high, ALL(-0x1.715476p+4f), magic), k = t - magic;
@@ -72,7 +72,7 @@ INLINE vec exps(vec d, MASK *sure)
 }
 
 /* x/l, with high + low + high*2^-45 within 2^-49 of 1/l: within 2^-46.4 of found + rest + found*2^-45 where no product
- * is subnormal, from `least` on. Moved down and up by 2^-45 it rounds alike, or is unsure; so is -0, whose sign is
+ * is subnormal, from `threshold` on. Moved down and up by 2^-45 it rounds alike, or is unsure; so is -0, whose sign is
  * lost. */
 INLINE vec quotients(vec x, double l, MASK *sure)
 {

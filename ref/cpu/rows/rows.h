@@ -23,7 +23,7 @@ typedef struct ari_act_row {
     const float *x, *up, *dy;
 } ari_act_row;
 
-/** The elements [from, to), whole vectors of at most 16, but for those of which the bits are unsure: they are left as
+/** The elements [begin, end), whole vectors of at most 16, but for those of which the bits are unsure: they are left as
  * they are, and `indices` gets their numbers. Returns how many they are. */
 typedef size_t ari_acts(const ari_act_row *r, size_t begin, size_t end, ar_activation kind, uint32_t *indices);
 

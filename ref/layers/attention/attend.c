@@ -83,7 +83,7 @@ static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rot
     return ar_saved_push(saved, m, SAVED_SIN, &r->sin);
 }
 
-/* The tokens [first, first + n) of some samples, rotated by rows of the tables from `row` on. */
+/* The tokens [first_token, first_token + n) of some samples, rotated by rows of the tables from `row` on. */
 typedef struct stretch {
     size_t sample, samples, first_token, n, row;
 } stretch;
@@ -251,7 +251,7 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     const size_t heads[3] = {m->heads, m->kv_heads, m->kv_heads};
     ari_core core = core_of(m, ctx, batch->seq);
     ar_batch core_batch = *batch;
-    ar_tensor x[3], gathered[2], o; /* x: queries, keys, values; all: keys and values of all positions */
+    ar_tensor x[3], gathered[2], o; /* x: queries, keys, values; gathered: keys and values of all positions */
     rotation r;
     AR_TRY(ari_qk_clip_track(&core.largest, m, ctx));
     AR_TRY(rotation_of(m, ctx, saved, &r, batch));

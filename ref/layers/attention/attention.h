@@ -55,8 +55,7 @@ AR_NODISCARD ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved
 AR_NODISCARD ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,
                                            const ar_tensor *dcontext);
 
-/* --- queries, keys and values by low-rank projections (latent.c)
- * --------------------------------------------------- */
+/* --- queries, keys and values by low-rank projections (latent.c) -------------------------------------------------- */
 
 /** The layers of m->latent, which becomes NULL where the options have none; ari_latent_destroy, also after an error. */
 AR_NODISCARD ar_status ari_latent_create(ari_attention *m, ar_ctx *ctx);
@@ -72,8 +71,7 @@ AR_NODISCARD ar_status ari_latent_forward(ari_attention *m, ar_ctx *ctx, ar_save
 AR_NODISCARD ar_status ari_latent_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                            const ar_tensor *dqkv);
 
-/* --- QK-Clip (qk_clip.c)
- * -------------------------------------------------------------------------------------------- */
+/* --- QK-Clip (qk_clip.c) ------------------------------------------------------------------------------------------ */
 
 /** Where the largest logits of this step are kept; *out NULL: nobody asks. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_qk_clip_track(int32_t **out, ari_attention *m, const ar_ctx *ctx);

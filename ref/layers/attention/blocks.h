@@ -6,7 +6,7 @@
 #include "anyrank/parallel.h"
 #include "anyrank/tensor.h"
 
-/* Keys [first, end). */
+/* Keys [begin, end). */
 typedef struct ari_keys {
     int32_t begin, end;
 } ari_keys;

@@ -11,7 +11,7 @@
 
 /* --- heads against positions -------------------------------------------------------------------------------------- */
 
-/* Heads [first, first + count) of a tensor-parallel rank, on which a neighbour works. */
+/* Heads [first_head, first_head + count) of a tensor-parallel rank, on which a neighbour works. */
 typedef struct ari_head_share {
     size_t first_head, count;
     size_t copies; /* neighbours that follow each other and work on the same heads */

@@ -38,7 +38,7 @@ static bool queries_have_rank(const ari_attention *m)
     return m->o.latent.q_rank > 0;
 }
 
-/* Features [first, first + n) of t, contiguous. */
+/* Features [first_feature, first_feature + n) of t, contiguous. */
 static ar_status take_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *t, size_t first_feature, size_t n)
 {
     const ar_tensor src = ar_tensor_slice(t, 2, first_feature, n);
@@ -53,7 +53,8 @@ static ar_status put_features(ar_ctx *ctx, const ar_tensor *t, size_t first_feat
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* y = the path's layer of its norm of features [first, first + rank) of what the whole matrices have made. */
+/* y = the path's layer of its norm of features [first_feature, first_feature + rank) of what the whole matrices have
+ * made. */
 static ar_status climb(latent_path *p, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *low,
                        size_t first_feature)
 {
@@ -178,7 +179,7 @@ static ar_status sum_over_heads(const ari_attention *m, ar_ctx *ctx, ar_tensor *
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_JOIN, .input = {x}, .out = {y});
 }
 
-/* Features [first, first + rank) of dlow from the gradient of what the path has made. */
+/* Features [first_feature, first_feature + rank) of dlow from the gradient of what the path has made. */
 static ar_status descend(latent_path *p, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dlow, size_t first_feature,
                          const ar_tensor *dy)
 {

@@ -163,7 +163,8 @@ static ar_tensor rows_of_expert(const ar_tensor *t, const ari_routes *r, size_t 
     return ar_tensor_slice(t, 0, begin, r->groups.first[i + 1] - begin);
 }
 
-/* y of each expert's rows plus its biases of weights [from, from + n), side by side; each is `width` wide here. */
+/* y of each expert's rows plus its biases of weights [first_weight, first_weight + n), side by side; each is `width`
+ * wide here. */
 static ar_status add_biases(const experts_module *m, ar_ctx *ctx, const ar_tensor *y, const ari_routes *r,
                             int first_weight, size_t n, size_t width)
 {
@@ -186,7 +187,7 @@ static ar_status add_biases(const experts_module *m, ar_ctx *ctx, const ar_tenso
     return AR_OK;
 }
 
-/* The biases' gradients, of which every row of d[k] is a term of weight from + k's. */
+/* The biases' gradients, of which every row of d[k] is a term of weight first_weight + k's. */
 static ar_status add_bias_gradients(const experts_module *m, ar_ctx *ctx, const ar_tensor *d, const ari_routes *r,
                                     int first_weight, int n)
 {
@@ -209,8 +210,7 @@ static ar_status activate(const experts_module *m, ar_ctx *ctx, ar_tensor *act, 
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_GATE, .input = {pre}, .out = {act});
 }
 
-/* --- rows, as a record has them
- * ------------------------------------------------------------------------------------ */
+/* --- rows, as a record has them ----------------------------------------------------------------------------------- */
 
 static ar_status send_rows(const experts_module *m, ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x,
                            const ar_tensor *weight, const ari_routes *r)

@@ -51,14 +51,14 @@ static ar_status read_experts(sorting *s, ar_ctx *ctx, const ari_routing *routin
 }
 
 /* Where the experts come in turn, slot i of all ranks' being expert i mod `experts`: how many of the slots in
- * [first, first + count) are of an expert. */
+ * [first_slot, first_slot + count) are of an expert. */
 static size_t count_in_turn(const sorting *s, size_t expert, size_t first_slot, size_t count)
 {
     const size_t before = (first_slot + s->experts - 1 - expert) / s->experts;
     return (first_slot + count + s->experts - 1 - expert) / s->experts - before;
 }
 
-/* The rows that this rank sends: its slots by expert. next: [experts + 1], zero. */
+/* The rows that this rank sends: its slots by expert. next_row: [experts + 1], zero. */
 static void sort_sent(sorting *s)
 {
     const size_t experts = s->experts;
