@@ -3,9 +3,7 @@
 
 #include <ftw.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli/options/args.h"
 #include "cli/options/run.h"
@@ -17,8 +15,10 @@
 #include "ref/core/device_private.h"
 #include "ref/core/fault_private.h"
 #include "ref/core/text.h"
+#include "ref/io/file.h"
 #include "ref/io/json.h"
 #include "verify/dumps/report.h"
+#include "verify/grads/grads.h"
 #include "verify/reference/sensitivity_private.h"
 
 typedef struct grads_values {
@@ -209,16 +209,16 @@ static void remove_earlier(const char *dump)
 
 static ar_status comparison_begin(comparison *c, const grads_values *v)
 {
-    const char *set = getenv("TMPDIR"), *base = v->o.out ? v->o.out : set && set[0] ? set : "/tmp";
     AR_TRY(check_against(c, v));
-    const int n = snprintf(c->folder, sizeof c->folder, "%s%s", base, v->o.out ? "" : "/anyrank-grads-XXXXXX");
-    if (n < 0 || (size_t)n >= sizeof c->folder)
-        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(base));
-    c->temporary = !v->o.out && mkdtemp(c->folder);
-    if (!v->o.out && !c->temporary)
-        return ar_error_set(AR_ERR_IO, "no folder for temporary files in %s", ARI_SHOW(base));
+    if (v->o.out && strlen(v->o.out) >= sizeof c->folder)
+        return ar_error_set(AR_ERR_ARG, "%s: the path is too long", ARI_SHOW(v->o.out));
+    if (v->o.out)
+        snprintf(c->folder, sizeof c->folder, "%s", v->o.out);
+    else
+        AR_TRY(ari_folder_make_temporary(c->folder, sizeof c->folder, "anyrank-grads"));
+    c->temporary = !v->o.out;
     for (int i = 0; i < RUNS; i++) {
-        snprintf(c->dump[i], sizeof c->dump[i], "%s/%s", c->folder, c->name[i]);
+        AR_TRY(ari_folder_path(c->dump[i], sizeof c->dump[i], c->folder, c->name[i]));
         remove_earlier(c->dump[i]);
     }
     return AR_OK;
@@ -240,7 +240,7 @@ static ar_status compare(comparison *c, const ar_grads_options *base_options, co
     const ar_verify_options verify_options = {.reference = c->dump[REFERENCE],
                                               .other = c->dump[OTHER],
                                               .rule = native ? AR_VERIFY_SENSITIVITY : AR_VERIFY_BITS,
-                                              .allowed = native ? c->reference.file[4] : NULL,
+                                              .allowed = native ? c->reference.file[ARI_ALLOWED_FILE] : NULL,
                                               .threads = base_options->run.threads,
                                               .progress = base_options->progress,
                                               .progress_user = base_options->progress_user};
@@ -261,8 +261,8 @@ static ar_status print_comparison(const comparison *c, const grads_values *v)
         printf("note: --activations compares every tensor of the two passes, and names the first that differs\n");
     if (c->differ)
         printf("note: 'anyrank verify %s %s%s%s' compares these files again\n", ARI_SHOW(c->dump[REFERENCE]),
-               ARI_SHOW(c->dump[OTHER]), c->reference.file[4][0] ? " --sensitivity " : "",
-               ARI_SHOW(c->reference.file[4]));
+               ARI_SHOW(c->dump[OTHER]), c->reference.file[ARI_ALLOWED_FILE][0] ? " --sensitivity " : "",
+               ARI_SHOW(c->reference.file[ARI_ALLOWED_FILE]));
     return ari_verify_print(stdout, c->report, &c->cause, MOST_ROWS, NULL, label);
 }
 

@@ -56,6 +56,16 @@ ar_status ari_folder_make(const char *path)
     return ari_is_folder(path) ? AR_OK : ar_error_set(AR_ERR_IO, "%s: is not a folder", ARI_SHOW(path));
 }
 
+ar_status ari_folder_make_temporary(char *path, size_t cap, const char *name)
+{
+    const char *set = getenv("TMPDIR"), *parent = set && set[0] ? set : "/tmp";
+    const int n = snprintf(path, cap, "%s/%s-XXXXXX", parent, name);
+    if (n > 0 && (size_t)n < cap && mkdtemp(path))
+        return AR_OK;
+    path[0] = '\0';
+    return ar_error_set(AR_ERR_IO, "no folder for temporary files in %s", ARI_SHOW(parent));
+}
+
 ar_status ari_file_is_in(bool *exists, const char *folder, const char *name)
 {
     ARI_OWNED char *path = NULL;

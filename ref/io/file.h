@@ -22,6 +22,9 @@ AR_NODISCARD ar_status ari_config_path(char **out, const char *path);
 bool ari_is_folder(const char *path);
 /** A folder, and those that it is in, where they are not there yet. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_folder_make(const char *path);
+/** Makes a folder NAME-XXXXXX for temporary files, in TMPDIR or /tmp, and writes its path to path[0, cap); the caller
+ *  removes it. On error path is "". Errors: AR_ERR_IO. */
+AR_NODISCARD ar_status ari_folder_make_temporary(char *path, size_t cap, const char *name);
 /** *exists: whether a folder has this file. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_file_is_in(bool *exists, const char *folder, const char *name);
 

@@ -2,10 +2,10 @@
 /* Why a run differs. The layout runs once more, its ranks and the reference are written as dumps, and anyrank.explain
  * is asked of the two as of any others. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "ref/io/file.h"
 #include "verify/check/check_run.h"
 #include "verify/dumps/report.h"
 #include "verify/explain/explain.h"
@@ -32,12 +32,7 @@ static void evidence_fini(evidence *e)
 
 static ar_status evidence_init(evidence *e)
 {
-    const char *set = getenv("TMPDIR");
-    const int n = snprintf(e->folder, sizeof e->folder, "%s/anyrank-check-XXXXXX", set && set[0] ? set : "/tmp");
-    if (n <= 0 || (size_t)n >= sizeof e->folder || !mkdtemp(e->folder)) {
-        e->folder[0] = '\0';
-        return ar_error_set(AR_ERR_IO, "no folder for temporary files in %s", set && set[0] ? set : "/tmp");
-    }
+    AR_TRY(ari_folder_make_temporary(e->folder, sizeof e->folder, "anyrank-check"));
     AR_TRY(ari_folder_path(e->reference, sizeof e->reference, e->folder, ARI_DUMP_REFERENCE));
     AR_TRY(ari_folder_path(e->allowed, sizeof e->allowed, e->folder, ARI_DUMP_ALLOWED));
     return ari_folder_path(e->ranks, sizeof e->ranks, e->folder, "ranks");
