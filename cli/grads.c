@@ -17,7 +17,7 @@
 #include "ref/core/text.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
-#include "verify/dumps/report.h"
+#include "verify/compare/report.h"
 #include "verify/grads/grads.h"
 #include "verify/reference/sensitivity_private.h"
 

@@ -9,9 +9,9 @@ core <- numerics <- cpu <- arith <- layers <- models <- train. bench, programs, 
 stands on core, under models; pipeline, the schedules of one, on core and io; comm, what moves data between ranks, on
 core; context, what a rank holds, on both, under placement and arith; dry, a rank on nothing, on core, comm and cpu; the
 baseline on the elementary functions and the parsed config and nothing else, and it calls of others what
-docs/design/baseline.md says. verify/run stands on ref and sim; verify/dump, which reads other people's tensors and
+docs/design/baseline.md says. verify/run stands on ref and sim; verify/read, which reads other people's tensors and
 per-rank files, on ref's io and models; verify/lint, which says what a plan does, on models and record; python/abi, what
-other languages load, on core, io and verify/dump. In gpu/cluster, process, how processes connect and agree, stands on
+other languages load, on core, io and verify/read. In gpu/cluster, process, how processes connect and agree, stands on
 core, comm and io; mpi and nccl on process, nccl also on what gpu tells of a device; process/transport, which chooses
 among these, on them. What predicts or checks collectives (verify/bytes, the baseline, tests/sim/plain*.h) may not reach
 comm. Calls point the same way, whatever header declares the function. A type, function, enumerator or macro ar_* or
@@ -33,11 +33,11 @@ SUFFIXES = {".c", ".cc", ".h", ".cu", ".cuh", ".inc"}
 PUBLIC = "include/anyrank"
 
 VERIFY = ["ref/core", "ref/context", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train",
-          "ref/baseline", "verify/bytes", "verify/plan", "verify/run", "verify/dump"]
+          "ref/baseline", "verify/bytes", "verify/plan", "verify/run", "verify/read"]
 ROOMS = ["verify/" + room for room in
-         ("reference", "writer", "explain", "sketches", "gradcheck", "check", "dumps", "grads", "faults")]
+         ("reference", "writer", "explain", "sketches", "gradcheck", "check", "compare", "grads", "faults")]
 COMMAND = ["ref/core", "ref/numerics", "ref/arith", "ref/layers", "ref/io", "ref/models", "ref/train", "ref/baseline",
-           "verify/bytes", "verify/lint", "verify/plan", "verify/run", "verify/dump", "verify", *ROOMS]
+           "verify/bytes", "verify/lint", "verify/plan", "verify/run", "verify/read", "verify", *ROOMS]
 SUBCOMMANDS = ["cli/" + room for room in ("bugs", "check", "plan", "train", "verify")]
 
 # Folder -> the folders it may include, besides itself and the public headers. A file belongs to the longest folder here
@@ -70,21 +70,21 @@ ALLOWED = {
             "ref/models", "ref/train", "verify/bytes"],
     "verify/lint": ["ref/core", "ref/comm", "ref/context", "ref/io", "ref/models", "ref/record", "verify/run"],
     "verify/plan": ["ref/core", "ref/io", "ref/models", "ref/pipeline", "verify/bytes", "verify/run"],
-    "verify/dump": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
+    "verify/read": ["ref/core", "ref/numerics", "ref/io", "ref/models"],
     # Its rooms: VERIFY and, of one another, what follows.
     "verify": VERIFY,
     "verify/reference": VERIFY,
     "verify/writer": VERIFY + ["verify/reference"],
     "verify/explain": ["ref/core", "ref/io"],
-    "verify/sketches": ["ref/core", "ref/io", "ref/sketch", "ref/models", "verify/dump", "verify/dumps",
+    "verify/sketches": ["ref/core", "ref/io", "ref/sketch", "ref/models", "verify/read", "verify/compare",
                         "verify/reference"],
     "verify/gradcheck": VERIFY + ["verify/reference"],
     "verify/check": VERIFY + ["ref/comm", "ref/placement", "ref/record", "verify/lint", "verify/reference", "verify/writer",
-                              "verify/gradcheck", "verify/dumps", "verify/explain"],
-    "verify/dumps": VERIFY + ["verify/reference"],
+                              "verify/gradcheck", "verify/compare", "verify/explain"],
+    "verify/compare": VERIFY + ["verify/reference"],
     "verify/grads": VERIFY + ["verify/reference", "verify/writer", "verify/faults"],
     "verify/faults": VERIFY + ["verify/reference", "verify/writer", "verify/check"],
-    "python/abi": ["ref/core", "ref/io", "ref/sketch", "verify/dump", "verify/dumps"],
+    "python/abi": ["ref/core", "ref/io", "ref/sketch", "verify/read", "verify/compare"],
     "cli/shared": COMMAND,
     "cli/options": COMMAND + ["cli/shared"],
     **{room: COMMAND + ["cli/shared", "cli/options"] for room in SUBCOMMANDS},
@@ -109,7 +109,7 @@ CALLS = {
     "verify/run": ["ref/arith", "sim", "gpu"],
     "verify/lint": ["ref/placement", "verify/run"],
     "verify/plan": ["ref/placement"],
-    "verify/dump": ["ref/placement"],
+    "verify/read": ["ref/placement"],
     "verify/check": ["ref/placement", "gpu/cluster/process", "gpu"],
     "verify/grads": ["ref/comm"],
     "verify/faults": ["ref/comm"],
@@ -171,7 +171,7 @@ FORBIDDEN_SYSTEM = {
     "gpu/cluster/mpi": re.compile(rf"(?:{CUDA}|{LIBRARIES})$"),
     "verify/lint": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "verify/run": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
-    "verify/dump": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
+    "verify/read": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "verify": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "python/abi": re.compile(rf"(?:{THREADS}|{CUDA}|{LIBRARIES}|mpi\.h)$"),
     "cli": re.compile(rf"(?:{CUDA}|{LIBRARIES}|mpi\.h)$"),

@@ -7,7 +7,7 @@
 
 #include "cli/verify/report.h"
 #include "ref/io/json.h"
-#include "verify/dumps/report.h"
+#include "verify/compare/report.h"
 
 /* What the options say of the other run. NULL without memory. */
 static json_t *known_json(const ar_verify_options *o)

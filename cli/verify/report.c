@@ -9,7 +9,7 @@
 #include "cli/shared/table.h"
 #include "ref/core/size.h"
 #include "ref/core/text.h"
-#include "verify/dumps/report.h"
+#include "verify/compare/report.h"
 
 /* --- how figures are spelled -------------------------------------------------------------------------------------- */
 

@@ -6,7 +6,7 @@
 
 #include "anyrank/verify.h"
 #include "cli/options/args.h"
-#include "verify/dumps/normal.h"
+#include "verify/compare/normal.h"
 
 /* --- the cause (explain.c) ---------------------------------------------------------------------------------------- */
 

@@ -12,7 +12,7 @@
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 #include "ref/io/json.h"
-#include "verify/dumps/report.h"
+#include "verify/compare/report.h"
 #include "verify/sketches/sketches.h"
 
 ARI_OWNER(ar_verify_report, ar_verify_report_destroy)

@@ -9,8 +9,8 @@
 #include "ref/core/tensor_private.h"
 #include "ref/io/file.h"
 #include "ref/io/json.h"
-#include "verify/dump/dump_private.h"
-#include "verify/dumps/verify_private.h"
+#include "verify/compare/verify_private.h"
+#include "verify/read/dump_private.h"
 
 #if !defined(ANYRANK_VERSION)
 #error "the version is to be defined"

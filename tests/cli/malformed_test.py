@@ -38,7 +38,7 @@ class Malformed(Case):
 
     def test_each_kind_of_file(self):
         """The library's tests have every rule: tests/io/safetensors_read_test.c and safetensors_model_test.c, and npy_test.c,
-        placement_test.c and map_errors_test.c of tests/dump."""
+        placement_test.c and map_errors_test.c of tests/read."""
         good = self.put("good.safetensors", tensors(w=([4, 2], range(8))))
         self.put("model/s1", tensors(a=([1], [1])))
         ranks = self.folder / "ranks"

@@ -18,9 +18,9 @@
 #include "ref/models/plan_private.h"
 #include "ref/pipeline/schedule_private.h"
 #include "tests/support/temporary.h"
-#include "verify/dump/dump.h"
-#include "verify/dump/dump_private.h"
-#include "verify/dump/placement.h"
+#include "verify/read/dump.h"
+#include "verify/read/dump_private.h"
+#include "verify/read/placement.h"
 
 #define FUZZ_MAX_ELEMENTS 65536
 

@@ -8,8 +8,8 @@
 
 #include "anyrank/grads.h"
 #include "tests/support/temporary.h"
-#include "verify/dump/dump_private.h"
-#include "verify/dumps/report.h"
+#include "verify/compare/report.h"
+#include "verify/read/dump_private.h"
 
 #if !defined __GLIBC__ || defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 int main(void)

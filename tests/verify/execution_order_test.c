@@ -3,7 +3,7 @@
 #include <limits.h>
 
 #include "support/together.h"
-#include "verify/dump/roles.h"
+#include "verify/read/roles.h"
 
 static int compare(const void *a, const void *b)
 {

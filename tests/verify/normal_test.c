@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "verify/dumps/normal.h"
+#include "verify/compare/normal.h"
 
 #include "support/together.h"
 #include "verify/verify_support.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What module names mean, under everyone's names. */
 #include "tests/support/test.h"
-#include "verify/dump/roles.h"
+#include "verify/read/roles.h"
 
 static ari_role role_of(const char *name)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "anyrank/verify.h"
-#include "dump/folder.h"
+#include "read/folder.h"
 #include "ref/io/safetensors_private.h"
 #include "tests/support/noise.h"
 

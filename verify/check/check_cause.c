@@ -7,7 +7,7 @@
 
 #include "ref/io/file.h"
 #include "verify/check/check_run.h"
-#include "verify/dumps/report.h"
+#include "verify/compare/report.h"
 #include "verify/explain/explain.h"
 #include "verify/reference/sensitivity.h"
 #include "verify/reference/sensitivity_private.h"

@@ -12,7 +12,7 @@
 #include "ref/placement/parallel_private.h"
 #include "verify/bytes/bytes.h"
 #include "verify/check/check_run.h"
-#include "verify/dump/dump.h"
+#include "verify/read/dump.h"
 #include "verify/writer/dump_ranks.h"
 
 /* --- routes ------------------------------------------------------------------------------------------------------- */

@@ -12,7 +12,7 @@
 #include "ref/core/os/os.h"
 #include "ref/core/text.h"
 #include "ref/models/parallel_private.h"
-#include "verify/dump/dump.h"
+#include "verify/read/dump.h"
 #include "verify/run/process_run.h"
 #include "verify/writer/dump_ranks.h"
 

@@ -10,8 +10,8 @@
 #include "ref/io/safetensors.h"
 #include "ref/models/family.h"
 #include "ref/models/placement.h"
-#include "verify/dump/placement.h"
-#include "verify/dump/roles.h"
+#include "verify/read/placement.h"
+#include "verify/read/roles.h"
 #include "verify/writer/dump_listener_private.h"
 
 ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim, const size_t *shape,

@@ -8,8 +8,8 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/io/file.h"
-#include "verify/dump/dump_private.h"
-#include "verify/dumps/verify_impl.h"
+#include "verify/compare/verify_impl.h"
+#include "verify/read/dump_private.h"
 #include "verify/sketches/proof.h"
 #include "verify/sketches/sketches.h"
 

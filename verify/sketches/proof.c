@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "verify/dumps/verify_proof.h"
+#include "verify/compare/verify_proof.h"
 
 static bool is_compared(const ari_sketch_row *row)
 {

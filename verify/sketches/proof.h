@@ -3,6 +3,6 @@
 
 #include "verify/sketches/sketches.h"
 
-/** Refuses an equality that proves nothing, by the rules that dumps have (verify/dumps/verify_proof.h). Errors:
+/** Refuses an equality that proves nothing, by the rules that dumps have (verify/compare/verify_proof.h). Errors:
  *  AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_sketches_refuse_dead(const ari_sketch_report *r, const ar_verify_options *o);

@@ -7,8 +7,8 @@
 #include "anyrank/sketch.h"
 #include "anyrank/verify.h"
 #include "ref/core/size.h"
-#include "verify/dump/roles.h"
-#include "verify/dumps/verify_impl.h"
+#include "verify/compare/verify_impl.h"
+#include "verify/read/roles.h"
 
 struct ari_sketch_row;
 

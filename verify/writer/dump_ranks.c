@@ -16,7 +16,7 @@
 #include "ref/layers/batch_private.h"
 #include "ref/models/parallel_private.h"
 #include "ref/models/plan.h"
-#include "verify/dump/placement.h"
+#include "verify/read/placement.h"
 #include "verify/writer/dump_listener_private.h"
 
 ar_status ari_dump_ranks_create(ari_dump_ranks *d, const ar_parallel *p, const ar_dump_listener_options *o)

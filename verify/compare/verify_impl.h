@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+#include <stdatomic.h>
+
+#include "anyrank/verify.h"
+#include "ref/core/size.h"
+#include "verify/read/roles.h"
+#include "verify/reference/tasks.h"
+
+/* The parts of ar_verify.
+ *
+ * Tensors are gone through in blocks of neighbouring elements, each by one thread, in chunks that stay in a core's
+ * cache. A first pass compares bytes and counts what is no number; tensors that differ there are read once more for the
+ * statistics. Everything but sums is the same in any order; sums are folded by chunk and by block, so that no figure
+ * depends on the number of threads. */
+
+#define ARI_CHUNK ((size_t)1 << 13) /* elements */
+#define ARI_SCAN_BLOCK ((size_t)1 << 20)
+#define ARI_MAP_ROWS 48
+#define ARI_MAP_COLS 96
+
+/* --- values (verify_stats.c) ------------------------------------------------------------------------------------- */
+
+/* Bit layout of a dtype's elements. Complex numbers are pairs of their parts. */
+typedef struct ari_format {
+    ar_dtype dtype;   /* of one number */
+    size_t bits;      /* of one number */
+    size_t parts;     /* numbers an element: 2 of complex ones */
+    bool is_float;    /* else an integer or a BOOL */
+    bool is_signed;   /* a sign bit, or two's complement */
+    int mantissa;     /* floats: stored bits */
+    int min_exponent; /* floats: exponent of the smallest normal number */
+    uint64_t finite;  /* floats: the largest finite magnitude's bits */
+    bool has_inf;     /* floats: the next bits are infinity, those above NaN; else all above are NaN */
+} ari_format;
+ari_format ari_format_of(ar_dtype t);
+
+/* A chunk of one side. Numbers below 8 bits are unpacked to a byte each. */
+typedef struct ari_chunk {
+    const unsigned char *raw; /* of the tensor itself, or `space` */
+    unsigned char *space;     /* [ARI_CHUNK * 8] */
+    double *value;            /* [ARI_CHUNK] */
+} ari_chunk;
+/** Points chunk->raw at numbers [start, start + n) of the tensor. Errors: those of ar_dump_read; AR_ERR_DTYPE. */
+AR_NODISCARD ar_status ari_chunk_raw(ari_chunk *c, const ar_dump_tensor *t, const ari_format *f, size_t start,
+                                     size_t n);
+/** Bytes of n numbers as chunk->raw holds them. */
+size_t ari_raw_bytes(const ari_format *f, size_t n);
+/** Counts what is no number and what is infinite. */
+void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, size_t *nan, size_t *inf);
+/** |b - a| of number i, without rounding the two first. */
+double ari_exact_difference(const ari_format *fa, const unsigned char *a, const ari_format *fb, const unsigned char *b,
+                            size_t i);
+/** The pages of what was read go back to the system. */
+void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, size_t n);
+
+/* --- tensors of dumps (doubt.c, repeated.c) ----------------------------------------------------------------------- */
+
+enum { ARI_MOST_BESIDE = 5, ARI_BESIDE_AT_ONCE = 512 };
+/* A walk over elements [start, start + n) of up to ARI_MOST_BESIDE tensors; of one that is NULL all are 0. */
+typedef struct ari_beside {
+    const ar_dump_tensor *const *tensor;
+    int tensors;
+    size_t start, n;
+    size_t index;              /* of the n, which element it is */
+    double x[ARI_MOST_BESIDE]; /* x[k] of the k-th tensor */
+    ar_status status;          /* of reading, which ends the walk where it fails */
+    double read[ARI_MOST_BESIDE][ARI_BESIDE_AT_ONCE];
+} ari_beside;
+/** Before the first: ari_beside b = ari_beside_of(..); while (ari_beside_next(&b)) .. AR_TRY(b.status); */
+ari_beside ari_beside_of(const ar_dump_tensor *const *tensor, int tensors, size_t start, size_t n);
+bool ari_beside_next(ari_beside *b);
+/** A tensor of a step by what its name begins with, n bytes, and its kind ("grad"); NULL. */
+const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, size_t n, const char *kind, int step);
+/** A parameter before the step, by what its name begins with, n bytes; NULL. */
+const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size_t n, int step);
+
+/* Adam divides a gradient by its own size: if a gradient is rounding, its weight moves by a whole step either way. The
+ * difference of two runs' gradients bounds that of their weights (numerics.md, section 7), whatever the decay rates of
+ * the moments: with y the largest |other - reference|/|reference| of an element's gradients so far, each step separates
+ * it by at most 2 R min(1, y/(1 - y)), where R is the most that any weight moved in that step. */
+enum { ARI_DOUBT_STEPS = 64 };
+typedef struct ari_doubt {
+    const ar_dump_tensor *grad[ARI_DOUBT_STEPS][2]; /* of the reference, of the other */
+    double reach[ARI_DOUBT_STEPS];                  /* R */
+    int steps;
+    /* Of a weight or a moment: what it was before its step, of both dumps, as that difference stays; NULL: none. */
+    const ar_dump_tensor *before[2];
+    /* Of a moment: the gradient that its step adds, of both dumps; NULL: none. And the reference's moment. */
+    const ar_dump_tensor *added[2], *moment;
+    bool squared; /* a second moment */
+    /* Of an output of a later step: |db_j|, and |dw_j| times the size of the input in parts of that of the output's
+     * row, of the weights that it is made with; NULL: none. And what is explained of tensors before it, of all
+     * elements. */
+    double *bias, *weight;       /* [width] */
+    double *row;                 /* [rows] sizes */
+    double uniform, max_element; /* most: of an element, by the weights */
+    size_t width;                /* of the dimension along which the weights apply; 0: of weights */
+    size_t inner;                /* elements from one of that dimension to its next: 1 of the last one */
+} ari_doubt;
+/** The reference's R of a step; 0 if it lacks the weights before or after it. Errors: those of reading. */
+AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step);
+/** The largest root mean square of a tensor of these passes ("g") of the reference in a step; 0: it has none. Errors:
+ *  those of reading. */
+AR_NODISCARD ar_status ari_largest_rms(double *rms, const ar_dump *reference, const char *passes, int step);
+/** Of an output y = W x + b of a later step, whose weights are those of both dumps before it; NULL: none. `name` is the
+ *  class of its module, which says along which dimension they apply; NULL: shapes say so. In the arena. Errors: those
+ *  of reading; AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,
+                                        const ar_dump_tensor *const *bias, const char *name, ari_arena *arena);
+/** extra[i]: the amount that element start + i may be off because of what is known. Errors: those of reading. */
+AR_NODISCARD ar_status ari_doubt_read(double *extra, const ari_doubt *d, size_t start, size_t n);
+
+/* A dump's tensor in another shape. */
+typedef struct ari_repeated {
+    ar_dump_tensor tensor;
+    ar_dump_part *part;
+    ar_dump_box *box; /* [boxes] of all parts */
+    size_t boxes;
+} ari_repeated;
+/** The tensor with its dimensions of one index repeated until it has this shape. Borrows the tensor, which has parts.
+ *  In the arena. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_repeated_init(ari_repeated *s, const ar_dump_tensor *t, const size_t *shape,
+                                         ari_arena *arena);
+/** The tensor in the shape of `target`, which has as many elements and another number of dimensions, of which each is
+ *  one of its own, several neighbouring ones together, or a part of one: the row-major order of the elements is the
+ *  same. Also [b, s, h d] as [b, h, s, d], heads before tokens. *fits: whether the shape is such a one, and each box of
+ *  the tensor a box of it; else s is of no use. In the arena. Errors: those of reading; AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_reshaped_init(bool *fits, ari_repeated *s, const ar_dump_tensor *t,
+                                         const ar_dump_tensor *target, ari_arena *arena);
+/** True if two tensors have the same shape. */
+bool ari_same_shape(const ar_dump_tensor *a, const ar_dump_tensor *b);
+
+/* --- statistics (verify_stats.c) ---------------------------------------------------------------------------------- */
+
+/* sum * 2^exponent: squares of binary64 numbers do not overflow. */
+typedef struct ari_scaled {
+    double sum;
+    int exponent;
+} ari_scaled;
+typedef struct ari_scaled_sums {
+    ari_scaled aa, bb, ab, dd; /* reference, other, difference; over elements of which both are finite */
+} ari_scaled_sums;
+void ari_scaled_sums_add(ari_scaled_sums *total, const ari_scaled_sums *s);
+
+/* Statistics that do not depend on the order of elements. */
+typedef struct ari_deviation {
+    size_t different, bits_different, finite, nan[2], inf[2];
+    size_t doubted; /* different, had their gradients not differed */
+    double max_abs, max_rel, max_reference;
+    bool from_zero; /* a difference where the reference is 0 */
+    uint64_t max_ulp;
+    ar_verify_element first_element, worst; /* of index SIZE_MAX: none */
+    double worst_ratio, worst_difference, allowed;
+    uint64_t ulp_bins[AR_VERIFY_ULP_BINS];
+} ari_deviation;
+void ari_deviation_init(ari_deviation *t);
+void ari_deviation_add(ari_deviation *total, const ari_deviation *t);
+
+/* The rule for one tensor. */
+typedef struct ari_rule {
+    ar_verify_rule rule;
+    uint64_t ulp;
+    double rtol, atol; /* sensitivity: atol */
+    bool nan_differs;
+} ari_rule;
+
+/* Buffers of one thread. */
+typedef struct ari_scratch {
+    ari_chunk side[2];
+    double *difference; /* [ARI_CHUNK] */
+    uint64_t *steps;    /* [ARI_CHUNK] */
+    double *shown;      /* [ARI_CHUNK] in the map: a difference over what is allowed, or a difference */
+    double *extra;      /* [ARI_CHUNK] what is allowed beside the rule */
+    float *map;         /* [ARI_MAP_ROWS * ARI_MAP_COLS] */
+} ari_scratch;
+
+/* One tensor that both have. */
+typedef struct ari_pair {
+    const ar_dump_tensor *side[2];
+    ari_format format[2];
+    ari_rule rule;
+    ar_verify_row *row;
+    size_t numbers; /* elements, times the parts of one */
+    size_t blocks;
+    atomic_bool unequal; /* in bits, or not to be compared by bytes */
+    ari_deviation tally;
+    ari_scaled_sums *sums; /* [blocks] */
+    ari_doubt *doubt;      /* of weights that differ; NULL: none */
+} ari_pair;
+/** True if two elements with different bits differ by the rule of this side of the pair. */
+bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, const void *b);
+/** All about numbers [start, start + n) of a pair, at most ARI_CHUNK. */
+AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t start, size_t n, ari_deviation *tally,
+                                       ari_scaled_sums *sums);
+
+/* --- the whole (verify.c, and verify_ with wrappers, experts, match, scan, excuse, moments, whole, facts,
+ * proof and shape) */
+
+/* A row's tensors; NULL where one of the dumps has none of that name. */
+typedef struct ari_sides {
+    const ar_dump_tensor *tensors[2];
+    const ari_pair *pair; /* NULL: their values are not compared */
+} ari_sides;
+
+typedef struct ari_verifying {
+    ar_verify_options options;
+    const ar_verify_options *o; /* those */
+    ar_dump *dump[2];           /* reference, other */
+    ar_dump *allowed;           /* NULL: another rule */
+    ar_verify_report *report;
+    ari_arena arena;  /* of what follows; not for its threads */
+    ari_sides *sides; /* [report->rows] */
+    ari_pair *pair;   /* [pairs] */
+    size_t pairs;
+    int threads;
+    double roundoff;            /* of the run's shortest format, that in which gradients are reduced included */
+    double roundoff_of_tensors; /* that one not included */
+    bool many_excused;       /* gradients excuse so many of the new weights that nothing of the update was compared */
+    double reduced;          /* round-off of the format in which gradients are reduced; 0: of their own */
+    const char **orthogonal; /* [orthogonals] parameters whose update is orthogonalised in 16 bits */
+    size_t orthogonals;
+    double largest[4]; /* ari_largest_rms of "b", "g", "m", "v" in a step; 0: not read yet */
+    int largest_step;
+} ari_verifying;
+
+/** True if only one of the two dumps has the tensor. */
+bool ari_is_one_sided(const ar_verify_row *r);
+/** Tells whoever listens. */
+void ari_verify_progress(const ari_verifying *v, double fraction, const char *label);
+
+enum { ARI_WRAPPERS_TEXT = sizeof((ar_verify_report *)0)->wrappers[0] };
+typedef struct ari_names {
+    const char *const *name; /* [count] */
+    size_t count;
+} ari_names;
+/* Names of a run in which wrappers' components are dropped or added, as another run has them. */
+typedef struct ari_unwrapped {
+    const char *const *name; /* [names[1].count]; NULL: as they were */
+    size_t renamed;
+    char wrappers[2][ARI_WRAPPERS_TEXT]; /* the components that each run has and the other has not */
+} ari_unwrapped;
+/** Gives names of the second run as the first has them, where only wrappers' components tell them apart ("module.",
+ *  "_orig_mod."); out->name is NULL where none is, or where two names would become one. In the arena. Errors:
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_names_unwrap(ari_unwrapped *out, const ari_names *names, ari_arena *arena);
+/** Gives tensors of the other dump the reference's names where only wrappers' components tell them apart ("module.",
+ *  "_orig_mod."), and reports which; nothing where two names of a dump would become one. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_unwrap(ari_verifying *v);
+/** Gives tensors of the other dump the reference's names where both mean the same: "x.weight" in a file of gradients
+ *  and "x.weight:grad" in a dump of ranks. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_name_by_meaning(ari_verifying *v);
+/** What a file of allowances lets each element of a tensor differ by, under either of two names. path: for messages.
+ *  Errors: AR_ERR_NOT_FOUND, AR_ERR_FORMAT (more than one number), AR_ERR_DATA (no finite number of 0 or more), those
+ *  of reading. */
+AR_NODISCARD ar_status ari_allowance_read(double *allowed, const ar_dump *allowances, const char *path,
+                                          const char *name, const char *other_name);
+/** Makes the rows, in execution order, and the pairs of which values are compared. Errors: AR_ERR_NOT_FOUND (globs that
+ * match nothing, an allowed file that lacks a tensor), AR_ERR_DATA (what it allows is no number or negative),
+ * AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
+/** True for tensors that are compared where both runs have them, and are no difference where one has not: inputs,
+ *  buffers, the number of steps. */
+bool ari_is_optional(const ari_order_key *key);
+/** True if one of n globs of --only or --ignore means this tensor. What a model is given, "input.NAME:fwd", is no
+ *  output of a module: a glob of outputs, as "*:fwd", does not mean it. */
+bool ari_any_glob_means(const char *const *globs, size_t n, const char *name);
+/** Refuses a glob that matches none of these names, which is a slip of the pen: with the nearest name. option: "only"
+ *  or "ignore". Always AR_ERR_NOT_FOUND. */
+AR_NODISCARD ar_status ari_glob_unmatched(const char *option, const char *glob, const char *const *names, size_t count);
+/** Begins the differences with a lost gradient, if there is one that precedes the first. */
+void ari_verify_begin_with_lost(ar_verify_report *r);
+/** Reads which arithmetic of the runs no tensor shows. Errors: AR_ERR_FORMAT (a dump says of it what is no JSON),
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_verify_formats(ari_verifying *v);
+/** Sets pair->doubt of gradients, moments and norms by the format in which gradients are reduced. Errors:
+ *  AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_excuse_reduced(ari_pair *pair, ari_verifying *v);
+/** Marks and counts the tensors that are the same by that format alone; after all have been measured. */
+void ari_find_excused_by_reduction(const ari_verifying *v);
+/** True if an update of this parameter is orthogonalised in 16 bits, by what its name begins with, n bytes. */
+bool ari_is_orthogonalised(const ari_verifying *v, const char *stem, size_t n);
+/* A parameter's update, of both dumps, and what the reference's is made from. */
+typedef struct ari_update {
+    const ar_dump_tensor *before[2], *after[2];
+    const ar_dump_tensor *gradient, *moment; /* moment: NULL: not recorded */
+} ari_update;
+/** Tells whether two such updates are the same but for directions in which their input has next to nothing. Errors:
+ *  those of reading; AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_is_same_orthogonal(bool *equal, const ari_update *u);
+/** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */
+AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
+/* Sizes of a step of the reference, read when first asked for; below 0: not yet. */
+typedef struct ari_step_size {
+    double reach, gradient; /* ari_doubt_reach, ari_largest_rms of gradients */
+} ari_step_size;
+/** True if all of the other's moments are numbers of bf16, beyond chance, and the reference's are not. Errors: those of
+ *  reading. */
+AR_NODISCARD ar_status ari_verify_find_short_moments(bool *found, const ari_verifying *v);
+/** The round-off of a format; 0 of one below 16 bits, a value of which says too little, and of integers. */
+double ari_roundoff_of(ar_dtype t);
+/** Unit round-off of the arithmetic that a file of allowances says that it is of ("bf16 .."); 0: it names none. */
+double ari_roundoff_allowed(const char *allows);
+/** Where copies of a tensor of the other dump differ in bits, lets its pair compare the one that is furthest from the
+ *  reference. Of complex numbers and those of less than a byte it stays the first. Errors: AR_ERR_MEMORY, those of
+ *  reading. */
+AR_NODISCARD ar_status ari_verify_furthest_copies(ari_verifying *v);
+/** Tells whether the larger of two tensors has the same values at every index of the dimensions in which the other has
+ *  size 1, as positions of all samples have: then the other is to be repeated. Gives which of the two, 0 or 1; -1:
+ *  neither. */
+AR_NODISCARD ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const ar_dump_tensor *candidate);
+/** *zero: all elements are 0. Errors: those of reading. */
+AR_NODISCARD ar_status ari_is_zero(bool *zero, const ar_dump_tensor *t);
+/** True for the loss of a step. */
+bool ari_is_loss(const ar_verify_row *r);
+/** Refuses equality that proves nothing: gradients without a number (verify_proof.h), a loss that is none or ln V in
+ *  all steps, activations of later steps that are the first one's. Errors: AR_ERR_DATA (says which), those of
+ *  reading. */
+AR_NODISCARD ar_status ari_verify_refuse_dead(const ari_verifying *v);
+/** *equal: both have one shape and the same bits; *varies: not all elements that were compared are one number. Errors:
+ *  those of reading. */
+AR_NODISCARD ar_status ari_are_equal(bool *equal, bool *varies, const ar_dump_tensor *a, const ar_dump_tensor *b);
