@@ -185,7 +185,7 @@ def _said_in_vain(raw_spec: typing.Any, layout: Layout, dimensions: typing.Colle
     for spec_part, name in spec.named():
         if name not in known_dimensions:
             absent.setdefault(name, []).append(spec_part)
-    return [f"{spec.where}: {whats[0]}{f' and {len(whats) - 1} more' if len(whats) > 1 else ''}: no effect, as the "
+    return [f"{spec.source}: {whats[0]}{f' and {len(whats) - 1} more' if len(whats) > 1 else ''}: no effect, as the "
             f"layout {mesh} has no dimension {name!r}; if the spec serves other layouts too, give it the size 1 here"
             for name, whats in absent.items()]
 

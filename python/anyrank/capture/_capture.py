@@ -321,7 +321,7 @@ class Capture:
         self._write_announced(wait=True)
         if not self._sketched:
             self._record.finish(self._exchange, metadata,
-                                self._step - 1 if self._chosen.last is None and "count" in self._values else 0)
+                                self._step - 1 if self._chosen.max_step is None and "count" in self._values else 0)
             self._record.files.remove_older(self._record.groups.mesh.world)
         if self._inputs is not None:
             failed = self._inputs.finish(self._exchange, self._record)
@@ -399,7 +399,7 @@ class Capture:
         names = [name for name, _ in self._parameters]
         twice = sorted(name for name in set(names) if names.count(name) > 1)
         if twice:
-            raise AnyrankError(f"{self._spec.where}: tied: this rank has {twice[0]} and what is tied to it, apart")
+            raise AnyrankError(f"{self._spec.source}: tied: this rank has {twice[0]} and what is tied to it, apart")
         self._groups = groups_of(self._model, wrapper, rank, world, self._spec.mesh, self._spec.mean_over,
                                  group_of_stages(wrapper))
         self._spec.check(self._groups.mesh.sizes)
@@ -433,7 +433,7 @@ class Capture:
 
     def _open_record(self) -> None:
         """The run begins with the first step: its files, and the weights that it begins with."""
-        steps = min(self._chosen.last or 8, 8)
+        steps = min(self._chosen.max_step or 8, 8)
         entries = (6 * len(self._parameters) + 2 * len(list(self._model.modules())) + 8) * steps
         files = SketchFiles(self._folder, self._groups.mesh.rank, self._step) if self._sketched else None
         self._record = Record(self._folder, self._groups, self._spec, self._only, entries, files)
@@ -596,18 +596,18 @@ class Capture:
         self._pass = Pass(number, args, kwargs, chunk) if self._step in self._chosen else None
         if self._pass is not None:
             forward_pass = self._pass
-            forward_pass.received = self._transfers.of(forward_pass.inputs.values()) if root is None else set()
-            forward_pass.held = (
+            forward_pass.received = self._transfers.numbers_of(forward_pass.inputs.values()) if root is None else set()
+            forward_pass.pending = (
                 []
                 if further and not all(forward_pass.is_apart(open_pass) for open_pass in self._open_passes())
                 else None
             )
             self._of_step.append(forward_pass)
             self.passes += 1
-            if forward_pass.held is None:
+            if forward_pass.pending is None:
                 self._take_inputs(forward_pass)
             else:
-                forward_pass.held.append(
+                forward_pass.pending.append(
                     ("", lambda owner_pass, _: self._take_inputs(forward_pass) if owner_pass is forward_pass else None)
                 )
 
@@ -620,7 +620,7 @@ class Capture:
         if self._record is None or not (forward_pass.chunk.stage.is_first if forward_pass.chunk is not None else
                                         self._record.groups.mesh.is_first("pp")):
             return
-        self._record.given(forward_pass.inputs, forward_pass.batch, self._step)
+        self._record.count_inputs(forward_pass.inputs, forward_pass.batch, self._step)
         for key, t in forward_pass.inputs.items():
             if t.numel() > SMALL:
                 self._record.left_out("inputs of the model that are large", f"input.{key}")
@@ -628,7 +628,7 @@ class Capture:
                 continue
             else:
                 samples = 0 if t.shape[0] == forward_pass.batch else forward_pass.samples_dim(t, "fwd")
-                self.take(forward_pass, forward_pass.name(f"input.{key}", "fwd"), t, whole_of(t), samples)
+                self.receive(forward_pass, forward_pass.name(f"input.{key}", "fwd"), t, whole_of(t), samples)
 
     def _end_pass(self, _module: nn.Module, _args: typing.Any, output: typing.Any) -> None:
         if in_backward() or self._again or self._replay is not None or in_transform():
@@ -668,7 +668,7 @@ class Capture:
     def _take_own(self, forward_pass: Pass, path: str, t: torch.Tensor) -> str:
         """Writes what the model itself gives out, but for what a pipeline's stage hands to the next. The name that it
         has."""
-        name = forward_pass.own(path, t)
+        name = forward_pass.output_name(path, t)
         is_last_stage = forward_pass.chunk is not None and forward_pass.chunk.stage.is_last
         if name and (is_last_stage or path == "loss" or self._record is None or
                      (forward_pass.chunk is None and self._record.groups.mesh.is_last("pp"))):
@@ -730,8 +730,8 @@ class Capture:
         ended = self._record
         assert isinstance(ended.files, SketchFiles)
         ended.files.step = self._step
-        ended.files.state = self._state.of(ended, self._step, self._optimizers, self._facts.rates_now(),
-                                           self._parameters)
+        ended.files.state = self._state.report_of(ended, self._step, self._optimizers, self._facts.rates_now(),
+                                                  self._parameters)
         ended.announce(self._exchange)
         self._announced.append(ended)
         self._record = Record(self._folder, self._groups, self._spec, self._only, 0, SketchFiles(
@@ -749,7 +749,7 @@ class Capture:
                 wait or self._exchange.is_said(self._announced[0].round)):
             ended = self._announced.pop(0)
             assert isinstance(ended.files, SketchFiles)
-            ended.files.first = self._written == 0 or self._is_read()
+            ended.files.is_new = self._written == 0 or self._is_read()
             try:
                 ended.finish(self._exchange, {}, 0)
             except RanksEnded as error:
@@ -799,7 +799,7 @@ class Capture:
         if not self.hears_calls():
             _patches.hear_calls()
         self._parts = {id(m) for m in self._model.modules()}
-        if self._trained and self._chosen.over(self._step):
+        if self._trained and self._chosen.is_past(self._step):
             self.stop()
 
     # --- what a program says itself -----------------------------------------------------------------------------------
@@ -851,7 +851,7 @@ class Capture:
 
     def current(self) -> Pass | None:
         if self._replay is not None:
-            return self._replay.of
+            return self._replay.replay_pass
         return None if self._deaf or self._again or in_transform() else self._pass
 
     def _reading(self) -> Pass | None:
@@ -872,16 +872,18 @@ class Capture:
         if self._record is not None:
             self._record.unplaced.add(self._at(name, self._step))
 
-    def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None) -> None:
+    def receive(self, owner: Pass, name: str, tensor: torch.Tensor, full_layout: Whole | None,
+                samples: int | None) -> None:
         if self._replay is not None:
-            self._replay.take(name, tensor)
+            self._replay.receive(name, tensor)
             return
-        of, name = of.final(name)
-        if of.open and tensor.dim() == 0 and tensor.requires_grad:
+        owner, name = owner.final(name)
+        if owner.open and tensor.dim() == 0 and tensor.requires_grad:
             self.reserve(name)
-            of.scalars.append((name, tensor))
+            owner.scalars.append((name, tensor))
         else:
-            of.give(name, tensor, lambda owner_pass, final, t: self._take(owner_pass, final, t, whole, samples))
+            owner.emit(name, tensor,
+                       lambda owner_pass, final, t: self._take(owner_pass, final, t, full_layout, samples))
 
     def _take(
         self, forward_pass: Pass, name: str, tensor: torch.Tensor, full_layout: Whole | None, samples: int | None
@@ -1018,9 +1020,9 @@ class Capture:
             updated |= {id(p) for _, p in self._parameters if id(p) not in optimized_ids}
         self._keep_gradients(updated)
 
-    def on_closure(self, again: bool) -> None:
+    def on_closure(self, is_repeat: bool) -> None:
         """An optimizer calls its closure. From the second time on the step's passes are those of the first."""
-        self._again = again
+        self._again = is_repeat
 
     def _is_ours(self, parameters: list[torch.Tensor]) -> bool:
         ids = {id(p) for p in parameters}
@@ -1041,7 +1043,7 @@ class Capture:
         if self._record is not None and self._wanted(name):
             self._record.add(name, self._at(name, step or self._step), local_of(tensor), full_layout, None, 0)
             if self._rounding is not None and name.endswith(":grad"):
-                self._rounding.kept[name] = local_of(tensor).clone()
+                self._rounding.captured[name] = local_of(tensor).clone()
 
     def _keep_parameters(self, kind: str, step: int) -> None:
         for name, p in [*self._parameters, *router_biases_of(self._model)]:

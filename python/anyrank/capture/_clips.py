@@ -24,7 +24,7 @@ class Clips:
         self._gone_backward = False  # something has, since then
 
     def begin_pass(self, parameters: typing.Iterable[torch.Tensor]) -> None:
-        self._left = {id(p): _left_of(p) for p in parameters}
+        self._left = {id(parameter): _left_of(parameter) for parameter in parameters}
         self._gone_backward = False
 
     def after_backward(self) -> None:
@@ -33,28 +33,29 @@ class Clips:
     def judge(self, parameters: typing.Sequence[torch.Tensor]) -> tuple[bool, str]:
         """Whether gradients of these are clipped before the last forward pass has gone backward, so that none has come
         since that began and the step is not over; and what is odd about it, or ""."""
-        trained = [p for p in parameters if p.requires_grad]
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
         early, odd = False, ""
-        if trained and all(p.grad is None for p in trained):
+        if trained and all(parameter.grad is None for parameter in trained):
             early = not self._gone_backward
             timing_note = ", before the forward pass has gone backward" if early else ""
             odd = f"clipping finds no gradient of {len(trained)} parameters{timing_note}: it clips nothing"
-        elif trained and all(id(p) in self._left and _is_left(p, self._left[id(p)]) for p in trained):
+        elif trained and all(id(parameter) in self._left and _is_left(parameter, self._left[id(parameter)])
+                             for parameter in trained):
             early, odd = True, SCALED
         self.odd = odd or self.odd
         return early, odd
 
 
-def _left_of(p: torch.Tensor) -> Left:
+def _left_of(parameter: torch.Tensor) -> Left:
     """The gradient of a parameter as it is now; of a DTensor, whose part alone is written over, that of its part."""
-    grad = p.grad
+    grad = parameter.grad
     if grad is None:
         return None, 0
     return weakref.ref(grad), version_of(getattr(grad, "_local_tensor", grad))
 
 
-def _is_left(p: torch.Tensor, snapshot: Left) -> bool:
+def _is_left(parameter: torch.Tensor, snapshot: Left) -> bool:
     """Whether a parameter's gradient is this one, and was not written over since."""
     before = snapshot[0]() if snapshot[0] is not None else None
     is_freed = snapshot[0] is not None and before is None
-    return not is_freed and p.grad is before and _left_of(p)[1] == snapshot[1]
+    return not is_freed and parameter.grad is before and _left_of(parameter)[1] == snapshot[1]

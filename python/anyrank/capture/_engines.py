@@ -23,11 +23,11 @@ class Engine(typing.Protocol):
                    ) -> typing.Callable[[], None]:
         """Calls these around each update, when gradients are complete and not yet clipped. What undoes it."""
 
-    def weight(self, p: torch.Tensor) -> torch.Tensor: ...
+    def weight(self, parameter: torch.Tensor) -> torch.Tensor: ...
 
-    def gradient(self, p: torch.Tensor) -> torch.Tensor | None: ...
+    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None: ...
 
-    def states(self, p: torch.Tensor) -> dict[str, torch.Tensor] | None:
+    def states(self, parameter: torch.Tensor) -> dict[str, torch.Tensor] | None:
         """By the optimizer's names; {}: it is a torch optimizer's own parameter; None: they are not found."""
 
     def loss_scale(self) -> float:
@@ -37,13 +37,13 @@ class Engine(typing.Protocol):
         """That the last step clipped by."""
 
 
-def is_divided(p: torch.Tensor) -> bool:
+def is_divided(parameter: torch.Tensor) -> bool:
     """Whether ranks have parts of the parameter (DeepSpeed's ZeRO-3), or of its master (ZeRO-1, -2, bf16)."""
-    return hasattr(p, "ds_id") or hasattr(p, "_hp_mapping")
+    return hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping")
 
 
-def _part(flat: torch.Tensor, before: int, p: torch.Tensor) -> torch.Tensor:
-    return flat.detach().reshape(-1)[before:before + p.numel()].view(p.shape)
+def _part(flat: torch.Tensor, before: int, parameter: torch.Tensor) -> torch.Tensor:
+    return flat.detach().reshape(-1)[before:before + parameter.numel()].view(parameter.shape)
 
 
 class DeepSpeed:
@@ -82,55 +82,57 @@ class DeepSpeed:
         flat = getattr(optimizer, "fp32_groups_flat", None)
         for i, group in enumerate(getattr(optimizer, "fp16_groups", ())):
             before = 0
-            for j, p in enumerate(group):
-                found[id(p)] = (flat[i], before) if flat else (optimizer.fp32_groups[i][j], 0)
-                before += p.numel()
+            for j, parameter in enumerate(group):
+                found[id(parameter)] = (flat[i], before) if flat else (optimizer.fp32_groups[i][j], 0)
+                before += parameter.numel()
         return found
 
-    def weight(self, p: torch.Tensor) -> torch.Tensor:
-        if hasattr(p, "ds_id"):
-            master = self.read.safe_get_full_fp32_param(p) if p.requires_grad else None
+    def weight(self, parameter: torch.Tensor) -> torch.Tensor:
+        if hasattr(parameter, "ds_id"):
+            master = self.read.safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
             if master is not None:
                 return typing.cast(torch.Tensor, master)
             is_available = (
-                getattr(getattr(p, "ds_status", None), "name", "") == "AVAILABLE"
+                getattr(getattr(parameter, "ds_status", None), "name", "") == "AVAILABLE"
             )  # which must not be freed then
-            with contextlib.nullcontext() if is_available else sys.modules["deepspeed"].zero.GatheredParameters([p]):
-                return p.detach().clone()
-        if p.element_size() < 4 and p.requires_grad:
-            flat, before = self._masters().get(id(p), (p, 0))
-            master = self.read.safe_get_full_fp32_param(p) if is_divided(p) else _part(flat, before, p)
-            return p if master is None else typing.cast(torch.Tensor, master)
-        return p
+            with contextlib.nullcontext() if is_available else (
+                    sys.modules["deepspeed"].zero.GatheredParameters([parameter])):
+                return parameter.detach().clone()
+        if parameter.element_size() < 4 and parameter.requires_grad:
+            flat, before = self._masters().get(id(parameter), (parameter, 0))
+            master = (self.read.safe_get_full_fp32_param(parameter) if is_divided(parameter) else
+                      _part(flat, before, parameter))
+            return parameter if master is None else typing.cast(torch.Tensor, master)
+        return parameter
 
-    def gradient(self, p: torch.Tensor) -> torch.Tensor | None:
-        grad = p.grad
-        if not is_divided(p) or not p.requires_grad:
+    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        grad = parameter.grad
+        if not is_divided(parameter) or not parameter.requires_grad:
             return None if grad is None else grad / self.loss_scale()
-        p.grad = None  # the rank's own, which is taken for the sum's
+        parameter.grad = None  # the rank's own, which is taken for the sum's
         try:
-            full = self.read.safe_get_full_grad(p)
+            full = self.read.safe_get_full_grad(parameter)
         finally:
-            p.grad = grad
+            parameter.grad = grad
         return None if full is None else full / self.loss_scale()
 
-    def states(self, p: torch.Tensor) -> dict[str, torch.Tensor] | None:
+    def states(self, parameter: torch.Tensor) -> dict[str, torch.Tensor] | None:
         inner = getattr(self.engine.optimizer, "optimizer", None)
-        if not p.requires_grad or inner is None:
+        if not parameter.requires_grad or inner is None:
             return {}
         of_flat = getattr(inner, "state", {})
         keys = {key: None for state in of_flat.values() for key, value in state.items()
                 if isinstance(value, torch.Tensor) and value.dim() > 0}
-        mapping = getattr(p, "_hp_mapping", None)
+        mapping = getattr(parameter, "_hp_mapping", None)
         if mapping is not None and not mapping.optim_fragment:
             # DeepSpeed 0.19 links states after the first group's step, when further groups have none yet.
             memory = mapping.hp_fragment.untyped_storage().data_ptr()
             for flat in [flat for flat in of_flat if flat.untyped_storage().data_ptr() == memory]:
                 mapping.set_optim_state_fragment(flat, of_flat[flat])
-        if is_divided(p):
-            return {key: self.read.safe_get_full_optimizer_state(p, key) for key in keys}
-        flat, before = self._masters().get(id(p), (p, 0))
-        return {key: _part(of_flat[flat][key], before, p) for key in keys} if flat in of_flat else None
+        if is_divided(parameter):
+            return {key: self.read.safe_get_full_optimizer_state(parameter, key) for key in keys}
+        flat, before = self._masters().get(id(parameter), (parameter, 0))
+        return {key: _part(of_flat[flat][key], before, parameter) for key in keys} if flat in of_flat else None
 
     def loss_scale(self) -> float:
         return float(getattr(self.engine.optimizer, "loss_scale", 1.0) or 1.0)

@@ -42,10 +42,10 @@ class Alone:
     def tell(self, value: typing.Any) -> list[typing.Any]:
         return [value]
 
-    def leave(self, what: str, value: int) -> None:
+    def leave(self, counter: str, value: int) -> None:
         pass
 
-    def left(self, what: str, value: int, ranks: typing.Iterable[int]) -> bool:
+    def have_reached(self, counter: str, value: int, ranks: typing.Iterable[int]) -> bool:
         return True
 
     def failed(self, why: str) -> None:
@@ -64,9 +64,9 @@ class Store:
 
         self.store = _get_default_store()
         self.rank, self.world, self.timeout, self.round = rank, world, timeout, 0
-        self.made, self.ended = _made.setdefault(self.store, {}), _ended.setdefault(self.store, set())
-        self.made[folder] = self.made.get(folder, 0) + 1
-        self.name = f"{folder}#{self.made[folder]}"
+        self.captures, self.ended = _made.setdefault(self.store, {}), _ended.setdefault(self.store, set())
+        self.captures[folder] = self.captures.get(folder, 0) + 1
+        self.name = f"{folder}#{self.captures[folder]}"
 
     def _key(self, kind: object, rank: int, name: str = "") -> str:
         return f"anyrank-capture-{name or self.name}-{kind}-{rank}"
@@ -109,7 +109,7 @@ class Store:
     def _refuse(self, name: str) -> None:
         """Says that this rank does not come to the end of a capture that it has not made, and counts that as made."""
         folder, _, number = name.rpartition("#")
-        self.made[folder] = max(int(number), self.made.get(folder, 0))
+        self.captures[folder] = max(int(number), self.captures.get(folder, 0))
         self.ended.add(name)
         self._say(self._key(0, self.rank, name), {"instead": self.name})
 
@@ -124,15 +124,15 @@ class Store:
         self.round += 1
         return self.round - 1
 
-    def is_said(self, now: int) -> bool:
+    def is_said(self, number: int) -> bool:
         """Whether hear() has nothing to wait for."""
-        return bool(self.store.check([self._key(now, rank) for rank in range(self.world)]))
+        return bool(self.store.check([self._key(number, rank) for rank in range(self.world)]))
 
-    def hear(self, now: int) -> list[typing.Any]:
+    def hear(self, number: int) -> list[typing.Any]:
         self._stand(self.name)
         heard = []
         for rank in range(self.world):
-            reply = json.loads(zlib.decompress(self._get(self._key(now, rank), rank)))
+            reply = json.loads(zlib.decompress(self._get(self._key(number, rank), rank)))
             if "failed" in reply:
                 raise AnyrankError(f"rank {rank} left the capture with an error, so no rank's file is complete: "
                                    f"{reply['failed']}")
@@ -143,17 +143,17 @@ class Store:
                                    f"that of {self.name} (folder#number): every rank has to make the same captures, "
                                    "into folders that it names alike")
             heard.append(reply["value"])
-        if now > MOST_SAID:  # each rank has said this round's, and has heard all but the last ones before it
-            self.store.delete_key(self._key(now - MOST_SAID - 1, self.rank))
+        if number > MOST_SAID:  # each rank has said this round's, and has heard all but the last ones before it
+            self.store.delete_key(self._key(number - MOST_SAID - 1, self.rank))
         return heard
 
-    def leave(self, what: str, value: int) -> None:
+    def leave(self, counter: str, value: int) -> None:
         """Leaves a number that others may look at."""
-        self.store.set(self._key(what, self.rank), str(value))
+        self.store.set(self._key(counter, self.rank), str(value))
 
-    def left(self, what: str, value: int, ranks: typing.Iterable[int]) -> bool:
+    def have_reached(self, counter: str, value: int, ranks: typing.Iterable[int]) -> bool:
         """Whether these ranks have left this number or a larger one; waits for none."""
-        keys = [self._key(what, rank) for rank in ranks]
+        keys = [self._key(counter, rank) for rank in ranks]
         return bool(self.store.check(keys)) and all(int(self.store.get(key)) >= value for key in keys)
 
     def failed(self, why: str) -> None:

@@ -202,7 +202,7 @@ class Facts:
         """The first step is about to begin. parameters: as the optimizer has them, by name."""
         self.remove()
         self._clear()
-        self.parameters, self.names = parameters, {id(p): name for name, p in parameters}
+        self.parameters, self.names = parameters, {id(parameter): name for name, parameter in parameters}
         self.seed = int(torch.initial_seed())
         self.run["wrapper"] = type(wrapper).__name__ if wrapper is not None else None
         self._describe(model)
@@ -212,12 +212,12 @@ class Facts:
         self.modules = modules_of(model)
         self.run["config"] = _configs_of([(path, _own_module(module)) for path, module in self.modules])
         dtypes: dict[str, list[str]] = {}
-        for name, p in self.parameters:
-            dtypes.setdefault(str(p.dtype).replace("torch.", ""), []).append(name)
+        for name, parameter in self.parameters:
+            dtypes.setdefault(str(parameter.dtype).replace("torch.", ""), []).append(name)
         self.stage = {"dtypes": {dtype: folded(names) for dtype, names in dtypes.items()},
-                      "frozen": folded(name for name, p in self.parameters if not p.requires_grad),
+                      "frozen": folded(name for name, parameter in self.parameters if not parameter.requires_grad),
                       "tied": tied_of(model)}
-        device = next((p.device for _, p in self.parameters), torch.device("cpu"))
+        device = next((parameter.device for _, parameter in self.parameters), torch.device("cpu"))
         self.run["numerics"] = {
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "default_dtype": str(torch.get_default_dtype()).replace("torch.", ""),
@@ -270,7 +270,7 @@ class Facts:
         groups = []
         for group in optimizer.param_groups:
             plain = {key: plain_of(_number(value), 2) for key, value in group.items() if key != "params"}
-            names = [self.names[id(p)] for p in group["params"] if id(p) in self.names]
+            names = [self.names[id(parameter)] for parameter in group["params"] if id(parameter) in self.names]
             groups.append({"options": {key: value for key, value in plain.items() if value is not _NONE},
                            "parameters": folded(names), "others": len(group["params"]) - len(names)})
         return {"class": type(optimizer).__name__, "groups": groups}
@@ -430,19 +430,20 @@ def _joined(stages: list[Json]) -> Json:
             "inputs": {path: names for stage in stages for path, names in stage.get("inputs", {}).items()}}
 
 
-def bounded(whole: Json) -> str:
+def bounded(document: Json) -> str:
     """As text of at most MOST_BYTES: of a model that is larger without some of it, and then "truncated": true."""
-    text = json.dumps(whole, allow_nan=False)
+    text = json.dumps(document, allow_nan=False)
     steps: list[typing.Callable[[], object]] = [
-        *(functools.partial(_drop, whole.get("modules", ()), key) for key in ("attributes", "in", "out", "arguments")),
-        *(functools.partial(whole.pop, key, None) for key in (
+        *(functools.partial(_drop, document.get("modules", ()), key)
+          for key in ("attributes", "in", "out", "arguments")),
+        *(functools.partial(document.pop, key, None) for key in (
             "inputs", "modules", "config", "tied", "learning_rates", "ranks", "dtypes", "frozen", "optimizers",
             "schedulers", "mesh"))]
     for drop in steps:
         if len(text) <= MOST_BYTES:
             break
         drop()
-        text = json.dumps({**whole, "truncated": True}, allow_nan=False)
+        text = json.dumps({**document, "truncated": True}, allow_nan=False)
     return text
 
 

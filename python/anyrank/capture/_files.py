@@ -37,7 +37,7 @@ class Placed(typing.NamedTuple):
     replicas: int
     left_out: str = ""  # why it is a part of no tensor
     sample_rows: int = 0  # rows of dimension 0 that each sample has
-    apart: bool = False  # other ranks may have copies of some of its boxes
+    shares_boxes: bool = False  # other ranks may have copies of some of its boxes
 
 
 class RankFiles:
@@ -47,7 +47,7 @@ class RankFiles:
         self.folder, self.rank = folder, rank
         self.entries = max(16, min(entries, MOST_ENTRIES))
         self.writers: list[Writer] = []
-        self.held: list[list[str]] = []
+        self.entry_names: list[list[str]] = []
         self.current: dict[int, int] = {}  # of each micro-batch: the file that it is written to
 
     def _open(self, part: int) -> int:
@@ -57,14 +57,14 @@ class RankFiles:
             raise AnyrankError(f"{self.folder}: {error.strerror}") from error
         path = self.folder / rank_file(self.rank, len(self.writers))
         self.writers.append(Writer(path, room=self.entries * (ENTRY_BYTES + NAME_BYTES)))
-        self.held.append([])
+        self.entry_names.append([])
         self.current[part] = len(self.writers) - 1
         return self.current[part]
 
     def add(self, name: str, tensor: typing.Any, part: int, _placed: Placed | None = None) -> int:
         """Writes a tensor, which is micro-batch `part` of its name. Returns the number of its file."""
         number = self.current.get(part, -1)
-        if number < 0 or len(self.held[number]) >= self.entries:
+        if number < 0 or len(self.entry_names[number]) >= self.entries:
             number = self._open(part)
         try:
             entry = entry_of(tensor)
@@ -73,7 +73,7 @@ class RankFiles:
         if entry.shape != tuple(tensor.shape):
             raise AnyrankError(f"{name}: tensors of {tensor.dtype} have no place in a safetensors file")
         self.writers[number].add(name, entry.dtype, entry.shape, entry.data)
-        self.held[number].append(name)
+        self.entry_names[number].append(name)
         return number
 
     def close(self, rank: dict[str, typing.Any], places: list[dict[str, Placed]], order: list[str],

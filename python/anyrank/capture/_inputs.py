@@ -27,25 +27,26 @@ class Inputs:
     """The inputs of leaf modules, and of those that globs of paths name. most: elements of one up to which it is
     written. wanted: whether a name is."""
 
-    def __init__(self, folder: pathlib.Path, groups: Groups, spec: Spec, globs: typing.Sequence[str], most: int,
+    def __init__(self, folder: pathlib.Path, groups: Groups, spec: Spec, globs: typing.Sequence[str], max_elements: int,
                  wanted: typing.Callable[[str], bool]) -> None:
-        self.folder, self.groups, self.globs, self.most, self.wanted = folder / FOLDER, groups, globs, most, wanted
+        self.folder, self.groups, self.globs, self.max_elements, self.wanted = (
+            folder / FOLDER, groups, globs, max_elements, wanted)
         self.record = Record(self.folder, groups, spec, None, 256)
         self.references: dict[str, dict[str, str]] = {}  # of each module: the output that an argument is
         self.failed = ""
         self.handles: list[typing.Any] = []
-        self.over = False  # the step is
+        self.finished = False  # the step is
 
     def install(self, model: nn.Module, current: typing.Callable[[], Pass | None], step: int) -> None:
         """Hears what modules are called with, in this step."""
-        for path, module in modules_of(model) if not (self.handles or self.over) else ():
+        for path, module in modules_of(model) if not (self.handles or self.finished) else ():
             leaf = not any(True for _ in module.children())
             if path and (leaf or any(fnmatch.fnmatchcase(path, glob) for glob in self.globs)):
                 hook = untraced(self._hook(path, current, step))
                 self.handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def remove(self) -> None:
-        self.over = self.over or bool(self.handles)
+        self.finished = self.finished or bool(self.handles)
         for handle in self.handles:
             handle.remove()
         self.handles = []
@@ -71,7 +72,7 @@ class Inputs:
         if isinstance(t, nn.Parameter) or t.is_meta or not t.dim() or not self.wanted(f"{base}:fwd"):
             return
         full_layout = whole_of(t) or (_whole_by_weight(module, tuple(t.shape), 1) if key == "0" else None)
-        if t.numel() > self.most:
+        if t.numel() > self.max_elements:
             self.record.left_out("inputs of modules that are large", f"{base}:fwd")
         elif full_layout is None and not self._is_placed():
             self.record.left_out("inputs of modules without a place", f"{base}:fwd")
@@ -86,20 +87,20 @@ class Inputs:
                 self.record.add(name, name if step == 1 else f"{name}@{step}", local_of(values), full_layout, samples,
                                 owner_pass.number, current_pass.batch)
 
-            current_pass.give(current_pass.name(base, "fwd"), t, write)
+            current_pass.emit(current_pass.name(base, "fwd"), t, write)
 
     def _is_placed(self) -> bool:
         """Whether ranks share out samples alone, so that a plain tensor is all of those that its rank has."""
         return all(n == 1 or name in self.groups.data for name, n in self.groups.mesh.sizes.items())
 
-    def finish(self, exchange: Alone | Store, of: Record) -> str:
+    def finish(self, exchange: Alone | Store, record: Record) -> str:
         """Completes the files, of all ranks or of none. of: what else was written of the run. Why there are none."""
         failed: list[str] = exchange.tell(self.failed)
         why = next((text for text in failed if text), "")
         if why or not any(exchange.tell(bool(self.record.values))):
             self.discard()
             return why
-        self.record.inputs, self.record.samples = of.inputs, of.samples
+        self.record.inputs, self.record.samples = record.inputs, record.samples
         self.record.finish(exchange, {}, 0)
         self.record.files.remove_older(self.groups.mesh.world)
         return ""

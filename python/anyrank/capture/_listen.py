@@ -108,14 +108,15 @@ def _forms(t: torch.Tensor, module_output: Given) -> typing.Iterator[tuple[typin
     and placements of the full tensor."""
     shape, (*outer, width) = tuple(t.shape), module_output.shape
     if shape == module_output.shape:
-        yield None if module_output.whole is None else tuple(module_output.whole)
+        yield None if module_output.full_layout is None else tuple(module_output.full_layout)
     if len(outer) != 2 or len(shape) != 4 or shape[0] != outer[0]:
         return
     is_view = t._is_view() and t.untyped_storage().data_ptr() == module_output.storage
     for heads, tokens in ((2, 1), (1, 2)):
         if shape[tokens] == outer[1] and shape[heads] * shape[3] == width and not (
                 is_view and t.stride(heads) > t.stride(tokens)):
-            yield None if module_output.whole is None else _in_heads(shape, heads, tokens, module_output.whole)
+            yield (None if module_output.full_layout is None else
+                   _in_heads(shape, heads, tokens, module_output.full_layout))
 
 
 def _in_heads(shape: tuple[int, ...], heads: int, tokens: int, full_layout: Whole) -> tuple[typing.Any, ...] | None:
@@ -344,8 +345,8 @@ class Call:
         edge = get_gradient_edge(x)
         self.x, self.version = x, version_of(x)
         self.node, self.number = edge.node, edge.output_nr
-        self.first = torch._C._autograd._get_sequence_nr()  # nodes of the call count from here
-        self.whole, self.shape = _whole_of_gradient(x), tuple(x.shape)
+        self.first_node = torch._C._autograd._get_sequence_nr()  # nodes of the call count from here
+        self.full_layout, self.shape = _whole_of_gradient(x), tuple(x.shape)
 
     def is_input(self, t: torch.Tensor) -> bool:
         """Whether an output is the input, not written over: the tensor itself, or another one of its memory, as the
@@ -360,7 +361,7 @@ class Call:
         todo = list(visited)
         while todo:
             node = todo.pop()
-            if node is self.node or node._sequence_nr() < self.first:
+            if node is self.node or node._sequence_nr() < self.first_node:
                 continue
             for i, (behind, number) in enumerate(node.next_functions):
                 if behind is self.node and number == self.number:
@@ -374,8 +375,8 @@ class Call:
 class Sum:
     """A gradient of which several nodes each hand on a part."""
 
-    def __init__(self, take: typing.Callable[[torch.Tensor], None], users: dict[typing.Any, list[int]]) -> None:
-        self.take, self.left = take, len(users)
+    def __init__(self, receive: typing.Callable[[torch.Tensor], None], users: dict[typing.Any, list[int]]) -> None:
+        self.receive, self.remaining = receive, len(users)
         self.total: torch.Tensor | None = None
         for node, numbers in users.items():
             node.register_hook(self._hook(numbers))
@@ -384,19 +385,19 @@ class Sum:
         def hook(inputs: typing.Sequence[torch.Tensor | None], _outputs: typing.Any) -> None:
             if torch.is_grad_enabled():
                 return  # create_graph: the gradient of something that the loss is made of, as a penalty or a force
-            for number in numbers if self.left > 0 else []:
+            for number in numbers if self.remaining > 0 else []:
                 part = inputs[number]
                 if part is not None:
                     self.total = part.detach() if self.total is None else self.total + part.detach()
-            self.left -= 1
-            if self.left == 0:
+            self.remaining -= 1
+            if self.remaining == 0:
                 self.finish()
         return hook
 
     def finish(self) -> None:
         if self.total is not None:
-            self.take(self.total)
-            self.total, self.left = None, -1
+            self.receive(self.total)
+            self.total, self.remaining = None, -1
 
 
 class Given(typing.NamedTuple):
@@ -404,7 +405,7 @@ class Given(typing.NamedTuple):
 
     path: str
     shape: tuple[int, ...]
-    whole: Whole | None
+    full_layout: Whole | None
     storage: int
 
 
@@ -429,7 +430,7 @@ class Pass:
         batched_inputs = [x for x in self.inputs.values() if x.dim() > 0]
         self.batch = batched_inputs[0].shape[0] if batched_inputs else None
         self.samples = {batched_inputs[0].shape[0], batched_inputs[0].shape[:2].numel()} if batched_inputs else None
-        self.given = {local_of(x).untyped_storage().data_ptr() for x in batched_inputs}
+        self.input_storages = {local_of(x).untyped_storage().data_ptr() for x in batched_inputs}
         self.spans: list[tuple[int, int]] = []  # numbers of the nodes that each call makes: first, and end
         self.begun = torch._C._autograd._get_sequence_nr()
         # Of a model that is not called itself, whose modules the program calls:
@@ -437,8 +438,8 @@ class Pass:
         self.gave: list[weakref.ref[torch.Tensor]] = []  # what they gave out
         self.received: set[int] = set()  # the numbers of the transfers by which other ranks sent what it is given
         # What is to be written of it, by name, while it is not known whether it is a micro-batch of its own.
-        self.held: list[tuple[str, typing.Callable[[Pass, str], None]]] | None = None
-        self.within: Pass | None = None  # the pass that it is a part of, as that is known now
+        self.pending: list[tuple[str, typing.Callable[[Pass, str], None]]] | None = None
+        self.parent: Pass | None = None  # the pass that it is a part of, as that is known now
         self.names: dict[str, str] = {}  # the names of what is its own in that
         self.loss = ""  # the name under which its loss is written
         self.produced: dict[int, tuple[weakref.ref[torch.Tensor], int, str]] = {}  # what is written, by id: its name
@@ -456,39 +457,39 @@ class Pass:
 
     def final(self, name: str) -> tuple[Pass, str]:
         """The pass that it is, or is a part of, and the name that one of its values has there."""
-        return (self, name) if self.within is None else self.within.final(self.names.get(name, name))
+        return (self, name) if self.parent is None else self.parent.final(self.names.get(name, name))
 
-    def give(self, name: str, t: torch.Tensor, write: typing.Callable[[Pass, str, torch.Tensor], None]) -> None:
+    def emit(self, name: str, t: torch.Tensor, write: typing.Callable[[Pass, str, torch.Tensor], None]) -> None:
         """Writes a tensor of it, or a copy of it once it is known which pass this is."""
         final_pass, final = self.final(name)
-        if final_pass.held is None:
+        if final_pass.pending is None:
             write(final_pass, final, t)
         else:
             copy = t.detach().clone()
-            final_pass.held.append((final, lambda owner_pass, named: write(owner_pass, named, copy)))
+            final_pass.pending.append((final, lambda owner_pass, named: write(owner_pass, named, copy)))
 
     def release(self) -> None:
         """It is known which pass it is, or is a part of."""
-        pending, self.held = self.held or [], None
+        pending, self.pending = self.pending or [], None
         for name, write in pending:
             write(*self.final(name))
 
-    def is_apart(self, other: Pass) -> bool:
+    def is_apart(self, peer: Pass) -> bool:
         """Whether other ranks sent the two of them what they are given, each by a transfer of its own."""
-        return bool(self.received) and bool(other.received) and self.received.isdisjoint(other.received)
+        return bool(self.received) and bool(peer.received) and self.received.isdisjoint(peer.received)
 
-    def join(self, other: Pass) -> None:
+    def join(self, part: Pass) -> None:
         """Another one is a part of this pass: what it called is called again."""
-        for name, n in other.calls.items():
+        for name, n in part.calls.items():
             path, kind = name.rsplit(":", 1)
             for i in range(1, n + 1):
                 before = name if i == 1 else f"{path}.call{i}:{kind}"
-                other.names[before] = self.name(path, kind)
-        other.within = self
-        self.spans += other.spans
-        self.called |= other.called
-        self.gave += other.gave
-        self.scalars += [(other.names[name], t) for name, t in other.scalars]
+                part.names[before] = self.name(path, kind)
+        part.parent = self
+        self.spans += part.spans
+        self.called |= part.called
+        self.gave += part.gave
+        self.scalars += [(part.names[name], t) for name, t in part.scalars]
 
     def name(self, path: str, kind: str) -> str:
         """PATH:KIND, or PATH.call2:KIND where it was called before."""
@@ -519,7 +520,7 @@ class Pass:
             self.outputs[path] = t.detach(), version_of(t)
         return self.name(path, "fwd")
 
-    def own(self, path: str, t: torch.Tensor) -> str:
+    def output_name(self, path: str, t: torch.Tensor) -> str:
         """The name of what the model itself gives out; "" where a module of that name has given out the same."""
         of_module, version = self.outputs.pop(path, (None, 0))
         is_duplicate = of_module is not None and version == version_of(t) and _same_memory(of_module, t)
@@ -548,7 +549,7 @@ class Pass:
         if not args or not isinstance(args[0], torch.Tensor):
             return False
         x = local_of(args[0])
-        return (not x.is_floating_point() and x.untyped_storage().data_ptr() not in self.given and
+        return (not x.is_floating_point() and x.untyped_storage().data_ptr() not in self.input_storages and
                 bool((x.flatten().diff() == 1).all()))
 
 
@@ -561,7 +562,8 @@ class Sink(typing.Protocol):
 
     def in_spec(self, name: str) -> bool: ...
 
-    def take(self, of: Pass, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None) -> None: ...
+    def receive(self, owner: Pass, name: str, tensor: torch.Tensor, full_layout: Whole | None,
+                samples: int | None) -> None: ...
 
     def reserve(self, name: str) -> None: ...
 
@@ -631,7 +633,7 @@ class Listener:
                     samples = None
                 if samples == 0 and not t.requires_grad and torch.is_grad_enabled() and rows_are_equal(t):
                     t, samples = t[:1], None  # angles of positions that were said for each sample: those of all
-                self.sink.take(current_pass, called, t, whole_of(t), samples)
+                self.sink.receive(current_pass, called, t, whole_of(t), samples)
         return hook
 
     def _mark(
@@ -684,15 +686,16 @@ class Listener:
             users = call.users_of(output) if call is not None and current_pass is not None else {}
             if call is None or current_pass is None or not users:
                 return
-            name, full_layout = current_pass.name(path, "bwd"), call.whole or _whole_by_weight(module, call.shape, 1)
+            name, full_layout = (
+                current_pass.name(path, "bwd"), call.full_layout or _whole_by_weight(module, call.shape, 1))
 
             samples = _samples_of_states(module, True, len(call.shape)) if isinstance(module, nn.RNNBase) else None
 
-            def take(grad: torch.Tensor) -> None:
+            def receive(grad: torch.Tensor) -> None:
                 found = current_pass.samples_dim(grad, "bwd", path) if samples is None else samples
-                self.sink.take(current_pass, name, grad, whole_of(grad) or full_layout, found)
+                self.sink.receive(current_pass, name, grad, whole_of(grad) or full_layout, found)
 
-            self.sums.append(Sum(take, users))
+            self.sums.append(Sum(receive, users))
         return hook
 
     def flush(self) -> None:
@@ -700,4 +703,4 @@ class Listener:
         theirs yet to come."""
         for gradient_sum in self.sums:
             gradient_sum.finish()
-        self.sums = [gradient_sum for gradient_sum in self.sums if gradient_sum.left > 0]
+        self.sums = [gradient_sum for gradient_sum in self.sums if gradient_sum.remaining > 0]

@@ -30,8 +30,8 @@ def is_megatron(wrapper: typing.Any) -> bool:
     return home.startswith("megatron.core.distributed") and hasattr(wrapper, "module")
 
 
-def _kinds(m: typing.Any) -> set[str]:
-    return {kind.__name__ for kind in type(m).__mro__}
+def _kinds(module: typing.Any) -> set[str]:
+    return {kind.__name__ for kind in type(module).__mro__}
 
 
 def _lines() -> list[Line]:
@@ -43,38 +43,38 @@ def _lines() -> list[Line]:
     return [Line(name, ranks_of_group(group)) for name, group in groups.items()]
 
 
-def _blocks(m: typing.Any, path: str) -> Dims:
+def _blocks(module: typing.Any, path: str) -> Dims:
     """What is packed in a layer's rows: gate and up, of which each rank has a piece; q, k and v of each group of heads
     lie together, and are cut as one."""
-    gated = "linear_fc1" in path.split(".") and getattr(getattr(m, "config", None), "gated_linear_unit", False)
+    gated = "linear_fc1" in path.split(".") and getattr(getattr(module, "config", None), "gated_linear_unit", False)
     return {"blocks": [1, 1] if gated else None}
 
 
-def _parameter(m: nn.Module, path: str, p: typing.Any) -> Dims:
+def _parameter(module: nn.Module, path: str, parameter: typing.Any) -> Dims:
     """Of a parameter that Megatron marks as divided."""
-    if not getattr(p, "tensor_model_parallel", False) or getattr(p, "partition_dim", -1) < 0:
+    if not getattr(parameter, "tensor_model_parallel", False) or getattr(parameter, "partition_dim", -1) < 0:
         return {}
-    return {"tp": p.partition_dim, **_blocks(m, path)}
+    return {"tp": parameter.partition_dim, **_blocks(module, path)}
 
 
-def _copies(m: typing.Any) -> int:
+def _copies(module: typing.Any) -> int:
     """How many ranks have the keys of a group of heads: more than one where there are fewer groups than ranks."""
-    config = getattr(m, "config", None)
+    config = getattr(module, "config", None)
     groups, ranks = getattr(config, "num_query_groups", None), getattr(config, "tensor_model_parallel_size", 1)
     return max(1, ranks // groups) if groups else 1
 
 
-def _activations(path: str, m: typing.Any, parent: typing.Any, sequence: bool) -> tuple[Dims, Dims]:
+def _activations(path: str, module: typing.Any, parent: typing.Any, sequence: bool) -> tuple[Dims, Dims]:
     """Of what a module gives out, and of its input's gradient. parent: the module that has it."""
     rows: Dims = {"dp": 1, **({"tp": 0} if sequence else {})}
-    kinds, name = _kinds(m), path.rsplit(".", 1)[-1]
-    sequence_dims = {**rows} if getattr(m, "sequence_parallel", sequence) else {"dp": 1}
+    kinds, name = _kinds(module), path.rsplit(".", 1)[-1]
+    sequence_dims = {**rows} if getattr(module, "sequence_parallel", sequence) else {"dp": 1}
     if "ColumnParallelLinear" in kinds:
-        return {"dp": 1} if m.gather_output else {"dp": 1, "tp": -1, **_blocks(m, path)}, sequence_dims
+        return {"dp": 1} if module.gather_output else {"dp": 1, "tp": -1, **_blocks(module, path)}, sequence_dims
     if "RowParallelLinear" in kinds:
-        return sequence_dims, {"dp": 1, "tp": -1} if m.input_is_parallel else {"dp": 1}
+        return sequence_dims, {"dp": 1, "tp": -1} if module.input_is_parallel else {"dp": 1}
     if "VocabParallelEmbedding" in kinds:
-        return (rows if m.reduce_scatter_embeddings else {"dp": 0}), {"dp": 0}
+        return (rows if module.reduce_scatter_embeddings else {"dp": 0}), {"dp": 0}
     if "Embedding" in kinds:
         return {"dp": 0}, {"dp": 0}
     if "FusedScaleMaskSoftmax" in kinds or "DotProductAttention" in _kinds(parent):
@@ -93,17 +93,17 @@ def spec_of(model: nn.Module, rank: int, world: int) -> dict[str, typing.Any]:
     """The spec of a model on this rank, as a user would write it."""
     lines = _lines()
     modules = dict(modules_of(model))
-    configs: list[typing.Any] = [getattr(m, "config") for m in modules.values() if hasattr(m, "config")]
+    configs: list[typing.Any] = [getattr(module, "config") for module in modules.values() if hasattr(module, "config")]
     sequence = any(getattr(c, "sequence_parallel", False) and c.tensor_model_parallel_size > 1 for c in configs)
     shard: dict[str, Dims] = {}
-    for path, p in parameters_of(model):
+    for path, parameter in parameters_of(model):
         owner = modules.get(path.rpartition(".")[0])
-        dims = _parameter(owner, path, p) if owner is not None else {}
+        dims = _parameter(owner, path, parameter) if owner is not None else {}
         if dims:
             shard[f"{path}:*"] = dims
-    for path, m in modules.items():
+    for path, module in modules.items():
         if path:
-            output_dims, back = _activations(path, m, modules.get(path.rpartition(".")[0]), sequence)
+            output_dims, back = _activations(path, module, modules.get(path.rpartition(".")[0]), sequence)
             shard.update({f"{path}:fwd": output_dims, f"{path}:bwd": back})
     shard["output:fwd"] = {"dp": 0, "tp": 2}  # logits [b, s, v]; losses of tokens [b, s] are whole
     spec: dict[str, typing.Any] = {"shard": shard}
@@ -164,61 +164,62 @@ class Megatron:
                 action()
         return restore
 
-    def _share(self, p: torch.Tensor) -> tuple[typing.Any, slice | None]:
+    def _share(self, parameter: torch.Tensor) -> tuple[typing.Any, slice | None]:
         """The optimizer that divides a parameter over data-parallel ranks, and this rank's part; None: no part."""
         for optimizer in self.optimizers:
             if hasattr(optimizer, "model_param_gbuf_map"):
-                if p in optimizer.model_param_gbuf_map:
-                    local_range = optimizer._get_model_param_range_map(p)["param"]
+                if parameter in optimizer.model_param_gbuf_map:
+                    local_range = optimizer._get_model_param_range_map(parameter)["param"]
                     return optimizer, slice(local_range.start, local_range.end)
-                if any(p is parameter for bucket in optimizer.buffers for parameter in bucket.params):
+                if any(parameter is member for bucket in optimizer.buffers for member in bucket.params):
                     return optimizer, None
         return None, None
 
-    def _whole(self, p: torch.Tensor, optimizer: typing.Any, local_slice: slice | None, part: torch.Tensor | None
-               ) -> torch.Tensor:
+    def _whole(self, parameter: torch.Tensor, optimizer: typing.Any, local_slice: slice | None,
+               part: torch.Tensor | None) -> torch.Tensor:
         """A tensor of the parameter's shape from the parts that data-parallel ranks have."""
-        full = torch.zeros(p.numel(), dtype=torch.float32, device=p.device)
+        full = torch.zeros(parameter.numel(), dtype=torch.float32, device=parameter.device)
         if local_slice is not None and part is not None:
             full[local_slice] = part.detach().float().flatten()
         dist.all_reduce(full, group=optimizer.data_parallel_group)
-        return full.view(p.shape)
+        return full.view(parameter.shape)
 
-    def weight(self, p: torch.Tensor) -> torch.Tensor:
-        main = getattr(p, "main_param", None)
-        if p.element_size() >= 4:
-            return p
-        optimizer, local_slice = self._share(p)
+    def weight(self, parameter: torch.Tensor) -> torch.Tensor:
+        main = getattr(parameter, "main_param", None)
+        if parameter.element_size() >= 4:
+            return parameter
+        optimizer, local_slice = self._share(parameter)
         if optimizer is not None:
-            return self._whole(p, optimizer, local_slice, main)
-        return p if main is None or main.shape != p.shape else typing.cast(torch.Tensor, main)
+            return self._whole(parameter, optimizer, local_slice, main)
+        return parameter if main is None or main.shape != parameter.shape else typing.cast(torch.Tensor, main)
 
-    def gradient(self, p: torch.Tensor) -> torch.Tensor | None:
-        grad = getattr(p, "main_grad", None)
-        grad = p.grad if grad is None else grad
-        optimizer, local_slice = self._share(p)
+    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        grad = getattr(parameter, "main_grad", None)
+        grad = parameter.grad if grad is None else grad
+        optimizer, local_slice = self._share(parameter)
         if grad is not None and optimizer is not None:
             grad = self._whole(
-                p, optimizer, local_slice, grad.flatten()[local_slice] if local_slice is not None else None
+                parameter, optimizer, local_slice, grad.flatten()[local_slice] if local_slice is not None else None
             )
         return None if grad is None else grad / self.loss_scale()
 
-    def states(self, p: torch.Tensor) -> dict[str, torch.Tensor] | None:
-        optimizer, local_slice = self._share(p)
+    def states(self, parameter: torch.Tensor) -> dict[str, torch.Tensor] | None:
+        optimizer, local_slice = self._share(parameter)
         if optimizer is not None:
-            found = optimizer._get_main_param_and_optimizer_states(p) if local_slice is not None else {}
+            found = optimizer._get_main_param_and_optimizer_states(parameter) if local_slice is not None else {}
             keys: list[list[str] | None] = [None] * dist.get_world_size(optimizer.data_parallel_group)
             dist.all_gather_object(keys, sorted(key for key, value in found.items() if key != "param" and value.dim()),
                                    group=optimizer.data_parallel_group)
             names = dict.fromkeys(key for rank_keys in keys for key in rank_keys or [])
-            return {key: self._whole(p, optimizer, local_slice, found.get(key)) for key in names}
-        main = getattr(p, "main_param", p)
+            return {key: self._whole(parameter, optimizer, local_slice, found.get(key)) for key in names}
+        main = getattr(parameter, "main_param", parameter)
         inner = [
             chained_optimizer.optimizer.state
             for chained_optimizer in self.optimizers
             if getattr(chained_optimizer, "optimizer", None) is not None
         ]
-        return next((dict(state[main]) for state in inner if main in state), {} if not p.requires_grad else None)
+        return next((dict(state[main]) for state in inner if main in state),
+                    {} if not parameter.requires_grad else None)
 
     def loss_scale(self) -> float:
         scales = [float(chained_optimizer.get_loss_scale()) for chained_optimizer in self.optimizers]

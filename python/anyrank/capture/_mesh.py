@@ -44,17 +44,18 @@ class Mesh:
             self.strides[name] = stride
             stride *= sizes[name]
 
-    def at(self, rank: int) -> list[int]:
+    def coordinates(self, rank: int) -> list[int]:
         """A rank's coordinates, in the order of sizes."""
         return [rank // self.strides[name] % size for name, size in self.sizes.items()]
 
     def is_last(self, name: str) -> bool:
         """Whether no rank comes after this one along a dimension, which the mesh may lack."""
-        return name not in self.sizes or self.at(self.rank)[list(self.sizes).index(name)] == self.sizes[name] - 1
+        return (name not in self.sizes or
+                self.coordinates(self.rank)[list(self.sizes).index(name)] == self.sizes[name] - 1)
 
     def is_first(self, name: str) -> bool:
         """Whether no rank comes before this one along a dimension, which the mesh may lack."""
-        return name not in self.sizes or self.at(self.rank)[list(self.sizes).index(name)] == 0
+        return name not in self.sizes or self.coordinates(self.rank)[list(self.sizes).index(name)] == 0
 
     def size(self, names: typing.Iterable[str]) -> int:
         """How many ranks there are along all of these dimensions together."""
@@ -74,12 +75,12 @@ class Mesh:
             ranks = [base_rank + i * self.strides[name] for base_rank in ranks for i in range(self.sizes[name])]
         return ranks, ranks.index(self.rank)
 
-    def covered(self, ranks: typing.Sequence[int], what: str) -> list[str]:
+    def covered(self, ranks: typing.Sequence[int], label: str) -> list[str]:
         """The dimensions that these ranks run along, which have to be all of the ranks along them."""
-        coordinates = [self.at(rank) for rank in ranks]
+        coordinates = [self.coordinates(rank) for rank in ranks]
         names = [name for i, name in enumerate(self.sizes) if len({c[i] for c in coordinates}) > 1]
         if set(self.along(names)[0]) != set(ranks):
-            raise AnyrankError(f"{what} has the ranks {list(ranks)}, which are none of the lines of the mesh "
+            raise AnyrankError(f"{label} has the ranks {list(ranks)}, which are none of the lines of the mesh "
                                f"{self.sizes} through rank {self.rank}; {SPEC_HINT}")
         return names
 
@@ -144,8 +145,8 @@ def mesh_of_lines(lines: typing.Sequence[Line], rank: int, world: int) -> Mesh:
 
 def lines_of_device_mesh(mesh: typing.Any) -> list[Line]:
     """The lines of a DeviceMesh through this rank; none where it is not in the mesh."""
-    at = mesh.get_coordinate()
-    if at is None:
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
         return []
     names = mesh.mesh_dim_names or [None] * mesh.ndim
     lines = []
@@ -153,7 +154,7 @@ def lines_of_device_mesh(mesh: typing.Any) -> list[Line]:
         ranks = mesh.mesh
         for k in reversed(range(mesh.ndim)):
             if k != i:
-                ranks = ranks.select(k, at[k])
+                ranks = ranks.select(k, coordinate[k])
         lines.append(Line(name, tuple(ranks.tolist())))
     return lines
 

@@ -36,11 +36,11 @@ OTHERS = ("tp", "cp", "pp", "ep", "sp", "tensor", "context", "pipe", "expert", "
 GROUPS = ("process_group", "seq_data_parallel_group", "data_parallel_group", "dp_cp_group", "dp_group")
 
 
-def is_wrapper(m: typing.Any) -> bool:
+def is_wrapper(module: typing.Any) -> bool:
     """Whether a module is another's data parallelism, as DDP and engines are, or Megatron's change of its format."""
-    if not isinstance(m, nn.Module) or not isinstance(getattr(m, "module", None), nn.Module):
+    if not isinstance(module, nn.Module) or not isinstance(getattr(module, "module", None), nn.Module):
         return False
-    return type(m).__name__ == "Float16Module" or group_of(m) is not None
+    return type(module).__name__ == "Float16Module" or group_of(module) is not None
 
 
 def plain(name: str) -> str:
@@ -61,19 +61,19 @@ def roots_of(model: nn.Module) -> list[nn.Module]:
     return [unwrapped(part)[0] for part in model.parts] if isinstance(model, Stages) else [model]
 
 
-def group_of(m: nn.Module | None) -> typing.Any:
+def group_of(module: nn.Module | None) -> typing.Any:
     """The ranks over which a wrapper, or what replicate() was called on, averages gradients; None: it is neither."""
-    if m is None:
+    if module is None:
         return None
     replicate = sys.modules.get("torch.distributed._composable.replicate")
-    state = replicate.replicate.state(m) if replicate is not None else None
+    state = replicate.replicate.state(module) if replicate is not None else None
     if state is not None:
         mesh = state._init_kwargs.get("device_mesh")
         group = mesh.get_group() if mesh is not None else state._init_kwargs.get("process_group")
         return state._ddp.process_group if hasattr(state, "_ddp") else group or dist.group.WORLD
-    if not isinstance(getattr(m, "module", None), nn.Module):
+    if not isinstance(getattr(module, "module", None), nn.Module):
         return None
-    groups = {name.lstrip("_"): value for name, value in vars(m).items() if isinstance(value, dist.ProcessGroup)}
+    groups = {name.lstrip("_"): value for name, value in vars(module).items() if isinstance(value, dist.ProcessGroup)}
     return next((groups[name] for name in GROUPS if name in groups), None)
 
 
@@ -84,16 +84,16 @@ def _named_modules(model: nn.Module) -> typing.Iterator[tuple[str, nn.Module]]:
         for part in model.parts:
             yield from _named_modules(part)
         return
-    wrapped = {path for path, m in model.named_modules() if is_wrapper(m)}
-    numbers = {path: str(m.layer_number - 1) for path, m in model.named_modules()
-               if isinstance(getattr(m, "layer_number", None), int) and path.rpartition(".")[2].isdigit()}
-    for path, m in model.named_modules():
+    wrapped = {path for path, module in model.named_modules() if is_wrapper(module)}
+    numbers = {path: str(module.layer_number - 1) for path, module in model.named_modules()
+               if isinstance(getattr(module, "layer_number", None), int) and path.rpartition(".")[2].isdigit()}
+    for path, module in model.named_modules():
         parts = path.split(".")
         ends = [".".join(parts[:i + 1]) for i in range(len(parts))]
         parts = [numbers.get(end, part) for end, part in zip(ends, parts)]
         visible_parts = [part for i, part in enumerate(parts) if ".".join(parts[:i]) not in wrapped]
         if path not in wrapped:
-            yield plain(".".join(visible_parts)), m
+            yield plain(".".join(visible_parts)), module
 
 
 def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
@@ -104,8 +104,8 @@ def unwrapped(model: typing.Any) -> tuple[nn.Module, typing.Any]:
             unwrapped(part)  # which refuses what cannot be captured
         return Stages(parts), None
     model, wrapper = parts[0] if parts else model, None
-    for m in model.modules() if isinstance(model, nn.Module) else []:
-        if type(m).__name__ == "FullyShardedDataParallel":
+    for module in model.modules() if isinstance(model, nn.Module) else []:
+        if type(module).__name__ == "FullyShardedDataParallel":
             raise AnyrankError("FSDP1 (FullyShardedDataParallel) has flat parameters: all those of a wrapped module in "
                                "one vector, cut over the ranks, of which no rank knows a tensor's place; wrap with "
                                "fully_shard (FSDP2), or capture a copy of the model made in summon_full_params")
@@ -138,15 +138,15 @@ def wrapped_in(module: nn.Module | None) -> list[nn.Module]:
 def modules_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Modules by plain name, outermost first; of a wrapper and what it holds the wrapper."""
     found: dict[str, nn.Module] = {}
-    for path, m in _named_modules(model):
-        found.setdefault(path, m)
+    for path, module in _named_modules(model):
+        found.setdefault(path, module)
     return list(found.items())
 
 
 def _fsdp_groups(model: nn.Module) -> typing.Iterator[typing.Any]:
-    for m in model.modules():
-        if isinstance(m, FSDPModule):
-            state = m._get_fsdp_state()
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state = module._get_fsdp_state()
             groups = getattr(state, "_fsdp_param_groups", None)
             groups = [getattr(state, "_fsdp_param_group", None)] if groups is None else groups
             yield from (group for group in groups if group is not None)
@@ -161,11 +161,11 @@ def _named_parameters(model: nn.Module) -> typing.Iterator[tuple[str, torch.Tens
             if p.sharded_state.name == "SHARDED":
                 continue  # the module has it itself; FSDP learns at the first pass what loading has replaced
             info = p._module_info
-            for m, name in zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]):
-                shards[(id(m), name)] = p.sharded_param
-    for path, m in _named_modules(model):
-        for key, parameter in m.named_parameters(recurse=False):
-            yield plain(f"{path}.{key}" if path else key), shards.get((id(m), key), parameter)
+            for module, name in zip([info.module, *info.shared_modules], [info.param_name, *info.shared_param_names]):
+                shards[(id(module), name)] = p.sharded_param
+    for path, module in _named_modules(model):
+        for key, parameter in module.named_parameters(recurse=False):
+            yield plain(f"{path}.{key}" if path else key), shards.get((id(module), key), parameter)
 
 
 def parameters_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -189,30 +189,30 @@ def tied_of(model: nn.Module) -> list[list[str]]:
 
 def router_biases_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Buffers by which routers choose experts, which the step moves: of transformers, Megatron and torchtitan."""
-    return [(plain(f"{path}.{name}" if path else name), b) for path, m in _named_modules(model)
-            for name, b in m.named_buffers(recurse=False) if name in ("e_score_correction_bias", "expert_bias")]
+    return [(plain(f"{path}.{name}" if path else name), b) for path, module in _named_modules(model)
+            for name, b in module.named_buffers(recurse=False) if name in ("e_score_correction_bias", "expert_bias")]
 
 
 def buffers_of(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Buffers of floating point by plain name, saved or not, each once."""
     found: dict[int, tuple[str, torch.Tensor]] = {}
-    for path, m in _named_modules(model):
-        for name, b in m.named_buffers(recurse=False):
+    for path, module in _named_modules(model):
+        for name, b in module.named_buffers(recurse=False):
             if b.is_floating_point() and not b.is_meta:
                 found.setdefault(id(b), (plain(f"{path}.{name}" if path else name), b))
     return list(found.values())
 
 
-def averages_of(given: typing.Any, model: nn.Module) -> dict[str, torch.Tensor]:
+def averages_of(averages: typing.Any, model: nn.Module) -> dict[str, torch.Tensor]:
     """Averaged weights by the names of the model's parameters: those of a module such as AveragedModel, or tensors in
     the order of the parameters, as diffusers' EMAModel.shadow_params are."""
-    if given is None:
+    if averages is None:
         return {}
     names = [name for name, _ in parameters_of(model)]
-    if isinstance(given, nn.Module):
-        inner = getattr(given, "module", given)
-        return dict(parameters_of(inner if isinstance(inner, nn.Module) else given))
-    tensors = list(getattr(given, "shadow_params", given))
+    if isinstance(averages, nn.Module):
+        inner = getattr(averages, "module", averages)
+        return dict(parameters_of(inner if isinstance(inner, nn.Module) else averages))
+    tensors = list(getattr(averages, "shadow_params", averages))
     if len(tensors) != len(names) or not all(isinstance(t, torch.Tensor) for t in tensors):
         raise AnyrankError(f"ema: {len(tensors)} averaged weights, of a model with {len(names)} parameters: expected a "
                            "module, or a tensor for each parameter in their order")
@@ -255,7 +255,7 @@ def _data_groups(model: nn.Module, wrapper: typing.Any) -> list[Line]:
         process_groups = [getattr(info, f"{kind}_process_group", None) for kind in ("shard", "replicate")]
         names = ["dp_shard", "dp_replicate"] if all(process_groups) else ["dp", "dp"]
         lines += [Line(name, ranks_of_group(g)) for name, g in zip(names, process_groups) if g is not None]
-    groups = [group_of(m) for m in [wrapper, *model.modules()] if m is not None]
+    groups = [group_of(module) for module in [wrapper, *model.modules()] if module is not None]
     lines += [Line("dp", ranks_of_group(group)) for group in groups if group is not None]
     return list({line.ranks: line for line in lines}.values())
 
@@ -275,13 +275,13 @@ def divided(module: nn.Module, gathered: set[tuple[int, ...]]) -> bool:
     return False
 
 
-def groups_of(model: nn.Module, wrapper: typing.Any, rank: int, world: int, given: dict[str, int] | None,
+def groups_of(model: nn.Module, wrapper: typing.Any, rank: int, world: int, stated_sizes: dict[str, int] | None,
               mean: list[str] | None, stages: typing.Any = None) -> Groups:
     """The mesh and what its dimensions are for: found from the model, or the one that is told. stages: the group of a
     pipeline's."""
     averaged = _data_groups(model, wrapper) if world > 1 else []
     lines = [Line("pp", ranks_of_group(stages))] if stages is not None else []
-    if given is None:
+    if stated_sizes is None:
         meshes = {id(p.device_mesh): p.device_mesh for _, p in parameters_of(model) if isinstance(p, DTensor)}
         roots = {id(root): root for root in map(root_of, meshes.values())}
         for device_mesh in sorted([*roots.values(), *meshes.values()], key=lambda m: -m.mesh.numel()):
@@ -289,14 +289,14 @@ def groups_of(model: nn.Module, wrapper: typing.Any, rank: int, world: int, give
         lines.sort(key=lambda line: line.name is None)
         mesh = mesh_of_lines([*lines, *averaged], rank, world)
     else:
-        mesh = Mesh(given, rank, world)
+        mesh = Mesh(stated_sizes, rank, world)
     covered = [name for line in averaged for name in mesh.covered(line.ranks, "the group of FSDP or DDP")]
     data = [name for name in mesh.sizes if shares_samples(name) or
             (name in covered and name.split("_")[0] not in OTHERS)]
-    assumed = given is None and world > 1 and not [line for line in [*lines, *averaged] if len(line.ranks) > 1]
+    assumed = stated_sizes is None and world > 1 and not [line for line in [*lines, *averaged] if len(line.ranks) > 1]
     line_dims = {
         name for line in lines if len(line.ranks) > 1 for name in mesh.covered(line.ranks, "a mesh of DTensors")
     }
     unsaid = [name for name, size in mesh.sizes.items() if size > 1 and name not in line_dims | {*covered}]
     return Groups(mesh, data, mesh.ordered(covered if mean is None else mean), assumed,
-                  tuple(unsaid) if given is None else ())
+                  tuple(unsaid) if stated_sizes is None else ())

@@ -55,7 +55,7 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
         self.values: dict[str, Entry] = {}
         self.bytes = 0
         self.results: dict[int, int] = {}  # of each tensor that was seen: the result that it is, by its id
-        self.kept: list[typing.Any] = []  # so that ids are of one tensor each
+        self.references: list[typing.Any] = []  # so that ids are of one tensor each
         self.awaited: dict[int, torch.Tensor] = {}  # results that are read when an operation takes them
         self.written: dict[int, list[tuple[int, int, int]]] = {}  # of each storage: first and last byte, result
         self.nodes: dict[int, int] = {}  # of each node of the backward pass: the operation it is of
@@ -126,8 +126,8 @@ class Operations(TorchDispatchMode):  # type: ignore[misc]
 
     def _result(self, t: torch.Tensor, later: bool = False) -> int:
         """A result of the last operation. later: its values are not there yet."""
-        number = len(self.kept)
-        self.kept.append(t)
+        number = len(self.references)
+        self.references.append(t)
         self.results[id(t)] = number
         self.rows[-1]["results"].append(number)
         if later:

@@ -29,25 +29,25 @@ class Transfers:
         if isinstance(received, torch.Tensor):
             self._received[_memory(received)] = self.count
 
-    def of(self, given: typing.Iterable[torch.Tensor]) -> set[int]:
+    def numbers_of(self, tensors: typing.Iterable[torch.Tensor]) -> set[int]:
         """The transfers by which these tensors came."""
-        return {self._received[_memory(t)] for t in given if _memory(t) in self._received}
+        return {self._received[_memory(t)] for t in tensors if _memory(t) in self._received}
 
 
 def _memory(t: torch.Tensor) -> int:
     return int(local_of(t).untyped_storage().data_ptr())
 
 
-def pass_of_call(module: int, given: typing.Any, now: Pass, still_open: list[Pass]) -> Pass | None:
+def pass_of_call(module: int, inputs: typing.Any, current: Pass, still_open: list[Pass]) -> Pass | None:
     """The pass that the call of a module, by its id, belongs to: that which made what it is given. A module that was
     called already and is given something new may begin another micro-batch (None), or be called once more in this one,
     as the towers of a contrastive loss are."""
-    if module not in now.called and len(still_open) == 1:
-        return now
-    sources = {source_of(t, still_open) for t in leaves_of(given)} - {None}
+    if module not in current.called and len(still_open) == 1:
+        return current
+    sources = {source_of(t, still_open) for t in leaves_of(inputs)} - {None}
     if len(sources) == 1:
         return sources.pop()
-    return now if sources or module not in now.called else None
+    return current if sources or module not in current.called else None
 
 
 def join(reached: list[Pass], of_step: list[Pass], transfers: int) -> tuple[list[Pass], list[Pass]]:
@@ -62,7 +62,7 @@ def join(reached: list[Pass], of_step: list[Pass], transfers: int) -> tuple[list
         for i, member in enumerate(of_step)
         if member in reached or (member.open and i < last_reached and not transfers)
     ]
-    parts = [member for member in group[1:] if member.held is not None and not group[0].is_apart(member)]
+    parts = [member for member in group[1:] if member.pending is not None and not group[0].is_apart(member)]
     group[0].release()
     for member in parts:
         group[0].join(member)

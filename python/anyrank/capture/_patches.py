@@ -32,7 +32,7 @@ class Watcher(typing.Protocol):
 
     def before_update(self, optimizer: typing.Any) -> None: ...  # by gradients that are complete
 
-    def on_closure(self, again: bool) -> None: ...  # again: an optimizer calls its closure once more
+    def on_closure(self, is_repeat: bool) -> None: ...  # is_repeat: an optimizer calls its closure once more
 
     def on_call(self, module: typing.Any, args: typing.Any, kwargs: typing.Any) -> bool: ...  # whether it is of it
 

@@ -81,49 +81,49 @@ def _divide(runs: list[Run], placement: typing.Any, n: int, i: int) -> list[Run]
     return [run for k in range(factor) for run in _chunk(_chunk(runs, factor, k), n, i)]
 
 
-def runs_of(whole: Whole, at: typing.Sequence[int]) -> list[list[Run]]:
+def runs_of(full_layout: Whole, coordinates: typing.Sequence[int]) -> list[list[Run]]:
     """What the rank at these coordinates of the DTensor's mesh has along each dimension; of what is partial, all."""
-    runs: list[list[Run]] = [[(0, extent)] if extent else [] for extent in whole.shape]
-    for size, i, placement in zip(whole.mesh.mesh.shape, at, whole.placements):
+    runs: list[list[Run]] = [[(0, extent)] if extent else [] for extent in full_layout.shape]
+    for size, i, placement in zip(full_layout.mesh.mesh.shape, coordinates, full_layout.placements):
         dim = getattr(placement, "dim", None)
         if dim is not None and not placement.is_partial():
             runs[dim] = _divide(runs[dim], placement, int(size), i)
     return [_joined(r) for r in runs]
 
 
-def part_of(mesh: Mesh, whole: Whole, local: Shape, what: str) -> Part:
+def part_of(mesh: Mesh, full_layout: Whole, local: Shape, label: str) -> Part:
     """Where the local part of a DTensor is."""
-    coordinates = whole.mesh.get_coordinate()
+    coordinates = full_layout.mesh.get_coordinate()
     if coordinates is None:
-        raise AnyrankError(f"{what}: this rank is not in the DTensor's mesh {whole.mesh}")
-    runs = runs_of(whole, coordinates)
+        raise AnyrankError(f"{label}: this rank is not in the DTensor's mesh {full_layout.mesh}")
+    runs = runs_of(full_layout, coordinates)
     cut_dims: dict[str, int | None] = {}
     partial: list[str] = []
-    for line, placement in zip(lines_of_device_mesh(whole.mesh), whole.placements):
-        names = mesh.covered(line.ranks, f"{what}: dimension {line.name!r} of a DTensor's mesh")
+    for line, placement in zip(lines_of_device_mesh(full_layout.mesh), full_layout.placements):
+        names = mesh.covered(line.ranks, f"{label}: dimension {line.name!r} of a DTensor's mesh")
         cut = None if placement.is_partial() else getattr(placement, "dim", None)
-        cut_dims.update(dict.fromkeys(names, None if cut is None else cut % len(whole.shape)))
+        cut_dims.update(dict.fromkeys(names, None if cut is None else cut % len(full_layout.shape)))
         if placement.is_partial():
             kind = getattr(placement, "reduce_op", "sum")
             if kind not in ("sum", "avg"):
-                raise AnyrankError(f"{what}: a DTensor that is to be reduced by {kind!r} cannot be written down")
+                raise AnyrankError(f"{label}: a DTensor that is to be reduced by {kind!r} cannot be written down")
             partial += names
     expected_shape = tuple(sum(count for _, count in r) for r in runs)
     if expected_shape != local:
         raise AnyrankError(
-            f"{what}: by its placements {whole.placements} this rank has {list(expected_shape)} of the DTensor "
-            f"{list(whole.shape)}, it has {list(local)}"
+            f"{label}: by its placements {full_layout.placements} this rank has {list(expected_shape)} of the DTensor "
+            f"{list(full_layout.shape)}, it has {list(local)}"
         )
-    return Part(whole.shape, tuple(tuple(r) for r in runs), cut_dims, tuple(mesh.ordered(partial)))
+    return Part(full_layout.shape, tuple(tuple(r) for r in runs), cut_dims, tuple(mesh.ordered(partial)))
 
 
-def boxes_of_runs(runs: typing.Sequence[typing.Sequence[Run]], what: str) -> list[Box]:
+def boxes_of_runs(runs: typing.Sequence[typing.Sequence[Run]], label: str) -> list[Box]:
     """A box for each choice of a run in every dimension; none where there are no elements."""
     number = 1
     for r in runs:
         number *= len(r)
     if number > MAX_BOXES:
-        raise AnyrankError(f"{what}: its part is {number} boxes, at most {MAX_BOXES} are supported")
+        raise AnyrankError(f"{label}: its part is {number} boxes, at most {MAX_BOXES} are supported")
     placed = []
     for r in runs:
         local_offset, placed_runs = 0, []
@@ -182,14 +182,14 @@ class Spread(typing.NamedTuple):
 
     before: int
     full: int
-    at: int
+    rank_index: int
     ranks: int
     lacking: list[int]
 
 
 def filled(mesh: Mesh, names: typing.Sequence[str], of_ranks: typing.Sequence[typing.Any]) -> list[typing.Any]:
     """Of a rank without a tensor (None) what one at the same place along these dimensions has."""
-    places = [tuple(x for n, x in zip(mesh.sizes, mesh.at(rank)) if n in names) for rank in range(mesh.world)]
+    places = [tuple(x for n, x in zip(mesh.sizes, mesh.coordinates(rank)) if n in names) for rank in range(mesh.world)]
     have = {place: entry for place, entry in zip(places, of_ranks) if entry is not None}
     return [have.get(place) if entry is None else entry for place, entry in zip(places, of_ranks)]
 
@@ -218,16 +218,16 @@ def spread(mesh: Mesh, name: str, rule: Rule, shapes: typing.Sequence[Shape | No
     return out
 
 
-def sample_starts(mesh: Mesh, name: str, over: list[str], data: typing.Sequence[str],
+def sample_starts(mesh: Mesh, name: str, sample_dims: list[str], data: typing.Sequence[str],
                   rows: typing.Sequence[list[int] | None], by_rank: bool) -> list[int]:
     """Where this rank's micro-batches begin among all samples. rows: of each rank's micro-batches, None: it has none.
 
     over: the dimensions of the mesh that share them out. Each micro-batch is divided over all ranks; by_rank: the
     micro-batches of a data-parallel rank follow one another.
     """
-    ranks, _ = mesh.along(over)
-    rows = filled(mesh, over, rows)
-    outer = {rank: tuple(x for n, x in zip(mesh.sizes, mesh.at(rank)) if n in data) for rank in ranks}
+    ranks, _ = mesh.along(sample_dims)
+    rows = filled(mesh, sample_dims, rows)
+    outer = {rank: tuple(x for n, x in zip(mesh.sizes, mesh.coordinates(rank)) if n in data) for rank in ranks}
     pieces = []
     for i, rank in enumerate(ranks):
         mine = rows[rank] or ()
@@ -240,9 +240,9 @@ def sample_starts(mesh: Mesh, name: str, over: list[str], data: typing.Sequence[
     return starts
 
 
-def dealt_boxes(mesh: Mesh, over: list[str], box: Box, before: int, unit: int) -> list[Box]:
+def dealt_boxes(mesh: Mesh, sample_dims: list[str], box: Box, before: int, unit: int) -> list[Box]:
     """The boxes of samples that are dealt one by one over ranks. before: those this rank had; unit: a sample's rows."""
-    ranks, rank_index = mesh.along(over)
+    ranks, rank_index = mesh.along(sample_dims)
     return [
         Box(
             (((before + i) * len(ranks) + rank_index) * unit, *box.full[1:]),
@@ -258,7 +258,7 @@ def _runs_of_heads(name: str, rule: Rule, rows: int, place: Spread) -> list[tupl
     for n in rule.blocks:
         if max(n, place.ranks) % min(n, place.ranks):
             raise AnyrankError(f"{name}: {n} heads cannot be held alike by {place.ranks} ranks")
-    runs = [(place.at * n // place.ranks * rule.unit, max(1, n // place.ranks) * rule.unit, n * rule.unit)
+    runs = [(place.rank_index * n // place.ranks * rule.unit, max(1, n // place.ranks) * rule.unit, n * rule.unit)
             for n in rule.blocks]
     if sum(rank_rows for _, rank_rows, _ in runs) != rows:
         raise AnyrankError(f"{name}: of {list(rule.blocks)} heads of {rule.unit} rows one of {place.ranks} ranks has "
@@ -285,13 +285,13 @@ def boxes_of_blocks(name: str, rule: Rule, dim: int, local: Shape, offset: Shape
     return boxes
 
 
-def zigzag_boxes(mesh: Mesh, name: str, over: str, dim: int, box: Box, local: Shape, full: int) -> list[Box]:
+def zigzag_boxes(mesh: Mesh, name: str, mesh_dim: str, dim: int, box: Box, local: Shape, full: int) -> list[Box]:
     """The two boxes of a rank that has, of 2n equal pieces along a dimension, the i-th from either end."""
-    ranks, rank_index = mesh.along([over])
+    ranks, rank_index = mesh.along([mesh_dim])
     piece = local[dim] // 2
     if box.extent[dim] != local[dim] or 2 * piece * len(ranks) != full:
         raise AnyrankError(f"{name}: {local[dim]} of {full} along dimension {dim} are not two of {2 * len(ranks)} "
-                           f"equal pieces, as a zigzag over {over} has them")
+                           f"equal pieces, as a zigzag over {mesh_dim} has them")
     out = []
     for start, index in ((0, rank_index), (piece, 2 * len(ranks) - 1 - rank_index)):
         full_offset, inner, extent = list(box.full), list(box.local), list(box.extent)

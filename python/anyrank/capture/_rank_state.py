@@ -39,15 +39,15 @@ class RankState:
         """The program writes this to a checkpoint."""
         self._saved += [_fingerprint(found) for found in _weights_in(saved, dict(parameters))]
 
-    def of(self, record: Record, step: int, optimizers: typing.Sequence[typing.Any], rates: typing.Any,
-           parameters: Parameters) -> dict[str, typing.Any]:
+    def report_of(self, record: Record, step: int, optimizers: typing.Sequence[typing.Any], rates: typing.Any,
+                  parameters: Parameters) -> dict[str, typing.Any]:
         """As the record of a step has it."""
         samples = [digest for part in record.samples.get(step, ()) for digest in part]
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        zero_rate = {id(p) for group in groups if group.get("lr") == 0 for p in group["params"]}
+        zero_rate = {id(parameter) for group in groups if group.get("lr") == 0 for parameter in group["params"]}
         state = {
             "parts": zlib.crc32("\n".join(name for name, _ in parameters).encode()),
-            "rates": rates, "zero_rate": folded(name for name, p in parameters if id(p) in zero_rate),
+            "rates": rates, "zero_rate": folded(name for name, parameter in parameters if id(parameter) in zero_rate),
             "updates": [_updates_of(optimizer) for optimizer in optimizers], "scale": self.scale,
             "samples": zlib.crc32(repr(sorted(samples)).encode()) if samples else None,
             "random": self._random if _random_state() != self._random else None,  # None: nothing was drawn
@@ -101,7 +101,7 @@ def _weights_in(saved: typing.Any, parameters: dict[str, torch.Tensor], depth: i
     if not isinstance(saved, typing.Mapping) or depth > MOST_DEPTH:
         return
     tensors = {plain(str(name)).replace("module.", ""): t for name, t in saved.items() if isinstance(t, torch.Tensor)}
-    if all(name in tensors and tensors[name].shape == p.shape for name, p in parameters.items()):
+    if all(name in tensors and tensors[name].shape == parameter.shape for name, parameter in parameters.items()):
         yield {name: tensors[name] for name in parameters}
     for value in saved.values():
         yield from _weights_in(value, parameters, depth + 1)

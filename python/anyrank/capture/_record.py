@@ -45,8 +45,8 @@ class RanksEnded(AnyrankError):
 class Value:
     """A tensor of which a part or more is written."""
 
-    def __init__(self, base: str, whole: Whole | None, ndim: int, samples: int | None = None) -> None:
-        self.base, self.whole, self.ndim = base, whole, ndim
+    def __init__(self, base: str, full_layout: Whole | None, ndim: int, samples: int | None = None) -> None:
+        self.base, self.full_layout, self.ndim = base, full_layout, ndim
         self.samples = samples  # the run's dimension of the samples, which are written in front; None: it has none
         self.per_sample = samples is not None
         self.said = False  # the spec says where it is, or which dimension has the samples
@@ -124,7 +124,7 @@ class Record:
         """The place in the order of a tensor that follows."""
         self.order.setdefault(name)
 
-    def given(self, inputs: dict[str, torch.Tensor], batch: int | None, step: int) -> None:
+    def count_inputs(self, inputs: dict[str, torch.Tensor], batch: int | None, step: int) -> None:
         """The model is given these, of so many samples, in a micro-batch of a step."""
         inputs = {key: t for key, t in inputs.items() if not t.is_meta}
         for t in inputs.values():
@@ -132,13 +132,13 @@ class Record:
         few = batch is not None and batch <= MOST_SAMPLES
         self.samples.setdefault(step, []).append(sample_digests(inputs, batch) if few and batch else [])
 
-    def left_out(self, what: str, name: str) -> None:
+    def left_out(self, reason: str, name: str) -> None:
         """Something of the run is not written."""
-        names = self.not_written.setdefault(what, [])
+        names = self.not_written.setdefault(reason, [])
         if name not in names:
             names.append(name)
 
-    def add(self, base: str, name: str, tensor: torch.Tensor, whole: Whole | None, samples: int | None, part: int,
+    def add(self, base: str, name: str, tensor: torch.Tensor, full_layout: Whole | None, samples: int | None, part: int,
             batch: int | None = None) -> None:
         """Writes a tensor, whose dimension `samples` has the samples; of one that has come before, the rows of a
         further micro-batch of `batch` samples."""
@@ -151,11 +151,11 @@ class Record:
             value.hear_part(tensor)
             return
         if value is None:
-            value = Value(base, whole, tensor.dim(), samples)
+            value = Value(base, full_layout, tensor.dim(), samples)
             value.said = bool(_fitting(self.spec.dims_of(base), value))
             value.samples = self._samples(value)
-            if whole is not None:
-                value.part = self._part(value, whole, tuple(tensor.shape), name)
+            if full_layout is not None:
+                value.part = self._part(value, full_layout, tuple(tensor.shape), name)
         if value.samples is not None:
             whole_rows = batch and not ROUTED.search(base)
             value.units.append(max(1, tensor.shape[value.samples] // batch) if whole_rows else 1)
@@ -188,8 +188,8 @@ class Record:
     def _write(self, name: str, value: Value, tensor: torch.Tensor, part: int) -> None:
         if value.samples:
             tensor = tensor.movedim(value.samples, 0)
-        if value.whole is not None:
-            for size, placement in zip(value.whole.mesh.mesh.shape, value.whole.placements):
+        if value.full_layout is not None:
+            for size, placement in zip(value.full_layout.mesh.mesh.shape, value.full_layout.placements):
                 if placement.is_partial() and getattr(placement, "reduce_op", "sum") == "avg":
                     tensor = tensor / size
         if self.magnitudes is not None:
@@ -209,11 +209,12 @@ class Record:
                                             *self.spec.partial_of(value.base)])
         return Placed(value.part.shape if value.part is not None else shape, boxes, partial, False, 0, 0)
 
-    def add_norm(self, name: str, norm: torch.Tensor, whole: Whole | None, norm_type: float) -> None:
+    def add_norm(self, name: str, norm: torch.Tensor, full_layout: Whole | None, norm_type: float) -> None:
         """A norm; of a DTensor that is still to be put together, the ranks' own parts until they tell them."""
         self.reserve(name)
         self.seen.add(name.split("@")[0])
-        partial = [(line, p) for line, p in zip(_lines(whole), whole.placements) if p.is_partial()] if whole else []
+        partial = [(line, p) for line, p in zip(_lines(full_layout), full_layout.placements)
+                   if p.is_partial()] if full_layout else []
         if partial:
             names = [n for line, _ in partial for n in self.groups.mesh.covered(line, name)]
             placement: typing.Any = partial[0][1]  # knows of which kind the norm is, as clip_grads_with_norm_ does not
@@ -247,26 +248,26 @@ class Record:
 
     def _spec_of(self, name: str) -> dict[str, typing.Any]:
         """What the spec says of a tensor; "dp" means all dimensions that share out samples where none is called so."""
-        given, sizes = self.spec.dims_of(name), self.groups.mesh.sizes
-        data_dims = self.groups.data if "dp" in given and "dp" not in sizes else []
+        stated, sizes = self.spec.dims_of(name), self.groups.mesh.sizes
+        data_dims = self.groups.data if "dp" in stated and "dp" not in sizes else []
         return {
-            **dict.fromkeys(data_dims, given.get("dp")),
-            **{n: d for n, d in given.items() if n in sizes or n in EXTRAS},
+            **dict.fromkeys(data_dims, stated.get("dp")),
+            **{n: d for n, d in stated.items() if n in sizes or n in EXTRAS},
         }
 
     def _rule(self, name: str, value: Value) -> Rule:
         """What shares out a tensor besides what a DTensor knows."""
         mesh, data = self.groups.mesh, self.groups.data
-        given = _fitting(self._spec_of(name), value) if value.ndim else {}
+        stated = _fitting(self._spec_of(name), value) if value.ndim else {}
         dtensor_dims = value.part.known if value.part else {}
         dims: dict[str, int | None] = {n: 0 for n in data if mesh.sizes[n] > 1} if value.per_sample else {}
         if value.part is None:
-            check_packed(name, given, mesh.sizes)
-        dims.update({n: None if dim is None else value.written(dim) for n, dim in given.items() if n not in EXTRAS})
+            check_packed(name, stated, mesh.sizes)
+        dims.update({n: None if dim is None else value.written(dim) for n, dim in stated.items() if n not in EXTRAS})
         divided_dims = {n: d for n, d in dims.items() if d is not None and n not in dtensor_dims}
-        zigzag = tuple(n for n in given.get("zigzag", ()) if n in divided_dims and mesh.sizes[n] > 1)
+        zigzag = tuple(n for n in stated.get("zigzag", ()) if n in divided_dims and mesh.sizes[n] > 1)
         return Rule(
-            divided_dims, tuple(given.get("blocks") or ()), given.get("unit", 0), given.get("copies", 1), zigzag
+            divided_dims, tuple(stated.get("blocks") or ()), stated.get("unit", 0), stated.get("copies", 1), zigzag
         )
 
     def _place(self, name: str, value: Value, shapes: list[Shape | None],
@@ -314,7 +315,7 @@ class Record:
                 ]
                 before += local[0] // value.units[0]
             boxes = boxes or [Box((0,) * value.ndim, (0,) * value.ndim, local)]
-            assumed = not (value.whole or rule.dims or partial or self.spec.dims_of(name))
+            assumed = not (value.full_layout or rule.dims or partial or self.spec.dims_of(name))
             sample_rows = value.units[0] if value.samples is not None else 0
             out[number] = Placed(tuple(shape), boxes, partial, assumed, 0, 0, "", sample_rows, bool(rule.unit))
         return out
@@ -348,17 +349,18 @@ class Record:
 
     def _blocks_of_inputs(self) -> list[int]:
         """The ends of the blocks that the spec joins in one batch (chosen and rejected), in parts; one block: [1]."""
-        given = [self._spec_of(name) for name in self.values if name.startswith("input.")]
-        cut = [rule for rule in given if any(rule.get(n) == 0 for n in self.groups.data)]
+        input_rules = [self._spec_of(name) for name in self.values if name.startswith("input.")]
+        cut = [rule for rule in input_rules if any(rule.get(n) == 0 for n in self.groups.data)]
         blocks = next((rule["blocks"] for rule in cut if rule.get("blocks")), [1])
         return list(itertools.accumulate(blocks))
 
     def _samples_of(self, rank: int, of_all: list[dict[str, list[list[int]]]], step: str) -> list[list[int]]:
         """What a rank is given in a step; a pipeline's later stage, what the first one with its samples is."""
-        names, coordinates = list(self.groups.mesh.sizes), self.groups.mesh.at(rank)
+        names, coordinates = list(self.groups.mesh.sizes), self.groups.mesh.coordinates(rank)
         free_dims = [name not in self.groups.data for name in names]
         ranks = [peer_rank for peer_rank in range(len(of_all))
-                 if all(free or a == b for free, a, b in zip(free_dims, self.groups.mesh.at(peer_rank), coordinates))]
+                 if all(free or a == b for free, a, b in
+                        zip(free_dims, self.groups.mesh.coordinates(peer_rank), coordinates))]
         return next((of_all[source_rank][step] for source_rank in [rank, *ranks] if of_all[source_rank].get(step)), [])
 
     # --- values that have no place ------------------------------------------------------------------------------------
@@ -434,7 +436,8 @@ class Record:
         pp_dim = list(mesh.sizes).index("pp")
         names = [{name for name in report["shapes"] if name.split("@")[0].endswith((":grad", ":new", ":init"))}
                  for report in of_all]
-        return any(mesh.at(i)[pp_dim] != mesh.at(k)[pp_dim] and 2 * len(a & b) >= min(len(a), len(b)) > 0
+        return any(mesh.coordinates(i)[pp_dim] != mesh.coordinates(k)[pp_dim] and
+                   2 * len(a & b) >= min(len(a), len(b)) > 0
                    for (i, a), (k, b) in itertools.combinations(enumerate(names), 2))
 
     def _has_lengths(self, value: Value, shapes: list[typing.Any]) -> bool:
@@ -515,7 +518,7 @@ class Record:
             if self.groups.assumed and len({report["inputs"] for report in of_all}) == mesh.world:
                 self.notes.append("nothing says what the ranks are for, and each is given other inputs: with data "
                                   f'parallelism say spec={{"mesh": {{"dp": {mesh.world}}}, "mean_over": "dp"}}')
-            for key, location in (("unmatched", self.spec.where), ("unused", "only")):
+            for key, location in (("unmatched", self.spec.source), ("unused", "only")):
                 if key == "unused" or mesh.world > 1:
                     self._note(location, set.intersection(*(set(report[key]) for report in of_all)))
         self._add_norms(of_all)
@@ -538,11 +541,12 @@ class Record:
             self.notes.append(f"rank {rank} has no part of {len(names)} tensors, of modules that it did not call or to "
                               f"which no gradient came; they are without its rows: {names[0]}, ..")
         order = [name for name in self.order if name in self.values]
-        rank_info = {"rank": mesh.rank, "world": mesh.world, "mesh": list(mesh.sizes.items()), "at": mesh.at(mesh.rank)}
+        rank_info = {"rank": mesh.rank, "world": mesh.world, "mesh": list(mesh.sizes.items()),
+                     "at": mesh.coordinates(mesh.rank)}
         samples = self._samples_in_order([report["samples"] for report in of_all])
         in_order = [digest for step in samples.values() for digest in step]
         if isinstance(self.files, SketchFiles) and self._names_of_stages(of_all):
-            self.files.stage = dict(zip(mesh.sizes, mesh.at(mesh.rank)))["pp"]
+            self.files.stage = dict(zip(mesh.sizes, mesh.coordinates(mesh.rank)))["pp"]
         if isinstance(self.files, SketchFiles) and in_order:
             self.files.samples = [zlib.crc32(repr(digests).encode()) for digests in (in_order, sorted(in_order))]
         if samples:
@@ -564,7 +568,7 @@ class Record:
         """Ranks that hold the same part of the same sum hold copies of it. Of heads in blocks some may have copies and
         others not: those are counted where they are read."""
         mesh = self.groups.mesh
-        coordinates = dict(zip(mesh.sizes, mesh.at(mesh.rank)))
+        coordinates = dict(zip(mesh.sizes, mesh.coordinates(mesh.rank)))
 
         def key(placed: Placed) -> str:
             text = repr((placed.boxes, [coordinates[name] for name in placed.partial]))

@@ -38,12 +38,13 @@ class Call(typing.NamedTuple):
 class Replay:
     """A pass that is being repeated, and what it gives out."""
 
-    def __init__(self, of: Pass) -> None:
-        self.of = Pass(of.number, (), {})
-        self.of.batch, self.of.samples, self.of.given = of.batch, of.samples, of.given
+    def __init__(self, owner: Pass) -> None:
+        self.replay_pass = Pass(owner.number, (), {})
+        self.replay_pass.batch, self.replay_pass.samples, self.replay_pass.input_storages = (
+            owner.batch, owner.samples, owner.input_storages)
         self.values: Values = {}
 
-    def take(self, name: str, tensor: torch.Tensor) -> None:
+    def receive(self, name: str, tensor: torch.Tensor) -> None:
         if tensor.is_floating_point():
             self.values.setdefault(name, local_of(tensor).clone())
 
@@ -52,7 +53,7 @@ class Rounding:
     """The allowances of one rank's run. parameters: by name."""
 
     def __init__(self, parameters: list[tuple[str, torch.Tensor]], model: nn.Module) -> None:
-        self.parameters = [(name, p) for name, p in parameters if p.requires_grad]
+        self.parameters = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
         self.model, self.failed = model, ""
         self.whole_backward = any(isinstance(m, FSDPModule) for m in model.modules())
         self.sizes: dict[str, list[Size]] = {}  # of each tensor: each draw's
@@ -70,25 +71,26 @@ class Rounding:
         self.loss_off: list[list[float]] = [[] for _ in range(DRAWS)]
         self.off: list[dict[str, typing.Any]] = [{} for _ in range(DRAWS)]  # of the gradients, summed over passes
         self.exact: dict[str, typing.Any] = {}
-        self.kept: Values = {}  # gradients as they were captured
+        self.captured: Values = {}  # gradients as they were captured
 
     # --- as passes come -----------------------------------------------------------------------------------------------
 
-    def called(self, of: Pass, module: nn.Module, args: tuple[typing.Any, ...], kwargs: dict[str, typing.Any]) -> None:
+    def called(self, owner: Pass, module: nn.Module, args: tuple[typing.Any, ...],
+               kwargs: dict[str, typing.Any]) -> None:
         states = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
-        self.calls.setdefault(of, []).append(Call(module, args, kwargs, torch.get_rng_state(), states))
+        self.calls.setdefault(owner, []).append(Call(module, args, kwargs, torch.get_rng_state(), states))
 
-    def gave(self, of: Pass, tensors: typing.Iterable[torch.Tensor]) -> None:
+    def gave(self, owner: Pass, tensors: typing.Iterable[torch.Tensor]) -> None:
         """The pass is over; the gradients of what it gives out are kept, as they come."""
         for t in tensors:
             if t.requires_grad and t.is_floating_point():
                 grads: list[torch.Tensor] = []
                 t.register_hook(grads.append)
-                self.outputs.setdefault(of, []).append((t.detach(), grads))
+                self.outputs.setdefault(owner, []).append((t.detach(), grads))
 
-    def repeat(self, of: Pass, listener: Listener, during: typing.Callable[[Replay | None], None]) -> None:
+    def repeat(self, owner: Pass, listener: Listener, during: typing.Callable[[Replay | None], None]) -> None:
         """Repeats a pass whose backward pass is over, without errors and then with them."""
-        outputs, calls = self.outputs.pop(of, []), self.calls.pop(of, [])
+        outputs, calls = self.outputs.pop(owner, []), self.calls.pop(owner, [])
         if self.failed or not outputs or not any(grads for _, grads in outputs):
             return
         if len(calls) != 1:
@@ -96,12 +98,12 @@ class Rounding:
             return
         try:
             with _restored(self.model):
-                runs = [self._run(of, calls[0], outputs, listener, during, noise)
+                runs = [self._run(owner, calls[0], outputs, listener, during, noise)
                         for noise in (None, *(Noise(draw + 1) for draw in range(DRAWS)))]
         except Exception as error:  # noqa: BLE001: of the program's own modules, which ran well before
             if ".grad()" in str(error) and not self.whole_backward:
-                self.whole_backward, self.outputs[of], self.calls[of] = True, outputs, calls
-                self.repeat(of, listener, during)
+                self.whole_backward, self.outputs[owner], self.calls[owner] = True, outputs, calls
+                self.repeat(owner, listener, during)
                 return
             self.failed = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             return
@@ -137,18 +139,18 @@ class Rounding:
 
     def _backward(self, tensors: list[torch.Tensor], grad_outputs: list[torch.Tensor]) -> list[torch.Tensor | None]:
         """The gradients of the parameters. FSDP2 and reentrant checkpoints know a whole backward pass alone."""
-        parameters = [p for _, p in self.parameters]
+        parameters = [parameter for _, parameter in self.parameters]
         if not self.whole_backward:
             return list(torch.autograd.grad(tensors, parameters, grad_outputs, allow_unused=True))
-        before = [p.grad for p in parameters]
+        before = [parameter.grad for parameter in parameters]
         try:
-            for p in parameters:
-                p.grad = None
+            for parameter in parameters:
+                parameter.grad = None
             torch.autograd.backward(tensors, grad_outputs)
-            return [None if p.grad is None else local_of(p.grad) for p in parameters]
+            return [None if parameter.grad is None else local_of(parameter.grad) for parameter in parameters]
         finally:
-            for p, grad in zip(parameters, before):
-                p.grad = grad
+            for parameter, grad in zip(parameters, before):
+                parameter.grad = grad
 
     def _measure(self, exact: Values, draws: list[Values], outputs: Outputs) -> None:
         for draw, terms in zip(draws, self.loss_off):
@@ -174,13 +176,13 @@ class Rounding:
         """Allows what was captured of the step. name_of: a name with its step."""
         self._add("loss:fwd", [Size(abs(sum(off)), abs(sum(off)), 0.0) for off in self.loss_off])
         groups = [group for o in optimizers for group in o.param_groups]
-        plain = {id(p) for o in optimizers if isinstance(o, torch.optim.SGD) for group in o.param_groups
-                 for p in group["params"]}
-        rates = {id(p): abs(float(group.get("lr", 0.0))) for group in groups for p in group["params"]}
+        plain = {id(parameter) for o in optimizers if isinstance(o, torch.optim.SGD) for group in o.param_groups
+                 for parameter in group["params"]}
+        rates = {id(parameter): abs(float(group.get("lr", 0.0))) for group in groups for parameter in group["params"]}
         factor, squares = self._factor(), 0.0
-        for name, p in self.parameters:
+        for name, parameter in self.parameters:
             key = f"{name}:grad"
-            value, off = self.kept.get(key), [total[key] * factor for total in self.off if key in total]
+            value, off = self.captured.get(key), [total[key] * factor for total in self.off if key in total]
             if value is None or not off:
                 continue
             self._add(key, [size_of(value, (value.double() + error).to(value.dtype)) for error in off])
@@ -190,22 +192,22 @@ class Rounding:
             moment = self.moments[name] = self.moments.get(name, 0.0) + worst
             self.bounds[name_of(f"{name}:m")] = moment
             self.bounds[name_of(f"{name}:v")] = 2 * (largest + worst) * moment
-            rate = rates.get(id(p), 0.0)
+            rate = rates.get(id(parameter), 0.0)
             self.updates[name] = self.updates.get(name, 0.0) + 2.0 * rate * _usual_share(value, off)
-            by_size = 0.0 if id(p) in plain else self.updates[name]
+            by_size = 0.0 if id(parameter) in plain else self.updates[name]
             self.bounds[name_of(f"{name}:new")] = max(rate * moment, by_size)
         self.bounds[name_of("grad_norm:clip")] = SAFETY * math.sqrt(squares)
         self.sizes.update({name_of(name): sizes for name, sizes in self.of_step.items()})
         self.moved.update(dict.fromkeys(map(name_of, [*self.of_step, "grad_norm:clip"]), self.share))
-        self.share = max((self.bounds.get(name_of(f"{name}:new"), 0.0) / (magnitude_of(local_of(p))[0] or 1.0)
-                          for name, p in self.parameters if p.dim() > 1), default=0.0)
+        self.share = max((self.bounds.get(name_of(f"{name}:new"), 0.0) / (magnitude_of(local_of(parameter))[0] or 1.0)
+                          for name, parameter in self.parameters if parameter.dim() > 1), default=0.0)
         self._begin()
 
     def _factor(self) -> float:
         """What the program has multiplied gradients by after the backward pass: one over a loss scale, or a divisor."""
         along = squares = 0.0
         for name, value in self.exact.items():
-            captured = self.kept.get(name)
+            captured = self.captured.get(name)
             if captured is not None and captured.shape == value.shape:
                 along += float((captured.double() * value.double()).sum())
                 squares += float((value.double() ** 2).sum())

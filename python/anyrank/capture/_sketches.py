@@ -89,7 +89,7 @@ class Spool:
         self.folder, self.in_memory = folder, 0
         self.file: typing.IO[bytes] | None = None
 
-    def keep(self, data: memoryview) -> typing.Callable[[], memoryview]:
+    def store(self, data: memoryview) -> typing.Callable[[], memoryview]:
         """What gives the copy back, once."""
         self.in_memory += data.nbytes
         if self.in_memory <= MOST_IN_MEMORY:
@@ -116,14 +116,14 @@ class Piece:
 
     def __init__(self, entry: Entry, foreseen: Placed | None, spool: Spool, on_device: typing.Any = None) -> None:
         self.dtype, self.shape, self.foreseen = entry.dtype, entry.shape, foreseen
-        self.kept = spool.keep(entry.data) if foreseen is None else None
-        self.made = _sketches_of(entry, foreseen, on_device) if foreseen is not None else {}
+        self.stored = spool.store(entry.data) if foreseen is None else None
+        self.by_part = _sketches_of(entry, foreseen, on_device) if foreseen is not None else {}
 
     def sketches(self, placed: Placed) -> dict[str, Sketch]:
         """By the part of the full tensor that they have."""
-        if self.kept is not None:
-            self.made, self.kept = _sketches_of(Entry(self.dtype, self.shape, self.kept()), placed), None
-        return self.made
+        if self.stored is not None:
+            self.by_part, self.stored = _sketches_of(Entry(self.dtype, self.shape, self.stored()), placed), None
+        return self.by_part
 
 
 def _read(file: typing.IO[bytes], file_offset: int, n: int) -> memoryview:
@@ -140,7 +140,7 @@ def _read(file: typing.IO[bytes], file_offset: int, n: int) -> memoryview:
 
 def _sketches_of(entry: Entry, placed: Placed, on_device: typing.Any = None) -> dict[str, Sketch]:
     found = {}
-    for boxes in [[box] for box in placed.boxes] if placed.apart else [placed.boxes]:
+    for boxes in [[box] for box in placed.boxes] if placed.shares_boxes else [placed.boxes]:
         sketch = Sketch(entry.dtype, placed.shape)
         if on_device is None:
             sketch.add(entry, boxes)
@@ -156,7 +156,7 @@ class SketchFiles:
     def __init__(self, folder: pathlib.Path, rank: int, step: int, before: SketchFiles | None = None) -> None:
         self.folder, self.rank, self.step = folder, rank, step
         self.path = folder / sketch_file(rank)
-        self.first = before is None  # else it is appended
+        self.is_new = before is None  # else it is appended
         self.spool = Spool(folder)
         self.tiny: dict[str, int] = {}  # elements of gradients that may be rounding alone
         self.stage: int | None = None  # of a pipeline, whose stages name their layers alike
@@ -215,8 +215,8 @@ class SketchFiles:
     def _append(self, text: dict[str, typing.Any], figures: list[bytes]) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "wb" if self.first else "ab") as file:
-                file.write((MAGIC if self.first else b"") + record(text, figures))
+            with open(self.path, "wb" if self.is_new else "ab") as file:
+                file.write((MAGIC if self.is_new else b"") + record(text, figures))
         except OSError as error:
             raise AnyrankError(f"{self.path}: {error.strerror}") from error
 

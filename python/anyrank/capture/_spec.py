@@ -62,48 +62,48 @@ def _deals_out_samples(dims: typing.Mapping[str, typing.Any]) -> bool:
 class Spec:
     """mesh: None where it is to be found. mean_over: None likewise; [] is none."""
 
-    def __init__(self, given: typing.Any, read: bool = False) -> None:
+    def __init__(self, document: typing.Any, read: bool = False) -> None:
         """read: from a model, as one that is read again may be."""
-        self.where, self.read = "spec", read
-        self.of_megatron = given == "megatron"  # to be read from the model, once it is there
-        given = None if self.of_megatron else given
-        if isinstance(given, (str, os.PathLike)):
-            self.where = os.fspath(given)
+        self.source, self.read = "spec", read
+        self.of_megatron = document == "megatron"  # to be read from the model, once it is there
+        document = None if self.of_megatron else document
+        if isinstance(document, (str, os.PathLike)):
+            self.source = os.fspath(document)
             try:
-                with open(given, encoding="utf-8") as file:
-                    given = json.load(file)
+                with open(document, encoding="utf-8") as file:
+                    document = json.load(file)
             except (OSError, ValueError) as error:
-                raise AnyrankError(f"spec: {self.where}: {error}") from None
-        given = {} if given is None else given
-        if not isinstance(given, dict):
-            raise AnyrankError(f"spec: {type(given).__name__} is neither a dictionary nor a file's name")
-        for key in given:
+                raise AnyrankError(f"spec: {self.source}: {error}") from None
+        document = {} if document is None else document
+        if not isinstance(document, dict):
+            raise AnyrankError(f"spec: {type(document).__name__} is neither a dictionary nor a file's name")
+        for key in document:
             if key not in KEYS:
-                raise _unknown(key, KEYS, self.where)
-        self.mesh = self._mesh(given.get("mesh"))
-        mean = given.get("mean_over")
-        self.mean_over = None if mean is None else _names(mean, f"{self.where}: mean_over")
-        self.samples = given.get("samples", SAMPLES[0])
+                raise _unknown(key, KEYS, self.source)
+        self.mesh = self._mesh(document.get("mesh"))
+        mean = document.get("mean_over")
+        self.mean_over = None if mean is None else _names(mean, f"{self.source}: mean_over")
+        self.samples = document.get("samples", SAMPLES[0])
         if self.samples not in SAMPLES:
-            raise AnyrankError(f"{self.where}: samples: {self.samples!r} is none of {list(SAMPLES)}")
-        self.tied: dict[str, str] = given.get("tied", {})
+            raise AnyrankError(f"{self.source}: samples: {self.samples!r} is none of {list(SAMPLES)}")
+        self.tied: dict[str, str] = document.get("tied", {})
         if not isinstance(self.tied, dict) or not all(isinstance(name, str) for name in self.tied.values()):
-            raise AnyrankError(f"{self.where}: tied has to be a dictionary from a parameter's name to another's")
+            raise AnyrankError(f"{self.source}: tied has to be a dictionary from a parameter's name to another's")
         self.parameters: set[str] = set()  # names on this rank, before what is tied gets another's
         self.modules: set[str] = set()  # the paths of the model's modules, one of which may be called `input`
         self.shard: list[tuple[str, dict[str, typing.Any]]] = []
         self.partial: list[tuple[str, list[str]]] = []
-        for glob, dims in self._globs(given, "shard"):
-            self._add_shard(glob, dims, f"{self.where}: shard of {glob!r}")
-        for glob, dims in self._globs(given, "partial"):
-            self.partial.append((glob, _names(dims, f"{self.where}: partial of {glob!r}")))
-        for rule in given.get("tensors") or []:
+        for glob, dims in self._globs(document, "shard"):
+            self._add_shard(glob, dims, f"{self.source}: shard of {glob!r}")
+        for glob, dims in self._globs(document, "partial"):
+            self.partial.append((glob, _names(dims, f"{self.source}: partial of {glob!r}")))
+        for rule in document.get("tensors") or []:
             self._add_rule(rule)
 
     def _globs(self, spec: dict[str, typing.Any], key: str) -> list[tuple[str, typing.Any]]:
         globs = spec.get(key) or {}
         if not isinstance(globs, dict):
-            raise AnyrankError(f"{self.where}: {key} has to be a dictionary from names to dimensions")
+            raise AnyrankError(f"{self.source}: {key} has to be a dictionary from names to dimensions")
         return list(globs.items())
 
     def _mesh(self, mesh: typing.Any) -> dict[str, int] | None:
@@ -112,7 +112,7 @@ class Spec:
         try:
             return {name: size for name, size in mesh}
         except (TypeError, ValueError):
-            raise AnyrankError(f"{self.where}: mesh: {mesh!r} is neither a dictionary nor pairs of a name and a size"
+            raise AnyrankError(f"{self.source}: mesh: {mesh!r} is neither a dictionary nor pairs of a name and a size"
                                ) from None
 
     def _add_shard(self, glob: str, dims: typing.Any, location: str) -> None:
@@ -144,8 +144,8 @@ class Spec:
 
     def _add_rule(self, rule: typing.Any) -> None:
         if not isinstance(rule, dict) or not isinstance(rule.get("match"), str):
-            raise AnyrankError(f"{self.where}: tensors: a rule has to be an object with 'match'")
-        glob, location = rule["match"], f"{self.where}: rule {rule['match']!r}"
+            raise AnyrankError(f"{self.source}: tensors: a rule has to be an object with 'match'")
+        glob, location = rule["match"], f"{self.source}: rule {rule['match']!r}"
         for key in rule:
             if key not in RULE_KEYS:
                 raise _unknown(key, RULE_KEYS, location)
@@ -199,7 +199,7 @@ class Spec:
         """Refuses dimensions that the mesh does not have."""
         for label, name in self.named():
             if name not in sizes and name not in USUAL:
-                raise AnyrankError(f"{self.where}: {label}: the mesh {sizes} has no dimension {name!r}")
+                raise AnyrankError(f"{self.source}: {label}: the mesh {sizes} has no dimension {name!r}")
 
     def named(self) -> typing.Iterator[tuple[str, str]]:
         """The dimensions of the mesh that it speaks of, each after what it says of them."""

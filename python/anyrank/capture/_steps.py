@@ -14,7 +14,7 @@ class Chosen:
     """steps: None is all; 3 or {1, 100} or range(1, 4) those, from 1; a function says of a number whether it is."""
 
     def __init__(self, steps: Steps) -> None:
-        self.last: int | None = None
+        self.max_step: int | None = None
         self._function: typing.Callable[[int], bool]
         if steps is None:
             self._function = lambda step: True
@@ -28,11 +28,11 @@ class Chosen:
                 raise AnyrankError(f"steps: {steps!r} is neither a number, numbers nor a function") from None
             if not requested or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in requested):
                 raise AnyrankError(f"steps: {steps!r} has to be step numbers, which count from 1")
-            self.last, self._function = max(requested), requested.__contains__
+            self.max_step, self._function = max(requested), requested.__contains__
 
     def __contains__(self, step: int) -> bool:
         return bool(self._function(step))
 
-    def over(self, step: int) -> bool:
+    def is_past(self, step: int) -> bool:
         """Whether none from this one on is wanted."""
-        return self.last is not None and step > self.last
+        return self.max_step is not None and step > self.max_step

@@ -51,7 +51,7 @@ class Watch(Capture):
         try:
             super()._end_step()
             if self._exchange is not None:
-                while self._unread and self._exchange.left("written", self._unread[0], range(self._ranks()[1])):
+                while self._unread and self._exchange.have_reached("written", self._unread[0], range(self._ranks()[1])):
                     self._judge(self._unread.pop(0))
         except AnyrankError as error:
             self._warn(f"anyrank.watch: the run goes on without it: {error}")
@@ -92,7 +92,7 @@ class Watch(Capture):
                 self._watched.learn(self._facts.known())
 
     def _is_read(self) -> bool:
-        return self._exchange is not None and self._exchange.left("read", self._written, [0])
+        return self._exchange is not None and self._exchange.have_reached("read", self._written, [0])
 
     def _judge(self, step: int) -> None:
         """Holds a step, which all ranks have written, against the rules."""
