@@ -192,47 +192,47 @@ class Layout:
         begin = (n - longer) // 2
         return tuple(min_layers + (begin <= i < begin + longer) for i in range(n))
 
-    def pipeline_ranks(self, of: Parameter) -> tuple[int, ...]:
+    def pipeline_ranks(self, param: Parameter) -> tuple[int, ...]:
         """Those that hold it."""
         if self.pp == 1:
             return (0,)
-        if of.layer is not None:
+        if param.layer is not None:
             end, stage = self.layers[0], 0
-            while stage + 1 < len(self.layers) and of.layer >= end:  # those of later predictions are on the last one
+            while stage + 1 < len(self.layers) and param.layer >= end:  # those of later predictions are on the last one
                 stage += 1
                 end += self.layers[stage]
             return (stage % self.pp,)
-        if not of.known:
+        if not param.known:
             return tuple(range(self.pp))
-        if of.role == "tokens" and (self.tied or self.config.get("num_nextn_predict_layers")):
+        if param.role == "tokens" and (self.tied or self.config.get("num_nextn_predict_layers")):
             return 0, self.pp - 1
-        return (0,) if of.role in ("tokens", "positions") else (self.pp - 1,)
+        return (0,) if param.role in ("tokens", "positions") else (self.pp - 1,)
 
     # --- tensor-parallel ranks ---
 
-    def cut(self, of: Parameter, shape: tuple[int, ...]) -> Cut:
+    def cut(self, param: Parameter, shape: tuple[int, ...]) -> Cut:
         """How tp divides it."""
         for glob, dim in self.shard.items():
-            if fnmatch.fnmatchcase(of.name, glob):
+            if fnmatch.fnmatchcase(param.name, glob):
                 if dim is not None and dim >= len(shape):
-                    raise AnyrankError(f"{of.name}: has {len(shape)} dimensions, none of them is {dim} (shard)")
+                    raise AnyrankError(f"{param.name}: has {len(shape)} dimensions, none of them is {dim} (shard)")
                 return Cut(dim)
-        if self.tp == 1 or not shape or self.shapes.get(of.parameter, shape) != shape:
+        if self.tp == 1 or not shape or self.shapes.get(param.parameter, shape) != shape:
             return Cut()  # a state of another shape than its parameter's, as a step
-        if of.role in ("tokens", "head"):
-            hidden = of.role == "tokens" and self.embedding_hidden
+        if param.role in ("tokens", "head"):
+            hidden = param.role == "tokens" and self.embedding_hidden
             return Cut(1) if hidden else Cut(0, uneven=True)
-        if of.role == "sinks":
+        if param.role == "sinks":
             return Cut(0, self.heads)
-        if of.stacked:
-            return self._cut_experts(of, shape)
-        if of.role not in _COLUMNS + _ROWS or (of.bias and of.role in _ROWS):
+        if param.stacked:
+            return self._cut_experts(param, shape)
+        if param.role not in _COLUMNS + _ROWS or (param.bias and param.role in _ROWS):
             return Cut()
-        turned = self.config.get("model_type") == "gpt2" and not of.bias  # its weights are stored [in, out]
-        dim = int((of.role in _ROWS) != turned)
+        turned = self.config.get("model_type") == "gpt2" and not param.bias  # its weights are stored [in, out]
+        dim = int((param.role in _ROWS) != turned)
         if dim >= len(shape):
             return Cut()
-        return self._cut_linear(of, shape, dim)
+        return self._cut_linear(param, shape, dim)
 
     def _cut_linear(self, param: Parameter, shape: tuple[int, ...], dim: int) -> Cut:
         if param.role == "gate_up":
@@ -274,23 +274,23 @@ class Layout:
 
     # --- expert-parallel ranks ---
 
-    def expert_ranks(self, of: Parameter, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
+    def expert_ranks(self, param: Parameter, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
         """Which of them hold it, and how many of its first dimension's experts each has; 0: all of it."""
-        if self.ep == 1 or not (of.stacked or of.expert is not None):
+        if self.ep == 1 or not (param.stacked or param.expert is not None):
             return tuple(range(self.ep)), 0
         local_experts = self.experts // self.ep
-        if of.expert is not None:
-            return (min(of.expert // local_experts, self.ep - 1),), 0
+        if param.expert is not None:
+            return (min(param.expert // local_experts, self.ep - 1),), 0
         return tuple(range(self.ep)), local_experts if shape and shape[0] == self.experts else 0
 
-    def held(self, of: Parameter, shape: tuple[int, ...]) -> typing.Iterator[tuple[int, list[Box], int, int]]:
+    def holders(self, param: Parameter, shape: tuple[int, ...]) -> typing.Iterator[tuple[int, list[Box], int, int]]:
         """Each rank that holds something of a full tensor: its number, boxes, which copy they are, and of how many."""
-        pipeline, (expert_ranks, experts) = self.pipeline_ranks(of), self.expert_ranks(of, shape)
-        cut = self.cut(of, shape)
+        pipeline, (expert_ranks, experts) = self.pipeline_ranks(param), self.expert_ranks(param, shape)
+        cut = self.cut(param, shape)
         for place, p in enumerate(pipeline):
             for e in expert_ranks:
                 for t in range(self.tp):
-                    boxes, copy, copies = cut.boxes(of.name, shape, self.tp, t)
+                    boxes, copy, copies = cut.boxes(param.name, shape, self.tp, t)
                     replica, replicas = place, len(pipeline)
                     if experts:
                         boxes = [((experts * e, *offset[1:]), (experts, *extent[1:])) for offset, extent in boxes]

@@ -134,14 +134,14 @@ class _Reader(pickle._Unpickler):
     dispatch: typing.ClassVar[dict[int, typing.Any]] = {
         **pickle._Unpickler.dispatch, **{code[0]: _weighed(pickle._Unpickler.dispatch[code[0]]) for code in MAKERS}}
 
-    def __init__(self, data: bytes, where: str, placeholders: typing.Collection[str],
+    def __init__(self, data: bytes, source: str, placeholders: typing.Collection[str],
                  storage: typing.Callable[[str, str, int], memoryview] | None) -> None:
         super().__init__(io.BytesIO(data), encoding="utf-8")
-        self.where, self.allowed, self.storage = where, placeholders, storage
+        self.source, self.allowed, self.storage = source, placeholders, storage
         self.classes: dict[str, type] = {}
-        self.most = 1_000_000 + 10 * len(data)
+        self.max_weight = 1_000_000 + 10 * len(data)
         self.weights: dict[int, tuple[int, int]] = {}  # and depths, by id, of keys that hold such
-        self.kept: list[typing.Any] = []  # these keys, so that nothing else gets their ids
+        self.weighed_keys: list[typing.Any] = []  # these keys, so that nothing else gets their ids
 
     def load(self) -> typing.Any:
         loaded = super().load()
@@ -158,7 +158,7 @@ class _Reader(pickle._Unpickler):
             if depth > MOST_DEEP:
                 self.fail(f"tuples in tuples, {depth} deep")
             self.weights[id(value)] = weight, depth
-            self.kept.append(value)
+            self.weighed_keys.append(value)
 
     def weigh_all(self, loaded: typing.Any) -> None:
         """Every container, when all have what they will have. A Placeholder is opaque to what holds it."""
@@ -184,9 +184,9 @@ class _Reader(pickle._Unpickler):
                     self.limit(weights[id(value)])
 
     def limit(self, weight: int) -> None:
-        if weight > self.most:
+        if weight > self.max_weight:
             self.fail(f"containers in containers that stand for {weight} values, in a file that may hold "
-                      f"{self.most}: damaged, or made to keep its reader busy")
+                      f"{self.max_weight}: damaged, or made to keep its reader busy")
 
     def find_class(self, module: str, name: str) -> typing.Any:
         full = f"{module}.{name}"
@@ -239,27 +239,27 @@ class _Reader(pickle._Unpickler):
         return view
 
     def fail(self, problem: str) -> typing.NoReturn:
-        raise AnyrankError(f"{self.where}: {problem}")
+        raise AnyrankError(f"{self.source}: {problem}")
 
 
-def read_pickle(file: typing.IO[bytes], where: str, placeholders: typing.Collection[str] = (),
+def read_pickle(file: typing.IO[bytes], source: str, placeholders: typing.Collection[str] = (),
                 storage: typing.Callable[[str, str, int], memoryview] | None = None) -> typing.Any:
     """What one pickle holds. storage: (key, dtype, elements) -> bytes, of tensors."""
     try:
-        return _Reader(file.read(), where, placeholders, storage).load()
+        return _Reader(file.read(), source, placeholders, storage).load()
     except AnyrankError:
         raise
     except RecursionError:
-        raise AnyrankError(f"{where}: a pickle nested too deeply") from None
+        raise AnyrankError(f"{source}: a pickle nested too deeply") from None
     except Exception as error:  # whatever bytes that are no pickle may raise
-        raise AnyrankError(f"{where}: not a readable pickle, or cut short: {type(error).__name__}: {error}") from None
+        raise AnyrankError(f"{source}: not a readable pickle, or cut short: {type(error).__name__}: {error}") from None
 
 
 class _Slice(io.RawIOBase):
     """Bytes of a buffer as a file."""
 
     def __init__(self, data: memoryview) -> None:
-        self.data, self.at = data, 0
+        self.data, self.position = data, 0
 
     def readable(self) -> bool:
         return True
@@ -268,19 +268,19 @@ class _Slice(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self.at
+        return self.position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.at, os.SEEK_END: self.data.nbytes}[whence]
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.data.nbytes}[whence]
         if base + offset < 0:
             raise ValueError("before the beginning")
-        self.at = base + offset
-        return self.at
+        self.position = base + offset
+        return self.position
 
     def readinto(self, out: typing.Any) -> int:
-        n = max(0, min(len(out), self.data.nbytes - self.at))
-        out[:n] = self.data[self.at:self.at + n]
-        self.at += n
+        n = max(0, min(len(out), self.data.nbytes - self.position))
+        out[:n] = self.data[self.position:self.position + n]
+        self.position += n
         return n
 
 
@@ -292,39 +292,39 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def read_torch(data: memoryview, where: str, placeholders: typing.Collection[str] = ()) -> typing.Any:
+def read_torch(data: memoryview, source: str, placeholders: typing.Collection[str] = ()) -> typing.Any:
     """What torch.save wrote (its zip format, since PyTorch 1.6): tensors are Views of `data`."""
     if bytes(data[:4]) != b"PK\x03\x04":
         old = bytes(data[:2]) == b"\x80\x02"
-        raise AnyrankError(f"{where}: " + ("a file in the format before PyTorch 1.6: load and torch.save it again "
-                                           "with a newer one" if old else "is no file of torch.save"))
+        raise AnyrankError(f"{source}: " + ("a file in the format before PyTorch 1.6: load and torch.save it again "
+                                            "with a newer one" if old else "is no file of torch.save"))
     try:
         archive = zipfile.ZipFile(io.BufferedReader(_Slice(data)))
         members = {entry.filename.split("/", 1)[-1]: entry for entry in archive.infolist()}
         order = archive.read(members["byteorder"]) if "byteorder" in members else b"little"
         if "data.pkl" not in members or order != b"little":
-            raise AnyrankError(f"{where}: " + ("written on a big-endian machine, which is not supported"
-                                               if "data.pkl" in members else "a zip file that torch.save did not "
+            raise AnyrankError(f"{source}: " + ("written on a big-endian machine, which is not supported"
+                                                if "data.pkl" in members else "a zip file that torch.save did not "
                                                                              "write"))
         program = archive.open(members["data.pkl"])
     except (zipfile.BadZipFile, EOFError, ValueError, OSError, KeyError) as error:
-        raise AnyrankError(f"{where}: a file of torch.save that is cut short or damaged: {error}") from None
+        raise AnyrankError(f"{source}: a file of torch.save that is cut short or damaged: {error}") from None
 
     def storage(key: str, dtype: str, count: int) -> memoryview:
         entry = members.get(f"data/{key}")
         if entry is None or entry.compress_type != zipfile.ZIP_STORED:
-            raise AnyrankError(f"{where}: its member data/{key} is missing or compressed")
+            raise AnyrankError(f"{source}: its member data/{key} is missing or compressed")
         head = bytes(data[entry.header_offset:entry.header_offset + 30])
         if head[:4] != b"PK\x03\x04":
-            raise AnyrankError(f"{where}: its member data/{key} is damaged")
+            raise AnyrankError(f"{source}: its member data/{key} is damaged")
         start = entry.header_offset + 30 + int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little")
         size = count * SIZES[dtype]
         if type(count) is not int or not 0 <= size <= entry.file_size or start + entry.file_size > data.nbytes:
-            raise AnyrankError(f"{where}: its member data/{key} has {entry.file_size} bytes, {size} are needed")
+            raise AnyrankError(f"{source}: its member data/{key} has {entry.file_size} bytes, {size} are needed")
         return data[start:start + entry.file_size]
 
     with program:
-        return read_pickle(program, where, placeholders, storage)
+        return read_pickle(program, source, placeholders, storage)
 
 
 def load(path: str | os.PathLike[str], placeholders: typing.Collection[str] = ()) -> typing.Any:

@@ -37,11 +37,11 @@ class Piece:
     origin: str  # the file, for messages
 
     @property
-    def where(self) -> str:
+    def location(self) -> str:
         return "[" + ", ".join(f"{start}:{start + n}" for start, n in zip(self.offset, self.extent)) + "]"
 
 
-def whole(rank: int, name: str, role: str, view: View, origin: str) -> Piece:
+def full_piece(rank: int, name: str, role: str, view: View, origin: str) -> Piece:
     """A tensor that is all in one file."""
     return Piece(rank, name, role, view.dtype, view.shape, (0,) * len(view.shape), view.shape, lambda: view, origin)
 
@@ -112,27 +112,27 @@ def check_cover(name: str, pieces: list[Piece]) -> list[Piece]:
     boxes = sorted(different.values(), key=lambda piece: piece.offset)
     for piece in boxes:
         if any(start + n > size for start, n, size in zip(piece.offset, piece.extent, piece.shape)):
-            raise AnyrankError(f"{piece.origin}: tensor {name!r}: {piece.where} is outside of {list(piece.shape)}")
+            raise AnyrankError(f"{piece.origin}: tensor {name!r}: {piece.location} is outside of {list(piece.shape)}")
     for i, piece in enumerate(boxes):
         for neighbor in boxes[i + 1:]:
             if piece.offset and neighbor.offset[0] >= piece.offset[0] + piece.extent[0]:
                 break
             if _overlap(piece, neighbor):
-                raise AnyrankError(f"OverlappingShards: {neighbor.origin}: tensor {name!r}: {neighbor.where} overlaps "
-                                   f"{piece.where} of {piece.origin}")
+                raise AnyrankError(f"OverlappingShards: {neighbor.origin}: tensor {name!r}: {neighbor.location} "
+                                   f"overlaps {piece.location} of {piece.origin}")
     covered = sum(math.prod(piece.extent) for piece in boxes)
     if covered != math.prod(lead.shape):
         raise AnyrankError(f"MissingShard: tensor {name!r}: the files hold {covered} of its {math.prod(lead.shape)} "
                            f"elements: "
-                           + ", ".join(f"{piece.where} in {os.path.basename(piece.origin)}" for piece in boxes[:4]))
+                           + ", ".join(f"{piece.location} in {os.path.basename(piece.origin)}" for piece in boxes[:4]))
     return boxes
 
 
 def _read(piece: Piece) -> View:
     view = piece.read()
     if (view.dtype, view.shape) != (piece.dtype, piece.extent):
-        raise AnyrankError(f"{piece.origin}: tensor {piece.name!r} {piece.where}: {view.dtype} {list(view.shape)} in "
-                           f"the file, {piece.dtype} {list(piece.extent)} expected")
+        raise AnyrankError(f"{piece.origin}: tensor {piece.name!r} {piece.location}: {view.dtype} {list(view.shape)} "
+                           f"in the file, {piece.dtype} {list(piece.extent)} expected")
     return view
 
 

@@ -22,7 +22,7 @@ from anyrank._errors import AnyrankError
 from anyrank.convert import universal
 from anyrank.convert._parallel import Cuts
 from anyrank.convert._pickles import Placeholder, attribute, load, nested
-from anyrank.convert._pieces import Checkpoint, Piece, scalar, state_name, whole
+from anyrank.convert._pieces import Checkpoint, Piece, scalar, state_name, full_piece
 from anyrank.convert._tensors import View, flat_boxes
 
 MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
@@ -160,22 +160,22 @@ class _Reader:
                        if name in shapes})
         return shapes
 
-    def numbers(self, dp: int, mp: int, rank: _Rank, groups: list[Shapes]) -> None:
+    def numbers(self, dp_rank: int, mp: int, rank: _Rank, groups: list[Shapes]) -> None:
         """What the optimizer has once for a group, each of its parameters has."""
         for kind, found in rank.numbers.items():
             for group, view in zip(groups, found):
-                self.checkpoint.pieces += [whole(dp * self.tp + mp, *state_name(name, kind), view, rank.path)
+                self.checkpoint.pieces += [full_piece(dp_rank * self.tp + mp, *state_name(name, kind), view, rank.path)
                                            for name in group if view is not None]
 
-    def add(self, dp: int, mp: int, name: str, kind: str, view: View, start: int, origin: str) -> None:
+    def add(self, dp_rank: int, mp: int, name: str, kind: str, view: View, start: int, origin: str) -> None:
         """Elements of a parameter or of its state, from `start` on, of one rank: their boxes become pieces."""
         shape, pos = self.shapes[mp][name], 0
         for box in flat_boxes(shape, start, view.count):
             part = view.flat(pos, box[1])
             pos += part.count
-            self._add_box(dp, mp, name, kind, part, box, origin)
+            self._add_box(dp_rank, mp, name, kind, part, box, origin)
 
-    def _add_box(self, dp: int, mp: int, name: str, kind: str, part: View, box: typing.Any, origin: str) -> None:
+    def _add_box(self, dp_rank: int, mp: int, name: str, kind: str, part: View, box: typing.Any, origin: str) -> None:
         shapes = [rank_shapes.get(name) for rank_shapes in self.shapes]
         if None in shapes:
             raise AnyrankError(f"{self.folder}: {name!r} is not on every tensor-parallel rank")
@@ -187,22 +187,23 @@ class _Reader:
             read = functools.partial(_same, view)
             piece_name, role = state_name(name, kind) if kind else (name, "weight")
             self.checkpoint.pieces.append(
-                Piece(dp * self.tp + mp, piece_name, role, part.dtype, full, offset, extent, read, origin)
+                Piece(dp_rank * self.tp + mp, piece_name, role, part.dtype, full, offset, extent, read, origin)
             )
 
     def module(self, mp: int, without: typing.Collection[str] = ()) -> None:
         """What the model computes with; under stage 3 the file has none of it, only buffers."""
-        dp = min(key[0] for key in self.models if key[1] == mp)
+        dp_rank = min(key[0] for key in self.models if key[1] == mp)
         for name, view in self.lead[mp]["module"].items():
             if isinstance(view, View) and view.shape == self.shapes[mp][name] and name not in without:
                 box = (0,) * len(view.shape), view.shape
-                self._add_box(dp, mp, name, "", view, box, self.models[dp, mp])
+                self._add_box(dp_rank, mp, name, "", view, box, self.models[dp_rank, mp])
 
     def frozen(self, mp: int, ranks: int) -> None:
         """Parameters without gradients: whole, or under stage 3 a share on each rank."""
-        for (dp, mp_rank), state in sorted(self.states.items()):
+        for (dp_rank, mp_rank), state in sorted(self.states.items()):
             fragments = state.get("frozen_param_fragments")
-            existing = {piece.name for piece in self.checkpoint.pieces if piece.role == "weight"} if dp == 0 else set()
+            existing = {piece.name for piece in self.checkpoint.pieces
+                        if piece.role == "weight"} if dp_rank == 0 else set()
             if mp_rank != mp or not isinstance(fragments, dict):
                 continue
             for name, view in fragments.items():
@@ -212,19 +213,20 @@ class _Reader:
                     continue
                 if view.count == count and ranks == 1 or len(view.shape) != 1:
                     self._add_box(
-                        dp, mp, name, "", view, ((0,) * len(view.shape), view.shape), self.models[dp, mp_rank]
+                        dp_rank, mp, name, "", view, ((0,) * len(view.shape), view.shape), self.models[dp_rank, mp_rank]
                     )
                 else:
-                    unpadded = max(0, min(share, count - dp * share))
-                    self.add(dp, mp, name, "", view.narrow(0, 0, unpadded), dp * share, self.models[dp, mp_rank])
+                    unpadded = max(0, min(share, count - dp_rank * share))
+                    self.add(dp_rank, mp, name, "", view.narrow(0, 0, unpadded), dp_rank * share,
+                             self.models[dp_rank, mp_rank])
 
     def optimizer(self, mp: int) -> None:
         """The optimizer's copies and moments of one tensor-parallel rank."""
         ranks = [_Rank(path, self.placeholders) for (_, mp_rank), path in sorted(self.optims.items()) if mp_rank == mp]
-        found = [dp for dp, mp_rank in sorted(self.optims) if mp_rank == mp]
+        found = [dp_rank for dp_rank, mp_rank in sorted(self.optims) if mp_rank == mp]
         lead = ranks[0]
         if found != list(range(len(found))) or lead.count != len(ranks):
-            missing = (dp for dp in range(max(lead.count, max(found) + 1)) if dp not in found)
+            missing = (dp_rank for dp_rank in range(max(lead.count, max(found) + 1)) if dp_rank not in found)
             lost = [*itertools.islice(missing, 8)]
             raise AnyrankError(f"MissingShard: {self.folder}: *_optim_states.pt of {len(ranks)} ranks, {lead.count} "
                                f"wrote it; none of zero_pp_rank_{', '.join(map(str, lost)) or '?'} with "
@@ -239,35 +241,35 @@ class _Reader:
         if lead.left_out:
             self.checkpoint.notes.append(f"left out of the optimizer's state, as neither a number nor as flat as the "
                                          f"weights: {', '.join(lead.left_out)}")
-        for dp, rank in enumerate(ranks):
-            self.numbers(dp, mp, rank, groups)
+        for dp_rank, rank in enumerate(ranks):
+            self.numbers(dp_rank, mp, rank, groups)
         if lead.stage == 3:
             self._shares(mp, ranks, groups)
         else:
             self._stretches(mp, ranks, groups)
 
     def _stretches(self, mp: int, ranks: list[_Rank], groups: list[Shapes]) -> None:
-        for g, group in enumerate(groups):
-            if g >= len(ranks[0].masters):
+        for group_index, group in enumerate(groups):
+            if group_index >= len(ranks[0].masters):
                 raise AnyrankError(f"{self.folder}: {len(groups)} parameter groups, the optimizer has "
                                    f"{len(ranks[0].masters)}")
-            paddings = nested(ranks[0].paddings, g) or [0] * len(group)
+            paddings = nested(ranks[0].paddings, group_index) or [0] * len(group)
             offset, places = 0, []
             for (name, shape), padding in zip(group.items(), paddings):
                 places.append((name, offset, math.prod(shape)))
                 offset += math.prod(shape) + padding
             begin = 0
-            for dp, rank in enumerate(ranks):
-                count = rank.masters[g].count
+            for dp_rank, rank in enumerate(ranks):
+                count = rank.masters[group_index].count
                 for name, start, n in places:
                     slice_begin, end = max(start, begin), min(start + n, begin + count)
                     if slice_begin < end:
-                        self._check_slice(rank, g, name, slice_begin - begin, end - slice_begin)
+                        self._check_slice(rank, group_index, name, slice_begin - begin, end - slice_begin)
                         for kind, flats in rank.flat.items():
-                            flat = flats[g]
+                            flat = flats[group_index]
                             if flat is not None:
                                 part = self._stretch(rank, flat, slice_begin - begin, end - slice_begin, name)
-                                self.add(dp, mp, name, kind, part, slice_begin - start, rank.path)
+                                self.add(dp_rank, mp, name, kind, part, slice_begin - start, rank.path)
                 begin += count
 
     def _stretch(self, rank: _Rank, flat: View, start: int, count: int, name: str) -> View:
@@ -276,9 +278,9 @@ class _Reader:
                                f"short, or of another model")
         return flat.narrow(0, start, count)
 
-    def _check_slice(self, rank: _Rank, g: int, name: str, start: int, count: int) -> None:
+    def _check_slice(self, rank: _Rank, group_index: int, name: str, start: int, count: int) -> None:
         """Versions since 0.8 say where each parameter is."""
-        stored = nested(rank.slices, g, name)
+        stored = nested(rank.slices, group_index, name)
         if stored is not None and (attribute(stored, "start"), attribute(stored, "numel")) != (start, count):
             raise AnyrankError(f"{rank.path}: {name!r} should be {count} elements from {start} on, the file says "
                                f"{attribute(stored, 'numel')} from {attribute(stored, 'start')}: a layout of another "
@@ -286,14 +288,14 @@ class _Reader:
 
     def _shares(self, mp: int, ranks: list[_Rank], groups: list[Shapes]) -> None:
         params = {name: shape for group in groups for name, shape in group.items()}
-        for dp, rank in enumerate(ranks):
+        for dp_rank, rank in enumerate(ranks):
             for kind, flats in rank.flat.items():
                 parts = collections.deque(flat for flat in flats if flat is not None)
                 pos = 0
                 for name, shape in params.items():
                     count = math.prod(shape)
                     share, consumed = -(-count // len(ranks)), 0
-                    unpadded = max(0, min(share, count - dp * share))  # the rest is padding
+                    unpadded = max(0, min(share, count - dp_rank * share))  # the rest is padding
                     while consumed < share:
                         while parts and pos == parts[0].count:
                             parts.popleft()
@@ -304,7 +306,7 @@ class _Reader:
                         n = min(share - consumed, parts[0].count - pos)
                         if consumed < unpadded:
                             part = parts[0].narrow(0, pos, min(n, unpadded - consumed))
-                            self.add(dp, mp, name, kind, part, dp * share + consumed, rank.path)
+                            self.add(dp_rank, mp, name, kind, part, dp_rank * share + consumed, rank.path)
                         consumed, pos = consumed + n, pos + n
                 if sum(view.count for view in parts) - pos > 0:
                     raise AnyrankError(f"{rank.path}: its flat tensors have {sum(view.count for view in parts) - pos} "
@@ -318,12 +320,13 @@ class _Reader:
                 self.checkpoint.pieces += [dataclasses.replace(piece, name=alias) for piece in self.checkpoint.pieces
                                            if piece.name == name and piece.role in ("weight", "master")]
 
-    def whole(self) -> None:
+    def read_universal(self) -> None:
         """What a universal checkpoint has of the optimizer, and the model's tensors next to it."""
         groups: list[Shapes] = []
         for state in self.lead:
-            for g, group in enumerate(self._groups(state)):
-                groups[g:g + 1] = [{**groups[g], **group}] if g < len(groups) else [group]
+            for group_index, group in enumerate(self._groups(state)):
+                groups[group_index:group_index + 1] = (
+                    [{**groups[group_index], **group}] if group_index < len(groups) else [group])
         dimensions = nested(self.lead[0], "checkpoint_parallel_dimensions", "pp_degree")
         width = self.tp // (dimensions or 1) if self.staged else self.tp
         parts = [{name: shape for mp in range(t, self.tp, width) for name, shape in self.shapes[mp].items()}
@@ -336,7 +339,7 @@ class _Reader:
         self.checkpoint.notes += found.notes
 
     def read(self) -> Checkpoint:
-        ranks = 1 + max((dp for dp, _ in (self.optims or self.models)), default=0)
+        ranks = 1 + max((dp_rank for dp_rank, _ in (self.optims or self.models)), default=0)
         if not self.staged and (self.tp > 1 or ranks > 1):
             self.checkpoint.mesh = [("dp", ranks), ("tp", self.tp)]
         for mp in range(self.tp if not self.staged else 0):
@@ -345,7 +348,7 @@ class _Reader:
             if any(mp_rank == mp for _, mp_rank in self.optims):
                 self.optimizer(mp)
         if self.universal:
-            self.whole()
+            self.read_universal()
             if self.unplaced():
                 self.checkpoint.notes.append(f"how ranks cut {len(self.unplaced())} parameters, the first "
                                              f"{self.unplaced()[0]}, is not known: of these the fp32 copies in zero/ "

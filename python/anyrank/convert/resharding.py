@@ -53,7 +53,7 @@ class Resharded:
 class _Tensor:
     """A tensor of the source. rows: of dimension 0 that are taken; shape: of the output, with padding."""
 
-    of: Parameter
+    param: Parameter
     dtype: str
     shape: tuple[int, ...]
     rows: int
@@ -70,7 +70,7 @@ class _Item:
     box: Box
     copy: int = 0
     copies: int = 1
-    at: int = 0  # in the file
+    position: int = 0  # in the file
 
     @property
     def bytes(self) -> int:
@@ -85,20 +85,20 @@ class _File:
 
     def create(self, folder: str) -> None:
         """Writes the header, after which every item has its place."""
-        self.items.sort(key=lambda item: (-_ORDER.index(item.tensor.dtype), item.tensor.of.name.encode()))
+        self.items.sort(key=lambda item: (-_ORDER.index(item.tensor.dtype), item.tensor.param.name.encode()))
         header: dict[str, typing.Any] = {"__metadata__": self.metadata} if self.metadata else {}
         size = 0
         for item in self.items:
-            header[item.tensor.of.name] = {"dtype": item.tensor.dtype, "shape": list(item.box[1]),
-                                           "data_offsets": [size, size + item.bytes]}
-            item.at, size = size, size + item.bytes
+            header[item.tensor.param.name] = {"dtype": item.tensor.dtype, "shape": list(item.box[1]),
+                                              "data_offsets": [size, size + item.bytes]}
+            item.position, size = size, size + item.bytes
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape")
         text += b" " * (-len(text) % 8)
         with open(os.path.join(folder, self.name), "wb") as file:
             file.write(len(text).to_bytes(8, "little") + text)
             file.truncate(8 + len(text) + size)
         for item in self.items:
-            item.at += 8 + len(text)
+            item.position += 8 + len(text)
 
 
 def reshard(source: Path, out: Path, *, tp: int = 1, pp: int = 1, ep: int = 1, virtual_stages: int = 1,
@@ -202,10 +202,11 @@ class _Job:
             self.tensors.append(
                 _Tensor(parameter, about.dtype, shape, rows, (order, *use, name), about.order is not None, state)
             )
-        layout.shapes = {tensor.of.name: tensor.shape for tensor in self.tensors}
+        layout.shapes = {tensor.param.name: tensor.shape for tensor in self.tensors}
         self.tensors.sort(key=lambda tensor: tensor.order)
-        unknown = [tensor.of.name for tensor in self.tensors if not tensor.of.known and math.prod(tensor.shape) > 1 and
-                   not any(fnmatch.fnmatchcase(tensor.of.name, glob) for glob in layout.shard)]
+        unknown = [tensor.param.name for tensor in self.tensors
+                   if not tensor.param.known and math.prod(tensor.shape) > 1 and
+                   not any(fnmatch.fnmatchcase(tensor.param.name, glob) for glob in layout.shard)]
         if unknown and layout.tp * layout.pp > 1:
             notes.append(f"{len(unknown)} tensors of names that are not known, copied whole: {_some(unknown)}")
         if cut:
@@ -228,7 +229,7 @@ class _Job:
         for rank in range(layout.pp * layout.ep * layout.tp):
             files[rank, 0] = _File(f"rank-{rank:05d}.safetensors")
         for tensor in self.tensors:
-            for rank, boxes, copy, copies in layout.held(tensor.of, tensor.shape):
+            for rank, boxes, copy, copies in layout.holders(tensor.param, tensor.shape):
                 for k, box in enumerate(boxes):
                     file = files.setdefault((rank, k), _File(f"rank-{rank:05d}-{k + 1}.safetensors"))
                     file.items.append(_Item(tensor, box, copy, copies))
@@ -245,12 +246,12 @@ class _Job:
         place: dict[str, typing.Any] = {
             "version": 1, "rank": rank, "world": layout.pp * layout.ep * layout.tp, "mesh": mesh,
             "at": [coordinates[name] for name, _ in mesh],
-            "tensors": {item.tensor.of.name: {
+            "tensors": {item.tensor.param.name: {
                 "shape": item.tensor.shape,
                 **({"replica": item.copy, "replicas": item.copies} if item.copies > 1 else {})} for item in items}}
         if k == 0 and all(item.tensor.in_order for item in items):
-            place["order"] = [item.tensor.of.name for item in items]
-        sharding = {item.tensor.of.name: {"saved_offsets": item.box[0]} for item in items}
+            place["order"] = [item.tensor.param.name for item in items]
+        sharding = {item.tensor.param.name: {"saved_offsets": item.box[0]} for item in items}
         texts = (json.dumps(document, separators=(",", ":"), ensure_ascii=False) for document in (sharding, place))
         return {"DCP_VERSION": "1.0", **dict(zip(("DCP_SHARDING_INFO", "ANYRANK_PLACEMENT"), texts)), **self._format()}
 
@@ -286,10 +287,10 @@ class _Job:
         for file in files:
             file.create(folder)
             for item in file.items:
-                holders.setdefault(item.tensor.of.name, []).append((file, item))
+                holders.setdefault(item.tensor.param.name, []).append((file, item))
         for tensor in self.tensors:
-            self._check_copies(tensor.of.name)
-            self._write_boxes(self._read(tensor), holders.get(tensor.of.name, []), folder)
+            self._check_copies(tensor.param.name)
+            self._write_boxes(self._read(tensor), holders.get(tensor.param.name, []), folder)
 
     @staticmethod
     def _write_boxes(values: View, holders: list[tuple[_File, _Item]], folder: str) -> None:
@@ -298,13 +299,13 @@ class _Job:
             for dim, (begin, count) in enumerate(zip(*item.box)):
                 part = part.narrow(dim, begin, count)
             with open(os.path.join(folder, file.name), "r+b") as target:
-                target.seek(item.at)
+                target.seek(item.position)
                 target.write(part.bytes())
 
     def _read(self, tensor: _Tensor) -> View:
         """Its elements, with the output's rows."""
-        data, shape = self.dump.entry(tensor.of.name).data, tensor.shape
-        if shape and not shape[0] == tensor.rows == self.dump.tensor(tensor.of.name).shape[0]:
+        data, shape = self.dump.entry(tensor.param.name).data, tensor.shape
+        if shape and not shape[0] == tensor.rows == self.dump.tensor(tensor.param.name).shape[0]:
             row = math.prod(shape[1:]) * SIZES[tensor.dtype]
             out = memoryview(bytearray(shape[0] * row))
             out[:tensor.rows * row] = data[:tensor.rows * row]
@@ -326,7 +327,7 @@ def _write_index(files: list[_File], folder: str) -> None:
     if len(shards) < 2:
         return
     index = {"metadata": {"total_size": sum(item.bytes for file in shards for item in file.items)},
-             "weight_map": dict(sorted((item.tensor.of.name, file.name) for file in shards for item in file.items))}
+             "weight_map": dict(sorted((item.tensor.param.name, file.name) for file in shards for item in file.items))}
     with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as text:
         json.dump(index, text, indent=2)
         text.write("\n")

@@ -19,7 +19,7 @@ import typing
 from anyrank._errors import AnyrankError
 from anyrank._safetensors import SIZES
 from anyrank.convert._pickles import attribute, load, nested
-from anyrank.convert._pieces import Piece, scalar, state_name, whole
+from anyrank.convert._pieces import Piece, scalar, state_name, full_piece
 from anyrank.convert._tensors import View, row_major
 
 # What tells a loader how to cut the tensor, which is whole.
@@ -189,17 +189,17 @@ def number(name: str, value: typing.Any, path: str) -> Piece:
     view = scalar(value)
     if view is None:
         raise AnyrankError(f"{path}: {name!r} is a {type(value).__name__}, expected a number or one element")
-    return whole(0, name, "", view, path)
+    return full_piece(0, name, "", view, path)
 
 
-def as_fp32(dtype: str, data: memoryview, where: str) -> bytes:
+def as_fp32(dtype: str, data: memoryview, location: str) -> bytes:
     """Tensor.float() of elements."""
     if dtype == "BF16":
         out = bytearray(2 * len(data))
         out[2::4], out[3::4] = data[::2], data[1::2]
         return bytes(out)
     if dtype not in CODES:
-        raise AnyrankError(f"{where}: fp32.pt is a copy of a tensor of {dtype}, which cannot be compared with it")
+        raise AnyrankError(f"{location}: fp32.pt is a copy of a tensor of {dtype}, which cannot be compared with it")
     count = len(data) // struct.calcsize(CODES[dtype])
     numbers = array.array("f", struct.unpack(f"<{count}{CODES[dtype]}", data))  # too large a double becomes infinite
     if sys.byteorder == "big":

@@ -71,10 +71,10 @@ def smoothed(values: list[float], window: float) -> list[float]:
             total = (total + value) * decay
         return sums
 
-    def both(series: list[float]) -> list[float]:
+    def two_sided(series: list[float]) -> list[float]:
         return [a + x + b for a, x, b in zip(before(series), series, reversed(before(reversed(series))))]
 
-    return [total / weight for total, weight in zip(both(values), both([1.0] * len(values)))]
+    return [total / weight for total, weight in zip(two_sided(values), two_sided([1.0] * len(values)))]
 
 
 def line(points: Points, style: str, x: Axis, y: Axis) -> str:

@@ -48,11 +48,11 @@ def label(x: float, y: float, attributes: str, text: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" {attributes}>{escaped(text)}</text>'
 
 
-def svg(size: tuple[float, float], left: float, title: str, subtitle: str, body: list[str], style: str = "") -> str:
+def svg(size: tuple[float, float], margin: float, title: str, subtitle: str, body: list[str], style: str = "") -> str:
     """A picture of width x height pixels with its title in the upper 50, at `left`; style: CSS of more classes."""
     width, height = size
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
         f'height="{height:.0f}" role="img">', f"<title>{escaped(title)}</title>", f"<style>{STYLE}{style}</style>",
-        '<rect class="paper" width="100%" height="100%"/>', label(left, 22, 'class="title"', title),
-        label(left, 40, 'class="quiet"', subtitle), *body, "</svg>", ""])
+        '<rect class="paper" width="100%" height="100%"/>', label(margin, 22, 'class="title"', title),
+        label(margin, 40, 'class="quiet"', subtitle), *body, "</svg>", ""])

@@ -50,7 +50,7 @@ class _Measure(typing.NamedTuple):
     """One of the two columns of bars: memory or time."""
 
     name: str
-    most: float  # of the longest bar
+    longest: float  # of the longest bar
     kinds: list[str]  # in the order of the JSON
 
     def parts(self, layout: Json) -> Json:
@@ -73,7 +73,7 @@ def _measure(name: str, layouts: list[Json]) -> _Measure:
 def _bar(measure: _Measure, layout: Json, y: float, total: str) -> list[str]:
     out, x, parts = [], float(BARS_AT[measure.name]), measure.parts(layout)
     for kind in measure.kinds:
-        length = parts.get(kind, 0) / measure.most * LENGTH
+        length = parts.get(kind, 0) / measure.longest * LENGTH
         if length > 0:
             out.append(f'<rect class="{measure.style(kind)}" x="{x:.1f}" y="{y:.1f}" width="{length:.2f}" '
                        f'height="{BAR}"/>')
@@ -98,8 +98,8 @@ def _heads(room: float, memory: _Measure, rows: int) -> list[str]:
     capacity_text = f", which has {room * 1e-9:.4g} GB" if room > 0 else ""
     out = [label(BARS_AT["memory"], TOP - 14, 'class="quiet"', f"memory of a GPU{capacity_text}"),
            label(BARS_AT["time"], TOP - 14, 'class="quiet"', "time of a step")]
-    if 0 < room <= memory.most:
-        out.append(f'<path class="limit" d="M{BARS_AT["memory"] + room / memory.most * LENGTH:.1f} {TOP - 6}'
+    if 0 < room <= memory.longest:
+        out.append(f'<path class="limit" d="M{BARS_AT["memory"] + room / memory.longest * LENGTH:.1f} {TOP - 6}'
                    f'V{TOP + rows * ROW - 4}"/>')
     return out
 
@@ -111,8 +111,8 @@ def picture(plan: Json) -> str:
         raise AnyrankError("none of the layouts that are listed is legal, so there is nothing to draw")
     room = plan["cluster"]["memory_bytes"]
     memory, time = _measure("memory", layouts), _measure("time", layouts)
-    if memory.most < room <= 2 * memory.most:  # near enough to be in the picture
-        memory = memory._replace(most=room)
+    if memory.longest < room <= 2 * memory.longest:  # near enough to be in the picture
+        memory = memory._replace(longest=room)
     body = _heads(room, memory, len(layouts))
     for i, layout in enumerate(layouts):
         top = TOP + i * ROW
