@@ -79,7 +79,7 @@ def _of_torch(value: typing.Any) -> Entry:
         word = word // 2 if tensor.is_complex() else word
         tensor = tensor.view(-1).view(torch.uint8).view(-1, word).flip(1).contiguous()
     buffer = (ctypes.c_ubyte * size).from_address(tensor.data_ptr())
-    buffer.keeps = tensor  # the memory is there for as long as the view
+    buffer.owner = tensor  # the memory is there for as long as the view
     return Entry(NAMES[name], shape, memoryview(buffer).cast("B"))
 
 

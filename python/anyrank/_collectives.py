@@ -46,10 +46,10 @@ class Call(typing.NamedTuple):
     line: int
     function: str
 
-    def what(self) -> str:
+    def label(self) -> str:
         return f"{self.name} of {self.tensor}" if self.tensor else self.name
 
-    def where(self) -> str:
+    def location(self) -> str:
         path = os.path.relpath(self.path) if self.path.startswith(os.getcwd() + os.sep) else self.path
         source = linecache.getline(self.path, self.line).strip()[:MOST_CODE]
         return f"{self.function} ({path}:{self.line})" + (f": {source}" if source else "")
@@ -65,7 +65,7 @@ class Recorder:
         self.file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self.calls = 0
         self.numbers: dict[tuple[str, tuple[int, ...]], int] = {}
-        self.lock, self.within = threading.Lock(), threading.local()
+        self.lock, self.thread_state = threading.Lock(), threading.local()
 
     def install(self) -> None:
         """From now on calls are recorded, until the process ends."""
@@ -101,14 +101,14 @@ class Recorder:
         def heard(*args: typing.Any, **kwargs: typing.Any) -> typing.Any:
             import torch
 
-            if torch.compiler.is_compiling() or getattr(self.within, "call", False):
+            if torch.compiler.is_compiling() or getattr(self.thread_state, "call", False):
                 return function(*args, **kwargs)
-            self.within.call = True
+            self.thread_state.call = True
             try:
                 self._note(function.__name__, agreed, signature, args, kwargs)
                 return function(*args, **kwargs)
             finally:
-                self.within.call = False
+                self.thread_state.call = False
         return heard
 
     def _note(self, name: str, agreed: str | None, signature: inspect.Signature, args: typing.Any,

@@ -348,7 +348,7 @@ def _closest(report: VerifyReport) -> tuple[float, str]:
     return (float(number), name.split()[0]) if name else (0.0, "")
 
 
-def explain(report: VerifyReport, layout: Layout, seed: int, repeat: str, verifying: str, kept: str = "") -> str:
+def explain(report: VerifyReport, layout: Layout, seed: int, repeat: str, verifying: str, dump_note: str = "") -> str:
     """The cause first, then tensor, rank, element; how to see it again, and where what is kept for that is."""
     difference = report.first
     if difference is None:
@@ -365,7 +365,7 @@ def explain(report: VerifyReport, layout: Layout, seed: int, repeat: str, verify
         ("seed", str(seed)),
         ("repeat", repeat),
         ("look", verifying + " --html report.html"),
-        ("kept", kept),
+        ("kept", dump_note),
     ]:
         if text:
             wrap = label not in ("repeat", "look", "kept")

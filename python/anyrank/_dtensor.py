@@ -10,19 +10,19 @@ def is_dtensor(value: object) -> bool:
     return hasattr(value, "placements") and hasattr(value, "to_local")
 
 
-def same_part(reference: typing.Any, other: typing.Any) -> tuple[typing.Any, typing.Any]:
+def same_part(reference: typing.Any, actual: typing.Any) -> tuple[typing.Any, typing.Any]:
     """Plain tensors of two, at least one of which is a DTensor: this rank's part of both. What is partial, and two
     DTensors that are shared out differently, are put together, which all ranks have to do (DTensor.full_tensor)."""
-    reference_distributed, actual_distributed = is_dtensor(reference), is_dtensor(other)
-    sides = [side for side in (reference, other) if is_dtensor(side)]
+    reference_distributed, actual_distributed = is_dtensor(reference), is_dtensor(actual)
+    sides = [side for side in (reference, actual) if is_dtensor(side)]
     has_partial = any(placement.is_partial() for side in sides for placement in side.placements)
-    if reference_distributed and actual_distributed and not has_partial and _alike(reference, other):
-        return reference.to_local(), other.to_local()
+    if reference_distributed and actual_distributed and not has_partial and _alike(reference, actual):
+        return reference.to_local(), actual.to_local()
     if has_partial or (reference_distributed and actual_distributed):
         return (reference.full_tensor() if reference_distributed else reference), (
-            other.full_tensor() if actual_distributed else other
+            actual.full_tensor() if actual_distributed else actual
         )
-    dtensor, full = (reference, other) if reference_distributed else (other, reference)
+    dtensor, full = (reference, actual) if reference_distributed else (actual, reference)
     if not hasattr(full, "shape") or tuple(full.shape) != tuple(dtensor.shape):
         return (dtensor.to_local(), full) if reference_distributed else (full, dtensor.to_local())
     part = _part(full, dtensor)

@@ -44,11 +44,11 @@ class Job(typing.NamedTuple):
 
 
 class Report(typing.NamedTuple):
-    """A rank's last word. what: "returned" (data: the pickled result) or "raised" (data: the pickled exception, or
+    """A rank's last word. outcome: "returned" (data: the pickled result) or "raised" (data: the pickled exception, or
     nothing where it cannot be pickled); `title` is the traceback's last line. warned: message, name of the category,
     file and line of each warning, which the parent gives once."""
 
-    what: str
+    outcome: str
     data: bytes
     title: str = ""
     text: str = ""
@@ -175,9 +175,9 @@ def _hear_warning(warned: list[tuple[str, str, str, int]], message: Warning | st
     sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
-def main(rank: int, job: Job, pipe: typing.Any, others: typing.Sequence[typing.Any] = ()) -> None:
-    """The process's only function. others: ends of pipes that a fork has copied, and that are not this rank's."""
-    for end in others:
+def main(rank: int, job: Job, pipe: typing.Any, peer_ends: typing.Sequence[typing.Any] = ()) -> None:
+    """The process's only function. peer_ends: ends of pipes that a fork has copied, and that are not this rank's."""
+    for end in peer_ends:
         end.close()
     _own_process_group(job.parent)
     stack = _redirect(job.folder, rank)

@@ -19,7 +19,7 @@ Json = typing.Any
 class Sequence(typing.NamedTuple):
     tokens: list[int]
     prompt: int = 0  #: the first tokens, which were given and not sampled; 0: not known
-    given: list[float] = []  #: of a side, of each token; NaN where it says nothing
+    logprobs: list[float] = []  #: of a side, of each token; NaN where it says nothing
 
 
 def refuse(text: str) -> typing.NoReturn:
@@ -88,7 +88,7 @@ def _own(record: Json, location: str, logprobs_required: bool) -> Sequence:
             f"{location}: {number_name} has a number for the first token, which nothing predicts: expected null there, "
             f"or {m - 1} numbers for the tokens after it"
         )
-    return sequence._replace(given=[math.nan, *numbers[1:]])
+    return sequence._replace(logprobs=[math.nan, *numbers[1:]])
 
 
 def _named(text: Json, location: str) -> int:
@@ -196,8 +196,8 @@ def _values(text: str, path: str) -> list[tuple[str, Json]]:
     return [(f"{path}: line {number}", _parsed(line, f"{path}: line {number}")) for number, line in lines]
 
 
-def read(path: str, given: bool) -> list[Sequence]:
-    """The sequences of a file. given: it must have log-probabilities. Errors: AnyrankError."""
+def read(path: str, need_logprobs: bool) -> list[Sequence]:
+    """The sequences of a file. need_logprobs: it must have log-probabilities. Errors: AnyrankError."""
     if path.endswith(".safetensors"):
         refuse(f"{path}: log-probabilities are read from JSON or JSON Lines")
     try:
@@ -208,7 +208,7 @@ def read(path: str, given: bool) -> list[Sequence]:
     for location, value in _values(text, path):
         is_list = isinstance(value, list)
         for i, entry in enumerate(value if is_list else [value]):
-            found += _sequences(entry, f"{location}: entry {i}" if is_list else location, given)
+            found += _sequences(entry, f"{location}: entry {i}" if is_list else location, need_logprobs)
     if not found:
         refuse(f"{path}: holds no sequence")
     for i, sequence in enumerate(found):

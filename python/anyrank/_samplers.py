@@ -13,11 +13,11 @@ Array = typing.Any  # of numpy
 class Sampler(typing.NamedTuple):
     """Log-probabilities of logits over a temperature, in a support: all of the vocabulary ("temperature"), the k
     largest logits ("top_k"), the fewest of the largest whose probabilities add up to p or more ("top_p"), or
-    probabilities of at least p times the largest ("min_p"). left: squares of the differences that it leaves."""
+    probabilities of at least p times the largest ("min_p"). residual: squares of the differences that it leaves."""
 
     temperature: float = 1.0
     number: float = 0.0
-    left: float = math.inf
+    residual: float = math.inf
 
 
 Grid = typing.Dict[str, typing.List[float]]  # numbers that are tried, by kind
@@ -27,10 +27,10 @@ _MIN_P = [0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.15, 0.2, 0.3
 
 
 class Claims(typing.NamedTuple):
-    """Numbers of a side, with what the model says there: of the tokens at `where`; rows: their logits [n, V]."""
+    """Numbers of a side, with what the model says there: of the tokens at these indices; rows: their logits [n, V]."""
 
-    where: Array
-    given: Array
+    token_indices: Array
+    claimed: Array
     reference: Array
     rows: Array
     token: Array
@@ -38,25 +38,25 @@ class Claims(typing.NamedTuple):
     def squares(self, predicted: Array) -> float:
         """What a prediction leaves; where it is none, it says that this cannot be."""
         with np.errstate(invalid="ignore", over="ignore"):
-            off = predicted - self.given
-            return float(np.where(np.isfinite(off), off * off, (self.given - self.reference) ** 2 + 1.0).sum())
+            off = predicted - self.claimed
+            return float(np.where(np.isfinite(off), off * off, (self.claimed - self.reference) ** 2 + 1.0).sum())
 
-    def left(self, temperatures: typing.Sequence[float], grid: Grid, step: int = 1) -> dict[str, Array]:
+    def residuals(self, temperatures: typing.Sequence[float], grid: Grid, step: int = 1) -> dict[str, Array]:
         """What each sampler leaves, [temperatures, numbers]; of `step` claims one is looked at."""
         sums = {kind: np.zeros((len(temperatures), len(numbers))) for kind, numbers in grid.items()}
-        for i in range(0, len(self.given), step):
-            for kind, squares in self._left_of(i, np.array(temperatures)[:, None], grid).items():
+        for i in range(0, len(self.claimed), step):
+            for kind, squares in self._residuals_of(i, np.array(temperatures)[:, None], grid).items():
                 sums[kind] += squares
         return sums
 
-    def _left_of(self, i: int, temperature: Array, grid: Grid) -> dict[str, Array]:
+    def _residuals_of(self, i: int, temperature: Array, grid: Grid) -> dict[str, Array]:
         row = np.sort(self.rows[i])[::-1].astype(np.float64)
-        x, penalty = float(self.rows[i, self.token[i]]), (self.given[i] - self.reference[i]) ** 2 + 1.0
+        x, penalty = float(self.rows[i, self.token[i]]), (self.claimed[i] - self.reference[i]) ** 2 + 1.0
         mass = np.cumsum(np.exp((row - row[0]) / temperature), axis=1)
         squares = {}
         for kind, numbers in grid.items():
             support_size = np.clip(self._kept(kind, row, mass, temperature, np.array(numbers)), 1, len(row))
-            off = (x - row[0]) / temperature - np.log(np.take_along_axis(mass, support_size - 1, 1)) - self.given[i]
+            off = (x - row[0]) / temperature - np.log(np.take_along_axis(mass, support_size - 1, 1)) - self.claimed[i]
             out = (x < row[support_size - 1]) | ~np.isfinite(off)  # no sampler takes a token that it has left out
             squares[kind] = np.where(out, penalty, off * off)
         return squares
@@ -72,11 +72,12 @@ class Claims(typing.NamedTuple):
         return np.broadcast_to(fixed.astype(np.int64), (len(temperature), len(numbers)))
 
 
-def _chosen(kind: str, temperatures: typing.Sequence[float], numbers: typing.Sequence[float], left: Array) -> Sampler:
+def _chosen(kind: str, temperatures: typing.Sequence[float], numbers: typing.Sequence[float],
+            residuals: Array) -> Sampler:
     """The best; another temperature than 1, which is the first, has to leave less than half."""
-    best_cells = [divmod(int(np.argmin(part)), len(numbers)) for part in (left[:1], left)]
-    plain, any_ = (Sampler(temperatures[t], numbers[n], float(left[t, n])) for t, n in best_cells)
-    return any_ if kind == "temperature" or any_.left < 0.5 * plain.left else plain
+    best_cells = [divmod(int(np.argmin(part)), len(numbers)) for part in (residuals[:1], residuals)]
+    plain, any_ = (Sampler(temperatures[t], numbers[n], float(residuals[t, n])) for t, n in best_cells)
+    return any_ if kind == "temperature" or any_.residual < 0.5 * plain.residual else plain
 
 
 def _finer(kind: str, best_sampler: Sampler, pass_: int) -> tuple[list[float], Grid]:
@@ -95,36 +96,36 @@ def _finer(kind: str, best_sampler: Sampler, pass_: int) -> tuple[list[float], G
 
 def _rounded(claims: Claims, kind: str, best_sampler: Sampler, step: int) -> Sampler:
     """Many a number of a support leaves the same, and a temperature's neighbours nearly so: that of fewest digits."""
-    def left(sampler: Sampler, every: int) -> Sampler:
+    def with_residual(sampler: Sampler, every: int) -> Sampler:
         return sampler._replace(
-            left=float(claims.left([sampler.temperature], {kind: [sampler.number]}, every)[kind][0, 0])
+            residual=float(claims.residuals([sampler.temperature], {kind: [sampler.number]}, every)[kind][0, 0])
         )
 
-    best_sampler = left(best_sampler, step)
+    best_sampler = with_residual(best_sampler, step)
     for field in ("temperature", "number"):
         value = getattr(best_sampler, field)
         for digits in range(1, 5 if value > 0 else 0):
-            plain = left(best_sampler._replace(**{field: float(f"{value:.{digits}g}")}), step)
-            if plain.left <= 1.02 * best_sampler.left:
+            plain = with_residual(best_sampler._replace(**{field: float(f"{value:.{digits}g}")}), step)
+            if plain.residual <= 1.02 * best_sampler.residual:
                 best_sampler = plain
                 break
-    return left(best_sampler, 1)
+    return with_residual(best_sampler, 1)
 
 
 def fit_samplers(claims: Claims) -> dict[str, Sampler]:
     """The sampler of each kind that leaves least of the differences. The search goes by some claims, fewer of them
     where a vocabulary is large; all are counted at its end."""
     looked = max(16, min(64, (1 << 20) // claims.rows.shape[1]))
-    step = max(1, len(claims.given) // looked)
+    step = max(1, len(claims.claimed) // looked)
     temperatures = [1.0, *np.arange(0.1, 2.01, 0.05), 2.5, 3.5, 4.9]
     grid: Grid = {"temperature": [0.0], "top_k": _K, "min_p": _MIN_P,
                   "top_p": [*np.arange(0.05, 0.96, 0.025), 0.98, 0.99, 0.995, 0.999]}
-    left = claims.left(temperatures, grid, step)
+    residuals = claims.residuals(temperatures, grid, step)
     found = {}
     for kind in SUPPORTS:
-        best_sampler = _chosen(kind, temperatures, grid[kind], left[kind])
+        best_sampler = _chosen(kind, temperatures, grid[kind], residuals[kind])
         for pass_ in (1, 2):
             nearer, numbers = _finer(kind, best_sampler, pass_)
-            best_sampler = _chosen(kind, nearer, numbers[kind], claims.left(nearer, numbers, step)[kind])
+            best_sampler = _chosen(kind, nearer, numbers[kind], claims.residuals(nearer, numbers, step)[kind])
         found[kind] = _rounded(claims, kind, best_sampler, step)
     return found

@@ -24,7 +24,7 @@ class Frame(typing.NamedTuple):
     line: int
     function: str
 
-    def where(self) -> str:
+    def location(self) -> str:
         path = os.path.relpath(self.path) if self.path.startswith(os.getcwd() + os.sep) else self.path
         return f"{path}:{self.line}"
 
@@ -95,5 +95,5 @@ def line_of(frames: list[Frame]) -> str:
         return "at the end of its capture, waiting for the others"
     frame = frames[users(frames)]
     name, source = collective(frames), frame.source()
-    tail = f"{frame.function} ({frame.where()})" + (f": {source}" if source else "")
+    tail = f"{frame.function} ({frame.location()})" + (f": {source}" if source else "")
     return f"waiting in {name}, called by {tail}" if name else f"in {tail}"

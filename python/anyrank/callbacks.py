@@ -64,8 +64,8 @@ class Callback:
 
     # --- transformers: args, state, control, and the rest by name -----------------------------------------------------
 
-    def on_train_begin(self, _args: typing.Any, state: typing.Any, _control: typing.Any, **given: typing.Any) -> None:
-        self._begin(given["model"], given.get("optimizer"), state.global_step)
+    def on_train_begin(self, _args: typing.Any, state: typing.Any, _control: typing.Any, **objects: typing.Any) -> None:
+        self._begin(objects["model"], objects.get("optimizer"), state.global_step)
 
     def on_step_end(self, *_given: typing.Any, **_further: typing.Any) -> None:
         if self._watch is not None:
@@ -100,11 +100,11 @@ class Callback:
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
-    def on_train_end(self, *given: typing.Any, **further: typing.Any) -> None:
+    def on_train_end(self, *objects: typing.Any, **further: typing.Any) -> None:
         self._end()
-        if self._logs and not further and given[0].is_global_zero:  # Lightning, which logs each 50th step alone
-            for logger in given[0].loggers:
-                logger.log_metrics({"anyrank/findings": len(self.findings)}, step=given[0].global_step)
+        if self._logs and not further and objects[0].is_global_zero:  # Lightning, which logs each 50th step alone
+            for logger in objects[0].loggers:
+                logger.log_metrics({"anyrank/findings": len(self.findings)}, step=objects[0].global_step)
 
 
 def _new(cls: typing.Any) -> Callback:

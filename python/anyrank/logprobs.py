@@ -94,10 +94,10 @@ class Tokens:
         self.of_each = [np.asarray(sequence, dtype=np.int64) for sequence in sequences]
         self.lengths = np.array([len(sequence) for sequence in sequences])
         self.prompts = np.array(prompts or [0] * len(sequences))
-        self.first = np.cumsum(self.lengths) - self.lengths
+        self.starts = np.cumsum(self.lengths) - self.lengths
         self.token = np.concatenate(self.of_each)
         self.sequence: Array = np.repeat(np.arange(len(sequences)), self.lengths)
-        self.place = np.arange(len(self.token)) - self.first[self.sequence]
+        self.place = np.arange(len(self.token)) - self.starts[self.sequence]
 
 
 class Case:
@@ -107,7 +107,7 @@ class Case:
     numbers: dict[str, Array] = {}  # of the tokens
     sides: dict[str, Array]  # what each gives for them, NaN where it says nothing
     rounding = (0.0, 0.0)  # what it makes: root mean square, and the most
-    within: float | None = None
+    tolerance: float | None = None
     mixed: _Mixed | None = None
 
     # What no layout is: other batches are computed with these, as a layout may not allow their lengths.
@@ -120,7 +120,7 @@ class Case:
         self.seconds, self.vocab = 0.0, 0
         self.report: dict[str, typing.Any] = {}  # of the last run
 
-    def run(self, batch: Path, *more: str, layout: bool = True, model: Path | None = None) -> dict[str, Array]:
+    def run(self, batch: Path, *extra_words: str, layout: bool = True, model: Path | None = None) -> dict[str, Array]:
         """The file of `anyrank grads --logprobs`: of the tokens of all sequences, numbers by name."""
         words = [word for word in self.words if layout or word.split("=")[0][2:] in self._WITHOUT_LAYOUT]
         try:
@@ -128,7 +128,7 @@ class Case:
                 "grads",
                 [
                     *words,
-                    *more,
+                    *extra_words,
                     f"--input={batch}",
                     f"--logprobs={self.out}",
                     "--no-color",
@@ -147,8 +147,8 @@ class Case:
         return {name: value if name == "logits" else value.reshape(*value.shape[:-2], -1)[..., token_mask]
                 for name, value in found.items()}
 
-    def of(self, tokens: Tokens, *more: str, positions: Array | None = None, labels: Array | None = None,
-           **how: typing.Any) -> dict[str, Array]:
+    def evaluate(self, tokens: Tokens, *extra_words: str, positions: Array | None = None, labels: Array | None = None,
+                 **run_options: typing.Any) -> dict[str, Array]:
         """The same of tokens, each sequence in a row of its own; positions, labels: of the tokens."""
         token_mask = np.arange(tokens.lengths.max()) < tokens.lengths[:, None]
         entries = {"attention_mask": _arrays.entry_of(token_mask.astype(np.uint8))}
@@ -158,23 +158,23 @@ class Case:
                 rows[token_mask] = values
                 entries[name] = _arrays.entry_of(rows)
         _safetensors.write(self.scratch.path / "batch.safetensors", entries)
-        return self.run(self.scratch.path / "batch.safetensors", *more, **how)
+        return self.run(self.scratch.path / "batch.safetensors", *extra_words, **run_options)
 
     def rows_of(self, index: Array) -> Array:
         """The logits [n, V] that predict the tokens of an ascending index, as fp32."""
         sequences = np.unique(self.tokens.sequence[index])
         part = Tokens([self.tokens.of_each[i] for i in sequences])
-        origin = self.tokens.first[sequences][part.sequence] + part.place
+        origin = self.tokens.starts[sequences][part.sequence] + part.place
         labels = np.where(np.isin(origin, index), part.token, -100)
-        return self.of(part, "--logits", labels=labels)["logits"].astype(np.float32)
+        return self.evaluate(part, "--logits", labels=labels)["logits"].astype(np.float32)
 
     def measure_rounding(self, arithmetic: str) -> None:
         """By the longest sequence."""
         longest = Tokens([max(self.tokens.of_each, key=len)[:ROUNDED_TOKENS]])
-        off = self.of(longest, "--sensitivity", f"--sensitivity-of={arithmetic}", layout=False)["rounding"][:, 1:]
+        off = self.evaluate(longest, "--sensitivity", f"--sensitivity-of={arithmetic}", layout=False)["rounding"][:, 1:]
         self.rounding = (math.sqrt(np.mean(off * off)), float(np.abs(off).max())) if off.size else (0.0, 0.0)
 
-    def read_batch(self, path: str, more: list[str]) -> None:
+    def read_batch(self, path: str, extra_words: list[str]) -> None:
         """Tokens of a batch of `anyrank grads`, whose rules say where sequences are, with their numbers."""
         try:
             batch_tensors = {name: _arrays.numpy_of(entry) for name, entry in _safetensors.read(path)[0].items()}
@@ -182,7 +182,7 @@ class Case:
             refuse(f"{path}: {error.strerror}")
         if "labels" in batch_tensors:
             refuse(f"{path}: labels would not be looked at: each token is predicted")
-        self.numbers = self.run(path, *more)
+        self.numbers = self.run(path, *extra_words)
         number = _arrays.numpy_of(_safetensors.read(self.out)[0]["sequences"])
         ends: Array = np.flatnonzero(np.diff(self.numbers["sequences"])) + 1
         self.tokens = Tokens(np.split(batch_tensors["input_ids"][number >= 0], ends))
@@ -197,14 +197,14 @@ class Case:
 class _Mixed:
     """A model's folder with weights of another one's: a file of each module of both, and a list of which are used."""
 
-    def __init__(self, model: str, other: str) -> None:
-        self.scratch, self.weights = Scratch(), [self._weights(pathlib.Path(path)) for path in (model, other)]
+    def __init__(self, model: str, other_model: str) -> None:
+        self.scratch, self.weights = Scratch(), [self._weights(pathlib.Path(path)) for path in (model, other_model)]
         if not self.weights[0]:
             refuse(f"the other model's weights are compared with the model's, and {model} has none")
         if not self.weights[1]:
-            refuse(f"{other}: there are no weights")
+            refuse(f"{other_model}: there are no weights")
         for name in sorted(self.weights[0].keys() ^ self.weights[1].keys()):
-            refuse(f"{other}: its weights have other names than those of {model}: {name} is in one alone")
+            refuse(f"{other_model}: its weights have other names than those of {model}: {name} is in one alone")
         self.modules = sorted({self._module(name) for name in self.weights[0]}, key=lambda name: (
             int(name.rpartition(".")[2]) if name[-1:].isdigit() else sys.maxsize, name))  # layers, then all else
         (self.scratch.path / "config.json").write_bytes(pathlib.Path(model, "config.json").read_bytes())
@@ -257,23 +257,24 @@ class _Search:
 
     def __init__(self, case: Case, claims: Claims) -> None:
         self.case, self.claims = case, claims
-        self.rounding = (4.0 * case.rounding[0]) ** 2 * len(claims.given)  # squares that it may leave
-        self.squares = self.left = claims.squares(claims.reference)
+        self.rounding = (4.0 * case.rounding[0]) ** 2 * len(claims.claimed)  # squares that it may leave
+        self.squares = self.residual = claims.squares(claims.reference)
         self.cause, self.facts = "", {"value": "", "temperature": ""}
 
     def note(self, cause: str, residual: float, value: str = "", temperature: str = "") -> None:
-        if residual < self.left:
-            self.cause, self.left, self.facts = cause, residual, {"value": value, "temperature": temperature}
+        if residual < self.residual:
+            self.cause, self.residual, self.facts = cause, residual, {"value": value, "temperature": temperature}
 
     @property
     def found(self) -> bool:
         """Nothing is left but rounding."""
-        return self.left <= 0.001 * self.squares or (self.left <= 0.1 * self.squares and self.left <= self.rounding)
+        return self.residual <= 0.001 * self.squares or (
+            self.residual <= 0.1 * self.squares and self.residual <= self.rounding)
 
     def try_rows(self) -> None:
         """Place by place."""
         c, tokens, numbers = self.claims, self.case.tokens, self.case.numbers
-        x, token_indices = c.reference, c.where
+        x, token_indices = c.reference, c.token_indices
         logprobs, is_last = (
             numbers["logprobs"],
             tokens.place[token_indices] + 1 == tokens.lengths[tokens.sequence[token_indices]],
@@ -292,12 +293,12 @@ class _Search:
             self.note(cause, c.squares(predicted))
         self.note(
             "shifted_by_one",
-            c.squares(np.where(is_last, c.given, np.append(logprobs, np.nan)[token_indices + 1])),
+            c.squares(np.where(is_last, c.claimed, np.append(logprobs, np.nan)[token_indices + 1])),
             "after",
         )
         self.note(
             "shifted_by_one",
-            c.squares(np.where(tokens.place[token_indices] > 1, logprobs[token_indices - 1], c.given)),
+            c.squares(np.where(tokens.place[token_indices] > 1, logprobs[token_indices - 1], c.claimed)),
             "before",
         )
 
@@ -307,9 +308,9 @@ class _Search:
         for plain in (True, False):
             for kind, sampler in samplers.items():
                 divided = kind != "temperature" and abs(sampler.temperature - 1.0) > 1e-9
-                if divided != plain and sampler.left < WORTH_A_NUMBER * self.left:
+                if divided != plain and sampler.residual < WORTH_A_NUMBER * self.residual:
                     value = sampler.temperature if kind == "temperature" else sampler.number
-                    self.note(kind, sampler.left, f"{value:.4g}",
+                    self.note(kind, sampler.residual, f"{value:.4g}",
                               f", after a division by a temperature, {sampler.temperature:.4g}" if divided else "")
 
     def try_run(self, cause: str, tokens: Tokens, selection: typing.Any = slice(None), value: str = "",
@@ -318,8 +319,8 @@ class _Search:
         if self.found:
             return
         try:
-            predicted = self.case.of(tokens, layout=False, **run_options)["logprobs"][selection]
-            self.note(cause, self.claims.squares(predicted[self.claims.where]), value)
+            predicted = self.case.evaluate(tokens, layout=False, **run_options)["logprobs"][selection]
+            self.note(cause, self.claims.squares(predicted[self.claims.token_indices]), value)
         except AnyrankError as error:  # the model cannot read them so, as without positions enough
             if error.exit_status != 2:
                 raise
@@ -352,13 +353,13 @@ class _Search:
     def of_each(self) -> bool:
         """Whether what the best cause leaves is little beside how the numbers vary among themselves, or is rounding:
         any cause with their mean takes away most of what numbers that are far from the model's are off by."""
-        vary = float(((self.claims.given - self.claims.given.mean()) ** 2).sum())
-        return self.left <= (1.0 - EXPLAINED_LEAST) * vary or self.left <= self.rounding
+        vary = float(((self.claims.claimed - self.claims.claimed.mean()) ** 2).sum())
+        return self.residual <= (1.0 - EXPLAINED_LEAST) * vary or self.residual <= self.rounding
 
     def conclude(self, side: dict[str, typing.Any]) -> None:
         """Nothing is said of a side that is as the model but for rounding, unless a cause explains nearly all; then the
         side is off, unless the cause is a rounding."""
-        explained = 1.0 - self.left / self.squares if self.squares > 0.0 else 0.0
+        explained = 1.0 - self.residual / self.squares if self.squares > 0.0 else 0.0
         if not side["off"] and not (explained >= EXPLAINED_ALONE and side["largest"] > NOTHING):
             return
         side["off"] = side["off"] or self.cause not in ("logits_in_bf16", "logprobs_in_bf16")
@@ -385,7 +386,7 @@ def _match(tokens: Tokens, sequences: list[Sequence], path: str, input_path: str
                 "be of the same tokens"
             )
         found = equal.pop(equal.index(i) if i in equal else 0)
-        side_logprobs[tokens.first[found]:tokens.first[found] + n] = sequence.given
+        side_logprobs[tokens.starts[found]:tokens.starts[found] + n] = sequence.logprobs
         tokens.prompts[found] = tokens.prompts[found] or sequence.prompt
     if np.isnan(side_logprobs).all():
         refuse(f"{path}: has no log-probability of any token after the first of its sequence")
@@ -397,11 +398,11 @@ def _judge(side_logprobs: Array, case: Case) -> dict[str, typing.Any]:
     token_indices, tokens = np.flatnonzero(~np.isnan(side_logprobs)), case.tokens
     reference = case.numbers["logprobs"]
     off = side_logprobs[token_indices] - reference[token_indices]
-    bound = ROUNDING_WORST * case.rounding[1] if case.within is None else case.within
+    bound = ROUNDING_WORST * case.rounding[1] if case.tolerance is None else case.tolerance
     beyond, finite = int((~(np.abs(off) <= bound)).sum()), off[np.isfinite(off)]
     rms = math.sqrt(np.mean(finite * finite)) if len(finite) else math.inf
     side: dict[str, typing.Any] = {
-        "off": beyond > 0 or (case.within is None and rms > ROUNDING_RMS * case.rounding[0]),
+        "off": beyond > 0 or (case.tolerance is None and rms > ROUNDING_RMS * case.rounding[0]),
         "tokens": len(token_indices), "rms": rms, "mean": float(finite.mean()) if len(finite) else math.inf,
         "largest": float(np.where(np.isnan(off), np.inf, np.abs(off)).max()), "share_off": beyond / len(token_indices),
         "cause": None, "says": None, "look_at": None, "explained": None,
@@ -441,7 +442,7 @@ def _explain(side: dict[str, typing.Any], case: Case, claims: Claims) -> None:
 def _hash(tokens: Tokens, logprobs: Array) -> str:
     """Of each sequence one, over its tokens and their log-probabilities; of these one, in the order of their bytes."""
     digests = [hashlib.sha256(token_ids.tobytes() + logprobs[begin + 1:begin + n].tobytes()).digest()
-               for token_ids, begin, n in zip(tokens.of_each, tokens.first, tokens.lengths)]
+               for token_ids, begin, n in zip(tokens.of_each, tokens.starts, tokens.lengths)]
     return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
 
 
@@ -461,7 +462,7 @@ def _write_lines(path: str, case: Case, top: int, digits: int) -> None:
     """Tokens, log-probabilities and entropies, a line for each sequence."""
     tokens, numbers, row = case.tokens, case.numbers, 0
     with open(path + ".part", "w", encoding="utf-8") as out:
-        for token_ids, begin, n in zip(tokens.of_each, tokens.first, tokens.lengths):
+        for token_ids, begin, n in zip(tokens.of_each, tokens.starts, tokens.lengths):
             line = {"tokens": token_ids.tolist()}
             line.update({name: numbers[name][begin:begin + n].tolist() for name in ("logprobs", "entropies")})
             if top:
@@ -587,12 +588,12 @@ def _case(model: str, words: list[str], paths: dict[str, str], top: int, progres
         sequences = read(shown, False) if "input" in paths else sides[names[0]]
         case.tokens = Tokens([sequence.tokens for sequence in sequences], [sequence.prompt for sequence in sequences])
     case.sides = {name: _match(case.tokens, sides[name], paths[name], shown) for name in names}
-    case.numbers = case.numbers or case.of(case.tokens, *extra_words)
+    case.numbers = case.numbers or case.evaluate(case.tokens, *extra_words)
     return case
 
 
 def _report(case: Case, paths: dict[str, str], arithmetic: str, tolerance: float | None, top: int) -> LogprobsReport:
-    numbers, run, case.within = case.numbers, case.report, tolerance
+    numbers, run, case.tolerance = case.numbers, case.report, tolerance
     if case.sides and tolerance is None:
         case.measure_rounding(arithmetic)
     judged = {name: _judge(side_logprobs, case) for name, side_logprobs in case.sides.items()}

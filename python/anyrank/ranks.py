@@ -61,7 +61,7 @@ class _Rank:
         return self.report is None and self.died is None
 
     def failed(self) -> bool:
-        return self.died is not None or (self.report is not None and self.report.what == "raised")
+        return self.died is not None or (self.report is not None and self.report.outcome == "raised")
 
     def listen(self) -> None:
         """Takes the report if there is one, or else notices the process's end."""
@@ -329,7 +329,7 @@ def _ask(ranks: list[_Rank], folder: str) -> None:
 def _status(rank: _Rank) -> str:
     """What a rank was doing when the run was ended."""
     if rank.report is not None:
-        if rank.report.what == "returned":
+        if rank.report.outcome == "returned":
             return "returned"
         return "failed as another rank had" if rank.consequence() else f"raised {rank.report.title}"
     if rank.died is not None:
@@ -370,7 +370,7 @@ def _called(ranks: list[_Rank], folder: str) -> dict[int, list[_collectives.Call
 def _failure(ranks: list[_Rank], folder: str, timeout: float | None) -> RanksFailed:
     _ask(ranks, folder)
     dead = [rank for rank in ranks if rank.died is not None]
-    raised = [rank for rank in ranks if rank.report is not None and rank.report.what == "raised"]
+    raised = [rank for rank in ranks if rank.report is not None and rank.report.outcome == "raised"]
     found = _collectives.disagreement(_called(ranks, folder))
     of_calls = all(rank.consequence() for rank in raised) and all(rank.died == -signal.SIGABRT for rank in dead)
     if of_calls and (_collectives.is_certain(found) or (found and (dead or raised))):
@@ -385,7 +385,8 @@ def _failure(ranks: list[_Rank], folder: str, timeout: float | None) -> RanksFai
 def _disagree(ranks: list[_Rank], found: dict[int, _collectives.Call], kind: str) -> RanksFailed:
     """Names the call in which ranks do not agree, which gloo answers by a hang, an abort or some ranks' error."""
     call_groups = _alike(ranks, found)
-    lines = "".join(f"\n  {_numbers(group)}: {call.what()}, called by {call.where()}" for group, call in call_groups)
+    lines = "".join(f"\n  {_numbers(group)}: {call.label()}, called by {call.location()}"
+                    for group, call in call_groups)
     named_rank = min((group for group, _ in call_groups), key=len)[0]
     return RanksFailed(f"{_said_of(call_groups)}{lines}{_meanwhile(ranks, [])}", kind, named_rank.number)
 
@@ -400,7 +401,7 @@ def _alike(ranks: list[_Rank], found: dict[int, _collectives.Call]) -> list[tupl
 
 
 def _said_of(call_groups: list[tuple[list[_Rank], _collectives.Call]]) -> str:
-    summary = " and ".join(f"{_numbers(group)} {call.what()}" for group, call in call_groups)
+    summary = " and ".join(f"{_numbers(group)} {call.label()}" for group, call in call_groups)
     return f"ranks call {_collectives.kind_of([call for _, call in call_groups])}: {summary}"
 
 
@@ -408,7 +409,7 @@ def _warn_of_calls(ranks: list[_Rank], folder: str) -> None:
     """Of a run that ended well all the same: what it computed has no meaning."""
     found = _collectives.disagreement(_called(ranks, folder))
     if _collectives.is_certain(found):
-        call_sites = "; ".join(f"{_numbers(group)} in {call.where()}" for group, call in _alike(ranks, found))
+        call_sites = "; ".join(f"{_numbers(group)} in {call.location()}" for group, call in _alike(ranks, found))
         warnings.warn(f"no rank failed, but {_said_of(_alike(ranks, found))}; {call_sites}", stacklevel=3)
 
 
@@ -421,7 +422,7 @@ def _died(ranks: list[_Rank], rank: _Rank, folder: str) -> RanksFailed:
     last_calls = {number: calls[-1] for number, calls in _called(ranks, folder).items() if calls}
     if rank.died == -signal.SIGABRT and last_calls:
         text += "\n\nThe last collectives that ranks called:" + "".join(
-            f"\n  rank {number}: {call.what()}, called by {call.where()}" for number, call in last_calls.items())
+            f"\n  rank {number}: {call.label()}, called by {call.location()}" for number, call in last_calls.items())
     return RanksFailed(text + _meanwhile(ranks, [rank]), "died", rank.number)
 
 
@@ -486,5 +487,5 @@ def _listing(frames: list[_stacks.Frame]) -> str:
         for i, frame in enumerate(frames)
         if i >= user_index - 3 and frame.function not in _stacks.WRAPPERS and not _rank_process.of_package(frame.path)
     ]
-    return "\n".join(f"  {frame.where()} in {frame.function}" + (f": {frame.source()}" if frame.source() else "")
+    return "\n".join(f"  {frame.location()} in {frame.function}" + (f": {frame.source()}" if frame.source() else "")
                      for frame in reversed(shown))

@@ -400,7 +400,7 @@ class _Causes:
                 self.digest.setdefault(digest, []).append(key)
         return self.digest.get(hashlib.sha256(like.dtype.encode() + bytes(data)).digest(), [])
 
-    def of(self, a: Tensor, b: Tensor) -> tuple[str, str]:
+    def cause_of(self, a: Tensor, b: Tensor) -> tuple[str, str]:
         x, y = a.read(), b.read()
         label = f"a {ROLES[a.role]}"
         if any(bytes(x)) and not any(bytes(y)):
@@ -523,7 +523,7 @@ def _compare_tensors(before: State, after: State, ignored: typing.Callable[[str]
             if kind in ("random_state", "step_reset"):
                 yield kind, "values changed", key
             else:
-                yield (*causes.of(a, b), key)
+                yield (*causes.cause_of(a, b), key)
 
 
 def compare(before: Path, after: Path, *, ignore: typing.Collection[str] = (),

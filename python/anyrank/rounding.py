@@ -166,14 +166,14 @@ def _keys(x: torch.Tensor) -> torch.Tensor:
     return torch.where(bits < 0, -(2 ** (8 * x.element_size() - 1)) - bits, bits)
 
 
-def size_of(value: torch.Tensor, other: torch.Tensor) -> Size:
+def size_of(value: torch.Tensor, approximation: torch.Tensor) -> Size:
     if value.element_size() == 1:  # of 8 bits there is no arithmetic
-        value, other = value.float(), other.float()
-    off = (other.double() - value.double()).abs()
+        value, approximation = value.float(), approximation.float()
+    off = (approximation.double() - value.double()).abs()
     off = off[off.isfinite()]
     if not off.numel():
         return Size()
-    steps = (_keys(other) - _keys(value)).double().abs()
+    steps = (_keys(approximation) - _keys(value)).double().abs()
     digits = torch.frexp(steps)[1].clamp(0, 32).double().mean().item()
     return Size(off.square().mean().sqrt().item(), off.max().item(), 2.0**digits - 1.0)
 

@@ -53,12 +53,12 @@ class Step:
             if name.rpartition(":")[2] in kinds and not entry["left_out"]:
                 yield name, entry
 
-    def said(self, key: str, apart: typing.Collection[str] = ()) -> typing.Iterator[list[State]]:
+    def said(self, key: str, split_dims: typing.Collection[str] = ()) -> typing.Iterator[list[State]]:
         """The states of ranks that have the same place in these dimensions of the mesh, and that say something."""
         groups: dict[typing.Any, list[State]] = {}
         for state in self.states:
             if state.get(key) is not None:
-                place = tuple(i for name, i in state["at"].items() if name in apart)
+                place = tuple(i for name, i in state["at"].items() if name in split_dims)
                 groups.setdefault(place, []).append(state)
         yield from groups.values()
 
@@ -71,8 +71,8 @@ class Watched:
 
     def __init__(self, facts: typing.Mapping[str, typing.Any] | None = None) -> None:
         self.learn(facts or {})
-        self.last: dict[str, Entry] = {}  # the parameters as they were last seen
-        self.first: dict[str, Entry] = {}  # and as they were first
+        self.latest: dict[str, Entry] = {}  # the parameters as they were last seen
+        self.initial: dict[str, Entry] = {}  # and as they were first
         self.idle: dict[tuple[str, str], int] = {}  # steps in a row, by rule and tensor
         self.found: set[tuple[str, str]] = set()
         self.seen: set[tuple[str, str]] = set()  # what has happened once: by rule and tensor
@@ -93,7 +93,7 @@ class Watched:
     def step(self, number: int, entries: typing.Iterable[Entry], states: typing.Sequence[State] = ()) -> list[Finding]:
         """The findings of a step, each rule's of a tensor once."""
         current: dict[str, Entry] = {}
-        before = dict(self.last)
+        before = dict(self.latest)
         for entry in entries:
             base, written = _name_and_step(entry["name"])
             stem, _, kind = base.rpartition(":")
@@ -103,7 +103,7 @@ class Watched:
                 current[base] = entry
         step = Step(number, current, before, states)
         findings = [finding for rule in RULES for finding in rule(self, step)]
-        self.last = {**before, **{name.rpartition(":")[0]: e for name, e in step.of_kind("new")}}
+        self.latest = {**before, **{name.rpartition(":")[0]: e for name, e in step.of_kind("new")}}
         self.before = number
         new = [finding for finding in findings if (finding.rule, finding.tensor) not in self.found]
         self.found.update((finding.rule, finding.tensor) for finding in new)
@@ -166,7 +166,7 @@ def copies(run: Watched, step: Step) -> typing.Iterator[Finding]:
 
 def _find_parts(run: Watched, step: Step) -> None:
     """Parameters that ranks have apart from the start, and their gradients too, are parts of which nothing tells."""
-    for stem, entry in step.before.items() if not run.last else ():
+    for stem, entry in step.before.items() if not run.latest else ():
         gradient = step.entries.get(f"{stem}:grad")
         if entry["differing"] >= 0 and gradient is not None and gradient["differing"] >= 0:
             run.parts.add(stem)
@@ -202,7 +202,7 @@ def no_gradient(run: Watched, step: Step) -> typing.Iterator[Finding]:
         gradient = gradients.get(f"{stem}:grad")
         if _is_in(stem, run.frozen) or stem.startswith("ema."):
             continue
-        initial = run.first.setdefault(stem, step.before.get(stem, step.entries[name]))
+        initial = run.initial.setdefault(stem, step.before.get(stem, step.entries[name]))
         moved = stem in step.before and step.before[stem]["digest"] != initial["digest"]
         if run.never("no_gradient", stem, gradient is not None or moved):
             yield Finding("no_gradient", f"{stem}:grad", step.number, f"none in {UNUSED} captured steps: the parameter "

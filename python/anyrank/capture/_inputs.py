@@ -24,7 +24,7 @@ FOLDER = "inputs"
 
 
 class Inputs:
-    """The inputs of leaf modules, and of those that globs of paths name. most: elements of one up to which it is
+    """The inputs of leaf modules, and of those that globs of paths name. max_elements: of one, up to which it is
     written. wanted: whether a name is."""
 
     def __init__(self, folder: pathlib.Path, groups: Groups, spec: Spec, globs: typing.Sequence[str], max_elements: int,
@@ -94,7 +94,7 @@ class Inputs:
         return all(n == 1 or name in self.groups.data for name, n in self.groups.mesh.sizes.items())
 
     def finish(self, exchange: Alone | Store, record: Record) -> str:
-        """Completes the files, of all ranks or of none. of: what else was written of the run. Why there are none."""
+        """Completes the files, of all ranks or of none. record: what else was written of the run. Why there are none."""
         failed: list[str] = exchange.tell(self.failed)
         why = next((text for text in failed if text), "")
         if why or not any(exchange.tell(bool(self.record.values))):

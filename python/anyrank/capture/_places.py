@@ -222,8 +222,8 @@ def sample_starts(mesh: Mesh, name: str, sample_dims: list[str], data: typing.Se
                   rows: typing.Sequence[list[int] | None], by_rank: bool) -> list[int]:
     """Where this rank's micro-batches begin among all samples. rows: of each rank's micro-batches, None: it has none.
 
-    over: the dimensions of the mesh that share them out. Each micro-batch is divided over all ranks; by_rank: the
-    micro-batches of a data-parallel rank follow one another.
+    sample_dims: the dimensions of the mesh that share them out. Each micro-batch is divided over all ranks; by_rank:
+    the micro-batches of a data-parallel rank follow one another.
     """
     ranks, _ = mesh.along(sample_dims)
     rows = filled(mesh, sample_dims, rows)

@@ -49,7 +49,7 @@ def label(x: float, y: float, attributes: str, text: str) -> str:
 
 
 def svg(size: tuple[float, float], margin: float, title: str, subtitle: str, body: list[str], style: str = "") -> str:
-    """A picture of width x height pixels with its title in the upper 50, at `left`; style: CSS of more classes."""
+    """A picture of width x height pixels with its title in the upper 50, at `margin`; style: CSS of more classes."""
     width, height = size
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" '
