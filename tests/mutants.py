@@ -737,7 +737,7 @@ MUTANTS = [
      "run->memory_difference[0] == '\\0' && ", "", "verify/compare_test"),
     # --- cli
     ("bars of memory leave out the GPU's room", "python/anyrank/page/_plan.py",
-     "memory._replace(most=room)", "memory", "cli/plan_page_test"),
+     "memory._replace(longest=room)", "memory", "cli/plan_page_test"),
     ("a MB is taken for a MiB", "cli/options/kinds.c",
      "{\"MB\", 1000000u}", "{\"MB\", 1048576u}", "cli/args_test"),
     ("a manual page may lack an option", "cli/options/describe.c",

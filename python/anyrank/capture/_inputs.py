@@ -94,7 +94,8 @@ class Inputs:
         return all(n == 1 or name in self.groups.data for name, n in self.groups.mesh.sizes.items())
 
     def finish(self, exchange: Alone | Store, record: Record) -> str:
-        """Completes the files, of all ranks or of none. record: what else was written of the run. Why there are none."""
+        """Completes the files, of all ranks or of none. record: what else was written of the run.
+        Returns why there are none."""
         failed: list[str] = exchange.tell(self.failed)
         why = next((text for text in failed if text), "")
         if why or not any(exchange.tell(bool(self.record.values))):
