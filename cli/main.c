@@ -17,6 +17,7 @@
 
 /* In the order in which a person meets them. */
 static const ari_subcommand subcommands[] = {
+    {"compare", "run a training script in two ways and compare every tensor", NULL, ari_command_compare},
     {"check", "compare every tensor of training steps with one rank's, bit for bit", &ari_check_spec, NULL},
     {"grads", "write outputs and gradients of one forward and backward", &ari_grads_spec, NULL},
     {"train", "train on text, the same bits on every layout", &ari_train_spec, NULL},

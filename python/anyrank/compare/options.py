@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line of `anyrank compare`."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import operator
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import sys
+import typing
+
+from anyrank._errors import AnyrankError
+from anyrank._terminal import Parser
+
+OPERATORS: dict[type[ast.AST], typing.Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod}
+TEMPLATE = re.compile(r"\{([^{}]*\branks\b[^{}]*)\}")
+LAUNCHERS = ("torchrun", "python", "python3", "accelerate", "deepspeed")
+HELP = """\
+Run a training script twice, for example on one rank and on two, and compare every activation, gradient and weight of
+the first steps. The script stays as it is.
+
+examples:
+  anyrank compare -- train.py --batch 8                       a script that splits its batch over the ranks
+  anyrank compare -- train.py --batch {8//ranks}              a script whose batch size is per rank
+  anyrank compare --ranks 2,4 -- -m my.training --config c    a model that does not fit on one rank
+  anyrank compare --commit HEAD~1 -- train.py                 did my change change anything?
+  anyrank compare --python old/bin/python --python new/bin/python -- train.py
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run of a script: which ranks, which code, which Python."""
+
+    label: str  # as the report names it: "1 rank", "2 ranks, HEAD~1"
+    name: str  # of its folder
+    ranks: int
+    python: str
+    commit: str | None = None
+    command: str | None = None  # replaces the script
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    runs: tuple[Run, ...]  # the reference first
+    target: tuple[str, ...]  # ("-m", MODULE) or (SCRIPT,)
+    arguments: tuple[str, ...]  # of the script, with {ranks} in them
+    extra: dict[int, str]  # further arguments by number of ranks
+    steps: int
+    first_step: int
+    out: pathlib.Path | None
+    capture: dict[str, typing.Any]
+    verify: tuple[str, ...]
+    has_rule: bool  # the user gave tolerances
+    same_weights: bool
+    to_the_end: bool
+    timeout: float
+    json: str | None
+    quiet: bool
+    verbose: bool
+
+
+def parse(words: typing.Sequence[str]) -> Options:
+    """Errors: SystemExit (2) for a wrong usage, AnyrankError."""
+    parser = Parser(prog="anyrank compare", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
+                    usage="anyrank compare [options] -- SCRIPT|-m MODULE [ARGUMENTS]", allow_abbrev=False)
+    parser.add_argument("--ranks", default=None, metavar="A,B", help="numbers of ranks; the first is the reference "
+                        "(default: 1,2; with another reference: 1)")
+    parser.add_argument("--steps", type=int, default=2, metavar="N", help="training steps to compare (default: 2)")
+    parser.add_argument("--first-step", type=int, default=1, metavar="K", help="number of the first step, in a script "
+                        "that resumes after K-1 (default: 1)")
+    parser.add_argument("--args-for", nargs=2, action="append", default=[], metavar=("RANKS", "ARGS"),
+                        help='further arguments for the run with so many ranks: --args-for 1 "--batch 8"')
+    other = parser.add_argument_group("another reference than fewer ranks")
+    other.add_argument("--commit", metavar="REV", help="the script as it was at this git commit")
+    other.add_argument("--reference", metavar="COMMAND", help="another command")
+    other.add_argument("--python", action="append", default=[], metavar="PYTHON", help="given twice: the same script "
+                       "in two Python environments; once: the Python to use")
+    parser.add_argument("--same-weights", action="store_true", help="load the reference's initial weights into the "
+                        "other runs")
+    parser.add_argument("--to-the-end", action="store_true", help="let the script finish instead of ending it after "
+                        "the compared steps")
+    parser.add_argument("--out", metavar="DIR", help="keep the dumps and the scripts' output in this folder")
+    parser.add_argument("--timeout", type=float, default=1800, metavar="SECONDS", help="end a run that takes longer "
+                        "(default: 1800)")
+    for name, metavar, text in (("rtol", "X", "relative tolerance"), ("atol", "X", "absolute tolerance"),
+                                ("only", "GLOB", "compare only tensors with these names"),
+                                ("ignore", "GLOB", "leave tensors with these names out"),
+                                ("map", "FILE", "mapping file for names that differ (verify.md)"),
+                                ("html", "FILE", "write a report page")):
+        parser.add_argument(f"--{name}", metavar=metavar, action="append", default=[], help=text)
+    parser.add_argument("--bits", action="store_true", help="equal means equal bits")
+    parser.add_argument("--spec", metavar="FILE", help="placement of plain tensors of hand-written layers (pytorch.md)")
+    parser.add_argument("--operations", action="store_true", help="record each operation, to name the first wrong one")
+    parser.add_argument("--json", metavar="FILE", help="write the result as JSON (-: to standard output)")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--verbose", action="store_true", help="show what the script prints")
+    words = list(words)
+    cut = words.index("--") if "--" in words else len(words)
+    given = parser.parse_args(words[:cut])
+    target, arguments = target_of(words[cut + 1:], parser)
+    if given.steps < 1 or given.first_step < 1:
+        parser.error("--steps and --first-step count from 1")
+    if (given.commit is not None) + (given.reference is not None) + (len(given.python) > 1) > 1:
+        parser.error("--commit, --reference and two --python name a reference each: give one of them")
+    if len(given.python) > 2:
+        parser.error("--python: give at most two")
+    verify = [word for name in ("rtol", "atol", "only", "ignore", "map", "html") for value in getattr(given, name)
+              for word in (f"--{name}", value)] + (["--bits"] if given.bits else [])
+    capture = {**({"spec": given.spec} if given.spec else {}), **({"operations": True} if given.operations else {})}
+    if "spec" in capture and capture["spec"] != "megatron":
+        capture["spec"] = os.path.abspath(capture["spec"])
+    return Options(runs_of(given, parser), target, arguments, _extra(given.args_for, parser), given.steps,
+                   given.first_step, pathlib.Path(given.out) if given.out else None, capture, tuple(verify),
+                   bool(given.rtol or given.atol or given.bits),
+                   given.same_weights, given.to_the_end, given.timeout, given.json, given.quiet, given.verbose)
+
+
+def runs_of(given: argparse.Namespace, parser: Parser) -> tuple[Run, ...]:
+    """The runs that the options ask for, the reference first."""
+    other = given.commit or given.reference or len(given.python) > 1
+    try:
+        counts = [int(text) for text in (given.ranks or ("1" if other else "1,2")).split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1:
+        parser.error(f"--ranks: {given.ranks!r} has to be numbers from 1, for example 1,2")
+    pythons = [_python(name, parser) for name in given.python] or [sys.executable]
+    labels = [f"{n} rank{'s' if n > 1 else ''}" for n in counts]
+    if not other:
+        if len(set(counts)) < 2:
+            parser.error(f"--ranks {given.ranks}: would compare a run with itself: give two numbers, for example 1,2, "
+                         "or another reference (--commit, --reference, --python twice)")
+        return tuple(Run(label, f"ranks-{n}", n, pythons[0]) for label, n in zip(labels, counts))
+    if len(counts) > 2:
+        parser.error("--ranks: with another reference, give one number for both runs, or two")
+    pair = [Run(labels[0], "reference", counts[0], pythons[0], given.commit, given.reference),
+            Run(labels[-1], "script", counts[-1], pythons[-1])]
+    if given.commit:
+        pair[0] = dataclasses.replace(pair[0], label=f"{labels[0]}, commit {given.commit}")
+        pair[1] = dataclasses.replace(pair[1], label=f"{labels[-1]}, working tree")
+    elif given.reference:
+        pair[0] = dataclasses.replace(pair[0], label="the reference command")
+    else:
+        pair = [dataclasses.replace(run, label=f"{run.label}, {name}") for run, name in zip(pair, given.python)]
+    return tuple(pair)
+
+
+def _python(name: str, parser: Parser) -> str:
+    path = shutil.which(name)
+    if path is None:
+        parser.error(f"--python {name}: there is no such program")
+    return os.path.abspath(path)
+
+
+def _extra(pairs: typing.Iterable[tuple[str, str]], parser: Parser) -> dict[int, str]:
+    extra: dict[int, str] = {}
+    for ranks, text in pairs:
+        if not ranks.isdigit():
+            parser.error(f"--args-for {ranks}: expected a number of ranks, and then the arguments as one word")
+        extra[int(ranks)] = f"{extra.get(int(ranks), '')} {text}".strip()
+    return extra
+
+
+def target_of(words: list[str], parser: Parser) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The script or module, and its arguments. Words of a launcher before it (`torchrun --nproc-per-node 2`) go."""
+    if words and os.path.basename(words[0]) in LAUNCHERS and not os.path.isfile(words[0]):
+        words = _without_launcher(words, parser)
+    if words and words[0] == "-m":
+        if len(words) < 2:
+            parser.error("-m: the name of a module is missing")
+        return ("-m", words[1]), tuple(words[2:])
+    if not words:
+        parser.error("there is no script: anyrank compare [options] -- train.py ARGUMENTS")
+    if not os.path.isfile(words[0]):
+        parser.error(f"{words[0]}: there is no such script" + (
+            " (options of anyrank compare come before --)" if words[0].startswith("-") else ""))
+    return (os.path.abspath(words[0]),), tuple(words[1:])
+
+
+def _without_launcher(words: list[str], parser: Parser) -> list[str]:
+    for position, word in enumerate(words[1:], 1):
+        if word == "-m" and words[0].startswith("python") or word.endswith(".py") and os.path.isfile(word):
+            if word != "-m" and words[position - 1] in ("-m", "--module"):
+                return words[position - 1:]
+            return words[position:]
+        if word in ("-m", "--module") and position + 1 < len(words):
+            return ["-m", *words[position + 1:]]
+    parser.error(f"{shlex.join(words[:3])} ..: there is no script in it")
+
+
+def arguments_for(options: Options, run: Run) -> list[str]:
+    """The script's arguments in a run: {ranks} and arithmetic with it are replaced. Errors: AnyrankError."""
+    words = [TEMPLATE.sub(lambda m: str(_calculate(m.group(1), run.ranks)), word) for word in options.arguments]
+    return words + shlex.split(options.extra.get(run.ranks, ""))
+
+
+def _calculate(text: str, ranks: int) -> int:
+    """The value of `8//ranks`. Only whole numbers, ranks and + - * // % are known."""
+
+    def value(node: ast.AST) -> int:
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value
+        if isinstance(node, ast.Name) and node.id == "ranks":
+            return ranks
+        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+            return OPERATORS[type(node.op)](value(node.left), value(node.right))
+        raise ValueError
+
+    try:
+        return value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        raise AnyrankError(f"{{{text}}}: expected whole numbers, ranks, and + - * // %, for example {{8//ranks}}"
+                           ) from None
