@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/options/args.h"
+#include "cli/compare.h"
 #include "ref/core/text.h"
 #include "ref/io/config_private.h"
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "anyrank/device.h"
+#include "cli/compare.h"
 #include "cli/options/args.h"
 #include "cli/options/transport.h"
 #include "ref/core/os/os.h"

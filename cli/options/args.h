@@ -190,8 +190,6 @@ extern const ari_args_spec ari_check_spec, ari_grads_spec, ari_train_spec, ari_v
 /** A subcommand from its arguments to its exit code: prints the help, the version, or an error, and leaves the other
  *  processes. */
 int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv);
-/** `anyrank compare`: replaces this process by the Python package's program. Returns an exit status if it cannot. */
-int ari_command_compare(const ari_subcommand *subcommands, int argc, char **argv);
 /** Not listed: `anyrank describe TEMPLATE OUT`, by which the build makes manual pages and completions: a copy of the
  *  template in which the tables of options replace the lines that ask for them. */
 int ari_command_describe(const ari_subcommand *all, int argc, char **argv);
