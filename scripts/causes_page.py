@@ -23,15 +23,15 @@ def cell(text):
 
 def row(cause, rows):
     """The line of a cause: its first sentence, and what to look at for any of them."""
-    look = dict.fromkeys(part for one in rows for part in one["look_at"].split("; ") if part)
+    look = dict.fromkeys(part for entry in rows for part in entry["look_at"].split("; ") if part)
     return f"|`{cause}`|{cell(rows[0]['gist'])}|{cell('; '.join(look))}|"
 
 
 def page(table, old):
     """The page, after the part of the old one that is written by hand."""
     causes = {}
-    for one in table:
-        causes.setdefault(one["cause"], []).append(one)
+    for entry in table:
+        causes.setdefault(entry["cause"], []).append(entry)
     lines = [HEAD, "|---|---|---|", *(row(cause, rows) for cause, rows in causes.items())]
     return "\n".join([old[:re.search(r"\n\|cause\||\n## ", old).start()].rstrip("\n"), "", *lines, ""])
 

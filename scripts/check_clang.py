@@ -24,10 +24,10 @@ def check(clang, entry):
     """What clang says against a file of compile_commands.json; empty where it says nothing."""
     words = shlex.split(entry["command"])
     words = words[next(i for i, word in enumerate(words) if word.startswith("-")):]
-    at = words.index("-o")
-    done = subprocess.run([clang, *words[:at], *words[at + 2:], *OPTIONS], cwd=entry["directory"], capture_output=True,
-                          text=True, check=False)
-    return done.stderr if done.returncode else ""
+    output_index = words.index("-o")
+    process = subprocess.run([clang, *words[:output_index], *words[output_index + 2:], *OPTIONS],
+                             cwd=entry["directory"], capture_output=True, text=True, check=False)
+    return process.stderr if process.returncode else ""
 
 
 def main():

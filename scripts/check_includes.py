@@ -285,8 +285,8 @@ class Tree:
             self.words[name].pop(match.group(4), None)  # what a file defines itself it may use
             if match.group(4) and not name.startswith(ALTERNATIVES):
                 self.functions_at[match.group(4)] = name
-        for word, at in [*defined, *constants(text)] if not name.startswith(ALTERNATIVES) else ():
-            self.definitions.setdefault(word, {}).setdefault(name, text.count("\n", 0, at) + 1)
+        for word, offset in [*defined, *constants(text)] if not name.startswith(ALTERNATIVES) else ():
+            self.definitions.setdefault(word, {}).setdefault(name, text.count("\n", 0, offset) + 1)
         self.lines[name] = text.count("\n")
         self.functions[name] = [(text.count("\n", 0, match.start()) + 1, match.group(1).count("\n"))
                                 for match in FUNCTION.finditer(text)]
@@ -344,17 +344,17 @@ def check_direct(tree, name, folder):
             if not system:
                 yield line, f'"{text}" is no file of the project; headers of others go in <>'
             continue
-        other = folder_of(target)
+        target_folder = folder_of(target)
         if folder == "ref/baseline":
-            if other != folder and target not in BASELINE_HEADERS:
+            if target_folder != folder and target not in BASELINE_HEADERS:
                 yield line, f"the baseline may not include {target}"
         elif folder not in PUBLIC_FOR.get(target, {folder}):
             yield line, f"{folder} may not include {target}"
-        elif other is None:
+        elif target_folder is None:
             yield line, f"{target} is in a folder without a rule in scripts/check_includes.py"
-        elif target.endswith("_private.h") and (folder in CALLS_ALL or other in CALLS.get(folder, ())):
+        elif target.endswith("_private.h") and (folder in CALLS_ALL or target_folder in CALLS.get(folder, ())):
             pass  # functions that it may call
-        elif other not in (folder, PUBLIC) and other not in ALLOWED[folder]:
+        elif target_folder not in (folder, PUBLIC) and target_folder not in ALLOWED[folder]:
             may = ", ".join(ALLOWED[folder]) or "public headers only"
             yield line, f"{folder} may not include {target} (it may: {may})"
 
@@ -362,7 +362,7 @@ def check_direct(tree, name, folder):
 def check_reached(tree, name, folder):
     """Violations among what a file reaches, each told at the line of the file's own include that leads there."""
     forbidden = FORBIDDEN_SYSTEM.get(folder)
-    told = set()
+    reported = set()
     for chain, text, target, system in tree.reached(name):
         way = " through " + " -> ".join(chain[1:]) if len(chain) > 1 else ""
         problem = None
@@ -373,25 +373,25 @@ def check_reached(tree, name, folder):
                 problem = f"the baseline may not reach {target}{way}"
         elif system and forbidden and forbidden.match(text):
             problem = f"{folder} may not include <{text}>{way}"
-        if problem and (target or text) not in told:
-            told.add(target or text)
+        if problem and (target or text) not in reported:
+            reported.add(target or text)
             yield first_line(tree, name, chain[1] if len(chain) > 1 else text), problem
 
 
 def check_calls(tree, name, folder):
     """Uses of functions that are defined where the folder may not reach, whatever header declares them."""
     for word, line in tree.words[name].items() if folder not in CALLS_ALL else ():
-        other = folder_of(tree.functions_at.get(word, name))
-        if other not in (folder, PUBLIC, *ALLOWED[folder], *CALLS.get(folder, ())):
+        callee_folder = folder_of(tree.functions_at.get(word, name))
+        if callee_folder not in (folder, PUBLIC, *ALLOWED[folder], *CALLS.get(folder, ())):
             yield line, f"{folder} may not call {word} ({tree.functions_at[word]})"
 
 
 def check_homonyms(tree):
     """Names with definitions in two files, each told in all files but the first."""
     for name, places in tree.definitions.items():
-        first = min(places)
-        for path in set(places) - {first}:
-            yield path, places[path], f"{name} is also defined in {first}: give one of them another name"
+        first_file = min(places)
+        for path in set(places) - {first_file}:
+            yield path, places[path], f"{name} is also defined in {first_file}: give one of them another name"
 
 
 def check_faults(tree):
@@ -413,7 +413,8 @@ def check_shared(tree):
     line, named = before.count("\n") + 1, set(NAMED.findall(section.partition("\n## ")[0]))
     inside = [path for path in tree.includes if folder_of(path) == "ref/baseline"]
     defined = {name for name, path in tree.functions_at.items() if path in inside}
-    shared = {name: (path, at) for path in inside for name, at in tree.calls[path].items() if name not in defined}
+    shared = {name: (path, call_line) for path in inside for name, call_line in tree.calls[path].items()
+              if name not in defined}
     for name in sorted(set(shared) - named):
         yield *shared[name], f"the baseline shares {name}: write it anew in ref/baseline, or say so in {SHARED_PAGE}"
     for name in sorted(named - set(shared)):
@@ -436,9 +437,9 @@ def edges(tree):
     for path, words in tree.words.items():
         folder = folder_of(path)
         for word in words if folder and folder not in CALLS_ALL else ():
-            other = folder_of(tree.functions_at.get(word) or min(tree.definitions.get(word, [path])))
-            if other not in (folder, PUBLIC, None):
-                found.setdefault((folder, other), {}).setdefault(word, set()).add(path)
+            used_folder = folder_of(tree.functions_at.get(word) or min(tree.definitions.get(word, [path])))
+            if used_folder not in (folder, PUBLIC, None):
+                found.setdefault((folder, used_folder), {}).setdefault(word, set()).add(path)
     return found
 
 
@@ -462,20 +463,20 @@ def check_edges(tree):
     for pair in sorted({*limits, *found}):
         line, limit = limits.get(pair, (1, 0))
         names = found.get(pair, {})
-        folder, other = pair
+        folder, used = pair
         if len(names) > limit + (slack(limit) if limit else 0):
             once = sorted(name for name, files in names.items() if len(files) == 1)[:5]
-            yield EDGES, line, (f"{folder} uses {len(names)} names of {other}, where {limit} did: ask {other} for the whole "
-                                f"thing, or move what both need (in one file alone: {', '.join(once)}); "
+            yield EDGES, line, (f"{folder} uses {len(names)} names of {used}, where {limit} did: ask {used} for the "
+                                f"whole thing, or move what both need (in one file alone: {', '.join(once)}); "
                                 f"if the edge should be that wide, {write}")
         elif len(names) < limit - slack(limit) or (limit and not names):
-            yield EDGES, line, f"{folder} uses {len(names)} names of {other}, no longer {limit}: {write}"
+            yield EDGES, line, f"{folder} uses {len(names)} names of {used}, no longer {limit}: {write}"
 
 
 def write_edges(root):
     lines = ["# Folder, other folder: of whose functions and types it uses so many. After a conflict write it anew:\n"
              "# scripts/check_includes.py --write .\n"]
-    lines += [f"{folder}, {other}: {len(names)}\n" for (folder, other), names in sorted(edges(Tree(root)).items())]
+    lines += [f"{folder}, {used}: {len(names)}\n" for (folder, used), names in sorted(edges(Tree(root)).items())]
     (root / EDGES).write_text("".join(lines), encoding="utf-8")
 
 

@@ -111,16 +111,17 @@ def check(root):
     """(["page:line: what is wrong"], [(page, line, number, source or None)])"""
     texts, wrong, listed, covered = pages(root), [], [], {}
     for line, page, words, source in rows(root):
-        where = f"{TABLE}:{line}: "
+        prefix = f"{TABLE}:{line}: "
         spans = places(words, texts.get(page, ""))
         if not spans:
-            wrong.append(f"{where}{page} has no such words: {words}")
+            wrong.append(f"{prefix}{page} has no such words: {words}")
         covered.setdefault(page, []).extend((*span, source) for span in spans)
         if not source.startswith("command: anyrank ") and not (source and (root / source).exists()):
-            wrong.append(f"{where}no such source: {source}")
+            wrong.append(f"{prefix}no such source: {source}")
     for page, text in texts.items():
         for begin, end in numbers(page, text):
-            sources = [source for first, last, source in covered.get(page, ()) if first <= begin and end <= last]
+            sources = [source for span_begin, span_end, source in covered.get(page, ())
+                       if span_begin <= begin and end <= span_end]
             line = text.count("\n", 0, begin) + 1
             number = " ".join(text[begin:end].split())
             listed.append((page, line, number, sources[0] if sources else None))

@@ -93,8 +93,8 @@ def functions_of(columns: List[str]) -> List[str]:
 
 def test_error(root: pathlib.Path, words: str) -> str:
     """What is wrong with the name of a test; "" if nothing is."""
-    where, _, name = words.partition(":")
-    path = where if where.endswith(".py") else f"tests/{where}.c"
+    file, _, name = words.partition(":")
+    path = file if file.endswith(".py") else f"tests/{file}.c"
     if not (root / path).is_file():
         return f"there is no file {path}: name FOLDER/FILE_test:NAME, or the path of a Python test"
     text = (root / path).read_text(encoding="utf-8")
@@ -123,20 +123,20 @@ def table_errors(root: pathlib.Path, public: Dict[str, str]) -> List[str]:
     """["file:line: what is wrong"] of the table of demands."""
     wrong, seen = [], set()
     for line, columns in rows(root):
-        where = f"{TABLE}:{line}: "
+        prefix = f"{TABLE}:{line}: "
         if len(columns) != len(COLUMNS):
-            wrong.append(f"{where}{len(columns)} columns, expected {len(COLUMNS)}: {', '.join(COLUMNS)}")
+            wrong.append(f"{prefix}{len(columns)} columns, expected {len(COLUMNS)}: {', '.join(COLUMNS)}")
             continue
         number = int(columns[0]) if columns[0].isdecimal() else 0
         if not 1 <= number <= DEMANDS or number in seen:
-            wrong.append(f"{where}number '{columns[0]}', expected one of 1 to {DEMANDS} that no other row has")
+            wrong.append(f"{prefix}number '{columns[0]}', expected one of 1 to {DEMANDS} that no other row has")
         seen.add(number)
-        wrong += [f"{where}{name} is no function of include/anyrank: name a public one or none"
+        wrong += [f"{prefix}{name} is no function of include/anyrank: name a public one or none"
                   for name in functions_of(columns) if name not in public]
         if not any(item and not item.startswith("missing:") for item in columns[3].split("; ")):
-            wrong.append(f"{where}demand {number} is shown by nothing: name a test, an example, a command or a page")
+            wrong.append(f"{prefix}demand {number} is shown by nothing: name a test, an example, a command or a page")
         errors = [evidence_error(root, item) for item in columns[3].split("; ") if item]
-        wrong += [where + error for error in errors if error]
+        wrong += [prefix + error for error in errors if error]
     wrong += [f"{TABLE}: demand {number} has no row" for number in range(1, DEMANDS + 1) if number not in seen]
     return wrong
 
@@ -152,8 +152,8 @@ def check(root: pathlib.Path) -> List[str]:
     public = public_functions(root)
     used = used_words(root) | {name for _, columns in rows(root) if len(columns) == len(COLUMNS)
                                for name in functions_of(columns)}
-    unused = [f"{where}: {name} has no user: show it in an example or a page, or make it private (ari_)"
-              for name, where in public.items() if name not in used and name not in ALLOWED]
+    unused = [f"{location}: {name} has no user: show it in an example or a page, or make it private (ari_)"
+              for name, location in public.items() if name not in used and name not in ALLOWED]
     stale = [f"scripts/check_public.py: ALLOWED has {name}, which needs no exception: remove it"
              for name in ALLOWED if name not in public or name in used]
     return unused + stale + table_errors(root, public) + page_errors(root)

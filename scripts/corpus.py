@@ -41,9 +41,9 @@ MANIFEST, DIGITS = HERE / "manifest.tsv.xz", 16
 FOLDERS = ("cases", "files", "arrays")
 
 
-def run(words, **more):
+def run(words, **options):
     print("+", *map(str, words), flush=True)
-    return subprocess.run(list(map(str, words)), check=False, **more).returncode
+    return subprocess.run(list(map(str, words)), check=False, **options).returncode
 
 
 def build(tree):
@@ -66,7 +66,7 @@ def python_with_torch():
     return venv if venv.exists() else sys.executable
 
 
-def make(folder, stages):
+def collect(folder, stages):
     tree, corpus = folder / "tree", folder / "corpus"
     for name in FOLDERS:
         (corpus / name).mkdir(parents=True, exist_ok=True)
@@ -107,8 +107,8 @@ def run_tests(tree):
 
 def faults_of(tree):
     words = [tree / "build/anyrank.real", "bugs", "--json", "-"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return [fault["name"] for fault in json.loads(done.stdout)["faults"]]
+    process = subprocess.run(words, capture_output=True, text=True, check=True)
+    return [fault["name"] for fault in json.loads(process.stdout)["faults"]]
 
 
 def truths(folder):
@@ -128,8 +128,8 @@ lists = (t.cases, t.blind_cases, t.blind2_cases, t.blind3_cases, t.experts_cases
 rows = [[c.name, list(c.causes), list(c.partly)] if c.bug else [c.name, [], []] for l in lists for c in l.CASES]
 print(json.dumps(rows))
 """
-    done = subprocess.run([python_with_torch(), "-c", listing], cwd=tree, capture_output=True, text=True, check=True)
-    for name, right, partly in json.loads(done.stdout.splitlines()[-1]):
+    process = subprocess.run([python_with_torch(), "-c", listing], cwd=tree, capture_output=True, text=True, check=True)
+    for name, right, partly in json.loads(process.stdout.splitlines()[-1]):
         rows[name] = (set(right), set(partly))
     with open(HERE / "truths.tsv", "w", encoding="utf-8", newline="") as file:
         out = csv.writer(file, delimiter="\t", lineterminator="\n")
@@ -164,9 +164,9 @@ def manifest(folder):
 def compare(folder):
     with lzma.open(MANIFEST, "rt", encoding="utf-8", newline="") as file:
         known = {row["sha256"] for row in csv.DictReader(file, delimiter="\t")}
-    there = {name[:DIGITS] for name, *_ in rows_of(folder)}
-    print(f"{len(known & there)} of the manifest's {len(known)} cases are here, and {len(there - known)} others")
-    return 0 if known <= there else 1
+    present = {name[:DIGITS] for name, *_ in rows_of(folder)}
+    print(f"{len(known & present)} of the manifest's {len(known)} cases are here, and {len(present - known)} others")
+    return 0 if known <= present else 1
 
 
 # --- the engine that replaces BASE's ----------------------------------------------------------------------------------
@@ -176,16 +176,16 @@ def _open(case, folder, scratch):
     """The dumps of a case of two dumps."""
     from anyrank.dump import Dump
     paths = []
-    for side, told in zip(("reference", "other"), case["inputs"]):
+    for side, dump in zip(("reference", "other"), case["inputs"]):
         root = pathlib.Path(scratch, side)
-        for name, digest in told["files"].items():
+        for name, digest in dump["files"].items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
             (root / name).symlink_to(folder / "corpus/files" / digest)
-        paths.append(root / next(iter(told["files"])) if told["is_file"] else root)
+        paths.append(root / next(iter(dump["files"])) if dump["is_file"] else root)
     maps = {}
     for option, value in zip(case["options"], case["options"][1:]):
         if option in ("--map", "--reference-map"):
-            side = next(s for s in case["inputs"][2:] if s["path"] == value)
+            side = next(entry for entry in case["inputs"][2:] if entry["path"] == value)
             maps[option] = folder / "corpus/files" / next(iter(side["files"].values()))
     return Dump(paths[0], maps.get("--reference-map")), Dump(paths[1], maps.get("--map"))
 
@@ -211,20 +211,21 @@ def _tensor_case(case, folder):
             return None  # heads apart from their features: the patch keeps the layout of another shape
         local = array(copy["data"], tuple(copy["shape"]))
         for box in layout["boxes"]:
-            boxes.append(tuple(slice(o, o + n) for o, n in zip(box["global"], box["extent"])))
-            values.append(local[tuple(slice(o, o + n) for o, n in zip(box["local"], box["extent"]))])
+            boxes.append(tuple(slice(start, start + extent) for start, extent in zip(box["global"], box["extent"])))
+            values.append(local[tuple(slice(start, start + extent)
+                                      for start, extent in zip(box["local"], box["extent"]))])
         copies.append(tensors.Copy(case["first_rank"] + rank, tuple(boxes), tuple(values)))
-    around = {}
-    for told in case["dump"]:
-        if told["data"]:
-            around[told["name"]] = array(told["data"], tuple(told["shape"]))
+    dumped = {}
+    for entry in case["dump"]:
+        if entry["data"]:
+            dumped[entry["name"]] = array(entry["data"], tuple(entry["shape"]))
     for key, text in (("before", name.with_kind("new", name.step - 1) if name.step > 1 else name.with_kind("init")),
                       ("last", name.with_kind("grad", name.step - 1))):
         if case[key]:
-            around.setdefault(text, array(case[key], shape))
-    axes = [n for n in case["mesh"]]
-    mesh = {label: n for label, n in zip(AXES, axes) if n > 1}
-    runs = tensors.Runs(around, {}, mesh=mesh, batch=case["batch"], seq=case["seq"],
+            dumped.setdefault(text, array(case[key], shape))
+    axes = [extent for extent in case["mesh"]]
+    mesh = {label: extent for label, extent in zip(AXES, axes) if extent > 1}
+    runs = tensors.Runs(dumped, {}, mesh=mesh, batch=case["batch"], seq=case["seq"],
                         micro_batches=max(case["micro_batches"], 1), exact=case["flags"]["exact"])
     from anyrank.explain.dumps import worst_of
     return tensors.thinned(tensors.Case(name, reference, worst_of(reference, copies), tuple(copies), runs,
@@ -253,9 +254,9 @@ def judge_one(job):
             built = _tensor_case(case, folder)
             answer = explain.explain(built) if built else explain.Answer("not_tried")
     except Exception as error:  # noqa: BLE001  a defect of the engine, which is counted
-        last = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{last.filename.rpartition('/')[2]}:{last.lineno}"
-        return path.stem, case["label"], "", "error", f"{where}: {error!r}"[:300]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        location = f"{frame.filename.rpartition('/')[2]}:{frame.lineno}"
+        return path.stem, case["label"], "", "error", f"{location}: {error!r}"[:300]
     return path.stem, case["label"], old, answer.cause, answer.sentence[:300]
 
 
@@ -275,7 +276,7 @@ def judge(folder, globs):
     def today(cause):
         return {cause}.union(*map(today, names[cause])) if cause in names else {cause}
 
-    def of(label, cause):
+    def judgement(label, cause):
         """How a cause is judged: right, partly, unknown or wrong; "": there is no truth."""
         right, partly = known.get(label) or known.get(label.rpartition("/")[2]) or (None, None)
         if right is None:
@@ -289,20 +290,20 @@ def judge(folder, globs):
     if globs:
         jobs = [job for job in jobs
                 if any(fnmatch.fnmatchcase(text, glob) for glob in globs for text in texts_of(job[0]))]
-    counts, kept = collections.Counter(), collections.Counter()
+    counts, preserved = collections.Counter(), collections.Counter()
     judged = ROOT / "build/judged.tsv"
     with concurrent.futures.ProcessPoolExecutor(2) as pool, open(judged, "w", encoding="utf-8") as out:
         print("sha256", "label", "old", "old_is", "new", "new_is", "sentence", sep="\t", file=out)
         for name, label, old, new, sentence in pool.map(judge_one, jobs, chunksize=4):
-            before, now = of(label, old), of(label, new)
-            counts[f"old {before}"] += 1
-            counts[f"new {now if new != 'error' else 'error'}"] += 1
-            if before == "right":
-                kept[now == "right"] += 1
+            old_verdict, new_verdict = judgement(label, old), judgement(label, new)
+            counts[f"old {old_verdict}"] += 1
+            counts[f"new {new_verdict if new != 'error' else 'error'}"] += 1
+            if old_verdict == "right":
+                preserved[new_verdict == "right"] += 1
             plain = sentence.replace("\t", " ").replace("\n", " ")
-            print(name, label, old, before, new, now, plain, sep="\t", file=out)
+            print(name, label, old, old_verdict, new, new_verdict, plain, sep="\t", file=out)
     print(", ".join(f"{key}: {n}" for key, n in sorted(counts.items())))
-    print(f"right answers kept: {kept[True]} of {kept.total()}")
+    print(f"right answers kept: {preserved[True]} of {preserved.total()}")
     return 0
 
 
@@ -329,7 +330,7 @@ def texts_of(path):
 def main():
     verb, *rest = sys.argv[1:] or [""]
     if verb == "make" and rest:
-        return make(pathlib.Path(rest[0]).resolve(), rest[1:]) or 0
+        return collect(pathlib.Path(rest[0]).resolve(), rest[1:]) or 0
     if verb == "judge" and rest:
         return judge(pathlib.Path(rest[0]).resolve(), rest[1:])
     if [verb, *rest] == ["reliability"]:

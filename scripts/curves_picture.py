@@ -17,10 +17,10 @@ LEFT, TOP, WIDTH, HEIGHT = 50, 34, 690, 230
 
 
 def rows(files):
-    print("run", *(pathlib.Path(f).stem for f in files), sep="\t")
-    losses = [json.loads(pathlib.Path(f).read_text())["loss"] for f in files]
-    for at in range(0, len(losses[0]), WINDOW):
-        print(at + WINDOW, *(f"{sum(run[at:at + WINDOW]) / WINDOW:.4f}" for run in losses), sep="\t")
+    print("run", *(pathlib.Path(file).stem for file in files), sep="\t")
+    losses = [json.loads(pathlib.Path(file).read_text())["loss"] for file in files]
+    for begin in range(0, len(losses[0]), WINDOW):
+        print(begin + WINDOW, *(f"{sum(run[begin:begin + WINDOW]) / WINDOW:.4f}" for run in losses), sep="\t")
 
 
 def draw(file):

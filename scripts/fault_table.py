@@ -28,13 +28,13 @@ def percent(value):
 def figures_of(fault):
     """What is measured of a fault, by column; "" where there is nothing to measure."""
     row = dict.fromkeys(COLUMNS, "") | {"fault": fault["name"], "case": fault["case"].replace("-demo", "")}
-    first, curve, moved = fault["first_difference"], fault["curve"], fault["bytes"]
+    difference, curve, moved = fault["first_difference"], fault["curve"], fault["bytes"]
     if fault["error"]:
         return row | {"first": ENDED}
-    row |= {"first": first["tensor"], "rank": str(first["rank"])} if first else {"first": BYTES_ALONE}
+    row |= {"first": difference["tensor"], "rank": str(difference["rank"])} if difference else {"first": BYTES_ALONE}
     if moved["predicted"] is not None:
-        more = moved["counted"] - moved["predicted"]
-        row["bytes"] = "too many" if more > 0 else "too few" if more else "as predicted"
+        excess = moved["counted"] - moved["predicted"]
+        row["bytes"] = "too many" if excess > 0 else "too few" if excess else "as predicted"
     if curve:
         row |= {"losses_10": percent(curve["first_ten"]), "losses_20": percent(curve["loss_deviation"]),
                 "gradients": percent(curve["gradient_deviation"]),
@@ -58,11 +58,11 @@ def below(rows, column, limit):
 def summary(rows):
     ended = [row for row in rows if row["first"] == ENDED]
     modules = [row for row in rows if row["first"] != ENDED and not row["bytes"]]
-    others = [row for row in rows if row["bytes"]]
+    compared = [row for row in rows if row["bytes"]]
     curves = [row for row in rows if row["losses_10"]]
     return (f"{len(ended)} of the {len(rows)} faults end the run with an error, because ranks disagree about a collective or "
             f"one of them left it out. {len(modules)} needs a module with an unused parameter, whose bytes are not predicted. "
-            f"Of the other {len(others)}, {sum(row['bytes'] == 'as predicted' for row in others)} move the "
+            f"Of the other {len(compared)}, {sum(row['bytes'] == 'as predicted' for row in compared)} move the "
             f"predicted bytes, and {sum(row['first'] == BYTES_ALONE for row in rows)} shows in the bytes alone. "
             f"Of {len(curves)} whose losses were compared, {below(curves, 'losses_20', SMALL)} move the loss by less than "
             f"{SMALL:g} % in 20 steps, and {below(curves, 'losses_10', UNSEEN)} by less than {UNSEEN:g} % in each of the first "

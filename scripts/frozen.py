@@ -245,36 +245,36 @@ RUNS = {
 def cases(binary):
     """{name: its commands}."""
     faults = [fault["name"] for fault in told_by(binary, "bugs")["faults"]]
-    made = {f"help-{command.split()[0]}": [command] for command in HELP}
-    made["refused"] = REFUSED.strip().split("\n")
+    table = {f"help-{command.split()[0]}": [command] for command in HELP}
+    table["refused"] = REFUSED.strip().split("\n")
     for name, layout in LAYOUTS.items():
-        made[f"check-llama-{name}"] = [f"check {GQA} {layout} {SMALL} --memory --json -"]
-        made[f"check-gpt2-{name}"] = [f"check {GPT2} {layout} {SMALL} --skip-f64 --memory"]
+        table[f"check-llama-{name}"] = [f"check {GQA} {layout} {SMALL} --memory --json -"]
+        table[f"check-gpt2-{name}"] = [f"check {GPT2} {layout} {SMALL} --skip-f64 --memory"]
     for folder in sorted(path.parent for path in (ROOT / GOLDEN).glob("*/config.json")):
         name = folder.name
-        made[f"family-{name}"] = [f"check {GOLDEN}/{name} --tp 2 --steps 1 --batch 2 --seq 8 --skip-f64 --json -",
-                                  f"plan {GOLDEN}/{name} --flow --tp 2 --batch 2 --seq 8",
-                                  f"lint {GOLDEN}/{name} --tp 2 --sp --batch 2 --seq 8"]
-    made.update(RUNS)
+        table[f"family-{name}"] = [f"check {GOLDEN}/{name} --tp 2 --steps 1 --batch 2 --seq 8 --skip-f64 --json -",
+                                   f"plan {GOLDEN}/{name} --flow --tp 2 --batch 2 --seq 8",
+                                   f"lint {GOLDEN}/{name} --tp 2 --sp --batch 2 --seq 8"]
+    table.update(RUNS)
     rows = (line.split("\t") for line in (ROOT / "docs/evidence/bits.tsv").read_text(encoding="utf-8").splitlines())
-    made["bits"] = [words_of_bits(command) for _, takes, command in rows if takes == "second"]
+    table["bits"] = [words_of_bits(command) for _, duration, command in rows if duration == "second"]
     for model, layout in ((GQA, "--tp 2 --sp --dp 2"), (GQA, "--cp 2 --zigzag"), (GPT2, "--pp 2 --micro-batches 2"),
                           (GPT2, "--dp 2 --zero 3"), (GQA, "--dp 2"), (GPT2, "--tp 2")):
         grads = f"grads {model} --input {model}/batch.safetensors --activations --out TMP"
-        made["grads-faults-" + layout.replace("--", "").replace(" ", "")] = [f"{grads}/right"] + [
+        table["grads-faults-" + layout.replace("--", "").replace(" ", "")] = [f"{grads}/right"] + [
             command for fault in faults if (fault, layout) not in UNSTABLE for command in (
                 f"{grads}/{fault} --inject {fault} {layout} --per-rank",
                 f"verify TMP/right/activations.safetensors TMP/{fault}/ranks --json -")]
     for way, (_, rule) in ROUNDED.items():
-        made["spoiled" + way] = [
-            f"verify {GOLDEN}/{folder}/{file}.safetensors INPUT/{name}{way}.safetensors {told} {rule}--json -"
-            for name, (folder, file, *_) in SPOILED.items() for told in ("", "--tp 4 --heads 8 --kv-heads 2")]
-    return made
+        table["spoiled" + way] = [
+            f"verify {GOLDEN}/{folder}/{file}.safetensors INPUT/{name}{way}.safetensors {options} {rule}--json -"
+            for name, (folder, file, *_) in SPOILED.items() for options in ("", "--tp 4 --heads 8 --kv-heads 2")]
+    return table
 
 
 def told_by(binary, subcommand):
-    done = subprocess.run([binary, subcommand, "--json", "-"], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+    process = subprocess.run([binary, subcommand, "--json", "-"], capture_output=True, text=True, check=True)
+    return json.loads(process.stdout)
 
 
 def words_of_bits(command):
@@ -290,11 +290,11 @@ def words_of_bits(command):
 
 # --- dumps that are spoiled -------------------------------------------------------------------------------------------
 
-def times(by, first=0, last=1 << 30):
-    return lambda rows, _: [[by * x for x in row] if first <= i < last else row for i, row in enumerate(rows)]
+def times(factor, begin=0, end=1 << 30):
+    return lambda rows, _: [[factor * x for x in row] if begin <= i < end else row for i, row in enumerate(rows)]
 
 
-def each(change):
+def entrywise(change):
     return lambda rows, _: [[change(x) for x in row] for row in rows]
 
 
@@ -331,7 +331,7 @@ def of_other(name):
 
 def norm_of_parts(rows, _):
     size = len(rows[0]) // 4
-    parts = [[row[at:at + size] for at in range(0, len(row), size)] for row in rows]
+    parts = [[row[begin:begin + size] for begin in range(0, len(row), size)] for row in rows]
     return [[x / (1e-6 + sum(y * y for y in part) / size) ** 0.5 for part in row for x in part] for row in parts]
 
 
@@ -339,86 +339,90 @@ def partial(rows, _):
     return [[0.25 * x + 0.43 * abs(x) * noise(i * len(row) + k) for k, x in enumerate(row)] for i, row in enumerate(rows)]
 
 
-L0, L1 = "model.layers.0.", "model.layers.1."
-H0 = "transformer.h.0."
-G, P = "llama-gqa-tiny", "gpt2-tiny"
+BLOCK0, BLOCK1 = "model.layers.0.", "model.layers.1."
+GPT_BLOCK = "transformer.h.0."
+LLAMA, GPT = "llama-gqa-tiny", "gpt2-tiny"
 # name: (golden folder, file, tensor, what is done to its rows)
 SPOILED = {
-    "quarter": (G, "grads", L1 + "self_attn.o_proj.weight", times(0.25)),
-    "four-times": (G, "grads", L1 + "input_layernorm.weight", times(4.0)),
-    "negative": (G, "grads", L1 + "mlp.down_proj.weight", times(-1.0)),
-    "loss-scale": (G, "grads", L1 + "mlp.up_proj.weight", times(65536.0)),
-    "shard-thrice": (G, "grads", L1 + "self_attn.q_proj.weight", times(3.0, 16, 32)),
-    "three-quarters": (G, "grads", L1 + "mlp.gate_proj.weight", times(0.75)),
-    "odd-factor": (G, "grads", "model.norm.weight", times(0.731)),
-    "each-shard": (G, "grads", L1 + "mlp.gate_proj.weight",
+    "quarter": (LLAMA, "grads", BLOCK1 + "self_attn.o_proj.weight", times(0.25)),
+    "four-times": (LLAMA, "grads", BLOCK1 + "input_layernorm.weight", times(4.0)),
+    "negative": (LLAMA, "grads", BLOCK1 + "mlp.down_proj.weight", times(-1.0)),
+    "loss-scale": (LLAMA, "grads", BLOCK1 + "mlp.up_proj.weight", times(65536.0)),
+    "shard-thrice": (LLAMA, "grads", BLOCK1 + "self_attn.q_proj.weight", times(3.0, 16, 32)),
+    "three-quarters": (LLAMA, "grads", BLOCK1 + "mlp.gate_proj.weight", times(0.75)),
+    "odd-factor": (LLAMA, "grads", "model.norm.weight", times(0.731)),
+    "each-shard": (LLAMA, "grads", BLOCK1 + "mlp.gate_proj.weight",
                    lambda rows, _: [[(0.5, 2.0, 1.5, 0.9)[i // 44] * x for x in row] for i, row in enumerate(rows)]),
-    "zero-keys": (P, "grads", H0 + "attn.c_attn.weight",
+    "zero-keys": (GPT, "grads", GPT_BLOCK + "attn.c_attn.weight",
                   lambda rows, _: [row[:64] + [0.0] * 64 + row[128:] for row in rows]),
-    "constant": (G, "grads", L1 + "mlp.down_proj.weight", each(lambda x: x + 0.01)),
-    "absolute": (G, "grads", L1 + "mlp.down_proj.weight", each(abs)),
-    "clamped": (G, "grads", L1 + "mlp.down_proj.weight", each(lambda x: min(max(x, -0.004), 0.004))),
-    "one-flipped": (G, "grads", L1 + "mlp.down_proj.weight", one_changed(lambda x: x * 2.0 ** 16)),
-    "nan": (G, "grads", L1 + "mlp.up_proj.weight", one_changed(lambda x: float("nan"))),
-    "nan-row": (G, "grads", L1 + "mlp.up_proj.weight", times(float("nan"), 10, 11)),
-    "infinite": (G, "grads", L1 + "mlp.up_proj.weight", times(float("inf"), 0, 44)),
-    "bf16": (G, "model", L1 + "mlp.down_proj.weight", each(lambda x: cut(x, 0xFFFF0000))),
-    "tf32": (G, "model", L1 + "mlp.down_proj.weight", each(lambda x: cut(x, 0xFFFFE000))),
-    "int8": (G, "model", L1 + "mlp.down_proj.weight", each(lambda x: round(x * 1000.0) / 1000.0)),
-    "rotated": (G, "grads", L1 + "mlp.up_proj.weight", rows_from(lambda i, n: (i + n // 4) % n)),
-    "repeated": (G, "grads", L1 + "mlp.up_proj.weight", rows_from(lambda i, n: i - n // 4 if n <= 4 * i < 2 * n else i)),
-    "heads": (G, "model", L1 + "self_attn.q_proj.weight", rows_from(lambda i, n: (i - 8) % n)),
-    "head-columns": (G, "grads", L1 + "self_attn.o_proj.weight", columns_from(lambda i, n: (i - 8) % n)),
-    "rope-pairs": (G, "model", L1 + "self_attn.q_proj.weight",
+    "constant": (LLAMA, "grads", BLOCK1 + "mlp.down_proj.weight", entrywise(lambda x: x + 0.01)),
+    "absolute": (LLAMA, "grads", BLOCK1 + "mlp.down_proj.weight", entrywise(abs)),
+    "clamped": (LLAMA, "grads", BLOCK1 + "mlp.down_proj.weight", entrywise(lambda x: min(max(x, -0.004), 0.004))),
+    "one-flipped": (LLAMA, "grads", BLOCK1 + "mlp.down_proj.weight", one_changed(lambda x: x * 2.0 ** 16)),
+    "nan": (LLAMA, "grads", BLOCK1 + "mlp.up_proj.weight", one_changed(lambda x: float("nan"))),
+    "nan-row": (LLAMA, "grads", BLOCK1 + "mlp.up_proj.weight", times(float("nan"), 10, 11)),
+    "infinite": (LLAMA, "grads", BLOCK1 + "mlp.up_proj.weight", times(float("inf"), 0, 44)),
+    "bf16": (LLAMA, "model", BLOCK1 + "mlp.down_proj.weight", entrywise(lambda x: cut(x, 0xFFFF0000))),
+    "tf32": (LLAMA, "model", BLOCK1 + "mlp.down_proj.weight", entrywise(lambda x: cut(x, 0xFFFFE000))),
+    "int8": (LLAMA, "model", BLOCK1 + "mlp.down_proj.weight", entrywise(lambda x: round(x * 1000.0) / 1000.0)),
+    "rotated": (LLAMA, "grads", BLOCK1 + "mlp.up_proj.weight", rows_from(lambda i, n: (i + n // 4) % n)),
+    "repeated": (LLAMA, "grads", BLOCK1 + "mlp.up_proj.weight",
+                 rows_from(lambda i, n: i - n // 4 if n <= 4 * i < 2 * n else i)),
+    "heads": (LLAMA, "model", BLOCK1 + "self_attn.q_proj.weight", rows_from(lambda i, n: (i - 8) % n)),
+    "head-columns": (LLAMA, "grads", BLOCK1 + "self_attn.o_proj.weight", columns_from(lambda i, n: (i - 8) % n)),
+    "rope-pairs": (LLAMA, "model", BLOCK1 + "self_attn.q_proj.weight",
                    rows_from(lambda i, n: i // 8 * 8 + i % 2 * 4 + i % 8 // 2)),
-    "kv-head": (G, "model", L1 + "self_attn.k_proj.weight", rows_from(lambda i, n: i % 8)),
-    "token-blocks": (G, "outputs", "hidden_states.1", rows_from(lambda i, n: i // 32 * 32 + (i + 8) % 32)),
-    "tokens-dealt": (G, "outputs", "hidden_states.1", rows_from(lambda i, n: i // 32 * 32 + i % 4 * 8 + i % 32 // 4)),
-    "tokens-reversed": (G, "outputs", "hidden_states.1", rows_from(lambda i, n: i // 32 * 32 + 31 - i % 32)),
-    "rank-order": (G, "outputs", "hidden_states.1", rows_from(lambda i, n: i // 8 % 2 * 32 + i // 16 * 8 + i % 8)),
-    "tokens-shifted": (G, "outputs", "hidden_states.1",
+    "kv-head": (LLAMA, "model", BLOCK1 + "self_attn.k_proj.weight", rows_from(lambda i, n: i % 8)),
+    "token-blocks": (LLAMA, "outputs", "hidden_states.1", rows_from(lambda i, n: i // 32 * 32 + (i + 8) % 32)),
+    "tokens-dealt": (LLAMA, "outputs", "hidden_states.1",
+                     rows_from(lambda i, n: i // 32 * 32 + i % 4 * 8 + i % 32 // 4)),
+    "tokens-reversed": (LLAMA, "outputs", "hidden_states.1", rows_from(lambda i, n: i // 32 * 32 + 31 - i % 32)),
+    "rank-order": (LLAMA, "outputs", "hidden_states.1", rows_from(lambda i, n: i // 8 % 2 * 32 + i // 16 * 8 + i % 8)),
+    "tokens-shifted": (LLAMA, "outputs", "hidden_states.1",
                        lambda rows, _: [rows[i - 1] if i % 32 else [0.0] * 64 for i in range(64)]),
-    "one-sample": (G, "outputs", "hidden_states.1", rows_from(lambda i, n: i if i < 32 else 32 + (i + 8) % 32)),
-    "zigzag": (G, "outputs", "hidden_states.1",
+    "one-sample": (LLAMA, "outputs", "hidden_states.1", rows_from(lambda i, n: i if i < 32 else 32 + (i + 8) % 32)),
+    "zigzag": (LLAMA, "outputs", "hidden_states.1",
                rows_from(lambda i, n: i // 32 * 32 + (0, 3, 1, 2)[i % 32 // 8] * 8 + i % 8)),
-    "samples": (G, "outputs", "hidden_states.2", rows_from(lambda i, n: (i + 32) % n)),
-    "qkv-one": (P, "model", H0 + "attn.c_attn.weight", columns_from(lambda i, n: i // 32 % 3 * 64 + i // 96 * 32 + i % 32)),
-    "qkv-interleaved": (P, "model", H0 + "attn.c_attn.weight", columns_from(lambda i, n: i % 3 * 64 + i // 3)),
-    "ids": (G, "model", "model.embed_tokens.weight", rows_from(lambda i, n: (i + 1) % n)),
-    "transposed": (G, "grads", L1 + "self_attn.o_proj.weight", lambda rows, _: [list(row) for row in zip(*rows)]),
-    "moved-on": (G, "model", L1 + "mlp.up_proj.weight",
+    "samples": (LLAMA, "outputs", "hidden_states.2", rows_from(lambda i, n: (i + 32) % n)),
+    "qkv-one": (GPT, "model", GPT_BLOCK + "attn.c_attn.weight",
+                columns_from(lambda i, n: i // 32 % 3 * 64 + i // 96 * 32 + i % 32)),
+    "qkv-interleaved": (GPT, "model", GPT_BLOCK + "attn.c_attn.weight", columns_from(lambda i, n: i % 3 * 64 + i // 3)),
+    "ids": (LLAMA, "model", "model.embed_tokens.weight", rows_from(lambda i, n: (i + 1) % n)),
+    "transposed": (LLAMA, "grads", BLOCK1 + "self_attn.o_proj.weight",
+                   lambda rows, _: [list(row) for row in zip(*rows)]),
+    "moved-on": (LLAMA, "model", BLOCK1 + "mlp.up_proj.weight",
                  lambda rows, _: [row[5:] + (rows[i + 1] if i + 1 < len(rows) else row)[:5] for i, row in enumerate(rows)]),
-    "two-rows": (G, "grads", L1 + "mlp.up_proj.weight", rows_from(lambda i, n: 1 - i if i < 2 else i)),
-    "other-layer": (G, "model", L1 + "mlp.up_proj.weight", of_other(L0 + "mlp.up_proj.weight")),
-    "other-module": (G, "model", L1 + "self_attn.k_proj.weight", of_other(L1 + "self_attn.v_proj.weight")),
-    "gate-for-up": (G, "grads", L1 + "mlp.up_proj.weight", of_other(L1 + "mlp.gate_proj.weight")),
-    "no-residual": (G, "outputs", "hidden_states.1",
-                    lambda rows, tensors: [[x - y for x, y in zip(row, other)] for row, other in
+    "two-rows": (LLAMA, "grads", BLOCK1 + "mlp.up_proj.weight", rows_from(lambda i, n: 1 - i if i < 2 else i)),
+    "other-layer": (LLAMA, "model", BLOCK1 + "mlp.up_proj.weight", of_other(BLOCK0 + "mlp.up_proj.weight")),
+    "other-module": (LLAMA, "model", BLOCK1 + "self_attn.k_proj.weight", of_other(BLOCK1 + "self_attn.v_proj.weight")),
+    "gate-for-up": (LLAMA, "grads", BLOCK1 + "mlp.up_proj.weight", of_other(BLOCK1 + "mlp.gate_proj.weight")),
+    "no-residual": (LLAMA, "outputs", "hidden_states.1",
+                    lambda rows, tensors: [[x - y for x, y in zip(row, input_row)] for row, input_row in
                                            zip(rows, rows_of(tensors["hidden_states.0"]))]),
-    "bias": (P, "outputs", "hidden_states.1",
+    "bias": (GPT, "outputs", "hidden_states.1",
              lambda rows, _: [[x + 0.3 * noise(k) for k, x in enumerate(row)] for row in rows]),
-    "partial": (G, "grads", L1 + "self_attn.o_proj.weight", partial),
-    "shard-new": (G, "model", L1 + "mlp.up_proj.weight",
+    "partial": (LLAMA, "grads", BLOCK1 + "self_attn.o_proj.weight", partial),
+    "shard-new": (LLAMA, "model", BLOCK1 + "mlp.up_proj.weight",
                   lambda rows, _: rows[:44] + [[0.02 * noise(i * 64 + k) for k in range(64)] for i in range(44)] + rows[88:]),
-    "dropout": (G, "outputs", "hidden_states.1", lambda rows, _: zero_some(rows, 10, 1 / 0.9)),
-    "unscaled": (G, "outputs", "hidden_states.1", lambda rows, _: zero_some(rows, 10)),
-    "third-tokens": (G, "outputs", "hidden_states.1",
+    "dropout": (LLAMA, "outputs", "hidden_states.1", lambda rows, _: zero_some(rows, 10, 1 / 0.9)),
+    "unscaled": (LLAMA, "outputs", "hidden_states.1", lambda rows, _: zero_some(rows, 10)),
+    "third-tokens": (LLAMA, "outputs", "hidden_states.1",
                      lambda rows, _: [row if i % 3 else [0.0] * 64 for i, row in enumerate(rows)]),
-    "zero-shard": (G, "model", L1 + "mlp.up_proj.weight", times(0.0, 88, 132)),
-    "filled": (G, "model", L1 + "mlp.up_proj.weight",
+    "zero-shard": (LLAMA, "model", BLOCK1 + "mlp.up_proj.weight", times(0.0, 88, 132)),
+    "filled": (LLAMA, "model", BLOCK1 + "mlp.up_proj.weight",
                lambda rows, _: rows[:44] + [[1e30] * 64 for _ in range(44)] + rows[88:]),
-    "norm-of-shard": (G, "outputs", "hidden_states.1", norm_of_parts),
-    "loss-four": (G, "outputs", "loss", times(4.0)),
-    "loss-vocabulary": (G, "outputs", "loss", each(lambda x: x + 0.693147181)),
-    "logits": (G, "outputs", "logits", times(0.5)),
-    "nothing": (G, "grads", L1 + "mlp.up_proj.weight", times(1.0)),
+    "norm-of-shard": (LLAMA, "outputs", "hidden_states.1", norm_of_parts),
+    "loss-four": (LLAMA, "outputs", "loss", times(4.0)),
+    "loss-vocabulary": (LLAMA, "outputs", "loss", entrywise(lambda x: x + 0.693147181)),
+    "logits": (LLAMA, "outputs", "logits", times(0.5)),
+    "nothing": (LLAMA, "grads", BLOCK1 + "mlp.up_proj.weight", times(1.0)),
 }
 
 
 def rows_of(tensor):
     shape, values = tensor
-    n = shape[-1] if shape else 1
-    return [list(values[i:i + n]) for i in range(0, len(values), n)]
+    row_size = shape[-1] if shape else 1
+    return [list(values[i:i + row_size]) for i in range(0, len(values), row_size)]
 
 
 def read(path):
@@ -427,8 +431,8 @@ def read(path):
     begin = 8 + struct.unpack("<Q", raw[:8])[0]
     for name, entry in json.loads(raw[8:begin]).items():
         if name != "__metadata__" and entry["dtype"] == "F32":
-            first, last = entry["data_offsets"]
-            tensors[name] = entry["shape"], array.array("f", raw[begin + first:begin + last])
+            start, end = entry["data_offsets"]
+            tensors[name] = entry["shape"], array.array("f", raw[begin + start:begin + end])
     return tensors
 
 
@@ -480,8 +484,8 @@ def write_inputs(folder, names):
 def masked(text, name, places):
     for path, word in places.items():
         text = text.replace(path, word)
-    for pattern, by in MASKS if not name.startswith(AS_IT_IS) else ():
-        text = pattern.sub(by, text)
+    for pattern, replacement in MASKS if not name.startswith(AS_IT_IS) else ():
+        text = pattern.sub(replacement, text)
     return text
 
 
@@ -504,12 +508,12 @@ def run_case(binary, name, commands, inputs, data):
         places = {folder: "TMP", data: "DATA", str(inputs): "INPUT", str(ROOT): "ROOT", str(binary): "anyrank"}
         for command in commands:
             words = shlex.split(command.replace("TMP/", folder + "/").replace("INPUT/", f"{inputs}/"))
-            done = subprocess.run([binary, *words], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, check=False,
-                                  env={**os.environ, "NO_COLOR": "1", "COLUMNS": "120"}, timeout=1200)
+            process = subprocess.run([binary, *words], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True,
+                                     check=False, env={**os.environ, "NO_COLOR": "1", "COLUMNS": "120"}, timeout=1200)
             parts.append(f"$ anyrank {command}\n")
-            for title, text in (("stdout", done.stdout), ("stderr", done.stderr)):
+            for title, text in (("stdout", process.stdout), ("stderr", process.stderr)):
                 parts.append(f"--- {title}\n" + masked(text.decode(errors="replace"), name, places) if text else "")
-            parts.append(f"--- exit status {done.returncode}\n\n")
+            parts.append(f"--- exit status {process.returncode}\n\n")
         for path in sorted(pathlib.Path(folder).rglob("*")):
             if path.is_file():
                 parts.append(f"{content(path, name, places)}  {path.relative_to(folder)}\n")
@@ -526,23 +530,24 @@ def record(binary, folder, words):
         text = " ".join(command for commands in chosen.values() for command in commands)
         write_inputs(pathlib.Path(inputs), set(re.findall(r"INPUT/([\w-]+)\.", text)))
 
-        def keep(name):
+        def record_case(name):
             (folder / f"{name}.txt").write_text(run_case(binary, name, chosen[name], inputs, data), encoding="utf-8")
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(keep, chosen))
+            list(pool.map(record_case, chosen))
     print(f"{sum(map(len, chosen.values()))} commands in {len(chosen)} files of {folder}")
     return 0
 
 
-def compare(a, b):
+def compare(before, after):
     """Both folders' cases that both have, and the names that only a whole record may lack."""
-    names = [{path.name for path in folder.glob("*.txt")} for folder in (a, b)]
+    names = [{path.name for path in folder.glob("*.txt")} for folder in (before, after)]
     different = 0
     for name in sorted(names[0] & names[1]):
-        texts = [(folder / name).read_text(encoding="utf-8").splitlines() for folder in (a, b)]
+        texts = [(folder / name).read_text(encoding="utf-8").splitlines() for folder in (before, after)]
         if texts[0] != texts[1]:
             different += 1
-            print("\n".join(list(difflib.unified_diff(*texts, str(a / name), str(b / name), n=2, lineterm=""))[:60]))
+            print("\n".join(list(difflib.unified_diff(*texts, str(before / name), str(after / name), n=2,
+                                                      lineterm=""))[:60]))
     only = sorted(names[0] ^ names[1])
     print(f"{len(names[0] & names[1])} cases compared, {different} differ, {len(only)} in one record only"
           + (": " + " ".join(only) if 0 < len(only) <= 10 else ""))
@@ -562,12 +567,13 @@ def findings(report, place):
         if "cause" in report and "tensor" in report:  # those considered are of no tensor of their own
             found[f"{place}: {report['tensor']}"] = f"{report['cause']} {report.get('verdict', '')}".strip()
         for key, inner in report.items():
-            of = findings(inner, place)
-            found |= {f"{where} (first)": cause for where, cause in of.items()} if key.startswith("first") else of
+            part = findings(inner, place)
+            found |= {f"{location} (first)": cause for location, cause in part.items()} if key.startswith(
+                "first") else part
     return found
 
 
-def told(folder):
+def findings_of(folder):
     """The findings of a record, and of the trial's report in it."""
     found = {}
     for file in sorted(folder.glob("*.json")):
@@ -579,12 +585,12 @@ def told(folder):
     return found
 
 
-def causes(a, b):
-    old, new = told(a), told(b)
-    changes = {where: f"{old.get(where, 'nothing')} -> {new.get(where, 'nothing')}" for where in old | new
-               if old.get(where) != new.get(where)}
-    for where, change in changes.items():
-        print(f"{where}: {change}")
+def causes(before, after):
+    old, new = findings_of(before), findings_of(after)
+    changes = {location: f"{old.get(location, 'nothing')} -> {new.get(location, 'nothing')}" for location in old | new
+               if old.get(location) != new.get(location)}
+    for location, change in changes.items():
+        print(f"{location}: {change}")
     for change, n in collections.Counter(changes.values()).most_common():
         print(f"{n:5} {change}")
     print(f"{len(old | new)} tensors, {len(changes)} with another cause")

@@ -46,10 +46,10 @@ FEATURES, POSITIONS = 140 / 1024, 30 / 64  # pixels for each
 
 
 def run(anyrank, folder, words):
-    done = subprocess.run([anyrank, *words.split()], cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{anyrank} {words}: exit status {done.returncode}: {done.stdout}{done.stderr}")
-    return done.stdout
+    process = subprocess.run([anyrank, *words.split()], cwd=folder, capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        sys.exit(f"{anyrank} {words}: exit status {process.returncode}: {process.stdout}{process.stderr}")
+    return process.stdout
 
 
 def text(x, y, content, style=""):
@@ -87,8 +87,8 @@ def value(x, y, tensor, zigzag):
     shape, local = (tensor[key][1:] if len(tensor[key]) > 1 else tensor[key] for key in ("shape", "local"))
     shape, local = (shape, local) if len(shape) > 1 else ([*shape, 24], [*local, 24])
     width, height = shape[1] * FEATURES, shape[0] * POSITIONS
-    out = [rect(x + a * width, y + b * height, (c - a) * width, (d - b) * height, "value")
-           for a, c in pieces(shape[1], local[1], False) for b, d in pieces(shape[0], local[0], zigzag)]
+    out = [rect(x + left * width, y + top * height, (right - left) * width, (bottom - top) * height, "value")
+           for left, right in pieces(shape[1], local[1], False) for top, bottom in pieces(shape[0], local[0], zigzag)]
     return [*out, rect(x, y, width, height, "whole")], width
 
 
@@ -97,9 +97,9 @@ def weight(x, y, tensor):
     shape, local = tensor["shape"], tensor["local"]
     across, down = (shape[0], shape[1]) if len(shape) > 1 else (shape[0], 24)
     width, height = across * FEATURES, max(30 * down / 768, 4)
-    x1 = pieces(shape[0], local[0], False)[0][1]
-    y1 = pieces(shape[1], local[1], False)[0][1] if len(shape) > 1 else 1.0
-    return [rect(x, y, x1 * width, y1 * height, "weights"), rect(x, y, width, height, "whole")], width
+    column_share = pieces(shape[0], local[0], False)[0][1]
+    row_share = pieces(shape[1], local[1], False)[0][1] if len(shape) > 1 else 1.0
+    return [rect(x, y, column_share * width, row_share * height, "weights"), rect(x, y, width, height, "whole")], width
 
 
 def flow(anyrank, folder, name, title, options):
@@ -109,24 +109,25 @@ def flow(anyrank, folder, name, title, options):
            text(WEIGHT, 48, "weight: outputs by inputs", "quiet"),
            text(OUTPUT, 48, "value: features by positions", "quiet"), text(CALL, 48, "communication", "quiet")]
     y = 58
-    for op in result["flow"]:
-        if op["operation"] in LEFT_OUT or op["pass"] != "forward":
+    for operation in result["flow"]:
+        if operation["operation"] in LEFT_OUT or operation["pass"] != "forward":
             continue
-        module = re.sub(r"^model\.(layers\.\*\.)?", "", op["module"]).replace("self_attn.", "").replace("mlp.", "")
-        word = WORDS.get(op["operation"], op["operation"])
+        module = re.sub(r"^model\.(layers\.\*\.)?", "", operation["module"]).replace(
+            "self_attn.", "").replace("mlp.", "")
+        word = WORDS.get(operation["operation"], operation["operation"])
         out += [text(MODULE, y + 14, module), text(MODULE, y + 29, word, "quiet")]
-        for column, tensors, draw in ((WEIGHT, op["weights"], weight),
-                                      (OUTPUT, op["outputs"], lambda *at: value(*at, zigzag))):
+        for column, tensors, draw in ((WEIGHT, operation["weights"], weight),
+                                      (OUTPUT, operation["outputs"], lambda *arguments: value(*arguments, zigzag))):
             x = column
             for tensor in tensors:
                 shapes, width = draw(x, y + 2, tensor)
                 out += shapes
                 x += width + 6
-        for call in op["communication"]:
+        for call in operation["communication"]:
             name_of = call["collective"].replace("_", "-")
             times = f"{call['calls']} x " if call["calls"] > 1 else ""
             out.append(text(CALL, y + 20, f"{times}{name_of}, {amount(call['bytes_per_rank'])}", "commtext"))
-            y += 15 * (call is not op["communication"][-1])
+            y += 15 * (call is not operation["communication"][-1])
         y += ROW
     forward = result["totals"]["forward"]
     out.append(text(MODULE, y + 16, "One of the two layers; filled: what rank 0 has. In both, with head and loss, it "
@@ -141,10 +142,10 @@ def flow(anyrank, folder, name, title, options):
 def schedules(anyrank, folder):
     plans = [json.loads(run(anyrank, folder, f"plan two {PIPELINE} --schedule-pp {name} --json - -q"))["pipeline"]
              for name, _ in SCHEDULES]
-    layer = (WIDTH - 20 - pipeline.LEFT) / max(p["makespan"] * p["unit_layers"] for p in plans)
+    layer = (WIDTH - 20 - pipeline.LEFT) / max(plan["makespan"] * plan["unit_layers"] for plan in plans)
     out, top = [], 30
-    for (_, title), p in zip(SCHEDULES, plans):
-        top = pipeline.panel(out, top, title, p, layer * p["unit_layers"])
+    for (_, title), plan in zip(SCHEDULES, plans):
+        top = pipeline.panel(out, top, title, plan, layer * plan["unit_layers"])
     title = "Three schedules of a pipeline of two ranks and four micro-batches"
     picture("look-pp", top - 14, title, out, pipeline.STYLE)
 
@@ -153,22 +154,24 @@ def buckets(anyrank, folder):
     out, panels = [], []
     for mode in ("eager", "overlap"):
         run(anyrank, folder, f"check two {TRACE} --bucket-mode {mode} --trace {mode}.json")
-        events = [e for e in json.loads((folder / f"{mode}.json").read_text(encoding="utf-8"))["traceEvents"]
-                  if e["ph"] == "X" and e["pid"] == 0]
-        step = next(e for e in events if e["name"] == "step 1")
+        events = [event for event in json.loads((folder / f"{mode}.json").read_text(encoding="utf-8"))["traceEvents"]
+                  if event["ph"] == "X" and event["pid"] == 0]
+        step = next(event for event in events if event["name"] == "step 1")
         panels.append((mode, events, step))
     scale = (WIDTH - 20 - ring.LEFT) / max(step["dur"] for _, _, step in panels)
-    for n, (mode, events, step) in enumerate(panels):
-        top = 30 + n * 96
+    for number, (mode, events, step) in enumerate(panels):
+        top = 30 + number * 96
         out += [text(MODULE, top, f"{mode}: a step of {step['dur']:,.0f} us on rank 0", "title"),
                 text(MODULE, top + 30, "computes"), text(MODULE, top + 60, "sums gradients")]
-        back = min(e["ts"] for e in events if e["name"].endswith(":bwd"))
-        for e in events:
-            found = re.match(r"bucket (\d+)$", e["name"])
-            if not found and e["cat"] != "work" or not step["ts"] <= e["ts"] < step["ts"] + step["dur"]:
+        back = min(event["ts"] for event in events if event["name"].endswith(":bwd"))
+        for event in events:
+            found = re.match(r"bucket (\d+)$", event["name"])
+            if not found and event["cat"] != "work" or not step["ts"] <= event["ts"] < step["ts"] + step["dur"]:
                 continue
-            x, y, width = ring.LEFT + (e["ts"] - step["ts"]) * scale, top + (46 if found else 16), e["dur"] * scale
-            out.append(rect(x, y, max(width - 1, 1), 20, "bucket" if found else "work" if e["ts"] < back else "back"))
+            x, y, width = (ring.LEFT + (event["ts"] - step["ts"]) * scale, top + (46 if found else 16),
+                           event["dur"] * scale)
+            out.append(rect(x, y, max(width - 1, 1), 20,
+                            "bucket" if found else "work" if event["ts"] < back else "back"))
             out += [text(x + width / 2, y + 14, found[1], "number")] if found else []
     picture("look-dp", 30 + 2 * 96, "Buckets of gradients after the backward pass, and beside it", out)
 
@@ -179,22 +182,22 @@ def buckets(anyrank, folder):
 def memory(anyrank, folder, name, title, layouts):
     rows = []
     for label, options in layouts:
-        one = json.loads(run(anyrank, folder, f"plan two {MEMORY} {options} --json - -q"))["layouts"][0]
-        held, moved = one["memory"]["production"], one["time"]["production"]["moved"]
-        rows.append((label, held, sum(m["bytes"] for m in moved)))
-    scale = 540 / max(held["sum"] for _, held, _ in rows)
+        plan = json.loads(run(anyrank, folder, f"plan two {MEMORY} {options} --json - -q"))["layouts"][0]
+        stored, moved = plan["memory"]["production"], plan["time"]["production"]["moved"]
+        rows.append((label, stored, sum(transfer["bytes"] for transfer in moved)))
+    scale = 540 / max(stored["sum"] for _, stored, _ in rows)
     out, x = [text(MODULE, 26, title, "title")], MODULE
     for word, style in (*KEPT, ("activations, workspace", "rest")):
         out += [rect(x, 38, 12, 12, style), text(x + 18, 49, word)]
         x += 44 + 7 * len(word)
-    for n, (label, held, sent) in enumerate(rows):
-        y, x = 66 + n * 34, 110
+    for number, (label, stored, sent) in enumerate(rows):
+        y, x = 66 + number * 34, 110
         out.append(text(MODULE, y + 16, label))
-        rest = held["sum"] - sum(held[key] for key, _ in KEPT)
-        for count, style in (*((held[key], style) for key, style in KEPT), (rest, "rest")):
+        rest = stored["sum"] - sum(stored[key] for key, _ in KEPT)
+        for count, style in (*((stored[key], style) for key, style in KEPT), (rest, "rest")):
             out.append(rect(x, y, count * scale, 22, style))
             x += count * scale
-        out.append(text(x + 6, y + 16, amount(held["sum"]) + (f"; sends {amount(sent)}" if sent else "")))
+        out.append(text(x + 6, y + 16, amount(stored["sum"]) + (f"; sends {amount(sent)}" if sent else "")))
     picture(name, 74 + len(rows) * 34, title, out)
 
 

@@ -34,8 +34,9 @@ def rows(anyrank, layouts):
     for layout in layouts or LAYOUTS:
         losses = []
         for run in runs.values():
-            done = subprocess.run([anyrank, *TRAIN, *run, *layout.split(), "--json", "-"], check=True, stdout=subprocess.PIPE)
-            losses.append(json.loads(done.stdout)["loss"][-1])
+            process = subprocess.run([anyrank, *TRAIN, *run, *layout.split(), "--json", "-"], check=True,
+                                     stdout=subprocess.PIPE)
+            losses.append(json.loads(process.stdout)["loss"][-1])
         print(layout or "one rank", *(f"{loss:.9g}" for loss in losses), sep="\t", flush=True)
 
 

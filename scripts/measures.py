@@ -49,12 +49,12 @@ def calls(texts):
     for path, text in texts.items():
         for name in DEFINED.findall(text):
             places[name].add(path)
-    one = {name: min(paths) for name, paths in places.items() if len(paths) == 1}
+    definer = {name: min(paths) for name, paths in places.items() if len(paths) == 1}
     edges = {path: collections.defaultdict(set) for path in texts if not path.endswith((".h", ".cuh"))}
-    for path, to in edges.items():
+    for path, targets in edges.items():
         for word in set(rules.WORD.findall(rules.STRING.sub("", texts[path]))):
-            if one.get(word, path) != path:
-                to[one[word]].add(word)
+            if definer.get(word, path) != path:
+                targets[definer[word]].add(word)
     return edges
 
 
@@ -65,16 +65,16 @@ def circles(edges):
     def visit(path):
         order[path] = low[path] = len(order)
         stack.append(path)
-        for other in edges.get(path, ()):
-            if other not in order:
-                visit(other)
-            if other in stack:
-                low[path] = min(low[path], low[other])
+        for target in edges.get(path, ()):
+            if target not in order:
+                visit(target)
+            if target in stack:
+                low[path] = min(low[path], low[target])
         if low[path] == order[path]:
-            at = stack.index(path)
-            if len(stack) - at > 1:
-                found.append(sorted(stack[at:]))
-            del stack[at:]
+            start = stack.index(path)
+            if len(stack) - start > 1:
+                found.append(sorted(stack[start:]))
+            del stack[start:]
 
     sys.setrecursionlimit(10000)
     for path in edges:
@@ -99,7 +99,7 @@ def interfaces(code):
                 callers[word].add(name)
     public = [function for function, name in declared.items() if name.startswith("include/")]
     private = [function for function, name in declared.items() if not name.startswith("include/")]
-    return public, private, [f for f in private if len(callers[f] - {defined.get(f)}) == 1]
+    return public, private, [function for function in private if len(callers[function] - {defined.get(function)}) == 1]
 
 
 def c_names(code, folder=""):
@@ -190,18 +190,18 @@ def main():
     parser.add_argument("--long", action="store_true", help="also where")
     parser.add_argument("--check", action="store_true", help="against docs/evidence/measures.tsv")
     parser.add_argument("--write", action="store_true", help="that file")
-    given = parser.parse_args()
-    if given.check or given.write:
-        return check() if given.check else write()
+    options = parser.parse_args()
+    if options.check or options.write:
+        return check() if options.check else write()
     with tempfile.TemporaryDirectory(prefix="measures-") as folder:
         root = ROOT
-        if given.at:
+        if options.at:
             root = pathlib.Path(folder)
-            archive = subprocess.run(["git", "archive", given.at], cwd=ROOT, check=True, capture_output=True).stdout
+            archive = subprocess.run(["git", "archive", options.at], cwd=ROOT, check=True, capture_output=True).stdout
             subprocess.run(["tar", "x", "-C", folder], input=archive, check=True)
         for name, value, details in measures(root):
             print(f"{name + '  ':.<80}  {value:,}")
-            for line in details if given.long else ():
+            for line in details if options.long else ():
                 print(f"    {line}")
     return 0
 

@@ -51,7 +51,7 @@ class Mutant:
     """A mistake of a table."""
 
     def __init__(self, entry, tests):
-        self.what, self.file, self.old, self.new, *rest = entry
+        self.description, self.file, self.old, self.new, *rest = entry
         self.tests = (rest[0] if rest else tests).split()
         self.needs = rest[1] if len(rest) > 1 else ""
 
@@ -106,23 +106,23 @@ def sync(tree, files):
 
 
 def identity(files):
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(files):
-        whole.update(name.encode() + b"\0" + hashlib.sha256(files[name][0]).digest())
-    return whole.hexdigest()[:16]
+        digest.update(name.encode() + b"\0" + hashlib.sha256(files[name][0]).digest())
+    return digest.hexdigest()[:16]
 
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
 def environment(tree, jobs):
-    own = dict(os.environ, ANYRANK_JOBS=str(jobs), PYTHONDONTWRITEBYTECODE="1")
+    variables = dict(os.environ, ANYRANK_JOBS=str(jobs), PYTHONDONTWRITEBYTECODE="1")
     if shutil.which("ninja"):
-        own.setdefault("CMAKE_GENERATOR", "Ninja")
+        variables.setdefault("CMAKE_GENERATOR", "Ninja")
     if shutil.which("ccache"):
-        own.update(CMAKE_C_COMPILER_LAUNCHER="ccache", CMAKE_CXX_COMPILER_LAUNCHER="ccache", CCACHE_NOHASHDIR="1")
-        own.setdefault("CCACHE_BASEDIR", str(tree))
-    return own
+        variables.update(CMAKE_C_COMPILER_LAUNCHER="ccache", CMAKE_CXX_COMPILER_LAUNCHER="ccache", CCACHE_NOHASHDIR="1")
+        variables.setdefault("CCACHE_BASEDIR", str(tree))
+    return variables
 
 
 def kill_all(pid):
@@ -136,11 +136,11 @@ def kill_all(pid):
                 continue
             children.setdefault(parent, []).append(int(entry.name))
     doomed = [pid]
-    for one in doomed:
-        doomed += children.get(one, [])
-    for one in doomed:
+    for process_id in doomed:
+        doomed += children.get(process_id, [])
+    for process_id in doomed:
         try:
-            os.kill(one, signal.SIGKILL)
+            os.kill(process_id, signal.SIGKILL)
         except ProcessLookupError:
             pass
 
@@ -169,9 +169,9 @@ class Suite:
         self.environment = environment(tree, jobs)
 
     def command(self, arguments):
-        done = subprocess.run(arguments, cwd=self.tree, env=self.environment, stdout=subprocess.PIPE, check=False,
-                              stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace")
-        return done.returncode, done.stdout
+        process = subprocess.run(arguments, cwd=self.tree, env=self.environment, stdout=subprocess.PIPE, check=False,
+                                 stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace")
+        return process.returncode, process.stdout
 
     def configure(self):
         """A program that is linked with a shared library need not be linked again where that changes. What a mistake
@@ -253,22 +253,22 @@ def judge(mutant, suite, likely_only, tried, wrong):
     if status != 0:
         errors = [line for line in output.splitlines() if "error:" in line] or [last_line(output)]
         return NO_BUILD, errors[0].strip()
-    for names, likely in stages(mutant, suite, likely_only, tried):
+    for names, is_likely in stages(mutant, suite, likely_only, tried):
         names = [name for name in names if name not in wrong]
         if not names:
             continue  # no name at all would run everything
-        done = suite.run(names, stop=not wrong)
-        failed = [f for f in done.failed if f[0] not in wrong]
+        outcome = suite.run(names, stop=not wrong)
+        failed = [failure for failure in outcome.failed if failure[0] not in wrong]
         if failed:
-            return KILLED, " ".join(filter(None, failed[0])) + ("" if likely else " (not among the likely)")
-        if not done.ended:
+            return KILLED, " ".join(filter(None, failed[0])) + ("" if is_likely else " (not among the likely)")
+        if not outcome.ended:
             return KILLED, f"{' '.join(names[:3])}: no end after {suite.limit} s"
-        if done.status != 0 and not done.failed:
-            return NO_BUILD, "run_tests.py: " + last_line(done.output)
+        if outcome.status != 0 and not outcome.failed:
+            return NO_BUILD, "run_tests.py: " + last_line(outcome.output)
     return (UNSEEN if likely_only else SURVIVED), " ".join(mutant.tests) if likely_only else "every test"
 
 
-def trial(mutant, suite, o, tried, wrong):
+def trial(mutant, suite, options, tried, wrong):
     count = places(suite.tree, mutant)
     if count != 1:
         return NO_PLACE, f"the text stands there {count} times"
@@ -276,7 +276,7 @@ def trial(mutant, suite, o, tried, wrong):
     text = path.read_text(encoding="utf-8")
     try:
         path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-        return judge(mutant, suite, o.likely_only, tried, wrong)
+        return judge(mutant, suite, options.likely_only, tried, wrong)
     finally:
         path.write_text(text, encoding="utf-8")
 
@@ -294,13 +294,13 @@ def unbroken(suite, chosen, likely_only):
             print(output[-4000:] + "\nthe tree is not built before anything is broken")
             return None
     names = sorted({name for mutant in chosen for name in mutant.tests}) if likely_only else suite.names()
-    done = suite.run(names, stop=False)
-    if not done.ended or (done.status != 0 and not done.failed):
-        print(done.output[-4000:] + "\nthe tests do not run before anything is broken")
+    outcome = suite.run(names, stop=False)
+    if not outcome.ended or (outcome.status != 0 and not outcome.failed):
+        print(outcome.output[-4000:] + "\nthe tests do not run before anything is broken")
         return None
-    again = suite.run([name for name, _ in done.failed], stop=False).failed if done.failed else []
-    print("unbroken: " + last_line(done.output), flush=True)
-    return {name for name, _ in again}
+    failures = suite.run([name for name, _ in outcome.failed], stop=False).failed if outcome.failed else []
+    print("unbroken: " + last_line(outcome.output), flush=True)
+    return {name for name, _ in failures}
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -315,31 +315,33 @@ class Results:
             read = json.loads(path.read_text(encoding="utf-8"))
             self.list = read["results"] if read["base"] == base else []
 
-    def of(self, mutant):
-        return next((r for r in self.list if [r["file"], r["old"], r["new"]] == mutant.key()), None)
+    def find(self, mutant):
+        return next((result for result in self.list
+                     if [result["file"], result["old"], result["new"]] == mutant.key()), None)
 
-    def add(self, mutant, verdict, by, seconds):
-        self.list = [r for r in self.list if [r["file"], r["old"], r["new"]] != mutant.key()]
-        self.list.append({"what": mutant.what, "file": mutant.file, "old": mutant.old, "new": mutant.new,
-                          "tests": mutant.tests, "verdict": verdict, "by": by, "seconds": round(seconds, 1)})
+    def add(self, mutant, verdict, reason, seconds):
+        self.list = [result for result in self.list if [result["file"], result["old"], result["new"]] != mutant.key()]
+        self.list.append({"what": mutant.description, "file": mutant.file, "old": mutant.old, "new": mutant.new,
+                          "tests": mutant.tests, "verdict": verdict, "by": reason, "seconds": round(seconds, 1)})
         if self.path:
             self.path.write_text(json.dumps({"base": self.base, "results": self.list}, indent=1), encoding="utf-8")
 
 
-def show(number, mutant, verdict, by, seconds):
-    print(f"{verdict:14} {number:3} {mutant.file}: {mutant.what} ({seconds:.0f} s): {by}", flush=True)
+def show(number, mutant, verdict, reason, seconds):
+    print(f"{verdict:14} {number:3} {mutant.file}: {mutant.description} ({seconds:.0f} s): {reason}", flush=True)
 
 
-def try_all(suite, chosen, results, o):
+def try_all(suite, chosen, results, options):
     """[(mutant, verdict)]; None where the copy does not stand unbroken."""
     fits = [mutant for mutant in chosen if cpu_has(mutant.needs)]
-    known = {id(m): results.of(m) for m in fits}
-    tried = {id(m) for m in fits if known[id(m)] and known[id(m)]["verdict"] == UNSEEN
-             and known[id(m)]["tests"] == m.tests}
-    kept = {i for i, r in known.items() if r and (r["verdict"] in (KILLED, SURVIVED) or (i in tried and o.likely_only))}
+    known = {id(mutant): results.find(mutant) for mutant in fits}
+    tried = {id(mutant) for mutant in fits if known[id(mutant)] and known[id(mutant)]["verdict"] == UNSEEN
+             and known[id(mutant)]["tests"] == mutant.tests}
+    judged = {mutant_id for mutant_id, result in known.items() if result and (
+        result["verdict"] in (KILLED, SURVIVED) or (mutant_id in tried and options.likely_only))}
     wrong = set()
-    if len(kept) < len(fits):
-        wrong = unbroken(suite, [m for m in fits if id(m) not in kept], o.likely_only)
+    if len(judged) < len(fits):
+        wrong = unbroken(suite, [mutant for mutant in fits if id(mutant) not in judged], options.likely_only)
         if wrong is None:
             return None
         if wrong:
@@ -347,14 +349,14 @@ def try_all(suite, chosen, results, o):
     found = []
     for number, mutant in enumerate(chosen, 1):
         start, before = time.monotonic(), known.get(id(mutant))
-        if id(mutant) not in {id(m) for m in fits}:
-            verdict, by = SKIPPED, f"this processor has no {mutant.needs}"
-        elif id(mutant) in kept:
-            verdict, by = before["verdict"], before["by"] + " (before)"
+        if id(mutant) not in {id(fit) for fit in fits}:
+            verdict, reason = SKIPPED, f"this processor has no {mutant.needs}"
+        elif id(mutant) in judged:
+            verdict, reason = before["verdict"], before["by"] + " (before)"
         else:
-            verdict, by = trial(mutant, suite, o, id(mutant) in tried, wrong)
-            results.add(mutant, verdict, by, time.monotonic() - start)
-        show(number, mutant, verdict, by, time.monotonic() - start)
+            verdict, reason = trial(mutant, suite, options, id(mutant) in tried, wrong)
+            results.add(mutant, verdict, reason, time.monotonic() - start)
+        show(number, mutant, verdict, reason, time.monotonic() - start)
         found.append((mutant, verdict))
     return found
 
@@ -367,7 +369,7 @@ def close(found):
     for verdict in (UNSEEN, SURVIVED, NO_PLACE, NO_BUILD):
         for mutant, its in found:
             if its == verdict:
-                print(f"{verdict}: {mutant.file}: {mutant.what}")
+                print(f"{verdict}: {mutant.file}: {mutant.description}")
     print(f"{len(found)} mistakes: " + ", ".join(f"{n} {verdict}" for verdict, n in sorted(count.items())))
     return 0 if found and set(count) <= {KILLED, SKIPPED} and KILLED in count else 1
 
@@ -396,29 +398,30 @@ def check(chosen, files):
         count = files.get(mutant.file, (b"",))[0].decode(errors="replace").count(mutant.old)
         if count != 1 or mutant.old == mutant.new:
             bad += 1
-            print(f"{mutant.file}: {mutant.what}: stands there {count} times: {mutant.old}")
+            print(f"{mutant.file}: {mutant.description}: stands there {count} times: {mutant.old}")
     print(f"{len(chosen)} mistakes, {bad} do not apply")
     return 1 if bad or not chosen else 0
 
 
 def main():
-    o = parse_arguments()
-    mutants = [mutant for path in o.table or [TABLE] for mutant in read_table(path)]
-    chosen = [m for m in mutants if not o.only or any(name in m.what or name in m.file for name in o.only)]
-    files = files_of_commit(o.base) if o.base else files_of_tree()
-    if o.check:
+    options = parse_arguments()
+    mutants = [mutant for path in options.table or [TABLE] for mutant in read_table(path)]
+    chosen = [mutant for mutant in mutants if not options.only
+              or any(name in mutant.description or name in mutant.file for name in options.only)]
+    files = files_of_commit(options.base) if options.base else files_of_tree()
+    if options.check:
         return check(chosen, files)
-    tree = pathlib.Path(o.keep or tempfile.mkdtemp(prefix="anyrank-mutate-")).resolve()
+    tree = pathlib.Path(options.keep or tempfile.mkdtemp(prefix="anyrank-mutate-")).resolve()
     if tree == ROOT or tree in ROOT.parents:
         print(f"mutate.py: {tree}: the copy cannot lie where the tree does", file=sys.stderr)
         return 2
     try:
         sync(tree, files)
-        results = Results(pathlib.Path(o.resume) if o.resume else None, identity(files))
-        found = try_all(Suite(tree, o.jobs, o.limit), chosen, results, o)
+        results = Results(pathlib.Path(options.resume) if options.resume else None, identity(files))
+        found = try_all(Suite(tree, options.jobs, options.limit), chosen, results, options)
         return close(found) if found is not None else 1
     finally:
-        if not o.keep:
+        if not options.keep:
             shutil.rmtree(tree, ignore_errors=True)
 
 

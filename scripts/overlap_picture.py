@@ -34,16 +34,17 @@ def kind(event):
 def panel(out, top, events, name, span, scale):
     begin, end = span["ts"], span["ts"] + span["dur"]
     out.append(ring.text(LEFT, top, f"{name}; {span['dur']:,.0f} us", ' class="title"'))
-    for row, what in enumerate(("products", "collectives")):
-        out.append(ring.text(20, top + 26 + row * ROW, what))
-    for e in events:
-        style = kind(e)
-        at, to = max(e["ts"], begin), min(e["ts"] + e["dur"], end)
-        if style is None or e["dur"] == 0 or to <= at:
+    for row, heading in enumerate(("products", "collectives")):
+        out.append(ring.text(20, top + 26 + row * ROW, heading))
+    for event in events:
+        style = kind(event)
+        bar_begin, bar_end = max(event["ts"], begin), min(event["ts"] + event["dur"], end)
+        if style is None or event["dur"] == 0 or bar_end <= bar_begin:
             continue
-        label = e.get("args", {}).get("tag", e["name"])
-        out.append(ring.bar(LEFT + (at - begin) * scale, top + 12 + (style != "work") * ROW, max((to - at) * scale - 1, 1),
-                            style, f"{label}: {e['dur']:.1f} us"))
+        label = event.get("args", {}).get("tag", event["name"])
+        out.append(ring.bar(LEFT + (bar_begin - begin) * scale, top + 12 + (style != "work") * ROW,
+                            max((bar_end - bar_begin) * scale - 1, 1),
+                            style, f"{label}: {event['dur']:.1f} us"))
 
 
 def main():
@@ -52,17 +53,17 @@ def main():
             (f"in {CHUNKS} chunks", ring.events_of(anyrank, [*CHECK, "--overlap", str(CHUNKS)]))]
     panels = []
     for name, span in PASSES.items():
-        for how, events in runs:
-            mine = [e for e in events if e["pid"] == 0]
-            panels.append((f"{name}, {how}", mine, next(e for e in mine if e["name"] == span)))
+        for mode, events in runs:
+            mine = [event for event in events if event["pid"] == 0]
+            panels.append((f"{name}, {mode}", mine, next(event for event in mine if event["name"] == span)))
     scale = (RIGHT - LEFT) / max(span["dur"] for _, _, span in panels)
     height = 60 + len(panels) * PANEL
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {height}" width="900" height="{height}" role="img">',
            "<title>A block of llama-demo on the first of four tensor-parallel ranks, without overlap and with it</title>",
            f"<style>{STYLE}</style>", '<rect class="paper" width="100%" height="100%"/>']
-    for at, (style, name) in enumerate(LEGEND):
-        out.append(ring.bar(LEFT + at * 185, 14, 16, style, name))
-        out.append(ring.text(LEFT + at * 185 + 22, 28, name))
+    for column, (style, name) in enumerate(LEGEND):
+        out.append(ring.bar(LEFT + column * 185, 14, 16, style, name))
+        out.append(ring.text(LEFT + column * 185 + 22, 28, name))
     for number, (name, events, span) in enumerate(panels):
         panel(out, 70 + number * PANEL, events, name, span, scale)
     print("\n".join([*out, "</svg>"]))

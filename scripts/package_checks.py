@@ -26,8 +26,8 @@ def environment():
 
 def interpreter():
     """The Python of the tests that are written in it: the one with torch and the like, else the running one."""
-    own = environment() / "bin/python"
-    return str(own) if with_pytorch and os.access(own, os.X_OK) else sys.executable
+    venv_python = environment() / "bin/python"
+    return str(venv_python) if with_pytorch and os.access(venv_python, os.X_OK) else sys.executable
 
 
 def too_old():

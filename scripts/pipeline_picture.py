@@ -25,41 +25,41 @@ STYLE = ("text{font:12px system-ui,sans-serif;fill:#333}.title{font-size:14px;fo
 
 
 def plan(anyrank, schedule):
-    done = subprocess.run([anyrank, *PLAN, "--schedule-pp", schedule], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        sys.exit(f"{anyrank} exits {done.returncode}: {done.stderr}")
-    return json.loads(done.stdout)["pipeline"]
+    process = subprocess.run([anyrank, *PLAN, "--schedule-pp", schedule], capture_output=True, text=True, check=False)
+    if process.returncode != 0:
+        sys.exit(f"{anyrank} exits {process.returncode}: {process.stderr}")
+    return json.loads(process.stdout)["pipeline"]
 
 
 def parts(operation):
     """Stage, kind and micro-batch of "5F3"."""
-    at = next(i for i, c in enumerate(operation) if not c.isdigit())
-    return int(operation[:at]), operation[at], int(operation[at + 1:])
+    kind_index = next(i for i, char in enumerate(operation) if not char.isdigit())
+    return int(operation[:kind_index]), operation[kind_index], int(operation[kind_index + 1:])
 
 
-def panel(out, top, title, p, scale):
-    most = [rank["in_flight"] for rank in p["ranks"]]
+def panel(out, top, title, pipeline, scale):
+    in_flight = [rank["in_flight"] for rank in pipeline["ranks"]]
     out.append(f'<text class="title" x="12" y="{top}">{title}</text>')
-    out.append(f'<text class="quiet" x="12" y="{top + 16}">ranks wait {100 * p["bubble"]:.1f} % of the time that they '
-               f'compute; most in flight: {", ".join(map(str, most))}</text>')
-    for r, rank in enumerate(p["ranks"]):
-        y = top + 24 + r * ROW
-        out.append(f'<text x="12" y="{y + 13}">rank {r}</text>')
-        out.append(f'<rect class="wait" x="{LEFT}" y="{y}" width="{p["makespan"] * scale:.1f}" height="{BAR}"/>')
-        for c in rank["computations"]:
-            stage, kind, micro = parts(c["operation"])
-            x, width = LEFT + c["begin"] * scale, (c["end"] - c["begin"]) * scale
+    out.append(f'<text class="quiet" x="12" y="{top + 16}">ranks wait {100 * pipeline["bubble"]:.1f} % of the time '
+               f'that they compute; most in flight: {", ".join(map(str, in_flight))}</text>')
+    for number, rank in enumerate(pipeline["ranks"]):
+        y = top + 24 + number * ROW
+        out.append(f'<text x="12" y="{y + 13}">rank {number}</text>')
+        out.append(f'<rect class="wait" x="{LEFT}" y="{y}" width="{pipeline["makespan"] * scale:.1f}" height="{BAR}"/>')
+        for computation in rank["computations"]:
+            stage, kind, micro = parts(computation["operation"])
+            x, width = LEFT + computation["begin"] * scale, (computation["end"] - computation["begin"]) * scale
             later = " later" if stage != rank["stages"][0] else ""
             out.append(f'<rect class="{CLASSES[kind]}{later}" x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR}">'
-                       f'<title>{c["operation"]}</title></rect>')
+                       f'<title>{computation["operation"]}</title></rect>')
             out.append(f'<text class="micro" x="{x + width / 2:.1f}" y="{y + 13}">{micro}</text>')
-    return top + PANEL + len(p["ranks"]) * ROW
+    return top + PANEL + len(pipeline["ranks"]) * ROW
 
 
 def main():
     anyrank = sys.argv[1] if len(sys.argv) > 1 else "build/anyrank"
     plans = [plan(anyrank, schedule) for schedule, _ in PANELS]
-    layer = (RIGHT - LEFT) / max(p["makespan"] * p["unit_layers"] for p in plans)
+    layer = (RIGHT - LEFT) / max(pipeline["makespan"] * pipeline["unit_layers"] for pipeline in plans)
     out, top = [], 54
     legend = 12
     for word, style in (("forward (F)", "forward"), ("backward (B), or of its input alone (I)", "backward"),
@@ -67,8 +67,8 @@ def main():
         out.append(f'<rect class="{style}" x="{legend}" y="10" width="14" height="14"/>')
         out.append(f'<text x="{legend + 20}" y="22">{word}</text>')
         legend += 40 + 7 * len(word)
-    for (_, title), p in zip(PANELS, plans):
-        top = panel(out, top, title, p, layer * p["unit_layers"])
+    for (_, title), pipeline in zip(PANELS, plans):
+        top = panel(out, top, title, pipeline, layer * pipeline["unit_layers"])
     height = top - 24
     print(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 {height}" role="img" '
           f'aria-label="Four schedules of a pipeline of four ranks and eight micro-batches">')

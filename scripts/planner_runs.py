@@ -25,17 +25,17 @@ def config(model, folder):
     family, *sizes = model.split(":")
     layers, hidden, ffn, heads, kv_heads, vocab = map(int, sizes)
     if family == "gpt":
-        made = {"model_type": "gpt2", "n_layer": layers, "n_embd": hidden, "n_inner": ffn, "n_head": heads,
-                "vocab_size": vocab, "n_positions": 1 << 17, "tie_word_embeddings": True}
+        fields = {"model_type": "gpt2", "n_layer": layers, "n_embd": hidden, "n_inner": ffn, "n_head": heads,
+                  "vocab_size": vocab, "n_positions": 1 << 17, "tie_word_embeddings": True}
     else:
-        made = {"model_type": {"llama": "llama", "stack": "anyrank-stack"}[family], "num_hidden_layers": layers,
-                "hidden_size": hidden, "intermediate_size": ffn, "num_attention_heads": heads,
-                "num_key_value_heads": kv_heads, "vocab_size": vocab, "max_position_embeddings": 1 << 17}
+        fields = {"model_type": {"llama": "llama", "stack": "anyrank-stack"}[family], "num_hidden_layers": layers,
+                  "hidden_size": hidden, "intermediate_size": ffn, "num_attention_heads": heads,
+                  "num_key_value_heads": kv_heads, "vocab_size": vocab, "max_position_embeddings": 1 << 17}
     if family == "stack":
-        made.update(causal=True, hidden_act="gelu_tanh", layer_norm_eps=1e-5)
+        fields.update(causal=True, hidden_act="gelu_tanh", layer_norm_eps=1e-5)
     path = folder / model.replace(":", "-")
     path.mkdir(exist_ok=True)
-    (path / "config.json").write_text(json.dumps(made))
+    (path / "config.json").write_text(json.dumps(fields))
     return path
 
 
@@ -44,25 +44,25 @@ def options(layout, gpus):
     names = {"tp": "--tp", "pp": "--pp", "cp": "--cp", "v": "--virtual-stages", "zero": "--zero",
              "micro": "--micro-batches", "overlap": "--overlap", "recompute": "--recompute",
              "every": "--recompute-every", "system": "--system"}
-    made, left = [], gpus
+    words, remaining = [], gpus
     for word in layout.split():
         name, _, value = word.partition("=")
-        made += [names[name], value] if value else [f"--{name}"]
-        left //= int(value) if name in ("tp", "pp", "cp") else 1
+        words += [names[name], value] if value else [f"--{name}"]
+        remaining //= int(value) if name in ("tp", "pp", "cp") else 1
         if name == "v" and int(value) > 1:
-            made += ["--schedule-pp", "interleaved"]
+            words += ["--schedule-pp", "interleaved"]
         if name == "cp":
-            made += ["--zigzag"]
-    return made + ["--dp", str(left)] + ([] if "overlap=" in layout else ["--overlap", "1"])
+            words += ["--zigzag"]
+    return words + ["--dp", str(remaining)] + ([] if "overlap=" in layout else ["--overlap", "1"])
 
 
 def plan(binary, row, folder):
     command = [binary, "plan", config(row["model"], folder), "--cluster", row["cluster"], "--batch", row["batch"],
                "--seq", row["seq"], *options(row["layout"], int(row["gpus"])), "--quiet", "--json", "-"]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{row['run']}: {done.stderr}")
-    return json.loads(done.stdout)["layouts"][0]
+    process = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    if process.returncode != 0:
+        raise SystemExit(f"{row['run']}: {process.stderr}")
+    return json.loads(process.stdout)["layouts"][0]
 
 
 def beside_best(binary, rows, folder):
@@ -74,18 +74,18 @@ def beside_best(binary, rows, folder):
             continue
         seen.add((row["model"], row["cluster"]))
         words = [word for word in row["layout"].split() if not word.startswith(("overlap", "system"))]
-        chunks = [f"overlap={k}" for k in (1, 2, 4, 8)] if "sp" in words else [""]
-        seconds = min(plan(binary, dict(row, layout=" ".join([*words, k])), folder)["seconds"] for k in chunks)
+        chunks = [f"overlap={chunk}" for chunk in (1, 2, 4, 8)] if "sp" in words else [""]
+        seconds = min(plan(binary, dict(row, layout=" ".join([*words, chunk])), folder)["seconds"] for chunk in chunks)
         command = [binary, "plan", config(row["model"], folder), "--cluster", row["cluster"], "--batch", row["batch"],
                    "--seq", row["seq"], "--gpus", row["gpus"], "--quiet", "--json", "-",
                    *[f"--{word}" for word in words if word == "no-flash"]]
         found = json.loads(subprocess.run([str(word) for word in command], capture_output=True, text=True).stdout)
         fits = [layout for layout in found["layouts"] if layout["fits"]]
-        best = min(layout["seconds"] for layout in fits)
-        shares.append(100 * seconds / best - 100)
+        fastest = min(layout["seconds"] for layout in fits)
+        shares.append(100 * seconds / fastest - 100)
         print(f"{row['run']:44} {shares[-1]:+6.1f} %  first: {fits[0]['name']}", flush=True)
-    within = [sum(share <= most for share in shares) for most in (5, 10)]
-    print(f"{len(shares)} models: {within[0]} within 5 %, {within[1]} within 10 %")
+    counts = [sum(share <= limit for share in shares) for limit in (5, 10)]
+    print(f"{len(shares)} models: {counts[0]} within 5 %, {counts[1]} within 10 %")
 
 
 def read(path):
@@ -97,8 +97,8 @@ def read(path):
 
 def summary(rows, half):
     errors = [abs(float(row["error"].split()[0])) for row in rows if row["half"] == half]
-    within = [sum(error <= most for error in errors) for most in (10, 20)]
-    return f"{half}: {len(errors)} runs, {within[0]} within 10 %, {within[1]} within 20 %"
+    counts = [sum(error <= limit for error in errors) for limit in (10, 20)]
+    return f"{half}: {len(errors)} runs, {counts[0]} within 10 %, {counts[1]} within 20 %"
 
 
 def main():

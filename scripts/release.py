@@ -72,9 +72,9 @@ def entry_of(root, version):
 
 def ready(root, version):
     """The text of the tag, if all is ready for a release."""
-    other = {str(path.relative_to(root)): match.group(1) for path, match in places(root) if match.group(1) != version}
-    if other:
-        raise Refused(f"not {version}: " + ", ".join(f"{name} states {number}" for name, number in other.items()) +
+    stale = {str(path.relative_to(root)): match.group(1) for path, match in places(root) if match.group(1) != version}
+    if stale:
+        raise Refused(f"not {version}: " + ", ".join(f"{name} states {number}" for name, number in stale.items()) +
                       f" (scripts/release.py --set {version})")
     entry = entry_of(root, version)
     if git(root, "status", "--porcelain"):
@@ -125,15 +125,15 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, help="where the files go (default: dist/VERSION)")
     parser.add_argument("--tested", action="store_true", help="./test --all has passed at this commit")
     parser.add_argument("--sign", action="store_true", help="sign the tag")
-    given = parser.parse_args()
+    options = parser.parse_args()
     try:
-        if not re.fullmatch(NUMBER, given.version):
-            raise Refused(f"'{given.version}' is no version: three numbers with dots")
-        if given.set:
-            write_version(ROOT, given.version)
+        if not re.fullmatch(NUMBER, options.version):
+            raise Refused(f"'{options.version}' is no version: three numbers with dots")
+        if options.set:
+            write_version(ROOT, options.version)
         else:
-            release(ROOT, given.version, (given.out or ROOT / "dist" / given.version).resolve(), given.tested,
-                    given.sign)
+            release(ROOT, options.version, (options.out or ROOT / "dist" / options.version).resolve(), options.tested,
+                    options.sign)
     except Refused as reason:
         print(f"release.py: {reason}", file=sys.stderr)
         return 2

@@ -30,28 +30,28 @@ def events_of(anyrank, arguments):
     """The complete events of one run, each with its rank as "pid"; times in microseconds."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "trace.json"
-        done = subprocess.run([anyrank, *arguments, "--trace", path], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            sys.exit(f"{anyrank} exits {done.returncode}: {done.stdout}{done.stderr}")
-        return [e for e in json.loads(path.read_text(encoding="utf-8"))["traceEvents"] if e["ph"] == "X"]
+        process = subprocess.run([anyrank, *arguments, "--trace", path], capture_output=True, text=True, check=False)
+        if process.returncode != 0:
+            sys.exit(f"{anyrank} exits {process.returncode}: {process.stdout}{process.stderr}")
+        return [event for event in json.loads(path.read_text(encoding="utf-8"))["traceEvents"] if event["ph"] == "X"]
 
 
 def window(events):
     """From the first rank's begin of FIRST to the last rank's end of LAST."""
-    begin = min(e["ts"] for e in events if e["name"] == FIRST)
-    return begin, max(e["ts"] + e["dur"] for e in events if e["name"] == LAST)
+    begin = min(event["ts"] for event in events if event["name"] == FIRST)
+    return begin, max(event["ts"] + event["dur"] for event in events if event["name"] == LAST)
 
 
 def kind(event, spans):
     """The class of an event that is drawn, or None: computation inside attention and outside, hops, waiting."""
     if event["cat"] == "work":
-        return "attention" if any(s["pid"] == event["pid"] and s["ts"] <= event["ts"] < s["ts"] + s["dur"]
-                                  for s in spans) else "work"
+        return "attention" if any(span["pid"] == event["pid"] and span["ts"] <= event["ts"] < span["ts"] + span["dur"]
+                                  for span in spans) else "work"
     return {"collective": "hop", "waiting": "wait"}.get(event["cat"])
 
 
-def text(x, y, content, more=""):
-    return f'<text x="{x:.1f}" y="{y:.1f}"{more}>{content}</text>'
+def text(x, y, content, attributes=""):
+    return f'<text x="{x:.1f}" y="{y:.1f}"{attributes}>{content}</text>'
 
 
 def bar(x, y, width, style, title):
@@ -65,7 +65,7 @@ def positions(zigzag, rank):
 
 def panel(out, top, events, zigzag, scale):
     begin, end = window(events)
-    spans = [e for e in events if re.fullmatch(r"model\.layers\.\d+\.self_attn:fwd", e["name"])]
+    spans = [event for event in events if re.fullmatch(r"model\.layers\.\d+\.self_attn:fwd", event["name"])]
     name = "zigzag: rank r has chunks r and 7-r of eight" if zigzag else "ring: rank r has the r-th quarter"
     out.append(text(LEFT, top, f"{name}; {end - begin:,.0f} us", ' class="title"'))
     for rank in range(RANKS):
@@ -75,13 +75,14 @@ def panel(out, top, events, zigzag, scale):
             style = "cell own" if cell in positions(zigzag, rank) else "cell"
             out.append(f'<rect class="{style}" x="{70 + cell * 8}" y="{y + 6}" width="8" height="8"/>')
     for order in ("work", "attention", "hop", "wait"):  # what is waited for lies inside a collective
-        for e in events:
-            if kind(e, spans) != order or e["ts"] + e["dur"] <= begin or e["ts"] >= end or e["dur"] == 0:
+        for event in events:
+            if (kind(event, spans) != order or event["ts"] + event["dur"] <= begin or event["ts"] >= end
+                    or event["dur"] == 0):
                 continue
-            at, to = max(e["ts"], begin), min(e["ts"] + e["dur"], end)
-            label = e.get("args", {}).get("tag", e["name"])
-            out.append(bar(LEFT + (at - begin) * scale, top + 12 + e["pid"] * ROW, (to - at) * scale, order,
-                           f"{label}: {e['dur']:.1f} us"))
+            bar_begin, bar_end = max(event["ts"], begin), min(event["ts"] + event["dur"], end)
+            label = event.get("args", {}).get("tag", event["name"])
+            out.append(bar(LEFT + (bar_begin - begin) * scale, top + 12 + event["pid"] * ROW,
+                           (bar_end - bar_begin) * scale, order, f"{label}: {event['dur']:.1f} us"))
 
 
 def main():
@@ -93,10 +94,11 @@ def main():
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 900 {height}" width="900" height="{height}" role="img">',
            "<title>Two blocks of llama-demo, forward, on four context-parallel ranks</title>", f"<style>{STYLE}</style>",
            '<rect class="paper" width="100%" height="100%"/>']
-    for at, (style, name) in enumerate((("attention", "attention"), ("work", "other products"), ("hop", "keys and values travel"),
-                                        ("wait", "waiting for another rank"))):
-        out.append(bar(LEFT + at * 185, 14, 16, style, name))
-        out.append(text(LEFT + at * 185 + 22, 28, name))
+    for column, (style, name) in enumerate((("attention", "attention"), ("work", "other products"),
+                                            ("hop", "keys and values travel"),
+                                            ("wait", "waiting for another rank"))):
+        out.append(bar(LEFT + column * 185, 14, 16, style, name))
+        out.append(text(LEFT + column * 185 + 22, 28, name))
     for number, (zigzag, events) in enumerate(runs):
         panel(out, PANEL + 12 + number * (RANKS * ROW + 46), events, zigzag, scale)
     print("\n".join([*out, "</svg>"]))

@@ -99,7 +99,7 @@ class Report:
                 self.failures.append(result.name)
                 self.show(result.output)
 
-    def again(self, name, why):
+    def rerun(self, name, why):
         with self.lock:
             self.clear()
             print(f"again {name}: {why}", flush=True)
@@ -131,9 +131,9 @@ class Report:
         self.clear()
         reasons = []
         for reason, names in sorted(self.skips.items()):
-            where = ", ".join(f"{name} {names.count(name)}" if names.count(name) > 1 else name
-                              for name in sorted(set(names)))
-            reasons.append(f"{reason} ({where})")
+            places = ", ".join(f"{name} {names.count(name)}" if names.count(name) > 1 else name
+                               for name in sorted(set(names)))
+            reasons.append(f"{reason} ({places})")
         if not self.reasons_last:
             print("".join(f"skipped: {reason}\n" for reason in reasons), end="")
         if self.failures:
@@ -326,7 +326,7 @@ def run_program(program, build, report):
     if SHADOW_MEMORY.search(ended.output) and shutil.which("setarch"):
         ended = run(["setarch", "-R", *command], limit, environment)
     if program.criterion and runner_crashed(ended):
-        report.again(program.name, f"Criterion's own process was {exit_text(ended.status)}")
+        report.rerun(program.name, f"Criterion's own process was {exit_text(ended.status)}")
         ended = run(command, limit, environment)
     return timed((judge_criterion if program.criterion else judge_main)(program.name, ended, limit), ended)
 
@@ -647,17 +647,20 @@ def main():
     if arguments.extended:
         os.environ["ANYRANK_TEST_EXTENDED"] = "1"  # the long tests among the others
     only_sanitizers = bool(sanitizers) and not arguments.all
-    fitting = [p for p in everything if matching(names, p.name) and (is_quick(p.name) or not arguments.quick)]
+    fitting = [program for program in everything if matching(names, program.name)
+               and (is_quick(program.name) or not arguments.quick)]
     selected = [] if only_sanitizers else fitting
     checks = [] if only_sanitizers or arguments.quick else [c for c in source_checks("build", arguments.extended)
                                                             if matching(names, c[0])]
-    held = {}
+    withheld = {}
     if not thorough:
-        held = {name: held_for(name) for name in [name for name, _ in checks] + [p.name for p in selected] if held_for(name)}
-        checks = [check for check in checks if check[0] not in held]
-        selected = [program for program in selected if program.name not in held]
+        withheld = {name: held_for(name) for name in [name for name, _ in checks] + [
+            program.name for program in selected] if held_for(name)}
+        checks = [check for check in checks if check[0] not in withheld]
+        selected = [program for program in selected if program.name not in withheld]
     if arguments.list:
-        print("\n".join([*held] + [name for name, _ in checks] + [p.name for p in selected] + sanitizers))
+        print("\n".join([*withheld] + [name for name, _ in checks] + [program.name for program in selected]
+                        + sanitizers))
         return 0
     if names and not fitting and not checks:
         print(f"test: no program or check has {' or '.join(names)} in its name; ./test --list prints the names",
@@ -683,7 +686,7 @@ def main():
             if lost:
                 report.add(Result("tests/suites", 0, 1, output="suites that no file names in a Test(): " + ", ".join(lost)))
             run_all(tasks, "build", report, arguments.jobs)
-        for name, reason in held.items():
+        for name, reason in withheld.items():
             report.skip(name, reason + ": ./test --all")
         for preset in sanitizers:
             title, fits = PRESETS[preset]
@@ -692,7 +695,8 @@ def main():
                 report.skip("preset/aarch64", lacking)
                 continue
             # Programs of ARM run by qemu at a tenth of the speed: unless asked for, the command's hashes alone.
-            chosen = [p for p in fitting if fits(p) and not p.extended] if preset != "aarch64" or preset in asked else []
+            chosen = [program for program in fitting if fits(program) and not program.extended] if (
+                preset != "aarch64" or preset in asked) else []
             preset_run(preset, title, chosen, report, arguments.jobs)
     except KeyboardInterrupt:
         report.clear()

@@ -14,7 +14,7 @@ ASSETS = ["scripts/site.css", "scripts/site-iframe-worker.js"]
 LANGUAGES = {".h": "c", ".c": "c", ".py": "python", ".sh": "sh", ".sbatch": "sh", ".yml": "yaml", ".json": "json"}
 FENCE = re.compile(r"^(```|~~~).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(\]\()([^)\s#:]+)(?=[)#])")
-made = set()  # paths that have a generated page
+generated = set()  # paths that have a generated page
 
 
 def linked(page, text):
@@ -70,7 +70,7 @@ def source_pages(path):
     place, name = ROOT / path, posixpath.basename(path)
     front = f"---\ntitle: {name}\nhide: [toc]\nsearch: {{exclude: true}}\n---\n\n# {name}\n\n`{path}`\n\n"
     if place.is_dir():
-        entries = sorted(entry.name for entry in place.iterdir() 
+        entries = sorted(entry.name for entry in place.iterdir()
                          if not entry.name.startswith((".", "__")) and entry.name != "out")  # as .gitignore
         yield path, front + "\n".join(f"- [{entry}]({name}/{entry}.md)" for entry in entries) + "\n"
         for entry in entries:
@@ -94,14 +94,15 @@ def on_files(files, config):
     pages = [*PAGES, *("docs/" + file.src_uri for file in files if file.src_uri.endswith(".md"))]
     targets = set().union(*(linked(page, (ROOT / page).read_text(encoding="utf-8")) for page in pages))
     pictures = {path for path in targets if path.startswith("docs/pictures/")}
-    kept = [file for file in files if file.src_dir != config.docs_dir]  # the theme's
-    kept += [of_repository(path) for path in [*pages, *sorted(pictures), *ASSETS]]
+    site_files = [file for file in files if file.src_dir != config.docs_dir]  # the theme's
+    site_files += [of_repository(path) for path in [*pages, *sorted(pictures), *ASSETS]]
     for target in sorted(targets - pictures - set(pages)):
         for path, text in source_pages(target) if (ROOT / target).exists() else ():
-            if path not in made:
-                made.add(path)
-                kept.append(File.generated(config, path + ".md", content=text, inclusion=InclusionLevel.NOT_IN_NAV))
-    return Files(kept)
+            if path not in generated:
+                generated.add(path)
+                site_files.append(File.generated(config, path + ".md", content=text,
+                                                 inclusion=InclusionLevel.NOT_IN_NAV))
+    return Files(site_files)
 
 
 def on_page_markdown(markdown, page, **_):
@@ -110,7 +111,7 @@ def on_page_markdown(markdown, page, **_):
 
     def mended(match):
         path = posixpath.normpath(posixpath.join(folder, match[2]))
-        return match[1] + match[2] + (".md" if path in made else "")
+        return match[1] + match[2] + (".md" if path in generated else "")
 
     pieces = re.split(r"(^(?:```|~~~).*?^(?:```|~~~)\s*$)", markdown, flags=re.MULTILINE | re.DOTALL)
     return "".join(piece if i % 2 else LINK.sub(mended, piece) for i, piece in enumerate(pieces))

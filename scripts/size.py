@@ -58,16 +58,17 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--at", metavar="COMMIT", help="of that commit in place of the working tree")
     parser.add_argument("--since", metavar="COMMIT", help="what was added since then")
-    given = parser.parse_args()
-    now = sizes_of(texts_at(given.at))
-    then = sizes_of(texts_at(given.since)) if given.since else None
-    titles = [title for field in Size._fields for title in ((field, "added") if then is not None else (field,))]
+    options = parser.parse_args()
+    current = sizes_of(texts_at(options.at))
+    base = sizes_of(texts_at(options.since)) if options.since else None
+    titles = [title for field in Size._fields for title in ((field, "added") if base is not None else (field,))]
     print(f"{'folder':12}" + "".join(f"{title:>12}" for title in titles))
     zero = Size(0, 0, 0)
-    for room in [*sorted(set(now) | set(then or ())), "all"]:
-        a, b = ((Size(*map(sum, zip(zero, *sizes.values()))) if room == "all" else sizes.get(room, zero))
-                for sizes in (now, then or {}))
-        cells = [cell for x, y in zip(a, b) for cell in ((f"{x:,}", f"{x - y:+,}") if then is not None else (f"{x:,}",))]
+    for room in [*sorted(set(current) | set(base or ())), "all"]:
+        sums, base_sums = ((Size(*map(sum, zip(zero, *sizes.values()))) if room == "all" else sizes.get(room, zero))
+                           for sizes in (current, base or {}))
+        cells = [cell for count, base_count in zip(sums, base_sums) for cell in (
+            (f"{count:,}", f"{count - base_count:+,}") if base is not None else (f"{count:,}",))]
         print(f"{room:12}" + "".join(f"{cell:>12}" for cell in cells))
     return 0
 

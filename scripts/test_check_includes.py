@@ -67,8 +67,8 @@ class CheckIncludes(unittest.TestCase):
         """One changed file gives a violation at that line, with those words."""
         status, output = self.run_on({name: text})
         self.assertEqual(status, 1, output)
-        told = [entry for entry in output if entry.startswith(f"{name}:{line}: ")]
-        self.assertTrue(any(all(word in entry for word in words) for entry in told), output)
+        reported = [entry for entry in output if entry.startswith(f"{name}:{line}: ")]
+        self.assertTrue(any(all(word in entry for word in words) for entry in reported), output)
 
     def test_a_good_tree_passes(self):
         self.assertEqual(self.run_on({}), (0, []))
@@ -133,14 +133,14 @@ class CheckIncludes(unittest.TestCase):
                                                 "ARI_FN double ari_rate(double x)\n{\n    return x;\n}\n"}
         text = "int ari_bl_own(void)\n{\n    return x;\n}\nint ari_own(void)\n{\n    return ari_bl_own()%s;\n}\n"
 
-        def told(calls):
+        def reported(calls):
             return self.run_on({**defined, check_includes.SHARED_PAGE: page, "ref/baseline/a.c": text % calls})[1]
 
-        self.assertEqual(told(" + ari_exp(ari_own())"), [])
-        self.assertEqual(told(" + ari_exp(1)\n        + ari_rate(1)"),
+        self.assertEqual(reported(" + ari_exp(ari_own())"), [])
+        self.assertEqual(reported(" + ari_exp(1)\n        + ari_rate(1)"),
                          ["ref/baseline/a.c:8: the baseline shares ari_rate: write it anew in ref/baseline, or say so in "
                           "docs/design/baseline.md"])
-        self.assertEqual(told(""), ["docs/design/baseline.md:3: the baseline calls no ari_exp"])
+        self.assertEqual(reported(""), ["docs/design/baseline.md:3: the baseline calls no ari_exp"])
 
     def test_the_baseline_reaches_nothing_through_a_header(self):
         status, output = self.run_on({"ref/numerics/elementary.h": '#include "ref/numerics/rows.h"\n'})
@@ -229,9 +229,9 @@ class CheckIncludes(unittest.TestCase):
                  "struct s {\n    enum { OWN = ARI_C, ARI_A } is;\n};\n", "enum { ARI_ROWS(ARI_ROW) ARI_A };\n",
                  "enum e {\n#define ARI_ROW(x) ARI_##x,\n    ARI_ROWS(ARI_ROW)\n#undef ARI_ROW\n        ARI_A\n};\n")
         for text in (*enums, "#define ARI_A 1\n", "#  define ARI_A(x) (x)\n"):
-            for name, first in (("verify/a.h", "enum { ARI_A };\n"), ("verify/a.c", "#define ARI_A 2\n")):
+            for name, definition in (("verify/a.h", "enum { ARI_A };\n"), ("verify/a.c", "#define ARI_A 2\n")):
                 with self.subTest(text=text, name=name):
-                    status, output = self.run_on({"sim/a.h": first, name: text})
+                    status, output = self.run_on({"sim/a.h": definition, name: text})
                     self.assertEqual((status, len(output)), (1, 1), output)
                     self.assertIn("ARI_A is also defined in sim/a.h", output[0])
                     line = text[:text.index("ARI_A")].count("\n") + 1
@@ -296,15 +296,16 @@ class CheckIncludes(unittest.TestCase):
                 (root / name).parent.mkdir(parents=True, exist_ok=True)
                 (root / name).write_text(text, encoding="utf-8")
             for arguments, status in ((["."], 1), (["--write", "."], 0), (["."], 0), (["--write"], 2)):
-                done = subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=root, capture_output=True, check=False)
-                self.assertEqual(done.returncode, status, done)
+                process = subprocess.run([sys.executable, str(SCRIPT), *arguments], cwd=root, capture_output=True,
+                                         check=False)
+                self.assertEqual(process.returncode, status, process)
             self.assertEqual((root / "scripts/edges.txt").read_text().splitlines(keepends=True)[2:],
                              ["ref/layers, ref/core: 2\n"])
 
     def test_an_empty_root_is_an_error(self):
         with tempfile.TemporaryDirectory() as root:
-            done = subprocess.run([sys.executable, str(SCRIPT), root], capture_output=True, text=True, check=False)
-            self.assertEqual(done.returncode, 2)
+            process = subprocess.run([sys.executable, str(SCRIPT), root], capture_output=True, text=True, check=False)
+            self.assertEqual(process.returncode, 2)
 
 
 if __name__ == "__main__":

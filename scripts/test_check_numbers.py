@@ -76,8 +76,8 @@ class CheckNumbers(unittest.TestCase):
             (pathlib.Path(root) / "docs/a.md").write_text("It takes 12 ms.\n", encoding="utf-8")
             for arguments, status, out in (["--list", root], 1, "docs/a.md:1\t12 ms\t-"), ([root + "/none"], 2, ""):
                 command = [sys.executable, str(SCRIPT), *arguments]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                self.assertEqual((done.returncode, done.stdout.split("\n")[0]), (status, out))
+                process = subprocess.run(command, capture_output=True, text=True, check=False)
+                self.assertEqual((process.returncode, process.stdout.split("\n")[0]), (status, out))
 
 
 if __name__ == "__main__":

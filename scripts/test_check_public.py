@@ -131,8 +131,8 @@ class CheckPublic(unittest.TestCase):
             for arguments, status, line in (([root], 1, "README.md:1: ari_sum is private: name what a user can call"),
                                             ([root, "b"], 2, "")):
                 command = [sys.executable, str(SCRIPT), *arguments]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                self.assertEqual((done.returncode, done.stdout.split("\n")[-2] if line else ""), (status, line))
+                process = subprocess.run(command, capture_output=True, text=True, check=False)
+                self.assertEqual((process.returncode, process.stdout.split("\n")[-2] if line else ""), (status, line))
 
 
 if __name__ == "__main__":

@@ -23,14 +23,14 @@ def run(*arguments, **options):
 class Command(unittest.TestCase):
     def refused(self, *arguments, says):
         """Exit 2, the words on stderr, nothing on stdout."""
-        done = run(*arguments)
-        self.assertEqual((done.returncode, done.stdout), (2, ""), done.stderr)
-        self.assertIn(says, done.stderr)
+        process = run(*arguments)
+        self.assertEqual((process.returncode, process.stdout), (2, ""), process.stderr)
+        self.assertIn(says, process.stderr)
 
     def test_help_is_data_and_no_arguments_are_an_error(self):
-        done = run("--help")
-        self.assertEqual((done.returncode, done.stderr), (0, ""))
-        self.assertIn("example:\n  anyrank check", done.stdout)
+        process = run("--help")
+        self.assertEqual((process.returncode, process.stderr), (0, ""))
+        self.assertIn("example:\n  anyrank check", process.stdout)
         self.refused(says="usage: anyrank SUBCOMMAND")
 
     def test_every_listed_subcommand_has_help_with_an_example(self):
@@ -40,14 +40,14 @@ class Command(unittest.TestCase):
             name = line.split()[0]
             with self.subTest(subcommand=name):
                 for arguments in ((name, "--help"), (name, "-h"), ("help", name)):
-                    done = run(*arguments)
-                    self.assertEqual((done.returncode, done.stderr), (0, ""))
-                    self.assertTrue(done.stdout.startswith(f"usage: anyrank {name}"))
-                    self.assertIn(f"  anyrank {name}", done.stdout.split("example")[-1])
-                self.assertLessEqual(len(done.stdout.splitlines()), 40)
+                    process = run(*arguments)
+                    self.assertEqual((process.returncode, process.stderr), (0, ""))
+                    self.assertTrue(process.stdout.startswith(f"usage: anyrank {name}"))
+                    self.assertIn(f"  anyrank {name}", process.stdout.split("example")[-1])
+                self.assertLessEqual(len(process.stdout.splitlines()), 40)
                 explained = run(name, "--help-all").stdout
                 self.assertEqual(*(set(re.findall(r"(?<= )--[a-z][a-z-]*(?=[ \n])", text.split("example")[0]))
-                                   - {"--help-all"} for text in (done.stdout, self.labels(explained))))
+                                   - {"--help-all"} for text in (process.stdout, self.labels(explained))))
 
     @staticmethod
     def labels(text):
@@ -55,10 +55,10 @@ class Command(unittest.TestCase):
         return "\n".join(line for line in text.splitlines() if line.startswith(("  -", "example"))) + "\n"
 
     def test_version_names_what_bits_may_depend_on(self):
-        done = run("--version")
-        self.assertEqual(done.returncode, 0)
-        self.assertRegex(done.stdout, r"\Aanyrank \d+\.\d+\.\d+ \(.+\)\n\S+ \S+.*, kernels: \S+\nCUDA: .+\n\Z")
-        self.assertEqual(run("info", "--version").stdout, done.stdout)
+        process = run("--version")
+        self.assertEqual(process.returncode, 0)
+        self.assertRegex(process.stdout, r"\Aanyrank \d+\.\d+\.\d+ \(.+\)\n\S+ \S+.*, kernels: \S+\nCUDA: .+\n\Z")
+        self.assertEqual(run("info", "--version").stdout, process.stdout)
 
     def test_mistyped_names_get_the_nearest(self):
         self.refused("chekc", says="unknown subcommand 'chekc'; did you mean check?")
@@ -68,10 +68,10 @@ class Command(unittest.TestCase):
         self.refused("info", "--jsn", "-", says="unknown option --jsn; did you mean --json?")
 
     def test_info_tells_the_machine_as_text_and_as_json(self):
-        done = run("info")
-        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        process = run("info")
+        self.assertEqual((process.returncode, process.stderr), (0, ""))
         for word in ("CPU", "BLAS kernels", "exact path", "CUDA", "NCCL", "MPI", "data"):
-            self.assertIn(word, done.stdout)
+            self.assertIn(word, process.stdout)
         result = json.loads(run("info", "--json", "-").stdout)
         self.assertEqual((result["tool"], result["command"]), ("anyrank", "info"))
         self.assertGreaterEqual(result["cpu"]["cores"], 1)
@@ -84,8 +84,8 @@ class Command(unittest.TestCase):
     def test_json_appears_by_rename_beside_the_text(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "info.json")
-            done = run("info", "--json", str(path))
-            self.assertIn("BLAS", done.stdout)
+            process = run("info", "--json", str(path))
+            self.assertIn("BLAS", process.stdout)
             self.assertEqual(json.loads(path.read_text(encoding="utf-8"))["command"], "info")
             self.assertEqual(os.listdir(folder), ["info.json"])
             self.assertEqual(run("info", "--json", str(pathlib.Path(folder, "no", "x"))).returncode, 2)
@@ -94,9 +94,9 @@ class Command(unittest.TestCase):
         if not os.path.exists("/dev/full"):
             self.skipTest("no /dev/full")
         with open("/dev/full", "w", encoding="utf-8") as full:
-            done = subprocess.run([COMMAND, "info"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-        self.assertEqual(done.returncode, 3)
-        self.assertIn("standard output", done.stderr)
+            process = subprocess.run([COMMAND, "info"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual(process.returncode, 3)
+        self.assertIn("standard output", process.stderr)
 
     def test_a_reader_that_closes_early_ends_it_quietly(self):
         # Python hands on an ignored SIGPIPE only if asked to keep it.
@@ -114,9 +114,9 @@ class Command(unittest.TestCase):
             leader, follower = pty.openpty()
         except OSError as error:
             self.skipTest(f"no terminal: {error}")
-        done = subprocess.run([COMMAND, "info"], stdout=subprocess.PIPE, stderr=follower, check=False)
+        process = subprocess.run([COMMAND, "info"], stdout=subprocess.PIPE, stderr=follower, check=False)
         os.close(follower)
-        self.assertEqual(done.returncode, 0)
+        self.assertEqual(process.returncode, 0)
         os.set_blocking(leader, False)
         try:
             shown = os.read(leader, 100)

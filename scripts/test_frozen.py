@@ -33,17 +33,17 @@ class Frozen(unittest.TestCase):
             frozen.record(command, self.folder / name, ["check-default"])
         return self.folder / name
 
-    def compare(self, a, b):
+    def compare(self, before, after):
         with contextlib.redirect_stdout(io.StringIO()) as said:
-            status = frozen.compare(a, b)
+            status = frozen.compare(before, after)
         return status, said.getvalue()
 
     def test_a_record_is_the_same_twice_and_differs_by_one_word(self):
-        first, again, other = (self.record(name, answer) for name, answer in zip("abc", ("one", "one", "two")))
-        text = (first / "check-default.txt").read_text()
+        original, repeat, changed = (self.record(name, answer) for name, answer in zip("abc", ("one", "one", "two")))
+        text = (original / "check-default.txt").read_text()
         self.assertIn("--- stdout\nloss 4.5, TIME; DATA/text.txt\n--- stderr\none\n--- exit status 1\n", text)
-        self.assertEqual(self.compare(first, again)[0], 0)
-        status, said = self.compare(first, other)
+        self.assertEqual(self.compare(original, repeat)[0], 0)
+        status, said = self.compare(original, changed)
         self.assertEqual(status, 1)
         self.assertIn("-one\n+two\n", said)
 

@@ -60,14 +60,15 @@ class Tree(unittest.TestCase):
 
     def verdicts(self, *entries, likely_only=False, resume=None):
         """[(verdict, by what)] of mistakes in sums.c."""
-        mutants = [mutate.Mutant((what, "sums.c", *rest), "") for what, *rest in entries]
+        mutants = [mutate.Mutant((description, "sums.c", *rest), "") for description, *rest in entries]
         results = mutate.Results(resume, "base")
         options = argparse.Namespace(likely_only=likely_only)
         with contextlib.redirect_stdout(io.StringIO()) as output:
             mutate.try_all(Suite(self.tree, 1, 600), mutants, results, options)
         self.assertEqual((self.tree / "sums.c").read_text(), SUMS)
         self.output = output.getvalue()
-        return [(results.of(m)["verdict"], results.of(m)["by"]) for m in mutants if results.of(m)]
+        return [(results.find(mutant)["verdict"], results.find(mutant)["by"]) for mutant in mutants
+                if results.find(mutant)]
 
     def names_run(self):
         """The tests that were run since the last call."""
@@ -143,7 +144,7 @@ class Tables(unittest.TestCase):
             with self.subTest(table=path.name), contextlib.redirect_stdout(io.StringIO()) as output:
                 mutants = mutate.read_table(path)
                 self.assertEqual(mutate.check(mutants, files), 0, output.getvalue())
-                self.assertTrue(all(m.tests for m in mutants))
+                self.assertTrue(all(mutant.tests for mutant in mutants))
 
 
 if __name__ == "__main__":

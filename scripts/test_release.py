@@ -48,12 +48,13 @@ class Release(unittest.TestCase):
 
     def test_a_release_is_built_summed_and_tagged(self):
         self.write("7.8.9", f"7.8.9, {TODAY}")
-        made = mock.patch.object(release, "build", lambda root, version, out: (out / "a.whl").write_bytes(b"wheel"))
-        with made, mock.patch("builtins.print"):
+        wheel_patch = mock.patch.object(release, "build",
+                                        lambda root, version, out: (out / "a.whl").write_bytes(b"wheel"))
+        with wheel_patch, mock.patch("builtins.print"):
             release.release(self.root, "7.8.9", self.out, True)
         self.assertEqual(subprocess.run(["sha256sum", "--quiet", "-c", "SHA256SUMS"], cwd=self.out, check=False).returncode, 0)
-        told = release.git(self.root, "tag", "-l", "--format=%(contents)", "v7.8.9")
-        self.assertEqual(told, "anyrank 7.8.9\n\n- a line\n- a line\n- a line")
+        message = release.git(self.root, "tag", "-l", "--format=%(contents)", "v7.8.9")
+        self.assertEqual(message, "anyrank 7.8.9\n\n- a line\n- a line\n- a line")
         with self.assertRaisesRegex(release.Refused, "there is a tag v7.8.9 already"):
             release.release(self.root, "7.8.9", self.out, True)
 

@@ -109,8 +109,8 @@ class Runner(unittest.TestCase):
         self.assertEqual(self.result(died, died), (0, 1))
 
     def test_what_its_tests_do_is_judged_at_once(self):
-        for first in (ended(-11, CLOSING.format(3, 3, 0, 0)), ended(-11, "", timed_out=True), ended(-6), ended(1)):
-            self.assertEqual(self.result(first)[1], 1)
+        for outcome in (ended(-11, CLOSING.format(3, 3, 0, 0)), ended(-11, "", timed_out=True), ended(-6), ended(1)):
+            self.assertEqual(self.result(outcome)[1], 1)
 
 
 class Package(unittest.TestCase):

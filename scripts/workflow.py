@@ -43,8 +43,8 @@ def value(rest, lines, depth):
         block = []
         while lines and (not lines[0].strip() or indent(lines[0]) > depth):
             block.append(lines.pop(0))
-        least = min(indent(line) for line in block if line.strip())
-        return "\n".join(line[least:] for line in block) + "\n"
+        margin = min(indent(line) for line in block if line.strip())
+        return "\n".join(line[margin:] for line in block) + "\n"
     if rest:
         return word(re.sub(r" +# .*", "", rest))
     return node(lines, indent(lines[0])) if lines and indent(lines[0]) > depth else None
@@ -94,8 +94,8 @@ def command_of(step, values):
     artifact = re.match(r"actions/(upload|download)-artifact@", step["uses"])
     if not artifact or "artifacts" not in values:
         return None
-    kept, path = os.path.join(os.path.abspath(values["artifacts"]), step["with"]["name"]), step["with"]["path"]
-    source, target = (path, kept) if artifact.group(1) == "upload" else (kept, path)
+    store, path = os.path.join(os.path.abspath(values["artifacts"]), step["with"]["name"]), step["with"]["path"]
+    source, target = (path, store) if artifact.group(1) == "upload" else (store, path)
     return f"rm -rf {target}; mkdir -p {target}; cp -R {source}/. {target}"
 
 
@@ -103,8 +103,9 @@ def run_job(job, values, folder):
     """Whether all steps passed; prints a line of each."""
     home = pathlib.Path(folder, "repository")
     home.mkdir()
-    kept = {name: text for name, text in os.environ.items() if not name.startswith(("GITHUB_", "ANYRANK", "PYTHON"))}
-    kept["GIT_CONFIG_GLOBAL"] = str(pathlib.Path(folder, "gitconfig"))  # a step changes it
+    inherited = {name: text for name, text in os.environ.items()
+                 if not name.startswith(("GITHUB_", "ANYRANK", "PYTHON"))}
+    inherited["GIT_CONFIG_GLOBAL"] = str(pathlib.Path(folder, "gitconfig"))  # a step changes it
     for step in job["steps"]:
         name = step.get("name", step.get("uses", "").split("@")[0])
         command = command_of(step, values)
@@ -113,17 +114,18 @@ def run_job(job, values, folder):
             continue
         print(f"--- {name}: {command.strip()}", flush=True)
         began = time.monotonic()
-        given = {name: fill(text, values) for name, text in step.get("env", {}).items() if fill(text, values)}
-        done = subprocess.run(["sh", "-e", "-c", command], cwd=home, env={**kept, **given}, check=False,
-                              stdin=subprocess.DEVNULL)
-        print(f"--- {'passed' if done.returncode == 0 else 'failed'} in {time.monotonic() - began:.0f} s", flush=True)
-        if done.returncode:
+        variables = {name: fill(text, values) for name, text in step.get("env", {}).items() if fill(text, values)}
+        process = subprocess.run(["sh", "-e", "-c", command], cwd=home, env={**inherited, **variables}, check=False,
+                                 stdin=subprocess.DEVNULL)
+        print(f"--- {'passed' if process.returncode == 0 else 'failed'} in {time.monotonic() - began:.0f} s",
+              flush=True)
+        if process.returncode:
             return False
     return True
 
 
 def main():
-    if len(sys.argv) < 3 or not all("=" in given for given in sys.argv[3:]):
+    if len(sys.argv) < 3 or not all("=" in argument for argument in sys.argv[3:]):
         print(__doc__.strip(), file=sys.stderr)
         return 2
     jobs = read_yaml(pathlib.Path(sys.argv[1]))["jobs"]
@@ -132,7 +134,7 @@ def main():
         return 2
     job = jobs[sys.argv[2]]
     matrix = {name: values[0] for name, values in job.get("strategy", {}).get("matrix", {}).items()}
-    values = {**matrix, **dict(given.split("=", 1) for given in sys.argv[3:])}
+    values = {**matrix, **dict(argument.split("=", 1) for argument in sys.argv[3:])}
     with tempfile.TemporaryDirectory() as folder:
         return 0 if run_job(job, values, folder) else 1
 

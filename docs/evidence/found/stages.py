@@ -23,11 +23,12 @@ clip = home.clip_grad_norm_
 
 def printing(parameters, **options):
     parameters = list(parameters)
-    own = torch.stack([p.grad.norm() for p in parameters]).norm()
-    of_all = own.square()
+    stage_norm = torch.stack([p.grad.norm() for p in parameters]).norm()
+    of_all = stage_norm.square()
     dist.all_reduce(of_all)
     norm = clip(parameters, **options)
-    print(f"stage {dist.get_rank()}: its gradients {own:.6f}, all gradients {of_all.sqrt():.6f}, clipped by {norm:.6f}")
+    print(f"stage {dist.get_rank()}: its gradients {stage_norm:.6f}, all gradients {of_all.sqrt():.6f}, "
+          f"clipped by {norm:.6f}")
     return norm
 
 
