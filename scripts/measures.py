@@ -8,8 +8,9 @@
 
 Product is C and CUDA outside tests/. Text is read, nothing is compiled: a token is a word, a string or another
 character. A function of a header is public in include/, else private; the files that call it are C or CUDA of the
-product, without the one that defines it. A function word says no noun (`of`, `own`, `gives`: WORDS). A circle is of
-files that call each other, by names that one file defines. --long lists files, edges and circles too.
+product, without the one that defines it. A function word says no noun (`of`, `own`, `gives`: WORDS). Names are counted
+in C and in Python, in each outside the files of LEFT_OUT; those of include/ in all of its headers. A circle is of files
+that call each other, by names that one file defines. --long lists files, edges and circles too.
 """
 
 import argparse
@@ -39,6 +40,9 @@ WORDS = frozenset("""of at is by to own all one two most each held made left tol
 KEYWORDS = frozenset("""int char void const static return if else for while do switch case break struct typedef enum sizeof
     double float long short unsigned signed bool size_t inline extern default continue goto union volatile restrict NULL
     true false""".split())
+LEFT_OUT = re.compile(r"bench/|cli/[^/]*/report\.c|cli/options/describe\.c|examples/|gpu/cluster/process/|"
+                      r"python/anyrank/explain|python/anyrank/tests/|ref/io/config|tests/|verify/bytes/|verify/plan/cost\.c")
+PYTHON = ("docs/", "python/", "ref/", "scripts/")
 SLACK = 0.002  # a line or two of a mend
 FIGURES = ROOT / "docs/evidence/measures.tsv"
 
@@ -102,18 +106,22 @@ def interfaces(code):
     return public, private, [function for function in private if len(callers[function] - {defined.get(function)}) == 1]
 
 
-def c_names(code, folder=""):
-    """Identifiers of the C files below a folder, one for each use."""
-    return [word for name, text in code.items() if name.startswith(folder)
+def c_names(code):
+    """Identifiers of C files, one for each use."""
+    return [word for text in code.values()
             for word in IDENTIFIER.findall(rules.STRING.sub("", text)) if word not in KEYWORDS]
 
 
 def python_names(raw):
-    """Identifiers of the Python package without its tests, one for each use."""
-    texts = [text for name, text in raw.items()
-             if name.startswith("python/anyrank/") and name.endswith(".py") and "/tests/" not in name]
+    """Identifiers of the Python files in PYTHON, one for each use."""
+    texts = [text for name, text in raw.items() if name.startswith(PYTHON) and name.endswith(".py")]
     return [token.string for text in texts for token in tokenize.generate_tokens(io.StringIO(text).readline)
             if token.type == tokenize.NAME and not keyword.iskeyword(token.string)]
+
+
+def named(texts):
+    """The files whose names are counted."""
+    return {name: text for name, text in texts.items() if not LEFT_OUT.match(name)}
 
 
 def per_thousand(names, counts):
@@ -144,10 +152,12 @@ def measures(root):
     yield "public functions", len(public), public
     yield "private functions in headers", len(private), []
     yield "private functions with one calling file, of 100", round(100 * len(of_one) / max(1, len(private)), 1), of_one
-    yield "function words in include/, of 1,000 identifiers", per_thousand(c_names(code, "include/"), is_function_word), []
-    for language, names in (("C", c_names(code)), ("Python", python_names(raw))):
-        yield f"function words in {language}, of 1,000 identifiers", per_thousand(names, is_function_word), []
-        yield f"names of one or two letters in {language}, of 1,000 identifiers", per_thousand(names, is_short), []
+    headers = {name: text for name, text in code.items() if name.startswith("include/")}
+    yield "function words in include/, of 1,000 identifiers", per_thousand(c_names(headers), is_function_word), []
+    for language, names in (("C", c_names(named(code))), ("Python", python_names(named(raw)))):
+        place = f"in {language} outside LEFT_OUT, of 1,000 identifiers"
+        yield f"function words {place}", per_thousand(names, is_function_word), []
+        yield f"names of one or two letters {place}", per_thousand(names, is_short), []
     edges = calls(code)
     found = circles(edges)
     across = [files for files in found if len({room_of(path) for path in files}) > 1]

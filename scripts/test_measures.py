@@ -15,7 +15,8 @@ FILES = {
                     "        int z;\n    } in;\n} ar_pair;\n",
     "ref/core/a.c": 'int ar_a(int x)\n{\n    return ar_c("give --cp", x);\n}\n',
     "include/anyrank/p.h": "int ar_p(int of);\n", "python/anyrank/x.py": "own = 1  # of\nif own: value = len(own)\n",
-    "python/anyrank/tests/test_x.py": "a\nb\nc\n",
+    "python/anyrank/tests/test_x.py": "a\nb\nc\n", "python/anyrank/explain/y.py": "of\nby\n", "bench/z.py": "of\n",
+    "verify/bytes/b.c": "int of;\n",
     "ref/comm/c.c": "int ar_c(const char *s, int pp)\n{\n    return ar_a(pp);\n}\n",
     "tests/core/a_test.c": "one\ntwo\n",
     **{f"sim/{name}.c": "static int add(int x)\n{\n    return x; // " + "wide " * 24 + "\n}\n" for name in "xyz"},
@@ -30,13 +31,14 @@ class Measures(unittest.TestCase):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text)
             got = {name: value for name, value, _ in measures.measures(pathlib.Path(folder))}
-        expected = {"lines of C and CUDA outside tests": 34, "public functions": 1, "private functions in headers": 1,
+        expected = {"lines of C and CUDA outside tests": 35, "public functions": 1, "private functions in headers": 1,
                     "private functions with one calling file, of 100": 100.0,
                     "function words in include/, of 1,000 identifiers": 500.0,
-                    "function words in Python, of 1,000 identifiers": 600.0,
-                    "names of one or two letters in Python, of 1,000 identifiers": 0.0,
+                    "function words in Python outside LEFT_OUT, of 1,000 identifiers": 600.0,
+                    "function words in C outside LEFT_OUT, of 1,000 identifiers": 62.5,
+                    "names of one or two letters in Python outside LEFT_OUT, of 1,000 identifiers": 0.0,
                     "circles of calls across folders": 1, "circles of calls inside folders": 0,
-                    "lines over 120 columns": 3, "lines of the Python package": 2,
+                    "lines over 120 columns": 3, "lines of the Python package": 4,
                     "lines of tests/ and python/anyrank/tests": 5}
         self.assertEqual({name: got[name] for name in expected}, expected)
 
