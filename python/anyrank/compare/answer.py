@@ -88,7 +88,7 @@ def _run_all(options: Options, folder: pathlib.Path, progress: Progress) -> list
     return results
 
 
-# --- the comparison -------------------------------------------------------------------------------------------------------
+# --- the comparison ---------------------------------------------------------------------------------------------------
 
 
 def _rule(options: Options, reference: Result) -> list[str]:
@@ -182,7 +182,7 @@ def _print_files(result: Result) -> None:
         say(f"the script wrote, with {result.run.label}: {shown}{more} (in a folder of its own)")
 
 
-# --- versions ---------------------------------------------------------------------------------------------------------------
+# --- versions ---------------------------------------------------------------------------------------------------------
 
 
 LIST = ("import importlib.metadata as m, json, platform\n"

@@ -60,8 +60,8 @@ def _reason(reference: Result, other: Result, expected: collections.Counter[byte
     label, size = other.run.label, (sum(expected.values()), sum(actual.values()))
     begin = "The runs do not train on the same global batch: "
     if actual == collections.Counter({row: other.run.ranks * count for row, count in expected.items()}):
-        return (f"{begin}with {label}, every rank got the whole batch of {size[0]} samples. Let each rank take its part, "
-                "for example by DistributedSampler or batch.chunk(world)[rank].")
+        return (f"{begin}with {label}, every rank got the whole batch of {size[0]} samples. Let each rank take its "
+                "part, for example by DistributedSampler or batch.chunk(world)[rank].")
     if size[0] * other.run.ranks == size[1] * reference.run.ranks:
         return (f"{begin}it has {size[0]} samples with {reference.run.label} and {size[1]} with {label}, so the "
                 f"script's batch size counts per rank. {_remedy(reference, other)}")

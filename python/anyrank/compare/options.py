@@ -23,17 +23,31 @@ OPERATORS: dict[type[ast.AST], typing.Callable[[int, int], int]] = {
     ast.Mod: operator.mod}
 TEMPLATE = re.compile(r"\{([^{}]*\branks\b[^{}]*)\}")
 LAUNCHERS = ("torchrun", "python", "python3", "accelerate", "deepspeed")
-HELP = """\
-Run a training script twice, for example on one rank and on two, and compare every activation, gradient and weight of
-the first steps. The script stays as it is.
-
+USAGE = "usage: anyrank compare [options] -- SCRIPT|-m MODULE [ARGUMENTS]"
+ABOUT = """\
+Runs a training script on one rank and on two, or in two other ways, and
+compares every activation, gradient and weight of the first steps. You change no
+line of the script. {ranks} in its arguments becomes the run's number of ranks."""
+EXAMPLES = """\
 examples:
-  anyrank compare -- train.py --batch 8                       a script that splits its batch over the ranks
-  anyrank compare -- train.py --batch {8//ranks}              a script whose batch size is per rank
-  anyrank compare --ranks 2,4 -- -m my.training --config c    a model that does not fit on one rank
-  anyrank compare --commit HEAD~1 -- train.py                 did my change change anything?
-  anyrank compare --python old/bin/python --python new/bin/python -- train.py
-"""
+  anyrank compare -- train.py --batch 8
+  anyrank compare -- train.py --batch {8//ranks}              # a batch size per rank
+  anyrank compare --ranks 2,4 -- -m my.training               # too large for one rank
+  anyrank compare --commit HEAD~1 -- train.py                 # did my change change anything?
+  anyrank compare --python old/bin/python --python new/bin/python -- train.py"""
+GROUPS = (  # of the short help: a label and the options of each line
+    ("runs", "--ranks A,B  --steps N  --first-step K  --args-for RANKS ARGS"),
+    ("", "--timeout SECONDS  --to-the-end  --same-weights"),
+    ("against", "--commit REV  --reference COMMAND  --python PYTHON"),
+    ("rule", "--rtol X  --atol X  --bits"),
+    ("tensors", "--only GLOB  --ignore GLOB  --map FILE  --spec FILE  --operations"),
+    ("output", "--out DIR  --html FILE  --json FILE|-  -q, --quiet  --verbose"),
+    ("common", "-h, --help  --help-all"))
+
+
+def short_help() -> str:
+    lines = "\n".join(f"{label + ':' if label else '':<9}{options}" for label, options in GROUPS)
+    return f"{USAGE}\n\n{ABOUT}\n\nOptions, which anyrank compare --help-all explains:\n{lines}\n\n{EXAMPLES}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,8 +84,11 @@ class Options:
 
 def parse(words: typing.Sequence[str]) -> Options:
     """Errors: SystemExit (2) for a wrong usage, AnyrankError."""
-    parser = Parser(prog="anyrank compare", description=HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
-                    usage="anyrank compare [options] -- SCRIPT|-m MODULE [ARGUMENTS]", allow_abbrev=False)
+    parser = Parser(prog="anyrank compare", description=ABOUT, epilog=EXAMPLES, add_help=False, allow_abbrev=False,
+                    formatter_class=argparse.RawDescriptionHelpFormatter,
+                    usage=USAGE.partition(" ")[2])
+    parser.add_argument("-h", "--help", action="store_true", help="print a short help")
+    parser.add_argument("--help-all", action="store_true", help="print this help")
     parser.add_argument("--ranks", default=None, metavar="A,B", help="numbers of ranks; the first is the reference "
                         "(default: 1,2; with another reference: 1)")
     parser.add_argument("--steps", type=int, default=2, metavar="N", help="training steps to compare (default: 2)")
@@ -101,11 +118,14 @@ def parse(words: typing.Sequence[str]) -> Options:
     parser.add_argument("--spec", metavar="FILE", help="placement of plain tensors of hand-written layers (pytorch.md)")
     parser.add_argument("--operations", action="store_true", help="record each operation, to name the first wrong one")
     parser.add_argument("--json", metavar="FILE", help="write the result as JSON (-: to standard output)")
-    parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print no progress")
     parser.add_argument("--verbose", action="store_true", help="show what the script prints")
     words = list(words)
     cut = words.index("--") if "--" in words else len(words)
     given = parser.parse_args(words[:cut])
+    if given.help or given.help_all:
+        print(short_help() if given.help else parser.format_help().rstrip())
+        parser.exit(0)
     target, arguments = target_of(words[cut + 1:], parser)
     if given.steps < 1 or given.first_step < 1:
         parser.error("--steps and --first-step count from 1")

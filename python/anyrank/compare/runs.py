@@ -94,7 +94,7 @@ def run_script(options: Options, run: Run, home: pathlib.Path, weights: pathlib.
     return result
 
 
-# --- starting -----------------------------------------------------------------------------------------------------------
+# --- starting ---------------------------------------------------------------------------------------------------------
 
 
 def _command(options: Options, run: Run, tree: pathlib.Path, source: pathlib.Path) -> list[str]:
@@ -202,7 +202,7 @@ def _files(work: pathlib.Path) -> set[str]:
             if not (path := pathlib.Path(folder, name)).is_symlink() and "__pycache__" not in path.parts}
 
 
-# --- waiting and ending ---------------------------------------------------------------------------------------------------
+# --- waiting and ending -----------------------------------------------------------------------------------------------
 
 
 def read_reports(folder: pathlib.Path) -> list[dict[str, typing.Any]]:
@@ -270,7 +270,7 @@ def _started(token: str) -> list[int]:
     return found
 
 
-# --- failures -----------------------------------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------------------------------
 
 
 def _judge(result: Result, status: int | None, options: Options) -> None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Watches a training script from inside its process: finds the model, captures the first steps, and ends the process.
 
-`anyrank compare` starts the script unchanged. Python's start-up (hook/sitecustomize.py) calls begin(), which waits until
-the script imports torch and then wraps a few of torch's functions. The first training call of a module that an optimizer
-updates starts an anyrank.capture.Capture. The process ends when the chosen steps are captured.
+`anyrank compare` starts the script unchanged. Python's start-up (hook/sitecustomize.py) calls begin(), which waits
+until the script imports torch and then wraps a few of torch's functions. The first training call of a module that an
+optimizer updates starts an anyrank.capture.Capture. The process ends when the chosen steps are captured.
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ class Watcher:
         self.model_names = names
         world = int(os.environ.get("WORLD_SIZE", "1"))
         if world > 1 and not (dist.is_available() and dist.is_initialized()):
-            self.refuse(f"the script trains on {world} ranks without a process group: each rank trains alone. It has to "
-                        "call torch.distributed.init_process_group, or a framework that does")
+            self.refuse(f"the script trains on {world} ranks without a process group: each rank trains alone. It has "
+                        "to call torch.distributed.init_process_group, or a framework that does")
         settings = self.settings
         try:
             if settings.weights is not None:
@@ -327,7 +327,7 @@ def _roots(called: nn.Module, updated: set[int]) -> list[nn.Module]:
             pass  # half made, or a proxy of something that is gone
     held = {id(child) for holder in holders for child in _children(holder)}
     outermost = [holder for holder in holders if id(holder) not in held]
-    own = [root for root in outermost if root is called or any(child is called for child in _children(root))] or [called]
+    own = [root for root in outermost if any(child is called for child in root.modules())] or [called]
     # Of several wrappers around one module, the one that the script calls, or else the smallest, is the model.
     first = min(own, key=lambda root: (root is not called, sum(1 for _ in root.modules())))
     roots, covered = [first], {id(p) for p in first.parameters()}
