@@ -6,18 +6,16 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import shlex
 import shutil
 import subprocess
 import sys
-import time
 import typing
 
 from anyrank._command import run_words
 from anyrank._errors import AnyrankError
 from anyrank._terminal import printable, say
 from anyrank.compare import batches
-from anyrank.compare.options import Options, Run, parse
+from anyrank.compare.options import Options, parse
 from anyrank.compare.runs import Result, new_folder, run_script
 
 SHOWN_FILES = 6  # files written by a script that are named
@@ -171,8 +169,16 @@ def _print(options: Options, reference: Result, other: Result, finished: typing.
     for sentence in first_sentences:
         say(sentence)
     print(finished.text.rstrip("\n"))
-    for note in dict.fromkeys([*reference.notes(), *other.notes()][:NOTES]):
+    for note in dict.fromkeys(_plain(result, note) for result in (reference, other) for note in result.notes()[:NOTES]):
         say(f"note: {printable(note)}")
+
+
+def _plain(result: Result, note: str) -> str:
+    """A note of a capture for one who did not call it."""
+    note = note.replace(f"{result.dump}: ", "")
+    if note.startswith("rounding=True: "):
+        note = f"{note.partition(': ')[2]}, so rtol {RTOL} and atol {ATOL} are used"
+    return note
 
 
 def _print_files(result: Result) -> None:

@@ -26,6 +26,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 POLL_SECONDS = 0.1
 SETTLE_SECONDS = 20.0  # that processes get to end after the last report
 LOG_LINES = 30  # lines of a script's output that a failure shows
+FULL = 1 << 20  # bytes: with fewer left, a run fails for lack of space
 LINKED = 4_000  # files of a working folder that get a link each; further folders get one link as a whole
 DEAD = re.compile(r"Root Cause.*?rank +: (?P<rank>\d+).*?exitcode +: (?P<code>-?\d+)", re.DOTALL)  # torchrun's report
 LAUNCHERS_REPORT = re.compile(r"^[WE]\d{4} [^\n]*torch/distributed/elastic", re.MULTILINE)
@@ -90,8 +91,26 @@ def run_script(options: Options, run: Run, home: pathlib.Path, weights: pathlib.
                 _end(child, token)
     result = Result(run, home / "dump", time.monotonic() - started, read_reports(home / "reports"),
                     sorted(_files(home / "work") - before), log)
-    _judge(result, status, options)
+    try:
+        _judge(result, status, options)
+    except RunFailed as error:
+        is_full = shutil.disk_usage(home).free < FULL
+        shutil.rmtree(home, ignore_errors=True)
+        raise RunFailed(f"{run.label}: no space left in {home.parent}") if is_full else error
+    _tidy(home)
     return result
+
+
+def _tidy(home: pathlib.Path) -> None:
+    """Leaves the dump, the script's output, and the files that the script wrote."""
+    for name in ("hook", "tmp", "reports"):
+        shutil.rmtree(home / name, ignore_errors=True)
+    for folder, names, files in os.walk(home / "work", topdown=False):
+        for name in [*names, *files]:
+            if os.path.islink(path := os.path.join(folder, name)):
+                os.unlink(path)
+        if not os.listdir(folder):
+            os.rmdir(folder)
 
 
 # --- starting ---------------------------------------------------------------------------------------------------------

@@ -53,7 +53,9 @@ def begin(settings_text: str) -> None:
     sys.meta_path.insert(0, _AfterImport({
         "torch": watcher.wrap_torch, "torch.distributed.distributed_c10d": watcher.wrap_distributed,
         "torch.distributed.pipelining.schedules": watcher.wrap_schedules,
-        "torch.multiprocessing.spawn": watcher.wrap_spawn}))
+        "torch.multiprocessing.spawn": watcher.wrap_spawn,
+        "lightning.pytorch.strategies.strategy": wrap_lightning,
+        "pytorch_lightning.strategies.strategy": wrap_lightning}))
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
@@ -298,6 +300,21 @@ class Watcher:
             part.replace(path)
         except OSError:
             pass  # the command sees that the report is missing
+
+
+def wrap_lightning(strategies: typing.Any) -> None:
+    """Lets Lightning call the LightningModule as a module on one rank too, as its DDP strategy does. Else a run on one
+    rank would call only parts of the module, and its samples could not be compared."""
+    original = strategies.Strategy.training_step
+
+    def training_step(strategy: typing.Any, *args: typing.Any, **kwargs: typing.Any) -> typing.Any:
+        module = strategy.lightning_module
+        if strategy.model is not module or not hasattr(strategy, "_forward_redirection"):
+            return original(strategy, *args, **kwargs)
+        with strategy.precision_plugin.train_step_context():
+            return strategy._forward_redirection(module, module, "training_step", *args, **kwargs)
+
+    strategies.Strategy.training_step = training_step
 
 
 def _children(module: nn.Module) -> typing.Iterator[nn.Module]:

@@ -9,8 +9,11 @@ import io
 import json
 import os
 import pathlib
+import signal
 import subprocess
+import sys
 import tempfile
+import time
 import typing
 import unittest
 
@@ -141,6 +144,7 @@ class TestRuns(unittest.TestCase):
         self.assertEqual(status, 1, out + err)
         self.assertIn("loss:fwd", out)
         self.assertTrue((self.folder / "kept/ranks-2/dump/operations").is_dir())
+        self.assertEqual(sorted(os.listdir(self.folder / "kept/ranks-2")), ["dump", "output.txt"])
 
     def test_what_makes_a_comparison_pointless_comes_first(self) -> None:
         for words, sentence in ((["--whole"], "every rank got the whole batch of 8 samples"),
@@ -179,6 +183,21 @@ class TestRuns(unittest.TestCase):
                 status, out, err = self.compare("--", "train.py")
                 self.assertEqual((status, out), (2, ""))
                 self.assertIn(message, err)
+
+    def test_ctrl_c_ends_all_processes(self) -> None:
+        self.script.write_text("import torch, time\ntime.sleep(77)\n", encoding="utf-8")
+        process = subprocess.Popen([sys.executable, "-m", "anyrank.compare", "--", "train.py"], stderr=subprocess.PIPE,
+                                   text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+        for line in typing.cast(typing.IO[str], process.stderr):
+            if "starting" in line:
+                break
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130)
+        self.assertIn("interrupted", err)
+        listing = subprocess.run(["ps", "ax"], capture_output=True, text=True, check=True).stdout
+        self.assertNotIn(str(self.script), listing)
 
     def test_a_run_that_takes_too_long_is_ended(self) -> None:
         self.script.write_text("import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import time;"
