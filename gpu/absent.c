@@ -75,16 +75,16 @@ ar_status ari_gpu_bus_id(char *text, int size)
 #endif
 
 #if !ANYRANK_HAVE_EMULATED
-ar_status ari_device_emulated_create(ar_device **gives)
+ar_status ari_device_emulated_create(ar_device **device)
 {
-    (void)gives;
+    (void)device;
     return ar_error_set(AR_ERR_UNSUPPORTED, "this build has no emulated device: install a C++ compiler (g++), and "
                                             "configure again with -DANYRANK_EMULATED=ON");
 }
 
-ar_status ari_profile_begin(ari_profile **gives, ar_device *d)
+ar_status ari_profile_begin(ari_profile **profile, ar_device *d)
 {
-    (void)gives;
+    (void)profile;
     (void)d;
     return ar_error_set(AR_ERR_UNSUPPORTED, "this build has no profiles: install a C++ compiler (g++), and configure "
                                             "again with -DANYRANK_EMULATED=ON");

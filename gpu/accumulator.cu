@@ -12,7 +12,7 @@ template <class T> struct term_rows {
     const T *data;
     ptrdiff_t row_stride, col_stride;
     size_t rows, cols;
-    ARI_ON_GPU float at(size_t row, size_t col) const
+    ARI_ON_GPU float value(size_t row, size_t col) const
     {
         return load(data[static_cast<ptrdiff_t>(row) * row_stride + static_cast<ptrdiff_t>(col) * col_stride]);
     }
@@ -31,7 +31,7 @@ ar_status add_apart(ar_device *d, ar_queue *q, const Sums &sums, const term_rows
     return launch_row_vectors<1>(d, q, terms.rows, terms.cols, false, [=] ARI_ON_GPU(auto, size_t row, size_t col) {
         const size_t i = row * terms.cols + col;
         typename Sums::element e = sums.load(i);
-        e.add(terms.at(row, col));
+        e.add(terms.value(row, col));
         sums.store(i, e);
     });
 }
@@ -78,7 +78,7 @@ ar_status add_chosen(ar_device *d, ar_queue *q, const Sums &sums, const term_row
                 size_t r = first_row + w * 32;
                 for (uint32_t bits = row_mask[w]; bits != 0; bits >>= 1, r++)
                     if (bits % 2 != 0)
-                        e.add(terms.at(r, first_col + j));
+                        e.add(terms.value(r, first_col + j));
             }
             sums.store(index, e);
         });
@@ -101,7 +101,7 @@ ar_status add_rows(ar_device *d, ar_queue *q, const Sums &sums, const term_rows<
 template <class T> ar_status add_all(ar_device *d, ar_queue *q, const ar_row_sum &dst, const term_rows<T> &terms)
 {
     return add_to_sums<1>(d, q, {&dst}, terms.rows, terms.cols,
-                          [=] ARI_ON_GPU(size_t row, size_t col, float(&v)[1]) { v[0] = terms.at(row, col); });
+                          [=] ARI_ON_GPU(size_t row, size_t col, float(&v)[1]) { v[0] = terms.value(row, col); });
 }
 
 /* --- slots -------------------------------------------------------------------------------------------------------- */
@@ -140,15 +140,15 @@ ARI_FOR_DTYPES(sum_rows_f32, terms, (acc, rows_in_acc, terms, row_of), ar_buf ac
 
 ar_status acc_value(ar_device *d, ar_queue *q, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n, bool narrow)
 {
-    const view<float> to = view_of<float>(y);
+    const view<float> dst = view_of<float>(y);
     const int64_t *h = dev<int64_t>(hl), *l = h + n;
     const uint8_t *slices = dev<uint8_t>(t);
     if (!ari_tensor_is_contiguous(y))
-        return launch_each(d, q, to.count(),
-                           [=] ARI_ON_GPU(size_t i) { *to.locate(i) = ari_acc_value(slices[i], h[i], l[i], narrow); });
-    float *values = to.data;
+        return launch_each(d, q, dst.count(),
+                           [=] ARI_ON_GPU(size_t i) { *dst.locate(i) = ari_acc_value(slices[i], h[i], l[i], narrow); });
+    float *values = dst.data;
     const bool wide = aligned<ROW_LANES>(values) && aligned<ROW_LANES>(slices) && aligned<ROW_LANES>(h, l);
-    return launch_vectors<ROW_LANES>(d, q, to.count(), wide, [=] ARI_ON_GPU(auto lanes, size_t i) {
+    return launch_vectors<ROW_LANES>(d, q, dst.count(), wide, [=] ARI_ON_GPU(auto lanes, size_t i) {
         const auto slice = read_vector<lanes>(slices + i);
         const auto high = read_vector<lanes>(h + i), low = read_vector<lanes>(l + i);
         write_vector(values + i, vector_of<lanes>([&](size_t k) {

@@ -18,12 +18,12 @@ ar_status rope_tables(ar_device *d, ar_queue *q, ar_buf cos, ar_buf sin, size_t 
     AR_TRY(ari_rope_check(positions, head_dim, rope));
     const size_t turning = ar_rope_dim(rope, head_dim), half = turning / 2;
     const ari_divisor by_half = ari_divisor_of(half);
-    const ar_rope how = *rope;
+    const ar_rope rotation = *rope;
     const float scale = ari_rope_attention(rope);
     return launch_each(d, q, positions * half, [=, cos = dev<float>(cos), sin = dev<float>(sin)] ARI_ON_GPU(size_t i) {
         size_t pair = i;
         const size_t position = ari_divide(&by_half, &pair);
-        const float angle = ari_rope_angle(position, ari_rope_frequency(&how, pair, turning));
+        const float angle = ari_rope_angle(position, ari_rope_frequency(&rotation, pair, turning));
         cos[i] = ari_cos32(angle) * scale;
         sin[i] = ari_sin32(angle) * scale;
     });
@@ -200,19 +200,19 @@ ar_status sinks_backward(ar_device *d, ar_queue *q, const ar_tensor *terms, ar_c
 ar_status softmax_backward(ar_device *d, ar_queue *q, ar_buf ds, ar_cbuf probs, ar_buf dprobs, ar_buf dot, bool known,
                            float scale, const ar_scores *score_shape, const ar_mask *mask)
 {
-    float *to = dev<float>(ds), *gradients = dev<float>(dprobs);
+    float *score_gradients = dev<float>(ds), *gradients = dev<float>(dprobs);
     const float *values = dev<float>(probs);
     double *dots = dev<double>(dot);
     const ari_score_rows rows = rows_of_block(score_shape, mask);
     const size_t keys = score_shape->part.cols;
     const int32_t p = ari_rowsum_bits(score_shape->seq);
-    const bool wide = keys % ROW_LANES == 0 && aligned<ROW_LANES>(to, gradients, values);
+    const bool wide = keys % ROW_LANES == 0 && aligned<ROW_LANES>(score_gradients, gradients, values);
     return launch_blocks(
         d, q, score_shape->part.matrices * score_shape->part.rows, keys, [=] ARI_ON_GPU(const block &thread_block) {
             const ari_score_row r = ari_score_row_of(&rows, thread_block.index);
             const size_t start = thread_block.index * keys;
             const float *pr = values + start + r.first_key;
-            float *dp = gradients + start, *out = to + start;
+            float *dp = gradients + start, *out = score_gradients + start;
             auto product = [&](auto lanes, size_t j) {
                 const auto share = read_vector<lanes>(pr + j), gradient = read_vector<lanes>(dp + r.first_key + j);
                 return vector_of<lanes>([&](size_t k) {

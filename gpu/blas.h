@@ -41,7 +41,7 @@ ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_
 #if defined(__CUDACC__)
 /* A CUDA device's state for the library: created and destroyed with it, in a thread whose GPU is the device's. Errors:
  * AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (no cuBLAS is found, or another version). */
-ar_status blas_create(void **gives);
+ar_status blas_create(void **handle);
 /* Takes for q now what cuBLAS would take with the first product: that may wait for the GPU, where a collective may wait
  * for another rank. */
 ar_status blas_prepare(ar_device *d, ar_queue *q);

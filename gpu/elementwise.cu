@@ -94,7 +94,7 @@ ARI_FOR_DTYPES(act_backward, dx, (dx, dy, x, act, dbias), const ar_tensor *dx, c
 template <class T> struct strided_rows {
     T *data;
     ptrdiff_t stride;
-    ARI_ON_GPU T *at(size_t row, size_t col) const
+    ARI_ON_GPU T *locate(size_t row, size_t col) const
     {
         return data + static_cast<ptrdiff_t>(row) * stride + col;
     }
@@ -120,8 +120,8 @@ ARI_FOR_DTYPES(gated_forward, y, (y, gate, up, act), const ar_tensor *y, const a
     const bool wide = cols % W == 0 && dst.aligned_to(W) && g.aligned_to(W) && u.aligned_to(W);
     return launch_row_vectors<W>(d, q, y->shape[0], cols, wide, [=] ARI_ON_GPU(auto lanes, size_t row, size_t col) {
         constexpr size_t N = lanes;
-        const vector<T, N> left = read_vector<N>(g.at(row, col)), right = read_vector<N>(u.at(row, col));
-        write_stored<N>(dst.at(row, col),
+        const vector<T, N> left = read_vector<N>(g.locate(row, col)), right = read_vector<N>(u.locate(row, col));
+        write_stored<N>(dst.locate(row, col),
                         [&](size_t k) { return ari_gated_act(act, load(left.lane[k]), load(right.lane[k])); });
     });
 }
@@ -133,15 +133,15 @@ template <class T> struct gated_gradient {
     strided_rows<const T> dy, gate, up;
     template <size_t N> ARI_ON_GPU void run(size_t row, size_t col, vector<T, N> *by_gate, vector<T, N> *by_up) const
     {
-        const vector<T, N> s = read_vector<N>(dy.at(row, col)), g = read_vector<N>(gate.at(row, col));
-        const vector<T, N> u = read_vector<N>(up.at(row, col));
+        const vector<T, N> s = read_vector<N>(dy.locate(row, col)), g = read_vector<N>(gate.locate(row, col));
+        const vector<T, N> u = read_vector<N>(up.locate(row, col));
         *by_gate = vector_of<N>([&](size_t k) {
             return stored<T>(ari_gated_dgate(act, load(s.lane[k]), load(u.lane[k]), load(g.lane[k])));
         });
         *by_up = vector_of<N>(
             [&](size_t k) { return stored<T>(ari_gated_dup(act, load(s.lane[k]), load(u.lane[k]), load(g.lane[k]))); });
-        write_vector(dup.at(row, col), *by_up);
-        write_vector(dgate.at(row, col), *by_gate);
+        write_vector(dup.locate(row, col), *by_up);
+        write_vector(dgate.locate(row, col), *by_gate);
     }
     ARI_ON_GPU void operator()(size_t row, size_t col, float (&v)[2]) const
     {
@@ -247,11 +247,11 @@ ARI_FOR_DTYPES(dropout, x, (y, sum, x, residual, which), const ar_tensor *y, con
 
 ar_status round_bits(ar_device *d, ar_queue *q, const ar_tensor *y, const ar_tensor *x, int bits)
 {
-    const view<float> to = view_of<float>(y);
-    const view<const float> from = view_of<const float>(x);
-    return launch_each(d, q, from.count(), [=] ARI_ON_GPU(size_t i) {
-        const place p = from.unravel(i);
-        *to.locate(p) = ari_f32_to_bits(*from.locate(p), bits);
+    const view<float> dst = view_of<float>(y);
+    const view<const float> src = view_of<const float>(x);
+    return launch_each(d, q, src.count(), [=] ARI_ON_GPU(size_t i) {
+        const place p = src.unravel(i);
+        *dst.locate(p) = ari_f32_to_bits(*src.locate(p), bits);
     });
 }
 

@@ -60,7 +60,7 @@ ar_status bytes_of_planes(size_t *bytes, const ari_tile_work &w, const ari_tilin
 
 /* One run of products: `shape.batch` of them, each a distance further in all three. */
 struct distance {
-    size_t left, right, plane; /* bytes, bytes, int32 */
+    size_t left_bytes, right_bytes, plane; /* bytes, bytes, int32 */
 };
 
 /* The planes of a tile, one after the other. */
@@ -76,13 +76,15 @@ struct products {
     {
         const run_product &p = (a.ten ? PRODUCTS_10 : PRODUCTS_16)[i];
         const size_t plane = block * (a.ten ? PLANES_10 : PLANES_16) + i;
-        const size_t left = (t.matrix + matrix) * a.step + t.row * a.row_bytes + block * a.block_bytes() + part.term;
-        const size_t right = (t.matrix + matrix) * b.step + t.col * b.row_bytes + block * b.block_bytes() + part.term;
+        const size_t left_offset =
+            (t.matrix + matrix) * a.step + t.row * a.row_bytes + block * a.block_bytes() + part.term;
+        const size_t right_offset =
+            (t.matrix + matrix) * b.step + t.col * b.row_bytes + block * b.block_bytes() + part.term;
         const size_t plane_offset = plane * t.words() + matrix * t.rows * t.cols;
         const blas_shape shape = {t.rows, t.cols, p.count * part.terms, batch};
         const blas_matrix c = {ar_buf_at(planes, plane_offset * sizeof(int32_t)), t.cols, step.plane, false};
-        const blas_matrix l = {ar_buf_at(a.runs, left + p.a * a.width), a.row_bytes, step.left, false};
-        const blas_matrix r = {ar_buf_at(b.runs, right + p.b * b.width), b.row_bytes, step.right, false};
+        const blas_matrix l = {ar_buf_at(a.runs, left_offset + p.a * a.width), a.row_bytes, step.left_bytes, false};
+        const blas_matrix r = {ar_buf_at(b.runs, right_offset + p.b * b.width), b.row_bytes, step.right_bytes, false};
         return int8_product(d, q, shape, c, l, r);
     }
 
@@ -299,7 +301,7 @@ ar_status round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, s
     if (count == 0 || n == 0)
         return AR_OK;
     const size_t rows = (start + count - 1) / n - start / n + 1, chunks = ceil_div(n, CHUNK);
-    float *to = dev<float>(y);
+    float *dst = dev<float>(y);
     const int64_t *sums = dev<int64_t>(s);
     const int32_t *of_row = dev<int32_t>(e), *of_col = dev<int32_t>(f);
     return launch_blocks(d, q, rows * chunks, n < CHUNK ? n : CHUNK, [=] ARI_ON_GPU(const block &b) {
@@ -309,8 +311,8 @@ ar_status round_i64(ar_device *d, ar_queue *q, ar_buf y, ar_cbuf s, int limbs, s
             if (index < start || index - start >= count)
                 return;
             const int64_t *sum = sums + (index - start) * static_cast<size_t>(limbs);
-            to[index - start] = limbs == 1 ? ari_contract_value(sum[0], of_row[row], of_col[first_col + i])
-                                           : ari_contract_value2(sum[0], sum[1], of_row[row], of_col[first_col + i]);
+            dst[index - start] = limbs == 1 ? ari_contract_value(sum[0], of_row[row], of_col[first_col + i])
+                                            : ari_contract_value2(sum[0], sum[1], of_row[row], of_col[first_col + i]);
         });
     });
 }

@@ -81,7 +81,7 @@ ARI_FOR_DTYPES(ce_target, logits, (bits, logits, row_of), ar_buf bits, const ar_
 ar_status ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf sum, ar_cbuf bits, ar_cbuf valid,
                    ar_cbuf e, ar_cbuf logits, const ar_loss_options *o, size_t n, size_t v)
 {
-    float *to = dev<float>(terms);
+    float *dst = dev<float>(terms);
     const ar_loss_options options = *o;
     const int32_t *exponents = dev<int32_t>(e);
     const int64_t *values = dev<int64_t>(logits);
@@ -92,7 +92,7 @@ ar_status ce_terms(ar_device *d, ar_queue *q, ar_buf terms, ar_cbuf key, ar_cbuf
         const double lse = ari_ce_lse(ari_key32_value(tops[i]), ari_rowsum_value(sums[i], 1, p));
         const double mean = exponents ? ari_rowsum_value(values[i], exponents[i], p) / static_cast<double>(v) : 0.0;
         const float term = ari_ce_term(lse, ari_float32(targets[i]), mean, &options);
-        to[i] = valid[i] ? term : 0.0f;
+        dst[i] = valid[i] ? term : 0.0f;
     });
 }
 

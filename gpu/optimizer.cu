@@ -51,14 +51,14 @@ ARI_FOR_DTYPES(scale, y, (y, x, factor), const ar_tensor *y, const ar_tensor *x,
 template <class W, class G> struct optimizer_element {
     ari_optimizer_constants k;
     W *weight;
-    float *master, *first, *second;
+    float *master, *first_moment, *second_moment;
     const G *gradient;
     /* One: its moments where it has them, else anything. */
     ARI_ON_GPU float updated(float w, float value, float *m, float *v, float g) const
     {
         if (ari_bits32(ari_f32_of_bf16(ari_bf16_of_f32(value))) != ari_bits32(w))
             value = w; /* it was set since */
-        if (second)
+        if (second_moment)
             ari_adam_update(&k, &value, m, v, g);
         else
             ari_sgd_update(&k, &value, m, g);
@@ -71,24 +71,24 @@ template <class W, class G> struct optimizer_element {
         vector<float, N> m = {}, v = {}, value = vector_of<N>([&](size_t j) { return load(w.lane[j]); });
         if (master)
             value = read_vector<N>(master + i);
-        if (first)
-            m = read_vector<N>(first + i);
-        if (second)
-            v = read_vector<N>(second + i);
+        if (first_moment)
+            m = read_vector<N>(first_moment + i);
+        if (second_moment)
+            v = read_vector<N>(second_moment + i);
 #pragma unroll
         for (size_t j = 0; j < N; j++)
             value.lane[j] = updated(load(w.lane[j]), value.lane[j], &m.lane[j], &v.lane[j], load(g.lane[j]));
         if (master)
             write_vector(master + i, value);
-        if (first)
-            write_vector(first + i, m);
-        if (second)
-            write_vector(second + i, v);
+        if (first_moment)
+            write_vector(first_moment + i, m);
+        if (second_moment)
+            write_vector(second_moment + i, v);
         write_stored<N>(weight + i, [&](size_t j) { return value.lane[j]; });
     }
     bool wide() const
     {
-        return aligned<4>(weight) && aligned<4>(gradient) && aligned<4>(master, first, second);
+        return aligned<4>(weight) && aligned<4>(gradient) && aligned<4>(master, first_moment, second_moment);
     }
 };
 
@@ -99,7 +99,7 @@ ar_status step_of(ar_device *d, ar_queue *q, const ar_tensor *w, ar_buf master, 
 {
     optimizer_element<W, G> kernel = {
         *k, dev<W>(w->data), dev<float>(master), dev<float>(m), dev<float>(v), dev<G>(g->data)};
-    kernel.k.has_momentum = kernel.first != nullptr;
+    kernel.k.has_momentum = kernel.first_moment != nullptr;
     return launch_vectors<4>(d, q, ar_tensor_count(w), kernel.wide(), kernel);
 }
 

@@ -217,27 +217,27 @@ ARI_ON_GPU four<uint32_t> stored_digits(const packed &p, const int8_t *row, size
 }
 
 /* The digits of a part's rows and terms, a block some terms of a row; what pads them is 0. */
-ar_status copy_digits(ar_device *d, ar_queue *q, const packed &to, const packed &from, const ar_part &part)
+ar_status copy_digits(ar_device *d, ar_queue *q, const packed &dst, const packed &src, const ar_part &part)
 {
-    const size_t words = to.blocks * to.width / 4, chunks = ceil_div(words, COLS);
-    const int8_t *in = dev<int8_t>(ar_const(from.runs));
-    int8_t *out = dev<int8_t>(to.runs);
-    return launch_blocks(d, q, to.batch * to.all_rows * chunks, COLS, [=] ARI_ON_GPU(const block &b) {
+    const size_t words = dst.blocks * dst.width / 4, chunks = ceil_div(words, COLS);
+    const int8_t *src_digits = dev<int8_t>(ar_const(src.runs));
+    int8_t *dst_digits = dev<int8_t>(dst.runs);
+    return launch_blocks(d, q, dst.batch * dst.all_rows * chunks, COLS, [=] ARI_ON_GPU(const block &b) {
         const size_t line = b.index / chunks, first_word = b.index % chunks * COLS;
-        const size_t matrix_index = line / to.all_rows, row = line % to.all_rows;
-        const int8_t *source = in + (part.matrix + matrix_index) * from.step + (part.row + row) * from.row_bytes;
-        int8_t *target = out + matrix_index * to.step + row * to.row_bytes;
+        const size_t matrix_index = line / dst.all_rows, row = line % dst.all_rows;
+        const int8_t *source = src_digits + (part.matrix + matrix_index) * src.step + (part.row + row) * src.row_bytes;
+        int8_t *target = dst_digits + matrix_index * dst.step + row * dst.row_bytes;
         b.each(words - first_word < COLS ? words - first_word : COLS, [&](size_t i) {
             const size_t k = (first_word + i) * 4;
-            const size_t end = row < to.rows ? part.col + to.k : 0;
-            const four<uint32_t> digit = stored_digits(from, source, part.col + k, end);
+            const size_t end = row < dst.rows ? part.col + dst.k : 0;
+            const four<uint32_t> digit = stored_digits(src, source, part.col + k, end);
             auto write = [&](size_t run, uint32_t word) {
-                *reinterpret_cast<uint32_t *>(target + place_of(to, run, k)) = word;
+                *reinterpret_cast<uint32_t *>(target + place_of(dst, run, k)) = word;
             };
-            if (to.ten)
-                each_run<true>(digit.lane, to.is_left, write);
+            if (dst.ten)
+                each_run<true>(digit.lane, dst.is_left, write);
             else
-                each_run<false>(digit.lane, to.is_left, write);
+                each_run<false>(digit.lane, dst.is_left, write);
         });
     });
 }

@@ -6,15 +6,15 @@ namespace ARI_GPU
 {
 
 /* *dst = x: the same bits, or the same value. */
-template <class T> ARI_ON_GPU void put(T *dst, T x)
+template <class T> ARI_ON_GPU void store_value(T *dst, T x)
 {
     *dst = x;
 }
-ARI_ON_GPU inline void put(bf16 *dst, float x)
+ARI_ON_GPU inline void store_value(bf16 *dst, float x)
 {
     store(dst, x);
 }
-ARI_ON_GPU inline void put(float *dst, bf16 x)
+ARI_ON_GPU inline void store_value(float *dst, bf16 x)
 {
     *dst = load(x);
 }
@@ -73,9 +73,9 @@ ar_status copy_tiles(ar_device *d, ar_queue *q, const view<T> &dst_view, const v
         b.each(side * side, [&](size_t i) {
             const size_t r = i / side, c = i % side;
             if (r < rows && c < cols)
-                put(out + static_cast<ptrdiff_t>(r) * dst_view.stride[2] +
-                        static_cast<ptrdiff_t>(c) * dst_view.stride[3],
-                    tile[r][c]);
+                store_value(out + static_cast<ptrdiff_t>(r) * dst_view.stride[2] +
+                                static_cast<ptrdiff_t>(c) * dst_view.stride[3],
+                            tile[r][c]);
         });
     });
 }
@@ -95,7 +95,7 @@ ar_status copy_elements(ar_device *d, ar_queue *q, const ar_tensor *dst, const a
     if (src_dim < 0 || src_dim == 3 || dst_view.shape[src_dim] < worth || dst_view.shape[3] < worth)
         return launch_each(d, q, dst_view.count(), [=] ARI_ON_GPU(size_t i) {
             const place p = dst_view.unravel(i); /* neighbours of a row of the destination by neighbouring threads */
-            put(dst_view.locate(p), *src_view.locate(p));
+            store_value(dst_view.locate(p), *src_view.locate(p));
         });
     swap_dimensions(&dst_view, src_dim, 2);
     swap_dimensions(&src_view, src_dim, 2);
@@ -129,10 +129,10 @@ ar_status copy_strided(ar_device *d, ar_queue *q, const ar_tensor *dst, const ar
 
 ar_status rows_in_range(ar_device *d, ar_queue *q, ar_buf row_of, ar_cbuf ids, size_t n, int64_t start, int64_t count)
 {
-    const uint64_t first = static_cast<uint64_t>(start), rows = static_cast<uint64_t>(count);
+    const uint64_t first_row = static_cast<uint64_t>(start), rows = static_cast<uint64_t>(count);
     return launch_each(d, q, n, [=, row_of = dev<int64_t>(row_of), ids = dev<int64_t>(ids)] ARI_ON_GPU(size_t i) {
         /* In uint64_t no difference overflows, and an id below start becomes larger than any count. */
-        const uint64_t row = static_cast<uint64_t>(ids[i]) - first;
+        const uint64_t row = static_cast<uint64_t>(ids[i]) - first_row;
         row_of[i] = row < rows ? static_cast<int64_t>(row) : -1;
     });
 }

@@ -66,7 +66,7 @@ ARI_UNWATCHED __attribute__((noinline)) void enter_stack(worker *w)
 
 } // namespace
 
-ar_status worker_create(worker **gives)
+ar_status worker_create(worker **out)
 {
     worker *w = static_cast<worker *>(calloc(1, sizeof *w));
     if (w)
@@ -77,7 +77,7 @@ ar_status worker_create(worker **gives)
     }
     pthread_mutex_init(&w->lock, nullptr);
     w->self = fiber_create();
-    *gives = w;
+    *out = w;
     return AR_OK;
 }
 
@@ -111,22 +111,22 @@ ARI_UNWATCHED ar_status worker_call(worker *w, ar_status (*run)(const void *arg)
     return st;
 }
 
-ARI_UNWATCHED void worker_before(worker *w, const void *at)
+ARI_UNWATCHED void worker_before(worker *w, const void *address)
 {
     pthread_mutex_lock(&w->lock);
     fiber *caller = fiber_running();
     fiber_go(w->self);
-    ordered_before(at);
+    ordered_before(address);
     fiber_go(caller);
     pthread_mutex_unlock(&w->lock);
 }
 
-ARI_UNWATCHED void worker_after(worker *w, const void *at)
+ARI_UNWATCHED void worker_after(worker *w, const void *address)
 {
     pthread_mutex_lock(&w->lock);
     fiber *caller = fiber_running();
     fiber_go(w->self);
-    ordered_after(at);
+    ordered_after(address);
     fiber_go(caller);
     pthread_mutex_unlock(&w->lock);
 }

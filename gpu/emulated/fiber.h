@@ -24,8 +24,8 @@ void *__tsan_get_current_fiber(void);
 void *__tsan_create_fiber(unsigned flags);
 void __tsan_destroy_fiber(void *fiber);
 void __tsan_switch_to_fiber(void *fiber, unsigned flags);
-void __tsan_acquire(void *at);
-void __tsan_release(void *at);
+void __tsan_acquire(void *address);
+void __tsan_release(void *address);
 }
 #else
 #define ARI_UNWATCHED
@@ -61,14 +61,14 @@ ARI_UNWATCHED inline void fiber_go(fiber *f)
     const unsigned no_sync = 1;
     __tsan_switch_to_fiber(f, no_sync);
 }
-/* Orders the running fiber's past before what follows ordered_after(at) in others. */
-ARI_UNWATCHED inline void ordered_before(const void *at)
+/* Orders the running fiber's past before what follows ordered_after(address) in others. */
+ARI_UNWATCHED inline void ordered_before(const void *address)
 {
-    __tsan_release(const_cast<void *>(at));
+    __tsan_release(const_cast<void *>(address));
 }
-ARI_UNWATCHED inline void ordered_after(const void *at)
+ARI_UNWATCHED inline void ordered_after(const void *address)
 {
-    __tsan_acquire(const_cast<void *>(at));
+    __tsan_acquire(const_cast<void *>(address));
 }
 #else
 inline fiber *fiber_running()
@@ -99,14 +99,14 @@ struct worker;
 
 #if ARI_WATCHED
 /* Errors: AR_ERR_MEMORY. */
-ar_status worker_create(worker **gives);
+ar_status worker_create(worker **out);
 void worker_destroy(worker *w); /* accepts NULL */
 /* run(a copy of arg), on its stack. After an error the caller comes after all that it has done. Errors: run's;
  * AR_ERR_MEMORY. */
 ar_status worker_call(worker *w, ar_status (*run)(const void *arg), const void *arg, size_t bytes);
 /* The same two of what a worker has done, and is to do. */
-void worker_before(worker *w, const void *at);
-void worker_after(worker *w, const void *at);
+void worker_before(worker *w, const void *address);
+void worker_after(worker *w, const void *address);
 #else
 inline ar_status worker_create(worker **result)
 {

@@ -115,8 +115,8 @@ MUTANTS = [
      "{\n            add_scaled(sum, right + k * s.n, element(a, left, batch_index, i, k, operands), "
      "s.n);\n            for (size_t j = 0; result == AR_BF16 && j < s.n; j++)\n                sum[j] = "
      "ari_f32_of_bf16(ari_bf16_of_f32(sum[j]));\n        }"),
-    ("round_bits: a bit less", "gpu/elementwise.cu", "ari_f32_to_bits(*from.locate(p), bits)",
-     "ari_f32_to_bits(*from.locate(p), bits - 1)"),
+    ("round_bits: a bit less", "gpu/elementwise.cu", "ari_f32_to_bits(*src.locate(p), bits)",
+     "ari_f32_to_bits(*src.locate(p), bits - 1)"),
     ("optimizer_step: a weight that was set is not taken", "gpu/optimizer.cu", "value = w; /* it was set since */",
      "value = value; /* it was set since */"),
     ("copy_strided: a corner of each tile forgotten", "gpu/strided.cu",
