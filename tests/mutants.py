@@ -158,13 +158,13 @@ MUTANTS = [
      "const uint32_t rounded = (bits | (bits & 0x7fffu ? 0x10000u * (bits >> 15 & 1u) : 0u)) >> 16;",
      "core/half_test cpu/storage_test"),
     ("each piece of a bf16 product's terms is rounded", "ref/cpu/blas/native.c",
-     "multiply_f32(&sum, &wide_left, &wide_right, add || k > 0);",
-     "multiply_f32(&sum, &wide_left, &wide_right, add || k > 0);\n                if (result.dtype == AR_BF16) "
+     "multiply_f32(&sum, &left, &right, add || k > 0);",
+     "multiply_f32(&sum, &left, &right, add || k > 0);\n                if (result.dtype == AR_BF16) "
      "{\n                    ari_convert(&result, &sum);\n                    ari_convert(&sum, "
      "&result);\n                }",
      "cpu/storage_test"),
     ("a further piece of a product's terms begins where the first one does", "ref/cpu/blas/native.c",
-     "right = piece_of(b, col, k);", "right = piece_of(b, col, 0);", "cpu/storage_test"),
+     "b_piece = piece_of(b, col, k);", "b_piece = piece_of(b, col, 0);", "cpu/storage_test"),
     ("a further piece of terms overwrites what CBLAS made of the first", "ref/cpu/blas/cblas.c",
      "add || k > 0, width, gemm", "add, width, gemm", "cpu/cblas_test"),
     ("operands of a result by columns are given to CBLAS as for one by rows", "ref/cpu/blas/cblas.c",

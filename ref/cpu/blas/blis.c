@@ -63,11 +63,11 @@ static void *unconst(const void *p)
 #define GEMM(function, type, bli_gemm)                                                                              \
     function(type *c, ari_blas_view cv, const type *a, ari_blas_view av, const type *b, ari_blas_view bv, bool add) \
     {                                                                                                               \
-        type one = 1, beta = add;                                                                                   \
+        type alpha = 1, beta = add;                                                                                 \
         rntm_t r = BLIS_RNTM_INITIALIZER;                                                                           \
         bli_rntm_set_num_threads(1, &r);                                                                            \
         bli_rntm_disable_l3_sup(&r);                                                                                \
-        bli_gemm(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, (dim_t)cv.rows, (dim_t)cv.cols, (dim_t)av.cols, &one,        \
+        bli_gemm(BLIS_NO_TRANSPOSE, BLIS_NO_TRANSPOSE, (dim_t)cv.rows, (dim_t)cv.cols, (dim_t)av.cols, &alpha,      \
                  unconst(a), av.row_stride, av.col_stride, unconst(b), bv.row_stride, bv.col_stride, &beta, c,      \
                  cv.row_stride, cv.col_stride, NULL, &r);                                                           \
     }

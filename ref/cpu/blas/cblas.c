@@ -16,7 +16,7 @@ void cblas_dgemm(int order, int transpose_a, int transpose_b, int m, int n, int 
 
 /* Elements are `width` bytes. What is an operand is only read. */
 typedef struct matrix {
-    char *at;
+    char *data;
     ari_blas_view v;
 } matrix;
 
@@ -52,20 +52,20 @@ static stored stored_of(const matrix *m)
     return s;
 }
 
-static int how(stored factor, stored c)
+static int transposition(stored factor, stored c)
 {
     return factor.order == c.order ? AS_IS : TRANSPOSED;
 }
 
 typedef void (*call)(const matrix *c, const matrix *a, const matrix *b, bool add);
 
-#define CALL(name, type, cblas_gemm)                                                                              \
-    static void name(const matrix *c, const matrix *a, const matrix *b, bool add)                                 \
-    {                                                                                                             \
-        const stored sc = stored_of(c), sa = stored_of(a), sb = stored_of(b);                                     \
-        cblas_gemm(sc.order, how(sa, sc), how(sb, sc), (int)c->v.rows, (int)c->v.cols, (int)a->v.cols, 1,         \
-                   (const type *)(const void *)a->at, sa.ld, (const type *)(const void *)b->at, sb.ld, (type)add, \
-                   (type *)(void *)c->at, sc.ld);                                                                 \
+#define CALL(name, type, cblas_gemm)                                                                                   \
+    static void name(const matrix *c, const matrix *a, const matrix *b, bool add)                                      \
+    {                                                                                                                  \
+        const stored sc = stored_of(c), sa = stored_of(a), sb = stored_of(b);                                          \
+        cblas_gemm(sc.order, transposition(sa, sc), transposition(sb, sc), (int)c->v.rows, (int)c->v.cols,             \
+                   (int)a->v.cols, 1, (const type *)(const void *)a->data, sa.ld, (const type *)(const void *)b->data, \
+                   sb.ld, (type)add, (type *)(void *)c->data, sc.ld);                                                  \
     }
 CALL(call_sgemm, float, cblas_sgemm)
 CALL(call_dgemm, double, cblas_dgemm)
@@ -81,7 +81,7 @@ CALL(call_dgemm, double, cblas_dgemm)
 
 static char *element(const matrix *m, size_t row, size_t col, size_t width)
 {
-    return m->at + ((ptrdiff_t)row * m->v.row_stride + (ptrdiff_t)col * m->v.col_stride) * (ptrdiff_t)width;
+    return m->data + ((ptrdiff_t)row * m->v.row_stride + (ptrdiff_t)col * m->v.col_stride) * (ptrdiff_t)width;
 }
 
 static void copy_matrix(const matrix *dst, const matrix *src, size_t width)
@@ -123,7 +123,7 @@ static void multiply_piece(const matrix *c, const matrix *a, const matrix *b, bo
     const matrix result = cblas_operand(c, rooms[0], add, width);
     const matrix left = cblas_operand(a, rooms[1], true, width), right = cblas_operand(b, rooms[2], true, width);
     gemm(&result, &left, &right, add);
-    if (result.at != c->at)
+    if (result.data != c->data)
         copy_matrix(c, &result, width);
 }
 
@@ -137,16 +137,17 @@ static void multiply_pieces(const matrix *c, const matrix *a, const matrix *b, b
         for (size_t j = 0; j < c->v.cols; j += max_extent)
             for (size_t k = 0; k < terms; k += max_extent) {
                 const matrix result = piece_of(c, i, j, max_extent, width);
-                const matrix left = piece_of(a, i, k, max_extent, width), right = piece_of(b, k, j, max_extent, width);
-                multiply_piece(&result, &left, &right, add || k > 0, width, gemm);
+                const matrix a_piece = piece_of(a, i, k, max_extent, width),
+                             b_piece = piece_of(b, k, j, max_extent, width);
+                multiply_piece(&result, &a_piece, &b_piece, add || k > 0, width, gemm);
             }
 }
 
 #define GEMM(function, type, gemm)                                                                                  \
     function(type *c, ari_blas_view cv, const type *a, ari_blas_view av, const type *b, ari_blas_view bv, bool add) \
     {                                                                                                               \
-        const matrix to = operand(c, cv), left = operand(a, av), right = operand(b, bv);                            \
-        multiply_pieces(&to, &left, &right, add, sizeof(type), gemm);                                               \
+        const matrix result = operand(c, cv), left = operand(a, av), right = operand(b, bv);                        \
+        multiply_pieces(&result, &left, &right, add, sizeof(type), gemm);                                           \
     }
 GEMM(void ari_blas_sgemm, float, call_sgemm)
 GEMM(void ari_blas_dgemm, double, call_dgemm)

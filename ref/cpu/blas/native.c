@@ -76,9 +76,9 @@ static void multiply_pieces(const ar_tensor *c, const ar_tensor *a, const ar_ten
             const ar_tensor result = piece_of(c, row, col), sum = fp32_of(&result, &free_room, add);
             for (size_t k = 0; k == 0 || k < terms; k += PIECE) {
                 float *rest = free_room;
-                const ar_tensor left = piece_of(a, row, k), right = piece_of(b, col, k);
-                const ar_tensor wide_left = fp32_of(&left, &rest, true), wide_right = fp32_of(&right, &rest, true);
-                multiply_f32(&sum, &wide_left, &wide_right, add || k > 0);
+                const ar_tensor a_piece = piece_of(a, row, k), b_piece = piece_of(b, col, k);
+                const ar_tensor left = fp32_of(&a_piece, &rest, true), right = fp32_of(&b_piece, &rest, true);
+                multiply_f32(&sum, &left, &right, add || k > 0);
             }
             if (result.dtype == AR_BF16)
                 ari_convert(&result, &sum);

@@ -47,7 +47,7 @@ enum { D0, D1, D2, D3, D01, D23, D02, D13, PLANES };
  * one in which a plane is needed soon after those that it is the sum of. */
 enum { SUMS = 9 };
 static const struct product {
-    size_t left, right, sum;
+    size_t left_plane, right_plane, sum;
 } products[SUMS] = {{D0, D0, 0}, {D1, D1, 1},   {D01, D01, 4}, {D3, D3, 3},  {D13, D13, 8},
                     {D2, D2, 2}, {D02, D02, 7}, {D23, D23, 5}, {D02, D13, 6}};
 /* Of narrow integers, the sum of both mixed products in one. */
@@ -72,12 +72,13 @@ static workspace workspace_at(const ari_tile_plan *p, void *memory)
 {
     enum { WORD = sizeof(int64_t) };
     const size_t rows = ari_round_up(p->tile_rows, SIDE), sums = rows * ari_sums_ld(p);
-    const size_t left = rows * PLANES * p->slice / WORD, right = 2 * SIDE * (PLANES - DIGITS) * p->slice / WORD;
-    workspace w = {.sums = memory, .words = sums + left + right + rows * SUMS_ROW * sizeof(int32_t) / WORD};
+    const size_t left_words = rows * PLANES * p->slice / WORD,
+                 right_words = 2 * SIDE * (PLANES - DIGITS) * p->slice / WORD;
+    workspace w = {.sums = memory, .words = sums + left_words + right_words + rows * SUMS_ROW * sizeof(int32_t) / WORD};
     if (memory) {
         w.left = (int8_t *)(w.sums + sums);
-        w.right = (int8_t *)(w.sums + sums + left);
-        w.parts = (int32_t *)(void *)(w.sums + sums + left + right);
+        w.right = (int8_t *)(w.sums + sums + left_words);
+        w.parts = (int32_t *)(void *)(w.sums + sums + left_words + right_words);
     }
     return w;
 }
@@ -289,7 +290,7 @@ AMX_INLINE void add_products(const int8_t *left, const int8_t *right, size_t ter
 AMX static void make_sum(const workspace *w, const right_panel *right, right_panel *next_panel, const struct product *p,
                          size_t rows, size_t terms, size_t planes)
 {
-    const size_t l = p->left, r = p->right, row = SUMS_ROW * sizeof(int32_t);
+    const size_t l = p->left_plane, r = p->right_plane, row = SUMS_ROW * sizeof(int32_t);
     for (size_t i = 0; i < rows; i += SIDE) {
         const int8_t *left = w->left + i * planes * terms;
         int32_t *dst = w->parts + i * SUMS_ROW + p->sum * SIDE;

@@ -180,7 +180,7 @@ static void multiply_neon(const ari_panel_kernel *kernel, const ari_register_til
 {
     (void)kernel;
     int64x2_t acc[NEON_ROWS][NEON_COLS / 2];
-    const int32_t *left = r->left, *right = r->right;
+    const int32_t *left = r->left_panel, *right = r->right_panel;
 #pragma GCC unroll 4
     for (size_t i = 0; i < NEON_ROWS; i++)
 #pragma GCC unroll 6
@@ -208,8 +208,8 @@ static void multiply_neon(const ari_panel_kernel *kernel, const ari_register_til
 static const ari_panel_kernel kernel_neon = {.rows = NEON_ROWS,
                                              .cols = NEON_COLS,
                                              .lanes = NEON_COLS,
-                                             .left = sizeof(int32_t),
-                                             .right = sizeof(int32_t),
+                                             .left_bytes = sizeof(int32_t),
+                                             .right_bytes = sizeof(int32_t),
                                              .step = 1,
                                              ARI_PANEL_BLOCK(SLICE, TILE_ROWS, TILE_COLS),
                                              .pack_left = pack_left_neon,

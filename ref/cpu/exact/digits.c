@@ -13,7 +13,7 @@
  * sums across the halves. */
 enum { D0, D1, D2, D3, D01, D23, D02, D13 };
 static const struct pair {
-    size_t left, right;
+    size_t left_plane, right_plane;
 } products[] = {{D0, D0},   {D1, D1},   {D2, D2},   {D3, D3},   {D01, D01},
                 {D23, D23}, {D02, D13}, {D13, D02}, {D02, D02}, {D13, D13}};
 _Static_assert(sizeof products / sizeof products[0] == ARI_DIGIT_PRODUCTS, "one row for each product");
@@ -99,12 +99,12 @@ ARI_SIMD static void pack_panel(void *panel, const ari_panel_rows *s, size_t ter
 
 void ari_digits_pack_left(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *s, size_t terms)
 {
-    pack_panel(panel, s, terms, kernel->rows, kernel->left, kernel->left_group, kernel->step);
+    pack_panel(panel, s, terms, kernel->rows, kernel->left_bytes, kernel->left_group, kernel->step);
 }
 
 void ari_digits_pack_right(const ari_panel_kernel *kernel, void *panel, const ari_panel_rows *s, size_t terms)
 {
-    pack_panel(panel, s, terms, kernel->cols, kernel->right, kernel->right_group, kernel->step);
+    pack_panel(panel, s, terms, kernel->cols, kernel->right_bytes, kernel->right_group, kernel->step);
 }
 
 /* --- sums --------------------------------------------------------------------------------------------------------- */
@@ -156,14 +156,14 @@ ARI_SIMD static void fold_narrow_row(int64_t *restrict sums, const int32_t *rest
 void ari_digits_multiply(const ari_panel_kernel *kernel, const ari_register_tile *r)
 {
     int32_t sums[ARI_DIGIT_PRODUCTS * ARI_DIGIT_TILE];
-    const bool narrow = kernel->left == ARI_DIGIT_PLANES_NARROW;
+    const bool narrow = kernel->left_bytes == ARI_DIGIT_PLANES_NARROW;
     const size_t tile = kernel->rows * kernel->cols;
     const size_t count = narrow ? sizeof narrow_products / sizeof narrow_products[0] : ARI_DIGIT_PRODUCTS;
     const struct pair *p = narrow ? narrow_products : products;
-    const int8_t *left = r->left, *right = r->right;
+    const int8_t *left = r->left_panel, *right = r->right_panel;
     for (size_t i = 0; i < count; i++)
-        kernel->product(sums + i * tile, left + p[i].left * kernel->rows * r->terms,
-                        right + p[i].right * kernel->cols * r->terms, r->terms);
+        kernel->product(sums + i * tile, left + p[i].left_plane * kernel->rows * r->terms,
+                        right + p[i].right_plane * kernel->cols * r->terms, r->terms);
     for (size_t row = 0; row < kernel->rows; row++)
         (narrow ? fold_narrow_row : fold_row)(r->sums + row * r->ld, sums + row * kernel->cols, tile, kernel->cols,
                                               r->add);

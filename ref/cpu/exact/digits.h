@@ -29,7 +29,7 @@
 ari_panel_pack ari_digits_pack_left, ari_digits_pack_right;
 void ari_digits_multiply(const ari_panel_kernel *kernel, const ari_register_tile *r);
 
-#define ARI_DIGIT_KERNEL(rows_, cols_, group_, planes_, product_)                                        \
-    .rows = (rows_), .cols = (cols_), .lanes = (cols_), .left_group = (group_), .right_group = (group_), \
-    .left = (planes_), .right = (planes_), .step = ARI_DIGIT_CHUNK, .pack_left = ari_digits_pack_left,   \
+#define ARI_DIGIT_KERNEL(rows_, cols_, group_, planes_, product_)                                                  \
+    .rows = (rows_), .cols = (cols_), .lanes = (cols_), .left_group = (group_), .right_group = (group_),           \
+    .left_bytes = (planes_), .right_bytes = (planes_), .step = ARI_DIGIT_CHUNK, .pack_left = ari_digits_pack_left, \
     .pack_right = ari_digits_pack_right, .multiply = ari_digits_multiply, .product = (product_)

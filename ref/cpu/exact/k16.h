@@ -345,18 +345,18 @@ K16_INLINE void multiply_column(const ari_register_tile *p, size_t tiles, const 
 {
     ari_register_tile r = *p;
     tile_sums m = {.tile = {.sums = NULL}};
-    const size_t pairs = r.terms / 2, left = pairs * ROWS, right = pairs * vectors * LANES;
-    const uint32_t *a = r.left, *b = r.right;
+    const size_t pairs = r.terms / 2, left_words = pairs * ROWS, right_words = pairs * vectors * LANES;
+    const uint32_t *a = r.left_panel, *b = r.right_panel;
     for (size_t i = 0; i < tiles; i++) {
         prefetch_sums(&r, vectors);
         multiply_plane(m.plane[0], a, b, &r, BIAS, vectors, OVERLAPPED ? &m : NULL, narrow);
         m.tile = r;
-        multiply_plane(m.plane[1], narrow ? a : a + left, b + right, &r, BIAS, vectors, NULL, narrow);
+        multiply_plane(m.plane[1], narrow ? a : a + left_words, b + right_words, &r, BIAS, vectors, NULL, narrow);
         if (!narrow)
-            multiply_plane(m.plane[2], a + 2 * left, b + 2 * right, &r, 0, vectors, NULL, narrow);
+            multiply_plane(m.plane[2], a + 2 * left_words, b + 2 * right_words, &r, 0, vectors, NULL, narrow);
         for (size_t row = 0; !OVERLAPPED && row < ROWS; row++)
             flush_row(&m, row, vectors, narrow);
-        a += left * (narrow ? 1 : PLANES);
+        a += left_words * (narrow ? 1 : PLANES);
         next_tile(&r);
     }
     for (size_t row = 0; OVERLAPPED && row < ROWS; row++)
@@ -390,8 +390,8 @@ K16 static void multiply_narrow_tiles(const ari_panel_kernel *kernel, const ari_
 static const ari_panel_kernel kernel = {.rows = ROWS,
                                         .cols = WIDTH,
                                         .lanes = LANES,
-                                        .left = PLANES * sizeof(int16_t),
-                                        .right = PLANES * sizeof(int16_t),
+                                        .left_bytes = PLANES * sizeof(int16_t),
+                                        .right_bytes = PLANES * sizeof(int16_t),
                                         .step = 8,
                                         .slice = SLICE,
                                         .block = BLOCK,
@@ -405,8 +405,8 @@ static const ari_panel_kernel kernel = {.rows = ROWS,
 static const ari_panel_kernel narrow_kernel = {.rows = ROWS,
                                                .cols = WIDTH,
                                                .lanes = LANES,
-                                               .left = sizeof(int16_t),
-                                               .right = 2 * sizeof(int16_t),
+                                               .left_bytes = sizeof(int16_t),
+                                               .right_bytes = 2 * sizeof(int16_t),
                                                .step = 16,
                                                .slice = NARROW_SLICE,
                                                .block = NARROW_BLOCK,

@@ -32,8 +32,8 @@ static workspace workspace_at(const ari_tile_plan *p, void *words, size_t rows, 
     const ari_panel_kernel *kernel = p->kernel;
     workspace w = {.sums = words,
                    .ld = p->parts ? kernel->near_cols : ari_sums_ld(p),
-                   .left = {NULL, ari_round_up(rows, kernel->rows), kernel->left},
-                   .right = {NULL, ari_round_up(cols, kernel->lanes), kernel->right}};
+                   .left = {NULL, ari_round_up(rows, kernel->rows), kernel->left_bytes},
+                   .right = {NULL, ari_round_up(cols, kernel->lanes), kernel->right_bytes}};
     const size_t sum_rows = p->parts ? ari_smaller(w.left.rows, kernel->near_rows) : w.left.rows;
     const size_t sums = ari_round_up8(sum_rows * w.ld), left_words = words_of(kernel, &w.left, p->slice);
     w.words = sums + left_words + words_of(kernel, &w.right, p->slice);
@@ -94,7 +94,7 @@ static void multiply_column(const ari_panel_kernel *kernel, ari_register_tile r,
     }
     for (size_t i = 0; i < tiles; i++, r.sums += kernel->rows * r.ld) {
         kernel->multiply(kernel, &r);
-        r.left = (const char *)r.left + (kernel->head + r.terms) * kernel->rows * kernel->left;
+        r.left_panel = (const char *)r.left_panel + (kernel->head + r.terms) * kernel->rows * kernel->left_bytes;
     }
 }
 
@@ -121,9 +121,9 @@ static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size
         const size_t n = ari_smaller(terms - k, kernel->block);
         r.terms = ari_round_up(n, kernel->step);
         r.used = n;
-        r.left = panel_at(kernel, &w->left, i0, k, n);
+        r.left_panel = panel_at(kernel, &w->left, i0, k, n);
         for (size_t j = j0; j < cols; j += kernel->cols) {
-            r.right = panel_at(kernel, &w->right, j, k, n);
+            r.right_panel = panel_at(kernel, &w->right, j, k, n);
             r.cols = ari_smaller(w->right.rows - j, kernel->cols);
             r.sums = w->sums + (t->plan->parts ? j - j0 : i0 * r.ld + j);
             if (is_last && k + kernel->block >= terms)

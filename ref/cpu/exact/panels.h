@@ -23,10 +23,10 @@ static inline const void *ari_panel_rows_at(const ari_panel_rows *s, size_t row,
 
 /* A register tile: its operands, its sums, and whether it adds to them. */
 typedef struct ari_register_tile {
-    const void *left, *right; /* panels */
-    size_t cols;              /* of the right one */
-    size_t terms, used;       /* a multiple of the kernel's step; those before its zeros */
-    size_t blocks;            /* over which its sums are made in all */
+    const void *left_panel, *right_panel; /* panels */
+    size_t cols;                          /* of the right one */
+    size_t terms, used;                   /* a multiple of the kernel's step; those before its zeros */
+    size_t blocks;                        /* over which its sums are made in all */
     int64_t *sums;
     size_t ld;
     bool add;
@@ -43,14 +43,14 @@ typedef void ari_panel_pack(const ari_panel_kernel *kernel, void *panel, const a
 typedef void ari_panel_product(int32_t *sums, const int8_t *left, const int8_t *right, size_t terms);
 
 struct ari_panel_kernel {
-    size_t rows, cols;           /* of a register tile */
-    size_t lanes;                /* the tile's last columns make a panel of whole vectors of so many */
-    size_t left, right;          /* bytes of a term of a row of a panel */
-    size_t head;                 /* terms for which a panel has room before the first */
-    size_t step;                 /* panels have whole steps of terms; those past the last are zero */
-    size_t slice;                /* terms of a slice at most: whole steps */
-    size_t block;                /* of a panel at most: whole steps */
-    size_t near_rows, near_cols; /* of the part of a tile that takes a block after the other */
+    size_t rows, cols;              /* of a register tile */
+    size_t lanes;                   /* the tile's last columns make a panel of whole vectors of so many */
+    size_t left_bytes, right_bytes; /* bytes of a term of a row of a panel */
+    size_t head;                    /* terms for which a panel has room before the first */
+    size_t step;                    /* panels have whole steps of terms; those past the last are zero */
+    size_t slice;                   /* terms of a slice at most: whole steps */
+    size_t block;                   /* of a panel at most: whole steps */
+    size_t near_rows, near_cols;    /* of the part of a tile that takes a block after the other */
     ari_panel_pack *pack_left, *pack_right;
     void (*multiply)(const ari_panel_kernel *kernel, const ari_register_tile *r);
     /* Instead of it: `tiles` register tiles with the same right panel, from r downwards. */

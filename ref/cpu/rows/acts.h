@@ -172,12 +172,12 @@ INLINE size_t act_row(const ari_act_row *r, size_t begin, size_t end, ar_activat
 }
 
 /* Each with its own loop: what is not wanted is not computed. */
-#define EACH_PASS(kind)                                              \
-    (!r->dy && !r->up ? act_row(r, from, to, kind, false, false, at) \
-     : !r->dy         ? act_row(r, from, to, kind, false, true, at)  \
-     : !r->up         ? act_row(r, from, to, kind, true, false, at)  \
-                      : act_row(r, from, to, kind, true, true, at))
-TARGET static size_t act_rows(const ari_act_row *r, size_t from, size_t to, ar_activation kind, uint32_t *at)
+#define EACH_PASS(kind)                                                     \
+    (!r->dy && !r->up ? act_row(r, begin, end, kind, false, false, indices) \
+     : !r->dy         ? act_row(r, begin, end, kind, false, true, indices)  \
+     : !r->up         ? act_row(r, begin, end, kind, true, false, indices)  \
+                      : act_row(r, begin, end, kind, true, true, indices))
+TARGET static size_t act_rows(const ari_act_row *r, size_t begin, size_t end, ar_activation kind, uint32_t *indices)
 {
 #if defined(CURVES)
     if (kind == AR_ACT_GELU_ERF)

@@ -6,7 +6,7 @@
 
 #define LANES 16
 #define TARGET __attribute__((target("avx512f,avx512dq")))
-#define ROOTS(of, t) (vec) _mm512_permutexvar_ps((__m512i)(t), _mm512_load_ps(of))
+#define ROOTS(table, t) (vec) _mm512_permutexvar_ps((__m512i)(t), _mm512_load_ps(table))
 #define FMA(a, b, c) (vec) _mm512_fmadd_ps(a, b, c)
 #define MASK __mmask16
 #define LESS(a, b) _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ)

@@ -8,7 +8,7 @@
 #define TARGET
 /* The bytes of lane j's entry, 4*j + 0..3. */
 #define BYTES(t) (uint8x16_t)(((words)(t)&15) * 0x04040404 + 0x03020100)
-#define ROOTS(of, t) (vec) vqtbl4q_u8(vld1q_u8_x4((const uint8_t *)(of)), BYTES(t))
+#define ROOTS(table, t) (vec) vqtbl4q_u8(vld1q_u8_x4((const uint8_t *)(table)), BYTES(t))
 #define FMA(a, b, c) (vec) vfmaq_f32(c, a, b)
 #define SIGNS(mask) vaddvq_u32((uint32x4_t)(mask) & (uint32x4_t){1, 2, 4, 8})
 
