@@ -36,7 +36,7 @@ static const ari_option options[] = {
     ARI_OPTION_FILE("input", o.input, "FILE.safetensors",
                     "input_ids [b, s]; optional attention_mask ([b, s] of 0/1, or additive [b|1, heads|1, s, s]), "
                     "labels",
-                    .more =
+                    .details =
                         "labels are [b, s]. position_ids [b or 1, s] may be there too, and cu_seqlens, where packed "
                         "documents begin and the last one ends: [n + 1] of all b*s tokens, or [b, n + 1] of each "
                         "row. Attention then stays inside a document, positions restart in it unless "
@@ -46,23 +46,24 @@ static const ari_option options[] = {
     ARI_OPTION_FOLDER("block", o.block, "DIR", "a single block in place of a model: case.json and inputs.safetensors"),
     ARI_OPTION_SECTION("output"),
     ARI_OPTION_FOLDER("out", o.out, "DIR", "where outputs.safetensors and grads.safetensors (or block.safetensors) go",
-                      .more = "The outputs are logits, loss and hidden states. Each file is complete or not there."),
+                      .details = "The outputs are logits, loss and hidden states. Each file is complete or not there."),
     ARI_OPTION_FILE("logprobs", o.logprobs, "FILE.safetensors",
                     "in place of --out: the exact log-probability of each token, or label, by forward passes alone",
-                    .more = "Each sequence, which is a row or a document without its padding, is computed at its own "
-                            "length, so that its numbers have the same bits in every batch, padded or packed, and "
-                            "every layout. The file has [b, s] of F64: logprobs, entropies and largest (of the row of "
-                            "logits), fp32 numbers in natural logarithms, and lse, which is taken from a logit; NaN "
-                            "where nothing is predicted, as of a sequence's first token. sequences [b, s] numbers "
-                            "them, -1 is padding. With --sensitivity, rounding [3, b, s] is what rounding errors "
-                            "drawn at random change in logprobs.",
+                    .details =
+                        "Each sequence, which is a row or a document without its padding, is computed at its own "
+                        "length, so that its numbers have the same bits in every batch, padded or packed, and "
+                        "every layout. The file has [b, s] of F64: logprobs, entropies and largest (of the row of "
+                        "logits), fp32 numbers in natural logarithms, and lse, which is taken from a logit; NaN "
+                        "where nothing is predicted, as of a sequence's first token. sequences [b, s] numbers "
+                        "them, -1 is padding. With --sensitivity, rounding [3, b, s] is what rounding errors "
+                        "drawn at random change in logprobs.",
                     .written = true),
     ARI_OPTION_FLAG("logits", o.logits,
                     "with --logprobs, write the logits of each label too: [labels, V], in the order of the labels"),
     ARI_OPTION_FLAG("binary64", o.binary64,
                     "with --logprobs, in binary64 throughout, by plain loops on one rank: slow, and within 1e-6 of any "
                     "other program's binary64",
-                    .more =
+                    .details =
                         "The numbers are the same for every batch and packing; there is no layout. logits are F64."),
     ARI_OPTION_GROUP(ari_plan_options, r),
     ARI_LAYOUT_OPTIONS("tensor-parallel ranks (default 1)",
@@ -72,12 +73,12 @@ static const ari_option options[] = {
         "against", against, "DEVICE",
         "compute the same on DEVICE too, such as cpu, and compare: exit status 0 if they are the same, 1 if not",
         .choices = ari_device_kind_names,
-        .more = "DEVICE has another name than --device. Both runs have the same weights, input and layout. In exact "
-                "numerics their bits are compared. In native numerics they may differ by what rounding explains, as "
-                "--sensitivity derives it. With --activations every tensor of the two passes is compared, and the "
-                "first that differs is named. --inject and --trace are about the run on --device. In --out DIR each "
-                "run has a folder of its device's name, such as DIR/cpu. Without --out the files are temporary, and "
-                "are kept only if the runs differ."),
+        .details = "DEVICE has another name than --device. Both runs have the same weights, input and layout. In exact "
+                   "numerics their bits are compared. In native numerics they may differ by what rounding explains, as "
+                   "--sensitivity derives it. With --activations every tensor of the two passes is compared, and the "
+                   "first that differs is named. --inject and --trace are about the run on --device. In --out DIR each "
+                   "run has a folder of its device's name, such as DIR/cpu. Without --out the files are temporary, and "
+                   "are kept only if the runs differ."),
     ARI_OPTION_GROUP(ari_step_layout_options, r),
     ARI_OPTION_GROUP(ari_pipeline_options, r),
     ARI_LAYOUT_DDP_OPTIONS("capacity of a bucket, as 4096 or 25MiB; 0: one for each parameter (default: 25MiB)"),
@@ -87,29 +88,29 @@ static const ari_option options[] = {
     ARI_OPTION_SECTION("output"),
     ARI_OPTION_FLAG("per-rank", o.per_rank,
                     "write what each rank holds to DIR/ranks too: weights, gradients and outputs, with their places",
-                    .more = "The folder has a file of each rank, with --activations of every tensor; 'anyrank "
-                            "verify' and PyTorch's distributed checkpoint read it. It replaces the ranks of an "
-                            "earlier run, and no folder that holds anything else."),
+                    .details = "The folder has a file of each rank, with --activations of every tensor; 'anyrank "
+                               "verify' and PyTorch's distributed checkpoint read it. It replaces the ranks of an "
+                               "earlier run, and no folder that holds anything else."),
     ARI_OPTION_FLAG("activations", o.activations,
                     "write every tensor of the two passes to activations.safetensors too, and to the ranks' files",
-                    .more = "That includes the weights and the gradients, under the names that 'anyrank check "
-                            "--list-tensors' prints, in the same bytes for every layout in exact numerics."),
+                    .details = "That includes the weights and the gradients, under the names that 'anyrank check "
+                               "--list-tensors' prints, in the same bytes for every layout in exact numerics."),
     ARI_OPTION_FLAG("stacked", o.stacked,
                     "gradients of experts as transformers 5 has them in memory: one tensor of all of a layer's",
-                    .more =
+                    .details =
                         "These are mlp.experts.gate_up_proj and down_proj, and of Mixtral and MiniMax the router under "
                         "mlp too. By default names are those of checkpoints, a tensor of each expert."),
-    ARI_OPTION_FLAG("sensitivity", o.sensitivity,
-                    "write allowed.safetensors too: what rounding alone may change in each tensor",
-                    .more = "For every tensor it has one number, the largest difference that rounding alone may make "
-                            "in it, for anyrank-verify(1). That takes some runs of the baseline on one rank, in "
-                            "which errors are drawn at random."),
+    ARI_OPTION_FLAG(
+        "sensitivity", o.sensitivity, "write allowed.safetensors too: what rounding alone may change in each tensor",
+        .details = "For every tensor it has one number, the largest difference that rounding alone may make "
+                   "in it, for anyrank-verify(1). That takes some runs of the baseline on one rank, in "
+                   "which errors are drawn at random."),
     ARI_OPTION_ENUM("sensitivity-of", sensitivity_of, ari_sensitivity_names,
                     "with --sensitivity, in which arithmetic: f32, tf32, bf16 (mixed precision), bf16-pure (all of it "
                     "stored in bf16), f16, f16-pure (default: that of --precision)",
-                    .more = "It is that of the run that is to be verified. bf16 and f16 are mixed precision, as "
-                            "autocast: what enters and leaves products, and what lies between two of them, has 16 "
-                            "bits; parameters, the residual stream and norms are fp32."),
+                    .details = "It is that of the run that is to be verified. bf16 and f16 are mixed precision, as "
+                               "autocast: what enters and leaves products, and what lies between two of them, has 16 "
+                               "bits; parameters, the residual stream and norms are fp32."),
     {0},
 };
 

@@ -11,7 +11,7 @@ static ar_status check(ar_ctx *ctx, const ar_mesh_groups *g, const ar_placement 
 {
     float value[ROWS * COLS];
     size_t start[2], extent[2];
-    AR_TRY(ar_placements_region(start, extent, &g->mesh, g->at, p, 2, (const size_t[]){ROWS, COLS}, true));
+    AR_TRY(ar_placements_region(start, extent, &g->mesh, g->coords, p, 2, (const size_t[]){ROWS, COLS}, true));
     AR_TRY(ar_ctx_download(ctx, value, part));
     for (size_t i = 0; i < extent[0] * extent[1]; i++) {
         const size_t row = start[0] + i / extent[1], col = start[1] + i % extent[1];
@@ -29,18 +29,18 @@ static ar_status there_and_back(ar_ctx *ctx, const ar_mesh_groups *g, const char
     size_t start[2], extent[2];
     float value[ROWS * COLS];
     ar_tensor x, y, dx;
-    AR_TRY(ar_placements_parse(r.from, g->mesh.ndim, from));
-    AR_TRY(ar_placements_parse(r.to, g->mesh.ndim, to));
-    AR_TRY(ar_placements_region(start, extent, &g->mesh, g->at, r.from, 2, r.shape, true));
+    AR_TRY(ar_placements_parse(r.src, g->mesh.ndim, from));
+    AR_TRY(ar_placements_parse(r.dst, g->mesh.ndim, to));
+    AR_TRY(ar_placements_region(start, extent, &g->mesh, g->coords, r.src, 2, r.shape, true));
     for (size_t i = 0; i < extent[0] * extent[1]; i++)
         value[i] = (float)(10 * (start[0] + i / extent[1]) + start[1] + i % extent[1]);
     AR_TRY(ar_ctx_tensor(ctx, &x, AR_F32, 2, extent));
     AR_TRY(ar_ctx_upload(ctx, &x, value));
     AR_TRY(ar_redistribute(ctx, g, &y, &x, &r, "there"));
-    AR_TRY(check(ctx, g, r.to, &y, there));
+    AR_TRY(check(ctx, g, r.dst, &y, there));
     AR_TRY(ar_redistribution_backward(&b, &g->mesh, &r));
     AR_TRY(ar_redistribute(ctx, g, &dx, &y, &b, "and back"));
-    return check(ctx, g, b.to, &dx, back);
+    return check(ctx, g, b.dst, &dx, back);
 }
 
 static ar_status rank(ar_comm *world, void *arg)

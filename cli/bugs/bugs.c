@@ -25,16 +25,16 @@ typedef struct bugs_values {
 static const ari_option options[] = {
     ARI_OPTION_FLAG("run", run,
                     "run each fault, or FAULT, in a small case in which it matters, and the same case without it",
-                    .more = "The first tensor that differs is told, the rank and the pass, what it looks like, and "
-                            "whether it is caught."),
+                    .details = "The first tensor that differs is told, the rank and the pass, what it looks like, and "
+                               "whether it is caught."),
     ARI_OPTION_FLAG("curves", curves,
                     "with --run: what a loss curve of 20 steps and a gradient tolerance of 1e-3 would show of it",
-                    .more = "The curve is told by its largest deviation in 10 and in 20 AdamW steps."),
+                    .details = "The curve is told by its largest deviation in 10 and in 20 AdamW steps."),
     ARI_OPTION_ENUM("numerics", numerics, ari_numerics_names,
                     "with --run: exact: equal bits or not; native: how far outside of what rounding may do (default "
                     "exact)",
-                    .more = "Native also tells how far outside the same case without the fault is: a mistake may be "
-                            "smaller than rounding."),
+                    .details = "Native also tells how far outside the same case without the fault is: a mistake may be "
+                               "smaller than rounding."),
     ARI_OPTION_ENUM("precision", precision, ari_precision_names,
                     "with --run: f32, bf16 (what it hides stays in f32), or with --numerics native tf32 (default f32)"),
     {0},

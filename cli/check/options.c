@@ -14,20 +14,21 @@ static const ari_option options[] = {
     ARI_OPTION_SECTION("layout"),
     ARI_OPTION_INT("sweep", sweep, 1, 4096, "W", "every legal layout of up to W ranks (W: 8 unless given)",
                    .otherwise = "8",
-                   .more = "These are the layouts that leave no rank without a sequence, with and without sequence "
-                           "parallelism, in one and in two micro-batches, and with and without ZeRO; of context "
-                           "parallelism with every inner extent, and with and without zigzag. --recompute holds in "
-                           "all of them, --overlap wherever there is sequence parallelism."),
+                   .details = "These are the layouts that leave no rank without a sequence, with and without sequence "
+                              "parallelism, in one and in two micro-batches, and with and without ZeRO; of context "
+                              "parallelism with every inner extent, and with and without zigzag. --recompute holds in "
+                              "all of them, --overlap wherever there is sequence parallelism."),
     ARI_BATCH_OPTIONS(
         "8", "tokens of each (default 64, or the next number that fits the layouts; fewer if the model holds fewer)"),
     ARI_OPTION_FILE("text", o.text, "FILE", "any file, one byte one token (default: the project's own text)"),
     ARI_OPTION_SIZE("documents", o.documents, 1, 1e6, "N",
                     "cut every sequence at random into up to N packed documents (default 1: none)",
-                    .more = "Attention stays inside a document, positions restart in each, and its last token predicts "
-                            "nothing."),
+                    .details =
+                        "Attention stays inside a document, positions restart in each, and its last token predicts "
+                        "nothing."),
     ARI_OPTION_SIZE("padding", o.padding, 0, 1e6, "N",
                     "rows more that predict nothing, in the layouts' batch and not in the one rank's (default 0)",
-                    .more = "A row's outputs, and the gradients of all, do not depend on the rows beside it."),
+                    .details = "A row's outputs, and the gradients of all, do not depend on the rows beside it."),
     ARI_OPTION_SECTION("training"),
     ARI_OPTION_INT("steps", steps, 0, 1e6, "K", "training steps; 0: one forward and backward, no update (default 3)"),
     ARI_OPTION_GROUP(ari_optimizer_options, r),
@@ -36,13 +37,13 @@ static const ari_option options[] = {
     ARI_INJECT_OPTION,
     ARI_OPTION_FLAG("gradcheck", o.gradcheck,
                     "compare the binary64 baseline's gradients with central differences, on a small batch",
-                    .more = "The batch has at most 2 sequences of 16 tokens, and several step sizes are tried."),
+                    .details = "The batch has at most 2 sequences of 16 tokens, and several step sizes are tried."),
     ARI_OPTION_FLAG("skip-f64", o.skip_f64,
                     "do not run the binary64 baseline, which only measures the exact one's error"),
     ARI_OPTION_FLAG("strict-predictions", o.strict_predictions,
                     "fail where other bytes move, or are held, than model and layout predict, or in other shapes",
-                    .more = "A wrong prediction of a run whose bits are right is reported in any case; without this "
-                            "option, which --inject implies, it leaves the exit status at 0."),
+                    .details = "A wrong prediction of a run whose bits are right is reported in any case; without this "
+                               "option, which --inject implies, it leaves the exit status at 0."),
     ARI_OPTION_SECTION("output"),
     ARI_OPTION_FLAG(
         "memory", memory,
@@ -50,32 +51,33 @@ static const ari_option options[] = {
         .is_local = true),
     ARI_OPTION_FLAG("list-tensors", list_tensors,
                     "print the tensors that are compared, in the order of execution, and compare nothing",
-                    .more = "Pass and shape are printed too."),
+                    .details = "Pass and shape are printed too."),
     ARI_OPTION_FOLDER("dump", o.dump, "DIR",
                       "write the baseline's tensors to DIR/reference.safetensors and each layout's ranks to a folder "
                       "of its own, for 'anyrank verify'",
-                      .more = "A layout's folder is named as in DIR/tp4-sp or DIR/dp2-tp2-zero1; of two models each "
-                              "has a folder in DIR. Names are those of --list-tensors, with @N behind them from step "
-                              "2 on. Beside them model.json says what the run was. An earlier dump is replaced, "
-                              "anything else in the way is an error, and a run that ended in an error leaves no "
-                              "ranks."),
+                      .details =
+                          "A layout's folder is named as in DIR/tp4-sp or DIR/dp2-tp2-zero1; of two models each "
+                          "has a folder in DIR. Names are those of --list-tensors, with @N behind them from step "
+                          "2 on. Beside them model.json says what the run was. An earlier dump is replaced, "
+                          "anything else in the way is an error, and a run that ended in an error leaves no "
+                          "ranks."),
     ARI_OPTION_GROUP(ari_transport_options, transport),
     ARI_OPTION_GROUP(ari_watch_options, watch),
     ARI_OPTION_STRING("schedule", schedule, "SEED",
                       "let a seed decide which rank goes on wherever one could wait; FIRST..LAST: each of these "
                       "seeds, until one run is not the same",
-                      .more = "The ranks run one at a time, also where one could be overtaken: the same seed, the "
-                              "same order of events. The seed of a run that is not the same is told."),
+                      .details = "The ranks run one at a time, also where one could be overtaken: the same seed, the "
+                                 "same order of events. The seed of a run that is not the same is told."),
     ARI_OPTION_STRING("net-fault", net_fault, "FAULT",
                       "let the transport do wrong once, as in 'corrupt rank 1 collective 14 transfer 0 bit 77' or "
                       "'kill rank 0 collective 3'; seed:N draws one; one run only",
-                      .more = "A fault is delay, stall, kill, corrupt, duplicate, drop or slow, a rank, and one of "
-                              "the collectives that it begins, counted from 1. seed:N draws one of the first 100 "
-                              "collectives."),
+                      .details = "A fault is delay, stall, kill, corrupt, duplicate, drop or slow, a rank, and one of "
+                                 "the collectives that it begins, counted from 1. seed:N draws one of the first 100 "
+                                 "collectives."),
     ARI_OPTION_FLAG("verify-transfers", r.run.sim.verify_transfers,
                     "compare number, length and checksum of every transfer: what the transport does wrong is an error "
                     "there",
-                    .more = "The error names the ranks and the element."),
+                    .details = "The error names the ranks and the element."),
     {0},
 };
 

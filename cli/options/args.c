@@ -20,9 +20,13 @@ static const ari_option common_options[] = {
     ARI_OPTION_U64("seed", seed, "N", "seed of everything random (default 0)"),
     ARI_OPTION_INT("progress-fd", progress_fd, 1, 65535, "N",
                    "report how far the job is to this open file descriptor, as lines of JSON", .is_local = true),
-    {.name = "help", .letter = 'h', .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "list the options and exit"},
-    {.name = "help-all", .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "explain all of them and exit"},
-    {.name = "version", .kind = ARI_OPT_FLAG, .at = ARI_OPT_NO_FIELD, .help = "print the version and exit"},
+    {.name = "help",
+     .letter = 'h',
+     .kind = ARI_OPT_FLAG,
+     .offset = ARI_OPT_NO_FIELD,
+     .help = "list the options and exit"},
+    {.name = "help-all", .kind = ARI_OPT_FLAG, .offset = ARI_OPT_NO_FIELD, .help = "explain all of them and exit"},
+    {.name = "version", .kind = ARI_OPT_FLAG, .offset = ARI_OPT_NO_FIELD, .help = "print the version and exit"},
     {0},
 };
 #undef ARI_VALUES
@@ -35,12 +39,12 @@ static void add_options(ari_option_list *l, const ari_option *options, size_t ba
         if (o->kind == ARI_OPT_SECTION)
             *section = o->name;
         if (o->kind == ARI_OPT_GROUP)
-            add_options(l, o->group, base + o->at, section);
+            add_options(l, o->group, base + o->offset, section);
         if (o->kind == ARI_OPT_SECTION || o->kind == ARI_OPT_GROUP)
             continue;
         l->section[l->n] = *section;
         l->option[l->n] = o;
-        l->offset[l->n++] = o->at == ARI_OPT_NO_FIELD ? o->at : base + o->at;
+        l->offset[l->n++] = o->offset == ARI_OPT_NO_FIELD ? o->offset : base + o->offset;
     }
 }
 
@@ -111,7 +115,7 @@ static ar_status set_flag(const ari_option *o, bool *field, const char *value, a
 {
     if (value != NULL)
         return ar_error_set(AR_ERR_ARG, "--%s: got '%s', but it takes no value", o->name, ARI_SHOW(value));
-    if (o->at == ARI_OPT_NO_FIELD)
+    if (o->offset == ARI_OPT_NO_FIELD)
         *action = strcmp(o->name, "help") == 0       ? ARI_ARGS_HELP
                   : strcmp(o->name, "help-all") == 0 ? ARI_ARGS_HELP_ALL
                                                      : ARI_ARGS_VERSION;
@@ -137,7 +141,7 @@ static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l
     if (is_set[found] && o->kind != ARI_OPT_STRINGS && o->kind != ARI_OPT_FLAG)
         ((ari_common *)values)->repeated = o->name;
     is_set[found] = true;
-    void *field = o->at == ARI_OPT_NO_FIELD ? NULL : (char *)values + l->offset[found];
+    void *field = o->offset == ARI_OPT_NO_FIELD ? NULL : (char *)values + l->offset[found];
     value = value != NULL ? value + 1 : NULL;
     if (o->kind == ARI_OPT_FLAG)
         return set_flag(o, field, value, action);
@@ -169,10 +173,10 @@ static ar_status take_positional(const ari_args_spec *spec, size_t *positional_c
                             spec->command);
     if (*positional_count == n)
         return ar_error_set(AR_ERR_ARG, "unexpected argument '%s' after %s '%s'", ARI_SHOW(argument), p[n - 1].name,
-                            ARI_SHOW(*(const char **)((char *)values + p[n - 1].at)));
+                            ARI_SHOW(*(const char **)((char *)values + p[n - 1].offset)));
     if (argument[0] == '\0')
         return ar_error_set(AR_ERR_ARG, "%s is empty", p[*positional_count].name);
-    *(const char **)((char *)values + p[*positional_count].at) = argument;
+    *(const char **)((char *)values + p[*positional_count].offset) = argument;
     *positional_count += 1;
     return AR_OK;
 }
@@ -223,13 +227,13 @@ ar_status ari_args_tell(char **result, const ari_args_spec *spec, const void *va
         return ar_error_set(AR_ERR_MEMORY, "no memory for a text of the options");
     fprintf(out, "anyrank %s, version %s\n", spec->command, ari_version());
     for (const ari_positional *p = spec->positionals; p && p->name; p++) {
-        const char *argument = *(const char *const *)((const char *)values + p->at);
+        const char *argument = *(const char *const *)((const char *)values + p->offset);
         fprintf(out, "%s%s%s\n", argument ? p->name : "no ", argument ? " " : p->name, argument ? argument : "");
     }
     const ari_option_list l = ari_options_of(spec);
     for (size_t i = 0; i < l.n; i++) {
         const ari_option *o = l.option[i];
-        if (!o->is_local && o->at != ARI_OPT_NO_FIELD &&
+        if (!o->is_local && o->offset != ARI_OPT_NO_FIELD &&
             !ari_option_kind_of(o)->print(out, o, (const char *)values + l.offset[i]))
             fprintf(out, "no --%s\n", o->name);
     }

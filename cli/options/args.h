@@ -52,25 +52,25 @@ typedef struct ari_option {
     const char *name; /* without the dashes; NULL ends a table */
     char letter;      /* 0: no short form */
     ari_option_kind kind;
-    size_t at;       /* offset of the field in the struct of values */
+    size_t offset;   /* offset of the field in the struct of values */
     double min, max; /* INT, SIZE, BYTES, PART, DOUBLE; both 0: all that the type holds, from 0 on for sizes */
     const char *const *choices;     /* ENUM: all; strings and paths: those that completions offer. Ends with NULL */
     const char *value;              /* what the help calls the value: "N", "FILE"; NULL for flags and enums */
     const char *otherwise;          /* INT, SIZE: the value where no number follows; NULL: one must */
     const char *help;               /* one or two lines, with the default; NULL: not listed */
-    const char *more;               /* sentences that the manual page adds; NULL: none */
+    const char *details;            /* sentences that the manual page adds; NULL: none */
     bool is_local;                  /* of one process alone: where ranks are processes, they may differ in it */
     bool written;                   /* FILE: one that the command writes; tried before any work */
     const struct ari_option *group; /* GROUP */
 } ari_option;
 
 /* Rows of a table, by kind: name, field of ARI_VALUES, what bounds or names the value, help; then any other fields. */
-#define ARI_OPTION_ROW(which, called, field, ...)                                                 \
-    {                                                                                             \
-        .name = (called), .kind = ARI_OPT_##which, .at = offsetof(ARI_VALUES, field), __VA_ARGS__ \
+#define ARI_OPTION_ROW(which, called, field, ...)                                                     \
+    {                                                                                                 \
+        .name = (called), .kind = ARI_OPT_##which, .offset = offsetof(ARI_VALUES, field), __VA_ARGS__ \
     }
-#define ARI_OPTION_NUMBER(which, called, field, least, most, word, ...) \
-    ARI_OPTION_ROW(which, called, field, .min = (least), .max = (most), .value = (word), .help = __VA_ARGS__)
+#define ARI_OPTION_NUMBER(which, called, field, min_value, max_value, word, ...) \
+    ARI_OPTION_ROW(which, called, field, .min = (min_value), .max = (max_value), .value = (word), .help = __VA_ARGS__)
 #define ARI_OPTION_INT(...) ARI_OPTION_NUMBER(INT, __VA_ARGS__)
 #define ARI_OPTION_SIZE(...) ARI_OPTION_NUMBER(SIZE, __VA_ARGS__)
 #define ARI_OPTION_BYTES(...) ARI_OPTION_NUMBER(BYTES, __VA_ARGS__)
@@ -109,16 +109,16 @@ const ari_kind_ops *ari_option_kind_of(const ari_option *o);
 /* A positional argument; its field is a const char *. */
 typedef struct ari_positional {
     const char *name; /* "MODEL"; NULL ends a table */
-    size_t at;
+    size_t offset;
     bool required;
     ari_option_kind kind;       /* STRING, FILE or FOLDER */
     const char *const *choices; /* those that completions offer; NULL: none */
     const char *help;
 } ari_positional;
 /* A row of a table: name, kind, field of ARI_VALUES, help; then any other fields. */
-#define ARI_POSITIONAL(called, of, field, ...)                                                         \
-    {                                                                                                  \
-        .name = (called), .at = offsetof(ARI_VALUES, field), .kind = ARI_OPT_##of, .help = __VA_ARGS__ \
+#define ARI_POSITIONAL(called, argument, field, ...)                                                             \
+    {                                                                                                            \
+        .name = (called), .offset = offsetof(ARI_VALUES, field), .kind = ARI_OPT_##argument, .help = __VA_ARGS__ \
     }
 
 typedef struct ari_args_spec {
@@ -192,4 +192,4 @@ extern const ari_args_spec ari_check_spec, ari_grads_spec, ari_train_spec, ari_v
 int ari_args_run(const ari_args_spec *spec, int argc, char *const *argv);
 /** Not listed: `anyrank describe TEMPLATE OUT`, by which the build makes manual pages and completions: a copy of the
  *  template in which the tables of options replace the lines that ask for them. */
-int ari_command_describe(const ari_subcommand *all, int argc, char **argv);
+int ari_command_describe(const ari_subcommand *subcommands, int argc, char **argv);

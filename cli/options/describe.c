@@ -137,8 +137,8 @@ static void print_entry(page *p, size_t i)
     fputs(".TP\n", p->to);
     print_label(p->to, o);
     print_roff(p->to, o->help, ".\n");
-    if (o->more)
-        print_roff(p->to, o->more, "\n");
+    if (o->details)
+        print_roff(p->to, o->details, "\n");
 }
 
 static ar_status manual(page *p, char *words)
@@ -262,7 +262,7 @@ static void zsh_values(FILE *to, const char *title, const char *const *choices, 
 
 static void zsh_option(FILE *to, const ari_option *o)
 {
-    if (o->at == ARI_OPT_NO_FIELD)
+    if (o->offset == ARI_OPT_NO_FIELD)
         fputs("(- *)", to);
     else if (o->letter)
         fprintf(to, "(-%c --%s)", o->letter, o->name);
@@ -378,7 +378,7 @@ static ar_status fish(page *p, char *words)
 static bool given_by_python(const ari_option *o)
 {
     static const char *const names[] = {"json", "quiet", "no-color", "progress-fd"};
-    return ARI_IS_AMONG(o->name, names) || o->at == ARI_OPT_NO_FIELD;
+    return ARI_IS_AMONG(o->name, names) || o->offset == ARI_OPT_NO_FIELD;
 }
 
 /* An option's name as a keyword: "bucket_bytes". */

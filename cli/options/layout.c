@@ -27,17 +27,18 @@ const ari_option ari_plan_options[] = {
     ARI_OPTION_SECTION("layout"),
     ARI_OPTION_PART("scale", run.shrink, 1, 65536, "1/N",
                     "shrink the model: about 1/N of each size, split by the same rules, with fresh weights",
-                    .more = "Layers, hidden size, features of a head, MLP and vocabulary become smaller, and a tp is "
-                            "legal if and only if it was. Numbers of heads, biases, gate and all else stay; a note "
-                            "says what became of each size."),
+                    .details =
+                        "Layers, hidden size, features of a head, MLP and vocabulary become smaller, and a tp is "
+                        "legal if and only if it was. Numbers of heads, biases, gate and all else stay; a note "
+                        "says what became of each size."),
     ARI_OPTION_SIZE("mtp", run.mtp, 1, AR_MAX_MTP, "D",
                     "train blocks for D further tokens (multi-token prediction) in place of the model's own",
-                    .more = "As num_nextn_predict_layers in config.json; a folder's weights must have them."),
+                    .details = "As num_nextn_predict_layers in config.json; a folder's weights must have them."),
     ARI_OPTION_DOUBLE("mtp-weight", run.mtp_weight, 1e-30, 1e6, "W",
                       "of --mtp: of the mean of their losses (default 0.1)"),
     ARI_OPTION_FILE("plan", plan, "FILE",
                     "which module is split how: rules as JSON, or a tp_plan of Hugging Face (default: as Megatron-LM)",
-                    .more = "Norms in sequence style turn --sp on."),
+                    .details = "Norms in sequence style turn --sp on."),
     {0},
 };
 const ari_option ari_movement_options[] = {
@@ -49,7 +50,7 @@ const ari_option ari_movement_options[] = {
                     "how the simulated cluster moves data; the bits are the same (default direct)"),
     ARI_OPTION_DOUBLE("timeout", timeout, 0.01, 86400, "S",
                       "longest wait of a rank for another, in seconds (default 60)",
-                      .more = "A rank that waits longer ends the run with a table of who was where."),
+                      .details = "A rank that waits longer ends the run with a table of who was where."),
     {0},
 };
 const ari_option ari_device_options[] = {
@@ -69,9 +70,9 @@ const ari_option ari_step_layout_options[] = {
     ARI_OPTION_INT("overlap", run.parallel.overlap, 1, 4096, "K",
                    "with --sp: gathers and reduce-scatters in K chunks of tokens, each beside the product of another "
                    "(default 1: one after the other)",
-                   .more = "4 is a usual number."),
+                   .details = "4 is a usual number."),
     ARI_OPTION_SECTION("memory"),
-    ARI_OPTION_ENUM("recompute", run.parallel.recompute.what, ari_recompute_names,
+    ARI_OPTION_ENUM("recompute", run.parallel.recompute.part, ari_recompute_names,
                     "what of a block's forward pass the backward pass computes again in place of keeping it: none, "
                     "selective (the attention) or full (default none)"),
     ARI_OPTION_INT("recompute-every", run.parallel.recompute.every, 1, 4096, "N",
@@ -79,21 +80,21 @@ const ari_option ari_step_layout_options[] = {
     ARI_OPTION_SECTION("layout"),
     ARI_OPTION_INT("dp", run.parallel.dp, 1, 4096, "N",
                    "data-parallel ranks, or groups of --tp ranks: each holds some of the sequences",
-                   .more = "Ranks need not hold equally many."),
+                   .details = "Ranks need not hold equally many."),
     ARI_OPTION_INT("cp", run.parallel.cp, 1, 4096, "N",
                    "context-parallel ranks, or groups of --tp ranks: each holds some positions of every sequence",
-                   .more = "In attention keys and values go round a ring of them; N has to divide --seq."),
+                   .details = "In attention keys and values go round a ring of them; N has to divide --seq."),
     ARI_OPTION_INT("cp-inner", run.parallel.cp_inner, 1, 4096, "U",
                    "so many neighbours of --cp exchange heads for positions instead, so that the ring has N/U places "
                    "(default 1: the ring alone; N: the all-to-all alone)",
-                   .more = "U has to divide N and the query heads of a tensor-parallel rank."),
+                   .details = "U has to divide N and the query heads of a tensor-parallel rank."),
     ARI_OPTION_FLAG("zigzag", run.parallel.zigzag,
                     "each of the R places of the ring of --cp takes the chunks r and 2R-1-r of 2R of a sequence, so "
                     "that causal attention gives all as much to do"),
     ARI_OPTION_INT("ep", run.parallel.ep, 1, 4096, "N",
                    "expert-parallel ranks: of the ranks of --dp and --cp so many neighbours share out the experts of a "
                    "layer between them, and send each other tokens (default 1: every rank has all experts)",
-                   .more = "N has to divide the experts, and the ranks of --dp times --cp."),
+                   .details = "N has to divide the experts, and the ranks of --dp times --cp."),
     ARI_OPTION_INT("etp", run.parallel.etp, 1, 4096, "N",
                    "ranks that each expert's width is cut over: those of --tp (default), or 1, with --sp: each of them "
                    "has experts for its own positions, and --ep counts the ranks of --tp too"),
@@ -129,8 +130,8 @@ const ari_option ari_bucket_options[] = {
                     "gradient is ready first) or largest-first (default reverse)"),
     ARI_OPTION_FLAG("find-unused", run.ddp.find_unused,
                     "the ranks of --dp agree which parameters got a gradient; the others are left alone",
-                    .more = "They keep no gradient, and their optimizer state stays as it is. Without this option a "
-                            "parameter without gradient is an error that names it."),
+                    .details = "They keep no gradient, and their optimizer state stays as it is. Without this option a "
+                               "parameter without gradient is an error that names it."),
     {0},
 };
 #undef ARI_VALUES
@@ -146,7 +147,7 @@ bool ari_split_given(const ari_run_values *v)
 
 bool ari_layout_given(const ari_run_values *v)
 {
-    const ar_recompute recompute = v->run.parallel.recompute.what;
+    const ar_recompute recompute = v->run.parallel.recompute.part;
     return ari_split_given(v) || (recompute != AR_RECOMPUTE_NONE && (unsigned)recompute < AR_RECOMPUTES);
 }
 
@@ -172,8 +173,8 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
     p->recompute.every = ari_at_least_one(p->recompute.every);
     if ((unsigned)p->schedule >= AR_PP_SCHEDULES) /* not given, as what is recomputed */
         p->schedule = AR_PP_1F1B;
-    if ((unsigned)p->recompute.what >= AR_RECOMPUTES)
-        p->recompute.what = AR_RECOMPUTE_NONE;
+    if ((unsigned)p->recompute.part >= AR_RECOMPUTES)
+        p->recompute.part = AR_RECOMPUTE_NONE;
     run.ddp.zero = p->zero;
     run.ddp.bucket_bytes = run.ddp.bucket_bytes == ARI_NOT_GIVEN ? AR_BUCKET_BYTES : run.ddp.bucket_bytes;
     run.device = device_of(v);
@@ -235,7 +236,7 @@ ar_status ari_layout_check(const ari_run_values *v)
     if (p->overlap > 1 && !p->sp)
         return ar_error_set(AR_ERR_ARG, "--overlap %d is about the collectives of --sp: give --tp N --sp too",
                             p->overlap);
-    if (p->recompute.every > 0 && p->recompute.what == AR_RECOMPUTE_NONE)
+    if (p->recompute.every > 0 && p->recompute.part == AR_RECOMPUTE_NONE)
         return ar_error_set(AR_ERR_ARG,
                             "--recompute-every %d is about the blocks of --recompute: give --recompute "
                             "selective or full too",
@@ -418,7 +419,7 @@ static json_t *member(const char *name, const ar_parallel *p, size_t batch)
     if (strcmp(name, "samples_per_rank") == 0)
         return samples_json(p, batch);
     if (strcmp(name, "recompute") == 0)
-        return json_string(ari_recompute_names[p->recompute.what]);
+        return json_string(ari_recompute_names[p->recompute.part]);
     if (strncmp(name, "schedule", sizeof "schedule" - 1) != 0) /* "schedule_pp" too */
         return NULL;
     const char *schedule = p->own_schedule ? "own" : ari_pp_schedule_name(p->schedule);

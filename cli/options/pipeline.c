@@ -18,8 +18,8 @@ const ari_option ari_pipeline_options[] = {
                     "zero-bubble, or a file of torch.distributed.pipelining with a line for each rank, as "
                     "0F0,0F1,0B0,0B1 (default 1f1b)",
                     .choices = ari_pp_schedule_names,
-                    .more = "A file's stages and micro-batches are those of the layout where --virtual-stages and "
-                            "--micro-batches are not given."),
+                    .details = "A file's stages and micro-batches are those of the layout where --virtual-stages and "
+                               "--micro-batches are not given."),
     ARI_OPTION_INT("virtual-stages", run.parallel.virtual_stages, 1, 256, "V",
                    "with --schedule-pp interleaved: parts of the layers that each rank of --pp holds and that take "
                    "turns (default 2)"),

@@ -52,30 +52,32 @@ extern const ari_option ari_plan_options[], ari_movement_options[], ari_device_o
     ari_pipeline_options[], ari_zero_options[], ari_bucket_options[], ari_optimizer_options[], ari_loss_options[];
 
 /* Rows whose help is the subcommand's; ARI_VALUES has an ari_run_values called `r`. */
-#define ARI_LAYOUT_OPTIONS(tp_help, numerics_help)                                                                     \
-    ARI_OPTION_SECTION("layout"),                                                                                      \
-        ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 4096, "N", tp_help,                                                 \
-                       .more = "More than the model's KV heads are possible: then several ranks hold copies of one."), \
-        ARI_OPTION_GROUP(ari_movement_options, r), ARI_OPTION_SECTION("numerics"),                                     \
-        ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names, numerics_help),                                \
+#define ARI_LAYOUT_OPTIONS(tp_help, numerics_help)                                                                 \
+    ARI_OPTION_SECTION("layout"),                                                                                  \
+        ARI_OPTION_INT("tp", r.run.parallel.tp, 1, 4096, "N", tp_help,                                             \
+                       .details =                                                                                  \
+                           "More than the model's KV heads are possible: then several ranks hold copies of one."), \
+        ARI_OPTION_GROUP(ari_movement_options, r), ARI_OPTION_SECTION("numerics"),                                 \
+        ARI_OPTION_ENUM("numerics", r.run.numerics, ari_numerics_names, numerics_help),                            \
         ARI_OPTION_GROUP(ari_device_options, r)
 #define ARI_LAYOUT_DDP_OPTIONS(bytes_help)                                                  \
     ARI_OPTION_GROUP(ari_zero_options, r), ARI_OPTION_SECTION("buckets"),                   \
         ARI_OPTION_BYTES("bucket-bytes", r.run.ddp.bucket_bytes, 0, 0, "BYTES", bytes_help, \
-                         .more = "The bits do not depend on it in exact numerics."),        \
+                         .details = "The bits do not depend on it in exact numerics."),     \
         ARI_OPTION_GROUP(ari_bucket_options, r)
 #define ARI_MUON_SHARDS_OPTION(field)                                                                       \
     ARI_OPTION_FLAG(                                                                                        \
         "muon-shards", field,                                                                               \
         "of muon: leave matrices cut that --tp cuts along their longer side, and sum X X^T over the ranks", \
-        .more = "Less work and memory for each rank, mostly more bytes; with exact numerics the same bits.")
-#define ARI_PRECISION_OPTION                                                                                          \
-    ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,                                                \
-                    "f32; bf16: of activations and matrices, in memory and between ranks; tf32: of products, with "   \
-                    "--numerics native (default f32)",                                                                \
-                    .more = "With tf32 what enters a product is rounded to 11 bits. With bf16 activations, matrices " \
-                            "and the gradients of both take 2 bytes an element; sums, vectors, statistics, the loss " \
-                            "and the optimizer's weights are fp32.")
+        .details = "Less work and memory for each rank, mostly more bytes; with exact numerics the same bits.")
+#define ARI_PRECISION_OPTION                                                                                        \
+    ARI_OPTION_ENUM("precision", r.run.precision, ari_precision_names,                                              \
+                    "f32; bf16: of activations and matrices, in memory and between ranks; tf32: of products, with " \
+                    "--numerics native (default f32)",                                                              \
+                    .details =                                                                                      \
+                        "With tf32 what enters a product is rounded to 11 bits. With bf16 activations, matrices "   \
+                        "and the gradients of both take 2 bytes an element; sums, vectors, statistics, the loss "   \
+                        "and the optimizer's weights are fp32.")
 
 /** True if any option splits a step over ranks or in time, which --sweep chooses by itself. */
 bool ari_split_given(const ari_run_values *v);
@@ -145,8 +147,8 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *members)
                           "largest norm of all gradients together; 0: no clipping (default 1)"),               \
         ARI_OPTION_DOUBLE(                                                                                     \
             "dropout", r.run.dropout, 0, 1, "P", "probability, below 1 (default 0, whatever the config says)", \
-            .more = "It is on the embedding's output (GPT-2), attention probabilities, and the outputs of "    \
-                    "attention and MLP. The dropout of a configuration is not used; a note says so.")
+            .details = "It is on the embedding's output (GPT-2), attention probabilities, and the outputs of " \
+                       "attention and MLP. The dropout of a configuration is not used; a note says so.")
 #define ARI_INJECT_OPTION                                                                                     \
     ARI_OPTION_SECTION("checks"),                                                                             \
         ARI_OPTION_STRING("inject", r.inject, "BUG", "switch a known mistake on ('anyrank bugs' lists them)", \

@@ -18,13 +18,14 @@
 const ari_option ari_optimizer_options[] = {
     ARI_OPTION_SECTION("training"),
     ARI_OPTION_ENUM("optimizer", run.optimizer.kind, ari_optimizer_names, "what updates the weights (default adamw)",
-                    .more = "muon updates matrices as a whole, q, k, v, gate, up and each expert apart, and by adamw "
-                            "embeddings, head, routers, norms and biases."),
+                    .details =
+                        "muon updates matrices as a whole, q, k, v, gate, up and each expert apart, and by adamw "
+                        "embeddings, head, routers, norms and biases."),
     ARI_OPTION_DOUBLE("lr", run.optimizer.lr, 0, 1e6, "X", "learning rate (default 0.001)"),
     ARI_OPTION_ENUM("lr-schedule", run.optimizer.schedule, ari_lr_schedule_names,
                     "how the learning rate goes on after the warm-up; cosine: down to --min-lr in the last step "
                     "(default constant)",
-                    .more = "The cosine is half a wave."),
+                    .details = "The cosine is half a wave."),
     ARI_OPTION_SIZE("warmup", run.optimizer.warmup_steps, 0, 1e9, "STEPS",
                     "steps in which the learning rate rises linearly to --lr (default 0)"),
     ARI_OPTION_DOUBLE("min-lr", run.optimizer.min_lr, 0, 1e6, "X", "learning rate at the end of a cosine (default 0)"),
@@ -32,38 +33,39 @@ const ari_option ari_optimizer_options[] = {
     ARI_OPTION_FLAG("nesterov", run.optimizer.nesterov, "of sgd with --momentum: Nesterov's variant"),
     ARI_OPTION_FLAG("match-rms", run.optimizer.match_rms,
                     "of muon: --lr times 0.2*sqrt(max(rows, columns)) instead of sqrt(max(1, rows/columns))",
-                    .more = "It is torch.optim.Muon's match_rms_adamw."),
+                    .details = "It is torch.optim.Muon's match_rms_adamw."),
     ARI_MUON_SHARDS_OPTION(run.optimizer.shards),
     ARI_OPTION_DOUBLE("qk-clip", run.optimizer.qk_clip, 0, 1e30, "X",
                       "of muon: scale a head's rows of q and k after a step in which one of its logits was above X",
-                      .more = "It is MuonClip's: of the heads that share keys, sqrt(X / their largest logit)."),
+                      .details = "It is MuonClip's: of the heads that share keys, sqrt(X / their largest logit)."),
     ARI_OPTION_STRING("betas", betas, "B1,B2", "of adam and adamw (default 0.9,0.999)"),
     ARI_OPTION_DOUBLE(
         "weight-decay", run.optimizer.weight_decay, 0, 1e6, "X",
         "added to the gradient by sgd and adam, decoupled in adamw and muon (default 0; adamw 0.01, muon 0.1)"),
     ARI_OPTION_ENUM("decay", run.optimizer.decay, ari_decay_names,
                     "which parameters decay: all, or matrices only, not norms and biases (default all)",
-                    .more = "Matrices are the parameters of two dimensions."),
+                    .details = "Matrices are the parameters of two dimensions."),
     ARI_OPTION_STRINGS("group", groups, "GLOB:lr=X,decay=Y",
                        "parameters whose names match the glob learn at X times the rate and decay by Y; the last "
                        "group that matches counts (up to 8 of them)",
-                       .more = "The names are Hugging Face's, and globs are as of fnmatch(3), where '*' also matches "
-                               "dots. A group's decay counts whatever --decay says; lr or decay may be left out."),
+                       .details =
+                           "The names are Hugging Face's, and globs are as of fnmatch(3), where '*' also matches "
+                           "dots. A group's decay counts whatever --decay says; lr or decay may be left out."),
     {0},
 };
 const ari_option ari_loss_options[] = {
     ARI_OPTION_SECTION("training"),
     ARI_OPTION_DOUBLE("label-smoothing", run.loss.label_smoothing, 0, 1, "E",
                       "share of each label that goes to all tokens of the vocabulary alike, below 1 (default 0)",
-                      .more = "It is that of PyTorch's cross_entropy."),
+                      .details = "It is that of PyTorch's cross_entropy."),
     ARI_OPTION_DOUBLE("z-loss", run.loss.z_loss, 0, 1e30, "C",
                       "add C times the squared logarithm of the softmax's denominator to the loss of each token "
                       "(default 0)",
-                      .more = "PaLM has 0.0001."),
+                      .details = "PaLM has 0.0001."),
     ARI_OPTION_ENUM("balance", run.loss.router.balance, ari_balance_names,
                     "of experts: loss that spreads tokens evenly over them, of each sequence, of the step's batch, or "
                     "of that over all layers (default none, or layers with output_router_logits in config.json)",
-                    .more =
+                    .details =
                         "sequence: as DeepSeek-V3 has it. batch: Switch's form over the whole batch of the step. "
                         "layers: that of transformers. For the last two a step goes forward twice, first to count."),
     ARI_OPTION_DOUBLE("balance-weight", run.loss.router.balance_weight, 1e-30, 1e30, "A",
@@ -71,11 +73,11 @@ const ari_option ari_loss_options[] = {
     ARI_OPTION_DOUBLE("router-z-loss", run.loss.router.z_loss, 0, 1e30, "C",
                       "of experts: add C times the squared logarithm of the router's denominator, the mean over tokens "
                       "(default 0)",
-                      .more = "ST-MoE has 0.001."),
+                      .details = "ST-MoE has 0.001."),
     ARI_OPTION_DOUBLE("router-bias-update", run.loss.router.bias_update, 0, 1e30, "U",
                       "of routers of sigmoids: after each step, add U to the bias of each expert that got fewer tokens "
                       "than the mean, and take U from that of one that got more (default 0)",
-                      .more = "DeepSeek-V3 has 0.001."),
+                      .details = "DeepSeek-V3 has 0.001."),
     {0},
 };
 #undef ARI_VALUES

@@ -27,7 +27,7 @@ static ar_status keep_inputs(const ari_args_spec *spec, const ari_option_list *l
 {
     const char *input = NULL;
     for (const ari_positional *p = spec->positionals; p && p->name && !input; p++)
-        input = same_file(text_at(values, p->at), path) ? text_at(values, p->at) : NULL;
+        input = same_file(text_at(values, p->offset), path) ? text_at(values, p->offset) : NULL;
     for (size_t i = 0; i < l->n && !input; i++) {
         const ari_option *o = l->option[i];
         if (!o->written && (o->kind == ARI_OPT_STRING || o->kind == ARI_OPT_FILE))

@@ -31,9 +31,9 @@ const ari_option ari_transport_options[] = {
                     "sim: ranks are threads of this process; mpi, nccl: each process that mpirun, srun or torchrun "
                     "starts is a rank; nccl without a launcher: threads, a GPU each (default sim; with --device cuda "
                     "and a GPU for each rank: nccl)",
-                    .more = "With mpi, MPI moves what is in the hosts' memory. With nccl, each process is a rank on "
-                            "the GPU of its number on its machine, and NCCL moves what is there. Layouts have as "
-                            "many ranks as there are processes; process 0 alone prints and writes."),
+                    .details = "With mpi, MPI moves what is in the hosts' memory. With nccl, each process is a rank on "
+                               "the GPU of its number on its machine, and NCCL moves what is there. Layouts have as "
+                               "many ranks as there are processes; process 0 alone prints and writes."),
     ARI_OPTION_FLAG("share-gpus", share_gpus,
                     "with --transport nccl: several processes may use one GPU (slow; for tests)"),
     {0},

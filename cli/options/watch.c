@@ -8,16 +8,16 @@
 const ari_option ari_watch_options[] = {
     ARI_OPTION_SECTION("output"),
     ARI_OPTION_FILE("trace", trace, "FILE.json", "record the run for Perfetto (ui.perfetto.dev); one run only",
-                    .more = "It has a process for each rank, its modules and collectives, arrows between ranks, and "
-                            "bytes in flight. python -m anyrank.page FILE.json makes a page of it for any browser.",
+                    .details = "It has a process for each rank, its modules and collectives, arrows between ranks, and "
+                               "bytes in flight. python -m anyrank.page FILE.json makes a page of it for any browser.",
                     .written = true),
     ARI_OPTION_SECTION("cluster"),
     ARI_OPTION_STRING("cluster", cluster, "SPEC",
                       "tell what the run would take on that cluster, and record by its clock: h100, b200, or words as "
                       "'8x inside=2us:300GB/s between=5us:25GB/s flops=400T'",
                       .choices = ar_sim_cluster_names,
-                      .more = "Where that time goes is told too. The words are: ranks of a node, latency and rate "
-                              "inside a node and between nodes, and the rate at which one rank computes."),
+                      .details = "Where that time goes is told too. The words are: ranks of a node, latency and rate "
+                                 "inside a node and between nodes, and the rate at which one rank computes."),
     {0},
 };
 #undef ARI_VALUES

@@ -26,7 +26,7 @@ static bool is_by_tp(const ari_plan_values *v)
 
 static bool recompute_given(const ari_plan_values *v)
 {
-    return v->r.run.parallel.recompute.what != ARI_RECOMPUTE_NOT_GIVEN;
+    return v->r.run.parallel.recompute.part != ARI_RECOMPUTE_NOT_GIVEN;
 }
 
 static bool schedule_given(const ari_plan_values *v)
@@ -97,7 +97,7 @@ static void fix_given(ari_search *s, const ari_plan_values *v)
     s->fixed = ari_choice_of(p); /* of which what is not given is 0 */
     s->sp = p->sp || s->base.step.run.parallel.sp ? 1 : -1;
     s->zero = p->zero;
-    s->recompute = recompute_given(v) ? (int)p->recompute.what : -1;
+    s->recompute = recompute_given(v) ? (int)p->recompute.part : -1;
     s->schedule = schedule_given(v) ? (int)p->schedule : -1;
     s->every = v->show_all;
 }
@@ -170,7 +170,7 @@ static ar_status check_options(const ari_plan_request *a)
     else
         p->micro_batches = resolve_choice(a).micro_batches;
     if (!is_search(a->v) && !recompute_given(a->v))
-        p->recompute.what = AR_RECOMPUTE_NONE;
+        p->recompute.part = AR_RECOMPUTE_NONE;
     if ((unsigned)p->schedule >= AR_PP_SCHEDULES)
         p->schedule = AR_PP_1F1B;
     p->dp_replicate = 0;

@@ -9,7 +9,7 @@ typedef ari_plan_values plan_values;
 static const ari_option options[] = {
     ARI_OPTION_SECTION("cluster"),
     ARI_OPTION_INT("gpus", gpus, 1, ARI_MOST_GPUS, "N", "compare all layouts of so many GPUs; a given extent is fixed",
-                   .more = "Without it the layout that the extents give is planned in depth."),
+                   .details = "Without it the layout that the extents give is planned in depth."),
     ARI_OPTION_STRING("cluster", cluster, "SPEC",
                       "what they are and how they are joined: a machine's name, or words as '8x inside=2us:300GB/s "
                       "between=5us:25GB/s flops=400T memory=80GB' (default h100)",
@@ -81,7 +81,7 @@ static ar_status check_use(const plan_values *v, int mode)
     const ar_parallel *p = &v->r.run.parallel;
     const bool chooses = ari_layout_given(&v->r) || p->virtual_stages > 0 || p->ep > 0 || p->etp > 0 ||
                          p->dispatch != AR_DISPATCH_ALL_TO_ALL || p->zigzag || p->forward_first ||
-                         p->schedule != ARI_PP_SCHEDULE_NOT_GIVEN || p->recompute.what != ARI_RECOMPUTE_NOT_GIVEN;
+                         p->schedule != ARI_PP_SCHEDULE_NOT_GIVEN || p->recompute.part != ARI_RECOMPUTE_NOT_GIVEN;
     const struct {
         const char *names;
         bool is_set;
@@ -121,7 +121,7 @@ static ar_status run_plan(void *values, int *exit_code)
 static const plan_values defaults = {.r =
                                          ARI_RUN_NOT_GIVEN(.run.parallel = {.zero = -1,
                                                                             .schedule = ARI_PP_SCHEDULE_NOT_GIVEN,
-                                                                            .recompute.what = ARI_RECOMPUTE_NOT_GIVEN}),
+                                                                            .recompute.part = ARI_RECOMPUTE_NOT_GIVEN}),
                                      .table = -1,
                                      .top = -1,
                                      .system = -1};

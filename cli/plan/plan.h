@@ -47,7 +47,7 @@ json_t *ari_planned_json(const char *command, const ari_step_case *c);
 typedef enum ari_plan_table { ARI_PLAN_MEMORY, ARI_PLAN_SCALING, ARI_PLAN_DECISION } ari_plan_table;
 extern const char *const ari_plan_table_names[];
 
-/* Values of r.run.parallel's recompute.what and schedule that make a search try each. */
+/* Values of r.run.parallel's recompute.part and schedule that make a search try each. */
 #define ARI_RECOMPUTE_NOT_GIVEN ((ar_recompute)-1)
 #define ARI_PP_SCHEDULE_NOT_GIVEN ((ar_pp_schedule)-1)
 /* Options of `plan`; -1 of table, top, system and r.run.parallel.zero: not given. */

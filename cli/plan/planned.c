@@ -14,8 +14,8 @@ void ari_planned_one(ar_parallel *p)
 {
     p->zero = p->zero > 0 ? p->zero : 0;
     p->schedule = (unsigned)p->schedule < AR_PP_SCHEDULES ? p->schedule : AR_PP_1F1B;
-    if (p->recompute.what == ARI_RECOMPUTE_NOT_GIVEN)
-        p->recompute.what = AR_RECOMPUTE_NONE;
+    if (p->recompute.part == ARI_RECOMPUTE_NOT_GIVEN)
+        p->recompute.part = AR_RECOMPUTE_NONE;
 }
 
 ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)

@@ -74,7 +74,7 @@ void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_traini
             ari_numerics_names[o->run.numerics]);
     fprintf(to, "data %s: %s tokens, %s window%s of %zu; %.3g epoch%s%s%s\n", ARI_SHOW(r->data_path),
             ARI_COUNT(r->data_tokens), ARI_COUNT(r->windows), ARI_PLURAL(r->windows), o->run.seq, r->epochs,
-            ARI_PLURAL(r->epochs), o->in_order ? ", in order" : "", o->packing.on ? ", packed" : "");
+            ARI_PLURAL(r->epochs), o->in_order ? ", in order" : "", o->packing.enabled ? ", packed" : "");
     fprintf(to, "%" PRIu64 " step%s of %zu sequence%s, ", o->run.steps, ARI_PLURAL(o->run.steps), o->run.batch,
             ARI_PLURAL(o->run.batch));
     ari_step_print(to, &o->run);
@@ -84,7 +84,8 @@ void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_traini
     fprintf(to, "\n");
     print_layout(to, o);
     if (o->resume)
-        fprintf(to, "resumed after step %" PRIu64 " from %s\n", r->first, ARI_SHOW(ari_checkpoint_path(o->resume)));
+        fprintf(to, "resumed after step %" PRIu64 " from %s\n", r->resumed_steps,
+                ARI_SHOW(ari_checkpoint_path(o->resume)));
     if (r->note[0])
         fprintf(to, "note: %s\n", r->note);
     ari_dropout_note(to, &r->config, &o->run);
@@ -106,7 +107,7 @@ void ari_train_print_step(FILE *to, const ar_training_step *s, double tokens_per
 
 static double tokens_per_second(const ar_training_report *r, const ar_training_options *o)
 {
-    const double tokens = (double)(r->steps - r->first) * (double)o->run.batch * (double)o->run.seq;
+    const double tokens = (double)(r->steps - r->resumed_steps) * (double)o->run.batch * (double)o->run.seq;
     return r->seconds > 0 ? tokens / r->seconds : 0;
 }
 
@@ -125,7 +126,7 @@ static void print_going_on(FILE *to, const ar_training_report *r, const ar_train
     if (r->checkpoint[0])
         fprintf(to, "to go on, under any layout: anyrank train --resume %s --save %s\n", ARI_SHOW(o->save),
                 ARI_SHOW(o->save));
-    else if (o->resume && r->steps == r->first)
+    else if (o->resume && r->steps == r->resumed_steps)
         fprintf(to, "the checkpoint that it began with is the newest\n");
     else
         fprintf(to, "%s\n", o->save ? "nothing was saved" : "without --save DIR there is nothing to go on with");
@@ -141,7 +142,7 @@ static const char *predicted(const ar_training_report *r)
 
 void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_training_options *o)
 {
-    const uint64_t taken = r->steps - r->first;
+    const uint64_t taken = r->steps - r->resumed_steps;
     fprintf(to, "\n");
     if (taken == 0)
         fprintf(to, "no step was taken%s\n",
@@ -177,17 +178,17 @@ void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_trainin
 static json_t *json_rates(const ar_training_report *r)
 {
     json_t *a = json_array();
-    for (uint64_t i = r->first; i < r->steps; i++)
+    for (uint64_t i = r->resumed_steps; i < r->steps; i++)
         json_array_append_new(a, ari_json_number(r->lr[i]));
     return a;
 }
 
 static json_t *json_data(const ar_training_report *r, const ar_training_options *o)
 {
-    const bool separated = o->packing.on && o->packing.separator != AR_NO_SEPARATOR;
+    const bool separated = o->packing.enabled && o->packing.separator != AR_NO_SEPARATOR;
     return json_pack("{s:o, s:I, s:I, s:f, s:b, s:b, s:o}", "path", ari_json_text(r->data_path), "tokens",
                      (json_int_t)r->data_tokens, "windows", (json_int_t)r->windows, "epochs", r->epochs, "in_order",
-                     o->in_order, "packed", o->packing.on, "separator",
+                     o->in_order, "packed", o->packing.enabled, "separator",
                      separated ? json_integer((json_int_t)o->packing.separator) : json_null());
 }
 
@@ -199,12 +200,13 @@ static const char *result_name(const ar_training_report *r)
 
 static void json_course(json_t *j, const ar_training_report *r, const ar_training_options *o)
 {
-    json_object_set_new(j, "first_step", json_integer((json_int_t)r->first + 1));
+    json_object_set_new(j, "first_step", json_integer((json_int_t)r->resumed_steps + 1));
     json_object_set_new(j, "steps", json_integer((json_int_t)r->steps));
     json_object_set_new(j, "steps_in_all", json_integer((json_int_t)o->run.steps));
     json_object_set_new(j, "loss", ari_json_floats(r->loss, (size_t)r->steps));
-    json_object_set_new(j, "gradient_norms",
-                        ari_json_floats(r->norm + r->first, o->run.clip > 0 ? (size_t)(r->steps - r->first) : 0));
+    json_object_set_new(
+        j, "gradient_norms",
+        ari_json_floats(r->norm + r->resumed_steps, o->run.clip > 0 ? (size_t)(r->steps - r->resumed_steps) : 0));
     json_object_set_new(j, "lr", json_rates(r));
     json_object_set_new(j, "seconds", ari_json_number(r->seconds));
     json_object_set_new(j, "tokens_per_second", ari_json_number(tokens_per_second(r, o)));

@@ -25,7 +25,7 @@ static ar_status check_values(const ari_train_values *v)
 {
     if (!v->r.run.model && !v->resume)
         return ar_error_set(AR_ERR_ARG, "give a MODEL, or --resume DIR; anyrank train --help tells what each is");
-    if (!v->o.save && (v->save_every > 0 || v->o.keep > 0))
+    if (!v->o.save && (v->save_every > 0 || v->o.max_checkpoints > 0))
         return ar_error_set(AR_ERR_ARG, "--%s is about the checkpoints of --save: give --save DIR too",
                             v->save_every > 0 ? "save-every" : "keep");
     if ((int)v->o.data_format >= 0 && !v->o.data)
@@ -65,7 +65,7 @@ static ar_status set_plan(ari_train_values *v, ari_estimate *e)
     bool read = o->resume != NULL;
     if (!read && o->run.fault)
         AR_TRY(ari_weights_exist(&read, folder));
-    AR_TRY(ari_fault_case_check(&o->run, o->run.plan.mlp_order, &c, !read, o->packing.on));
+    AR_TRY(ari_fault_case_check(&o->run, o->run.plan.mlp_order, &c, !read, o->packing.enabled));
     return fits(e, o, &c);
 }
 
@@ -118,7 +118,7 @@ static ar_status complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c
     if (v->steps > 0)
         o->run.steps = (uint64_t)v->steps;
     AR_TRY(ari_run_again(&v->r, &o->run, &ari_train_spec, v));
-    if (o->packing.separator != AR_NO_SEPARATOR && !o->packing.on)
+    if (o->packing.separator != AR_NO_SEPARATOR && !o->packing.enabled)
         return ar_error_set(AR_ERR_ARG, "--separator ends the documents of --pack: give --pack too");
     o->run = ari_run_of(&v->r, &v->common);
     o->save_every = (uint64_t)v->save_every;
@@ -193,8 +193,8 @@ static void began(void *user, const ar_training_report *r)
     const ar_training_options *o = l->o;
     const uint64_t final_step = last_step(o);
     if (l->every == 0)
-        l->every = lines_every(final_step > r->first ? final_step - r->first : 1);
-    l->start_step = r->first;
+        l->every = lines_every(final_step > r->resumed_steps ? final_step - r->resumed_steps : 1);
+    l->start_step = r->resumed_steps;
     ari_progress_clear(&l->progress);
     if (!l->quiet)
         json_decref(ari_config_notes(stderr, &r->config));

@@ -57,23 +57,23 @@ typedef struct ar_epilogue {
                             until round returns; NULL: all of it */
 } ar_epilogue;
 
-/* Output gradients dy that contribute dy^T x to the gradient of the parameter `to`. */
+/* Output gradients dy that contribute dy^T x to the gradient of the parameter `param`. */
 typedef struct ar_grad_terms {
-    ar_param *to; /* the parameter */
-    ar_tensor dy; /* [tokens, out], a 2-D view */
+    ar_param *param; /* the parameter */
+    ar_tensor dy;    /* [tokens, out], a 2-D view */
 } ar_grad_terms;
 
 /* Rows of a matrix sorted into n groups, such as the tokens of each expert. Group i has rows [first[i], first[i+1]),
  * sorted by sample: sample s of group i has rows first[i] + [e[s], e[s+1]) with e = sample + i*(samples + 1). The
- * tensor-parallel ranks hold the same rows of a sample, the ranks of `over` other rows. Arrays are borrowed host
+ * tensor-parallel ranks hold the same rows of a sample, the ranks of `comm` other rows. Arrays are borrowed host
  * memory. */
 typedef struct ar_groups {
     size_t n, samples;    /* number of groups, of samples */
-    size_t longest;       /* most rows of a sample in one group, over all ranks of `over` */
-    ar_comm *over;        /* NULL: this rank alone */
+    size_t longest;       /* most rows of a sample in one group, over all ranks of `comm` */
+    ar_comm *comm;        /* NULL: this rank alone */
     const size_t *first;  /* [n + 1] */
     const size_t *sample; /* [n, samples + 1] */
-    const size_t *known;  /* [ranks of over, n, samples]: row counts of every rank, for dry runs, which exchange no
+    const size_t *known;  /* [ranks of comm, n, samples]: row counts of every rank, for dry runs, which exchange no
                              data; NULL: the ranks exchange them */
 } ar_groups;
 
@@ -83,9 +83,9 @@ typedef struct ar_group_operands {
     const void *user; /* argument of make */
 } ar_group_operands;
 
-/* A gradient bucket of n elements consists of arrays of n numbers; this one begins at byte at*n of the bucket. */
+/* A gradient bucket of n elements consists of arrays of n numbers; this one begins at byte offset*n of the bucket. */
 typedef struct ar_bucket_array {
-    size_t at;
+    size_t offset;
     ar_dtype dtype; /* of its numbers */
 } ar_bucket_array;
 #define AR_BUCKET_ARRAYS 3 /* most arrays of a bucket */

@@ -55,9 +55,9 @@ typedef struct ar_checkpoint_writer ar_checkpoint_writer;
 typedef struct ar_checkpoint_options {
     const char *folder; /* created if missing */
     const char *config; /* path that ar_config_load read; its config.json is copied to every checkpoint; NULL: none */
-    size_t keep;        /* number of newest checkpoints to keep; 0: all. An older one is deleted only after `latest`
+    size_t max_checkpoints; /* number of newest checkpoints to keep; 0: all. An older one is deleted only after `latest`
                            points to a newer one, and only if it contains no foreign files */
-    bool fresh;         /* a new run, not a resumed one: a folder that contains checkpoints is an error */
+    bool fresh;             /* a new run, not a resumed one: a folder that contains checkpoints is an error */
     struct ar_process *process; /* if each rank is a process: this process; each has a writer, and only process 0
                                    writes. Borrowed until the writer is destroyed. NULL: ranks are threads */
     const ar_config *changed;   /* config whose deviations from config.json are written to the copy; NULL: none */

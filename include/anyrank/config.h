@@ -103,8 +103,8 @@ static inline size_t ar_config_blocks(const ar_config *c)
 /** Returns a layer's bit in one of the per-layer bit sets. Multi-token-prediction blocks have the last layer's bit. */
 static inline bool ar_config_bit(const ar_config *c, const uint64_t *bits, size_t layer)
 {
-    const size_t at = layer < c->layers || c->mtp == 0 ? layer : c->layers - 1;
-    const size_t bit = at < AR_CONFIG_LAYER_BITS ? at : AR_CONFIG_LAYER_BITS - 1;
+    const size_t own_layer = layer < c->layers || c->mtp == 0 ? layer : c->layers - 1;
+    const size_t bit = own_layer < AR_CONFIG_LAYER_BITS ? own_layer : AR_CONFIG_LAYER_BITS - 1;
     return (bits[bit / 64] >> (bit % 64) & 1) != 0;
 }
 

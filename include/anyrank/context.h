@@ -34,7 +34,7 @@ typedef enum ar_recompute {
 } ar_recompute;
 /** Which blocks recompute what. */
 typedef struct ar_recomputation {
-    ar_recompute what;
+    ar_recompute part;
     int every; /* blocks 0, every, 2*every, .. recompute, the others save all activations; 0 counts as 1 */
 } ar_recomputation;
 
@@ -56,7 +56,7 @@ typedef ar_status (*ar_tap_fn)(void *user, const ar_tap_event *event);
  *  communicators are borrowed; all NULL: no context parallelism. ar_parallel_groups_begin creates these and all other
  *  groups of a layout; examples/train_dp.c uses it. */
 typedef struct ar_context_groups {
-    ar_comm *all;   /* all context-parallel ranks */
+    ar_comm *group; /* all context-parallel ranks */
     ar_comm *ring;  /* the subgroup of ring attention, which passes keys and values around; NULL: a group of one */
     ar_comm *inner; /* the subgroup of all-to-all attention, heads against positions; NULL: a group of one */
     bool zigzag;    /* ar_parallel.zigzag */
@@ -74,14 +74,14 @@ typedef enum ar_dispatch {
 /** The expert-parallel groups of a rank (ar_parallel.ep). Communicators are borrowed; NULL: every rank has all
  *  experts. */
 typedef struct ar_expert_groups {
-    ar_comm *all;       /* the expert-parallel group: its ranks hold equal runs of each layer's experts, in rank
+    ar_comm *group;     /* the expert-parallel group: its ranks hold equal runs of each layer's experts, in rank
                            order */
     ar_comm *copies;    /* the ranks that hold the same experts; their gradients are summed over it instead of dp */
     ar_comm *shard;     /* the subgroup of `copies` over which ZeRO shards; NULL: all of `copies` */
     ar_comm *replicate; /* the subgroup of `copies` that holds the same ZeRO shard; NULL: this rank alone */
     ar_comm *sequence;  /* the subgroup of `copies` that holds tokens of the same samples; NULL: this rank alone */
     ar_dispatch dispatch;
-    bool whole; /* experts are not sharded over the tensor-parallel ranks, which belong to `all` (ar_parallel.etp 1) */
+    bool whole; /* tensor-parallel ranks, which belong to `group`, do not shard experts (ar_parallel.etp 1) */
 } ar_expert_groups;
 
 /** Number of layers of each pipeline stage. Plain data. n = 0: equal numbers; if the stages do not divide the layers,
@@ -93,7 +93,7 @@ typedef struct ar_stages {
 /** The pipeline of a rank: the ranks that hold the other stages for the same samples. Of the P * virtual_stages stages
  *  rank r of P has stages r, r + P, .. The communicators are borrowed. All zero: no pipeline. */
 typedef struct ar_context_pipeline {
-    ar_comm *all;       /* all pipeline ranks, in stage order; NULL: a group of one */
+    ar_comm *group;     /* all pipeline ranks, in stage order; NULL: a group of one */
     ar_comm *ends;      /* the ranks of the first and the last stage, on these two; NULL: on others, or no pipeline */
     int virtual_stages; /* stages of each rank; 0 counts as 1 */
     ar_stages stages;

@@ -35,7 +35,7 @@ typedef enum ar_data_format {
  *  start at 0. Nothing is padded; only a remainder shorter than a window at the end of the data is dropped. Megatron-LM
  *  packs the same way with --reset-position-ids, --reset-attention-mask and --eod-mask-loss. */
 typedef struct ar_packing {
-    bool on;          /* false: ar_batch.documents is NULL, and no sample crosses the end of a row of the data */
+    bool enabled;     /* false: ar_batch.documents is NULL, and no sample crosses the end of a row of the data */
     size_t separator; /* id of a token that ends a document and is its last token, in addition to the data's own
                          document ends (lines of JSON, else rows); AR_NO_SEPARATOR: none */
 } ar_packing;

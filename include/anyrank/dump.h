@@ -12,12 +12,12 @@ AR_BEGIN_DECLS
  * file says (pytorch.md). Data are read only on demand. */
 
 /** A box (hyperrectangle) of the full tensor that a file's tensor holds: elements [global, global + extent) in each
- *  dimension. Element (i0, i1, ..) of the box has number  at + i0*stride[0] + i1*stride[1] + ..  in the file's tensor,
- *  counted row-major, so that boxes describe transposed and packed weights too. Parts with the same box are copies
+ *  dimension. Element (i0, i1, ..) of the box has number  offset + i0*stride[0] + i1*stride[1] + ..  in the file's
+ *  tensor, counted row-major, so that boxes describe transposed and packed weights too. Parts with the same box are copies
  *  (replicas) of it. In a packed tensor some boxes may have copies and others not. */
 typedef struct ar_dump_box {
     size_t global[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS];
-    size_t at;
+    size_t offset;
     size_t stride[AR_ST_MAX_DIMS];
     int replica;  /* number of this copy, 0 .. replicas - 1 */
     int replicas; /* number of copies of this box */
@@ -123,9 +123,9 @@ typedef struct ar_dump_value {
 } ar_dump_value;
 /** The place of a rank among the ranks that write a dump. */
 typedef struct ar_dump_place {
-    int rank, world;      /* number of the rank; number of ranks */
-    ar_mesh mesh;         /* device mesh; no dimensions: not recorded */
-    int at[AR_MESH_DIMS]; /* the rank's coordinates in the mesh */
+    int rank, world;          /* number of the rank; number of ranks */
+    ar_mesh mesh;             /* device mesh; no dimensions: not recorded */
+    int coords[AR_MESH_DIMS]; /* the rank's coordinates in the mesh */
 } ar_dump_place;
 /** Writes one rank's part of a dump, values [n] in execution order, to rank-00003.safetensors (for rank 3) in an
  *  existing folder (pytorch.md). Of tensors with several boxes the second boxes go to rank-00003-2.safetensors and so

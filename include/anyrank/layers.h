@@ -82,22 +82,22 @@ typedef enum ar_style {
  *    rowwise    S(-1)     P(sum)    R                    S(-1)
  *    replicate  R         R         R                    R
  *
- *  The layer redistributes its input from `from` to what the style needs, and its output from what the style yields to
- *  `to`; backward the transposes. The layer does not check that X is placed as `from` says if the shape fits. `to`
- *  P(sum) leaves a rowwise output unreduced, each rank's terms rounded; with other styles it is AR_ERR_ARG. */
+ *  The layer redistributes its input from `input` to what the style needs, and its output from what the style yields
+ *  to `output`; backward the transposes. The layer does not check that X is placed as `input` says if the shape fits.
+ *  `output` P(sum) leaves a rowwise output unreduced, each rank's terms rounded; with other styles it is AR_ERR_ARG. */
 typedef struct ar_linear_split {
-    ar_style style;    /* AR_STYLE_COLWISE, _ROWWISE or _REPLICATE */
-    ar_placement from; /* of the input X */
-    ar_placement to;   /* of the output Y */
+    ar_style style;      /* AR_STYLE_COLWISE, _ROWWISE or _REPLICATE */
+    ar_placement input;  /* of the input X */
+    ar_placement output; /* of the output Y */
 } ar_linear_split;
 
 /** A redistribution of an activation over the tensor-parallel ranks; none if both placements are equal. */
 typedef struct ar_tp_redistribution {
-    ar_placement from, to;
+    ar_placement src, dst;
 } ar_tp_redistribution;
 
 /** How an attention, MLP or experts branch is sharded. Activations between its first and last linear layers are sharded
- *  by heads or features if first.to is S(-1), else whole on every rank. */
+ *  by heads or features if first.output is S(-1), else whole on every rank. */
 typedef struct ar_branch_split {
     ar_tp_redistribution enter; /* of the branch's input */
     ar_linear_split first;      /* the first layers, which share the input: q, k, v; gate, up */

@@ -25,9 +25,9 @@ typedef struct ar_param_hook {
  *  (ZeRO-3): elements [start, start + count) of the layer's matrix, row-major. An ar_ddp (ddp.h) owns the memory. */
 typedef struct ar_param_share {
     size_t start, count;
-    ar_buf value;        /* [count] in the parameter's dtype; ptr NULL: the value is not sharded */
-    ar_buf grad;         /* the bucket (arith.h) that holds the gradient as its elements [at, at + count) */
-    size_t at, elements; /* elements: of the whole bucket */
+    ar_buf value;            /* [count] in the parameter's dtype; ptr NULL: the value is not sharded */
+    ar_buf grad;             /* the bucket (arith.h) that holds the gradient as its elements [offset, offset + count) */
+    size_t offset, elements; /* elements: of the whole bucket */
 } ar_param_share;
 
 /** A parameter on one rank: its shard of the value, the gradient, and how it is initialised and sharded. */

@@ -63,11 +63,11 @@ AR_NODISCARD ar_status ar_placements_region(size_t *start, size_t *extent, const
 
 /* --- redistribution ----------------------------------------------------------------------------------------------- */
 
-/** A redistribution: a tensor's shape, its present placements `from` and the wanted placements `to`. */
+/** A redistribution: a tensor's shape, its present placements `src` and the wanted placements `dst`. */
 typedef struct ar_redistribution {
     int ndim;                                          /* of the full tensor */
     size_t shape[AR_MAX_DIMS];                         /* of the full tensor */
-    ar_placement from[AR_MESH_DIMS], to[AR_MESH_DIMS]; /* one for each dimension of the mesh */
+    ar_placement src[AR_MESH_DIMS], dst[AR_MESH_DIMS]; /* one for each dimension of the mesh */
 } ar_redistribution;
 
 /* One step of a redistribution, over the ranks along one mesh dimension. */
@@ -86,12 +86,12 @@ typedef enum ar_move {
 typedef struct ar_redistribution_step {
     int dim;
     ar_move move;
-    ar_placement from, to;
+    ar_placement src, dst;
 } ar_redistribution_step;
 #define AR_REDISTRIBUTION_STEPS (2 * AR_MESH_DIMS) /* most steps of a redistribution */
 
 /** Computes *back, the redistribution of the gradient in the backward pass of redistribution r: from the gradient's
- *  placements of r->to to those of r->from (R and P(sum) swap). It is the transpose of r: <A x, y> = <x, A^T y>, with
+ *  placements of r->dst to those of r->src (R and P(sum) swap). It is the transpose of r: <A x, y> = <x, A^T y>, with
  *  inner products of full tensors, on which A is the identity. back may equal r. AR_ERR_UNSUPPORTED: r contains
  *  P(max). */
 AR_NODISCARD ar_status ar_redistribution_backward(ar_redistribution *back, const ar_mesh *mesh,

@@ -21,10 +21,10 @@ AR_BEGIN_DECLS
  *  a value of the right shape is trusted to be placed as declared, unless it carries its placement (global_output) or
  *  ar_ctx_options.placements asks for checks. */
 typedef struct ar_plan_value {
-    bool given;                  /* the rule declares this value; false: the style's default */
+    bool is_declared;            /* the rule declares this value; false: the style's default */
     char name[AR_PLAN_ARGUMENT]; /* an input's keyword; "": by position */
-    ar_placement from, to;       /* redistribution of the value. AR_STYLE_PREPARE: from the actual to the wanted
-                                    placement. Other styles: an input's `from` is how it arrives, an output's `to` how
+    ar_placement src, dst;       /* redistribution of the value. AR_STYLE_PREPARE: from the actual to the wanted
+                                    placement. Other styles: an input's `src` is how it arrives, an output's `dst` how
                                     it leaves; the respective other one follows from the style */
 } ar_plan_value;
 

@@ -7,8 +7,8 @@
 AR_BEGIN_DECLS
 
 /* Applies a parallel plan to a user-written module. The module creates its layers in the order in which an activation
- * passes through them, and each layer is sharded by the rule for its name. The walk tracks the activation's placement
- * `at`; a layer that needs another placement redistributes its input first. modules.md has an example.
+ * passes through them, and each layer is sharded by the rule for its name. The walk tracks the activation's
+ * `placement`; a layer that needs another placement redistributes its input first. modules.md has an example.
  *
  * A rule's declared input must be the activation's placement; its declared output is the placement that the layer's
  * output is redistributed to. Without declarations:
@@ -29,8 +29,8 @@ AR_BEGIN_DECLS
  * must make the same calls. */
 typedef struct ar_plan_walk {
     const ar_plan *plan;         /* borrowed; NULL or without rules: every layer is replicated */
-    ar_placement at;             /* placement of the activation; initially {0}, R. If an activation feeds two layers,
-                                    reset `at` before creating the second one */
+    ar_placement placement;      /* placement of the activation; initially {0}, R. If an activation feeds two layers,
+                                    reset `placement` before creating the second one */
     bool matched[AR_PLAN_RULES]; /* rules that matched a layer */
     char layers[192];            /* names of the layers created, for messages */
 } ar_plan_walk;
@@ -38,8 +38,8 @@ typedef struct ar_plan_walk {
 /** Creates a linear layer y = x W^T + b with parameters name.weight [out, in] and name.bias [out]; the caller releases
  *  *out with ar_module_destroy. Errors: AR_ERR_UNSUPPORTED (a style or declaration that does not fit, the message names
  *  rule, layer and what would fit; a context with sequence parallelism, which the plan must express instead),
- *  AR_ERR_ARG (walk->at is invalid), those of ar_column_linear_create. On error walk->at is unchanged. Errors of
- *  forward: also AR_ERR_SHAPE (S(1) of an activation without positions). */
+ *  AR_ERR_ARG (walk->placement is invalid), those of ar_column_linear_create. On error walk->placement is unchanged.
+ *  Errors of forward: also AR_ERR_SHAPE (S(1) of an activation without positions). */
 AR_NODISCARD ar_status ar_plan_linear_create(ar_module **out, ar_ctx *ctx, ar_plan_walk *walk, const char *name,
                                              size_t in_features, size_t out_features, bool bias);
 /** Creates a norm, as ar_norm_create. Errors: as ar_plan_linear_create. */
@@ -53,15 +53,15 @@ AR_NODISCARD ar_status ar_plan_activation_create(ar_module **out, ar_ctx *ctx, a
  *  ar_plan_linear_create. */
 AR_NODISCARD ar_status ar_plan_dropout_create(ar_module **out, ar_ctx *ctx, ar_plan_walk *walk, const char *name,
                                               size_t positions, size_t width);
-/** Creates a module that redistributes the activation to `target`, one of R, S(-1) and S(1), and sets walk->at to it.
- *  If the activation is already placed so, the module returns its input. Errors: AR_ERR_UNSUPPORTED (another
+/** Creates a module that redistributes the activation to `target`, one of R, S(-1) and S(1), and sets walk->placement
+ *  to it. If the activation is already placed so, the module returns its input. Errors: AR_ERR_UNSUPPORTED (another
  *  placement), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ar_plan_redistribute_create(ar_module **out, ar_ctx *ctx, ar_plan_walk *walk, const char *name,
                                                    ar_placement target);
 #define AR_PLAN_OUTPUT (-1) /* position of ar_plan_prepare_create: the module's output */
 /** Creates a module that prepares an input or the output of the user's module `name` as the plan's rule with
- *  AR_STYLE_PREPARE for it says: it redistributes from the declared to the wanted placement and sets walk->at to the
- *  latter. Without such a rule it returns its input. position: of the argument, from 0, with its keyword or NULL;
+ *  AR_STYLE_PREPARE for it says: it redistributes from the declared to the wanted placement and sets walk->placement to
+ *  the latter. Without such a rule it returns its input. position: of the argument, from 0, with its keyword or NULL;
  *  AR_PLAN_OUTPUT: the output. The declared placement is trusted, as by PyTorch's PrepareModuleInput; if it is wrong, a
  *  context that checks placements ends the pass, ar_inspect_module reports a finding and ar_check_module a difference.
  *  Errors: AR_ERR_UNSUPPORTED (placements other than R, S(-1), S(1), and P(sum) as declared one), AR_ERR_MEMORY. */

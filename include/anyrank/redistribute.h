@@ -10,7 +10,7 @@ AR_BEGIN_DECLS
 /** A mesh and this rank's communicator along each dimension, in which its rank is its coordinate. */
 typedef struct ar_mesh_groups {
     ar_mesh mesh;                /* the device mesh */
-    int at[AR_MESH_DIMS];        /* this rank's coordinates in the mesh */
+    int coords[AR_MESH_DIMS];    /* this rank's coordinates in the mesh */
     ar_comm *comm[AR_MESH_DIMS]; /* owned by the struct */
 } ar_mesh_groups;
 
@@ -23,12 +23,12 @@ AR_NODISCARD ar_status ar_mesh_groups_init(ar_mesh_groups *groups, const ar_mesh
 /** Destroys the communicators; allowed also after ar_mesh_groups_init has failed. */
 void ar_mesh_groups_fini(ar_mesh_groups *groups);
 
-/** Redistributes a tensor: y is the same full tensor as x, placed as r->to instead of r->from; a copy if both are
+/** Redistributes a tensor: y is the same full tensor as x, placed as r->dst instead of r->src; a copy if both are
  *  equal. For the backward pass call it with the gradient and the result of ar_redistribution_backward.
  *  Source:   PyTorch's DTensor.redistribute; the conjugate operators of Shoeybi et al. 2019, arXiv:1909.08053 (f, f*),
  *            and Korthikanti et al. 2022, arXiv:2205.05198 (g, g*) are cases of it (parallelism.md).
- *  Shapes:   x is the rank's part under r->from, contiguous (ar_placements_region with `uneven` gives its shape);
- *            y becomes the part under r->to, contiguous, of x's dtype, in step memory (context.h). y may be x.
+ *  Shapes:   x is the rank's part under r->src, contiguous (ar_placements_region with `uneven` gives its shape);
+ *            y becomes the part under r->dst, contiguous, of x's dtype, in step memory (context.h). y may be x.
  *  Numerics: without a reduction elements keep their bits, for all dtypes of whole bytes. P(sum) of I32 and I64 wraps.
  *            P(sum) of F32 in exact numerics uses the order-independent accumulator (numerics.md, section 3) and rounds
  *            once even if several mesh dimensions are summed, so that the bits depend neither on the mesh nor on the
@@ -46,10 +46,10 @@ AR_NODISCARD ar_status ar_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_
 /** A distributed tensor, like PyTorch's DTensor: a rank's local part with the full shape, the mesh and the placements.
  *  Plain data, which the caller fills; `local` has the shape that ar_placements_region gives. */
 typedef struct ar_placed {
-    ar_tensor local;               /* this rank's part */
-    size_t shape[AR_MAX_DIMS];     /* of the full tensor, [local.ndim] */
-    const ar_mesh_groups *groups;  /* borrowed */
-    ar_placement at[AR_MESH_DIMS]; /* placement for each mesh dimension */
+    ar_tensor local;                      /* this rank's part */
+    size_t shape[AR_MAX_DIMS];            /* of the full tensor, [local.ndim] */
+    const ar_mesh_groups *groups;         /* borrowed */
+    ar_placement placement[AR_MESH_DIMS]; /* placement for each mesh dimension */
 } ar_placed;
 /** Redistributes a distributed tensor: *y is x, placed as `to_placements` [mesh dimensions]. For the backward pass
  *  redistribute y's gradient to the placements that x's gradient has (R and P(sum) swap). y may be x. Collective; tag

@@ -55,7 +55,7 @@ typedef struct ar_training_options {
     ar_checkpoint *resume;   /* checkpoint to continue from, under any layout; borrowed; NULL: starts at step 1 */
     const char *save;        /* folder for checkpoints, of which one is written at the end; NULL: none */
     uint64_t save_every;     /* K: also writes one in steps K, 2K, ..; 0: only at the end */
-    size_t keep;             /* number of newest checkpoints to keep; 0: all */
+    size_t max_checkpoints;  /* number of newest checkpoints to keep; 0: all */
     uint64_t stop_after;     /* stops after this step, like listener.stop; 0: no such stop */
     uint64_t verify_every;   /* K: in steps K, 2K, .. verifies gradients, and copies of weights and optimizer state,
                                 across ranks before the update (ar_train_options.verify); 0: never */
@@ -83,10 +83,10 @@ struct ar_training_report {
     size_t data_tokens, windows; /* tokens of the data; samples of seq tokens in an epoch */
     double epochs;               /* number of epochs in run.steps steps */
     char note[512];              /* which options differ from the checkpoint's and change the weights; "": none */
-    uint64_t first;              /* steps done before this run, in the checkpoint */
+    uint64_t resumed_steps;      /* steps done before this run, in the checkpoint */
     uint64_t steps;              /* steps done in total */
     float *loss;                 /* [steps], from step 1 on; NaN if the checkpoint does not store it */
-    float *norm;                 /* [steps], ar_training_step.norm; NaN for the first `first` steps */
+    float *norm;                 /* [steps], ar_training_step.norm; NaN for the first `resumed_steps` steps */
     double *lr;                  /* [steps], learning rates by the options' schedule */
     double seconds;              /* time of this run's steps */
     uint64_t bytes;              /* bytes moved between ranks by this run, all ranks together */

@@ -227,7 +227,7 @@ void ar_abi_sketch_destroy(ar_abi_sketch *s)
 int ar_abi_sketch_add(ar_abi_sketch *s, const void *values, size_t first, const size_t *stride, const size_t *global,
                       const size_t *extent)
 {
-    ar_dump_box box = {.at = first, .replicas = 1};
+    ar_dump_box box = {.offset = first, .replicas = 1};
     for (int d = 0; d < s->ndim; d++) {
         box.stride[d] = stride[d];
         box.global[d] = global[d];

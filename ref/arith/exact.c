@@ -17,7 +17,7 @@ struct ar_sum {
     const ar_operand *a, *b;
     ar_comm *group; /* the group that a fold reduced over; NULL: complete here */
     bool scattered; /* AR_SCATTER_ROWS: the slice, of whole rows, is what is wanted; else it is gathered once rounded */
-    ari_sum_slice slice; /* the slice of the reduced sums, where `over` is set */
+    ari_sum_slice slice; /* the slice of the reduced sums, where `group` is set */
     int limbs;
     ar_event *reduced; /* on another queue than the context's; NULL: on that */
 };

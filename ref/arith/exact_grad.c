@@ -189,7 +189,7 @@ static ar_status add_whole(ar_ctx *ctx, const ar_grad_terms *terms, int n, const
         st = ari_step_alloc(ctx, &e, samples * k.a.shape[1] * sizeof(int32_t));
         k.e = ar_const(e);
         if (st == AR_OK)
-            st = add_samples(ctx, terms[i].to, &k, b, e);
+            st = add_samples(ctx, terms[i].param, &k, b, e);
         ari_step_free(ctx, e);
     }
     ari_exact_end_packed(ctx, b);
@@ -225,7 +225,7 @@ static ar_status add_moved(ar_ctx *ctx, const ar_grad_terms *terms, int n, const
     AR_TRY(ari_move_rows(&x_all, x, m, tag));
     for (int i = 0; i < n; i++) {
         moved[i] = terms[i];
-        AR_TRY(ari_move_rows(&moved[i].dy, &terms[i].dy, m, terms[i].to->name));
+        AR_TRY(ari_move_rows(&moved[i].dy, &terms[i].dy, m, terms[i].param->name));
     }
     AR_TRY(add_whole(ctx, moved, n, &x_all, ar_const(c_all.data), samples));
     for (int i = 0; i < n; i++)
@@ -248,7 +248,7 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
 {
     const size_t tokens = x->shape[0];
     const ar_tensor x_t = ari_tensor_transposed(x);
-    const char *tag = terms->to->name;
+    const char *tag = terms->param->name;
     ar_grad_terms trained[AR_MAX_PARTS];
     int count = 0;
     ar_tensor c; /* int32, of numbers that a kernel moves */
@@ -257,7 +257,7 @@ ar_status ari_exact_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, int n
         return ar_error_set(AR_ERR_SHAPE, "%s: gradient from %zu tokens in %zu samples", tag, tokens, samples);
     for (int i = 0; i < n; i++) {
         bool is_trained = false;
-        AR_TRY(ari_grad_begin(ctx, &is_trained, terms[i].to, &terms[i].dy, x));
+        AR_TRY(ari_grad_begin(ctx, &is_trained, terms[i].param, &terms[i].dy, x));
         if (is_trained)
             trained[count++] = terms[i];
     }

@@ -270,12 +270,12 @@ static void shared_runs_end(shared_runs *s)
 
 static ar_status tell_runs(ar_ctx *ctx, size_t *rows, const ar_groups *g, const char *tag)
 {
-    const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over), me = (size_t)ar_comm_rank(g->over);
+    const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->comm), me = (size_t)ar_comm_rank(g->comm);
     ARI_OWNED uint64_t *numbers = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&numbers, ranks * runs, "rows of samples"));
     for (size_t run = 0; run < runs; run++)
         numbers[me * runs + run] = run_rows(g, run);
-    AR_TRY(ari_gather_words(ctx, g->over, numbers, runs, tag));
+    AR_TRY(ari_gather_words(ctx, g->comm, numbers, runs, tag));
     for (size_t i = 0; i < ranks * runs; i++)
         rows[i] = g->known ? g->known[i] : numbers[i];
     return AR_OK;
@@ -284,7 +284,7 @@ static ar_status tell_runs(ar_ctx *ctx, size_t *rows, const ar_groups *g, const 
 /* The groups of the runs that come here; the others have no rows in them. */
 static void own_groups(shared_runs *s, const ar_groups *g)
 {
-    const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over);
+    const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->comm);
     s->g = (ar_groups){
         .n = g->n, .samples = g->samples, .longest = g->longest, .first = s->first_row, .sample = s->sample};
     for (size_t i = 0; i < g->n; i++) {
@@ -292,7 +292,7 @@ static void own_groups(shared_runs *s, const ar_groups *g)
         for (size_t k = 0; k < g->samples; k++) {
             const size_t run = i * g->samples + k;
             sample[k + 1] = sample[k];
-            for (size_t r = 0; r < ranks && s->owner[run] == ar_comm_rank(g->over); r++)
+            for (size_t r = 0; r < ranks && s->owner[run] == ar_comm_rank(g->comm); r++)
                 sample[k + 1] += s->rows[r * runs + run];
         }
         s->first_row[i + 1] = s->first_row[i] + sample[g->samples];
@@ -302,7 +302,7 @@ static void own_groups(shared_runs *s, const ar_groups *g)
 /* A run is that rank's which its group's and its sample's numbers add up to, in turn. */
 static ar_status shared_runs_make(shared_runs *s, ar_ctx *ctx, const ar_groups *g, const char *tag)
 {
-    const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->over);
+    const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->comm);
     AR_TRY(ARI_TAKE(&s->rows, &s->memory, ranks * runs, "rows of samples"));
     AR_TRY(ARI_TAKE(&s->owner, &s->memory, runs, "ranks of samples"));
     AR_TRY(ARI_TAKE(&s->first_row, &s->memory, g->n + 1, "rows of groups"));
@@ -311,7 +311,7 @@ static ar_status shared_runs_make(shared_runs *s, ar_ctx *ctx, const ar_groups *
     for (size_t run = 0; run < runs; run++)
         s->owner[run] = (int)((run / g->samples + run % g->samples) % ranks);
     own_groups(s, g);
-    return ari_moved_rows_init(&s->moved, ctx, &(ari_row_blocks){g->over, runs, s->owner, s->rows});
+    return ari_moved_rows_init(&s->moved, ctx, &(ari_row_blocks){g->comm, runs, s->owner, s->rows});
 }
 
 static ar_status add_moved(ar_ctx *ctx, ar_param *const *sums, const ar_tensor *dy, int n, const ar_tensor *x,
@@ -356,7 +356,7 @@ ar_status ari_exact_grad_groups(ar_ctx *ctx, ar_param *const *sums, const ar_ten
     AR_TRY(ari_new_rows(ctx, &c, AR_F32, x->shape[0], 1));
     AR_TRY(ARI_KERNEL(ctx, col_exponents, c.data, &x_t, false));
     AR_TRY(ari_exact_max(ctx, x_rows_over, c.data, x->shape[0], tag));
-    AR_TRY(ari_has_peers(g->over) ? add_shared(ctx, sums, dy, n, x, &c, g, tag)
+    AR_TRY(ari_has_peers(g->comm) ? add_shared(ctx, sums, dy, n, x, &c, g, tag)
                                   : add_groups(ctx, sums, dy, n, x, ar_const(c.data), g));
     ar_ctx_release(ctx, &c);
     return AR_OK;

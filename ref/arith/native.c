@@ -418,7 +418,7 @@ static ar_status native_grad_contract(ar_ctx *ctx, const ar_grad_terms *terms, i
 {
     (void)samples, (void)x_rows_over;
     for (int i = 0; i < n; i++)
-        AR_TRY(add_contraction(ctx, terms[i].to, &terms[i].dy, x));
+        AR_TRY(add_contraction(ctx, terms[i].param, &terms[i].dy, x));
     return AR_OK;
 }
 

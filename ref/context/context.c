@@ -43,19 +43,19 @@ static void use_groups(ar_ctx *c, const ar_ctx_options *o)
     c->tp = o->tp;
     c->dp = o->dp;
     c->replicate = o->replicate;
-    c->sequence = o->cp.all;
+    c->sequence = o->cp.group;
     c->ring = o->cp.ring;
     c->inner = o->cp.inner;
-    c->pipeline = o->pp.all;
+    c->pipeline = o->pp.group;
     c->ends = o->pp.ends;
     c->shard = o->shard ? o->shard : o->dp;
-    c->ep = o->ep.all;
-    c->edp = o->ep.all ? o->ep.copies : o->dp;
-    c->expert_shard = !o->ep.all ? c->shard : o->ep.shard ? o->ep.shard : o->ep.copies;
-    c->expert_replicate = o->ep.all ? o->ep.replicate : o->replicate;
-    c->expert_sequence = o->ep.all ? o->ep.sequence : o->cp.all;
+    c->ep = o->ep.group;
+    c->edp = o->ep.group ? o->ep.copies : o->dp;
+    c->expert_shard = !o->ep.group ? c->shard : o->ep.shard ? o->ep.shard : o->ep.copies;
+    c->expert_replicate = o->ep.group ? o->ep.replicate : o->replicate;
+    c->expert_sequence = o->ep.group ? o->ep.sequence : o->cp.group;
     for (int i = 0; i < ARI_OVER_GROUPS; i++)
-        c->over[i] = c->over[i] ? c->over[i] : c->self;
+        c->groups[i] = c->groups[i] ? c->groups[i] : c->self;
     c->layout = (ar_parallel){.tp = ar_comm_size(c->tp),
                               .dp = ar_comm_size(c->dp) / ar_comm_size(c->sequence),
                               .cp = ar_comm_size(c->sequence),
@@ -92,8 +92,9 @@ ar_status ari_ctx_create(ar_ctx **out, const ar_ctx_options *o, const ar_arith_o
     if (o->cp.inner && ar_comm_size(o->cp.inner) > 1 && !o->world)
         return ar_error_set(AR_ERR_ARG, "a context with inner context-parallel neighbours needs the world, of which "
                                         "groups of ranks with copies of a KV head are made");
-    if (o->pp.all && ar_comm_size(o->pp.all) > 1 && !o->world)
-        return ar_error_set(AR_ERR_ARG, "a context of a pipeline of %d ranks needs the world", ar_comm_size(o->pp.all));
+    if (o->pp.group && ar_comm_size(o->pp.group) > 1 && !o->world)
+        return ar_error_set(AR_ERR_ARG, "a context of a pipeline of %d ranks needs the world",
+                            ar_comm_size(o->pp.group));
     AR_TRY(check_storage(o));
     AR_TRY(check_precision(o));
     ARI_OWNED_BY(ar_ctx_destroy) ar_ctx *c = calloc(1, sizeof *c);
@@ -139,7 +140,7 @@ void ar_ctx_destroy(ar_ctx *c)
     for (size_t i = 0; i < sizeof communications / sizeof *communications; i++) {
         ar_queue_destroy(communications[i]->queue); /* first: what it runs uses the groups */
         for (int k = 0; k < ARI_OVER_GROUPS; k++)
-            ar_comm_destroy(communications[i]->over[k]);
+            ar_comm_destroy(communications[i]->groups[k]);
     }
     for (int i = 0; i < 2; i++)
         ar_comm_destroy(c->replicas.groups[i].comm);
@@ -220,7 +221,7 @@ static ar_status communicate(ar_ctx *c, ari_communication *m, unsigned set, cons
 {
     for (int i = 0; i < ARI_OVER_GROUPS; i++) {
         if (set >> i & 1)
-            AR_TRY(copy_group(&m->over[i], c->over[i]));
+            AR_TRY(copy_group(&m->groups[i], c->groups[i]));
     }
     return m->queue ? AR_OK : c->device->ops->queue_create(c->device, &m->queue, AR_QUEUE_THREAD, name);
 }
@@ -300,10 +301,10 @@ static int groups_of(const ar_ctx *c, const ar_comm *group[GROUPS])
     const ar_comm *candidates[GROUPS];
     int n = 0, k = 0;
     for (int i = 0; i < ARI_OVER_GROUPS; i++) {
-        candidates[k++] = c->over[i];
-        candidates[k++] = c->communication.over[i];
-        candidates[k++] = c->gathers.over[i];
-        candidates[k++] = c->overlapped.over[i];
+        candidates[k++] = c->groups[i];
+        candidates[k++] = c->communication.groups[i];
+        candidates[k++] = c->gathers.groups[i];
+        candidates[k++] = c->overlapped.groups[i];
     }
     for (int i = 0; i < 2; i++)
         candidates[k++] = c->replicas.groups[i].comm;

@@ -49,7 +49,7 @@ typedef struct ari_replica_group {
 #define ARI_OVER_MEMBER(name, member, text, axes) ar_comm *member;
 #define ARI_GROUP_MEMBERS                   \
     union {                                 \
-        ar_comm *over[ARI_OVER_GROUPS];     \
+        ar_comm *groups[ARI_OVER_GROUPS];   \
         struct {                            \
             ARI_OVER_TABLE(ARI_OVER_MEMBER) \
         };                                  \

@@ -8,6 +8,11 @@
 #include "ref/context/context.h"
 #include "ref/core/queue_impl.h"
 
+static ari_owned *newest_owned(const ar_ctx *c)
+{
+    return c->owned.next;
+}
+
 static void forget_owned(ar_ctx *c, ari_owned *o)
 {
     o->prev->next = o->next;
@@ -51,7 +56,7 @@ void ar_ctx_end_step(ar_ctx *c)
             ari_queue_drain(c->transfer[i].queue);
     }
     /* The newest first: objects may refer to older ones. */
-    for (ari_owned *o = c->owned.next, *next_owned = NULL; o != &c->owned; o = next_owned) {
+    for (ari_owned *o = newest_owned(c), *next_owned = NULL; o != &c->owned; o = next_owned) {
         next_owned = o->next;
         release_owned(c, o);
     }
@@ -64,7 +69,7 @@ static ar_status record_owned(ar_ctx *c, ar_buf buf, size_t bytes, void (*destro
     ari_owned *o = malloc(sizeof *o);
     if (!o)
         return ar_error_set(AR_ERR_MEMORY, "no memory for a record of the step");
-    *o = (ari_owned){.next = c->owned.next,
+    *o = (ari_owned){.next = newest_owned(c),
                      .prev = &c->owned,
                      .number = ++c->newest_number,
                      .buf = buf,
@@ -102,7 +107,7 @@ ar_status ari_step_own(ar_ctx *c, void *object, void (*destroy)(ar_ctx *c, void 
 
 void ari_step_disown(ar_ctx *c, void *object)
 {
-    for (ari_owned *o = object ? c->owned.next : &c->owned; o != &c->owned; o = o->next) {
+    for (ari_owned *o = object ? newest_owned(c) : &c->owned; o != &c->owned; o = o->next) {
         if (o->buf.ptr == object) {
             give_back(c, o);
             return;
@@ -136,7 +141,7 @@ void ari_step_end_life(ar_ctx *c, int life)
 
 static ari_owned *memory_of(ar_ctx *c, const ar_tensor *t)
 {
-    ari_owned *o = c->owned.next;
+    ari_owned *o = newest_owned(c);
     while (o != &c->owned && !lies_in(o, t))
         o = o->next;
     return o != &c->owned ? o : NULL;
@@ -237,7 +242,7 @@ void ari_step_stored(ar_ctx *c, size_t *max_bytes)
         return;
     *max_bytes = c->bytes_now;
     memset(c->stored, 0, sizeof c->stored);
-    for (const ari_owned *o = c->owned.next; o != &c->owned; o = o->next)
+    for (const ari_owned *o = newest_owned(c); o != &c->owned; o = o->next)
         c->stored[o->use] += o->bytes;
 }
 

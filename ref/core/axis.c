@@ -4,7 +4,7 @@
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 
-#define EXTENT(name) .extent = offsetof(ar_parallel, name), .at = offsetof(ar_parallel_rank, name)
+#define EXTENT(name) .extent = offsetof(ar_parallel, name), .coord = offsetof(ar_parallel_rank, name)
 const ari_layout_axis ari_layout_axes[] = {
     [ARI_LAYOUT_PP] = {"pp", ARI_CUTS_LAYERS, EXTENT(pp)},
     [ARI_LAYOUT_DP] = {"dp", ARI_CUTS_SAMPLES, EXTENT(dp)},

@@ -63,7 +63,7 @@ enum { ARI_LAYOUT_PP, ARI_LAYOUT_DP, ARI_LAYOUT_CP, ARI_LAYOUT_TP, ARI_LAYOUT_AX
 typedef struct ari_layout_axis {
     const char *name; /* "cp": of its option, in a layout's text, in JSON, in a dump's mesh */
     ari_axes axes;
-    size_t extent, at; /* offsets of its int in ar_parallel, and in ar_parallel_rank */
+    size_t extent, coord; /* offsets of its int in ar_parallel, and in ar_parallel_rank */
 } ari_layout_axis;
 extern const ari_layout_axis ari_layout_axes[ARI_LAYOUT_AXES];
 /** Extent i of a layout as it is given: 0 where it is not. */

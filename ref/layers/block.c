@@ -256,6 +256,6 @@ ar_status ar_block_create(ar_module **out, ar_ctx *ctx, const char *name, const 
     AR_TRY(ARI_MODULE_BEGIN(&m, &ops, name, AR_HELD_UNKNOWN));
     ar_status st = create_children(m, ctx, *o);
     if (st == AR_OK && recomputes)
-        st = ari_module_recompute(&m->base, ctx->recompute.what);
+        st = ari_module_recompute(&m->base, ctx->recompute.part);
     return ari_module_end(out, &m->base, st);
 }

@@ -21,7 +21,7 @@ enum { SAVED_PRE };
 static ar_status tap_middle(const mlp_module *m, ar_ctx *ctx, const char *base, const char *part, char pass,
                             const ar_tensor *t)
 {
-    return ari_tap_placed(ctx, base, part, pass, t, m->o.ffn, m->split.first.to);
+    return ari_tap_placed(ctx, base, part, pass, t, m->o.ffn, m->split.first.output);
 }
 
 /* The gate (0) or up (1) of what the first layer makes, as a view. */
@@ -74,7 +74,7 @@ static ar_status mlp_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_t
     AR_TRY(up_to_second(m, ctx, saved, &act, x));
     AR_TRY(ari_linear_forward(&m->second, ctx, saved, &out, &act, AR_ACT_NONE, NULL));
     AR_TRY(ARI_REDISTRIBUTE(m, ctx, y, &out, m->split.leave, true));
-    return ari_tap_placed(ctx, m->second_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
+    return ari_tap_placed(ctx, m->second_name, NULL, 'f', y, m->o.hidden, m->split.leave.dst);
 }
 
 static ar_status recompute_saved(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
@@ -156,7 +156,7 @@ static ar_status init_linears(mlp_module *m, ar_ctx *ctx)
                                   .in_features = o->hidden,
                                   .bias = o->bias,
                                   .transposed = o->transposed,
-                                  .owns_input = !ari_placed_alike(m->split.enter.from, m->split.enter.to)};
+                                  .owns_input = !ari_placed_alike(m->split.enter.src, m->split.enter.dst)};
     if (o->fused && (!o->gated || o->bias))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: one parameter of gate and up%s", m->base.name,
                             o->gated ? " has no bias here" : ", and no gate");

@@ -145,7 +145,7 @@ static ar_status norm_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *sav
     AR_TRY(ar_saved_push(saved, m, SAVED_X, &input));
     AR_TRY(ar_saved_push(saved, m, SAVED_MEAN, &rows.mean));
     AR_TRY(ar_saved_push(saved, m, SAVED_RSTD, &rows.rstd));
-    return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->h, m->change.to);
+    return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->h, m->change.dst);
 }
 
 /* dx, where the norm works, and the parameters' gradients; with a residual *sum = residual + dx. One pass. */
@@ -169,14 +169,14 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
 {
     norm_module *m = (norm_module *)base;
     /* The residual is not there where the norm works elsewhere. */
-    const bool moved = ar_comm_size(ctx->tp) > 1 && !ari_placed_alike(m->change.from, m->change.to);
+    const bool moved = ar_comm_size(ctx->tp) > 1 && !ari_placed_alike(m->change.src, m->change.dst);
     ar_tensor norm_dx;
     AR_TRY(gradients(m, ctx, saved, &norm_dx, sum, dy, moved ? NULL : residual));
     AR_TRY(ari_tp_redistribute(ctx, dx, &norm_dx, &(ari_features){1, {m->h}}, ari_tp_redistribution_backward(m->change),
                                base->name, true));
     if (moved && residual)
         AR_TRY(ar_add(ctx, sum, residual, dx));
-    return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->h, m->change.from);
+    return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->h, m->change.src);
 }
 
 static ar_status norm_module_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dy,
@@ -197,7 +197,7 @@ ar_status ari_norm_gain_init(ar_param *p, ar_ctx *ctx, const char *name, size_t 
 static void set_spread(ar_param *p, const ar_ctx *ctx, const norm_module *m)
 {
     p->spread =
-        ar_comm_size(ctx->tp) > 1 && ari_placed_by_tokens(m->change.to) && !ari_faulty(ctx, "sp_norm_grad_local");
+        ar_comm_size(ctx->tp) > 1 && ari_placed_by_tokens(m->change.dst) && !ari_faulty(ctx, "sp_norm_grad_local");
 }
 
 static ar_status init_params(norm_module *m, ar_ctx *ctx, bool plus_one)

@@ -287,8 +287,8 @@ static ar_status shared_grad_value(const ar_param *p, ar_ctx *ctx, const ar_tens
     if (s->count == 0)
         return AR_OK;
     AR_TRY(ar_ctx_tensor(ctx, &local_grad, AR_F32, 1, &s->count));
-    AR_TRY(ctx->arith->bucket_take(ctx, ctx->queue, local_grad.data, ar_const(s->grad), s->elements, s->at, s->count,
-                                   p->value.dtype));
+    AR_TRY(ctx->arith->bucket_take(ctx, ctx->queue, local_grad.data, ar_const(s->grad), s->elements, s->offset,
+                                   s->count, p->value.dtype));
     AR_TRY(ari_share_put(ctx, ar_const(local_grad.data), p, g, s->start, s->count));
     ar_ctx_release(ctx, &local_grad);
     return AR_OK;

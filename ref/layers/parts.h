@@ -385,7 +385,7 @@ typedef struct ari_norm_options {
     bool plus_one; /* the gain is 1 + the weight */
     bool no_bias;  /* LayerNorm has no offset */
 } ari_norm_options;
-/** A norm that works on values placed as change.to, whole or by tokens, of an input placed as change.from;
+/** A norm that works on values placed as change.dst, whole or by tokens, of an input placed as change.src;
  *  ar_norm_create has both as what is between the branches. Errors: those. */
 AR_NODISCARD ar_status ari_norm_create(ar_module **out, ar_ctx *ctx, const char *name, const ari_norm_options *o,
                                        ar_tp_redistribution change);

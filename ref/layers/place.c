@@ -73,7 +73,7 @@ ar_placement ari_placed_gradient(ar_placement p)
 
 ar_tp_redistribution ari_tp_redistribution_backward(ar_tp_redistribution change)
 {
-    return (ar_tp_redistribution){ari_placed_gradient(change.to), ari_placed_gradient(change.from)};
+    return (ar_tp_redistribution){ari_placed_gradient(change.dst), ari_placed_gradient(change.src)};
 }
 
 ar_status ari_note_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *x, const ar_tensor *dy)
@@ -218,16 +218,16 @@ ar_status ari_tp_redistribute_of(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, 
     const ar_tensor input = *x; /* y may be x */
     ar_tensor src = *x, full;
     *y = *x;
-    if (ar_comm_size(ctx->tp) == 1 || ari_placed_alike(change.from, change.to))
+    if (ar_comm_size(ctx->tp) == 1 || ari_placed_alike(change.src, change.dst))
         return AR_OK;
-    AR_TRY(make_whole(ctx, &full, x, f, change.from, tag));
+    AR_TRY(make_whole(ctx, &full, x, f, change.src, tag));
     if (releases_input)
         ari_release_placed(ctx, &src, &full);
-    AR_TRY(take_part(ctx, y, &full, f, change.to));
+    AR_TRY(take_part(ctx, y, &full, f, change.dst));
     if (releases_input || full.data.ptr != x->data.ptr)
         ari_release_placed(ctx, &full, y);
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = name, .input = {&input}, .out = {y},
-                    .input_placement = &change.from, .output_placement = &change.to);
+                    .input_placement = &change.src, .output_placement = &change.dst);
 }
 
 ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,

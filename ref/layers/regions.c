@@ -12,8 +12,8 @@ static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *
 {
     const ar_tensor input = *x; /* y may be x */
     const int n = ar_comm_size(ctx->tp);
-    const ar_mesh_groups groups = {.mesh = {1, {{"tp", n}}}, .at = {ar_comm_rank(ctx->tp)}, .comm = {ctx->tp}};
-    ar_redistribution r = {.ndim = x->ndim, .from = {from_placement}, .to = {to_placement}};
+    const ar_mesh_groups groups = {.mesh = {1, {{"tp", n}}}, .coords = {ar_comm_rank(ctx->tp)}, .comm = {ctx->tp}};
+    ar_redistribution r = {.ndim = x->ndim, .src = {from_placement}, .dst = {to_placement}};
     size_t part[AR_MAX_DIMS];
     bool is_folded = false;
     if (from_placement.kind == AR_PARTIAL_SUM)
@@ -24,7 +24,7 @@ static ar_status redistribute_equal(ar_ctx *ctx, ar_tensor *y, const ar_tensor *
                                         ? (size_t)n
                                         : 1);
     if (!is_folded) {
-        AR_TRY(ar_placements_region(NULL, part, &groups.mesh, groups.at, &to_placement, x->ndim, r.shape, false));
+        AR_TRY(ar_placements_region(NULL, part, &groups.mesh, groups.coords, &to_placement, x->ndim, r.shape, false));
         AR_TRY(ari_redistribute(ctx, &groups, y, &input, &r, ari_arith_native(AR_PRECISION_F32), tag));
     }
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .operation = operation, .input = {&input}, .out = {y},

@@ -249,7 +249,7 @@ ar_status ari_sequential_recompute(ar_module *base, size_t begin, size_t end, co
 {
     sequential_module *m = list_of(base);
     for (size_t i = begin; m && i < end; i += (size_t)ari_at_least_one(r->every))
-        AR_TRY(ari_module_recompute(m->child[i], r->what));
+        AR_TRY(ari_module_recompute(m->child[i], r->part));
     return AR_OK;
 }
 

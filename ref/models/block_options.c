@@ -126,12 +126,12 @@ static bool by_features(ar_placement p)
 /* Features of which each rank has its part: those that a layer's weight is cut along, or that arrive or leave so. */
 static ar_status check_input(const char *name, size_t in_features, int ranks, const ar_linear_split *s)
 {
-    return s->style == AR_STYLE_ROWWISE || by_features(s->from) ? divides(name, in_features, ranks) : AR_OK;
+    return s->style == AR_STYLE_ROWWISE || by_features(s->input) ? divides(name, in_features, ranks) : AR_OK;
 }
 
 static ar_status check_output(const char *name, size_t out, int ranks, const ar_linear_split *s)
 {
-    return s->style == AR_STYLE_COLWISE || by_features(s->to) ? divides(name, out, ranks) : AR_OK;
+    return s->style == AR_STYLE_COLWISE || by_features(s->output) ? divides(name, out, ranks) : AR_OK;
 }
 
 /* Heads that are split stay whole; of KV heads neighbouring ranks may have copies. */
@@ -159,7 +159,7 @@ static ar_status check_attention(const ar_config *c, int ranks, const ar_branch_
 {
     const size_t context = c->heads * ar_config_value_dim(c), kv = c->kv_heads * c->head_dim;
     AR_TRY(check_input("the hidden size (q, k, v rowwise)", c->hidden, ranks, &s->first));
-    if (by_features(s->first.to))
+    if (by_features(s->first.output))
         AR_TRY(check_heads(c, ranks, &s->first));
     else
         AR_TRY(check_output("the width of the KV heads", kv, ranks, &s->first));
@@ -237,7 +237,7 @@ ar_status ari_config_check_inner(const ar_config *c, int ranks, int inner, const
     for (size_t i = 0; inner > 1 && i < ar_config_blocks(c); i++) {
         ar_block_split split;
         AR_TRY(ari_plan_block(plan, c, i, sequence, &split));
-        AR_TRY(check_inner_heads(c, by_features(split.attention.first.to) ? (size_t)ranks : 1, (size_t)inner));
+        AR_TRY(check_inner_heads(c, by_features(split.attention.first.output) ? (size_t)ranks : 1, (size_t)inner));
     }
     return AR_OK;
 }

@@ -18,7 +18,8 @@ ar_parallel_rank ari_parallel_rank_of(const ar_parallel *p, int rank)
     const ari_ranks ranks = ari_ranks_of(p);
     ar_parallel_rank coordinates;
     for (int i = 0; i < ARI_LAYOUT_AXES; i++)
-        *(int *)((char *)&coordinates + ari_layout_axes[i].at) = ari_place_along(&ranks, rank, ari_layout_axes[i].axes);
+        *(int *)((char *)&coordinates + ari_layout_axes[i].coord) =
+            ari_place_along(&ranks, rank, ari_layout_axes[i].axes);
     return coordinates;
 }
 
@@ -105,14 +106,14 @@ void ari_name_ranks(char *out, size_t cap, const char *message, const ar_paralle
 }
 
 /* Addresses of the groups, by ari_over. */
-#define GROUPS(g)                                                                                             \
-    {                                                                                                         \
-        [ARI_OVER_TP] = &(g)->tp, [ARI_OVER_PP] = &(g)->pp.all, [ARI_OVER_ENDS] = &(g)->pp.ends,              \
-        [ARI_OVER_SHARD] = &(g)->shard, [ARI_OVER_REPLICATE] = &(g)->replicate, [ARI_OVER_CP] = &(g)->cp.all, \
-        [ARI_OVER_RING] = &(g)->cp.ring, [ARI_OVER_INNER] = &(g)->cp.inner, [ARI_OVER_EP] = &(g)->ep.all,     \
-        [ARI_OVER_EDP] = &(g)->ep.copies, [ARI_OVER_EXPERT_SHARD] = &(g)->ep.shard,                           \
-        [ARI_OVER_EXPERT_REPLICATE] = &(g)->ep.replicate, [ARI_OVER_EXPERT_CP] = &(g)->ep.sequence,           \
-        [ARI_OVER_DP] = &(g)->dp                                                                              \
+#define GROUPS(g)                                                                                               \
+    {                                                                                                           \
+        [ARI_OVER_TP] = &(g)->tp, [ARI_OVER_PP] = &(g)->pp.group, [ARI_OVER_ENDS] = &(g)->pp.ends,              \
+        [ARI_OVER_SHARD] = &(g)->shard, [ARI_OVER_REPLICATE] = &(g)->replicate, [ARI_OVER_CP] = &(g)->cp.group, \
+        [ARI_OVER_RING] = &(g)->cp.ring, [ARI_OVER_INNER] = &(g)->cp.inner, [ARI_OVER_EP] = &(g)->ep.group,     \
+        [ARI_OVER_EDP] = &(g)->ep.copies, [ARI_OVER_EXPERT_SHARD] = &(g)->ep.shard,                             \
+        [ARI_OVER_EXPERT_REPLICATE] = &(g)->ep.replicate, [ARI_OVER_EXPERT_CP] = &(g)->ep.sequence,             \
+        [ARI_OVER_DP] = &(g)->dp                                                                                \
     }
 
 /* True if a layout has such a group; every layout has those that a context always requires. */

@@ -105,7 +105,7 @@ static ar_status create_head(maker *k, ar_loss **loss, const char *name, ar_para
     const ari_head_options o = {.name = name, .cap = c->logit_cap, .scale = c->logit_scale, .weight = weight};
     AR_TRY(ar_logits_create(&module, k->ctx, &k->split.head, name, c->vocab, c->hidden, tied));
     append_module(k, module, (ari_staged){.stage = stage, .uncounted = true});
-    return ari_head_loss_create(loss, k->ctx, c->vocab, k->split.head.to, &o);
+    return ari_head_loss_create(loss, k->ctx, c->vocab, k->split.head.output, &o);
 }
 
 /* Each has the weight of the head, and 1/D of the weight of their losses. */

@@ -38,9 +38,9 @@ static void say_extent(ari_text *t, const char *word, int extent)
 
 static void say_recompute(ari_text *t, const ar_recomputation *r)
 {
-    if (r->what == AR_RECOMPUTE_NONE)
+    if (r->part == AR_RECOMPUTE_NONE)
         return;
-    ari_say(t, "%srecompute=%s", space(t), ari_recompute_name(r->what));
+    ari_say(t, "%srecompute=%s", space(t), ari_recompute_name(r->part));
     if (r->every > 1)
         ari_say(t, "/%d", r->every);
 }
@@ -236,9 +236,9 @@ static ar_status check_numbers(const ar_parallel *p)
             "rank keeps its share",
             p->zero);
     AR_TRY(check_replicas(p));
-    if (p->overlap < 0 || p->recompute.every < 0 || (unsigned)p->recompute.what >= AR_RECOMPUTES)
+    if (p->overlap < 0 || p->recompute.every < 0 || (unsigned)p->recompute.part >= AR_RECOMPUTES)
         return ar_error_set(AR_ERR_ARG, "overlap=%d, recompute %d of every %d: chunks and blocks are at least 1",
-                            p->overlap, (int)p->recompute.what, p->recompute.every);
+                            p->overlap, (int)p->recompute.part, p->recompute.every);
     return AR_OK;
 }
 

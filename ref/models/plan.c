@@ -288,9 +288,9 @@ ar_status ari_ruled_input(const ari_ruled *m, const ar_plan_rule *maker, ar_plac
                           ar_placement *from_placement)
 {
     *from_placement = else_from;
-    if (!m->rule || !m->rule->input[0].given)
+    if (!m->rule || !m->rule->input[0].is_declared)
         return AR_OK;
-    return ari_ruled_believe(m, "the input", m->rule->input[0].from, maker, actual, from_placement);
+    return ari_ruled_believe(m, "the input", m->rule->input[0].src, maker, actual, from_placement);
 }
 
 ar_status ari_ruled_wanted(const ari_ruled *m, const char *label, ar_placement declared, bool tokens, bool terms,
@@ -309,9 +309,9 @@ ar_status ari_ruled_output(const ari_ruled *m, bool tokens, bool terms, ar_place
                            ar_placement *to_placement)
 {
     *to_placement = else_to;
-    if (!m->rule || !m->rule->output.given)
+    if (!m->rule || !m->rule->output.is_declared)
         return AR_OK;
-    return ari_ruled_wanted(m, "the output", m->rule->output.to, tokens, terms, to_placement);
+    return ari_ruled_wanted(m, "the output", m->rule->output.dst, tokens, terms, to_placement);
 }
 
 ar_placement ari_ruled_makes(ar_style style)
@@ -326,14 +326,14 @@ ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_pla
     if (m->style != AR_STYLE_COLWISE && m->style != AR_STYLE_ROWWISE && m->style != AR_STYLE_REPLICATE)
         return ari_ruled_misfit(m, m->is_user_module ? "a linear layer is colwise, rowwise or replicate"
                                                      : "colwise, rowwise and replicate are possible");
-    return ari_ruled_input(m, maker, actual, else_from, &split->from);
+    return ari_ruled_input(m, maker, actual, else_from, &split->input);
 }
 
 /* Checks that m, split so, is one GEMM with the first of the layers that share its input. */
 static ar_status check_alike(const ari_ruled *m, const ar_linear_split *s, const ari_ruled *first_layer,
                              const ar_linear_split *split)
 {
-    const bool moved = !ari_placed_alike(s->from, split->from) || !ari_placed_alike(s->to, split->to);
+    const bool moved = !ari_placed_alike(s->input, split->input) || !ari_placed_alike(s->output, split->output);
     const char *file = ARI_SHOW(ari_plan_file(m->plan));
     if (s->style != split->style || (moved && m->is_user_module))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s, but %s, which has the same input, %s%s%s; give both one",
@@ -345,8 +345,8 @@ static ar_status check_alike(const ari_ruled *m, const ar_linear_split *s, const
     return ar_error_set(AR_ERR_UNSUPPORTED,
                         "%s: %s has input %s and output %s, but %s, which is one product with it, %s and %s; give both "
                         "the same",
-                        file, m->name, ARI_PLACED(m, s->from), ARI_PLACED(m, s->to), first_layer->name,
-                        ARI_PLACED(m, split->from), ARI_PLACED(m, split->to));
+                        file, m->name, ARI_PLACED(m, s->input), ARI_PLACED(m, s->output), first_layer->name,
+                        ARI_PLACED(m, split->input), ARI_PLACED(m, split->output));
 }
 
 ar_status ari_ruled_first(const ari_ruled *m, const ari_ruled *first_layer, const ar_plan_rule *maker,
@@ -355,7 +355,7 @@ ar_status ari_ruled_first(const ari_ruled *m, const ari_ruled *first_layer, cons
     ar_linear_split s;
     AR_TRY(ari_ruled_linear(m, maker, actual, actual, &s));
     AR_TRY(ari_ruled_output(m, tokens, s.style == AR_STYLE_ROWWISE && !m->is_user_module, ari_ruled_makes(s.style),
-                            &s.to));
+                            &s.output));
     if (m == first_layer)
         *split = s;
     return check_alike(m, &s, first_layer, split);

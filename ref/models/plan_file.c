@@ -67,9 +67,9 @@ static ar_status read_pair(const reader *r, ar_plan_value *v, const char *key, c
         return AR_OK;
     if (!json_is_array(pair) || json_array_size(pair) != 2)
         return invalid(r, "'%s' of prepare says what there is and what is wanted, as [\"S(1)\", \"R\"]", key);
-    v->given = true;
-    AR_TRY(read_placement(r, &v->from, key, json_array_get(pair, 0)));
-    return read_placement(r, &v->to, key, json_array_get(pair, 1));
+    v->is_declared = true;
+    AR_TRY(read_placement(r, &v->src, key, json_array_get(pair, 0)));
+    return read_placement(r, &v->dst, key, json_array_get(pair, 1));
 }
 
 /* A list of pairs by position, then those by keyword. */
@@ -110,11 +110,11 @@ static ar_status read_values(const reader *r, ar_plan_rule *rule, const json_t *
     }
     if (named)
         return invalid(r, "'named_input' is for prepare; a %s module has one input", ari_style_name(rule->style));
-    rule->input[0].given = input != NULL;
-    rule->output.given = out != NULL;
+    rule->input[0].is_declared = input != NULL;
+    rule->output.is_declared = out != NULL;
     if (input)
-        AR_TRY(read_placement(r, &rule->input[0].from, "input", input));
-    return out ? read_placement(r, &rule->output.to, "output", out) : AR_OK;
+        AR_TRY(read_placement(r, &rule->input[0].src, "input", input));
+    return out ? read_placement(r, &rule->output.dst, "output", out) : AR_OK;
 }
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
@@ -140,8 +140,8 @@ static ar_status read_glob(const reader *r, char glob[AR_PLAN_GLOB], const char 
 
 static bool equal_value(const ar_plan_value *a, const ar_plan_value *b)
 {
-    return a->given == b->given && strcmp(a->name, b->name) == 0 && ari_placement_same(a->from, b->from, 3) &&
-           ari_placement_same(a->to, b->to, 3);
+    return a->is_declared == b->is_declared && strcmp(a->name, b->name) == 0 && ari_placement_same(a->src, b->src, 3) &&
+           ari_placement_same(a->dst, b->dst, 3);
 }
 
 static bool equal_rule(const ar_plan_rule *a, const ar_plan_rule *b)
@@ -280,9 +280,9 @@ static ar_status refuse_style(const reader *r, const char *name, const char *kno
 
 static ar_status declare(ar_plan_value *v, const char *text)
 {
-    v->given = text != NULL;
-    AR_TRY(text ? ari_placement_read(&v->to, text) : AR_OK);
-    v->from = v->to;
+    v->is_declared = text != NULL;
+    AR_TRY(text ? ari_placement_read(&v->dst, text) : AR_OK);
+    v->src = v->dst;
     return AR_OK;
 }
 
@@ -302,7 +302,7 @@ static ar_status read_tp_rule(reader *r, const char *modules, const char *name)
         AR_TRY(declare(&rule.input[0], s->input));
         AR_TRY(declare(&rule.output, s->output));
         if (s->style == AR_STYLE_PREPARE)
-            rule.output.from = (ar_placement){AR_PARTIAL_SUM, 0};
+            rule.output.src = (ar_placement){AR_PARTIAL_SUM, 0};
         return add_rule(r, &rule);
     }
     return refuse_style(r, name, known_styles);
@@ -374,7 +374,7 @@ static json_t *placement_json(ar_placement p)
 
 static json_t *pair_json(const ar_plan_value *v)
 {
-    return v->given ? json_pack("[o, o]", placement_json(v->from), placement_json(v->to)) : json_null();
+    return v->is_declared ? json_pack("[o, o]", placement_json(v->src), placement_json(v->dst)) : json_null();
 }
 
 /* Arguments of prepare: a list of the inputs by position, if any is given, and an object of those by keyword. */
@@ -385,7 +385,7 @@ static int put_arguments(json_t *o, const ar_plan_rule *rule)
     int failed = 0;
     for (size_t i = 0; i < AR_PLAN_ARGUMENTS && !rule->input[i].name[0]; i++) {
         const bool before_keyword = i + 1 < AR_PLAN_ARGUMENTS && rule->input[i + 1].name[0];
-        n = rule->input[i].given || before_keyword ? i + 1 : n;
+        n = rule->input[i].is_declared || before_keyword ? i + 1 : n;
     }
     for (size_t i = 0; i < AR_PLAN_ARGUMENTS; i++) {
         const ar_plan_value *v = &rule->input[i];
@@ -411,11 +411,11 @@ static json_t *rule_json(const ar_plan_rule *rule)
     int failed = !o;
     if (prepares)
         failed |= put_arguments(o, rule);
-    else if (rule->input[0].given)
-        failed |= json_object_set_new(o, "input", placement_json(rule->input[0].from));
-    if (rule->output.given)
+    else if (rule->input[0].is_declared)
+        failed |= json_object_set_new(o, "input", placement_json(rule->input[0].src));
+    if (rule->output.is_declared)
         failed |=
-            json_object_set_new(o, "output", prepares ? pair_json(&rule->output) : placement_json(rule->output.to));
+            json_object_set_new(o, "output", prepares ? pair_json(&rule->output) : placement_json(rule->output.dst));
     if (rule->global_output)
         failed |= json_object_set_new(o, "use_local_output", json_false());
     if (!failed)

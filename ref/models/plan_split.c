@@ -55,8 +55,9 @@ static ar_status check_declared(const ari_ruled *part, ar_placement input_placem
     ar_placement declared;
     m.strict = true;
     AR_TRY(ari_ruled_input(&m, NULL, input_placement, input_placement, &declared));
-    return m.rule && m.rule->output.given ? ari_ruled_believe(&m, "the output", m.rule->output.to, NULL, out, &declared)
-                                          : AR_OK;
+    return m.rule && m.rule->output.is_declared
+               ? ari_ruled_believe(&m, "the output", m.rule->output.dst, NULL, out, &declared)
+               : AR_OK;
 }
 
 /* --- attention, MLP ----------------------------------------------------------------------------------------------- */
@@ -89,7 +90,7 @@ static const ar_plan_value *first_input(const ar_plan_rule *rule)
     for (int i = 0; i < AR_PLAN_ARGUMENTS; i++) {
         const ar_plan_value *input = &rule->input[i];
         const bool named = strcmp(input->name, "hidden_states") == 0 || strcmp(input->name, "x") == 0;
-        if (input->given && (named || (i == 0 && !input->name[0])))
+        if (input->is_declared && (named || (i == 0 && !input->name[0])))
             return input;
     }
     return NULL;
@@ -100,9 +101,9 @@ static ar_status check_other_inputs(const ari_ruled *m, const ar_plan_value *fir
 {
     for (int i = 0; i < AR_PLAN_ARGUMENTS; i++) {
         const ar_plan_value *argument = &m->rule->input[i];
-        if (!argument->given || argument == first_argument)
+        if (!argument->is_declared || argument == first_argument)
             continue;
-        const ar_placement odd = ari_placed_whole(argument->from) ? argument->to : argument->from;
+        const ar_placement odd = ari_placed_whole(argument->src) ? argument->dst : argument->src;
         if (!ari_placed_whole(odd))
             return ari_ruled_wrong(m, "another input than the first", odd, "R would fit");
     }
@@ -123,8 +124,8 @@ static ar_status split_input(const view *v, ari_role before, const ari_ruled *m,
         AR_TRY(check_other_inputs(m, input));
     if (!input)
         return AR_OK;
-    AR_TRY(ari_ruled_believe(m, "the input that arrives", input->from, norm, arrives, &change->from));
-    return ari_ruled_wanted(m, "the input that is wanted", input->to, has_tokens(v), false, &change->to);
+    AR_TRY(ari_ruled_believe(m, "the input that arrives", input->src, norm, arrives, &change->src));
+    return ari_ruled_wanted(m, "the input that is wanted", input->dst, has_tokens(v), false, &change->dst);
 }
 
 static ar_placement natural_input(ar_style style)
@@ -137,52 +138,52 @@ static ar_placement natural_input(ar_style style)
 static ar_status split_second(const ari_ruled *m, const ari_ruled *first_layer, const ar_linear_split *before,
                               ar_linear_split *split)
 {
-    const ar_placement actual = before->to;
+    const ar_placement actual = before->output;
     AR_TRY(ari_ruled_linear(m, first_layer->rule, actual, natural_input(m->style), split));
-    if (ari_ruled_passes(m, first_layer->rule, split->from, actual))
+    if (ari_ruled_passes(m, first_layer->rule, split->input, actual))
         return AR_OK;
     return ar_error_set(AR_ERR_UNSUPPORTED,
                         "%s: %s is %s and %s behind it %s, which takes %s where %s arrives; declare its input %s, or "
                         "the output of the former %s",
                         ARI_SHOW(ari_plan_file(m->plan)), first_layer->name, ari_style_name(before->style), m->name,
-                        ari_style_name(split->style), ARI_PLACED(m, split->from), ARI_PLACED(m, actual),
-                        ARI_PLACED(m, actual), ARI_PLACED(m, split->from));
+                        ari_style_name(split->style), ARI_PLACED(m, split->input), ARI_PLACED(m, actual),
+                        ARI_PLACED(m, actual), ARI_PLACED(m, split->input));
 }
 
 /* The last layer's output, and what the module's rule makes of it. */
 static ar_status split_output(const view *v, const ari_ruled *module, const ari_ruled *last_layer,
                               ar_linear_split *second, ar_tp_redistribution *change)
 {
-    const ar_plan_value *out = module->rule && module->rule->output.given ? &module->rule->output : NULL;
+    const ar_plan_value *out = module->rule && module->rule->output.is_declared ? &module->rule->output : NULL;
     ar_placement natural = v->stream;
     *change = (ar_tp_redistribution){v->stream, v->stream};
     if (out) {
         const char *label = "the output that is wanted";
-        AR_TRY(ari_ruled_wanted(module, label, out->to, has_tokens(v), false, &change->to));
-        AR_TRY(ari_ruled_believe(module, label, out->to, NULL, v->stream, &change->to));
-        change->from = ari_ruled_from_end(out->from);
-        natural = change->from.kind == AR_PARTIAL_SUM ? ari_replicated : change->from;
+        AR_TRY(ari_ruled_wanted(module, label, out->dst, has_tokens(v), false, &change->dst));
+        AR_TRY(ari_ruled_believe(module, label, out->dst, NULL, v->stream, &change->dst));
+        change->src = ari_ruled_from_end(out->src);
+        natural = change->src.kind == AR_PARTIAL_SUM ? ari_replicated : change->src;
     }
-    AR_TRY(ari_ruled_output(last_layer, has_tokens(v), second->style == AR_STYLE_ROWWISE, natural, &second->to));
+    AR_TRY(ari_ruled_output(last_layer, has_tokens(v), second->style == AR_STYLE_ROWWISE, natural, &second->output));
     if (out)
-        return ari_ruled_believe(module, "the output that there is", out->from, last_layer->rule, second->to,
-                                 &change->from);
-    return ari_ruled_passes(last_layer, last_layer->rule, second->to, v->stream)
+        return ari_ruled_believe(module, "the output that there is", out->src, last_layer->rule, second->output,
+                                 &change->src);
+    return ari_ruled_passes(last_layer, last_layer->rule, second->output, v->stream)
                ? AR_OK
-               : ari_ruled_wrong(last_layer, "the output", last_layer->rule->output.to, "%s would fit",
+               : ari_ruled_wrong(last_layer, "the output", last_layer->rule->output.dst, "%s would fit",
                                  ARI_PLACED(last_layer, v->stream));
 }
 
 /* One redistribution instead of two, where the first makes what the second begins with. */
 static void join_redistributions(ar_branch_split *s)
 {
-    if (ari_placed_alike(s->enter.to, s->first.from)) {
-        s->first.from = s->enter.from;
-        s->enter.to = s->enter.from;
+    if (ari_placed_alike(s->enter.dst, s->first.input)) {
+        s->first.input = s->enter.src;
+        s->enter.dst = s->enter.src;
     }
-    if (ari_placed_alike(s->second.to, s->leave.from)) {
-        s->second.to = s->leave.to;
-        s->leave.from = s->leave.to;
+    if (ari_placed_alike(s->second.output, s->leave.src)) {
+        s->second.output = s->leave.dst;
+        s->leave.src = s->leave.dst;
     }
 }
 
@@ -194,10 +195,10 @@ static ar_status split_branch(const view *v, bool attention, ar_placement arrive
                     second = ruled_part(v, b.second);
     const ar_plan_rule *maker = NULL;
     AR_TRY(split_input(v, b.norm, &module, arrives, &s->enter, &maker));
-    AR_TRY(ari_ruled_first(&first_layer, &first_layer, maker, s->enter.to, tokens, &s->first));
+    AR_TRY(ari_ruled_first(&first_layer, &first_layer, maker, s->enter.dst, tokens, &s->first));
     for (int i = 1; i < b.n; i++) {
         const ari_ruled m = ruled_part(v, b.first_roles[i]);
-        AR_TRY(ari_ruled_first(&m, &first_layer, maker, s->enter.to, tokens, &s->first));
+        AR_TRY(ari_ruled_first(&m, &first_layer, maker, s->enter.dst, tokens, &s->first));
     }
     AR_TRY(split_second(&second, &first_layer, &s->first, &s->second));
     AR_TRY(split_output(v, &module, &second, &s->second, &s->leave));
@@ -267,13 +268,13 @@ static ar_status check_sum(const view *v, bool cut)
     if (!m.rule)
         return AR_OK;
     AR_TRY(check_other_inputs(&m, NULL));
-    if (!out->given)
+    if (!out->is_declared)
         return AR_OK;
-    if (!ari_placed_whole(out->to))
-        return ari_ruled_wrong(&m, "the output that is wanted", out->to, "R would fit");
-    return (out->from.kind == AR_PARTIAL_SUM) == cut
+    if (!ari_placed_whole(out->dst))
+        return ari_ruled_wrong(&m, "the output that is wanted", out->dst, "R would fit");
+    return (out->src.kind == AR_PARTIAL_SUM) == cut
                ? AR_OK
-               : ari_ruled_wrong(&m, "the output that there is", out->from, "%s would fit", cut ? "P(sum)" : "R");
+               : ari_ruled_wrong(&m, "the output that there is", out->src, "%s would fit", cut ? "P(sum)" : "R");
 }
 
 /* Gate, up and down of the experts, or of the one that all tokens go to: cut or all replicated. */
@@ -314,7 +315,7 @@ static ar_status split_experts(const view *v, ar_placement arrives, ar_branch_sp
     AR_TRY(check_experts(v, cut, shared_cut));
     *s = ari_experts_split(cut, v->stream);
     s->shared_whole = cut && !shared_cut;
-    s->enter.from = arrives;
+    s->enter.src = arrives;
     return AR_OK;
 }
 
@@ -372,11 +373,12 @@ static ar_status split_head(const view *v, const ari_ruled *tokens, ar_placement
                             ari_style_name(tokens->style));
     split->style = m.style == AR_STYLE_VOCAB ? AR_STYLE_COLWISE : m.style;
     const ar_plan_rule *norm = ari_part_path(v->f, ARI_FINAL_NORM) ? ruled_part(v, ARI_FINAL_NORM).rule : NULL;
-    AR_TRY(ari_ruled_input(&m, norm, arrives, arrives, &split->from));
-    AR_TRY(ari_ruled_output(&m, false, split->style == AR_STYLE_ROWWISE, ari_ruled_makes(split->style), &split->to));
-    return split->to.kind != AR_PARTIAL_SUM || ari_ruled_passes(&m, m.rule, split->to, ari_replicated)
+    AR_TRY(ari_ruled_input(&m, norm, arrives, arrives, &split->input));
+    AR_TRY(
+        ari_ruled_output(&m, false, split->style == AR_STYLE_ROWWISE, ari_ruled_makes(split->style), &split->output));
+    return split->output.kind != AR_PARTIAL_SUM || ari_ruled_passes(&m, m.rule, split->output, ari_replicated)
                ? AR_OK
-               : ari_ruled_wrong(&m, "the output", m.rule->output.to, "R or S(-1) would fit");
+               : ari_ruled_wrong(&m, "the output", m.rule->output.dst, "R or S(-1) would fit");
 }
 
 static ar_status split_outer(const view *v, ar_outer_split *split)
@@ -403,8 +405,8 @@ ar_status ari_plan_outer(const ar_plan *p, const ar_config *c, bool sequence, ar
 
 static bool has_placement(const ar_plan_value *v, ar_placement p)
 {
-    return v->given &&
-           (ari_placed_alike(ari_ruled_from_end(v->from), p) || ari_placed_alike(ari_ruled_from_end(v->to), p));
+    return v->is_declared &&
+           (ari_placed_alike(ari_ruled_from_end(v->src), p) || ari_placed_alike(ari_ruled_from_end(v->dst), p));
 }
 
 bool ari_plan_by_tokens(const ar_plan *p, int tp, bool sp)

@@ -26,15 +26,15 @@ static ar_placement settled(ar_placement p)
 static ar_status check_at(ar_plan_walk *w, const char *name)
 {
     char text[AR_PLACEMENT_TEXT];
-    const ar_placement placement = settled(ari_ruled_from_end(w->at));
+    const ar_placement placement = settled(ari_ruled_from_end(w->placement));
     if (!ari_ruled_possible(placement, true))
         return ar_error_set(AR_ERR_ARG, "%s: what arrives is said to be %s; R, S(-1) and S(1) are possible",
-                            ARI_SHOW(name), ari_placement_name(text, w->at));
-    w->at = placement;
+                            ARI_SHOW(name), ari_placement_name(text, w->placement));
+    w->placement = placement;
     return AR_OK;
 }
 
-/* A layer of the walk, where w->at arrives. */
+/* A layer of the walk, where w->placement arrives. */
 static ar_status ask_own(ari_ruled *m, ar_plan_walk *w, const char *name, ari_role role)
 {
     const size_t rules = w->plan ? w->plan->rules : 0;
@@ -60,7 +60,7 @@ static ar_status ask_other(ari_ruled *m, ar_plan_walk *w, const char *name, ari_
 {
     ar_placement from_placement;
     AR_TRY(ask_own(m, w, name, role));
-    return styles >> m->style & 1 ? ari_ruled_input(m, NULL, w->at, w->at, &from_placement)
+    return styles >> m->style & 1 ? ari_ruled_input(m, NULL, w->placement, w->placement, &from_placement)
                                   : ari_ruled_misfit(m, possible_are);
 }
 
@@ -77,9 +77,9 @@ static ar_status split_linear(ar_linear_split *split, ar_plan_walk *w, const cha
 {
     ari_ruled m;
     AR_TRY(ask_own(&m, w, name, ARI_FIRST));
-    AR_TRY(ari_ruled_linear(&m, NULL, w->at, w->at, split));
-    split->from = w->at;
-    return leave_own(&m, m.style == AR_STYLE_ROWWISE, ari_ruled_makes(m.style), &split->to);
+    AR_TRY(ari_ruled_linear(&m, NULL, w->placement, w->placement, split));
+    split->input = w->placement;
+    return leave_own(&m, m.style == AR_STYLE_ROWWISE, ari_ruled_makes(m.style), &split->output);
 }
 
 /* Split of an MLP or an attention, whose n first layers share its input: it takes all features of its input and, except
@@ -91,20 +91,20 @@ static ar_status split_branch(ar_branch_split *split, ar_placement *leaves, ar_p
     ari_ruled m, layers[3];
     for (int i = 0; i < n; i++) {
         AR_TRY(ask_own(&layers[i], w, first_names[i], ARI_FIRST));
-        AR_TRY(ari_ruled_first(&layers[i], &layers[0], NULL, w->at, true, in_split));
+        AR_TRY(ari_ruled_first(&layers[i], &layers[0], NULL, w->placement, true, in_split));
     }
-    const ar_placement placement = w->at;
-    in_split->from = ari_placed_by_features(placement) ? ari_replicated : placement;
-    in_split->to = w->at = settled(in_split->to);
+    const ar_placement placement = w->placement;
+    in_split->input = ari_placed_by_features(placement) ? ari_replicated : placement;
+    in_split->output = w->placement = settled(in_split->output);
     const ar_status st = ask_own(&m, w, second, ARI_FIRST);
-    w->at = placement;
+    w->placement = placement;
     AR_TRY(st);
-    AR_TRY(ari_ruled_linear(&m, NULL, in_split->to, in_split->to, out));
+    AR_TRY(ari_ruled_linear(&m, NULL, in_split->output, in_split->output, out));
     AR_TRY(leave_own(&m, m.style == AR_STYLE_ROWWISE, ari_replicated, leaves));
-    out->from = in_split->to;
-    out->to = ari_placed_by_features(*leaves) ? ari_replicated : *leaves;
-    split->enter = (ar_tp_redistribution){in_split->from, in_split->from};
-    split->leave = (ar_tp_redistribution){out->to, out->to};
+    out->input = in_split->output;
+    out->output = ari_placed_by_features(*leaves) ? ari_replicated : *leaves;
+    split->enter = (ar_tp_redistribution){in_split->input, in_split->input};
+    split->leave = (ar_tp_redistribution){out->output, out->output};
     return AR_OK;
 }
 
@@ -117,7 +117,7 @@ static ar_status place_norm(ar_placement *input_placement, ar_placement *leaves,
                      elementwise ? "what works element by element is replicate or sequence"
                                  : "a norm is replicate or sequence"));
     *input_placement = m.style == AR_STYLE_SEQUENCE ? ari_shard_tokens
-                       : elementwise && !m.rule     ? w->at
+                       : elementwise && !m.rule     ? w->placement
                                                     : ari_replicated;
     return leave_own(&m, false, *input_placement, leaves);
 }
@@ -165,7 +165,7 @@ static ar_status begin_layer(planned *m, ar_ctx *ctx, ar_plan_walk *w, const cha
                             "%s: the context has sequence parallelism (sp); here a plan asks for it, by norms in "
                             "sequence style and outputs S(1): leave sp out",
                             ARI_SHOW(name));
-    AR_TRY(add_move(m, w->at, input_placement));
+    AR_TRY(add_move(m, w->placement, input_placement));
     ctx->sp = ari_placed_by_tokens(input_placement) || ari_placed_by_tokens(output_placement);
     m->sp_index = ctx->sp ? m->parts : SIZE_MAX;
     return AR_OK;
@@ -186,7 +186,7 @@ static ar_status end_layer(ar_module **result, planned *m, ar_placement leaves, 
         ar_module_destroy(m->part[i]);
     /* Terms that nobody adds up are taken for the sum. */
     if (st == AR_OK)
-        m->w->at = leaves.kind == AR_PARTIAL_SUM ? ari_replicated : leaves;
+        m->w->placement = leaves.kind == AR_PARTIAL_SUM ? ari_replicated : leaves;
     return st;
 }
 
@@ -199,8 +199,8 @@ ar_status ar_plan_linear_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w
     ar_linear_split split;
     planned m;
     AR_TRY(split_linear(&split, w, name));
-    AR_TRY(begin_layer(&m, ctx, w, name, split.from, split.to));
-    return end_layer(result, &m, split.to,
+    AR_TRY(begin_layer(&m, ctx, w, name, split.input, split.output));
+    return end_layer(result, &m, split.output,
                      ari_linear_module_create(&m.part[m.parts], ctx, name, in_features, out, bias, split));
 }
 
@@ -216,7 +216,7 @@ ar_status ari_plan_mlp_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, 
     AR_TRY(
         split_branch(&split, &leaves, w, (const char *const[]){first_path, up}, o->gated && !o->fused ? 2 : 1, second));
     options.split = &split;
-    AR_TRY(begin_layer(&m, ctx, w, name, split.first.from, split.second.to));
+    AR_TRY(begin_layer(&m, ctx, w, name, split.first.input, split.second.output));
     return end_layer(result, &m, leaves, ar_mlp_create(&m.part[m.parts], ctx, name, &options));
 }
 
@@ -230,12 +230,12 @@ ar_status ari_plan_attention_create(ar_module **result, ar_ctx *ctx, ar_plan_wal
     planned m;
     AR_TRY(ari_attention_paths(qkv, out, name, o));
     AR_TRY(split_branch(&split, &leaves, w, (const char *const[]){qkv[0], qkv[1], qkv[2]}, o->fused ? 1 : 3, out));
-    if (ari_placed_by_tokens(split.first.to))
+    if (ari_placed_by_tokens(split.first.output))
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: %s leaves S(1), but a query sees all keys; R and S(-1) are possible",
                             ARI_SHOW(ari_plan_file(w->plan)), ARI_SHOW(qkv[0]));
     options.split = &split;
-    AR_TRY(begin_layer(&m, ctx, w, name, split.first.from, split.second.to));
+    AR_TRY(begin_layer(&m, ctx, w, name, split.first.input, split.second.output));
     return end_layer(result, &m, leaves, ar_attention_create(&m.part[m.parts], ctx, name, &options));
 }
 
@@ -303,10 +303,10 @@ static const ar_plan_value *prepared(ar_plan_walk *w, const char *name, int posi
         r = &w->plan->rule[i];
     }
     if (!r || position == AR_PLAN_OUTPUT)
-        return r && r->output.given ? &r->output : NULL;
+        return r && r->output.is_declared ? &r->output : NULL;
     for (int i = 0; i < AR_PLAN_ARGUMENTS; i++) {
         const ar_plan_value *v = &r->input[i];
-        if (v->given && (v->name[0] ? keyword && strcmp(v->name, keyword) == 0 : i == position))
+        if (v->is_declared && (v->name[0] ? keyword && strcmp(v->name, keyword) == 0 : i == position))
             return v;
     }
     return NULL;
@@ -316,7 +316,8 @@ ar_status ar_plan_prepare_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *
                                  const char *keyword)
 {
     const ar_plan_value *v = prepared(w, name, position, keyword);
-    const ar_placement saved_placement = w->at, to_placement = settled(ari_ruled_from_end(v ? v->to : saved_placement));
+    const ar_placement saved_placement = w->placement,
+                       to_placement = settled(ari_ruled_from_end(v ? v->dst : saved_placement));
     ari_text layers = {.buffer = w->layers, .cap = sizeof w->layers, .used = strlen(w->layers)};
     planned m;
     if (position < AR_PLAN_OUTPUT)
@@ -324,13 +325,13 @@ ar_status ar_plan_prepare_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *
                             position);
     if (!v || !ari_ruled_possible(to_placement, true))
         return ar_plan_redistribute_create(result, ctx, w, name, to_placement);
-    w->at = to_placement;
+    w->placement = to_placement;
     ar_status st = begin_layer(&m, ctx, w, name, to_placement, to_placement);
     /* Also where both are the same: what arrives is compared with what is declared. */
     if (st == AR_OK)
-        st = end_layer(result, &m, to_placement, add_declared(&m, settled(ari_ruled_from_end(v->from)), to_placement));
+        st = end_layer(result, &m, to_placement, add_declared(&m, settled(ari_ruled_from_end(v->src)), to_placement));
     if (st != AR_OK)
-        w->at = saved_placement;
+        w->placement = saved_placement;
     else if (position == 0)
         ari_say(&layers, "%s%s", layers.used > 0 ? ", " : "", name);
     return st;
@@ -344,11 +345,11 @@ ar_status ari_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const c
     ar_placement leaves;
     AR_TRY(ask_own(&m, w, name, ARI_TOKENS));
     AR_TRY(ari_ruled_tokens(&m, split));
-    AR_TRY(ari_ruled_input(&m, NULL, w->at, w->at, &leaves));
+    AR_TRY(ari_ruled_input(&m, NULL, w->placement, w->placement, &leaves));
     AR_TRY(leave_own(&m, false, ari_replicated, &leaves));
     if (!ari_placed_whole(leaves))
         return ari_ruled_wrong(&m, "the output", leaves, "R would fit");
-    w->at = ari_replicated;
+    w->placement = ari_replicated;
     return AR_OK;
 }
 
@@ -359,21 +360,21 @@ ar_status ari_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *nam
     char text[AR_PLACEMENT_TEXT];
     AR_TRY(ask_other(&m, w, name, ARI_HEAD, 1u << AR_STYLE_VOCAB | 1u << AR_STYLE_REPLICATE,
                      "vocab (colwise) and replicate are possible"));
-    if (!ari_placed_whole(w->at))
+    if (!ari_placed_whole(w->placement))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s arrives, and a head takes R: redistribute before it",
-                            ARI_SHOW(name), ari_placement_name(text, w->at));
+                            ARI_SHOW(name), ari_placement_name(text, w->placement));
     const bool vocab = m.style == AR_STYLE_VOCAB;
     AR_TRY(leave_own(&m, false, vocab ? ari_shard_features : ari_replicated, &leaves));
     if (!ari_placed_whole(leaves) && !(vocab && ari_placed_by_features(leaves)))
         return ari_ruled_wrong(&m, "the output", leaves, vocab ? "S(-1) and R fit" : "R would fit");
     *split = (ar_linear_split){vocab ? AR_STYLE_COLWISE : m.style, ari_replicated, leaves};
-    w->at = leaves;
+    w->placement = leaves;
     return AR_OK;
 }
 
 ar_held ari_plan_held(const ar_plan_walk *w)
 {
-    const ar_placement placement = ari_ruled_from_end(w->at);
+    const ar_placement placement = ari_ruled_from_end(w->placement);
     return ari_placed_whole(placement)         ? AR_HELD_WHOLE
            : ari_placed_by_features(placement) ? AR_HELD_SHARD
                                                : AR_HELD_UNKNOWN;

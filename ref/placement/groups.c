@@ -39,11 +39,11 @@ ar_status ar_mesh_groups_init(ar_mesh_groups *g, const ar_mesh *mesh, ar_comm *w
     AR_TRY(ari_mesh_check(mesh, ar_comm_size(world)));
     AR_TRY(check_agreement(mesh, world));
     g->mesh = *mesh;
-    ari_mesh_coords(mesh, rank, g->at);
+    ari_mesh_coords(mesh, rank, g->coords);
     for (int d = 0; d < mesh->ndim; d++) {
         int first_rank = rank;
         ari_mesh_group(mesh, rank, d, &first_rank, 1);
-        const ar_status st = ar_comm_split(&g->comm[d], world, first_rank, g->at[d]);
+        const ar_status st = ar_comm_split(&g->comm[d], world, first_rank, g->coords[d]);
         if (st != AR_OK) {
             ar_mesh_groups_fini(g);
             return st;

@@ -159,7 +159,7 @@ typedef struct joint {
 
 static ar_buf array_of(const value *v, int i)
 {
-    return ar_buf_at(v->data, v->array[i].at * v->count);
+    return ar_buf_at(v->data, v->array[i].offset * v->count);
 }
 
 /* Memory for a value of another extent, in the form of `like`. */
@@ -260,7 +260,7 @@ static ar_status exchange_parts(const joint *j, ar_buf dst, const ari_axis *get,
 
 static ar_op op_of(const joint *j)
 {
-    return j->step->from.kind == AR_PARTIAL_MAX ? AR_MAX : AR_SUM;
+    return j->step->src.kind == AR_PARTIAL_MAX ? AR_MAX : AR_SUM;
 }
 
 /* Of a bucket that is ours, in place; the parts: counts, as of bucket_reduce. */
@@ -313,7 +313,7 @@ static ar_status scatter_bucket(const joint *j, value *out, value *input, const 
 static ar_status reduce_scatter(const joint *j, value *out, value *input)
 {
     const walk *w = j->w;
-    const ari_axis a = axis_of(j, j->step->to, j->full_extent);
+    const ari_axis a = axis_of(j, j->step->dst, j->full_extent);
     ar_buf packed;
     axis_counts(j->counts, &a);
     if (input->arrays > 1)
@@ -332,14 +332,14 @@ static ar_status move_array(const joint *j, value *out, value *input, int i)
     const ar_redistribution_step *s = j->step;
     const ar_dtype t = input->array[i].dtype;
     const ar_buf dst = array_of(out, i), src = array_of(input, i);
-    const ari_axis a = axis_of(j, s->move == AR_MOVE_SLICE ? s->to : s->from, j->full_extent);
+    const ari_axis a = axis_of(j, s->move == AR_MOVE_SLICE ? s->dst : s->src, j->full_extent);
     if (s->move == AR_MOVE_SLICE)
         return ari_axis_take(ctx, dst, ar_const(src), &a, j->rank, t);
     if (s->move == AR_MOVE_ALL_GATHER)
         return ari_axis_gather(ctx, j->group, dst, ar_const(src), &a, t, j->w->tag);
     if (s->move == AR_MOVE_PAD)
         return ari_axis_put(ctx, dst, ar_const(src), &a, j->rank, t);
-    const ari_axis send_axis = axis_of(j, s->to, input->extent), get = axis_of(j, s->from, out->extent);
+    const ari_axis send_axis = axis_of(j, s->dst, input->extent), get = axis_of(j, s->src, out->extent);
     return exchange_parts(j, dst, &get, src, &send_axis, t);
 }
 
@@ -348,7 +348,7 @@ static ar_status move_value(const joint *j, value *out, value *input)
     if (j->step->move == AR_MOVE_ALL_REDUCE)
         return all_reduce(j, out, input);
     size_t extent[AR_MAX_DIMS];
-    AR_TRY(ar_placements_region(NULL, extent, &j->w->groups->mesh, j->w->groups->at, j->w->current, j->w->r->ndim,
+    AR_TRY(ar_placements_region(NULL, extent, &j->w->groups->mesh, j->w->groups->coords, j->w->current, j->w->r->ndim,
                                 j->w->r->shape, true));
     AR_TRY(new_value(j->w, out, input, extent));
     if (j->step->move == AR_MOVE_REDUCE_SCATTER)
@@ -366,7 +366,7 @@ static ar_status move_value(const joint *j, value *out, value *input)
 
 static bool sums(const ar_redistribution_step *s)
 {
-    return s->from.kind == AR_PARTIAL_SUM;
+    return s->src.kind == AR_PARTIAL_SUM;
 }
 
 static ar_status take_step(walk *w, value *out, value *input, const ar_redistribution_step *s)
@@ -375,9 +375,9 @@ static ar_status take_step(walk *w, value *out, value *input, const ar_redistrib
     j.ranks = ar_comm_size(j.group);
     j.rank = ar_comm_rank(j.group);
     w->current[s->dim] = (ar_placement){0};
-    AR_TRY(ar_placements_region(NULL, j.full_extent, &w->groups->mesh, w->groups->at, w->current, w->r->ndim,
+    AR_TRY(ar_placements_region(NULL, j.full_extent, &w->groups->mesh, w->groups->coords, w->current, w->r->ndim,
                                 w->r->shape, true));
-    w->current[s->dim] = s->to;
+    w->current[s->dim] = s->dst;
     AR_TRY(ARI_ALLOC(&j.counts, 2 * (size_t)j.ranks, "sizes of the ranks' parts"));
     const ar_status st = move_value(&j, out, input);
     free(j.counts);
@@ -421,8 +421,8 @@ static ar_status check_part(const walk *w, const ar_tensor *x, const char *tag)
 {
     size_t extent[AR_MAX_DIMS];
     char placement_text[96];
-    AR_TRY(
-        ar_placements_region(NULL, extent, &w->groups->mesh, w->groups->at, w->r->from, w->r->ndim, w->r->shape, true));
+    AR_TRY(ar_placements_region(NULL, extent, &w->groups->mesh, w->groups->coords, w->r->src, w->r->ndim, w->r->shape,
+                                true));
     bool fits = x->ndim == w->r->ndim && ari_tensor_is_contiguous(x);
     for (int d = 0; fits && d < x->ndim; d++)
         fits = x->shape[d] == extent[d];
@@ -431,7 +431,7 @@ static ar_status check_part(const walk *w, const ar_tensor *x, const char *tag)
     return ar_error_set(AR_ERR_SHAPE, "%s: x is %s%s; the part by %s is %s, contiguous",
                         ARI_SHOW(tag ? tag : "redistribute"), ARI_SHOW_SHAPE(x->ndim, x->shape),
                         ari_tensor_is_contiguous(x) ? "" : ", not contiguous",
-                        ari_placements_text(placement_text, sizeof placement_text, w->r->from, w->groups->mesh.ndim),
+                        ari_placements_text(placement_text, sizeof placement_text, w->r->src, w->groups->mesh.ndim),
                         ARI_SHOW_SHAPE(w->r->ndim, extent));
 }
 
@@ -455,7 +455,7 @@ ar_status ari_redistribute(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y, c
     size_t n = 0;
     walk w = {.ctx = ctx, .groups = g, .r = r, .dtype = x->dtype, .tag = tag};
     w.sums = x->dtype == AR_F32 && arith->bucket_arrays > 0 ? arith : NULL;
-    memcpy(w.current, r->from, sizeof w.current);
+    memcpy(w.current, r->src, sizeof w.current);
     AR_TRY(ari_redistribution_steps(step, &n, &g->mesh, r));
     AR_TRY(check_part(&w, x, tag));
     if (ar_dtype_bytes(x->dtype) == 0)
@@ -491,9 +491,9 @@ ar_status ar_placed_redistribute(ar_ctx *ctx, ar_placed *y, const ar_placed *x, 
     ar_redistribution r = {.ndim = x->local.ndim};
     ar_placed moved = *x;
     memcpy(r.shape, x->shape, sizeof r.shape);
-    memcpy(r.from, x->at, n * sizeof *to_placements);
-    memcpy(r.to, to_placements, n * sizeof *to_placements);
-    memcpy(moved.at, to_placements, n * sizeof *to_placements);
+    memcpy(r.src, x->placement, n * sizeof *to_placements);
+    memcpy(r.dst, to_placements, n * sizeof *to_placements);
+    memcpy(moved.placement, to_placements, n * sizeof *to_placements);
     AR_TRY(ar_redistribute(ctx, x->groups, &moved.local, &x->local, &r, tag));
     *y = moved;
     return AR_OK;

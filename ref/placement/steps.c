@@ -35,17 +35,17 @@ static bool pending(const walk *w, int m)
  * R. */
 static ar_redistribution_step step_of(const walk *w, int m)
 {
-    ar_redistribution_step s = {.dim = m, .from = w->current[m], .to = w->target[m]};
-    if (is_partial(s.from)) {
-        s.to = is_partial(s.to) ? (ar_placement){0} : s.to;
-        s.move = s.to.kind == AR_SHARD ? AR_MOVE_REDUCE_SCATTER : AR_MOVE_ALL_REDUCE;
-    } else if (s.from.kind == AR_SHARD) {
-        s.to = s.to.kind == AR_PARTIAL_MAX ? (ar_placement){0} : s.to;
-        s.move = s.to.kind == AR_SHARD         ? AR_MOVE_ALL_TO_ALL
-                 : s.to.kind == AR_PARTIAL_SUM ? AR_MOVE_PAD
-                                               : AR_MOVE_ALL_GATHER;
+    ar_redistribution_step s = {.dim = m, .src = w->current[m], .dst = w->target[m]};
+    if (is_partial(s.src)) {
+        s.dst = is_partial(s.dst) ? (ar_placement){0} : s.dst;
+        s.move = s.dst.kind == AR_SHARD ? AR_MOVE_REDUCE_SCATTER : AR_MOVE_ALL_REDUCE;
+    } else if (s.src.kind == AR_SHARD) {
+        s.dst = s.dst.kind == AR_PARTIAL_MAX ? (ar_placement){0} : s.dst;
+        s.move = s.dst.kind == AR_SHARD         ? AR_MOVE_ALL_TO_ALL
+                 : s.dst.kind == AR_PARTIAL_SUM ? AR_MOVE_PAD
+                                                : AR_MOVE_ALL_GATHER;
     } else {
-        s.move = s.to.kind == AR_SHARD ? AR_MOVE_SLICE : AR_MOVE_FIRST;
+        s.move = s.dst.kind == AR_SHARD ? AR_MOVE_SLICE : AR_MOVE_FIRST;
     }
     return s;
 }
@@ -59,7 +59,7 @@ static bool both_cut(const walk *w, ar_placement a, ar_placement b)
 static int inner_cut(const walk *w, const ar_redistribution_step *s)
 {
     for (int i = w->mesh->ndim - 1; i > s->dim; i--) {
-        if (both_cut(w, s->from, w->current[i]) || both_cut(w, s->to, w->current[i]))
+        if (both_cut(w, s->src, w->current[i]) || both_cut(w, s->dst, w->current[i]))
             return i;
     }
     return -1;
@@ -69,7 +69,7 @@ static int inner_cut(const walk *w, const ar_redistribution_step *s)
 static bool outer_first(const walk *w, const ar_redistribution_step *s)
 {
     for (int o = 0; o < s->dim; o++) {
-        if (pending(w, o) && (both_cut(w, s->to, w->current[o]) || both_cut(w, s->to, w->target[o])))
+        if (pending(w, o) && (both_cut(w, s->dst, w->current[o]) || both_cut(w, s->dst, w->target[o])))
             return true;
     }
     return false;
@@ -119,25 +119,25 @@ static ar_status check_redistribution(const ar_mesh *mesh, const ar_redistributi
         return ar_error_set(AR_ERR_ARG, "a tensor has 0 to %d dimensions, not %d", AR_MAX_DIMS, r->ndim);
     if (mesh->ndim < 0 || mesh->ndim > AR_MESH_DIMS)
         return ar_error_set(AR_ERR_ARG, "a mesh has 0 to %d dimensions, not %d", AR_MESH_DIMS, mesh->ndim);
-    AR_TRY(check_list(mesh, r->from, r->ndim));
-    return check_list(mesh, r->to, r->ndim);
+    AR_TRY(check_list(mesh, r->src, r->ndim));
+    return check_list(mesh, r->dst, r->ndim);
 }
 
 ar_status ari_redistribution_steps(ar_redistribution_step *steps, size_t *n, const ar_mesh *mesh,
                                    const ar_redistribution *r)
 {
-    walk w = {.mesh = mesh, .target = r->to, .ndim = r->ndim};
+    walk w = {.mesh = mesh, .target = r->dst, .ndim = r->ndim};
     ar_redistribution_step s;
     AR_TRY(check_redistribution(mesh, r));
     for (int m = 0; m < mesh->ndim; m++)
-        w.current[m] = r->from[m];
+        w.current[m] = r->src[m];
     /* A dimension takes two steps at most: it is gathered or reduced once, and then becomes what it is to be, which
      * nothing outside it stops any more. */
     for (*n = 0; next_step(&s, &w); (*n)++) {
         if (*n == AR_REDISTRIBUTION_STEPS)
             return ar_error_set(AR_ERR_INTERNAL, "a redistribution of more than %d steps", AR_REDISTRIBUTION_STEPS);
         steps[*n] = s;
-        w.current[s.dim] = s.to;
+        w.current[s.dim] = s.dst;
     }
     return AR_OK;
 }
@@ -146,8 +146,8 @@ ar_status ar_redistribution_backward(ar_redistribution *back, const ar_mesh *mes
 {
     ar_redistribution b = *r;
     for (int m = 0; m < mesh->ndim; m++) {
-        AR_TRY(ari_placement_gradient(&b.from[m], r->to[m]));
-        AR_TRY(ari_placement_gradient(&b.to[m], r->from[m]));
+        AR_TRY(ari_placement_gradient(&b.src[m], r->dst[m]));
+        AR_TRY(ari_placement_gradient(&b.dst[m], r->src[m]));
     }
     *back = b;
     return AR_OK;

@@ -417,7 +417,7 @@ ar_status ar_sketch_add(ar_sketch *s, const void *values, const ar_dump_box *box
     lanes l;
     lanes_init(&l);
     for (size_t k = 0; k < lines; k++) {
-        run r = {(const unsigned char *)values + box->at * bytes, stride, bytes, 0, line};
+        run r = {(const unsigned char *)values + box->offset * bytes, stride, bytes, 0, line};
         for (int d = 0; d < s->ndim; d++) {
             r.index += (uint64_t)((box->global[d] + index[d]) * weight[d]);
             r.values += index[d] * box->stride[d] * bytes;

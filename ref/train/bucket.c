@@ -58,7 +58,7 @@ static ar_status share_gradients(ari_bucket *b)
             (ar_param_share){.start = p->own_start,
                              .count = p->own_count,
                              .grad = b->shard,
-                             .at = p->own_count ? b->info.offset[i] + p->own_start - b->info.own_start : 0,
+                             .offset = p->own_count ? b->info.offset[i] + p->own_start - b->info.own_start : 0,
                              .elements = b->info.own_count};
         p->share = &b->slot[i].share;
     }
@@ -279,8 +279,8 @@ static ar_status move_slice(const ari_bucket *b, ar_queue *q, bool out)
     for (int i = 0; i < arrays; i++) {
         const ar_bucket_array *a = arith->bucket_arrays > 0 ? &arith->bucket_array[i] : &number;
         const size_t width = ar_dtype_bytes(a->dtype);
-        const ar_buf bucket_slice = ar_buf_at(b->storage, a->at * b->info.elements + b->info.own_start * width);
-        const ar_buf shard_slice = ar_buf_at(b->shard, a->at * count);
+        const ar_buf bucket_slice = ar_buf_at(b->storage, a->offset * b->info.elements + b->info.own_start * width);
+        const ar_buf shard_slice = ar_buf_at(b->shard, a->offset * count);
         AR_TRY(dev->ops->copy(dev, q, out ? shard_slice : bucket_slice, ar_const(out ? bucket_slice : shard_slice),
                               count * width));
     }

@@ -114,7 +114,7 @@ struct ar_ddp {
 /** A group of the context on the queue of d's buckets. */
 static inline ar_comm *ari_ddp_group(const ar_ddp *d, ari_over group)
 {
-    return d->communication ? d->communication->over[group] : d->ctx->over[group];
+    return d->communication ? d->communication->groups[group] : d->ctx->groups[group];
 }
 /** True if the data-parallel group has peers. */
 static inline bool ari_ddp_has_peers(const ar_ddp *d)

@@ -77,7 +77,7 @@ static ar_status call_hook(const ari_bucket *b, const ari_ddp_slot *s, const hoo
 static ar_status call_shares(const ari_bucket *b, const hooked *h)
 {
     for (const ari_ddp_slot *s = b->slot; s < b->slot + b->info.params; s++)
-        AR_TRY(call_hook(b, s, h, s->share.start, s->share.at, s->share.count));
+        AR_TRY(call_hook(b, s, h, s->share.start, s->share.offset, s->share.count));
     return AR_OK;
 }
 

@@ -377,7 +377,7 @@ static ar_status look_at_uses(const ari_trained *trained, ar_ctx *ctx, size_t pi
 {
     ari_routers routers;
     AR_TRY(ari_balance_routers(&routers, trained->module));
-    ctx->operands_once = pieces == 1 && !routers.counts && ctx->recompute.what == AR_RECOMPUTE_NONE &&
+    ctx->operands_once = pieces == 1 && !routers.counts && ctx->recompute.part == AR_RECOMPUTE_NONE &&
                          ari_trained_depths(trained->module) == 0;
     return AR_OK;
 }

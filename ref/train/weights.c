@@ -22,7 +22,7 @@ static ar_status share_bucket(ari_bucket *b)
     for (size_t i = 0; i < o->params; i++) {
         ar_param *p = o->param[i];
         ar_param_share *s = &b->slot[i].share;
-        s->value = ar_buf_at(b->weights, s->at * width);
+        s->value = ar_buf_at(b->weights, s->offset * width);
         AR_TRY(ari_share_get(ctx, s->value, p, &p->value, s->start, s->count));
     }
     return AR_OK;
@@ -65,7 +65,7 @@ static ar_status gather_weights(void *user, ar_queue *queue)
     ari_span_begin("weights of %s", u->module ? u->module->name : d->name);
     for (size_t i = 0; i < u->buckets && st == AR_OK; i++) {
         const ari_bucket *b = &u->bucket[i];
-        ar_comm *const *groups = d->gathers ? d->gathers->over : d->ctx->over;
+        ar_comm *const *groups = d->gathers ? d->gathers->groups : d->ctx->groups;
         ar_comm *group = groups[b->expert ? ARI_OVER_EXPERT_SHARD : ARI_OVER_SHARD];
         st = ar_comm_all_gather(group, queue, ar_buf_at(u->room, bucket_offset), ar_const(b->weights), b->shares,
                                 b->info.storage, b->tag);

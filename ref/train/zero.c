@@ -90,7 +90,7 @@ static ar_status param_run(ar_buf out, ar_ctx *ctx, const ar_param *p, const wor
         AR_TRY(ar_param_grad_value(p, ctx, &g));
         return ari_share_get(ctx, out, p, &g, start, count);
     }
-    AR_TRY(ctx->arith->bucket_take(ctx, ctx->queue, out, ar_const(s->grad), s->elements, s->at + start - s->start,
+    AR_TRY(ctx->arith->bucket_take(ctx, ctx->queue, out, ar_const(s->grad), s->elements, s->offset + start - s->start,
                                    count, p->value.dtype));
     g = ari_tensor_flat(AR_F32, out, count);
     return p->grad_scale == 1.0f ? AR_OK : ARI_KERNEL(ctx, scale, &g, &g, p->grad_scale);

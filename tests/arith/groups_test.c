@@ -183,7 +183,7 @@ static ar_status add_rows(gradient *j, ar_ctx *ctx, ar_param *const *to)
     ar_tensor x, dy[PARAMS];
     list_rows(&o, j->cp, ar_comm_rank(ctx->sequence));
     const ar_groups g = {
-        .n = GROUPS, .samples = SAMPLES, .longest = EACH, .first = o.first, .sample = o.sample, .over = ctx->sequence};
+        .n = GROUPS, .samples = SAMPLES, .longest = EACH, .first = o.first, .sample = o.sample, .comm = ctx->sequence};
     AR_TRY(upload_rows(ctx, &x, &o, j->x, IN, rank_of(ctx) * width, width));
     for (int k = 0; k < PARAMS; k++)
         AR_TRY(upload_rows(ctx, &dy[k], &o, j->dy[k], OUT, 0, OUT));

@@ -23,21 +23,25 @@ typedef struct values {
 } values;
 
 static const ari_option options[] = {
-    ROW(.name = "tp", .kind = ARI_OPT_INT, .at = offsetof(values, tp), .min = 1, .max = 4096, .value = "N",
+    ROW(.name = "tp", .kind = ARI_OPT_INT, .offset = offsetof(values, tp), .min = 1, .max = 4096, .value = "N",
         .help = "ranks"),
-    ROW(.name = "sweep", .kind = ARI_OPT_INT, .at = offsetof(values, sweep), .min = 1, .max = 64, .value = "W",
+    ROW(.name = "sweep", .kind = ARI_OPT_INT, .offset = offsetof(values, sweep), .min = 1, .max = 64, .value = "W",
         .otherwise = "8", .help = "all"),
-    {.name = "sp", .letter = 's', .kind = ARI_OPT_FLAG, .at = offsetof(values, sp), .help = "sequence parallel"},
-    {.name = "batch", .letter = 'b', .kind = ARI_OPT_SIZE, .at = offsetof(values, batch), .min = 1, .max = 1e6},
-    {.name = "bytes", .kind = ARI_OPT_BYTES, .at = offsetof(values, bytes)},
-    {.name = "lr", .kind = ARI_OPT_DOUBLE, .at = offsetof(values, lr), .min = 0, .max = 1},
-    {.name = "text", .kind = ARI_OPT_STRING, .at = offsetof(values, text), .value = "FILE", .help = "a file"},
-    {.name = "stages", .kind = ARI_OPT_STAGES, .at = offsetof(values, stages), .value = "LIST", .help = "layers"},
-    {.name = "numerics", .kind = ARI_OPT_ENUM, .at = offsetof(values, numerics), .choices = numerics, .help = "which"},
+    {.name = "sp", .letter = 's', .kind = ARI_OPT_FLAG, .offset = offsetof(values, sp), .help = "sequence parallel"},
+    {.name = "batch", .letter = 'b', .kind = ARI_OPT_SIZE, .offset = offsetof(values, batch), .min = 1, .max = 1e6},
+    {.name = "bytes", .kind = ARI_OPT_BYTES, .offset = offsetof(values, bytes)},
+    {.name = "lr", .kind = ARI_OPT_DOUBLE, .offset = offsetof(values, lr), .min = 0, .max = 1},
+    {.name = "text", .kind = ARI_OPT_STRING, .offset = offsetof(values, text), .value = "FILE", .help = "a file"},
+    {.name = "stages", .kind = ARI_OPT_STAGES, .offset = offsetof(values, stages), .value = "LIST", .help = "layers"},
+    {.name = "numerics",
+     .kind = ARI_OPT_ENUM,
+     .offset = offsetof(values, numerics),
+     .choices = numerics,
+     .help = "which"},
     {0},
 };
 static const ari_positional positionals[] = {
-    {.name = "MODEL", .at = offsetof(values, model), .help = "a folder"},
+    {.name = "MODEL", .offset = offsetof(values, model), .help = "a folder"},
     {0},
 };
 static const ari_args_spec spec = {
@@ -234,8 +238,8 @@ Test(args, what_is_wrong_is_refused_with_what_would_be_right)
 
 Test(args, a_required_positional_is_missed)
 {
-    const ari_positional required[] = {{.name = "DUMP", .at = offsetof(values, model), .required = true, .help = "x"},
-                                       {0}};
+    const ari_positional required[] = {
+        {.name = "DUMP", .offset = offsetof(values, model), .required = true, .help = "x"}, {0}};
     ari_args_spec strict = spec;
     strict.positionals = required;
     values v = {0};

@@ -259,7 +259,7 @@ static inline int fuzz_schedule(const uint8_t *data, size_t size)
 /* A box lies within the full tensor and within the entry. */
 static inline void fuzz_check_box(const ar_dump_box *b, int ndim, const size_t *shape, const ar_st_entry *e)
 {
-    size_t last = b->at;
+    size_t last = b->offset;
     bool empty = false;
     for (int d = 0; d < ndim; d++) {
         fuzz_expect(b->extent[d] <= shape[d] && b->global[d] <= shape[d] - b->extent[d], "a box outside the tensor");

@@ -165,7 +165,7 @@ static ar_status call_redistribute(work *w, ar_tensor *out, region of)
 {
     const size_t ranks = (size_t)ar_comm_size(ar_ctx_tp(w->ctx));
     const ar_redistribution r = {
-        .ndim = 3, .shape = {2, N, N * ranks}, .from = {{AR_SHARD, 2}}, .to = {{AR_REPLICATE, 0}}};
+        .ndim = 3, .shape = {2, N, N * ranks}, .src = {{AR_SHARD, 2}}, .dst = {{AR_REPLICATE, 0}}};
     (void)of;
     return ar_redistribute(w->ctx, &w->groups, out, &w->in[0], &r, "gather");
 }

@@ -61,13 +61,13 @@ Test(layer_errors, only_rowwise_layers_leave_terms)
 {
     const ar_placement whole = {AR_REPLICATE, 0};
     ar_branch_split split = ari_branch_of(AR_STYLE_ROWWISE, AR_STYLE_COLWISE, whole);
-    split.second.to = (ar_placement){AR_PARTIAL_SUM, 0};
+    split.second.output = (ar_placement){AR_PARTIAL_SUM, 0};
     ar_mlp_options o = {.hidden = 8, .ffn = 8, .activation = AR_ACT_RELU, .split = &split};
     expect_error(2, create_mlp, &o, AR_ERR_ARG, WORDS("mlp.fc2", "only a rowwise layer", "colwise"));
     split.second.style = AR_STYLE_REPLICATE;
     expect_error(2, create_mlp, &o, AR_ERR_ARG, WORDS("mlp.fc2", "only a rowwise layer", "replicate"));
     split = ari_branch_of(AR_STYLE_REPLICATE, AR_STYLE_ROWWISE, whole);
-    split.first.to = split.second.from = (ar_placement){AR_SHARD, -1};
+    split.first.output = split.second.input = (ar_placement){AR_SHARD, -1};
     o.ffn = 7;
     expect_error(2, create_mlp, &o, AR_ERR_INDIVISIBLE, WORDS("mlp.fc1", "7", "2 ranks"));
 }

@@ -32,8 +32,8 @@ static ar_status parse(ar_plan *p, const char *text)
 /* from, to: which of the two the rule's style has. */
 static bool same_value(const ar_plan_value *a, const ar_plan_value *b, bool from, bool to)
 {
-    return a->given == b->given && strcmp(a->name, b->name) == 0 &&
-           (!from || ari_placement_same(a->from, b->from, 3)) && (!to || ari_placement_same(a->to, b->to, 3));
+    return a->is_declared == b->is_declared && strcmp(a->name, b->name) == 0 &&
+           (!from || ari_placement_same(a->src, b->src, 3)) && (!to || ari_placement_same(a->dst, b->dst, 3));
 }
 
 /* Shipped plans and the default ones are the same rules. */
@@ -72,16 +72,16 @@ CLAIM(rules_styles_placements_and_aliases_are_read)
                            "{'modules':'lm_head', 'style':'colwise', 'output':'R'}]}"));
     cr_assert_eq(p.rules, 4);
     cr_expect_str_eq(p.rule[1].glob, "layers.*.self_attn.o_proj");
-    cr_expect(p.rule[0].global_output && p.rule[0].output.to.kind == AR_SHARD && p.rule[0].output.to.dim == -1);
+    cr_expect(p.rule[0].global_output && p.rule[0].output.dst.kind == AR_SHARD && p.rule[0].output.dst.dim == -1);
     cr_expect_str_eq(p.rule[2].input[2].name, "mask");
-    cr_expect(p.rule[2].input[0].given && !p.rule[2].input[1].given);
+    cr_expect(p.rule[2].input[0].is_declared && !p.rule[2].input[1].is_declared);
     cr_assert_ok(ari_plan_check(&p, &c, false));
     cr_assert_ok(ari_plan_block(&p, &c, 1, false, &block));
     cr_assert_ok(ari_plan_outer(&p, &c, false, &outer));
-    cr_expect(block.attention.first.to.kind == AR_SHARD && block.mlp.first.style == AR_STYLE_REPLICATE);
-    cr_expect(block.attention.second.to.kind == AR_REPLICATE, "the module adds up what its last layer leaves");
+    cr_expect(block.attention.first.output.kind == AR_SHARD && block.mlp.first.style == AR_STYLE_REPLICATE);
+    cr_expect(block.attention.second.output.kind == AR_REPLICATE, "the module adds up what its last layer leaves");
     cr_expect(outer.tokens == AR_EMBEDDING_WHOLE && outer.head.style == AR_STYLE_COLWISE);
-    cr_expect_eq(outer.head.to.kind, AR_REPLICATE);
+    cr_expect_eq(outer.head.output.kind, AR_REPLICATE);
 }
 
 /* What is written says what was read: the same rules, field by field, and the same hash. */

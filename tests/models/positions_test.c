@@ -123,7 +123,7 @@ static ar_status look(ar_comm *world, void *user)
     OWNED(ar_device_destroy) ar_device *device = NULL;
     OWNED(ar_queue_destroy) ar_queue *queue = NULL;
     AR_TRY(ar_parallel_groups_begin(&g, world, &mesh));
-    ar_comm *const group[GROUPS] = {g.tp, g.dp, g.cp.all, g.cp.ring, g.cp.inner};
+    ar_comm *const group[GROUPS] = {g.tp, g.dp, g.cp.group, g.cp.ring, g.cp.inner};
     AR_TRY(ar_device_cpu_create(&device, 1));
     AR_TRY(device->ops->queue_create(device, &queue, AR_QUEUE_INLINE, "main"));
     for (int i = 0; i < GROUPS; i++) {

@@ -35,11 +35,11 @@ static ar_status add_up(ar_ctx *ctx, void *user)
     SCOPED(ar_mesh_groups_fini) ar_mesh_groups g = {0};
     ar_tensor x, y;
     AR_TRY(ar_mesh_groups_init(&g, &j->mesh, ar_ctx_tp(ctx)));
-    AR_TRY(ar_placements_parse(r.from, j->mesh.ndim, j->from));
-    AR_TRY(ar_placements_parse(r.to, j->mesh.ndim, j->to));
+    AR_TRY(ar_placements_parse(r.src, j->mesh.ndim, j->from));
+    AR_TRY(ar_placements_parse(r.dst, j->mesh.ndim, j->to));
     AR_TRY(rank_upload(ctx, &x, 1, r.shape, terms[(rank + j->shift) % TERMS]));
     AR_TRY(ar_redistribute(ctx, &g, &y, &x, &r, NULL));
-    AR_TRY(ar_placements_region(&j->start[rank], &j->count[rank], &g.mesh, g.at, r.to, 1, r.shape, true));
+    AR_TRY(ar_placements_region(&j->start[rank], &j->count[rank], &g.mesh, g.coords, r.dst, 1, r.shape, true));
     return ar_ctx_download(ctx, j->sum[rank], &y);
 }
 
@@ -93,8 +93,8 @@ static ar_status try_it(ar_ctx *ctx, void *user)
     SCOPED(ar_mesh_groups_fini) ar_mesh_groups g = {0};
     ar_tensor x, y;
     AR_TRY(ar_mesh_groups_init(&g, &mesh, ar_ctx_tp(ctx)));
-    AR_TRY(ar_placements_parse(r.from, 1, c->from));
-    AR_TRY(ar_placements_parse(r.to, 1, c->to));
+    AR_TRY(ar_placements_parse(r.src, 1, c->from));
+    AR_TRY(ar_placements_parse(r.dst, 1, c->to));
     AR_TRY(ar_ctx_tensor(ctx, &x, c->dtype, 1, (const size_t[]){4}));
     return ar_redistribute(ctx, &g, &y, &x, &r, "a.layer");
 }
@@ -124,10 +124,10 @@ CLAIM(sums_and_maxima_do_not_mix_and_a_maximum_has_no_gradient)
     ar_redistribution r = {.ndim = 1, .shape = {4}};
     ar_redistribution_step steps[AR_REDISTRIBUTION_STEPS];
     size_t n = 0;
-    cr_assert_ok(ar_placements_parse(r.from, 2, "[P(sum), P(max)]"));
+    cr_assert_ok(ar_placements_parse(r.src, 2, "[P(sum), P(max)]"));
     cr_assert_refused(ari_redistribution_steps(steps, &n, &mesh, &r), AR_ERR_ARG, "[P(sum), P(max)]");
     cr_assert_eq(ar_redistribution_backward(&r, &mesh, &r), AR_ERR_UNSUPPORTED);
-    r.from[0].kind = AR_PARTIAL_MAX;
+    r.src[0].kind = AR_PARTIAL_MAX;
     cr_assert_ok(ari_redistribution_steps(steps, &n, &mesh, &r));
     r.ndim = AR_MAX_DIMS + 1;
     cr_assert_eq(ari_redistribution_steps(steps, &n, &mesh, &r), AR_ERR_ARG);

@@ -78,10 +78,10 @@ static ar_status move_placed(ar_ctx *ctx, const ar_mesh_groups *g, ar_tensor *y,
 {
     ar_placed p = {.local = *x, .groups = g};
     memcpy(p.shape, r->shape, sizeof p.shape);
-    memcpy(p.at, r->from, sizeof p.at);
-    AR_TRY(ar_placed_redistribute(ctx, &p, &p, r->to, "moved"));
+    memcpy(p.placement, r->src, sizeof p.placement);
+    AR_TRY(ar_placed_redistribute(ctx, &p, &p, r->dst, "moved"));
     *y = p.local;
-    return memcmp(p.at, r->to, (size_t)g->mesh.ndim * sizeof *p.at) == 0
+    return memcmp(p.placement, r->dst, (size_t)g->mesh.ndim * sizeof *p.placement) == 0
                ? AR_OK
                : ar_error_set(AR_ERR_INTERNAL, "it does not know where it is");
 }
@@ -94,8 +94,8 @@ static ar_status pass(ar_ctx *ctx, const ar_mesh_groups *g, move_case *c, const 
     size_t extent[AR_MAX_DIMS], before, after, peak;
     ar_tensor x, y;
     fill_whole(whole, back);
-    encode(raw, c->dtype, part, plain_part(part, &c->mesh, rank, r->from, r->ndim, r->shape, whole));
-    AR_TRY(ar_placements_region(NULL, extent, &g->mesh, g->at, r->from, r->ndim, r->shape, true));
+    encode(raw, c->dtype, part, plain_part(part, &c->mesh, rank, r->src, r->ndim, r->shape, whole));
+    AR_TRY(ar_placements_region(NULL, extent, &g->mesh, g->coords, r->src, r->ndim, r->shape, true));
     AR_TRY(ar_ctx_tensor(ctx, &x, c->dtype, r->ndim, extent));
     AR_TRY(ar_ctx_upload(ctx, &x, raw));
     ar_ctx_memory(ctx, &before, &peak);
@@ -103,7 +103,7 @@ static ar_status pass(ar_ctx *ctx, const ar_mesh_groups *g, move_case *c, const 
     ar_ctx_memory(ctx, &after, &peak);
     if (after != before + ar_tensor_count(&y) * ar_dtype_bytes(y.dtype))
         return ar_error_set(AR_ERR_INTERNAL, "%zu bytes became %zu: x stays, and y alone comes", before, after);
-    AR_TRY(ar_placements_region(NULL, extent, &g->mesh, g->at, r->to, r->ndim, r->shape, true));
+    AR_TRY(ar_placements_region(NULL, extent, &g->mesh, g->coords, r->dst, r->ndim, r->shape, true));
     for (int d = 0; d < r->ndim; d++) {
         if (y.ndim != r->ndim || y.shape[d] != extent[d])
             return ar_error_set(AR_ERR_SHAPE, "the part has another shape than its placement says");
@@ -116,7 +116,7 @@ static ar_status pass(ar_ctx *ctx, const ar_mesh_groups *g, move_case *c, const 
 
 static bool linear(const move_case *c)
 {
-    return !plain_lists(&c->mesh, c->r.from, AR_PARTIAL_MAX) && !plain_lists(&c->mesh, c->r.to, AR_PARTIAL_MAX);
+    return !plain_lists(&c->mesh, c->r.src, AR_PARTIAL_MAX) && !plain_lists(&c->mesh, c->r.dst, AR_PARTIAL_MAX);
 }
 
 static ar_status all_cases(ar_ctx *ctx, void *user)
@@ -146,8 +146,8 @@ static const char *described(const move_case *c)
     char from[96], to[96];
     snprintf(text, sizeof text, "%s [%zu, %zu, %zu] on %d x %d x %d ranks: %s to %s", ar_dtype_name(c->dtype),
              c->r.shape[0], c->r.shape[1], c->r.shape[2], c->mesh.dim[0].size, c->mesh.dim[1].size, c->mesh.dim[2].size,
-             ari_placements_text(from, sizeof from, c->r.from, c->mesh.ndim),
-             ari_placements_text(to, sizeof to, c->r.to, c->mesh.ndim));
+             ari_placements_text(from, sizeof from, c->r.src, c->mesh.ndim),
+             ari_placements_text(to, sizeof to, c->r.dst, c->mesh.ndim));
     return text;
 }
 
@@ -159,23 +159,23 @@ static void check_case(move_case *c)
     size_t nx[PLAIN_RANKS];
     fill_whole(whole[0], false);
     fill_whole(whole[1], true);
-    cr_assert(plain_is_whole(&c->mesh, c->r.to, c->r.ndim, c->r.shape, whole[0], c->part[0], c->count[0]),
+    cr_assert(plain_is_whole(&c->mesh, c->r.dst, c->r.ndim, c->r.shape, whole[0], c->part[0], c->count[0]),
               "%s: the tensor has changed", described(c));
     if (!linear(c))
         return;
     for (int d = 0; d < c->mesh.ndim; d++) {
-        cr_assert_ok(ari_placement_gradient(&gradient_of_to[d], c->r.to[d]));
-        cr_assert_ok(ari_placement_gradient(&gradient_of_from[d], c->r.from[d]));
+        cr_assert_ok(ari_placement_gradient(&gradient_of_to[d], c->r.dst[d]));
+        cr_assert_ok(ari_placement_gradient(&gradient_of_from[d], c->r.src[d]));
     }
     cr_assert(plain_is_whole(&c->mesh, gradient_of_from, c->r.ndim, c->r.shape, whole[1], c->part[1], c->count[1]),
               "%s: the gradient has changed", described(c));
     for (int r = 0; r < plain_world(&c->mesh); r++) {
-        nx[r] = plain_part(x[r], &c->mesh, r, c->r.from, c->r.ndim, c->r.shape, whole[0]);
+        nx[r] = plain_part(x[r], &c->mesh, r, c->r.src, c->r.ndim, c->r.shape, whole[0]);
         const size_t ny = plain_part(y[r], &c->mesh, r, gradient_of_to, c->r.ndim, c->r.shape, whole[1]);
         cr_assert(ny == c->count[0][r] && nx[r] == c->count[1][r], "%s", described(c));
     }
-    const long left = plain_inner(&c->mesh, c->r.to, c->part[0], y, c->count[0]);
-    const long right = plain_inner(&c->mesh, c->r.from, x, c->part[1], nx);
+    const long left = plain_inner(&c->mesh, c->r.dst, c->part[0], y, c->count[0]);
+    const long right = plain_inner(&c->mesh, c->r.src, x, c->part[1], nx);
     cr_assert_eq(left, right, "%s: <Ax, y> = %ld, <x, A'y> = %ld", described(c), left, right);
     cr_assert(left != 0 || plain_count(c->r.ndim, c->r.shape) == 0, "%s: these values show nothing", described(c));
 }
@@ -199,7 +199,7 @@ static bool mixes(const ar_mesh *m, const ar_placement *p)
 
 static void add_case(move_list *list, const ar_mesh *mesh, const ar_redistribution *r, ar_dtype dtype)
 {
-    if (mixes(mesh, r->from) || mixes(mesh, r->to))
+    if (mixes(mesh, r->src) || mixes(mesh, r->dst))
         return;
     if (list->n == list->room) {
         list->room = list->room ? 2 * list->room : 64;
@@ -211,7 +211,7 @@ static void add_case(move_list *list, const ar_mesh *mesh, const ar_redistributi
 
 static ar_redistribution pair(const size_t *shape, size_t from, size_t to)
 {
-    ar_redistribution r = {.ndim = 3, .from = {kinds[from]}, .to = {kinds[to]}};
+    ar_redistribution r = {.ndim = 3, .src = {kinds[from]}, .dst = {kinds[to]}};
     memcpy(r.shape, shape, 3 * sizeof *shape);
     return r;
 }
@@ -231,7 +231,7 @@ static void add_pairs(move_list *list, int ranks, bool native)
     for (size_t s = 0; s < 4; s++) {
         for (size_t i = 0; i < KINDS * KINDS; i++) {
             const ar_redistribution r = pair(shapes[s], i / KINDS, i % KINDS);
-            const bool reduced = !only_moves(r.from[0]) || !only_moves(r.to[0]);
+            const bool reduced = !only_moves(r.src[0]) || !only_moves(r.dst[0]);
             const ar_dtype other = others[native][(i + s + (size_t)ranks) % 3];
             add_case(list, &mesh, &r, AR_F32);
             add_case(list, &mesh, &r, other == AR_I8 && reduced ? AR_I32 : other);
@@ -246,15 +246,15 @@ static size_t staying(const move_case *c)
     size_t n = 0;
     for (size_t e = 0; e < plain_count(3, c->r.shape); e++) {
         for (int r = 0; r < c->mesh.dim[0].size; r++)
-            n += plain_has(&c->mesh, &r, c->r.from, 3, c->r.shape, e) &&
-                 plain_has(&c->mesh, &r, c->r.to, 3, c->r.shape, e);
+            n += plain_has(&c->mesh, &r, c->r.src, 3, c->r.shape, e) &&
+                 plain_has(&c->mesh, &r, c->r.dst, 3, c->r.shape, e);
     }
     return n;
 }
 
 static uint64_t expected_bytes(const move_case *c, bool native)
 {
-    const ar_placement_kind from = c->r.from[0].kind, to = c->r.to[0].kind;
+    const ar_placement_kind from = c->r.src[0].kind, to = c->r.dst[0].kind;
     const size_t n = plain_count(3, c->r.shape), width = ar_dtype_bytes(c->dtype);
     const size_t links = (size_t)c->mesh.dim[0].size - 1;
     const bool accumulated = from == AR_PARTIAL_SUM && c->dtype == AR_F32 && !native;
@@ -307,8 +307,8 @@ CLAIM(every_pair_of_lists_on_two_axes_keeps_the_tensor)
         move_list list = {NULL, 0, 0};
         for (size_t i = 0; i < KINDS * KINDS * KINDS * KINDS; i++) {
             ar_redistribution r = pair(shapes[m], i % KINDS, i / KINDS % KINDS);
-            r.from[1] = kinds[i / KINDS / KINDS % KINDS];
-            r.to[1] = kinds[i / KINDS / KINDS / KINDS];
+            r.src[1] = kinds[i / KINDS / KINDS % KINDS];
+            r.dst[1] = kinds[i / KINDS / KINDS / KINDS];
             add_case(&list, &meshes[m], &r, i % 5 == 0 ? AR_I64 : AR_F32);
         }
         run_list(&list, m == 0 ? AR_NUMERICS_EXACT : AR_NUMERICS_NATIVE);
@@ -325,8 +325,8 @@ CLAIM(drawn_lists_on_three_axes_keep_the_tensor)
         ar_redistribution r = pair((const size_t[]){5, 4, 3}, 0, 0);
         for (int d = 0; d < 3; d++) {
             state = state * 6364136223846793005u + 1442695040888963407u;
-            r.from[d] = kinds[(state >> 33) % KINDS];
-            r.to[d] = kinds[(state >> 43) % KINDS];
+            r.src[d] = kinds[(state >> 33) % KINDS];
+            r.dst[d] = kinds[(state >> 43) % KINDS];
         }
         add_case(&list, &mesh, &r, AR_F32);
     }
@@ -365,8 +365,8 @@ CLAIM(steps_come_in_the_documented_order)
         ar_redistribution_step step[AR_REDISTRIBUTION_STEPS];
         size_t n = 0;
         char text[200] = "";
-        cr_assert_ok(ar_placements_parse(r.from, 2, cases[i].from));
-        cr_assert_ok(ar_placements_parse(r.to, 2, cases[i].to));
+        cr_assert_ok(ar_placements_parse(r.src, 2, cases[i].from));
+        cr_assert_ok(ar_placements_parse(r.dst, 2, cases[i].to));
         cr_assert_ok(ari_redistribution_steps(step, &n, &mesh, &r));
         for (size_t k = 0; k < n; k++)
             snprintf(text + strlen(text), sizeof text - strlen(text), "%s%s %s", k ? ", " : "", moves[step[k].move],

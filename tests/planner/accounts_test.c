@@ -58,7 +58,7 @@ static void expect_less_by_recomputation(ari_planned p, const char *text)
 {
     double before = HUGE_VAL;
     for (int k = AR_RECOMPUTE_NONE; k <= AR_RECOMPUTE_FULL; k++) {
-        p.step.run.parallel.recompute.what = (ar_recompute)k;
+        p.step.run.parallel.recompute.part = (ar_recompute)k;
         const ari_memory m = shape_memory(&p);
         cr_expect_leq(shape_kept(&m), before, "%s: %d", text, k);
         before = shape_kept(&m);

@@ -16,7 +16,7 @@ static void flops_counted(double *model, double *hardware, const ari_planned *p)
     const double tokens = (double)(p->step.run.batch * p->step.run.seq),
                  ranks = ari_at_least_one(p->step.run.parallel.tp);
     one.step.run.parallel.tp = 1;
-    one.step.run.parallel.recompute.what = AR_RECOMPUTE_NONE;
+    one.step.run.parallel.recompute.part = AR_RECOMPUTE_NONE;
     cr_assert_ok(ari_time_of(&t, &one, &o));
     cr_assert_ok(ari_time_of(&u, p, &o));
     *model = 1e12 * t.seconds[ARI_TIME_PRODUCTS] / tokens;

@@ -346,7 +346,7 @@ CLAIM(of_chunks_beside_products_is_what_each_rank_counts)
                                  .sp = true,
                                  .overlap = 1 + (int)i % 6,
                                  .keep_gathered = i % 5 == 3,
-                                 .recompute = {.what = (ar_recompute)(i % 7 % AR_RECOMPUTES)}},
+                                 .recompute = {.part = (ar_recompute)(i % 7 % AR_RECOMPUTES)}},
                     .numerics = native ? AR_NUMERICS_NATIVE : AR_NUMERICS_EXACT,
                     .precision = native && i % 4 < 2 ? AR_PRECISION_BF16 : AR_PRECISION_F32};
         ar_config c;

@@ -16,7 +16,7 @@ static double korthikanti(const ari_planned *p)
     const double s = (double)p->step.run.seq, b = (double)p->step.run.batch, h = (double)c->hidden;
     const double scores = 5.0 * (double)c->heads * s * s * b, t = p->step.run.parallel.tp;
     const bool sp = p->step.run.parallel.sp;
-    switch (p->step.run.parallel.recompute.what) {
+    switch (p->step.run.parallel.recompute.part) {
     case AR_RECOMPUTE_NONE:
         return sp ? (34.0 * s * b * h + scores) / t : s * b * h * (10.0 + 24.0 / t) + scores / t;
     case AR_RECOMPUTE_SELECTIVE:
@@ -45,11 +45,11 @@ CLAIM(blocks_keep_what_korthikanti_et_al_count_to_the_byte)
         const ar_config c = shape_bundled(models[i % 4]);
         const bool sp = i / 24 % 2 != 0;
         ari_planned p = shape_planned(&c, tp[i / 4 % 3], sp, i / 12 % 2 != 0 ? 4 : 1, 2048);
-        p.step.run.parallel.recompute.what = (ar_recompute)(i / 48);
+        p.step.run.parallel.recompute.part = (ar_recompute)(i / 48);
         p.step.run.dropout = 0.1;
         const ari_memory m = shape_memory(&p);
         cr_expect_eq(shape_kept(&m), (double)c.layers * korthikanti(&p), "%s tp=%d sp=%d batch %zu recompute %d: %.0f",
-                     c.name, p.step.run.parallel.tp, sp, p.step.run.batch, (int)p.step.run.parallel.recompute.what,
+                     c.name, p.step.run.parallel.tp, sp, p.step.run.batch, (int)p.step.run.parallel.recompute.part,
                      shape_kept(&m));
     }
 }
@@ -205,9 +205,9 @@ CLAIM(recomputation_works_on_a_whole_block_at_a_time)
     ari_planned p = shape_planned(&c, 8, true, 1, 2048);
     p.step.run.dropout = 0.1;
     const double base = held(&p, ARI_MEMORY_WORKSPACE);
-    p.step.run.parallel.recompute.what = AR_RECOMPUTE_SELECTIVE;
+    p.step.run.parallel.recompute.part = AR_RECOMPUTE_SELECTIVE;
     cr_expect_eq(held(&p, ARI_MEMORY_WORKSPACE) - base, scores / 8.0);
-    p.step.run.parallel.recompute.what = AR_RECOMPUTE_FULL;
+    p.step.run.parallel.recompute.part = AR_RECOMPUTE_FULL;
     cr_expect_eq(held(&p, ARI_MEMORY_WORKSPACE) - base, (32.0 * sbh + scores) / 8.0);
 }
 
@@ -223,7 +223,7 @@ CLAIM(blocks_for_further_tokens_are_recomputed_too)
         ari_time t;
         c.mtp = 2 * further;
         ari_planned p = shape_planned(&c, 1, false, 2, 64);
-        p.step.run.parallel.recompute.what = (ar_recompute)what;
+        p.step.run.parallel.recompute.part = (ar_recompute)what;
         const ari_memory m = shape_memory(&p);
         cr_assert_ok(ari_time_of(&t, &p, &o));
         of[further][what] = shape_kept(&m);

@@ -148,10 +148,10 @@ CLAIM(hardware_counts_copies_and_recomputation)
     double model = 0.0, hardware = 0.0, blocks = 0.0, all = 0.0;
     flops_counted(&model, &hardware, &p);
     cr_expect_eq(hardware, model);
-    p.step.run.parallel.recompute.what = AR_RECOMPUTE_SELECTIVE;
+    p.step.run.parallel.recompute.part = AR_RECOMPUTE_SELECTIVE;
     flops_counted(&model, &hardware, &p);
     cr_expect_float_eq(hardware - model, 4.0 * layers * s * h, 1.0);
-    p.step.run.parallel.recompute.what = AR_RECOMPUTE_FULL;
+    p.step.run.parallel.recompute.part = AR_RECOMPUTE_FULL;
     flops_counted(&model, &hardware, &p);
     cr_assert_ok(ari_flops_token(&blocks, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_FULL));
     cr_assert_ok(ari_flops_token(&all, &c, 512, ARI_FLOPS_PRODUCTS, AR_RECOMPUTE_NONE));
@@ -253,7 +253,7 @@ static double predicted_gib(size_t i)
     p.step.run.parallel.pp = peaks[i].pp;
     p.step.run.parallel.virtual_stages = peaks[i].chunks;
     p.step.run.parallel.schedule = peaks[i].chunks > 1 ? AR_PP_INTERLEAVED : AR_PP_1F1B;
-    p.step.run.parallel.recompute.what = peaks[i].recompute;
+    p.step.run.parallel.recompute.part = peaks[i].recompute;
     p.flash = true;
     const ari_memory m = shape_memory(&p);
     return ari_memory_sum(&m) / 0x1p30;
@@ -313,7 +313,7 @@ CLAIM(memory_of_llama_3_8b)
         ari_planned p = shape_planned(&c, rows[i].tp, rows[i].sp, rows[i].batch * (size_t)rows[i].dp, rows[i].seq);
         p.step.run.parallel.dp = rows[i].dp;
         p.step.run.parallel.zero = rows[i].zero;
-        p.step.run.parallel.recompute.what = rows[i].recompute;
+        p.step.run.parallel.recompute.part = rows[i].recompute;
         p.flash = true;
         const ari_memory m = shape_memory(&p);
         char cells[256] = "";

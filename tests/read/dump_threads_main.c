@@ -23,7 +23,7 @@ static void write_rank(const char *folder, int rank)
 {
     static float x[COUNT];
     const size_t shape[] = {ROWS, COLUMNS}, part[] = {ROWS, COLUMNS / RANKS};
-    const ar_dump_place place = {.rank = rank, .world = RANKS, .mesh = {1, {{"tp", RANKS}}}, .at = {rank}};
+    const ar_dump_place place = {.rank = rank, .world = RANKS, .mesh = {1, {{"tp", RANKS}}}, .coords = {rank}};
     ar_layout columns, copy, term;
     ar_tensor shard, whole;
     for (int i = 0; i < COUNT; i++)

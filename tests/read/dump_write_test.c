@@ -104,7 +104,7 @@ static void write_rank(const draw *x, int tp_rank, int dp_rank, bool reversed)
     const ar_dump_place place = {.rank = dp_rank * x->tp + tp_rank,
                                  .world = x->dp * x->tp,
                                  .mesh = {2, {{"dp", x->dp}, {"tp", x->tp}}},
-                                 .at = {dp_rank, tp_rank}};
+                                 .coords = {dp_rank, tp_rank}};
     const char *const metadata[] = {"model", "drawn"};
     fill_local(data, &t, &o);
     cr_assert_ok(ar_dump_write(folder, &place, &v, 1, metadata, 1));
@@ -198,7 +198,7 @@ Test(dump_write, summands_are_written_as_such)
         cr_assert_ok(ari_layout_replicate(&o, 1, shape, 0, 1));
         cr_assert_ok(ar_tensor_view(&t, AR_F32, 1, shape, (ar_buf){x}));
         const ar_dump_value v = {"x", AR_F32, &t, &o, "tp"};
-        const ar_dump_place place = {.rank = r, .world = 2, .mesh = {1, {{"tp", 2}}}, .at = {r}};
+        const ar_dump_place place = {.rank = r, .world = 2, .mesh = {1, {{"tp", 2}}}, .coords = {r}};
         cr_assert_ok(ar_dump_write(folder, &place, &v, 1, NULL, 0));
     }
     OWNED(ar_dump_close) ar_dump *d = open_folder();
@@ -223,9 +223,9 @@ Test(dump_write, what_does_not_fit_is_refused)
     v.partial = "cp";
     cr_expect_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_ERR_ARG);
     v.partial = NULL;
-    place.at[0] = 2;
+    place.coords[0] = 2;
     cr_expect_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_ERR_ARG);
-    place.at[0] = 0;
+    place.coords[0] = 0;
     place.world = 3;
     cr_expect_eq(ar_dump_write(folder, &place, &v, 1, NULL, 0), AR_ERR_INDIVISIBLE);
     place.world = 2;

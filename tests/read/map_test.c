@@ -80,7 +80,7 @@ static void put_box(full *f, const ar_dump_box *b, const part *p)
     size_t index[4] = {0};
     cr_expect_gt(n, 0, "an empty box");
     for (size_t i = 0; i < n; i++) {
-        size_t rest = i, at = b->at, to = 0;
+        size_t rest = i, at = b->offset, to = 0;
         for (int d = f->ndim - 1; d >= 0; d--) {
             index[d] = rest % b->extent[d];
             rest /= b->extent[d];
@@ -269,7 +269,7 @@ Test(map, a_scalar_is_one_box)
     ari_piece *t = NULL;
     size_t n = 0;
     cr_assert_ok(ari_map_apply(m, &(ari_map_source){.rank = -1, .entry = &e}, &t, &n));
-    cr_expect(n == 1 && t->ndim == 0 && t->boxes == 1 && t->box->at == 0);
+    cr_expect(n == 1 && t->ndim == 0 && t->boxes == 1 && t->box->offset == 0);
 }
 
 /* --- names -------------------------------------------------------------------------------------------------------- */

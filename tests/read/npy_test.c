@@ -37,7 +37,7 @@ Test(npy, an_array_is_read_in_every_version)
         cr_assert_ok(try_open(m, &f));
         cr_expect(f->entry.dtype == AR_F32 && f->entry.ndim == 2);
         cr_expect(f->entry.count == 6 && f->entry.bytes == 24 && f->entry.shape[0] == 2 && f->entry.shape[1] == 3);
-        cr_expect(f->box.at == 0 && f->box.extent[0] == 2 && f->box.stride[0] == 3 && f->box.stride[1] == 1);
+        cr_expect(f->box.offset == 0 && f->box.extent[0] == 2 && f->box.stride[0] == 3 && f->box.stride[1] == 1);
         cr_expect_eq(((const unsigned char *)f->entry.data)[23], 23);
     }
 }

@@ -42,7 +42,7 @@ OWNER(ar_checkpoint_writer, ar_checkpoint_writer_destroy)
 
 static inline ar_checkpoint_writer *writer_of(size_t keep, bool fresh)
 {
-    const ar_checkpoint_options o = {.folder = folder, .keep = keep, .fresh = fresh};
+    const ar_checkpoint_options o = {.folder = folder, .max_checkpoints = keep, .fresh = fresh};
     ar_checkpoint_writer *w = NULL;
     cr_assert_ok(ar_checkpoint_writer_create(&w, &o));
     return w;

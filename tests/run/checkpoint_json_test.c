@@ -20,7 +20,7 @@ static ar_checkpoint_state unusual(void)
             .clip = 1.1, .dropout = 0.12, .loss_options = {.label_smoothing = 0.13, .z_loss = 1e-4},
             .numerics = AR_NUMERICS_NATIVE, .precision = AR_PRECISION_TF32, .storage = AR_BF16, .loss_scale = 65536,
             .loss_scale_steps = 13, .loss_scale_static = true, .batch = 14, .seq = 15, .in_order = true,
-            .packing = {.on = true, .separator = 18}, .data_hash = hash, .data_path = "a \"path\"/\xc3\xbc",
+            .packing = {.enabled = true, .separator = 18}, .data_hash = hash, .data_path = "a \"path\"/\xc3\xbc",
             .data_format = AR_DATA_U16, .data_tokens = 16, .loss = loss, .losses = 3);
     s.optimizer.group[0] = (ar_param_group){.glob = "*.bias", .lr_scale = 17, .weight_decay = 18};
     s.optimizer.group[1] = (ar_param_group){.glob = "*", .lr_scale = 0, .weight_decay = (double)NAN};
@@ -59,7 +59,7 @@ Test(checkpoint_json, everything_that_is_written_is_read)
     cr_assert(s->loss_options.label_smoothing == 0.13 && s->loss_options.z_loss == 1e-4);
     cr_assert(s->numerics == AR_NUMERICS_NATIVE && s->precision == AR_PRECISION_TF32 && s->storage == AR_BF16);
     cr_assert(s->loss_scale == 65536 && s->loss_scale_steps == 13 && s->loss_scale_static);
-    cr_assert(s->batch == 14 && s->seq == 15 && s->in_order && s->packing.on && s->packing.separator == 18);
+    cr_assert(s->batch == 14 && s->seq == 15 && s->in_order && s->packing.enabled && s->packing.separator == 18);
     cr_assert_str_eq(s->data_hash, hash);
     cr_assert_str_eq(s->data_path, want.data_path);
     cr_assert(s->data_format == AR_DATA_U16 && s->data_tokens == 16);

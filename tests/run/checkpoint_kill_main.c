@@ -24,7 +24,7 @@ static void expect(bool holds, const char *what)
 
 static ar_checkpoint_writer *writer_of(const char *folder, size_t keep)
 {
-    const ar_checkpoint_options o = {.folder = folder, .keep = keep};
+    const ar_checkpoint_options o = {.folder = folder, .max_checkpoints = keep};
     ar_checkpoint_writer *w = NULL;
     if (ar_checkpoint_writer_create(&w, &o) != AR_OK) {
         expect(false, "no writer");

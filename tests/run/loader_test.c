@@ -167,7 +167,7 @@ Test(loader, packed_windows_say_where_documents_end)
     ar_batch b;
     for (size_t separator = 3; separator < 20; separator += 6) { /* 3, 9, 15 */
         const ar_loader_options o = {
-            .batch = 2, .seq = SEQ, .in_order = true, .packing = {.on = true, .separator = separator}};
+            .batch = 2, .seq = SEQ, .in_order = true, .packing = {.enabled = true, .separator = separator}};
         OWNED(ari_loader_destroy) ar_loader *l = NULL;
         cr_assert_ok(ari_loader_create(&l, d, &o));
         cr_assert_eq(ari_loader_windows(l), WINDOWS);
@@ -184,7 +184,7 @@ static void expect_packed(const ar_data *d, size_t batch, size_t separator, cons
                           const int32_t *documents)
 {
     const ar_loader_options o = {
-        .batch = batch, .seq = 3, .in_order = true, .packing = {.on = true, .separator = separator}};
+        .batch = batch, .seq = 3, .in_order = true, .packing = {.enabled = true, .separator = separator}};
     OWNED(ari_loader_destroy) ar_loader *l = NULL;
     ar_batch b;
     cr_assert_ok(ari_loader_create(&l, d, &o));
@@ -209,8 +209,9 @@ Test(loader, packing_that_finds_no_documents_is_refused)
 {
     OWNED(ari_data_close) ar_data *d = counting();
     ar_loader *l = NULL;
-    const ar_loader_options none = {.batch = 1, .seq = 1, .packing = {.on = true, .separator = AR_NO_SEPARATOR}};
-    const ar_loader_options beyond = {.batch = 1, .seq = 1, .vocab = 256, .packing = {.on = true, .separator = 256}};
+    const ar_loader_options none = {.batch = 1, .seq = 1, .packing = {.enabled = true, .separator = AR_NO_SEPARATOR}};
+    const ar_loader_options beyond = {
+        .batch = 1, .seq = 1, .vocab = 256, .packing = {.enabled = true, .separator = 256}};
     cr_assert_refused(ari_loader_create(&l, d, &none), AR_ERR_DATA, "which token ends a document");
     cr_assert_refused(ari_loader_create(&l, d, &beyond), AR_ERR_ARG, "token 256 is to end a document");
     cr_assert_null(l);

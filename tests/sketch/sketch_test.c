@@ -75,7 +75,7 @@ static void whole_fini(whole *w)
 /* Adds a box of the tensor from a copy of its own, which has the box's elements alone, its dimensions in another order. */
 static void add_copy(ar_sketch *s, const whole *w, const size_t *start, const size_t *extent)
 {
-    ar_dump_box source = box_of(w), box = {.replicas = 1, .at = draw(3)};
+    ar_dump_box source = box_of(w), box = {.replicas = 1, .offset = draw(3)};
     size_t n = 1;
     const int rotation = (int)draw((uint64_t)(w->ndim > 0 ? w->ndim : 1));
     for (int i = w->ndim; i-- > 0;) {
@@ -85,10 +85,10 @@ static void add_copy(ar_sketch *s, const whole *w, const size_t *start, const si
         box.stride[d] = n;
         n *= extent[d];
     }
-    OWNED(free) unsigned char *copy = malloc((n + box.at) * w->bytes + 1);
+    OWNED(free) unsigned char *copy = malloc((n + box.offset) * w->bytes + 1);
     size_t index[AR_ST_MAX_DIMS] = {0};
     for (size_t k = 0; k < n; k++) {
-        size_t from = 0, to = box.at;
+        size_t from = 0, to = box.offset;
         for (int d = 0; d < w->ndim; d++) {
             from += (start[d] + index[d]) * source.stride[d];
             to += index[d] * box.stride[d];

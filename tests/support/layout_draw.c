@@ -471,7 +471,7 @@ void layout_draw_make(layout_draw *d, layout_draw_kind kind, uint64_t seed)
         draw_ddp(d, &state);
         draw_rates(d, &state);
         draw_loss(d, &state);
-        d->run.parallel.recompute.what =
+        d->run.parallel.recompute.part =
             coin(&again) ? (ar_recompute)(1 + pick(&again, AR_RECOMPUTES - 1)) : AR_RECOMPUTE_NONE;
         d->run.parallel.recompute.every = 1 + (int)pick(&again, 2);
         if (kind == DRAW_STAGES)

@@ -41,9 +41,9 @@ static bool cut_unevenly(const layout_draw *d)
     X(uneven_samples, d->run.batch % (size_t)p->dp != 0)                           \
     X(ranks_without_samples, d->run.batch < (size_t)p->dp)                         \
     X(micro_batches, p->micro_batches > 1)                                     \
-    X(recompute, p->recompute.what != AR_RECOMPUTE_NONE)                       \
-    X(selective, p->recompute.what == AR_RECOMPUTE_SELECTIVE)                  \
-    X(full, p->recompute.what == AR_RECOMPUTE_FULL)                            \
+    X(recompute, p->recompute.part != AR_RECOMPUTE_NONE)                       \
+    X(selective, p->recompute.part == AR_RECOMPUTE_SELECTIVE)                  \
+    X(full, p->recompute.part == AR_RECOMPUTE_FULL)                            \
     X(pp, p->pp > 1)                                                           \
     X(given_layers, p->stages.n > 0)                                           \
     X(stages_of_rank, p->virtual_stages > 1)                                   \

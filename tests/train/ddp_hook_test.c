@@ -81,8 +81,8 @@ static ar_status shares(ar_ctx *ctx, ar_ddp *d, ar_param **params, size_t n, toy
             AR_TRY(rank_read_gradient(ctx, whole, params[i]));
         if (units && count > 0) {
             AR_TRY(ar_ctx_tensor(ctx, &g, AR_F32, 1, &count));
-            AR_TRY(ar_ctx_arith(ctx)->bucket_take(ctx, ar_ctx_queue(ctx), g.data, ar_const(s->grad), s->elements, s->at,
-                                                  count, AR_F32));
+            AR_TRY(ar_ctx_arith(ctx)->bucket_take(ctx, ar_ctx_queue(ctx), g.data, ar_const(s->grad), s->elements,
+                                                  s->offset, count, AR_F32));
             AR_TRY(ar_ctx_download(ctx, whole + start, &g));
         }
         memcpy(out->grad + at + start, whole + start, count * sizeof *whole);

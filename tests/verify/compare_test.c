@@ -558,7 +558,7 @@ Test(compare, memory_of_shared_experts_is_predicted_by_the_baselines_routes)
         {.dp = 4, .ep = 2, .zero = 3},
         {.dp = 4, .ep = 2, .dispatch = AR_DISPATCH_ALL_GATHER, .zero = 2, .dp_replicate = 2},
         {.tp = 2, .sp = true, .dp = 2, .ep = 4, .etp = 1},
-        {.pp = 2, .dp = 2, .ep = 2, .micro_batches = 2, .recompute.what = AR_RECOMPUTE_FULL}};
+        {.pp = 2, .dp = 2, .ep = 2, .micro_batches = 2, .recompute.part = AR_RECOMPUTE_FULL}};
     ar_check_options o = check_layouts("mixtral-demo", layouts, sizeof layouts / sizeof *layouts, 8, 16);
     o.run.steps = 2;
     OWNED(ar_check_report_destroy) ar_check_report *r = check_or_fail(&o);

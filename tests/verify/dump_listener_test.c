@@ -206,10 +206,10 @@ Test(dump_listener, tensor_parallel_ranks_are_neighbours_in_the_mesh)
 {
     const ar_dump_place p = ar_dump_place_of(&(ar_parallel){.dp = 3, .tp = 2}, 5);
     cr_expect(p.rank == 5 && p.world == 6 && p.mesh.ndim == 2);
-    cr_expect(strcmp(p.mesh.dim[0].name, "dp") == 0 && p.mesh.dim[0].size == 3 && p.at[0] == 2);
-    cr_expect(strcmp(p.mesh.dim[1].name, "tp") == 0 && p.mesh.dim[1].size == 2 && p.at[1] == 1);
+    cr_expect(strcmp(p.mesh.dim[0].name, "dp") == 0 && p.mesh.dim[0].size == 3 && p.coords[0] == 2);
+    cr_expect(strcmp(p.mesh.dim[1].name, "tp") == 0 && p.mesh.dim[1].size == 2 && p.coords[1] == 1);
     cr_expect_eq(ar_dump_place_of(&(ar_parallel){.tp = 0}, 0).world, 1);
     const ar_dump_place c = ar_dump_place_of(&(ar_parallel){.dp = 2, .cp = 4, .tp = 2}, 13);
     cr_expect(c.world == 16 && c.mesh.ndim == 3 && strcmp(c.mesh.dim[1].name, "cp") == 0 && c.mesh.dim[1].size == 4);
-    cr_expect(c.at[0] == 1 && c.at[1] == 2 && c.at[2] == 1);
+    cr_expect(c.coords[0] == 1 && c.coords[1] == 2 && c.coords[2] == 1);
 }

@@ -269,17 +269,17 @@ static ar_status build_gated(void *user, ar_ctx *ctx, ar_module **module, ar_los
     static const ar_module_ops ops = ROW(.kind = "gated", .forward = gated_forward, .backward = gated_backward,
                                          .children = gated_children, .destroy = gated_destroy);
     ar_plan_walk w = {.plan = ((const given *)user)->plan};
-    const ar_placement x = w.at;
+    const ar_placement x = w.placement;
     gated *m = calloc(1, sizeof *m);
     if (!m)
         return AR_ERR_MEMORY;
     *module = &m->base;
     AR_TRY(ar_module_init(&m->base, &ops, "mlp", AR_HELD_WHOLE));
     AR_TRY(ar_plan_linear_create(&m->up, ctx, &w, "mlp.up", WIDTH, FFN, false));
-    const ar_placement of_up = w.at;
-    w.at = x;
+    const ar_placement of_up = w.placement;
+    w.placement = x;
     AR_TRY(ar_plan_linear_create(&m->gate, ctx, &w, "mlp.gate", WIDTH, FFN, true));
-    if (!ari_placement_same(of_up, w.at, 3))
+    if (!ari_placement_same(of_up, w.placement, 3))
         return ar_error_set(AR_ERR_UNSUPPORTED, "mlp.up and mlp.gate leave other parts: give both one style");
     AR_TRY(ar_plan_linear_create(&m->down, ctx, &w, "mlp.down", FFN, WIDTH, true));
     AR_TRY(ar_plan_redistribute_create(&m->back, ctx, &w, "mlp.back", x));
@@ -491,14 +491,14 @@ CLAIM(a_plan_by_calls_holds_its_own_rules_alone)
     cr_expect_str_eq(ar_error_message(),
                      "mine: rule 2, 'answer': no layer has this name; the layers of chat are words");
     cr_assert_ok(ari_plan_head(&head, &w, "answer"));
-    cr_expect(head.style == AR_STYLE_COLWISE && head.to.kind == AR_SHARD);
+    cr_expect(head.style == AR_STYLE_COLWISE && head.output.kind == AR_SHARD);
     cr_expect_eq(ari_plan_held(&w), AR_HELD_SHARD);
     cr_expect_ok(ar_plan_end(&w, "chat"));
     cr_expect_refused(ari_plan_head(&head, &w, "other"), AR_ERR_UNSUPPORTED,
                       "other: S(-1) arrives, and a head takes R");
-    w.at = (ar_placement){AR_INVARIANT, 0};
+    w.placement = (ar_placement){AR_INVARIANT, 0};
     cr_expect_eq(ari_plan_head(&head, &w, "answer"), AR_OK, "I is R here: %s", ar_error_message());
-    w.at = (ar_placement){AR_PARTIAL_SUM, 0};
+    w.placement = (ar_placement){AR_PARTIAL_SUM, 0};
     cr_expect_eq(ari_plan_head(&head, &w, "answer"), AR_ERR_ARG);
     cr_expect_str_eq(ar_error_message(), "answer: what arrives is said to be P(sum); R, S(-1) and S(1) are possible");
 }

@@ -199,7 +199,7 @@ static void add_weights(prediction *p, const linear *l)
     const int cut = l->split.style == AR_STYLE_COLWISE ? 0 : l->split.style == AR_STYLE_ROWWISE ? 1 : -1;
     const bool packed = l->flags & PACKED, one = packed && p->config->arch == AR_ARCH_GPT_NEOX; /* heads in turn */
     const bool updates = p->c->run.optimizer.kind == AR_OPTIMIZER_MUON && p->c->run.steps > 0 && p->back > 0;
-    const unsigned spreads = cut == 1 && spread_of(l->split.to) == BY_TOKENS ? SPREAD : 0;
+    const unsigned spreads = cut == 1 && spread_of(l->split.output) == BY_TOKENS ? SPREAD : 0;
     const int weights = l->outputs[2] > 0 ? 3 : l->outputs[1] > 0 ? 2 : 1;
     for (int i = 0; i < (packed ? 1 : weights); i++) {
         const wide copies = i > 0 && l->copies > 0 ? l->copies : 1;
@@ -242,7 +242,7 @@ static void share_rows(prediction *p, const linear *l, bool cut_x, bool cut_y)
  * it: with ZeRO-3, which gathers weights anew, in every pass of every micro-batch. */
 static void add_linear(prediction *p, const linear *l, wide forwards, wide input_again)
 {
-    const spread from = spread_of(l->split.from), to = spread_of(l->split.to), dx = gradient_of(from);
+    const spread from = spread_of(l->split.input), to = spread_of(l->split.output), dx = gradient_of(from);
     const wide outputs = l->outputs[0] + l->outputs[1] + l->outputs[2], calls = p->cp * p->steps;
     const bool experts = l->flags & OF_EXPERTS, local = experts && p->whole;
     const bool rows_cut = !local && l->split.style == AR_STYLE_COLWISE;
@@ -314,8 +314,8 @@ static void latent(prediction *p, const ar_linear_split *first, bool by_heads, w
 {
     const ar_config *c = p->config;
     const ar_latent *a = &c->latent;
-    const ar_linear_split small = {AR_STYLE_REPLICATE, first->from, {AR_INVARIANT, 0}};
-    const ar_linear_split large = {first->style, {AR_INVARIANT, 0}, first->to};
+    const ar_linear_split small = {AR_STYLE_REPLICATE, first->input, {AR_INVARIANT, 0}};
+    const ar_linear_split large = {first->style, {AR_INVARIANT, 0}, first->output};
     const wide kv = c->heads * (c->head_dim - a->rope_dim + a->value_dim), q = c->heads * c->head_dim;
     const wide keys = a->kv_rank + a->rope_dim, rank = a->q_rank, shared = p->tokens * a->rope_dim;
     const linear queries = {rank > 0 ? large : *first, rank > 0 ? rank : c->hidden, {q}, .flags = MATRIX};
@@ -336,11 +336,11 @@ static void latent(prediction *p, const ar_linear_split *first, bool by_heads, w
 static void attention(prediction *p, const ar_branch_split *s)
 {
     const ar_config *c = p->config;
-    const bool by_heads = spread_of(s->first.to) == BY_FEATURES, each = c->qk_norm == AR_QK_NORM_HEAD;
+    const bool by_heads = spread_of(s->first.output) == BY_FEATURES, each = c->qk_norm == AR_QK_NORM_HEAD;
     const bool packed = c->arch == AR_ARCH_GPT2 || c->arch == AR_ARCH_PHI3 || c->arch == AR_ARCH_GPT_NEOX;
     const wide q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, passes = p->forwards + p->attention;
     const wide copies = by_heads && p->tp > c->kv_heads ? p->tp / c->kv_heads : 1;
-    redistribute_hidden(p, passes, spread_of(s->enter.from), spread_of(s->enter.to));
+    redistribute_hidden(p, passes, spread_of(s->enter.src), spread_of(s->enter.dst));
     if (c->latent.kv_rank > 0)
         latent(p, &s->first, by_heads, passes);
     else
@@ -353,7 +353,7 @@ static void attention(prediction *p, const ar_branch_split *s)
     attend(p, by_heads, passes);
     add_linear(p, &(linear){s->second, c->heads * ar_config_value_dim(c), {c->hidden}, 1, c->out_bias, MATRIX},
                p->forwards + p->full, p->attention - p->full);
-    redistribute_hidden(p, p->forwards + p->full, spread_of(s->leave.from), spread_of(s->leave.to));
+    redistribute_hidden(p, p->forwards + p->full, spread_of(s->leave.src), spread_of(s->leave.dst));
 }
 
 /* --- MLP and experts (GShard: Lepikhin et al. 2020, arXiv:2006.16668) --------------------------------------------- */
@@ -417,15 +417,15 @@ static void feed_forward(prediction *p, const ar_branch_split *s, bool experts)
 {
     const ar_config *c = p->config;
     const bool packed = c->arch == AR_ARCH_PHI3 || c->arch == AR_ARCH_GLM4;
-    const spread input = !experts ? spread_of(s->enter.to) : p->whole ? BY_TOKENS : WHOLE;
-    const spread output = !experts ? spread_of(s->leave.from) : input;
+    const spread input = !experts ? spread_of(s->enter.dst) : p->whole ? BY_TOKENS : WHOLE;
+    const spread output = !experts ? spread_of(s->leave.src) : input;
     const wide whole = p->forwards + (c->norm_place == AR_NORM_BEFORE ? 0 : p->full);
-    redistribute_hidden(p, p->forwards + p->full, spread_of(s->enter.from), input);
+    redistribute_hidden(p, p->forwards + p->full, spread_of(s->enter.src), input);
     if (experts)
         add_experts(p, s);
     else
         add_mlp(p, &s->first, &s->second, c->ffn, c->gated, c->mlp_bias, MATRIX | (packed ? PACKED : 0u), whole);
-    redistribute_hidden(p, whole, output, spread_of(s->leave.to));
+    redistribute_hidden(p, whole, output, spread_of(s->leave.dst));
 }
 
 static void add_block(prediction *p, size_t layer)
@@ -442,8 +442,8 @@ static void add_block(prediction *p, size_t layer)
     if (p->st != AR_OK)
         return;
     p->unit = layer;
-    p->full = again && r->what == AR_RECOMPUTE_FULL;
-    p->attention = p->full || (again && r->what == AR_RECOMPUTE_SELECTIVE);
+    p->full = again && r->part == AR_RECOMPUTE_FULL;
+    p->attention = p->full || (again && r->part == AR_RECOMPUTE_SELECTIVE);
     for (int i = 0; i < 2 && further; i++) /* for one more token: DeepSeek-AI 2024, arXiv:2412.19437, section 2.2 */
         add_norm(p, 0, p->stream);
     if (further)
@@ -493,7 +493,7 @@ static void add_heads(prediction *p)
     const ar_config *c = p->config;
     const wide sums = p->tokens * (p->c->run.loss.label_smoothing > 0.0 ? 2 : 1), versions = p->versions;
     for (size_t i = 0; i <= c->mtp; i++) {
-        const bool shared = c->tied || i > 0, cut = spread_of(p->outer.head.to) == BY_FEATURES;
+        const bool shared = c->tied || i > 0, cut = spread_of(p->outer.head.output) == BY_FEATURES;
         p->versions = i == 0 ? versions : 0;
         add_linear(p, &(linear){p->outer.head, c->hidden, {c->vocab}, .flags = HEAD | (shared ? SHARED : 0u)}, 1, 0);
         over_tp(p, ALL_REDUCE, cut, sums + p->tokens, sizeof(int32_t));
@@ -747,7 +747,7 @@ bool ari_bytes_counts_routes(const ari_step_case *c)
 size_t ari_bytes_routed_exchanges(const ari_step_case *c, size_t layer)
 {
     const ar_recomputation *r = &c->run.parallel.recompute;
-    const bool again = r->what == AR_RECOMPUTE_FULL && layer % (size_t)ari_at_least_one(r->every) == 0;
+    const bool again = r->part == AR_RECOMPUTE_FULL && layer % (size_t)ari_at_least_one(r->every) == 0;
     const size_t ways = c->run.parallel.dispatch == AR_DISPATCH_ALL_GATHER ? 1 : 2; /* there and back, or back alone */
     return ways * ((c->forward_only ? 1u : again ? 3u : 2u) + ari_bytes_counts_routes(c));
 }

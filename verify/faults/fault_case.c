@@ -111,7 +111,7 @@ enum { BATCH = 4, SEQ = 24 };
     X(FORWARD_FIRST, micro && p->forward_first,                                                                       \
       "needs one micro-batch's forward pass before another's backward pass: give at least 2 micro-batches and "       \
       "forward-first")                                                                                                \
-    X(RECOMPUTE, p->recompute.what != AR_RECOMPUTE_NONE,                                                              \
+    X(RECOMPUTE, p->recompute.part != AR_RECOMPUTE_NONE,                                                              \
       "is a mistake of recomputation: give recompute selective or full")                                              \
     X(ROW_COLUMN, order == AR_MLP_ROW_COLUMN,                                                                         \
       "is a mistake of an MLP that is split by rows first: give the MLP order row-column")                            \

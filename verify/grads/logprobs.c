@@ -339,7 +339,7 @@ static ar_status check_given(const ar_grads_options *o)
                             "log-probabilities are those of a model and written alone, by forward passes: no block, "
                             "output folder, fault, trace, cluster, label smoothing or z-loss goes with them");
     if (o->binary64 &&
-        (ar_parallel_world(&r->parallel) > 1 || r->parallel.recompute.what != AR_RECOMPUTE_NONE ||
+        (ar_parallel_world(&r->parallel) > 1 || r->parallel.recompute.part != AR_RECOMPUTE_NONE ||
          r->numerics != AR_NUMERICS_EXACT || r->precision != AR_PRECISION_F32 || r->device.kind != AR_DEVICE_CPU))
         return ar_error_set(AR_ERR_ARG, "binary64 log-probabilities are the baseline's, in plain loops on one rank: "
                                         "expected no layout, exact numerics, precision f32 and the CPU");

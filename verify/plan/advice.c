@@ -17,7 +17,7 @@ ar_status ari_throughput_of(ari_throughput *w, const ari_planned *p, const ari_t
     *w = (ari_throughput){.convention = half ? ARI_FLOPS_CAUSAL : ARI_FLOPS_PARAMETERS};
     AR_TRY(ari_planned_world(&ranks, p));
     AR_TRY(ari_flops_token(&model, p->step.config, p->step.run.seq, w->convention, AR_RECOMPUTE_NONE));
-    const ar_recompute recompute = p->step.run.parallel.recompute.what;
+    const ar_recompute recompute = p->step.run.parallel.recompute.part;
     AR_TRY(ari_flops_token(&hardware, p->step.config, p->step.run.seq, w->convention,
                            recompute == AR_RECOMPUTE_FULL || !p->flash ? recompute : AR_RECOMPUTE_NONE));
     hardware = model + ari_recomputed_share(&p->step) * (hardware - model);
@@ -107,7 +107,7 @@ static void too_large(char *text, size_t size, const ari_planned *p, const ari_m
                  "larger cp,",
                  100.0 * share, local_positions);
     const double excess_bytes = bytes - memory_bytes;
-    const bool full = layout->recompute.what == AR_RECOMPUTE_FULL;
+    const bool full = layout->recompute.part == AR_RECOMPUTE_FULL;
     ari_text t = ari_text_in(text, size);
     ari_say(&t, "it does not fit: a rank needs %.1f %s, %.1f %s more than it has;%s", in_unit(bytes), unit_of(bytes),
             in_unit(excess_bytes), unit_of(excess_bytes), context);

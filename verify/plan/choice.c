@@ -20,7 +20,7 @@ ari_choice ari_choice_of(const ar_parallel *p)
                     .virtual_stages = p->virtual_stages,
                     .schedule = p->schedule,
                     .sp = p->sp,
-                    .recompute = p->recompute.what};
+                    .recompute = p->recompute.part};
     for (int i = 0; i < ARI_LAYOUT_AXES; i++)
         c.extent[i] = ari_layout_as_given(p, ari_planned_axes[i]);
     return c;
@@ -52,7 +52,7 @@ ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c)
     layout->overlap = c->overlap > 0 ? c->overlap : layout->overlap;
     layout->virtual_stages = c->virtual_stages;
     layout->schedule = c->schedule;
-    layout->recompute.what = c->recompute;
+    layout->recompute.part = c->recompute;
     return p;
 }
 

@@ -166,7 +166,7 @@ typedef struct linear {
 
 static linear linear_of(ar_linear_split s, double rows, double in, double out)
 {
-    return (linear){s.style, place_of(s.from), place_of(s.to), .rows = rows, .in = in, .outputs = 1, .out = {out}};
+    return (linear){s.style, place_of(s.input), place_of(s.output), .rows = rows, .in = in, .outputs = 1, .out = {out}};
 }
 
 static bool gathers(const linear *l)
@@ -457,7 +457,7 @@ static void latent_projections(model *m, const ar_linear_split *first, double ea
     const double up = n * ((double)c->head_dim - shared + (double)latent->value_dim);
     const double queries = n * (double)c->head_dim;
     linear down =
-        linear_of((ar_linear_split){AR_STYLE_REPLICATE, first->from, WHOLE_VALUE}, m->tokens, h, kv_rank + shared);
+        linear_of((ar_linear_split){AR_STYLE_REPLICATE, first->input, WHOLE_VALUE}, m->tokens, h, kv_rank + shared);
     down.bias = c->qkv_bias;
     down.earlier = earlier;
     if (q_rank > 0.0)
@@ -466,12 +466,12 @@ static void latent_projections(model *m, const ar_linear_split *first, double ea
     norm_layer(m, WHOLE, kv_rank, kv_rank);
     if (q_rank > 0.0)
         norm_layer(m, WHOLE, q_rank, q_rank);
-    const ar_linear_split low = {first->style, WHOLE_VALUE, first->to};
+    const ar_linear_split low = {first->style, WHOLE_VALUE, first->output};
     const linear q = linear_of(q_rank > 0.0 ? low : *first, m->tokens, q_rank > 0.0 ? q_rank : h, queries);
     const linear kv = linear_of(low, m->tokens, kv_rank, up);
     linear_layer(m, &q);
     linear_layer(m, &kv);
-    if (place_of(first->to) == BY_FEATURES)
+    if (place_of(first->output) == BY_FEATURES)
         call(m, ARI_BACKWARD, ARI_TIME_TP, &m->tp, ARI_MOVES_ALL_REDUCE, m->tokens * shared, VALUE);
 }
 
@@ -494,14 +494,14 @@ static void attention(model *m)
 {
     const ar_config *c = m->config;
     const ar_branch_split *s = &m->split.attention;
-    const heads a = heads_of(m, place_of(s->first.to) == BY_FEATURES);
+    const heads a = heads_of(m, place_of(s->first.output) == BY_FEATURES);
     const double stream = m->tokens * (double)c->hidden;
     m->kind = ARI_MEMORY_ATTENTION;
-    redistribute_both(m, place_of(s->enter.from), place_of(s->enter.to), stream);
+    redistribute_both(m, place_of(s->enter.src), place_of(s->enter.dst), stream);
     linear out = linear_of(s->second, m->tokens, (double)c->heads * a.value, (double)c->hidden);
     out.bias = c->out_bias;
     const double weights = linear_layer(m, &out);
-    redistribute_both(m, place_of(s->leave.from), place_of(s->leave.to), stream);
+    redistribute_both(m, place_of(s->leave.src), place_of(s->leave.dst), stream);
     const double earlier = weights + attend(m, &a);
     if (c->latent.kv_rank > 0)
         latent_projections(m, &s->first, earlier);
@@ -552,10 +552,10 @@ static void mlp(model *m)
     const ar_branch_split *s = &m->split.mlp;
     const double stream = m->tokens * (double)c->hidden;
     const bool packed = ari_part_path(ari_family_of(c->arch), ARI_GATE_UP) != NULL;
-    redistribute_both(m, place_of(s->enter.from), place_of(s->enter.to), stream);
+    redistribute_both(m, place_of(s->enter.src), place_of(s->enter.dst), stream);
     mlp_layers(m, &(mlp_form){s->first, s->second, m->tokens, (double)c->ffn, 0.0, c->gated, packed, c->mlp_bias, false,
                               false});
-    redistribute_both(m, place_of(s->leave.from), place_of(s->leave.to), stream);
+    redistribute_both(m, place_of(s->leave.src), place_of(s->leave.dst), stream);
 }
 
 /* Counts of rows go to all ranks with other experts, then rows to the ranks of their experts and back, in either
@@ -592,7 +592,7 @@ static void shared_expert(model *m, const mlp_form *routed, double tokens)
         shared.first.style = shared.second.style = AR_STYLE_REPLICATE;
         shared.stays = m->experts_whole;
     } else if (m->experts_whole) { /* each rank of tp has other tokens, and a part of the shared expert */
-        shared.first.from = shared.second.to = (ar_placement){AR_SHARD, 1};
+        shared.first.input = shared.second.output = (ar_placement){AR_SHARD, 1};
         shared.rows = m->tokens;
     }
     mlp_layers(m, &shared);
@@ -617,14 +617,14 @@ static void experts(model *m)
     const double tokens = m->experts_whole ? m->tokens / m->t : m->tokens, rows = k * tokens;
     const double routers = m->stream == BY_TOKENS && !m->experts_whole ? m->t : 1.0; /* route their own tokens each */
     const placed inside = m->experts_whole ? BY_TOKENS : WHOLE;
-    const mlp_form routed = {.first = {s->first.style, WHOLE_VALUE, s->first.to},
-                             .second = {s->second.style, s->second.from, WHOLE_VALUE},
+    const mlp_form routed = {.first = {s->first.style, WHOLE_VALUE, s->first.output},
+                             .second = {s->second.style, s->second.input, WHOLE_VALUE},
                              .rows = rows,
                              .ffn = (double)e->ffn,
                              .experts = n / m->ep.ranks,
                              .gated = true,
                              .bias = e->bias};
-    redistribute_both(m, place_of(s->enter.from), inside, m->tokens * h);
+    redistribute_both(m, place_of(s->enter.src), inside, m->tokens * h);
     linear router = linear_of(CUT_NOWHERE, tokens, h, n);
     router.bias = e->bias;
     router.stays = router.no_muon = true;
@@ -645,7 +645,7 @@ static void experts(model *m)
     kernel(m, ARI_GPU_MOVES_RESIDUAL, 0.0, 2.0 * tokens * h); /* the router's gradient is added */
     if (e->shared > 0)
         shared_expert(m, &routed, tokens);
-    redistribute_both(m, inside, place_of(s->leave.to), m->tokens * h);
+    redistribute_both(m, inside, place_of(s->leave.dst), m->tokens * h);
 }
 
 /* --- parts of the model ------------------------------------------------------------------------------------------- */
@@ -735,7 +735,7 @@ static void head_and_loss(model *m, bool first)
 {
     const ar_config *c = m->config;
     const ar_linear_split *s = &m->outer.head;
-    const bool head = ari_part_path(ari_family_of(c->arch), ARI_HEAD) != NULL, cut = place_of(s->to) == BY_FEATURES;
+    const bool head = ari_part_path(ari_family_of(c->arch), ARI_HEAD) != NULL, cut = place_of(s->output) == BY_FEATURES;
     const double logits = head ? m->tokens * ceil((double)c->vocab / (cut ? m->t : 1.0)) : stream_elements(m);
     const double smoothing = m->planned->step.run.loss.label_smoothing > 0.0 ? 2.0 : 1.0;
     m->kind = ARI_MEMORY_OUTER;

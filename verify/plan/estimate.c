@@ -218,7 +218,7 @@ static ar_status has_whole_middle(bool *is_unsharded, const ar_parallel *p, cons
     for (size_t layer = 0; layer < ar_config_blocks(run->config) && !*is_unsharded; layer++) {
         ar_block_split block;
         AR_TRY(ari_plan_block(&run->run.plan, run->config, layer, sequence, &block));
-        *is_unsharded = block.mlp.first.to.kind != AR_SHARD;
+        *is_unsharded = block.mlp.first.output.kind != AR_SHARD;
     }
     return AR_OK;
 }

@@ -102,7 +102,7 @@ double ari_mlp_matrices(const ar_config *c, bool active)
 double ari_recomputed_share(const ari_step_case *c)
 {
     const size_t every = (size_t)ari_at_least_one(c->run.parallel.recompute.every), layers = c->config->layers;
-    if (c->run.parallel.recompute.what == AR_RECOMPUTE_NONE || layers == 0)
+    if (c->run.parallel.recompute.part == AR_RECOMPUTE_NONE || layers == 0)
         return 0.0;
     return (double)(layers / every + (layers % every != 0)) / (double)layers;
 }

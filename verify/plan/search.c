@@ -340,7 +340,7 @@ static ar_status add_variant(seeker *k, ari_planned *p, ari_choice c, const ari_
             sync[j] = ari_sync_of(p, &k->search->time, cost, l, j, NULL);
         synced = synced || legal == AR_OK;
         for (int j = 0; j < recomputed; j++) {
-            c.recompute = layout->recompute.what = recompute[j];
+            c.recompute = layout->recompute.part = recompute[j];
             k->ranking->legal += legal == AR_OK;
             AR_TRY(legal == AR_OK ? weigh(k, p, c, cost, l, sync) : k->search->every ? refuse(k, &c, legal) : AR_OK);
         }

@@ -114,8 +114,8 @@ static step begin_step(const ari_planned *p, const ari_time_options *o, const ar
               .sync = sync,
               .micros = ari_at_least_one(layout->micro_batches),
               .recomputed = ari_recomputed_share(&p->step),
-              .full = layout->recompute.what == AR_RECOMPUTE_FULL,
-              .selective = layout->recompute.what == AR_RECOMPUTE_SELECTIVE && !p->flash};
+              .full = layout->recompute.part == AR_RECOMPUTE_FULL,
+              .selective = layout->recompute.part == AR_RECOMPUTE_SELECTIVE && !p->flash};
     for (int i = 0; i < ARI_MODEL_PARTS; i++) {
         const ari_part_cost *part = &m->part[i];
         const double recompute_seconds = s.full        ? pass_seconds(&part->block)
@@ -753,8 +753,8 @@ void ari_step_memory(ari_memory *memory, const ari_planned *p, const ari_micro_c
                     .pipeline = l,
                     .micros = ari_at_least_one(p->step.run.parallel.micro_batches),
                     .recomputed = ari_recomputed_share(&p->step),
-                    .full = p->step.run.parallel.recompute.what == AR_RECOMPUTE_FULL,
-                    .selective = p->step.run.parallel.recompute.what == AR_RECOMPUTE_SELECTIVE && !p->flash};
+                    .full = p->step.run.parallel.recompute.part == AR_RECOMPUTE_FULL,
+                    .selective = p->step.run.parallel.recompute.part == AR_RECOMPUTE_SELECTIVE && !p->flash};
     double max_bytes = -1.0;
     for (size_t i = 0; i < l->classes; i++) {
         const ari_rank_class *k = &l->rank_class[i];

@@ -122,9 +122,9 @@ static void megatron(ari_text *t, const ari_planned *p, int samples)
     ari_say(t, "%s", l->zero > 0 ? " --use-distributed-optimizer --overlap-param-gather" : "");
     ari_say(t, " --overlap-grad-reduce --bf16 --micro-batch-size %d --global-batch-size %zu --seq-length %zu", samples,
             run->batch, run->seq);
-    if (l->recompute.what == AR_RECOMPUTE_FULL)
+    if (l->recompute.part == AR_RECOMPUTE_FULL)
         ari_say(t, " --recompute-granularity full --recompute-method uniform --recompute-num-layers 1");
-    else if (l->recompute.what == AR_RECOMPUTE_SELECTIVE)
+    else if (l->recompute.part == AR_RECOMPUTE_SELECTIVE)
         ari_say(t, " --recompute-granularity selective");
 }
 
@@ -147,8 +147,8 @@ static void torchtitan(ari_text *t, const ari_planned *p, int samples)
     ari_say(t, " --training.local_batch_size=%d --training.global_batch_size=%zu --training.seq_len=%zu",
             l->pp > 1 ? per_rank : samples, run->batch, run->seq);
     ari_say(t, " --activation_checkpoint.mode=%s",
-            l->recompute.what == AR_RECOMPUTE_FULL        ? "full"
-            : l->recompute.what == AR_RECOMPUTE_SELECTIVE ? "selective"
+            l->recompute.part == AR_RECOMPUTE_FULL        ? "full"
+            : l->recompute.part == AR_RECOMPUTE_SELECTIVE ? "selective"
                                                           : "none");
 }
 
@@ -159,7 +159,7 @@ static void deepspeed(ari_text *t, const ari_planned *p, int samples)
     say_above_one(t, "tensor-model-parallel-size ", l->tp);
     say_above_one(t, "pipeline-model-parallel-size ", l->pp);
     say_above_one(t, "ds-sequence-parallel-size ", l->cp);
-    ari_say(t, "%s", l->recompute.what == AR_RECOMPUTE_FULL ? " --checkpoint-activations" : "");
+    ari_say(t, "%s", l->recompute.part == AR_RECOMPUTE_FULL ? " --checkpoint-activations" : "");
     ari_say(t,
             " with {\"train_batch_size\": %zu, \"train_micro_batch_size_per_gpu\": %d, \"bf16\": {\"enabled\": true}, "
             "\"zero_optimization\": {\"stage\": %d}}",
@@ -177,7 +177,7 @@ static void composer(ari_text *t, const ari_planned *p, int samples)
             ari_at_least_one(l->dp_replicate) > 1 ? "HYBRID_SHARD"
             : l->zero > 2                         ? "FULL_SHARD"
                                                   : "SHARD_GRAD_OP",
-            l->recompute.what == AR_RECOMPUTE_FULL ? "true" : "false");
+            l->recompute.part == AR_RECOMPUTE_FULL ? "true" : "false");
 }
 
 static void anyrank(ari_text *t, const ari_planned *p, int samples)
@@ -205,8 +205,8 @@ static void anyrank(ari_text *t, const ari_planned *p, int samples)
         ari_say(t, " --zero %d", l->zero);
     say_above_one(t, "dp-replicate ", l->dp_replicate);
     say_above_one(t, "micro-batches ", l->micro_batches);
-    if (l->recompute.what != AR_RECOMPUTE_NONE)
-        ari_say(t, " --recompute %s", l->recompute.what == AR_RECOMPUTE_FULL ? "full" : "selective");
+    if (l->recompute.part != AR_RECOMPUTE_NONE)
+        ari_say(t, " --recompute %s", l->recompute.part == AR_RECOMPUTE_FULL ? "full" : "selective");
     ari_say(t, " --batch %zu --seq %zu", run->batch, run->seq);
 }
 

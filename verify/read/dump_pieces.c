@@ -105,7 +105,7 @@ static void compose(ar_dump_box *box, size_t *n, const ari_piece *p, const ar_st
     ari_row_major(stride, array->ndim, array->shape);
     for (size_t i = 0; i < t->boxes && array->count > 0; i++) {
         const ar_dump_box *b = &t->box[i];
-        size_t start[AR_ST_MAX_DIMS] = {0}, offset = b->at; /* where it begins in the array */
+        size_t start[AR_ST_MAX_DIMS] = {0}, offset = b->offset; /* where it begins in the array */
         for (int k = 0; k < array->ndim; k++) {
             start[k] = offset / stride[k];
             offset %= stride[k];
@@ -159,7 +159,7 @@ static size_t agreeing(const ar_dump_box *a, const ar_dump_box *b, int ndim)
         if (x.extent[k] > 1 && x.stride[k] != y.stride[k])
             return 0;
     }
-    return x.at == y.at ? ari_dump_box_count(ndim, &x) : 0;
+    return x.offset == y.offset ? ari_dump_box_count(ndim, &x) : 0;
 }
 
 /* a: by a rule; b: by a file, which may leave open which summand it has. */

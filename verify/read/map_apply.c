@@ -239,11 +239,11 @@ static ar_status fill_boxes(const place *p, const runs *along, ari_piece *t)
     for (size_t b = 0; b < n; b++) {
         ar_dump_box *box = &t->box[b];
         size_t rest = b;
-        *box = (ar_dump_box){.at = 0};
+        *box = (ar_dump_box){.offset = 0};
         for (int k = t->ndim - 1; k >= 0; k--) {
             const run segment = along[k].run[rest % along[k].n];
             rest /= along[k].n;
-            box->at += segment.local * stride[k];
+            box->offset += segment.local * stride[k];
             box->global[k] = segment.full;
             box->extent[k] = segment.count;
             box->stride[k] = stride[k];

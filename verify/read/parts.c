@@ -327,7 +327,7 @@ ar_status ari_parts_shape(ar_dump_tensor *t, const ar_dump *d, const ari_piece *
 /* True if box b continues a in the full tensor and in the file. */
 static bool continues(const ar_dump_box *a, const ar_dump_box *b, int ndim, int along)
 {
-    if (b->at != a->at + a->extent[along] * a->stride[along])
+    if (b->offset != a->offset + a->extent[along] * a->stride[along])
         return false;
     for (int k = 0; k < ndim; k++) {
         const size_t start = a->global[k] + (k == along ? a->extent[k] : 0);

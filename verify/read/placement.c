@@ -371,7 +371,7 @@ static ar_status resolve_box(ar_dump_box *b, size_t i, const ari_placed *t, cons
     if (t != NULL)
         AR_TRY(check_box(b, local, t, e, file));
     for (int d = 0; d < e->ndim; d++)
-        b->at += e->count > 0 ? local[d] * b->stride[d] : 0;
+        b->offset += e->count > 0 ? local[d] * b->stride[d] : 0;
     return AR_OK;
 }
 

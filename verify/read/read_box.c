@@ -25,7 +25,7 @@ bool ari_dump_box_cut(ar_dump_box *out, const ar_dump_box *b, int ndim, const si
     for (int k = 0; k < ndim; k++) {
         if (!ari_overlap(&out->global[k], &out->extent[k], b->global[k], b->extent[k], start[k], extent[k]))
             return false;
-        out->at += (out->global[k] - b->global[k]) * b->stride[k];
+        out->offset += (out->global[k] - b->global[k]) * b->stride[k];
     }
     return true;
 }
@@ -39,7 +39,7 @@ const char *ari_dump_box_data(const ar_dump_tensor *t, const ar_dump_part *p, co
             return NULL;
         stride *= b->extent[k];
     }
-    return bytes == 0 && b->at != 0 ? NULL : (const char *)p->entry->data + b->at * bytes;
+    return bytes == 0 && b->offset != 0 ? NULL : (const char *)p->entry->data + b->offset * bytes;
 }
 
 /* Adds a dimension outside of those there are, or lengthens the outermost. Dimensions stand innermost first. */
@@ -62,7 +62,7 @@ static void add_dim(rows *r, size_t extent, size_t full, size_t local)
 /* Rows of a box that is not empty. */
 static rows rows_of(const ar_dump_tensor *t, const ar_dump_box *b)
 {
-    rows r = {.local_start = b->at, .width = 1, .step = 1};
+    rows r = {.local_start = b->offset, .width = 1, .step = 1};
     size_t stride = 1;
     for (int k = t->ndim - 1; k >= 0; k--) {
         add_dim(&r, b->extent[k], stride, b->stride[k]);

@@ -45,7 +45,7 @@ static bool thin_box(ar_dump_box *b, int d, size_t every)
     const size_t skip = (every - b->global[d] % every) % every;
     if (skip >= b->extent[d])
         return false;
-    b->at += skip * b->stride[d];
+    b->offset += skip * b->stride[d];
     b->global[d] = (b->global[d] + skip) / every;
     b->extent[d] = (b->extent[d] - skip + every - 1) / every;
     b->stride[d] *= every;
@@ -210,7 +210,7 @@ static size_t split_box(ar_dump_box *dst, const ar_dump_box *src, size_t rows, c
     for (size_t row = src->global[0], end = row + src->extent[0]; row < end; n++) {
         const size_t sample_end = (row / rows + 1) * rows < end ? (row / rows + 1) * rows : end;
         dst[n] = *src;
-        dst[n].at = src->at + (row - src->global[0]) * src->stride[0];
+        dst[n].offset = src->offset + (row - src->global[0]) * src->stride[0];
         dst[n].global[0] = place[row / rows] * rows + row % rows;
         dst[n].extent[0] = sample_end - row;
         row = sample_end;

@@ -207,7 +207,7 @@ static ar_status check_value(const ar_dump_value *v)
 static ar_status box_data(const void **data, ari_arena *arena, const ar_tensor *local, const ar_box *b)
 {
     ar_dump_tensor box_tensor = {.dtype = local->dtype, .ndim = local->ndim};
-    ar_dump_box box = {.at = 0};
+    ar_dump_box box = {.offset = 0};
     ar_tensor part = *local;
     for (int d = 0; d < local->ndim; d++) {
         part = ar_tensor_slice(&part, d, b->local[d], b->extent[d]);
@@ -268,7 +268,7 @@ static ar_status make_texts(char *text[2], const contents *o, const ar_dump_plac
                        .tensors = o->n,
                        .order = order,
                        .ordered = ordered};
-    memcpy(p.coords, place->at, sizeof p.coords);
+    memcpy(p.coords, place->coords, sizeof p.coords);
     return ari_placement_text(&text[0], &text[1], &p);
 }
 
@@ -365,8 +365,8 @@ static ar_status check_place(const ar_dump_place *p)
         return AR_OK;
     AR_TRY(ari_mesh_check(&p->mesh, p->world));
     for (int d = 0; d < p->mesh.ndim; d++) {
-        if (p->at[d] < 0 || p->at[d] >= p->mesh.dim[d].size)
-            return ar_error_set(AR_ERR_ARG, "rank %d: coordinate %d along '%s', which has %d", p->rank, p->at[d],
+        if (p->coords[d] < 0 || p->coords[d] >= p->mesh.dim[d].size)
+            return ar_error_set(AR_ERR_ARG, "rank %d: coordinate %d along '%s', which has %d", p->rank, p->coords[d],
                                 p->mesh.dim[d].name, p->mesh.dim[d].size);
     }
     return AR_OK;

@@ -212,7 +212,7 @@ static ar_status packing(const object *parent, ar_packing *p)
     object o;
     if (!parent->out)
         *p = (ar_packing){ari_json_get(&parent->location, "packing") != NULL, AR_NO_SEPARATOR};
-    if (!p->on)
+    if (!p->enabled)
         return AR_OK;
     AR_TRY(inner_object(&o, parent, "packing"));
     if (o.out ? p->separator != AR_NO_SEPARATOR : ari_json_get(&o.location, "separator") != NULL)

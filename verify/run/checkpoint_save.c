@@ -47,7 +47,7 @@ ar_status ar_checkpoint_writer_create(ar_checkpoint_writer **out, const ar_check
 {
     ARI_OWNED_BY(ar_checkpoint_writer_destroy) ar_checkpoint_writer *w = NULL;
     AR_TRY(ARI_ALLOC_ZERO(&w, 1, "a writer of checkpoints"));
-    w->keep_count = o->keep;
+    w->keep_count = o->max_checkpoints;
     w->folder.fd = -1;
     if (o->config != NULL)
         AR_TRY(read_config(w, o->config, o->changed));

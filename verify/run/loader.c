@@ -55,13 +55,13 @@ void ari_shuffle(size_t *order, size_t n, uint64_t key, uint32_t epoch)
 /* Packed, the rows of the data are one. */
 static size_t rows_of(const ar_data *d, const ar_packing *p)
 {
-    return p->on ? 1 : ari_data_rows(d);
+    return p->enabled ? 1 : ari_data_rows(d);
 }
 
 static ar_status check_packing(const ar_data *d, const ar_loader_options *o)
 {
     const ar_packing *p = &o->packing;
-    if (!p->on)
+    if (!p->enabled)
         return AR_OK;
     if (p->separator == AR_NO_SEPARATOR && ari_data_documents(d) == 1)
         return ar_error_set(AR_ERR_DATA,
@@ -105,7 +105,7 @@ ar_status ari_loader_create(ar_loader **out, const ar_data *d, const ar_loader_o
     l->windows = l->per_row * rows_of(d, &o->packing);
     l->epoch = UINT64_MAX;
     AR_TRY(ARI_TAKE(&l->ids, &l->arena, tokens, "the tokens of a batch"));
-    if (o->packing.on)
+    if (o->packing.enabled)
         AR_TRY(ARI_TAKE(&l->documents, &l->arena, tokens, "the documents of a batch"));
     AR_TRY(ARI_TAKE(&l->sample, &l->arena, o->batch, "the samples of a batch"));
     if (!o->in_order)

@@ -115,8 +115,8 @@ static ar_status begin_curves(ari_training *j, const ar_training_options *o)
 {
     const ar_checkpoint_state *s = o->resume ? ar_checkpoint_state_of(o->resume) : NULL;
     const uint64_t unknown = s ? s->step - s->losses : 0;
-    j->report->first = s ? s->step : 0;
-    for (uint64_t i = 0; i < j->report->first; i++)
+    j->report->resumed_steps = s ? s->step : 0;
+    for (uint64_t i = 0; i < j->report->resumed_steps; i++)
         AR_TRY(ari_train_remember(j, i < unknown ? NAN : s->loss[i - unknown], NAN,
                                   ari_optimizer_lr(&o->run.optimizer, i + 1)));
     return AR_OK;
@@ -134,7 +134,7 @@ static ar_status find_saved(ari_training *j)
         return ari_io_fail("find the folder", o->save);
     const size_t length = strlen(save_path);
     if (name && (size_t)(name - resume_path) == length && strncmp(resume_path, save_path, length) == 0)
-        j->saved = j->report->first;
+        j->saved = j->report->resumed_steps;
     return AR_OK;
 }
 
@@ -145,7 +145,7 @@ static ar_status begin_writer(ari_training *j, const char *config)
     const ar_checkpoint_options save = {.folder = o->save,
                                         .config = config,
                                         .changed = j->report->config.changed[0] ? &j->report->config : NULL,
-                                        .keep = o->keep,
+                                        .max_checkpoints = o->max_checkpoints,
                                         .fresh = o->resume == NULL,
                                         .process = o->run.process};
     AR_TRY(ari_full_set_create(&j->full, o->run.process));
@@ -233,15 +233,15 @@ static bool ended_early(const ar_training_report *r)
 /* Steps after `first` that are multiples of verify_every. */
 static uint64_t verified_steps(const ar_training_report *r, const ar_training_options *o)
 {
-    return o->verify_every > 0 ? r->steps / o->verify_every - r->first / o->verify_every : 0;
+    return o->verify_every > 0 ? r->steps / o->verify_every - r->resumed_steps / o->verify_every : 0;
 }
 
 /* Those of a module, by a dry run of each rank. */
 static ar_status dry_bytes(uint64_t *bytes, const ari_training *j)
 {
     ari_cluster_options steps = j->cluster;
-    steps.batch += j->report->first;
-    steps.run.steps = j->report->steps - j->report->first;
+    steps.batch += j->report->resumed_steps;
+    steps.run.steps = j->report->steps - j->report->resumed_steps;
     steps.body = NULL; /* a step alone */
     for (int r = 0; r < ar_parallel_world(&j->o->run.parallel); r++) {
         ari_dry_memory m;
@@ -256,12 +256,12 @@ static ar_status predict_bytes(const ari_training *j)
 {
     ar_training_report *r = j->report;
     const ar_training_options *o = j->o;
-    const uint64_t step_count = r->steps - r->first;
+    const uint64_t step_count = r->steps - r->resumed_steps;
     ari_step_case traffic = {.run = o->run,
                              .config = &r->config,
                              .verified = verified_steps(r, o),
                              .routed = &j->routed,
-                             .repeats = o->packing.on};
+                             .repeats = o->packing.enabled};
     traffic.run.steps = step_count;
     if (step_count == 0 || step_count > INT_MAX || o->scale_loss || ended_early(r))
         return AR_OK;

@@ -73,7 +73,7 @@ static ar_status create(member *m)
         AR_TRY(ar_gradients_create(&m->gradients, m->ctx, m->trainer.params, m->trainer.n));
     if (o->resume)
         AR_TRY(ar_checkpoint_load(o->resume, m->ctx, m->trainer.params, m->trainer.n, m->trainer.optimizer));
-    m->step = j->report->first;
+    m->step = j->report->resumed_steps;
     m->saved = j->saved;
     return AR_OK;
 }

@@ -48,10 +48,10 @@ void ari_training_resume(ar_training_options *o, ar_checkpoint *c)
 
 static void packing_text(char *out, size_t cap, const ar_packing *p)
 {
-    if (p->on && p->separator != AR_NO_SEPARATOR)
+    if (p->enabled && p->separator != AR_NO_SEPARATOR)
         snprintf(out, cap, "packed, with separator %zu", p->separator);
     else
-        snprintf(out, cap, "%s", p->on ? "packed by its rows" : "not packed");
+        snprintf(out, cap, "%s", p->enabled ? "packed by its rows" : "not packed");
 }
 
 static ar_status check_packing(const ar_packing *current, const ar_packing *before)

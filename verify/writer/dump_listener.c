@@ -261,6 +261,6 @@ ar_status ar_dump_listener_write(const ar_dump_listener *l, const char *folder, 
 ar_dump_place ar_dump_place_of(const ar_parallel *p, int rank)
 {
     ar_dump_place place = {.rank = rank, .world = ar_parallel_world(p)};
-    ari_layout_mesh(&place.mesh, place.at, p, rank, ARI_CUTS_SAMPLES | ARI_CUTS_FEATURES);
+    ari_layout_mesh(&place.mesh, place.coords, p, rank, ARI_CUTS_SAMPLES | ARI_CUTS_FEATURES);
     return place;
 }

@@ -62,14 +62,14 @@ static ar_status tap_projections(ari_attention *m, ar_ctx *ctx, const ar_tensor 
 /* A mistake gathers the projections' input for each of them; they share one product, and what that gathers. */
 static ar_status gather_for_each(const ari_attention *m, ar_ctx *ctx, const ar_tensor *input)
 {
-    const ar_tp_redistribution change = {m->split.first.from, ari_replicated};
+    const ar_tp_redistribution change = {m->split.first.input, ari_replicated};
     const bool gathers = m->split.first.style != AR_STYLE_ROWWISE;
     return gathers ? ari_fault_gather_again(ctx, input, &m->qkv.in_features, change, m->qkv.weight[0]->name) : AR_OK;
 }
 
 static ar_status check_input(const ari_attention *m, const ar_ctx *ctx, const ar_tensor *x, const ar_batch *batch)
 {
-    const size_t ranks = ari_placed_by_tokens(m->split.enter.from) ? (size_t)ar_comm_size(ctx->tp) : 1;
+    const size_t ranks = ari_placed_by_tokens(m->split.enter.src) ? (size_t)ar_comm_size(ctx->tp) : 1;
     const size_t shared = ranks * (size_t)ar_comm_size(ctx->sequence);
     AR_TRY(batch ? ari_check_sequence(ctx, batch->seq) : AR_OK);
     if (x->ndim != 3 || !batch || x->shape[0] != batch->batch || x->shape[1] * shared != batch->seq)
@@ -112,7 +112,7 @@ static ar_status attention_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved
     AR_TRY(make_context(m, ctx, saved, &context, x, batch));
     AR_TRY(ari_linear_forward(&m->out, ctx, saved, &out, &context, AR_ACT_NONE, NULL));
     AR_TRY(ARI_REDISTRIBUTE(m, ctx, y, &out, m->split.leave, true));
-    return ari_tap_placed(ctx, m->out_name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
+    return ari_tap_placed(ctx, m->out_name, NULL, 'f', y, m->o.hidden, m->split.leave.dst);
 }
 
 static ar_status recompute_saved(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
@@ -177,7 +177,7 @@ static void attention_destroy(ar_module *base)
 static ar_status check_heads(ari_attention *m, ar_ctx *ctx)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->tp);
-    const bool by_heads = ari_placed_by_features(m->split.first.to);
+    const bool by_heads = ari_placed_by_features(m->split.first.output);
     const size_t n = by_heads ? ranks : 1, inner = (size_t)ar_comm_size(ctx->inner); /* that share the heads */
     const ar_attention_options *o = &m->o;
     if (o->heads == 0 || o->kv_heads == 0 || o->heads % o->kv_heads != 0)
@@ -216,13 +216,13 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
 {
     const ar_attention_options *o = &m->o;
     const size_t q = o->heads * o->head_dim, kv = o->kv_heads * o->head_dim;
-    const bool by_heads = ari_placed_by_features(m->split.first.to); /* else rows need not be those of heads */
+    const bool by_heads = ari_placed_by_features(m->split.first.output); /* else rows need not be those of heads */
     ari_linear_spec qkv = {.split = m->split.first,
                            .n = 3,
                            .in_features = o->hidden,
                            .bias = o->qkv_bias,
                            .transposed = o->transposed,
-                           .owns_input = !ari_placed_alike(m->split.enter.from, m->split.enter.to)};
+                           .owns_input = !ari_placed_alike(m->split.enter.src, m->split.enter.dst)};
     for (int i = 0; i < 3; i++)
         qkv.part[i] = (ari_linear_part){
             .name = m->qkv_name[i], .out = i == 0 ? q : kv, .copies = i > 0 && by_heads ? m->kv_copies : 1};
@@ -246,7 +246,7 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
 static ar_status init_sinks(ari_attention *m, ar_ctx *ctx)
 {
     const int n = ar_comm_size(ctx->tp), r = ar_comm_rank(ctx->tp);
-    const bool by_heads = ari_placed_by_features(m->split.first.to);
+    const bool by_heads = ari_placed_by_features(m->split.first.output);
     char name[ARI_PART_PATH];
     ar_layout layout;
     if (!m->o.sinks)

@@ -147,7 +147,7 @@ static ar_status sum_over_heads(const ari_attention *m, ar_ctx *ctx, ar_tensor *
 {
     const size_t heads = x->shape[2], rows[3] = {x->shape[0], x->shape[1] * x->shape[3], heads};
     const size_t ones_shape[3] = {x->shape[0], 1, heads}, out[3] = {x->shape[0], x->shape[1], x->shape[3]};
-    const bool is_split = ari_placed_by_features(m->split.first.to) && ar_comm_size(ctx->tp) > 1;
+    const bool is_split = ari_placed_by_features(m->split.first.output) && ar_comm_size(ctx->tp) > 1;
     ar_comm *const group = is_split ? ctx->tp : NULL;
     const ar_operand *a = NULL, *b = NULL;
     ar_sum *s = NULL;
@@ -224,7 +224,7 @@ static ar_status add_queries(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_
     if (!dx)
         return AR_OK;
     AR_TRY(ari_add_gradient(ctx, dx, &extra));
-    return ari_tap_placed(ctx, m->base.name, NULL, 'b', dx, m->o.hidden, ari_placed_gradient(m->split.first.from));
+    return ari_tap_placed(ctx, m->base.name, NULL, 'b', dx, m->o.hidden, ari_placed_gradient(m->split.first.input));
 }
 
 ar_status ari_latent_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dqkv)
@@ -284,7 +284,7 @@ static ar_status name_parts(const ari_attention *m, ari_latent *l)
 
 static ar_status init_down(const ari_attention *m, ari_latent *l, ar_ctx *ctx)
 {
-    ari_linear_spec s = {.split = {AR_STYLE_REPLICATE, m->split.first.from, ari_replicated},
+    ari_linear_spec s = {.split = {AR_STYLE_REPLICATE, m->split.first.input, ari_replicated},
                          .in_features = m->o.hidden,
                          .bias = m->o.qkv_bias};
     if (queries_have_rank(m))
@@ -304,7 +304,7 @@ static ar_status init_path(const ari_attention *m, latent_path *p, ar_ctx *ctx, 
                          .in_features = rank > 0 ? rank : m->o.hidden};
     p->rank = rank;
     if (rank > 0) {
-        s.split.from = ari_replicated;
+        s.split.input = ari_replicated;
         AR_TRY(ari_norm_gain_init(&p->gain, ctx, p->norm_name, rank, false));
         p->gain.spread = false; /* every rank has all tokens' */
     }

@@ -17,7 +17,7 @@ typedef struct normed {
 
 static normed normed_of(ari_attention *m, const ar_ctx *ctx, int which)
 {
-    const bool cut = ar_comm_size(ctx->tp) > 1 && ari_placed_by_features(m->split.first.to);
+    const bool cut = ar_comm_size(ctx->tp) > 1 && ari_placed_by_features(m->split.first.output);
     return (normed){.norm = &m->norm,
                     .which = which,
                     .heads = which == 0 ? m->heads : m->kv_heads,

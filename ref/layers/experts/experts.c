@@ -310,7 +310,7 @@ static ar_status experts_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, 
     AR_TRY(tap_own(m, ctx, "experts", 'f', &output));
     AR_TRY(ari_shared_forward(&m->shared, ctx, saved, &output, &input, batch));
     AR_TRY(ARI_REDISTRIBUTE(m, ctx, y, &output, m->split.leave, true));
-    return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->o.hidden, m->split.leave.to);
+    return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->o.hidden, m->split.leave.dst);
 }
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
@@ -431,7 +431,7 @@ static ar_status experts_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved,
     if (!dx)
         dx = &unwanted;
     AR_TRY(ARI_REDISTRIBUTE(m, ctx, dx, &din, ari_tp_redistribution_backward(m->split.enter), true));
-    return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->o.hidden, ari_placed_gradient(m->split.enter.from));
+    return ari_tap_placed(ctx, base->name, NULL, 'b', dx, m->o.hidden, ari_placed_gradient(m->split.enter.src));
 }
 
 /* --- the module --------------------------------------------------------------------------------------------------- */
@@ -524,10 +524,10 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     m->local_experts = o->n / ranks;
     m->first_expert = m->local_experts * (size_t)ar_comm_rank(ctx->ep);
     m->split = o->split ? *o->split : ari_experts_split(true, ari_placed_stream(ctx));
-    m->token_placement = m->split.enter.to;
+    m->token_placement = m->split.enter.dst;
     if (ari_experts_whole(&ctx->layout)) {
         m->token_placement = ari_shard_tokens;
-        m->split.enter.to = m->split.leave.from = m->token_placement;
+        m->split.enter.dst = m->split.leave.src = m->token_placement;
         m->split.first.style = m->split.second.style = AR_STYLE_REPLICATE;
     }
     AR_TRY(ari_path(m->router_name, sizeof m->router_name, m->base.name, router_leaf(m)));

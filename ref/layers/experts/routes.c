@@ -298,7 +298,7 @@ ar_status ari_routes_make(ari_routes *r, ar_ctx *ctx, const ari_routing *routing
                       .groups = {.n = routing->experts / ranks,
                                  .samples = s.samples,
                                  .longest = tokens / routing->samples * sample_ranks,
-                                 .over = ctx->expert_sequence}};
+                                 .comm = ctx->expert_sequence}};
     AR_TRY(make_sent(r, &s, ctx, routing));
     AR_TRY(make_groups(r, &s));
     if (has_peers(ctx))

@@ -53,7 +53,7 @@ static ar_placement produced_as(const ari_linear *l)
 {
     if (ari_is_colwise(&l->split))
         return ari_shard_features;
-    return ari_is_rowwise(&l->split) && !ari_placed_by_features(l->split.to) ? l->split.to : ari_replicated;
+    return ari_is_rowwise(&l->split) && !ari_placed_by_features(l->split.output) ? l->split.output : ari_replicated;
 }
 
 /* Placement of dY as the GEMM takes it. */
@@ -67,7 +67,7 @@ static ar_placement gradient_produced_as(const ari_linear *l)
 {
     if (ari_is_rowwise(&l->split))
         return ari_shard_features;
-    return ari_is_colwise(&l->split) && ari_placed_by_tokens(l->split.from) ? ari_shard_tokens : ari_replicated;
+    return ari_is_colwise(&l->split) && ari_placed_by_tokens(l->split.input) ? ari_shard_tokens : ari_replicated;
 }
 
 static bool reduce_scatters(const ar_ctx *ctx, ar_placement folded)
@@ -78,7 +78,7 @@ static bool reduce_scatters(const ar_ctx *ctx, ar_placement folded)
 /* True if X is gathered for each GEMM: the rank's part is saved between the passes. */
 static bool regathers_input(const ari_linear *l, const ar_ctx *ctx)
 {
-    return l->split.from.kind == AR_SHARD && !ari_is_rowwise(&l->split) && !ctx->keep_gathered;
+    return l->split.input.kind == AR_SHARD && !ari_is_rowwise(&l->split) && !ctx->keep_gathered;
 }
 
 /* True if a value placed as `from_placement` is gathered in chunks, overlapped with the GEMM that takes it whole. */
@@ -92,7 +92,7 @@ static bool comes_in_chunks(ari_chunks *c, const ar_ctx *ctx, const ar_tensor *x
 static ar_status place_input(const ari_linear *l, ar_ctx *ctx, ar_tensor *input, const ar_tensor *x,
                              bool releases_input)
 {
-    const ar_tp_redistribution change = {l->split.from, consumed_as(l)};
+    const ar_tp_redistribution change = {l->split.input, consumed_as(l)};
     return ari_tp_redistribute_of(ctx, input, x, &l->in_features, change, l->weight[0]->name, releases_input,
                                   name_of(l));
 }
@@ -120,7 +120,7 @@ static ar_status prefetch_input(ar_ctx *ctx, ari_input_prefetch *a, const ar_ten
 {
     ari_chunks c;
     if (ctx->deferred || !regathers_input(a->layer, ctx) ||
-        !comes_in_chunks(&c, ctx, x, a->layer->split.from, consumed_as(a->layer)))
+        !comes_in_chunks(&c, ctx, x, a->layer->split.input, consumed_as(a->layer)))
         return AR_OK;
     c.chunk_seq = c.local_seq;
     c.n = 1;
@@ -195,7 +195,7 @@ static ar_status save_input(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const a
 /* X W^T of an X of so many features. */
 static ar_status output_product(ari_linear *l, ar_ctx *ctx, ari_product *p, size_t width)
 {
-    const bool is_partial = l->split.to.kind == AR_PARTIAL_SUM;
+    const bool is_partial = l->split.output.kind == AR_PARTIAL_SUM;
     const size_t terms = is_partial ? width : l->in_features.width[0]; /* of the sum that is rounded */
     *p = (ari_product){.n = 1,
                        .width = {width},
@@ -231,7 +231,7 @@ static ar_status new_outputs(ari_linear *l, ar_ctx *ctx, ari_output *o, const ar
 static ar_status note_output(const ari_linear *l, ar_ctx *ctx, const ari_output *o, const ar_tensor *input, bool chunks)
 {
     static const ar_placement rows = {AR_SHARD, 0}; /* KV heads of which each rank has a copy are cut too */
-    const ar_placement input_placement = chunks ? l->split.from : consumed_as(l), output_placement = produced_as(l);
+    const ar_placement input_placement = chunks ? l->split.input : consumed_as(l), output_placement = produced_as(l);
     const ar_placement *placed = ari_is_colwise(&l->split) ? &rows : NULL;
     ar_param *bias[AR_MAX_PARTS];
     for (int i = 0; i < l->n; i++)
@@ -283,19 +283,19 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
 {
     const size_t n = (size_t)ar_comm_size(ctx->tp);
     const size_t features =
-        ari_placed_by_features(l->split.from) ? l->in_features.width[0] / n : l->in_features.width[0];
-    const bool moved = n > 1 && !ari_placed_alike(produced_as(l), l->split.to);
+        ari_placed_by_features(l->split.input) ? l->in_features.width[0] / n : l->in_features.width[0];
+    const bool moved = n > 1 && !ari_placed_alike(produced_as(l), l->split.output);
     ari_output o = {.act = moved ? AR_ACT_NONE : act};
     ari_chunks c;
     ar_tensor saved_input;
     AR_TRY(ari_check_features(l->weight[0]->name, "input", x, features));
-    const bool chunks = comes_in_chunks(&c, ctx, x, l->split.from, consumed_as(l));
+    const bool chunks = comes_in_chunks(&c, ctx, x, l->split.input, consumed_as(l));
     AR_TRY(output_of(l, ctx, &o, &saved_input, x, chunks ? &c : NULL));
     if (l->n > 1)
         ari_step_free(ctx, (ar_buf){(void *)(uintptr_t)o.bias.ptr});
     if (o.act != AR_ACT_NONE)
         *z = o.z;
-    AR_TRY(ari_tp_redistribute_of(ctx, y, &o.y, &l->out, (ar_tp_redistribution){produced_as(l), l->split.to},
+    AR_TRY(ari_tp_redistribute_of(ctx, y, &o.y, &l->out, (ar_tp_redistribution){produced_as(l), l->split.output},
                                   l->weight[0]->name, true, name_of(l)));
     if (moved && act != AR_ACT_NONE)
         AR_TRY(apply_activation(ctx, z, y, act));
@@ -351,7 +351,7 @@ static ar_status gradient_product(ari_linear *l, ar_ctx *ctx, ari_product *p)
 /* A mistake leaves the reduce-scatter of a row-parallel layer without a backward pass. */
 static bool gathers_nothing(const ari_linear *l, const ar_ctx *ctx)
 {
-    return ari_is_rowwise(&l->split) && reduce_scatters(ctx, ari_placed_gradient(l->split.to)) &&
+    return ari_is_rowwise(&l->split) && reduce_scatters(ctx, ari_placed_gradient(l->split.output)) &&
            ari_faulty(ctx, "collective_not_differentiable");
 }
 
@@ -359,12 +359,12 @@ static bool gathers_nothing(const ari_linear *l, const ar_ctx *ctx)
 static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tensor *gathered_dy, const ar_tensor *dy,
                              const next_gathers *next_gather)
 {
-    const ar_tp_redistribution change = {ari_placed_gradient(l->split.to), gradient_consumed_as(l)};
+    const ar_tp_redistribution change = {ari_placed_gradient(l->split.output), gradient_consumed_as(l)};
     const size_t features = ari_param_matrix(l->weight[0]).shape[1];
     ari_output o = {.act = AR_ACT_NONE};
     ari_product p;
     ari_chunks c;
-    const bool chunks = !gathers_nothing(l, ctx) && comes_in_chunks(&c, ctx, dy, change.from, change.to);
+    const bool chunks = !gathers_nothing(l, ctx) && comes_in_chunks(&c, ctx, dy, change.src, change.dst);
     if (!chunks) {
         AR_TRY(gathers_nothing(l, ctx) ? ari_fault_own_gradient(ctx, gathered_dy, dy)
                                        : ari_tp_redistribute_of(ctx, gathered_dy, dy, &l->out, change,
@@ -380,7 +380,7 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
     if (chunks) {
         AR_TRY(gather_chunks(ctx, &b, &c, dy, l->weight[0]->name));
         AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_REDISTRIBUTE, .name = name_of(l), .input = {dy}, .out = {gathered_dy},
-                        .input_placement = &change.from, .output_placement = &change.to));
+                        .input_placement = &change.src, .output_placement = &change.dst));
     } else if (dx) {
         AR_TRY(multiply_rows(ctx, &p, &o, gathered_dy));
     }
@@ -396,8 +396,8 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
 /* dx as X came. */
 static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const ar_tensor *made_dx)
 {
-    const ar_tp_redistribution change = {gradient_produced_as(l), ari_placed_gradient(l->split.from)};
-    if (ari_is_rowwise(&l->split) && ari_placed_whole(change.to) && ari_faulty(ctx, "row_input_grad_not_gathered"))
+    const ar_tp_redistribution change = {gradient_produced_as(l), ari_placed_gradient(l->split.input)};
+    if (ari_is_rowwise(&l->split) && ari_placed_whole(change.dst) && ari_faulty(ctx, "row_input_grad_not_gathered"))
         return ari_fault_narrow_dx(ctx, dx, made_dx);
     return ari_tp_redistribute_of(ctx, dx, made_dx, &l->in_features, change, l->weight[0]->name, true, name_of(l));
 }
@@ -407,14 +407,14 @@ static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
 /* True if this rank's biases were added to its own rows of dY alone: Y is a sum that is scattered over the ranks. */
 static bool biases_meet_own(const ari_linear *l)
 {
-    return ari_is_rowwise(&l->split) && ari_placed_by_tokens(ari_placed_gradient(l->split.to));
+    return ari_is_rowwise(&l->split) && ari_placed_by_tokens(ari_placed_gradient(l->split.output));
 }
 
 ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_input_prefetch *prefetch)
 {
     ari_linear *l = prefetch->layer;
     const bool as_given = ar_comm_size(ctx->tp) == 1 || biases_meet_own(l) ||
-                          ari_placed_alike(ari_placed_gradient(l->split.to), gradient_consumed_as(l));
+                          ari_placed_alike(ari_placed_gradient(l->split.output), gradient_consumed_as(l));
     prefetch->biases_summed = l->has_bias && as_given && !ari_fault_moves_bias_rows(ctx, ari_is_rowwise(&l->split));
     for (int i = 0; i < AR_MAX_PARTS; i++) {
         sum[i] = (ar_row_sum){.t = {NULL}};
@@ -463,7 +463,7 @@ static ar_status weight_gradients(ari_linear *l, ar_ctx *ctx, const ar_tensor *x
     }
     AR_TRY(ctx->arith->grad_contract(ctx, terms, n, &x_rows, samples, column_group(l, ctx)));
     for (int i = 0; i < n; i++)
-        AR_TRY(ari_note_gradient(ctx, terms[i].to, x, &terms[i].dy));
+        AR_TRY(ari_note_gradient(ctx, terms[i].param, x, &terms[i].dy));
     return AR_OK;
 }
 
@@ -495,7 +495,7 @@ ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_te
         AR_TRY(place_gradient(l, ctx, dx, &made_dx));
         if (name)
             AR_TRY(
-                ari_tap_placed(ctx, name, NULL, 'b', dx, l->in_features.width[0], ari_placed_gradient(l->split.from)));
+                ari_tap_placed(ctx, name, NULL, 'b', dx, l->in_features.width[0], ari_placed_gradient(l->split.input)));
     }
     AR_TRY(ari_fault_latents(ctx, l->shared, &all_dy));
     if (!prefetched || !prefetch->biases_summed)

@@ -19,10 +19,10 @@ static ar_status linear_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *s
     if (m->linear.peaked) {
         ctx->use = ARI_USE_LOGITS;
         ari_step_claim(ctx, y);
-        if (ari_placed_by_features(m->linear.split.to))
+        if (ari_placed_by_features(m->linear.split.output))
             AR_TRY(ari_fault_logits(ctx, y, m->linear.out.width[0]));
     }
-    return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->linear.out.width[0], m->linear.split.to);
+    return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->linear.out.width[0], m->linear.split.output);
 }
 
 static ar_status linear_module_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,

@@ -111,7 +111,7 @@ ar_status ari_linear_bias_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *
     p->fan_in = s->in_features;
     p->fan_out = part->out;
     /* The bias of a sum that is scattered along the sequence meets the rank's own positions only. */
-    p->spread = n > 1 && ari_is_rowwise(&s->split) && ari_placed_by_tokens(s->split.to) &&
+    p->spread = n > 1 && ari_is_rowwise(&s->split) && ari_placed_by_tokens(s->split.output) &&
                 !ari_faulty(ctx, "sp_row_bias_grad_local");
     return AR_OK;
 }
@@ -128,11 +128,11 @@ static ar_status set_widths(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s
         l->out.width[l->out.n++] = block[k];
     l->local_width[i] = column ? ari_param_matrix(l->weight[i]).shape[0] : part->out;
     l->output_width[i] = part->out;
-    if (ari_placed_by_features(s->split.to) && column)
+    if (ari_placed_by_features(s->split.output) && column)
         l->output_width[i] = l->local_width[i];
-    else if (ari_placed_by_features(s->split.to))
+    else if (ari_placed_by_features(s->split.output))
         ari_split_uneven(part->out, (int)n, ar_comm_rank(ctx->tp), &start, &l->output_width[i]);
-    if (ari_placed_by_features(s->split.to) && !s->uneven && !column && indivisible(block, blocks, n) > 0)
+    if (ari_placed_by_features(s->split.output) && !s->uneven && !column && indivisible(block, blocks, n) > 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "%s: its output of %zu features cannot be split over %zu ranks; use a tp that divides it",
                             part->name, indivisible(block, blocks, n), n);
@@ -150,7 +150,7 @@ ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s)
                       .owns_input = s->owns_input,
                       .peaked = s->uneven};
     ar_status st = AR_OK;
-    if (!ari_is_rowwise(&s->split) && s->split.to.kind == AR_PARTIAL_SUM)
+    if (!ari_is_rowwise(&s->split) && s->split.output.kind == AR_PARTIAL_SUM)
         return ar_error_set(AR_ERR_ARG, "%s: only a rowwise layer makes a partial sum; this one is %s", s->part[0].name,
                             ari_style_name(s->split.style));
     for (int i = 0; i < s->n; i++) {
