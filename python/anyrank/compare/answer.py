@@ -100,18 +100,19 @@ def _rule(options: Options, reference: Result) -> list[str]:
 
 def _compare_all(options: Options, results: list[Result], folder: pathlib.Path, progress: Progress) -> int:
     reference, status, answers, repeated = results[0], 0, [], False
-    for other in results[1:]:
-        words = [*_rule(options, reference), "--no-color", "--", str(reference.dump), str(other.dump)]
-        progress.show(f"comparing {reference.run.label} with {other.run.label}")
+    for candidate in results[1:]:
+        words = [*_rule(options, reference), "--no-color", "--", str(reference.dump), str(candidate.dump)]
+        progress.show(f"comparing {reference.run.label} with {candidate.run.label}")
         finished = run_words("verify", words)
-        first_sentences = batches.judge(reference, other, finished.data, options)
+        first_sentences = batches.judge(reference, candidate, finished.data, options)
         if finished.exit_status == 1 and not first_sentences and not options.capture.get("operations"):
-            repeated = _record_operations(options, [other] if repeated else [reference, other], folder, progress)
+            missing = [candidate] if repeated else [reference, candidate]
+            repeated = _record_operations(options, missing, folder, progress)
             finished = run_words("verify", words) if repeated else finished
         progress.clear()
-        _print(options, reference, other, finished, first_sentences)
-        answers.append({"reference": reference.run.label, "other": other.run.label, "result": finished.data["result"],
-                        "first": first_sentences, "verify": finished.data})
+        _print(options, reference, candidate, finished, first_sentences)
+        answers.append({"reference": reference.run.label, "other": candidate.run.label,
+                        "result": finished.data["result"], "first": first_sentences, "verify": finished.data})
         status = max(status, finished.exit_status)
     if len(options.runs) == 2 and options.runs[0].python != options.runs[1].python:
         for line in _versions(options.runs[0].python, options.runs[1].python):
@@ -160,16 +161,17 @@ def _run_json(result: Result) -> dict[str, typing.Any]:
             "files": result.files, "dump": str(result.dump)}
 
 
-def _print(options: Options, reference: Result, other: Result, finished: typing.Any,
+def _print(options: Options, reference: Result, candidate: Result, finished: typing.Any,
            first_sentences: typing.Sequence[str]) -> None:
     """The answer: what comes first, and then verify's report."""
-    model = ", ".join(other.reports[0]["models"]) if other.reports else ""
-    say(f"{other.run.label} against {reference.run.label}: {model}, {options.steps} "
+    model = ", ".join(candidate.reports[0]["models"]) if candidate.reports else ""
+    say(f"{candidate.run.label} against {reference.run.label}: {model}, {options.steps} "
         f"step{'s' if options.steps > 1 else ''}")
     for sentence in first_sentences:
         say(sentence)
     print(finished.text.rstrip("\n"))
-    for note in dict.fromkeys(_plain(result, note) for result in (reference, other) for note in result.notes()[:NOTES]):
+    notes = [_plain(result, note) for result in (reference, candidate) for note in result.notes()[:NOTES]]
+    for note in dict.fromkeys(notes):
         say(f"note: {printable(note)}")
 
 

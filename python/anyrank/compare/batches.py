@@ -18,13 +18,13 @@ PER_RANK = {"transformers.trainer": "--per_device_train_batch_size", "lightning"
             "deepspeed": "train_micro_batch_size_per_gpu"}
 
 
-def judge(reference: Result, other: Result, report: dict[str, typing.Any], options: Options) -> list[str]:
+def judge(reference: Result, candidate: Result, report: dict[str, typing.Any], options: Options) -> list[str]:
     """Sentences that come before verify's report of the two dumps. None if samples and initial weights are the same."""
     if report.get("result") == "same":
         return []
     sentences = []
     try:
-        samples = _samples(reference, other, options)
+        samples = _samples(reference, candidate, options)
     except (AnyrankError, ImportError):
         samples = ""
     if samples:
@@ -36,13 +36,13 @@ def judge(reference: Result, other: Result, report: dict[str, typing.Any], optio
     return sentences
 
 
-def _samples(reference: Result, other: Result, options: Options) -> str:
+def _samples(reference: Result, candidate: Result, options: Options) -> str:
     """Why the first captured step has other samples; "" if it has the same ones, in any order, or none are recorded."""
     import numpy as np
 
     from anyrank.dump import open_dump
 
-    with open_dump(reference.dump) as ours, open_dump(other.dump) as theirs:
+    with open_dump(reference.dump) as ours, open_dump(candidate.dump) as theirs:
         ending = ":fwd" if options.first_step == 1 else f":fwd@{options.first_step}"
         names = [name for name in ours if name.startswith("input.") and name.endswith(ending) and name in theirs]
         for name in names:
@@ -51,20 +51,20 @@ def _samples(reference: Result, other: Result, options: Options) -> str:
                 continue
             rows = [collections.Counter(row.tobytes() for row in values) for values in pair]
             if rows[0] != rows[1]:
-                return _reason(reference, other, rows[0], rows[1])
+                return _reason(reference, candidate, rows[0], rows[1])
     return ""
 
 
-def _reason(reference: Result, other: Result, expected: collections.Counter[bytes],
+def _reason(reference: Result, candidate: Result, expected: collections.Counter[bytes],
             actual: collections.Counter[bytes]) -> str:
-    label, size = other.run.label, (sum(expected.values()), sum(actual.values()))
+    label, size = candidate.run.label, (sum(expected.values()), sum(actual.values()))
     begin = "The runs do not train on the same global batch: "
-    if actual == collections.Counter({row: other.run.ranks * count for row, count in expected.items()}):
+    if actual == collections.Counter({row: candidate.run.ranks * count for row, count in expected.items()}):
         return (f"{begin}with {label}, every rank got the whole batch of {size[0]} samples. Let each rank take its "
                 "part, for example by DistributedSampler or batch.chunk(world)[rank].")
-    if size[0] * other.run.ranks == size[1] * reference.run.ranks:
+    if size[0] * candidate.run.ranks == size[1] * reference.run.ranks:
         return (f"{begin}it has {size[0]} samples with {reference.run.label} and {size[1]} with {label}, so the "
-                f"script's batch size counts per rank. {_remedy(reference, other)}")
+                f"script's batch size counts per rank. {_remedy(reference, candidate)}")
     if size[0] != size[1]:
         return f"{begin}it has {size[0]} samples with {reference.run.label} and {size[1]} with {label}."
     shared = sum((expected & actual).values())
@@ -72,10 +72,10 @@ def _reason(reference: Result, other: Result, expected: collections.Counter[byte
             "random crops or masks, or from a seed that depends on the rank: let all runs draw the same global batch.")
 
 
-def _remedy(reference: Result, other: Result) -> str:
-    frameworks = {name for report in other.reports for name in report.get("frameworks", ())}
+def _remedy(reference: Result, candidate: Result) -> str:
+    frameworks = {name for report in candidate.reports for name in report.get("frameworks", ())}
     option = next((text for name, text in PER_RANK.items() if name in frameworks), None)
-    counts = f"{reference.run.ranks},{other.run.ranks}"
+    counts = f"{reference.run.ranks},{candidate.run.ranks}"
     text = f"Divide it in the script's arguments: --batch {{SIZE//ranks}} (--ranks {counts})."
     if option and option.startswith("--"):
         return f"Divide it: {option} {{SIZE//ranks}}."

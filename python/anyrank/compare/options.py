@@ -96,10 +96,10 @@ def parse(words: typing.Sequence[str]) -> Options:
                         "that resumes after K-1 (default: 1)")
     parser.add_argument("--args-for", nargs=2, action="append", default=[], metavar=("RANKS", "ARGS"),
                         help='further arguments for the run with so many ranks: --args-for 1 "--batch 8"')
-    other = parser.add_argument_group("another reference than fewer ranks")
-    other.add_argument("--commit", metavar="REV", help="the script as it was at this git commit")
-    other.add_argument("--reference", metavar="COMMAND", help="another command")
-    other.add_argument("--python", action="append", default=[], metavar="PYTHON", help="given twice: the same script "
+    group = parser.add_argument_group("another reference than fewer ranks")
+    group.add_argument("--commit", metavar="REV", help="the script as it was at this git commit")
+    group.add_argument("--reference", metavar="COMMAND", help="another command")
+    group.add_argument("--python", action="append", default=[], metavar="PYTHON", help="given twice: the same script "
                        "in two Python environments; once: the Python to use")
     parser.add_argument("--same-weights", action="store_true", help="load the reference's initial weights into the "
                         "other runs")
@@ -122,55 +122,57 @@ def parse(words: typing.Sequence[str]) -> Options:
     parser.add_argument("--verbose", action="store_true", help="show what the script prints")
     words = list(words)
     cut = words.index("--") if "--" in words else len(words)
-    given = parser.parse_args(words[:cut])
-    if given.help or given.help_all:
-        print(short_help() if given.help else parser.format_help().rstrip())
+    parsed = parser.parse_args(words[:cut])
+    if parsed.help or parsed.help_all:
+        print(short_help() if parsed.help else parser.format_help().rstrip())
         parser.exit(0)
     target, arguments = target_of(words[cut + 1:], parser)
-    if given.steps < 1 or given.first_step < 1:
+    if parsed.steps < 1 or parsed.first_step < 1:
         parser.error("--steps and --first-step count from 1")
-    if (given.commit is not None) + (given.reference is not None) + (len(given.python) > 1) > 1:
+    if (parsed.commit is not None) + (parsed.reference is not None) + (len(parsed.python) > 1) > 1:
         parser.error("--commit, --reference and two --python name a reference each: give one of them")
-    if len(given.python) > 2:
+    if len(parsed.python) > 2:
         parser.error("--python: give at most two")
-    verify = [word for name in ("rtol", "atol", "only", "ignore", "map", "html") for value in getattr(given, name)
-              for word in (f"--{name}", value)] + (["--bits"] if given.bits else [])
-    capture = {**({"spec": given.spec} if given.spec else {}), **({"operations": True} if given.operations else {})}
-    if "spec" in capture and capture["spec"] != "megatron":
+    verify = [word for name in ("rtol", "atol", "only", "ignore", "map", "html") for value in getattr(parsed, name)
+              for word in (f"--{name}", value)] + (["--bits"] if parsed.bits else [])
+    capture: dict[str, typing.Any] = {"operations": True} if parsed.operations else {}
+    if parsed.spec:
+        capture["spec"] = parsed.spec
+    if capture.get("spec", "megatron") != "megatron":
         capture["spec"] = os.path.abspath(capture["spec"])
-    return Options(runs_of(given, parser), target, arguments, _extra(given.args_for, parser), given.steps,
-                   given.first_step, pathlib.Path(given.out) if given.out else None, capture, tuple(verify),
-                   bool(given.rtol or given.atol or given.bits),
-                   given.same_weights, given.to_the_end, given.timeout, given.json, given.quiet, given.verbose)
+    return Options(runs_of(parsed, parser), target, arguments, _extra(parsed.args_for, parser), parsed.steps,
+                   parsed.first_step, pathlib.Path(parsed.out) if parsed.out else None, capture, tuple(verify),
+                   bool(parsed.rtol or parsed.atol or parsed.bits), parsed.same_weights, parsed.to_the_end,
+                   parsed.timeout, parsed.json, parsed.quiet, parsed.verbose)
 
 
-def runs_of(given: argparse.Namespace, parser: Parser) -> tuple[Run, ...]:
+def runs_of(parsed: argparse.Namespace, parser: Parser) -> tuple[Run, ...]:
     """The runs that the options ask for, the reference first."""
-    other = given.commit or given.reference or len(given.python) > 1
+    has_reference = parsed.commit or parsed.reference or len(parsed.python) > 1
     try:
-        counts = [int(text) for text in (given.ranks or ("1" if other else "1,2")).split(",")]
+        counts = [int(text) for text in (parsed.ranks or ("1" if has_reference else "1,2")).split(",")]
     except ValueError:
         counts = []
     if not counts or min(counts) < 1:
-        parser.error(f"--ranks: {given.ranks!r} has to be numbers from 1, for example 1,2")
-    pythons = [_python(name, parser) for name in given.python] or [sys.executable]
+        parser.error(f"--ranks: {parsed.ranks!r} has to be numbers from 1, for example 1,2")
+    pythons = [_python(name, parser) for name in parsed.python] or [sys.executable]
     labels = [f"{n} rank{'s' if n > 1 else ''}" for n in counts]
-    if not other:
+    if not has_reference:
         if len(set(counts)) < 2:
-            parser.error(f"--ranks {given.ranks}: would compare a run with itself: give two numbers, for example 1,2, "
+            parser.error(f"--ranks {parsed.ranks}: would compare a run with itself: give two numbers, for example 1,2, "
                          "or another reference (--commit, --reference, --python twice)")
         return tuple(Run(label, f"ranks-{n}", n, pythons[0]) for label, n in zip(labels, counts))
     if len(counts) > 2:
         parser.error("--ranks: with another reference, give one number for both runs, or two")
-    pair = [Run(labels[0], "reference", counts[0], pythons[0], given.commit, given.reference),
+    pair = [Run(labels[0], "reference", counts[0], pythons[0], parsed.commit, parsed.reference),
             Run(labels[-1], "script", counts[-1], pythons[-1])]
-    if given.commit:
-        pair[0] = dataclasses.replace(pair[0], label=f"{labels[0]}, commit {given.commit}")
+    if parsed.commit:
+        pair[0] = dataclasses.replace(pair[0], label=f"{labels[0]}, commit {parsed.commit}")
         pair[1] = dataclasses.replace(pair[1], label=f"{labels[-1]}, working tree")
-    elif given.reference:
+    elif parsed.reference:
         pair[0] = dataclasses.replace(pair[0], label="the reference command")
     else:
-        pair = [dataclasses.replace(run, label=f"{run.label}, {name}") for run, name in zip(pair, given.python)]
+        pair = [dataclasses.replace(run, label=f"{run.label}, {name}") for run, name in zip(pair, parsed.python)]
     return tuple(pair)
 
 
