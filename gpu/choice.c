@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which device, by its name; which way of it, by the environment; why there is none. */
+/* Chooses the device by its name and its variant by the environment, and says why a device is missing. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,7 +53,7 @@ void ar_device_destroy(ar_device *d)
         d->ops->destroy(d);
 }
 
-/* Which of two words a variable of the environment is; -1: it is not set. */
+/* Sets *which to the index of the word that an environment variable holds; -1 if the variable is not set. */
 static ar_status choose(int *which, const char *variable, const char *first, const char *second)
 {
     const char *set = getenv(variable);

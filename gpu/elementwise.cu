@@ -176,8 +176,8 @@ ARI_FOR_DTYPES(gated_backward, dy, (dgate, dup, dy, gate, up, act, dgate_bias, d
 
 /* --- dropout ------------------------------------------------------------------------------------------------------ */
 
-/* Four elements of a full value share a block of random bits. A row may begin inside one: a thread draws one block and
- * takes those of its lanes that are in the row, of which there are `blocks` at most. */
+/* Block of random bits shared by four elements of the full tensor. A row may begin inside a block, so a thread draws
+ * one block and uses only the lanes that are in the row. A row touches at most `blocks` blocks. */
 template <class T> struct dropout_block {
     T *y, *sum; /* NULL: not written */
     const T *x, *residual;

@@ -67,7 +67,7 @@ ARI_ON_GPU uint64_t groups_kept(const float *score, size_t groups, size_t kept_g
     return stay;
 }
 
-/* Of the experts of the groups that stay, those preferred to expert j. */
+/* Counts the experts in the selected groups that are preferred to expert j. */
 template <class T>
 ARI_ON_GPU size_t preferred_to(size_t j, const T *x, const float *bias, uint64_t stay, size_t groups, size_t group_size)
 {
@@ -123,7 +123,7 @@ ARI_ON_GPU void choose(const block &b, int32_t *expert, float *ranks, float *sco
     });
 }
 
-/* What the scores of the chosen are divided by where their weights are normalised. */
+/* Returns the divisor of the chosen experts' scores if their weights are normalised. */
 ARI_ON_GPU float divisor_of(const float *a, const int32_t *expert, const route_rule &rule)
 {
     float sum = a[expert[0]];

@@ -119,7 +119,7 @@ template <bool TEN, class T> struct pack_tile {
         return q;
     }
 
-    /* Those bytes of a word's four that are in [begin, end). */
+    /* Stores those of a word's four bytes whose index is in [begin, end). */
     ARI_ON_GPU static void store_bytes(int8_t *dst, uint32_t word, int begin, int end)
     {
         for (int i = 0; i < 4; i++)

@@ -6,12 +6,12 @@
 #include "ref/core/size.h"
 #include "sim/wire.h"
 
-/* Between two ranks alone. A channel carries what rank a sends to rank b: a group of the two, of which the sender is
- * member 0 and the receiver member 1, so that the k-th send meets the k-th recv, and nobody else is asked. It is made
- * by whichever of them comes first, and found by the other one.
+/* Communication between two ranks. A channel carries data from rank a to rank b. It is a group of the two with the
+ * sender as member 0 and the receiver as member 1, so that the k-th send matches the k-th recv and no other rank takes
+ * part. The rank that comes first creates the channel, and the other one finds it.
  *
- * A rank that drops its communicator leaves its place in every channel that leads to it or from it, also in those which
- * it never used and those made later: whoever waits for it there hears of it, as in any other group. */
+ * A rank that destroys its communicator leaves all channels from and to it, including channels that it never used and
+ * channels created later. A rank that waits there gets an error, as in any other group. */
 typedef struct channel {
     int rank[2]; /* sender, receiver: members of the communicator's group */
     ari_group *group;

@@ -185,8 +185,9 @@ static void all_gather(const ring *g)
 
 /* --- broadcast ---------------------------------------------------------------------------------------------------- */
 
-/* What the root has goes along a chain of N-1 hops, each to the right neighbour, segment after segment, so that all
- * hops are busy at once: at step s the rank p places behind the root receives segment s-p+1, and sends segment s-p. */
+/* The root's data travels along a chain of N-1 transfers, each to the right neighbour, segment after segment, so that
+ * all transfers are busy at the same time: in step s, the rank p places behind the root receives segment s-p+1 and
+ * sends segment s-p. */
 enum { SEGMENT_BYTES = 1 << 18 };
 
 static void broadcast(const ring *g)

@@ -108,7 +108,7 @@ static bool move_pieces(const slice *s, size_t begin, size_t end)
 
 enum { CALL_BYTES = 1 << 15 }; /* of the slice, between two looks at the wire */
 
-/* As far as the kernel goes; returns where it stopped. */
+/* Runs the fused kernel as far as it applies and returns the offset at which it stopped. */
 static size_t move_fused(const slice *s, const ari_fused *f, ari_fused_fn kernel, size_t offset)
 {
     const size_t peer_count = (size_t)f->inputs - 1;

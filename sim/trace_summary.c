@@ -158,7 +158,7 @@ static ar_status count_ranks(ar_trace_summary *s, const ari_trace_view *v)
 
 /* --- names of computation ----------------------------------------------------------------------------------------- */
 
-/* A stretch of a lane, and the innermost span that it lies in. */
+/* Interval of a lane, and the innermost span that contains it. */
 typedef struct named {
     uint64_t begin, end;
     const char *name;
@@ -227,7 +227,7 @@ static ar_status add_part(parts *path_parts, const char *kind, const char *name,
     return AR_OK;
 }
 
-/* By the spans that it lies in; what lies in none is plain computation. */
+/* Adds an interval of computation under the innermost span that contains it; without a span it is plain computation. */
 static ar_status add_compute(parts *path_parts, const names *n, int rank, uint64_t begin, uint64_t end)
 {
     size_t low = 0;

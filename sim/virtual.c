@@ -190,7 +190,7 @@ static void direct(timing *t)
 
 /* --- all kinds ---------------------------------------------------------------------------------------------------- */
 
-/* How many nodes there are, and members on the fullest. */
+/* Counts the nodes, and the members on the fullest node. */
 static void count_nodes(const timing *t, int *nodes, int *width)
 {
     int node_number[MOST_MEMBERS], count[MOST_MEMBERS]; /* of each node: its number, its members */

@@ -25,7 +25,7 @@ enum { MOST_LAYOUTS = 4096, MOST_MODELS = 2 };
 
 /* --- what was asked for ------------------------------------------------------------------------------------------- */
 
-/* Which option is about one run; NULL: none. */
+/* Returns the first given option that applies to a single run; NULL: none is given. */
 static const char *of_one_run(const ari_check_values *v)
 {
     return v->watch.trace ? "trace" : v->net_fault ? "net-fault" : NULL;

@@ -312,7 +312,8 @@ static void print_entry(FILE *out, const char *label, const char *help, int widt
     ari_print_wrapped(out, help, column);
 }
 
-/* Those from `begin` on. No title where every option is one of a later version, which has no help. */
+/* Prints the options [begin, end) under a title. Prints no title if all of them belong to a later version and so have
+ * no help. */
 static void print_options(FILE *out, const char *title, const ari_option_list *l, size_t begin, size_t end, int width)
 {
     bool titled = false;

@@ -234,7 +234,7 @@ static bool print_part(FILE *out, const ari_option *o, const void *field)
     return n > 0;
 }
 
-/* As few digits as distinguish the number from all others. */
+/* Prints the fewest digits that distinguish the number from all others. */
 static bool print_double(FILE *out, const ari_option *o, const void *field)
 {
     const double x = *(const double *)field;

@@ -18,8 +18,8 @@
 #include "ref/pipeline/schedule_private.h"
 
 const char *const ari_mlp_order_names[] = {"column-row", "row-column", NULL};
-/* Those of ar_sim_algorithm whose bytes of each rank a layout decides; with the others the last rank to come moves
- * those of all. */
+/* Members of ar_sim_algorithm for which the layout determines the bytes of each rank. With the other algorithms the
+ * last rank that arrives moves all bytes. */
 static const char *const collectives_names[] = {"direct", "ring", NULL};
 
 #define ARI_VALUES ari_run_values

@@ -162,7 +162,7 @@ static ar_status join_process(ar_process **result, const ar_process_options *o, 
     return st;
 }
 
-/* As the launcher says; 1: nothing. */
+/* Returns the number of processes that the launcher reports; 1: no launcher. */
 static long processes_started(void)
 {
     static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"};
@@ -174,7 +174,8 @@ static long processes_started(void)
     return n;
 }
 
-/* Who starts several processes means ranks. torchrun's would each do all of it. */
+/* Refuses several processes without a transport: the user means ranks, but each process that torchrun started would run
+ * the whole job. */
 static ar_status refuse_several(void)
 {
     const char *size = getenv("WORLD_SIZE");
@@ -343,7 +344,8 @@ bool ari_transport_is_silent(void)
 
 enum { SPEAK_AFTER_SECONDS = 2, TELL_SECONDS = 10 };
 
-/* Joins them for nothing but to tell them. The first has said it already; of others it says what the lowest tells. */
+/* Joins the other processes only to report the exit code to them. The first process has printed the error already; of
+ * the others, the one with the lowest rank prints it. */
 static bool tell_others(const char *transport, int exit_code)
 {
     ar_process *p = NULL;

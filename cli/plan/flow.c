@@ -131,7 +131,8 @@ static double width_of(const ari_ledger_value *v)
     return v->ndim > 0 ? (double)v->shape[v->ndim - 1] : 1.0;
 }
 
-/* Of Y = X W^T and dX = dY W: the rows of X, its width and Y's. Of dW = dY^T X: the rows and both widths. */
+/* Multiplies rows and widths of a product: for Y = X W^T and dX = dY W the rows of X, its width and Y's width; for dW =
+ * dY^T X the rows and both widths. */
 static double multiply_adds(const ari_ledger_operation *op)
 {
     const ari_ledger_value *x = &op->input[0];
@@ -504,7 +505,7 @@ static void weights_cell(char cell[CELL], const flow *f, const flow_row *row)
     }
 }
 
-/* How many of the operation's calls from i on are of one kind, group and queue; their elements and bytes. */
+/* Run of an operation's consecutive calls with the same kind, group and queue: its length, elements and bytes. */
 typedef struct call_run {
     const ari_ledger_call *first_call;
     size_t calls, elements;
@@ -537,7 +538,8 @@ static bool is_beside(const ari_ledger_call *c)
     return strcmp(c->queue, "tp") == 0;
 }
 
-/* "2 all_reduce tp 10.2 kB, 4 reduce_scatter tp 3.1 MB beside": bytes that the rank sends; beside products. */
+/* Writes the calls of a row, such as "2 all_reduce tp 10.2 kB, 4 reduce_scatter tp 3.1 MB beside": the bytes that the
+ * rank sends; "beside" means overlapped with matmuls. */
 static void calls_cell(char cell[CELL], const flow *f, const flow_row *row)
 {
     const ari_ledger_operation *op = row->op;

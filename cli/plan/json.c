@@ -41,7 +41,7 @@ json_t *ari_plan_request_json(const ari_plan_request *a)
 
 /* --- a layout ----------------------------------------------------------------------------------------------------- */
 
-/* As it was asked for, legal or not; ep and etp where there are experts. */
+/* Returns the layout as the user asked for it, legal or not, with ep and etp if the model has experts. */
 static json_t *choice_json(const ari_choice *c, const ari_planned *p, const char *members)
 {
     ar_parallel layout = p->step.run.parallel;

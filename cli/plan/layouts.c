@@ -94,7 +94,7 @@ static ar_status count_ranks(ari_plan_request *a)
 static void fix_given(ari_search *s, const ari_plan_values *v)
 {
     const ar_parallel *p = &v->r.run.parallel;
-    s->fixed = ari_choice_of(p); /* of which what is not given is 0 */
+    s->fixed = ari_choice_of(p); /* 0 for each extent that is not given */
     s->sp = p->sp || s->base.step.run.parallel.sp ? 1 : -1;
     s->zero = p->zero;
     s->recompute = recompute_given(v) ? (int)p->recompute.part : -1;
@@ -148,8 +148,8 @@ static ari_choice resolve_choice(const ari_plan_request *a)
     return c;
 }
 
-/* Options that would say nothing are refused as `check` refuses them. A search chooses what is left open: without --cp,
- * --cp-inner and --zigzag are about every cp that it tries, and --schedule-pp and --virtual-stages about every pp. */
+/* Refuses options that would have no effect, as `check` does. A search chooses what the user left open: without --cp,
+ * --cp-inner and --zigzag apply to every cp that it tries, and --schedule-pp and --virtual-stages to every pp. */
 static ar_status check_options(const ari_plan_request *a)
 {
     ari_run_values r = a->v->r;

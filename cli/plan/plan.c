@@ -64,7 +64,7 @@ static const ari_option options[] = {
 
 ARI_MODEL_POSITIONAL(ARI_MODEL_CONFIG, true);
 
-/* What is asked for, with the tables as ari_plan_table has them, and sets of it. */
+/* Bits for the requested results, in the order of ari_plan_table, and sets of them. */
 enum { FLOW = 1, PIPELINE = 2, DEPTH = 4, SEARCH = 8, MEMORY = 16, SCALING = 32, DECISION = 64 };
 enum { TABLES = MEMORY | SCALING | DECISION, LAYOUTS = DEPTH | SEARCH | TABLES, BY_TP = MEMORY | SCALING };
 static const char *const names[] = {"--flow",

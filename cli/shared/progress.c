@@ -54,7 +54,8 @@ void ari_progress_line(char *line, int size, int width, double seconds, double f
                  label + length - (room - 2 - (room - 2) / 2));
 }
 
-/* A line for a program. It may get lost, for want of memory or where nobody reads: the job goes on. */
+/* Writes a progress line for a program. The line may be lost if memory is short or nobody reads the pipe; the job
+ * continues. */
 static void report_line(const ari_progress *p, double seconds, double fraction, const char *label)
 {
     json_t *line = json_pack("{s:o, s:f, s:o}", "fraction", fraction < 0.0 ? json_null() : json_real(fraction),

@@ -87,7 +87,7 @@ static const ari_option options[] = {
     ARI_INJECT_OPTION,
     ARI_OPTION_GROUP(ari_transport_options, transport),
     ARI_OPTION_GROUP(ari_watch_options, watch),
-    /* In place of the one that every subcommand has, which stays in the list: --resume needs to know whether it was
+    /* Replaces the common --seed option, which stays in the list, because --resume needs to know whether a seed was
      * given. */
     ARI_OPTION_SIZE("seed", r.run.seed, 0, 9e18, NULL, NULL),
     {0},

@@ -103,9 +103,9 @@ static ar_status set_numerics(ari_train_values *v)
     return AR_OK;
 }
 
-/* Completes the options of a run that begins, or goes on with a checkpoint (NULL: begins), which it borrows: v->o is
- * whole. And what it will take. Errors: AR_ERR_ARG, those of reading the model's config, and where memory would not
- * suffice. */
+/* Completes the options of a run that starts, or that resumes from checkpoint c (borrowed; NULL: starts), and estimates
+ * its time and memory. Afterwards v->o is complete. Errors: AR_ERR_ARG, those of reading the model's config, and too
+ * little memory. */
 static ar_status complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c)
 {
     ar_training_options *o = &v->o;
@@ -209,7 +209,7 @@ static bool has_line(const listener *l, uint64_t step)
     return step == l->start_step + 1 || step == l->o->run.steps || step == l->o->stop_after || step % l->every == 0;
 }
 
-/* After a few steps, of which the first is slower than others: what all will take, where that is long. */
+/* Prints how long all steps will take if that is long. It waits for a few steps because the first one is slower. */
 static void announce(listener *l, const ar_training_step *s)
 {
     enum { STEPS = 4, LONG_SECONDS = 30 };

@@ -9,7 +9,7 @@
 #include "ref/io/json.h"
 #include "verify/compare/report.h"
 
-/* What the options say of the other run. NULL without memory. */
+/* Returns what the options specify about the second run; NULL if memory is short. */
 static json_t *known_json(const ar_verify_options *o)
 {
     const struct {

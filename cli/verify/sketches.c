@@ -61,7 +61,7 @@ static void print_values(FILE *out, const ari_sketch_row *row)
     print_place(out, row);
 }
 
-/* What the first tensor that differs has: the size of the difference, its factor, its place. */
+/* Prints the first tensor that differs: the size of the difference, its factor and its location. */
 static void print_first(FILE *out, const ari_sketch_row *row)
 {
     fprintf(out, "%s: ", ARI_SHOW(row->name));

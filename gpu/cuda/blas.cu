@@ -20,9 +20,9 @@ namespace ari_cuda
 namespace
 {
 
-/* Functions of cuBLAS in use. It is loaded with the first device: linked, it would make every command wait for the
- * relocation of several hundred thousand addresses. The types are those of cublas_v2.h's functions, some of which have
- * C++ overloads. */
+/* Functions of cuBLAS in use. The library is loaded with the first device, because linking it would delay every command
+ * by the relocation of several hundred thousand addresses. The types are those of the functions in cublas_v2.h, some of
+ * which have C++ overloads. */
 struct cublas {
     decltype(&cublasCreate) create;
     decltype(&cublasDestroy) destroy;

@@ -125,8 +125,8 @@ ar_status poll_streams(const pool *p, bool *is_done)
     return AR_OK;
 }
 
-/* Whether the streams that have joined have passed their events; the lock is free between two looks, so that another
- * device on the GPU can come and go. */
+/* Waits until the joined streams have passed their events. The lock is released between two checks, so that another
+ * device on the GPU can be created or destroyed. */
 ar_status await_streams(const pool *p, uint64_t timeout_ns)
 {
     const struct timespec nap = {0, 20000};

@@ -211,7 +211,7 @@ ar_status stream_take(cuda_device *d, stream **out)
     return st;
 }
 
-/* That of an inline queue of this GPU's; NULL: the queue is none. */
+/* Returns the stream of an inline queue of this GPU; NULL: the queue is not inline. */
 stream *stream_of(ar_device *d, ar_queue *q)
 {
     ari_stream *s = q ? ari_queue_stream(q) : nullptr;
@@ -411,7 +411,7 @@ ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows)
     return AR_OK;
 }
 
-/* As long as ranks wait for each other if nothing else is asked for. */
+/* Default timeout: as long as ranks wait for each other by default. */
 static const uint64_t TIMEOUT_NS = static_cast<uint64_t>(60) * 1000000000;
 
 /* Enough rows of scores to keep every processor busy. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* As in gpu/emulated/team.cc: a stack is entered by setcontext, and left by _longjmp. */
+/* As in gpu/emulated/team.cc: setcontext enters a stack and _longjmp leaves it. */
 #undef _FORTIFY_SOURCE
 #include "gpu/emulated/fiber.h"
 

@@ -50,7 +50,7 @@ struct mark {
     point *position; /* kept; NULL: a stream that does its work at once was there */
 };
 
-/* Who runs. */
+/* Policy that chooses which stream runs next. */
 enum class policy {
     eager,
     late,  /* any, one task at a time */

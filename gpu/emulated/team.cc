@@ -47,7 +47,7 @@ struct stage {
     char start, gates[2];
 };
 
-/* Whose threads the calling one runs. */
+/* Stage whose threads the calling host thread runs. */
 thread_local stage *current;
 
 void arrive(stage *s, const barrier *sync_point, size_t n);
@@ -138,7 +138,7 @@ ar_status parted(const stage *s)
 
 /* --- fibers ------------------------------------------------------------------------------------------------------- */
 
-/* Those of a thread of the host, kept from launch to launch: one takes a millisecond to make. */
+/* Fibers of a host thread, saved from launch to launch because creating one takes a millisecond. */
 struct kept_fibers {
     unsigned count;
     fiber *fibers[team::max_threads];

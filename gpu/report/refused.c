@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which int8 products the library refused: of the process, whose ranks share a GPU. */
+/* int8 matmuls that the library refused, recorded per process, whose ranks share a GPU. */
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -63,7 +63,7 @@ static ar_tensor one_row(ar_dtype dtype, ar_buf data, size_t n)
 /* Elements of all ranks together that are exchanged at once: their room is bounded, whatever a bucket's size. */
 enum { ELEMENTS_AT_ONCE = 1 << 21 };
 
-/* Of each rank's share. */
+/* Returns the largest size of a rank's share. */
 static size_t most_of_share(size_t ranks)
 {
     return ranks < ELEMENTS_AT_ONCE ? ELEMENTS_AT_ONCE / ranks : 1;
@@ -212,8 +212,8 @@ static ar_status exchange_states(const exchange *x, size_t width)
                                              x->r->narrow);
 }
 
-/* What leaves and arrives in the widest form, of a part in which the own share is as large as any; what comes back is
- * no more. */
+/* Returns the buffer size of a bucket: the sent and received integers in the widest form, for a part in which this
+ * rank's share is as large as any. The returned gradients need no more. */
 size_t ari_exact_bucket_room(size_t n, ar_dtype storage, const ar_comm *group, const size_t *counts)
 {
     const size_t ranks = group ? (size_t)ar_comm_size(group) : 1, max_share = most_of_share(ranks);

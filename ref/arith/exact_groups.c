@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Groups of rows in the exact arithmetic, each with a B of its own (arith.h): what is exchanged between ranks, and the
- * memory of the integers, is of all groups together, so that neither depends on which rows are in which group. */
+/* Groups of rows in exact arithmetic, each with its own B (arith.h). Exchanged data and the memory of the integers
+ * cover all groups together, so neither depends on which rows are in which group. */
 #include <stdlib.h>
 
 #include "ref/arith/exact.h"

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The terms of one gradient's sum, of which several ranks have rows, go to the rank that computes it: in a model that
- * is wider than a part of a sample is long they are fewer than a matrix has sums, and each has no more bytes than its
- * storage. */
+/* Terms of a gradient's sum whose rows are spread over several ranks are sent to the rank that computes the sum. If a
+ * model is wider than a rank's part of a sample is long, the terms are fewer than the sums of the matrix, and each term
+ * has no more bytes than its storage type. */
 #include <stdlib.h>
 
 #include "ref/arith/exact.h"
@@ -42,7 +42,8 @@ static bool comes_here(const ari_row_blocks *row_blocks, size_t block)
     return row_blocks->owner[block] == ar_comm_rank(row_blocks->group);
 }
 
-/* Where in what arrives the rows of each own block are: rank after rank has sent those of all blocks. */
+/* Lists where the rows of each local block are in the received data: the ranks' rows follow one another, each rank's
+ * for all blocks. */
 static ar_status list_arriving(ari_moved_rows *m, const ari_row_blocks *row_blocks)
 {
     const size_t ranks = (size_t)ar_comm_size(row_blocks->group);

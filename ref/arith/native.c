@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The native arithmetic: the device's fp32 GEMM, and fp32 sums in the order the communicator's ring gives them. What
- * production does; its results depend on the layout by rounding. In TF32 what enters a product is rounded first; in
- * bf16 it lies in memory so, but for what is computed in fp32 within a layer, and what leaves a product does. */
+/* Native arithmetic: the device's fp32 GEMM, and fp32 sums in the order of the communicator's ring, as in production.
+ * Results depend on the layout by rounding. With TF32 the operands of a matmul are rounded first. With bf16 operands
+ * and results are stored in bf16, except values that are computed in fp32 within a layer. */
 #include <stdlib.h>
 
 #include "anyrank/queue.h"

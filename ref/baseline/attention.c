@@ -232,7 +232,8 @@ static ar_status normalise(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm
     return AR_OK;
 }
 
-/* The way back: g, head-major, from the gradient of what was normalised to that of what it was made of. */
+/* Backward pass of a normalisation: turns g, head-major, from the gradient of the normalised values into the gradient
+ * of the input. */
 static ar_status normalise_backward(ari_bl_run *run, const ari_bl_norm *norm, const ari_bl_norm_saved *saved, double *g,
                                     size_t heads)
 {
@@ -430,7 +431,8 @@ ar_status ari_bl_attention_forward(ari_bl_run *run, ari_bl_attention *a, const a
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* What the gradient of a score's logit makes of the score's own: p*(dp - D), through the cap, times the scale. */
+/* Returns the gradient of a score before scale and cap from the gradient of its logit: p*(dp - D), through the cap,
+ * times the scale. */
 static double score_gradient(const ari_bl_run *run, double p, double dp, double dot, const double *bare, double scale)
 {
     double d = ari_bl_branch(run, p * (dp - dot));
@@ -509,7 +511,7 @@ static ar_status gradients_of_kv_head(ari_bl_run *run, void *task_arg, size_t kv
     return AR_OK;
 }
 
-/* Of a head D, dQ and digests of dP, in bands of queries. */
+/* Computes D, dQ and digests of dP for one head, in bands of queries. */
 static ar_status back_by_queries(ari_bl_run *run, void *task_arg, size_t head)
 {
     const all_heads *h = task_arg;
@@ -643,7 +645,8 @@ static ar_status finish_qkv(ari_bl_run *run, double *dqkv, double *dq, double *d
     return AR_OK;
 }
 
-/* A sink has no value, so that of its probability the gradient is 0 and that of the logit -p*D: a term of each row. */
+/* Adds the gradient of a sink's logit, -p*D, as a term of each row. A sink has no value, so the gradient of its
+ * probability is 0. */
 static ar_status sink_gradient(ari_bl_run *run, const double *sunk, const double *dot)
 {
     ARI_BL_SCOPE(run);

@@ -141,7 +141,7 @@ static ar_status losses_of(ari_bl_run *run, double *value, const ari_bl_routed *
     return AR_OK;
 }
 
-/* What is a layer's alone is summed now, in binary64 of the balance of all layers the z-losses. */
+/* Sums the losses that depend on one layer only: in binary64, of the balance over all layers, only the z-losses. */
 ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const ari_bl_routed *r)
 {
     const size_t n = run->c->experts.n;
@@ -163,8 +163,8 @@ ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const
     return AR_OK;
 }
 
-/* Of the balance of all layers, when all have gone forward. In binary64 by the sums, since of a layer that went forward
- * in an earlier pass nothing else is there any more. */
+/* Computes a layer's value in the balance of all layers after the whole forward pass. In binary64 it uses the saved
+ * sums, because nothing else is left of a layer that ran in an earlier pass. */
 static ar_status value_of(ari_bl_run *run, double *value, const ari_bl_seen *layer)
 {
     ARI_BL_SCOPE(run);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A transformer block: r = x + attention(norm1(x)), y = r + mlp(norm2(r)), or with a parallel residual y = r +
- * mlp(norm2(x)) or y = r + mlp(norm1(x)), and its backward pass. The norms are of what
- * attention and MLP get, of what they make, or of both. */
+/* Transformer block and its backward pass: r = x + attention(norm1(x)), y = r + mlp(norm2(r)); with a parallel residual
+ * y = r + mlp(norm2(x)) or y = r + mlp(norm1(x)). Norms apply to the inputs of attention and MLP, to their outputs, or
+ * to both. */
 #include "anyrank/activation.h"
 #include "anyrank/config.h"
 #include "ref/baseline/run.h"
@@ -31,7 +31,8 @@ static double act(const ari_bl_run *run, double x)
     return run->o->mode == AR_MODE_F64 ? ari_bl_branch(run, ari_act64(kind, x)) : (double)ari_act32(kind, (float)x);
 }
 
-/* What a gate's activation multiplies: up, or of GPT-OSS 1 + up between -7 and 7. */
+/* Returns true if the factor of a gate's activation is limited: `up`, or for GPT-OSS 1 + up with up limited to [-7,
+ * 7]. */
 static bool is_limited(const ari_bl_run *run, double up)
 {
     return run->c->activation == AR_ACT_CLAMPED && fabs(up) > 7.0;
@@ -69,7 +70,7 @@ static void add_rows(const ari_bl_run *run, double *y, const double *a, const do
         y[i] = ari_bl_keep(run, ari_bl_stream(run, a[i] + b[i]));
 }
 
-/* What attention and MLP add to the residual, or its gradient. y may be x. */
+/* Scales the output of attention or MLP before it is added to the residual, or its gradient. y may be x. */
 static void scale_rows(const ari_bl_run *run, double *y, const double *x)
 {
     const double factor = ari_bl_stored(run, run->c->branch_scale);
@@ -250,7 +251,7 @@ ar_status ari_bl_block_forward(ari_bl_run *run, size_t layer, const ari_bl_param
     return AR_OK;
 }
 
-/* The gradient of what a branch made, from that of what it added to the residual. */
+/* Computes the gradient of a branch's output from the gradient of its contribution to the residual. */
 static ar_status branch_gradient(ari_bl_run *run, const ari_bl_norm *norm, const ari_bl_norm_saved *saved,
                                  const char *site, const double **dbranch, const double *dy)
 {

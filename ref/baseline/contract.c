@@ -83,8 +83,8 @@ static ar_status column_exponents(ari_bl_run *run, int32_t *c, size_t n, size_t 
 }
 
 /* Steps 0, 1 and 3 for the rows x of a panel: x' = x*2^(sign*c), e with |x'| < 2^e, q = clamp(rint(x'*2^(p - e))), and
- * unit = 2^(e - p), what a q counts: NaN where a row is not finite. Against an all-zero column x' is 0, unless x is not
- * finite. The values are those of fp32, so no power of two here leaves the range of binary64. */
+ * unit = 2^(e - p), the value of one step of q; NaN if a row is not finite. Against an all-zero column x' is 0, unless
+ * x is not finite. The values are fp32 values, so no power of two here leaves the range of binary64. */
 ARI_SIMD static void quantise(int32_t *restrict q, double unit[PANEL], double *restrict x, size_t k,
                               const int32_t *restrict c, int sign, width w)
 {
@@ -172,7 +172,7 @@ static void fill_panel(double *panel, ari_bl_matrix m, size_t first_row, size_t 
             panel[kk * PANEL + r] = 0.0;
 }
 
-/* Of an operand: double, float or int32. */
+/* Returns the bytes of an operand's element: double, float or int32. */
 static size_t element_size(const ari_bl_run *run)
 {
     return run->o->mode == AR_MODE_F64 ? sizeof(double) : sizeof(float);
@@ -231,7 +231,7 @@ void ari_bl_product_tile(const ari_bl_product *p, double c[PANEL][PANEL], size_t
     }
 }
 
-/* Of C a band of columns: BAND panels of B meet all of A. */
+/* Computes a band of columns of C: BAND panels of B times all of A. */
 static ar_status write_band(ari_bl_run *run, void *arg, size_t band)
 {
     const ari_bl_product *p = arg;
@@ -277,9 +277,9 @@ ARI_SIMD static void panel_sums(double *restrict sum, double *restrict squares, 
     memcpy(squares, q, sizeof q);
 }
 
-/* Each sum with errors: of the operands, of accumulating, of the result. What accumulating sum j in fp32 would add
- * goes by its expected size: each of the K additions and products errs by up to 2^-24 of its own result, independently
- * of the others. */
+/* Computes each sum with errors of the operands, of the accumulation and of the result. The error of accumulating sum j
+ * in fp32 is drawn with its expected size: each of the K additions and products has an independent error of up to 2^-24
+ * of its result. */
 static ar_status noisy64(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a, ari_bl_matrix b)
 {
     const ar_noise_units *unit = &run->noise->unit;

@@ -5,7 +5,7 @@
 
 #include "ref/numerics/philox.h"
 
-/* As it is stored; y itself is not rounded to that yet. */
+/* Emits y rounded to its storage type; y itself is not rounded yet. */
 static ar_status emit_stored(ari_bl_run *run, const char *part, char pass, const double *y, size_t cols)
 {
     ARI_BL_SCOPE(run);

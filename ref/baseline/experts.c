@@ -165,7 +165,7 @@ static ar_status emit_chosen(ari_bl_run *run, const ari_bl_routed *r)
     return emit(run, "routes", 'f', expert_ids, k, 0, k);
 }
 
-/* Those that are not padding. */
+/* Counts the tokens that are not padding. */
 static void count_tokens(const ari_bl_run *run, int64_t *tokens, const size_t *expert)
 {
     const size_t k = run->c->experts.per_token;
@@ -310,7 +310,7 @@ ar_status ari_bl_experts_forward(ari_bl_run *run, const ari_bl_experts *e, ari_b
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* What is between the matrices of the expert that all tokens go to. */
+/* Emits the values between the matrices of the shared expert. */
 static ar_status emit_shared(ari_bl_run *run, const double *dact, const double *dfc, size_t f)
 {
     AR_TRY(emit_of_shared(run, ".down_proj", 'b', dact, f, 0, f));

@@ -137,8 +137,8 @@ ar_status ari_bl_mtp_forward(ari_bl_run *run, ari_bl_model *m, double *loss)
     return AR_OK;
 }
 
-/* d->model.dx becomes the gradient of the rows, and dentered that of what entered. dnext: of what the depth has made,
- * but for its own head's; NULL: none. */
+/* Turns d->model.dx into the gradient of the rows and dentered into the gradient of the input. dnext is the gradient of
+ * this depth's output except for its own head; NULL: none. */
 static ar_status backward_one(ari_bl_run *run, ari_bl_mtp *d, double *dentered, const double *dnext)
 {
     const size_t h = run->c->hidden;

@@ -80,7 +80,7 @@ static void choose_of_groups(const ari_bl_run *run, size_t *expert, double *c, d
     choose(expert, c, x->n, x->per_token);
 }
 
-/* What a token's scores are divided by. */
+/* Returns the divisor of a token's scores. */
 static double score_divisor(const ari_bl_run *run, const double *a, const size_t *expert)
 {
     double sum = a[expert[0]];

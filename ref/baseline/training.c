@@ -238,7 +238,7 @@ static void begin_parameter(const ari_bl_run *run, ari_bl_trained *p)
     p->weight_decay = decay;
 }
 
-/* What one update needs of the options, rounded as the mode does. */
+/* Factors of one update that come from the options, rounded as the mode requires. */
 typedef struct factors {
     double momentum, lr, decay, rest1, rest2, beta2, eps, step_size, root2;
 } factors;
@@ -320,8 +320,8 @@ static ar_status update_weight(ari_bl_run *run, ari_bl_trained *p)
     return ari_bl_each(run, p->rows, update_row, &u);
 }
 
-/* Of latent attention: sqrt(bound/S) of the features without positions, bound/S of a query's with them: its key's last
- * r are the same for all heads, and are left alone. */
+/* Returns the clipping factor in latent attention: sqrt(bound/S) for features without positions, bound/S for a query's
+ * features with positions. A key's last r features are shared by all heads and are not clipped. */
 static double clip_latent(const ari_bl_run *run, const ari_bl_trained *p, size_t output, double bound)
 {
     const ar_config *c = run->c;
@@ -334,7 +334,7 @@ static double clip_latent(const ari_bl_run *run, const ari_bl_trained *p, size_t
     return ari_bl_fl(run, local_output % head_width < plain ? sqrt(ratio) : ratio);
 }
 
-/* What an output of q | k | v is multiplied by: sqrt(bound/S) of its KV head, where S is above the bound. */
+/* Returns the factor of an output of q | k | v: sqrt(bound/S) of its KV head if S is above the bound, otherwise 1. */
 static double clip_of(const ari_bl_run *run, const ari_bl_trained *p, size_t output)
 {
     const ar_config *c = run->c;

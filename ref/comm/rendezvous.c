@@ -282,7 +282,8 @@ static uint64_t progress_of(const ari_group *g)
     return sum;
 }
 
-/* True if nothing has moved for the timeout; waited_ns: for how long. Also tells the others that this member waits. */
+/* Returns true if nothing has moved for the timeout; waited_ns is the time waited. Also informs the other members that
+ * this member waits. */
 static bool is_stuck(ari_member *m, inner_wait *s, uint64_t *waited_ns)
 {
     ari_group *g = m->group;
@@ -477,8 +478,8 @@ static void fail_of_departed(ari_member *m, int index, bool returned)
     ari_world_fail(g->world, m->rank, g, AR_ERR_MISMATCH, why);
 }
 
-/* A rank that fails destroys its communicators on its way out, and returns with its own error, which is the one to
- * tell: so long the others wait for it. */
+/* Time that other ranks wait for a failed rank to return with its own error, which is the error to report. A failed
+ * rank destroys its communicators before it returns. */
 static const uint64_t WAY_OUT_NS = 500000000;
 
 typedef struct gate_wait {
@@ -662,7 +663,8 @@ static void wait_for_pace(const ari_member *m)
     }
 }
 
-/* The collective is agreed upon: nobody writes what is read here before this member enters the next one. */
+/* Records that the collective is agreed upon. No other member writes the data read here before this member enters its
+ * next collective. */
 static void agree_record(ari_member *m)
 {
     const ari_lane *lane = ari_lane_self();

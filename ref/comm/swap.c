@@ -115,7 +115,7 @@ static const void *swap(ari_member *m, const ari_call *call, const void *src, si
 
 const void *ari_member_swap(ari_member *m, const ari_call *call, const void *src, size_t bytes)
 {
-    /* ari_member_enter tells what is wrong. */
+    /* ari_member_enter reports the error. */
     if (ari_world_status(m->group->world) != AR_OK || atomic_exchange(&m->busy, 1) != 0)
         return NULL;
     const void *peer_input = swap(m, call, src, bytes);

@@ -82,8 +82,8 @@ double ari_rates_scores(const ari_rates *r, const ari_gpu_scores *s)
     return g->host * fmax(LAUNCH, s->flops / rate);
 }
 
-/* As NCCL does it: of m members in a node each begins a ring of its own, which leaves the node by that member's port,
- * so that all ports carry data; for short all-reduces a tree of nodes. */
+/* Models NCCL: each of m members in a node begins its own ring, which leaves the node by that member's port, so that
+ * all ports carry data. Short all-reduces use a tree of nodes. */
 double ari_gpu_rings(const ari_ring_links *l, double bytes, double rings)
 {
     const double nodes = ceil(l->n / l->in_node), hops = l->is_inter_node ? nodes : 0.0;

@@ -10,16 +10,16 @@
 #include "ref/core/size.h"
 #include "ref/core/wait.h"
 
-/* One lane at a time holds the turn. Every call that gives it away chooses the next holder at once, among the lanes
- * that can run at that moment, and wakes that one alone. Lanes are looked at in the order of their creation, which only
- * the holder can extend, so nothing that is chosen from depends on how fast the system's threads are.
+/* Scheduler of lanes: one lane at a time holds the turn. A call that gives the turn away chooses the next holder among
+ * the lanes that can run at that moment, and wakes only that one. Lanes are listed in order of creation, and only the
+ * holder can create lanes, so the choice never depends on the speed of the system's threads.
  *
- * How it is chosen. A seed draws one of two ways. Uniform: every lane that can run is as likely as any other; this
- * finds what goes wrong in many orders, but of k lanes that can run one is passed over n times with a chance of
- * (1 - 1/k)^n. Priorities (Burckhardt, Kothari, Musuvathi, Nagarakatte 2010, "A randomized scheduler with probabilistic
- * guarantees of finding bugs"): lanes have random priorities, the highest that can run goes on, and now and then the
- * one that would falls behind all others; this starves lanes for long, and finds what needs few, but long, delays. How
- * often is drawn, too, since what a run needs depends on its length. */
+ * A seed draws one of two policies. Uniform: every lane that can run is equally likely. It finds failures that occur in
+ * many orders, but passes over one of k lanes n times only with a probability of (1 - 1/k)^n. Priorities (Burckhardt,
+ * Kothari, Musuvathi, Nagarakatte 2010, "A randomized scheduler with probabilistic guarantees of finding bugs"): lanes
+ * have random priorities, the highest one that can run continues, and from time to time the lane that would continue
+ * drops below all others. It starves lanes for long, and finds failures that need few but long delays. The rate is
+ * drawn too, because a suitable one depends on the length of the run. */
 
 /* One in so many choices by priority makes the chosen lane fall behind; 1: uniform. A seed draws one of these. */
 static const uint64_t one_in[] = {1, 4, 16, 64, 256};
@@ -195,8 +195,8 @@ static uint64_t earliest_deadline(const ari_scheduler *s)
     return earliest;
 }
 
-/* Nobody can run: time jumps to where somebody can; where nothing ever would happen, somebody has to give up. Returns
- * how many can run then. */
+/* Advances virtual time to the moment at which a lane can run, if none can now. If nothing would ever happen, one lane
+ * has to give up. Returns the number of lanes that can run then. */
 static uint64_t move_on(ari_scheduler *s)
 {
     const uint64_t deadline = earliest_deadline(s), tick = s->now_ns + TICK_NS;

@@ -16,8 +16,8 @@
 
 #define CHUNK ((size_t)512) /* elements whose state, 17 bytes each, stays in the first cache level */
 
-/* tops[i] = the larger of it and the top slice of v[i]; whether that changes any. Tops are int32 while values are
- * added: vectors of bytes beside those of 64-bit integers would not fit the registers. */
+/* Sets tops[i] to the larger of tops[i] and the top slice of v[i], and returns whether any changed. Tops are int32
+ * while values are added, because vectors of bytes next to vectors of 64-bit integers would not fit the registers. */
 ARI_ROW_LOOP bool raise_tops_of(int32_t *restrict tops, const float *restrict v, size_t n, bool narrow)
 {
     int32_t raised = 0;

@@ -93,7 +93,7 @@ static size_t first_lost(const float *c, size_t n, bool softmax)
     return j;
 }
 
-/* What the scores of the chosen are divided by where their weights are normalised. */
+/* Returns the divisor of the chosen experts' scores if their weights are normalised. */
 static float divisor_of(const float *a, const int32_t *expert, const ar_route_rule *rule)
 {
     float sum = a[expert[0]];

@@ -106,7 +106,7 @@ bool ari_cpu_has(const char *names)
     return true;
 }
 
-/* Those that it has, space-separated. */
+/* Writes the features that the processor has, separated by spaces. */
 static void tell_features(char *out, size_t cap)
 {
     feature table[FEATURES];

@@ -120,7 +120,7 @@ typedef struct round_job {
     const int32_t *e, *f;
 } round_job;
 
-/* Those in columns [col_begin, col_end) of row i. */
+/* Rounds the sums in columns [col_begin, col_end) of row i. */
 static void round_piece(const round_job *r, size_t i, size_t col_begin, size_t col_end, const double *scale)
 {
     const size_t begin = i * r->n + col_begin < r->start ? r->start - i * r->n : col_begin;

@@ -40,7 +40,7 @@ ar_status ari_cpu_ce_max(ar_device *d, ARI_AT_ONCE, ar_buf key, const ar_tensor 
 /* The sum of some function of n logits of a row, by a number that the row is given. */
 typedef uint64_t (*sum_fn)(const float *x, size_t n, int32_t of_row, int32_t p);
 
-/* Of each row's classes; 0 where a row is given `sentinel`. */
+/* Sums each row over its classes; 0 for a row whose of_row is `sentinel`. */
 static ar_status sum_rows(ar_device *d, int64_t *out, const ar_tensor *logits, const int32_t *of_row, int32_t sentinel,
                           size_t v, sum_fn sum)
 {

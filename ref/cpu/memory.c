@@ -83,8 +83,8 @@ COPY_ELEMENTS(copy_elements2, uint16_t)
 COPY_ELEMENTS(copy_elements4, uint32_t)
 COPY_ELEMENTS(copy_elements8, uint64_t)
 
-/* As TRANSPOSE_TILE: where the tile is written it is in pieces of step by step in registers. Meanwhile the lines of the
- * next tile and those that are written come near. */
+/* Like TRANSPOSE_TILE, but the part of a tile that is written consists of step by step pieces in registers. Meanwhile
+ * the lines of the next tile and of the destination are prefetched. */
 #define TRANSPOSE_IN_REGISTERS(name, any, type, step, transpose)                                             \
     ARI_SIMD static void name(char *to, ptrdiff_t to_col, const char *from, ptrdiff_t from_row, size_t rows, \
                               size_t cols)                                                                   \

@@ -345,12 +345,12 @@ static inline void store_integer(void *q, size_t k, int32_t value, bool narrow)
         ((int32_t *)q)[k] = value;
 }
 
-/* q = clamp(rint(x*2^c*2^(25-e))): ari_contract_quantise with its two powers of two taken out of the loop.
+/* q = clamp(rint(x*2^c*2^(25-e))): ari_contract_quantise with its two powers of two outside of the loop.
  *
- * In binary64 both products are exact: |x| lies in 2^-149..2^128, c in -148..128, e within 148 of c's range, so no
- * exponent leaves -1022..1023. Adding 1.5*2^52 rounds |v| <= 2^51 to an integer, half to even, and leaves it in the low
- * bits. The clamp also stops what is not finite (an exponent that does not belong to these values), so that nothing is
- * undefined. */
+ * Both products are exact in binary64: |x| is in 2^-149..2^128, c in -148..128, and e within 148 of c's range, so no
+ * exponent leaves -1022..1023. Adding 1.5*2^52 rounds |v| <= 2^51 to an integer, half to even, and leaves the integer
+ * in the low bits. The clamp also catches non-finite values (an exponent that does not belong to these values), so that
+ * nothing is undefined. */
 ARI_SIMD static void quantise_wide(void *restrict q, ari_stored_run x, const double *restrict scale, double row,
                                    bool narrow, size_t n)
 {

@@ -66,8 +66,8 @@ static void shrink(ari_pool *p, size_t limit)
         free(take_block(p, 0));
 }
 
-/* What is in use and kept may be together. Steps whose phases ask for different sizes would take fresh pages in every
- * phase without the slack. */
+/* Returns the limit of used and cached memory together. It includes slack, because steps whose phases request different
+ * sizes would otherwise map new pages in every phase. */
 static size_t limit_of(const ari_pool *p)
 {
     const size_t peak = ari_larger(p->peak, p->requested);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* HMAC of RFC 2104 with SHA-256 of FIPS 180-4: in plain C, by the SHA instructions of x86-64 where the processor has
- * them, and by those of ARMv8 where the compiler is told that it may use them. */
+/* HMAC (RFC 2104) with SHA-256 (FIPS 180-4): in plain C, by the SHA instructions of x86-64 if the processor has them,
+ * and by those of ARMv8 if the compiler may use them. */
 #include <string.h>
 
 #include "ref/io/hash.h"

@@ -26,8 +26,8 @@ typedef struct kind {
 
 enum { NPY, NPZ, TORCH, DISTCP, OLD_TORCH, ZIP, GGUF, HDF5, ARROW, PARQUET, GZIP, ZSTD, SAFETENSORS, KINDS };
 
-/* A magic of less than four bytes would refuse honest tokens. GGUF's has its version's upper bytes, which no text has;
- * that of an old torch.save is the pickled number that it begins with. */
+/* Magic bytes of formats that are refused. A magic below four bytes would refuse valid tokens. GGUF's includes the
+ * upper bytes of its version, which no text has. The magic of an old torch.save is the pickled number at its start. */
 static const kind kinds[KINDS] = {
     [NPY] = {"a NumPy array (.npy)", "\x93NUMPY", 6,
              "import numpy as np; " SAVE_NUMPY "save_file({'NAME': np.load('@')}, 'tensors.safetensors')",

@@ -116,7 +116,7 @@ ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *extra)
     return AR_OK;
 }
 
-/* The gradient of what the branch was given, dy being that of what it added to the residual. */
+/* Computes the gradient of the branch's input from dy, the gradient of its contribution to the residual. */
 static ar_status back_through(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_tensor *din, const ar_tensor *dy,
                               const ar_batch *batch)
 {
@@ -153,7 +153,8 @@ static ar_status back_past(const branch *b, ar_ctx *ctx, ar_saved *saved, ar_ten
     return AR_OK;
 }
 
-/* Of a block whose branches have one norm: dx = dy + the gradient through it of the sum of theirs. */
+/* Backward pass of a block whose branches share a norm: dx = dy + the gradient of the sum of both branches through the
+ * norm. */
 static ar_status back_through_one_norm(const block_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                                        const ar_tensor *dy, const ar_batch *batch)
 {

@@ -127,8 +127,8 @@ static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *b
     return ari_token_positions(ctx, row_of, batch, &local_positions);
 }
 
-/* The dtype in which a sum selects values of this one, of which one rank has each and the others zero bits, and how
- * many such words a value is: their bit patterns, lest -0 become +0. */
+/* Returns the dtype in which a sum selects values of dtype t, and the number of such words per value. One rank has the
+ * value and the others zero bits. Bit patterns are summed as integers so that -0 does not become +0. */
 static ar_dtype selected_as(ar_dtype t, size_t *words)
 {
     *words = t == AR_F32 ? 1 : ar_dtype_bytes(t);
@@ -262,7 +262,7 @@ ar_status ari_embedding_forward_as(ar_module *base, ar_ctx *ctx, ar_saved *saved
     return ari_tap_tokens(ctx, base->name, NULL, 'f', y);
 }
 
-/* In place, unless they are dy itself. */
+/* Scales the terms, in place unless they are dy itself. */
 static ar_status scale_terms(const embedding *e, ar_ctx *ctx, ar_tensor *terms, const ar_tensor *dy)
 {
     const ar_tensor unscaled = *terms;

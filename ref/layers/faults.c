@@ -86,7 +86,7 @@ const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const
     return name;
 }
 
-/* As where gradients are reduced as they become ready: each two neighbours change places. */
+/* Fault: reduces gradients in the order in which they become ready, so adjacent ones are swapped. */
 size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n)
 {
     const bool own_order = ari_faulty(ctx, "collective_order_swapped") && ar_comm_rank(ctx->world) == 1;
@@ -109,7 +109,8 @@ ar_dtype ari_fault_broadcast_dtype(const ar_ctx *ctx, ar_dtype right)
 
 /* --- recomputation ------------------------------------------------------------------------------------------------ */
 
-/* As where the second forward pass goes on in the stream of random numbers: masks of a step that no run reaches. */
+/* Fault: the second forward pass continues the stream of random numbers, so it draws the masks of a step that no run
+ * reaches. */
 uint32_t ari_fault_mask_step(const ar_ctx *ctx)
 {
     return ctx->recomputing && ari_faulty(ctx, "recompute_new_dropout_mask") ? ~ctx->step : ctx->step;
@@ -141,7 +142,8 @@ ar_status ari_fault_linear_output(ar_ctx *ctx, bool row, const ari_output *o, co
     return AR_OK;
 }
 
-/* As where the module keeps it: the next forward's input takes the place of the one whose backward is still to come. */
+/* Fault: the module holds a single saved input, so the next forward pass overwrites the one whose backward pass is
+ * still to come. */
 ar_status ari_fault_saved_input(ar_ctx *ctx, ar_saved *saved, const void *owner, const ar_tensor *x)
 {
     ar_tensor before;
@@ -220,7 +222,8 @@ ar_status ari_fault_bias_rows(ar_ctx *ctx, bool row, ar_tensor *dy)
     return ari_fault_moves_bias_rows(ctx, row) ? divide_by_ranks(ctx, dy) : AR_OK;
 }
 
-/* As where autograd knows nothing of the collective: what a rank put into the sum has the gradient of what it got. */
+/* Fault: autograd does not know the collective, so a rank's summand gets the gradient of the sum that this rank
+ * received. */
 ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *local_dy)
 {
     const int n = ar_comm_size(ctx->tp), positions = local_dy->ndim - 2;
@@ -337,7 +340,7 @@ void ari_fault_own_ids(const ar_ctx *ctx, size_t vocab, size_t *start, size_t *r
         *rows = *start < shared ? shared - *start : 0;
 }
 
-/* As with two owners: the last row of a shard also answers for the first id of the next. */
+/* Fault: two ranks own an id. The last row of a shard also answers for the first id of the next shard. */
 ar_status ari_fault_token_rows(ar_ctx *ctx, const ar_tensor *y, const ar_param *token, size_t start, size_t rows,
                                const ar_batch *batch)
 {

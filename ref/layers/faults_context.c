@@ -47,7 +47,7 @@ ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y)
     return AR_OK;
 }
 
-/* Each rank begins with its own rows, and takes the order of arrival for that of the ranks; or for that of the
+/* Fault: each rank begins with its own rows and uses the order of arrival instead of the order of ranks, or of
  * samples. */
 ar_status ari_fault_chunk_put(ar_ctx *ctx, const ar_tensor *dst, const ar_tensor *src)
 {

@@ -29,7 +29,7 @@ static ar_status add_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *g)
     return AR_OK;
 }
 
-/* As atomics add: a term at a time, and which comes first is another in every run. */
+/* Fault: adds terms one at a time in an order that changes from run to run, as atomic additions do. */
 ar_status ari_fault_gradient_as_it_comes(ar_ctx *ctx, ar_param *p, const ar_tensor *dy, const ar_tensor *x)
 {
     const size_t tokens = x->shape[0], shape[2] = {dy->shape[1], x->shape[1]};

@@ -338,7 +338,7 @@ static ar_status zero_grad(ar_param *p, ar_ctx *ctx, uint64_t seed)
     return ari_param_zero_grad(p, ctx);
 }
 
-/* The parameters of m, and of a list those of its modules, without what is below them. */
+/* Zeroes the gradients of m's own parameters; if m is a list, those of its modules. Does not descend further. */
 static ar_status zero_not_recursive(ar_module *m, ar_ctx *ctx)
 {
     const size_t n = ari_sequential_stages(m, NULL) ? own_children(m, NULL, 0) : 0;

@@ -202,8 +202,8 @@ ar_status ari_further_forward(ar_module *further, ar_ctx *ctx, ar_saved *saved, 
     return AR_OK;
 }
 
-/* Of block i and its head: m->dx becomes the gradient of what the block takes, from that of what it makes, which the
- * last has none of but its head's. */
+/* Backward pass of block i and its head: turns m->dx from the gradient of the block's output into the gradient of its
+ * input. The last block's output has a gradient only from its head. */
 static ar_status backward_one(further_module *m, size_t i, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch)
 {
     ARI_OWNED int64_t *memory = NULL;

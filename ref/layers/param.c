@@ -121,8 +121,8 @@ static ar_status reduce_one(ar_param *p, ar_ctx *ctx)
     return ARI_NOTE(ctx, .kind = ARI_LEDGER_GRADIENT_SUM, .name = p->name, .param = &p, .params = 1);
 }
 
-/* Which parameters got a gradient on any rank of a group: one that got none is left alone by an optimizer, as it is on
- * one rank. spread: of those alone whose terms are spread over the group. */
+/* Finds out which parameters have a gradient on any rank of a group. The optimizer skips a parameter without gradient,
+ * as on one rank. spread: only parameters whose terms are spread over the group. */
 static ar_status agree_used(ar_param *const *params, size_t n, ar_ctx *ctx, ar_comm *group, bool spread)
 {
     ARI_OWNED uint8_t *used = NULL;

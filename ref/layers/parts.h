@@ -276,13 +276,15 @@ typedef struct ari_stages {
     size_t depths;      /* further tokens that are predicted */
     ar_module *further; /* with the last stage, where there are any (ari_further_create) */
 } ari_stages;
-/** Of a list of modules only those of the context's rank stay. child [the list's]. Errors: AR_ERR_ARG (no list),
- *  AR_ERR_UNSUPPORTED (a parameter of two ranks that are not the ends), AR_ERR_MEMORY. */
+/** Removes the children that do not belong to the context's pipeline rank from a list of modules. child: [children of
+ *  the list]. Errors: AR_ERR_ARG (not a list), AR_ERR_UNSUPPORTED (two ranks other than the first and the last share a
+ *  parameter), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sequential_keep(ar_module *m, const ari_staged *child, const ari_stages *s,
                                            const ar_ctx *ctx);
 /** NULL: m has not been cut, or is no list. *child [its own]. Borrowed. */
 const ari_stages *ari_sequential_stages(const ar_module *m, const ari_staged **child);
-/** Of a module all is recomputed, or what is selective, or nothing. Errors: AR_ERR_MEMORY. */
+/** Sets what a module recomputes in its backward pass: everything, the selective parts, or nothing. Errors:
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_recompute(ar_module *m, ar_recompute mode);
 /** The same of every so many of the children [begin, end) of a list, the first among them. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sequential_recompute(ar_module *base, size_t begin, size_t end, const ar_recomputation *r);
@@ -304,8 +306,8 @@ AR_NODISCARD ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *c
                                           ar_tensor *dx, const ar_tensor *dy, const ar_batch *batch);
 /** Further tokens, of which each has a T. */
 size_t ari_trained_depths(const ar_module *m);
-/** What this rank's positions of these rows add to each T. loss NULL: another rank of the pipeline has it. Errors:
- *  those of ar_loss_targets. */
+/** Adds this rank's targets to count, the number T of targets of each loss: those at its positions of these rows. loss
+ *  is NULL if another pipeline rank has it. Errors: those of ar_loss_targets. */
 AR_NODISCARD ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const ar_module *m, const ar_loss *loss,
                                            const ar_ctx *ctx, const ar_batch *batch);
 /** The targets of the further tokens in the global batch, which a forward pass sets too. */
@@ -329,9 +331,9 @@ typedef struct ari_deferred {
     struct ari_deferred_job *head, *tail;
 } ari_deferred;
 typedef ar_status (*ari_deferred_fn)(ar_ctx *ctx, const void *job);
-/** run(ctx, job): at once, or where ctx->deferred is, in ari_deferred_run. Then it gets a copy of the job's bytes, and
- *  the memory of the step in which a and b lie stays until it has run (NULL: none). Errors: those of run,
- *  AR_ERR_MEMORY. */
+/** Calls run(ctx, job) now, or later in ari_deferred_run if ctx->deferred is set. A deferred call gets a copy of the
+ *  job's bytes, and the step memory of a and b (either may be NULL) stays allocated until it has run. Errors: those of
+ *  run, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_defer(ar_ctx *ctx, ari_deferred_fn run, const void *job, size_t bytes, const ar_tensor *a,
                                  const ar_tensor *b);
 /** Does all that was left, up to the first failure; l is empty then. Errors: those of what runs. */
@@ -424,9 +426,9 @@ static inline bool ari_value_is_shared(const ar_param *p)
 {
     return p->share && p->share->value.ptr;
 }
-/** The value as this rank holds it between its uses, and its place in the full tensor, with all copies of it: the value
- *  itself, or a fresh tensor of the step of its shape, in which the elements of this rank's share are at their places
- *  and the others undefined. ari_value_end. */
+/** Returns a parameter's value as this rank holds it between uses, and its position in the full tensor with all its
+ *  copies. *t is the value itself, or a new step tensor of its shape in which only the elements of this rank's shard
+ *  are defined. End with ari_value_end. */
 AR_NODISCARD ar_status ari_value_begin(ar_tensor *t, ar_layout *o, ar_ctx *ctx, const ar_param *p);
 void ari_value_end(ar_tensor *t, ar_ctx *ctx, const ar_param *p);
 /** Taps it. */

@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Values between layers: how they are placed over the tensor-parallel ranks, what is made of that, and how it is
- * reported. */
+/* Placement of values between layers over the tensor-parallel ranks: checks, redistribution and reports. */
 
 #include "ref/context/context_private.h"
 #include "ref/core/tensor_private.h"

@@ -42,7 +42,7 @@ static ar_status redistribute_backward(ar_ctx *ctx, ar_tensor *dx, const ar_tens
 
 static const ar_placement invariant = {AR_INVARIANT, 0}, partial = {AR_PARTIAL_SUM, 0};
 
-/* What lies between two regions: whole values or, with sequence parallelism, the rank's own positions. */
+/* Returns the placement between two regions: replicated, or with sequence parallelism the rank's own positions. */
 static ar_placement stream_of(const ar_ctx *ctx)
 {
     return ari_ctx_sp(ctx) ? ari_shard_tokens : invariant;

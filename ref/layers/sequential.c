@@ -300,7 +300,7 @@ ar_status ari_stage_between(const ar_module *base, ar_ctx *ctx, ar_tensor *t, co
     return ar_ctx_tensor(ctx, t, ctx->activations, b->ndim + 1, shape);
 }
 
-/* What goes to another stage is memory of its own. */
+/* Copies a value that goes to another stage into memory of its own. */
 static ar_status hand_over(const ar_module *base, ar_ctx *ctx, ar_tensor *y, const ar_tensor *value,
                            const ar_batch *batch)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which elements of a parameter a rank holds: shares of it. */
+/* Shares: the elements of a parameter that a rank holds. */
 
 #include <string.h>
 

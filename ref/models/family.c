@@ -10,7 +10,7 @@
 
 /* --- the families ------------------------------------------------------------------------------------------------- */
 
-/* What models of Llama's form and names share. */
+/* Properties shared by models with Llama's structure and names. */
 /* clang-format off */
 #define LLAMA_NAMES(of_mlp) \
     .blocks = "model.layers", .attention = "self_attn", .embedded = "model.embed_tokens", .mlp = of_mlp

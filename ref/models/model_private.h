@@ -22,10 +22,11 @@ AR_NODISCARD ar_status ari_model_set(ar_model *m, ar_ctx *ctx, const float *(*fi
 /** Forward through all of it, up to the loss's terms, which are added to those of earlier micro-batches. saved NULL: no
  *  backward follows. Errors: also AR_ERR_ARG (a stage of a pipeline). */
 AR_NODISCARD ar_status ari_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
-/** The loss of all micro-batches and data-parallel ranks since ari_model_zero_grad, tapped as "loss": the terms' sum
- *  over `targets`, the target tokens of the global batch (0: the loss is NaN), or the sum itself where the model has no
- *  LM head; the routers' own losses, layer by layer; and those of further tokens, over theirs (ar_batch.mtp_targets). The same on every rank. Collective over the context's groups,
- *  the pipeline too. */
+/** Computes the loss of all micro-batches and data-parallel ranks since ari_model_zero_grad, and taps it as "loss". It
+ *  is the sum of the terms divided by `targets`, the number of target tokens in the global batch (0: the loss is NaN),
+ *  or the plain sum if the model has no LM head. The routers' losses are added layer by layer, and the losses of
+ *  further tokens divided by their own targets (ar_batch.mtp_targets). All ranks get the same value. Collective over
+ *  the context's groups, the pipeline included. */
 AR_NODISCARD ar_status ari_model_loss(ar_model *m, ar_ctx *ctx, float *loss, size_t targets);
 /** Backward from the loss; gradients are added to the parameters. */
 AR_NODISCARD ar_status ari_model_backward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);

@@ -25,7 +25,7 @@ int ar_parallel_world(const ar_parallel *p)
     return world;
 }
 
-/* What stands between a word and those before it. */
+/* Returns the separator between a word and the preceding text. */
 static const char *space(const ari_text *t)
 {
     return t->used > 0 ? " " : "";

@@ -253,7 +253,7 @@ static const struct tp_style {
     {"moe_tp_experts", AR_STYLE_PREPARE, NULL, "R"},
 };
 
-/* Those of other plans, and what they are for. */
+/* Styles of other libraries' plans and their meaning here. */
 static const struct other_style {
     const char *name, *requirement;
 } other_styles[] = {

@@ -292,7 +292,7 @@ ar_status ar_plan_redistribute_create(ar_module **result, ar_ctx *ctx, ar_plan_w
 
 /* --- modules of one's own ----------------------------------------------------------------------------------------- */
 
-/* What the last prepare rule of this name says of an argument, or of the output; NULL: nothing. */
+/* Returns the last prepare rule's value for an argument or output of the module `name`; NULL: no rule. */
 static const ar_plan_value *prepared(ar_plan_walk *w, const char *name, int position, const char *keyword)
 {
     const ar_plan_rule *r = NULL;
@@ -327,7 +327,7 @@ ar_status ar_plan_prepare_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *
         return ar_plan_redistribute_create(result, ctx, w, name, to_placement);
     w->placement = to_placement;
     ar_status st = begin_layer(&m, ctx, w, name, to_placement, to_placement);
-    /* Also where both are the same: what arrives is compared with what is declared. */
+    /* Runs also if both placements are equal, because the arriving value is compared with the declared placement. */
     if (st == AR_OK)
         st = end_layer(result, &m, to_placement, add_declared(&m, settled(ari_ruled_from_end(v->src)), to_placement));
     if (st != AR_OK)

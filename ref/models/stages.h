@@ -15,7 +15,8 @@ void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s);
  *  AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_own_schedule_check(const ar_parallel *p);
 
-/** As ar_parallel_groups_begin; wrong_stride, a fault: the ranks that sum gradients are neighbours too. */
+/** Does the same as ar_parallel_groups_begin. wrong_stride injects a fault: the ranks that reduce gradients are
+ *  neighbours instead of strided. */
 AR_NODISCARD ar_status ari_groups_begin(ar_parallel_groups *out, ar_comm *world, const ar_parallel *p,
                                         bool wrong_stride);
 

@@ -233,7 +233,8 @@ ARI_ACT_FUNCTION(double, ari_dact64, d, 64, x != x ? x : 1.0)
 
 /* --- gated MLP ---------------------------------------------------------------------------------------------------- */
 
-/** What act(gate) is multiplied by: up, or of AR_ACT_CLAMPED 1 + up limited to +-7; and its slope, 1 or 0. */
+/** Returns the factor of act(gate): up, or for AR_ACT_CLAMPED 1 + up with up limited to [-7, 7]. The slope with respect
+ *  to up is 1, or 0 where the limit applies. */
 ARI_FN double ari_gate_up(ar_activation kind, double up)
 {
     const double limited = up > ARI_CLAMP ? ARI_CLAMP : up < -ARI_CLAMP ? -ARI_CLAMP : up;

@@ -10,7 +10,8 @@
 enum { ARI_DIGEST = 2 };
 #define ARI_DIGESTED "_rows" /* behind the name of what is digested */
 
-/* What element `key` of a row adds to the row's digest; +0 adds nothing. The finaliser of MurmurHash3 (Appleby 2011). */
+/* Returns the term that element `key` adds to the digest of its row; +0 adds 0. It is the finaliser of MurmurHash3
+ * (Appleby 2011). */
 ARI_FN uint64_t ari_digest_term(float x, uint64_t key)
 {
     const uint32_t bits = ari_bits32(x);

@@ -23,8 +23,8 @@ AR_NODISCARD ar_status ari_schedule_begin(ar_pipeline_schedule **out, ar_pipelin
 /** Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pp_append(ari_pp_list *list, ar_pp_kind kind, int stage, int micro);
 
-/** Lists that somebody else made: checks them, and puts the transfers in where there are none. Errors: those of
- *  ari_pipeline_schedule_own. */
+/** Checks the operation lists of a schedule that was not generated here, and inserts the transfers if the lists have
+ *  none. Errors: those of ari_pipeline_schedule_own. */
 AR_NODISCARD ar_status ari_schedule_finish(ar_pipeline_schedule *s);
 
 /* Directions of transfers: a stage's output to the next one, and the gradient of it back. */

@@ -22,11 +22,12 @@ const char *ari_pp_kind_name(ar_pp_kind k);
  *  AR_MAX_STAGE_MICRO_BATCHES), AR_ERR_MEMORY. Gives; ari_pipeline_schedule_destroy. */
 AR_NODISCARD ar_status ari_pipeline_schedule_create(ar_pipeline_schedule **out, ar_pp_schedule kind, int ranks,
                                                     int virtual_stages, int micro_batches);
-/** A schedule of one's own: copies the counts[r] operations of each rank's list. Where no list has a SEND or RECV, they
- *  are put in as above. Errors: AR_ERR_FORMAT with rank, stage, operation and micro-batch of what is wrong: an
- *  operation missing, double, of a stage that another rank has, before what it needs, B of what also has I or W; a
- *  transfer in another order at its two ends; and who waits for whom in a deadlock. AR_ERR_ARG (the shape),
- *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. Gives. */
+/** Creates a schedule from the caller's lists: copies the counts[r] operations of each rank r. If no list has a SEND or
+ *  RECV, the transfers are inserted. Release it with ar_pipeline_schedule_destroy. Errors: AR_ERR_FORMAT, which names
+ *  rank, stage, operation and micro-batch: an operation is missing or occurs twice, belongs to another rank's stage,
+ *  comes before an operation that it needs, or is B next to I or W of the same micro-batch; the two ends of a transfer
+ *  order it differently; or the ranks deadlock (the message lists who waits for whom). AR_ERR_ARG (the shape),
+ *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pipeline_schedule_own(ar_pipeline_schedule **out, ar_pipeline_shape shape,
                                                  const ar_pp_operation *const *lists, const size_t *counts);
 /** Accepts NULL. */

@@ -19,11 +19,11 @@ ar_positions ari_positions_part(const ar_positions *p, size_t part, size_t parts
 size_t ari_positions_count(const ar_positions *p);
 /** The i-th position. */
 size_t ari_positions_at(const ar_positions *p, size_t i);
-/** Those of place `place` of a ring of so many `places`, which divide their number: consecutive ones, or (zigzag) the
- *  chunks place and 2 * places - 1 - place of 2 * places. */
+/** Returns the positions of rank `place` in a ring of `places` ranks, which divides seq: a consecutive run, or with
+ *  zigzag the chunks place and 2*places - 1 - place of 2*places. */
 ar_positions ari_positions_ring(size_t places, bool zigzag, size_t seq, size_t place);
-/** Those that context-parallel rank `cp_rank` holds of a sequence that ari_parallel_check accepts: the place
- *  cp_rank / cp_inner of the ring has chunks, of which the neighbours cp_rank mod cp_inner hold equal parts. */
+/** Returns the positions that context-parallel rank cp_rank holds of a sequence that ari_parallel_check accepts. Ring
+ *  rank cp_rank / cp_inner has the chunks, and the cp_inner ranks that share them hold equal parts. */
 ar_positions ari_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank);
 /** Into how many equal parts a sample of seq positions is cut, of each of which exact numerics round a matrix's gradient
  *  (numerics.md, section 3): halves of halves, of 512 positions or more. */

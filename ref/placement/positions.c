@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which positions of a sequence, and which layers of a model, are a rank's. */
+/* Positions of a sequence and layers of a model that belong to a rank. */
 #include "anyrank/parallel.h"
 #include "ref/core/size.h"
 #include "ref/placement/context_private.h"

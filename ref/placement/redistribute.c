@@ -263,7 +263,7 @@ static ar_op op_of(const joint *j)
     return j->step->src.kind == AR_PARTIAL_MAX ? AR_MAX : AR_SUM;
 }
 
-/* Of a bucket that is ours, in place; the parts: counts, as of bucket_reduce. */
+/* Reduces a bucket of this rank in place. counts: sizes of the parts, as in bucket_reduce. */
 static ar_status reduce_bucket(const joint *j, const value *v, const size_t *counts)
 {
     const walk *w = j->w;

@@ -13,6 +13,7 @@
  *  ar_device_destroy. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dry_device_create(ar_device **out, const ar_device *like, ari_ledger *ledger);
 
-/** Rank `rank` of `size`, alone: the others answer whatever lets it go on. Groups are made of it by ari_comm_join.
- *  ledger: records their calls, borrowed; NULL: nothing does. Gives; ar_comm_destroy. Errors: AR_ERR_MEMORY. */
+/** Creates a communicator of rank `rank` of `size` ranks without the other ranks: every collective completes at once.
+ *  Make groups with ari_comm_join. ledger records the calls and is borrowed; NULL records nothing. Release it with
+ *  ar_comm_destroy. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dry_comm_create(ar_comm **out, int rank, int size, ari_ledger *ledger);

@@ -240,7 +240,7 @@ static ar_status place_value(ari_ledger *l, const ar_tensor *t, size_t id, const
     return m.begin ? put_memory(l, m) : AR_OK;
 }
 
-/* Of a value that is placed otherwise than declared. */
+/* Refuses a value whose placement differs from the declared one. */
 static ar_status refuse_placement(const ar_ctx *c, const ari_note *n, const char *name, ar_placement actual,
                                   ar_placement expected)
 {

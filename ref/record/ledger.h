@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The record of a rank's steps: what each operation takes and makes, its parameters, its collectives. Layers note their
- * operations, the dry communicator its calls; lint and flow table read it. Values have numbers: an operation that takes
- * what another one has made has the number that this one gave it, and a copy has the number of what is copied.
- * In a context that checks placements nothing is recorded: a value that is not placed over the tensor-parallel ranks as
- * an operation needs it ends the pass. */
+/* Record of a rank's steps: inputs, outputs, parameters and collectives of each operation. Layers add their operations,
+ * and the dry communicator adds its calls. Lint and the flow table read it. Each value has a number: a consumer gets
+ * the number of the value that its producer wrote, and a copy has the number of its source.
+ * Nothing is recorded in a context that checks placements. There a pass fails if a value is not placed over the
+ * tensor-parallel ranks as an operation needs it. */
 #pragma once
 
 #include "anyrank/context.h"

@@ -8,8 +8,8 @@
 /* The figures of a sketch as a file has them. */
 enum { WORDS = 13 };
 
-/* What of a sketch is written: the blocks that are not zero, a bit for each, and the rows from the first that is not to
- * the last. A rank has few of both. */
+/* Written part of a sketch: its non-zero blocks with one bit each, and the rows from the first to the last non-zero
+ * one. A rank has few of both. */
 typedef struct extent {
     uint64_t blocks;
     size_t written; /* blocks */

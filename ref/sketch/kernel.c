@@ -317,7 +317,7 @@ typedef struct run {
     size_t n;
 } run;
 
-/* Whether element i of a run is zero. */
+/* Returns true if element i of a run is zero. */
 static bool is_zero(const ar_sketch *s, const run *r, size_t i)
 {
     group g = {0};

@@ -32,7 +32,7 @@ static ar_comm *shard_of(const ari_bucket *b)
     return ari_ddp_group(b->ddp, b->expert ? ARI_OVER_EXPERT_SHARD : ARI_OVER_SHARD);
 }
 
-/* Those over which a bucket is summed first: each gets it, or its share. */
+/* Returns the group over which a bucket is reduced first: each of its ranks gets the sum or its share of it. */
 static ar_comm *reduced_over(const ari_bucket *b)
 {
     return b->ddp->stage > 0 ? shard_of(b) : data_of(b);
@@ -213,9 +213,9 @@ static bool adds_by_token(const ar_ddp *d, const ar_param *p)
     return p->adds >= AR_ADDS_BY_TOKEN || (p->adds == AR_ADDS_BY_POSITION && d->step.repeats);
 }
 
-/* Of how many values an element of the bucket can be the sum on a rank that is to sum it over a group of those that
- * have data, or on the ranks of all such groups together: those of the parts of its own samples, and of the ranks whose
- * terms it has already, or whose samples its experts have. */
+/* Returns the maximal number of values in the sum of a bucket's element, on a rank that sums over a group of ranks with
+ * data, or on all such groups together: the terms of the rank's own samples, plus those of ranks whose terms or whose
+ * samples it has already. */
 static size_t most_values(const ari_bucket *b, ar_comm *group, size_t samples)
 {
     const ar_ddp *d = b->ddp;
@@ -247,8 +247,8 @@ static ar_status sum_data(const ari_bucket *b, ar_queue *q, ar_buf storage, size
                                      b->tag);
 }
 
-/* What is spread over tp, or over the ends of the pipeline, is complete after these. Buckets have other numbers at the
- * other end: their tag there is the parameter's name. data: the group over which it is to be summed next. */
+/* Reduces the terms that are spread over tp or over both ends of the pipeline, after which they are complete. The other
+ * end numbers its buckets differently, so the tag is the parameter's name. data: the group of the next reduction. */
 static ar_status sum_spread(const ari_bucket *b, ar_queue *q, ar_buf storage, size_t n, ar_comm *data)
 {
     ar_ctx *ctx = b->ddp->ctx;
@@ -297,7 +297,7 @@ static ar_status reduce_replicas(const ari_bucket *b, ar_queue *q)
     return move_slice(b, q, false);
 }
 
-/* Of ZeRO-2: the slice that was just summed, with that of earlier passes, where these were not among its terms. */
+/* ZeRO-2: adds the slice that was just reduced to the slice of earlier passes, unless these were among its terms. */
 static ar_status keep_slice(const ari_bucket *b, ar_queue *q)
 {
     const ar_ddp *d = b->ddp;

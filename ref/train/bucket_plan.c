@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which parameter lies in which bucket, and where: decided once, from the parameters' sizes alone. */
+/* Plan of the buckets: which parameter is in which bucket at which offset. It depends only on the sizes of the
+ * parameters. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,8 +74,8 @@ static int shared_dim(const ar_layout *o, int parts)
     return parts > 1 && (o->nbox == 0 || o->shape[0] == 1) ? 0 : -1;
 }
 
-/* Bytes on the rank that has most, and whether all have as many. Parts differ by the vocabulary alone, dimension 0, of
- * which the first rank has most and the last ones may have nothing. */
+/* Computes the largest number of bytes over ranks, and whether all ranks have equally many. Parts differ only in the
+ * vocabulary (dimension 0): the first rank has most rows, and the last ranks may have none. */
 static ar_status measure_candidate(candidate *c, const ar_ddp *d, const ar_param *p)
 {
     size_t *const n = &c->bytes;
@@ -92,7 +93,7 @@ static ar_status measure_candidate(candidate *c, const ar_ddp *d, const ar_param
     return ari_mul_size(n, *n, sizeof(float));
 }
 
-/* Those of a unit, the last one registered first. */
+/* Collects the parameters of a unit, in reverse order of registration. */
 static ar_status collect_unit(draft *f, const ar_ddp *d, int unit)
 {
     for (size_t i = d->n; i-- > 0;) {

@@ -39,8 +39,9 @@ typedef enum ari_unit_weights {
     ARI_WEIGHTS_WHOLE      /* the parameters' values have memory */
 } ari_unit_weights;
 
-/* Parameters whose gradients are reduced together, and whose weights are gathered together: those of a module, or, the
- * root unit, all that are of none. Below ZeRO-2 there is the root unit alone, which does nothing. */
+/* Unit of parameters: those whose gradients are reduced together and whose weights are gathered together, usually those
+ * of one module. The root unit has all parameters that belong to no module's unit. Below ZeRO-2 only the root unit
+ * exists, and it does nothing. */
 typedef struct ari_unit {
     ar_ddp *ddp;
     ar_module *module; /* borrowed; NULL: the root unit */
@@ -62,8 +63,8 @@ typedef struct ari_unit {
     ar_event *gathered;
 } ari_unit;
 
-/* What a step adds to gradients: samples of the rank that has most, in all and at most in one reduction of ZeRO-2: a
- * micro-batch's, or of a pipeline all; 0: not known. */
+/* Number of samples that a step adds to gradients on the rank with the most samples: in the whole step, and at most in
+ * one reduction of ZeRO-2, which is one micro-batch, or all of them in a pipeline. 0: unknown. */
 typedef struct ari_ddp_step {
     size_t samples, pass_samples, passes;
     size_t tokens, depths; /* of a sample; of predictions: 1, and further tokens */
@@ -81,7 +82,7 @@ struct ar_ddp {
     ari_arena lists;   /* all but params */
     ar_param **params; /* [n]: all, in the order of registration */
     size_t n;
-    /* Those that require a gradient, bucket after bucket: */
+    /* slots of the parameters that require a gradient, ordered by bucket: */
     ari_ddp_slot *slots; /* [trained] */
     ar_param **bucketed; /* [trained] */
     size_t *offsets;     /* [trained] */

@@ -73,7 +73,7 @@ static ar_status call_hook(const ari_bucket *b, const ari_ddp_slot *s, const hoo
     return s->param->has_grad ? o->hook(o->hook_user, &info, s->param, start, h->host + host_offset, count) : AR_OK;
 }
 
-/* Of this rank's share of all gradients of a bucket. */
+/* Calls the hook for this rank's share of each gradient in a bucket. */
 static ar_status call_shares(const ari_bucket *b, const hooked *h)
 {
     for (const ari_ddp_slot *s = b->slot; s < b->slot + b->info.params; s++)

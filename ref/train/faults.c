@@ -58,7 +58,7 @@ ar_status ari_fault_accumulated(ar_param *const *params, size_t n, ar_ctx *ctx, 
 void ari_fault_update(ari_optimizer_clock *clock, ari_update_rule *rule, const ar_optimizer_options *o,
                       const ar_param *p, const ar_ctx *ctx)
 {
-    /* Which of the copies of its elements this rank holds, over both groups. */
+    /* Index of this rank's copy among all copies of its elements, over both groups. */
     const int copy = p->layout.replica + p->layout.replicas * ar_comm_rank(ctx->dp);
     if (ari_faulty(ctx, "adam_step_not_synced") && copy % 2 == 1)
         ari_optimizer_tick(clock, o);

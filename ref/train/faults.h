@@ -23,8 +23,8 @@ void ari_fault_update(ari_optimizer_clock *clock, ari_update_rule *rule, const a
 
 /** comm_before_producer: before the first backward pass of a step. */
 AR_NODISCARD ar_status ari_fault_pack_before_backward(ar_ddp *d);
-/** comm_before_producer, bucket_first_ready: what a reduction reads is the gradient at
- *  another moment than that of its completion, here when s is ready. */
+/** Faults comm_before_producer and bucket_first_ready: packs the gradients for a reduction when s is ready instead of
+ *  when they are complete. */
 AR_NODISCARD ar_status ari_fault_pack_early(const ar_ddp *d, ari_ddp_slot *s);
 /** stale_activation_reuse, collective_order_swapped, unused_in_last_micro_batch: whether buckets wait for the end of
  *  the backward pass, so that what these do in a race, or out of order, is the same in every run. */

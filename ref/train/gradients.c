@@ -110,7 +110,7 @@ static ar_status judge_gradient(ar_gradients *g, const ari_claims *t, size_t i, 
 
 /* --- copies ------------------------------------------------------------------------------------------------------- */
 
-/* What each rank, copy[r], has of something that all with the same `place` should have alike; place 0: nothing. */
+/* Compares copy[r] of all ranks r: ranks with the same `place` should have equal values. place 0: no value. */
 
 /* The rank, of those from `first_rank` on that hold copies of the same elements, whose copy the others should have. */
 static size_t right_copy(const ari_copy *copy, size_t ranks, size_t first_rank)
@@ -247,7 +247,8 @@ static ar_status take_findings(ar_gradients *g, const uint64_t *found, const uin
     return AR_OK;
 }
 
-/* Those about all stages, in their order, into the g of each rank of the pipeline. Collective over it. */
+/* Collects the findings of all stages, in the order of stages, into g on each rank of the pipeline. Collective over the
+ * pipeline. */
 static ar_status gradients_share_findings(ar_gradients *g)
 {
     static const char tag[] = "gradients:verify";
@@ -337,7 +338,7 @@ static uint64_t hash_word(uint64_t hash, uint64_t word)
     return (hash ^ word) * ARI_FNV1A_PRIME;
 }
 
-/* Which elements of the full tensor a rank holds: copies of the same ones have the same number. */
+/* Returns a number that identifies the elements of the full tensor that a rank holds: copies have equal numbers. */
 static uint64_t place_of(const ar_layout *o)
 {
     uint64_t hash = ARI_FNV1A_BASIS;

@@ -17,7 +17,7 @@ typedef struct ari_claims_header {
     uint64_t steps; /* of the optimizer; 0 without */
 } ari_claims_header;
 
-/* Which elements a rank holds a copy of, and a hash of it; place 0: of none. */
+/* Elements that a rank holds a copy of, with a hash of their values; place 0: none. */
 typedef struct ari_copy {
     uint64_t place, hash;
 } ari_copy;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Muon: the update of a matrix is that of all of it. Every rank that holds a part of the matrix lays its part of the
- * momentum into zeros, the ranks add these as integers, which moves the bits, and each makes the same matrix orthogonal
- * and takes its own part of the result. Or (shards) those of tensor parallelism leave it cut along its longer side,
- * over which X X^T and the norm are sums. */
+/* Muon updates a matrix as a whole. Every rank that holds a part of the matrix copies its part of the momentum into
+ * zeros. The ranks add these as integers, which preserves the bits. Then each rank makes the same matrix orthogonal and
+ * uses its own part of the result. With `shards`, tensor-parallel ranks leave the matrix sharded along its longer side
+ * and sum X X^T and the norm over that side. */
 #include "anyrank/arith.h"
 #include "ref/context/context.h"
 #include "ref/context/context_private.h"
@@ -126,8 +126,8 @@ static ar_status take_own(ar_ctx *ctx, const ar_tensor *full, const ari_state *s
 
 static const char tag[] = "muon";
 
-/* What a parameter's matrices have in common. group: the ranks that have the other parts of its longer side, NULL: it
- * is whole. */
+/* Common properties of a parameter's matrices. group: the ranks with the other parts of the longer side; NULL: the
+ * matrix is full. */
 typedef struct rule {
     double rate;
     bool match_rms;

@@ -35,7 +35,7 @@ typedef struct ari_update_part {
 AR_NODISCARD ar_status ari_update_apply(ar_ctx *ctx, const ari_update_part *part, const ar_tensor *g,
                                         const ari_optimizer_constants *k);
 
-/** What updates p: Muon only matrices, the others AdamW. */
+/** Returns the optimizer that updates p: Muon updates matrices only, AdamW all other parameters. */
 ar_optimizer_kind ari_update_kind(const ar_optimizer_options *o, const ar_param *p);
 
 /* --- state -------------------------------------------------------------------------------------------------------- */
@@ -63,7 +63,7 @@ AR_NODISCARD ar_status ari_state_create(ari_state *s, size_t *bytes, ar_ctx *ctx
  *  it goes into (filled), and which the share is taken from (taken). */
 AR_NODISCARD ar_status ari_state_begin(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool filled);
 AR_NODISCARD ar_status ari_state_end(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool is_stored);
-/** Where its elements lie in the Hugging Face shape. */
+/** Sets *o to the positions of the state's elements in the Hugging Face shape. */
 AR_NODISCARD ar_status ari_state_layout(ar_layout *o, const ari_state *s, ar_ctx *ctx);
 /** Taps the first moment (SGD: the momentum) as ':m' and the second as ':v', where they are kept. */
 AR_NODISCARD ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx);

@@ -104,7 +104,7 @@ static ar_status scaling_next(ar_loss_scaling *s, const ar_ctx *ctx, bool finite
 /* --- the step ----------------------------------------------------------------------------------------------------- */
 
 enum { MADE_TEXT = 256 };
-/* What of a layout the context's groups and its layers were made for, in words. */
+/* Describes the layout for which the context's groups and layers were made. */
 static void describe_made(char text[MADE_TEXT], ar_parallel layout)
 {
     layout.schedule = AR_PP_1F1B;
@@ -372,7 +372,7 @@ static ar_status start_ddp(const ari_trained *trained, const ar_batch *global, c
     return AR_OK;
 }
 
-/* Whether a weight meets one product in the forward pass of the step and one in its backward pass. */
+/* Checks that each weight is used in one product of the step's forward pass and in one of its backward pass. */
 static ar_status look_at_uses(const ari_trained *trained, ar_ctx *ctx, size_t pieces)
 {
     ari_routers routers;

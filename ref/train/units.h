@@ -4,7 +4,7 @@
 
 #include "ref/train/ddp.h"
 
-/** Which parameters are of which unit. Errors: AR_ERR_ARG (a module that is NULL or a unit already), AR_ERR_MEMORY. */
+/** Assigns each parameter to its unit. Errors: AR_ERR_ARG (a module is NULL or already a unit), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_units_init(ar_ddp *d);
 void ari_units_free(ar_ddp *d);
 /** At the start of a step: nothing is held, nothing under way. */

@@ -207,7 +207,7 @@ static ar_status hear(ar_process *p)
     return AR_OK;
 }
 
-/* One tensor: its facts, then its values, then what is allowed beside. */
+/* Sends or receives one tensor: its description, its values, then its allowances. */
 static ar_status share_tensor(ar_process *p, ari_ref_tensor *t)
 {
     const bool is_root = ar_process_rank(p) == 0;

@@ -92,8 +92,8 @@ static size_t routed_layer(const ari_ref_tensor *t, const ar_config *c)
     return SIZE_MAX;
 }
 
-/* What moves in a run as the routes say, from the baseline's ones and the layout alone: each token's experts, and where
- *  they and the token are. */
+/* Predicts what the routes move in a run, from the baseline's routes and the layout only: each token's experts, and the
+ * ranks of the experts and of the token. */
 static ar_status check_routed(ari_routed *routed, const ari_reference *ref, const ari_step_case *c)
 {
     const uint64_t copies = ari_experts_whole(&c->run.parallel) ? 1 : (uint64_t)ari_at_least_one(c->run.parallel.tp);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which layouts a check takes where nobody names one. */
+/* Layouts of a check for which the user named none. */
 #include "anyrank/check.h"
 #include "ref/models/model_private.h"
 #include "ref/models/parallel_private.h"

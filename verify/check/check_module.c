@@ -105,7 +105,7 @@ static ar_status run_one_rank(ari_reference *ref, float *loss, const module_run 
 
 /* --- the layouts -------------------------------------------------------------------------------------------------- */
 
-/* What a lint finds in the layout says more than the numbers. */
+/* Replaces the explanation by a finding of lint, which says more about the layout than the numbers do. */
 static ar_status explain_by_lint(ar_first_difference *f, const ar_module_case *c, const ari_cluster_options *o)
 {
     ar_module_inspection *m = NULL;

@@ -258,7 +258,7 @@ static void keep_counts(ar_check_run *run, const ari_cluster_result *result, con
     run->loss = result->loss;
 }
 
-/* Every process goes on alike. */
+/* Shares the verdict, so that every process continues in the same way. */
 static ar_status share_verdict(ar_check_run *run, ar_process *p, ar_status st)
 {
     AR_TRY(ari_process_agree(p, st));

@@ -69,9 +69,9 @@ AR_NODISCARD ar_status ari_check_baseline(ari_check_base *b, const ar_check_opti
 
 /* --- a layout (check_layout.c, check_run.c) ---------------------------------------------------------------------- */
 
-/** Runs one layout as o says, under as many schedules as it asks for, and compares it. o: as ari_check_base_init had
- *  it, but for what is said above. Gives *run; ari_check_run_fini, also after a failure. Errors: those of
- *  ari_check_run. */
+/** Runs one layout with the options o, under each schedule that they ask for, and compares it with the reference. o is
+ *  as ari_check_base_init filled it, except for the fields named above. Release *run with ari_check_run_fini, also
+ *  after a failure. Errors: those of ari_check_run. */
 AR_NODISCARD ar_status ari_check_base_run(ar_check_run *run, const ari_check_base *b, const ar_check_options *o,
                                           const ar_parallel *p);
 /** Runs one layout and compares it with the reference; the listener of `o` hears what the comparing does. Fills
@@ -79,13 +79,13 @@ AR_NODISCARD ar_status ari_check_base_run(ar_check_run *run, const ari_check_bas
  * (AR_CHECK_ERROR), not a failure; but for AR_ERR_MEMORY, which is the machine's and not the layout's. Errors:
  * AR_ERR_MEMORY, of a rank or of the comparing itself. */
 AR_NODISCARD ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
-/** Asks why a run differs: runs the layout once more, writes its dumps and the reference's to a temporary folder, and
- *  fills cause, hint, look and pattern of run->first, or `unexplained`. Nothing to ask of a run that ended in an error,
- *  whose ranks are processes, or of which a hint is there. Errors: those of ari_check_run and of writing dumps,
- *  AR_ERR_IO. */
+/** Finds out why a run differs: runs the layout again, writes its dumps and the reference's to a temporary folder, and
+ *  fills cause, hint, look and pattern of run->first, or sets `unexplained`. Does nothing for a run that ended with an
+ *  error, a run whose ranks are processes, or a run that has a hint already. Errors: those of ari_check_run and of
+ *  writing dumps, AR_ERR_IO. */
 AR_NODISCARD ar_status ari_check_explain(ar_check_run *run, const ari_reference *ref, const ari_cluster_options *o);
-/** Fills memory and shapes of `run`: what the ranks counted and reported beside a dry run of each. ranks, counted:
- *  [world]. Errors: those of ari_cluster_dry, of a device, AR_ERR_MEMORY. */
+/** Fills memory and shapes of `run` with the ranks' measured figures next to those of a dry run of each rank. ranks,
+ *  counted: [world]. Errors: those of ari_cluster_dry and of a device, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_comparator *ranks, const ari_cluster_options *o,
                                         const ar_rank_memory *counted);
 /** Makes each kind of memory the larger of the two. */

@@ -498,7 +498,7 @@ static ar_status transfer(ari_bytes *b, void *data, size_t n, bool send)
     return send ? ari_bytes_put(b, data, n) : ari_bytes_take(b, data, n);
 }
 
-/* Of a tensor in which an element of the rank's differs. */
+/* Transfers the values of a tensor in which an element of the rank differs. */
 static ar_status transfer_values(ari_bytes *b, const ari_comparator *c, ari_own_tensors *run_values, bool send)
 {
     for (size_t i = 0; i < c->reference->count; i++) {

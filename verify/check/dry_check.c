@@ -115,7 +115,8 @@ static bool is_predicted(const ari_cluster_options *o)
     return plain;
 }
 
-/* One rank's dry run beside what it counted and reported. has_known_routes: its experts are those of the run. */
+/* Compares one rank's dry run with its counted and reported figures. has_known_routes: the dry run uses the run's
+ * experts. */
 static ar_status check_rank(ar_check_run *run, const ari_cluster_options *o, const ari_comparator *rank, int r,
                             dry_shapes *shapes, const ar_rank_memory *counted, const ar_device *like,
                             bool has_known_routes)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What differences that are known explain of others: gradients' of new weights, and weights' of outputs. */
+/* Differences that known differences explain: new weights by differences of gradients, and outputs by differences of
+ * weights. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -157,7 +158,8 @@ static bool has_features_last(const char *name)
     return false;
 }
 
-/* Whether weights apply along a dimension of so many features: they have as many outputs, or inputs of some groups. */
+/* Returns true if weights apply along a dimension of `width` features: they have as many outputs, or as many inputs in
+ * some groups. */
 static bool fits_features(const ar_dump_tensor *weight, size_t width)
 {
     const size_t outputs = weight->ndim > 0 ? weight->shape[0] : 0, second = weight->ndim > 1 ? weight->shape[1] : 1;
@@ -165,9 +167,9 @@ static bool fits_features(const ar_dump_tensor *weight, size_t width)
            (outputs == width || (weight->ndim > 1 && width % second == 0 && outputs % (width / second) == 0));
 }
 
-/* The dimension along which a module's weights apply. A convolution's have dimensions of places behind those of their
- * outputs and inputs, and its output has one more before, or none, of a sample alone. Where the class is not known, the
- * last dimension is meant if its size is that of the weights. */
+/* Returns the dimension along which a module's weights apply. A convolution's weights have spatial dimensions after
+ * their outputs and inputs, and its output has one more dimension in front, or none for a single sample. If the class
+ * is unknown, it is the last dimension if its size matches the weights. */
 static int dimension_of(const ar_dump_tensor *output, const ar_dump_tensor *weight, const ar_dump_tensor *bias,
                         const char *name)
 {

@@ -235,7 +235,7 @@ static ar_status fill_pool(pool *p, ari_normal *n, const ar_dump *d)
     return AR_OK;
 }
 
-/* A file may say what is allowed alone, as that of grads --sensitivity does. */
+/* Returns true if the file has draws. A file may hold allowances only, like the file of grads --sensitivity. */
 static bool has_draws(const ar_dump *d)
 {
     for (size_t i = 0; i < ar_dump_count(d); i++) {
@@ -290,8 +290,9 @@ static double roundings(const ari_normal *n, double step)
     return step + fmin(step, 0x1p-24) * sqrt(longest);
 }
 
-/* After so many operations, each with errors of its own. A gradient that is 0 but for rounding, as a key's bias has,
- * errs by what the others of its pass do. After an update of Adam no bound of this kind holds. */
+/* Judges by the bound for a number of operations, each with errors of its own. A gradient that is 0 except for
+ * rounding, such as a key's bias, has errors as large as the other gradients of its pass. After an update of Adam no
+ * such bound holds. */
 static void judge_by_bound(ari_normal *n, double step)
 {
     double sum[256] = {0.0}, count[256] = {0.0};

@@ -72,7 +72,7 @@ static void set_places(json_t *o, const ar_verify_row *r)
                         r->copies_differ ? json_string(r->in_reference ? "reference" : "other") : json_null());
 }
 
-/* What an explanation says of a row, before there is one. */
+/* Sets the fields of a row's explanation before there is one. */
 static void set_unexplained(json_t *o)
 {
     static const char *const keys[] = {"pattern", "hint", "cause", "confidence", "look_at", "evidence"};

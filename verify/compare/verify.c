@@ -387,7 +387,7 @@ static double badness(const ar_verify_row *r, bool by_ratio)
     return r->rms_reference > 0.0 ? r->max_abs / r->rms_reference : r->max_abs;
 }
 
-/* Which of two rows is worse; equally bad ones in execution order. */
+/* Order of rows, the worst first; equally bad rows are in execution order. */
 typedef struct ranked {
     size_t row;
     bool infinite;

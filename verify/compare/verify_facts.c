@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a row of a report says by itself. */
+/* Facts that follow from a single row of a report. */
 #include <math.h>
 #include <string.h>
 

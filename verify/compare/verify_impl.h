@@ -8,12 +8,12 @@
 #include "verify/read/roles.h"
 #include "verify/reference/tasks.h"
 
-/* The parts of ar_verify.
+/* Parts of ar_verify.
  *
- * Tensors are gone through in blocks of neighbouring elements, each by one thread, in chunks that stay in a core's
- * cache. A first pass compares bytes and counts what is no number; tensors that differ there are read once more for the
- * statistics. Everything but sums is the same in any order; sums are folded by chunk and by block, so that no figure
- * depends on the number of threads. */
+ * A tensor is compared in blocks of consecutive elements. One thread processes each block in chunks that fit a core's
+ * cache. A first pass compares bytes and counts NaN. Only tensors that differ are read again for statistics. All
+ * figures except sums are independent of the order; sums are combined by chunk and by block, so no figure depends on
+ * the number of threads. */
 
 #define ARI_CHUNK ((size_t)1 << 13) /* elements */
 #define ARI_SCAN_BLOCK ((size_t)1 << 20)
@@ -47,7 +47,7 @@ AR_NODISCARD ar_status ari_chunk_raw(ari_chunk *c, const ar_dump_tensor *t, cons
                                      size_t n);
 /** Bytes of n numbers as chunk->raw holds them. */
 size_t ari_raw_bytes(const ari_format *f, size_t n);
-/** Counts what is no number and what is infinite. */
+/** Counts NaN and infinities among n numbers. */
 void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, size_t *nan, size_t *inf);
 /** |b - a| of number i, without rounding the two first. */
 double ari_exact_difference(const ari_format *fa, const unsigned char *a, const ari_format *fb, const unsigned char *b,
@@ -85,9 +85,10 @@ typedef struct ari_doubt {
     const ar_dump_tensor *grad[ARI_DOUBT_STEPS][2]; /* of the reference, of the other */
     double reach[ARI_DOUBT_STEPS];                  /* R */
     int steps;
-    /* Of a weight or a moment: what it was before its step, of both dumps, as that difference stays; NULL: none. */
+    /* for a weight or moment: the value before its step in each dump, because a difference there persists; NULL:
+     * none */
     const ar_dump_tensor *before[2];
-    /* Of a moment: the gradient that its step adds, of both dumps; NULL: none. And the reference's moment. */
+    /* for a moment: the gradient that its step adds, in each dump, and the reference's moment; NULL: none */
     const ar_dump_tensor *added[2], *moment;
     bool squared; /* a second moment */
     /* Of an output of a later step: |db_j|, and |dw_j| times the size of the input in parts of that of the output's
@@ -99,17 +100,18 @@ typedef struct ari_doubt {
     size_t width;                /* of the dimension along which the weights apply; 0: of weights */
     size_t inner;                /* elements from one of that dimension to its next: 1 of the last one */
 } ari_doubt;
-/** The reference's R of a step; 0 if it lacks the weights before or after it. Errors: those of reading. */
+/** Computes the reference's R of a step: 0 if the dump lacks the weights before or after the step. Errors: those of
+ *  reading. */
 AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step);
-/** The largest root mean square of a tensor of these passes ("g") of the reference in a step; 0: it has none. Errors:
- *  those of reading. */
+/** Finds the largest root mean square among the reference's tensors of these passes ("g") in a step; 0 if it has none.
+ *  Errors: those of reading. */
 AR_NODISCARD ar_status ari_largest_rms(double *rms, const ar_dump *reference, const char *passes, int step);
 /** Of an output y = W x + b of a later step, whose weights are those of both dumps before it; NULL: none. `name` is the
  *  class of its module, which says along which dimension they apply; NULL: shapes say so. In the arena. Errors: those
  *  of reading; AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,
                                         const ar_dump_tensor *const *bias, const char *name, ari_arena *arena);
-/** extra[i]: the amount that element start + i may be off because of what is known. Errors: those of reading. */
+/** Computes extra[i], the difference that known causes allow for element start + i. Errors: those of reading. */
 AR_NODISCARD ar_status ari_doubt_read(double *extra, const ari_doubt *d, size_t start, size_t n);
 
 /* A dump's tensor in another shape. */
@@ -123,10 +125,11 @@ typedef struct ari_repeated {
  *  In the arena. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_repeated_init(ari_repeated *s, const ar_dump_tensor *t, const size_t *shape,
                                          ari_arena *arena);
-/** The tensor in the shape of `target`, which has as many elements and another number of dimensions, of which each is
- *  one of its own, several neighbouring ones together, or a part of one: the row-major order of the elements is the
- *  same. Also [b, s, h d] as [b, h, s, d], heads before tokens. *fits: whether the shape is such a one, and each box of
- *  the tensor a box of it; else s is of no use. In the arena. Errors: those of reading; AR_ERR_MEMORY. */
+/** Describes the tensor in the shape of `target`, which has as many elements in a different number of dimensions: each
+ *  dimension of one shape is a dimension, a product of adjacent dimensions or a factor of a dimension of the other, so
+ *  the row-major order of elements is equal. [b, s, h*d] as [b, h, s, d], heads before tokens, is accepted too. *fits
+ *  tells whether the shapes and all boxes correspond; if not, *s is undefined. Memory is from the arena. Errors: those
+ *  of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_reshaped_init(bool *fits, ari_repeated *s, const ar_dump_tensor *t,
                                          const ar_dump_tensor *target, ari_arena *arena);
 /** True if two tensors have the same shape. */
@@ -172,7 +175,7 @@ typedef struct ari_scratch {
     double *difference; /* [ARI_CHUNK] */
     uint64_t *steps;    /* [ARI_CHUNK] */
     double *shown;      /* [ARI_CHUNK] in the map: a difference over what is allowed, or a difference */
-    double *extra;      /* [ARI_CHUNK] what is allowed beside the rule */
+    double *extra;      /* [ARI_CHUNK] allowance in addition to the rule's */
     float *map;         /* [ARI_MAP_ROWS * ARI_MAP_COLS] */
 } ari_scratch;
 
@@ -241,9 +244,9 @@ typedef struct ari_unwrapped {
     size_t renamed;
     char wrappers[2][ARI_WRAPPERS_TEXT]; /* the components that each run has and the other has not */
 } ari_unwrapped;
-/** Gives names of the second run as the first has them, where only wrappers' components tell them apart ("module.",
- *  "_orig_mod."); out->name is NULL where none is, or where two names would become one. In the arena. Errors:
- *  AR_ERR_MEMORY. */
+/** Maps names of the second run to the first run's names if they differ only in wrapper components ("module.",
+ *  "_orig_mod."). out->name is NULL if no name does, or if two names would become equal. Memory is from the arena.
+ *  Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_names_unwrap(ari_unwrapped *out, const ari_names *names, ari_arena *arena);
 /** Gives tensors of the other dump the reference's names where only wrappers' components tell them apart ("module.",
  *  "_orig_mod."), and reports which; nothing where two names of a dump would become one. Errors: AR_ERR_MEMORY. */
@@ -251,14 +254,14 @@ AR_NODISCARD ar_status ari_verify_unwrap(ari_verifying *v);
 /** Gives tensors of the other dump the reference's names where both mean the same: "x.weight" in a file of gradients
  *  and "x.weight:grad" in a dump of ranks. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_name_by_meaning(ari_verifying *v);
-/** What a file of allowances lets each element of a tensor differ by, under either of two names. path: for messages.
- *  Errors: AR_ERR_NOT_FOUND, AR_ERR_FORMAT (more than one number), AR_ERR_DATA (no finite number of 0 or more), those
- *  of reading. */
+/** Reads how much each element of a tensor may differ from a file of allowances, which lists the tensor under either of
+ *  two names. path is for messages. Errors: AR_ERR_NOT_FOUND, AR_ERR_FORMAT (more than one number), AR_ERR_DATA (not a
+ *  finite number >= 0), those of reading. */
 AR_NODISCARD ar_status ari_allowance_read(double *allowed, const ar_dump *allowances, const char *path,
                                           const char *name, const char *other_name);
-/** Makes the rows, in execution order, and the pairs of which values are compared. Errors: AR_ERR_NOT_FOUND (globs that
- * match nothing, an allowed file that lacks a tensor), AR_ERR_DATA (what it allows is no number or negative),
- * AR_ERR_MEMORY. */
+/** Creates the rows in execution order and the pairs of tensors whose values are compared. Errors: AR_ERR_NOT_FOUND (a
+ *  glob matches nothing, or the file of allowances lacks a tensor), AR_ERR_DATA (an allowance is NaN or negative),
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
 /** True for tensors that are compared where both runs have them, and are no difference where one has not: inputs,
  *  buffers, the number of steps. */
@@ -302,8 +305,8 @@ AR_NODISCARD ar_status ari_verify_find_short_moments(bool *found, const ari_veri
 double ari_roundoff_of(ar_dtype t);
 /** Unit round-off of the arithmetic that a file of allowances says that it is of ("bf16 .."); 0: it names none. */
 double ari_roundoff_allowed(const char *allows);
-/** Where copies of a tensor of the other dump differ in bits, lets its pair compare the one that is furthest from the
- *  reference. Of complex numbers and those of less than a byte it stays the first. Errors: AR_ERR_MEMORY, those of
+/** If copies of a tensor in the second dump differ in bits, lets its pair compare the copy that is furthest from the
+ *  reference. Complex numbers and numbers below one byte keep the first copy. Errors: AR_ERR_MEMORY, those of
  *  reading. */
 AR_NODISCARD ar_status ari_verify_furthest_copies(ari_verifying *v);
 /** Tells whether the larger of two tensors has the same values at every index of the dimensions in which the other has

@@ -12,7 +12,7 @@
 #include "verify/read/dump.h"
 #include "verify/read/dump_private.h"
 
-/* Which tensors are compared, in which order, by what. */
+/* Matching of tensors: which are compared, in which order, and by which rule. */
 
 /* A name of either dump. */
 typedef struct found {
@@ -207,8 +207,8 @@ static bool same_parameter(const ari_order_key *a, const ari_order_key *b)
     return a->stem == b->stem && memcmp(a->name, b->name, a->stem) == 0;
 }
 
-/* A parameter that both dumps have, before or after a step or by another step's gradient, and of which only one has a
- * gradient in a step of which both have some. One that is zero is as good as none: an expert without tokens. */
+/* Finds parameters of both dumps that have a gradient in only one of them, in a step in which both dumps have
+ * gradients. A zero gradient counts as none, because an expert without tokens has one. */
 static ar_status find_lost_gradients(found *entries, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -230,7 +230,8 @@ static ar_status find_lost_gradients(found *entries, size_t n)
     return AR_OK;
 }
 
-/* A rank of a pipeline tells the order of its own stages alone: how they follow one another, the names say. */
+/* Returns true if the dump's ranks are pipeline stages. A rank knows only the order of its own stages; the order among
+ * stages follows from names. */
 static bool of_stages(const ar_dump *d)
 {
     const ar_mesh *m = ar_dump_mesh(d);
@@ -424,8 +425,8 @@ static ar_status make_rows(ari_verifying *v, const found *entries, size_t n)
     return AR_OK;
 }
 
-/* What a model is given, its buffers and the number of steps are compared where both dumps have them: a layout may need
- * more of them, and not every program writes them. */
+/* Returns true for a model's inputs, its buffers and the number of steps. They are compared only if both dumps have
+ * them: a layout may need more of them, and not every program writes them. */
 bool ari_is_optional(const ari_order_key *key)
 {
     return key->pass == 'u' || key->pass == 'k' || (key->pass == 'f' && strncmp(key->name, "input.", 6) == 0);
@@ -535,9 +536,9 @@ static bool has_whole_parts(const ar_dump_tensor *t)
     return true;
 }
 
-/* The rows of what an expert computes are the tokens that the router sends it, sorted by expert: each rank and each
- * micro-batch has those of its own samples, and which they are among the rows of a larger share of the batch, neither
- * dump tells. What the experts give back has a row for each token, and is compared. */
+/* Returns true for rows within an expert. They are the tokens that the router sends to it, sorted by expert. Each rank
+ * and micro-batch has the rows of its own samples, and neither dump says which rows of a larger batch these are. The
+ * experts' output has a row for each token and is compared. */
 static bool is_routed(const ari_verifying *v, const found *f)
 {
     const ar_dump_tensor *a = f->sides.tensors[0], *b = f->sides.tensors[1];

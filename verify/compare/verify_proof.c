@@ -148,7 +148,7 @@ static ar_status read_losses(ari_loss_proof *proof, const ari_verifying *v)
     return AR_OK;
 }
 
-/* Whether some tensor has a dimension of n. */
+/* Returns true if a tensor of the report has a dimension of n. */
 static bool is_dimension(const ar_verify_report *r, size_t n)
 {
     for (size_t i = 0; i < r->rows; i++) {

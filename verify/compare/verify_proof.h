@@ -7,15 +7,15 @@
 
 #include "anyrank/status.h"
 
-/* Which equality proves nothing: dumps and sketches ask the same. */
+/* Rules for an equality that proves nothing. Dumps and sketches share them. */
 
-/* Of one tensor of one run. Zeros, NaN and infinities need not be counted beyond the first finite number that is not
- * 0. */
+/* Counts of special values in one tensor of one run. Counting zeros, NaN and infinities may stop at the first finite
+ * number other than 0. */
 typedef struct ari_value_counts {
     uint64_t elements, zeros, nan, inf;
 } ari_value_counts;
 
-/* What has been asked so far; begins with zeros. */
+/* State of the checks so far. Initialise it with zeros. */
 typedef struct ari_proof {
     size_t gradients; /* that both runs have */
     size_t zero;      /* of these: all zero in both */
@@ -40,7 +40,7 @@ typedef struct ari_loss_proof {
 
 /** Counts a step's loss, which both runs have. */
 void ari_loss_proof_add(ari_loss_proof *proof, double reference, double candidate);
-/** Refuses losses of which none is finite. Errors: AR_ERR_DATA. */
+/** Refuses losses if none of them is finite. Errors: AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_loss_proof_refuse_numbers(const ari_loss_proof *proof);
 /** V where the loss is ln V in each of several steps, else 0. */
 size_t ari_loss_proof_logits(const ari_loss_proof *proof);

@@ -14,8 +14,7 @@
 
 /* --- whole tensors ------------------------------------------------------------------------------------------------ */
 
-/* What the elements of a tensor show together and none of them alone: a factor on all of them, and an allowance that is
- * as large as the tensor. */
+/* Facts that the elements of a tensor show only together: a common factor, and an allowance as large as the tensor. */
 
 /* The round-off of the shortest format among the tensors compared, or of the arithmetic that the allowances are of: a
  *  run in mixed precision rounds by it. */
@@ -37,7 +36,8 @@ static const double DEVIATIONS = 8.0;
 /* Errors that all elements share: a rounding of the run's format, and what sums of fp32 leave. In right runs the factor
  * was off by 24 roundings of fp32 at most where its own deviations do not explain it. */
 static const double SYSTEMATIC = 64.0 * 0x1p-24;
-/* A tensor that is off by a quarter beside its factor has none; and few elements say little of their errors. */
+/* A tensor whose error is above a quarter after its factor is removed has no factor. A few elements say little about
+ * their errors. */
 static const double REST = 0.25;
 enum { LEAST_ELEMENTS = 16 };
 
@@ -51,13 +51,13 @@ static bool has_factor(const ari_pair *pair)
            r->elements >= LEAST_ELEMENTS && r->rms_reference > 0.0 && r->max_reference > 0.0 && isfinite(r->scale);
 }
 
-/* A gradient that is zero but for rounding, as that of a bias before a norm, differs by all of itself. What is left of
- * a sum of 2^16 terms that cancel is 256 roundings of their size, that of the largest gradient of the step; with fewer
- * bits, where sums are kept in more of them, a 64th of it. */
+/* A gradient that is zero except for rounding, such as that of a bias before a norm, differs by its full size. A sum of
+ * 2^16 terms that cancel leaves 256 roundings of the terms' size, which is the largest gradient of the step. With fewer
+ * bits, where sums are accumulated in more bits, it leaves a 64th of that size. */
 static const double ROUNDINGS = 256.0, MOST_ROUNDED = 0x1p-6;
 
-/* True if the reference's gradient or moment is no more than what rounding leaves of zero: then no number is its
- * factor, and exact zeros are as right as it is. */
+/* Sets *only to true if the reference's gradient or moment is no larger than rounding leaves of zero. Then no number is
+ * its factor, and exact zeros are equally correct. */
 static ar_status is_only_rounding(bool *only, ari_verifying *v, const ar_verify_row *r)
 {
     static const char passes[] = "bgmv";
@@ -142,7 +142,7 @@ static void verify_find_unjudged(const ari_verifying *v)
 
 /* --- excuses ------------------------------------------------------------------------------------------------------ */
 
-/* Which gradients excuse new weights: those that are compared, and whose difference is rounding. */
+/* Gradients that excuse new weights: those that are compared and whose difference is rounding. */
 
 /* A gradient is right if its difference has at most this part of its own root mean square: then only its smallest
  * elements are rounding. Right runs have 1e-6 in fp32 and some hundredths in bf16, a missing all-reduce about 1. */
@@ -162,8 +162,9 @@ static const ari_pair *ari_pair_of(const ari_verifying *v, const ar_dump_tensor 
     return NULL;
 }
 
-/* A gradient that is outside the rule is a finding of its own, of which the weights are the consequence. What a
- * sensitivity allows was measured as rounding; a tolerance is any number. */
+/* Sets *rounding to true if the gradient's difference is rounding. A gradient outside the rule is a finding of its own,
+ * and the weights are its consequence. An allowance of --sensitivity was measured as rounding; a tolerance is an
+ * arbitrary number. */
 static ar_status is_rounding(bool *rounding, const ari_verifying *v, const ari_pair *gradient, ari_step_size *size)
 {
     const ar_verify_row *r = gradient->row;
@@ -200,8 +201,8 @@ static ar_status excuse_orthogonal(ari_doubt *d, const ari_pair *pair, const ari
     return AR_OK;
 }
 
-/* Sets pair->doubt of new weights by those of their gradients that are compared, and whose differences are rounding.
- *  sizes [ARI_DOUBT_STEPS]. Errors: those of reading; AR_ERR_MEMORY. */
+/* Sets pair->doubt of new weights from their gradients, if these are compared and differ by rounding. sizes:
+ * [ARI_DOUBT_STEPS]. Errors: those of reading, AR_ERR_MEMORY. */
 static ar_status excuse_weight(ari_pair *pair, ari_verifying *v, ari_step_size *sizes)
 {
     const ar_verify_row *r = pair->row;
@@ -229,8 +230,8 @@ static ar_status excuse_weight(ari_pair *pair, ari_verifying *v, ari_step_size *
     return AR_OK;
 }
 
-/* Sets pair->doubt of a moment by what its gradient and the moment before it are off by, if that gradient is compared
- * and its difference is rounding. Errors: those of reading; AR_ERR_MEMORY. */
+/* Sets pair->doubt of a moment from the differences of its gradient and of the previous moment, if that gradient is
+ * compared and differs by rounding. Errors: those of reading, AR_ERR_MEMORY. */
 static ar_status excuse_moment(ari_pair *pair, ari_verifying *v, ari_step_size *sizes)
 {
     const ar_verify_row *r = pair->row;
@@ -374,7 +375,7 @@ static ar_status copies_task(void *user, size_t task, int worker)
 
 /* --- bytes -------------------------------------------------------------------------------------------------------- */
 
-/* Which pair a task is of, and which of its blocks. */
+/* Returns the pair of a task and the index of its block. */
 static ari_pair *pair_of(const pass *p, size_t task, size_t *block)
 {
     size_t low = 0, high = p->pairs;
@@ -718,9 +719,9 @@ static bool is_of_later_pass(const ari_pair *pair)
            pair->format[0].parts == 1;
 }
 
-/* What tensors of a step are off by that weights explain: in parts of their largest value; outputs, and gradients of
- * inputs, in parts of their root mean square; and what the last output of weights was, which modules without any hand
- * on, as heads that are cut out of it are. */
+/* Differences in a step that weights explain, relative to the tensor's largest value; those of outputs and of gradients
+ * of inputs relative to their root mean square. Also the last output of a module with weights, which modules without
+ * weights pass on, such as heads that are split from it. */
 typedef struct {
     double part, of_outputs, of_inputs, handed_on;
 } shown_doubt;

@@ -274,7 +274,7 @@ static double magnitude_of(int64_t bits)
     return ari_float64((uint64_t)bits);
 }
 
-/* The bits of the largest |x|: at or above those of infinity where one of them is not finite. */
+/* Returns the bits of the largest |x|. They are at or above those of infinity if a value is not finite. */
 ARI_SIMD static int64_t largest_bits(const double *x, size_t n)
 {
     int64_t max_bits = 0;
@@ -374,7 +374,8 @@ void ari_deviation_add(ari_deviation *total, const ari_deviation *t)
 
 /* --- one element -------------------------------------------------------------------------------------------------- */
 
-/* 0, 1, 2..3, 4..7, ..; the last but one holds all that is further, the last what is no number on one side. */
+/* Returns the bin of a distance in ulps: 0, 1, 2..3, 4..7 and so on. The last bin but one holds all larger distances,
+ * the last one pairs with NaN on one side. */
 static size_t bin_of(uint64_t steps)
 {
     const size_t k = steps ? (size_t)(64 - __builtin_clzll(steps)) : 0;
@@ -402,8 +403,8 @@ static double spacing_of(const ari_format *f, double x)
     return ldexp(1.0, (x == 0.0 || !isfinite(x) || e - 1 < f->min_exponent ? f->min_exponent : e - 1) - f->mantissa);
 }
 
-/* `difference` is NaN where one value is no number, and where both are and that counts; `beside` is what a tolerance
- * allows besides. */
+/* Judges a pair of values. `difference` is NaN if one value is NaN, or if both are and that counts as a difference.
+ * `extra` is the allowance in addition to the tolerance. */
 static judged judge(const ari_pair *p, double a, double difference, uint64_t steps, double extra)
 {
     const ari_rule *r = &p->rule;
@@ -511,7 +512,7 @@ static element element_at(const ari_pair *p, const ari_scratch *s, size_t i, siz
     }
     if (isnan(a) || isnan(b)) {
         e.difference = (double)NAN;
-        e.steps = 1; /* of which nothing is told but that it is not 0 */
+        e.steps = 1; /* only known not to be 0 */
         return e;
     }
     if (is_integer(&f[0]) && is_integer(&f[1])) {
@@ -541,7 +542,7 @@ static void take_each(const ari_pair *p, const ari_scratch *s, size_t start, siz
 
 /* --- a block of finite floats ------------------------------------------------------------------------------------- */
 
-/* What numbers of one format show whose values are all finite: all but which of them it is. */
+/* Counts over numbers of one format that are all finite: everything except the indices. */
 typedef struct block_tally {
     double difference, ratio; /* the largest ones */
     bool from_zero;

@@ -232,7 +232,7 @@ static double slope_of(const ari_perturbation *pair)
     return (pair[0].loss - pair[1].loss) / (pair[0].value - pair[1].value);
 }
 
-/* What the rounding of two losses may change of it. */
+/* Returns how much the rounding of two losses may change the difference. */
 static double noise_of(const ari_perturbation *pair)
 {
     return LOSS_ERROR * fmax(fabs(pair[0].loss), fabs(pair[1].loss)) / fabs(pair[0].value - pair[1].value);

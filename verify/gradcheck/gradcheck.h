@@ -19,17 +19,18 @@ typedef struct ari_gradcheck_case {
     void *progress_user;
 } ari_gradcheck_case;
 
-/** Central differences of the binary64 baseline's loss against its gradients, for eight steps. Of every parameter two
- *  elements are drawn among those with |g| > 1e-3*max|g| and, where there is one, an element with g = 0. Each alone is
- *  moved up and down, by a row's step times the larger of its own size and the tensor's root mean square, and by four
- *  times as much; Richardson's combination of the two differences errs by the order of step^4. An error is relative to
- *  max(|g|, 1e-3*max|g| of the tensor). A tensor whose gradients are all below 1e-12 of the model's largest (a key's
- *  bias, zero in exact arithmetic) is compared on the scale of 1e-2 of that one. What is not finite errs infinitely.
- *  Memory: 4 bytes a parameter, beside what the baseline takes once a thread.
+/** Compares the gradients of the binary64 baseline with central differences of its loss, for eight step sizes. It draws
+ *  two elements of each parameter among those with |g| > 1e-3*max|g|, and one element with g = 0 if there is one. Each
+ *  element alone is moved up and down by the step times the larger of its own size and the tensor's root mean square,
+ *  and by four times that step. Richardson extrapolation of the two differences has an error of order step^4. Errors
+ *  are relative to max(|g|, 1e-3*max|g| of the tensor). A tensor whose gradients are all below 1e-12 of the model's
+ *  largest (a key's bias, zero in exact arithmetic) is compared on the scale of 1e-2 of that largest gradient. A
+ *  non-finite value counts as an infinite error.
+ *  Memory: 4 bytes per parameter, plus the baseline's memory once per thread.
  *  Errors: those of ar_baseline_run, AR_ERR_ABORTED (progress returned false). */
 AR_NODISCARD ar_status ari_gradcheck(ar_gradcheck *out, const ari_gradcheck_case *c);
 
-/* Which elements of a gradient are compared with differences of the loss. */
+/* Numbers of elements of a gradient that are compared with differences of the loss. */
 enum { ARI_DRAWN = 2, ARI_DRAWN_MOST = ARI_DRAWN + 1 };
 /* Relative to the largest gradient: the smallest one drawn, and the scale of zeros. */
 #define ARI_DRAWN_SMALL 1e-3

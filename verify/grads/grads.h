@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The parts of ar_grads: what is read, what is gathered, and the files of it. */
+/* Parts of ar_grads: reading its input, gathering results, writing files. */
 #pragma once
 
 #include "anyrank/grads.h"

@@ -220,7 +220,7 @@ static void note_left_padding(ari_input_batch *b, const ar_config *c)
                  rows, x->batch);
 }
 
-/* Of the first layer that has one; 0: none has. */
+/* Returns the window of the first layer that has one; 0: no layer has a window. */
 static size_t window_of(const ar_config *c)
 {
     size_t window = 0;

@@ -100,7 +100,7 @@ typedef struct group {
     char logits[96]; /* their name, of the baseline */
 } group;
 
-/* As many sequences from `first_sequence` on as one batch takes. */
+/* Begins a group with as many sequences from `first_sequence` on as fit one batch. */
 static ar_status begin_group(group *g, ari_arena *arena, const job *j, size_t first_sequence)
 {
     const ar_batch *b = &j->input.batch;
@@ -152,7 +152,7 @@ static void note_row_f64(numbers *out, size_t place, int64_t label, const double
     out->lse[place] = lse;
 }
 
-/* Of the two, logits [b, s, V] of a group, one is there: fp32, or binary64. */
+/* Records a group's logits [b, s, V], which are given as fp32 or as binary64; the other pointer is NULL. */
 static void note_group(const group *g, const float *narrow, const double *wide)
 {
     const job *j = g->j;
@@ -252,7 +252,7 @@ static ar_status begin_numbers(numbers *out, ari_arena *arena, size_t places)
     return AR_OK;
 }
 
-/* What rounding errors drawn at random change in each log-probability. */
+/* Measures how randomly drawn rounding errors change each log-probability. */
 static ar_status measure_rounding(job *j)
 {
     const ar_grads_options *o = j->o;

@@ -96,7 +96,7 @@ size_t ari_lint_layer(const char *name);
 
 /* --- repairs ------------------------------------------------------------------------------------------------------ */
 
-/** What puts a broken rule right along an axis: "all-reduce over tp". */
+/** Writes what repairs a violated rule along an axis, such as "all-reduce over tp". */
 void ari_lint_repair_text(char *out, size_t cap, const ari_lint_verdict *v, int along);
 /* The groups along axes that are no axes of the mesh. */
 extern const ari_over ari_lint_groups[ARI_LINT_AXES];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the walk through a record knows. */
+/* State of the walk through a record. */
 #pragma once
 
 #include "verify/lint/lint.h"

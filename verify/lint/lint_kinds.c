@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The operations of a step, each by the rule of its kind (lint_rules.c), and its collectives by what they do. Where an
- * operation declares another placement than the operations before it have made, that is the finding, and the walk goes
- * on with what is declared: one bug is one finding. */
+/* Operations of a step, each checked by the rule of its kind (lint_rules.c), and its collectives by their effect. If an
+ * operation declares a different placement than the previous operations produced, that is a finding, and the walk
+ * continues with the declared placement: one bug is one finding. */
 #include <stdio.h>
 #include <string.h>
 
@@ -108,8 +108,8 @@ static ar_status refuse_call(ari_lint_walk *w, const ari_ledger_operation *op, c
     return ari_lint_find(w, op, axis, &v);
 }
 
-/* Applies the operation's collectives to a value, and compares what comes out with what the operation declares. A rank
- * may take its part of what is whole without one. Of several outputs each has a collective of its own. */
+/* Applies the operation's collectives to a value and compares the result with the operation's declaration. A rank may
+ * take its part of a replicated value without a collective. Each of several outputs has its own collective. */
 static ar_status move_value(ari_lint_walk *w, const ari_ledger_operation *op, ari_lint_type *type,
                             const ari_lint_type *target_type)
 {
@@ -377,7 +377,7 @@ static ar_status lint_two(ari_lint_walk *w, const ari_ledger_operation *op)
     return make_outputs(w, op, &type);
 }
 
-/* What a value of the whole sequence, or of some heads, becomes among context-parallel neighbours. */
+/* Checks the exchange between sequence shards and head shards among context-parallel neighbours. */
 static ar_status lint_travel(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     const bool ring = op->kind == ARI_LEDGER_RING;
@@ -392,7 +392,7 @@ static ar_status lint_travel(ari_lint_walk *w, const ari_ledger_operation *op)
     return AR_OK;
 }
 
-/* What every rank along an axis has a part of is reduced over it, so many times. */
+/* Expects `calls` reductions along an axis whose ranks each have a part of the sum. */
 static ar_status expect_calls(ari_lint_walk *w, const ari_ledger_operation *op, int axis, size_t calls)
 {
     const ari_lint_verdict few = ari_lint_mismatch(term, invariant);
@@ -538,7 +538,7 @@ static ar_status lint_dispatch(ari_lint_walk *w, const ari_ledger_operation *op)
     return make_outputs(w, op, &type);
 }
 
-/* The rows of a token by its weights, of which each rank has those of its tokens. */
+/* Checks the weighted sum of a token's rows. Each rank has the weights of its own tokens. */
 static ar_status lint_combine(ari_lint_walk *w, const ari_ledger_operation *op)
 {
     ari_lint_type type = ari_lint_value_of(w, &op->input[0])->type;

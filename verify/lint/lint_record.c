@@ -95,7 +95,7 @@ static ar_status check_stage(ari_lint_walk *w, const ari_ledger_operation *op)
                                   "leave it to the stage that has its layers");
 }
 
-/* Of a record that has every operation. *is_repeated: this one has been judged. */
+/* Checks an operation of a record that has every operation. *is_repeated: it was checked before. */
 static ar_status check_complete(ari_lint_walk *w, const ari_ledger_operation *op, bool *is_repeated)
 {
     for (int i = 0; i < op->inputs && op->kind != ARI_LEDGER_REPORT; i++)

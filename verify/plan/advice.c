@@ -53,7 +53,8 @@ static const char *link_of(const ari_time *t, ari_time_kind time_kind)
     return "inside a node";
 }
 
-/* What would help against each kind of time: before and after what the layout adds, and behind the name of the link. */
+/* Advice against each kind of time: the text before and after the layout's own figures, and the text after the link's
+ * name. */
 static const struct {
     const char *before, *after, *behind;
 } remedies[ARI_TIME_KINDS] = {

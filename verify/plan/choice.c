@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A layout as it is chosen: of what is planned, in words, and put into it; whether it is legal, before its cost; and
- * what it costs in depth. */
+/* Chosen layout: converts it from and to what is planned, describes it in words, checks whether it is legal before its
+ * cost is computed, and computes its cost in depth. */
 #include "ref/core/size.h"
 #include "ref/core/text.h"
 #include "ref/models/parallel_private.h"

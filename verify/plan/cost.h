@@ -42,7 +42,8 @@ void ari_traffic_add(ari_traffic *table, const ari_traffic *addend, double times
 
 /* --- a micro-batch ------------------------------------------------------------------------------------------------ */
 
-/* What is before the layers, a layer with an MLP, a layer with experts, and what is after the layers. */
+/* Parts of a model: everything before the layers, a layer with an MLP, a layer with experts, everything after the
+ * layers. */
 typedef enum ari_model_part {
     ARI_PART_BEFORE,
     ARI_PART_DENSE,
@@ -78,14 +79,15 @@ typedef struct ari_micro_cost {
     ari_part_cost part[ARI_MODEL_PARTS];
     double shared_table; /* elements of the table of tokens, of which a pipeline has two copies; else 0 */
 } ari_micro_cost;
-/** What a micro-batch costs the rank that computes longest. It depends on tp, cp, sp, experts, overlap and the
- *  samples of a micro-batch alone. traffic: NULL, or a table of each part. Errors: AR_ERR_UNSUPPORTED (the plan). */
+/** Computes the cost of a micro-batch on the rank that computes longest. It depends only on tp, cp, sp, experts,
+ *  overlap and the samples per micro-batch. traffic: NULL, or a table for each part. Errors: AR_ERR_UNSUPPORTED (the
+ *  plan). */
 AR_NODISCARD ar_status ari_micro_cost_of(ari_micro_cost *m, const ari_planned *p, const ari_time_options *o,
                                          ari_traffic traffic[ARI_MODEL_PARTS]);
 
 /* --- a pipeline --------------------------------------------------------------------------------------------------- */
 
-/* How often each part is on a rank, or on a stage. */
+/* Number of times each part occurs on a rank, or in a stage. */
 typedef struct ari_part_counts {
     double count[ARI_MODEL_PARTS];
 } ari_part_counts;

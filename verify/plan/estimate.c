@@ -34,7 +34,7 @@ static const double NOT_RETURNED = 0.4;
 /* The program itself, and what a rank takes whatever the model's size: stacks, tiles, packing scratch, what the
  * allocator keeps for its thread. */
 static const double PROGRAM_BYTES = 8e6, RANK_BYTES = 4e6;
-/* A rank's thread and that of its collectives, with a stack of which little is ever touched. */
+/* Memory of a rank's thread and of its collectives' thread, whose stacks are mostly untouched. */
 static const double RANK_THREADS = 2.0;
 /* glibc's allocator reserves so much for each of at most eight threads a processor (HEAP_MAX_SIZE, M_ARENA_MAX). */
 static const double ARENA_BYTES = 64.0 * 1024.0 * 1024.0, PROCESSOR_ARENAS = 8.0;
@@ -44,7 +44,8 @@ static const double BLOCK_TENSORS = 106.0, OUTER_TENSORS = 42.0;
 /* The same of the parameters of an expert, of which each has at most four values besides itself. */
 static const double EXPERT_TENSORS = 15.0;
 
-/* Of the tensors that the baseline emits: in one pass of a block, in one around the blocks, and of its parameters. */
+/* Elements of the tensors that the baseline emits: in one pass of a block, in one pass around the blocks, and of the
+ * parameters. */
 typedef struct reference_elements {
     double block, outer, parameters;
 } reference_elements;
@@ -67,12 +68,13 @@ typedef struct elements {
     double tensors;                     /* of all steps */
     double steps, states;               /* states: numbers of an optimizer for each weight */
     double extra; /* bytes of each weight and step: an allowance of its own, how far its update is in doubt, and
-                      whether its gradient rounds */
+                     whether its gradient rounds */
     double noisy; /* runs with errors at once; 0: none */
     bool trains;
 } elements;
 
-/* Of experts the baseline keeps the rows that they get and make, and emits values of all of them and sums. */
+/* Counts the values in the middle of an MLP. For experts the baseline saves the rows that they receive and produce, and
+ * emits the values of all of them and the sums. */
 static void count_middle(elements *n, const ar_config *c)
 {
     const ar_experts *e = &c->experts;
@@ -85,7 +87,7 @@ static void count_middle(elements *n, const ar_config *c)
     n->emitted = mlp + shared + n->routed;
 }
 
-/* Of the MLPs, or an expert. */
+/* Returns the largest width of the MLPs or of an expert. */
 static double widest_of(const ar_config *c)
 {
     const ar_experts *e = &c->experts;
@@ -110,7 +112,7 @@ static ar_status add_kept(void *user, const char *name, int ndim, const size_t *
     return AR_OK;
 }
 
-/* What the baseline emits. */
+/* Counts the elements that the baseline emits. */
 static void count_reference(elements *n, const ari_estimate_case *run)
 {
     const double t = n->tokens, h = n->hidden, rotated = run->config->rope.kind ? 1.0 : 0.0;

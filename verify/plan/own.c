@@ -101,7 +101,8 @@ ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank)
 
 /* --- several ------------------------------------------------------------------------------------------------------ */
 
-/* Of ranks that do the same the earlier ones hold more micro-batches. */
+/* Computes the memory of the rank that needs most. Among ranks with equal work the earlier ones hold more
+ * micro-batches. */
 ar_status ari_memory_own_most(ari_memory *m, const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;

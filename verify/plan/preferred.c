@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which of the fastest layouts is advised, and why, in sentences. Predictions of layouts that differ by less than
- * planner.md's errors say nothing about their order: of those one that is like a published run comes first, then the
- * simplest. */
+/* Advice among the fastest layouts, with reasons in sentences. Layouts whose predictions differ by less than the errors
+ * in planner.md are not ordered by time: a layout similar to a published run comes first, then the simplest one. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -91,7 +90,7 @@ unsigned ari_unusual_of(const ari_search *s, const ari_choice *c)
     return flags;
 }
 
-/* How many things somebody has to set up who wants it. */
+/* Returns the number of features that a user has to set up for a layout. */
 static int parts_of(const ari_choice *c)
 {
     return (c->tp > 1) + (c->cp > 1) + (c->pp > 1) + (c->ep > 1) + (c->cp_inner > 1) + (c->virtual_stages > 1) +
@@ -131,7 +130,8 @@ static ar_status choose_chunks(ari_candidate *f, const ari_search *s)
     return AR_OK;
 }
 
-/* Of a mesh whose fastest layout is unlike published runs another is listed too, which only counts if it is first. */
+/* Drops extra candidates. A mesh whose fastest layout is unlike published runs has a second candidate, which counts
+ * only if it comes first. */
 static void drop_others(ari_ranking *r)
 {
     size_t n = 0, equal = 0, fitting = 0;

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a layout is chosen: every mesh of a number of ranks, every layout of a mesh, of which each legal one's time and
- * memory are computed, and of each mesh the fastest that fits. preferred.c orders those that are equally fast.
+/* Search of layouts: all meshes of a number of ranks, and all layouts of a mesh. It computes time and memory of each
+ * legal layout, and keeps the fastest layout of each mesh that fits. preferred.c orders layouts of equal speed.
  *
- * A mesh is a product tp x cp x pp x dp. A family of its layouts has one way to join the ranks of context parallelism,
- * to divide experts, and one answer to sequence parallelism; a micro-batch costs all its layouts the same for the same
- * number of samples. A variant is a stage of ZeRO with its replicas, whose sums of gradients are the same for all
- * micro-batches. What remains for each layout is a sum of these. */
+ * A mesh is a product tp x cp x pp x dp. A family of its layouts has one way to connect the context-parallel ranks, one
+ * way to shard experts, and one choice of sequence parallelism; a micro-batch with a given number of samples costs the
+ * same in all its layouts. A variant is a ZeRO stage with its number of replicas, whose gradient reductions are the
+ * same for all micro-batches. The cost of a layout is a sum of these parts. */
 #include "verify/plan/search.h"
 
 #include <limits.h>
@@ -21,8 +21,8 @@
 
 enum { MOST_MICRO = 96, MOST_PIPELINES = 18, MOST_DIVISORS = 512, MOST_VARIANTS = 5 };
 
-/* What tells the costs of micro-batches apart among meshes of one tp and cp; dp and their number matter where they do
- * not divide the batch. */
+/* Key of micro-batch costs among meshes with the same tp and cp. dp and the number of micro-batches matter only if they
+ * do not divide the batch. */
 typedef struct cost_key {
     size_t samples;
     int inner, ep, etp, sp, zigzag, dp, micros;
@@ -48,7 +48,8 @@ typedef struct seeker {
     size_t costs, cost_room, list[COST_LISTS];
     size_t cost_of[MOST_MICRO]; /* of the family's micro-batches */
     double parameters;
-    /* Of the mesh: the fastest that fits, the fastest like published runs, and the one that needs least memory. */
+    /* of the mesh: the fastest layout that fits, the fastest one similar to published runs, and the one with the least
+     * memory */
     ari_candidate fastest, usual, lightest;
     bool has_fastest, has_usual, has_lightest;
 } seeker;
@@ -159,8 +160,8 @@ static ar_status refuse(seeker *k, const ari_choice *c, ar_status why)
     return add_candidate(r, &(ari_candidate){.choice = *c, .legal = why, .reason = r->why[r->whys++]});
 }
 
-/* What is known of a variant's layouts in a pipeline: one that is legal is so with fewer micro-batches, and
- * recomputation makes no difference. */
+/* Legality of a variant's layouts in a pipeline: a legal layout stays legal with fewer micro-batches, and recomputation
+ * makes no difference. */
 typedef enum verdict { ALL_LEGAL, NONE_LEGAL, EACH_DIFFERS } verdict;
 
 /* The verdict on a layout with so many micro-batches. A failure of the machine is returned. */
@@ -471,8 +472,8 @@ static ar_status check_tp(seeker *k, int tp, bool *can)
     return refuse(k, &alone, st);
 }
 
-/* The meshes whose extents before the i-th are the seeker's, over the ranks that these leave: its divisors are among
- * those of all ranks, and the last extent takes what is left. */
+/* Searches the meshes whose first i extents are the seeker's, over the remaining ranks. Their divisors are among those
+ * of all ranks, and the last extent takes the rest. */
 static ar_status search_axis(seeker *k, int i, int ranks, double begin, double end)
 {
     const ari_search *s = k->search;

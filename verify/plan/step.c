@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How a step's time and memory come about from what a micro-batch costs (cost.c): stages and the bubble of their
- * schedule, recomputation, sums of gradients and gathered weights, the optimizer, and the states of ZeRO.
+/* Time and memory of a step from the cost of a micro-batch (cost.c): pipeline stages and the bubble of their schedule,
+ * recomputation, gradient reductions, gathered weights, the optimizer, and ZeRO's states.
  *
- * Letters: p ranks of a pipeline with v stages each, m micro-batches; F, I and W seconds of a forward pass, and of the
- * gradients of a stage's input and of its weights; B = I + W. Sources: schedules Narayanan et al. 2021
+ * Letters: p pipeline ranks with v stages each, m micro-batches; F, I and W are the seconds of a forward pass, of the
+ * gradient of a stage's input, and of the gradients of its weights; B = I + W. Sources: schedules Narayanan et al. 2021
  * (arXiv:2104.04473) and Qi et al. 2024 (ZB-H1, arXiv:2401.10241); ZeRO Rajbhandari et al. 2020 (arXiv:1910.02054), its
  * prefetch Zhao et al. 2023 (arXiv:2304.11277); buckets Li et al. 2020 (arXiv:2006.15704). */
 #include <math.h>
@@ -158,7 +158,7 @@ static void add_exposed(double exposed[ARI_PASSES], const step *s, const ari_par
     }
 }
 
-/* What ZeRO-3 moves for a micro-batch on a rank and is not exposed. */
+/* Returns the seconds of ZeRO-3's traffic for a micro-batch on a rank that are overlapped. */
 static double hidden_units(const step *s, const ari_part_counts *parts)
 {
     const ari_sync *sync = s->sync;
@@ -187,17 +187,18 @@ static rank_time rank_time_of(const step *s, const ari_part_counts *parts)
                        dot(parts, s->weights)};
 }
 
-/* ZB-H1: of the wait for the others' F and I the first micro-batch's W fills one part, and those of the next p-1
- * fill as much again. Equal ranks: (p-1)(F+I-W). */
+/* ZB-H1: W of the first micro-batch fills one part of the wait for the other ranks' F and I, and the W of the next p-1
+ * micro-batches fill as much again. For equal ranks: (p-1)(F+I-W). */
 static double zero_bubble_end(const step *s, const rank_time *t, double peer_seconds, double transfer)
 {
     const double behind = s->pipeline->ranks - 1.0, filled = (behind + fmin(s->micros - 1.0, behind)) * t->weights;
     return s->micros * (t->forward + t->backward) + fmax(0.0, peer_seconds - filled) + 2.0 * behind * transfer;
 }
 
-/* Interleaved: the others' first stage forward and backward, (p-1)(F+B)/v of equal ranks. If p does not divide m, the
- * order is that of the next multiple, and a round of fewer micro-batches than ranks waits for them in the other stages
- * too: in both passes if it is the only one, else in the backward pass, since others fill the forward pass. */
+/* Interleaved schedule: forward and backward pass of the other ranks' first stage, (p-1)(F+B)/v for equal ranks. If p
+ * does not divide m, the order is that of the next multiple. A round with fewer micro-batches than ranks then waits in
+ * the other stages too: in both passes if it is the only round, otherwise in the backward pass only, because other
+ * rounds fill the forward pass. */
 static double interleaved_end(const step *s, const rank_time *t, double peer_seconds, double transfer)
 {
     const double m = s->micros, p = s->pipeline->ranks, v = s->pipeline->stages,
@@ -372,7 +373,7 @@ static void add_units(ari_sync *sync, const ari_planned *p, const ari_time_optio
                       const ari_pipeline *l, const ari_part_counts *rank, ari_traffic *traffic)
 {
     const double width = o->fp32_sums ? FLOAT : VALUE, micros = ari_at_least_one(p->step.run.parallel.micro_batches);
-    for (int unit = 0; unit < 3; unit++) { /* a block, what is before the blocks, what is after them */
+    for (int unit = 0; unit < 3; unit++) { /* a block, the part before the blocks, the part after them */
         ari_part_counts parts = {.count = {[ARI_PART_BEFORE] = unit == 1, [ARI_PART_AFTER] = unit == 2}};
         double n[2], layers = l->model.count[ARI_PART_DENSE] + l->model.count[ARI_PART_EXPERTS], gather = 0.0,
                      sums = 0.0;
@@ -660,7 +661,8 @@ static void in_flight(double count[2], const step *s, int rank, int stage, bool 
     }
 }
 
-/* What a rank saves: with full recomputation the inputs of blocks, with selective recomputation no scores. */
+/* Adds a rank's saved activations: with full recomputation the inputs of blocks, with selective recomputation
+ * everything except scores. */
 static void add_saved(ari_memory *memory, const step *s, const ari_part_cost *part, const double times[2])
 {
     for (int k = ARI_MEMORY_ATTENTION; k <= ARI_MEMORY_LOGITS; k++) {

@@ -54,7 +54,7 @@ static const ari_system systems[] = {
 
 /* Share of a GPU's memory that its context, NCCL's buffers and fragmentation take: 4.8 GB of 80. */
 static const double RESERVED = 0.06;
-/* Of Transformer Engine's overlap of tp's collectives with products, which systems that are timed by shapes have. */
+/* Chunks of Transformer Engine's overlap of tp collectives with matmuls, in systems that are timed by shapes. */
 enum { USUAL_CHUNKS = 4 };
 
 void ari_search_account(ari_search *s, int system)

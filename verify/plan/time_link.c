@@ -49,9 +49,9 @@ static ari_links links_of_copies(const ari_planned *p, const ari_time_options *o
     return links(o, (run){1.0, ceil(copies / inner)}, exchanging, world);
 }
 
-/* Ranks that share out what ZeRO does not keep whole are neighbours among those with the same parameters, of which a
- * group has one of each of their groups. So are expert-parallel ranks among those with data, and those of tp with
- * experts of their own; ranks with the same experts are one of each of their groups, or of those of one sequence. */
+/* Returns the links of a group. Ranks that share ZeRO's shards are neighbours among the ranks with the same parameters.
+ * The same holds for expert-parallel ranks among the data-parallel ranks, and for tp ranks with sharded experts. Ranks
+ * with the same experts are one of each such group, or one of each group with the same sequence. */
 static ari_links links_of_parts(const ari_planned *p, const ari_time_options *o, ari_over group, double world)
 {
     const ar_parallel *layout = &p->step.run.parallel;
@@ -107,7 +107,7 @@ static double seconds_over(ar_sim_link l, double bytes)
     return l.latency_s + bytes / l.bytes_per_s;
 }
 
-/* As one step of a ring: the slowest link of it decides. */
+/* Returns the seconds of one ring step: the slowest link decides. */
 double ari_links_send(const ari_links *l, double bytes)
 {
     const double inside = l->inside ? seconds_over(reached(l, false), bytes) : 0.0;
@@ -122,7 +122,8 @@ static double rings_seconds(const ari_links *l, double bytes, double rings)
     return ari_gpu_rings(&links, bytes, rings);
 }
 
-/* As a chain of small pieces: every link's latency once, and the slowest link's rate. */
+/* Returns the seconds of a broadcast along a chain of small pieces: each link's latency once, and the slowest link's
+ * rate. */
 static double broadcast_seconds(const ari_links *l, double bytes)
 {
     const ar_sim_link inside = reached(l, false), inter_node = reached(l, true);

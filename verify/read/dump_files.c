@@ -312,8 +312,8 @@ static int rank_by_name(const char *name)
     return rank == NULL && n > 0 ? (int)n - 1 : (int)n;
 }
 
-/* Files that do not tell their rank: by name where all of them have one in it, else in the order of names where no file
- * tells. */
+/* Assigns ranks to files that do not record theirs: by the number in their names if all names have one, otherwise by
+ * the order of names if no file records a rank. */
 static void assign_ranks(ar_dump *d)
 {
     bool named = true, has_ranks = false;

@@ -19,8 +19,8 @@ static ar_status add_piece(ari_piece **added, ar_dump *d, const char *name)
     return ari_arena_text(&d->arena, &p->name, name, "a tensor's name");
 }
 
-/* Which summand of how many a rank's partial tensor is: by its coordinates along what is summed over; without them each
- * rank is one. */
+/* Sets which summand of a partial tensor the rank holds: by its coordinates along the summed dimensions, or without
+ * coordinates one summand per rank. */
 static void set_term(ari_piece *p, const ari_placement *rank, const ari_placed *t)
 {
     p->partial = t->partial;
@@ -212,8 +212,8 @@ static ar_status check_agreement(const ar_dump *d, ari_map *map, const ari_piece
     return AR_OK;
 }
 
-/* array: of which p is a part that says itself where it stands, or all: the rest of the rule is for the full tensor;
- * NULL: a rank's tensor of which the mapping alone can say where it stands. */
+/* Maps a piece by the rule of its tensor. array: full array that p is a part of with a known position, so the rule's
+ * placement applies to the full tensor; NULL: a rank's tensor whose position only the mapping knows. */
 static ar_status map_piece(ar_dump *d, ari_map *map, const ari_piece *p, const ar_st_entry *array)
 {
     const ari_map_source source = {.rank = map->mesh.ndim > 0 ? p->rank : -1,

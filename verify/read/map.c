@@ -30,7 +30,7 @@ ar_status ari_map_bad(const ari_map *m, const ari_map_rule *r, const char *forma
 
 /* --- names -------------------------------------------------------------------------------------------------------- */
 typedef enum token_kind { END, BYTE, ANY, STAR, NUMBER, WRONG } token_kind;
-/* What a glob or a pattern goes on with. */
+/* Next element of a glob or pattern. */
 typedef struct token {
     token_kind kind;
     char byte;               /* BYTE; WRONG: what begins it */
@@ -65,7 +65,8 @@ static token next_token(const char **text)
     return t;
 }
 
-/* What is wrong with a pattern of at most so many stars and numbers; NULL: nothing. */
+/* Returns an error text for a pattern with more than `stars` stars or `numbers` numbers, or another mistake; NULL: the
+ * pattern is valid. */
 static const char *pattern_problem(const char *text, int stars, int numbers)
 {
     if (strlen(text) > MAX_GLOB)
@@ -103,8 +104,8 @@ static bool match_token(const token *t, const char **text, size_t *number)
     return true;
 }
 
-/* What stands between two stars is put where it first fits: since a number takes all digits, and nothing else varies in
- * length, no later place would leave more to the rest. */
+/* Matches the text between two stars at its first possible position. A later position would not help: a number takes
+ * all digits, and nothing else varies in length. */
 bool ari_map_glob_match(const char *glob, const char *text, ari_map_match *m)
 {
     const char *cursor = text, *retry = NULL, *after = NULL;

@@ -79,8 +79,8 @@ static ar_status pick(const axis *a, runs *out, const runs *src, size_t offset, 
     return AR_OK;
 }
 
-/* What a rank has of `src`: the c-th of as many pieces, of one size but for the last ones; of zigzag pieces one from
- * either end. */
+/* Computes the runs of `src` that a rank has: piece c of equal pieces (the last ones may be shorter); of zigzag pieces,
+ * one from each end. */
 static ar_status divide(const axis *a, const ari_map_split *s, const runs *src, runs *out)
 {
     const size_t n = (size_t)a->p->m->mesh.dim[s->mesh].size * (s->zigzag ? 2 : 1), total = count_elements(src),
@@ -135,7 +135,8 @@ static void clip(runs *r, size_t extent)
     r->full = extent;
 }
 
-/* Which dimension a rule means; blocks' without `dim` is the divided one, else the first. */
+/* Finds the dimension of a rule. Without `dim`, a rule for blocks uses the sharded dimension, otherwise the first
+ * one. */
 static ar_status find_dim(const place *p, int rule_dim, int *dim)
 {
     *dim = rule_dim < 0 ? rule_dim + p->entry->ndim : rule_dim;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which classes the modules of a run are, as its capture recorded them in model.json (docs/guide/pytorch.md). */
+/* Classes of a run's modules, as its capture recorded them in model.json (docs/guide/pytorch.md). */
 #include <ctype.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "ref/io/json.h"
 #include "verify/read/modules.h"
 
-/* Whether a path of n bytes is one of those that a text stands for: "layers.{0-31}.norm" for 32 of them. */
+/* Returns true if a path of n bytes is among the paths of a folded text: "layers.{0-31}.norm" stands for 32 paths. */
 static bool is_folded_in(const char *text, const char *path, size_t n)
 {
     const char *const end = path + n;

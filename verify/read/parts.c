@@ -73,8 +73,7 @@ static int replica_of(const ari_piece *p)
     return p->replicas > 0 ? p->replica : -1;
 }
 
-/* By box; then copies by the numbers that are told, summands by what they stand for; then by rank, in which order the
- * pieces are. */
+/* Orders pieces by box, then copies by their recorded numbers and summands by their index, then by rank. */
 static int compare_holders(const void *a, const void *b)
 {
     const holder *x = a, *y = b;

@@ -162,9 +162,9 @@ static const struct extra_entry {
 
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 
-/* One name after the other, those of the families first, of these the parts before the values: {0} is before them all.
- * Every name of a dump is held against all of them, so that none is put together: a path is its last component behind
- * what is before it, and "*" in it is any number. */
+/* Table of names, those of families first, and of these the parts before the values: {0} comes before all. Every name
+ * of a dump is compared with all entries, so no name is composed: a path is its last component after the preceding
+ * ones, and "*" in it is any number. */
 typedef struct entry {
     ari_role role;
     const char *module; /* "self_attn" of "self_attn.probs", whose path is "probs"; NULL: all of it is in the path */
@@ -346,8 +346,8 @@ ari_role ari_role_outside(const char *path, size_t n, ari_section section)
     return ARI_NO_ROLE;
 }
 
-/* As much of a path as the vocabulary has, before its last component alone: "attn.c_proj" before "c_proj", which is
- * then the last one of that name, an MLP's. */
+/* Finds the longest end of a path in the vocabulary before its last component alone: "attn.c_proj" before "c_proj",
+ * which then is the MLP's. */
 ari_module_name ari_module_of(const char *name, size_t n)
 {
     ari_module_name last_match = {0};

@@ -39,7 +39,8 @@ static bool unfold_box(ar_dump_box *b, int ndim, size_t fold)
     return true;
 }
 
-/* Of the last dimension of what is cut the elements 0, every, 2*every, ..; false: there is none. */
+/* Restricts the box to elements 0, every, 2*every, .. of the last sharded dimension. Returns false if nothing
+ * remains. */
 static bool thin_box(ar_dump_box *b, int d, size_t every)
 {
     const size_t skip = (every - b->global[d] % every) % every;

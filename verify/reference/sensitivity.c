@@ -345,9 +345,9 @@ static ar_status run_seeds(measuring *m, measured_run *runs)
 
 /* --- what is allowed ---------------------------------------------------------------------------------------------- */
 
-/* No stored result can be asked to be nearer than the format's next number. What kinks do was not sampled from a right
- * run, but from one with half of all slopes in doubt on the other side: it has a safety of its own, and that of tensors
- * so small that the draws may hide more. */
+/* Sets the allowances from the draws. No stored result can be asked to be nearer than the next number of its format.
+ * The effect of kinks is not sampled from a correct run but from a run with half of all doubtful slopes on the other
+ * side, so it has its own safety factor, as do tensors so small that the draws may miss more. */
 static void allow_draws(const measuring *m, const measured_run *runs)
 {
     const ari_reference *ref = m->ref;

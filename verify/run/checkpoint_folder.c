@@ -91,7 +91,7 @@ static bool remove_one(void *user, const char *name)
     return true;
 }
 
-/* One of the two hidden folders, which nobody but this file makes, with what is in it. */
+/* Removes one of the two hidden folders, which only this file creates, with its contents. */
 static void remove_hidden(const ari_checkpoint_folder *f, const char *folder)
 {
     struct removal r = {f->fd, folder};

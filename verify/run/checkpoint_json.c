@@ -40,7 +40,7 @@ static ar_status put_value(const object *o, const char *key, json_t *value)
 }
 
 /* --- values ------------------------------------------------------------------------------------------------------- */
-/* A number, or one of the strings that stand for what JSON has no number for. */
+/* Reads a number, or one of the strings that represent values without a JSON number. */
 static ar_status number_of(double *out, const ari_json_at *location, const char *key, const json_t *value)
 {
     static const char *const names[] = {"NaN", "Infinity", "-Infinity"};

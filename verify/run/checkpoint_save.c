@@ -101,8 +101,8 @@ static ar_status stack_one(ar_st_tensor *stacks, size_t *n, const ari_stacked *s
     return AR_OK;
 }
 
-/* As transformers has GPT-OSS's: the experts of a layer in one tensor each, the last ones in the list, from
- * *owned_begin on. */
+/* Stacks the experts of each layer as transformers does for GPT-OSS, one tensor for all experts. The stacked tensors
+ * are the last ones in the list, from *owned_begin on. */
 static ar_status stack_experts(ar_st_tensor *list, size_t *n, size_t *owned_begin, const ar_config *c)
 {
     ARI_OWNED ar_st_tensor *stacks = NULL;

@@ -309,7 +309,7 @@ static ar_status share_results(job *j, int ranks, float *losses)
 static ar_status run_processes(job *j, int ranks, float *losses)
 {
     AR_TRY(check_processes(j->o, ranks));
-    /* Those of a process are its one rank's. Where nothing is said others may be on the same cores. */
+    /* A process runs one rank, so it may use all its threads. Without --threads other ranks may share the cores. */
     const int threads = j->o->run.threads > 0 ? j->o->run.threads : threads_of(j->o, ranks);
     AR_TRY(ari_process_run(j->o->run.process, &j->o->run.device, threads, rank_apart, j));
     return share_results(j, ranks, losses);
@@ -317,7 +317,8 @@ static ar_status run_processes(job *j, int ranks, float *losses)
 
 /* --- a rank on nothing -------------------------------------------------------------------------------------------- */
 
-/* Somebody, where somebody listens: what is prepared for a tap takes memory. */
+/* Listener that ignores events. It is installed where another run has a listener, because the memory prepared for a tap
+ * counts. */
 static ar_status ignore(void *user, const ar_tap_event *event)
 {
     (void)user, (void)event;

@@ -41,7 +41,7 @@ static ar_status choose_gpu(ar_device_choice *c, const ar_process *p)
 static ar_status check_device(const ar_process *p, const ar_device_choice *which)
 {
     const ar_transport t = p->options.transport;
-    /* The emulated device is for a library that stands for NCCL, which the communicator tells from NCCL. */
+    /* The emulated device needs a library that stands in for NCCL; the communicator distinguishes the two. */
     const bool nccl = which->kind == AR_DEVICE_CUDA || which->kind == AR_DEVICE_EMULATED;
     if (t == AR_TRANSPORT_NCCL ? nccl : which->kind != AR_DEVICE_CUDA)
         return AR_OK;

@@ -95,7 +95,7 @@ static ar_status read_data(ari_training *j)
     ar_training_report *r = j->report;
     ar_loader *loader = NULL;
     AR_TRY(ari_data_open(&j->data, o->data, o->data_format));
-    /* The project's own text has no path of its own: it may lie elsewhere when the run goes on. */
+    /* The bundled text has no recorded path, because it may be elsewhere when the run resumes. */
     j->data_path = o->data ? realpath(o->data, NULL) : NULL;
     if (o->data && !j->data_path)
         return ar_error_set(AR_ERR_IO, "%s: cannot be found again", ari_data_path(j->data));
@@ -236,7 +236,7 @@ static uint64_t verified_steps(const ar_training_report *r, const ar_training_op
     return o->verify_every > 0 ? r->steps / o->verify_every - r->resumed_steps / o->verify_every : 0;
 }
 
-/* Those of a module, by a dry run of each rank. */
+/* Predicts the bytes of a module's step by a dry run of each rank. */
 static ar_status dry_bytes(uint64_t *bytes, const ari_training *j)
 {
     ari_cluster_options steps = j->cluster;

@@ -56,7 +56,7 @@ typedef struct loading {
     size_t reads, capacity;
 } loading;
 
-/* Of a file that describes more than a language model, the names of its tensors: of transformers 4, and of 5. */
+/* Prefix of tensor names in a file that holds more than a language model, in transformers 4 and 5. */
 #define WITHIN "language_model."
 #define WITHIN_MODEL "model." WITHIN
 
@@ -118,7 +118,7 @@ static ar_status check_finite(const loading *l, const ar_st_entry *e, const floa
     return AR_OK;
 }
 
-/* What a weight is read from. */
+/* Source from which a weight is read. */
 typedef struct source {
     const ar_st_entry *e;
     const ar_st_entry *scales; /* where e has 4 bits of each value; else NULL */
@@ -197,7 +197,7 @@ static ar_status read_blocks(float *values, const source *src, const size_t *sha
     return AR_OK;
 }
 
-/* What is part of an entry's elements column by column. */
+/* Reads the part of an entry's elements column by column. */
 static ar_status read_values(float *values, const source *src, int ndim, const size_t *shape)
 {
     const ari_stacked *s = &src->s;

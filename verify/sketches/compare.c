@@ -393,7 +393,8 @@ static bool update_of(ari_sketch_update *u, comparison *c, const ari_sketch_row 
     return true;
 }
 
-/* What earlier steps excuse of a weight: of the last one before that both runs have. */
+/* Adds the differences that an earlier step excuses in a weight: those of the last previous step that both runs
+ * have. */
 static void add_earlier(ari_sketch_row *row, const comparison *c)
 {
     const ari_sketch_row *earlier = c->step_before > 0 ? row_of(c, row, "new", c->step_before) : NULL;
@@ -464,8 +465,8 @@ static ar_status judge_values(ari_sketch_row *row, comparison *c, const ar_sketc
     return AR_OK;
 }
 
-/* Whether two shapes have the same elements in the same order: neighbouring dimensions of one are one of the
- * other's. */
+/* Returns true if two shapes have the same elements in the same order: adjacent dimensions of one are merged in the
+ * other. */
 static bool merge_into_each_other(const ar_sketch *a, const ar_sketch *b)
 {
     int i = 0, k = 0;
@@ -513,7 +514,7 @@ static ar_status judge_pair(ari_sketch_row *row, comparison *c, const ar_sketch 
     return AR_OK;
 }
 
-/* Whether an activation's rows are samples that one run has in another order than the other. */
+/* Returns true if an activation's rows are samples that the two runs have in a different order. */
 static bool is_reordered(const ari_sketch_row *row)
 {
     const ari_sketched *a = row->side[0], *b = row->side[1];
@@ -521,8 +522,7 @@ static bool is_reordered(const ari_sketch_row *row)
            a->samples[0] != b->samples[0] && a->samples[1] == b->samples[1] && a->samples[1] != 0;
 }
 
-/* Whether a tensor that only the other side has is one that this dump leaves out, as its ranks have other lengths of
- * it. */
+/* Returns true if this dump leaves out a tensor of the other side because its ranks have different lengths of it. */
 static bool is_left_out_of(const ar_dump *d, const char *name)
 {
     char why[160];

@@ -14,7 +14,7 @@ static ar_status sketch_keep(ar_sketch *out, ari_sketch_report *r, ar_sketch *s)
     return AR_OK;
 }
 
-/* Adds the boxes of a part of which it has the first copy or, with `copies`, the others. */
+/* Adds the boxes of a part that are first copies, or with `copies` the boxes that are further copies. */
 static ar_status part_add(ar_sketch *s, const ar_dump_part *p, bool copies)
 {
     for (size_t b = 0; b < p->boxes; b++) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Whether two sketches are of tensors that are the same by a rule: of what a sketch cannot show nothing is said, and
- * three standard deviations of an estimate are in favour of "same". */
+/* Judges whether two sketches are of tensors that are the same by a rule. Properties that a sketch cannot show are not
+ * judged, and three standard deviations of an estimate count in favour of "same". */
 #include <math.h>
 #include <string.h>
 
@@ -18,7 +18,7 @@ static bool has_digests(const ar_sketch *a, const ar_sketch *b)
     return a->dtype == b->dtype && !a->summed && !b->summed;
 }
 
-/* How many elements may differ: those of the rows whose digests do. */
+/* Returns how many elements may differ: those in rows whose digests differ. */
 static double elements_that_may_differ(const ar_sketch *a, const ar_sketch_difference *d)
 {
     const double total_elements = (double)a->elements;
@@ -42,8 +42,9 @@ static double block_size(const double *bucket, double largest)
     return largest * sqrt(squares);
 }
 
-/* Whether few elements differ by more than the rule. A bucket sums up a 32nd of a block's elements with random signs,
- * and n independent errors of at most e come together to e*sqrt(n); two may share a bucket however few they are. */
+/* Returns true if a few elements differ by more than the rule. A bucket sums a 32nd of a block's elements with random
+ * signs, and n independent errors of at most e add up to e*sqrt(n). Two elements may share a bucket, however few there
+ * are. */
 static bool differs_in_bucket(const ari_sketch_allowance *allowed, const ar_sketch *a, const ar_sketch *b,
                               const ar_sketch_difference *d)
 {
@@ -133,8 +134,8 @@ static steps steps_of(const ari_sketch_update *u, size_t begin, size_t end)
     return s;
 }
 
-/* Whether b's step is a's times a factor, which signs that rounding has turned are not: they leave a rest that is
- * larger than what they take from the factor. */
+/* Returns true if b's step is a's times a factor. Signs that rounding flipped are not a factor: they leave a residual
+ * larger than what they remove from the factor. */
 static bool is_scaled_step(const ari_sketch_update *u)
 {
     const steps s = steps_of(u, 0, u->after[0]->blocks);

@@ -11,7 +11,7 @@ static bool is_compared(const ari_sketch_row *row)
     return row->side[0] != NULL && row->side[1] != NULL && !row->left_out && row->unjudged[0] == '\0';
 }
 
-/* Of a sum over ranks no zeros are counted, but its largest magnitude is bounded. */
+/* Returns the counts of a sketch. Zeros are not counted in a sum over ranks, but its largest magnitude is bounded. */
 static ari_value_counts counts_of(const ar_sketch *s)
 {
     const bool zero = s->max_abs == 0.0 && s->nan + s->inf == 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Folders that hold the files of ranks, and what is known of their run, may be replaced; all others are somebody's. */
+/* Folders that hold ranks' files and the facts of their run may be replaced. All other folders belong to the user. */
 #include "verify/writer/dump_ranks.h"
 
 #include <dirent.h>

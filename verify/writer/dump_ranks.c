@@ -135,8 +135,9 @@ static ar_status write_all(const ari_dump_ranks *d, const char *folder, const ar
     return ari_dump_model_write(folder, f->config, f->run);
 }
 
-/* An empty folder beside the one that it is to replace, of one name, so that the next run takes what a killed one left.
- * *lock: open, and no other process has it; closed with the process. */
+/* Creates an empty folder next to the folder that it will replace. Its name is fixed, so that the next run reuses
+ * the folder of a killed run. *lock is an open lock file that no other process holds; it is closed when the process
+ * ends. */
 static ar_status make_beside(char *path, size_t cap, int *lock, const char *folder)
 {
     bool exists = false;

@@ -13,8 +13,8 @@ typedef struct sent {
     MPI_Request request[];
 } sent;
 
-/* How many links this process has made, as all others have: messages that a failure left behind have the tag of theirs.
- */
+/* Number of links that this process has created, equal in all processes. It is part of the tag, so messages that a
+ * failed link left behind are not received by the next one. */
 static atomic_int links;
 
 typedef struct mpi_link {
@@ -116,7 +116,7 @@ static int find_ended(ari_link *l, int rank, char *text, size_t size)
     return -1;
 }
 
-/* What is still under way keeps its memory, in which MPI reads and writes. */
+/* Destroys a link. Requests in progress keep their memory, because MPI still reads and writes it. */
 static void link_destroy(ari_link *base)
 {
     mpi_link *l = (mpi_link *)base;

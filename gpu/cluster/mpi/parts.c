@@ -3,12 +3,12 @@
 #include "ref/comm/comm_private.h"
 #include "ref/core/reduce.h"
 
-/* Collectives whose buffer is cut into parts, one of each rank: those of its counts, else slices. In each exchange
- * every rank has a message for every other one, so that all links are busy at once.
+/* Collectives whose buffer is split into one part per rank: by the call's counts, otherwise into equal slices. In each
+ * exchange every rank has a message for every other rank, so all links are busy at the same time.
  *
- *   reduce_scatter  each rank gets its part of every input, and combines them in the order r+1, ..., r
- *   all_reduce      the same, then an all_gather of the parts
- *   broadcast       each rank gets its part and the root's from the root, then the others' from those whose they are */
+ *   reduce_scatter  each rank gets its part of every input, and combines the parts in the order r+1, ..., r
+ *   all_reduce      reduce_scatter, then an all_gather of the parts
+ *   broadcast       each rank gets its own part and the root's from the root, then the other parts from their owners */
 
 enum { PIECE_BYTES = 1 << 18 }; /* of a part that is combined: what has come of it waits in scratch memory */
 
@@ -54,7 +54,7 @@ size_t ari_mpi_parts_scratch(const ari_mpi_comm *c, const ari_call *call)
     return ari_kind_of(call->kind)->combines ? (size_t)c->base.size * PIECE_BYTES : 0;
 }
 
-/* What has come of the own part from each rank, combined with the own input: into out. */
+/* Combines the received copies of this rank's part with its own input, and writes the result to out. */
 static void combine(ari_mpi_comm *c, const ari_call *call, const char *local_input, char *out, size_t count)
 {
     const int n = c->base.size, r = c->base.rank;

@@ -52,7 +52,7 @@ static ar_status check_launcher(int size)
 
 /* --- how all end -------------------------------------------------------------------------------------------------- */
 
-/* After a failure: what a process waits for the others to be done with MPI too. */
+/* After a failure: how long a process waits until the other processes have finished with MPI. */
 #define GOODBYE_NS UINT64_C(2000000000)
 
 static void mpi_abort(ar_process *base, ar_status st, const char *why)

@@ -74,7 +74,8 @@ static void *unconst(const void *p)
 GEMM(void ari_blas_sgemm, float, bli_sgemm_ex)
 GEMM(void ari_blas_dgemm, double, bli_dgemm_ex)
 
-/* Who chose is read from the environment, as BLIS does: a value equal to our choice is right for our reason. */
+/* Returns why BLIS uses its kernel set. The environment decides, as in BLIS: a value equal to our choice has our
+ * reason. */
 static const char *reason(char *room, size_t cap)
 {
     const char *set = getenv(ARCH_VARIABLE);

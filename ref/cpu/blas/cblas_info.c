@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* -DANYRANK_BLAS=cblas: any library of which no more is known than that it has CBLAS. OpenBLAS, the likeliest, says more
- * where the linker finds its functions. */
+/* -DANYRANK_BLAS=cblas: any library with CBLAS. If the linker finds OpenBLAS's own functions, more is reported. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +9,7 @@
 #include "ref/cpu/device.h"
 
 #if defined(__ELF__)
-/* As its own header has them, but for const. */
+/* Declarations of OpenBLAS's header, except for const. */
 char *openblas_get_config(void) __attribute__((weak));
 char *openblas_get_corename(void) __attribute__((weak));
 int openblas_get_parallel(void) __attribute__((weak));
@@ -51,8 +50,9 @@ ar_status ari_blas_check(void)
     return AR_OK;
 }
 
-/* What OpenBLAS calls the kernels that this processor can run, where those of `core` are of one without AVX2: a
- * version that is older than a processor takes it for an old one, and multiplies at a fifth of the speed. NULL: none. */
+/* Returns OpenBLAS's name of the kernels that this processor can run if `core` names kernels without AVX2, otherwise
+ * NULL. A version of OpenBLAS that is older than the processor takes it for an old one and multiplies at a fifth of the
+ * speed. */
 static const char *newer_core(const char *core)
 {
     static const char *const old[] = {"Prescott", "Core2",        "Penryn",    "Dunnington", "Nehalem",     "Atom",

@@ -50,7 +50,7 @@ static const struct product {
     size_t left_plane, right_plane, sum;
 } products[SUMS] = {{D0, D0, 0}, {D1, D1, 1},   {D01, D01, 4}, {D3, D3, 3},  {D13, D13, 8},
                     {D2, D2, 2}, {D02, D02, 7}, {D23, D23, 5}, {D02, D13, 6}};
-/* Of narrow integers, the sum of both mixed products in one. */
+/* Number of sums for narrow integers, which add both mixed products in one. */
 enum { NARROW_SUMS = 3 };
 static const struct product narrow_products[NARROW_SUMS] = {{D0, D0, 0}, {D0, D1, 1}, {D1, D1, 2}};
 #define SUMS_ROW (SUMS * SIDE) /* int32 of a row of a register tile: of the first sum, the second, .. */

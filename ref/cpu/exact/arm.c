@@ -21,7 +21,7 @@ _Static_assert(SLICE <= ARI_DIGIT_SLICE && SLICE % ARI_DIGIT_CHUNK == 0, "a slic
 
 #define ROWS ((size_t)8)
 
-/* Of wide integers, of narrow ones. */
+/* Kernels for wide integers and for narrow integers. */
 #define KERNEL(...)                                                                       \
     {                                                                                     \
         ARI_DIGIT_KERNEL(ROWS, __VA_ARGS__), ARI_PANEL_BLOCK(SLICE, TILE_ROWS, TILE_COLS) \

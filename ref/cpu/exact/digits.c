@@ -18,7 +18,7 @@ static const struct pair {
                 {D23, D23}, {D02, D13}, {D13, D02}, {D02, D02}, {D13, D13}};
 _Static_assert(sizeof products / sizeof products[0] == ARI_DIGIT_PRODUCTS, "one row for each product");
 
-/* Of narrow integers. */
+/* Digits of narrow integers. */
 enum { LOW, HIGH };
 static const struct pair narrow_products[] = {{LOW, LOW}, {LOW, HIGH}, {HIGH, LOW}, {HIGH, HIGH}};
 

@@ -5,7 +5,7 @@
 
 #include "ref/core/size.h"
 
-/* Panels of an operand's slice: those of a block one after the other, then those of the next block. */
+/* Panels of an operand's slice, block after block. */
 typedef struct panels {
     char *data;
     size_t rows;  /* of all panels */

@@ -7,9 +7,10 @@
 #include "ref/cpu/device.h"
 #include "ref/cpu/kernels.h"
 
-/* Which way of making exact sums a device takes (gemm.h): the first that the processor has, the fastest of them
- * wherever two were measured (docs/evidence/2026-11/exact-gemm.tsv, block.tsv). The order is fixed: a measurement at
- * run time took milliseconds of each process, chose the same but for draws, and left a run's path to chance. */
+/* Implementations of exact sums (gemm.h) in order of preference; a device uses the first one that the processor
+ * supports. Where two were measured, the faster one comes first (docs/evidence/2026-11/exact-gemm.tsv, block.tsv). The
+ * order is fixed: a measurement at run time took milliseconds in each process, chose the same path except by chance,
+ * and made a run's path unpredictable. */
 static const ari_exact_path *const paths[] = {
 #if ARI_HAVE_X86_PATHS
     &ari_exact_amx,      &ari_exact_avx512vnni, &ari_exact_avxvnni, &ari_exact_avx2,

@@ -34,8 +34,8 @@ typedef struct pass {
     size_t key_dim, value_dim;    /* features of queries and keys, of values */
 } pass;
 
-/* For who asks for memory alone: leaves out blocks that take no more than another one does, but of several at least two
- * stay. Parts of operands must be views. Without documents samples and heads see alike. */
+/* For a dry run that only measures memory: drops blocks that need no more memory than another block, but leaves at
+ * least two of several. Parts of operands must be views. Without documents, all samples and heads are equal. */
 static void thin_blocks(ari_score_blocks *b)
 {
     size_t *const repeats[] = {&b->group, &b->kv_heads, &b->samples};
@@ -81,7 +81,7 @@ static ar_scores scores_of(const pass *p, const ar_part *block_part)
         .kv_heads = p->c->kv_heads, .group = p->group, .rows = p->rows, .seq = p->c->seq, .part = *block_part};
 }
 
-/* Parts of what has the block's rows, and of what has its keys, [b * kv_heads, .., width]. */
+/* Return the part of a tensor [b * kv_heads, .., width] that has a block's rows, or a block's keys. */
 static ar_part rows_part(const ar_part *block_part, size_t width)
 {
     return (ar_part){block_part->matrix, block_part->matrices, block_part->row, block_part->rows, 0, width};
@@ -247,8 +247,8 @@ static bool is_digested(const pass *p)
     return p->c->seq > AR_SCORES_WHOLE;
 }
 
-/* All scores of a kind, where somebody listens: the only tensor of this size; of many keys digests of their rows, which
- * say something where bits are equal. ndim 0: nobody does. */
+/* Allocates all scores of a kind if a listener wants them; it is the only tensor of this size. If there are many keys
+ * it holds digests of the rows, which are meaningful only if bits are equal. ndim 0: no listener. */
 static ar_status begin_tap(const pass *p, ar_tensor *full_scores)
 {
     const size_t shape[3] = {p->matrices, p->group * p->rows, is_digested(p) ? ARI_DIGEST : p->c->seq};
@@ -532,7 +532,7 @@ static ar_status add_blocks(const pass *p, const backward_operands *operands, co
     return AR_OK;
 }
 
-/* Of every row a term for its head's sink; those of heads that other ranks work on are zero. */
+/* Computes a term of each row for its head's sink; the terms of heads on other ranks are zero. */
 static ar_status sink_gradients(const pass *p, const ar_tensor *dot)
 {
     const ari_core *c = p->c;

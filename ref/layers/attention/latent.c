@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Latent attention's projections (DeepSeek-V2, arXiv:2405.04434, section 2.1): the input is multiplied by small whole
- * matrices on every rank, what they make is normalised, and matrices cut by heads make queries, keys and values of it.
- * The last features of a key come from the input's projection itself and are the same for all heads. Gradients of what
- * all heads take are summed over the heads here, and so are complete on every rank: those of the whole matrices are not
- * summed over the tensor-parallel ranks again. */
+/* Projections of latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1). Every rank multiplies the input by
+ * small replicated matrices and normalises the results. Matrices sharded by heads turn these into queries, keys and
+ * values. A key's last features come directly from the input's projection and are shared by all heads. Gradients of
+ * values that all heads use are summed over the heads here, so they are complete on every rank: gradients of the
+ * replicated matrices need no further sum over the tensor-parallel ranks. */
 #include <stdlib.h>
 
 #include "anyrank/module.h"
@@ -215,7 +215,8 @@ static ar_status keys_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, c
     return AR_OK;
 }
 
-/* Of queries without a rank the input's gradient is a sum of two, each rounded. */
+/* Adds the queries' part of the input's gradient. If queries have no low-rank projection, the gradient is a sum of two
+ * terms, each rounded. */
 static ar_status add_queries(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, const ar_tensor *dq)
 {
     latent_path *p = &m->latent->paths[QUERIES];

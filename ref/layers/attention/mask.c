@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which keys a query sees: an interval by order (causal, sliding window, the document), and masks. */
+/* Keys that a query sees: an interval given by order (causal, sliding window, document), and masks. */
 #include <stdlib.h>
 
 #include "ref/layers/attention/core.h"

@@ -22,7 +22,8 @@ ar_status ari_qk_clip_track(int32_t **out, ari_attention *m, const ar_ctx *ctx)
     return AR_OK;
 }
 
-/* What brings the logits of a query's KV head, and of the queries that use it, down to the bound. */
+/* Returns the factor that reduces the logits of a query's KV head, and of the queries that use the head, to the
+ * bound. */
 static double ratio_of(const ari_attention *m, size_t query, double bound)
 {
     const size_t first_query = query / m->group_full * m->group_full;
@@ -33,7 +34,7 @@ static double ratio_of(const ari_attention *m, size_t query, double bound)
     return logit > bound ? bound / logit : 1.0;
 }
 
-/* Of q | k | v of some heads. */
+/* Returns the number of features of q | k | v for some heads. */
 static size_t features_of(const ari_attention *m, size_t heads, size_t kv_heads)
 {
     const size_t d = m->o.head_dim;

@@ -39,7 +39,8 @@ void ari_balance_fini(ari_balance *b)
 
 /* --- tokens ------------------------------------------------------------------------------------------------------- */
 
-/* Which of this rank's tokens are not padding: [tokens]; NULL: all are none. Gives; free(). */
+/* Returns which of this rank's tokens are not padding, [tokens]; NULL: there is no padding. Release *out with
+ * free(). */
 static ar_status own_tokens(uint8_t **out, const ari_balance *b, const ar_ctx *ctx, const ari_routed_tokens *t)
 {
     const uint8_t *mask = t->batch ? t->batch->padding_mask : NULL;
@@ -94,7 +95,7 @@ static void weigh_counts(float *c, const ari_balance *b, const int64_t *counts, 
         c[i] = divisor > 0.0 ? (float)(weight * (double)counts[i] / divisor) : 0.0f;
 }
 
-/* Of each sample's tokens, which several ranks may share. k*S^2*B: the counts' sum is k*S. */
+/* Weights the counts of each sample, whose tokens several ranks may share: k*S^2*B, because the counts sum to k*S. */
 static ar_status weigh_samples(float *c, size_t samples, const ari_balance *b, ar_ctx *ctx, const ari_routed_tokens *t,
                                const uint8_t *valid)
 {
@@ -301,7 +302,7 @@ ar_status ari_balance_zero(ar_module *m, ar_ctx *ctx)
     return ari_module_each(m, zero_sums, ctx);
 }
 
-/* Of a list of which other ranks have parts too: layer by layer. */
+/* Adds the totals of a list of modules layer by layer, including layers on other pipeline ranks. */
 static ar_status add_layers(totals *total, ar_module *m, const ari_stages *s, const ari_staged *staged)
 {
     const size_t n = m->ops->children(m, NULL, 0);

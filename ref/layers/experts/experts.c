@@ -37,7 +37,7 @@ typedef struct experts_module {
     ari_scores scores; /* of a router of sigmoids */
 } experts_module;
 
-/* What the forward pass keeps. */
+/* Saved values of the forward pass. */
 enum { SAVED_X, SAVED_P, SAVED_ROUTES, SAVED_WEIGHT, SAVED_PRE, SAVED_MADE, SAVED_ROWS };
 
 static size_t tokens_of(const ar_tensor *x)
@@ -263,7 +263,7 @@ static ar_status take_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_t
     return AR_OK;
 }
 
-/* What the experts make of x's rows, in the order in which they are sent. */
+/* Computes the experts' outputs for the rows of x, in the order in which they are sent. */
 static ar_status expert_rows(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *expert_out, const ar_tensor *x,
                              const ari_routes *r)
 {

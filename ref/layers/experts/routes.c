@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What all expert-parallel ranks route, on the host, and what is sorted by it. */
+/* Routes of all expert-parallel ranks, in host memory, and the order that they define. */
 typedef struct sorting {
     size_t ranks, me, k;
     size_t slots;                /* of each rank */
@@ -215,7 +215,7 @@ ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expe
     for (size_t i = 0; i < n; i++) {
         if (!value)
             numbers[i] = (float)chosen[i];
-        else if (chosen[i] >= 0) /* check_experts tells of the others */
+        else if (chosen[i] >= 0) /* check_experts reports negative experts */
             numbers[i / k * width + (size_t)chosen[i]] = values[i];
     }
     return ar_ctx_upload_floats(ctx, y, numbers, ar_tensor_count(y));
