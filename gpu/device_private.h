@@ -19,16 +19,17 @@ AR_NODISCARD ar_status ari_device_cuda_create(ar_device **result, int index);
 /** The CUDA device's kernels on the host, in memory that nothing but they and `copy` can reach. The environment
  *  variable ANYRANK_EMULATED_STREAMS says when its streams, those of all such devices of the process, do what is
  *  enqueued: "eager", at once (default); "late:SEED", when the host waits for something, in an order drawn by the
- *  number SEED among the streams that can go on; "latest:SEED", some, drawn at each wait, as far as they can, and the
- *  others only as far as the wait needs. The same bits under all of these, unless a wait is missing. What a kernel does
- *  wrong late is an AR_ERR_DEVICE of the next wait, and of every call after it until the last queue ends. Errors:
+ *  number SEED among the streams that can continue; "latest:SEED", some, drawn at each wait, as far as they can, and
+ *  the others only as far as the wait needs. The same bits under all of these, unless a wait is missing. What a kernel
+ *  does wrong late is an AR_ERR_DEVICE of the next wait, and of every call after it until the last queue ends. Errors:
  *  AR_ERR_UNSUPPORTED (a build without them), AR_ERR_ARG (another value), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_device_emulated_create(ar_device **result);
-/** Describes CUDA in this build and on this machine: versions and libraries, or why there is none. Truncates. */
+/** Describes CUDA in this build and on this machine: versions and libraries, or why CUDA is missing. Truncates to
+ *  size. */
 void ari_gpu_describe(char *text, size_t size);
 /** The GPU of ranks that share one: c->index; 0 for AR_GPU_EACH. */
 int ari_gpu_index(const ar_device_choice *c);
-/** Number of GPUs; 0 where there is none, or no CUDA. */
+/** Returns the number of GPUs; 0 without a GPU or without CUDA. */
 int ari_gpu_count(void);
 /** Creates no context on the GPU. Errors: AR_ERR_ARG (no such GPU), AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_gpu_info_get(ar_gpu_info *out, int index);

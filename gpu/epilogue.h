@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Epilogues of the exact contraction's slots, whichever kernel made the sums. Each gets the sum of column `col` in row
- * `row` of matrix `matrix` of the result, once; or those of n columns, at most four, of a row that it has looked up
- * before. */
+/* Epilogues of the slots of the exact contraction, shared by all kernels that compute the sums. Each one gets the sum
+ * of column `col` in row `row` of result matrix `matrix` once, or the sums of up to four columns of a row that it has
+ * prepared. */
 #include "gpu/packed.h"
 #include "ref/numerics/activation.h"
 
@@ -60,9 +60,9 @@ struct integers_out {
     }
 };
 
-/* Rounded values out, with bias and activation where FINISH. */
+/* Writes rounded values, with bias and activation if FINISH is set. */
 template <bool FINISH> struct values_out {
-    view<float> y, z;     /* z: where act is not AR_ACT_NONE */
+    view<float> y, z;     /* z: pre-activation, unless act is AR_ACT_NONE */
     const int32_t *e, *f; /* [.., m], [.., n] */
     const float *bias;    /* [n]; NULL: none */
     ar_activation act;

@@ -114,8 +114,8 @@ ARI_ON_GPU inline void store(bf16 *dst, float x)
     dst->bits = ari_bf16_of_f32(x);
 }
 
-/* f<float> or f<bf16>, by what a tensor's elements are: functions, since a kernel may not be defined in a lambda of
- * any type. */
+/* Calls f<float> or f<bf16> according to a tensor's dtype. These are functions because a kernel may not be defined in a
+ * generic lambda. */
 #define ARI_BY_DTYPE(tensor, f) ((tensor)->dtype == AR_BF16 ? f<bf16> : f<float>)
 
 /* The definition of a slot by its kernel for elements T, which are those of `tensor`: the kernel's body follows.
@@ -135,7 +135,7 @@ template <class T> ARI_ON_GPU bool lies_whole(const T *p, size_t n)
 {
     return n >= 4 && reinterpret_cast<uintptr_t>(p) % alignof(four<T>) == 0;
 }
-/* The first n of them, 0 for the others. */
+/* Loads the first n elements and 0 for the others. */
 template <class T> ARI_ON_GPU four<T> load_four(const T *src, size_t n)
 {
     four<T> x = {{0, 0, 0, 0}};
@@ -159,8 +159,8 @@ template <class T> ARI_ON_GPU void store_four(T *dst, const four<T> &x, size_t n
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
 
-/* ar_tensor as a kernel sees it: its memory made reachable, dimensions of extent 1 in front until there are four. T is
- * const where the kernel only reads. */
+/* View of an ar_tensor for a kernel: pointer to reachable memory and four dimensions, padded in front with extent 1. T
+ * is const if the kernel only reads. */
 
 /* The index of one element in each dimension. */
 struct place {
@@ -191,7 +191,8 @@ template <class T> struct view {
     {
         return locate(unravel(i));
     }
-    /* The same in two steps, for views of one shape: the divisions are made once. The outermost needs none. */
+    /* Does the same in two steps, so that views of one shape share the divisions. The outermost dimension needs
+     * none. */
     ARI_ON_GPU place unravel(size_t i) const
     {
         place p;

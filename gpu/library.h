@@ -7,8 +7,8 @@
 
 AR_BEGIN_DECLS
 
-/* Shared libraries that are loaded when they are first needed, so that a command that needs none of them neither waits
- * for them nor asks that they are there. They stay loaded. */
+/* Shared libraries loaded at first use, so that a command without need for them neither waits for nor requires them.
+ * They stay loaded. */
 
 typedef struct ari_library {
     const char *name;       /* for messages: "NCCL" */
@@ -18,12 +18,13 @@ typedef struct ari_library {
     const char *files[2];   /* what the file is called, the best first; NULL ends them */
 } ari_library;
 
-/** Loads what `variable` names and nothing else or, where that is not set, the first that can be loaded of: the file
- *  that the build found, what the loader finds, files of CUDA toolkits (of CUDA_HOME, CUDA_PATH and NCCL_HOME, then at
- *  the usual places), and those that Python packages bring (for the python3 on the PATH, in environments, then at
- *  the usual places). Errors: AR_ERR_UNSUPPORTED: none can; the message says why, and where it looked. */
+/** Loads the library that `variable` names. If it is not set, loads the first available of: the file found by the
+ *  build, the loader's default, files of CUDA toolkits (CUDA_HOME, CUDA_PATH and NCCL_HOME, then the usual places), and
+ *  files of Python packages (of the python3 on the PATH, in environments, then the usual places). Errors:
+ *  AR_ERR_UNSUPPORTED with the reason and the places searched. */
 AR_NODISCARD ar_status ari_library_open(void **out, const ari_library *which);
-/** *slot, a pointer to a function = the function of that name. False: there is none, and *slot is NULL. */
+/** Sets *slot, a pointer to a function pointer, to the function of that name. Returns false and sets *slot to NULL if
+ *  there is none. */
 bool ari_library_find(void *library, const char *name, void *slot);
 
 AR_END_DECLS

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The device's interface for C beside its table. */
+/* Interface of the device for C in addition to its table of operations. */
 #include <stdbool.h>
 
 #include "anyrank/device.h"
@@ -15,27 +15,28 @@ AR_BEGIN_DECLS
 AR_NODISCARD ar_status ari_gpu_native_stream(ar_device *d, ar_queue *q, void **borrows);
 /** The first half of that alone. Errors: the same. */
 AR_NODISCARD ar_status ari_gpu_choose(ar_device *d);
-/** Gives the GPU of d what this process keeps of its memory for reuse, once its work is done: for a library that takes
- *  memory by itself and found none. Errors: the same; AR_ERR_TIMEOUT. */
+/** Returns this process's cached memory on d's GPU to the GPU once its work is done, for a library that allocates
+ *  memory itself and found none. Errors: those of ari_gpu_choose, AR_ERR_TIMEOUT. */
 AR_NODISCARD ar_status ari_gpu_trim(ar_device *d);
 /** Longest wait of d for work that keeps memory which it needs; 60 s before the first call. */
 void ari_gpu_set_timeout(ar_device *d, uint64_t timeout_ns);
-/** "0000:3b:00.0": where the calling thread's GPU is in its machine; cut off where it does not fit. Errors: the
- *  same. */
+/** Writes the bus address of the calling thread's GPU, such as "0000:3b:00.0", truncated to size. Errors: those of
+ *  ari_gpu_choose. */
 AR_NODISCARD ar_status ari_gpu_bus_id(char *text, int size);
 /** True if GPU `gpu` can read and write the memory of GPU `peer`. Needs no device, and creates no context. */
 bool ari_gpu_reaches(int gpu, int peer);
 
-/* CUDA's run-time library on a machine where it finds no GPU. */
+/* State of CUDA's run-time library on a machine where it finds no GPU. */
 typedef struct ari_gpu_machine {
-    int runtime, driver; /* versions of CUDA, 13000 for 13.0; driver: the newest that it can, 0 where there is none */
+    int runtime, driver; /* versions of CUDA, 13000 for 13.0; driver: the newest version that it supports, 0: no
+                            driver */
     int code;            /* of the call that counts, a cudaError_t; its text and name */
     const char *text, *name;
     bool loaded; /* the driver is part of the kernel */
 } ari_gpu_machine;
 enum { ARI_CUDA_INSUFFICIENT_DRIVER = 35, ARI_CUDA_NO_DEVICE = 100 };
-/** Sets and returns the error that says why there is no GPU: AR_ERR_UNSUPPORTED. Plain C, so that it is tested where
- *  there is no CUDA. */
+/** Sets and returns the error that explains why there is no GPU: AR_ERR_UNSUPPORTED. It is plain C, so that it is
+ *  tested without CUDA. */
 ar_status ari_gpu_why_none(const ari_gpu_machine *m);
 
 /* The GPU's way to the integer sums of an exact contraction: an integer of 26 bits is four digits of base 128, and the

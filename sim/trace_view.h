@@ -68,7 +68,8 @@ typedef struct ari_view_flight {
     int rank;
     int64_t bytes; /* more, or less again */
 } ari_view_flight;
-/** All changes, in time; ends before begins where both are at once. Gives; free(). Errors: AR_ERR_MEMORY. */
+/** All changes, in time; ends before begins where both are at once. Release the result with free(). Errors:
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_view_flights(ari_view_flight **out, size_t *count, const ari_trace_view *v);
 
 /* --- the critical path -------------------------------------------------------------------------------------------- */

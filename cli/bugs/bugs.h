@@ -14,7 +14,7 @@ typedef struct ari_bug_run {
     double ratio_clean;    /* in the native numerics: the worst of allowed without the fault */
     ar_check_run faulty;   /* its error of one line */
     double seconds;
-    bool has_curve, curve_ended; /* curve_ended: false where an error ended the 20 steps */
+    bool has_curve, curve_ended; /* curve_ended: false if an error ended the 20 steps */
     ari_fault_curve curve;
 } ari_bug_run;
 
@@ -25,5 +25,5 @@ bool ari_bugs_well(const ari_bug_run *run, int n);
 /** The table of the native numerics. */
 AR_NODISCARD ar_status ari_bugs_print_native(FILE *to, const ari_bug_run *run, int n, ar_precision precision);
 AR_NODISCARD ar_status ari_bugs_print(FILE *to, const ari_bug_run *run, int n, bool curves);
-/** An array of objects, one a fault. Gives; NULL without memory. */
+/** Returns an array with an object for each fault, a new reference; NULL if memory is short. */
 json_t *ari_bugs_json(const ari_bug_run *run, int n);

@@ -28,7 +28,7 @@ ar_status ari_command_check(void *values, int *exit_code);
 typedef struct ari_checked {
     ar_check_report *report;
     ar_run run;  /* its files are owned; ari_layout_unload */
-    bool module; /* bytes are counted alone */
+    bool module; /* only bytes are counted */
     const ari_watch *watch;
     bool has_net_fault;
     ar_sim_fault net_fault;
@@ -36,13 +36,13 @@ typedef struct ari_checked {
 
 /** The worst of all runs; a check against central differences that failed is a difference. */
 ar_check_result ari_check_worst(const ari_checked *checked, size_t n);
-/** One hash of every model's outputs, gradients and weights: SHA-256 over the digits of the three hashes, model after
- *  model. False in native numerics, and where a run is not the same: there are several then. */
+/** Computes one hash of all models' outputs, gradients and weights: SHA-256 over the digits of the three hashes, model
+ *  after model. Returns false in native numerics, and if a run differs, because there are several hashes then. */
 bool ari_check_hash(char hex[65], const ari_checked *checked, size_t n);
-/** The table of one model, and what its runs differ in; `memory`: a table of what a rank holds too. Errors:
- *  AR_ERR_MEMORY. */
+/** Prints the table of one model and the differences of its runs. memory: also prints a table of each rank's memory.
+ *  Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_print(FILE *to, const ari_checked *c, bool memory);
 /** The last lines: the hash and the key fact. */
 void ari_check_print_verdict(FILE *to, const ari_checked *checked, size_t n, const char *fault);
-/** The stable JSON of the whole check. Gives; NULL without memory. */
+/** Returns the stable JSON of the whole check, a new reference; NULL if memory is short. */
 json_t *ari_check_json(const ari_checked *checked, size_t n);

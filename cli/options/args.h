@@ -56,10 +56,10 @@ typedef struct ari_option {
     double min, max; /* INT, SIZE, BYTES, PART, DOUBLE; both 0: all that the type holds, from 0 on for sizes */
     const char *const *choices;     /* ENUM: all; strings and paths: those that completions offer. Ends with NULL */
     const char *value;              /* what the help calls the value: "N", "FILE"; NULL for flags and enums */
-    const char *otherwise;          /* INT, SIZE: the value where no number follows; NULL: one must */
+    const char *otherwise;          /* INT, SIZE: the value if no number follows; NULL: a number is required */
     const char *help;               /* one or two lines, with the default; NULL: not listed */
-    const char *details;            /* sentences that the manual page adds; NULL: none */
-    bool is_local;                  /* of one process alone: where ranks are processes, they may differ in it */
+    const char *details;            /* further sentences for the manual page; NULL: none */
+    bool is_local;                  /* applies to one process only, so processes may differ in it */
     bool written;                   /* FILE: one that the command writes; tried before any work */
     const struct ari_option *group; /* GROUP */
 } ari_option;
@@ -94,11 +94,12 @@ typedef struct ari_option {
 
 /* Operations that the options of a kind share. */
 typedef struct ari_kind_ops {
-    /* Stores a value in its field. NULL: takes none. Errors: AR_ERR_ARG, with what would be right. */
+    /* Parses a value and stores it in the option's field. NULL: the option takes no value. Errors: AR_ERR_ARG, with the
+     * expected form. */
     ar_status (*set)(const ari_option *o, void *field, const char *value);
-    /* "an integer from 1 to 4096": what would be right. NULL: takes none. */
+    /* Writes the expected form, such as "an integer from 1 to 4096". NULL: the option takes no value. */
     void (*describe)(const ari_option *o, char *text, size_t size);
-    /* "--tp 2" and a line feed; false where it was not given and has no default that could be printed. */
+    /* Prints "--tp 2" and a line feed. Returns false if the option was not given and has no printable default. */
     bool (*print)(FILE *out, const ari_option *o, const void *field);
 } ari_kind_ops;
 const ari_kind_ops *ari_option_kind_of(const ari_option *o);
@@ -112,7 +113,7 @@ typedef struct ari_positional {
     size_t offset;
     bool required;
     ari_option_kind kind;       /* STRING, FILE or FOLDER */
-    const char *const *choices; /* those that completions offer; NULL: none */
+    const char *const *choices; /* values that completions offer; NULL: none */
     const char *help;
 } ari_positional;
 /* A row of a table: name, kind, field of ARI_VALUES, help; then any other fields. */
@@ -126,22 +127,22 @@ typedef struct ari_args_spec {
     const char *summary;                            /* one line, a sentence */
     const char *example;                            /* whole command lines, separated by '\n' */
     const ari_option *options;                      /* NULL: only the common ones */
-    const ari_positional *positionals;              /* NULL: none */
+    const ari_positional *positionals;              /* positional arguments; NULL: none */
     size_t size;                                    /* of the struct of values, whose first field is its ari_common */
     const void *defaults;                           /* its fields before the parse; NULL: all zero */
     ar_status (*run)(void *values, int *exit_code); /* *exit_code: 0, unless the result is a difference */
     bool mismatch_differs; /* AR_ERR_MISMATCH is a difference: a mistake of the program, not of its user */
 } ari_args_spec;
 
-/* All options of a subcommand with the offsets of their fields: `local_count` are its own, groups taken apart, then
- * those of every subcommand. */
+/* Options of a subcommand with the offsets of their fields: the first `local_count` are its own with groups expanded,
+ * then come those of every subcommand. */
 typedef struct ari_option_list {
     const ari_option *option[ARI_OPT_MOST];
-    const char *section[ARI_OPT_MOST]; /* NULL: of none */
+    const char *section[ARI_OPT_MOST]; /* section title of each option; NULL: no section */
     size_t offset[ARI_OPT_MOST];
     size_t n, local_count;
 } ari_option_list;
-/** spec NULL: those of every subcommand alone. */
+/** Returns the options of a subcommand; spec NULL: only those that every subcommand has. */
 ari_option_list ari_options_of(const ari_args_spec *spec);
 
 typedef enum ari_args_action {
@@ -163,15 +164,16 @@ AR_NODISCARD ar_status ari_args_parse(const ari_args_spec *spec, int argc, char 
  *  again. They have no error, as they had none. Errors: those of ari_args_parse. */
 AR_NODISCARD ar_status ari_args_again(const ari_args_spec *spec, void *values);
 
-/** The subcommand, the version, and every option and positional with its value, in one line each: "--tp 2", "no --sp".
- *  Without what is a process's own. Gives; free(). Errors: AR_ERR_MEMORY. */
+/** Describes a command line: the subcommand, the version, and every option and positional with its value, in one line
+ *  each, such as "--tp 2" or "no --sp". Options of a single process are left out. Release *result with free(). Errors:
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_args_tell(char **result, const ari_args_spec *spec, const void *values);
 
 /** Prints a text from `column` on in lines of 80 columns, and a line feed; the cursor is there already. */
 void ari_print_wrapped(FILE *out, const char *text, int column);
 
-/** Prints usage, positionals, options and examples: of a table with sections the options' names alone, unless
- *  `is_full`. */
+/** Prints usage, positionals, options and examples. If the options have sections, prints only their names unless
+ *  `is_full` is set. */
 void ari_args_help(FILE *out, const ari_args_spec *spec, bool is_full);
 
 /* --- subcommands -------------------------------------------------------------------------------------------------- */

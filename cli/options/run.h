@@ -91,40 +91,41 @@ AR_NODISCARD ar_status ari_precision_check(ar_precision precision, ar_numerics n
 /** The run that they ask for, with process and threads, and buckets of AR_BUCKET_BYTES unless given. After
  *  ari_layout_check. */
 ar_run ari_run_of(const ari_run_values *v, const ari_common *common);
-/** Parses the options of a run again, on top of `base`, so that what was not given is as it is there; an optimizer of
- *  another kind than the base's begins with its own defaults. `v` is part of `values`. Errors: AR_ERR_ARG (options that
- *  mean nothing with the others, a list or a group malformed, ari_optimizer_check). */
+/** Parses a run's options again on top of `base`: an option that is not given keeps the base's value. An optimizer of a
+ *  different kind starts with its own defaults. `v` is part of `values`. Errors: AR_ERR_ARG (options that contradict
+ *  others, a malformed list or group, ari_optimizer_check). */
 AR_NODISCARD ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values);
 /** The device's name, and a GPU's own and number, into a result. */
 void ari_device_json(json_t *o, const ar_device_choice *c);
-/** Loads the files that --plan and --schedule-pp name, if any, into a run that ari_run_of gave; turns sequence
- *  parallelism on where the plan asks for that. The run then owns both: ari_layout_unload, in every case. Errors:
- *  AR_ERR_ARG (with --mlp-order), those of ar_plan_load and ari_pipeline_schedule_read. */
+/** Loads the files of --plan and --schedule-pp into a run that ari_run_of filled, and turns on sequence parallelism if
+ *  the plan asks for it. The run owns both files' contents; call ari_layout_unload in every case. Errors: AR_ERR_ARG
+ *  (with --mlp-order), those of ar_plan_load and ari_pipeline_schedule_read. */
 AR_NODISCARD ar_status ari_layout_load(const ari_run_values *v, ar_run *run);
 void ari_layout_unload(ar_run *run);
 /* The parts of ari_layout_check, ari_run_of and ari_layout_load that are about a pipeline. */
 AR_NODISCARD ar_status ari_pipeline_check(const ari_run_values *v);
 void ari_pipeline_complete(ar_parallel *p, const ari_run_values *v);
 AR_NODISCARD ar_status ari_pipeline_load(ar_parallel *p, const ari_run_values *v);
-/** A line "plan p.json: 4 rules, sha256 0123456789ab", or one that says the order of the MLPs; none of the usual
+/** Prints a line such as "plan p.json: 4 rules, sha256 0123456789ab", or the order of the MLPs. Prints nothing for the
  *  default plan. */
 void ari_plan_print(FILE *out, const ar_plan *p);
-/** The plan as a report needs it for a repetition of its run: `file`, `rules` as given and their `sha256`, null for a
- *  default plan; `mlp_order`, null for a file's. Gives; NULL without memory. */
+/** Returns what a report needs to repeat a run with its plan: `file`, the given `rules` and their `sha256`, null for a
+ *  default plan; `mlp_order`, null for a file's plan. A new reference; NULL if memory is short. */
 json_t *ari_plan_json(const ar_plan *p);
 
 enum { ARI_LAYOUT_TEXT = 128 };
-/** ari_parallel_text, and behind it the samples of each data-parallel rank where they are not equally many: "dp=3
- *  (3+3+2)". Writes into text[0 .. ARI_LAYOUT_TEXT) and gives it back. */
+/** Writes ari_parallel_text to text[0, ARI_LAYOUT_TEXT), followed by the samples of each data-parallel rank if they are
+ *  not equal: "dp=3 (3+3+2)". Returns text. */
 const char *ari_layout_text(char *text, const ar_parallel *p, size_t batch);
 /* The same as an expression, in storage that lives to the end of the enclosing block. */
 #define ARI_LAYOUT(p, batch) ari_layout_text((char[ARI_LAYOUT_TEXT]){0}, (p), (batch))
-/** Layers of each stage; empty: evenly. Gives; NULL without memory. */
+/** Returns the number of layers of each stage, an empty array if they are even. A new reference; NULL if memory is
+ *  short. */
 json_t *ari_stages_json(const ar_stages *s);
 /* Members of a layout in the order in which a result has them: of a run; of plan's layouts, and of a row of them; of a
  * fault's case. */
 extern const char ari_layout_of_run[], ari_layout_of_plan[], ari_layout_of_row[], ari_layout_of_fault[];
-/** These members as an object. Gives; NULL without memory. */
+/** Returns the named members of a layout as an object, a new reference; NULL if memory is short. */
 json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *members);
 
 /* --- the training step -------------------------------------------------------------------------------------------- */
@@ -154,8 +155,8 @@ json_t *ari_layout_json(const ar_parallel *p, size_t batch, const char *members)
         ARI_OPTION_STRING("inject", r.inject, "BUG", "switch a known mistake on ('anyrank bugs' lists them)", \
                           .choices = ari_fault_names)
 
-/** "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1 group), clip 1,
- *  dropout 0.1"; of 0 steps what a single forward and backward is. */
+/** Prints a line such as "AdamW (lr 0.001, cosine to 0.0001 after 5 steps of warm-up, weight decay 0.01 of matrices, 1
+ *  group), clip 1, dropout 0.1". For 0 steps it describes a single forward and backward pass. */
 void ari_step_print(FILE *out, const ar_run *run);
 /** ", products in tf32", ", activations and matrices in bf16", ", matrices in bf16", or nothing. */
 void ari_storage_print(FILE *out, ar_precision precision, ar_dtype storage);
@@ -163,9 +164,9 @@ void ari_storage_print(FILE *out, ar_precision precision, ar_dtype storage);
 void ari_loss_print(FILE *out, const ar_loss_options *o);
 /** The same into a result. */
 void ari_loss_json(json_t *result, const ar_loss_options *o);
-/** A line where the config has a dropout that the run does not use. */
+/** Prints a note if the config has a dropout that the run does not use. */
 void ari_dropout_note(FILE *out, const ar_config *c, const ar_run *run);
-/** The options as an object. Gives; NULL without memory. */
+/** Returns the optimizer's options as an object, a new reference; NULL if memory is short. */
 json_t *ari_optimizer_json(const ar_optimizer_options *o);
 
 /* --- watching ----------------------------------------------------------------------------------------------------- */
@@ -185,15 +186,15 @@ typedef struct ari_watch {
     ar_sim_cluster cluster;
 } ari_watch;
 
-/** Gives what a run needs; ari_watch_fini in every case. Refuses a cluster that makes no sense. Errors: AR_ERR_ARG,
- *  AR_ERR_MEMORY. */
+/** Sets up tracing and the simulated cluster of a run. Call ari_watch_fini in every case. Errors: AR_ERR_ARG (an
+ *  impossible cluster), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_watch_begin(ari_watch *w, const ari_watch_values *v);
 /** Puts cluster and trace, which are borrowed, into a run. */
 void ari_watch_run(ar_run *run, const ari_watch *w);
-/** Writes the trace, by the cluster's clock where there is one; model and layout are its title. Nothing where none is
- *  asked for. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
+/** Writes the trace if one is requested, in the simulated cluster's time if there is a cluster. Model and layout are
+ *  its title. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_watch_write(const ari_watch *w, const char *model, const ar_parallel *p, size_t batch);
-/** "trace.json: the run, for ui.perfetto.dev", a line where there is a trace. */
+/** Prints the line "trace.json: the run, for ui.perfetto.dev" if there is a trace. */
 void ari_watch_print(FILE *out, const ari_watch *w);
 /** A table of predicted times: the line above it, a row for each run (s NULL: it came to no end). */
 ari_table ari_predicted_begin(FILE *out, const ari_watch *w);
@@ -205,5 +206,5 @@ AR_NODISCARD ar_status ari_predicted_print(FILE *out, const ari_watch *w, const 
 void ari_watch_json(json_t *result, const ari_watch *w);
 void ari_watch_fini(ari_watch *w);
 
-/** Virtual time of a run for JSON. Gives; NULL without memory. */
+/** Returns the virtual time of a run as JSON, a new reference; NULL if memory is short. */
 json_t *ari_predicted_json(const ar_trace_summary *s);

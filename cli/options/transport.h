@@ -26,8 +26,8 @@ AR_NODISCARD ar_status ari_transport_check(const ari_transport_values *v, const 
  *  processes without a transport, other options), ar_process_create's. */
 AR_NODISCARD ar_status ari_transport_begin(ari_common *common, const ari_transport_values *v, const ari_args_spec *spec,
                                            double timeout_s, bool check_calls);
-/** Refuses ranks as threads that NCCL cannot connect here, where --transport nccl asks for them: ranks of a run on
- *  other devices, or more ranks than GPUs. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED (no NCCL). */
+/** Refuses --transport nccl for ranks as threads that NCCL cannot connect here: ranks on other devices, or more ranks
+ *  than GPUs. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED (no NCCL). */
 AR_NODISCARD ar_status ari_transport_fits(const ari_common *common, const ar_run *run, int ranks);
 /** Leaves the others, when what is to be printed has been: an error ends them too. NULL: nothing to leave. */
 void ari_transport_end(ar_process *p, ar_status st);
@@ -37,12 +37,12 @@ bool ari_transport_reports(const ar_process *p);
  *  GPU 0 (NVIDIA H200)", "device: a GPU for each rank (4 x NVIDIA H200), connected by NCCL", "ranks: 4 processes,
  *  connected by MPI". world 0: runs of different numbers of ranks. */
 void ari_ranks_print(FILE *out, const ar_run *run, int world);
-/** The same as "transport" of an object; world 0: of several, the largest of which counts. */
+/** Adds "transport" to an object; world 0: of several runs, the largest one counts. */
 void ari_transport_json(json_t *o, const ar_run *run, int world);
 
-/** First of all, if the arguments name a transport of processes. Silences a process that a launcher started as one of
- *  several, not as the first: what all would say, the first says. Has CUDA load all kernels at once. Modifies the
- *  environment. */
+/** Prepares the process if the arguments name a transport of processes. Call it first. Silences every process except
+ *  the first one that a launcher started, because they would all print the same. Lets CUDA load all kernels at once.
+ *  Modifies the environment. */
 void ari_transport_prepare(int argc, char *const *argv);
 bool ari_transport_is_silent(void);
 /** At the end of a process that has failed without having joined the others: lets them know, or, where they cannot be

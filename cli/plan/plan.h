@@ -28,18 +28,19 @@
                           "tokens of each sequence (default: the model's longest, at most 4096)"),                    \
         ARI_CLIP_OPTIONS, ARI_OPTION_GROUP(ari_loss_options, r)
 
-/** Sets the extents that a search varies to those of a single layout, where none are given. */
+/** Sets the extents that a search varies to those of a single layout if none are given. */
 void ari_planned_one(ar_parallel *p);
-/** The config and the step that they ask for, as a training step has it by default, unchecked; *config is its model's.
- *  In every case ari_planned_end. Errors: AR_ERR_ARG, those of ar_config_load and ar_plan_load. */
+/** Reads the config and the step that the options describe, as a training step has them by default, unchecked. *config
+ *  is the model's config. Call ari_planned_end in every case. Errors: AR_ERR_ARG, those of ar_config_load and
+ *  ar_plan_load. */
 AR_NODISCARD ar_status ari_planned_begin(ari_step_case *c, ar_config *config, const ari_run_values *r,
                                          const ari_common *common);
 void ari_planned_end(ari_step_case *c);
-/** The same, checked. Errors: also those of ari_layout_check and ar_run_check. */
+/** Does the same as ari_planned_begin, with checks. Errors: also those of ari_layout_check and ar_run_check. */
 AR_NODISCARD ar_status ari_planned_case(ari_step_case *c, ar_config *config, const ari_run_values *r,
                                         const ari_common *common);
-/** First fields of such a command's JSON: the model, its layout, plan and batch, and notes on its config. Gives; NULL
- *  without memory. */
+/** Returns the first fields of a planning command's JSON: the model, its layout, plan and batch, and notes on its
+ *  config. A new reference; NULL if memory is short. */
 json_t *ari_planned_json(const char *command, const ari_step_case *c);
 
 /* --- what layouts would take ------------------------------------------------------------------------------------- */
@@ -67,29 +68,32 @@ typedef struct ari_plan_request {
     ar_config config;
     ari_search search;   /* without progress: extents, stages and forms that are given are fixed; borrows config */
     char cluster[200];   /* in words */
-    const char *machine; /* the GPU whose operations are timed by their shapes; NULL: none */
+    const char *machine; /* GPU whose operations are timed by their shapes; NULL: none */
     size_t parameters;
 } ari_plan_request;
 
 /** `plan --flow`: a line an operation, then what the passes come to. Errors: AR_ERR_MEMORY, those of
  *  ari_planned_case. */
 AR_NODISCARD ar_status ari_plan_flow(const ari_plan_values *v);
-/** `plan --pipeline`. Errors: AR_ERR_ARG (no pipeline), those of ari_planned_case and of files. */
+/** Runs `plan --pipeline`. Errors: AR_ERR_ARG (no pipeline), those of ari_planned_case and of files. */
 AR_NODISCARD ar_status ari_plan_pipeline(const ari_plan_values *v);
-/** `plan` without --flow and --pipeline. Errors: AR_ERR_ARG, those of files, and of ari_search_run. */
+/** Runs `plan` without --flow and --pipeline. Errors: AR_ERR_ARG, those of files, those of ari_search_run. */
 AR_NODISCARD ar_status ari_plan_layouts(const ari_plan_values *v);
-/** The layouts in a table; the best one's advice is below it. Errors: AR_ERR_MEMORY and those of ari_depth_of. */
+/** Prints a table of the layouts, and below it the advice for the best one. Errors: AR_ERR_MEMORY, those of
+ *  ari_depth_of. */
 AR_NODISCARD ar_status ari_ranking_print(FILE *to, const ari_plan_request *a, const ari_ranking *r);
 AR_NODISCARD ar_status ari_depth_print(FILE *to, const ari_plan_request *a, const ari_depth *d);
-/** The extents of --why, "tp=8 pp=16", of so many GPUs; 0: not given. Errors: AR_ERR_ARG. */
+/** Parses the extents of --why, such as "tp=8 pp=16", for a number of GPUs; 0: an extent is not given. Errors:
+ *  AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_why_read(ari_choice *c, const char *text, int gpus);
-/** Why the first layout is first, a line each, and beside it what --why gives. Errors: AR_ERR_ARG (--why), as above. */
+/** Prints why the first layout is first, a line for each reason, next to the layout of --why. Errors: AR_ERR_ARG
+ *  (--why), those of ari_ranking_print. */
 AR_NODISCARD ar_status ari_why_print(FILE *out, const ari_plan_request *a, const ari_ranking *r);
 /** The same as members `why` and `asked`. Errors: as above. */
 AR_NODISCARD ar_status ari_why_json(json_t *object, const ari_plan_request *a, const ari_ranking *r);
 /** A table of a model's layouts: as text, and its rows for JSON (gives). Errors: as ari_search_run. */
 AR_NODISCARD ar_status ari_plan_table_run(json_t **rows, FILE *out, const ari_plan_request *a);
-/** Gives; NULL without memory. p: the same layout. */
+/** Returns a layout's depth as JSON, a new reference; NULL if memory is short. */
 json_t *ari_depth_json(const ari_depth *d);
 json_t *ari_candidate_json(const ari_candidate *f, const ari_planned *p);
 json_t *ari_plan_request_json(const ari_plan_request *a);
@@ -102,5 +106,6 @@ size_t ari_layout_columns(ari_column columns[ARI_LAYOUT_COLUMNS], const ar_confi
 AR_NODISCARD ar_status ari_layout_cells(ari_table *t, const ari_plan_request *a, const ari_candidate *f);
 /** The number of layouts that a ranking shows. */
 size_t ari_ranking_shown(const ari_plan_request *a, const ari_ranking *r);
-/** The line that says what is planned: model, batch, cluster, account. up_to: on any number of ranks up to that. */
+/** Prints the line that describes what is planned: model, batch, cluster, account. up_to: the number of ranks is a
+ *  maximum. */
 void ari_plan_request_print(FILE *to, const ari_plan_request *a, int ranks, bool up_to);

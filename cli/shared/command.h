@@ -16,15 +16,15 @@
 
 /** Options of every subcommand. */
 typedef struct ari_common {
-    const char *json; /* "-": standard output; NULL: none */
+    const char *json; /* file for the result; "-": standard output; NULL: none */
     bool quiet;
     bool no_color;
     int threads;     /* of the whole process; 0: as many as there are cores */
     uint64_t seed;   /* 0 unless given */
-    int progress_fd; /* that a program reads the progress from (cli/shared/progress.h); 0: none */
+    int progress_fd; /* file descriptor for progress that a program reads (cli/shared/progress.h); 0: none */
     int argc;        /* the subcommand's arguments, from its name on */
     char *const *argv;
-    const char *repeated;       /* an option that is given twice, of which the last value counts; NULL: none */
+    const char *repeated;       /* option that is given twice and whose last value counts; NULL: none */
     struct ar_process *process; /* this one's place, once a run has begun whose ranks are processes; NULL: threads */
     bool nccl_threads;          /* the ranks of that run are threads that NCCL is to connect */
 } ari_common;
@@ -57,18 +57,19 @@ void ari_print_version(FILE *out);
 /** True if the text for people goes to stdout: neither with --quiet, nor when --json has taken stdout. */
 bool ari_wants_text(const ari_common *common);
 
-/** {"tool":"anyrank","version":...,"schema":1,"command":...}: what every result begins with. Gives; NULL without
- *  memory. */
+/** Returns the beginning of every result: {"tool":"anyrank","version":...,"schema":1,"command":...}. A new reference;
+ *  NULL if memory is short. */
 json_t *ari_json_begin(const char *command);
-/** Adds the members of `rest`, which it takes. Gives the object; NULL, and frees both, where either is NULL. */
+/** Adds the members of `rest` to object and takes over the reference to `rest`. Returns the object. If either is NULL,
+ *  frees both and returns NULL. */
 json_t *ari_json_whole(json_t *object, json_t *rest);
-/** Writes a result to where --json says; nothing without --json. Takes `result` in every case (json_decref); NULL is
+/** Writes a result to the file of --json, if there is one. Takes over the reference to `result` in every case; NULL is
  *  AR_ERR_MEMORY. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_json_end(json_t *result, const ari_common *common);
 
-/** A JSON string; null for NULL and "". Gives; NULL without memory. */
+/** Returns a JSON string, null for NULL and "". A new reference; NULL if memory is short. */
 json_t *ari_json_text_or_null(const char *text);
-/** "config.json: key 'foo' is not known here and was ignored": of each unknown key, and of those whose names were not
- *  kept. Prints them to `out`, with "note: " before them (stderr, so that a report stays what it is), unless NULL.
- *  Gives them as an array of strings; NULL without memory. */
+/** Returns notes on a config such as "config.json: key 'foo' is not known here and was ignored", one for each unknown
+ *  key and for keys whose names were not kept. Also prints them with "note: " to out (stderr, so that a report on
+ *  stdout stays unchanged) unless out is NULL. A new reference to an array of strings; NULL if memory is short. */
 json_t *ari_config_notes(FILE *out, const ar_config *c);

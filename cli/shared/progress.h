@@ -14,18 +14,18 @@ struct ari_common;
  * the first moment on, as often; `fraction` is null where it is not known. A reader that has gone ends the command by
  * SIGPIPE, so that nobody's job stays behind. */
 typedef struct ari_progress {
-    bool is_enabled;   /* stderr is a terminal, and nobody asked for quiet */
-    int fd;            /* that a program reads; 0: none */
+    bool is_enabled;   /* stderr is a terminal and --quiet is not set */
+    int fd;            /* file descriptor that a program reads; 0: none */
     bool shown;        /* the line is on the screen */
     int width;         /* columns of the terminal */
     uint64_t start_ns; /* of the job */
     uint64_t last_ns;  /* of the last print */
-    const char *about; /* before what is shown: "llama-demo: "; NULL: nothing */
+    const char *about; /* prefix of the line, such as "llama-demo: "; NULL: none */
 } ari_progress;
 
 /** Starts the clock. */
 void ari_progress_begin(ari_progress *p, const struct ari_common *common);
-/** fraction in [0, 1], or negative where it is not known; `label` is shortened in the middle to fit. */
+/** Shows the progress. fraction is in [0, 1], or negative if unknown; `label` is shortened in the middle to fit. */
 void ari_progress_update(ari_progress *p, double fraction, const char *label);
 /** The same as a callback of the library; user: the ari_progress. */
 void ari_progress_show(void *user, double fraction, const char *label);

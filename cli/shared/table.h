@@ -9,7 +9,7 @@
 
 #include "anyrank/status.h"
 
-/* Tables whose columns are as wide as their widest cell, two spaces apart; widths count characters of UTF-8. */
+/* Tables whose columns are as wide as their widest cell, two spaces apart. Widths count UTF-8 characters. */
 typedef enum ari_align { ARI_LEFT, ARI_RIGHT } ari_align;
 
 typedef struct ari_column {
@@ -34,8 +34,8 @@ typedef struct ari_table {
 void ari_table_cell(ari_table *t, const char *format, ...) AR_PRINTF(2, 3);
 /** Adds several cells, with tabs between them: a value that may hold one needs ARI_SHOW. */
 void ari_table_row(ari_table *t, const char *format, ...) AR_PRINTF(2, 3);
-/** Prints all rows with `indent` spaces before them, and frees the table; a row begun and not ended is filled with
- *  empty cells. to NULL: frees alone. Errors: AR_ERR_MEMORY (nothing is printed). */
+/** Prints all rows with `indent` spaces before them and frees the table. An unfinished row is filled with empty cells.
+ *  out NULL: only frees. Errors: AR_ERR_MEMORY (nothing is printed). */
 AR_NODISCARD ar_status ari_table_end(ari_table *t, FILE *out, int indent);
 /** The same as a table of Markdown. */
 AR_NODISCARD ar_status ari_table_markdown(ari_table *t, FILE *out);

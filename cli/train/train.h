@@ -30,7 +30,7 @@ ar_status ari_command_train(void *values, int *exit_code);
 void ari_train_print_head(FILE *to, const ar_training_report *r, const ar_training_options *o);
 /** One line; tokens_per_second of the steps since the line before. */
 void ari_train_print_step(FILE *to, const ar_training_step *s, double tokens_per_second);
-/** Losses and time; how to go on where the run was stopped; the hash of the weights as the last line. */
+/** Prints losses and time, how to resume a stopped run, and as the last line the hash of the weights. */
 void ari_train_print_end(FILE *to, const ar_training_report *r, const ar_training_options *o);
-/** The result. Gives; NULL without memory. */
+/** Returns the result as JSON, a new reference; NULL if memory is short. */
 json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o, const ari_watch *watch);

@@ -26,7 +26,7 @@ void ari_verify_cause_fini(ari_verify_cause *cause);
 
 /* --- sketches (sketches.c) ---------------------------------------------------------------------------------------- */
 
-/** Compares two runs of which one at least has sketches in place of tensors, and prints the report. max_report: rows of
+/** Compares two runs of which one at least has sketches instead of tensors, and prints the report. max_report: rows of
  *  a table. Errors: those of ari_sketches_compare. */
 AR_NODISCARD ar_status ari_verify_sketches(int *exit_code, const ar_verify_options *o, const ari_common *common,
                                            size_t max_report);

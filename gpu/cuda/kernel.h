@@ -16,9 +16,9 @@ namespace ari_cuda
 
 /* Makes the queue's GPU the calling thread's, and gives the stream that the queue stands on. */
 ar_status enter(ar_device *d, ar_queue *q, cudaStream_t *stream);
-/* Checks that the library can compute on this GPU. Errors: AR_ERR_UNSUPPORTED, naming what is missing. */
+/* Checks that the library can compute on this GPU. Errors: AR_ERR_UNSUPPORTED, which names what is missing. */
 ar_status check_gpu(int index);
-/* AR_ERR_DEVICE, saying what failed and how, where e is an error. */
+/* Returns AR_ERR_DEVICE with the failed operation and the reason if e is an error. */
 ar_status check(cudaError_t e, const char *label);
 /* After a launch: AR_ERR_DEVICE if the GPU refused it. */
 ar_status launched(const char *label);
@@ -100,7 +100,7 @@ template <class T, size_t N> __device__ void store_whole(T *dst, const ari_whole
     *reinterpret_cast<ari_whole<T, N> *>(dst) = x;
 }
 
-/* sum + the products of the four signed bytes of a with those of b. */
+/* Returns sum plus the dot product of the four signed bytes of a and of b. */
 __device__ inline int32_t dot_bytes(int32_t sum, uint32_t a, uint32_t b)
 {
     return __dp4a(static_cast<int>(a), static_cast<int>(b), sum);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The process' memory on a GPU: CUDA's stream-ordered allocator, in a pool of its own, which all devices on that GPU
- * share. The GPU's default pool stays as its other users, a program's own libraries, have set it. Each GPU with a pool
- * can read and write the memory of all the process's pools that it can reach. */
+/* Memory of the process on a GPU: CUDA's stream-ordered allocator with a separate pool that all devices on the GPU
+ * share. The GPU's default pool keeps the settings of its other users, such as a program's own libraries. Each GPU with
+ * a pool can read and write all pools of the process that it can reach. */
 #include <cuda_runtime.h>
 
 #include "anyrank/device.h"
@@ -16,7 +16,7 @@ struct pool;
 /* A stream that takes memory from a pool or gives it back. */
 struct pool_stream {
     cudaStream_t handle;
-    cudaEvent_t passed; /* recorded by the last pool_trim; NULL: none has been */
+    cudaEvent_t passed; /* event recorded by the last pool_trim; NULL: none yet */
     pool_stream *next;
 };
 
@@ -27,12 +27,12 @@ void pool_close(pool *p);
 /* Adds a stream of the pool's GPU, which is the calling thread's. The stream's owner removes it before it ends. */
 void pool_join(pool *p, pool_stream *s);
 void pool_leave(pool *p, pool_stream *s);
-/* Memory for work that is enqueued on s from now on. Memory that another stream has freed is used only once that stream
- * has done what precedes the free. If there is no memory, the pool is trimmed and the GPU asked once more. Errors:
- * AR_ERR_MEMORY, those of pool_trim. */
+/* Allocates memory for work that is enqueued on s from now on. Memory freed by another stream is reused only after that
+ * stream has finished the work before the free. If there is no memory, trims the pool and asks the GPU once more.
+ * Errors: AR_ERR_MEMORY, those of pool_trim. */
 ar_status pool_take(pool *p, void **out, size_t bytes, cudaStream_t s, uint64_t timeout_ns);
-/* The host waits for what all streams of the pool have now. Then the GPU gets the memory that the pool keeps for reuse.
- * Errors: AR_ERR_TIMEOUT, AR_ERR_DEVICE. */
+/* Waits on the host for the current work of all streams of the pool, then returns the cached memory to the GPU. Errors:
+ * AR_ERR_TIMEOUT, AR_ERR_DEVICE. */
 ar_status pool_trim(pool *p, uint64_t timeout_ns);
 
 } // namespace ari_cuda

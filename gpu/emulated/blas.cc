@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plain loops in place of a library. */
+/* Plain loops instead of a library. */
 #include <limits.h>
 #include <stdint.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Annotations for ThreadSanitizer, where one host thread does in turns what a GPU does at once: it treats each
- * turn-taker as a fiber, as good as a thread, and nothing but these calls orders two fibers. So it finds two accesses
- * that a GPU could make in either order, whatever the turns were. In other builds they are empty. */
+/* Annotations for ThreadSanitizer. One host thread runs in turns what a GPU runs at once. The sanitizer treats each as
+ * a fiber, equivalent to a thread, and only these calls order two fibers. So it finds two accesses that a GPU could
+ * make in either order, whatever the turns were. In other builds they are empty. */
 
 #if defined(__SANITIZE_THREAD__)
 #define ARI_WATCHED 1
@@ -93,16 +93,16 @@ inline void ordered_after(const void *)
 }
 #endif
 
-/* A fiber that has a stack: what a stream does. Whoever has it do something is ordered before that, and not after
- * it. */
+/* Fiber with a stack, which runs a stream's tasks. A task starts after everything that its caller did before, but the
+ * caller does not wait for it. */
 struct worker;
 
 #if ARI_WATCHED
 /* Errors: AR_ERR_MEMORY. */
 ar_status worker_create(worker **out);
 void worker_destroy(worker *w); /* accepts NULL */
-/* run(a copy of arg), on its stack. After an error the caller comes after all that it has done. Errors: run's;
- * AR_ERR_MEMORY. */
+/* Runs run(a copy of arg) on the worker's stack. After an error, the caller is ordered after all work of the worker.
+ * Errors: those of run, AR_ERR_MEMORY. */
 ar_status worker_call(worker *w, ar_status (*run)(const void *arg), const void *arg, size_t bytes);
 /* The same two of what a worker has done, and is to do. */
 void worker_before(worker *w, const void *address);

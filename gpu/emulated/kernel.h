@@ -10,9 +10,8 @@
 
 #define ARI_GPU ari_emulated
 #define ARI_ON_GPU
-/* Every thread of the host has one room for the arrays of the block that it runs, as a GPU's multiprocessor has: an
- * array of each kernel's own would be 340 KB of every thread that is ever made. A second one in a kernel does not
- * compile. */
+/* Declares arrays in the memory that each host thread has once for the block that it runs, like a GPU's multiprocessor.
+ * Separate arrays for each kernel would need 340 KB in every thread. A second use in a kernel does not compile. */
 #define ARI_SHARED(type, name, extents)                                                             \
     constexpr bool one_shared_array_a_kernel = sizeof(type extents) <= sizeof ::ari_emulated::room; \
     static_assert(one_shared_array_a_kernel, "a GPU's block has no more");                          \
@@ -59,12 +58,12 @@ template <class T> const T *dev(ar_cbuf b)
     return static_cast<const T *>(reach(b.ptr));
 }
 
-/* The threads of a block as a GPU has them, each with its own copy of every variable, in turn on one thread of the
- * host: one runs until it comes to a barrier, then the next. So what a kernel leaves to luck comes to light: a variable
- * that one thread sets and another reads, threads that part at a branch and wait at different barriers, an element read
- * before another thread has written it. */
+/* Threads of a block as on a GPU, each with its own copy of every variable, run in turns on one host thread: a thread
+ * runs until it reaches a barrier, then the next one runs. This reveals what a kernel leaves to chance: a variable that
+ * one thread writes and another reads, threads that diverge at a branch and wait at different barriers, an element that
+ * is read before another thread has written it. */
 
-/* A barrier in a kernel: where it stands is which it is. */
+/* Barrier in a kernel, identified by its position in the source. */
 struct barrier {
     const char *name;
 };
@@ -74,8 +73,8 @@ struct team {
     unsigned count, self;                    /* threads, and the number of the one that runs */
     uint64_t *part;                          /* one word of each, for what they make together */
 
-    /* The calling thread goes on when all have come here, each with the same n. From one barrier to the next the
-     * threads take turns upwards, then downwards. */
+    /* Waits until all threads have arrived with the same n. From one barrier to the next, the threads run in ascending
+     * order, then in descending order. */
     void meet(const barrier *sync_point, size_t n);
 };
 
@@ -90,7 +89,7 @@ class block
   public:
     size_t index;
     bool backward;
-    team *threads; /* NULL: one thread does what all do */
+    team *threads; /* NULL: one thread does the work of all */
 
     template <class F> void each(size_t n, F f) const
     {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The device's memory: one for the process, as one GPU is shared by its ranks. The addresses that it hands out are of
- * memory that the host may not touch; arena_at says where the same memory is for kernels. Under AddressSanitizer it is
- * the C library's, whose borders are watched. Any thread may call any of these.
+/* Memory of the emulated device, one for the process, as the process's ranks share a GPU. Its addresses belong to
+ * memory that the host may not access; arena_at returns the address for kernels. Under AddressSanitizer blocks come
+ * from the C library, which checks their bounds. Any thread may call these functions.
  *
- * A block is followed by GUARD bytes that nobody may write. One that is free, or was never used, is junk. */
+ * A block is followed by GUARD bytes that nothing may write. Free or unused memory is filled with junk. */
 #include <stdint.h>
 
 #include "gpu/emulated/fiber.h"
@@ -21,14 +21,15 @@ const bool sanitized = false;
 
 const size_t LINE = 64, GUARD = 64, NO_GUARD = SIZE_MAX;
 
-/* Before each block, where kernels reach it. A whole line, for the alignment of what follows. */
+/* Header before each block, in memory that kernels can reach. It is a full cache line, for the alignment of the
+ * block. */
 struct alignas(64) chunk {
     size_t units;         /* lines of 64 bytes, this one included */
     size_t bytes;         /* that were asked for */
     bool resident;        /* its pages have been touched since they were taken */
     chunk *next, *prev;   /* free: of the same class; given back late: of the same stream (gpu/emulated/stream.cc) */
-    const void *freed_by; /* what is still to give it back; NULL: nothing is */
-    size_t guard;         /* its guard lies behind so many bytes; NO_GUARD: it has none now */
+    const void *freed_by; /* work that still has to free the block; NULL: none */
+    size_t guard;         /* offset of the guard from the block's start; NO_GUARD: no guard now */
 };
 static_assert(sizeof(chunk) == 64, "one line");
 
@@ -57,7 +58,7 @@ bool arena_fits(const chunk *c, size_t bytes);
 void guard_set(void *address, size_t bytes);
 ar_status guard_end(void *address, size_t bytes);
 ar_status guards_check(void);
-/* Junk in place of a block's contents. */
+/* Junk instead of a block's contents. */
 void arena_spoil(void *address);
 
 } // namespace ari_emulated

@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Streams, and the memory that comes and goes in their order. They do their work at once, or late, as
- * ANYRANK_EMULATED_STREAMS says (anyrank/device.h). Late, each has a list of what it is to do, and nothing is done
- * before the host waits: then a scheduler chooses, among the streams of the process whose next task does not wait for a
- * point that another has not reached. What runs runs in the thread that waits, one task at a time. */
+/* Streams, and memory that is allocated and freed in stream order. Streams run their tasks at once or late, as
+ * ANYRANK_EMULATED_STREAMS says (anyrank/device.h). Late streams have a list of tasks, and nothing runs before the host
+ * waits. Then a scheduler chooses among the process's streams whose next task does not wait for an event that another
+ * stream has not reached. Tasks run on the waiting thread, one at a time. */
 #include "gpu/kernel.h"
 #include "ref/core/queue_impl.h"
 
 namespace ari_emulated
 {
 
-/* With each device. Reads the variable, which is heeded where no stream is left. Errors: AR_ERR_ARG (another value). */
+/* Called for each new device. Reads the environment variable, which takes effect only if no stream exists. Errors:
+ * AR_ERR_ARG (unknown value). */
 ar_status streams_open(void);
 
 /* Gives; its ops' destroy. */
 ar_status stream_create(ari_stream **result, ar_device *d);
-/* The stream of an inline queue of this kind of device; NULL: the queue is none. */
+/* Returns the stream of an inline queue of this kind of device; NULL: another kind of queue. */
 ari_stream *stream_of(const ar_queue *q);
 
 /* A kernel's fault, or one that a guard revealed; every call returns it from then on, until no stream is left:

@@ -20,17 +20,17 @@ typedef struct ar_check_options {
     bool gradcheck;   /* also compares the binary64 baseline's gradients with central differences, on a smaller batch */
     const char *text; /* text file of the training data, one token per byte; NULL: the bundled text */
     size_t documents; /* each sequence is packed from up to this many documents, cut at random; 0 or 1: no packing */
-    size_t padding;   /* rows without targets that are appended to the ranks' batch but not to the baseline's; results
-                         of the other rows must not change */
+    size_t padding;   /* rows without targets that are appended to the ranks' batch but not to the baseline's;
+                         results of the other rows must not change */
     /* Number of deterministic thread schedules (ar_sim_options.explore) that each layout runs under, with seeds from
      * run.sim.schedule_seed on, until one gives a difference. 0: one run under the system's scheduler. */
     uint64_t schedules;
     bool strict_predictions; /* mispredicted bytes or shapes fail the check (ar_check_passes) */
     bool explain;            /* ask the Python package for the cause of each difference, which runs the layout again */
     bool skip_f64;           /* do not run the binary64 baseline; max_error_vs_f64 is then NaN */
-    const char *dump; /* output folder, created if missing: reference.safetensors with the baseline's tensors, a folder
-                         with one file per rank for each layout (pytorch.md), and model.json. Replaces an earlier dump
-                         only. NULL: none */
+    const char *dump;        /* output folder, created if missing: reference.safetensors with the baseline's tensors,
+                                a folder with one file per rank for each layout (pytorch.md), and model.json.
+                                Replaces an earlier dump only. NULL: none */
     void (*progress)(void *user, double fraction, const char *phase); /* NULL: none */
     void *progress_user;                                              /* first argument of progress */
 } ar_check_options;
@@ -83,11 +83,11 @@ typedef struct ar_check_run {
     size_t tensors, tensors_different, elements, elements_different; /* compared; and how many of them differ */
     uint64_t max_ulp;                                                /* largest difference in units in the last place */
     uint64_t bytes_counted, bytes_predicted, bytes_per_rank_max; /* sent by all ranks; predicted; a rank's largest */
-    uint64_t bytes_bf16; /* bytes if bf16 were sent where exact numerics sends integers; 0: not known */
-    uint64_t calls[7];   /* of all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier */
-    double max_ratio;    /* native numerics: largest |difference| over its rounding bound; 0 in exact numerics. Weights
-                            after Adam count only above 1, because correct runs reach their bound */
-    char ratio_tensor[176];                  /* the tensor with this ratio */
+    uint64_t bytes_bf16;    /* bytes if bf16 were sent where exact numerics sends integers; 0: not known */
+    uint64_t calls[7];      /* of all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, exchange, barrier */
+    double max_ratio;       /* native numerics: largest |difference| over its rounding bound; 0 in exact numerics.
+                               Weights after Adam count only above 1, because correct runs reach their bound */
+    char ratio_tensor[176]; /* the tensor with this ratio */
     ar_rank_memory memory, memory_predicted; /* of each kind the maximum over ranks */
     bool has_memory_predicted;               /* false: see `unpredicted`, or a failed run */
     const char *unpredicted; /* why memory and shapes have no prediction to compare with; NULL: they have, or the run
@@ -100,12 +100,12 @@ typedef struct ar_check_run {
     uint64_t schedule_seed;      /* of the last schedule; it repeats the run if the result is not AR_CHECK_SAME */
     float *loss;                 /* [max(steps, 1)], of each step */
     char weights_hash[65], gradients_hash[65]; /* SHA-256: weights after the last step; its gradients before clipping */
-    char outputs_hash[65];      /* of the model's outputs in the last step; "" if they differ from the baseline's, and
-                                   in native numerics */
+    char outputs_hash[65];      /* of the model's outputs in the last step; "" if they differ from the baseline's,
+                                   and in native numerics */
     size_t shapes;              /* number of weights and module outputs whose shapes on each rank were compared */
     char shape_difference[448]; /* the first tensor and rank whose shape differs from the layout's; "": none */
-    char call_difference[448];  /* the first collective that differs from the predicted ones, if all tensors are right
-                                   but other bytes moved; "": none */
+    char call_difference[448];  /* the first collective that differs from the predicted ones, if all tensors are
+                                   right but other bytes moved; "": none */
     const char *call_cause;     /* identifier of that difference in causes.md; NULL: none. Static storage */
     bool has_difference;        /* `first` is set */
     ar_first_difference first;
@@ -171,7 +171,7 @@ static inline bool ar_check_passes(const ar_check_report *r, ar_check_result res
 }
 
 /** Checks a model: runs the baseline once and every layout, and compares them. Returns AR_OK with a report also if runs
- *  differ or fail; its `result` says so. The caller releases *out with ar_check_report_destroy. Borrows the options
+ *  differ or fail; its `result` reports it. The caller releases *out with ar_check_report_destroy. Borrows the options
  *  until return. Errors (without report): AR_ERR_ARG (batch, seq or layouts is 0; too little memory; contradictory
  *  options), AR_ERR_SHAPE (seq exceeds the model's maximum), AR_ERR_INDIVISIBLE and AR_ERR_UNSUPPORTED (invalid
  *  layouts), AR_ERR_MEMORY (also of a rank), those of reading model and text. */

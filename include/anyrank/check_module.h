@@ -18,8 +18,8 @@ AR_BEGIN_DECLS
 /** Options of ar_check_module, ar_gradcheck_module and ar_prove_module. */
 typedef struct ar_check_module_options {
     ar_run run; /* model, plan, parallel, batch, seq and ddp are ignored. Exact numerics (fp32 or bf16) on ranks that
-                   are threads, without trace, virtual time and transport faults. run.fault is injected in the layouts,
-                   not in the reference run on one rank */
+                   are threads, without trace, virtual time and transport faults. run.fault is injected in the
+                   layouts, not in the reference run on one rank */
     const ar_parallel *parallel; /* the layouts to check, [layouts] */
     size_t layouts;              /* number of layouts */
     const ar_ddp_options *ddp;   /* NULL: gradients are reduced one by one (with ZeRO: in default buckets) */
@@ -28,11 +28,11 @@ typedef struct ar_check_module_options {
 
 /** Checks a module: runs it on one rank as reference, then under every layout, and compares the initial parameters, the
  *  activations and gradients that modules report to the tap, the reduced gradients, clipping and updated weights.
- *  Returns AR_OK with a report also if runs differ or fail (as under an invalid layout); its `result` says so. In the
- *  report, config holds only the module's name, seq is 1, max_error_vs_f64 NaN, and "baseline" values are those of the
- *  reference run. Bytes and memory are predicted by a dry run of every rank, except with expert parallelism. The caller
- *  releases *out with ar_check_report_destroy. Borrows the options until return. Errors (without report): AR_ERR_ARG
- *  (options; the reference run reports only some of a value's elements), AR_ERR_MEMORY, those of the case's
+ *  Returns AR_OK with a report also if runs differ or fail (as under an invalid layout); its `result` reports it. In
+ *  the report, config holds only the module's name, seq is 1, max_error_vs_f64 NaN, and "baseline" values are those of
+ *  the reference run. Bytes and memory are predicted by a dry run of every rank, except with expert parallelism. The
+ *  caller releases *out with ar_check_report_destroy. Borrows the options until return. Errors (without report):
+ *  AR_ERR_ARG (options; the reference run reports only some of a value's elements), AR_ERR_MEMORY, those of the case's
  *  functions and of the reference run. */
 AR_NODISCARD ar_status ar_check_module(ar_check_report **out, const ar_module_case *c,
                                        const ar_check_module_options *o);

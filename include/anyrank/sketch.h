@@ -49,8 +49,8 @@ typedef struct ar_sketch {
     uint64_t places;                 /* digest of the indices of NaN, of +infinity and of -infinity */
     uint64_t first, last;            /* smallest and largest index that is not 0; first > last: all are 0 */
     double sum, sum_squares, max_abs;
-    bool summed;          /* made of summands: digests, counts, first, last and sum_squares mean nothing, and max_abs is
-                             an upper bound */
+    bool summed;          /* made of summands: digests, counts, first, last and sum_squares mean nothing, and max_abs
+                             is an upper bound */
     double *bucket;       /* [blocks * AR_SKETCH_BUCKETS] */
     uint32_t *row_digest; /* [rows] */
 } ar_sketch;
@@ -124,7 +124,7 @@ typedef struct ar_sketch_tensor {
         *differing_copies; /* [differing_parts] of each part, the copy that is furthest from the first */
     size_t differing_parts;
     const char *left_out; /* why it cannot be compared; "": it can */
-    bool by_run;          /* the run says so itself */
+    bool by_run;          /* the run reports it itself */
     bool incomplete;      /* not all ranks have a record of its step */
     size_t tiny;          /* elements that are not 0 and below 2^-18 of their rank's largest; of gradients */
     uint32_t samples[2];  /* digests of the step's samples: in their order, and whatever that is; 0: not known */

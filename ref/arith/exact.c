@@ -428,7 +428,7 @@ static ar_status finish(ar_ctx *ctx, const ar_tensor *y, const ar_epilogue *ep)
 }
 
 /* The own slice is rounded; unless that is all that was asked for, the rounded numbers are gathered: 8 + 4 bytes an
- * element in place of 16. */
+ * element instead of 16. */
 static ar_status round_folded(ar_ctx *ctx, const ar_tensor *y, ar_sum *s, const ar_epilogue *ep)
 {
     if (!ari_tensor_is_contiguous(y))

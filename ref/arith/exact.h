@@ -52,7 +52,8 @@ AR_NODISCARD ar_status ari_exact_grad_complete(ar_ctx *ctx, ar_queue *q, ar_para
 AR_NODISCARD ar_status ari_exact_grad_bucket(ar_ctx *ctx, ar_queue *q, ar_buf *borrows, ar_param *p);
 /** Has t and hl, with the value that there is. */
 AR_NODISCARD ar_status ari_exact_grad_reopen(ar_ctx *ctx, ar_queue *q, ar_param_grad *g);
-/** Slot operand_done. Of a kept operand: that of a step which uses each weight once (ari_ctx.operands_once). */
+/** Implements the slot operand_done. Frees a saved operand in a step that uses each weight once
+ *  (ari_ctx.operands_once). */
 void ari_exact_operand_done(ar_ctx *ctx, const ar_operand *o);
 
 struct ar_param_grad {
@@ -71,9 +72,9 @@ static inline bool ari_exact_grad_begins(ar_param_grad *g)
     return was_empty;
 }
 
-/** Zeros, where nothing was added: for whoever adds to what is there, or writes a part of it. */
+/** Initialises a gradient with zeros if nothing was added, for callers that add to it or write only a part of it. */
 AR_NODISCARD ar_status ari_exact_grad_zeros(ar_ctx *ctx, ar_queue *q, ar_param_grad *g);
-/* Rows of blocks, each of which one rank of a group is to have whole. */
+/* Blocks of rows, each of which one rank of a group receives in full. */
 typedef struct ari_row_blocks {
     ar_comm *group;
     size_t blocks;
@@ -89,7 +90,7 @@ typedef struct ari_moved_rows {
     size_t *sent;            /* rows that go to each rank, then rows that come from each; owned */
     ar_tensor leave, arrive; /* int64, of the step */
 } ari_moved_rows;
-/** ari_moved_rows_end, also where it fails; of what is all zero nothing. */
+/** Begins moving rows. Call ari_moved_rows_end, also if it fails. Sends nothing that is all zero. */
 AR_NODISCARD ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const ari_row_blocks *row_blocks);
 void ari_moved_rows_end(ari_moved_rows *m);
 /** y [m->rows, n], of the step = the rows of x [rows, n] of this rank's blocks, block after block. Collective. */
@@ -97,12 +98,13 @@ AR_NODISCARD ar_status ari_move_rows(ar_tensor *y, const ar_tensor *x, const ari
 
 /* --- the two widths (numerics.md, section 2) ---------------------------------------------------------------------- */
 
-/** True if integers have 15 bits where this arithmetic multiplies by a parameter, unless it is by peaked gradients, */
+/** Returns true if integers have 15 bits where this arithmetic multiplies by a parameter, unless it multiplies by
+ *  peaked gradients, */
 static inline bool ari_exact_narrow_use(const ar_ctx *ctx, ar_operand_use use)
 {
     return ctx->arith->precision == AR_PRECISION_BF16 && use != AR_USE_PEAKED;
 }
-/** and in sums over so many positions, or features of a head. */
+/** and in sums over `terms` positions or features of a head. */
 static inline bool ari_exact_is_narrow(const ar_ctx *ctx, size_t terms)
 {
     return ctx->arith->precision == AR_PRECISION_BF16 && terms <= ARI_CONTRACT_NARROW_TERMS;
@@ -111,7 +113,7 @@ static inline unsigned ari_exact_form(bool is_left, bool narrow)
 {
     return (is_left ? AR_PACKED_LEFT : 0u) | (narrow ? AR_PACKED_NARROW : 0u);
 }
-/** int64 of a sum of so many terms. */
+/** Returns the number of int64 in a sum of `terms` terms. */
 static inline int ari_exact_limbs(bool narrow, size_t terms)
 {
     return narrow ? 1 : ari_contract_limbs(terms);

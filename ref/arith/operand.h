@@ -3,8 +3,7 @@
 
 #include "anyrank/arith.h"
 
-/* The slots of ar_arith_ops that each arithmetic fills with a function of its own, of this name; anyrank/arith.h says
- * what each does. */
+/* Slots of ar_arith_ops that each arithmetic fills with a function of the same name. anyrank/arith.h documents them. */
 /* clang-format off */
 #define ARI_ARITH_SLOTS(X) \
     X(operand_b) X(operand_a) X(param_operand) X(operand_bytes) X(operand_part) X(contract) X(fold) X(round) \
@@ -14,7 +13,7 @@
     X(operand_release) X(param_release)
 /* clang-format on */
 
-/* The extents of a contraction's operand; both arithmetics check them alike. */
+/* Extents of a contraction's operand, checked in the same way by both arithmetics. */
 typedef struct ari_extents {
     size_t batch, rows, k;
     int batch_dims;
@@ -42,8 +41,8 @@ static inline size_t ari_places(const ar_blocks_options *o)
 {
     return o->places ? (size_t)ar_comm_size(o->places) : 1;
 }
-/** Part of [places * batch, each, n] for the result of a block: the rows of a place come after all those of the one
- *  before. The block's rows are of one place; several matrices: all rows, of the one place there is. */
+/** Returns the part of [places * batch, each, n] for a block of the result: the rows of a place follow all rows of the
+ *  previous place. The block's rows belong to one place; with several matrices it has all rows of the only place. */
 static inline ar_part ari_place_part(const ar_part *part, size_t batch, size_t place_rows, size_t n)
 {
     return (ar_part){.matrix = part->row / place_rows * batch + part->matrix,
@@ -56,11 +55,11 @@ static inline ar_part ari_place_part(const ar_part *part, size_t batch, size_t p
 /** Checks that A fits B. Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ari_check_pair(const ari_extents *a, const ari_extents *b, const char *tag);
 
-/** Number of elements, of `total`, that each rank of a group has, in units of `width`. Gives; free(). Equal parts, of
- *  whole rows, where the group divides the rows. */
+/** Computes how many of `total` elements each rank of a group has, in units of `width`. The parts are equal runs of
+ *  full rows if the group divides the rows. Release *out with free(). */
 AR_NODISCARD ar_status ari_slice_counts(size_t **out, const ar_comm *group, size_t total, size_t width);
 
-/** Checks that g has so many rows, and cuts them into samples. Errors: AR_ERR_SHAPE. */
+/** Checks that g has `rows` rows, and splits them into samples. Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ari_check_groups(const ar_groups *g, size_t rows, const char *tag);
 /** Rows of a group of t, as a view. */
 static inline ar_tensor ari_group_rows(const ar_tensor *t, const ar_groups *g, size_t i)
@@ -72,23 +71,24 @@ static inline ar_tensor ari_group_rows(const ar_tensor *t, const ar_groups *g, s
 extern __typeof__(*((ar_arith_ops *)0)->contract_groups) ari_native_contract_groups;
 extern __typeof__(*((ar_arith_ops *)0)->grad_groups) ari_native_grad_groups;
 
-/** y itself, or fp32 memory of its shape where it has fewer bits, which the second rounds to y and ends. */
+/** Returns y itself, or fp32 memory of its shape if y has fewer bits. ari_wide_end rounds that memory to y and frees
+ *  it. */
 AR_NODISCARD ar_status ari_wide_begin(ar_ctx *ctx, ar_tensor *wide, const ar_tensor *y);
 AR_NODISCARD ar_status ari_wide_end(ar_ctx *ctx, const ar_tensor *y, ar_tensor *wide);
 
-/** Gives p a gradient, if it requires one, from dy [tokens, out] and x [tokens, in]; returns whether in *is_trained.
- *  Errors: AR_ERR_SHAPE, those of grad_ensure. */
+/** Allocates p's gradient from dy [tokens, out] and x [tokens, in] if p requires one; *is_trained tells whether it
+ *  does. Errors: AR_ERR_SHAPE, those of grad_ensure. */
 AR_NODISCARD ar_status ari_grad_begin(ar_ctx *ctx, bool *is_trained, ar_param *p, const ar_tensor *dy,
                                       const ar_tensor *x);
 
 /** Slot operand_done. */
 void ari_operand_done(ar_ctx *ctx, const ar_operand *o);
 
-/** Adds the virtual time of a product of operands with these extents: the FLOPs of a floating GEMM, in either
- *  arithmetic, so that a run in exact numerics predicts the native one's. To be called where the product is
+/** Adds the virtual time of a product of operands with these extents. Both arithmetics count the FLOPs of a
+ *  floating-point GEMM, so a run in exact numerics predicts the time of the native run. Call it where the product is
  *  computed. */
 void ari_work_of_product(const ari_extents *a, const ari_extents *b);
-/** The same of a gradient [out, in], a sum over so many tokens. */
+/** Adds the virtual time of a gradient [out, in], a sum over `tokens` tokens. */
 void ari_work_of_gradient(size_t out, size_t in_features, size_t tokens);
 
 /** True if a group has peers. */

@@ -21,21 +21,23 @@ typedef struct ari_bl_names {
     const char *blocks;                       /* blocks.N is the path of block N */
     const char *ln1, *ln2, *final_norm;
     const char *sinks;
-    const char *attention_norm, *mlp_norm, *qk_norm[2]; /* of what attention and MLP make; of queries and of keys */
-    const char *head;                                   /* NULL: none; the loss is the sum of the output */
+    const char *attention_norm, *mlp_norm, *qk_norm[2]; /* norms of the outputs of attention and MLP; of queries and
+                                                           keys */
+    const char *head;                                   /* name of the LM head; NULL: none, and the loss is the sum
+                                                           of the output */
     const char *qkv_param[3], *o_param, *fc_param[2], *down_param; /* [1] NULL: q, k and v are one tensor; no gate */
     const char *qkv[3], *rope[2], *probs, *context, *residual, *fc[2], *act;
     const char *q_a, *q_norm, *q_b, *kv_a, *kv_norm, *kv_b, *dshared; /* of latent attention; dshared: backward only */
     const char *dqkv[3], *dattention, *dfc[2], *dmlp;                 /* backward only */
     const char *drop_embed, *drop_probs, *drop_attention, *drop_mlp;  /* dropout sites; drop_embed may be NULL */
     bool conv1d;                                                      /* weights of the blocks are stored [in, out] */
-    bool by_head; /* a row of packed q, k and v has each head's beside each other */
+    bool by_head; /* a row of packed q, k and v groups them by head */
 } ari_bl_names;
 
 typedef struct ari_bl_memory ari_bl_memory;
 
-/* Random errors in place of roundings: the stream of numerics.md section 7 and how far it has been used. Numbers
- * are made so many at a time. */
+/* Random errors instead of roundings: the stream of numerics.md section 7 and the position in it. ARI_BL_NOISE_READY
+ * numbers are drawn at a time. */
 enum { ARI_BL_NOISE_READY = 128 };
 typedef struct ari_bl_noise {
     uint64_t key, used;
@@ -52,12 +54,12 @@ typedef struct ari_bl_run {
     const ar_batch *batch; /* of this step */
     const ari_bl_names *names;
     uint32_t step;             /* 1, 2, ..: dropout's masks know it */
-    ari_bl_noise *noise;       /* NULL: none */
+    ari_bl_noise *noise;       /* NULL: no noise */
     ari_bl_training *training; /* NULL: no weight is updated */
     size_t b, s, tokens;       /* tokens = b*s */
     char prefix[160];          /* path of the module that is running; "" for the model itself */
-    size_t window;             /* of the block that is running: keys this far back are masked; 0: none */
-    double *largest;           /* of the attention that is running; NULL: none */
+    size_t window;             /* keys further back than this are masked in the running block; 0: no window */
+    double *largest;           /* largest logits of the running attention; NULL: not recorded */
     const ar_rope *rope;       /* of the block that is running */
     const struct ari_bl_seen *router_stats;
     double share;       /* of the loss that is being computed in the model's; 0: all of it */
@@ -97,9 +99,9 @@ static inline double ari_bl_noise_uniform(ari_bl_noise *noise)
 }
 double ari_bl_noise_normal(ari_bl_noise *noise);
 
-/* The one rounding, in its three places: `inner` within an operation, `branch` where a result between two products is
- * stored, `stream` where another one is. All are fl32 of numerics.md in the exact and fp32 modes; in the binary64
- * mode the identity, or an error of the place's size where the run has noise. NaN is canonical. */
+/* The only rounding, at three places: `inner` within an operation, `branch` where a result between two products is
+ * stored, `stream` where any other result is stored. It is fl32 of numerics.md in the exact and fp32 modes. In binary64
+ * it is the identity, or with noise adds an error of the size for that place. NaN is canonical. */
 enum { ARI_BL_INNER, ARI_BL_BRANCH, ARI_BL_STREAM, ARI_BL_PRODUCT };
 static inline double ari_bl_round(const ari_bl_run *run, double x, int place)
 {
@@ -128,7 +130,7 @@ static inline double ari_bl_stream(const ari_bl_run *run, double x)
 {
     return ari_bl_round(run, x, ARI_BL_STREAM);
 }
-/** x as it is stored between two operations: rounded once more, to bf16, where the run stores so. */
+/** Returns x as it is stored between two operations: rounded again to bf16 if the run stores bf16. */
 static inline double ari_bl_keep(const ari_bl_run *run, double x)
 {
     return run->o->bf16 ? (double)ari_f32_of_bf16(ari_bf16_of_f32((float)x)) : x;
@@ -152,8 +154,8 @@ AR_NODISCARD ar_status ari_bl_emit_tokens(ari_bl_run *run, const char *part, cha
                                           size_t first_col, size_t features);
 
 /* --- threads ------------------------------------------------------------------------------------------------------ */
-/** task(copy of the run, of, i) for i = 0 .. n-1, each value of which is made by one of these alone. A copy has its own
- *  memory, which is released at the end of its tasks. With errors that are drawn all are done in order. */
+/** Calls task(copy of the run, arg, i) for i = 0 .. n-1; each result value is written by exactly one call. A copy has
+ *  its own memory, which is released after its tasks. If random errors are drawn, all calls run in order. */
 AR_NODISCARD ar_status ari_bl_each(ari_bl_run *run, size_t n, ar_status (*task)(ari_bl_run *, void *, size_t),
                                    void *arg);
 
@@ -196,7 +198,7 @@ double ari_bl_row_sum(const ari_bl_run *run, const double *x, size_t n);
 /** The same with the exponent known: |x| < 2^e for all of x. */
 double ari_bl_row_sum_below(const ari_bl_run *run, const double *x, size_t n, int32_t e);
 
-/* Sums over samples and tokens, whose length nobody knows in advance: one per element of a gradient. */
+/* Sums over samples and tokens of unknown number, one for each element of a gradient. */
 typedef struct ari_bl_sums {
     const ari_bl_run *run;
     size_t n;       /* sums */
@@ -219,10 +221,11 @@ typedef struct ari_bl_terms {
     const double *x;  /* [tokens, cols] */
     const size_t *sample_begin; /* [b+1]: sample i has rows [sample_begin[i], sample_begin[i+1]); NULL: all tokens */
     const double *values;       /* [tokens, cols] or NULL: one value per token, added to row row_of[token] */
-    size_t per_token;           /* 0, or so many such rows of values a token, all of them added to row 0 */
+    size_t per_token;           /* number of rows of values per token that are all added to row 0; 0: one row per
+                                   token */
     const size_t *row_of;       /* [tokens] or NULL: row 0 */
     bool stream;                /* of a parameter that enters no product */
-    const struct ari_bl_terms *next; /* more of them; NULL: none */
+    const struct ari_bl_terms *next; /* further terms; NULL: none */
 } ari_bl_terms;
 /** gradient [rows, cols] over all samples and tokens of the batch. */
 AR_NODISCARD ar_status ari_bl_gradient(ari_bl_run *run, double *gradient, size_t rows, size_t cols,
@@ -245,7 +248,7 @@ typedef struct ari_bl_linear {
     bool peaked;                 /* its outputs are logits */
     const double *weight, *bias; /* [out, in]; [out] or NULL */
 } ari_bl_linear;
-/* An MLP: fc, gate | up where it is gated, and down. */
+/* MLP: fc (gate | up if gated) and down. */
 typedef struct ari_bl_mlp {
     ari_bl_linear fc, down;
 } ari_bl_mlp;
@@ -254,7 +257,7 @@ typedef struct ari_bl_seen {
     const struct ari_bl_seen *next;
     double *count, *p;                  /* [E]: tokens to each expert, and the sum of their p */
     const struct ari_bl_routed *routed; /* until it is released */
-    double value;                       /* the losses that are of this layer alone */
+    double value;                       /* losses of this layer only */
 } ari_bl_seen;
 typedef struct ari_bl_experts {
     ari_bl_linear gate; /* the router: [E, h] */
@@ -267,13 +270,13 @@ typedef struct ari_bl_experts {
 } ari_bl_experts;
 /* Latent attention: to low ranks, norms, to heads. */
 typedef struct ari_bl_latent {
-    ari_bl_linear down, q, kv; /* down: q_a, where queries have a rank, and kv_a */
+    ari_bl_linear down, q, kv; /* down: kv_a, and q_a if queries have a low-rank projection */
     ari_bl_norm q_norm, kv_norm;
 } ari_bl_latent;
 typedef struct ari_bl_params {
     ari_bl_norm ln1, ln2, attention_norm, mlp_norm, qk_norm[2]; /* those that the config has */
     ari_bl_linear qkv, o;                                       /* qkv: of no latent attention */
-    const double *sinks;                                        /* [H]; NULL: none */
+    const double *sinks;                                        /* [H]; NULL: no sinks */
     double *largest; /* [KV heads]: QK-Clip: the largest logit of this step; NULL: it is not asked for */
     ari_bl_latent latent;
     ari_bl_mlp mlp;
@@ -302,11 +305,11 @@ typedef struct ari_bl_trained {
     size_t rows, cols; /* cols 0: a vector */
     double *data;
     size_t row, col;
-    double *gradient, *m, *v; /* row-major in that shape; m and v: NULL where the optimizer keeps none */
-    double *master;           /* likewise: what is updated, where the weight is its bf16; else NULL */
+    double *gradient, *m, *v; /* row-major in that shape; m and v are NULL if the optimizer has no such moments */
+    double *master;           /* row-major in that shape: the updated value if the weight is its bf16 copy; else NULL */
     double lr, weight_decay;  /* of this step */
     bool matrix;              /* Muon updates it: a linear layer's weight, no router and no shared expert's gate */
-    int blocks;               /* Muon: so many of these outputs are a matrix each; 0: all are one */
+    int blocks;               /* Muon: number of these outputs that form a matrix each; 0: all form one matrix */
     size_t block[3];
     bool frozen;         /* in this step */
     double *largest;     /* QK-Clip: of the layer whose q | k | v has these outputs, */
@@ -320,12 +323,12 @@ struct ari_bl_training {
 };
 /** Before the parameters are loaded: from here on the run keeps a list of them. */
 AR_NODISCARD ar_status ari_bl_training_open(ari_bl_run *run);
-/** Adds prefix.part to the list, where there is one. */
+/** Adds prefix.part to the list if training is recorded. */
 void ari_bl_training_add(ari_bl_run *run, const char *part, size_t rows, size_t cols, double *data, size_t row,
                          size_t col);
 /** The last matrix that was added is several, one under the other. */
 void ari_bl_training_cut(ari_bl_run *run, int blocks, const size_t block[3]);
-/** QK-Clip: the parameters from `first_param` on are those of q, k and v. */
+/** Applies QK-Clip to the parameters of q, k and v, which begin at `first_param`. */
 AR_NODISCARD ar_status ari_bl_training_clip(ari_bl_run *run, ari_bl_params *p, size_t first_param);
 /** After the last one: takes the memory of gradients and moments. */
 AR_NODISCARD ar_status ari_bl_training_take(ari_bl_run *run);
@@ -333,7 +336,7 @@ AR_NODISCARD ar_status ari_bl_training_take(ari_bl_run *run);
 bool ari_bl_is_frozen(const ari_bl_run *run, const char *part);
 /** Keeps a gradient for the update, if there is a list; NULL: it is frozen. */
 AR_NODISCARD ar_status ari_bl_training_keep(ari_bl_run *run, const char *part, const double *gradient);
-/** Updates a matrix from its gradient and momentum by Muon; p->lr and p->weight_decay are those of the step. */
+/** Updates a matrix from its gradient and momentum by Muon. p->lr and p->weight_decay are the step's. */
 AR_NODISCARD ar_status ari_bl_muon(ari_bl_run *run, const ari_bl_trained *p);
 /** Clips (emitting the norm) and updates every parameter; emits the new values. */
 AR_NODISCARD ar_status ari_bl_training_update(ari_bl_run *run);
@@ -372,14 +375,14 @@ AR_NODISCARD ar_status ari_bl_norm_gradients(ari_bl_run *run, const ari_bl_norm 
                                              const ari_bl_norm_saved *saved);
 
 typedef struct ari_bl_attention {
-    ari_bl_norm_saved normed[2]; /* queries and keys, where they are normalised */
+    ari_bl_norm_saved normed[2]; /* queries and keys if they are normalised */
     double *q, *k, *v;           /* head-major and turned: [b, H, s, d], [b, G, s, d], [b, G, s, d] */
-    double *probs;               /* [b, H, s, s]; NULL: they are computed again, in bands */
-    double *dropped;             /* [b, H, s, s]: probs after dropout; probs itself where there is none */
+    double *probs;               /* [b, H, s, s]; NULL: recomputed in bands */
+    double *dropped;             /* [b, H, s, s]: probs after dropout, or probs itself without dropout */
     double *bare;                /* [b, H, s, s]: scores before they are capped; NULL: they are not */
     double *max_logit, *sum;     /* [b, H, s]: of each row the largest logit and the sum under the probabilities */
     double *context;             /* [tokens, H*d] */
-    double *sunk;                /* [b, H, s]: probabilities of the sinks; NULL: there are none */
+    double *sunk;                /* [b, H, s]: probabilities of the sinks; NULL: no sinks */
 } ari_bl_attention;
 /** qkv [tokens, (H + 2G)*d]: q|k|v, of latent attention values of their own width; p: of which the norms of queries and
  *  of keys, and the sinks. Emits q, k, v, the norms, q_rope, k_rope, probs, context. */
@@ -407,8 +410,8 @@ void ari_bl_rotate(ari_bl_run *run, double *x, size_t heads, double direction);
 /** c*tanh(x/c), and dy of it times its slope at x, +0 for a dy of zero. Not rounded. */
 double ari_bl_cap(double x, double c);
 double ari_bl_uncap(double dy, double x, double c);
-/** p[0..n) = softmax of x over the elements with visible[i] (NULL: all), +0 elsewhere; all +0 if none is visible.
- *  The maximum and the sum of the exponentials go to *m and *l. */
+/** Computes p[0..n) = softmax of x over the elements with visible[i] (NULL: all), +0 elsewhere, and all +0 if none is
+ *  visible. *m and *l are the maximum and the sum of the exponentials. */
 void ari_bl_softmax(const ari_bl_run *run, double *p, const double *x, const uint8_t *visible, size_t n, double *m,
                     double *l);
 
@@ -418,8 +421,8 @@ typedef struct ari_bl_mlp_saved {
 } ari_bl_mlp_saved;
 /* out [rows, F] from fc [rows, F], or from gate | up [rows, 2F]: act(gate)*up. */
 AR_NODISCARD ar_status ari_bl_activate(ari_bl_run *run, double *out, const double *fc, size_t rows, size_t f);
-/* dfc from dout: dfc = dout*act'(fc), or dgate = (dout*up)*act'(gate) and dup = dout*act(gate). doubt: about the
- * argument of a function with a kink; negative: none. */
+/* Computes dfc from dout: dfc = dout*act'(fc), or dgate = (dout*up)*act'(gate) and dup = dout*act(gate). doubt:
+ * uncertainty of the argument of a function with a kink; negative: none. */
 AR_NODISCARD ar_status ari_bl_activate_backward(ari_bl_run *run, double *dfc, const double *dout, const double *fc,
                                                 size_t rows, size_t f, double doubt);
 
@@ -432,7 +435,7 @@ typedef struct ari_bl_routed {
     double *weight;       /* [tokens, k] */
     size_t *place;        /* [tokens, k] */
     size_t *expert_begin; /* [E+1]: rows of each expert */
-    size_t *sample_begin; /* [E, b+1]: where each sample's begin among them */
+    size_t *sample_begin; /* [E, b+1]: index at which each sample's rows begin */
     double *x;            /* [tokens*k, h] */
     ari_bl_mlp_saved experts, shared;
     double *share; /* [tokens]: sigmoid of the shared expert's gate */
@@ -451,9 +454,9 @@ AR_NODISCARD ar_status ari_bl_experts_forward(ari_bl_run *run, const ari_bl_expe
 AR_NODISCARD ar_status ari_bl_experts_backward(ari_bl_run *run, const ari_bl_experts *e, double *dx, const double *dy,
                                                const ari_bl_routed *saved, const double *x);
 
-/* The losses of routers: nothing where there are none. */
+/* Loads the routers' losses; does nothing if there are none. */
 AR_NODISCARD ar_status ari_bl_balance_load(ari_bl_run *run, ari_bl_experts *e);
-/** Notes what the layer's losses are made of. */
+/** Records the values from which the layer's losses are computed. */
 AR_NODISCARD ar_status ari_bl_balance_forward(ari_bl_run *run, const ari_bl_experts *e, const ari_bl_routed *r);
 /** *loss += their value, of all layers as these last went forward. */
 AR_NODISCARD ar_status ari_bl_balance_add(ari_bl_run *run, double *loss);
@@ -494,12 +497,12 @@ typedef struct ari_bl_model {
     const double *embed;     /* [V, h] */
     const double *positions; /* [max_positions, h], or NULL */
     ari_bl_params *block;    /* one a layer */
-    ari_bl_norm final_norm;  /* where the config has one */
-    ari_bl_linear head;      /* its weight is the embedding where they are tied */
+    ari_bl_norm final_norm;  /* final norm if the config has one */
+    ari_bl_linear head;      /* LM head; its weight is the embedding if they are tied */
     size_t *ids;             /* [tokens]: rows of the embedding */
     double *head_x;          /* [tokens, h]: the head's input, or the stack's output */
     double *dlogits;         /* [tokens, V]: first the logits, then their gradient */
-    double *bare;            /* [tokens, V]: the logits before they are capped, where they are */
+    double *bare;            /* [tokens, V]: logits before the cap, if there is a cap */
     double *dx;              /* [tokens, h]: the gradient on its way back */
     struct ari_bl_mtp *mtp;  /* one a further token */
 } ari_bl_model;
@@ -528,14 +531,14 @@ AR_NODISCARD ar_status ari_bl_mtp_backward(ari_bl_run *run, const ari_bl_model *
  *  it. */
 AR_NODISCARD ar_status ari_bl_begin(ari_bl_run *run, const ar_config *c, const ar_baseline_options *o,
                                     const ar_batch *batch);
-/** The batch, checked before, becomes that of a step: 1, 2, .. */
+/** Begins step 1, 2, .. with a batch that has been checked. */
 AR_NODISCARD ar_status ari_bl_enter_step(ari_bl_run *run, const ar_batch *batch, uint32_t step);
 /** Loads or makes all parameters, in the order of their first use. */
 AR_NODISCARD ar_status ari_bl_load_model(ari_bl_run *run, ari_bl_model *m);
 /** Takes what lives through a whole pass. */
 AR_NODISCARD ar_status ari_bl_take_buffers(ari_bl_run *run, ari_bl_model *m);
-/** The final norm (or none), the loss, and back, unless forward_only: m->dx is then the gradient of x, the last block's
- *  output. */
+/** Computes the final norm (if any) and the loss, and unless forward_only their backward pass: m->dx is then the
+ *  gradient of x, the last block's output. */
 AR_NODISCARD ar_status ari_bl_end(ari_bl_run *run, ari_bl_model *m, const double *x, double *loss);
 /** x [tokens, h]: rows of the embedding plus learned positions; emitted. */
 AR_NODISCARD ar_status ari_bl_embed(ari_bl_run *run, const ari_bl_model *m, double *x);

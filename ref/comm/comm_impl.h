@@ -26,7 +26,7 @@ typedef struct ari_comm_ops {
     ari_run_fn run;                                                    /* every collective, but no split */
     ar_status (*split)(ar_comm **out, ar_comm *c, int color, int key); /* *out is NULL before */
     ar_status (*join)(ar_comm **out, ar_comm *c, int rank, int size);  /* NULL: by a split */
-    /* The first error of any rank of the communicator's world, and its words; AR_OK and "" if none. */
+    /* Returns the first error of any rank of the communicator's world, with its message; AR_OK and "" if none. */
     ar_status (*error)(const ar_comm *c, const char **message);
     void (*abort)(ar_comm *c, ar_status st, const char *why); /* any thread; the first call wins */
     void (*destroy)(ar_comm *c);                              /* accepts a failed communicator */
@@ -36,15 +36,17 @@ typedef struct ari_comm_ops {
 struct ar_comm {
     const ari_comm_ops *ops;
     int rank, size;
-    int group_kind; /* of a context's groups: an ari_over (ref/core/axis.h), which groups made of it have too; else -1 */
+    int group_kind; /* for a context's group: its ari_over (ref/core/axis.h), inherited by groups split from it; else
+                       -1 */
     ari_moved moved;
     _Atomic uint64_t calls[ARI_KIND_COUNT];
 };
 
 void ari_comm_init(ar_comm *c, const ari_comm_ops *ops, int rank, int size);
 
-/** `run` with the call's buffers in the host's memory, where they are a device's. outputs: what the call writes is
- *  brought to the host too, where it may not write all of it. Errors: AR_ERR_MEMORY, the device's, or run's. */
+/** Calls `run` with the call's buffers copied to host memory if they are a device's. outputs: also copies the output
+ *  buffer to the host first, because the call may not write all of it. Errors: AR_ERR_MEMORY, those of the device and
+ *  of run. */
 AR_NODISCARD ar_status ari_staged_run(ar_comm *c, const ari_call *call, bool outputs, ari_run_fn run);
 
 /** memcpy that takes 0 bytes from or to NULL, and source = destination. */

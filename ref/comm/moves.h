@@ -9,10 +9,10 @@
  * A rank's result of a reduction (ari_kind_row.combines) is combined from one part of each rank's input, at the same
  * position in all of them; an all_reduce sends every rank's whole input to every rank. */
 
-/* One rank's data to or from `peer`, by its own call alone. */
+/* Data that one rank's call sends to or receives from `peer`. */
 typedef struct ari_part {
     int peer;
-    ar_buf buf;          /* where it begins; only read if sent */
+    ar_buf buf;          /* start of the data; only read if it is sent */
     size_t start, count; /* in the input or output; an exchange's start at 0 */
 } ari_part;
 
@@ -21,14 +21,14 @@ typedef struct ari_parts {
     int rank;
     bool sends;
     int peer, end; /* the peers to come */
-    size_t start;  /* where the part of the first of them is */
+    size_t start;  /* offset of the first one's part */
     size_t op;     /* the next operation of an exchange */
 } ari_parts;
 
-/** The parts that the call of `rank` sends to (or receives from) each of n ranks, itself among them, in rank order;
- *  those exchanged with one of them are in the order of the batch. */
+/** Returns an iterator over the parts that the call of `rank` sends to (or receives from) each of n ranks, including
+ *  itself, in rank order. Parts for the same peer are in the order of the batch. */
 ari_parts ari_parts_of(const ari_call *call, int rank, int n, bool sends);
-/** False: there are no more. */
+/** Returns false if there are no more parts. */
 bool ari_next_part(ari_parts *s, ari_part *part);
 /** Elements that the call of `rank` sends to `peer`. */
 size_t ari_sent_count(const ari_call *call, int rank, int peer);
@@ -53,12 +53,13 @@ ari_moves ari_moves_to(const ari_group *g, int index);
 ari_moves ari_moves_within(const ari_call *call, int rank);
 bool ari_next_move(ari_moves *s, ari_move *move);
 
-/** Elements of the input and of the output that the rank has: none where they are the root's alone. */
+/** Return the elements of the rank's input and output; 0 if only the root has them. */
 size_t ari_output_count(const ari_call *call, int rank, int n);
 /** Bytes of two places for the largest part, each a whole number of cache lines. */
 size_t ari_two_parts(const ari_call *call, int n);
 /** Scratch grows to `bytes`, losing its contents. label: what for, as a message has it. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_scratch_reserve(void **scratch, size_t *capacity, size_t bytes, const char *label);
 
-/** The next operation of a batch, at or after `index`, that sends to (or receives from) `peer`; call->count if none. */
+/** Returns the index of the next operation of a batch, at or after `index`, that sends to (or receives from) `peer`;
+ *  call->count if there is none. */
 size_t ari_next_op(const ari_call *call, size_t index, bool sends, int peer);

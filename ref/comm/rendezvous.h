@@ -27,22 +27,23 @@ typedef struct ari_group ari_group;
 /* A line of the table of ranks. */
 typedef struct ari_rank_row {
     char current[96]; /* the collective that the rank was in */
-    char group[32];   /* the ranks it met there; "" if it was in none */
+    char group[32];   /* ranks of the group; "" if the rank was in no collective */
     double waiting_s; /* how long it had been there */
 } ari_rank_row;
 
 /* A rank's activity when the world failed. */
 typedef struct ari_rank_view {
-    char last_finished[96]; /* the last collective it finished: "all_reduce #12 layers.0.mlp.down_proj", or "none" */
+    char last_finished[96]; /* last collective that the rank finished, "all_reduce #12 layers.0.mlp.down_proj", or
+                               "none" */
     ari_rank_row
         current_row; /* all that it was in, the oldest first, which group and time are of; "running" between two,
-                         "returned" after all; ends in "; ..." where they do not fit */
+                        "returned" after all; ends in "; ..." where they do not fit */
 } ari_rank_view;
 
 /* --- world -------------------------------------------------------------------------------------------------------- */
 
-/** Gives a world of `ranks` ranks (1 to 4096), with the group of all of them. timeout_ns: the longest wait for a peer.
- *  instruments: copied; NULL: nothing watches. Errors: AR_ERR_MEMORY. */
+/** Creates a world of `ranks` ranks (1 to 4096) with the group of all of them. timeout_ns: longest wait for a peer.
+ *  instruments: copied; NULL: none. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_world_create(ari_world **out, int ranks, uint64_t timeout_ns,
                                         const ari_instruments *instruments);
 /** No rank may be in a call, and no member of its groups may be used afterwards. */
@@ -50,17 +51,17 @@ void ari_world_destroy(ari_world *w);
 ari_group *ari_world_group(ari_world *w);
 /** True if every rank had a core when the world was created: the same for all of them. */
 bool ari_world_has_cores(const ari_world *w);
-/** Ends the world for the reason given, unless it has ended: `rank` is the one that failed; it keeps `st`, and so do
- *  the members of the group `group` (NULL: none); every other rank gets AR_ERR_ABORTED. Wakes everybody. */
+/** Ends the world for a reason, unless it has ended. `rank` failed and gets `st`, and so do the members of `group`
+ *  (NULL: none); every other rank gets AR_ERR_ABORTED. Wakes all waiting ranks. */
 void ari_world_fail(ari_world *w, int rank, const ari_group *group, ar_status st, const char *reason);
 /** AR_OK, or the first failure. */
 ar_status ari_world_status(const ari_world *w);
-/** The first failure: one line, then the table of ranks; "" if none. Valid while the world lives. */
+/** Returns the first failure: one line, then the table of ranks; "" if none. Valid while the world lives. */
 const char *ari_world_error(const ari_world *w);
-/** The rank's function returned with this status: nobody needs to wait for this rank any more. An error ends the
- *  world, unless it is only the echo of an earlier failure. */
+/** Records that the rank's function returned with this status, so no rank waits for it any longer. An error ends the
+ *  world, unless it is a consequence of an earlier failure. */
 void ari_world_returned(ari_world *w, int rank, ar_status st, const char *message);
-/** The rank's activity at the first failure; zeroes if there is none. */
+/** Returns the rank's activity at the first failure; zeroes if there is no failure. */
 const ari_rank_view *ari_world_view(const ari_world *w, int rank);
 /** Counts what the rank takes part in, over all its groups: 1, 2, ... */
 uint64_t ari_world_number(ari_world *w, int rank);
@@ -72,14 +73,14 @@ enum { ARI_TAG_BYTES = 72 };
 /* A collective that a rank is in, for reports. */
 typedef struct ari_activity {
     ari_kind kind;
-    const ari_group *group; /* NULL: there is none */
+    const ari_group *group; /* NULL: no group */
     uint64_t seq;           /* in the group */
     uint64_t since_ns;
     char tag[ARI_TAG_BYTES];           /* copied: the call's own may be gone when a report is made */
     struct ari_activity *next, **link; /* in the rank's list, the oldest first; link: the pointer to this one */
 } ari_activity;
 
-/* One member's place in a group. Used by one thread at a time. Stays where it is from init to fini. */
+/* One member of a group. Used by one thread at a time. It must not move between init and fini. */
 typedef struct ari_member {
     ari_group *group;
     int index;             /* in the group */
@@ -87,9 +88,9 @@ typedef struct ari_member {
     uint64_t seq;          /* collectives entered */
     uint64_t leaves;       /* of these, the ones that ended in ari_member_leave */
     atomic_int busy;       /* 1 in a call: detects use by two threads */
-    ari_activity activity; /* in the list of what the rank is doing, while in a call */
-    ari_record record;     /* of the collective it is in, where the lane is recorded */
-    uint64_t paced_ns;     /* when it may end by the real clock, where links are paced; 0: at once */
+    ari_activity activity; /* in the list of the rank's activities during a call */
+    ari_record record;     /* of the current collective if the lane is recorded */
+    uint64_t paced_ns;     /* earliest end by the real clock if links are paced; 0: at once */
 } ari_member;
 
 /** A new group of members of the world, in this order. Borrows `ranks`. Errors: AR_ERR_MEMORY. */
@@ -104,36 +105,37 @@ ar_comm *ari_group_comm(const ari_group *g, int index);
 int ari_group_members_of(const ari_group *g, int color, int *members);
 
 void ari_member_init(ari_member *m, ari_group *g, int index);
-/** The member will not come again; the group ends with its last member. */
+/** Removes the member from its group. The group ends with its last member. */
 void ari_member_fini(ari_member *m);
 
-/* What the last member does on behalf of all of them, while they wait. An error ends the world with it. The world may
- * also end while it runs, of another rank's: then each member that was waiting calls undo (if not NULL) for itself. */
+/* What the last member does for all of them, while they wait. An error ends the world with it. The world may also end
+ * while it runs, of another rank's: then each member that was waiting calls undo (if not NULL) for itself. */
 typedef struct ari_alone {
     ar_status (*run)(ari_group *g, void *arg);
     void *arg;
     void (*undo)(ar_comm *c);
 } ari_alone;
 
-/** Enters a collective with `call`. Returns when every member has entered with the same one and `alone` (if not NULL)
- *  has run on one of them. Every member then calls ari_member_leave, ari_member_leave_shared or ari_member_done, all
- *  of them the same.
- *  Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED, or alone's; then the member is out and nothing moves. */
+/** Enters a collective with `call`. Returns when every member has entered with the same call and `alone` (unless NULL)
+ *  has run on one of them. Then every member calls the same one of ari_member_leave, ari_member_leave_shared and
+ *  ari_member_done.
+ *  Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED, or those of alone; then the member has left and no data
+ *  moves. */
 AR_NODISCARD ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, const ari_alone *alone);
 /** Leaves when every member has come to leave: nobody reads this member's memory any more. Errors: those of enter,
  * where the collective was broken off: then it was on every member. */
 AR_NODISCARD ar_status ari_member_leave(ari_member *m);
-/** Leaves at once: for collectives whose work was all done alone. */
+/** Leaves at once, for collectives whose work one member has done. */
 void ari_member_done(ari_member *m);
 
-/* Work that is shared: as many parts as there are members, at most ARI_PARTS_MOST, each done by any one of them. A
- * member leaves when all parts are done, and so without waiting for those that have not even begun one. */
+/* Largest number of parts of shared work. There are as many parts as members, and any member may do a part. A member
+ * leaves when all parts are done, without waiting for members that have not begun one. */
 enum { ARI_PARTS_MOST = 64 };
 
 /** In the ari_alone of such a collective: no part has begun. */
 void ari_group_share(ari_group *g);
-/** The next part that nobody has begun, 0 .. N-1, which this member then does; -1: all have begun. The same core is
- *  offered the same parts first each time: it may still have in its cache what belongs to them. */
+/** Returns the next part that no member has begun, 0 .. N-1, which this member then does; -1: all have begun. The same
+ *  core is offered the same parts first each time, because its cache may still hold their data. */
 int ari_member_next_part(ari_member *m);
 void ari_member_part_done(ari_member *m);
 /** Instead of ari_member_leave: when all parts are done. */

@@ -8,16 +8,17 @@
 #include "ref/core/text.h"
 #include "ref/core/wait.h"
 
-/* Shared by world.c, group.c, rendezvous.c, agreement.c; and by process/, which compares calls and
+/* Declarations shared by world.c, group.c, rendezvous.c and agreement.c, and by process/, which compares calls and
  * reports the ranks' activities in the same words.
  *
- * Locks, in the order in which they may be taken: a world's, then a rank's or a group's; never two of a kind. */
+ * Locks are taken in this order: a world's, then a rank's or a group's; never two of a kind. */
 
 enum { ARI_CACHE_LINE = 64 };
 /* In a group's word of leaves: a collective was broken off, and the group is at its end. */
 #define ARI_BROKEN ((uint64_t)1 << 63)
 
-/* A rank that returned with an error ends the world itself, so others need not report that it is missing. */
+/* State of a rank's function. A rank that returns with an error ends the world itself, so other ranks need not report
+ * that it is missing. */
 typedef enum ari_return { ARI_RUNS, ARI_RETURNED_OK, ARI_RETURNED_ERROR } ari_return;
 
 typedef struct ari_rank_state {
@@ -35,33 +36,34 @@ typedef struct ari_rank_state {
 /* A rank's lines of the table of ranks. */
 typedef struct ari_rank_lines {
     ari_rank_view view;
-    ari_rank_row *rows; /* [row_count]; NULL where there was no memory for them: then the view tells */
+    ari_rank_row *rows; /* [row_count]; NULL if memory was short, then the view has the facts */
     size_t row_count;
 } ari_rank_lines;
 
 struct ari_world {
     ari_instruments instruments;
     int ranks;
-    int cores;  /* that it had when it was created */
+    int cores;  /* number of cores at creation */
     bool spins; /* every rank has a core: waiting ranks spin */
     uint64_t timeout_ns;
     ari_rank_state *rank;
     ari_rank_lines *lines; /* [ranks]; written at the first failure, before `st` */
     ari_group *full_group;
     _Atomic(ar_status) st;    /* the first failure; stored after everything about it */
-    _Atomic uint64_t signals; /* failures, returns, departures: a waiter that saw this number need not look again */
+    _Atomic uint64_t signals; /* counts failures, returns and departures: a waiter that has seen this number need not
+                                 check again */
     pthread_mutex_t lock;
     /* guarded by `lock` */
     ari_group *groups; /* list */
     uint64_t groups_made;
     int failed_rank;
-    uint64_t failed_group; /* its id; 0: none */
+    uint64_t failed_group; /* id of the failed group; 0: none */
     char line[768];        /* what happened */
     char *message;         /* line and table; NULL if there was no memory for it */
 };
 
-/* Post of a member of a group of two for a swap, besides the input: all in one cache line, so that it crosses from core
- * to core at once. */
+/* Post of a member of a group of two for a swap, without the input. It fits one cache line, so that it crosses from
+ * core to core at once. */
 typedef struct ari_post {
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t seq; /* of the call; written last */
     uint64_t signature, count, tag;                /* kind, dtype and operation; elements; a hash of the tag */
@@ -79,7 +81,7 @@ typedef struct ari_slot {
     uint64_t virtual_begin_ns, virtual_end_ns; /* end: written by the last member before the gate opens */
     int virtual_from;                          /* and so is this: whose coming decided it; in the world */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t steps;
-    _Atomic uint64_t pulses;                               /* never start again: since the group began */
+    _Atomic uint64_t pulses;                               /* counts from the beginning of the group, never reset */
     ari_post post[2];                                      /* by parity of the sequence number */
     _Alignas(ARI_CACHE_LINE) _Atomic uint64_t turned_back; /* the last call posted from which the member turned back */
     ari_post_data *data;                                   /* [2], of the posts; NULL before the first */
@@ -106,7 +108,7 @@ struct ari_group {
     /* The following describe the last agreed collective; written by its last member before the gate opens. */
     int last_rank, virtual_last; /* world ranks of the members that came last, by the two clocks */
     uint64_t virtual_begin_ns;   /* when the last one came */
-    uint64_t paced_ns;           /* the same by the real clock, where links are paced */
+    uint64_t paced_ns;           /* the same by the real clock if links are paced */
 };
 
 /** Compares what the members called. AR_OK, or AR_ERR_MISMATCH and in `why` a line that names the first two that
@@ -115,7 +117,7 @@ AR_NODISCARD ar_status ari_calls_compare(const ari_group *g, char *why, size_t s
 /** "all_reduce(F32, count 8, sum)" for a group of n. */
 void ari_call_describe(const ari_call *call, int n, char *text, size_t size);
 
-/** The member has finished a call of which ari_world_begin knows nothing. */
+/** Records that the member has finished a call that ari_world_begin has not seen. */
 void ari_world_swapped(ari_member *m, const ari_call *call);
 /** Takes what each rank is doing now, once. The world's lock held. */
 void ari_world_take_views(ari_world *w);
@@ -123,7 +125,7 @@ void ari_world_take_views(ari_world *w);
 char *ari_rank_table(const char *line, const ari_rank_lines *lines, int ranks);
 /** "all_reduce #12 layers.0.mlp.down_proj": kind, number and tag; what does not fit is left out. */
 int ari_activity_name(char *text, size_t size, ari_kind kind, uint64_t seq, const char *tag);
-/** The status of a call of this rank in this group (NULL: none) after a failure, with its message. */
+/** Returns the status of a rank's call in a group (NULL: none) after a failure, with its message. */
 ar_status ari_world_echo(ari_world *w, int rank, const ari_group *g);
 /** Something changed that waiting members must look at: wakes those of g (NULL: of all groups). */
 void ari_world_signal(ari_world *w, ari_group *g);

@@ -17,7 +17,7 @@ typedef enum ari_use {
     ARI_USES
 } ari_use;
 
-/* The experts of tokens, for a device without contents: what a router would choose. */
+/* Experts of tokens for a device without contents, which cannot compute the router's choice. */
 typedef struct ari_known_routes {
     /* expert [ranks, tokens, k] of all expert-parallel ranks' tokens in the pass under way, of each token ascending.
      * sharer: a rank of ar_ctx.expert_sequence, whose expert-parallel ranks they are. */
@@ -65,7 +65,7 @@ typedef struct ari_communication {
 
 /* The groups of ranks that have the same KV head. */
 typedef struct ari_replicas {
-    ar_comm *stage; /* of a pipeline: the ranks in one place of it, of which they are made; NULL: the world */
+    ar_comm *stage; /* in a pipeline: the ranks of one stage, from which the groups are split; NULL: the world */
     ari_replica_group groups[2]; /* heads that are whole on every tensor-parallel rank, and heads that they share */
 } ari_replicas;
 
@@ -77,7 +77,7 @@ typedef enum ari_transfer {
     ARI_RECV_GRADIENT,
     ARI_TRANSFERS
 } ari_transfer;
-/* Queue and communicator of a transfer, separate so that none waits for one of another kind. */
+/* Queue and communicator of a transfer, separate for each kind so that none waits for another. */
 typedef struct ari_neighbour {
     ar_queue *queue; /* NULL: this rank has no such neighbour */
     ar_comm *comm;   /* of two: rank 0 sends, rank 1 receives */
@@ -86,14 +86,14 @@ typedef struct ari_neighbour {
 struct ar_ctx {
     ar_device *device;
     ar_queue *queue;                       /* the main queue */
-    ARI_GROUP_MEMBERS;                     /* none of them NULL */
+    ARI_GROUP_MEMBERS;                     /* never NULL */
     ar_comm *world;                        /* nor this */
     ar_parallel layout;                    /* that these groups are of: extents, ring, stages */
     ar_comm *self;                         /* owned; what groups are that were not given */
     ari_replicas replicas;                 /* owned */
     ari_communication communication;       /* of gradients; owned */
-    ari_communication gathers;             /* of weights: shard alone; owned */
-    ari_communication overlapped;          /* of layers, beside their products: tp alone; owned */
+    ari_communication gathers;             /* for weights: only the shard group; owned */
+    ari_communication overlapped;          /* for layers' collectives overlapped with their matmuls: only tp; owned */
     ari_neighbour transfer[ARI_TRANSFERS]; /* of the pipeline; owned */
     bool has_transfers;                    /* these have been made */
     bool sp, keep_gathered;
@@ -101,9 +101,9 @@ struct ar_ctx {
     ar_recomputation recompute;
     double dropout;
     ar_loss_options loss;
-    double loss_scale;              /* 1: none */
+    double loss_scale;              /* 1: no scaling */
     ar_dtype activations, matrices; /* as new activations, and parameters of two dimensions, are stored */
-    size_t layers;                  /* of the model that was made last; 0: none was */
+    size_t layers;                  /* number of layers of the model created last; 0: none */
     ari_routed routed;              /* by this rank */
     const ari_known_routes *routes; /* of a device without contents; NULL: the experts in turn. Borrowed */
     uint64_t seed;
@@ -115,21 +115,22 @@ struct ar_ctx {
     uint64_t attempt;
     ar_tap_fn tap;
     void *tap_user;
-    bool counting;      /* a forward pass that comes first, of which routers keep how many tokens go to each expert */
+    bool counting;      /* a first forward pass in which routers only count the tokens of each expert */
     bool tracks_logits; /* attention keeps its largest ones, for QK-Clip */
-    bool operands_once; /* each weight meets one product a pass, and one pass each way: what is made of it for that need
-                           not stay */
+    bool operands_once; /* each weight meets one product a pass, and one pass each way: what is made of it for that
+                           need not stay */
     bool recomputing;   /* a second forward pass: no listener hears of it, and it counts no use of a parameter */
-    struct ari_ledger *ledger;                             /* of the values' placements; NULL: nobody looks at them */
+    struct ari_ledger *ledger;                             /* record of the values' placements; NULL: none */
     void (*forget)(struct ari_ledger *l, const void *ptr); /* memory gets another value; NULL: all values end */
-    void (*end_ledger)(struct ari_ledger *l);              /* where the context owns it; else NULL */
+    void (*end_ledger)(struct ari_ledger *l);              /* set if the context owns the ledger, else NULL */
     struct ari_unsummed *unsummed;                         /* products that an operator completes; owned by the step */
     struct ari_deferred *deferred; /* takes the gradients of weights of a backward pass; NULL: it makes them itself */
-    int life;                      /* of what the step is given now (ari_step_end_life); 0: it ends with the step */
+    int life;                      /* life of the step's current input (ari_step_end_life); 0: until the end of the
+                                      step */
     uint64_t newest_number;        /* the number of the newest thing that the step was given */
     ari_owned owned;               /* head of a ring of everything that ends with the step, the newest first */
     size_t bytes_now, bytes_peak;
-    ari_use use;             /* of what the step is given now */
+    ari_use use;             /* use of the step's current input */
     size_t stored[ARI_USES]; /* when ari_step_stored last raised something */
 };
 
@@ -148,7 +149,8 @@ static inline ar_comm *ari_ctx_replicate(const ar_ctx *c, bool expert)
     return expert ? c->expert_replicate : c->replicate;
 }
 
-/** ar_ctx_create with this arithmetic, borrowed, in place of that of the options' numerics and precision. */
+/** Creates a context like ar_ctx_create with a given arithmetic, borrowed, instead of that of the options' numerics and
+ *  precision. */
 AR_NODISCARD ar_status ari_ctx_create(ar_ctx **out, const ar_ctx_options *o, const ar_arith_ops *arith);
 
 /* A kernel of the context's device on its queue: ARI_KERNEL(ctx, add, y, a, b, n). */
@@ -176,7 +178,7 @@ static inline void ari_step_count_free(ar_ctx *c, size_t bytes)
 {
     c->bytes_now -= bytes;
 }
-/** The memory that t lies in is for what the step is given now. */
+/** Marks the memory of t as holding the step's current input. */
 void ari_step_claim(ar_ctx *c, const ar_tensor *t);
 /** Raises *max_bytes to the bytes of step memory now, and remembers what they are for. */
 void ari_step_stored(ar_ctx *c, size_t *max_bytes);
@@ -195,12 +197,12 @@ void ari_step_end_life(ar_ctx *c, int life);
  *  Memory that is not the step's is left alone. */
 void ari_step_hold(ar_ctx *c, const ar_tensor *t);
 void ari_step_let_go(ar_ctx *c, const ar_tensor *t);
-/** The memory that t lies in is the caller's from now on, and counted no more: ops->free. Errors: AR_ERR_ARG (it is
- *  held, or not the step's). */
+/** Gives the memory of t to the caller, who frees it with ops->free; it no longer counts as step memory. Errors:
+ *  AR_ERR_ARG (it is in use, or not of the step). */
 AR_NODISCARD ar_status ari_step_take_out(ar_ctx *c, ar_buf *out, const ar_tensor *t);
 
-/** Work enqueued on q from now on runs after the work enqueued on `leader` so far; e is recorded there. One queue:
- *  nothing, and e may be NULL. Errors: those of ar_event_record and ar_queue_wait. */
+/** Makes work enqueued on q from now on run after the work enqueued on `leader` so far, which it records in e. If both
+ *  are the same queue it does nothing, and e may be NULL. Errors: those of ar_event_record and ar_queue_wait. */
 AR_NODISCARD ar_status ari_queue_follow(ar_queue *q, ar_queue *leader, ar_event *e);
 /** Waits for work in flight on q, also if it has failed; the thread's message is kept. Accepts NULL. */
 void ari_queue_drain(ar_queue *q);
@@ -213,18 +215,18 @@ int ari_ctx_place(const ar_ctx *c, ari_axes axes);
  *  over the tensor-parallel group, or with inner neighbours over the ranks of its stage. Errors: AR_ERR_UNSUPPORTED
  *  (another number of heads in this context), what the communicator gives. */
 AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads, bool over_tp);
-/** The communication queue with a copy of the data-parallel group, and with `tp` and `has_ends` one of the
- *  tensor-parallel group and of the ends of the pipeline too; borrowed, made once for the context. Collective over the
- *  groups that are copied, where they are. Errors: what queue and communicator give. */
+/** Returns the communication queue with a copy of the data-parallel group, and with `tp` and `has_ends` also copies of
+ *  the tensor-parallel group and of the pipeline's ends. Borrowed; created once for the context. Collective over the
+ *  copied groups when it is created. Errors: those of the queue and the communicator. */
 AR_NODISCARD ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp, bool has_ends);
 /** The queue on which weights are gathered, with a copy of the group that shares them out; as above. */
 AR_NODISCARD ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows);
 /** The queue of collectives beside a layer's products, with a copy of the tensor-parallel group; as above. Before the
  *  step's memory ends, so does what is under way there. */
 AR_NODISCARD ar_status ari_ctx_overlapped(ar_ctx *c, const ari_communication **borrows);
-/** The [ARI_TRANSFERS] of the context's pipeline. Neighbours are those of a ring of its ranks, which the last one
- *  closes where ranks have virtual stages. Borrowed, made once for the context. Collective over the pipeline, where
- *  they are made. Errors: what queue and communicator give. */
+/** Returns the [ARI_TRANSFERS] of the context's pipeline. Neighbours are those in a ring of its ranks, which is closed
+ *  if ranks have virtual stages. Borrowed; created once for the context. Collective over the pipeline when they are
+ *  created. Errors: those of the queue and the communicator. */
 AR_NODISCARD ar_status ari_ctx_transfers(ar_ctx *c, const ari_neighbour **borrows);
 /** True if activations between the tensor-parallel regions are sharded along the sequence. */
 static inline bool ari_ctx_sp(const ar_ctx *c)
@@ -247,17 +249,18 @@ AR_NODISCARD ar_status ari_copy_of(ar_ctx *c, ar_tensor *y, const ar_tensor *x);
 /** y, fresh: for each of row_of, int64, a row of the matrix x, times its number in w; as gather_rows. */
 AR_NODISCARD ar_status ari_take_rows(ar_ctx *c, ar_tensor *y, const ar_tensor *x, const ar_tensor *row_of, ar_cbuf w,
                                      size_t k);
-/** Ends y where it is not x itself. */
+/** Frees y unless it is x itself. */
 void ari_release_placed(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x);
-/** y = x in another dtype, rounded to nearest, ties to even, where that has fewer bits; y is x itself where it is its
- *  own. F32 and BF16. ari_release_placed ends y. */
+/** Converts x to another dtype, F32 or BF16, rounded to nearest even. y is x itself if the dtype is x's. Free y with
+ *  ari_release_placed. */
 AR_NODISCARD ar_status ari_cast(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_dtype dtype);
 
 /* --- numbers of the host that ranks share --- */
 
 /** A fresh vector of n numbers of the host. */
 AR_NODISCARD ar_status ari_numbers(ar_ctx *ctx, ar_tensor *t, ar_dtype dtype, size_t n, const void *host);
-/** The counts of a collective in which every rank has as many elements. Gives; free(). Errors: AR_ERR_MEMORY. */
+/** Returns the counts of a collective in which every rank has `count` elements. Release *out with free(). Errors:
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_equal_counts(size_t **out, const ar_comm *group, size_t count);
 /** n numbers of the host, combined in place over a group. Collective. */
 AR_NODISCARD ar_status ari_combine(ar_ctx *ctx, ar_comm *group, void *numbers, size_t n, ar_dtype type, ar_op op,
@@ -268,11 +271,11 @@ AR_NODISCARD ar_status ari_gather_words(ar_ctx *ctx, ar_comm *group, uint64_t *g
 
 /* --- tensors as the host reads them ------------------------------------------------------------------------------- */
 
-/** t as the host can read it: t itself where the host reaches the device's memory, else a packed copy, once everything
- *  enqueued before is done; of BF16 a packed copy in fp32. ari_host_view_end. Errors: AR_ERR_MEMORY, those of the
- *  device. */
+/** Returns t as the host can read it: t itself if the host can access the device's memory, otherwise a packed copy once
+ *  all enqueued work is done; for BF16 a packed fp32 copy. End it with ari_host_view_end. Errors: AR_ERR_MEMORY, those
+ *  of the device. */
 AR_NODISCARD ar_status ari_host_view(ar_ctx *c, ar_tensor *view, const ar_tensor *t);
-/** Ends the view that ari_host_view made of t. */
+/** Ends a view that ari_host_view returned for t. */
 void ari_host_view_end(ar_tensor *view, const ar_tensor *t);
 
 /** The elements of a view of any strides, packed row-major; F32 or BF16, host memory, no overlap. */

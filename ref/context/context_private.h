@@ -15,14 +15,14 @@ void ari_ctx_counted(const ar_ctx *c, uint64_t *bytes_read, uint64_t *bytes_writ
 /** Bytes of other ranks' memory that this rank read and wrote through the context's groups, those it made for itself
  *  (KV replicas) included, and the number of its calls of one kind (ari_comm_calls). */
 uint64_t ari_ctx_calls(const ar_ctx *c, const char *kind);
-/** The dtype of new activations (ari_activations_of). Layers use that of their input. */
+/** Returns the dtype of new activations (ari_activations_of). Layers use the dtype of their input. */
 ar_dtype ari_ctx_activations(const ar_ctx *c);
-/** Sets the position of a batch's rows among the samples of the global batch, which taps of activations [samples, ..]
- *  report until the next call. NULL, or a batch of its own (global_batch 0): there are no other rows. Modules call it
- *  with the batch that they are given. */
+/** Sets the position of a batch's rows in the global batch, which taps of activations [samples, ..] report until the
+ *  next call. NULL, or a batch with global_batch 0: there are no other rows. Modules call it with the batch that they
+ *  get. */
 void ari_ctx_place_batch(ar_ctx *c, const ar_batch *batch);
-/** Reports a value to the listener, if there is one; the arguments are those of ar_tap_event. Errors: the
- *  listener's. */
+/** Reports a value to the listener, if there is one. The arguments are those of ar_tap_event. Errors: those of the
+ *  listener. */
 AR_NODISCARD ar_status ari_tap(ar_ctx *c, const char *name, char pass, const ar_tensor *local, const ar_layout *layout);
 /** True if there is a listener (to save the work of preparing a tap). */
 bool ari_tapped(const ar_ctx *c);

@@ -7,22 +7,23 @@
 /* Files are written whole or not at all: everything the project writes appears by rename, so a reader never sees half a
  * file and a failure leaves what was there before. */
 
-/** A file being written without a name in the folder of its final one, or under a temporary name where the file system
- *  has no unnamed files (or /proc is missing). However the process ends, an unnamed file leaves nothing behind. A path
- *  that names a device or a pipe is written directly: replacing /dev/null by a file would be worse than no
- *  atomicity. */
+/** File being written without a name in the folder of its final one, or under a temporary name if the file system
+ *  has no unnamed files (or /proc is missing). However the process ends, an unnamed file leaves nothing behind. A
+ *  path that names a device or a pipe is written directly: replacing /dev/null by a file would be worse than a lack
+ *  of atomicity. */
 typedef struct ari_atomic_file ari_atomic_file;
 AR_NODISCARD ar_status ari_atomic_file_create(ari_atomic_file **out, const char *path);
 /** Checks that ari_atomic_file_create would succeed now, so that long work does not end in vain. A device or a pipe is
  *  not opened. Errors: as ari_atomic_file_create. */
 AR_NODISCARD ar_status ari_atomic_file_check(const char *path);
 AR_NODISCARD ar_status ari_atomic_file_write(ari_atomic_file *o, const void *data, size_t bytes);
-/** A stream that writes from where ari_atomic_file_write ended; nothing else may until it ends. Errors: AR_ERR_IO. */
+/** Returns a stream that continues after the last ari_atomic_file_write; write nothing else until it is closed. Errors:
+ *  AR_ERR_IO. */
 AR_NODISCARD ar_status ari_atomic_file_stream(FILE **out, const ari_atomic_file *o);
 /** Ends it in any case. Errors: AR_ERR_IO, if anything written to it was lost. */
 AR_NODISCARD ar_status ari_atomic_file_stream_end(FILE *f, const ari_atomic_file *o);
-/** Syncs, closes and names the file, in place of what had its name. On failure nothing is left behind. `o` is then
- *  only to be discarded. */
+/** Syncs, closes and names the file, replacing any file of that name. On failure nothing is left behind. Afterwards `o`
+ *  can only be discarded. */
 AR_NODISCARD ar_status ari_atomic_file_commit(ari_atomic_file *o);
 /** The same for files that belong together: all are synced before the first gets its name, so that a full or broken
  *  disk leaves every old file. Only a failure to rename can still part them. Frees every list[i] in both cases; NULLs
@@ -32,7 +33,8 @@ AR_NODISCARD ar_status ari_atomic_file_commit_all(ari_atomic_file *const *list, 
 void ari_atomic_file_discard(ari_atomic_file *o);
 ARI_OWNER(ari_atomic_file, ari_atomic_file_discard)
 
-/** AR_ERR_IO, or AR_ERR_MEMORY where that is the reason: "PATH: cannot WHAT: REASON", of errno. */
+/** Sets and returns AR_ERR_IO, or AR_ERR_MEMORY if that is the reason: "PATH: cannot ACTION: REASON" with the reason
+ *  from errno. */
 ar_status ari_io_fail(const char *action, const char *path);
 
 /* Linux transfers at most 0x7ffff000 bytes in one call; a smaller step keeps the arithmetic away from SSIZE_MAX. */

@@ -13,7 +13,7 @@ enum { ARI_AXIS_PP, ARI_AXIS_DP, ARI_AXIS_RING, ARI_AXIS_INNER, ARI_AXIS_TP, ARI
 /** "dp", "cp_ring". Static storage. */
 const char *ari_axis_name(int axis);
 
-/* A set of axes, a bit for each; named by what is cut along them. */
+/* Set of axes, one bit each, named by what is sharded along them. */
 typedef unsigned ari_axes;
 enum {
     ARI_CUTS_LAYERS = 1 << ARI_AXIS_PP,
@@ -32,8 +32,8 @@ enum {
 #define ARI_OVER_TABLE(X)                                                                                              \
     X(TP, tp, "tp", ARI_CUTS_FEATURES)                                                                                 \
     X(PP, pipeline, "pp", ARI_CUTS_LAYERS)                                                                             \
-    X(ENDS, ends, "pp_ends", ARI_CUTS_LAYERS)  /* of a pipeline, those of the first and the last stage */              \
-    X(SHARD, shard, "dp_shard", ARI_CUTS_DATA) /* that share out what ZeRO does not keep whole, where others do too */ \
+    X(ENDS, ends, "pp_ends", ARI_CUTS_LAYERS)  /* in a pipeline, the ranks of the first and the last stage */          \
+    X(SHARD, shard, "dp_shard", ARI_CUTS_DATA) /* ranks over which ZeRO shards, if further ranks hold replicas */      \
     X(REPLICATE, replicate, "dp_replicate", ARI_CUTS_SAMPLES) /* and those that have the same share then */            \
     X(CP, sequence, "cp", ARI_CUTS_POSITIONS)                                                                          \
     X(RING, ring, "cp_ring", 1 << ARI_AXIS_RING)     /* pass keys and values on */                                     \
@@ -55,7 +55,7 @@ typedef enum ari_over {
 const char *ari_over_name(ari_over group_kind);
 /** True of the groups that share experts out, or have copies of them. */
 bool ari_over_experts(ari_over group_kind);
-/** Along which the members of such a group differ; none: of copies. */
+/** Returns the axes along which the members of such a group differ; 0 for a group of copies. */
 ari_axes ari_over_axes(ari_over group_kind);
 
 /* The extents of a layout, outermost first. */
@@ -66,13 +66,13 @@ typedef struct ari_layout_axis {
     size_t extent, coord; /* offsets of its int in ar_parallel, and in ar_parallel_rank */
 } ari_layout_axis;
 extern const ari_layout_axis ari_layout_axes[ARI_LAYOUT_AXES];
-/** Extent i of a layout as it is given: 0 where it is not. */
+/** Returns extent i of a layout as given: 0 if it was not. */
 int ari_layout_as_given(const ar_parallel *p, int i);
 void ari_layout_set(ar_parallel *p, int i, int extent);
 /** Ranks along it, at least 1. */
 int ari_layout_extent(const ar_parallel *p, int i);
 
-/** True if any of them, or a further split of one of them or of a rank's work, is negative. */
+/** Returns true if an extent, or a further split of an extent or of a rank's work, is negative. */
 bool ari_extents_negative(const ar_parallel *p);
 /** "tp=2, cp=1, dp=4, pp=1". Returns `out`. */
 #define ARI_EXTENTS_TEXT (24 * ARI_LAYOUT_AXES)

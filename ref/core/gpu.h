@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a rank's operations and collectives take on a GPU, by their shapes. The planner adds these seconds up, and the
- * clock of virtual time goes on by them. */
+ * clock of virtual time continues by them. */
 #pragma once
 
 #include <stdbool.h>
@@ -10,8 +10,8 @@ typedef struct ari_gpu {
     double product;   /* share of it that large products reach */
     double sms;       /* processors, each of which computes a tile at a time */
     double memory;    /* bytes a second of element-wise kernels */
-    double scores[2]; /* operations a second of flash attention, forward and backward, in long sequences with heads of
-                         128 features */
+    double scores[2]; /* operations a second of flash attention, forward and backward, in long sequences with heads
+                         of 128 features */
     double older;     /* that it was at most before 2024 */
     double half[2];   /* positions at which it reaches half of that */
     double inside, inter_node; /* shares of a link's rate that collectives reach */

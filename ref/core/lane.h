@@ -16,7 +16,7 @@ typedef struct ari_instruments {
     ari_scheduler *scheduler; /* NULL: the system's */
     ari_rates rates;          /* of a rank, in virtual seconds; no flops: no virtual time */
     bool paced;               /* a collective takes its virtual time by the real clock too */
-    /* Virtual time: called by the last member of a group to enter a collective, before any goes on: from the members'
+    /* Virtual time: called by the last member of a group to enter a collective, before any continues: from the members'
      * calls and slots' virtual_begin_ns it sets each one's virtual_end_ns and virtual_from, and the group's
      * virtual_last and virtual_begin_ns. NULL: none. */
     void (*virtual_cost)(void *user, struct ari_group *g);

@@ -54,7 +54,7 @@ void ari_record_add(ari_recording *recording, const ari_record *r, const char *n
 /** The lane's thread is about to end: so do the spans that its program left open. NULL: nothing. */
 void ari_recording_close(ari_recording *r, uint64_t virtual_ns);
 
-/** The calling thread's rank has computed this: its virtual clock goes on. */
+/** The calling thread's rank has computed this: its virtual clock continues. */
 void ari_work_product(const ari_gpu_product *p);
 void ari_work_scores(const ari_gpu_scores *s);
 void ari_work_moves(ari_gpu_moves kernel_kind, bool backward, size_t elements);

@@ -308,7 +308,7 @@ static void turn_leave(ari_turn *t)
     give_turn(next_turn);
 }
 
-/* The lane could go on, and so could others: chooses among all, after so much of the scheduler's time (0: none). */
+/* The lane could continue, and so could others: chooses among all, after so much of the scheduler's time (0: none). */
 static void turn_yield(ari_turn *t, uint64_t takes_ns)
 {
     pthread_mutex_lock(&t->scheduler->lock);

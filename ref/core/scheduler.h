@@ -38,7 +38,7 @@ typedef struct ari_turn_until {
 } ari_turn_until;
 typedef enum ari_turn_end {
     ARI_TURN_CHANGED, /* a word, or the time */
-    ARI_TURN_STUCK,   /* no lane can go on, and none has a deadline: this one was chosen to give up */
+    ARI_TURN_STUCK,   /* no lane can continue, and none has a deadline: this one was chosen to give up */
     ARI_TURN_FREE     /* the world is over: the lane has to wait by itself */
 } ari_turn_end;
 

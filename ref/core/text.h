@@ -47,7 +47,7 @@ int ari_by_name(const void *a, const void *b);
 int ari_by_name_of(const void *a, const void *b);
 int ari_by_text(const void *a, const void *b);
 
-/** Copies a text, or its first n bytes. Errors: AR_ERR_MEMORY, naming `label`. Gives; free(). */
+/** Copies a text, or its first n bytes. Errors: AR_ERR_MEMORY, naming `label`. Release the result with free(). */
 AR_NODISCARD ar_status ari_text_copy(char **out, const char *text, size_t n, const char *label);
 /** Closes what open_memstream has written to *text. False where memory was too short for all of it: *text may be
  *  NULL. */

@@ -191,8 +191,8 @@ static const core cores[] = {
     {0x00, 0x051, "a virtual one of qemu"},
 };
 
-/* Name of the calling core; a machine may have several kinds. Programs may read the register if the kernel says so in
- * bit 11 of its first word. */
+/* Name of the calling core; a machine may have several kinds. Programs may read the register if the kernel reports it
+ * in bit 11 of its first word. */
 static void tell_name(char *out, size_t cap)
 {
     uint64_t midr = 0;

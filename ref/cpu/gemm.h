@@ -69,7 +69,7 @@ typedef struct ari_tile_plan {
     size_t total;  /* 8-byte words a thread */
 } ari_tile_plan;
 
-/* Where a path that does (`direct`) writes the rounded sums of a tile, in place of the sums. */
+/* Where a path that does (`direct`) writes the rounded sums of a tile, instead of the sums. */
 typedef struct ari_tile_result {
     float *y; /* NULL: nowhere */
     size_t ld;

@@ -102,8 +102,8 @@ ARI_SIMD void ari_sums_to_limbs(int64_t *restrict s, const int64_t *restrict sum
 /* Columns whose factors are made at a time. */
 #define COLUMNS ((size_t)2048)
 
-/* Sums from other ranks are not trusted to be 0 where a flag says so: a product with 0 is +0 or -0, and adding +0 makes
- * it +0, as it leaves everything else. */
+/* Sums from other ranks are not trusted to be 0 where a flag reports it: a product with 0 is +0 or -0, and adding +0
+ * makes it +0, as it leaves everything else. */
 ARI_SIMD static void round_run(float *restrict y, const int64_t *restrict s, double row, const double *restrict scale,
                                size_t n)
 {

@@ -29,8 +29,8 @@ AR_NODISCARD ar_status ari_json_save(const json_t *value, const char *path);
  *  NULL without memory, which json_object_set_new and json_array_append_new report. */
 json_t *ari_json_number(double x);
 /** A JSON string of a text that may hold any bytes, as the names of folders do: what is not UTF-8 becomes '?', byte by
- *  byte. (jansson makes no string of it, and an object that lacks one is silently not made.) Gives; NULL without
- *  memory. */
+ *  byte. (jansson makes no string of it, and an object that lacks one is silently not made.) Returns a new reference;
+ *  NULL if memory is short. */
 json_t *ari_json_text(const char *text);
 /** True if the bytes are well-formed UTF-8 (RFC 3629: no overlong forms, no surrogates, nothing above U+10FFFF). */
 bool ari_utf8_valid(const char *text, size_t length);

@@ -104,8 +104,8 @@ AR_NODISCARD ar_status ari_tp_redistribute_of(ar_ctx *ctx, ar_tensor *y, const a
 AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       size_t features, ar_placement p);
 
-/** Rows of terms are added up to p's gradient: complete if every rank has all of them or, where p says so (spread), its
- *  own positions of them. Errors: those of ari_ledger_note. */
+/** Rows of terms are added up to p's gradient: complete if every rank has all of them or, where p reports it (spread),
+ *  its own positions of them. Errors: those of ari_ledger_note. */
 AR_NODISCARD ar_status ari_note_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *x, const ar_tensor *dy);
 
 /* --- sequence parallelism ----------------------------------------------------------------------------------------- */
@@ -297,7 +297,7 @@ size_t ari_sequential_units(const ar_module *m, ar_unit *out, size_t cap, int *r
 /* A module and its loss, or a list that is cut: its stage i. */
 /** A fresh tensor for what goes between two stages: an activation, or its gradient. */
 AR_NODISCARD ar_status ari_stage_between(const ar_module *m, ar_ctx *ctx, ar_tensor *t, const ar_batch *batch);
-/** y from x. The first stage takes the batch in place of x, and the last one adds up the loss's terms in place of y.
+/** y from x. The first stage takes the batch instead of x, and the last one adds up the loss's terms instead of y.
  *  Errors: also AR_ERR_SHAPE (a value of another shape than the list was cut for). */
 AR_NODISCARD ar_status ari_stage_forward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, int i, ar_tensor *y,
                                          const ar_tensor *x, const ar_batch *batch);
@@ -322,7 +322,8 @@ AR_NODISCARD ar_status ari_trained_loss(ar_module *m, ar_loss *loss, ar_ctx *ctx
  *  Collective over the ranks with other heads or tokens. */
 AR_NODISCARD ar_status ari_qk_clip_prepare(ar_module *m, ar_ctx *ctx, double bound);
 AR_NODISCARD ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m), void *user);
-/** A module's parameters, each once, in the order of ar_module_params. Gives; free(). Errors: AR_ERR_MEMORY. */
+/** A module's parameters, each once, in the order of ar_module_params. Release the result with free(). Errors:
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_list(ar_param ***out, size_t *n, ar_module *m);
 
 /* Work that backward passes have left for later (ar_ctx.deferred), in their order: products for the gradients of
@@ -368,7 +369,7 @@ typedef struct ari_mtp_options {
 AR_NODISCARD ar_status ari_mtp_create(ar_module **out, ar_ctx *ctx, const char *name, const ari_mtp_options *o);
 
 /** Where a chain of such blocks begins: y = x, which the first of them takes. The chain runs after the loss of y and,
- *  going back, before it; backward adds its gradient. Gives; ar_module_destroy. */
+ *  going back, before it; backward adds its gradient. Release the result with ar_module_destroy. */
 AR_NODISCARD ar_status ari_further_create(ar_module **out, ar_ctx *ctx, const char *name, double weight);
 /** One more block, the head behind it and its loss, whose weight is that of all over their number. Modules are
  *  borrowed; the loss becomes the chain's. */

@@ -26,7 +26,7 @@ ar_parallel_rank ari_parallel_rank_of(const ar_parallel *p, int rank);
 int ari_parallel_stages(const ar_parallel *p);
 /** The schedule that its ranks go through: a copy of own_schedule, or one of the kind, for all micro-batches of the
  *  layout; a data-parallel rank that has fewer leaves out those that it has not. Of a layout that ari_parallel_check
- *  accepts. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. Gives; ari_pipeline_schedule_destroy. */
+ *  accepts. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. Release the result with ari_pipeline_schedule_destroy. */
 AR_NODISCARD ar_status ari_parallel_schedule(ar_pipeline_schedule **out, const ar_parallel *p);
 /** "rank 5 (pp 1, dp 0, tp 1; stage 1, layers 2..3)": what a rank of a pipeline is, and which layers of a model with so
  *  many it has; without a pipeline, and of a number that is no rank's, "rank 5". What does not fit is cut. */

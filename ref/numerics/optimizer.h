@@ -28,7 +28,7 @@ ARI_FN int64_t ari_norm_low(int64_t q)
     return q & 0x3fffffff;
 }
 
-/** fl32(sqrt(fl64(high)*2^-30 + fl64(low)*2^-60)*2^e) in binary64; +0 and NaN where e says so. */
+/** fl32(sqrt(fl64(high)*2^-30 + fl64(low)*2^-60)*2^e) in binary64; +0 and NaN where e reports it. */
 ARI_FN float ari_norm_value(int64_t high, int64_t low, int32_t e)
 {
     if (e == ARI_EXP_NONFINITE)
@@ -106,7 +106,7 @@ ARI_FN void ari_optimizer_tick(ari_optimizer_clock *clock, const ar_optimizer_op
 }
 
 /** The constants of the clock's step for a parameter with these options of its own: the step's learning rate times
- *  lr_scale, and the weight decay in place of o's. */
+ *  lr_scale, and the weight decay instead of o's. */
 ARI_FN ari_optimizer_constants ari_optimizer_constants_of(const ari_optimizer_clock *clock,
                                                           const ar_optimizer_options *o, double lr_scale,
                                                           double weight_decay)

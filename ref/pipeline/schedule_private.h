@@ -23,7 +23,7 @@ const char *ari_pp_kind_name(ar_pp_kind k);
 AR_NODISCARD ar_status ari_pipeline_schedule_create(ar_pipeline_schedule **out, ar_pp_schedule kind, int ranks,
                                                     int virtual_stages, int micro_batches);
 /** Creates a schedule from the caller's lists: copies the counts[r] operations of each rank r. If no list has a SEND or
- *  RECV, the transfers are inserted. Release it with ar_pipeline_schedule_destroy. Errors: AR_ERR_FORMAT, which names
+ *  RECV, the transfers are inserted. Release it with ari_pipeline_schedule_destroy. Errors: AR_ERR_FORMAT, which names
  *  rank, stage, operation and micro-batch: an operation is missing or occurs twice, belongs to another rank's stage,
  *  comes before an operation that it needs, or is B next to I or W of the same micro-batch; the two ends of a transfer
  *  order it differently; or the ranks deadlock (the message lists who waits for whom). AR_ERR_ARG (the shape),

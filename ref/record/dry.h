@@ -9,8 +9,8 @@
 #include "ref/record/ledger.h"
 
 /** A device whose buffers, operands and blocks are as large as those of `like`, which is borrowed; NULL: the CPU
- *  device. ledger: records copies, borrowed; NULL: nothing does. Its queues are inline, whatever is asked for. Gives;
- *  ar_device_destroy. Errors: AR_ERR_MEMORY. */
+ *  device. ledger: records copies, borrowed; NULL: nothing does. Its queues are inline, whatever is asked for. Release
+ *  the result with ar_device_destroy. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dry_device_create(ar_device **out, const ar_device *like, ari_ledger *ledger);
 
 /** Creates a communicator of rank `rank` of `size` ranks without the other ranks: every collective completes at once.

@@ -29,7 +29,8 @@
 /* Hashes first, and where those differ, what differs. */
 enum { TEXT = 224 }; /* whole words, as they travel */
 
-/* All-gathers the ranks' messages, `message_bytes` bytes (whole words) of each, in rank order. Gives; free(). */
+/* All-gathers the ranks' messages, `message_bytes` bytes (whole words) of each, in rank order. Release the result with
+ * free(). */
 static ar_status exchange_messages(void **out, ar_ctx *ctx, const void *message, size_t message_bytes)
 {
     const size_t ranks = (size_t)ar_comm_size(ctx->dp), me = (size_t)ar_comm_rank(ctx->dp);

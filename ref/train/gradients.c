@@ -364,7 +364,7 @@ static uint64_t hash_values(uint64_t hash, const float *v, size_t n)
     return hash;
 }
 
-/* The values of a tensor of this rank, on the host. Gives; free(). */
+/* The values of a tensor of this rank, on the host. Release the result with free(). */
 static ar_status values_of(float **out, ar_ctx *ctx, const ar_tensor *t)
 {
     ARI_OWNED float *values = NULL;

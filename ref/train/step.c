@@ -173,7 +173,7 @@ static ar_status count_targets(size_t *targets, const ari_trained *trained, ar_c
 
 /* This rank's micro-batches that hold samples: the first ones of all. Data-parallel ranks may have more or fewer of
  * them; unless units are shared out they meet only before the first and after the last. *max_batches: of the rank that
- * has most, the first. Gives; free(). */
+ * has most, the first. Release the result with free(). */
 static ar_status own_batches(ar_batch **out, size_t *n, size_t *max_batches, const ar_ctx *ctx, const ar_batch *global,
                              const ar_parallel *p)
 {

@@ -21,8 +21,8 @@ AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_option
 /* --- the baseline (check_base.c) ---------------------------------------------------------------------------------- */
 
 /** input_ids [batch, seq] cut from a text, one byte one token (modulo the vocabulary), row after row from a place that
- * the seed decides (0: the start), around the end. Gives; free(). Errors: those of reading the text,
- * AR_ERR_OVERFLOW. */
+ *  the seed decides (0: the start), around the end. Release the result with free(). Errors: those of reading the text,
+ *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_text_ids(int64_t **ids, size_t batch, size_t seq, size_t vocab, const char *text,
                                     uint64_t seed);
 
@@ -55,8 +55,8 @@ typedef struct ari_check_base {
 } ari_check_base;
 
 /** Reads weights and text and runs the baseline; layouts and faults are not looked at, options not checked. `folder`:
- *  where the config came from. Gives; ari_check_base_fini, also after a failure. Errors: those of reading, of the
- *  baseline, AR_ERR_MEMORY. */
+ *  where the config came from. Release the result with ari_check_base_fini, also after a failure. Errors: those of
+ *  reading, of the baseline, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, const ar_config *c,
                                            const char *folder);
 void ari_check_base_fini(ari_check_base *b);

@@ -228,7 +228,7 @@ static bool is_move(const ari_record *r)
     return r->kind == ARI_RECORD_COLLECTIVE && r->op_kind != ARI_SPLIT && r->ranks > 1;
 }
 
-/* Writes the next call of the run; false: there is none, and the text says so. */
+/* Writes the next call of the run; false: there is none, and the text reports it. */
 static bool next_recorded(queue_calls *q, char text[CALL_TEXT])
 {
     while (q->recorded < q->lane->count) {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Copies of a tensor that differ from each other: the one that is furthest from the reference is compared, since each
- * rank goes on with its own. */
+ * rank continues with its own. */
 #include <math.h>
 
 #include "ref/core/size.h"

@@ -18,7 +18,7 @@ typedef struct moment_count {
     size_t values, bf16; /* that are not zero; of these, numbers of bf16 */
 } moment_count;
 
-/* Ends at the first value of the other that is no number of bf16. */
+/* Ends at the first value of the other that is NaN of bf16. */
 static ar_status count_moments(moment_count *count, const ari_pair *p)
 {
     ari_beside b = ari_beside_of(p->side, 2, 0, p->side[0]->count);

@@ -430,7 +430,7 @@ static judged judge(const ari_pair *p, double a, double difference, uint64_t ste
 
 typedef struct element {
     ar_verify_element entry;
-    double difference; /* NaN: one is no number */
+    double difference; /* NaN: one is NaN */
     uint64_t steps;
     double extra;
 } element;

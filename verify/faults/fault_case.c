@@ -194,7 +194,7 @@ static const ari_fault_case cases[] = {
     {"world_rank_in_group", LLAMA, DP_TP(2, 2), .requirements = {NEEDS_WIDER_WORLD}},
     {"positions_local", GPT2, SP(2), .requirements = {NEEDS_GATHERS, NEEDS_POSITIONS}},
     {"silent_truncation", GPT2, TP(3), NO_CLIP,
-     .requirements = {NEEDS_UNEVEN_VOCABULARY}}, /* 256 ids; the gradients' norm is no number */
+     .requirements = {NEEDS_UNEVEN_VOCABULARY}}, /* 256 ids; the gradients' norm is NaN */
     {"gate_up_interleaved_wrong", GPT2, .requirements = {NEEDS_TP, NEEDS_PACKED}},
     {"norm_padded_lanes", GPT2, .requirements = {NEEDS_PADDED}},
     {"bias_added_twice", GPT2, .requirements = {NEEDS_BIAS}},

@@ -70,8 +70,8 @@ void ari_fault_bases_fini(ari_fault_bases *bases);
 /* --- a module ----------------------------------------------------------------------------------------------------- */
 
 /** Compares a module under the case's layout with the same on one rank: y = x W^T beside a matrix that it has and does
- *  not use, with squared errors. `fault` is on in the layout. bases: for threads, seed and
- *  explain. Gives; ar_check_report_destroy. Errors: those of ar_check_module. */
+ *  not use, with squared errors. `fault` is on in the layout. bases: for threads, seed and explain. Release the result
+ *  with ar_check_report_destroy. Errors: those of ar_check_module. */
 AR_NODISCARD ar_status ari_fault_module_check(ar_check_report **out, const ari_fault_case *f, const char *fault,
                                               const ari_fault_bases *bases);
 
@@ -91,8 +91,8 @@ typedef struct ari_fault_trace {
     ari_dump_ranks gradients; /* of each rank, at the first step */
 } ari_fault_trace;
 
-/** Runs the case with `fault`, or NULL. Gives; ari_fault_trace_fini, also after a failure. Errors: those of
- *  reading model and text, AR_ERR_MEMORY. */
+/** Runs the case with `fault`, or NULL. Release the result with ari_fault_trace_fini, also after a failure. Errors:
+ *  those of reading model and text, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, const char *fault, int threads,
                                            uint64_t seed);
 void ari_fault_trace_fini(ari_fault_trace *t);

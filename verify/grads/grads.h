@@ -65,7 +65,7 @@ void ari_grads_taps_fini(ari_grads_taps *t);
 /** Puts together what the ranks kept, as full tensors of the gatherer's file `file` under the names of the ranks'
  *  dumps. is_retained: the ranks still have their parts then. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a name too long). */
 AR_NODISCARD ar_status ari_grads_merge(ari_grads_taps *t, int file, bool is_retained);
-/** The text of ANYRANK_PLACEMENT of such a file, in execution order. Gives; free(). */
+/** The text of ANYRANK_PLACEMENT of such a file, in execution order. Release the result with free(). */
 AR_NODISCARD ar_status ari_grads_order(char **out, const ari_gatherer *g, int file);
 /** Writes allowances of all tensors of a reference, those that are wanted under their names in their files too. */
 AR_NODISCARD ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari_reference *ref, const char *path,

@@ -346,7 +346,7 @@ static ar_status load_padding(ari_input_batch *b, const ar_st_entry *e, const ch
     return AR_OK;
 }
 
-/* transformers takes such a mask in place of those of causality and windows, and here it is added to them: it must hide
+/* transformers takes such a mask instead of those of causality and windows, and here it is added to them: it must hide
  * what they hide. What is added to a score and is below HIDES leaves nothing of it. */
 #define HIDES (-1e4f)
 static ar_status check_hidden(const float *added, const ar_config *c, const ar_st_entry *e, const char *path)

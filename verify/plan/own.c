@@ -36,7 +36,7 @@ static void shorten(ar_run *r, int rank)
     r->batch = first_rows * (size_t)enough * (size_t)dp;
 }
 
-/* Ids of the rows up to the rank's last. Gives; free(). */
+/* Ids of the rows up to the rank's last. Release the result with free(). */
 static ar_status make_ids(int64_t **out, const ar_run *r, int rank)
 {
     const ar_parallel *p = &r->parallel;

@@ -51,7 +51,7 @@ typedef struct ari_search {
     int ranks;
     ari_choice fixed;
     int sp, zero, recompute,
-        schedule; /* in place of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
+        schedule; /* instead of those of `fixed`; zigzag: a causal ring is one unless it cannot be */
     int system;   /* that is to run them: ari_system_names[system - 1] (system.h); 0: any */
     ari_time_options time;
     bool first_only; /* only the first of the list is of interest, and not its own account */
@@ -77,9 +77,8 @@ typedef struct ari_ranking {
     size_t n, room;
     size_t meshes, layouts, legal; /* looked at: meshes; layouts, of which so many are legal */
     size_t fitting;                /* in the list */
-    size_t
-        equal; /* of them, first in the list and the simplest before others: too close to the fastest to tell which is
-                     faster; 0: by seconds alone */
+    size_t equal; /* of them, first in the list and the simplest before others: too close to the fastest to tell
+                     which is faster; 0: by seconds alone */
     ari_candidate fastest; /* of all legal ones, whether it fits or not */
     bool has_fastest;
     char **why; /* [whys]: reasons */

@@ -479,7 +479,7 @@ static double share_on_links(const step *s, const ari_part_counts *stage)
 }
 
 /* Seconds after a rank's last backward pass until its gradients are summed. They are ready bucket by bucket while the
- * pass goes on; of several stages of a rank all but the first have ended before. */
+ * pass continues; of several stages of a rank all but the first have ended before. */
 static double exposed_sums(const step *s, size_t i)
 {
     const ari_pipeline *l = s->pipeline;

@@ -15,9 +15,9 @@ typedef struct ari_npy {
     size_t map_bytes;
 } ari_npy;
 
-/** Maps and checks a file; hostile input is safe. Gives; ari_npy_close. Errors: AR_ERR_IO; AR_ERR_FORMAT
- *  ("InvalidNpy: FILE: ..."); AR_ERR_UNSUPPORTED (big-endian numbers, dtypes that no safetensors file has, more than
- *  AR_ST_MAX_DIMS dimensions: what to write in their place is said); AR_ERR_MEMORY. */
+/** Maps and checks a file; hostile input is safe. Release the result with ari_npy_close. Errors: AR_ERR_IO;
+ *  AR_ERR_FORMAT ("InvalidNpy: FILE: ..."); AR_ERR_UNSUPPORTED (big-endian numbers, dtypes that no safetensors file
+ *  has, more than AR_ST_MAX_DIMS dimensions: what to write in their place is said); AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_npy_open(ari_npy **out, const char *path);
 /** Accepts NULL. */
 void ari_npy_close(ari_npy *f);
@@ -33,8 +33,8 @@ struct ari_piece {
     ar_dump_box *box;
     bool partial;
     size_t term,
-        terms; /* partial: which summand, by the dimensions of the mesh that it is summed over, of how many; terms
-                           0: not known */
+        terms; /* partial: which summand, by the dimensions of the mesh that it is summed over, of how many; terms 0:
+                  not known */
     size_t file;
     int rank;
     const ar_st_entry *entry;

@@ -55,7 +55,7 @@ void ari_placement_forget_tensors(ari_placement *p);
  * dcp NULL: that one is not wanted, as of a file that is no rank's (rank -1) and says an execution order alone. Gives;
  * free, also after an error. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_placement_text(char **dcp, char **placement_text, const ari_placement *p);
-/** [["tp", 2], ..]. Gives; NULL without memory. */
+/** [["tp", 2], ..]. Returns a new reference; NULL if memory is short. */
 json_t *ari_mesh_json(const ar_mesh *m);
 /** Puts a tensor's boxes, or the one at its offset, into the file's own tensor: the arena's, of what is told of
  *  `entry`; t NULL: nothing is, it is whole. Errors: AR_ERR_FORMAT ("InvalidPlacement: ..."), AR_ERR_MEMORY. */
@@ -73,7 +73,7 @@ typedef struct ari_boxes {
     size_t n;
     ar_box box[AR_MAX_BOXES];
 } ari_boxes;
-/** Those of a layout that are not empty; those that go on where another ends are one. */
+/** Those of a layout that are not empty; those that continue where another ends are one. */
 void ari_boxes_of(ari_boxes *o, const ar_layout *layout);
 
 #define ARI_RANK_FILE 64

@@ -69,7 +69,7 @@ AR_NODISCARD ar_status ari_entries_as_stored(ari_arena *arena, ar_st_tensor *ent
 /** As something to write or to hash; borrows. */
 ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name);
 /** SHA-256 over the final weights and over the last step's gradients, as io/hash.h defines it. `values`: NULL, or per
- *  tensor an array in place of the reference's own, or NULL. */
+ *  tensor an array instead of the reference's own, or NULL. */
 AR_NODISCARD ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_reference *r,
                                             float *const *values);
 /** The same over the outputs; "" where there are none. */

@@ -28,7 +28,7 @@ void ari_checkpoint_folder_close(ari_checkpoint_folder *f);
 /** Begins a checkpoint: *out becomes the path of the empty folder to write its files to, to be freed. Errors:
  *  AR_ERR_IO (also: there is a checkpoint of the step with files of somebody else in it), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_checkpoint_folder_begin(ari_checkpoint_folder *f, char **out, uint64_t step);
-/** Syncs the new folder, gives it its name (in place of one of the same step) and lets `latest` name it. On an error
+/** Syncs the new folder, gives it its name (instead of one of the same step) and lets `latest` name it. On an error
  *  everything is as it was before begin. Errors: AR_ERR_IO. */
 AR_NODISCARD ar_status ari_checkpoint_folder_publish(ari_checkpoint_folder *f, uint64_t step);
 /** Removes what begin has begun. */

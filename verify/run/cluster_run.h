@@ -26,7 +26,7 @@ typedef struct ari_cluster_options {
     ar_tap_fn tap;                  /* NULL: nobody listens */
     void **tap_user;                /* [world] */
     ar_rank_memory *memory;         /* [world], written where the run succeeds; NULL: not asked for */
-    const ar_module_case *module;   /* trained in place of config's model; its batches are `batch`. NULL: that model */
+    const ar_module_case *module;   /* trained instead of config's model; its batches are `batch`. NULL: that model */
     struct ari_ledger *ledger;      /* record of a dry run: operations and collectives; NULL: not asked for */
     bool each_alone;                /* of a module: no DDP object without zero, each gradient is summed on its own */
     /* A rank's work instead of the model's step: NULL, or called on every rank. */
@@ -99,7 +99,7 @@ AR_NODISCARD ar_status ari_trainer_step(ar_train_result *result, ari_trainer *t,
 
 /** Errors: AR_ERR_ARG (a case without name, build or batch). */
 AR_NODISCARD ar_status ari_module_case_check(const ar_module_case *c);
-/** The batches of all n steps. Gives; free(). Errors: the case's, AR_ERR_ARG. */
+/** The batches of all n steps. Release the result with free(). Errors: the case's, AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_module_batches(ar_batch **out, const ar_module_case *c, size_t n);
 /** Builds the module and the loss of a case, and gives the parameters their first values. On error both
  *  are NULL. */

@@ -7,10 +7,10 @@
 
 AR_BEGIN_DECLS
 
-/** Opens a token file; path NULL: the bundled text (bytes). Gives; ari_data_close. Errors: AR_ERR_IO; AR_ERR_DATA
- * (empty, or a size that is no multiple of the tokens'); AR_ERR_FORMAT (safetensors: malformed, without the tensor, or
- * with one of another type or shape; jsonl: a line that is no such object, which is named); AR_ERR_ARG (a name that
- * does not tell the format); AR_ERR_MEMORY. Threads: open data may be read by many. */
+/** Opens a token file; path NULL: the bundled text (bytes). Release the result with ari_data_close. Errors: AR_ERR_IO;
+ *  AR_ERR_DATA (empty, or a size that is no multiple of the tokens'); AR_ERR_FORMAT (safetensors: malformed, without
+ *  the tensor, or with one of another type or shape; jsonl: a line that is no such object, which is named); AR_ERR_ARG
+ *  (a name that does not tell the format); AR_ERR_MEMORY. Threads: open data may be read by many. */
 AR_NODISCARD ar_status ari_data_open(ar_data **out, const char *path, ar_data_format format);
 /** Accepts NULL. */
 void ari_data_close(ar_data *d);

@@ -243,7 +243,7 @@ typedef struct pass {
     bool compare;  /* else first copies are written */
     size_t cursor; /* where the next name is looked for first: ranks report in the same order */
     ari_bytes
-        *sends; /* of a process: parts are put here, for process 0, in place of the set; NULL: the set is reached */
+        *sends; /* of a process: parts are put here, for process 0, instead of the set; NULL: the set is reached */
 } pass;
 
 /* A part on its way to process 0; its values follow, packed. */

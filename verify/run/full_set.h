@@ -47,8 +47,8 @@ typedef struct ari_full_set ari_full_set;
 AR_NODISCARD ar_status ari_full_set_create(ari_full_set **out, ar_process *p);
 /** Accepts NULL. */
 void ari_full_set_destroy(ari_full_set *s);
-/** Takes this rank's parts of the parameters and, where there is an optimizer, of its state ("<parameter>.<state>"), in
- *  place of what was taken before; then compares all copies. Collective over the context's world, which must be all
+/** Takes this rank's parts of the parameters and, where there is an optimizer, of its state ("<parameter>.<state>"),
+ *  instead of what was taken before; then compares all copies. Collective over the context's world, which must be all
  *  ranks; every rank gets the same status and message. Errors: AR_ERR_DATA (copies differ), AR_ERR_MEMORY,
  *  AR_ERR_INTERNAL (parts that do not make a whole), AR_ERR_ARG (the world), what a barrier gives. */
 AR_NODISCARD ar_status ari_full_set_take(ari_full_set *s, ar_ctx *ctx, ar_param *const *params, size_t n,

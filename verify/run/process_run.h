@@ -20,7 +20,7 @@ AR_NODISCARD ar_status ari_process_run_threads(int ranks, const ar_process_optio
 /** Ends the run of all processes with what this rank fails with: before it destroys communicators, which would wait for
  *  the others. Returns the first error of any rank, in the same words on all processes, with the table of ranks. */
 ar_status ari_process_fail(ar_comm *world, ar_status local_status);
-/** For a process that cannot go on in the middle of a collective of the host: ends all of them. Returns st, with its
+/** For a process that cannot continue in the middle of a collective of the host: ends all of them. Returns st, with its
  *  message. */
 ar_status ari_process_give_up(ar_process *p, ar_status st);
 /** All processes agree: AR_OK where all said so, else status and message of the lowest that did not. */

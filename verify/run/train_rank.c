@@ -244,7 +244,7 @@ static void record_save(const member *m, ar_status st)
         l->save(l->user, &s);
 }
 
-/* A disk that is full may be empty again at the next one: the run goes on. All ranks have the same status. */
+/* A disk that is full may be empty again at the next one: the run continues. All ranks have the same status. */
 static ar_status save(member *m)
 {
     const ari_training *j = m->job;

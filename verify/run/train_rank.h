@@ -33,7 +33,7 @@ AR_NODISCARD ar_status ari_train_remember(ari_training *j, float loss, float nor
 /** The config of the run's model, under the name that the model had when the run began, and the folder that it is in.
  *  Errors: those of ar_model_path and ar_config_load. */
 AR_NODISCARD ar_status ari_train_config(ar_config *c, char *folder, size_t cap, const ar_training_options *o);
-/** The loader of a run's data; vocab: as of ar_loader_options, 0 where the data's ids have been checked. Gives;
- *  ari_loader_destroy. */
+/** The loader of a run's data; vocab: as of ar_loader_options, 0 where the data's ids have been checked. Release the
+ *  result with ari_loader_destroy. */
 AR_NODISCARD ar_status ari_train_loader(ar_loader **out, const ar_data *data, const ar_training_options *o,
                                         size_t vocab);

@@ -92,7 +92,7 @@ static ar_status check_same(const ar_training_options *o, const ar_checkpoint_st
     return AR_OK;
 }
 
-/* Another optimizer goes on where the checkpoint has what it keeps for each parameter. */
+/* Another optimizer continues where the checkpoint has what it keeps for each parameter. */
 static ar_status check_state(const ar_training_options *o, const ar_checkpoint_state *s)
 {
     static const char *const state_names[] = {"momentum_buffer", "exp_avg", "master"};

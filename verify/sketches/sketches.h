@@ -21,7 +21,7 @@ typedef struct ari_sketched {
     const ar_dump_tensor *dumped;   /* NULL: its run is kept as sketches */
     const ar_sketch *sketch;        /* NULL: it cannot be compared */
     const char *unjudged;           /* why it cannot be compared; "": it can be */
-    const char *left_out;           /* the same, where the run itself says so; "": it does not */
+    const char *left_out;           /* the same, where the run itself reports it; "": it does not */
     bool incomplete;                /* not all ranks have a record of its step */
     const ar_sketch_copies *copies; /* [differing_parts] copies that differ from the first one of their part */
     size_t differing_parts;

@@ -92,7 +92,7 @@ AR_NODISCARD ar_status ari_dump_model_write(const char *folder, const ar_config 
 bool ari_dump_model_is(const char *path);
 
 /** Boundaries of the documents of every row of these batches as JSON: "[[0,5,14],[0,14]]". NULL if the first has none.
- *  Gives; free(). Errors: AR_ERR_MEMORY. */
+ *  Release the result with free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_documents_text(char **out, const ar_batch *batch, size_t batches);
 
 /** Writes all ranks' files, and model.json, to a folder beside, which then takes the place of `folder`: a folder never
@@ -100,8 +100,8 @@ AR_NODISCARD ar_status ari_documents_text(char **out, const ar_batch *batch, siz
  *  gone. */
 AR_NODISCARD ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char *folder, const ari_dump_facts *f);
 
-/** The text of ANYRANK_PLACEMENT for a file of full tensors: names in execution order. Gives; free(). Errors:
- *  AR_ERR_MEMORY. */
+/** The text of ANYRANK_PLACEMENT for a file of full tensors: names in execution order. Release the result with free().
+ *  Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_order_text(char **out, const char **names, size_t n);
 /** Writes the reference's tensors as one file, in execution order. Errors: those of ari_st_write. */
 AR_NODISCARD ar_status ari_dump_reference_write(const ari_reference *r, const char *path, const ari_dump_facts *f);

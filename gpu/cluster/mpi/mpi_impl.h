@@ -29,11 +29,11 @@ typedef struct ari_mpi {
     int last_context;          /* the largest that this MPI has tags for */
     _Atomic uint64_t contexts; /* that this process has chosen */
     uint64_t comms;            /* made by ar_process_comm */
-    pthread_mutex_t lock;      /* of what this process is in, for reports */
+    pthread_mutex_t lock;      /* guards the facts of this process that reports print */
     ari_flight flight;
     atomic_bool abandoned; /* requests that no peer will answer are left behind */
-    /* Held for each call of MPI; for writing to close: what was left behind reads and writes memory that is about to be
-     * freed, in whichever call a peer's late answer comes. So there are no more calls. */
+    /* Held for each call of MPI; held for writing to close. Requests left behind read and write memory that is about to
+     * be freed, in whichever MPI call a late answer arrives, so no further calls are made after closing. */
     pthread_rwlock_t calls;
     bool closed;
 } ari_mpi;
@@ -41,14 +41,14 @@ typedef struct ari_mpi {
 /* Uses of a context's tags. Messages of a pair keep their order within each. */
 typedef enum ari_mpi_use {
     ARI_MPI_ALL,  /* collectives */
-    ARI_MPI_UP,   /* what a rank sends to a higher one, with what both call */
+    ARI_MPI_UP,   /* from a rank to a higher one, with the calls of both */
     ARI_MPI_DOWN, /* to a lower one, or to itself */
     ARI_MPI_USES
 } ari_mpi_use;
 
 /** AR_OK, or what ended the world, as this rank gets it. */
 ar_status ari_mpi_status(ari_mpi *p);
-/** Ends the world: the ranks of `group` get `st`; NULL: this one; the others AR_ERR_ABORTED. */
+/** Ends the world: the ranks of `group` get `st` (NULL: this rank), all others AR_ERR_ABORTED. */
 void ari_mpi_fail(ari_mpi *p, const ari_flight_group *group, ar_status st, const char *line);
 
 /* --- rendezvous.c ------------------------------------------------------------------------------------------------- */
@@ -69,7 +69,7 @@ typedef struct ari_mpi_rendezvous {
     int index, tag;     /* index: of this process */
     atomic_int is_busy; /* 1 in a call: detects use by two threads */
     ari_flight_call open;
-    const ari_call *call; /* it is in; with `where`, "in" or "in the middle of", for reports */
+    const ari_call *call; /* call that the member is in; `where` is "in" or "in the middle of", for reports */
     const char *phase;
     ari_calls calls;                  /* of all members */
     char *first_messages;             /* the members' first messages, and */
@@ -78,7 +78,7 @@ typedef struct ari_mpi_rendezvous {
     ari_mpi_requests requests;
 } ari_mpi_rendezvous;
 
-/** id: all members' alike. rank [n], of the world. */
+/** Initialises a rendezvous. id is equal on all members. rank: [n], in the world. */
 AR_NODISCARD ar_status ari_mpi_rendezvous_init(ari_mpi_rendezvous *m, ari_mpi *p, uint64_t id, const int *rank, int n,
                                                int index, int tag);
 /** Accepts zeros. */
@@ -96,14 +96,14 @@ enum { ARI_MPI_PIECE_BYTES = 1 << 26 };
 /** Most of the first message with which a member sends its call, which is short everywhere. */
 enum { ARI_MPI_FIRST_BYTES = 512 };
 
-/** Before a call of MPI; false: there are to be no more. Where true: ari_mpi_leave after it. */
+/** Enters a call of MPI. Returns false if no more calls may be made; if true, call ari_mpi_leave after the MPI call. */
 bool ari_mpi_enter(ari_mpi *p);
 void ari_mpi_leave(ari_mpi *p);
-/* All give AR_ERR_IO, with MPI's words, where MPI fails. `bytes` fits an int. */
+/* Wrappers of MPI's functions. They return AR_ERR_IO with MPI's message if MPI fails. `bytes` fits an int. */
 AR_NODISCARD ar_status ari_mpi_send(ari_mpi *p, const void *src, size_t bytes, int rank, int tag, MPI_Request *request);
 AR_NODISCARD ar_status ari_mpi_receive(ari_mpi *p, void *dst, size_t bytes, int rank, int tag, MPI_Request *request);
-/** The requests of a call that failed: receptions are cancelled, and what is under way gets a moment to end. Where it
- *  does not, MPI is called no more. */
+/** Drops the requests of a failed call: receives are cancelled, and sends in progress get a moment to complete. If they
+ *  do not, MPI is not called again. */
 void ari_mpi_drop(ari_mpi *p, MPI_Request *requests, int n);
 /** After a failure: short messages that no one asks for any more are received, so that MPI ends in order. A long one
  *  waits in its sender's memory, and stays there. */
@@ -117,7 +117,8 @@ AR_NODISCARD ar_status ari_mpi_await(ari_mpi_rendezvous *m);
 
 /* --- link.c ------------------------------------------------------------------------------------------------------- */
 
-/** The store's messages, over p->control. Gives; its destroy. Errors: AR_ERR_MEMORY. */
+/** Creates the link that carries the store's messages over p->control. Release it with its destroy. Errors:
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_mpi_link_create(ari_link **result, ari_mpi *p);
 
 /* --- comm.c ------------------------------------------------------------------------------------------------------- */
@@ -142,7 +143,7 @@ AR_NODISCARD ar_status ari_mpi_comm_create(ar_comm **result, ar_process *p, ar_d
 
 /* --- what moves, once the call is agreed upon --------------------------------------------------------------------- */
 
-/** Bytes of scratch memory that it needs. */
+/** Returns the bytes of scratch memory that a call needs. */
 size_t ari_mpi_parts_scratch(const ari_mpi_comm *c, const ari_call *call);
 /** all_reduce, reduce_scatter and broadcast. */
 AR_NODISCARD ar_status ari_mpi_parts(ari_mpi_comm *c, const ari_call *call);

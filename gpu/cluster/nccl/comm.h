@@ -11,8 +11,8 @@
 #include "ref/comm/comm_impl.h"
 #include "ref/core/queue_impl.h"
 
-/* Shared by the files of the NCCL communicator: world.c what is under way and who watches it, make.c how communicators
- * come about, comm.c calls, move.c what NCCL is asked for. */
+/* Declarations shared by the files of the NCCL communicator: world.c has calls in progress and their watcher, make.c
+ * the creation of communicators, comm.c the calls, move.c the calls of NCCL. */
 
 typedef struct ari_nccl_comm ari_nccl_comm;
 
@@ -20,7 +20,7 @@ typedef struct ari_nccl_comm ari_nccl_comm;
 typedef struct ari_pending {
     ari_flight_call flight_call; /* first: in the list of those that the flight recorder has open */
     ari_nccl_comm *comm;
-    ari_mark *mark; /* where its stream is done with it; means nothing before `enqueued` */
+    ari_mark *mark; /* mark after which the call's stream has finished it; undefined before `enqueued` is set */
     bool enqueued;
 } ari_pending;
 
@@ -34,7 +34,7 @@ typedef struct ari_nccl_world {
     ar_device *device;
     ari_store *store;
     ari_failure *failure;
-    uint64_t errors_asked_ns; /* by the watcher alone */
+    uint64_t errors_asked_ns; /* used only by the watcher */
     pthread_mutex_t lock;     /* taken after no lock of the store's but the watcher's */
     /* guarded by `lock` */
     ari_nccl_comm *comms;
@@ -48,15 +48,15 @@ struct ari_nccl_comm {
     struct ari_nccl_comm *next; /* of the world; guarded by its lock */
     pthread_mutex_t use;  /* held in every call of NCCL that is given `comm`; the world's lock is taken before it */
     _Atomic(void *) comm; /* NCCL's; NULL: a group of one, not made yet, or aborted. Set under `use` */
-    /* NCCL stores here this communicator, or one that is split from it: perhaps late, from a thread of its own, which
-     * has ended once `comm` is destroyed or aborted. */
+    /* NCCL stores this communicator here, or one that is split from it. It may do so late, on a thread of its own,
+     * which has ended once `comm` is destroyed or aborted. */
     void *created;
     bool let_go; /* by the watcher; guarded by the world's lock */
     uint64_t id;
     uint64_t splits;
     ari_flight_group *group;
-    ari_flight_group **message; /* [2n]: sent to, received from; NULL: none yet */
-    ar_buf word;                /* int32_t [size]; the first: what a barrier adds up */
+    ari_flight_group **message; /* [2n]: groups of sends and of receives; NULL: none yet */
+    ar_buf word;                /* int32_t [size]; a barrier sums the first one */
     bool looked_at;             /* of the watcher: the oldest call of this one is not done */
 };
 
@@ -66,14 +66,14 @@ AR_NODISCARD ar_status ari_nccl_world_create(ari_nccl_world **result, ar_process
 void ari_nccl_world_release(ari_nccl_world *w);
 /** AR_OK, or the failure, as this rank gets it. */
 ar_status ari_nccl_world_status(ari_nccl_world *w);
-/** Ends the world: this rank gets `st`, from its next call on, and the others `why`. */
+/** Ends the world: this rank's next call returns `st`, and the other ranks get `why`. */
 void ari_nccl_world_end(ari_nccl_world *w, ar_status st, const char *why);
 /** Ends the world with `st` and the calling thread's message; returns what this rank is to get. */
 ar_status ari_nccl_world_fail(ari_nccl_world *w, ar_status st);
 /** A call begins: it is looked after from now on. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_nccl_world_enter(ari_nccl_world *w, ari_pending **result, ari_nccl_comm *c,
                                             ari_flight_group *g, const ari_call *call);
-/** All of it is enqueued on s, or done where s is NULL. Errors: the stream's. */
+/** Marks the call as enqueued on s, or as complete if s is NULL. Errors: those of the stream. */
 AR_NODISCARD ar_status ari_nccl_world_enqueued(ari_nccl_world *w, ari_pending *p, ari_stream *s);
 /** It ended with an error. */
 void ari_nccl_world_drop(ari_nccl_world *w, ari_pending *p);
@@ -86,15 +86,17 @@ AR_NODISCARD ar_status ari_nccl_world_drain(ari_nccl_world *w, const ari_nccl_co
 
 /** ari_comm_ops.run. */
 AR_NODISCARD ar_status ari_nccl_run(ar_comm *c, const ari_call *call);
-/** `use` held. Errors: the failure, after which NCCL's communicator was aborted, and there is none. */
+/** Checks the communicator; the caller holds `use`. Errors: the failure, after which NCCL's communicator has been
+ *  aborted and removed. */
 AR_NODISCARD ar_status ari_nccl_check_comm(ari_nccl_comm *c);
 /** Hands the call to NCCL, on the stream of call->on; returns when all of it is enqueued. Errors: NCCL's, the
  *  failure. */
 AR_NODISCARD ar_status ari_nccl_enqueue(ari_nccl_comm *c, const ari_call *call);
-/** Until NCCL has done on the host what was last asked of the communicator. It is not held meanwhile: where the world
- *  fails, the watcher aborts it, which ends this. limit_ns 0: no limit. Errors: NCCL's, the failure, AR_ERR_TIMEOUT. */
+/** Waits until NCCL has finished on the host what was last requested of the communicator. The lock is not held
+ *  meanwhile: if the world fails, the watcher aborts the communicator, which ends the wait. limit_ns 0: no limit.
+ *  Errors: NCCL's, the failure, AR_ERR_TIMEOUT. */
 AR_NODISCARD ar_status ari_nccl_settle(ari_nccl_comm *c, uint64_t limit_ns);
-/** A call ended with an error: returns what this rank gets, the first failure, also where NCCL failed only because of
+/** Ends a call with an error. Returns the error for this rank: the first failure, even if NCCL failed only because of
  *  the abort. */
 ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st);
 

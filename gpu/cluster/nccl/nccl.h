@@ -8,9 +8,9 @@
 #include "anyrank/queue.h"
 #include "anyrank/status.h"
 
-/* The part of NCCL that is used, as a table that is filled at run time: a build needs nothing of NCCL, and the command
- * runs where there is none. Types and values are those of nccl.h, which have been the same since NCCL 2.14;
- * tests/gpu/nccl_abi.c compares them with the header where there is one. */
+/* Functions of NCCL in use, as a table that is filled at run time, so that neither the build nor a command without NCCL
+ * needs it. Types and values are those of nccl.h, unchanged since NCCL 2.14; tests/gpu/nccl_abi.c compares them with
+ * the header if it is installed. */
 enum { ARI_NCCL_ID_BYTES = 128 };
 typedef struct ari_nccl_id {
     char internal[ARI_NCCL_ID_BYTES];
@@ -64,7 +64,7 @@ typedef struct ari_nccl {
 #undef ARI_NCCL_SLOT
     const char *(*GetErrorString)(int result);
     const char *(*GetLastError)(void *comm);
-    /* NULL: NCCL before 2.18. *child is there once nothing of `comm` is in progress. config NULL: that of `comm`. */
+    /* NULL: NCCL before 2.18. *child is set once nothing of `comm` is in progress. config NULL: that of `comm`. */
     int (*CommSplit)(void *comm, int color, int key, void **child, ari_nccl_config *config);
     /* In a library that stands in for NCCL on the emulated device: this process's GPU. Its streams are
      * ari_nccl_emulated_stream *. NULL: NCCL itself. */
@@ -82,9 +82,10 @@ typedef struct ari_nccl_emulated_stream {
 /** Loads NCCL, which the environment variable ANYRANK_NCCL may name (gpu/library.h). It stays loaded: it cannot be
  *  unloaded. Errors: AR_ERR_UNSUPPORTED, with the loader's reason and what to do. */
 AR_NODISCARD ar_status ari_nccl_load(ari_nccl *out);
-/** Between ranks that are threads of this process NCCL reads and writes the ranks' own buffers. Forbids it
- *  (NCCL_P2P_DIRECT_DISABLE, unless it is set) if one of the process's GPUs does not reach another one. NCCL then
- *  copies through buffers of its own. Call it before there are other threads. */
+/** Lets NCCL copy through buffers of its own between ranks that are threads of this process (NCCL_P2P_DIRECT_DISABLE,
+ *  unless it is set) if one of the process's GPUs cannot reach another. Otherwise NCCL reads and writes the ranks' own
+ *  buffers. Call it before other threads exist. */
 void ari_nccl_choose_direct(int gpus, bool (*reaches)(int gpu, int peer));
-/** AR_OK, also for what is in progress, or AR_ERR_DEVICE with what NCCL says of `result`. comm may be NULL. */
+/** Returns AR_OK, also for an operation in progress, or AR_ERR_DEVICE with NCCL's message for `result`. comm may be
+ *  NULL. */
 ar_status ari_nccl_check(const ari_nccl *n, int result, void *comm, const char *label);

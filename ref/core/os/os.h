@@ -31,11 +31,11 @@ bool ari_program_path(char *path, size_t cap);
  *  of a block: gcc's runtime spins for about 100 us first, and not at all with more threads than cores. OpenMP's stacks
  *  would be as small as `ulimit -s`. glibc's large arrays come in huge pages, where the system has them for those who
  *  ask: a quarter of the system's time of a large check. All are read before main begins, so a program that calls this
- *  first starts itself again with this choice, once; a choice of the user's stands. Where that fails it goes on as it
+ *  first starts itself again with this choice, once; a choice of the user's stands. Where that fails it continues as it
  *  is. */
 void ari_threads_sleep(char **argv);
 
-/** In a child: it ends when the thread that forked it does. Where there is no such thing it goes on. */
+/** In a child: it ends when the thread that forked it does. Where there is no such thing it continues. */
 void ari_end_with_parent(void);
 
 /** The file of a library that dlopen opened, borrowed from it; "?" where that is not known. */

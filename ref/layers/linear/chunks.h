@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Values placed by tokens, cut into chunks, so that a collective of one chunk goes on beside the product of another
+/* Values placed by tokens, cut into chunks, so that a collective of one chunk continues beside the product of another
  * (ar_parallel.overlap). */
 #pragma once
 

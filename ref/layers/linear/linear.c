@@ -99,8 +99,8 @@ static ar_status place_input(const ari_linear *l, ar_ctx *ctx, ar_tensor *input,
 
 /* --- gathers overlapped with products ----------------------------------------------------------------------------- */
 
-/* Gathers for the gradients of weights, which go on behind the products of a backward pass: of the layer's own input x,
- * and of the input of the layer after it (NULL: none), which `saved` has. */
+/* Gathers for the gradients of weights, which continue behind the products of a backward pass: of the layer's own input
+ * x, and of the input of the layer after it (NULL: none), which `saved` has. */
 typedef struct next_gathers {
     ari_input_prefetch *current, *after;
     const ar_tensor *x;

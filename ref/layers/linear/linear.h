@@ -87,7 +87,7 @@ AR_NODISCARD ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved 
 ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i);
 /** Each weight, then its bias; tied weights too. Returns how many; writes at most cap. */
 size_t ari_linear_params(ari_linear *l, ar_param **out, size_t cap);
-/** A single layer as a module of its name. Gives; ar_module_destroy. Errors: those of ari_linear_init and
- *  ari_module_begin. */
+/** A single layer as a module of its name. Release the result with ar_module_destroy. Errors: those of ari_linear_init
+ *  and ari_module_begin. */
 AR_NODISCARD ar_status ari_linear_module_create(ar_module **result, ar_ctx *ctx, const char *name, size_t in_features,
                                                 size_t out, bool bias, ar_linear_split split);
