@@ -40,7 +40,7 @@ static inline void *ari_packed_at(const ar_packed *p, size_t matrix, size_t row,
  * an all-zero column (every product is zero, so it takes no part). */
 typedef struct ari_shifts {
     double *wide;                 /* [n] */
-    float *narrow;                /* [n]: the same; NULL where one of them is no normal number of fp32 */
+    float *narrow;                /* [n]: the same as fp32; NULL if one of them is not a normal fp32 number */
     int32_t min_power, max_power; /* of the powers in `narrow`: the smallest and the largest, 0 among them */
 } ari_shifts;
 
@@ -61,7 +61,7 @@ typedef struct ari_tile_plan {
     const struct ari_panel_kernel *kernel; /* of a path by panels (exact/panels.h): set by it */
     size_t wide;                           /* int64 for sums over more terms than the path keeps in one */
     size_t panels; /* of a right matrix that is packed before the tiles, of col_step rows each */
-    size_t panel;  /* words of one: set by the path; 0: none */
+    size_t panel;  /* words of one panel, set by the path; 0: no panels */
     size_t row;    /* words of rounded values that no result holds, of products that are accumulated */
     bool narrow;   /* of operands of 15 bits */
     bool direct;   /* `sum` is to round as round_row does; a path that does not clears it */
@@ -81,12 +81,12 @@ typedef struct ari_tile {
     size_t matrix, row, rows, col, cols;
     const ar_packed *a, *b;
     const ari_tile_plan *plan;
-    const double *panels; /* of all right matrices, where plan->panel is not 0 */
+    const double *panels; /* panels of all right matrices if plan->panel is not 0 */
     void *words;          /* plan->path words, 64-byte aligned */
     double *scale;        /* [cols], with room for whole panels */
     ari_tile_result result;
     int64_t *wide; /* [rows, 2*cols] */
-    float *values; /* [1, or rows if direct; and rows of a product before; cols], where plan->row is not 0 */
+    float *values; /* [1, or rows if direct; and rows of a product before; cols] if plan->row is not 0 */
 } ari_tile;
 
 typedef struct ari_exact_path {
@@ -96,7 +96,7 @@ typedef struct ari_exact_path {
     size_t rows, cols;       /* of the largest tile */
     size_t col_step;         /* tile columns come in multiples of it, tile rows in multiples of 8 */
     size_t terms;            /* the longest sum that `sum` makes and round_row takes */
-    size_t least_terms;      /* shorter sums are left to another path, where the processor has one */
+    size_t least_terms;      /* shorter sums are computed by another path if the processor has one */
     /** Sets slice, path and direct for tiles of p->tile_rows by p->tile_cols over k terms. */
     void (*plan)(ari_tile_plan *p, size_t k);
     /** Where plan sets `panel`: packs the col_step rows of matrix `matrix` from row `row` on. */
@@ -118,7 +118,7 @@ static inline const void *ari_tile_panel(const ari_tile *t, size_t number)
 }
 
 extern const ari_exact_path ari_exact_portable;
-/* Defined where ARI_HAVE_X86_PATHS is 1, and ARI_HAVE_ARM_PATHS. */
+/* Defined if ARI_HAVE_X86_PATHS or ARI_HAVE_ARM_PATHS is 1. */
 extern const ari_exact_path ari_exact_amx, ari_exact_avx512vnni, ari_exact_avxvnni, ari_exact_avx2;
 extern const ari_exact_path ari_exact_smmla, ari_exact_sdot, ari_exact_neon;
 #if !defined(ARI_HAVE_X86_PATHS) /* tests that emulate the instructions set them for any processor */
@@ -145,8 +145,8 @@ static inline size_t ari_round_up8(size_t n)
 
 /* --- from sums to numbers ----------------------------------------------------------------------------------------- */
 
-/* Row loops from exact integer sums to fp32 and to int64 limbs. A sum arrives as two binary64 halves that are integers,
- * S = hi*2^13 + lo (exact/portable.c), or as an int64. No loop's result depends on where a row is cut. */
+/* Row loops from exact integer sums to fp32 and to int64 limbs. A sum is given as two binary64 halves with integer
+ * values, S = hi*2^13 + lo (exact/portable.c), or as an int64. The result does not depend on where a row is split. */
 
 /** y[j] = fl32(fl64(S_j)*row*scale[j]) for |hi|, |lo| <= 2^53. */
 void ari_round_halves(float *y, const double *hi, const double *lo, double row, const double *scale, size_t n);

@@ -11,13 +11,13 @@
 #include "anyrank/device.h"
 #include "ref/core/float_bits.h"
 
-/* The queue that a slot is given: kernels of the CPU run at once, so none looks at it. */
+/* Queue argument of a slot. CPU kernels run at once and do not use it. */
 #define ARI_AT_ONCE ar_queue *q __attribute__((unused))
 
-/* The kernels of the CPU device. ari_cpu_X fills slot X of ar_device_ops and does what anyrank/device.h says there;
- * further promises of a kernel (in-place use, errors) are given at its definition. All of them run at once in the
- * calling thread, with up to d->threads OpenMP threads; no result depends on how many (the native product's excepted).
- * A row is read a few times while it is in the first two cache levels, and once from memory. */
+/* Kernels of the CPU device. ari_cpu_X fills slot X of ar_device_ops and behaves as anyrank/device.h describes. Further
+ * promises of a kernel (in-place use, errors) are documented at its definition. All kernels run at once on the calling
+ * thread, with up to d->threads OpenMP threads. No result depends on the number of threads, except for the native
+ * product. A row is read a few times while it is in the first two cache levels, and once from memory. */
 #define ARI_DECLARE_SLOT(slot) extern __typeof__(*((ar_device_ops *)0)->slot) ari_cpu_##slot;
 AR_DEVICE_SLOTS(ARI_DECLARE_SLOT)
 #undef ARI_DECLARE_SLOT
@@ -34,8 +34,8 @@ static inline size_t ari_thread_number(void)
 #endif
 }
 
-/* Threads for `items` independent pieces of `work` element operations in all: one below the size where a fork and join
- * (some microseconds) costs more than it saves, and one in a build without OpenMP. */
+/* Returns the number of threads for `items` independent pieces with `work` element operations in total: 1 below the
+ * size at which fork and join (some microseconds) cost more than they save, and 1 in a build without OpenMP. */
 static inline int ari_threads_for(const ar_device *d, size_t items, size_t work)
 {
 #if defined(_OPENMP)
@@ -99,9 +99,9 @@ typedef struct ari_row_terms {
     bool of_block;
 } ari_row_terms;
 
-/* A kernel that makes rows, and adds terms of them to sums: in blocks of rows, whose rows the threads share out first,
- * and then, while the terms are in the caches, the columns of the sums. So each element of a sum has its terms in the
- * order of the rows, and no more terms are in memory than a block's. */
+/* Kernel that computes rows and adds terms of them to sums, in blocks of rows. The threads first share the rows of a
+ * block, and then the columns of the sums while the terms are in the caches. So each element of a sum adds its terms in
+ * row order, and memory holds only one block's terms. */
 typedef struct ari_row_pass {
     size_t rows, cols;
     void (*make_row)(const void *user, size_t row, size_t in_block);
@@ -186,8 +186,8 @@ static inline __attribute__((always_inline)) void ari_transpose16(uint16_t *rest
         }
 }
 
-/* dst[c*to_ld + r] = src[r*from_ld + c], r in [0, rows), c in [0, cols), both multiples of 4. No overlap. To be
- * inlined, so that it is compiled for the instruction set of the ARI_SIMD function that calls it. */
+/* dst[c*to_ld + r] = src[r*from_ld + c] for r in [0, rows), c in [0, cols), both multiples of 4. The ranges do not
+ * overlap. It is inlined so that it is compiled for the instruction set of the calling ARI_SIMD function. */
 static inline __attribute__((always_inline)) void ari_transpose32(uint32_t *restrict dst, size_t to_ld,
                                                                   const uint32_t *restrict src, size_t from_ld,
                                                                   size_t rows, size_t cols)

@@ -49,8 +49,7 @@ ARI_ROW_LOOP uint64_t ari_row_magnitude64(double x)
     return ari_bits64(x) & 0x7fffffffffffffffull;
 }
 
-/* An int32 that orders like the value but for NaNs, which are beyond the infinities, and -0, below +0; and its
- * value. */
+/* Convert a value to an int32 key of the same order, and back. NaN is beyond the infinities, and -0 is below +0. */
 ARI_ROW_LOOP int32_t ari_row_ordered(float x)
 {
     const int32_t bits = (int32_t)ari_bits32(x);
@@ -62,7 +61,7 @@ ARI_ROW_LOOP float ari_row_of_ordered(int32_t ordered)
     return ari_float32((uint32_t)ordered ^ ((uint32_t)(ordered >> 31) >> 1));
 }
 
-/* Largest key of a row, INT32_MAX where a number is not finite; n > 0. */
+/* Returns the largest key of a row, INT32_MAX if a number is not finite; n > 0. */
 ARI_ROW_LOOP int32_t ari_row_largest_key(const float *x, size_t n)
 {
     int32_t top = INT32_MIN;
@@ -117,7 +116,7 @@ ARI_ROW_LOOP uint64_t ari_row_integer(const float *x, size_t n, int32_t e, int32
  * of 2^-20 next to them, and of what is left, where halves round to even as those of the whole would. */
 ARI_ROW_LOOP uint64_t ari_row_unit_integer(const float *x, size_t n, int32_t p)
 {
-    enum { BLOCK = 1024 }; /* terms of which no part's sum reaches 2^31 */
+    enum { BLOCK = 1024 }; /* number of terms whose partial sums stay below 2^31 */
     const float magic = (float)ari_pow2(24 - p) * 1.5f;
     uint64_t sum = 0;
     for (size_t begin = 0; begin < n; begin += BLOCK) {

@@ -46,7 +46,7 @@ static inline float ari_value_at(const ar_tensor *t, ptrdiff_t offset)
                                : ((const float *)t->data.ptr)[offset];
 }
 
-/** The n elements `stride` apart from `offset` on, side by side. */
+/** Returns the n elements `stride` apart from `offset` on as a contiguous run. */
 static inline const float *ari_run_gather(const ar_tensor *t, ptrdiff_t offset, ptrdiff_t stride, size_t n, float *room)
 {
     if (stride == 1)
@@ -75,7 +75,7 @@ static inline ari_stored_run ari_stored_at(const ar_tensor *t, ptrdiff_t offset)
                             t->dtype == AR_BF16};
 }
 
-/** The n values `stride` apart from `offset` on; in room, unless they are side by side already. */
+/** Returns the n values `stride` apart from `offset` on, in room unless they are contiguous already. */
 static inline ari_stored_run ari_stored_gather(const ar_tensor *t, ptrdiff_t offset, ptrdiff_t stride, size_t n,
                                                float *room)
 {

@@ -9,18 +9,19 @@
 
 /* Whole files in, whole files out. */
 
-/** "FOLDER/NAME". Errors: AR_ERR_MEMORY. Gives; free, NULL after an error. */
+/** Joins "FOLDER/NAME". Release *out with free(); NULL after an error. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_file_path(char **out, const char *folder, const char *name);
 
-/** The same in an arena; folder "": NAME alone. */
+/** Does the same in an arena; folder "": NAME alone. */
 AR_NODISCARD ar_status ari_arena_path(ari_arena *a, char **out, const char *folder, const char *name);
 
-/** The config of a model: config.json in a folder, or `path` itself. Errors: AR_ERR_MEMORY. Gives; free. */
+/** Returns the path of a model's config: config.json in a folder, or `path` itself. Release *out with free(). Errors:
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_config_path(char **out, const char *path);
 
 /** True if a folder exists there, perhaps by way of a link. */
 bool ari_is_folder(const char *path);
-/** A folder, and those that it is in, where they are not there yet. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
+/** Creates a folder and its missing parents. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_folder_make(const char *path);
 /** Makes a folder NAME-XXXXXX for temporary files, in TMPDIR or /tmp, and writes its path to path[0, cap); the caller
  *  removes it. On error path is "". Errors: AR_ERR_IO. */
@@ -34,13 +35,12 @@ AR_NODISCARD ar_status ari_file_open(int *fd, size_t *bytes, const char *path);
 /** Closes *fd, unless it is -1. */
 void ari_file_close(const int *fd);
 
-/** Reads exactly `bytes` bytes from `offset`. Errors: AR_ERR_IO, also where the file became shorter meanwhile. */
+/** Reads exactly `bytes` bytes from `offset`. Errors: AR_ERR_IO, also if the file has become shorter. */
 AR_NODISCARD ar_status ari_file_pread(int fd, void *out, size_t bytes, size_t offset, const char *path);
 
-/** Maps all `bytes` bytes for reading. Errors: AR_ERR_IO, also where the file has another size by now;
- *  AR_ERR_MEMORY. */
+/** Maps all `bytes` bytes for reading. Errors: AR_ERR_IO, also if the file's size has changed; AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_file_map(void **map, int fd, size_t bytes, const char *path);
-/** Lets go of mapped memory that has been read: it comes back from the file where it is needed again. */
+/** Drops mapped pages that have been read. They are read from the file again if needed. */
 void ari_pages_drop(const void *data, size_t bytes);
 
 /** Reads a whole regular file of at most `limit` bytes; a 0 byte follows the contents. Errors: AR_ERR_IO,

@@ -33,9 +33,9 @@ void ari_st_close(ar_st_file *f);
 size_t ari_st_tensor_count(const ar_st_file *f);
 /** Entry i in the order of the header; NULL out of range. */
 const ar_st_entry *ari_st_at(const ar_st_file *f, size_t i);
-/** By name; NULL if there is none. */
+/** Finds a tensor by name; NULL if there is none. */
 const ar_st_entry *ari_st_find(const ar_st_file *f, const char *name);
-/** Value of `key` in __metadata__; NULL if there is none. */
+/** Returns the value of `key` in __metadata__; NULL if there is none. */
 const char *ari_st_metadata(const ar_st_file *f, const char *key);
 AR_NODISCARD ar_status ari_st_model_open(ar_st_model **out, const char *folder);
 void ari_st_model_close(ar_st_model *m);
@@ -49,7 +49,7 @@ AR_NODISCARD ar_status ari_st_to_i64(const ar_st_entry *e, int64_t *out);
 /** `count` elements of `dtype`, at any alignment, as binary64: exact but for I64 and U64, which are rounded once. BOOL
  * is its byte; F8_E4M3 has no infinities, F8_E8M0 is a power of two. Errors: AR_ERR_DTYPE (C64, F4, F6). */
 AR_NODISCARD ar_status ari_values_to_f64(ar_dtype dtype, const void *data, size_t count, double *out);
-/** The same as fp32, rounded once where fp32 has no such value. */
+/** Converts values to fp32, rounded once if fp32 lacks the value. */
 AR_NODISCARD ar_status ari_values_to_f32(ar_dtype dtype, const void *data, size_t count, float *out);
 /** Binary64 values as F64, F32, F16 or BF16, at any alignment, each rounded once. Errors: AR_ERR_DTYPE (another). */
 AR_NODISCARD ar_status ari_values_of_f64(ar_dtype dtype, const double *values, size_t count, void *out);

@@ -14,14 +14,14 @@ AR_NODISCARD ar_status ari_batch_check(const ar_batch *b, size_t positions);
 /** The document of a row that place `pos` belongs to: places [*begin, *end) of the row, all of it without documents. A
  *  binary search: `b` is one that ari_batch_check accepts. 0 <= row < batch, 0 <= at < seq. */
 void ari_batch_document(const ar_batch *b, size_t row, size_t pos, size_t *begin, size_t *end);
-/** The position of the token at place `pos` of a row, of which rotary and learned positions are taken: position_ids, or
- *  what has passed of its document. */
+/** Returns the position of the token at index `pos` of a row for rotary and learned positions: position_ids, or its
+ *  index in its document. */
 size_t ari_batch_position(const ar_batch *b, size_t row, size_t pos);
-/** The largest position of the global batch, and 1: of rotary positions whose frequencies depend on a sequence's length
- *  the length. `longest` where it is set. */
+/** Returns the largest position of the global batch plus 1: the length that rotary frequencies depend on if they depend
+ *  on the length. `longest` if it is set. */
 size_t ari_batch_longest(const ar_batch *b);
-/** The number of tokens of the global batch but for masked ones (padding_mask): what the means of a router's losses are
- *  over. `tokens` where it is set. */
+/** Returns the number of tokens of the global batch that are not masked (padding_mask), over which routers' losses are
+ *  averaged. `tokens` if it is set. */
 size_t ari_batch_tokens(const ar_batch *b);
 /** Target of position `pos` of a row: the label of the next position, AR_IGNORE_INDEX at the end of a document. */
 int64_t ari_batch_target(const ar_batch *b, size_t row, size_t pos);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The effects of the layers' injected faults (ref/core/fault.c), so that a layer reads as its formula. A function after
- * an "if" replaces a step of the layer. The others are called where the fault would be made: unless it is on, they
- * change nothing. A fault that only drops or adds a condition is an ari_faulty in the layer. */
+/* Effects of the layers' injected faults (ref/core/fault.c), separate so that a layer reads like its formula. A
+ * function after an "if" replaces a step of the layer. The other functions are called at the place of the fault and
+ * change nothing unless the fault is on. A fault that only drops or adds a condition is an ari_faulty in the layer. */
 #pragma once
 
 #include "ref/layers/loss.h"
@@ -16,13 +16,13 @@ typedef struct ari_draw {
     ar_layout src_layout; /* the boxes of the full tensor */
 } ari_draw;
 
-/** init_replica_differs, init_per_shard_seed, init_local_fan, and those of ari_fault_source. */
+/** Faults init_replica_differs, init_per_shard_seed, init_local_fan, and those of ari_fault_source. */
 void ari_fault_draw(ari_draw *d, const ar_param *p, const ar_ctx *ctx);
 /** kv_replica_wrong_head, gate_up_interleaved_wrong: the boxes of the full tensor that a rank takes the parameter's
  *  values from. */
 void ari_fault_source(ar_layout *src_layout, const ar_ctx *ctx);
-/** pp_layers_local, of what a parameter is drawn or read by: the name with another layer in it, in `out`, or the
- *  name. */
+/** Fault pp_layers_local: returns the name by which a parameter is drawn or read, with another layer's number in `out`,
+ *  or the unchanged name. */
 const char *ari_fault_layer_name(char *out, size_t cap, const ar_ctx *ctx, const char *name);
 /** collective_order_swapped: the place among n that this rank reduces in i's turn. */
 size_t ari_fault_turn(const ar_ctx *ctx, size_t i, size_t n);
@@ -53,11 +53,11 @@ void ari_fault_weight_rows(const ar_ctx *ctx, const ar_tensor *x, ar_tensor *x_r
                            size_t *samples);
 /** if collective_not_differentiable: dy [.., s, f] of the own positions' gradients own [.., s/N, f], among zeros. */
 AR_NODISCARD ar_status ari_fault_own_gradient(ar_ctx *ctx, ar_tensor *dy, const ar_tensor *local_dy);
-/** qkv_gathered_three_times: x is placed twice more, as the change says, for nobody. */
+/** Fault qkv_gathered_three_times: redistributes x twice more without using the result. */
 AR_NODISCARD ar_status ari_fault_gather_again(ar_ctx *ctx, const ar_tensor *x, const ari_features *f,
                                               ar_tp_redistribution change, const char *tag);
-/** latent_grads_summed_again: before the weights' gradients the dY of a layer of which heads of all ranks take the last
- *  `shared` features; 0: they take none. */
+/** Fault latent_grads_summed_again: sums dY again before the weights' gradients of a layer whose last `shared` features
+ *  are used by heads of all ranks; 0: no such features. */
 AR_NODISCARD ar_status ari_fault_latents(ar_ctx *ctx, size_t shared, const ar_tensor *dy);
 /** bias_grad_wrong_axis, row_bias_partial_grad: the rows of dy that a bias's gradient is the sum of, and whether they
  *  are other ones than without a fault. */

@@ -44,7 +44,7 @@ typedef void ari_panel_product(int32_t *sums, const int8_t *left, const int8_t *
 
 struct ari_panel_kernel {
     size_t rows, cols;              /* of a register tile */
-    size_t lanes;                   /* the tile's last columns make a panel of whole vectors of so many */
+    size_t lanes;                   /* the tile's last columns form a panel of full vectors of this many lanes */
     size_t left_bytes, right_bytes; /* bytes of a term of a row of a panel */
     size_t head;                    /* terms for which a panel has room before the first */
     size_t step;                    /* panels have whole steps of terms; those past the last are zero */

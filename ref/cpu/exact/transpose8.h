@@ -13,9 +13,9 @@ typedef struct ari_strip {
     size_t prefetch_distance; /* bytes from a row to one that is needed soon */
 } ari_strip;
 
-/* The rows of the next strip are brought into the cache while this one is packed, a cache line of 64 bytes at a time: 8
- * short rows side by side are more than the processor foresees. Without it a product of 64 columns took half as long
- * again. An address behind the last row is no fault in a prefetch. */
+/* Prefetches the rows of the next strip while this one is packed, one cache line of 64 bytes at a time. The processor
+ * does not predict 8 short rows next to each other: without the prefetch a product of 64 columns took half as long
+ * again. A prefetch of an address after the last row is harmless. */
 static inline __attribute__((always_inline)) void ari_fetch_ahead(const ari_strip *s, size_t offset)
 {
     for (size_t i = 0; offset % 64 == 0 && i < 8; i++)

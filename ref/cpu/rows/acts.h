@@ -73,7 +73,7 @@ INLINE vec rounded(pair x, vec error, MASK *sure)
     return below;
 }
 
-/* An activation and its slope, of which one may be left out by the compiler, and in which lanes they are sure. */
+/* Activation, its slope (the compiler may drop either), and the lanes in which they are certain. */
 typedef struct found {
     vec value, slope;
     MASK value_sure, slope_sure;
@@ -171,7 +171,7 @@ INLINE size_t act_row(const ari_act_row *r, size_t begin, size_t end, ar_activat
     return unsure;
 }
 
-/* Each with its own loop: what is not wanted is not computed. */
+/* One loop for each case, so that unused results are not computed. */
 #define EACH_PASS(kind)                                                     \
     (!r->dy && !r->up ? act_row(r, begin, end, kind, false, false, indices) \
      : !r->dy         ? act_row(r, begin, end, kind, false, true, indices)  \

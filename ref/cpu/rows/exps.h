@@ -39,7 +39,7 @@ static const _Alignas(64) float lost[16] = {-0x1p-33f,        0x1.8c96d4p-25f,  
                                             0x1.24055cp-26f,  -0x1.06cb44p-25f, 0x1.5fa1cap-28f,  0x1.9bb5e4p-28f,
                                             -0x1.fdc306p-27f, -0x1.7161b4p-28f, -0x1.ad217cp-28f, 0x1.59428ep-28f};
 
-/* The sum of two fp32 numbers, of which low is small. */
+/* Sum of two fp32 numbers, of which low is small. */
 typedef struct pair {
     vec high, low;
 } pair;
@@ -54,12 +54,12 @@ INLINE pair powers(pair d, bits *power)
     const vec rest = FMA(k, ALL(0x1.05c610p-33f), ROOTS(lost, t)) - d.low, r = r_high + rest;
     const vec q = FMA(FMA(r_high, ALL(0x1.55576cp-5f), ALL(0x1.55572p-3f)), r, ALL(0.5f));
     const vec p = FMA(r * r, q, rest), root = ROOTS(roots, t), sum = FMA(root, r_high, root);
-    *power = ((bits)t & ~15u) * (1u << 19); /* wraps where the result is replaced */
+    *power = ((bits)t & ~15u) * (1u << 19); /* wraps if the result is replaced later */
     return (pair){sum, FMA(root, p, FMA(root, r_high, root - sum))};
 }
 
-/* e^-d, and in which lanes it is sure to be ari_exp32's bits: where the largest error makes no difference to how it
- * rounds, nothing between does. tests/extended/rows_sweep.c compares all inputs. */
+/* Computes e^-d and the lanes in which it is certain to have ari_exp32's bits: those in which the largest error does
+ * not change the rounding. tests/extended/rows_sweep.c compares all inputs. */
 INLINE vec exps(vec d, MASK *sure)
 {
     bits power;
@@ -71,9 +71,9 @@ INLINE vec exps(vec d, MASK *sure)
     return PICK(is_zero, ALL(0.0f), (vec)((bits)below + power));
 }
 
-/* x/l, with high + low + high*2^-45 within 2^-49 of 1/l: within 2^-46.4 of found + rest + found*2^-45 where no product
- * is subnormal, from `threshold` on. Moved down and up by 2^-45 it rounds alike, or is unsure; so is -0, whose sign is
- * lost. */
+/* Computes x/l, with high + low + high*2^-45 within 2^-49 of 1/l: within 2^-46.4 of found + rest + found*2^-45 if no
+ * product is subnormal, from `threshold` on. A lane is certain if moving the result down and up by 2^-45 does not
+ * change its rounding. -0 is uncertain, because its sign is lost. */
 INLINE vec quotients(vec x, double l, MASK *sure)
 {
     const double inverse = 1.0 / l, threshold = 0x1p-90 * l;

@@ -13,7 +13,7 @@ enum { LOW = 6, HIGH = 4, INTERVALS = 16 };
  * holds. */
 typedef struct curve {
     _Alignas(64) double low[LOW][INTERVALS];
-    _Alignas(64) float high[HIGH][INTERVALS]; /* of terms of which fp32 is enough */
+    _Alignas(64) float high[HIGH][INTERVALS]; /* coefficients of terms for which fp32 suffices */
 } curve;
 static const curve gelu_tail = {
     .low = {{0x1p-1, 0x1.764a20e3bap-2, 0x1.f791f3bffcp-3, 0x1.35ae882b42p-3, 0x1.5a61963dcap-4, 0x1.5edceb3b3cp-5,
@@ -78,8 +78,8 @@ static const curve gelu_slope = {
               -0x1.980bc6p-12f, -0x1.611bbep-14f, 0x1.da5594p-14f, 0x1.bd9112p-14f, 0x1.eeceb4p-16f, -0x1.c6cf24p-17f,
               -0x1.13ea44p-16f, -0x1.d6573cp-18f, -0x1.cf19d6p-21f}}};
 
-/* 8 lanes of x and of its table's function: x*Phi(x), or Phi(x) + x*phi(x), rounded, and where 2^-34 either way might
- * round otherwise. */
+/* Computes 8 lanes of its table's function of x: x*Phi(x), or Phi(x) + x*phi(x), rounded, and the lanes in which 2^-34
+ * in either direction could change the rounding. */
 AVX512 static inline __m256 half_of_curve(__m256 x, __m512d q, bool slopes, __mmask8 *unsure)
 {
     const __m512d wide = _mm512_cvtps_pd(x);
@@ -91,8 +91,8 @@ AVX512 static inline __m256 half_of_curve(__m256 x, __m512d q, bool slopes, __mm
     return _mm512_cvtpd_ps(value);
 }
 
-/* 16 lanes, and which are sure: not those beyond the intervals, without a normal result, or next to the derivative's
- * zero, where its polynomial has few digits. */
+/* Computes 16 lanes, and which of them are certain. Lanes beyond the intervals, without a normal result, or next to the
+ * derivative's zero, where its polynomial has few digits, are not. */
 AVX512 static inline __attribute__((always_inline)) __m512 ari_curves(__m512 x, bool slopes, __mmask16 *sure)
 {
     const curve *c = slopes ? &gelu_slope : &gelu_tail;

@@ -23,8 +23,8 @@ typedef struct ari_act_row {
     const float *x, *up, *dy;
 } ari_act_row;
 
-/** The elements [begin, end), whole vectors of at most 16, but for those of which the bits are unsure: they are left as
- * they are, and `indices` gets their numbers. Returns how many they are. */
+/** Computes the elements [begin, end) in full vectors of at most 16. Elements with uncertain bits are left unchanged,
+ *  and their numbers are written to `indices`. Returns how many there are. */
 typedef size_t ari_acts(const ari_act_row *r, size_t begin, size_t end, ar_activation kind, uint32_t *indices);
 
 /** The ways to compute them, the fastest first; NULL: not in this build, or not on this processor. */
@@ -37,7 +37,8 @@ typedef struct ari_row_way {
 enum { ARI_ROW_WAYS = 3 };
 const ari_row_way *ari_row_way_at(size_t i);
 const ari_row_way *ari_row_way_fastest(void);
-extern const ari_row_way ari_rows_avx512, ari_rows_avx2, ari_rows_neon; /* where ARI_HAVE_X86_PATHS, _ARM_PATHS is 1 */
+extern const ari_row_way ari_rows_avx512, ari_rows_avx2, ari_rows_neon; /* defined if ARI_HAVE_X86_PATHS or
+                                                                           ARI_HAVE_ARM_PATHS is 1 */
 
 /** A row of n <= ARI_BLOCK elements. */
 void ari_activations(const ari_row_way *way, const ari_act_row *r, size_t n, ar_activation kind);

@@ -17,22 +17,22 @@ typedef struct ari_attention {
     ar_branch_split split;
     char qkv_name[3][ARI_PART_PATH], out_name[ARI_PART_PATH];
     ari_linear qkv, out;       /* qkv: of no latent attention */
-    struct ari_latent *latent; /* owned; NULL: there is none */
+    struct ari_latent *latent; /* owned; NULL: no latent attention */
     ari_qk_norm norm;
-    ar_param sinks;         /* [heads], where the options have them */
+    ar_param sinks;         /* [heads] if the options have sinks */
     size_t heads, kv_heads; /* of this tensor-parallel rank */
     size_t value_dim;       /* features of a value */
     size_t group_full;      /* query heads of a KV head, wherever they are */
     int copies, kv_copies;  /* tensor-parallel ranks that hold each query head, each KV head */
-    ar_comm *replicas;      /* those that work on this rank's KV head and on no query head of its, of the
-                                      tensor-parallel ranks and their inner neighbours, borrowed; NULL: none */
+    ar_comm *replicas;      /* ranks, among the tensor-parallel ranks and their inner neighbours, that work on this
+                               rank's KV head but on none of its query heads; borrowed; NULL: none */
     ari_ring_hops hops;
     int32_t *largest; /* QK-Clip: [heads of the model], ari_key32 of the largest logit of this step; NULL: not asked */
     uint32_t largest_step;
-    float *clip;              /* of the features of q | k | v here, then of those of all heads: the parameters' clip */
+    float *clip;              /* clip factors of the local features of q | k | v, then of those of all heads */
     ari_dropout dropout;      /* of the probabilities */
     ar_buf cos, sin;          /* [positions, pairs that turn], made for the longest sequence so far */
-    size_t positions, length; /* length: ari_rope_length of what they were made for */
+    size_t positions, length; /* length: ari_rope_length for which they were computed */
     ar_device *device;        /* that owns the tables */
 } ari_attention;
 
@@ -46,18 +46,19 @@ const char *ari_leaf_of(const ari_attention *m, const char *path);
  *  [b, s, heads * d] that they are, one head after the other. */
 AR_NODISCARD ar_status ari_tap_heads(const ari_attention *m, ar_ctx *ctx, int which, const char *part, char pass,
                                      const ar_tensor *t);
-/** From the projections' output [b, s, q | k | v], which it releases, to the heads' concatenated outputs, [b, s, heads
- *  * d]. Taps the values in between. Errors: those of the device. */
+/** Computes the heads' concatenated outputs [b, s, heads * d] from the projections' output [b, s, q | k | v], which it
+ *  releases. Taps the values in between. Errors: those of the device. */
 AR_NODISCARD ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *context, ar_tensor *qkv,
                                   const ar_batch *batch);
-/** From the gradient of that to the gradient of the projections' output. Releases what the forward pass kept. Errors:
- *  those of the device and the communicator. */
+/** Computes the gradient of the projections' output from that of the heads' outputs. Releases the saved activations.
+ *  Errors: those of the device and the communicator. */
 AR_NODISCARD ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dqkv,
                                            const ar_tensor *dcontext);
 
 /* --- queries, keys and values by low-rank projections (latent.c) -------------------------------------------------- */
 
-/** The layers of m->latent, which becomes NULL where the options have none; ari_latent_destroy, also after an error. */
+/** Creates the layers of m->latent, or sets it to NULL if the options have none. Release it with ari_latent_destroy,
+ *  also after an error. */
 AR_NODISCARD ar_status ari_latent_create(ari_attention *m, ar_ctx *ctx);
 void ari_latent_destroy(ari_attention *m);
 size_t ari_latent_params(ari_attention *m, ar_param **out, size_t cap);
@@ -85,10 +86,10 @@ bool ari_qk_normed(const ari_attention *m);
 AR_NODISCARD ar_status ari_qk_norm_init(ari_attention *m, ar_ctx *ctx);
 void ari_qk_norm_fini(ari_attention *m);
 size_t ari_qk_norm_params(ari_attention *m, ar_param **out, size_t cap);
-/** y [b, s, heads, d], a view of *memory, which the caller releases, of the projections' x, a view of such a shape.
- *  Collective over the tensor-parallel ranks where a norm is over all heads. */
+/** Normalises x, a view of the projections' output, to y [b, s, heads, d], a view of *memory, which the caller
+ *  releases. Collective over the tensor-parallel ranks if a norm covers all heads. */
 AR_NODISCARD ar_status ari_qk_norm_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, int which, ar_tensor *y,
                                            ar_tensor *memory, const ar_tensor *x);
-/** The gradient of y, a view of such a shape, becomes that of x. */
+/** Turns the gradient of y, a view of such a shape, into that of x. */
 AR_NODISCARD ar_status ari_qk_norm_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, int which,
                                             const ar_tensor *g);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The blocks in which attention goes through its scores: their edges follow from the order of positions, the numbers of
- * heads, and what a device holds at once. Whoever predicts their memory asks here too. */
+/* Blocks in which attention computes its scores. Their edges follow from the order of positions, the numbers of heads,
+ * and the memory that a device uses at once. Predictions of memory use the same function. */
 #pragma once
 
 #include "anyrank/parallel.h"
@@ -16,15 +16,15 @@ typedef struct ari_order {
     ar_positions rows;
     size_t seq; /* keys */
     bool causal;
-    size_t window; /* 0: none */
+    size_t window; /* 0: no window */
 } ari_order;
 
 /** The keys that the query at a position sees. */
 ari_keys ari_order_keys(const ari_order *o, size_t position);
 
-/* The query heads of a KV head's group are consecutive rows of one matrix, [group * rows, seq], of which there are
- * samples * kv_heads. A block is rows of one head with the keys that any of them sees, or several whole matrices where
- * they are small. */
+/* Blocks of scores. The query heads of a KV head's group are consecutive rows of one matrix [group * rows, seq], and
+ * there are samples * kv_heads matrices. A block has rows of one head with the keys that any of these rows sees, or
+ * several full matrices if they are small. */
 typedef struct ari_score_blocks {
     ari_order order;
     const ari_keys *visible; /* borrowed: [samples, rows]; NULL: what the order lets them see */
@@ -36,10 +36,10 @@ typedef struct ari_score_blocks {
     bool thin; /* some are left out */
 } ari_score_blocks;
 
-enum { ARI_BLOCK_ROWS = 32 }; /* that a block which is not whole matrices has at least, if there are so many */
+enum { ARI_BLOCK_ROWS = 32 }; /* least number of rows of a block that is not a full matrix, if there are as many */
 
 /** ring: keys and values come from several ranks. */
 ari_score_blocks ari_score_blocks_of(const ari_order *order, const ari_keys *visible, size_t samples, size_t kv_heads,
                                      size_t group, size_t max_scores, bool ring);
-/** The block that follows *block_part, the first one after a zero *block_part; false: there is none. */
+/** Sets *block_part to the block that follows it, or to the first one if it is zero. Returns false if there is none. */
 bool ari_next_block(const ari_score_blocks *b, ar_part *block_part);

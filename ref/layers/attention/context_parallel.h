@@ -25,9 +25,10 @@ ari_head_share ari_head_share_of(size_t heads, size_t n, size_t i);
  *  AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ari_head_shares_check(const char *name, const ar_ctx *ctx, size_t heads, size_t kv_heads);
 
-/** x[t] [b, heads[t], own positions, d] becomes [b, the heads of this neighbour, the positions of all neighbours, d],
- *  for n tensors in one all-to-all; without neighbours x is unchanged. Each copy of a head receives it. The old x is
- *  released. Collective over ctx->inner. Errors: AR_ERR_MEMORY, those of the communicator. */
+/** Exchanges sequence shards for head shards: x[t] [b, heads[t], local positions, d] becomes [b, this neighbour's
+ *  heads, the positions of all neighbours, d], for n tensors in one all-to-all. Without neighbours x is unchanged.
+ *  Every replica of a head receives it. The old x is released. Collective over ctx->inner. Errors: AR_ERR_MEMORY, those
+ *  of the communicator. */
 AR_NODISCARD ar_status ari_heads_apart(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag);
 /** The way back, to all heads[t] and the own positions. Copies have the same values: of C of them neighbour i receives
  *  from the one that is, like itself, (i mod C)-th, which is itself for its own head. */
@@ -46,8 +47,8 @@ typedef struct ari_ring_hops {
 AR_NODISCARD ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *base);
 void ari_ring_hops_fini(ari_ring_hops *h);
 
-/** Copies a place's chunk [b, kv heads, its positions, d] to its positions in `gathered` [b, kv heads, seq, d]. Errors:
- *  those of the device. */
+/** Copies the chunk [b, kv heads, its positions, d] of a ring rank to its positions in `gathered` [b, kv heads, seq,
+ *  d]. Errors: those of the device. */
 AR_NODISCARD ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *gathered, const ar_tensor *chunk, int place);
 
 /** gathered[0], gathered[1] [b, kv heads, seq, d], in the order of positions, of all places' keys and values local[0],

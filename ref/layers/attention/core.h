@@ -13,30 +13,32 @@ typedef struct ari_core {
     size_t head_start;      /* the model's number of the first one here */
     size_t group_full;      /* query heads of a KV head, wherever they are worked on */
     int copies;             /* tensor-parallel ranks that work on the same heads */
-    ar_comm *replicas;      /* who works on the same KV head and on other query heads; NULL: nobody */
+    ar_comm *replicas;      /* ranks that work on the same KV head and other query heads; NULL: none */
     size_t seq;             /* keys, values */
     ar_positions rows;      /* of the queries, in their order */
     bool causal;
-    size_t window;              /* 0: none */
-    double query_scalar, cap;   /* scores are divided by the root of the first; and capped, 0: not */
+    size_t window;              /* 0: no window */
+    double query_scalar, cap;   /* scores are divided by the square root of the first, and limited by the second; cap
+                                   0: no limit */
     const ari_dropout *dropout; /* of the probabilities */
-    ar_param *sinks;            /* one logit a head, of the heads here from first_sink on; NULL: none */
+    ar_param *sinks;            /* one logit per head, for the local heads from first_sink on; NULL: no sinks */
     size_t first_sink;
-    int32_t *largest; /* [heads_full]: ari_key32 of each one's largest logit so far, kept; NULL: nobody asks */
+    int32_t *largest; /* [heads_full]: ari_key32 of each head's largest logit so far, updated; NULL: not recorded */
 } ari_core;
 
-/** o = softmax(q k^T / sqrt(d)) v. q [b, heads, rows, d], o the same with v's features; k, v [b, kv_heads, seq, d], in
- *  the order of positions, v with as many features as it has. o is fresh. Taps the probabilities. Keeps what the
- *  backward pass needs besides q, k and v under `owner`. Errors: those of device and arithmetic. */
+/** Computes o = softmax(q k^T / sqrt(d)) v. q: [b, heads, rows, d]; o: the same with v's features; k, v: [b,
+ *  kv_heads, seq, d] in the order of positions, v with its own number of features. o is a new tensor. Taps the
+ *  probabilities. Saves what the backward pass needs in addition to q, k and v under `owner`. Errors: those of
+ *  device and arithmetic. */
 AR_NODISCARD ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner,
                                         ar_tensor *o, const ar_tensor *q, const ar_tensor *k, const ar_tensor *v,
                                         const ar_batch *batch);
 
-/** The gradients of q, k and v from dout, that of o; all fresh: g[0] [b, heads, rows, d], g[1], g[2] [b, kv_heads,
- *  rows, d], each with the features of its value, of the keys and values at the positions of the queries here. A KV
- *  head's dk and dv are one contraction over the query heads of its group and all queries, whichever ranks have them:
- *  complete on every rank of `replicas`. Collective over it and the ring. Adds to the gradient of the sinks. Releases
- *  the saved activations. */
+/** Computes the gradients of q, k and v from dout, the gradient of o, as new tensors: g[0] [b, heads, rows, d], g[1],
+ *  g[2] [b, kv_heads, rows, d], each with the features of its value, for the keys and values at the positions of the
+ *  local queries. A KV head's dk and dv are one contraction over the query heads of its group and all queries, on
+ *  whichever ranks they are, and are complete on every rank of `replicas`. Collective over replicas and the ring. Adds
+ *  to the gradient of the sinks. Releases the saved activations. */
 AR_NODISCARD ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, const void *owner,
                                          ar_tensor g[3], const ar_tensor *dout, const ar_tensor *q, const ar_tensor *k,
                                          const ar_tensor *v);
@@ -44,14 +46,15 @@ AR_NODISCARD ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_save
 /* Saved activations of an attention besides q, k and v. An object of the step. */
 typedef struct ari_core_kept {
     size_t batch;
-    ari_keys *visible;       /* [b, rows], on the host: the keys that a query sees by order alone; NULL: no documents */
-    ari_keys *visible_union; /* [rows], likewise: those that it sees in some sample; NULL: not read */
+    ari_keys *visible;                 /* [b, rows], in host memory: the keys that a query sees by order alone; NULL:
+                                          no documents */
+    ari_keys *visible_union;           /* [rows], in host memory: the keys that it sees in any sample; NULL: not read */
     ar_tensor keys, padding, additive; /* the same on the device, and the masks; additive: of the rows here */
     ar_tensor max, sum;                /* int32, f64 [b * heads * rows]: of the scores' rows */
 } ari_core_kept;
 
-/** An empty one, with the masks of a batch. Ends with the step, or by ari_step_disown. Errors: AR_ERR_MEMORY,
- *  AR_ERR_SHAPE (a sequence too long to number), those of the device. */
+/** Creates an empty state with the masks of a batch. It lives until the end of the step or until ari_step_disown.
+ *  Errors: AR_ERR_MEMORY, AR_ERR_SHAPE (a sequence too long to number), those of the device. */
 AR_NODISCARD ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_kept **out, const ar_batch *batch);
 /** The masks as the device's slots take them. */
 ar_mask ari_core_mask(const ari_core *c, const ari_core_kept *state);

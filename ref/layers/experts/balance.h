@@ -10,11 +10,11 @@ typedef struct ari_balance {
     size_t experts, per_token;
     bool spread;      /* the tensor-parallel ranks route different tokens */
     const char *name; /* of the router; borrowed */
-    int64_t
-        *counts;    /* [experts]: tokens that go to each, of the step's batch; NULL: of a sequence, or of none; owned */
-    bool counted;   /* and these are those of the step that runs */
-    double divisor; /* counts / this, times a*E: what the loss multiplies p by */
-    ar_param sum;   /* of the losses' terms, one a token */
+    int64_t *counts;  /* [experts]: tokens of the step's batch that go to each expert; NULL: counted for each
+                         sequence, or not at all; owned */
+    bool counted;     /* the counts are those of the running step */
+    double divisor;   /* counts / this, times a*E: what the loss multiplies p by */
+    ar_param sum;     /* of the losses' terms, one a token */
 } ari_balance;
 
 /* A router's tokens in a pass. */
@@ -24,37 +24,39 @@ typedef struct ari_routed_tokens {
     const ar_batch *batch;
 } ari_routed_tokens;
 
-/** weight: of AR_BALANCE_LAYERS where the context's options balance nothing. b->name, experts, per_token, spread are
- *  set. Errors: AR_ERR_MEMORY, those of ari_loss_init. */
+/** Initialises a balance. weight: for AR_BALANCE_LAYERS if the context's options balance nothing. b->name, experts,
+ *  per_token and spread are set. Errors: AR_ERR_MEMORY, those of ari_loss_init. */
 AR_NODISCARD ar_status ari_balance_init(ari_balance *b, ar_ctx *ctx, double weight);
 void ari_balance_fini(ari_balance *b);
 static inline bool ari_balance_wants_lse(const ari_balance *b)
 {
     return b->losses.z_loss > 0.0;
 }
-/** From p [tokens, E] and lse [tokens], which ends (data NULL: no z-loss): the losses' terms, and what the way back needs.
- *  In a counting pass it counts. Collective over the ranks that share a sequence. Errors: AR_ERR_ARG (a step that should
- *  have counted did not), those of the device and of the communicator, AR_ERR_MEMORY. */
+/** Computes the losses' terms, and what their backward pass needs, from p [tokens, E] and lse [tokens], which it
+ *  releases (data NULL: no z-loss). In a counting pass it counts tokens. Collective over the ranks that share a
+ *  sequence. Errors: AR_ERR_ARG (the step should have counted before), those of the device and of the communicator,
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_balance_forward(ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *p,
                                            ar_tensor *lse, const ari_routed_tokens *t);
-/** counts [E] += this rank's tokens that are not padding, by their experts. Errors: those of the device, AR_ERR_MEMORY. */
+/** Adds this rank's tokens that are not padding to counts [E], by expert. Errors: those of the device,
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_balance_tally(int64_t *counts, const ari_balance *b, ar_ctx *ctx,
                                          const ari_routed_tokens *t);
-/** dz += the losses' gradient. Errors: those of the device. */
+/** Adds the losses' gradient to dz. Errors: those of the device. */
 AR_NODISCARD ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dz,
                                             const ar_tensor *p, const ari_routed_tokens *t);
 
 /* Of all modules of experts below a module. */
 /** Whether they have losses, count first, are balanced together. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_balance_routers(ari_routers *r, ar_module *m);
-/** Counts and terms become zero. Errors: AR_ERR_MEMORY, those of the device. */
+/** Zeroes counts and terms. Errors: AR_ERR_MEMORY, those of the device. */
 AR_NODISCARD ar_status ari_balance_zero(ar_module *m, ar_ctx *ctx);
 /** After a counting pass: the counts become those of all ranks. Collective over the context's groups, and where all layers
  *  are balanced together over its pipeline. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a layer then has another number of
  *  experts), those of the communicators. */
 AR_NODISCARD ar_status ari_balance_share(ar_module *m, ar_ctx *ctx);
-/** *value: the losses of all ranks' tokens, layer by layer. Collective over the context's groups, where there are any also
- *  over its pipeline. Errors: those of the device and the communicators, AR_ERR_MEMORY. */
+/** Computes the losses of all ranks' tokens, layer by layer. Collective over the context's groups, and over its
+ *  pipeline if it has one. Errors: those of the device and the communicators, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_balance_value(ar_module *m, ar_ctx *ctx, double *value);
 
 /** The balance of a module of experts; NULL: it is another module. */

@@ -11,14 +11,14 @@ typedef struct ari_chosen {
 } ari_chosen;
 
 typedef struct ari_scores {
-    ar_param bias; /* [E], frozen; without a device where there is none: of a softmax */
+    ar_param bias; /* [E], frozen; without a device if a softmax router has no bias */
     ar_route_rule rule;
     const ari_balance *tokens; /* of the same router: which tokens count. Borrowed */
     int64_t *counts;           /* [E]: tokens of the step that went to each so far; NULL: the bias stays. Owned */
 } ari_scores;
 
-/** name: of the module with the router; balance: of the same router, kept. Errors: AR_ERR_ARG (groups that E or k does
- *  not fit; losses, which are of a softmax), those of ar_param_init. */
+/** Initialises a router's scores. name: of the module with the router; balance: of the same router, borrowed. Errors:
+ *  AR_ERR_ARG (groups that do not fit E or k; losses, which need a softmax), those of ar_param_init. */
 AR_NODISCARD ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_experts_options *o, const char *name,
                                        const ari_balance *balance);
 void ari_scores_fini(ari_scores *s);
@@ -28,11 +28,11 @@ size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t index
  *  device. */
 AR_NODISCARD ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *chosen,
                                         const ar_tensor *lse, const ar_tensor *z);
-/** Writes dz from g, the weights' gradient. Errors: those of the device. */
+/** Writes dz from g, the gradient of the weights. Errors: those of the device. */
 AR_NODISCARD ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, const ar_tensor *dz,
                                            const ari_chosen *chosen, const ar_tensor *g);
-/** In the step's own forward passes, not where one is made again: counts those tokens of t that are not padding, by the
- *  experts that were made for them.
+/** Counts the tokens of t that are not padding by their chosen experts. Counts only in the step's own forward passes,
+ *  not in recomputed ones.
  *  Errors: those of the device, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_chosen *chosen,
                                         const ari_routed_tokens *t);
@@ -40,8 +40,8 @@ AR_NODISCARD ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_ch
 /* Of all modules of experts below a module. */
 /** The counts become zero. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_scores_zero(ar_module *m);
-/** After the weights of a step have changed: the biases' update (ar_router_losses) by the counts, which become zero,
- *  and a tap of each. Collective over the context's groups. Errors: AR_ERR_MEMORY, those of the device and the
+/** Updates the biases (ar_router_losses) from the counts after a step has changed the weights, zeroes the counts, and
+ *  taps each bias. Collective over the context's groups. Errors: AR_ERR_MEMORY, those of the device and the
  *  communicators. */
 AR_NODISCARD ar_status ari_scores_update(ar_module *m, ar_ctx *ctx);
 

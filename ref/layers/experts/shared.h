@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The expert that all tokens go to, beside those that a router chooses. */
+/* Shared expert: all tokens go to it, in addition to the experts that a router chooses. */
 #pragma once
 
 #include "anyrank/layers.h"
 
 typedef struct ari_shared {
-    ar_module *expert, *gate; /* NULL: none; owned */
+    ar_module *expert, *gate; /* NULL: no shared expert; owned */
     size_t hidden;
 } ari_shared;
 
