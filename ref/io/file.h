@@ -43,8 +43,8 @@ AR_NODISCARD ar_status ari_file_map(void **map, int fd, size_t bytes, const char
 /** Drops mapped pages that have been read. They are read from the file again if needed. */
 void ari_pages_drop(const void *data, size_t bytes);
 
-/** Reads a whole regular file of at most `limit` bytes; a 0 byte follows the contents. Errors: AR_ERR_IO,
- *  AR_ERR_OVERFLOW (longer than `limit`), AR_ERR_MEMORY. Gives; free with free(). */
+/** Reads a whole regular file of at most `limit` bytes; a 0 byte follows the contents. Release *out with free().
+ *  Errors: AR_ERR_IO, AR_ERR_OVERFLOW (longer than `limit`), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_file_read(unsigned char **out, size_t *length, const char *path, size_t limit);
 
 /** Writes data that is whole in memory as one file of ref/core/atomic_file.h; path "-" is stdout. */
@@ -81,13 +81,13 @@ AR_NODISCARD ar_status ari_unsupported_format_check_folder(const char *folder);
 
 /* --- bundled data ------------------------------------------------------------------------------------------------- */
 
-/* The names that ar_model_path resolves; NULL after the last. The first three are small; of the others there is a
- * config.json and no weights. */
+/* Names that ar_model_path resolves, ending with NULL. The first three models are small; the others have a config.json
+ * but no weights. */
 extern const char *const ari_model_names[];
 
 /** Checks that the data directory exists: AR_ERR_NOT_FOUND names every folder that was searched. */
 AR_NODISCARD ar_status ari_data_dir_check(void);
-/** Reads the bytes to train on: `path`, or text.txt in the data directory where it is NULL. One byte is one token, so
- *  any file will do. Errors: AR_ERR_IO, AR_ERR_MEMORY, AR_ERR_DATA (empty), AR_ERR_OVERFLOW (more than 4 GiB), those of
- *  ari_data_dir_check. Gives; free with free(). */
+/** Reads the training text: `path`, or text.txt in the data directory if it is NULL. One byte is one token, so any file
+ *  will do. Release *out with free(). Errors: AR_ERR_IO, AR_ERR_MEMORY, AR_ERR_DATA (empty), AR_ERR_OVERFLOW (more than
+ *  4 GiB), those of ari_data_dir_check. */
 AR_NODISCARD ar_status ari_text_load(unsigned char **out, size_t *length, const char *path);

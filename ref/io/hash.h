@@ -15,7 +15,7 @@ typedef void ari_sha256_blocks_fn(uint32_t state[8], const unsigned char *data, 
  * and nothing is to be freed. */
 typedef struct ari_sha256 {
     uint32_t state[8];
-    unsigned char rest[64]; /* the first bytes % 64 of it: what is no whole block yet */
+    unsigned char rest[64]; /* bytes of the unfinished block: the first (length % 64) ones are used */
     uint64_t bytes;         /* of the message so far; below 2^61 */
     ari_sha256_blocks_fn *blocks;
 } ari_sha256;
@@ -29,7 +29,8 @@ enum { ARI_SHA256_BYTES = 32 };
 void ari_sha256_digest(ari_sha256 *s, unsigned char digest[ARI_SHA256_BYTES]);
 /** The three in one, of bytes that are all there. */
 void ari_sha256_of(char hex[65], const void *data, size_t bytes);
-/** The ways to do a block: in plain C, and by the processor's instructions where it has some (else the first again). */
+/** Implementations of the block function: in plain C, and by the processor's instructions if it has them (otherwise the
+ *  plain one again). */
 ari_sha256_blocks_fn ari_sha256_blocks_portable;
 ari_sha256_blocks_fn *ari_sha256_fastest(void);
 

@@ -12,8 +12,8 @@
 #define ARI_ST_METADATA "__metadata__"
 /* serde_json, which reads the format officially, stops at this depth. */
 #define ARI_ST_MAX_DEPTH 128
-/* One tensor's description needs some 300 bytes at most; more are fields that readers ignore. The limit bounds what a
- * JSON tree of one description can take. */
+/* Limit for the description of one tensor, which needs at most about 300 bytes; more would be fields that readers
+ * ignore. It bounds the JSON tree of a description. */
 #define ARI_ST_MAX_DESCRIPTION ((size_t)65536)
 /* Real files have a handful; each costs some 80 bytes for the 6 of "":"",. */
 #define ARI_ST_MAX_METADATA ((size_t)65536)
@@ -38,8 +38,8 @@ AR_NODISCARD ar_status ari_st_header_parse(ari_st_header *h, const char *text, s
                                            const char *path);
 void ari_st_header_free(ari_st_header *h);
 
-/** Elements of a shape, multiplied from left to right: [0, huge, huge] is 0 and [huge, huge, 0] overflows, as in the
- *  official library. False where it overflows. */
+/** Multiplies the extents of a shape from left to right: [0, huge, huge] is 0 and [huge, huge, 0] overflows, as in the
+ *  official library. Returns false if the product overflows. */
 AR_NODISCARD bool ari_st_count(uint64_t *count, int ndim, const size_t *shape);
 /** Bytes of a tensor to write. Errors: AR_ERR_ARG (name, dtype, ndim), AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_st_tensor_bytes(size_t *bytes, const ar_st_tensor *t);
@@ -50,11 +50,11 @@ AR_NODISCARD ar_status ari_st_sort(const ar_st_tensor **order, const ar_st_tenso
 #define ARI_ST_SINGLE "model.safetensors"
 #define ARI_ST_INDEX "model.safetensors.index.json"
 
-/** ari_st_write up to its last step, for files that belong together. Gives; end with ari_atomic_file_commit,
- * ari_atomic_file_commit_all or ari_atomic_file_discard. */
+/** Does everything that ari_st_write does except the last step, for files that belong together. End with
+ *  ari_atomic_file_commit, ari_atomic_file_commit_all or ari_atomic_file_discard. */
 AR_NODISCARD ar_status ari_st_write_uncommitted(ari_atomic_file **result, const char *path, const ar_st_tensor *tensors,
                                                 size_t n, const char *const *metadata, size_t n_meta);
-/** ari_st_model_open by the path of an index, whatever its name; its shards lie beside it. */
+/** Opens a model by the path of its index, which may have any name; the shards are in the same folder. */
 AR_NODISCARD ar_status ari_st_model_open_index(ar_st_model **out, const char *path);
 /** The files of a model, each once, and their paths; borrowed. */
 size_t ari_st_model_files(const ar_st_model *m);

@@ -99,8 +99,8 @@ size_t ari_fault_token_count(const ar_ctx *ctx, size_t n);
 /** heads_divided_twice: how many heads of `context`, which is then zero, are filled. */
 AR_NODISCARD ar_status ari_fault_heads(ar_ctx *ctx, const ar_tensor *context, size_t *heads);
 
-/** ring_backward_first_kv: keys and values of all positions, of which local[2] are this rank's, in the backward
- *  pass. */
+/** Fault ring_backward_first_kv: replaces keys and values of all positions in the backward pass; local[2] are this
+ *  rank's. */
 AR_NODISCARD ar_status ari_fault_ring_keys(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2]);
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
@@ -115,7 +115,7 @@ AR_NODISCARD ar_status ari_fault_clear_remote(ar_ctx *ctx, const ar_tensor *weig
 /** labels_after_cut: what the i-th of the own positions of a row predicts. */
 int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *positions, size_t i,
                          int64_t target);
-/** allgather_token_order: where the chunk of a place of the ring is put down. */
+/** Fault allgather_token_order: returns the positions to which the chunk of a ring rank is written. */
 ar_positions ari_fault_chunk(const ar_ctx *ctx, size_t seq, int place, ar_positions positions);
 /** allgather_token_order: y [.., positions, features], gathered over tp. */
 AR_NODISCARD ar_status ari_fault_gathered(ar_ctx *ctx, ar_tensor *y);

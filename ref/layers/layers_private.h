@@ -15,8 +15,8 @@ AR_NODISCARD ar_status ari_redistribution_create(ar_module **out, ar_ctx *ctx, c
                                                  ar_placement from_placement, ar_placement to_placement);
 /** "replicate", "colwise", "rowwise", "vocab", "hidden", "sequence", "prepare"; "?". Static storage. */
 const char *ari_style_name(ar_style s);
-/** Layers of these styles between values that are placed as `stream`; between the layers a shard of features where the
- *  first makes one and the second takes it, else the whole. */
+/** Returns a branch's split for layers of these styles between values placed as `stream`. Between the layers a value is
+ *  sharded by features if the first layer produces shards and the second accepts them, otherwise it is replicated. */
 ar_branch_split ari_branch_of(ar_style first_style, ar_style second, ar_placement stream);
 /** The same of experts: what they take and make is whole on each rank, so that every rank routes all tokens. cut: gate
  *  and up are colwise and down is rowwise, else all are replicated. */

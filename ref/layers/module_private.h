@@ -17,9 +17,9 @@ AR_NODISCARD ar_status ari_module_recompute_saved(ar_module *m, ar_ctx *ctx, ar_
  *  The rows of two dimensions are samples if ari_ctx_place_batch has set their position in a global batch, else tokens of one
  *  sample. */
 size_t ari_ctx_samples(const ar_ctx *ctx, const ar_tensor *x);
-/** *x, a tensor of the step: the batch's input, [b, the shape of a sample], or its ids, [b, s] of AR_I64. Where ranks
- *  share out the positions of a sample, the first of two dimensions or more, it has the rank's own. Errors: AR_ERR_ARG
- *  (it has none), AR_ERR_UNSUPPORTED (no positions to share out), AR_ERR_INDIVISIBLE. */
+/** Sets *x to a step tensor with the batch's input, [b, the shape of a sample], or its ids, [b, s] of AR_I64. If ranks
+ *  shard the positions of a sample, the first of two or more dimensions, it has the rank's own. Errors: AR_ERR_ARG (the
+ *  batch has no input), AR_ERR_UNSUPPORTED (no positions to shard), AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ari_batch_input(ar_ctx *ctx, ar_tensor *x, const ar_batch *batch);
 
 AR_END_DECLS

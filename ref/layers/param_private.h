@@ -7,7 +7,7 @@
 
 AR_BEGIN_DECLS
 
-/** Fresh values: element i of the FULL tensor depends on (seed, name, i) alone, never on the layout. */
+/** Draws initial values: element i of the FULL tensor depends only on (seed, name, i), never on the layout. */
 AR_NODISCARD ar_status ari_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed);
 /** One more use in a forward pass that a backward pass will follow; ar_module_forward counts those of a module's own
  *  parameters. */
@@ -16,9 +16,9 @@ void ari_param_use(ar_param *p);
  *  the gradient of the passes so far is complete on this rank. ar_module_backward calls it for a module's own
  *  parameters. Errors: the first failing hook's. */
 AR_NODISCARD ar_status ari_param_done(ar_param *p, ar_ctx *ctx);
-/** Completes the gradients after the last backward pass of a step: each is summed over the data-parallel group, and
- * over the tensor-parallel one where its terms are spread, the last parameter first; has_grad then says whether any
- * rank got one, by an all-reduce(max) of a bitmap; then a tap ':grad' of each.
+/** Completes the gradients after the last backward pass of a step. Each one is summed over the data-parallel group, and
+ *  over the tensor-parallel group if its terms are spread, the last parameter first. Then has_grad tells whether any
+ *  rank got a gradient, by an all-reduce(max) of a bitmap, and each gradient is tapped as ':grad'.
  *  Collective over the groups of the context. */
 AR_NODISCARD ar_status ari_params_reduce(ar_param *const *params, size_t n, ar_ctx *ctx);
 /** A tap ':grad' of each complete gradient, the last parameter first. */

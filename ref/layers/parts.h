@@ -21,7 +21,7 @@ ARI_OWNER(ar_saved, ar_saved_destroy)
 /** A value between the tensor-parallel regions, [.., s, features]: whole on every rank, or with sequence parallelism
  * the rank's positions. */
 AR_NODISCARD ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
-/** A value of which every rank of the tensor-parallel group holds all positions and features. */
+/** Taps a value of which every rank of the tensor-parallel group holds all positions and features. */
 AR_NODISCARD ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
 /** A value sharded along dimension `dim`, whose full extent is `full`; every part is on `copies` neighbouring ranks. */
 AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
@@ -51,8 +51,8 @@ AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, s
 /** The same with another extent before the last. */
 AR_NODISCARD ar_status ari_like_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t positions,
                                        size_t features);
-/** Pairs (0, 1), (2, 3), .. of from's last features apart, all even ones and then all odd ones; or the way back, from
- *  such halves. */
+/** Separates the pairs (0, 1), (2, 3), .. of the source's last features into all even and then all odd ones, or the
+ *  reverse. */
 AR_NODISCARD ar_status ari_part_pairs(ar_ctx *ctx, const ar_tensor *dst, const ar_tensor *src, bool deinterleave);
 /** dx += more, which ends. */
 AR_NODISCARD ar_status ari_add_gradient(ar_ctx *ctx, const ar_tensor *dx, ar_tensor *extra);
@@ -71,15 +71,15 @@ ar_placement ari_placed_stream(const ar_ctx *ctx);
 bool ari_placed_whole(ar_placement p);
 bool ari_placed_by_features(ar_placement p);
 bool ari_placed_by_tokens(ar_placement p);
-/** True if the ranks have the same numbers: R and I differ in the gradient alone. */
+/** Returns true if ranks have equal numbers under both placements: R and I differ only in the gradient. */
 bool ari_placed_alike(ar_placement a, ar_placement b);
-/** Placement of the gradient of such a value: that of a whole value or of a term is whole; a layer that uses the value
- *  on each rank for itself has already summed it. */
+/** Returns the placement of the gradient of such a value. The gradient of a replicated value or of a term is
+ *  replicated; a layer that uses the value separately on each rank has summed the gradient already. */
 ar_placement ari_placed_gradient(ar_placement p);
 /** The way back, of the gradient. */
 ar_tp_redistribution ari_tp_redistribution_backward(ar_tp_redistribution change);
 
-/* Features that are blocks side by side, of which each is cut by itself: q | k | v. */
+/* Features made of adjacent blocks that are each sharded separately: q | k | v. */
 typedef struct ari_features {
     int n;
     size_t width[AR_MAX_PARTS]; /* of all ranks */
@@ -99,13 +99,13 @@ AR_NODISCARD ar_status ari_tp_redistribute_of(ar_ctx *ctx, ar_tensor *y, const a
 /* The same of a module's hidden features, under its name. */
 #define ARI_REDISTRIBUTE(m, ctx, y, x, change, ends) \
     ari_tp_redistribute(ctx, y, x, &(ari_features){1, {(m)->o.hidden}}, change, (m)->base.name, ends)
-/** Taps a value of so many features that is placed so. Terms of a sum are tapped as what they are taken for, the
- *  whole. */
+/** Taps a value with these features and this placement. Terms of a sum are tapped as the replicated value that they
+ *  stand for. */
 AR_NODISCARD ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       size_t features, ar_placement p);
 
-/** Rows of terms are added up to p's gradient: complete if every rank has all of them or, where p reports it (spread),
- *  its own positions of them. Errors: those of ari_ledger_note. */
+/** Records that rows of terms are added to p's gradient. The gradient is complete if every rank has all rows, or if p
+ *  says so (spread), its own positions of them. Errors: those of ari_ledger_note. */
 AR_NODISCARD ar_status ari_note_gradient(ar_ctx *ctx, ar_param *p, const ar_tensor *x, const ar_tensor *dy);
 
 /* --- sequence parallelism ----------------------------------------------------------------------------------------- */
@@ -121,14 +121,14 @@ AR_NODISCARD ar_status ari_note_gradient(ar_ctx *ctx, ar_param *p, const ar_tens
 /** The positions of this rank in a sequence of seq: its context-parallel ones, inside the tensor-parallel regions, or
  *  (stream) between them, which with sequence parallelism are its part of those. */
 ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream);
-/** Number of positions of a sequence of which a rank has `local_count`, leaving sequence parallelism aside. */
+/** Returns the number of positions of a sequence of which a rank has `local_count`, ignoring sequence parallelism. */
 size_t ari_all_positions(const ar_ctx *ctx, size_t local_count);
 /** The ranks that share the positions of a sequence: 1 without sequence parallelism. */
 static inline size_t ari_sequence_ranks(const ar_ctx *ctx)
 {
     return ari_ctx_sp(ctx) ? (size_t)ar_comm_size(ctx->tp) : 1;
 }
-/** Checks that the context's groups can share a sequence. Errors: those of ari_parallel_check_sequence. */
+/** Checks that the context's groups can shard a sequence. Errors: those of ari_parallel_check_sequence. */
 AR_NODISCARD ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq);
 /** Target of the i-th of a row's own positions (ari_batch_target). */
 int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *positions, size_t i);
@@ -138,33 +138,33 @@ AR_NODISCARD ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *position_ids,
 /** The token of [b, s] that row i of this rank's token rows is, inside the tensor-parallel regions: sample by sample,
  *  or (rank_major) in the order of the tensor-parallel ranks that hold the positions. */
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major);
-/** The positions of a sample of a module's batch; 1: it has none. */
+/** Returns the number of positions per sample in a module's batch; 1: it has none. */
 size_t ari_batch_positions(const ar_batch *batch);
-/* A batch as a loss of this rank's positions takes it: `labels` and `target` are those of its positions, and `seq` is
- * their number, where there is one for each; without labels they are the next ids. */
+/* Batch as a loss over this rank's positions reads it: `labels` and `target` belong to its positions and `seq` is their
+ * number if there is a label for each position; without labels the next ids are the labels. */
 typedef struct ari_own_batch {
     ar_batch batch;
     int64_t *labels; /* owned, as is target; NULL: the batch's own */
     float *target;
 } ari_own_batch;
-/** stream: as of ari_own_positions. predicts_next: labels are one for each id, and each position takes the next one's,
- *  as without labels. ari_own_batch_fini, also after a failure. Errors: AR_ERR_UNSUPPORTED (no positions to share out),
- *  those of ari_check_sequence, AR_ERR_MEMORY. */
+/** Initialises the rank's part of a batch. stream: as in ari_own_positions. predicts_next: there is a label for each
+ *  id, and each position uses the next one's, as without labels. Call ari_own_batch_fini, also after a failure. Errors:
+ *  AR_ERR_UNSUPPORTED (no positions to shard), those of ari_check_sequence, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream,
                                           bool predicts_next);
 void ari_own_batch_fini(ari_own_batch *o);
-/** From shards of features, all positions, to what lies between the regions: whole, or (sp) the own positions with all
- *  features, an all-to-all; and the gradient's way back. y is never x. */
+/** Redistributes from shards of features with all positions to the placement between regions: replicated, or with sp
+ *  the local positions with all features by an all-to-all; and the gradient's way back. y is never x. */
 AR_NODISCARD ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
 AR_NODISCARD ar_status ari_stream_to_features(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
 /** A fresh tensor for the own positions of x [.., s, ..], with `features` features. Errors: AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ari_like_own_tokens(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
 
-/** Rows [tokens, f] of x [.., s, f] in the order of the ranks that hold them, which is how a reduce-scatter hands them
- *  out: all samples' positions of rank 0, then those of rank 1. A copy, or with one sample x's own memory;
+/** Orders the rows [tokens, f] of x [.., s, f] by the ranks that hold them, as a reduce-scatter distributes them: all
+ *  samples' positions of rank 0, then those of rank 1. It is a copy, or x's own memory with one sample; release it with
  *  ari_release_placed. Errors: AR_ERR_INDIVISIBLE. */
 AR_NODISCARD ar_status ari_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x);
-/** The all-gather alone: rows [tokens, f] in that order. */
+/** Only all-gathers: rows [tokens, f] in rank order. */
 AR_NODISCARD ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const ar_tensor *x, const char *tag);
 
 /* --- products of user-defined layers ------------------------------------------------------------------------------ */
@@ -174,14 +174,14 @@ AR_NODISCARD ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const
 AR_NODISCARD ar_status ari_unsummed_take(bool *is_folded, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x,
                                          ar_placement to_placement, const char *tag);
 
-/** Refuses an x that stands for such terms, but in a dry run that lints. Errors: AR_ERR_ARG (names the weight). */
+/** Refuses an x that stands for unsummed terms, except in a dry run for lint. Errors: AR_ERR_ARG (names the weight). */
 AR_NODISCARD ar_status ari_unsummed_refuse(const ar_ctx *ctx, const ar_tensor *x, const char *operation);
 
 /* --- dropout ------------------------------------------------------------------------------------------------------ */
 
-/* Dropout (Srivastava et al. 2014): a place in the model where elements are dropped. A mask depends on the seed, the
- * place's name, the step and the element's place in the global batch, never on who computes it; so ranks that hold
- * the same value drop the same elements, and a backward pass draws the mask again. */
+/* Dropout (Srivastava et al. 2014) at one place of the model. A mask depends on the seed, the place's name, the step
+ * and the element's index in the global batch, never on the rank. So ranks that hold the same value drop the same
+ * elements, and a backward pass draws the same mask again. */
 
 /* Names of the places below a module's path. */
 #define ARI_DROPPED_PROBS "attn_dropout"      /* below the attention: its probabilities */
@@ -199,14 +199,14 @@ AR_NODISCARD ar_status ari_dropout_init(ari_dropout *d, const char *base, const 
                                         size_t positions);
 /** True if dropout is on in this context. */
 bool ari_dropout_on(const ar_ctx *ctx);
-/** y = drop(x) for a value between the regions, [samples, positions, width] (sp: the own positions), contiguous; y may
- *  be x. Forward x is the value, backward the gradient of what came out. Tapped under the name in this pass ('\0':
- * not). Errors: AR_ERR_SHAPE (more positions than S_max), AR_ERR_OVERFLOW (an element's number does not fit 64
- * bits). */
+/** Computes y = drop(x) for a value between the regions, [samples, positions, width] (sp: the local positions),
+ *  contiguous; y may be x. In the forward pass x is the value, in the backward pass the gradient of the output. Tapped
+ *  under the name in this pass ('\0': not tapped). Errors: AR_ERR_SHAPE (more positions than S_max), AR_ERR_OVERFLOW
+ *  (an element's index does not fit 64 bits). */
 AR_NODISCARD ar_status ari_drop_tokens(const ari_dropout *d, ar_ctx *ctx, char pass, const ar_tensor *y,
                                        const ar_tensor *x);
-/** sum = residual + drop(x) of the forward pass, in one pass over memory; what is dropped is written, in x's place,
- *  only where it is tapped. Errors: the same. */
+/** Computes sum = residual + drop(x) of the forward pass in one pass over memory. The dropped value is written, in
+ *  place of x, only if it is tapped. Errors: those of ari_drop_tokens. */
 AR_NODISCARD ar_status ari_drop_add_tokens(const ari_dropout *d, ar_ctx *ctx, const ar_tensor *sum,
                                            const ar_tensor *residual, const ar_tensor *x);
 /** The same as the first for a part of all [samples, heads, queries, keys] of a layer that begins with this element: a
@@ -217,8 +217,8 @@ AR_NODISCARD ar_status ari_drop_heads(const ari_dropout *d, ar_ctx *ctx, const a
 /* --- paths of parts ----------------------------------------------------------------------------------------------- */
 
 enum { ARI_PART_PATH = 96 }; /* bytes, with the final 0 */
-/** The linear layers of an MLP, `up` where it is gated, and of an attention, q alone where q, k and v are one. Errors:
- *  AR_ERR_ARG (too long). */
+/** Writes the paths of an MLP's linear layers (`up` if it is gated) and of an attention's, only q if q, k and v are
+ *  packed. Errors: AR_ERR_ARG (too long). */
 AR_NODISCARD ar_status ari_mlp_paths(char first_path[ARI_PART_PATH], char up[ARI_PART_PATH], char second[ARI_PART_PATH],
                                      const char *name, const ar_mlp_options *o);
 AR_NODISCARD ar_status ari_attention_paths(char qkv[3][ARI_PART_PATH], char out[ARI_PART_PATH], const char *name,
@@ -226,24 +226,24 @@ AR_NODISCARD ar_status ari_attention_paths(char qkv[3][ARI_PART_PATH], char out[
 
 /* --- saved activations -------------------------------------------------------------------------------------------- */
 
-/** Number of saved views, and a cut back to an earlier number: the newer ones are forgotten. NULL: none. */
+/** Return the number of saved views, and drop the views saved after an earlier number. NULL: no views. */
 size_t ari_saved_count(const ar_saved *s);
 void ari_saved_cut(ar_saved *s, size_t count);
-/** The newest view under (owner, slot), which stays. Errors: those of ar_saved_pop. */
+/** Returns the newest view under (owner, slot) without removing it. Errors: those of ar_saved_pop. */
 AR_NODISCARD ar_status ari_saved_newest(const ar_saved *s, const void *owner, int slot, ar_tensor *t);
 
 /* --- modules ------------------------------------------------------------------------------------------------------ */
 
-/** A module of `bytes` bytes, which begin with an ar_module and are zero besides: to be completed, and then handed to
- *  ari_module_end. Errors: AR_ERR_MEMORY, those of ar_module_init. */
+/** Allocates a module of `bytes` bytes that begins with an ar_module and is otherwise zero. Complete it, then pass it
+ *  to ari_module_end. Errors: AR_ERR_MEMORY, those of ar_module_init. */
 AR_NODISCARD ar_status ari_module_begin(void **out, size_t bytes, const ar_module_ops *ops, const char *name,
                                         ar_held tap);
 /* The same of the type that *gives points to. */
 #define ARI_MODULE_BEGIN(gives, ops, name, tap) ari_module_begin((void **)(gives), sizeof **(gives), ops, name, tap)
-/** *out = m, or where its completion has failed destroys it. Returns st. */
+/** Sets *out = m, or destroys m if its completion failed. Returns st. */
 AR_NODISCARD ar_status ari_module_end(ar_module **out, ar_module *m, ar_status st);
-/** ar_sequential_create, of which child `sp_index` runs as under sequence parallelism, and no other (SIZE_MAX: none);
- *  positions: some value is placed by them, so that every input has three dimensions. */
+/** Does the same as ar_sequential_create, but only child `sp_index` runs as under sequence parallelism (SIZE_MAX:
+ *  none). positions: a value is placed by positions, so every input has three dimensions. */
 AR_NODISCARD ar_status ari_sequential_create(ar_module **out, const char *name, ar_module *const *child, size_t n,
                                              bool owns_children, size_t sp_index, bool positions);
 /* What goes between stages: of each sample this shape, whose first of two dimensions or more are positions, 0 for those
@@ -252,8 +252,8 @@ typedef struct ari_between {
     int ndim;
     size_t shape[AR_SAMPLE_DIMS];
 } ari_between;
-/* The losses of the routers below a module: whether there are any, whether a step counts routes for them first, and of
- * how many experts each layer is where all layers are balanced together, or 0. */
+/* Facts about the routers below a module: whether they have losses, whether a step counts routes first, and the number
+ * of experts per layer if all layers are balanced together, otherwise 0. */
 typedef struct ari_routers {
     bool losses, counts;
     size_t experts;
@@ -263,7 +263,7 @@ typedef struct ari_staged {
     int rank, stage; /* of the pipeline; of that rank's, ascending, or -1: no pass goes through it */
     size_t layer;    /* of all ranks: the routers' losses are added up in this order */
     bool unit;       /* of a data-parallel object, if it has parameters */
-    bool uncounted;  /* where routes are counted a pass ends before it */
+    bool uncounted;  /* a pass that only counts routes ends before this module */
 } ari_staged;
 typedef struct ari_stages {
     int n;         /* of this rank */
@@ -274,7 +274,7 @@ typedef struct ari_stages {
      * another stage as it is, not as a copy. */
     bool fresh;
     size_t depths;      /* further tokens that are predicted */
-    ar_module *further; /* with the last stage, where there are any (ari_further_create) */
+    ar_module *further; /* module with the last stage, if there is one (ari_further_create) */
 } ari_stages;
 /** Removes the children that do not belong to the context's pipeline rank from a list of modules. child: [children of
  *  the list]. Errors: AR_ERR_ARG (not a list), AR_ERR_UNSUPPORTED (two ranks other than the first and the last share a
@@ -286,7 +286,8 @@ const ari_stages *ari_sequential_stages(const ar_module *m, const ari_staged **c
 /** Sets what a module recomputes in its backward pass: everything, the selective parts, or nothing. Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_recompute(ar_module *m, ar_recompute mode);
-/** The same of every so many of the children [begin, end) of a list, the first among them. Errors: AR_ERR_MEMORY. */
+/** Sets recomputation for every r->every-th child of the children [begin, end) of a list, starting with the first.
+ *  Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sequential_recompute(ar_module *base, size_t begin, size_t end, const ar_recomputation *r);
 /** The units of a list that is cut, each once, in the order of a forward pass through this rank's stages; writes at
  *  most cap, returns how many. *root: the stage of this rank with its other parameters, if it has any. */
@@ -304,7 +305,7 @@ AR_NODISCARD ar_status ari_stage_forward(ar_module *m, ar_loss *loss, ar_ctx *ct
 /** And back: dx from dy, which the last stage makes of the loss; the first one makes no dx. Ends dy. */
 AR_NODISCARD ar_status ari_stage_backward(ar_module *m, ar_loss *loss, ar_ctx *ctx, ar_saved *saved, int i,
                                           ar_tensor *dx, const ar_tensor *dy, const ar_batch *batch);
-/** Further tokens, of which each has a T. */
+/** Returns the number of further tokens, each of which has its own T. */
 size_t ari_trained_depths(const ar_module *m);
 /** Adds this rank's targets to count, the number T of targets of each loss: those at its positions of these rows. loss
  *  is NULL if another pipeline rank has it. Errors: those of ar_loss_targets. */
@@ -314,20 +315,20 @@ AR_NODISCARD ar_status ari_trained_targets(size_t count[1 + AR_MAX_MTP], const a
 void ari_trained_further(ar_module *m, const size_t *targets);
 /** Gradients, the loss's terms and what routers have counted become zero. */
 AR_NODISCARD ar_status ari_trained_zero(ar_module *m, ar_loss *loss, ar_ctx *ctx);
-/** The loss of all micro-batches and data-parallel ranks, with those of routers and of further tokens; the same on
- *  every rank of a pipeline. */
+/** Computes the loss of all micro-batches and data-parallel ranks, including those of routers and of further tokens.
+ *  All ranks of a pipeline get the same value. */
 AR_NODISCARD ar_status ari_trained_loss(ar_module *m, ar_loss *loss, ar_ctx *ctx, float *value, size_t targets);
 /** Calls f for m and then for all that is below it, depth first, until one fails. Errors: that; AR_ERR_MEMORY. */
 /** QK-Clip: from the logits of this step, what each parameter of q and k is to be multiplied by. bound 0: nothing.
  *  Collective over the ranks with other heads or tokens. */
 AR_NODISCARD ar_status ari_qk_clip_prepare(ar_module *m, ar_ctx *ctx, double bound);
 AR_NODISCARD ar_status ari_module_each(ar_module *m, ar_status (*f)(void *user, ar_module *m), void *user);
-/** A module's parameters, each once, in the order of ar_module_params. Release the result with free(). Errors:
+/** Lists a module's parameters, each once, in the order of ar_module_params. Release *out with free(). Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_list(ar_param ***out, size_t *n, ar_module *m);
 
-/* Work that backward passes have left for later (ar_ctx.deferred), in their order: products for the gradients of
- * weights, and the parameters that are done after them. {0}: none. */
+/* Work that backward passes have deferred (ar_ctx.deferred), in order: products for weight gradients, and parameters
+ * that are complete afterwards. {0}: none. */
 typedef struct ari_deferred {
     struct ari_deferred_job *head, *tail;
 } ari_deferred;
@@ -337,7 +338,7 @@ typedef ar_status (*ari_deferred_fn)(ar_ctx *ctx, const void *job);
  *  run, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_defer(ar_ctx *ctx, ari_deferred_fn run, const void *job, size_t bytes, const ar_tensor *a,
                                  const ar_tensor *b);
-/** Does all that was left, up to the first failure; l is empty then. Errors: those of what runs. */
+/** Runs all deferred work up to the first failure; l is empty afterwards. Errors: those of the work. */
 AR_NODISCARD ar_status ari_deferred_run(ar_ctx *ctx, ari_deferred *l);
 /** Forgets it. */
 void ari_deferred_drop(ar_ctx *ctx, ari_deferred *l);
@@ -371,8 +372,8 @@ AR_NODISCARD ar_status ari_mtp_create(ar_module **out, ar_ctx *ctx, const char *
 /** Where a chain of such blocks begins: y = x, which the first of them takes. The chain runs after the loss of y and,
  *  going back, before it; backward adds its gradient. Release the result with ar_module_destroy. */
 AR_NODISCARD ar_status ari_further_create(ar_module **out, ar_ctx *ctx, const char *name, double weight);
-/** One more block, the head behind it and its loss, whose weight is that of all over their number. Modules are
- *  borrowed; the loss becomes the chain's. */
+/** Adds one more block with its head and loss, whose weight is the total weight divided by the number of losses.
+ *  Modules are borrowed; the chain owns the loss. */
 void ari_further_add(ar_module *further, ar_module *block, ar_module *head, ar_loss *loss);
 AR_NODISCARD ar_status ari_further_forward(ar_module *further, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
 AR_NODISCARD ar_status ari_further_backward(ar_module *further, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
@@ -388,8 +389,8 @@ typedef struct ari_norm_options {
     bool plus_one; /* the gain is 1 + the weight */
     bool no_bias;  /* LayerNorm has no offset */
 } ari_norm_options;
-/** A norm that works on values placed as change.dst, whole or by tokens, of an input placed as change.src;
- *  ar_norm_create has both as what is between the branches. Errors: those. */
+/** Creates a norm that works on values placed as change.dst, replicated or by tokens, of an input placed as change.src.
+ *  In ar_norm_create both are the placement between the branches. Errors: those of ar_norm_create. */
 AR_NODISCARD ar_status ari_norm_create(ar_module **out, ar_ctx *ctx, const char *name, const ari_norm_options *o,
                                        ar_tp_redistribution change);
 /** name.weight [h] of a norm, replicated. */
@@ -404,9 +405,9 @@ AR_NODISCARD ar_status ari_norm_gradients(ar_ctx *ctx, ar_norm_kind kind, const 
 AR_NODISCARD ar_status ari_norm_backward(ar_module *norm, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,
                                          const ar_tensor *dy, const ar_tensor *residual);
 
-/* A share of a parameter: a run of the elements of the layer's matrix, row after row, which is how its gradient lies in
- * memory. In a tensor that is up to two boxes for each dimension but the last, and one: the end of a row, whole rows,
- * the beginning of a row. */
+/* Largest number of boxes of a share. A share is a run of elements of the layer's matrix in row-major order, which is
+ * how its gradient is stored. As a tensor it is up to two boxes for each dimension except the last, plus one: the end
+ * of a row, full rows, the beginning of a row. */
 #define ARI_RUN_BOXES (2 * AR_MAX_DIMS - 1)
 typedef struct ari_run_box {
     size_t origin[AR_MAX_DIMS], extent[AR_MAX_DIMS];
@@ -415,9 +416,9 @@ typedef struct ari_run_box {
 /** Elements [start, start + count) of a row-major tensor as boxes, one after the other in that order. Returns how many,
  *  at most ARI_RUN_BOXES. The run lies within the tensor. */
 size_t ari_run_boxes(ari_run_box *out, int ndim, const size_t *shape, size_t start, size_t count);
-/** The elements [start, start + count) of a parameter's matrix as boxes between a tensor of its value's shape and the
- *  full tensor, with the parameter's replicas over the tensor-parallel group and over the two ends of a pipeline, and
- *  those of the share. Errors: AR_ERR_UNSUPPORTED (more than AR_MAX_BOXES). */
+/** Describes the elements [start, start + count) of a parameter's matrix as boxes between a tensor of its value's shape
+ *  and the full tensor, with the replicas over the tensor-parallel group, over both ends of a pipeline, and of the
+ *  share. Errors: AR_ERR_UNSUPPORTED (more than AR_MAX_BOXES). */
 AR_NODISCARD ar_status ari_share_layout(ar_layout *o, const ar_param *p, const ar_ctx *ctx, size_t start, size_t count);
 /** The whole parameter, as one of the copies that the tensor-parallel and the data-parallel ranks, and of a tied table
  *  the two ends of a pipeline, hold. */
@@ -434,8 +435,8 @@ AR_NODISCARD ar_status ari_value_begin(ar_tensor *t, ar_layout *o, ar_ctx *ctx, 
 void ari_value_end(ar_tensor *t, ar_ctx *ctx, const ar_param *p);
 /** Taps it. */
 AR_NODISCARD ar_status ari_value_tap(const ar_param *p, ar_ctx *ctx, char pass);
-/** Copies elements [start, start + count) of the matrix that is a tensor of the value's shape (`value`: any memory of
- *  the device) to `run`, where they lie one after the other, or back. Of value's dtype. */
+/** Copy elements [start, start + count) of the matrix in a tensor of the value's shape (`value`: any device memory) to
+ *  the contiguous `run`, or back. The dtype is value's. */
 AR_NODISCARD ar_status ari_share_get(ar_ctx *ctx, ar_buf run, const ar_param *p, const ar_tensor *value, size_t start,
                                      size_t count);
 AR_NODISCARD ar_status ari_share_put(ar_ctx *ctx, ar_cbuf run, const ar_param *p, const ar_tensor *value, size_t start,
@@ -443,6 +444,6 @@ AR_NODISCARD ar_status ari_share_put(ar_ctx *ctx, ar_cbuf run, const ar_param *p
 
 /** Elements of the full tensor. */
 size_t ari_layout_count(const ar_layout *o);
-/** Copies a rank's boxes out of the full tensor into host memory for `local`, of which only the shape is looked at.
- * Both row-major. */
+/** Copies a rank's boxes from the full tensor to host memory for `local`, of which only the shape is used. Both are
+ *  row-major. */
 void ari_layout_take(float *host, const ar_tensor *local, const ar_layout *o, const float *full);

@@ -16,10 +16,10 @@ typedef enum ari_form {
     ARI_FORM_BUFFER, /* [out], without a further name */
     ARI_FORM_HEADS,  /* the same, trained and cut as the heads are */
     ARI_FORM_NORM,   /* a weight [hidden], LayerNorm: and a bias */
-    ARI_FORM_LINEAR  /* a weight [out, in], or [in, out] where the family transposes, and where the config says a bias
-                * [out] */
+    ARI_FORM_LINEAR  /* a weight [out, in], or [in, out] if the family transposes, and a bias [out] if the config has
+                        one */
 } ari_form;
-/* Extents of shapes, by what they count. */
+/* Extents of shapes, named by what they count. */
 typedef enum ari_shape_extent {
     ARI_NO_EXTENT,
     ARI_HIDDEN,
@@ -34,7 +34,7 @@ typedef enum ari_shape_extent {
     ARI_KEY_RANK,
     ARI_KEY_LATENTS,     /* the rank, and the features of a key that all heads share */
     ARI_KEY_VALUE_HEADS, /* of each head a key's other features, and a value */
-    ARI_NORMED_QUERIES,  /* a head's features, or those of all */
+    ARI_NORMED_QUERIES,  /* the features of a head, or those of all heads */
     ARI_NORMED_KEYS,
     ARI_PACKED_HEADS, /* q | k | v */
     ARI_PACKED_FFN,   /* gate | up */
@@ -56,19 +56,19 @@ const ari_part_kind *ari_part_kind_of(ari_role role);
 
 typedef struct ari_family_part {
     ari_role role;
-    const char *
-        path; /* Hugging Face's, below a block's: "self_attn.q_proj". A parameter adds ".weight" or ".bias". "*" stands for
-                         an expert's number */
+    const char
+        *path; /* Hugging Face's path below the block's: "self_attn.q_proj". A parameter adds ".weight" or ".bias".
+                  "*" stands for an expert's number */
 } ari_family_part;
 
 typedef struct ari_family {
     const char *blocks;          /* "model.layers", to which a block adds ".N" */
     const char *attention, *mlp; /* modules of a block: "self_attn" */
     const char *embedded;        /* what the first block gets: under this name it is tapped */
-    const char *prefix;          /* that files may leave out of all names; NULL: none */
-    const char *older_head;      /* by which files of transformers 4 call the head; NULL: none */
+    const char *prefix;          /* prefix that files may omit from all names; NULL: none */
+    const char *older_head;      /* name of the head in files of transformers 4; NULL: none */
     bool transposed;             /* linear layers store [in, out] */
-    bool by_head;                /* a packed q, k and v has each head's beside each other */
+    bool by_head;                /* a packed q, k and v groups them by head */
     bool shared_experts;         /* so the expert is called that all tokens go to */
     bool interleaved;            /* files have the experts' weights [E, in, out], gate and up column by column */
     ari_family_part part[32];    /* in the order of first use, the three of an expert together; a path of NULL ends
@@ -78,25 +78,25 @@ typedef struct ari_family {
 const ari_family *ari_family_of(ar_arch arch);
 /** Checks that a value of a program's own is one of ar_arch. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_arch_expect(ar_arch arch);
-/** The same of a config's, and that no size that others are divided by is 0, nor another value out of its enumeration:
- *  what a reader of files has seen to. Errors: AR_ERR_ARG. */
+/** Checks a config that no file reader has checked: no divisor is 0, and every enumeration has a valid value. Errors:
+ *  AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_config_expect(const ar_config *c);
 /** All of them, one after the other; NULL after the last. */
 const ari_family *ari_family_at(size_t i);
 
-/** True if a model of this config has this part of its family, with parameters of its own. */
+/** Returns true if a model with this config has this part of its family, with its own parameters. */
 bool ari_part_present(const ar_config *c, ari_role role);
 /** The same of a layer: either an MLP or experts. */
 bool ari_part_in_layer(const ar_config *c, ari_role role, size_t layer);
 /** True for the parts of an MLP that is no expert. */
 bool ari_is_mlp_part(ari_role role);
-/** True for what a layer with experts has in the place of an MLP. */
+/** Returns true for the parts that a layer with experts has instead of an MLP. */
 bool ari_is_of_experts(ari_role role);
 /** A part's path with an expert's number in the place of "*". */
 void ari_expert_path(char *out, size_t cap, const char *path, size_t expert);
 /** True for a tensor of that name that has no gradient. */
 bool ari_is_buffer_name(const char *name);
-/** The path of a family's part; NULL: it has none. */
+/** Returns the path of a family's part; NULL: it has none. */
 const char *ari_part_path(const ari_family *f, ari_role role);
 
 /** Value i that the layers report of any family, below a block: a module and the value's name in it ("self_attn" and

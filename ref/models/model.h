@@ -5,7 +5,8 @@
 #include "anyrank/loss.h"
 #include "anyrank/model.h"
 
-/** ari_config_check_ranks, of experts that are cut over so many of the ranks. Errors: the same. */
+/** Does the same as ari_config_check_ranks for experts that are sharded over `of_expert` of the ranks. Errors: those of
+ *  ari_config_check_ranks. */
 AR_NODISCARD ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, const ar_plan *plan);
 /** Its loss, on the last rank of a pipeline; NULL on the others. Borrowed. */
 ar_loss *ari_model_criterion(ar_model *m);

@@ -39,11 +39,12 @@ AR_NODISCARD ar_status ari_heads_together(ar_ctx *ctx, ar_tensor *x, const size_
 /** The positions of a sequence of seq that a place of the ring has. */
 ar_positions ari_ring_positions(const ar_ctx *ctx, size_t seq, int place);
 
-/* The names of this place's hops, R - 1 of them, which a trace shows: what arrives in each. */
+/* Names of this rank's R - 1 transfers in the ring, shown in a trace: what arrives in each. */
 typedef struct ari_ring_hops {
     char (*tag)[160];
 } ari_ring_hops;
-/** base: the attention's name. Gives, also where there is no ring; ari_ring_hops_fini. Errors: AR_ERR_MEMORY. */
+/** Initialises the names. base: the attention's name. Also works without a ring. Release them with ari_ring_hops_fini.
+ *  Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *base);
 void ari_ring_hops_fini(ari_ring_hops *h);
 
@@ -51,10 +52,11 @@ void ari_ring_hops_fini(ari_ring_hops *h);
  *  d]. Errors: those of the device. */
 AR_NODISCARD ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *gathered, const ar_tensor *chunk, int place);
 
-/** gathered[0], gathered[1] [b, kv heads, seq, d], in the order of positions, of all places' keys and values local[0],
- *  local[1] [b, kv heads, seq/R, d], in R - 1 hops: in each a place sends to the next one what came last, first its
- *  own, and receives from the one before. Fresh tensors, or without a ring own itself: ari_ring_release. Collective
- *  over ctx->ring. Errors: AR_ERR_MEMORY, those of the communicator. */
+/** Gathers keys and values of all ring ranks: gathered[0], gathered[1] [b, kv heads, seq, d], in the order of
+ *  positions, from local[0], local[1] [b, kv heads, seq/R, d], in R - 1 transfers. In each one a rank sends what it
+ *  received last, first its own, to the next rank, and receives from the previous one. The results are new tensors, or
+ *  local itself without a ring: ari_ring_release. Collective over ctx->ring. Errors: AR_ERR_MEMORY, those of the
+ *  communicator. */
 AR_NODISCARD ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2], size_t seq,
                                        const ari_ring_hops *h);
 void ari_ring_release(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2]);

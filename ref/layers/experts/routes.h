@@ -16,8 +16,8 @@ typedef struct ari_routes {
     /* Of expert-parallel ranks; the others have NULL. */
     size_t *sends, *receives; /* rows to and from each rank */
     ar_tensor arrived,
-        departed; /* int64 [rows]: where each of the experts' rows is among those received (of gathered tokens
-                                    the slot of all ranks' that it is), and where it is sent back from */
+        departed; /* int64 [rows]: index of each expert row among the received rows (for gathered tokens, its slot
+                     among all ranks'), and the index from which it is sent back */
     size_t *first_row, *sample, *known_rows; /* those of `groups` */
     ari_arena memory;                        /* of these and the numbers of rows */
 } ari_routes;
@@ -43,8 +43,9 @@ AR_NODISCARD ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar
  *  AR_ERR_MEMORY, those of the device. */
 AR_NODISCARD ar_status ari_routes_make(ari_routes *gives, ar_ctx *ctx, const ari_routing *routing);
 void ari_routes_end(ari_routes *r, ar_ctx *ctx);
-/** This rank's experts' rows y [rows, h] of all ranks' tokens x [.., h], times the weights of their slots [tokens, k]
- *  (NULL: not). And from the experts' rows, which end where there are peers, those of this rank's slots. */
+/** Dispatches rows: y [rows, h] for this rank's experts from all ranks' tokens x [.., h], times the weights of their
+ *  slots [tokens, k] (NULL: unweighted). The second function returns the rows of this rank's slots from the experts'
+ *  rows, which it releases if there are peers. */
 AR_NODISCARD ar_status ari_routes_send(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_tensor *weight,
                                        const ari_routes *r, const char *tag);
 AR_NODISCARD ar_status ari_routes_return(ar_ctx *ctx, ar_tensor *y, ar_tensor *x, const ari_routes *r, const char *tag);

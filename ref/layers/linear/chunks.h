@@ -5,9 +5,9 @@
 
 #include "ref/layers/parts.h"
 
-/* Chunk i is the positions [i * each, (i + 1) * each) of the ones that each rank has of every sample; the last has what
- * is left. Its rows in chunk order are those of rank 0, then of rank 1, ..; of each sample by sample: as an all-gather
- * gives them, and a reduce-scatter takes them. */
+/* Chunks of positions: chunk i has the positions [i * each, (i + 1) * each) of each rank's positions of every sample,
+ * and the last chunk has the rest. Its rows are ordered by rank, and within a rank by sample, as an all-gather produces
+ * them and a reduce-scatter consumes them. */
 typedef struct ari_chunks {
     size_t n; /* 1: nothing is cut */
     size_t ranks, samples;

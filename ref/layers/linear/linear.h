@@ -10,7 +10,7 @@ typedef struct ari_linear_part {
     ar_param *tied;             /* an existing weight, borrowed; NULL: an own one */
     int blocks;                 /* > 0: packed blocks, split block by block (q|k|v) */
     size_t block[AR_MAX_PARTS]; /* their widths */
-    int copies; /* > 1: so many neighbouring ranks hold the same rows, so that there are N/copies parts of them */
+    int copies;                 /* number of adjacent ranks that hold the same rows, so that there are N/copies parts */
 } ari_linear_part;
 
 /* Weights that multiply the same input: one contraction forward, and one backward for the dX they share. A single
@@ -39,20 +39,20 @@ typedef struct ari_linear_spec {
     bool bias, transposed;
     bool uneven;     /* the vocabulary, of logits: rows need not divide */
     bool chooses;    /* a router, a gate */
-    bool owns_input; /* X is the layer's to end, where it keeps something else */
+    bool owns_input; /* the layer releases X because it saves something else */
 } ari_linear_spec;
 
 /** Makes the parameters that are not tied. On failure nothing is left to release. Errors: AR_ERR_INDIVISIBLE (names the
  *  weight), AR_ERR_ARG (name too long), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_linear_init(ari_linear *l, ar_ctx *ctx, const ari_linear_spec *s);
-/** One of its weights alone, for a layer that multiplies it by itself. Errors: the same. */
+/** Initialises only weight i, for a layer that multiplies by it itself. Errors: those of ari_linear_init. */
 AR_NODISCARD ar_status ari_linear_weight_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *s, int i);
 /** The same of a bias. */
 AR_NODISCARD ar_status ari_linear_bias_init(ar_param *p, ar_ctx *ctx, const ari_linear_spec *s, int i);
-/** Frees what ari_linear_init made; a tied weight stays its owner's. */
+/** Frees what ari_linear_init created; a tied weight stays with its owner. */
 void ari_linear_fini(ari_linear *l);
-/** y [.., output_total] = x W^T + b, and z = act(y) where act is not AR_ACT_NONE (then *z becomes a tensor). x and y
- *  are placed as the split says; the parts of a group share what x is made. */
+/** Computes y [.., output_total] = x W^T + b, and z = act(y) if act is not AR_ACT_NONE (then *z becomes a tensor). x
+ *  and y are placed as the split says; the parts of a group share the redistributed x. */
 AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                           ar_activation act, ar_tensor *z);
 /* The input of the layer whose backward pass comes next, gathered for the gradients of its weights
@@ -75,8 +75,8 @@ static inline bool ari_is_rowwise(const ar_linear_split *s)
 /** Bias sums for the kernel that makes the dY of prefetch->next: sum[i] of part i's bias; marks them as done in
  *  `prefetch`. No sum is made if the layer has no bias, or if its bias was added under another placement than dY's. */
 AR_NODISCARD ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_input_prefetch *prefetch);
-/** Saves what ari_linear_forward saves of the same x, without computing y: ar_module_ops.recompute of a module that
- *  ends with the layer. */
+/** Saves what ari_linear_forward saves for x without computing y: ar_module_ops.recompute of a module that ends with
+ *  the layer. */
 AR_NODISCARD ar_status ari_linear_recompute(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x);
 /** dx from dy [.., output_total], placed as the gradients of x and y, tapped as `name` (NULL: not; dx NULL: neither
  *  computed nor tapped); then the gradients of the biases and the weights, in order. What a sample is of a 2-D input
@@ -87,7 +87,7 @@ AR_NODISCARD ar_status ari_linear_backward(ari_linear *l, ar_ctx *ctx, ar_saved 
 ar_tensor ari_linear_part_of(const ari_linear *l, const ar_tensor *y, int i);
 /** Each weight, then its bias; tied weights too. Returns how many; writes at most cap. */
 size_t ari_linear_params(ari_linear *l, ar_param **out, size_t cap);
-/** A single layer as a module of its name. Release the result with ar_module_destroy. Errors: those of ari_linear_init
- *  and ari_module_begin. */
+/** Creates a single layer as a module with its name. Release it with ar_module_destroy. Errors: those of
+ *  ari_linear_init and ari_module_begin. */
 AR_NODISCARD ar_status ari_linear_module_create(ar_module **result, ar_ctx *ctx, const char *name, size_t in_features,
                                                 size_t out, bool bias, ar_linear_split split);

@@ -18,13 +18,13 @@ typedef struct ari_product {
 /* The rounded output of a GEMM: contiguous [.., features], of the wanted positions. */
 typedef struct ari_output {
     ar_tensor y, z; /* z = act(y), if act is not AR_ACT_NONE */
-    ar_cbuf bias;   /* ptr NULL: none */
+    ar_cbuf bias;   /* ptr NULL: no bias */
     ar_activation act;
 } ari_output;
 
 /** o = in B^T, in [.., s, f] contiguous: at once. */
 AR_NODISCARD ar_status ari_multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *input);
-/** The rows of chunk i, of which `rows` are A's, to their places; the product is complete here. */
+/** Writes the rows of chunk i, of which `rows` belong to A, to their positions; the product is complete here. */
 AR_NODISCARD ar_status ari_multiply_chunk(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ari_chunks *c,
                                           size_t i, const ar_tensor *rows);
 /** As ari_multiply of a scattered sum: a chunk is reduced and scattered beside the product of the next one. A is made
