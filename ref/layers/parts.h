@@ -363,10 +363,10 @@ typedef struct ari_mtp_options {
     ar_module *embedding;                                                 /* borrowed: the model's */
     const char *tokens, *tokens_norm, *entered_norm, *joined, *made_norm; /* below the block's path */
 } ari_mtp_options;
-/** With the id e of the place that is predicted next,
+/** Creates a block for multi-token prediction. With the id e of the next position:
  *    y = norm(block(M [norm(Emb(e)) | norm(x)]))
- *  (DeepSeek-V3, arXiv:2412.19437, equations 21 and 22, in the order of its weights, and of Megatron's). x and y as
- *  between blocks; the batch is ari_batch_roll's. Gives; ar_module_destroy. */
+ *  (DeepSeek-V3, arXiv:2412.19437, equations 21 and 22, in the order of its and Megatron's weights). x and y are as
+ *  between blocks; the batch is ari_batch_roll's. Release it with ar_module_destroy. */
 AR_NODISCARD ar_status ari_mtp_create(ar_module **out, ar_ctx *ctx, const char *name, const ari_mtp_options *o);
 
 /** Where a chain of such blocks begins: y = x, which the first of them takes. The chain runs after the loss of y and,

@@ -8,7 +8,7 @@
 /** Does the same as ari_config_check_ranks for experts that are sharded over `of_expert` of the ranks. Errors: those of
  *  ari_config_check_ranks. */
 AR_NODISCARD ar_status ari_config_check_tp(const ar_config *c, int ranks, int of_expert, const ar_plan *plan);
-/** Its loss, on the last rank of a pipeline; NULL on the others. Borrowed. */
+/** Returns the model's loss, on the last rank of a pipeline; NULL on the other ranks. Borrowed. */
 ar_loss *ari_model_criterion(ar_model *m);
 
 /* The random streams of a model: one for each parameter's fresh values, one for each place that drops elements. Two

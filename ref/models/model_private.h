@@ -19,8 +19,8 @@ AR_NODISCARD ar_status ari_config_parameters(const ar_config *c, size_t *out);
  *  AR_ERR_NOT_FOUND). Then a tap ':init' of each. */
 AR_NODISCARD ar_status ari_model_set(ar_model *m, ar_ctx *ctx, const float *(*find)(void *, const char *, size_t),
                                      void *user);
-/** Forward through all of it, up to the loss's terms, which are added to those of earlier micro-batches. saved NULL: no
- *  backward follows. Errors: also AR_ERR_ARG (a stage of a pipeline). */
+/** Runs the forward pass of the full model up to the loss's terms, which are added to those of earlier micro-batches.
+ *  saved NULL: no backward pass follows. Errors: also AR_ERR_ARG (a pipeline stage). */
 AR_NODISCARD ar_status ari_model_forward(ar_model *m, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
 /** Computes the loss of all micro-batches and data-parallel ranks since ari_model_zero_grad, and taps it as "loss". It
  *  is the sum of the terms divided by `targets`, the number of target tokens in the global batch (0: the loss is NaN),

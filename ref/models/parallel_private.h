@@ -12,11 +12,11 @@ AR_BEGIN_DECLS
 /** "tp=1", "tp=4 sp", "dp=2 tp=2 sp", "pp=4 interleaved (2 stages each)", "cp=4 (inner 2) zigzag", "dp=2 zero=1", "dp=4
  *  zero=1 replicate=2", "dp=3 micro-batches=2": what the layout differs in from one rank. */
 void ari_parallel_text(char *out, size_t cap, const ar_parallel *p);
-/** Checks that a model can be split so, without building anything. seq: tokens of a sequence; batch: samples of the
- *  global batch; 0 for either: not known yet, not checked. With more dp ranks than samples the last ones have none, and
- *  go through no forward or backward pass: they only sum gradients and update. Errors: AR_ERR_INDIVISIBLE (names the
- *  dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (negative extents, more
- *  micro-batches than samples of the rank that has most of them), AR_ERR_OVERFLOW (more ranks than an int counts). */
+/** Checks that a model can be sharded by a layout, without building anything. seq: tokens of a sequence; batch: samples
+ *  of the global batch; 0 for either: unknown and not checked. With more dp ranks than samples the last ranks have
+ *  none: they run no forward or backward pass and only reduce gradients and update. Errors: AR_ERR_INDIVISIBLE (names
+ *  the dimension, its size and the number of ranks), AR_ERR_UNSUPPORTED (the plan), AR_ERR_ARG (negative extents, more
+ *  micro-batches than samples on the rank with most), AR_ERR_OVERFLOW (more ranks than an int counts). */
 AR_NODISCARD ar_status ari_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch,
                                           size_t seq);
 /** The part of that check that no model decides: its numbers. Errors: those. */
@@ -24,12 +24,12 @@ AR_NODISCARD ar_status ari_parallel_check_ranks(const ar_parallel *p);
 ar_parallel_rank ari_parallel_rank_of(const ar_parallel *p, int rank);
 /** Stages of the pipeline: pp * virtual_stages; 1 without. */
 int ari_parallel_stages(const ar_parallel *p);
-/** The schedule that its ranks go through: a copy of own_schedule, or one of the kind, for all micro-batches of the
- *  layout; a data-parallel rank that has fewer leaves out those that it has not. Of a layout that ari_parallel_check
- *  accepts. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. Release the result with ari_pipeline_schedule_destroy. */
+/** Returns the schedule of a layout that ari_parallel_check accepts: a copy of own_schedule, or a generated one for all
+ *  micro-batches. A data-parallel rank with fewer micro-batches skips the missing ones. Release it with
+ *  ari_pipeline_schedule_destroy. Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_parallel_schedule(ar_pipeline_schedule **out, const ar_parallel *p);
-/** "rank 5 (pp 1, dp 0, tp 1; stage 1, layers 2..3)": what a rank of a pipeline is, and which layers of a model with so
- *  many it has; without a pipeline, and of a number that is no rank's, "rank 5". What does not fit is cut. */
+/** Describes a pipeline rank and its layers of a model with `layers` layers: "rank 5 (pp 1, dp 0, tp 1; stage 1, layers
+ *  2..3)". Without a pipeline, and for a number that is not a rank, "rank 5". Truncates to AR_RANK_TEXT. */
 void ari_parallel_rank_text(char out[AR_RANK_TEXT], const ar_parallel *p, size_t layers, int rank);
 /** The rows [start, start + count) of a global batch that micro-batch `micro` of data-parallel rank `dp_rank` holds.
  *  Ranks take consecutive runs of samples, the first (batch mod dp) of them one more; a rank's micro-batches cut its

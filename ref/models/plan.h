@@ -15,33 +15,33 @@ const char *ari_plan_file(const ar_plan *p);
 /** True if it is the architecture's own, without rules. */
 bool ari_plan_is_default(const ar_plan *p);
 
-/** Its rules as the array that a file has, in which aliases are globs and a tp_plan's names are what they mean. Gives;
- *  json_decref. Errors: AR_ERR_MEMORY. */
+/** Returns the rules as the array of a plan file, with aliases expanded to globs and a tp_plan's names replaced by
+ *  their meaning. Release *out with json_decref. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_plan_rules_json(json_t **out, const ar_plan *p);
-/** The SHA-256 of that array's compact text: of what the plan says, whatever its file looks like. Errors:
- *  AR_ERR_MEMORY. */
+/** Computes the SHA-256 of that array's compact text, which depends on the rules and not on the file's formatting.
+ *  Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_plan_hash(char hex[65], const ar_plan *p);
 
 /** True if a rule's glob matches a literal path. */
 bool ari_glob_matches(const char *glob, const char *path);
 /** Checks that every rule matches a module of its kind. Errors: AR_ERR_NOT_FOUND (names such a rule and a module). */
 AR_NODISCARD ar_status ari_plan_check_globs(const ar_plan *p, const ar_config *c);
-/** The last rule that matches a part, or of those that prepare a module of parts, by its path or the one that
- *  transformers has in memory (placement.h); NULL: none. layer: as of ari_role_path. Borrows. */
+/** Returns the last rule that matches a part (or of the rules that prepare a module of parts) by its path or by the
+ *  path that transformers has in memory (placement.h); NULL: none. layer: as in ari_role_path. Borrowed. */
 const ar_plan_rule *ari_plan_rule_of(const ar_plan *p, ar_arch arch, const char *layer, ari_role role);
-/** A rule's style in the words of the part that it is for: rowwise of the embedding is vocab. */
+/** Returns a rule's style in the terms of the part: rowwise for the embedding is vocab. */
 ar_style ari_style_in(ari_role role, ar_style s);
 /** The style of a part whose rule this is, in the same words. */
 ar_style ari_plan_style_of(const ar_plan *p, ari_role role, const ar_plan_rule *rule);
 
-/* A module as a plan has it, a model's (plan_split.c) or a user's (plan_walk.c). What a rule declares of an input or an
- * output of a model's part is believed where a value of its shape is there, as PyTorch believes it of a local tensor;
- * else it is refused. A value that keeps its placement (use_local_output false) has to be what is declared, and so has
- * every value of a user's module. */
+/* Module as a plan sees it: a model's (plan_split.c) or a user's (plan_walk.c). A declared placement of an input or
+ * output of a model's part is trusted if a value of its shape arrives, as PyTorch trusts it for a local tensor, and
+ * refused otherwise. A value that carries its placement (use_local_output false), and every value of a user's module,
+ * must have the declared placement. */
 typedef struct ari_ruled {
     const ar_plan *plan;
-    const ar_plan_rule *rule; /* the last that matches; NULL: none */
-    ar_style style;           /* in the words of what the module is */
+    const ar_plan_rule *rule; /* last matching rule; NULL: none */
+    ar_style style;           /* in the terms of the module */
     bool strict;              /* nothing is believed */
     bool is_user_module;      /* a user's, which is always strict */
     char name[AR_PLAN_GLOB];  /* its path */
@@ -50,7 +50,8 @@ typedef struct ari_ruled {
 /** A placement in a message, as users write it, in storage that lives to the end of the enclosing block. */
 #define ARI_PLACED(m, p) ari_ruled_show((char[AR_PLACEMENT_TEXT]){0}, (m), (p))
 const char *ari_ruled_show(char text[AR_PLACEMENT_TEXT], const ari_ruled *m, ar_placement p);
-/** AR_ERR_UNSUPPORTED: what the rule declares of a value cannot be; `fits` is a sentence of what can. */
+/** Sets AR_ERR_UNSUPPORTED because a value cannot have its declared placement; `fits` is a sentence with the possible
+ *  one. */
 AR_NODISCARD ar_status ari_ruled_wrong(const ari_ruled *m, const char *label, ar_placement declared, const char *fits,
                                        ...) AR_PRINTF(4, 5);
 /** AR_ERR_UNSUPPORTED: the module cannot have its style. */
@@ -58,14 +59,16 @@ AR_NODISCARD ar_status ari_ruled_misfit(const ari_ruled *m, const char *fits);
 
 /** A placement of [b, s, features] with its dimension counted from the end. */
 ar_placement ari_ruled_from_end(ar_placement p);
-/** True if a value can be redistributed so: whole, shards of features, or of tokens where that is possible. */
+/** Returns true if a value can be redistributed to p: replicated, shards of features, or shards of tokens if that is
+ *  possible. */
 bool ari_ruled_possible(ar_placement p, bool tokens);
 /** True if a value that `maker` left as `actual` can be taken for one that is placed as declared. */
 bool ari_ruled_passes(const ari_ruled *m, const ar_plan_rule *maker, ar_placement declared, ar_placement actual);
 /** *p = the declared placement of such a value. */
 AR_NODISCARD ar_status ari_ruled_believe(const ari_ruled *m, const char *label, ar_placement declared,
                                          const ar_plan_rule *maker, ar_placement actual, ar_placement *p);
-/** *from_placement = what is declared of the input, where such a value arrives; else_from without a declaration. */
+/** Sets *from_placement to the declared placement of the input if such a value arrives, or to else_from without a
+ *  declaration. */
 AR_NODISCARD ar_status ari_ruled_input(const ari_ruled *m, const ar_plan_rule *maker, ar_placement actual,
                                        ar_placement else_from, ar_placement *from_placement);
 /** *p = what is declared that a value is to be made. terms: it can be those of a sum. */
@@ -80,7 +83,8 @@ ar_placement ari_ruled_makes(ar_style style);
 /** The style of a linear layer, and its input as ari_ruled_input has it. */
 AR_NODISCARD ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_placement actual,
                                         ar_placement else_from, ar_linear_split *split);
-/** For layers that share an input and are one GEMM: makes *split of the first, and compares the others with it. */
+/** Computes *split for the first of several layers that share an input and form one GEMM, and compares the other
+ *  layers' rules with it. */
 AR_NODISCARD ar_status ari_ruled_first(const ari_ruled *m, const ari_ruled *first_layer, const ar_plan_rule *maker,
                                        ar_placement actual, bool tokens, ar_linear_split *split);
 AR_NODISCARD ar_status ari_ruled_tokens(const ari_ruled *m, ar_embedding_split *split);

@@ -30,7 +30,7 @@ bool ari_plan_by_tokens(const ar_plan *p, int tp, bool sp);
  *  that matches no module), AR_ERR_UNSUPPORTED (names the module, its style or placement and those that would fit),
  *  AR_ERR_ARG (norms in sequence style without sequence parallelism). */
 AR_NODISCARD ar_status ari_plan_check(const ar_plan *p, const ar_config *c, bool sequence);
-/** Checks that every declared placement is the actual one on several ranks, so that the numbers are those of one rank;
+/** Checks on several ranks that every declared placement is the actual one, so that results equal those of one rank;
  *  the plan is one that ari_plan_check accepts. Errors: AR_ERR_UNSUPPORTED (names rule, module and both placements). */
 AR_NODISCARD ar_status ari_plan_check_declared(const ar_plan *p, const ar_config *c, bool sequence);
 

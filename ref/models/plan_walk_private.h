@@ -7,10 +7,10 @@
 
 AR_BEGIN_DECLS
 
-/** An MLP and an attention, as ar_mlp_create and ar_attention_create have them; o->split is not looked at. Each of
- *  their linear layers is looked up by its own name; those that share the input need one style and output, and an
- *  attention's leave R (every rank has all heads) or S(-1) (heads are split). They take R, or S(1) as it arrives, and
- *  leave R where the last layer's output is not declared. Errors: as above. */
+/** Create an MLP and an attention like ar_mlp_create and ar_attention_create; o->split is ignored. Each linear layer is
+ *  looked up by its own name. Layers that share the input need the same style and output placement, and an attention's
+ *  leave R (every rank has all heads) or S(-1) (heads are sharded). They accept R, or S(1) as it arrives, and leave R
+ *  if the last layer's output is not declared. Errors: those of the other functions here. */
 AR_NODISCARD ar_status ari_plan_mlp_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name,
                                            const ar_mlp_options *o);
 /** An MLP and an attention, as ar_mlp_create and ar_attention_create have them; o->split is not looked at. Each of

@@ -20,6 +20,6 @@ AR_NODISCARD ar_status ari_own_schedule_check(const ar_parallel *p);
 AR_NODISCARD ar_status ari_groups_begin(ar_parallel_groups *out, ar_comm *world, const ar_parallel *p,
                                         bool wrong_stride);
 
-/** Lists, behind the first line of a message, which stages the ranks have that it names, a line for each of up to four;
- *  without a pipeline it is the message. */
+/** Appends to the first line of a message the stages of the ranks that it names, one line each for up to four ranks.
+ *  Without a pipeline the message is unchanged. */
 void ari_name_ranks(char *out, size_t cap, const char *message, const ar_parallel *p, size_t layers);

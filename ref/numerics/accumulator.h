@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The order-independent accumulator (numerics.md, section 3): a sum of fp32 values whose result depends only on
- * the multiset of values. |v|*2^149 is an integer below 2^277, cut into slices of 32 bits, or of 13 where the sum is
- * stored as bf16 (narrow); the state keeps the sums of slice t and slice t-1 of every value so far, t the highest slice
- * that any of them reaches. The identity is t = h = l = 0. It holds 2^31 values. */
+/* Order-independent accumulator (numerics.md, section 3): a sum of fp32 values whose result depends only on the
+ * multiset of values. |v|*2^149 is an integer below 2^277, split into slices of 32 bits, or of 13 bits if the sum is
+ * stored as bf16 (narrow). The state holds the sums of slice t and slice t-1 over all values so far, where t is the
+ * highest slice that any value reaches. The identity is t = h = l = 0. It holds 2^31 values. */
 #include <stdbool.h>
 
 #include "ref/numerics/bits.h"
@@ -22,15 +22,15 @@ ARI_FN int ari_acc_top(float v, bool narrow)
 {
     const uint32_t magnitude = ari_bits32(v) & 0x7fffffffu;
     const int biased = (int)(magnitude >> 23);
-    /* The leading bit of a normal value stands at biased + 22, below 277, where *79 >> 10 divides by 13; that of a
-     * subnormal below 23. */
+    /* The leading bit of a normal value is bit biased + 22, which is below 277, where *79 >> 10 divides by 13. That of
+     * a subnormal is below bit 23. */
     const int wide = biased == 0 ? 0 : (biased + 22) >> 5;
     const int thin = biased == 0 ? magnitude >> 13 != 0 : (biased + 22) * 79 >> 10;
     return biased == 255 ? ARI_ACC_NONFINITE : narrow ? thin : wide;
 }
 
-/** Slice b of v, bits [w*b, w*b + w) of |v|*2^149 for slices of w bits, with v's sign; 0 where there is none, and for
- *  non-finite v. */
+/** Returns slice b of v, bits [w*b, w*b + w) of |v|*2^149 for slices of w bits, with v's sign; 0 if there is no such
+ *  slice, and for non-finite v. */
 ARI_FN int64_t ari_acc_slice(float v, int32_t b, bool narrow)
 {
     const uint32_t u = ari_bits32(v);
@@ -39,8 +39,8 @@ ARI_FN int64_t ari_acc_slice(float v, int32_t b, bool narrow)
     const uint32_t significand = biased == 255 ? 0u : (u & 0x7fffffu) | implicit;
     const int32_t up =
         (biased != 0 ? biased - 1 : 0) - bits * b; /* the significand's lowest bit, seen from the slice's */
-    /* From a slice's width of places up and from 24 down nothing is left of the 24 bits in it: 63 stands for all
-     * such. */
+    /* Nothing of the 24 bits remains in a slice that is a slice's width above or 24 below; 63 stands for all such
+     * shifts. */
     const uint32_t left = (uint32_t)ari_clamp32(up, 0, 63);
     const uint32_t right = (uint32_t)ari_clamp32(-up, 0, 63);
     const uint64_t slice = (((uint64_t)significand << left) >> right) & (((uint64_t)1 << bits) - 1);
@@ -48,7 +48,7 @@ ARI_FN int64_t ari_acc_slice(float v, int32_t b, bool narrow)
     return (int64_t)((slice ^ negative) - negative);
 }
 
-/** Raises the state to slice t_new; nothing where it is there already. */
+/** Raises the state to slice t_new; does nothing if it is there already. */
 ARI_FN void ari_acc_raise(uint8_t *t, int64_t *h, int64_t *l, uint8_t t_new)
 {
     const int old_slice = *t, new_slice = t_new;
@@ -85,7 +85,7 @@ ARI_FN float ari_acc_sum(uint8_t t, int64_t h, int64_t l, bool narrow)
     return t == ARI_ACC_NONFINITE ? ari_nan32() : value;
 }
 
-/** That, rounded once more to bf16 where sums are stored so. */
+/** Returns the state's value, rounded once more to bf16 if sums are stored as bf16. */
 ARI_FN float ari_acc_value(uint8_t t, int64_t h, int64_t l, bool narrow)
 {
     const float sum = ari_acc_sum(t, h, l, narrow);

@@ -7,8 +7,8 @@
 #include "anyrank/activation.h"
 #include "ref/numerics/elementary.h"
 
-/* Each bound lies where the function has reached its limit in the format: beyond it only the sign and the factor x of
- * the positive side are left, so limiting x changes no result and keeps every exponential in range. */
+/* Bounds at which the functions have reached their limit in the format. Beyond them only the sign and, on the positive
+ * side, the factor x remain, so limiting x changes no result and keeps every exponential in range. */
 #define ARI_GELU_BOUND32 20.0 /* Phi(-20) < 2^-290, and 1 - Phi(20) < 2^-53 */
 #define ARI_GELU_BOUND64 40.0 /* Phi(-40) < 2^-1150 */
 #define ARI_SILU_BOUND32 200.0
@@ -245,13 +245,13 @@ ARI_FN int ari_gate_up_moves(ar_activation kind, double up)
     return kind != AR_ACT_CLAMPED || !(up > ARI_CLAMP || up < -ARI_CLAMP);
 }
 
-/** fl32(act32(gate)*u), u = fl32 of what it is multiplied by. */
+/** Returns fl32(act32(gate)*u), where u is fl32 of the factor. */
 ARI_FN float ari_gated_act(ar_activation kind, float gate, float up)
 {
     return ari_canonical32(ari_act32(kind, gate) * (float)ari_gate_up(kind, (double)up));
 }
 
-/** fl32(dy*act32(gate)), or +0 where up was limited. */
+/** Returns fl32(dy*act32(gate)), or +0 if up was limited. */
 ARI_FN float ari_gated_dup(ar_activation kind, float dy, float up, float gate)
 {
     const float d = ari_canonical32(dy * ari_act32(kind, gate));

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Floating-point values as bits: the one NaN, exponents, powers of two, keys that order like the values. Compiled by
- * the C compiler and by nvcc alike; nothing here depends on the rounding of a library. numerics.md, section 1. */
+/* Floating-point values as bits: the canonical NaN, exponents, powers of two, and keys that have the values' order.
+ * Compiled by the C compiler and by nvcc; nothing here depends on a library's rounding. numerics.md, section 1. */
 #include <math.h>
 
 #include "ref/core/float_bits.h"
@@ -45,7 +45,7 @@ ARI_FN double ari_pow2(int32_t k)
     return ari_float64((uint64_t)(uint32_t)(k + 1023) << 52);
 }
 
-/** x*2^k for any k: exact where representable, one rounding otherwise. */
+/** Returns x*2^k for any k: exact if representable, otherwise rounded once. */
 ARI_FN double ari_scale2(double x, int32_t k)
 {
     /* Going down in steps of 2^-969 keeps 53 bits of headroom above the subnormals, so that only the last product
@@ -114,8 +114,9 @@ ARI_FN int64_t ari_add64(int64_t a, int64_t b)
     return (int64_t)((uint64_t)a + (uint64_t)b);
 }
 
-/* s = *high + the result, both exact: the upper 32 bits times 2^32 and the lower 32. Adding 2^84 and 2^52 through the
- * bits and taking them away again vectorises without AVX-512, which the conversion instruction does not. */
+/* Returns s - *high with *high and the result exact: the upper 32 bits times 2^32, and the lower 32 bits. Adding
+ * 2^84 and 2^52 through the bits and subtracting them again vectorises without AVX-512; the conversion instruction
+ * does not. */
 ARI_FN double ari_halves64(int64_t s, double *high)
 {
     const uint64_t biased = (uint64_t)s + 0x8000000000000000u;

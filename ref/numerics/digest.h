@@ -5,10 +5,10 @@
 
 #include "ref/core/float_bits.h"
 
-/* Probabilities of more than AR_SCORES_WHOLE keys, and their gradients, are compared by digests of their rows: so many
- * numbers each. */
+/* Numbers in a row's digest. Probabilities of more than AR_SCORES_WHOLE keys, and their gradients, are compared by
+ * digests of their rows. */
 enum { ARI_DIGEST = 2 };
-#define ARI_DIGESTED "_rows" /* behind the name of what is digested */
+#define ARI_DIGESTED "_rows" /* suffix of the name of a digested tensor */
 
 /* Returns the term that element `key` adds to the digest of its row; +0 adds 0. It is the finaliser of MurmurHash3
  * (Appleby 2011). */

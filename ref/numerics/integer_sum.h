@@ -25,8 +25,8 @@ ARI_FN int32_t ari_rowsum_bits(size_t n)
     return length > 22 ? 62 - length : 40;
 }
 
-/** rint(x*2^(p-e)); 0 where the row's exponent e says all zero or non-finite, and for a non-finite x. Every |x| <
- *  2^e. */
+/** Returns rint(x*2^(p-e)); 0 if the row's exponent e marks an all-zero or non-finite row, and for a non-finite x.
+ *  Every |x| < 2^e. */
 ARI_FN int64_t ari_rowsum_quantise(double x, int32_t e, int32_t p)
 {
     const int has_exponent = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
@@ -54,14 +54,14 @@ ARI_FN double ari_rowsum_value(int64_t s, int32_t e, int32_t p)
 #define ARI_CONTRACT_NARROW_TERMS 16384 /* of longer sums whose right matrix is no weight 15 bits are too few */
 #define ARI_CONTRACT_BLOCK 8191         /* terms whose exact sum fits int64: 8191*(2^25 - 1)^2 < 2^63 */
 
-/** Two int64 where a sum of that many terms need not fit one. */
+/** Returns the number of int64 for a sum of that many terms: two if it may not fit one. */
 ARI_FN int ari_contract_limbs(size_t terms)
 {
     return terms > ARI_CONTRACT_BLOCK ? 2 : 1;
 }
 
-/** clamp(rint(a*2^c*2^(25-e)), +-(2^25 - 1)); 0 where e says all zero or non-finite. c is the shift applied to this
- *  element, +c_k in A and -c_k in B, e the exponent of its shifted row. */
+/** Returns clamp(rint(a*2^c*2^(25-e)), +-(2^25 - 1)); 0 if e marks an all-zero or non-finite row. c is the shift of
+ *  this element, +c_k in A and -c_k in B; e is the exponent of its shifted row. */
 ARI_FN int32_t ari_contract_quantise(float a, int32_t c, int32_t e)
 {
     const int has_exponent = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
@@ -88,7 +88,7 @@ ARI_FN int32_t ari_contract_shift(int32_t c, int32_t sign)
     return c == ARI_EXP_ZERO ? ARI_EXP_ZERO : (int32_t)shift;
 }
 
-/** The exponent of a*2^shift; with shift = ARI_EXP_ZERO that of zero, unless a is NaN or infinite. */
+/** Returns the exponent of a*2^shift; with shift = ARI_EXP_ZERO the exponent of zero, unless a is NaN or infinite. */
 ARI_FN int32_t ari_contract_exponent(float a, int32_t shift)
 {
     const int32_t e = ari_exponent32(a);
@@ -126,7 +126,7 @@ ARI_FN float ari_contract_round(double y, int32_t e, int32_t f)
     return nonfinite ? ari_nan32() : value;
 }
 
-/** fl32(fl64(s)*2^(e+f-50)); NaN where e or f is ARI_EXP_NONFINITE, else +0 where either is ARI_EXP_ZERO. */
+/** Returns fl32(fl64(s)*2^(e+f-50)); NaN if e or f is ARI_EXP_NONFINITE, else +0 if either is ARI_EXP_ZERO. */
 ARI_FN float ari_contract_value(int64_t s, int32_t e, int32_t f)
 {
     return ari_contract_round(ari_double64(s), e, f);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The gradient's norm, clipping, and one element's update: numerics.md, sections 4 and 6. In fp32, every written
- * operation rounded, in the order in which it is written; what depends on the step alone is made once, in binary64. */
+/* Gradient norm, clipping, and the update of one element: numerics.md, sections 4 and 6. All in fp32, with every
+ * written operation rounded in the written order. Values that depend only on the step are computed once in binary64. */
 #include "anyrank/optimizer.h"
 #include "ref/numerics/elementary.h"
 
 /* --- the norm of the gradients: a sum of integers ----------------------------------------------------------------- */
 
-/** rint((g*2^-e)^2*2^60), e the largest exponent of all gradients: at most 2^60. 0 where e says all zero or non-finite.
- *  A rank sums q >> 30 and q & (2^30 - 1) apart: 2^32 elements fit. */
+/** Returns rint((g*2^-e)^2*2^60), at most 2^60, where e is the largest exponent of all gradients; 0 if e marks all-zero
+ *  or non-finite gradients. A rank sums q >> 30 and q & (2^30 - 1) separately: 2^32 elements fit. */
 ARI_FN int64_t ari_norm_square(float g, int32_t e)
 {
     const int has_exponent = e != ARI_EXP_ZERO && e != ARI_EXP_NONFINITE;
@@ -28,7 +28,7 @@ ARI_FN int64_t ari_norm_low(int64_t q)
     return q & 0x3fffffff;
 }
 
-/** fl32(sqrt(fl64(high)*2^-30 + fl64(low)*2^-60)*2^e) in binary64; +0 and NaN where e reports it. */
+/** Returns fl32(sqrt(fl64(high)*2^-30 + fl64(low)*2^-60)*2^e), computed in binary64; +0 or NaN if e says so. */
 ARI_FN float ari_norm_value(int64_t high, int64_t low, int32_t e)
 {
     if (e == ARI_EXP_NONFINITE)
@@ -105,8 +105,8 @@ ARI_FN void ari_optimizer_tick(ari_optimizer_clock *clock, const ar_optimizer_op
     clock->steps++;
 }
 
-/** The constants of the clock's step for a parameter with these options of its own: the step's learning rate times
- *  lr_scale, and the weight decay instead of o's. */
+/** Returns the constants of the clock's step for a parameter with its own options: the step's learning rate times
+ *  lr_scale, and the parameter's weight decay instead of o's. */
 ARI_FN ari_optimizer_constants ari_optimizer_constants_of(const ari_optimizer_clock *clock,
                                                           const ar_optimizer_options *o, double lr_scale,
                                                           double weight_decay)
@@ -132,7 +132,7 @@ ARI_FN ari_optimizer_constants ari_optimizer_constants_of(const ari_optimizer_cl
     return k;
 }
 
-/** g' = g + weight_decay*w: SGD and Adam, where the decay is not 0. */
+/** Returns g' = g + weight_decay*w, for SGD and Adam if the decay is not 0. */
 ARI_FN float ari_decayed(float g, float w, float weight_decay)
 {
     const float decay = weight_decay * w;
@@ -147,7 +147,8 @@ ARI_FN float ari_decayed(float g, float w, float weight_decay)
 #define ARI_MUON_C 2.0315f
 enum { ARI_MUON_STEPS = 5 };
 
-/** By what a matrix of this norm is scaled first: fl32(1/max(norm, 1e-7)), divided in binary64; NaN passes. */
+/** Returns the factor by which a matrix of this norm is scaled first: fl32(1/max(norm, 1e-7)), divided in binary64; NaN
+ *  is passed through. */
 ARI_FN float ari_muon_normed(float norm)
 {
     return (float)(1.0 / ((double)norm < 1e-7 ? 1e-7 : (double)norm));
@@ -162,7 +163,7 @@ ARI_FN float ari_muon_rate(double rate, size_t rows, size_t cols, bool match_rms
     return (float)(rate * sqrt(r > c ? r / c : 1.0));
 }
 
-/** The momentum, and *u what is made orthogonal of it and the gradient. */
+/** Updates the momentum and sets *u to the matrix that is made orthogonal, from momentum and gradient. */
 ARI_FN void ari_muon_direction(const ari_optimizer_constants *k, float *u, float *m, float g)
 {
     const float towards = g - *m;
@@ -183,7 +184,8 @@ ARI_FN void ari_muon_update(const ari_optimizer_constants *k, float *w, float x)
 
 /* --- SGD, Adam ---------------------------------------------------------------------------------------------------- */
 
-/** SGD. *m: the momentum, or NULL where there is none. Muon: with a momentum w is the direction, without the weight. */
+/** Updates an element by SGD. *m: the momentum, or NULL without one. For Muon with momentum, w is the direction,
+ *  without the weight. */
 ARI_FN void ari_sgd_update(const ari_optimizer_constants *k, float *w, float *m, float g)
 {
     if (k->kind == AR_OPTIMIZER_MUON) {

@@ -130,7 +130,7 @@ ARI_FN float ari_random_normal(uint64_t key, uint64_t index, double std)
     return ari_normal_of(block[pair], block[pair + 1u], (index & 1u) != 0, std);
 }
 
-/** floor(p*2^32) for 0 <= p < 1: an element is dropped where its bits are below. */
+/** Returns floor(p*2^32) for 0 <= p < 1: an element is dropped if its bits are below. */
 ARI_FN uint32_t ari_dropout_threshold(double p)
 {
     return (uint32_t)(p * 0x1p32);

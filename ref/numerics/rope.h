@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Rotary positions: frequencies, angles and the rotation of a pair. numerics.md, section 4. Scalings are those of
- * transformers' modeling_rope_utils.py, every operation rounded to fp32 as there, where a number over a tensor is the
- * tensor's reciprocal times the number. i: the pair, 0..d/2-1; d: the features that turn. */
+/* Rotary positions: frequencies, angles and the rotation of a pair; numerics.md, section 4. Scalings are those of
+ * transformers' modeling_rope_utils.py, with every operation rounded to fp32 as there; a number divided by a tensor is
+ * the tensor's reciprocal times the number. i: the pair, 0..d/2-1; d: number of rotated features. */
 #include "anyrank/rope.h"
 #include "ref/numerics/elementary.h"
 
@@ -31,8 +31,9 @@ ARI_FN float ari_rope_scaled(float inv_freq, double factor)
     return ari_round32((double)inv_freq / factor);
 }
 
-/** Llama 3's scaling: with wave = (1/f)*2pi, n = original_positions, low and high the two factors: f/factor where wave
- *  > n/low; f where wave < n/high; else ((1 - t)*f)/factor + t*f with t = ((1/wave)*n - low)/(high - low). */
+/** Computes Llama 3's scaling. With wave = (1/f)*2pi, n = original_positions, and low and high the two factors:
+ *  f/factor if wave > n/low; f if wave < n/high; otherwise ((1 - t)*f)/factor + t*f with t = ((1/wave)*n - low)/(high -
+ *  low). */
 ARI_FN float ari_rope_llama3(float f, const ar_rope *r)
 {
     const double n = (double)r->original_positions;
@@ -77,7 +78,7 @@ ARI_FN float ari_rope_yarn(const ar_rope *r, size_t i, size_t d)
     return slowed + fast;
 }
 
-/** Pair i's frequency. Where it depends on the length of the sequence, r is what ari_rope_at gives. */
+/** Returns pair i's frequency. If it depends on the length of the sequence, r is the result of ari_rope_at. */
 ARI_FN float ari_rope_frequency(const ar_rope *r, size_t i, size_t d)
 {
     switch (r->kind) {
@@ -124,7 +125,8 @@ ARI_FN float ari_rope_angle(size_t position, float inv_freq)
     return ari_round32((double)position * (double)inv_freq); /* exact in binary64 below 2^29 */
 }
 
-/** fl32(fl32(x1*c) - fl32(x2*s)), x1 and x2 from the first and second half of what turns. Backward: s negated. */
+/** Returns fl32(fl32(x1*c) - fl32(x2*s)), with x1 and x2 from the first and second half of the rotated features.
+ *  Backward: s negated. */
 ARI_FN float ari_rope_first(float x1, float x2, float c, float s)
 {
     const float u = x1 * c;

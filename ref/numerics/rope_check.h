@@ -12,8 +12,9 @@ extern "C" {
  *  cosine are defined below that). */
 AR_NODISCARD ar_status ari_rope_check(size_t positions, size_t head_dim, const ar_rope *rope);
 
-/** The rotation of a sequence of `length` positions, whose frequencies depend on the pair alone: dynamic with the theta
- *  of that length, longrope with the list of that length as the short one. Others as they are. */
+/** Returns the rotation for a sequence of `length` positions, with frequencies that depend only on the pair: dynamic
+ *  gets the theta of that length, longrope the list for that length as its short one. Other kinds are returned
+ *  unchanged. */
 ar_rope ari_rope_at(const ar_rope *rope, size_t length, size_t head_dim);
 /** A number that two lengths share if and only if their frequencies are the same. */
 size_t ari_rope_length(const ar_rope *rope, size_t length);

@@ -70,7 +70,7 @@ ARI_FN float ari_softcap32(float x, float scale, double cap)
     return ari_round32(cap * ari_tanh64((double)ari_mul32(x, scale) / cap));
 }
 
-/** dx = fl32(fl32(dy*(1 - t*t))*scale), t the tangent above; +0 where dy is a zero, whatever x is. */
+/** Returns dx = fl32(fl32(dy*(1 - t*t))*scale), where t is the tanh above; +0 if dy is zero, whatever x is. */
 ARI_FN float ari_dsoftcap32(float dy, float x, float scale, double cap)
 {
     const double t = ari_tanh64((double)ari_mul32(x, scale) / cap);
@@ -85,15 +85,16 @@ ARI_FN float ari_attention_ds(float p, float dp, double D, float scale)
     return ari_canonical32(inner * scale);
 }
 
-/** The larger of a row's largest key and its sink's; NULL: it has none. INT32_MIN stays: no key is visible. */
+/** Returns the larger of a row's largest key and its sink's key; NULL: no sink. INT32_MIN (no visible key) is returned
+ *  unchanged. */
 ARI_FN int32_t ari_sink_top(int32_t top, const float *sink)
 {
     const int32_t key = sink && top != INT32_MIN ? ari_key32(*sink) : top;
     return key > top ? key : top;
 }
 
-/** fl32(-p*D): a row's term of the gradient of its head's sink, whose probability is p. top: of the row's largest key,
- *  or that there is none; l: its sum. */
+/** Returns fl32(-p*D), a row's term of the gradient of its head's sink, whose probability is p. top: the row's largest
+ *  key, or that there is none; l: its sum. */
 ARI_FN float ari_sink_term(float sink, int32_t top, double l, double D)
 {
     const float p = ari_round32((double)ari_exp32(sink - ari_key32_value(top)) / l);
@@ -153,15 +154,15 @@ ARI_FN float ari_route_divisor(float sum)
     return sum + 1e-20f;
 }
 
-/** fl32(fl32(a/divisor)*scale): a weight of such a router; fl32(a*scale) where it does not divide. */
+/** Returns fl32(fl32(a/divisor)*scale), a weight of such a router; fl32(a*scale) if it does not divide. */
 ARI_FN float ari_route_scaled(float a, float divisor, float scale, int divides)
 {
     const float share = divides ? ari_route_weight(a, divisor) : a;
     return share * scale;
 }
 
-/** fl32(fl32(w*fl32(1 - a))*fl32(g - r)): the gradient of its expert's logit; r: the sum of the shares' fl32(s*g) over
- *  the token's experts, s = fl32(a/divisor), 0 where it does not divide. */
+/** Returns fl32(fl32(w*fl32(1 - a))*fl32(g - r)), the gradient of the logit of an expert. r is the sum of fl32(s*g)
+ *  over the token's experts with s = fl32(a/divisor), 0 if it does not divide. */
 ARI_FN float ari_route_dscore(float w, float a, float g, float r)
 {
     const float rest = 1.0f - a, slope = w * rest, difference = g - r;
@@ -224,8 +225,8 @@ typedef struct ari_ce_row {
     double moment; /* sum of exp32(fl32(x - m))*(x - m), in binary64 from the first to the last */
 } ari_ce_row;
 
-/** The logarithm of an entry's probability is x - lse, and the entropy of all lse - m - moment/l. NaN where an x is NaN
- *  or +inf. */
+/** Returns a row's log-sum-exp and moments: the logarithm of an entry's probability is x - lse, and the entropy is lse
+ *  - m - moment/l. NaN if an x is NaN or +inf. */
 ARI_FN ari_ce_row ari_ce_row_of(const float *x, size_t V)
 {
     const int32_t bits = ari_rowsum_bits(V);

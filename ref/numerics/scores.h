@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Position of a row in a block of attention's scores, and the keys that it may see: the same on every device. */
+/* Position of a row in a block of attention scores, and the keys that it may see; equal on all devices. */
 #include "anyrank/device.h"
 #include "ref/numerics/divisor.h"
 
@@ -9,14 +9,14 @@ typedef struct ari_score_row {
     size_t row_index;       /* among all rows of all matrices */
     size_t head;            /* of the rank's query heads */
     size_t first_key, keys; /* columns [first_key, first_key + keys) of the block may be visible */
-    const uint8_t *padding; /* of these keys, 0 = masked; NULL: none */
-    const float *additive;  /* of these keys, -inf = masked; NULL: none */
+    const uint8_t *padding; /* for these keys, 0 = masked; NULL: none */
+    const float *additive;  /* for these keys, -inf = masked; NULL: none */
 } ari_score_row;
 
-/* The rows of a block, with the memory of its mask: NULL where it has none. */
+/* Rows of a block with the memory of its mask; NULL members without one. */
 typedef struct ari_score_rows {
     ar_scores scores;
-    ar_mask mask; /* its numbers alone */
+    ar_mask mask; /* only its numbers */
     const int32_t *visible;
     const uint8_t *padding;
     const float *additive;

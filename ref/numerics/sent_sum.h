@@ -22,8 +22,9 @@ ARI_FN int64_t ari_sent_read(const uint8_t *src, size_t width)
     return (int64_t)(v << above) >> above;
 }
 
-/** A state of the accumulator whose value is v, rounded to bf16 where such are: an infinity, to which a sum overflowed,
- *  and of bf16 -0, to which a negative sum rounded, for themselves; else +0 for -0. */
+/** Sets a state of the accumulator whose value is v, rounded to bf16 if sums are stored so. An infinity from an
+ *  overflowed sum, and with bf16 the -0 to which a negative sum rounded, are stored as such; any other -0 becomes
+ *  +0. */
 ARI_FN void ari_acc_put(uint8_t *t, int64_t *h, int64_t *l, float x, bool narrow)
 {
     const float v = narrow ? ari_f32_of_bf16(ari_bf16_of_f32(x)) : x;
@@ -39,8 +40,8 @@ ARI_FN void ari_acc_put(uint8_t *t, int64_t *h, int64_t *l, float x, bool narrow
 #define ARI_SENT_TOP 5u        /* bits of t in it */
 #define ARI_SENT_NONFINITE 31u /* what stands there for ARI_ACC_NONFINITE */
 
-/** Bytes of a state that is the sum of at most so many values: of one value that value, fp32; of few narrow ones one
- *  word: t in 5 bits and both sums in 17, 21 or 29; else t, H and L. */
+/** Returns the bytes of a state that is the sum of at most `values` values: for one value that value as fp32; for a few
+ *  narrow values one word with t in 5 bits and both sums in 17, 21 or 29 bits; otherwise t, H and L. */
 ARI_FN size_t ari_sent_state_bytes(size_t values, bool narrow)
 {
     if (values == 1)
@@ -52,7 +53,7 @@ ARI_FN size_t ari_sent_state_bytes(size_t values, bool narrow)
     return values <= (size_t)1 << 15 ? ARI_SENT_WORD : values <= (size_t)1 << 26 ? 11 : 13;
 }
 
-/** The state in so many bytes, and one that is merged with it. */
+/** Write a state in `width` bytes, and merge such a state into another. */
 ARI_FN void ari_sent_write_state(uint8_t *dst, uint8_t t, int64_t h, int64_t l, size_t width, bool narrow)
 {
     const size_t sum_width = width / 2;

@@ -18,7 +18,8 @@ struct ar_pipeline_schedule {
     ari_pp_list *lists; /* [ranks] */
 };
 
-/** Empty lists. Errors: AR_ERR_ARG (the shape), AR_ERR_OVERFLOW, AR_ERR_MEMORY. Gives. */
+/** Creates a schedule with empty lists, which the caller owns. Errors: AR_ERR_ARG (the shape), AR_ERR_OVERFLOW,
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_schedule_begin(ar_pipeline_schedule **out, ar_pipeline_shape shape);
 /** Errors: AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pp_append(ari_pp_list *list, ar_pp_kind kind, int stage, int micro);
@@ -51,7 +52,7 @@ static inline ari_pp_direction ari_pp_direction_of(ar_pp_kind k)
     return k == AR_PP_FORWARD || k == AR_PP_SEND_ACTIVATION || k == AR_PP_RECV_ACTIVATION ? ARI_PP_ACTIVATION
                                                                                           : ARI_PP_GRADIENT;
 }
-/** The stage from which a stage gets what moves in this direction, and the one to which it gives; -1: none. */
+/** Return the stage from which a stage receives in this direction, and the stage to which it sends; -1: none. */
 static inline int ari_pp_source(const ar_pipeline_shape *s, ari_pp_direction d, int stage)
 {
     const int source_stage = d == ARI_PP_ACTIVATION ? stage - 1 : stage + 1;
@@ -90,7 +91,7 @@ typedef struct ari_pp_timed {
     const ar_pp_times *stage_times;
     const int *first_micro;
     int kinds;
-    bool at_once; /* what a stage makes is where it is needed: transfers are left out */
+    bool at_once; /* each value is where it is needed at once: transfers are left out */
 } ari_pp_timed;
 /** ari_pipeline_schedule_run of lists that may deadlock: AR_ERR_FORMAT, with who waits for whom. times NULL: all
  *  zero. */

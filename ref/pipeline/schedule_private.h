@@ -9,17 +9,19 @@ AR_BEGIN_DECLS
 
 /** "F", "RECV_B"; "?" for an unknown value. Static storage. */
 const char *ari_pp_kind_name(ar_pp_kind k);
-/** The schedule of a kind, of stages = ranks * virtual_stages, with the transfers between ranks: SEND follows what
- *  makes the value, RECV precedes the computation before the one that takes it, so that the transfer goes on meanwhile.
- *  On rank r of p, with m micro-batches and v stages of each rank, w forward passes precede the first backward pass:
+/** Creates the schedule of a kind for stages = ranks * virtual_stages, including transfers between ranks. A SEND
+ *  follows the computation of its value, and a RECV precedes the computation before the one that needs it, so that the
+ *  transfer overlaps. On rank r of p, with m micro-batches and v stages per rank, w forward passes precede the first
+ *  backward pass:
  *    gpipe        w = v m
  *    1f1b         w = min(m, p-r)
- *    interleaved  w = min(v m, 2(p-r-1) + (v-1)p + 1): stages take turns every p micro-batches (arXiv:2104.04473).
+ *    interleaved  w = min(v m, 2(p-r-1) + (v-1)p + 1): stages alternate every p micro-batches (arXiv:2104.04473).
  *                 If p does not divide m: the schedule of the next multiple, without the missing micro-batches
- *    zero-bubble  w = min(m, p-r), and W follows r micro-batches behind I (ZB-H1, arXiv:2401.10241, section 2.2)
- *  and then the two take turns. v is 1 but for interleaved, which is 1f1b with v = 1.
- *  Errors: AR_ERR_ARG (extents of less than 1, more than AR_MAX_STAGES stages, v), AR_ERR_OVERFLOW (more than
- *  AR_MAX_STAGE_MICRO_BATCHES), AR_ERR_MEMORY. Gives; ari_pipeline_schedule_destroy. */
+ *    zero-bubble  w = min(m, p-r), and W is r micro-batches behind I (ZB-H1, arXiv:2401.10241, section 2.2)
+ *  Then forward and backward passes alternate. v is 1 except for interleaved, which is 1f1b with v = 1. Release it with
+ *  ari_pipeline_schedule_destroy.
+ *  Errors: AR_ERR_ARG (extents below 1, more than AR_MAX_STAGES stages, v), AR_ERR_OVERFLOW (more than
+ *  AR_MAX_STAGE_MICRO_BATCHES), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pipeline_schedule_create(ar_pipeline_schedule **out, ar_pp_schedule kind, int ranks,
                                                     int virtual_stages, int micro_batches);
 /** Creates a schedule from the caller's lists: copies the counts[r] operations of each rank r. If no list has a SEND or
@@ -40,17 +42,17 @@ const ar_pp_operation *ari_pipeline_schedule_rank(const ar_pipeline_schedule *s,
  *  listener; it hears a rank's computations in their order. Errors: AR_ERR_ARG (a time), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pipeline_schedule_run(ar_pp_run *out, const ar_pipeline_schedule *s,
                                                  const ar_pp_times *times, ar_pp_event_fn on_event, void *user);
-/** Reads PyTorch's CSV of torch.distributed.pipelining: a line for each rank, a cell for each operation, as "0F0",
- *  "2SEND_F1": stage, kind, micro-batch. Empty cells are passed over, and UNSHARD, RESHARD, REDUCE_GRAD, and what waits
- *  for these and for sends: the layout and the step decide those. Errors: AR_ERR_FORMAT with file, line and cell, and
- *  as ari_pipeline_schedule_own; AR_ERR_UNSUPPORTED (OVERLAP_F_B), AR_ERR_OVERFLOW (more than AR_MAX_STAGES stages, a
- *  file of more than 256 MiB), AR_ERR_IO, AR_ERR_MEMORY. Gives. */
+/** Reads the CSV of PyTorch's torch.distributed.pipelining: a line for each rank, a cell for each operation, such as
+ *  "0F0" or "2SEND_F1": stage, kind, micro-batch. Skips empty cells, UNSHARD, RESHARD, REDUCE_GRAD, and waits for these
+ *  and for sends, because the layout and the step determine them. The caller owns *out. Errors: AR_ERR_FORMAT with
+ *  file, line and cell, and those of ari_pipeline_schedule_own; AR_ERR_UNSUPPORTED (OVERLAP_F_B), AR_ERR_OVERFLOW (more
+ *  than AR_MAX_STAGES stages, a file of more than 256 MiB), AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pipeline_schedule_read(ar_pipeline_schedule **out, const char *path);
-/** The same from text in memory; `name` stands for the file in messages. */
+/** Does the same with text in memory; `name` replaces the file's name in messages. */
 AR_NODISCARD ar_status ari_pipeline_schedule_parse(ar_pipeline_schedule **out, const char *text, size_t length,
                                                    const char *name);
-/** Writes that; "-" is stdout. transfers false: the computations alone, PyTorch's "compute_only" format. Errors:
- *  AR_ERR_IO, AR_ERR_MEMORY. */
+/** Writes a schedule in that format; "-" is stdout. transfers false: only computations, PyTorch's "compute_only"
+ *  format. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pipeline_schedule_write(const char *path, const ar_pipeline_schedule *s, bool transfers);
 
 AR_END_DECLS

@@ -24,7 +24,8 @@ AR_NODISCARD ar_status ari_axis_pack(ar_ctx *ctx, ar_buf packed, ar_cbuf full, c
 AR_NODISCARD ar_status ari_axis_take(ar_ctx *ctx, ar_buf block, ar_cbuf full, const ari_axis *a, int part, ar_dtype t);
 AR_NODISCARD ar_status ari_axis_put(ar_ctx *ctx, ar_buf full, ar_cbuf block, const ari_axis *a, int part, ar_dtype t);
 
-/** The dtype by which a collective moves elements without reducing them: one of their width that it has. */
+/** Returns the dtype by which a collective moves elements of dtype t without reducing them: a supported one of the same
+ *  width. */
 ar_dtype ari_moved_as(ar_dtype t);
 /** An all-gather: `full` of the parts that the ranks have, `block` this rank's. parts: the ranks of the group. Errors:
  *  also AR_ERR_MEMORY, what the communicator gives. */

@@ -7,7 +7,7 @@
 
 AR_BEGIN_DECLS
 
-/** The part of that check that is about the positions alone: over cp, its ring's chunks, and (sp) tp. */
+/** Does the part of that check that concerns positions: over cp, the chunks of its ring, and (sp) tp. */
 AR_NODISCARD ar_status ari_parallel_check_sequence(const ar_parallel *p, size_t seq);
 /** The lengths of sequences that a layout can share out are the multiples of this. At least 1, of any layout. */
 size_t ari_parallel_sequence_unit(const ar_parallel *p);
@@ -25,15 +25,16 @@ ar_positions ari_positions_ring(size_t places, bool zigzag, size_t seq, size_t p
 /** Returns the positions that context-parallel rank cp_rank holds of a sequence that ari_parallel_check accepts. Ring
  *  rank cp_rank / cp_inner has the chunks, and the cp_inner ranks that share them hold equal parts. */
 ar_positions ari_parallel_positions(const ar_parallel *p, size_t seq, int cp_rank);
-/** Into how many equal parts a sample of seq positions is cut, of each of which exact numerics round a matrix's gradient
- *  (numerics.md, section 3): halves of halves, of 512 positions or more. */
+/** Returns the number of equal parts into which a sample of seq positions is split. Exact numerics round a matrix's
+ *  gradient for each part (numerics.md, section 3): halves of halves, of at least 512 positions. */
 size_t ari_gradient_parts(size_t seq);
 /** Positions of a part that context-parallel rank `cp_rank` holds. */
 size_t ari_gradient_part_rows(const ar_parallel *p, size_t seq, size_t part, int cp_rank);
 /** The rank that computes the gradient of a part of sample `sample` of those that the ranks share: one of those that
  *  hold most of it, in turn. The others' rows go to it. */
 int ari_gradient_part_owner(const ar_parallel *p, size_t seq, size_t sample, size_t part);
-/** So many rows of a sample's parts go to other ranks. parts: at most so many a sample does a rank compute. */
+/** Returns how many rows of a sample's parts are sent to other ranks. parts: the largest number of parts per sample
+ *  that a rank computes. */
 size_t ari_gradient_moves(const ar_parallel *p, size_t seq, size_t *parts);
 
 AR_END_DECLS

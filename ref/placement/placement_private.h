@@ -7,17 +7,18 @@
 
 AR_BEGIN_DECLS
 
-/** Checks that it is a mesh of `world` ranks. Errors: AR_ERR_ARG (no mesh, ndim, a size below 1, a name that is empty,
- *  longer than AR_MESH_NAME or there twice), AR_ERR_INDIVISIBLE (the sizes' product is not `world`; names both). */
+/** Checks that m is a mesh of `world` ranks. Errors: AR_ERR_ARG (no mesh, ndim, a size below 1, a name that is
+ *  empty, longer than AR_MESH_NAME or used twice), AR_ERR_INDIVISIBLE (the product of the sizes is not `world`;
+ *  names both). */
 AR_NODISCARD ar_status ari_mesh_check(const ar_mesh *m, int world);
 /** True if two meshes have the same names and sizes in the same order. */
 bool ari_mesh_same(const ar_mesh *a, const ar_mesh *b);
-/** The dimension of that name; -1: there is none. */
+/** Returns the dimension with that name; -1: there is none. */
 int ari_mesh_find(const ar_mesh *m, const char *name);
 /** coords[d] = the rank's coordinate along each dimension; coords: [ndim]. */
 void ari_mesh_coords(const ar_mesh *m, int rank, int *coords);
-/** The ranks of `rank`'s group along dimension `dim`, in order, the first `cap` of them; returns how many there are, 0
- *  where there is no such dimension. Of {dp 4, tp 4}: tp groups {0..3}, {4..7}, ..; dp groups {0,4,8,12}, {1,5,9,13},
+/** Writes the ranks of `rank`'s group along dimension `dim`, in order, up to `cap`. Returns their number, 0 if there is
+ *  no such dimension. For {dp 4, tp 4} the tp groups are {0..3}, {4..7}, .. and the dp groups {0,4,8,12}, {1,5,9,13},
  *  .. */
 int ari_mesh_group(const ar_mesh *m, int rank, int dim, int *ranks, int cap);
 /** "R", "I", "S(1)", "S(-1)", "P(sum)", "P(max)"; "?" for another kind. Returns `text`. */
@@ -35,17 +36,18 @@ bool ari_placement_same(ar_placement a, ar_placement b, int ndim);
 /** The placement that the gradient of a value has (ar_placement_kind): R and P(sum) change places, I and S stay.
  *  Applied twice it is the placement itself. Errors: AR_ERR_UNSUPPORTED (a maximum). */
 AR_NODISCARD ar_status ari_placement_gradient(ar_placement *g, ar_placement p);
-/** The same as a layout: one box, or none where the part is empty. Its replicas are the ranks along dimensions that
- *  replicate, row by row; the terms of a partial tensor are not copies and do not count. Errors: those. */
+/** Describes the placements as a layout: one box, or none if the part is empty. Replicas are the ranks along replicated
+ *  dimensions in row-major order; the terms of a partial tensor are not copies and do not count. Errors: those of
+ *  ar_placements_region. */
 AR_NODISCARD ar_status ari_placements_layout(ar_layout *o, const ar_mesh *mesh, const int *coords,
                                              const ar_placement *p, int ndim, const size_t *shape, bool uneven);
-/** The steps of a redistribution, in the order in which ar_redistribute takes them; `steps` has room for
- *  AR_REDISTRIBUTION_STEPS. R, I and P(max) of a value that all ranks have are the same numbers: no step. P(sum) and
- *  P(max) change into each other over R. The cheapest possible step comes first: those without communication, then
- *  those that end partial values, then those that make values larger; of equals the outermost dimension. A shard that
- *  an inner dimension cuts further can only change before that inner cut is made or after it is undone, so the inner
- *  one is gathered where need be.
- *  Errors: AR_ERR_ARG (ndim, a placement, P(sum) and P(max) in one list: the two do not commute). */
+/** Computes the steps of a redistribution in the order in which ar_redistribute takes them; `steps` has room for
+ *  AR_REDISTRIBUTION_STEPS. R, I and P(max) of a value that all ranks have are equal numbers: no step. P(sum) and
+ *  P(max) are converted through R. The cheapest possible step comes first: steps without communication, then steps that
+ *  complete partial values, then steps that make values larger; among equals the outermost dimension. A shard that an
+ *  inner dimension splits further can change only before that inner split or after it is undone, so the inner dimension
+ *  is gathered where necessary.
+ *  Errors: AR_ERR_ARG (ndim, a placement, P(sum) and P(max) in one list: they do not commute). */
 AR_NODISCARD ar_status ari_redistribution_steps(ar_redistribution_step *steps, size_t *n, const ar_mesh *mesh,
                                                 const ar_redistribution *r);
 

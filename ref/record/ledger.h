@@ -24,9 +24,10 @@
     X(REDISTRIBUTE, "redistribute")       /* the same value, placed otherwise */                                      \
     X(PRODUCT, "product")                 /* Y = X W^T of weights that share X; backward: the dX that they share */   \
     X(BIAS, "bias")                       /* added to the product */                                                  \
-    X(JOIN, "join")                       /* latent attention: queries, keys with what all heads share, values */    \
+    X(JOIN, "join")                       /* latent attention: queries, keys joined with the shared features, values */    \
     X(ROPE, "rope")                                                                                                   \
-    X(HEADS, "heads for positions")       /* among neighbours: fewer heads, of all their positions; and back */       \
+    X(HEADS, "heads for positions")       /* exchange among neighbours: fewer heads with all their positions, and
+                                             back */       \
     X(RING, "keys and values round")      /* of all positions, from place to place */                                 \
     X(ATTENTION, "attention")             /* scores, softmax, probabilities times values */                           \
     X(ACTIVATION, "activation")                                                                                       \
@@ -74,7 +75,7 @@ typedef struct ari_ledger_param {
     int ndim;
     size_t shape[AR_MAX_DIMS], local[AR_MAX_DIMS]; /* of all ranks together; of this one */
     bool trained;
-    bool expert;  /* has its copies on other ranks than what is no expert's */
+    bool expert;  /* its copies are on other ranks than those of parameters outside of experts */
     bool is_tied; /* of both ends of a pipeline, which have terms of its gradient */
 } ari_ledger_param;
 
@@ -82,7 +83,7 @@ typedef struct ari_ledger_param {
 typedef struct ari_ledger_call {
     unsigned kind; /* ari_kind (ref/comm/call.h) */
     ar_dtype dtype;
-    int group, ranks; /* its group, an ari_over (ref/core/axis.h), or -1; and how many ranks that has */
+    int group, ranks; /* group of the collective, an ari_over (ref/core/axis.h) or -1, and its number of ranks */
     int peer;         /* send, recv */
     size_t count;     /* elements of the call: of a v-form, of all ranks together; of an all-to-all 0 */
     uint64_t bytes;   /* that this rank sends */
@@ -115,7 +116,7 @@ typedef struct ari_ledger {
     char pass;
     size_t ids;
     double work;                      /* multiply-adds of attention since the last operation */
-    struct ari_ledger_memory *memory; /* where values are */
+    struct ari_ledger_memory *memory; /* memory in which values are */
     size_t memories, memory_room;
     ari_ledger_operation *operation;
     size_t operations, operation_room;
@@ -135,7 +136,7 @@ AR_NODISCARD ar_status ari_ledger_check(ar_ctx *c);
 void ari_ledger_fini(ari_ledger *l);
 
 struct ari_call;
-/** Adds a collective of `ranks` ranks in which this rank sends so many bytes. Errors: AR_ERR_MEMORY. */
+/** Adds a collective of `ranks` ranks in which this rank sends `bytes` bytes. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ledger_call_add(ari_ledger *l, const struct ari_call *call, int group, int ranks,
                                            uint64_t bytes);
 /** Memory [dst, dst + bytes) has become a copy of the value at `src`. Errors: AR_ERR_MEMORY. */
@@ -166,8 +167,8 @@ typedef struct ari_note {
     const ar_placement *placed; /* over tp: of the parameters, which may be copies; NULL: as their shapes say */
     const ar_placement *input_placement,
         *output_placement; /* over tp, of input[0] and of all outputs; NULL: as it comes */
-    char pass;             /* 0: that of the module that runs */
-    const ar_comm *copies; /* of attention: who has copies of its KV heads; NULL: nobody */
+    char pass;             /* 0: the pass of the running module */
+    const ar_comm *copies; /* for attention: ranks with copies of its KV heads; NULL: none */
 } ari_note;
 /** Errors: AR_ERR_DATA (strict: names module, rank and both placements), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ledger_note(const ar_ctx *c, const ari_note *n);

@@ -13,7 +13,7 @@ typedef struct ari_ddp_slot {
     ar_param *param;
     size_t bucket;
     bool ready;           /* its hook was called in the backward pass that synchronises */
-    bool packed;          /* its gradient lies in the bucket already: only mistakes do that */
+    bool packed;          /* its gradient is in the bucket already, which only faults do */
     ar_param_share share; /* ZeRO-2, ZeRO-3 */
     float *state;         /* of a hook: of every element of the parameter's part here; NULL: none */
 } ari_ddp_slot;
