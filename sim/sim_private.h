@@ -3,7 +3,7 @@
 
 #include "anyrank/sim.h"
 
-/* Functions of anyrank/sim.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/sim.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/arith.h"
 
-/* Functions of anyrank/arith.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/arith.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

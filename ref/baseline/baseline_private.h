@@ -3,7 +3,7 @@
 
 #include "anyrank/baseline.h"
 
-/* Functions of anyrank/baseline.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/baseline.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/comm.h"
 
-/* Functions of anyrank/comm.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/comm.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/context.h"
 
-/* Functions of anyrank/context.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/context.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/device.h"
 
-/* Functions of anyrank/device.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/device.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

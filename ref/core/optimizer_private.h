@@ -3,7 +3,7 @@
 
 #include "anyrank/optimizer.h"
 
-/* Functions of anyrank/optimizer.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/optimizer.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/queue.h"
 
-/* Functions of anyrank/queue.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/queue.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

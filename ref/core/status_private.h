@@ -3,7 +3,7 @@
 
 #include "anyrank/status.h"
 
-/* Functions of anyrank/status.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/status.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/tensor.h"
 
-/* Functions of anyrank/tensor.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/tensor.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/config.h"
 
-/* Functions of anyrank/config.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/config.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/safetensors.h"
 
-/* Functions of anyrank/safetensors.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/safetensors.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

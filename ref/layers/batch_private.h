@@ -3,7 +3,7 @@
 
 #include "anyrank/batch.h"
 
-/* Functions of anyrank/batch.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/batch.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

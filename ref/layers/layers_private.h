@@ -3,7 +3,7 @@
 
 #include "anyrank/layers.h"
 
-/* Functions of anyrank/layers.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/layers.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

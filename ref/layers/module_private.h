@@ -3,7 +3,7 @@
 
 #include "anyrank/module.h"
 
-/* Functions of anyrank/module.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/module.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

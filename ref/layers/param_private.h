@@ -3,7 +3,7 @@
 
 #include "anyrank/param.h"
 
-/* Functions of anyrank/param.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/param.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/model.h"
 
-/* Functions of anyrank/model.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/model.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

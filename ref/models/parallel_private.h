@@ -5,7 +5,7 @@
 #include "anyrank/parallel.h"
 #include "anyrank/plan.h"
 
-/* Functions of anyrank/parallel.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/parallel.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

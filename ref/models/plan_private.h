@@ -3,7 +3,7 @@
 
 #include "anyrank/plan.h"
 
-/* Functions of anyrank/plan.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/plan.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/plan_walk.h"
 
-/* Functions of anyrank/plan_walk.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/plan_walk.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

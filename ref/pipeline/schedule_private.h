@@ -3,7 +3,7 @@
 
 #include "anyrank/schedule.h"
 
-/* Functions of anyrank/schedule.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/schedule.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/parallel.h"
 
-/* Functions of anyrank/parallel.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/parallel.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/placement.h"
 
-/* Functions of anyrank/placement.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/placement.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/ddp.h"
 
-/* Functions of anyrank/ddp.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/ddp.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

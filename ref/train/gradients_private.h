@@ -3,7 +3,7 @@
 
 #include "anyrank/gradients.h"
 
-/* Functions of anyrank/gradients.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/gradients.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

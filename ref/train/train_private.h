@@ -3,7 +3,7 @@
 
 #include "anyrank/train.h"
 
-/* Functions of anyrank/train.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/train.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

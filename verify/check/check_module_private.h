@@ -3,7 +3,7 @@
 
 #include "anyrank/check_module.h"
 
-/* Functions of anyrank/check_module.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/check_module.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/check.h"
 
-/* Functions of anyrank/check.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/check.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

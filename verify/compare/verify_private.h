@@ -3,7 +3,7 @@
 
 #include "anyrank/verify.h"
 
-/* Functions of anyrank/verify.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/verify.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/lint.h"
 
-/* Functions of anyrank/lint.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/lint.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

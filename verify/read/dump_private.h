@@ -3,7 +3,7 @@
 
 #include "anyrank/dump.h"
 
-/* Functions of anyrank/dump.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/dump.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

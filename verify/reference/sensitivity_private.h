@@ -5,7 +5,7 @@
 #include "anyrank/sensitivity.h"
 #include "anyrank/status.h"
 
-/* Functions of anyrank/sensitivity.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/sensitivity.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -4,7 +4,7 @@
 #include "anyrank/checkpoint.h"
 #include "anyrank/train.h"
 
-/* Functions of anyrank/checkpoint.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/checkpoint.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

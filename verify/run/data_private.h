@@ -3,7 +3,7 @@
 
 #include "anyrank/data.h"
 
-/* Functions of anyrank/data.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/data.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

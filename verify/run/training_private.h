@@ -3,7 +3,7 @@
 
 #include "anyrank/training.h"
 
-/* Functions of anyrank/training.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/training.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/dump_listener.h"
 
-/* Functions of anyrank/dump_listener.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/dump_listener.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -3,7 +3,7 @@
 
 #include "anyrank/process.h"
 
-/* Functions of anyrank/process.h for the library, the command and the tests alone. */
+/* Private functions of anyrank/process.h, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 
