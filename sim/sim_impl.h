@@ -17,7 +17,7 @@ typedef struct ari_sim_comm {
     bool swaps;                    /* AR_SIM_AUTO: short collectives of two ranks go by ari_member_swap */
     void *scratch;                 /* partial sums; grows */
     size_t scratch_bytes;
-    ari_channels *channels;               /* where sends and recvs of the group meet */
+    ari_channels *channels;               /* channels for sends and recvs within the group */
     struct ari_channel_end *channel_ends; /* this rank's places in them; guarded by the channels' lock */
     struct ari_sim_comm *counted_by;      /* of a place in a channel: the communicator that counts its bytes */
     /* Filled for each member by the one that does the split. NULL: no group for this one. */
@@ -26,8 +26,8 @@ typedef struct ari_sim_comm {
     int split_index;
 } ari_sim_comm;
 
-/** The communicator of member `index` of g, which takes that member's place in the group's channels. Gives. Errors:
- *  AR_ERR_MEMORY; then the member counts as dropped, but its place in the channels is still to be left. */
+/** Creates the communicator of member `index` of g, which takes that member's place in the group's channels. The caller
+ *  owns it. Errors: AR_ERR_MEMORY; then the member counts as removed, but still has to leave the channels. */
 AR_NODISCARD ar_status ari_sim_comm_create(ari_sim_comm **out, ari_group *g, ari_channels *channels, int index,
                                            const ar_sim_options *options);
 void ari_sim_comm_free(ari_sim_comm *c);
@@ -38,7 +38,7 @@ AR_NODISCARD ar_status ari_sim_comm_init(ari_sim_comm *c, const ari_comm_ops *op
 void ari_sim_comm_fini(ari_sim_comm *c);
 /** Member `index` will never come. */
 void ari_sim_member_drop(ari_group *g, int index);
-/** Before entering a collective: once it is agreed upon, nobody may fail. Errors: AR_ERR_MEMORY. */
+/** Reserves memory before a collective, because no member may fail once it is agreed upon. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sim_reserve(ari_sim_comm *c, size_t bytes);
 
 /* Algorithms: the whole call, from entering to leaving. */
@@ -54,20 +54,20 @@ AR_NODISCARD ar_status ari_share_run(ari_sim_comm *c, const ari_call *call);
 
 /* Channels: what rank a sends to rank b, for each pair of a group that does. */
 
-/** The channels of the group, none so far; they end when every member has left them. Errors: AR_ERR_MEMORY. */
+/** Creates the group's set of channels, initially empty. It ends when every member has left. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_channels_create(ari_channels **out, const ari_group *g);
-/** Member `index` will not come again. Accepts NULL. */
+/** Removes member `index`. Accepts NULL. */
 void ari_channels_leave(ari_channels *s, int index);
 /** A send or recv. */
 AR_NODISCARD ar_status ari_channel_run(ar_comm *c, const ari_call *call);
 /** Drops this rank's places in channels. */
 void ari_channel_ends_free(ari_sim_comm *c);
 
-/** Copies the next word of *text, past which it moves, to word[0 .. room) ("" at the end), and gives its length.
- *  Nothing is copied where that is `room` or more. */
+/** Copies the next word of *text to word[0 .. room) ("" at the end), advances *text, and returns the word's length. A
+ *  word of `room` or more bytes is not copied. */
 size_t ari_next_word(char *word, size_t room, const char **text);
 
-/** Virtual time: what a collective takes on the cluster (`user`: an ar_sim_cluster), for ari_instruments. */
+/** Adds the virtual time of a collective on the cluster (`user`: an ar_sim_cluster), for ari_instruments. */
 void ari_virtual_cost(void *user, ari_group *g);
 /** Errors: AR_ERR_ARG, a latency, a rate or a number of ranks that makes no sense. */
 AR_NODISCARD ar_status ari_virtual_check(const ar_sim_cluster *c);

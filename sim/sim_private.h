@@ -11,8 +11,8 @@ AR_BEGIN_DECLS
 const char *ari_sim_fault_name(ar_sim_fault_kind k);
 /** "corrupt rank 2 collective 14 transfer 0 bit 77". Truncates to size. */
 void ari_sim_fault_describe(const ar_sim_fault *f, char *text, size_t size);
-/** Reads what ari_sim_fault_describe writes. Errors: AR_ERR_ARG, naming the word and what would be right; *f is as it
- *  was. */
+/** Parses the text of ari_sim_fault_describe. Errors: AR_ERR_ARG, which names the word and the expected form; *f is
+ *  unchanged. */
 AR_NODISCARD ar_status ari_sim_fault_parse(ar_sim_fault *f, const char *text);
 /** A fault drawn from a seed: any kind, a rank below `ranks`, a collective of at most `collectives`; delays up to
  *  `longest_ns`. The same on every machine. */

@@ -20,8 +20,8 @@ size_t ari_sum_piece_count(const ari_sum *s);
  *  not read, or the same elements of an input: it is written when all of them were read. False: broken off. */
 AR_NODISCARD bool ari_sum_piece(const ari_sum *s, void *out, size_t offset, size_t count);
 
-/* Many inputs added and written to many outputs in one go: a block of the sum is held in registers until it lies in
- * every output, so every input is read once, every output is written once, and nothing else touches memory. */
+/* Sum of many inputs written to many outputs in one pass: a block of the sum stays in registers until it is in every
+ * output. So every input is read once, every output is written once, and there is no other memory traffic. */
 
 enum { ARI_FUSED_MOST = 64 }; /* inputs, and outputs */
 
@@ -33,11 +33,11 @@ typedef struct ari_fused {
     bool past_cache; /* outputs bypass the cache until ari_stream_end; needs `offset` as ari_fused_head gives it */
 } ari_fused;
 
-/** Computes the bytes [offset, end) of the outputs from those of the inputs, as far as whole vectors go; returns where
- *  it stopped. */
+/** Computes the bytes [offset, end) of the outputs from those of the inputs in full vectors. Returns where it
+ *  stopped. */
 typedef size_t (*ari_fused_fn)(const ari_fused *f, size_t offset, size_t end);
 
-/** For this type and operation: ari_reduce's bits. NULL: there is none. */
+/** Returns the fused kernel with ari_reduce's bits for a dtype and operation; NULL: none. */
 ari_fused_fn ari_fused_kernel(ar_dtype t, ar_op op);
 /** The number of bytes from `offset` on before a cache line of every output begins. False: the outputs have different
  *  alignments, or lines begin within an element. */

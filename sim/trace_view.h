@@ -6,8 +6,8 @@
 #include "ref/core/record.h"
 #include "ref/core/size.h"
 
-/* A trace as one clock saw it, in the order in which it is shown: lanes by rank and track, records by their beginning,
- * and the collectives put together again from what each member recorded. */
+/* Trace in the time of one clock and in display order: lanes by rank and track, records by start, and collectives
+ * assembled from the records of their members. */
 
 /* One collective. Of the members, those that came to it and are in the trace. */
 typedef struct ari_rendezvous {
@@ -61,14 +61,14 @@ const ari_rendezvous_member *ari_view_member(const ari_trace_view *v, const ari_
 /** The ranks of a rendezvous: "0-3, 8". */
 void ari_view_ranks(const ari_trace_view *v, const ari_rendezvous *m, char *text, size_t size);
 
-/* Bytes in flight: what a rank reads and writes of other ranks' memory in a collective, from when the last one has come
- * to its end. */
+/* Change of the bytes in flight: the bytes of other ranks' memory that a rank reads and writes in a collective, from
+ * the moment when the last rank has arrived until its end. */
 typedef struct ari_view_flight {
     uint64_t ns; /* from the view's start */
     int rank;
-    int64_t bytes; /* more, or less again */
+    int64_t bytes; /* change of the bytes: positive at the begin, negative at the end */
 } ari_view_flight;
-/** All changes, in time; ends before begins where both are at once. Release the result with free(). Errors:
+/** Lists all changes by time; at equal times ends come before begins. Release *out with free(). Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_view_flights(ari_view_flight **out, size_t *count, const ari_trace_view *v);
 
@@ -79,7 +79,7 @@ typedef enum ari_path_kind { ARI_PATH_COMPUTE, ARI_PATH_COMMUNICATION, ARI_PATH_
 
 typedef struct ari_path_step {
     ari_path_kind kind;
-    size_t lane;               /* of the view: where it ran */
+    size_t lane;               /* lane of the view on which it ran */
     uint64_t begin_ns, end_ns; /* from the view's start */
     const ari_record *record;  /* of a collective; else NULL */
 } ari_path_step;

@@ -5,23 +5,24 @@
 
 /* --- past the cache ----------------------------------------------------------------------------------------------- */
 
-/** True if the outputs together are too large to stay in the cache anyway. Then they are written past it: a plain store
- *  first reads the line that it overwrites. Measured with 32 MiB of last-level cache, plain over streaming: 0.8 at 24
- *  MiB of outputs and 1.15 at 32 MiB with 2 ranks, 1.0 at both with 4, 0.9 at 16 MiB and 1.3 at 24 MiB with 8. */
+/** Returns true if the outputs together are too large to stay in the cache. Then they are written past it, because a
+ *  plain store first reads the line that it overwrites. Measured with 32 MiB of last-level cache, time of plain over
+ *  streaming stores: 0.8 at 24 MiB of outputs and 1.15 at 32 MiB with 2 ranks, 1.0 at both with 4, 0.9 at 16 MiB and
+ *  1.3 at 24 MiB with 8. */
 static inline bool ari_stream_pays(size_t bytes, int outputs)
 {
     const size_t threshold = (size_t)24 << 20;
     return bytes >= threshold / (size_t)outputs;
 }
-/** memcpy that does not leave the destination in the cache, where the machine can; plain memcpy elsewhere. */
+/** Copies like memcpy without leaving the destination in the cache, if the machine supports that. */
 void ari_stream_bytes(void *dst, const void *src, size_t bytes);
 /** Makes what was streamed so far visible before anything the caller publishes next. */
 void ari_stream_end(void);
 
 /* --- transfers ---------------------------------------------------------------------------------------------------- */
 
-/* Every byte of another rank's memory that a rank's thread reads or writes passes here: the one place where bytes are
- * counted, where a transport's faults strike, and where transfers are verified. A plain wire costs an addition. */
+/* Single path for all bytes that a rank's thread reads or writes in another rank's memory. Bytes are counted here, a
+ * transport's faults strike here, and transfers are verified here. A plain wire costs one addition. */
 
 enum {
     ARI_WIRE_PULSE_BYTES = 1 << 20,
@@ -36,10 +37,10 @@ typedef struct ari_wire {
     const ari_call *call;   /* the mover's own */
     int n, self;            /* members, and which of them the mover is */
     size_t element;         /* bytes */
-    bool plain;             /* neither faults nor verification: memory is read where it lies */
-    uint64_t transfers;     /* so far in this collective; not counted where plain */
+    bool plain;             /* neither faults nor verification: memory is read in place */
+    uint64_t transfers;     /* transfers so far in this collective; not counted on a plain wire */
     uint64_t read, written; /* bytes */
-    uint64_t since_pulse;   /* the same, since the others were last told that the mover is at work */
+    uint64_t since_pulse;   /* bytes since the other members were last informed that the mover is working */
 } ari_wire;
 
 /** True if transfers of this communicator cannot fail; else a collective takes a second barrier, which reports a
@@ -60,13 +61,13 @@ typedef struct ari_kept_transfer {
 
 /* State of a communicator with faults or verified transfers. Used as its member is: by one thread at a time. */
 typedef struct ari_fault_watch {
-    uint64_t number; /* of the collective that it is in or about to enter, over all of the rank's communicators */
+    uint64_t number; /* number of the current or next collective, over all of the rank's communicators */
     ari_kept_transfer saved_transfer;
-    _Alignas(64) char place[ARI_WIRE_PLACES][ARI_WIRE_PIECE_BYTES]; /* where reads arrive */
+    _Alignas(64) char place[ARI_WIRE_PLACES][ARI_WIRE_PIECE_BYTES]; /* buffers for reads */
 } ari_fault_watch;
 
-/** Copies `bytes` from member `sender` to member `receiver`, one of whom is the mover, where faults may strike or
- *  transfers are verified. False: they do not arrive; the collective is broken off, and the member leaves. */
+/** Copies `bytes` from member `sender` to member `receiver`, one of whom is the mover, with faults or verification.
+ *  Returns false if they do not arrive; then the collective is aborted and the member leaves. */
 bool ari_wire_carry(ari_wire *w, int sender, const void *src, int receiver, void *dst, size_t bytes);
 
 /* A long piece of work is no standstill. */
@@ -100,8 +101,8 @@ static inline const void *ari_wire_read(ari_wire *w, int sender, const void *src
     return ari_wire_carry(w, sender, src, w->self, dst, bytes) ? dst : NULL;
 }
 
-/** Copies any number of them; past_cache: with stores that leave the cache alone, until ari_stream_end. False: as
- *  above. */
+/** Copies any number of bytes; past_cache: with streaming stores, until ari_stream_end. Returns false as ari_wire_carry
+ *  does. */
 static inline bool ari_wire_take(ari_wire *w, void *dst, int sender, const void *src, size_t bytes, bool past_cache)
 {
     w->read += bytes;
@@ -131,7 +132,7 @@ AR_NODISCARD ar_status ari_fault_check(const ar_sim_fault *faults, size_t count,
 /** Before the communicator's member enters a collective: counts it, and does what strikes the rank before it. After a
  *  fault that ends the world, entering is an error. */
 void ari_fault_before(ari_sim_comm *c, const ari_call *call);
-/** The next fault of this kind that strikes the communicator's rank in this collective before (or in) this transfer,
+/** Returns the next fault of this kind that strikes the communicator's rank in this collective up to this transfer,
  *  after `after` (NULL: the first); NULL: none. */
 const ar_sim_fault *ari_fault_next(const ari_sim_comm *c, ar_sim_fault_kind kind, uint64_t transfer,
                                    const ar_sim_fault *after);

@@ -11,14 +11,15 @@ AR_BEGIN_DECLS
 ar_ddp_options ari_ddp_options_of(const ar_ddp *d);
 /** i < ar_ddp_buckets. */
 ar_bucket_info ari_ddp_bucket(const ar_ddp *d, size_t i);
-/** Checks that every parameter of a bucket got a gradient here, or none did, unless find_unused is on. Ranks to which
- *  nothing is missing learn of it: they are about to wait for this one. Errors: AR_ERR_DATA. */
+/** Checks that either every parameter of a bucket or none got a gradient here, unless find_unused is set. Ranks that
+ *  miss nothing get the error too, because they are about to wait for this one. Errors: AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_ddp_check_used(const ar_ddp *d);
-/** Bytes of the storage that all buckets share, one after the other, which with ZeRO-2 and -3 exists during reductions
- *  alone, of slices kept apart, and of the room of their sums over ranks. */
+/** Returns the bytes of the storage that all buckets share in turn (with ZeRO-2 and -3 it exists only during
+ *  reductions), of separate slices, and of the buffers for their sums over ranks. */
 size_t ari_ddp_bytes(const ar_ddp *d);
-/** Bytes that gradients have in a step besides those that they keep: of two buckets that are being filled and reduced, or
- *  of all where several backward passes add to them or ranks differ in samples. */
+/** Returns the bytes of gradients in a step in addition to those that are kept: of two buckets, one being filled and
+ *  one being reduced, or of all buckets if several backward passes add to them or ranks have different numbers of
+ *  samples. */
 size_t ari_ddp_open_bytes(const ar_ddp *d);
 
 AR_END_DECLS

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The effects of a training step's injected faults, as ref/layers/faults.h has those of the layers: each function is
- * called where the fault would be made, and changes nothing unless it is switched on. */
+/* Effects of a training step's injected faults, like ref/layers/faults.h for the layers: each function is called at the
+ * place of the fault and changes nothing unless the fault is on. */
 #pragma once
 
 #include "ref/layers/faults.h"
@@ -12,7 +12,8 @@
  *  has in each, which do not outlive the call. Collective over the data-parallel ranks. */
 AR_NODISCARD ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch *micro, int64_t *micro_targets,
                                           size_t n, size_t pieces);
-/** accum_last_only, accum_divided_each_time: a gradient that micro-batches, of so many, have added to. */
+/** Faults accum_last_only and accum_divided_each_time: changes a gradient to which `pieces` micro-batches have
+ *  added. */
 AR_NODISCARD ar_status ari_fault_so_far(ar_param *p, ar_ctx *ctx, size_t pieces);
 /** The same of all that are whole, before a micro-batch's backward pass. */
 AR_NODISCARD ar_status ari_fault_accumulated(ar_param *const *params, size_t n, ar_ctx *ctx, int pieces);
@@ -33,7 +34,7 @@ bool ari_fault_waits_for_the_end(const ar_ddp *d);
 void ari_fault_absent(ar_ddp *d);
 /** unused_in_last_micro_batch: whether a gradient is left out, as the last backward pass has not made it ready. */
 bool ari_fault_left_out(const ari_ddp_slot *s);
-/** unused_skips_collective: whether this rank leaves a bucket without gradients to the others. */
+/** Fault unused_skips_collective: returns true if this rank skips the collective of a bucket without gradients. */
 bool ari_fault_skips(const ari_bucket *b);
 /** bucket_not_packed, unused_in_last_micro_batch: before a bucket is packed. *skip: it is not. */
 AR_NODISCARD ar_status ari_fault_before_pack(bool *skip, const ari_bucket *b, ar_queue *q);

@@ -46,7 +46,7 @@ typedef struct ari_claims {
 typedef struct ari_all_claims {
     ari_claims stages;       /* of the ranks that have this rank's stages, of all parameters */
     ari_claims tied_weights; /* of those and the ones at the other end, of the tied weights that both have */
-    ari_claims heads;        /* of all ranks of the pipeline, headers alone */
+    ari_claims heads;        /* of all ranks of the pipeline, only headers */
 } ari_all_claims;
 
 static inline const ari_claims_header *ari_claims_header_of(const ari_claims *t, size_t rank)

@@ -9,7 +9,7 @@ AR_BEGIN_DECLS
 
 /** The parameters that require a gradient now, in the order of the list; writes at most cap, returns how many. */
 size_t ari_gradients_trainable(const ar_gradients *g, ar_param **out, size_t cap);
-/** "model.norm.weight: the gradient of ranks 2-3 differs from that of rank 0". */
+/** Writes a finding, such as "model.norm.weight: the gradient of ranks 2-3 differs from that of rank 0". */
 void ari_finding_text(char *out, size_t cap, const ar_finding *f);
 /** The last verdict; before the first one, ok without findings. */
 ar_verdict ari_gradients_last(const ar_gradients *g);

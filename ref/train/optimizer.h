@@ -10,7 +10,7 @@
 /* The common part of an optimizer of whole parameters and one of shares of them: count steps, resolve the options of
  * one parameter, update a run of its elements. */
 
-/* The options of one parameter: those of the last group that matches, else the optimizer's and its decay rule's. */
+/* Options of one parameter: those of the last matching group, otherwise the optimizer's and its decay rule's. */
 typedef struct ari_update_rule {
     double lr_scale, weight_decay;
 } ari_update_rule;
@@ -18,13 +18,14 @@ typedef struct ari_update_rule {
 /** name: Hugging Face name; ndim: of the Hugging Face shape. */
 ari_update_rule ari_update_rule_of(const ar_optimizer_options *o, const char *name, int ndim);
 
-/** Begins a step: advances the clock. Once per ar_optimizer_step, also where this rank updates nothing. */
+/** Begins a step: advances the clock. Call it once per ar_optimizer_step, also if this rank updates nothing. */
 void ari_update_begin(ari_optimizer_clock *clock, const ar_optimizer_options *o, const ar_ctx *ctx);
 /** The constants of the updates of p's elements in the step that has begun. */
 ari_optimizer_constants ari_update_constants(const ari_optimizer_clock *clock, const ar_optimizer_options *o,
                                              const ar_param *p, const ar_ctx *ctx);
 
-/* Neighbouring elements of one parameter. fp32 each, but a weight that has a master; ptr NULL: there is none. */
+/* Consecutive elements of one parameter. All values are fp32, except a weight that has a master; ptr NULL: no such
+ * value. */
 typedef struct ari_update_part {
     ar_buf weight; /* what the layers read */
     ar_buf master; /* of a BF16 weight: the weight itself, which `weight` holds rounded */
@@ -46,7 +47,7 @@ typedef struct ari_state {
     bool is_full;        /* all of it, lying as the value does; else the elements [start, start + count) of the */
     size_t start, count; /* matrix, one after the other, from place `bucket_offset` of a bucket on */
     size_t bucket, bucket_offset;
-    ari_update_part part; /* `weight` is none of it */
+    ari_update_part part; /* `weight` is not part of it */
 } ari_state;
 typedef const float *(*ari_state_find)(void *user, const char *param, const char *state, size_t count);
 
@@ -65,7 +66,7 @@ AR_NODISCARD ar_status ari_state_begin(ar_tensor *local, const ari_state *s, ar_
 AR_NODISCARD ar_status ari_state_end(ar_tensor *local, const ari_state *s, ar_ctx *ctx, ar_buf state, bool is_stored);
 /** Sets *o to the positions of the state's elements in the Hugging Face shape. */
 AR_NODISCARD ar_status ari_state_layout(ar_layout *o, const ari_state *s, ar_ctx *ctx);
-/** Taps the first moment (SGD: the momentum) as ':m' and the second as ':v', where they are kept. */
+/** Taps the first moment (SGD: the momentum) as ':m' and the second as ':v' if they exist. */
 AR_NODISCARD ar_status ari_state_tap(const ari_state *s, ar_ctx *ctx);
 
 /** QK-Clip of a state's weights, which have been updated. */
@@ -83,8 +84,8 @@ struct ar_optimizer {
 
 /* --- Muon --------------------------------------------------------------------------------------------------------- */
 
-/** Updates a matrix: s, this rank's state of it, or NULL where it has no share; g, the gradient of the state's
- *  elements. The caller counts a new version. Collective over the ranks that hold parts of it, in the order of the
+/** Updates a matrix. s: this rank's state of it, NULL if it has no share; g: the gradient of the state's elements. The
+ *  caller increments the version. Collective over the ranks that hold parts of the matrix, in the order of the
  *  parameters. */
 AR_NODISCARD ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const ar_param *p, const ari_state *s,
                                      const ar_tensor *g);
@@ -94,6 +95,6 @@ AR_NODISCARD ar_status ari_muon_step(const ar_optimizer *o, ar_ctx *ctx, const a
 /** Makes the states of this rank's shares of the buckets of o->ddp. What was made stays, for ar_optimizer_destroy.
  *  Errors: AR_ERR_ARG (a ddp without zero), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_zero_init(ar_optimizer *o, ar_ctx *ctx);
-/** Begins a step of the clock, updates the shares, below stage 3 gets the others' from their ranks, and taps ':new',
- *  and ':m' and ':v' of the shares. Collective over the ranks that share. */
+/** Begins a step of the clock, updates the shares, below stage 3 receives the other shares from their ranks, and taps
+ *  ':new', and ':m' and ':v' of the shares. Collective over the ranks that share. */
 AR_NODISCARD ar_status ari_zero_step(ar_optimizer *o, ar_ctx *ctx, float scale);

@@ -12,10 +12,10 @@ typedef struct ari_trained {
     size_t n;
 } ari_trained;
 
-/** The n micro-batches that this rank of a pipeline has through its stages, forward and backward, in the order of the
- *  layout's schedule; `max_batches`: of the data-parallel rank that has most. A failure ends the world, with a message
- *  that names stage and micro-batch. Collective over the pipeline and the groups within its ranks. Errors: those of the
- *  passes, the queues and communicators. */
+/** Runs the n micro-batches of this pipeline rank forward and backward through its stages, in the order of the layout's
+ *  schedule. max_batches: the largest number on a data-parallel rank. A failure ends the world with a message that
+ *  names stage and micro-batch. Collective over the pipeline and the groups within its ranks. Errors: those of the
+ *  passes, the queues and the communicators. */
 AR_NODISCARD ar_status ari_pipeline_run(const ari_trained *trained, ar_ctx *ctx, const ar_batch *micro, size_t n,
                                         size_t max_batches, const ar_train_options *o, ar_train_result *result);
 

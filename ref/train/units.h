@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The units of a data-parallel object: on its buckets, what is reduced and gathered together. */
+/* Units of a data-parallel object: built on its buckets, they are reduced and gathered together. */
 #pragma once
 
 #include "ref/train/ddp.h"
@@ -9,21 +9,22 @@ AR_NODISCARD ar_status ari_units_init(ar_ddp *d);
 void ari_units_free(ar_ddp *d);
 /** At the start of a step: nothing is held, nothing under way. */
 AR_NODISCARD ar_status ari_units_start(ar_ddp *d);
-/** Reduces what is left, and enqueues the completion of all shares. */
+/** Reduces the remaining buckets and enqueues the completion of all shares. */
 AR_NODISCARD ar_status ari_units_finish(ar_ddp *d);
 
 /** ZeRO-3: from here on the parameters have their shares. */
 AR_NODISCARD ar_status ari_weights_share(ar_ddp *d);
 
-/* Work of a step around its backward passes, for the units of one of its stages. d NULL, and below ZeRO-2: none. */
+/* Work of a step around its backward passes, for the units of one of its stages. If d is NULL, and below ZeRO-2, there
+ * is none. */
 
 /** Before a backward pass of the stage; weights: one of deferred gradients of weights, in which no module runs. */
 AR_NODISCARD ar_status ari_ddp_begin_backward(ar_ddp *d, int stage, bool weights);
 /** After it, unless the gradients of weights come in another pass (ar_ctx.deferred): the stage's that are due are
  *  reduced. */
 AR_NODISCARD ar_status ari_ddp_end_backward(ar_ddp *d, int stage);
-/** The same calls to the other ranks as a pass that they make through a micro-batch that this rank has not; after a
- *  backward pass ari_ddp_end_backward, or that of the weights, comes as after theirs. */
+/** Make the same collective calls as a pass that the other ranks run through a micro-batch that this rank does not
+ *  have. After a backward pass, ari_ddp_end_backward (or the one for weights) follows as on the other ranks. */
 AR_NODISCARD ar_status ari_ddp_absent_forward(ar_ddp *d, int stage);
 AR_NODISCARD ar_status ari_ddp_absent_backward(ar_ddp *d, int stage);
 
@@ -33,7 +34,7 @@ AR_NODISCARD ar_status ari_ddp_absent_backward(ar_ddp *d, int stage);
  *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_buckets_plan(ar_ddp *d);
 
-/** Checks that a step in ctx that trains these parameters can leave their reductions to d alone; d NULL: to no object.
+/** Checks that a step in ctx that trains these parameters may leave all their reductions to d; d NULL: to no object.
  *  Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_ddp_check_step(const ar_ddp *d, const ar_ctx *ctx, ar_param *const *params, size_t n);
 

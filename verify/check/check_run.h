@@ -15,24 +15,25 @@
 
 ARI_OWNER(ar_check_report, ar_check_report_destroy)
 
-/** Estimates a whole check by its largest layout. Errors: those of ari_parallel_check, of ari_estimate_check. */
+/** Estimates a whole check by its largest layout. Errors: those of ari_parallel_check and ari_estimate_check. */
 AR_NODISCARD ar_status ari_check_estimate(ari_estimate *e, const ar_check_options *o, const ar_config *c);
 
 /* --- the baseline (check_base.c) ---------------------------------------------------------------------------------- */
 
-/** input_ids [batch, seq] cut from a text, one byte one token (modulo the vocabulary), row after row from a place that
- *  the seed decides (0: the start), around the end. Release the result with free(). Errors: those of reading the text,
- *  AR_ERR_OVERFLOW. */
+/** Cuts input_ids [batch, seq] from a text, one byte per token (modulo the vocabulary), row after row from a position
+ *  that the seed determines (0: the start), wrapping around at the end. Release *ids with free(). Errors: those of
+ *  reading the text, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_text_ids(int64_t **ids, size_t batch, size_t seq, size_t vocab, const char *text,
                                     uint64_t seed);
 
-/** Consecutive pieces of it, one global batch a step. Gives both; free(), also after a failure. */
+/** Cuts consecutive pieces of the text, one global batch per step. Release both results with free(), also after a
+ *  failure. */
 AR_NODISCARD ar_status ari_text_batches(int64_t **ids, ar_batch **batch, const ar_run *r, size_t vocab,
                                         const char *text);
 
-/** Gives every row of these batches, all of one size, 1 to `max_documents` documents of random lengths: a function of
- *  the seed, the step and the row. Gives the array that they share; free(). Errors: AR_ERR_ARG (more than tokens),
- *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
+/** Splits every row of these batches, all of one size, into 1 to `max_documents` documents of random lengths that
+ *  depend on the seed, the step and the row. Release the shared array *document_ids with free(). Errors: AR_ERR_ARG
+ *  (more documents than tokens), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_random_documents(int32_t **document_ids, ar_batch *batch, size_t batches,
                                             size_t max_documents, uint64_t seed);
 
@@ -45,7 +46,7 @@ typedef struct ari_check_base {
     int32_t *documents;   /* NULL: each sequence is one */
     char *documents_text; /* ari_documents_text of all steps */
     ar_batch *batch;      /* [steps, at least 1], global */
-    ar_batch *padded;     /* the same with the ranks' padding; NULL: they have none */
+    ar_batch *padded;     /* the same with the ranks' padding; NULL: no padding */
     int64_t *padded_ids;  /* all of them, then all labels */
     int32_t *padded_documents;
     ari_reference ref;
@@ -54,17 +55,17 @@ typedef struct ari_check_base {
     double seconds;          /* of the baseline */
 } ari_check_base;
 
-/** Reads weights and text and runs the baseline; layouts and faults are not looked at, options not checked. `folder`:
- *  where the config came from. Release the result with ari_check_base_fini, also after a failure. Errors: those of
- *  reading, of the baseline, AR_ERR_MEMORY. */
+/** Reads weights and text and runs the baseline. Layouts and faults are ignored, options are not checked. `folder`:
+ *  folder of the config. Call ari_check_base_fini, also after a failure. Errors: those of reading and of the baseline,
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_base_init(ari_check_base *b, const ar_check_options *o, const ar_config *c,
                                            const char *folder);
 void ari_check_base_fini(ari_check_base *b);
-/** The part of ari_check_base_init after reading: runs the exact baseline into b->ref and b->loss, both there; unless
- *  o->skip_f64, the binary64 one for max_error_vs_f64: the worst |exact - binary64| of a gradient of step 1 over its
- *  tensor's largest |binary64|, NaN where it is not known, infinity where only one of the two is finite; in the native
- *  numerics, the binary64 one with rounding errors for every tensor's `allowed`. Errors: those of ar_baseline_run,
- *  AR_ERR_INTERNAL (they emit other tensors). */
+/** Does the part of ari_check_base_init after reading. Runs the exact baseline into b->ref and b->loss. Unless
+ *  o->skip_f64, runs the binary64 baseline for max_error_vs_f64: the worst |exact - binary64| of a gradient of step 1
+ *  relative to its tensor's largest |binary64|, NaN if unknown, infinity if only one of the two is finite. In native
+ *  numerics also runs binary64 with rounding errors for every tensor's `allowed`. Errors: those of ar_baseline_run,
+ *  AR_ERR_INTERNAL (the baselines emit different tensors). */
 AR_NODISCARD ar_status ari_check_baseline(ari_check_base *b, const ar_check_options *o);
 
 /* --- a layout (check_layout.c, check_run.c) ---------------------------------------------------------------------- */
@@ -90,11 +91,11 @@ AR_NODISCARD ar_status ari_check_memory(ar_check_run *run, const ari_comparator 
                                         const ar_rank_memory *counted);
 /** Makes each kind of memory the larger of the two. */
 void ari_memory_raise(ar_rank_memory *peak, const ar_rank_memory *m);
-/** The run ended, or did not begin, with what ar_error_message says. Errors: AR_ERR_MEMORY. */
+/** Records that the run ended, or did not begin, with the error of ar_error_message. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_run_failed(ar_check_run *run);
 /** Frees what it holds. */
 void ari_check_run_fini(ar_check_run *run);
-/** The same for an array of them, and the array; accepts NULL where there are none. */
+/** Releases an array of runs. Accepts NULL if runs is 0. */
 void ari_check_runs_destroy(ar_check_run *run, size_t runs);
 /** Describes the reference's tensors in the report. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_check_describe(ar_check_report *r, const ari_reference *ref);
@@ -117,14 +118,14 @@ AR_NODISCARD ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int3
 
 /* --- modules (check_module.c) ------------------------------------------------------------------------------------- */
 
-/** An ar_tap_fn that keeps every tensor of a run on one rank; user: an ari_reference, zeroed before the first. Errors:
- *  AR_ERR_ARG (a tensor that is not all there as fp32), those of ari_reference_emit. */
+/** Saves every tensor of a run on one rank (an ar_tap_fn). user: an ari_reference, zeroed before the first call.
+ *  Errors: AR_ERR_ARG (a tensor that is not full fp32), those of ari_reference_emit. */
 AR_NODISCARD ar_status ari_reference_tap(void *user, const ar_tap_event *event);
 
 /** Refuses what no check of modules takes; name: the module's. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_module_run_check(const ar_run *r, const char *name);
 
-/** Checks the case and the options, but for the layouts. Errors: those of ar_check_module. */
+/** Checks the case and the options except for the layouts. Errors: those of ar_check_module. */
 AR_NODISCARD ar_status ari_module_options_check(const ar_module_case *c, const ar_check_module_options *o);
 /** "mlp.down.weight, linear (forward): has P(sum), needs R, missing_reduction: all-reduce over tp". Returns text. */
 const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding *f);
@@ -135,6 +136,6 @@ const char *ari_lint_finding_text(char *text, size_t cap, const ar_lint_finding 
  *  ari_cluster_dry. */
 AR_NODISCARD ar_status ari_recorded_calls(const char **cause, const ari_reference *ref, const ari_cluster_options *o,
                                           const ar_trace *t);
-/* Causes of a difference in calls alone: identifiers of causes.md for runs whose values all agree. */
+/* Causes of a difference in the calls only: identifiers of causes.md for runs whose values are all equal. */
 typedef enum ari_call_cause { ARI_CALL_REPEATED, ARI_CALL_ADDED, ARI_CALL_LEFT_OUT, ARI_CALL_CAUSES } ari_call_cause;
 extern const char *const ari_call_causes[ARI_CALL_CAUSES];

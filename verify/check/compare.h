@@ -16,11 +16,11 @@ typedef struct ari_finding {
     size_t covered;     /* elements of the full tensor this rank holds */
     size_t different;   /* elements of this rank that differ: in bits, or by more than is allowed */
     uint64_t max_ulp;   /* of those */
-    double max_ratio;   /* of |difference| over what is allowed; 0 where equal bits are asked for */
+    double max_ratio;   /* largest |difference| relative to the allowance; 0 if equal bits are required */
     size_t first_index; /* lowest index of the full tensor among those that differ */
     size_t first_local; /* the same element in the rank's local tensor, row-major */
     float actual;       /* its value there */
-    ar_layout layout;   /* where this rank's part stands */
+    ar_layout layout;   /* position of this rank's part */
     int ndim;           /* and the shape of that part */
     size_t shape[AR_MAX_DIMS];
 } ari_finding;
@@ -42,12 +42,13 @@ typedef struct ari_waiting_report {
     float values[];
 } ari_waiting_report;
 
-/* A run's own values of tensors that somebody asks for: where every bit is the reference's, that has them. Ranks share
- * it, and each writes its own boxes. What was not reported as a whole is zero (ari_own_tensors_finish). */
+/* Values of a run for tensors that are requested. If every bit equals the reference's, the reference has them. Ranks
+ * share the struct, and each rank writes its own boxes. Parts that no rank reported are zero
+ * (ari_own_tensors_finish). */
 typedef struct ari_own_tensors {
     const ari_reference *reference;
     bool *requested; /* [reference->count] */
-    float **values;  /* [reference->count]: of a wanted tensor of which an element differs; else NULL */
+    float **values;  /* [reference->count]: set for a requested tensor in which an element differs; else NULL */
 } ari_own_tensors;
 /** Wants the final weights and gradients. In the arena, but for ari_own_tensors_fini. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_own_tensors_init(ari_own_tensors *v, const ari_reference *reference, ari_arena *arena);
@@ -56,12 +57,12 @@ void ari_own_tensors_fini(ari_own_tensors *v);
 /* Listens to one rank. */
 typedef struct ari_comparator {
     const ari_reference *reference;
-    ari_own_tensors *run_values;           /* NULL: nobody asks for the run's values */
+    ari_own_tensors *run_values;           /* NULL: the run's values are not requested */
     ari_finding *finding;                  /* [reference->count] */
     ari_kept kept_copies[ARI_KEPT_COPIES]; /* the first in execution order that differ, in any order */
     size_t kept_count;
     ari_waiting_report *waiting;
-    char unexpected[320]; /* the first report that cannot be compared, and why; "" if none */
+    char unexpected[320]; /* first report that cannot be compared, and why; "" if none */
 } ari_comparator;
 
 AR_NODISCARD ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference,
@@ -78,18 +79,18 @@ typedef struct ari_verdict {
     double max_ratio;
     size_t first_index, first_local;
     float actual;
-    int rank; /* the lowest rank with the first difference; -1: none */
+    int rank; /* lowest rank with the first difference; -1: none */
 } ari_verdict;
 ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor);
 
 /** Elements of the rank's local tensor. */
 size_t ari_finding_count(const ari_finding *f);
-/** The rank's local tensor, contiguous: its kept copy, or where it does not differ the reference's values. In the
- *  arena. Errors: AR_ERR_MEMORY, AR_ERR_NOT_FOUND (differs, but was not kept). */
+/** Returns the rank's local tensor, contiguous: its saved copy, or the reference's values if it does not differ. Memory
+ *  is from the arena. Errors: AR_ERR_MEMORY, AR_ERR_NOT_FOUND (it differs but was not saved). */
 AR_NODISCARD ar_status ari_comparator_copy(float **out, const ari_comparator *c, size_t tensor, ari_arena *arena);
 
-/** With ranks as processes: collects every process's findings about its own rank in the comparators of process 0, with
- *  the own values of first copies. Errors: those of the processes, AR_ERR_MEMORY. */
+/** With ranks as processes: collects every process's findings about its rank in the comparators of process 0, with the
+ *  values of first copies. Errors: those of the processes, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, ari_own_tensors *values);
 /** Sets a wanted tensor to zeros that the ranks did not report as a whole: it is not the reference's. Errors:
  *  AR_ERR_MEMORY. */

@@ -18,7 +18,7 @@ typedef struct ari_normal_row {
     const ar_verify_row *row; /* of the report */
     double rms, largest;      /* of the difference, over the reference's; infinite: the reference is 0 */
     double ratio;      /* to the median draw, of the size that is the most unusual; without draws: to the bound */
-    double percentile; /* of that size among the draws, in [0, 100); NaN: there are none */
+    double percentile; /* percentile of that size among the draws, in [0, 100); NaN: no draws */
 } ari_normal_row;
 
 typedef struct ari_normal {
@@ -32,12 +32,12 @@ typedef struct ari_normal {
     size_t rows;
 } ari_normal;
 
-/** Finds the file of allowances in or beside the dump `reference`. Returns whether there is one. */
+/** Finds the file of allowances in or next to the dump `reference`. Returns false if there is none. */
 bool ari_normal_find_draws(char *path, size_t cap, const char *reference);
-/** Judges a report's differences by the draws in a file, by a bound where `draws` is NULL. Borrows the report while the
- *  answer is used. Errors: AR_ERR_NOT_FOUND (a tensor without draws), AR_ERR_FORMAT, AR_ERR_MEMORY; ari_normal_fini in
- *  any case. */
+/** Judges a report's differences by the draws in a file, or by a bound if `draws` is NULL. Borrows the report while the
+ *  result is used. Call ari_normal_fini in any case. Errors: AR_ERR_NOT_FOUND (a tensor without draws), AR_ERR_FORMAT,
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_normal_judge(ari_normal *n, const ar_verify_report *r, const char *draws);
 void ari_normal_fini(ari_normal *n);
-/** verify.md lists the fields. Gives. */
+/** Returns the judgement as JSON with the fields of verify.md, a new reference; NULL if memory is short. */
 json_t *ari_normal_json(const ari_normal *n);

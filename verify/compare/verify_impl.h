@@ -42,7 +42,7 @@ typedef struct ari_chunk {
     unsigned char *space;     /* [ARI_CHUNK * 8] */
     double *value;            /* [ARI_CHUNK] */
 } ari_chunk;
-/** Points chunk->raw at numbers [start, start + n) of the tensor. Errors: those of ar_dump_read; AR_ERR_DTYPE. */
+/** Points chunk->raw at numbers [start, start + n) of the tensor. Errors: those of ar_dump_read, AR_ERR_DTYPE. */
 AR_NODISCARD ar_status ari_chunk_raw(ari_chunk *c, const ar_dump_tensor *t, const ari_format *f, size_t start,
                                      size_t n);
 /** Bytes of n numbers as chunk->raw holds them. */
@@ -52,7 +52,7 @@ void ari_count_special(const ari_format *f, const unsigned char *raw, size_t n, 
 /** |b - a| of number i, without rounding the two first. */
 double ari_exact_difference(const ari_format *fa, const unsigned char *a, const ari_format *fb, const unsigned char *b,
                             size_t i);
-/** The pages of what was read go back to the system. */
+/** Returns the pages of data that has been read to the system. */
 void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, size_t n);
 
 /* --- tensors of dumps (doubt.c, repeated.c) ----------------------------------------------------------------------- */
@@ -65,21 +65,22 @@ typedef struct ari_beside {
     size_t start, n;
     size_t index;              /* of the n, which element it is */
     double x[ARI_MOST_BESIDE]; /* x[k] of the k-th tensor */
-    ar_status status;          /* of reading, which ends the walk where it fails */
+    ar_status status;          /* status of reading, whose failure ends the walk */
     double read[ARI_MOST_BESIDE][ARI_BESIDE_AT_ONCE];
 } ari_beside;
 /** Before the first: ari_beside b = ari_beside_of(..); while (ari_beside_next(&b)) .. AR_TRY(b.status); */
 ari_beside ari_beside_of(const ar_dump_tensor *const *tensor, int tensors, size_t start, size_t n);
 bool ari_beside_next(ari_beside *b);
-/** A tensor of a step by what its name begins with, n bytes, and its kind ("grad"); NULL. */
+/** Returns a tensor of a step by the first n bytes of its name and its kind ("grad"); NULL: none. */
 const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, size_t n, const char *kind, int step);
-/** A parameter before the step, by what its name begins with, n bytes; NULL. */
+/** Returns a parameter before the step by the first n bytes of its name; NULL: none. */
 const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size_t n, int step);
 
-/* Adam divides a gradient by its own size: if a gradient is rounding, its weight moves by a whole step either way. The
- * difference of two runs' gradients bounds that of their weights (numerics.md, section 7), whatever the decay rates of
- * the moments: with y the largest |other - reference|/|reference| of an element's gradients so far, each step separates
- * it by at most 2 R min(1, y/(1 - y)), where R is the most that any weight moved in that step. */
+/* Steps of Adam for which differences of gradients are followed. Adam divides a gradient by its own size: if a gradient
+ * is only rounding, its weight moves by a full step in either direction. The difference of two runs' gradients bounds
+ * that of their weights (numerics.md, section 7), whatever the decay rates of the moments. With y the largest |other -
+ * reference|/|reference| of an element's gradients so far, each step separates its weight by at most 2 R min(1, y/(1 -
+ * y)), where R is the largest move of any weight in that step. */
 enum { ARI_DOUBT_STEPS = 64 };
 typedef struct ari_doubt {
     const ar_dump_tensor *grad[ARI_DOUBT_STEPS][2]; /* of the reference, of the other */
@@ -143,7 +144,7 @@ typedef struct ari_scaled {
     int exponent;
 } ari_scaled;
 typedef struct ari_scaled_sums {
-    ari_scaled aa, bb, ab, dd; /* reference, other, difference; over elements of which both are finite */
+    ari_scaled aa, bb, ab, dd; /* sums over reference, other and difference, for elements that are finite in both */
 } ari_scaled_sums;
 void ari_scaled_sums_add(ari_scaled_sums *total, const ari_scaled_sums *s);
 
@@ -152,9 +153,9 @@ typedef struct ari_deviation {
     size_t different, bits_different, finite, nan[2], inf[2];
     size_t doubted; /* different, had their gradients not differed */
     double max_abs, max_rel, max_reference;
-    bool from_zero; /* a difference where the reference is 0 */
+    bool from_zero; /* an element differs whose reference is 0 */
     uint64_t max_ulp;
-    ar_verify_element first_element, worst; /* of index SIZE_MAX: none */
+    ar_verify_element first_element, worst; /* index SIZE_MAX: none */
     double worst_ratio, worst_difference, allowed;
     uint64_t ulp_bins[AR_VERIFY_ULP_BINS];
 } ari_deviation;
@@ -174,7 +175,7 @@ typedef struct ari_scratch {
     ari_chunk side[2];
     double *difference; /* [ARI_CHUNK] */
     uint64_t *steps;    /* [ARI_CHUNK] */
-    double *shown;      /* [ARI_CHUNK] in the map: a difference over what is allowed, or a difference */
+    double *shown;      /* [ARI_CHUNK] for the map: the difference relative to the allowance, or the difference */
     double *extra;      /* [ARI_CHUNK] allowance in addition to the rule's */
     float *map;         /* [ARI_MAP_ROWS * ARI_MAP_COLS] */
 } ari_scratch;
@@ -190,7 +191,7 @@ typedef struct ari_pair {
     atomic_bool unequal; /* in bits, or not to be compared by bytes */
     ari_deviation tally;
     ari_scaled_sums *sums; /* [blocks] */
-    ari_doubt *doubt;      /* of weights that differ; NULL: none */
+    ari_doubt *doubt;      /* uncertainty of weights that differ; NULL: none */
 } ari_pair;
 /** True if two elements with different bits differ by the rule of this side of the pair. */
 bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, const void *b);
@@ -201,7 +202,7 @@ AR_NODISCARD ar_status ari_chunk_stats(const ari_pair *p, ari_scratch *s, size_t
 /* --- the whole (verify.c, and verify_ with wrappers, experts, match, scan, excuse, moments, whole, facts,
  * proof and shape) */
 
-/* A row's tensors; NULL where one of the dumps has none of that name. */
+/* Tensors of a row; NULL if a dump has none of that name. */
 typedef struct ari_sides {
     const ar_dump_tensor *tensors[2];
     const ari_pair *pair; /* NULL: their values are not compared */
@@ -213,16 +214,16 @@ typedef struct ari_verifying {
     ar_dump *dump[2];           /* reference, other */
     ar_dump *allowed;           /* NULL: another rule */
     ar_verify_report *report;
-    ari_arena arena;  /* of what follows; not for its threads */
+    ari_arena arena;  /* memory of the following fields; not for the run's threads */
     ari_sides *sides; /* [report->rows] */
     ari_pair *pair;   /* [pairs] */
     size_t pairs;
     int threads;
     double roundoff;            /* of the run's shortest format, that in which gradients are reduced included */
     double roundoff_of_tensors; /* that one not included */
-    bool many_excused;       /* gradients excuse so many of the new weights that nothing of the update was compared */
-    double reduced;          /* round-off of the format in which gradients are reduced; 0: of their own */
-    const char **orthogonal; /* [orthogonals] parameters whose update is orthogonalised in 16 bits */
+    bool many_excused;          /* gradients excuse so many new weights that nothing of the update was compared */
+    double reduced;             /* round-off of the format in which gradients are reduced; 0: of their own */
+    const char **orthogonal;    /* [orthogonals] parameters whose update is orthogonalised in 16 bits */
     size_t orthogonals;
     double largest[4]; /* ari_largest_rms of "b", "g", "m", "v" in a step; 0: not read yet */
     int largest_step;
@@ -248,11 +249,11 @@ typedef struct ari_unwrapped {
  *  "_orig_mod."). out->name is NULL if no name does, or if two names would become equal. Memory is from the arena.
  *  Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_names_unwrap(ari_unwrapped *out, const ari_names *names, ari_arena *arena);
-/** Gives tensors of the other dump the reference's names where only wrappers' components tell them apart ("module.",
- *  "_orig_mod."), and reports which; nothing where two names of a dump would become one. Errors: AR_ERR_MEMORY. */
+/** Gives tensors of the other dump the reference's names if they differ only in wrappers' components ("module.",
+ *  "_orig_mod."), and reports which. Does nothing if two names of a dump would become equal. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_unwrap(ari_verifying *v);
-/** Gives tensors of the other dump the reference's names where both mean the same: "x.weight" in a file of gradients
- *  and "x.weight:grad" in a dump of ranks. Errors: AR_ERR_MEMORY. */
+/** Gives tensors of the other dump the reference's names if both mean the same, such as "x.weight" in a file of
+ *  gradients and "x.weight:grad" in a dump of ranks. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_name_by_meaning(ari_verifying *v);
 /** Reads how much each element of a tensor may differ from a file of allowances, which lists the tensor under either of
  *  two names. path is for messages. Errors: AR_ERR_NOT_FOUND, AR_ERR_FORMAT (more than one number), AR_ERR_DATA (not a
@@ -263,36 +264,37 @@ AR_NODISCARD ar_status ari_allowance_read(double *allowed, const ar_dump *allowa
  *  glob matches nothing, or the file of allowances lacks a tensor), AR_ERR_DATA (an allowance is NaN or negative),
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_match(ari_verifying *v);
-/** True for tensors that are compared where both runs have them, and are no difference where one has not: inputs,
- *  buffers, the number of steps. */
+/** Returns true for tensors that are compared if both runs have them, and are not a difference if one lacks them:
+ *  inputs, buffers, the number of steps. */
 bool ari_is_optional(const ari_order_key *key);
 /** True if one of n globs of --only or --ignore means this tensor. What a model is given, "input.NAME:fwd", is no
  *  output of a module: a glob of outputs, as "*:fwd", does not mean it. */
 bool ari_any_glob_means(const char *const *globs, size_t n, const char *name);
-/** Refuses a glob that matches none of these names, which is a slip of the pen: with the nearest name. option: "only"
- *  or "ignore". Always AR_ERR_NOT_FOUND. */
+/** Refuses a glob that matches none of these names, and suggests the nearest name. option: "only" or "ignore". Always
+ *  AR_ERR_NOT_FOUND. */
 AR_NODISCARD ar_status ari_glob_unmatched(const char *option, const char *glob, const char *const *names, size_t count);
 /** Begins the differences with a lost gradient, if there is one that precedes the first. */
 void ari_verify_begin_with_lost(ar_verify_report *r);
-/** Reads which arithmetic of the runs no tensor shows. Errors: AR_ERR_FORMAT (a dump says of it what is no JSON),
- *  AR_ERR_MEMORY. */
+/** Reads the facts about the runs' arithmetic that no tensor shows. Errors: AR_ERR_FORMAT (a dump has invalid JSON
+ *  there), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_verify_formats(ari_verifying *v);
 /** Sets pair->doubt of gradients, moments and norms by the format in which gradients are reduced. Errors:
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_excuse_reduced(ari_pair *pair, ari_verifying *v);
-/** Marks and counts the tensors that are the same by that format alone; after all have been measured. */
+/** Marks and counts the tensors that are the same only because of that format. Call it after all have been measured. */
 void ari_find_excused_by_reduction(const ari_verifying *v);
-/** True if an update of this parameter is orthogonalised in 16 bits, by what its name begins with, n bytes. */
+/** Returns true if a parameter's update is made orthogonal in 16 bits; the parameter is given by the first n bytes of
+ *  its name. */
 bool ari_is_orthogonalised(const ari_verifying *v, const char *stem, size_t n);
 /* A parameter's update, of both dumps, and what the reference's is made from. */
 typedef struct ari_update {
     const ar_dump_tensor *before[2], *after[2];
     const ar_dump_tensor *gradient, *moment; /* moment: NULL: not recorded */
 } ari_update;
-/** Tells whether two such updates are the same but for directions in which their input has next to nothing. Errors:
- *  those of reading; AR_ERR_MEMORY. */
+/** Sets *equal to true if two such updates are the same except in directions in which their input is close to zero.
+ *  Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_is_same_orthogonal(bool *equal, const ari_update *u);
-/** Copies of a part with each other; then bytes; then statistics of what differs. Fills the rows. */
+/** Compares copies of a part with each other, then bytes, then computes statistics of what differs. Fills the rows. */
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
 /* Sizes of a step of the reference, read when first asked for; below 0: not yet. */
 typedef struct ari_step_size {
@@ -301,26 +303,25 @@ typedef struct ari_step_size {
 /** True if all of the other's moments are numbers of bf16, beyond chance, and the reference's are not. Errors: those of
  *  reading. */
 AR_NODISCARD ar_status ari_verify_find_short_moments(bool *found, const ari_verifying *v);
-/** The round-off of a format; 0 of one below 16 bits, a value of which says too little, and of integers. */
+/** Returns the round-off of a format; 0 for integers and for formats below 16 bits, whose values say too little. */
 double ari_roundoff_of(ar_dtype t);
-/** Unit round-off of the arithmetic that a file of allowances says that it is of ("bf16 .."); 0: it names none. */
+/** Returns the unit round-off of the arithmetic that a file of allowances names ("bf16 .."); 0: it names none. */
 double ari_roundoff_allowed(const char *allows);
 /** If copies of a tensor in the second dump differ in bits, lets its pair compare the copy that is furthest from the
  *  reference. Complex numbers and numbers below one byte keep the first copy. Errors: AR_ERR_MEMORY, those of
  *  reading. */
 AR_NODISCARD ar_status ari_verify_furthest_copies(ari_verifying *v);
-/** Tells whether the larger of two tensors has the same values at every index of the dimensions in which the other has
- *  size 1, as positions of all samples have: then the other is to be repeated. Gives which of the two, 0 or 1; -1:
- *  neither. */
+/** Finds out whether the larger of two tensors has equal values along the dimensions in which the other has size 1, as
+ *  positions of all samples do; the smaller one is then repeated. *which is the larger tensor, 0 or 1; -1: neither. */
 AR_NODISCARD ar_status ari_verify_repeats(int *which, const ar_dump_tensor *reference, const ar_dump_tensor *candidate);
-/** *zero: all elements are 0. Errors: those of reading. */
+/** Sets *zero to true if all elements are 0. Errors: those of reading. */
 AR_NODISCARD ar_status ari_is_zero(bool *zero, const ar_dump_tensor *t);
 /** True for the loss of a step. */
 bool ari_is_loss(const ar_verify_row *r);
-/** Refuses equality that proves nothing: gradients without a number (verify_proof.h), a loss that is none or ln V in
- *  all steps, activations of later steps that are the first one's. Errors: AR_ERR_DATA (says which), those of
- *  reading. */
+/** Refuses equality that proves nothing: gradients without a finite non-zero number (verify_proof.h), a loss that is
+ *  never finite or ln V in all steps, activations of later steps that equal those of the first. Errors: AR_ERR_DATA
+ *  (says which), those of reading. */
 AR_NODISCARD ar_status ari_verify_refuse_dead(const ari_verifying *v);
-/** *equal: both have one shape and the same bits; *varies: not all elements that were compared are one number. Errors:
- *  those of reading. */
+/** Compares two tensors. *equal: they have the same shape and bits; *varies: the compared elements are not all one
+ *  number. Errors: those of reading. */
 AR_NODISCARD ar_status ari_are_equal(bool *equal, bool *varies, const ar_dump_tensor *a, const ar_dump_tensor *b);

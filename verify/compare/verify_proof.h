@@ -25,13 +25,13 @@ typedef struct ari_proof {
 /** Counts a tensor that both runs have and that is the same. pass: its kind, as ar_verify_row's; only a gradient, 'g',
  *  counts. */
 void ari_proof_add(ari_proof *proof, char pass, const ari_value_counts *reference, const ari_value_counts *candidate);
-/** Refuses gradients without any finite number other than 0. Gradients that are all zero are refused from two on, and
- *  not where globs have chosen them: zeros may be what is asked for. Errors: AR_ERR_DATA. */
+/** Refuses gradients without any finite number other than 0. Gradients that are all zero are refused if there are two
+ *  or more, but not if globs chose them, because the user may be asking for zeros. Errors: AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_proof_refuse(const ari_proof *proof, bool chosen);
 
-/* The losses of all steps; begins with zeros. A run without a finite loss has computed nothing that another could
- * differ in. ln V is the loss of logits that are all equal, of V = a dimension of some tensor, and it never stays while
- * anything is learned. One step alone has it where the last layer begins with zeros. */
+/* Losses of all steps. Initialise it with zeros. A run without a finite loss has computed nothing that another run
+ * could differ in. ln V is the loss of equal logits, where V is a dimension of some tensor, and it never stays constant
+ * while anything is learned. A single step has it if the last layer starts with zeros. */
 typedef struct ari_loss_proof {
     size_t steps, without_number; /* that both runs have; of these, in the reference NaN or infinite */
     double first_loss;            /* the reference's first loss */
@@ -42,9 +42,9 @@ typedef struct ari_loss_proof {
 void ari_loss_proof_add(ari_loss_proof *proof, double reference, double candidate);
 /** Refuses losses if none of them is finite. Errors: AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_loss_proof_refuse_numbers(const ari_loss_proof *proof);
-/** V where the loss is ln V in each of several steps, else 0. */
+/** Returns V if the loss is ln V in each of several steps, else 0. */
 size_t ari_loss_proof_logits(const ari_loss_proof *proof);
-/** Refuses such a loss, of which the caller knows that V is a dimension. Always AR_ERR_DATA. */
+/** Refuses such a loss once the caller has found V among the dimensions. Always AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_loss_proof_refuse_constant(const ari_loss_proof *proof);
 /** Refuses activations of later steps that all have the bits of the first step. Always AR_ERR_DATA. */
 AR_NODISCARD ar_status ari_proof_refuse_repeated(size_t activations);

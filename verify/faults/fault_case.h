@@ -10,12 +10,12 @@
 typedef struct ari_fault_case {
     const char *fault;
     ar_run run;  /* its fault and plan are not looked at */
-    bool module; /* no model: the name is for reports alone */
+    bool module; /* no model: the name is only for reports */
     bool routed; /* its model has experts */
     bool in_f32; /* exact bf16 rounds as the fault does, or chooses other experts: the case keeps to fp32 then */
     ar_mlp_order order;
-    size_t documents;              /* packed in a row at most (ar_check_options); 0: none */
-    unsigned char requirements[6]; /* what a run must have for the fault to matter: ari_fault_case_check */
+    size_t documents;              /* most documents packed in a row (ar_check_options); 0: no packing */
+    unsigned char requirements[6]; /* properties that a run needs for the fault to matter: ari_fault_case_check */
 } ari_fault_case;
 
 /** The case of a fault; not of NULL. */
@@ -36,11 +36,11 @@ static inline ar_run ari_fault_run_of(const ari_fault_case *f, const char *fault
  *  documents: rows hold several. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_fault_case_check(const ar_run *r, ar_mlp_order order, const ar_config *c, bool fresh,
                                             bool documents);
-/** The case's config and plan; not of a module. Errors: those of reading the model. */
+/** Loads the case's config and plan; not for a module. Errors: those of reading the model. */
 AR_NODISCARD ar_status ari_fault_case_load(ar_config *c, ar_plan *plan, const ari_fault_case *f);
 
-/* Baselines that cases share: those of one model, batch, steps, clipping and dropout have one. As many are kept as were
- * used last. */
+/* Number of baselines kept for cases to share. Cases with the same model, batch, steps, clipping and dropout share one;
+ * the most recently used ones are kept. */
 enum { ARI_FAULT_BASES = 4 };
 typedef struct ari_fault_base {
     ari_fault_case fault_case;
@@ -58,11 +58,11 @@ typedef struct ari_fault_bases {
     size_t uses;
 } ari_fault_bases;
 
-/** True if a case runs in exact numerics whatever is asked: a module, and experts in a precision that is so coarse that
- *  other ones are chosen for some tokens, of which no allowance holds. */
+/** Returns true if a case always runs in exact numerics: a module, and experts in a precision so coarse that some
+ *  tokens choose other experts, for which no allowance holds. */
 bool ari_fault_case_is_exact(const ari_fault_case *f, ar_precision precision);
-/** Compares a run of the case with `fault`, or NULL for the clean one. Gives *run; ari_check_run_fini, also
- *  after a failure. Errors: those of reading the model, of ari_check_base_init and ari_check_base_run. */
+/** Compares a run of the case with `fault`, or NULL for the clean run. Call ari_check_run_fini on *run, also after a
+ *  failure. Errors: those of reading the model, of ari_check_base_init and ari_check_base_run. */
 AR_NODISCARD ar_status ari_fault_case_run(ar_check_run *run, ari_fault_bases *bases, const ari_fault_case *f,
                                           const char *fault);
 void ari_fault_bases_fini(ari_fault_bases *bases);
@@ -91,7 +91,7 @@ typedef struct ari_fault_trace {
     ari_dump_ranks gradients; /* of each rank, at the first step */
 } ari_fault_trace;
 
-/** Runs the case with `fault`, or NULL. Release the result with ari_fault_trace_fini, also after a failure. Errors:
+/** Runs the case with `fault`, or NULL, and records a trace. Call ari_fault_trace_fini, also after a failure. Errors:
  *  those of reading model and text, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_fault_trace_run(ari_fault_trace *t, const ari_fault_case *f, const char *fault, int threads,
                                            uint64_t seed);

@@ -40,7 +40,7 @@ typedef struct ari_drawn {
     size_t indices[ARI_DRAWN_MOST];
 } ari_drawn;
 
-/** Adds elements of gradient [count] until there are `target_count`: those with |g| > low, or with g = 0 where low is
- *  0, by drawing from the stream `key`; where that finds too few, the first ones from the last place drawn. */
+/** Adds elements of gradient [count] until there are `target_count`: those with |g| > low, or with g = 0 if low is 0,
+ *  drawn from the stream `key`. If drawing finds too few, adds the first ones from the last drawn position on. */
 void ari_draw_elements(ari_drawn *d, uint64_t key, size_t target_count, double low, const double *gradient,
                        size_t count);

@@ -32,7 +32,7 @@ typedef struct ari_gatherer {
 /** Wants a tensor; values are zero until a rank taps it. */
 AR_NODISCARD ar_status ari_gather_want(ari_gatherer *g, const char *tap, char pass, const char *name, int ndim,
                                        const size_t *shape, int file);
-/** The tap of the logits of which the loss is, of a model that has a head. */
+/** Writes the name of the tap of the logits from which a model with a head computes its loss. */
 void ari_logits_name(char *name, size_t cap, const ar_config *c);
 /** Wants the logits [b, s, V] by that tap. */
 AR_NODISCARD ar_status ari_gather_want_logits(ari_gatherer *g, const ar_config *c, const ar_batch *b, int file);
@@ -55,7 +55,7 @@ AR_NODISCARD ar_status ari_gather_hash(const ari_gatherer *g, int files, char he
  * for each rank. */
 typedef struct ari_grads_taps {
     ari_gatherer *outputs;
-    ari_dump_ranks ranks; /* none: not asked for */
+    ari_dump_ranks ranks; /* empty: not requested */
     ari_tap_pair *tap;    /* [world] */
     void **user;          /* [world]: the same, for ari_tap_both */
 } ari_grads_taps;
@@ -65,7 +65,7 @@ void ari_grads_taps_fini(ari_grads_taps *t);
 /** Puts together what the ranks kept, as full tensors of the gatherer's file `file` under the names of the ranks'
  *  dumps. is_retained: the ranks still have their parts then. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a name too long). */
 AR_NODISCARD ar_status ari_grads_merge(ari_grads_taps *t, int file, bool is_retained);
-/** The text of ANYRANK_PLACEMENT of such a file, in execution order. Release the result with free(). */
+/** Returns the text of ANYRANK_PLACEMENT for such a file, in execution order. Release *out with free(). */
 AR_NODISCARD ar_status ari_grads_order(char **out, const ari_gatherer *g, int file);
 /** Writes allowances of all tensors of a reference, those that are wanted under their names in their files too. */
 AR_NODISCARD ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari_reference *ref, const char *path,
@@ -73,7 +73,7 @@ AR_NODISCARD ar_status ari_gather_write_allowed(const ari_gatherer *g, const ari
 
 /* --- log-probabilities (logprobs.c) ------------------------------------------------------------------------------- */
 
-/** ar_grads where `logprobs` is given. */
+/** Runs ar_grads if `logprobs` is given. */
 AR_NODISCARD ar_status ari_grads_logprobs(ar_grads_result *result, const ar_grads_options *o);
 
 /* --- a batch (input_batch.c) -------------------------------------------------------------------------------------- */
@@ -81,15 +81,15 @@ AR_NODISCARD ar_status ari_grads_logprobs(ar_grads_result *result, const ar_grad
 /* A batch read from a file, with the arrays it owns. */
 typedef struct ari_input_batch {
     ar_batch batch;
-    ari_arena arena;   /* of what the batch points to */
-    char note[4][320]; /* what somebody may not expect of it; "" */
+    ari_arena arena;   /* owns the batch's arrays */
+    char note[4][320]; /* notes on what the user may not expect; "" if unused */
 } ari_input_batch;
 
-/** input_ids [b, s]; optionally labels [b, s], position_ids [b|1, s], attention_mask: [b, s] of 0 and 1, or
- * additive [b|1, heads|1, s, s], and cu_seqlens, the bounds of packed documents: [n + 1] from 0 to b*s, every row's end
- * among them, or [b, n + 1], each from 0 to s. cu_seq_lens_q and _k of transformers are the same. Errors: those of the
- * file; AR_ERR_NOT_FOUND, AR_ERR_SHAPE, AR_ERR_DTYPE, AR_ERR_DATA by tensor and index; AR_ERR_UNSUPPORTED (any other
- * tensor, which would go unread; positions of a model without). */
+/** Loads a batch: input_ids [b, s]; optionally labels [b, s], position_ids [b|1, s], attention_mask ([b, s] of 0 and 1,
+ *  or additive [b|1, heads|1, s, s]), and cu_seqlens, the bounds of packed documents: [n + 1] from 0 to b*s including
+ *  every row's end, or [b, n + 1], each from 0 to s. transformers' cu_seq_lens_q and _k mean the same. Errors: those of
+ *  the file; AR_ERR_NOT_FOUND, AR_ERR_SHAPE, AR_ERR_DTYPE, AR_ERR_DATA by tensor and index; AR_ERR_UNSUPPORTED (any
+ *  other tensor, which would be ignored; positions for a model without them). */
 AR_NODISCARD ar_status ari_input_batch_load(ari_input_batch *b, const ar_config *c, const char *path);
 void ari_input_batch_fini(ari_input_batch *b);
 
@@ -109,7 +109,7 @@ AR_NODISCARD ar_status ari_block_case_load(ari_block_case *b, const char *folder
 void ari_block_case_fini(ari_block_case *b);
 /** Wants y, dx and d<parameter> in file 0. */
 AR_NODISCARD ar_status ari_block_case_want(const ari_block_case *b, ari_gatherer *g);
-/** The baseline's run of it as `o` says; its weights are the case's. Errors: those of ari_baseline_block. */
+/** Runs the baseline for the case with the options o and the case's weights. Errors: those of ari_baseline_block. */
 AR_NODISCARD ar_status ari_block_case_baseline(const ari_block_case *b, const ar_baseline_options *o);
 /** Forward and backward on one rank; user: the case. Collective. */
 AR_NODISCARD ar_status ari_block_case_run(void *user, ar_ctx *ctx);

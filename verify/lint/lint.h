@@ -10,19 +10,18 @@
 
 /* --- types -------------------------------------------------------------------------------------------------------- */
 
-/* Along what a value has a type: the axes of the mesh, and the neighbouring ranks that hold copies of a KV head. Those
- * along which experts are apart (ari_expert_axes) are also the ranks that share experts out, and those with the same
- * ones: along these two values of experts have a type, and all others are whole. No axis at all is for reports alone.
- */
+/* Axes along which a value has a type: those of the mesh, and the adjacent ranks that hold copies of a KV head. The
+ * axes of experts (ari_expert_axes) are the ranks that shard experts and the ranks with the same experts: along these
+ * two only values of experts have a type, and all others are replicated. ARI_LINT_NO_AXIS is only for reports. */
 enum { ARI_LINT_COPIES = ARI_PLACED_AXES, ARI_LINT_EP, ARI_LINT_EDP, ARI_LINT_AXES, ARI_LINT_NO_AXIS = ARI_LINT_AXES };
-/* Dimension of what is cut by expert: V. */
+/* Dimension of a value sharded by expert: V. */
 enum { ARI_LINT_BY_EXPERT = AR_MAX_DIMS };
 typedef struct ari_lint_type {
     ar_placement placement[ARI_LINT_AXES];
 } ari_lint_type;
 
-/* A rule's verdict along one axis: the placement that it makes, or the broken rule with the placement found and the
- * right one. */
+/* Verdict of a rule along one axis: the resulting placement, or the violated rule with the actual and the required
+ * placement. */
 typedef struct ari_lint_verdict {
     bool broken;
     ar_lint_rule rule;
@@ -32,9 +31,9 @@ typedef struct ari_lint_verdict {
 bool ari_lint_whole(ar_placement p);
 bool ari_lint_partial(ar_placement p);
 bool ari_lint_by_expert(ar_placement p);
-/** True if the ranks have the same numbers: R and I differ in the gradient alone. */
+/** Returns true if ranks have equal numbers under both placements: R and I differ only in the gradient. */
 bool ari_lint_same(ar_placement a, ar_placement b);
-/** The broken rule of a value that is `actual` where `required` is needed. */
+/** Returns the violated rule of a value that is `actual` where `required` is needed. */
 ari_lint_verdict ari_lint_mismatch(ar_placement actual, ar_placement required);
 
 /* Activations are [b, s, features], matrices [out, in]. */
