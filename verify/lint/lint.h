@@ -43,17 +43,17 @@ ari_lint_verdict ari_lint_product(ar_placement x, ar_placement w);
 ari_lint_verdict ari_lint_product_dx(ar_placement dy, ar_placement w);
 /** dW = dY^T X, summed over samples and tokens. */
 ari_lint_verdict ari_lint_product_dw(ar_placement x, ar_placement dy);
-/** The gradient of what was added to, or multiplied with, every token's features: `features` is the dimension of the
- *  parameter that they are. */
+/** Returns the verdict on a gradient summed over tokens, of what was added to or multiplied with every token's
+ *  features. `features`: the parameter's dimension of features. */
 ari_lint_verdict ari_lint_sum_over_tokens(ar_placement dy, int features);
 ari_lint_verdict ari_lint_add(ar_placement a, ar_placement b);
 /** Adds a parameter, whose dimension `features` is the activation's last one, to every token. */
 ari_lint_verdict ari_lint_add_parameter(ar_placement x, ar_placement w, int features);
-/** A function of each element alone. */
+/** Returns the verdict on a function of each element. */
 ari_lint_verdict ari_lint_elementwise(ar_placement x, bool linear);
 /** A function of all features of a token (norm). */
 ari_lint_verdict ari_lint_along(ar_placement x, int dim, bool linear);
-/** Attention of queries to keys, or to values: a query sees those of all tokens. */
+/** Returns the verdict on attention of queries to keys, or to values: a query sees those of all tokens. */
 ari_lint_verdict ari_lint_attend(ar_placement q, ar_placement k);
 /** Tokens to the rows of their experts, or back: by weights [b, s, E], of which each rank has those of its tokens. */
 ari_lint_verdict ari_lint_by_routes(ar_placement x, ar_placement routes);
@@ -73,12 +73,12 @@ typedef struct ari_lint_layout {
     bool complete;              /* every operation is noted: a bundled model's, not a user's module's */
 } ari_lint_layout;
 ari_lint_layout ari_lint_layout_of(const ar_parallel *p);
-/** Records a step of the first rank of each stage: record [stages], zeroed before and ended by ari_ledger_fini after an
- *  error too. The run becomes a simpler one with the same placements. Errors: those of ari_cluster_dry,
+/** Records a step of the first rank of each stage. record: [stages], zeroed before and released by ari_ledger_fini,
+ *  also after an error. The run becomes a simpler one with the same placements. Errors: those of ari_cluster_dry,
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lint_record(ari_ledger *record, ar_run *run, const ar_config *config);
 
-/* The placements of what an operation takes and makes. */
+/* Placements of an operation's inputs and outputs. */
 typedef struct ari_lint_placed {
     bool takes_known[ARI_LEDGER_VALUES], makes_known[ARI_LEDGER_VALUES];
     ari_lint_type input_types[ARI_LEDGER_VALUES], output_types[ARI_LEDGER_VALUES];
@@ -90,7 +90,7 @@ AR_NODISCARD ar_status ari_lint_records(ar_lint_report *r, ari_lint_placed *cons
 
 /** The placement of a parameter along each axis. */
 void ari_lint_place_param(ari_lint_type *type, const ari_ledger_param *p, const ari_lint_layout *layout);
-/** The number of a module's layer; SIZE_MAX: it is in none. */
+/** Returns the number of a module's layer; SIZE_MAX: it is in no layer. */
 size_t ari_lint_layer(const char *name);
 
 /* --- repairs ------------------------------------------------------------------------------------------------------ */

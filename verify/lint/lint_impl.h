@@ -33,10 +33,10 @@ typedef struct ari_lint_rank {
     size_t next_op;          /* operation */
     ari_lint_value *value;   /* [ledger->ids + 1] */
     ari_lint_param *param;   /* [ledger->params] */
-    ari_lint_type tokens;    /* of what went to experts last, as which it comes back */
+    ari_lint_type tokens;    /* type of the last value that went to the experts, as which it returns */
     bool updated;            /* the optimizer has changed the weights */
     int losses;              /* forward passes of a loss less backward ones */
-    ari_lint_placed *placed; /* [ledger->operations]; NULL: nobody asks */
+    ari_lint_placed *placed; /* [ledger->operations]; NULL: not requested */
 } ari_lint_rank;
 
 typedef struct ari_lint_walk {
@@ -47,7 +47,7 @@ typedef struct ari_lint_walk {
     size_t ranks, current_rank;
     ari_lint_message *message; /* [messages], the oldest first */
     size_t messages, message_room;
-    size_t *layer_rank; /* [layers]: 1 + the rank that has it; 0: none yet */
+    size_t *layer_rank; /* [layers]: 1 + the rank that has the layer; 0: none yet */
     size_t layers;
 } ari_lint_walk;
 
@@ -77,7 +77,7 @@ static inline bool ari_lint_is_known(const ari_lint_walk *w, const ari_ledger_va
  *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lint_find(ari_lint_walk *w, const ari_ledger_operation *op, int axis,
                                      const ari_lint_verdict *v);
-/** The same in words of its own. */
+/** Records a finding with its own sentence. */
 AR_NODISCARD ar_status ari_lint_find_in_words(ari_lint_walk *w, const ari_ledger_operation *op, int axis,
                                               ar_lint_rule rule, const char *actual, const char *required,
                                               const char *repair);
@@ -88,7 +88,7 @@ AR_NODISCARD ar_status ari_lint_find_in_words(ari_lint_walk *w, const ari_ledger
 bool ari_lint_await_inputs(ari_lint_walk *w, const ari_ledger_operation *op);
 /** True if a call's ranks differ along an axis. */
 bool ari_lint_goes_along(const ari_lint_walk *w, const ari_ledger_call *call, int axis);
-/** The axis along which a parameter's copies are; ARI_LINT_NO_AXIS: it has none. */
+/** Returns the axis along which a parameter has copies; ARI_LINT_NO_AXIS: none. */
 int ari_lint_copies_axis(const ari_lint_walk *w, const ari_ledger_param *p);
 /** Judges an operation by the rule of its kind, and places what it makes. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lint_operation(ari_lint_walk *w, const ari_ledger_operation *op);

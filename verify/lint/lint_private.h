@@ -11,11 +11,11 @@ AR_BEGIN_DECLS
 const char *ari_lint_rule_name(ar_lint_rule r);
 /** One line of English. Static storage. */
 const char *ari_lint_rule_text(ar_lint_rule r);
-/** Types one training step of a model under the run's layout, plan and batch. Nothing runs and no weights are read:
- *  time and memory grow with the layers, and not with ranks, batch or widths.
- *  Gives:    *out, also where there is nothing to find; ari_lint_report_destroy.
+/** Types one training step of a model under the run's layout, plan and batch. Nothing is computed and no weights are
+ *  read: time and memory grow with the layers, but not with ranks, batch or widths.
+ *  Returns:  *out, also without findings; release it with ari_lint_report_destroy.
  *  Errors:   those of ar_run_check; AR_ERR_UNSUPPORTED (run->fault: no list has one), AR_ERR_OVERFLOW, AR_ERR_MEMORY.
- *            On error nothing is given.
+ *            On error *out is not set.
  *  Threads:  safe. */
 AR_NODISCARD ar_status ari_lint(ar_lint_report **out, const ar_run *run, const ar_config *config);
 /** Accepts NULL. */

@@ -26,18 +26,17 @@ typedef struct ari_links {
 } ari_links;
 /** Links of a group of a layout. */
 ari_links ari_links_of(const ari_planned *p, const ari_time_options *o, ari_over group);
-/** Seconds of a collective of so many elements in full length, all members coming at once. Of an all-to-all the
- *  elements that all members together send to others. */
+/** Returns the seconds of a collective of `elements` elements (full length) whose members all arrive at once. For an
+ *  all-to-all they are the elements that all members together send to others. */
 double ari_links_call(const ari_links *l, ari_collective kind, double elements, double element_bytes);
 /** Bytes that a member sends in it. */
 double ari_links_sent(const ari_links *l, ari_collective kind, double elements, double element_bytes);
 /** Seconds of a message between neighbours. */
 double ari_links_send(const ari_links *l, double bytes);
-/** Adds calls of one kind to a table of traffic, if there is one (NULL: none); seconds: of all of them, with nothing to
- *  hide them. */
+/** Adds calls of one kind to a table of traffic (NULL: none). seconds: of all calls, without overlap. */
 void ari_traffic_count(ari_traffic *table, ari_time_kind time_kind, const ari_links *l, ari_collective kind,
                        double calls, double bytes, double seconds);
-/** Adds `times` of all rows of `addend`, each to that of the same call, group and link. */
+/** Adds `times` times each row of `addend` to the row of the same call, group and link. */
 void ari_traffic_add(ari_traffic *table, const ari_traffic *addend, double times);
 
 /* --- a micro-batch ------------------------------------------------------------------------------------------------ */
@@ -62,22 +61,23 @@ typedef struct ari_pass_cost {
 typedef struct ari_part_cost {
     ari_pass_cost pass[ARI_PASSES];
     ari_pass_cost block;      /* of the forward pass, what full recomputation repeats */
-    double hidden;            /* seconds of communication beside products */
+    double hidden;            /* seconds of communication overlapped with matmuls */
     ari_memory saved;         /* bytes that the backward pass needs */
     ari_memory deferred;      /* bytes that deferred gradients of weights need: inputs, and gradients of outputs */
-    ari_memory blocks;        /* of the saved bytes, those of blocks: full recomputation keeps their input alone */
+    ari_memory blocks;        /* saved bytes of blocks; full recomputation saves only their input */
     double input, scores;     /* of the saved bytes: blocks' inputs, and what selective recomputation does not save */
     double workspace;         /* bytes of the largest operation's values in the backward pass, */
     double forward_workspace; /* and in the forward pass */
     double parameters;        /* elements of this rank */
     double experts, matrices; /* of them, of experts with copies on other ranks than the rest, and what Muon updates */
-    double tensors, expert_tensors; /* weights and biases of linear layers; of experts that are counted apart */
+    double tensors, expert_tensors; /* number of weights and biases of linear layers; those of experts are counted
+                                       separately */
     double frozen;                  /* elements without a gradient */
     double muon;                    /* seconds of Muon's products */
 } ari_part_cost;
 typedef struct ari_micro_cost {
     ari_part_cost part[ARI_MODEL_PARTS];
-    double shared_table; /* elements of the table of tokens, of which a pipeline has two copies; else 0 */
+    double shared_table; /* elements of the embedding table if a pipeline has two copies of it; else 0 */
 } ari_micro_cost;
 /** Computes the cost of a micro-batch on the rank that computes longest. It depends only on tp, cp, sp, experts,
  *  overlap and the samples per micro-batch. traffic: NULL, or a table for each part. Errors: AR_ERR_UNSUPPORTED (the
@@ -104,7 +104,7 @@ typedef struct ari_pipeline {
     ari_rank_class rank_class[AR_MAX_STAGES];
     ari_part_counts model;
 } ari_pipeline;
-/** The stages of a layout. It depends on pp, virtual stages and given stages alone. */
+/** Computes the stages of a layout. They depend only on pp, virtual stages and given stages. */
 void ari_pipeline_of(ari_pipeline *l, const ari_planned *p);
 
 /* --- a step ------------------------------------------------------------------------------------------------------- */
@@ -116,7 +116,7 @@ typedef struct ari_sync {
     double gathers;                       /* seconds in which updated weights are gathered */
     double unit_gather;                   /* ZeRO-3: seconds in which the weights of a block are gathered, */
     double unit_scatter;                  /* and its gradients summed */
-    double end_gather[2], end_scatter[2]; /* of what is before and after the blocks */
+    double end_gather[2], end_scatter[2]; /* of the parts before and after the blocks */
     double numbers, stage_numbers;        /* the loss and the norm of gradients, over data and tp, over stages */
     bool shares_links[2];                 /* buckets wait while tp, and ep, use their kind of link */
     double shares, expert_shares;         /* ranks that divide the optimizer's states */
@@ -130,5 +130,5 @@ ari_sync ari_sync_of(const ari_planned *p, const ari_time_options *o, const ari_
  *  else that moves outside of its passes, t->traffic is the sum; else that is left empty. */
 void ari_step_time(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_micro_cost *m,
                    const ari_pipeline *l, const ari_sync *sync, const ari_traffic traffic[ARI_MODEL_PARTS]);
-/** The memory of the rank that has most. */
+/** Computes the memory of the rank that needs most. */
 void ari_step_memory(ari_memory *memory, const ari_planned *p, const ari_micro_cost *m, const ari_pipeline *l);

@@ -8,7 +8,7 @@ typedef enum ari_estimate_dump {
     ARI_DUMPS_NOTHING,
     ARI_DUMPS_RESULTS, /* weights, gradients and outputs */
     ARI_DUMPS_ALL,     /* everything that is reported */
-    ARI_DUMPS_FIRST    /* of that the first copies alone */
+    ARI_DUMPS_FIRST    /* only first copies */
 } ari_estimate_dump;
 
 /* The run about to start. */
@@ -20,12 +20,13 @@ typedef struct ari_estimate_case {
     bool f64;       /* the binary64 baseline too */
     bool gradcheck; /* central differences too */
     bool alone;     /* no baseline and nothing to compare with: one layout writes its gradients, or trains */
-    int noise_runs; /* of the baseline with errors at once, which say what rounding may do; 0: none */
-    size_t bytes_per_tensor, bytes_per_finding; /* where tensors are compared: of each, and of each rank's part of it */
-    bool saves;                                 /* where it trains: checkpoints */
+    int noise_runs; /* baseline runs with errors at the same time, which measure rounding; 0: none */
+    size_t bytes_per_tensor, bytes_per_finding; /* if tensors are compared: bytes for each tensor, and for each
+                                                   rank's part of it */
+    bool saves;                                 /* it writes checkpoints */
     size_t bytes_on_disk; /* of a tensor of the reference from which the disk has it, and not memory */
     ari_estimate_dump dump;
-    bool merges; /* what is kept becomes full tensors */
+    bool merges; /* saved values are merged into full tensors */
 } ari_estimate_case;
 
 typedef struct ari_estimate {
@@ -37,9 +38,9 @@ typedef struct ari_estimate {
     size_t available, available_space; /* bytes of memory, and of address space, that this process can still take */
 } ari_estimate;
 
-/** Refuses a config of more than 2^14 layers, or features of a head, that alone do not fit, without a look at one after
- *  the other: to be called before anything that goes through them, which takes minutes where there are 2^31. Errors:
- *  AR_ERR_ARG, AR_ERR_OVERFLOW. */
+/** Refuses a config with more than 2^14 layers or head features that do not fit, without looking at each layer. Call it
+ *  before anything that loops over layers, which would take minutes with 2^31 of them. Errors: AR_ERR_ARG,
+ *  AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_estimate_layers(const ar_config *c);
 /** Estimates the memory of a run; its layouts are legal (ari_parallel_check). Errors: AR_ERR_OVERFLOW (absurd sizes),
  *  AR_ERR_UNSUPPORTED (the plan of an MLP). */

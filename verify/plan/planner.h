@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cost of a model's layout on a cluster: memory of a rank by kind, bytes and time, by formulas of config, layout and
- * batch alone (cost.c, step.c; planner.md). Nothing is run, except for the memory of anyrank itself, which a dry run
+ * batch only (cost.c, step.c; planner.md). Nothing is run, except for the memory of anyrank itself, which a dry run
  * counts (own.c). */
 #pragma once
 
@@ -17,11 +17,13 @@ typedef struct ari_planned {
     double reserve;
 } ari_planned;
 
-/** Into how many chunks tp's collectives of tokens are cut, to go beside products; 1: they are not. */
+/** Returns the number of chunks into which tp's token collectives are split to overlap them with matmuls; 1: no
+ *  overlap. */
 int ari_planned_overlap(const ari_planned *p);
 /** True if a dry run of a rank takes seconds: no millions of tokens in a micro-batch, no thousands of layers. */
 bool ari_planned_quick(const ari_planned *p);
-/** Ranks among which ZeRO shares out: those that sum gradients, or of several replicas those of one. */
+/** Returns the number of ranks over which ZeRO shards: those that reduce gradients, or with several replicas those of
+ *  one replica. */
 double ari_planned_shares(const ari_planned *p);
 /** The same for the parameters of experts: those with the same ones. */
 double ari_planned_expert_shares(const ari_planned *p);
@@ -40,7 +42,7 @@ double ari_recomputed_share(const ari_step_case *c);
     X(WEIGHTS, "weights")                                                                \
     X(OPERANDS, "kept operands")      /* anyrank itself: weights as integers */            \
     X(GRADIENTS, "gradients")                                                            \
-    X(MASTER, "master weights")       /* fp32 copies beside weights of 16 bits */        \
+    X(MASTER, "master weights")       /* fp32 copies of 16-bit weights */        \
     X(OPTIMIZER, "optimizer")         /* momentum, or both moments */                    \
     X(ATTENTION, "attention")         /* kept between the passes: of attentions */       \
     X(MLP, "mlp")                                                                        \
@@ -50,7 +52,7 @@ double ari_recomputed_share(const ari_step_case *c);
     X(UNITS, "units")                 /* ZeRO-2 and -3: gathered weights, gradients */   \
     X(BUCKETS, "buckets")                                                                \
     X(WORKSPACE, "workspace")         /* of one operation at a time */                   \
-    X(RESERVE, "reserve")             /* for what is not counted */
+    X(RESERVE, "reserve")             /* for memory that is not counted */
 /* clang-format on */
 typedef enum ari_memory_kind {
 #define ARI_MEMORY_ENUM(name, text) ARI_MEMORY_##name,
@@ -77,8 +79,8 @@ double ari_optimizer_states(const ar_optimizer_options *o);
  *  holds most: of the pipeline rank with most, the first along dp, cp and tp. Errors: AR_ERR_INDIVISIBLE (fewer layers
  *  than stages), AR_ERR_OVERFLOW, AR_ERR_UNSUPPORTED (the plan), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_memory_production(ari_memory *m, const ari_planned *p);
-/** Memory of anyrank itself for a rank of the world, in either numerics: the counted bytes, of each kind and at the
- *  peak. Errors: those of ari_cluster_dry, and AR_ERR_UNSUPPORTED for what does not run in this version. */
+/** Computes the memory of anyrank itself for a rank of the world, in either numerics: the counted bytes of each kind
+ *  and at the peak. Errors: those of ari_cluster_dry, AR_ERR_UNSUPPORTED for layouts that this version does not run. */
 AR_NODISCARD ar_status ari_memory_own(ari_memory *m, const ari_planned *p, int rank);
 /** The same of the pipeline rank that holds most, the first along dp, cp and tp. Errors: as above. */
 AR_NODISCARD ar_status ari_memory_own_most(ari_memory *m, const ari_planned *p);
@@ -105,8 +107,8 @@ typedef enum ari_flops_convention {
 /** "6 (N + V h) + 12 L s a d". Static storage. */
 const char *ari_flops_formula(ari_flops_convention k);
 
-/** Operations for one token of a step, forward and backward, by a convention. With recomputation what the hardware does
- *  by the same one: full adds a third of the blocks' operations, selective those of attention once more, as Korthikanti
- *  et al. count. Errors: AR_ERR_OVERFLOW. */
+/** Computes the operations per token of a step, forward and backward, by a convention. With recomputation these are the
+ *  hardware's operations by the same convention: full recomputation adds a third of the blocks' operations, selective
+ *  recomputation attention's once more, as Korthikanti et al. count. Errors: AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_flops_token(double *flops, const ar_config *c, size_t seq, ari_flops_convention k,
                                        ar_recompute recompute);

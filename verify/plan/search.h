@@ -31,7 +31,7 @@ typedef struct ari_choice {
     int ep;       /* of dp * cp, or with etp 1 of dp * cp * tp, neighbours that share out the experts */
     int etp;      /* as in ar_parallel */
     int zero, dp_replicate, micro_batches;
-    int overlap;             /* chunks of tp's collectives beside products; 0: the base's */
+    int overlap;             /* chunks of tp's collectives overlapped with matmuls; 0: the base's */
     int virtual_stages;      /* of each pipeline rank */
     ar_pp_schedule schedule; /* of a pipeline */
     bool sp, zigzag;
@@ -40,7 +40,7 @@ typedef struct ari_choice {
 /** The choice of a layout whose extents are at least 1. */
 ari_choice ari_choice_of(const ar_parallel *p);
 #define ARI_CHOICE_TEXT (24 * ARI_LAYOUT_AXES)
-/** "tp=8 cp=1 pp=4 dp=2" of its first n extents, with what is between two of them. Returns `out`. */
+/** Writes the first n extents as "tp=8 cp=1 pp=4 dp=2" with the given separator. Returns `out`. */
 char *ari_choice_text(char out[ARI_CHOICE_TEXT], const ari_choice *c, int n, const char *separator);
 /** base with this layout. */
 ari_planned ari_choice_planned(const ari_planned *base, const ari_choice *c);
@@ -55,9 +55,9 @@ typedef struct ari_search {
     int system;   /* that is to run them: ari_system_names[system - 1] (system.h); 0: any */
     ari_time_options time;
     bool first_only; /* only the first of the list is of interest, and not its own account */
-    bool chunks;     /* so many chunks of tp's collectives as are best for the first of the list */
+    bool chunks;     /* use the number of chunks of tp's collectives that is best for the first layout */
     bool every;      /* all layouts, also those that cannot be; else the best of each mesh */
-    void (*progress)(void *user, double fraction, const char *label); /* NULL: none */
+    void (*progress)(void *user, double fraction, const char *label); /* NULL: no progress */
     void *user;
 } ari_search;
 
@@ -73,12 +73,12 @@ typedef struct ari_candidate {
 } ari_candidate;
 
 typedef struct ari_ranking {
-    ari_candidate *layout; /* [n]: those that fit by seconds, then the others by bytes, then those that cannot be */
+    ari_candidate *layout; /* [n]: layouts that fit by seconds, then the others by bytes, then impossible ones */
     size_t n, room;
     size_t meshes, layouts, legal; /* looked at: meshes; layouts, of which so many are legal */
     size_t fitting;                /* in the list */
-    size_t equal; /* of them, first in the list and the simplest before others: too close to the fastest to tell
-                     which is faster; 0: by seconds alone */
+    size_t equal; /* number of layouts at the top that are too close to the fastest to order by time; they come first
+                     with the simplest one leading; 0: ordered by seconds only */
     ari_candidate fastest; /* of all legal ones, whether it fits or not */
     bool has_fastest;
     char **why; /* [whys]: reasons */
@@ -101,9 +101,9 @@ typedef enum ari_unusual {
     ARI_UNUSUAL_TOKENS = 8,
     ARI_UNUSUAL_ZERO = 16
 } ari_unusual;
-/** Bits of what is unusual: cp in sequences of at most 8,192; tp below 8 of a model of 70 billion parameters on GPUs of
- *  80 GB; tp over several nodes; micro-batches of fewer than 1,024 tokens a rank; ZeRO-3 in a pipeline, which gathers
- *  its weights for every micro-batch. */
+/** Returns bits for unusual properties: cp with sequences of at most 8,192; tp below 8 for a model of 70 billion
+ *  parameters on GPUs of 80 GB; tp over several nodes; micro-batches below 1,024 tokens per rank; ZeRO-3 in a pipeline,
+ *  which gathers its weights for every micro-batch. */
 unsigned ari_unusual_of(const ari_search *s, const ari_choice *c);
 /** Parameters of the model of a search. */
 double ari_search_parameters(const ari_search *s);
@@ -115,8 +115,8 @@ bool ari_choice_is_published(const ari_choice *c, double parameters);
  *  runs, and of these the simplest; r: ranked by seconds. Errors: those of ari_time_of. */
 AR_NODISCARD ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s);
 enum { ARI_WHY_LINES = 7, ARI_WHY_TEXT = 320 };
-/** Why the first of a ranking is first: where its time goes, what the next one loses, and of what is unusual what it
- *  gains; "": no more. Errors: as of ari_time_of. */
+/** Writes why the first layout of a ranking is first: where its time is spent, what the next one loses, and what its
+ *  unusual properties gain; "" ends the lines. Errors: those of ari_time_of. */
 AR_NODISCARD ar_status ari_ranking_why(char lines[ARI_WHY_LINES][ARI_WHY_TEXT], const ari_search *s,
                                        const ari_ranking *r);
 
@@ -142,14 +142,14 @@ typedef struct ari_depth {
     ari_planned planned;
     ari_candidate found;
     ari_time time;
-    ari_memory memory, own_memory; /* own: of what this version runs */
+    ari_memory memory, own_memory; /* own_memory: of what this version runs */
     ari_throughput throughput;
     bool has_own;
     char advice[400], flags[800]; /* flags: of the search's system */
 } ari_depth;
-/** Details of a layout, for the model, batch and cluster of a search, of one for the first alone without its own;
- *  faster: as in ari_advice. Errors: those of ari_planned_check, AR_ERR_OVERFLOW, AR_ERR_MEMORY, AR_ERR_UNSUPPORTED
- *  (the plan). */
+/** Computes details of a layout for the model, batch and cluster of a search, for the first layout only without its
+ *  own. faster: as in ari_advice. Errors: those of ari_planned_check, AR_ERR_OVERFLOW, AR_ERR_MEMORY,
+ *  AR_ERR_UNSUPPORTED (the plan). */
 AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c,
                                     const ari_candidate *faster);
 

@@ -29,13 +29,13 @@ static inline ari_rates ari_time_rates(const ari_time_options *o)
 #define ARI_TIME_TABLE(X)                                                                         \
     X(PRODUCTS, "products")                                                                       \
     X(RECOMPUTE, "recomputation")                                                                 \
-    X(MEMORY, "memory-bound") /* element-wise work and the optimizer, where the GPU is known */   \
+    X(MEMORY, "memory-bound") /* element-wise work and the optimizer, for a known GPU */   \
     X(TP, "tp")               /* collectives over tp, and over the copies of a KV head */         \
     X(CP, "cp")               /* keys and values that go round, or heads that are exchanged */    \
     X(EP, "ep")               /* tokens to experts of other ranks, and back */                    \
     X(DP, "dp")               /* gradients summed and weights gathered, over dp and cp */         \
     X(PP, "pp")               /* activations between stages */                                    \
-    X(BUBBLE, "bubble")       /* a stage waits for the others */
+    X(BUBBLE, "bubble")       /* a stage waits for other stages */
 /* clang-format on */
 typedef enum ari_time_kind {
 #define ARI_TIME_ENUM(name, text) ARI_TIME_##name,
@@ -65,7 +65,7 @@ typedef struct ari_traffic {
 
 typedef struct ari_time {
     double seconds[ARI_TIME_KINDS]; /* of a step */
-    double hidden;                  /* seconds of communication beside products */
+    double hidden;                  /* seconds of communication overlapped with matmuls */
     ari_traffic traffic;
 } ari_time;
 double ari_time_step(const ari_time *t);

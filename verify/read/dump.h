@@ -9,15 +9,15 @@
 /* NumPy's .npy, versions 1.0 to 3.0: one array a file. */
 typedef struct ari_npy {
     ar_st_entry entry; /* the array. Named by the file, without folder and ".npy" */
-    bool fortran;      /* its first index runs fastest in the file: `box` says where its elements are */
+    bool fortran;      /* the first index runs fastest in the file; `box` says where its elements are */
     ar_dump_box box;   /* the whole array */
     void *map;
     size_t map_bytes;
 } ari_npy;
 
-/** Maps and checks a file; hostile input is safe. Release the result with ari_npy_close. Errors: AR_ERR_IO;
- *  AR_ERR_FORMAT ("InvalidNpy: FILE: ..."); AR_ERR_UNSUPPORTED (big-endian numbers, dtypes that no safetensors file
- *  has, more than AR_ST_MAX_DIMS dimensions: what to write in their place is said); AR_ERR_MEMORY. */
+/** Maps and checks a file; hostile input is safe. Release it with ari_npy_close. Errors: AR_ERR_IO; AR_ERR_FORMAT
+ *  ("InvalidNpy: FILE: ..."); AR_ERR_UNSUPPORTED (big-endian numbers, dtypes that safetensors lacks, more than
+ *  AR_ST_MAX_DIMS dimensions; the message says what to write instead); AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_npy_open(ari_npy **out, const char *path);
 /** Accepts NULL. */
 void ari_npy_close(ari_npy *f);
@@ -26,15 +26,15 @@ void ari_npy_close(ari_npy *f);
 struct ari_piece {
     char *name; /* of the full tensor */
     int ndim;
-    size_t shape[AR_ST_MAX_DIMS]; /* of the full tensor; where none is told, the end of the box */
+    size_t shape[AR_ST_MAX_DIMS]; /* shape of the full tensor, or the end of the box if unknown */
     bool has_shape;
-    bool is_placed; /* a placement or a mapping says where it stands */
+    bool is_placed; /* a placement or a mapping gives its position */
     size_t boxes;
     ar_dump_box *box;
     bool partial;
     size_t term,
-        terms; /* partial: which summand, by the dimensions of the mesh that it is summed over, of how many; terms 0:
-                  not known */
+        terms; /* partial: index of the summand, by the mesh dimensions that are summed over, and number of summands;
+                  0: unknown */
     size_t file;
     int rank;
     const ar_st_entry *entry;
@@ -56,7 +56,7 @@ typedef struct ari_dump_file {
     ar_st_file *owned; /* NULL: the model's */
     ari_npy *npy;      /* without `st`: its one array, whose elements `npy->box` finds */
     ari_placement placement;
-    bool placed; /* it says itself where its tensors stand */
+    bool placed; /* the file records where its tensors are */
 } ari_dump_file;
 
 /* Parts of no tensor: those that the capture left out, or that ranks have in other lengths. */
@@ -86,17 +86,15 @@ struct ar_dump {
     ari_arena arena;    /* of all lists, names and boxes */
 };
 
-/** Opens the files of d->path. map: NULL or a mapping, which may say which files are whose. Tells the ranks of a
- *  folder's files by the mapping or their placements, or else by their names or their order, where they are ranks' at
- *  all; sorts them by rank. */
+/** Opens the files of d->path. map: NULL, or a mapping, which may assign files to ranks. Finds the rank of each file by
+ *  the mapping or its placements, otherwise by name or order, if they are ranks' files at all. Sorts them by rank. */
 AR_NODISCARD ar_status ari_dump_open_files(ar_dump *d, const ari_map *map);
 void ari_dump_close_file(ari_dump_file *f);
 /** Entries of a file, whatever its format. */
 size_t ari_dump_entries(const ari_dump_file *f);
 const ar_st_entry *ari_dump_entry(const ari_dump_file *f, size_t i);
 
-/** Lists what the files hold, or what a mapping makes of it, by name and rank: of each file's tensors, where the
- *  mapping says whose it is; else of full ones. */
+/** Lists the pieces of the files' tensors, or what a mapping makes of them, by name and rank. */
 AR_NODISCARD ar_status ari_dump_list_pieces(ar_dump *d, ari_map *map);
 /** The number of pieces from the first on that have its name. */
 size_t ari_piece_group(const ari_piece *p, size_t n);
@@ -106,18 +104,18 @@ AR_NODISCARD ar_status ari_parts_shape(ar_dump_tensor *t, const ar_dump *d, cons
 /** Makes the tensors of the pieces and checks that these cover them. */
 AR_NODISCARD ar_status ari_dump_make_tensors(ar_dump *d);
 
-/** Gives every tensor another name, name[ar_dump_count(d)], in the order of ar_dump_at, which is by name again
- *  afterwards. Copies the names. Precondition: no two are the same. Errors: AR_ERR_MEMORY. */
+/** Renames every tensor to name[ar_dump_count(d)], in the order of ar_dump_at, and sorts by name again. Copies the
+ *  names. They must be distinct. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_rename(ar_dump *d, const char *const *name);
 
-/* A box of a tensor that becomes a tensor of its own. */
+/* Box of a tensor that becomes a tensor of its own. */
 typedef struct ari_tensor_cut {
     char name[200];
     size_t start[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS]; /* in the tensor */
-    int drop;                                             /* so many first dimensions, of extent 1, are left out */
+    int drop;                                             /* number of leading dimensions of extent 1 to drop */
     size_t fold;  /* the first of the others becomes two, of which the second has this extent; 0: it does not */
-    size_t every; /* of the last dimension one in so many elements, beginning with the first; 0: all */
-    bool turned;  /* what is left, of two dimensions, is transposed */
+    size_t every; /* takes every n-th element of the last dimension, starting with the first; 0: all */
+    bool turned;  /* transposes the remaining two dimensions */
 } ari_tensor_cut;
 typedef struct ari_tensor_cuts {
     ari_arena *arena;
@@ -142,8 +140,8 @@ typedef struct ari_sample_order {
     size_t samples;
     size_t *place; /* [samples] */
 } ari_sample_order;
-/** Puts the samples of these steps' activations and their gradients, of which the dump says what rows a sample has, in
- *  other orders. A tensor is put in one once, by the first of its step. Errors: AR_ERR_MEMORY. */
+/** Reorders the samples of activations and their gradients in some steps; the dump records the rows of each sample. A
+ *  tensor is reordered once, by the first order of its step. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_reorder(ar_dump *d, const ari_sample_order *order, size_t orders);
 
 /* --- reading boxes ------------------------------------------------------------------------------------------------ */
@@ -164,7 +162,7 @@ AR_NODISCARD ar_status ari_dump_each_run(const ar_dump_tensor *t, const ar_dump_
 const char *ari_dump_box_data(const ar_dump_tensor *t, const ar_dump_part *p, const ar_dump_box *b);
 /** Copies a run's elements of `bytes` bytes each, closely packed. */
 void ari_dump_copy_run(void *out, const ari_dump_run *run, size_t bytes);
-/** Copies a box's elements among [start, start + count) of the full tensor from `data`, the file's tensor, to where
- *  they are in `out`, which begins with element `start`. Of t only dtype and shape are looked at. */
+/** Copies a box's elements among [start, start + count) of the full tensor from `data`, the file's tensor, to their
+ *  place in `out`, which begins with element `start`. Only dtype and shape of t are used. */
 void ari_dump_copy_box(char *out, const ar_dump_tensor *t, const char *data, const ar_dump_box *b, size_t start,
                        size_t count);

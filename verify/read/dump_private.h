@@ -13,10 +13,10 @@ bool ari_dump_is_ragged(const ar_dump *d, const char *name, char text[160]);
 /** The same as binary64 (exact for all but I64 and U64, which are rounded) or fp32 (rounded). Errors: those;
  * AR_ERR_DTYPE for complex numbers. */
 AR_NODISCARD ar_status ari_dump_read_f64(const ar_dump_tensor *t, size_t start, size_t count, double *out);
-/** One part alone, box after box, each row-major: as many elements as its boxes have. */
+/** Reads only one part, box after box, each row-major: as many elements as its boxes have. */
 AR_NODISCARD ar_status ari_dump_part_f32(const ar_dump_tensor *t, const ar_dump_part *p, float *out);
-/** The same by a rule. *drift: how many elements differ in bits alone, of all copies that were compared. Elements of
- * less than a byte are compared by bits. */
+/** Compares replicas by a rule. *drift: number of elements that differ only in bits, over all compared copies. Elements
+ *  below one byte are compared by bits. */
 AR_NODISCARD ar_status ari_dump_replicas_by(const ar_dump_tensor *t, ar_dump_differs differs, void *user, bool *found,
                                             ar_dump_disagreement *out, size_t *drift);
 

@@ -26,7 +26,7 @@ typedef struct ari_map_rule {
     const char *rename; /* NULL: the name stays */
     ari_map_split split[AR_MESH_DIMS];
     size_t splits;
-    unsigned partial; /* dimensions of the mesh that it is to be summed over, from bit 0 */
+    unsigned partial; /* dimensions of the mesh to sum over, from bit 0 */
     int dim;          /* that blocks are counted along; INT_MAX: not told */
     size_t block[ARI_MAP_BLOCKS];
     size_t blocks;
@@ -53,8 +53,8 @@ typedef struct ari_map {
     size_t rules;
 } ari_map;
 
-/** Reads and checks one. Gives. Errors: AR_ERR_IO, AR_ERR_FORMAT ("InvalidMapping: FILE: rule 3: key 'dim': ..."),
- *  AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
+/** Reads and checks a mapping file. The caller owns *out. Errors: AR_ERR_IO, AR_ERR_FORMAT ("InvalidMapping: FILE: rule
+ *  3: key 'dim': ..."), AR_ERR_MEMORY, AR_ERR_OVERFLOW. */
 AR_NODISCARD ar_status ari_map_load(ari_map **out, const char *path);
 /** The same from text; `name` is for messages. */
 AR_NODISCARD ar_status ari_map_parse(ari_map **out, const char *text, size_t length, const char *name);
@@ -91,12 +91,12 @@ typedef struct ari_map_source {
     const ar_st_entry *entry;
     bool is_full; /* the tensor is whole already: the rule's `shard` and `partial` are left out */
 } ari_map_source;
-/** Applies the first rule that matches an entry's name: one target, several (packed tensors under names of their own),
- *  or none (left out). An entry that no rule matches is whole, under its own name, or an error by 'unmatched'. The
- *  targets are the mapping's. Errors: AR_ERR_FORMAT ("InvalidMapping: ...": the rule does not fit the entry's shape or
+/** Applies the first rule that matches an entry's name: one target, several (packed tensors with their own names), or
+ *  none (left out). An entry without a matching rule is full, under its own name, or an error, as 'unmatched' says. The
+ *  mapping owns the targets. Errors: AR_ERR_FORMAT ("InvalidMapping: ...": the rule does not fit the entry's shape or
  *  the mesh), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_map_apply(ari_map *m, const ari_map_source *source, ari_piece **out, size_t *n);
 /** The rule for this name if it places the tensor, by `shard` or `partial`; else NULL. */
 const ari_map_rule *ari_map_places(const ari_map *m, const char *name);
-/** Sorts names. Returns one that is there twice; NULL where all differ. */
+/** Sorts names. Returns a name that occurs twice; NULL if all differ. */
 const char *ari_repeated_name(const char **name, size_t n);

@@ -10,7 +10,7 @@
  * ANYRANK_PLACEMENT for facts that it lacks. */
 #define ARI_DUMP_DCP "DCP_SHARDING_INFO"
 #define ARI_DUMP_PLACEMENT "ANYRANK_PLACEMENT"
-/* The file of the optimizer's state, beside a model of Hugging Face's form. */
+/* File of the optimizer's state next to a model in Hugging Face's format. */
 #define ARI_DUMP_STATE "optimizer.safetensors"
 
 /* Placement of one tensor. */
@@ -21,8 +21,8 @@ typedef struct ari_placed {
     bool has_shape; /* else the largest extent over all ranks' files */
     size_t boxes;   /* 0: one, the whole entry, at `offset` */
     ar_dump_box *box;
-    ar_dump_box *local; /* of boxes that were read: where each is in the file's tensor, whose shape the text does not
-                           say; at and stride are for ari_placed_resolve. NULL: set */
+    ar_dump_box *local; /* for boxes that were read: position of each in the file's tensor, whose shape the text
+                           lacks; at and stride are for ari_placed_resolve. NULL: set already */
     size_t offset[AR_ST_MAX_DIMS];
     int replica, replicas; /* 0 of 0: not told */
     bool
@@ -44,29 +44,30 @@ typedef struct ari_placement {
     ari_arena arena; /* of those that were read */
 } ari_placement;
 
-/** Parses both texts, either of which may be NULL. Errors: AR_ERR_FORMAT ("InvalidPlacement: ..."), AR_ERR_OVERFLOW,
- *  AR_ERR_MEMORY. `file` is for messages. ari_placement_fini, also after an error. */
+/** Parses both texts; either may be NULL. `file` is for messages. Call ari_placement_fini, also after an error. Errors:
+ *  AR_ERR_FORMAT ("InvalidPlacement: ..."), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_placement_parse(ari_placement *p, const char *dcp, const char *placement_text,
                                            const char *file);
 void ari_placement_fini(ari_placement *p);
 /** Keeps what it says of the rank, and the execution order. */
 void ari_placement_forget_tensors(ari_placement *p);
-/** The two texts that a file of these tensors carries. Each tensor is one box, with its full shape and its offset.
- * dcp NULL: that one is not wanted, as of a file that is no rank's (rank -1) and says an execution order alone. Gives;
- * free, also after an error. Errors: AR_ERR_MEMORY. */
+/** Returns the two texts for a file with these tensors. Each tensor is one box with its full shape and offset. dcp
+ *  NULL: that text is not needed, for example for a file of no rank (rank -1) that only records an execution order.
+ *  Release both with free(), also after an error. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_placement_text(char **dcp, char **placement_text, const ari_placement *p);
-/** [["tp", 2], ..]. Returns a new reference; NULL if memory is short. */
+/** Returns the mesh as [["tp", 2], ..], a new reference; NULL if memory is short. */
 json_t *ari_mesh_json(const ar_mesh *m);
-/** Puts a tensor's boxes, or the one at its offset, into the file's own tensor: the arena's, of what is told of
- *  `entry`; t NULL: nothing is, it is whole. Errors: AR_ERR_FORMAT ("InvalidPlacement: ..."), AR_ERR_MEMORY. */
+/** Sets the boxes of a tensor, or the box at its offset, within the file's own tensor. They belong to the arena. t
+ *  NULL: nothing is recorded, and the tensor is full. Errors: AR_ERR_FORMAT ("InvalidPlacement: ..."),
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_placed_resolve(ar_dump_box **box, size_t *boxes, ari_arena *a, const ari_placed *t,
                                           const ar_st_entry *entry, const char *file);
 /** NULL: the file says nothing of it. */
 const ari_placed *ari_placement_find(const ari_placement *p, const char *name);
 
 /* --- a rank's files ----------------------------------------------------------------------------------------------- */
-/* A rank's tensors as files. PyTorch's readers know one box a tensor and file, so that of packed tensors (q|k|v) the
- * second box goes into a second file of the rank, and so on: rank-00003.safetensors, rank-00003-2.safetensors. */
+/* Files of a rank's tensors. PyTorch's readers know one box per tensor and file, so the second box of a packed tensor
+ * (q|k|v) goes into a second file of the rank, and so on: rank-00003.safetensors, rank-00003-2.safetensors. */
 
 /* A tensor's boxes: each but the first is in a further file. */
 typedef struct ari_boxes {
@@ -104,7 +105,7 @@ typedef enum ari_cover_fault {
 } ari_cover_fault;
 typedef struct ari_cover {
     ari_cover_fault fault;
-    size_t start[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS]; /* of the gap, or of what is in both boxes */
+    size_t start[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS]; /* of the gap, or of the overlap of two boxes */
     bool is_full;                                         /* a gap: all of it is missing; else some elements of it */
     size_t owner[2];                                      /* of boxes that overlap */
     size_t compared;                                      /* pairs */

@@ -8,8 +8,8 @@
 #include "anyrank/dump.h"
 #include "ref/models/family.h"
 
-/* When a module runs among those of its section. backward: the place of its ":bwd", its parameters' gradients directly
- * after it. */
+/* Position of a module's run within its section. backward: the position of its ":bwd", which its parameters' gradients
+ * follow directly. */
 typedef struct ari_role_place {
     int forward, backward;
 } ari_role_place;
@@ -43,7 +43,7 @@ typedef struct ari_order_key {
     size_t stem;                      /* bytes of the name without ":fwd" and "@2" */
     char pass;                        /* 'i' 'f' 'b' 'g' 'c' 'n' 'm' 'v' as in models.md; 'w' weights; '?' not known */
     int step;                         /* 1, 2, .. */
-    int phase, section, module, part; /* section: before the layers, ARI_AT_LAYERS, not known where, after them */
+    int phase, section, module, part; /* section: before the layers, ARI_AT_LAYERS, unknown, after the layers */
     long layer;
     bool further; /* what only a block for a further token has */
 } ari_order_key;
@@ -68,10 +68,10 @@ typedef struct ari_walk {
 bool ari_is_readable(const ar_dump_tensor *t);
 /** Such a tensor by name; NULL, also if the dump is NULL. */
 const ar_dump_tensor *ari_find_readable(const ar_dump *d, const char *name);
-/** A walk over readable tensors. path: as of ari_order_of, NULL: the dump's own; passes: "iw", NULL: any; step: 0: any.
- *  A dump that is NULL has none. */
+/** Begins a walk over readable tensors. path: as in ari_order_of, NULL: the dump's own; passes: "iw", NULL: any; step:
+ *  0: any. A NULL dump has no tensors. */
 ari_walk ari_walk_of(const ar_dump *dump, const char *path, const char *passes, int step);
-/** False: there is none further. */
+/** Returns false if there are no more. */
 bool ari_walk_next(ari_walk *w);
 
 /** Below, at or above 0 as strcmp; 0 for equal names alone. */

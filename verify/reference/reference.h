@@ -16,8 +16,8 @@ typedef struct ari_ref_tensor {
     size_t count;
     float *values;       /* row-major */
     bool on_disk;        /* of a file: ari_reference_rest */
-    double allowed;      /* largest |difference| that is none; 0: equal bits or different */
-    float *allowed_each; /* [count] what is allowed besides, an element at a time; NULL: nothing */
+    double allowed;      /* largest |difference| that is not a difference; 0: only equal bits are the same */
+    float *allowed_each; /* [count] additional allowance for each element; NULL: none */
 } ari_ref_tensor;
 
 typedef struct ari_reference {
@@ -26,7 +26,7 @@ typedef struct ari_reference {
     size_t *by_name;          /* indices sorted by (name, pass, step), after ari_reference_finish */
     int step;                 /* under way; 0 before the first: tensors then belong to step 1 */
     size_t kinks;             /* arguments of a kink in doubt: of ari_sensitivity_allow */
-    double loss;              /* room for that of a run of one step */
+    double loss;              /* large enough for the loss of a run of one step */
     size_t padding;           /* rows that a run's batch has besides, behind all: they are not compared */
     ar_check_vacuous vacuous; /* after ari_reference_finish */
 } ari_reference;
@@ -36,8 +36,8 @@ AR_NODISCARD ar_status ari_reference_emit(void *user, const char *name, char pas
                                           const double *values);
 /** The begin_step of ar_baseline_options; user as above. */
 void ari_reference_begin(void *user, int step);
-/** The baseline's exact options for a run, with fresh weights, whose listener is `reference` (NULL: none). A native run
- *  is compared with what is exact in fp32, whatever its own precision is. */
+/** Returns the baseline's exact options for a run with fresh weights. Its listener is `reference` (NULL: none). A
+ *  native run is compared with exact fp32 results, whatever its own precision is. */
 ar_baseline_options ari_reference_options(const ar_run *run, ari_reference *reference);
 AR_NODISCARD ar_status ari_reference_finish(ari_reference *r);
 /** The part of it that sets `vacuous`: also of a run that ended early. */
@@ -45,11 +45,11 @@ void ari_reference_find_vacuous(ari_reference *r);
 void ari_reference_fini(ari_reference *r);
 /* Bytes from which a tensor lies on the disk. */
 enum { ARI_REFERENCE_LARGE = 1 << 20 };
-/** Gives a tensor room for its values: large ones on the disk, where there is room. Errors: AR_ERR_MEMORY. */
+/** Allocates memory for a tensor's values: large tensors on the disk if there is space. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_reference_room(ari_ref_tensor *t);
 /** Nobody reads the values just now: memory need not have them. */
 void ari_reference_rest(const ari_ref_tensor *t);
-/** Index of a tensor of a step, or of the first step, or r->count if there is none. */
+/** Returns the index of a tensor in a step, or in the first step, or r->count if there is none. */
 size_t ari_reference_find_in(const ari_reference *r, const char *name, char pass, int step);
 size_t ari_reference_find(const ari_reference *r, const char *name, char pass);
 /** True if the tensor is one of the final weights (after the last step; the initial ones without an update), or of the
@@ -58,7 +58,8 @@ bool ari_reference_is_weight(const ari_reference *r, size_t tensor);
 bool ari_reference_is_gradient(const ari_reference *r, size_t tensor);
 /** Elements of all tensors together. */
 size_t ari_reference_elements(const ari_reference *r);
-/** The outputs of the last step: the last tensor of its forward pass before the loss. r->count: there is none. */
+/** Returns the index of the outputs of the last step: the last tensor of its forward pass before the loss. r->count:
+ *  none. */
 size_t ari_reference_outputs(const ari_reference *r);
 /** True for a tensor's name in a dump, or its own, whose values are whole numbers: files hold them as I32. */
 bool ari_is_of_integers(const char *name);
@@ -72,7 +73,7 @@ ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name);
  *  tensor an array instead of the reference's own, or NULL. */
 AR_NODISCARD ar_status ari_reference_hashes(char weights[65], char gradients[65], const ari_reference *r,
                                             float *const *values);
-/** The same over the outputs; "" where there are none. */
+/** Computes the same hash over the outputs; "" if there are none. */
 AR_NODISCARD ar_status ari_reference_outputs_hash(char outputs[65], const ari_reference *r);
 /** "NAME:fwd", from the second step on "NAME:fwd@2": the tensor's name in a dump. False: it is too long. */
 enum { ARI_REFERENCE_NAME = 192 };

@@ -4,11 +4,11 @@
 #include "anyrank/sensitivity.h"
 #include "verify/reference/reference.h"
 
-/** A tensor may differ by so many times the largest difference that rounding errors drawn at random made in it, over so
- *  many draws, and by the distance of its largest element to the next number of the format it is stored in. That all
- * of the n*SEEDS differences of n elements are SAFETY times smaller than a further one has a chance of about
- *  (0.8/SAFETY)^(n*SEEDS). Of the single values (loss, gradient norm) that is one in 600: there the factor is the one
- *  that makes it one in a million. */
+/** Safety factor of allowances. A tensor may differ by this factor times the largest difference that randomly drawn
+ *  rounding errors caused over SEEDS draws, plus the distance of its largest element to the next number of its storage
+ *  format. The probability that all n*SEEDS differences of n elements are SAFETY times smaller than a further one is
+ *  about (0.8/SAFETY)^(n*SEEDS). For single values (loss, gradient norm) that would be one in 600, so their factor is
+ *  larger and makes it one in a million. */
 #define ARI_NOISE_SAFETY 8.0
 #define ARI_NOISE_SEEDS 3
 
@@ -28,7 +28,7 @@ typedef struct ari_sensitivity_case {
     ar_baseline_emit heard;      /* NULL, or hears the run without noise too, with heard_user */
     void *heard_user;
     int threads;                                                      /* at most; 0: one */
-    void (*progress)(void *user, double fraction, const char *label); /* NULL: nobody listens */
+    void (*progress)(void *user, double fraction, const char *label); /* NULL: no progress */
     void *progress_user;
 } ari_sensitivity_case;
 
@@ -57,10 +57,10 @@ AR_NODISCARD ar_status ari_allowances_write(const ari_reference *ref, const ari_
 typedef struct ari_adam_case {
     const ar_optimizer_options *optimizer;
     int steps;
-    double clip;   /* largest norm of all gradients; 0: none */
-    double stored; /* unit round-off of the format that matrices are stored in, beside fp32 ones that are updated */
-    uint8_t *const *rounds; /* [ref->count], of ':grad' tensors: whether the element is other than zero in any run; one
-                               that is zero in all of them is exact */
+    double clip;   /* largest norm of all gradients; 0: no clipping */
+    double stored; /* unit round-off of the storage format of matrices, next to the fp32 masters that are updated */
+    uint8_t *const *rounds; /* [ref->count], of ':grad' tensors: whether the element is other than zero in any run;
+                               one that is zero in all of them is exact */
 } ari_adam_case;
 
 /** For Adam and AdamW, sets `allowed` and `allowed_each` of all ':new' tensors; `allowed` of the gradients and of their

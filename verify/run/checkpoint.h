@@ -7,7 +7,8 @@
 #include "anyrank/param.h"
 
 /* --- a folder of checkpoints -------------------------------------------------------------------------------------- */
-/* A new one grows in its own folder under a name that nobody reads, and gets its name by one rename. */
+/* A new checkpoint is written to its own folder under a name that no reader uses, and gets its final name by one
+ * rename. */
 
 #define ARI_CHECKPOINT_CONFIG "config.json"
 #define ARI_CHECKPOINT_WEIGHTS "model.safetensors"
@@ -25,16 +26,16 @@ typedef struct ari_checkpoint_folder {
  *  Errors: AR_ERR_IO, AR_ERR_ARG (`fresh`), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_checkpoint_folder_open(ari_checkpoint_folder *f, const char *path, bool fresh);
 void ari_checkpoint_folder_close(ari_checkpoint_folder *f);
-/** Begins a checkpoint: *out becomes the path of the empty folder to write its files to, to be freed. Errors:
- *  AR_ERR_IO (also: there is a checkpoint of the step with files of somebody else in it), AR_ERR_MEMORY. */
+/** Begins a checkpoint. *out is the path of the empty folder for its files, to be released with free(). Errors:
+ *  AR_ERR_IO (also if a checkpoint of the step exists with foreign files in it), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_checkpoint_folder_begin(ari_checkpoint_folder *f, char **out, uint64_t step);
 /** Syncs the new folder, gives it its name (instead of one of the same step) and lets `latest` name it. On an error
  *  everything is as it was before begin. Errors: AR_ERR_IO. */
 AR_NODISCARD ar_status ari_checkpoint_folder_publish(ari_checkpoint_folder *f, uint64_t step);
 /** Removes what begin has begun. */
 void ari_checkpoint_folder_abandon(ari_checkpoint_folder *f);
-/** Removes checkpoints older than `step` until `keep_count` are left, that one included; those with files of somebody
- *  else in them, and what cannot be removed, stay. */
+/** Removes checkpoints older than `step` until `keep_count` are left, including that of `step`. Checkpoints with
+ *  foreign files, or that cannot be removed, stay. */
 void ari_checkpoint_folder_keep(ari_checkpoint_folder *f, uint64_t step, size_t keep_count);
 
 /** "step-00000057". */
@@ -50,8 +51,8 @@ AR_NODISCARD ar_status ari_checkpoint_check(const ar_checkpoint *c, ar_param *co
                                             bool is_complete);
 /** False: of a model without one. */
 bool ari_checkpoint_has_config(const ar_checkpoint *c);
-/** Checks that every tensor is a parameter of this model, or its state. For the ranks of a pipeline, none of which
- *  knows all of them. Errors: AR_ERR_FORMAT (names one that is not), AR_ERR_MEMORY. */
+/** Checks that every tensor is a parameter of this model or its state. It serves the ranks of a pipeline, none of which
+ *  knows all parameters. Errors: AR_ERR_FORMAT (names one that is not), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_checkpoint_check_names(const ar_checkpoint *c, const ar_config *config);
 
 /* --- training.json ------------------------------------------------------------------------------------------------ */

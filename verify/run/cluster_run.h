@@ -18,14 +18,14 @@ typedef struct ari_cluster_options {
     const ar_batch *batch;                                 /* [max(steps, 1)], global */
     const float *(*weights)(void *, const char *, size_t); /* as in ari_model_set; NULL: fresh */
     void *weights_user;
-    uint64_t attempt;               /* which of several runs alike this is, from 0 */
+    uint64_t attempt;               /* number of this run among equal runs, from 0 */
     bool forward_only;              /* neither a DDP object nor an optimizer */
     bool faulty;                    /* of a dry run: with the fault of `run` */
     bool dry;                       /* on a device without contents: parameters get no values, and `tap` hears zeros */
     const ari_known_routes *routes; /* of a dry run; NULL: experts get equally many rows */
-    ar_tap_fn tap;                  /* NULL: nobody listens */
+    ar_tap_fn tap;                  /* NULL: no listener */
     void **tap_user;                /* [world] */
-    ar_rank_memory *memory;         /* [world], written where the run succeeds; NULL: not asked for */
+    ar_rank_memory *memory;         /* [world], written if the run succeeds; NULL: not requested */
     const ar_module_case *module;   /* trained instead of config's model; its batches are `batch`. NULL: that model */
     struct ari_ledger *ledger;      /* record of a dry run: operations and collectives; NULL: not asked for */
     bool each_alone;                /* of a module: no DDP object without zero, each gradient is summed on its own */
@@ -59,17 +59,17 @@ AR_NODISCARD ar_status ari_cluster_run(ari_cluster_result *result, const ari_clu
 
 typedef struct ari_dry_memory {
     ar_rank_memory rank;
-    size_t stored[ARI_USES]; /* of what is stored; the rest is units' */
-    uint64_t bytes;          /* that it sends, all steps together */
+    size_t stored[ARI_USES]; /* of the stored values; the rest belongs to units */
+    uint64_t bytes;          /* bytes that it sends, in all steps together */
     ari_routed routed;
 } ari_dry_memory;
 
-/** The memory of one rank, by one step of it on nothing, or of a module and where routes are known all of them: no rank
- *  runs, no weight is drawn, no value is computed, and no memory of the model's size is taken. The fault is not
- *  looked at, unless o->faulty.
- *  Where o->dry is set already, o->tap listens to it; else to the run alone.
- *  like: whose operands and blocks are counted; NULL: the CPU device's. Errors: those of a rank that runs, but for what
- *  its values say. */
+/** Computes the memory of one rank by a dry run of one step, or of all steps for a module and if routes are known: no
+ *  rank runs, no weight is drawn, no value is computed, and no memory of the model's size is allocated. The fault is
+ *  ignored unless o->faulty is set.
+ *  If o->dry is set already, o->tap listens to the dry run, otherwise only to the real run.
+ *  like: device whose operands and blocks are counted; NULL: the CPU device. Errors: those of a running rank, except
+ *  those that depend on values. */
 AR_NODISCARD ar_status ari_cluster_dry(ari_dry_memory *m, const ari_cluster_options *o, int rank,
                                        const ar_device *like);
 
@@ -82,7 +82,7 @@ typedef struct ari_trainer {
     ar_param **params; /* [n], all of it, in the order of their first use */
     size_t n;
     ar_ddp *ddp;             /* NULL: forward only */
-    ar_optimizer *optimizer; /* NULL: none */
+    ar_optimizer *optimizer; /* NULL: no optimizer */
     ar_train_options step;   /* of ar_train_step */
 } ari_trainer;
 
@@ -99,7 +99,7 @@ AR_NODISCARD ar_status ari_trainer_step(ar_train_result *result, ari_trainer *t,
 
 /** Errors: AR_ERR_ARG (a case without name, build or batch). */
 AR_NODISCARD ar_status ari_module_case_check(const ar_module_case *c);
-/** The batches of all n steps. Release the result with free(). Errors: the case's, AR_ERR_ARG. */
+/** Returns the batches of all n steps. Release *out with free(). Errors: those of the case, AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_module_batches(ar_batch **out, const ar_module_case *c, size_t n);
 /** Builds the module and the loss of a case, and gives the parameters their first values. On error both
  *  are NULL. */
@@ -113,7 +113,7 @@ AR_NODISCARD ar_status ari_module_look(const ar_module_case *c, const ar_run *ru
 /* A module may be used twice in one forward pass, and then reports under one name twice: the second report of a value
  * with the same place is passed on as "name (use 2)"; the micro-batches of a rank have other places. */
 typedef struct ari_use_names {
-    ar_tap_fn tap; /* who listened before; NULL: nobody */
+    ar_tap_fn tap; /* previous listener; NULL: none */
     void *tap_user;
     struct ari_use_name *names; /* [count], of the step under way */
     size_t count, capacity;

@@ -7,10 +7,10 @@
 
 AR_BEGIN_DECLS
 
-/** Opens a token file; path NULL: the bundled text (bytes). Release the result with ari_data_close. Errors: AR_ERR_IO;
- *  AR_ERR_DATA (empty, or a size that is no multiple of the tokens'); AR_ERR_FORMAT (safetensors: malformed, without
- *  the tensor, or with one of another type or shape; jsonl: a line that is no such object, which is named); AR_ERR_ARG
- *  (a name that does not tell the format); AR_ERR_MEMORY. Threads: open data may be read by many. */
+/** Opens a token file; path NULL: the bundled text (bytes). Release it with ar_data_close. Errors: AR_ERR_IO;
+ *  AR_ERR_DATA (empty, or a size that is not a multiple of the tokens'); AR_ERR_FORMAT (safetensors: malformed, or
+ *  without the tensor in its type and shape; jsonl: the message names the malformed line); AR_ERR_ARG (the format
+ *  cannot be derived from the name); AR_ERR_MEMORY. Threads: many threads may read open data. */
 AR_NODISCARD ar_status ari_data_open(ar_data **out, const char *path, ar_data_format format);
 /** Accepts NULL. */
 void ari_data_close(ar_data *d);
@@ -24,29 +24,30 @@ size_t ari_data_tokens(const ar_data *d);
 size_t ari_data_rows(const ar_data *d);
 /** Documents of which the data itself tells: the lines of JSON, else the rows. */
 size_t ari_data_documents(const ar_data *d);
-/** True if one of them begins at this token. token < ari_data_tokens(d). */
+/** Returns true if a document begins at this token. token < ari_data_tokens(d). */
 bool ari_data_document_begins(const ar_data *d, size_t token);
 /** SHA-256 of the file's bytes (of a safetensors file: all of it), lower-case hexadecimal; what sha256sum prints.
  *  Reads the whole file. Errors: AR_ERR_MEMORY, AR_ERR_INTERNAL, AR_ERR_IO. */
 AR_NODISCARD ar_status ari_data_hash(const ar_data *d, char hex[65]);
-/** Tokens [start, start + count), row after row. Errors: AR_ERR_ARG (beyond the end), AR_ERR_IO (also where the file
+/** Reads tokens [start, start + count), row after row. Errors: AR_ERR_ARG (beyond the end), AR_ERR_IO (also if the file
  *  has become shorter). */
 AR_NODISCARD ar_status ari_data_read(const ar_data *d, int64_t *out, size_t start, size_t count);
 /** Checks that every token is in [0, vocab). Errors: AR_ERR_DATA, naming the first that is not, its position, and the
  *  smallest vocabulary that has them all; AR_ERR_IO. */
 AR_NODISCARD ar_status ari_data_check_vocab(const ar_data *d, size_t vocab);
-/** Borrows the data until ari_loader_destroy; copies the options. Gives. Errors: AR_ERR_ARG, AR_ERR_DATA (a token
- *  outside the vocabulary; rows shorter than one window; packed data of one document without a separator),
- *  AR_ERR_UNSUPPORTED (more than 2^32 windows), AR_ERR_OVERFLOW, AR_ERR_MEMORY. Threads: a loader belongs to one; make
- *  one for each rank. */
+/** Creates a loader. Borrows the data until ari_loader_destroy; copies the options. Errors: AR_ERR_ARG, AR_ERR_DATA (a
+ *  token outside the vocabulary; rows shorter than one window; packed data of one document without a separator),
+ *  AR_ERR_UNSUPPORTED (more than 2^32 windows), AR_ERR_OVERFLOW, AR_ERR_MEMORY. Threads: a loader belongs to one
+ *  thread; create one for each rank. */
 AR_NODISCARD ar_status ari_loader_create(ar_loader **out, const ar_data *d, const ar_loader_options *o);
 /** Accepts NULL. */
 void ari_loader_destroy(ar_loader *l);
 /** Windows of an epoch. */
 size_t ari_loader_windows(const ar_loader *l);
-/** The global batch of a step (host): input_ids of [batch, seq], labels NULL (the ids themselves), no masks; packed:
- *  documents. Its arrays are the loader's, valid until the next call. Any step costs the same: one shuffle where it
- *  lies in another epoch than the last call's. Errors: AR_ERR_ARG (step 0), AR_ERR_OVERFLOW (beyond epoch 2^32). */
+/** Returns the global batch of a step in host memory: input_ids [batch, seq], labels NULL (the ids themselves), no
+ *  masks; with documents if packed. The loader owns its arrays, which are valid until the next call. Every step costs
+ *  the same: one shuffle if it is in a different epoch than the previous call's. Errors: AR_ERR_ARG (step 0),
+ *  AR_ERR_OVERFLOW (beyond epoch 2^32). */
 AR_NODISCARD ar_status ari_loader_batch(ar_loader *l, ar_batch *out, uint64_t step);
 /** Which windows these samples are: out[batch]. Errors: as ari_loader_batch. */
 AR_NODISCARD ar_status ari_loader_samples(ar_loader *l, size_t *out, uint64_t step);

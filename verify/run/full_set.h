@@ -11,18 +11,18 @@
  *  own boxes, at the same time as others. */
 typedef struct ari_full_tensor {
     char name[160];
-    bool state; /* an optimizer's; else a parameter, or what is gathered */
+    bool state; /* state of an optimizer; otherwise a parameter or a gathered value */
     int ndim;
     size_t shape[AR_MAX_DIMS];
     size_t count;
     float *values;         /* [count] */
-    atomic_ushort *writer; /* [count] the rank that wrote an element, plus 1; 0: none has */
+    atomic_ushort *writer; /* [count] rank that wrote an element, plus 1; 0: none yet */
     atomic_bool clash;     /* two ranks wrote the same element, or one beyond the end: the fields below say which */
     size_t clash_at;
     int clash_ranks[2];
 } ari_full_tensor;
 
-/** Ranks of a world that a writer's number can tell. */
+/** Largest number of ranks that a writer's number can represent. */
 #define ARI_FULL_MAX_RANKS 65534
 
 /** Values are zero until a rank writes them. Errors: AR_ERR_ARG (the name is too long), AR_ERR_OVERFLOW, AR_ERR_MEMORY.
@@ -42,8 +42,9 @@ ar_st_tensor ari_full_tensor_entry(const ari_full_tensor *t);
  * ranks of a world share one set. */
 typedef struct ari_full_set ari_full_set;
 
-/** Gives; ari_full_set_destroy, once no rank uses it any more. p: ranks are processes, each with a set of its own, and
- *  process 0's is filled; borrowed. NULL: ranks are threads, which share one. Errors: AR_ERR_MEMORY. */
+/** Creates a set of full tensors. Release it with ari_full_set_destroy once no rank uses it. p: ranks are processes,
+ *  each with its own set, and process 0's is filled; borrowed. NULL: ranks are threads that share one set. Errors:
+ *  AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_full_set_create(ari_full_set **out, ar_process *p);
 /** Accepts NULL. */
 void ari_full_set_destroy(ari_full_set *s);
@@ -53,8 +54,8 @@ void ari_full_set_destroy(ari_full_set *s);
  *  AR_ERR_INTERNAL (parts that do not make a whole), AR_ERR_ARG (the world), what a barrier gives. */
 AR_NODISCARD ar_status ari_full_set_take(ari_full_set *s, ar_ctx *ctx, ar_param *const *params, size_t n,
                                          ar_optimizer *optimizer);
-/** The ranks agree: AR_OK where all said so, else status and message of the lowest that did not. Collective, as
- *  above. */
+/** Agrees on a status: AR_OK if all ranks passed it, otherwise status and message of the lowest rank that did not.
+ *  Collective like the functions above. */
 AR_NODISCARD ar_status ari_full_set_agree(ari_full_set *s, ar_ctx *ctx, ar_status local_status);
 /** The parameters (state false) or the state (true) by name, as something to write or to hash. For rank 0 between take
  *  and the next agreement, or for anybody once no rank runs. The array is to be freed. Errors: AR_ERR_MEMORY. */

@@ -5,9 +5,10 @@
 
 /* Ranks as processes: what threads of one process would find in each other's memory goes to process 0. */
 
-/** Runs fn(world, d, arg) as this process's rank. d: a device as `which` says; NCCL: on the GPU of this process's local
- *  number. An error of fn reaches every other process. threads: as ar_device_create. Errors: fn's; AR_ERR_UNSUPPORTED
- *  (NCCL without CUDA ranks, MPI with them), AR_ERR_ARG (no GPU for this process), those of device and communicator. */
+/** Runs fn(world, d, arg) as this process's rank. d: a device as `which` says; with NCCL on the GPU of this process's
+ *  local number. An error of fn reaches every other process. threads: as in ar_device_create. Errors: those of fn;
+ *  AR_ERR_UNSUPPORTED (NCCL without CUDA ranks, MPI with them), AR_ERR_ARG (no GPU for this process), those of device
+ *  and communicator. */
 AR_NODISCARD ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int threads,
                                        ar_status (*fn)(ar_comm *world, ar_device *d, void *arg), void *arg);
 
@@ -17,13 +18,14 @@ AR_NODISCARD ar_status ari_process_run_threads(int ranks, const ar_process_optio
                                                int threads, ar_status (*fn)(ar_comm *world, ar_device *d, void *arg),
                                                void *arg);
 
-/** Ends the run of all processes with what this rank fails with: before it destroys communicators, which would wait for
- *  the others. Returns the first error of any rank, in the same words on all processes, with the table of ranks. */
+/** Ends the run of all processes with this rank's error. Call it before destroying communicators, which would wait for
+ *  other ranks. Returns the first error of any rank, in equal words on all processes, with the table of ranks. */
 ar_status ari_process_fail(ar_comm *world, ar_status local_status);
 /** For a process that cannot continue in the middle of a collective of the host: ends all of them. Returns st, with its
  *  message. */
 ar_status ari_process_give_up(ar_process *p, ar_status st);
-/** All processes agree: AR_OK where all said so, else status and message of the lowest that did not. */
+/** Agrees on a status among processes: AR_OK if all passed it, otherwise status and message of the lowest process that
+ *  did not. */
 AR_NODISCARD ar_status ari_process_agree(ar_process *p, ar_status local_status);
 
 /* Bytes that grow, to be gathered, and a reader of them. */

@@ -19,10 +19,9 @@ bool ari_run_by_nccl(const ar_run *r, int ranks);
 AR_NODISCARD ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const ar_run *r);
 /** The part of ar_run_check that needs no model: of training. name: the model's, or a module's. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_training(const ar_run *r, const char *name);
-/** The part of ar_run_check that is about what the loss adds to that of the targets. Errors: AR_ERR_ARG. */
+/** Checks the part of ar_run_check that concerns losses in addition to the targets' loss. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_loss(const ar_run *r, const ar_config *c);
-/** Refuses a sequence of one token to train a language model on: its loss would be that of no target. Errors:
- *  AR_ERR_ARG. */
+/** Refuses to train a language model on sequences of one token, whose loss would have no target. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_targets(const ar_run *r, const ar_config *c);
 /** Refuses a sequence of `seq` tokens that has no positions in the model, or rotary angles of 2^20 and more, for which
  *  sine and cosine are not defined (numerics.md): the baseline would compute NaN and every rank stop. Only a
@@ -33,23 +32,22 @@ AR_NODISCARD ar_status ari_run_check_positions(const ar_config *c, size_t seq);
 AR_NODISCARD ar_status ari_run_check_declared(const ar_run *r, const ar_config *c);
 /** What somebody may not expect of tensors of a long sequence; NULL: nothing. Static storage. */
 const char *ari_scores_note(size_t seq, ar_numerics numerics);
-/** Refuses low precision where the numerics are exact. Errors: AR_ERR_ARG. */
+/** Refuses low precision in exact numerics. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_numerics(const ar_run *r);
 
 /* --- weights ------------------------------------------------------------------------------------------------------ */
 /* A model folder's weights as fp32, checked against its config. */
 typedef struct ari_weights ari_weights;
 
-/** Reads model.safetensors or its shards. *out = NULL with AR_OK where the folder has no weights, or `folder` is a
- *  config file. Errors: those of the files; AR_ERR_NOT_FOUND (a parameter missing), AR_ERR_SHAPE, AR_ERR_DTYPE,
- *  AR_ERR_DATA (NaN or infinity, with its index, or a head of other bits than the embedding that it is tied to),
- *  AR_ERR_FORMAT (a tensor the model does not have); each names the tensor. AR_ERR_FORMAT too where the folder has
- *  weights in files that are not read: they are named. */
+/** Reads model.safetensors or its shards. *out = NULL with AR_OK if the folder has no weights, or `folder` is a config
+ *  file. Errors, each with the tensor's name: those of the files; AR_ERR_NOT_FOUND (a missing parameter), AR_ERR_SHAPE,
+ *  AR_ERR_DTYPE, AR_ERR_DATA (NaN or infinity with its index, or a tied head with bits other than the embedding's),
+ *  AR_ERR_FORMAT (a tensor that the model does not have, or weights in files of other formats, which are named). */
 AR_NODISCARD ar_status ari_weights_load(ari_weights **out, const ar_config *c, const char *folder);
 void ari_weights_destroy(ari_weights *w);
 /** Whether there are any to read. Errors: those of the files. */
 AR_NODISCARD ar_status ari_weights_exist(bool *exists, const char *folder);
-/** By Hugging Face name; NULL if there is none of `count` elements. user: an ari_weights. */
+/** Finds a weight by Hugging Face name; NULL if there is none with `count` elements. user: an ari_weights. */
 const float *ari_weights_find(void *user, const char *name, size_t count);
 
 /* --- the order of samples ----------------------------------------------------------------------------------------- */

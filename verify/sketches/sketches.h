@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Compares two runs of which at least one is kept as sketches. A dump is sketched as it is read. */
+/* Comparison of two runs of which at least one is stored as sketches. A dump is sketched while it is read. */
 #pragma once
 
 #include <jansson.h>
@@ -21,14 +21,14 @@ typedef struct ari_sketched {
     const ar_dump_tensor *dumped;   /* NULL: its run is kept as sketches */
     const ar_sketch *sketch;        /* NULL: it cannot be compared */
     const char *unjudged;           /* why it cannot be compared; "": it can be */
-    const char *left_out;           /* the same, where the run itself reports it; "": it does not */
+    const char *left_out;           /* the reason if the run says so; "": it does not */
     bool incomplete;                /* not all ranks have a record of its step */
     const ar_sketch_copies *copies; /* [differing_parts] copies that differ from the first one of their part */
     size_t differing_parts;
-    int differing;                    /* the first rank whose copy differs; -1: none */
-    size_t tiny;                      /* of a gradient: elements that may be rounding alone */
+    int differing;                    /* first rank whose copy differs; -1: none */
+    size_t tiny;                      /* for a gradient: elements that may be only rounding */
     uint32_t samples[2];              /* digests of the step's samples: in their order, and in any; 0: not known */
-    const struct ari_sketch_row *row; /* of the reference's tensors: the row that has been judged; NULL: none */
+    const struct ari_sketch_row *row; /* for a tensor of the reference: the judged row; NULL: none */
 } ari_sketched;
 
 /* What a rule allows of a difference. */
@@ -47,10 +47,10 @@ typedef struct ari_sketch_row {
     ari_order_key key;
     ar_verify_state state;
     const char *unjudged;     /* why nothing can be said; "": it can */
-    bool left_out, reordered; /* not compared: a run says that it cannot be, or has its samples in another order */
+    bool left_out, reordered; /* not compared: a run says that it cannot be, or its samples are in a different order */
     bool lost_gradient;       /* only one run has this gradient, though both train the parameter */
-    int differing;            /* a rank whose copy differs from the first, of OTHER if it has one; -1: none */
-    const ar_sketch_copies *copies; /* two that differ by more than the rule; NULL: none do */
+    int differing;            /* rank whose copy differs from the first, of OTHER if it has one; -1: none */
+    const ar_sketch_copies *copies; /* two copies that differ by more than the rule; NULL: none */
     ar_sketch_difference copies_d;  /* the difference of these two */
     ar_sketch_difference d;         /* of tensors of one shape */
     ari_sketch_allowance allowed;
@@ -58,7 +58,7 @@ typedef struct ari_sketch_row {
     ari_sketched *side[2];          /* NULL: that run has no such tensor */
 } ari_sketch_row;
 
-/* Steps that one run alone has. */
+/* Steps that only one run has. */
 typedef struct ari_step_list {
     int *step; /* [count], ascending */
     size_t count;
@@ -71,12 +71,12 @@ typedef struct ari_sketch_report {
     size_t left_out;                      /* rows that a run says cannot be compared, or whose samples are reordered */
     size_t reordered;                     /* of these: activations of samples that come in another order */
     size_t common_steps;
-    ari_step_list alone[2];      /* steps that the reference, the other run alone has */
+    ari_step_list alone[2];      /* steps that only the reference has, and that only the other run has */
     ari_step_list incomplete[2]; /* steps at a run's end that not all of its ranks have recorded: not compared */
     size_t renamed;              /* tensors matched without wrappers' components */
     char wrappers[2][ARI_WRAPPERS_TEXT];
-    size_t skipped[2]; /* tensors of common steps that one run alone has, and that are no difference */
-    size_t first_row;  /* the row to begin with: a lost gradient, else the first that differs; rows: none */
+    size_t skipped[2]; /* tensors of common steps that only one run has and that are not a difference */
+    size_t first_row;  /* first row to print: a lost gradient, otherwise the first that differs; number of rows: none */
     ari_arena arena;
     ar_sketch_run *run[2]; /* NULL: a dump */
     ar_dump *dump[2];      /* NULL: sketches */
@@ -98,14 +98,14 @@ json_t *ari_sketch_report_json(const ari_sketch_report *r, const ar_verify_optio
 
 /* --- sketches of a dump (dumped.c) -------------------------------------------------------------------------------- */
 
-/** Sketches a dump's tensor: the first copy of each part, summand by summand, and copies that differ. The report
- *  keeps the sketches. Errors: those of reading. */
+/** Sketches a dump's tensor: the first copy of each part, summand by summand, and copies that differ. The report owns
+ *  the sketches. Errors: those of reading. */
 AR_NODISCARD ar_status ari_dump_sketch(ari_sketched *out, ari_sketch_report *r, const ar_dump_tensor *t);
 
 /* --- judging two sketches (judge.c) ------------------------------------------------------------------------------- */
 
-/** Judges two sketches of one shape by what `allowed` lets an element differ by, and sets its `norm`. *differ: a
- *  difference is certain. *why: nothing can be said, for this reason; else "". */
+/** Judges two sketches of one shape by how much `allowed` lets an element differ, and sets its `norm`. *differ: a
+ *  difference is certain. *why: the reason why nothing can be said; else "". */
 void ari_sketch_judge(bool *differ, const char **why, ari_sketch_allowance *allowed, const ar_sketch *a,
                       const ar_sketch *b, const ar_sketch_difference *d);
 /** True if the best factor between two tensors is off by more than rounding explains, as verify judges it of dumps
@@ -119,12 +119,12 @@ typedef struct ari_sketch_update {
     const ar_sketch *before[2], *after[2]; /* of the reference, of the other run */
     const ar_sketch *gradient;             /* the reference's */
     const ar_sketch_difference *gradients; /* the difference of the two runs' gradients */
-    size_t tiny;                           /* elements of the gradient that may be rounding alone */
+    size_t tiny;                           /* elements of the gradient that may be only rounding */
     double largest_gradient;               /* root mean square of the step's largest gradient */
 } ari_sketch_update;
 /** Adds to `allowed` how far new weights may be off because an optimizer divides by the size of gradients that differ
  *  by rounding (sketches.md, "Weights after Adam"). Errors: AR_ERR_SHAPE. */
 AR_NODISCARD ar_status ari_sketch_excuse(ari_sketch_allowance *allowed, const ari_sketch_update *update);
-/** True if more of an update is off by a whole step than its gradient explains: blocks in which one run's weights
- *  stayed where they were, say. */
+/** Returns true if more of an update is off by a full step than its gradient explains, for example blocks in which one
+ *  run's weights did not change. */
 bool ari_sketch_update_is_lost(const ari_sketch_allowance *allowed, const ari_sketch_update *update);

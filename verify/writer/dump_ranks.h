@@ -14,23 +14,23 @@
 /** "FOLDER/NAME". Errors: AR_ERR_ARG (too long). */
 AR_NODISCARD ar_status ari_folder_path(char *path, size_t cap, const char *folder, const char *name);
 
-/** Refuses a folder that holds anything but the files of an earlier dump of ranks. One that is not there is fine.
- *  Errors: AR_ERR_IO (names what is in the way). */
+/** Refuses a folder that holds anything other than the files of an earlier dump of ranks. A missing folder is accepted.
+ *  Errors: AR_ERR_IO (names the obstacle). */
 AR_NODISCARD ar_status ari_dump_folder_check(const char *folder);
 /** Removes the files of an earlier dump of ranks. *exists: whether the folder is. Errors: as above. */
 AR_NODISCARD ar_status ari_dump_folder_clear(bool *exists, const char *folder);
 /** And the folder; one that is not there is fine. Errors: as above. */
 AR_NODISCARD ar_status ari_dump_folder_remove(const char *folder);
 
-/* A check's folder: a file of the reference, one of what it may differ by, and a folder of ranks for each layout. */
+/* Folder of a check: a file of the reference, a file of allowances, and a folder of ranks for each layout. */
 #define ARI_DUMP_REFERENCE "reference.safetensors"
 #define ARI_DUMP_ALLOWED "allowed.safetensors"
 /* Beside any of them, what the run was (dump_model.c). */
 #define ARI_DUMP_MODEL "model.json"
-/** Refuses a folder that holds anything but an earlier check's dump, and a disk without room for about so many bytes
- *  where no dump is yet. A folder that is not there is fine. Errors: AR_ERR_IO. */
+/** Refuses a folder that holds anything other than an earlier check's dump, and a disk without about `bytes` bytes of
+ *  space if there is no dump yet. A missing folder is accepted. Errors: AR_ERR_IO. */
 AR_NODISCARD ar_status ari_dump_check_folder_check(const char *folder, size_t bytes);
-/** Makes it, and removes what an earlier check left in it. Errors: as above. */
+/** Creates the folder, and removes the files of an earlier check. Errors: those of ari_dump_check_folder_check. */
 AR_NODISCARD ar_status ari_dump_check_folder_clear(const char *folder);
 
 /* --- ranks -------------------------------------------------------------------------------------------------------- */
@@ -49,9 +49,9 @@ void ari_dump_ranks_fini(ari_dump_ranks *d);
 /** Forgets what was reported. */
 void ari_dump_ranks_clear(ari_dump_ranks *d);
 
-/* A rank that goes through its samples in micro-batches reports a tensor once for each: parts of one tensor, of which
- * neighbouring rows become one. Where new rows stand: directly after those there are in every box, directly before
- * them, or neither. */
+/* Position of new rows relative to the recorded ones: in every box directly after them, directly before them, or
+ * neither. A rank that runs micro-batches reports a tensor once for each; these are parts of one tensor whose adjacent
+ * rows are merged. */
 typedef enum ari_side { ARI_APART, ARI_AFTER, ARI_BEFORE } ari_side;
 /** True if both are parts of the same copy of one tensor, of at least one dimension. */
 bool ari_same_tensor(const ar_layout *a, const ar_layout *b);
@@ -91,8 +91,8 @@ AR_NODISCARD ar_status ari_dump_model_write(const char *folder, const ar_config 
 /** True if a dump has written this file. */
 bool ari_dump_model_is(const char *path);
 
-/** Boundaries of the documents of every row of these batches as JSON: "[[0,5,14],[0,14]]". NULL if the first has none.
- *  Release the result with free(). Errors: AR_ERR_MEMORY. */
+/** Returns the boundaries of the documents in every row of these batches as JSON: "[[0,5,14],[0,14]]"; NULL if the
+ *  first row has none. Release *out with free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_documents_text(char **out, const ar_batch *batch, size_t batches);
 
 /** Writes all ranks' files, and model.json, to a folder beside, which then takes the place of `folder`: a folder never
@@ -100,8 +100,8 @@ AR_NODISCARD ar_status ari_documents_text(char **out, const ar_batch *batch, siz
  *  gone. */
 AR_NODISCARD ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char *folder, const ari_dump_facts *f);
 
-/** The text of ANYRANK_PLACEMENT for a file of full tensors: names in execution order. Release the result with free().
- *  Errors: AR_ERR_MEMORY. */
+/** Returns the text of ANYRANK_PLACEMENT for a file of full tensors: names in execution order. Release *out with
+ *  free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_dump_order_text(char **out, const char **names, size_t n);
-/** Writes the reference's tensors as one file, in execution order. Errors: those of ari_st_write. */
+/** Writes the reference's tensors as one file in execution order. Errors: those of ari_st_write. */
 AR_NODISCARD ar_status ari_dump_reference_write(const ari_reference *r, const char *path, const ari_dump_facts *f);
