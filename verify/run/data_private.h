@@ -7,7 +7,7 @@
 
 AR_BEGIN_DECLS
 
-/** Opens a token file; path NULL: the bundled text (bytes). Release it with ar_data_close. Errors: AR_ERR_IO;
+/** Opens a token file; path NULL: the bundled text (bytes). Release it with ari_data_close. Errors: AR_ERR_IO;
  *  AR_ERR_DATA (empty, or a size that is not a multiple of the tokens'); AR_ERR_FORMAT (safetensors: malformed, or
  *  without the tensor in its type and shape; jsonl: the message names the malformed line); AR_ERR_ARG (the format
  *  cannot be derived from the name); AR_ERR_MEMORY. Threads: many threads may read open data. */

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""anyrank compare: options, templates, working folders; and whole runs of small scripts where torch is there."""
+"""anyrank compare: options, templates, working folders; and whole runs of small scripts where torch is there, with the
+commands of compare.md."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from anyrank.compare import main
 from anyrank.compare.options import arguments_for, parse
 from anyrank.compare.runs import mirror
 
+PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs/guide/compare.md"
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 TRAIN = """
 import argparse, os
@@ -132,6 +135,11 @@ class TestRuns(unittest.TestCase):
         return status, out.getvalue(), err.getvalue()
 
     def test_a_correct_script_is_the_same_on_two_ranks(self) -> None:
+        if PAGE.exists():
+            commands = re.findall(r"```sh\nanyrank compare (.*)\n```", PAGE.read_text(encoding="utf-8"))
+            self.assertEqual(commands, ["-- train.py --batch 8", "-- train.py --batch {8//ranks}"])
+        status, out, err = self.compare("--", "train.py", "--batch", "8")
+        self.assertEqual(status, 0, out + err)
         status, out, err = self.compare("--json", "result.json", "--", "train.py", "--batch", "{8//ranks}")
         self.assertEqual(status, 0, out + err)
         result = json.loads((self.folder / "result.json").read_text(encoding="utf-8"))
@@ -186,8 +194,9 @@ class TestRuns(unittest.TestCase):
 
     def test_ctrl_c_ends_all_processes(self) -> None:
         self.script.write_text("import torch, time\ntime.sleep(77)\n", encoding="utf-8")
-        process = subprocess.Popen([sys.executable, "-m", "anyrank.compare", "--", "train.py"], stderr=subprocess.PIPE,
-                                   text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "anyrank.compare", "--", "train.py"], stderr=subprocess.PIPE, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
         for line in typing.cast(typing.IO[str], process.stderr):
             if "starting" in line:
                 break
