@@ -150,12 +150,12 @@ typedef struct comparison {
     ar_device_choice device[RUNS];
     char folder[500];     /* that the dumps are in */
     char dump[RUNS][600]; /* "FOLDER/cuda" */
-    bool temporary;       /* nobody named the folder */
+    bool temporary;       /* the folder is not named by the user */
     ar_grads_result reference;
     ar_verify_report *report; /* NULL: not compared */
     ari_verify_cause cause;
     bool differ;      /* or cannot be judged */
-    bool keeps_files; /* temporary files stay: they differ, and the user is told where they are */
+    bool keeps_files; /* keep the temporary files: the results differ, and the message names the folder */
 } comparison;
 
 static int remove_entry(const char *path, const struct stat *status, int kind, struct FTW *place)
@@ -204,7 +204,7 @@ static void remove_earlier(const char *dump)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         char path[700];
         snprintf(path, sizeof path, "%s/%s.safetensors", dump, names[i]);
-        (void)remove(path); /* mostly there is none */
+        (void)remove(path); /* usually there is none */
     }
 }
 

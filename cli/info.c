@@ -18,7 +18,8 @@ static const double GIB = 1024.0 * 1024.0 * 1024.0;
 enum { GPUS_SHOWN = 64, DESCRIPTION_BYTES = 400 };
 
 typedef struct accelerators {
-    char cuda[DESCRIPTION_BYTES], nccl[DESCRIPTION_BYTES], mpi[DESCRIPTION_BYTES]; /* versions, or why there is none */
+    char cuda[DESCRIPTION_BYTES], nccl[DESCRIPTION_BYTES], mpi[DESCRIPTION_BYTES]; /* versions, or why the library is
+                                                                                      missing */
     bool has_nccl, has_mpi;
     int gpus;
     ar_gpu_info gpu[GPUS_SHOWN];

@@ -131,12 +131,12 @@ static void *whole_command(void *user)
     return NULL;
 }
 
-/* The command has a thread of its own, because the first one's stack is as small as `ulimit -s` makes it. */
+/* Runs the command on a thread of its own, because the main thread's stack is only as large as `ulimit -s` allows. */
 int main(int argc, char **argv)
 {
     ari_threads_sleep(argv);
     ari_memory_return_large();
-    /* A reader that closes early (`| head`) ends the command quietly, also where the parent ignores the signal. */
+    /* A reader that closes early (`| head`) ends the command quietly, even if the parent ignores the signal. */
     signal(SIGPIPE, SIG_DFL);
     signal(SIGXFSZ, SIG_IGN); /* a file that grows past `ulimit -f` is an error with a name, as on a full disk */
     command_line command = {argc, argv, ARI_EXIT_MACHINE};

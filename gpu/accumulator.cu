@@ -38,8 +38,8 @@ ar_status add_apart(ar_device *d, ar_queue *q, const Sums &sums, const term_rows
 
 /* --- row r to row row_of[r] --------------------------------------------------------------------------------------- */
 
-/* Rows that meet in one row are added in their order by the block of the first of them; the others' blocks have nothing
- * to do. A launch looks for such rows among ROWS_AT_ONCE. */
+/* Rows added to the same row are added in order by the block of the first of them; the blocks of the others do nothing.
+ * A launch looks for such rows among ROWS_AT_ONCE. */
 constexpr size_t ROWS_AT_ONCE = 1024, COLUMNS_AT_ONCE = 1024;
 
 template <class Sums, class T>
@@ -106,7 +106,7 @@ template <class T> ar_status add_all(ar_device *d, ar_queue *q, const ar_row_sum
 
 /* --- slots -------------------------------------------------------------------------------------------------------- */
 
-/* Without row_of: where a row of the terms goes past the accumulator. What row_of says is seen by the kernel. */
+/* Without row_of: checks that no row of the terms is beyond the accumulator. The kernel checks the rows in row_of. */
 static ar_status check_rows(const ar_tensor *terms, size_t rows_in_acc)
 {
     const size_t rows = terms->shape[0];

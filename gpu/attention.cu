@@ -67,7 +67,8 @@ static ari_score_rows rows_of_block(const ar_scores *b, const ar_mask *m)
     return ari_score_rows_of(b, m, dev<int32_t>(m->visible), dev<uint8_t>(m->padding), dev<float>(m->additive));
 }
 
-/* True if a row sees key j of those in its range; and, for the block's columns, its range and the keys seen. */
+/* Returns true if a row sees key j in its range. The other function returns, for the block's columns, the range and the
+ * visible keys. */
 ARI_ON_GPU inline bool shows(const ari_score_row &r, size_t j)
 {
     return (!r.additive || r.additive[j] != -INFINITY) && (!r.padding || r.padding[j]);
@@ -84,7 +85,8 @@ ARI_ON_GPU inline float score_of(const ari_score_row &r, float value, size_t j, 
     return r.additive ? ari_add32(scaled, r.additive[j]) : scaled;
 }
 
-/* write(N, key) for all columns of a block's row, where it sees one of the N; zero(N, key) elsewhere. */
+/* Calls write(N, key) for the columns of a block's row of which it sees one of the N, and zero(N, key) for the
+ * others. */
 template <class F, class Z>
 ARI_ON_GPU void each_column(const block &thread_block, const ari_score_row &r, size_t columns, bool wide, F write,
                             Z zero)
@@ -112,7 +114,8 @@ ARI_ON_GPU inline int32_t largest_score(const block &thread_block, const ari_sco
     });
 }
 
-/* probs may be scores: until the sums are known only a value's own thread writes its place, and reads it no more. */
+/* probs may be the same memory as scores: until the sums are known only a value's own thread writes its element and no
+ * longer reads it. */
 ar_status softmax_forward(ar_device *d, ar_queue *q, ar_buf probs, ar_cbuf scores, ar_cbuf sinks, ar_buf max,
                           ar_buf sum, bool known, float scale, const ar_scores *score_shape, const ar_mask *mask)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One thread the elements of 16 bytes, or one element; the definitions are those of ref/numerics and ref/core/half.h.
- * Each thread reads what it needs before it writes, so that outputs may be inputs. */
+/* Element-wise kernels: a thread computes the elements of 16 bytes, or one element, by the definitions of ref/numerics
+ * and ref/core/half.h. Each thread reads before it writes, so outputs may be inputs. */
 #include "gpu/sums.h"
 #include "gpu/vectors.h"
 #include "ref/core/float_bits.h"
@@ -126,7 +126,7 @@ ARI_FOR_DTYPES(gated_forward, y, (y, gate, up, act), const ar_tensor *y, const a
     });
 }
 
-/* The backward pass at one place; the biases' sums add what is stored. */
+/* Backward pass at one element; the biases' sums add the stored values. */
 template <class T> struct gated_gradient {
     ar_activation act;
     strided_rows<T> dgate, dup;

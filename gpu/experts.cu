@@ -145,7 +145,7 @@ ARI_FOR_DTYPES(route, z, (p, expert, weight, lse, z, host_rule), ar_buf p, ar_bu
         const T *x = logits + b.index * n;
         float *row = rows + b.index * n, *w = weights + b.index * k;
         int32_t *chosen = experts + b.index * k;
-        /* The first by which none can be chosen, as -1 - its number, of which the largest is the first. */
+        /* The first index that makes a choice impossible, as -1 - index, so that the first is the largest. */
         const int32_t lost = b.max(n, [&](size_t j) {
             const float c = score_of(x, rule.bias, j);
             return (rule.bias ? ari_route_is_lost(c) : c != c) ? -1 - static_cast<int32_t>(j) : INT32_MIN;

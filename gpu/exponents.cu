@@ -10,8 +10,8 @@ namespace ARI_GPU
 namespace
 {
 
-const size_t PART = 8192;   /* elements of a group that a block looks at, where they lie side by side */
-const size_t GROUPS = 32;   /* groups that a block looks at, where they lie side by side: 128 bytes */
+const size_t PART = 8192;   /* elements of a group that a block reads if they are contiguous */
+const size_t GROUPS = 32;   /* groups that a block reads if they are contiguous: 128 bytes */
 const size_t SPLIT = 8;     /* runs of elements of each such group */
 const size_t STRETCH = 256; /* elements of each such group */
 

@@ -113,7 +113,7 @@ struct chunk {
     size_t first_col, fours; /* the first column; the last four may end after the line */
 };
 
-/* kernel(b, chunk), for every chunk of lines of so many columns. */
+/* Calls kernel(b, chunk) for every chunk of columns of the lines. */
 template <class F> struct chunks_of {
     F kernel;
     size_t cols;

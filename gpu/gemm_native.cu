@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The native contraction: a library's product of fp32, TF32 or bf16 numbers with sums in fp32. What the library cannot
- * read where it lies is copied. */
+/* Native contraction: a library's product of fp32, TF32 or bf16 numbers with fp32 sums. Operands that the library
+ * cannot read in place are copied. */
 #include "gpu/blas.h"
 #include "gpu/kernels.h"
 #include "ref/core/size.h"
@@ -13,7 +13,7 @@ namespace
 
 const size_t CHUNK = 4096; /* elements of a line that a block of threads narrows */
 
-/* An operand as the library takes it: matrices by two steps, of which a call follows one. */
+/* Operand in the library's form: matrices with two strides, one of which a call uses. */
 struct operand {
     ar_buf data;
     size_t batch[2];
@@ -26,7 +26,7 @@ struct operand {
     }
 };
 
-/* True if rows of n elements are contiguous, `line` apart. *ld: their stride, at least n. */
+/* Returns true if rows of n elements are contiguous and `line` apart. *ld: their stride, at least n. */
 bool lies_in_lines(size_t *ld, size_t lines, size_t n, ptrdiff_t line, ptrdiff_t along)
 {
     if ((n > 1 && along != 1) || (lines > 1 && line < static_cast<ptrdiff_t>(n)))
@@ -35,7 +35,7 @@ bool lies_in_lines(size_t *ld, size_t lines, size_t n, ptrdiff_t line, ptrdiff_t
     return true;
 }
 
-/* The operand that a tensor is, where the library can read it. */
+/* Returns a tensor as an operand if the library can read it in place. */
 bool lies_ready(operand *o, const ar_tensor *t)
 {
     const view<const float> v = view_of<const float>(t);
@@ -114,7 +114,7 @@ ar_status bring(ar_device *d, ar_queue *q, operand *o, scratch *memory, const ar
     return AR_OK;
 }
 
-/* The matrices of an operand from number `first_matrix` on, `step` apart. */
+/* Returns an operand's matrices from `first_matrix` on, `step` apart. */
 blas_matrix matrices_of(const operand &o, size_t first_matrix, size_t step, size_t bytes)
 {
     return {ar_buf_at(o.data, o.matrix(first_matrix) * bytes), o.ld, step, o.transposed};
@@ -177,7 +177,7 @@ ar_status gemm_f32(ar_device *d, ar_queue *q, const ar_tensor *c, const ar_tenso
     ar_tensor copied;
     AR_TRY(bring(d, q, &oa, &of_a, a, operands));
     AR_TRY(bring(d, q, &ob, &of_b, b, operands));
-    /* The library rounds what bf16 numbers make alone. */
+    /* The library rounds only results of bf16 operands. */
     const ar_dtype type = c->dtype == AR_BF16 && operands == AR_PRECISION_BF16 ? AR_BF16 : AR_F32;
     const bool ready = c->dtype == type && lies_ready(&oc, c);
     if (!ready) {

@@ -68,7 +68,7 @@ static void look_below(search *s, const char *base, const char *below)
         ari_say(&s->list, "%s%s", s->list.used ? ", " : "", base);
 }
 
-/* The same, where a variable that is not set is no place. */
+/* Looks below a place that a variable names; an unset variable is not a place. */
 static void look_in(search *s, const char *place, const char *below)
 {
     char name[32], base[PATH_MAX];
@@ -98,7 +98,7 @@ static bool cut_to_prefix(char *path)
     return path[0] != '\0';
 }
 
-/* The packages of the python3 that the shell would start, and of the one that it is a link to. */
+/* Looks in the packages of the python3 that the shell would start, and of the one that it links to. */
 static void look_in_python(search *s)
 {
     const char *path = getenv("PATH");

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Updates of the weights, and the norm of the gradients; the definitions are those of ref/numerics/optimizer.h. */
+/* Updates of the weights, and the norm of the gradients, as ref/numerics/optimizer.h defines them. */
 #include "gpu/vectors.h"
 #include "ref/numerics/optimizer.h"
 
@@ -47,13 +47,13 @@ ARI_FOR_DTYPES(scale, y, (y, x, factor), const ar_tensor *y, const ar_tensor *x,
                [=] ARI_ON_GPU(float value, float) { return ari_clipped(value, factor); });
 }
 
-/* An element of the weights, of its master copy where there is one, of the moments that the kind has. */
+/* Element of the weights, of the master copy if there is one, and of the moments that the kind has. */
 template <class W, class G> struct optimizer_element {
     ari_optimizer_constants k;
     W *weight;
     float *master, *first_moment, *second_moment;
     const G *gradient;
-    /* One: its moments where it has them, else anything. */
+    /* Updates one element; moments that it lacks may be anything. */
     ARI_ON_GPU float updated(float w, float value, float *m, float *v, float g) const
     {
         if (ari_bits32(ari_f32_of_bf16(ari_bf16_of_f32(value))) != ari_bits32(w))

@@ -16,8 +16,9 @@ namespace
  * Karatsuba's sums of two, 4*64*64*131071 = 128*128*131071 < 2^31. */
 const size_t TERMS = 131056;
 
-/* From so many terms on 10 products beat 16: six fewer of k terms an element of the result, against three more sums of
- * 4 bytes written and read, at some 200 int8 multiply-adds a byte of memory's, and more bytes of the operands. */
+/* From this number of terms on, 10 products are faster than 16: they save six products of k terms per element of the
+ * result, and cost three more sums of 4 bytes written and read (about 200 int8 multiply-adds per byte of memory
+ * traffic) and more operand bytes. */
 const size_t TERMS_FOR_TEN = 512;
 
 const size_t ROWS = 32, COLS = 128; /* of a tile */
@@ -59,7 +60,7 @@ ARI_ON_GPU four<uint32_t> digits_of_four(const four<int32_t> &q)
     return w;
 }
 
-/* Gives out(run, words) every run of an operand, from those of the four digits. */
+/* Calls out(run, words) for every run of an operand, made from the runs of the four digits. */
 template <bool TEN, class W, class F> ARI_ON_GPU void each_run(const W (&digit)[4], bool is_left, F out)
 {
     for (size_t i = 0; i < 4; i++)
@@ -75,9 +76,9 @@ template <bool TEN, class W, class F> ARI_ON_GPU void each_run(const W (&digit)[
     out(9, high);
 }
 
-/* A tile of one matrix: ROWS rows of COLS terms, read along whichever dimension lies side by side, and written along
- * the terms. Rows and columns are those of the packed operand; what lies outside the source but inside [row_at,
- * row_end) and [k_at, k_end) is padding. */
+/* Tile of one matrix: ROWS rows of COLS terms, read along the contiguous dimension and written along the terms. Rows
+ * and columns are those of the packed operand; elements outside the source but inside [row_at, row_end) and [k_at,
+ * k_end) are padding. */
 template <bool TEN, class T> struct pack_tile {
     view<const T> x;
     const int32_t *c, *e; /* [matrices, cols of x] or NULL, [matrices, rows] */
@@ -87,8 +88,8 @@ template <bool TEN, class T> struct pack_tile {
     size_t row_at, row_end, k_at, k_end;
     uint32_t down, across;
 
-    /* Four elements of a matrix of the source, from row `row` and term `k` on along its terms or rows; 0 where there is
-     * none. Before the first term k has wrapped around. */
+    /* Returns four quantised elements of a source matrix from row `row` and term `k` on, along its terms or rows; 0
+     * outside. Before the first term k has wrapped around. */
     ARI_ON_GPU four<int32_t> quantised(const T *matrix, size_t matrix_index, size_t row, size_t k,
                                        bool along_terms) const
     {

@@ -19,7 +19,7 @@ ARI_ON_GPU inline void store_value(float *dst, bf16 x)
     *dst = load(x);
 }
 
-/* The dimension along which neighbours lie closest: the smallest stride that is not 0 among those of more than one
+/* Returns the dimension with the closest elements: the smallest non-zero stride among dimensions of more than one
  * element; -1: none. */
 template <class T> int densest(const view<T> &v)
 {

@@ -88,7 +88,7 @@ static void print_one(const char *fault)
            ari_bugs_case_text(text, sizeof text, &fault_case));
 }
 
-/* A list of fault `fault`; NULL: of all. Gives. */
+/* Lists fault `fault`, or all if NULL, as JSON that the caller owns. */
 static json_t *json_list(const char *fault)
 {
     json_t *list = json_array();
@@ -114,7 +114,7 @@ static ar_status end(json_t *faults, const char *result, const ari_common *commo
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
 
-/* A case without a fault, shared by all faults whose case is alike. */
+/* Case without a fault, shared by all faults with an equal case. */
 typedef struct clean_run {
     ari_fault_case fault_case;
     ar_check_result result;
@@ -126,7 +126,7 @@ typedef struct session {
     const ari_common *common;
     ari_fault_bases bases;
     bool curves;
-    clean_run *clean; /* [n], of which the first `count` hold something */
+    clean_run *clean; /* [n], of which the first `count` are filled */
     size_t count;
 } session;
 

@@ -31,7 +31,7 @@ static const char *of_one_run(const ari_check_values *v)
     return v->watch.trace ? "trace" : v->net_fault ? "net-fault" : NULL;
 }
 
-/* Refuses options that contradict each other, and where ranks are processes what only the simulated cluster has. */
+/* Refuses options that contradict each other, and with ranks as processes the options of the simulated cluster. */
 static ar_status check_values(const ari_check_values *v)
 {
     ari_run_values r = v->r;
@@ -41,7 +41,7 @@ static ar_status check_values(const ari_check_values *v)
             "--sweep %d takes all layouts, --tp, --dp, --cp, --sp, --zero and --micro-batches name one: give one of "
             "both",
             v->sweep);
-    if (v->sweep > 0) /* is for those of its layouts that have sequence parallelism */
+    if (v->sweep > 0) /* sp applies to those of its layouts that support it */
         r.run.parallel.overlap = 0;
     AR_TRY(ari_layout_check(&r));
     return ari_transport_check(&v->transport, v->o.dump                       ? "dump"
@@ -100,7 +100,7 @@ static ar_status parse_schedule(uint64_t *first_seed, uint64_t *count, const ari
     return AR_OK;
 }
 
-/* Completes what does not depend on the model: what was not given, and what is told in words. Errors: AR_ERR_ARG. */
+/* Completes values that do not depend on the model: defaults and values given as words. Errors: AR_ERR_ARG. */
 static ar_status complete_values(ari_check_values *v)
 {
     const ar_mlp_order order = v->r.run.plan.mlp_order;
@@ -122,7 +122,7 @@ static ar_status complete_values(ari_check_values *v)
     return AR_OK;
 }
 
-/* Refuses what a run of a module, which shows this fault, has not. */
+/* Refuses options that a run of a module, which shows this fault, does not have. */
 static ar_status check_for_module(const ari_check_values *v)
 {
     ari_check_values complete = *v;
@@ -143,7 +143,7 @@ static ar_status check_for_module(const ari_check_values *v)
                         v->r.run.fault, option);
 }
 
-/* Refuses what is about one run where `models` and layouts make several. After take_case. */
+/* Refuses options for a single run if `models` and layouts make several. Call it after take_case. */
 static ar_status check_for_runs(const ari_check_values *v, size_t models)
 {
     const char *option = of_one_run(v);
@@ -199,7 +199,7 @@ static void complete_sweep(ar_parallel *p, size_t n, const ar_parallel *requeste
     }
 }
 
-/* Refuses a fault that can matter in none of the layouts. */
+/* Refuses a fault that matters in none of the layouts. */
 static ar_status check_fault(const ar_check_options *o, const ar_config *c, const char *folder)
 {
     bool read = false;
@@ -287,7 +287,7 @@ static ar_status dump_folder(char *path, size_t cap, const ari_check_values *v, 
 enum { COLLECTIVES = 100 };
 #define LONGEST_NS UINT64_C(100000000)
 
-/* The transport's fault that a text names, as ari_sim_fault_describe writes it; or "seed:N": one drawn for so many
+/* Parses the transport's fault in the form of ari_sim_fault_describe, or "seed:N", which draws one for `ranks`
  * ranks. */
 static ar_status parse_net_fault(ar_sim_fault *f, const char *text, int ranks)
 {
@@ -359,7 +359,8 @@ static ar_status write_record(const ari_watch *watch, const ari_checked *c, bool
     return AR_OK;
 }
 
-/* A fault that nobody could have seen is no proof: needs say less than the numbers that a run has. */
+/* Refuses a fault that changed nothing, because it proves nothing: the requirements of a fault are weaker than the
+ * run's numbers. */
 static ar_status check_changed(const ari_check_values *v, const ari_checked *checked, size_t n)
 {
     const char *fault = v->r.run.fault;
@@ -409,8 +410,8 @@ static ar_status add_tensor(void *user, const char *tensor, const char *pass, in
     return AR_OK;
 }
 
-/* `--list-tensors` of a model: prints the tensors that a check of these options compares at each step, in the order of
- * execution; to NULL: prints nothing. Gives the same as JSON. */
+/* Runs `--list-tensors` for a model: prints the tensors that a check with these options compares at each step, in
+ * execution order; out NULL: prints nothing. Returns the same as JSON. */
 static ar_status list_tensors(json_t **result, FILE *out, const ar_check_options *o)
 {
     static const ari_column columns[] = {{"name", ARI_LEFT}, {"pass", ARI_LEFT}, {"shape", ARI_LEFT}};
@@ -486,7 +487,7 @@ ar_status ari_command_check(void *values, int *exit_code)
     AR_TRY(check_values(v));
     run->fault = v->r.inject;
     AR_TRY(ari_fault_known(run->fault));
-    v->o.strict_predictions = v->o.strict_predictions || v->r.inject; /* some faults show in the bytes alone */
+    v->o.strict_predictions = v->o.strict_predictions || v->r.inject; /* some faults show only in the bytes */
     if (v->r.inject && !run->model && !ari_layout_given(&v->r) && v->sweep == 0) {
         if (ari_fault_case_of(run->fault).module)
             return run_module(v, exit_code);

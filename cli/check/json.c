@@ -58,7 +58,7 @@ static json_t *json_memory(const ar_rank_memory *m)
     return o;
 }
 
-/* One a step; none of a run that ended in an error before it had any. */
+/* Returns the loss of each step; an empty list for a run that ended with an error before its first loss. */
 static json_t *json_loss(const ar_check_report *r, const float *loss)
 {
     return ari_json_floats(loss, loss ? (size_t)ari_at_least_one(r->steps) : 0);

@@ -59,7 +59,8 @@ ari_option_list ari_options_of(const ari_args_spec *spec)
     return l;
 }
 
-/* By name, or by letter if that is not 0; l->n: none. A subcommand's own option hides a common one. */
+/* Finds an option by name, or by letter if that is not 0; l->n: not found. A subcommand's own option hides a common
+ * one. */
 static size_t find_option(const ari_option_list *l, const char *name, size_t length, char letter)
 {
     size_t i = 0;
@@ -71,7 +72,8 @@ static size_t find_option(const ari_option_list *l, const char *name, size_t len
     return i;
 }
 
-/* The nearest name: one that the word begins, else the one at the smallest edit distance; NULL if none is near. */
+/* Returns the nearest name: one that begins with the word, else the one at the smallest edit distance; NULL if none is
+ * near. */
 static const char *nearest_option(const ari_option_list *l, const char *word)
 {
     const char *names[ARI_OPT_MOST];
@@ -124,7 +126,7 @@ static ar_status set_flag(const ari_option *o, bool *field, const char *value, a
     return AR_OK;
 }
 
-/* Takes the option at argv[*i], and its value where it is the next argument. is_set: which have been. */
+/* Parses the option at argv[*i], and its value if that is the next argument. is_set: options that have been given. */
 static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l, bool is_set[ARI_OPT_MOST], int argc,
                              char *const *argv, int *i, void *values, ari_args_action *action)
 {
@@ -149,7 +151,7 @@ static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l
     if (value == NULL && o->otherwise != NULL && !looks_like_number(next_arg)) {
         value = o->otherwise;
     } else if (value == NULL) {
-        /* A negative number is a value; another option is none. */
+        /* A negative number is a value; another option is not. */
         if (next_arg == NULL || (next_arg[0] == '-' && next_arg[1] == '-')) {
             char right[ARI_OPT_TEXT];
             ari_option_kind_of(o)->describe(o, right, sizeof right);
@@ -268,7 +270,7 @@ void ari_print_wrapped(FILE *out, const char *text, int column)
     fputc('\n', out);
 }
 
-/* "-q, --quiet", "--tp N", "--numerics exact|native", of many choices the first ones. Gives its length. */
+/* Writes "-q, --quiet", "--tp N" or "--numerics exact|native", of many choices the first ones. Returns the length. */
 static int option_label(const ari_option *o, size_t choices, char *text, size_t size)
 {
     int n =
@@ -350,7 +352,7 @@ static bool same_section(const char *a, const char *b)
     return a == b || (a && b && strcmp(a, b) == 0);
 }
 
-/* Each section once, where its first option stands; the options of every subcommand last. */
+/* Prints each section once, at the position of its first option; common options come last. */
 static void print_sections(FILE *out, const ari_option_list *l)
 {
     static const char rest[] = "common";

@@ -151,7 +151,7 @@ bool ari_layout_given(const ari_run_values *v)
     return ari_split_given(v) || (recompute != AR_RECOMPUTE_NONE && (unsigned)recompute < AR_RECOMPUTES);
 }
 
-/* An accepted name; the CPU if none was given. */
+/* Returns the device of an accepted name; the CPU if none was given. */
 static ar_device_choice device_of(const ari_run_values *v)
 {
     ar_device_choice c = {0};
@@ -171,7 +171,7 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common)
     p->micro_batches = ari_at_least_one(p->micro_batches);
     p->overlap = ari_at_least_one(p->overlap);
     p->recompute.every = ari_at_least_one(p->recompute.every);
-    if ((unsigned)p->schedule >= AR_PP_SCHEDULES) /* not given, as what is recomputed */
+    if ((unsigned)p->schedule >= AR_PP_SCHEDULES) /* not given, like the value for recomputation */
         p->schedule = AR_PP_1F1B;
     if ((unsigned)p->recompute.part >= AR_RECOMPUTES)
         p->recompute.part = AR_RECOMPUTE_NONE;

@@ -30,7 +30,7 @@ const ari_option ari_pipeline_options[] = {
 };
 #undef ARI_VALUES
 
-/* The schedule of that name; AR_PP_SCHEDULES: none. */
+/* Returns the schedule with that name; AR_PP_SCHEDULES: none. */
 static ar_pp_schedule named(const char *text)
 {
     return text ? (ar_pp_schedule)ari_word_of(text, ari_pp_schedule_names, AR_PP_SCHEDULES) : (ar_pp_schedule)0;

@@ -171,7 +171,7 @@ ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_sp
         *o = ar_optimizer_defaults(kind);
     AR_TRY(ari_args_again(spec, values));
     AR_TRY(check_given(&original, o->kind, o->schedule));
-    o->total_steps = v->run.steps > 0 ? v->run.steps : 1; /* none is taken, and they are still to be right ones */
+    o->total_steps = v->run.steps > 0 ? v->run.steps : 1; /* no step is made, but the options must still be valid */
     o->min_lr = o->schedule == AR_SCHEDULE_COSINE ? o->min_lr : 0.0;
     if (v->betas)
         AR_TRY(parse_betas(&o->beta1, &o->beta2, v->betas));

@@ -20,7 +20,7 @@
 
 /* For a silent process: the original descriptor of its errors, and the one that keeps them; -1: not silent. */
 static int errors_fd = -1, kept_fd = -1;
-/* True if the others know its failure, or it has printed it itself. */
+/* True if the other processes know the failure, or this process has printed it. */
 static bool joined;
 static bool failed_to_join;
 
@@ -40,7 +40,7 @@ const ari_option ari_transport_options[] = {
 };
 #undef ARI_VALUES
 
-/* This process's rank, as Open MPI, MPICH and Slurm's PMI, torchrun and srun tell it; NULL: none has started it. */
+/* Returns this process's rank as set by Open MPI, the PMI of MPICH and Slurm, torchrun or srun; NULL: no launcher. */
 static const char *launched_rank(void)
 {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK", "SLURM_PROCID"};
@@ -65,10 +65,10 @@ static bool is_another(void)
 
 /* --- watching over the launcher ----------------------------------------------------------------------------------- */
 
-/* A library that keeps the timeout itself says more; and none begins in no time. */
+/* A library that enforces the timeout itself reports more, and starting takes some time. */
 static const double least_seconds = 10, more_seconds = 2;
 
-/* Ends a process whose peers never come: the descriptor for the message (negative: none), and the exit status. */
+/* For a process whose peers never come: the descriptor for the message (negative: none), and the exit status. */
 static int late_fd, late_exit_code;
 static char late_words[192];
 
@@ -299,7 +299,7 @@ void ari_transport_json(json_t *o, const ar_run *run, int world)
 
 /* --- silence ------------------------------------------------------------------------------------------------------ */
 
-/* The transport of processes that the arguments name, whether or not there is one of that name; NULL: none. */
+/* Returns the transport of processes that the arguments name, even if it does not exist; NULL: none. */
 static const char *named_transport(int argc, char *const *argv)
 {
     static const char name[] = "--transport";
@@ -321,8 +321,8 @@ void ari_transport_prepare(int argc, char *const *argv)
 {
     if (!named_transport(argc, argv))
         return;
-    /* Otherwise a kernel is loaded at its first launch, which may wait for the GPU, where NCCL's kernels wait for other
-     * ranks: and those, for this one. */
+    /* Otherwise a kernel is loaded at its first launch, which may wait for the GPU while NCCL's kernels wait for other
+     * ranks, and those ranks wait for this one. */
     (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     if (!is_another())
         return;

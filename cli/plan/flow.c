@@ -25,7 +25,7 @@ static const char *const pass_names[FLOW_PASSES] = {"start", "forward", "backwar
 typedef struct flow_row {
     const ari_ledger_operation *op;
     const ari_lint_placed *placed;
-    size_t first_layer, layers; /* layers 0: it is in none */
+    size_t first_layer, layers; /* layers 0: in no layer */
     size_t repeats;             /* such operations: broadcasts of as many experts */
 } flow_row;
 
@@ -54,7 +54,7 @@ static void flow_fini(flow *f)
 
 /* --- recording ---------------------------------------------------------------------------------------------------- */
 
-/* The step of the first micro-batch alone: the others do the same. */
+/* Keeps only the step of the first micro-batch: the others are equal. */
 static void take_first(ar_run *r)
 {
     ar_parallel *p = &r->parallel;
@@ -168,7 +168,7 @@ static double sent_bytes(const ari_ledger_call *c)
     return c->kind == ARI_SEND ? group_bytes(c) : group_bytes(c) / (double)c->ranks;
 }
 
-/* The place of a module's layer in its name: the first number between dots. SIZE_MAX: there is none. */
+/* Returns the position of a layer's number in a module's name, the first number between dots. SIZE_MAX: none. */
 static size_t layer_at(const char *name, size_t *offset, size_t *digits)
 {
     const size_t layer = ari_lint_layer(name);
@@ -307,8 +307,8 @@ static bool same_rows(const flow *f, const flow_row *a, const flow_row *b)
            same_types(f, x->outputs, a->placed->output_types, b->placed->output_types) && same_names(f, a, b);
 }
 
-/* Rows [*before, first_row) and [first_row, rows) are two layers' ones, next to each other: if they are the same, the
- * first stand for both. */
+/* Merges the rows [*before, first_row) and [first_row, rows) of two consecutive layers: if they are equal, the first
+ * ones stand for both. */
 static void end_layer(flow *f, size_t *before, size_t *first_row)
 {
     const size_t n = f->rows - *first_row;
@@ -337,7 +337,8 @@ static void add_total(flow *f, const ari_ledger_operation *op)
         t->bytes += sent_bytes(call_of(f, op, i));
 }
 
-/* True of a row of the table: of the first micro-batch; reports and updates of single parameters are none. */
+/* Returns true for a row of the table: an operation of the first micro-batch, other than reports and updates of single
+ * parameters. */
 static bool is_shown(const ari_ledger_operation *op, size_t sample)
 {
     const bool silent = op->kind == ARI_LEDGER_REPORT || op->kind == ARI_LEDGER_UPDATE;
@@ -408,7 +409,7 @@ static int shown_shape(size_t out[AR_MAX_DIMS], const ari_ledger_value *v)
     return 3;
 }
 
-/* "S(1)"; "V" of what belongs to each rank's own experts. */
+/* Writes a placement, such as "S(1)"; "V" for values of each rank's own experts. */
 static const char *placement_text(char out[AR_PLACEMENT_TEXT], ar_placement p)
 {
     if (p.kind == AR_SHARD && p.dim == ARI_LINT_BY_EXPERT)
@@ -465,7 +466,7 @@ static ari_lint_type type_of(const flow *f, const ari_ledger_param *p)
     return type;
 }
 
-/* Parameters of one name: of so many experts. */
+/* Returns the number of experts that share a parameter's name. */
 static size_t experts_of(const flow *f, const flow_row *row)
 {
     char name[2][TITLE];
@@ -642,7 +643,7 @@ static ar_status print_rows(FILE *out, const flow *f, bool markdown)
 
 /* --- JSON --------------------------------------------------------------------------------------------------------- */
 
-/* By axis; null where it is not known. */
+/* Returns the placement by axis; null if it is unknown. */
 static json_t *placement_json(const ari_lint_type *type, bool is_known)
 {
     json_t *o = is_known ? json_object() : json_null();

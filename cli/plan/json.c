@@ -101,7 +101,7 @@ static json_t *moved_json(const ari_traffic *traffic)
     return rows;
 }
 
-/* Seconds of kinds; of ep where there are experts. */
+/* Returns the seconds of each kind, including ep if the model has experts. */
 static json_t *time_json(const ari_time *t, const ar_config *config)
 {
     json_t *o =

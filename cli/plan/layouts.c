@@ -90,7 +90,7 @@ static ar_status count_ranks(ari_plan_request *a)
     return AR_OK;
 }
 
-/* The search for what is asked: extents, stages and forms that are given are fixed. */
+/* Sets up the requested search: given extents, stages and forms are fixed. */
 static void fix_given(ari_search *s, const ari_plan_values *v)
 {
     const ar_parallel *p = &v->r.run.parallel;
@@ -102,7 +102,7 @@ static void fix_given(ari_search *s, const ari_plan_values *v)
     s->every = v->show_all;
 }
 
-/* A sequence a GPU where no batch is given. */
+/* Begins a request. Without a batch there is one sequence per GPU. */
 static ar_status begin_request(ari_plan_request *a, const ari_plan_values *v)
 {
     ar_run *run = &a->search.base.step.run;
@@ -137,7 +137,7 @@ static ar_status begin_request(ari_plan_request *a, const ari_plan_values *v)
 
 /* --- a layout in depth -------------------------------------------------------------------------------------------- */
 
-/* The layout that the options give; where they do not say, one sample a micro-batch. */
+/* Returns the layout of the options. By default a micro-batch has one sample. */
 static ari_choice resolve_choice(const ari_plan_request *a)
 {
     const ar_run *run = &a->search.base.step.run;

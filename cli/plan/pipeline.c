@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* `anyrank plan --pipeline`: the schedule of a layout as a picture of text, its bubble, and what is in flight. */
+/* `anyrank plan --pipeline`: a layout's schedule drawn as text, its bubble, and the micro-batches in flight. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,7 +77,7 @@ static ar_status shown_init(shown *s, const ar_parallel *p, const ar_config *c)
 
 /* --- text --------------------------------------------------------------------------------------------------------- */
 
-/* "F3", where ranks have several stages "5F3". */
+/* Writes "F3", or "5F3" if ranks have several stages. */
 static int label(char text[LABEL], const shown *s, const ar_pp_operation *o)
 {
     const bool several = s->shape.stages > s->shape.ranks;
@@ -224,7 +224,7 @@ static ar_status show(const ari_plan_values *v, shown *s, const ari_step_case *c
     return v->common.json ? ari_json_end(as_json(s, c), &v->common) : AR_OK;
 }
 
-/* The layout's step, with a sample for each micro-batch where no batch is given. */
+/* Reads the layout's step. Without a batch each micro-batch has one sample. */
 static ar_status step_of(ari_step_case *c, ar_config *config, const ari_run_values *r, const ari_common *common)
 {
     const ar_parallel *p = &c->run.parallel;

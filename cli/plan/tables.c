@@ -18,7 +18,7 @@ static ar_status can_have(bool *can, const ari_plan_request *a, int tp)
     return *can || ari_is_verdict(st) ? AR_OK : st;
 }
 
-/* tp alone, of a step whose layout is not given. */
+/* Returns a layout with only tp, for a step without a given layout. */
 static ari_choice choice_of(const ari_plan_request *a, int tp, bool sp, ar_recompute recompute)
 {
     ari_choice c = ari_choice_of(&a->search.base.step.run.parallel);
@@ -35,7 +35,8 @@ static double states(const ari_memory *m)
            m->bytes[ARI_MEMORY_OPTIMIZER];
 }
 
-/* Bytes of activations; -1: there is no such layout, as where tp does not divide the sequence. */
+/* Estimates the bytes of activations; -1: the layout is impossible, for example because tp does not divide the
+ * sequence. */
 static ar_status estimate_activations(double *bytes, const ari_plan_request *a, int tp, bool sp, ar_recompute recompute)
 {
     const ari_choice c = choice_of(a, tp, sp, recompute);

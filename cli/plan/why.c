@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Why the first layout of a ranking is first, and another one beside it. */
+/* Why the first layout of a ranking is first, next to another layout. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,7 +77,7 @@ static ar_status print_beside(FILE *out, const ari_plan_request *a, const ari_ca
     return ari_table_end(&t, out, 2);
 }
 
-/* The best layout of what --why gives; NULL: none is legal. */
+/* Finds the best layout with the extents of --why; NULL: none is legal. */
 static ar_status find_asked(const ari_candidate **found, const ari_plan_request *a, const ari_ranking *r)
 {
     ari_choice requested;

@@ -104,7 +104,7 @@ json_t *ari_json_text_or_null(const char *text)
     return text && text[0] ? ari_json_text(text) : json_null();
 }
 
-/* Prints a note and appends it to the others. */
+/* Prints a note and appends it to the list. */
 static void add_note(json_t *notes, FILE *out, const char *text)
 {
     if (out)

@@ -48,7 +48,7 @@ void ari_table_row(ari_table *t, const char *format, ...)
     va_end(args);
 }
 
-/* Characters of a text in UTF-8: bytes that continue none. */
+/* Returns the number of UTF-8 characters: bytes that do not continue a character. */
 static int width_of(const char *text)
 {
     int width = 0;

@@ -69,7 +69,7 @@ static ar_status set_plan(ari_train_values *v, ari_estimate *e)
     return fits(e, o, &c);
 }
 
-/* "none", "dynamic", or S. */
+/* Parses "none", "dynamic", or a number S. */
 static ar_status set_scaling(ar_training_options *o, const char *text)
 {
     char *end = NULL;
@@ -113,7 +113,7 @@ static ar_status complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c
     *o = ar_training_defaults();
     if (c)
         ari_training_resume(o, c);
-    if (has_data) /* the checkpoint's format is that of its own data */
+    if (has_data) /* the checkpoint's format belongs to its own data */
         o->data_format = AR_DATA_AUTO;
     if (v->steps > 0)
         o->run.steps = (uint64_t)v->steps;
@@ -259,7 +259,7 @@ static bool stopped(void *user)
 
 /* --- the run ------------------------------------------------------------------------------------------------------ */
 
-/* A file that cannot be written takes none of the rest with it. */
+/* Reports the training. If one file cannot be written, the others still are. */
 static ar_status report_training(const ar_training_report *r, const ari_train_values *v, const ari_watch *watch)
 {
     const ar_training_options *o = &v->o;
@@ -290,7 +290,7 @@ static ar_status verdict(const ar_training_report *r, int *exit_code)
         return ar_error_set(AR_ERR_IO, "the last checkpoint was not written: %s", r->message);
     const int number = atomic_load(&caught_signal);
     if (r->end == AR_TRAINING_STOPPED && number != 0)
-        *exit_code = 128 + number; /* as a shell tells of a process that the signal ended */
+        *exit_code = 128 + number; /* as a shell reports a process that the signal ended */
     return AR_OK;
 }
 

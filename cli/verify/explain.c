@@ -52,7 +52,7 @@ ar_status ari_verify_ask(ari_verify_cause *cause, const ar_verify_report *r, con
     if (!page || cause->answer)
         return AR_OK;
     char failure[sizeof cause->failure];
-    json_object_set_new(request, "explain", json_false()); /* the page alone needs no numpy */
+    json_object_set_new(request, "explain", json_false()); /* the page needs no numpy */
     json_auto_t *written = NULL;
     AR_TRY(ari_explain(&written, failure, sizeof failure, request));
     if (!written || json_object_get(written, "error"))
@@ -61,12 +61,12 @@ ar_status ari_verify_ask(ari_verify_cause *cause, const ar_verify_report *r, con
     return AR_OK;
 }
 
-/* Gives the row of the tensor that is explained what is said of it, in the list of all rows too. */
+/* Copies the explanation of a tensor to its row in the list of all rows. */
 static void set_explained(json_t *report, json_t *first_row, const ar_verify_report *r)
 {
     const json_t *worst = json_object_get(report, "worst");
     const char *tensor = json_string_value(json_object_get(first_row, "tensor"));
-    json_auto_t *row_of_one = ari_verify_row_json(r, tensor); /* which one dump alone may have */
+    json_auto_t *row_of_one = ari_verify_row_json(r, tensor); /* which only one dump may have */
     if (row_of_one)
         json_object_update_missing(first_row, row_of_one);
     json_object_set(report, "first", first_row);

@@ -10,7 +10,7 @@
 
 static const char *const states[] = {"same", "DIFFERENT", "SHAPE", "DTYPE", "MISSING", "UNEXPECTED", "COPIES"};
 
-/* The difference in parts of the reference's size; infinite where that is 0. */
+/* Returns the difference relative to the reference's size; infinite if that is 0. */
 static double share_of(const ari_sketch_row *row)
 {
     return row->d.norm_a > 0.0 ? row->d.norm / row->d.norm_a : row->d.norm > 0.0 ? (double)INFINITY : 0.0;

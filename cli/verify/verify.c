@@ -110,7 +110,7 @@ static ar_status choose_rule(ar_verify_options *o, const verify_values *v)
 
 /* Globs of an option, each of whose values may be a list with commas. */
 typedef struct globs {
-    char *text; /* all values, ended where commas and ends were */
+    char *text; /* all values, with 0 bytes in place of commas */
     const char **glob;
     size_t n;
 } globs;

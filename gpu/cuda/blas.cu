@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Matrix products by cuBLAS. A handle belongs to one stream of one device, as cuBLAS asks for where results are to be
- * the same from run to run; no product adds up with atomics. */
+/* Matrix products by cuBLAS. A handle belongs to one stream of one device, which cuBLAS requires for results that are
+ * equal from run to run; no product uses atomic additions. */
 #include <cublas_v2.h>
 #include <limits.h>
 #include <pthread.h>
@@ -105,7 +105,7 @@ ar_status machine_of(ari_tile_machine *m)
     return AR_OK;
 }
 
-/* The largest batch of one call: what a grid of blocks counts in its third dimension. */
+/* Largest batch of one call: the limit of a grid's third dimension. */
 const size_t BATCH_MAX = 65535;
 
 /* True if cuBLAS has no kernel for a shape: for int8 the documented status and three others. The sticky error that a

@@ -31,7 +31,7 @@ static_assert(static_cast<int>(cudaErrorInsufficientDriver) == ARI_CUDA_INSUFFIC
                   static_cast<int>(cudaErrorNoDevice) == ARI_CUDA_NO_DEVICE,
               "CUDA's numbers");
 
-/* The number of GPUs, or why there is none. */
+/* Counts the GPUs, or returns why there is none. */
 ar_status count(int *n)
 {
     *n = 0;
@@ -46,7 +46,7 @@ ar_status count(int *n)
                          cudaGetErrorString(e),
                          cudaGetErrorName(e),
                          access("/proc/driver/nvidia/version", F_OK) == 0};
-    (void)cudaDriverGetVersion(&m.driver); /* 0 where there is none */
+    (void)cudaDriverGetVersion(&m.driver); /* 0 without a driver */
     return ari_gpu_why_none(&m);
 }
 

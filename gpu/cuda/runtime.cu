@@ -20,8 +20,8 @@ namespace ari_cuda
 namespace
 {
 
-/* A stream of a device. It is destroyed with the device: a queue's end leaves it to the next queue, so that what a
- * library keeps for a stream (gpu/cuda/blas.cu) stays true. */
+/* Stream of a device. It lives as long as the device: a destroyed queue leaves it to the next queue, so that a
+ * library's state for the stream (gpu/cuda/blas.cu) stays valid. */
 struct stream {
     ari_stream base; /* first: an ari_stream of this kind is one of these */
     cudaStream_t handle;
@@ -289,7 +289,7 @@ ar_status alloc(ar_device *d, ar_queue *q, ar_buf *out, size_t bytes)
     return pool_take(cuda_of(d)->memory, &out->ptr, bytes, s, cuda_of(d)->timeout_ns);
 }
 
-/* The host waits for all streams of d. `*any`: one of them. */
+/* Waits on the host for all streams of d. `*any`: one of them. */
 static void wait_for_all(cuda_device *d, cudaStream_t *any)
 {
     pthread_mutex_lock(&d->lock);
@@ -300,7 +300,7 @@ static void wait_for_all(cuda_device *d, cudaStream_t *any)
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Errors are those of work enqueued before; whoever waits for it hears of them. */
+/* Errors belong to work enqueued earlier; the caller that waits for that work gets them. */
 void free(ar_device *d, ar_queue *q, ar_buf b)
 {
     if (!b.ptr || ari_gpu_is_lost() || cudaSetDevice(cuda_of(d)->gpu) != cudaSuccess)
@@ -345,8 +345,7 @@ ar_status zero(ar_device *d, ar_queue *q, ar_buf dst, size_t bytes)
 
 /* --- the device --------------------------------------------------------------------------------------------------- */
 
-/* A sticky error that nobody has waited for is known from here on: cuBLAS and streams are not released on a GPU that is
- * lost. Waits for nothing. */
+/* Looks for a sticky error without waiting: cuBLAS and streams are not released on a lost GPU. */
 static void find_sticky(const cuda_device *d)
 {
     if (choose(d->gpu) != AR_OK)

@@ -21,12 +21,12 @@ const size_t STACK = 512 << 10; /* a kernel's threads have their own */
 } // namespace
 
 struct worker {
-    pthread_mutex_t lock; /* a thread marks what another has it do */
+    pthread_mutex_t lock; /* marks by a thread what another thread does for it */
     fiber *self, *caller;
     char *stack;
     jmp_buf back;
     ar_status (*run)(const void *arg);
-    void *arg; /* its own copy: the caller's memory may be another's while nobody has waited */
+    void *arg; /* own copy: the caller's memory may be reused before anything waits */
     ar_status status;
     char called, done; /* places of order */
 };
@@ -48,7 +48,7 @@ ARI_UNWATCHED void work(void)
     _longjmp(w->back, 1);
 }
 
-/* A function of its own: no variable of it is looked at when _setjmp returns again. */
+/* Separate function, so that none of its variables is read when _setjmp returns the second time. */
 ARI_UNWATCHED __attribute__((noinline)) void enter_stack(worker *w)
 {
     ucontext_t begin;

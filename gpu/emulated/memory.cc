@@ -52,11 +52,11 @@ char *reserve(size_t bytes, int protection)
     void *mapping = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapping == MAP_FAILED)
         return nullptr;
-    (void)madvise(mapping, bytes, MADV_DONTDUMP); /* where it fails, core files are larger */
+    (void)madvise(mapping, bytes, MADV_DONTDUMP); /* if it fails, core files are larger */
     return static_cast<char *>(mapping);
 }
 
-/* More address space than memory, since classes do not lend each other theirs; less where the process may not have so
+/* Maps more address space than memory, because classes do not share theirs; less if the process may not have as
  * much. */
 bool map_both(arena *a)
 {
@@ -83,7 +83,7 @@ void create_arena(void)
         ::free(a);
 }
 
-/* The class of so many lines. *units: rounded up to what the class holds. */
+/* Returns the size class of a number of lines. *units is rounded up to the class's size. */
 size_t class_of(size_t *units)
 {
     size_t power = 0;
@@ -100,15 +100,15 @@ size_t class_of_chunk(const chunk *c)
     return class_of(&units);
 }
 
-/* Lines of a block of so many bytes, with what stands before and behind it. Whether it may exist. */
+/* Computes the lines of a block with its header and guard. Returns whether such a block may exist. */
 bool units_of(size_t *units, size_t bytes)
 {
     *units = bytes / LINE + 1 + (bytes % LINE > 0) + GUARD / LINE;
     return bytes <= memory->limit;
 }
 
-/* Something that is not zero, in every line of small blocks and once in a KiB of large ones: a kernel that reads what
- * nobody has written gives other bits. */
+/* Writes a non-zero pattern, in every line of small blocks and once per KiB of large ones: a kernel that reads
+ * unwritten memory gets other bits. */
 void spoil(void *address, size_t bytes)
 {
     const size_t full_bytes = static_cast<size_t>(1) << 20, step = 1024;
@@ -118,7 +118,7 @@ void spoil(void *address, size_t bytes)
         memset(dst + i, junk, LINE);
 }
 
-/* Gives the pages of free blocks back; the blocks stay. `lock` held. */
+/* Returns the pages of free blocks; the blocks stay. Requires `lock`. */
 void release_pages(arena *a)
 {
     const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -145,7 +145,7 @@ chunk *take_free(arena *a, size_t of_class)
     return h;
 }
 
-/* A block of at least `units`: a free one, a new one, or, where no address space is left, a larger one. `lock` held. */
+/* Finds a block of at least `units`: a free one, a new one, or without address space a larger one. Requires `lock`. */
 chunk *find(arena *a, size_t units, size_t of_class)
 {
     chunk *h = take_free(a, of_class);
@@ -161,7 +161,7 @@ chunk *find(arena *a, size_t units, size_t of_class)
     return h;
 }
 
-/* The guard of a block of so many bytes. */
+/* Checks the guard of a block. */
 ar_status look_at_guard(const chunk *c, size_t bytes)
 {
     const unsigned char *guard = reinterpret_cast<const unsigned char *>(c + 1) + bytes;
@@ -186,7 +186,7 @@ ar_status refuse(const arena *a, size_t bytes, size_t used)
 ar_status take_watched(void **result, size_t bytes)
 {
     void *address = nullptr;
-    /* Not aligned_alloc: the border is to be where the bytes end. */
+    /* Not aligned_alloc, because the guard should begin where the bytes end. */
     if (bytes > memory->limit || posix_memalign(&address, LINE, bytes > 0 ? bytes : 1) != 0)
         return refuse(memory, bytes, __atomic_load_n(&memory->used, __ATOMIC_RELAXED));
     const size_t size = malloc_usable_size(address), used = __atomic_add_fetch(&memory->used, size, __ATOMIC_RELAXED);

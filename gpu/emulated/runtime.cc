@@ -18,7 +18,7 @@ struct emulated_device {
     ar_device base; /* first: an ar_device of this kind is one of these */
     ar_device_ops ops;
     order runs;
-    unsigned threads; /* of a block, where it has several */
+    unsigned threads; /* threads of a block if it has several */
     ari_imma imma;
 };
 
@@ -99,7 +99,7 @@ void free(ar_device *d, ar_queue *q, ar_buf b)
         device_free(d, b.ptr);
 }
 
-/* A copy, of which either side may be the host's; or zeros, where `src` is NULL. */
+/* Copy, of which either side may be in host memory; or zeros if `src` is NULL. */
 struct movement {
     void *dst;
     const void *src;
@@ -146,7 +146,7 @@ void destroy(ar_device *d)
     ::free(d);
 }
 
-/* The number in "threads:N"; 0: it is none. */
+/* Returns N of "threads:N"; 0: another text. */
 static unsigned read_threads(const char *text)
 {
     char *end = nullptr;

@@ -28,7 +28,7 @@ struct alignas(16) task {
     task *next;
     ar_status (*run)(const void *arg); /* NULL: it only waits, or is only a point */
     point *waits_for;                  /* kept; NULL: for nothing */
-    point *completion;                 /* kept; reached when it has run; NULL: none */
+    point *completion;                 /* owned; reached when the task has run; NULL: none */
 
     void *arg() /* what `run` is given, behind the task */
     {
@@ -41,8 +41,8 @@ struct stream {
     stream *next;    /* of the process */
     task *head, **tail;
     chunk *freed;     /* what the tasks are to give back, the newest first */
-    bool early;       /* chosen to run before what is waited for */
-    worker *executor; /* its work, where that is done at once */
+    bool early;       /* chosen to run before it is waited for */
+    worker *executor; /* runs its tasks if these run at once */
 };
 
 struct mark {
@@ -54,7 +54,7 @@ struct mark {
 enum class policy {
     eager,
     late,  /* any, one task at a time */
-    latest /* some go as far as they can; then only what is waited for, and what that waits for */
+    latest /* some streams run as far as they can; then only what is waited for, with its dependencies */
 };
 
 /* Tasks between two looks at all guards: about as many as there are blocks. */
@@ -63,7 +63,7 @@ const size_t LOOK_EVERY = 1000;
 /* One for the process, as one GPU is. */
 struct machine {
     pthread_mutex_t
-        lock;    /* of what comes before `failed`, of the streams, their tasks and points; held while a task runs */
+        lock;    /* guards everything before `failed`, the streams, their tasks and points; held while a task runs */
     policy runs; /* not changed while there are streams */
     uint64_t random;
     stream *streams;
@@ -156,7 +156,7 @@ void append(stream *s, task *t)
     s->tail = &t->next;
 }
 
-/* Behind all that a stream, which does its work at once, has done: for ThreadSanitizer. NULL: nobody asks. */
+/* Returns a point after all work of a stream that runs its tasks at once, for ThreadSanitizer. NULL: not requested. */
 ar_status reached_point(stream *s, point **result)
 {
     if (!ARI_WATCHED)
@@ -237,7 +237,7 @@ void step(stream *s)
     ::free(t);
 }
 
-/* Any stream that can run; NULL: none can. */
+/* Returns any stream that can run; NULL: none. */
 stream *any_that_can_run(bool early)
 {
     stream *chosen = nullptr;
@@ -257,7 +257,7 @@ stream *needed_for(const point *p)
     return s;
 }
 
-/* Some streams run ahead of what is waited for, to their ends or for a few tasks. */
+/* Lets some streams run ahead of what is waited for, to their ends or for a few tasks. */
 void run_ahead(void)
 {
     if (draw(2))
@@ -322,7 +322,7 @@ ar_status stream_wait(ari_stream *s, const ari_mark *m)
     return append_wait(cast_stream(s), reinterpret_cast<const mark *>(m)->position);
 }
 
-/* Guards of blocks that are not freed: so often that it is one for each task. */
+/* Checks guards of allocated blocks, about one for each task. */
 void look_at_guards(void)
 {
     if (ARI_WATCHED || __atomic_load_n(&gpu_state.unchecked_count, __ATOMIC_RELAXED) <
@@ -384,7 +384,7 @@ const ari_stream_ops stream_ops = {stream_mark,  stream_wait,    mark_await, mar
 struct lease {
     void *address;
     size_t bytes;
-    stream *owner; /* that gives it back; NULL: none does */
+    stream *owner; /* stream that frees it; NULL: none */
 };
 
 void unlist(chunk *c, stream *s)
@@ -395,7 +395,7 @@ void unlist(chunk *c, stream *s)
     c->freed_by = nullptr;
 }
 
-/* A block's end, where a stream comes to it. It may have been taken again, by what comes later. */
+/* Frees a block when a stream reaches that task. Later work may have allocated it already. */
 ar_status give_back(const void *arg)
 {
     const lease &b = *static_cast<const lease *>(arg);
@@ -427,7 +427,8 @@ chunk *find_freed(const stream *s, size_t bytes)
     return c;
 }
 
-/* Memory that s is to free or, by chance, another stream, for which s then waits. NULL: none is suitable. */
+/* Returns memory that s, or by chance another stream, will free; s then waits for that stream. NULL: none is
+ * suitable. */
 ar_status take_freed(chunk **result, stream *s, size_t bytes)
 {
     stream *owner = s;
@@ -468,7 +469,7 @@ ar_status stream_alloc(ari_stream *s, void **result, size_t bytes)
     }
     if (arena_take(result, bytes) == AR_OK)
         return AR_OK;
-    run_all(); /* what is to be given back is */
+    run_all(); /* runs everything, so that all pending frees are done */
     return arena_take(result, bytes);
 }
 

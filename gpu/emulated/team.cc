@@ -18,7 +18,7 @@ namespace
 
 const size_t STACK = 128 << 10; /* of a thread; a kernel calls little and has no large arrays */
 
-/* Place where a thread waits. */
+/* Position at which a thread waits. */
 struct position {
     const barrier *sync_point; /* NULL: it has ended */
     size_t n;
@@ -41,7 +41,7 @@ struct stage {
     fiber *calling;
     unsigned arrived;
     bool downwards; /* changes at each barrier */
-    unsigned stray; /* a thread that is not where thread 0 is; 0: none is */
+    unsigned stray; /* a thread that is not at thread 0's position; 0: none */
     /* Places of order: what was before the launch; what each thread did before a barrier, and before the next, so that
      * one that has come to the next already is not taken for ordered. */
     char start, gates[2];
@@ -57,7 +57,7 @@ ARI_UNWATCHED void run_thread(void)
     stage *s = current;
     ordered_after(&s->start);
     s->body(s->arg, &s->base);
-    arrive(s, nullptr, 0); /* nobody resumes a thread that has ended */
+    arrive(s, nullptr, 0); /* a thread that has ended is not resumed */
 }
 
 /* Leaves the calling stack for thread t's. */
@@ -110,7 +110,7 @@ ARI_UNWATCHED void arrive(stage *s, const barrier *sync_point, size_t n)
     ordered_after(gate);
 }
 
-/* A function of its own: no variable of it is looked at when _setjmp returns again. */
+/* Separate function, so that none of its variables is read when _setjmp returns the second time. */
 ARI_UNWATCHED __attribute__((noinline)) void run_all(stage *s)
 {
     current = s;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A table of slots in front of a device's own. It is made from the table's members alone: a slot that is added there is
- * timed too. C++, since a function for each signature is what its templates write. */
+/* Table of slots that wraps a device's own. It is built from the table's members, so a new slot is timed too. It is C++
+ * because templates write a function for each signature. */
 #include "gpu/profile/profile.h"
 
 #include <stdlib.h>
@@ -103,7 +103,7 @@ template <class T> uint64_t bytes_of(const T &)
     return 0;
 }
 
-/* Slot AT, where it enqueues on a queue; any other is as it was. */
+/* Wraps slot AT if it enqueues on a queue; any other slot is unchanged. */
 template <class F, F ar_device_ops::*SLOT, int AT> struct timed {
     static F in_place_of(F inner)
     {

@@ -37,7 +37,7 @@ void ari_gpu_note_refused(size_t m, size_t n, size_t k, size_t batch)
     pthread_mutex_unlock(&lock);
 }
 
-/* Writes behind what is in text, and adds to *used, which may pass size. */
+/* Appends to text and adds to *used, which may exceed size. */
 static void append(char *text, size_t size, size_t *used, const shape *s, const char *before)
 {
     const size_t offset = *used < size ? *used : size;

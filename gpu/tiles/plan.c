@@ -3,18 +3,18 @@
 
 #include "ref/core/size.h"
 
-/* Costs in nanoseconds that are weighed against each other. From the rates of one H200, with estimates where there are
- * none: 1.45e15 int8 operations a second over 132 processors, which hold parts of 128 x 256; 4300 bytes a nanosecond
- * from memory, where the pass reads a plane and six tenths of its writing take longer than the concurrent GEMMs; 8000
- * from the cache. Only their ratios matter, and they choose between tilings whose bits are the same. */
-#define CALL 1500.0               /* a launch, and what is idle between it and the next */
+/* Costs in nanoseconds for choosing between tilings. They come from the rates of one H200, or are estimates: 1.45e15
+ * int8 operations a second over 132 processors with parts of 128 x 256; 4300 bytes a nanosecond from memory, where the
+ * pass reads a plane and six tenths of its writing take longer than the concurrent GEMMs; 8000 from the cache. Only
+ * ratios matter, and the tilings give equal bits. */
+#define CALL 1500.0               /* a launch, and the idle time before the next one */
 #define WAVE 1000.0               /* a part's beginning and end */
 #define TERM 6.0                  /* of one run of a part */
 #define FROM_CACHE (1.0 / 8000.0) /* a byte of a plane */
 #define FROM_MEMORY (1.6 / 4300.0)
 #define STATE (34.0 / 4300.0) /* an element of an accumulator, 17 bytes read and written */
 
-/* A side of a tile has at most so many parts: more of them leave less than a part in twenty-five idle. */
+/* Largest number of parts along a side of a tile: more would leave less than a part in twenty-five idle. */
 #define SIDE ((size_t)24)
 
 /* One tile. */
@@ -106,7 +106,7 @@ static bool next_side(size_t *side, size_t parts)
     return true;
 }
 
-/* Tiles of rows and columns of so many matrices. */
+/* Considers tiles of rows and columns of several matrices. */
 static void consider_parts(choice *c, size_t matrices)
 {
     const ari_tile_work *w = c->w;
@@ -147,7 +147,7 @@ double ari_tiling_share(const ari_tile_work *w, const ari_tile_machine *m, const
 
 /* Rows of a band that are one part: a fourth of them. */
 #define BAND_PARTS ((size_t)4)
-/* The rest of a part is worth launches of its own from this share of the result on. */
+/* The rest of a part gets its own launches from this share of the result on. */
 #define WORTH 0.1
 
 /* Rows [p->row, p->row + p->rows): the smallest extent that has all of theirs, below n. */

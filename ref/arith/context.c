@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A context with the arithmetic that its options name, which checks placements where they or the build say so. */
+/* Context with the arithmetic of its options, which checks placements if the options or the build ask for it. */
 #include "ref/context/context.h"
 #include "anyrank/arith.h"
 #include "ref/arith/arith_private.h"

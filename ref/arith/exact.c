@@ -15,9 +15,10 @@
 
 struct ar_sum {
     const ar_operand *a, *b;
-    ar_comm *group; /* the group that a fold reduced over; NULL: complete here */
-    bool scattered; /* AR_SCATTER_ROWS: the slice, of whole rows, is what is wanted; else it is gathered once rounded */
-    ari_sum_slice slice; /* the slice of the reduced sums, where `group` is set */
+    ar_comm *group;      /* the group that a fold reduced over; NULL: complete here */
+    bool scattered;      /* AR_SCATTER_ROWS: the result is the slice, in full rows; otherwise the rounded slices are
+                            gathered */
+    ari_sum_slice slice; /* slice of the reduced sums if `over` is set */
     int limbs;
     ar_event *reduced; /* on another queue than the context's; NULL: on that */
 };

@@ -7,8 +7,8 @@
 #include "ref/core/queue_impl.h"
 #include "ref/core/size.h"
 
-/* The communicator over processes. A send and its recv are a rendezvous of two, as in the simulator: what
- * rank a sends to rank b is a channel, with a group of its own for reports. */
+/* Communicator over processes. A send and its recv are a rendezvous of two, as in the simulator: data from rank a to
+ * rank b uses a channel with its own group for reports. */
 
 #define NO_PARENT UINT64_MAX /* instead of a group: of communicators of the process */
 
@@ -130,8 +130,8 @@ static void mpi_comm_destroy(ar_comm *base)
     free(c);
 }
 
-/* A number that no other communicator has: the members meet at the store as `seq` of `group`, and the first of them
- * chooses one of its own. */
+/* Agrees on a number that no other communicator has: the members meet at the store as `seq` of `group`, and the first
+ * member chooses one. */
 static ar_status agree_context(int *context, ari_mpi *p, uint64_t group, uint64_t seq, const int *rank, int n)
 {
     ari_gather_result gathered;
@@ -169,7 +169,7 @@ static ar_status make_comm(ar_comm **result, ari_mpi *p, const int *rank, int n,
 
 ar_status ari_mpi_comm_create(ar_comm **result, ar_process *process, ar_device *d)
 {
-    (void)d; /* of whichever device: the queue knows where a call's data are */
+    (void)d; /* any device: the queue knows where a call's data is */
     ari_mpi *p = (ari_mpi *)process;
     const int n = process->size;
     ARI_OWNED int *rank = NULL;

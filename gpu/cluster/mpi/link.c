@@ -23,7 +23,7 @@ typedef struct mpi_link {
     int tag;
     pthread_mutex_t lock; /* of `sent` */
     sent *sent;
-    ari_message *incoming; /* NULL: none is under way */
+    ari_message *incoming; /* NULL: no message in progress */
     MPI_Request request;   /* its */
 } mpi_link;
 

@@ -10,7 +10,7 @@
  *   all_reduce      reduce_scatter, then an all_gather of the parts
  *   broadcast       each rank gets its own part and the root's from the root, then the other parts from their owners */
 
-enum { PIECE_BYTES = 1 << 18 }; /* of a part that is combined: what has come of it waits in scratch memory */
+enum { PIECE_BYTES = 1 << 18 }; /* piece of a combined part: received data waits in scratch memory */
 
 /* Elements before a rank's part, and its own. */
 static size_t part_of(const ari_mpi_comm *c, const ari_call *call, int rank, size_t *start)

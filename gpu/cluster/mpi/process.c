@@ -35,7 +35,8 @@ bool ari_process_mpi_launched(void)
     return false;
 }
 
-/* The launcher of another MPI, and torchrun, start processes that do not find each other: each is alone. */
+/* Checks the launcher. Processes started by a different MPI's launcher, or by torchrun, do not find each other: each
+ * one is alone. */
 static ar_status check_launcher(int size)
 {
     const char *launcher_size = getenv(other_size), *torch = getenv("WORLD_SIZE");

@@ -156,7 +156,7 @@ ar_status ari_mpi_part(ari_mpi_rendezvous *m, ar_status st)
     ari_flight_leave(&m->p->flight, &m->open, st == AR_OK, ari_wait_coarse_ns());
     pthread_mutex_unlock(&m->p->lock);
     atomic_store(&m->is_busy, 0);
-    if (st != AR_OK) /* of this rank alone, unless the world has ended */
+    if (st != AR_OK) /* of this rank only, unless the world has ended */
         AR_TRY(ari_mpi_status(m->p));
     return st;
 }

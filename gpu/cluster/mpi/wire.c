@@ -108,7 +108,7 @@ static bool all_ended(ari_mpi *p, MPI_Request *requests, int n, bool cancel)
     int is_done = 0;
     if (!ari_mpi_enter(p))
         return true;
-    /* A sent message needs no cancelling: a peer that failed asks for it no more. */
+    /* A sent message needs no cancelling, because a failed peer no longer asks for it. */
     for (int i = 0; cancel && i < n; i++) {
         if (requests[i] != MPI_REQUEST_NULL)
             (void)MPI_Cancel(&requests[i]);

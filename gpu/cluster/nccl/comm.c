@@ -12,7 +12,7 @@
  * communicators do not block: each of its calls returns at once, so that an abort is never long in coming. */
 enum { SHORT_TURNS = 100, PAUSE_US = 50 };
 
-/* A send and the recv that it meets are one collective of the two: the sender is its member 0. */
+/* Returns the group of a send and its matching recv, which are one collective of two; the sender is member 0. */
 static ar_status message_group(ari_flight_group **result, ari_nccl_comm *c, const ari_call *call)
 {
     const bool sends = call->kind == ARI_SEND;
@@ -68,8 +68,8 @@ ar_status ari_nccl_settle(ari_nccl_comm *c, uint64_t limit_ns)
     }
 }
 
-/* The stream of an inline queue as NCCL wants it; the GPU is the calling thread's from then on. *emulated is used for
- * it where the device is. */
+/* Returns the stream of an inline queue in the form that NCCL needs, and makes its GPU the calling thread's. *emulated
+ * is used for an emulated device. */
 static ar_status stream_of(ari_nccl_world *w, ar_queue *q, ari_nccl_emulated_stream *emulated, void **borrows)
 {
     *emulated = (ari_nccl_emulated_stream){.device = w->device, .queue = q};
@@ -104,7 +104,7 @@ ar_status ari_nccl_failed(ari_nccl_comm *c, ari_pending *p, ar_status st)
     return w->size > 1 ? ari_nccl_world_fail(w, st) : st;
 }
 
-/* Compares the call with those of the other members of the group. */
+/* Compares the call with the calls of the other members of the group. */
 static ar_status agree(ari_nccl_comm *c, const ari_flight_group *g, const ari_call *call)
 {
     ari_store *store = c->world->store;

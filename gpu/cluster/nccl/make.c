@@ -12,9 +12,9 @@
 
 ARI_OWNER(ar_queue, ar_queue_destroy)
 
-/* Creation of communicators: all members meet through the store, where a missing one is named; then all enter NCCL,
- * which splits an existing communicator, or makes one from an id of the first member's. NCCL has no timeout: the
- * watcher ends what never ends. The last step is a call on the new communicator, so that no setup is left to run during
+/* Creation of communicators. All members meet through the store, which names a missing one. Then all enter NCCL,
+ * which splits an existing communicator or makes one from the first member's id. NCCL has no timeout: the watcher
+ * ends calls that never end. The last step is a call on the new communicator, so that no setup remains to run during
  * other calls. */
 
 #define WORLD_ID UINT64_C(1)
@@ -67,7 +67,7 @@ static void nccl_destroy(ar_comm *base)
     ari_nccl_world_forget(w, c);                                /* its calls are done: nothing is lost */
     const ar_status st = base->size > 1 ? finalize(c) : AR_OK;
     pthread_mutex_lock(&w->lock);
-    c->let_go = true; /* the watcher leaves it alone from now on */
+    c->let_go = true; /* the watcher no longer looks at it */
     pthread_mutex_unlock(&w->lock);
     pthread_mutex_lock(&c->use); /* which may be aborting it just now */
     void *comm = atomic_exchange(&c->comm, NULL);
@@ -139,7 +139,7 @@ static ar_status enter_by_id(ari_nccl_comm *c)
         return ar_error_set(AR_ERR_INTERNAL, "rank %d gives no id of NCCL's", c->group->rank[0]);
     AR_TRY(prepare_to_enter(w));
     pthread_mutex_lock(&c->use);
-    ar_status st = ari_nccl_world_status(w); /* after a failure nobody would abort it */
+    ar_status st = ari_nccl_world_status(w); /* after a failure no thread would abort it */
     if (st == AR_OK) {
         const int result = w->nccl.CommInitRankConfig(&c->created, n, id, r, &config);
         st = ari_nccl_check(&w->nccl, result, NULL, "NCCL cannot make a communicator");
@@ -149,9 +149,9 @@ static ar_status enter_by_id(ari_nccl_comm *c)
     return st == AR_OK ? ari_nccl_settle(c, 0) : st;
 }
 
-/* By a split of what the members have, in which all of `parent` take part; made NULL: those that are to be in no group,
- * or in one of their own. NCCL wants nothing else to be under way there. Its result is stored in `parent`, which
- * outlives the thread of NCCL's that splits: `child` is freed as soon as an error is known. */
+/* Splits the members' existing communicator, in which all members of `parent` take part; made NULL: for ranks in no
+ * group or in one of their own. NCCL requires that nothing else is in progress there. The result is stored in `parent`,
+ * which outlives NCCL's thread: `child` is freed as soon as an error is known. */
 static ar_status enter_by_split(ari_nccl_comm *child, ari_nccl_comm *parent, int color)
 {
     ari_nccl_world *w = parent->world;
@@ -193,9 +193,9 @@ static ar_status call_all_peers(ari_nccl_comm *c, ar_queue *q)
     return ar_queue_sync(q, 0);
 }
 
-/* The first calls, on a stream that ends with them: what NCCL and CUDA leave until they need it is made now, where all
- * members make it in the same order and nothing else of theirs waits. Beside another collective it could wait for the
- * GPU, where the other's kernel waits for a rank that waits for this one. */
+/* Makes the first calls on a temporary stream, so that NCCL and CUDA create now what they would otherwise create at
+ * first use. Here all members do so in the same order and nothing else waits. During another collective it could wait
+ * for the GPU, whose kernel waits for a rank that waits for this one. */
 static ar_status warm_up(ari_nccl_comm *c)
 {
     ari_nccl_world *w = c->world;
@@ -375,7 +375,7 @@ static ar_status compare_all(ari_nccl_world *w, const ar_process *p, const int *
     place local_place;
     ari_gather_result gathered;
     const ar_status read_status = read_place(&local_place, w, p);
-    if (read_status != AR_OK) /* the others would wait */
+    if (read_status != AR_OK) /* otherwise the other ranks would wait */
         return ari_nccl_world_fail(w, read_status);
     AR_TRY(ari_store_exchange(w->store, WORLD_ID, MEET_PLACES, rank, w->size, &local_place, sizeof local_place,
                               &gathered));

@@ -10,9 +10,9 @@
 #include "ref/core/size.h"
 #include "ref/core/status_private.h"
 
-/* Interval at which NCCL is asked for errors of its own threads. */
+/* Interval at which NCCL is asked for errors of its threads. */
 #define ERRORS_NS UINT64_C(100000000)
-/* Longest wait for a thread that is inside of NCCL, whose calls return at once but where a GPU takes no more work. */
+/* Longest wait for a thread inside of NCCL. NCCL's calls return at once unless a GPU accepts no more work. */
 #define INSIDE_NS UINT64_C(10000000000)
 enum { REAP_ABOVE = 16 };
 
@@ -59,9 +59,9 @@ static ari_nccl_comm *next_to_abort(ari_nccl_world *w, void **comm, bool by_forc
     return c;
 }
 
-/* Lets go whatever waits in NCCL, on the host or on the GPU: then nothing of NCCL is used any more. ncclCommAbort frees
- * the communicator, so no thread may be inside of NCCL with it; one that comes later finds none. Only a thread that
- * does not come out again is not waited for: it waits for the abort. */
+/* Releases everything that waits in NCCL, on the host or on the GPU; afterwards NCCL is not used any more.
+ * ncclCommAbort frees the communicator, so no thread may be inside of NCCL with it, and later threads find none. A
+ * thread that does not return is not waited for: it waits for the abort. */
 static void abort_all(ari_nccl_world *w)
 {
     const uint64_t patience = ari_deadline_ns(ari_now_ns(), INSIDE_NS);
@@ -117,8 +117,8 @@ static void leave(ari_nccl_world *w, ari_pending *p, bool is_done, uint64_t now_
     w->spare = p;
 }
 
-/* `lock` held. Whether the call is done; where it is, the next one of its communicator waits for nothing else from now
- * on. Errors: the stream's. */
+/* Requires `lock`. Returns in *is_done whether the call is complete; if it is, the next call of its communicator no
+ * longer waits for anything. Errors: those of the stream. */
 static ar_status end_call(ari_nccl_world *w, ari_pending *p, uint64_t now_ns, bool *is_done)
 {
     ari_flight_call *next_call = p->flight_call.next;
@@ -191,7 +191,7 @@ void ari_nccl_world_drop(ari_nccl_world *w, ari_pending *p)
     pthread_mutex_unlock(&w->lock);
 }
 
-/* `lock` held. The oldest call of c that is under way after `flight_call`; NULL: there is none. */
+/* Requires `lock`. Returns the oldest call of c in progress after `flight_call`; NULL: none. */
 static ari_pending *call_of(const ari_nccl_comm *c, ari_flight_call *flight_call)
 {
     while (flight_call && pending_at(flight_call)->comm != c)
@@ -280,7 +280,7 @@ static void world_tick(void *user)
     if (state == ALL_WELL)
         state = look_for_errors(w, now_ns);
     pthread_mutex_unlock(&w->lock);
-    if (state == TOO_LATE) /* again and again until there is an answer: the server takes only the first */
+    if (state == TOO_LATE) /* repeated until there is an answer, because the server accepts only the first one */
         ari_store_late(w->store);
     if (state == BROKEN)
         (void)ari_nccl_world_fail(w, AR_ERR_DEVICE);
