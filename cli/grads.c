@@ -169,7 +169,7 @@ static void comparison_fini(comparison *c)
     ari_verify_cause_fini(&c->cause);
     ar_verify_report_destroy(c->report);
     if (c->temporary && !c->keeps_files)
-        (void)nftw(c->folder, remove_entry, 8, FTW_DEPTH | FTW_PHYS); /* files that no other thread knows of */
+        (void)nftw(c->folder, remove_entry, 8, FTW_DEPTH | FTW_PHYS); /* files that no one else knows of */
 }
 
 static ar_status check_against(comparison *c, const grads_values *v)

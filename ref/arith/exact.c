@@ -188,7 +188,7 @@ struct ar_param_cache {
     struct ar_param_cache *next;
     ar_param *params[AR_MAX_PARTS];
     uint64_t version[AR_MAX_PARTS];
-    int n, watched; /* made of the first n; the versions of all count */
+    int n, watched; /* n operands were packed together; the versions of all `watched` parameters count */
     ar_operand_use use;
     ar_operand *operand;
     size_t counted; /* bytes of it in the step's memory */
@@ -284,7 +284,7 @@ ar_status ari_exact_param_operand(ar_ctx *ctx, const ar_operand **borrows, ar_pa
     return AR_OK;
 }
 
-/* With each weight used once there is no other use that it could wait for. Those of gathered weights end with these. */
+/* If each weight is used once, no other use has to wait. Operands of gathered weights are released here. */
 void ari_exact_operand_done(ar_ctx *ctx, const ar_operand *o)
 {
     ar_param_cache *k = o->cache;
@@ -335,7 +335,7 @@ ar_status ari_exact_contract(ar_ctx *ctx, ar_sum **out, const ar_operand *a, con
     s->b = b;
     s->limbs = ari_exact_limbs(b->narrow, b->k_full);
     AR_TRY(ari_step_own(ctx, s, sum_destroy));
-    *out = s; /* the multiplication waits for fold or round: a sum that nobody folds is rounded tile by tile */
+    *out = s; /* the multiplication waits for fold or round: a sum that is not folded is rounded tile by tile */
     return AR_OK;
 }
 

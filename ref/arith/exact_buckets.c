@@ -8,8 +8,8 @@
 #include "ref/core/size.h"
 #include "ref/numerics/sent_sum.h"
 
-/* A bucket holds the accumulators of its elements, each kind in a run of its own. hl, int64 [2n] (all H, then all L),
- * comes first, so that everything is aligned. */
+/* Accumulators of a bucket's elements, each kind as a contiguous run. hl, int64 [2n] (all H, then all L), comes first
+ * for alignment. */
 typedef struct runs {
     ar_buf hl, t; /* t: u8 [n] */
     bool narrow;
@@ -69,7 +69,7 @@ static size_t most_of_share(size_t ranks)
     return ranks < ELEMENTS_AT_ONCE ? ELEMENTS_AT_ONCE / ranks : 1;
 }
 
-/* A sum of n elements, of which part after part is exchanged: of rank i's share count[i] elements from start[i] on. */
+/* Sum of n elements that is exchanged part by part: of rank i's share, count[i] elements from start[i] on. */
 typedef struct exchange {
     ar_ctx *ctx;
     ar_queue *q;
@@ -84,7 +84,7 @@ typedef struct exchange {
     const char *tag;
 } exchange;
 
-/* The part behind `done_count` elements of each share. False: there is none. */
+/* Sets the next part, after `done_count` elements of each share. Returns false if there is none. */
 static bool take_part(exchange *x, size_t done_count)
 {
     const size_t max_share = most_of_share(x->ranks);
@@ -195,8 +195,8 @@ static ar_status gather_states(const exchange *x, size_t width)
     return each_range(x, true, put_states, width);
 }
 
-/* Each rank sends the others its states of their shares, in `width` bytes each, and merges those that come with its own
- * share's. room: all that leaves and arrives. */
+/* Sends each rank its share's states of this rank, `width` bytes each, and merges the received states of this rank's
+ * share. room: buffer for all that is sent and received. */
 static ar_status exchange_states(const exchange *x, size_t width)
 {
     const size_t local_count = x->count[x->me], start = x->start[x->me];
@@ -223,9 +223,9 @@ size_t ari_exact_bucket_room(size_t n, ar_dtype storage, const ar_comm *group, c
     return ranks == 1 ? 0 : (total + (ranks - 2) * local_count) * ari_sent_state_bytes(SIZE_MAX, storage == AR_BF16);
 }
 
-/* The one sum of gradients, of a bucket's runs or of a gradient's own: states, in the bytes that so many values need.
- * If all ranks need all (counts NULL) their values are gathered then, or their states where more is added to them.
- * room, counts and most as of bucket_reduce. */
+/* Sums gradients over ranks, for a bucket's runs or a single gradient: exchanges states in as many bytes as the number
+ * of values needs. If all ranks need all sums (counts NULL), the values are gathered afterwards, or the states if more
+ * is added later. room, counts and most as in bucket_reduce. */
 static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, ar_buf room, size_t n, ar_comm *group,
                              const size_t *counts, const ar_most_terms *terms, const char *tag)
 {

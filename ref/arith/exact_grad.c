@@ -74,7 +74,7 @@ ar_status ari_exact_grad_bucket(ar_ctx *ctx, ar_queue *q, ar_buf *borrows, ar_pa
     return AR_OK;
 }
 
-/* Also where there is none: how much memory a rank has does not depend on its tokens' experts. */
+/* Completes a gradient, also if there is none: a rank's memory does not depend on its tokens' experts. */
 ar_status ari_exact_grad_complete(ar_ctx *ctx, ar_queue *q, ar_param *p)
 {
     const ar_device_ops *dev = ctx->device->ops;
@@ -143,9 +143,9 @@ void ari_exact_end_packed(ar_ctx *ctx, ar_packed *p)
     ARI_KERNEL(ctx, packed_destroy, p);
 }
 
-/* A contraction for each sample: A = dy^T [samples, out, tokens], B = x^T [samples, in, tokens], scaled by the tokens'
- * exponents c [samples, tokens]; and the exponents of their rows, e [samples, out] and f [samples, in]. A part of a
- * sample (ari_gradient_parts) counts as one. */
+/* One contraction per sample: A = dy^T [samples, out, tokens], B = x^T [samples, in, tokens], scaled by the tokens'
+ * exponents c [samples, tokens], with the row exponents e [samples, out] and f [samples, in]. A part of a sample
+ * (ari_gradient_parts) counts as a sample. */
 typedef struct contractions {
     ar_tensor a, b;
     ar_cbuf c, e, f;
@@ -215,7 +215,7 @@ static ar_status shared_parts(ari_moved_rows *m, ar_ctx *ctx, size_t samples, si
     return ari_moved_rows_init(m, ctx, &(ari_row_blocks){ctx->sequence, blocks, owner, rows});
 }
 
-/* The same contractions where each part is one rank's. */
+/* Computes the same contractions if each part belongs to one rank. */
 static ar_status add_moved(ar_ctx *ctx, const ar_grad_terms *terms, int n, const ar_tensor *x, const ar_tensor *c,
                            const ari_moved_rows *m, size_t samples, const char *tag)
 {

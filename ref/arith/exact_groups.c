@@ -11,7 +11,7 @@
 
 enum { WORD = sizeof(int32_t) };
 
-/* Rows and terms of what is packed, to be ended as that is. */
+/* Returns rows and terms of a packed operand as an operand of its own, to be released like it. */
 static ar_status part_of(ar_ctx *ctx, ar_packed **part, const ar_packed *full, size_t row, size_t rows, size_t col,
                          size_t cols)
 {
@@ -28,7 +28,7 @@ typedef struct grouped {
     const ar_tensor *a;
     const ar_operand **b; /* [groups] */
     const ar_groups *g;
-    ar_tensor y; /* fp32, where no sums are folded */
+    ar_tensor y; /* fp32 result if no sums are folded */
     ar_buf e;    /* [rows] */
     ar_packed *packed;
     ari_sum_slice s; /* s.s.ptr NULL: not folded */
@@ -257,7 +257,7 @@ typedef struct shared_runs {
     size_t *rows; /* [ranks, runs] */
     int *owner;   /* [runs] */
     size_t *first_row, *sample;
-    ar_groups g; /* of what came here */
+    ar_groups g; /* groups of the received rows */
     ari_moved_rows moved;
     ari_arena memory;
 } shared_runs;
@@ -281,7 +281,7 @@ static ar_status tell_runs(ar_ctx *ctx, size_t *rows, const ar_groups *g, const 
     return AR_OK;
 }
 
-/* The groups of the runs that come here; the others have no rows in them. */
+/* Fills the groups of the received runs; the other groups have no rows. */
 static void own_groups(shared_runs *s, const ar_groups *g)
 {
     const size_t runs = g->n * g->samples, ranks = (size_t)ar_comm_size(g->comm);
@@ -346,7 +346,7 @@ ar_status ari_exact_grad_groups(ar_ctx *ctx, ar_param *const *sums, const ar_ten
     ar_tensor c; /* int32, of numbers that a kernel moves */
     bool any = false;
     AR_TRY(ari_check_groups(g, x->shape[0], tag));
-    for (size_t i = 0; i < g->n * (size_t)n; i++) { /* also where there are no rows: zeros */
+    for (size_t i = 0; i < g->n * (size_t)n; i++) { /* zeros if there are no rows */
         bool is_trained = false;
         AR_TRY(ari_grad_begin(ctx, &is_trained, sums[i], &dy[i % (size_t)n], x));
         any = any || is_trained;

@@ -4,7 +4,7 @@
 
 #define FILL(slot) .slot = ari_exact_##slot,
 
-/* One table a precision, alike but for it. */
+/* Tables of the slots, one for each precision. */
 #define EXACT(of)                                                                                               \
     {                                                                                                           \
         .name = "exact", .precision = (of), .operand_done = ari_exact_operand_done,                             \

@@ -47,7 +47,7 @@ static bool comes_here(const ari_row_blocks *row_blocks, size_t block)
 static ar_status list_arriving(ari_moved_rows *m, const ari_row_blocks *row_blocks)
 {
     const size_t ranks = (size_t)ar_comm_size(row_blocks->group);
-    ARI_OWNED size_t *next_row = NULL; /* of each rank's rows in what arrives */
+    ARI_OWNED size_t *next_row = NULL; /* of each rank's rows in the received data */
     ARI_OWNED int64_t *list = NULL;
     size_t n = 0;
     AR_TRY(ARI_ALLOC(&next_row, ranks, "rows that arrive"));
@@ -75,7 +75,7 @@ ar_status ari_moved_rows_init(ari_moved_rows *m, ar_ctx *ctx, const ari_row_bloc
     return list_arriving(m, row_blocks);
 }
 
-/* Elements of rows of so many features that go to each rank, then those that come from each. */
+/* Counts the elements of rows with `features` features that go to each rank, then those that come from each. */
 static ar_status count_elements(size_t **out, const ari_moved_rows *m, size_t features)
 {
     const size_t ranks = (size_t)ar_comm_size(m->group);

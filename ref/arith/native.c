@@ -27,7 +27,7 @@ struct ar_sum {
     const ar_operand *a, *b;
     ar_tensor folded;  /* the reduced matrix, or the own rows of it; data NULL: never folded */
     ar_event *reduced; /* on another queue than the context's; NULL: on that */
-    ar_tensor partial; /* what is reduced there, until it is */
+    ar_tensor partial; /* result that is being reduced */
 };
 
 /* Ends an object of the step that has nothing but its memory. */
@@ -531,7 +531,7 @@ static ar_status native_bucket_take(ar_ctx *ctx, ar_queue *q, ar_buf y, ar_cbuf 
     return ctx->device->ops->copy_strided(ctx->device, q, &values, &stored);
 }
 
-/* One table a precision, alike but for it. */
+/* Tables of the slots, one for each precision. */
 #define FILL(slot) .slot = native_##slot,
 #define NATIVE(of)                                                                                                  \
     {                                                                                                               \

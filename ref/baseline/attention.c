@@ -146,8 +146,8 @@ typedef struct band {
     double *probs, *bare; /* [rows, s]; bare: the scores before capping; NULL: they are not capped */
 } band;
 
-/* Probabilities of the band, its rows' largest logits and sums, and what is saved of sinks: the probability of a logit
- * more of each row which sees a key. */
+/* Computes the band's probabilities, the largest logits and sums of its rows, and the saved values of sinks: the
+ * probability of an additional logit in each row that sees a key. */
 static ar_status band_probs(ari_bl_run *run, const band *b, const ari_bl_attention *a, const ari_bl_params *p)
 {
     ARI_BL_SCOPE(run);
@@ -196,7 +196,7 @@ static void digest_rows(const ari_bl_run *run, double *digest, const double *x, 
     }
 }
 
-/* Room for digests of all rows of [b, H, s]; NULL: nobody wants them. */
+/* Allocates digests of all rows of [b, H, s]; NULL: not requested. */
 static double *take_digests(ari_bl_run *run)
 {
     return run->o->digests && run->o->emit != NULL ? ari_bl_doubles(run, run->tokens * run->c->heads, ARI_DIGEST)
@@ -278,7 +278,7 @@ typedef struct all_heads {
     const ari_bl_attention *a;
     const ari_bl_params *p;
     double *out, *dout, *dq, *dk, *dv, *dp, *ds, *dot; /* head-major, or [b, H, s, s]; dot [b, H, s] */
-    double *digests, *dropped_digests;                 /* [b, H, s, ARI_DIGEST]; NULL: nobody wants them */
+    double *digests, *dropped_digests;                 /* [b, H, s, ARI_DIGEST]; NULL: not requested */
 } all_heads;
 
 static size_t members_of(const ari_bl_run *run)
@@ -304,8 +304,8 @@ static ar_status context_of_head(ari_bl_run *run, void *task_arg, size_t head)
     return ari_bl_contract(run, h->out + head * s * values, s, values, s, p_rows, v_columns, ARI_BL_SCALED);
 }
 
-/* Where nothing is kept of the probabilities but their rows' largest logits and sums: a head in bands of queries, so
- * that memory grows with the sequence and not with its square. */
+/* Sizes of the bands of queries and keys in which a head is computed if only the rows' largest logits and sums are
+ * saved, so that memory grows with the sequence and not with its square. */
 enum { QUERIES = 256, KEYS = 64 };
 
 static ar_status new_band(ari_bl_run *run, band *b, size_t head, size_t first_query)
@@ -536,8 +536,8 @@ static ar_status back_by_queries(ari_bl_run *run, void *task_arg, size_t head)
     return AR_OK;
 }
 
-/* Some keys of a head, [s, keys]: products of scores and dP, which become Pr and dS. first_query: the first query that
- * may see one of them; those before stay zeros. */
+/* Some keys of a head, [s, keys]: products of scores and dP, which become Pr and dS. first_query: first query that may
+ * see one of them; earlier rows stay zero. */
 typedef struct columns {
     size_t head, first_key, keys, first_query;
     double *pr, *ds, *bare; /* bare: of one row; NULL: scores are not capped */

@@ -63,8 +63,8 @@ static double count_layers(const ari_bl_run *run, double *count)
     return slots * slots;
 }
 
-/* c [E] of tokens [first_token, first_token + n), by their routes, or by those of all layers. count: zero, becomes
- * c. */
+/* Computes c [E] for tokens [first_token, first_token + n) by their routes, or by those of all layers. count: zeros,
+ * becomes c. */
 static void make_c(const ari_bl_run *run, double *count, const ari_bl_routed *r, size_t first_token, size_t n)
 {
     const ar_balance balance = balance_of(run);

@@ -53,7 +53,7 @@ static double dact(const ari_bl_run *run, double x, double doubt, size_t i)
     return ari_bl_branch(run, fabs(x) <= doubt ? run->o->kink_slope(run->o->emit_user, i) : ari_dact64(kind, x));
 }
 
-/* Doubt about the argument of relu, the only activation whose slope jumps; negative: none. */
+/* Returns the uncertainty about the argument of relu, the only activation with a jump in its slope; negative: none. */
 static double kink_doubt(const ari_bl_run *run)
 {
     char argument[ARI_BL_NAME_SIZE], gradient[ARI_BL_NAME_SIZE];
@@ -149,8 +149,8 @@ static ar_status emit_fc(ari_bl_run *run, const char *const names[2], char pass,
     return run->c->gated ? ari_bl_emit_tokens(run, names[1], pass, fc, ld, f, f) : AR_OK;
 }
 
-/* A branch's output made into what is added to the residual: normalised, scaled, then dropped out, by the config. In
- * place. */
+/* Turns a branch's output into its contribution to the residual: normalised, scaled, then dropped out, as the config
+ * says. In place. */
 static ar_status branch_output(ari_bl_run *run, const ari_bl_norm *norm, ari_bl_norm_saved *saved, const char *site,
                                double *branch)
 {
@@ -279,7 +279,7 @@ static ar_status branch_gradient(ari_bl_run *run, const ari_bl_norm *norm, const
     return ari_bl_norm_gradients(run, norm, dnormed, saved);
 }
 
-/* dx = dy + the gradient through a branch, din of what that got: x itself, or x normalised. */
+/* Computes dx = dy + the gradient through a branch. din: gradient of the branch's input, which is x or x normalised. */
 static ar_status add_branch(ari_bl_run *run, const ari_bl_norm *norm, const ari_bl_norm_saved *saved, double *dx,
                             const double *dy, const double *din)
 {
@@ -357,8 +357,8 @@ static ar_status backward_in_turn(ari_bl_run *run, const ari_bl_params *p, doubl
     return add_branch(run, &p->ln1, &saved->n1, dx, dr, din);
 }
 
-/* y = x + attention of x + MLP of x: dx = (dy + through the MLP) + through attention, both of dy. Of one norm it is dy
- * + through that of the sum of both. */
+/* Backward pass of y = x + attention of x + MLP of x: dx = (dy + through the MLP) + through attention, both of dy. With
+ * one shared norm it is dy + the sum of both through the norm. */
 static ar_status backward_parallel(ari_bl_run *run, const ari_bl_params *p, double *dx, const double *dy,
                                    const ari_bl_block *saved, double *din, double *dr)
 {

@@ -10,8 +10,9 @@
 
 __extension__ typedef __int128 wide;
 
-/* A tile of C is ROWS x PANEL sums, which are in registers while k runs. Matrices are cut into panels: PANEL rows
- * beside each other, [k][PANEL], the last one filled up with zeros. BAND panels of B meet all of A. */
+/* Sizes of tiles and panels. A tile of C is ROWS x PANEL sums that stay in registers while k runs. Matrices are split
+ * into panels of PANEL adjacent rows, [k][PANEL], the last one padded with zeros. BAND panels of B are multiplied with
+ * all of A. */
 enum { ROWS = 4, PANEL = ARI_BL_PANEL, BAND = 4, BLOCK = 8191, MOST_NARROW = 16384 };
 
 /* sum[i][j] = ((a_i0*b_j0 + a_i1*b_j1) + a_i2*b_j2) + ..: k runs outside, so that each sum has its terms one after the
@@ -66,8 +67,8 @@ ARI_SIMD static void column_maxima(uint64_t *restrict largest, size_t n, size_t 
             largest[kk] = larger(largest[kk], magnitude_of(b.data[j * b.row + kk * b.col]));
 }
 
-/* Step 0: c[kk], the smallest integer with |B[j,kk]| < 2^c for all j; ARI_EXP_ZERO where the column is all zero, 0
- * where it holds a NaN or an infinity. */
+/* Step 0: computes c[kk], the smallest integer with |B[j,kk]| < 2^c for all j; ARI_EXP_ZERO if the column is all zero,
+ * 0 if it holds NaN or infinity. */
 static ar_status column_exponents(ari_bl_run *run, int32_t *c, size_t n, size_t k, ari_bl_matrix b)
 {
     ARI_BL_SCOPE(run);
@@ -101,8 +102,8 @@ ARI_SIMD static void quantise(int32_t *restrict q, double unit[PANEL], double *r
         int32_t e = ari_exponent64(ari_float64(largest[r]));
         const bool finite = e != ARI_EXP_NONFINITE;
         e = e == ARI_EXP_ZERO || !finite ? 0 : e;
-        /* With less than 25 bits none is cut off: e is one more where the largest would round to more than the
-         * limit. */
+        /* With fewer than 25 bits no value is clamped: e is one larger if the largest value would round to more than
+         * the limit. */
         if (finite && w.p < 25 && ari_float64(largest[r]) * ari_pow2(w.p - e) >= (double)w.limit + 0.5)
             e++;
         scale[r] = finite ? ari_pow2(w.p - e) : 0.0;
@@ -120,7 +121,7 @@ ARI_SIMD static void quantise(int32_t *restrict q, double unit[PANEL], double *r
 ARI_SIMD static void exact_values(double value[ROWS][PANEL], const int32_t *a, const int32_t *b, size_t k,
                                   const double *unit_a, const double *unit_b)
 {
-    int64_t sum[ROWS][PANEL] = {{0}}; /* also where k is 0 */
+    int64_t sum[ROWS][PANEL] = {{0}}; /* zero sums also if k is 0 */
     wide total[ROWS][PANEL] = {{0}};
     for (size_t kk = 0; kk < k; kk += BLOCK) {
         tile_of_integers(sum, a + kk * PANEL, b + kk * PANEL, k - kk < BLOCK ? k - kk : BLOCK);
@@ -183,7 +184,7 @@ static void *panel_at(const ari_bl_product *p, void *panels, size_t i)
     return (char *)panels + i * p->k * PANEL * element_size(p->run);
 }
 
-/* Panel `i` of A, or that of B behind all of A's. */
+/* Makes panel `i` of A, or after A's panels that of B. */
 static ar_status make_panel(ari_bl_run *run, void *arg, size_t i)
 {
     ARI_BL_SCOPE(run);

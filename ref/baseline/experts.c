@@ -135,7 +135,7 @@ static void sort_rows(const ari_bl_run *run, ari_bl_routed *r)
                     r->place[t * k + j] = r->expert_begin[e] + rows++;
                     sample_begin[t / run->s + 1] = rows;
                 }
-        for (size_t sample = 0; sample < run->b; sample++) /* one without a row ends where the one before it does */
+        for (size_t sample = 0; sample < run->b; sample++) /* a sample without rows ends where the previous one does */
             if (sample_begin[sample + 1] < sample_begin[sample])
                 sample_begin[sample + 1] = sample_begin[sample];
     }
@@ -205,7 +205,7 @@ static ar_status route(ari_bl_run *run, const ari_bl_experts *e, ari_bl_routed *
 
 /* --- forward ------------------------------------------------------------------------------------------------------ */
 
-/* Rows of the experts' input, or of what depends on their output: row place[i] becomes scale[i]*x of token i / k. */
+/* Scatters rows: row place[i] of the experts' input, or of a gradient, becomes scale[i]*x of token i / k. */
 static void spread(const ari_bl_run *run, double *rows, const double *x, const ari_bl_routed *r, const double *scale)
 {
     const size_t k = run->c->experts.per_token, h = run->c->hidden;
@@ -318,8 +318,8 @@ static ar_status emit_shared(ari_bl_run *run, const double *dact, const double *
     return emit_of_shared(run, ".up", 'b', dfc, 2 * f, f, f);
 }
 
-/* dx of rows [first_row, first_row + rows) from dy, both of which begin with theirs; sample_begin: as in ari_bl_terms;
- * NULL: of the expert that all tokens go to. */
+/* Computes dx of rows [first_row, first_row + rows) from dy; both begin with these rows. sample_begin: as in
+ * ari_bl_terms; NULL: the shared expert. */
 static ar_status expert_backward(ari_bl_run *run, const ari_bl_mlp *mlp, double *dx, const double *dy,
                                  const ari_bl_mlp_saved *saved, const double *x, size_t first_row, size_t rows,
                                  const size_t *sample_begin)

@@ -11,9 +11,9 @@
 
 #include <string.h>
 
-/* Where a token's numbers lie. */
+/* Offsets of a token's numbers. */
 typedef struct latent_form {
-    size_t heads, d, r, v; /* d: of a key, of which r are shared; v: of a value */
+    size_t heads, d, r, v; /* d: features of a key, of which r are shared; v: features of a value */
     size_t qkv, up;        /* q | k | v; k | v of each head without what they share */
 } latent_form;
 
@@ -28,7 +28,7 @@ static latent_form form_of(const ar_config *c)
                          .up = f.heads * (f.d - f.r + f.v)};
 }
 
-/* The input's layer has both paths' small matrices, where queries have a rank. */
+/* Loads the input's layer: the small matrices of both paths if queries have a low-rank projection, otherwise of one. */
 static ar_status load_down(ari_bl_run *run, ari_bl_latent *l)
 {
     const ar_config *c = run->c;
@@ -127,7 +127,8 @@ ar_status ari_bl_latent_forward(ari_bl_run *run, const ari_bl_latent *l, ari_bl_
 
 /* --- backward ----------------------------------------------------------------------------------------------------- */
 
-/* Columns [first_col, first_col + rank) of dlow [tokens, ld] from dy of what the layer behind the norm has made. */
+/* Computes columns [first_col, first_col + rank) of dlow [tokens, ld] from dy, the gradient of the output of the layer
+ * after the norm. */
 static ar_status path_backward(ari_bl_run *run, const ari_bl_linear *l, const ari_bl_norm *norm, double *dlow,
                                size_t ld, size_t first_col, const double *dy, const ari_bl_norm_saved *saved)
 {
@@ -160,7 +161,7 @@ static ar_status shared_gradient(ari_bl_run *run, const latent_form *f, double *
     return ari_bl_emit_tokens(run, run->names->dshared, 'b', dshared, f->r, 0, f->r);
 }
 
-/* Columns of dlow from those of keys and values. */
+/* Computes columns of dlow from the gradients of keys and values. */
 static ar_status keys_backward(ari_bl_run *run, const ari_bl_latent *l, double *dlow, const double *dqkv,
                                const ari_bl_latent_saved *saved)
 {

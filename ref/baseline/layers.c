@@ -151,7 +151,7 @@ static ar_status backward_row(ari_bl_run *run, void *arg, size_t t)
     return AR_OK;
 }
 
-/* sum, where there is one: residual + dx, added before dx is stored. */
+/* sum: if given, residual + dx, added before dx is stored. */
 ar_status ari_bl_norm_backward(ari_bl_run *run, const ari_bl_norm *norm, double *dx, double *sum,
                                const double *residual, const double *dy, const ari_bl_norm_saved *saved)
 {

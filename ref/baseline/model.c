@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The entry points: a whole model on one batch, and one block alone. */
+/* Entry points: a full model on one batch, and a single block. */
 #include "anyrank/config.h"
 #include "ref/baseline/run.h"
 
@@ -215,7 +215,7 @@ static ar_status run_model(ari_bl_run *run, const ar_batch *batch, double *loss)
         AR_TRY(ari_bl_check_batch(run->c, run->o, &batch[i]));
         AR_TRY(ari_bl_check_tokens(run->c, &batch[i]));
     }
-    double *value = ari_bl_doubles(run, steps, 1); /* *loss stays as it is where a later step fails */
+    double *value = ari_bl_doubles(run, steps, 1); /* *loss is unchanged if a later step fails */
     AR_TRY(run->memory);
     AR_TRY(run_steps(run, batch, value));
     for (size_t i = 0; i < steps; i++)

@@ -54,8 +54,8 @@ static ar_status iterate(ari_bl_run *run, double *x, size_t m, size_t n)
     return AR_OK;
 }
 
-/* The matrix [outputs, inputs], whose element (r, c) lies at
- * u[r*row + c*col], becomes what is taken from the weights. */
+/* Makes the matrix [outputs, inputs], with element (r, c) at u[r*row + c*col], orthogonal: the result is subtracted
+ * from the weights. */
 static ar_status orthogonalise(ari_bl_run *run, const ari_bl_trained *p, double *u, size_t outputs, size_t inputs,
                                size_t row, size_t col)
 {

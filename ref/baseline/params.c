@@ -339,7 +339,7 @@ static ar_status load_sinks(ari_bl_run *run, ari_bl_params *p)
     return AR_OK;
 }
 
-/* One of three parameters (gate, up and down) or of two, where gate and up are one or there is no gate. */
+/* Loads three parameters (gate, up and down), or two if gate and up are packed or there is no gate. */
 static ar_status load_mlp(ari_bl_run *run, ari_bl_mlp *mlp)
 {
     const ar_config *c = run->c;

@@ -10,7 +10,7 @@
 typedef struct trial {
     ari_bl_run run;
     ari_bl_model model;
-    double **input; /* [layers + 1]: of each block, and of what follows the last */
+    double **input; /* [layers + 1]: inputs of each block and of the part after the last one */
 } trial;
 
 /* From the input of a block to the loss; is_saving: later inputs are kept too. */

@@ -9,7 +9,8 @@
 
 /* --- frequencies -------------------------------------------------------------------------------------------------- */
 
-/* Llama 3 keeps the frequencies of short waves, divides those of long ones by a factor, and blends in between. */
+/* Applies Llama 3's scaling: keeps the frequencies of short waves, divides those of long waves by a factor, and blends
+ * in between. */
 static double llama3_frequency(const ari_bl_run *run, double inv_freq)
 {
     const ar_rope *o = run->rope;
@@ -63,7 +64,7 @@ static double yarn_frequency(const ari_bl_run *run, size_t i, size_t d, double w
     return ari_bl_stored(run, slowed + ari_bl_stored(run, ari_bl_stored(run, 1.0 / wave) * extrapolated));
 }
 
-/* Dynamic scaling's theta where the sequence is longer than the first context. */
+/* Returns dynamic scaling's theta for a sequence longer than the original context. */
 static double dynamic_theta(const ari_bl_run *run, size_t d, size_t length)
 {
     const ar_rope *o = run->rope;

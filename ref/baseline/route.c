@@ -61,8 +61,8 @@ static double largest_of(const double *c, size_t n)
     return largest;
 }
 
-/* c [n] in, experts out: of a row whose groups do not all stay the others' c become less than any. group: [n], to work
- * with. */
+/* Chooses the experts of a row in which only some groups stay: c [n] of all other groups is set below any score. group:
+ * [n], scratch. */
 static void choose_of_groups(const ari_bl_run *run, size_t *expert, double *c, double *score)
 {
     const ar_experts *x = &run->c->experts;
@@ -140,8 +140,8 @@ void ari_bl_route_token(const ari_bl_run *run, const double *bias, const ari_bl_
 
 /* --- gradients ---------------------------------------------------------------------------------------------------- */
 
-/* Through the softmax, from g [tokens, k], the gradients of the weights. With r = sum over K of w*g:
- * dz_j = w_j*(g_j - r) in K and 0 elsewhere where the weights are normalised, else dz_i = p_i*([i in K] g_i - r). */
+/* Backward pass through the softmax from g [tokens, k], the gradients of the weights. With r = sum over K of w*g: dz_j
+ * = w_j*(g_j - r) in K and 0 elsewhere if the weights are normalised, else dz_i = p_i*([i in K] g_i - r). */
 static void softmax_gradient(const ari_bl_run *run, double *dz, const double *g, const ari_bl_routed *r)
 {
     const ar_experts *x = &run->c->experts;
@@ -178,8 +178,8 @@ static void groups_gradient(const ari_bl_run *run, double *dz, const double *g, 
     }
 }
 
-/* Through the sigmoids: with D what a token's scores are divided by, s_j = a_j/D and r = sum over K of s*g, or r = 0
- * where they are not divided, dz_j = w_j*(1 - a_j)*(g_j - r) in K, and 0 elsewhere. */
+/* Backward pass through the sigmoids. With D the divisor of a token's scores, s_j = a_j/D and r = sum over K of s*g (r
+ * = 0 if they are not divided): dz_j = w_j*(1 - a_j)*(g_j - r) in K, and 0 elsewhere. */
 static void scores_gradient(const ari_bl_run *run, double *dz, const double *g, const ari_bl_routed *r)
 {
     const ar_experts *x = &run->c->experts;

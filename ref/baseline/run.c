@@ -89,7 +89,8 @@ ARI_SIMD __attribute__((flatten)) void ari_bl_noise_refill(ari_bl_noise *noise)
         noise->ready[i] = 2.0 * ari_random_unit(c[i % 4][i / 4]) - 1.0;
 }
 
-/* x is a number of p bits, of which 2^-p is the unit round-off, if its nearest one is itself: Veltkamp's splitting. */
+/* Returns true if x is a number of p bits, with unit round-off 2^-p: its nearest such number is itself (Veltkamp's
+ * splitting). */
 static bool is_short(double x, double splitter)
 {
     const double t = splitter * x;

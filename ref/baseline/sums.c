@@ -156,7 +156,7 @@ typedef struct gradient {
     ari_bl_product *product; /* in the order of the terms */
 } gradient;
 
-/* With errors: a sum as it is stored, where that takes more than the fp32 in which it was added up. */
+/* With errors: rounds a sum to its storage format if that is not the fp32 in which it was added up. */
 static double round_sum(const ari_bl_run *run, double sum, const ari_bl_terms *terms)
 {
     const int place = terms->stream ? ARI_BL_STREAM : ARI_BL_PRODUCT;
@@ -170,8 +170,8 @@ static bool is_matrix(const ari_bl_terms *terms)
     return terms->dy != NULL || terms->row_of != NULL;
 }
 
-/* Rows [row, row + rows) and columns [col, col + cols) of a gradient; row r's sums begin at r*stride. Gradients of
- * tables and norms are added up where they are stored: so PyTorch does it on the CPU. Others' sums are one
+/* Adds tokens to rows [row, row + rows) and columns [col, col + cols) of a gradient; row r's sums begin at r*stride.
+ * Gradients of tables and norms are accumulated in their storage format, as PyTorch does on the CPU. Other sums are one
  * operation. */
 static void add_tokens(const gradient *g, ari_bl_sums *sums, const ari_bl_terms *terms, size_t row, size_t rows,
                        size_t col, size_t cols, size_t stride)

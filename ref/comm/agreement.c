@@ -84,11 +84,11 @@ static ar_status disagree(const ari_group *g, int a, int b, char *why, size_t si
     return AR_ERR_MISMATCH;
 }
 
-/* The first field in which y differs from x, as text; "" if none. */
+/* Writes the first field in which y differs from x; "" if none. */
 static void difference(const ari_call *x, const ari_call *y, int n, char *text, size_t size)
 {
     ari_text l = ari_plain_text_in(text, size);
-    /* Nothing is formatted where calls agree: that would be a seventh of a short collective. */
+    /* Nothing is formatted if calls agree: that would take a seventh of a short collective. */
     if (x->kind != y->kind) {
         ari_say(&l, "kind %s against %s", ari_kind_name(x->kind), ari_kind_name(y->kind));
     } else if (x->dtype != y->dtype) {
@@ -109,7 +109,7 @@ static void difference(const ari_call *x, const ari_call *y, int n, char *text, 
     }
 }
 
-/* all_to_all: what a sends to b is what b expects from a. */
+/* Compares an all_to_all: a must send to b as many elements as b expects from a. */
 static ar_status compare_all_to_all(const ari_group *g, char *why, size_t size)
 {
     for (int a = 0; a < g->n; a++) {
@@ -126,7 +126,7 @@ static ar_status compare_all_to_all(const ari_group *g, char *why, size_t size)
     return AR_OK;
 }
 
-/* The two calls of a channel: what is sent is what the other one expects. */
+/* Compares the two calls of a channel: the sent data must be what the receiver expects. */
 static ar_status compare_message(const ari_group *g, char *why, size_t size)
 {
     const ari_call *send = &g->slot[0].call, *receive = &g->slot[1].call;
@@ -179,8 +179,9 @@ static ar_status compare_exchange(const ari_group *g, char *why, size_t size)
     return AR_OK;
 }
 
-/* Calls that are alike but for their tags are two collectives in different orders: their results would be mixed up. A
- * rank without a tag says nothing, and the operations of an exchange are named as each rank sees them. */
+/* Compares tags. Calls that are equal except for their tags are two collectives in different orders, whose results
+ * would be mixed up. A rank without a tag is not compared, and the operations of an exchange are named as each rank
+ * sees them. */
 static ar_status compare_tags(const ari_group *g, char *why, size_t size)
 {
     int named = -1;

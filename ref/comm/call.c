@@ -76,7 +76,7 @@ static ar_status check_peer(const ari_call *call, int rank, int size)
     return AR_OK;
 }
 
-/* A NULL buffer is fine where nothing is in it. */
+/* Checks a buffer. It may be NULL if it has no bytes. */
 static ar_status check_buf(const ari_call *call, const void *ptr, size_t bytes, const char *label)
 {
     if (!ptr && bytes > 0)
@@ -85,7 +85,8 @@ static ar_status check_buf(const ari_call *call, const void *ptr, size_t bytes, 
     return AR_OK;
 }
 
-/* Input and output are the same bytes, or have none in common: anything between would read what it has overwritten. */
+/* Checks that input and output are the same bytes or have none in common: a partial overlap would read overwritten
+ * data. */
 static ar_status check_overlap(const ari_call *call, const void *out, size_t out_bytes, const void *input,
                                size_t in_bytes, bool in_place)
 {
@@ -122,7 +123,7 @@ static ar_status measure_extents(size_t bytes[ARI_EXTENTS], const ari_call *call
                                            : AR_OK;
 }
 
-/* The buffers that the rank has, the root's own last. In place: the own part is where it lies among all parts. */
+/* Checks the rank's buffers, the root's own last. In place: the rank's part must be at its position among all parts. */
 static ar_status check_bufs(const ari_call *call, int rank, int size)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);

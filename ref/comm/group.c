@@ -129,7 +129,7 @@ void ari_group_wake(ari_group *g)
 
 /* --- shared work -------------------------------------------------------------------------------------------------- */
 
-/* A collective cut into parts, each of which is done by one of the members that have a core. */
+/* Collective split into parts, each of which one of the members that have a core does. */
 
 void ari_group_share(ari_group *g)
 {

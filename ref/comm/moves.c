@@ -41,7 +41,7 @@ ari_parts ari_parts_of(const ari_call *call, int rank, int n, bool sends)
     return (ari_parts){.call = call, .rank = rank, .sends = sends, .end = n};
 }
 
-/* The same with `peer` alone. */
+/* Does the same with `peer` only. */
 static ari_parts parts_with(const ari_call *call, int rank, int peer, bool sends)
 {
     const size_t *cut = cut_of(call, extent_of(call, sends));
@@ -129,7 +129,7 @@ static size_t count_of(const ari_call *call, ari_buffer_extent extent, int rank,
     return extent == ARI_EXTENT_OWN_PART ? call->counts[rank] : extent == ARI_EXTENT_COUNT ? call->count : 0;
 }
 
-/* Elements of the input and of the output that the rank has: none where they are the root's alone. */
+/* Returns the elements of the rank's input; 0 if only the root has an input. */
 static size_t input_count(const ari_call *call, int rank, int n)
 {
     const ari_kind_row *k = ari_kind_of(call->kind);

@@ -160,7 +160,7 @@ static bool same_place(const ari_rank_lines *a, const ari_rank_lines *b)
     return equal;
 }
 
-/* The table's columns are as wide as what is in them, names of layers and tensors among it. */
+/* Widths of the table's columns, as wide as their contents, which include names of layers and tensors. */
 typedef struct widths {
     int last_finished, current, group;
 } widths;
@@ -250,7 +250,7 @@ static ari_wait wait_in(ari_group *g)
 /* A wait in an agreed collective. Only other members' progress ends it, and once in a while it looks for some. */
 typedef struct inner_wait {
     ari_wait wait;
-    uint64_t progress, since_ns; /* what all members had done, and since when; 0: not looked yet */
+    uint64_t progress, since_ns; /* progress of all members, and the time of its last change; 0: not read yet */
 } inner_wait;
 
 /* A report may come this much after the timeout. */

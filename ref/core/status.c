@@ -46,7 +46,7 @@ void ar_error_clear(void)
 
 ar_status ar_error_set(ar_status st, const char *format, ...)
 {
-    /* The arguments may quote the message that is being replaced, so it is built beside it. */
+    /* The arguments may quote the previous message, so the new one is built separately. */
     char new_message[MESSAGE_SIZE];
     ARI_FORMAT(new_message, format);
     ari_message_clean(new_message);

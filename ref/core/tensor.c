@@ -170,7 +170,7 @@ static ar_status begin_layout(ar_layout *o, int ndim, const size_t *shape, int d
     return AR_OK;
 }
 
-/* Adds a box over the whole tensor but for `dim`, where it copies local [local, +extent) <-> global [global,
+/* Adds a box over the full tensor except along `dim`, where it copies local [local, +extent) <-> global [global,
  * +extent). */
 static void add_box(ar_layout *o, int dim, size_t global, size_t local, size_t extent)
 {

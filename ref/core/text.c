@@ -72,7 +72,7 @@ void ari_message_clean(char *text)
 const char *ari_printable(char *out, size_t cap, const char *text)
 {
     const size_t length = strlen(text);
-    size_t n = 0, prefix = 0, used = 0, bytes = 0; /* whole: so much stays where an ellipsis follows */
+    size_t n = 0, prefix = 0, used = 0, bytes = 0; /* prefix: length that stays if an ellipsis follows */
     for (size_t i = 0; i < length; i += used) {
         bytes = ari_utf8_length(text + i, length - i);
         used = bytes > 0 ? bytes : 1;
@@ -100,7 +100,7 @@ size_t ari_utf8_length(const char *text, size_t n)
     if (c < 0x80)
         return 1;
     const size_t bytes = c >= 0xC2 && c <= 0xDF ? 2 : c >= 0xE0 && c <= 0xEF ? 3 : c >= 0xF0 && c <= 0xF4 ? 4 : 0;
-    /* RFC 3629, section 4: the second byte's range depends on the first, the others are 80..BF. */
+    /* RFC 3629, section 4: the range of the second byte depends on the first; the others are 80..BF. */
     unsigned char low = c == 0xE0 ? 0xA0 : c == 0xF0 ? 0x90 : 0x80, high = c == 0xED ? 0x9F : c == 0xF4 ? 0x8F : 0xBF;
     if (bytes > n)
         return 0;

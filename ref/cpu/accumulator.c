@@ -10,9 +10,9 @@
 #include "ref/cpu/storage.h"
 #include "ref/numerics/sent_sum.h"
 
-/* Sums over rows: the order-independent accumulator (numerics.md, section 3) over arrays, and the native sum, whose
- * order is that of the rows. The accumulator is in its two-phase form: the highest slice of state and values first,
- * raise where that is new (rare after the first few values), then plain additions. The same states as ari_acc_add's. */
+/* Sums over rows: the order-independent accumulator (numerics.md, section 3) over arrays, and the native sum in row
+ * order. The accumulator has a two-phase form: first the highest slice of state and values, with a raise if it is new
+ * (rare after the first few values), then plain additions. The states are those of ari_acc_add. */
 
 #define CHUNK ((size_t)512) /* elements whose state, 17 bytes each, stays in the first cache level */
 
@@ -82,7 +82,7 @@ ARI_SIMD static void raise_run(uint8_t *restrict t, int64_t *restrict h, int64_t
     }
 }
 
-/* `narrow` is a constant where this is inlined: else no compiler makes vectors of it. */
+/* `narrow` is a constant after inlining; otherwise compilers do not vectorise. */
 static inline void values_of(float *restrict y, const uint8_t *restrict t, const int64_t *restrict h,
                              const int64_t *restrict l, size_t n, const bool narrow)
 {
@@ -175,8 +175,8 @@ ARI_ROW_LOOP bool raised_tops(uint8_t *new_tops, const uint8_t *t, const uint32_
     return raised != 0;
 }
 
-/* rows <= ROWS_AT_ONCE rows into LANES elements. Where a value reaches above t, which is rare after the first rows, the
- * sums are made again. A flagged element takes nothing. */
+/* Accumulates up to ROWS_AT_ONCE rows into LANES elements. If a value reaches above t, which is rare after the first
+ * rows, the sums are computed again. A flagged element is unchanged. */
 ARI_ROW_KERNEL void accumulate_lanes(uint8_t *t, int64_t *h, int64_t *l, const float *x, ptrdiff_t stride, size_t rows,
                                      bool narrow)
 {
@@ -213,7 +213,7 @@ static void accumulate_rows(uint8_t *t, int64_t *h, int64_t *l, const float *x, 
     }
 }
 
-/* Columns of a native sum that stay in registers: several chains of additions, none of which waits for another. */
+/* Columns of a native sum that stay in registers: several independent chains of additions. */
 #define NATIVE_LANES ((size_t)64)
 
 /* sum[j] = fl32(sum[j] + x[r][j]), row by row; a NaN stays one, so that the stored form of it is made at the end. */
@@ -248,7 +248,7 @@ static void add_rows_f32(float *sum, const float *x, ptrdiff_t stride, size_t ro
 
 /* Columns that a thread takes at a time: 16 cache lines of fp32, and so no two threads share one. */
 #define COLUMN_BLOCK ((size_t)256)
-/* Terms of a block of rows for each thread: 128 KiB, which the second cache level holds beside what made them. */
+/* Terms of a block of rows for each thread: 128 KiB, which fit the second cache level next to their inputs. */
 #define BLOCK_TERMS ((size_t)32768)
 
 size_t ari_block_rows(const ar_device *d, size_t rows, size_t cols)
@@ -270,8 +270,8 @@ static void add_piece(const ar_row_sum *row_sum, size_t cols, size_t first_col, 
     }
 }
 
-/* The columns [first_col, ..) of `rows` rows from `first_row` on: where they are bf16 numbers, as many rows at a time
- * as the first cache level holds widened. */
+/* Adds the columns [first_col, ..) of `rows` rows from `first_row` on. bf16 rows are widened in groups that fit the
+ * first cache level. */
 static void add_block(const ari_row_pass *p, const ari_row_terms *s, size_t first_row, size_t rows, size_t first_col)
 {
     enum { WIDENED = 16 };
@@ -346,7 +346,7 @@ static void add_run(const acc_view *acc, size_t row, const ar_tensor *terms, siz
     ari_accumulate(acc->t + acc_offset, acc->h + acc_offset, acc->l + acc_offset, &x, 1, n, false, acc->narrow);
 }
 
-/* The row of the accumulator that row r of the terms goes to; negative: none. */
+/* Returns the accumulator row of row r of the terms; negative: none. */
 static int64_t target_row(const int64_t *row_of, size_t rows_in_acc, size_t r)
 {
     if (row_of)
@@ -383,8 +383,8 @@ ar_status ari_cpu_acc_add(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf hl, bool n
     return AR_OK;
 }
 
-/** Slot sum_rows_f32. The summation order is that of the rows, for every element and any number of threads, since
- *  threads share out the columns. fp32 accumulator. */
+/** Implements slot sum_rows_f32. The summation order is that of the rows, for every element and any number of threads,
+ *  because threads share the columns. fp32 accumulator. */
 ar_status ari_cpu_sum_rows_f32(ar_device *d, ARI_AT_ONCE, ar_buf acc, size_t rows_in_acc, const ar_tensor *terms,
                                ar_cbuf row_of)
 {
@@ -432,7 +432,7 @@ static void scatter(const ar_tensor *y, size_t first_element, const float *value
     }
 }
 
-/** Slot acc_value. Errors: none. */
+/** Implements slot acc_value. Errors: none. */
 ar_status ari_cpu_acc_value(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbuf t, ar_cbuf hl, size_t n, bool narrow)
 {
     const uint8_t *top = t.ptr;
@@ -452,7 +452,7 @@ ar_status ari_cpu_acc_value(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cb
     return AR_OK;
 }
 
-/** Slot acc_put. Errors: none. */
+/** Implements slot acc_put. Errors: none. */
 ar_status ari_cpu_acc_put(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf h, ar_buf l, ar_cbuf x, size_t n, bool narrow)
 {
     uint8_t *top = t.ptr;
@@ -463,7 +463,7 @@ ar_status ari_cpu_acc_put(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf h, ar_buf 
     return AR_OK;
 }
 
-/** Slot states_narrow. Errors: none. */
+/** Implements slot states_narrow. Errors: none. */
 ar_status ari_cpu_states_narrow(ar_device *d, ARI_AT_ONCE, ar_buf dst, ar_cbuf t, ar_cbuf h, ar_cbuf l, size_t n,
                                 size_t width, bool narrow)
 {
@@ -475,7 +475,7 @@ ar_status ari_cpu_states_narrow(ar_device *d, ARI_AT_ONCE, ar_buf dst, ar_cbuf t
     return AR_OK;
 }
 
-/** Slot states_merge. Errors: none. */
+/** Implements slot states_merge. Errors: none. */
 ar_status ari_cpu_states_merge(ar_device *d, ARI_AT_ONCE, ar_buf t, ar_buf h, ar_buf l, ar_cbuf src, size_t ranks,
                                size_t n, size_t width, bool narrow)
 {

@@ -221,8 +221,8 @@ ar_status ari_cpu_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dga
 /* Elements whose bits are drawn before they are used. */
 #define LANES ((size_t)64)
 
-/* n neighbouring elements, the first of which is number `first_index` of the full value. y may be x, sum may be
- * residual; each of y and sum with residual may be NULL. */
+/* Drops n consecutive elements, the first of which is number `first_index` of the full value. y may be x, sum may be
+ * residual; y may be NULL, and so may sum with residual. */
 ARI_ROW_KERNEL void drop_row(float *y, float *sum, const float *x, const float *residual, size_t n, const ar_dropout *w,
                              uint64_t first_index)
 {
@@ -302,7 +302,7 @@ static void round_strided(float *y, ptrdiff_t y_stride, const float *x, ptrdiff_
         y[(ptrdiff_t)j * y_stride] = ari_f32_to_bits(x[(ptrdiff_t)j * x_stride], bits);
 }
 
-/** Slot round_bits. Errors: none. */
+/** Implements slot round_bits. Errors: none. */
 ar_status ari_cpu_round_bits(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, int bits)
 {
     (void)d;

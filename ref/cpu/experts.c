@@ -4,8 +4,8 @@
 #include "ref/cpu/row_sum.h"
 #include "ref/cpu/storage.h"
 
-/* Experts: the choice of them, rows that go to them and come back, and what is added of one that all tokens share.
- * Formulas: numerics.md, "Experts". */
+/* Experts: choosing them, moving rows to them and back, and adding the shared expert. Formulas: numerics.md,
+ * "Experts". */
 
 /* --- routing ------------------------------------------------------------------------------------------------------ */
 
@@ -84,7 +84,7 @@ ARI_ROW_KERNEL float softmax_of(float *p, const float *z, size_t n)
     return ari_route_lse(max, l);
 }
 
-/* The first score by which none can be chosen; n: there is none. */
+/* Returns the index of the first score that makes a choice impossible; n: there is none. */
 static size_t first_lost(const float *c, size_t n, bool softmax)
 {
     size_t j = 0;
@@ -171,7 +171,7 @@ static void route_gradient(float *dz, size_t first_logit, size_t n, const chosen
     for (size_t i = 0; i < n; i++)
         dz[i] = is_dense ? ari_mul32(c->a[first_logit + i], -c->r) : 0.0f;
     for (size_t j = 0; j < rule->k; j++) {
-        const size_t i = (size_t)c->expert[j] - first_logit; /* beyond n where it is below `first_logit` */
+        const size_t i = (size_t)c->expert[j] - first_logit; /* wraps around beyond n if it is below `first_logit` */
         if (i < n && rule->bias.ptr)
             dz[i] = ari_route_dscore(c->w[j], c->a[c->expert[j]], c->g[j], c->r);
         else if (i < n)

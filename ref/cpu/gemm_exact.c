@@ -7,10 +7,10 @@
 
 /* --- rounding ----------------------------------------------------------------------------------------------------- */
 
-/* fl32(fl64(S)*2^(e+f-50)), numerics.md, "Contraction", step 5. The power of two is applied as 2^(e-50) and 2^f:
- * exponents of fp32 values shifted by exponents of fp32 values lie in -297..256, |S| < 2^116, so that both products are
+/* fl32(fl64(S)*2^(e+f-50)), numerics.md, "Contraction", step 5. The power of two is applied as 2^(e-50) and 2^f.
+ * Exponents of fp32 values shifted by exponents of fp32 values are in -297..256 and |S| < 2^116, so both products are
  * normal in binary64 and exact, and the conversion to fp32 is the only rounding after fl64. A flag is a factor: NaN
- * makes everything NaN, also beside a zero; 0 leaves +0, since the sum of an all-zero row is +0. */
+ * makes everything NaN, also next to a zero; 0 leaves +0, because the sum of an all-zero row is +0. */
 
 static inline double factor(int32_t f, int32_t shift)
 {
@@ -74,7 +74,7 @@ ARI_SIMD void ari_halves_to_int64(int64_t *restrict s, const double *restrict hi
     }
 }
 
-/* S = (hi >> 19)*2^32 + rest, rest = (hi mod 2^19)*2^13 + lo, of which |rest| < 2^54. */
+/* S = (hi >> 19)*2^32 + rest with rest = (hi mod 2^19)*2^13 + lo and |rest| < 2^54. */
 ARI_SIMD void ari_halves_to_limbs(int64_t *restrict s, const double *restrict hi, const double *restrict lo, bool add,
                                   size_t n)
 {
@@ -102,8 +102,8 @@ ARI_SIMD void ari_sums_to_limbs(int64_t *restrict s, const int64_t *restrict sum
 /* Columns whose factors are made at a time. */
 #define COLUMNS ((size_t)2048)
 
-/* Sums from other ranks are not trusted to be 0 where a flag reports it: a product with 0 is +0 or -0, and adding +0
- * makes it +0, as it leaves everything else. */
+/* Sums from other ranks may not be 0 where a flag says so: a product with 0 is +0 or -0, and adding +0 makes it +0 and
+ * leaves all other values unchanged. */
 ARI_SIMD static void round_run(float *restrict y, const int64_t *restrict s, double row, const double *restrict scale,
                                size_t n)
 {
@@ -135,7 +135,7 @@ static void round_piece(const round_job *r, size_t i, size_t col_begin, size_t c
         y[j] = ari_contract_value2(s[2 * j], s[2 * j + 1], r->e[i], r->f[begin + j]);
 }
 
-/** Slot round_i64. Errors: none. */
+/** Implements slot round_i64. Errors: none. */
 ar_status ari_cpu_round_i64(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf s, int limbs, size_t start, size_t count,
                             size_t n, ar_cbuf e, ar_cbuf f)
 {
@@ -158,10 +158,11 @@ ar_status ari_cpu_round_i64(ar_device *d, ARI_AT_ONCE, ar_buf y, ar_cbuf s, int 
 
 /* --- gemm exact --------------------------------------------------------------------------------------------------- */
 
-/* The slots of the exact contraction: what all paths have in common (gemm.h). Rounding, bias and activation read
- * a tile once, while it is in the cache. */
+/* Slots of the exact contraction: the part that all paths share (gemm.h). Rounding, bias and activation read a tile
+ * once, while it is in the cache. */
 
-/* The extent of n cut into `parts` nearly equal parts, a multiple of `step` where there are several. */
+/* Returns the size of a part when n is split into `parts` nearly equal parts, a multiple of `step` if there are
+ * several. */
 static size_t part_extent(size_t n, size_t parts, size_t step)
 {
     return parts <= 1 ? n : ari_round_up(ari_ceil_div(n, parts), step);

@@ -149,7 +149,7 @@ ar_status ari_nccl_run(ar_comm *base, const ari_call *call)
     if (st == AR_OK && call->kind == ARI_BARRIER) /* of hosts too */
         st = ari_stream_sync(s, 0);
     if (st == AR_OK)
-        st = ari_nccl_world_status(w); /* a stream continues where NCCL was aborted */
+        st = ari_nccl_world_status(w); /* the stream no longer waits after NCCL was aborted */
     if (st == AR_OK)
         st = ari_nccl_world_enqueued(w, p, s);
     if (st != AR_OK)

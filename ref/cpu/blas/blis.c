@@ -56,10 +56,10 @@ static void *unconst(const void *p)
     return (void *)(uintptr_t)p;
 }
 
-/* By its expert interface: one thread is asked for with the call, not in the process-wide setting; and none of the
- * kernels for small matrices, which in 0.9.0 read past the end of an operand: of a row of A more than there is where
- * the terms are no multiple of 8, which crashes where no memory follows (github.com/flame/blis/issues/635 and 821,
- * mended later). */
+/* Calls BLIS by its expert interface: the call asks for one thread instead of changing the process-wide setting, and
+ * excludes the kernels for small matrices. In 0.9.0 these read past the end of an operand's row if the number of
+ * terms is not a multiple of 8, which crashes if no memory follows (github.com/flame/blis/issues/635 and 821, fixed
+ * later). */
 #define GEMM(function, type, bli_gemm)                                                                              \
     function(type *c, ari_blas_view cv, const type *a, ari_blas_view av, const type *b, ari_blas_view bv, bool add) \
     {                                                                                                               \

@@ -27,7 +27,7 @@ static matrix operand(const void *data, ari_blas_view v)
 
 /* --- what CBLAS takes --------------------------------------------------------------------------------------------- */
 
-/* Lines one after the other, ld elements apart: rows (ROW_MAJOR) or columns (COL_MAJOR). order 0: neither. */
+/* Lines that are ld elements apart: rows (ROW_MAJOR) or columns (COL_MAJOR). order 0: neither. */
 typedef struct stored {
     int order, ld;
 } stored;
@@ -72,8 +72,8 @@ CALL(call_dgemm, double, cblas_dgemm)
 
 /* --- any strides and extents -------------------------------------------------------------------------------------- */
 
-/* Extents of a piece: of one that a call's integers hold (less in a test), and of one whose matrices are copied to the
- * stack, which none of the products of layers needs. */
+/* Extents of a piece: one whose sizes fit a call's integers (less in a test), and one whose matrices are copied to the
+ * stack, which no product of the layers needs. */
 #if !defined(LONGEST)
 #define LONGEST ((size_t)1 << 30)
 #endif

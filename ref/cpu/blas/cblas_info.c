@@ -38,14 +38,14 @@ ar_status ari_blas_check(void)
     const char *problem = NULL;
     if (strstr(openblas_get_config(), "USE64BITINT"))
         problem = "64-bit integers (USE64BITINT), expected 32-bit ones";
-    /* Without either its buffers are everyone's at once: wrong results where two ranks multiply. */
+    /* Without either, all threads share its buffers: wrong results if two ranks multiply at the same time. */
     else if (openblas_get_parallel() == NO_THREADS && !strstr(openblas_get_config(), "USE_LOCKING"))
         problem = "neither threads nor locks, so that only one thread may call it: expected pthreads or USE_LOCKING";
     else if (openblas_get_parallel() == OPENMP)
         problem = "OpenMP, whose threads cannot be held to one: expected pthreads";
     if (problem)
         return ar_error_set(AR_ERR_UNSUPPORTED, "cpu device: OpenBLAS was built with %s", problem);
-    /* Ranks call it from their own threads: with threads of its own it would use cores that other ranks compute on. */
+    /* Ranks call it from their own threads. With several threads it would use cores that other ranks compute on. */
     openblas_set_num_threads(1);
     return AR_OK;
 }

@@ -40,7 +40,7 @@ static ar_tensor piece_of(const ar_tensor *m, size_t row, size_t col)
     return ar_tensor_slice(&rows, 1, col, at_most_piece(m->shape[1] - col));
 }
 
-/* The piece itself where it is fp32, else as many numbers from *room on, stored in the piece's order. */
+/* Returns the piece itself if it is fp32, otherwise fp32 memory from *room on in the piece's order. */
 static ar_tensor fp32_of(const ar_tensor *piece, float **room, bool with_values)
 {
     if (piece->dtype != AR_BF16)
@@ -85,7 +85,7 @@ static void multiply_pieces(const ar_tensor *c, const ar_tensor *a, const ar_ten
         }
 }
 
-/* room: room_of floats; NULL where all of them are fp32. */
+/* room: room_of floats; NULL if all operands are fp32. */
 static void multiply_operands(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add, float *room)
 {
     if (room)
@@ -100,9 +100,9 @@ static void multiply_operands(const ar_tensor *c, const ar_tensor *a, const ar_t
 
 /* --- shared out --------------------------------------------------------------------------------------------------- */
 
-/* One product whose rows or columns, whichever are more, are shared out. A library's own threads meet at barriers that
- * spin, BLIS's for ever, which costs a time slice each where another process or rank has the core; these meet once, at
- * the end. */
+/* Computes one product whose rows or columns, whichever are more, are split over threads. A library's own threads meet
+ * at spinning barriers (BLIS's spin without limit), which cost a time slice each if another process or rank has the
+ * core. These threads meet once, at the end. */
 static void shared_product(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add, int threads,
                            float *rooms, size_t room)
 {

@@ -43,8 +43,8 @@
 
 /* The planes: digits, sums within each half of an integer, sums across the halves. */
 enum { D0, D1, D2, D3, D01, D23, D02, D13, PLANES };
-/* The planes that a sum multiplies. Where they differ it also has their product with the sides exchanged. The order is
- * one in which a plane is needed soon after those that it is the sum of. */
+/* Planes whose products are summed. If two planes differ, a sum also has their product with the sides exchanged. A
+ * plane comes soon after the planes that it is the sum of. */
 enum { SUMS = 9 };
 static const struct product {
     size_t left_plane, right_plane, sum;
@@ -94,9 +94,9 @@ static void plan_tile(ari_tile_plan *p, size_t k)
 
 /* --- panels ------------------------------------------------------------------------------------------------------- */
 
-/* The digits of DEPTH integers, `count` of each, their offsets taken off modulo 2^8. A 64-bit lane holds two integers,
- * and a byte of the result is 8 bits of a lane from any bit on: those of vector v become bytes 2v and 2v + 1 of each
- * lane. So terms are not in order, but in the same one in either operand. */
+/* Computes the digits of DEPTH integers, `count` of each, with offsets subtracted modulo 2^8. A 64-bit lane holds two
+ * integers, and a byte of the result is 8 bits of a lane from any bit on: those of vector v become bytes 2v and 2v + 1
+ * of each lane. So terms are not in order, but both operands have the same order. */
 AMX_INLINE void digits_of(bytes *digits, const int32_t *q, const size_t count)
 {
     const bool narrow = count == NARROW;
@@ -114,7 +114,7 @@ AMX_INLINE void digits_of(bytes *digits, const int32_t *q, const size_t count)
     }
 }
 
-/* Terms from k on of a row, zeros where there are none; those that follow are brought into the cache. */
+/* Computes the digits of a row's terms from k on, zeros beyond the end, and prefetches the following ones. */
 AMX_INLINE void digits_at(bytes *digits, const ar_packed *p, size_t matrix_index, size_t row, size_t k,
                           const size_t count)
 {
@@ -165,8 +165,8 @@ AMX static void pack_left(int8_t *panel, const ari_tile *t, size_t row, size_t k
         pack_left_as(panel, t, row, k, terms, false);
 }
 
-/* In every block of 2*side by 2*side words, the upper right quarter and the lower left one change places. `side` is a
- * constant where this is inlined. */
+/* Exchanges the upper right and the lower left quarter of every block of 2*side by 2*side words. `side` is a constant
+ * after inlining. */
 AMX_INLINE void exchange(words x[TILE], const uint32_t side)
 {
     words low, high;
@@ -197,8 +197,8 @@ AMX_INLINE void transpose(words out[TILE], const words input[TILE])
         out[i] = x[i];
 }
 
-/* The column in lane `lane` of a vector of int32: sums of even lanes and those of odd ones become vectors of int64, so
- * these are of neighbouring columns. */
+/* Returns the column in lane `lane` of an int32 vector. Sums of even and of odd lanes become int64 vectors, so these
+ * belong to adjacent columns. */
 static size_t column_of(size_t lane)
 {
     return lane % 2 * (TILE / 2) + lane / 2;
@@ -232,11 +232,11 @@ AMX static void pack_right(void *panel, const ar_packed *b, size_t matrix_index,
         pack_right_as(panel, b, matrix_index, row, DIGITS);
 }
 
-/* The right operand's panel of columns, a slice of it: digits where they are packed, sums of two in the workspace. */
+/* Panel of columns of the right operand, one slice: packed digits, and sums of two in the workspace. */
 typedef struct right_panel {
     const int8_t *plane[PLANES];
     int8_t *sums;
-    size_t bytes, filled; /* of a plane; of those of the sums */
+    size_t bytes, filled; /* bytes of a plane; bytes of the planes of sums */
 } right_panel;
 
 /* The next 64 bytes of the planes of sums. */
@@ -286,7 +286,7 @@ AMX_INLINE void add_products(const int8_t *left, const int8_t *right, size_t ter
     }
 }
 
-/* One of the sums of `rows` rows of the left panels, which have so many planes, and a panel of columns. */
+/* Computes one of the sums of `rows` rows of the left panels with their planes, and a panel of columns. */
 AMX static void make_sum(const workspace *w, const right_panel *right, right_panel *next_panel, const struct product *p,
                          size_t rows, size_t terms, size_t planes)
 {
@@ -326,7 +326,7 @@ AMX_INLINE wides odd(words x, int shift)
  * below 2^21 - 2^19, so that 1024 terms of each fit int32. */
 _Static_assert(SLICE <= 1024 && SLICE % DEPTH == 0, "sums of a slice fit int32");
 
-/* A row of a panel of columns; `add` is a constant where this is inlined. */
+/* Folds a row of a panel of columns; `add` is a constant after inlining. */
 AMX_INLINE void fold_row(int64_t *sums, const int32_t *of_products, const bool add)
 {
     for (size_t j = 0; j < SIDE; j += TILE) {
@@ -345,7 +345,7 @@ AMX_INLINE void fold_row(int64_t *sums, const int32_t *of_products, const bool a
     }
 }
 
-/* The same of narrow integers: S = D0 + D1*2^8 + D2*2^16, each of which 2^15 terms of keep in int32. */
+/* Folds a row of narrow integers: S = D0 + D1*2^8 + D2*2^16; int32 holds 2^15 terms of each. */
 AMX_INLINE void fold_narrow_row(int64_t *sums, const int32_t *of_products, const bool add)
 {
     for (size_t j = 0; j < SIDE; j += TILE) {
@@ -372,7 +372,8 @@ AMX static void fold(int64_t *sums, size_t ld, const int32_t *of_products, size_
             fold_row(sums + i * ld, of_products + i * SUMS_ROW, false);
 }
 
-/* The panel of the tile's columns from `col` on; of none, if there are no more. Every second one has the same room. */
+/* Returns the panel of the tile's columns from `col` on, an empty one beyond the end. Every second panel uses the same
+ * memory. */
 static right_panel panel_of(const workspace *w, const ari_tile *t, size_t col, size_t k, size_t terms)
 {
     const size_t plane = SIDE * terms, number = col / SIDE, digits = t->plan->narrow ? NARROW : DIGITS;
@@ -417,8 +418,8 @@ AMX static void sum_tile(const ari_tile *t, size_t begin, size_t end)
     _tile_release();
 }
 
-/* The processor has them, and Linux lets this process use them: their registers are large, so that a process must ask.
- * Asking again changes nothing. */
+/* Returns true if the processor has the tiles and Linux lets this process use them. Their registers are large, so a
+ * process must ask; asking again changes nothing. */
 static bool is_supported(void)
 {
 #if defined(__x86_64__) && defined(__linux__)

@@ -7,8 +7,8 @@
 
 /* The exact paths of ARM64. A register tile is 8 rows by 12 columns, or as many as 32 registers hold with the
  * operands. */
-/* The left panels of a slice, 256*320*8 bytes, stay in the second cache level while the right ones stream past them,
- * each of which, 30 KiB, stays in the first. */
+/* The left panels of a slice, 256*320*8 bytes, stay in the second cache level while the right panels stream past them.
+ * Each right panel, 30 KiB, stays in the first level. */
 #define TILE_ROWS ((size_t)256)
 #define TILE_COLS ((size_t)768)
 #define SLICE ((size_t)320)

@@ -62,7 +62,7 @@ static inline void store_planes(int8_t *panel, size_t plane, const bytes *src, s
             memcpy(panel + p * plane + (k + t) * rows + row * group, (const char *)&src[p] + t, group);
 }
 
-/* `count` of planes and `group` are constants where this is inlined. */
+/* The number of planes and `group` are constants after inlining. */
 static inline void pack_rows(int8_t *panel, const ari_panel_rows *s, size_t terms, size_t rows, size_t count,
                              size_t group, size_t step)
 {
@@ -118,7 +118,7 @@ void ari_digits_pack_right(const ari_panel_kernel *kernel, void *panel, const ar
  * 131071 terms. */
 _Static_assert(ARI_DIGIT_SLICE *((1 << 22) + (1 << 12)) < (size_t)1 << 31, "the upper digits fit int32");
 
-/* `add` is a constant where this is inlined. */
+/* `add` is a constant after inlining. */
 static inline void fold(int64_t *restrict sums, const int32_t *restrict of_products, size_t tile, size_t n, bool add)
 {
     const uint32_t *restrict p = (const uint32_t *)of_products;
@@ -134,7 +134,7 @@ static inline void fold(int64_t *restrict sums, const int32_t *restrict of_produ
     }
 }
 
-/* A row of sums of a register tile, from those of its ten products, which lie `tile` apart. */
+/* Folds a row of a register tile's sums from those of its ten products, which are `tile` apart. */
 ARI_SIMD static void fold_row(int64_t *restrict sums, const int32_t *restrict of_products, size_t tile, size_t n,
                               bool add)
 {

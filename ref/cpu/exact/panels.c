@@ -26,7 +26,7 @@ static size_t words_of(const ari_panel_kernel *kernel, const panels *p, size_t s
     return ari_round_up8(ari_ceil_div(p->rows * terms * p->bytes, sizeof(int64_t)));
 }
 
-/* For a tile of so many rows and columns. */
+/* Returns the workspace for a tile of `rows` rows and `cols` columns. */
 static workspace workspace_at(const ari_tile_plan *p, void *words, size_t rows, size_t cols)
 {
     const ari_panel_kernel *kernel = p->kernel;
@@ -109,8 +109,8 @@ static void round_into(ari_register_tile *r, const ari_tile *t, size_t row, size
     r->inside = t->cols - col;
 }
 
-/* The part of the tile from row i0 and column j0 on; add: its first block is added to what is there; is_last: of the
- * last slice. */
+/* Multiplies the part of the tile from row i0 and column j0 on. add: its first block is added to existing sums;
+ * is_last: it belongs to the last slice. */
 static void multiply_part(const workspace *w, const ari_tile *t, size_t i0, size_t j0, size_t terms,
                           ari_register_tile r, bool is_last)
 {

@@ -56,7 +56,7 @@ static ar_status forced(const ari_exact_path **out, const char *set)
     return AR_OK;
 }
 
-/* The first that is here, of sums of any length where these are `brief`. */
+/* Returns the first available path; `brief`: among those for sums of any length. */
 static const ari_exact_path *first_path(bool brief)
 {
     size_t i = 0;

@@ -51,7 +51,7 @@ static void plan_tile(ari_tile_plan *p, size_t k)
     p->direct = false;
 }
 
-/* The remainder of q by 2^13 nearest to zero, and what is left: hi = floor((q + 2^12)/2^13), |hi| <= 2^12. */
+/* Splits q into the remainder by 2^13 nearest to zero, and the rest: hi = floor((q + 2^12)/2^13), |hi| <= 2^12. */
 ARI_SIMD static void widen_split(double *restrict hi, double *restrict lo, const int32_t *restrict q, size_t n)
 {
     for (size_t k = 0; k < n; k++) {
@@ -96,7 +96,7 @@ static void sum_tile(const ari_tile *t, size_t begin, size_t end)
     }
 }
 
-/* Row i of the upper halves; that of the lower ones lies t->rows rows further. */
+/* Returns row i of the upper halves; the row of lower halves is t->rows rows further. */
 static const double *half_row(const ari_tile *t, size_t i)
 {
     const workspace w = workspace_at(t->plan, t->words);
