@@ -83,13 +83,13 @@ static ar_status run_causes(void *values, int *exit_code)
     const json_t *rows = json_object_get(answer, "causes");
     if (json_array_size(rows) == 0)
         return refuse(v->name, answer);
-    if (ari_wants_text(&v->common) && v->name)
+    if (ari_prints_text(&v->common) && v->name)
         print_one(stdout, rows);
-    else if (ari_wants_text(&v->common))
+    else if (ari_prints_text(&v->common))
         AR_TRY(print_all(stdout, rows));
     if (!v->common.json)
         return AR_OK;
-    return ari_json_end(ari_json_whole(ari_json_begin("causes"), json_pack("{s:O}", "causes", rows)), &v->common);
+    return ari_json_end(ari_json_merge(ari_json_begin("causes"), json_pack("{s:O}", "causes", rows)), &v->common);
 }
 
 const ari_args_spec ari_causes_spec = {

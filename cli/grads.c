@@ -271,7 +271,7 @@ static json_t *comparison_json(const comparison *c)
 {
     json_t *report = ari_verify_report_json(c->report);
     ari_verify_cause_json(report, c->report, &c->cause);
-    return ari_json_whole(json_pack("{s:s}", "device", c->name[REFERENCE]), report);
+    return ari_json_merge(json_pack("{s:s}", "device", c->name[REFERENCE]), report);
 }
 
 /* --- results ------------------------------------------------------------------------------------------------------ */
@@ -321,7 +321,7 @@ static json_t *as_json(const ar_grads_result *r, const grads_values *v, const ar
         json_object_set_new(o, "predicted", ari_predicted_json(&r->predicted));
     if (c->report)
         json_object_set_new(o, "against", comparison_json(c));
-    return ari_json_whole(o, json_pack("{s:o}", "files", files));
+    return ari_json_merge(o, json_pack("{s:o}", "files", files));
 }
 
 static ar_status print_result(const ar_grads_result *r, const grads_values *v, const ar_run *run,
@@ -382,7 +382,7 @@ static ar_status run_watched(const grads_values *v, ar_run *run, const ari_watch
     AR_TRY(ari_watch_write(watch, v->r.run.model ? v->r.run.model : v->o.block, &o.run.parallel, r.batch));
     if (c->temporary && !c->keeps_files)
         memset(r.file, 0, sizeof r.file); /* files that go with the folder */
-    if (ari_wants_text(&v->common))
+    if (ari_prints_text(&v->common))
         AR_TRY(print_result(&r, v, &o.run, watch, c));
     return ari_json_end(as_json(&r, v, &o.run, watch, c), &v->common);
 }

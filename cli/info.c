@@ -123,7 +123,7 @@ static ar_status write_json(const ari_common *common, const ar_cpu_info *cpu, co
                   "exact_path", cpu->exact_path, "exact_path_reason", cpu->exact_reason, "cuda", cuda_and_gpus(a), //
                   "nccl", described(a->has_nccl, a->nccl), "mpi", described(a->has_mpi, a->mpi),                   //
                   "data_dir", ari_json_text(ari_data_dir()));
-    return ari_json_end(ari_json_whole(result, rest), common);
+    return ari_json_end(ari_json_merge(result, rest), common);
 }
 
 static ar_status run_info(void *values, int *exit_code)
@@ -134,7 +134,7 @@ static ar_status run_info(void *values, int *exit_code)
     (void)exit_code;
     ari_cpu_info_get(&cpu);
     look(&found);
-    if (ari_wants_text(common))
+    if (ari_prints_text(common))
         AR_TRY(print_text(&cpu, &found));
     return common->json ? write_json(common, &cpu, &found) : AR_OK;
 }

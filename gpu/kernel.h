@@ -36,7 +36,7 @@
 
 /* N elements side by side, 16 bytes at most: load_whole<N>(p) and store_whole(p, x) move them at once, where their
  * bytes divide p. */
-template <class T, size_t N> struct alignas(N * sizeof(T)) ari_whole {
+template <class T, size_t N> struct alignas(N * sizeof(T)) ari_lanes {
     T lane[N];
 };
 

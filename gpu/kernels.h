@@ -129,7 +129,7 @@ ARI_ON_GPU inline void store(bf16 *dst, float x)
     template <class T> ar_status slot##_of(ar_device *d, ar_queue *q, __VA_ARGS__)
 #define ARI_WITHOUT_PARENTHESES(...) __VA_ARGS__
 
-template <class T> using four = ari_whole<T, 4>;
+template <class T> using four = ari_lanes<T, 4>;
 
 template <class T> ARI_ON_GPU bool lies_whole(const T *p, size_t n)
 {

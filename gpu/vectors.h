@@ -39,7 +39,7 @@ template <size_t N, class T> ARI_ON_GPU vector<T, N> read_vector(const T *src)
     vector<T, N> v;
 #pragma unroll
     for (size_t i = 0; i < N; i += M) {
-        const ari_whole<T, M> part = load_whole<M>(src + i);
+        const ari_lanes<T, M> part = load_whole<M>(src + i);
 #pragma unroll
         for (size_t k = 0; k < M; k++)
             v.lane[i + k] = part.lane[k];
@@ -52,7 +52,7 @@ template <class T, size_t N> ARI_ON_GPU void write_vector(T *dst, const vector<T
     constexpr size_t M = moved_at_once<T, N>;
 #pragma unroll
     for (size_t i = 0; i < N; i += M) {
-        ari_whole<T, M> part;
+        ari_lanes<T, M> part;
 #pragma unroll
         for (size_t k = 0; k < M; k++)
             part.lane[k] = v.lane[i + k];

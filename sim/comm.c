@@ -79,7 +79,7 @@ static ar_status auto_run(ar_comm *c, const ari_call *call)
     const bool cores = ari_world_has_cores(ari_group_world(s->member.group));
     if (bytes <= (cores ? LAST_BYTES : LAST_BYTES_CROWDED))
         return ari_last_run(c, call);
-    const bool shares = !cores && call->kind == ARI_ALL_REDUCE && c->size <= ARI_PARTS_MOST && ari_wire_is_plain(s);
+    const bool shares = !cores && call->kind == ARI_ALL_REDUCE && c->size <= ARI_MAX_PARTS && ari_wire_is_plain(s);
     return shares ? ari_share_run(s, call) : ari_direct_run(c, call);
 }
 

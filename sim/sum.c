@@ -126,8 +126,8 @@ static size_t move_fused(const slice *s, const ari_fused *f, ari_fused_fn kernel
 static bool move_slice(const slice *s, ari_fused_fn kernel)
 {
     const ari_wire *w = s->wire;
-    const char *inputs[ARI_FUSED_MOST];
-    char *out[ARI_FUSED_MOST];
+    const char *inputs[ARI_MAX_FUSED];
+    char *out[ARI_MAX_FUSED];
     for (int k = 0; k < w->n; k++) {
         const ari_call *call = ari_group_call(w->group, (s->c + 1 + k) % w->n); /* the ring's order */
         inputs[k] = call->input.ptr;
@@ -145,7 +145,7 @@ bool ari_slice_move(ari_wire *w, int c)
 {
     const slice s = slice_of(w, c);
     const ari_fused_fn kernel = ari_fused_kernel(w->call->dtype, w->call->op);
-    const bool fused = kernel && w->plain && w->n > 1 && w->n <= ARI_FUSED_MOST;
+    const bool fused = kernel && w->plain && w->n > 1 && w->n <= ARI_MAX_FUSED;
     const bool good = fused ? move_slice(&s, kernel) : move_pieces(&s, s.begin, s.end);
     if (s.past_cache)
         ari_stream_end();

@@ -23,7 +23,7 @@ AR_NODISCARD bool ari_sum_piece(const ari_sum *s, void *out, size_t offset, size
 /* Sum of many inputs written to many outputs in one pass: a block of the sum stays in registers until it is in every
  * output. So every input is read once, every output is written once, and there is no other memory traffic. */
 
-enum { ARI_FUSED_MOST = 64 }; /* inputs, and outputs */
+enum { ARI_MAX_FUSED = 64 }; /* inputs, and outputs */
 
 /* The outputs of a block are written after all inputs of the block were read: an output may be one of the inputs. */
 typedef struct ari_fused {

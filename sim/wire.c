@@ -93,7 +93,7 @@ static bool refuse_content(const transfer *t)
 /* --- the way ------------------------------------------------------------------------------------------------------ */
 
 /* False: there is no memory for it, and the collective is broken off. */
-static bool keep_transfer(const transfer *t, ari_kept_transfer *k)
+static bool keep_transfer(const transfer *t, ari_saved_transfer *k)
 {
     if (t->bytes > k->capacity) {
         void *larger = realloc(k->bytes, t->bytes);
@@ -125,7 +125,7 @@ static bool verify(const transfer *t, uint64_t number, size_t length, uint64_t c
 static bool carry(const transfer *t)
 {
     ari_sim_comm *c = t->wire->mover;
-    ari_kept_transfer *saved = &c->watch->saved_transfer;
+    ari_saved_transfer *saved = &c->watch->saved_transfer;
     const bool verifies = c->options->verify_transfers, repeats = saved->is_pending;
     uint64_t number = t->number, checksum = verifies ? checksum_of(t->src, t->bytes) : 0;
     size_t length = t->bytes;

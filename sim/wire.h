@@ -52,17 +52,17 @@ ari_wire ari_wire_open(ari_sim_comm *mover);
 void ari_wire_close(const ari_wire *w);
 
 /* A transfer that is kept, because it is to arrive a second time. */
-typedef struct ari_kept_transfer {
+typedef struct ari_saved_transfer {
     bool is_pending;
     uint64_t number, checksum;
     void *bytes; /* [length]; capacity bytes of memory */
     size_t length, capacity;
-} ari_kept_transfer;
+} ari_saved_transfer;
 
 /* State of a communicator with faults or verified transfers. Used as its member is: by one thread at a time. */
 typedef struct ari_fault_watch {
     uint64_t number; /* number of the current or next collective, over all of the rank's communicators */
-    ari_kept_transfer saved_transfer;
+    ari_saved_transfer saved_transfer;
     _Alignas(64) char place[ARI_WIRE_PLACES][ARI_WIRE_PIECE_BYTES]; /* buffers for reads */
 } ari_fault_watch;
 

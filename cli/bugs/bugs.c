@@ -109,7 +109,7 @@ static ar_status end(json_t *faults, const char *result, const ari_common *commo
     json_t *o = ari_json_begin("bugs");
     if (result)
         json_object_set_new(o, "result", json_string(result));
-    return ari_json_end(ari_json_whole(o, json_pack("{s:o}", "faults", faults)), common);
+    return ari_json_end(ari_json_merge(o, json_pack("{s:o}", "faults", faults)), common);
 }
 
 /* --- running ------------------------------------------------------------------------------------------------------ */
@@ -133,7 +133,7 @@ typedef struct session {
 static ar_status clean_of(session *s, const clean_run **result, const ari_fault_case *fault_case)
 {
     for (size_t i = 0; i < s->count; i++) {
-        if (ari_fault_case_alike(&s->clean[i].fault_case, fault_case)) {
+        if (ari_fault_case_equal(&s->clean[i].fault_case, fault_case)) {
             *result = &s->clean[i];
             return AR_OK;
         }
@@ -227,7 +227,7 @@ static ar_status run_bugs(const bugs_values *v, const char *fault, int *exit_cod
     const bool native = v->numerics == AR_NUMERICS_NATIVE;
     AR_TRY(ari_alloc_zero((void **)&runs, (size_t)n, sizeof *runs, "runs of the faults"));
     ar_status st = run_faults(runs, fault ? &fault : ari_fault_names, n, v);
-    if (st == AR_OK && ari_wants_text(&v->common))
+    if (st == AR_OK && ari_prints_text(&v->common))
         st = native ? ari_bugs_print_native(stdout, runs, n, v->precision) : ari_bugs_print(stdout, runs, n, v->curves);
     if (st == AR_OK) {
         const bool well = native ? all_clean(runs, n) : ari_bugs_well(runs, n);
@@ -252,9 +252,9 @@ static ar_status list_or_run(void *values, int *exit_code)
     AR_TRY(ari_precision_check(v->precision, v->numerics));
     if (v->run)
         return run_bugs(v, v->fault, exit_code);
-    if (ari_wants_text(&v->common) && v->fault)
+    if (ari_prints_text(&v->common) && v->fault)
         print_one(v->fault);
-    else if (ari_wants_text(&v->common))
+    else if (ari_prints_text(&v->common))
         AR_TRY(print_bugs());
     return v->common.json ? end(json_list(v->fault), NULL, &v->common) : AR_OK;
 }

@@ -67,7 +67,7 @@ static ar_status take_case(ari_check_values *v)
     r->loss = c.run.loss;
     v->o.documents = c.documents;
     v->steps = (int)c.run.steps;
-    AR_TRY(ari_args_again(&ari_check_spec, v));
+    AR_TRY(ari_args_reparse(&ari_check_spec, v));
     r->ddp.mode = c.run.ddp.mode;
     if (c.order != AR_MLP_COLUMN_ROW) /* else the one given stands */
         v->r.run.plan.mlp_order = c.order;
@@ -114,7 +114,7 @@ static ar_status complete_values(ari_check_values *v)
         ar_optimizer_defaults(base.fault ? ari_fault_case_of(base.fault).run.optimizer.kind : AR_OPTIMIZER_ADAMW);
     if (v->schedule)
         AR_TRY(parse_schedule(&base.sim.schedule_seed, &v->o.schedules, v));
-    AR_TRY(ari_run_again(&v->r, &base, &ari_check_spec, v));
+    AR_TRY(ari_run_reparse(&v->r, &base, &ari_check_spec, v));
     v->r.run.ddp.mode = base.ddp.mode; /* a fault's case may have replaced the two that were given */
     v->r.run.plan.mlp_order = order;
     if (v->r.run.steps == 0) /* gradients only: there is nothing to clip them for */
@@ -374,7 +374,7 @@ static ar_status check_changed(const ari_check_values *v, const ari_checked *che
 static ar_status run_models(const ari_check_values *v, const char *const *models, size_t n, const ari_watch *watch,
                             ari_checked *checked, int *exit_code)
 {
-    const bool text = ari_wants_text(&v->common);
+    const bool text = ari_prints_text(&v->common);
     for (size_t i = 0; i < n; i++) {
         checked[i].watch = watch;
         AR_TRY(check_model(&checked[i], v, models[i]));
@@ -444,12 +444,12 @@ static ar_status list_models(ari_check_values *v, const char *const *models, siz
         json_t *model_json = NULL;
         ar_status st = options_of(v, models[i], &c, &o, parallel);
         if (st == AR_OK)
-            st = list_tensors(&model_json, ari_wants_text(&v->common) ? stdout : NULL, &o);
+            st = list_tensors(&model_json, ari_prints_text(&v->common) ? stdout : NULL, &o);
         ari_layout_unload(&o.run);
         AR_TRY(st);
         json_array_append_new(models_json, model_json);
     }
-    return ari_json_end(ari_json_whole(ari_json_begin("check"), json_pack("{s:O}", "models", models_json)), &v->common);
+    return ari_json_end(ari_json_merge(ari_json_begin("check"), json_pack("{s:O}", "models", models_json)), &v->common);
 }
 
 /* A fault that no model shows, in the module that does. */
@@ -469,7 +469,7 @@ static ar_status run_module(const ari_check_values *v, int *exit_code)
                                  .run.ddp = f.run.ddp,
                                  .module = true,
                                  .watch = &watch};
-    if (ari_wants_text(&v->common)) {
+    if (ari_prints_text(&v->common)) {
         ar_check_module_text(r, text, sizeof text);
         printf("%s", text);
         ari_check_print_verdict(stdout, &checked, 1, fault);

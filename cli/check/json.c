@@ -220,5 +220,5 @@ json_t *ari_check_json(const ari_checked *checked, size_t n)
         ari_watch_json(o, checked[0].watch);
     json_t *fields = json_array_size(models) == n ? json_pack("{s:O}", "models", models) : NULL;
     json_decref(models);
-    return ari_json_whole(o, fields);
+    return ari_json_merge(o, fields);
 }

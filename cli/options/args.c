@@ -35,7 +35,7 @@ static const ari_option common_options[] = {
 
 static void add_options(ari_option_list *l, const ari_option *options, size_t base, const char **section)
 {
-    for (const ari_option *o = options; o && o->name && l->n < ARI_OPT_MOST; o++) {
+    for (const ari_option *o = options; o && o->name && l->n < ARI_MAX_OPTIONS; o++) {
         if (o->kind == ARI_OPT_SECTION)
             *section = o->name;
         if (o->kind == ARI_OPT_GROUP)
@@ -76,7 +76,7 @@ static size_t find_option(const ari_option_list *l, const char *name, size_t len
  * near. */
 static const char *nearest_option(const ari_option_list *l, const char *word)
 {
-    const char *names[ARI_OPT_MOST];
+    const char *names[ARI_MAX_OPTIONS];
     const size_t length = strlen(word);
     if (length < 2)
         return NULL; /* everything short is near to it */
@@ -127,8 +127,8 @@ static ar_status set_flag(const ari_option *o, bool *field, const char *value, a
 }
 
 /* Parses the option at argv[*i], and its value if that is the next argument. is_set: options that have been given. */
-static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l, bool is_set[ARI_OPT_MOST], int argc,
-                             char *const *argv, int *i, void *values, ari_args_action *action)
+static ar_status take_option(const ari_args_spec *spec, const ari_option_list *l, bool is_set[ARI_MAX_OPTIONS],
+                             int argc, char *const *argv, int *i, void *values, ari_args_action *action)
 {
     const char *argument = argv[*i];
     const bool is_long = argument[1] == '-';
@@ -187,7 +187,7 @@ ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv,
 {
     const ari_option_list options = ari_options_of(spec);
     size_t positional_count = 0;
-    bool options_over = false, is_set[ARI_OPT_MOST] = {false};
+    bool options_over = false, is_set[ARI_MAX_OPTIONS] = {false};
     *action = ARI_ARGS_RUN;
     for (size_t i = 0; i < options.n; i++) {
         if (options.option[i]->kind == ARI_OPT_STRINGS)
@@ -210,7 +210,7 @@ ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv,
     return AR_OK;
 }
 
-ar_status ari_args_again(const ari_args_spec *spec, void *values)
+ar_status ari_args_reparse(const ari_args_spec *spec, void *values)
 {
     const ari_common *common = values;
     ari_args_action action;
@@ -219,7 +219,7 @@ ar_status ari_args_again(const ari_args_spec *spec, void *values)
 
 /* --- what was asked for, as text that can be compared ------------------------------------------------------------- */
 
-ar_status ari_args_tell(char **result, const ari_args_spec *spec, const void *values)
+ar_status ari_args_describe(char **result, const ari_args_spec *spec, const void *values)
 {
     ARI_OWNED char *text = NULL;
     size_t size = 0;
@@ -356,14 +356,14 @@ static bool same_section(const char *a, const char *b)
 static void print_sections(FILE *out, const ari_option_list *l)
 {
     static const char rest[] = "common";
-    bool is_printed[ARI_OPT_MOST] = {false};
+    bool is_printed[ARI_MAX_OPTIONS] = {false};
     int column = (int)sizeof rest + 1;
     for (size_t i = 0; i < l->n; i++) {
         const int n = l->section[i] ? (int)strlen(l->section[i]) + 2 : 0;
         column = n > column ? n : column;
     }
     for (size_t i = 0; i < l->n; i++) {
-        bool in_section[ARI_OPT_MOST] = {false};
+        bool in_section[ARI_MAX_OPTIONS] = {false};
         if (is_printed[i])
             continue;
         for (size_t k = i; k < l->n; k++) {

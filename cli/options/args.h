@@ -40,7 +40,7 @@ typedef enum ari_option_kind {
     ARI_OPT_SECTION  /* no option: those after it are of the section of this name, up to the next one */
 } ari_option_kind;
 
-enum { ARI_OPT_MOST = 128, ARI_OPT_TEXT = 512 }; /* options of a subcommand; what would be right, in words */
+enum { ARI_MAX_OPTIONS = 128, ARI_OPT_TEXT = 512 }; /* options of a subcommand; what would be right, in words */
 #define ARI_OPT_MANY 8
 /* All values of an option that may be given several times, in their order. */
 typedef struct ari_strings {
@@ -137,9 +137,9 @@ typedef struct ari_args_spec {
 /* Options of a subcommand with the offsets of their fields: the first `local_count` are its own with groups expanded,
  * then come those of every subcommand. */
 typedef struct ari_option_list {
-    const ari_option *option[ARI_OPT_MOST];
-    const char *section[ARI_OPT_MOST]; /* section title of each option; NULL: no section */
-    size_t offset[ARI_OPT_MOST];
+    const ari_option *option[ARI_MAX_OPTIONS];
+    const char *section[ARI_MAX_OPTIONS]; /* section title of each option; NULL: no section */
+    size_t offset[ARI_MAX_OPTIONS];
     size_t n, local_count;
 } ari_option_list;
 /** Returns the options of a subcommand; spec NULL: only those that every subcommand has. */
@@ -162,12 +162,12 @@ AR_NODISCARD ar_status ari_args_parse(const ari_args_spec *spec, int argc, char 
 
 /** Parses the arguments of ari_args_run once more, over what has been put into *values since: what was given counts
  *  again. They have no error, as they had none. Errors: those of ari_args_parse. */
-AR_NODISCARD ar_status ari_args_again(const ari_args_spec *spec, void *values);
+AR_NODISCARD ar_status ari_args_reparse(const ari_args_spec *spec, void *values);
 
 /** Describes a command line: the subcommand, the version, and every option and positional with its value, in one line
  *  each, such as "--tp 2" or "no --sp". Options of a single process are left out. Release *result with free(). Errors:
  *  AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_args_tell(char **result, const ari_args_spec *spec, const void *values);
+AR_NODISCARD ar_status ari_args_describe(char **result, const ari_args_spec *spec, const void *values);
 
 /** Prints a text from `column` on in lines of 80 columns, and a line feed; the cursor is there already. */
 void ari_print_wrapped(FILE *out, const char *text, int column);

@@ -23,7 +23,7 @@ typedef struct page {
     const ari_subcommand *all; /* of the program */
     const char *subcommand;    /* that a manual page is about; NULL: none so far */
     ari_option_list options;   /* its */
-    bool done[ARI_OPT_MOST];
+    bool done[ARI_MAX_OPTIONS];
 } page;
 
 /* Options listed by --help. */
@@ -423,7 +423,7 @@ static ar_status python(page *p, char *words)
     if (!s)
         return AR_ERR_ARG;
     const ari_option_list l = listed(s->spec);
-    bool named[ARI_OPT_MOST] = {false};
+    bool named[ARI_MAX_OPTIONS] = {false};
     for (const char *name; (name = strsep(&words, " "));)
         for (size_t i = 0; i < l.n; i++)
             named[i] = named[i] || strcmp(l.option[i]->name, name) == 0;

@@ -94,7 +94,7 @@ ar_run ari_run_of(const ari_run_values *v, const ari_common *common);
 /** Parses a run's options again on top of `base`: an option that is not given keeps the base's value. An optimizer of a
  *  different kind starts with its own defaults. `v` is part of `values`. Errors: AR_ERR_ARG (options that contradict
  *  others, a malformed list or group, ari_optimizer_check). */
-AR_NODISCARD ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values);
+AR_NODISCARD ar_status ari_run_reparse(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values);
 /** The device's name, and a GPU's own and number, into a result. */
 void ari_device_json(json_t *o, const ar_device_choice *c);
 /** Loads the files of --plan and --schedule-pp into a run that ari_run_of filled, and turns on sequence parallelism if

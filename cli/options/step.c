@@ -161,7 +161,7 @@ static ar_status parse_group(ar_param_group *group, const char *text)
     return AR_OK;
 }
 
-ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values)
+ar_status ari_run_reparse(ari_run_values *v, const ar_run *base, const ari_args_spec *spec, void *values)
 {
     const ari_run_values original = *v;
     const ar_optimizer_kind kind = original.run.optimizer.kind;
@@ -169,7 +169,7 @@ ar_status ari_run_again(ari_run_values *v, const ar_run *base, const ari_args_sp
     v->run = *base;
     if ((int)kind >= 0 && kind != base->optimizer.kind)
         *o = ar_optimizer_defaults(kind);
-    AR_TRY(ari_args_again(spec, values));
+    AR_TRY(ari_args_reparse(spec, values));
     AR_TRY(check_given(&original, o->kind, o->schedule));
     o->total_steps = v->run.steps > 0 ? v->run.steps : 1; /* no step is made, but the options must still be valid */
     o->min_lr = o->schedule == AR_SCHEDULE_COSINE ? o->min_lr : 0.0;

@@ -42,7 +42,7 @@ static ar_status keep_inputs(const ari_args_spec *spec, const ari_option_list *l
 static ar_status check_written(const ari_args_spec *spec, const void *values)
 {
     const ari_option_list l = ari_options_of(spec);
-    const char *paths[ARI_OPT_MOST] = {NULL};
+    const char *paths[ARI_MAX_OPTIONS] = {NULL};
     for (size_t i = 0; i < l.n; i++) {
         const ari_option *o = l.option[i];
         paths[i] = o->written ? text_at(values, l.offset[i]) : NULL;

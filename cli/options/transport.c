@@ -130,7 +130,7 @@ static ar_status compare_process(void *user, int rank, ari_bytes *b)
 static ar_status agree_on_options(ar_process *p, const ari_args_spec *spec, const void *values)
 {
     ARI_OWNED char *options = NULL;
-    ar_status st = ari_args_tell(&options, spec, values);
+    ar_status st = ari_args_describe(&options, spec, values);
     const ari_bytes local_options = {.data = (unsigned char *)options, .count = options ? strlen(options) : 0};
     st = ari_process_agree(p, st);
     if (st == AR_OK)

@@ -595,7 +595,7 @@ static void print_legend(FILE *out, const ari_step_case *c)
         fprintf(out,
                 " hold the whole: R each all of it, I as well (its gradient is whole too), S(d) cut along dimension d, "
                 "P each a term of the sum.\n");
-    if (ari_experts_apart(p))
+    if (ari_experts_separate(p))
         fprintf(out, "V: each rank its own experts, and the rows that come for them.\n");
 }
 
@@ -755,7 +755,7 @@ static json_t *as_json(const ari_plan_values *v, const flow *f, uint64_t bytes)
     ari_loss_json(o, &run->loss);
     json_object_set_new(o, "rank", json_integer(v->rank));
     json_object_set_new(o, "bytes", json_pack("{s:I}", "predicted", (json_int_t)bytes));
-    return ari_json_whole(o, flow_json(f));
+    return ari_json_merge(o, flow_json(f));
 }
 
 static ar_status print_flow(FILE *out, const ari_plan_values *v, const flow *f, uint64_t bytes)
@@ -789,7 +789,7 @@ ar_status ari_plan_flow(const ari_plan_values *v)
     AR_TRY(ari_bytes_predict(&bytes, &(ari_step_case){.run = c.run, .config = c.config}));
     AR_TRY(record(&f, &c, v->rank));
     AR_TRY(make_rows(&f, !v->backward, v->each_layer));
-    if (ari_wants_text(&v->common))
+    if (ari_prints_text(&v->common))
         AR_TRY(print_flow(stdout, v, &f, bytes));
     return v->common.json ? ari_json_end(as_json(v, &f, bytes), &v->common) : AR_OK;
 }

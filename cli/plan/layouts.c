@@ -183,12 +183,12 @@ static ar_status run_depth(const ari_plan_request *a)
     const ari_choice c = resolve_choice(a);
     ari_depth d;
     AR_TRY(ari_depth_of(&d, &a->search, &c, NULL));
-    if (ari_wants_text(&a->v->common))
+    if (ari_prints_text(&a->v->common))
         AR_TRY(ari_depth_print(stdout, a, &d));
     if (!a->v->common.json)
         return AR_OK;
     json_t *layouts = json_pack("{s:[o]}", "layouts", ari_depth_json(&d));
-    return ari_json_end(ari_json_whole(ari_plan_request_json(a), layouts), &a->v->common);
+    return ari_json_end(ari_json_merge(ari_plan_request_json(a), layouts), &a->v->common);
 }
 
 /* --- all layouts -------------------------------------------------------------------------------------------------- */
@@ -213,7 +213,7 @@ static ar_status save_ranking(const ari_plan_request *a, const ari_ranking *r)
     ar_status st = layouts_json(layouts, a, r);
     if (st == AR_OK && o && r->n > 0 && r->layout[0].legal == AR_OK)
         st = ari_why_json(o, a, r);
-    o = ari_json_whole(o, json_pack("{s:{s:I, s:I, s:I, s:I, s:I}, s:o}", "searched", "equal", (json_int_t)r->equal,
+    o = ari_json_merge(o, json_pack("{s:{s:I, s:I, s:I, s:I, s:I}, s:o}", "searched", "equal", (json_int_t)r->equal,
                                     "meshes", (json_int_t)r->meshes, "layouts", (json_int_t)r->layouts, "legal",
                                     (json_int_t)r->legal, "fitting", (json_int_t)r->fitting, "layouts", layouts));
     if (st == AR_OK)
@@ -235,7 +235,7 @@ static ar_status run_search(const ari_plan_request *a)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "no layout of %d GPUs is legal: %s (--all lists every one with its reason)",
                             a->search.ranks, r.refused);
-    if (ari_wants_text(&a->v->common))
+    if (ari_prints_text(&a->v->common))
         AR_TRY(ari_ranking_print(stdout, a, &r));
     if (a->v->csv)
         AR_TRY(ari_ranking_csv(a->v->csv, &a->search.base, &r));
@@ -245,7 +245,7 @@ static ar_status run_search(const ari_plan_request *a)
 static ar_status run_table(const ari_plan_request *a)
 {
     json_t *rows = NULL;
-    FILE *out = ari_wants_text(&a->v->common) ? stdout : NULL;
+    FILE *out = ari_prints_text(&a->v->common) ? stdout : NULL;
     AR_TRY(ari_plan_table_run(&rows, out, a));
     json_t *o = a->v->common.json ? ari_plan_request_json(a) : NULL;
     if (o)

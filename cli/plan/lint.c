@@ -70,7 +70,7 @@ static json_t *as_json(const ar_lint_report *r, const ari_step_case *c)
     json_object_set_new(o, "result", json_string(r->count > 0 ? "findings" : "clean"));
     json_object_set_new(o, "operations", json_integer((json_int_t)r->operations));
     json_object_set_new(o, "values", json_integer((json_int_t)r->values));
-    return ari_json_whole(o, json_pack("{s:o}", "findings", findings));
+    return ari_json_merge(o, json_pack("{s:o}", "findings", findings));
 }
 
 static ar_status run_lint(void *values, int *exit_code)
@@ -89,7 +89,7 @@ static ar_status run_lint(void *values, int *exit_code)
         json_decref(ari_config_notes(stderr, &config));
     AR_TRY(ari_lint(&r, &c.run, &config));
     *exit_code = r->count > 0 ? ARI_EXIT_DIFFERENT : ARI_EXIT_SAME;
-    if (ari_wants_text(&v->common))
+    if (ari_prints_text(&v->common))
         print_lint(stdout, r, &c);
     return v->common.json ? ari_json_end(as_json(r, &c), &v->common) : AR_OK;
 }

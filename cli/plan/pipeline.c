@@ -209,7 +209,7 @@ static json_t *as_json(const shown *s, const ari_step_case *c)
     json_t *pipeline =
         json_pack("{s:I, s:f, s:f, s:I, s:o}", "unit_layers", (json_int_t)s->unit, "makespan", s->run.makespan,
                   "bubble", s->run.bubble, "in_flight", (json_int_t)most_in_flight(s), "ranks", ranks);
-    return ari_json_whole(ari_planned_json("plan", c), json_pack("{s:o}", "pipeline", pipeline));
+    return ari_json_merge(ari_planned_json("plan", c), json_pack("{s:o}", "pipeline", pipeline));
 }
 
 /* --- the command -------------------------------------------------------------------------------------------------- */
@@ -219,7 +219,7 @@ static ar_status show(const ari_plan_values *v, shown *s, const ari_step_case *c
     AR_TRY(shown_init(s, &c->run.parallel, c->config));
     if (v->csv)
         AR_TRY(ari_pipeline_schedule_write(v->csv, s->schedule, false));
-    if (ari_wants_text(&v->common))
+    if (ari_prints_text(&v->common))
         AR_TRY(print_pipeline(stdout, s, c));
     return v->common.json ? ari_json_end(as_json(s, c), &v->common) : AR_OK;
 }

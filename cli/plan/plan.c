@@ -8,7 +8,7 @@ typedef ari_plan_values plan_values;
 #define ARI_VALUES plan_values
 static const ari_option options[] = {
     ARI_OPTION_SECTION("cluster"),
-    ARI_OPTION_INT("gpus", gpus, 1, ARI_MOST_GPUS, "N", "compare all layouts of so many GPUs; a given extent is fixed",
+    ARI_OPTION_INT("gpus", gpus, 1, ARI_MAX_GPUS, "N", "compare all layouts of so many GPUs; a given extent is fixed",
                    .details = "Without it the layout that the extents give is planned in depth."),
     ARI_OPTION_STRING("cluster", cluster, "SPEC",
                       "what they are and how they are joined: a machine's name, or words as '8x inside=2us:300GB/s "

@@ -25,7 +25,7 @@ ar_status ari_why_read(ari_choice *c, const char *text, int gpus)
         }
         char *end = NULL;
         const long n = axis >= 0 && cursor[name] ? strtol(cursor + name + 1, &end, 10) : 0;
-        if (n < 1 || n > ARI_MOST_GPUS || (*end && !strchr(" ,", *end)))
+        if (n < 1 || n > ARI_MAX_GPUS || (*end && !strchr(" ,", *end)))
             return bad_layout(text);
         if (remaining % (int)n != 0)
             return bad_layout(text);

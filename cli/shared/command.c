@@ -66,7 +66,7 @@ void ari_print_version(FILE *out)
     fprintf(out, "CUDA: %s\n", cuda);
 }
 
-bool ari_wants_text(const ari_common *common)
+bool ari_prints_text(const ari_common *common)
 {
     return !common->quiet && (common->json == NULL || strcmp(common->json, "-") != 0);
 }
@@ -80,7 +80,7 @@ json_t *ari_json_begin(const char *command)
                      command);
 }
 
-json_t *ari_json_whole(json_t *object, json_t *rest)
+json_t *ari_json_merge(json_t *object, json_t *rest)
 {
     if (object && rest && json_object_update_new(object, rest) == 0)
         return object;

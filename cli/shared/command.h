@@ -55,14 +55,14 @@ const char *ari_build_type(void);
 void ari_print_version(FILE *out);
 
 /** True if the text for people goes to stdout: neither with --quiet, nor when --json has taken stdout. */
-bool ari_wants_text(const ari_common *common);
+bool ari_prints_text(const ari_common *common);
 
 /** Returns the beginning of every result: {"tool":"anyrank","version":...,"schema":1,"command":...}. A new reference;
  *  NULL if memory is short. */
 json_t *ari_json_begin(const char *command);
 /** Adds the members of `rest` to object and takes over the reference to `rest`. Returns the object. If either is NULL,
  *  frees both and returns NULL. */
-json_t *ari_json_whole(json_t *object, json_t *rest);
+json_t *ari_json_merge(json_t *object, json_t *rest);
 /** Writes a result to the file of --json, if there is one. Takes over the reference to `result` in every case; NULL is
  *  AR_ERR_MEMORY. Errors: AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_json_end(json_t *result, const ari_common *common);

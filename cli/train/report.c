@@ -249,5 +249,5 @@ json_t *ari_train_json(const ar_training_report *r, const ar_training_options *o
     ari_watch_json(j, watch);
     if (r->has_predicted)
         json_object_set_new(j, "predicted", ari_predicted_json(&r->predicted));
-    return ari_json_whole(j, json_pack("{s:o}", "message", ari_json_text_or_null(r->message)));
+    return ari_json_merge(j, json_pack("{s:o}", "message", ari_json_text_or_null(r->message)));
 }

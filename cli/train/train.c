@@ -117,7 +117,7 @@ static ar_status complete(ari_train_values *v, ari_estimate *e, ar_checkpoint *c
         o->data_format = AR_DATA_AUTO;
     if (v->steps > 0)
         o->run.steps = (uint64_t)v->steps;
-    AR_TRY(ari_run_again(&v->r, &o->run, &ari_train_spec, v));
+    AR_TRY(ari_run_reparse(&v->r, &o->run, &ari_train_spec, v));
     if (o->packing.separator != AR_NO_SEPARATOR && !o->packing.enabled)
         return ar_error_set(AR_ERR_ARG, "--separator ends the documents of --pack: give --pack too");
     o->run = ari_run_of(&v->r, &v->common);
@@ -263,7 +263,7 @@ static bool stopped(void *user)
 static ar_status report_training(const ar_training_report *r, const ari_train_values *v, const ari_watch *watch)
 {
     const ar_training_options *o = &v->o;
-    const bool text = ari_wants_text(&v->common);
+    const bool text = ari_prints_text(&v->common);
     const ar_status traced = ari_watch_write(watch, r->config.name, &o->run.parallel, o->run.batch);
     if (text && r->has_predicted)
         AR_TRY(ari_predicted_print(stdout, watch, &o->run.parallel, o->run.batch, &r->predicted));
@@ -303,7 +303,7 @@ static ar_status train_model(ari_train_values *v, ar_checkpoint *resume, const a
     listener l = {.o = o,
                   .estimate = &e,
                   .quiet = v->common.quiet,
-                  .text = ari_wants_text(&v->common),
+                  .text = ari_prints_text(&v->common),
                   .every = (uint64_t)v->log_every};
     ari_watch_run(&o->run, watch);
     o->listener = (ar_training_listener){.begin = began, .step = stepped, .save = saved, .stop = stopped, .user = &l};

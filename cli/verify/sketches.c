@@ -156,7 +156,7 @@ ar_status ari_verify_sketches(int *exit_code, const ar_verify_options *o, const 
     ARI_ENDED(ari_sketch_report_fini) ari_sketch_report r = {0};
     AR_TRY(ari_sketches_compare(&r, o));
     *exit_code = r.different == 0 && r.unjudged == 0 ? ARI_EXIT_SAME : ARI_EXIT_DIFFERENT;
-    if (ari_wants_text(common)) {
+    if (ari_prints_text(common)) {
         if (r.first_row < r.rows)
             print_first(stdout, &r.row[r.first_row]);
         AR_TRY(print_rows(stdout, &r, max_report));
@@ -168,5 +168,5 @@ ar_status ari_verify_sketches(int *exit_code, const ar_verify_options *o, const 
                    r.compared, r.common_steps, ARI_PLURAL(r.common_steps));
     }
     json_t *report = common->json ? ari_sketch_report_json(&r, o) : NULL;
-    return common->json ? ari_json_end(ari_json_whole(ari_json_begin("verify"), report), common) : AR_OK;
+    return common->json ? ari_json_end(ari_json_merge(ari_json_begin("verify"), report), common) : AR_OK;
 }

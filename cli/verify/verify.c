@@ -156,7 +156,7 @@ static json_t *whole_json(json_t *report, const ar_verify_report *r, const ari_v
     if (normal)
         json_object_set_new(report, "normal", ari_normal_json(normal));
     ari_verify_cause_json(report, r, cause);
-    return ari_json_whole(o, report);
+    return ari_json_merge(o, report);
 }
 
 static ar_status print_report(const verify_values *v, const ar_verify_report *r, const ari_verify_cause *cause,
@@ -192,7 +192,7 @@ static ar_status run_comparison(int *exit_code, const verify_values *v, ar_verif
     if (explain || v->html)
         AR_TRY(ari_verify_ask(&cause, r, o, report, v->html, explain));
     ari_progress_end(&progress);
-    if (ari_wants_text(&v->common))
+    if (ari_prints_text(&v->common))
         AR_TRY(print_report(v, r, &cause, normal));
     return v->common.json ? ari_json_end(whole_json(json_incref(report), r, &cause, normal), &v->common) : AR_OK;
 }

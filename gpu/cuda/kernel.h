@@ -91,13 +91,13 @@ __device__ inline void atomic_max(int32_t *dst, int32_t v)
     atomicMax(dst, v);
 }
 
-template <size_t N, class T> __device__ ari_whole<T, N> load_whole(const T *src)
+template <size_t N, class T> __device__ ari_lanes<T, N> load_whole(const T *src)
 {
-    return *reinterpret_cast<const ari_whole<T, N> *>(src);
+    return *reinterpret_cast<const ari_lanes<T, N> *>(src);
 }
-template <class T, size_t N> __device__ void store_whole(T *dst, const ari_whole<T, N> &x)
+template <class T, size_t N> __device__ void store_whole(T *dst, const ari_lanes<T, N> &x)
 {
-    *reinterpret_cast<ari_whole<T, N> *>(dst) = x;
+    *reinterpret_cast<ari_lanes<T, N> *>(dst) = x;
 }
 
 /* Returns sum plus the dot product of the four signed bytes of a and of b. */

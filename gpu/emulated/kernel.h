@@ -177,15 +177,15 @@ inline void fault()
     __atomic_store_n(&faulted, true, __ATOMIC_RELAXED); /* by several threads of a block */
 }
 /* A GPU fails at other addresses. Copied by bytes: the compiler may otherwise take every address for such a one. */
-template <size_t N, class T> ari_whole<T, N> load_whole(const T *src)
+template <size_t N, class T> ari_lanes<T, N> load_whole(const T *src)
 {
-    ari_whole<T, N> x;
+    ari_lanes<T, N> x;
     if (reinterpret_cast<uintptr_t>(src) % sizeof x != 0)
         fault();
     memcpy(&x, src, sizeof x);
     return x;
 }
-template <class T, size_t N> void store_whole(T *dst, const ari_whole<T, N> &x)
+template <class T, size_t N> void store_whole(T *dst, const ari_lanes<T, N> &x)
 {
     if (reinterpret_cast<uintptr_t>(dst) % sizeof x != 0)
         fault();

@@ -98,7 +98,8 @@ static void mask_row(const ari_bl_run *run, uint8_t *visible, double *scores, co
     }
     for (size_t i = 0; i < query_row->keys; i++) {
         const size_t key = query_row->first_key + i;
-        visible[i] = !(run->c->causal && key > query) && !ari_bl_apart(batch, query_row->sample, query, key) &&
+        visible[i] = !(run->c->causal && key > query) &&
+                     !ari_bl_in_different_documents(batch, query_row->sample, query, key) &&
                      !(run->window > 0 && query >= key && query - key >= run->window) &&
                      !(batch->padding_mask != NULL && batch->padding_mask[query_row->sample * s + key] == 0) &&
                      !(additive != NULL && isinf(additive[i]));

@@ -190,7 +190,7 @@ ar_status ari_bl_check_batch(const ar_config *c, const ar_baseline_options *o, c
     return check_masks(c, batch);
 }
 
-bool ari_bl_apart(const ar_batch *batch, size_t sample, size_t t, size_t u)
+bool ari_bl_in_different_documents(const ar_batch *batch, size_t sample, size_t t, size_t u)
 {
     const int32_t *documents = batch->documents;
     return documents != NULL && documents[sample * batch->seq + t] != documents[sample * batch->seq + u];
@@ -201,7 +201,7 @@ size_t ari_bl_position(const ar_batch *batch, size_t sample, size_t t)
     if (batch->position_ids != NULL)
         return (size_t)batch->position_ids[sample * batch->seq + t];
     size_t document_start = batch->documents != NULL ? t : 0;
-    while (document_start > 0 && !ari_bl_apart(batch, sample, document_start - 1, t))
+    while (document_start > 0 && !ari_bl_in_different_documents(batch, sample, document_start - 1, t))
         document_start--;
     return t - document_start;
 }
@@ -209,7 +209,8 @@ size_t ari_bl_position(const ar_batch *batch, size_t sample, size_t t)
 int64_t ari_bl_target(const ar_batch *batch, size_t row, size_t position)
 {
     const int64_t *labels = batch->labels != NULL ? batch->labels : batch->input_ids;
-    if (position + 1 == batch->seq || (!batch->targets_cross && ari_bl_apart(batch, row, position, position + 1)))
+    if (position + 1 == batch->seq ||
+        (!batch->targets_cross && ari_bl_in_different_documents(batch, row, position, position + 1)))
         return AR_IGNORE_INDEX;
     return labels[row * batch->seq + position + 1];
 }

@@ -70,7 +70,7 @@ static ar_status roll(ari_bl_run *run, ari_bl_mtp *d, size_t shift)
     for (size_t t = 0; t < run->tokens; t++) {
         const size_t place = t % run->s + shift;
         const bool is_past_end = place >= run->s,
-                   is_separate = !is_past_end && ari_bl_apart(b, t / run->s, t % run->s, place);
+                   is_separate = !is_past_end && ari_bl_in_different_documents(b, t / run->s, t % run->s, place);
         ids[t] = is_past_end || is_separate ? 0 : b->input_ids[t + shift];
         targets[t] = is_past_end || (is_separate && !b->targets_cross) ? AR_IGNORE_INDEX : labels[t + shift];
         d->model.ids[t] = (size_t)ids[t];

@@ -485,7 +485,7 @@ AR_NODISCARD ar_status ari_bl_check(const ar_config *c, const ar_baseline_option
 AR_NODISCARD ar_status ari_bl_check_batch(const ar_config *c, const ar_baseline_options *o, const ar_batch *batch);
 AR_NODISCARD ar_status ari_bl_check_tokens(const ar_config *c, const ar_batch *batch);
 /** True if tokens t and u of a sample belong to different documents. */
-bool ari_bl_apart(const ar_batch *batch, size_t sample, size_t t, size_t u);
+bool ari_bl_in_different_documents(const ar_batch *batch, size_t sample, size_t t, size_t u);
 /** The position of token t of a sample: the batch's, or the number of tokens before t in its document. */
 size_t ari_bl_position(const ar_batch *batch, size_t sample, size_t t);
 /** Target of sample `row` at `position`: a token id, or AR_IGNORE_INDEX. */

@@ -130,7 +130,7 @@ void ari_member_done(ari_member *m);
 
 /* Largest number of parts of shared work. There are as many parts as members, and any member may do a part. A member
  * leaves when all parts are done, without waiting for members that have not begun one. */
-enum { ARI_PARTS_MOST = 64 };
+enum { ARI_MAX_PARTS = 64 };
 
 /** In the ari_alone of such a collective: no part has begun. */
 void ari_group_share(ari_group *g);

@@ -126,7 +126,7 @@ void ari_layout_mesh(ar_mesh *mesh, int *coords, const ar_parallel *p, int rank,
     }
 }
 
-bool ari_experts_whole(const ar_parallel *p)
+bool ari_experts_unsplit(const ar_parallel *p)
 {
     return p->etp == 1 && ari_extent(p, ARI_CUTS_FEATURES) > 1;
 }
@@ -136,14 +136,14 @@ bool ari_experts_routed(const ar_parallel *p)
     return ari_at_least_one(p->ep) > 1;
 }
 
-bool ari_experts_apart(const ar_parallel *p)
+bool ari_experts_separate(const ar_parallel *p)
 {
-    return ari_experts_routed(p) || ari_experts_whole(p);
+    return ari_experts_routed(p) || ari_experts_unsplit(p);
 }
 
 ari_axes ari_expert_axes(const ar_parallel *p)
 {
-    return ARI_CUTS_DATA | (ari_experts_whole(p) ? ARI_CUTS_FEATURES : 0u);
+    return ARI_CUTS_DATA | (ari_experts_unsplit(p) ? ARI_CUTS_FEATURES : 0u);
 }
 
 int ari_expert_sequence(const ar_parallel *p)
@@ -153,7 +153,7 @@ int ari_expert_sequence(const ar_parallel *p)
     return sharers > ep ? sharers / ep : 1;
 }
 
-bool ari_passes_apart(const ar_parallel *p)
+bool ari_passes_separate(const ar_parallel *p)
 {
     return p->pp <= 1 || (!p->own_schedule && p->virtual_stages <= 1 && p->schedule != AR_PP_ZERO_BUBBLE);
 }

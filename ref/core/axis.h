@@ -92,12 +92,12 @@ int ari_place_along(const ari_ranks *r, int rank, ari_axes axes);
  *  that cut an axis in `always`. */
 void ari_layout_mesh(ar_mesh *mesh, int *coords, const ar_parallel *p, int rank, ari_axes always);
 /** True if experts are not cut over the tensor-parallel ranks, which have some of their own. */
-bool ari_experts_whole(const ar_parallel *p);
+bool ari_experts_unsplit(const ar_parallel *p);
 /** True if routes decide how many rows a rank's experts have. */
 bool ari_experts_routed(const ar_parallel *p);
 /** True if a rank's experts have their copies on other ranks than what else it holds: experts have groups of their
  *  own. */
-bool ari_experts_apart(const ar_parallel *p);
+bool ari_experts_separate(const ar_parallel *p);
 /** The ranks along these have all copies of all experts between them. */
 ari_axes ari_expert_axes(const ar_parallel *p);
 /** Of the ranks with copies of an expert, so many have tokens of the same samples: where the positions of a sequence
@@ -106,7 +106,7 @@ int ari_expert_sequence(const ar_parallel *p);
 
 /** True if a rank makes all gradients of a micro-batch before it begins any of another: in a pipeline that defers those
  *  of weights others come before them, and a weight of two stages of a rank has two passes. */
-bool ari_passes_apart(const ar_parallel *p);
+bool ari_passes_separate(const ar_parallel *p);
 
 /* What moves between ranks as the routes of tokens say. */
 typedef struct ari_routed {

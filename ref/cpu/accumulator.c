@@ -283,7 +283,7 @@ static void add_block(const ari_row_pass *p, const ari_row_terms *s, size_t firs
         add_piece(s->target, p->cols, first_col, (const float *)s->terms.data.ptr + offset, stride, rows, n);
         return;
     }
-    for (size_t r = 0; r < rows && ari_sum_wanted(s->target); r += WIDENED) {
+    for (size_t r = 0; r < rows && ari_sum_requested(s->target); r += WIDENED) {
         const size_t count = rows - r < WIDENED ? rows - r : WIDENED;
         for (size_t i = 0; i < count; i++)
             (void)ari_run_load(&s->terms, offset + (ptrdiff_t)(r + i) * stride, n, room + i * n);

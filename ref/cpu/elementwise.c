@@ -128,7 +128,7 @@ ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbu
         if (act != AR_ACT_NONE) {
             float *values = ari_run_at(z, offset, room[1]);
             const float *stored = added ? ari_run_load(y, offset, n, room[0]) : input;
-            ari_activations(ari_row_way_fastest(), &(ari_act_row){.y = values, .x = stored}, n, act);
+            ari_activations(ari_row_kernels_fastest(), &(ari_act_row){.y = values, .x = stored}, n, act);
             ari_run_store(z, offset, n, values);
         }
     }
@@ -158,7 +158,7 @@ static void make_act_row(const void *user, size_t row, size_t in_block)
             r.up = ari_run_load(a->up, i * a->up->stride[0] + col, n, room[3]);
             r.dup = ari_run_at(a->dup, i * a->dup->stride[0] + col, room[4]);
         }
-        ari_activations(ari_row_way_fastest(), &r, n, a->act);
+        ari_activations(ari_row_kernels_fastest(), &r, n, a->act);
         ari_run_store(a->dx, dx_offset, n, r.y);
         if (a->up)
             ari_run_store(a->dup, i * a->dup->stride[0] + col, n, r.dup);
@@ -194,7 +194,7 @@ ar_status ari_cpu_gated_forward(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, c
         const ari_act_row r = {.y = out,
                                .x = ari_run_load(gate, row * gate->stride[0] + col, n, room[1]),
                                .up = ari_run_load(up, row * up->stride[0] + col, n, room[2])};
-        ari_activations(ari_row_way_fastest(), &r, n, act);
+        ari_activations(ari_row_kernels_fastest(), &r, n, act);
         ari_run_store(y, offset, n, out);
     }
     return AR_OK;

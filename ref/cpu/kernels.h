@@ -87,7 +87,7 @@ static inline void ari_fetch(const void *p, size_t n)
 
 /* --- sums over rows ----------------------------------------------------------------------------------------------- */
 
-static inline bool ari_sum_wanted(const ar_row_sum *s)
+static inline bool ari_sum_requested(const ar_row_sum *s)
 {
     return s->t.ptr || s->f32.ptr;
 }

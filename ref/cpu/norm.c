@@ -274,7 +274,7 @@ ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, co
     const size_t threads = (size_t)ari_threads_for(d, rows, rows * h), block = ari_block_rows(d, rows, h);
     const size_t scratch_size = (SCRATCH * h + ARI_LINE) * threads, terms = block * h;
     /* dbeta's terms are dy, unless dx takes its place. */
-    const bool copied = ari_sum_wanted(dbeta) && dx->data.ptr == dy->data.ptr;
+    const bool copied = ari_sum_requested(dbeta) && dx->data.ptr == dy->data.ptr;
     ARI_OWNED void *memory = NULL;
     AR_TRY(ari_alloc(&memory, scratch_size + 2 * terms, sizeof(float), "norm_backward's scratch"));
     float *scratch = memory;
@@ -289,7 +289,7 @@ ar_status ari_cpu_norm_backward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, co
                          .residual = residual,
                          .mean = mean.ptr,
                          .scratch = scratch,
-                         .dgamma = ari_sum_wanted(dgamma) ? scratch + scratch_size : NULL,
+                         .dgamma = ari_sum_requested(dgamma) ? scratch + scratch_size : NULL,
                          .dbeta = copied ? scratch + scratch_size + terms : NULL};
     ar_tensor slopes = x_rows, of_block[2] = {x_rows, x_rows};
     slopes.dtype = dy->dtype;

@@ -56,19 +56,21 @@ AR_NODISCARD ar_status ari_file_write(const char *path, const void *data, size_t
  * are, refused by that name, with the lines of Python that convert them. */
 
 /* Purpose for which a file was opened. */
-typedef enum ari_wanted {
+typedef enum ari_requested {
     ARI_WANT_TENSORS, /* a safetensors file */
     ARI_WANT_TOKENS,  /* bytes, u16 or u32, one after the other */
     ARI_WANT_TEXT     /* JSON, a mapping, a text */
-} ari_wanted;
+} ari_requested;
 
 #define ARI_FORMAT_HEAD 64 /* bytes by which a file is recognised */
 /** Refuses a file that begins as one of NumPy, PyTorch, GGUF, HDF5, Arrow, Parquet, gzip or zstd does. head: its first
  * n bytes, ARI_FORMAT_HEAD if it has as many. Errors: AR_ERR_FORMAT, with what it is and how to convert it. */
-AR_NODISCARD ar_status ari_unsupported_format_check(const char *path, const void *head, size_t n, ari_wanted requested);
+AR_NODISCARD ar_status ari_unsupported_format_check(const char *path, const void *head, size_t n,
+                                                    ari_requested requested);
 enum { ARI_FORMAT_CONVERSION = 1536 };
 /** The same of an open file of `bytes` bytes. Errors: also AR_ERR_IO. */
-AR_NODISCARD ar_status ari_unsupported_format_check_file(int fd, size_t bytes, const char *path, ari_wanted requested);
+AR_NODISCARD ar_status ari_unsupported_format_check_file(int fd, size_t bytes, const char *path,
+                                                         ari_requested requested);
 
 /** ari_file_read of a text: JSON, a mapping, a text to train on. Errors: also AR_ERR_FORMAT, as above. */
 AR_NODISCARD ar_status ari_file_read_text(unsigned char **out, size_t *length, const char *path, size_t limit);

@@ -72,7 +72,7 @@ static bool holds(const unsigned char *head, size_t n, const char *word)
 
 /* The kind of file that begins with these bytes; KINDS: none in the list. A zip is known by the name of its first
  * member, and by its own. */
-static int kind_of(const unsigned char *head, size_t n, const char *path, ari_wanted requested)
+static int kind_of(const unsigned char *head, size_t n, const char *path, ari_requested requested)
 {
     int found = 0;
     if (requested != ARI_WANT_TENSORS && n > 10 && memcmp(head + 4, "\0\0\0\0{\"", 6) == 0)
@@ -111,7 +111,7 @@ static void unsupported_format_conversion(char out[ARI_FORMAT_CONVERSION], const
         snprintf(out + n, ARI_FORMAT_CONVERSION - n, "\"");
 }
 
-ar_status ari_unsupported_format_check(const char *path, const void *head, size_t n, ari_wanted requested)
+ar_status ari_unsupported_format_check(const char *path, const void *head, size_t n, ari_requested requested)
 {
     static const char *const expected[] = {"a safetensors file", "tokens: bytes, u16, u32 or a safetensors file",
                                            "text"};
@@ -126,7 +126,7 @@ ar_status ari_unsupported_format_check(const char *path, const void *head, size_
                         convert);
 }
 
-ar_status ari_unsupported_format_check_file(int fd, size_t bytes, const char *path, ari_wanted requested)
+ar_status ari_unsupported_format_check_file(int fd, size_t bytes, const char *path, ari_requested requested)
 {
     unsigned char head[ARI_FORMAT_HEAD];
     const size_t n = bytes < sizeof head ? bytes : sizeof head;

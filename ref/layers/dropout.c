@@ -125,7 +125,7 @@ static ar_status drop_tokens(const ari_dropout *d, ar_ctx *ctx, const dropped *v
     const ar_tensor *x = v->x;
     const size_t r = (size_t)ar_comm_rank(ctx->tp);
     const size_t ranks = ari_sequence_ranks(ctx), seq = ari_all_positions(ctx, x->shape[1] * ranks);
-    ar_positions local_positions = ari_own_positions(ctx, seq, false);
+    ar_positions local_positions = ari_local_positions(ctx, seq, false);
     local_positions = ari_positions_part(&local_positions,
                                          ranks > 1 && !ari_faulty(ctx, "dropout_same_mask_in_shard") ? r : 0, ranks);
     place p = {.extent = {0, d->positions, d->width}, .start = {ctx->first_sample}, .seed = ctx->seed};
@@ -170,7 +170,7 @@ static ar_status drop_features(const ari_dropout *d, ar_ctx *ctx, const ar_tenso
     const dropped v = {.y = y, .x = x};
     if (last_dim == 1)
         return drop(d, ctx, &v, &p);
-    const ar_positions local_positions = ari_own_positions(ctx, ari_all_positions(ctx, x->shape[1]), false);
+    const ar_positions local_positions = ari_local_positions(ctx, ari_all_positions(ctx, x->shape[1]), false);
     return drop_positions(d, ctx, &v, &p, &local_positions);
 }
 

@@ -37,7 +37,7 @@ static ar_status init_token(embedding *e, ar_ctx *ctx, double range)
     e->columns = e->h;
     if (e->split == AR_EMBEDDING_VOCAB) {
         AR_TRY(ari_layout_shard_uneven(&layout, 2, shape, 0, r, n));
-        ari_own_ids(ctx, e->vocab, &e->start, &e->rows);
+        ari_local_ids(ctx, e->vocab, &e->start, &e->rows);
     } else if (e->split == AR_EMBEDDING_WHOLE) {
         AR_TRY(ari_layout_replicate(&layout, 2, shape, r, n));
     } else {
@@ -95,7 +95,7 @@ static bool rank_major(const embedding *e, const ar_ctx *ctx)
 /* Positions of a sequence that this rank has inside the tensor-parallel regions, or (stream) between them. */
 static size_t own_count(const ar_ctx *ctx, const ar_batch *batch, bool stream)
 {
-    const ar_positions local_positions = ari_own_positions(ctx, batch->seq, stream);
+    const ar_positions local_positions = ari_local_positions(ctx, batch->seq, stream);
     return ari_positions_count(&local_positions);
 }
 
@@ -120,10 +120,10 @@ static ar_status own_rows(embedding *e, ar_ctx *ctx, ar_tensor *row_of, const ar
 /* The rows of the positions that this rank has between the regions. */
 static ar_status position_rows(ar_ctx *ctx, ar_tensor *row_of, const ar_batch *batch)
 {
-    ar_positions local_positions = ari_own_positions(ctx, batch->seq, true);
+    ar_positions local_positions = ari_local_positions(ctx, batch->seq, true);
     const size_t count = ari_positions_count(&local_positions);
     if (ari_faulty(ctx, "positions_local"))
-        local_positions = ari_positions_whole(count);
+        local_positions = ari_positions_full(count);
     return ari_token_positions(ctx, row_of, batch, &local_positions);
 }
 

@@ -361,7 +361,7 @@ ar_status ari_fault_logits(ar_ctx *ctx, const ar_tensor *logits, size_t vocab)
     size_t start, owned;
     if (!ari_faulty(ctx, "silent_truncation"))
         return AR_OK;
-    ari_own_ids(ctx, vocab, &start, &owned);
+    ari_local_ids(ctx, vocab, &start, &owned);
     const ar_tensor rows = ari_tensor_rows(logits);
     const ar_tensor lost = ar_tensor_slice(&rows, 1, owned, rows.shape[1] - owned);
     ar_tensor nothing;

@@ -106,10 +106,10 @@ void ar_loss_destroy(ar_loss *loss)
 
 ar_status ar_loss_targets(size_t *targets, const ar_loss *loss, const ar_ctx *ctx, const ar_batch *batch)
 {
-    ari_own_batch local;
-    const ar_status st = ari_own_batch_init(&local, ctx, batch, false, loss->predicts_next);
+    ari_local_batch local;
+    const ar_status st = ari_local_batch_init(&local, ctx, batch, false, loss->predicts_next);
     *targets = st == AR_OK ? loss->ops->targets(loss->self, &local.batch) : 0;
-    ari_own_batch_fini(&local);
+    ari_local_batch_fini(&local);
     return st;
 }
 
@@ -119,39 +119,39 @@ static bool is_stream(const ar_ctx *ctx, const ar_tensor *y, const ar_batch *bat
     const size_t s = ari_batch_positions(batch);
     if (!ari_ctx_sp(ctx) || y->ndim < 3 || ari_check_sequence(ctx, s) != AR_OK)
         return false;
-    const ar_positions positions = ari_own_positions(ctx, s, true);
+    const ar_positions positions = ari_local_positions(ctx, s, true);
     return y->shape[y->ndim - 2] == ari_positions_count(&positions);
 }
 
 ar_status ar_loss_forward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, const ar_tensor *y, const ar_batch *batch)
 {
-    ari_own_batch local;
+    ari_local_batch local;
     loss->stream = loss->sum.spread = is_stream(ctx, y, batch);
-    ar_status st = ari_own_batch_init(&local, ctx, batch, loss->stream, loss->predicts_next);
+    ar_status st = ari_local_batch_init(&local, ctx, batch, loss->stream, loss->predicts_next);
     ari_ctx_place_batch(ctx, batch);
     ari_span_begin("%s:fwd", loss->name);
     const ari_ledger_place outer = ari_ledger_enter(ctx, loss->name, 'f');
     if (st == AR_OK)
         st = loss->ops->forward(loss->self, loss, ctx, saved, y, &local.batch);
     ari_ledger_leave(ctx, outer);
-    ari_own_batch_fini(&local);
+    ari_local_batch_fini(&local);
     return ari_span_end(st);
 }
 
 ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
 {
     size_t t = batch->targets;
-    ari_own_batch local;
+    ari_local_batch local;
     if (batch->global_batch == 0)
         AR_TRY(ar_loss_targets(&t, loss, ctx, batch));
-    ar_status st = ari_own_batch_init(&local, ctx, batch, loss->stream, loss->predicts_next);
+    ar_status st = ari_local_batch_init(&local, ctx, batch, loss->stream, loss->predicts_next);
     ari_ctx_place_batch(ctx, batch);
     ari_span_begin("%s:bwd", loss->name);
     const ari_ledger_place outer = ari_ledger_enter(ctx, loss->name, 'b');
     if (st == AR_OK)
         st = loss->ops->backward(loss->self, loss, ctx, saved, dy, &local.batch, (double)t / ctx->loss_scale);
     ari_ledger_leave(ctx, outer);
-    ari_own_batch_fini(&local);
+    ari_local_batch_fini(&local);
     return ari_span_end(st);
 }
 
@@ -211,7 +211,7 @@ ar_status ar_loss_add(ar_loss *loss, ar_ctx *ctx, const ar_tensor *terms)
 enum { SAVED_LOGITS, SAVED_KEY, SAVED_SUM, SAVED_TARGET_ROWS, SAVED_VALID, SAVED_BARE };
 static const char CAPPED[] = "capped", SCALED[] = "scaled"; /* parts of a head's path */
 
-void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
+void ari_local_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows)
 {
     ari_split_uneven(vocab, ar_comm_size(ctx->tp), ar_comm_rank(ctx->tp), start, rows);
     ari_fault_own_ids(ctx, vocab, start, rows);
@@ -225,7 +225,7 @@ static void init_cross_entropy(ari_cross_entropy *c, ar_ctx *ctx, size_t classes
         .classes = classes, .owned = classes, .group = shared ? ctx->tp : NULL, .options = ctx->loss};
     c->rows = classes;
     if (shared) {
-        ari_own_ids(ctx, classes, &c->start, &c->owned);
+        ari_local_ids(ctx, classes, &c->start, &c->owned);
         ari_split_uneven(classes, ar_comm_size(ctx->tp), ar_comm_rank(ctx->tp), &start, &c->rows);
     }
 }
@@ -359,7 +359,7 @@ static size_t place_of(const ar_ctx *ctx, const ar_loss *loss, const ar_batch *l
 {
     if (!loss->predicts_next)
         return i;
-    const ar_positions positions = ari_own_positions(ctx, ari_all_positions(ctx, local_batch->seq), false);
+    const ar_positions positions = ari_local_positions(ctx, ari_all_positions(ctx, local_batch->seq), false);
     return ari_positions_at(&positions, i) + 1;
 }
 

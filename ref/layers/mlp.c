@@ -156,7 +156,7 @@ static ar_status init_linears(mlp_module *m, ar_ctx *ctx)
                                   .in_features = o->hidden,
                                   .bias = o->bias,
                                   .transposed = o->transposed,
-                                  .owns_input = !ari_placed_alike(m->split.enter.src, m->split.enter.dst)};
+                                  .owns_input = !ari_placed_equal(m->split.enter.src, m->split.enter.dst)};
     if (o->fused && (!o->gated || o->bias))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: one parameter of gate and up%s", m->base.name,
                             o->gated ? " has no bias here" : ", and no gate");

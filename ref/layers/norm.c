@@ -169,7 +169,7 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
 {
     norm_module *m = (norm_module *)base;
     /* The residual is not there where the norm works elsewhere. */
-    const bool moved = ar_comm_size(ctx->tp) > 1 && !ari_placed_alike(m->change.src, m->change.dst);
+    const bool moved = ar_comm_size(ctx->tp) > 1 && !ari_placed_equal(m->change.src, m->change.dst);
     ar_tensor norm_dx;
     AR_TRY(gradients(m, ctx, saved, &norm_dx, sum, dy, moved ? NULL : residual));
     AR_TRY(ari_tp_redistribute(ctx, dx, &norm_dx, &(ari_features){1, {m->h}}, ari_tp_redistribution_backward(m->change),

@@ -33,7 +33,7 @@ static ar_status own_positions(ar_positions *positions, const ar_ctx *ctx, const
                             ari_ctx_sp(ctx) ? "sp" : ari_layout_axes[ARI_LAYOUT_CP].name);
     if (shares_positions(ctx))
         AR_TRY(ari_check_sequence(ctx, s));
-    *positions = ari_own_positions(ctx, s, stream);
+    *positions = ari_local_positions(ctx, s, stream);
     return AR_OK;
 }
 
@@ -49,27 +49,27 @@ static void take_positions(void *dst, const void *src, const ar_batch *batch, co
 
 /* --- labels and targets ------------------------------------------------------------------------------------------- */
 
-static ar_status take_labels(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, const ar_positions *positions,
-                             bool predicts_next)
+static ar_status take_labels(ari_local_batch *o, const ar_ctx *ctx, const ar_batch *batch,
+                             const ar_positions *positions, bool predicts_next)
 {
     const size_t n = ari_positions_count(positions);
     AR_TRY(ARI_ALLOC(&o->labels, batch->batch * n, "labels"));
     if (!predicts_next)
         take_positions(o->labels, batch->labels, batch, positions, 1, sizeof *o->labels);
     for (size_t i = 0; predicts_next && i < batch->batch * n; i++)
-        o->labels[i] = ari_own_target(ctx, batch, i / n, positions, i % n);
+        o->labels[i] = ari_local_target(ctx, batch, i / n, positions, i % n);
     o->batch.labels = o->labels;
     return AR_OK;
 }
 
-ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream,
-                             bool predicts_next)
+ar_status ari_local_batch_init(ari_local_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream,
+                               bool predicts_next)
 {
     const size_t s = ari_batch_positions(batch);
     const bool shared = shares_positions(ctx);
     predicts_next = predicts_next || (!batch->labels && batch->input_ids);
     ar_positions positions;
-    *o = (ari_own_batch){.batch = *batch};
+    *o = (ari_local_batch){.batch = *batch};
     AR_TRY(own_positions(&positions, ctx, batch, stream));
     const size_t n = ari_positions_count(&positions);
     if (predicts_next || (shared && batch->labels && batch->seq == s))
@@ -86,7 +86,7 @@ ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch
     return AR_OK;
 }
 
-void ari_own_batch_fini(ari_own_batch *o)
+void ari_local_batch_fini(ari_local_batch *o)
 {
     free(o->labels);
     free(o->target);

@@ -50,7 +50,7 @@ static ar_status unsummed_fold(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar
                                ar_placement to_placement, const char *tag)
 {
     const bool scatters = ari_placed_by_tokens(to_placement);
-    if (scatters != t->scattered || (!scatters && !ari_placed_whole(to_placement)))
+    if (scatters != t->scattered || (!scatters && !ari_placed_full(to_placement)))
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: the terms of a product are added up by ar_leave_region, those of its dX by "
                             "ar_enter_region_backward",

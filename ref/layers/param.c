@@ -104,7 +104,7 @@ ar_status ar_param_set(ar_param *p, ar_ctx *ctx, const float *full)
 
 ar_status ari_param_tap(const ar_param *p, ar_ctx *ctx, char pass, const ar_tensor *t)
 {
-    const ar_layout layout = ari_whole_layout(p, ctx);
+    const ar_layout layout = ari_full_layout(p, ctx);
     return ari_tap(ctx, p->name, pass, t, &layout);
 }
 

@@ -17,12 +17,12 @@ ARI_OWNER(ar_saved, ar_saved_destroy)
 
 /* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only
  * (ari_ctx_place_batch); of three dimensions or more the last but one is the positions, of which it may hold some only
- * (ari_own_positions). */
+ * (ari_local_positions). */
 /** A value between the tensor-parallel regions, [.., s, features]: whole on every rank, or with sequence parallelism
  * the rank's positions. */
 AR_NODISCARD ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
 /** Taps a value of which every rank of the tensor-parallel group holds all positions and features. */
-AR_NODISCARD ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
+AR_NODISCARD ar_status ari_tap_full(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
 /** A value sharded along dimension `dim`, whose full extent is `full`; every part is on `copies` neighbouring ranks. */
 AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       int dim, size_t full, int copies);
@@ -45,7 +45,7 @@ AR_NODISCARD ar_status ari_check_rows(const char *label, const ar_tensor *t, con
 /** AR_ERR_SHAPE, naming p, unless it is a vector as long as x's rows. */
 AR_NODISCARD ar_status ari_check_vector(const ar_param *p, const ar_tensor *x);
 /** The ids whose rows of a vocabulary of `vocab` this rank holds: [start, start + rows). */
-void ari_own_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
+void ari_local_ids(ar_ctx *ctx, size_t vocab, size_t *start, size_t *rows);
 /** x's shape and dtype with another last extent. */
 AR_NODISCARD ar_status ari_like(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features);
 /** The same with another extent before the last. */
@@ -68,11 +68,11 @@ extern const ar_placement ari_replicated, ari_shard_features, ari_shard_tokens;
 /** Between the blocks' branches: whole, or with sequence parallelism by tokens. */
 ar_placement ari_placed_stream(const ar_ctx *ctx);
 
-bool ari_placed_whole(ar_placement p);
+bool ari_placed_full(ar_placement p);
 bool ari_placed_by_features(ar_placement p);
 bool ari_placed_by_tokens(ar_placement p);
 /** Returns true if ranks have equal numbers under both placements: R and I differ only in the gradient. */
-bool ari_placed_alike(ar_placement a, ar_placement b);
+bool ari_placed_equal(ar_placement a, ar_placement b);
 /** Returns the placement of the gradient of such a value. The gradient of a replicated value or of a term is
  *  replicated; a layer that uses the value separately on each rank has summed the gradient already. */
 ar_placement ari_placed_gradient(ar_placement p);
@@ -120,7 +120,7 @@ AR_NODISCARD ar_status ari_note_gradient(ar_ctx *ctx, ar_param *p, const ar_tens
 
 /** The positions of this rank in a sequence of seq: its context-parallel ones, inside the tensor-parallel regions, or
  *  (stream) between them, which with sequence parallelism are its part of those. */
-ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream);
+ar_positions ari_local_positions(const ar_ctx *ctx, size_t seq, bool stream);
 /** Returns the number of positions of a sequence of which a rank has `local_count`, ignoring sequence parallelism. */
 size_t ari_all_positions(const ar_ctx *ctx, size_t local_count);
 /** The ranks that share the positions of a sequence: 1 without sequence parallelism. */
@@ -131,7 +131,7 @@ static inline size_t ari_sequence_ranks(const ar_ctx *ctx)
 /** Checks that the context's groups can shard a sequence. Errors: those of ari_parallel_check_sequence. */
 AR_NODISCARD ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq);
 /** Target of the i-th of a row's own positions (ari_batch_target). */
-int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *positions, size_t i);
+int64_t ari_local_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *positions, size_t i);
 /** The position of each of the own places of every row (ari_batch_position), int64 on the device. */
 AR_NODISCARD ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *position_ids, const ar_batch *batch,
                                            const ar_positions *positions);
@@ -142,17 +142,17 @@ size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool ran
 size_t ari_batch_positions(const ar_batch *batch);
 /* Batch as a loss over this rank's positions reads it: `labels` and `target` belong to its positions and `seq` is their
  * number if there is a label for each position; without labels the next ids are the labels. */
-typedef struct ari_own_batch {
+typedef struct ari_local_batch {
     ar_batch batch;
     int64_t *labels; /* owned, as is target; NULL: the batch's own */
     float *target;
-} ari_own_batch;
-/** Initialises the rank's part of a batch. stream: as in ari_own_positions. predicts_next: there is a label for each
- *  id, and each position uses the next one's, as without labels. Call ari_own_batch_fini, also after a failure. Errors:
- *  AR_ERR_UNSUPPORTED (no positions to shard), those of ari_check_sequence, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_own_batch_init(ari_own_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream,
-                                          bool predicts_next);
-void ari_own_batch_fini(ari_own_batch *o);
+} ari_local_batch;
+/** Initialises the rank's part of a batch. stream: as in ari_local_positions. predicts_next: there is a label for each
+ *  id, and each position uses the next one's, as without labels. Call ari_local_batch_fini, also after a failure.
+ *  Errors: AR_ERR_UNSUPPORTED (no positions to shard), those of ari_check_sequence, AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_local_batch_init(ari_local_batch *o, const ar_ctx *ctx, const ar_batch *batch, bool stream,
+                                            bool predicts_next);
+void ari_local_batch_fini(ari_local_batch *o);
 /** Redistributes from shards of features with all positions to the placement between regions: replicated, or with sp
  *  the local positions with all features by an all-to-all; and the gradient's way back. y is never x. */
 AR_NODISCARD ar_status ari_features_to_stream(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const char *tag);
@@ -422,7 +422,7 @@ size_t ari_run_boxes(ari_run_box *out, int ndim, const size_t *shape, size_t sta
 AR_NODISCARD ar_status ari_share_layout(ar_layout *o, const ar_param *p, const ar_ctx *ctx, size_t start, size_t count);
 /** The whole parameter, as one of the copies that the tensor-parallel and the data-parallel ranks, and of a tied table
  *  the two ends of a pipeline, hold. */
-ar_layout ari_whole_layout(const ar_param *p, const ar_ctx *ctx);
+ar_layout ari_full_layout(const ar_param *p, const ar_ctx *ctx);
 /** True if the data-parallel ranks share out the value: `value` has memory only while it is gathered. */
 static inline bool ari_value_is_shared(const ar_param *p)
 {

@@ -55,14 +55,14 @@ bool ari_placed_by_tokens(ar_placement p)
     return p.kind == AR_SHARD && p.dim == ari_shard_tokens.dim;
 }
 
-bool ari_placed_whole(ar_placement p)
+bool ari_placed_full(ar_placement p)
 {
     return p.kind == AR_REPLICATE || p.kind == AR_INVARIANT;
 }
 
-bool ari_placed_alike(ar_placement a, ar_placement b)
+bool ari_placed_equal(ar_placement a, ar_placement b)
 {
-    return (ari_placed_whole(a) && ari_placed_whole(b)) || (a.kind == b.kind && (a.kind != AR_SHARD || a.dim == b.dim));
+    return (ari_placed_full(a) && ari_placed_full(b)) || (a.kind == b.kind && (a.kind != AR_SHARD || a.dim == b.dim));
 }
 
 ar_placement ari_placed_gradient(ar_placement p)
@@ -217,7 +217,7 @@ ar_status ari_tp_redistribute_of(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, 
     const ar_tensor input = *x; /* y may be x */
     ar_tensor src = *x, full;
     *y = *x;
-    if (ar_comm_size(ctx->tp) == 1 || ari_placed_alike(change.src, change.dst))
+    if (ar_comm_size(ctx->tp) == 1 || ari_placed_equal(change.src, change.dst))
         return AR_OK;
     AR_TRY(make_whole(ctx, &full, x, f, change.src, tag));
     if (releases_input)
@@ -285,7 +285,7 @@ static ar_status tap(ar_ctx *ctx, const char *base, const char *part, char pass,
     place_samples(layout, ctx);
     if (ar_comm_size(ctx->sequence) > 1 && dim > 0) {
         const size_t seq = ari_all_positions(ctx, layout->shape[dim]);
-        const ar_positions positions = ari_own_positions(ctx, seq, false);
+        const ar_positions positions = ari_local_positions(ctx, seq, false);
         place_positions(layout, dim, &positions, seq);
     }
     return ari_tap(ctx, name, pass, t, layout);
@@ -296,7 +296,7 @@ ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char p
     return ari_tap_placed(ctx, base, part, pass, t, 0, ari_placed_stream(ctx));
 }
 
-ar_status ari_tap_whole(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t)
+ar_status ari_tap_full(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t)
 {
     if (!ari_tapped(ctx))
         return AR_OK;
@@ -366,5 +366,5 @@ ar_status ari_tap_placed(ar_ctx *ctx, const char *base, const char *part, char p
     if (ari_placed_by_tokens(p) && t->ndim > 1)
         return ari_tap_copies(ctx, base, part, pass, t, t->ndim - 2,
                               t->shape[t->ndim - 2] * (size_t)ar_comm_size(ctx->tp), 1);
-    return ari_tap_whole(ctx, base, part, pass, t);
+    return ari_tap_full(ctx, base, part, pass, t);
 }

@@ -22,7 +22,7 @@ ar_status ari_check_sequence(const ar_ctx *ctx, size_t seq)
     return ari_parallel_check_sequence(&layout, seq);
 }
 
-ar_positions ari_own_positions(const ar_ctx *ctx, size_t seq, bool stream)
+ar_positions ari_local_positions(const ar_ctx *ctx, size_t seq, bool stream)
 {
     const ar_positions positions = ari_parallel_positions(&ctx->layout, seq, ari_ctx_place(ctx, ARI_CUTS_POSITIONS));
     return stream && ari_ctx_sp(ctx)
@@ -37,13 +37,13 @@ size_t ari_all_positions(const ar_ctx *ctx, size_t local_count)
 
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major)
 {
-    const ar_positions positions = ari_own_positions(ctx, batch->seq, false);
+    const ar_positions positions = ari_local_positions(ctx, batch->seq, false);
     const size_t local_count = ari_positions_count(&positions) / (rank_major ? ari_sequence_ranks(ctx) : 1);
     const size_t sample = i / local_count % batch->batch, rank = i / local_count / batch->batch;
     return sample * batch->seq + ari_positions_at(&positions, rank * local_count + i % local_count);
 }
 
-int64_t ari_own_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *positions, size_t i)
+int64_t ari_local_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *positions, size_t i)
 {
     const int64_t target = ari_batch_target(batch, row, ari_positions_at(positions, i));
     return ari_fault_target(ctx, batch, row, positions, i, target);

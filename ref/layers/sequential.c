@@ -293,7 +293,7 @@ ar_status ari_stage_between(const ar_module *base, ar_ctx *ctx, ar_tensor *t, co
     for (int d = 0; d < b->ndim; d++)
         shape[d + 1] = b->shape[d];
     if (b->ndim > 1) {
-        const ar_positions positions = ari_own_positions(ctx, b->shape[0] > 0 ? b->shape[0] : batch->seq, true);
+        const ar_positions positions = ari_local_positions(ctx, b->shape[0] > 0 ? b->shape[0] : batch->seq, true);
         shape[1] = ari_positions_count(&positions);
     }
     ctx->use = ARI_USE_BETWEEN;
@@ -403,11 +403,11 @@ size_t ari_trained_depths(const ar_module *m)
 
 static size_t next_targets(const ar_ctx *ctx, const ar_batch *batch)
 {
-    const ar_positions positions = ari_own_positions(ctx, batch->seq, false);
+    const ar_positions positions = ari_local_positions(ctx, batch->seq, false);
     const size_t n = ari_positions_count(&positions);
     size_t count = 0;
     for (size_t i = 0; i < batch->batch * n; i++)
-        count += ari_own_target(ctx, batch, i / n, &positions, i % n) != AR_IGNORE_INDEX;
+        count += ari_local_target(ctx, batch, i / n, &positions, i % n) != AR_IGNORE_INDEX;
     return count;
 }
 

@@ -127,7 +127,7 @@ ar_status ari_share_layout(ar_layout *o, const ar_param *p, const ar_ctx *ctx, s
     return AR_OK;
 }
 
-ar_layout ari_whole_layout(const ar_param *p, const ar_ctx *ctx)
+ar_layout ari_full_layout(const ar_param *p, const ar_ctx *ctx)
 {
     ar_layout o = p->layout;
     add_copies(&o, ari_ctx_data(ctx, p->expert));
@@ -199,7 +199,7 @@ ar_status ari_value_begin(ar_tensor *t, ar_layout *o, ar_ctx *ctx, const ar_para
 {
     const ar_param_share *s = p->share;
     *t = p->value;
-    *o = ari_whole_layout(p, ctx);
+    *o = ari_full_layout(p, ctx);
     if (!ari_value_is_shared(p))
         return AR_OK;
     AR_TRY(ari_share_layout(o, p, ctx, s->start, s->count));

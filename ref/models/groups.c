@@ -122,11 +122,11 @@ static bool has_group(const ar_parallel *p, ari_over group_kind)
     if (group_kind == ARI_OVER_SHARD || group_kind == ARI_OVER_REPLICATE)
         return ari_at_least_one(p->dp_replicate) > 1;
     if (group_kind == ARI_OVER_EP || group_kind == ARI_OVER_EDP)
-        return ari_experts_apart(p);
+        return ari_experts_separate(p);
     if (group_kind == ARI_OVER_EXPERT_SHARD || group_kind == ARI_OVER_EXPERT_REPLICATE)
-        return ari_experts_apart(p) && ari_at_least_one(p->dp_replicate) > 1;
+        return ari_experts_separate(p) && ari_at_least_one(p->dp_replicate) > 1;
     if (group_kind == ARI_OVER_EXPERT_CP)
-        return ari_experts_apart(p) && ari_expert_sequence(p) > 1;
+        return ari_experts_separate(p) && ari_expert_sequence(p) > 1;
     if (group_kind == ARI_OVER_RING || group_kind == ARI_OVER_INNER)
         return ari_extent(p, ARI_CUTS_POSITIONS) > 1;
     return group_kind == ARI_OVER_TP || group_kind == ARI_OVER_DP || ari_extent(p, ari_over_axes(group_kind)) > 1;
@@ -186,7 +186,7 @@ ar_status ari_groups_begin(ar_parallel_groups *out, ar_comm *world, const ar_par
     ar_comm **const groups[] = GROUPS(out);
     const int summed = ari_extent(p, ARI_CUTS_DATA), inner = ari_at_least_one(p->cp_inner);
     const int rank = ar_comm_rank(world);
-    *out = (ar_parallel_groups){.cp.zigzag = p->zigzag, .ep.whole = ari_experts_whole(p), .ep.dispatch = p->dispatch};
+    *out = (ar_parallel_groups){.cp.zigzag = p->zigzag, .ep.whole = ari_experts_unsplit(p), .ep.dispatch = p->dispatch};
     if (ar_comm_size(world) != ar_parallel_world(p) || ari_layout_extent(p, ARI_LAYOUT_CP) % inner != 0) {
         char text[256];
         ari_parallel_text(text, sizeof text, p);

@@ -218,7 +218,7 @@ ar_status ar_model_create(ar_model **out, ar_ctx *ctx, const ar_config *c, const
                           .depths = c->mtp}};
     ARI_OWNED_BY(ar_model_destroy) ar_model *m = NULL;
     k.sequence = ari_plan_by_tokens(k.plan, tp, ari_ctx_sp(ctx));
-    AR_TRY(ari_config_check_tp(c, tp, ari_experts_whole(&ctx->layout) ? 1 : tp, k.plan));
+    AR_TRY(ari_config_check_tp(c, tp, ari_experts_unsplit(&ctx->layout) ? 1 : tp, k.plan));
     AR_TRY(check_pipeline(ctx, c));
     AR_TRY(ari_plan_outer(k.plan, c, k.sequence, &k.split));
     AR_TRY(ari_streams_check(c, ctx->seed));

@@ -96,7 +96,7 @@ void ari_parallel_text(char *out, size_t cap, const ar_parallel *p)
         say_extent(&t, "ep", p->ep);
     if (ari_experts_routed(p) && p->dispatch != AR_DISPATCH_ALL_TO_ALL)
         ari_say(&t, "%s(all-gather)", space(&t));
-    if (ari_experts_whole(p))
+    if (ari_experts_unsplit(p))
         say_extent(&t, "etp", 1);
     say_recompute(&t, &p->recompute);
     if (p->zero > 0 && ari_extent(p, ARI_CUTS_DATA) > 1)
@@ -149,7 +149,7 @@ static ar_status check_expert_width(const ar_parallel *p, const ar_config *c)
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "etp=%d of tp=%d: an expert is cut over all tensor-parallel ranks, etp=%d, or none, etp=1",
                             p->etp, tp, tp);
-    if (ari_experts_whole(p) && !p->sp)
+    if (ari_experts_unsplit(p) && !p->sp)
         return ar_error_set(AR_ERR_ARG,
                             "etp=1 with tp=%d: each of these ranks has experts for positions of its own, which takes "
                             "sequence parallelism (sp)",
@@ -165,7 +165,7 @@ static ar_status check_expert_ranks(const ar_parallel *p)
     if (expert_ranks % ep != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
                             "ep=%d does not divide the %d ranks of dp * cp%s, of which each has some experts", ep,
-                            expert_ranks, ari_experts_whole(p) ? " * tp" : "");
+                            expert_ranks, ari_experts_unsplit(p) ? " * tp" : "");
     const int per_replica = expert_ranks / ari_at_least_one(p->dp_replicate);
     if (per_replica % ep != 0)
         return ar_error_set(AR_ERR_INDIVISIBLE,
@@ -254,7 +254,7 @@ ar_status ari_parallel_check(const ar_parallel *p, const ar_config *c, const ar_
     const int tp = ari_at_least_one(p->tp);
     const bool sequence = ari_plan_by_tokens(plan, tp, p->sp);
     AR_TRY(ari_plan_check(plan, c, sequence));
-    AR_TRY(ari_config_check_tp(c, tp, ari_experts_whole(p) ? 1 : tp, plan));
+    AR_TRY(ari_config_check_tp(c, tp, ari_experts_unsplit(p) ? 1 : tp, plan));
     AR_TRY(ari_stages_check(p, c));
     AR_TRY(check_batch(p, batch));
     AR_TRY(check_experts(p, c, batch));

@@ -257,7 +257,7 @@ ar_placement ari_ruled_from_end(ar_placement p)
 
 bool ari_ruled_possible(ar_placement p, bool tokens)
 {
-    return ari_placed_whole(p) || ari_placed_by_features(p) || (tokens && ari_placed_by_tokens(p));
+    return ari_placed_full(p) || ari_placed_by_features(p) || (tokens && ari_placed_by_tokens(p));
 }
 
 /* True if a value placed as `actual` has the same shape on each rank as one placed as declared. */
@@ -272,7 +272,7 @@ static bool fits_placement(ar_placement declared, ar_placement actual)
 bool ari_ruled_passes(const ari_ruled *m, const ar_plan_rule *maker, ar_placement declared, ar_placement actual)
 {
     const bool is_strict = m->strict || (maker && maker->global_output);
-    return is_strict ? ari_placed_alike(declared, actual) : fits_placement(declared, actual);
+    return is_strict ? ari_placed_equal(declared, actual) : fits_placement(declared, actual);
 }
 
 ar_status ari_ruled_believe(const ari_ruled *m, const char *label, ar_placement declared, const ar_plan_rule *maker,
@@ -293,7 +293,7 @@ ar_status ari_ruled_input(const ari_ruled *m, const ar_plan_rule *maker, ar_plac
     return ari_ruled_believe(m, "the input", m->rule->input[0].src, maker, actual, from_placement);
 }
 
-ar_status ari_ruled_wanted(const ari_ruled *m, const char *label, ar_placement declared, bool tokens, bool terms,
+ar_status ari_ruled_target(const ari_ruled *m, const char *label, ar_placement declared, bool tokens, bool terms,
                            ar_placement *p)
 {
     *p = ari_ruled_from_end(declared);
@@ -311,7 +311,7 @@ ar_status ari_ruled_output(const ari_ruled *m, bool tokens, bool terms, ar_place
     *to_placement = else_to;
     if (!m->rule || !m->rule->output.is_declared)
         return AR_OK;
-    return ari_ruled_wanted(m, "the output", m->rule->output.dst, tokens, terms, to_placement);
+    return ari_ruled_target(m, "the output", m->rule->output.dst, tokens, terms, to_placement);
 }
 
 ar_placement ari_ruled_makes(ar_style style)
@@ -333,7 +333,7 @@ ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_pla
 static ar_status check_alike(const ari_ruled *m, const ar_linear_split *s, const ari_ruled *first_layer,
                              const ar_linear_split *split)
 {
-    const bool moved = !ari_placed_alike(s->input, split->input) || !ari_placed_alike(s->output, split->output);
+    const bool moved = !ari_placed_equal(s->input, split->input) || !ari_placed_equal(s->output, split->output);
     const char *file = ARI_SHOW(ari_plan_file(m->plan));
     if (s->style != split->style || (moved && m->is_user_module))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s is %s, but %s, which has the same input, %s%s%s; give both one",

@@ -103,8 +103,8 @@ static ar_status check_other_inputs(const ari_ruled *m, const ar_plan_value *fir
         const ar_plan_value *argument = &m->rule->input[i];
         if (!argument->is_declared || argument == first_argument)
             continue;
-        const ar_placement odd = ari_placed_whole(argument->src) ? argument->dst : argument->src;
-        if (!ari_placed_whole(odd))
+        const ar_placement odd = ari_placed_full(argument->src) ? argument->dst : argument->src;
+        if (!ari_placed_full(odd))
             return ari_ruled_wrong(m, "another input than the first", odd, "R would fit");
     }
     return AR_OK;
@@ -125,7 +125,7 @@ static ar_status split_input(const view *v, ari_role before, const ari_ruled *m,
     if (!input)
         return AR_OK;
     AR_TRY(ari_ruled_believe(m, "the input that arrives", input->src, norm, arrives, &change->src));
-    return ari_ruled_wanted(m, "the input that is wanted", input->dst, has_tokens(v), false, &change->dst);
+    return ari_ruled_target(m, "the input that is wanted", input->dst, has_tokens(v), false, &change->dst);
 }
 
 static ar_placement natural_input(ar_style style)
@@ -159,7 +159,7 @@ static ar_status split_output(const view *v, const ari_ruled *module, const ari_
     *change = (ar_tp_redistribution){v->stream, v->stream};
     if (out) {
         const char *label = "the output that is wanted";
-        AR_TRY(ari_ruled_wanted(module, label, out->dst, has_tokens(v), false, &change->dst));
+        AR_TRY(ari_ruled_target(module, label, out->dst, has_tokens(v), false, &change->dst));
         AR_TRY(ari_ruled_believe(module, label, out->dst, NULL, v->stream, &change->dst));
         change->src = ari_ruled_from_end(out->src);
         natural = change->src.kind == AR_PARTIAL_SUM ? ari_replicated : change->src;
@@ -177,11 +177,11 @@ static ar_status split_output(const view *v, const ari_ruled *module, const ari_
 /* One redistribution instead of two, where the first makes what the second begins with. */
 static void join_redistributions(ar_branch_split *s)
 {
-    if (ari_placed_alike(s->enter.dst, s->first.input)) {
+    if (ari_placed_equal(s->enter.dst, s->first.input)) {
         s->first.input = s->enter.src;
         s->enter.dst = s->enter.src;
     }
-    if (ari_placed_alike(s->second.output, s->leave.src)) {
+    if (ari_placed_equal(s->second.output, s->leave.src)) {
         s->second.output = s->leave.dst;
         s->leave.src = s->leave.dst;
     }
@@ -241,7 +241,7 @@ static ar_status check_fixed_norm(const view *v, ari_role role)
     if (role == ARI_Q_NORM || role == ARI_K_NORM)
         return m.style == AR_STYLE_REPLICATE ? AR_OK : ari_ruled_misfit(&m, "a norm of heads is replicate");
     AR_TRY(split_norm(v, role, &placement));
-    return ari_placed_alike(placement, v->stream)
+    return ari_placed_equal(placement, v->stream)
                ? AR_OK
                : ari_ruled_misfit(&m, "what is added to the residual is in sequence style, as that is");
 }
@@ -270,7 +270,7 @@ static ar_status check_sum(const view *v, bool cut)
     AR_TRY(check_other_inputs(&m, NULL));
     if (!out->is_declared)
         return AR_OK;
-    if (!ari_placed_whole(out->dst))
+    if (!ari_placed_full(out->dst))
         return ari_ruled_wrong(&m, "the output that is wanted", out->dst, "R would fit");
     return (out->src.kind == AR_PARTIAL_SUM) == cut
                ? AR_OK
@@ -388,7 +388,7 @@ static ar_status split_outer(const view *v, ar_outer_split *split)
     AR_TRY(ari_ruled_tokens(&tokens, &split->tokens));
     if (ari_part_path(v->f, ARI_FINAL_NORM))
         AR_TRY(split_norm(v, ARI_FINAL_NORM, &split->final_norm));
-    if (v->c->mtp > 0 && !ari_placed_alike(split->final_norm, v->stream))
+    if (v->c->mtp > 0 && !ari_placed_equal(split->final_norm, v->stream))
         return ar_error_set(AR_ERR_UNSUPPORTED,
                             "%s: the last norm is not placed as what lies between the blocks, and blocks for further "
                             "tokens take what it makes; give it the style sequence",
@@ -406,7 +406,7 @@ ar_status ari_plan_outer(const ar_plan *p, const ar_config *c, bool sequence, ar
 static bool has_placement(const ar_plan_value *v, ar_placement p)
 {
     return v->is_declared &&
-           (ari_placed_alike(ari_ruled_from_end(v->src), p) || ari_placed_alike(ari_ruled_from_end(v->dst), p));
+           (ari_placed_equal(ari_ruled_from_end(v->src), p) || ari_placed_equal(ari_ruled_from_end(v->dst), p));
 }
 
 bool ari_plan_by_tokens(const ar_plan *p, int tp, bool sp)

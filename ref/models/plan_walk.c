@@ -19,7 +19,7 @@
 /* R and I are the same here. */
 static ar_placement settled(ar_placement p)
 {
-    return ari_placed_whole(p) ? ari_replicated : p;
+    return ari_placed_full(p) ? ari_replicated : p;
 }
 
 /* Checks a placement set by the user: one that a value between layers can have. */
@@ -141,13 +141,13 @@ static ar_status add_declared(planned *m, ar_placement from_placement, ar_placem
     const ar_placement invariant = {AR_INVARIANT, 0};
     m->has_positions = m->has_positions || ari_placed_by_tokens(from_placement) || ari_placed_by_tokens(to_placement);
     return ari_redistribution_create(&m->part[m->parts], m->ctx, m->name,
-                                     ari_placed_whole(from_placement) ? invariant : from_placement,
-                                     ari_placed_whole(to_placement) ? invariant : to_placement);
+                                     ari_placed_full(from_placement) ? invariant : from_placement,
+                                     ari_placed_full(to_placement) ? invariant : to_placement);
 }
 
 static ar_status add_move(planned *m, ar_placement from_placement, ar_placement to_placement)
 {
-    if (!ari_placed_alike(from_placement, to_placement)) {
+    if (!ari_placed_equal(from_placement, to_placement)) {
         AR_TRY(add_declared(m, from_placement, to_placement));
         m->parts++;
     }
@@ -347,7 +347,7 @@ ar_status ari_plan_embedding(ar_embedding_split *split, ar_plan_walk *w, const c
     AR_TRY(ari_ruled_tokens(&m, split));
     AR_TRY(ari_ruled_input(&m, NULL, w->placement, w->placement, &leaves));
     AR_TRY(leave_own(&m, false, ari_replicated, &leaves));
-    if (!ari_placed_whole(leaves))
+    if (!ari_placed_full(leaves))
         return ari_ruled_wrong(&m, "the output", leaves, "R would fit");
     w->placement = ari_replicated;
     return AR_OK;
@@ -360,12 +360,12 @@ ar_status ari_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *nam
     char text[AR_PLACEMENT_TEXT];
     AR_TRY(ask_other(&m, w, name, ARI_HEAD, 1u << AR_STYLE_VOCAB | 1u << AR_STYLE_REPLICATE,
                      "vocab (colwise) and replicate are possible"));
-    if (!ari_placed_whole(w->placement))
+    if (!ari_placed_full(w->placement))
         return ar_error_set(AR_ERR_UNSUPPORTED, "%s: %s arrives, and a head takes R: redistribute before it",
                             ARI_SHOW(name), ari_placement_name(text, w->placement));
     const bool vocab = m.style == AR_STYLE_VOCAB;
     AR_TRY(leave_own(&m, false, vocab ? ari_shard_features : ari_replicated, &leaves));
-    if (!ari_placed_whole(leaves) && !(vocab && ari_placed_by_features(leaves)))
+    if (!ari_placed_full(leaves) && !(vocab && ari_placed_by_features(leaves)))
         return ari_ruled_wrong(&m, "the output", leaves, vocab ? "S(-1) and R fit" : "R would fit");
     *split = (ar_linear_split){vocab ? AR_STYLE_COLWISE : m.style, ari_replicated, leaves};
     w->placement = leaves;
@@ -375,7 +375,7 @@ ar_status ari_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *nam
 ar_held ari_plan_held(const ar_plan_walk *w)
 {
     const ar_placement placement = ari_ruled_from_end(w->placement);
-    return ari_placed_whole(placement)         ? AR_HELD_WHOLE
+    return ari_placed_full(placement)          ? AR_HELD_WHOLE
            : ari_placed_by_features(placement) ? AR_HELD_SHARD
                                                : AR_HELD_UNKNOWN;
 }

@@ -28,7 +28,7 @@ static ar_status copy_schedule(ar_pipeline_schedule **out, const ar_pipeline_sch
     const ar_pipeline_shape shape = ari_pipeline_schedule_shape(s);
     for (int r = 0; r < shape.ranks; r++)
         lists[r] = ari_pipeline_schedule_rank(s, r, &counts[r]);
-    return ari_pipeline_schedule_own(out, shape, lists, counts);
+    return ari_pipeline_schedule_from_lists(out, shape, lists, counts);
 }
 
 ar_status ari_parallel_schedule(ar_pipeline_schedule **out, const ar_parallel *p)
@@ -68,7 +68,7 @@ static ar_status check_given(const ar_stages *stages, size_t layers, bool has_en
     return AR_OK;
 }
 
-ar_status ari_own_schedule_check(const ar_parallel *p)
+ar_status ari_given_schedule_check(const ar_parallel *p)
 {
     if (!p->own_schedule)
         return AR_OK;
@@ -106,7 +106,7 @@ static ar_status stages_check_layers(const ar_parallel *p, size_t layers, bool h
     }
     if (p->forward_first)
         return ar_error_set(AR_ERR_ARG, "forward first in a pipeline, whose order is its schedule's: take gpipe");
-    AR_TRY(ari_own_schedule_check(p));
+    AR_TRY(ari_given_schedule_check(p));
     if (!p->own_schedule && (p->schedule == AR_PP_INTERLEAVED) != (n > (size_t)p->pp))
         return ar_error_set(AR_ERR_ARG, "schedule %s with %zu stages on %d ranks: %s",
                             ari_pp_schedule_name(p->schedule), n, p->pp,

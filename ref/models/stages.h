@@ -13,7 +13,7 @@ void ari_stages_text(char out[ARI_STAGES_TEXT], const ar_stages *s);
 
 /** Checks that the layout's own schedule, if it has one, is of its ranks, stages and micro-batches. Errors:
  *  AR_ERR_ARG. */
-AR_NODISCARD ar_status ari_own_schedule_check(const ar_parallel *p);
+AR_NODISCARD ar_status ari_given_schedule_check(const ar_parallel *p);
 
 /** Does the same as ar_parallel_groups_begin. wrong_stride injects a fault: the ranks that reduce gradients are
  *  neighbours instead of strided. */

@@ -36,7 +36,8 @@ static ar_status receives_find(receives *out, ari_arena *arena, const ar_pipelin
     for (size_t i = 0; i < peer_list->count; i++) {
         const ar_pp_operation *o = &peer_list->operations[i];
         const int target = ari_pp_target(shape, d, o->stage);
-        if (!ari_pp_takes(o->kind) || ari_pp_direction_of(o->kind) != d || !ari_pp_apart(shape, o->stage, target))
+        if (!ari_pp_takes(o->kind) || ari_pp_direction_of(o->kind) != d ||
+            !ari_pp_on_different_ranks(shape, o->stage, target))
             continue;
         const size_t user = consumers[ari_pp_item(shape, target, o->micro)];
         out->op[out->count] = (ar_pp_operation){ari_pp_recv(d), target, o->micro};
@@ -400,8 +401,8 @@ ar_status ari_schedule_finish(ar_pipeline_schedule *s)
     return schedule_check_together(s);
 }
 
-ar_status ari_pipeline_schedule_own(ar_pipeline_schedule **out, ar_pipeline_shape shape,
-                                    const ar_pp_operation *const *lists, const size_t *counts)
+ar_status ari_pipeline_schedule_from_lists(ar_pipeline_schedule **out, ar_pipeline_shape shape,
+                                           const ar_pp_operation *const *lists, const size_t *counts)
 {
     ARI_OWNED_BY(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     AR_TRY(ari_schedule_begin(&s, shape));

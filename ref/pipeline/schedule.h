@@ -25,7 +25,7 @@ AR_NODISCARD ar_status ari_schedule_begin(ar_pipeline_schedule **out, ar_pipelin
 AR_NODISCARD ar_status ari_pp_append(ari_pp_list *list, ar_pp_kind kind, int stage, int micro);
 
 /** Checks the operation lists of a schedule that was not generated here, and inserts the transfers if the lists have
- *  none. Errors: those of ari_pipeline_schedule_own. */
+ *  none. Errors: those of ari_pipeline_schedule_from_lists. */
 AR_NODISCARD ar_status ari_schedule_finish(ar_pipeline_schedule *s);
 
 /* Directions of transfers: a stage's output to the next one, and the gradient of it back. */
@@ -63,7 +63,7 @@ static inline int ari_pp_target(const ar_pipeline_shape *s, ari_pp_direction d, 
     return ari_pp_source(s, d == ARI_PP_ACTIVATION ? ARI_PP_GRADIENT : ARI_PP_ACTIVATION, stage);
 }
 /** True if values between the two stages move between ranks; false if one of the stages does not exist. */
-static inline bool ari_pp_apart(const ar_pipeline_shape *s, int stage, int peer_stage)
+static inline bool ari_pp_on_different_ranks(const ar_pipeline_shape *s, int stage, int peer_stage)
 {
     return stage >= 0 && peer_stage >= 0 && stage % s->ranks != peer_stage % s->ranks;
 }
@@ -72,7 +72,7 @@ static inline int ari_pp_peer(const ar_pipeline_shape *s, ar_pp_kind k, int stag
 {
     const ari_pp_direction d = ari_pp_direction_of(k);
     const int peer_stage = ari_pp_receives(k) ? ari_pp_source(s, d, stage) : ari_pp_target(s, d, stage);
-    return ari_pp_apart(s, stage, peer_stage) ? peer_stage : -1;
+    return ari_pp_on_different_ranks(s, stage, peer_stage) ? peer_stage : -1;
 }
 /** True if a computation takes a value from another stage: all but W, whose input the rank has. */
 static inline bool ari_pp_takes(ar_pp_kind k)

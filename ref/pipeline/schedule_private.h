@@ -30,8 +30,8 @@ AR_NODISCARD ar_status ari_pipeline_schedule_create(ar_pipeline_schedule **out, 
  *  comes before an operation that it needs, or is B next to I or W of the same micro-batch; the two ends of a transfer
  *  order it differently; or the ranks deadlock (the message lists who waits for whom). AR_ERR_ARG (the shape),
  *  AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_pipeline_schedule_own(ar_pipeline_schedule **out, ar_pipeline_shape shape,
-                                                 const ar_pp_operation *const *lists, const size_t *counts);
+AR_NODISCARD ar_status ari_pipeline_schedule_from_lists(ar_pipeline_schedule **out, ar_pipeline_shape shape,
+                                                        const ar_pp_operation *const *lists, const size_t *counts);
 /** Accepts NULL. */
 void ari_pipeline_schedule_destroy(ar_pipeline_schedule *s);
 ar_pipeline_shape ari_pipeline_schedule_shape(const ar_pipeline_schedule *s);
@@ -45,8 +45,8 @@ AR_NODISCARD ar_status ari_pipeline_schedule_run(ar_pp_run *out, const ar_pipeli
 /** Reads the CSV of PyTorch's torch.distributed.pipelining: a line for each rank, a cell for each operation, such as
  *  "0F0" or "2SEND_F1": stage, kind, micro-batch. Skips empty cells, UNSHARD, RESHARD, REDUCE_GRAD, and waits for these
  *  and for sends, because the layout and the step determine them. The caller owns *out. Errors: AR_ERR_FORMAT with
- *  file, line and cell, and those of ari_pipeline_schedule_own; AR_ERR_UNSUPPORTED (OVERLAP_F_B), AR_ERR_OVERFLOW (more
- *  than AR_MAX_STAGES stages, a file of more than 256 MiB), AR_ERR_IO, AR_ERR_MEMORY. */
+ *  file, line and cell, and those of ari_pipeline_schedule_from_lists; AR_ERR_UNSUPPORTED (OVERLAP_F_B),
+ *  AR_ERR_OVERFLOW (more than AR_MAX_STAGES stages, a file of more than 256 MiB), AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_pipeline_schedule_read(ar_pipeline_schedule **out, const char *path);
 /** Does the same with text in memory; `name` replaces the file's name in messages. */
 AR_NODISCARD ar_status ari_pipeline_schedule_parse(ar_pipeline_schedule **out, const char *text, size_t length,

@@ -91,7 +91,7 @@ static double ready(const walker *w, const ar_pp_operation *o)
     const int source = ari_pp_takes(o->kind) ? ari_pp_source(&w->s->shape, d, o->stage) : -1;
     if (source < 0)
         return 0;
-    return w->transfers[d] && ari_pp_apart(&w->s->shape, o->stage, source)
+    return w->transfers[d] && ari_pp_on_different_ranks(&w->s->shape, o->stage, source)
                ? find_transfer(w, d, o->stage, o->micro)->arrived
                : w->output_times[d][ari_pp_item(&w->s->shape, source, o->micro)];
 }

@@ -12,7 +12,7 @@ AR_NODISCARD ar_status ari_parallel_check_sequence(const ar_parallel *p, size_t 
 /** The lengths of sequences that a layout can share out are the multiples of this. At least 1, of any layout. */
 size_t ari_parallel_sequence_unit(const ar_parallel *p);
 /** All of [0, seq). */
-ar_positions ari_positions_whole(size_t seq);
+ar_positions ari_positions_full(size_t seq);
 /** Part `part` of `parts` equal ones, in their order; parts divides their number. */
 ar_positions ari_positions_part(const ar_positions *p, size_t part, size_t parts);
 /** Number of positions. */

@@ -5,7 +5,7 @@
 #include "ref/placement/context_private.h"
 #include "ref/placement/parallel_private.h"
 
-ar_positions ari_positions_whole(size_t seq)
+ar_positions ari_positions_full(size_t seq)
 {
     return (ar_positions){.first = {0}, .count = {seq}};
 }
@@ -39,7 +39,7 @@ ar_positions ari_positions_part(const ar_positions *p, size_t part, size_t parts
 ar_positions ari_positions_ring(size_t places, bool zigzag, size_t seq, size_t place)
 {
     const size_t chunk = seq / (2 * places);
-    const ar_positions full = ari_positions_whole(seq);
+    const ar_positions full = ari_positions_full(seq);
     if (zigzag && places > 1)
         return (ar_positions){.first = {place * chunk, (2 * places - 1 - place) * chunk}, .count = {chunk, chunk}};
     return ari_positions_part(&full, place, places);

@@ -80,7 +80,7 @@ static ar_status measure_candidate(candidate *c, const ar_ddp *d, const ar_param
 {
     size_t *const n = &c->bytes;
     const ar_layout *o = &p->layout;
-    const int tp = p->expert && ari_experts_whole(&d->ctx->layout) ? 1 : ar_comm_size(d->ctx->tp);
+    const int tp = p->expert && ari_experts_unsplit(&d->ctx->layout) ? 1 : ar_comm_size(d->ctx->tp);
     const int parts = o->replicas > 0 && o->replicas < tp ? tp / o->replicas : 1;
     const int dim = shared_dim(o, parts);
     size_t start = 0, max_extent = 0;

@@ -35,8 +35,8 @@ typedef struct ari_bucket {
 
 typedef enum ari_unit_weights {
     ARI_WEIGHTS_SHARED,    /* a rank has its share */
-    ARI_WEIGHTS_UNDER_WAY, /* they are gathered into `room` */
-    ARI_WEIGHTS_WHOLE      /* the parameters' values have memory */
+    ARI_WEIGHTS_GATHERING, /* they are gathered into `room` */
+    ARI_WEIGHTS_FULL       /* the parameters' values have memory */
 } ari_unit_weights;
 
 /* Unit of parameters: those whose gradients are reduced together and whose weights are gathered together, usually those

@@ -169,7 +169,7 @@ ar_status ari_state_layout(ar_layout *o, const ari_state *s, ar_ctx *ctx)
 {
     if (!s->is_full)
         return ari_share_layout(o, s->param, ctx, s->start, s->count);
-    *o = ari_whole_layout(s->param, ctx);
+    *o = ari_full_layout(s->param, ctx);
     return AR_OK;
 }
 

@@ -130,7 +130,7 @@ static ar_status check_options(const ar_ctx *ctx, const ar_train_options *o)
     if (inner != actual_layout.cp_inner)
         return ar_error_set(AR_ERR_ARG, "a training step of inner %d in a context whose inner group has %d ranks",
                             inner, actual_layout.cp_inner);
-    AR_TRY(ari_own_schedule_check(&o->parallel));
+    AR_TRY(ari_given_schedule_check(&o->parallel));
     if (!(o->clip >= 0.0))
         return ar_error_set(AR_ERR_ARG, "the largest gradient norm is %g, expected at least 0", o->clip);
     return o->scaling ? scaling_check(o->scaling, ctx) : AR_OK;
@@ -367,7 +367,7 @@ static ar_status start_ddp(const ari_trained *trained, const ar_batch *global, c
                            .even = is_even(o, global)};
     ari_parallel_rows(&(ar_parallel){.dp = o->parallel.dp}, global->batch, 0, 0, &start, &step->samples);
     step->pass_samples = step->samples;
-    if (ari_passes_apart(&o->parallel))
+    if (ari_passes_separate(&o->parallel))
         ari_parallel_rows(&o->parallel, global->batch, 0, 0, &start, &step->pass_samples);
     return AR_OK;
 }

@@ -87,7 +87,7 @@ static ar_status launch_gather(ari_unit *u)
     AR_TRY(ari_ctx_alloc(ctx, &u->room, bytes));
     u->room_bytes = bytes;
     ari_step_count_alloc(ctx, bytes);
-    u->weights = ARI_WEIGHTS_UNDER_WAY;
+    u->weights = ARI_WEIGHTS_GATHERING;
     if (!d->gathers)
         return gather_weights(u, ctx->queue);
     AR_TRY(ar_event_record(u->shared, ctx->queue));
@@ -153,9 +153,9 @@ static ar_status weights_take(ari_unit *u, ar_pass pass)
         return AR_OK;
     if (u->weights == ARI_WEIGHTS_SHARED)
         AR_TRY(launch_gather(u));
-    if (u->weights == ARI_WEIGHTS_UNDER_WAY) {
+    if (u->weights == ARI_WEIGHTS_GATHERING) {
         AR_TRY(wait_for(u));
-        u->weights = ARI_WEIGHTS_WHOLE;
+        u->weights = ARI_WEIGHTS_FULL;
         AR_TRY(put_values(u));
         free_gathered(u);
     }
@@ -176,11 +176,11 @@ static void weights_release(ari_unit *u)
         ari_step_count_free(ctx, ctx->arith->operand_bytes(p));
         ctx->arith->operand_release(p, ctx->queue);
     }
-    for (size_t i = 0; i < u->buckets && u->weights == ARI_WEIGHTS_WHOLE; i++)
+    for (size_t i = 0; i < u->buckets && u->weights == ARI_WEIGHTS_FULL; i++)
         drop_values(d, &u->bucket[i]);
     ari_step_count_free(ctx, u->value_bytes);
     u->value_bytes = 0;
-    u->weights = u->weights == ARI_WEIGHTS_WHOLE ? ARI_WEIGHTS_SHARED : u->weights;
+    u->weights = u->weights == ARI_WEIGHTS_FULL ? ARI_WEIGHTS_SHARED : u->weights;
 }
 
 /* --- a step ------------------------------------------------------------------------------------------------------- */
@@ -189,7 +189,7 @@ static ar_status weights_finish(ar_ddp *d)
 {
     for (int i = 0; i <= d->units; i++) {
         ari_unit *u = &d->unit[i];
-        if (u->weights == ARI_WEIGHTS_UNDER_WAY) { /* of a step that has failed */
+        if (u->weights == ARI_WEIGHTS_GATHERING) { /* of a step that has failed */
             AR_TRY(wait_for(u));
             u->weights = ARI_WEIGHTS_SHARED;
             free_gathered(u);

@@ -355,7 +355,7 @@ static void tells(const char *line, const char *text)
 {
     const values v = parsed(line);
     char *told = NULL, expected[512];
-    cr_assert_ok(ari_args_tell(&told, &spec, &v));
+    cr_assert_ok(ari_args_describe(&told, &spec, &v));
     snprintf(expected, sizeof expected, "anyrank try, version %s\n%s", ari_version(), text);
     cr_expect_str_eq(told, expected);
     free(told);

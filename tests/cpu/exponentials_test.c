@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Exponentials, activations and quotients of rows are their definitions' bits (tests/extended/rows_sweep.c: for every number). */
+/* Exponentials, activations and quotients of rows are their definitions' bits (tests/extended/rows_sweep.c: for every
+ * number). */
 #include "anyrank/activation.h"
 #include "ref/cpu/row_sum.h"
 #include "ref/numerics/activation.h"
@@ -12,12 +13,12 @@ static void check_exps(const float *x, float m, size_t n)
     OWNED(free) float *defined = new_copy(x, n), *own = new_copy(x, n), *in_place = new_copy(x, n);
     for (size_t j = 0; j < n; j++)
         defined[j] = ari_softmax_exp(x[j], m);
-    for (size_t way = 0; way < ARI_ROW_WAYS; way++) {
-        if (!ari_row_way_at(way))
+    for (size_t way = 0; way < ARI_ROW_KERNELS; way++) {
+        if (!ari_row_kernels_at(way))
             continue;
         memcpy(in_place, x, n * sizeof *x);
-        ari_row_way_at(way)->exps(own, x, m, n);
-        ari_row_way_at(way)->exps(in_place, in_place, m, n);
+        ari_row_kernels_at(way)->exps(own, x, m, n);
+        ari_row_kernels_at(way)->exps(in_place, in_place, m, n);
         assert_bits(own, defined, n, "exponentials");
         assert_bits(in_place, defined, n, "exponentials in place");
     }
@@ -60,7 +61,8 @@ static void define(ar_activation kind, const ari_act_row *r, size_t n)
 }
 
 /* A pass, and the same where it writes what it reads: y over x or dy, dup over up. */
-static void check_pass(const ari_row_way *way, ar_activation kind, const float *x, size_t n, bool backward, bool gated)
+static void check_pass(const ari_row_kernels *way, ar_activation kind, const float *x, size_t n, bool backward,
+                       bool gated)
 {
     enum { X, DY, UP, Y, DUP, WANTED, WANTED_DUP, ROWS_ };
     float *row[ROWS_];
@@ -92,14 +94,14 @@ static void check_pass(const ari_row_way *way, ar_activation kind, const float *
         free(row[i]);
 }
 
-static void check_activation(const ari_row_way *way, ar_activation kind, const float *x, size_t n)
+static void check_activation(const ari_row_kernels *way, ar_activation kind, const float *x, size_t n)
 {
     for (int pass = 0; pass < 4; pass++)
         check_pass(way, kind, x, n, pass & 1, pass & 2);
 }
 
 /* One in some thousands of all numbers, in rows of 1 to 1024. */
-static void check_numbers(const ari_row_way *way, ar_activation kind)
+static void check_numbers(const ari_row_kernels *way, ar_activation kind)
 {
     enum { N = 1024, STEP = 8191 };
     float x[N];
@@ -111,7 +113,7 @@ static void check_numbers(const ari_row_way *way, ar_activation kind)
 }
 
 /* As activations meet them: nearly all around zero. */
-static void check_usual(const ari_row_way *way, ar_activation kind)
+static void check_usual(const ari_row_kernels *way, ar_activation kind)
 {
     enum { N = 1000 };
     for (uint64_t seed = 1; seed <= 12; seed++) {
@@ -122,10 +124,10 @@ static void check_usual(const ari_row_way *way, ar_activation kind)
 
 Test(activations, of_bits_from_all_over_are_the_definitions)
 {
-    for (size_t i = 0; i < ARI_ROW_WAYS; i++)
-        for (ar_activation kind = AR_ACT_GELU_ERF; ari_row_way_at(i) && kind < AR_ACTIVATIONS; kind++) {
-            check_numbers(ari_row_way_at(i), kind);
-            check_usual(ari_row_way_at(i), kind);
+    for (size_t i = 0; i < ARI_ROW_KERNELS; i++)
+        for (ar_activation kind = AR_ACT_GELU_ERF; ari_row_kernels_at(i) && kind < AR_ACTIVATIONS; kind++) {
+            check_numbers(ari_row_kernels_at(i), kind);
+            check_usual(ari_row_kernels_at(i), kind);
         }
 }
 
@@ -134,12 +136,12 @@ static void check_quotients(const float *x, double l, size_t n)
     OWNED(free) float *defined = new_copy(x, n), *own = new_copy(x, n), *in_place = new_copy(x, n);
     for (size_t j = 0; j < n; j++)
         defined[j] = ari_softmax_p(x[j], l);
-    for (size_t way = 0; way < ARI_ROW_WAYS; way++) {
-        if (!ari_row_way_at(way))
+    for (size_t way = 0; way < ARI_ROW_KERNELS; way++) {
+        if (!ari_row_kernels_at(way))
             continue;
         memcpy(in_place, x, n * sizeof *x);
-        ari_row_way_at(way)->quotients(own, x, l, n);
-        ari_row_way_at(way)->quotients(in_place, in_place, l, n);
+        ari_row_kernels_at(way)->quotients(own, x, l, n);
+        ari_row_kernels_at(way)->quotients(in_place, in_place, l, n);
         assert_bits(own, defined, n, "quotients");
         assert_bits(in_place, defined, n, "quotients in place");
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Functions of rows, of all 2^32 numbers, are the definition's bits in every way to compute them: rows_sweep. Prints how
- * many are not, and exits with 1 if there are any. A minute or more a core and function. */
+/* Functions of rows, of all 2^32 numbers, are the definition's bits in every way to compute them: rows_sweep. Prints
+ * how many are not, and exits with 1 if there are any. A minute or more a core and function. */
 #include <stdio.h>
 
 #include "anyrank/activation.h"
@@ -34,7 +34,7 @@ ARI_ROW_KERNEL size_t differ(const float *y, const float *wanted)
     return wrong;
 }
 
-static size_t wrong_exps(const ari_row_way *way, rows *r)
+static size_t wrong_exps(const ari_row_kernels *way, rows *r)
 {
     way->exps(r->y, r->x, 0.0f, CHUNK);
     define_exps(r);
@@ -42,7 +42,7 @@ static size_t wrong_exps(const ari_row_way *way, rows *r)
 }
 
 /* Values alone, and values beside slopes. */
-static size_t wrong_acts(const ari_row_way *way, rows *r, ar_activation kind)
+static size_t wrong_acts(const ari_row_kernels *way, rows *r, ar_activation kind)
 {
     for (size_t i = 0; i < CHUNK; i++) {
         r->ones[i] = 1.0f;
@@ -57,7 +57,7 @@ static size_t wrong_acts(const ari_row_way *way, rows *r, ar_activation kind)
 }
 
 /* kind < 0: of exponentials. */
-static unsigned long long differing(const ari_row_way *way, int kind)
+static unsigned long long differing(const ari_row_kernels *way, int kind)
 {
     unsigned long long wrong = 0;
 #pragma omp parallel for schedule(dynamic, 64) reduction(+ : wrong)
@@ -81,9 +81,9 @@ int main(void)
                      {"SiLU", AR_ACT_SILU},
                      {"clamped", AR_ACT_CLAMPED}};
     unsigned long long all = 0;
-    for (size_t i = 0; i < ARI_ROW_WAYS; i++)
-        for (size_t f = 0; ari_row_way_at(i) && f < sizeof functions / sizeof *functions; f++) {
-            const unsigned long long wrong = differing(ari_row_way_at(i), functions[f].kind);
+    for (size_t i = 0; i < ARI_ROW_KERNELS; i++)
+        for (size_t f = 0; ari_row_kernels_at(i) && f < sizeof functions / sizeof *functions; f++) {
+            const unsigned long long wrong = differing(ari_row_kernels_at(i), functions[f].kind);
             printf("way %zu: %s: %llu of 2^32 inputs differ\n", i, functions[f].name, wrong);
             fflush(stdout);
             all += wrong;

@@ -251,7 +251,7 @@ static inline int fuzz_schedule(const uint8_t *data, size_t size)
     const ar_pipeline_shape shape = ari_pipeline_schedule_shape(s);
     for (int r = 0; r < shape.ranks; r++)
         lists[r] = ari_pipeline_schedule_rank(s, r, &counts[r]);
-    fuzz_expect(ari_pipeline_schedule_own(&copy, shape, lists, counts) == AR_OK, "what was read is refused");
+    fuzz_expect(ari_pipeline_schedule_from_lists(&copy, shape, lists, counts) == AR_OK, "what was read is refused");
     fuzz_expect(ari_pipeline_schedule_run(&run, copy, times, NULL, NULL) == AR_OK, "a schedule comes to no end");
     return 0;
 }

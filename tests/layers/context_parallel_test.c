@@ -93,12 +93,12 @@ static ar_status exchange_rank(ar_ctx *ctx, void *user)
     const moving_case *c = &j->c;
     const size_t inner = (size_t)c->inner, neighbour = (size_t)ar_comm_rank(ctx->inner);
     const size_t heads[3] = {c->heads, c->kv_heads, c->kv_heads};
-    const ar_positions own = ari_own_positions(ctx, c->seq, false);
+    const ar_positions own = ari_local_positions(ctx, c->seq, false);
     const ar_positions place = ari_ring_positions(ctx, c->seq, ar_comm_rank(ctx->ring));
     ar_tensor x[3];
     for (size_t t = 0; t < 3; t++)
         AR_TRY(fresh(ctx, &x[t], t, 0, heads[t], &own));
-    AR_TRY(ari_heads_apart(ctx, x, heads, 3, "apart"));
+    AR_TRY(ari_heads_scatter(ctx, x, heads, 3, "apart"));
     for (size_t t = 0; t < 3; t++) {
         const ari_head_share share = ari_head_share_of(heads[t], inner, neighbour);
         AR_TRY(expect(ctx, &x[t], t, share.first_head, share.count, &place));
@@ -115,11 +115,11 @@ static ar_status ring_rank(ar_ctx *ctx, void *user)
 {
     moving_job *j = user;
     const int rank = ar_comm_rank(ctx->world), place = ar_comm_rank(ctx->ring);
-    const ar_positions own = ari_ring_positions(ctx, j->c.seq, place), whole = ari_positions_whole(j->c.seq);
+    const ar_positions own = ari_ring_positions(ctx, j->c.seq, place), whole = ari_positions_full(j->c.seq);
     uint64_t written = 0;
-    SCOPED(ari_ring_hops_fini) ari_ring_hops hops = {0};
+    SCOPED(ari_ring_transfers_fini) ari_ring_transfers hops = {0};
     ar_tensor kv[2], all[2];
-    AR_TRY(ari_ring_hops_init(&hops, ctx, "attn"));
+    AR_TRY(ari_ring_transfers_init(&hops, ctx, "attn"));
     for (size_t t = 0; t < 2; t++)
         AR_TRY(fresh(ctx, &kv[t], t, 0, j->c.kv_heads, &own));
     AR_TRY(ari_ring_gather(ctx, all, kv, j->c.seq, &hops));
@@ -242,13 +242,13 @@ Test(context_parallel, copies_of_a_kv_head_are_a_group_of_tensor_parallel_ranks_
 static ar_status tags_rank(ar_ctx *ctx, void *user)
 {
     const bool *zigzag = user;
-    ari_ring_hops hops;
-    AR_TRY(ari_ring_hops_init(&hops, ctx, "layers.0.attn"));
+    ari_ring_transfers hops;
+    AR_TRY(ari_ring_transfers_init(&hops, ctx, "layers.0.attn"));
     const char *const straight = "layers.0.attn: hop 2 of 3, chunk 3";
     const char *const folded = "layers.0.attn: hop 2 of 3, chunks 3 and 4";
     const bool right = ar_comm_rank(ctx->world) != 1 || strcmp(hops.tag[1], *zigzag ? folded : straight) == 0;
     const ar_status st = right ? AR_OK : ar_error_set(AR_ERR_DATA, "'%s'", hops.tag[1]);
-    ari_ring_hops_fini(&hops);
+    ari_ring_transfers_fini(&hops);
     return st;
 }
 

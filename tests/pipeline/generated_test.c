@@ -81,8 +81,8 @@ static void expect_legal(const schedule_case *c)
                 bare[r][bare_counts[r]++] = lists[r][i];
     }
     const ar_pipeline_shape shape = ari_pipeline_schedule_shape(c->s);
-    cr_assert_ok(ari_pipeline_schedule_own(&copy, shape, lists, counts));
-    cr_assert_ok(ari_pipeline_schedule_own(&lowered, shape, (const ar_pp_operation *const *)bare, bare_counts));
+    cr_assert_ok(ari_pipeline_schedule_from_lists(&copy, shape, lists, counts));
+    cr_assert_ok(ari_pipeline_schedule_from_lists(&lowered, shape, (const ar_pp_operation *const *)bare, bare_counts));
     for (int r = 0; r < c->p; r++) {
         again = ari_pipeline_schedule_rank(lowered, r, &n);
         cr_assert(n == counts[r] && memcmp(again, lists[r], n * sizeof *again) == 0);

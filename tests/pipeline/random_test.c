@@ -138,7 +138,7 @@ static bool is_taken(const lists *l)
     OWNED(ari_pipeline_schedule_destroy) ar_pipeline_schedule *s = NULL;
     for (int r = 0; r < l->shape.ranks; r++)
         of[r] = l->of[r];
-    const ar_status st = ari_pipeline_schedule_own(&s, l->shape, of, l->count);
+    const ar_status st = ari_pipeline_schedule_from_lists(&s, l->shape, of, l->count);
     cr_assert(st == AR_OK || (st == AR_ERR_FORMAT && ar_error_message()[0] != '\0'), "%s", ar_error_message());
     return st == AR_OK;
 }

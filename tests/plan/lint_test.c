@@ -79,7 +79,7 @@ Test(lint, right_layouts_of_experts_have_nothing_to_find)
                      r->finding[0].needs, TEXT(d));
         sent += ep > 1;
         copied += ep > 1 && ari_extent(&d.run.parallel, ari_expert_axes(&d.run.parallel)) > ep;
-        whole += ari_experts_whole(&d.run.parallel);
+        whole += ari_experts_unsplit(&d.run.parallel);
     }
     cr_expect(sent > DRAWS / 4 && copied >= DRAWS / 20 && whole > DRAWS / 20, "%d sent, %d copied, %d whole", sent,
               copied, whole);

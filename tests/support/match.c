@@ -96,7 +96,7 @@ typedef struct job {
 /* This rank's part of a value between the regions: its own positions of each sequence. */
 static ar_status upload_own(ar_ctx *ctx, ar_tensor *t, const match_case *c, const float *full)
 {
-    const ar_positions p = ari_own_positions(ctx, c->batch.seq, true);
+    const ar_positions p = ari_local_positions(ctx, c->batch.seq, true);
     const size_t own = ari_positions_count(&p), h = c->config.hidden, shape[3] = {c->batch.batch, own, h};
     OWNED(free) float *part = malloc((c->batch.batch * own * h + 1) * sizeof *part);
     if (!part)

@@ -209,7 +209,7 @@ Test(compare, the_hashed_copy_is_the_first_replicas)
     float *kept[] = {NULL};
     bool wanted[] = {true};
     fixture_init(&f);
-    ari_own_tensors own = {&f.ref, wanted, kept};
+    ari_run_tensors own = {&f.ref, wanted, kept};
     f.wrong[3] = 100.0f;
     for (int r = 0; r < RANKS; r++) {
         ari_comparator_fini(&f.rank[r]);
@@ -222,7 +222,7 @@ Test(compare, the_hashed_copy_is_the_first_replicas)
     tap_rows(&f.rank[0], f.wrong, 0, ROWS, 0, RANKS);
     cr_assert_not_null(kept[0]);
     cr_expect_eq(memcmp(kept[0], f.wrong, sizeof f.wrong), 0);
-    ari_own_tensors_fini(&own);
+    ari_run_tensors_fini(&own);
 }
 
 /* As micro-batches come that a schedule takes in an order of its own. */
@@ -296,7 +296,7 @@ Test(compare, copies_are_kept_of_the_first_tensors_in_execution_order_whatever_c
     for (size_t i = 0; i < TENSORS; i++) {
         SCOPED(end_arena) ari_arena arena = {NULL};
         float *copy = NULL;
-        cr_assert_eq(ari_comparator_copy(&copy, &c, i, &arena), i < ARI_KEPT_COPIES ? AR_OK : AR_ERR_NOT_FOUND,
+        cr_assert_eq(ari_comparator_copy(&copy, &c, i, &arena), i < ARI_SAVED_COPIES ? AR_OK : AR_ERR_NOT_FOUND,
                      "tensor %zu", i);
         cr_expect(!copy || (copy[0] == (float)(i + 1) && copy[COUNT - 1] == (float)(i + 1)), "tensor %zu", i);
     }

@@ -111,13 +111,13 @@ CLAIM(cases_are_alike_up_to_the_fault)
 {
     const ari_fault_case a = ari_fault_case_of("init_local_fan");
     ari_fault_case b = ari_fault_case_of("init_per_shard_seed");
-    cr_expect(ari_fault_case_alike(&a, &b));
+    cr_expect(ari_fault_case_equal(&a, &b));
     b.run.dropout = 0.1;
-    cr_expect_not(ari_fault_case_alike(&a, &b));
+    cr_expect_not(ari_fault_case_equal(&a, &b));
     b = ari_fault_case_of("sp_norm_grad_local");
-    cr_expect_not(ari_fault_case_alike(&a, &b));
+    cr_expect_not(ari_fault_case_equal(&a, &b));
     b = ari_fault_case_of("row_bias_every_rank");
-    cr_expect_not(ari_fault_case_alike(&a, &b));
+    cr_expect_not(ari_fault_case_equal(&a, &b));
 }
 
 /* Twenty steps of the smallest case: gradients of every rank, losses that fall, and a fault that shows in both. */

@@ -726,8 +726,8 @@ static prediction prediction_of(const ari_step_case *c)
                     .versions = (c->forward_only ? 1 : steps) * (dp < c->run.batch ? dp : c->run.batch),
                     .exact = c->run.numerics == AR_NUMERICS_EXACT,
                     .stream = l->sp && l->tp > 1 ? BY_TOKENS : WHOLE,
-                    .whole = ari_experts_whole(l),
-                    .apart = ari_experts_apart(l),
+                    .whole = ari_experts_unsplit(l),
+                    .apart = ari_experts_separate(l),
                     .unit = ROOT};
     p.zero = c->forward_only ? 0 : l->zero > 1 && p.shards[0] == 1 ? 1 : l->zero;
     const wide fewest = c->run.batch / dp, longer = c->run.batch % dp; /* samples of the last dp ranks; the others */
@@ -735,7 +735,7 @@ static prediction prediction_of(const ari_step_case *c)
     p.samples = fewest + (longer > 0);
     p.micro = p.samples < pieces ? p.samples : pieces;
     p.all_micro = longer * p.micro + (dp - longer) * least;
-    p.summed = ari_passes_apart(l) ? (p.samples + pieces - 1) / pieces : p.samples;
+    p.summed = ari_passes_separate(l) ? (p.samples + pieces - 1) / pieces : p.samples;
     return p;
 }
 

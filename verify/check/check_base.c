@@ -218,7 +218,7 @@ static ar_status share_tensor(ar_process *p, ari_ref_tensor *t)
     if (!is_root) {
         *t = facts;
         t->values = t->allowed_each = NULL;
-        AR_TRY(ari_reference_room(t));
+        AR_TRY(ari_reference_allocate(t));
         if (is_per_element)
             AR_TRY(ARI_ALLOC(&t->allowed_each, t->count, t->name));
     }

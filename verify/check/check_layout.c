@@ -36,7 +36,7 @@ static ar_status ranks_of_tokens(token_ranks *t, const ar_run *run, size_t exper
 {
     const ar_parallel *p = &run->parallel;
     const int cp = ari_at_least_one(p->cp), dp = ari_at_least_one(p->dp), micro = ari_at_least_one(p->micro_batches);
-    const int tp = ari_experts_whole(p) ? p->tp : 1; /* of these each has a part of the positions */
+    const int tp = ari_experts_unsplit(p) ? p->tp : 1; /* of these each has a part of the positions */
     *t = (token_ranks){.ep = ari_at_least_one(p->ep), .sharers = ari_expert_sequence(p)};
     AR_TRY(ARI_ALLOC_ZERO(&t->rank, run->batch * run->seq, "ranks of tokens"));
     AR_TRY(ARI_ALLOC_ZERO(&t->sample, run->batch, "samples"));
@@ -96,7 +96,7 @@ static size_t routed_layer(const ari_ref_tensor *t, const ar_config *c)
  * ranks of the experts and of the token. */
 static ar_status check_routed(ari_routed *routed, const ari_reference *ref, const ari_step_case *c)
 {
-    const uint64_t copies = ari_experts_whole(&c->run.parallel) ? 1 : (uint64_t)ari_at_least_one(c->run.parallel.tp);
+    const uint64_t copies = ari_experts_unsplit(&c->run.parallel) ? 1 : (uint64_t)ari_at_least_one(c->run.parallel.tp);
     const ar_experts *x = &c->config->experts;
     ARI_ENDED(token_ranks_end) token_ranks token_owners = {.rank = NULL};
     *routed = (ari_routed){.rows = 0};
@@ -135,7 +135,7 @@ ar_status ari_check_read_routes(void *user, const ar_ctx *ctx, int32_t *expert, 
 {
     const ari_routed_rank *r = user;
     const ar_parallel *p = &r->c->run.parallel;
-    const int cp = ari_at_least_one(p->cp), tp = ari_experts_whole(p) ? p->tp : 1, ranks = (int)shape[0];
+    const int cp = ari_at_least_one(p->cp), tp = ari_experts_unsplit(p) ? p->tp : 1, ranks = (int)shape[0];
     char name[160]; /* beside the router */
     snprintf(name, sizeof name, "%.*s.routes", (int)(strrchr(router, '.') - router), router);
     const size_t tensor = ari_reference_find_in(r->ref, name, 'f', (int)ctx->step), k = shape[2];

@@ -22,7 +22,7 @@ typedef struct comparison {
     ari_comparator *rank;       /* [ranks] */
     ari_tap_pair *tap;          /* [ranks]: the comparator and who listens besides */
     void **user;                /* [ranks]: the same, as taps see them */
-    ari_own_tensors run_values; /* final weights and gradients */
+    ari_run_tensors run_values; /* final weights and gradients */
     ar_rank_memory *memory;     /* [ranks] */
     ari_arena arena;            /* of these */
 } comparison;
@@ -31,7 +31,7 @@ static void comparison_fini(comparison *c)
 {
     for (int r = 0; c->rank && r < c->ranks; r++)
         ari_comparator_fini(&c->rank[r]);
-    ari_own_tensors_fini(&c->run_values);
+    ari_run_tensors_fini(&c->run_values);
     ari_arena_end(&c->arena, NULL);
 }
 
@@ -41,7 +41,7 @@ static ar_status comparison_init(comparison *c, const ari_reference *ref, int ra
     AR_TRY(ARI_TAKE(&c->rank, &c->arena, (size_t)ranks, "comparators"));
     AR_TRY(ARI_TAKE(&c->tap, &c->arena, (size_t)ranks, "comparators"));
     AR_TRY(ARI_TAKE(&c->user, &c->arena, (size_t)ranks, "comparators"));
-    AR_TRY(ari_own_tensors_init(&c->run_values, ref, &c->arena));
+    AR_TRY(ari_run_tensors_init(&c->run_values, ref, &c->arena));
     AR_TRY(ARI_TAKE(&c->memory, &c->arena, (size_t)ranks, "memory of the ranks"));
     for (int r = 0; r < ranks; r++) {
         AR_TRY(ari_comparator_init(&c->rank[r], ref, &c->run_values));
@@ -300,7 +300,7 @@ ar_status ari_check_run(ar_check_run *run, const ari_reference *ref, const ari_c
         goto done; /* the report is process 0's */
     AR_TRY_TO(done, st, sum_up(run, &c, o));
     AR_TRY_TO(done, st, ari_check_memory(run, c.rank, &options, c.memory));
-    AR_TRY_TO(done, st, ari_own_tensors_finish(&c.run_values, c.rank, world));
+    AR_TRY_TO(done, st, ari_run_tensors_finish(&c.run_values, c.rank, world));
     AR_TRY_TO(done, st, ari_reference_hashes(run->weights_hash, run->gradients_hash, ref, c.run_values.values));
     /* Where a module's tokens go to experts decides what moves. */
     const bool unpredicted = o->body || (o->module && !run->has_memory_predicted);

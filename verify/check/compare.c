@@ -29,9 +29,9 @@ uint64_t ari_ulp_distance(float a, float b)
     return (uint64_t)(d < 0 ? -d : d);
 }
 
-ar_status ari_own_tensors_init(ari_own_tensors *v, const ari_reference *reference, ari_arena *arena)
+ar_status ari_run_tensors_init(ari_run_tensors *v, const ari_reference *reference, ari_arena *arena)
 {
-    *v = (ari_own_tensors){.reference = reference};
+    *v = (ari_run_tensors){.reference = reference};
     AR_TRY(ARI_TAKE(&v->requested, arena, reference->count, "a run's values"));
     AR_TRY(ARI_TAKE(&v->values, arena, reference->count, "a run's values"));
     for (size_t i = 0; i < reference->count; i++)
@@ -39,14 +39,14 @@ ar_status ari_own_tensors_init(ari_own_tensors *v, const ari_reference *referenc
     return AR_OK;
 }
 
-void ari_own_tensors_fini(ari_own_tensors *v)
+void ari_run_tensors_fini(ari_run_tensors *v)
 {
     for (size_t i = 0; v->values && i < v->reference->count; i++)
         free(v->values[i]);
 }
 
 /* A tensor's own values, which begin as the reference's. Whichever rank comes first makes them. NULL: no memory. */
-static float *own_values(ari_own_tensors *v, size_t tensor)
+static float *own_values(ari_run_tensors *v, size_t tensor)
 {
     const ari_ref_tensor *t = &v->reference->tensor[tensor];
     float *existing = __atomic_load_n(&v->values[tensor], __ATOMIC_ACQUIRE);
@@ -60,7 +60,7 @@ static float *own_values(ari_own_tensors *v, size_t tensor)
     return existing;
 }
 
-ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference, ari_own_tensors *run_values)
+ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference, ari_run_tensors *run_values)
 {
     *c = (ari_comparator){.reference = reference, .run_values = run_values};
     return ARI_ALLOC_ZERO(&c->finding, reference->count, "findings");
@@ -83,7 +83,7 @@ typedef struct comparing {
     const float *reference;
     double allowed;
     const float *allowed_each;   /* NULL: nothing */
-    ari_own_tensors *run_values; /* NULL: not wanted, or not this rank's to write */
+    ari_run_tensors *run_values; /* NULL: not wanted, or not this rank's to write */
     size_t tensor;               /* in the reference */
     ar_status *status;           /* of own values */
     size_t before;               /* elements of earlier reports that stand before this one in the local tensor */
@@ -145,7 +145,7 @@ size_t ari_finding_count(const ari_finding *f)
 static ari_side side_of(const ari_finding *f, const ar_layout *o, const ar_tensor *t)
 {
     return f->ndim == t->ndim && ari_same_tensor(&f->layout, o) ? ari_side_of(&f->layout, f->shape[0], o, t->shape[0])
-                                                                : ARI_APART;
+                                                                : ARI_SEPARATE;
 }
 
 static void join_finding(ari_finding *f, const ar_layout *o, const ar_tensor *t, ari_side side)
@@ -200,19 +200,19 @@ static size_t find_kept(const ari_comparator *c, size_t tensor)
 
 /* A slot for a tensor: a free one, or that of the last in execution order if it comes after this one. A tensor that
  * lost its slot is not kept again: those that are kept then all come before it. */
-static ari_kept *slot_for(ari_comparator *c, size_t tensor)
+static ari_saved_tensor *slot_for(ari_comparator *c, size_t tensor)
 {
-    if (c->kept_count < ARI_KEPT_COPIES) {
-        c->kept_copies[c->kept_count] = (ari_kept){.tensor = tensor};
+    if (c->kept_count < ARI_SAVED_COPIES) {
+        c->kept_copies[c->kept_count] = (ari_saved_tensor){.tensor = tensor};
         return &c->kept_copies[c->kept_count++];
     }
-    ari_kept *last_slot = &c->kept_copies[0];
+    ari_saved_tensor *last_slot = &c->kept_copies[0];
     for (size_t i = 1; i < c->kept_count; i++)
         last_slot = c->kept_copies[i].tensor > last_slot->tensor ? &c->kept_copies[i] : last_slot;
     if (last_slot->tensor < tensor)
         return NULL;
     free(last_slot->local);
-    *last_slot = (ari_kept){.tensor = tensor};
+    *last_slot = (ari_saved_tensor){.tensor = tensor};
     return last_slot;
 }
 
@@ -223,7 +223,7 @@ static ar_status keep_report(ari_comparator *c, size_t tensor, const ari_finding
 {
     const size_t count = ar_tensor_count(t);
     const size_t slot = find_kept(c, tensor);
-    ari_kept *k = slot < c->kept_count ? &c->kept_copies[slot] : slot_for(c, tensor);
+    ari_saved_tensor *k = slot < c->kept_count ? &c->kept_copies[slot] : slot_for(c, tensor);
     float *stacked = NULL;
     if (!k)
         return AR_OK;
@@ -290,8 +290,8 @@ static ar_status add_waiting(ari_comparator *c, size_t i)
     f->broken = false;
     for (ari_waiting_report **link = &c->waiting; *link;) {
         ari_waiting_report *w = *link;
-        const ari_side side = w->tensor == i ? side_of(f, &w->layout, &w->local) : ARI_APART;
-        if (side == ARI_APART) {
+        const ari_side side = w->tensor == i ? side_of(f, &w->layout, &w->local) : ARI_SEPARATE;
+        if (side == ARI_SEPARATE) {
             f->broken |= w->tensor == i;
             link = &w->next;
             continue;
@@ -310,7 +310,7 @@ static ar_status take_report(ari_comparator *c, size_t i, const ar_tap_event *e)
 {
     ari_finding *f = &c->finding[i];
     const ari_side side = f->is_reported ? side_of(f, e->layout, e->local) : ARI_AFTER;
-    if (side == ARI_APART) {
+    if (side == ARI_SEPARATE) {
         f->broken = true;
         return let_wait(c, i, e->layout, e->local);
     }
@@ -456,7 +456,7 @@ ari_verdict ari_verdict_of(const ari_comparator *ranks, int n, size_t tensor)
     return v;
 }
 
-ar_status ari_own_tensors_finish(ari_own_tensors *v, const ari_comparator *ranks, int n)
+ar_status ari_run_tensors_finish(ari_run_tensors *v, const ari_comparator *ranks, int n)
 {
     for (size_t i = 0; i < v->reference->count; i++) {
         if (!v->requested[i] || covers_once(ranks, n, i, v->reference->tensor[i].count))
@@ -486,7 +486,7 @@ ar_status ari_comparator_copy(float **out, const ari_comparator *c, size_t tenso
 /* --- where each rank is a process --------------------------------------------------------------------------------- */
 
 /* The first copy of what is gathered: its holder's values are the run's. */
-static bool gives_values(const ari_comparator *c, const ari_own_tensors *run_values, size_t tensor)
+static bool gives_values(const ari_comparator *c, const ari_run_tensors *run_values, size_t tensor)
 {
     const ari_finding *f = &c->finding[tensor];
     return run_values->requested[tensor] && f->is_reported && !f->broken && f->layout.replica == 0;
@@ -499,7 +499,7 @@ static ar_status transfer(ari_bytes *b, void *data, size_t n, bool send)
 }
 
 /* Transfers the values of a tensor in which an element of the rank differs. */
-static ar_status transfer_values(ari_bytes *b, const ari_comparator *c, ari_own_tensors *run_values, bool send)
+static ar_status transfer_values(ari_bytes *b, const ari_comparator *c, ari_run_tensors *run_values, bool send)
 {
     for (size_t i = 0; i < c->reference->count; i++) {
         const ari_finding *f = &c->finding[i];
@@ -528,11 +528,11 @@ static ar_status transfer_kept(ari_bytes *b, ari_comparator *c, bool send)
 {
     size_t n = c->kept_count;
     AR_TRY(transfer(b, &n, sizeof n, send));
-    if (n > ARI_KEPT_COPIES)
+    if (n > ARI_SAVED_COPIES)
         return ar_error_set(AR_ERR_INTERNAL, "a process sent %zu copies of tensors, at most %d are kept", n,
-                            ARI_KEPT_COPIES);
+                            ARI_SAVED_COPIES);
     for (size_t i = 0; i < n; i++) {
-        ari_kept *k = &c->kept_copies[i];
+        ari_saved_tensor *k = &c->kept_copies[i];
         AR_TRY(transfer(b, &k->tensor, sizeof k->tensor, send));
         if (k->tensor >= c->reference->count)
             return ar_error_set(AR_ERR_INTERNAL, "a process sent a copy of tensor %zu of %zu", k->tensor,
@@ -547,7 +547,7 @@ static ar_status transfer_kept(ari_bytes *b, ari_comparator *c, bool send)
     return AR_OK;
 }
 
-static ar_status transfer_all(ari_bytes *b, ari_comparator *c, ari_own_tensors *run_values, bool send)
+static ar_status transfer_all(ari_bytes *b, ari_comparator *c, ari_run_tensors *run_values, bool send)
 {
     AR_TRY(transfer(b, c->finding, c->reference->count * sizeof *c->finding, send));
     AR_TRY(transfer(b, c->unexpected, sizeof c->unexpected, send));
@@ -557,7 +557,7 @@ static ar_status transfer_all(ari_bytes *b, ari_comparator *c, ari_own_tensors *
 
 typedef struct receiving {
     ari_comparator *ranks;
-    ari_own_tensors *run_values;
+    ari_run_tensors *run_values;
 } receiving;
 
 static ar_status take_findings(void *user, int rank, ari_bytes *b)
@@ -568,7 +568,7 @@ static ar_status take_findings(void *user, int rank, ari_bytes *b)
     return transfer_all(b, &r->ranks[rank], r->run_values, false);
 }
 
-ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, ari_own_tensors *values)
+ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, ari_run_tensors *values)
 {
     const int rank = ar_process_rank(p);
     receiving r = {ranks, values};

@@ -26,12 +26,12 @@ typedef struct ari_finding {
 } ari_finding;
 
 /* A rank's copy of a tensor that differs, kept for the pattern. */
-typedef struct ari_kept {
+typedef struct ari_saved_tensor {
     size_t tensor; /* index in the reference */
     float *local;  /* contiguous, the finding's shape */
-} ari_kept;
+} ari_saved_tensor;
 
-enum { ARI_KEPT_COPIES = 4 };
+enum { ARI_SAVED_COPIES = 4 };
 
 /* A report of rows that do not join those there are, until the rows between them come. */
 typedef struct ari_waiting_report {
@@ -44,29 +44,29 @@ typedef struct ari_waiting_report {
 
 /* Values of a run for tensors that are requested. If every bit equals the reference's, the reference has them. Ranks
  * share the struct, and each rank writes its own boxes. Parts that no rank reported are zero
- * (ari_own_tensors_finish). */
-typedef struct ari_own_tensors {
+ * (ari_run_tensors_finish). */
+typedef struct ari_run_tensors {
     const ari_reference *reference;
     bool *requested; /* [reference->count] */
     float **values;  /* [reference->count]: set for a requested tensor in which an element differs; else NULL */
-} ari_own_tensors;
-/** Wants the final weights and gradients. In the arena, but for ari_own_tensors_fini. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_own_tensors_init(ari_own_tensors *v, const ari_reference *reference, ari_arena *arena);
-void ari_own_tensors_fini(ari_own_tensors *v);
+} ari_run_tensors;
+/** Wants the final weights and gradients. In the arena, but for ari_run_tensors_fini. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_run_tensors_init(ari_run_tensors *v, const ari_reference *reference, ari_arena *arena);
+void ari_run_tensors_fini(ari_run_tensors *v);
 
 /* Listens to one rank. */
 typedef struct ari_comparator {
     const ari_reference *reference;
-    ari_own_tensors *run_values;           /* NULL: the run's values are not requested */
-    ari_finding *finding;                  /* [reference->count] */
-    ari_kept kept_copies[ARI_KEPT_COPIES]; /* the first in execution order that differ, in any order */
+    ari_run_tensors *run_values;                    /* NULL: the run's values are not requested */
+    ari_finding *finding;                           /* [reference->count] */
+    ari_saved_tensor kept_copies[ARI_SAVED_COPIES]; /* the first in execution order that differ, in any order */
     size_t kept_count;
     ari_waiting_report *waiting;
     char unexpected[320]; /* first report that cannot be compared, and why; "" if none */
 } ari_comparator;
 
 AR_NODISCARD ar_status ari_comparator_init(ari_comparator *c, const ari_reference *reference,
-                                           ari_own_tensors *run_values);
+                                           ari_run_tensors *run_values);
 void ari_comparator_fini(ari_comparator *c);
 /** An ar_tap_fn; user: the rank's ari_comparator. */
 AR_NODISCARD ar_status ari_comparator_tap(void *user, const ar_tap_event *event);
@@ -91,10 +91,10 @@ AR_NODISCARD ar_status ari_comparator_copy(float **out, const ari_comparator *c,
 
 /** With ranks as processes: collects every process's findings about its rank in the comparators of process 0, with the
  *  values of first copies. Errors: those of the processes, AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, ari_own_tensors *values);
+AR_NODISCARD ar_status ari_comparators_collect(ar_process *p, ari_comparator *ranks, int n, ari_run_tensors *values);
 /** Sets a wanted tensor to zeros that the ranks did not report as a whole: it is not the reference's. Errors:
  *  AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_own_tensors_finish(ari_own_tensors *v, const ari_comparator *ranks, int n);
+AR_NODISCARD ar_status ari_run_tensors_finish(ari_run_tensors *v, const ari_comparator *ranks, int n);
 
 /** Distance of two fp32 values in units in the last place; UINT32_MAX if one is NaN and the other is not. */
 uint64_t ari_ulp_distance(float a, float b);

@@ -294,7 +294,7 @@ static ar_status check_subject(checking *k, subject *s)
     ari_drawn d = {0};
     if (s->largest > 0.0)
         ari_draw_elements(&d, key, ARI_DRAWN, ARI_DRAWN_SMALL * s->largest, s->gradient, s->count);
-    ari_draw_elements(&d, key, s->largest > 0.0 ? d.n + 1 : ARI_DRAWN_MOST, 0.0, s->gradient, s->count);
+    ari_draw_elements(&d, key, s->largest > 0.0 ? d.n + 1 : ARI_MAX_DRAWN, 0.0, s->gradient, s->count);
     for (size_t i = 0; i < d.n; i++)
         AR_TRY(try_probe(k, t, &(probe){.s = s, .index = d.indices[i]}));
     return s->count > 0 ? try_probe(k, t, &(probe){.s = s, .is_full = true, .key = key}) : AR_OK;

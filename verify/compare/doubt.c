@@ -11,19 +11,19 @@
 
 /* --- tensors side by side ----------------------------------------------------------------------------------------- */
 
-ari_beside ari_beside_of(const ar_dump_tensor *const *tensor, int tensors, size_t start, size_t n)
+ari_lockstep ari_lockstep_begin(const ar_dump_tensor *const *tensor, int tensors, size_t start, size_t n)
 {
-    return (ari_beside){.tensor = tensor, .tensors = tensors, .start = start, .n = n, .index = SIZE_MAX};
+    return (ari_lockstep){.tensor = tensor, .tensors = tensors, .start = start, .n = n, .index = SIZE_MAX};
 }
 
-bool ari_beside_next(ari_beside *b)
+bool ari_lockstep_next(ari_lockstep *b)
 {
     const size_t index = ++b->index; /* to 0 before the first */
-    const size_t count = b->n - index < ARI_BESIDE_AT_ONCE ? b->n - index : ARI_BESIDE_AT_ONCE;
-    for (int k = 0; index < b->n && index % ARI_BESIDE_AT_ONCE == 0 && k < b->tensors && b->status == AR_OK; k++)
+    const size_t count = b->n - index < ARI_LOCKSTEP_ELEMENTS ? b->n - index : ARI_LOCKSTEP_ELEMENTS;
+    for (int k = 0; index < b->n && index % ARI_LOCKSTEP_ELEMENTS == 0 && k < b->tensors && b->status == AR_OK; k++)
         b->status = b->tensor[k] ? ari_dump_read_f64(b->tensor[k], b->start + index, count, b->read[k]) : AR_OK;
     for (int k = 0; k < b->tensors; k++)
-        b->x[k] = b->read[k][index % ARI_BESIDE_AT_ONCE];
+        b->x[k] = b->read[k][index % ARI_LOCKSTEP_ELEMENTS];
     return index < b->n && b->status == AR_OK;
 }
 
@@ -42,13 +42,13 @@ const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size
 
 /* --- what gradients explain --------------------------------------------------------------------------------------- */
 
-ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step)
+ar_status ari_uncertainty_reach(double *reach, const ar_dump *reference, int step)
 {
     *reach = 0.0;
     for (ari_walk w = ari_walk_of(reference, NULL, "n", step); ari_walk_next(&w);) {
         const ar_dump_tensor *const moved[] = {ari_weight_before(reference, w.t->name, w.key.stem, step), w.t};
-        ari_beside b = ari_beside_of(moved, 2, 0, moved[0] && moved[0]->count == w.t->count ? w.t->count : 0);
-        while (ari_beside_next(&b))
+        ari_lockstep b = ari_lockstep_begin(moved, 2, 0, moved[0] && moved[0]->count == w.t->count ? w.t->count : 0);
+        while (ari_lockstep_next(&b))
             *reach = isfinite(b.x[1] - b.x[0]) ? fmax(*reach, fabs(b.x[1] - b.x[0])) : *reach;
         AR_TRY(b.status);
     }
@@ -60,8 +60,8 @@ ar_status ari_largest_rms(double *rms, const ar_dump *reference, const char *pas
     *rms = 0.0;
     for (ari_walk w = ari_walk_of(reference, NULL, passes, step); ari_walk_next(&w);) {
         double squares = 0.0;
-        ari_beside b = ari_beside_of(&w.t, 1, 0, w.t->count);
-        while (ari_beside_next(&b))
+        ari_lockstep b = ari_lockstep_begin(&w.t, 1, 0, w.t->count);
+        while (ari_lockstep_next(&b))
             squares += isfinite(b.x[0]) ? b.x[0] * b.x[0] : 0.0;
         AR_TRY(b.status);
         *rms = w.t->count > 0 ? fmax(*rms, sqrt(squares / (double)w.t->count)) : *rms;
@@ -70,26 +70,26 @@ ar_status ari_largest_rms(double *rms, const ar_dump *reference, const char *pas
 }
 
 /* Where an element is along the dimension of the weights, and which of its vectors along that dimension it is in. */
-static size_t column_of(const ari_doubt *d, size_t element)
+static size_t column_of(const ari_uncertainty *d, size_t element)
 {
     return element / d->inner % d->width;
 }
 
-static size_t row_of(const ari_doubt *d, size_t element)
+static size_t row_of(const ari_uncertainty *d, size_t element)
 {
     return element / (d->inner * d->width) * d->inner + element % d->inner;
 }
 
 /* The root s of a second moment is a norm of the gradients so far, whatever their weights. If each gradient is off by
  * at most y of its size, s is off by d <= y s, and the bound's d/(s - d) is at most y/(1 - y). */
-static ar_status read_gradients(double *extra, const ari_doubt *d, size_t start, size_t n)
+static ar_status read_gradients(double *extra, const ari_uncertainty *d, size_t start, size_t n)
 {
     enum { CHUNK = 1024 };
     for (size_t offset = 0; offset < n && d->steps > 0; offset += CHUNK) {
         double y[CHUNK] = {0.0};
         for (int k = 0; k < d->steps; k++) {
-            ari_beside b = ari_beside_of(d->grad[k], 2, start + offset, n - offset < CHUNK ? n - offset : CHUNK);
-            while (ari_beside_next(&b)) {
+            ari_lockstep b = ari_lockstep_begin(d->grad[k], 2, start + offset, n - offset < CHUNK ? n - offset : CHUNK);
+            while (ari_lockstep_next(&b)) {
                 const double delta = fabs(b.x[1] - b.x[0]);
                 double *const max_ratio = &y[b.index];
                 *max_ratio = delta > 0.0 && isfinite(delta) ? fmax(*max_ratio, delta / fabs(b.x[0])) : *max_ratio;
@@ -105,15 +105,15 @@ static ar_status read_gradients(double *extra, const ari_doubt *d, size_t start,
 /* A step makes a moment d m + w g, or d v + w g^2, with d and w of 1 at most. The difference of m stays, and that of g
  * is added. The term w g is no larger than both moments together, and w g^2 no larger than v: so it is off by the
  * gradient's part y of that at most, whatever w and the scale of the gradients. */
-static ar_status read_moment(double *extra, const ari_doubt *d, size_t start, size_t n)
+static ar_status read_moment(double *extra, const ari_uncertainty *d, size_t start, size_t n)
 {
-    ari_beside past = ari_beside_of(d->before, 2, start, n);
-    while (ari_beside_next(&past))
+    ari_lockstep past = ari_lockstep_begin(d->before, 2, start, n);
+    while (ari_lockstep_next(&past))
         extra[past.index] += isfinite(past.x[1] - past.x[0]) ? fabs(past.x[1] - past.x[0]) : 0.0;
     AR_TRY(past.status);
     const ar_dump_tensor *const tensors[] = {d->added[0], d->added[1], d->moment, d->before[0]};
-    ari_beside b = ari_beside_of(tensors, 4, start, d->added[0] ? n : 0);
-    while (ari_beside_next(&b)) {
+    ari_lockstep b = ari_lockstep_begin(tensors, 4, start, d->added[0] ? n : 0);
+    while (ari_lockstep_next(&b)) {
         const double g = fabs(b.x[0]), delta = fabs(b.x[1] - b.x[0]), y = delta / g;
         const double part = d->squared ? (2.0 + y) * y * fabs(b.x[2]) : y * (fabs(b.x[2]) + fabs(b.x[3]));
         const double limit = d->squared ? (2.0 * g + delta) * delta : delta;
@@ -122,7 +122,7 @@ static ar_status read_moment(double *extra, const ari_doubt *d, size_t start, si
     return b.status;
 }
 
-ar_status ari_doubt_read(double *extra, const ari_doubt *d, size_t start, size_t n)
+ar_status ari_uncertainty_read(double *extra, const ari_uncertainty *d, size_t start, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         const size_t column = d->width ? column_of(d, start + i) : 0;
@@ -190,7 +190,7 @@ static int dimension_of(const ar_dump_tensor *output, const ar_dump_tensor *weig
 /* The output j is w_j x, a row or a column of the matrix times the input, or an element of a vector times its own, and
  * so is the input's gradient; a convolution's w_j are of all places, and its inputs may be those of a group. An input
  * of n elements is taken to be in no direction of the matrix: |W x|^2 = |W|^2 |x|^2 / n. */
-static ar_status doubt_matrix(ari_doubt *d, const ar_dump_tensor *const *weight, ari_arena *arena)
+static ar_status doubt_matrix(ari_uncertainty *d, const ar_dump_tensor *const *weight, ari_arena *arena)
 {
     const ar_dump_tensor *w = weight[0];
     if (w->count == 0 || w->ndim == 0 || weight[1]->count != w->count)
@@ -204,8 +204,8 @@ static ar_status doubt_matrix(ari_doubt *d, const ar_dump_tensor *const *weight,
     double *row = NULL, *column = NULL, total = 0.0; /* sums of squares */
     AR_TRY(ARI_TAKE(&row, arena, rows, w->name));
     AR_TRY(ARI_TAKE(&column, arena, groups * cols, w->name));
-    ari_beside b = ari_beside_of(weight, 2, 0, w->count);
-    while (ari_beside_next(&b)) {
+    ari_lockstep b = ari_lockstep_begin(weight, 2, 0, w->count);
+    while (ari_lockstep_next(&b)) {
         const double squared_delta = (b.x[1] - b.x[0]) * (b.x[1] - b.x[0]);
         const size_t in_row = b.index / (cols * inner), group = in_row / (rows / groups);
         row[in_row] += squared_delta;
@@ -231,8 +231,8 @@ static double largest_of(const double *x, size_t n)
     return largest;
 }
 
-ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,
-                           const ar_dump_tensor *const *bias, const char *name, ari_arena *arena)
+ar_status ari_uncertainty_output(ari_uncertainty *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,
+                                 const ar_dump_tensor *const *bias, const char *name, ari_arena *arena)
 {
     if (output->ndim < 2 || output->count == 0)
         return AR_OK;
@@ -246,8 +246,8 @@ ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_
         AR_TRY(doubt_matrix(d, weight, arena));
     if (d->weight) {
         AR_TRY(ARI_TAKE(&d->row, arena, rows, output->name));
-        ari_beside b = ari_beside_of(&output, 1, 0, output->count);
-        while (ari_beside_next(&b))
+        ari_lockstep b = ari_lockstep_begin(&output, 1, 0, output->count);
+        while (ari_lockstep_next(&b))
             d->row[row_of(d, b.index)] += b.x[0] * b.x[0];
         AR_TRY(b.status);
         for (size_t i = 0; i < rows; i++)
@@ -255,8 +255,8 @@ ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_
     }
     if (bias && bias[0]->count == d->width && bias[1]->count == d->width) {
         AR_TRY(ARI_TAKE(&d->bias, arena, d->width, output->name));
-        ari_beside b = ari_beside_of(bias, 2, 0, d->width);
-        while (ari_beside_next(&b))
+        ari_lockstep b = ari_lockstep_begin(bias, 2, 0, d->width);
+        while (ari_lockstep_next(&b))
             d->bias[b.index] = fabs(b.x[1] - b.x[0]);
         AR_TRY(b.status);
     }

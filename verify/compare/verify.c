@@ -314,7 +314,7 @@ static ar_status verify_unstack(ari_verifying *v)
         other_names o = {.dump = v->dump[k], .peer_dump = v->dump[1 - k]};
         ar_status st = list_others(&o);
         if (st == AR_OK && o.n > 0)
-            st = ari_dump_take_apart(v->dump[1 - k], cuts_of, &o);
+            st = ari_dump_split(v->dump[1 - k], cuts_of, &o);
         free(o.list);
         AR_TRY(st);
     }

@@ -33,9 +33,9 @@ static ar_status largest_difference(double *largest, const ari_pair *p, const ar
 {
     const ar_dump_tensor *const sides[] = {p->side[0], copy};
     const bool tolerance = p->rule.rule == AR_VERIFY_TOLERANCE || p->rule.rule == AR_VERIFY_SENSITIVITY;
-    ari_beside b = ari_beside_of(sides, 2, 0, copy->count);
+    ari_lockstep b = ari_lockstep_begin(sides, 2, 0, copy->count);
     *largest = 0.0;
-    while (ari_beside_next(&b)) {
+    while (ari_lockstep_next(&b)) {
         const double difference = fabs(b.x[1] - b.x[0]);
         const double allowed = tolerance ? p->rule.atol + p->rule.rtol * fabs(b.x[0]) : 1.0;
         if (b.x[0] == b.x[1] || (isnan(b.x[0]) && isnan(b.x[1])))

@@ -59,7 +59,7 @@ ar_status ari_excuse_reduced(ari_pair *pair, ari_verifying *v)
         return AR_OK;
     const double parts = pass == 'v' ? 2.0 * REDUCED_ROUNDINGS : REDUCED_ROUNDINGS; /* of a square */
     AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, pair->row->name));
-    *pair->doubt = (ari_doubt){.uniform = parts * v->reduced * pair->tally.max_reference};
+    *pair->doubt = (ari_uncertainty){.uniform = parts * v->reduced * pair->tally.max_reference};
     return AR_OK;
 }
 
@@ -112,8 +112,8 @@ static ar_status products_of(products *p, const ari_update *u, const ar_dump_ten
     p->cols = matrix->count / p->rows;
     AR_TRY(ARI_TAKE(&p->line, arena, p->rows + p->cols, matrix->name));
     AR_TRY(ARI_TAKE(&p->line_apart, arena, p->rows + p->cols, matrix->name));
-    ari_beside b = ari_beside_of(tensors, 5, 0, matrix->count);
-    while (ari_beside_next(&b)) {
+    ari_lockstep b = ari_lockstep_begin(tensors, 5, 0, matrix->count);
+    while (ari_lockstep_next(&b)) {
         const double step = b.x[1] - b.x[0], product = step * b.x[4];
         const double delta = (b.x[3] - b.x[2] - step) * b.x[4];
         const size_t lines[] = {b.index / p->cols, p->rows + b.index % p->cols};

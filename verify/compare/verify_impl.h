@@ -57,20 +57,20 @@ void ari_release(const ar_dump_tensor *t, const ari_format *f, size_t start, siz
 
 /* --- tensors of dumps (doubt.c, repeated.c) ----------------------------------------------------------------------- */
 
-enum { ARI_MOST_BESIDE = 5, ARI_BESIDE_AT_ONCE = 512 };
-/* A walk over elements [start, start + n) of up to ARI_MOST_BESIDE tensors; of one that is NULL all are 0. */
-typedef struct ari_beside {
+enum { ARI_LOCKSTEP_TENSORS = 5, ARI_LOCKSTEP_ELEMENTS = 512 };
+/* A walk over elements [start, start + n) of up to ARI_LOCKSTEP_TENSORS tensors; of one that is NULL all are 0. */
+typedef struct ari_lockstep {
     const ar_dump_tensor *const *tensor;
     int tensors;
     size_t start, n;
-    size_t index;              /* of the n, which element it is */
-    double x[ARI_MOST_BESIDE]; /* x[k] of the k-th tensor */
-    ar_status status;          /* status of reading, whose failure ends the walk */
-    double read[ARI_MOST_BESIDE][ARI_BESIDE_AT_ONCE];
-} ari_beside;
-/** Before the first: ari_beside b = ari_beside_of(..); while (ari_beside_next(&b)) .. AR_TRY(b.status); */
-ari_beside ari_beside_of(const ar_dump_tensor *const *tensor, int tensors, size_t start, size_t n);
-bool ari_beside_next(ari_beside *b);
+    size_t index;                   /* of the n, which element it is */
+    double x[ARI_LOCKSTEP_TENSORS]; /* x[k] of the k-th tensor */
+    ar_status status;               /* status of reading, whose failure ends the walk */
+    double read[ARI_LOCKSTEP_TENSORS][ARI_LOCKSTEP_ELEMENTS];
+} ari_lockstep;
+/** Before the first: ari_lockstep b = ari_lockstep_begin(..); while (ari_lockstep_next(&b)) .. AR_TRY(b.status); */
+ari_lockstep ari_lockstep_begin(const ar_dump_tensor *const *tensor, int tensors, size_t start, size_t n);
+bool ari_lockstep_next(ari_lockstep *b);
 /** Returns a tensor of a step by the first n bytes of its name and its kind ("grad"); NULL: none. */
 const ar_dump_tensor *ari_tensor_of_step(const ar_dump *d, const char *stem, size_t n, const char *kind, int step);
 /** Returns a parameter before the step by the first n bytes of its name; NULL: none. */
@@ -81,10 +81,10 @@ const ar_dump_tensor *ari_weight_before(const ar_dump *d, const char *stem, size
  * that of their weights (numerics.md, section 7), whatever the decay rates of the moments. With y the largest |other -
  * reference|/|reference| of an element's gradients so far, each step separates its weight by at most 2 R min(1, y/(1 -
  * y)), where R is the largest move of any weight in that step. */
-enum { ARI_DOUBT_STEPS = 64 };
-typedef struct ari_doubt {
-    const ar_dump_tensor *grad[ARI_DOUBT_STEPS][2]; /* of the reference, of the other */
-    double reach[ARI_DOUBT_STEPS];                  /* R */
+enum { ARI_UNCERTAINTY_STEPS = 64 };
+typedef struct ari_uncertainty {
+    const ar_dump_tensor *grad[ARI_UNCERTAINTY_STEPS][2]; /* of the reference, of the other */
+    double reach[ARI_UNCERTAINTY_STEPS];                  /* R */
     int steps;
     /* for a weight or moment: the value before its step in each dump, because a difference there persists; NULL:
      * none */
@@ -100,20 +100,21 @@ typedef struct ari_doubt {
     double uniform, max_element; /* most: of an element, by the weights */
     size_t width;                /* of the dimension along which the weights apply; 0: of weights */
     size_t inner;                /* elements from one of that dimension to its next: 1 of the last one */
-} ari_doubt;
+} ari_uncertainty;
 /** Computes the reference's R of a step: 0 if the dump lacks the weights before or after the step. Errors: those of
  *  reading. */
-AR_NODISCARD ar_status ari_doubt_reach(double *reach, const ar_dump *reference, int step);
+AR_NODISCARD ar_status ari_uncertainty_reach(double *reach, const ar_dump *reference, int step);
 /** Finds the largest root mean square among the reference's tensors of these passes ("g") in a step; 0 if it has none.
  *  Errors: those of reading. */
 AR_NODISCARD ar_status ari_largest_rms(double *rms, const ar_dump *reference, const char *passes, int step);
 /** Of an output y = W x + b of a later step, whose weights are those of both dumps before it; NULL: none. `name` is the
  *  class of its module, which says along which dimension they apply; NULL: shapes say so. In the arena. Errors: those
  *  of reading; AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_doubt_output(ari_doubt *d, const ar_dump_tensor *output, const ar_dump_tensor *const *weight,
-                                        const ar_dump_tensor *const *bias, const char *name, ari_arena *arena);
+AR_NODISCARD ar_status ari_uncertainty_output(ari_uncertainty *d, const ar_dump_tensor *output,
+                                              const ar_dump_tensor *const *weight, const ar_dump_tensor *const *bias,
+                                              const char *name, ari_arena *arena);
 /** Computes extra[i], the difference that known causes allow for element start + i. Errors: those of reading. */
-AR_NODISCARD ar_status ari_doubt_read(double *extra, const ari_doubt *d, size_t start, size_t n);
+AR_NODISCARD ar_status ari_uncertainty_read(double *extra, const ari_uncertainty *d, size_t start, size_t n);
 
 /* A dump's tensor in another shape. */
 typedef struct ari_repeated {
@@ -190,8 +191,8 @@ typedef struct ari_pair {
     size_t blocks;
     atomic_bool unequal; /* in bits, or not to be compared by bytes */
     ari_deviation tally;
-    ari_scaled_sums *sums; /* [blocks] */
-    ari_doubt *doubt;      /* uncertainty of weights that differ; NULL: none */
+    ari_scaled_sums *sums;  /* [blocks] */
+    ari_uncertainty *doubt; /* uncertainty of weights that differ; NULL: none */
 } ari_pair;
 /** True if two elements with different bits differ by the rule of this side of the pair. */
 bool ari_elements_differ(const ari_pair *p, const ari_format *f, const void *a, const void *b);
@@ -298,7 +299,7 @@ AR_NODISCARD ar_status ari_is_same_orthogonal(bool *equal, const ari_update *u);
 AR_NODISCARD ar_status ari_verify_scan(ari_verifying *v);
 /* Sizes of a step of the reference, read when first asked for; below 0: not yet. */
 typedef struct ari_step_size {
-    double reach, gradient; /* ari_doubt_reach, ari_largest_rms of gradients */
+    double reach, gradient; /* ari_uncertainty_reach, ari_largest_rms of gradients */
 } ari_step_size;
 /** True if all of the other's moments are numbers of bf16, beyond chance, and the reference's are not. Errors: those of
  *  reading. */

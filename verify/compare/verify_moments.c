@@ -21,8 +21,8 @@ typedef struct moment_count {
 /* Ends at the first value of the other that is NaN of bf16. */
 static ar_status count_moments(moment_count *count, const ari_pair *p)
 {
-    ari_beside b = ari_beside_of(p->side, 2, 0, p->side[0]->count);
-    while (count[1].bf16 == count[1].values && ari_beside_next(&b)) {
+    ari_lockstep b = ari_lockstep_begin(p->side, 2, 0, p->side[0]->count);
+    while (count[1].bf16 == count[1].values && ari_lockstep_next(&b)) {
         for (int k = 0; k < 2; k++) {
             const uint32_t bits = ari_bits32((float)b.x[k]);
             count[k].values += bits << 1 != 0;

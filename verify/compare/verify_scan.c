@@ -180,7 +180,7 @@ static ar_status is_rounding(bool *rounding, const ari_verifying *v, const ari_p
 
 /* Lets a weight whose update is orthogonalised be off anywhere within the largest step, if the update is the same in
  * what it is made from, and by what it was off before. */
-static ar_status excuse_orthogonal(ari_doubt *d, const ari_pair *pair, const ari_verifying *v, const char *name,
+static ar_status excuse_orthogonal(ari_uncertainty *d, const ari_pair *pair, const ari_verifying *v, const char *name,
                                    size_t stem)
 {
     const int step = pair->row->step;
@@ -202,12 +202,12 @@ static ar_status excuse_orthogonal(ari_doubt *d, const ari_pair *pair, const ari
 }
 
 /* Sets pair->doubt of new weights from their gradients, if these are compared and differ by rounding. sizes:
- * [ARI_DOUBT_STEPS]. Errors: those of reading, AR_ERR_MEMORY. */
+ * [ARI_UNCERTAINTY_STEPS]. Errors: those of reading, AR_ERR_MEMORY. */
 static ar_status excuse_weight(ari_pair *pair, ari_verifying *v, ari_step_size *sizes)
 {
     const ar_verify_row *r = pair->row;
     const size_t stem = ari_order_of(r->name, NULL).stem;
-    ari_doubt d = {.steps = 0};
+    ari_uncertainty d = {.steps = 0};
     for (int step = 1; step <= r->step; step++) {
         const ari_pair *g = ari_pair_of(v, ari_tensor_of_step(v->dump[0], r->name, stem, "grad", step));
         ari_step_size *size = &sizes[step - 1];
@@ -217,7 +217,7 @@ static ar_status excuse_weight(ari_pair *pair, ari_verifying *v, ari_step_size *
         if (!rounding)
             continue;
         if (size->reach < 0.0)
-            AR_TRY(ari_doubt_reach(&size->reach, v->dump[0], step));
+            AR_TRY(ari_uncertainty_reach(&size->reach, v->dump[0], step));
         for (int k = 0; k < 2; k++)
             d.grad[d.steps][k] = g->side[k];
         d.reach[d.steps++] = size->reach;
@@ -246,7 +246,7 @@ static ar_status excuse_moment(ari_pair *pair, ari_verifying *v, ari_step_size *
         AR_TRY(is_rounding(&rounding, v, g, &sizes[r->step - 1]));
     if (!rounding)
         return AR_OK;
-    ari_doubt d = {
+    ari_uncertainty d = {
         .uniform = pair->doubt ? pair->doubt->uniform : 0.0, .moment = pair->side[0], .squared = r->pass == 'v'};
     memcpy(d.added, g->side, sizeof d.added);
     if (before && before->side[0]->count == pair->side[0]->count)
@@ -281,7 +281,7 @@ typedef struct pass {
     ari_pair **pair;      /* [pairs] of this pass */
     size_t *task_offset;  /* [pairs + 1] tasks before each */
     size_t pairs;
-    ari_step_size size[ARI_DOUBT_STEPS];
+    ari_step_size size[ARI_UNCERTAINTY_STEPS];
     pthread_mutex_t *lock;        /* of tallies and maps */
     double progress_begin, share; /* of the progress */
     const char *label;
@@ -592,7 +592,7 @@ static void tell_progress(void *user, size_t done_tasks)
 static bool may_be_doubted(const ari_pair *pair)
 {
     const ar_verify_row *r = pair->row;
-    return r->pass == 'n' && r->step <= ARI_DOUBT_STEPS && pair->tally.different > 0 && pair->format[0].is_float;
+    return r->pass == 'n' && r->step <= ARI_UNCERTAINTY_STEPS && pair->tally.different > 0 && pair->format[0].is_float;
 }
 
 static bool may_allow(const ari_verifying *v)
@@ -634,7 +634,7 @@ static ar_status choose_again(pass *p, size_t *tasks)
 {
     ari_verifying *v = p->v;
     bool short_moments = false;
-    for (size_t i = 0; i < ARI_DOUBT_STEPS; i++)
+    for (size_t i = 0; i < ARI_UNCERTAINTY_STEPS; i++)
         p->size[i] = (ari_step_size){-1.0, -1.0};
     p->pairs = 0;
     AR_TRY(ari_verify_find_short_moments(&short_moments, v));
@@ -760,11 +760,11 @@ static ar_status doubt_output(pass *p, ari_pair *pair, shown_doubt *shown, const
     const ar_dump_tensor *const *weight = weight_of(v, r, "weight"), *const *bias = weight_of(v, r, "bias");
     const bool alone = r->pass == 'f' && !weight && !bias;
     const double reduced = pair->doubt ? pair->doubt->uniform : 0.0; /* of a gradient */
-    ari_doubt d = {.uniform = reduced + shown_of(shown, pair, alone)};
+    ari_uncertainty d = {.uniform = reduced + shown_of(shown, pair, alone)};
     const size_t stem = ari_order_of(r->name, NULL).stem;
     const char *name = ari_module_class_of(&classes[0], r->name, stem);
     name = name ? name : ari_module_class_of(&classes[1], r->name, stem);
-    AR_TRY(ari_doubt_output(&d, pair->side[0], weight, bias, name, &v->arena));
+    AR_TRY(ari_uncertainty_output(&d, pair->side[0], weight, bias, name, &v->arena));
     double max_doubt = fmin(d.max_element, pair->tally.max_abs);
     if (pair->tally.different > 0) {
         AR_TRY(ARI_TAKE(&pair->doubt, &v->arena, 1, r->name));
@@ -782,7 +782,7 @@ static ar_status doubt_output(pass *p, ari_pair *pair, shown_doubt *shown, const
 static bool is_of_update(const ari_pair *pair)
 {
     const ar_verify_row *r = pair->row;
-    return r->pass && strchr("nmv", r->pass) && r->step <= ARI_DOUBT_STEPS && pair->rule.rule != AR_VERIFY_BITS &&
+    return r->pass && strchr("nmv", r->pass) && r->step <= ARI_UNCERTAINTY_STEPS && pair->rule.rule != AR_VERIFY_BITS &&
            pair->format[0].is_float && pair->format[0].parts == 1;
 }
 

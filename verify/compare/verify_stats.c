@@ -788,7 +788,7 @@ static ar_status different_block(const ari_pair *p, ari_scratch *s, size_t start
         fill_up(s->side[k].value, n, full);
     }
     if (p->doubt)
-        AR_TRY(ari_doubt_read(s->extra, p->doubt, start, n));
+        AR_TRY(ari_uncertainty_read(s->extra, p->doubt, start, n));
     if (p->format[0].dtype == p->format[1].dtype)
         ari_steps(s->steps, &p->format[0], s->side[0].raw, s->side[1].raw, n);
     for (size_t i = n; i < full; i++)

@@ -50,11 +50,11 @@ enum { BATCH = 4, SEQ = 24 };
       "is a mistake of experts that are balanced: give balance")                                                      \
     X(OTHERS, c->experts.per_token < c->experts.n,                                                                    \
       "acts where a token leaves experts out, and this model's go to all")                                            \
-    X(PARTS, dp || cp || micro || (sp && ari_experts_whole(p)),                                                       \
+    X(PARTS, dp || cp || micro || (sp && ari_experts_unsplit(p)),                                                     \
       "acts where a batch has several parts: give dp, cp or micro-batches of at least 2")                             \
     X(ROUTER_Z, c->experts.n > 0 && r->loss.router.z_loss > 0.0,                                                      \
       "is a mistake of a router's z-loss: give router-z-loss")                                                        \
-    X(CUT_EXPERTS, tp && !ari_experts_whole(p),                                                                       \
+    X(CUT_EXPERTS, tp && !ari_experts_unsplit(p),                                                                     \
       "acts where tensor-parallel ranks share an expert's width: give tp of at least 2, and not etp 1")               \
     X(EP, p->ep > 1, "acts between expert-parallel ranks: give ep of at least 2")                                     \
     X(NO_ZERO, p->zero == 0, "acts where gradients are not shared out: give no zero")                                 \
@@ -305,7 +305,7 @@ static bool same_base(const ari_fault_case *a, const ari_fault_case *b)
            p->z_loss == q->z_loss && p->bias_update == q->bias_update;
 }
 
-bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b)
+bool ari_fault_case_equal(const ari_fault_case *a, const ari_fault_case *b)
 {
     char layout[2][160];
     const ar_ddp_options *d = &a->run.ddp, *e = &b->run.ddp;

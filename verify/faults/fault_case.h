@@ -21,7 +21,7 @@ typedef struct ari_fault_case {
 /** The case of a fault; not of NULL. */
 ari_fault_case ari_fault_case_of(const char *fault);
 /** True if two cases run the same, except for the fault. */
-bool ari_fault_case_alike(const ari_fault_case *a, const ari_fault_case *b);
+bool ari_fault_case_equal(const ari_fault_case *a, const ari_fault_case *b);
 /** Its run with a fault, or NULL. */
 static inline ar_run ari_fault_run_of(const ari_fault_case *f, const char *fault, int threads, uint64_t seed)
 {

@@ -28,7 +28,7 @@ typedef struct parameter {
     struct {
         size_t index;
         double gradient;
-    } element[ARI_DRAWN_MOST];
+    } element[ARI_MAX_DRAWN];
 } parameter;
 
 typedef struct gradcheck {

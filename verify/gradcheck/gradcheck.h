@@ -31,13 +31,13 @@ typedef struct ari_gradcheck_case {
 AR_NODISCARD ar_status ari_gradcheck(ar_gradcheck *out, const ari_gradcheck_case *c);
 
 /* Numbers of elements of a gradient that are compared with differences of the loss. */
-enum { ARI_DRAWN = 2, ARI_DRAWN_MOST = ARI_DRAWN + 1 };
+enum { ARI_DRAWN = 2, ARI_MAX_DRAWN = ARI_DRAWN + 1 };
 /* Relative to the largest gradient: the smallest one drawn, and the scale of zeros. */
 #define ARI_DRAWN_SMALL 1e-3
 
 typedef struct ari_drawn {
     size_t n;
-    size_t indices[ARI_DRAWN_MOST];
+    size_t indices[ARI_MAX_DRAWN];
 } ari_drawn;
 
 /** Adds elements of gradient [count] until there are `target_count`: those with |g| > low, or with g = 0 if low is 0,

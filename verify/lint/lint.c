@@ -46,7 +46,7 @@ const char *ari_lint_axis_name(int axis)
 
 ari_lint_layout ari_lint_layout_of(const ar_parallel *p)
 {
-    ari_lint_layout l = {.separate_experts = ari_experts_apart(p),
+    ari_lint_layout l = {.separate_experts = ari_experts_separate(p),
                          .expert_axes = ari_expert_axes(p),
                          .zero = p->zero > 0,
                          .replicates = ari_at_least_one(p->dp_replicate) > 1};
@@ -64,7 +64,7 @@ ari_lint_layout ari_lint_layout_of(const ar_parallel *p)
 static void move_text(char *out, size_t cap, ar_placement actual, ar_placement required, int along)
 {
     const char *axis = ari_lint_axis_name(along);
-    const bool partial = ari_lint_partial(actual), is_replicated = ari_lint_whole(required);
+    const bool partial = ari_lint_partial(actual), is_replicated = ari_lint_replicated(required);
     char dim[32] = "";
     if (!is_replicated)
         snprintf(dim, sizeof dim, " along dimension %d", required.dim);

@@ -28,7 +28,7 @@ typedef struct ari_lint_verdict {
     ar_placement output, actual, required;
 } ari_lint_verdict;
 
-bool ari_lint_whole(ar_placement p);
+bool ari_lint_replicated(ar_placement p);
 bool ari_lint_partial(ar_placement p);
 bool ari_lint_by_expert(ar_placement p);
 /** Returns true if ranks have equal numbers under both placements: R and I differ only in the gradient. */

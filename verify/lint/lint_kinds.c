@@ -98,11 +98,11 @@ static ar_status refuse_call(ari_lint_walk *w, const ari_ledger_operation *op, c
 {
     ari_lint_verdict v = {.broken = true, .actual = actual, .required = target};
     if (call->kind == ARI_ALL_GATHER || call->kind == ARI_EXCHANGE)
-        v.rule = ari_lint_whole(actual) ? AR_LINT_redundant_gather : AR_LINT_missing_reduction;
+        v.rule = ari_lint_replicated(actual) ? AR_LINT_redundant_gather : AR_LINT_missing_reduction;
     else if (call->kind == ARI_ALL_TO_ALL)
         v.rule = ari_lint_partial(actual) ? AR_LINT_missing_reduction : AR_LINT_wrong_placement;
     else
-        v.rule = ari_lint_whole(actual) ? AR_LINT_redundant_reduction : AR_LINT_wrong_reduction;
+        v.rule = ari_lint_replicated(actual) ? AR_LINT_redundant_reduction : AR_LINT_wrong_reduction;
     if (!ari_lint_partial(v.required) && v.rule == AR_LINT_redundant_reduction)
         v.required = term;
     return ari_lint_find(w, op, axis, &v);
@@ -124,7 +124,7 @@ static ar_status move_value(ari_lint_walk *w, const ari_ledger_operation *op, ar
                 AR_TRY(refuse_call(w, op, call, axis, *p, target));
             is_moved = true;
         }
-        if (ari_lint_whole(*p) && target.kind == AR_SHARD) /* takes its own part */
+        if (ari_lint_replicated(*p) && target.kind == AR_SHARD) /* takes its own part */
             *p = target;
         if (ari_lint_size(w, axis) > 1 && !ari_lint_same(*p, target)) {
             const ari_lint_verdict v = ari_lint_mismatch(*p, target);
@@ -143,7 +143,7 @@ static ar_status take_declared(ari_lint_walk *w, const ari_ledger_operation *op,
         return AR_OK;
     ari_lint_verdict v = ari_lint_mismatch(*actual, required);
     if (ari_lint_partial(required) && !ari_lint_partial(*actual))
-        v.rule = ari_lint_whole(*actual) ? AR_LINT_redundant_reduction : AR_LINT_wrong_reduction;
+        v.rule = ari_lint_replicated(*actual) ? AR_LINT_redundant_reduction : AR_LINT_wrong_reduction;
     AR_TRY(ari_lint_find(w, op, ARI_AXIS_TP, &v));
     *actual = required;
     return AR_OK;
@@ -574,8 +574,8 @@ static ar_status check_declared_sum(ari_lint_walk *w, const ari_ledger_operation
     const ar_placement actual = ari_lint_value_of(w, &op->input[0])->type.placement[ARI_AXIS_TP],
                        required = from_start(op->input_placement);
     const ari_lint_verdict v = {.broken = true,
-                                .rule =
-                                    ari_lint_whole(actual) ? AR_LINT_redundant_reduction : AR_LINT_unsummed_gradient,
+                                .rule = ari_lint_replicated(actual) ? AR_LINT_redundant_reduction
+                                                                    : AR_LINT_unsummed_gradient,
                                 .actual = actual,
                                 .required = required};
     if (!op->needs_so || op->input[0].ndim == 4 || recorded_param(w, op, 0)->expert ||

@@ -6,7 +6,7 @@
 static const ar_placement invariant = {AR_INVARIANT, 0}, term = {AR_PARTIAL_SUM, 0};
 enum { TOKENS = 1, FEATURES = 2 }; /* dimensions of an activation */
 
-bool ari_lint_whole(ar_placement p)
+bool ari_lint_replicated(ar_placement p)
 {
     return p.kind == AR_REPLICATE || p.kind == AR_INVARIANT;
 }
@@ -18,7 +18,8 @@ bool ari_lint_partial(ar_placement p)
 
 bool ari_lint_same(ar_placement a, ar_placement b)
 {
-    return (ari_lint_whole(a) && ari_lint_whole(b)) || (a.kind == b.kind && (a.kind != AR_SHARD || a.dim == b.dim));
+    return (ari_lint_replicated(a) && ari_lint_replicated(b)) ||
+           (a.kind == b.kind && (a.kind != AR_SHARD || a.dim == b.dim));
 }
 
 static bool cut_at(ar_placement p, int dim)
@@ -52,9 +53,9 @@ ari_lint_verdict ari_lint_mismatch(ar_placement actual, ar_placement required)
         return broken(AR_LINT_missing_reduction, actual, required);
     if (ari_lint_partial(required))
         return broken(AR_LINT_whole_added_to_partial, actual, required);
-    if (ari_lint_whole(required))
+    if (ari_lint_replicated(required))
         return broken(AR_LINT_missing_gather, actual, required);
-    return broken(ari_lint_whole(actual) ? AR_LINT_missing_slice : AR_LINT_wrong_placement, actual, required);
+    return broken(ari_lint_replicated(actual) ? AR_LINT_missing_slice : AR_LINT_wrong_placement, actual, required);
 }
 
 /* The product of X [.., k] with a matrix that is cut along its outputs, along k, or not at all. */
@@ -62,13 +63,14 @@ static ari_lint_verdict contract(ar_placement x, ar_placement w, int outputs)
 {
     if (ari_lint_partial(w))
         return broken(ari_lint_partial(x) ? AR_LINT_product_of_partials : AR_LINT_missing_reduction, w, invariant);
-    if (ari_lint_whole(w)) /* and linear in x */
-        return cut_at(x, FEATURES) ? ari_lint_mismatch(x, invariant) : accept_output(ari_lint_whole(x) ? invariant : x);
+    if (ari_lint_replicated(w)) /* and linear in x */
+        return cut_at(x, FEATURES) ? ari_lint_mismatch(x, invariant)
+                                   : accept_output(ari_lint_replicated(x) ? invariant : x);
     if (ari_lint_by_expert(w)) /* each rank has the rows of its own */
         return ari_lint_by_expert(x) ? accept_output(x) : ari_lint_mismatch(x, w);
     if (cut_at(w, outputs))
-        return ari_lint_whole(x) ? accept_output(part(FEATURES))
-                                 : ari_lint_mismatch(x, (ar_placement){AR_REPLICATE, 0});
+        return ari_lint_replicated(x) ? accept_output(part(FEATURES))
+                                      : ari_lint_mismatch(x, (ar_placement){AR_REPLICATE, 0});
     return cut_at(x, FEATURES) ? accept_output(term) : ari_lint_mismatch(x, part(FEATURES));
 }
 
@@ -86,30 +88,30 @@ ari_lint_verdict ari_lint_product_dw(ar_placement x, ar_placement dy)
 {
     if (ari_lint_partial(x) || ari_lint_partial(dy)) {
         const bool both_partial = ari_lint_partial(x) && ari_lint_partial(dy),
-                   linear = ari_lint_whole(x) || ari_lint_whole(dy);
+                   linear = ari_lint_replicated(x) || ari_lint_replicated(dy);
         if (!both_partial && linear)
             return accept_output(term);
         return broken(both_partial ? AR_LINT_product_of_partials : AR_LINT_missing_reduction,
                       ari_lint_partial(dy) ? dy : x, invariant);
     }
-    if (ari_lint_whole(x) && ari_lint_whole(dy))
+    if (ari_lint_replicated(x) && ari_lint_replicated(dy))
         return accept_output(invariant);
     if (ari_lint_by_expert(x) && ari_lint_by_expert(dy))
         return accept_output(x);
-    if (cut_at(x, FEATURES) && ari_lint_whole(dy))
+    if (cut_at(x, FEATURES) && ari_lint_replicated(dy))
         return accept_output(part(1));
-    if (cut_at(dy, FEATURES) && ari_lint_whole(x))
+    if (cut_at(dy, FEATURES) && ari_lint_replicated(x))
         return accept_output(part(0));
     if (x.kind == dy.kind && x.dim == dy.dim && x.dim != FEATURES)
         return accept_output(term); /* each rank has its own samples or tokens of both */
-    return ari_lint_mismatch(ari_lint_whole(x) ? dy : x, invariant);
+    return ari_lint_mismatch(ari_lint_replicated(x) ? dy : x, invariant);
 }
 
 ari_lint_verdict ari_lint_sum_over_tokens(ar_placement dy, int features)
 {
     if (cut_at(dy, FEATURES))
         return accept_output(part(features));
-    return accept_output(ari_lint_by_expert(dy) ? dy : ari_lint_whole(dy) ? invariant : term);
+    return accept_output(ari_lint_by_expert(dy) ? dy : ari_lint_replicated(dy) ? invariant : term);
 }
 
 ari_lint_verdict ari_lint_add(ar_placement a, ar_placement b)
@@ -118,7 +120,7 @@ ari_lint_verdict ari_lint_add(ar_placement a, ar_placement b)
         return accept_output(a);
     if (ari_lint_partial(a) || ari_lint_partial(b)) {
         const ar_placement partial = ari_lint_partial(a) ? a : b, addend = ari_lint_partial(a) ? b : a;
-        return broken(ari_lint_whole(addend) ? AR_LINT_whole_added_to_partial : AR_LINT_missing_reduction, partial,
+        return broken(ari_lint_replicated(addend) ? AR_LINT_whole_added_to_partial : AR_LINT_missing_reduction, partial,
                       addend);
     }
     return ari_lint_mismatch(a, b);
@@ -159,7 +161,7 @@ ari_lint_verdict ari_lint_attend(ar_placement q, ar_placement k)
     if (cut_at(k, TOKENS))
         return ari_lint_mismatch(k, invariant);
     if (cut_at(q, TOKENS)) /* each rank has its own queries */
-        return ari_lint_whole(k) ? accept_output(q) : ari_lint_mismatch(k, invariant);
+        return ari_lint_replicated(k) ? accept_output(q) : ari_lint_mismatch(k, invariant);
     return ari_lint_add(q, k);
 }
 
@@ -169,17 +171,17 @@ ari_lint_verdict ari_lint_by_routes(ar_placement x, ar_placement routes)
         return broken(AR_LINT_nonlinear_of_partial, routes, invariant);
     if (cut_at(routes, FEATURES)) /* which experts a token has */
         return ari_lint_mismatch(routes, invariant);
-    if (!ari_lint_whole(routes)) /* each rank has its own tokens */
+    if (!ari_lint_replicated(routes)) /* each rank has its own tokens */
         return ari_lint_same(x, routes) ? accept_output(x) : ari_lint_mismatch(x, routes);
-    return ari_lint_whole(x) || ari_lint_partial(x) || cut_at(x, FEATURES) ? accept_output(x)
-                                                                           : ari_lint_mismatch(x, invariant);
+    return ari_lint_replicated(x) || ari_lint_partial(x) || cut_at(x, FEATURES) ? accept_output(x)
+                                                                                : ari_lint_mismatch(x, invariant);
 }
 
 ari_lint_verdict ari_lint_lookup(ar_placement ids, ar_placement table)
 {
-    if (ari_lint_whole(table))
-        return accept_output(ari_lint_whole(ids) ? invariant : ids);
-    if (!ari_lint_whole(ids)) /* a rank's ids are in other ranks' rows */
+    if (ari_lint_replicated(table))
+        return accept_output(ari_lint_replicated(ids) ? invariant : ids);
+    if (!ari_lint_replicated(ids)) /* a rank's ids are in other ranks' rows */
         return ari_lint_mismatch(ids, invariant);
     return accept_output(cut_at(table, 0) ? term : part(FEATURES));
 }
@@ -187,7 +189,7 @@ ari_lint_verdict ari_lint_lookup(ar_placement ids, ar_placement table)
 ari_lint_verdict ari_lint_lookup_gradient(ar_placement dy, ar_placement table)
 {
     if (cut_at(table, 0)) /* a token of any rank may be in the own rows */
-        return ari_lint_whole(dy) ? accept_output(table) : ari_lint_mismatch(dy, (ar_placement){AR_REPLICATE, 0});
+        return ari_lint_replicated(dy) ? accept_output(table) : ari_lint_mismatch(dy, (ar_placement){AR_REPLICATE, 0});
     if (cut_at(table, 1))
         return cut_at(dy, FEATURES) ? accept_output(table) : ari_lint_mismatch(dy, part(FEATURES));
     return ari_lint_sum_over_tokens(dy, 1);

@@ -67,9 +67,9 @@ ar_status ari_planned_world(int *ranks, const ari_planned *p)
         if (c.extent[i] < 0)
             return ar_error_set(AR_ERR_ARG, "an extent of %d ranks: extents are at least 1", c.extent[i]);
         world *= (size_t)ari_at_least_one(c.extent[i]);
-        if (world > ARI_MOST_GPUS)
+        if (world > ARI_MAX_GPUS)
             return ar_error_set(AR_ERR_ARG, "%s are more than %d ranks",
-                                ari_choice_text(text, &c, ARI_LAYOUT_AXES, ", "), ARI_MOST_GPUS);
+                                ari_choice_text(text, &c, ARI_LAYOUT_AXES, ", "), ARI_MAX_GPUS);
     }
     *ranks = (int)world;
     return AR_OK;

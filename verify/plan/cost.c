@@ -831,8 +831,8 @@ static ar_status begin_model(model *m, const ari_planned *p, const ari_time_opti
                  .ring_ranks = ari_extent(layout, 1u << ARI_AXIS_RING),
                  .inner_ranks = ari_extent(layout, 1u << ARI_AXIS_INNER),
                  .seen = seen_scores(p),
-                 .experts_whole = ari_experts_whole(layout),
-                 .experts_apart = ari_experts_apart(layout),
+                 .experts_whole = ari_experts_unsplit(layout),
+                 .experts_apart = ari_experts_separate(layout),
                  .stream = sequence && layout->tp > 1 ? BY_TOKENS : WHOLE};
     m->tokens = m->samples * m->seq / (m->ring_ranks * m->inner_ranks);
     m->chunks = m->tp.inter_node && m->rates.gpu ? 1.0 : ari_planned_overlap(p); /* such overlap copies within a node */

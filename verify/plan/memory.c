@@ -64,7 +64,7 @@ double ari_planned_expert_shares(const ari_planned *p)
 {
     const ar_parallel *layout = &p->step.run.parallel;
     const double copies = (double)ari_extent(layout, ari_expert_axes(layout)) / ari_at_least_one(layout->ep);
-    return ari_experts_apart(layout) ? copies / ari_at_least_one(layout->dp_replicate) : ari_planned_shares(p);
+    return ari_experts_separate(layout) ? copies / ari_at_least_one(layout->dp_replicate) : ari_planned_shares(p);
 }
 
 double ari_experts_share(const ar_config *c)

@@ -513,8 +513,8 @@ ar_status ari_search_run(ari_ranking *r, const ari_search *s)
 {
     seeker k = {.search = s, .ranking = r, .parameters = ari_search_parameters(s)};
     *r = (ari_ranking){.memory_bytes = s->time.cluster.memory_bytes};
-    if (s->ranks < 1 || s->ranks > ARI_MOST_GPUS)
-        return ar_error_set(AR_ERR_ARG, "%d ranks: from 1 to %d are expected", s->ranks, ARI_MOST_GPUS);
+    if (s->ranks < 1 || s->ranks > ARI_MAX_GPUS)
+        return ar_error_set(AR_ERR_ARG, "%d ranks: from 1 to %d are expected", s->ranks, ARI_MAX_GPUS);
     k.divisors = list_divisors(k.divisor, MOST_DIVISORS, (size_t)s->ranks);
     ar_status st = ARI_ALLOC_ZERO(&k.pipeline, MOST_PIPELINES, "pipelines");
     if (st == AR_OK)

@@ -5,9 +5,9 @@
 #include "ref/core/axis.h"
 #include "verify/plan/time.h"
 
-enum { ARI_MOST_GPUS = 1 << 20, ARI_REASON = 240 };
+enum { ARI_MAX_GPUS = 1 << 20, ARI_REASON = 240 };
 
-/** The product of all extents. Errors: AR_ERR_ARG (negative extents, more than ARI_MOST_GPUS). */
+/** The product of all extents. Errors: AR_ERR_ARG (negative extents, more than ARI_MAX_GPUS). */
 AR_NODISCARD ar_status ari_planned_world(int *ranks, const ari_planned *p);
 /** Checks that a model can be split so (ari_parallel_check), with a sample for each data-parallel rank. Errors:
  *  AR_ERR_ARG, AR_ERR_INDIVISIBLE, AR_ERR_UNSUPPORTED (the plan), each naming the dimension, its size and a divisor of

@@ -24,8 +24,8 @@ enum { INTERLEAVING = 1 << AR_PP_1F1B | 1 << AR_PP_INTERLEAVED, EVERY_SCHEDULE =
 
 /* Megatron-LM sums bf16's gradients in fp32 (--accumulate-allreduce-grads-in-fp32, which --bf16 implies); torchtitan's
  * FSDP2 shares all states out, and its training.mixed_precision_reduce is fp32, as is Composer's with
- * mixed_precision=DEFAULT, whose FSDP prefetches by BACKWARD_POST and was published with Triton's flash attention or the
- * second version; DeepSpeed's pipelines go with ZeRO-1 at most, its sequence parallelism exchanges heads. */
+ * mixed_precision=DEFAULT, whose FSDP prefetches by BACKWARD_POST and was published with Triton's flash attention or
+ * the second version; DeepSpeed's pipelines go with ZeRO-1 at most, its sequence parallelism exchanges heads. */
 static const ari_system systems[] = {
     {.flags = megatron, .zero = 0x3, INTERLEAVING, .fp32_gradients = true, .ring = true, .heads = true},
     {.flags = torchtitan,
@@ -118,7 +118,7 @@ static void megatron(ari_text *t, const ari_planned *p, int samples)
     else if (inner > 1)
         ari_say(t, " --cp-comm-type a2a");
     say_above_one(t, "expert-model-parallel-size ", l->ep);
-    ari_say(t, "%s", ari_experts_whole(l) && l->ep > 1 ? " --expert-tensor-parallel-size 1" : "");
+    ari_say(t, "%s", ari_experts_unsplit(l) && l->ep > 1 ? " --expert-tensor-parallel-size 1" : "");
     ari_say(t, "%s", l->zero > 0 ? " --use-distributed-optimizer --overlap-param-gather" : "");
     ari_say(t, " --overlap-grad-reduce --bf16 --micro-batch-size %d --global-batch-size %zu --seq-length %zu", samples,
             run->batch, run->seq);

@@ -55,7 +55,7 @@ static ari_links links_of_copies(const ari_planned *p, const ari_time_options *o
 static ari_links links_of_parts(const ari_planned *p, const ari_time_options *o, ari_over group, double world)
 {
     const ar_parallel *layout = &p->step.run.parallel;
-    const bool experts = ari_over_experts(group), is_uncut = experts && ari_experts_whole(layout);
+    const bool experts = ari_over_experts(group), is_uncut = experts && ari_experts_unsplit(layout);
     const double ep = experts ? ari_at_least_one(layout->ep) : 1.0;
     const double total_ranks = ranks_along(p, experts ? ari_expert_axes(layout) : ARI_CUTS_DATA);
     const double stride = is_uncut ? 1.0 : ranks_along(p, ARI_CUTS_FEATURES);

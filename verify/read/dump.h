@@ -132,7 +132,7 @@ AR_NODISCARD ar_status ari_tensor_cuts_add(ari_tensor_cuts *cuts, const ar_dump_
 void ari_tensor_cut_expert(ari_tensor_cut *c, int ndim, size_t expert, size_t row, size_t rows, size_t every);
 /** Puts what tensors become in their place. A tensor stays of which a rank's part cannot be cut so. The
  *  names have to differ. Errors: AR_ERR_MEMORY, those of cuts_of. */
-AR_NODISCARD ar_status ari_dump_take_apart(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user);
+AR_NODISCARD ar_status ari_dump_split(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user);
 
 /* A step's samples in another order: sample i becomes sample place[i]. */
 typedef struct ari_sample_order {

@@ -185,7 +185,7 @@ static ar_status take_all(taking *k, const ar_dump_tensor *t, const ari_tensor_c
     return keep_tensor(k, t);
 }
 
-ar_status ari_dump_take_apart(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user)
+ar_status ari_dump_split(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user)
 {
     taking k = {.arena = &d->arena};
     ari_tensor_cuts cuts = {.arena = &d->arena};

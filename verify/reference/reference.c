@@ -14,7 +14,7 @@ static size_t bytes_of(const ari_ref_tensor *t)
     return t->count * sizeof *t->values;
 }
 
-ar_status ari_reference_room(ari_ref_tensor *t)
+ar_status ari_reference_allocate(ari_ref_tensor *t)
 {
     t->values = bytes_of(t) >= ARI_REFERENCE_LARGE ? ari_disk_array_create(bytes_of(t)) : NULL;
     t->on_disk = t->values != NULL;
@@ -40,7 +40,7 @@ ar_status ari_reference_emit(void *user, const char *name, char pass, int ndim, 
         return ar_error_set(AR_ERR_INTERNAL, "reference tensor '%s' with %d dimensions", name, ndim);
     for (int d = 0; d < ndim; d++)
         t->shape[d] = shape[d];
-    AR_TRY(ari_reference_room(t));
+    AR_TRY(ari_reference_allocate(t));
     r->count++;
     for (size_t i = 0; i < t->count; i++)
         t->values[i] = (float)values[i];

@@ -46,7 +46,7 @@ void ari_reference_fini(ari_reference *r);
 /* Bytes from which a tensor lies on the disk. */
 enum { ARI_REFERENCE_LARGE = 1 << 20 };
 /** Allocates memory for a tensor's values: large tensors on the disk if there is space. Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_reference_room(ari_ref_tensor *t);
+AR_NODISCARD ar_status ari_reference_allocate(ari_ref_tensor *t);
 /** Nobody reads the values just now: memory need not have them. */
 void ari_reference_rest(const ari_ref_tensor *t);
 /** Returns the index of a tensor in a step, or in the first step, or r->count if there is none. */

@@ -114,7 +114,7 @@ ari_side ari_side_of(const ar_layout *have, size_t had_rows, const ar_layout *ad
         after = after && is_aligned && a->global[0] + a->extent[0] == b->global[0];
         before = before && is_aligned && b->global[0] + b->extent[0] == a->global[0];
     }
-    return after ? ARI_AFTER : before ? ARI_BEFORE : ARI_APART;
+    return after ? ARI_AFTER : before ? ARI_BEFORE : ARI_SEPARATE;
 }
 
 void ari_join_rows(ar_layout *have, const ar_layout *addend, ari_side side)
@@ -136,7 +136,7 @@ static bool stackable(const tensor_part *k, const ar_tensor *t, const ar_layout 
 static ar_status join_boxes(tensor_part *k, const ar_layout *o, ari_side side)
 {
     ar_layout *have = &k->layout;
-    if (side != ARI_APART) {
+    if (side != ARI_SEPARATE) {
         ari_join_rows(have, o, side);
         return AR_OK;
     }

@@ -52,12 +52,12 @@ void ari_dump_ranks_clear(ari_dump_ranks *d);
 /* Position of new rows relative to the recorded ones: in every box directly after them, directly before them, or
  * neither. A rank that runs micro-batches reports a tensor once for each; these are parts of one tensor whose adjacent
  * rows are merged. */
-typedef enum ari_side { ARI_APART, ARI_AFTER, ARI_BEFORE } ari_side;
+typedef enum ari_side { ARI_SEPARATE, ARI_AFTER, ARI_BEFORE } ari_side;
 /** True if both are parts of the same copy of one tensor, of at least one dimension. */
 bool ari_same_tensor(const ar_layout *a, const ar_layout *b);
 /** rows: of the local tensors, which the boxes must span. */
 ari_side ari_side_of(const ar_layout *have, size_t had_rows, const ar_layout *addend, size_t rows);
-/** Makes one part of both; not ARI_APART. */
+/** Makes one part of both; not ARI_SEPARATE. */
 void ari_join_rows(ar_layout *have, const ar_layout *addend, ari_side side);
 
 /* Two listeners of one rank; the second tap may be NULL. */

@@ -15,5 +15,5 @@
 
 #include "ref/cpu/rows/acts.h"
 
-const ari_row_way ari_rows_avx2 = {exp_row, quotient_row, act_rows, false};
+const ari_row_kernels ari_rows_avx2 = {exp_row, quotient_row, act_rows, false};
 #endif

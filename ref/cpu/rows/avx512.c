@@ -20,5 +20,5 @@
 
 #include "ref/cpu/rows/acts.h"
 
-const ari_row_way ari_rows_avx512 = {exp_row, quotient_row, act_rows, true};
+const ari_row_kernels ari_rows_avx512 = {exp_row, quotient_row, act_rows, true};
 #endif

@@ -16,5 +16,5 @@
 
 #include "ref/cpu/rows/acts.h"
 
-const ari_row_way ari_rows_neon = {exp_row, quotient_row, act_rows, false};
+const ari_row_kernels ari_rows_neon = {exp_row, quotient_row, act_rows, false};
 #endif

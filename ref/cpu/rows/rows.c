@@ -20,7 +20,7 @@ ARI_ROW_KERNEL void define_quotients(float *y, const float *x, double l, size_t 
         y[j] = ari_softmax_p(x[j], l);
 }
 
-const ari_row_way *ari_row_way_at(size_t i)
+const ari_row_kernels *ari_row_kernels_at(size_t i)
 {
 #if ARI_HAVE_X86_PATHS
     if (i == 0)
@@ -31,26 +31,26 @@ const ari_row_way *ari_row_way_at(size_t i)
     if (i == 0)
         return &ari_rows_neon;
 #endif
-    static const ari_row_way defined = {define_exps, define_quotients, NULL, false};
-    return i == ARI_ROW_WAYS - 1 ? &defined : NULL;
+    static const ari_row_kernels defined = {define_exps, define_quotients, NULL, false};
+    return i == ARI_ROW_KERNELS - 1 ? &defined : NULL;
 }
 
-const ari_row_way *ari_row_way_fastest(void)
+const ari_row_kernels *ari_row_kernels_fastest(void)
 {
     size_t i = 0;
-    while (!ari_row_way_at(i))
+    while (!ari_row_kernels_at(i))
         i++;
-    return ari_row_way_at(i);
+    return ari_row_kernels_at(i);
 }
 
 void ari_softmax_exps(float *e, const float *x, float m, size_t n)
 {
-    ari_row_way_fastest()->exps(e, x, m, n);
+    ari_row_kernels_fastest()->exps(e, x, m, n);
 }
 
 void ari_quotients(float *y, const float *x, double l, size_t n)
 {
-    ari_row_way_fastest()->quotients(y, x, l, n);
+    ari_row_kernels_fastest()->quotients(y, x, l, n);
 }
 
 /* --- activations -------------------------------------------------------------------------------------------------- */
@@ -114,7 +114,7 @@ static void define_some(const ari_act_row *r, const uint32_t *indices, size_t n,
 }
 
 /* NULL: by the definition, which is as fast for a slope alone of GELU (tanh), whose argument takes longest. */
-static ari_acts *fast(const ari_row_way *way, const ari_act_row *r, ar_activation kind)
+static ari_acts *fast(const ari_row_kernels *way, const ari_act_row *r, ar_activation kind)
 {
     switch (kind) {
     case AR_ACT_SILU:
@@ -128,7 +128,7 @@ static ari_acts *fast(const ari_row_way *way, const ari_act_row *r, ar_activatio
     return NULL;
 }
 
-void ari_activations(const ari_row_way *way, const ari_act_row *r, size_t n, ar_activation kind)
+void ari_activations(const ari_row_kernels *way, const ari_act_row *r, size_t n, ar_activation kind)
 {
     ari_acts *const acts = fast(way, r, kind);
     if (!acts) {

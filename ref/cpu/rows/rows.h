@@ -28,17 +28,17 @@ typedef struct ari_act_row {
 typedef size_t ari_acts(const ari_act_row *r, size_t begin, size_t end, ar_activation kind, uint32_t *indices);
 
 /** The ways to compute them, the fastest first; NULL: not in this build, or not on this processor. */
-typedef struct ari_row_way {
+typedef struct ari_row_kernels {
     __typeof__(ari_softmax_exps) *exps;
     __typeof__(ari_quotients) *quotients;
     ari_acts *acts; /* NULL: by the definition */
     bool curves;    /* it has GELU (erf) */
-} ari_row_way;
-enum { ARI_ROW_WAYS = 3 };
-const ari_row_way *ari_row_way_at(size_t i);
-const ari_row_way *ari_row_way_fastest(void);
-extern const ari_row_way ari_rows_avx512, ari_rows_avx2, ari_rows_neon; /* defined if ARI_HAVE_X86_PATHS or
+} ari_row_kernels;
+enum { ARI_ROW_KERNELS = 3 };
+const ari_row_kernels *ari_row_kernels_at(size_t i);
+const ari_row_kernels *ari_row_kernels_fastest(void);
+extern const ari_row_kernels ari_rows_avx512, ari_rows_avx2, ari_rows_neon; /* defined if ARI_HAVE_X86_PATHS or
                                                                            ARI_HAVE_ARM_PATHS is 1 */
 
 /** A row of n <= ARI_BLOCK elements. */
-void ari_activations(const ari_row_way *way, const ari_act_row *r, size_t n, ar_activation kind);
+void ari_activations(const ari_row_kernels *way, const ari_act_row *r, size_t n, ar_activation kind);

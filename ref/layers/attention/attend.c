@@ -64,7 +64,7 @@ typedef struct rotation {
 
 static ar_status rotation_of(ari_attention *m, ar_ctx *ctx, ar_saved *saved, rotation *r, const ar_batch *batch)
 {
-    *r = (rotation){.local_positions = ari_own_positions(ctx, batch->seq, false)};
+    *r = (rotation){.local_positions = ari_local_positions(ctx, batch->seq, false)};
     const size_t n = batch->batch * ari_positions_count(&r->local_positions),
                  half = ar_rope_dim(&m->o.rope, m->o.head_dim) / 2;
     if (m->o.rope.kind && (batch->position_ids || batch->documents)) {
@@ -256,7 +256,7 @@ ar_status ari_attend(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     AR_TRY(ari_qk_clip_track(&core.largest, m, ctx));
     AR_TRY(rotation_of(m, ctx, saved, &r, batch));
     AR_TRY(split_heads(m, ctx, saved, x, qkv, &r));
-    AR_TRY(ari_heads_apart(ctx, x, heads, 3, m->base.name));
+    AR_TRY(ari_heads_scatter(ctx, x, heads, 3, m->base.name));
     AR_TRY(ari_ring_gather(ctx, gathered, &x[1], batch->seq, &m->hops));
     if (ari_faulty(ctx, "attention_over_documents"))
         core_batch.documents = NULL;
@@ -317,11 +317,11 @@ ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar
         AR_TRY(ar_saved_pop(saved, m, SAVED_Q + i, &x[i]));
     AR_TRY(ar_saved_pop(saved, m, SAVED_SIN, &r.sin));
     AR_TRY(ar_saved_pop(saved, m, SAVED_COS, &r.cos));
-    r.local_positions = ari_own_positions(ctx, ari_all_positions(ctx, dcontext->shape[1]), false);
+    r.local_positions = ari_local_positions(ctx, ari_all_positions(ctx, dcontext->shape[1]), false);
     AR_TRY(new_heads(ctx, &dout, dcontext->dtype, shape[0], m->heads, shape[1], m->value_dim));
     const ar_tensor dst = swapped(&dout), src = ari_heads_view(dcontext, 0, m->heads, 1, m->value_dim);
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &dst, &src));
-    AR_TRY(ari_heads_apart(ctx, &dout, heads, 1, m->base.name));
+    AR_TRY(ari_heads_scatter(ctx, &dout, heads, 1, m->base.name));
     const size_t seq = x[0].shape[2] * (size_t)ar_comm_size(ctx->ring);
     const ari_core core = core_of(m, ctx, seq);
     AR_TRY(ari_fault_tail(ctx, &dout, &core.rows, seq));

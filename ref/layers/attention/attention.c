@@ -167,7 +167,7 @@ static void attention_destroy(ar_module *base)
     ari_qk_norm_fini(m);
     ar_param_fini(&m->sinks);
     ari_linear_fini(&m->out);
-    ari_ring_hops_fini(&m->hops);
+    ari_ring_transfers_fini(&m->hops);
     free(m->largest);
     free(m->clip);
     free_tables(m, NULL);
@@ -222,7 +222,7 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
                            .in_features = o->hidden,
                            .bias = o->qkv_bias,
                            .transposed = o->transposed,
-                           .owns_input = !ari_placed_alike(m->split.enter.src, m->split.enter.dst)};
+                           .owns_input = !ari_placed_equal(m->split.enter.src, m->split.enter.dst)};
     for (int i = 0; i < 3; i++)
         qkv.part[i] = (ari_linear_part){
             .name = m->qkv_name[i], .out = i == 0 ? q : kv, .copies = i > 0 && by_heads ? m->kv_copies : 1};
@@ -278,7 +278,7 @@ static ar_status init_attention(ari_attention *m, ar_ctx *ctx, const ar_attentio
     AR_TRY(ari_attention_paths(m->qkv_name, m->out_name, name, o));
     AR_TRY(ari_dropout_init(&m->dropout, name, ARI_DROPPED_PROBS, o->heads, o->max_positions));
     AR_TRY(check_heads(m, ctx));
-    AR_TRY(ari_ring_hops_init(&m->hops, ctx, name));
+    AR_TRY(ari_ring_transfers_init(&m->hops, ctx, name));
     AR_TRY(ari_qk_norm_init(m, ctx));
     AR_TRY(init_sinks(m, ctx));
     AR_TRY(ari_latent_create(m, ctx));

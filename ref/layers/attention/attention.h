@@ -26,7 +26,7 @@ typedef struct ari_attention {
     int copies, kv_copies;  /* tensor-parallel ranks that hold each query head, each KV head */
     ar_comm *replicas;      /* ranks, among the tensor-parallel ranks and their inner neighbours, that work on this
                                rank's KV head but on none of its query heads; borrowed; NULL: none */
-    ari_ring_hops hops;
+    ari_ring_transfers hops;
     int32_t *largest; /* QK-Clip: [heads of the model], ari_key32 of the largest logit of this step; NULL: not asked */
     uint32_t largest_step;
     float *clip;              /* clip factors of the local features of q | k | v, then of those of all heads */

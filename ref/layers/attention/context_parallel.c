@@ -145,7 +145,7 @@ static ar_status exchange_heads(ar_ctx *ctx, ar_tensor *x, const size_t *heads, 
                     .out = {&x[0], n > 1 ? &x[1] : NULL, n > 2 ? &x[2] : NULL});
 }
 
-ar_status ari_heads_apart(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag)
+ar_status ari_heads_scatter(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag)
 {
     return exchange_heads(ctx, x, heads, n, false, tag);
 }
@@ -169,10 +169,10 @@ static int arriving(const ar_ctx *ctx, int hop)
     return (ar_comm_rank(ctx->ring) + n - hop) % n;
 }
 
-ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *base)
+ar_status ari_ring_transfers_init(ari_ring_transfers *h, const ar_ctx *ctx, const char *base)
 {
     const int n = ar_comm_size(ctx->ring);
-    *h = (ari_ring_hops){.tag = NULL};
+    *h = (ari_ring_transfers){.tag = NULL};
     if (n == 1)
         return AR_OK;
     AR_TRY(ARI_ALLOC_ZERO(&h->tag, (size_t)n - 1, "names of a ring's hops"));
@@ -188,7 +188,7 @@ ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *ba
     return AR_OK;
 }
 
-void ari_ring_hops_fini(ari_ring_hops *h)
+void ari_ring_transfers_fini(ari_ring_transfers *h)
 {
     free(h->tag);
     h->tag = NULL;
@@ -221,7 +221,7 @@ static ar_status hop_on(ar_ctx *ctx, ar_tensor dst[2], const ar_tensor src[2], c
 }
 
 ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2], size_t seq,
-                          const ari_ring_hops *h)
+                          const ari_ring_transfers *h)
 {
     const int n = ar_comm_size(ctx->ring);
     ar_tensor chunk[2][2] = {{{0}}},

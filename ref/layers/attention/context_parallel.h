@@ -29,7 +29,7 @@ AR_NODISCARD ar_status ari_head_shares_check(const char *name, const ar_ctx *ctx
  *  heads, the positions of all neighbours, d], for n tensors in one all-to-all. Without neighbours x is unchanged.
  *  Every replica of a head receives it. The old x is released. Collective over ctx->inner. Errors: AR_ERR_MEMORY, those
  *  of the communicator. */
-AR_NODISCARD ar_status ari_heads_apart(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag);
+AR_NODISCARD ar_status ari_heads_scatter(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag);
 /** The way back, to all heads[t] and the own positions. Copies have the same values: of C of them neighbour i receives
  *  from the one that is, like itself, (i mod C)-th, which is itself for its own head. */
 AR_NODISCARD ar_status ari_heads_together(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag);
@@ -40,13 +40,13 @@ AR_NODISCARD ar_status ari_heads_together(ar_ctx *ctx, ar_tensor *x, const size_
 ar_positions ari_ring_positions(const ar_ctx *ctx, size_t seq, int place);
 
 /* Names of this rank's R - 1 transfers in the ring, shown in a trace: what arrives in each. */
-typedef struct ari_ring_hops {
+typedef struct ari_ring_transfers {
     char (*tag)[160];
-} ari_ring_hops;
-/** Initialises the names. base: the attention's name. Also works without a ring. Release them with ari_ring_hops_fini.
- *  Errors: AR_ERR_MEMORY. */
-AR_NODISCARD ar_status ari_ring_hops_init(ari_ring_hops *h, const ar_ctx *ctx, const char *base);
-void ari_ring_hops_fini(ari_ring_hops *h);
+} ari_ring_transfers;
+/** Initialises the names. base: the attention's name. Also works without a ring. Release them with
+ *  ari_ring_transfers_fini. Errors: AR_ERR_MEMORY. */
+AR_NODISCARD ar_status ari_ring_transfers_init(ari_ring_transfers *h, const ar_ctx *ctx, const char *base);
+void ari_ring_transfers_fini(ari_ring_transfers *h);
 
 /** Copies the chunk [b, kv heads, its positions, d] of a ring rank to its positions in `gathered` [b, kv heads, seq,
  *  d]. Errors: those of the device. */
@@ -58,5 +58,5 @@ AR_NODISCARD ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *gathered, co
  *  local itself without a ring: ari_ring_release. Collective over ctx->ring. Errors: AR_ERR_MEMORY, those of the
  *  communicator. */
 AR_NODISCARD ar_status ari_ring_gather(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2], size_t seq,
-                                       const ari_ring_hops *h);
+                                       const ari_ring_transfers *h);
 void ari_ring_release(ar_ctx *ctx, ar_tensor gathered[2], const ar_tensor local[2]);

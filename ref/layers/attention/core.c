@@ -23,7 +23,7 @@ enum { SAVED_CORE = 16 }; /* besides what the owner saves itself */
 typedef struct pass {
     const ari_core *c;
     ar_ctx *ctx;
-    const ari_core_kept *state;
+    const ari_core_saved *state;
     ar_mask mask;
     float scale;                 /* of what is given to the softmax: with a cap 1, */
     float inner;                 /* and this one of what is capped */
@@ -51,7 +51,7 @@ static ar_cbuf sinks_of(const ari_core *c)
     return c->sinks ? ar_cbuf_at(ar_const(c->sinks->value.data), c->first_sink * sizeof(float)) : (ar_cbuf){NULL};
 }
 
-static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_kept *state, const ar_tensor *k, const ar_tensor *v)
+static pass pass_of(const ari_core *c, ar_ctx *ctx, const ari_core_saved *state, const ar_tensor *k, const ar_tensor *v)
 {
     const ari_order order = ari_core_order(c);
     pass p = {.c = c,
@@ -364,7 +364,7 @@ static ar_status forward_block(const pass *p, const ar_part *block_part, const a
 }
 
 /* Maximum and sum of every row. */
-static ar_status new_row_sums(ari_core_kept *state, ar_ctx *ctx, const ari_core *c)
+static ar_status new_row_sums(ari_core_saved *state, ar_ctx *ctx, const ari_core *c)
 {
     const size_t rows = state->batch * c->heads * ari_positions_count(&c->rows);
     AR_TRY(ar_ctx_tensor(ctx, &state->max, AR_I32, 1, &rows));
@@ -372,7 +372,7 @@ static ar_status new_row_sums(ari_core_kept *state, ar_ctx *ctx, const ari_core 
 }
 
 /* It is an object of the step on the host: saved as its address. */
-static ar_status push_kept(ar_saved *saved, const void *owner, ari_core_kept *state)
+static ar_status push_kept(ar_saved *saved, const void *owner, ari_core_saved *state)
 {
     const ar_tensor t = {.dtype = AR_U8, .ndim = 1, .shape = {sizeof *state}, .stride = {1}, .data = {state}};
     return ar_saved_push(saved, owner, SAVED_CORE, &t);
@@ -399,7 +399,7 @@ ar_status ari_core_forward(const ari_core *c, ar_ctx *ctx, ar_saved *saved, cons
                            const ar_tensor *q, const ar_tensor *k, const ar_tensor *v, const ar_batch *batch)
 {
     forward_operands operands = {NULL, NULL, NULL};
-    ari_core_kept *state = NULL;
+    ari_core_saved *state = NULL;
     ar_tensor heard[2] = {{.ndim = 0}, {.ndim = 0}};
     AR_TRY(ari_core_masks(c, ctx, &state, batch));
     AR_TRY(new_row_sums(state, ctx, c));

@@ -44,19 +44,19 @@ AR_NODISCARD ar_status ari_core_backward(const ari_core *c, ar_ctx *ctx, ar_save
                                          const ar_tensor *v);
 
 /* Saved activations of an attention besides q, k and v. An object of the step. */
-typedef struct ari_core_kept {
+typedef struct ari_core_saved {
     size_t batch;
     ari_keys *visible;                 /* [b, rows], in host memory: the keys that a query sees by order alone; NULL:
                                           no documents */
     ari_keys *visible_union;           /* [rows], in host memory: the keys that it sees in any sample; NULL: not read */
     ar_tensor keys, padding, additive; /* the same on the device, and the masks; additive: of the rows here */
     ar_tensor max, sum;                /* int32, f64 [b * heads * rows]: of the scores' rows */
-} ari_core_kept;
+} ari_core_saved;
 
 /** Creates an empty state with the masks of a batch. It lives until the end of the step or until ari_step_disown.
  *  Errors: AR_ERR_MEMORY, AR_ERR_SHAPE (a sequence too long to number), those of the device. */
-AR_NODISCARD ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_kept **out, const ar_batch *batch);
+AR_NODISCARD ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_saved **out, const ar_batch *batch);
 /** The masks as the device's slots take them. */
-ar_mask ari_core_mask(const ari_core *c, const ari_core_kept *state);
+ar_mask ari_core_mask(const ari_core *c, const ari_core_saved *state);
 /** Without documents. */
 ari_order ari_core_order(const ari_core *c);

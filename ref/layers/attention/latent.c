@@ -62,7 +62,7 @@ static ar_status climb(latent_path *p, ar_ctx *ctx, ar_saved *saved, ar_tensor *
     ar_norm_saved rows;
     AR_TRY(take_features(ctx, &x, low, first_feature, p->rank));
     AR_TRY(ar_norm_forward(ctx, AR_NORM_RMS, &normed, &rows, &x, &p->gain, NULL, AR_LATENT_EPS));
-    AR_TRY(ari_tap_whole(ctx, p->norm_name, NULL, 'f', &normed));
+    AR_TRY(ari_tap_full(ctx, p->norm_name, NULL, 'f', &normed));
     AR_TRY(ar_saved_push(saved, p, SAVED_X, &x));
     AR_TRY(ar_saved_push(saved, p, SAVED_MEAN, &rows.mean));
     AR_TRY(ar_saved_push(saved, p, SAVED_RSTD, &rows.rstd));
@@ -75,7 +75,7 @@ static ar_status tap_down(const ari_attention *m, ar_ctx *ctx, const ar_tensor *
     const ar_tensor parts[2] = {ar_tensor_slice(low, 2, 0, query_rank),
                                 ar_tensor_slice(low, 2, query_rank, key_width(m))};
     for (int i = queries_have_rank(m) ? QUERIES : KEYS; i <= KEYS; i++)
-        AR_TRY(ari_tap_whole(ctx, m->latent->down_name[i], NULL, 'f', &parts[i]));
+        AR_TRY(ari_tap_full(ctx, m->latent->down_name[i], NULL, 'f', &parts[i]));
     return AR_OK;
 }
 
@@ -190,7 +190,7 @@ static ar_status descend(latent_path *p, ar_ctx *ctx, ar_saved *saved, const ar_
     AR_TRY(ar_saved_pop(saved, p, SAVED_MEAN, &rows.mean));
     AR_TRY(ar_saved_pop(saved, p, SAVED_X, &x));
     AR_TRY(ari_norm_gradients(ctx, AR_NORM_RMS, &d, NULL, &d, &x, &rows, &p->gain, NULL, NULL, true));
-    AR_TRY(ari_tap_whole(ctx, p->norm_name, NULL, 'b', &d));
+    AR_TRY(ari_tap_full(ctx, p->norm_name, NULL, 'b', &d));
     AR_TRY(put_features(ctx, dlow, first_feature, &d));
     ARI_RELEASE(ctx, &d, &rows.rstd, &rows.mean, &x);
     return AR_OK;
@@ -207,7 +207,7 @@ static ar_status keys_backward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, c
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &views.up_k, &views.k));
     AR_TRY(ARI_KERNEL(ctx, copy_strided, &views.up_v, &views.v));
     AR_TRY(sum_over_heads(m, ctx, &shared, &views.k_rope));
-    AR_TRY(ari_tap_whole(ctx, m->base.name, "k_shared", 'b', &shared));
+    AR_TRY(ari_tap_full(ctx, m->base.name, "k_shared", 'b', &shared));
     AR_TRY(put_features(ctx, dlow, dlow->shape[2] - rope, &shared));
     ar_ctx_release(ctx, &shared);
     AR_TRY(descend(&m->latent->paths[KEYS], ctx, saved, dlow, m->o.latent.q_rank, &up));

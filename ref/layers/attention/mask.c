@@ -38,7 +38,7 @@ static ari_keys seen_by_any(const ari_keys *visible, size_t n, size_t step)
     return merged;
 }
 
-static ar_status upload_padding(ar_ctx *ctx, ari_core_kept *state, const ar_batch *batch)
+static ar_status upload_padding(ar_ctx *ctx, ari_core_saved *state, const ar_batch *batch)
 {
     const size_t shape[2] = {batch->batch, batch->seq};
     if (!batch->padding_mask)
@@ -48,7 +48,7 @@ static ar_status upload_padding(ar_ctx *ctx, ari_core_kept *state, const ar_batc
 }
 
 /* The own rows of the additive mask. */
-static ar_status upload_additive(const ari_core *c, ar_ctx *ctx, ari_core_kept *state, const ar_batch *batch)
+static ar_status upload_additive(const ari_core *c, ar_ctx *ctx, ari_core_saved *state, const ar_batch *batch)
 {
     const size_t rows = ari_positions_count(&c->rows), planes = batch->mask_batch * batch->mask_heads;
     const size_t shape[4] = {batch->mask_batch, batch->mask_heads, rows, c->seq};
@@ -71,7 +71,7 @@ static ar_status upload_additive(const ari_core *c, ar_ctx *ctx, ari_core_kept *
 
 static void kept_destroy(ar_ctx *ctx, void *object)
 {
-    ari_core_kept *state = object;
+    ari_core_saved *state = object;
     ar_tensor *const tensors[] = {&state->keys, &state->padding, &state->additive, &state->max, &state->sum};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
         ar_ctx_release(ctx, tensors[i]);
@@ -81,7 +81,7 @@ static void kept_destroy(ar_ctx *ctx, void *object)
 }
 
 /* The keys of every query. They stay on the host if documents decide them. */
-static ar_status upload_keys(const ari_core *c, ar_ctx *ctx, ari_core_kept *state, const ar_batch *batch, size_t rows)
+static ar_status upload_keys(const ari_core *c, ar_ctx *ctx, ari_core_saved *state, const ar_batch *batch, size_t rows)
 {
     const size_t shape[3] = {batch->batch, rows, 2};
     ari_keys *visible = NULL;
@@ -104,10 +104,10 @@ static ar_status upload_keys(const ari_core *c, ar_ctx *ctx, ari_core_kept *stat
     return st;
 }
 
-ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_kept **out, const ar_batch *batch)
+ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_saved **out, const ar_batch *batch)
 {
     const size_t rows = ari_positions_count(&c->rows);
-    ari_core_kept *state = NULL;
+    ari_core_saved *state = NULL;
     if (c->seq >= INT32_MAX)
         return ar_error_set(AR_ERR_SHAPE, "%s: a sequence of %zu positions; attention numbers fewer than %d", c->name,
                             c->seq, INT32_MAX);
@@ -121,7 +121,7 @@ ar_status ari_core_masks(const ari_core *c, ar_ctx *ctx, ari_core_kept **out, co
     return AR_OK;
 }
 
-ar_mask ari_core_mask(const ari_core *c, const ari_core_kept *state)
+ar_mask ari_core_mask(const ari_core *c, const ari_core_saved *state)
 {
     return (ar_mask){.visible = ar_const(state->keys.data),
                      .padding = ar_const(state->padding.data),

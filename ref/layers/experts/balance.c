@@ -16,7 +16,7 @@ enum { SAVED_WEIGHTS, SAVED_LSE, SAVED_VALID };
 
 static bool has_losses(const ari_balance *b)
 {
-    return b->losses.balance != AR_BALANCE_NONE || ari_balance_wants_lse(b);
+    return b->losses.balance != AR_BALANCE_NONE || ari_balance_needs_lse(b);
 }
 
 ar_status ari_balance_init(ari_balance *b, ar_ctx *ctx, double weight)
@@ -47,7 +47,7 @@ static ar_status own_tokens(uint8_t **out, const ari_balance *b, const ar_ctx *c
     *out = NULL;
     if (!mask)
         return AR_OK;
-    const ar_positions local_positions = ari_own_positions(ctx, t->batch->seq, b->spread);
+    const ar_positions local_positions = ari_local_positions(ctx, t->batch->seq, b->spread);
     const size_t per_sample = ari_positions_count(&local_positions), n = t->expert->shape[0];
     AR_TRY(ARI_ALLOC(out, n, "tokens that count"));
     for (size_t i = 0; i < n; i++)

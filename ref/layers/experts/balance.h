@@ -28,7 +28,7 @@ typedef struct ari_routed_tokens {
  *  per_token and spread are set. Errors: AR_ERR_MEMORY, those of ari_loss_init. */
 AR_NODISCARD ar_status ari_balance_init(ari_balance *b, ar_ctx *ctx, double weight);
 void ari_balance_fini(ari_balance *b);
-static inline bool ari_balance_wants_lse(const ari_balance *b)
+static inline bool ari_balance_needs_lse(const ari_balance *b)
 {
     return b->losses.z_loss > 0.0;
 }
@@ -51,9 +51,9 @@ AR_NODISCARD ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, a
 AR_NODISCARD ar_status ari_balance_routers(ari_routers *r, ar_module *m);
 /** Zeroes counts and terms. Errors: AR_ERR_MEMORY, those of the device. */
 AR_NODISCARD ar_status ari_balance_zero(ar_module *m, ar_ctx *ctx);
-/** After a counting pass: the counts become those of all ranks. Collective over the context's groups, and where all layers
- *  are balanced together over its pipeline. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a layer then has another number of
- *  experts), those of the communicators. */
+/** After a counting pass: the counts become those of all ranks. Collective over the context's groups, and where all
+ *  layers are balanced together over its pipeline. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a layer then has another number
+ *  of experts), those of the communicators. */
 AR_NODISCARD ar_status ari_balance_share(ar_module *m, ar_ctx *ctx);
 /** Computes the losses of all ranks' tokens, layer by layer. Collective over the context's groups, and over its
  *  pipeline if it has one. Errors: those of the device and the communicators, AR_ERR_MEMORY. */

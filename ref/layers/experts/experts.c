@@ -88,7 +88,7 @@ static ar_status route(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar_tenso
     AR_TRY(ari_new_rows(ctx, &p, AR_F32, tokens, m->o.n));
     AR_TRY(ari_new_rows(ctx, &expert, AR_I32, tokens, k));
     AR_TRY(ari_new_rows(ctx, weight, AR_F32, tokens, k));
-    if (ari_balance_wants_lse(&m->balance))
+    if (ari_balance_needs_lse(&m->balance))
         AR_TRY(ar_ctx_tensor(ctx, &lse, AR_F32, 1, &tokens));
     const ari_chosen chosen = {&p, &expert, weight};
     AR_TRY(ari_scores_route(&m->scores, ctx, &chosen, &lse, &z));
@@ -407,7 +407,7 @@ static ar_status gradient_of(experts_module *m, ar_ctx *ctx, ar_saved *saved, ar
     AR_TRY(ar_saved_pop(saved, m, SAVED_ROUTES, &routes));
     AR_TRY(ar_saved_pop(saved, m, SAVED_WEIGHT, &weight));
     AR_TRY(ari_new_rows(ctx, &g, AR_F32, tokens_of(&x), m->o.per_token));
-    const ar_tensor expert = ari_routes_own(ctx, &routes);
+    const ar_tensor expert = ari_routes_local(ctx, &routes);
     ar_status st = make_routes(m, ctx, &r, &routes, &x);
     if (st == AR_OK)
         st = experts_gradient(m, ctx, saved, dx, &g, dy, &x, &weight, &r);
@@ -478,7 +478,7 @@ static void experts_destroy(ar_module *base)
 static void set_copies(const experts_module *m, const ar_ctx *ctx, ar_param *p)
 {
     p->expert = ctx->edp != ctx->dp;
-    if (ari_placed_whole(m->token_placement))
+    if (ari_placed_full(m->token_placement))
         return;
     p->layout.replica = 0;
     p->layout.replicas = 1;
@@ -525,7 +525,7 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     m->first_expert = m->local_experts * (size_t)ar_comm_rank(ctx->ep);
     m->split = o->split ? *o->split : ari_experts_split(true, ari_placed_stream(ctx));
     m->token_placement = m->split.enter.dst;
-    if (ari_experts_whole(&ctx->layout)) {
+    if (ari_experts_unsplit(&ctx->layout)) {
         m->token_placement = ari_shard_tokens;
         m->split.enter.dst = m->split.leave.src = m->token_placement;
         m->split.first.style = m->split.second.style = AR_STYLE_REPLICATE;
@@ -542,7 +542,7 @@ static ar_status init_experts(experts_module *m, ar_ctx *ctx, const ar_experts_o
     m->balance = (ari_balance){.experts = o->n,
                                .per_token = o->per_token,
                                .name = m->router_name,
-                               .spread = !ari_placed_whole(m->token_placement)};
+                               .spread = !ari_placed_full(m->token_placement)};
     AR_TRY(ari_balance_init(&m->balance, ctx, o->balance_weight));
     AR_TRY(ari_scores_init(&m->scores, ctx, o, m->base.name, &m->balance));
     AR_TRY(ARI_ALLOC_ZERO(&m->weight, 2 * m->local_experts * WEIGHTS, "experts"));

@@ -191,7 +191,7 @@ ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *gathered, ar_tensor *expert,
     return AR_OK;
 }
 
-ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *gathered)
+ar_tensor ari_routes_local(const ar_ctx *ctx, const ar_tensor *gathered)
 {
     const ar_tensor local = ar_tensor_slice(gathered, 0, (size_t)ar_comm_rank(ctx->ep), 1);
     return ari_tensor_rows(&local);

@@ -34,7 +34,7 @@ typedef struct ari_routing {
 /** *gathered from expert [tokens, k], which ends: collective over the expert-parallel ranks. */
 AR_NODISCARD ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *gathered, ar_tensor *expert, const char *tag);
 /** This rank's part of that, [tokens, k], as a view. */
-ar_tensor ari_routes_own(const ar_ctx *ctx, const ar_tensor *gathered);
+ar_tensor ari_routes_local(const ar_ctx *ctx, const ar_tensor *gathered);
 /** y, f32, for who listens. value NULL: [.., k], the experts [tokens, k] as numbers; else [.., experts], of each token
  *  +0 but for the values [tokens, k] of its experts. x: what y is like but for its last extent. */
 AR_NODISCARD ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expert, const ar_tensor *value,

@@ -11,7 +11,7 @@ ar_status ari_shared_init(ari_shared *s, ar_ctx *ctx, const char *module, const 
                           const ar_branch_split *cut, ar_placement placement)
 {
     const ar_linear_split replicated = {AR_STYLE_REPLICATE, placement, placement};
-    const bool equal_split = cut->shared_whole || ari_placed_whole(placement);
+    const bool equal_split = cut->shared_whole || ari_placed_full(placement);
     const ar_branch_split as_others = {.enter = {placement, placement},
                                        .first = cut->shared_whole ? replicated : cut->first,
                                        .second = cut->shared_whole ? replicated : cut->second,

@@ -127,7 +127,7 @@ void ari_gather_end(ar_ctx *ctx, ari_gathering *g)
     ari_step_disown(ctx, g);
 }
 
-ar_status ari_gather_whole(ar_ctx *ctx, ari_gathering *g, ar_tensor *gathered)
+ar_status ari_gather_full(ar_ctx *ctx, ari_gathering *g, ar_tensor *gathered)
 {
     ar_tensor rows;
     AR_TRY(ari_gather_chunk(ctx, g, 0, &rows));

@@ -38,4 +38,4 @@ AR_NODISCARD ar_status ari_gather_chunk(ar_ctx *ctx, ari_gathering *g, size_t i,
 /** Ends it, once all has come. */
 void ari_gather_end(ar_ctx *ctx, ari_gathering *g);
 /** whole = all of a gathering of one chunk, in the order of the sequences: a tensor of the step. Ends the gathering. */
-AR_NODISCARD ar_status ari_gather_whole(ar_ctx *ctx, ari_gathering *g, ar_tensor *gathered);
+AR_NODISCARD ar_status ari_gather_full(ar_ctx *ctx, ari_gathering *g, ar_tensor *gathered);

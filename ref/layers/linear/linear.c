@@ -86,7 +86,7 @@ static bool comes_in_chunks(ari_chunks *c, const ar_ctx *ctx, const ar_tensor *x
                             ar_placement to_placement)
 {
     *c = ari_chunks_of(ctx, x, true);
-    return c->n > 1 && ari_placed_by_tokens(from_placement) && ari_placed_whole(to_placement);
+    return c->n > 1 && ari_placed_by_tokens(from_placement) && ari_placed_full(to_placement);
 }
 
 static ar_status place_input(const ari_linear *l, ar_ctx *ctx, ar_tensor *input, const ar_tensor *x,
@@ -284,7 +284,7 @@ ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_ten
     const size_t n = (size_t)ar_comm_size(ctx->tp);
     const size_t features =
         ari_placed_by_features(l->split.input) ? l->in_features.width[0] / n : l->in_features.width[0];
-    const bool moved = n > 1 && !ari_placed_alike(produced_as(l), l->split.output);
+    const bool moved = n > 1 && !ari_placed_equal(produced_as(l), l->split.output);
     ari_output o = {.act = moved ? AR_ACT_NONE : act};
     ari_chunks c;
     ar_tensor saved_input;
@@ -397,7 +397,7 @@ static ar_status gradient_of(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, ar_tenso
 static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const ar_tensor *made_dx)
 {
     const ar_tp_redistribution change = {gradient_produced_as(l), ari_placed_gradient(l->split.input)};
-    if (ari_is_rowwise(&l->split) && ari_placed_whole(change.dst) && ari_faulty(ctx, "row_input_grad_not_gathered"))
+    if (ari_is_rowwise(&l->split) && ari_placed_full(change.dst) && ari_faulty(ctx, "row_input_grad_not_gathered"))
         return ari_fault_narrow_dx(ctx, dx, made_dx);
     return ari_tp_redistribute_of(ctx, dx, made_dx, &l->in_features, change, l->weight[0]->name, true, name_of(l));
 }
@@ -414,7 +414,7 @@ ar_status ari_linear_bias_sums(ar_ctx *ctx, ar_row_sum sum[AR_MAX_PARTS], ari_in
 {
     ari_linear *l = prefetch->layer;
     const bool as_given = ar_comm_size(ctx->tp) == 1 || biases_meet_own(l) ||
-                          ari_placed_alike(ari_placed_gradient(l->split.output), gradient_consumed_as(l));
+                          ari_placed_equal(ari_placed_gradient(l->split.output), gradient_consumed_as(l));
     prefetch->biases_summed = l->has_bias && as_given && !ari_fault_moves_bias_rows(ctx, ari_is_rowwise(&l->split));
     for (int i = 0; i < AR_MAX_PARTS; i++) {
         sum[i] = (ar_row_sum){.t = {NULL}};
@@ -472,7 +472,7 @@ static ar_status run_weight_job(ar_ctx *ctx, const void *job)
     const weight_job *j = job;
     ar_tensor input = j->x;
     if (j->gathering)
-        AR_TRY(ari_gather_whole(ctx, j->gathering, &input));
+        AR_TRY(ari_gather_full(ctx, j->gathering, &input));
     else if (regathers_input(j->l, ctx))
         AR_TRY(place_input(j->l, ctx, &input, &j->x, false));
     AR_TRY(weight_gradients(j->l, ctx, &input, &j->dy));
