@@ -188,12 +188,12 @@ static ar_status read_word(ar_sim_cluster *c, const char *word, unsigned *had)
     return AR_OK;
 }
 
-size_t ari_next_word(char *word, size_t room, const char **text)
+size_t ari_next_word(char *word, size_t capacity, const char **text)
 {
     static const char separators[] = " ,\t";
     *text += strspn(*text, separators);
     const size_t n = strcspn(*text, separators);
-    if (n < room) {
+    if (n < capacity) {
         memcpy(word, *text, n);
         word[n] = '\0';
         *text += n;

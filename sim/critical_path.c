@@ -68,8 +68,8 @@ static ar_status through_collective(walk *w, const stretch *s)
     const bool is_virtual = v->clock == AR_TRACE_VIRTUAL;
     const ari_rendezvous_member *source = ari_view_member(v, m, is_virtual ? s->record->virtual_from : m->last_rank);
     if (!source || s->record->broken) {
-        const uint64_t came = s->begin + ari_view_waiting(v, m, s->record);
-        AR_TRY(go_back(w, ARI_PATH_COMMUNICATION, came, s->record));
+        const uint64_t ready = s->begin + ari_view_waiting(v, m, s->record);
+        AR_TRY(go_back(w, ARI_PATH_COMMUNICATION, ready, s->record));
         return go_back(w, ARI_PATH_WAIT, s->begin, NULL);
     }
     AR_TRY(go_back(w, ARI_PATH_COMMUNICATION, ari_view_begin(v, source->record), s->record));

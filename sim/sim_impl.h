@@ -65,7 +65,7 @@ void ari_channel_ends_free(ari_sim_comm *c);
 
 /** Copies the next word of *text to word[0 .. room) ("" at the end), advances *text, and returns the word's length. A
  *  word of `room` or more bytes is not copied. */
-size_t ari_next_word(char *word, size_t room, const char **text);
+size_t ari_next_word(char *word, size_t capacity, const char **text);
 
 /** Adds the virtual time of a collective on the cluster (`user`: an ar_sim_cluster), for ari_instruments. */
 void ari_virtual_cost(void *user, ari_group *g);

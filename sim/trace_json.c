@@ -257,11 +257,11 @@ static void put_waits(writer *w, const ari_rendezvous *m)
 {
     const ari_trace_view *v = w->view;
     const ari_rendezvous_member *last_member = ari_view_member(v, m, m->last_rank);
-    const uint64_t came = m->came_ns - v->start_ns;
-    const place origin = member_at(last_member, came);
+    const uint64_t ready = m->came_ns - v->start_ns;
+    const place origin = member_at(last_member, ready);
     for (size_t i = m->first_member; i < m->first_member + m->members; i++) {
         const ari_rendezvous_member *x = &v->members[i];
-        const place target = member_at(x, came);
+        const place target = member_at(x, ready);
         if (x != last_member && !x->record->broken && ari_view_waiting(v, m, x->record) > 0)
             put_arrow(w, "last", "the last to come", &origin, &target);
     }

@@ -43,15 +43,15 @@ void ari_progress_line(char *line, int size, int width, double seconds, double f
     else
         snprintf(head, sizeof head, "%.0f s  ", seconds);
     /* One column stays free: a full line would wrap on some terminals. */
-    const int room = (width < size ? width : size) - 1 - (int)strlen(head);
+    const int scratch = (width < size ? width : size) - 1 - (int)strlen(head);
     const int length = (int)strlen(label);
-    if (room < 4)
+    if (scratch < 4)
         snprintf(line, (size_t)size, "%.*s", width - 1, head);
-    else if (length <= room)
+    else if (length <= scratch)
         snprintf(line, (size_t)size, "%s%s", head, label);
     else
-        snprintf(line, (size_t)size, "%s%.*s..%s", head, (room - 2) / 2, label,
-                 label + length - (room - 2 - (room - 2) / 2));
+        snprintf(line, (size_t)size, "%s%.*s..%s", head, (scratch - 2) / 2, label,
+                 label + length - (scratch - 2 - (scratch - 2) / 2));
 }
 
 /* Writes a progress line for a program. The line may be lost if memory is short or nobody reads the pipe; the job

@@ -200,15 +200,16 @@ static ar_status gather_states(const exchange *x, size_t width)
 static ar_status exchange_states(const exchange *x, size_t width)
 {
     const size_t local_count = x->count[x->me], start = x->start[x->me];
-    const ar_buf came = ar_buf_at(x->room, (x->total - local_count) * width);
+    const ar_buf received = ar_buf_at(x->room, (x->total - local_count) * width);
     for (size_t i = 0; i < x->ranks; i++) { /* what goes to each rank, then what comes from it */
         x->bytes[i] = i == x->me ? 0 : x->count[i] * width;
         x->bytes[x->ranks + i] = i == x->me ? 0 : local_count * width;
     }
     AR_TRY(each_range(x, false, narrow_states, width));
-    AR_TRY(ar_comm_all_to_all(x->group, x->q, came, ar_const(x->room), x->bytes, x->bytes + x->ranks, AR_U8, x->tag));
+    AR_TRY(
+        ar_comm_all_to_all(x->group, x->q, received, ar_const(x->room), x->bytes, x->bytes + x->ranks, AR_U8, x->tag));
     return x->ctx->device->ops->states_merge(x->ctx->device, x->q, ar_buf_at(x->r->t, start), at_h(x, start),
-                                             at_l(x, start), ar_const(came), x->ranks - 1, local_count, width,
+                                             at_l(x, start), ar_const(received), x->ranks - 1, local_count, width,
                                              x->r->narrow);
 }
 
@@ -226,7 +227,7 @@ size_t ari_exact_bucket_room(size_t n, ar_dtype storage, const ar_comm *group, c
 /* Sums gradients over ranks, for a bucket's runs or a single gradient: exchanges states in as many bytes as the number
  * of values needs. If all ranks need all sums (counts NULL), the values are gathered afterwards, or the states if more
  * is added later. room, counts and most as in bucket_reduce. */
-static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, ar_buf room, size_t n, ar_comm *group,
+static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, ar_buf scratch, size_t n, ar_comm *group,
                              const size_t *counts, const ar_most_terms *terms, const char *tag)
 {
     const size_t before = terms ? terms->before : SIZE_MAX, after = terms ? terms->after : SIZE_MAX;
@@ -236,7 +237,7 @@ static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, ar_buf roo
     AR_TRY(ari_slice_counts(&equal, group, n, 1));
     AR_TRY(ARI_ALLOC(&numbers, 4 * ranks, "shares of sums"));
     exchange x = {
-        .ctx = ctx, .q = q, .r = r, .n = n, .group = group, .ranks = ranks, .me = me, .room = room, .tag = tag};
+        .ctx = ctx, .q = q, .r = r, .n = n, .group = group, .ranks = ranks, .me = me, .room = scratch, .tag = tag};
     x.shares = counts ? counts : equal;
     x.start = numbers;
     x.count = numbers + ranks;
@@ -249,11 +250,11 @@ static ar_status reduce_runs(ar_ctx *ctx, ar_queue *q, const runs *r, ar_buf roo
     return AR_OK;
 }
 
-ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_buf room, size_t n, ar_dtype storage,
+ar_status ari_exact_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_buf scratch, size_t n, ar_dtype storage,
                                   ar_comm *group, const size_t *counts, const ar_most_terms *terms, const char *tag)
 {
     const runs r = runs_of(bucket, n, storage);
-    return ari_has_peers(group) ? reduce_runs(ctx, q, &r, room, n, group, counts, terms, tag) : AR_OK;
+    return ari_has_peers(group) ? reduce_runs(ctx, q, &r, scratch, n, group, counts, terms, tag) : AR_OK;
 }
 
 ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *group, const char *tag)
@@ -264,10 +265,10 @@ ar_status ari_exact_grad_reduce(ar_ctx *ctx, ar_param *p, ar_comm *group, const 
     AR_TRY(ari_exact_grad_zeros(ctx, ctx->queue, p->grad));
     const size_t n = p->grad->n;
     const runs r = {p->grad->hl, p->grad->t, p->grad->narrow};
-    ar_buf room;
-    AR_TRY(ari_step_alloc(ctx, &room, ari_exact_bucket_room(n, r.narrow ? AR_BF16 : AR_F32, group, NULL)));
-    AR_TRY(reduce_runs(ctx, ctx->queue, &r, room, n, group, NULL, NULL, tag));
-    ari_step_free(ctx, room);
+    ar_buf scratch;
+    AR_TRY(ari_step_alloc(ctx, &scratch, ari_exact_bucket_room(n, r.narrow ? AR_BF16 : AR_F32, group, NULL)));
+    AR_TRY(reduce_runs(ctx, ctx->queue, &r, scratch, n, group, NULL, NULL, tag));
+    ari_step_free(ctx, scratch);
     return AR_OK;
 }
 

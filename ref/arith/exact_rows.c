@@ -92,14 +92,14 @@ ar_status ari_move_rows(ar_tensor *y, const ar_tensor *x, const ari_moved_rows *
     ar_ctx *ctx = m->ctx;
     const size_t ranks = (size_t)ar_comm_size(m->group);
     ARI_OWNED size_t *counts = NULL;
-    ar_tensor sent, came;
+    ar_tensor sent, received;
     AR_TRY(count_elements(&counts, m, x->shape[1]));
-    AR_TRY(ari_new_rows(ctx, &came, x->dtype, m->rows, x->shape[1]));
+    AR_TRY(ari_new_rows(ctx, &received, x->dtype, m->rows, x->shape[1]));
     AR_TRY(ari_take_rows(ctx, &sent, x, &m->leave, (ar_cbuf){NULL}, 1));
-    AR_TRY(ar_comm_all_to_all(m->group, ctx->queue, came.data, ar_const(sent.data), counts, counts + ranks, x->dtype,
-                              tag));
+    AR_TRY(ar_comm_all_to_all(m->group, ctx->queue, received.data, ar_const(sent.data), counts, counts + ranks,
+                              x->dtype, tag));
     ar_ctx_release(ctx, &sent);
-    AR_TRY(ari_take_rows(ctx, y, &came, &m->arrive, (ar_cbuf){NULL}, 1));
-    ar_ctx_release(ctx, &came);
+    AR_TRY(ari_take_rows(ctx, y, &received, &m->arrive, (ar_cbuf){NULL}, 1));
+    ar_ctx_release(ctx, &received);
     return AR_OK;
 }

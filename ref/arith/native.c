@@ -489,10 +489,11 @@ static size_t native_bucket_room(size_t n, ar_dtype storage, const ar_comm *grou
     return 0;
 }
 
-static ar_status native_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_buf room, size_t n, ar_dtype storage,
-                                      ar_comm *group, const size_t *counts, const ar_most_terms *terms, const char *tag)
+static ar_status native_bucket_reduce(ar_ctx *ctx, ar_queue *q, ar_buf bucket, ar_buf scratch, size_t n,
+                                      ar_dtype storage, ar_comm *group, const size_t *counts,
+                                      const ar_most_terms *terms, const char *tag)
 {
-    (void)ctx, (void)room, (void)terms;
+    (void)ctx, (void)scratch, (void)terms;
     if (!ari_has_peers(group))
         return AR_OK;
     if (!counts)

@@ -86,13 +86,14 @@ static void join_activities(const ari_rank_state *r, char *text, size_t size)
     for (const ari_activity *a = r->activities; a; a = a->next) {
         char entry[ACTIVITY_BYTES];
         const size_t length = (size_t)write_activity(entry, sizeof entry, a) + (used > 0 ? 2 : 0);
-        const size_t room = size - used - (a->next ? sizeof ellipsis - 1 : 0); /* `more` fits behind all but the last */
-        if (used > 0 && length >= room) {
+        const size_t capacity =
+            size - used - (a->next ? sizeof ellipsis - 1 : 0); /* `more` fits behind all but the last */
+        if (used > 0 && length >= capacity) {
             snprintf(text + used, size - used, "%s", ellipsis);
             return;
         }
-        snprintf(text + used, room, "%s%s", used > 0 ? "; " : "", entry);
-        used += length < room ? length : room - 1;
+        snprintf(text + used, capacity, "%s%s", used > 0 ? "; " : "", entry);
+        used += length < capacity ? length : capacity - 1;
     }
 }
 

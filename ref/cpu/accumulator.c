@@ -103,10 +103,10 @@ void ari_accumulate(uint8_t *t, int64_t *h, int64_t *l, const float *const *row,
                     bool narrow)
 {
     int32_t tops[CHUNK];
-    uint8_t room[CHUNK];
+    uint8_t scratch[CHUNK];
     for (size_t i = 0; i < n; i += CHUNK) {
         const size_t count = n - i < CHUNK ? n - i : CHUNK;
-        uint8_t *top = fresh ? t + i : room;
+        uint8_t *top = fresh ? t + i : scratch;
         bool raised = fresh;
         for (size_t j = 0; j < count; j++)
             tops[j] = fresh ? 0 : t[i + j];
@@ -278,7 +278,7 @@ static void add_block(const ari_row_pass *p, const ari_row_terms *s, size_t firs
     const size_t n = p->cols - first_col < COLUMN_BLOCK ? p->cols - first_col : COLUMN_BLOCK;
     const ptrdiff_t stride = s->terms.stride[0],
                     offset = (s->of_block ? 0 : (ptrdiff_t)first_row * stride) + (ptrdiff_t)first_col;
-    float room[WIDENED * COLUMN_BLOCK];
+    float scratch[WIDENED * COLUMN_BLOCK];
     if (s->terms.dtype != AR_BF16) {
         add_piece(s->target, p->cols, first_col, (const float *)s->terms.data.ptr + offset, stride, rows, n);
         return;
@@ -286,8 +286,8 @@ static void add_block(const ari_row_pass *p, const ari_row_terms *s, size_t firs
     for (size_t r = 0; r < rows && ari_sum_requested(s->target); r += WIDENED) {
         const size_t count = rows - r < WIDENED ? rows - r : WIDENED;
         for (size_t i = 0; i < count; i++)
-            (void)ari_run_load(&s->terms, offset + (ptrdiff_t)(r + i) * stride, n, room + i * n);
-        add_piece(s->target, p->cols, first_col, room, (ptrdiff_t)n, count, n);
+            (void)ari_run_load(&s->terms, offset + (ptrdiff_t)(r + i) * stride, n, scratch + i * n);
+        add_piece(s->target, p->cols, first_col, scratch, (ptrdiff_t)n, count, n);
     }
 }
 
@@ -339,9 +339,9 @@ typedef struct acc_view {
 /* Adds terms of row r, columns [first_col, first_col + n), to row `row` of the accumulator. */
 static void add_run(const acc_view *acc, size_t row, const ar_tensor *terms, size_t r, size_t first_col, size_t n)
 {
-    float room[CHUNK];
+    float scratch[CHUNK];
     const ptrdiff_t term_offset = (ptrdiff_t)r * terms->stride[0] + (ptrdiff_t)first_col * terms->stride[1];
-    const float *x = ari_run_gather(terms, term_offset, terms->stride[1], n, room);
+    const float *x = ari_run_gather(terms, term_offset, terms->stride[1], n, scratch);
     const size_t acc_offset = row * acc->cols + first_col;
     ari_accumulate(acc->t + acc_offset, acc->h + acc_offset, acc->l + acc_offset, &x, 1, n, false, acc->narrow);
 }
@@ -398,13 +398,13 @@ ar_status ari_cpu_sum_rows_f32(ar_device *d, ARI_AT_ONCE, ar_buf acc, size_t row
         const size_t first_col = block * COLUMN_BLOCK, remaining_cols = cols - first_col,
                      n = remaining_cols < COLUMN_BLOCK ? remaining_cols : COLUMN_BLOCK;
         const ptrdiff_t col_offset = (ptrdiff_t)first_col * terms->stride[1];
-        float room[COLUMN_BLOCK];
+        float scratch[COLUMN_BLOCK];
         for (size_t r = 0; r < rows; r++) {
             const int64_t row = targets ? targets[r] : rows_in_acc > 1 ? (int64_t)r : 0;
             const ptrdiff_t term_offset = col_offset + (ptrdiff_t)r * terms->stride[0];
             if (row >= 0)
                 add_terms(sums + (size_t)row * cols + first_col,
-                          ari_run_gather(terms, term_offset, terms->stride[1], n, room), n);
+                          ari_run_gather(terms, term_offset, terms->stride[1], n, scratch), n);
         }
     }
     return AR_OK;

@@ -31,8 +31,8 @@ static ar_status for_blocks(ar_device *d, void (*loop)(float *, const float *, c
     ARI_PARALLEL_FOR (i, blocks, d, n) {
         const size_t length = ari_block_length(n, i);
         const ptrdiff_t offset = (ptrdiff_t)(i * ARI_BLOCK);
-        float room[3][ARI_BLOCK], *out = ari_run_at(y, offset, room[0]);
-        loop(out, ari_run_load(a, offset, length, room[1]), ari_run_load(b, offset, length, room[2]), length);
+        float scratch[3][ARI_BLOCK], *out = ari_run_at(y, offset, scratch[0]);
+        loop(out, ari_run_load(a, offset, length, scratch[1]), ari_run_load(b, offset, length, scratch[2]), length);
         ari_run_store(y, offset, length, out);
     }
     return AR_OK;
@@ -58,9 +58,9 @@ static ar_status for_capped(ar_device *d, void (*loop)(float *, const float *, c
     ARI_PARALLEL_FOR (i, blocks, d, n) {
         const size_t length = ari_block_length(n, i);
         const ptrdiff_t offset = (ptrdiff_t)(i * ARI_BLOCK);
-        float room[3][ARI_BLOCK], *out = ari_run_at(y, offset, room[0]);
-        const float *left = ari_run_load(a, offset, length, room[1]);
-        loop(out, left, b ? ari_run_load(b, offset, length, room[2]) : left, length, scale, cap);
+        float scratch[3][ARI_BLOCK], *out = ari_run_at(y, offset, scratch[0]);
+        const float *left = ari_run_load(a, offset, length, scratch[1]);
+        loop(out, left, b ? ari_run_load(b, offset, length, scratch[2]) : left, length, scale, cap);
         ari_run_store(y, offset, length, out);
     }
     return AR_OK;
@@ -100,7 +100,7 @@ ar_status ari_cpu_fill(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, float valu
     ARI_PARALLEL_FOR (i, blocks, d, n) {
         const size_t length = ari_block_length(n, i);
         const ptrdiff_t offset = (ptrdiff_t)(i * ARI_BLOCK);
-        float room[ARI_BLOCK], *out = ari_run_at(y, offset, room);
+        float scratch[ARI_BLOCK], *out = ari_run_at(y, offset, scratch);
         for (size_t j = 0; j < length; j++)
             out[j] = stored;
         ari_run_store(y, offset, length, out);
@@ -119,15 +119,15 @@ ar_status ari_cpu_bias_act(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, ar_cbu
     ARI_PARALLEL_FOR (i, rows * blocks, d, rows * cols) {
         const size_t first_col = i % blocks * ARI_BLOCK, n = ari_block_length(cols, i % blocks);
         const ptrdiff_t offset = (ptrdiff_t)(i / blocks * cols + first_col);
-        float room[2][ARI_BLOCK], *sums = ari_run_at(y, offset, room[0]);
-        const float *input = ari_run_load(y, offset, n, room[0]);
+        float scratch[2][ARI_BLOCK], *sums = ari_run_at(y, offset, scratch[0]);
+        const float *input = ari_run_load(y, offset, n, scratch[0]);
         if (added) {
             add_loop(sums, input, added + first_col, n);
             ari_run_store(y, offset, n, sums);
         }
         if (act != AR_ACT_NONE) {
-            float *values = ari_run_at(z, offset, room[1]);
-            const float *stored = added ? ari_run_load(y, offset, n, room[0]) : input;
+            float *values = ari_run_at(z, offset, scratch[1]);
+            const float *stored = added ? ari_run_load(y, offset, n, scratch[0]) : input;
             ari_activations(ari_row_kernels_fastest(), &(ari_act_row){.y = values, .x = stored}, n, act);
             ari_run_store(z, offset, n, values);
         }
@@ -148,15 +148,15 @@ static void make_act_row(const void *user, size_t row, size_t in_block)
     const act_rows *a = user;
     const ptrdiff_t i = (ptrdiff_t)row;
     for (size_t first_col = 0, n; first_col < a->dy->shape[1]; first_col += n) {
-        float room[5][ARI_BLOCK];
+        float scratch[5][ARI_BLOCK];
         const ptrdiff_t col = (ptrdiff_t)first_col, dx_offset = i * a->dx->stride[0] + col;
         n = ari_block_length(a->dy->shape[1], first_col / ARI_BLOCK);
-        ari_act_row r = {.y = ari_run_at(a->dx, dx_offset, room[0]),
-                         .x = ari_run_load(a->x, i * a->x->stride[0] + col, n, room[1]),
-                         .dy = ari_run_load(a->dy, i * a->dy->stride[0] + col, n, room[2])};
+        ari_act_row r = {.y = ari_run_at(a->dx, dx_offset, scratch[0]),
+                         .x = ari_run_load(a->x, i * a->x->stride[0] + col, n, scratch[1]),
+                         .dy = ari_run_load(a->dy, i * a->dy->stride[0] + col, n, scratch[2])};
         if (a->up) {
-            r.up = ari_run_load(a->up, i * a->up->stride[0] + col, n, room[3]);
-            r.dup = ari_run_at(a->dup, i * a->dup->stride[0] + col, room[4]);
+            r.up = ari_run_load(a->up, i * a->up->stride[0] + col, n, scratch[3]);
+            r.dup = ari_run_at(a->dup, i * a->dup->stride[0] + col, scratch[4]);
         }
         ari_activations(ari_row_kernels_fastest(), &r, n, a->act);
         ari_run_store(a->dx, dx_offset, n, r.y);
@@ -190,10 +190,10 @@ ar_status ari_cpu_gated_forward(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, c
         const ptrdiff_t row = (ptrdiff_t)(i / blocks), col = (ptrdiff_t)(i % blocks * ARI_BLOCK);
         const size_t n = ari_block_length(cols, i % blocks);
         const ptrdiff_t offset = row * y->stride[0] + col;
-        float room[3][ARI_BLOCK], *out = ari_run_at(y, offset, room[0]);
+        float scratch[3][ARI_BLOCK], *out = ari_run_at(y, offset, scratch[0]);
         const ari_act_row r = {.y = out,
-                               .x = ari_run_load(gate, row * gate->stride[0] + col, n, room[1]),
-                               .up = ari_run_load(up, row * up->stride[0] + col, n, room[2])};
+                               .x = ari_run_load(gate, row * gate->stride[0] + col, n, scratch[1]),
+                               .up = ari_run_load(up, row * up->stride[0] + col, n, scratch[2])};
         ari_activations(ari_row_kernels_fastest(), &r, n, act);
         ari_run_store(y, offset, n, out);
     }
@@ -269,9 +269,9 @@ ar_status ari_cpu_dropout(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const a
     ARI_PARALLEL_FOR (i, rows * blocks, d, n * 8) {
         const size_t row = i / blocks, col = i % blocks * ARI_BLOCK, length = ari_block_length(cols, i % blocks);
         const ptrdiff_t offset = (ptrdiff_t)(row * cols + col);
-        float room[ARI_BLOCK], sum_room[ARI_BLOCK], *out = y ? ari_run_at(y, offset, room) : NULL;
+        float scratch[ARI_BLOCK], sum_room[ARI_BLOCK], *out = y ? ari_run_at(y, offset, scratch) : NULL;
         float *to_sum = residual ? ari_run_at(sum, offset, sum_room) : NULL;
-        drop_row(out, to_sum, ari_run_load(x, offset, length, room),
+        drop_row(out, to_sum, ari_run_load(x, offset, length, scratch),
                  residual ? ari_run_load(residual, offset, length, sum_room) : NULL, length, which,
                  number_of(x, which, row) + col);
         if (y)

@@ -191,13 +191,13 @@ ar_status ari_cpu_route_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz,
                         .g = (const float *)g.ptr + t * k,
                         .w = (const float *)weight.ptr + t * k,
                         .expert = (const int32_t *)expert.ptr + t * k};
-        float room[ARI_BLOCK];
+        float scratch[ARI_BLOCK];
         c.divisor = divisor_of(c.a, c.expert, rule);
         for (size_t j = 0; j < k && sums; j++)
             c.r = ari_add32(c.r, ari_mul32(share_of_slot(&c, j, rule), slope_of_slot(&c, j, rule)));
         for (size_t first_logit = 0, count; first_logit < experts; first_logit += count) {
             const ptrdiff_t offset = (ptrdiff_t)(t * experts + first_logit);
-            float *out = ari_run_at(&logits, offset, room);
+            float *out = ari_run_at(&logits, offset, scratch);
             count = ari_block_length(experts, first_logit / ARI_BLOCK);
             route_gradient(out, first_logit, count, &c, rule);
             ari_run_store(&logits, offset, count, out);
@@ -249,12 +249,12 @@ ar_status ari_cpu_route_losses(ar_device *d, ARI_AT_ONCE, const ar_tensor *dz, a
         const float *c = balance.ptr ? (const float *)balance.ptr + t / tokens * experts : NULL;
         const float of_z = lse.ptr ? ari_route_z(z, ((const float *)lse.ptr)[t]) : 0.0f;
         const float r = ari_route_balance(row, c, experts);
-        float room[ARI_BLOCK];
+        float scratch[ARI_BLOCK];
         for (size_t first_logit = 0, count; first_logit < experts && (!counts || counts[t]); first_logit += count) {
             const ptrdiff_t offset = (ptrdiff_t)(t * experts + first_logit);
-            float *out = ari_run_at(&logits, offset, room);
+            float *out = ari_run_at(&logits, offset, scratch);
             count = ari_block_length(experts, first_logit / ARI_BLOCK);
-            ari_run_load(&logits, offset, count, room);
+            ari_run_load(&logits, offset, count, scratch);
             add_losses(out, row + first_logit, c ? c + first_logit : NULL, r, lse.ptr != NULL, of_z, count);
             ari_run_store(&logits, offset, count, out);
         }
@@ -302,9 +302,9 @@ ar_status ari_cpu_gather_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, con
                    cols * width);
         for (size_t first_col = 0, count; first_col < cols && weights && row >= 0; first_col += count) {
             const ptrdiff_t offset = (ptrdiff_t)(t * cols + first_col);
-            float room[2][ARI_BLOCK], *out = ari_run_at(y, offset, room[0]);
+            float scratch[2][ARI_BLOCK], *out = ari_run_at(y, offset, scratch[0]);
             count = ari_block_length(cols, first_col / ARI_BLOCK);
-            scale_loop(out, weights[row], ari_run_load(w, src_offset + (ptrdiff_t)first_col, count, room[1]), count);
+            scale_loop(out, weights[row], ari_run_load(w, src_offset + (ptrdiff_t)first_col, count, scratch[1]), count);
             ari_run_store(y, offset, count, out);
         }
     }
@@ -335,11 +335,11 @@ ar_status ari_cpu_combine_rows(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, co
     ARI_PARALLEL_FOR (t, n, d, n * cols * k) {
         for (size_t first_col = 0, count; first_col < cols; first_col += count) {
             const ptrdiff_t offset = (ptrdiff_t)(t * cols + first_col);
-            float room[2][ARI_BLOCK], *out = ari_run_at(y, offset, room[0]);
+            float scratch[2][ARI_BLOCK], *out = ari_run_at(y, offset, scratch[0]);
             count = ari_block_length(cols, first_col / ARI_BLOCK);
             for (size_t i = t * k; i < (t + 1) * k; i++) {
                 const ptrdiff_t term = (ptrdiff_t)((size_t)places[i] * cols + first_col);
-                add_term(out, i == t * k, weights ? &weights[i] : NULL, ari_run_load(rows, term, count, room[1]),
+                add_term(out, i == t * k, weights ? &weights[i] : NULL, ari_run_load(rows, term, count, scratch[1]),
                          count);
             }
             ari_run_store(y, offset, count, out);
@@ -361,15 +361,15 @@ ARI_ROW_KERNEL uint64_t product_integer(const float *a, const float *b, size_t n
 /* fl32(row sum of the products) of row i of a and row j of b. */
 static float dot(const ar_tensor *a, size_t i, const ar_tensor *b, size_t j, size_t cols)
 {
-    float room[2][ARI_BLOCK];
+    float scratch[2][ARI_BLOCK];
     const size_t left = i * cols, right = j * cols, blocks = ari_blocks_of(cols);
     const int32_t p = ari_rowsum_bits(cols);
     int32_t e = ARI_EXP_ZERO;
     uint64_t top = 0, sum = 0;
     for (size_t pass = 0; pass < 2 * blocks; pass++) {
         const size_t begin = pass % blocks * ARI_BLOCK, n = ari_block_length(cols, pass % blocks);
-        const float *x = ari_run_load(a, (ptrdiff_t)(left + begin), n, room[0]);
-        const float *y = ari_run_load(b, (ptrdiff_t)(right + begin), n, room[1]);
+        const float *x = ari_run_load(a, (ptrdiff_t)(left + begin), n, scratch[0]);
+        const float *y = ari_run_load(b, (ptrdiff_t)(right + begin), n, scratch[1]);
         if (pass == blocks)
             e = ari_exponent64(ari_float64(top));
         if (pass < blocks) {
@@ -411,10 +411,10 @@ ar_status ari_cpu_add_gated(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const
         const float s = share_of(logit, t);
         for (size_t first_col = 0, count; first_col < cols; first_col += count) {
             const ptrdiff_t offset = (ptrdiff_t)(t * cols + first_col);
-            float room[2][ARI_BLOCK], *out = ari_run_at(y, offset, room[0]);
+            float scratch[2][ARI_BLOCK], *out = ari_run_at(y, offset, scratch[0]);
             count = ari_block_length(cols, first_col / ARI_BLOCK);
-            ari_run_load(y, offset, count, room[0]);
-            add_scaled_loop(out, s, ari_run_load(x, offset, count, room[1]), count);
+            ari_run_load(y, offset, count, scratch[0]);
+            add_scaled_loop(out, s, ari_run_load(x, offset, count, scratch[1]), count);
             ari_run_store(y, offset, count, out);
         }
     }
@@ -434,9 +434,9 @@ ar_status ari_cpu_add_gated_backward(ar_device *d, ARI_AT_ONCE, const ar_tensor 
         ari_run_store(dlogit, (ptrdiff_t)t, 1, slope);
         for (size_t first_col = 0, count; first_col < cols; first_col += count) {
             const ptrdiff_t offset = (ptrdiff_t)(t * cols + first_col);
-            float room[2][ARI_BLOCK], *out = ari_run_at(dx, offset, room[0]);
+            float scratch[2][ARI_BLOCK], *out = ari_run_at(dx, offset, scratch[0]);
             count = ari_block_length(cols, first_col / ARI_BLOCK);
-            scale_loop(out, s, ari_run_load(dy, offset, count, room[1]), count);
+            scale_loop(out, s, ari_run_load(dy, offset, count, scratch[1]), count);
             ari_run_store(dx, offset, count, out);
         }
     }

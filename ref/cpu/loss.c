@@ -12,10 +12,10 @@ ARI_ROW_KERNEL int32_t largest_key(const float *x, size_t n)
 }
 
 /* The logits of row t from column `first_col` on, and how many of them a loop takes at a time. */
-static const float *piece_of(const ar_tensor *rows, size_t t, size_t first_col, size_t *n, float *room)
+static const float *piece_of(const ar_tensor *rows, size_t t, size_t first_col, size_t *n, float *scratch)
 {
     *n = ari_block_length(rows->shape[1], first_col / ARI_BLOCK);
-    return ari_run_load(rows, (ptrdiff_t)(t * rows->shape[1] + first_col), *n, room);
+    return ari_run_load(rows, (ptrdiff_t)(t * rows->shape[1] + first_col), *n, scratch);
 }
 
 /** Slot ce_max. */
@@ -25,10 +25,10 @@ ar_status ari_cpu_ce_max(ar_device *d, ARI_AT_ONCE, ar_buf key, const ar_tensor 
     const size_t n = rows.shape[0], v_local = rows.shape[1];
     int32_t *out = key.ptr;
     ARI_PARALLEL_FOR (t, n, d, n * v_local) {
-        float room[ARI_BLOCK];
+        float scratch[ARI_BLOCK];
         int32_t top = INT32_MIN;
         for (size_t first_col = 0, count; first_col < v_local; first_col += count) {
-            const float *x = piece_of(&rows, t, first_col, &count, room);
+            const float *x = piece_of(&rows, t, first_col, &count, scratch);
             const int32_t found = largest_key(x, count);
             top = found > top ? found : top;
         }
@@ -48,10 +48,10 @@ static ar_status sum_rows(ar_device *d, int64_t *out, const ar_tensor *logits, c
     const size_t n = rows.shape[0], v_local = rows.shape[1];
     const int32_t p = ari_rowsum_bits(v);
     ARI_PARALLEL_FOR (t, n, d, n * v_local) {
-        float room[ARI_BLOCK];
+        float scratch[ARI_BLOCK];
         uint64_t total = 0;
         for (size_t first_col = 0, count; first_col < v_local && of_row[t] != sentinel; first_col += count) {
-            const float *x = piece_of(&rows, t, first_col, &count, room);
+            const float *x = piece_of(&rows, t, first_col, &count, scratch);
             total += sum(x, count, of_row[t], p);
         }
         out[t] = (int64_t)total;
@@ -145,11 +145,11 @@ ARI_ROW_KERNEL void backward_piece(float *dlogits, const float *x, const loss_ro
 static void backward_row(const ar_tensor *dlogits, const ar_tensor *rows, size_t t, int64_t target, const loss_row *row)
 {
     const size_t v_local = rows->shape[1];
-    float room[ARI_BLOCK];
+    float scratch[ARI_BLOCK];
     for (size_t begin = 0, n; begin < v_local; begin += n) {
         const ptrdiff_t offset = (ptrdiff_t)(t * v_local + begin);
-        const float *x = piece_of(rows, t, begin, &n, room);
-        float *out = ari_run_at(dlogits, offset, room);
+        const float *x = piece_of(rows, t, begin, &n, scratch);
+        float *out = ari_run_at(dlogits, offset, scratch);
         const size_t target_index = (size_t)target - begin;                           /* n or more: not in this piece */
         const float logit = target >= 0 && target_index < n ? x[target_index] : 0.0f; /* before it may be overwritten */
         if (row->constant) {

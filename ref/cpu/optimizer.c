@@ -36,8 +36,8 @@ ar_status ari_cpu_sum_squares(ar_device *d, ARI_AT_ONCE, ar_buf sums, const ar_t
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : high, low)
     for (size_t i = 0; i < blocks; i++) {
         const size_t length = ari_block_length(n, i);
-        float room[ARI_BLOCK];
-        const halves sum = square_loop(ari_run_load(g, (ptrdiff_t)(i * ARI_BLOCK), length, room), exponent, length);
+        float scratch[ARI_BLOCK];
+        const halves sum = square_loop(ari_run_load(g, (ptrdiff_t)(i * ARI_BLOCK), length, scratch), exponent, length);
         high += sum.high;
         low += sum.low;
     }
@@ -63,8 +63,8 @@ ar_status ari_cpu_scale(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_
     ARI_PARALLEL_FOR (i, blocks, d, n) {
         const size_t length = ari_block_length(n, i);
         const ptrdiff_t offset = (ptrdiff_t)(i * ARI_BLOCK);
-        float room[ARI_BLOCK], *out = ari_run_at(y, offset, room);
-        scale_loop(out, ari_run_load(x, offset, length, room), factor, length);
+        float scratch[ARI_BLOCK], *out = ari_run_at(y, offset, scratch);
+        scale_loop(out, ari_run_load(x, offset, length, scratch), factor, length);
         ari_run_store(y, offset, length, out);
     }
     return AR_OK;
@@ -127,10 +127,10 @@ ar_status ari_cpu_optimizer_step(ar_device *d, ARI_AT_ONCE, const ar_tensor *w, 
     float *master_weights = master.ptr, *first_moment = m.ptr, *second = v.ptr;
     ARI_PARALLEL_FOR (i, blocks, d, n) {
         const size_t offset = i * ARI_BLOCK, length = ari_block_length(n, i);
-        float room[2][ARI_BLOCK], *weight = ari_run_at(w, (ptrdiff_t)offset, room[0]);
+        float scratch[2][ARI_BLOCK], *weight = ari_run_at(w, (ptrdiff_t)offset, scratch[0]);
         float *stepped = master_weights ? master_weights + offset : weight;
-        const float *stored_weight = ari_run_load(w, (ptrdiff_t)offset, length, room[0]);
-        const float *gradient = ari_run_load(g, (ptrdiff_t)offset, length, room[1]);
+        const float *stored_weight = ari_run_load(w, (ptrdiff_t)offset, length, scratch[0]);
+        const float *gradient = ari_run_load(g, (ptrdiff_t)offset, length, scratch[1]);
         if (master_weights)
             take_bf16_loop(stepped, stored_weight, length);
         step_block(k, stepped, first_moment ? first_moment + offset : NULL, second ? second + offset : NULL, gradient,

@@ -94,10 +94,10 @@ static bool side_by_side(const groups *g)
 }
 
 /* Elements [k, k + n) of group i, or (side by side) element k of the groups [i, i + n): n <= BLOCK of them. */
-static ari_stored_run run_of(const groups *g, size_t i, size_t k, size_t n, float room[BLOCK])
+static ari_stored_run run_of(const groups *g, size_t i, size_t k, size_t n, float scratch[BLOCK])
 {
     const ptrdiff_t offset = g->base_offset + (ptrdiff_t)i * g->group_stride + (ptrdiff_t)k * g->along_stride;
-    return ari_stored_gather(g->a, offset, side_by_side(g) ? 1 : g->along_stride, n, room);
+    return ari_stored_gather(g->a, offset, side_by_side(g) ? 1 : g->along_stride, n, scratch);
 }
 
 /* The next run of a group. */
@@ -117,11 +117,11 @@ static void store_exponent(int32_t *e, double top, const groups *g, bool max_int
  * does not tell. */
 static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t n, bool max_into)
 {
-    float room[BLOCK];
+    float scratch[BLOCK];
     uint32_t top[BLOCK] = {0};
     bool normal = true;
     for (size_t k = 0; side_by_side(g) && k < g->along; k++) {
-        const ari_stored_run x = run_of(g, 0, k, n, room);
+        const ari_stored_run x = run_of(g, 0, k, n, scratch);
         if (scale)
             narrow_top_of_each(top, x, scale[k], n);
         else
@@ -130,7 +130,7 @@ static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t
     for (size_t i = 0; !side_by_side(g) && i < n; i++)
         for (size_t k = 0; k < g->along; k += BLOCK) {
             const size_t length = run_length(g, k);
-            const ari_stored_run x = run_of(g, i, k, length, room);
+            const ari_stored_run x = run_of(g, i, k, length, scratch);
             const uint32_t of_run = scale ? narrow_top_of_run(x, scale + k, length) : top_of_run(x, length);
             top[i] = of_run > top[i] ? of_run : top[i];
         }
@@ -144,14 +144,14 @@ static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t
 /* The same in binary64. */
 static void scaled_block(int32_t *e, const groups *g, const double *scale, size_t n, bool max_into)
 {
-    float room[BLOCK];
+    float scratch[BLOCK];
     uint64_t top[BLOCK] = {0};
     for (size_t k = 0; side_by_side(g) && k < g->along; k++)
-        scaled_top_of_each(top, run_of(g, 0, k, n, room), scale[k], n);
+        scaled_top_of_each(top, run_of(g, 0, k, n, scratch), scale[k], n);
     for (size_t i = 0; !side_by_side(g) && i < n; i++)
         for (size_t k = 0; k < g->along; k += BLOCK) {
             const uint64_t of_run =
-                scaled_top_of_run(run_of(g, i, k, run_length(g, k), room), scale + k, run_length(g, k));
+                scaled_top_of_run(run_of(g, i, k, run_length(g, k), scratch), scale + k, run_length(g, k));
             top[i] = of_run > top[i] ? of_run : top[i];
         }
     for (size_t i = 0; i < n; i++)
@@ -506,11 +506,11 @@ static void pack_rows(const pack_job *j, size_t first_row, size_t n, size_t term
     for (size_t i = first_row; i < first_row + n && term_begin < term_end; i++) {
         const ptrdiff_t row = j->base_offset + (ptrdiff_t)i * j->row_stride;
         const size_t run = j->col_stride == 1 ? term_end - term_begin : ARI_BLOCK;
-        float room[ARI_BLOCK];
+        float scratch[ARI_BLOCK];
         for (size_t k = term_begin; k < term_end; k += run) {
             const size_t terms = term_end - k < run ? term_end - k : run;
             const ptrdiff_t offset = row + (ptrdiff_t)k * j->col_stride;
-            quantise_row(j, i, k, ari_stored_gather(j->a, offset, j->col_stride, terms, room), terms);
+            quantise_row(j, i, k, ari_stored_gather(j->a, offset, j->col_stride, terms, scratch), terms);
         }
     }
 }

@@ -48,13 +48,13 @@ ARI_ROW_KERNEL void rotate(float *y1, float *y2, const float *x1, const float *x
 static void rotate_head(const ar_tensor *y, ptrdiff_t y_offset, const ar_tensor *x, ptrdiff_t x_offset,
                         const float *cos, const float *sin, uint32_t flip, size_t half)
 {
-    float room[2][256];
+    float scratch[2][256];
     for (size_t i = 0; i < half; i += 256) {
         const size_t n = half - i < 256 ? half - i : 256;
         const ptrdiff_t first = (ptrdiff_t)i, second = (ptrdiff_t)(half + i);
-        float *y1 = ari_run_at(y, y_offset + first, room[0]), *y2 = ari_run_at(y, y_offset + second, room[1]);
-        rotate(y1, y2, ari_run_load(x, x_offset + first, n, room[0]), ari_run_load(x, x_offset + second, n, room[1]),
-               cos + i, sin + i, flip, n);
+        float *y1 = ari_run_at(y, y_offset + first, scratch[0]), *y2 = ari_run_at(y, y_offset + second, scratch[1]);
+        rotate(y1, y2, ari_run_load(x, x_offset + first, n, scratch[0]),
+               ari_run_load(x, x_offset + second, n, scratch[1]), cos + i, sin + i, flip, n);
         ari_run_store(y, y_offset + first, n, y1);
         ari_run_store(y, y_offset + second, n, y2);
     }

@@ -21,16 +21,16 @@ void ari_narrow(uint16_t *y, const float *x, size_t n);
 void ari_widen(float *y, const uint16_t *x, size_t n);
 
 /** Address at which to write n values that will be stored at `offset`. */
-static inline float *ari_run_at(const ar_tensor *t, ptrdiff_t offset, float *room)
+static inline float *ari_run_at(const ar_tensor *t, ptrdiff_t offset, float *scratch)
 {
-    return t->dtype == AR_BF16 ? room : (float *)t->data.ptr + offset;
+    return t->dtype == AR_BF16 ? scratch : (float *)t->data.ptr + offset;
 }
 
-static inline const float *ari_run_load(const ar_tensor *t, ptrdiff_t offset, size_t n, float *room)
+static inline const float *ari_run_load(const ar_tensor *t, ptrdiff_t offset, size_t n, float *scratch)
 {
     if (t->dtype == AR_BF16)
-        ari_widen(room, (const uint16_t *)t->data.ptr + offset, n);
-    return ari_run_at(t, offset, room);
+        ari_widen(scratch, (const uint16_t *)t->data.ptr + offset, n);
+    return ari_run_at(t, offset, scratch);
 }
 
 /** run: of ari_run_at for the same place. */
@@ -47,13 +47,14 @@ static inline float ari_value_at(const ar_tensor *t, ptrdiff_t offset)
 }
 
 /** Returns the n elements `stride` apart from `offset` on as a contiguous run. */
-static inline const float *ari_run_gather(const ar_tensor *t, ptrdiff_t offset, ptrdiff_t stride, size_t n, float *room)
+static inline const float *ari_run_gather(const ar_tensor *t, ptrdiff_t offset, ptrdiff_t stride, size_t n,
+                                          float *scratch)
 {
     if (stride == 1)
-        return ari_run_load(t, offset, n, room);
+        return ari_run_load(t, offset, n, scratch);
     for (size_t j = 0; j < n; j++)
-        room[j] = ari_value_at(t, offset + (ptrdiff_t)j * stride);
-    return room;
+        scratch[j] = ari_value_at(t, offset + (ptrdiff_t)j * stride);
+    return scratch;
 }
 
 /* Values side by side, for loops that read each of them once: widening bf16 numbers into room first takes as long as
@@ -77,9 +78,10 @@ static inline ari_stored_run ari_stored_at(const ar_tensor *t, ptrdiff_t offset)
 
 /** Returns the n values `stride` apart from `offset` on, in room unless they are contiguous already. */
 static inline ari_stored_run ari_stored_gather(const ar_tensor *t, ptrdiff_t offset, ptrdiff_t stride, size_t n,
-                                               float *room)
+                                               float *scratch)
 {
-    return stride == 1 ? ari_stored_at(t, offset) : (ari_stored_run){ari_run_gather(t, offset, stride, n, room), false};
+    return stride == 1 ? ari_stored_at(t, offset)
+                       : (ari_stored_run){ari_run_gather(t, offset, stride, n, scratch), false};
 }
 
 /* --- matrices ----------------------------------------------------------------------------------------------------- */

@@ -181,11 +181,11 @@ void ari_sha256_digest(ari_sha256 *s, unsigned char digest[ARI_SHA256_BYTES])
 {
     static const unsigned char padding[BLOCK] = {0x80};
     const uint64_t bits = s->bytes * 8;
-    const size_t buffered = (size_t)(s->bytes % BLOCK), room = BLOCK - LENGTH_BYTES;
+    const size_t buffered = (size_t)(s->bytes % BLOCK), capacity = BLOCK - LENGTH_BYTES;
     unsigned char length[LENGTH_BYTES];
     for (int i = 0; i < LENGTH_BYTES; i++)
         length[i] = (unsigned char)(bits >> (56 - 8 * i));
-    ari_sha256_update(s, padding, buffered < room ? room - buffered : room + BLOCK - buffered);
+    ari_sha256_update(s, padding, buffered < capacity ? capacity - buffered : capacity + BLOCK - buffered);
     ari_sha256_update(s, length, LENGTH_BYTES);
     for (int i = 0; i < ARI_SHA256_BYTES; i++)
         digest[i] = (unsigned char)(s->state[i / 4] >> (24 - 8 * (i % 4)));

@@ -319,15 +319,15 @@ static bool pass_of_turn(int *stage, int *micro, const turns *t, size_t k, bool 
 /* warm: turns forward before the first one back. late: turns by which W is behind I; SIZE_MAX: they are one, B. */
 static ar_status take_turns(const turns *t, size_t warm, size_t late)
 {
-    const bool parted = late != SIZE_MAX;
-    const size_t turn_count = t->total + warm + (parted ? late : 0);
+    const bool differs = late != SIZE_MAX;
+    const size_t turn_count = t->total + warm + (differs ? late : 0);
     int stage = 0, micro = 0;
     for (size_t k = 0; k < turn_count; k++) {
         if (pass_of_turn(&stage, &micro, t, k, false))
             AR_TRY(ari_pp_append(t->list, AR_PP_FORWARD, stage, micro));
         if (k >= warm && pass_of_turn(&stage, &micro, t, k - warm, true))
-            AR_TRY(ari_pp_append(t->list, parted ? AR_PP_BACKWARD_INPUT : AR_PP_BACKWARD, stage, micro));
-        if (parted && k >= warm + late && pass_of_turn(&stage, &micro, t, k - warm - late, true))
+            AR_TRY(ari_pp_append(t->list, differs ? AR_PP_BACKWARD_INPUT : AR_PP_BACKWARD, stage, micro));
+        if (differs && k >= warm + late && pass_of_turn(&stage, &micro, t, k - warm - late, true))
             AR_TRY(ari_pp_append(t->list, AR_PP_BACKWARD_WEIGHT, stage, micro));
     }
     return AR_OK;

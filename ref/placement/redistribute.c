@@ -267,11 +267,11 @@ static ar_op op_of(const joint *j)
 static ar_status reduce_bucket(const joint *j, const value *v, const size_t *counts)
 {
     const walk *w = j->w;
-    ar_buf room;
-    AR_TRY(ari_step_alloc(w->ctx, &room, w->sums->bucket_room(v->count, AR_F32, j->group, counts)));
-    AR_TRY(
-        w->sums->bucket_reduce(w->ctx, w->ctx->queue, v->data, room, v->count, AR_F32, j->group, counts, NULL, w->tag));
-    ari_step_free(w->ctx, room);
+    ar_buf scratch;
+    AR_TRY(ari_step_alloc(w->ctx, &scratch, w->sums->bucket_room(v->count, AR_F32, j->group, counts)));
+    AR_TRY(w->sums->bucket_reduce(w->ctx, w->ctx->queue, v->data, scratch, v->count, AR_F32, j->group, counts, NULL,
+                                  w->tag));
+    ari_step_free(w->ctx, scratch);
     return AR_OK;
 }
 

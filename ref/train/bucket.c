@@ -253,17 +253,17 @@ static ar_status sum_spread(const ari_bucket *b, ar_queue *q, ar_buf storage, si
 {
     ar_ctx *ctx = b->ddp->ctx;
     const ar_arith_ops *arith = ctx->arith;
-    const ar_buf room = b->ddp->exchange;
+    const ar_buf scratch = b->ddp->exchange;
     const bool is_tied = b->info.ends && !ari_faulty(ctx, "pp_tied_not_summed");
     ar_comm *tp = ari_ddp_group(b->ddp, ARI_OVER_TP), *ends_group = ari_ddp_group(b->ddp, ARI_OVER_ENDS);
     ar_most_terms limits = {.before = most_values(b, data, b->ddp->step.samples)};
     if (b->info.spread) {
         limits.after = is_alone(data) && !b->info.ends ? 0 : times(limits.before, size_of(tp));
-        AR_TRY(arith->bucket_reduce(ctx, q, storage, room, n, b->info.storage, tp, NULL, &limits, b->tag));
+        AR_TRY(arith->bucket_reduce(ctx, q, storage, scratch, n, b->info.storage, tp, NULL, &limits, b->tag));
         limits.before = limits.after;
     }
     limits.after = is_alone(data) ? 0 : times(limits.before, size_of(ends_group));
-    return is_tied ? arith->bucket_reduce(ctx, q, storage, room, n, b->info.storage, ends_group, NULL, &limits,
+    return is_tied ? arith->bucket_reduce(ctx, q, storage, scratch, n, b->info.storage, ends_group, NULL, &limits,
                                           b->info.param[0]->name)
                    : AR_OK;
 }

@@ -315,16 +315,16 @@ void ar_optimizer_destroy(ar_optimizer *o)
 }
 
 /* The gradient in the layout of the value, in the memory of `room`. */
-static ar_status gradient_of(ar_tensor *g, ar_ctx *ctx, const ar_param *p, const ar_tensor *room, float scale)
+static ar_status gradient_of(ar_tensor *g, ar_ctx *ctx, const ar_param *p, const ar_tensor *scratch, float scale)
 {
-    AR_TRY(ar_tensor_view(g, AR_F32, p->value.ndim, p->value.shape, room->data));
+    AR_TRY(ar_tensor_view(g, AR_F32, p->value.ndim, p->value.shape, scratch->data));
     AR_TRY(ar_param_grad_value(p, ctx, g));
     if (scale == 1.0f)
         return AR_OK;
     return ARI_KERNEL(ctx, scale, g, g, scale);
 }
 
-static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, float scale)
+static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *scratch, float scale)
 {
     ari_update_begin(&o->clock, &o->options, ctx);
     for (size_t i = 0; i < o->n; i++) {
@@ -332,7 +332,7 @@ static ar_status step_all(ar_optimizer *o, ar_ctx *ctx, const ar_tensor *room, f
         ar_tensor g;
         if (!ari_is_updated(s->param))
             continue;
-        AR_TRY(gradient_of(&g, ctx, s->param, room, scale));
+        AR_TRY(gradient_of(&g, ctx, s->param, scratch, scale));
         s->param->version++;
         const ari_optimizer_constants k = ari_update_constants(&o->clock, &o->options, s->param, ctx);
         ari_update_part part = s->part;
@@ -375,10 +375,10 @@ ar_status ar_optimizer_step(ar_optimizer *o, ar_ctx *ctx, float scale)
         return ari_zero_step(o, ctx, scale);
     AR_TRY(check_whole(o));
     const size_t max_count = largest(o);
-    ar_tensor room; /* taken before the first weight changes: later there is nothing left to run out of */
-    AR_TRY(ar_ctx_tensor(ctx, &room, AR_F32, 1, &max_count));
-    const ar_status st = step_all(o, ctx, &room, scale);
-    ar_ctx_release(ctx, &room);
+    ar_tensor scratch; /* taken before the first weight changes: later there is nothing left to run out of */
+    AR_TRY(ar_ctx_tensor(ctx, &scratch, AR_F32, 1, &max_count));
+    const ar_status st = step_all(o, ctx, &scratch, scale);
+    ar_ctx_release(ctx, &scratch);
     AR_TRY(st);
     for (size_t i = 0; i < o->n; i++) {
         AR_TRY(ari_param_tap(o->states[i].param, ctx, 'n', &o->states[i].param->value));

@@ -56,12 +56,12 @@ static void describe(ar_module_operation *o, const ari_ledger *l, const ari_ledg
 /* Operations of the passes, but for reports of what is placed as it is reported. */
 static ar_status take_operations(ar_module_inspection *m, const ari_ledger *l, const ari_lint_placed *placed)
 {
-    size_t room = m->operations;
+    size_t capacity = m->operations;
     for (size_t i = 0; i < l->operations; i++) {
         const ari_ledger_operation *op = &l->operation[i];
         if (op->pass == 's' || op->is_recomputed || op->kind == ARI_LEDGER_REPORT)
             continue;
-        AR_TRY(ARI_GROW(&m->operation, &room, m->operations, "operations"));
+        AR_TRY(ARI_GROW(&m->operation, &capacity, m->operations, "operations"));
         describe(&m->operation[m->operations++], l, op, &placed[i]);
     }
     return AR_OK;

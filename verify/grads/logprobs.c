@@ -104,9 +104,9 @@ typedef struct group {
 static ar_status begin_group(group *g, ari_arena *arena, const job *j, size_t first_sequence)
 {
     const ar_batch *b = &j->input.batch;
-    const size_t n = length_of(j, first_sequence), room = LOGITS_BYTES / 4 / j->config->vocab / n;
+    const size_t n = length_of(j, first_sequence), capacity = LOGITS_BYTES / 4 / j->config->vocab / n;
     size_t count = 1;
-    while (count < room && first_sequence + count < j->count && length_of(j, first_sequence + count) == n)
+    while (count < capacity && first_sequence + count < j->count && length_of(j, first_sequence + count) == n)
         count++;
     int64_t *ids = NULL, *positions = NULL;
     AR_TRY(ARI_TAKE(&ids, arena, count * n, "tokens of a group"));

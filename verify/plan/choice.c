@@ -120,7 +120,7 @@ static ar_status add_own(ari_depth *d)
 
 ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c, const ari_candidate *faster)
 {
-    const double room = s->time.cluster.memory_bytes;
+    const double scratch = s->time.cluster.memory_bytes;
     *d = (ari_depth){.planned = ari_choice_planned(&s->base, c), .found = {.choice = *c, .reason = ""}};
     const char *lacks = ari_system_lacks(s, c);
     if (lacks)
@@ -133,7 +133,7 @@ ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari_choice *c, c
     d->found.bound = ari_bound_of(&d->time);
     AR_TRY(ari_throughput_of(&d->throughput, &d->planned, &s->time, d->found.seconds));
     d->found.bytes = ari_memory_sum(&d->memory);
-    d->found.fits = room <= 0.0 || d->found.bytes <= room;
-    ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->memory, faster, room);
+    d->found.fits = scratch <= 0.0 || d->found.bytes <= scratch;
+    ari_advice(d->advice, sizeof d->advice, &d->planned, &d->time, &d->memory, faster, scratch);
     return s->first_only ? AR_OK : add_own(d);
 }

@@ -179,12 +179,12 @@ bool ari_data_document_begins(const ar_data *d, size_t token)
 static ar_status hash_file(ari_sha256 *s, int fd, size_t bytes, const char *path)
 {
     static const size_t piece = (size_t)1 << 20;
-    ARI_OWNED unsigned char *room = NULL;
-    AR_TRY(ari_alloc((void **)&room, piece, 1, "a piece of a file"));
+    ARI_OWNED unsigned char *scratch = NULL;
+    AR_TRY(ari_alloc((void **)&scratch, piece, 1, "a piece of a file"));
     for (size_t offset = 0; offset < bytes; offset += piece) {
         const size_t n = bytes - offset < piece ? bytes - offset : piece;
-        AR_TRY(ari_file_pread(fd, room, n, offset, path));
-        ari_sha256_update(s, room, n);
+        AR_TRY(ari_file_pread(fd, scratch, n, offset, path));
+        ari_sha256_update(s, scratch, n);
     }
     return AR_OK;
 }
@@ -233,11 +233,11 @@ ar_status ari_data_read(const ar_data *d, int64_t *out, size_t start, size_t cou
     for (size_t i = 0; d->kind == TOKEN_HELD && i < count; i++)
         out[i] = d->corpus.token[start + i];
     for (size_t read_count = 0; d->kind != TOKEN_HELD && read_count < count; read_count += TOKENS_AT_ONCE) {
-        unsigned char room[TOKENS_AT_ONCE * MOST_TOKEN_BYTES];
+        unsigned char scratch[TOKENS_AT_ONCE * MOST_TOKEN_BYTES];
         const size_t n = count - read_count < TOKENS_AT_ONCE ? count - read_count : TOKENS_AT_ONCE;
-        AR_TRY(ari_file_pread(d->fd, room, n * token_size, d->offset + (start + read_count) * token_size, d->path));
+        AR_TRY(ari_file_pread(d->fd, scratch, n * token_size, d->offset + (start + read_count) * token_size, d->path));
         for (size_t i = 0; i < n; i++)
-            out[read_count + i] = token_of(d->kind, room + i * token_size);
+            out[read_count + i] = token_of(d->kind, scratch + i * token_size);
     }
     return AR_OK;
 }

@@ -44,7 +44,7 @@ static ar_status part_sketch(ar_sketch *s, const ar_dump_tensor *t, const ar_dum
 static ar_status find_copies(ari_sketched *out, ari_sketch_report *r, const ar_dump_tensor *t)
 {
     ar_sketch_copies *list = NULL;
-    size_t room = 0;
+    size_t capacity = 0;
     for (size_t i = 1; i < t->parts; i++) {
         size_t first_part = 0;
         while (first_part < i && !has_equal_boxes(&t->part[first_part], &t->part[i]))
@@ -57,7 +57,7 @@ static ar_status find_copies(ari_sketched *out, ari_sketch_report *r, const ar_d
         AR_TRY(part_sketch(&b, t, &t->part[i], true));
         if (a.digest == b.digest)
             continue;
-        AR_TRY(ARI_GROW_IN(&r->arena, &list, &room, out->differing_parts, "copies that differ"));
+        AR_TRY(ARI_GROW_IN(&r->arena, &list, &capacity, out->differing_parts, "copies that differ"));
         ar_sketch_copies *copies = &list[out->differing_parts++];
         *copies = (ar_sketch_copies){.first_rank = t->part[first_part].rank, .rank = t->part[i].rank};
         AR_TRY(sketch_keep(&copies->original, r, &a));

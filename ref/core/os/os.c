@@ -312,8 +312,8 @@ void *ari_disk_array_create(size_t bytes)
 {
     const int fd = disk_file();
     /* All of its room now: a disk that is full later would be a signal. */
-    const bool room = fd >= 0 && bytes > 0 && posix_fallocate(fd, 0, (off_t)bytes) == 0;
-    void *array = room ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+    const bool scratch = fd >= 0 && bytes > 0 && posix_fallocate(fd, 0, (off_t)bytes) == 0;
+    void *array = scratch ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
     if (fd >= 0)
         close(fd);
     return array == MAP_FAILED ? NULL : array;

@@ -90,10 +90,10 @@ static const char *reason(char *room, size_t cap)
 
 void ari_blas_describe(ar_cpu_info *out)
 {
-    char room[sizeof out->blas_reason];
+    char scratch[sizeof out->blas_reason];
     bli_init(); /* the query of kernels aborts on a library that is not initialised */
     (void)snprintf(out->blas, sizeof out->blas, "BLIS");
     (void)snprintf(out->blas_version, sizeof out->blas_version, "%s", bli_info_get_version_str());
     (void)snprintf(out->blas_kernels, sizeof out->blas_kernels, "%s", bli_arch_string(bli_arch_query_id()));
-    (void)snprintf(out->blas_reason, sizeof out->blas_reason, "%s", reason(room, sizeof room));
+    (void)snprintf(out->blas_reason, sizeof out->blas_reason, "%s", reason(scratch, sizeof scratch));
 }

@@ -107,11 +107,11 @@ static matrix piece_of(const matrix *m, size_t row, size_t col, size_t max_exten
 }
 
 /* The piece itself if CBLAS takes it, else one of that shape in `room`. */
-static matrix cblas_operand(const matrix *piece, char *room, bool with_values, size_t width)
+static matrix cblas_operand(const matrix *piece, char *scratch, bool with_values, size_t width)
 {
     if (stored_of(piece).order)
         return *piece;
-    const matrix t = {room, {piece->v.rows, piece->v.cols, (ptrdiff_t)piece->v.cols, 1}};
+    const matrix t = {scratch, {piece->v.rows, piece->v.cols, (ptrdiff_t)piece->v.cols, 1}};
     if (with_values)
         copy_matrix(&t, piece, width);
     return t;

@@ -41,7 +41,7 @@ static ar_tensor piece_of(const ar_tensor *m, size_t row, size_t col)
 }
 
 /* Returns the piece itself if it is fp32, otherwise fp32 memory from *room on in the piece's order. */
-static ar_tensor fp32_of(const ar_tensor *piece, float **room, bool with_values)
+static ar_tensor fp32_of(const ar_tensor *piece, float **scratch, bool with_values)
 {
     if (piece->dtype != AR_BF16)
         return *piece;
@@ -50,8 +50,8 @@ static ar_tensor fp32_of(const ar_tensor *piece, float **room, bool with_values)
     wide.dtype = AR_F32;
     wide.stride[0] = turned ? 1 : (ptrdiff_t)piece->shape[1];
     wide.stride[1] = turned ? (ptrdiff_t)piece->shape[0] : 1;
-    wide.data.ptr = *room;
-    *room += piece->shape[0] * piece->shape[1];
+    wide.data.ptr = *scratch;
+    *scratch += piece->shape[0] * piece->shape[1];
     if (with_values)
         ari_convert(&wide, piece);
     return wide;
@@ -67,12 +67,12 @@ static size_t room_of(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b
 }
 
 /* c (+)= a b^T. */
-static void multiply_pieces(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add, float *room)
+static void multiply_pieces(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add, float *scratch)
 {
     const size_t terms = a->shape[1];
     for (size_t row = 0; row < c->shape[0]; row += PIECE)
         for (size_t col = 0; col < c->shape[1]; col += PIECE) {
-            float *free_room = room;
+            float *free_room = scratch;
             const ar_tensor result = piece_of(c, row, col), sum = fp32_of(&result, &free_room, add);
             for (size_t k = 0; k == 0 || k < terms; k += PIECE) {
                 float *rest = free_room;
@@ -86,10 +86,10 @@ static void multiply_pieces(const ar_tensor *c, const ar_tensor *a, const ar_ten
 }
 
 /* room: room_of floats; NULL if all operands are fp32. */
-static void multiply_operands(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add, float *room)
+static void multiply_operands(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add, float *scratch)
 {
-    if (room)
-        multiply_pieces(c, a, b, add, room);
+    if (scratch)
+        multiply_pieces(c, a, b, add, scratch);
     else
         multiply_f32(c, a, b, add);
 }
@@ -104,7 +104,7 @@ static void multiply_operands(const ar_tensor *c, const ar_tensor *a, const ar_t
  * at spinning barriers (BLIS's spin without limit), which cost a time slice each if another process or rank has the
  * core. These threads meet once, at the end. */
 static void shared_product(const ar_tensor *c, const ar_tensor *a, const ar_tensor *b, bool add, int threads,
-                           float *rooms, size_t room)
+                           float *rooms, size_t capacity)
 {
     const bool down = c->shape[0] >= c->shape[1];
     const size_t extent = down ? c->shape[0] : c->shape[1], steps = (extent + STEP - 1) / STEP;
@@ -116,7 +116,7 @@ static void shared_product(const ar_tensor *c, const ar_tensor *a, const ar_tens
         const ar_tensor own_c = ar_tensor_slice(c, down ? 0 : 1, begin, n);
         const ar_tensor own_a = down ? ar_tensor_slice(a, 0, begin, n) : *a;
         const ar_tensor own_b = down ? *b : ar_tensor_slice(b, 0, begin, n);
-        multiply_operands(&own_c, &own_a, &own_b, add, rooms ? rooms + ari_thread_number() * room : NULL);
+        multiply_operands(&own_c, &own_a, &own_b, add, rooms ? rooms + ari_thread_number() * capacity : NULL);
     }
 }
 
@@ -129,21 +129,21 @@ ar_status ari_cpu_gemm_f32(ar_device *d, ARI_AT_ONCE, const ar_tensor *c, const 
 {
     (void)operands; /* every product of them is exact in fp32 anyway */
     const ari_matrices m = ari_matrices_of(c);
-    const size_t work = m.rows * m.cols * (a->shape[a->ndim - 1] + 1), room = room_of(c, a, b);
+    const size_t work = m.rows * m.cols * (a->shape[a->ndim - 1] + 1), capacity = room_of(c, a, b);
     if (m.batch == 0 || m.rows == 0 || m.cols == 0)
         return AR_OK;
     const size_t longer = m.rows > m.cols ? m.rows : m.cols, pieces = m.batch == 1 ? longer : m.batch;
     const int threads = ari_threads_for(d, pieces, work / OPERATION * m.batch);
     ARI_OWNED void *rooms = NULL;
-    if (room > 0)
-        AR_TRY(ari_alloc(&rooms, (size_t)threads * room, sizeof(float), "the widened pieces of a product"));
+    if (capacity > 0)
+        AR_TRY(ari_alloc(&rooms, (size_t)threads * capacity, sizeof(float), "the widened pieces of a product"));
     if (m.batch == 1) {
         const ar_tensor result = ari_matrix_view(c, 0), left = ari_matrix_view(a, 0), right = ari_matrix_view(b, 0);
-        shared_product(&result, &left, &right, add, threads, rooms, room);
+        shared_product(&result, &left, &right, add, threads, rooms, capacity);
     } else {
         ARI_PARALLEL_FOR (i, m.batch, d, work / OPERATION * m.batch) {
             const ar_tensor dst = ari_matrix_view(c, i), left = ari_matrix_view(a, i), right = ari_matrix_view(b, i);
-            multiply_operands(&dst, &left, &right, add, rooms ? (float *)rooms + ari_thread_number() * room : NULL);
+            multiply_operands(&dst, &left, &right, add, rooms ? (float *)rooms + ari_thread_number() * capacity : NULL);
         }
     }
     return AR_OK;

@@ -92,18 +92,18 @@ enum { LANES = 16, TRIAL = 128, MOST = ARI_BLOCK + LANES };
 /* By the definition, in whole vectors, which take the least time. */
 static void define_some(const ari_act_row *r, const uint32_t *indices, size_t n, ar_activation kind)
 {
-    float room[5][MOST];
-    const ari_act_row gathered = {.y = room[0],
-                                  .dup = r->dup ? room[1] : NULL,
-                                  .x = room[2],
-                                  .up = r->up ? room[3] : NULL,
-                                  .dy = r->dy ? room[4] : NULL};
+    float scratch[5][MOST];
+    const ari_act_row gathered = {.y = scratch[0],
+                                  .dup = r->dup ? scratch[1] : NULL,
+                                  .x = scratch[2],
+                                  .up = r->up ? scratch[3] : NULL,
+                                  .dy = r->dy ? scratch[4] : NULL};
     const size_t padded_count = (n + LANES - 1) / LANES * LANES;
     for (size_t i = 0; i < padded_count; i++) {
         const size_t j = indices[i < n ? i : 0];
-        room[2][i] = r->x[j];
-        room[3][i] = r->up ? r->up[j] : 0.0f;
-        room[4][i] = r->dy ? r->dy[j] : 0.0f;
+        scratch[2][i] = r->x[j];
+        scratch[3][i] = r->up ? r->up[j] : 0.0f;
+        scratch[4][i] = r->dy ? r->dy[j] : 0.0f;
     }
     define[kind](&gathered, padded_count);
     for (size_t i = 0; i < n; i++) {
