@@ -99,6 +99,7 @@ ELSEWHERE = {(page, start): where for where, page, starts in [
         "$ anyrank grads", "python3 tests/golden/dcp.py", "reduced ="]),
     ("tests/python/pytest_page_test.py", "pytest.md", ["pip install torch"]),
     ("python/anyrank/tests/test_compare_script.py", "compare.md", ["anyrank compare"]),
+    ("python/anyrank/tests/test_compare_script.py", "README.md", ["anyrank compare"]),
     ("tests/verify/pages_test.py", "verify.md", ['{"tool"']),
     ("tests/pytorch/wild.py", "found.md", ["python tests/pytorch/wild.py"]),
     ("tests/pytorch/wild_programs.py", "found.md", ["python tests/pytorch/wild_programs.py"]),

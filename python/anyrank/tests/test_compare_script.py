@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """anyrank compare: options, templates, working folders; and whole runs of small scripts where torch is there, with the
-commands of compare.md."""
+commands of compare.md and README.md."""
 
 from __future__ import annotations
 
