@@ -141,7 +141,8 @@ class Rounding:
         """The gradients of the parameters. FSDP2 and reentrant checkpoints know a whole backward pass alone."""
         parameters = [parameter for _, parameter in self.parameters]
         if not self.whole_backward:
-            return list(torch.autograd.grad(tensors, parameters, grad_outputs, allow_unused=True))
+            return [None if grad is None else local_of(grad)
+                    for grad in torch.autograd.grad(tensors, parameters, grad_outputs, allow_unused=True)]
         before = [parameter.grad for parameter in parameters]
         try:
             for parameter in parameters:

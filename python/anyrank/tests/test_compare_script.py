@@ -61,6 +61,27 @@ dist.destroy_process_group()
 """
 
 
+TENSOR_PARALLEL = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+dist.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+model = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+data = torch.Generator().manual_seed(1)
+for step in range(4):
+    model(torch.randn(8, 8, generator=data)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+
+
 class TestOptions(unittest.TestCase):
     def setUp(self) -> None:
         folder = tempfile.TemporaryDirectory()
@@ -146,6 +167,12 @@ class TestRuns(unittest.TestCase):
         self.assertEqual((result["result"], result["runs"][1]["models"]), ("same", ["Sequential"]))
         self.assertGreater(result["comparisons"][0]["verify"]["tensors"], 30)
         self.assertEqual(sorted(os.listdir(self.folder)), ["result.json", "train.py"])
+
+    def test_tensor_parallelism_with_a_mesh_of_one_rank_is_a_reference(self) -> None:
+        self.script.write_text(TENSOR_PARALLEL, encoding="utf-8")
+        status, out, err = self.compare("--", "train.py")
+        self.assertEqual(status, 0, out + err)
+        self.assertIn("what rounding of the run's own formats explains", out)
 
     def test_a_mistake_is_named(self) -> None:
         status, out, err = self.compare("--out", "kept", "--", "train.py", "--mistake")
