@@ -20,7 +20,7 @@ struct blas_shape {
 struct blas_matrix {
     ar_buf data; /* only read if it belongs to a or b */
     size_t ld, step;
-    bool transposed; /* float alone: the rows are the columns of what lies in memory, ld from one of them to the next */
+    bool transposed; /* float only: the rows are the columns of the stored matrix, ld apart */
 };
 
 /* Computes an int32 product of int8 operands, exact if every sum fits int32. ld and k of a and b are multiples of 16,

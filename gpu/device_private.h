@@ -9,20 +9,20 @@ AR_BEGIN_DECLS
 
 /** Reads "cpu", "cuda" (AR_GPU_EACH), "cuda:1", "emulated". Errors: AR_ERR_ARG, naming what would be right. */
 AR_NODISCARD ar_status ari_device_choice_parse(ar_device_choice *c, const char *text);
-/** The CUDA device on one GPU, which any number of ranks may share, each with a device and streams of its own.
- *  Its exact products are of int8 digits, 16 or 10 of them by the number of terms, or as the environment variable
- *  ANYRANK_IMMA_PATH ("imma16", "imma10") says; those of fewer rows or columns than ANYRANK_IMMA_MIN_ROWS are not asked
- *  of cuBLAS, but done by the kernel for what it refuses. The same bits either way, here and on the emulated device.
- *  Errors: AR_ERR_ARG (another value of those variables), AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no such
- *  GPU, or one too old), AR_ERR_MEMORY. */
+/** Creates the CUDA device on one GPU, which any number of ranks may share, each with its own device and streams. Its
+ *  exact products use int8 digits, 16 or 10 products depending on the number of terms, or as the environment variable
+ *  ANYRANK_IMMA_PATH ("imma16", "imma10") says. Products with fewer rows or columns than ANYRANK_IMMA_MIN_ROWS use the
+ *  kernel for shapes that cuBLAS refuses. Bits are equal either way, here and on the emulated device. Errors:
+ *  AR_ERR_ARG (another value of those variables), AR_ERR_UNSUPPORTED (a build without CUDA, no driver, no such GPU, or
+ *  one too old), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_device_cuda_create(ar_device **result, int index);
-/** The CUDA device's kernels on the host, in memory that nothing but they and `copy` can reach. The environment
- *  variable ANYRANK_EMULATED_STREAMS says when its streams, those of all such devices of the process, do what is
- *  enqueued: "eager", at once (default); "late:SEED", when the host waits for something, in an order drawn by the
- *  number SEED among the streams that can continue; "latest:SEED", some, drawn at each wait, as far as they can, and
- *  the others only as far as the wait needs. The same bits under all of these, unless a wait is missing. What a kernel
- *  does wrong late is an AR_ERR_DEVICE of the next wait, and of every call after it until the last queue ends. Errors:
- *  AR_ERR_UNSUPPORTED (a build without them), AR_ERR_ARG (another value), AR_ERR_MEMORY. */
+/** Creates a device that runs the CUDA device's kernels on the host, in memory that only they and `copy` can access.
+ *  The environment variable ANYRANK_EMULATED_STREAMS says when the streams of all such devices of the process run their
+ *  tasks: "eager", at once (default); "late:SEED", when the host waits, in an order drawn with SEED among the streams
+ *  that can run; "latest:SEED", some streams, drawn at each wait, as far as they can, the others only as far as the
+ *  wait needs. Bits are equal under all of these unless a wait is missing. A kernel's late error is the AR_ERR_DEVICE
+ *  of the next wait and of every later call until the last queue is destroyed. Errors: AR_ERR_UNSUPPORTED (a build
+ *  without it), AR_ERR_ARG (another value), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_device_emulated_create(ar_device **result);
 /** Describes CUDA in this build and on this machine: versions and libraries, or why CUDA is missing. Truncates to
  *  size. */

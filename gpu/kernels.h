@@ -13,8 +13,8 @@ namespace ARI_GPU
 
 /* --- slots -------------------------------------------------------------------------------------------------------- */
 
-/* The slots of the device's table. Each is a function of this namespace, whose type ar_device_ops gives it: those of
- * memory and queues are defined in the runtime, the others in the files of their kernels. */
+/* Slots of the device's table. Each is a function of this namespace with the type that ar_device_ops gives it. Slots
+ * for memory and queues are defined in the runtime, the others in the files of their kernels. */
 template <class F> struct pointed;
 template <class F> struct pointed<F *> {
     typedef F type;

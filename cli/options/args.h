@@ -160,8 +160,8 @@ typedef enum ari_args_action {
 AR_NODISCARD ar_status ari_args_parse(const ari_args_spec *spec, int argc, char *const *argv, void *values,
                                       ari_args_action *action);
 
-/** Parses the arguments of ari_args_run once more, over what has been put into *values since: what was given counts
- *  again. They have no error, as they had none. Errors: those of ari_args_parse. */
+/** Parses the arguments of ari_args_run once more over the present *values, so that the given options take effect
+ *  again. Errors: those of ari_args_parse; the arguments were valid before. */
 AR_NODISCARD ar_status ari_args_reparse(const ari_args_spec *spec, void *values);
 
 /** Describes a command line: the subcommand, the version, and every option and positional with its value, in one line

@@ -29,7 +29,7 @@ AR_NODISCARD ar_status ari_transport_begin(ari_common *common, const ari_transpo
 /** Refuses --transport nccl for ranks as threads that NCCL cannot connect here: ranks on other devices, or more ranks
  *  than GPUs. Errors: AR_ERR_ARG, AR_ERR_UNSUPPORTED (no NCCL). */
 AR_NODISCARD ar_status ari_transport_fits(const ari_common *common, const ar_run *run, int ranks);
-/** Leaves the others, when what is to be printed has been: an error ends them too. NULL: nothing to leave. */
+/** Leaves the other processes after the last output; an error status ends them too. NULL: nothing to leave. */
 void ari_transport_end(ar_process *p, ar_status st);
 /** True if this process prints and writes files: it is the only one, or process 0. */
 bool ari_transport_reports(const ar_process *p);
@@ -45,6 +45,6 @@ void ari_transport_json(json_t *o, const ar_run *run, int world);
  *  Modifies the environment. */
 void ari_transport_prepare(int argc, char *const *argv);
 bool ari_transport_is_silent(void);
-/** At the end of a process that has failed without having joined the others: lets them know, or, where they cannot be
- *  joined, a silent one say why. */
+/** At the end of a failed process that has not joined the others: informs them. If they cannot be reached, prints the
+ *  error even on a silenced process. */
 void ari_transport_finish(int argc, char *const *argv, int exit_code);

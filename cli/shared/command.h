@@ -29,7 +29,7 @@ typedef struct ari_common {
     bool nccl_threads;          /* the ranks of that run are threads that NCCL is to connect */
 } ari_common;
 
-/* As diff has them. */
+/* Exit status, as diff has it. */
 typedef enum ari_exit {
     ARI_EXIT_SAME = 0,      /* the same, or all well */
     ARI_EXIT_DIFFERENT = 1, /* a difference, or a failed check */

@@ -6,13 +6,12 @@
 
 struct ari_common;
 
-/* A line on stderr that tells how far a long job is: only on a terminal, only after a second, at most ten times a
- * second, and gone at the end. One thread uses it. Nothing else may print between begin and end without
- * ari_progress_clear.
+/* Progress line of a long job on stderr: only on a terminal, only after a second, at most ten times a second, and
+ * removed at the end. One thread uses it. Nothing else may print between begin and end without ari_progress_clear.
  *
- * With --progress-fd a program reads it instead: lines of JSON, {"fraction": 0.25, "seconds": 1.5, "what": ".."}, from
- * the first moment on, as often; `fraction` is null where it is not known. A reader that has gone ends the command by
- * SIGPIPE, so that nobody's job stays behind. */
+ * With --progress-fd a program reads lines of JSON instead, {"fraction": 0.25, "seconds": 1.5, "what": ".."}, from the
+ * start and equally often; `fraction` is null if unknown. A reader that has closed the pipe ends the command by
+ * SIGPIPE, so that an abandoned job does not continue. */
 typedef struct ari_progress {
     bool is_enabled;   /* stderr is a terminal and --quiet is not set */
     int fd;            /* file descriptor that a program reads; 0: none */

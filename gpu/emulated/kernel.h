@@ -33,8 +33,8 @@ alignas(64) inline thread_local unsigned char room[48 * 1024];
  * threads interleaved. */
 enum class order { forward, backward, threads };
 
-/* Before a launch. Errors: AR_ERR_DEVICE, an address that dev<>() was given since the last launch of this thread is no
- * device memory: what a GPU would call an illegal address; what a kernel did that ran late. */
+/* Called before a launch. Errors: AR_ERR_DEVICE (an address given to dev<>() since this thread's last launch is not
+ * device memory, which a GPU would call an illegal address); the error of a kernel that ran late. */
 ar_status enter(ar_device *d, ar_queue *q, order *o);
 
 /* Runs run(arg) on a stream, now or later; the stream keeps a copy of arg until then. */
@@ -206,7 +206,7 @@ template <class F> struct elements {
     order runs;
     unsigned threads; /* of a block */
 
-    /* As each thread of a team runs it, for ThreadSanitizer, which sees whether elements are apart. */
+    /* Runs one thread of a team, for ThreadSanitizer, which checks that threads write separate elements. */
     static void run_team(const void *arg, team *t)
     {
         const elements *kernel = static_cast<const elements *>(arg);
@@ -233,7 +233,7 @@ template <class F> struct blocks {
     order runs;
     unsigned threads; /* of a block */
 
-    /* As each thread of a team runs it: all blocks, one after the other. */
+    /* Runs one thread of a team: all blocks in order. */
     static void run_team(const void *arg, team *t)
     {
         static const barrier end = {"the end of a block"};

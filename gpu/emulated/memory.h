@@ -53,8 +53,8 @@ void *arena_address(chunk *c);
 /* True if a block of this many bytes fits into c, and c is not much larger. */
 bool arena_fits(const chunk *c, size_t bytes);
 
-/* The guard of a block of so many bytes: set, and looked at for the last time; and those of all blocks that have one.
- * Errors: AR_ERR_DEVICE, a kernel wrote there. */
+/* Set the guard of a block, check it for the last time, and check the guards of all blocks that have one. Errors:
+ * AR_ERR_DEVICE, a kernel wrote there. */
 void guard_set(void *address, size_t bytes);
 ar_status guard_end(void *address, size_t bytes);
 ar_status guards_check(void);

@@ -24,8 +24,8 @@ ari_stream *stream_of(const ar_queue *q);
  * AR_ERR_DEVICE. */
 ar_status streams_failed(void);
 
-/* Memory that may be used by what is enqueued on s from now on. It may have been freed there, and be in use still; or,
- * with a wait of s for it, on another stream: as CUDA's pool has it. Errors: AR_ERR_MEMORY. */
+/* Allocates memory for work that is enqueued on s from now on. As in CUDA's pool, it may have been freed on s and still
+ * be in use there, or on another stream, for which s then waits. Errors: AR_ERR_MEMORY. */
 ar_status stream_alloc(ari_stream *s, void **result, size_t bytes);
 /* Given back when s comes to it: its guard is looked at, and it becomes junk. */
 void stream_free(ari_stream *s, void *address);

@@ -26,7 +26,7 @@ AR_BEGIN_DECLS
     X(cudaErrorInvalidPc, 718)           \
     X(cudaErrorLaunchFailure, 719)       \
     X(cudaErrorMpsClientTerminated, 810)
-/* Those that CUDA 12.0 does not have yet. */
+/* Sticky errors that CUDA 12.0 does not have. */
 #define ARI_GPU_STICKY_NEWER(X)       \
     X(cudaErrorContained, 226)        \
     X(cudaErrorTensorMemoryLeak, 721) \

@@ -82,7 +82,7 @@ typedef struct ari_row_blocks {
     const size_t *rows; /* [ranks, blocks], what each has, block after block */
 } ari_row_blocks;
 
-/* Where they go: for every value that has such rows. */
+/* Destinations of moved rows, shared by all values with such rows. */
 typedef struct ari_moved_rows {
     ar_ctx *ctx;
     ar_comm *group;

@@ -77,7 +77,7 @@ double *ari_bl_doubles(ari_bl_run *run, size_t rows, size_t cols);
 /** Frees everything taken since `mark` was the top. What an error return leaves is released by whoever releases next,
  *  at the latest by the end of the run. */
 void ari_bl_release(ari_bl_run *run, const ari_bl_memory *mark);
-/** What is taken from here on is released at the end of the block, however that ends. */
+/** Begins a scope: memory taken from here on is released at the end of the block. */
 #define ARI_BL_SCOPE(run) ARI_ENDED(ari_bl_scope_end) const ari_bl_scope ari_bl_scope_ = {(run), (run)->top}
 typedef struct {
     ari_bl_run *run;
@@ -137,7 +137,7 @@ static inline double ari_bl_keep(const ari_bl_run *run, double x)
 }
 /** The same of x[0..n). */
 void ari_bl_keep_all(const ari_bl_run *run, double *x, size_t n);
-/** What a config says, or comes of it, as a run keeps it: fp32, but for the binary64 mode. */
+/** Returns a config's value, or one derived from it, as a run stores it: fp32 except in the binary64 mode. */
 static inline double ari_bl_stored(const ari_bl_run *run, double x)
 {
     return run->o->mode == AR_MODE_F64 ? x : (double)(float)x;
@@ -165,14 +165,15 @@ typedef struct ari_bl_matrix {
     const double *data;
     size_t row, col;
 } ari_bl_matrix;
-/* How: ARI_BL_SCALED equilibrates (step 0); ARI_BL_WEIGHT: by a parameter, ARI_BL_PEAKED: from gradients of logits. */
+/* Flags of a product: ARI_BL_SCALED equilibrates (step 0); ARI_BL_WEIGHT multiplies by a parameter; ARI_BL_PEAKED by
+ * gradients of logits. */
 enum { ARI_BL_PLAIN = 0, ARI_BL_SCALED = 1, ARI_BL_WEIGHT = 2, ARI_BL_PEAKED = 4 };
 /** c[i,j] = round(sum over k of a(i,k)*b(j,k)); c [m, n] row-major. */
 AR_NODISCARD ar_status ari_bl_contract(ari_bl_run *run, double *c, size_t m, size_t n, size_t k, ari_bl_matrix a,
                                        ari_bl_matrix b, int flags);
-/* The same, of which tiles are computed one at a time: its operands as panels of 16 rows beside each other, [k][16],
- * the last one filled up with zeros; their elements are what the mode multiplies, integers with the unit of each row,
- * fp32 or binary64. */
+/* Rows of a panel. Products that are computed tile by tile have their operands as panels of 16 adjacent rows, [k][16],
+ * the last one padded with zeros. Elements are what the mode multiplies: integers with a unit per row, fp32, or
+ * binary64. */
 enum { ARI_BL_PANEL = 16 };
 static inline size_t ari_bl_panels(size_t n)
 {
@@ -252,7 +253,7 @@ typedef struct ari_bl_linear {
 typedef struct ari_bl_mlp {
     ari_bl_linear fc, down;
 } ari_bl_mlp;
-/* What the last forward pass of a layer's router was, for its losses: of all layers a list. */
+/* Results of the last forward pass of a layer's router, for its losses; all layers form a list. */
 typedef struct ari_bl_seen {
     const struct ari_bl_seen *next;
     double *count, *p;                  /* [E]: tokens to each expert, and the sum of their p */
@@ -342,8 +343,9 @@ AR_NODISCARD ar_status ari_bl_muon(ari_bl_run *run, const ari_bl_trained *p);
 AR_NODISCARD ar_status ari_bl_training_update(ari_bl_run *run);
 
 /* --- layers ------------------------------------------------------------------------------------------------------- */
-/** y [rows, cols] = x with the elements of a dropout site, prefix.part, dropped, the others scaled; y may be x. Rows
- * are tokens, or, `heads` > 0, the queries of [b, heads, s] and columns the keys. Emitted unless pass is 0. */
+/** Computes y [rows, cols] = x with the elements of the dropout site prefix.part dropped and the others scaled; y may
+ *  be x. Rows are tokens, or with heads > 0 the queries of [b, heads, s] with keys as columns. Emitted unless pass is
+ *  0. */
 AR_NODISCARD ar_status ari_bl_dropout(ari_bl_run *run, const char *part, char pass, double *y, const double *x,
                                       size_t heads, size_t cols);
 /* Rows [row, row + rows) and columns [col, col + cols) of a matrix. */
@@ -353,7 +355,7 @@ typedef struct ari_bl_region {
 /** The same of a region, which y and x are, of rows of `features` elements, and not emitted. */
 void ari_bl_drop(const ari_bl_run *run, const char *part, double *y, const double *x, const ari_bl_region *region,
                  size_t features);
-/** Of so many rows: all tokens, or those of an expert. */
+/** Forward pass of a linear layer for `rows` rows: all tokens, or an expert's. */
 AR_NODISCARD ar_status ari_bl_linear_forward(ari_bl_run *run, const ari_bl_linear *l, double *y, const double *x,
                                              size_t rows);
 AR_NODISCARD ar_status ari_bl_linear_backward(ari_bl_run *run, const ari_bl_linear *l, double *dx, const double *dy,
@@ -426,8 +428,8 @@ AR_NODISCARD ar_status ari_bl_activate(ari_bl_run *run, double *out, const doubl
 AR_NODISCARD ar_status ari_bl_activate_backward(ari_bl_run *run, double *dfc, const double *dout, const double *fc,
                                                 size_t rows, size_t f, double doubt);
 
-/* Where each token goes, and what its experts make of it. The k slots of a token are its experts, ascending; row
- * place[t*k + j] of the experts' activations is token t's slot j. Rows are sorted by expert, then by token. */
+/* Routes of tokens, and their experts' results. The k slots of a token are its experts in ascending order; row
+ * place[t*k + j] of the experts' activations is slot j of token t. Rows are sorted by expert, then by token. */
 typedef struct ari_bl_routed {
     double *p;            /* [tokens, E]: the router's softmax, or sigmoids */
     double *lse;          /* [tokens]: the logarithm of its denominator */
@@ -440,8 +442,8 @@ typedef struct ari_bl_routed {
     ari_bl_mlp_saved experts, shared;
     double *share; /* [tokens]: sigmoid of the shared expert's gate */
 } ari_bl_routed;
-/** Of token t of r: p, experts and weights from its logits z [E]; bias: of a router of sigmoids, else NULL. work:
- *  [2, E]. */
+/** Routes token t of r: computes p, experts and weights from its logits z [E]. bias: for a router of sigmoids, else
+ *  NULL. work: [2, E]. */
 void ari_bl_route_token(const ari_bl_run *run, const double *bias, const ari_bl_routed *r, size_t t, const double *z,
                         double *work);
 /** dz [tokens, E] from g [tokens, k], the gradients of the weights. dz is zero. */
@@ -520,7 +522,7 @@ typedef struct ari_bl_mtp {
     ari_bl_block saved;
 } ari_bl_mtp;
 AR_NODISCARD ar_status ari_bl_load_mtp(ari_bl_run *run, ari_bl_model *m);
-/** What lives through a pass. */
+/** Allocates what lives through a pass. */
 AR_NODISCARD ar_status ari_bl_take_mtp(ari_bl_run *run, ari_bl_model *m);
 /** All depths from m->head_x; *loss += their part of the loss. */
 AR_NODISCARD ar_status ari_bl_mtp_forward(ari_bl_run *run, ari_bl_model *m, double *loss);

@@ -108,8 +108,8 @@ void ari_member_init(ari_member *m, ari_group *g, int index);
 /** Removes the member from its group. The group ends with its last member. */
 void ari_member_fini(ari_member *m);
 
-/* What the last member does for all of them, while they wait. An error ends the world with it. The world may also end
- * while it runs, of another rank's: then each member that was waiting calls undo (if not NULL) for itself. */
+/* Function that the last member to arrive runs for all members while they wait. If it fails, the world ends with its
+ * error. If another rank ends the world while it runs, each waiting member calls undo (unless NULL) for itself. */
 typedef struct ari_alone {
     ar_status (*run)(ari_group *g, void *arg);
     void *arg;
@@ -122,8 +122,8 @@ typedef struct ari_alone {
  *  Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED, or those of alone; then the member has left and no data
  *  moves. */
 AR_NODISCARD ar_status ari_member_enter(ari_member *m, ar_comm *c, const ari_call *call, const ari_alone *alone);
-/** Leaves when every member has come to leave: nobody reads this member's memory any more. Errors: those of enter,
- * where the collective was broken off: then it was on every member. */
+/** Leaves when every member is ready to leave, so that no member reads this one's memory any more. Errors: those of
+ *  ari_member_enter if the collective was aborted, which then was so on every member. */
 AR_NODISCARD ar_status ari_member_leave(ari_member *m);
 /** Leaves at once, for collectives whose work one member has done. */
 void ari_member_done(ari_member *m);
@@ -169,6 +169,6 @@ void ari_member_break(ari_member *m, ar_status st, const char *why);
 void ari_member_describe(const ari_member *m, const ari_call *call, char *text, size_t size);
 /** Waits so long, or until the world has failed. */
 void ari_member_sleep(ari_member *m, uint64_t ns);
-/** Waits until the world has failed. Where every other rank has returned or is held like this one, nobody is left to
- *  miss it: then it ends the world itself after the timeout, with AR_ERR_TIMEOUT and `why`. */
+/** Waits until the world has failed. If every other rank has returned or waits here too, no rank is left to notice:
+ *  then it ends the world itself after the timeout with AR_ERR_TIMEOUT and `why`. */
 void ari_member_hold(ari_member *m, const char *why);

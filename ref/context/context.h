@@ -59,7 +59,7 @@ typedef struct ari_replica_group {
  * calls of one communicator stay on one queue. */
 typedef struct ari_communication {
     ar_queue *queue;   /* NULL: not made yet */
-    ARI_GROUP_MEMBERS; /* NULL: not made yet, or, but for tp, without peers of its own: shard is dp's where that has
+    ARI_GROUP_MEMBERS; /* NULL: not made yet, or, except for tp, without other ranks: shard is dp's group if it has
                           no replicas */
 } ari_communication;
 
@@ -117,8 +117,8 @@ struct ar_ctx {
     void *tap_user;
     bool counting;      /* a first forward pass in which routers only count the tokens of each expert */
     bool tracks_logits; /* attention keeps its largest ones, for QK-Clip */
-    bool operands_once; /* each weight meets one product a pass, and one pass each way: what is made of it for that
-                           need not stay */
+    bool operands_once; /* each weight is used in one product per pass, and there is one pass in each direction: its
+                           prepared operand need not be kept */
     bool recomputing;   /* a second forward pass: no listener hears of it, and it counts no use of a parameter */
     struct ari_ledger *ledger;                             /* record of the values' placements; NULL: none */
     void (*forget)(struct ari_ledger *l, const void *ptr); /* memory gets another value; NULL: all values end */
@@ -192,9 +192,8 @@ void ari_step_release_since(ar_ctx *c, uint64_t mark, const ar_tensor *retained)
 
 /** Ends all that the step was given in a life (ar_ctx.life), the newest first. */
 void ari_step_end_life(ar_ctx *c, int life);
-/** The memory that t lies in stays, also where it is given back or its life ends, until it has been let go as often; it
- *  is for who holds it.
- *  Memory that is not the step's is left alone. */
+/** Holds the memory of t: it stays, even if it is released or its life ends, until it has been unheld equally often.
+ *  Memory that is not the step's is ignored. */
 void ari_step_hold(ar_ctx *c, const ar_tensor *t);
 void ari_step_let_go(ar_ctx *c, const ar_tensor *t);
 /** Gives the memory of t to the caller, who frees it with ops->free; it no longer counts as step memory. Errors:
@@ -221,8 +220,8 @@ AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads
 AR_NODISCARD ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp, bool has_ends);
 /** The queue on which weights are gathered, with a copy of the group that shares them out; as above. */
 AR_NODISCARD ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows);
-/** The queue of collectives beside a layer's products, with a copy of the tensor-parallel group; as above. Before the
- *  step's memory ends, so does what is under way there. */
+/** Returns the queue for collectives overlapped with a layer's matmuls, with a copy of the tensor-parallel group;
+ *  borrowed and created once like ari_ctx_communication. Work in progress there ends before the step's memory does. */
 AR_NODISCARD ar_status ari_ctx_overlapped(ar_ctx *c, const ari_communication **borrows);
 /** Returns the [ARI_TRANSFERS] of the context's pipeline. Neighbours are those in a ring of its ranks, which is closed
  *  if ranks have virtual stages. Borrowed; created once for the context. Collective over the pipeline when they are
@@ -265,8 +264,7 @@ AR_NODISCARD ar_status ari_equal_counts(size_t **out, const ar_comm *group, size
 /** n numbers of the host, combined in place over a group. Collective. */
 AR_NODISCARD ar_status ari_combine(ar_ctx *ctx, ar_comm *group, void *numbers, size_t n, ar_dtype type, ar_op op,
                                    const char *tag);
-/** gathered: [ranks of the group, words]; this rank's row has been filled in, the others' are put beside it.
- *  Collective. */
+/** All-gathers words: gathered [ranks of the group, words], of which this rank's row is filled in. Collective. */
 AR_NODISCARD ar_status ari_gather_words(ar_ctx *ctx, ar_comm *group, uint64_t *gathered, size_t words, const char *tag);
 
 /* --- tensors as the host reads them ------------------------------------------------------------------------------- */

@@ -7,7 +7,7 @@
 
 AR_BEGIN_DECLS
 
-/** Which of the data-parallel ranks this is, of those that hold other samples. */
+/** Returns the index of this rank among the data-parallel ranks with different samples. */
 int ari_ctx_data_rank(const ar_ctx *c);
 /** Bytes of other ranks' memory that this rank read and wrote through the context's groups, those it made for itself
  *  (KV replicas) included, and the number of its calls of one kind (ari_comm_calls). */

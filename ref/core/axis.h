@@ -100,15 +100,15 @@ bool ari_experts_routed(const ar_parallel *p);
 bool ari_experts_separate(const ar_parallel *p);
 /** The ranks along these have all copies of all experts between them. */
 ari_axes ari_expert_axes(const ar_parallel *p);
-/** Of the ranks with copies of an expert, so many have tokens of the same samples: where the positions of a sequence
- *  are on several groups of expert-parallel ranks. */
+/** Returns how many of the ranks with copies of an expert have tokens of the same samples, because a sequence's
+ *  positions are spread over several expert-parallel groups. */
 int ari_expert_sequence(const ar_parallel *p);
 
 /** True if a rank makes all gradients of a micro-batch before it begins any of another: in a pipeline that defers those
  *  of weights others come before them, and a weight of two stages of a rank has two passes. */
 bool ari_passes_separate(const ar_parallel *p);
 
-/* What moves between ranks as the routes of tokens say. */
+/* Traffic that depends on the routes of tokens. */
 typedef struct ari_routed {
     uint64_t rows;      /* of tokens that expert-parallel ranks send to the experts of others, and back */
     uint64_t gradients; /* of experts, that go to the rank that computes their gradient of a sample: for each product */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a rank's operations and collectives take on a GPU, by their shapes. The planner adds these seconds up, and the
- * clock of virtual time continues by them. */
+/* Seconds of a rank's operations and collectives on a GPU, by their shapes. The planner sums them, and virtual time
+ * advances by them. */
 #pragma once
 
 #include <stdbool.h>
@@ -19,7 +19,7 @@ typedef struct ari_gpu {
     double host;               /* what launches, jitter between ranks and a clock below its boost add: a factor */
 } ari_gpu;
 
-/* What a rank computes by: a GPU's table; NULL: so many operations a second, whatever their shape, and no other
+/* Speed of a rank's computation: a GPU's table; NULL: a number of operations per second for every shape, and no other
  * work. */
 typedef struct ari_rates {
     double flops;

@@ -10,9 +10,9 @@ AR_BEGIN_DECLS
  * error. Releases arg. */
 typedef void (*ari_drop_fn)(void *arg, ar_status st, const char *why);
 
-/** As ar_queue_host, but every task that is accepted ends in exactly one of fn(arg) and drop(arg, ...); drop may be
- *  NULL. Where it is not accepted (an error is returned without fn having run), neither is called: *ran tells.
- *  ran: set to true if fn ran inside this call (inline queues), else false. */
+/** Does the same as ar_queue_host, but every accepted task ends in exactly one of fn(arg) and drop(arg, ...); drop may
+ *  be NULL. If the task is not accepted (an error without fn having run), neither is called. *ran: fn ran inside this
+ *  call (inline queues). */
 AR_NODISCARD ar_status ari_queue_push(ar_queue *q, ar_status (*fn)(void *), ari_drop_fn drop, void *arg, bool *ran);
 
 /** True if tasks run in the calling thread, inside the call. */
@@ -53,8 +53,8 @@ typedef struct ari_stream_ops {
     ar_status (*poll)(const ari_mark *m, bool *is_done);
     void (*mark_destroy)(ari_mark *m);
     void (*destroy)(ari_stream *s); /* nothing of it is under way */
-    /* As mark, but *m also records when the stream reached it, and has no other use. NULL: enqueued work is done when
-     * the call returns, and the host's clock gives the time. */
+    /* Records a mark like `mark`, but *m also records the time at which the stream reached it. NULL: enqueued work is
+     * done when the call returns, and the host's clock gives the time. */
     ar_status (*stamp)(ari_stream *s, ari_mark **m);
     /* From one stamp to a later one of the same stream, both reached. There with stamp. */
     ar_status (*elapsed)(const ari_mark *begin, const ari_mark *end, double *seconds);
@@ -69,8 +69,8 @@ struct ari_mark {
     const ari_stream_ops *ops;
 };
 
-/** As ar_queue_create, for a queue that stands on a stream, which it owns from then on; on failure the caller does. A
- *  thread's queue waits for the stream after each of its tasks. */
+/** Creates a queue on a stream, which the queue owns; on failure the caller still does. A thread's queue waits for the
+ *  stream after each of its tasks. Otherwise as ar_queue_create. */
 AR_NODISCARD ar_status ari_queue_create_on(ar_queue **out, ar_queue_kind kind, const char *name, ari_stream *s);
 /** NULL: it stands on none, its tasks are done when they return. */
 ari_stream *ari_queue_stream(const ar_queue *q);
@@ -90,9 +90,9 @@ ari_outcome ari_outcome_of(ar_status st);
 /** The status, whose message becomes this thread's. */
 ar_status ari_outcome_status(const ari_outcome *o);
 
-/* A failure that may come at any time from outside of a queue and ends what is under way on its stream: that of a
- * communicator whose data a device moves. A wait that would then say that all is well says this instead. Counted
- * references; from any thread. */
+/* Failure that may come from outside of a queue at any time and ends the work in progress on its stream, such as the
+ * failure of a communicator whose data a device moves. A wait that would otherwise succeed returns it. Counted
+ * references; usable from any thread. */
 typedef struct ari_failure ari_failure;
 
 /** Gives one that has not come. Errors: AR_ERR_MEMORY. */
@@ -105,7 +105,7 @@ void ari_failure_set(ari_failure *f, ar_status st, const char *message);
 /** AR_OK, or what has come; *message lives as long as f. */
 ar_status ari_failure_get(const ari_failure *f, const char **message);
 
-/** From now on the failure is q's too: its waits and what is enqueued on it end with it. The last one given counts. */
+/** Makes the failure q's too: its waits and enqueued work end with it. A later call replaces it. */
 void ari_queue_heed(ar_queue *q, ari_failure *f);
 
 AR_END_DECLS

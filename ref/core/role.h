@@ -12,8 +12,8 @@ typedef enum ari_role {
     ARI_POSITIONS,
     ARI_EMBEDDED, /* what the first block gets */
     /* In a block. */
-    /* Of one for further tokens: rows of the table of tokens, norms of these and of what enters, and a matrix that
-     * makes one value of both. */
+    /* Parts of a block for further tokens: rows of the embedding table, norms of these and of the input, and a matrix
+     * that combines both. */
     ARI_MTP_TOKENS,
     ARI_TOKENS_NORM,
     ARI_ENTERED_NORM,
@@ -78,7 +78,7 @@ typedef enum ari_role {
     ARI_SHARED_SHARE,  /* the gate of what it makes */
     ARI_MLP,
     ARI_MLP_NORM, /* of what the MLP adds to the residual */
-    /* Of one for further tokens: a norm of what it makes, the logits, and their gradient. */
+    /* Parts of a block for further tokens: a norm of its output, the logits, and their gradient. */
     ARI_MTP_NORM,
     ARI_MTP_HEAD,
     ARI_MTP_LOGITS,
@@ -104,7 +104,7 @@ static inline bool ari_is_mtp_part(ari_role role)
     return (role >= ARI_MTP_TOKENS && role <= ARI_JOINED) || (role >= ARI_MTP_NORM && role <= ARI_MTP_LOGITS);
 }
 
-/** What a parameter's name has after its module's. */
+/** Returns the suffix of a parameter's name after its module's. */
 static inline const char *ari_param_suffix(ari_role role, bool bias)
 {
     return role == ARI_ROUTER_BIAS || role == ARI_SINKS ? "" : bias ? ".bias" : ".weight";

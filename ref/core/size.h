@@ -89,8 +89,8 @@ AR_NODISCARD ar_status ari_grow(void *list, size_t *capacity, size_t count, size
             qsort(list, n, sizeof *(list), compare); \
     } while (0)
 
-/* Raises `low` to the first place from there to `high` of which `before` is false, as it is of all after it; `before`
- * is of place i. */
+/* Raises `low` to the first index up to `high` for which `before` is false, as it is for all later indices; `before` is
+ * an expression of index i. */
 #define ARI_BISECT(low, high, i, before)             \
     for (size_t end_ = (high); (low) < end_;) {      \
         const size_t i = (low) + (end_ - (low)) / 2; \

@@ -28,7 +28,7 @@ AR_NODISCARD ar_status ari_part_check(const ar_part *p, size_t batch, size_t row
 ar_tensor ari_tensor_part(const ar_tensor *t, const ar_part *p);
 /** The whole tensor, as replica `replica` of `replicas`. */
 AR_NODISCARD ar_status ari_layout_replicate(ar_layout *o, int ndim, const size_t *shape, int replica, int replicas);
-/** As ar_layout_shard, but parts of ceil(n/parts), the last ones shorter or empty. */
+/** Does the same as ar_layout_shard with parts of ceil(n/parts), of which the last ones are shorter or empty. */
 AR_NODISCARD ar_status ari_layout_shard_uneven(ar_layout *o, int ndim, const size_t *shape, int dim, int part,
                                                int parts);
 /** `n` blocks of extents block[0..n) that lie one after the other along `dim`, each sharded evenly: q|k|v. */

@@ -52,7 +52,7 @@ AR_NODISCARD ar_status ari_text_copy(char **out, const char *text, size_t n, con
 /** Closes what open_memstream has written to *text. False where memory was too short for all of it: *text may be
  *  NULL. */
 bool ari_text_closed(FILE *out, char *const *text);
-/** Which of n words it is; n: none, or NULL. */
+/** Returns the index of a word among n words; n: none, or NULL. */
 size_t ari_word_of(const char *word, const char *const *words, size_t n);
 /* True if it is one of an array of words. */
 #define ARI_IS_AMONG(word, words) \

@@ -169,8 +169,9 @@ AR_NODISCARD ar_status ari_gather_rank_major(ar_ctx *ctx, ar_tensor *rows, const
 
 /* --- products of user-defined layers ------------------------------------------------------------------------------ */
 
-/** Where x stands for the terms of a product with a weight that is cut (ar_contract): *is_folded, and y = their sum,
- *  placed as `to_placement`. Errors: AR_ERR_UNSUPPORTED (another operator completes it), those of the arithmetic. */
+/** Completes terms: if x stands for the terms of a product with a sharded weight (ar_contract), sets *is_folded and y =
+ *  their sum, placed as `to_placement`. Errors: AR_ERR_UNSUPPORTED (another operator completes it), those of the
+ *  arithmetic. */
 AR_NODISCARD ar_status ari_unsummed_take(bool *is_folded, ar_ctx *ctx, ar_tensor *y, const ar_tensor *x,
                                          ar_placement to_placement, const char *tag);
 
@@ -246,8 +247,8 @@ AR_NODISCARD ar_status ari_module_end(ar_module **out, ar_module *m, ar_status s
  *  none). positions: a value is placed by positions, so every input has three dimensions. */
 AR_NODISCARD ar_status ari_sequential_create(ar_module **out, const char *name, ar_module *const *child, size_t n,
                                              bool owns_children, size_t sp_index, bool positions);
-/* What goes between stages: of each sample this shape, whose first of two dimensions or more are positions, 0 for those
- * of the batch. */
+/* Shape of a sample of the value between stages. The first of two or more dimensions is positions; 0: those of the
+ * batch. */
 typedef struct ari_between {
     int ndim;
     size_t shape[AR_SAMPLE_DIMS];
@@ -270,8 +271,8 @@ typedef struct ari_stages {
     size_t layers; /* of all ranks */
     ari_between boundary;
     ari_routers routers; /* of all ranks */
-    /* What a child makes is memory that nothing else needs: a gradient ends when it has been used, and a value goes to
-     * another stage as it is, not as a copy. */
+    /* a child's results are in memory that nothing else uses: a gradient is released after its use, and a value is sent
+     * to another stage without a copy */
     bool fresh;
     size_t depths;      /* further tokens that are predicted */
     ar_module *further; /* module with the last stage, if there is one (ari_further_create) */
@@ -369,8 +370,9 @@ typedef struct ari_mtp_options {
  *  between blocks; the batch is ari_batch_roll's. Release it with ar_module_destroy. */
 AR_NODISCARD ar_status ari_mtp_create(ar_module **out, ar_ctx *ctx, const char *name, const ari_mtp_options *o);
 
-/** Where a chain of such blocks begins: y = x, which the first of them takes. The chain runs after the loss of y and,
- *  going back, before it; backward adds its gradient. Release the result with ar_module_destroy. */
+/** Creates the head of a chain of such blocks: y = x, which the first block reads. The chain runs after the loss of y
+ *  in the forward pass and before it in the backward pass; backward adds its gradient. Release it with
+ *  ar_module_destroy. */
 AR_NODISCARD ar_status ari_further_create(ar_module **out, ar_ctx *ctx, const char *name, double weight);
 /** Adds one more block with its head and loss, whose weight is the total weight divided by the number of losses.
  *  Modules are borrowed; the chain owns the loss. */

@@ -71,7 +71,7 @@ AR_NODISCARD ar_status ari_ruled_believe(const ari_ruled *m, const char *label, 
  *  declaration. */
 AR_NODISCARD ar_status ari_ruled_input(const ari_ruled *m, const ar_plan_rule *maker, ar_placement actual,
                                        ar_placement else_from, ar_placement *from_placement);
-/** *p = what is declared that a value is to be made. terms: it can be those of a sum. */
+/** Sets *p to the declared target placement of a value. terms: it may be terms of a sum. */
 AR_NODISCARD ar_status ari_ruled_target(const ari_ruled *m, const char *label, ar_placement declared, bool tokens,
                                         bool terms, ar_placement *p);
 /** *to_placement = what the output is to be; else_to without a declaration. */

@@ -92,8 +92,8 @@ typedef struct ari_uncertainty {
     /* for a moment: the gradient that its step adds, in each dump, and the reference's moment; NULL: none */
     const ar_dump_tensor *added[2], *moment;
     bool squared; /* a second moment */
-    /* Of an output of a later step: |db_j|, and |dw_j| times the size of the input in parts of that of the output's
-     * row, of the weights that it is made with; NULL: none. And what is explained of tensors before it, of all
+    /* for an output of a later step: |db_j|, and |dw_j| times the size of the input relative to that of the output's
+     * row, for the weights of its module; NULL: none. Also the differences that earlier tensors explain, for all
      * elements. */
     double *bias, *weight;       /* [width] */
     double *row;                 /* [rows] sizes */
@@ -107,9 +107,9 @@ AR_NODISCARD ar_status ari_uncertainty_reach(double *reach, const ar_dump *refer
 /** Finds the largest root mean square among the reference's tensors of these passes ("g") in a step; 0 if it has none.
  *  Errors: those of reading. */
 AR_NODISCARD ar_status ari_largest_rms(double *rms, const ar_dump *reference, const char *passes, int step);
-/** Of an output y = W x + b of a later step, whose weights are those of both dumps before it; NULL: none. `name` is the
- *  class of its module, which says along which dimension they apply; NULL: shapes say so. In the arena. Errors: those
- *  of reading; AR_ERR_MEMORY. */
+/** Computes the uncertainty of an output y = W x + b of a later step from both dumps' weights before it; NULL: none.
+ *  `name`: class of its module, which gives the dimension along which the weights apply; NULL: shapes give it. Memory
+ *  is from the arena. Errors: those of reading, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_uncertainty_output(ari_uncertainty *d, const ar_dump_tensor *output,
                                               const ar_dump_tensor *const *weight, const ar_dump_tensor *const *bias,
                                               const char *name, ari_arena *arena);

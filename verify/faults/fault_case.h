@@ -69,9 +69,9 @@ void ari_fault_bases_fini(ari_fault_bases *bases);
 
 /* --- a module ----------------------------------------------------------------------------------------------------- */
 
-/** Compares a module under the case's layout with the same on one rank: y = x W^T beside a matrix that it has and does
- *  not use, with squared errors. `fault` is on in the layout. bases: for threads, seed and explain. Release the result
- *  with ar_check_report_destroy. Errors: those of ar_check_module. */
+/** Compares a module under the case's layout with the same module on one rank: y = x W^T next to an unused matrix, with
+ *  squared errors. `fault` is on under the layout. bases: for threads, seed and explain. Release *out with
+ *  ar_check_report_destroy. Errors: those of ar_check_module. */
 AR_NODISCARD ar_status ari_fault_module_check(ar_check_report **out, const ari_fault_case *f, const char *fault,
                                               const ari_fault_bases *bases);
 

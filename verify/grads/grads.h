@@ -25,7 +25,7 @@ typedef struct ari_gathered {
 typedef struct ari_gatherer {
     ari_gathered *list;
     size_t count, capacity;
-    /* Whose parameters have the names in files that transformers has in memory; NULL: the names of checkpoints. */
+    /* config whose parameters have transformers' in-memory names in files; NULL: names of checkpoints */
     const ar_config *stacked;
 } ari_gatherer;
 
@@ -51,8 +51,7 @@ AR_NODISCARD ar_status ari_gather_write(const ari_gatherer *g, size_t targets, i
 /** SHA-256 over all tensors of the first `files` files, by name. */
 AR_NODISCARD ar_status ari_gather_hash(const ari_gatherer *g, int files, char hex[65]);
 
-/* Who listens to the ranks of a run: the gatherer of outputs and gradients, and where they are asked for, a listener
- * for each rank. */
+/* Listeners of a run's ranks: the gatherer of outputs and gradients, and if requested a dump listener for each rank. */
 typedef struct ari_grads_taps {
     ari_gatherer *outputs;
     ari_dump_ranks ranks; /* empty: not requested */

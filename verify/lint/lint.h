@@ -55,7 +55,8 @@ ari_lint_verdict ari_lint_elementwise(ar_placement x, bool linear);
 ari_lint_verdict ari_lint_along(ar_placement x, int dim, bool linear);
 /** Returns the verdict on attention of queries to keys, or to values: a query sees those of all tokens. */
 ari_lint_verdict ari_lint_attend(ar_placement q, ar_placement k);
-/** Tokens to the rows of their experts, or back: by weights [b, s, E], of which each rank has those of its tokens. */
+/** Returns the verdict on moving tokens to the rows of their experts or back by weights [b, s, E]. Each rank has the
+ *  weights of its tokens. */
 ari_lint_verdict ari_lint_by_routes(ar_placement x, ar_placement routes);
 /** Rows of a table [ids, features] by id, and the table's gradient. */
 ari_lint_verdict ari_lint_lookup(ar_placement ids, ar_placement table);

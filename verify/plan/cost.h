@@ -126,8 +126,8 @@ typedef struct ari_sync {
  *  but not on the number of micro-batches. */
 ari_sync ari_sync_of(const ari_planned *p, const ari_time_options *o, const ari_micro_cost *m, const ari_pipeline *l,
                      size_t rank_class, ari_traffic *traffic);
-/** Adds up a step. sync: [l->classes]. traffic: NULL, or what a micro-batch moves in each part, of which, and of all
- *  else that moves outside of its passes, t->traffic is the sum; else that is left empty. */
+/** Computes the time of a step. sync: [l->classes]. traffic: NULL, or the traffic of a micro-batch in each part; then
+ *  t->traffic is its total plus all other traffic of the step, otherwise it is left empty. */
 void ari_step_time(ari_time *t, const ari_planned *p, const ari_time_options *o, const ari_micro_cost *m,
                    const ari_pipeline *l, const ari_sync *sync, const ari_traffic traffic[ARI_MODEL_PARTS]);
 /** Computes the memory of the rank that needs most. */

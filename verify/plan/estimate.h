@@ -48,12 +48,12 @@ AR_NODISCARD ar_status ari_estimate_check(ari_estimate *e, const ari_estimate_ca
 /** AR_ERR_MEMORY... is for the machine; a check that cannot fit is the caller's: AR_ERR_ARG, with both sizes. */
 AR_NODISCARD ar_status ari_estimate_fits(const ari_estimate *e);
 
-/** Bytes of memory that this process can still take: the least of what the system has free (MemAvailable of
- *  /proc/meminfo) and of what its control group and every group above it leave (version 2: memory.max - memory.current;
- *  version 1: memory.limit_in_bytes - memory.usage_in_bytes). Of a group's usage, file pages that were not touched
- *  lately (inactive_file of memory.stat) count as free, since the kernel drops them before it refuses memory. What
- *  cannot be read, or is "max" or "unlimited", limits nothing; SIZE_MAX if nothing does. root: before every path, "" in
- *  earnest, a folder with proc/ and sys/ in tests. */
+/** Returns the bytes of memory that this process can still allocate: the least of the system's free memory
+ *  (MemAvailable of /proc/meminfo) and what its control group and every group above it leave (version 2: memory.max -
+ *  memory.current; version 1: memory.limit_in_bytes - memory.usage_in_bytes). File pages that were not used lately
+ *  (inactive_file of memory.stat) count as free, because the kernel drops them before it refuses memory. Values that
+ *  cannot be read, "max" and "unlimited" are no limit; SIZE_MAX without any limit. root: prefix of all paths, ""
+ *  normally, a folder with proc/ and sys/ in tests. */
 size_t ari_available_memory(const char *root);
 /** Its limit on address space (ulimit -v) less what it has mapped; SIZE_MAX without one. */
 size_t ari_available_space(const char *root);

@@ -68,7 +68,7 @@ typedef struct ari_memory {
     double bytes[ARI_MEMORY_KINDS];
 } ari_memory;
 double ari_memory_sum(const ari_memory *m);
-/** Of them what is kept of positions between the passes. */
+/** Returns the part of the memory that holds saved activations. */
 double ari_memory_activations(const ari_memory *m);
 /** Numbers that an optimizer keeps for each weight: 2 moments, 1 momentum, or 0; Muon one less of a matrix. */
 double ari_optimizer_states(const ar_optimizer_options *o);

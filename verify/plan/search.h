@@ -75,7 +75,7 @@ typedef struct ari_candidate {
 typedef struct ari_ranking {
     ari_candidate *layout; /* [n]: layouts that fit by seconds, then the others by bytes, then impossible ones */
     size_t n, room;
-    size_t meshes, layouts, legal; /* looked at: meshes; layouts, of which so many are legal */
+    size_t meshes, layouts, legal; /* numbers of meshes and of layouts that were searched, and of legal layouts */
     size_t fitting;                /* in the list */
     size_t equal; /* number of layouts at the top that are too close to the fastest to order by time; they come first
                      with the simplest one leading; 0: ordered by seconds only */
@@ -93,7 +93,7 @@ void ari_ranking_fini(ari_ranking *r);
 
 /* Share of the fastest by which others may be slower and count as equal. */
 #define ARI_EQUAL 0.05
-/* What few would choose without a reason. */
+/* Properties that few users would choose without a reason. */
 typedef enum ari_unusual {
     ARI_UNUSUAL_CP = 1,
     ARI_UNUSUAL_TP = 2,
@@ -111,8 +111,8 @@ double ari_search_parameters(const ari_search *s);
  *  there is no such run: tp, cp, pp and virtual stages by more than a factor of two, ZeRO beyond its first stage,
  *  zero bubble or not. A layout that does not has to be more than ARI_EQUAL faster to come first. */
 bool ari_choice_is_published(const ari_choice *c, double parameters);
-/** Of layouts that are equal within what is known, where the GPU is known, puts those first that are like published
- *  runs, and of these the simplest; r: ranked by seconds. Errors: those of ari_time_of. */
+/** Orders layouts whose times are equal within the known accuracy, if the GPU is known: those similar to published runs
+ *  first, and among these the simplest. r: ranked by seconds. Errors: those of ari_time_of. */
 AR_NODISCARD ar_status ari_ranking_prefer(ari_ranking *r, const ari_search *s);
 enum { ARI_WHY_LINES = 7, ARI_WHY_TEXT = 320 };
 /** Writes why the first layout of a ranking is first: where its time is spent, what the next one loses, and what its
@@ -159,10 +159,11 @@ AR_NODISCARD ar_status ari_depth_of(ari_depth *d, const ari_search *s, const ari
 
 extern const char *const ari_system_names[]; /* "megatron", ..; ends with NULL */
 
-/** What a search is told by its system and its cluster: -1 or a place in ari_system_names; gradients in fp32 where the
- *  system sums them so, a reserve of a named GPU's memory, and tp's collectives in chunks beside products. */
+/** Applies the settings of a search's system and cluster: -1 or an index of ari_system_names; fp32 gradients if the
+ *  system sums them so, a reserve of a named GPU's memory, and tp's collectives in chunks overlapped with matmuls. */
 void ari_search_account(ari_search *s, int system);
-/** What of a layout a search's system lacks, as "that stage of ZeRO", or NULL. Static storage. */
+/** Returns a feature of the layout that the search's system lacks, such as "that stage of ZeRO", or NULL. Static
+ *  storage. */
 const char *ari_system_lacks(const ari_search *s, const ari_choice *c);
-/** What to paste into its command, its name in front; "" without a system. Truncates to size. */
+/** Writes the options to paste into the system's command, after its name; "" without a system. Truncates to size. */
 void ari_system_flags(char *text, size_t size, const ari_search *s, const ari_planned *p);

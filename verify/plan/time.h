@@ -10,12 +10,12 @@ typedef struct ari_time_options {
     ar_sim_cluster cluster;
     bool hierarchical; /* groups that span nodes: reduce-scatter inside, all-reduce between, all-gather inside */
     bool shared_links; /* collectives that are in flight at once on one kind of link share its rate */
-    /* Of a system (system.c): gradients are summed in fp32; ZeRO-3 gathers a block's weights for its backward pass when
-     * the block after it has gone through its own; flash attention is that of before 2024. */
+    /* for a system (system.c): gradients are summed in fp32; ZeRO-3 gathers a block's weights for its backward pass
+     * after the next block has finished its own; flash attention is the one before 2024 */
     bool fp32_sums, late_gathers, flash_2;
 } ari_time_options;
 
-/** What a rank computes by. */
+/** Returns the speed of a rank's computation. */
 static inline ari_rates ari_time_rates(const ari_time_options *o)
 {
     return ari_rates_of(o->cluster.flops, o->cluster.gpu);

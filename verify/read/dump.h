@@ -113,7 +113,7 @@ typedef struct ari_tensor_cut {
     char name[200];
     size_t start[AR_ST_MAX_DIMS], extent[AR_ST_MAX_DIMS]; /* in the tensor */
     int drop;                                             /* number of leading dimensions of extent 1 to drop */
-    size_t fold;  /* the first of the others becomes two, of which the second has this extent; 0: it does not */
+    size_t fold;  /* splits the first remaining dimension in two, of which the second has this extent; 0: no split */
     size_t every; /* takes every n-th element of the last dimension, starting with the first; 0: all */
     bool turned;  /* transposes the remaining two dimensions */
 } ari_tensor_cut;
@@ -130,8 +130,8 @@ AR_NODISCARD ar_status ari_tensor_cuts_add(ari_tensor_cuts *cuts, const ar_dump_
 /** It becomes, of a tensor of ndim dimensions that holds all experts of a layer, one expert's `rows` rows from `row`
  *  on; or (every not 0) the transpose of every `every`-th of its last dimension from `row` on. */
 void ari_tensor_cut_expert(ari_tensor_cut *c, int ndim, size_t expert, size_t row, size_t rows, size_t every);
-/** Puts what tensors become in their place. A tensor stays of which a rank's part cannot be cut so. The
- *  names have to differ. Errors: AR_ERR_MEMORY, those of cuts_of. */
+/** Replaces tensors by what they become. A tensor stays if a rank's part cannot be split that way. Names must differ.
+ *  Errors: AR_ERR_MEMORY, those of cuts_of. */
 AR_NODISCARD ar_status ari_dump_split(ar_dump *d, ari_tensor_cuts_of cuts_of, void *user);
 
 /* A step's samples in another order: sample i becomes sample place[i]. */

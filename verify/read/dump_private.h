@@ -7,8 +7,8 @@
 
 AR_BEGIN_DECLS
 
-/** Of a name under which ranks have values or gradients of other lengths along a dimension, as where each pads its
- *  samples to its own longest, and which is no tensor of the dump: two of the shapes, into text; else false. */
+/** If ranks have values or gradients of different lengths under a name, because each pads its samples to its own
+ *  longest, the dump has no such tensor: writes two of the shapes to text and returns true; otherwise returns false. */
 bool ari_dump_is_ragged(const ar_dump *d, const char *name, char text[160]);
 /** The same as binary64 (exact for all but I64 and U64, which are rounded) or fp32 (rounded). Errors: those;
  * AR_ERR_DTYPE for complex numbers. */

@@ -40,7 +40,7 @@ typedef struct ari_map_rule {
 } ari_map_rule;
 typedef struct ari_map {
     json_t *root;    /* owns all texts, but for the name */
-    ari_arena arena; /* of the rest, and of what is made of tensors */
+    ari_arena arena; /* owns everything else, and what is made of tensors */
     char *name;
     ar_mesh mesh; /* of no dimensions: not told */
     int ranks;
@@ -75,14 +75,14 @@ typedef struct ari_map_match {
 bool ari_map_glob_match(const char *glob, const char *text, ari_map_match *m);
 /** Fills a pattern that was checked: '*' is the glob's next one. */
 AR_NODISCARD ar_status ari_map_fill(char **filled_name, ari_arena *a, const char *pattern, const ari_map_match *m);
-/** Which rank a file of the folder is. *rank = -1: none, the file is left out. Several files may be one rank's. Errors:
- *  AR_ERR_FORMAT (coordinates outside the mesh). `name`: without the folder; with the folders between where the glob
- *  has them ("mp_rank_{tp}/model.safetensors"). */
+/** Finds the rank of a file in the folder. *rank = -1: none, and the file is left out. Several files may belong to one
+ *  rank. `name`: without the folder, or with the inner folders if the glob has them ("mp_rank_{tp}/model.safetensors").
+ *  Errors: AR_ERR_FORMAT (coordinates outside the mesh). */
 AR_NODISCARD ar_status ari_map_rank_of(const ari_map *m, const char *name, int *rank);
 
 /* --- tensors ------------------------------------------------------------------------------------------------------ */
 typedef struct ari_piece ari_piece; /* a file's part of a tensor (dump.h) */
-/** Which summand the rank at these coordinates has, of a sum over dimensions of the mesh, from bit 0. */
+/** Sets which summand the rank at these coordinates has in a sum over dimensions of the mesh, from bit 0. */
 void ari_piece_set_term(ari_piece *p, const ar_mesh *mesh, const int *coords, unsigned summed_dims);
 
 /* A file's tensor that a mapping is applied to. */

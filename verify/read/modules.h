@@ -12,7 +12,8 @@ typedef struct ari_module_classes {
     ari_module_class *list; /* [n] */
     size_t n;
 } ari_module_classes;
-/** Reads what is recorded beside the dump; of what is not there, or no JSON, none. In the arena. Errors: AR_ERR_MEMORY. */
+/** Reads the classes recorded next to the dump; none if they are missing or invalid JSON. Memory is from the arena.
+ *  Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_module_classes_read(ari_module_classes *classes, const ar_dump *dump, ari_arena *arena);
 /** The class of the module at a path of n bytes; NULL: not recorded. */
 const char *ari_module_class_of(const ari_module_classes *classes, const char *path, size_t n);

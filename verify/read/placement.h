@@ -25,8 +25,8 @@ typedef struct ari_placed {
                            lacks; at and stride are for ari_placed_resolve. NULL: set already */
     size_t offset[AR_ST_MAX_DIMS];
     int replica, replicas; /* 0 of 0: not told */
-    bool
-        assumed; /* nobody said where it stands: it is taken as a copy on every rank, unless a mapping says otherwise */
+    bool assumed;    /* its position is not recorded: it is assumed to be a copy on every rank unless a mapping says
+                        otherwise */
     int sample_rows; /* rows along dimension 0 that each sample has; 0: not told */
     char *left_out;  /* why it is a part of no tensor; NULL: it is one */
     bool partial;
@@ -74,7 +74,7 @@ typedef struct ari_boxes {
     size_t n;
     ar_box box[AR_MAX_BOXES];
 } ari_boxes;
-/** Those of a layout that are not empty; those that continue where another ends are one. */
+/** Lists the non-empty boxes of a layout, with adjacent boxes merged. */
 void ari_boxes_of(ari_boxes *o, const ar_layout *layout);
 
 #define ARI_RANK_FILE 64

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The vocabulary of module names: those of the families (ref/models/family.h), of Megatron and of Meta's Llama, and
- * those of values inside modules. What a name's role is decides its place in a step and what hints call it. */
+/* Vocabulary of module names: those of the families (ref/models/family.h), of Megatron and of Meta's Llama, and those
+ * of values inside modules. The role of a name decides its position in a step and its name in hints. */
 #pragma once
 
 #include <stddef.h>

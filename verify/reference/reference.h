@@ -67,7 +67,7 @@ bool ari_is_of_integers(const char *name);
 AR_NODISCARD ar_status ari_integers_of(int32_t **out, ari_arena *arena, const float *values, size_t n);
 /** Makes those of n tensors I32. */
 AR_NODISCARD ar_status ari_entries_as_stored(ari_arena *arena, ar_st_tensor *entry, size_t n);
-/** As something to write or to hash; borrows. */
+/** Returns a tensor as an entry to write or hash; borrows. */
 ar_st_tensor ari_reference_entry(const ari_ref_tensor *t, const char *name);
 /** SHA-256 over the final weights and over the last step's gradients, as io/hash.h defines it. `values`: NULL, or per
  *  tensor an array instead of the reference's own, or NULL. */

@@ -15,7 +15,7 @@
 /** The unit round-offs of an arithmetic. */
 ar_noise_units ari_sensitivity_noise(ar_sensitivity s);
 
-/* Which runs of the baseline. */
+/* Baseline runs of a sensitivity measurement. */
 typedef struct ari_sensitivity_case {
     ar_sensitivity sensitivity;
     /* Arguments of ar_baseline_run. */
@@ -32,8 +32,8 @@ typedef struct ari_sensitivity_case {
     void *progress_user;
 } ari_sensitivity_case;
 
-/** Sets `allowed` of every tensor of `ref`, and `allowed_each` of weights after Adam: what a run in that arithmetic may
- * be off. `ref`: a run's tensors, or empty (zeroed): then those of the binary64 run, in fp32. Errors: those of run,
+/** Sets `allowed` of every tensor of `ref`, and `allowed_each` of weights after Adam: how far a run in that arithmetic
+ *  may be off. `ref`: a run's tensors, or empty (zeroed): then those of the binary64 run in fp32. Errors: those of run,
  *  AR_ERR_INTERNAL (it emits other tensors than ref has), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sensitivity_allow(ari_reference *ref, const ari_sensitivity_case *c);
 
@@ -42,9 +42,9 @@ typedef struct ari_allowance {
     char name[ARI_REFERENCE_NAME];
     double value;
 } ari_allowance;
-/** Writes `extra` [n], then those of a reference, of weights after Adam the largest element's, as a file: an F64 of no
- *  dimensions a tensor, and as metadata what they are of. hash: of the reference's values. Errors: those of
- *  ari_st_write, AR_ERR_MEMORY. */
+/** Writes `extra` [n], then the allowances of a reference (of weights after Adam the largest element's), as a file with
+ *  one F64 without dimensions per tensor, and their meaning as metadata. hash: of the reference's values. Errors: those
+ *  of ari_st_write, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_allowances_write(const ari_reference *ref, const ari_allowance *extra, size_t n,
                                             const char *path, ar_sensitivity sensitivity, const char *hash);
 

@@ -9,7 +9,7 @@
 
 AR_BEGIN_DECLS
 
-/** That of a native run in a precision. */
+/** Returns the sensitivity for a native run in a precision. */
 ar_sensitivity ari_sensitivity_of_precision(ar_precision p);
 
 AR_END_DECLS

@@ -21,8 +21,8 @@ typedef struct ari_checkpoint_folder {
     int fd;     /* of the folder, locked; -1: not open */
 } ari_checkpoint_folder;
 
-/** Makes the folder where it is missing, locks it (where the file system knows locks), removes what a killed process
- *  left half written. fresh: it may hold no checkpoint yet. End with ari_checkpoint_folder_close, also after an error.
+/** Creates the folder if it is missing, locks it (if the file system has locks), and removes half-written files of a
+ *  killed process. fresh: it may hold no checkpoint yet. End with ari_checkpoint_folder_close, also after an error.
  *  Errors: AR_ERR_IO, AR_ERR_ARG (`fresh`), AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_checkpoint_folder_open(ari_checkpoint_folder *f, const char *path, bool fresh);
 void ari_checkpoint_folder_close(ari_checkpoint_folder *f);
@@ -45,8 +45,8 @@ void ari_checkpoint_name(char out[ARI_CHECKPOINT_NAME], uint64_t step);
 /** True if an optimizer with these options keeps this kind of state for weights of this dtype. */
 bool ari_checkpoint_keeps(const ar_optimizer_options *o, ar_dtype storage, const char *state);
 
-/** What ar_checkpoint_load checks before it changes anything: each of these has its tensor, with state its optimizer's,
- *  and (all) nothing else is there. Errors: as there. */
+/** Does the checks of ar_checkpoint_load, which come before any change: each of these parameters has its tensor, with
+ *  `state` also its optimizer's, and with `all` nothing else exists. Errors: those of ar_checkpoint_load. */
 AR_NODISCARD ar_status ari_checkpoint_check(const ar_checkpoint *c, ar_param *const *params, size_t n, bool state,
                                             bool is_complete);
 /** False: of a model without one. */

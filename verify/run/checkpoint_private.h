@@ -14,7 +14,7 @@ const char *ari_checkpoint_written(const ar_checkpoint_writer *w);
 const char *ari_checkpoint_path(const ar_checkpoint *c);
 /** Hash of the weights; borrowed. */
 const char *ari_checkpoint_weights_hash(const ar_checkpoint *c);
-/** As ari_model_set's find: the full tensor of a parameter, or NULL. user: an ar_checkpoint. */
+/** Returns the full tensor of a parameter, or NULL, like the find of ari_model_set. user: an ar_checkpoint. */
 const float *ari_checkpoint_find(void *user, const char *name, size_t count);
 
 AR_END_DECLS

@@ -86,8 +86,9 @@ typedef struct ari_trainer {
     ar_train_options step;   /* of ar_train_step */
 } ari_trainer;
 
-/** Makes them by run, config, weights and forward_only of the options. Collective over the groups of the context, which
- *  must outlive it. What it has made when an error comes is destroyed, and *t is empty. Errors: those of the parts. */
+/** Creates model, loss and optimizer by run, config, weights and forward_only of the options. Collective over the
+ *  groups of the context, which must outlive them. After an error everything is destroyed and *t is empty. Errors:
+ *  those of the parts. */
 AR_NODISCARD ar_status ari_trainer_create(ari_trainer *t, ar_ctx *ctx, const ari_cluster_options *o);
 /** Accepts an empty one. */
 void ari_trainer_destroy(ari_trainer *t);

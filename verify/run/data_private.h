@@ -22,7 +22,7 @@ ar_data_format ari_data_format_of(const ar_data *d);
 size_t ari_data_tokens(const ar_data *d);
 /** All tokens, and in how many rows of the same length they come: 1, or a tensor's rows. */
 size_t ari_data_rows(const ar_data *d);
-/** Documents of which the data itself tells: the lines of JSON, else the rows. */
+/** Returns the number of documents that the data itself marks: lines of JSON, otherwise rows. */
 size_t ari_data_documents(const ar_data *d);
 /** Returns true if a document begins at this token. token < ari_data_tokens(d). */
 bool ari_data_document_begins(const ar_data *d, size_t token);
@@ -49,7 +49,7 @@ size_t ari_loader_windows(const ar_loader *l);
  *  the same: one shuffle if it is in a different epoch than the previous call's. Errors: AR_ERR_ARG (step 0),
  *  AR_ERR_OVERFLOW (beyond epoch 2^32). */
 AR_NODISCARD ar_status ari_loader_batch(ar_loader *l, ar_batch *out, uint64_t step);
-/** Which windows these samples are: out[batch]. Errors: as ari_loader_batch. */
+/** Returns the windows of a step's samples, out[batch]. Errors: those of ari_loader_batch. */
 AR_NODISCARD ar_status ari_loader_samples(ar_loader *l, size_t *out, uint64_t step);
 
 AR_END_DECLS

@@ -35,7 +35,7 @@ AR_NODISCARD ar_status ari_full_tensor_write(ari_full_tensor *t, int rank, const
                                              const ar_layout *layout);
 /** Checks that every element was written once. Errors: AR_ERR_INTERNAL. */
 AR_NODISCARD ar_status ari_full_tensor_check(const ari_full_tensor *t);
-/** As something to write or to hash; borrows. */
+/** Returns a tensor as an entry to write or hash; borrows. */
 ar_st_tensor ari_full_tensor_entry(const ari_full_tensor *t);
 
 /* All parameters as full tensors, and on request the optimizer's state, put together from what the ranks hold. The
@@ -48,10 +48,10 @@ typedef struct ari_full_set ari_full_set;
 AR_NODISCARD ar_status ari_full_set_create(ari_full_set **out, ar_process *p);
 /** Accepts NULL. */
 void ari_full_set_destroy(ari_full_set *s);
-/** Takes this rank's parts of the parameters and, where there is an optimizer, of its state ("<parameter>.<state>"),
- *  instead of what was taken before; then compares all copies. Collective over the context's world, which must be all
- *  ranks; every rank gets the same status and message. Errors: AR_ERR_DATA (copies differ), AR_ERR_MEMORY,
- *  AR_ERR_INTERNAL (parts that do not make a whole), AR_ERR_ARG (the world), what a barrier gives. */
+/** Collects this rank's parts of the parameters and, with an optimizer, of its state ("<parameter>.<state>"), replacing
+ *  earlier contents; then compares all copies. Collective over the context's world, which must be all ranks; every rank
+ *  gets equal status and message. Errors: AR_ERR_DATA (copies differ), AR_ERR_MEMORY, AR_ERR_INTERNAL (parts that do
+ *  not form a full tensor), AR_ERR_ARG (the world), those of a barrier. */
 AR_NODISCARD ar_status ari_full_set_take(ari_full_set *s, ar_ctx *ctx, ar_param *const *params, size_t n,
                                          ar_optimizer *optimizer);
 /** Agrees on a status: AR_OK if all ranks passed it, otherwise status and message of the lowest rank that did not.

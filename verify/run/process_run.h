@@ -12,8 +12,8 @@
 AR_NODISCARD ar_status ari_process_run(ar_process *p, const ar_device_choice *which, int threads,
                                        ar_status (*fn)(ar_comm *world, ar_device *d, void *arg), void *arg);
 
-/** The same of all ranks, each a thread of this process that NCCL connects, on GPU r for rank r (or, each, on the
- *  emulated device). threads: of each rank. Errors: those of the first rank that has one of its own. */
+/** Runs fn on all ranks, each a thread of this process, connected by NCCL on GPU r for rank r (or each on the emulated
+ *  device). threads: of each rank. Errors: those of the first rank with an error of its own. */
 AR_NODISCARD ar_status ari_process_run_threads(int ranks, const ar_process_options *o, const ar_device_choice *which,
                                                int threads, ar_status (*fn)(ar_comm *world, ar_device *d, void *arg),
                                                void *arg);

@@ -10,12 +10,12 @@ static inline size_t ari_run_steps(const ar_run *r)
 {
     return r->steps > 1 ? (size_t)r->steps : 1;
 }
-/** Whether NCCL connects the run's ranks, threads of this process with a GPU each: what device.index AR_GPU_EACH asks
- *  for, where it can be had. Never for what is the simulated cluster's: faults and checks of transfers, schedules,
- *  traces, virtual time. */
+/** Returns true if NCCL connects the run's ranks as threads of this process with a GPU each, which device.index
+ *  AR_GPU_EACH asks for where it is possible. Never for features of the simulated cluster: faults and checks of
+ *  transfers, schedules, traces, virtual time. */
 bool ari_run_by_nccl(const ar_run *r, int ranks);
-/** Finds a run's model, and reads its config, shrunk if the run asks for that; then folder[cap] is the config's file,
- *  beside which no weights are looked for. Errors: those of ar_model_path, ar_config_load and ari_config_shrink. */
+/** Finds a run's model and reads its config, shrunk if the run asks for that; then folder[cap] is the config's file,
+ *  next to which no weights are looked for. Errors: those of ar_model_path, ar_config_load and ari_config_shrink. */
 AR_NODISCARD ar_status ari_run_config(ar_config *c, char *folder, size_t cap, const ar_run *r);
 /** The part of ar_run_check that needs no model: of training. name: the model's, or a module's. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_training(const ar_run *r, const char *name);
@@ -27,10 +27,10 @@ AR_NODISCARD ar_status ari_run_check_targets(const ar_run *r, const ar_config *c
  *  sine and cosine are not defined (numerics.md): the baseline would compute NaN and every rank stop. Only a
  *  rope_theta below 1 or a very long sequence has them. Errors: AR_ERR_SHAPE, AR_ERR_CONFIG. */
 AR_NODISCARD ar_status ari_run_check_positions(const ar_config *c, size_t seq);
-/** Refuses a plan that declares on several ranks what is not there: where nothing is compared, wrong numbers would pass
- *  for the model's. Errors: those of ari_plan_check_declared. */
+/** Refuses a plan that declares wrong placements on several ranks: without a comparison, wrong numbers would pass for
+ *  the model's. Errors: those of ari_plan_check_declared. */
 AR_NODISCARD ar_status ari_run_check_declared(const ar_run *r, const ar_config *c);
-/** What somebody may not expect of tensors of a long sequence; NULL: nothing. Static storage. */
+/** Returns a note on surprising properties of a long sequence's tensors; NULL: none. Static storage. */
 const char *ari_scores_note(size_t seq, ar_numerics numerics);
 /** Refuses low precision in exact numerics. Errors: AR_ERR_ARG. */
 AR_NODISCARD ar_status ari_run_check_numerics(const ar_run *r);
@@ -45,7 +45,7 @@ typedef struct ari_weights ari_weights;
  *  AR_ERR_FORMAT (a tensor that the model does not have, or weights in files of other formats, which are named). */
 AR_NODISCARD ar_status ari_weights_load(ari_weights **out, const ar_config *c, const char *folder);
 void ari_weights_destroy(ari_weights *w);
-/** Whether there are any to read. Errors: those of the files. */
+/** Finds out whether there are weights to read. Errors: those of the files. */
 AR_NODISCARD ar_status ari_weights_exist(bool *exists, const char *folder);
 /** Finds a weight by Hugging Face name; NULL if there is none with `count` elements. user: an ari_weights. */
 const float *ari_weights_find(void *user, const char *name, size_t count);

@@ -31,7 +31,7 @@ typedef struct ari_sketched {
     const struct ari_sketch_row *row; /* for a tensor of the reference: the judged row; NULL: none */
 } ari_sketched;
 
-/* What a rule allows of a difference. */
+/* Difference that a rule allows. */
 typedef struct ari_sketch_allowance {
     double atol, rtol;     /* an element: an amount, and a part of itself */
     double roundoff;       /* unit round-off of the runs' shortest format */
@@ -86,11 +86,11 @@ typedef struct ari_sketch_report {
 
 /** True if a folder has sketches. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_is_sketched(bool *is_sketched, const char *folder);
-/** Compares two runs of which one at least is sketched, by the options' rule: bits by digests, or the norm of the
- *  difference against that of what the rule allows each element; three standard deviations of the estimate are in
- *  favour of "same". Errors: those of opening; AR_ERR_UNSUPPORTED (a rule that needs elements); AR_ERR_NOT_FOUND
- *  (nothing can be compared: no tensors, no common step, globs that match nothing or leave nothing, all tensors left
- *  out); AR_ERR_DATA (an equality that proves nothing). ari_sketch_report_fini in any case. */
+/** Compares two runs of which at least one is sketched, by the options' rule: bits by digests, or the norm of the
+ *  difference against the norm of what the rule allows each element; three standard deviations of the estimate count in
+ *  favour of "same". Call ari_sketch_report_fini in any case. Errors: those of opening; AR_ERR_UNSUPPORTED (a rule that
+ *  needs elements); AR_ERR_NOT_FOUND (nothing can be compared: no tensors, no common step, globs that match nothing or
+ *  leave nothing, all tensors left out); AR_ERR_DATA (an equality that proves nothing). */
 AR_NODISCARD ar_status ari_sketches_compare(ari_sketch_report *r, const ar_verify_options *o);
 void ari_sketch_report_fini(ari_sketch_report *r);
 /** The report for programs: verify.md lists the fields. For the caller to json_decref; NULL without memory. */
@@ -114,7 +114,7 @@ bool ari_sketch_factor_differs(const ari_sketch_allowance *allowed, const ar_ske
 /** True if the values are compared exactly under every rule: one of the two has integers or BOOL, as dumps do it. */
 bool ari_is_exact(const ar_sketch *a, const ar_sketch *b);
 
-/* What is known of a weight's update. */
+/* Known facts about a weight's update. */
 typedef struct ari_sketch_update {
     const ar_sketch *before[2], *after[2]; /* of the reference, of the other run */
     const ar_sketch *gradient;             /* the reference's */

@@ -9,7 +9,7 @@
 
 /* --- folders (dump_folder.c) -------------------------------------------------------------------------------------- */
 
-/* Folders that a dump may take: what is not an earlier dump's is somebody's, and stays. */
+/* Folders that a dump may replace: only those of an earlier dump; all others belong to the user and stay. */
 
 /** "FOLDER/NAME". Errors: AR_ERR_ARG (too long). */
 AR_NODISCARD ar_status ari_folder_path(char *path, size_t cap, const char *folder, const char *name);
@@ -95,9 +95,8 @@ bool ari_dump_model_is(const char *path);
  *  first row has none. Release *out with free(). Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_documents_text(char **out, const ar_batch *batch, size_t batches);
 
-/** Writes all ranks' files, and model.json, to a folder beside, which then takes the place of `folder`: a folder never
- *  holds ranks of two runs. Its parent is there. Errors: those of ar_dump_write, AR_ERR_IO; `folder` is as it was, or
- *  gone. */
+/** Writes all ranks' files and model.json to a new folder, which then replaces `folder`: a folder never holds ranks of
+ *  two runs. Its parent must exist. Errors: those of ar_dump_write, AR_ERR_IO; `folder` is then unchanged or gone. */
 AR_NODISCARD ar_status ari_dump_ranks_write(const ari_dump_ranks *d, const char *folder, const ari_dump_facts *f);
 
 /** Returns the text of ANYRANK_PLACEMENT for a file of full tensors: names in execution order. Release *out with

@@ -35,7 +35,7 @@ bool ari_program_path(char *path, size_t cap);
  *  is. */
 void ari_threads_sleep(char **argv);
 
-/** In a child: it ends when the thread that forked it does. Where there is no such thing it continues. */
+/** Lets a child process end when the thread that forked it does, where the system supports that. */
 void ari_end_with_parent(void);
 
 /** The file of a library that dlopen opened, borrowed from it; "?" where that is not known. */
