@@ -98,9 +98,10 @@ const char *ari_shape_text(char *out, size_t cap, int ndim, const size_t *shape,
 
 /** Bytes of the character at text, where n > 0 bytes are left; 0: it is not well-formed UTF-8 (RFC 3629). */
 size_t ari_utf8_length(const char *text, size_t n);
-/** Whether the character of so many bytes is no sign but an order to whoever shows the text: a terminal's control
- *  characters, U+0000 to U+001F and U+007F to U+009F; ends of lines, U+2028 and U+2029; and those that turn the
- *  direction of what follows (Unicode annex 9), U+061C, U+200E, U+200F, U+202A to U+202E and U+2066 to U+2069. */
+/** Returns true if a character of `bytes` bytes controls the terminal or the text's layout instead of being visible:
+ *  control characters, U+0000 to U+001F and U+007F to U+009F; line ends, U+2028 and U+2029; and characters that change
+ *  the direction of the following text (Unicode annex 9), U+061C, U+200E, U+200F, U+202A to U+202E and U+2066 to
+ *  U+2069. */
 bool ari_utf8_control(const char *text, size_t bytes);
 /** Makes bytes that are not UTF-8 '?', one by one, in place. */
 void ari_utf8_clean(char *text);

@@ -65,7 +65,7 @@ void ari_wait_yield(void);
  *  deadlines. */
 void ari_wait_poll(void);
 
-/** As many threads as were asked for; 0: ari_cores. */
+/** Returns the requested number of threads; for 0 ari_cores. */
 int ari_threads(int requested);
 
 /** Threads that the kernels of one of `ranks` rank threads may use out of `threads` for the whole process: an equal

@@ -69,7 +69,7 @@ typedef struct ari_tile_plan {
     size_t total;  /* 8-byte words a thread */
 } ari_tile_plan;
 
-/* Where a path that does (`direct`) writes the rounded sums of a tile, instead of the sums. */
+/* Destination of a tile's rounded sums for a path that writes them itself (`direct`), instead of the sums. */
 typedef struct ari_tile_result {
     float *y; /* NULL: nowhere */
     size_t ld;
@@ -99,7 +99,7 @@ typedef struct ari_exact_path {
     size_t least_terms;      /* shorter sums are computed by another path if the processor has one */
     /** Sets slice, path and direct for tiles of p->tile_rows by p->tile_cols over k terms. */
     void (*plan)(ari_tile_plan *p, size_t k);
-    /** Where plan sets `panel`: packs the col_step rows of matrix `matrix` from row `row` on. */
+    /** Packs the col_step rows of matrix `matrix` from row `row` on, if the plan sets `panel`. */
     void (*pack)(void *panel, const ar_packed *b, size_t matrix, size_t row);
     /** The tile's sums over k in [begin, end), at most `terms`, stay in t->words for the functions below. */
     void (*sum)(const ari_tile *t, size_t begin, size_t end);

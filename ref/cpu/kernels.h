@@ -62,8 +62,8 @@ static inline int ari_threads_for(const ar_device *d, size_t items, size_t work)
 #endif
 #define ARI_PARALLEL_FOR(i, n, d, work) ARI_PARALLEL_BY ((static), i, n, d, work)
 
-/* Elements a thread of an element-wise kernel takes at a time: 4 KiB of fp32, of which the first cache level holds
- * those of three operands between two loops, and what they are as bf16. */
+/* Elements that a thread of an element-wise kernel processes at a time: 4 KiB of fp32. The first cache level holds
+ * three such operands between two loops, and their bf16 form. */
 #define ARI_BLOCK ((size_t)1024)
 
 static inline size_t ari_blocks_of(size_t n)
@@ -164,7 +164,7 @@ typedef uint16_t ari_halves8 __attribute__((vector_size(16)));
 #define ARI_LOW(a, b) __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11)
 #define ARI_HIGH(a, b) __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15)
 
-/* As ari_transpose32, in multiples of 8. Rows i and i + 4 by turns, three times, are the columns. */
+/* Transposes like ari_transpose32, in multiples of 8. Interleaving rows i and i + 4 three times gives the columns. */
 static inline __attribute__((always_inline)) void ari_transpose16(uint16_t *restrict dst, size_t to_ld,
                                                                   const uint16_t *restrict src, size_t from_ld,
                                                                   size_t rows, size_t cols)

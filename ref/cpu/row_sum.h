@@ -112,8 +112,8 @@ ARI_ROW_LOOP uint64_t ari_row_integer(const float *x, size_t n, int32_t e, int32
     return sum;
 }
 
-/* The integer sum, not biased, of numbers from 0 to 1, whose exponent is 1, in parts that fp32 holds: of the multiples
- * of 2^-20 next to them, and of what is left, where halves round to even as those of the whole would. */
+/* Computes the integer sum, without bias, of numbers from 0 to 1, whose exponent is 1, in parts that fp32 holds: the
+ * nearest multiples of 2^-20, and the remainders, in which halves round to even as those of the full number would. */
 ARI_ROW_LOOP uint64_t ari_row_unit_integer(const float *x, size_t n, int32_t p)
 {
     enum { BLOCK = 1024 }; /* number of terms whose partial sums stay below 2^31 */

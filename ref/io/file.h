@@ -7,7 +7,7 @@
 #include "ref/core/atomic_file.h"
 #include "ref/core/size.h"
 
-/* Whole files in, whole files out. */
+/* Reading and writing of files in one piece. */
 
 /** Joins "FOLDER/NAME". Release *out with free(); NULL after an error. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_file_path(char **out, const char *folder, const char *name);
@@ -52,8 +52,8 @@ AR_NODISCARD ar_status ari_file_write(const char *path, const void *data, size_t
 
 /* --- files of other programs -------------------------------------------------------------------------------------- */
 
-/* Files and folders of other programs, that look like what is asked for and are something else: recognised by what they
- * are, refused by that name, with the lines of Python that convert them. */
+/* Files and folders of other programs that look like the requested one but have a different format. They are recognised
+ * by content and refused by their format's name, with the lines of Python that convert them. */
 
 /* Purpose for which a file was opened. */
 typedef enum ari_requested {
@@ -75,10 +75,10 @@ AR_NODISCARD ar_status ari_unsupported_format_check_file(int fd, size_t bytes, c
 /** ari_file_read of a text: JSON, a mapping, a text to train on. Errors: also AR_ERR_FORMAT, as above. */
 AR_NODISCARD ar_status ari_file_read_text(unsigned char **out, size_t *length, const char *path, size_t limit);
 
-/** Refuses a folder that holds a model's tensors in files that are not read: of PyTorch, of an adapter, shards without
- *  their index, torch.distributed.checkpoint, DeepSpeed, Megatron, GGUF, TensorFlow, Flax. Files beside
- *  model.safetensors or its index are no matter. AR_OK: there is none of these.
- *  Errors: AR_ERR_FORMAT, with the file, what it is and how to convert it; AR_ERR_IO, AR_ERR_MEMORY. */
+/** Refuses a folder whose model is in files that are not supported: PyTorch's, an adapter's, shards without their
+ *  index, torch.distributed.checkpoint, DeepSpeed, Megatron, GGUF, TensorFlow, Flax. Such files next to
+ *  model.safetensors or its index are ignored. AR_OK: there are none.
+ *  Errors: AR_ERR_FORMAT, with the file, its format and how to convert it; AR_ERR_IO, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_unsupported_format_check_folder(const char *folder);
 
 /* --- bundled data ------------------------------------------------------------------------------------------------- */

@@ -20,8 +20,8 @@
 AR_NODISCARD ar_status ari_json_parse(json_t **out, const char *text, size_t length, const char *name);
 /** The same from a file. Errors: those, and AR_ERR_IO. */
 AR_NODISCARD ar_status ari_json_load(json_t **out, const char *path);
-/** True if a load failed for lack of memory. jansson then mostly says nothing at all: of what it dislikes in the text
- * it always speaks. (A string that it has no room for is "invalid token", which cannot be told from a bad one.) */
+/** Returns true if a load failed because memory was short. jansson usually reports nothing then, and always reports an
+ *  error in the text. (A string that it has no memory for is "invalid token", like an invalid string.) */
 bool ari_json_no_memory(const json_error_t *error);
 /** Writes `value` and a newline to `path` by way of a temporary file, or to stdout for "-". Borrows. Errors: AR_ERR_IO,
  *  AR_ERR_MEMORY. */

@@ -54,10 +54,10 @@ AR_NODISCARD ar_status ari_values_to_f32(ar_dtype dtype, const void *data, size_
 /** Binary64 values as F64, F32, F16 or BF16, at any alignment, each rounded once. Errors: AR_ERR_DTYPE (another). */
 AR_NODISCARD ar_status ari_values_of_f64(ar_dtype dtype, const double *values, size_t count, void *out);
 /** Writes a file as the official library does: __metadata__ first, entries sorted by alignment (descending) then name,
- *  header padded with spaces to 8 bytes. Until it is whole it has no name, or a temporary one in the same folder where
- *  the file system knows none without, so that a half-written file never appears. metadata: n_meta pairs key, value,
- *  written in their order. Errors: AR_ERR_ARG (a NULL, repeated or ill-formed name or key, an unknown dtype, missing
- *  data), AR_ERR_OVERFLOW, AR_ERR_IO (nothing is left behind). */
+ *  header padded with spaces to 8 bytes. Until it is complete the file has no name, or a temporary one in the same
+ *  folder if the file system has no unnamed files, so a half-written file never appears. metadata: n_meta pairs key,
+ *  value, written in their order. Errors: AR_ERR_ARG (a NULL, repeated or ill-formed name or key, an unknown dtype,
+ *  missing data), AR_ERR_OVERFLOW, AR_ERR_IO (nothing is left behind). */
 AR_NODISCARD ar_status ari_st_write(const char *path, const ar_st_tensor *tensors, size_t n,
                                     const char *const *metadata, size_t n_meta);
 

@@ -27,9 +27,9 @@ size_t ari_batch_tokens(const ar_batch *b);
 int64_t ari_batch_target(const ar_batch *b, size_t row, size_t pos);
 /** The number of places that predict a token: the T of one batch. */
 size_t ari_batch_targets(const ar_batch *b);
-/** The batch with ids and labels of `depth` places further on in the same document, in all rows and before any rank
- *  takes its own: at its end id 0, and no label. Gives *memory, free(), of which *out borrows, beside `b`. 1 <= depth
- *  <= AR_MAX_MTP. Errors: AR_ERR_MEMORY. */
+/** Shifts a batch by `depth` positions: ids and labels are those `depth` positions later in the same document, in all
+ *  rows and before ranks shard it; at the end id 0 and no label. *out borrows from `b` and from *memory, which the
+ *  caller releases with free(). 1 <= depth <= AR_MAX_MTP. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_batch_roll(ar_batch *out, int64_t **memory, const ar_batch *b, size_t depth);
 
 AR_END_DECLS

@@ -7,10 +7,10 @@
 
 AR_BEGIN_DECLS
 
-/** Any of them as a module: y = x, otherwise placed over the tensor-parallel group, and backward the transpose. It
- *  reports nothing, since the whole value is the one before it. A dimension counts that of x: S(-1) features, S(-2)
- *  positions. Release the result with ar_module_destroy. Errors: AR_ERR_UNSUPPORTED (a P(max)), AR_ERR_ARG (the name is
- *  too long), AR_ERR_MEMORY; of forward and backward those of the operators. */
+/** Creates a redistribution as a module: y = x with another placement over the tensor-parallel group, and backward the
+ *  transpose. It taps nothing, because the full value is unchanged. Dimensions count those of x: S(-1) features, S(-2)
+ *  positions. Release it with ar_module_destroy. Errors: AR_ERR_UNSUPPORTED (a P(max)), AR_ERR_ARG (the name is too
+ *  long), AR_ERR_MEMORY; forward and backward those of the operators. */
 AR_NODISCARD ar_status ari_redistribution_create(ar_module **out, ar_ctx *ctx, const char *name,
                                                  ar_placement from_placement, ar_placement to_placement);
 /** "replicate", "colwise", "rowwise", "vocab", "hidden", "sequence", "prepare"; "?". Static storage. */

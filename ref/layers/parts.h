@@ -15,9 +15,9 @@ ARI_OWNER(ar_loss, ar_loss_destroy)
 ARI_OWNER(ar_module, ar_module_destroy)
 ARI_OWNER(ar_saved, ar_saved_destroy)
 
-/* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold some only
- * (ari_ctx_place_batch); of three dimensions or more the last but one is the positions, of which it may hold some only
- * (ari_local_positions). */
+/* Taps of "base" or "base.part". Dimension 0 is the samples, of which this rank may hold only some
+ * (ari_ctx_place_batch). With three or more dimensions the last but one is the positions, of which it may hold only
+ * some (ari_local_positions). */
 /** A value between the tensor-parallel regions, [.., s, features]: whole on every rank, or with sequence parallelism
  * the rank's positions. */
 AR_NODISCARD ar_status ari_tap_tokens(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t);
@@ -26,9 +26,8 @@ AR_NODISCARD ar_status ari_tap_full(ar_ctx *ctx, const char *base, const char *p
 /** A value sharded along dimension `dim`, whose full extent is `full`; every part is on `copies` neighbouring ranks. */
 AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                       int dim, size_t full, int copies);
-/** A value [b, heads, rows, keys] of the attention: of `heads` query heads those from head_start on, of all `seq`
- *  positions those of the queries `rows`, and all keys, or what is told of them; on `copies` neighbouring
- *  tensor-parallel ranks. */
+/** Taps an attention value [b, heads, rows, keys]: `heads` query heads from head_start on, the positions of the queries
+ *  `rows` among all `seq`, and all keys or a digest of them; replicated on `copies` adjacent tensor-parallel ranks. */
 AR_NODISCARD ar_status ari_tap_queries(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                        size_t heads, size_t head_start, int copies, const ar_positions *rows,
                                        size_t seq);
@@ -86,13 +85,13 @@ typedef struct ari_features {
 } ari_features;
 size_t ari_features_sum(const ari_features *f);
 
-/** y = x, redistributed over whole values: an all-gather, an all-reduce in the communicator's order, then the own part.
- *  *y is x where nothing is to be done, else a fresh tensor, which ari_release_placed ends; releases_input: nothing
- *  else needs x, whose memory goes as soon as there is what is made of it. Of one block features may be cut unevenly.
- *  Errors: AR_ERR_INDIVISIBLE (positions), what the communicator gives. */
+/** Redistributes x to y over replicated values: an all-gather, an all-reduce in the communicator's order, then the
+ *  local part. *y is x if nothing is to be done, otherwise a new tensor, which ari_release_placed frees.
+ *  releases_input: x is not needed otherwise, and its memory is freed early. Features of a single block may be sharded
+ *  unevenly. Errors: AR_ERR_INDIVISIBLE (positions), those of the communicator. */
 AR_NODISCARD ar_status ari_tp_redistribute(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
                                            ar_tp_redistribution change, const char *tag, bool releases_input);
-/** The same under a name of its own in a record of operations; NULL: that of the module that runs. */
+/** Does the same under a separate name in a record of operations; NULL: the name of the running module. */
 AR_NODISCARD ar_status ari_tp_redistribute_of(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ari_features *f,
                                               ar_tp_redistribution change, const char *tag, bool releases_input,
                                               const char *name);

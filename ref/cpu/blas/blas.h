@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Products by the library that the build is linked with (-DANYRANK_BLAS): one of the files beside this one is compiled.
- * What is shared out over threads, cut into pieces or converted is above it, so that every library is used alike. */
+/* Products by the library that the build is linked with (-DANYRANK_BLAS): one of the files in this folder is compiled.
+ * Sharing work over threads, splitting and converting happen above this interface, so that every library is used in the
+ * same way. */
 #pragma once
 
 #include <stdbool.h>

@@ -94,7 +94,7 @@ static size_t column_of(size_t lane)
     return lane % 2 * (LANES / 2) + lane / 2;
 }
 
-/* What a panel's terms are stored as: three planes; narrow ones as they are, or in their two digits. */
+/* Storage of a panel's terms: three planes; narrow terms as they are, or as their two digits. */
 enum { KARATSUBA, WHOLE, DIGITS };
 
 /* `rows` rows from row `row` of a panel of `width` rows on: [plane][pair][row of the panel], of dwords that hold a pair
@@ -215,8 +215,8 @@ K16_INLINE real_vec real_of(wide_vec s, const bool narrow)
                   : __builtin_convertvector((signed_wide_vec)s, real_vec);
 }
 
-/* As ari_round_sums. A NaN needs no care: it is a factor's, which has the right bits, and these instructions keep
- * them. */
+/* Rounds like ari_round_sums. NaN needs no special care: it comes from a factor that has the right bits, and these
+ * instructions keep them. */
 K16_INLINE void round_sums(float *y, wide_vec s, double row, const double *scales, const bool narrow)
 {
     real_vec scale;

@@ -64,7 +64,7 @@ struct ari_panel_kernel {
 void ari_panels_plan(const ari_panel_kernel *kernel, ari_tile_plan *p, size_t k);
 void ari_panels_sum(const ari_tile *t, size_t begin, size_t end);
 
-/* Of a kernel whose slices are blocks, and take the whole tile. */
+/* Block of a kernel whose slices are blocks and use the full tile. */
 #define ARI_PANEL_BLOCK(slice_, rows_, cols_) \
     .slice = (slice_), .block = (slice_), .near_rows = (rows_), .near_cols = (cols_)
 

@@ -51,7 +51,7 @@ INLINE pair argument(vec x, ar_activation kind, pair *slope)
 INLINE pair sigmoid(pair w, ar_activation kind, pair *opposite)
 {
     const MASK negative = LESS(w.high, ALL(0.0f));
-    /* What the logarithms took off is given back, so that errors are on both sides. */
+    /* Restores what the logarithms subtracted, so that errors are on both sides. */
     const vec lower = ALL(-0x1p-33f), low = kind == AR_ACT_SILU ? lower : lower + PICK(negative, -w.low, w.low);
     bits power;
     const pair e = powers((pair){PICK(negative, -w.high, w.high), low}, &power);

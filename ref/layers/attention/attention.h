@@ -62,8 +62,8 @@ AR_NODISCARD ar_status ari_attend_backward(ari_attention *m, ar_ctx *ctx, ar_sav
 AR_NODISCARD ar_status ari_latent_create(ari_attention *m, ar_ctx *ctx);
 void ari_latent_destroy(ari_attention *m);
 size_t ari_latent_params(ari_attention *m, ar_param **out, size_t cap);
-/** What QK-Clip multiplies the rows of the layers by that are cut by heads, borrowed; without latent attention
- *  nothing. */
+/** Sets the factors by which QK-Clip multiplies the rows of the head-sharded layers, borrowed; does nothing without
+ *  latent attention. */
 void ari_latent_clip(ari_attention *m, const float *queries, const float *keys);
 /** From the attention's input, placed as its layers take it, to q | k | v of this rank's heads, [b, s, ..]. */
 AR_NODISCARD ar_status ari_latent_forward(ari_attention *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *qkv,
@@ -74,7 +74,7 @@ AR_NODISCARD ar_status ari_latent_backward(ari_attention *m, ar_ctx *ctx, ar_sav
 
 /* --- QK-Clip (qk_clip.c) ------------------------------------------------------------------------------------------ */
 
-/** Where the largest logits of this step are kept; *out NULL: nobody asks. Errors: AR_ERR_MEMORY. */
+/** Returns the memory for the largest logits of this step; *out NULL: not requested. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_qk_clip_track(int32_t **out, ari_attention *m, const ar_ctx *ctx);
 /** NULL: it is no attention. */
 ari_attention *ari_attention_of(ar_module *m);

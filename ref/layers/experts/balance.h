@@ -46,14 +46,14 @@ AR_NODISCARD ar_status ari_balance_tally(int64_t *counts, const ari_balance *b, 
 AR_NODISCARD ar_status ari_balance_backward(const ari_balance *b, ar_ctx *ctx, ar_saved *saved, const ar_tensor *dz,
                                             const ar_tensor *p, const ari_routed_tokens *t);
 
-/* Of all modules of experts below a module. */
-/** Whether they have losses, count first, are balanced together. Errors: AR_ERR_MEMORY. */
+/* Functions for all expert modules below a module. */
+/** Finds out whether they have losses, count first, and are balanced together. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_balance_routers(ari_routers *r, ar_module *m);
 /** Zeroes counts and terms. Errors: AR_ERR_MEMORY, those of the device. */
 AR_NODISCARD ar_status ari_balance_zero(ar_module *m, ar_ctx *ctx);
-/** After a counting pass: the counts become those of all ranks. Collective over the context's groups, and where all
- *  layers are balanced together over its pipeline. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a layer then has another number
- *  of experts), those of the communicators. */
+/** Sums the counts over all ranks after a counting pass. Collective over the context's groups, and over its pipeline if
+ *  all layers are balanced together. Errors: AR_ERR_MEMORY, AR_ERR_ARG (a layer then has another number of experts),
+ *  those of the communicators. */
 AR_NODISCARD ar_status ari_balance_share(ar_module *m, ar_ctx *ctx);
 /** Computes the losses of all ranks' tokens, layer by layer. Collective over the context's groups, and over its
  *  pipeline if it has one. Errors: those of the device and the communicators, AR_ERR_MEMORY. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where the tokens of a pass go. Slot i = t*k + j is the j-th of the k experts of token t, ascending; the slots sorted
- * by expert, and then by number, are the rows that a rank sends. The experts of a rank work on rows sorted by expert,
- * then by sample, then by the rank that they come from, which is how a sample's lie together. Where every rank has all
- * experts these are the same rows. */
+/* Routes of a pass's tokens. Slot i = t*k + j is the j-th of the k experts of token t, ascending. The slots sorted by
+ * expert, then by number, are the rows that a rank sends. A rank's experts work on rows sorted by expert, then by
+ * sample, then by sending rank, so the rows of a sample are contiguous. If every rank has all experts, both are the
+ * same rows. */
 #pragma once
 
 #include "ref/layers/parts.h"
@@ -13,7 +13,7 @@ typedef struct ari_routes {
     ar_tensor place;   /* int64 [slots]: the row of each slot among those that are sent; of the step */
     ar_tensor slot_of; /* int64 [slots]: the slot of each of those; of the step */
     size_t rows;       /* of the experts here */
-    /* Of expert-parallel ranks; the others have NULL. */
+    /* only with expert-parallel ranks, else NULL */
     size_t *sends, *receives; /* rows to and from each rank */
     ar_tensor arrived,
         departed; /* int64 [rows]: index of each expert row among the received rows (for gathered tokens, its slot
@@ -22,7 +22,7 @@ typedef struct ari_routes {
     ari_arena memory;                        /* of these and the numbers of rows */
 } ari_routes;
 
-/* What they are made of. */
+/* Inputs of the routes. */
 typedef struct ari_routing {
     const ar_tensor *
         gathered_experts; /* int32 [ranks, tokens, k] on the device: the experts of all expert-parallel ranks' tokens */
@@ -39,8 +39,8 @@ ar_tensor ari_routes_local(const ar_ctx *ctx, const ar_tensor *gathered);
  *  +0 but for the values [tokens, k] of its experts. x: what y is like but for its last extent. */
 AR_NODISCARD ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expert, const ar_tensor *value,
                                              size_t experts, const ar_tensor *x);
-/** Gives; ari_routes_end, also where it fails. Errors: AR_ERR_DATA (a logit of a token is not a number: names it),
- *  AR_ERR_MEMORY, those of the device. */
+/** Computes the routes. Call ari_routes_end, also if it fails. Errors: AR_ERR_DATA (a token's logit is NaN; the message
+ *  names it), AR_ERR_MEMORY, those of the device. */
 AR_NODISCARD ar_status ari_routes_make(ari_routes *gives, ar_ctx *ctx, const ari_routing *routing);
 void ari_routes_end(ari_routes *r, ar_ctx *ctx);
 /** Dispatches rows: y [rows, h] for this rank's experts from all ranks' tokens x [.., h], times the weights of their

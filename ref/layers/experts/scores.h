@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a router makes of its logits: a softmax's probabilities, or by groups (ar_route_scores) those or sigmoids, with
- * the bias by which it chooses. */
+/* Scores of a router from its logits: a softmax's probabilities, or with groups (ar_route_scores) probabilities or
+ * sigmoids, and the bias by which it chooses. */
 #pragma once
 
 #include "ref/layers/experts/balance.h"
 
-/* Of the tokens of a pass: p [tokens, experts] of all, the experts and weights of the slots [tokens, k]. */
+/* Choices for the tokens of a pass: p [tokens, experts], and the experts and weights of the slots [tokens, k]. */
 typedef struct ari_chosen {
     const ar_tensor *p, *expert, *weight;
 } ari_chosen;
@@ -24,7 +24,7 @@ AR_NODISCARD ar_status ari_scores_init(ari_scores *s, ar_ctx *ctx, const ar_expe
 void ari_scores_fini(ari_scores *s);
 /** Puts the bias at out[at] if there is room. Returns how many there are. */
 size_t ari_scores_params(ari_scores *s, ar_param **out, size_t cap, size_t index);
-/** Writes made from the logits z; and of a softmax lse [tokens], unless its data is NULL. Errors: those of the
+/** Computes `chosen` from the logits z, and for a softmax lse [tokens] unless its data is NULL. Errors: those of the
  *  device. */
 AR_NODISCARD ar_status ari_scores_route(const ari_scores *s, ar_ctx *ctx, const ari_chosen *chosen,
                                         const ar_tensor *lse, const ar_tensor *z);
@@ -37,7 +37,7 @@ AR_NODISCARD ar_status ari_scores_backward(const ari_scores *s, ar_ctx *ctx, con
 AR_NODISCARD ar_status ari_scores_count(ari_scores *s, ar_ctx *ctx, const ari_chosen *chosen,
                                         const ari_routed_tokens *t);
 
-/* Of all modules of experts below a module. */
+/* Functions for all expert modules below a module. */
 /** The counts become zero. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_scores_zero(ar_module *m);
 /** Updates the biases (ar_router_losses) from the counts after a step has changed the weights, zeroes the counts, and

@@ -9,8 +9,8 @@ typedef struct ari_shared {
     size_t hidden;
 } ari_shared;
 
-/** Cut as the others are, or whole (cut, and placement: the tokens that a rank has). Nothing where o has no shared
- *  expert. Errors: those of ar_mlp_create. */
+/** Initialises the shared expert, sharded like the others or replicated (cut, and placement: the rank's tokens). Does
+ *  nothing if o has none. Errors: those of ar_mlp_create. */
 AR_NODISCARD ar_status ari_shared_init(ari_shared *s, ar_ctx *ctx, const char *module, const ar_experts_options *o,
                                        const ar_branch_split *cut, ar_placement placement);
 void ari_shared_fini(ari_shared *s);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Values placed by tokens, cut into chunks, so that a collective of one chunk continues beside the product of another
+/* Values sharded by tokens, split into chunks so that the collective of one chunk overlaps with the product of another
  * (ar_parallel.overlap). */
 #pragma once
 

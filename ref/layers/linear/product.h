@@ -27,7 +27,7 @@ AR_NODISCARD ar_status ari_multiply(ar_ctx *ctx, const ari_product *p, const ari
 /** Writes the rows of chunk i, of which `rows` belong to A, to their positions; the product is complete here. */
 AR_NODISCARD ar_status ari_multiply_chunk(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ari_chunks *c,
                                           size_t i, const ar_tensor *rows);
-/** As ari_multiply of a scattered sum: a chunk is reduced and scattered beside the product of the next one. A is made
- *  once, of all rows. */
+/** Multiplies like ari_multiply with a scattered sum: a chunk's reduce-scatter overlaps with the product of the next
+ *  chunk. A is prepared once, for all rows. */
 AR_NODISCARD ar_status ari_multiply_scattered(ar_ctx *ctx, const ari_product *p, const ari_output *o,
                                               const ari_chunks *c, const ar_tensor *input);
