@@ -189,8 +189,8 @@ static ar_packed product_of(const ar_packed *p, const ar_runs *runs, size_t numb
     return operand;
 }
 
-/* Some threads, while others are at the last of so many tiles. Of four tiles a thread that is a fifth of the time at
- * most. */
+/* Returns true if some threads would be idle while others compute the last of `tiles` tiles. With four tiles per thread
+ * that is at most a fifth of the time. */
 static bool leaves_threads_idle(size_t tiles, size_t threads)
 {
     return tiles < 4 * threads && tiles % threads != 0;
@@ -202,7 +202,7 @@ static size_t scales_of(const ari_exact_path *path, const ari_tile_plan *p)
     return ari_round_up(p->tile_cols, path->col_step);
 }
 
-/* Rows of rounded values that are kept of a product which is accumulated: all where they come at once. */
+/* Returns how many rows of rounded values are kept for an accumulated product: all if they come at once. */
 static size_t kept_rows(const ari_tile_plan *p, size_t rows)
 {
     return p->direct ? rows : 1;
@@ -272,7 +272,7 @@ static size_t block_of(size_t k, size_t terms, size_t slice)
     return k <= terms ? k : terms / slice * slice;
 }
 
-/* The path of a product whose longest sum has so many terms: to be asked for once. */
+/* Returns the path of a product whose longest sum has `terms` terms. Call it once per product. */
 static const ari_exact_path *path_of(const ar_device *d, size_t terms)
 {
     const ari_exact_choice *exact = &((const ari_cpu_device *)d)->exact;
@@ -365,7 +365,7 @@ typedef struct round_output {
     ar_activation act;
 } round_output;
 
-/* Sums over more terms than the path keeps in one: limbs are kept beside its workspace. */
+/* Sums over more terms than the path holds in one sum: limbs are kept next to its workspace. */
 static void wide_sums(const ari_exact_path *path, const ari_tile *t)
 {
     const size_t block = block_of(t->a->k, path->terms, t->plan->slice);
@@ -377,8 +377,8 @@ static void wide_sums(const ari_exact_path *path, const ari_tile *t)
     }
 }
 
-/* The tile's sums, and the factors of its columns with the exponents f; rounded with those of its rows, e, where the
- * path does that. */
+/* Computes the tile's sums and the factors of its columns from the exponents f, and rounds with those of its rows, e,
+ * if the path does that. */
 static void make_sums(const ari_exact_path *path, const ari_tile *t, const int32_t *e, const int32_t *f,
                       ari_tile_result result)
 {
@@ -395,7 +395,7 @@ static void make_sums(const ari_exact_path *path, const ari_tile *t, const int32
         path->sum(&tile, 0, t->a->k);
 }
 
-/* Row i of the tile rounded, where it is not yet; e: its own exponent. */
+/* Rounds row i of the tile unless it is rounded already; e: its exponent. */
 static void round_row_of(const ari_exact_path *path, const ari_tile *t, size_t i, float *y, int32_t e, const int32_t *f)
 {
     if (t->plan->direct)
@@ -448,7 +448,7 @@ ar_status ari_cpu_gemm_round(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, cons
                              ar_cbuf e, ar_cbuf f, ar_cbuf bias, ar_activation act, const ar_tensor *z,
                              const ar_band *band)
 {
-    (void)band; /* its products of whole matrices are small: attention cuts the others by rows */
+    (void)band; /* products of full matrices are small here: attention splits the others by rows */
     AR_TRY(check_pair(a, b, "gemm_round"));
     const ari_matrices ym = ari_matrices_of(y);
     if (ym.batch != a->batch || ym.rows != a->rows || ym.cols != b->rows)

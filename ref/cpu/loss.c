@@ -129,7 +129,7 @@ typedef struct loss_row {
     bool constant;
 } loss_row;
 
-/* n neighbouring gradients of a row, as if none of them were the target's. dlogits may be logits. */
+/* Computes n consecutive gradients of a row as if none of them belonged to the target. dlogits may be logits. */
 ARI_ROW_KERNEL void backward_piece(float *dlogits, const float *x, const loss_row *row, size_t n)
 {
     const double weight = row->weight, label = row->miss;
@@ -141,7 +141,7 @@ ARI_ROW_KERNEL void backward_piece(float *dlogits, const float *x, const loss_ro
     ari_quotients(dlogits, dlogits, row->targets, n);
 }
 
-/* Row t, whose target is column `target`, or none of them. */
+/* Backward pass of row t, whose target is column `target`, or in none of its columns. */
 static void backward_row(const ar_tensor *dlogits, const ar_tensor *rows, size_t t, int64_t target, const loss_row *row)
 {
     const size_t v_local = rows->shape[1];

@@ -48,8 +48,8 @@ typedef struct plane {
     ptrdiff_t to_row, to_col, from_row, from_col;
 } plane;
 
-/* Side of a tile of a transposing copy. It goes through a small array, so that both sides move whole cache lines at
- * once: the lines of a column may all fall into one set of the cache, and none has to stay there. */
+/* Side of a tile of a transposing copy. The copy uses a small array so that both sides move full cache lines: the lines
+ * of a column may all fall into one set of the cache, and none has to stay there. */
 #define TILE ((size_t)64)
 
 /* One tile, contiguous along columns in `from` and along rows in `to`; `to` and `from` point at its corner. */
@@ -142,7 +142,7 @@ static void copy_plane(char *dst, const char *src, const plane *p)
     }
 }
 
-/* t, with dimensions of extent 1 in front where it has fewer than two. */
+/* Returns t with dimensions of extent 1 in front if it has fewer than two. */
 static ar_tensor two_dimensions(const ar_tensor *t)
 {
     ar_tensor v = *t;

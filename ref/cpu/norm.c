@@ -27,7 +27,7 @@ ARI_ROW_LOOP double sum_of(const float *x, size_t n, int32_t e, int32_t p)
     return ari_row_value(ari_row_integer(x, n, e, p), n, e, p);
 }
 
-/* Row sum of the n exact squares of fp32 values, the largest of which has the magnitude bits `top`. */
+/* Returns the row sum of the n exact squares of fp32 values; the largest value has the magnitude bits `top`. */
 ARI_ROW_LOOP double sum_of_squares(const float *x, size_t n, uint32_t top, int32_t p)
 {
     const double largest = (double)ari_float32(top);
@@ -114,7 +114,7 @@ ar_status ari_cpu_norm_forward(ar_device *d, ARI_AT_ONCE, ar_norm_kind kind, con
 typedef struct norm_row {
     float *dx, *sum, *dgamma, *dbeta; /* [h]; sum, and dgamma's and dbeta's terms: NULL: not wanted */
     const float *dy, *x, *gamma;      /* [h] */
-    const float *residual;            /* [h]; NULL: none */
+    const float *residual;            /* [h]; NULL: no residual */
     double mean;                      /* LayerNorm's; unused for RMSNorm */
     float rstd;
     float *g, *xhat;         /* [h] scratch, kept between the passes over the row */
@@ -127,8 +127,8 @@ typedef struct norm_tops {
     uint32_t g, product;
 } norm_tops;
 
-/* Pass 1: g, xhat and the terms of dgamma and dbeta, whose NaNs a sum stores. The forward pass saved mean and rstd
- * only: xhat again costs less than its memory traffic. */
+/* Pass 1: computes g, xhat and the terms of dgamma and dbeta; a sum stores their NaNs. The forward pass saved only mean
+ * and rstd: recomputing xhat costs less than its memory traffic. */
 ARI_ROW_LOOP norm_tops backward_terms(const norm_row *row, size_t h, int centred)
 {
     uint32_t largest_g = 0, largest = 0;
@@ -151,8 +151,8 @@ ARI_ROW_LOOP norm_tops backward_terms(const norm_row *row, size_t h, int centred
     return (norm_tops){largest_g, largest};
 }
 
-/* The exponent of the largest |g*xhat|, exact in binary64. Rounding to fp32 keeps the order, and only to a power of two
- * the exponent may change; where it overflows or is subnormal the products themselves are looked at too. */
+/* Returns the exponent of the largest |g*xhat|, exact in binary64. Rounding to fp32 keeps the order and changes the
+ * exponent only at a power of two; if it overflows or is subnormal, the products themselves are read too. */
 ARI_ROW_LOOP int32_t product_exponent(const norm_row *row, size_t h, uint32_t rounded)
 {
     if ((rounded & 0x7fffffu) != 0 && rounded >= 0x00800000u && rounded < 0x7f800000u)

@@ -24,7 +24,8 @@ ARI_ROW_KERNEL halves square_loop(const float *g, int32_t e, size_t n)
     return (halves){high, low};
 }
 
-/** Slot sum_squares. Integers, so that no order of the threads changes the sums. Errors: none. */
+/** Implements slot sum_squares with integers, so that the order of the threads does not change the sums. Errors:
+ *  none. */
 ar_status ari_cpu_sum_squares(ar_device *d, ARI_AT_ONCE, ar_buf sums, const ar_tensor *g, ar_cbuf e)
 {
     const size_t n = ar_tensor_count(g);
@@ -56,7 +57,7 @@ ARI_ROW_KERNEL void scale_loop(float *y, const float *x, float factor, size_t n)
         y[j] = ari_clipped(x[j], factor);
 }
 
-/** Slot scale. y may be x. Errors: none. */
+/** Implements slot scale. y may be x. Errors: none. */
 ar_status ari_cpu_scale(ar_device *d, ARI_AT_ONCE, const ar_tensor *y, const ar_tensor *x, float factor)
 {
     const size_t n = ar_tensor_count(x), blocks = ari_blocks_of(n);
@@ -119,7 +120,7 @@ static void step_block(const ari_optimizer_constants *k, float *w, float *m, flo
         plain_loop(k, w, g, n);
 }
 
-/** Slot optimizer_step. Errors: none. */
+/** Implements slot optimizer_step. Errors: none. */
 ar_status ari_cpu_optimizer_step(ar_device *d, ARI_AT_ONCE, const ar_tensor *w, ar_buf master, ar_buf m, ar_buf v,
                                  const ar_tensor *g, const struct ari_optimizer_constants *k)
 {

@@ -113,8 +113,8 @@ static void store_exponent(int32_t *e, double top, const groups *g, bool max_int
     *e = max_into && *e > exponent ? *e : exponent;
 }
 
-/* e[0..n) of n <= BLOCK groups, scaled by scale[0..along) unless that is NULL. False, with nothing written, where fp32
- * does not tell. */
+/* Computes e[0..n) of n <= BLOCK groups, scaled by scale[0..along) unless that is NULL. Returns false, with nothing
+ * written, if fp32 does not suffice. */
 static bool narrow_block(int32_t *e, const groups *g, const float *scale, size_t n, bool max_into)
 {
     float scratch[BLOCK];
@@ -163,7 +163,7 @@ static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const 
                       bool narrow)
 {
     const ari_matrices m = ari_matrices_of(a);
-    /* Short blocks where there are few rows, so that every thread has some. */
+    /* Blocks are short if there are few rows, so that every thread has some. */
     const size_t share = (m.rows + (size_t)d->threads - 1) / (size_t)d->threads;
     const size_t block = share < 16 ? 16 : share < BLOCK ? share : BLOCK;
     const size_t blocks = (m.rows + block - 1) / block;
@@ -179,7 +179,8 @@ static void exponents(const ar_device *d, int32_t *e, const ar_tensor *a, const 
     }
 }
 
-/* An exponent of fp32 values lies in -148..128, so the factor is a normal binary64 number either way. */
+/* Computes factors. Exponents of fp32 values are in -148..128, so the factor is a normal binary64 number for either
+ * sign. */
 ARI_SIMD static void factors_of(double *restrict out, const int32_t *restrict c, int32_t sign, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -236,7 +237,7 @@ static void shifts_fini(ari_shifts *s)
     free(s->wide);
 }
 
-/** Slot col_exponents. Errors: none. */
+/** Implements slot col_exponents. Errors: none. */
 ar_status ari_cpu_col_exponents(ar_device *d, ARI_AT_ONCE, ar_buf c, const ar_tensor *b, bool max_into)
 {
     const ar_tensor columns = ari_tensor_transposed(b);
@@ -325,7 +326,7 @@ ar_status ari_cpu_packed_room(const ar_device *d, size_t *bytes, size_t batch, s
 {
     (void)d;
     *bytes = 0;
-    if (part) /* it lies where the whole does */
+    if (part) /* in the place of the full operand */
         return AR_OK;
     AR_TRY(ari_mul_size(bytes, batch, rows));
     AR_TRY(ari_mul_size(bytes, *bytes, k));
@@ -429,8 +430,8 @@ static void quantise_row(const pack_job *j, size_t row, size_t term_begin, ari_s
 
 /* --- rows that lie side by side: a transposed view ---------------------------------------------------------------- */
 
-/* A tile of terms by rows: as many bytes of each at a time as keep what is written in few places at once. Measured:
- * tiles of 16 terms take three times as long where rows are a multiple of 4096 bytes apart. */
+/* Side of a tile of terms by rows: few enough bytes of each at a time that writes go to few places. Measured: tiles of
+ * 16 terms take three times as long if rows are a multiple of 4096 bytes apart. */
 #define TILE ((size_t)64)
 #define CHUNK ((size_t)1024) /* terms that a thread takes at a time */
 #define GROUP ((size_t)8)    /* rows, and terms, that a transposition takes */
@@ -467,7 +468,7 @@ ARI_SIMD static void quantise_tile(void *restrict q, const pack_job *j, ptrdiff_
         ari_transpose32(q, ld, (const uint32_t *)(const void *)tile, TILE, n, rows->n);
 }
 
-/* The rows' factors. False: one of them is not narrow. */
+/* Computes the rows' factors. Returns false if one of them is not narrow. */
 static bool narrow_rows(tile_rows *rows, const pack_job *j, size_t first_row, size_t n)
 {
     rows->n = n;

@@ -46,7 +46,7 @@ void ari_pool_fini(ari_pool *p)
     pthread_mutex_destroy(&p->lock);
 }
 
-/* The smallest kept block that is large enough and wastes at most an eighth; NULL: none. */
+/* Returns the smallest cached block that is large enough and wastes at most an eighth; NULL: none. */
 static ari_block *find_block(ari_pool *p, size_t requested)
 {
     size_t best_index = p->n;
@@ -59,7 +59,7 @@ static ari_block *find_block(ari_pool *p, size_t requested)
     return best_index < p->n ? take_block(p, best_index) : NULL;
 }
 
-/* Gives kept blocks back to the system until all memory fits `limit`. */
+/* Returns cached blocks to the system until all memory is within `limit`. */
 static void shrink(ari_pool *p, size_t limit)
 {
     while (p->n > 0 && p->in_use + p->cached > limit)
@@ -86,7 +86,7 @@ static ari_block *reuse(ari_pool *p, size_t requested)
     return b;
 }
 
-/* A new block; where there is no memory for it, there may be enough without what is kept. */
+/* Allocates a new block; if there is no memory, frees cached blocks and tries again. */
 static ari_block *allocate_block(ari_pool *p, size_t bytes)
 {
     ari_block *b = aligned_alloc(ALIGNMENT, bytes);
@@ -101,7 +101,7 @@ static ari_block *allocate_block(ari_pool *p, size_t bytes)
     return b;
 }
 
-/* Subtracts again what `reuse` counted: the allocation failed. */
+/* Undoes the count of `reuse` after a failed allocation. */
 static void give_up(ari_pool *p, size_t requested)
 {
     pthread_mutex_lock(&p->lock);

@@ -16,7 +16,7 @@ static void table_column(float *cos, float *sin, float inv_freq, float scale, si
     }
 }
 
-/** Slot rope_tables. Errors: those of ari_rope_check; nothing is written then. */
+/** Implements slot rope_tables. Errors: those of ari_rope_check; nothing is written then. */
 ar_status ari_cpu_rope_tables(ar_device *d, ARI_AT_ONCE, ar_buf cos, ar_buf sin, size_t positions, size_t head_dim,
                               const ar_rope *rope)
 {

@@ -53,8 +53,8 @@ ARI_ROW_LOOP int32_t mask_row(float *row, const float *scores, float scale, cons
     return scale_and_mask(row, scores, scale, NULL, NULL, m->keys);
 }
 
-/* row = exp32(fl32(row - max)), +0 where it is -inf, and its row sum, exponent 1: every term is at most exp(0) = 1.
- * sink: one more; NULL: there is none. */
+/* Computes row = exp32(fl32(row - max)), +0 for -inf, and its row sum with exponent 1, as every term is at most exp(0)
+ * = 1. sink: an additional term; NULL: none. */
 ARI_ROW_LOOP double exponentials(float *row, size_t n, float max, const float *sink, int32_t p)
 {
     ari_softmax_exps(row, row, max, n);
@@ -89,7 +89,7 @@ typedef struct row_sums {
     int32_t *top;
     double *l;
     bool is_known;
-    const float *sink; /* of the row's head; NULL: none */
+    const float *sink; /* sink of the row's head; NULL: none */
 } row_sums;
 
 ARI_ROW_KERNEL void softmax_row(float *block_row, const float *all_scores, float scale, const ari_score_row *m,

@@ -12,7 +12,7 @@
 #include "ref/io/config_private.h"
 #include "ref/io/file.h"
 
-/* The bundled models and text: where they are, and what they are called. */
+/* Bundled models and text: their location and names. */
 
 /* All five come from CMakeLists.txt: the data of the source tree, the build tree, the installed data as an absolute
  * path, and from the folder of the command the installed data and those of a build tree's sources. */
@@ -40,7 +40,7 @@ static bool is_below(const char *path, const char *folder)
     return strncmp(path, folder, n) == 0 && path[n] == '/';
 }
 
-/* The folder `i` beside the running program, which is in the folder `program`. */
+/* Returns candidate folder `i` relative to `program`, the running program's folder. */
 static const char *bundled_path(const char *program, size_t i)
 {
     const int n = snprintf(bundled, sizeof bundled, "%s/%s", program, from_command[i]);

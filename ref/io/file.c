@@ -138,7 +138,7 @@ ar_status ari_file_map(void **map, int fd, size_t bytes, const char *path)
 void ari_pages_drop(const void *data, size_t bytes)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), page_begin = (uintptr_t)data / page * page;
-    if (bytes > 0) /* advice: where it is not taken, nothing is wrong */
+    if (bytes > 0) /* only a hint: nothing is wrong if it is not taken */
         (void)madvise((void *)page_begin, (uintptr_t)data - page_begin + bytes, MADV_DONTNEED);
 }
 

@@ -37,7 +37,7 @@ ar_status ari_json_parse(json_t **out, const char *text, size_t length, const ch
                             length);
     if (value_bound(text, length) > ARI_JSON_MAX_VALUES)
         return ar_error_set(AR_ERR_OVERFLOW, "%s: more than %zu JSON values", ARI_SHOW(name), ARI_JSON_MAX_VALUES);
-    json_error_t error = {.line = -1}; /* jansson leaves the code unset where it has nothing to say */
+    json_error_t error = {.line = -1}; /* jansson leaves the code unset if it has no message */
     json_t *value = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
     if (value == NULL && ari_json_no_memory(&error))
         return ar_error_set(AR_ERR_MEMORY, "%s: no memory for its JSON", ARI_SHOW(name));
@@ -101,7 +101,7 @@ json_t *ari_json_number(double x)
     return json_real(x);
 }
 
-/* Appends to *list, or destroys it where that fails. */
+/* Appends x to *list, or destroys *list if that fails. */
 static void append_value(json_t **list, json_t *x)
 {
     if (*list && json_array_append_new(*list, x) == 0)

@@ -101,7 +101,7 @@ static ar_status refuse_layout(const char *rule, const char *path, const ari_st_
                         problem);
 }
 
-/* One entry, given where the one before it ended. The order of the checks is the official library's. */
+/* Checks one entry, given the end of the previous one, in the order of the official library's checks. */
 static ar_status check_item(ari_st_item *item, uint64_t previous_end, const char *path)
 {
     char problem[128];
@@ -161,9 +161,9 @@ static ar_status st_header_validate(ari_st_header *h, uint64_t data_bytes, const
 
 /* --- the pieces of a large object --------------------------------------------------------------------------------- */
 
-/* Splits a large JSON object into its members without building a tree, so that a 100 MB header of somebody else costs
- * memory for what it describes and not for what its JSON would blow up to. Each piece is then checked by the real
- * parser: the scanner need only find where a piece ends and never reads past `length`. */
+/* Splits a large JSON object into its members without building a tree, so that a 100 MB header costs memory for its
+ * content and not for its JSON tree. Each piece is then checked by the JSON parser: the scanner only finds where a
+ * piece ends and never reads past `length`. */
 typedef struct scan {
     const char *text;
     size_t length, pos;
@@ -262,7 +262,7 @@ static bool skip_value(scan *s, slice *value)
     return value->end > value->begin || fail_scan(s, "expected a value");
 }
 
-/* Skips white space and the opening brace. False (with a problem) if there is none. */
+/* Skips white space and the opening brace. Returns false, with a problem, if there is none. */
 static bool scan_begin(scan *s)
 {
     skip_space(s);
@@ -368,7 +368,7 @@ static ar_status add_metadata(const reader *r, const slice *key, const slice *va
         return no_memory(r);
     char **pair = h->metadata + 2 * h->n_metadata;
     pair[0] = pair[1] = NULL;
-    h->n_metadata++; /* before the strings: the header frees what is there */
+    h->n_metadata++; /* incremented before the strings exist: the header frees those that do */
     AR_TRY(parse_string(r, key, "expected a key", &pair[0]));
     return parse_string(r, value, "a value of " ARI_ST_METADATA " is not a string", &pair[1]);
 }

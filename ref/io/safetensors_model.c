@@ -30,7 +30,8 @@ static ar_status bad_index(const char *path, const char *tensor, const char *pro
                         problem, ARI_SHOW(detail));
 }
 
-/* The distinct file names of the map, sorted. They stay inside the folder: an index is somebody else's text. */
+/* Lists the distinct file names of the map, sorted. They must stay inside the folder, because the index is
+ * untrusted. */
 static ar_status list_shards(ar_st_model *m, const json_t *map, const char *path)
 {
     const char *tensor;
@@ -83,7 +84,7 @@ static ar_status collect_names(ar_st_model *m, const json_t *map, const char *pa
     return AR_OK;
 }
 
-/* Every tensor of every shard is the one the map means: none unlisted, no name in two shards. */
+/* Checks that every tensor of every shard is the one in the map: none unlisted, no name in two shards. */
 static ar_status check_shards(const ar_st_model *m, const json_t *map, const char *path)
 {
     for (size_t i = 0; i < m->n_shards; i++)

@@ -61,7 +61,7 @@ static ar_status map_data(ar_st_file *f, int fd, size_t bytes, size_t data_start
 
 ar_status ari_st_open(ar_st_file **out, const char *path)
 {
-    ARI_ENDED(ari_file_close) int fd = -1; /* a mapping outlives its descriptor: hundreds of shards need none */
+    ARI_ENDED(ari_file_close) int fd = -1; /* a mapping outlives its descriptor, so hundreds of shards keep none open */
     size_t bytes = 0, length = 0;
     ARI_OWNED char *text = NULL;
     ARI_OWNED_BY(ari_st_close) ar_st_file *f = NULL;

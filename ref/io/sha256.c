@@ -62,8 +62,8 @@ void ari_sha256_blocks_portable(uint32_t state[8], const unsigned char *data, si
     }
 }
 
-/* By the instructions of two architectures alike: w[i % 4] holds words 4i to 4i + 3, and once they are used, those 16
- * further on. */
+/* Block function by the instructions of either architecture: w[i % 4] holds words 4i to 4i + 3, and after their use
+ * those 16 words further on. */
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>

@@ -70,8 +70,8 @@ static bool holds(const unsigned char *head, size_t n, const char *word)
     return false;
 }
 
-/* The kind of file that begins with these bytes; KINDS: none in the list. A zip is known by the name of its first
- * member, and by its own. */
+/* Returns the kind of a file that begins with these bytes; KINDS: not in the list. A zip is recognised by the name of
+ * its first member and its own name. */
 static int kind_of(const unsigned char *head, size_t n, const char *path, ari_requested requested)
 {
     int found = 0;
@@ -150,8 +150,8 @@ ar_status ari_file_read_text(unsigned char **out, size_t *length, const char *pa
 
 /* Folders of other programs, by the names in them. */
 
-/* In `lines` @ is the folder and # the file in it. by_content: the name alone says too little, the file must begin as
- * one of the list. */
+/* In `lines`, @ is the folder and # the file in it. by_content: the name is ambiguous, so the file must begin like a
+ * kind in the list. */
 typedef struct named {
     const char *pattern, *description, *lines;
     bool by_content;
@@ -219,8 +219,8 @@ static const named shards = {
 static const named ranks = {
     "*.safetensors", "a rank's part of a model: python3 -m anyrank.convert merges the ranks' parts", NULL, false};
 
-/* A safetensors file of any name with parameters in it. Gradients have their names too: those that this program writes
- * are left out, as is what is no safetensors file. */
+/* Finds a safetensors file of any name with parameters. Gradients have parameters' names too: files that this program
+ * writes are skipped, and so are files that are not safetensors. */
 static const named *named_safetensors(const char *folder, const char *name)
 {
     ar_st_file *f = NULL;

@@ -17,8 +17,8 @@
 
 /* --- parameters --------------------------------------------------------------------------------------------------- */
 
-/* init_per_shard_seed: the indices of the group's first rank. A single box begins at 0 there, also where the ranks'
- * parts are of different sizes; one of several (q | k | v) at the beginning of its own part. */
+/* Fault init_per_shard_seed: uses the indices of the group's first rank. A single box begins at 0 there, also if the
+ * ranks' parts differ in size; one of several (q | k | v) at the beginning of its part. */
 static void move_to_first_shard(ar_layout *o, int rank)
 {
     for (size_t k = 0; k < o->nbox; k++) {

@@ -5,7 +5,7 @@
 #include "ref/layers/faults.h"
 #include "ref/placement/parallel_private.h"
 
-/* The next of the rank's own tokens, wherever that is in the sequence; the last has none. */
+/* Fault: returns the next one of the rank's own tokens, wherever it is in the sequence; the last has none. */
 int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, const ar_positions *positions, size_t i,
                          int64_t target)
 {
@@ -16,7 +16,7 @@ int64_t ari_fault_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, c
                                                   : AR_IGNORE_INDEX;
 }
 
-/* A zigzag's chunks as contiguous ones, or the other way round where that is possible. */
+/* Fault: writes a zigzag's chunks as contiguous ones, or the other way round where possible. */
 ar_positions ari_fault_chunk(const ar_ctx *ctx, size_t seq, int place, ar_positions positions)
 {
     const int n = ar_comm_size(ctx->ring);

@@ -37,7 +37,7 @@ ar_status ari_loss_total(ar_param *sum, ar_ctx *ctx, float *total)
         AR_TRY(ctx->arith->grad_reduce(ctx, sum, ctx->tp, "loss"));
     AR_TRY(ctx->arith->grad_reduce(ctx, sum, ctx->dp, "loss"));
     AR_TRY(ARI_NOTE(ctx, .kind = ARI_LEDGER_LOSS_SUM, .name = "loss"));
-    sum->has_grad = true; /* also where this rank added nothing: there is something to make zero now */
+    sum->has_grad = true; /* also if this rank added nothing: there is something to zero now */
     AR_TRY(ar_ctx_tensor(ctx, &value, AR_F32, 1, &unit_shape));
     AR_TRY(ctx->arith->grad_value(ctx, &value, sum));
     AR_TRY(ar_ctx_download(ctx, total, &value));
@@ -71,7 +71,7 @@ struct ar_loss {
     ar_param sum;
     bool subtract;
     bool stream;        /* y has the positions that this rank has between the regions */
-    bool predicts_next; /* a position's label is that of the next id, also where there are labels */
+    bool predicts_next; /* a position's label is that of the next id, even if labels are given */
     bool is_sum;        /* the sum itself, over 1 */
 };
 
@@ -155,8 +155,7 @@ ar_status ar_loss_backward(ar_loss *loss, ar_ctx *ctx, ar_saved *saved, ar_tenso
     return ari_span_end(st);
 }
 
-/* fl32(sum / divisor), NaN for a divisor of 0, the mean of nothing; with `extra_loss`, where there is any, rounded
- * again. */
+/* Computes fl32(sum / divisor), NaN for a divisor of 0 (the mean of nothing); with `extra_loss` rounded again. */
 ar_status ari_loss_value(ar_loss *loss, ar_ctx *ctx, float *value, size_t t, double extra_loss)
 {
     const double divisor = loss->is_sum ? 1.0 : (double)t;
@@ -231,7 +230,7 @@ static void init_cross_entropy(ari_cross_entropy *c, ar_ctx *ctx, size_t classes
 }
 
 typedef struct target_rows {
-    ar_tensor row_of; /* int64 [n]: local row of the target, -1 where another rank holds it */
+    ar_tensor row_of; /* int64 [n]: local row of the target, -1 if another rank holds it */
     ar_tensor valid;  /* u8 [n] */
 } target_rows;
 
@@ -269,8 +268,8 @@ static ar_status over_ranks(const ari_cross_entropy *c, ar_ctx *ctx, const ar_te
 static ar_status cross_entropy_forward(ari_cross_entropy *c, ar_ctx *ctx, ar_saved *saved, ar_tensor *terms,
                                        const ar_tensor *logits, const int64_t *ids, size_t n)
 {
-    /* With label smoothing, the exponents of the logits lie behind their keys, and their sums behind those of the
-     * exponentials: one collective for both. */
+    /* With label smoothing, the exponents of the logits follow their keys, and their sums follow those of the
+     * exponentials, so one collective serves both. */
     const bool smoothed = c->options.label_smoothing > 0.0;
     const size_t reduced = smoothed ? 2 * n : n;
     const ar_tensor rows = ari_tensor_rows(logits);

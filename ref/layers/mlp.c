@@ -24,7 +24,7 @@ static ar_status tap_middle(const mlp_module *m, ar_ctx *ctx, const char *base, 
     return ari_tap_placed(ctx, base, part, pass, t, m->o.ffn, m->split.first.output);
 }
 
-/* The gate (0) or up (1) of what the first layer makes, as a view. */
+/* Returns the gate (0) or up (1) half of the first layer's output as a view. */
 static ar_tensor half_of(const mlp_module *m, const ar_tensor *t, int i)
 {
     const size_t width = m->first_layer.output_width[0] / 2;
@@ -124,7 +124,7 @@ static ar_status mlp_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_
     AR_TRY(ar_saved_pop(saved, m, SAVED_PRE, &pre));
     AR_TRY(middle_backward(m, ctx, &dpre, &dact, &pre, &prefetch));
     ARI_RELEASE(ctx, &dact, &pre);
-    /* gate and up share one dX, which is the whole MLP's, or that of their one layer. */
+    /* gate and up share one dX, that of the full MLP or of their packed layer. */
     const bool shared = m->o.gated && !m->o.fused;
     AR_TRY(ari_linear_backward(&m->first_layer, ctx, saved, dx ? &din : NULL, &dpre,
                                shared ? base->name : m->first_name, &prefetch));

@@ -151,7 +151,7 @@ ar_status ari_module_recompute(ar_module *m, ar_recompute mode)
     return mode == AR_RECOMPUTE_SELECTIVE ? ari_module_each(m, recompute_selected, NULL) : AR_OK;
 }
 
-/* Keeps x alone of what the forward pass keeps and takes. */
+/* Runs the forward pass but saves only x. */
 static ar_status forward_for_now(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                  const ar_batch *batch)
 {

@@ -55,7 +55,7 @@ static ar_status mtp_forward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_t
     return ar_module_forward(m->part[MADE_NORM], ctx, saved, y, &block_out, batch);
 }
 
-/* dy becomes the gradient of what m takes. */
+/* Turns dy into the gradient of m's input. */
 static ar_status back_through(ar_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dy, const ar_batch *batch)
 {
     ar_tensor dx;

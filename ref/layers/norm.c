@@ -97,7 +97,8 @@ ar_status ar_norm_backward(ar_ctx *ctx, ar_norm_kind kind, ar_tensor *dx, ar_ten
                            const ar_tensor *x, const ar_norm_saved *saved, ar_param *gain, ar_param *offset,
                            const ar_tensor *residual)
 {
-    const ar_tensor input = *x, gradient = *dy, past = residual ? *residual : *x; /* dx or sum may be one of them */
+    const ar_tensor input = *x, gradient = *dy, past = residual ? *residual : *x; /* copies, because dx or sum may be
+                                                                                     one of them */
     const ar_norm_saved rows = *saved;
     AR_TRY(check_norm(kind, x, gain, offset));
     if (residual && dx == sum)
@@ -117,7 +118,7 @@ typedef struct norm_module {
     bool no_bias;
     size_t h;
     double eps;
-    ar_tp_redistribution change; /* from what arrives to what the norm works on, and leaves */
+    ar_tp_redistribution change; /* redistribution from the arriving placement to that of the norm's input and output */
     ar_param param[2];           /* weight, and of LayerNorm bias */
 } norm_module;
 
@@ -148,7 +149,8 @@ static ar_status norm_module_forward(ar_module *base, ar_ctx *ctx, ar_saved *sav
     return ari_tap_placed(ctx, base->name, NULL, 'f', y, m->h, m->change.dst);
 }
 
-/* dx, where the norm works, and the parameters' gradients; with a residual *sum = residual + dx. One pass. */
+/* Computes dx in the norm's placement, and the parameters' gradients; with a residual *sum = residual + dx, in one
+ * pass. */
 static ar_status gradients(norm_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx, ar_tensor *sum,
                            const ar_tensor *dy, const ar_tensor *residual)
 {
@@ -168,7 +170,7 @@ ar_status ari_norm_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved, ar_te
                             const ar_tensor *dy, const ar_tensor *residual)
 {
     norm_module *m = (norm_module *)base;
-    /* The residual is not there where the norm works elsewhere. */
+    /* The residual is not available if the norm works in another placement. */
     const bool moved = ar_comm_size(ctx->tp) > 1 && !ari_placed_equal(m->change.src, m->change.dst);
     ar_tensor norm_dx;
     AR_TRY(gradients(m, ctx, saved, &norm_dx, sum, dy, moved ? NULL : residual));

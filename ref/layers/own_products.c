@@ -15,7 +15,7 @@
 typedef struct ari_unsummed {
     struct ari_unsummed *next;
     const char *name; /* the weight's */
-    void *ptr;        /* memory of the tensor that stands for them */
+    void *ptr;        /* memory of the tensor that stands for the terms */
     ar_sum *sum;
     const ar_operand *a, *b;
     bool scattered; /* rows are in the order of the ranks that hold the positions */
@@ -33,7 +33,7 @@ static void unsummed_end(ar_ctx *ctx, void *object)
     free(t);
 }
 
-/* y stands for the sum from here on: NaN until an operator takes it. */
+/* Lets y stand for the sum: it is NaN until an operator uses it. */
 static ar_status unsummed_begin(ar_ctx *ctx, const char *name, const ar_tensor *y, ar_sum *sum, const ar_operand *a,
                                 const ar_operand *b, bool scattered)
 {
@@ -173,7 +173,7 @@ ar_status ar_contract(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, ar_param *w
     return multiply_weight(ctx, y, &input, &w, 1, false);
 }
 
-/* All positions of a value of which this rank has its own: a sample's tokens are one exact sum. */
+/* Gathers all positions of a value of which this rank has its own, because a sample's tokens form one exact sum. */
 static ar_status all_positions(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, const ar_param *w)
 {
     *y = *x;
@@ -182,7 +182,7 @@ static ar_status all_positions(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, co
     return ar_gather_tokens(ctx, y, x);
 }
 
-/* W's gradient += dY^T X. alone: no product has said how dY is placed. */
+/* Adds dY^T X to W's gradient. alone: no product has declared how dY is placed. */
 static ar_status add_gradient(ar_ctx *ctx, const ar_tensor *dy, const ar_tensor *x, ar_param *w, bool alone)
 {
     ar_tensor x_all, dy_all;

@@ -150,7 +150,7 @@ static bool any_spread(ar_param *const *params, size_t n)
     return false;
 }
 
-/* The whole gradient, of which each data-parallel rank holds a copy, or this rank's share of it. */
+/* Taps the full gradient, which every data-parallel rank holds, or this rank's share of it. */
 static ar_status tap_grad(const ar_param *p, ar_ctx *ctx)
 {
     ar_tensor g;
@@ -211,7 +211,7 @@ ar_status ari_params_broadcast(ar_param *const *params, size_t n, ar_ctx *ctx)
 
 /* --- uses --------------------------------------------------------------------------------------------------------- */
 
-/* A gradient is ready when all uses that a forward pass made of the parameter are done. */
+/* A gradient is ready when all uses of the parameter in the forward pass are done. */
 
 void ari_param_use(ar_param *p)
 {

@@ -29,7 +29,7 @@ static ar_status residual_backward(ar_module *base, ar_ctx *ctx, ar_saved *saved
     return dx ? ar_add(ctx, dx, dy, &through) : AR_OK;
 }
 
-/* y is not part of what backward takes. */
+/* The backward pass does not need y. */
 static ar_status residual_recompute(ar_module *base, ar_ctx *ctx, ar_saved *saved, const ar_tensor *x,
                                     const ar_batch *batch)
 {

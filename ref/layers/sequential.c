@@ -21,7 +21,7 @@ typedef struct sequential_module {
     ar_module **child; /* [n] */
     size_t n;
     bool owns_children;
-    size_t sp_index;         /* the child that runs as under sequence parallelism, as no other does; SIZE_MAX: none */
+    size_t sp_index;         /* child that runs as under sequence parallelism, unlike all others; SIZE_MAX: none */
     bool positions;          /* a plan splits the positions of some value here */
     ari_staged *child_stage; /* [n], of a list that is cut; NULL: it is not */
     ari_stages stages;
@@ -54,7 +54,7 @@ static ar_status run_forward(const sequential_module *m, ar_ctx *ctx, ar_saved *
     return AR_OK;
 }
 
-/* The first child is not asked for a dx that nobody wants. */
+/* The first child computes no dx if it is not needed. */
 static ar_status run_backward(const sequential_module *m, ar_ctx *ctx, ar_saved *saved, ar_tensor *dx,
                               const ar_tensor *dy, const ar_batch *batch, size_t begin, size_t end)
 {
@@ -315,7 +315,7 @@ static ar_status hand_over(const ar_module *base, ar_ctx *ctx, ar_tensor *y, con
     return ARI_KERNEL(ctx, copy, y->data, ar_const(value->data), ar_tensor_count(y) * ar_dtype_bytes(y->dtype));
 }
 
-/* m as a list of which a pass goes through a stage; NULL: it is one module. */
+/* Returns m as a list of which a pass runs only one stage; NULL: it is a single module. */
 static const sequential_module *staged(const ar_module *m, const ar_ctx *ctx)
 {
     const sequential_module *list = list_of(m);
@@ -327,7 +327,7 @@ static bool is_last(const sequential_module *m, const ar_ctx *ctx, int i)
     return !m || (i + 1 == m->stages.n && ar_comm_rank(ctx->pipeline) + 1 == ar_comm_size(ctx->pipeline));
 }
 
-/* Children [*begin, *end) are those of stage i. */
+/* Returns the children [*begin, *end) of stage i. */
 static void children_of(const sequential_module *m, int i, size_t *begin, size_t *end)
 {
     *begin = 0;

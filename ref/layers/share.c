@@ -30,7 +30,7 @@ static void add_rows(cutter *c, int dim, size_t first_row, size_t count)
     b->extent[dim] = count;
 }
 
-/* [start, end) of what the fixed dimensions leave. */
+/* Adds [start, end) of the dimensions that are not fixed. */
 static void cut(cutter *c, int dim, size_t start, size_t end)
 {
     const size_t row = ari_volume(c->shape + dim + 1, c->ndim - dim - 1);

@@ -123,7 +123,7 @@ static bool by_features(ar_placement p)
     return p.kind == AR_SHARD && p.dim == -1;
 }
 
-/* Features of which each rank has its part: those that a layer's weight is cut along, or that arrive or leave so. */
+/* Checks features that are sharded: those along which a layer's weight is sharded, or that arrive or leave sharded. */
 static ar_status check_input(const char *name, size_t in_features, int ranks, const ar_linear_split *s)
 {
     return s->style == AR_STYLE_ROWWISE || by_features(s->input) ? divides(name, in_features, ranks) : AR_OK;

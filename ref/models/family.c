@@ -446,7 +446,7 @@ static ar_status visit_part(const walk *w, const ari_family_part *p, const char 
     return w->visit(w->user, name, 1, &out);
 }
 
-/* The parts of one expert, from the first on, then those of the next. */
+/* Visits the parts of one expert, from the first on, then those of the next expert. */
 static ar_status visit_experts(const walk *w, const ari_family_part *first_part, const char *block)
 {
     for (size_t i = 0; i < w->config->experts.n; i++) {

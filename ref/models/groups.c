@@ -132,8 +132,8 @@ static bool has_group(const ar_parallel *p, ari_over group_kind)
     return group_kind == ARI_OVER_TP || group_kind == ARI_OVER_DP || ari_extent(p, ari_over_axes(group_kind)) > 1;
 }
 
-/* A group is of ranks that differ along its axes alone. Those that sum gradients are so many replicas, one after the
- * other, of those that share them out. */
+/* Splits off a group of ranks that differ only along its axes. Ranks that reduce gradients form consecutive replicas of
+ * those that shard them. */
 static ar_status split(ar_comm **out, ar_comm *world, const ar_parallel *p, ari_over group_kind)
 {
     const ari_ranks ranks = ari_ranks_of(p);

@@ -24,11 +24,11 @@ ARI_OWNER(ar_model, ar_model_destroy)
 
 enum {
     OUTER = 8
-}; /* modules besides the blocks, at most: an embedding, a norm, heads, where a chain of blocks begins */
+}; /* largest number of modules besides the blocks: an embedding, a norm, heads, the head of a chain of blocks */
 
 struct ar_model {
     ar_config config;
-    ar_module *module; /* a list of the rank's modules, of which child[] are borrowed */
+    ar_module *module; /* list of the rank's modules, borrowed in child[] */
     ar_loss *loss;     /* with the pipeline's last stage */
 };
 

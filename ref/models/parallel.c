@@ -126,7 +126,7 @@ static ar_status check_batch(const ar_parallel *p, size_t batch)
 static ar_status check_extents(const ar_parallel *p)
 {
     char text[ARI_EXTENTS_TEXT];
-    uint64_t ranks = 1; /* what an int cannot count is not multiplied again */
+    uint64_t ranks = 1; /* a product that exceeds an int is not multiplied further */
     for (int i = 0; i < ARI_LAYOUT_AXES; i++)
         ranks *= ranks > (uint64_t)INT_MAX ? 1 : (uint64_t)ari_layout_extent(p, i);
     ari_extents_text(text, p);

@@ -23,8 +23,8 @@ static bool numbered(const char *text, size_t *number, const char **rest)
     return true;
 }
 
-/* The rest of `name` after `path` and a dot; NULL: the name does not begin so. "*" in the path stands for a number,
- * which goes to *number. */
+/* Returns the rest of `name` after `path` and a dot; NULL: it does not begin with them. "*" in the path stands for a
+ * number, which is stored in *number. */
 static const char *below(const char *name, const char *path, size_t *number)
 {
     if (!path || !path[0])
@@ -52,8 +52,8 @@ size_t ari_layer_of_name(const ar_config *c, const char *name)
 /* A parameter's place in the model, by its name. */
 typedef struct param_place {
     const ari_family_part *part; /* static storage */
-    size_t layer;                /* SIZE_MAX: in none */
-    size_t expert;               /* 0 where there are none */
+    size_t layer;                /* SIZE_MAX: in no layer */
+    size_t expert;               /* 0 without experts */
 } param_place;
 
 /* False: no part of the family has this name. */

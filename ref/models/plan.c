@@ -38,7 +38,7 @@ ar_status ari_plan_put(ar_plan *p, const ar_plan_rule *rule)
     if (p->rules == AR_PLAN_RULES)
         return ar_error_set(AR_ERR_ARG, "plan: no room for the rule '%s': a plan has at most %d", ARI_SHOW(rule->glob),
                             AR_PLAN_RULES);
-    /* Room is for a power of two of rules, and is made where that is full. */
+    /* Memory holds a power of two of rules and grows when it is full. */
     if ((p->rules & (p->rules - 1)) == 0) {
         ar_plan_rule *rules = realloc(p->rule, (p->rules ? 2 * p->rules : 1) * sizeof *rules);
         if (!rules)
@@ -100,7 +100,7 @@ static ar_status put_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
     return AR_OK;
 }
 
-/* Writes the default plan out, where that is what the plan is. */
+/* Writes out the default plan if the plan is the default. */
 static ar_status write_out(ar_plan *p, ar_arch arch)
 {
     const ar_mlp_order order = p->mlp_order;
@@ -130,8 +130,8 @@ ar_status ari_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order)
 
 /* --- asking ------------------------------------------------------------------------------------------------------- */
 
-/* A path below the base model ("model.", "transformer."), which tp_plan leaves out; the path itself where it is not
- * below one. */
+/* Returns a path below the base model ("model.", "transformer."), which tp_plan omits; a path that is not below one is
+ * returned unchanged. */
 static const char *below_base(ar_arch arch, const char *path)
 {
     const char *blocks = ari_family_of(arch)->blocks, *dot = strchr(blocks, '.');
@@ -168,7 +168,7 @@ static bool is_prepared(ari_role role)
     return role == prepared[0] || role == prepared[1] || role == prepared[2];
 }
 
-/* The paths of a role's module; of no bytes where it has no other. */
+/* Paths of a role's module; empty if it has no second one. */
 typedef struct paths {
     char role_path[AR_PLAN_GLOB], stacked_path[AR_PLAN_GLOB];
 } paths;
@@ -399,8 +399,8 @@ static bool matches_in(const ar_plan_rule *rule, ar_arch arch, const char *layer
     return false;
 }
 
-/* The path of the part, of the first block where it is in one, that is nearest to the rule's; else of the attention's
- * output. */
+/* Writes the part's path, in the first block if it is in a block, that is nearest to the rule's; otherwise that of the
+ * attention's output. */
 static void nearest_part(char out[AR_PLAN_GLOB], const ar_plan_rule *rule, ar_arch arch)
 {
     char path[ARI_ROLES][AR_PLAN_GLOB];

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plans out of JSON files: rules as planner.md has them, and Hugging Face's tp_plan; and back into rules. */
+/* Plans from JSON files: rules as in planner.md, and Hugging Face's tp_plan; and back to rules. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -225,9 +225,9 @@ static ar_status read_rules(reader *r, const json_t *o)
 
 /* --- Hugging Face's tp_plan --------------------------------------------------------------------------------------- */
 
-/* The names of transformers 4.5x and 5 (transformers/integrations/tensor_parallel.py, transformers/distributed), with
- * what they declare; NULL where that is the style's own. A local layer works on bare tensors: rowwise, it leaves its
- * partial sums to the module around it, which is to "gather" (add up) them, as experts do whose width is cut. */
+/* Names of transformers 4.5x and 5 (transformers/integrations/tensor_parallel.py, transformers/distributed), with their
+ * declarations; NULL if these are the style's own. A local layer works on plain tensors: if rowwise, it leaves its
+ * partial sums to the enclosing module, which has to "gather" (sum) them, as experts of sharded width do. */
 static const struct tp_style {
     const char *name;
     ar_style style;

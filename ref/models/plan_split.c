@@ -133,8 +133,8 @@ static ar_placement natural_input(ar_style style)
     return style == AR_STYLE_ROWWISE ? ari_shard_features : ari_replicated;
 }
 
-/* The last layer's style and input. Inside of a module nothing is moved that no rule says, as in PyTorch: without a
- * declaration the layer takes what is its style's. */
+/* Determines the last layer's style and input. As in PyTorch, nothing inside a module is moved without a rule: without
+ * a declaration the layer's input has its style's placement. */
 static ar_status split_second(const ari_ruled *m, const ari_ruled *first_layer, const ar_linear_split *before,
                               ar_linear_split *split)
 {
@@ -174,7 +174,7 @@ static ar_status split_output(const view *v, const ari_ruled *module, const ari_
                                  ARI_PLACED(last_layer, v->stream));
 }
 
-/* One redistribution instead of two, where the first makes what the second begins with. */
+/* Merges two redistributions if the first one's result is the second one's input. */
 static void join_redistributions(ar_branch_split *s)
 {
     if (ari_placed_equal(s->enter.dst, s->first.input)) {
@@ -221,7 +221,8 @@ static ar_status split_norm(const view *v, ari_role role, ar_placement *placemen
     return check_declared(&m, v->stream, *placement);
 }
 
-/* Norms whose placement follows from their input: that of the heads, or of the branch output added to the residual. */
+/* Norms whose placement follows from their input: those of heads, and of a branch's output before it is added to the
+ * residual. */
 static const ari_role where_fixed[] = {
     ARI_Q_NORM, ARI_K_NORM, ARI_ATTENTION_NORM, ARI_MLP_NORM,     ARI_Q_A_NORM, ARI_KV_A_NORM,
     ARI_Q_A,    ARI_KV_A,   ARI_TOKENS_NORM,    ARI_ENTERED_NORM, ARI_JOINED,   ARI_MTP_NORM};
@@ -248,7 +249,7 @@ static ar_status check_fixed_norm(const view *v, ari_role role)
 
 /* --- experts ------------------------------------------------------------------------------------------------------ */
 
-/* All experts are cut or none, and the one that all tokens go to as they are, or it is whole. */
+/* Checks that all experts are sharded or none, and that the shared expert is sharded like them or replicated. */
 static ar_status check_expert(const view *v, ari_role role, ar_style expected_style, const char *fits)
 {
     if (!ari_part_in_layer(v->c, role, v->layer))

@@ -34,7 +34,7 @@ static ar_status check_at(ar_plan_walk *w, const char *name)
     return AR_OK;
 }
 
-/* A layer of the walk, where w->placement arrives. */
+/* Looks up a layer of the walk at which w->placement arrives. */
 static ar_status ask_own(ari_ruled *m, ar_plan_walk *w, const char *name, ari_role role)
 {
     const size_t rules = w->plan ? w->plan->rules : 0;
@@ -54,7 +54,7 @@ static ar_status ask_own(ari_ruled *m, ar_plan_walk *w, const char *name, ari_ro
     return AR_OK;
 }
 
-/* One that is not linear: its style is one of `styles`, and its input what arrives. */
+/* Looks up a layer that is not linear: its style is one of `styles`, and its input is what arrives. */
 static ar_status ask_other(ari_ruled *m, ar_plan_walk *w, const char *name, ari_role role, unsigned styles,
                            const char *possible_are)
 {
@@ -64,8 +64,8 @@ static ar_status ask_other(ari_ruled *m, ar_plan_walk *w, const char *name, ari_
                                   : ari_ruled_misfit(m, possible_are);
 }
 
-/* Output placement: the declared one, or else that of the result. Terms that keep their placement would have to be
- * summed, which no layer here declares. */
+/* Returns the output placement: the declared one, otherwise that of the result. Terms that keep their placement would
+ * have to be summed, which no layer here declares. */
 static ar_status leave_own(const ari_ruled *m, bool terms, ar_placement output_placement, ar_placement *leaves)
 {
     AR_TRY(ari_ruled_output(m, true, terms && m->rule && !m->rule->global_output, output_placement, leaves));
@@ -108,7 +108,7 @@ static ar_status split_branch(ar_branch_split *split, ar_placement *leaves, ar_p
     return AR_OK;
 }
 
-/* A norm, or what works element by element: that on what arrives, where no rule says another. */
+/* Places a norm or an element-wise layer: the latter as the value arrives unless a rule says otherwise. */
 static ar_status place_norm(ar_placement *input_placement, ar_placement *leaves, ar_plan_walk *w, const char *name,
                             bool elementwise)
 {
@@ -128,14 +128,15 @@ typedef struct planned {
     ar_ctx *ctx;
     ar_plan_walk *w;
     const char *name;
-    ar_module *part[3]; /* [parts]: a redistribution where there is one, the layer, another */
+    ar_module *part[3]; /* [parts]: an optional redistribution, the layer, an optional redistribution */
     size_t parts;
-    size_t sp_index;    /* the layer, where it takes or makes positions, as under sequence parallelism; else SIZE_MAX */
+    size_t sp_index;    /* index of the layer if it uses or produces positions, as under sequence parallelism; else
+                           SIZE_MAX */
     bool has_positions; /* some value here is placed by positions */
     ar_placement output_placement; /* what the layer makes */
 } planned;
 
-/* A redistribution keeps values and gradients whole where they are whole: I. */
+/* Adds a redistribution that keeps replicated values and gradients replicated: I. */
 static ar_status add_declared(planned *m, ar_placement from_placement, ar_placement to_placement)
 {
     const ar_placement invariant = {AR_INVARIANT, 0};
@@ -155,7 +156,7 @@ static ar_status add_move(planned *m, ar_placement from_placement, ar_placement 
     return AR_OK;
 }
 
-/* Begins a layer that takes and makes values placed so. Until end_layer() the context is that of the layer's run. */
+/* Begins a layer with inputs and outputs in these placements. Until end_layer() the context is set for its creation. */
 static ar_status begin_layer(planned *m, ar_ctx *ctx, ar_plan_walk *w, const char *name, ar_placement input_placement,
                              ar_placement output_placement)
 {
@@ -171,8 +172,8 @@ static ar_status begin_layer(planned *m, ar_ctx *ctx, ar_plan_walk *w, const cha
     return AR_OK;
 }
 
-/* A module of the parts. st: of the layer's creation, which is the next part unless there is none; its value leaves
- * placed so. */
+/* Ends a layer: creates the module from its parts. st: status of the layer's creation, which is the next part unless it
+ * failed; leaves: placement of its value. */
 static ar_status end_layer(ar_module **result, planned *m, ar_placement leaves, ar_status st)
 {
     m->ctx->sp = false;
@@ -184,7 +185,7 @@ static ar_status end_layer(ar_module **result, planned *m, ar_placement leaves, 
         st = ari_sequential_create(result, m->name, m->part, m->parts, true, m->sp_index, m->has_positions);
     for (size_t i = 0; i < m->parts && st != AR_OK; i++)
         ar_module_destroy(m->part[i]);
-    /* Terms that nobody adds up are taken for the sum. */
+    /* Terms that are not summed are treated as the sum. */
     if (st == AR_OK)
         m->w->placement = leaves.kind == AR_PARTIAL_SUM ? ari_replicated : leaves;
     return st;
@@ -192,7 +193,7 @@ static ar_status end_layer(ar_module **result, planned *m, ar_placement leaves, 
 
 /* --- layers ------------------------------------------------------------------------------------------------------- */
 
-/* It redistributes what arrives and what it makes itself. */
+/* Creates a linear layer that redistributes its input and output itself. */
 ar_status ar_plan_linear_create(ar_module **result, ar_ctx *ctx, ar_plan_walk *w, const char *name, size_t in_features,
                                 size_t out, bool bias)
 {

@@ -90,7 +90,7 @@ ar_status ari_stages_check(const ar_parallel *p, const ar_config *c)
     return stages_check_layers(p, c->layers, c->final_norm || ari_part_path(ari_family_of(c->arch), ARI_HEAD));
 }
 
-/* The same of so many layers. has_end: the last stage has something besides. */
+/* Checks the stages for a number of layers. has_end: the last stage has something besides layers. */
 static ar_status stages_check_layers(const ar_parallel *p, size_t layers, bool has_end)
 {
     const size_t n = (size_t)ari_parallel_stages(p);

@@ -11,7 +11,7 @@
 #include "ref/pipeline/schedule_private.h"
 
 #define MOST_BYTES ((size_t)256 << 20)
-#define MOST_DIGITS 9 /* a number of so many fits an int */
+#define MOST_DIGITS 9 /* a number with this many digits fits an int */
 
 /* Operations of FSDP, and waits, which --zero and the step decide. Each without a micro-batch or with one. */
 static const char *const passed_over[] = {"UNSHARD",          "RESHARD",     "REDUCE_GRAD",

@@ -151,7 +151,7 @@ static ar_status wrong(const reader *r, const ar_pp_operation *o, const char *fo
                         problem);
 }
 
-/* A missing predecessor of an operation; AR_PP_KINDS: none is missing. */
+/* Returns a missing predecessor of an operation; AR_PP_KINDS: none is missing. */
 static ar_pp_kind lacks(const reader *r, const ar_pp_operation *o, unsigned seen_kinds)
 {
     const ari_pp_direction d = ari_pp_direction_of(o->kind);
@@ -251,7 +251,7 @@ static ar_status schedule_check_lists(const ar_pipeline_schedule *s, bool transf
     return AR_OK;
 }
 
-/* The next operation of a kind in a list from *cursor on, which is left behind it; NULL: none. */
+/* Returns the next operation of a kind in a list from *cursor on, and moves *cursor after it; NULL: none. */
 static const ar_pp_operation *next_of(const ari_pp_list *list, size_t *cursor, ar_pp_kind k)
 {
     while (*cursor < list->count)
@@ -260,7 +260,8 @@ static const ar_pp_operation *next_of(const ari_pp_list *list, size_t *cursor, a
     return NULL;
 }
 
-/* Both ends know a transfer by its place among those of the two ranks in that direction. */
+/* Checks the order of transfers: both ends identify a transfer by its index among those of the two ranks in that
+ * direction. */
 static ar_status check_order(const ar_pipeline_schedule *s, int sender, ari_pp_direction d)
 {
     const int p = s->shape.ranks, receiver = (sender + (d == ARI_PP_ACTIVATION ? 1 : p - 1)) % p;
@@ -298,12 +299,13 @@ typedef struct turns {
     ari_pp_list *list;
     ar_pipeline_shape shape;
     int rank, parts; /* stages of a rank */
-    size_t total;    /* turns in one direction, those of micro-batches that there are not included */
+    size_t total;    /* turns in one direction, including those of missing micro-batches */
 } turns;
 
-/* The stage and micro-batch of the k-th turn: p micro-batches go through the rank's first stage, then the same through
- * its second, and so on; back the last stage is first. False: a micro-batch that there is not. Where p does not divide
- * their number, the schedule is that of more without the last: what is left of a legal order is one. */
+/* Returns the stage and micro-batch of the k-th turn: p micro-batches pass the rank's first stage, then the same ones
+ * its second stage, and so on; backward starts with the last stage. Returns false for a missing micro-batch. If p does
+ * not divide their number, the schedule is that of the next multiple without the missing ones, which remains a legal
+ * order. */
 static bool pass_of_turn(int *stage, int *micro, const turns *t, size_t k, bool back)
 {
     const size_t p = (size_t)t->shape.ranks, round = p * (size_t)t->parts, round_offset = k % round;

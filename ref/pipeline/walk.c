@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Goes through a schedule: every rank as far as it can, until all are at their ends or nobody can. */
+/* Walks through a schedule: every rank as far as it can, until all have finished or none can continue. */
 #include <math.h>
 #include <string.h>
 
@@ -26,7 +26,7 @@ typedef struct walker {
     ar_pp_event_fn on_event;
     void *user;
     double *output_times[ARI_PP_DIRECTIONS]; /* [stages * micro-batches]: when what it makes was there */
-    moments *transfers[ARI_PP_DIRECTIONS];   /* the same; NULL: what is made is there at once */
+    moments *transfers[ARI_PP_DIRECTIONS];   /* times of transfers; NULL: values are available at once */
     channel channels[ARI_PP_DIRECTIONS][AR_MAX_STAGES];
     size_t positions[AR_MAX_STAGES], in_flight[AR_MAX_STAGES];
     double clock[AR_MAX_STAGES];

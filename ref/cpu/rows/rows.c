@@ -113,7 +113,8 @@ static void define_some(const ari_act_row *r, const uint32_t *indices, size_t n,
     }
 }
 
-/* NULL: by the definition, which is as fast for a slope alone of GELU (tanh), whose argument takes longest. */
+/* Returns the fast kernel; NULL: use the definition, which is equally fast for GELU (tanh)'s slope alone, because its
+ * argument takes longest. */
 static ari_acts *fast(const ari_row_kernels *way, const ari_act_row *r, ar_activation kind)
 {
     switch (kind) {
@@ -138,7 +139,7 @@ void ari_activations(const ari_row_kernels *way, const ari_act_row *r, size_t n,
     uint32_t indices[MOST];
     const size_t vector_end = n - n % LANES, trial = vector_end < TRIAL ? vector_end : TRIAL;
     size_t unsure = acts(r, 0, trial, kind, indices), j = trial;
-    if (unsure <= trial / 2) { /* else numbers are of no kind that it is for */
+    if (unsure <= trial / 2) { /* otherwise these numbers are not of the kind that it serves */
         unsure += acts(r, trial, vector_end, kind, indices + unsure);
         j = vector_end;
     }

@@ -151,7 +151,7 @@ static ar_status rotate(const ari_attention *m, ar_ctx *ctx, const ar_tensor *ds
     return ARI_KERNEL(ctx, copy_strided, &passing_dst, &passing);
 }
 
-/* Queries, keys or values head by head; r: rotated, where the model does that. */
+/* Reorders queries, keys or values by head; r: rotation, if the model has one. */
 static ar_status lay_out(ari_attention *m, ar_ctx *ctx, ar_tensor *dst, const ar_tensor *src, const rotation *r)
 {
     AR_TRY(new_heads(ctx, dst, src->dtype, src->shape[0], src->shape[2], src->shape[1], src->shape[3]));
@@ -199,7 +199,7 @@ static ar_status join_heads(ari_attention *m, ar_ctx *ctx, ar_tensor *context, c
     return ARI_KERNEL(ctx, copy_strided, &dst, &src);
 }
 
-/* Queries (which 0) or keys, normalised where the model does that, then as lay_out. */
+/* Normalises queries (`which` 0) or keys if the model does, then reorders them like lay_out. */
 static ar_status lay_out_normed(ari_attention *m, ar_ctx *ctx, ar_saved *saved, int which, ar_tensor *dst,
                                 const ar_tensor *src, const rotation *r)
 {

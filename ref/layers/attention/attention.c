@@ -22,8 +22,8 @@ static void free_tables(ari_attention *m, ar_queue *q)
     m->positions = 0;
 }
 
-/* Tables for as many positions as the batch has: a config may allow a hundred thousand. Where the frequencies depend on
- * the length of a sequence, all batches of a step have that of the global one. */
+/* Creates tables for as many positions as the batch has, because a config may allow a hundred thousand. If the
+ * frequencies depend on the length of a sequence, all batches of a step have the length of the global one. */
 static ar_status ensure_tables(ari_attention *m, ar_ctx *ctx, const ar_batch *batch)
 {
     const ar_rope *rope = &m->o.rope;
@@ -216,7 +216,7 @@ static ar_status init_linears(ari_attention *m, ar_ctx *ctx)
 {
     const ar_attention_options *o = &m->o;
     const size_t q = o->heads * o->head_dim, kv = o->kv_heads * o->head_dim;
-    const bool by_heads = ari_placed_by_features(m->split.first.output); /* else rows need not be those of heads */
+    const bool by_heads = ari_placed_by_features(m->split.first.output); /* otherwise rows need not belong to heads */
     ari_linear_spec qkv = {.split = m->split.first,
                            .n = 3,
                            .in_features = o->hidden,

@@ -2,7 +2,8 @@
 #include "ref/layers/attention/blocks.h"
 #include "ref/placement/parallel_private.h"
 
-#define KEY_STEP ((size_t)16) /* a block's keys begin and end at multiples of it, where a GPU reads a part in place */
+#define KEY_STEP \
+    ((size_t)16) /* a block's keys begin and end at multiples of this, so that a GPU can read a part in place */
 
 ari_keys ari_order_keys(const ari_order *o, size_t position)
 {
@@ -10,7 +11,7 @@ ari_keys ari_order_keys(const ari_order *o, size_t position)
     return (ari_keys){(int32_t)begin, (int32_t)(o->causal ? position + 1 : o->seq)};
 }
 
-/* A matrix that is not so many times smaller than a block is cut all the same: what its queries do not see is not
+/* A matrix is split unless it is this many times smaller than a block: scores that its queries do not see are then not
  * computed. Measured at sequences of 512. */
 #define LARGER ((size_t)4)
 

@@ -207,7 +207,7 @@ ar_status ari_ring_place(ar_ctx *ctx, const ar_tensor *gathered, const ar_tensor
     return AR_OK;
 }
 
-/* Sends the keys and values of `src` to the next place and receives those of the place before. */
+/* Sends the keys and values of `src` to the next ring rank and receives those of the previous one. */
 static ar_status hop_on(ar_ctx *ctx, ar_tensor dst[2], const ar_tensor src[2], const char *tag)
 {
     const int n = ar_comm_size(ctx->ring), r = ar_comm_rank(ctx->ring);

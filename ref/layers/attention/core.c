@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Attention in blocks of rows, so that no matrix of all scores exists. The backward pass computes the probabilities
- * again, from each row's maximum and sum (Dao et al. 2022, arXiv:2205.14135; the sums are exact: numerics.md,
+/* Attention in blocks of rows, so that a matrix of all scores never exists. The backward pass recomputes the
+ * probabilities from each row's maximum and sum (Dao et al. 2022, arXiv:2205.14135; the sums are exact: numerics.md,
  * section 4). */
 #include "ref/layers/attention/core.h"
 
@@ -25,10 +25,11 @@ typedef struct pass {
     ar_ctx *ctx;
     const ari_core_saved *state;
     ar_mask mask;
-    float scale;                 /* of what is given to the softmax: with a cap 1, */
-    float inner;                 /* and this one of what is capped */
-    ar_cbuf sinks;               /* of this rank's heads; NULL: there are none */
-    ar_tensor row_max, most_sum; /* the rows' maximum and sum without sinks, where QK-Clip asks and there are some */
+    float scale;                 /* scale of the softmax's input: 1 with a cap */
+    float inner;                 /* scale of the cap's input */
+    ar_cbuf sinks;               /* of this rank's heads; NULL: no sinks */
+    ar_tensor row_max, most_sum; /* the rows' maximum and sum without sinks, if QK-Clip needs them and there are
+                                    sinks */
     ari_score_blocks blocks;
     size_t matrices, group, rows; /* b * kv_heads; query heads of a KV head; queries of a head */
     size_t key_dim, value_dim;    /* features of queries and keys, of values */
@@ -135,8 +136,9 @@ static void release_operands(const pass *p, const ar_operand *const *operands, s
         p->ctx->arith->operand_done(p->ctx, operands[i]);
 }
 
-/* y = product of a block's parts of two operands: its scores, whose columns are keys, or (of_terms) a sum over its
- * keys. A block with all keys is limited to those that a query sees; others end where their queries' keys do. */
+/* Computes y = the product of a block's parts of two operands: its scores, with keys as columns, or (of_terms) a sum
+ * over its keys. A block with all keys is limited to those that a query sees; others end where their queries' keys
+ * do. */
 static ar_status multiply_heads(const pass *p, const ar_tensor *y, const ar_operand *a, const ar_operand *b,
                                 bool of_terms)
 {
@@ -187,8 +189,8 @@ static double pairs_of(const ari_order *o)
     return pairs;
 }
 
-/* The work of `n` products each over features of keys and of values that order leaves, for virtual time and a record:
- * what a block computes besides at its edge, and what it computes again, is the device's own business. */
+/* Counts the work of `n` products each over features of keys and of values that order leaves, for virtual time and a
+ * record. Extra work at a block's edge and recomputation are not counted, because they depend on the device. */
 static void count_work(const pass *p, double n)
 {
     if (!ari_lane_is_virtual(ari_lane_self()) && !p->ctx->ledger)
@@ -324,8 +326,8 @@ static ar_status measure_without_sinks(const pass *p, const ar_tensor *scores, c
     return AR_OK;
 }
 
-/* Scores, and with what is known of the rows or not, probabilities. bare: the scores before they are capped stay in a
- * tensor of their own, where they are; NULL: they are not wanted. */
+/* Computes scores, and with or without the rows' saved sums the probabilities. bare: receives the scores before the
+ * cap; NULL: not needed. */
 static ar_status probabilities(const pass *p, ar_tensor *probs, ar_tensor *bare, const ar_part *block_part,
                                const ar_operand *q, const ar_operand *k, bool is_known)
 {
@@ -475,8 +477,7 @@ static ar_status gradients_of(const pass *p, block_gradients *g, const ar_part *
     return AR_OK;
 }
 
-/* Gives f the pieces of a block's transpose whose rows, keys, are those of one place of the ring, in the order in which
- * the place has them. */
+/* Calls f with the pieces of a block's transpose whose rows (keys) belong to one ring rank, in that rank's order. */
 static ar_status each_place(const pass *p, ar_blocks *s, const ar_part *block_part, const ar_tensor *block,
                             ar_status (*f)(ar_ctx *ctx, ar_blocks *s, const ar_part *block_part, const ar_tensor *a))
 {

@@ -66,7 +66,7 @@ ar_status ari_shared_forward(ari_shared *s, ar_ctx *ctx, ar_saved *saved, const 
     if (!s->expert)
         return AR_OK;
     AR_TRY(ar_module_forward(s->expert, ctx, saved, &shared_out, x, batch));
-    if (!ctx->recomputing) /* else nobody takes the sum */
+    if (!ctx->recomputing) /* otherwise the sum is not used */
         ari_work_moves(ARI_GPU_MOVES_RESIDUAL, false, ar_tensor_count(y));
     if (!s->gate) {
         AR_TRY(ARI_KERNEL(ctx, add, y, y, &shared_out));

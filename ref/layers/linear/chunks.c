@@ -79,7 +79,7 @@ static void destroy_gathering(ar_ctx *ctx, void *object)
     free(g);
 }
 
-/* The own part is put where it lies among all parts. */
+/* The rank's own part is written to its position among all parts. */
 static ar_status enqueue_chunk(ar_ctx *ctx, ari_gathering *g, size_t i)
 {
     const size_t f = g->x.shape[g->x.ndim - 1], part = g->c.samples * positions_in(&g->c, i) * f;

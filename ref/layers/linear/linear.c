@@ -99,8 +99,8 @@ static ar_status place_input(const ari_linear *l, ar_ctx *ctx, ar_tensor *input,
 
 /* --- gathers overlapped with products ----------------------------------------------------------------------------- */
 
-/* Gathers for the gradients of weights, which continue behind the products of a backward pass: of the layer's own input
- * x, and of the input of the layer after it (NULL: none), which `saved` has. */
+/* Gathers for the gradients of weights that overlap with the products of a backward pass: of the layer's own input x,
+ * and of the input of the next layer (NULL: none), which `saved` has. */
 typedef struct next_gathers {
     ari_input_prefetch *current, *after;
     const ar_tensor *x;
@@ -109,7 +109,7 @@ typedef struct next_gathers {
 
 /* Work overlapped with the gather of a value in chunks. */
 typedef struct overlapped {
-    const ari_product *product; /* whose A its rows are; NULL: none */
+    const ari_product *product; /* product whose A has these rows; NULL: none */
     const ari_output *output;
     ar_tensor *gathered; /* a tensor of the step with all of it; NULL: not wanted */
     const next_gathers *next_gather;
@@ -127,7 +127,8 @@ static ar_status prefetch_input(ar_ctx *ctx, ari_input_prefetch *a, const ar_ten
     return ari_gather_begin(ctx, &a->gathering, x, &c, a->layer->weight[0]->name);
 }
 
-/* The layer's own input, unless it is under way, and that of the layer whose backward pass comes next. */
+/* Starts gathering the layer's own input unless it is in progress, and that of the layer whose backward pass is
+ * next. */
 static ar_status gather_next(ar_ctx *ctx, const next_gathers *n)
 {
     ar_tensor x;
@@ -161,7 +162,8 @@ static ar_status gather_chunks(ar_ctx *ctx, const overlapped *b, const ari_chunk
     return AR_OK;
 }
 
-/* A product that is a sum over the ranks, or complete here: where its rows are scattered in chunks, or at once. */
+/* Multiplies for a result that is a sum over ranks or complete here; its rows are scattered in chunks, or all at
+ * once. */
 static ar_status multiply_rows(ar_ctx *ctx, const ari_product *p, const ari_output *o, const ar_tensor *input)
 {
     const ari_chunks c = ari_chunks_of(ctx, input, false);
@@ -192,7 +194,7 @@ static ar_status save_input(ari_linear *l, ar_ctx *ctx, ar_saved *saved, const a
     return ar_saved_push(saved, l, 0, x);
 }
 
-/* X W^T of an X of so many features. */
+/* Describes the product X W^T for an X with `width` features. */
 static ar_status output_product(ari_linear *l, ar_ctx *ctx, ari_product *p, size_t width)
 {
     const bool is_partial = l->split.output.kind == AR_PARTIAL_SUM;
@@ -206,8 +208,8 @@ static ar_status output_product(ari_linear *l, ar_ctx *ctx, ari_product *p, size
                                      row_group(l, ctx));
 }
 
-/* Creates a GEMM's result of x, with so many features. gathered: the chunks in which x, the own positions, is gathered;
- * NULL: x is multiplied. folded: as what its sum is placed. */
+/* Creates the result of a GEMM of x with `features` features. gathered: chunks in which x, the local positions, is
+ * gathered; NULL: x is multiplied. folded: placement of the sum. */
 static ar_status new_result(ar_ctx *ctx, ar_tensor *y, const ar_tensor *x, size_t features, const ari_chunks *gathered,
                             ar_placement folded)
 {
@@ -230,7 +232,7 @@ static ar_status new_outputs(ari_linear *l, ar_ctx *ctx, ari_output *o, const ar
 /* The product, the biases and the activation as a record has them. */
 static ar_status note_output(const ari_linear *l, ar_ctx *ctx, const ari_output *o, const ar_tensor *input, bool chunks)
 {
-    static const ar_placement rows = {AR_SHARD, 0}; /* KV heads of which each rank has a copy are cut too */
+    static const ar_placement rows = {AR_SHARD, 0}; /* replicated KV heads are sharded too */
     const ar_placement input_placement = chunks ? l->split.input : consumed_as(l), output_placement = produced_as(l);
     const ar_placement *placed = ari_is_colwise(&l->split) ? &rows : NULL;
     ar_param *bias[AR_MAX_PARTS];
@@ -312,8 +314,8 @@ ar_status ari_linear_recompute(ari_linear *l, ar_ctx *ctx, ar_saved *saved, cons
 
 /* --- dX ----------------------------------------------------------------------------------------------------------- */
 
-/* The weights whose part of dX this rank counts: of those that several ranks hold, the first rank's alone. Gives their
- * columns of dy. Returns how many; the other weights come after them. */
+/* Returns the weights whose part of dX this rank counts, with their columns of dy first: of weights on several ranks
+ * only the first rank counts. The other weights follow. Returns their number. */
 static int counted_weights(const ari_linear *l, ar_param **weight, ari_product *p)
 {
     int n = 0, uncounted = 0;
@@ -404,7 +406,7 @@ static ar_status place_gradient(ari_linear *l, ar_ctx *ctx, ar_tensor *dx, const
 
 /* --- gradients of the parameters ---------------------------------------------------------------------------------- */
 
-/* True if this rank's biases were added to its own rows of dY alone: Y is a sum that is scattered over the ranks. */
+/* Returns true if this rank's biases were added only to its own rows of dY: Y is a sum scattered over the ranks. */
 static bool biases_meet_own(const ari_linear *l)
 {
     return ari_is_rowwise(&l->split) && ari_placed_by_tokens(ari_placed_gradient(l->split.output));

@@ -17,7 +17,7 @@ static int blocks_of(size_t block[AR_MAX_PARTS], const ari_linear_part *part, si
     return part->blocks > 0 ? part->blocks : 1;
 }
 
-/* The first block that cannot be cut evenly; 0: there is none. */
+/* Returns the first block that cannot be sharded evenly; 0: none. */
 static size_t indivisible(const size_t *block, int blocks, size_t ranks)
 {
     for (int i = 0; i < blocks; i++) {

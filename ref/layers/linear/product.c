@@ -45,7 +45,7 @@ ar_status ari_multiply(ar_ctx *ctx, const ari_product *p, const ari_output *o, c
 
 /* --- in chunks ---------------------------------------------------------------------------------------------------- */
 
-/* Chunk i of o, to be rounded into: its own memory where it lies there in one piece, else memory of the step. */
+/* Returns memory for chunk i of o: its own if that is contiguous, otherwise step memory. */
 static ar_status take_chunk(ar_ctx *ctx, ar_tensor *rows, const ari_chunks *c, const ar_tensor *t, size_t i,
                             bool is_local)
 {
