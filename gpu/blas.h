@@ -39,8 +39,8 @@ ar_status blas_float(ar_device *d, ar_queue *q, const blas_shape &s, const blas_
                      const blas_matrix &b, bool add, ar_precision operands, ar_dtype result);
 
 #if defined(__CUDACC__)
-/* A CUDA device's state for the library: created and destroyed with it, in a thread whose GPU is the device's. Errors:
- * AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (no cuBLAS is found, or another version). */
+/* Creates and destroys a CUDA device's state for the library, on a thread whose GPU is the device's. Errors:
+ * AR_ERR_MEMORY, AR_ERR_UNSUPPORTED (cuBLAS is missing or has another version). */
 ar_status blas_create(void **handle);
 /* Allocates for q now what cuBLAS would otherwise allocate with the first product: that may wait for the GPU while a
  * collective waits for another rank. */

@@ -118,8 +118,8 @@ ARI_ON_GPU inline void store(bf16 *dst, float x)
  * generic lambda. */
 #define ARI_BY_DTYPE(tensor, f) ((tensor)->dtype == AR_BF16 ? f<bf16> : f<float>)
 
-/* The definition of a slot by its kernel for elements T, which are those of `tensor`: the kernel's body follows.
- * `names`: of the parameters behind the queue, in parentheses. */
+/* Defines a slot by its kernel for elements T, those of `tensor`; the kernel's body follows. `names`: the parameters
+ * after the queue, in parentheses. */
 #define ARI_FOR_DTYPES(slot, tensor, names, ...)                                     \
     template <class T> ar_status slot##_of(ar_device *d, ar_queue *q, __VA_ARGS__);  \
     ar_status slot(ar_device *d, ar_queue *q, __VA_ARGS__)                           \

@@ -8,7 +8,7 @@
 
 AR_BEGIN_DECLS
 
-/* The CUDA device as libraries besides its own kernels need it. */
+/* Properties of the CUDA device that libraries besides its own kernels need. */
 
 /** Makes the GPU of d the calling thread's, and gives the cudaStream_t that q, an inline queue of d, stands on. Errors:
  *  AR_ERR_DEVICE; AR_ERR_UNSUPPORTED: a build without CUDA. */

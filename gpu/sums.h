@@ -90,7 +90,7 @@ template <class Sums, size_t N> struct sums_of {
     static_assert(N == 1 || N == 2);
     Sums sums[N];
     bool requested[N];
-    /* An index that is not a constant would put a kernel's arguments into each thread's own memory. */
+    /* A variable index would copy a kernel's arguments to each thread's local memory. */
     ARI_ON_GPU Sums sum(size_t s) const
     {
         return s == 0 ? sums[0] : sums[N - 1];

@@ -17,7 +17,7 @@
 namespace ARI_GPU
 {
 
-/* The elements, of any dtype, that a thread takes at once where it computes in binary64 or in int64. */
+/* Elements of any dtype that a thread processes at once if it computes in binary64 or int64. */
 constexpr size_t ROW_LANES = 4;
 
 template <size_t N> struct lane_count {
@@ -105,7 +105,7 @@ ARI_ON_GPU inline size_t vector_steps(size_t n, size_t vectors, size_t w)
     return n - vectors * (w - 1);
 }
 
-/* f(N, i) for elements [i, i + N), until all n have been; wide: the first of them is aligned. */
+/* Calls f(N, i) for elements [i, i + N) until all n are done; wide: the first element is aligned. */
 template <size_t W, class F> ARI_ON_GPU void each_vector(const block &b, size_t n, bool wide, F f)
 {
     const size_t vectors = wide ? n / W : 0;

@@ -10,12 +10,13 @@
 #include "ref/core/fault_private.h"
 #include "ref/core/names.h"
 
-/* The options of a run that subcommands share: how a step is split and what runs it (layout.c), what it is given and
- * does (step.c), how it is watched (watch.c). The macros are rows of an option table; ARI_VALUES, the subcommand's
- * struct, has fields of the names that they give. */
+/* Options of a run that subcommands share: how a step is split and what runs it (layout.c), its data and optimizer
+ * (step.c), how it is watched (watch.c). The macros are rows of an option table. ARI_VALUES is the subcommand's struct,
+ * whose fields have the names in the macros. */
 
-/* A run as options ask for it, and what they say in other words than a run has. Not given is 0 of a size, SIZE_MAX of
- * bucket_bytes and of warmup_steps, NaN of a double, NULL of a text, and -1 of the optimizer's enumerations. */
+/* Run as the options describe it, including values that a run represents differently. A value that is not given is 0
+ * for a size, SIZE_MAX for bucket_bytes and warmup_steps, NaN for a double, NULL for a text, and -1 for the optimizer's
+ * enumerations. */
 typedef struct ari_run_values {
     ar_run run;
     const char *plan;        /* file */
@@ -88,8 +89,8 @@ bool ari_layout_given(const ari_run_values *v);
 AR_NODISCARD ar_status ari_layout_check(const ari_run_values *v);
 /** Refuses tf32 of exact numerics (AR_ERR_ARG). */
 AR_NODISCARD ar_status ari_precision_check(ar_precision precision, ar_numerics numerics);
-/** The run that they ask for, with process and threads, and buckets of AR_BUCKET_BYTES unless given. After
- *  ari_layout_check. */
+/** Returns the run that the options describe, with process and threads, and buckets of AR_BUCKET_BYTES unless given.
+ *  Call it after ari_layout_check. */
 ar_run ari_run_of(const ari_run_values *v, const ari_common *common);
 /** Parses a run's options again on top of `base`: an option that is not given keeps the base's value. An optimizer of a
  *  different kind starts with its own defaults. `v` is part of `values`. Errors: AR_ERR_ARG (options that contradict
@@ -196,7 +197,7 @@ void ari_watch_run(ar_run *run, const ari_watch *w);
 AR_NODISCARD ar_status ari_watch_write(const ari_watch *w, const char *model, const ar_parallel *p, size_t batch);
 /** Prints the line "trace.json: the run, for ui.perfetto.dev" if there is a trace. */
 void ari_watch_print(FILE *out, const ari_watch *w);
-/** A table of predicted times: the line above it, a row for each run (s NULL: it came to no end). */
+/** Begins a table of predicted times: prints the line above it. Add a row for each run (s NULL: it did not finish). */
 ari_table ari_predicted_begin(FILE *out, const ari_watch *w);
 void ari_predicted_row(ari_table *t, const ar_parallel *p, size_t batch, const ar_trace_summary *s);
 /** The table of one run. Errors: AR_ERR_MEMORY. */

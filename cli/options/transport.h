@@ -7,8 +7,8 @@
 #include "cli/options/args.h"
 #include "cli/shared/command.h"
 
-/* The options that say whether ranks are threads of this process or processes of their own: the same for every
- * subcommand that can be run under a launcher. */
+/* Options that say whether ranks are threads of this process or separate processes, shared by all subcommands that a
+ * launcher can run. */
 typedef struct ari_transport_values {
     int transport; /* ar_transport */
     bool share_gpus;

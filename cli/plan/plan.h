@@ -10,7 +10,7 @@
 #include "verify/bytes/bytes.h"
 #include "verify/plan/search.h"
 
-/* A step that is looked at without running it: rows of a table of options, whose ARI_VALUES has an ari_run_values
+/* Options of a step that is analysed without running it: rows of an option table whose ARI_VALUES has an ari_run_values
  * called `r`. */
 #define ARI_ZERO_HELP "1: each rank of --dp keeps its share of the optimizer's state (ZeRO-1; default 0)"
 #define ARI_PLANNED_OPTIONS(most_zero, zero_help)                                                                     \

@@ -39,8 +39,8 @@ typedef enum ari_exit {
 
 /** True if a cause is known (ar_first_difference), which `anyrank causes NAME` then explains. */
 bool ari_cause_known(const char *cause);
-/** The exit code for a status: AR_OK 0; 3 for what the caller cannot put right (no memory, a rank that was late or
- * ended, a broken invariant); any other 2. A difference is no status: 1 is the caller's. */
+/** Returns the exit code for a status: AR_OK 0; 3 for what the caller cannot mend (no memory, a late or ended rank, a
+ *  broken invariant); otherwise 2. A difference is not a status: the caller returns 1. */
 int ari_exit_code(ar_status st);
 
 /** "anyrank check: what went wrong" on stderr, from the thread's last message or, without one, from the status.

@@ -17,7 +17,7 @@ typedef struct ari_column {
     ari_align align;
 } ari_column;
 
-/* A table that is being filled in; it begins as ARI_TABLE(columns), which it borrows. */
+/* Table that is being filled. Initialise it with ARI_TABLE(columns), which it borrows. */
 typedef struct ari_table {
     const ari_column *columns;
     size_t n;

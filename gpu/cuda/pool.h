@@ -13,14 +13,15 @@ namespace ari_cuda
 
 struct pool;
 
-/* A stream that takes memory from a pool or gives it back. */
+/* Stream that allocates from a pool or frees to it. */
 struct pool_stream {
     cudaStream_t handle;
     cudaEvent_t passed; /* event recorded by the last pool_trim; NULL: none yet */
     pool_stream *next;
 };
 
-/* The pool of GPU `gpu`, the calling thread's; made with the first device on it. pool_close. */
+/* Returns the pool of GPU `gpu`, the calling thread's, created with the first device on it. Close it with
+ * pool_close. */
 ar_status pool_open(pool **out, int gpu);
 /* The GPU has the memory back with the last one. Accepts NULL. */
 void pool_close(pool *p);

@@ -41,7 +41,7 @@ namespace ari_emulated
 struct fiber; /* NULL in other builds */
 
 #if ARI_WATCHED
-/* The one that runs, which may be a thread of the host itself. */
+/* Returns the running fiber, which may be a host thread. */
 ARI_UNWATCHED inline fiber *fiber_running()
 {
     return static_cast<fiber *>(__tsan_get_current_fiber());
@@ -104,7 +104,7 @@ void worker_destroy(worker *w); /* accepts NULL */
 /* Runs run(a copy of arg) on the worker's stack. After an error, the caller is ordered after all work of the worker.
  * Errors: those of run, AR_ERR_MEMORY. */
 ar_status worker_call(worker *w, ar_status (*run)(const void *arg), const void *arg, size_t bytes);
-/* The same two of what a worker has done, and is to do. */
+/* Order the caller after what a worker has done, and a worker after what the caller has done. */
 void worker_before(worker *w, const void *address);
 void worker_after(worker *w, const void *address);
 #else

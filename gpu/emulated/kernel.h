@@ -69,7 +69,7 @@ struct barrier {
 };
 
 struct team {
-    static const unsigned max_threads = 512; /* a GPU's block, as gpu/cuda/kernel.h has it */
+    static const unsigned max_threads = 512; /* as in a GPU's block (gpu/cuda/kernel.h) */
     unsigned count, self;                    /* threads, and the number of the one that runs */
     uint64_t *part;                          /* one word of each, for what they make together */
 

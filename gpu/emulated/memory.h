@@ -38,9 +38,9 @@ ar_status arena_open(void);
 /* *result = an address, 64-byte aligned. Errors: AR_ERR_MEMORY. */
 ar_status arena_take(void **result, size_t bytes);
 void arena_give(void *address);
-/* The same where a worker uses the block next, or has used it last: its guard and its junk are written in the worker's
- * order, and what the last one did comes before what the next one does, as CUDA's pool has it between streams. Errors
- * of the second: what the guard shows. */
+/* Do the same for a block that a worker uses next, or used last: guard and junk are written in the worker's order, and
+ * the last user's work comes before the next user's, as between streams in CUDA's pool. Errors of the second: a damaged
+ * guard. */
 ar_status arena_take_by(worker *w, void **result, size_t bytes);
 ar_status arena_give_by(worker *w, void *address, size_t bytes);
 /* True if an address is in this memory. Under a sanitizer always true. */

@@ -20,8 +20,8 @@ ar_status stream_create(ari_stream **result, ar_device *d);
 /* Returns the stream of an inline queue of this kind of device; NULL: another kind of queue. */
 ari_stream *stream_of(const ar_queue *q);
 
-/* A kernel's fault, or one that a guard revealed; every call returns it from then on, until no stream is left:
- * AR_ERR_DEVICE. */
+/* Returns AR_ERR_DEVICE after a kernel's fault, or one that a guard revealed; every call returns it until no stream is
+ * left. */
 ar_status streams_failed(void);
 
 /* Allocates memory for work that is enqueued on s from now on. As in CUDA's pool, it may have been freed on s and still

@@ -19,18 +19,18 @@ typedef struct ari_profile ari_profile;
 
 typedef struct ari_profile_row {
     const char *name; /* of the slot; static storage */
-    const char *part; /* a part of its calls that the device tells apart; NULL: the whole. Static storage */
+    const char *part; /* part of its calls that the device distinguishes; NULL: all of them. Static storage */
     uint64_t calls;
     double seconds; /* of all of them */
-    uint64_t bytes; /* of the tensors that the calls were given, each counted as often as it was given. Buffers, whose
-                     * sizes a slot does not tell, are not among them */
+    uint64_t bytes; /* of the tensors that the calls were given, each counted as often as it was given. Buffers,
+                       whose sizes a slot does not tell, are not among them */
 } ari_profile_row;
 
 #define ARI_PROFILE_ROWS 96
 
-/** From now on calls of d's table are timed, except those that take memory. One thread calls it, and enqueues on d,
- *  until ari_profile_end. Errors: AR_ERR_ARG (one is kept already), AR_ERR_MEMORY; AR_ERR_UNSUPPORTED: a build without
- *  a C++ compiler. */
+/** Times calls of d's table from now on, except allocations. One thread calls it and enqueues on d until
+ *  ari_profile_end. Errors: AR_ERR_ARG (a profile is active already), AR_ERR_MEMORY; AR_ERR_UNSUPPORTED: a build
+ *  without a C++ compiler. */
 AR_NODISCARD ar_status ari_profile_begin(ari_profile **out, ar_device *d);
 /** Waits for what was called, gives the rows that have calls, each slot's before its parts, the longest slot first, and
  *  starts anew. rows: [ARI_PROFILE_ROWS]. Errors: AR_ERR_MEMORY (of a call before), AR_ERR_DEVICE. */
@@ -38,7 +38,7 @@ AR_NODISCARD ar_status ari_profile_read(ari_profile *p, ari_profile_row *rows, s
 /** Accepts NULL. The device has waited for its queues. */
 void ari_profile_end(ari_profile *p);
 
-/** A part of a slot's call begins on q; gives what its end is told by, NULL where no profile is kept of d. part: static
+/** Begins a part of a slot's call on q. Returns a handle for its end, NULL if d is not profiled. part: static
  *  storage. */
 void *ari_profile_part(ar_device *d, ar_queue *q, const char *part);
 void ari_profile_part_end(ar_device *d, ar_queue *q, void *begun);

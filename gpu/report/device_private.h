@@ -7,8 +7,9 @@
 
 AR_BEGIN_DECLS
 
-/** The int8 products of this process that cuBLAS refused and a kernel of the device's own did: "none", or how many and
- *  the first shapes, as "12: 1 x [4, 8] of 64 terms (10), 2 x [1, 4] of 16 terms (2)"; truncates. Returns how many. */
+/** Describes the int8 products of this process that cuBLAS refused and the device's own kernel computed: "none", or
+ *  their number and the first shapes, such as "12: 1 x [4, 8] of 64 terms (10), 2 x [1, 4] of 16 terms (2)"; truncates.
+ *  Returns the number. */
 uint64_t ari_gpu_refused_products(char *text, size_t size);
 
 AR_END_DECLS

@@ -10,8 +10,8 @@
 
 AR_BEGIN_DECLS
 
-/* The sticky errors: name and number (cudaError_t: those whose description ends "the process must be terminated", and
- * memory errors, which end the context as well). */
+/* Sticky errors by name and number (cudaError_t): those whose description ends with "the process must be terminated",
+ * and memory errors, which end the context as well. */
 #define ARI_GPU_STICKY(X)                \
     X(cudaErrorECCUncorrectable, 214)    \
     X(cudaErrorNvlinkUncorrectable, 220) \

@@ -37,15 +37,15 @@ typedef struct ari_tiling {
     bool together; /* a call computes all products of one matrix; else one product of all matrices of the tile */
 } ari_tiling;
 
-/** The part that follows *p, the first one after a zero *p, of a product with this band (NULL: all of it is one part);
- *  false: there is none. A band of terms is taken where one run after the other is multiplied. Columns and terms begin
- *  at multiples of 16, columns end at multiples of 4, terms of 16. Pure. */
+/** Sets *p to the part after *p, or to the first one if it is zero, of a product with this band (NULL: the product is
+ *  one part). Returns false if there is none. Terms are split into bands if runs are multiplied one after the other.
+ *  Columns and terms begin at multiples of 16, columns end at multiples of 4, terms of 16. No side effects. */
 bool ari_band_next(ari_tile_part *p, const ari_tile_work *w, const ari_tile_machine *m, const ar_band *band);
 
 /** The tiling that is expected to take the least time. No extent is 0; pure. */
 ari_tiling ari_plan_tiles(const ari_tile_work *w, const ari_tile_machine *m);
-/** The share of the processors' time that the products of this tiling use, 0 to 1: all runs of all parts, of those that
- *  the waves of all calls have room for. */
+/** Returns the fraction of the processors' time that the products of this tiling use, 0 to 1: all runs of all parts
+ *  relative to what the waves of all calls could hold. */
 double ari_tiling_share(const ari_tile_work *w, const ari_tile_machine *m, const ari_tiling *t);
 
 AR_END_DECLS

@@ -142,7 +142,8 @@ static inline double ari_bl_stored(const ari_bl_run *run, double x)
 {
     return run->o->mode == AR_MODE_F64 ? x : (double)(float)x;
 }
-/** x[0..n) as numbers of a format whose unit round-off is `unit`: each with an error, unless it is such a number. */
+/** Rounds x[0..n) to a format with unit round-off `unit`: each value gets an error unless it is a number of the
+ *  format. */
 void ari_bl_shorten(ari_bl_noise *noise, double *x, size_t n, double unit);
 /** prefix.part, the full name of a tensor; either may be "". */
 void ari_bl_name(const ari_bl_run *run, char name[ARI_BL_NAME_SIZE], const char *part);
@@ -264,7 +265,7 @@ typedef struct ari_bl_experts {
     ari_bl_linear gate; /* the router: [E, h] */
     ari_bl_mlp *mlps;   /* [E]; NULL: the layer has an MLP */
     ari_bl_mlp shared;
-    ari_bl_linear shared_gate; /* [1, h]; of a shared expert that has one */
+    ari_bl_linear shared_gate; /* [1, h]; for a shared expert with a gate */
     double *bias;              /* [E], by which a router of sigmoids chooses; else NULL */
     int64_t *tokens;           /* [E]: that went to each expert in the last forward pass; NULL with the bias */
     ari_bl_seen *router_stats;
@@ -381,7 +382,7 @@ typedef struct ari_bl_attention {
     double *q, *k, *v;           /* head-major and turned: [b, H, s, d], [b, G, s, d], [b, G, s, d] */
     double *probs;               /* [b, H, s, s]; NULL: recomputed in bands */
     double *dropped;             /* [b, H, s, s]: probs after dropout, or probs itself without dropout */
-    double *bare;                /* [b, H, s, s]: scores before they are capped; NULL: they are not */
+    double *bare;                /* [b, H, s, s]: scores before the cap; NULL: no cap */
     double *max_logit, *sum;     /* [b, H, s]: of each row the largest logit and the sum under the probabilities */
     double *context;             /* [tokens, H*d] */
     double *sunk;                /* [b, H, s]: probabilities of the sinks; NULL: no sinks */
@@ -417,7 +418,7 @@ double ari_bl_uncap(double dy, double x, double c);
 void ari_bl_softmax(const ari_bl_run *run, double *p, const double *x, const uint8_t *visible, size_t n, double *m,
                     double *l);
 
-/* An MLP's activations: [rows, gate | up or F], [rows, F], and what it makes, [rows, h]. */
+/* Activations of an MLP: [rows, gate | up or F], [rows, F], and its output [rows, h]. */
 typedef struct ari_bl_mlp_saved {
     double *fc, *act, *y;
 } ari_bl_mlp_saved;
@@ -529,8 +530,8 @@ AR_NODISCARD ar_status ari_bl_mtp_forward(ari_bl_run *run, ari_bl_model *m, doub
 /** dx [tokens, h] of m->head_x, but for the head's; sums and emits the gradients of the blocks. */
 AR_NODISCARD ar_status ari_bl_mtp_backward(ari_bl_run *run, const ari_bl_model *m, double *dx);
 
-/** A run's struct from the caller's: checked, nothing loaded. Whatever it returns, ari_bl_release(run, NULL) ends
- *  it. */
+/** Initialises a run from the caller's arguments, checked, with nothing loaded. Call ari_bl_release(run, NULL) in any
+ *  case. */
 AR_NODISCARD ar_status ari_bl_begin(ari_bl_run *run, const ar_config *c, const ar_baseline_options *o,
                                     const ar_batch *batch);
 /** Begins step 1, 2, .. with a batch that has been checked. */

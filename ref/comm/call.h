@@ -3,8 +3,9 @@
 
 #include "anyrank/comm.h"
 
-/* A call of a communicator as a value: its kind, which is a row of one table, and its arguments. What checks results or
- * predicts bytes (ref/baseline, verify/bytes, tests/sim/plain.h) may not include this: it would check itself. */
+/* Call of a communicator as a value: its kind, which is a row of a table, and its arguments. Code that checks
+ * results or predicts bytes (ref/baseline, verify/bytes, tests/sim/plain.h) must not include it, because it would
+ * check itself. */
 
 typedef enum ari_kind {
     ARI_ALL_REDUCE,

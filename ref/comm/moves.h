@@ -3,11 +3,10 @@
 
 #include "ref/comm/rendezvous.h"
 
-/* The moves of a call, by its kind's row, in both directions: every communicator learns here which elements go from
- * which rank to which. Parts without elements are left out. Counts and places are elements.
- *
- * A rank's result of a reduction (ari_kind_row.combines) is combined from one part of each rank's input, at the same
- * position in all of them; an all_reduce sends every rank's whole input to every rank. */
+/* Moves of a call, by its kind's row, in both directions: all communicators learn here which elements go from which
+ * rank to which. Empty parts are left out. Counts and offsets are in elements. A rank's result of a reduction
+ * (ari_kind_row.combines) is combined from one part of each rank's input, at the same position in all of them; an
+ * all_reduce sends every rank's full input to every rank. */
 
 /* Data that one rank's call sends to or receives from `peer`. */
 typedef struct ari_part {

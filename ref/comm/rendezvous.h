@@ -141,10 +141,10 @@ void ari_member_part_done(ari_member *m);
 /** Instead of ari_member_leave: when all parts are done. */
 AR_NODISCARD ar_status ari_member_leave_shared(ari_member *m);
 
-/** A short collective of two ranks that both have a core, instead of entering: both post what the other needs of their
- *  inputs, `bytes` from `src` on, and each gives the other's, which stays until this member's next call. NULL: the
- *  other is late or calls something else, or there is a failure; nothing has happened, on either side, and the member
- *  enters as usual. */
+/** Exchanges the inputs of a short collective of two ranks that both have a core, instead of entering it: each posts
+ *  what the other needs, `bytes` from `src` on, and gets the other's post, which is valid until this member's next
+ *  call. NULL: the other rank is late or calls something else, or there is a failure. Then nothing has happened on
+ *  either side, and the member enters as usual. */
 enum { ARI_SWAP_BYTES = 2048 };
 const void *ari_member_swap(ari_member *m, const ari_call *call, const void *src, size_t bytes);
 /** True if the members of this group may try: the same for all of them. */

@@ -39,7 +39,7 @@ typedef struct ari_owned {
     bool ended;                               /* given back while it is held */
 } ari_owned;
 
-/* The ranks that work on copies of one KV head: made by the first attention that needs it, for all that follow. */
+/* Ranks that work on copies of one KV head, created by the first attention that needs them, for all later ones. */
 typedef struct ari_replica_group {
     int heads;     /* KV heads that are shared; 0: not made yet */
     ar_comm *comm; /* owned */
@@ -63,7 +63,7 @@ typedef struct ari_communication {
                           no replicas */
 } ari_communication;
 
-/* The groups of ranks that have the same KV head. */
+/* Groups of ranks that share a KV head. */
 typedef struct ari_replicas {
     ar_comm *stage; /* in a pipeline: the ranks of one stage, from which the groups are split; NULL: the world */
     ari_replica_group groups[2]; /* heads that are whole on every tensor-parallel rank, and heads that they share */
@@ -119,7 +119,7 @@ struct ar_ctx {
     bool tracks_logits; /* attention keeps its largest ones, for QK-Clip */
     bool operands_once; /* each weight is used in one product per pass, and there is one pass in each direction: its
                            prepared operand need not be kept */
-    bool recomputing;   /* a second forward pass: no listener hears of it, and it counts no use of a parameter */
+    bool recomputing;   /* a second forward pass: it is not tapped, and it counts no use of a parameter */
     struct ari_ledger *ledger;                             /* record of the values' placements; NULL: none */
     void (*forget)(struct ari_ledger *l, const void *ptr); /* memory gets another value; NULL: all values end */
     void (*end_ledger)(struct ari_ledger *l);              /* set if the context owns the ledger, else NULL */
@@ -134,8 +134,8 @@ struct ar_ctx {
     size_t stored[ARI_USES]; /* when ari_step_stored last raised something */
 };
 
-/** The ranks that have a parameter's copies and sum its gradient, of these those that share it out, and those that have
- *  the same share. */
+/** Return the ranks that hold a parameter's copies and reduce its gradient; among them those that shard it; and those
+ *  that hold the same shard. */
 static inline ar_comm *ari_ctx_data(const ar_ctx *c, bool expert)
 {
     return expert ? c->edp : c->dp;
@@ -218,7 +218,8 @@ AR_NODISCARD ar_status ari_ctx_replicas(ar_ctx *c, ar_comm **group, int kv_heads
  *  the tensor-parallel group and of the pipeline's ends. Borrowed; created once for the context. Collective over the
  *  copied groups when it is created. Errors: those of the queue and the communicator. */
 AR_NODISCARD ar_status ari_ctx_communication(ar_ctx *c, const ari_communication **borrows, bool tp, bool has_ends);
-/** The queue on which weights are gathered, with a copy of the group that shares them out; as above. */
+/** Returns the queue on which weights are gathered, with a copy of the group that shards them; borrowed and created
+ *  once like ari_ctx_communication. */
 AR_NODISCARD ar_status ari_ctx_gathers(ar_ctx *c, const ari_communication **borrows);
 /** Returns the queue for collectives overlapped with a layer's matmuls, with a copy of the tensor-parallel group;
  *  borrowed and created once like ari_ctx_communication. Work in progress there ends before the step's memory does. */

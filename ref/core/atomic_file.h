@@ -25,9 +25,9 @@ AR_NODISCARD ar_status ari_atomic_file_stream_end(FILE *f, const ari_atomic_file
 /** Syncs, closes and names the file, replacing any file of that name. On failure nothing is left behind. Afterwards `o`
  *  can only be discarded. */
 AR_NODISCARD ar_status ari_atomic_file_commit(ari_atomic_file *o);
-/** The same for files that belong together: all are synced before the first gets its name, so that a full or broken
- *  disk leaves every old file. Only a failure to rename can still part them. Frees every list[i] in both cases; NULLs
- *  are passed over. */
+/** Does the same for files that belong together: all are synced before the first one gets its name, so a full or broken
+ *  disk leaves every old file. Only a failed rename can still separate them. Frees every list[i] in either case; NULLs
+ *  are skipped. */
 AR_NODISCARD ar_status ari_atomic_file_commit_all(ari_atomic_file *const *list, size_t n);
 /** Closes and removes the file. Accepts NULL. */
 void ari_atomic_file_discard(ari_atomic_file *o);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The axes of a layout as values: code loops over them, or asks for those along which something is cut. */
+/* Axes of a layout as values: code loops over them, or asks for those along which something is sharded. */
 #pragma once
 
 #include "anyrank/parallel.h"
@@ -85,11 +85,11 @@ typedef struct ari_ranks {
 ari_ranks ari_ranks_of(const ar_parallel *p);
 /** Number of ranks that differ along these axes alone. */
 int ari_ranks_along(const ari_ranks *r, ari_axes axes);
-/** The number of a rank among those that differ from it along these axes alone. Ranks are in one such group if they
- *  have the same number along all other axes. */
+/** Returns the index of a rank among the ranks that differ from it only along these axes. Such a group has equal
+ *  coordinates along all other axes. */
 int ari_place_along(const ari_ranks *r, int rank, ari_axes axes);
-/** A layout as a mesh, and a rank's coordinates; coords: [AR_MESH_DIMS]. Extents of one rank are left out, except those
- *  that cut an axis in `always`. */
+/** Describes a layout as a mesh, and a rank's coordinates; coords: [AR_MESH_DIMS]. Extents of one rank are left out,
+ *  except those that shard an axis in `always`. */
 void ari_layout_mesh(ar_mesh *mesh, int *coords, const ar_parallel *p, int rank, ari_axes always);
 /** True if experts are not cut over the tensor-parallel ranks, which have some of their own. */
 bool ari_experts_unsplit(const ar_parallel *p);
@@ -98,7 +98,7 @@ bool ari_experts_routed(const ar_parallel *p);
 /** True if a rank's experts have their copies on other ranks than what else it holds: experts have groups of their
  *  own. */
 bool ari_experts_separate(const ar_parallel *p);
-/** The ranks along these have all copies of all experts between them. */
+/** Returns the axes whose ranks together hold all copies of all experts. */
 ari_axes ari_expert_axes(const ar_parallel *p);
 /** Returns how many of the ranks with copies of an expert have tokens of the same samples, because a sequence's
  *  positions are spread over several expert-parallel groups. */

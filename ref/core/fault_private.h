@@ -6,8 +6,8 @@
 
 #include "anyrank/status.h"
 
-/* A fault, a bug that is injected into a run, is its name: so a new one recompiles the files that know it, and no other.
- * NULL is none. Functions for the library, the command and the tests alone. */
+/* Fault, a bug that is injected into a run, identified by its name, so that a new fault recompiles only the files that
+ * use it. NULL is none. Private functions, used by the library, the command and the tests. */
 
 AR_BEGIN_DECLS
 

@@ -83,8 +83,8 @@ ARI_FN float ari_f32_to_bits(float x, int bits)
     return ari_float32((u & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
 }
 
-/* The 15 lower bits, moved to fp32's places, are the value times 2^(15-127), subnormals included (they are fp32's
- * subnormals): the product is exact. Infinities and NaN come out as numbers of exponent 31 - 15, and get their own. */
+/* The 15 lower bits, moved to fp32's positions, are the value times 2^(15-127), including subnormals (which are fp32's
+ * subnormals): the product is exact. Infinities and NaN become numbers of exponent 31 - 15 and are replaced. */
 ARI_FN float ari_f32_of_f16(uint16_t h)
 {
     const uint32_t sign = (uint32_t)(h & 0x8000u) << 16;

@@ -69,6 +69,6 @@ typedef struct ari_ring_links {
         double latency_s, bytes_per_s;
     } near, far;
 } ari_ring_links;
-/** A collective of so many bytes that goes round `rings` times: a reduce-scatter or an all-gather once, an all-reduce
- *  twice. */
+/** Returns the seconds of a collective of `bytes` bytes that passes the ring `rings` times: a reduce-scatter or an
+ *  all-gather once, an all-reduce twice. */
 double ari_gpu_rings(const ari_ring_links *l, double bytes, double rings);

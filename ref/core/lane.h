@@ -4,9 +4,9 @@
 #include "ref/core/record.h"
 #include "ref/core/scheduler.h"
 
-/* A lane is a thread of a simulated rank: its main thread, or one of its queues. Whatever watches a run or drives it
- * from outside (traces, virtual time, the scheduler) hangs on the lane of the calling thread. A thread without one, as
- * in a plain program, pays for it with one test of a pointer. */
+/* Lane: a thread of a simulated rank, its main thread or one of its queues. Everything that watches or drives a run
+ * from outside (traces, virtual time, the scheduler) is attached to the calling thread's lane. A thread without a lane,
+ * as in a plain program, pays one test of a pointer. */
 
 struct ari_group;
 
@@ -39,9 +39,9 @@ typedef struct ari_lane {
 /** The calling thread's; NULL outside a simulated rank. */
 ari_lane *ari_lane_self(void);
 
-/** A lane for a thread that is about to be made: by the world's runner for rank's main thread (of NULL), or by a thread
- * of that rank (parent: its lane) for a queue. Gives; ari_lane_destroy after the thread was joined. Errors:
- * AR_ERR_MEMORY. */
+/** Creates a lane for a thread that is about to start: by the world's runner for a rank's main thread (parent NULL), or
+ *  by a thread of that rank (parent: its lane) for a queue. Release it with ari_lane_destroy after joining the thread.
+ *  Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_lane_create(ari_lane **out, ari_lane *parent, const ari_instruments *instruments, int rank,
                                        const char *name);
 /** Accepts NULL. */

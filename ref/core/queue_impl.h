@@ -17,11 +17,12 @@ AR_NODISCARD ar_status ari_queue_push(ar_queue *q, ar_status (*fn)(void *), ari_
 
 /** True if tasks run in the calling thread, inside the call. */
 bool ari_queue_is_inline(const ar_queue *q);
-/** A task of an inline queue that the caller does itself, between the two. Begin: the queue's first error, and then
- *  there is no task. End: the queue keeps the task's status, and gives it. */
+/** Run a task of an inline queue in the caller, between the two calls. begin returns the queue's first error, and then
+ *  there is no task. end records the task's status in the queue and returns it. */
 AR_NODISCARD ar_status ari_queue_begin(ar_queue *q);
 AR_NODISCARD ar_status ari_queue_end(ar_queue *q, ar_status st);
-/** The queue on which q's tasks enqueue further work: q itself if it is inline, else a thread's own inline queue. */
+/** Returns the queue on which q's tasks enqueue further work: q itself if it is inline, otherwise a thread's own inline
+ *  queue. */
 ar_queue *ari_queue_inner(ar_queue *q);
 
 /* For events. A ticket is the number of tasks enqueued so far; it is done when that many have ended. Queues are counted
@@ -32,17 +33,17 @@ AR_NODISCARD ar_status ari_queue_await(ar_queue *q, uint64_t ticket, uint64_t ti
 /** A failure of what q's tasks left to a stream poisons q; a wait that was too long does not. Returns st. */
 ar_status ari_queue_note(ar_queue *q, ar_status st);
 
-/* A device's own in-order list of work, on which a queue may stand: a task of that queue enqueues there what is done
- * later. Waiting for the queue then means waiting for the stream too. A mark is a point in a stream. One thread at a
- * time enqueues, makes a stream wait, and moves a mark; any thread takes new marks, meanwhile too, and waits for one. A
- * mark outlives its stream, and its device. */
+/* Stream: a device's in-order list of work, on which a queue may be built. A task of that queue enqueues work there
+ * that is done later, so waiting for the queue includes waiting for the stream. A mark is a point in a stream. One
+ * thread at a time enqueues, makes a stream wait, and moves a mark; meanwhile any thread may create marks and wait for
+ * them. A mark outlives its stream and its device. */
 struct ar_device;
 typedef struct ari_stream ari_stream;
 typedef struct ari_mark ari_mark;
 
 typedef struct ari_stream_ops {
-    /* *m = the point behind everything enqueued so far. *m NULL: makes a mark, ari_mark_destroy; else moves it. Errors:
-     * AR_ERR_MEMORY, AR_ERR_DEVICE. */
+    /* Sets *m to the point after everything enqueued so far. *m NULL: creates a mark for ari_mark_destroy; otherwise
+     * moves it. Errors: AR_ERR_MEMORY, AR_ERR_DEVICE. */
     ar_status (*mark)(ari_stream *s, ari_mark **m);
     /* Work enqueued on s from now on runs after the point; the host does not wait. The mark may be of another stream of
      * the same device, and may be moved or destroyed right afterwards. */
@@ -100,7 +101,7 @@ AR_NODISCARD ar_status ari_failure_create(ari_failure **out);
 ari_failure *ari_failure_keep(ari_failure *f);
 /** Accepts NULL. */
 void ari_failure_release(ari_failure *f);
-/** It has come; the first call wins. */
+/** Sets the failure; the first call wins. */
 void ari_failure_set(ari_failure *f, ar_status st, const char *message);
 /** AR_OK, or what has come; *message lives as long as f. */
 ar_status ari_failure_get(const ari_failure *f, const char **message);

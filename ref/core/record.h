@@ -54,7 +54,7 @@ void ari_record_add(ari_recording *recording, const ari_record *r, const char *n
 /** The lane's thread is about to end: so do the spans that its program left open. NULL: nothing. */
 void ari_recording_close(ari_recording *r, uint64_t virtual_ns);
 
-/** The calling thread's rank has computed this: its virtual clock continues. */
+/** Records that the calling thread's rank has computed a product: its virtual clock advances. */
 void ari_work_product(const ari_gpu_product *p);
 void ari_work_scores(const ari_gpu_scores *s);
 void ari_work_moves(ari_gpu_moves kernel_kind, bool backward, size_t elements);
@@ -65,8 +65,8 @@ typedef struct ari_moment {
 } ari_moment;
 ari_moment ari_record_moment(void);
 enum { ARI_SHORTEST_WAIT_NS = 1000 };
-/** The calling lane has waited for another lane of its rank: by an event or a whole queue. Waits that are shorter than
- *  that by both clocks are left out. peer NULL: nothing is known of it. */
+/** Records that the calling lane has waited for another lane of its rank, by an event or a full queue. Waits shorter
+ *  than the threshold by both clocks are left out. peer NULL: unknown. */
 void ari_record_wait(ari_moment since, const struct ari_lane *peer);
 /** Inside a collective: `bytes` have come from the memory of this rank of the world. */
 void ari_record_transfer(ari_moment since, int src_rank, uint64_t bytes);

@@ -34,7 +34,7 @@ void ari_sha256_of(char hex[65], const void *data, size_t bytes);
 ari_sha256_blocks_fn ari_sha256_blocks_portable;
 ari_sha256_blocks_fn *ari_sha256_fastest(void);
 
-/** One hash over named tensors, independent of the order they come in: for each name in byte order, SHA-256 takes the
+/** Computes one hash over named tensors, independent of their order: for each name in byte order, SHA-256 takes the
  *  name, a 0 byte, the dtype's name, a 0 byte, the shape as "[64,256]" ("[]" for a scalar), a 0 byte and the row-major
  *  little-endian data. Errors: AR_ERR_ARG (a NULL or repeated name, missing data), AR_ERR_OVERFLOW, AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_tensors_hash(char hex[65], const ar_st_tensor *tensors, size_t n);

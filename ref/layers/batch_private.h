@@ -11,8 +11,8 @@ AR_BEGIN_DECLS
  *  positions), and that `additive_mask` is for these rows and neither NaN nor +inf. Errors: AR_ERR_DATA (names the row,
  *  the position and the values), AR_ERR_SHAPE (the mask). */
 AR_NODISCARD ar_status ari_batch_check(const ar_batch *b, size_t positions);
-/** The document of a row that place `pos` belongs to: places [*begin, *end) of the row, all of it without documents. A
- *  binary search: `b` is one that ari_batch_check accepts. 0 <= row < batch, 0 <= at < seq. */
+/** Finds the document of a row that contains position `pos`: positions [*begin, *end), the full row without documents.
+ *  It is a binary search: `b` is one that ari_batch_check accepts. 0 <= row < batch, 0 <= pos < seq. */
 void ari_batch_document(const ar_batch *b, size_t row, size_t pos, size_t *begin, size_t *end);
 /** Returns the position of the token at index `pos` of a row for rotary and learned positions: position_ids, or its
  *  index in its document. */

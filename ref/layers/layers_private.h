@@ -18,11 +18,11 @@ const char *ari_style_name(ar_style s);
 /** Returns a branch's split for layers of these styles between values placed as `stream`. Between the layers a value is
  *  sharded by features if the first layer produces shards and the second accepts them, otherwise it is replicated. */
 ar_branch_split ari_branch_of(ar_style first_style, ar_style second, ar_placement stream);
-/** The same of experts: what they take and make is whole on each rank, so that every rank routes all tokens. cut: gate
- *  and up are colwise and down is rowwise, else all are replicated. */
+/** Returns the split of an expert branch, whose input and output are replicated so that every rank routes all tokens.
+ *  cut: gate and up are colwise and down is rowwise, otherwise all are replicated. */
 ar_branch_split ari_experts_split(bool cut, ar_placement stream);
-/** y = x + branch(x), of one shape; placement: what of it a rank has. owns_branch: the branch is destroyed with it,
- *  else borrowed. On error it stays the caller's. Taps: name:fwd, name:bwd. */
+/** Creates y = x + branch(x), both of one shape; placement: the part of it that a rank has. owns_branch: the branch is
+ *  destroyed with it, otherwise borrowed; on error the caller keeps it. Taps: name:fwd, name:bwd. */
 AR_NODISCARD ar_status ari_residual_create(ar_module **out, const char *name, ar_module *branch, ar_held placement,
                                            bool owns_branch);
 /** Rows are multiplied by a factor, rounded to fp32, before they are tapped: Gemma's root of the hidden size. Without

@@ -9,12 +9,12 @@ AR_BEGIN_DECLS
 
 /** Draws initial values: element i of the FULL tensor depends only on (seed, name, i), never on the layout. */
 AR_NODISCARD ar_status ari_param_fresh(ar_param *p, ar_ctx *ctx, uint64_t seed);
-/** One more use in a forward pass that a backward pass will follow; ar_module_forward counts those of a module's own
- *  parameters. */
+/** Counts one more use in a forward pass that a backward pass will follow; ar_module_forward counts those of a module's
+ *  own parameters. */
 void ari_param_use(ar_param *p);
-/** One use's gradient has been added. When no use is left the hooks are called, in the order in which they were added:
- *  the gradient of the passes so far is complete on this rank. ar_module_backward calls it for a module's own
- *  parameters. Errors: the first failing hook's. */
+/** Records that one use's gradient has been added. When no use is left it calls the hooks in the order in which they
+ *  were added: the gradient so far is then complete on this rank. ar_module_backward calls it for a module's own
+ *  parameters. Errors: those of the first failing hook. */
 AR_NODISCARD ar_status ari_param_done(ar_param *p, ar_ctx *ctx);
 /** Completes the gradients after the last backward pass of a step. Each one is summed over the data-parallel group, and
  *  over the tensor-parallel group if its terms are spread, the last parameter first. Then has_grad tells whether any

@@ -31,7 +31,7 @@ AR_NODISCARD ar_status ari_tap_copies(ar_ctx *ctx, const char *base, const char 
 AR_NODISCARD ar_status ari_tap_queries(ar_ctx *ctx, const char *base, const char *part, char pass, const ar_tensor *t,
                                        size_t heads, size_t head_start, int copies, const ar_positions *rows,
                                        size_t seq);
-/** A number of the host as ari_tap_world has it. */
+/** Taps a host number like ari_tap_world. */
 AR_NODISCARD ar_status ari_tap_number(ar_ctx *ctx, const char *name, char pass, float value);
 /** Value of the whole world: no dimension is shared out (the loss). */
 AR_NODISCARD ar_status ari_tap_world(ar_ctx *ctx, const char *name, char pass, const ar_tensor *t);
@@ -117,8 +117,8 @@ AR_NODISCARD ar_status ari_note_gradient(ar_ctx *ctx, ar_param *p, const ar_tens
  * has all positions on every rank; layers take their own. What sequence parallelism says of a sequence is then said of
  * the positions of the context-parallel rank. */
 
-/** The positions of this rank in a sequence of seq: its context-parallel ones, inside the tensor-parallel regions, or
- *  (stream) between them, which with sequence parallelism are its part of those. */
+/** Returns this rank's positions in a sequence of seq: its context-parallel ones inside the tensor-parallel regions, or
+ *  (stream) between them, where sequence parallelism gives it a part of those. */
 ar_positions ari_local_positions(const ar_ctx *ctx, size_t seq, bool stream);
 /** Returns the number of positions of a sequence of which a rank has `local_count`, ignoring sequence parallelism. */
 size_t ari_all_positions(const ar_ctx *ctx, size_t local_count);
@@ -134,8 +134,8 @@ int64_t ari_local_target(const ar_ctx *ctx, const ar_batch *batch, size_t row, c
 /** The position of each of the own places of every row (ari_batch_position), int64 on the device. */
 AR_NODISCARD ar_status ari_token_positions(ar_ctx *ctx, ar_tensor *position_ids, const ar_batch *batch,
                                            const ar_positions *positions);
-/** The token of [b, s] that row i of this rank's token rows is, inside the tensor-parallel regions: sample by sample,
- *  or (rank_major) in the order of the tensor-parallel ranks that hold the positions. */
+/** Returns the token of [b, s] for row i of this rank's token rows inside the tensor-parallel regions: sample by
+ *  sample, or (rank_major) in the order of the tensor-parallel ranks that hold the positions. */
 size_t ari_token_at(const ar_ctx *ctx, const ar_batch *batch, size_t i, bool rank_major);
 /** Returns the number of positions per sample in a module's batch; 1: it has none. */
 size_t ari_batch_positions(const ar_batch *batch);
@@ -289,8 +289,8 @@ AR_NODISCARD ar_status ari_module_recompute(ar_module *m, ar_recompute mode);
 /** Sets recomputation for every r->every-th child of the children [begin, end) of a list, starting with the first.
  *  Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_sequential_recompute(ar_module *base, size_t begin, size_t end, const ar_recomputation *r);
-/** The units of a list that is cut, each once, in the order of a forward pass through this rank's stages; writes at
- *  most cap, returns how many. *root: the stage of this rank with its other parameters, if it has any. */
+/** Lists the units of a sharded list, each once, in the order of a forward pass through this rank's stages. Writes at
+ *  most cap and returns their number. *root: the stage of this rank with its other parameters, if it has any. */
 size_t ari_sequential_units(const ar_module *m, ar_unit *out, size_t cap, int *root);
 
 /* --- passes of a rank's part -------------------------------------------------------------------------------------- */
@@ -378,7 +378,7 @@ AR_NODISCARD ar_status ari_further_create(ar_module **out, ar_ctx *ctx, const ch
 void ari_further_add(ar_module *further, ar_module *block, ar_module *head, ar_loss *loss);
 AR_NODISCARD ar_status ari_further_forward(ar_module *further, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
 AR_NODISCARD ar_status ari_further_backward(ar_module *further, ar_ctx *ctx, ar_saved *saved, const ar_batch *batch);
-/** Their losses, each over its own targets of the global batch: these, which a forward pass sets too. */
+/** Computes the further losses, each over its own targets of the global batch, which a forward pass also sets. */
 AR_NODISCARD ar_status ari_further_loss(ar_module *further, ar_ctx *ctx, double *sum);
 void ari_further_set_targets(ar_module *further, const size_t *targets);
 AR_NODISCARD ar_status ari_further_zero(ar_module *further, ar_ctx *ctx);
@@ -421,8 +421,8 @@ size_t ari_run_boxes(ari_run_box *out, int ndim, const size_t *shape, size_t sta
  *  and the full tensor, with the replicas over the tensor-parallel group, over both ends of a pipeline, and of the
  *  share. Errors: AR_ERR_UNSUPPORTED (more than AR_MAX_BOXES). */
 AR_NODISCARD ar_status ari_share_layout(ar_layout *o, const ar_param *p, const ar_ctx *ctx, size_t start, size_t count);
-/** The whole parameter, as one of the copies that the tensor-parallel and the data-parallel ranks, and of a tied table
- *  the two ends of a pipeline, hold. */
+/** Returns the layout of the full parameter as one of the copies that the tensor-parallel and the data-parallel ranks
+ *  hold, and for a tied table both ends of a pipeline. */
 ar_layout ari_full_layout(const ar_param *p, const ar_ctx *ctx);
 /** True if the data-parallel ranks share out the value: `value` has memory only while it is gathered. */
 static inline bool ari_value_is_shared(const ar_param *p)

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An architecture as a value: the parts of a model that have parameters, one table for each family (family.c). Names,
- * shapes, the default plan, placement and the order of tensors in reports are read from it. A new family is a new
- * table; a new kind of part is a row of the roles' table besides. The baseline and the byte formulas have
- * their own. */
+/* Architecture as a value: the parts of a model with parameters, one table for each family (family.c). Names, shapes,
+ * the default plan, placement and the order of tensors in reports are read from it. A new family is a new table; a new
+ * kind of part also needs a row in the table of roles. The baseline and the byte formulas have their own tables. */
 #pragma once
 
 #include "anyrank/arch.h"
@@ -102,8 +101,8 @@ const char *ari_part_path(const ari_family *f, ari_role role);
 /** Value i that the layers report of any family, below a block: a module and the value's name in it ("self_attn" and
  *  "probs"; "": the module's own), and its role. False: there is no such value. */
 bool ari_family_value(const char **module, const char **leaf, ari_role *role, const ari_family *f, size_t i);
-/** The whole path of a role's module or value, "model.layers.3.self_attn.q_proj"; layer: the text of the block's
- *  number, of no use outside of the blocks. "" for a role that has no name. */
+/** Writes the full path of a role's module or value, "model.layers.3.self_attn.q_proj". layer: text of the block's
+ *  number, unused outside of blocks. "" for a role without a name. */
 void ari_role_path(char *out, size_t cap, ar_arch arch, const char *layer, ari_role role);
 
 /** Calls visit(user, name, ndim, shape) for every parameter of a config, Hugging Face names and shapes, in the order of

@@ -19,7 +19,8 @@ void ari_parallel_text(char *out, size_t cap, const ar_parallel *p);
  *  micro-batches than samples on the rank with most), AR_ERR_OVERFLOW (more ranks than an int counts). */
 AR_NODISCARD ar_status ari_parallel_check(const ar_parallel *p, const ar_config *c, const ar_plan *plan, size_t batch,
                                           size_t seq);
-/** The part of that check that no model decides: its numbers. Errors: those. */
+/** Does the part of that check that does not depend on a model: the layout's numbers. Errors: those of
+ *  ari_parallel_check. */
 AR_NODISCARD ar_status ari_parallel_check_ranks(const ar_parallel *p);
 ar_parallel_rank ari_parallel_rank_of(const ar_parallel *p, int rank);
 /** Stages of the pipeline: pp * virtual_stages; 1 without. */
@@ -31,9 +32,9 @@ AR_NODISCARD ar_status ari_parallel_schedule(ar_pipeline_schedule **out, const a
 /** Describes a pipeline rank and its layers of a model with `layers` layers: "rank 5 (pp 1, dp 0, tp 1; stage 1, layers
  *  2..3)". Without a pipeline, and for a number that is not a rank, "rank 5". Truncates to AR_RANK_TEXT. */
 void ari_parallel_rank_text(char out[AR_RANK_TEXT], const ar_parallel *p, size_t layers, int rank);
-/** The rows [start, start + count) of a global batch that micro-batch `micro` of data-parallel rank `dp_rank` holds.
- *  Ranks take consecutive runs of samples, the first (batch mod dp) of them one more; a rank's micro-batches cut its
- *  run in the same way. A micro-batch may be empty. */
+/** Computes the rows [start, start + count) of a global batch that micro-batch `micro` of data-parallel rank `dp_rank`
+ *  holds. Ranks have consecutive runs of samples, the first (batch mod dp) ranks one more; a rank's micro-batches split
+ *  its run in the same way. A micro-batch may be empty. */
 void ari_parallel_rows(const ar_parallel *p, size_t batch, int dp_rank, int micro, size_t *start, size_t *count);
 /** Micro-batch `micro` of `dp_rank` as a view of the global batch: rows, masks and place. Borrows from `global`. Its
  *  `targets` are the global batch's own (0 until counted). */

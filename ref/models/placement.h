@@ -20,8 +20,9 @@ typedef struct ari_stacked {
     size_t step[2];     /* not 0: its element [i, j] is i*step[0] + j*step[1] after element `row` of the expert's */
 } ari_stacked;
 
-/** The path of a role's module or value in such a layer by these names, "model.layers.3.mlp.experts.gate_up_proj" of an
- *  expert's gate, for which the roles' own path has another. layer: as of ari_role_path. False: it has no other. */
+/** Writes the alternative path of a role's module or value in such a layer, for example
+ *  "model.layers.3.mlp.experts.gate_up_proj" for an expert's gate. layer: as in ari_role_path. Returns false if it has
+ *  no alternative path. */
 bool ari_stacked_path(char *out, size_t cap, ar_arch arch, const char *layer, ari_role role);
 /** Finds the alternative name of a parameter with this name and shape, and its position there. Returns false if it has
  *  none. */

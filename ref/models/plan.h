@@ -47,7 +47,7 @@ typedef struct ari_ruled {
     char name[AR_PLAN_GLOB];  /* its path */
 } ari_ruled;
 
-/** A placement in a message, as users write it, in storage that lives to the end of the enclosing block. */
+/** Writes a placement for a message, as users write it, in storage that lives to the end of the enclosing block. */
 #define ARI_PLACED(m, p) ari_ruled_show((char[AR_PLACEMENT_TEXT]){0}, (m), (p))
 const char *ari_ruled_show(char text[AR_PLACEMENT_TEXT], const ari_ruled *m, ar_placement p);
 /** Sets AR_ERR_UNSUPPORTED because a value cannot have its declared placement; `fits` is a sentence with the possible
@@ -80,7 +80,7 @@ AR_NODISCARD ar_status ari_ruled_output(const ari_ruled *m, bool tokens, bool te
 
 /** Placement of the output of a linear layer of this style. */
 ar_placement ari_ruled_makes(ar_style style);
-/** The style of a linear layer, and its input as ari_ruled_input has it. */
+/** Determines the style of a linear layer, and its input like ari_ruled_input. */
 AR_NODISCARD ar_status ari_ruled_linear(const ari_ruled *m, const ar_plan_rule *maker, ar_placement actual,
                                         ar_placement else_from, ar_linear_split *split);
 /** Computes *split for the first of several layers that share an input and form one GEMM, and compares the other

@@ -12,9 +12,9 @@ AR_BEGIN_DECLS
 AR_NODISCARD ar_status ari_plan_default(ar_plan *p, ar_arch arch);
 /** Splits every MLP in this order; the default plan stays without rules. Errors as ar_plan_add. */
 AR_NODISCARD ar_status ari_plan_add_mlp_order(ar_plan *p, ar_arch arch, ar_mlp_order order);
-/** A plan's split of a block, and of the rest. sequence: between the branches values are sharded by tokens (sequence
- *  parallelism), else whole. Errors: AR_ERR_UNSUPPORTED, naming the module, its style or placement and those that would
- *  fit. */
+/** Compute a plan's split of a block, and of the parts outside of blocks. sequence: between the branches values are
+ *  sharded by tokens (sequence parallelism), otherwise replicated. Errors: AR_ERR_UNSUPPORTED, which names the module,
+ *  its style or placement and the possible ones. */
 AR_NODISCARD ar_status ari_plan_block(const ar_plan *p, const ar_config *c, size_t layer, bool sequence,
                                       ar_block_split *split);
 /** A plan's split of a block, and of the rest. sequence: between the branches values are sharded by tokens (sequence

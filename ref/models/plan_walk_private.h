@@ -27,8 +27,8 @@ AR_NODISCARD ar_status ari_plan_embedding(ar_embedding_split *split, ar_plan_wal
  *  replicate), for ar_embedding_create and ar_logits_create: the one outputs, the other takes R. Errors:
  *  AR_ERR_UNSUPPORTED. */
 AR_NODISCARD ar_status ari_plan_head(ar_linear_split *split, ar_plan_walk *w, const char *name);
-/** The part of the current value that a rank holds, for user-defined losses and layers; AR_HELD_UNKNOWN for a rank's
- *  positions, which losses refuse. */
+/** Returns the part of the current value that a rank holds, for user-defined losses and layers; AR_HELD_UNKNOWN for a
+ *  rank's positions, which losses refuse. */
 ar_held ari_plan_held(const ar_plan_walk *w);
 
 AR_END_DECLS

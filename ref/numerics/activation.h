@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The activations and their derivatives, fp32 (binary64 inside, rounded once) and binary64. Limits at infinity are the
- * functions' own: act(-inf) = -0, which is also what every very negative finite x rounds to; act'(-inf) = -0;
- * act(inf) = inf; act'(inf) = 1. NaN passes, canonical in the fp32 forms. */
+/* Activations and their derivatives, fp32 (binary64 inside, rounded once) and binary64. Limits at infinity are the
+ * functions' own: act(-inf) = -0, which is also what every very negative finite x rounds to; act'(-inf) = -0; act(inf)
+ * = inf; act'(inf) = 1. NaN is passed through, canonical in the fp32 forms. */
 #include "anyrank/activation.h"
 #include "ref/numerics/elementary.h"
 

@@ -7,7 +7,7 @@
 
 #include "ref/core/float_bits.h"
 
-/* The only NaN that is stored, tapped, hashed or compared. x86's own default has the sign bit set, a GPU's has not. */
+/* Only NaN that is stored, tapped, hashed or compared. x86's default NaN has the sign bit set, a GPU's does not. */
 #define ARI_NAN_BITS 0x7fc00000u
 /* The exponent of a row of zeros and of a row with a NaN or an infinity: an integer maximum carries both. */
 #define ARI_EXP_ZERO INT32_MIN
@@ -92,7 +92,8 @@ ARI_FN int32_t ari_exponent64(double x)
     return magnitude >= 0x7ff0000000000000u ? ARI_EXP_NONFINITE : finite;
 }
 
-/** An int32 that orders like the value: -0 as +0; NaN and both infinities INT32_MAX, so that a maximum carries them. */
+/** Returns an int32 with the value's order: -0 as +0; NaN and both infinities are INT32_MAX, so that a maximum keeps
+ *  them. */
 ARI_FN int32_t ari_key32(float x)
 {
     const uint32_t u = ari_bits32(x);

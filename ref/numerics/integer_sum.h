@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The element steps of the two sums whose largest term is known before they start: row sums and contractions. What lies
- * between them is integer addition, which no order or grouping changes. numerics.md, sections 2 and 4. */
+/* Element steps of the two sums whose largest term is known in advance: row sums and contractions. Between these steps
+ * there is only integer addition, which no order or grouping changes. numerics.md, sections 2 and 4. */
 #include <stddef.h>
 
 #include "ref/numerics/bits.h"
@@ -80,8 +80,8 @@ ARI_FN int32_t ari_contract_quantise_narrow(float a, int32_t c, int32_t e)
     return ari_clamp32(ari_contract_quantise(a, c, e), -ARI_CONTRACT_NARROW_LIMIT, ARI_CONTRACT_NARROW_LIMIT);
 }
 
-/** The shift that a column's exponent c asks for, sign +1 in A and -1 in B: 0 for a column with a NaN or an infinity;
- *  ARI_EXP_ZERO for a column of zeros, which takes no part. */
+/** Returns the shift for a column's exponent c, sign +1 in A and -1 in B: 0 for a column with NaN or infinity;
+ *  ARI_EXP_ZERO for a column of zeros, which is left out. */
 ARI_FN int32_t ari_contract_shift(int32_t c, int32_t sign)
 {
     const uint32_t shift = c == ARI_EXP_NONFINITE ? 0u : (uint32_t)c * (uint32_t)sign;
@@ -97,8 +97,9 @@ ARI_FN int32_t ari_contract_exponent(float a, int32_t shift)
     return e == ARI_EXP_NONFINITE ? ARI_EXP_NONFINITE : scaled;
 }
 
-/** The exponent of a narrow operand's row: 25 - 15 more than the smallest e with |x| < (1 - 2^-8 - 2^-16)*2^e for all
- *  of it, for then no integer passes the limit. A group's largest |x| has the largest: they combine by max. */
+/** Returns the exponent of a narrow operand's row: 25 - 15 more than the smallest e with |x| < (1 - 2^-8 - 2^-16)*2^e
+ *  for all elements, so that no integer exceeds the limit. A group's largest |x| has the largest exponent: they combine
+ *  by max. */
 ARI_FN int32_t ari_narrow_exponent(double x)
 {
     const uint64_t significand = ari_bits64(x) & 0xfffffffffffffu, limit = (uint64_t)0x7eff00u << 29;

@@ -53,7 +53,7 @@ ARI_FN float ari_clipped(float g, float factor)
 
 /* --- the learning rate, in binary64 ------------------------------------------------------------------------------- */
 
-/** The factor of step t = 1, 2, ..: ar_schedule's formula, in the order in which it is written there. */
+/** Returns the factor of step t = 1, 2, ..: ar_schedule's formula, evaluated in its written order. */
 ARI_FN double ari_schedule_factor(const ar_optimizer_options *o, uint64_t t)
 {
     const uint64_t after = t - o->warmup_steps, length = o->total_steps - o->warmup_steps;

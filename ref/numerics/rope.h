@@ -50,7 +50,7 @@ ARI_FN float ari_rope_llama3(float f, const ar_rope *r)
     return slow / factor + fast;
 }
 
-/** The pair, not rounded to a whole one, that turns `turns` times within original_positions, in binary64:
+/** Returns the pair, not rounded to an integer, that makes `turns` turns within original_positions, in binary64:
  *  d*log(n/(turns*2pi)) / (2*log(theta)). */
 ARI_FN double ari_rope_pair_of(const ar_rope *r, double turns, size_t d)
 {

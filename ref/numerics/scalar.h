@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Every element-wise definition of the exact numerics, once: the layers' kernels, other devices and the independent
- * baseline all call these. An expression is evaluated in the order in which it is written, in fp32 unless a double is
- * named; each result is rounded once per written operation, and a NaN result is the canonical one.
- * numerics.md, section 4. */
+/* All element-wise definitions of the exact numerics: the layers' kernels, other devices and the independent baseline
+ * call these. An expression is evaluated in its written order, in fp32 unless a double is named. Each result is rounded
+ * once per written operation, and a NaN result is canonical. numerics.md, section 4. */
 #include "anyrank/batch.h"
 #include "ref/numerics/accumulator.h"
 #include "ref/numerics/integer_sum.h"

@@ -27,8 +27,8 @@ AR_NODISCARD ar_status ari_axis_put(ar_ctx *ctx, ar_buf full, ar_cbuf block, con
 /** Returns the dtype by which a collective moves elements of dtype t without reducing them: a supported one of the same
  *  width. */
 ar_dtype ari_moved_as(ar_dtype t);
-/** An all-gather: `full` of the parts that the ranks have, `block` this rank's. parts: the ranks of the group. Errors:
- *  also AR_ERR_MEMORY, what the communicator gives. */
+/** All-gathers `full` from the ranks' parts, `block` is this rank's. parts: the ranks of the group. Errors: also
+ *  AR_ERR_MEMORY, those of the communicator. */
 AR_NODISCARD ar_status ari_axis_gather(ar_ctx *ctx, ar_comm *group, ar_buf full, ar_cbuf block, const ari_axis *a,
                                        ar_dtype t, const char *tag);
 

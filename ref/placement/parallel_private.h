@@ -30,8 +30,8 @@ ar_positions ari_parallel_positions(const ar_parallel *p, size_t seq, int cp_ran
 size_t ari_gradient_parts(size_t seq);
 /** Positions of a part that context-parallel rank `cp_rank` holds. */
 size_t ari_gradient_part_rows(const ar_parallel *p, size_t seq, size_t part, int cp_rank);
-/** The rank that computes the gradient of a part of sample `sample` of those that the ranks share: one of those that
- *  hold most of it, in turn. The others' rows go to it. */
+/** Returns the rank that computes the gradient of a part of sample `sample` among the parts that ranks share: one of
+ *  those that hold most of it, in turn. The other ranks' rows are sent to it. */
 int ari_gradient_part_owner(const ar_parallel *p, size_t seq, size_t sample, size_t part);
 /** Returns how many rows of a sample's parts are sent to other ranks. parts: the largest number of parts per sample
  *  that a rank computes. */

@@ -33,8 +33,8 @@ const char *ari_placements_text(char *text, size_t cap, const ar_placement *p, i
 AR_NODISCARD ar_status ari_placement_check(ar_placement p, int ndim);
 /** True if two placements of a tensor of `ndim` dimensions are equal, S(-1) and S(ndim - 1) included. */
 bool ari_placement_same(ar_placement a, ar_placement b, int ndim);
-/** The placement that the gradient of a value has (ar_placement_kind): R and P(sum) change places, I and S stay.
- *  Applied twice it is the placement itself. Errors: AR_ERR_UNSUPPORTED (a maximum). */
+/** Returns the placement of a value's gradient (ar_placement_kind): R and P(sum) are exchanged, I and S stay. Applied
+ *  twice it is the identity. Errors: AR_ERR_UNSUPPORTED (a maximum). */
 AR_NODISCARD ar_status ari_placement_gradient(ar_placement *g, ar_placement p);
 /** Describes the placements as a layout: one box, or none if the part is empty. Replicas are the ranks along replicated
  *  dimensions in row-major order; the terms of a partial tensor are not copies and do not count. Errors: those of

@@ -61,7 +61,7 @@ typedef enum ari_ledger_kind {
 /** "gradient sum". Static storage. */
 const char *ari_ledger_kind_name(ari_ledger_kind k);
 
-/* A value as an operation takes or makes it on this rank. */
+/* Input or output of an operation on this rank. */
 typedef struct ari_ledger_value {
     size_t id; /* its number; 0: no operation has made it */
     ar_dtype dtype;
@@ -142,7 +142,7 @@ AR_NODISCARD ar_status ari_ledger_call_add(ari_ledger *l, const struct ari_call 
 /** Memory [dst, dst + bytes) has become a copy of the value at `src`. Errors: AR_ERR_MEMORY. */
 AR_NODISCARD ar_status ari_ledger_copy(ari_ledger *l, const void *dst, size_t bytes, const void *src);
 
-/** The rank has computed these products of attention. Nothing in a context that does not watch. */
+/** Records attention products that the rank has computed; does nothing in a context that is not watched. */
 void ari_ledger_work(const ar_ctx *c, double multiply_adds);
 
 /* The innermost module that runs, and its pass. */
@@ -156,7 +156,7 @@ void ari_ledger_leave(ar_ctx *c, ari_ledger_place outer);
 /** The operation's module, "layers.0.q_proj", or the parameter of a gradient, "layers.0.q_proj.weight". */
 void ari_ledger_module(char *out, size_t cap, const ari_ledger_operation *op);
 
-/* An operation that is done, as its layer notes it. */
+/* Completed operation, as its layer records it. */
 typedef struct ari_note {
     ari_ledger_kind kind;
     const char *name;      /* of a module or parameter, whose "weight" is left out; NULL: the module that runs */

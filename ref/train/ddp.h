@@ -27,7 +27,7 @@ typedef struct ari_bucket {
     ar_buf storage;
     ar_buf shard;       /* the own slice, as a bucket of so many elements; ptr NULL: it is nowhere apart */
     ar_buf weights;     /* of the own slice: ZeRO-3 */
-    size_t *shares;     /* [ranks that share it out]: ZeRO; else NULL */
+    size_t *shares;     /* [ranks that shard it]: ZeRO; else NULL */
     size_t *counts;     /* the same, with peers; else NULL */
     ar_event *produced; /* all its gradients are written */
     char tag[160];
@@ -130,8 +130,7 @@ static inline ar_status ari_ddp_fail_in_flight(const ar_ddp *d, ar_status st)
         ari_comm_abort(d->ctx->world, st, ar_error_message());
     return st;
 }
-/** The same where reductions that peers take part in are under way, so that none of them waits for what will not
- *  come. */
+/** Fails in a way that reaches the peers of reductions in progress, so that none of them waits forever. */
 static inline ar_status ari_ddp_fail(const ar_ddp *d, ar_status st)
 {
     return (d->next_bucket > 0 || d->stage >= 2) && !d->waited ? ari_ddp_fail_in_flight(d, st) : st;
@@ -142,7 +141,7 @@ static inline ar_status ari_ddp_fail(const ar_ddp *d, ar_status st)
 /** Storage of the buckets and of the gradients in them: all memory that reductions will take. */
 AR_NODISCARD ar_status ari_buckets_alloc(ar_ddp *d);
 void ari_buckets_free(ar_ddp *d);
-/** The way of bucket `b` (an ari_bucket) on the queue that carries it. */
+/** Runs bucket `b` (an ari_bucket) through its reduction on the queue that carries it. */
 AR_NODISCARD ar_status ari_bucket_run(void *b, ar_queue *queue);
 /** True if a bucket is the gradient of its one parameter, summed where that lies. */
 bool ari_bucket_is_in_place(const ari_bucket *b);
@@ -153,5 +152,6 @@ AR_NODISCARD ar_status ari_ddp_check_hook(const ar_ctx *ctx, const ar_ddp_option
 AR_NODISCARD ar_status ari_ddp_hook(const ar_ddp *d, const ari_bucket *b, bool terms);
 /** Sets what of each gradient of the bucket is this rank's. */
 void ari_bucket_share(const ari_bucket *b);
-/** The own slice, which is the sum over the ranks that share the bucket, summed over those that have the same slice. */
+/** Completes the rank's slice: the sum over the ranks that shard the bucket is summed over those with the same
+ *  slice. */
 AR_NODISCARD ar_status ari_bucket_complete(const ari_bucket *b, ar_queue *q);

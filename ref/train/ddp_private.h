@@ -7,7 +7,7 @@
 
 AR_BEGIN_DECLS
 
-/** The options it was made with. */
+/** Returns the options with which it was created. */
 ar_ddp_options ari_ddp_options_of(const ar_ddp *d);
 /** i < ar_ddp_buckets. */
 ar_bucket_info ari_ddp_bucket(const ar_ddp *d, size_t i);

@@ -15,7 +15,7 @@ AR_NODISCARD ar_status ari_fault_divisors(size_t *targets, ar_ctx *ctx, ar_batch
 /** Faults accum_last_only and accum_divided_each_time: changes a gradient to which `pieces` micro-batches have
  *  added. */
 AR_NODISCARD ar_status ari_fault_so_far(ar_param *p, ar_ctx *ctx, size_t pieces);
-/** The same of all that are whole, before a micro-batch's backward pass. */
+/** Does the same for all full gradients before a micro-batch's backward pass. */
 AR_NODISCARD ar_status ari_fault_accumulated(ar_param *const *params, size_t n, ar_ctx *ctx, int pieces);
 /** adam_step_not_synced, weight_decay_on_shard_only: what p is updated by. */
 void ari_fault_update(ari_optimizer_clock *clock, ari_update_rule *rule, const ar_optimizer_options *o,

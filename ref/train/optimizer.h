@@ -7,8 +7,8 @@
 
 /* --- an update ---------------------------------------------------------------------------------------------------- */
 
-/* The common part of an optimizer of whole parameters and one of shares of them: count steps, resolve the options of
- * one parameter, update a run of its elements. */
+/* Common part of an optimizer of full parameters and of one of shards: counting steps, resolving a parameter's options,
+ * updating a run of its elements. */
 
 /* Options of one parameter: those of the last matching group, otherwise the optimizer's and its decay rule's. */
 typedef struct ari_update_rule {

@@ -61,8 +61,8 @@ typedef struct ari_mpi_requests {
     size_t n, room[3];
 } ari_mpi_requests;
 
-/* The members of a group that call the same, one collective after the other: those of a communicator, or the two of a
- * message's way, the sender first. */
+/* Members of a group that make equal calls, one collective after the other: those of a communicator, or sender and
+ * receiver of a message. */
 typedef struct ari_mpi_rendezvous {
     ari_mpi *p;
     ari_flight_group *group;
@@ -86,7 +86,8 @@ void ari_mpi_rendezvous_fini(ari_mpi_rendezvous *m);
 /** Returns when all members have come with the same call. Errors: AR_ERR_MISMATCH, AR_ERR_TIMEOUT, AR_ERR_ABORTED;
  *  then this member is out. */
 AR_NODISCARD ar_status ari_mpi_meet(ari_mpi_rendezvous *m, const ari_call *call);
-/** This member is out of the call, which has moved its data or not. Returns st, or what ended the world. */
+/** Ends this member's part in a call, whether or not its data has moved. Returns st, or the error that ended the
+ *  world. */
 ar_status ari_mpi_part(ari_mpi_rendezvous *m, ar_status st);
 
 /* --- wire.c ------------------------------------------------------------------------------------------------------- */

@@ -24,7 +24,7 @@ typedef struct ari_pending {
     bool enqueued;
 } ari_pending;
 
-/* All communicators of a process that come from one: they fail together. */
+/* All communicators of a process that are split from one; they fail together. */
 typedef struct ari_nccl_world {
     atomic_int refs;
     int rank, size;

@@ -66,8 +66,8 @@ typedef struct ari_nccl {
     const char *(*GetLastError)(void *comm);
     /* NULL: NCCL before 2.18. *child is set once nothing of `comm` is in progress. config NULL: that of `comm`. */
     int (*CommSplit)(void *comm, int color, int key, void **child, ari_nccl_config *config);
-    /* In a library that stands in for NCCL on the emulated device: this process's GPU. Its streams are
-     * ari_nccl_emulated_stream *. NULL: NCCL itself. */
+    /* in a library that stands in for NCCL on the emulated device: names this process's GPU; its streams are
+     * ari_nccl_emulated_stream *. NULL: NCCL itself */
     const char *(*emulated_gpu)(void);
     int version; /* as NCCL gives it: 22809 */
 } ari_nccl;

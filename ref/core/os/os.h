@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-/** The file of the running program, links resolved, ends with 0. False where that is not known. */
+/** Returns the path of the running program, links resolved, ending with 0. Returns false if it is unknown. */
 bool ari_program_path(char *path, size_t cap);
 /** OpenMP's threads spin while they wait for each other, and on shared cores keep the one they wait for from running: a
  *  check then takes several times as long. A thread that sleeps takes some 50 us to wake up, longer than many kernels
@@ -38,15 +38,15 @@ void ari_threads_sleep(char **argv);
 /** Lets a child process end when the thread that forked it does, where the system supports that. */
 void ari_end_with_parent(void);
 
-/** The file of a library that dlopen opened, borrowed from it; "?" where that is not known. */
+/** Returns the path of a library that dlopen opened, borrowed from it; "?" if unknown. */
 const char *ari_library_place(void *library);
 
-/** A file open for writing that has no name in the folder, and vanishes with the process. -1 where there is no such
- *  thing, or no way to name it later. */
+/** Opens a file for writing without a name in the folder, which vanishes with the process. -1 if the system has no such
+ *  files, or cannot name them later. */
 int ari_unnamed_open(const char *folder);
 /** Gives it a name, which must be free. False with errno. */
 bool ari_unnamed_link(int fd, const char *name);
-/** A file open for reading and writing that no folder has, and no other process sees. -1: none. */
+/** Opens a file for reading and writing that is in no folder and invisible to other processes. -1: impossible. */
 int ari_scratch_open(void);
 
 /** Memory of several MB goes back to the system as soon as it is freed, and what is free at the end of the C library's
@@ -55,10 +55,10 @@ void ari_memory_return_large(void);
 /** And now all that is freed: between two parts of a run that have nothing in common. */
 void ari_memory_return(void);
 
-/** On Linux zeros in a file that has no name, in the folder TMPDIR or /var/tmp: memory has those that are in use. NULL:
- *  no room. */
+/** Allocates zeros, on Linux in an unnamed file in the folder TMPDIR or /var/tmp, of which only used pages take memory.
+ *  NULL: no space. */
 void *ari_disk_array_create(size_t bytes);
-/** They are not in use now: memory need not have them. */
+/** Marks pages as currently unused, so that they need no memory. */
 void ari_disk_array_rest(void *array, size_t bytes);
 void ari_disk_array_destroy(void *array, size_t bytes);
 

@@ -16,7 +16,7 @@ typedef struct ari_semaphore {
     unsigned int count;
 } ari_semaphore;
 #endif
-/** Every thread has a stack of this size, whatever `ulimit -s` says: what Linux gives by default. */
+/** Stack size of every thread, independent of `ulimit -s`: Linux's default. */
 enum { ARI_STACK_BYTES = 8 * 1024 * 1024 };
 /** pthread_create with such a stack. Returns an errno value. */
 int ari_thread_create(pthread_t *thread, void *(*run)(void *), void *user);
@@ -29,7 +29,7 @@ void ari_semaphore_wait(ari_semaphore *s);
 
 /** Cores of the machine this process may run on (its affinity mask, where there is one), at least 1. */
 int ari_cores(void);
-/** The core that the calling thread is on; 0 where that is not known. */
+/** Returns the core that the calling thread is on; 0 if unknown. */
 int ari_this_core(void);
 /** Moves the calling thread to the i-th core (modulo their number) that it may run on; it may leave it again. */
 void ari_begin_on_core(int i);

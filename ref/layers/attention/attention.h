@@ -31,7 +31,7 @@ typedef struct ari_attention {
     uint32_t largest_step;
     float *clip;              /* clip factors of the local features of q | k | v, then of those of all heads */
     ari_dropout dropout;      /* of the probabilities */
-    ar_buf cos, sin;          /* [positions, pairs that turn], made for the longest sequence so far */
+    ar_buf cos, sin;          /* [positions, rotated pairs], computed for the longest sequence so far */
     size_t positions, length; /* length: ari_rope_length for which they were computed */
     ar_device *device;        /* that owns the tables */
 } ari_attention;
@@ -82,7 +82,7 @@ ari_attention *ari_attention_of(ar_module *m);
 /* --- norms of queries (which 0) and keys (1) (qk_norm.c) ---------------------------------------------------------- */
 
 bool ari_qk_normed(const ari_attention *m);
-/** Their parameters, if the attention has them; what it makes ends with _fini, also after an error. */
+/** Initialises the norms' parameters if the attention has them. Call _fini in any case, also after an error. */
 AR_NODISCARD ar_status ari_qk_norm_init(ari_attention *m, ar_ctx *ctx);
 void ari_qk_norm_fini(ari_attention *m);
 size_t ari_qk_norm_params(ari_attention *m, ar_param **out, size_t cap);

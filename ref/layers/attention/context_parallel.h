@@ -17,8 +17,8 @@ typedef struct ari_head_share {
     size_t copies; /* neighbours that follow each other and work on the same heads */
 } ari_head_share;
 
-/** The share of neighbour i of n: heads/n each, or if n is a multiple of heads one, which n/heads neighbours have. One
- *  of them divides the other. */
+/** Returns the share of neighbour i of n: heads/n heads each, or if n is a multiple of heads, one head that n/heads
+ *  neighbours share. One of the two divides the other. */
 ari_head_share ari_head_share_of(size_t heads, size_t n, size_t i);
 
 /** Checks that the neighbours can share the heads of a tensor-parallel rank so. name: of the attention. Errors:
@@ -30,13 +30,13 @@ AR_NODISCARD ar_status ari_head_shares_check(const char *name, const ar_ctx *ctx
  *  Every replica of a head receives it. The old x is released. Collective over ctx->inner. Errors: AR_ERR_MEMORY, those
  *  of the communicator. */
 AR_NODISCARD ar_status ari_heads_scatter(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag);
-/** The way back, to all heads[t] and the own positions. Copies have the same values: of C of them neighbour i receives
- *  from the one that is, like itself, (i mod C)-th, which is itself for its own head. */
+/** Reverses ari_heads_scatter: restores all heads[t] and the local positions. Replicas have equal values: of C
+ *  replicas, neighbour i receives from the one with the same index (i mod C), which for its own head is itself. */
 AR_NODISCARD ar_status ari_heads_together(ar_ctx *ctx, ar_tensor *x, const size_t *heads, int n, const char *tag);
 
 /* --- the ring ----------------------------------------------------------------------------------------------------- */
 
-/** The positions of a sequence of seq that a place of the ring has. */
+/** Returns the positions of a sequence of seq that a ring rank holds. */
 ar_positions ari_ring_positions(const ar_ctx *ctx, size_t seq, int place);
 
 /* Names of this rank's R - 1 transfers in the ring, shown in a trace: what arrives in each. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The losses of a router (ar_router_losses): gradients of its logits that come from how many tokens go to each expert,
- * and from the size of the logits. */
+/* Losses of a router (ar_router_losses): gradients of its logits from the number of tokens per expert and from the size
+ * of the logits. */
 #pragma once
 
 #include "ref/layers/parts.h"

@@ -35,8 +35,8 @@ typedef struct ari_routing {
 AR_NODISCARD ar_status ari_routes_gather(ar_ctx *ctx, ar_tensor *gathered, ar_tensor *expert, const char *tag);
 /** This rank's part of that, [tokens, k], as a view. */
 ar_tensor ari_routes_local(const ar_ctx *ctx, const ar_tensor *gathered);
-/** y, f32, for who listens. value NULL: [.., k], the experts [tokens, k] as numbers; else [.., experts], of each token
- *  +0 but for the values [tokens, k] of its experts. x: what y is like but for its last extent. */
+/** Creates y, f32, for a listener. value NULL: [.., k], the experts [tokens, k] as numbers; otherwise [.., experts], +0
+ *  except for the values [tokens, k] of each token's experts. x gives y's other extents. */
 AR_NODISCARD ar_status ari_routes_as_numbers(ar_ctx *ctx, ar_tensor *y, const ar_tensor *expert, const ar_tensor *value,
                                              size_t experts, const ar_tensor *x);
 /** Computes the routes. Call ari_routes_end, also if it fails. Errors: AR_ERR_DATA (a token's logit is NaN; the message

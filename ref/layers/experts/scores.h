@@ -45,5 +45,5 @@ AR_NODISCARD ar_status ari_scores_zero(ar_module *m);
  *  communicators. */
 AR_NODISCARD ar_status ari_scores_update(ar_module *m, ar_ctx *ctx);
 
-/** The scores of a module of experts; NULL: it is another module, or its router has no bias. */
+/** Returns the scores of an expert module; NULL: another module, or a router without bias. */
 ari_scores *ari_experts_scores(ar_module *m);

@@ -25,8 +25,8 @@ ar_tensor ari_chunk_view(const ari_chunks *c, const ar_tensor *t, size_t i, bool
 AR_NODISCARD ar_status ari_chunk_put(ar_ctx *ctx, const ari_chunks *c, const ar_tensor *t, size_t i, bool is_local,
                                      const ar_tensor *rows);
 
-/* An all-gather of x, the own positions, in chunks, on the queue of ari_ctx_overlapped: chunk i + 1 comes while the
- * context's queue works on chunk i. It takes memory for two chunks. An object of the step. */
+/* All-gather of x, the local positions, in chunks on the queue of ari_ctx_overlapped: chunk i + 1 is gathered while the
+ * context's queue works on chunk i. Needs memory for two chunks. An object of the step. */
 typedef struct ari_gathering ari_gathering;
 /** Enqueues the first chunk. x, which is borrowed, stays until the last has come. Collective over tp, as is what
  *  follows. Errors: what memory, device, queue and communicator give. */

@@ -3,7 +3,7 @@
 
 #include "ref/layers/parts.h"
 
-/* One weight of a group, as it is described before it exists. */
+/* Description of one weight of a group, before it exists. */
 typedef struct ari_linear_part {
     const char *name;           /* full path, ".weight" and ".bias" are added */
     size_t out;                 /* full output width */
@@ -55,8 +55,9 @@ void ari_linear_fini(ari_linear *l);
  *  and y are placed as the split says; the parts of a group share the redistributed x. */
 AR_NODISCARD ar_status ari_linear_forward(ari_linear *l, ar_ctx *ctx, ar_saved *saved, ar_tensor *y, const ar_tensor *x,
                                           ar_activation act, ar_tensor *z);
-/* The input of the layer whose backward pass comes next, gathered for the gradients of its weights
- * (ar_parallel.overlap) behind the products of the one before it. Of a backward pass of both; {.next}: not begun. */
+/* Prefetched input of the layer whose backward pass is next, gathered for the gradients of its weights
+ * (ar_parallel.overlap) behind the previous layer's products. Shared by both layers' backward passes; {.next}: not
+ * begun. */
 typedef struct ari_input_prefetch {
     ari_linear *layer;
     struct ari_gathering *gathering; /* an object of the step; NULL: not under way */

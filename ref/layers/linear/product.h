@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The GEMMs of a linear layer, Y = X W^T and dX = dY W, and the reductions that follow them: at once, or by chunks of
- * the tokens, overlapped with their collectives. */
+/* GEMMs of a linear layer, Y = X W^T and dX = dY W, and the reductions that follow: at once, or by chunks of tokens
+ * overlapped with their collectives. */
 #pragma once
 
 #include "ref/layers/linear/chunks.h"
